@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The software NVMe controller. It plays the device's side of the specification for a driver in
+ * the same process: it runs on threads of its own, checks what the driver does, models a device's
+ * speed, and injects faults. Nothing here is used by the driver itself; transport "sim" joins the
+ * two.
+ *
+ * All functions may be called from several threads at once, except create and destroy.
+ */
+#ifndef GPUNVME_SIM_H
+#define GPUNVME_SIM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "gpunvme/buf.h"
+#include "gpunvme/error.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define GPUNVME_SIM_MAX_NAMESPACES 16
+#define GPUNVME_SIM_MAX_FAULTS     32
+
+/* One namespace. Zeroes mean the defaults given. */
+struct gpunvme_sim_ns_config {
+    uint32_t nsid;          /* 1 … ; gaps are allowed; default: one more than the one before */
+    uint64_t nbytes;        /* size; default the image's, or 1 GiB */
+    uint32_t block_size;    /* 512 (default) or 4096 */
+    uint16_t metadata_size; /* bytes of metadata a block; drivers here must refuse it; default 0 */
+    char image[256];        /* path of the image file; "" keeps the bytes in memory */
+    bool readonly;          /* the namespace is write protected, the image opened read-only */
+};
+
+/* A device's speed. 0 is: no limit. See gpunvme_sim_profile(). */
+struct gpunvme_sim_model {
+    uint64_t read_latency_ns;  /* median time from fetching a read to its completion */
+    uint64_t write_latency_ns; /* the same for writes */
+    uint64_t flush_latency_ns; /* and for flushes */
+    double latency_sigma;      /* lognormal spread of the latencies; 0: fixed */
+    uint64_t read_iops;        /* most reads a second */
+    uint64_t write_iops;
+    uint64_t read_bytes_per_s; /* most bytes a second */
+    uint64_t write_bytes_per_s;
+    uint32_t channels; /* commands worked on at once; more wait */
+};
+
+/* A whole controller. gpunvme_sim_config_init() fills in the defaults. */
+struct gpunvme_sim_config {
+    uint32_t nnamespaces;
+    struct gpunvme_sim_ns_config ns[GPUNVME_SIM_MAX_NAMESPACES];
+    struct gpunvme_sim_model model;
+    char profile[32]; /* the profile that the model came from, "unlimited" by default */
+
+    uint16_t mqes;       /* CAP.MQES: entries of a queue, 0's based; default 4095 */
+    uint16_t max_queues; /* I/O queue pairs that it has; default 128 */
+    uint8_t mdts;        /* Identify MDTS, a power of two of 4 KiB pages; default 8 (1 MiB) */
+    uint8_t dstrd;       /* CAP.DSTRD; default 0 */
+    uint8_t timeout;     /* CAP.TO in units of 500 ms; default 4 */
+    uint8_t mpsmax;      /* CAP.MPSMAX; default 4 (64 KiB); MPSMIN is 0 (4 KiB) */
+    uint16_t noiob;      /* Identify Namespace NOIOB, in blocks; default 0: no boundary */
+    bool sgl;            /* Identify SGLS: SGLs supported; default true */
+    bool shadow;         /* Doorbell Buffer Config supported; default true */
+    bool vwc;            /* a volatile write cache, lost on power loss; default false */
+
+    uint32_t threads;      /* controller threads; default 1 */
+    bool spin;             /* threads never sleep: lowest latency, a core each; default false */
+    uint64_t seed;         /* of all that is random: latencies, faults, torn writes; default 1 */
+    uint64_t ready_ns;     /* time from CC.EN to CSTS.RDY; default 0 */
+    uint64_t shutdown_ns;  /* time from CC.SHN to CSTS.SHST complete; default 0 */
+    uint32_t initial_cc;   /* CC as "firmware" left it: enabled when EN is set; default 0 */
+    uint32_t initial_csts; /* CSTS likewise: CFS or RDY may be set; default 0 */
+
+    uint32_t nfaults;
+    char faults[GPUNVME_SIM_MAX_FAULTS][128]; /* rules, see gpunvme_sim_fault() */
+};
+
+void gpunvme_sim_config_init(struct gpunvme_sim_config *config);
+
+/*
+ * Parses a URI "sim:key=value,key=value…" into `config`, which is initialised first. Sizes take
+ * units (512M, 1GiB), times too (50us, 3s). The keys are those of the structures above and:
+ * ns=… begins a further namespace, fault=… adds a rule. The first of errors is told by
+ * gpunvme_err_detail(), an unknown key with the nearest known one.
+ */
+gpunvme_err_t gpunvme_sim_config_parse(const char *uri, struct gpunvme_sim_config *config);
+
+/* The named profiles, by index from 0; NULL behind the last. */
+struct gpunvme_sim_profile {
+    const char *name; /* "unlimited", "p5800x", "consumer-pcie4", "datacenter-pcie5" */
+    const char *text; /* what drive it stands for and where its numbers come from */
+    struct gpunvme_sim_model model;
+    bool vwc;
+};
+const struct gpunvme_sim_profile *gpunvme_sim_profile(unsigned index);
+
+/* Makes (or checks) an image file of `nbytes`, sparse. Fails if it exists with another size. */
+gpunvme_err_t gpunvme_sim_image_create(const char *path, uint64_t nbytes);
+
+struct gpunvme_sim;
+
+/*
+ * Powers a controller on, with its threads. An image is locked: one that is open elsewhere gives
+ * GPUNVME_ERR_BUSY. destroy stops the threads, writes images back and frees all; it must not run
+ * beside other calls on the same controller.
+ */
+gpunvme_err_t gpunvme_sim_create(const struct gpunvme_sim_config *config, struct gpunvme_sim **out);
+void gpunvme_sim_destroy(struct gpunvme_sim *sim);
+
+const struct gpunvme_sim_config *gpunvme_sim_config_of(const struct gpunvme_sim *sim);
+
+/*
+ * What the bus does: register accesses (offset into BAR0, size 4 or 8), the doorbell page that
+ * may be stored to directly, and memory that the controller may reach. A bus address that is not
+ * mapped is a violation when the controller is told to use it. `cpu` is where the bytes are for
+ * GPUNVME_MEM_HOST and PINNED; for GPUNVME_MEM_GPU `gpu` is a device pointer, and the controller
+ * copies by the memory module.
+ */
+uint64_t gpunvme_sim_reg_read(struct gpunvme_sim *sim, uint32_t offset, unsigned size);
+void gpunvme_sim_reg_write(struct gpunvme_sim *sim, uint32_t offset, unsigned size, uint64_t value);
+volatile uint32_t *gpunvme_sim_doorbells(struct gpunvme_sim *sim, size_t *nbytes);
+gpunvme_err_t gpunvme_sim_dma_map(struct gpunvme_sim *sim, uint64_t bus, uint64_t nbytes,
+                                  const struct gpunvme_buf *buf);
+gpunvme_err_t gpunvme_sim_dma_unmap(struct gpunvme_sim *sim, uint64_t bus, uint64_t nbytes);
+void gpunvme_sim_function_reset(struct gpunvme_sim *sim);
+
+/*
+ * Faults. A rule is "what[:when][:on]":
+ *   what  status=SCT/SC[/dnr] | delay=TIME | lose | shuffle=N | cfs | remove | powerloss
+ *   when  nth=N (the Nth match, from 1) | every=N | p=0.001 | once (default: every match)
+ *   on    read | write | flush | … | admin | identify | …, lba=A-B, sq=N, nsid=N
+ * with the parts joined by ':' in any order. "status=2/81:lba=100-107:read" fails reads that
+ * touch blocks 100 to 107 with Unrecovered Read Error.
+ */
+gpunvme_err_t gpunvme_sim_fault(struct gpunvme_sim *sim, const char *rule);
+void gpunvme_sim_faults_clear(struct gpunvme_sim *sim);
+
+void gpunvme_sim_fatal(struct gpunvme_sim *sim);  /* sets CSTS.CFS and stops */
+void gpunvme_sim_remove(struct gpunvme_sim *sim); /* all registers read as ones from now on */
+/* Cuts the power and gives it back: unflushed writes of a volatile cache are lost or torn. */
+void gpunvme_sim_power_cycle(struct gpunvme_sim *sim);
+/* Raises an asynchronous event, as Figure "Asynchronous Event Request – Completion Queue Entry
+ * Dword 0" has it: type (0 … 7), information, log page. */
+void gpunvme_sim_event(struct gpunvme_sim *sim, uint8_t type, uint8_t info, uint8_t log_page);
+
+/* What a driver did wrong, by kind; text for gpunvme_sim_violation_text(). */
+#define GPUNVME_SIM_VIOLATIONS(X)                                                                  \
+    X(DOORBELL_REGISTER, "a doorbell of a queue that does not exist was written")                  \
+    X(DOORBELL_VALUE, "a doorbell value out of range")                                             \
+    X(SQ_OVERFLOW, "a submission queue was overrun")                                               \
+    X(CQ_OVERRUN, "a completion queue head passed its tail")                                       \
+    X(CID_IN_USE, "a command id was used by two commands in flight")                               \
+    X(RESERVED_BITS, "a reserved field of a command was not 0")                                    \
+    X(PRP_OFFSET, "a PRP entry with an offset that is not allowed")                                \
+    X(SGL_INVALID, "a malformed SGL")                                                              \
+    X(DMA_UNMAPPED, "a bus address that is not mapped")                                            \
+    X(QUEUE_MEMORY, "queue memory was touched after its queue was deleted, or unmapped under it")  \
+    X(PHASE, "a completion queue was not zeroed: its phase tags were wrong from the start")        \
+    X(REGISTER_ACCESS, "a register access of a wrong size, offset or at a wrong time")             \
+    X(CC_CHANGE, "CC fields changed while the controller was enabled")                             \
+    X(ENABLE_ORDER, "the controller was enabled with admin queues that are not set up")            \
+    X(SHADOW, "a shadow doorbell with an impossible value")                                        \
+    X(QUEUE_ORDER, "queues created or deleted in the wrong order, or twice")
+
+enum gpunvme_sim_violation {
+#define X(name, text) GPUNVME_SIM_VIOLATION_##name,
+    GPUNVME_SIM_VIOLATIONS(X)
+#undef X
+        GPUNVME_SIM_NVIOLATIONS
+};
+
+struct gpunvme_sim_report {
+    uint64_t violations[GPUNVME_SIM_NVIOLATIONS];
+    uint64_t nviolations; /* their sum: 0 for a correct driver */
+    char first[256];      /* the first one, told in full; "" when there was none */
+    uint64_t commands[2]; /* completed: admin, I/O */
+    uint64_t bytes_read, bytes_written;
+    uint64_t errors;          /* completions with a status other than success */
+    uint64_t faults;          /* faults injected */
+    uint64_t doorbell_writes; /* doorbell changes seen */
+};
+void gpunvme_sim_report(struct gpunvme_sim *sim, struct gpunvme_sim_report *report);
+const char *gpunvme_sim_violation_text(enum gpunvme_sim_violation violation);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The texts of errors, and the detail that each thread keeps of its last failure.
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/fail.h"
+#include "gpunvme/nvme.h"
+
+static _Thread_local char detail[256];
+
+const char *gpunvme_err_name(gpunvme_err_t err)
+{
+    uint16_t status = gpunvme_err_nvme_status(err);
+
+    if (status)
+        return gpunvme_status_name(status);
+    switch (err) {
+    case GPUNVME_OK:
+        return "GPUNVME_OK";
+#define X(name, value, text)                                                                       \
+    case GPUNVME_ERR_##name:                                                                       \
+        return "GPUNVME_ERR_" #name;
+        GPUNVME_ERRORS(X)
+#undef X
+    default:
+        return "unknown error";
+    }
+}
+
+const char *gpunvme_err_text(gpunvme_err_t err)
+{
+    uint16_t status = gpunvme_err_nvme_status(err);
+
+    if (status)
+        return gpunvme_status_text(status);
+    switch (err) {
+    case GPUNVME_OK:
+        return "success";
+#define X(name, value, text)                                                                       \
+    case GPUNVME_ERR_##name:                                                                       \
+        return text;
+        GPUNVME_ERRORS(X)
+#undef X
+    default:
+        return "an error number that this library does not know";
+    }
+}
+
+const char *gpunvme_err_detail(void)
+{
+    return detail;
+}
+
+gpunvme_err_t base_fail(gpunvme_err_t err, const char *format, ...)
+{
+    char text[sizeof(detail)]; /* the arguments may point into detail */
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    memcpy(detail, text, sizeof(text));
+    return err;
+}
+
+gpunvme_err_t base_err_from_errno(int error_number)
+{
+    switch (error_number) {
+    case 0:
+        return GPUNVME_OK;
+    case ENOMEM:
+        return GPUNVME_ERR_NOMEM;
+    case ENOENT:
+    case ENODEV:
+    case ENXIO:
+        return GPUNVME_ERR_NOT_FOUND;
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+        return GPUNVME_ERR_NOSPC;
+    case EROFS:
+        return GPUNVME_ERR_READONLY;
+    case EACCES:
+    case EPERM:
+        return GPUNVME_ERR_PERMISSION;
+    case EBUSY:
+    case EWOULDBLOCK:
+        return GPUNVME_ERR_BUSY;
+    case EINVAL:
+        return GPUNVME_ERR_INVALID;
+    case EINTR:
+        return GPUNVME_ERR_INTERRUPTED;
+    default:
+        return GPUNVME_ERR_IO;
+    }
+}
+
+gpunvme_err_t base_fail_errno(int error_number, const char *format, ...)
+{
+    char text[sizeof(detail)];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    return base_fail(base_err_from_errno(error_number), "%s: %s", text, strerror(error_number));
+}

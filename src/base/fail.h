@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * How a function of this library fails: it says what it knows, and returns the error.
+ */
+#ifndef BASE_FAIL_H
+#define BASE_FAIL_H
+
+#include "gpunvme/error.h"
+
+/* Records the detail of a failure for gpunvme_err_detail() and returns `err`. */
+gpunvme_err_t base_fail(gpunvme_err_t err, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* The error that stands for an errno value: ENOSPC is GPUNVME_ERR_NOSPC, and so on. */
+gpunvme_err_t base_err_from_errno(int error_number);
+
+/* base_fail() with the errno's error, and its text behind the detail. */
+gpunvme_err_t base_fail_errno(int error_number, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+#endif

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Where a namespace's bytes are: in memory or in an image file. Asynchronous; knows nothing of
+ * NVMe commands. A store is shared by the controller's threads, each of which has a lane of its
+ * own: submit and poll of one lane are called by one thread only.
+ */
+#ifndef SIM_STORE_H
+#define SIM_STORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "gpunvme/error.h"
+
+enum sim_store_op { SIM_STORE_READ, SIM_STORE_WRITE, SIM_STORE_FLUSH, SIM_STORE_ZERO };
+
+/*
+ * One transfer. The caller owns it until `done` was called, from submit or poll of the same lane.
+ * `off` and `nbytes` are multiples of 512 and inside the store; the pieces of `iov` sum to
+ * nbytes, and any of them may have any alignment.
+ */
+struct sim_store_io {
+    enum sim_store_op op;
+    uint64_t off;
+    uint64_t nbytes;
+    const struct iovec *iov;
+    unsigned niov;
+    bool fua; /* writes: through the volatile write cache */
+    void (*done)(struct sim_store_io *io, gpunvme_err_t err);
+    void *lane_private[4];
+};
+
+struct sim_store_config {
+    const char *image; /* NULL or "": in memory */
+    uint64_t nbytes;   /* 0: the image's own size */
+    uint32_t block_size;
+    bool readonly;
+    bool vwc; /* model a volatile write cache */
+    uint64_t seed;
+    unsigned nlanes;
+};
+
+struct sim_store;
+
+/* Opens (an image is created when it does not exist and nbytes is given; locked while open). */
+gpunvme_err_t sim_store_open(const struct sim_store_config *config, struct sim_store **out);
+void sim_store_close(struct sim_store *store); /* writes back; no transfer may be in flight */
+
+uint64_t sim_store_nbytes(const struct sim_store *store);
+
+/*
+ * The bytes themselves when they are in memory and no write cache is modelled, else NULL: the
+ * controller may then copy directly, without submit.
+ */
+uint8_t *sim_store_direct(struct sim_store *store);
+
+/* Starts a transfer; `done` may be called before it returns. Never blocks for the device. */
+void sim_store_submit(struct sim_store *store, unsigned lane, struct sim_store_io *io);
+
+/* Starts what submit gathered and ends what is finished; returns how many ended. */
+unsigned sim_store_poll(struct sim_store *store, unsigned lane);
+
+/* Power loss: unflushed writes are each kept, lost, or torn at a block, at random. */
+void sim_store_power_loss(struct sim_store *store);
+
+#endif

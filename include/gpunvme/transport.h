@@ -42,6 +42,15 @@ struct gpunvme_transport_ops {
     gpunvme_err_t (*alloc)(struct gpunvme_transport *t, size_t nbytes, struct gpunvme_buf *buf);
     void (*free)(struct gpunvme_transport *t, struct gpunvme_buf *buf);
 
+    /*
+     * Copies between a buffer's bytes, wherever they are, and ordinary host memory: for the ends
+     * of unaligned transfers. NULL: every buffer of this transport has a cpu address.
+     */
+    gpunvme_err_t (*copy_to)(struct gpunvme_transport *t, const struct gpunvme_buf *dst,
+                             size_t offset, const void *src, size_t nbytes);
+    gpunvme_err_t (*copy_from)(struct gpunvme_transport *t, void *dst,
+                               const struct gpunvme_buf *src, size_t offset, size_t nbytes);
+
     /* Monotonic clock, and a pause of about `ns` for loops that wait. */
     uint64_t (*now_ns)(struct gpunvme_transport *t);
     void (*pause_ns)(struct gpunvme_transport *t, uint64_t ns);

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The atomics that the queue pair is written with, for the CPU and for the GPU.
+ *
+ * Only operations on objects order anything here, never stand-alone fences, with one exception
+ * that is named for its purpose: gpunvme_mmio_write32(). So a thread sanitizer sees all of it.
+ * Every operation has system scope: the other side may be the CPU, the GPU or the controller.
+ */
+#ifndef GPUNVME_ATOMICS_H
+#define GPUNVME_ATOMICS_H
+
+#include <stdint.h>
+#include <time.h>
+
+#if defined(__CUDACC__)
+#define GPUNVME_FN static __host__ __device__ __forceinline__
+#else
+#define GPUNVME_FN static inline __attribute__((unused))
+#endif
+
+#if defined(__CUDA_ARCH__)
+
+/* On the GPU: PTX memory model, scope .sys (PTX ISA, "Memory Consistency Model"). */
+GPUNVME_FN uint32_t gpunvme_load_acquire32(const uint32_t *p)
+{
+    uint32_t v;
+    asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+GPUNVME_FN uint64_t gpunvme_load_acquire64(const uint64_t *p)
+{
+    uint64_t v;
+    asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+
+GPUNVME_FN uint64_t gpunvme_load_relaxed64(const uint64_t *p)
+{
+    uint64_t v;
+    asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+
+GPUNVME_FN uint32_t gpunvme_load_relaxed32(const uint32_t *p)
+{
+    uint32_t v;
+    asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+GPUNVME_FN void gpunvme_store_release32(uint32_t *p, uint32_t v)
+{
+    asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+GPUNVME_FN void gpunvme_store_release64(uint64_t *p, uint64_t v)
+{
+    asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
+GPUNVME_FN uint32_t gpunvme_exchange32(uint32_t *p, uint32_t v)
+{
+    uint32_t old;
+    asm volatile("atom.acq_rel.sys.exch.b32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "l"(p), "r"(v)
+                 : "memory");
+    return old;
+}
+
+GPUNVME_FN int gpunvme_cas64(uint64_t *p, uint64_t *expected, uint64_t v)
+{
+    uint64_t old, want = *expected;
+    asm volatile("atom.acq_rel.sys.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(old)
+                 : "l"(p), "l"(want), "l"(v)
+                 : "memory");
+    *expected = old;
+    return old == want;
+}
+
+GPUNVME_FN uint64_t gpunvme_fetch_add64(uint64_t *p, uint64_t v)
+{
+    uint64_t old;
+    asm volatile("atom.acq_rel.sys.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+    return old;
+}
+
+GPUNVME_FN uint64_t gpunvme_fetch_or64(uint64_t *p, uint64_t v)
+{
+    uint64_t old;
+    asm volatile("atom.acq_rel.sys.or.b64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+    return old;
+}
+
+/* Shadow doorbells: a store and a later load of another word that must not pass each other. */
+GPUNVME_FN void gpunvme_store_seq_cst32(volatile uint32_t *p, uint32_t v)
+{
+    asm volatile("fence.sc.sys; st.relaxed.sys.u32 [%0], %1; fence.sc.sys;" ::"l"(p), "r"(v)
+                 : "memory");
+}
+
+GPUNVME_FN uint32_t gpunvme_load_seq_cst32(const volatile uint32_t *p)
+{
+    uint32_t v;
+    asm volatile("fence.sc.sys; ld.acquire.sys.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+/*
+ * A doorbell. What the controller must find in memory once it sees this store (the entries of the
+ * submission queue; on the CQ side, nothing) was written before it, by this thread or by threads
+ * that this one acquired from: the system fence orders all of that before the store.
+ */
+GPUNVME_FN void gpunvme_mmio_write32(volatile uint32_t *p, uint32_t v)
+{
+    asm volatile("fence.acq_rel.sys; st.mmio.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v)
+                 : "memory");
+}
+
+GPUNVME_FN uint64_t gpunvme_clock_ns(void)
+{
+    uint64_t t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    return t;
+}
+
+GPUNVME_FN void gpunvme_relax(void)
+{
+    __nanosleep(32);
+}
+
+#else /* the CPU */
+
+GPUNVME_FN uint32_t gpunvme_load_acquire32(const uint32_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+
+GPUNVME_FN uint64_t gpunvme_load_acquire64(const uint64_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+
+GPUNVME_FN uint64_t gpunvme_load_relaxed64(const uint64_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+
+GPUNVME_FN uint32_t gpunvme_load_relaxed32(const uint32_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+
+GPUNVME_FN void gpunvme_store_release32(uint32_t *p, uint32_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+
+GPUNVME_FN void gpunvme_store_release64(uint64_t *p, uint64_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+
+GPUNVME_FN uint32_t gpunvme_exchange32(uint32_t *p, uint32_t v)
+{
+    return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL);
+}
+
+GPUNVME_FN int gpunvme_cas64(uint64_t *p, uint64_t *expected, uint64_t v)
+{
+    return __atomic_compare_exchange_n(p, expected, v, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+
+GPUNVME_FN uint64_t gpunvme_fetch_add64(uint64_t *p, uint64_t v)
+{
+    return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
+}
+
+GPUNVME_FN uint64_t gpunvme_fetch_or64(uint64_t *p, uint64_t v)
+{
+    return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL);
+}
+
+GPUNVME_FN void gpunvme_store_seq_cst32(volatile uint32_t *p, uint32_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_SEQ_CST);
+}
+
+GPUNVME_FN uint32_t gpunvme_load_seq_cst32(const volatile uint32_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_SEQ_CST);
+}
+
+/*
+ * A doorbell. What the controller must find in memory once it sees this store was written before
+ * it. On x86 a store to uncached memory waits for all earlier stores; on Arm a release store
+ * orders only normal memory, so device memory takes a barrier of its own.
+ */
+GPUNVME_FN void gpunvme_mmio_write32(volatile uint32_t *p, uint32_t v)
+{
+#if defined(__aarch64__)
+    __asm__ volatile("dmb oshst" ::: "memory");
+#endif
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+
+GPUNVME_FN uint64_t gpunvme_clock_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+GPUNVME_FN void gpunvme_relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory");
+#endif
+}
+
+#endif
+#endif

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * What the files of this room share: the controller object, and the steps that it is made of.
+ */
+#ifndef NVME_CTRL_H
+#define NVME_CTRL_H
+
+#include <pthread.h>
+
+#include "gpunvme/controller.h"
+#include "gpunvme/prp.h"
+#include "nvme/pool.h"
+
+#define NVME_MAX_AERS 4
+
+/* The most that one command moves here, where the controller has no limit of its own. */
+#define NVME_MAX_TRANSFER_SHIFT 25
+#define NVME_MAX_TRANSFER       (UINT64_C(1) << NVME_MAX_TRANSFER_SHIFT)
+
+enum ctrl_state {
+    CTRL_LIVE,
+    CTRL_RESETTING,
+    CTRL_FAILED,  /* given up: disabled as far as it would, everything ended */
+    CTRL_REMOVED, /* registers read as ones */
+};
+
+struct gpunvme_ioq {
+    struct gpunvme_qpair qpair;
+    struct gpunvme_ctrl *ctrl;
+    struct gpunvme_buf sq_mem, cq_mem;
+    size_t host_nbytes;
+    bool frozen;
+};
+
+struct gpunvme_ctrl {
+    struct gpunvme_transport *transport;
+    struct gpunvme_ctrl_opts opts;
+    uint64_t cap;
+    uint32_t vs;
+    unsigned page_shift;
+    uint64_t ready_timeout_ns;
+
+    struct gpunvme_id_ctrl id;
+    uint64_t max_transfer;
+    uint32_t max_entries;
+    uint32_t max_io_queues;
+    struct gpunvme_ns *ns;
+    uint32_t nns;
+
+    /* Guards what follows, and is held for the whole of a reset. */
+    pthread_mutex_t life;
+    struct gpunvme_ioq *admin;
+    struct gpunvme_ioq **ioqs; /* by queue id - 1, max_io_queues of them; NULL: free */
+    uint64_t resets;
+    int state; /* enum ctrl_state; written under `life`, read atomically anywhere */
+
+    struct gpunvme_buf shadow, event_index; /* Doorbell Buffer Config; nbytes 0: not in use */
+
+    pthread_mutex_t aer_lock;
+    unsigned naers;
+    uint64_t aers[NVME_MAX_AERS];
+
+    struct nvme_pool lists;   /* PRP lists and SGL segments */
+    struct nvme_pool bounces; /* unaligned ends */
+    pthread_mutex_t rmw_lock; /* writes that read first exclude each other */
+};
+
+/* bringup.c: registers. Errors name the step in their detail. */
+gpunvme_err_t nvme_bringup_probe(struct gpunvme_ctrl *ctrl);
+gpunvme_err_t nvme_bringup_disable(struct gpunvme_ctrl *ctrl);
+gpunvme_err_t nvme_bringup_enable(struct gpunvme_ctrl *ctrl);
+gpunvme_err_t nvme_bringup_shutdown(struct gpunvme_ctrl *ctrl, uint32_t shn);
+gpunvme_err_t nvme_read_csts(struct gpunvme_ctrl *ctrl, uint32_t *csts);
+
+/* wait.c: waiting for one ticket, and what happens when that fails. */
+gpunvme_err_t nvme_wait(struct gpunvme_ioq *ioq, uint64_t ticket, uint64_t timeout_ns,
+                        struct gpunvme_completion *c);
+gpunvme_err_t nvme_wait_plain(struct gpunvme_ioq *ioq, uint64_t ticket, uint64_t timeout_ns,
+                              struct gpunvme_completion *c);
+gpunvme_err_t nvme_completion_err(struct gpunvme_ctrl *ctrl, const struct gpunvme_completion *c);
+
+/* admin.c. _locked: inside bring-up and reset, where a failure must not start another reset. */
+gpunvme_err_t nvme_admin_locked(struct gpunvme_ctrl *ctrl, struct gpunvme_sqe *sqe, void *data,
+                                size_t nbytes, bool to_controller, uint32_t *result);
+gpunvme_err_t nvme_identify_ctrl(struct gpunvme_ctrl *ctrl);
+gpunvme_err_t nvme_set_num_queues(struct gpunvme_ctrl *ctrl);
+
+/* ns.c */
+gpunvme_err_t nvme_ns_scan(struct gpunvme_ctrl *ctrl);
+
+/* event.c */
+gpunvme_err_t nvme_aer_start(struct gpunvme_ctrl *ctrl);
+void nvme_aer_drop(struct gpunvme_ctrl *ctrl);
+
+/* ioq.c */
+gpunvme_err_t nvme_ioq_alloc(struct gpunvme_ctrl *ctrl, uint32_t qid, uint32_t entries,
+                             struct gpunvme_ioq **out);
+void nvme_ioq_free(struct gpunvme_ioq *ioq);
+gpunvme_err_t nvme_ioq_create_on_device(struct gpunvme_ioq *ioq);
+gpunvme_err_t nvme_shadow_start(struct gpunvme_ctrl *ctrl);
+void nvme_shadow_free(struct gpunvme_ctrl *ctrl);
+
+/* recover.c: the caller holds ctrl->life. */
+gpunvme_err_t nvme_start(struct gpunvme_ctrl *ctrl);
+gpunvme_err_t nvme_reset_locked(struct gpunvme_ctrl *ctrl);
+void nvme_give_up_locked(struct gpunvme_ctrl *ctrl, enum ctrl_state state);
+
+static inline enum ctrl_state nvme_state(struct gpunvme_ctrl *ctrl)
+{
+    return (enum ctrl_state)__atomic_load_n(&ctrl->state, __ATOMIC_ACQUIRE);
+}
+
+static inline void nvme_set_state(struct gpunvme_ctrl *ctrl, enum ctrl_state state)
+{
+    __atomic_store_n(&ctrl->state, (int)state, __ATOMIC_RELEASE);
+}
+
+#endif

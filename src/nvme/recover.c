@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * From a disabled controller to one with its queues, and back there after a failure. Commands in
+ * flight all end; queues keep their handles.
+ *
+ * Source: Base 1.4, sections 7.3.2 (controller level reset) and 7.6.1 (initialization).
+ */
+#include <inttypes.h>
+
+#include "base/fail.h"
+#include "nvme/ctrl.h"
+
+#define FREEZE_NS UINT64_C(2000000000) /* how long threads may take to leave submit and reap */
+
+static gpunvme_err_t freeze(struct gpunvme_ioq *ioq)
+{
+    gpunvme_err_t err;
+
+    if (!ioq || ioq->frozen)
+        return GPUNVME_OK;
+    err = gpunvme_qpair_freeze(&ioq->qpair, gpunvme_clock_ns() + FREEZE_NS);
+    if (!err)
+        ioq->frozen = true;
+    return err;
+}
+
+static gpunvme_err_t freeze_all(struct gpunvme_ctrl *ctrl)
+{
+    gpunvme_err_t first = freeze(ctrl->admin);
+
+    for (uint32_t i = 0; i < ctrl->max_io_queues; i++) {
+        gpunvme_err_t err = freeze(ctrl->ioqs[i]);
+
+        if (!first)
+            first = err;
+    }
+    return first;
+}
+
+static void fail_and_rewind(struct gpunvme_ioq *ioq)
+{
+    if (!ioq || !ioq->frozen)
+        return;
+    gpunvme_qpair_fail(&ioq->qpair, GPUNVME_SC_HOST_ABORTED);
+    gpunvme_qpair_rewind(&ioq->qpair);
+}
+
+static void fail_and_rewind_all(struct gpunvme_ctrl *ctrl)
+{
+    fail_and_rewind(ctrl->admin);
+    for (uint32_t i = 0; i < ctrl->max_io_queues; i++)
+        fail_and_rewind(ctrl->ioqs[i]);
+    nvme_aer_drop(ctrl);
+}
+
+static void thaw(struct gpunvme_ioq *ioq)
+{
+    if (!ioq || !ioq->frozen)
+        return;
+    ioq->frozen = false;
+    gpunvme_qpair_thaw(&ioq->qpair);
+}
+
+/*
+ * Ends everything for good. The queues stay frozen: submissions give GPUNVME_ERR_CLOSED. The state
+ * is set before the tickets end, so that whoever sees its ticket end can tell why.
+ */
+void nvme_give_up_locked(struct gpunvme_ctrl *ctrl, enum ctrl_state state)
+{
+    freeze_all(ctrl);
+    nvme_set_state(ctrl, state);
+    if (state != CTRL_REMOVED)
+        nvme_bringup_disable(ctrl); /* as far as it obeys */
+    fail_and_rewind_all(ctrl);
+}
+
+/* Everything after CSTS.RDY = 1 that a controller forgets in a reset. */
+static gpunvme_err_t configure(struct gpunvme_ctrl *ctrl)
+{
+    gpunvme_err_t err = nvme_identify_ctrl(ctrl);
+
+    if (!err)
+        err = nvme_set_num_queues(ctrl);
+    if (!err)
+        err = nvme_shadow_start(ctrl);
+    if (!err)
+        err = nvme_ns_scan(ctrl);
+    return err;
+}
+
+static gpunvme_err_t recreate_queues(struct gpunvme_ctrl *ctrl)
+{
+    for (uint32_t i = 0; i < ctrl->max_io_queues; i++) {
+        gpunvme_err_t err;
+
+        if (!ctrl->ioqs[i])
+            continue;
+        err = nvme_ioq_create_on_device(ctrl->ioqs[i]);
+        if (err)
+            return err;
+    }
+    return GPUNVME_OK;
+}
+
+static void thaw_ioqs(struct gpunvme_ctrl *ctrl)
+{
+    for (uint32_t i = 0; i < ctrl->max_io_queues; i++)
+        thaw(ctrl->ioqs[i]);
+}
+
+/* From a disabled controller with an empty admin queue to a working one. */
+gpunvme_err_t nvme_start(struct gpunvme_ctrl *ctrl)
+{
+    gpunvme_err_t err = nvme_bringup_enable(ctrl);
+
+    if (err)
+        return err;
+    thaw(ctrl->admin);
+    err = configure(ctrl);
+    if (!err)
+        err = recreate_queues(ctrl);
+    if (!err)
+        err = nvme_aer_start(ctrl);
+    if (!err)
+        thaw_ioqs(ctrl);
+    return err;
+}
+
+gpunvme_err_t nvme_reset_locked(struct gpunvme_ctrl *ctrl)
+{
+    gpunvme_err_t err;
+
+    if (nvme_state(ctrl) == CTRL_REMOVED)
+        return GPUNVME_ERR_REMOVED;
+    err = freeze_all(ctrl);
+    if (!err) {
+        nvme_set_state(ctrl, CTRL_RESETTING);
+        err = nvme_bringup_disable(ctrl);
+    }
+    if (!err) {
+        fail_and_rewind_all(ctrl);
+        err = nvme_start(ctrl);
+    }
+    if (err) {
+        nvme_give_up_locked(ctrl, err == GPUNVME_ERR_REMOVED ? CTRL_REMOVED : CTRL_FAILED);
+        return err;
+    }
+    ctrl->resets++;
+    nvme_set_state(ctrl, CTRL_LIVE);
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t gpunvme_ctrl_reset(struct gpunvme_ctrl *ctrl)
+{
+    gpunvme_err_t err;
+
+    if (!ctrl)
+        return base_fail(GPUNVME_ERR_INVALID, "ctrl is NULL");
+    pthread_mutex_lock(&ctrl->life);
+    err = nvme_reset_locked(ctrl);
+    pthread_mutex_unlock(&ctrl->life);
+    return err;
+}
+
+static gpunvme_err_t check_locked(struct gpunvme_ctrl *ctrl)
+{
+    uint32_t csts;
+    gpunvme_err_t err;
+
+    if (nvme_state(ctrl) == CTRL_REMOVED)
+        return GPUNVME_ERR_REMOVED;
+    if (nvme_state(ctrl) == CTRL_FAILED)
+        return GPUNVME_ERR_FATAL;
+    err = nvme_read_csts(ctrl, &csts);
+    if (err == GPUNVME_ERR_REMOVED) {
+        nvme_give_up_locked(ctrl, CTRL_REMOVED);
+        return err;
+    }
+    if (err || !GPUNVME_GET(csts, CSTS_CFS))
+        return err;
+    if (ctrl->opts.no_recovery) {
+        nvme_give_up_locked(ctrl, CTRL_FAILED);
+        return base_fail(GPUNVME_ERR_FATAL, "CSTS is %08" PRIx32 "h, CFS is set", csts);
+    }
+    return nvme_reset_locked(ctrl);
+}
+
+gpunvme_err_t gpunvme_ctrl_check(struct gpunvme_ctrl *ctrl)
+{
+    gpunvme_err_t err;
+
+    if (!ctrl)
+        return base_fail(GPUNVME_ERR_INVALID, "ctrl is NULL");
+    pthread_mutex_lock(&ctrl->life);
+    err = check_locked(ctrl);
+    pthread_mutex_unlock(&ctrl->life);
+    return err;
+}

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Waiting for one command on the CPU: spins first, then pauses, looks after the controller
+ * meanwhile, and when the time is up tries Abort, then a reset.
+ */
+#include <inttypes.h>
+
+#include "base/fail.h"
+#include "nvme/ctrl.h"
+
+#define US UINT64_C(1000)
+#define MS UINT64_C(1000000)
+
+#define SPIN_NS  (50 * US)  /* how long a wait spins before it pauses */
+#define LOOK_NS  (5 * MS)   /* how often it looks at CSTS */
+#define GRACE_NS (500 * MS) /* how long an aborted command may take to end */
+
+/* The error that a completion stands for. */
+gpunvme_err_t nvme_completion_err(struct gpunvme_ctrl *ctrl, const struct gpunvme_completion *c)
+{
+    if (!c->status)
+        return GPUNVME_OK;
+    if ((c->status & 0x7ff) == GPUNVME_SC_HOST_ABORTED) /* written by ourselves */
+        return nvme_state(ctrl) == CTRL_REMOVED ? GPUNVME_ERR_REMOVED : GPUNVME_ERR_ABORTED;
+    return GPUNVME_ERR_NVME(c->status);
+}
+
+static void pause_for(struct gpunvme_transport *t, uint64_t waited_ns)
+{
+    uint64_t ns = waited_ns / 8;
+
+    t->ops->pause_ns(t, ns > 100 * US ? 100 * US : ns);
+}
+
+/* CSTS, for waits that must not start a reset themselves. */
+static gpunvme_err_t look(struct gpunvme_ctrl *ctrl)
+{
+    uint32_t csts;
+    gpunvme_err_t err = nvme_read_csts(ctrl, &csts);
+
+    if (!err && GPUNVME_GET(csts, CSTS_CFS))
+        err = base_fail(GPUNVME_ERR_FATAL, "CSTS is %08" PRIx32 "h, CFS is set", csts);
+    return err;
+}
+
+static gpunvme_err_t wait_until(struct gpunvme_ioq *ioq, uint64_t ticket, uint64_t timeout_ns,
+                                struct gpunvme_completion *c,
+                                gpunvme_err_t (*look_after)(struct gpunvme_ctrl *ctrl))
+{
+    struct gpunvme_transport *t = ioq->ctrl->transport;
+    uint64_t start = t->ops->now_ns(t), next_look = LOOK_NS;
+
+    for (unsigned turn = 1;; turn++) {
+        gpunvme_err_t err = gpunvme_qpair_test(&ioq->qpair, ticket, c);
+        uint64_t waited;
+
+        if (err != GPUNVME_ERR_AGAIN)
+            return err;
+        if (gpunvme_qpair_reap(&ioq->qpair))
+            continue;
+        if (turn % 32) {
+            gpunvme_relax();
+            continue;
+        }
+        waited = t->ops->now_ns(t) - start;
+        if (waited >= timeout_ns)
+            return GPUNVME_ERR_TIMEOUT;
+        if (waited >= next_look) {
+            next_look = waited + LOOK_NS;
+            err = look_after(ioq->ctrl);
+            /* The command may have ended by what look_after did. */
+            if (err && gpunvme_qpair_test(&ioq->qpair, ticket, c) != GPUNVME_OK)
+                return err;
+            if (err)
+                return GPUNVME_OK;
+        }
+        if (waited >= SPIN_NS)
+            pause_for(t, waited);
+    }
+}
+
+gpunvme_err_t nvme_wait_plain(struct gpunvme_ioq *ioq, uint64_t ticket, uint64_t timeout_ns,
+                              struct gpunvme_completion *c)
+{
+    return wait_until(ioq, ticket, timeout_ns, c, look);
+}
+
+/* Asks the controller to abort a command, and gives it a moment to end. */
+static gpunvme_err_t abort_command(struct gpunvme_ioq *ioq, uint64_t ticket,
+                                   struct gpunvme_completion *c)
+{
+    struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_ABORT,
+                              .cdw10 = (uint32_t)(ticket & 0xffff) << 16 | ioq->qpair.qid};
+    gpunvme_err_t err = nvme_admin_locked(ioq->ctrl, &sqe, NULL, 0, false, NULL);
+
+    if (err)
+        return err;
+    return nvme_wait_plain(ioq, ticket, GRACE_NS, c);
+}
+
+/*
+ * The time is up. Whatever happens here, the ticket has ended when it returns: by itself at the
+ * last moment (its own status), by Abort, or by a reset.
+ */
+static gpunvme_err_t end_late_command(struct gpunvme_ioq *ioq, uint64_t ticket,
+                                      struct gpunvme_completion *c)
+{
+    struct gpunvme_ctrl *ctrl = ioq->ctrl;
+    gpunvme_err_t err;
+
+    pthread_mutex_lock(&ctrl->life);
+    gpunvme_qpair_reap(&ioq->qpair);
+    err = gpunvme_qpair_test(&ioq->qpair, ticket, c);
+    if (!err) {
+        pthread_mutex_unlock(&ctrl->life);
+        return nvme_completion_err(ctrl, c);
+    }
+    if (ioq != ctrl->admin && !ctrl->opts.no_recovery)
+        err = abort_command(ioq, ticket, c);
+    if (err) {
+        if (ctrl->opts.no_recovery)
+            nvme_give_up_locked(ctrl, CTRL_FAILED);
+        else
+            nvme_reset_locked(ctrl);
+        gpunvme_qpair_test(&ioq->qpair, ticket, c); /* a reset, done or failed, ends them all */
+    }
+    pthread_mutex_unlock(&ctrl->life);
+    if (nvme_state(ctrl) == CTRL_REMOVED)
+        return GPUNVME_ERR_REMOVED;
+    return base_fail(GPUNVME_ERR_TIMEOUT, "queue %u, command %04x: no completion; %s",
+                     ioq->qpair.qid, (unsigned)(ticket & 0xffff),
+                     err ? "the controller was reset" : "it was aborted");
+}
+
+gpunvme_err_t nvme_wait(struct gpunvme_ioq *ioq, uint64_t ticket, uint64_t timeout_ns,
+                        struct gpunvme_completion *c)
+{
+    gpunvme_err_t err = wait_until(ioq, ticket, timeout_ns, c, gpunvme_ctrl_check);
+
+    if (err == GPUNVME_OK)
+        return nvme_completion_err(ioq->ctrl, c);
+    if (err == GPUNVME_ERR_TIMEOUT)
+        return end_late_command(ioq, ticket, c);
+    return err;
+}

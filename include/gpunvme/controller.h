@@ -159,8 +159,8 @@ struct gpunvme_event {
 
 /*
  * The next asynchronous event, GPUNVME_ERR_AGAIN when there is none. Its log page has been read
- * (which clears the event) and a new request is with the controller. A change of namespaces is
- * taken in: gpunvme_ctrl_ns() sees the new list after a reset.
+ * (which clears the event) and a new request is with the controller. After a change of namespaces
+ * the controller must be reopened to see it: a struct gpunvme_ns is constant.
  */
 gpunvme_err_t gpunvme_ctrl_next_event(struct gpunvme_ctrl *ctrl, struct gpunvme_event *event);
 

@@ -127,7 +127,7 @@ GPUNVME_FN struct gpunvme_sgl_desc gpunvme_sgl_make(uint64_t bus, uint64_t nbyte
 
     d.addr = bus;
     d.length = (uint32_t)nbytes;
-    d.type = (uint8_t)(type << 4);
+    d.id = GPUNVME_SGL_ID(type, GPUNVME_SGL_SUBTYPE_ADDRESS);
     return d;
 }
 
@@ -143,7 +143,7 @@ GPUNVME_FN int gpunvme_sgl_build(struct gpunvme_sqe *sqe, const struct gpunvme_b
     struct gpunvme_sgl_desc *desc = list ? (struct gpunvme_sgl_desc *)list->cpu : 0;
     size_t n = 0;
 
-    sqe->flags = (uint8_t)((sqe->flags & 0x3f) | GPUNVME_PSDT_SGL);
+    sqe->flags = (uint8_t)((sqe->flags & ~GPUNVME_PSDT_MASK) | GPUNVME_PSDT_SGL_MPTR_CONTIG);
     if (run == nbytes) {
         sqe->sgl1 = gpunvme_sgl_make(gpunvme_buf_bus(buf, off), run, GPUNVME_SGL_DATA_BLOCK);
         return GPUNVME_OK;

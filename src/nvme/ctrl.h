@@ -11,7 +11,8 @@
 #include "gpunvme/prp.h"
 #include "nvme/pool.h"
 
-#define NVME_MAX_AERS 4
+#define NVME_MAX_AERS      4
+#define NVME_BOUNCE_NBYTES ((size_t)128 << 10)
 
 /* The most that one command moves here, where the controller has no limit of its own. */
 #define NVME_MAX_TRANSFER_SHIFT 25

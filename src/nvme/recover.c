@@ -83,7 +83,7 @@ static gpunvme_err_t configure(struct gpunvme_ctrl *ctrl)
         err = nvme_set_num_queues(ctrl);
     if (!err)
         err = nvme_shadow_start(ctrl);
-    if (!err)
+    if (!err && !ctrl->ns) /* namespaces are constant while the controller is open */
         err = nvme_ns_scan(ctrl);
     return err;
 }
@@ -172,12 +172,12 @@ static gpunvme_err_t check_locked(struct gpunvme_ctrl *ctrl)
     if (nvme_state(ctrl) == CTRL_FAILED)
         return GPUNVME_ERR_FATAL;
     err = nvme_read_csts(ctrl, &csts);
-    if (err == GPUNVME_ERR_REMOVED) {
-        nvme_give_up_locked(ctrl, CTRL_REMOVED);
+    if (err) { /* gone, or out of reach */
+        nvme_give_up_locked(ctrl, err == GPUNVME_ERR_REMOVED ? CTRL_REMOVED : CTRL_FAILED);
         return err;
     }
-    if (err || !GPUNVME_GET(csts, CSTS_CFS))
-        return err;
+    if (!GPUNVME_GET(csts, CSTS_CFS))
+        return GPUNVME_OK;
     if (ctrl->opts.no_recovery) {
         nvme_give_up_locked(ctrl, CTRL_FAILED);
         return base_fail(GPUNVME_ERR_FATAL, "CSTS is %08" PRIx32 "h, CFS is set", csts);

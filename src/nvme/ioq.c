@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * I/O queue pairs: their memory, their creation and deletion on the controller, and the shadow
+ * doorbells that they ring.
+ *
+ * Source: Base 1.4, sections 5.3 to 5.6 (create and delete), 5.7 (Doorbell Buffer Config).
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fail.h"
+#include "nvme/ctrl.h"
+
+#define DEFAULT_ENTRIES 256
+
+static void ring(void *arg, uint32_t offset, uint32_t value)
+{
+    struct gpunvme_transport *t = arg;
+
+    /* A doorbell that can't be written belongs to a controller that can't be reached: the wait
+     * for the command finds that out. */
+    (void)t->ops->write32(t, offset, value);
+}
+
+/* The doorbell at `offset` of BAR0, of an I/O queue with its shadow where that is in use. */
+static struct gpunvme_doorbell doorbell(struct gpunvme_ctrl *ctrl, uint32_t qid, uint32_t offset)
+{
+    size_t at = offset - GPUNVME_REG_DOORBELLS;
+    struct gpunvme_doorbell db = {.offset = offset};
+
+    if (ctrl->transport->doorbells && at + 4 <= ctrl->transport->doorbells_nbytes)
+        db.mmio = ctrl->transport->doorbells + at / 4;
+    if (qid && ctrl->shadow.nbytes) {
+        db.shadow = (volatile uint32_t *)((char *)ctrl->shadow.cpu + at);
+        db.event_index = (volatile uint32_t *)((char *)ctrl->event_index.cpu + at);
+    }
+    return db;
+}
+
+static gpunvme_err_t init_qpair(struct gpunvme_ioq *ioq, uint32_t qid, uint32_t entries,
+                                struct gpunvme_slot *slots, uint32_t *ready)
+{
+    struct gpunvme_ctrl *ctrl = ioq->ctrl;
+    uint32_t dstrd = (uint32_t)GPUNVME_GET(ctrl->cap, CAP_DSTRD);
+    struct gpunvme_qpair_config config = {
+        .qid = qid,
+        .entries = entries,
+        .sq = ioq->sq_mem.cpu,
+        .cq = ioq->cq_mem.cpu,
+        .slots = slots,
+        .ready = ready,
+        .sq_doorbell = doorbell(ctrl, qid, gpunvme_sq_doorbell((uint16_t)qid, dstrd)),
+        .cq_doorbell = doorbell(ctrl, qid, gpunvme_cq_doorbell((uint16_t)qid, dstrd)),
+        .ring = ring,
+        .ring_arg = ctrl->transport,
+    };
+
+    return gpunvme_qpair_init(&ioq->qpair, &config);
+}
+
+static void *alloc_lines(size_t nbytes)
+{
+    return aligned_alloc(64, (nbytes + 63) & ~(size_t)63);
+}
+
+gpunvme_err_t nvme_ioq_alloc(struct gpunvme_ctrl *ctrl, uint32_t qid, uint32_t entries,
+                             struct gpunvme_ioq **out)
+{
+    struct gpunvme_transport *t = ctrl->transport;
+    struct gpunvme_ioq *ioq = alloc_lines(sizeof(*ioq));
+    struct gpunvme_slot *slots = alloc_lines(GPUNVME_QPAIR_SLOTS_NBYTES(entries));
+    uint32_t *ready = alloc_lines(GPUNVME_QPAIR_READY_NBYTES(entries));
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (!ioq || !slots || !ready) {
+        free(ioq);
+        free(slots);
+        free(ready);
+        return base_fail(GPUNVME_ERR_NOMEM, "queue %u of %u entries", qid, entries);
+    }
+    memset(ioq, 0, sizeof(*ioq));
+    ioq->ctrl = ctrl;
+    ioq->qpair.slots = slots; /* so that nvme_ioq_free finds them */
+    ioq->qpair.ready = ready;
+    err = t->ops->alloc(t, GPUNVME_QPAIR_SQ_NBYTES(entries), &ioq->sq_mem);
+    if (!err)
+        err = t->ops->alloc(t, GPUNVME_QPAIR_CQ_NBYTES(entries), &ioq->cq_mem);
+    if (!err)
+        err = init_qpair(ioq, qid, entries, slots, ready);
+    if (err) {
+        nvme_ioq_free(ioq);
+        return err;
+    }
+    ioq->host_nbytes = sizeof(*ioq) + GPUNVME_QPAIR_SLOTS_NBYTES(entries) +
+                       GPUNVME_QPAIR_READY_NBYTES(entries) + ioq->sq_mem.nbytes +
+                       ioq->cq_mem.nbytes;
+    *out = ioq;
+    return GPUNVME_OK;
+}
+
+void nvme_ioq_free(struct gpunvme_ioq *ioq)
+{
+    struct gpunvme_transport *t;
+
+    if (!ioq)
+        return;
+    t = ioq->ctrl->transport;
+    if (ioq->sq_mem.nbytes)
+        t->ops->free(t, &ioq->sq_mem);
+    if (ioq->cq_mem.nbytes)
+        t->ops->free(t, &ioq->cq_mem);
+    free(ioq->qpair.slots);
+    free(ioq->qpair.ready);
+    free(ioq);
+}
+
+/* --- on the controller ------------------------------------------------------------------------ */
+
+static gpunvme_err_t create_cq(struct gpunvme_ioq *ioq)
+{
+    struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_CREATE_CQ,
+                              .prp1 = ioq->cq_mem.bus,
+                              .cdw10 = ioq->qpair.mask << 16 | ioq->qpair.qid,
+                              .cdw11 = GPUNVME_QUEUE_PC};
+
+    return nvme_admin_locked(ioq->ctrl, &sqe, NULL, 0, false, NULL);
+}
+
+static gpunvme_err_t create_sq(struct gpunvme_ioq *ioq)
+{
+    struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_CREATE_SQ,
+                              .prp1 = ioq->sq_mem.bus,
+                              .cdw10 = ioq->qpair.mask << 16 | ioq->qpair.qid,
+                              .cdw11 = ioq->qpair.qid << 16 | GPUNVME_QUEUE_PC};
+
+    return nvme_admin_locked(ioq->ctrl, &sqe, NULL, 0, false, NULL);
+}
+
+static gpunvme_err_t delete_queue(struct gpunvme_ioq *ioq, uint8_t opcode)
+{
+    struct gpunvme_sqe sqe = {.opc = opcode, .cdw10 = ioq->qpair.qid};
+
+    return nvme_admin_locked(ioq->ctrl, &sqe, NULL, 0, false, NULL);
+}
+
+gpunvme_err_t nvme_ioq_create_on_device(struct gpunvme_ioq *ioq)
+{
+    gpunvme_err_t err = create_cq(ioq);
+
+    if (err)
+        return err;
+    err = create_sq(ioq);
+    if (err)
+        delete_queue(ioq, GPUNVME_ADMIN_DELETE_CQ);
+    return err;
+}
+
+static gpunvme_err_t create_locked(struct gpunvme_ctrl *ctrl, uint32_t entries,
+                                   struct gpunvme_ioq **out)
+{
+    struct gpunvme_ioq *ioq;
+    uint32_t i = 0;
+    gpunvme_err_t err;
+
+    if (nvme_state(ctrl) != CTRL_LIVE)
+        return nvme_state(ctrl) == CTRL_REMOVED ? GPUNVME_ERR_REMOVED : GPUNVME_ERR_CLOSED;
+    while (i < ctrl->max_io_queues && ctrl->ioqs[i])
+        i++;
+    if (i == ctrl->max_io_queues)
+        return base_fail(GPUNVME_ERR_LIMIT, "all %u I/O queues are in use", i);
+    err = nvme_ioq_alloc(ctrl, i + 1, entries, &ioq);
+    if (err)
+        return err;
+    err = nvme_ioq_create_on_device(ioq);
+    if (err) {
+        nvme_ioq_free(ioq);
+        return err;
+    }
+    ctrl->ioqs[i] = *out = ioq;
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t gpunvme_ioq_create(struct gpunvme_ctrl *ctrl, uint32_t entries,
+                                 struct gpunvme_ioq **out)
+{
+    gpunvme_err_t err;
+
+    if (!ctrl || !out)
+        return base_fail(GPUNVME_ERR_INVALID, "NULL argument");
+    if (!entries)
+        entries = ctrl->max_entries < DEFAULT_ENTRIES ? ctrl->max_entries : DEFAULT_ENTRIES;
+    if (entries > ctrl->max_entries)
+        return base_fail(GPUNVME_ERR_LIMIT, "%u entries: this controller's queues have at most %u",
+                         entries, ctrl->max_entries);
+    pthread_mutex_lock(&ctrl->life);
+    err = create_locked(ctrl, entries, out);
+    pthread_mutex_unlock(&ctrl->life);
+    return err;
+}
+
+gpunvme_err_t gpunvme_ioq_delete(struct gpunvme_ioq *ioq)
+{
+    struct gpunvme_ctrl *ctrl;
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (!ioq)
+        return GPUNVME_OK;
+    ctrl = ioq->ctrl;
+    pthread_mutex_lock(&ctrl->life);
+    ctrl->ioqs[ioq->qpair.qid - 1] = NULL;
+    if (nvme_state(ctrl) == CTRL_LIVE) {
+        err = delete_queue(ioq, GPUNVME_ADMIN_DELETE_SQ);
+        if (!err)
+            err = delete_queue(ioq, GPUNVME_ADMIN_DELETE_CQ);
+        /* A controller that does not let go of the queue must not find its memory freed. */
+        if (err && nvme_reset_locked(ctrl) == GPUNVME_OK)
+            err = GPUNVME_OK;
+    }
+    pthread_mutex_unlock(&ctrl->life);
+    nvme_ioq_free(ioq);
+    return err;
+}
+
+struct gpunvme_qpair *gpunvme_ioq_qpair(struct gpunvme_ioq *ioq)
+{
+    return &ioq->qpair;
+}
+
+/* --- shadow doorbells ------------------------------------------------------------------------- */
+
+static gpunvme_err_t alloc_shadow(struct gpunvme_ctrl *ctrl)
+{
+    struct gpunvme_transport *t = ctrl->transport;
+    size_t page = (size_t)1 << ctrl->page_shift;
+    gpunvme_err_t err = t->ops->alloc(t, page, &ctrl->shadow);
+
+    if (!err)
+        err = t->ops->alloc(t, page, &ctrl->event_index);
+    return err;
+}
+
+/* One page holds the doorbells of so many queues: those behind it have none to shadow. */
+static bool fits_page(const struct gpunvme_ctrl *ctrl)
+{
+    uint32_t dstrd = (uint32_t)GPUNVME_GET(ctrl->cap, CAP_DSTRD);
+    uint32_t last = gpunvme_cq_doorbell((uint16_t)ctrl->max_io_queues, dstrd);
+
+    return last + 4 - GPUNVME_REG_DOORBELLS <= 1u << ctrl->page_shift;
+}
+
+gpunvme_err_t nvme_shadow_start(struct gpunvme_ctrl *ctrl)
+{
+    struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_DOORBELL_BUFFER_CONFIG};
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (ctrl->opts.no_shadow_doorbells || !(ctrl->id.oacs & GPUNVME_OACS_DBBUF) ||
+        !fits_page(ctrl))
+        return GPUNVME_OK;
+    if (!ctrl->shadow.nbytes)
+        err = alloc_shadow(ctrl);
+    if (err)
+        return err;
+    memset(ctrl->shadow.cpu, 0, ctrl->shadow.nbytes);
+    memset(ctrl->event_index.cpu, 0, ctrl->event_index.nbytes);
+    sqe.prp1 = ctrl->shadow.bus;
+    sqe.prp2 = ctrl->event_index.bus;
+    err = nvme_admin_locked(ctrl, &sqe, NULL, 0, false, NULL);
+    /* It said that it has this and then refuses: do without, unless queues rely on it already,
+     * as they may once the namespaces are known. */
+    if (gpunvme_err_nvme_status(err) && !ctrl->ns) {
+        nvme_shadow_free(ctrl);
+        return GPUNVME_OK;
+    }
+    return err;
+}
+
+void nvme_shadow_free(struct gpunvme_ctrl *ctrl)
+{
+    struct gpunvme_transport *t = ctrl->transport;
+
+    if (ctrl->shadow.nbytes)
+        t->ops->free(t, &ctrl->shadow);
+    if (ctrl->event_index.nbytes)
+        t->ops->free(t, &ctrl->event_index);
+    ctrl->shadow = ctrl->event_index = (struct gpunvme_buf){0};
+}

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Namespaces: which there are and what they look like.
+ *
+ * Source: Base 1.4, sections 5.15.2.2 (Identify Namespace) and 5.15.2.3 (active list).
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fail.h"
+#include "nvme/ctrl.h"
+
+#define LIST_ENTRIES 1024
+
+/* The active namespaces above `after`, from a controller of version 1.1 on. */
+static gpunvme_err_t read_list(struct gpunvme_ctrl *ctrl, uint32_t after,
+                               struct gpunvme_id_ns_list *list)
+{
+    struct gpunvme_sqe sqe = {
+        .opc = GPUNVME_ADMIN_IDENTIFY, .nsid = after, .cdw10 = GPUNVME_CNS_ACTIVE_NS_LIST};
+
+    return nvme_admin_locked(ctrl, &sqe, list, sizeof(*list), false, NULL);
+}
+
+static const struct gpunvme_lbaf *format_of(const struct gpunvme_id_ns *id)
+{
+    /* FLBAS: bits 3:0, and 6:5 above them where there are more than 16 formats. */
+    unsigned index = (id->flbas & 0xfu) | (id->nlbaf > 15 ? (id->flbas >> 5 & 3u) << 4 : 0);
+
+    return &id->lbaf[index];
+}
+
+static uint32_t max_blocks(const struct gpunvme_ctrl *ctrl, unsigned block_shift)
+{
+    uint64_t blocks = ctrl->max_transfer >> block_shift;
+
+    return blocks > 65536 ? 65536 : (uint32_t)blocks; /* NLB has 16 bits, 0's based */
+}
+
+static gpunvme_err_t add_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid)
+{
+    struct gpunvme_ns *grown = realloc(ctrl->ns, (ctrl->nns + 1) * sizeof(*grown));
+    struct gpunvme_sqe sqe = {
+        .opc = GPUNVME_ADMIN_IDENTIFY, .nsid = nsid, .cdw10 = GPUNVME_CNS_NS};
+    struct gpunvme_ns *ns;
+    gpunvme_err_t err;
+
+    if (!grown)
+        return base_fail(GPUNVME_ERR_NOMEM, "namespace %u", nsid);
+    ctrl->ns = grown;
+    ns = &ctrl->ns[ctrl->nns];
+    memset(ns, 0, sizeof(*ns));
+    err = nvme_admin_locked(ctrl, &sqe, &ns->id, sizeof(ns->id), false, NULL);
+    if (err)
+        return err;
+    if (!ns->id.nsze) /* an inactive one, from a controller that has no active list */
+        return GPUNVME_OK;
+    ns->ctrl = ctrl;
+    ns->nsid = nsid;
+    ns->block_shift = format_of(&ns->id)->lbads;
+    ns->nblocks = ns->id.nsze;
+    ns->boundary_blocks = ns->id.noiob;
+    ns->readonly = ns->id.nsattr & 1;
+    if (ns->block_shift >= 9 && ns->block_shift < 32) {
+        ns->block_size = 1u << ns->block_shift;
+        ns->nbytes = ns->nblocks << ns->block_shift;
+        ns->max_blocks = max_blocks(ctrl, ns->block_shift);
+    }
+    ctrl->nns++;
+    return GPUNVME_OK;
+}
+
+/* A controller of version 1.0 has no list: every NSID up to NN is asked for. */
+static gpunvme_err_t scan_all(struct gpunvme_ctrl *ctrl)
+{
+    for (uint32_t nsid = 1; nsid <= ctrl->id.nn; nsid++) {
+        gpunvme_err_t err = add_ns(ctrl, nsid);
+
+        if (err)
+            return err;
+    }
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t scan_list(struct gpunvme_ctrl *ctrl, struct gpunvme_id_ns_list *list)
+{
+    uint32_t after = 0;
+
+    for (;;) {
+        gpunvme_err_t err = read_list(ctrl, after, list);
+
+        if (err)
+            return err;
+        for (unsigned i = 0; i < LIST_ENTRIES; i++) {
+            uint32_t nsid = list->nsid[i];
+
+            if (!nsid)
+                return GPUNVME_OK;
+            if (nsid <= after)
+                return base_fail(GPUNVME_ERR_PROTOCOL,
+                                 "the active namespace list is not in increasing order");
+            after = nsid;
+            err = add_ns(ctrl, nsid);
+            if (err)
+                return err;
+        }
+    }
+}
+
+gpunvme_err_t nvme_ns_scan(struct gpunvme_ctrl *ctrl)
+{
+    struct gpunvme_id_ns_list *list;
+    gpunvme_err_t err;
+
+    if (ctrl->vs < 0x00010100)
+        return scan_all(ctrl);
+    list = malloc(sizeof(*list));
+    if (!list)
+        return base_fail(GPUNVME_ERR_NOMEM, "the active namespace list");
+    err = scan_list(ctrl, list);
+    free(list);
+    return err;
+}
+
+const struct gpunvme_ns *gpunvme_ctrl_ns_at(struct gpunvme_ctrl *ctrl, uint32_t index)
+{
+    return index < ctrl->nns ? &ctrl->ns[index] : NULL;
+}
+
+static gpunvme_err_t check_format(const struct gpunvme_ns *ns)
+{
+    const struct gpunvme_lbaf *format = format_of(&ns->id);
+
+    if (format->ms)
+        return base_fail(GPUNVME_ERR_FORMAT,
+                         "namespace %u has %u bytes of metadata a block", ns->nsid, format->ms);
+    if (ns->block_size != 512 && ns->block_size != 4096)
+        return base_fail(GPUNVME_ERR_FORMAT, "namespace %u has blocks of 2^%u bytes: 512 and 4096 "
+                         "are supported", ns->nsid, ns->block_shift);
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t gpunvme_ctrl_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid,
+                              const struct gpunvme_ns **out)
+{
+    if (!ctrl || !out)
+        return base_fail(GPUNVME_ERR_INVALID, "NULL argument");
+    for (uint32_t i = 0; i < ctrl->nns; i++) {
+        if (ctrl->ns[i].nsid == nsid) {
+            *out = &ctrl->ns[i];
+            return check_format(&ctrl->ns[i]);
+        }
+    }
+    return base_fail(GPUNVME_ERR_NO_NAMESPACE, "namespace %u is not active on %s", nsid,
+                     ctrl->transport->address);
+}

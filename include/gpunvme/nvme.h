@@ -443,8 +443,8 @@ GPUNVME_ASSERT_OFFSET(gpunvme_cqe, status, 14);
 #define GPUNVME_STATUS_DNR  (1u << 14) /* do not retry: it would fail again */
 
 /* Status code and type together: what is compared with GPUNVME_SC_*. */
-#define GPUNVME_STATUS_CODE(status)    ((status) & 0x7ffu)
-#define GPUNVME_STATUS_SC(status)      ((status) & 0xffu)
+#define GPUNVME_STATUS_CODE(status)    ((status)&0x7ffu)
+#define GPUNVME_STATUS_SC(status)      ((status)&0xffu)
 #define GPUNVME_STATUS_SCT(status)     ((status) >> 8 & 0x7u)
 #define GPUNVME_STATUS_CRD(status)     ((status) >> 11 & 0x3u) /* 1 … 3: CRDT1 … CRDT3 */
 #define GPUNVME_STATUS_IS_MORE(status) (((status)&GPUNVME_STATUS_MORE) != 0)
@@ -502,7 +502,8 @@ enum gpunvme_sct {
     X(SANITIZE_FAILED, 0x01c,                                                                      \
       "the last sanitize failed: nothing else is allowed until one succeeds")                      \
     X(SANITIZE_IN_PROGRESS, 0x01d, "a sanitize is in progress: wait for its end")                  \
-    X(SGL_INVALID_GRANULARITY, 0x01e, "an address or length in the SGL lacks the alignment needed") \
+    X(SGL_INVALID_GRANULARITY, 0x01e,                                                              \
+      "an address or length in the SGL lacks the alignment needed")                                \
     X(CMB_QUEUE_NOT_SUPPORTED, 0x01f,                                                              \
       "the command is not supported from a queue in the controller memory buffer")                 \
     X(NS_WRITE_PROTECTED, 0x020,                                                                   \
@@ -532,7 +533,8 @@ enum gpunvme_sct {
     X(INVALID_FW_SLOT, 0x106, "the firmware slot does not exist or is read-only")                  \
     X(INVALID_FW_IMAGE, 0x107, "the firmware image is not valid for this controller")              \
     X(INVALID_VECTOR, 0x108, "the interrupt vector does not exist")                                \
-    X(INVALID_LOG_PAGE, 0x109, "the controller does not have this log page, or not at this offset") \
+    X(INVALID_LOG_PAGE, 0x109,                                                                     \
+      "the controller does not have this log page, or not at this offset")                         \
     X(INVALID_FORMAT, 0x10a, "the LBA format or its options are not supported")                    \
     X(FW_NEEDS_CONVENTIONAL_RESET, 0x10b,                                                          \
       "the firmware is stored; a conventional reset (power cycle) makes it active")                \
@@ -577,8 +579,7 @@ enum gpunvme_sct {
     X(ID_UNAVAILABLE, 0x12d, "no identifier is left for what should be created")                   \
     X(STREAM_RESOURCE_ALLOCATION_FAILED, 0x17f, "no stream resources are left")                    \
     X(CONFLICTING_ATTRIBUTES, 0x180, "the attributes of the command contradict each other")        \
-    X(INVALID_PI, 0x181,                                                                           \
-      "the protection information settings do not fit the namespace's format")                     \
+    X(INVALID_PI, 0x181, "the protection information settings do not fit the namespace's format")  \
     X(WRITE_TO_READONLY, 0x182, "a write to a range that is read-only")                            \
     X(CMD_SIZE_LIMIT, 0x183, "the command is larger than the controller's limit: split it")        \
     X(ZONE_INVALID_OPERATION, 0x1b6, "the operation is not valid for a zone of this kind")         \
@@ -711,25 +712,25 @@ const char *gpunvme_admin_opcode_name(uint8_t opcode);
 const char *gpunvme_io_opcode_name(uint8_t opcode);
 
 /* Create and delete I/O queues. 1.4 sections 5.3 to 5.6, 2.0 section 5 */
-#define GPUNVME_QUEUE_QID_SHIFT      0 /* cdw10 */
-#define GPUNVME_QUEUE_QID_MASK       0xffffu
-#define GPUNVME_QUEUE_QSIZE_SHIFT    16 /* cdw10, entries, 0's based */
-#define GPUNVME_QUEUE_QSIZE_MASK     0xffffu
-#define GPUNVME_CREATE_CQ_IV_SHIFT   16 /* cdw11, interrupt vector */
-#define GPUNVME_CREATE_CQ_IV_MASK    0xffffu
-#define GPUNVME_CREATE_SQ_QPRIO_SHIFT 1 /* cdw11, GPUNVME_SQ_PRIO_* */
-#define GPUNVME_CREATE_SQ_QPRIO_MASK 0x3u
-#define GPUNVME_CREATE_SQ_CQID_SHIFT 16 /* cdw11 */
-#define GPUNVME_CREATE_SQ_CQID_MASK  0xffffu
+#define GPUNVME_QUEUE_QID_SHIFT          0 /* cdw10 */
+#define GPUNVME_QUEUE_QID_MASK           0xffffu
+#define GPUNVME_QUEUE_QSIZE_SHIFT        16 /* cdw10, entries, 0's based */
+#define GPUNVME_QUEUE_QSIZE_MASK         0xffffu
+#define GPUNVME_CREATE_CQ_IV_SHIFT       16 /* cdw11, interrupt vector */
+#define GPUNVME_CREATE_CQ_IV_MASK        0xffffu
+#define GPUNVME_CREATE_SQ_QPRIO_SHIFT    1 /* cdw11, GPUNVME_SQ_PRIO_* */
+#define GPUNVME_CREATE_SQ_QPRIO_MASK     0x3u
+#define GPUNVME_CREATE_SQ_CQID_SHIFT     16 /* cdw11 */
+#define GPUNVME_CREATE_SQ_CQID_MASK      0xffffu
 #define GPUNVME_CREATE_SQ_NVMSETID_SHIFT 0 /* cdw12 */
 #define GPUNVME_CREATE_SQ_NVMSETID_MASK  0xffffu
 
-#define GPUNVME_QUEUE_PC        (1u << 0) /* cdw11: physically contiguous */
-#define GPUNVME_CQ_IEN          (1u << 1) /* cdw11: interrupts enabled */
-#define GPUNVME_SQ_PRIO_URGENT  0u
-#define GPUNVME_SQ_PRIO_HIGH    1u
-#define GPUNVME_SQ_PRIO_MEDIUM  2u
-#define GPUNVME_SQ_PRIO_LOW     3u
+#define GPUNVME_QUEUE_PC       (1u << 0) /* cdw11: physically contiguous */
+#define GPUNVME_CQ_IEN         (1u << 1) /* cdw11: interrupts enabled */
+#define GPUNVME_SQ_PRIO_URGENT 0u
+#define GPUNVME_SQ_PRIO_HIGH   1u
+#define GPUNVME_SQ_PRIO_MEDIUM 2u
+#define GPUNVME_SQ_PRIO_LOW    3u
 
 /* Abort. 1.4 section 5.1. Bit 0 of dw0 of the completion is 0 where the command was aborted. */
 #define GPUNVME_ABORT_SQID_SHIFT 0 /* cdw10 */
@@ -752,10 +753,10 @@ const char *gpunvme_io_opcode_name(uint8_t opcode);
 #define GPUNVME_IDENTIFY_UUID_MASK   0x7fu
 
 enum gpunvme_cns {
-    GPUNVME_CNS_NS = 0x00,              /* struct gpunvme_id_ns of NSID */
-    GPUNVME_CNS_CTRL = 0x01,            /* struct gpunvme_id_ctrl */
-    GPUNVME_CNS_ACTIVE_NS_LIST = 0x02,  /* struct gpunvme_id_ns_list, identifiers above NSID */
-    GPUNVME_CNS_NS_DESC_LIST = 0x03,    /* struct gpunvme_ns_id_desc and its identifier, … */
+    GPUNVME_CNS_NS = 0x00,             /* struct gpunvme_id_ns of NSID */
+    GPUNVME_CNS_CTRL = 0x01,           /* struct gpunvme_id_ctrl */
+    GPUNVME_CNS_ACTIVE_NS_LIST = 0x02, /* struct gpunvme_id_ns_list, identifiers above NSID */
+    GPUNVME_CNS_NS_DESC_LIST = 0x03,   /* struct gpunvme_ns_id_desc and its identifier, … */
     GPUNVME_CNS_NVM_SET_LIST = 0x04,
     GPUNVME_CNS_CSI_NS = 0x05,   /* by command set; 2.0 */
     GPUNVME_CNS_CSI_CTRL = 0x06, /* by command set: struct gpunvme_id_ctrl_nvm for NVM; 2.0 */
@@ -820,13 +821,13 @@ enum gpunvme_log {
     GPUNVME_LOG_PERSISTENT_EVENT = 0x0d,
     GPUNVME_LOG_LBA_STATUS = 0x0e,
     GPUNVME_LOG_ENDURANCE_GROUP_AGGREGATE = 0x0f,
-    GPUNVME_LOG_MEDIA_UNIT_STATUS = 0x10,    /* 2.0 */
-    GPUNVME_LOG_CAPACITY_CONFIGS = 0x11,     /* 2.0 */
-    GPUNVME_LOG_FEATURE_EFFECTS = 0x12,      /* 2.0 */
-    GPUNVME_LOG_MI_EFFECTS = 0x13,           /* 2.0 */
-    GPUNVME_LOG_LOCKDOWN = 0x14,             /* 2.0 */
-    GPUNVME_LOG_BOOT_PARTITION = 0x15,       /* 2.0 */
-    GPUNVME_LOG_ROTATIONAL_MEDIA = 0x16,     /* 2.0 */
+    GPUNVME_LOG_MEDIA_UNIT_STATUS = 0x10, /* 2.0 */
+    GPUNVME_LOG_CAPACITY_CONFIGS = 0x11,  /* 2.0 */
+    GPUNVME_LOG_FEATURE_EFFECTS = 0x12,   /* 2.0 */
+    GPUNVME_LOG_MI_EFFECTS = 0x13,        /* 2.0 */
+    GPUNVME_LOG_LOCKDOWN = 0x14,          /* 2.0 */
+    GPUNVME_LOG_BOOT_PARTITION = 0x15,    /* 2.0 */
+    GPUNVME_LOG_ROTATIONAL_MEDIA = 0x16,  /* 2.0 */
     GPUNVME_LOG_DISCOVERY = 0x70,
     GPUNVME_LOG_RESERVATION = 0x80,
     GPUNVME_LOG_SANITIZE = 0x81,
@@ -861,17 +862,17 @@ enum gpunvme_feat {
     GPUNVME_FEAT_HOST_MEM_BUF = 0x0d,
     GPUNVME_FEAT_TIMESTAMP = 0x0e,
     GPUNVME_FEAT_KATO = 0x0f,
-    GPUNVME_FEAT_HCTM = 0x10,                       /* host controlled thermal management */
-    GPUNVME_FEAT_NOPSC = 0x11,                      /* non-operational power state config */
-    GPUNVME_FEAT_RRL = 0x12,                        /* read recovery level */
+    GPUNVME_FEAT_HCTM = 0x10,  /* host controlled thermal management */
+    GPUNVME_FEAT_NOPSC = 0x11, /* non-operational power state config */
+    GPUNVME_FEAT_RRL = 0x12,   /* read recovery level */
     GPUNVME_FEAT_PREDICTABLE_LATENCY_CONFIG = 0x13,
     GPUNVME_FEAT_PREDICTABLE_LATENCY_WINDOW = 0x14,
     GPUNVME_FEAT_LBA_STATUS_INTERVAL = 0x15,
     GPUNVME_FEAT_HOST_BEHAVIOR = 0x16,
     GPUNVME_FEAT_SANITIZE_CONFIG = 0x17,
     GPUNVME_FEAT_ENDURANCE_EVENT_CONFIG = 0x18,
-    GPUNVME_FEAT_IOCS_PROFILE = 0x19,    /* 2.0 */
-    GPUNVME_FEAT_SPINUP_CONTROL = 0x1a,  /* 2.0 */
+    GPUNVME_FEAT_IOCS_PROFILE = 0x19,           /* 2.0 */
+    GPUNVME_FEAT_SPINUP_CONTROL = 0x1a,         /* 2.0 */
     GPUNVME_FEAT_ENHANCED_CTRL_METADATA = 0x7d, /* 2.0 */
     GPUNVME_FEAT_CTRL_METADATA = 0x7e,          /* 2.0 */
     GPUNVME_FEAT_NS_METADATA = 0x7f,            /* 2.0 */
@@ -882,7 +883,8 @@ enum gpunvme_feat {
     GPUNVME_FEAT_NS_WRITE_PROTECT = 0x84,
 };
 
-/* Number of Queues: cdw11 asks, dw0 of the completion grants; all 0's based. 1.4 section 5.21.1.7 */
+/* Number of Queues: cdw11 asks, dw0 of the completion grants; all 0's based. 1.4 section 5.21.1.7
+ */
 #define GPUNVME_NUM_QUEUES_NSQ_SHIFT 0
 #define GPUNVME_NUM_QUEUES_NSQ_MASK  0xffffu
 #define GPUNVME_NUM_QUEUES_NCQ_SHIFT 16
@@ -977,14 +979,14 @@ enum gpunvme_aer_iocs {
 #define GPUNVME_RW_DSPEC_SHIFT  16 /* cdw13: directive specific; writes */
 #define GPUNVME_RW_DSPEC_MASK   0xffffu
 
-#define GPUNVME_RW_STC        (1u << 24) /* storage tag check; NVM 1.0 */
-#define GPUNVME_RW_PRCHK_REF  (1u << 26)
-#define GPUNVME_RW_PRCHK_APP  (1u << 27)
+#define GPUNVME_RW_STC         (1u << 24) /* storage tag check; NVM 1.0 */
+#define GPUNVME_RW_PRCHK_REF   (1u << 26)
+#define GPUNVME_RW_PRCHK_APP   (1u << 27)
 #define GPUNVME_RW_PRCHK_GUARD (1u << 28)
-#define GPUNVME_RW_PRACT      (1u << 29)
-#define GPUNVME_RW_FUA        (1u << 30) /* force unit access */
-#define GPUNVME_RW_LR         (1u << 31) /* limited retry */
-#define GPUNVME_WZ_DEAC       (1u << 25) /* Write Zeroes: deallocate where that reads as zero */
+#define GPUNVME_RW_PRACT       (1u << 29)
+#define GPUNVME_RW_FUA         (1u << 30) /* force unit access */
+#define GPUNVME_RW_LR          (1u << 31) /* limited retry */
+#define GPUNVME_WZ_DEAC        (1u << 25) /* Write Zeroes: deallocate where that reads as zero */
 
 /* Dataset Management. 1.4 section 6.7, NVM 1.0 section 3.2.3 */
 #define GPUNVME_DSM_NR_SHIFT 0 /* cdw10, ranges, 0's based */
@@ -1120,9 +1122,9 @@ struct gpunvme_id_ctrl {
     uint8_t icsvscc; /* NVSCC in 1.4 */
     uint8_t nwpc;    /* namespace write protection */
     uint16_t acwu;
-    uint16_t ocfs; /* copy descriptor formats; 2.0 */
-    uint32_t sgls; /* GPUNVME_SGLS_* */
-    uint32_t mnan; /* most namespaces; 0: NN */
+    uint16_t ocfs;      /* copy descriptor formats; 2.0 */
+    uint32_t sgls;      /* GPUNVME_SGLS_* */
+    uint32_t mnan;      /* most namespaces; 0: NN */
     uint64_t maxdna[2]; /* 2.0 */
     uint32_t maxcna;    /* 2.0 */
     uint8_t rsvd564[204];
@@ -1267,17 +1269,17 @@ GPUNVME_ASSERT_OFFSET(gpunvme_id_ctrl, vs, 3072);
 #define GPUNVME_VWC_FLUSH_NO_ALL   2u
 #define GPUNVME_VWC_FLUSH_ALL      3u
 
-#define GPUNVME_SGLS_SUPPORT_SHIFT       0 /* GPUNVME_SGLS_SUPPORT_* */
-#define GPUNVME_SGLS_SUPPORT_MASK        0x3u
-#define GPUNVME_SGLS_SUPPORT_NONE        0u
-#define GPUNVME_SGLS_SUPPORT_BYTE        1u /* any alignment */
-#define GPUNVME_SGLS_SUPPORT_DWORD       2u /* dword alignment and granularity */
-#define GPUNVME_SGLS_KEYED               (1u << 2)
-#define GPUNVME_SGLS_BIT_BUCKET          (1u << 16)
-#define GPUNVME_SGLS_MPTR_CONTIG         (1u << 17) /* byte-aligned contiguous metadata buffer */
-#define GPUNVME_SGLS_LONGER              (1u << 18) /* SGLs may be longer than the data */
-#define GPUNVME_SGLS_MPTR_SGL            (1u << 19)
-#define GPUNVME_SGLS_OFFSET              (1u << 20) /* addresses may be offsets */
+#define GPUNVME_SGLS_SUPPORT_SHIFT        0 /* GPUNVME_SGLS_SUPPORT_* */
+#define GPUNVME_SGLS_SUPPORT_MASK         0x3u
+#define GPUNVME_SGLS_SUPPORT_NONE         0u
+#define GPUNVME_SGLS_SUPPORT_BYTE         1u /* any alignment */
+#define GPUNVME_SGLS_SUPPORT_DWORD        2u /* dword alignment and granularity */
+#define GPUNVME_SGLS_KEYED                (1u << 2)
+#define GPUNVME_SGLS_BIT_BUCKET           (1u << 16)
+#define GPUNVME_SGLS_MPTR_CONTIG          (1u << 17) /* byte-aligned contiguous metadata buffer */
+#define GPUNVME_SGLS_LONGER               (1u << 18) /* SGLs may be longer than the data */
+#define GPUNVME_SGLS_MPTR_SGL             (1u << 19)
+#define GPUNVME_SGLS_OFFSET               (1u << 20) /* addresses may be offsets */
 #define GPUNVME_SGLS_TRANSPORT_DATA_BLOCK (1u << 21)
 
 /* Identify Controller for the NVM command set (CNS 06h). NVM 1.0 section 4.1.5 */
@@ -1306,20 +1308,20 @@ GPUNVME_ASSERT_OFFSET(gpunvme_lbaf, rp, 3);
 
 /* Identify Namespace. 1.4 section 5.15.2.1, NVM 1.0 section 4.1.5.1 */
 struct gpunvme_id_ns {
-    uint64_t nsze;    /* size, in blocks */
-    uint64_t ncap;    /* capacity */
-    uint64_t nuse;    /* in use */
-    uint8_t nsfeat;   /* GPUNVME_NSFEAT_* */
-    uint8_t nlbaf;    /* LBA formats, 0's based */
-    uint8_t flbas;    /* the format in use: gpunvme_id_ns_format() */
-    uint8_t mc;       /* metadata capabilities: GPUNVME_MC_* */
-    uint8_t dpc;      /* protection capabilities */
-    uint8_t dps;      /* protection in use: type 2:0 */
-    uint8_t nmic;     /* bit 0: may be attached to several controllers */
-    uint8_t rescap;   /* reservations */
-    uint8_t fpi;      /* format progress */
-    uint8_t dlfeat;   /* deallocated blocks: GPUNVME_DLFEAT_* */
-    uint16_t nawun;   /* atomic writes, in blocks, 0's based */
+    uint64_t nsze;  /* size, in blocks */
+    uint64_t ncap;  /* capacity */
+    uint64_t nuse;  /* in use */
+    uint8_t nsfeat; /* GPUNVME_NSFEAT_* */
+    uint8_t nlbaf;  /* LBA formats, 0's based */
+    uint8_t flbas;  /* the format in use: gpunvme_id_ns_format() */
+    uint8_t mc;     /* metadata capabilities: GPUNVME_MC_* */
+    uint8_t dpc;    /* protection capabilities */
+    uint8_t dps;    /* protection in use: type 2:0 */
+    uint8_t nmic;   /* bit 0: may be attached to several controllers */
+    uint8_t rescap; /* reservations */
+    uint8_t fpi;    /* format progress */
+    uint8_t dlfeat; /* deallocated blocks: GPUNVME_DLFEAT_* */
+    uint16_t nawun; /* atomic writes, in blocks, 0's based */
     uint16_t nawupf;
     uint16_t nacwu;
     uint16_t nabsn;
@@ -1343,8 +1345,8 @@ struct gpunvme_id_ns {
     uint8_t nsattr; /* bit 0: write protected now */
     uint16_t nvmsetid;
     uint16_t endgid;
-    uint8_t nguid[16]; /* big-endian */
-    uint8_t eui64[8];  /* big-endian */
+    uint8_t nguid[16];            /* big-endian */
+    uint8_t eui64[8];             /* big-endian */
     struct gpunvme_lbaf lbaf[64]; /* 16 in 1.4 */
     uint8_t vs[3712];
 } GPUNVME_PACKED;
@@ -1388,16 +1390,16 @@ GPUNVME_ASSERT_OFFSET(gpunvme_id_ns, vs, 384);
 #define GPUNVME_NSFEAT_UIDREUSE (1u << 3) /* NGUID and EUI64 are never reused */
 #define GPUNVME_NSFEAT_OPTPERF  (1u << 4) /* NPWG … NOWS are to be used */
 
-#define GPUNVME_FLBAS_LOWER_SHIFT  0 /* index of the format, bits 3:0 */
-#define GPUNVME_FLBAS_LOWER_MASK   0xfu
-#define GPUNVME_FLBAS_UPPER_SHIFT  5 /* and bits 5:4; NVM 1.0, with more than 16 formats */
-#define GPUNVME_FLBAS_UPPER_MASK   0x3u
-#define GPUNVME_FLBAS_EXTENDED     (1u << 4) /* metadata lies behind each block's data */
-#define GPUNVME_MC_EXTENDED        (1u << 0)
-#define GPUNVME_MC_SEPARATE        (1u << 1)
-#define GPUNVME_DPS_TYPE_SHIFT     0 /* 0: no protection information */
-#define GPUNVME_DPS_TYPE_MASK      0x7u
-#define GPUNVME_NMIC_SHARED        (1u << 0)
+#define GPUNVME_FLBAS_LOWER_SHIFT      0 /* index of the format, bits 3:0 */
+#define GPUNVME_FLBAS_LOWER_MASK       0xfu
+#define GPUNVME_FLBAS_UPPER_SHIFT      5 /* and bits 5:4; NVM 1.0, with more than 16 formats */
+#define GPUNVME_FLBAS_UPPER_MASK       0x3u
+#define GPUNVME_FLBAS_EXTENDED         (1u << 4) /* metadata lies behind each block's data */
+#define GPUNVME_MC_EXTENDED            (1u << 0)
+#define GPUNVME_MC_SEPARATE            (1u << 1)
+#define GPUNVME_DPS_TYPE_SHIFT         0 /* 0: no protection information */
+#define GPUNVME_DPS_TYPE_MASK          0x7u
+#define GPUNVME_NMIC_SHARED            (1u << 0)
 #define GPUNVME_NSATTR_WRITE_PROTECTED (1u << 0)
 
 #define GPUNVME_DLFEAT_READ_SHIFT    0 /* what a deallocated block reads as: the three below */

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The wall between this project and CUDA: cuda.c and checksum.cu stand behind it in a build with
+ * CUDA, cuda_none.c in a build without. It deals in plain addresses and knows no buffers.
+ *
+ * Everything but mem_cuda_present(), _why_not(), _count() and _info() is called only when
+ * mem_cuda_present() says yes.
+ */
+#ifndef MEMORY_CUDA_H
+#define MEMORY_CUDA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "gpunvme/error.h"
+#include "gpunvme/memory.h"
+
+/* True when there is a GPU to work with; decided once. */
+bool mem_cuda_present(void);
+const char *mem_cuda_why_not(void); /* "" when there is one */
+unsigned mem_cuda_count(void);
+gpunvme_err_t mem_cuda_info(unsigned index, struct gpunvme_gpu_info *info);
+gpunvme_err_t mem_cuda_current(unsigned *index);
+
+/* What CUDA knows of an address; `device` is set for all kinds but MEM_CUDA_UNKNOWN. */
+enum mem_cuda_kind {
+    MEM_CUDA_UNKNOWN, /* nothing: ordinary host memory, or no memory at all */
+    MEM_CUDA_PINNED,  /* pinned host memory */
+    MEM_CUDA_DEVICE,  /* memory of a GPU */
+};
+enum mem_cuda_kind mem_cuda_kind(const void *ptr, int *device);
+
+/* GPU memory on the calling thread's current device, zeroed. */
+gpunvme_err_t mem_cuda_alloc(size_t nbytes, void **gpu);
+gpunvme_err_t mem_cuda_free(void *gpu);
+
+/* Pins host memory for all GPUs and maps it into the current one. */
+gpunvme_err_t mem_cuda_pin(void *cpu, size_t nbytes, void **gpu);
+gpunvme_err_t mem_cuda_unpin(void *cpu);
+gpunvme_err_t mem_cuda_pinned_address(void *cpu, void **gpu); /* of memory pinned by others */
+
+/* Synchronous; at least one of the two addresses is known to CUDA. */
+gpunvme_err_t mem_cuda_copy(void *dst, const void *src, size_t nbytes);
+gpunvme_err_t mem_cuda_fill(void *dst, uint8_t value, size_t nbytes);
+
+/* Streams; `near` chooses the device, NULL the calling thread's current one. */
+struct mem_cuda_stream;
+gpunvme_err_t mem_cuda_stream_create(const void *near, struct mem_cuda_stream **out);
+gpunvme_err_t mem_cuda_stream_destroy(struct mem_cuda_stream *stream);
+gpunvme_err_t mem_cuda_stream_copy(struct mem_cuda_stream *stream, void *dst, const void *src,
+                                   size_t nbytes);
+gpunvme_err_t mem_cuda_stream_query(struct mem_cuda_stream *stream, bool *done);
+gpunvme_err_t mem_cuda_stream_sync(struct mem_cuda_stream *stream, uint64_t timeout_ns);
+
+/* The checksum of checksum.h, of GPU memory, by a kernel. nbytes > 0. */
+gpunvme_err_t mem_cuda_checksum(const void *gpu, size_t nbytes, uint64_t *sum);
+
+#endif

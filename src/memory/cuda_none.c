@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The wall of cuda.h in a build without CUDA: there is no GPU, and nothing else is ever called.
+ */
+#include <string.h>
+
+#include "base/fail.h"
+#include "memory/cuda.h"
+
+bool mem_cuda_present(void)
+{
+    return false;
+}
+
+const char *mem_cuda_why_not(void)
+{
+    return "built without CUDA";
+}
+
+unsigned mem_cuda_count(void)
+{
+    return 0;
+}
+
+static gpunvme_err_t fail(void)
+{
+    return base_fail(GPUNVME_ERR_NO_GPU, "%s", mem_cuda_why_not());
+}
+
+gpunvme_err_t mem_cuda_info(unsigned index, struct gpunvme_gpu_info *info)
+{
+    (void)index;
+    memset(info, 0, sizeof(*info));
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_current(unsigned *index)
+{
+    *index = 0;
+    return fail();
+}
+
+enum mem_cuda_kind mem_cuda_kind(const void *ptr, int *device)
+{
+    (void)ptr;
+    *device = -1;
+    return MEM_CUDA_UNKNOWN;
+}
+
+gpunvme_err_t mem_cuda_alloc(size_t nbytes, void **gpu)
+{
+    (void)nbytes;
+    *gpu = NULL;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_free(void *gpu)
+{
+    (void)gpu;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_pin(void *cpu, size_t nbytes, void **gpu)
+{
+    (void)cpu;
+    (void)nbytes;
+    *gpu = NULL;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_unpin(void *cpu)
+{
+    (void)cpu;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_pinned_address(void *cpu, void **gpu)
+{
+    (void)cpu;
+    *gpu = NULL;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_copy(void *dst, const void *src, size_t nbytes)
+{
+    (void)dst;
+    (void)src;
+    (void)nbytes;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_fill(void *dst, uint8_t value, size_t nbytes)
+{
+    (void)dst;
+    (void)value;
+    (void)nbytes;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_stream_create(const void *near, struct mem_cuda_stream **out)
+{
+    (void)near;
+    *out = NULL;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_stream_destroy(struct mem_cuda_stream *stream)
+{
+    (void)stream;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_stream_copy(struct mem_cuda_stream *stream, void *dst, const void *src,
+                                   size_t nbytes)
+{
+    (void)stream;
+    (void)dst;
+    (void)src;
+    (void)nbytes;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_stream_query(struct mem_cuda_stream *stream, bool *done)
+{
+    (void)stream;
+    *done = false;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_stream_sync(struct mem_cuda_stream *stream, uint64_t timeout_ns)
+{
+    (void)stream;
+    (void)timeout_ns;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_checksum(const void *gpu, size_t nbytes, uint64_t *sum)
+{
+    (void)gpu;
+    (void)nbytes;
+    *sum = 0;
+    return fail();
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Copies in the background: a CUDA stream, or without a GPU a copy done at once.
+ */
+#include <stdlib.h>
+
+#include "base/fail.h"
+#include "gpunvme/memory.h"
+#include "memory/check.h"
+#include "memory/cuda.h"
+
+/* `cuda` is NULL without a GPU. */
+struct gpunvme_mem_stream {
+    struct mem_cuda_stream *cuda;
+};
+
+#define DESTROY_TIMEOUT_NS 10000000000u
+
+gpunvme_err_t gpunvme_mem_stream_create(const struct gpunvme_buf *near,
+                                        struct gpunvme_mem_stream **out)
+{
+    struct gpunvme_mem_stream *stream;
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (!out)
+        return base_fail(GPUNVME_ERR_INVALID, "out is NULL");
+    *out = NULL;
+    stream = calloc(1, sizeof(*stream));
+    if (!stream)
+        return base_fail(GPUNVME_ERR_NOMEM, "a stream");
+    if (mem_cuda_present())
+        err = mem_cuda_stream_create(near ? near->gpu : NULL, &stream->cuda);
+    if (err) {
+        free(stream);
+        return err;
+    }
+    *out = stream;
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t gpunvme_mem_stream_destroy(struct gpunvme_mem_stream *stream)
+{
+    gpunvme_err_t waited, err;
+
+    if (!stream)
+        return GPUNVME_OK;
+    waited = gpunvme_mem_stream_sync(stream, DESTROY_TIMEOUT_NS);
+    err = stream->cuda ? mem_cuda_stream_destroy(stream->cuda) : GPUNVME_OK;
+    free(stream);
+    return waited ? waited : err;
+}
+
+gpunvme_err_t gpunvme_mem_copy_async(void *dst, enum gpunvme_mem dst_mem, const void *src,
+                                     enum gpunvme_mem src_mem, size_t nbytes,
+                                     struct gpunvme_mem_stream *stream)
+{
+    gpunvme_err_t err = mem_check_copy(dst, dst_mem, src, src_mem, nbytes);
+
+    if (err)
+        return err;
+    if (!stream)
+        return base_fail(GPUNVME_ERR_INVALID, "stream is NULL");
+    if (!stream->cuda || nbytes == 0)
+        return gpunvme_mem_copy(dst, dst_mem, src, src_mem, nbytes);
+    return mem_cuda_stream_copy(stream->cuda, dst, src, nbytes);
+}
+
+gpunvme_err_t gpunvme_mem_stream_sync(struct gpunvme_mem_stream *stream, uint64_t timeout_ns)
+{
+    if (!stream)
+        return base_fail(GPUNVME_ERR_INVALID, "stream is NULL");
+    return stream->cuda ? mem_cuda_stream_sync(stream->cuda, timeout_ns) : GPUNVME_OK;
+}
+
+gpunvme_err_t gpunvme_mem_stream_query(struct gpunvme_mem_stream *stream, bool *done)
+{
+    if (!stream || !done)
+        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", stream ? "done" : "stream");
+    *done = true;
+    return stream->cuda ? mem_cuda_stream_query(stream->cuda, done) : GPUNVME_OK;
+}

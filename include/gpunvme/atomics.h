@@ -62,10 +62,7 @@ GPUNVME_FN void gpunvme_store_release64(uint64_t *p, uint64_t v)
 GPUNVME_FN uint32_t gpunvme_exchange32(uint32_t *p, uint32_t v)
 {
     uint32_t old;
-    asm volatile("atom.acq_rel.sys.exch.b32 %0, [%1], %2;"
-                 : "=r"(old)
-                 : "l"(p), "r"(v)
-                 : "memory");
+    asm volatile("atom.acq_rel.sys.exch.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
     return old;
 }
 

@@ -39,8 +39,9 @@ typedef int gpunvme_err_t;
     X(IO, -15, "the operating system reported an I/O error: see the detail")                       \
     X(NOSPC, -16, "no space left on the file system under the image: free some, then retry")       \
     X(READONLY, -17, "read-only: open it for writing, or write elsewhere")                         \
-    X(IMAGE_SIZE, -18, "the image file does not have the size asked for: leave size= out, or "     \
-                       "name another image")                                                       \
+    X(IMAGE_SIZE, -18,                                                                             \
+      "the image file does not have the size asked for: leave size= out, or "                      \
+      "name another image")                                                                        \
     X(URI, -19, "malformed URI: see the detail")                                                   \
     X(URI_PARAM, -20, "unknown URI parameter: see the detail for the nearest one")                 \
     X(STALE, -21, "this token has ended already: a token is waited for once")                      \
@@ -61,7 +62,7 @@ enum gpunvme_error_code {
 };
 
 /* The error that carries an NVMe status: status is CQE status >> 1, 15 bits, not 0. */
-#define GPUNVME_ERR_NVME(status) (-0x8000 - (int)((status) & 0x7fff))
+#define GPUNVME_ERR_NVME(status) (-0x8000 - (int)((status)&0x7fff))
 
 /* The NVMe status (15 bits, CQE status >> 1) that `err` carries, 0 if it carries none. */
 static inline uint16_t gpunvme_err_nvme_status(gpunvme_err_t err)

@@ -105,7 +105,8 @@ GPUNVME_FN int gpunvme_prp_build(struct gpunvme_sqe *sqe, const struct gpunvme_b
     return GPUNVME_OK;
 }
 
-/* --- SGL --------------------------------------------------------------------------------------- */
+/* --- SGL ---------------------------------------------------------------------------------------
+ */
 
 /* Bytes from `off` on, at most nbytes, that are contiguous on the bus. */
 GPUNVME_FN size_t gpunvme_sgl_run(const struct gpunvme_buf *buf, size_t off, size_t nbytes)

@@ -51,10 +51,11 @@ struct gpunvme_slot {
 #define GPUNVME_QPAIR_POSITION (GPUNVME_QPAIR_CLOSED - 1)
 
 /* Bytes of memory that a queue pair of `entries` needs, apart from the structure itself. */
-#define GPUNVME_QPAIR_SQ_NBYTES(entries)    ((size_t)(entries)*sizeof(struct gpunvme_sqe))
-#define GPUNVME_QPAIR_CQ_NBYTES(entries)    ((size_t)(entries)*sizeof(struct gpunvme_cqe))
-#define GPUNVME_QPAIR_SLOTS(entries)        (2 * (size_t)(entries))
-#define GPUNVME_QPAIR_SLOTS_NBYTES(entries) (GPUNVME_QPAIR_SLOTS(entries) * sizeof(struct gpunvme_slot))
+#define GPUNVME_QPAIR_SQ_NBYTES(entries) ((size_t)(entries) * sizeof(struct gpunvme_sqe))
+#define GPUNVME_QPAIR_CQ_NBYTES(entries) ((size_t)(entries) * sizeof(struct gpunvme_cqe))
+#define GPUNVME_QPAIR_SLOTS(entries)     (2 * (size_t)(entries))
+#define GPUNVME_QPAIR_SLOTS_NBYTES(entries)                                                        \
+    (GPUNVME_QPAIR_SLOTS(entries) * sizeof(struct gpunvme_slot))
 #define GPUNVME_QPAIR_READY_NBYTES(entries) ((size_t)(entries) * sizeof(uint32_t))
 #define GPUNVME_QPAIR_MAX_ENTRIES           32768u /* so that a slot fits a command id below FFFFh */
 
@@ -360,7 +361,8 @@ GPUNVME_FN uint32_t gpunvme_qpair_outstanding(struct gpunvme_qpair *q)
     return (uint32_t)((gpunvme_load_acquire64(&q->reserved) - released) & GPUNVME_QPAIR_POSITION);
 }
 
-/* --- life of a queue pair (CPU; src/nvme/qpair.c) ---------------------------------------------- */
+/* --- life of a queue pair (CPU; src/nvme/qpair.c) ----------------------------------------------
+ */
 
 /* What a queue pair is made of; all memory is the caller's and stays valid. */
 struct gpunvme_qpair_config {

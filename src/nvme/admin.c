@@ -24,9 +24,8 @@ static gpunvme_err_t attach_data(struct gpunvme_ctrl *ctrl, struct gpunvme_sqe *
 
     if (err)
         return err;
-    *list = (struct gpunvme_list){.cpu = (uint64_t *)((char *)buf->cpu + data),
-                                  .bus = buf->bus + data,
-                                  .nbytes = lists};
+    *list = (struct gpunvme_list){
+        .cpu = (uint64_t *)((char *)buf->cpu + data), .bus = buf->bus + data, .nbytes = lists};
     return gpunvme_prp_build(sqe, buf, 0, nbytes, ctrl->page_shift, list);
 }
 
@@ -101,17 +100,17 @@ static gpunvme_err_t check_entry_sizes(const struct gpunvme_id_ctrl *id)
 {
     /* Required (bits 3:0) and maximum (7:4) sizes as powers of two: ours are 2^6 and 2^4. */
     if ((id->sqes & 0xf) > 6 || id->sqes >> 4 < 6 || (id->cqes & 0xf) > 4 || id->cqes >> 4 < 4)
-        return base_fail(GPUNVME_ERR_UNSUPPORTED,
-                         "queue entries of 64 and 16 bytes are not allowed (SQES %02xh, CQES %02xh)",
-                         id->sqes, id->cqes);
+        return base_fail(
+            GPUNVME_ERR_UNSUPPORTED,
+            "queue entries of 64 and 16 bytes are not allowed (SQES %02xh, CQES %02xh)", id->sqes,
+            id->cqes);
     return GPUNVME_OK;
 }
 
 gpunvme_err_t nvme_identify_ctrl(struct gpunvme_ctrl *ctrl)
 {
     struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_IDENTIFY, .cdw10 = GPUNVME_CNS_CTRL};
-    gpunvme_err_t err =
-        nvme_admin_locked(ctrl, &sqe, &ctrl->id, sizeof(ctrl->id), false, NULL);
+    gpunvme_err_t err = nvme_admin_locked(ctrl, &sqe, &ctrl->id, sizeof(ctrl->id), false, NULL);
     unsigned page_shift_min = 12 + (unsigned)GPUNVME_GET(ctrl->cap, CAP_MPSMIN);
 
     if (!err)
@@ -176,8 +175,7 @@ gpunvme_err_t gpunvme_ctrl_get_log(struct gpunvme_ctrl *ctrl, uint8_t log_page, 
 gpunvme_err_t gpunvme_ctrl_get_feature(struct gpunvme_ctrl *ctrl, uint8_t feature, uint32_t nsid,
                                        uint32_t *value)
 {
-    struct gpunvme_sqe sqe = {
-        .opc = GPUNVME_ADMIN_GET_FEATURES, .nsid = nsid, .cdw10 = feature};
+    struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_GET_FEATURES, .nsid = nsid, .cdw10 = feature};
 
     return gpunvme_ctrl_admin(ctrl, &sqe, NULL, 0, false, value);
 }

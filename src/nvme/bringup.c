@@ -98,8 +98,7 @@ static gpunvme_err_t check_command_sets(struct gpunvme_ctrl *ctrl)
 
 gpunvme_err_t nvme_bringup_probe(struct gpunvme_ctrl *ctrl)
 {
-    gpunvme_err_t err =
-        ctrl->transport->ops->read64(ctrl->transport, GPUNVME_REG_CAP, &ctrl->cap);
+    gpunvme_err_t err = ctrl->transport->ops->read64(ctrl->transport, GPUNVME_REG_CAP, &ctrl->cap);
 
     if (!err)
         err = read32(ctrl, GPUNVME_REG_VS, &ctrl->vs);
@@ -214,8 +213,8 @@ static gpunvme_err_t write_admin_queues(struct gpunvme_ctrl *ctrl)
 {
     struct gpunvme_transport *t = ctrl->transport;
     uint32_t size = ctrl->admin->qpair.mask; /* 0's based */
-    gpunvme_err_t err = write32(ctrl, GPUNVME_REG_AQA,
-                                GPUNVME_SET(size, AQA_ASQS) | GPUNVME_SET(size, AQA_ACQS));
+    gpunvme_err_t err =
+        write32(ctrl, GPUNVME_REG_AQA, GPUNVME_SET(size, AQA_ASQS) | GPUNVME_SET(size, AQA_ACQS));
 
     if (!err)
         err = t->ops->write64(t, GPUNVME_REG_ASQ, ctrl->admin->sq_mem.bus);
@@ -227,8 +226,8 @@ static gpunvme_err_t write_admin_queues(struct gpunvme_ctrl *ctrl)
 gpunvme_err_t nvme_bringup_enable(struct gpunvme_ctrl *ctrl)
 {
     /* CAP.CSS bit 6: several I/O command sets, all of them enabled by CC.CSS 110b. */
-    uint32_t css = GPUNVME_GET(ctrl->cap, CAP_CSS) & 1u << 6 ? GPUNVME_CC_CSS_ALL
-                                                             : GPUNVME_CC_CSS_NVM;
+    uint32_t css =
+        GPUNVME_GET(ctrl->cap, CAP_CSS) & 1u << 6 ? GPUNVME_CC_CSS_ALL : GPUNVME_CC_CSS_NVM;
     uint32_t cc = GPUNVME_SET(1, CC_EN) | GPUNVME_SET(css, CC_CSS) |
                   GPUNVME_SET(ctrl->page_shift - 12, CC_MPS) |
                   GPUNVME_SET(6, CC_IOSQES) | /* 2^6 bytes an entry */
@@ -259,6 +258,6 @@ gpunvme_err_t nvme_bringup_shutdown(struct gpunvme_ctrl *ctrl, uint32_t shn)
     if (err)
         return err;
     return wait_csts(ctrl, (uint32_t)GPUNVME_SET(GPUNVME_CSTS_SHST_MASK, CSTS_SHST),
-                     (uint32_t)GPUNVME_SET(GPUNVME_CSTS_SHST_COMPLETE, CSTS_SHST), true,
-                     timeout_ns, "shutting down, waiting for CSTS.SHST = complete");
+                     (uint32_t)GPUNVME_SET(GPUNVME_CSTS_SHST_COMPLETE, CSTS_SHST), true, timeout_ns,
+                     "shutting down, waiting for CSTS.SHST = complete");
 }

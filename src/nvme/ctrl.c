@@ -10,10 +10,8 @@
 
 void gpunvme_ctrl_opts_init(struct gpunvme_ctrl_opts *opts)
 {
-    *opts = (struct gpunvme_ctrl_opts){.admin_entries = 64,
-                                       .io_queues = 16,
-                                       .admin_timeout_ms = 10000,
-                                       .io_timeout_ms = 30000};
+    *opts = (struct gpunvme_ctrl_opts){
+        .admin_entries = 64, .io_queues = 16, .admin_timeout_ms = 10000, .io_timeout_ms = 30000};
 }
 
 static gpunvme_err_t check_opts(const struct gpunvme_ctrl_opts *opts)

@@ -22,8 +22,7 @@ static gpunvme_err_t check_blocks(const struct gpunvme_ns *ns, uint64_t slba, ui
         return base_fail(GPUNVME_ERR_RANGE,
                          "blocks %" PRIu64 " to %" PRIu64 ": namespace %u has %" PRIu64, slba,
                          slba + nlb - 1, ns->nsid, ns->nblocks);
-    if (ns->boundary_blocks &&
-        slba / ns->boundary_blocks != (slba + nlb - 1) / ns->boundary_blocks)
+    if (ns->boundary_blocks && slba / ns->boundary_blocks != (slba + nlb - 1) / ns->boundary_blocks)
         return base_fail(GPUNVME_ERR_INVALID, "the command crosses the boundary of %u blocks",
                          ns->boundary_blocks);
     return GPUNVME_OK;

@@ -253,8 +253,7 @@ gpunvme_err_t nvme_shadow_start(struct gpunvme_ctrl *ctrl)
     struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_DOORBELL_BUFFER_CONFIG};
     gpunvme_err_t err = GPUNVME_OK;
 
-    if (ctrl->opts.no_shadow_doorbells || !(ctrl->id.oacs & GPUNVME_OACS_DBBUF) ||
-        !fits_page(ctrl))
+    if (ctrl->opts.no_shadow_doorbells || !(ctrl->id.oacs & GPUNVME_OACS_DBBUF) || !fits_page(ctrl))
         return GPUNVME_OK;
     if (!ctrl->shadow.nbytes)
         err = alloc_shadow(ctrl);

@@ -40,8 +40,7 @@ static uint32_t max_blocks(const struct gpunvme_ctrl *ctrl, unsigned block_shift
 static gpunvme_err_t add_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid)
 {
     struct gpunvme_ns *grown = realloc(ctrl->ns, (ctrl->nns + 1) * sizeof(*grown));
-    struct gpunvme_sqe sqe = {
-        .opc = GPUNVME_ADMIN_IDENTIFY, .nsid = nsid, .cdw10 = GPUNVME_CNS_NS};
+    struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_IDENTIFY, .nsid = nsid, .cdw10 = GPUNVME_CNS_NS};
     struct gpunvme_ns *ns;
     gpunvme_err_t err;
 
@@ -132,11 +131,13 @@ static gpunvme_err_t check_format(const struct gpunvme_ns *ns)
     const struct gpunvme_lbaf *format = format_of(&ns->id);
 
     if (format->ms)
-        return base_fail(GPUNVME_ERR_FORMAT,
-                         "namespace %u has %u bytes of metadata a block", ns->nsid, format->ms);
+        return base_fail(GPUNVME_ERR_FORMAT, "namespace %u has %u bytes of metadata a block",
+                         ns->nsid, format->ms);
     if (ns->block_size != 512 && ns->block_size != 4096)
-        return base_fail(GPUNVME_ERR_FORMAT, "namespace %u has blocks of 2^%u bytes: 512 and 4096 "
-                         "are supported", ns->nsid, ns->block_shift);
+        return base_fail(GPUNVME_ERR_FORMAT,
+                         "namespace %u has blocks of 2^%u bytes: 512 and 4096 "
+                         "are supported",
+                         ns->nsid, ns->block_shift);
     return GPUNVME_OK;
 }
 

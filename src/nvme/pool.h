@@ -27,8 +27,8 @@ struct nvme_pool {
     size_t nbytes; /* allocated so far */
 };
 
-void nvme_pool_init(struct nvme_pool *pool, struct gpunvme_transport *transport,
-                    size_t item_nbytes, unsigned items_per_chunk);
+void nvme_pool_init(struct nvme_pool *pool, struct gpunvme_transport *transport, size_t item_nbytes,
+                    unsigned items_per_chunk);
 void nvme_pool_destroy(struct nvme_pool *pool); /* every item was put back, or is abandoned */
 
 /* An item, NULL when there is no memory. Thread-safe, as put is. */

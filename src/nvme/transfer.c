@@ -73,9 +73,9 @@ static void cut_piece(const struct transfer *t, struct piece *p)
 {
     uint64_t mask = t->ns->block_size - 1;
     uint64_t left = t->end - t->pos;
-    bool direct = !(t->pos & mask) && left > mask &&
-                  gpunvme_prp_is_possible(t->buf, (size_t)(t->pos + t->to_buf),
-                                          t->ioq->ctrl->page_shift);
+    bool direct =
+        !(t->pos & mask) && left > mask &&
+        gpunvme_prp_is_possible(t->buf, (size_t)(t->pos + t->to_buf), t->ioq->ctrl->page_shift);
     uint64_t n = longest_piece(t->ns, t->pos, direct ? PIECE_NBYTES : NVME_BOUNCE_NBYTES);
 
     if (n > left)
@@ -131,9 +131,9 @@ static gpunvme_err_t start_piece(struct transfer *t, struct piece *p, bool other
     gpunvme_err_t err;
 
     cut_piece(t, p);
-    direct = !p->skip && p->nbytes >= t->ns->block_size &&
-             gpunvme_prp_is_possible(t->buf, (size_t)(t->pos + t->to_buf),
-                                     t->ioq->ctrl->page_shift);
+    direct =
+        !p->skip && p->nbytes >= t->ns->block_size &&
+        gpunvme_prp_is_possible(t->buf, (size_t)(t->pos + t->to_buf), t->ioq->ctrl->page_shift);
     if (!direct && !p->bounce)
         return others_in_flight ? GPUNVME_ERR_AGAIN
                                 : base_fail(GPUNVME_ERR_NOMEM, "a bounce buffer");
@@ -188,7 +188,8 @@ static gpunvme_err_t run_transfer(struct transfer *t)
     return err;
 }
 
-/* --- the public ones --------------------------------------------------------------------------- */
+/* --- the public ones ---------------------------------------------------------------------------
+ */
 
 static gpunvme_err_t check_range(const struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns,
                                  uint64_t offset, uint64_t nbytes)

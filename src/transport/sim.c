@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The transport to the software controller: registers by function call, doorbells by memory, and
+ * bus addresses that are no CPU addresses, so that code which confuses the two is found out.
+ */
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/fail.h"
+#include "gpunvme/atomics.h"
+#include "gpunvme/memory.h"
+#include "gpunvme/sim.h"
+#include "transport/transports.h"
+
+/* Added to the CPU's or the GPU's address: beyond all that either of them can have. */
+#define BUS_OFFSET UINT64_C(0x0100000000000000)
+
+/* Memory from alloc, until free or, where that never came, close. */
+struct allocation {
+    struct allocation *prev, *next;
+    struct gpunvme_buf buf;
+};
+
+struct sim_transport {
+    struct gpunvme_transport base;
+    struct gpunvme_sim *sim;
+    pthread_mutex_t lock;
+    struct allocation allocations; /* head of a ring */
+};
+
+static struct sim_transport *of(struct gpunvme_transport *t)
+{
+    return (struct sim_transport *)t;
+}
+
+static gpunvme_err_t read32(struct gpunvme_transport *t, uint32_t offset, uint32_t *value)
+{
+    *value = (uint32_t)gpunvme_sim_reg_read(of(t)->sim, offset, 4);
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t read64(struct gpunvme_transport *t, uint32_t offset, uint64_t *value)
+{
+    *value = gpunvme_sim_reg_read(of(t)->sim, offset, 8);
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t write32(struct gpunvme_transport *t, uint32_t offset, uint32_t value)
+{
+    gpunvme_sim_reg_write(of(t)->sim, offset, 4, value);
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t write64(struct gpunvme_transport *t, uint32_t offset, uint64_t value)
+{
+    gpunvme_sim_reg_write(of(t)->sim, offset, 8, value);
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t map(struct gpunvme_transport *t, struct gpunvme_buf *buf)
+{
+    const void *address = buf->mem == GPUNVME_MEM_GPU && buf->gpu ? buf->gpu : buf->cpu;
+    uint64_t bus = (uint64_t)(uintptr_t)address + BUS_OFFSET;
+    gpunvme_err_t err;
+
+    if (buf->bus)
+        return base_fail(GPUNVME_ERR_BUSY, "the buffer has a bus address already");
+    err = gpunvme_sim_dma_map(of(t)->sim, bus, buf->nbytes, buf);
+    if (!err)
+        buf->bus = bus;
+    return err;
+}
+
+static void unmap(struct gpunvme_transport *t, struct gpunvme_buf *buf)
+{
+    if (!buf->bus)
+        return;
+    gpunvme_sim_dma_unmap(of(t)->sim, buf->bus, buf->nbytes);
+    buf->bus = 0;
+}
+
+static gpunvme_err_t alloc(struct gpunvme_transport *t, size_t nbytes, struct gpunvme_buf *buf)
+{
+    struct sim_transport *s = of(t);
+    struct allocation *a = calloc(1, sizeof(*a));
+    gpunvme_err_t err;
+
+    if (!a)
+        return base_fail(GPUNVME_ERR_NOMEM, "%zu bytes", nbytes);
+    err = gpunvme_mem_alloc(nbytes, GPUNVME_MEM_HOST, &a->buf);
+    if (!err) {
+        err = map(t, &a->buf);
+        if (err)
+            gpunvme_mem_free(&a->buf);
+    }
+    if (err) {
+        free(a);
+        return err;
+    }
+    pthread_mutex_lock(&s->lock);
+    a->next = &s->allocations;
+    a->prev = s->allocations.prev;
+    a->prev->next = a->next->prev = a;
+    pthread_mutex_unlock(&s->lock);
+    *buf = a->buf;
+    buf->transport_private = a;
+    return GPUNVME_OK;
+}
+
+static void release(struct sim_transport *s, struct allocation *a)
+{
+    a->prev->next = a->next;
+    a->next->prev = a->prev;
+    unmap(&s->base, &a->buf);
+    gpunvme_mem_free(&a->buf);
+    free(a);
+}
+
+static void free_(struct gpunvme_transport *t, struct gpunvme_buf *buf)
+{
+    struct sim_transport *s = of(t);
+
+    pthread_mutex_lock(&s->lock);
+    release(s, buf->transport_private);
+    pthread_mutex_unlock(&s->lock);
+    *buf = (struct gpunvme_buf){0};
+}
+
+/* The address of a buffer's bytes for memory.h: the one that goes with where they are. */
+static void *address_of(const struct gpunvme_buf *buf, size_t offset)
+{
+    return (char *)(buf->mem == GPUNVME_MEM_GPU ? buf->gpu : buf->cpu) + offset;
+}
+
+static gpunvme_err_t copy_to(struct gpunvme_transport *t, const struct gpunvme_buf *dst,
+                             size_t offset, const void *src, size_t nbytes)
+{
+    (void)t;
+    return gpunvme_mem_copy(address_of(dst, offset), dst->mem, src, GPUNVME_MEM_HOST, nbytes);
+}
+
+static gpunvme_err_t copy_from(struct gpunvme_transport *t, void *dst,
+                               const struct gpunvme_buf *src, size_t offset, size_t nbytes)
+{
+    (void)t;
+    return gpunvme_mem_copy(dst, GPUNVME_MEM_HOST, address_of(src, offset), src->mem, nbytes);
+}
+
+static uint64_t now_ns(struct gpunvme_transport *t)
+{
+    (void)t;
+    return gpunvme_clock_ns();
+}
+
+static void pause_ns(struct gpunvme_transport *t, uint64_t ns)
+{
+    (void)t;
+    if (ns < 5000) { /* less than a sleep would take */
+        sched_yield();
+    } else {
+        struct timespec ts = {.tv_sec = (time_t)(ns / 1000000000u),
+                              .tv_nsec = (long)(ns % 1000000000u)};
+        nanosleep(&ts, NULL);
+    }
+}
+
+static gpunvme_err_t reset(struct gpunvme_transport *t)
+{
+    gpunvme_sim_function_reset(of(t)->sim);
+    return GPUNVME_OK;
+}
+
+static void close_(struct gpunvme_transport *t)
+{
+    struct sim_transport *s = of(t);
+
+    while (s->allocations.next != &s->allocations)
+        release(s, s->allocations.next);
+    gpunvme_sim_destroy(s->sim);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+static const struct gpunvme_transport_ops ops = {
+    .name = "sim",
+    .read32 = read32,
+    .read64 = read64,
+    .write32 = write32,
+    .write64 = write64,
+    .map = map,
+    .unmap = unmap,
+    .alloc = alloc,
+    .free = free_,
+    .copy_to = copy_to,
+    .copy_from = copy_from,
+    .now_ns = now_ns,
+    .pause_ns = pause_ns,
+    .reset = reset,
+    .close = close_,
+};
+
+gpunvme_err_t transport_sim_open(const char *uri, struct gpunvme_transport **out)
+{
+    struct gpunvme_sim_config *config = malloc(sizeof(*config));
+    struct sim_transport *s = calloc(1, sizeof(*s));
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (!config || !s)
+        err = base_fail(GPUNVME_ERR_NOMEM, "a software controller");
+    if (!err)
+        err = gpunvme_sim_config_parse(uri, config);
+    if (!err)
+        err = gpunvme_sim_create(config, &s->sim);
+    free(config);
+    if (err) {
+        free(s);
+        return err;
+    }
+    s->base.ops = &ops;
+    s->base.doorbells = gpunvme_sim_doorbells(s->sim, &s->base.doorbells_nbytes);
+    strncpy(s->base.address, uri, sizeof(s->base.address) - 1);
+    pthread_mutex_init(&s->lock, NULL);
+    s->allocations.prev = s->allocations.next = &s->allocations;
+    *out = &s->base;
+    return GPUNVME_OK;
+}
+
+struct gpunvme_sim *gpunvme_transport_sim(struct gpunvme_transport *t)
+{
+    return t->ops == &ops ? of(t)->sim : NULL;
+}

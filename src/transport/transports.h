@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The transports of this build, one function each.
+ */
+#ifndef TRANSPORT_TRANSPORTS_H
+#define TRANSPORT_TRANSPORTS_H
+
+#include "gpunvme/transport.h"
+
+gpunvme_err_t transport_sim_open(const char *uri, struct gpunvme_transport **out);
+
+#endif

@@ -79,6 +79,13 @@ struct gpunvme_transport {
  */
 gpunvme_err_t gpunvme_transport_open(const char *uri, struct gpunvme_transport **out);
 
+/*
+ * For transport "sim": the software controller behind it, as struct gpunvme_sim (sim.h), for its
+ * report and its faults. It lives as long as the transport. NULL for other transports.
+ */
+struct gpunvme_sim;
+struct gpunvme_sim *gpunvme_transport_sim(struct gpunvme_transport *t);
+
 #ifdef __cplusplus
 }
 #endif

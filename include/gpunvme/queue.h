@@ -157,7 +157,7 @@ GPUNVME_FN void gpunvme_qpair_ring(struct gpunvme_qpair *q, struct gpunvme_doorb
 
 /* --- submission ------------------------------------------------------------------------------- */
 
-/* The lap of a position, as `ready` holds it. */
+/* The lap of a position, as `ready` holds it: the same with and without the bits of 2^63 on. */
 GPUNVME_FN uint32_t gpunvme_qpair_lap(const struct gpunvme_qpair *q, uint64_t pos)
 {
     return (uint32_t)(pos >> q->shift);
@@ -233,9 +233,9 @@ GPUNVME_FN void gpunvme_qpair_publish(struct gpunvme_qpair *q)
             return;
         first = pos = q->published;
         while (gpunvme_qpair_is_ready(q, pos))
-            pos = (pos + 1) & GPUNVME_QPAIR_POSITION;
+            pos++;
         if (pos != first) {
-            q->published = pos;
+            q->published = pos & GPUNVME_QPAIR_POSITION;
             gpunvme_qpair_ring(q, &q->sq_doorbell, (uint32_t)pos & q->mask);
         }
         gpunvme_exchange32(&q->sq_lock, 0);
@@ -256,7 +256,7 @@ GPUNVME_FN int gpunvme_qpair_submit(struct gpunvme_qpair *q, const struct gpunvm
     if (taken <= 0)
         return taken;
     for (int i = 0; i < taken; i++)
-        tickets[i] = gpunvme_qpair_fill(q, (pos + (uint64_t)i) & GPUNVME_QPAIR_POSITION, &cmds[i]);
+        tickets[i] = gpunvme_qpair_fill(q, pos + (uint64_t)i, &cmds[i]);
     gpunvme_qpair_publish(q);
     return taken;
 }
@@ -321,10 +321,9 @@ GPUNVME_FN int gpunvme_qpair_test(struct gpunvme_qpair *q, uint64_t ticket,
     struct gpunvme_slot *slot = &q->slots[ticket & q->slot_mask];
     uint64_t word = gpunvme_load_acquire64(&slot->word);
 
-    if ((word ^ ticket) >> 16 || (word & 0xffff) == GPUNVME_SLOT_FREE)
-        return GPUNVME_ERR_STALE;
-    if (!(word & GPUNVME_SLOT_DONE))
-        return GPUNVME_ERR_AGAIN;
+    if ((word ^ ticket) >> 16 || !(word & GPUNVME_SLOT_DONE))
+        return (word ^ ticket) >> 16 || (word & 0xffff) == GPUNVME_SLOT_FREE ? GPUNVME_ERR_STALE
+                                                                             : GPUNVME_ERR_AGAIN;
     c->status = (uint16_t)(word & 0x7fff);
     c->result = slot->result;
     /* Release, twice: the slot is free before it is counted as free. */

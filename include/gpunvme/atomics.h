@@ -12,11 +12,7 @@
 #include <stdint.h>
 #include <time.h>
 
-#if defined(__CUDACC__)
-#define GPUNVME_FN static __host__ __device__ __forceinline__
-#else
-#define GPUNVME_FN static inline __attribute__((unused))
-#endif
+#include "gpunvme/fn.h"
 
 #if defined(__CUDA_ARCH__)
 

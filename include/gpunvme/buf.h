@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "gpunvme/fn.h"
+
 enum gpunvme_mem {
     GPUNVME_MEM_HOST = 0,   /* ordinary host memory, page-aligned */
     GPUNVME_MEM_PINNED = 1, /* host memory pinned for, and mapped into, the GPU */
@@ -40,7 +42,7 @@ struct gpunvme_buf {
 };
 
 /* The bus address of the byte at `offset`. The buffer must have one; offset < nbytes. */
-static inline uint64_t gpunvme_buf_bus(const struct gpunvme_buf *buf, size_t offset)
+GPUNVME_FN uint64_t gpunvme_buf_bus(const struct gpunvme_buf *buf, size_t offset)
 {
     if (!buf->bus_pages)
         return buf->bus + offset;

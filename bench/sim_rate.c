@@ -22,7 +22,8 @@
 #define BLOCK   512u
 #define NBLOCKS (UINT64_C(64) << 20 >> 9) /* 64 MiB of namespace */
 
-/* --- the bare loop ----------------------------------------------------------------------------- */
+/* --- the bare loop -----------------------------------------------------------------------------
+ */
 
 struct line {
     _Alignas(64) uint64_t n;
@@ -73,7 +74,8 @@ static double run_bare(struct bare *b, uint64_t ns)
     return (double)asked * BATCH * 1e9 / (double)(end - start);
 }
 
-/* --- the same through queues ------------------------------------------------------------------- */
+/* --- the same through queues -------------------------------------------------------------------
+ */
 
 struct ours {
     struct gpunvme_ctrl *ctrl;
@@ -131,7 +133,7 @@ static double run_ours(struct ours *o, uint64_t ns)
     return (double)batches * BATCH * 1e9 / (double)(end - start);
 }
 
-static gpunvme_err_t open_ours(struct ours *o)
+static gpunvme_err_t open_ours(struct ours *o, const void *media)
 {
     gpunvme_err_t err = gpunvme_ctrl_open_uri("sim:size=64M,spin=1,shadow=0", NULL, &o->ctrl);
 
@@ -141,12 +143,22 @@ static gpunvme_err_t open_ours(struct ours *o)
         err = gpunvme_ioq_create(o->ctrl, 256, &o->ioq);
     if (!err)
         err = gpunvme_ctrl_alloc(o->ctrl, NBLOCKS * BLOCK, &o->data);
-    /* Random data on the medium, written through the queue. */
-    for (uint64_t i = 0; !err && i < o->data.nbytes / 8; i++)
-        ((uint64_t *)o->data.cpu)[i] = bench_random(&o->seed);
+    if (!err)
+        memcpy(o->data.cpu, media, o->data.nbytes);
     if (!err)
         err = gpunvme_write(o->ioq, o->ns, 0, o->data.nbytes, &o->data, 0, 0);
     return err;
+}
+
+/* The software controller must have had nothing to complain of. */
+static gpunvme_err_t close_ours(struct ours *o)
+{
+    struct gpunvme_sim_report report;
+
+    gpunvme_sim_report(gpunvme_transport_sim(gpunvme_ctrl_transport(o->ctrl)), &report);
+    o->errors += report.nviolations;
+    gpunvme_ctrl_free(o->ctrl, &o->data);
+    return gpunvme_ctrl_close(o->ctrl);
 }
 
 int main(int argc, char **argv)
@@ -157,17 +169,26 @@ int main(int argc, char **argv)
     struct ours o = {.seed = 1};
     double bare[64], ours[64];
     struct bench_stat sb, so;
-    gpunvme_err_t err = open_ours(&o);
+    gpunvme_err_t err = GPUNVME_OK;
 
-    if (err || !b.media || !b.data || !runs || runs > 64) {
+    if (!b.media || !b.data || !runs || runs > 64) {
+        fprintf(stderr, "usage: sim_rate [runs (1 to 64) [seconds of each]]\n");
+        return 2;
+    }
+    for (uint64_t i = 0; i < NBLOCKS * BLOCK / 8; i++)
+        ((uint64_t *)b.media)[i] = bench_random(&o.seed);
+    for (unsigned i = 0; i < runs && !err; i++) {
+        bare[i] = run_bare(&b, ns);
+        /* Opened for each run: a controller thread that spins would disturb the bare loop. */
+        err = open_ours(&o, b.media);
+        if (!err) {
+            ours[i] = run_ours(&o, ns);
+            err = close_ours(&o);
+        }
+    }
+    if (err) {
         fprintf(stderr, "sim_rate: %s: %s\n", gpunvme_err_detail(), gpunvme_err_text(err));
         return 1;
-    }
-    memcpy(b.media, o.data.cpu, NBLOCKS * BLOCK);
-    for (unsigned i = 0; i < runs; i++) {
-        /* The controller thread of the other side spins on: it must be gone for the bare loop. */
-        bare[i] = run_bare(&b, ns);
-        ours[i] = run_ours(&o, ns);
     }
     sb = bench_stat(bare, runs);
     so = bench_stat(ours, runs);
@@ -178,7 +199,6 @@ int main(int argc, char **argv)
     printf(" \"reads_per_s\": {\"median\": %.0f, \"min\": %.0f, \"max\": %.0f},\n", so.median,
            so.min, so.max);
     printf(" \"ratio\": %.3f}\n", so.median / sb.median);
-    gpunvme_ctrl_close(o.ctrl);
     free(b.media);
     free(b.data);
     return o.errors != 0;

@@ -14,6 +14,7 @@
 
 #include "bench.h"
 #include "gpunvme/io.h"
+#include "gpunvme/prp.h"
 #include "gpunvme/sim.h"
 
 #define DEPTH   128u

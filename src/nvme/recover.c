@@ -176,11 +176,12 @@ static gpunvme_err_t check_locked(struct gpunvme_ctrl *ctrl)
         nvme_give_up_locked(ctrl, err == GPUNVME_ERR_REMOVED ? CTRL_REMOVED : CTRL_FAILED);
         return err;
     }
-    if (!GPUNVME_GET(csts, CSTS_CFS))
+    /* Not ready, and nobody here disabled it: it lost power, or was reset behind our back. */
+    if (!GPUNVME_GET(csts, CSTS_CFS) && GPUNVME_GET(csts, CSTS_RDY))
         return GPUNVME_OK;
     if (ctrl->opts.no_recovery) {
         nvme_give_up_locked(ctrl, CTRL_FAILED);
-        return base_fail(GPUNVME_ERR_FATAL, "CSTS is %08" PRIx32 "h, CFS is set", csts);
+        return base_fail(GPUNVME_ERR_FATAL, "CSTS is %08" PRIx32 "h", csts);
     }
     return nvme_reset_locked(ctrl);
 }

@@ -38,8 +38,8 @@ static gpunvme_err_t look(struct gpunvme_ctrl *ctrl)
     uint32_t csts;
     gpunvme_err_t err = nvme_read_csts(ctrl, &csts);
 
-    if (!err && GPUNVME_GET(csts, CSTS_CFS))
-        err = base_fail(GPUNVME_ERR_FATAL, "CSTS is %08" PRIx32 "h, CFS is set", csts);
+    if (!err && (GPUNVME_GET(csts, CSTS_CFS) || !GPUNVME_GET(csts, CSTS_RDY)))
+        err = base_fail(GPUNVME_ERR_FATAL, "CSTS is %08" PRIx32 "h", csts);
     return err;
 }
 

@@ -260,8 +260,8 @@ extern "C" {
 #define GPUNVME_CMBSTS_CBAI_MASK      0x1u
 #define GPUNVME_CMBEBS_CMBSZU_SHIFT   0 /* unit of CMBWBZ */
 #define GPUNVME_CMBEBS_CMBSZU_MASK    0xfu
-#define GPUNVME_CMBEBS_RBB_SHIFT      4 /* reads do not wait for the elasticity buffer to drain */
-#define GPUNVME_CMBEBS_RBB_MASK       0x1u
+#define GPUNVME_CMBEBS_CMBRBB_SHIFT   4 /* reads do not wait for the elasticity buffer to drain */
+#define GPUNVME_CMBEBS_CMBRBB_MASK    0x1u
 #define GPUNVME_CMBEBS_CMBWBZ_SHIFT   8
 #define GPUNVME_CMBEBS_CMBWBZ_MASK    0xffffffu
 #define GPUNVME_CMBSWTP_CMBSWTU_SHIFT 0 /* unit of CMBSWTV */
@@ -302,8 +302,8 @@ extern "C" {
 #define GPUNVME_PMRSTS_CBAI_MASK      0x1u
 #define GPUNVME_PMREBS_PMRSZU_SHIFT   0
 #define GPUNVME_PMREBS_PMRSZU_MASK    0xfu
-#define GPUNVME_PMREBS_RBB_SHIFT      4
-#define GPUNVME_PMREBS_RBB_MASK       0x1u
+#define GPUNVME_PMREBS_PMRRBB_SHIFT   4
+#define GPUNVME_PMREBS_PMRRBB_MASK    0x1u
 #define GPUNVME_PMREBS_PMRWBZ_SHIFT   8
 #define GPUNVME_PMREBS_PMRWBZ_MASK    0xffffffu
 #define GPUNVME_PMRSWTP_PMRSWTU_SHIFT 0
@@ -333,7 +333,7 @@ GPUNVME_NVME_FN uint32_t gpunvme_cq_doorbell(uint16_t qid, uint32_t dstrd)
  * ---- Queue entries --------------------------------------------------------------------------
  */
 
-/* An SGL descriptor. 1.4 section 4.4, 2.0 section 4.1.2 "Scatter Gather List (SGL)" */
+/* An SGL descriptor. 1.4 section 4.4, 2.0 section 4.1.2, "Scatter Gather List (SGL)" */
 struct gpunvme_sgl_desc {
     uint64_t addr;
     uint32_t length; /* bytes: of the data, or of the next segment's descriptors */
@@ -417,7 +417,7 @@ GPUNVME_ASSERT_OFFSET(gpunvme_sqe, cdw15, 60);
 
 #define GPUNVME_NSID_ALL 0xffffffffu
 
-/* A completion queue entry. 1.4 section 4.6, 2.0 section 3.3.3.2 */
+/* A completion queue entry. 1.4 section 4.6, 2.0 section 3.3.3.2 (2.0b Figure 89) */
 struct gpunvme_cqe {
     uint32_t dw0;    /* command specific */
     uint32_t dw1;    /* command specific; 0 in most */
@@ -461,7 +461,8 @@ enum gpunvme_sct {
 
 /*
  * Status codes: X(name, type << 8 | code, text).
- * Generic: 1.4 section 4.6.1.2.1, 2.0 section 3.3.3.2.1 and NVM 1.0 section 3.1.3 "Status Codes".
+ * Generic: 1.4 section 4.6.1.2.1, 2.0 section 3.3.3.2.1 "Generic Command Status Definition"; NVM
+ * 1.0 for 0x080 and above.
  */
 #define GPUNVME_STATUS_CODES_GENERIC(X)                                                            \
     X(SUCCESS, 0x000, "success")                                                                   \
@@ -500,7 +501,7 @@ enum gpunvme_sct {
     X(KEEP_ALIVE_INVALID, 0x01a, "the keep alive timeout is out of range: try a longer one")       \
     X(ABORT_PREEMPTED, 0x01b, "aborted because another host preempted the reservation")            \
     X(SANITIZE_FAILED, 0x01c,                                                                      \
-      "the last sanitize failed: nothing else is allowed until one succeeds")                      \
+      "the last sanitize failed: little else is allowed until one succeeds")                       \
     X(SANITIZE_IN_PROGRESS, 0x01d, "a sanitize is in progress: wait for its end")                  \
     X(SGL_INVALID_GRANULARITY, 0x01e,                                                              \
       "an address or length in the SGL lacks the alignment needed")                                \
@@ -520,9 +521,9 @@ enum gpunvme_sct {
     X(FORMAT_IN_PROGRESS, 0x084, "a format is in progress: wait for its end")
 
 /*
- * Command specific: 1.4 section 4.6.1.2.2, 2.0 section 3.3.3.2.1; from 0x180 on those of the NVM
- * and zoned command sets (NVM 1.0 section 3.1.3, ZNS 1.1 section 3.1.3). Fabrics commands give
- * other meanings to 0x180 and above.
+ * Command specific: 1.4 section 4.6.1.2.2, 2.0 section 3.3.3.2.1 "Command Specific Status
+ * Definition"; from 0x180 on those of the NVM and zoned command sets (NVM 1.0, ZNS 1.1). Fabrics
+ * commands give other meanings to 0x180 and above.
  */
 #define GPUNVME_STATUS_CODES_COMMAND(X)                                                            \
     X(CQ_INVALID, 0x100, "the completion queue named does not exist: create it first")             \
@@ -593,7 +594,7 @@ enum gpunvme_sct {
     X(ZONE_TOO_MANY_OPEN, 0x1be, "too many open zones: close one")                                 \
     X(ZONE_INVALID_TRANSITION, 0x1bf, "the zone can't go to that state from the one it is in")
 
-/* Media and data integrity: 1.4 section 4.6.1.2.3, NVM 1.0 section 3.1.3. */
+/* Media and data integrity: 1.4 section 4.6.1.2.3, NVM 1.0. */
 #define GPUNVME_STATUS_CODES_MEDIA(X)                                                              \
     X(WRITE_FAULT, 0x280, "the data could not be written to the media: the drive may be failing")  \
     X(UNRECOVERED_READ, 0x281,                                                                     \
@@ -631,7 +632,8 @@ enum gpunvme_sc {
 /*
  * The name of a status, "GPUNVME_SC_LBA_RANGE", and what it means and what to do, in words. Both
  * look at type and code only, so CRD, M and DNR may be set. A code that is not in the list above
- * gets a name and text by its type: "GPUNVME_SCT_MEDIA (unknown code)". Static, never NULL.
+ * gets a name and text by its type: "GPUNVME_SCT_MEDIA (unknown code)", or "(vendor specific
+ * code)". Static, never NULL.
  */
 const char *gpunvme_status_name(uint16_t status);
 const char *gpunvme_status_text(uint16_t status);
@@ -679,7 +681,7 @@ enum gpunvme_admin_opcode {
 #undef X
 };
 
-/* I/O opcodes. 1.4 section 6, NVM 1.0 section 3.2, ZNS 1.1 section 3.4 (0x79, 0x7a, 0x7d) */
+/* I/O opcodes. 1.4 section 6, NVM 1.0 section 3.2, ZNS 1.1 (0x79, 0x7a, 0x7d) */
 #define GPUNVME_IO_OPCODES(X)                                                                      \
     X(FLUSH, 0x00, "Flush")                                                                        \
     X(WRITE, 0x01, "Write")                                                                        \
@@ -711,7 +713,7 @@ enum gpunvme_io_opcode {
 const char *gpunvme_admin_opcode_name(uint8_t opcode);
 const char *gpunvme_io_opcode_name(uint8_t opcode);
 
-/* Create and delete I/O queues. 1.4 sections 5.3 to 5.6, 2.0 section 5 */
+/* Create and delete I/O queues. 1.4 sections 5.3 to 5.6, 2.0 sections 5.4 to 5.7 */
 #define GPUNVME_QUEUE_QID_SHIFT          0 /* cdw10 */
 #define GPUNVME_QUEUE_QID_MASK           0xffffu
 #define GPUNVME_QUEUE_QSIZE_SHIFT        16 /* cdw10, entries, 0's based */
@@ -740,7 +742,7 @@ const char *gpunvme_io_opcode_name(uint8_t opcode);
 
 #define GPUNVME_ABORT_NOT_ABORTED (1u << 0) /* dw0 of the completion */
 
-/* Identify. 1.4 section 5.15, 2.0 section 5.17 */
+/* Identify. 1.4 section 5.15, 2.0 section 5.17; CNS: 2.0b Figure 273 */
 #define GPUNVME_IDENTIFY_CNS_SHIFT   0 /* cdw10 */
 #define GPUNVME_IDENTIFY_CNS_MASK    0xffu
 #define GPUNVME_IDENTIFY_CNTID_SHIFT 16 /* cdw10 */
@@ -777,14 +779,17 @@ enum gpunvme_cns {
     GPUNVME_CNS_COMMAND_SETS = 0x1c, /* 2.0 */
 };
 
-/* Command set identifiers. 2.0 section 5.17 */
+/* Command set identifiers. 2.0 section 5.17 (2.0b Figure 274) */
 enum gpunvme_csi {
     GPUNVME_CSI_NVM = 0x00,
     GPUNVME_CSI_KV = 0x01,
     GPUNVME_CSI_ZNS = 0x02,
 };
 
-/* Get Log Page. 1.4 section 5.14, 2.0 section 5.16. The length is NUMDU:NUMDL dwords, 0's based. */
+/*
+ * Get Log Page. 1.4 section 5.14, 2.0 section 5.16; identifiers: 2.0b Figure 202. The length is
+ * NUMDU:NUMDL dwords, 0's based.
+ */
 #define GPUNVME_GET_LOG_LID_SHIFT   0 /* cdw10 */
 #define GPUNVME_GET_LOG_LID_MASK    0xffu
 #define GPUNVME_GET_LOG_LSP_SHIFT   8 /* cdw10, log specific; 4 bits in 1.4 */
@@ -901,7 +906,7 @@ enum gpunvme_feat {
 #define GPUNVME_ASYNC_CONFIG_LBA_STATUS   (1u << 13)
 #define GPUNVME_ASYNC_CONFIG_EG_AGGREGATE (1u << 14)
 
-/* Asynchronous events, dw0 of the completion. 1.4 section 5.2, 2.0 section 5.2 */
+/* Asynchronous events, dw0 of the completion. 1.4 section 5.2, 2.0 section 5.2 (2.0b Figure 143) */
 #define GPUNVME_AER_TYPE_SHIFT 0
 #define GPUNVME_AER_TYPE_MASK  0x7u
 #define GPUNVME_AER_INFO_SHIFT 8
@@ -951,7 +956,7 @@ enum gpunvme_aer_iocs {
     GPUNVME_AER_IOCS_CHANGED_ZONES = 0xef,    /* ZNS 1.1 */
 };
 
-/* Format NVM, cdw10. 1.4 section 5.23 */
+/* Format NVM, cdw10. 1.4 section 5.23, 2.0 section 5.14 */
 #define GPUNVME_FORMAT_LBAF_SHIFT 0
 #define GPUNVME_FORMAT_LBAF_MASK  0xfu
 #define GPUNVME_FORMAT_MSET_SHIFT 4
@@ -966,7 +971,7 @@ enum gpunvme_aer_iocs {
 /*
  * Read, Write, Compare, Write Zeroes, Verify: SLBA is cdw10 (low) and cdw11, the rest cdw12 but
  * where said. 1.4 sections 6.6 "Compare", 6.9 "Read", 6.15 "Write", 6.17 "Write Zeroes"; NVM 1.0
- * section 3.2
+ * sections 3.2.1 to 3.2.8
  */
 #define GPUNVME_RW_NLB_SHIFT    0 /* blocks, 0's based */
 #define GPUNVME_RW_NLB_MASK     0xffffu
@@ -1011,7 +1016,7 @@ GPUNVME_ASSERT_OFFSET(gpunvme_dsm_range, slba, 8);
  * Packed, so that a page may lie at any address. Numbers of 128 bits are two of 64, the low first.
  */
 
-/* A power state. 1.4 and 2.0, "Identify - Power State Descriptor Data Structure" */
+/* A power state. 1.4 section 5.15.2.2, 2.0 section 5.17.2.1 (Figure 276) */
 struct gpunvme_id_psd {
     uint16_t mp; /* maximum power, in 10 mW, or 100 uW with GPUNVME_PSD_MXPS */
     uint8_t rsvd2;
@@ -1041,8 +1046,8 @@ GPUNVME_ASSERT_OFFSET(gpunvme_id_psd, apws, 22);
 #define GPUNVME_PSD_NOPS (1u << 1) /* non-operational */
 
 /*
- * Identify Controller. 1.4 section 5.15.2.2, 2.0 section 5.17.2.1 "Identify Controller Data
- * Structure"
+ * Identify Controller. 1.4 section 5.15.2.2, 2.0 section 5.17.2.1 (2.0b Figure 275) "Identify
+ * Controller data structure"
  */
 struct gpunvme_id_ctrl {
     uint16_t vid;    /* PCI vendor */
@@ -1282,7 +1287,7 @@ GPUNVME_ASSERT_OFFSET(gpunvme_id_ctrl, vs, 3072);
 #define GPUNVME_SGLS_OFFSET               (1u << 20) /* addresses may be offsets */
 #define GPUNVME_SGLS_TRANSPORT_DATA_BLOCK (1u << 21)
 
-/* Identify Controller for the NVM command set (CNS 06h). NVM 1.0 section 4.1.5 */
+/* I/O command set specific Identify Controller, NVM command set (CNS 06h). NVM 1.0 section 4.1.5 */
 struct gpunvme_id_ctrl_nvm {
     uint8_t vsl;    /* Verify size limit: 2^n pages of CAP.MPSMIN; 0: no limit; as the next two */
     uint8_t wzsl;   /* Write Zeroes size limit */
@@ -1410,21 +1415,22 @@ GPUNVME_ASSERT_OFFSET(gpunvme_id_ns, vs, 384);
 #define GPUNVME_DLFEAT_DEAC          (1u << 3) /* Write Zeroes has DEAC */
 #define GPUNVME_DLFEAT_GUARD         (1u << 4) /* the guard of a deallocated block is its CRC */
 
-/* The index into lbaf[] of the format in use. NVM 1.0: bits 6:5 count only above 16 formats. */
+/* The index into lbaf[] of the format in use. Bits 6:5 count only with more than 16 formats. */
 GPUNVME_NVME_FN uint32_t gpunvme_id_ns_format(const struct gpunvme_id_ns *ns)
 {
-    uint32_t upper = ns->nlbaf >= 16 ? (uint32_t)GPUNVME_GET(ns->flbas, FLBAS_UPPER) : 0;
+    uint32_t upper =
+        ns->nlbaf + ns->nulbaf >= 16 ? (uint32_t)GPUNVME_GET(ns->flbas, FLBAS_UPPER) : 0;
 
     return upper << 4 | (uint32_t)GPUNVME_GET(ns->flbas, FLBAS_LOWER);
 }
 
-/* A namespace list: ascending, ended by a 0. 1.4 section 4.10, 2.0 section 4.4.2 */
+/* A namespace list: ascending, ended by a 0. 1.4 and 2.0, "Namespace List" */
 struct gpunvme_id_ns_list {
     uint32_t nsid[1024];
 } GPUNVME_PACKED;
 GPUNVME_ASSERT_SIZE(gpunvme_id_ns_list, 4096);
 
-/* A controller list: ascending. 1.4 section 4.9, 2.0 section 4.4.1 */
+/* A controller list: ascending. 1.4 and 2.0, "Controller List" */
 struct gpunvme_id_ctrl_list {
     uint16_t num;
     uint16_t cntlid[2047];
@@ -1435,6 +1441,7 @@ GPUNVME_ASSERT_OFFSET(gpunvme_id_ctrl_list, cntlid, 2);
 /*
  * The head of a namespace identification descriptor; NIDL bytes of identifier follow it, and then
  * the next one; a type of 0 ends the list. 1.4 section 5.15.2.4, 2.0 section 5.17.2.3
+ * (2.0b Figure 277)
  */
 struct gpunvme_ns_id_desc {
     uint8_t nidt; /* type: GPUNVME_NIDT_* */
@@ -1451,7 +1458,7 @@ enum gpunvme_nidt {
     GPUNVME_NIDT_CSI = 4,   /* 1 byte: GPUNVME_CSI_*; 2.0 */
 };
 
-/* An entry of the error log, the newest first. 1.4 section 5.14.1.1, 2.0 section 5.16.1.2 */
+/* An error log entry, newest first. 1.4 section 5.14.1.1, 2.0 section 5.16.1.2 (2.0b Figure 206) */
 struct gpunvme_error_log_entry {
     uint64_t error_count;          /* 0: no entry; else counts up over the controller's life */
     uint16_t sqid;                 /* ffffh: of no queue */
@@ -1481,7 +1488,7 @@ GPUNVME_ASSERT_OFFSET(gpunvme_error_log_entry, trtype_info, 40);
 
 #define GPUNVME_ERROR_LOG_NONE 0xffffu /* of sqid, cid and param_error_location */
 
-/* SMART / Health Information. 1.4 section 5.14.1.2, 2.0 section 5.16.1.3 */
+/* SMART / Health Information. 1.4 section 5.14.1.2, 2.0 section 5.16.1.3 (2.0b Figure 207) */
 struct gpunvme_smart_log {
     uint8_t critical_warning;       /* GPUNVME_SMART_CW_* */
     uint16_t temperature;           /* composite, K */
@@ -1538,7 +1545,7 @@ GPUNVME_ASSERT_OFFSET(gpunvme_smart_log, tmt2_total_time, 228);
 #define GPUNVME_SMART_CW_BACKUP      (1u << 4) /* the volatile memory's backup failed */
 #define GPUNVME_SMART_CW_PMR         (1u << 5) /* the persistent memory region is unreliable */
 
-/* Firmware Slot Information. 1.4 section 5.14.1.3, 2.0 section 5.16.1.4 */
+/* Firmware Slot Information. 1.4 section 5.14.1.3, 2.0 section 5.16.1.4 (2.0b Figure 209) */
 struct gpunvme_fw_slot_log {
     uint8_t afi; /* active slot 2:0, slot after the next reset 6:4 (0: the same) */
     uint8_t rsvd1[7];
@@ -1554,7 +1561,7 @@ GPUNVME_ASSERT_OFFSET(gpunvme_fw_slot_log, rsvd64, 64);
 #define GPUNVME_FW_AFI_NEXT_SHIFT   4
 #define GPUNVME_FW_AFI_NEXT_MASK    0x7u
 
-/* Commands Supported and Effects. 1.4 section 5.14.1.5, 2.0 section 5.16.1.6 */
+/* Commands Supported and Effects. 1.4 section 5.14.1.5, 2.0 section 5.16.1.6 (2.0b Figure 210) */
 struct gpunvme_cmds_effects_log {
     uint32_t acs[256];  /* admin commands by opcode: GPUNVME_EFFECTS_* */
     uint32_t iocs[256]; /* I/O commands by opcode */
@@ -1570,9 +1577,9 @@ GPUNVME_ASSERT_OFFSET(gpunvme_cmds_effects_log, iocs, 1024);
 #define GPUNVME_EFFECTS_CCC   (1u << 4) /* changes what the controller can do */
 
 /*
- * Doorbell Buffer Config. 1.4 section 5.7, 2.0 section 5.8: prp1 is the page of shadow doorbells,
- * prp2 the page of event indexes. Both are laid out as the doorbell registers, but always with
- * the stride of CAP.DSTRD: see gpunvme_sq_doorbell() less GPUNVME_REG_DOORBELLS.
+ * Doorbell Buffer Config. 1.4 section 5.7, 2.0 section 5.11: prp1 is the page of shadow doorbells,
+ * prp2 the page of event indexes. Each is laid out as the doorbell registers are: a queue's word
+ * lies at gpunvme_sq_doorbell() or gpunvme_cq_doorbell(), less GPUNVME_REG_DOORBELLS.
  */
 
 #ifdef __cplusplus

@@ -4,18 +4,27 @@
  */
 #include "gpunvme/nvme.h"
 
-/* For codes that have no name of their own: the type's. */
-static const char *sct_name(uint16_t status)
+/* Types with codes of the specification in them: what names a code that is not in the list. */
+#define KNOWN_TYPES(X)                                                                             \
+    X(GENERIC, "the command failed with a generic status that this library does not know")         \
+    X(COMMAND, "the command failed with a status of its own that this library does not know")      \
+    X(MEDIA, "a media or data integrity error that this library does not know: do not trust the "  \
+             "data")                                                                               \
+    X(PATH, "a path error that this library does not know: retry, or use another path")
+
+#define FIRST_VENDOR_CODE 0xc0 /* of every type; all of type VENDOR are the vendor's too */
+
+static const char *unknown_name(uint16_t status)
 {
+    int vendor = GPUNVME_STATUS_SC(status) >= FIRST_VENDOR_CODE;
+
     switch (GPUNVME_STATUS_SCT(status)) {
-    case GPUNVME_SCT_GENERIC:
-        return "GPUNVME_SCT_GENERIC (unknown code)";
-    case GPUNVME_SCT_COMMAND:
-        return "GPUNVME_SCT_COMMAND (unknown code)";
-    case GPUNVME_SCT_MEDIA:
-        return "GPUNVME_SCT_MEDIA (unknown code)";
-    case GPUNVME_SCT_PATH:
-        return "GPUNVME_SCT_PATH (unknown code)";
+#define X(type, text)                                                                              \
+    case GPUNVME_SCT_##type:                                                                       \
+        return vendor ? "GPUNVME_SCT_" #type " (vendor specific code)"                             \
+                      : "GPUNVME_SCT_" #type " (unknown code)";
+        KNOWN_TYPES(X)
+#undef X
     case GPUNVME_SCT_VENDOR:
         return "GPUNVME_SCT_VENDOR (vendor specific code)";
     default:
@@ -23,20 +32,19 @@ static const char *sct_name(uint16_t status)
     }
 }
 
-static const char *sct_text(uint16_t status)
+static const char *unknown_text(uint16_t status)
 {
-    if (GPUNVME_STATUS_SCT(status) == GPUNVME_SCT_VENDOR || GPUNVME_STATUS_SC(status) >= 0xc0)
+    unsigned type = GPUNVME_STATUS_SCT(status);
+
+    if (type == GPUNVME_SCT_VENDOR ||
+        (type <= GPUNVME_SCT_PATH && GPUNVME_STATUS_SC(status) >= FIRST_VENDOR_CODE))
         return "a vendor specific status: see the drive's documentation";
-    switch (GPUNVME_STATUS_SCT(status)) {
-    case GPUNVME_SCT_GENERIC:
-        return "the command failed with a generic status that this library does not know";
-    case GPUNVME_SCT_COMMAND:
-        return "the command failed with a status of its own that this library does not know";
-    case GPUNVME_SCT_MEDIA:
-        return "a media or data integrity error that this library does not know: do not trust "
-               "the data";
-    case GPUNVME_SCT_PATH:
-        return "a path error that this library does not know: retry, or use another path";
+    switch (type) {
+#define X(type, text)                                                                              \
+    case GPUNVME_SCT_##type:                                                                       \
+        return text;
+        KNOWN_TYPES(X)
+#undef X
     default:
         return "a status of a type that this library does not know";
     }
@@ -51,7 +59,7 @@ const char *gpunvme_status_name(uint16_t status)
         GPUNVME_STATUS_CODES(X)
 #undef X
     default:
-        return sct_name(status);
+        return unknown_name(status);
     }
 }
 
@@ -64,7 +72,7 @@ const char *gpunvme_status_text(uint16_t status)
         GPUNVME_STATUS_CODES(X)
 #undef X
     default:
-        return sct_text(status);
+        return unknown_text(status);
     }
 }
 

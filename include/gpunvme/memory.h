@@ -10,7 +10,8 @@
  *
  * GPU memory is allocated on the calling thread's current CUDA device. Everything else works on
  * the device that holds the memory, from any thread, and leaves the thread's current device as
- * it is. No call waits for work that the caller queued on streams of its own.
+ * it is. No copy, fill or checksum waits for work that the caller queued on the GPU; allocating
+ * and freeing can, as cudaMalloc() and cudaFree() do.
  *
  * All functions may be called from several threads at once; what one of them releases must not
  * be in use by another. Errors of CUDA are GPUNVME_ERR_GPU, with CUDA's text as the detail.
@@ -125,7 +126,7 @@ unsigned gpunvme_mem_gpu_count(void);
 
 /* CUDA's number for version 12.4 is 12040; 0 is unknown, or none. */
 struct gpunvme_gpu_info {
-    char name[128];           /* "NVIDIA H200" */
+    char name[256];           /* "NVIDIA H200" */
     unsigned cc_major;        /* compute capability */
     unsigned cc_minor;        /* */
     unsigned nprocessors;     /* streaming multiprocessors */

@@ -40,16 +40,16 @@ gpunvme_err_t mem_cuda_pin(void *cpu, size_t nbytes, void **gpu);
 gpunvme_err_t mem_cuda_unpin(void *cpu);
 gpunvme_err_t mem_cuda_pinned_address(void *cpu, void **gpu); /* of memory pinned by others */
 
-/* Synchronous; at least one of the two addresses is known to CUDA. */
-gpunvme_err_t mem_cuda_copy(void *dst, const void *src, size_t nbytes);
+/* Synchronous. dst_gpu and src_gpu: the address is a GPU's; for one of them at least it is. */
+gpunvme_err_t mem_cuda_copy(void *dst, bool dst_gpu, const void *src, bool src_gpu, size_t nbytes);
 gpunvme_err_t mem_cuda_fill(void *dst, uint8_t value, size_t nbytes);
 
 /* Streams; `near` chooses the device, NULL the calling thread's current one. */
 struct mem_cuda_stream;
 gpunvme_err_t mem_cuda_stream_create(const void *near, struct mem_cuda_stream **out);
 gpunvme_err_t mem_cuda_stream_destroy(struct mem_cuda_stream *stream);
-gpunvme_err_t mem_cuda_stream_copy(struct mem_cuda_stream *stream, void *dst, const void *src,
-                                   size_t nbytes);
+gpunvme_err_t mem_cuda_stream_copy(struct mem_cuda_stream *stream, void *dst, bool dst_gpu,
+                                   const void *src, bool src_gpu, size_t nbytes);
 gpunvme_err_t mem_cuda_stream_query(struct mem_cuda_stream *stream, bool *done);
 gpunvme_err_t mem_cuda_stream_sync(struct mem_cuda_stream *stream, uint64_t timeout_ns);
 

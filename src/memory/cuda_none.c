@@ -81,10 +81,12 @@ gpunvme_err_t mem_cuda_pinned_address(void *cpu, void **gpu)
     return fail();
 }
 
-gpunvme_err_t mem_cuda_copy(void *dst, const void *src, size_t nbytes)
+gpunvme_err_t mem_cuda_copy(void *dst, bool dst_gpu, const void *src, bool src_gpu, size_t nbytes)
 {
     (void)dst;
+    (void)dst_gpu;
     (void)src;
+    (void)src_gpu;
     (void)nbytes;
     return fail();
 }
@@ -110,12 +112,14 @@ gpunvme_err_t mem_cuda_stream_destroy(struct mem_cuda_stream *stream)
     return fail();
 }
 
-gpunvme_err_t mem_cuda_stream_copy(struct mem_cuda_stream *stream, void *dst, const void *src,
-                                   size_t nbytes)
+gpunvme_err_t mem_cuda_stream_copy(struct mem_cuda_stream *stream, void *dst, bool dst_gpu,
+                                   const void *src, bool src_gpu, size_t nbytes)
 {
     (void)stream;
     (void)dst;
+    (void)dst_gpu;
     (void)src;
+    (void)src_gpu;
     (void)nbytes;
     return fail();
 }

@@ -196,13 +196,18 @@ gpunvme_err_t gpunvme_mem_unregister(struct gpunvme_buf *buf)
 static gpunvme_err_t register_pinned(struct gpunvme_buf *out, enum mem_cuda_kind kind)
 {
     gpunvme_err_t err;
+    int device;
 
     if (!mem_cuda_present()) {
         out->gpu = out->cpu;
         return GPUNVME_OK;
     }
-    if (kind == MEM_CUDA_PINNED)
+    if (kind == MEM_CUDA_PINNED) {
+        if (mem_cuda_kind((char *)out->cpu + out->nbytes - 1, &device) != MEM_CUDA_PINNED)
+            return base_fail(GPUNVME_ERR_INVALID, "memory at %p is pinned, but not all %zu bytes",
+                             out->cpu, out->nbytes);
         return mem_cuda_pinned_address(out->cpu, &out->gpu);
+    }
     err = mem_cuda_pin(out->cpu, out->nbytes, &out->gpu);
     if (!err)
         out->memory_private = (void *)&from_caller_pinned_here;
@@ -288,7 +293,7 @@ gpunvme_err_t gpunvme_mem_copy(void *dst, enum gpunvme_mem dst_mem, const void *
     if (err || nbytes == 0)
         return err;
     if (is_device(dst_mem) || is_device(src_mem))
-        return mem_cuda_copy(dst, src, nbytes);
+        return mem_cuda_copy(dst, is_device(dst_mem), src, is_device(src_mem), nbytes);
     memcpy(dst, src, nbytes);
     return GPUNVME_OK;
 }

@@ -62,7 +62,8 @@ gpunvme_err_t gpunvme_mem_copy_async(void *dst, enum gpunvme_mem dst_mem, const 
         return base_fail(GPUNVME_ERR_INVALID, "stream is NULL");
     if (!stream->cuda || nbytes == 0)
         return gpunvme_mem_copy(dst, dst_mem, src, src_mem, nbytes);
-    return mem_cuda_stream_copy(stream->cuda, dst, src, nbytes);
+    return mem_cuda_stream_copy(stream->cuda, dst, dst_mem == GPUNVME_MEM_GPU, src,
+                                src_mem == GPUNVME_MEM_GPU, nbytes);
 }
 
 gpunvme_err_t gpunvme_mem_stream_sync(struct gpunvme_mem_stream *stream, uint64_t timeout_ns)

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * What cuda.c knows of checksum.cu.
+ */
+#ifndef MEMORY_CHECKSUM_CUDA_H
+#define MEMORY_CHECKSUM_CUDA_H
+
+#include <cuda_runtime_api.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define MEM_CHECKSUM_MAX_BLOCKS 4096
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * Starts the kernel on `stream` of `device`, which must be the current one: *nblocks blocks (at
+ * most MEM_CHECKSUM_MAX_BLOCKS), of which block i stores its sum to partial[i]. nbytes > 0.
+ */
+cudaError_t mem_checksum_launch(const void *gpu, size_t nbytes, int device, uint64_t *partial,
+                                unsigned *nblocks, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,654 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The wall of cuda.h in a build with CUDA: host calls of the CUDA runtime. The runtime is linked
+ * statically and finds the driver, libcuda.so.1, at run time or not at all.
+ *
+ * The runtime makes a context on a thread's current device at the slightest touch, and on device
+ * 0 for threads that never chose: half a gigabyte lost on a GPU that belongs to another rank. So
+ * what works on given memory asks the driver where that memory is (which makes no context), and
+ * enters the context of that device for as long as it takes.
+ *
+ * Copies and kernels run on streams that do not wait for the legacy default stream: neither for
+ * what the caller computes there, nor for kernels that in turn wait for these copies.
+ */
+#include <ctype.h>
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/fail.h"
+#include "memory/checksum.h"
+#include "memory/checksum_cuda.h"
+#include "memory/cuda.h"
+
+#define MAX_DEVICES 64
+
+/* Synchronous work may take this long: 10 s, and a second more for each 64 MB. */
+#define WORK_TIMEOUT_NS(nbytes) (10000000000u + (uint64_t)(nbytes)*16)
+
+/* What a thread needs for one synchronous operation. Idle ones are kept for the next. */
+struct worker {
+    struct worker *next;
+    int device;
+    cudaStream_t stream;
+    uint64_t *partial_cpu; /* MEM_CHECKSUM_MAX_BLOCKS sums in pinned memory, made when needed */
+    uint64_t *partial_gpu; /* the same for the GPU */
+};
+
+/* X(member, function of cuda.h, its symbol in libcuda.so.1) */
+#define DRIVER_CALLS(X)                                                                            \
+    X(pointer_get_attributes, cuPointerGetAttributes, "cuPointerGetAttributes")                    \
+    X(device_get, cuDeviceGet, "cuDeviceGet")                                                      \
+    X(ctx_retain, cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain")                            \
+    X(ctx_push, cuCtxPushCurrent, "cuCtxPushCurrent_v2")                                           \
+    X(ctx_pop, cuCtxPopCurrent, "cuCtxPopCurrent_v2")                                              \
+    X(error_string, cuGetErrorString, "cuGetErrorString")
+
+static struct {
+#define X(member, function, symbol) __typeof__(function) *member;
+    DRIVER_CALLS(X)
+#undef X
+} driver;
+
+/* Set once, by probe(). */
+static pthread_once_t probed = PTHREAD_ONCE_INIT;
+static char why_not[160];
+static unsigned ndevices;
+static int driver_version, runtime_version;
+
+/* Under `lock`. Contexts are kept for the life of the process. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static CUcontext contexts[MAX_DEVICES];
+static struct worker *idle[MAX_DEVICES];
+
+static bool load_driver(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+
+    if (!library) {
+        snprintf(why_not, sizeof(why_not), "no driver: libcuda.so.1 not found");
+        return false;
+    }
+#define X(member, function, symbol)                                                                \
+    driver.member = (__typeof__(driver.member))dlsym(library, symbol);                             \
+    if (!driver.member)                                                                            \
+        snprintf(why_not, sizeof(why_not), "driver too old: libcuda.so.1 has no %s", symbol);
+    DRIVER_CALLS(X)
+#undef X
+    return why_not[0] == '\0';
+}
+
+static void say_no_device(void)
+{
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+
+    if (visible)
+        snprintf(why_not, sizeof(why_not),
+                 "no device: the driver shows none to this process "
+                 "(CUDA_VISIBLE_DEVICES is '%.60s')",
+                 visible);
+    else
+        snprintf(why_not, sizeof(why_not), "no device: the driver finds no GPU");
+}
+
+static void probe(void)
+{
+    int count = 0;
+    cudaError_t err;
+
+    if (cudaRuntimeGetVersion(&runtime_version) != cudaSuccess)
+        runtime_version = CUDART_VERSION;
+    if (!load_driver())
+        return;
+    if (cudaDriverGetVersion(&driver_version) != cudaSuccess)
+        driver_version = 0;
+    err = cudaGetDeviceCount(&count);
+    if (err == cudaErrorInsufficientDriver)
+        snprintf(why_not, sizeof(why_not),
+                 "driver too old: it has CUDA %d.%d, this build is for %d.%d",
+                 driver_version / 1000, driver_version % 1000 / 10, runtime_version / 1000,
+                 runtime_version % 1000 / 10);
+    else if (err == cudaErrorNoDevice || (err == cudaSuccess && count < 1))
+        say_no_device();
+    else if (err != cudaSuccess)
+        snprintf(why_not, sizeof(why_not), "the driver does not start: %s (%s)",
+                 cudaGetErrorString(err), cudaGetErrorName(err));
+    else
+        ndevices = count < MAX_DEVICES ? (unsigned)count : MAX_DEVICES;
+    if (err != cudaSuccess)
+        (void)cudaGetLastError(); /* told above; nobody else shall find it */
+}
+
+/* The detail is the text given and CUDA's own. */
+static gpunvme_err_t cuda_fail(cudaError_t err, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+static gpunvme_err_t cuda_fail(cudaError_t err, const char *format, ...)
+{
+    char text[128];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    (void)cudaGetLastError(); /* told here: the caller's own checks shall not find it again */
+    return base_fail(GPUNVME_ERR_GPU, "%s: %s (%s)", text, cudaGetErrorString(err),
+                     cudaGetErrorName(err));
+}
+
+static gpunvme_err_t driver_fail(CUresult result, const char *what, int device)
+{
+    const char *text = NULL;
+
+    driver.error_string(result, &text);
+    return base_fail(GPUNVME_ERR_GPU, "%s of GPU %d: %s (CUDA driver error %d)", what, device,
+                     text ? text : "unknown error", (int)result);
+}
+
+bool mem_cuda_present(void)
+{
+    pthread_once(&probed, probe);
+    return ndevices > 0;
+}
+
+const char *mem_cuda_why_not(void)
+{
+    pthread_once(&probed, probe);
+    return why_not;
+}
+
+unsigned mem_cuda_count(void)
+{
+    pthread_once(&probed, probe);
+    return ndevices;
+}
+
+gpunvme_err_t mem_cuda_info(unsigned index, struct gpunvme_gpu_info *info)
+{
+    struct cudaDeviceProp prop;
+    cudaError_t err;
+
+    memset(info, 0, sizeof(*info));
+    pthread_once(&probed, probe);
+    info->driver_version = (unsigned)driver_version;
+    info->runtime_version = (unsigned)runtime_version;
+    if (ndevices == 0)
+        return base_fail(GPUNVME_ERR_NO_GPU, "%s", why_not);
+    if (index >= ndevices)
+        return base_fail(GPUNVME_ERR_INVALID, "GPU %u: there are %u, from 0 on", index, ndevices);
+    err = cudaGetDeviceProperties(&prop, (int)index);
+    if (err == cudaSuccess)
+        err = cudaDeviceGetPCIBusId(info->pci_address, sizeof(info->pci_address), (int)index);
+    if (err != cudaSuccess)
+        return cuda_fail(err, "properties of GPU %u", index);
+    snprintf(info->name, sizeof(info->name), "%s", prop.name);
+    info->cc_major = (unsigned)prop.major;
+    info->cc_minor = (unsigned)prop.minor;
+    info->nprocessors = (unsigned)prop.multiProcessorCount;
+    info->memory_nbytes = prop.totalGlobalMem;
+    for (char *c = info->pci_address; *c; c++)
+        *c = (char)tolower((unsigned char)*c);
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t current_device(int *device)
+{
+    cudaError_t err = cudaGetDevice(device);
+
+    return err == cudaSuccess ? GPUNVME_OK : cuda_fail(err, "cudaGetDevice");
+}
+
+gpunvme_err_t mem_cuda_current(unsigned *index)
+{
+    int device = 0;
+    gpunvme_err_t err = current_device(&device);
+
+    *index = (unsigned)device;
+    return err;
+}
+
+enum mem_cuda_kind mem_cuda_kind(const void *ptr, int *device)
+{
+    CUpointer_attribute names[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+    CUmemorytype type = (CUmemorytype)0;
+    int ordinal = -1;
+    void *values[] = {&type, &ordinal};
+
+    if (driver.pointer_get_attributes(2, names, values, (CUdeviceptr)(uintptr_t)ptr) !=
+            CUDA_SUCCESS ||
+        ordinal < 0 || ordinal >= MAX_DEVICES)
+        return MEM_CUDA_UNKNOWN;
+    *device = ordinal;
+    if (type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_UNIFIED)
+        return MEM_CUDA_DEVICE;
+    return type == CU_MEMORYTYPE_HOST ? MEM_CUDA_PINNED : MEM_CUDA_UNKNOWN;
+}
+
+/* The device of memory that the caller says a GPU can reach. */
+static gpunvme_err_t device_of(const void *gpu, int *device)
+{
+    if (mem_cuda_kind(gpu, device) == MEM_CUDA_UNKNOWN)
+        return base_fail(GPUNVME_ERR_INVALID, "%p is not a GPU address", gpu);
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t context_of(int device, CUcontext *context)
+{
+    CUdevice handle;
+    CUresult result = CUDA_SUCCESS;
+
+    pthread_mutex_lock(&lock);
+    if (!contexts[device]) {
+        result = driver.device_get(&handle, device);
+        if (result == CUDA_SUCCESS)
+            result = driver.ctx_retain(&contexts[device], handle);
+    }
+    *context = contexts[device];
+    pthread_mutex_unlock(&lock);
+    return result == CUDA_SUCCESS ? GPUNVME_OK : driver_fail(result, "the context", device);
+}
+
+/* Makes `device` the thread's current one until leave(). */
+static gpunvme_err_t enter(int device)
+{
+    CUcontext context;
+    gpunvme_err_t err = context_of(device, &context);
+    CUresult result;
+
+    if (err)
+        return err;
+    result = driver.ctx_push(context);
+    return result == CUDA_SUCCESS ? GPUNVME_OK
+                                  : driver_fail(result, "entering the context", device);
+}
+
+static void leave(void)
+{
+    CUcontext context;
+
+    driver.ctx_pop(&context); /* fails only if the context is not there: left already */
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static gpunvme_err_t query(cudaStream_t stream, bool *done)
+{
+    cudaError_t err = cudaStreamQuery(stream);
+
+    *done = err == cudaSuccess;
+    if (err == cudaErrorNotReady)
+        (void)cudaGetLastError(); /* an answer, not an error */
+    else if (err != cudaSuccess)
+        return cuda_fail(err, "work on the GPU failed");
+    return GPUNVME_OK;
+}
+
+/* Small copies take microseconds and are waited for by asking; longer ones let others work. */
+static gpunvme_err_t wait_for(cudaStream_t stream, uint64_t timeout_ns)
+{
+    const struct timespec nap = {.tv_nsec = 20000};
+    uint64_t start = now_ns(), waited;
+    gpunvme_err_t err;
+    bool done;
+
+    for (;;) {
+        err = query(stream, &done);
+        if (err || done)
+            return err;
+        waited = now_ns() - start;
+        if (waited >= timeout_ns)
+            return base_fail(GPUNVME_ERR_TIMEOUT, "work on the GPU is not done after %llu ms",
+                             (unsigned long long)(waited / 1000000));
+        if (waited > 50000)
+            nanosleep(&nap, NULL);
+    }
+}
+
+static gpunvme_err_t new_worker(int device, struct worker **out)
+{
+    struct worker *worker = calloc(1, sizeof(*worker));
+    cudaError_t err;
+
+    if (!worker)
+        return base_fail(GPUNVME_ERR_NOMEM, "a stream");
+    worker->device = device;
+    err = cudaStreamCreateWithFlags(&worker->stream, cudaStreamNonBlocking);
+    if (err != cudaSuccess) {
+        free(worker);
+        return cuda_fail(err, "cudaStreamCreateWithFlags");
+    }
+    *out = worker;
+    return GPUNVME_OK;
+}
+
+/* Enters the device and takes a worker there, until stop(). */
+static gpunvme_err_t start(int device, struct worker **out)
+{
+    gpunvme_err_t err = enter(device);
+
+    if (err)
+        return err;
+    pthread_mutex_lock(&lock);
+    *out = idle[device];
+    if (*out)
+        idle[device] = (*out)->next;
+    pthread_mutex_unlock(&lock);
+    if (!*out)
+        err = new_worker(device, out);
+    if (err)
+        leave();
+    return err;
+}
+
+/* Waits for an operation, if it could be started. */
+static gpunvme_err_t finish(const struct worker *worker, gpunvme_err_t started, size_t nbytes)
+{
+    return started ? started : wait_for(worker->stream, WORK_TIMEOUT_NS(nbytes));
+}
+
+/*
+ * Gives back what start() took, after an operation that ended with `err`. A worker whose work
+ * does not end is left to it, since its stream and its memory are still in use.
+ */
+static void stop(struct worker *worker, gpunvme_err_t err)
+{
+    if (err != GPUNVME_ERR_TIMEOUT) {
+        pthread_mutex_lock(&lock);
+        worker->next = idle[worker->device];
+        idle[worker->device] = worker;
+        pthread_mutex_unlock(&lock);
+    }
+    leave();
+}
+
+static gpunvme_err_t start_copy(void *dst, const void *src, size_t nbytes, cudaStream_t stream)
+{
+    cudaError_t err = cudaMemcpyAsync(dst, src, nbytes, cudaMemcpyDefault, stream);
+
+    return err == cudaSuccess ? GPUNVME_OK : cuda_fail(err, "copy of %zu bytes", nbytes);
+}
+
+/* All addresses that are said to be a GPU's must be; *device is that of the first. */
+static gpunvme_err_t device_of_copy(const void *dst, bool dst_gpu, const void *src, bool src_gpu,
+                                    int *device)
+{
+    gpunvme_err_t err = src_gpu ? device_of(src, device) : GPUNVME_OK;
+
+    return !err && dst_gpu ? device_of(dst, device) : err;
+}
+
+gpunvme_err_t mem_cuda_copy(void *dst, bool dst_gpu, const void *src, bool src_gpu, size_t nbytes)
+{
+    struct worker *worker;
+    int device;
+    gpunvme_err_t err = device_of_copy(dst, dst_gpu, src, src_gpu, &device);
+
+    if (!err)
+        err = start(device, &worker);
+    if (err)
+        return err;
+    err = finish(worker, start_copy(dst, src, nbytes, worker->stream), nbytes);
+    stop(worker, err);
+    return err;
+}
+
+static gpunvme_err_t start_fill(void *dst, uint8_t value, size_t nbytes, cudaStream_t stream)
+{
+    cudaError_t err = cudaMemsetAsync(dst, value, nbytes, stream);
+
+    return err == cudaSuccess ? GPUNVME_OK : cuda_fail(err, "fill of %zu bytes", nbytes);
+}
+
+gpunvme_err_t mem_cuda_fill(void *dst, uint8_t value, size_t nbytes)
+{
+    struct worker *worker;
+    int device;
+    gpunvme_err_t err = device_of(dst, &device);
+
+    if (!err)
+        err = start(device, &worker);
+    if (err)
+        return err;
+    err = finish(worker, start_fill(dst, value, nbytes, worker->stream), nbytes);
+    stop(worker, err);
+    return err;
+}
+
+gpunvme_err_t mem_cuda_alloc(size_t nbytes, void **gpu)
+{
+    gpunvme_err_t fill_err;
+    cudaError_t err = cudaMalloc(gpu, nbytes);
+
+    if (err != cudaSuccess) {
+        *gpu = NULL;
+        return cuda_fail(err, "cudaMalloc of %zu bytes", nbytes);
+    }
+    fill_err = mem_cuda_fill(*gpu, 0, nbytes);
+    if (fill_err) {
+        cudaFree(*gpu);
+        *gpu = NULL;
+    }
+    return fill_err;
+}
+
+gpunvme_err_t mem_cuda_free(void *gpu)
+{
+    int device;
+    gpunvme_err_t err = device_of(gpu, &device);
+    cudaError_t cuda_err;
+
+    if (!err)
+        err = enter(device);
+    if (err)
+        return err;
+    cuda_err = cudaFree(gpu);
+    if (cuda_err != cudaSuccess)
+        err = cuda_fail(cuda_err, "cudaFree");
+    leave();
+    return err;
+}
+
+gpunvme_err_t mem_cuda_pin(void *cpu, size_t nbytes, void **gpu)
+{
+    cudaError_t err =
+        cudaHostRegister(cpu, nbytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+
+    *gpu = NULL;
+    if (err != cudaSuccess)
+        return cuda_fail(err, "cudaHostRegister of %zu bytes", nbytes);
+    err = cudaHostGetDevicePointer(gpu, cpu, 0);
+    if (err != cudaSuccess) {
+        cudaHostUnregister(cpu);
+        return cuda_fail(err, "cudaHostGetDevicePointer");
+    }
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t mem_cuda_unpin(void *cpu)
+{
+    int device;
+    gpunvme_err_t err = device_of(cpu, &device);
+    cudaError_t cuda_err;
+
+    if (!err)
+        err = enter(device);
+    if (err)
+        return err;
+    cuda_err = cudaHostUnregister(cpu);
+    if (cuda_err != cudaSuccess)
+        err = cuda_fail(cuda_err, "cudaHostUnregister");
+    leave();
+    return err;
+}
+
+gpunvme_err_t mem_cuda_pinned_address(void *cpu, void **gpu)
+{
+    int device;
+    gpunvme_err_t err = device_of(cpu, &device);
+    cudaError_t cuda_err;
+
+    *gpu = NULL;
+    if (!err)
+        err = enter(device);
+    if (err)
+        return err;
+    cuda_err = cudaHostGetDevicePointer(gpu, cpu, 0);
+    if (cuda_err != cudaSuccess)
+        err = cuda_fail(cuda_err, "cudaHostGetDevicePointer");
+    leave();
+    return err;
+}
+
+struct mem_cuda_stream {
+    cudaStream_t stream;
+    int device;
+};
+
+gpunvme_err_t mem_cuda_stream_create(const void *near, struct mem_cuda_stream **out)
+{
+    struct mem_cuda_stream *stream;
+    int device;
+    gpunvme_err_t err = near ? device_of(near, &device) : current_device(&device);
+    cudaError_t cuda_err;
+
+    *out = NULL;
+    if (!err)
+        err = enter(device);
+    if (err)
+        return err;
+    stream = calloc(1, sizeof(*stream));
+    if (!stream) {
+        leave();
+        return base_fail(GPUNVME_ERR_NOMEM, "a stream");
+    }
+    stream->device = device;
+    cuda_err = cudaStreamCreateWithFlags(&stream->stream, cudaStreamNonBlocking);
+    if (cuda_err != cudaSuccess) {
+        free(stream);
+        stream = NULL;
+        err = cuda_fail(cuda_err, "cudaStreamCreateWithFlags");
+    }
+    leave();
+    *out = stream;
+    return err;
+}
+
+gpunvme_err_t mem_cuda_stream_destroy(struct mem_cuda_stream *stream)
+{
+    gpunvme_err_t err = enter(stream->device);
+    cudaError_t cuda_err;
+
+    if (!err) {
+        cuda_err = cudaStreamDestroy(stream->stream);
+        if (cuda_err != cudaSuccess)
+            err = cuda_fail(cuda_err, "cudaStreamDestroy");
+        leave();
+    }
+    free(stream);
+    return err;
+}
+
+gpunvme_err_t mem_cuda_stream_copy(struct mem_cuda_stream *stream, void *dst, bool dst_gpu,
+                                   const void *src, bool src_gpu, size_t nbytes)
+{
+    int device; /* the copy may touch another GPU, but it runs on the stream's */
+    gpunvme_err_t err = device_of_copy(dst, dst_gpu, src, src_gpu, &device);
+
+    if (!err)
+        err = enter(stream->device);
+    if (err)
+        return err;
+    err = start_copy(dst, src, nbytes, stream->stream);
+    leave();
+    return err;
+}
+
+gpunvme_err_t mem_cuda_stream_query(struct mem_cuda_stream *stream, bool *done)
+{
+    gpunvme_err_t err = enter(stream->device);
+
+    *done = false;
+    if (err)
+        return err;
+    err = query(stream->stream, done);
+    leave();
+    return err;
+}
+
+gpunvme_err_t mem_cuda_stream_sync(struct mem_cuda_stream *stream, uint64_t timeout_ns)
+{
+    gpunvme_err_t err = enter(stream->device);
+
+    if (err)
+        return err;
+    err = wait_for(stream->stream, timeout_ns);
+    leave();
+    return err;
+}
+
+/* Pinned memory for the sums of the blocks, which the kernel stores there itself. */
+static gpunvme_err_t need_partial(struct worker *worker)
+{
+    void *cpu, *gpu;
+    cudaError_t err;
+
+    if (worker->partial_cpu)
+        return GPUNVME_OK;
+    err = cudaHostAlloc(&cpu, MEM_CHECKSUM_MAX_BLOCKS * sizeof(uint64_t), cudaHostAllocMapped);
+    if (err != cudaSuccess)
+        return cuda_fail(err, "cudaHostAlloc");
+    err = cudaHostGetDevicePointer(&gpu, cpu, 0);
+    if (err != cudaSuccess) {
+        cudaFreeHost(cpu);
+        return cuda_fail(err, "cudaHostGetDevicePointer");
+    }
+    worker->partial_cpu = cpu;
+    worker->partial_gpu = gpu;
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t start_checksum(struct worker *worker, const void *gpu, size_t nbytes,
+                                    unsigned *nblocks)
+{
+    gpunvme_err_t err = need_partial(worker);
+    cudaError_t cuda_err;
+
+    if (err)
+        return err;
+    cuda_err = mem_checksum_launch(gpu, nbytes, worker->device, worker->partial_gpu, nblocks,
+                                   worker->stream);
+    return cuda_err == cudaSuccess ? GPUNVME_OK : cuda_fail(cuda_err, "the checksum kernel");
+}
+
+gpunvme_err_t mem_cuda_checksum(const void *gpu, size_t nbytes, uint64_t *sum)
+{
+    struct worker *worker;
+    unsigned nblocks;
+    int device;
+    gpunvme_err_t err = device_of(gpu, &device);
+
+    if (!err)
+        err = start(device, &worker);
+    if (err)
+        return err;
+    err = finish(worker, start_checksum(worker, gpu, nbytes, &nblocks), nbytes);
+    *sum = 0;
+    for (unsigned i = 0; !err && i < nblocks; i++)
+        *sum += worker->partial_cpu[i];
+    *sum = mem_checksum_end(*sum, nbytes);
+    stop(worker, err);
+    return err;
+}

@@ -1,0 +1,493 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Buffers in the memory of a real GPU. Without one the program says why and is skipped.
+ */
+#include "memory_util.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#ifdef GPUNVME_HAVE_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+static void assert_detail_has(const char *text)
+{
+    if (!strstr(gpunvme_err_detail(), text))
+        fail_msg("'%s' is not in '%s'", text, gpunvme_err_detail());
+}
+
+static void the_gpu_is_described(void **state)
+{
+    struct gpunvme_gpu_info info;
+    unsigned index, domain, bus, device, function;
+    char end;
+
+    (void)state;
+    assert_string_equal(gpunvme_mem_gpu_why_not(), "");
+    assert_int_equal(gpunvme_mem_gpu_current(&index), GPUNVME_OK);
+    assert_true(index < gpunvme_mem_gpu_count());
+    assert_int_equal(gpunvme_mem_gpu_info(index, &info), GPUNVME_OK);
+    print_message("%s, compute capability %u.%u, %u SMs, %.1f GiB, %s, driver %u, runtime %u\n",
+                  info.name, info.cc_major, info.cc_minor, info.nprocessors,
+                  (double)info.memory_nbytes / (1 << 30), info.pci_address, info.driver_version,
+                  info.runtime_version);
+    assert_true(info.name[0] != '\0');
+    assert_true(info.cc_major >= 5);
+    assert_true(info.nprocessors > 0);
+    assert_true(info.memory_nbytes > (uint64_t)1 << 28);
+    assert_int_equal(
+        sscanf(info.pci_address, "%4x:%2x:%2x.%1x%c", &domain, &bus, &device, &function, &end), 4);
+    assert_true(info.runtime_version >= 11000);
+    assert_true(info.driver_version >= 11000);
+}
+
+static void a_gpu_that_does_not_exist_is_refused(void **state)
+{
+    struct gpunvme_gpu_info info;
+
+    (void)state;
+    assert_int_equal(gpunvme_mem_gpu_info(gpunvme_mem_gpu_count(), &info), GPUNVME_ERR_INVALID);
+}
+
+static void gpu_memory_is_out_of_the_cpus_reach_and_aligned(void **state)
+{
+    struct gpunvme_buf buf = new_buf(100, GPUNVME_MEM_GPU);
+
+    (void)state;
+    assert_null(buf.cpu);
+    assert_non_null(buf.gpu);
+    assert_int_equal((uintptr_t)buf.gpu % 256, 0);
+    free_buf(&buf);
+}
+
+static void gpu_memory_is_zeroed_also_when_it_was_used_before(void **state)
+{
+    const size_t nbytes = (size_t)64 << 20;
+
+    (void)state;
+    for (int round = 0; round < 3; round++) {
+        struct gpunvme_buf buf = new_buf(nbytes, GPUNVME_MEM_GPU);
+
+        assert_only_range_is(&buf, 0, 0, NULL, 0);
+        assert_int_equal(gpunvme_mem_fill(buf.gpu, GPUNVME_MEM_GPU, 0xee, nbytes), GPUNVME_OK);
+        free_buf(&buf);
+    }
+}
+
+static void copies_between_all_kinds_arrive_and_touch_nothing_else(void **state)
+{
+    (void)state;
+    check_copies_of_all_kinds(gpunvme_mem_copy);
+    check_copy(gpunvme_mem_copy, GPUNVME_MEM_GPU, GPUNVME_MEM_HOST, ((size_t)80 << 20) + 1);
+    check_copy(gpunvme_mem_copy, GPUNVME_MEM_HOST, GPUNVME_MEM_GPU, ((size_t)80 << 20) + 1);
+}
+
+static void stream_copies_between_all_kinds_arrive_and_touch_nothing_else(void **state)
+{
+    (void)state;
+    check_copies_of_all_kinds(copy_by_stream);
+}
+
+static void a_ring_of_streams_moves_a_file_piece_by_piece(void **state)
+{
+    enum { slots = 4, pieces = 64 };
+    const size_t piece = (size_t)256 << 10;
+    struct gpunvme_buf gpu = new_buf(pieces * piece, GPUNVME_MEM_GPU);
+    struct gpunvme_buf bounce = new_buf(slots * piece, GPUNVME_MEM_PINNED);
+    uint8_t *file = checked_malloc(pieces * piece);
+    struct gpunvme_mem_stream *streams[slots];
+
+    (void)state;
+    random_bytes(file, pieces * piece, 11);
+    for (int i = 0; i < slots; i++)
+        assert_int_equal(gpunvme_mem_stream_create(&gpu, &streams[i]), GPUNVME_OK);
+    for (size_t i = 0; i < pieces; i++) {
+        size_t slot = i % slots;
+        uint8_t *at = (uint8_t *)bounce.cpu + slot * piece;
+
+        assert_int_equal(gpunvme_mem_stream_sync(streams[slot], 10000000000u), GPUNVME_OK);
+        memcpy(at, file + i * piece, piece);
+        assert_int_equal(gpunvme_mem_copy_async((uint8_t *)gpu.gpu + i * piece, GPUNVME_MEM_GPU, at,
+                                                GPUNVME_MEM_PINNED, piece, streams[slot]),
+                         GPUNVME_OK);
+    }
+    for (int i = 0; i < slots; i++)
+        assert_int_equal(gpunvme_mem_stream_destroy(streams[i]), GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_verify(&gpu, 0, pieces * piece,
+                                        gpunvme_mem_checksum_host(file, pieces * piece), NULL),
+                     GPUNVME_OK);
+    free(file);
+    free_buf(&gpu);
+    free_buf(&bounce);
+}
+
+static void an_address_that_is_no_gpus_is_refused(void **state)
+{
+    uint8_t *host = checked_malloc(4096);
+    uint32_t word = 0;
+
+    (void)state;
+    assert_int_equal(gpunvme_mem_copy(host, GPUNVME_MEM_GPU, &word, GPUNVME_MEM_HOST, 4),
+                     GPUNVME_ERR_INVALID);
+    assert_detail_has("not a GPU address");
+    assert_int_equal(gpunvme_mem_copy(&word, GPUNVME_MEM_HOST, host, GPUNVME_MEM_GPU, 4),
+                     GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_mem_fill(host, GPUNVME_MEM_GPU, 1, 4), GPUNVME_ERR_INVALID);
+    free(host);
+}
+
+static void a_copy_beyond_the_memory_is_an_error_of_cuda(void **state)
+{
+    const size_t too_much = (size_t)1 << 40;
+    struct gpunvme_buf a = new_buf(4096, GPUNVME_MEM_GPU), b = new_buf(4096, GPUNVME_MEM_GPU);
+
+    (void)state;
+    assert_int_equal(gpunvme_mem_fill(a.gpu, GPUNVME_MEM_GPU, 1, too_much), GPUNVME_ERR_GPU);
+    assert_detail_has("cudaErrorInvalidValue");
+    /* and the next call works */
+    assert_int_equal(gpunvme_mem_copy(b.gpu, GPUNVME_MEM_GPU, a.gpu, GPUNVME_MEM_GPU, 4096),
+                     GPUNVME_OK);
+    free_buf(&a);
+    free_buf(&b);
+}
+
+static void too_much_gpu_memory_is_an_error_that_leaves_no_trace(void **state)
+{
+    struct gpunvme_buf buf;
+
+    (void)state;
+    assert_int_equal(gpunvme_mem_alloc((size_t)1 << 50, GPUNVME_MEM_GPU, &buf), GPUNVME_ERR_GPU);
+    assert_detail_has("out of memory");
+    assert_null(buf.gpu);
+#ifdef GPUNVME_HAVE_CUDA
+    assert_int_equal(cudaGetLastError(), cudaSuccess);
+#endif
+    buf = new_buf(4096, GPUNVME_MEM_GPU);
+    free_buf(&buf);
+}
+
+static void the_gpus_checksum_is_the_cpus_for_ragged_ranges(void **state)
+{
+    const size_t nbytes = (size_t)40 << 20;
+    const size_t sizes[] = {1,    2,    7,     8,     9,     15,    16,      17,      23,
+                            24,   25,   31,    32,    33,    63,    64,      65,      511,
+                            4096, 8191, 16384, 16385, 32767, 99991, 1048576, 1048577, 33554467};
+    struct gpunvme_buf gpu = new_buf(nbytes, GPUNVME_MEM_GPU);
+    uint8_t *bytes = checked_malloc(nbytes);
+    uint64_t sum;
+    bool by_gpu;
+
+    (void)state;
+    random_bytes(bytes, nbytes, 12);
+    buf_write(&gpu, 0, bytes, nbytes);
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        for (size_t off = 0; off < 35; off++) {
+            assert_int_equal(gpunvme_mem_checksum(&gpu, off, sizes[i], &sum, &by_gpu), GPUNVME_OK);
+            assert_true(by_gpu);
+            if (sum != gpunvme_mem_checksum_host(bytes + off, sizes[i]))
+                fail_msg("%zu bytes at offset %zu", sizes[i], off);
+        }
+    }
+    free(bytes);
+    free_buf(&gpu);
+}
+
+static void the_gpus_checksum_is_the_cpus_up_to_the_last_byte(void **state)
+{
+    (void)state;
+    for (size_t nbytes = 1; nbytes < 300; nbytes++) {
+        struct gpunvme_buf gpu = new_buf(nbytes, GPUNVME_MEM_GPU);
+        uint8_t bytes[300];
+
+        random_bytes(bytes, nbytes, nbytes);
+        buf_write(&gpu, 0, bytes, nbytes);
+        for (size_t off = 0; off < nbytes; off += 1 + nbytes / 8)
+            assert_int_equal(
+                gpunvme_mem_verify(&gpu, off, nbytes - off,
+                                   gpunvme_mem_checksum_host(bytes + off, nbytes - off), NULL),
+                GPUNVME_OK);
+        free_buf(&gpu);
+    }
+}
+
+static void the_gpu_finds_one_wrong_bit(void **state)
+{
+    const size_t nbytes = ((size_t)8 << 20) + 3;
+    struct gpunvme_buf gpu = new_buf(nbytes, GPUNVME_MEM_GPU);
+    uint8_t *bytes = checked_malloc(nbytes);
+    uint64_t sum, seed = 13;
+
+    (void)state;
+    random_bytes(bytes, nbytes, 14);
+    sum = gpunvme_mem_checksum_host(bytes, nbytes);
+    buf_write(&gpu, 0, bytes, nbytes);
+    for (int round = 0; round < 200; round++) {
+        size_t at = round == 0 ? nbytes - 1 : random_word(&seed) % nbytes;
+        uint8_t wrong = (uint8_t)(bytes[at] ^ 1 << round % 8);
+
+        buf_write(&gpu, at, &wrong, 1);
+        assert_int_equal(gpunvme_mem_verify(&gpu, 0, nbytes, sum, NULL), GPUNVME_ERR_VERIFY);
+        buf_write(&gpu, at, bytes + at, 1);
+    }
+    assert_int_equal(gpunvme_mem_verify(&gpu, 0, nbytes, sum, NULL), GPUNVME_OK);
+    free(bytes);
+    free_buf(&gpu);
+}
+
+static void a_part_of_gpu_memory_can_be_registered(void **state)
+{
+    struct gpunvme_buf gpu = new_buf(65536, GPUNVME_MEM_GPU), part;
+    uint8_t bytes[1001];
+
+    (void)state;
+    random_bytes(bytes, sizeof(bytes), 15);
+    assert_int_equal(
+        gpunvme_mem_register((uint8_t *)gpu.gpu + 4100, sizeof(bytes), GPUNVME_MEM_GPU, &part),
+        GPUNVME_OK);
+    assert_null(part.cpu);
+    assert_ptr_equal(part.gpu, (uint8_t *)gpu.gpu + 4100);
+    buf_write(&part, 0, bytes, sizeof(bytes));
+    assert_int_equal(gpunvme_mem_unregister(&part), GPUNVME_OK);
+    assert_only_range_is(&gpu, 0, 4100, bytes, sizeof(bytes));
+    free_buf(&gpu);
+}
+
+static void more_than_the_gpu_memory_there_is_is_not_registered(void **state)
+{
+    struct gpunvme_buf gpu = new_buf(65536, GPUNVME_MEM_GPU), part;
+
+    (void)state;
+    assert_int_equal(gpunvme_mem_register(gpu.gpu, (size_t)1 << 40, GPUNVME_MEM_GPU, &part),
+                     GPUNVME_ERR_INVALID);
+    assert_detail_has("ends before");
+    free_buf(&gpu);
+}
+
+static void memory_of_the_wrong_kind_is_not_registered(void **state)
+{
+    struct gpunvme_buf gpu = new_buf(65536, GPUNVME_MEM_GPU), part;
+    uint32_t *host = checked_malloc(4096);
+
+    (void)state;
+    assert_int_equal(gpunvme_mem_register(host, 4096, GPUNVME_MEM_GPU, &part), GPUNVME_ERR_INVALID);
+    assert_detail_has("not GPU memory");
+    assert_int_equal(gpunvme_mem_register(gpu.gpu, 4096, GPUNVME_MEM_HOST, &part),
+                     GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_mem_register(gpu.gpu, 4096, GPUNVME_MEM_PINNED, &part),
+                     GPUNVME_ERR_INVALID);
+    assert_detail_has("register it as that");
+    free(host);
+    free_buf(&gpu);
+}
+
+static void host_memory_is_pinned_while_it_is_registered(void **state)
+{
+    const size_t nbytes = (size_t)1 << 20;
+    uint8_t *host = aligned_alloc(4096, nbytes);
+    struct gpunvme_buf outer, inner;
+
+    (void)state;
+    assert_non_null(host);
+    random_bytes(host, nbytes, 16);
+    assert_int_equal(gpunvme_mem_register(host, nbytes, GPUNVME_MEM_PINNED, &outer), GPUNVME_OK);
+    assert_ptr_equal(outer.cpu, host);
+    assert_non_null(outer.gpu);
+
+    /* A second buffer of memory that is pinned already leaves the pin alone when it goes. */
+    assert_int_equal(gpunvme_mem_register(host + 4096, 4096, GPUNVME_MEM_PINNED, &inner),
+                     GPUNVME_OK);
+    assert_ptr_equal(inner.gpu, (uint8_t *)outer.gpu + 4096);
+    assert_int_equal(gpunvme_mem_unregister(&inner), GPUNVME_OK);
+#ifdef GPUNVME_HAVE_CUDA
+    struct cudaPointerAttributes attributes;
+
+    assert_int_equal(cudaPointerGetAttributes(&attributes, host), cudaSuccess);
+    assert_int_equal(attributes.type, cudaMemoryTypeHost);
+#endif
+    assert_int_equal(gpunvme_mem_unregister(&outer), GPUNVME_OK);
+#ifdef GPUNVME_HAVE_CUDA
+    assert_int_equal(cudaPointerGetAttributes(&attributes, host), cudaSuccess);
+    assert_int_equal(attributes.type, cudaMemoryTypeUnregistered);
+#endif
+    free(host);
+}
+
+static void memory_pinned_in_part_is_refused(void **state)
+{
+    uint8_t *host = aligned_alloc(4096, 16384);
+    struct gpunvme_buf part, whole;
+
+    (void)state;
+    assert_non_null(host);
+    assert_int_equal(gpunvme_mem_register(host, 4096, GPUNVME_MEM_PINNED, &part), GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_register(host, 16384, GPUNVME_MEM_PINNED, &whole),
+                     GPUNVME_ERR_INVALID);
+    assert_detail_has("not all");
+    assert_int_equal(gpunvme_mem_unregister(&part), GPUNVME_OK);
+    free(host);
+}
+
+#ifdef GPUNVME_HAVE_CUDA
+/* What the caller has queued on the legacy default stream, which does not end by itself. */
+struct gate {
+    pthread_mutex_t lock;
+    pthread_cond_t opened;
+    bool open;
+};
+
+static void CUDART_CB wait_at_the_gate(void *arg)
+{
+    struct gate *gate = arg;
+    struct timespec until;
+
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 20;
+    pthread_mutex_lock(&gate->lock);
+    while (!gate->open && pthread_cond_timedwait(&gate->opened, &gate->lock, &until) == 0)
+        ;
+    pthread_mutex_unlock(&gate->lock);
+}
+
+static void work_does_not_wait_for_the_callers_stream(void **state)
+{
+    struct gate gate = {.lock = PTHREAD_MUTEX_INITIALIZER, .opened = PTHREAD_COND_INITIALIZER};
+    struct gpunvme_buf gpu = new_buf(65536, GPUNVME_MEM_GPU);
+    uint8_t bytes[4096];
+    uint64_t sum;
+
+    (void)state;
+    random_bytes(bytes, sizeof(bytes), 17);
+    assert_int_equal(gpunvme_mem_checksum(&gpu, 0, 65536, &sum, NULL), GPUNVME_OK);
+    assert_int_equal(cudaLaunchHostFunc(cudaStreamLegacy, wait_at_the_gate, &gate), cudaSuccess);
+    buf_write(&gpu, 0, bytes, sizeof(bytes));
+    assert_int_equal(gpunvme_mem_verify(&gpu, 0, sizeof(bytes),
+                                        gpunvme_mem_checksum_host(bytes, sizeof(bytes)), NULL),
+                     GPUNVME_OK);
+    assert_int_equal(cudaStreamQuery(cudaStreamLegacy), cudaErrorNotReady);
+    pthread_mutex_lock(&gate.lock);
+    gate.open = true;
+    pthread_cond_signal(&gate.opened);
+    pthread_mutex_unlock(&gate.lock);
+    assert_int_equal(cudaStreamSynchronize(cudaStreamLegacy), cudaSuccess);
+    free_buf(&gpu);
+}
+
+/* Of a machine with several GPUs: each thread below works on memory of the last one. */
+static void *touch_memory(void *arg)
+{
+    struct gpunvme_buf *buf = arg;
+    uint8_t byte = 1;
+    uint64_t sum;
+
+    if (gpunvme_mem_copy(buf->gpu, GPUNVME_MEM_GPU, &byte, GPUNVME_MEM_HOST, 1) ||
+        gpunvme_mem_checksum(buf, 0, buf->nbytes, &sum, NULL))
+        return buf;
+    return NULL;
+}
+
+static void memory_is_on_the_threads_current_gpu_and_stays_reachable_from_any_thread(void **state)
+{
+    struct cudaPointerAttributes attributes;
+    int last = (int)gpunvme_mem_gpu_count() - 1, now;
+    struct gpunvme_buf buf;
+    pthread_t thread;
+    void *failed;
+
+    (void)state;
+    assert_int_equal(cudaSetDevice(last), cudaSuccess);
+    buf = new_buf(1 << 20, GPUNVME_MEM_GPU);
+    assert_int_equal(cudaPointerGetAttributes(&attributes, buf.gpu), cudaSuccess);
+    assert_int_equal(attributes.device, last);
+    assert_int_equal(pthread_create(&thread, NULL, touch_memory, &buf), 0);
+    assert_int_equal(pthread_join(thread, &failed), 0);
+    assert_null(failed);
+    assert_int_equal(cudaSetDevice(0), cudaSuccess);
+    assert_null(touch_memory(&buf));
+    free_buf(&buf);
+    assert_int_equal(cudaGetDevice(&now), cudaSuccess);
+    assert_int_equal(now, 0);
+}
+#endif
+
+#define NTHREADS 8
+#define NROUNDS  100
+
+/* Small and large copies of its own into one buffer of all threads. */
+static void *copy_many_times(void *arg)
+{
+    const struct gpunvme_buf *share = arg;
+    uint8_t *bytes = malloc(share->nbytes), *back = malloc(share->nbytes), *gpu = share->gpu;
+    uintptr_t failures = !bytes || !back;
+    size_t n;
+
+    for (uint64_t round = 0; round < NROUNDS && !failures; round++) {
+        n = round % 10 ? 4096 : share->nbytes;
+        random_bytes(bytes, n, (uintptr_t)gpu + round);
+        failures += gpunvme_mem_copy(gpu, GPUNVME_MEM_GPU, bytes, GPUNVME_MEM_HOST, n) != 0;
+        failures += gpunvme_mem_verify(share, 0, n, gpunvme_mem_checksum_host(bytes, n), NULL) != 0;
+        failures += gpunvme_mem_copy(back, GPUNVME_MEM_HOST, gpu, GPUNVME_MEM_GPU, n) != 0;
+        failures += memcmp(bytes, back, n) != 0;
+    }
+    free(bytes);
+    free(back);
+    return (void *)failures;
+}
+
+static void threads_copy_side_by_side(void **state)
+{
+    const size_t nbytes = 300001;
+    struct gpunvme_buf all = new_buf(NTHREADS * (nbytes + 3), GPUNVME_MEM_GPU), shares[NTHREADS];
+    pthread_t threads[NTHREADS];
+    void *failures;
+
+    (void)state;
+    for (size_t i = 0; i < NTHREADS; i++) {
+        assert_int_equal(gpunvme_mem_register((uint8_t *)all.gpu + i * (nbytes + 3), nbytes,
+                                              GPUNVME_MEM_GPU, &shares[i]),
+                         GPUNVME_OK);
+        assert_int_equal(pthread_create(&threads[i], NULL, copy_many_times, &shares[i]), 0);
+    }
+    for (size_t i = 0; i < NTHREADS; i++) {
+        assert_int_equal(pthread_join(threads[i], &failures), 0);
+        assert_null(failures);
+        assert_int_equal(gpunvme_mem_unregister(&shares[i]), GPUNVME_OK);
+    }
+    free_buf(&all);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_gpu_is_described),
+        cmocka_unit_test(a_gpu_that_does_not_exist_is_refused),
+        cmocka_unit_test(gpu_memory_is_out_of_the_cpus_reach_and_aligned),
+        cmocka_unit_test(gpu_memory_is_zeroed_also_when_it_was_used_before),
+        cmocka_unit_test(copies_between_all_kinds_arrive_and_touch_nothing_else),
+        cmocka_unit_test(stream_copies_between_all_kinds_arrive_and_touch_nothing_else),
+        cmocka_unit_test(a_ring_of_streams_moves_a_file_piece_by_piece),
+        cmocka_unit_test(an_address_that_is_no_gpus_is_refused),
+        cmocka_unit_test(a_copy_beyond_the_memory_is_an_error_of_cuda),
+        cmocka_unit_test(too_much_gpu_memory_is_an_error_that_leaves_no_trace),
+        cmocka_unit_test(the_gpus_checksum_is_the_cpus_for_ragged_ranges),
+        cmocka_unit_test(the_gpus_checksum_is_the_cpus_up_to_the_last_byte),
+        cmocka_unit_test(the_gpu_finds_one_wrong_bit),
+        cmocka_unit_test(a_part_of_gpu_memory_can_be_registered),
+        cmocka_unit_test(more_than_the_gpu_memory_there_is_is_not_registered),
+        cmocka_unit_test(memory_of_the_wrong_kind_is_not_registered),
+        cmocka_unit_test(host_memory_is_pinned_while_it_is_registered),
+        cmocka_unit_test(memory_pinned_in_part_is_refused),
+#ifdef GPUNVME_HAVE_CUDA
+        cmocka_unit_test(work_does_not_wait_for_the_callers_stream),
+        cmocka_unit_test(memory_is_on_the_threads_current_gpu_and_stays_reachable_from_any_thread),
+#endif
+        cmocka_unit_test(threads_copy_side_by_side),
+    };
+
+    if (gpunvme_mem_gpu_is_host()) {
+        printf("SKIP: no GPU: %s\n", gpunvme_mem_gpu_why_not());
+        return 77;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

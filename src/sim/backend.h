@@ -22,7 +22,8 @@ struct sim_backend_ops {
 struct sim_backend {
     const struct sim_backend_ops *ops;
     uint64_t nbytes;
-    uint8_t *direct; /* the bytes, where they are in memory */
+    uint8_t *direct;  /* the bytes, where they are in memory */
+    const char *path; /* for sim_store_path() */
 };
 
 gpunvme_err_t sim_ram_open(const struct sim_store_config *config, struct sim_backend **out);

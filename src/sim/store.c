@@ -49,6 +49,11 @@ uint64_t sim_store_nbytes(const struct sim_store *store)
     return store->backend->nbytes;
 }
 
+const char *sim_store_path(const struct sim_store *store)
+{
+    return store->backend->path;
+}
+
 uint8_t *sim_store_direct(struct sim_store *store)
 {
     return store->cache ? NULL : store->backend->direct;

@@ -18,7 +18,7 @@ enum sim_store_op { SIM_STORE_READ, SIM_STORE_WRITE, SIM_STORE_FLUSH, SIM_STORE_
 
 /*
  * One transfer. The caller owns it until `done` was called, from submit or poll of the same lane.
- * `off` and `nbytes` are multiples of 512 and inside the store; the pieces of `iov` sum to
+ * `off` and `nbytes` are multiples of block_size and inside the store; the pieces of `iov` sum to
  * nbytes, and any of them may have any alignment. A flush has neither, and covers the writes that
  * ended before it began.
  */
@@ -30,7 +30,13 @@ struct sim_store_io {
     unsigned niov;
     bool fua; /* writes and zeroes: durable when they end, cache or not */
     void (*done)(struct sim_store_io *io, gpunvme_err_t err);
-    void *lane_private[4];
+
+    /* private: the lane's notes while the transfer is under way */
+    struct {
+        struct sim_store_io *next; /* among those that wait */
+        void *bounce;              /* an aligned copy, when there is one */
+        bool syncing;              /* zeroes were written; now they are made durable */
+    } lane_private;
 };
 
 /* How an image is reached; tests choose, others leave it to the store. */
@@ -45,7 +51,7 @@ struct sim_store_config {
     uint64_t nbytes;   /* 0: the image's own size */
     uint32_t block_size;
     bool readonly;
-    bool vwc; /* model a volatile write cache; transfers are then whole blocks */
+    bool vwc; /* model a volatile write cache */
     uint64_t seed;
     unsigned nlanes;
     enum sim_store_engine engine;
@@ -58,6 +64,9 @@ gpunvme_err_t sim_store_open(const struct sim_store_config *config, struct sim_s
 void sim_store_close(struct sim_store *store); /* writes back; no transfer may be in flight */
 
 uint64_t sim_store_nbytes(const struct sim_store *store);
+
+/* How the bytes are reached, for reports: "memory", "image by io_uring, O_DIRECT", …; static. */
+const char *sim_store_path(const struct sim_store *store);
 
 /*
  * The bytes themselves when they are in memory and no write cache is modelled, else NULL: the

@@ -94,7 +94,8 @@ gpunvme_err_t sim_ram_open(const struct sim_store_config *config, struct sim_bac
         munmap(memory, config->nbytes);
         return base_fail(GPUNVME_ERR_NOMEM, "a store");
     }
-    *ram = (struct sim_backend){.ops = &ram_ops, .nbytes = config->nbytes, .direct = memory};
+    *ram = (struct sim_backend){
+        .ops = &ram_ops, .nbytes = config->nbytes, .direct = memory, .path = "memory"};
     *out = ram;
     return GPUNVME_OK;
 }

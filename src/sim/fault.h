@@ -31,12 +31,23 @@ struct sim_faults;
 
 gpunvme_err_t sim_faults_create(uint64_t seed, struct sim_faults **out);
 void sim_faults_destroy(struct sim_faults *faults);
-gpunvme_err_t sim_faults_add(struct sim_faults *faults, const char *rule);
+gpunvme_err_t sim_faults_add(struct sim_faults *faults, const char *rule); /* or ERR_INVALID */
 void sim_faults_clear(struct sim_faults *faults);
 bool sim_faults_any(const struct sim_faults *faults); /* cheap: asked for every command */
 
-/* The fault that the command just fetched from submission queue `sqid` meets, the first match. */
+/*
+ * The fault that the command just fetched from submission queue `sqid` meets. The rules are asked
+ * in the order in which they were added; the first that fires hides the command from the others.
+ */
 struct sim_fault sim_faults_match(struct sim_faults *faults, uint16_t sqid,
                                   const struct gpunvme_sqe *sqe);
+
+/*
+ * The same for a Dataset Management command, to be asked instead once its ranges were fetched:
+ * rules with lba= look at them. (sim_faults_match() takes it to touch no block.)
+ */
+struct sim_fault sim_faults_match_dsm(struct sim_faults *faults, uint16_t sqid,
+                                      const struct gpunvme_sqe *sqe,
+                                      const struct gpunvme_dsm_range *ranges, unsigned nranges);
 
 #endif

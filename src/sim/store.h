@@ -18,8 +18,9 @@ enum sim_store_op { SIM_STORE_READ, SIM_STORE_WRITE, SIM_STORE_FLUSH, SIM_STORE_
 
 /*
  * One transfer. The caller owns it until `done` was called, from submit or poll of the same lane.
- * `off` and `nbytes` are multiples of 512 and inside the store; the pieces of `iov` sum to
- * nbytes, and any of them may have any alignment.
+ * `off` and `nbytes` are multiples of block_size and inside the store; the pieces of `iov` sum to
+ * nbytes, and any of them may have any alignment. A flush has neither, and covers the writes that
+ * ended before it began.
  */
 struct sim_store_io {
     enum sim_store_op op;
@@ -27,9 +28,22 @@ struct sim_store_io {
     uint64_t nbytes;
     const struct iovec *iov;
     unsigned niov;
-    bool fua; /* writes: through the volatile write cache */
+    bool fua; /* writes and zeroes: durable when they end, cache or not */
     void (*done)(struct sim_store_io *io, gpunvme_err_t err);
-    void *lane_private[4];
+
+    /* private: the lane's notes while the transfer is under way */
+    struct {
+        struct sim_store_io *next; /* among those that wait */
+        void *bounce;              /* an aligned copy, when there is one */
+        bool syncing;              /* zeroes were written; now they are made durable */
+    } lane_private;
+};
+
+/* How an image is reached; tests choose, others leave it to the store. */
+enum sim_store_engine {
+    SIM_STORE_ENGINE_AUTO,  /* io_uring where the kernel lets us, else SYNC */
+    SIM_STORE_ENGINE_URING, /* io_uring, or fail */
+    SIM_STORE_ENGINE_SYNC,  /* preadv and pwritev, from poll */
 };
 
 struct sim_store_config {
@@ -40,6 +54,7 @@ struct sim_store_config {
     bool vwc; /* model a volatile write cache */
     uint64_t seed;
     unsigned nlanes;
+    enum sim_store_engine engine;
 };
 
 struct sim_store;
@@ -50,6 +65,9 @@ void sim_store_close(struct sim_store *store); /* writes back; no transfer may b
 
 uint64_t sim_store_nbytes(const struct sim_store *store);
 
+/* How the bytes are reached, for reports: "memory", "image by io_uring, O_DIRECT", …; static. */
+const char *sim_store_path(const struct sim_store *store);
+
 /*
  * The bytes themselves when they are in memory and no write cache is modelled, else NULL: the
  * controller may then copy directly, without submit.
@@ -59,10 +77,16 @@ uint8_t *sim_store_direct(struct sim_store *store);
 /* Starts a transfer; `done` may be called before it returns. Never blocks for the device. */
 void sim_store_submit(struct sim_store *store, unsigned lane, struct sim_store_io *io);
 
-/* Starts what submit gathered and ends what is finished; returns how many ended. */
+/*
+ * Starts what submit gathered and ends what is finished; never blocks for the device (the
+ * synchronous engine excepted). Returns how many steps it took: 0 when there was nothing to do.
+ */
 unsigned sim_store_poll(struct sim_store *store, unsigned lane);
 
-/* Power loss: unflushed writes are each kept, lost, or torn at a block, at random. */
+/*
+ * Power loss: unflushed writes are each kept, lost, or torn at a block, at random. No transfer may
+ * be in flight, and no lane in use.
+ */
 void sim_store_power_loss(struct sim_store *store);
 
 #endif

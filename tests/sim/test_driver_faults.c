@@ -356,13 +356,13 @@ static void a_failed_controller_comes_up(void **state)
 static void a_controller_that_is_going_down_comes_up(void **state)
 {
     (void)state;
-    open_works("sim:size=1M,initial_cc=0,initial_csts=0x1,ready_ns=50ms");
+    open_works("sim:size=1M,initial_cc=0,initial_csts=0x1,ready=50ms");
 }
 
 static void a_controller_on_its_way_up_comes_up(void **state)
 {
     (void)state;
-    open_works("sim:size=1M,initial_cc=0x00460001,initial_csts=0,ready_ns=50ms");
+    open_works("sim:size=1M,initial_cc=0x00460001,initial_csts=0,ready=50ms");
 }
 
 static void a_controller_that_never_gets_ready_is_told(void **state)
@@ -370,7 +370,7 @@ static void a_controller_that_never_gets_ready_is_told(void **state)
     struct gpunvme_ctrl *ctrl;
 
     (void)state;
-    assert_err(gpunvme_ctrl_open_uri("sim:size=1M,timeout=1,ready_ns=1h", NULL, &ctrl),
+    assert_err(gpunvme_ctrl_open_uri("sim:size=1M,timeout=1,ready=1h", NULL, &ctrl),
                GPUNVME_ERR_TIMEOUT);
     assert_non_null(strstr(gpunvme_err_detail(), "CSTS.RDY = 1"));
 }

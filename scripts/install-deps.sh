@@ -35,7 +35,7 @@ libfuzzer() {
 clang_format_14() {
     have clang-format-14 || { have clang-format && clang-format --version | grep -q ' 14\.'; }
 }
-nvcc() { have nvcc || [ -x /usr/local/cuda/bin/nvcc ]; }
+cuda() { have nvcc || [ -x /usr/local/cuda/bin/nvcc ]; }
 
 # Fills `needed` and `wanted` with "package…: what it is" for each thing that is missing.
 look() {
@@ -46,7 +46,7 @@ look() {
     have ninja || needed+=("ninja-build: Ninja")
     have pkg-config || needed+=("pkg-config: pkg-config")
     library liburing || needed+=("liburing-dev: liburing")
-    if nvcc; then
+    if cuda; then
         cxx_compiler || wanted+=("g++: a C++ compiler, which nvcc needs")
     fi
     [ "$what" = test ] || return 0

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: BSD-3-Clause
+#
+# What `cmake --install` puts where: the library, its headers, the command with its page and
+# completion, and how others find them (pkg-config, find_package).
+include(CMakePackageConfigHelpers)
+
+set(library gpunvme)
+if(BUILD_SHARED_LIBS)
+    set(library gpunvme_shared)
+endif()
+install(TARGETS ${library} EXPORT gpunvmeTargets)
+install(DIRECTORY include/gpunvme ${PROJECT_BINARY_DIR}/include/gpunvme TYPE INCLUDE
+        FILES_MATCHING PATTERN "*.h")
+if(TARGET gpunvme_cli)
+    install(TARGETS gpunvme_cli)
+    install(FILES cli/gpunvme.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+    install(FILES cli/completion.bash RENAME gpunvme
+            DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+endif()
+install(FILES LICENSE README.md CHANGELOG.md TYPE DOC)
+
+# find_package(gpunvme) gives gpunvme::gpunvme.
+set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/gpunvme)
+install(EXPORT gpunvmeTargets NAMESPACE gpunvme:: DESTINATION ${config_dir})
+configure_package_config_file(cmake/gpunvmeConfig.cmake.in gpunvmeConfig.cmake
+                              INSTALL_DESTINATION ${config_dir})
+write_basic_package_version_file(gpunvmeConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/gpunvmeConfig.cmake
+              ${PROJECT_BINARY_DIR}/gpunvmeConfigVersion.cmake DESTINATION ${config_dir})
+
+# pkg-config: a static library needs what it uses named, a shared one knows.
+file(RELATIVE_PATH pc_to_prefix
+     ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+set(pc_requires "")
+set(pc_libs "-lgpunvme")
+if(NOT BUILD_SHARED_LIBS)
+    set(pc_requires "liburing")
+    string(APPEND pc_libs " -pthread")
+    if(GPUNVME_HAVE_CUDA)
+        string(APPEND pc_libs " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt -lstdc++")
+    endif()
+endif()
+configure_file(cmake/gpunvme.pc.in gpunvme.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/gpunvme.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

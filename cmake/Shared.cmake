@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: BSD-3-Clause
+#
+# The shared library: the objects of the static one, showing only what begins with gpunvme_.
+add_library(gpunvme_shared SHARED $<TARGET_OBJECTS:gpunvme>)
+set_target_properties(gpunvme_shared PROPERTIES
+    OUTPUT_NAME gpunvme
+    EXPORT_NAME gpunvme
+    LINKER_LANGUAGE C
+    VERSION ${PROJECT_VERSION}
+    SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+    LINK_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/gpunvme.map)
+target_include_directories(gpunvme_shared INTERFACE
+    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+target_link_options(gpunvme_shared PRIVATE
+    -Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/gpunvme.map -Wl,--no-undefined)
+target_link_libraries(gpunvme_shared PRIVATE Threads::Threads PkgConfig::LIBURING
+                      ${GPUNVME_CUDA_LIBRARIES})

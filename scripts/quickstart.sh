@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+#
+# From a fresh machine to verified bytes in one command: installs what is missing, builds, and
+# runs `gpunvme quickstart`, which writes FILE to a namespace of the software controller, reads it
+# back into GPU memory and verifies it. Without FILE it makes one.
+#
+#   scripts/quickstart.sh [FILE]
+set -euo pipefail
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+build=$root/build/release
+log=$build/quickstart.log
+
+"$root/scripts/install-deps.sh" build
+
+# A newer compiler than those that this is tested with may warn of more: here that is no error.
+echo "building (log: $log)"
+mkdir -p "$build"
+if ! (cd "$root" &&
+    cmake --preset release -DGPUNVME_USE_SIM=ON -DGPUNVME_WERROR=OFF \
+        -DGPUNVME_BUILD_TESTS=OFF -DGPUNVME_BUILD_BENCH=OFF &&
+    cmake --build --preset release --target gpunvme_cli) >"$log" 2>&1; then
+    tail -n 40 "$log" >&2
+    echo "quickstart.sh: the build failed; all of its output is in $log" >&2
+    exit 1
+fi
+sed -n 's/^-- CUDA:/CUDA:/p' "$log"
+
+exec "$build/cli/gpunvme" quickstart "$@"

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * queue.h as compiled for the GPU: threads of a kernel submit reads, ring the doorbell, reap and
+ * wait, all on one queue pair, and the software controller serves them. Queues and data are in
+ * pinned host memory. It shows that the code is one; how fast it is, is another matter.
+ */
+#include <cuda_runtime.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "gpunvme/io.h"
+#include "gpunvme/memory.h"
+#include "gpunvme/prp.h"
+#include "gpunvme/sim.h"
+
+#define ENTRIES 64u
+#define BLOCKS  2u
+#define THREADS 64u
+#define READS   50u
+#define QID     2u
+
+struct outcome {
+    unsigned wrong, errors, last_error;
+};
+
+/* Each thread reads blocks of its own choice into its own place, and looks at every word. */
+static __global__ void read_blocks(struct gpunvme_qpair *q, struct gpunvme_buf data,
+                                   uint64_t nblocks, struct outcome *outcome)
+{
+    unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
+    const volatile uint64_t *words = (const volatile uint64_t *)data.gpu + thread * 64;
+    uint64_t lba = thread * 7919 % nblocks;
+
+    for (unsigned i = 0; i < READS; i++, lba = (lba * 31 + 17) % nblocks) {
+        uint64_t deadline = gpunvme_clock_ns() + 10000000000ull, ticket;
+        struct gpunvme_sqe sqe = {};
+        struct gpunvme_completion c = {};
+        int err = 0, taken = 0;
+
+        sqe.opc = GPUNVME_CMD_READ;
+        sqe.nsid = 1;
+        sqe.cdw10 = (uint32_t)lba;
+        sqe.cdw11 = (uint32_t)(lba >> 32);
+        gpunvme_prp_build(&sqe, &data, thread * 512, 512, 12, NULL);
+        while (!(taken = gpunvme_qpair_submit(q, &sqe, 1, &ticket)) &&
+               gpunvme_clock_ns() < deadline)
+            gpunvme_qpair_reap(q);
+        err = taken == 1 ? gpunvme_qpair_wait(q, ticket, deadline, &c) : GPUNVME_ERR_TIMEOUT;
+        if (err || c.status) {
+            atomicAdd(&outcome->errors, 1);
+            outcome->last_error = err ? (unsigned)err : c.status;
+            return;
+        }
+        for (unsigned word = 0; word < 64; word++) {
+            if (words[word] != lba)
+                atomicAdd(&outcome->wrong, 1);
+        }
+    }
+}
+
+/* What the test needs of a queue pair that the library did not make: all of it pinned. */
+struct queue {
+    struct gpunvme_buf pair, sq, cq, slots, ready, doorbells;
+};
+
+static gpunvme_err_t check(gpunvme_err_t err, const char *what)
+{
+    if (err)
+        fprintf(stderr, "%s: %s: %s\n", what, gpunvme_err_name(err), gpunvme_err_detail());
+    return err;
+}
+
+static gpunvme_err_t pinned(size_t nbytes, struct gpunvme_buf *buf)
+{
+    return gpunvme_mem_alloc(nbytes, GPUNVME_MEM_PINNED, buf);
+}
+
+static gpunvme_err_t make_queue(struct gpunvme_ctrl *ctrl, struct queue *q)
+{
+    struct gpunvme_transport *t = gpunvme_ctrl_transport(ctrl);
+    gpunvme_err_t err = pinned(sizeof(struct gpunvme_qpair), &q->pair);
+
+    if (!err)
+        err = pinned(GPUNVME_QPAIR_SQ_NBYTES(ENTRIES), &q->sq);
+    if (!err)
+        err = pinned(GPUNVME_QPAIR_CQ_NBYTES(ENTRIES), &q->cq);
+    if (!err)
+        err = pinned(GPUNVME_QPAIR_SLOTS_NBYTES(ENTRIES), &q->slots);
+    if (!err)
+        err = pinned(GPUNVME_QPAIR_READY_NBYTES(ENTRIES), &q->ready);
+    if (!err)
+        err = gpunvme_mem_register((void *)t->doorbells, t->doorbells_nbytes, GPUNVME_MEM_PINNED,
+                                   &q->doorbells);
+    if (!err)
+        err = gpunvme_ctrl_map(ctrl, &q->sq);
+    if (!err)
+        err = gpunvme_ctrl_map(ctrl, &q->cq);
+    return err;
+}
+
+/* The queue pair works with the GPU's addresses; here they are the CPU's too. */
+static gpunvme_err_t init_queue(struct queue *q)
+{
+    struct gpunvme_qpair_config config;
+    volatile uint32_t *doorbells = (volatile uint32_t *)q->doorbells.gpu;
+
+    memset(&config, 0, sizeof(config));
+    config.qid = QID;
+    config.entries = ENTRIES;
+    config.sq = q->sq.gpu;
+    config.cq = q->cq.gpu;
+    config.slots = (struct gpunvme_slot *)q->slots.gpu;
+    config.ready = (uint32_t *)q->ready.gpu;
+    config.sq_doorbell.mmio = doorbells + 2 * QID;
+    config.cq_doorbell.mmio = doorbells + 2 * QID + 1;
+    return gpunvme_qpair_init((struct gpunvme_qpair *)q->pair.cpu, &config);
+}
+
+static gpunvme_err_t create(struct gpunvme_ctrl *ctrl, uint8_t opcode, uint64_t prp1,
+                            uint32_t cdw11)
+{
+    struct gpunvme_sqe sqe;
+
+    memset(&sqe, 0, sizeof(sqe));
+    sqe.opc = opcode;
+    sqe.prp1 = prp1;
+    sqe.cdw10 = prp1 ? (ENTRIES - 1) << 16 | QID : QID;
+    sqe.cdw11 = cdw11;
+    return gpunvme_ctrl_admin(ctrl, &sqe, NULL, 0, false, NULL);
+}
+
+static int run(struct gpunvme_ctrl *ctrl, const struct gpunvme_ns *ns, struct queue *q)
+{
+    struct gpunvme_buf data, out;
+    struct outcome *outcome;
+    int failed;
+
+    if (check(pinned(BLOCKS * THREADS * 512, &data), "data") ||
+        check(gpunvme_ctrl_map(ctrl, &data), "map") ||
+        check(pinned(sizeof(*outcome), &out), "outcome"))
+        return 1;
+    outcome = (struct outcome *)out.cpu;
+    read_blocks<<<BLOCKS, THREADS>>>((struct gpunvme_qpair *)q->pair.gpu, data, ns->nblocks,
+                                     (struct outcome *)out.gpu);
+    if (cudaDeviceSynchronize() != cudaSuccess) {
+        fprintf(stderr, "kernel: %s\n", cudaGetErrorString(cudaGetLastError()));
+        return 1;
+    }
+    failed = outcome->wrong || outcome->errors;
+    printf("%u reads by %u threads: %u errors (last %d), %u wrong words\n",
+           BLOCKS * THREADS * READS, BLOCKS * THREADS, outcome->errors, (int)outcome->last_error,
+           outcome->wrong);
+    gpunvme_ctrl_unmap(ctrl, &data);
+    gpunvme_mem_free(&data);
+    gpunvme_mem_free(&out);
+    return failed;
+}
+
+/* Every block holds its number in each of its words. */
+static gpunvme_err_t number_blocks(struct gpunvme_ctrl *ctrl, const struct gpunvme_ns *ns)
+{
+    struct gpunvme_buf buf;
+    struct gpunvme_ioq *ioq;
+    gpunvme_err_t err = gpunvme_ioq_create(ctrl, 64, &ioq);
+
+    if (!err)
+        err = gpunvme_ctrl_alloc(ctrl, (size_t)ns->nbytes, &buf);
+    if (err)
+        return err;
+    for (uint64_t word = 0; word < ns->nbytes / 8; word++)
+        ((uint64_t *)buf.cpu)[word] = word / 64;
+    err = gpunvme_write(ioq, ns, 0, (size_t)ns->nbytes, &buf, 0, 0);
+    gpunvme_ctrl_free(ctrl, &buf);
+    return err ? err : gpunvme_ioq_delete(ioq);
+}
+
+int main(void)
+{
+    struct gpunvme_sim_report report;
+    struct gpunvme_ctrl_opts opts;
+    struct gpunvme_ctrl *ctrl;
+    const struct gpunvme_ns *ns;
+    struct queue q;
+    int failed;
+
+    if (gpunvme_mem_gpu_is_host()) {
+        printf("SKIP: no GPU: %s\n", gpunvme_mem_gpu_why_not());
+        return 77;
+    }
+    memset(&q, 0, sizeof(q));
+    gpunvme_ctrl_opts_init(&opts);
+    opts.no_shadow_doorbells = true;
+    if (check(gpunvme_ctrl_open_uri("sim:size=1M", &opts, &ctrl), "open") ||
+        check(gpunvme_ctrl_ns(ctrl, 1, &ns), "namespace") ||
+        check(number_blocks(ctrl, ns), "number_blocks") || check(make_queue(ctrl, &q), "memory") ||
+        check(init_queue(&q), "init") ||
+        check(create(ctrl, GPUNVME_ADMIN_CREATE_CQ, q.cq.bus, GPUNVME_QUEUE_PC), "create CQ") ||
+        check(create(ctrl, GPUNVME_ADMIN_CREATE_SQ, q.sq.bus, QID << 16 | GPUNVME_QUEUE_PC),
+              "create SQ"))
+        return 1;
+    failed = run(ctrl, ns, &q);
+    failed |= check(create(ctrl, GPUNVME_ADMIN_DELETE_SQ, 0, 0), "delete SQ") != 0;
+    failed |= check(create(ctrl, GPUNVME_ADMIN_DELETE_CQ, 0, 0), "delete CQ") != 0;
+    gpunvme_sim_report(gpunvme_transport_sim(gpunvme_ctrl_transport(ctrl)), &report);
+    if (report.nviolations)
+        fprintf(stderr, "violation: %s\n", report.first);
+    gpunvme_ctrl_unmap(ctrl, &q.sq);
+    gpunvme_ctrl_unmap(ctrl, &q.cq);
+    gpunvme_mem_unregister(&q.doorbells);
+    return failed || report.nviolations || check(gpunvme_ctrl_close(ctrl), "close");
+}

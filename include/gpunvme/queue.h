@@ -57,7 +57,7 @@ struct gpunvme_slot {
 #define GPUNVME_QPAIR_SLOTS_NBYTES(entries)                                                        \
     (GPUNVME_QPAIR_SLOTS(entries) * sizeof(struct gpunvme_slot))
 #define GPUNVME_QPAIR_READY_NBYTES(entries) ((size_t)(entries) * sizeof(uint32_t))
-#define GPUNVME_QPAIR_MAX_ENTRIES           32768u /* so that a slot fits a command id below FFFFh */
+#define GPUNVME_QPAIR_MAX_ENTRIES           16384u /* so that a slot is a command id below FFFFh */
 
 /* One doorbell of the two: how it is rung. */
 struct gpunvme_doorbell {

@@ -377,7 +377,10 @@ struct gpunvme_qpair_config {
     uint64_t first_generation; /* likewise, 48 bits */
 };
 
-/* GPUNVME_ERR_INVALID: a size that is not allowed, a NULL, or a doorbell without a way to ring. */
+/*
+ * GPUNVME_ERR_INVALID: a size that is not allowed, a NULL, a doorbell without a way to ring, or a
+ * shadow doorbell without an event index.
+ */
 gpunvme_err_t gpunvme_qpair_init(struct gpunvme_qpair *q,
                                  const struct gpunvme_qpair_config *config);
 

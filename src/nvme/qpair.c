@@ -25,6 +25,9 @@ static gpunvme_err_t check_config(const struct gpunvme_qpair_config *c)
         return base_fail(GPUNVME_ERR_INVALID, "queue memory is NULL");
     if ((!c->sq_doorbell.mmio || !c->cq_doorbell.mmio) && !c->ring)
         return base_fail(GPUNVME_ERR_INVALID, "a doorbell with no way to ring it");
+    if ((c->sq_doorbell.shadow && !c->sq_doorbell.event_index) ||
+        (c->cq_doorbell.shadow && !c->cq_doorbell.event_index))
+        return base_fail(GPUNVME_ERR_INVALID, "a shadow doorbell without an event index");
     return GPUNVME_OK;
 }
 

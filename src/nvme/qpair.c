@@ -122,9 +122,10 @@ void gpunvme_qpair_rewind(struct gpunvme_qpair *q)
     uint64_t pos = (old + q->mask) & ~(uint64_t)q->mask & GPUNVME_QPAIR_POSITION;
 
     /* Both counters move by the same step, so that the number outstanding stays. `released` may
-     * be counted up beside us; `reserved` may not, it is closed. */
-    gpunvme_fetch_add64(&q->released, (pos - old) & GPUNVME_QPAIR_POSITION);
+     * be counted up beside us; `reserved` may not, it is closed. It goes first, so that nobody
+     * sees `released` pass it. */
     gpunvme_store_release64(&q->reserved, pos | GPUNVME_QPAIR_CLOSED);
+    gpunvme_fetch_add64(&q->released, (pos - old) & GPUNVME_QPAIR_POSITION);
     q->published = pos;
     clear_ready(q, pos);
     memset((void *)(uintptr_t)q->cq, 0, GPUNVME_QPAIR_CQ_NBYTES(q->mask + 1));

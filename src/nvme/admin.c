@@ -33,7 +33,7 @@ static gpunvme_err_t submit_and_wait(struct gpunvme_ctrl *ctrl, const struct gpu
                                      bool locked, struct gpunvme_completion *c)
 {
     uint64_t timeout = ctrl->opts.admin_timeout_ms * MS;
-    uint64_t ticket;
+    uint64_t ticket = 0;
     int taken = gpunvme_qpair_submit(&ctrl->admin->qpair, sqe, 1, &ticket);
     gpunvme_err_t err;
 

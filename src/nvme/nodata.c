@@ -41,7 +41,7 @@ static gpunvme_err_t run(struct gpunvme_ioq *ioq, const struct gpunvme_sqe *sqe,
     uint64_t deadline = gpunvme_clock_ns() + ioq->ctrl->opts.io_timeout_ms * UINT64_C(1000000);
     struct gpunvme_transport *t = ioq->ctrl->transport;
     struct gpunvme_token token = {0};
-    uint64_t ticket;
+    uint64_t ticket = 0;
     int taken;
 
     while ((taken = gpunvme_qpair_submit(&ioq->qpair, sqe, 1, &ticket)) == 0) {

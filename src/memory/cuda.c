@@ -393,7 +393,7 @@ static gpunvme_err_t device_of_copy(const void *dst, bool dst_gpu, const void *s
 gpunvme_err_t mem_cuda_copy(void *dst, bool dst_gpu, const void *src, bool src_gpu, size_t nbytes)
 {
     struct worker *worker;
-    int device;
+    int device = 0;
     gpunvme_err_t err = device_of_copy(dst, dst_gpu, src, src_gpu, &device);
 
     if (!err)
@@ -415,7 +415,7 @@ static gpunvme_err_t start_fill(void *dst, uint8_t value, size_t nbytes, cudaStr
 gpunvme_err_t mem_cuda_fill(void *dst, uint8_t value, size_t nbytes)
 {
     struct worker *worker;
-    int device;
+    int device = 0;
     gpunvme_err_t err = device_of(dst, &device);
 
     if (!err)
@@ -446,7 +446,7 @@ gpunvme_err_t mem_cuda_alloc(size_t nbytes, void **gpu)
 
 gpunvme_err_t mem_cuda_free(void *gpu)
 {
-    int device;
+    int device = 0;
     gpunvme_err_t err = device_of(gpu, &device);
     cudaError_t cuda_err;
 
@@ -479,7 +479,7 @@ gpunvme_err_t mem_cuda_pin(void *cpu, size_t nbytes, void **gpu)
 
 gpunvme_err_t mem_cuda_unpin(void *cpu)
 {
-    int device;
+    int device = 0;
     gpunvme_err_t err = device_of(cpu, &device);
     cudaError_t cuda_err;
 
@@ -496,7 +496,7 @@ gpunvme_err_t mem_cuda_unpin(void *cpu)
 
 gpunvme_err_t mem_cuda_pinned_address(void *cpu, void **gpu)
 {
-    int device;
+    int device = 0;
     gpunvme_err_t err = device_of(cpu, &device);
     cudaError_t cuda_err;
 
@@ -520,7 +520,7 @@ struct mem_cuda_stream {
 gpunvme_err_t mem_cuda_stream_create(const void *near, struct mem_cuda_stream **out)
 {
     struct mem_cuda_stream *stream;
-    int device;
+    int device = 0;
     gpunvme_err_t err = near ? device_of(near, &device) : current_device(&device);
     cudaError_t cuda_err;
 
@@ -637,7 +637,7 @@ gpunvme_err_t mem_cuda_checksum(const void *gpu, size_t nbytes, uint64_t *sum)
 {
     struct worker *worker;
     unsigned nblocks;
-    int device;
+    int device = 0;
     gpunvme_err_t err = device_of(gpu, &device);
 
     if (!err)

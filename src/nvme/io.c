@@ -86,12 +86,25 @@ gpunvme_err_t nvme_submit(struct gpunvme_ioq *ioq, const struct gpunvme_sqe *sqe
         token->list = item;
         return GPUNVME_OK;
     }
-    nvme_pool_put(&ioq->ctrl->lists, item);
     if (taken == 0)
         return GPUNVME_ERR_AGAIN;
     if (nvme_state(ioq->ctrl) == CTRL_REMOVED)
         return base_fail(GPUNVME_ERR_REMOVED, "%s", ioq->ctrl->transport->address);
     return base_fail(taken, "queue %u of %s", ioq->qpair.qid, ioq->ctrl->transport->address);
+}
+
+gpunvme_err_t nvme_wait_for_room(struct gpunvme_ioq *ioq, uint64_t *deadline_ns)
+{
+    struct gpunvme_transport *t = ioq->ctrl->transport;
+    uint64_t now = t->ops->now_ns(t);
+
+    if (!*deadline_ns)
+        *deadline_ns = now + ioq->ctrl->opts.io_timeout_ms * MS;
+    if (now >= *deadline_ns)
+        return base_fail(GPUNVME_ERR_TIMEOUT, "queue %u stays full", ioq->qpair.qid);
+    gpunvme_qpair_reap(&ioq->qpair);
+    t->ops->pause_ns(t, 1000);
+    return GPUNVME_OK;
 }
 
 gpunvme_err_t nvme_submit_rw(struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns, uint8_t opcode,
@@ -108,17 +121,18 @@ gpunvme_err_t nvme_submit_rw(struct gpunvme_ioq *ioq, const struct gpunvme_ns *n
     err = check_blocks(ns, slba, nlb);
     if (!err)
         err = check_buffer(ioq->ctrl, buf, buf_off, nbytes);
-    if (!err)
-        err = describe_data(ioq->ctrl, &sqe, buf, buf_off, nbytes, &item);
-    if (err) {
-        nvme_pool_put(&ioq->ctrl->lists, item);
+    if (err)
         return err;
-    }
     sqe.nsid = ns->nsid;
     sqe.cdw10 = (uint32_t)slba;
     sqe.cdw11 = (uint32_t)(slba >> 32);
     sqe.cdw12 = cdw12 | (nlb - 1); /* 0's based */
-    return nvme_submit(ioq, &sqe, item, token);
+    err = describe_data(ioq->ctrl, &sqe, buf, buf_off, nbytes, &item);
+    if (!err)
+        err = nvme_submit(ioq, &sqe, item, token);
+    if (err)
+        nvme_pool_put(&ioq->ctrl->lists, item);
+    return err;
 }
 
 gpunvme_err_t gpunvme_submit_read(struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns,

@@ -8,9 +8,15 @@
 #include "gpunvme/io.h"
 #include "nvme/ctrl.h"
 
-/* Submits a finished command; `item` (may be NULL) is its list, put back on failure. */
+/* Submits a finished command; `item` (may be NULL) is its list, and the token's on success. */
 gpunvme_err_t nvme_submit(struct gpunvme_ioq *ioq, const struct gpunvme_sqe *sqe,
                           struct nvme_pool_item *item, struct gpunvme_token *token);
+
+/*
+ * After GPUNVME_ERR_AGAIN with nothing of one's own in flight: lets other threads' commands end.
+ * Begin with *deadline_ns = 0; GPUNVME_ERR_TIMEOUT when the I/O timeout has passed since then.
+ */
+gpunvme_err_t nvme_wait_for_room(struct gpunvme_ioq *ioq, uint64_t *deadline_ns);
 
 /* A command with data in `buf` for blocks slba … ; checks all that can be checked. */
 gpunvme_err_t nvme_submit_rw(struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns, uint8_t opcode,

@@ -34,29 +34,23 @@ static gpunvme_err_t check_writable(const struct gpunvme_ns *ns)
     return GPUNVME_OK;
 }
 
-/* Submits one command, waiting for room where the queue is full, and waits for it. */
+/* Runs one command to its end; `item` (may be NULL) is put back. */
 static gpunvme_err_t run(struct gpunvme_ioq *ioq, const struct gpunvme_sqe *sqe,
                          struct nvme_pool_item *item)
 {
-    uint64_t deadline = gpunvme_clock_ns() + ioq->ctrl->opts.io_timeout_ms * UINT64_C(1000000);
-    struct gpunvme_transport *t = ioq->ctrl->transport;
-    struct gpunvme_token token = {0};
-    uint64_t ticket = 0;
-    int taken;
+    struct gpunvme_token token;
+    uint64_t deadline_ns = 0;
+    gpunvme_err_t err;
 
-    while ((taken = gpunvme_qpair_submit(&ioq->qpair, sqe, 1, &ticket)) == 0) {
-        if (gpunvme_clock_ns() >= deadline) {
-            nvme_pool_put(&ioq->ctrl->lists, item);
-            return base_fail(GPUNVME_ERR_TIMEOUT, "queue %u stays full", ioq->qpair.qid);
-        }
-        gpunvme_qpair_reap(&ioq->qpair);
-        t->ops->pause_ns(t, 1000);
+    while ((err = nvme_submit(ioq, sqe, item, &token)) == GPUNVME_ERR_AGAIN) {
+        err = nvme_wait_for_room(ioq, &deadline_ns);
+        if (err)
+            break;
     }
-    if (taken < 0) {
+    if (err) {
         nvme_pool_put(&ioq->ctrl->lists, item);
-        return nvme_state(ioq->ctrl) == CTRL_REMOVED ? GPUNVME_ERR_REMOVED : taken;
+        return err;
     }
-    token = (struct gpunvme_token){.ioq = ioq, .ticket = ticket, .list = item};
     return gpunvme_token_wait(&token, 0);
 }
 

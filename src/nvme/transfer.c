@@ -68,8 +68,8 @@ static uint64_t longest_piece(const struct gpunvme_ns *ns, uint64_t pos, uint64_
     return max - (pos - block_start);
 }
 
-/* The next piece of a transfer: where it lies and whether it can go directly. */
-static void cut_piece(const struct transfer *t, struct piece *p)
+/* The next piece of a transfer. Returns whether it can go directly. */
+static bool cut_piece(const struct transfer *t, struct piece *p)
 {
     uint64_t mask = t->ns->block_size - 1;
     uint64_t left = t->end - t->pos;
@@ -78,15 +78,14 @@ static void cut_piece(const struct transfer *t, struct piece *p)
         gpunvme_prp_is_possible(t->buf, (size_t)(t->pos + t->to_buf), t->ioq->ctrl->page_shift);
     uint64_t n = longest_piece(t->ns, t->pos, direct ? PIECE_NBYTES : NVME_BOUNCE_NBYTES);
 
+    /* A bounced read ends wherever the caller's bytes end; a direct one at a block. */
     if (n > left)
         n = direct ? left & ~mask : left;
     p->bounce = NULL;
     p->pos = t->pos;
     p->nbytes = (size_t)n;
     p->skip = (size_t)(t->pos & mask);
-    /* A bounced read ends wherever the caller's bytes end; a direct one at a block. */
-    if (!direct)
-        p->bounce = nvme_pool_get(&t->ioq->ctrl->bounces);
+    return direct;
 }
 
 static uint32_t blocks_of(const struct transfer *t, const struct piece *p)
@@ -121,25 +120,20 @@ static gpunvme_err_t finish_piece(const struct transfer *t, struct piece *p)
     return err;
 }
 
-/*
- * Submits the next piece. GPUNVME_ERR_AGAIN: the queue is full, or there is no bounce buffer while
- * pieces that hold some are in flight.
- */
-static gpunvme_err_t start_piece(struct transfer *t, struct piece *p, bool others_in_flight)
+/* Submits the next piece. GPUNVME_ERR_AGAIN: the queue is full. */
+static gpunvme_err_t start_piece(struct transfer *t, struct piece *p)
 {
-    bool direct;
+    struct nvme_pool *bounces = &t->ioq->ctrl->bounces;
     gpunvme_err_t err;
 
-    cut_piece(t, p);
-    direct =
-        !p->skip && p->nbytes >= t->ns->block_size &&
-        gpunvme_prp_is_possible(t->buf, (size_t)(t->pos + t->to_buf), t->ioq->ctrl->page_shift);
-    if (!direct && !p->bounce)
-        return others_in_flight ? GPUNVME_ERR_AGAIN
-                                : base_fail(GPUNVME_ERR_NOMEM, "a bounce buffer");
+    if (!cut_piece(t, p)) {
+        p->bounce = nvme_pool_get(bounces);
+        if (!p->bounce)
+            return base_fail(GPUNVME_ERR_NOMEM, "a bounce buffer");
+    }
     err = submit_piece(t, p);
     if (err) {
-        nvme_pool_put(&t->ioq->ctrl->bounces, p->bounce);
+        nvme_pool_put(bounces, p->bounce);
         return err;
     }
     t->pos += p->nbytes;
@@ -155,35 +149,32 @@ static gpunvme_err_t run_transfer(struct transfer *t)
 {
     struct piece window[WINDOW];
     unsigned first = 0, n = 0; /* in flight: first … first + n - 1, modulo WINDOW */
-    uint64_t give_up = gpunvme_clock_ns() + t->ioq->ctrl->opts.io_timeout_ms * UINT64_C(1000000);
-    gpunvme_err_t err = GPUNVME_OK;
+    uint64_t deadline_ns = 0;
+    gpunvme_err_t err = GPUNVME_OK, piece_err;
 
     while (n || (!err && t->pos < t->end)) {
-        gpunvme_err_t piece_err = GPUNVME_ERR_AGAIN;
+        bool full = false;
 
         if (!err && t->pos < t->end && n < WINDOW) {
-            piece_err = start_piece(t, &window[(first + n) % WINDOW], n > 0);
+            piece_err = start_piece(t, &window[(first + n) % WINDOW]);
             if (!piece_err) {
                 n++;
                 continue;
             }
-            if (piece_err != GPUNVME_ERR_AGAIN)
+            full = piece_err == GPUNVME_ERR_AGAIN;
+            if (!full)
                 err = piece_err;
         }
         if (n) {
             piece_err = finish_piece(t, &window[first]);
             first = (first + 1) % WINDOW;
             n--;
-            give_up = gpunvme_clock_ns() + t->ioq->ctrl->opts.io_timeout_ms * UINT64_C(1000000);
-            if (!err)
-                err = piece_err;
-        } else if (!err) {
-            /* The queue is full of other threads' commands. */
-            if (gpunvme_clock_ns() >= give_up)
-                return base_fail(GPUNVME_ERR_TIMEOUT, "queue %u stays full", t->ioq->qpair.qid);
-            gpunvme_qpair_reap(&t->ioq->qpair);
-            t->ioq->ctrl->transport->ops->pause_ns(t->ioq->ctrl->transport, 1000);
+            deadline_ns = 0;
+        } else {
+            piece_err = full ? nvme_wait_for_room(t->ioq, &deadline_ns) : GPUNVME_OK;
         }
+        if (!err)
+            err = piece_err;
     }
     return err;
 }

@@ -10,8 +10,9 @@
  *
  * GPU memory is allocated on the calling thread's current CUDA device. Everything else works on
  * the device that holds the memory, from any thread, and leaves the thread's current device as
- * it is. No copy, fill or checksum waits for work that the caller queued on the GPU; allocating
- * and freeing can, as cudaMalloc() and cudaFree() do.
+ * it is. No copy, fill or checksum waits for work that the caller queued on the GPU, but for the
+ * first of its kind, which may set things up; allocating and freeing can wait, as cudaMalloc()
+ * and cudaFree() do.
  *
  * All functions may be called from several threads at once; what one of them releases must not
  * be in use by another. Errors of CUDA are GPUNVME_ERR_GPU, with CUDA's text as the detail.

@@ -359,7 +359,9 @@ static void work_does_not_wait_for_the_callers_stream(void **state)
 
     (void)state;
     random_bytes(bytes, sizeof(bytes), 17);
+    /* First uses load the kernel and allocate, and those do wait. */
     assert_int_equal(gpunvme_mem_checksum(&gpu, 0, 65536, &sum, NULL), GPUNVME_OK);
+    buf_write(&gpu, sizeof(bytes), bytes, sizeof(bytes));
     assert_int_equal(cudaLaunchHostFunc(cudaStreamLegacy, wait_at_the_gate, &gate), cudaSuccess);
     buf_write(&gpu, 0, bytes, sizeof(bytes));
     assert_int_equal(gpunvme_mem_verify(&gpu, 0, sizeof(bytes),

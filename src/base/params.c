@@ -25,7 +25,7 @@ static int hex_value(char c)
     return -1;
 }
 
-/* Decodes the %XX of `length` characters into out; false when they are malformed or too many. */
+/* Decodes the %XX of `length` characters into out; false for a %00, or when they are too many. */
 static bool decode(const char *text, size_t length, char *out, size_t capacity)
 {
     size_t used = 0;
@@ -33,9 +33,8 @@ static bool decode(const char *text, size_t length, char *out, size_t capacity)
     for (size_t i = 0; i < length; i++) {
         char c = text[i];
 
-        if (c == '%') {
-            if (length - i < 3 || hex_value(text[i + 1]) < 0 || hex_value(text[i + 2]) < 0)
-                return false;
+        if (c == '%' && length - i >= 3 && hex_value(text[i + 1]) >= 0 &&
+            hex_value(text[i + 2]) >= 0) {
             c = (char)(hex_value(text[i + 1]) << 4 | hex_value(text[i + 2]));
             i += 2;
         }
@@ -63,9 +62,7 @@ static gpunvme_err_t take(struct base_param *item, const char *text, size_t leng
     item->value[0] = 0;
     item->has_value = equals;
     if (equals && !decode(equals + 1, length - nkey - 1, item->value, sizeof(item->value)))
-        return base_fail(GPUNVME_ERR_URI,
-                         "%s: the value is longer than %zu bytes or has a '%%' without two "
-                         "hexadecimal digits behind it (write %%25 for '%%')",
+        return base_fail(GPUNVME_ERR_URI, "%s: the value is longer than %zu bytes or has a %%00",
                          item->key, sizeof(item->value) - 1);
     return GPUNVME_OK;
 }

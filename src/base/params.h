@@ -3,9 +3,9 @@
  * Lists of parameters, "key=value,key=value": an iterator over them and a table-driven setter.
  * Knows nothing of what the parameters mean.
  *
- * A key without '=' has no value ("readonly"). Values may hold any character but the separator,
- * '%' and control characters; those are written %XX, two hexadecimal digits (%2C is a comma).
- * Empty items, as a trailing comma leaves, are malformed.
+ * A key without '=' has no value ("readonly"). In a value %XX, two hexadecimal digits, stands for
+ * a character: %2C is a comma, which could not be written otherwise. A '%' that no such digits
+ * follow stands for itself ("50%"). Empty items, as a trailing comma leaves, are malformed.
  */
 #ifndef BASE_PARAMS_H
 #define BASE_PARAMS_H

@@ -6,6 +6,9 @@
  * the file was found.
  *
  * O_DIRECT wants aligned memory; a transfer whose pieces are not goes through an aligned copy.
+ * The file is not registered with the rings: the kernel takes rings down in its own time, and
+ * would keep the file locked until then.
+ *
  * What the kernel did only in part (signals, a disk that fills up) is finished synchronously: it
  * is rare, and the error it usually ends with is found there.
  */
@@ -32,7 +35,6 @@ struct lane {
     struct io_uring ring;
     struct sim_store_io *first, **last; /* those that wait for the next poll */
     unsigned nin_flight;
-    bool fixed_file; /* the file is registered as number 0 */
 };
 
 struct image {
@@ -237,10 +239,9 @@ static void prepare_move(const struct sim_store_io *io, void *bounce, int fd,
         sqe->rw_flags = RWF_DSYNC;
 }
 
-static void prepare(const struct image *image, const struct lane *lane, struct sim_store_io *io,
-                    struct io_uring_sqe *sqe)
+static void prepare(const struct image *image, struct sim_store_io *io, struct io_uring_sqe *sqe)
 {
-    int fd = lane->fixed_file ? 0 : image->file.fd;
+    int fd = image->file.fd;
 
     if (io->op == SIM_STORE_FLUSH || io->lane_private.syncing)
         io_uring_prep_fsync(sqe, fd, IORING_FSYNC_DATASYNC);
@@ -248,8 +249,6 @@ static void prepare(const struct image *image, const struct lane *lane, struct s
         io_uring_prep_fallocate(sqe, fd, PUNCH, (off_t)io->off, (off_t)io->nbytes);
     else
         prepare_move(io, io->lane_private.bounce, fd, sqe);
-    if (lane->fixed_file)
-        sqe->flags |= IOSQE_FIXED_FILE;
     io_uring_sqe_set_data(sqe, io);
 }
 
@@ -329,7 +328,7 @@ static unsigned start(const struct image *image, struct lane *lane)
 
     while (lane->first && lane->nin_flight < MAX_IN_FLIGHT &&
            (sqe = io_uring_get_sqe(&lane->ring))) {
-        prepare(image, lane, take_waiting(lane), sqe);
+        prepare(image, take_waiting(lane), sqe);
         lane->nin_flight++;
         count++;
     }
@@ -379,15 +378,13 @@ static void exit_rings(struct image *image)
 static int init_rings(struct image *image, unsigned nlanes)
 {
     while (image->nlanes < nlanes) {
-        struct lane *lane = &image->lanes[image->nlanes];
-        int err = ring_init(&lane->ring);
+        int err = ring_init(&image->lanes[image->nlanes].ring);
 
         if (err) {
             exit_rings(image);
             return err;
         }
         image->nlanes++;
-        lane->fixed_file = !io_uring_register_files(&lane->ring, &image->file.fd, 1);
     }
     return 0;
 }

@@ -14,11 +14,12 @@
 #define CC_ENTRY_SIZES                                                                             \
     ((uint32_t)(GPUNVME_SET(GPUNVME_CC_IOSQES_MASK, CC_IOSQES) |                                   \
                 GPUNVME_SET(GPUNVME_CC_IOCQES_MASK, CC_IOCQES)))
-#define CC_RESERVED (~(uint32_t)(GPUNVME_SET(1, CC_EN) | CC_FIXED | CC_ENTRY_SIZES |               \
-                                 GPUNVME_SET(GPUNVME_CC_SHN_MASK, CC_SHN)))
-#define CSTS_RDY    ((uint32_t)GPUNVME_SET(1, CSTS_RDY))
-#define CSTS_CFS    ((uint32_t)GPUNVME_SET(1, CSTS_CFS))
-#define CSTS_SHST   ((uint32_t)GPUNVME_SET(GPUNVME_CSTS_SHST_MASK, CSTS_SHST))
+#define CC_RESERVED                                                                                \
+    (~(uint32_t)(GPUNVME_SET(1, CC_EN) | CC_FIXED | CC_ENTRY_SIZES |                               \
+                 GPUNVME_SET(GPUNVME_CC_SHN_MASK, CC_SHN)))
+#define CSTS_RDY  ((uint32_t)GPUNVME_SET(1, CSTS_RDY))
+#define CSTS_CFS  ((uint32_t)GPUNVME_SET(1, CSTS_CFS))
+#define CSTS_SHST ((uint32_t)GPUNVME_SET(GPUNVME_CSTS_SHST_MASK, CSTS_SHST))
 
 static uint64_t make_cap(const struct gpunvme_sim_config *config)
 {
@@ -193,8 +194,7 @@ static void tear_down(struct gpunvme_sim *sim)
 static void finish_stop(struct gpunvme_sim *sim)
 {
     sim->phase = SIM_PHASE_OFF;
-    atomic_fetch_and(&sim->halt,
-                     ~(uint32_t)(SIM_HALT_RESET | SIM_HALT_FATAL | SIM_HALT_SHUTDOWN));
+    atomic_fetch_and(&sim->halt, ~(uint32_t)(SIM_HALT_RESET | SIM_HALT_FATAL | SIM_HALT_SHUTDOWN));
     atomic_fetch_and(&sim->csts, ~(CSTS_RDY | CSTS_CFS | CSTS_SHST));
     if (GPUNVME_GET(sim->cc, CC_EN))
         begin_start(sim, sim->cc);
@@ -225,8 +225,8 @@ static void finish_start(struct gpunvme_sim *sim)
     if (!sim->firmware)
         status = sim_cq_create(sim, 0, sim->acq, (uint32_t)GPUNVME_GET(aqa, AQA_ACQS) + 1);
     if (!sim->firmware && !status)
-        status = sim_sq_create(sim, 0, sim->asq, (uint32_t)GPUNVME_GET(aqa, AQA_ASQS) + 1,
-                               sim->cqs[0]);
+        status =
+            sim_sq_create(sim, 0, sim->asq, (uint32_t)GPUNVME_GET(aqa, AQA_ASQS) + 1, sim->cqs[0]);
     sim->keep_alive_ns = 0;
     sim_resume_all(sim);
     sim->phase = SIM_PHASE_ON;

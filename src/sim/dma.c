@@ -201,8 +201,8 @@ static void break_queues(struct gpunvme_sim *sim, const struct sim_range *range)
             cq->broken = true;
         if ((sq_hit || cq_hit) && !excused)
             sim_violate(sim, GPUNVME_SIM_VIOLATION_QUEUE_MEMORY,
-                        "memory of %s queue %u unmapped under it", sq_hit ? "submission" : "completion",
-                        qid);
+                        "memory of %s queue %u unmapped under it",
+                        sq_hit ? "submission" : "completion", qid);
     }
     if (sim->shadow && (overlap(sim->shadow_bus, sim->page, range->bus, range->nbytes) ||
                         overlap(sim->eventidx_bus, sim->page, range->bus, range->nbytes))) {
@@ -225,8 +225,7 @@ static gpunvme_err_t try_unmap(struct gpunvme_sim *sim, uint64_t bus, uint64_t n
         return GPUNVME_ERR_AGAIN;
     break_queues(sim, &sim->ranges[at]);
     sim->nranges--;
-    memmove(&sim->ranges[at], &sim->ranges[at + 1],
-            (sim->nranges - at) * sizeof(sim->ranges[0]));
+    memmove(&sim->ranges[at], &sim->ranges[at + 1], (sim->nranges - at) * sizeof(sim->ranges[0]));
     forget_lookups(sim);
     return GPUNVME_OK;
 }

@@ -161,10 +161,9 @@ bool sim_sq_poll(struct sim_thread *t, struct sim_sq *sq)
         return false;
     value = sq->doorbell.seen;
     if (value >= sq->size) {
-        sim_violate(t->sim,
-                    shadow ? GPUNVME_SIM_VIOLATION_SHADOW : GPUNVME_SIM_VIOLATION_DOORBELL_VALUE,
-                    "submission queue %u: tail %u of a queue of %u entries", sq->qid, value,
-                    sq->size);
+        sim_violate(
+            t->sim, shadow ? GPUNVME_SIM_VIOLATION_SHADOW : GPUNVME_SIM_VIOLATION_DOORBELL_VALUE,
+            "submission queue %u: tail %u of a queue of %u entries", sq->qid, value, sq->size);
         report_value(t->sim, sq->qid);
         return false;
     }

@@ -83,9 +83,9 @@ void sim_events_deliver(struct sim_thread *t)
     atomic_store(&sim->events_due, false);
     while (sim->naers && next_event(sim, &event)) {
         sim->event_masked[event.type] = event.log_page;
-        sim->aers[0].dw0 = (uint32_t)(GPUNVME_SET(event.type, AER_TYPE) |
-                                      GPUNVME_SET(event.info, AER_INFO) |
-                                      GPUNVME_SET(event.log_page, AER_LID));
+        sim->aers[0].dw0 =
+            (uint32_t)(GPUNVME_SET(event.type, AER_TYPE) | GPUNVME_SET(event.info, AER_INFO) |
+                       GPUNVME_SET(event.log_page, AER_LID));
         end_request(t, &sim->aers[0]);
     }
     pthread_mutex_unlock(&sim->event_lock);

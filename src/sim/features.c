@@ -220,8 +220,8 @@ static uint16_t get_temperature(const struct sim_features *features, uint32_t va
 {
     if ((value >> 16 & 0xf) || (value >> 20 & 3) > TEMP_UNDER)
         return GPUNVME_SC_INVALID_FIELD;
-    *dw0 = (value >> 20 & 3) == TEMP_OVER ? features->temperature_over
-                                          : features->temperature_under;
+    *dw0 =
+        (value >> 20 & 3) == TEMP_OVER ? features->temperature_over : features->temperature_under;
     return GPUNVME_SC_SUCCESS;
 }
 

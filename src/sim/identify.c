@@ -96,8 +96,8 @@ static void make_io_part(const struct gpunvme_sim *sim, struct gpunvme_id_ctrl *
     id->vwc = (uint8_t)((sim->config.vwc ? GPUNVME_VWC_PRESENT : 0) |
                         GPUNVME_SET(GPUNVME_VWC_FLUSH_ALL, VWC_FLUSH));
     if (sim->config.sgl)
-        id->sgls = GPUNVME_SGLS_SUPPORT_BYTE | GPUNVME_SGLS_BIT_BUCKET |
-                   GPUNVME_SGLS_MPTR_CONTIG | GPUNVME_SGLS_MPTR_SGL;
+        id->sgls = GPUNVME_SGLS_SUPPORT_BYTE | GPUNVME_SGLS_BIT_BUCKET | GPUNVME_SGLS_MPTR_CONTIG |
+                   GPUNVME_SGLS_MPTR_SGL;
 }
 
 static uint16_t identify_ctrl(struct sim_cmd *cmd)

@@ -380,10 +380,12 @@ static void dsm_step(struct sim_cmd *cmd)
 
     if (!have_stage(cmd))
         return;
+    ranges = (const void *)cmd->stage;
     status = first ? dsm_take_ranges(cmd, n) : store_status(cmd);
+    if (!status && first && !sim_pass_faults(cmd, ranges, n))
+        return;
     if (!status && cmd->sq->deleting)
         status = GPUNVME_SC_ABORT_SQ_DELETED;
-    ranges = (const void *)cmd->stage;
     while (!status && cmd->index < n && !ranges[cmd->index].nlb)
         cmd->index++;
     if (status || cmd->index == n || !(cmd->sqe.cdw11 & GPUNVME_DSM_AD)) {

@@ -146,8 +146,8 @@ uint16_t sim_get_log(struct sim_cmd *cmd)
     struct gpunvme_sim *sim = cmd->thread->sim;
     uint8_t lid = (uint8_t)GPUNVME_GET(sqe->cdw10, GET_LOG_LID);
     bool retain = GPUNVME_GET(sqe->cdw10, GET_LOG_RAE);
-    uint64_t ndwords = (GPUNVME_GET(sqe->cdw10, GET_LOG_NUMDL) |
-                        GPUNVME_GET(sqe->cdw11, GET_LOG_NUMDU) << 16) + 1;
+    uint64_t ndwords =
+        (GPUNVME_GET(sqe->cdw10, GET_LOG_NUMDL) | GPUNVME_GET(sqe->cdw11, GET_LOG_NUMDU) << 16) + 1;
     uint64_t off = sqe->cdw12 | (uint64_t)sqe->cdw13 << 32, size;
     _Alignas(8) uint8_t log[4096] = {0};
     uint16_t status;

@@ -151,8 +151,8 @@ void sim_queues_wipe(struct gpunvme_sim *sim)
 /* Queue memory that is gone is fatal: there is no queue to tell it by. */
 static void lost_memory(struct sim_thread *t, const char *kind, uint16_t qid)
 {
-    sim_violate(t->sim, GPUNVME_SIM_VIOLATION_DMA_UNMAPPED, "memory of %s queue %u can't be reached",
-                kind, qid);
+    sim_violate(t->sim, GPUNVME_SIM_VIOLATION_DMA_UNMAPPED,
+                "memory of %s queue %u can't be reached", kind, qid);
     sim_fail(t->sim);
 }
 
@@ -220,15 +220,19 @@ static bool apply_drastic_fault(struct gpunvme_sim *sim, const struct sim_fault 
     }
 }
 
-/* Meets the command with a fault, if there is one for it; false when it goes no further. */
-static bool pass_faults(struct sim_cmd *cmd)
+/*
+ * Meets the command with a fault, if there is one for it; false when that ended it. Dataset
+ * Management is asked about when its ranges are known.
+ */
+bool sim_pass_faults(struct sim_cmd *cmd, const struct gpunvme_dsm_range *ranges, unsigned nranges)
 {
     struct gpunvme_sim *sim = cmd->thread->sim;
     struct sim_fault fault;
 
     if (!sim_faults_any(sim->faults))
         return true;
-    fault = sim_faults_match(sim->faults, cmd->sq->qid, &cmd->sqe);
+    fault = ranges ? sim_faults_match_dsm(sim->faults, cmd->sq->qid, &cmd->sqe, ranges, nranges)
+                   : sim_faults_match(sim->faults, cmd->sq->qid, &cmd->sqe);
     if (fault.kind == SIM_FAULT_NONE)
         return true;
     sim_count(&cmd->thread->counters.faults, 1);
@@ -273,7 +277,7 @@ static void begin(struct sim_thread *t, struct sim_sq *sq, const struct gpunvme_
 
         cmd->due_ns = sim_model_due_ns(t->sim->model, op, nbytes, t->now_ns);
     }
-    if (!pass_faults(cmd))
+    if (!(sq->qid && sqe->opc == GPUNVME_CMD_DSM) && !sim_pass_faults(cmd, NULL, 0))
         return;
     status = sim_check_command(cmd);
     if (status)

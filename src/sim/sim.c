@@ -93,8 +93,8 @@ static gpunvme_err_t map_doorbells(struct gpunvme_sim *sim)
     if (nbytes > DOORBELLS_MOST)
         return base_fail(GPUNVME_ERR_LIMIT, "%u queues with dstrd=%u need too large a BAR",
                          sim->config.max_queues, sim->config.dstrd);
-    memory = mmap(NULL, nbytes, PROT_READ | PROT_WRITE,
-                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    memory = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                  -1, 0);
     if (memory == MAP_FAILED)
         return base_fail(GPUNVME_ERR_NOMEM, "the doorbells");
     sim->doorbells = memory;

@@ -66,10 +66,10 @@ struct sim_ns {
  */
 struct sim_doorbell {
     volatile uint32_t *reg;
-    uint32_t seen;              /* value read last */
-    volatile uint32_t *shadow;  /* NULL: none */
+    uint32_t seen;             /* value read last */
+    volatile uint32_t *shadow; /* NULL: none */
     volatile uint32_t *eventidx;
-    bool awake; /* with a shadow: the real doorbell rang, the shadow is polled */
+    bool awake;        /* with a shadow: the real doorbell rang, the shadow is polled */
     uint64_t quiet_ns; /* since when the shadow did not change; 0: it just did */
 };
 
@@ -100,7 +100,7 @@ struct sim_sq {
     struct sim_doorbell doorbell;
     uint16_t qid;
     bool broken;
-    bool deleting; /* nothing more is fetched */
+    bool deleting;                /* nothing more is fetched */
     uint64_t cids[SIM_CID_WORDS]; /* command ids in use */
 };
 
@@ -159,10 +159,10 @@ struct sim_cmd {
     void (*step)(struct sim_cmd *cmd); /* goes on when the store is done */
     gpunvme_err_t io_err;              /* how it was */
     struct sim_data data;
-    uint64_t off, left;   /* of the store, bytes still to do */
-    uint64_t part;        /* bytes of the transfer under way */
-    uint32_t index;       /* of a range or namespace */
-    uint8_t *stage;       /* bounce buffer in use, or NULL */
+    uint64_t off, left; /* of the store, bytes still to do */
+    uint64_t part;      /* bytes of the transfer under way */
+    uint32_t index;     /* of a range or namespace */
+    uint8_t *stage;     /* bounce buffer in use, or NULL */
     struct sim_store_io io;
     struct iovec iov[SIM_IOVECS];
 };
@@ -204,7 +204,7 @@ struct sim_thread {
     unsigned nsqs, next_sq;
 
     struct sim_cmd *commands, *free;
-    struct sim_cmd *ended, **ended_tail; /* a store is done with them */
+    struct sim_cmd *ended, **ended_tail;     /* a store is done with them */
     struct sim_cmd *waiting, **waiting_tail; /* for a bounce buffer */
     unsigned nactive;                        /* transfers that stores work on */
     uint8_t *stages;
@@ -286,12 +286,12 @@ struct gpunvme_sim {
     _Atomic uint32_t cc, csts, aqa, intm;
     _Atomic uint64_t asq, acq;
     enum sim_phase phase;
-    uint64_t phase_ns;    /* when the phase ends, or began */
-    bool firmware;        /* enabled from the start, by nobody that left us queues */
-    bool torn_down;       /* STOPPING: the queues are gone */
-    bool shutdown_begun;  /* SHST is OCCURRING */
+    uint64_t phase_ns;   /* when the phase ends, or began */
+    bool firmware;       /* enabled from the start, by nobody that left us queues */
+    bool torn_down;      /* STOPPING: the queues are gone */
+    bool shutdown_begun; /* SHST is OCCURRING */
     bool shutdown_flushes;
-    uint64_t shutdown_ns; /* when the shutdown may complete */
+    uint64_t shutdown_ns;        /* when the shutdown may complete */
     _Atomic uint64_t control_ns; /* when the control step has work; UINT64_MAX: never */
     _Atomic uint32_t requests;   /* enum sim_request */
     _Atomic uint32_t halt;       /* enum sim_halt */
@@ -305,8 +305,8 @@ struct gpunvme_sim {
     size_t nranges, ranges_room;
     struct sim_sq **sqs; /* by id, 0 is admin; NULL: none */
     struct sim_cq **cqs;
-    unsigned nio_queues; /* of either kind */
-    uint32_t page;       /* CC.MPS as bytes */
+    unsigned nio_queues;               /* of either kind */
+    uint32_t page;                     /* CC.MPS as bytes */
     uint64_t shadow_bus, eventidx_bus; /* 0: not configured */
     volatile uint32_t *shadow, *eventidx;
     _Atomic bool write_through; /* feature: the volatile write cache is off */
@@ -358,7 +358,8 @@ uint64_t sim_random(struct sim_thread *t);
 /* control.c: the states of the controller */
 void sim_control_power_on(struct gpunvme_sim *sim);
 void sim_control_write_cc(struct gpunvme_sim *sim, uint32_t value);
-void sim_control_reset(struct gpunvme_sim *sim, struct sim_thread *self, bool power, bool subsystem);
+void sim_control_reset(struct gpunvme_sim *sim, struct sim_thread *self, bool power,
+                       bool subsystem);
 bool sim_control_step(struct gpunvme_sim *sim);
 void sim_control_request(struct gpunvme_sim *sim, uint32_t halt, uint32_t request);
 void sim_fail(struct gpunvme_sim *sim); /* CSTS.CFS: from any thread, any lock */
@@ -401,6 +402,7 @@ void sim_cq_free(struct gpunvme_sim *sim, struct sim_cq *cq);
 void sim_queues_wipe(struct gpunvme_sim *sim);
 bool sim_fetch(struct sim_thread *t, struct sim_sq *sq, bool fast);
 bool sim_post(struct sim_thread *t, const struct sim_pending *pending);
+bool sim_pass_faults(struct sim_cmd *cmd, const struct gpunvme_dsm_range *ranges, unsigned nranges);
 
 static inline uint32_t sim_cq_used(const struct sim_cq *cq)
 {

@@ -10,7 +10,7 @@
 #include "base/fail.h"
 #include "sim/sim_internal.h"
 
-#define SPIN_NS         30000u  /* how long to look for work before sleeping */
+#define SPIN_NS         30000u /* how long to look for work before sleeping */
 #define SLEEP_FIRST_NS  5000u
 #define SLEEP_MOST_NS   100000u
 #define SLEEP_ACTIVE_NS 10000u /* while a store works */

@@ -68,17 +68,15 @@ static gpunvme_err_t wait_until(struct gpunvme_ioq *ioq, uint64_t ticket, uint64
             continue;
         }
         waited = t->ops->now_ns(t) - start;
-        if (waited >= timeout_ns)
-            return GPUNVME_ERR_TIMEOUT;
-        if (waited >= next_look) {
+        if (waited >= next_look || waited >= timeout_ns) {
             next_look = waited + LOOK_NS;
             err = look_after(ioq->ctrl);
             /* The command may have ended by what look_after did. */
-            if (err && gpunvme_qpair_test(&ioq->qpair, ticket, c) != GPUNVME_OK)
-                return err;
             if (err)
-                return GPUNVME_OK;
+                return gpunvme_qpair_test(&ioq->qpair, ticket, c) ? err : GPUNVME_OK;
         }
+        if (waited >= timeout_ns)
+            return gpunvme_qpair_test(&ioq->qpair, ticket, c) ? GPUNVME_ERR_TIMEOUT : GPUNVME_OK;
         if (waited >= SPIN_NS)
             pause_for(t, waited);
     }

@@ -105,7 +105,8 @@ static void fill(struct schedule *s, struct thread *t)
     uint64_t ticket;
 
     model_command(&sqe, serial);
-    ticket = gpunvme_qpair_fill(&s->q, pos, &sqe);
+    ticket = gpunvme_qpair_claim_slot(&s->q, pos);
+    gpunvme_qpair_fill(&s->q, pos, ticket, &sqe);
     for (uint32_t i = 0; i < s->ntickets; i++)
         CHECK(s, (s->tickets[i].ticket ^ ticket) & 0xffff);
     s->tickets[s->ntickets++] =

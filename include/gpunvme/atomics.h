@@ -50,6 +50,11 @@ GPUNVME_FN void gpunvme_store_release32(uint32_t *p, uint32_t v)
     asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
+GPUNVME_FN void gpunvme_store_relaxed64(uint64_t *p, uint64_t v)
+{
+    asm volatile("st.relaxed.sys.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
 GPUNVME_FN void gpunvme_store_release64(uint64_t *p, uint64_t v)
 {
     asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
@@ -149,6 +154,11 @@ GPUNVME_FN uint32_t gpunvme_load_relaxed32(const uint32_t *p)
 GPUNVME_FN void gpunvme_store_release32(uint32_t *p, uint32_t v)
 {
     __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+
+GPUNVME_FN void gpunvme_store_relaxed64(uint64_t *p, uint64_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELAXED);
 }
 
 GPUNVME_FN void gpunvme_store_release64(uint64_t *p, uint64_t v)

@@ -91,7 +91,7 @@ struct gpunvme_qpair {
     __attribute__((aligned(64))) uint32_t sq_lock;  /* held: `published` and the SQ doorbell */
     uint64_t published;                             /* next position that is not yet rung for */
     __attribute__((aligned(64))) uint32_t cq_lock;  /* held: `cq_head` and the CQ doorbell */
-    uint64_t cq_head;                               /* next position to look at */
+    uint64_t cq_head;                               /* next position; read by anybody */
     uint64_t spurious; /* completions with a command id that is not in flight */
 };
 
@@ -197,18 +197,16 @@ GPUNVME_FN int gpunvme_qpair_reserve(struct gpunvme_qpair *q, uint32_t n, uint64
     }
 }
 
-/* Writes a command into a reserved position and marks it ready. Returns the ticket. */
-GPUNVME_FN uint64_t gpunvme_qpair_fill(struct gpunvme_qpair *q, uint64_t pos,
-                                       const struct gpunvme_sqe *cmd)
+/* Writes a command with a claimed ticket into its reserved position and marks that ready. */
+GPUNVME_FN void gpunvme_qpair_fill(struct gpunvme_qpair *q, uint64_t pos, uint64_t ticket,
+                                   const struct gpunvme_sqe *cmd)
 {
-    uint64_t ticket = gpunvme_qpair_claim_slot(q, pos);
     struct gpunvme_sqe *sqe = &q->sq[pos & q->mask];
 
     *sqe = *cmd;
     sqe->cid = (uint16_t)ticket;
     /* Release: who finds the position ready finds the whole entry. */
     gpunvme_store_release32(&q->ready[pos & q->mask], gpunvme_qpair_lap(q, pos));
-    return ticket;
 }
 
 GPUNVME_FN int gpunvme_qpair_is_ready(const struct gpunvme_qpair *q, uint64_t pos)
@@ -255,8 +253,12 @@ GPUNVME_FN int gpunvme_qpair_submit(struct gpunvme_qpair *q, const struct gpunvm
 
     if (taken <= 0)
         return taken;
+    /* First all atomic operations, then all entries: an atomic waits for the stores before it,
+     * and each entry's cache line has to come back from the controller. */
     for (int i = 0; i < taken; i++)
-        tickets[i] = gpunvme_qpair_fill(q, pos + (uint64_t)i, &cmds[i]);
+        tickets[i] = gpunvme_qpair_claim_slot(q, pos + (uint64_t)i);
+    for (int i = 0; i < taken; i++)
+        gpunvme_qpair_fill(q, pos + (uint64_t)i, tickets[i], &cmds[i]);
     gpunvme_qpair_publish(q);
     return taken;
 }
@@ -283,27 +285,32 @@ GPUNVME_FN void gpunvme_qpair_complete(struct gpunvme_qpair *q, const struct gpu
                             (word & ~UINT64_C(0xffff)) | GPUNVME_SLOT_DONE | dw3 >> 17);
 }
 
+/*
+ * Whether there is a completion at `head`; its last dword is in *dw3. Acquire: the phase tag is
+ * written last, so the rest of the entry and the data that the controller wrote before it are
+ * there. Cid and status are one word with it. The tag is 1 in the first lap, 0 in the second, …
+ */
+GPUNVME_FN int gpunvme_qpair_peek(const struct gpunvme_qpair *q, uint64_t head, uint32_t *dw3)
+{
+    *dw3 = gpunvme_load_acquire32((const gpunvme_dword *)&q->cq[head & q->mask] + 3);
+    return (*dw3 >> 16 & 1) != (gpunvme_qpair_lap(q, head) & 1);
+}
+
 /* Takes every new completion. Returns how many; 0 also when another thread is at it. */
 GPUNVME_FN uint32_t gpunvme_qpair_reap(struct gpunvme_qpair *q)
 {
-    uint32_t n = 0;
-    uint64_t head;
+    uint64_t head = gpunvme_load_relaxed64(&q->cq_head);
+    uint32_t n, dw3;
 
-    if (gpunvme_load_relaxed32(&q->cq_lock) || gpunvme_exchange32(&q->cq_lock, 1))
+    /* Mostly there is nothing, and that can be seen without the lock. An old head may mislead,
+     * but only a thread whose completions somebody else is taking. */
+    if (!gpunvme_qpair_peek(q, head, &dw3) || gpunvme_exchange32(&q->cq_lock, 1))
         return 0;
-    for (head = q->cq_head; n <= q->mask; head++, n++) {
-        const struct gpunvme_cqe *cqe = &q->cq[head & q->mask];
-        /* Acquire: the phase tag is written last, so the rest of the entry and the data that the
-         * controller wrote before it are there. Cid and status are one word with it. */
-        uint32_t dw3 = gpunvme_load_acquire32((const gpunvme_dword *)cqe + 3);
-
-        /* The phase tag is 1 in the first lap, 0 in the second, and so on. */
-        if ((dw3 >> 16 & 1) == (gpunvme_qpair_lap(q, head) & 1))
-            break;
-        gpunvme_qpair_complete(q, cqe, dw3);
-    }
+    head = gpunvme_load_relaxed64(&q->cq_head);
+    for (n = 0; n <= q->mask && gpunvme_qpair_peek(q, head, &dw3); head++, n++)
+        gpunvme_qpair_complete(q, &q->cq[head & q->mask], dw3);
     if (n) {
-        q->cq_head = head;
+        gpunvme_store_relaxed64(&q->cq_head, head);
         gpunvme_qpair_ring(q, &q->cq_doorbell, (uint32_t)head & q->mask);
     }
     gpunvme_store_release32(&q->cq_lock, 0);

@@ -10,7 +10,7 @@
 #include "base/fail.h"
 #include "gpunvme/nvme.h"
 
-static _Thread_local char detail[256];
+static _Thread_local char detail[sizeof(((struct base_failure *)0)->detail)];
 
 const char *gpunvme_err_name(gpunvme_err_t err)
 {
@@ -108,4 +108,16 @@ gpunvme_err_t base_fail_errno(int error_number, const char *format, ...)
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     return base_fail(base_err_from_errno(error_number), "%s: %s", text, strerror(error_number));
+}
+
+void base_keep(struct base_failure *failure, gpunvme_err_t err)
+{
+    failure->err = err;
+    memcpy(failure->detail, detail, sizeof(failure->detail));
+}
+
+gpunvme_err_t base_restore(const struct base_failure *failure)
+{
+    memcpy(detail, failure->detail, sizeof(detail));
+    return failure->err;
 }

@@ -18,4 +18,16 @@ gpunvme_err_t base_err_from_errno(int error_number);
 gpunvme_err_t base_fail_errno(int error_number, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/*
+ * A failure that is kept while something is cleaned up, which may fail as well:
+ * base_keep() before, and base_restore() after, returns the error with its own detail.
+ */
+struct base_failure {
+    gpunvme_err_t err;
+    char detail[256];
+};
+
+void base_keep(struct base_failure *failure, gpunvme_err_t err);
+gpunvme_err_t base_restore(const struct base_failure *failure);
+
 #endif

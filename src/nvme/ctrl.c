@@ -104,14 +104,16 @@ gpunvme_err_t gpunvme_ctrl_open(struct gpunvme_transport *transport,
     nvme_set_state(ctrl, CTRL_RESETTING);
 
     err = check_opts(&ctrl->opts);
-    if (!err) {
+    if (!err)
         err = bring_up(ctrl);
-        if (err && ctrl->admin) /* nothing of ours is touched any more once it is disabled */
-            nvme_give_up_locked(ctrl, err == GPUNVME_ERR_REMOVED ? CTRL_REMOVED : CTRL_FAILED);
-    }
     if (err) {
+        struct base_failure failure;
+
+        base_keep(&failure, err);
+        if (ctrl->admin) /* nothing of ours is touched any more once it is disabled */
+            nvme_give_up_locked(ctrl, err == GPUNVME_ERR_REMOVED ? CTRL_REMOVED : CTRL_FAILED);
         destroy(ctrl);
-        return err;
+        return base_restore(&failure);
     }
     nvme_set_state(ctrl, CTRL_LIVE);
     *out = ctrl;
@@ -127,9 +129,14 @@ gpunvme_err_t gpunvme_ctrl_open_uri(const char *uri, const struct gpunvme_ctrl_o
     if (err)
         return err;
     err = gpunvme_ctrl_open(transport, opts, out);
-    if (err)
+    if (err) {
+        struct base_failure failure;
+
+        base_keep(&failure, err);
         transport->ops->close(transport);
-    return err;
+        return base_restore(&failure);
+    }
+    return GPUNVME_OK;
 }
 
 /* Normal shutdown asks for the queues to be deleted first (Base 1.4, section 7.6.2). */

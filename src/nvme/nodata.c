@@ -11,8 +11,6 @@
 #include "base/fail.h"
 #include "nvme/io_internal.h"
 
-#define MAX_BLOCKS UINT64_C(65536) /* NLB: 16 bits, 0's based */
-
 static gpunvme_err_t check(const struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns,
                            uint64_t slba, uint64_t nlb, uint16_t oncs, const char *name)
 {
@@ -65,12 +63,15 @@ gpunvme_err_t gpunvme_flush(struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns
     return run(ioq, &sqe, NULL);
 }
 
-/* One command for each 65,536 blocks. */
+/*
+ * One command for each max_blocks. MDTS need not apply to commands without data, but whether it
+ * does depends on version and controller (WZSL, VSL): within it, all of them agree.
+ */
 static gpunvme_err_t over_blocks(struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns,
                                  uint8_t opcode, uint64_t slba, uint64_t nlb, uint32_t cdw12)
 {
     while (nlb) {
-        uint64_t n = nlb < MAX_BLOCKS ? nlb : MAX_BLOCKS;
+        uint64_t n = nlb < ns->max_blocks ? nlb : ns->max_blocks;
         struct gpunvme_sqe sqe = {.opc = opcode,
                                   .nsid = ns->nsid,
                                   .cdw10 = (uint32_t)slba,

@@ -15,6 +15,15 @@ static void clear_ready(struct gpunvme_qpair *q, uint64_t pos)
         gpunvme_store_release32(&q->ready[i], gpunvme_qpair_lap(q, pos) - 1);
 }
 
+/* No entry is new. Threads may be peeking: atomically, as they do. */
+static void clear_phase_tags(struct gpunvme_qpair *q)
+{
+    gpunvme_dword *dwords = (gpunvme_dword *)(uintptr_t)q->cq;
+
+    for (uint32_t i = 0; i <= q->mask; i++)
+        gpunvme_store_release32(&dwords[4 * i + 3], 0);
+}
+
 static gpunvme_err_t check_config(const struct gpunvme_qpair_config *c)
 {
     if (c->entries < 2 || c->entries > GPUNVME_QPAIR_MAX_ENTRIES || c->entries & (c->entries - 1))
@@ -128,8 +137,8 @@ void gpunvme_qpair_rewind(struct gpunvme_qpair *q)
     gpunvme_fetch_add64(&q->released, (pos - old) & GPUNVME_QPAIR_POSITION);
     q->published = pos;
     clear_ready(q, pos);
-    memset((void *)(uintptr_t)q->cq, 0, GPUNVME_QPAIR_CQ_NBYTES(q->mask + 1));
-    q->cq_head = 0;
+    clear_phase_tags(q);
+    gpunvme_store_relaxed64(&q->cq_head, 0);
     if (q->sq_doorbell.shadow)
         gpunvme_store_seq_cst32(q->sq_doorbell.shadow, 0);
     if (q->cq_doorbell.shadow)

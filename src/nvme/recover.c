@@ -142,8 +142,11 @@ gpunvme_err_t nvme_reset_locked(struct gpunvme_ctrl *ctrl)
         err = nvme_start(ctrl);
     }
     if (err) {
+        struct base_failure failure;
+
+        base_keep(&failure, err);
         nvme_give_up_locked(ctrl, err == GPUNVME_ERR_REMOVED ? CTRL_REMOVED : CTRL_FAILED);
-        return err;
+        return base_restore(&failure);
     }
     ctrl->resets++;
     nvme_set_state(ctrl, CTRL_LIVE);
@@ -173,8 +176,11 @@ static gpunvme_err_t check_locked(struct gpunvme_ctrl *ctrl)
         return GPUNVME_ERR_FATAL;
     err = nvme_read_csts(ctrl, &csts);
     if (err) { /* gone, or out of reach */
+        struct base_failure failure;
+
+        base_keep(&failure, err);
         nvme_give_up_locked(ctrl, err == GPUNVME_ERR_REMOVED ? CTRL_REMOVED : CTRL_FAILED);
-        return err;
+        return base_restore(&failure);
     }
     /* Not ready, and nobody here disabled it: it lost power, or was reset behind our back. */
     if (!GPUNVME_GET(csts, CSTS_CFS) && GPUNVME_GET(csts, CSTS_RDY))

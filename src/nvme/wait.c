@@ -15,14 +15,19 @@
 #define LOOK_NS  (5 * MS)   /* how often it looks at CSTS */
 #define GRACE_NS (500 * MS) /* how long an aborted command may take to end */
 
-/* The error that a completion stands for. */
+/* The error that a completion stands for, with its detail. */
 gpunvme_err_t nvme_completion_err(struct gpunvme_ctrl *ctrl, const struct gpunvme_completion *c)
 {
+    const char *address = ctrl->transport->address;
+
     if (!c->status)
         return GPUNVME_OK;
-    if ((c->status & 0x7ff) == GPUNVME_SC_HOST_ABORTED) /* written by ourselves */
-        return nvme_state(ctrl) == CTRL_REMOVED ? GPUNVME_ERR_REMOVED : GPUNVME_ERR_ABORTED;
-    return GPUNVME_ERR_NVME(c->status);
+    if ((c->status & 0x7ff) != GPUNVME_SC_HOST_ABORTED)
+        return base_fail(GPUNVME_ERR_NVME(c->status), "%s: status %04xh", address, c->status);
+    /* Written by ourselves. */
+    if (nvme_state(ctrl) == CTRL_REMOVED)
+        return base_fail(GPUNVME_ERR_REMOVED, "%s", address);
+    return base_fail(GPUNVME_ERR_ABORTED, "%s", address);
 }
 
 static void pause_for(struct gpunvme_transport *t, uint64_t waited_ns)
@@ -63,17 +68,15 @@ static gpunvme_err_t wait_until(struct gpunvme_ioq *ioq, uint64_t ticket, uint64
             continue;
         }
         waited = t->ops->now_ns(t) - start;
-        if (waited >= timeout_ns)
-            return GPUNVME_ERR_TIMEOUT;
-        if (waited >= next_look) {
+        if (waited >= next_look || waited >= timeout_ns) {
             next_look = waited + LOOK_NS;
             err = look_after(ioq->ctrl);
             /* The command may have ended by what look_after did. */
-            if (err && gpunvme_qpair_test(&ioq->qpair, ticket, c) != GPUNVME_OK)
-                return err;
             if (err)
-                return GPUNVME_OK;
+                return gpunvme_qpair_test(&ioq->qpair, ticket, c) ? err : GPUNVME_OK;
         }
+        if (waited >= timeout_ns)
+            return gpunvme_qpair_test(&ioq->qpair, ticket, c) ? GPUNVME_ERR_TIMEOUT : GPUNVME_OK;
         if (waited >= SPIN_NS)
             pause_for(t, waited);
     }

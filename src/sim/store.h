@@ -79,7 +79,8 @@ void sim_store_submit(struct sim_store *store, unsigned lane, struct sim_store_i
 
 /*
  * Starts what submit gathered and ends what is finished; never blocks for the device (the
- * synchronous engine excepted). Returns how many steps it took: 0 when there was nothing to do.
+ * synchronous engine excepted). To be called for as long as a transfer of the lane is in flight.
+ * Returns how many steps it took: 0 when there was nothing to do.
  */
 unsigned sim_store_poll(struct sim_store *store, unsigned lane);
 

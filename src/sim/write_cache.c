@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * A volatile write cache. Knows nothing of what is under it but backend.h.
+ * A volatile write cache. Knows nothing of what is under it but backend.h, and leaves the cached
+ * writes to write_log.h.
  *
- * A cached write is kept in memory whole, as a "write" with a version of each of its blocks, and
- * is complete at once. Versions of a block form a chain, newest first, under a hash of the block;
- * writes form a list in the order of their sequence numbers. A read takes the newest version of
- * the blocks that have one and the rest from below.
- *
- * Four ways out of the cache:
+ * A cached write is complete at once. A read takes the newest version of the blocks that have one
+ * and the rest from below. Four ways lead out of the cache:
  *   - a flush writes the newest version of each block, flushes what is below, then forgets every
  *     write that was there when it began;
  *   - a transfer that goes through (FUA, zeroes, and writes when the cache is full, which is how
@@ -25,35 +22,11 @@
 #include <string.h>
 
 #include "base/fail.h"
-#include "base/random.h"
 #include "sim/backend.h"
 #include "sim/iov.h"
+#include "sim/write_log.h"
 
 #define CACHE_NBYTES (32ULL << 20) /* of data; what does not fit goes through */
-#define NBUCKETS     16384
-
-struct write;
-
-struct version {
-    struct version *newer, *older;
-    struct version *next; /* in the bucket; the newest of each block is there */
-    struct write *write;  /* NULL once void */
-};
-
-/* A place in the ring of all writes. */
-struct link {
-    struct link *next, *prev;
-};
-
-struct write {
-    struct link link; /* first */
-    uint64_t seq;
-    uint64_t first_block;
-    uint32_t nblocks;
-    uint32_t nholders; /* versions that are not void, and who looks at them; at 0 it goes */
-    uint8_t *data;
-    struct version versions[];
-};
 
 struct lane {
     struct op *first, **last; /* ops that wait, in order */
@@ -62,15 +35,11 @@ struct lane {
 struct sim_cache {
     struct sim_backend *below;
     uint32_t block_size;
-    unsigned nlanes;
     struct lane *lanes; /* each its owner's */
 
     pthread_mutex_t lock; /* guards the rest */
+    struct sim_log *log;
     struct base_random random;
-    uint64_t seq;       /* of the last write */
-    uint64_t nbytes;    /* of data */
-    struct link writes; /* the ring's anchor: next is the oldest, prev the newest */
-    struct version *buckets[NBUCKETS];
     unsigned nthrough; /* transfers going through */
     unsigned nwaiting; /* flushes that wait */
     bool flushing;
@@ -93,189 +62,31 @@ struct op {
     uint8_t *data;      /* …and what was in them */
 };
 
-/* A run of blocks that a flush writes. */
+/* A run of blocks that is written back. */
 struct part {
     struct sim_store_io io; /* first */
     struct iovec iov;
     struct op *op;
 };
 
-static struct write *oldest(struct sim_cache *cache)
+/* Takes a write into the cache; false when it must go through. */
+static bool keep_write(struct sim_cache *cache, const struct sim_store_io *io)
 {
-    return (struct write *)cache->writes.next;
-}
-
-static struct write *after(struct write *write)
-{
-    return (struct write *)write->link.next;
-}
-
-static bool is_end(const struct sim_cache *cache, const struct write *write)
-{
-    return &write->link == &cache->writes;
-}
-
-/*
- * ---- Versions; all under the lock -----------------------------------------------------------
- */
-
-static uint64_t version_block(const struct version *version)
-{
-    return version->write->first_block + (uint64_t)(version - version->write->versions);
-}
-
-static uint8_t *version_data(const struct sim_cache *cache, const struct version *version)
-{
-    return version->write->data + (size_t)(version - version->write->versions) * cache->block_size;
-}
-
-static struct version **bucket_of(struct sim_cache *cache, uint64_t block)
-{
-    return &cache->buckets[(block * 0x9e3779b97f4a7c15ULL >> 32) % NBUCKETS];
-}
-
-/* Where the newest version of a block hangs, or the bucket's end when it has none. */
-static struct version **find(struct sim_cache *cache, uint64_t block)
-{
-    struct version **at = bucket_of(cache, block);
-
-    while (*at && version_block(*at) != block)
-        at = &(*at)->next;
-    return at;
-}
-
-static void link_version(struct sim_cache *cache, struct version *version)
-{
-    struct version **at = find(cache, version_block(version));
-
-    version->older = *at;
-    version->newer = NULL;
-    version->next = *at ? (*at)->next : NULL;
-    if (*at)
-        (*at)->newer = version;
-    *at = version;
-}
-
-/* Lets go of a write; the last frees it. */
-static void release(struct sim_cache *cache, struct write *write)
-{
-    if (--write->nholders)
-        return;
-    write->link.prev->next = write->link.next;
-    write->link.next->prev = write->link.prev;
-    cache->nbytes -= (uint64_t)write->nblocks * cache->block_size;
-    free(write);
-}
-
-/* Makes a version void. */
-static void drop(struct sim_cache *cache, struct version *version)
-{
-    struct write *write = version->write;
-
-    if (version->older)
-        version->older->newer = version->newer;
-    if (version->newer) {
-        version->newer->older = version->older;
-    } else {
-        struct version **at = find(cache, version_block(version));
-
-        *at = version->older ? version->older : version->next;
-        if (version->older)
-            version->older->next = version->next;
-    }
-    version->write = NULL;
-    release(cache, write);
-}
-
-/* Voids the versions of one write between two blocks, `to` excluded. */
-static void drop_blocks(struct sim_cache *cache, struct write *write, uint64_t from, uint64_t to)
-{
-    uint64_t end = write->first_block + write->nblocks;
-
-    write->nholders++;
-    for (from = from > write->first_block ? from : write->first_block; from < to && from < end;
-         from++)
-        if (write->versions[from - write->first_block].write)
-            drop(cache, &write->versions[from - write->first_block]);
-    release(cache, write);
-}
-
-/* Voids the versions of one block up to `seq`. */
-static void forget_block(struct sim_cache *cache, uint64_t seq, uint64_t block)
-{
-    struct version *version = *find(cache, block), *older;
-
-    for (; version; version = older) {
-        older = version->older;
-        if (version->write->seq <= seq)
-            drop(cache, version);
-    }
-}
-
-/* Voids the versions up to `seq` of `count` blocks: by block or by write, what is less work. */
-static void forget(struct sim_cache *cache, uint64_t seq, uint64_t first, uint64_t count)
-{
-    struct write *write, *next;
-
-    if (count <= cache->nbytes / cache->block_size) {
-        for (uint64_t i = 0; i < count; i++)
-            forget_block(cache, seq, first + i);
-        return;
-    }
-    for (write = oldest(cache); !is_end(cache, write) && write->seq <= seq; write = next) {
-        next = after(write);
-        drop_blocks(cache, write, first, first + count);
-    }
-}
-
-/*
- * ---- Writes that stay -----------------------------------------------------------------------
- */
-
-/* The write as the cache keeps it; NULL when it does not fit. */
-static struct write *make_write(struct sim_cache *cache, const struct sim_store_io *io)
-{
-    uint64_t nblocks = io->nbytes / cache->block_size;
-    struct sim_iov cursor = sim_iov_begin(io->iov);
-    struct write *write;
+    struct sim_log_write *write;
+    bool kept;
 
     if (io->nbytes > CACHE_NBYTES)
-        return NULL;
-    write = malloc(sizeof(*write) + nblocks * sizeof(write->versions[0]) + io->nbytes);
-    if (!write)
-        return NULL;
-    write->first_block = io->off / cache->block_size;
-    write->nblocks = write->nholders = (uint32_t)nblocks;
-    write->data = (uint8_t *)&write->versions[nblocks];
-    for (uint64_t i = 0; i < nblocks; i++)
-        write->versions[i].write = write;
-    sim_iov_gather(&cursor, write->data, io->nbytes);
-    return write;
-}
-
-/* Takes a write into the cache; false when it must go through. */
-static bool cache_write(struct sim_cache *cache, const struct sim_store_io *io)
-{
-    struct write *write = make_write(cache, io);
-    bool fits;
-
+        return false;
+    write = sim_log_prepare(cache->block_size, io->off / cache->block_size,
+                            (uint32_t)(io->nbytes / cache->block_size), io->iov);
     if (!write)
         return false;
     pthread_mutex_lock(&cache->lock);
-    fits = cache->nbytes + io->nbytes <= CACHE_NBYTES;
-    if (fits) {
-        cache->nbytes += io->nbytes;
-        write->seq = ++cache->seq;
-        write->link.next = &cache->writes;
-        write->link.prev = cache->writes.prev;
-        write->link.prev->next = write->link.next->prev = &write->link;
-        for (uint32_t i = 0; i < write->nblocks; i++)
-            link_version(cache, &write->versions[i]);
-    }
+    kept = sim_log_add(cache->log, write);
     pthread_mutex_unlock(&cache->lock);
-    if (!fits)
-        free(write);
-    return fits;
+    if (!kept)
+        sim_log_discard(write);
+    return kept;
 }
 
 /*
@@ -320,8 +131,10 @@ static uint32_t count_cached(struct sim_cache *cache, const struct sim_store_io 
     uint64_t first = io->off / cache->block_size;
     uint32_t count = 0;
 
-    for (uint64_t i = 0; cache->nbytes && i < io->nbytes / cache->block_size; i++)
-        count += *find(cache, first + i) != NULL;
+    if (sim_log_is_empty(cache->log))
+        return 0;
+    for (uint64_t i = 0; i < io->nbytes / cache->block_size; i++)
+        count += sim_log_find(cache->log, first + i) != NULL;
     return count;
 }
 
@@ -358,13 +171,12 @@ static struct op *snapshot(struct sim_cache *cache, unsigned lane, struct sim_st
     op->cached = (uint32_t *)(op + 1);
     op->data = (uint8_t *)(op->cached + count);
     for (uint32_t i = 0; op->ncached < count; i++) {
-        struct version *version = *find(cache, first + i);
+        const uint8_t *data = sim_log_find(cache->log, first + i);
 
-        if (!version)
+        if (!data)
             continue;
         op->cached[op->ncached] = i;
-        memcpy(op->data + (size_t)op->ncached * cache->block_size, version_data(cache, version),
-               cache->block_size);
+        memcpy(op->data + (size_t)op->ncached * cache->block_size, data, cache->block_size);
         op->ncached++;
     }
     op->io.done = read_done;
@@ -402,7 +214,8 @@ static void through_done(struct sim_store_io *io, gpunvme_err_t err)
 
     pthread_mutex_lock(&cache->lock);
     if (!err)
-        forget(cache, op->seq, io->off / cache->block_size, io->nbytes / cache->block_size);
+        sim_log_forget(cache->log, op->seq, io->off / cache->block_size,
+                       io->nbytes / cache->block_size);
     cache->nthrough--;
     pthread_mutex_unlock(&cache->lock);
     op->err = err;
@@ -419,7 +232,7 @@ static bool start_through(struct op *op)
     open = !cache->flushing && !cache->nwaiting;
     if (open)
         cache->nthrough++;
-    op->seq = cache->seq;
+    op->seq = sim_log_seq(cache->log);
     pthread_mutex_unlock(&cache->lock);
     if (open) {
         op->io.done = through_done;
@@ -432,50 +245,33 @@ static bool start_through(struct op *op)
  * ---- Flushing -------------------------------------------------------------------------------
  */
 
-/* The number of runs of newest versions in one write; fills `parts` with them unless NULL. */
-static unsigned each_run(struct sim_cache *cache, struct write *write, struct part *parts)
-{
-    unsigned nruns = 0;
-
-    for (uint32_t i = 0; i < write->nblocks;) {
-        uint32_t begin = i;
-
-        while (i < write->nblocks && write->versions[i].write && !write->versions[i].newer)
-            i++;
-        if (i == begin) {
-            i++;
-            continue;
-        }
-        if (parts) {
-            struct part *part = &parts[nruns];
-            size_t nbytes = (size_t)(i - begin) * cache->block_size;
-
-            part->iov.iov_base = version_data(cache, &write->versions[begin]);
-            part->iov.iov_len = nbytes;
-            part->io =
-                (struct sim_store_io){.op = SIM_STORE_WRITE,
-                                      .off = (write->first_block + begin) * cache->block_size,
-                                      .nbytes = nbytes,
-                                      .iov = &part->iov,
-                                      .niov = 1};
-        }
-        nruns++;
-    }
-    return nruns;
-}
-
 /* The parts of a write-back of all that is cached, allocated; NULL when out of memory. */
 static struct part *make_parts(struct sim_cache *cache, unsigned *nparts)
 {
-    struct part *parts;
-    unsigned count = 0, used = 0;
+    unsigned count = sim_log_runs(cache->log, NULL);
+    struct part *parts = calloc(count + 1, sizeof(*parts));
+    struct sim_log_run *runs = calloc(count + 1, sizeof(*runs));
 
-    for (struct write *write = oldest(cache); !is_end(cache, write); write = after(write))
-        count += each_run(cache, write, NULL);
-    parts = calloc(count + 1, sizeof(*parts));
-    for (struct write *write = oldest(cache); parts && !is_end(cache, write); write = after(write))
-        used += each_run(cache, write, parts + used);
-    *nparts = used;
+    *nparts = 0;
+    if (!parts || !runs) {
+        free(parts);
+        free(runs);
+        return NULL;
+    }
+    sim_log_runs(cache->log, runs);
+    for (; *nparts < count; ++*nparts) {
+        const struct sim_log_run *run = &runs[*nparts];
+        struct part *part = &parts[*nparts];
+
+        part->iov.iov_base = run->data;
+        part->iov.iov_len = (size_t)run->nblocks * cache->block_size;
+        part->io = (struct sim_store_io){.op = SIM_STORE_WRITE,
+                                         .off = run->first_block * cache->block_size,
+                                         .nbytes = part->iov.iov_len,
+                                         .iov = &part->iov,
+                                         .niov = 1};
+    }
+    free(runs);
     return parts;
 }
 
@@ -486,7 +282,7 @@ static void flush_done(struct sim_store_io *io, gpunvme_err_t err)
 
     pthread_mutex_lock(&cache->lock);
     if (!err)
-        forget(cache, op->seq, 0, UINT64_MAX);
+        sim_log_forget(cache->log, op->seq, 0, UINT64_MAX);
     cache->flushing = false;
     pthread_mutex_unlock(&cache->lock);
     op->err = err;
@@ -538,7 +334,7 @@ static bool start_flush(struct op *op)
     if (open) {
         cache->flushing = true;
         cache->nwaiting -= op->waited;
-        op->seq = cache->seq;
+        op->seq = sim_log_seq(cache->log);
         op->parts = make_parts(cache, &nparts);
     } else if (!op->waited) {
         cache->nwaiting++;
@@ -575,7 +371,7 @@ void sim_cache_submit(struct sim_cache *cache, unsigned lane_, struct sim_store_
         submit_read(cache, lane_, io);
         return;
     }
-    if (io->op == SIM_STORE_WRITE && !io->fua && cache_write(cache, io)) {
+    if (io->op == SIM_STORE_WRITE && !io->fua && keep_write(cache, io)) {
         io->done(io, GPUNVME_OK);
         return;
     }
@@ -595,56 +391,40 @@ unsigned sim_cache_poll(struct sim_cache *cache, unsigned lane_)
     struct op *op;
 
     while ((op = lane->first)) {
-        struct op *next = op->next; /* a started op may be gone */
-
-        if (!start(op))
-            break;
-        lane->first = next;
-        if (!next)
+        /* It is taken out first: started, it may end, be freed, and `done` submit to this lane. */
+        lane->first = op->next;
+        if (!lane->first)
             lane->last = &lane->first;
+        op->next = NULL;
+        if (!start(op)) {
+            op->next = lane->first;
+            lane->first = op;
+            if (!op->next)
+                lane->last = &op->next;
+            break;
+        }
         steps++;
     }
     return steps;
 }
 
-/* Does the parts at once; what fails is lost, as it would be on a failing medium. */
-static void put_below(struct sim_cache *cache, struct part *parts, unsigned nparts)
+/* Writes back all that is left, at once; what fails is lost, as it is on a failing medium. */
+static void put_below(struct sim_cache *cache)
 {
+    unsigned nparts;
+    struct part *parts = make_parts(cache, &nparts);
+
     for (unsigned i = 0; i < nparts; i++)
         cache->below->ops->now(cache->below, &parts[i].io);
     free(parts);
-}
-
-/* Draws what becomes of each write; only kept versions stay. */
-static void draw_lots(struct sim_cache *cache)
-{
-    struct write *write, *next;
-
-    for (write = oldest(cache); !is_end(cache, write); write = next) {
-        uint64_t lot = base_random_below(&cache->random, 3); /* kept, lost, torn */
-
-        write->nholders++;
-        for (uint32_t i = 0; i < write->nblocks; i++) {
-            bool keep = lot == 2 ? base_random_u64(&cache->random) & 1 : lot == 0;
-
-            if (!keep && write->versions[i].write)
-                drop(cache, &write->versions[i]);
-        }
-        next = after(write);
-        release(cache, write);
-    }
+    sim_log_forget(cache->log, UINT64_MAX, 0, UINT64_MAX);
 }
 
 void sim_cache_power_loss(struct sim_cache *cache)
 {
-    struct part *parts;
-    unsigned nparts = 0;
-
     pthread_mutex_lock(&cache->lock);
-    draw_lots(cache);
-    parts = make_parts(cache, &nparts);
-    put_below(cache, parts, nparts);
-    forget(cache, UINT64_MAX, 0, UINT64_MAX);
+    sim_log_draw_lots(cache->log, &cache->random);
+    put_below(cache);
     pthread_mutex_unlock(&cache->lock);
 }
 
@@ -653,18 +433,18 @@ gpunvme_err_t sim_cache_create(const struct sim_store_config *config, struct sim
 {
     struct sim_cache *cache = calloc(1, sizeof(*cache));
 
-    if (cache)
-        cache->lanes = calloc(config->nlanes, sizeof(*cache->lanes));
-    if (!cache || !cache->lanes) {
-        free(cache);
+    if (!cache)
         return base_fail(GPUNVME_ERR_NOMEM, "a write cache");
-    }
     pthread_mutex_init(&cache->lock, NULL);
     cache->below = below;
     cache->block_size = config->block_size;
-    cache->nlanes = config->nlanes;
     cache->random.state = config->seed;
-    cache->writes.next = cache->writes.prev = &cache->writes;
+    cache->lanes = calloc(config->nlanes, sizeof(*cache->lanes));
+    cache->log = sim_log_create(config->block_size, CACHE_NBYTES);
+    if (!cache->lanes || !cache->log) {
+        sim_cache_destroy(cache);
+        return base_fail(GPUNVME_ERR_NOMEM, "a write cache");
+    }
     for (unsigned i = 0; i < config->nlanes; i++)
         cache->lanes[i].last = &cache->lanes[i].first;
     *out = cache;
@@ -673,14 +453,11 @@ gpunvme_err_t sim_cache_create(const struct sim_store_config *config, struct sim
 
 void sim_cache_destroy(struct sim_cache *cache)
 {
-    struct part *parts;
-    unsigned nparts = 0;
-
     if (!cache)
         return;
-    parts = make_parts(cache, &nparts);
-    put_below(cache, parts, nparts);
-    forget(cache, UINT64_MAX, 0, UINT64_MAX);
+    if (cache->log)
+        put_below(cache);
+    sim_log_destroy(cache->log);
     pthread_mutex_destroy(&cache->lock);
     free(cache->lanes);
     free(cache);

@@ -270,7 +270,7 @@ static void namespaces_with_gaps_are_found(void **state)
     struct device d;
 
     (void)state;
-    device_open(&d, "sim:ns=2,size=1M,ns=5,size=2M,block=4096,ns=9,size=1M");
+    device_open(&d, "sim:nsid=2,size=1M,ns=5,size=2M,block=4096,ns=9,size=1M");
     assert_int_equal(gpunvme_ctrl_ns_at(d.ctrl, 0)->nsid, 2);
     assert_int_equal(gpunvme_ctrl_ns_at(d.ctrl, 1)->nsid, 5);
     assert_int_equal(gpunvme_ctrl_ns_at(d.ctrl, 2)->nsid, 9);

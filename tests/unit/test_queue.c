@@ -387,13 +387,13 @@ static void a_position_that_is_not_filled_holds_back_those_behind_it(void **stat
     (void)state;
     assert_int_equal(gpunvme_qpair_reserve(&r->q, 2, &first), 2);
     assert_int_equal(gpunvme_qpair_reserve(&r->q, 1, &second), 1);
-    gpunvme_qpair_fill(&r->q, second, &sqe);
+    gpunvme_qpair_fill(&r->q, second, gpunvme_qpair_claim_slot(&r->q, second), &sqe);
     gpunvme_qpair_publish(&r->q);
     assert_silent(r);
-    gpunvme_qpair_fill(&r->q, first, &sqe);
+    gpunvme_qpair_fill(&r->q, first, gpunvme_qpair_claim_slot(&r->q, first), &sqe);
     gpunvme_qpair_publish(&r->q);
     assert_rang_once(r, SQ_DOORBELL, 1);
-    gpunvme_qpair_fill(&r->q, first + 1, &sqe);
+    gpunvme_qpair_fill(&r->q, first + 1, gpunvme_qpair_claim_slot(&r->q, first + 1), &sqe);
     gpunvme_qpair_publish(&r->q);
     assert_rang_once(r, SQ_DOORBELL, 3);
     rig_close(r);
@@ -407,7 +407,7 @@ static void a_thread_that_finds_the_doorbell_taken_leaves_it(void **state)
 
     (void)state;
     assert_int_equal(gpunvme_qpair_reserve(&r->q, 1, &pos), 1);
-    gpunvme_qpair_fill(&r->q, pos, &sqe);
+    gpunvme_qpair_fill(&r->q, pos, gpunvme_qpair_claim_slot(&r->q, pos), &sqe);
     assert_int_equal(gpunvme_exchange32(&r->q.sq_lock, 1), 0);
     gpunvme_qpair_publish(&r->q);
     assert_silent(r);
@@ -1056,7 +1056,8 @@ static void freezing_waits_for_a_thread_inside_submit(void **state)
     assert_int_equal(gpunvme_qpair_reserve(&r->q, 1, &pos), 1);
     assert_int_equal(gpunvme_qpair_freeze(&r->q, gpunvme_clock_ns() + 1000), GPUNVME_ERR_TIMEOUT);
     assert_int_equal(submit_many(r, 1, &ticket), GPUNVME_ERR_CLOSED);
-    ticket = gpunvme_qpair_fill(&r->q, pos, &sqe);
+    ticket = gpunvme_qpair_claim_slot(&r->q, pos);
+    gpunvme_qpair_fill(&r->q, pos, ticket, &sqe);
     assert_int_equal(gpunvme_qpair_freeze(&r->q, soon()), GPUNVME_OK);
     /* The thread comes to its doorbell too late; the command never reached the device. */
     gpunvme_qpair_publish(&r->q);

@@ -51,7 +51,7 @@ static gpunvme_err_t tell(const struct cli_pump *pump, const struct cli_slot *sl
     gpunvme_ctrl_get_info(pump->ns->ctrl, &info);
     return base_fail(err,
                      "%s of blocks %" PRIu64 " to %" PRIu64
-                     ": the controller failed, and was reset %" PRIu64 " times since it was opened",
+                     ": the controller failed and was reset (resets so far: %" PRIu64 ")",
                      what, slot->slba, last, info.resets);
 }
 

@@ -644,7 +644,8 @@ static void report(const struct job *job)
         print_result(job);
     if (job->args.keep && job->made_image) {
         cli_temp_keep(job->image);
-        cli_temp_keep(job->dir);
+        if (!job->args.image) /* it lies in our directory */
+            cli_temp_keep(job->dir);
     }
 }
 

@@ -14,7 +14,7 @@ install(DIRECTORY include/gpunvme ${PROJECT_BINARY_DIR}/include/gpunvme TYPE INC
 if(TARGET gpunvme_cli)
     install(TARGETS gpunvme_cli)
     install(FILES cli/gpunvme.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
-    install(FILES cli/completion.bash RENAME gpunvme
+    install(FILES cli/gpunvme.bash RENAME gpunvme
             DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
 endif()
 install(FILES LICENSE README.md CHANGELOG.md TYPE DOC)

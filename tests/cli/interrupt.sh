@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+#
+# A signal in the middle of anything: exit code 130, in time, nothing left behind. Each command is
+# given a device that would keep it busy for minutes.
+. "$(dirname "$0")/lib.sh"
+
+# interrupt DELAY SIGNAL command…: `env` because a shell gives its background jobs a SIGINT that
+# is ignored, and the command respects that.
+interrupt() {
+    local delay=$1 signal=$2
+    shift 2
+    env --default-signal=INT "$program" "$@" >out 2>err &
+    local pid=$!
+    sleep "$delay"
+    kill -"$signal" $pid 2>/dev/null
+    ( sleep 20 && kill -KILL $pid ) 2>/dev/null &
+    local killer=$!
+    wait $pid
+    code=$?
+    kill $killer 2>/dev/null
+    wait $killer 2>/dev/null
+}
+
+slow=size=1G,bandwidth=1M
+random_file in.bin 30000000
+
+promise "bench ends on SIGINT"
+interrupt 0.4 INT bench sim:size=64M
+expect 130 "interrupted"
+interrupt 0.4 INT bench sim:size=64M,latency=100s -Q 3
+expect 130 "interrupted"
+interrupt 0.4 INT bench sim:$slow --verify
+expect 130 "interrupted"
+
+promise "read ends on SIGINT, SIGTERM and SIGHUP"
+for signal in INT TERM HUP; do
+    interrupt 0.4 $signal read sim:$slow -o out.bin
+    expect 130 "interrupted"
+done
+
+promise "write ends on SIGINT, and while it waits for a silent pipe"
+interrupt 0.4 INT write sim:$slow -i in.bin -q
+expect 130 "interrupted"
+mkfifo pipe
+sleep 30 >pipe &
+writer=$!
+interrupt 0.4 INT write sim:size=64M -i pipe -q
+expect 130 "interrupted"
+kill $writer 2>/dev/null
+
+promise "read ends while nobody opens or empties its pipe"
+interrupt 0.4 INT read sim:size=64M -o pipe
+expect 130 "interrupted"
+sleep 30 <pipe &
+reader=$!
+interrupt 0.4 INT read sim:size=64M -o pipe
+expect 130 "interrupted"
+kill $reader 2>/dev/null
+
+promise "a bring-up that takes minutes ends"
+interrupt 0.4 INT identify sim:ready=100s,timeout=255
+expect 130 "interrupted"
+interrupt 0.4 INT identify sim:fault=lose:identify
+expect 130 "interrupted"
+check test "$(grep -c 'broke the specification' err)" -eq 0
+
+promise "quickstart ends on SIGINT at any moment and leaves nothing behind"
+for delay in 0.01 0.03 0.06 0.1 0.2 0.4 0.8; do
+    interrupt $delay INT quickstart --size 300M --uri sim:bandwidth=300M --image made.img
+    expect 130
+    nothing_left
+    check test ! -e made.img
+done
+
+promise "a second signal does not wait, and removes the files all the same"
+env --default-signal=INT "$program" quickstart in.bin --uri sim:shutdown=100s,timeout=255 \
+    --image made.img >out 2>err &
+pid=$!
+sleep 0.5
+kill -INT $pid
+sleep 0.5
+kill -INT $pid 2>/dev/null
+wait $pid
+code=$?
+expect 130
+nothing_left
+check test ! -e made.img
+
+promise "an image that was interrupted is whole and usable"
+truncate -s 64M disk.img
+interrupt 0.4 INT write sim:image=disk.img,bandwidth=10M -i in.bin -q
+expect 130
+check test "$(stat -c %s disk.img)" -eq 67108864
+gpunvme identify sim:image=disk.img
+expect 0
+
+promise "a signal that the parent has us ignore is ignored"
+(
+    trap '' INT
+    "$program" bench sim:size=64M -t 500ms -q >out 2>err &
+    pid=$!
+    sleep 0.2
+    kill -INT $pid
+    wait $pid
+)
+code=$?
+expect 0
+
+finish

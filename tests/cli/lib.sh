@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: BSD-3-Clause
+#
+# What the scripts of this folder share. A script is called with the program, a checker of JSON and
+# the source directory, sources this file, states promises, and ends with `finish`:
+#
+#   promise "read gives back what write wrote"
+#   gpunvme read sim: -o out.bin
+#   expect 0
+set -u
+program=$(realpath "$1")
+json_check=$(realpath "$2")
+source_dir=$(realpath "$3")
+unset GPUNVME_URI
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+export TMPDIR=$work/tmp
+mkdir "$TMPDIR"
+
+promised="" failures=0 checks=0 code=0
+
+promise() {
+    promised=$1
+}
+
+fail() {
+    failures=$((failures + 1))
+    printf 'FAILED: %s\n        %s\n' "$promised" "$1"
+    sed 's/^/        out: /' "$work/out" 2>/dev/null | head -20
+    sed 's/^/        err: /' "$work/err" 2>/dev/null | head -20
+}
+
+check() {
+    checks=$((checks + 1))
+    "$@" || fail "$*"
+}
+
+# Runs the program: its output is in $work/out and $work/err, its exit code in $code. Nothing that
+# is tested here takes as long as the limit; it is there so that a hang is a failure.
+gpunvme() {
+    timeout -k 5 60 "$program" "$@" >"$work/out" 2>"$work/err" </dev/null
+    code=$?
+}
+
+# expect CODE [TEXT on stderr]
+expect() {
+    checks=$((checks + 1))
+    [ "$code" -eq "$1" ] || fail "exit code $code, not $1"
+    [ $# -lt 2 ] || grep -qF -- "$2" "$work/err" || fail "stderr lacks: $2"
+}
+
+expect_out() {
+    checks=$((checks + 1))
+    grep -qE -- "$1" "$work/out" || fail "stdout lacks: $1"
+}
+
+expect_json() {
+    checks=$((checks + 1))
+    "$json_check" <"$work/out" || fail "stdout is not JSON"
+}
+
+same() {
+    checks=$((checks + 1))
+    cmp "$@" || fail "differ: $*"
+}
+
+nothing_left() {
+    checks=$((checks + 1))
+    [ -z "$(ls -A "$TMPDIR")" ] || fail "left behind: $(ls -A "$TMPDIR")"
+    rm -rf "${TMPDIR:?}"/*
+}
+
+random_file() {
+    head -c "$2" /dev/urandom >"$1"
+}
+
+skip() {
+    echo "SKIP: $1"
+}
+
+finish() {
+    echo "$checks checks, $failures failed"
+    [ "$failures" -eq 0 ] && [ "$checks" -gt 0 ]
+    exit $?
+}

@@ -1,0 +1,181 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+#
+# gpunvme read and write: any offset, any length, files and pipes, and what is refused.
+. "$(dirname "$0")/lib.sh"
+
+random_file in.bin 3000001
+
+# Bytes around what is written must stay: the oracle is a plain copy of the image.
+round_trip() {
+    local uri=$1 image=$2 offset=$3 length=$4
+    shift 4
+
+    head -c "$length" in.bin >part.bin
+    cp "$image" oracle.img
+    dd if=part.bin of=oracle.img bs=1M seek="$offset" oflag=seek_bytes conv=notrunc status=none
+    gpunvme write "$uri" -i part.bin --offset "$offset" "$@"
+    expect 0
+    same "$image" oracle.img
+    gpunvme read "$uri" --offset "$offset" --length "$length" -o back.bin "$@"
+    expect 0
+    same part.bin back.bin
+}
+
+for block in 512 4096; do
+    promise "read gives back what write wrote, and nothing else changed (blocks of $block)"
+    random_file disk.img 8388608
+    uri=sim:image=disk.img,block=$block
+    round_trip $uri disk.img 0 512
+    round_trip $uri disk.img 0 3000001
+    round_trip $uri disk.img 1 1
+    round_trip $uri disk.img 511 2
+    round_trip $uri disk.img 4095 4098
+    round_trip $uri disk.img 12345 3000001
+    round_trip $uri disk.img 8388607 1
+    round_trip $uri disk.img $((8388608 - 3000001)) 3000001
+    promise "small commands, a shallow queue, FUA and a boundary change nothing"
+    round_trip $uri disk.img 777 100001 --block-size 4K --depth 1
+    round_trip $uri,noiob=24 disk.img 777 1000001 --block-size 64K --depth 7
+    round_trip $uri,mdts=1,sgl=off,shadow=off disk.img 4096 1000000
+    gpunvme write $uri -i in.bin --fua
+    expect 0
+done
+
+promise "a pipe of unknown length is written to its end"
+cat in.bin | timeout 60 "$program" write sim:image=disk.img --offset 100 -q 2>err
+code=$?
+expect 0
+timeout 60 "$program" read sim:image=disk.img --offset 100 --length 3000001 2>err | cmp - in.bin ||
+    fail "the pipe's bytes differ"
+
+promise "without --length all to the end of the namespace is read"
+gpunvme read sim:image=disk.img --offset 1M -o back.bin
+expect 0
+check test "$(stat -c %s back.bin)" -eq $((8388608 - 1048576))
+tail -c +1048577 disk.img | cmp - back.bin || fail "the rest of the image differs"
+
+promise "--nsid takes another namespace"
+truncate -s 4M second.img
+gpunvme write sim:image=disk.img,ns=5,image=second.img -n 5 -i in.bin
+expect 0
+same -n 3000001 second.img in.bin
+
+promise "a length of 0 and an empty input are fine and touch nothing"
+cp disk.img before.img
+gpunvme read sim:image=disk.img --length 0 -o back.bin
+expect 0
+check test "$(stat -c %s back.bin)" -eq 0
+gpunvme read sim:image=disk.img --offset 8M --length 0 -o back.bin
+expect 0
+gpunvme write sim:image=disk.img -i /dev/null
+expect 0
+gpunvme write sim:image=disk.img -i in.bin --length 0
+expect 0
+same disk.img before.img
+
+promise "beyond the end is refused before anything is written"
+gpunvme read sim:image=disk.img --offset 8388609 -o back.bin
+expect 1 GPUNVME_ERR_RANGE
+gpunvme read sim:image=disk.img --offset 8388607 --length 2 -o back.bin
+expect 1 GPUNVME_ERR_RANGE
+gpunvme read sim:image=disk.img --offset 1 --length 16777215P -o back.bin
+expect 2 "too large"
+gpunvme read sim:image=disk.img --offset 1K --length 18446744073709551000 -o back.bin
+expect 1 GPUNVME_ERR_RANGE
+gpunvme write sim:image=disk.img -i in.bin --offset 6M
+expect 1 GPUNVME_ERR_RANGE
+gpunvme write sim:image=disk.img -i in.bin --offset 8388607 --length 2
+expect 1 GPUNVME_ERR_RANGE
+same disk.img before.img
+
+promise "a pipe that does not fit fills the namespace and says so"
+cat in.bin | timeout 60 "$program" write sim:image=disk.img --offset 6M -q 2>err
+code=$?
+expect 1 "the namespace is full after 2097152 bytes"
+tail -c 2097152 disk.img | cmp - <(head -c 2097152 in.bin) || fail "what fitted is not there"
+
+promise "an input shorter than --length is told"
+printf hello | timeout 60 "$program" write sim:image=disk.img --length 10 2>err
+code=$?
+expect 1 "ended after 5 of 10 bytes"
+check test "$(head -c 5 disk.img)" = hello
+gpunvme write sim:image=disk.img -i in.bin --length 4M
+expect 1 "has 3000001 bytes"
+
+promise "a namespace that does not exist is told"
+gpunvme read sim:image=disk.img -n 7 -o back.bin
+expect 1 GPUNVME_ERR_NO_NAMESPACE
+gpunvme write sim:image=disk.img -n 7 -i in.bin
+expect 1 GPUNVME_ERR_NO_NAMESPACE
+gpunvme read sim: -n 0 -o back.bin
+expect 2 "--nsid"
+
+promise "a namespace with metadata is refused"
+gpunvme read sim:size=1M,metadata=8 -o back.bin
+expect 1 GPUNVME_ERR_FORMAT
+
+promise "a write-protected namespace is refused"
+gpunvme write sim:image=disk.img,readonly -i in.bin
+expect 1 GPUNVME_ERR_READONLY
+
+promise "files that can't be used are told"
+gpunvme write sim:image=disk.img -i nowhere.bin
+expect 1 GPUNVME_ERR_NOT_FOUND
+gpunvme write sim:image=disk.img -i .
+expect 1 "is a directory"
+gpunvme read sim:image=disk.img -o nowhere/back.bin
+expect 1 GPUNVME_ERR_NOT_FOUND
+gpunvme read sim:image=disk.img -o /dev/full
+expect 1 GPUNVME_ERR_NOSPC
+
+promise "a reader that leaves is an error, not a signal"
+timeout 60 "$program" read sim:size=64M 2>err | head -c 10 >/dev/null
+code=${PIPESTATUS[0]}
+expect 1 "Broken pipe"
+
+promise "nonsense options are usage errors that name the option"
+gpunvme read sim: --offset -1 -o back.bin
+expect 2 "--offset"
+gpunvme read sim: --offset 1Q -o back.bin
+expect 2 "unknown unit 'Q'"
+gpunvme read sim: --depth 0 -o back.bin
+expect 2 "--depth"
+gpunvme read sim: --block-size 0 -o back.bin
+expect 2 "--block-size"
+gpunvme read sim: sim: -o back.bin
+expect 2 "more than one URI"
+gpunvme read sim: --json
+expect 2 "--json"
+gpunvme read sim:mqes=15 --depth 16 -o back.bin
+expect 1 GPUNVME_ERR_LIMIT
+
+promise "the results are JSON where that is asked for"
+gpunvme write sim:image=disk.img -i in.bin --json
+expect 0
+expect_json
+expect_out '"bytes": 3000001'
+gpunvme read sim:image=disk.img --length 1000 -o back.bin --json
+expect 0
+expect_json
+expect_out '"bytes": 1000,'
+
+promise "bytes that will not last are told, unless --quiet"
+gpunvme write sim:size=8M -i in.bin
+expect 0 "keeps its bytes in memory"
+gpunvme write sim:size=8M -i in.bin --quiet
+expect 0
+check test ! -s err
+
+promise "the device comes from GPUNVME_URI where none is named"
+export GPUNVME_URI=sim:image=disk.img
+gpunvme read --length 5 -o back.bin
+expect 0
+same -n 5 back.bin disk.img
+unset GPUNVME_URI
+if [ "${CLI_TEST_USE_SIM:-0}" = 0 ]; then
+    gpunvme read --length 5 -o back.bin
+    expect 2 "GPUNVME_URI"
+fi
+
+finish

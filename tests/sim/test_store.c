@@ -488,7 +488,7 @@ int main(void)
     for (unsigned i = 0; i < sizeof(variants) / sizeof(variants[0]); i++) {
         variant = &variants[i];
         if (!possible())
-            printf("SKIPPED %s: %s\n", variant->name, gpunvme_err_detail());
+            printf("SKIP: %s: %s\n", variant->name, gpunvme_err_detail());
         else
             failed += run_variant();
     }

@@ -140,7 +140,7 @@ static void what_is_no_file_is_refused(void **state)
 {
     (void)state;
     expect_refused(scratch, 1 << 20, false, GPUNVME_ERR_INVALID, "is a directory");
-    expect_refused("/dev/null", 1 << 20, false, GPUNVME_ERR_UNSUPPORTED, "is a device");
+    expect_refused("/dev/zero", 1 << 20, false, GPUNVME_ERR_UNSUPPORTED, "is a device");
     assert_int_equal(mkfifo(scratch_path("image"), 0600), 0);
     expect_refused(scratch_path("image"), 1 << 20, false, GPUNVME_ERR_INVALID, "is not a file");
     expect_refused(scratch_path("image"), 1 << 20, true, GPUNVME_ERR_INVALID, "is not a file");

@@ -27,7 +27,7 @@
 #define RAW_NBYTES    (16u << 20)
 #define RAW_PAGE      4096u
 #define RAW_QUEUES    9
-#define RAW_TIMEOUT_S 20 /* for hangs only */
+#define RAW_TIMEOUT_S 20      /* for hangs only */
 #define RAW_LATE      0xffffu /* what raw_wait() returns when nothing came */
 
 #define assert_ok(err)                                                                             \

@@ -125,10 +125,10 @@ static void a_larger_memory_page_works(void **state)
     data = raw_alloc(&r, 65536);
     back = raw_alloc(&r, 65536);
     raw_fill(data, 65536, 1);
-    assert_int_equal(raw_do(&r, &r.queue[1], raw_rw(GPUNVME_CMD_WRITE, 0, 128, raw_bus(&r, data), 0)),
-                     0);
-    assert_int_equal(raw_do(&r, &r.queue[1], raw_rw(GPUNVME_CMD_READ, 0, 128, raw_bus(&r, back), 0)),
-                     0);
+    assert_int_equal(
+        raw_do(&r, &r.queue[1], raw_rw(GPUNVME_CMD_WRITE, 0, 128, raw_bus(&r, data), 0)), 0);
+    assert_int_equal(
+        raw_do(&r, &r.queue[1], raw_rw(GPUNVME_CMD_READ, 0, 128, raw_bus(&r, back), 0)), 0);
     assert_memory_equal(data, back, 65536);
     raw_close(&r);
 }

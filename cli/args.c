@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Messages and options that the subcommands share: see cli.h.
+ */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/units.h"
+#include "cli.h"
+
+const char *cli_name = "gpunvme";
+
+static void say(const char *format, va_list args)
+{
+    fprintf(stderr, "%s: ", cli_name);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+}
+
+void cli_say(const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    say(format, args);
+    va_end(args);
+}
+
+int cli_usage(const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    say(format, args);
+    va_end(args);
+    fprintf(stderr, "Try '%s --help'.\n", cli_name);
+    return CLI_USAGE;
+}
+
+void cli_print_wrapped(FILE *out, int indent, const char *label, const char *text)
+{
+    int column = indent;
+
+    fprintf(out, "%*s%-*s", indent < 2 ? indent : 2, "", indent < 2 ? 0 : indent - 2, label);
+    while (*text) {
+        int length = (int)strcspn(text, " ");
+
+        if (column > indent && column + 1 + length > 79) {
+            fprintf(out, "\n%*s", indent, "");
+            column = indent;
+        }
+        column += fprintf(out, "%s%.*s", column > indent ? " " : "", length, text);
+        text += length + (text[length] != 0);
+    }
+    fputc('\n', out);
+}
+
+int cli_exit_code(gpunvme_err_t err)
+{
+    switch (err) {
+    case GPUNVME_OK:
+        return CLI_OK;
+    case GPUNVME_ERR_INTERRUPTED:
+        return CLI_INTERRUPTED;
+    case GPUNVME_ERR_VERIFY:
+    case GPUNVME_ERR_PROTOCOL:
+        return CLI_VERIFY;
+    case GPUNVME_ERR_URI:
+    case GPUNVME_ERR_URI_PARAM:
+        return CLI_USAGE;
+    default:
+        return CLI_FAILED;
+    }
+}
+
+int cli_fail(gpunvme_err_t err)
+{
+    const char *detail = gpunvme_err_detail();
+
+    if (err == GPUNVME_ERR_INTERRUPTED)
+        cli_say("interrupted");
+    else
+        cli_say("%s%s%s (%s)", detail, *detail ? ": " : "", gpunvme_err_text(err),
+                gpunvme_err_name(err));
+    return cli_exit_code(err);
+}
+
+error_t cli_parse_common(int key, char *arg, struct argp_state *state, struct cli_common *common)
+{
+    switch (key) {
+    case CLI_KEY_JSON:
+        common->json = true;
+        return 0;
+    case 'q':
+        common->quiet = true;
+        return 0;
+    case 'n':
+        common->nsid = (uint32_t)cli_parse_count(state, "nsid", arg, 1, UINT32_MAX - 1);
+        return 0;
+    case ARGP_KEY_ARG:
+        if (common->uri)
+            argp_error(state, "more than one URI: '%s' and '%s'", common->uri, arg);
+        common->uri = arg;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+uint64_t cli_parse_size(struct argp_state *state, const char *option, const char *arg)
+{
+    uint64_t value = 0;
+
+    if (base_parse_size(arg, &value))
+        argp_error(state, "--%s: %s", option, gpunvme_err_detail());
+    return value;
+}
+
+uint64_t cli_parse_count(struct argp_state *state, const char *option, const char *arg,
+                         uint64_t min, uint64_t max)
+{
+    uint64_t value = 0;
+
+    if (base_parse_count(arg, &value))
+        argp_error(state, "--%s: %s", option, gpunvme_err_detail());
+    else if (value < min || value > max)
+        argp_error(state, "--%s=%s: must be from %" PRIu64 " to %" PRIu64, option, arg, min, max);
+    return value;
+}
+
+uint64_t cli_parse_time(struct argp_state *state, const char *option, const char *arg)
+{
+    uint64_t value = 0;
+
+    if (base_parse_time(arg, &value))
+        argp_error(state, "--%s: %s", option, gpunvme_err_detail());
+    return value;
+}
+
+bool cli_parse(const struct argp *argp, int argc, char **argv, void *input)
+{
+    return argp_parse(argp, argc, argv, 0, NULL, input) == 0;
+}
+
+const char *cli_uri(const char *uri)
+{
+    if (uri)
+        return uri;
+    uri = getenv("GPUNVME_URI");
+    if (uri && *uri)
+        return uri;
+#ifdef GPUNVME_DEFAULT_URI
+    return GPUNVME_DEFAULT_URI;
+#else
+    cli_usage("no device: name one, such as sim:size=1G (the software controller), or set "
+              "GPUNVME_URI; 'gpunvme info' shows what this machine has");
+    return NULL;
+#endif
+}

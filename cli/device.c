@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Opening and closing a device: see device.h.
+ *
+ * The command stands between the driver and the transport: it puts a table of functions of its own
+ * into the transport, which calls the transport's table. So the last word of the software
+ * controller is heard just before it goes, and a signal ends a bring-up that would take minutes.
+ */
+#include "device.h"
+
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/fail.h"
+#include "cli.h"
+#include "progress.h"
+#include "stop.h"
+
+#define DISABLE_NS UINT64_C(1000000000)
+
+static struct cli_device *device_of(struct gpunvme_transport *t)
+{
+    return (struct cli_device *)((char *)t->ops - offsetof(struct cli_device, ops));
+}
+
+/* What the controller still has from the driver is about to be freed: it must let go of it. */
+static void disable(struct cli_device *device)
+{
+    struct gpunvme_transport *t = device->transport;
+    uint64_t start = cli_now_ns();
+    uint32_t value;
+
+    if (device->inner->read32(t, GPUNVME_REG_CC, &value) || value == GPUNVME_REG_ALL_ONES)
+        return;
+    device->inner->write32(t, GPUNVME_REG_CC, value & ~(uint32_t)GPUNVME_SET(1, CC_EN));
+    while (!device->inner->read32(t, GPUNVME_REG_CSTS, &value) && GPUNVME_GET(value, CSTS_RDY) &&
+           cli_now_ns() - start < DISABLE_NS)
+        device->inner->pause_ns(t, 1000000);
+}
+
+static gpunvme_err_t read32(struct gpunvme_transport *t, uint32_t offset, uint32_t *value)
+{
+    struct cli_device *device = device_of(t);
+
+    if (!device->opening || !cli_stopped())
+        return device->inner->read32(t, offset, value);
+    if (!device->disabled)
+        disable(device);
+    device->disabled = true;
+    return base_fail(GPUNVME_ERR_INTERRUPTED, "bring-up of the controller");
+}
+
+static void close_transport(struct gpunvme_transport *t)
+{
+    struct cli_device *device = device_of(t);
+
+    t->ops = device->inner;
+    if (device->sim)
+        gpunvme_sim_report(device->sim, &device->report);
+    t->ops->close(t);
+    device->transport = NULL;
+    device->sim = NULL;
+}
+
+gpunvme_err_t cli_device_attach(struct cli_device *device, const char *uri)
+{
+    struct gpunvme_transport *t;
+    gpunvme_err_t err;
+
+    *device = (struct cli_device){0};
+    err = gpunvme_transport_open(uri, &t);
+    if (err)
+        return err;
+    device->transport = t;
+    device->sim = gpunvme_transport_sim(t); /* asks the transport's own table: before ours is in */
+    device->is_sim = device->sim;
+    device->inner = t->ops;
+    device->ops = *t->ops;
+    device->ops.read32 = read32;
+    device->ops.close = close_transport;
+    t->ops = &device->ops;
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t cli_device_open(struct cli_device *device, const char *uri,
+                              const struct gpunvme_ctrl_opts *opts)
+{
+    gpunvme_err_t err = cli_device_attach(device, uri);
+
+    if (err)
+        return err;
+    device->opening = true;
+    err = gpunvme_ctrl_open(device->transport, opts, &device->ctrl);
+    device->opening = false;
+    if (!err)
+        return GPUNVME_OK;
+    if (cli_stopped())
+        err = GPUNVME_ERR_INTERRUPTED;
+    else if (gpunvme_err_nvme_status(err)) /* an admin command's: it has no detail */
+        err = base_fail(err, "bring-up of %s", uri);
+    close_transport(device->transport);
+    return err;
+}
+
+gpunvme_err_t cli_device_ns(struct cli_device *device, uint32_t nsid, const struct gpunvme_ns **out)
+{
+    const struct gpunvme_ns *first = gpunvme_ctrl_ns_at(device->ctrl, 0);
+
+    if (!nsid && !first)
+        return base_fail(GPUNVME_ERR_NO_NAMESPACE, "%s has no active namespace",
+                         device->transport->address);
+    return gpunvme_ctrl_ns(device->ctrl, nsid ? nsid : first->nsid, out);
+}
+
+gpunvme_err_t cli_device_close(struct cli_device *device)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (device->ctrl)
+        err = gpunvme_ctrl_close(device->ctrl);
+    else if (device->transport)
+        close_transport(device->transport);
+    device->ctrl = NULL;
+    return err;
+}
+
+int cli_report_violations(const struct gpunvme_sim_report *report)
+{
+    if (!report->nviolations)
+        return CLI_OK;
+    cli_say("the driver broke the specification %" PRIu64 " times, first: %s; please report this",
+            report->nviolations, report->first);
+    return CLI_VERIFY;
+}
+
+int cli_device_fail(const struct cli_device *device, gpunvme_err_t err)
+{
+    int code = cli_fail(err);
+
+    /* The status that a drive gives when it is full; here it is the disk that is. */
+    if (device->is_sim &&
+        GPUNVME_STATUS_CODE(gpunvme_err_nvme_status(err)) == GPUNVME_SC_CAP_EXCEEDED)
+        cli_say("the file system under the image is full: free some of it, or move the image");
+    return code;
+}
+
+int cli_device_finish(struct cli_device *device, gpunvme_err_t err)
+{
+    int code = err ? cli_device_fail(device, err) : CLI_OK;
+    int violations;
+
+    err = cli_device_close(device);
+    /* After a failure the shutdown may well fail too: that is not news. */
+    if (err && code == CLI_OK)
+        code = cli_fail(err);
+    violations = cli_report_violations(&device->report);
+    return violations != CLI_OK && code != CLI_INTERRUPTED ? violations : code;
+}
+
+gpunvme_err_t cli_queue_create(struct cli_device *device, uint32_t depth, struct gpunvme_ioq **out)
+{
+    struct gpunvme_ctrl_info info;
+    uint32_t entries = 2;
+
+    gpunvme_ctrl_get_info(device->ctrl, &info);
+    if (depth >= info.max_entries)
+        return base_fail(GPUNVME_ERR_LIMIT, "depth %u: this controller's queues hold %u commands",
+                         depth, info.max_entries - 1);
+    while (entries <= depth)
+        entries *= 2;
+    return gpunvme_ioq_create(device->ctrl, entries, out);
+}
+
+char *cli_id_string(const char *field, size_t nbytes, char *text)
+{
+    while (nbytes && (field[nbytes - 1] == ' ' || !field[nbytes - 1]))
+        nbytes--;
+    for (size_t i = 0; i < nbytes; i++)
+        text[i] = field[i] >= ' ' && field[i] < 0x7f ? field[i] : '?';
+    text[nbytes] = 0;
+    return text;
+}

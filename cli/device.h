@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * A device that a subcommand works on: opened by URI, and closed so that nothing is left behind
+ * and the software controller's verdict on the driver is heard to the end of the shutdown.
+ */
+#ifndef CLI_DEVICE_H
+#define CLI_DEVICE_H
+
+#include "gpunvme/io.h"
+#include "gpunvme/sim.h"
+
+struct cli_device {
+    struct gpunvme_ctrl *ctrl;
+    struct gpunvme_transport *transport;
+    struct gpunvme_sim *sim;          /* while it is open, if it is a software controller */
+    bool is_sim;                      /* still told afterwards */
+    struct gpunvme_sim_report report; /* after cli_device_close(), of the software controller */
+
+    /* private */
+    struct gpunvme_transport_ops ops;
+    const struct gpunvme_transport_ops *inner;
+    bool opening, disabled;
+};
+
+/* Opens the transport alone, which leaves the controller as it is found. */
+gpunvme_err_t cli_device_attach(struct cli_device *device, const char *uri);
+
+/*
+ * Opens the transport and brings the controller up with `opts` (may be NULL). A signal ends a
+ * bring-up that takes long: GPUNVME_ERR_INTERRUPTED. On failure nothing is left open.
+ */
+gpunvme_err_t cli_device_open(struct cli_device *device, const char *uri,
+                              const struct gpunvme_ctrl_opts *opts);
+
+/* Namespace `nsid`; 0 is the first one. Its format must be one that can be used. */
+gpunvme_err_t cli_device_ns(struct cli_device *device, uint32_t nsid,
+                            const struct gpunvme_ns **out);
+
+/* Shuts the controller down; a device that is not open is fine. */
+gpunvme_err_t cli_device_close(struct cli_device *device);
+
+/* cli_fail(), with a hint where the device is known to have more to say. */
+int cli_device_fail(const struct cli_device *device, gpunvme_err_t err);
+
+/*
+ * The end of a subcommand: says `err` if it is one, closes the device, says what went wrong in
+ * that and what the driver did against the specification. Returns the exit code.
+ */
+int cli_device_finish(struct cli_device *device, gpunvme_err_t err);
+
+/* Says on stderr what the software controller found: CLI_VERIFY, or CLI_OK if that is nothing. */
+int cli_report_violations(const struct gpunvme_sim_report *report);
+
+/* A queue of at least `depth` commands in flight. */
+gpunvme_err_t cli_queue_create(struct cli_device *device, uint32_t depth, struct gpunvme_ioq **out);
+
+/* "#1234" of an Identify string: ASCII without the padding, what is not printable as '?'. */
+char *cli_id_string(const char *field, size_t nbytes, char *text);
+
+#endif

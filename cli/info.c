@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * gpunvme info: what this machine has, which paths work on it, and why the others do not.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/units.h"
+#include "cli.h"
+#include "gpunvme/memory.h"
+#include "json.h"
+#include "machine.h"
+
+#define TEXT 200
+
+/* A way from storage to memory. */
+struct way {
+    const char *name, *what;
+    bool works;
+    char why[TEXT]; /* it works, or does not */
+};
+
+#define NWAYS 8
+
+struct args {
+    struct cli_common common;
+    const char *root;
+};
+
+enum { KEY_ROOT = CLI_KEY_OWN };
+
+static const struct argp_option options[] = {
+    CLI_OPTION_JSON,
+    {"root", KEY_ROOT, "DIR", OPTION_HIDDEN, "Look at the machine whose files are in DIR", 0},
+    {0},
+};
+
+static const char doc[] =
+    "Tells what this machine has, which paths from storage to memory work on it, and why the "
+    "others do not. Opens no device and changes nothing."
+    "\vExamples:\n"
+    "  gpunvme info\n"
+    "  gpunvme info --json | jq '.paths[] | select(.works)'\n\n"
+    "Exit codes: 0 done, 2 usage.";
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    struct args *args = state->input;
+
+    switch (key) {
+    case KEY_ROOT:
+        args->root = arg;
+        return 0;
+    case CLI_KEY_JSON:
+        args->common.json = true;
+        return 0;
+    case ARGP_KEY_ARG:
+        argp_error(state, "no argument is needed: '%s'", arg);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp argp = {options, parse, "", doc, NULL, NULL, NULL};
+
+static void set_way(struct way *way, const char *name, const char *what, bool works,
+                    const char *why)
+{
+    *way = (struct way){.name = name, .what = what, .works = works};
+    snprintf(way->why, sizeof(way->why), "%s", why);
+}
+
+/* Ways that a later version will have: what the machine has for them is told beside. */
+static void set_future(struct way *way, const char *name, const char *what, const char *machine)
+{
+    *way = (struct way){.name = name, .what = what};
+    snprintf(way->why, sizeof(way->why), "not in this build yet%s%s", *machine ? "; " : "",
+             machine);
+}
+
+static const char *vfio_state(const struct cli_machine *m)
+{
+    if (!m->ndrives)
+        return "this machine has no NVMe drive";
+    if (!m->iommu)
+        return "the kernel uses no IOMMU (intel_iommu=on or amd_iommu=on)";
+    if (!m->vfio)
+        return "/dev/vfio/vfio is not there (modprobe vfio-pci)";
+    if (!m->vfio_open)
+        return "/dev/vfio/vfio may not be opened by this user";
+    return "this machine has what it needs";
+}
+
+static void find_ways(const struct cli_machine *m, struct way ways[NWAYS])
+{
+    const char *no_gpu = gpunvme_mem_gpu_is_host() ? gpunvme_mem_gpu_why_not() : "";
+    const char *drive = m->ndrives ? "" : "this machine has no NVMe drive";
+
+    set_way(&ways[0], "sim", "the software NVMe controller", true,
+            m->io_uring_errno ? "in memory and in image files, without io_uring"
+                              : "in memory and in image files");
+    set_way(&ways[1], "tier 1", "queues and data in host memory", true, "always");
+    set_way(&ways[2], "tier 2", "queues in host memory, data in GPU memory",
+            !gpunvme_mem_gpu_is_host(), *no_gpu ? no_gpu : "a GPU is there");
+    set_future(&ways[3], "tier 3", "queues driven by the GPU", no_gpu);
+    set_future(&ways[4], "vfio", "a drive in user space, behind the IOMMU", vfio_state(m));
+    set_future(&ways[5], "sysfs", "a drive in user space, with hugepages, as root", drive);
+    set_future(&ways[6], "cuFile", "GPUDirect Storage", no_gpu);
+    set_future(&ways[7], "vfio-user", "a controller in another process, by a socket", "");
+}
+
+static void print_gpus(void)
+{
+    struct gpunvme_gpu_info info;
+    char memory[BASE_UNITS_TEXT];
+
+    if (!gpunvme_mem_gpu_count())
+        cli_print_wrapped(stdout, 14, "GPU", gpunvme_mem_gpu_why_not());
+    for (unsigned i = 0; i < gpunvme_mem_gpu_count(); i++) {
+        if (gpunvme_mem_gpu_info(i, &info)) {
+            printf("  %-12s%u: %s\n", "GPU", i, gpunvme_err_detail());
+            continue;
+        }
+        printf("  %-12s%u: %s, %s, %u SMs, compute %u.%u, at %s\n", "GPU", i, info.name,
+               base_format_size(info.memory_nbytes, memory, sizeof(memory)), info.nprocessors,
+               info.cc_major, info.cc_minor, info.pci_address);
+    }
+}
+
+static void print_host(const struct cli_machine *m)
+{
+    char total[BASE_UNITS_TEXT], free[BASE_UNITS_TEXT];
+
+    puts("Machine");
+    printf("  %-12s%s\n", "kernel", m->kernel);
+    printf("  %-12s%s, %u of its threads for us\n", "CPU", *m->cpu ? m->cpu : "unknown", m->ncpus);
+    printf("  %-12s%s, %s of it available\n", "memory",
+           base_format_size(m->memory_nbytes, total, sizeof(total)),
+           base_format_size(m->memory_free_nbytes, free, sizeof(free)));
+    for (unsigned i = 0; i < m->nhugepages; i++)
+        printf("  %-12s%" PRIu64 " of %s, %" PRIu64 " free\n", i ? "" : "hugepages",
+               m->hugepages[i].total,
+               base_format_size(m->hugepages[i].nbytes, total, sizeof(total)),
+               m->hugepages[i].free);
+    print_gpus();
+    printf("  %-12s%s\n", "IOMMU", m->iommu ? "in use" : "not in use");
+    printf("  %-12s%s\n", "VFIO",
+           !m->vfio       ? "no /dev/vfio/vfio"
+           : m->vfio_open ? "usable"
+                          : "there, but this user may not open it");
+    printf("  %-12s%s%s\n", "io_uring", m->io_uring_errno ? "refused: " : "allowed",
+           m->io_uring_errno ? strerror(m->io_uring_errno) : "");
+}
+
+static void print_drives(const struct cli_machine *m)
+{
+    if (!m->ndrives)
+        printf("  %-12snone on the PCI bus\n", "NVMe drives");
+    for (unsigned i = 0; i < m->ndrives; i++) {
+        const struct cli_drive *d = &m->drives[i];
+
+        printf("  %-12s%s  %04x:%04x", i ? "" : "NVMe drives", d->address, d->vendor, d->device);
+        if (*d->name)
+            printf("  %s, %s", d->name, d->model);
+        printf("\n%14s%s%s", "", *d->driver ? "driver " : "no driver", d->driver);
+        if (d->iommu_group >= 0)
+            printf(", IOMMU group %d", d->iommu_group);
+        else
+            printf(", no IOMMU group");
+        putchar('\n');
+    }
+    if (m->ndrives_total > m->ndrives)
+        printf("%14sand %u more\n", "", m->ndrives_total - m->ndrives);
+}
+
+static void print_ways(const struct way *ways, bool works)
+{
+    char text[TEXT + 100];
+
+    for (unsigned i = 0; i < NWAYS; i++) {
+        if (ways[i].works != works)
+            continue;
+        snprintf(text, sizeof(text), "%s: %s", ways[i].what, ways[i].why);
+        cli_print_wrapped(stdout, 14, ways[i].name, text);
+    }
+}
+
+static void print_all(const struct cli_machine *m, const struct way *ways)
+{
+    print_host(m);
+    print_drives(m);
+    puts("\nPaths that work here");
+    print_ways(ways, true);
+    puts("\nPaths that do not, and why");
+    print_ways(ways, false);
+}
+
+static void json_gpus(struct cli_json *json)
+{
+    struct gpunvme_gpu_info info;
+
+    cli_json_array(json, "gpus");
+    for (unsigned i = 0; i < gpunvme_mem_gpu_count(); i++) {
+        if (gpunvme_mem_gpu_info(i, &info))
+            continue;
+        cli_json_object(json, NULL);
+        cli_json_text(json, "name", info.name);
+        cli_json_u64(json, "memory_bytes", info.memory_nbytes);
+        cli_json_u64(json, "multiprocessors", info.nprocessors);
+        cli_json_u64(json, "cc_major", info.cc_major);
+        cli_json_u64(json, "cc_minor", info.cc_minor);
+        cli_json_text(json, "pci_address", info.pci_address);
+        cli_json_u64(json, "driver_version", info.driver_version);
+        cli_json_u64(json, "runtime_version", info.runtime_version);
+        cli_json_close(json);
+    }
+    cli_json_close(json);
+    cli_json_text(json, "no_gpu", gpunvme_mem_gpu_is_host() ? gpunvme_mem_gpu_why_not() : NULL);
+}
+
+static void json_drives(const struct cli_machine *m, struct cli_json *json)
+{
+    cli_json_array(json, "drives");
+    for (unsigned i = 0; i < m->ndrives; i++) {
+        const struct cli_drive *d = &m->drives[i];
+
+        cli_json_object(json, NULL);
+        cli_json_text(json, "address", d->address);
+        cli_json_u64(json, "vendor", d->vendor);
+        cli_json_u64(json, "device", d->device);
+        cli_json_text(json, "driver", *d->driver ? d->driver : NULL);
+        cli_json_text(json, "name", *d->name ? d->name : NULL);
+        cli_json_text(json, "model", *d->model ? d->model : NULL);
+        if (d->iommu_group >= 0)
+            cli_json_u64(json, "iommu_group", (uint64_t)d->iommu_group);
+        cli_json_close(json);
+    }
+    cli_json_close(json);
+}
+
+static void json_all(const struct cli_machine *m, const struct way *ways)
+{
+    struct cli_json json;
+
+    cli_json_begin(&json, stdout);
+    cli_json_text(&json, "version", CLI_VERSION);
+    cli_json_text(&json, "kernel", m->kernel);
+    cli_json_text(&json, "cpu", m->cpu);
+    cli_json_u64(&json, "cpus", m->ncpus);
+    cli_json_u64(&json, "memory_bytes", m->memory_nbytes);
+    cli_json_u64(&json, "memory_available_bytes", m->memory_free_nbytes);
+    json_gpus(&json);
+    json_drives(m, &json);
+    cli_json_bool(&json, "iommu", m->iommu);
+    cli_json_bool(&json, "vfio", m->vfio_open);
+    cli_json_bool(&json, "io_uring", !m->io_uring_errno);
+    cli_json_array(&json, "hugepages");
+    for (unsigned i = 0; i < m->nhugepages; i++) {
+        cli_json_object(&json, NULL);
+        cli_json_u64(&json, "size", m->hugepages[i].nbytes);
+        cli_json_u64(&json, "total", m->hugepages[i].total);
+        cli_json_u64(&json, "free", m->hugepages[i].free);
+        cli_json_close(&json);
+    }
+    cli_json_close(&json);
+    cli_json_array(&json, "paths");
+    for (unsigned i = 0; i < NWAYS; i++) {
+        cli_json_object(&json, NULL);
+        cli_json_text(&json, "name", ways[i].name);
+        cli_json_text(&json, "what", ways[i].what);
+        cli_json_bool(&json, "works", ways[i].works);
+        cli_json_text(&json, "why", ways[i].why);
+        cli_json_close(&json);
+    }
+    cli_json_end(&json);
+}
+
+int cli_info(int argc, char **argv)
+{
+    static struct cli_machine machine; /* has room for many drives: not for the stack */
+    struct args args = {.root = ""};
+    struct way ways[NWAYS];
+
+    if (!cli_parse(&argp, argc, argv, &args))
+        return CLI_USAGE;
+    cli_machine_look(args.root, &machine);
+    find_ways(&machine, ways);
+    if (args.common.json)
+        json_all(&machine, ways);
+    else
+        print_all(&machine, ways);
+    return CLI_OK;
+}

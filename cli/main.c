@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The command gpunvme: finds the subcommand and runs it. What a subcommand does is in its file.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/params.h"
+#include "cli.h"
+#include "stop.h"
+#include "temp.h"
+
+static const struct cli_command commands[] = {
+    {"quickstart", "a file to NVMe and into GPU memory, verified: try this first", cli_quickstart},
+    {"info", "what this machine has, which paths work and why others do not", cli_info},
+    {"identify", "a controller and its namespaces", cli_identify},
+    {"dump-bar0", "a controller's registers, field by field", cli_dump_bar0},
+    {"read", "bytes of a namespace to a file or pipe", cli_read},
+    {"write", "a file or pipe to a namespace", cli_write},
+    {"bench", "IOPS, GB/s and latencies of a device", cli_bench},
+    {"sim", "the software controller: profiles, images, URIs", cli_sim},
+};
+#define NCOMMANDS (sizeof(commands) / sizeof(commands[0]))
+
+static void print_help(FILE *out)
+{
+    fputs("gpunvme moves bytes between NVMe storage and GPU memory.\n\n"
+          "Usage: gpunvme COMMAND [OPTION...] [ARGUMENT...]\n\n"
+          "Commands:\n",
+          out);
+    for (size_t i = 0; i < NCOMMANDS; i++)
+        fprintf(out, "  %-12s%s\n", commands[i].name, commands[i].text);
+    fputs("  help        this text, or `gpunvme help COMMAND` for one command\n"
+          "  version     the version (also --version)\n\n"
+          "A device is named by a URI; \"sim:\" is the software NVMe controller, which needs no\n"
+          "hardware: sim:size=1G  sim:image=disk.img  sim:profile=p5800x,size=4G\n"
+          "Without one, commands use the environment variable GPUNVME_URI.\n\n"
+          "Examples:\n"
+          "  gpunvme quickstart                     does the main job, on any machine\n"
+          "  gpunvme quickstart model.safetensors   the same with a file of yours\n"
+          "  gpunvme sim image disk.img --size 1G\n"
+          "  gpunvme write sim:image=disk.img -i model.safetensors --offset 1M\n"
+          "  gpunvme read sim:image=disk.img --offset 1M --length 64 | xxd\n"
+          "  gpunvme bench sim:profile=p5800x --block-size 512 --depth 128\n\n"
+          "Every command has --help, with examples, and --json. Sizes take units: 4K, 1MiB, 2GB.\n"
+          "Exit codes: 0 done, 1 failed, 2 usage, 3 wrong bytes or a violated specification,\n"
+          "130 interrupted. The manual: man gpunvme\n",
+          out);
+}
+
+static int print_version(bool json)
+{
+    if (json)
+        puts("{\"version\": \"" CLI_VERSION "\"}");
+    else
+        puts("gpunvme " CLI_VERSION);
+    return CLI_OK;
+}
+
+static const struct cli_command *find(const char *name)
+{
+    for (size_t i = 0; i < NCOMMANDS; i++)
+        if (!strcmp(commands[i].name, name))
+            return &commands[i];
+    return NULL;
+}
+
+static int unknown(const char *name)
+{
+    const char *nearest = base_nearest(name, commands, sizeof(commands[0]), NCOMMANDS);
+
+    if (nearest)
+        return cli_usage("unknown command '%s': did you mean '%s'?", name, nearest);
+    return cli_usage("unknown command '%s': 'gpunvme help' lists them", name);
+}
+
+static int run(const char *name, int argc, char **argv)
+{
+    static char full_name[64];
+    const struct cli_command *command = find(name);
+
+    if (!command)
+        return unknown(name);
+    snprintf(full_name, sizeof(full_name), "gpunvme %s", name);
+    cli_name = full_name;
+    argv[0] = full_name;
+    return command->run(argc, argv);
+}
+
+static int help(int argc, char **argv)
+{
+    static char option[] = "--help";
+    char *of_command[] = {NULL, option, NULL};
+
+    if (argc > 1)
+        return run(argv[1], 2, of_command);
+    print_help(stdout);
+    return CLI_OK;
+}
+
+static int dispatch(int argc, char **argv)
+{
+    const char *first = argc > 1 ? argv[1] : NULL;
+    gpunvme_err_t err;
+
+    if (!first) {
+        print_help(stderr);
+        return CLI_USAGE;
+    }
+    if (!strcmp(first, "help") || !strcmp(first, "--help") || !strcmp(first, "-h") ||
+        !strcmp(first, "-?"))
+        return help(argc - 1, argv + 1);
+    if (!strcmp(first, "version") || !strcmp(first, "--version") || !strcmp(first, "-V"))
+        return print_version(argc > 2 && !strcmp(argv[2], "--json"));
+    err = cli_stop_init();
+    if (err)
+        return cli_fail(err);
+    return run(first, argc - 1, argv + 1);
+}
+
+int main(int argc, char **argv)
+{
+    int code;
+
+    argp_err_exit_status = CLI_USAGE;
+    code = dispatch(argc, argv);
+    cli_temp_remove();
+    /* A full disk behind standard output shows only here. */
+    if ((fflush(stdout) || ferror(stdout)) && code == CLI_OK) {
+        cli_say("standard output: %s", strerror(errno));
+        code = CLI_FAILED;
+    }
+    return code;
+}

@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Many commands in flight: see pump.h.
+ */
+#include "pump.h"
+
+#include <inttypes.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/fail.h"
+#include "progress.h"
+#include "stop.h"
+
+#define US UINT64_C(1000)
+#define MS UINT64_C(1000000)
+
+#define YIELD_ROUNDS 64u        /* rounds without a completion until others get the processor */
+#define REST_AFTER   (200 * US) /* time without one until the thread sleeps between looks */
+#define REST_NS      (50 * US)
+#define CHECK_NS     (5 * MS) /* how often it looks at the controller's status meanwhile */
+#define FAREWELL_NS  (200 * MS)
+
+gpunvme_err_t cli_pump_start(struct cli_pump *pump)
+{
+    pump->slots = calloc(pump->depth, sizeof(*pump->slots));
+    pump->order = calloc(pump->depth, sizeof(*pump->order));
+    if (!pump->slots || !pump->order) {
+        cli_pump_stop(pump);
+        return base_fail(GPUNVME_ERR_NOMEM, "%u slots for commands", pump->depth);
+    }
+    for (unsigned i = 0; i < pump->depth; i++)
+        pump->order[i] = i;
+    pump->nbusy = 0;
+    return GPUNVME_OK;
+}
+
+/* Says which command it was. The driver's own errors have a detail already. */
+static gpunvme_err_t tell(const struct cli_pump *pump, const struct cli_slot *slot,
+                          gpunvme_err_t err)
+{
+    const char *what = slot->is_write ? "write" : "read";
+    uint64_t last = slot->slba + slot->nlb - 1;
+    struct gpunvme_ctrl_info info;
+
+    if (gpunvme_err_nvme_status(err))
+        return base_fail(err, "%s of blocks %" PRIu64 " to %" PRIu64, what, slot->slba, last);
+    if (err != GPUNVME_ERR_ABORTED)
+        return err;
+    gpunvme_ctrl_get_info(pump->ns->ctrl, &info);
+    return base_fail(err,
+                     "%s of blocks %" PRIu64 " to %" PRIu64
+                     ": the controller failed, and was reset %" PRIu64 " times since it was opened",
+                     what, slot->slba, last, info.resets);
+}
+
+static gpunvme_err_t account(struct cli_pump *pump, struct cli_slot *slot, uint64_t now)
+{
+    cli_hist_add(&pump->hist[slot->is_write], now - slot->start_ns);
+    pump->nbytes[slot->is_write] += (uint64_t)slot->nlb << pump->ns->block_shift;
+    if (slot->pending)
+        --*slot->pending;
+    return pump->done ? pump->done(pump->context, slot) : GPUNVME_OK;
+}
+
+/* Moves the i-th busy slot to the free ones. */
+static void free_slot(struct cli_pump *pump, unsigned i)
+{
+    unsigned number = pump->order[i];
+
+    pump->order[i] = pump->order[--pump->nbusy];
+    pump->order[pump->nbusy] = number;
+}
+
+/* Looks at every busy slot once. Only the first error is told; the others follow from it. */
+static gpunvme_err_t sweep(struct cli_pump *pump, unsigned *nended)
+{
+    gpunvme_err_t first = GPUNVME_OK;
+    uint64_t now = 0;
+
+    for (unsigned i = 0; i < pump->nbusy;) {
+        struct cli_slot *slot = &pump->slots[pump->order[i]];
+        gpunvme_err_t err = gpunvme_token_test(&slot->token);
+
+        if (err == GPUNVME_ERR_AGAIN) {
+            i++;
+            continue;
+        }
+        if (!now)
+            now = cli_now_ns();
+        err = err ? tell(pump, slot, err) : account(pump, slot, now);
+        if (!first)
+            first = err;
+        free_slot(pump, i);
+        ++*nended;
+    }
+    return first;
+}
+
+/* A command that has had its time: the driver ends it, one way or another. */
+static gpunvme_err_t expire(struct cli_pump *pump, uint64_t now)
+{
+    for (unsigned i = 0; i < pump->nbusy; i++) {
+        struct cli_slot *slot = &pump->slots[pump->order[i]];
+        gpunvme_err_t err;
+
+        if (now - slot->start_ns < pump->timeout_ns)
+            continue;
+        err = gpunvme_token_wait(&slot->token, 1);
+        free_slot(pump, i);
+        return err ? tell(pump, slot, err) : account(pump, slot, now);
+    }
+    return GPUNVME_OK;
+}
+
+/* Nothing has ended: makes room for the others on this machine, and looks after the controller. */
+static gpunvme_err_t rest(struct cli_pump *pump)
+{
+    struct timespec pause = {.tv_nsec = REST_NS};
+    gpunvme_err_t err;
+    uint64_t now;
+
+    if (++pump->idle_rounds % YIELD_ROUNDS)
+        return GPUNVME_OK;
+    now = cli_now_ns();
+    if (!pump->idle_since_ns)
+        pump->idle_since_ns = pump->checked_ns = now;
+    if (now - pump->idle_since_ns < REST_AFTER) {
+        sched_yield();
+        return GPUNVME_OK;
+    }
+    nanosleep(&pause, NULL);
+    pump->idle_rounds = YIELD_ROUNDS - 1; /* from now on, sleep after every look */
+    if (now - pump->checked_ns < CHECK_NS)
+        return GPUNVME_OK;
+    pump->checked_ns = now;
+    err = gpunvme_ctrl_check(pump->ns->ctrl);
+    return err ? err : expire(pump, now);
+}
+
+gpunvme_err_t cli_pump_poll(struct cli_pump *pump)
+{
+    unsigned nended = 0;
+    gpunvme_err_t err = sweep(pump, &nended);
+
+    if (!err)
+        err = cli_stop_check();
+    if (err)
+        return err;
+    if (!nended)
+        return rest(pump);
+    pump->idle_since_ns = 0;
+    pump->idle_rounds = 0;
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t submit(struct cli_pump *pump, struct cli_slot *slot,
+                            const struct gpunvme_buf *buf)
+{
+    if (slot->is_write)
+        return gpunvme_submit_write(pump->ioq, pump->ns, slot->slba, slot->nlb, buf, slot->buf_off,
+                                    pump->write_flags, &slot->token);
+    return gpunvme_submit_read(pump->ioq, pump->ns, slot->slba, slot->nlb, buf, slot->buf_off,
+                               &slot->token);
+}
+
+static gpunvme_err_t wait_for_room(struct cli_pump *pump)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    while (!err && pump->nbusy == pump->depth)
+        err = cli_pump_poll(pump);
+    return err;
+}
+
+static gpunvme_err_t start(struct cli_pump *pump, struct cli_slot command,
+                           const struct gpunvme_buf *buf)
+{
+    gpunvme_err_t err = wait_for_room(pump);
+
+    while (!err) {
+        struct cli_slot *slot = &pump->slots[pump->order[pump->nbusy]];
+
+        *slot = command;
+        slot->start_ns = cli_now_ns();
+        err = submit(pump, slot, buf);
+        if (!err)
+            break;
+        /* The queue may be smaller than the pump; what is in flight makes room. */
+        if (err == GPUNVME_ERR_AGAIN && pump->nbusy)
+            err = cli_pump_poll(pump);
+    }
+    if (err)
+        return err;
+    pump->nbusy++;
+    if (command.pending)
+        ++*command.pending;
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t cli_pump_read(struct cli_pump *pump, uint64_t slba, uint32_t nlb,
+                            const struct gpunvme_buf *buf, size_t buf_off, unsigned *pending)
+{
+    struct cli_slot command = {.slba = slba, .nlb = nlb, .buf_off = buf_off, .pending = pending};
+
+    return start(pump, command, buf);
+}
+
+gpunvme_err_t cli_pump_write(struct cli_pump *pump, uint64_t slba, uint32_t nlb,
+                             const struct gpunvme_buf *buf, size_t buf_off, unsigned *pending)
+{
+    struct cli_slot command = {
+        .slba = slba, .nlb = nlb, .buf_off = buf_off, .pending = pending, .is_write = true};
+
+    return start(pump, command, buf);
+}
+
+gpunvme_err_t cli_pump_wait(struct cli_pump *pump, const unsigned *pending)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    while (!err && (pending ? *pending : pump->nbusy))
+        err = cli_pump_poll(pump);
+    return err;
+}
+
+void cli_pump_stop(struct cli_pump *pump)
+{
+    uint64_t start = cli_now_ns();
+
+    while (pump->nbusy && cli_now_ns() - start < FAREWELL_NS) {
+        unsigned nended = 0;
+
+        sweep(pump, &nended);
+        if (!nended)
+            sched_yield();
+    }
+    free(pump->slots);
+    free(pump->order);
+    pump->slots = NULL;
+    pump->order = NULL;
+    pump->nbusy = 0;
+}
+
+uint32_t cli_piece(const struct gpunvme_ns *ns, uint64_t slba, uint64_t want)
+{
+    uint64_t n = want < ns->max_blocks ? want : ns->max_blocks;
+
+    if (ns->boundary_blocks && ns->boundary_blocks - slba % ns->boundary_blocks < n)
+        n = ns->boundary_blocks - slba % ns->boundary_blocks;
+    return (uint32_t)n;
+}

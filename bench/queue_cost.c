@@ -56,7 +56,7 @@ static __attribute__((noinline)) void submit_batch(struct bench *b, uint64_t *ti
                                        .cdw10 = (uint32_t)lba,
                                        .cdw11 = (uint32_t)(lba >> 32),
                                        .cdw12 = 7};
-        gpunvme_prp_build(&cmds[i], &b->data, (lba * 512) & 0xfffff, 4096, 12, NULL);
+        gpunvme_prp_build(&cmds[i], &b->data, (size_t)i * 4096, 4096, 12, NULL);
     }
     if (gpunvme_qpair_submit(&b->q, cmds, BATCH, tickets) != (int)BATCH)
         abort();

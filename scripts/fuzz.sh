@@ -23,6 +23,10 @@ mkdir -p $build/findings
 
 failed=()
 mapfile -t targets < <(ctest --test-dir $build -N -L '^fuzz$' | sed -n 's/^ *Test *#[0-9]*: //p')
+if [ ${#targets[@]} -eq 0 ]; then
+    echo "fuzz.sh: there are no fuzz targets in $build" >&2
+    exit 1
+fi
 for target in "${targets[@]}"; do
     echo "== $target, $seconds s"
     corpora=("$build/corpus/$target")

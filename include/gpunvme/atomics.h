@@ -117,6 +117,11 @@ GPUNVME_FN void gpunvme_mmio_write32(volatile uint32_t *p, uint32_t v)
                  : "memory");
 }
 
+GPUNVME_FN void gpunvme_prefetch_write(const void *p)
+{
+    (void)p;
+}
+
 GPUNVME_FN uint64_t gpunvme_clock_ns(void)
 {
     uint64_t t;
@@ -207,6 +212,17 @@ GPUNVME_FN void gpunvme_mmio_write32(volatile uint32_t *p, uint32_t v)
     __asm__ volatile("dmb oshst" ::: "memory");
 #endif
     __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+
+/* Asks for a cache line that will be written soon. */
+GPUNVME_FN void gpunvme_prefetch_write(const void *p)
+{
+#if defined(__x86_64__)
+    /* What the compiler makes of __builtin_prefetch(p, 1) here gets the line for reading only. */
+    __asm__ volatile("prefetchw %0" ::"m"(*(const char *)p));
+#else
+    __builtin_prefetch(p, 1);
+#endif
 }
 
 GPUNVME_FN uint64_t gpunvme_clock_ns(void)

@@ -78,9 +78,9 @@ GPUNVME_FN void gpunvme_prp_fill_list(const struct gpunvme_buf *buf, size_t off,
 }
 
 /*
- * Fills in prp1 and prp2 for `nbytes` (> 0) from byte `off` of the buffer on, which must satisfy
- * gpunvme_prp_is_possible() and have room. `list` may be NULL for up to two pages; it stays with
- * the command until that has ended. GPUNVME_ERR_LIMIT: the list is too short.
+ * Fills in prp1, prp2 and PSDT for `nbytes` (> 0) from byte `off` of the buffer on, which must
+ * satisfy gpunvme_prp_is_possible() and have room. `list` may be NULL for up to two pages; it stays
+ * with the command until that has ended. GPUNVME_ERR_LIMIT: the list is too short.
  */
 GPUNVME_FN int gpunvme_prp_build(struct gpunvme_sqe *sqe, const struct gpunvme_buf *buf, size_t off,
                                  size_t nbytes, unsigned page_shift,
@@ -90,6 +90,7 @@ GPUNVME_FN int gpunvme_prp_build(struct gpunvme_sqe *sqe, const struct gpunvme_b
     size_t pages = gpunvme_prp_pages(bus, nbytes, page_shift);
     size_t in_first = ((size_t)1 << page_shift) - (size_t)(bus & (((uint64_t)1 << page_shift) - 1));
 
+    sqe->flags = (uint8_t)(sqe->flags & ~GPUNVME_PSDT_MASK);
     sqe->prp1 = bus;
     sqe->prp2 = 0;
     if (pages == 1)

@@ -108,16 +108,21 @@ struct gpunvme_completion {
  * that have not ended, this one among them, are fewer than the slots. The search begins where no
  * other position of this lap begins.
  */
-GPUNVME_FN uint64_t gpunvme_qpair_claim_slot(struct gpunvme_qpair *q, uint64_t pos)
+GPUNVME_FN uint64_t gpunvme_slot_claim(struct gpunvme_slot *slots, uint32_t slot_mask, uint64_t pos)
 {
     for (;; pos++) {
-        uint32_t index = (uint32_t)pos & q->slot_mask;
-        uint64_t word = gpunvme_load_relaxed64(&q->slots[index].word);
+        uint32_t index = (uint32_t)pos & slot_mask;
+        uint64_t word = gpunvme_load_relaxed64(&slots[index].word);
 
         if ((word & 0xffff) == GPUNVME_SLOT_FREE &&
-            gpunvme_cas64(&q->slots[index].word, &word, word | GPUNVME_SLOT_BUSY))
+            gpunvme_cas64(&slots[index].word, &word, word | GPUNVME_SLOT_BUSY))
             return word | index;
     }
+}
+
+GPUNVME_FN uint64_t gpunvme_qpair_claim_slot(struct gpunvme_qpair *q, uint64_t pos)
+{
+    return gpunvme_slot_claim(q->slots, q->slot_mask, pos);
 }
 
 /* --- doorbells -------------------------------------------------------------------------------- */
@@ -197,21 +202,34 @@ GPUNVME_FN int gpunvme_qpair_reserve(struct gpunvme_qpair *q, uint32_t n, uint64
     }
 }
 
-/* Writes a command with a claimed ticket into its reserved position and marks that ready. */
+/*
+ * Writes a command with a claimed ticket into its entry and marks the position ready. Release: who
+ * finds it ready finds the whole entry.
+ */
+GPUNVME_FN void gpunvme_entry_fill(struct gpunvme_sqe *sqe, uint32_t *ready, uint32_t lap,
+                                   uint64_t ticket, const struct gpunvme_sqe *cmd)
+{
+    *sqe = *cmd;
+    sqe->cid = (uint16_t)ticket;
+    gpunvme_store_release32(ready, lap);
+}
+
 GPUNVME_FN void gpunvme_qpair_fill(struct gpunvme_qpair *q, uint64_t pos, uint64_t ticket,
                                    const struct gpunvme_sqe *cmd)
 {
-    struct gpunvme_sqe *sqe = &q->sq[pos & q->mask];
+    gpunvme_entry_fill(&q->sq[pos & q->mask], &q->ready[pos & q->mask], gpunvme_qpair_lap(q, pos),
+                       ticket, cmd);
+}
 
-    *sqe = *cmd;
-    sqe->cid = (uint16_t)ticket;
-    /* Release: who finds the position ready finds the whole entry. */
-    gpunvme_store_release32(&q->ready[pos & q->mask], gpunvme_qpair_lap(q, pos));
+GPUNVME_FN int gpunvme_entry_is_ready(const uint32_t *ready, uint32_t mask, uint32_t shift,
+                                      uint64_t pos)
+{
+    return gpunvme_load_acquire32(&ready[pos & mask]) == (uint32_t)(pos >> shift);
 }
 
 GPUNVME_FN int gpunvme_qpair_is_ready(const struct gpunvme_qpair *q, uint64_t pos)
 {
-    return gpunvme_load_acquire32(&q->ready[pos & q->mask]) == gpunvme_qpair_lap(q, pos);
+    return gpunvme_entry_is_ready(q->ready, q->mask, q->shift, pos);
 }
 
 /*
@@ -222,6 +240,8 @@ GPUNVME_FN int gpunvme_qpair_is_ready(const struct gpunvme_qpair *q, uint64_t po
  */
 GPUNVME_FN void gpunvme_qpair_publish(struct gpunvme_qpair *q)
 {
+    const uint32_t *ready = q->ready;
+    uint32_t mask = q->mask, shift = q->shift;
     uint64_t pos;
 
     do {
@@ -230,14 +250,14 @@ GPUNVME_FN void gpunvme_qpair_publish(struct gpunvme_qpair *q)
         if (gpunvme_exchange32(&q->sq_lock, 1))
             return;
         first = pos = q->published;
-        while (gpunvme_qpair_is_ready(q, pos))
+        while (gpunvme_entry_is_ready(ready, mask, shift, pos))
             pos++;
         if (pos != first) {
             q->published = pos & GPUNVME_QPAIR_POSITION;
             gpunvme_qpair_ring(q, &q->sq_doorbell, (uint32_t)pos & q->mask);
         }
         gpunvme_exchange32(&q->sq_lock, 0);
-    } while (gpunvme_qpair_is_ready(q, pos));
+    } while (gpunvme_entry_is_ready(ready, mask, shift, pos));
 }
 
 /*
@@ -248,6 +268,11 @@ GPUNVME_FN void gpunvme_qpair_publish(struct gpunvme_qpair *q)
 GPUNVME_FN int gpunvme_qpair_submit(struct gpunvme_qpair *q, const struct gpunvme_sqe *cmds,
                                     uint32_t n, uint64_t *tickets)
 {
+    /* In registers: behind each atomic the compiler would load them again. */
+    struct gpunvme_slot *slots = q->slots;
+    struct gpunvme_sqe *sq = q->sq;
+    uint32_t *ready = q->ready;
+    uint32_t mask = q->mask, slot_mask = q->slot_mask, shift = q->shift;
     uint64_t pos = 0;
     int taken = gpunvme_qpair_reserve(q, n, &pos);
 
@@ -255,10 +280,13 @@ GPUNVME_FN int gpunvme_qpair_submit(struct gpunvme_qpair *q, const struct gpunvm
         return taken;
     /* First all atomic operations, then all entries: an atomic waits for the stores before it,
      * and each entry's cache line has to come back from the controller. */
-    for (int i = 0; i < taken; i++)
-        tickets[i] = gpunvme_qpair_claim_slot(q, pos + (uint64_t)i);
-    for (int i = 0; i < taken; i++)
-        gpunvme_qpair_fill(q, pos + (uint64_t)i, tickets[i], &cmds[i]);
+    for (int i = 0; i < taken; i++) {
+        gpunvme_prefetch_write(&sq[(pos + (uint64_t)i) & mask]);
+        tickets[i] = gpunvme_slot_claim(slots, slot_mask, pos + (uint64_t)i);
+    }
+    for (int i = 0; i < taken; i++, pos++)
+        gpunvme_entry_fill(&sq[pos & mask], &ready[pos & mask], (uint32_t)(pos >> shift),
+                           tickets[i], &cmds[i]);
     gpunvme_qpair_publish(q);
     return taken;
 }
@@ -267,48 +295,56 @@ GPUNVME_FN int gpunvme_qpair_submit(struct gpunvme_qpair *q, const struct gpunvm
 
 typedef uint32_t __attribute__((may_alias)) gpunvme_dword;
 
-/* Hands a completion to the slot that its command id names; the caller holds cq_lock. */
-GPUNVME_FN void gpunvme_qpair_complete(struct gpunvme_qpair *q, const struct gpunvme_cqe *cqe,
-                                       uint32_t dw3)
+/*
+ * Hands a completion to the slot that its command id names; the caller holds cq_lock. Returns 0
+ * for a command id that is not in flight.
+ */
+GPUNVME_FN int gpunvme_slot_complete(struct gpunvme_slot *slots, uint32_t slot_mask,
+                                     const struct gpunvme_cqe *cqe, uint32_t dw3)
 {
     uint32_t cid = dw3 & 0xffff;
-    struct gpunvme_slot *slot = &q->slots[cid & q->slot_mask];
+    struct gpunvme_slot *slot = &slots[cid & slot_mask];
     uint64_t word = gpunvme_load_relaxed64(&slot->word);
 
-    if (cid > q->slot_mask || (word & 0xffff) != GPUNVME_SLOT_BUSY) {
-        q->spurious++;
-        return;
-    }
+    if (cid > slot_mask || (word & 0xffff) != GPUNVME_SLOT_BUSY)
+        return 0;
     slot->result = (uint64_t)cqe->dw1 << 32 | cqe->dw0;
     /* Release: who sees the slot done sees the result, and the data that came before. */
     gpunvme_store_release64(&slot->word,
                             (word & ~UINT64_C(0xffff)) | GPUNVME_SLOT_DONE | dw3 >> 17);
+    return 1;
 }
 
 /*
- * Whether there is a completion at `head`; its last dword is in *dw3. Acquire: the phase tag is
- * written last, so the rest of the entry and the data that the controller wrote before it are
- * there. Cid and status are one word with it. The tag is 1 in the first lap, 0 in the second, …
+ * Whether the entry at `head` is a new completion; its last dword is in *dw3. Acquire: the phase
+ * tag is written last, so the rest of the entry and the data that the controller wrote before it
+ * are there. Cid and status are one word with it. The tag is 1 in the first lap, 0 in the second, …
  */
-GPUNVME_FN int gpunvme_qpair_peek(const struct gpunvme_qpair *q, uint64_t head, uint32_t *dw3)
+GPUNVME_FN int gpunvme_cqe_is_new(const struct gpunvme_cqe *cqe, uint64_t head, uint32_t shift,
+                                  uint32_t *dw3)
 {
-    *dw3 = gpunvme_load_acquire32((const gpunvme_dword *)&q->cq[head & q->mask] + 3);
-    return (*dw3 >> 16 & 1) != (gpunvme_qpair_lap(q, head) & 1);
+    *dw3 = gpunvme_load_acquire32((const gpunvme_dword *)cqe + 3);
+    return (*dw3 >> 16 & 1) != (head >> shift & 1);
 }
 
 /* Takes every new completion. Returns how many; 0 also when another thread is at it. */
 GPUNVME_FN uint32_t gpunvme_qpair_reap(struct gpunvme_qpair *q)
 {
+    const struct gpunvme_cqe *cq = q->cq;
+    struct gpunvme_slot *slots = q->slots;
+    uint32_t mask = q->mask, slot_mask = q->slot_mask, shift = q->shift;
+    uint32_t n = 0, spurious = 0, dw3;
     uint64_t head = gpunvme_load_relaxed64(&q->cq_head);
-    uint32_t n, dw3;
 
     /* Mostly there is nothing, and that can be seen without the lock. An old head may mislead,
      * but only a thread whose completions somebody else is taking. */
-    if (!gpunvme_qpair_peek(q, head, &dw3) || gpunvme_exchange32(&q->cq_lock, 1))
+    if (!gpunvme_cqe_is_new(&cq[head & mask], head, shift, &dw3) ||
+        gpunvme_exchange32(&q->cq_lock, 1))
         return 0;
     head = gpunvme_load_relaxed64(&q->cq_head);
-    for (n = 0; n <= q->mask && gpunvme_qpair_peek(q, head, &dw3); head++, n++)
-        gpunvme_qpair_complete(q, &q->cq[head & q->mask], dw3);
+    for (; n <= mask && gpunvme_cqe_is_new(&cq[head & mask], head, shift, &dw3); head++, n++)
+        spurious += !gpunvme_slot_complete(slots, slot_mask, &cq[head & mask], dw3);
+    q->spurious += spurious;
     if (n) {
         gpunvme_store_relaxed64(&q->cq_head, head);
         gpunvme_qpair_ring(q, &q->cq_doorbell, (uint32_t)head & q->mask);

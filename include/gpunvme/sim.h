@@ -81,9 +81,10 @@ void gpunvme_sim_config_init(struct gpunvme_sim_config *config);
 
 /*
  * Parses a URI "sim:key=value,key=value…" into `config`, which is initialised first. Sizes take
- * units (512M, 1GiB), times too (50us, 3s). The keys are those of the structures above and:
- * ns=… begins a further namespace, fault=… adds a rule. The first of errors is told by
- * gpunvme_err_detail(), an unknown key with the nearest known one.
+ * units (512M, 1GiB), times too (50us, 3s). The keys stand for the fields of the structures above;
+ * ns=… begins a further namespace (the first, when nothing described one before), fault=… adds a
+ * rule. docs/SIM.md lists them. The first of errors is told by gpunvme_err_detail(), an unknown
+ * key with the nearest known one.
  */
 gpunvme_err_t gpunvme_sim_config_parse(const char *uri, struct gpunvme_sim_config *config);
 
@@ -130,8 +131,8 @@ void gpunvme_sim_function_reset(struct gpunvme_sim *sim);
  * Faults. A rule is "what[:when][:on]":
  *   what  status=SCT/SC[/dnr] | delay=TIME | lose | shuffle=N | cfs | remove | powerloss
  *   when  nth=N (the Nth match, from 1) | every=N | p=0.001 | once (default: every match)
- *   on    read | write | flush | … | admin | identify | …, lba=A-B, sq=N, nsid=N
- * with the parts joined by ':' in any order. "status=2/81:lba=100-107:read" fails reads that
+ *   on    read | write | flush | … | io | identify | … | admin, lba=A-B, sq=N, nsid=N
+ * with the parts joined by ':' in any order; docs/SIM.md has them all. "status=2/81:lba=100-107:read" fails reads that
  * touch blocks 100 to 107 with Unrecovered Read Error.
  */
 gpunvme_err_t gpunvme_sim_fault(struct gpunvme_sim *sim, const char *rule);

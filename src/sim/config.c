@@ -126,10 +126,11 @@ gpunvme_err_t sim_config_complete(struct gpunvme_sim_config *config)
     return check_faults(config);
 }
 
-/* What a URI is read into: `ns` is the index of the namespace that keys apply to. */
+/* What a URI is read into. */
 struct target {
     struct gpunvme_sim_config *config;
-    uint32_t ns;
+    uint32_t ns;   /* index of the namespace that keys apply to */
+    bool begun_ns; /* the first namespace was named or described */
 };
 
 enum group { GROUP_CONFIG, GROUP_NAMESPACE, GROUP_TARGET };
@@ -216,12 +217,15 @@ static gpunvme_err_t set_fault(void *config_, const struct base_param *item)
     return GPUNVME_OK;
 }
 
-/* "ns=N" goes to namespace N, a new one when there is none; "ns" to a new one behind the last. */
+/*
+ * "ns=N" goes to namespace N, a new one when there is none; "ns" to a new one behind the last. In
+ * front of all that describes a namespace it names the first.
+ */
 static gpunvme_err_t select_namespace(void *target_, const struct base_param *item)
 {
     struct target *target = target_;
     struct gpunvme_sim_config *config = target->config;
-    uint64_t nsid = (uint64_t)config->ns[config->nnamespaces - 1].nsid + 1;
+    uint64_t nsid = target->begun_ns ? (uint64_t)config->ns[config->nnamespaces - 1].nsid + 1 : 1;
     gpunvme_err_t err = item->has_value ? base_parse_count(item->value, &nsid) : GPUNVME_OK;
 
     if (err)
@@ -229,6 +233,9 @@ static gpunvme_err_t select_namespace(void *target_, const struct base_param *it
     if (!nsid || nsid >= UINT32_MAX - 1)
         return base_fail(GPUNVME_ERR_URI, "%s=%.64s: namespace ids are 1 to FFFFFFFDh", item->key,
                          item->value);
+    if (!target->begun_ns)
+        config->nnamespaces = 0;
+    target->begun_ns = true;
     for (target->ns = 0; target->ns < config->nnamespaces; target->ns++)
         if (config->ns[target->ns].nsid == nsid)
             return GPUNVME_OK;
@@ -301,8 +308,10 @@ static gpunvme_err_t set_one(struct target *target, const struct base_param *ite
 
     if (err)
         return err;
-    if (spec->group == GROUP_NAMESPACE)
+    if (spec->group == GROUP_NAMESPACE) {
+        target->begun_ns = true;
         return base_param_set(spec, &target->config->ns[target->ns], item);
+    }
     return base_param_set(spec, spec->group == GROUP_TARGET ? (void *)target : target->config,
                           item);
 }

@@ -112,10 +112,18 @@ static void begin_start(struct gpunvme_sim *sim, uint32_t cc)
     atomic_store(&sim->control_ns, sim->phase_ns);
 }
 
+/* Within CAP.TO of CC.EN = 1, and nothing is wrong: CSTS.RDY will follow. */
+static bool is_starting(const struct gpunvme_sim *sim)
+{
+    uint64_t begin_ns = sim->phase_ns - sim->config.ready_ns;
+
+    return sim->phase == SIM_PHASE_STARTING && !(sim->csts & CSTS_CFS) &&
+           sim_now_ns() - begin_ns < sim->config.timeout * 500000000ull;
+}
+
 static void begin_stop(struct gpunvme_sim *sim)
 {
-    if (sim->phase == SIM_PHASE_STARTING && !(sim->csts & CSTS_CFS) &&
-        sim_now_ns() - sim->phase_ns < sim->config.timeout * 500000000ull)
+    if (is_starting(sim))
         sim_violate(sim, GPUNVME_SIM_VIOLATION_REGISTER_ACCESS,
                     "CC.EN cleared before CSTS.RDY was set");
     sim->phase = SIM_PHASE_STOPPING;

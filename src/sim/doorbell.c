@@ -23,7 +23,6 @@ static void attach_shadow(struct gpunvme_sim *sim, struct sim_doorbell *doorbell
         return;
     doorbell->shadow = sim->shadow + at;
     doorbell->eventidx = sim->eventidx + at;
-    doorbell->awake = true;
     __atomic_store_n(doorbell->eventidx, doorbell->seen, __ATOMIC_SEQ_CST);
     __atomic_store_n(doorbell->reg, SIM_DOORBELL_IDLE, __ATOMIC_RELEASE);
 }

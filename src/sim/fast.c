@@ -12,6 +12,8 @@
 #define CDW12_PLAIN (GPUNVME_RW_NLB_MASK | GPUNVME_RW_FUA | GPUNVME_RW_LR)
 #define CDW13_PLAIN GPUNVME_RW_DSM_MASK
 
+#define CACHE_LINE 64
+
 static struct sim_ns *plain_ns(struct gpunvme_sim *sim, uint32_t nsid)
 {
     for (uint32_t i = 0; i < sim->nns; i++)
@@ -27,12 +29,50 @@ static bool is_plain(const struct gpunvme_sqe *sqe)
              (sqe->cdw13 & ~CDW13_PLAIN) | (sqe->prp1 & 3));
 }
 
+/* Asks for memory that will be read soon: all of a batch, so that the waits overlap. */
+static void prefetch(const uint8_t *memory, uint64_t nbytes)
+{
+    for (uint64_t at = 0; at < nbytes; at += CACHE_LINE)
+        __builtin_prefetch(memory + at);
+}
+
+static void prefetch_for_write(const void *memory)
+{
+#if defined(__x86_64__)
+    /* __builtin_prefetch(memory, 1) would get the line for reading only. */
+    __asm__ volatile("prefetchw %0" ::"m"(*(const char *)memory));
+#else
+    __builtin_prefetch(memory, 1);
+#endif
+}
+
 /*
- * True when the command was done. Its completion is the caller's to post, with those of the rest
- * of the batch: entries written one after the other cost far fewer moves of their cache lines
- * between this thread and the one that polls them.
+ * n commands are about to be prepared, out of those that the driver has told of: asks for their
+ * entries and for the next ones, and for the entries of their completions.
  */
-bool sim_fast_rw(struct sim_thread *t, struct sim_sq *sq, const struct gpunvme_sqe *sqe)
+void sim_fast_expect(const struct sim_sq *sq, const struct gpunvme_sqe *from, uint32_t n)
+{
+    const struct sim_cq *cq = sq->cq;
+    uint32_t end = sq->tail >= sq->head ? sq->tail : sq->size;
+    uint32_t nknown = sq->cpu && end - sq->head > n ? end - sq->head : n;
+
+    for (uint32_t i = 0; i < nknown && i < 2 * n; i++)
+        __builtin_prefetch(&from[i]);
+    for (uint32_t i = 0; cq->cpu && i < n; i += CACHE_LINE / sizeof(struct gpunvme_cqe)) {
+        uint32_t at = cq->tail + i < cq->size ? cq->tail + i : cq->tail + i - cq->size;
+
+        prefetch_for_write(cq->cpu + at * sizeof(struct gpunvme_cqe) / sizeof(*cq->cpu));
+    }
+}
+
+/*
+ * True when the command is one for the short way: then *move says what to copy, and the rest is
+ * for sim_fast_finish(). A batch is prepared first, then copied, then completed: the memory that
+ * it reads is on its way meanwhile, and completions written one after the other cost far fewer
+ * moves of their cache lines between this thread and the one that polls them.
+ */
+bool sim_fast_prepare(struct sim_thread *t, struct sim_sq *sq, const struct gpunvme_sqe *sqe,
+                      struct sim_move *move)
 {
     uint64_t *word = &sq->cids[sqe->cid / 64], bit = 1ull << sqe->cid % 64;
     uint32_t nlb = (sqe->cdw12 & GPUNVME_RW_NLB_MASK) + 1;
@@ -40,7 +80,7 @@ bool sim_fast_rw(struct sim_thread *t, struct sim_sq *sq, const struct gpunvme_s
     bool write = sqe->opc == GPUNVME_CMD_WRITE;
     const struct sim_range *range;
     const struct sim_ns *ns;
-    uint8_t *memory;
+    uint8_t *memory, *media;
 
     if (!is_plain(sqe) || *word & bit)
         return false;
@@ -55,13 +95,33 @@ bool sim_fast_rw(struct sim_thread *t, struct sim_sq *sq, const struct gpunvme_s
     if (!range || !range->cpu || range->nbytes - (sqe->prp1 - range->bus) < nbytes)
         return false;
     memory = range->cpu + (sqe->prp1 - range->bus);
+    media = ns->direct + (slba << ns->shift);
     *word |= bit;
     t->batch_cids[t->nbatch++] = sqe->cid;
-    if (write)
-        memcpy(ns->direct + (slba << ns->shift), memory, nbytes);
-    else
-        memcpy(memory, ns->direct + (slba << ns->shift), nbytes);
-    sim_count(write ? &t->counters.bytes_written : &t->counters.bytes_read, nbytes);
-    sim_count(write ? &t->counters.host_writes : &t->counters.host_reads, 1);
+    *move = (struct sim_move){.to = write ? media : memory,
+                              .from = write ? memory : media,
+                              .nbytes = nbytes,
+                              .cid = sqe->cid,
+                              .write = write};
+    prefetch(move->from, nbytes);
     return true;
+}
+
+/* Copies and completes what was prepared. */
+void sim_fast_finish(struct sim_thread *t, struct sim_sq *sq, const struct sim_move *moves,
+                     uint32_t n)
+{
+    uint64_t nbytes[2] = {0}, nwrites = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        memcpy(moves[i].to, moves[i].from, moves[i].nbytes);
+        nbytes[moves[i].write] += moves[i].nbytes;
+        nwrites += moves[i].write;
+    }
+    sim_count(&t->counters.bytes_read, nbytes[0]);
+    sim_count(&t->counters.bytes_written, nbytes[1]);
+    sim_count(&t->counters.host_reads, n - nwrites);
+    sim_count(&t->counters.host_writes, nwrites);
+    for (uint32_t i = 0; i < n; i++)
+        sim_post(t, &(struct sim_pending){.sq = sq, .cid = moves[i].cid});
 }

@@ -289,14 +289,14 @@ static uint16_t transfer_direct(struct sim_cmd *cmd)
     }
 }
 
-/* MDTS, and what only transfers have; blocks were checked. */
+/* MDTS, which limits what moves over the bus, and what only transfers have. */
 static uint16_t check_transfer(const struct sim_cmd *cmd)
 {
     const struct gpunvme_sim_config *config = &cmd->thread->sim->config;
 
     if (cmd->ns->config->metadata_size)
         return GPUNVME_SC_INVALID_FIELD;
-    if (config->mdts && cmd->left > 4096ull << config->mdts)
+    if (config->mdts && cmd->left > 4096ull << config->mdts && cmd->sqe.opc != GPUNVME_CMD_VERIFY)
         return GPUNVME_SC_INVALID_FIELD;
     if (cmd->sqe.opc == GPUNVME_CMD_WRITE && GPUNVME_GET(cmd->sqe.cdw12, RW_DTYPE))
         return GPUNVME_SC_INVALID_FIELD;

@@ -7,9 +7,9 @@
 #include "gpunvme/sim.h"
 
 /*
- * Makers publish rates at full load and a typical latency at queue depth 1. `channels` is not
- * published: it is the smallest number with which the published latency allows the published
- * rate (Little's law), with some air.
+ * Makers publish rates at full load and, some, a typical latency at queue depth 1; docs/SIM.md says
+ * where each number comes from. `channels` is not published: it is what the published latency needs
+ * for the published rate (Little's law), rounded up to a power of two. Nor is `latency_sigma`.
  */
 static const struct gpunvme_sim_profile profiles[] = {
     {
@@ -18,8 +18,9 @@ static const struct gpunvme_sim_profile profiles[] = {
     },
     {
         .name = "p5800x",
-        .text = "Intel Optane SSD DC P5800X 800 GB (PCIe 4.0 x4), product brief: 5 us, 5 M IOPS at "
-                "512 B, 1.5 M at 4 KiB, 7.2 GB/s read, 6.1 GB/s write",
+        .text =
+            "Intel Optane SSD DC P5800X, 800 GB, PCIe 4.0 x4: 5 us, 4.6 M reads/s of 512 bytes, "
+            "7.2 GB/s read, 6.1 GB/s write (product brief; BaM for 512 bytes)",
         .model =
             {
                 .read_latency_ns = 5000,
@@ -35,12 +36,12 @@ static const struct gpunvme_sim_profile profiles[] = {
     },
     {
         .name = "consumer-pcie4",
-        .text = "Samsung 990 PRO 2 TB (PCIe 4.0 x4), data sheet: 1.4 M read and 1.55 M write IOPS, "
-                "7.45 GB/s read, 6.9 GB/s write",
+        .text = "Samsung 990 PRO, 2 TB, PCIe 4.0 x4, volatile write cache: 45 us, 1.4 M reads/s, "
+                "7.45 GB/s read, 6.9 GB/s write (data sheet)",
         .model =
             {
                 .read_latency_ns = 45000,
-                .write_latency_ns = 12000,
+                .write_latency_ns = 12500,
                 .flush_latency_ns = 1000000,
                 .latency_sigma = 0.2,
                 .read_iops = 1400000,
@@ -53,11 +54,11 @@ static const struct gpunvme_sim_profile profiles[] = {
     },
     {
         .name = "datacenter-pcie5",
-        .text = "Samsung PM1743 class (PCIe 5.0 x4, power-loss protection): 2.5 M read and 250 k "
-                "write IOPS, 13 GB/s read, 6.6 GB/s write",
+        .text = "Samsung PM1743, PCIe 5.0 x4, power-loss protection: 70 us, 2.5 M reads/s, 13 GB/s "
+                "read, 6.6 GB/s write (announcement; latency of KIOXIA's first PCIe 5.0 drive)",
         .model =
             {
-                .read_latency_ns = 60000,
+                .read_latency_ns = 70000,
                 .write_latency_ns = 10000,
                 .flush_latency_ns = 10000,
                 .latency_sigma = 0.15,

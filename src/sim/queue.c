@@ -318,12 +318,11 @@ static void free_batch_cids(struct sim_thread *t)
 static void fetch_batch(struct sim_thread *t, struct sim_sq *sq, const struct gpunvme_sqe *from,
                         uint32_t n, bool fast)
 {
-    uint16_t done[SIM_BATCH]; /* by the short way */
-    uint32_t ndone = 0;
+    struct sim_move moves[SIM_BATCH]; /* by the short way */
+    uint32_t nmoves = 0;
 
     t->batch_sq = sq;
-    for (uint32_t i = 0; i < n; i++)
-        __builtin_prefetch(&from[i]);
+    sim_fast_expect(sq, from, n);
     for (uint32_t i = 0; i < n && t->free; i++) {
         struct gpunvme_sqe sqe = from[i];
 
@@ -331,16 +330,15 @@ static void fetch_batch(struct sim_thread *t, struct sim_sq *sq, const struct gp
         __asm__ volatile("" : "+m"(sqe));
         if (++sq->head == sq->size)
             sq->head = 0;
-        if (fast && sim_fast_rw(t, sq, &sqe)) {
-            done[ndone++] = sqe.cid;
+        if (fast && sim_fast_prepare(t, sq, &sqe, &moves[nmoves])) {
+            nmoves++;
             continue;
         }
         begin(t, sq, &sqe);
         if (atomic_load(&t->sim->halt))
             break;
     }
-    for (uint32_t i = 0; i < ndone; i++)
-        sim_post(t, &(struct sim_pending){.sq = sq, .cid = done[i]});
+    sim_fast_finish(t, sq, moves, nmoves);
     free_batch_cids(t);
 }
 

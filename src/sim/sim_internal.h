@@ -418,7 +418,18 @@ static inline uint32_t sim_cq_room(const struct sim_cq *cq)
 }
 
 /* fast.c: reads and writes of one page between mapped memory and a store in memory */
-bool sim_fast_rw(struct sim_thread *t, struct sim_sq *sq, const struct gpunvme_sqe *sqe);
+struct sim_move {
+    uint8_t *to;
+    const uint8_t *from;
+    uint64_t nbytes;
+    uint16_t cid;
+    bool write;
+};
+void sim_fast_expect(const struct sim_sq *sq, const struct gpunvme_sqe *from, uint32_t n);
+bool sim_fast_prepare(struct sim_thread *t, struct sim_sq *sq, const struct gpunvme_sqe *sqe,
+                      struct sim_move *move);
+void sim_fast_finish(struct sim_thread *t, struct sim_sq *sq, const struct sim_move *moves,
+                     uint32_t n);
 
 /* complete.c */
 void sim_cmd_end(struct sim_cmd *cmd, uint16_t status);

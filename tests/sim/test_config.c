@@ -136,6 +136,22 @@ static void keys_behind_ns_belong_to_that_namespace(void **state)
     assert_false(config.ns[2].readonly);
 }
 
+static void ns_in_front_of_all_names_the_first_namespace(void **state)
+{
+    (void)state;
+    parse("sim:latency=1us,ns=2,size=1M,ns=9,size=2M");
+    assert_int_equal(config.nnamespaces, 2);
+    assert_int_equal(config.ns[0].nsid, 2);
+    assert_int_equal(config.ns[0].nbytes, 1 << 20);
+    assert_int_equal(config.ns[1].nsid, 9);
+    parse("sim:ns,size=1M");
+    assert_int_equal(config.nnamespaces, 1);
+    assert_int_equal(config.ns[0].nsid, 1);
+    assert_int_equal(config.ns[0].nbytes, 1 << 20);
+    parse("sim:ns=1,ns=2");
+    assert_int_equal(config.nnamespaces, 2);
+}
+
 static void an_image_without_size_keeps_its_own(void **state)
 {
     (void)state;
@@ -234,14 +250,14 @@ static void values_out_of_limits_are_refused(void **state)
     expect_refused("sim:nsid=0", GPUNVME_ERR_URI, "nsid=0");
     expect_refused("sim:ns=0", GPUNVME_ERR_URI, "namespace ids are");
     expect_refused("sim:ns=0xffffffff", GPUNVME_ERR_URI, "namespace ids are");
-    expect_refused("sim:ns=2,nsid=1", GPUNVME_ERR_INVALID, "two namespaces have the id 1");
+    expect_refused("sim:nsid=1,ns=2,nsid=1", GPUNVME_ERR_INVALID, "two namespaces have the id 1");
     expect_refused("sim:mqes=0", GPUNVME_ERR_URI, "mqes=0");
     expect_refused("sim:queues=0", GPUNVME_ERR_URI, "queues=0");
     expect_refused("sim:threads=0", GPUNVME_ERR_URI, "threads=0");
     expect_refused("sim:threads=1000", GPUNVME_ERR_URI, "from 1 to 64");
     expect_refused("sim:dstrd=16", GPUNVME_ERR_URI, "dstrd=16");
     expect_refused("sim:sigma=5", GPUNVME_ERR_INVALID, "sigma is 5");
-    expect_refused("sim:ns,ns,ns,ns,ns,ns,ns,ns,ns,ns,ns,ns,ns,ns,ns,ns", GPUNVME_ERR_LIMIT,
+    expect_refused("sim:ns,ns,ns,ns,ns,ns,ns,ns,ns,ns,ns,ns,ns,ns,ns,ns,ns", GPUNVME_ERR_LIMIT,
                    "more than 16 namespaces");
 }
 
@@ -308,6 +324,7 @@ int main(void)
         cmocka_unit_test(every_key_of_the_controller_is_set),
         cmocka_unit_test(one_key_sets_reads_and_writes),
         cmocka_unit_test(keys_behind_ns_belong_to_that_namespace),
+        cmocka_unit_test(ns_in_front_of_all_names_the_first_namespace),
         cmocka_unit_test(an_image_without_size_keeps_its_own),
         cmocka_unit_test(a_profile_fills_the_model_and_other_keys_change_it),
         cmocka_unit_test(every_profile_is_consistent),

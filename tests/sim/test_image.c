@@ -140,7 +140,7 @@ static void what_is_no_file_is_refused(void **state)
 {
     (void)state;
     expect_refused(scratch, 1 << 20, false, GPUNVME_ERR_INVALID, "is a directory");
-    expect_refused("/dev/null", 1 << 20, false, GPUNVME_ERR_UNSUPPORTED, "is a device");
+    expect_refused("/dev/zero", 1 << 20, false, GPUNVME_ERR_UNSUPPORTED, "is a device");
     assert_int_equal(mkfifo(scratch_path("image"), 0600), 0);
     expect_refused(scratch_path("image"), 1 << 20, false, GPUNVME_ERR_INVALID, "is not a file");
     expect_refused(scratch_path("image"), 1 << 20, true, GPUNVME_ERR_INVALID, "is not a file");
@@ -242,12 +242,14 @@ static void an_image_that_shrinks_gives_an_error(void **state)
 
 static void run_in_child(int (*promise)(void))
 {
-    pid_t child = fork();
+    pid_t child;
     int status;
 
+    fflush(NULL); /* the child must not print it again */
+    child = fork();
     assert_true(child >= 0);
     if (!child)
-        _exit(promise());
+        exit(promise());
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
     if (WEXITSTATUS(status) == CHILD_SKIPS)
@@ -411,11 +413,14 @@ static void alignments_are_found_out_where_the_kernel_does_not_tell(void **state
 
 static int be_refused_as_another_user(void)
 {
+    struct sim_store *store;
+    gpunvme_err_t err;
+
     sim_store_close(open_ok(1 << 20, false));
     if (setgid(65534) || setuid(65534))
         return CHILD_SKIPS;
-    expect_refused(scratch_path("image"), 0, false, GPUNVME_ERR_PERMISSION, "image");
-    return 0;
+    err = open_image(scratch_path("image"), 0, false, SIM_STORE_ENGINE_AUTO, &store);
+    _exit(err != GPUNVME_ERR_PERMISSION); /* such a user can't write coverage files */
 }
 
 static void anothers_image_is_refused(void **state)

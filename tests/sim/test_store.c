@@ -434,6 +434,18 @@ static void the_path_is_told(void **state)
                                                           : "preadv"));
 }
 
+static void a_store_in_memory_needs_a_size_that_there_is(void **state)
+{
+    struct sim_store_config config = {.block_size = 512, .nlanes = 1};
+    struct sim_store *opened;
+
+    (void)state;
+    assert_int_equal(sim_store_open(&config, &opened), GPUNVME_ERR_INVALID);
+    config.nbytes = INT64_MAX & ~4095ULL;
+    assert_int_equal(sim_store_open(&config, &opened), GPUNVME_ERR_NOMEM);
+    assert_non_null(strstr(gpunvme_err_detail(), "in memory"));
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 static int run_variant(void)
@@ -457,6 +469,7 @@ static int run_variant(void)
         TEST(blocks_of_4096_work),
         TEST(a_store_may_be_larger_than_memory),
         TEST(the_path_is_told),
+        cmocka_unit_test(a_store_in_memory_needs_a_size_that_there_is),
     };
 
     return cmocka_run_group_tests_name(variant->name, tests, NULL, NULL);
@@ -488,7 +501,7 @@ int main(void)
     for (unsigned i = 0; i < sizeof(variants) / sizeof(variants[0]); i++) {
         variant = &variants[i];
         if (!possible())
-            printf("SKIPPED %s: %s\n", variant->name, gpunvme_err_detail());
+            printf("SKIP: %s: %s\n", variant->name, gpunvme_err_detail());
         else
             failed += run_variant();
     }

@@ -553,6 +553,19 @@ static void a_flush_waits_for_forced_writes_and_keeps_new_ones_back(void **state
     expect_done(&second, GPUNVME_OK);
 }
 
+static void a_write_during_a_forced_one_stays_in_the_cache(void **state)
+{
+    struct transfer w, fua;
+
+    (void)state;
+    submit(&w, 0, SIM_STORE_WRITE, 1, 0x11, false);
+    submit(&fua, 0, SIM_STORE_WRITE, 1, 0x22, true);
+    submit(&w, 0, SIM_STORE_WRITE, 1, 0x33, false);
+    release(SIM_STORE_WRITE, GPUNVME_OK);
+    expect_done(&fua, GPUNVME_OK);
+    assert_int_equal(cached_value(1), 0x33);
+}
+
 static void what_waits_in_a_lane_keeps_its_order(void **state)
 {
     struct transfer f, waiting[3];
@@ -670,6 +683,7 @@ int main(void)
         SLOW(a_read_that_a_flush_overtakes_is_not_stale),
         SLOW(a_forced_write_waits_for_a_flush),
         SLOW(a_flush_waits_for_forced_writes_and_keeps_new_ones_back),
+        SLOW(a_write_during_a_forced_one_stays_in_the_cache),
         SLOW(what_waits_in_a_lane_keeps_its_order),
         SLOW(a_flush_that_fails_keeps_the_writes),
         SLOW(a_forced_write_that_fails_keeps_the_older_one),

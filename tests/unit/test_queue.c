@@ -28,6 +28,7 @@ struct rig {
     } rings[MAX_RINGS];
     unsigned nrings;
     uint32_t shadow[2], event_index[2]; /* SQ, CQ */
+    unsigned submit_inside; /* commands that another thread submits while the doorbell is rung */
 };
 
 static void ring(void *arg, uint32_t offset, uint32_t value)
@@ -37,6 +38,13 @@ static void ring(void *arg, uint32_t offset, uint32_t value)
     assert_in_range(r->nrings, 0, MAX_RINGS - 1);
     r->rings[r->nrings].offset = offset;
     r->rings[r->nrings++].value = value;
+    if (r->submit_inside && offset == SQ_DOORBELL) {
+        struct gpunvme_sqe sqe = {0};
+        uint64_t ticket;
+
+        r->submit_inside--;
+        assert_int_equal(gpunvme_qpair_submit(&r->q, &sqe, 1, &ticket), 1);
+    }
 }
 
 static struct rig *rig_prepare(uint32_t entries)
@@ -414,6 +422,19 @@ static void a_thread_that_finds_the_doorbell_taken_leaves_it(void **state)
     gpunvme_exchange32(&r->q.sq_lock, 0);
     gpunvme_qpair_publish(&r->q);
     assert_rang_once(r, SQ_DOORBELL, 1);
+    rig_close(r);
+}
+
+static void whoever_rings_looks_again_for_those_who_came_meanwhile(void **state)
+{
+    struct rig *r = rig_open(8);
+
+    (void)state;
+    r->submit_inside = 3;
+    submit_one(r);
+    assert_int_equal(r->nrings, 4);
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(r->rings[i].value, i + 1);
     rig_close(r);
 }
 
@@ -1023,6 +1044,7 @@ static void resets_near_the_wraps_of_positions_are_as_any(void **state)
             assert_rang_once(r, SQ_DOORBELL, 3);
             end_one(r, tickets[1]);
             reset_queue(r, 2);
+            reset_queue(r, 3); /* with nothing submitted since */
             assert_int_equal(gpunvme_qpair_outstanding(&r->q), 2);
             assert_ends(r, tickets[0], 2, 0);
             assert_ends(r, tickets[2], 2, 0);
@@ -1110,6 +1132,7 @@ int main(void)
         cmocka_unit_test(submitting_nothing_does_nothing),
         cmocka_unit_test(a_position_that_is_not_filled_holds_back_those_behind_it),
         cmocka_unit_test(a_thread_that_finds_the_doorbell_taken_leaves_it),
+        cmocka_unit_test(whoever_rings_looks_again_for_those_who_came_meanwhile),
         cmocka_unit_test(completions_of_three_laps_arrive_by_their_phase),
         cmocka_unit_test(completions_reach_their_tickets_in_any_order),
         cmocka_unit_test(every_status_of_fifteen_bits_arrives),

@@ -177,12 +177,12 @@ static void print_drives(const struct cli_machine *m)
 
 static void print_ways(const struct way *ways, bool works)
 {
-    char text[TEXT + 100];
+    char text[2 * TEXT];
 
     for (unsigned i = 0; i < NWAYS; i++) {
         if (ways[i].works != works)
             continue;
-        snprintf(text, sizeof(text), "%s: %s", ways[i].what, ways[i].why);
+        snprintf(text, sizeof(text), "%s: %.*s", ways[i].what, TEXT, ways[i].why);
         cli_print_wrapped(stdout, 14, ways[i].name, text);
     }
 }

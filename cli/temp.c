@@ -62,7 +62,7 @@ gpunvme_err_t cli_temp_add(const char *path)
 void cli_temp_keep(const char *path)
 {
     pthread_mutex_lock(&lock);
-    for (unsigned i = 0; i < nentries; i++)
+    for (unsigned i = 0; i < nentries && i < CLI_TEMP_MAX; i++)
         if (!strcmp(entries[i].path, path))
             entries[i].path[0] = 0;
     pthread_mutex_unlock(&lock);

@@ -334,6 +334,8 @@ static void fetch_batch(struct sim_thread *t, struct sim_sq *sq, const struct gp
             nmoves++;
             continue;
         }
+        sim_fast_finish(t, sq, moves, nmoves); /* completions in the order of their commands */
+        nmoves = 0;
         begin(t, sq, &sqe);
         if (atomic_load(&t->sim->halt))
             break;

@@ -108,10 +108,15 @@ build_all() {
         -DGPUNVME_WERROR=OFF) && cmake --build "$build" -j "$jobs"
 }
 
-# The GPU's memory checker on our own kernels. Errors that calls return are what tests ask for.
+# The GPU's memory checker on our own kernels. Errors that calls return are what tests ask for. What
+# counts is its own summary: it makes streams wait for each other, which one of the tests forbids.
 memcheck() {
-    compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1 \
-        "$build/tests/gpu/test_gpu_memory"
+    local program
+    for program in "$build"/tests/gpu/test_gpu_*; do
+        compute-sanitizer --tool memcheck --report-api-errors no "$program" | tee "$out/memcheck.tmp"
+        grep -q 'ERROR SUMMARY: 0 errors' "$out/memcheck.tmp" || return 1
+    done
+    rm -f "$out/memcheck.tmp"
 }
 
 # Twice: once for people to read, once for programs; the bytes must have been checked by the GPU.

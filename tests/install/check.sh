@@ -24,13 +24,14 @@ echo "with pkg-config"
 export PKG_CONFIG_PATH=${pc%/*}${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
 read -ra flags <<<"$(pkg-config --cflags --libs gpunvme)"
 "$CC" -Wall -Werror "$consumer/main.c" -o "$dir/with-pkg-config" "${flags[@]}"
-LD_LIBRARY_PATH=$lib "$dir/with-pkg-config"
+export LD_LIBRARY_PATH=$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+"$dir/with-pkg-config"
 
 echo "the example of README.md"
 awk '/^```c$/ { code = 1; next } /^```$/ { code = 0 } code' "$consumer/../../../README.md" \
     >"$dir/readme.c"
 "$CC" -Wall -Werror "$dir/readme.c" -o "$dir/readme" "${flags[@]}"
-LD_LIBRARY_PATH=$lib "$dir/readme"
+"$dir/readme"
 
 echo "with find_package"
 "$CMAKE" -S "$consumer" -B "$dir/build" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" \

@@ -159,10 +159,9 @@ static void lost_memory(struct sim_thread *t, const char *kind, uint16_t qid)
 static bool write_entry(struct sim_thread *t, struct sim_cq *cq, const uint32_t word[CQE_WORDS])
 {
     uint64_t bus = cq->bus + cq->tail * sizeof(struct gpunvme_cqe);
+    uint32_t *to = cq->cpu ? cq->cpu + cq->tail * CQE_WORDS : sim_dma_cpu(t->sim, bus, 16);
 
-    if (cq->cpu) {
-        uint32_t *to = cq->cpu + cq->tail * CQE_WORDS;
-
+    if (to) {
         memcpy(to, word, 12);
         /* Whoever sees the phase tag sees the rest, and the data before it. */
         __atomic_store_n(to + 3, word[3], __ATOMIC_RELEASE);
@@ -274,8 +273,9 @@ static void begin(struct sim_thread *t, struct sim_sq *sq, const struct gpunvme_
     if (sq->qid && !t->sim->unlimited) {
         uint64_t nbytes;
         enum sim_model_op op = sim_io_model(cmd, &nbytes);
+        uint64_t due_ns = sim_model_due_ns(t->sim->model, op, nbytes, t->now_ns);
 
-        cmd->due_ns = sim_model_due_ns(t->sim->model, op, nbytes, t->now_ns);
+        cmd->due_ns = due_ns > t->now_ns ? due_ns : 0;
     }
     if (!(sq->qid && sqe->opc == GPUNVME_CMD_DSM) && !sim_pass_faults(cmd, NULL, 0))
         return;
@@ -315,10 +315,18 @@ static void free_batch_cids(struct sim_thread *t)
     t->nbatch = 0;
 }
 
+/* Posts the completions of commands that went the short way, one after the other. */
+static void post_done(struct sim_thread *t, struct sim_sq *sq, const uint16_t *cids, uint32_t *n)
+{
+    for (uint32_t i = 0; i < *n; i++)
+        sim_post(t, &(struct sim_pending){.sq = sq, .cid = cids[i]});
+    *n = 0;
+}
+
 static void fetch_batch(struct sim_thread *t, struct sim_sq *sq, const struct gpunvme_sqe *from,
                         uint32_t n, bool fast)
 {
-    uint16_t done[SIM_BATCH]; /* by the short way */
+    uint16_t done[SIM_BATCH];
     uint32_t ndone = 0;
 
     t->batch_sq = sq;
@@ -335,12 +343,12 @@ static void fetch_batch(struct sim_thread *t, struct sim_sq *sq, const struct gp
             done[ndone++] = sqe.cid;
             continue;
         }
+        post_done(t, sq, done, &ndone);
         begin(t, sq, &sqe);
         if (atomic_load(&t->sim->halt))
             break;
     }
-    for (uint32_t i = 0; i < ndone; i++)
-        sim_post(t, &(struct sim_pending){.sq = sq, .cid = done[i]});
+    post_done(t, sq, done, &ndone);
     free_batch_cids(t);
 }
 

@@ -94,14 +94,16 @@ static void an_overrun_submission_queue_is_told(void **state)
 {
     struct raw r;
     struct raw_queue *q;
+    uint64_t bus;
 
     (void)state;
     raw_open(&r, "sim:size=1M,latency=1h");
     request_event(&r);
     q = &r.queue[1];
+    bus = raw_bus(&r, raw_alloc(&r, 512));
     raw_put(q, (struct gpunvme_sqe){.opc = 0x7f}); /* ends at once: the tail was seen */
     for (unsigned i = 0; i < 59; i++)
-        raw_put(q, raw_rw(GPUNVME_CMD_READ, 0, 1, raw_bus(&r, q->cq), 0));
+        raw_put(q, raw_rw(GPUNVME_CMD_READ, 0, 1, bus, 0));
     raw_ring(raw_sq_doorbell(&r, 1), 60);
     assert_int_equal(raw_wait(&r, q), GPUNVME_SC_INVALID_OPCODE);
     assert_int_equal(q->last.sqhd, 1);

@@ -159,10 +159,9 @@ static void lost_memory(struct sim_thread *t, const char *kind, uint16_t qid)
 static bool write_entry(struct sim_thread *t, struct sim_cq *cq, const uint32_t word[CQE_WORDS])
 {
     uint64_t bus = cq->bus + cq->tail * sizeof(struct gpunvme_cqe);
+    uint32_t *to = cq->cpu ? cq->cpu + cq->tail * CQE_WORDS : sim_dma_cpu(t->sim, bus, 16);
 
-    if (cq->cpu) {
-        uint32_t *to = cq->cpu + cq->tail * CQE_WORDS;
-
+    if (to) {
         memcpy(to, word, 12);
         /* Whoever sees the phase tag sees the rest, and the data before it. */
         __atomic_store_n(to + 3, word[3], __ATOMIC_RELEASE);
@@ -274,8 +273,9 @@ static void begin(struct sim_thread *t, struct sim_sq *sq, const struct gpunvme_
     if (sq->qid && !t->sim->unlimited) {
         uint64_t nbytes;
         enum sim_model_op op = sim_io_model(cmd, &nbytes);
+        uint64_t due_ns = sim_model_due_ns(t->sim->model, op, nbytes, t->now_ns);
 
-        cmd->due_ns = sim_model_due_ns(t->sim->model, op, nbytes, t->now_ns);
+        cmd->due_ns = due_ns > t->now_ns ? due_ns : 0;
     }
     if (!(sq->qid && sqe->opc == GPUNVME_CMD_DSM) && !sim_pass_faults(cmd, NULL, 0))
         return;

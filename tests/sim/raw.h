@@ -215,15 +215,23 @@ static inline uint16_t raw_submit(struct raw *r, struct raw_queue *q, struct gpu
     return cid;
 }
 
+/* The phase tag of an entry of the completion queue. */
+static inline uint16_t raw_phase(const struct raw_queue *q, uint32_t at)
+{
+    const uint32_t *entry = (const uint32_t *)(const void *)&q->cq[at];
+
+    return __atomic_load_n(&entry[3], __ATOMIC_ACQUIRE) >> 16 & 1;
+}
+
 /* Is there a completion? Then it is in q->last and the doorbell is rung. */
 static inline bool raw_poll(struct raw *r, struct raw_queue *q)
 {
     uint32_t *entry = (uint32_t *)(void *)&q->cq[q->head], word[4];
 
-    word[3] = __atomic_load_n(&entry[3], __ATOMIC_ACQUIRE);
-    if ((word[3] >> 16 & 1) != q->phase)
+    if (raw_phase(q, q->head) != q->phase)
         return false;
     memcpy(word, entry, 12);
+    word[3] = __atomic_load_n(&entry[3], __ATOMIC_RELAXED);
     memcpy(&q->last, word, sizeof(q->last));
     if (++q->head == q->size) {
         q->head = 0;

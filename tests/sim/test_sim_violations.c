@@ -94,20 +94,20 @@ static void an_overrun_submission_queue_is_told(void **state)
 {
     struct raw r;
     struct raw_queue *q;
-    uint64_t seen;
+    uint64_t bus;
 
     (void)state;
     raw_open(&r, "sim:size=1M,latency=1h");
     request_event(&r);
-    usleep(50000); /* the doorbells up to here have been seen */
-    seen = raw_report(&r).doorbell_writes;
     q = &r.queue[1];
-    for (unsigned i = 0; i < 60; i++)
-        raw_put(q, raw_rw(GPUNVME_CMD_READ, 0, 1, raw_bus(&r, q->cq), 0));
+    bus = raw_bus(&r, raw_alloc(&r, 512));
+    raw_put(q, (struct gpunvme_sqe){.opc = 0x7f}); /* ends at once: the tail was seen */
+    for (unsigned i = 0; i < 59; i++)
+        raw_put(q, raw_rw(GPUNVME_CMD_READ, 0, 1, bus, 0));
     raw_ring(raw_sq_doorbell(&r, 1), 60);
-    while (raw_report(&r).doorbell_writes == seen)
-        usleep(1000);
-    raw_ring(raw_sq_doorbell(&r, 1), 10); /* 14 more, but only 3 are free: no head was told yet */
+    assert_int_equal(raw_wait(&r, q), GPUNVME_SC_INVALID_OPCODE);
+    assert_int_equal(q->last.sqhd, 1);
+    raw_ring(raw_sq_doorbell(&r, 1), 10); /* 14 more, but only 4 are known to be free */
     expect_event(&r, GPUNVME_AER_ERROR_DOORBELL_VALUE);
     raw_close_violated(&r, GPUNVME_SIM_VIOLATION_SQ_OVERFLOW);
 }

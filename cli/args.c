@@ -7,17 +7,45 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/units.h"
 #include "cli.h"
 
+#define WIDTH 79
+
 const char *cli_name = "gpunvme";
 
+/* Prints `text` from `column` on, wrapped at words, further lines at `indent`. */
+static void put_words(FILE *out, int column, int indent, const char *text)
+{
+    bool at_start = true;
+
+    while (*text) {
+        int length = (int)strcspn(text, " ");
+
+        if (!at_start && column + 1 + length > WIDTH) {
+            fprintf(out, "\n%*s", indent, "");
+            column = indent;
+            at_start = true;
+        }
+        column += fprintf(out, "%s%.*s", at_start ? "" : " ", length, text);
+        at_start = false;
+        text += length + (text[length] != 0);
+    }
+    fputc('\n', out);
+}
+
+/* On a terminal words stay whole; elsewhere a message is one line, as programs want it. */
 static void say(const char *format, va_list args)
 {
-    fprintf(stderr, "%s: ", cli_name);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    char text[2048];
+
+    vsnprintf(text, sizeof(text), format, args);
+    if (isatty(STDERR_FILENO))
+        put_words(stderr, fprintf(stderr, "%s: ", cli_name), 2, text);
+    else
+        fprintf(stderr, "%s: %s\n", cli_name, text);
 }
 
 void cli_say(const char *format, ...)
@@ -42,20 +70,10 @@ int cli_usage(const char *format, ...)
 
 void cli_print_wrapped(FILE *out, int indent, const char *label, const char *text)
 {
-    int column = indent;
+    int left = indent < 2 ? indent : 2;
 
-    fprintf(out, "%*s%-*s", indent < 2 ? indent : 2, "", indent < 2 ? 0 : indent - 2, label);
-    while (*text) {
-        int length = (int)strcspn(text, " ");
-
-        if (column > indent && column + 1 + length > 79) {
-            fprintf(out, "\n%*s", indent, "");
-            column = indent;
-        }
-        column += fprintf(out, "%s%.*s", column > indent ? " " : "", length, text);
-        text += length + (text[length] != 0);
-    }
-    fputc('\n', out);
+    fprintf(out, "%*s%-*s", left, "", indent - left, label);
+    put_words(out, indent, indent, text);
 }
 
 int cli_exit_code(gpunvme_err_t err)

@@ -82,8 +82,8 @@ static const struct argp_option options[] = {
 
 static const char doc[] =
     "Measures a device: commands a second, bytes a second, and how long each command took."
-    "\vEach block that --verify writes carries its address and the seed, so that a read that\n"
-    "returns another block is found. Writes destroy what is in the region; on a drive, or on an\n"
+    "\vEach block that --verify writes carries its address and the seed, so that a read that "
+    "returns another block is found. Writes destroy what is in the region; on a drive, or on an "
     "image file, they need --force.\n\n"
     "Examples:\n"
     "  gpunvme bench sim:size=1G\n"

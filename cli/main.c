@@ -125,6 +125,7 @@ int main(int argc, char **argv)
     int code;
 
     argp_err_exit_status = CLI_USAGE;
+    setenv("ARGP_HELP_FMT", "no-dup-args-note", 0); /* a remark that only confuses */
     code = dispatch(argc, argv);
     cli_temp_remove();
     /* A full disk behind standard output shows only here. */

@@ -13,8 +13,9 @@
 
 #include "base/units.h"
 
-#define REDRAW_NS UINT64_C(100000000)
-#define MAX_WIDTH 100
+#define REDRAW_NS  UINT64_C(100000000)
+#define MAX_WIDTH  100
+#define TEXT_WIDTH 41 /* "1023 MiB of 1023 MiB, 999 MB/s, 99 s left" */
 
 uint64_t cli_now_ns(void)
 {
@@ -91,7 +92,7 @@ static void draw(const struct cli_progress *progress, uint64_t done, uint64_t el
         done = progress->total;
     describe(progress, done, elapsed_ns, text, sizeof(text));
     width = terminal_width() - 1;
-    room = width - (int)strlen(progress->what) - 4 - 48; /* the text keeps its place */
+    room = width - (int)strlen(progress->what) - 4 - TEXT_WIDTH; /* the text keeps its place */
     if (!progress->total || room < 8) {
         fprintf(stderr, "\r\033[K%.*s  %.*s", width / 3, progress->what, width / 2, text);
     } else {

@@ -62,6 +62,7 @@ struct job {
     uint64_t *sums; /* of the windows */
     bool by_gpu;
     struct phase write, read;
+    struct cli_progress progress;
     struct cli_path path;
 
     /* while a controller is open */
@@ -436,6 +437,7 @@ static gpunvme_err_t move_window(struct job *job, struct phase *phase, bool is_w
         err = is_write ? cli_pump_write(&job->pump, slba + i, n, &job->window, off, NULL)
                        : cli_pump_read(&job->pump, slba + i, n, &job->window, off, NULL);
         i += n;
+        cli_progress_update(&job->progress, phase->nbytes + off);
     }
     if (!err)
         err = cli_pump_wait(&job->pump, NULL);
@@ -468,18 +470,17 @@ static gpunvme_err_t load_window(struct job *job, uint64_t at)
 
 static gpunvme_err_t write_all(struct job *job)
 {
-    struct cli_progress progress;
     gpunvme_err_t err = GPUNVME_OK;
     uint64_t start;
 
-    cli_progress_begin(&progress, "write", CLI_PROGRESS_BYTES, job->nbytes, job->args.common.quiet);
+    cli_progress_begin(&job->progress, "write", CLI_PROGRESS_BYTES, job->nbytes,
+                       job->args.common.quiet);
     for (uint64_t at = 0; !err && at < job->nbytes; at += job->window_nbytes) {
         err = load_window(job, at);
         if (!err)
             err = move_window(job, &job->write, true, at, window_at(job, at));
-        cli_progress_update(&progress, job->write.nbytes);
     }
-    cli_progress_end(&progress);
+    cli_progress_end(&job->progress);
     start = cli_now_ns();
     if (!err)
         err = gpunvme_flush(job->ioq, job->ns);
@@ -509,10 +510,9 @@ static gpunvme_err_t verify_window(struct job *job, uint64_t at)
 
 static gpunvme_err_t read_all(struct job *job)
 {
-    struct cli_progress progress;
     gpunvme_err_t err = GPUNVME_OK;
 
-    cli_progress_begin(&progress, "read and verify", CLI_PROGRESS_BYTES, job->nbytes,
+    cli_progress_begin(&job->progress, "read and verify", CLI_PROGRESS_BYTES, job->nbytes,
                        job->args.common.quiet);
     for (uint64_t at = 0; !err && at < job->nbytes; at += job->window_nbytes) {
         /* What an earlier window left must not pass for this one. */
@@ -523,9 +523,8 @@ static gpunvme_err_t read_all(struct job *job)
             err = move_window(job, &job->read, false, at, window_at(job, at));
         if (!err)
             err = verify_window(job, at);
-        cli_progress_update(&progress, job->read.nbytes);
     }
-    cli_progress_end(&progress);
+    cli_progress_end(&job->progress);
     return err;
 }
 
@@ -580,22 +579,32 @@ static uint64_t violations(const struct job *job)
     return job->write.report.nviolations + job->read.report.nviolations;
 }
 
+static void print_verified(const struct job *job)
+{
+    char size[BASE_UNITS_TEXT], text[CLI_TEMP_PATH_MAX + 300];
+
+    snprintf(text, sizeof(text),
+             "%s (%" PRIu64 " bytes) of %.256s went to NVMe and came back %s; checksum %016" PRIx64
+             ", taken by the %s.",
+             base_format_size(job->nbytes, size, sizeof(size)), job->nbytes,
+             job->made_file ? "a safetensors file made for this" : job->input.name,
+             gpunvme_mem_gpu_is_host() ? "into host memory" : "into GPU memory", whole_sum(job),
+             job->by_gpu ? "GPU" : "CPU");
+    puts("Verified");
+    cli_print_wrapped(stdout, 2, "", text);
+    putchar('\n');
+}
+
 static void print_result(const struct job *job)
 {
     struct cli_stats stats[] = {
         {"write", &job->write.hist, job->write.nbytes, job->write.elapsed_ns},
         {"read", &job->read.hist, job->read.nbytes, job->read.elapsed_ns},
     };
-    char size[BASE_UNITS_TEXT];
     uint64_t io = job->write.report.commands[1] + job->read.report.commands[1];
     uint64_t admin = job->write.report.commands[0] + job->read.report.commands[0];
 
-    printf("Verified: %s (%" PRIu64 " bytes) of %s\n",
-           base_format_size(job->nbytes, size, sizeof(size)), job->nbytes,
-           job->made_file ? "a safetensors file made for this" : job->input.name);
-    printf("          went to NVMe and came back %s, checksum %016" PRIx64 " by the %s.\n\n",
-           gpunvme_mem_gpu_is_host() ? "into host memory" : "into GPU memory", whole_sum(job),
-           job->by_gpu ? "GPU" : "CPU");
+    print_verified(job);
     cli_path_print(&job->path, stdout);
     putchar('\n');
     cli_stats_print(stats, 2, stdout);

@@ -18,16 +18,15 @@ static const struct argp_option options[] = {
     {0},
 };
 
-static const char doc[] =
-    "Reads bytes of a namespace, from any offset and of any length."
-    "\vSizes take units: 4K, 1MiB, 1.5GB, 0x1000.\n\n"
-    "Examples:\n"
-    "  gpunvme read sim:image=disk.img --length 64 | xxd\n"
-    "  gpunvme read sim:image=disk.img --offset 1M --length 10G -o out.bin\n"
-    "  export GPUNVME_URI=sim:image=disk.img\n"
-    "  gpunvme read -n 2 -o whole-namespace.bin\n\n"
-    "Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted. After a failure\n"
-    "FILE has the bytes from before it.";
+static const char doc[] = "Reads bytes of a namespace, from any offset and of any length."
+                          "\vSizes take units: 4K, 1MiB, 1.5GB, 0x1000.\n\n"
+                          "Examples:\n"
+                          "  gpunvme read sim:image=disk.img --length 64 | xxd\n"
+                          "  gpunvme read sim:image=disk.img --offset 1M --length 10G -o out.bin\n"
+                          "  export GPUNVME_URI=sim:image=disk.img\n"
+                          "  gpunvme read -n 2 -o whole-namespace.bin\n\n"
+                          "Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted. After a failure "
+                          "FILE has the bytes from before it.";
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {

@@ -25,7 +25,7 @@ static const struct argp_option options[] = {
 static const char doc[] =
     "Writes bytes to a namespace, at any offset and of any length, and flushes. What is there is "
     "overwritten without asking."
-    "\vSizes take units: 4K, 1MiB, 1.5GB, 0x1000. A pipe is written until it ends; with --length,\n"
+    "\vSizes take units: 4K, 1MiB, 1.5GB, 0x1000. A pipe is written until it ends; with --length, "
     "an input that ends early is an error.\n\n"
     "Examples:\n"
     "  gpunvme write sim:image=disk.img -i model.safetensors\n"

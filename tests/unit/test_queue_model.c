@@ -404,7 +404,7 @@ static const struct run_config configs[] = {
     {"64 entries, shadow doorbells", 64, 3, 8, MODEL_DB_SHADOW, 1, false, false, 0, BIT(48), 10},
     {"1,024 entries, six submitters", 1024, 6, 48, MODEL_DB_POINTER, 1, false, false, BIT(42), 0,
      12},
-    {"64 entries, never full", 64, 6, 3, MODEL_DB_POINTER, 1, false, true, BIT(34), 0, 10},
+    {"64 entries, never full", 64, 6, 3, MODEL_DB_POINTER, 1, false, true, BIT(38), 0, 2},
     {"two entries, resets", 2, 3, 2, MODEL_DB_POINTER, 1, true, false, BIT(33), BIT(48), 4},
     {"eight entries, resets", 8, 4, 6, MODEL_DB_FUNCTION, 1, true, false, BIT(63), 0, 8},
     {"eight entries, resets, shadows", 8, 3, 4, MODEL_DB_SHADOW, 1, true, false, BIT(35), 0, 8},

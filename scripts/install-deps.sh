@@ -18,9 +18,13 @@ esac
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
+# Compilers write here, not to /dev/null: as root, some replace that by a file.
+probe=$(mktemp)
+trap 'rm -f "$probe"' EXIT
+
 # The probes ask whether the thing works, not whether a package of that name is there.
-c_compiler() { echo 'int main(void) { return 0; }' | "${CC:-cc}" -x c -o /dev/null - 2>/dev/null; }
-cxx_compiler() { echo 'int main() { return 0; }' | "${CXX:-c++}" -x c++ -o /dev/null - 2>/dev/null; }
+c_compiler() { echo 'int main(void) { return 0; }' | "${CC:-cc}" -x c -o "$probe" - 2>/dev/null; }
+cxx_compiler() { echo 'int main() { return 0; }' | "${CXX:-c++}" -x c++ -o "$probe" - 2>/dev/null; }
 cmake_3_25() {
     have cmake || return 1
     local version
@@ -30,7 +34,7 @@ cmake_3_25() {
 library() { have pkg-config && pkg-config --exists "$1"; }
 libfuzzer() {
     echo 'int LLVMFuzzerTestOneInput(const char *d, long n) { return !d && !n; }' |
-        clang -x c -fsanitize=fuzzer,address -o /dev/null - 2>/dev/null
+        clang -x c -fsanitize=fuzzer,address -o "$probe" - 2>/dev/null
 }
 clang_format_14() {
     have clang-format-14 || { have clang-format && clang-format --version | grep -q ' 14\.'; }

@@ -94,10 +94,15 @@ static gpunvme_err_t write_piece(struct cli_transfer *t, uint64_t at, size_t nby
                                  unsigned *pending)
 {
     uint64_t mask = t->ns->block_size - 1;
+    gpunvme_err_t err;
 
-    if ((at | nbytes) & mask)
-        return gpunvme_write(t->ioq, t->ns, at, nbytes, &t->buf, off, t->pump.write_flags);
-    return start_blocks(t, at, nbytes, off, pending);
+    if (!((at | nbytes) & mask))
+        return start_blocks(t, at, nbytes, off, pending);
+    /* The library needs room in the queue, and a full one is emptied by nobody but this thread. */
+    err = cli_pump_wait(&t->pump, NULL);
+    if (!err)
+        err = gpunvme_write(t->ioq, t->ns, at, nbytes, &t->buf, off, t->pump.write_flags);
+    return err;
 }
 
 /* The input went on where the namespace ends. */

@@ -41,7 +41,7 @@ else()
             set(GPUNVME_HAVE_CUDA ON)
             # nvcc's host code refers to the C++ runtime; programs in C must link it too.
             set(GPUNVME_CUDA_LIBRARIES CUDA::cudart_static stdc++)
-            add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>")
+            add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall>")
         else()
             set(why "the CUDA toolkit of ${CMAKE_CUDA_COMPILER} has no libcudart_static")
         endif()

@@ -53,24 +53,26 @@ static void end_request(struct sim_thread *t, struct sim_pending *request)
     sim_complete(t, &pending);
 }
 
-/* Takes the first event that may be told now; drops those that are not wanted. */
-static bool next_event(struct gpunvme_sim *sim, struct sim_event *event)
+/* Takes the first event that may be told now, and masks its type; drops those not wanted. */
+static bool take_event(struct gpunvme_sim *sim, struct sim_event *event)
 {
-    for (unsigned i = 0; i < sim->nevents;) {
-        bool enabled;
+    bool taken = false;
 
+    pthread_mutex_lock(&sim->event_lock);
+    for (unsigned i = 0; !taken && i < sim->nevents;) {
         *event = sim->events[i];
-        enabled = is_enabled(sim, event);
-        if (enabled && sim->event_masked[event->type]) {
+        taken = is_enabled(sim, event) && !sim->event_masked[event->type];
+        if (is_enabled(sim, event) && !taken) {
             i++;
             continue;
         }
         sim->nevents--;
         memmove(&sim->events[i], &sim->events[i + 1], (sim->nevents - i) * sizeof(*event));
-        if (enabled)
-            return true;
     }
-    return false;
+    if (taken)
+        sim->event_masked[event->type] = event->log_page;
+    pthread_mutex_unlock(&sim->event_lock);
+    return taken;
 }
 
 /* On thread 0, under its lock. */
@@ -79,16 +81,13 @@ void sim_events_deliver(struct sim_thread *t)
     struct gpunvme_sim *sim = t->sim;
     struct sim_event event;
 
-    pthread_mutex_lock(&sim->event_lock);
-    atomic_store(&sim->events_due, false);
-    while (sim->naers && next_event(sim, &event)) {
-        sim->event_masked[event.type] = event.log_page;
+    atomic_store(&sim->events_due, false); /* before the look: what comes later sets it again */
+    while (sim->naers && take_event(sim, &event)) {
         sim->aers[0].dw0 =
             (uint32_t)(GPUNVME_SET(event.type, AER_TYPE) | GPUNVME_SET(event.info, AER_INFO) |
                        GPUNVME_SET(event.log_page, AER_LID));
         end_request(t, &sim->aers[0]);
     }
-    pthread_mutex_unlock(&sim->event_lock);
 }
 
 /* A log page was read without RAE: the events that named it are cleared. */

@@ -13,6 +13,8 @@
 #define SPIN_NS         30000u /* how long to look for work before sleeping */
 #define SLEEP_FIRST_NS  5000u
 #define SLEEP_MOST_NS   100000u
+#define IDLE_NS         100000000u /* without work for so long: */
+#define SLEEP_IDLE_NS   1000000u
 #define SLEEP_ACTIVE_NS 10000u /* while a store works */
 #define WAKE_EARLY_NS   20000u /* before a completion is due, as timers are late */
 #define HOUSEKEEPING    256u   /* passes between looks at what is rare */
@@ -151,6 +153,7 @@ static void housekeep(struct sim_thread *t)
 static void rest(struct sim_thread *t, uint64_t next_ns, bool active)
 {
     uint64_t now_ns = sim_now_ns(), most_ns = active ? SLEEP_ACTIVE_NS : SLEEP_MOST_NS;
+    uint64_t sleep_ns;
 
     if (!t->idle_ns) {
         t->idle_ns = now_ns;
@@ -164,10 +167,13 @@ static void rest(struct sim_thread *t, uint64_t next_ns, bool active)
         cpu_relax();
         return;
     }
-    if (next_ns - WAKE_EARLY_NS - now_ns < most_ns)
-        most_ns = next_ns - WAKE_EARLY_NS - now_ns;
-    sim_pause_ns(t->sleep_ns < most_ns ? t->sleep_ns : most_ns);
-    if (t->sleep_ns < SLEEP_MOST_NS)
+    if (!active && now_ns - t->idle_ns > IDLE_NS)
+        most_ns = SLEEP_IDLE_NS;
+    sleep_ns = t->sleep_ns < most_ns ? t->sleep_ns : most_ns;
+    if (next_ns - WAKE_EARLY_NS - now_ns < sleep_ns)
+        sleep_ns = next_ns - WAKE_EARLY_NS - now_ns;
+    sim_pause_ns(sleep_ns);
+    if (t->sleep_ns < most_ns)
         t->sleep_ns *= 2;
 }
 

@@ -3,7 +3,9 @@
  * I/O commands of the software controller, on every kind of store: what they do to the bytes, and
  * what they refuse. Most tests run once for each way that a command can go inside.
  */
-#include <stdatomic.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/resource.h>
 
 #include "sim/raw.h"
 
@@ -520,6 +522,76 @@ static void many_large_transfers_at_once_work(void **state)
     }
 }
 
+/* The limit on file sizes plays the full file system. */
+static void a_full_disk_under_the_image_is_told(void **state)
+{
+    struct rlimit old, limit;
+    struct raw r;
+    uint8_t *data;
+
+    (void)state;
+    open_kind(&r, 2, "");
+    data = raw_alloc(&r, 4096);
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    limit = old;
+    limit.rlim_cur = 1 << 20;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    assert_int_equal(rw(&r, GPUNVME_CMD_WRITE, 4096, 8, data), GPUNVME_SC_CAP_EXCEEDED);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    assert_int_equal(rw(&r, GPUNVME_CMD_WRITE, 4096, 8, data), 0);
+    close_kind(&r);
+}
+
+static void an_image_that_was_cut_is_a_media_error(void **state)
+{
+    struct raw r;
+    uint8_t *data;
+
+    (void)state;
+    open_kind(&r, 2, "");
+    data = raw_alloc(&r, 4096);
+    assert_int_equal(rw(&r, GPUNVME_CMD_WRITE, 4096, 8, data), 0);
+    assert_int_equal(truncate(image, 1 << 20), 0);
+    assert_int_equal(rw(&r, GPUNVME_CMD_READ, 4096, 8, data), GPUNVME_SC_UNRECOVERED_READ);
+    assert_int_equal(rw(&r, GPUNVME_CMD_COMPARE, 4096, 8, data), GPUNVME_SC_UNRECOVERED_READ);
+    assert_int_equal(rw(&r, GPUNVME_CMD_READ, 0, 8, data), 0);
+    close_kind(&r);
+}
+
+/* Stores that work in the background: queue and memory go while they do. */
+static void queues_and_memory_go_beside_transfers(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 8; i++) {
+        struct gpunvme_buf buf = {.nbytes = 1 << 20};
+        struct raw r;
+
+        open_kind(&r, 2, i % 2 ? ",threads=2" : "");
+        buf.cpu = raw_alloc(&r, 1 << 20);
+        assert_ok(gpunvme_sim_dma_map(r.sim, 0x100000, 1 << 20, &buf));
+        for (unsigned n = 0; n < 60; n++)
+            raw_put(&r.queue[1], raw_rw(GPUNVME_CMD_READ, n * 8, 8, 0x100000 + n * 4096, 0));
+        raw_ring(raw_sq_doorbell(&r, 1), 60);
+        if (i & 2)
+            while (raw_report(&r).commands[1] == 0)
+                sched_yield();
+        if (i & 4) {
+            assert_int_equal(raw_delete_sq(&r, 1), 0);
+            assert_int_equal(raw_delete_cq(&r, 1), 0);
+        } else {
+            for (unsigned n = 0; n < 60; n++)
+                assert_int_equal(raw_wait(&r, &r.queue[1]), 0);
+        }
+        assert_ok(gpunvme_sim_dma_unmap(r.sim, 0x100000, 1 << 20));
+        memset(buf.cpu, 0x5a, buf.nbytes);
+        usleep(2000);
+        for (unsigned n = 0; n < 60; n++)
+            assert_int_equal(((uint8_t *)buf.cpu)[n * 4096], 0x5a);
+        close_kind(&r);
+    }
+}
+
 static void a_report_counts_commands_and_bytes(void **state)
 {
     struct gpunvme_sim_report report;
@@ -569,6 +641,9 @@ int main(void)
         cmocka_unit_test(a_full_completion_queue_waits_for_the_driver),
         cmocka_unit_test(queues_wrap_many_times),
         cmocka_unit_test(many_large_transfers_at_once_work),
+        cmocka_unit_test(a_full_disk_under_the_image_is_told),
+        cmocka_unit_test(an_image_that_was_cut_is_a_media_error),
+        cmocka_unit_test(queues_and_memory_go_beside_transfers),
         cmocka_unit_test(a_report_counts_commands_and_bytes),
     };
 

@@ -223,6 +223,15 @@ static inline uint16_t raw_phase(const struct raw_queue *q, uint32_t at)
     return __atomic_load_n(&entry[3], __ATOMIC_ACQUIRE) >> 16 & 1;
 }
 
+/* Waits until the entry has that phase tag. */
+static inline void raw_wait_phase(const struct raw_queue *q, uint32_t at, uint16_t phase)
+{
+    time_t end = 0;
+
+    while (raw_phase(q, at) != phase)
+        assert_false(raw_expired(&end));
+}
+
 /* Is there a completion? Then it is in q->last and the doorbell is rung. */
 static inline bool raw_poll(struct raw *r, struct raw_queue *q)
 {

@@ -454,9 +454,9 @@ static void a_full_completion_queue_waits_for_the_driver(void **state)
         q->sq[i].cid = i;
     }
     raw_ring(raw_sq_doorbell(&r, 2), 40);
-    usleep(5000);
     for (uint16_t i = 0; i < 7; i++)
-        assert_int_equal(raw_phase(q, i), 1);
+        raw_wait_phase(q, i, 1);
+    usleep(2000);
     assert_int_equal(raw_phase(q, 7), 0);
     for (uint16_t i = 0; i < 40; i++) {
         assert_int_equal(raw_wait(&r, q), 0);

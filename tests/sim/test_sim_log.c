@@ -311,6 +311,35 @@ static void a_temperature_beyond_its_threshold_is_an_event(void **state)
     raw_close(&r);
 }
 
+/* Requests keep no entry of the completion queue reserved, so theirs may have to wait for one. */
+static void an_event_waits_for_room(void **state)
+{
+    struct raw r;
+    struct raw_queue *q;
+
+    (void)state;
+    raw_create(&r, "sim:size=1M");
+    q = raw_queue_init(&r, 0, 32);
+    raw_write(&r, GPUNVME_REG_AQA, 31u | 1u << 16); /* one completion at a time */
+    raw_write64(&r, GPUNVME_REG_ASQ, raw_bus(&r, q->sq));
+    raw_write64(&r, GPUNVME_REG_ACQ, raw_bus(&r, q->cq));
+    raw_write(&r, GPUNVME_REG_CC, RAW_CC);
+    assert_true(raw_wait_csts(&r, RAW_RDY, RAW_RDY));
+    for (unsigned i = 0; i < 3; i++)
+        request_event(&r);
+    gpunvme_sim_event(r.sim, GPUNVME_AER_TYPE_ERROR, 2, GPUNVME_LOG_ERROR);
+    gpunvme_sim_event(r.sim, GPUNVME_AER_TYPE_VENDOR, 1, 0xc0);
+    gpunvme_sim_event(r.sim, GPUNVME_AER_TYPE_IOCS, 1, 0x81);
+    for (uint16_t i = 0; i < 3; i++) {
+        raw_wait_phase(q, i % 2, i < 2);
+        assert_int_equal(q->cq[i % 2].status >> 1, 0);
+        usleep(2000);
+        assert_int_equal(raw_phase(q, (i + 1) % 2), i > 0); /* nothing new */
+        raw_ring(raw_cq_doorbell(&r, 0), (i + 1) % 2);
+    }
+    raw_close(&r);
+}
+
 static void requests_are_limited(void **state)
 {
     struct raw r;
@@ -377,6 +406,7 @@ int main(void)
         cmocka_unit_test(a_type_is_masked_until_its_log_is_read),
         cmocka_unit_test(only_enabled_events_are_sent),
         cmocka_unit_test(a_temperature_beyond_its_threshold_is_an_event),
+        cmocka_unit_test(an_event_waits_for_room),
         cmocka_unit_test(requests_are_limited),
         cmocka_unit_test(a_request_can_be_aborted),
         cmocka_unit_test(a_reset_forgets_requests_and_events),

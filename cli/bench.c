@@ -453,10 +453,14 @@ static int run(struct bench *bench)
         err = run_workers(bench);
     if (!err)
         gather(bench);
-    for (uint32_t i = 0; i < bench->nworkers; i++)
-        bench_worker_destroy(bench->workers[i]);
+    code = cli_device_tell(&bench->device, err);
+    for (uint32_t i = 0; i < bench->nworkers; i++) {
+        err = bench_worker_destroy(bench->workers[i]);
+        if (code == CLI_OK)
+            code = cli_device_tell(&bench->device, err);
+    }
     free(bench->workers);
-    code = cli_device_finish(&bench->device, err);
+    code = cli_device_finish(&bench->device, code);
     if (code == CLI_OK && bench->args.common.json)
         json_result(bench);
     else if (code == CLI_OK)

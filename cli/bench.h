@@ -40,7 +40,9 @@ struct bench_worker;
 gpunvme_err_t bench_worker_create(struct cli_device *device, const struct gpunvme_ns *ns,
                                   const struct bench_plan *plan, uint32_t index, uint32_t nworkers,
                                   struct bench_shared *shared, struct bench_worker **out);
-void bench_worker_destroy(struct bench_worker *worker);
+
+/* Deletes its queue; all is freed whatever that gives. */
+gpunvme_err_t bench_worker_destroy(struct bench_worker *worker);
 
 /* Writes the whole region, each block with its stamp, in the calling thread. */
 gpunvme_err_t bench_worker_fill(struct bench_worker *worker, struct cli_progress *progress);

@@ -180,19 +180,21 @@ gpunvme_err_t bench_worker_create(struct cli_device *device, const struct gpunvm
     return err;
 }
 
-void bench_worker_destroy(struct bench_worker *w)
+gpunvme_err_t bench_worker_destroy(struct bench_worker *w)
 {
+    gpunvme_err_t err, freed;
+
     if (w->pump.slots)
         cli_pump_stop(&w->pump);
-    /* A failure shows again, and is told, when the controller is shut down. */
-    gpunvme_ioq_delete(w->ioq);
+    err = gpunvme_ioq_delete(w->ioq);
     if (w->buf.bus)
         gpunvme_ctrl_unmap(w->ctrl, &w->buf);
-    gpunvme_mem_free(&w->buf);
+    freed = gpunvme_mem_free(&w->buf);
     free(w->free_pieces);
     free(w->expected);
     free(w->scratch);
     free(w);
+    return err ? err : freed;
 }
 
 /* A piece that no command in flight uses. */

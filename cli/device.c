@@ -135,10 +135,13 @@ int cli_report_violations(const struct gpunvme_sim_report *report)
     return CLI_VERIFY;
 }
 
-int cli_device_fail(const struct cli_device *device, gpunvme_err_t err)
+int cli_device_tell(const struct cli_device *device, gpunvme_err_t err)
 {
-    int code = cli_fail(err);
+    int code;
 
+    if (!err)
+        return CLI_OK;
+    code = cli_fail(err);
     /* The status that a drive gives when it is full; here it is the disk that is. */
     if (device->is_sim &&
         GPUNVME_STATUS_CODE(gpunvme_err_nvme_status(err)) == GPUNVME_SC_CAP_EXCEEDED)
@@ -146,15 +149,14 @@ int cli_device_fail(const struct cli_device *device, gpunvme_err_t err)
     return code;
 }
 
-int cli_device_finish(struct cli_device *device, gpunvme_err_t err)
+int cli_device_finish(struct cli_device *device, int code)
 {
-    int code = err ? cli_device_fail(device, err) : CLI_OK;
+    gpunvme_err_t err = cli_device_close(device);
     int violations;
 
-    err = cli_device_close(device);
     /* After a failure the shutdown may well fail too: that is not news. */
-    if (err && code == CLI_OK)
-        code = cli_fail(err);
+    if (code == CLI_OK)
+        code = cli_device_tell(device, err);
     violations = cli_report_violations(&device->report);
     return violations != CLI_OK && code != CLI_INTERRUPTED ? violations : code;
 }

@@ -39,14 +39,18 @@ gpunvme_err_t cli_device_ns(struct cli_device *device, uint32_t nsid,
 /* Shuts the controller down; a device that is not open is fine. */
 gpunvme_err_t cli_device_close(struct cli_device *device);
 
-/* cli_fail(), with a hint where the device is known to have more to say. */
-int cli_device_fail(const struct cli_device *device, gpunvme_err_t err);
+/*
+ * cli_fail() if `err` is an error, with a hint where the device is known to have more to say;
+ * returns the exit code. Call it before anything else can fail, as details are of the last failure.
+ */
+int cli_device_tell(const struct cli_device *device, gpunvme_err_t err);
 
 /*
- * The end of a subcommand: says `err` if it is one, closes the device, says what went wrong in
- * that and what the driver did against the specification. Returns the exit code.
+ * The end of a subcommand: closes the device, and says what went wrong in that (if `code` tells
+ * that nothing went wrong before) and what the driver did against the specification. Returns the
+ * exit code for it all.
  */
-int cli_device_finish(struct cli_device *device, gpunvme_err_t err);
+int cli_device_finish(struct cli_device *device, int code);
 
 /* Says on stderr what the software controller found: CLI_VERIFY, or CLI_OK if that is nothing. */
 int cli_report_violations(const struct gpunvme_sim_report *report);

@@ -295,5 +295,5 @@ int cli_dump_bar0(int argc, char **argv)
                   : cli_device_attach(&device, args.common.uri);
     if (!err)
         err = dump(device.transport, args.common.json);
-    return cli_device_finish(&device, err);
+    return cli_device_finish(&device, cli_device_tell(&device, err));
 }

@@ -251,5 +251,5 @@ int cli_identify(int argc, char **argv)
     }
     if (!err)
         show(&common, device.ctrl);
-    return cli_device_finish(&device, err);
+    return cli_device_finish(&device, cli_device_tell(&device, err));
 }

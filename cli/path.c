@@ -66,7 +66,8 @@ static void describe_data(const struct cli_path_use *use, struct cli_path *path)
     path->bounced = use->bounced;
     path->tier = use->mem == GPUNVME_MEM_GPU && !gpunvme_mem_gpu_is_host() ? 2 : 1;
     if (path->tier == 2)
-        SET(data, "written from pinned host memory, read into GPU memory");
+        SET(data, "%sGPU memory",
+            use->host_writes ? "written from pinned host memory, read into " : "");
     else if (use->mem == GPUNVME_MEM_GPU)
         SET(data, "host memory in place of GPU memory (%s)", why_not);
     else
@@ -74,7 +75,7 @@ static void describe_data(const struct cli_path_use *use, struct cli_path *path)
     if (use->bounced)
         SET(dma, "through a bounce buffer in host memory, then copied to the GPU");
     else
-        SET(dma, "direct: the controller moves the bytes itself, no bounce buffer");
+        SET(dma, "direct: the controller moves the bytes itself, no bounce buffer in the driver");
 }
 
 /* include/gpunvme/controller.h says when the driver takes an SGL; this is the same rule. */

@@ -30,7 +30,8 @@ struct cli_path {
 struct cli_path_use {
     uint32_t depth;
     uint64_t command_nbytes;
-    enum gpunvme_mem mem; /* that the read went into */
+    enum gpunvme_mem mem; /* that the reads went into */
+    bool host_writes;     /* the writes came from host memory, whatever `mem` is */
     bool bounced;         /* through host memory, because the controller can't reach it */
 };
 

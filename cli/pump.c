@@ -55,12 +55,21 @@ static gpunvme_err_t tell(const struct cli_pump *pump, const struct cli_slot *sl
                      what, slot->slba, last, info.resets);
 }
 
-static gpunvme_err_t account(struct cli_pump *pump, struct cli_slot *slot, uint64_t now)
+static void account(struct cli_pump *pump, const struct cli_slot *slot, uint64_t now)
 {
     cli_hist_add(&pump->hist[slot->is_write], now - slot->start_ns);
     pump->nbytes[slot->is_write] += (uint64_t)slot->nlb << pump->ns->block_shift;
     if (slot->pending)
         --*slot->pending;
+}
+
+/* What a command that has ended means for the whole. */
+static gpunvme_err_t conclude(struct cli_pump *pump, struct cli_slot *slot, gpunvme_err_t err,
+                              uint64_t now)
+{
+    if (err)
+        return tell(pump, slot, err);
+    account(pump, slot, now);
     return pump->done ? pump->done(pump->context, slot) : GPUNVME_OK;
 }
 
@@ -73,27 +82,29 @@ static void free_slot(struct cli_pump *pump, unsigned i)
     pump->order[pump->nbusy] = number;
 }
 
-/* Looks at every busy slot once. Only the first error is told; the others follow from it. */
+/*
+ * Looks at every busy slot once, up to the first command that failed: its detail must last. What
+ * is left then is looked at in the end.
+ */
 static gpunvme_err_t sweep(struct cli_pump *pump, unsigned *nended)
 {
-    gpunvme_err_t first = GPUNVME_OK;
+    gpunvme_err_t err = GPUNVME_OK;
 
-    for (unsigned i = 0; i < pump->nbusy;) {
+    for (unsigned i = 0; !err && i < pump->nbusy;) {
         struct cli_slot *slot = &pump->slots[pump->order[i]];
-        gpunvme_err_t err = gpunvme_token_test(&slot->token);
 
+        err = gpunvme_token_test(&slot->token);
         if (err == GPUNVME_ERR_AGAIN) {
+            err = GPUNVME_OK;
             i++;
             continue;
         }
-        /* For each one: a time taken before it ended would make it faster than it was. */
-        err = err ? tell(pump, slot, err) : account(pump, slot, cli_now_ns());
-        if (!first)
-            first = err;
         free_slot(pump, i);
         ++*nended;
+        /* Each has a time of its own: taken before it ended, it would seem faster than it was. */
+        err = conclude(pump, slot, err, cli_now_ns());
     }
-    return first;
+    return err;
 }
 
 /* A command that has had its time: the driver ends it, one way or another. */
@@ -107,7 +118,7 @@ static gpunvme_err_t expire(struct cli_pump *pump, uint64_t now)
             continue;
         err = gpunvme_token_wait(&slot->token, 1);
         free_slot(pump, i);
-        return err ? tell(pump, slot, err) : account(pump, slot, now);
+        return conclude(pump, slot, err, now);
     }
     return GPUNVME_OK;
 }

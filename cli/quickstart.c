@@ -401,23 +401,27 @@ static gpunvme_err_t open_controller(struct job *job, enum gpunvme_mem mem)
     return cli_pump_start(&job->pump);
 }
 
+static gpunvme_err_t first_of(gpunvme_err_t a, gpunvme_err_t b)
+{
+    return a ? a : b;
+}
+
 /* Closes whatever is open. What the controller may write to is freed when it is gone. */
 static gpunvme_err_t close_controller(struct job *job, struct phase *phase)
 {
-    gpunvme_err_t err = GPUNVME_OK, closed;
+    gpunvme_err_t err;
 
     if (job->pump.slots)
         cli_pump_stop(&job->pump);
-    if (job->ioq)
-        err = gpunvme_ioq_delete(job->ioq);
+    err = gpunvme_ioq_delete(job->ioq);
+    job->ioq = NULL;
     if (job->window.bus)
         gpunvme_ctrl_unmap(job->device.ctrl, &job->window);
-    closed = cli_device_close(&job->device);
-    gpunvme_mem_free(&job->window);
-    gpunvme_mem_free(&job->target);
-    job->ioq = NULL;
+    err = first_of(err, cli_device_close(&job->device));
+    err = first_of(err, gpunvme_mem_free(&job->window));
+    err = first_of(err, gpunvme_mem_free(&job->target));
     phase->report = job->device.report;
-    return err ? err : closed;
+    return err;
 }
 
 /* Moves the blocks of one window, `nbytes` from `at` on, and waits for them. */
@@ -535,11 +539,10 @@ static gpunvme_err_t write_phase(struct job *job)
     if (!err)
         err = write_all(job);
     job->write.hist = job->pump.hist[1];
-    if (err) /* the first failure is the one to tell */
-        cli_device_fail(&job->device, err);
+    cli_device_tell(&job->device, err); /* the first failure is the one to tell */
     closed = close_controller(job, &job->write);
-    if (!err && closed)
-        cli_fail(closed);
+    if (!err)
+        cli_device_tell(&job->device, closed);
     return err ? err : closed;
 }
 
@@ -551,17 +554,17 @@ static gpunvme_err_t read_phase(struct job *job)
         struct cli_path_use use = {.depth = job->args.depth,
                                    .command_nbytes = job->args.block_nbytes,
                                    .mem = GPUNVME_MEM_GPU,
+                                   .host_writes = true,
                                    .bounced = job->target.nbytes};
 
         cli_path_describe(&job->device, job->ns, &use, &job->path);
         err = read_all(job);
     }
     job->read.hist = job->pump.hist[0];
-    if (err)
-        cli_device_fail(&job->device, err);
+    cli_device_tell(&job->device, err);
     closed = close_controller(job, &job->read);
-    if (!err && closed)
-        cli_fail(closed);
+    if (!err)
+        cli_device_tell(&job->device, closed);
     return err ? err : closed;
 }
 

@@ -138,24 +138,29 @@ static void json_result(const struct cli_transfer *t, uint64_t elapsed_ns)
     cli_json_end(&json);
 }
 
-int cli_transfer_finish(struct cli_transfer *t, gpunvme_err_t err)
+/* Gives back what is there. The first error; all is given back whatever happens. */
+static gpunvme_err_t release(struct cli_transfer *t)
 {
-    uint64_t elapsed_ns = t->start_ns ? cli_now_ns() - t->start_ns : 0;
-    gpunvme_err_t closed = cli_stream_close(&t->stream);
-    int code;
+    gpunvme_err_t err = cli_stream_close(&t->stream), deleted;
 
-    if (!err)
-        err = closed;
     if (t->pump.slots)
         cli_pump_stop(&t->pump);
-    if (t->ioq) {
-        closed = gpunvme_ioq_delete(t->ioq);
-        err = err ? err : closed;
-    }
+    deleted = gpunvme_ioq_delete(t->ioq);
     if (t->buf.nbytes)
         gpunvme_ctrl_free(t->device.ctrl, &t->buf);
     free(t->pending);
-    code = cli_device_finish(&t->device, err);
+    return err ? err : deleted;
+}
+
+int cli_transfer_finish(struct cli_transfer *t, gpunvme_err_t err)
+{
+    uint64_t elapsed_ns = t->start_ns ? cli_now_ns() - t->start_ns : 0;
+    int code = cli_device_tell(&t->device, err);
+
+    err = release(t);
+    if (code == CLI_OK)
+        code = cli_device_tell(&t->device, err);
+    code = cli_device_finish(&t->device, code);
     if (code == CLI_OK && t->common.json)
         json_result(t, elapsed_ns);
     else if (code == CLI_OK && !t->common.quiet)

@@ -7,11 +7,20 @@
 #include "base/fail.h"
 #include "nvme/ctrl.h"
 
+/* How many requests may wait at once: AERL is 0's based. */
+static unsigned max_aers(const struct gpunvme_ctrl *ctrl)
+{
+    return ctrl->id.aerl + 1u < NVME_MAX_AERS ? ctrl->id.aerl + 1u : NVME_MAX_AERS;
+}
+
 static gpunvme_err_t submit_aer(struct gpunvme_ctrl *ctrl)
 {
     struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_ASYNC_EVENT};
-    int taken = gpunvme_qpair_submit(&ctrl->admin->qpair, &sqe, 1, &ctrl->aers[ctrl->naers]);
+    int taken;
 
+    if (ctrl->naers == max_aers(ctrl)) /* a reset meanwhile has sent them all anew */
+        return GPUNVME_OK;
+    taken = gpunvme_qpair_submit(&ctrl->admin->qpair, &sqe, 1, &ctrl->aers[ctrl->naers]);
     if (taken < 0)
         return taken;
     if (!taken)
@@ -33,12 +42,11 @@ static void configure_events(struct gpunvme_ctrl *ctrl)
 
 gpunvme_err_t nvme_aer_start(struct gpunvme_ctrl *ctrl)
 {
-    unsigned limit = ctrl->id.aerl + 1u; /* 0's based */
     gpunvme_err_t err = GPUNVME_OK;
 
     configure_events(ctrl);
     pthread_mutex_lock(&ctrl->aer_lock);
-    while (!err && ctrl->naers < limit && ctrl->naers < NVME_MAX_AERS)
+    while (!err && ctrl->naers < max_aers(ctrl))
         err = submit_aer(ctrl);
     pthread_mutex_unlock(&ctrl->aer_lock);
     return err == GPUNVME_ERR_AGAIN ? GPUNVME_OK : err;

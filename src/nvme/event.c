@@ -30,21 +30,21 @@ static gpunvme_err_t submit_aer(struct gpunvme_ctrl *ctrl)
 }
 
 /* All health warnings, and the notices that this library could act on. */
-static void configure_events(struct gpunvme_ctrl *ctrl)
+static gpunvme_err_t configure_events(struct gpunvme_ctrl *ctrl)
 {
     struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_SET_FEATURES,
                               .cdw10 = GPUNVME_FEAT_ASYNC_EVENT,
                               .cdw11 = 0xff | (ctrl->id.oaes & 0xff00)};
+    gpunvme_err_t err = nvme_admin_locked(ctrl, &sqe, NULL, 0, false, NULL);
 
     /* A controller that refuses some reports what it likes to: nothing is lost. */
-    (void)nvme_admin_locked(ctrl, &sqe, NULL, 0, false, NULL);
+    return gpunvme_err_nvme_status(err) ? GPUNVME_OK : err;
 }
 
 gpunvme_err_t nvme_aer_start(struct gpunvme_ctrl *ctrl)
 {
-    gpunvme_err_t err = GPUNVME_OK;
+    gpunvme_err_t err = configure_events(ctrl);
 
-    configure_events(ctrl);
     pthread_mutex_lock(&ctrl->aer_lock);
     while (!err && ctrl->naers < max_aers(ctrl))
         err = submit_aer(ctrl);

@@ -38,7 +38,10 @@ struct gpunvme_transport_ops {
     gpunvme_err_t (*map)(struct gpunvme_transport *t, struct gpunvme_buf *buf);
     void (*unmap)(struct gpunvme_transport *t, struct gpunvme_buf *buf);
 
-    /* Host memory for queues and lists: zeroed, page-aligned, contiguous on the bus, mapped. */
+    /*
+     * Host memory for queues and lists: zeroed, mapped, contiguous on the bus, and beginning there
+     * at a multiple of the controller's smallest memory page (CAP.MPSMIN), 4 KiB or more.
+     */
     gpunvme_err_t (*alloc)(struct gpunvme_transport *t, size_t nbytes, struct gpunvme_buf *buf);
     void (*free)(struct gpunvme_transport *t, struct gpunvme_buf *buf);
 

@@ -133,11 +133,11 @@ static gpunvme_err_t wait_csts(struct gpunvme_ctrl *ctrl, uint32_t mask, uint32_
 
         if (err)
             return err;
-        if ((csts & mask) == want)
-            return GPUNVME_OK;
         if (!cfs_is_fine && GPUNVME_GET(csts, CSTS_CFS))
             return base_fail(GPUNVME_ERR_FATAL, "%s: CSTS is %08" PRIx32 "h, CFS is set", step,
                              csts);
+        if ((csts & mask) == want)
+            return GPUNVME_OK;
         if (late)
             return base_fail(GPUNVME_ERR_TIMEOUT,
                              "%s: CSTS is still %08" PRIx32 "h after %" PRIu64 " ms", step, csts,

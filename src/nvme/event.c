@@ -7,11 +7,20 @@
 #include "base/fail.h"
 #include "nvme/ctrl.h"
 
+/* How many requests may wait at once: AERL is 0's based. */
+static unsigned max_aers(const struct gpunvme_ctrl *ctrl)
+{
+    return ctrl->id.aerl + 1u < NVME_MAX_AERS ? ctrl->id.aerl + 1u : NVME_MAX_AERS;
+}
+
 static gpunvme_err_t submit_aer(struct gpunvme_ctrl *ctrl)
 {
     struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_ASYNC_EVENT};
-    int taken = gpunvme_qpair_submit(&ctrl->admin->qpair, &sqe, 1, &ctrl->aers[ctrl->naers]);
+    int taken;
 
+    if (ctrl->naers == max_aers(ctrl)) /* a reset meanwhile has sent them all anew */
+        return GPUNVME_OK;
+    taken = gpunvme_qpair_submit(&ctrl->admin->qpair, &sqe, 1, &ctrl->aers[ctrl->naers]);
     if (taken < 0)
         return taken;
     if (!taken)
@@ -21,24 +30,23 @@ static gpunvme_err_t submit_aer(struct gpunvme_ctrl *ctrl)
 }
 
 /* All health warnings, and the notices that this library could act on. */
-static void configure_events(struct gpunvme_ctrl *ctrl)
+static gpunvme_err_t configure_events(struct gpunvme_ctrl *ctrl)
 {
     struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_SET_FEATURES,
                               .cdw10 = GPUNVME_FEAT_ASYNC_EVENT,
                               .cdw11 = 0xff | (ctrl->id.oaes & 0xff00)};
+    gpunvme_err_t err = nvme_admin_locked(ctrl, &sqe, NULL, 0, false, NULL);
 
     /* A controller that refuses some reports what it likes to: nothing is lost. */
-    (void)nvme_admin_locked(ctrl, &sqe, NULL, 0, false, NULL);
+    return gpunvme_err_nvme_status(err) ? GPUNVME_OK : err;
 }
 
 gpunvme_err_t nvme_aer_start(struct gpunvme_ctrl *ctrl)
 {
-    unsigned limit = ctrl->id.aerl + 1u; /* 0's based */
-    gpunvme_err_t err = GPUNVME_OK;
+    gpunvme_err_t err = configure_events(ctrl);
 
-    configure_events(ctrl);
     pthread_mutex_lock(&ctrl->aer_lock);
-    while (!err && ctrl->naers < limit && ctrl->naers < NVME_MAX_AERS)
+    while (!err && ctrl->naers < max_aers(ctrl))
         err = submit_aer(ctrl);
     pthread_mutex_unlock(&ctrl->aer_lock);
     return err == GPUNVME_ERR_AGAIN ? GPUNVME_OK : err;

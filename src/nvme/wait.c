@@ -120,6 +120,10 @@ static gpunvme_err_t end_late_command(struct gpunvme_ioq *ioq, uint64_t ticket,
     }
     if (ioq != ctrl->admin && !ctrl->opts.no_recovery)
         err = abort_command(ioq, ticket, c);
+    if (!err && GPUNVME_STATUS_CODE(c->status) != GPUNVME_SC_ABORT_REQUESTED) {
+        pthread_mutex_unlock(&ctrl->life); /* Abort came too late for it */
+        return nvme_completion_err(ctrl, c);
+    }
     if (err) {
         if (ctrl->opts.no_recovery)
             nvme_give_up_locked(ctrl, CTRL_FAILED);

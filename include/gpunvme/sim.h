@@ -132,8 +132,9 @@ void gpunvme_sim_function_reset(struct gpunvme_sim *sim);
  *   what  status=SCT/SC[/dnr] | delay=TIME | lose | shuffle=N | cfs | remove | powerloss
  *   when  nth=N (the Nth match, from 1) | every=N | p=0.001 | once (default: every match)
  *   on    read | write | flush | … | io | identify | … | admin, lba=A-B, sq=N, nsid=N
- * with the parts joined by ':' in any order; docs/SIM.md has them all. "status=2/81:lba=100-107:read" fails reads that
- * touch blocks 100 to 107 with Unrecovered Read Error.
+ * with the parts joined by ':' in any order; docs/SIM.md has them all.
+ * "status=2/81:lba=100-107:read" fails reads that touch blocks 100 to 107 with Unrecovered Read
+ * Error.
  */
 gpunvme_err_t gpunvme_sim_fault(struct gpunvme_sim *sim, const char *rule);
 void gpunvme_sim_faults_clear(struct gpunvme_sim *sim);

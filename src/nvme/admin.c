@@ -29,8 +29,35 @@ static gpunvme_err_t attach_data(struct gpunvme_ctrl *ctrl, struct gpunvme_sqe *
     return gpunvme_prp_build(sqe, buf, 0, nbytes, ctrl->page_shift, list);
 }
 
+/* The command stays with the controller, and so does its buffer, until the reset that follows. */
+static void lose(struct gpunvme_ctrl *ctrl, uint64_t ticket, struct gpunvme_buf *buf)
+{
+    if (ctrl->nlost < NVME_MAX_LOST)
+        ctrl->lost[ctrl->nlost++] = (struct nvme_lost){.ticket = ticket, .buf = *buf};
+    *buf = (struct gpunvme_buf){0};
+}
+
+/*
+ * A reset has ended what was lost. Unless the controller is quiet (disabled, or gone) it may still
+ * write to the buffers: then they are left to the transport, which frees them at its own close.
+ */
+void nvme_admin_drop(struct gpunvme_ctrl *ctrl, bool is_quiet)
+{
+    struct gpunvme_transport *t = ctrl->transport;
+    struct gpunvme_completion c;
+
+    while (ctrl->nlost) {
+        struct nvme_lost *lost = &ctrl->lost[--ctrl->nlost];
+
+        gpunvme_qpair_test(&ctrl->admin->qpair, lost->ticket, &c);
+        if (lost->buf.nbytes && is_quiet)
+            t->ops->free(t, &lost->buf);
+    }
+}
+
 static gpunvme_err_t submit_and_wait(struct gpunvme_ctrl *ctrl, const struct gpunvme_sqe *sqe,
-                                     bool locked, struct gpunvme_completion *c)
+                                     bool locked, struct gpunvme_buf *buf,
+                                     struct gpunvme_completion *c)
 {
     uint64_t timeout = ctrl->opts.admin_timeout_ms * MS;
     uint64_t ticket = 0;
@@ -44,17 +71,14 @@ static gpunvme_err_t submit_and_wait(struct gpunvme_ctrl *ctrl, const struct gpu
     if (!locked)
         return nvme_wait(ctrl->admin, ticket, timeout, c);
     err = nvme_wait_plain(ctrl->admin, ticket, timeout, c);
+    if (!err)
+        return nvme_completion_err(ctrl, c);
+    lose(ctrl, ticket, buf);
     if (err == GPUNVME_ERR_TIMEOUT)
-        return base_fail(err, "admin command %s: no completion",
-                         gpunvme_admin_opcode_name(sqe->opc));
-    return err ? err : nvme_completion_err(ctrl, c);
+        base_fail(err, "admin command %s: no completion", gpunvme_admin_opcode_name(sqe->opc));
+    return err;
 }
 
-/*
- * A command that timed out while a reset must not be started here is still with the controller.
- * Its buffer is left to it: the caller gives up the controller, and its close frees nothing that
- * the controller could write to before it is disabled. The transport frees it at its own close.
- */
 static gpunvme_err_t run(struct gpunvme_ctrl *ctrl, struct gpunvme_sqe *sqe, void *data,
                          size_t nbytes, bool to_controller, bool locked, uint32_t *result)
 {
@@ -69,12 +93,12 @@ static gpunvme_err_t run(struct gpunvme_ctrl *ctrl, struct gpunvme_sqe *sqe, voi
     if (!err && nbytes && to_controller)
         memcpy(buf.cpu, data, nbytes);
     if (!err)
-        err = submit_and_wait(ctrl, sqe, locked, &c);
+        err = submit_and_wait(ctrl, sqe, locked, &buf, &c);
     if (!err && nbytes && !to_controller)
         memcpy(data, buf.cpu, nbytes);
     if (!err && result)
         *result = (uint32_t)c.result;
-    if (buf.nbytes && !(locked && err && !gpunvme_err_nvme_status(err)))
+    if (buf.nbytes)
         t->ops->free(t, &buf);
     return err;
 }

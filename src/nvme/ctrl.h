@@ -12,6 +12,7 @@
 #include "nvme/pool.h"
 
 #define NVME_MAX_AERS      4
+#define NVME_MAX_LOST      4 /* between two resets: each is followed by one */
 #define NVME_BOUNCE_NBYTES ((size_t)128 << 10)
 
 /* The most that one command moves here, where the controller has no limit of its own. */
@@ -31,6 +32,12 @@ struct gpunvme_ioq {
     struct gpunvme_buf sq_mem, cq_mem;
     size_t host_nbytes;
     bool frozen;
+};
+
+/* An admin command that nobody waits for any more, though the controller may still have it. */
+struct nvme_lost {
+    uint64_t ticket;
+    struct gpunvme_buf buf; /* nbytes 0: none */
 };
 
 struct gpunvme_ctrl {
@@ -53,6 +60,8 @@ struct gpunvme_ctrl {
     struct gpunvme_ioq *admin;
     struct gpunvme_ioq **ioqs; /* by queue id - 1, max_io_queues of them; NULL: free */
     uint64_t resets;
+    unsigned nlost;
+    struct nvme_lost lost[NVME_MAX_LOST];
     int state; /* enum ctrl_state; written under `life`, read atomically anywhere */
 
     struct gpunvme_buf shadow, event_index; /* Doorbell Buffer Config; nbytes 0: not in use */
@@ -83,6 +92,7 @@ gpunvme_err_t nvme_completion_err(struct gpunvme_ctrl *ctrl, const struct gpunvm
 /* admin.c. _locked: inside bring-up and reset, where a failure must not start another reset. */
 gpunvme_err_t nvme_admin_locked(struct gpunvme_ctrl *ctrl, struct gpunvme_sqe *sqe, void *data,
                                 size_t nbytes, bool to_controller, uint32_t *result);
+void nvme_admin_drop(struct gpunvme_ctrl *ctrl, bool is_quiet);
 gpunvme_err_t nvme_identify_ctrl(struct gpunvme_ctrl *ctrl);
 gpunvme_err_t nvme_set_num_queues(struct gpunvme_ctrl *ctrl);
 

@@ -45,12 +45,13 @@ static void fail_and_rewind(struct gpunvme_ioq *ioq)
     gpunvme_qpair_rewind(&ioq->qpair);
 }
 
-static void fail_and_rewind_all(struct gpunvme_ctrl *ctrl)
+static void fail_and_rewind_all(struct gpunvme_ctrl *ctrl, bool is_quiet)
 {
     fail_and_rewind(ctrl->admin);
     for (uint32_t i = 0; i < ctrl->max_io_queues; i++)
         fail_and_rewind(ctrl->ioqs[i]);
     nvme_aer_drop(ctrl);
+    nvme_admin_drop(ctrl, is_quiet);
 }
 
 static void thaw(struct gpunvme_ioq *ioq)
@@ -67,11 +68,13 @@ static void thaw(struct gpunvme_ioq *ioq)
  */
 void nvme_give_up_locked(struct gpunvme_ctrl *ctrl, enum ctrl_state state)
 {
+    bool is_quiet = state == CTRL_REMOVED;
+
     freeze_all(ctrl);
     nvme_set_state(ctrl, state);
-    if (state != CTRL_REMOVED)
-        nvme_bringup_disable(ctrl); /* as far as it obeys */
-    fail_and_rewind_all(ctrl);
+    if (!is_quiet)
+        is_quiet = nvme_bringup_disable(ctrl) == GPUNVME_OK; /* as far as it obeys */
+    fail_and_rewind_all(ctrl, is_quiet);
 }
 
 /* Everything after CSTS.RDY = 1 that a controller forgets in a reset. */
@@ -138,7 +141,7 @@ gpunvme_err_t nvme_reset_locked(struct gpunvme_ctrl *ctrl)
         err = nvme_bringup_disable(ctrl);
     }
     if (!err) {
-        fail_and_rewind_all(ctrl);
+        fail_and_rewind_all(ctrl, true);
         err = nvme_start(ctrl);
     }
     if (err) {

@@ -114,6 +114,7 @@ void nvme_shadow_free(struct gpunvme_ctrl *ctrl);
 /* recover.c: the caller holds ctrl->life. */
 gpunvme_err_t nvme_start(struct gpunvme_ctrl *ctrl);
 gpunvme_err_t nvme_reset_locked(struct gpunvme_ctrl *ctrl);
+gpunvme_err_t nvme_recover_locked(struct gpunvme_ctrl *ctrl);
 void nvme_give_up_locked(struct gpunvme_ctrl *ctrl, enum ctrl_state state);
 
 static inline enum ctrl_state nvme_state(struct gpunvme_ctrl *ctrl)

@@ -150,8 +150,12 @@ gpunvme_err_t nvme_ioq_create_on_device(struct gpunvme_ioq *ioq)
     if (err)
         return err;
     err = create_sq(ioq);
-    if (err)
-        delete_queue(ioq, GPUNVME_ADMIN_DELETE_CQ);
+    /* Any other error leaves the queues in doubt: only a reset helps. */
+    if (gpunvme_err_nvme_status(err) && delete_queue(ioq, GPUNVME_ADMIN_DELETE_CQ))
+        return base_fail(GPUNVME_ERR_PROTOCOL,
+                         "queue %u: its submission queue could not be created, nor its completion "
+                         "queue deleted",
+                         ioq->qpair.qid);
     return err;
 }
 
@@ -173,8 +177,13 @@ static gpunvme_err_t create_locked(struct gpunvme_ctrl *ctrl, uint32_t entries,
         return err;
     err = nvme_ioq_create_on_device(ioq);
     if (err) {
+        struct base_failure failure;
+
+        base_keep(&failure, err);
+        if (!gpunvme_err_nvme_status(err)) /* it may have the queue: it must not find it freed */
+            nvme_recover_locked(ctrl);
         nvme_ioq_free(ioq);
-        return err;
+        return base_restore(&failure);
     }
     ctrl->ioqs[i] = *out = ioq;
     return GPUNVME_OK;
@@ -213,8 +222,12 @@ gpunvme_err_t gpunvme_ioq_delete(struct gpunvme_ioq *ioq)
         if (!err)
             err = delete_queue(ioq, GPUNVME_ADMIN_DELETE_CQ);
         /* A controller that does not let go of the queue must not find its memory freed. */
-        if (err && nvme_reset_locked(ctrl) == GPUNVME_OK)
-            err = GPUNVME_OK;
+        if (err) {
+            struct base_failure failure;
+
+            base_keep(&failure, err);
+            err = nvme_recover_locked(ctrl) ? base_restore(&failure) : GPUNVME_OK;
+        }
     }
     pthread_mutex_unlock(&ctrl->life);
     nvme_ioq_free(ioq);

@@ -156,6 +156,21 @@ gpunvme_err_t nvme_reset_locked(struct gpunvme_ctrl *ctrl)
     return GPUNVME_OK;
 }
 
+/* The controller can't be left as it is: a reset, or the end where the options forbid that. */
+gpunvme_err_t nvme_recover_locked(struct gpunvme_ctrl *ctrl)
+{
+    uint32_t csts = 0;
+    gpunvme_err_t err;
+
+    if (!ctrl->opts.no_recovery)
+        return nvme_reset_locked(ctrl);
+    err = nvme_read_csts(ctrl, &csts);
+    nvme_give_up_locked(ctrl, err == GPUNVME_ERR_REMOVED ? CTRL_REMOVED : CTRL_FAILED);
+    return base_fail(GPUNVME_ERR_FATAL,
+                     "%s: given up, since the options forbid a reset; CSTS %08" PRIx32 "h",
+                     ctrl->transport->address, csts);
+}
+
 gpunvme_err_t gpunvme_ctrl_reset(struct gpunvme_ctrl *ctrl)
 {
     gpunvme_err_t err;
@@ -188,11 +203,7 @@ static gpunvme_err_t check_locked(struct gpunvme_ctrl *ctrl)
     /* Not ready, and nobody here disabled it: it lost power, or was reset behind our back. */
     if (!GPUNVME_GET(csts, CSTS_CFS) && GPUNVME_GET(csts, CSTS_RDY))
         return GPUNVME_OK;
-    if (ctrl->opts.no_recovery) {
-        nvme_give_up_locked(ctrl, CTRL_FAILED);
-        return base_fail(GPUNVME_ERR_FATAL, "CSTS is %08" PRIx32 "h", csts);
-    }
-    return nvme_reset_locked(ctrl);
+    return nvme_recover_locked(ctrl);
 }
 
 gpunvme_err_t gpunvme_ctrl_check(struct gpunvme_ctrl *ctrl)

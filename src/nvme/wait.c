@@ -109,34 +109,29 @@ static gpunvme_err_t end_late_command(struct gpunvme_ioq *ioq, uint64_t ticket,
                                       struct gpunvme_completion *c)
 {
     struct gpunvme_ctrl *ctrl = ioq->ctrl;
-    gpunvme_err_t err;
+    unsigned cid = (unsigned)(ticket & 0xffff);
+    gpunvme_err_t err, reset_err = GPUNVME_OK;
 
     pthread_mutex_lock(&ctrl->life);
     gpunvme_qpair_reap(&ioq->qpair);
     err = gpunvme_qpair_test(&ioq->qpair, ticket, c);
-    if (!err) {
-        pthread_mutex_unlock(&ctrl->life);
-        return nvme_completion_err(ctrl, c);
-    }
-    if (ioq != ctrl->admin && !ctrl->opts.no_recovery)
+    if (err && ioq != ctrl->admin && !ctrl->opts.no_recovery)
         err = abort_command(ioq, ticket, c);
-    if (!err && GPUNVME_STATUS_CODE(c->status) != GPUNVME_SC_ABORT_REQUESTED) {
-        pthread_mutex_unlock(&ctrl->life); /* Abort came too late for it */
-        return nvme_completion_err(ctrl, c);
-    }
     if (err) {
-        if (ctrl->opts.no_recovery)
-            nvme_give_up_locked(ctrl, CTRL_FAILED);
-        else
-            nvme_reset_locked(ctrl);
+        reset_err = nvme_recover_locked(ctrl);
         gpunvme_qpair_test(&ioq->qpair, ticket, c); /* a reset, done or failed, ends them all */
     }
     pthread_mutex_unlock(&ctrl->life);
+
+    if (!err && GPUNVME_STATUS_CODE(c->status) != GPUNVME_SC_ABORT_REQUESTED)
+        return nvme_completion_err(ctrl, c); /* by itself, after all */
     if (nvme_state(ctrl) == CTRL_REMOVED)
         return GPUNVME_ERR_REMOVED;
+    if (reset_err)
+        return base_fail(GPUNVME_ERR_TIMEOUT, "queue %u, command %04x: no completion; %s",
+                         ioq->qpair.qid, cid, gpunvme_err_detail());
     return base_fail(GPUNVME_ERR_TIMEOUT, "queue %u, command %04x: no completion; %s",
-                     ioq->qpair.qid, (unsigned)(ticket & 0xffff),
-                     err ? "the controller was reset" : "it was aborted");
+                     ioq->qpair.qid, cid, err ? "the controller was reset" : "it was aborted");
 }
 
 gpunvme_err_t nvme_wait(struct gpunvme_ioq *ioq, uint64_t ticket, uint64_t timeout_ns,

@@ -37,7 +37,7 @@ typedef int gpunvme_err_t;
     X(REMOVED, -13, "the controller is gone (registers read all ones): reopen it when it is back") \
     X(FATAL, -14, "the controller reports a fatal status (CSTS.CFS): reset it")                    \
     X(IO, -15, "the operating system reported an I/O error: see the detail")                       \
-    X(NOSPC, -16, "no space left on the file system under the image: free some, then retry")       \
+    X(NOSPC, -16, "no space left on the file system: free some, then retry")                       \
     X(READONLY, -17, "read-only: open it for writing, or write elsewhere")                         \
     X(IMAGE_SIZE, -18,                                                                             \
       "the image file does not have the size asked for: leave size= out, or "                      \

@@ -138,7 +138,7 @@ extern "C" {
 #define GPUNVME_VS_MJR_SHIFT 16
 #define GPUNVME_VS_MJR_MASK  0xffffu
 
-#define GPUNVME_VERSION(major, minor, tertiary)                                                    \
+#define GPUNVME_VS_MAKE(major, minor, tertiary)                                                    \
     ((uint32_t)(major) << 16 | (uint32_t)(minor) << 8 | (uint32_t)(tertiary))
 
 /* CC: 1.4 section 3.1.5, 2.0 section 3.1.3.5 */

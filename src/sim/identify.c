@@ -62,7 +62,7 @@ static void make_names(const struct gpunvme_sim *sim, struct gpunvme_id_ctrl *id
 static void make_admin_part(const struct gpunvme_sim *sim, struct gpunvme_id_ctrl *id)
 {
     id->cntlid = 1;
-    id->ver = GPUNVME_VERSION(1, 4, 0);
+    id->ver = GPUNVME_VS_MAKE(1, 4, 0);
     id->rab = 5;
     id->mdts = sim->config.mdts;
     id->rtd3e = (uint32_t)(sim->config.shutdown_ns / 1000);

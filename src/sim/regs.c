@@ -33,7 +33,7 @@ static uint32_t read_dword(struct gpunvme_sim *sim, uint32_t offset)
     case GPUNVME_REG_CAP + 4:
         return (uint32_t)(sim->cap >> 32);
     case GPUNVME_REG_VS:
-        return GPUNVME_VERSION(1, 4, 0);
+        return GPUNVME_VS_MAKE(1, 4, 0);
     case GPUNVME_REG_INTMS:
     case GPUNVME_REG_INTMC:
         return sim->intm;

@@ -1078,7 +1078,7 @@ struct mock *mock_open(void)
     m->next_bus = UINT64_C(0x0200000000000000);
     m->doorbells_nbytes = 6144;
     m->doorbells = calloc(1, m->doorbells_nbytes);
-    m->vs = GPUNVME_VERSION(1, 4, 0);
+    m->vs = GPUNVME_VS_MAKE(1, 4, 0);
     m->cap = GPUNVME_SET(1023, CAP_MQES) | GPUNVME_SET(1, CAP_CQR) | GPUNVME_SET(20, CAP_TO) |
              GPUNVME_SET(GPUNVME_CAP_CSS_NVM, CAP_CSS) | GPUNVME_SET(4, CAP_MPSMAX);
     m->abort_works = true;

@@ -3,6 +3,7 @@
  * The controller's threads: what one pass does, how they rest when there is nothing to do, and
  * how others make them stand still.
  */
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -18,6 +19,7 @@
 #define SLEEP_ACTIVE_NS 10000u /* while a store works */
 #define WAKE_EARLY_NS   20000u /* before a completion is due, as timers are late */
 #define HOUSEKEEPING    256u   /* passes between looks at what is rare */
+#define YIELD           1024u  /* passes of a thread that never sleeps between its yields */
 
 static inline void cpu_relax(void)
 {
@@ -191,7 +193,8 @@ static void *thread_main(void *t_)
             sim_pause_ns(1000);
         pthread_mutex_lock(&t->lock);
         busy = pass(t);
-        if (t->index == 0 && (t->sleep_ns >= SLEEP_MOST_NS || t->passes++ % HOUSEKEEPING == 0))
+        t->passes++;
+        if (t->index == 0 && (t->sleep_ns >= SLEEP_MOST_NS || t->passes % HOUSEKEEPING == 0))
             housekeep(t);
         if (busy)
             t->idle_ns = t->sleep_ns = 0;
@@ -202,6 +205,8 @@ static void *thread_main(void *t_)
             busy |= sim_control_step(sim);
         if (!busy && !sim->config.spin)
             rest(t, next_ns, active);
+        else if (!busy && t->passes % YIELD == 0)
+            sched_yield(); /* where there are fewer cores than spinning threads */
     }
     return NULL;
 }

@@ -5,12 +5,13 @@
  * thread sanitizer.
  */
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 
 #include "sim/raw.h"
 
 #define WORKERS 4
-#define ROUNDS  300
+#define ROUNDS  100
 
 struct worker {
     struct raw *r;
@@ -38,7 +39,7 @@ static void *work(void *w_)
         for (unsigned opc = GPUNVME_CMD_WRITE; opc <= GPUNVME_CMD_READ; opc++) {
             raw_ring(raw_sq_doorbell(w->r, w->qid), q->tail);
             for (unsigned i = 0; i < 14; i++) {
-                while (!raw_poll(w->r, q))
+                for (; !raw_poll(w->r, q); sched_yield())
                     if (atomic_load(&stop))
                         return NULL;
                 if (q->last.status >> 1)

@@ -833,7 +833,9 @@ static struct line line_open_with(const struct gpunvme_ctrl_opts *opts)
 
 static struct line line_open(void)
 {
-    return line_open_with(NULL);
+    struct gpunvme_ctrl_opts opts = impatient();
+
+    return line_open_with(&opts);
 }
 
 static struct gpunvme_token flush_of(struct line *l, struct gpunvme_ioq *ioq)
@@ -846,7 +848,7 @@ static struct gpunvme_token flush_of(struct line *l, struct gpunvme_ioq *ioq)
 
 static void a_late_command_is_aborted_by_its_id_and_queue(void **state)
 {
-    struct line l = line_open();
+    struct line l = line_open_with(NULL); /* 30 s */
     struct gpunvme_token tokens[3];
     uint64_t start;
 

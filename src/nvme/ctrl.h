@@ -88,6 +88,7 @@ gpunvme_err_t nvme_wait(struct gpunvme_ioq *ioq, uint64_t ticket, uint64_t timeo
 gpunvme_err_t nvme_wait_plain(struct gpunvme_ioq *ioq, uint64_t ticket, uint64_t timeout_ns,
                               struct gpunvme_completion *c);
 gpunvme_err_t nvme_completion_err(struct gpunvme_ctrl *ctrl, const struct gpunvme_completion *c);
+gpunvme_err_t nvme_closed_err(struct gpunvme_ctrl *ctrl);
 
 /* admin.c. _locked: inside bring-up and reset, where a failure must not start another reset. */
 gpunvme_err_t nvme_admin_locked(struct gpunvme_ctrl *ctrl, struct gpunvme_sqe *sqe, void *data,

@@ -167,7 +167,7 @@ static gpunvme_err_t create_locked(struct gpunvme_ctrl *ctrl, uint32_t entries,
     gpunvme_err_t err;
 
     if (nvme_state(ctrl) != CTRL_LIVE)
-        return nvme_state(ctrl) == CTRL_REMOVED ? GPUNVME_ERR_REMOVED : GPUNVME_ERR_CLOSED;
+        return nvme_closed_err(ctrl);
     while (i < ctrl->max_io_queues && ctrl->ioqs[i])
         i++;
     if (i == ctrl->max_io_queues)

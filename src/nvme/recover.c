@@ -134,7 +134,7 @@ gpunvme_err_t nvme_reset_locked(struct gpunvme_ctrl *ctrl)
     gpunvme_err_t err;
 
     if (nvme_state(ctrl) == CTRL_REMOVED)
-        return GPUNVME_ERR_REMOVED;
+        return nvme_closed_err(ctrl);
     err = freeze_all(ctrl);
     if (!err) {
         nvme_set_state(ctrl, CTRL_RESETTING);
@@ -189,9 +189,9 @@ static gpunvme_err_t check_locked(struct gpunvme_ctrl *ctrl)
     gpunvme_err_t err;
 
     if (nvme_state(ctrl) == CTRL_REMOVED)
-        return GPUNVME_ERR_REMOVED;
+        return nvme_closed_err(ctrl);
     if (nvme_state(ctrl) == CTRL_FAILED)
-        return GPUNVME_ERR_FATAL;
+        return base_fail(GPUNVME_ERR_FATAL, "%s was given up", ctrl->transport->address);
     err = nvme_read_csts(ctrl, &csts);
     if (err) { /* gone, or out of reach */
         struct base_failure failure;

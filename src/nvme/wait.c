@@ -26,8 +26,21 @@ gpunvme_err_t nvme_completion_err(struct gpunvme_ctrl *ctrl, const struct gpunvm
         return base_fail(GPUNVME_ERR_NVME(c->status), "%s: status %04xh", address, c->status);
     /* Written by ourselves. */
     if (nvme_state(ctrl) == CTRL_REMOVED)
-        return base_fail(GPUNVME_ERR_REMOVED, "%s", address);
+        return nvme_closed_err(ctrl);
     return base_fail(GPUNVME_ERR_ABORTED, "%s", address);
+}
+
+/* Why the controller's queues take no commands. */
+gpunvme_err_t nvme_closed_err(struct gpunvme_ctrl *ctrl)
+{
+    static const char *const why[] = {[CTRL_LIVE] = "was being reset",
+                                      [CTRL_RESETTING] = "is being reset",
+                                      [CTRL_FAILED] = "failed and was given up",
+                                      [CTRL_REMOVED] = "is gone"};
+    enum ctrl_state state = nvme_state(ctrl);
+
+    return base_fail(state == CTRL_REMOVED ? GPUNVME_ERR_REMOVED : GPUNVME_ERR_CLOSED, "%s %s",
+                     ctrl->transport->address, why[state]);
 }
 
 static void pause_for(struct gpunvme_transport *t, uint64_t waited_ns)
@@ -126,7 +139,7 @@ static gpunvme_err_t end_late_command(struct gpunvme_ioq *ioq, uint64_t ticket,
     if (!err && GPUNVME_STATUS_CODE(c->status) != GPUNVME_SC_ABORT_REQUESTED)
         return nvme_completion_err(ctrl, c); /* by itself, after all */
     if (nvme_state(ctrl) == CTRL_REMOVED)
-        return GPUNVME_ERR_REMOVED;
+        return nvme_closed_err(ctrl);
     if (reset_err)
         return base_fail(GPUNVME_ERR_TIMEOUT, "queue %u, command %04x: no completion; %s",
                          ioq->qpair.qid, cid, gpunvme_err_detail());

@@ -90,11 +90,11 @@ void gpunvme_ctrl_get_info(struct gpunvme_ctrl *ctrl, struct gpunvme_ctrl_info *
 struct gpunvme_ns {
     struct gpunvme_ctrl *ctrl;
     uint32_t nsid;
-    uint32_t block_size;      /* bytes, 512 … */
+    uint32_t block_size;      /* bytes, 512 …; 0 where it is absurd */
     unsigned block_shift;     /* log2 of it */
     uint64_t nblocks;         /* NSZE */
     uint64_t nbytes;          /* nblocks × block_size */
-    uint32_t max_blocks;      /* of one command: MDTS, and the 65,536 of NLB */
+    uint32_t max_blocks;      /* of one command: MDTS, and NLB's 65,536; 0: format not supported */
     uint32_t boundary_blocks; /* transfers do not cross multiples of it (NOIOB); 0: none */
     bool readonly;            /* write protected (NSATTR bit 0) */
     struct gpunvme_id_ns id;  /* Identify Namespace as read */
@@ -105,7 +105,8 @@ const struct gpunvme_ns *gpunvme_ctrl_ns_at(struct gpunvme_ctrl *ctrl, uint32_t 
 
 /*
  * The namespace `nsid`. GPUNVME_ERR_NO_NAMESPACE: not active; GPUNVME_ERR_FORMAT: its format has
- * metadata or a block size that is not supported (ns_at shows it all the same).
+ * metadata or a block size that is not supported (ns_at shows it all the same, and I/O commands
+ * for it give the same error).
  */
 gpunvme_err_t gpunvme_ctrl_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid,
                               const struct gpunvme_ns **out);

@@ -54,6 +54,7 @@ struct gpunvme_ctrl {
     uint32_t max_io_queues;
     struct gpunvme_ns *ns;
     uint32_t nns;
+    bool identified; /* the facts above are known, and constant from then on */
 
     /* Guards what follows, and is held for the whole of a reset. */
     pthread_mutex_t life;

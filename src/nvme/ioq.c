@@ -278,8 +278,8 @@ gpunvme_err_t nvme_shadow_start(struct gpunvme_ctrl *ctrl)
     sqe.prp2 = ctrl->event_index.bus;
     err = nvme_admin_locked(ctrl, &sqe, NULL, 0, false, NULL);
     /* It said that it has this and then refuses: do without, unless queues rely on it already,
-     * as they may once the namespaces are known. */
-    if (gpunvme_err_nvme_status(err) && !ctrl->ns) {
+     * as they may once bring-up is done. */
+    if (gpunvme_err_nvme_status(err) && !ctrl->identified) {
         nvme_shadow_free(ctrl);
         return GPUNVME_OK;
     }

@@ -77,17 +77,22 @@ void nvme_give_up_locked(struct gpunvme_ctrl *ctrl, enum ctrl_state state)
     fail_and_rewind_all(ctrl, is_quiet);
 }
 
-/* Everything after CSTS.RDY = 1 that a controller forgets in a reset. */
+/*
+ * Everything after CSTS.RDY = 1 that a controller forgets in a reset, and the first time what it
+ * says of itself: other threads read that at all times.
+ */
 static gpunvme_err_t configure(struct gpunvme_ctrl *ctrl)
 {
-    gpunvme_err_t err = nvme_identify_ctrl(ctrl);
+    gpunvme_err_t err = ctrl->identified ? GPUNVME_OK : nvme_identify_ctrl(ctrl);
 
     if (!err)
         err = nvme_set_num_queues(ctrl);
     if (!err)
         err = nvme_shadow_start(ctrl);
-    if (!err && !ctrl->ns) /* namespaces are constant while the controller is open */
+    if (!err && !ctrl->identified)
         err = nvme_ns_scan(ctrl);
+    if (!err)
+        ctrl->identified = true;
     return err;
 }
 

@@ -22,7 +22,10 @@ static void ring(void *arg, uint32_t offset, uint32_t value)
     (void)t->ops->write32(t, offset, value);
 }
 
-/* The doorbell at `offset` of BAR0, of an I/O queue with its shadow where that is in use. */
+/*
+ * The doorbell at `offset` of BAR0, of an I/O queue with its shadow where that is in use. The
+ * shadow begins at 0, whatever a queue of the same id has left there.
+ */
 static struct gpunvme_doorbell doorbell(struct gpunvme_ctrl *ctrl, uint32_t qid, uint32_t offset)
 {
     size_t at = offset - GPUNVME_REG_DOORBELLS;
@@ -31,8 +34,12 @@ static struct gpunvme_doorbell doorbell(struct gpunvme_ctrl *ctrl, uint32_t qid,
     if (ctrl->transport->doorbells && at + 4 <= ctrl->transport->doorbells_nbytes)
         db.mmio = ctrl->transport->doorbells + at / 4;
     if (qid && ctrl->shadow.nbytes) {
+        volatile uint32_t *event_index = (volatile uint32_t *)((char *)ctrl->event_index.cpu + at);
+
         db.shadow = (volatile uint32_t *)((char *)ctrl->shadow.cpu + at);
-        db.event_index = (volatile uint32_t *)((char *)ctrl->event_index.cpu + at);
+        gpunvme_store_seq_cst32(db.shadow, 0);
+        gpunvme_store_seq_cst32(event_index, 0);
+        db.event_index = event_index;
     }
     return db;
 }

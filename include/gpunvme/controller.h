@@ -125,8 +125,9 @@ struct gpunvme_ioq;
 
 /*
  * Creates an I/O queue pair of `entries` (a power of two from 2, at most max_entries; 0: 256).
- * delete ends the commands in flight (their tokens get GPUNVME_ERR_ABORTED) and frees the queue;
- * no other thread may use it any more.
+ * A failure that is not a status of the controller's may have cost it a reset: it must not keep
+ * memory that is freed here. delete ends the commands in flight and frees the queue, with which
+ * their tokens are void: neither this nor another thread may use them any more.
  */
 gpunvme_err_t gpunvme_ioq_create(struct gpunvme_ctrl *ctrl, uint32_t entries,
                                  struct gpunvme_ioq **out);

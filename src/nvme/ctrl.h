@@ -114,7 +114,11 @@ gpunvme_err_t nvme_ioq_create_on_device(struct gpunvme_ioq *ioq);
 gpunvme_err_t nvme_shadow_start(struct gpunvme_ctrl *ctrl);
 void nvme_shadow_free(struct gpunvme_ctrl *ctrl);
 
-/* recover.c: the caller holds ctrl->life. */
+/*
+ * recover.c: the caller holds ctrl->life. But not for nvme_look_after, which is gpunvme_ctrl_check
+ * for waits: it leaves the controller to a thread that is at it already.
+ */
+gpunvme_err_t nvme_look_after(struct gpunvme_ctrl *ctrl);
 gpunvme_err_t nvme_start(struct gpunvme_ctrl *ctrl);
 gpunvme_err_t nvme_reset_locked(struct gpunvme_ctrl *ctrl);
 gpunvme_err_t nvme_recover_locked(struct gpunvme_ctrl *ctrl);

@@ -222,3 +222,14 @@ gpunvme_err_t gpunvme_ctrl_check(struct gpunvme_ctrl *ctrl)
     pthread_mutex_unlock(&ctrl->life);
     return err;
 }
+
+gpunvme_err_t nvme_look_after(struct gpunvme_ctrl *ctrl)
+{
+    gpunvme_err_t err;
+
+    if (pthread_mutex_trylock(&ctrl->life))
+        return GPUNVME_OK;
+    err = check_locked(ctrl);
+    pthread_mutex_unlock(&ctrl->life);
+    return err;
+}

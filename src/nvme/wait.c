@@ -71,13 +71,15 @@ static gpunvme_err_t wait_until(struct gpunvme_ioq *ioq, uint64_t ticket, uint64
     for (unsigned turn = 1;; turn++) {
         gpunvme_err_t err = gpunvme_qpair_test(&ioq->qpair, ticket, c);
         uint64_t waited;
+        uint32_t reaped;
 
         if (err != GPUNVME_ERR_AGAIN)
             return err;
-        if (gpunvme_qpair_reap(&ioq->qpair))
-            continue;
+        /* Completions of others must not keep this thread from its clock. */
+        reaped = gpunvme_qpair_reap(&ioq->qpair);
         if (turn % 32) {
-            gpunvme_relax();
+            if (!reaped)
+                gpunvme_relax();
             continue;
         }
         waited = t->ops->now_ns(t) - start;
@@ -90,7 +92,7 @@ static gpunvme_err_t wait_until(struct gpunvme_ioq *ioq, uint64_t ticket, uint64
         }
         if (waited >= timeout_ns)
             return gpunvme_qpair_test(&ioq->qpair, ticket, c) ? GPUNVME_ERR_TIMEOUT : GPUNVME_OK;
-        if (waited >= SPIN_NS)
+        if (waited >= SPIN_NS && !reaped)
             pause_for(t, waited);
     }
 }
@@ -150,7 +152,7 @@ static gpunvme_err_t end_late_command(struct gpunvme_ioq *ioq, uint64_t ticket,
 gpunvme_err_t nvme_wait(struct gpunvme_ioq *ioq, uint64_t ticket, uint64_t timeout_ns,
                         struct gpunvme_completion *c)
 {
-    gpunvme_err_t err = wait_until(ioq, ticket, timeout_ns, c, gpunvme_ctrl_check);
+    gpunvme_err_t err = wait_until(ioq, ticket, timeout_ns, c, nvme_look_after);
 
     if (err == GPUNVME_OK)
         return nvme_completion_err(ioq->ctrl, c);

@@ -160,7 +160,8 @@ struct gpunvme_event {
 };
 
 /*
- * The next asynchronous event, GPUNVME_ERR_AGAIN when there is none. Its log page has been read
+ * The next asynchronous event, GPUNVME_ERR_AGAIN when there is none, GPUNVME_ERR_REMOVED or _CLOSED
+ * when there can be none. Its log page has been read
  * (which clears the event) and a new request is with the controller. After a change of namespaces
  * the controller must be reopened to see it: a struct gpunvme_ns is constant.
  */

@@ -90,11 +90,11 @@ void gpunvme_ctrl_get_info(struct gpunvme_ctrl *ctrl, struct gpunvme_ctrl_info *
 struct gpunvme_ns {
     struct gpunvme_ctrl *ctrl;
     uint32_t nsid;
-    uint32_t block_size;      /* bytes, 512 … */
+    uint32_t block_size;      /* bytes, 512 …; 0 where it is absurd */
     unsigned block_shift;     /* log2 of it */
     uint64_t nblocks;         /* NSZE */
     uint64_t nbytes;          /* nblocks × block_size */
-    uint32_t max_blocks;      /* of one command: MDTS, and the 65,536 of NLB */
+    uint32_t max_blocks;      /* of one command: MDTS, and NLB's 65,536; 0: format not supported */
     uint32_t boundary_blocks; /* transfers do not cross multiples of it (NOIOB); 0: none */
     bool readonly;            /* write protected (NSATTR bit 0) */
     struct gpunvme_id_ns id;  /* Identify Namespace as read */
@@ -105,7 +105,8 @@ const struct gpunvme_ns *gpunvme_ctrl_ns_at(struct gpunvme_ctrl *ctrl, uint32_t 
 
 /*
  * The namespace `nsid`. GPUNVME_ERR_NO_NAMESPACE: not active; GPUNVME_ERR_FORMAT: its format has
- * metadata or a block size that is not supported (ns_at shows it all the same).
+ * metadata or a block size that is not supported (ns_at shows it all the same, and I/O commands
+ * for it give the same error).
  */
 gpunvme_err_t gpunvme_ctrl_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid,
                               const struct gpunvme_ns **out);
@@ -124,8 +125,9 @@ struct gpunvme_ioq;
 
 /*
  * Creates an I/O queue pair of `entries` (a power of two from 2, at most max_entries; 0: 256).
- * delete ends the commands in flight (their tokens get GPUNVME_ERR_ABORTED) and frees the queue;
- * no other thread may use it any more.
+ * A failure that is not a status of the controller's may have cost it a reset: it must not keep
+ * memory that is freed here. delete ends the commands in flight and frees the queue, with which
+ * their tokens are void: neither this nor another thread may use them any more.
  */
 gpunvme_err_t gpunvme_ioq_create(struct gpunvme_ctrl *ctrl, uint32_t entries,
                                  struct gpunvme_ioq **out);
@@ -158,7 +160,8 @@ struct gpunvme_event {
 };
 
 /*
- * The next asynchronous event, GPUNVME_ERR_AGAIN when there is none. Its log page has been read
+ * The next asynchronous event, GPUNVME_ERR_AGAIN when there is none, GPUNVME_ERR_REMOVED or _CLOSED
+ * when there can be none. Its log page has been read
  * (which clears the event) and a new request is with the controller. After a change of namespaces
  * the controller must be reopened to see it: a struct gpunvme_ns is constant.
  */

@@ -78,7 +78,8 @@ const char *gpunvme_err_text(gpunvme_err_t err);
 
 /*
  * What exactly went wrong in the last call of this thread that failed: "image /x: 4 GiB, asked
- * for 8 GiB". Empty when nothing more is known. Valid until this thread's next failing call.
+ * for 8 GiB". Empty when nothing more is known. Valid until this thread's next failing call. A
+ * GPUNVME_ERR_AGAIN of a submission or a test says nothing and leaves the text as it is.
  */
 const char *gpunvme_err_detail(void);
 

@@ -55,19 +55,33 @@ void nvme_admin_drop(struct gpunvme_ctrl *ctrl, bool is_quiet)
     }
 }
 
+/* Waits while other threads' commands fill the queue. */
+static gpunvme_err_t submit(struct gpunvme_ctrl *ctrl, const struct gpunvme_sqe *sqe,
+                            uint64_t *ticket)
+{
+    struct gpunvme_transport *t = ctrl->transport;
+    uint64_t start = t->ops->now_ns(t);
+    int taken;
+
+    while ((taken = gpunvme_qpair_submit(&ctrl->admin->qpair, sqe, 1, ticket)) == 0) {
+        if (t->ops->now_ns(t) - start >= ctrl->opts.admin_timeout_ms * MS)
+            return base_fail(GPUNVME_ERR_AGAIN, "the admin queue stays full");
+        gpunvme_qpair_reap(&ctrl->admin->qpair);
+        t->ops->pause_ns(t, 1000);
+    }
+    return taken < 0 ? nvme_closed_err(ctrl) : GPUNVME_OK;
+}
+
 static gpunvme_err_t submit_and_wait(struct gpunvme_ctrl *ctrl, const struct gpunvme_sqe *sqe,
                                      bool locked, struct gpunvme_buf *buf,
                                      struct gpunvme_completion *c)
 {
     uint64_t timeout = ctrl->opts.admin_timeout_ms * MS;
     uint64_t ticket = 0;
-    int taken = gpunvme_qpair_submit(&ctrl->admin->qpair, sqe, 1, &ticket);
-    gpunvme_err_t err;
+    gpunvme_err_t err = submit(ctrl, sqe, &ticket);
 
-    if (taken < 0)
-        return nvme_state(ctrl) == CTRL_REMOVED ? GPUNVME_ERR_REMOVED : taken;
-    if (taken == 0)
-        return base_fail(GPUNVME_ERR_AGAIN, "the admin queue is full");
+    if (err)
+        return err;
     if (!locked)
         return nvme_wait(ctrl->admin, ticket, timeout, c);
     err = nvme_wait_plain(ctrl->admin, ticket, timeout, c);

@@ -52,7 +52,7 @@ static gpunvme_err_t check_demands(const struct gpunvme_ctrl *ctrl)
     return GPUNVME_OK;
 }
 
-static gpunvme_err_t make_pools(struct gpunvme_ctrl *ctrl)
+static void make_pools(struct gpunvme_ctrl *ctrl)
 {
     size_t pages = (size_t)(ctrl->max_transfer >> ctrl->page_shift) + 1;
     size_t list = gpunvme_prp_list_nbytes(pages, ctrl->page_shift);
@@ -60,7 +60,6 @@ static gpunvme_err_t make_pools(struct gpunvme_ctrl *ctrl)
 
     nvme_pool_init(&ctrl->lists, ctrl->transport, list > page ? list : page, 16);
     nvme_pool_init(&ctrl->bounces, ctrl->transport, NVME_BOUNCE_NBYTES, 4);
-    return GPUNVME_OK;
 }
 
 /* Disabled, whatever it was before, with an admin queue; then up. */
@@ -78,7 +77,7 @@ static gpunvme_err_t bring_up(struct gpunvme_ctrl *ctrl)
     if (!err)
         err = check_demands(ctrl);
     if (!err)
-        err = make_pools(ctrl);
+        make_pools(ctrl);
     return err;
 }
 
@@ -200,8 +199,9 @@ const struct gpunvme_id_ctrl *gpunvme_ctrl_id(const struct gpunvme_ctrl *ctrl)
 static uint64_t host_nbytes(struct gpunvme_ctrl *ctrl)
 {
     uint64_t n = sizeof(*ctrl) + ctrl->admin->host_nbytes + ctrl->shadow.nbytes +
-                 ctrl->event_index.nbytes + ctrl->lists.nbytes + ctrl->bounces.nbytes +
-                 ctrl->nns * sizeof(*ctrl->ns) + ctrl->max_io_queues * sizeof(*ctrl->ioqs);
+                 ctrl->event_index.nbytes + nvme_pool_nbytes(&ctrl->lists) +
+                 nvme_pool_nbytes(&ctrl->bounces) + ctrl->nns * sizeof(*ctrl->ns) +
+                 ctrl->max_io_queues * sizeof(*ctrl->ioqs);
 
     for (uint32_t i = 0; i < ctrl->max_io_queues; i++)
         n += ctrl->ioqs[i] ? ctrl->ioqs[i]->host_nbytes : 0;

@@ -54,6 +54,7 @@ struct gpunvme_ctrl {
     uint32_t max_io_queues;
     struct gpunvme_ns *ns;
     uint32_t nns;
+    bool identified; /* the facts above are known, and constant from then on */
 
     /* Guards what follows, and is held for the whole of a reset. */
     pthread_mutex_t life;
@@ -88,6 +89,7 @@ gpunvme_err_t nvme_wait(struct gpunvme_ioq *ioq, uint64_t ticket, uint64_t timeo
 gpunvme_err_t nvme_wait_plain(struct gpunvme_ioq *ioq, uint64_t ticket, uint64_t timeout_ns,
                               struct gpunvme_completion *c);
 gpunvme_err_t nvme_completion_err(struct gpunvme_ctrl *ctrl, const struct gpunvme_completion *c);
+gpunvme_err_t nvme_closed_err(struct gpunvme_ctrl *ctrl);
 
 /* admin.c. _locked: inside bring-up and reset, where a failure must not start another reset. */
 gpunvme_err_t nvme_admin_locked(struct gpunvme_ctrl *ctrl, struct gpunvme_sqe *sqe, void *data,
@@ -98,6 +100,7 @@ gpunvme_err_t nvme_set_num_queues(struct gpunvme_ctrl *ctrl);
 
 /* ns.c */
 gpunvme_err_t nvme_ns_scan(struct gpunvme_ctrl *ctrl);
+gpunvme_err_t nvme_ns_check(const struct gpunvme_ns *ns);
 
 /* event.c */
 gpunvme_err_t nvme_aer_start(struct gpunvme_ctrl *ctrl);
@@ -111,7 +114,11 @@ gpunvme_err_t nvme_ioq_create_on_device(struct gpunvme_ioq *ioq);
 gpunvme_err_t nvme_shadow_start(struct gpunvme_ctrl *ctrl);
 void nvme_shadow_free(struct gpunvme_ctrl *ctrl);
 
-/* recover.c: the caller holds ctrl->life. */
+/*
+ * recover.c: the caller holds ctrl->life. But not for nvme_look_after, which is gpunvme_ctrl_check
+ * for waits: it leaves the controller to a thread that is at it already.
+ */
+gpunvme_err_t nvme_look_after(struct gpunvme_ctrl *ctrl);
 gpunvme_err_t nvme_start(struct gpunvme_ctrl *ctrl);
 gpunvme_err_t nvme_reset_locked(struct gpunvme_ctrl *ctrl);
 gpunvme_err_t nvme_recover_locked(struct gpunvme_ctrl *ctrl);

@@ -102,8 +102,10 @@ gpunvme_err_t gpunvme_ctrl_next_event(struct gpunvme_ctrl *ctrl, struct gpunvme_
     pthread_mutex_lock(&ctrl->aer_lock);
     err = take_completion(ctrl, &c);
     pthread_mutex_unlock(&ctrl->aer_lock);
+    if (!err && GPUNVME_STATUS_CODE(c.status) == GPUNVME_SC_HOST_ABORTED)
+        err = GPUNVME_ERR_AGAIN; /* ended by a reset, which sends new requests */
     if (err)
-        return err;
+        return nvme_state(ctrl) <= CTRL_RESETTING ? err : nvme_closed_err(ctrl);
     if (c.status)
         return nvme_completion_err(ctrl, &c);
     event->type = (uint8_t)GPUNVME_GET(c.result, AER_TYPE);

@@ -12,12 +12,19 @@
 
 #define MS UINT64_C(1000000)
 
+static gpunvme_err_t wrong_count(const struct gpunvme_ns *ns, uint64_t nlb)
+{
+    if (!ns->max_blocks)
+        return nvme_ns_check(ns);
+    return base_fail(GPUNVME_ERR_INVALID, "%" PRIu64 " blocks: a command moves 1 to %u", nlb,
+                     ns->max_blocks);
+}
+
 /* Whether blocks slba … slba + nlb - 1 may be one command's. */
 static gpunvme_err_t check_blocks(const struct gpunvme_ns *ns, uint64_t slba, uint64_t nlb)
 {
     if (!nlb || nlb > ns->max_blocks)
-        return base_fail(GPUNVME_ERR_INVALID, "%" PRIu64 " blocks: a command moves 1 to %u", nlb,
-                         ns->max_blocks);
+        return wrong_count(ns, nlb);
     if (slba >= ns->nblocks || nlb > ns->nblocks - slba)
         return base_fail(GPUNVME_ERR_RANGE,
                          "blocks %" PRIu64 " to %" PRIu64 ": namespace %u has %" PRIu64, slba,
@@ -88,9 +95,7 @@ gpunvme_err_t nvme_submit(struct gpunvme_ioq *ioq, const struct gpunvme_sqe *sqe
     }
     if (taken == 0)
         return GPUNVME_ERR_AGAIN;
-    if (nvme_state(ioq->ctrl) == CTRL_REMOVED)
-        return base_fail(GPUNVME_ERR_REMOVED, "%s", ioq->ctrl->transport->address);
-    return base_fail(taken, "queue %u of %s", ioq->qpair.qid, ioq->ctrl->transport->address);
+    return nvme_closed_err(ioq->ctrl);
 }
 
 gpunvme_err_t nvme_wait_for_room(struct gpunvme_ioq *ioq, uint64_t *deadline_ns)
@@ -170,6 +175,12 @@ static void end(struct gpunvme_token *token)
     token->list = NULL;
 }
 
+static gpunvme_err_t stale(const struct gpunvme_token *token)
+{
+    return base_fail(GPUNVME_ERR_STALE, "queue %u, command %04x", token->ioq->qpair.qid,
+                     (unsigned)(token->ticket & 0xffff));
+}
+
 gpunvme_err_t gpunvme_token_test(struct gpunvme_token *token)
 {
     struct gpunvme_completion c;
@@ -181,7 +192,7 @@ gpunvme_err_t gpunvme_token_test(struct gpunvme_token *token)
     if (err == GPUNVME_ERR_AGAIN && gpunvme_qpair_reap(&token->ioq->qpair))
         err = gpunvme_qpair_test(&token->ioq->qpair, token->ticket, &c);
     if (err)
-        return err;
+        return err == GPUNVME_ERR_STALE ? stale(token) : err;
     end(token);
     return nvme_completion_err(token->ioq->ctrl, &c);
 }
@@ -196,7 +207,8 @@ gpunvme_err_t gpunvme_token_wait(struct gpunvme_token *token, uint64_t timeout_n
     if (!timeout_ns)
         timeout_ns = token->ioq->ctrl->opts.io_timeout_ms * MS;
     err = nvme_wait(token->ioq, token->ticket, timeout_ns, &c);
-    if (err != GPUNVME_ERR_STALE)
-        end(token);
+    if (err == GPUNVME_ERR_STALE)
+        return stale(token);
+    end(token);
     return err;
 }

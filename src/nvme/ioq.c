@@ -22,7 +22,10 @@ static void ring(void *arg, uint32_t offset, uint32_t value)
     (void)t->ops->write32(t, offset, value);
 }
 
-/* The doorbell at `offset` of BAR0, of an I/O queue with its shadow where that is in use. */
+/*
+ * The doorbell at `offset` of BAR0, of an I/O queue with its shadow where that is in use. The
+ * shadow begins at 0, whatever a queue of the same id has left there.
+ */
 static struct gpunvme_doorbell doorbell(struct gpunvme_ctrl *ctrl, uint32_t qid, uint32_t offset)
 {
     size_t at = offset - GPUNVME_REG_DOORBELLS;
@@ -31,8 +34,12 @@ static struct gpunvme_doorbell doorbell(struct gpunvme_ctrl *ctrl, uint32_t qid,
     if (ctrl->transport->doorbells && at + 4 <= ctrl->transport->doorbells_nbytes)
         db.mmio = ctrl->transport->doorbells + at / 4;
     if (qid && ctrl->shadow.nbytes) {
+        volatile uint32_t *event_index = (volatile uint32_t *)((char *)ctrl->event_index.cpu + at);
+
         db.shadow = (volatile uint32_t *)((char *)ctrl->shadow.cpu + at);
-        db.event_index = (volatile uint32_t *)((char *)ctrl->event_index.cpu + at);
+        gpunvme_store_seq_cst32(db.shadow, 0);
+        gpunvme_store_seq_cst32(event_index, 0);
+        db.event_index = event_index;
     }
     return db;
 }
@@ -167,7 +174,7 @@ static gpunvme_err_t create_locked(struct gpunvme_ctrl *ctrl, uint32_t entries,
     gpunvme_err_t err;
 
     if (nvme_state(ctrl) != CTRL_LIVE)
-        return nvme_state(ctrl) == CTRL_REMOVED ? GPUNVME_ERR_REMOVED : GPUNVME_ERR_CLOSED;
+        return nvme_closed_err(ctrl);
     while (i < ctrl->max_io_queues && ctrl->ioqs[i])
         i++;
     if (i == ctrl->max_io_queues)
@@ -278,8 +285,8 @@ gpunvme_err_t nvme_shadow_start(struct gpunvme_ctrl *ctrl)
     sqe.prp2 = ctrl->event_index.bus;
     err = nvme_admin_locked(ctrl, &sqe, NULL, 0, false, NULL);
     /* It said that it has this and then refuses: do without, unless queues rely on it already,
-     * as they may once the namespaces are known. */
-    if (gpunvme_err_nvme_status(err) && !ctrl->ns) {
+     * as they may once bring-up is done. */
+    if (gpunvme_err_nvme_status(err) && !ctrl->identified) {
         nvme_shadow_free(ctrl);
         return GPUNVME_OK;
     }

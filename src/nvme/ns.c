@@ -30,6 +30,22 @@ static const struct gpunvme_lbaf *format_of(const struct gpunvme_id_ns *id)
     return &id->lbaf[index];
 }
 
+/* GPUNVME_ERR_FORMAT: metadata, or a block size, that is not supported. */
+gpunvme_err_t nvme_ns_check(const struct gpunvme_ns *ns)
+{
+    const struct gpunvme_lbaf *format = format_of(&ns->id);
+
+    if (format->ms)
+        return base_fail(GPUNVME_ERR_FORMAT, "namespace %u has %u bytes of metadata a block",
+                         ns->nsid, format->ms);
+    if (format->lbads != 9 && format->lbads != 12)
+        return base_fail(GPUNVME_ERR_FORMAT,
+                         "namespace %u has blocks of 2^%u bytes: 512 and 4096 "
+                         "are supported",
+                         ns->nsid, format->lbads);
+    return GPUNVME_OK;
+}
+
 static uint32_t max_blocks(const struct gpunvme_ctrl *ctrl, unsigned block_shift)
 {
     uint64_t blocks = ctrl->max_transfer >> block_shift;
@@ -42,6 +58,7 @@ static gpunvme_err_t add_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid)
     struct gpunvme_ns *grown = realloc(ctrl->ns, (ctrl->nns + 1) * sizeof(*grown));
     struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_IDENTIFY, .nsid = nsid, .cdw10 = GPUNVME_CNS_NS};
     struct gpunvme_ns *ns;
+    unsigned lbads;
     gpunvme_err_t err;
 
     if (!grown)
@@ -54,17 +71,19 @@ static gpunvme_err_t add_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid)
         return err;
     if (!ns->id.nsze) /* an inactive one, from a controller that has no active list */
         return GPUNVME_OK;
+    lbads = format_of(&ns->id)->lbads;
     ns->ctrl = ctrl;
     ns->nsid = nsid;
-    ns->block_shift = format_of(&ns->id)->lbads;
     ns->nblocks = ns->id.nsze;
     ns->boundary_blocks = ns->id.noiob;
     ns->readonly = ns->id.nsattr & 1;
-    if (ns->block_shift >= 9 && ns->block_shift < 32) {
-        ns->block_size = 1u << ns->block_shift;
-        ns->nbytes = ns->nblocks << ns->block_shift;
-        ns->max_blocks = max_blocks(ctrl, ns->block_shift);
+    if (lbads >= 9 && lbads < 32) {
+        ns->block_shift = lbads;
+        ns->block_size = 1u << lbads;
+        ns->nbytes = ns->nblocks << lbads;
     }
+    if (nvme_ns_check(ns) == GPUNVME_OK)
+        ns->max_blocks = max_blocks(ctrl, lbads);
     ctrl->nns++;
     return GPUNVME_OK;
 }
@@ -126,21 +145,6 @@ const struct gpunvme_ns *gpunvme_ctrl_ns_at(struct gpunvme_ctrl *ctrl, uint32_t 
     return index < ctrl->nns ? &ctrl->ns[index] : NULL;
 }
 
-static gpunvme_err_t check_format(const struct gpunvme_ns *ns)
-{
-    const struct gpunvme_lbaf *format = format_of(&ns->id);
-
-    if (format->ms)
-        return base_fail(GPUNVME_ERR_FORMAT, "namespace %u has %u bytes of metadata a block",
-                         ns->nsid, format->ms);
-    if (ns->block_size != 512 && ns->block_size != 4096)
-        return base_fail(GPUNVME_ERR_FORMAT,
-                         "namespace %u has blocks of 2^%u bytes: 512 and 4096 "
-                         "are supported",
-                         ns->nsid, ns->block_shift);
-    return GPUNVME_OK;
-}
-
 gpunvme_err_t gpunvme_ctrl_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid,
                               const struct gpunvme_ns **out)
 {
@@ -149,7 +153,7 @@ gpunvme_err_t gpunvme_ctrl_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid,
     for (uint32_t i = 0; i < ctrl->nns; i++) {
         if (ctrl->ns[i].nsid == nsid) {
             *out = &ctrl->ns[i];
-            return check_format(&ctrl->ns[i]);
+            return nvme_ns_check(&ctrl->ns[i]);
         }
     }
     return base_fail(GPUNVME_ERR_NO_NAMESPACE, "namespace %u is not active on %s", nsid,

@@ -94,3 +94,13 @@ void nvme_pool_put(struct nvme_pool *pool, struct nvme_pool_item *item)
     pool->free = item;
     pthread_mutex_unlock(&pool->lock);
 }
+
+size_t nvme_pool_nbytes(struct nvme_pool *pool)
+{
+    size_t nbytes;
+
+    pthread_mutex_lock(&pool->lock);
+    nbytes = pool->nbytes;
+    pthread_mutex_unlock(&pool->lock);
+    return nbytes;
+}

@@ -31,8 +31,9 @@ void nvme_pool_init(struct nvme_pool *pool, struct gpunvme_transport *transport,
                     unsigned items_per_chunk);
 void nvme_pool_destroy(struct nvme_pool *pool); /* every item was put back, or is abandoned */
 
-/* An item, NULL when there is no memory. Thread-safe, as put is. */
+/* Thread-safe, all three. get: an item, NULL when there is no memory. */
 struct nvme_pool_item *nvme_pool_get(struct nvme_pool *pool);
+size_t nvme_pool_nbytes(struct nvme_pool *pool); /* allocated so far */
 void nvme_pool_put(struct nvme_pool *pool, struct nvme_pool_item *item);
 
 #endif

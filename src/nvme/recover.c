@@ -77,17 +77,22 @@ void nvme_give_up_locked(struct gpunvme_ctrl *ctrl, enum ctrl_state state)
     fail_and_rewind_all(ctrl, is_quiet);
 }
 
-/* Everything after CSTS.RDY = 1 that a controller forgets in a reset. */
+/*
+ * Everything after CSTS.RDY = 1 that a controller forgets in a reset, and the first time what it
+ * says of itself: other threads read that at all times.
+ */
 static gpunvme_err_t configure(struct gpunvme_ctrl *ctrl)
 {
-    gpunvme_err_t err = nvme_identify_ctrl(ctrl);
+    gpunvme_err_t err = ctrl->identified ? GPUNVME_OK : nvme_identify_ctrl(ctrl);
 
     if (!err)
         err = nvme_set_num_queues(ctrl);
     if (!err)
         err = nvme_shadow_start(ctrl);
-    if (!err && !ctrl->ns) /* namespaces are constant while the controller is open */
+    if (!err && !ctrl->identified)
         err = nvme_ns_scan(ctrl);
+    if (!err)
+        ctrl->identified = true;
     return err;
 }
 
@@ -134,7 +139,7 @@ gpunvme_err_t nvme_reset_locked(struct gpunvme_ctrl *ctrl)
     gpunvme_err_t err;
 
     if (nvme_state(ctrl) == CTRL_REMOVED)
-        return GPUNVME_ERR_REMOVED;
+        return nvme_closed_err(ctrl);
     err = freeze_all(ctrl);
     if (!err) {
         nvme_set_state(ctrl, CTRL_RESETTING);
@@ -189,9 +194,9 @@ static gpunvme_err_t check_locked(struct gpunvme_ctrl *ctrl)
     gpunvme_err_t err;
 
     if (nvme_state(ctrl) == CTRL_REMOVED)
-        return GPUNVME_ERR_REMOVED;
+        return nvme_closed_err(ctrl);
     if (nvme_state(ctrl) == CTRL_FAILED)
-        return GPUNVME_ERR_FATAL;
+        return base_fail(GPUNVME_ERR_FATAL, "%s was given up", ctrl->transport->address);
     err = nvme_read_csts(ctrl, &csts);
     if (err) { /* gone, or out of reach */
         struct base_failure failure;
@@ -213,6 +218,17 @@ gpunvme_err_t gpunvme_ctrl_check(struct gpunvme_ctrl *ctrl)
     if (!ctrl)
         return base_fail(GPUNVME_ERR_INVALID, "ctrl is NULL");
     pthread_mutex_lock(&ctrl->life);
+    err = check_locked(ctrl);
+    pthread_mutex_unlock(&ctrl->life);
+    return err;
+}
+
+gpunvme_err_t nvme_look_after(struct gpunvme_ctrl *ctrl)
+{
+    gpunvme_err_t err;
+
+    if (pthread_mutex_trylock(&ctrl->life))
+        return GPUNVME_OK;
     err = check_locked(ctrl);
     pthread_mutex_unlock(&ctrl->life);
     return err;

@@ -140,6 +140,12 @@ static gpunvme_err_t start_piece(struct transfer *t, struct piece *p)
     return GPUNVME_OK;
 }
 
+static void keep_first(struct base_failure *failure, gpunvme_err_t err)
+{
+    if (err && !failure->err)
+        base_keep(failure, err);
+}
+
 /*
  * Runs a transfer: fills the window, waits for the oldest piece, and so on. After an error no
  * more is submitted, but everything in flight is waited for: the buffer is the caller's when this
@@ -150,33 +156,33 @@ static gpunvme_err_t run_transfer(struct transfer *t)
     struct piece window[WINDOW];
     unsigned first = 0, n = 0; /* in flight: first … first + n - 1, modulo WINDOW */
     uint64_t deadline_ns = 0;
-    gpunvme_err_t err = GPUNVME_OK, piece_err;
+    struct base_failure failure;
 
-    while (n || (!err && t->pos < t->end)) {
+    failure.err = GPUNVME_OK; /* its detail is not read before it is written */
+    while (n || (!failure.err && t->pos < t->end)) {
         bool full = false;
 
-        if (!err && t->pos < t->end && n < WINDOW) {
-            piece_err = start_piece(t, &window[(first + n) % WINDOW]);
-            if (!piece_err) {
+        if (!failure.err && t->pos < t->end && n < WINDOW) {
+            gpunvme_err_t err = start_piece(t, &window[(first + n) % WINDOW]);
+
+            if (!err) {
                 n++;
                 continue;
             }
-            full = piece_err == GPUNVME_ERR_AGAIN;
+            full = err == GPUNVME_ERR_AGAIN;
             if (!full)
-                err = piece_err;
+                keep_first(&failure, err);
         }
         if (n) {
-            piece_err = finish_piece(t, &window[first]);
+            keep_first(&failure, finish_piece(t, &window[first]));
             first = (first + 1) % WINDOW;
             n--;
             deadline_ns = 0;
-        } else {
-            piece_err = full ? nvme_wait_for_room(t->ioq, &deadline_ns) : GPUNVME_OK;
+        } else if (full) {
+            keep_first(&failure, nvme_wait_for_room(t->ioq, &deadline_ns));
         }
-        if (!err)
-            err = piece_err;
     }
-    return err;
+    return failure.err ? base_restore(&failure) : GPUNVME_OK;
 }
 
 /* --- the public ones ---------------------------------------------------------------------------
@@ -187,6 +193,8 @@ static gpunvme_err_t check_range(const struct gpunvme_ioq *ioq, const struct gpu
 {
     if (!ioq || !ns)
         return base_fail(GPUNVME_ERR_INVALID, "NULL argument");
+    if (!ns->max_blocks)
+        return nvme_ns_check(ns);
     if (offset > ns->nbytes || nbytes > ns->nbytes - offset)
         return base_fail(GPUNVME_ERR_RANGE,
                          "%" PRIu64 " bytes at %" PRIu64 ": namespace %u has %" PRIu64, nbytes,

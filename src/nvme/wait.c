@@ -26,8 +26,21 @@ gpunvme_err_t nvme_completion_err(struct gpunvme_ctrl *ctrl, const struct gpunvm
         return base_fail(GPUNVME_ERR_NVME(c->status), "%s: status %04xh", address, c->status);
     /* Written by ourselves. */
     if (nvme_state(ctrl) == CTRL_REMOVED)
-        return base_fail(GPUNVME_ERR_REMOVED, "%s", address);
+        return nvme_closed_err(ctrl);
     return base_fail(GPUNVME_ERR_ABORTED, "%s", address);
+}
+
+/* Why the controller's queues take no commands. */
+gpunvme_err_t nvme_closed_err(struct gpunvme_ctrl *ctrl)
+{
+    static const char *const why[] = {[CTRL_LIVE] = "was being reset",
+                                      [CTRL_RESETTING] = "is being reset",
+                                      [CTRL_FAILED] = "failed and was given up",
+                                      [CTRL_REMOVED] = "is gone"};
+    enum ctrl_state state = nvme_state(ctrl);
+
+    return base_fail(state == CTRL_REMOVED ? GPUNVME_ERR_REMOVED : GPUNVME_ERR_CLOSED, "%s %s",
+                     ctrl->transport->address, why[state]);
 }
 
 static void pause_for(struct gpunvme_transport *t, uint64_t waited_ns)
@@ -58,13 +71,15 @@ static gpunvme_err_t wait_until(struct gpunvme_ioq *ioq, uint64_t ticket, uint64
     for (unsigned turn = 1;; turn++) {
         gpunvme_err_t err = gpunvme_qpair_test(&ioq->qpair, ticket, c);
         uint64_t waited;
+        uint32_t reaped;
 
         if (err != GPUNVME_ERR_AGAIN)
             return err;
-        if (gpunvme_qpair_reap(&ioq->qpair))
-            continue;
+        /* Completions of others must not keep this thread from its clock. */
+        reaped = gpunvme_qpair_reap(&ioq->qpair);
         if (turn % 32) {
-            gpunvme_relax();
+            if (!reaped)
+                gpunvme_relax();
             continue;
         }
         waited = t->ops->now_ns(t) - start;
@@ -77,7 +92,7 @@ static gpunvme_err_t wait_until(struct gpunvme_ioq *ioq, uint64_t ticket, uint64
         }
         if (waited >= timeout_ns)
             return gpunvme_qpair_test(&ioq->qpair, ticket, c) ? GPUNVME_ERR_TIMEOUT : GPUNVME_OK;
-        if (waited >= SPIN_NS)
+        if (waited >= SPIN_NS && !reaped)
             pause_for(t, waited);
     }
 }
@@ -126,7 +141,7 @@ static gpunvme_err_t end_late_command(struct gpunvme_ioq *ioq, uint64_t ticket,
     if (!err && GPUNVME_STATUS_CODE(c->status) != GPUNVME_SC_ABORT_REQUESTED)
         return nvme_completion_err(ctrl, c); /* by itself, after all */
     if (nvme_state(ctrl) == CTRL_REMOVED)
-        return GPUNVME_ERR_REMOVED;
+        return nvme_closed_err(ctrl);
     if (reset_err)
         return base_fail(GPUNVME_ERR_TIMEOUT, "queue %u, command %04x: no completion; %s",
                          ioq->qpair.qid, cid, gpunvme_err_detail());
@@ -137,7 +152,7 @@ static gpunvme_err_t end_late_command(struct gpunvme_ioq *ioq, uint64_t ticket,
 gpunvme_err_t nvme_wait(struct gpunvme_ioq *ioq, uint64_t ticket, uint64_t timeout_ns,
                         struct gpunvme_completion *c)
 {
-    gpunvme_err_t err = wait_until(ioq, ticket, timeout_ns, c, gpunvme_ctrl_check);
+    gpunvme_err_t err = wait_until(ioq, ticket, timeout_ns, c, nvme_look_after);
 
     if (err == GPUNVME_OK)
         return nvme_completion_err(ioq->ctrl, c);

@@ -272,6 +272,8 @@ static void a_drive_that_disappears_at_a_command_is_noticed(void **state)
 /* --- reset while others work -------------------------------------------------------------------
  */
 
+#define HAMMER_NBYTES 16384u /* more than two pages: whether an SGL is wanted is asked */
+
 struct hammer {
     struct device *d;
     struct gpunvme_buf buf;
@@ -285,8 +287,8 @@ static void *hammer(void *arg)
     uint64_t seed = 1 + (uintptr_t)h->buf.cpu;
 
     while (!__atomic_load_n(h->stop, __ATOMIC_RELAXED)) {
-        uint64_t lba = next_random(&seed) % h->d->ns->nblocks;
-        gpunvme_err_t err = gpunvme_read(h->d->ioq, h->d->ns, lba * 512, 512, &h->buf, 0);
+        uint64_t lba = next_random(&seed) % (h->d->ns->nblocks - 32);
+        gpunvme_err_t err = gpunvme_read(h->d->ioq, h->d->ns, lba * 512, HAMMER_NBYTES, &h->buf, 0);
 
         __atomic_fetch_add(&h->ended, 1, __ATOMIC_RELAXED);
         if (err != GPUNVME_ERR_ABORTED && err != GPUNVME_ERR_CLOSED)
@@ -309,7 +311,7 @@ static void resets_beside_four_threads_lose_no_token(void **state)
     assert_ok(gpunvme_write(d.ioq, d.ns, 0, d.ns->nbytes, &d.buf, 0, 0));
     for (unsigned i = 0; i < 4; i++) {
         hammers[i] = (struct hammer){.d = &d, .stop = &stop};
-        assert_ok(gpunvme_ctrl_alloc(d.ctrl, 4096, &hammers[i].buf));
+        assert_ok(gpunvme_ctrl_alloc(d.ctrl, HAMMER_NBYTES, &hammers[i].buf));
         pthread_create(&threads[i], NULL, hammer, &hammers[i]);
     }
     for (unsigned i = 0; i < 4; i++) {
@@ -331,6 +333,94 @@ static void resets_beside_four_threads_lose_no_token(void **state)
     assert_int_equal(resets(&d), 20);
     assert_int_equal(gpunvme_qpair_outstanding(gpunvme_ioq_qpair(d.ioq)), 0);
     assert_works(&d);
+    device_close(&d);
+}
+
+/* --- failures of the driver's own commands -----------------------------------------------------
+ */
+
+/* Each round loses a read and the Abort for it: what they held must be there again. */
+static void lost_aborts_leave_nothing_behind(void **state)
+{
+    struct gpunvme_ctrl_opts opts = short_timeouts();
+    struct device d;
+
+    (void)state;
+    opts.admin_entries = 8;
+    opts.admin_timeout_ms = 50;
+    opts.io_timeout_ms = 50;
+    device_open_with(&d, "sim:size=1M", &opts);
+    assert_ok(gpunvme_sim_fault(d.sim, "lose:read"));
+    assert_ok(gpunvme_sim_fault(d.sim, "lose:abort"));
+    for (unsigned i = 0; i < 8; i++)
+        assert_err(gpunvme_read(d.ioq, d.ns, 0, 512, &d.buf, 0), GPUNVME_ERR_TIMEOUT);
+    assert_int_equal(resets(&d), 8);
+    gpunvme_sim_faults_clear(d.sim);
+    assert_ok(gpunvme_ctrl_keep_alive(d.ctrl)); /* the admin queue has room */
+    assert_works(&d);
+    device_close(&d);
+}
+
+static void queue_that_is_created_too_late(const char *rule, gpunvme_err_t expected)
+{
+    struct gpunvme_ctrl_opts opts = short_timeouts();
+    struct gpunvme_ioq *ioq;
+    struct device d;
+
+    opts.admin_timeout_ms = 100;
+    device_open_with(&d, "sim:size=1M", &opts);
+    assert_ok(gpunvme_sim_fault(d.sim, rule));
+    assert_err(gpunvme_ioq_create(d.ctrl, 16, &ioq), expected);
+    assert_ok(gpunvme_ioq_create(d.ctrl, 16, &ioq));
+    assert_ok(gpunvme_flush(ioq, d.ns));
+    assert_ok(gpunvme_ioq_delete(ioq));
+    assert_works(&d);
+    device_close(&d);
+}
+
+static void the_memory_of_a_queue_that_may_exist_is_not_freed(void **state)
+{
+    (void)state;
+    queue_that_is_created_too_late("lose:create_cq:nth=1", GPUNVME_ERR_TIMEOUT);
+    queue_that_is_created_too_late("lose:create_sq:nth=1", GPUNVME_ERR_TIMEOUT);
+    queue_that_is_created_too_late("cfs:create_sq:nth=1", GPUNVME_ERR_FATAL);
+    queue_that_is_created_too_late("status=0/6:create_sq:nth=1",
+                                   GPUNVME_ERR_NVME(GPUNVME_SC_INTERNAL));
+}
+
+static void a_queue_that_is_not_let_go_ends_without_a_reset_where_that_is_forbidden(void **state)
+{
+    struct gpunvme_ctrl_opts opts = short_timeouts();
+    struct device d;
+
+    (void)state;
+    opts.no_recovery = true;
+    opts.admin_timeout_ms = 100;
+    device_open_with(&d, "sim:size=1M", &opts);
+    assert_ok(gpunvme_sim_fault(d.sim, "lose:delete_sq:nth=1"));
+    assert_err(gpunvme_ioq_delete(d.ioq), GPUNVME_ERR_TIMEOUT);
+    assert_int_equal(resets(&d), 0);
+    assert_err(gpunvme_ioq_create(d.ctrl, 16, &d.ioq), GPUNVME_ERR_CLOSED);
+    gpunvme_ctrl_free(d.ctrl, &d.buf);
+    assert_ok(gpunvme_ctrl_close(d.ctrl));
+}
+
+/* The shadow doorbells of the queue before it must not count for the new one. */
+static void a_queue_id_can_be_used_again(void **state)
+{
+    struct device d;
+
+    (void)state;
+    open_impatient(&d, "sim:size=1M");
+    for (unsigned n = 1; n < 6; n++) {
+        for (unsigned i = 0; i < n; i++)
+            assert_ok(gpunvme_flush(d.ioq, d.ns));
+        assert_ok(gpunvme_ioq_delete(d.ioq));
+        assert_ok(gpunvme_ioq_create(d.ctrl, 64, &d.ioq));
+        for (unsigned i = 0; i < n; i++)
+            assert_ok(gpunvme_flush(d.ioq, d.ns));
+    }
+    assert_int_equal(resets(&d), 0);
     device_close(&d);
 }
 
@@ -407,6 +497,50 @@ static void a_fault_at_each_step_of_bring_up_is_told(void **state)
             assert_err(gpunvme_ctrl_open_uri(uri, &opts, &ctrl), faults[f].err);
         }
     }
+}
+
+/* The second Set Features of bring-up says which events are wanted. */
+static void a_failure_to_configure_events_is_told(void **state)
+{
+    static const struct {
+        const char *rule;
+        gpunvme_err_t err;
+    } faults[] = {
+        {"lose", GPUNVME_ERR_TIMEOUT},
+        {"cfs", GPUNVME_ERR_FATAL},
+        {"remove", GPUNVME_ERR_REMOVED},
+    };
+    struct gpunvme_ctrl_opts opts = short_timeouts();
+
+    (void)state;
+    opts.admin_timeout_ms = 200;
+    for (unsigned f = 0; f < sizeof(faults) / sizeof(faults[0]); f++) {
+        struct gpunvme_ctrl *ctrl;
+        char uri[128];
+
+        snprintf(uri, sizeof(uri), "sim:size=1M,fault=%s:nth=2:set_features", faults[f].rule);
+        assert_err(gpunvme_ctrl_open_uri(uri, &opts, &ctrl), faults[f].err);
+    }
+    open_works("sim:size=1M,fault=status=0/2:nth=2:set_features");
+}
+
+/* The controller would move the metadata too, beyond the end of the buffer. */
+static void a_namespace_with_metadata_takes_no_command(void **state)
+{
+    struct gpunvme_token token;
+    struct device d;
+
+    (void)state;
+    device_open(&d, "sim:size=1M,metadata=8");
+    assert_int_equal(d.ns->max_blocks, 0);
+    assert_err(gpunvme_ctrl_ns(d.ctrl, 1, &d.ns), GPUNVME_ERR_FORMAT);
+    assert_err(gpunvme_submit_read(d.ioq, d.ns, 0, 1, &d.buf, 0, &token), GPUNVME_ERR_FORMAT);
+    assert_err(gpunvme_read(d.ioq, d.ns, 0, 512, &d.buf, 0), GPUNVME_ERR_FORMAT);
+    assert_err(gpunvme_write(d.ioq, d.ns, 1, 511, &d.buf, 0, 0), GPUNVME_ERR_FORMAT);
+    assert_err(gpunvme_compare(d.ioq, d.ns, 0, 1, &d.buf, 0), GPUNVME_ERR_FORMAT);
+    assert_err(gpunvme_write_zeroes(d.ioq, d.ns, 0, 8, false), GPUNVME_ERR_FORMAT);
+    assert_err(gpunvme_deallocate(d.ioq, d.ns, 0, 8), GPUNVME_ERR_FORMAT);
+    device_close(&d);
 }
 
 static void a_wrong_size_of_queue_is_refused(void **state)
@@ -492,6 +626,62 @@ static void events_arrive_after_a_reset(void **state)
     device_close(&d);
 }
 
+struct listener {
+    struct device *d;
+    int *stop;
+    unsigned wrong;
+};
+
+static void *listen_for_events(void *arg)
+{
+    struct listener *l = arg;
+    struct gpunvme_event event;
+
+    while (!__atomic_load_n(l->stop, __ATOMIC_RELAXED)) {
+        gpunvme_err_t err = gpunvme_ctrl_next_event(l->d->ctrl, &event);
+
+        l->wrong += err && err != GPUNVME_ERR_AGAIN;
+    }
+    return NULL;
+}
+
+/* One request too many would be refused, and that be told as an event. */
+static void resets_beside_a_listener_keep_the_requests_for_events_in_number(void **state)
+{
+    struct listener l = {0};
+    pthread_t thread;
+    struct device d;
+    int stop = 0;
+
+    (void)state;
+    device_open(&d, "sim:size=1M");
+    l.d = &d;
+    l.stop = &stop;
+    pthread_create(&thread, NULL, listen_for_events, &l);
+    for (unsigned i = 0; i < 200; i++) {
+        gpunvme_sim_event(d.sim, GPUNVME_AER_TYPE_SMART, 0, GPUNVME_LOG_SMART);
+        usleep(i);
+        assert_ok(gpunvme_ctrl_reset(d.ctrl));
+    }
+    __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+    pthread_join(thread, NULL);
+    assert_int_equal(l.wrong, 0);
+    device_close(&d);
+}
+
+static void a_listener_is_told_of_a_removal(void **state)
+{
+    struct gpunvme_event event;
+    struct device d;
+
+    (void)state;
+    device_open(&d, "sim:size=1M");
+    gpunvme_sim_remove(d.sim);
+    assert_err(gpunvme_ctrl_check(d.ctrl), GPUNVME_ERR_REMOVED);
+    assert_err(gpunvme_ctrl_next_event(d.ctrl, &event), GPUNVME_ERR_REMOVED);
+    device_close(&d);
+}
+
 static void abrupt_close_works(void **state)
 {
     struct device d;
@@ -537,16 +727,24 @@ int main(void)
         cmocka_unit_test(a_removed_drive_ends_every_token),
         cmocka_unit_test(a_drive_that_disappears_at_a_command_is_noticed),
         cmocka_unit_test(resets_beside_four_threads_lose_no_token),
+        cmocka_unit_test(lost_aborts_leave_nothing_behind),
+        cmocka_unit_test(the_memory_of_a_queue_that_may_exist_is_not_freed),
+        cmocka_unit_test(a_queue_that_is_not_let_go_ends_without_a_reset_where_that_is_forbidden),
+        cmocka_unit_test(a_queue_id_can_be_used_again),
         cmocka_unit_test(a_controller_enabled_by_firmware_comes_up),
         cmocka_unit_test(a_failed_controller_comes_up),
         cmocka_unit_test(a_controller_that_is_going_down_comes_up),
         cmocka_unit_test(a_controller_on_its_way_up_comes_up),
         cmocka_unit_test(a_controller_that_never_gets_ready_is_told),
         cmocka_unit_test(a_fault_at_each_step_of_bring_up_is_told),
+        cmocka_unit_test(a_failure_to_configure_events_is_told),
+        cmocka_unit_test(a_namespace_with_metadata_takes_no_command),
         cmocka_unit_test(a_wrong_size_of_queue_is_refused),
         cmocka_unit_test(only_so_many_queues_are_given),
         cmocka_unit_test(asynchronous_events_arrive),
         cmocka_unit_test(events_arrive_after_a_reset),
+        cmocka_unit_test(resets_beside_a_listener_keep_the_requests_for_events_in_number),
+        cmocka_unit_test(a_listener_is_told_of_a_removal),
         cmocka_unit_test(abrupt_close_works),
         cmocka_unit_test(features_and_logs_are_read),
     };

@@ -15,6 +15,8 @@
 /* Whether blocks slba … slba + nlb - 1 may be one command's. */
 static gpunvme_err_t check_blocks(const struct gpunvme_ns *ns, uint64_t slba, uint64_t nlb)
 {
+    if (!ns->max_blocks)
+        return nvme_ns_check(ns);
     if (!nlb || nlb > ns->max_blocks)
         return base_fail(GPUNVME_ERR_INVALID, "%" PRIu64 " blocks: a command moves 1 to %u", nlb,
                          ns->max_blocks);

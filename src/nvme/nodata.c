@@ -16,6 +16,8 @@ static gpunvme_err_t check(const struct gpunvme_ioq *ioq, const struct gpunvme_n
 {
     if (!ioq || !ns)
         return base_fail(GPUNVME_ERR_INVALID, "NULL argument");
+    if (!ns->max_blocks)
+        return nvme_ns_check(ns);
     if (oncs && !(ioq->ctrl->id.oncs & oncs))
         return base_fail(GPUNVME_ERR_UNSUPPORTED, "the controller has no %s (ONCS)", name);
     if (slba > ns->nblocks || nlb > ns->nblocks - slba)

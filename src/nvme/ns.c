@@ -37,6 +37,44 @@ static uint32_t max_blocks(const struct gpunvme_ctrl *ctrl, unsigned block_shift
     return blocks > 65536 ? 65536 : (uint32_t)blocks; /* NLB has 16 bits, 0's based */
 }
 
+/* Whether this library can do I/O on it. */
+gpunvme_err_t nvme_ns_check(const struct gpunvme_ns *ns)
+{
+    const struct gpunvme_lbaf *format = format_of(&ns->id);
+
+    if (format->ms)
+        return base_fail(GPUNVME_ERR_FORMAT, "namespace %u has %u bytes of metadata a block",
+                         ns->nsid, format->ms);
+    if (ns->block_size != 512 && ns->block_size != 4096)
+        return base_fail(GPUNVME_ERR_FORMAT,
+                         "namespace %u has blocks of 2^%u bytes: 512 and 4096 "
+                         "are supported",
+                         ns->nsid, format->lbads);
+    return GPUNVME_OK;
+}
+
+/* What Identify says of an active namespace; one that can't be used has max_blocks 0. */
+static gpunvme_err_t interpret(struct gpunvme_ctrl *ctrl, struct gpunvme_ns *ns, uint32_t nsid)
+{
+    unsigned shift = format_of(&ns->id)->lbads;
+
+    ns->ctrl = ctrl;
+    ns->nsid = nsid;
+    ns->nblocks = ns->id.nsze;
+    ns->boundary_blocks = ns->id.noiob;
+    ns->readonly = ns->id.nsattr & 1;
+    if (shift < 9 || shift > 31)
+        return GPUNVME_OK;
+    if (ns->nblocks > UINT64_MAX >> shift)
+        return base_fail(GPUNVME_ERR_PROTOCOL, "namespace %u has more than 2^64 bytes", nsid);
+    ns->block_shift = shift;
+    ns->block_size = 1u << shift;
+    ns->nbytes = ns->nblocks << shift;
+    if (nvme_ns_check(ns) == GPUNVME_OK)
+        ns->max_blocks = max_blocks(ctrl, shift);
+    return GPUNVME_OK;
+}
+
 static gpunvme_err_t add_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid)
 {
     struct gpunvme_ns *grown = realloc(ctrl->ns, (ctrl->nns + 1) * sizeof(*grown));
@@ -54,17 +92,9 @@ static gpunvme_err_t add_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid)
         return err;
     if (!ns->id.nsze) /* an inactive one, from a controller that has no active list */
         return GPUNVME_OK;
-    ns->ctrl = ctrl;
-    ns->nsid = nsid;
-    ns->block_shift = format_of(&ns->id)->lbads;
-    ns->nblocks = ns->id.nsze;
-    ns->boundary_blocks = ns->id.noiob;
-    ns->readonly = ns->id.nsattr & 1;
-    if (ns->block_shift >= 9 && ns->block_shift < 32) {
-        ns->block_size = 1u << ns->block_shift;
-        ns->nbytes = ns->nblocks << ns->block_shift;
-        ns->max_blocks = max_blocks(ctrl, ns->block_shift);
-    }
+    err = interpret(ctrl, ns, nsid);
+    if (err)
+        return err;
     ctrl->nns++;
     return GPUNVME_OK;
 }
@@ -126,21 +156,6 @@ const struct gpunvme_ns *gpunvme_ctrl_ns_at(struct gpunvme_ctrl *ctrl, uint32_t 
     return index < ctrl->nns ? &ctrl->ns[index] : NULL;
 }
 
-static gpunvme_err_t check_format(const struct gpunvme_ns *ns)
-{
-    const struct gpunvme_lbaf *format = format_of(&ns->id);
-
-    if (format->ms)
-        return base_fail(GPUNVME_ERR_FORMAT, "namespace %u has %u bytes of metadata a block",
-                         ns->nsid, format->ms);
-    if (ns->block_size != 512 && ns->block_size != 4096)
-        return base_fail(GPUNVME_ERR_FORMAT,
-                         "namespace %u has blocks of 2^%u bytes: 512 and 4096 "
-                         "are supported",
-                         ns->nsid, ns->block_shift);
-    return GPUNVME_OK;
-}
-
 gpunvme_err_t gpunvme_ctrl_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid,
                               const struct gpunvme_ns **out)
 {
@@ -149,7 +164,7 @@ gpunvme_err_t gpunvme_ctrl_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid,
     for (uint32_t i = 0; i < ctrl->nns; i++) {
         if (ctrl->ns[i].nsid == nsid) {
             *out = &ctrl->ns[i];
-            return check_format(&ctrl->ns[i]);
+            return nvme_ns_check(&ctrl->ns[i]);
         }
     }
     return base_fail(GPUNVME_ERR_NO_NAMESPACE, "namespace %u is not active on %s", nsid,

@@ -187,6 +187,8 @@ static gpunvme_err_t check_range(const struct gpunvme_ioq *ioq, const struct gpu
 {
     if (!ioq || !ns)
         return base_fail(GPUNVME_ERR_INVALID, "NULL argument");
+    if (!ns->max_blocks)
+        return nvme_ns_check(ns);
     if (offset > ns->nbytes || nbytes > ns->nbytes - offset)
         return base_fail(GPUNVME_ERR_RANGE,
                          "%" PRIu64 " bytes at %" PRIu64 ": namespace %u has %" PRIu64, nbytes,

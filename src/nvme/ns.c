@@ -10,7 +10,8 @@
 #include "base/fail.h"
 #include "nvme/ctrl.h"
 
-#define LIST_ENTRIES 1024
+#define LIST_ENTRIES   1024
+#define MAX_NAMESPACES 4096 /* no controller has so many; one that says so does not end */
 
 /* The active namespaces above `after`, from a controller of version 1.1 on. */
 static gpunvme_err_t read_list(struct gpunvme_ctrl *ctrl, uint32_t after,
@@ -75,13 +76,21 @@ static gpunvme_err_t interpret(struct gpunvme_ctrl *ctrl, struct gpunvme_ns *ns,
     return GPUNVME_OK;
 }
 
+static gpunvme_err_t too_many(const struct gpunvme_ctrl *ctrl)
+{
+    return base_fail(GPUNVME_ERR_LIMIT, "%s has more than %u namespaces", ctrl->transport->address,
+                     MAX_NAMESPACES);
+}
+
 static gpunvme_err_t add_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid)
 {
-    struct gpunvme_ns *grown = realloc(ctrl->ns, (ctrl->nns + 1) * sizeof(*grown));
     struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_IDENTIFY, .nsid = nsid, .cdw10 = GPUNVME_CNS_NS};
-    struct gpunvme_ns *ns;
+    struct gpunvme_ns *ns, *grown;
     gpunvme_err_t err;
 
+    if (ctrl->nns == MAX_NAMESPACES)
+        return too_many(ctrl);
+    grown = realloc(ctrl->ns, (ctrl->nns + 1) * sizeof(*grown));
     if (!grown)
         return base_fail(GPUNVME_ERR_NOMEM, "namespace %u", nsid);
     ctrl->ns = grown;
@@ -102,6 +111,8 @@ static gpunvme_err_t add_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid)
 /* A controller of version 1.0 has no list: every NSID up to NN is asked for. */
 static gpunvme_err_t scan_all(struct gpunvme_ctrl *ctrl)
 {
+    if (ctrl->id.nn > MAX_NAMESPACES)
+        return too_many(ctrl);
     for (uint32_t nsid = 1; nsid <= ctrl->id.nn; nsid++) {
         gpunvme_err_t err = add_ns(ctrl, nsid);
 

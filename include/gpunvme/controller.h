@@ -90,11 +90,11 @@ void gpunvme_ctrl_get_info(struct gpunvme_ctrl *ctrl, struct gpunvme_ctrl_info *
 struct gpunvme_ns {
     struct gpunvme_ctrl *ctrl;
     uint32_t nsid;
-    uint32_t block_size;      /* bytes, 512 …; 0 where it is absurd */
+    uint32_t block_size;      /* bytes; 0: a format that is not available */
     unsigned block_shift;     /* log2 of it */
     uint64_t nblocks;         /* NSZE */
     uint64_t nbytes;          /* nblocks × block_size */
-    uint32_t max_blocks;      /* of one command: MDTS, and NLB's 65,536; 0: format not supported */
+    uint32_t max_blocks;      /* of one command: MDTS, and NLB's 65,536; 0: no I/O in this format */
     uint32_t boundary_blocks; /* transfers do not cross multiples of it (NOIOB); 0: none */
     bool readonly;            /* write protected (NSATTR bit 0) */
     struct gpunvme_id_ns id;  /* Identify Namespace as read */

@@ -100,7 +100,7 @@ gpunvme_err_t nvme_set_num_queues(struct gpunvme_ctrl *ctrl);
 
 /* ns.c */
 gpunvme_err_t nvme_ns_scan(struct gpunvme_ctrl *ctrl);
-gpunvme_err_t nvme_ns_check(const struct gpunvme_ns *ns);
+gpunvme_err_t nvme_ns_check(const struct gpunvme_ns *ns); /* its error: max_blocks is 0 */
 
 /* event.c */
 gpunvme_err_t nvme_aer_start(struct gpunvme_ctrl *ctrl);

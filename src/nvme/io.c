@@ -23,6 +23,8 @@ static gpunvme_err_t wrong_count(const struct gpunvme_ns *ns, uint64_t nlb)
 /* Whether blocks slba … slba + nlb - 1 may be one command's. */
 static gpunvme_err_t check_blocks(const struct gpunvme_ns *ns, uint64_t slba, uint64_t nlb)
 {
+    if (!ns->max_blocks)
+        return nvme_ns_check(ns);
     if (!nlb || nlb > ns->max_blocks)
         return wrong_count(ns, nlb);
     if (slba >= ns->nblocks || nlb > ns->nblocks - slba)

@@ -10,7 +10,8 @@
 #include "base/fail.h"
 #include "nvme/ctrl.h"
 
-#define LIST_ENTRIES 1024
+#define LIST_ENTRIES   1024
+#define MAX_NAMESPACES 4096 /* no controller has so many; one that says so does not end */
 
 /* The active namespaces above `after`, from a controller of version 1.1 on. */
 static gpunvme_err_t read_list(struct gpunvme_ctrl *ctrl, uint32_t after,
@@ -30,22 +31,6 @@ static const struct gpunvme_lbaf *format_of(const struct gpunvme_id_ns *id)
     return &id->lbaf[index];
 }
 
-/* GPUNVME_ERR_FORMAT: metadata, or a block size, that is not supported. */
-gpunvme_err_t nvme_ns_check(const struct gpunvme_ns *ns)
-{
-    const struct gpunvme_lbaf *format = format_of(&ns->id);
-
-    if (format->ms)
-        return base_fail(GPUNVME_ERR_FORMAT, "namespace %u has %u bytes of metadata a block",
-                         ns->nsid, format->ms);
-    if (format->lbads != 9 && format->lbads != 12)
-        return base_fail(GPUNVME_ERR_FORMAT,
-                         "namespace %u has blocks of 2^%u bytes: 512 and 4096 "
-                         "are supported",
-                         ns->nsid, format->lbads);
-    return GPUNVME_OK;
-}
-
 static uint32_t max_blocks(const struct gpunvme_ctrl *ctrl, unsigned block_shift)
 {
     uint64_t blocks = ctrl->max_transfer >> block_shift;
@@ -53,14 +38,59 @@ static uint32_t max_blocks(const struct gpunvme_ctrl *ctrl, unsigned block_shift
     return blocks > 65536 ? 65536 : (uint32_t)blocks; /* NLB has 16 bits, 0's based */
 }
 
+/* Whether this library can do I/O on it. */
+gpunvme_err_t nvme_ns_check(const struct gpunvme_ns *ns)
+{
+    const struct gpunvme_lbaf *format = format_of(&ns->id);
+
+    if (format->ms)
+        return base_fail(GPUNVME_ERR_FORMAT, "namespace %u has %u bytes of metadata a block",
+                         ns->nsid, format->ms);
+    if (ns->block_size != 512 && ns->block_size != 4096)
+        return base_fail(GPUNVME_ERR_FORMAT,
+                         "namespace %u has blocks of 2^%u bytes: 512 and 4096 "
+                         "are supported",
+                         ns->nsid, format->lbads);
+    return GPUNVME_OK;
+}
+
+/* What Identify says of an active namespace; one that can't be used has max_blocks 0. */
+static gpunvme_err_t interpret(struct gpunvme_ctrl *ctrl, struct gpunvme_ns *ns, uint32_t nsid)
+{
+    unsigned shift = format_of(&ns->id)->lbads;
+
+    ns->ctrl = ctrl;
+    ns->nsid = nsid;
+    ns->nblocks = ns->id.nsze;
+    ns->boundary_blocks = ns->id.noiob;
+    ns->readonly = ns->id.nsattr & 1;
+    if (shift < 9 || shift > 31)
+        return GPUNVME_OK;
+    if (ns->nblocks > UINT64_MAX >> shift)
+        return base_fail(GPUNVME_ERR_PROTOCOL, "namespace %u has more than 2^64 bytes", nsid);
+    ns->block_shift = shift;
+    ns->block_size = 1u << shift;
+    ns->nbytes = ns->nblocks << shift;
+    if (nvme_ns_check(ns) == GPUNVME_OK)
+        ns->max_blocks = max_blocks(ctrl, shift);
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t too_many(const struct gpunvme_ctrl *ctrl)
+{
+    return base_fail(GPUNVME_ERR_LIMIT, "%s has more than %u namespaces", ctrl->transport->address,
+                     MAX_NAMESPACES);
+}
+
 static gpunvme_err_t add_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid)
 {
-    struct gpunvme_ns *grown = realloc(ctrl->ns, (ctrl->nns + 1) * sizeof(*grown));
     struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_IDENTIFY, .nsid = nsid, .cdw10 = GPUNVME_CNS_NS};
-    struct gpunvme_ns *ns;
-    unsigned lbads;
+    struct gpunvme_ns *ns, *grown;
     gpunvme_err_t err;
 
+    if (ctrl->nns == MAX_NAMESPACES)
+        return too_many(ctrl);
+    grown = realloc(ctrl->ns, (ctrl->nns + 1) * sizeof(*grown));
     if (!grown)
         return base_fail(GPUNVME_ERR_NOMEM, "namespace %u", nsid);
     ctrl->ns = grown;
@@ -71,19 +101,9 @@ static gpunvme_err_t add_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid)
         return err;
     if (!ns->id.nsze) /* an inactive one, from a controller that has no active list */
         return GPUNVME_OK;
-    lbads = format_of(&ns->id)->lbads;
-    ns->ctrl = ctrl;
-    ns->nsid = nsid;
-    ns->nblocks = ns->id.nsze;
-    ns->boundary_blocks = ns->id.noiob;
-    ns->readonly = ns->id.nsattr & 1;
-    if (lbads >= 9 && lbads < 32) {
-        ns->block_shift = lbads;
-        ns->block_size = 1u << lbads;
-        ns->nbytes = ns->nblocks << lbads;
-    }
-    if (nvme_ns_check(ns) == GPUNVME_OK)
-        ns->max_blocks = max_blocks(ctrl, lbads);
+    err = interpret(ctrl, ns, nsid);
+    if (err)
+        return err;
     ctrl->nns++;
     return GPUNVME_OK;
 }
@@ -91,6 +111,8 @@ static gpunvme_err_t add_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid)
 /* A controller of version 1.0 has no list: every NSID up to NN is asked for. */
 static gpunvme_err_t scan_all(struct gpunvme_ctrl *ctrl)
 {
+    if (ctrl->id.nn > MAX_NAMESPACES)
+        return too_many(ctrl);
     for (uint32_t nsid = 1; nsid <= ctrl->id.nn; nsid++) {
         gpunvme_err_t err = add_ns(ctrl, nsid);
 

@@ -26,11 +26,12 @@ fi
 failed=0
 "${plain[@]}" ctest --preset "$preset" -j "$jobs" --verbose || failed=1
 
-# Reasons: "SKIP: …" from programs that skip all or part of themselves, and cmocka's skipped tests.
+# "SKIP: reason" comes from programs that skip all or part of themselves; in a cmocka program the
+# line before tells which test.
 skips=$(awk '
-    / Testing: / { sub(/.* Testing: /, ""); test = $0; next }
-    /^SKIP: / { print "    " test ": " substr($0, 7) }
-    /^\[  SKIPPED \] [^ ]+$/ && !seen[test, $NF]++ { print "    " test ": " $NF }
+    / Testing: / { sub(/.* Testing: /, ""); test = $0; part = "" }
+    /^\[ RUN      \] / { part = " (" substr($0, 14) ")" }
+    /^SKIP: / { print "    " test part ": " substr($0, 7) }
 ' "$build/Testing/Temporary/LastTest.log")
 cuda=$(sed -n 's/^-- CUDA: not built, /    CUDA code: not built, /p' "$build/configure.log")
 

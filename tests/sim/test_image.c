@@ -204,8 +204,10 @@ static void an_image_too_large_for_the_file_system_leaves_nothing(void **state)
 
     (void)state;
     err = gpunvme_sim_image_create(scratch_path("image"), INT64_MAX & ~511ULL);
-    if (!err) /* some file systems take it */
+    if (!err) {
+        print_message("SKIP: this file system takes a file of 8 EiB\n");
         skip();
+    }
     assert_int_equal(err, GPUNVME_ERR_NOSPC);
     assert_int_equal(access(scratch_path("image"), F_OK), -1);
 }
@@ -240,7 +242,7 @@ static void an_image_that_shrinks_gives_an_error(void **state)
             return __LINE__ % 64 + 1; /* which check failed */                                     \
     } while (0)
 
-static void run_in_child(int (*promise)(void))
+static void run_in_child(int (*promise)(void), const char *needs)
 {
     pid_t child;
     int status;
@@ -252,8 +254,10 @@ static void run_in_child(int (*promise)(void))
         exit(promise());
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
-    if (WEXITSTATUS(status) == CHILD_SKIPS)
+    if (WEXITSTATUS(status) == CHILD_SKIPS) {
+        print_message("SKIP: this needs %s\n", needs);
         skip();
+    }
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
@@ -305,7 +309,7 @@ static int fill_small_disks(void)
 static void a_full_disk_gives_an_error_and_loses_nothing(void **state)
 {
     (void)state;
-    run_in_child(fill_small_disks);
+    run_in_child(fill_small_disks, "root, and a mount namespace of its own");
 }
 
 static int meet_file_limit(void)
@@ -324,7 +328,7 @@ static int meet_file_limit(void)
 static void a_file_size_limit_is_told_as_no_space(void **state)
 {
     (void)state;
-    run_in_child(meet_file_limit);
+    run_in_child(meet_file_limit, "a file size limit");
 }
 
 /* Makes a system call fail with EPERM from now on. */
@@ -363,7 +367,7 @@ static int work_without_io_uring(void)
 static void where_io_uring_is_forbidden_the_image_still_works(void **state)
 {
     (void)state;
-    run_in_child(work_without_io_uring);
+    run_in_child(work_without_io_uring, "seccomp");
 }
 
 static int work_without_holes(void)
@@ -388,7 +392,7 @@ static int work_without_holes(void)
 static void where_no_holes_can_be_made_zeroes_are_written(void **state)
 {
     (void)state;
-    run_in_child(work_without_holes);
+    run_in_child(work_without_holes, "seccomp");
 }
 
 static int work_without_dioalign(void)
@@ -408,7 +412,7 @@ static int work_without_dioalign(void)
 static void alignments_are_found_out_where_the_kernel_does_not_tell(void **state)
 {
     (void)state;
-    run_in_child(work_without_dioalign);
+    run_in_child(work_without_dioalign, "seccomp");
 }
 
 static int be_refused_as_another_user(void)
@@ -426,7 +430,7 @@ static int be_refused_as_another_user(void)
 static void anothers_image_is_refused(void **state)
 {
     (void)state;
-    run_in_child(be_refused_as_another_user);
+    run_in_child(be_refused_as_another_user, "root");
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)

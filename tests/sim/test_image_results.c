@@ -22,8 +22,10 @@ static int setup(void **state)
     if (sim_image_open(&config, &backend))
         return -1;
     image = (struct image *)backend;
-    if (!image->uring)
+    if (!image->uring) {
+        print_message("SKIP: no io_uring here\n");
         skip();
+    }
     a = aligned(2 * NBYTES);
     b = aligned(2 * NBYTES);
     return 0;

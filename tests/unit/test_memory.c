@@ -208,8 +208,10 @@ static void host_memory_registers_as_gpu_memory_where_there_is_no_gpu(void **sta
     struct gpunvme_buf buf;
 
     (void)state;
-    if (!gpunvme_mem_gpu_is_host())
+    if (!gpunvme_mem_gpu_is_host()) {
+        print_message("SKIP: there is a GPU here\n");
         skip();
+    }
     assert_int_equal(gpunvme_mem_register(&word, sizeof(word), GPUNVME_MEM_GPU, &buf), GPUNVME_OK);
     assert_ptr_equal(buf.cpu, &word);
     assert_ptr_equal(buf.gpu, &word);
@@ -546,8 +548,10 @@ static void without_a_gpu_the_reason_is_told(void **state)
     (void)state;
     assert_int_equal(gpunvme_mem_gpu_is_host(), gpunvme_mem_gpu_count() == 0);
     assert_int_equal(gpunvme_mem_gpu_is_host(), gpunvme_mem_gpu_why_not()[0] != '\0');
-    if (!gpunvme_mem_gpu_is_host())
+    if (!gpunvme_mem_gpu_is_host()) {
+        print_message("SKIP: there is a GPU here\n");
         skip();
+    }
     assert_int_equal(gpunvme_mem_gpu_info(0, &info), GPUNVME_ERR_NO_GPU);
     assert_string_equal(gpunvme_err_detail(), gpunvme_mem_gpu_why_not());
     assert_string_equal(info.name, "");

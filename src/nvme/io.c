@@ -12,21 +12,14 @@
 
 #define MS UINT64_C(1000000)
 
-static gpunvme_err_t wrong_count(const struct gpunvme_ns *ns, uint64_t nlb)
-{
-    if (!ns->max_blocks)
-        return nvme_ns_check(ns);
-    return base_fail(GPUNVME_ERR_INVALID, "%" PRIu64 " blocks: a command moves 1 to %u", nlb,
-                     ns->max_blocks);
-}
-
 /* Whether blocks slba … slba + nlb - 1 may be one command's. */
 static gpunvme_err_t check_blocks(const struct gpunvme_ns *ns, uint64_t slba, uint64_t nlb)
 {
     if (!ns->max_blocks)
         return nvme_ns_check(ns);
     if (!nlb || nlb > ns->max_blocks)
-        return wrong_count(ns, nlb);
+        return base_fail(GPUNVME_ERR_INVALID, "%" PRIu64 " blocks: a command moves 1 to %u", nlb,
+                         ns->max_blocks);
     if (slba >= ns->nblocks || nlb > ns->nblocks - slba)
         return base_fail(GPUNVME_ERR_RANGE,
                          "blocks %" PRIu64 " to %" PRIu64 ": namespace %u has %" PRIu64, slba,

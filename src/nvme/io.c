@@ -30,8 +30,7 @@ static gpunvme_err_t check_blocks(const struct gpunvme_ns *ns, uint64_t slba, ui
     return GPUNVME_OK;
 }
 
-static gpunvme_err_t check_buffer(struct gpunvme_ctrl *ctrl, const struct gpunvme_buf *buf,
-                                  size_t off, size_t nbytes)
+gpunvme_err_t nvme_check_buffer(const struct gpunvme_buf *buf, size_t off, size_t nbytes)
 {
     if (!buf || !buf->nbytes)
         return base_fail(GPUNVME_ERR_INVALID, "no buffer");
@@ -41,9 +40,18 @@ static gpunvme_err_t check_buffer(struct gpunvme_ctrl *ctrl, const struct gpunvm
     if (off > buf->nbytes || nbytes > buf->nbytes - off)
         return base_fail(GPUNVME_ERR_INVALID, "%zu bytes at %zu: the buffer has %zu", nbytes, off,
                          buf->nbytes);
-    if (!gpunvme_prp_is_possible(buf, off, ctrl->page_shift))
-        return base_fail(GPUNVME_ERR_ALIGN, "the data must begin at a multiple of 4 bytes");
     return GPUNVME_OK;
+}
+
+/* One command needs more: the controller must be able to address the data where it begins. */
+static gpunvme_err_t check_command_buffer(struct gpunvme_ctrl *ctrl, const struct gpunvme_buf *buf,
+                                          size_t off, size_t nbytes)
+{
+    gpunvme_err_t err = nvme_check_buffer(buf, off, nbytes);
+
+    if (!err && !gpunvme_prp_is_possible(buf, off, ctrl->page_shift))
+        err = base_fail(GPUNVME_ERR_ALIGN, "the data must begin at a multiple of 4 bytes");
+    return err;
 }
 
 /* An SGL saves a list where PRPs need one and the memory is one run. */
@@ -120,7 +128,7 @@ gpunvme_err_t nvme_submit_rw(struct gpunvme_ioq *ioq, const struct gpunvme_ns *n
         return base_fail(GPUNVME_ERR_INVALID, "NULL argument");
     err = check_blocks(ns, slba, nlb);
     if (!err)
-        err = check_buffer(ioq->ctrl, buf, buf_off, nbytes);
+        err = check_command_buffer(ioq->ctrl, buf, buf_off, nbytes);
     if (err)
         return err;
     sqe.nsid = ns->nsid;

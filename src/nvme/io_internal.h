@@ -12,6 +12,9 @@
 gpunvme_err_t nvme_submit(struct gpunvme_ioq *ioq, const struct gpunvme_sqe *sqe,
                           struct nvme_pool_item *item, struct gpunvme_token *token);
 
+/* Whether the buffer is there, is mapped, and has `nbytes` at `off`. */
+gpunvme_err_t nvme_check_buffer(const struct gpunvme_buf *buf, size_t off, size_t nbytes);
+
 /*
  * After GPUNVME_ERR_AGAIN with nothing of one's own in flight: lets other threads' commands end.
  * Begin with *deadline_ns = 0; GPUNVME_ERR_TIMEOUT when the I/O timeout has passed since then.

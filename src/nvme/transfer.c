@@ -202,19 +202,6 @@ static gpunvme_err_t check_range(const struct gpunvme_ioq *ioq, const struct gpu
     return GPUNVME_OK;
 }
 
-static gpunvme_err_t check_buf_range(const struct gpunvme_buf *buf, size_t off, size_t nbytes)
-{
-    if (!buf || !buf->nbytes)
-        return base_fail(GPUNVME_ERR_INVALID, "no buffer");
-    if (off > buf->nbytes || nbytes > buf->nbytes - off)
-        return base_fail(GPUNVME_ERR_INVALID, "%zu bytes at %zu: the buffer has %zu", nbytes, off,
-                         buf->nbytes);
-    if (!buf->bus)
-        return base_fail(GPUNVME_ERR_INVALID,
-                         "the buffer has no bus address: gpunvme_ctrl_map() gives it one");
-    return GPUNVME_OK;
-}
-
 static gpunvme_err_t transfer(struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns, uint8_t opcode,
                               uint64_t offset, uint64_t nbytes, const struct gpunvme_buf *buf,
                               size_t buf_off, uint32_t cdw12)
@@ -238,7 +225,7 @@ gpunvme_err_t gpunvme_read(struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns,
 
     if (err || !nbytes)
         return err;
-    err = check_buf_range(buf, buf_off, nbytes);
+    err = nvme_check_buffer(buf, buf_off, nbytes);
     if (err)
         return err;
     return transfer(ioq, ns, GPUNVME_CMD_READ, offset, nbytes, buf, buf_off, 0);
@@ -277,7 +264,7 @@ gpunvme_err_t gpunvme_write(struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns
         err = base_fail(GPUNVME_ERR_READONLY, "namespace %u is write protected", ns->nsid);
     if (err || !nbytes)
         return err;
-    err = check_buf_range(buf, buf_off, nbytes);
+    err = nvme_check_buffer(buf, buf_off, nbytes);
     if (err)
         return err;
 
@@ -314,7 +301,7 @@ gpunvme_err_t gpunvme_compare(struct gpunvme_ioq *ioq, const struct gpunvme_ns *
         return base_fail(GPUNVME_ERR_UNSUPPORTED, "the controller has no Compare (ONCS bit 0)");
     err = check_range(ioq, ns, slba << ns->block_shift, nlb << ns->block_shift);
     if (!err && nlb)
-        err = check_buf_range(buf, buf_off, (size_t)nlb << ns->block_shift);
+        err = nvme_check_buffer(buf, buf_off, (size_t)nlb << ns->block_shift);
     if (err || !nlb)
         return err;
     return transfer(ioq, ns, GPUNVME_CMD_COMPARE, slba << ns->block_shift, nlb << ns->block_shift,

@@ -82,18 +82,30 @@ static gpunvme_err_t too_many(const struct gpunvme_ctrl *ctrl)
                      MAX_NAMESPACES);
 }
 
-static gpunvme_err_t add_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid)
+/* Room for one more: the array doubles whenever it is full. */
+static gpunvme_err_t grow(struct gpunvme_ctrl *ctrl)
 {
-    struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_IDENTIFY, .nsid = nsid, .cdw10 = GPUNVME_CNS_NS};
-    struct gpunvme_ns *ns, *grown;
-    gpunvme_err_t err;
+    struct gpunvme_ns *grown;
 
     if (ctrl->nns == MAX_NAMESPACES)
         return too_many(ctrl);
-    grown = realloc(ctrl->ns, (ctrl->nns + 1) * sizeof(*grown));
+    if (ctrl->nns & (ctrl->nns - 1))
+        return GPUNVME_OK;
+    grown = realloc(ctrl->ns, (ctrl->nns ? 2 * ctrl->nns : 1) * sizeof(*grown));
     if (!grown)
-        return base_fail(GPUNVME_ERR_NOMEM, "namespace %u", nsid);
+        return base_fail(GPUNVME_ERR_NOMEM, "%u namespaces", ctrl->nns + 1);
     ctrl->ns = grown;
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t add_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid)
+{
+    struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_IDENTIFY, .nsid = nsid, .cdw10 = GPUNVME_CNS_NS};
+    gpunvme_err_t err = grow(ctrl);
+    struct gpunvme_ns *ns;
+
+    if (err)
+        return err;
     ns = &ctrl->ns[ctrl->nns];
     memset(ns, 0, sizeof(*ns));
     err = nvme_admin_locked(ctrl, &sqe, &ns->id, sizeof(ns->id), false, NULL);

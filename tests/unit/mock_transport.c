@@ -1112,8 +1112,10 @@ const char *mock_close(struct mock *m)
 struct mock_ns *mock_add_ns(struct mock *m, uint32_t nsid, uint64_t nblocks, unsigned block_shift,
                             bool ram)
 {
-    struct mock_ns *ns = realloc(m->ns, (m->nns + 1) * sizeof(*ns));
+    struct mock_ns *ns = m->ns;
 
+    if (!(m->nns & (m->nns - 1))) /* 0, 1, 2, 4, … of them: the array is full */
+        ns = realloc(m->ns, (m->nns ? 2 * m->nns : 1) * sizeof(*ns));
     if (!ns)
         abort();
     m->ns = ns;

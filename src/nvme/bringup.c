@@ -225,9 +225,10 @@ static gpunvme_err_t write_admin_queues(struct gpunvme_ctrl *ctrl)
 
 gpunvme_err_t nvme_bringup_enable(struct gpunvme_ctrl *ctrl)
 {
-    /* CAP.CSS bit 6: several I/O command sets, all of them enabled by CC.CSS 110b. */
+    /* The NVM command set alone where the controller has that (CAP.CSS bit 0): namespaces of other
+     * sets then stay out of sight. Else all it has (bit 6), of which CC.CSS can't choose one. */
     uint32_t css =
-        GPUNVME_GET(ctrl->cap, CAP_CSS) & 1u << 6 ? GPUNVME_CC_CSS_ALL : GPUNVME_CC_CSS_NVM;
+        GPUNVME_GET(ctrl->cap, CAP_CSS) & 1u << 0 ? GPUNVME_CC_CSS_NVM : GPUNVME_CC_CSS_ALL;
     uint32_t cc = GPUNVME_SET(1, CC_EN) | GPUNVME_SET(css, CC_CSS) |
                   GPUNVME_SET(ctrl->page_shift - 12, CC_MPS) |
                   GPUNVME_SET(6, CC_IOSQES) | /* 2^6 bytes an entry */

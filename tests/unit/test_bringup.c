@@ -528,20 +528,23 @@ static void a_controller_without_the_nvm_command_set_is_not_supported(void **sta
     }
 }
 
-static void several_command_sets_are_all_enabled(void **state)
+static void the_nvm_command_set_alone_is_enabled_where_there_is_one(void **state)
 {
-    static const unsigned css[] = {GPUNVME_CAP_CSS_IOCS, GPUNVME_CAP_CSS_IOCS | GPUNVME_CAP_CSS_NVM,
-                                   0xc1};
+    static const struct {
+        unsigned cap, cc;
+    } sets[] = {{GPUNVME_CAP_CSS_NVM, GPUNVME_CC_CSS_NVM},
+                {GPUNVME_CAP_CSS_IOCS, GPUNVME_CC_CSS_ALL},
+                {GPUNVME_CAP_CSS_IOCS | GPUNVME_CAP_CSS_NVM, GPUNVME_CC_CSS_NVM},
+                {0xc1, GPUNVME_CC_CSS_NVM}};
 
     (void)state;
-    for (unsigned i = 0; i < 3; i++) {
+    for (unsigned i = 0; i < 4; i++) {
         struct mock *m = mock_open();
         struct gpunvme_ctrl *ctrl;
 
-        SET_CAP(m, CSS, css[i]);
+        SET_CAP(m, CSS, sets[i].cap);
         ctrl = bring_up(m);
-        assert_int_equal(GPUNVME_GET(mock_written(m, GPUNVME_REG_CC, 0), CC_CSS),
-                         GPUNVME_CC_CSS_ALL);
+        assert_int_equal(GPUNVME_GET(mock_written(m, GPUNVME_REG_CC, 0), CC_CSS), sets[i].cc);
         take_down(m, ctrl);
     }
 }
@@ -862,7 +865,7 @@ int main(void)
         cmocka_unit_test(pages_above_64_kib_are_not_supported),
         cmocka_unit_test(page_sizes_upside_down_are_against_the_specification),
         cmocka_unit_test(a_controller_without_the_nvm_command_set_is_not_supported),
-        cmocka_unit_test(several_command_sets_are_all_enabled),
+        cmocka_unit_test(the_nvm_command_set_alone_is_enabled_where_there_is_one),
         cmocka_unit_test(the_deadline_of_rdy_is_cap_to),
         cmocka_unit_test(a_controller_ready_just_before_the_deadline_comes_up),
         cmocka_unit_test(crto_may_be_longer_than_cap_to),

@@ -129,6 +129,15 @@ expect 1 GPUNVME_ERR_NOT_FOUND
 gpunvme read sim:image=disk.img -o /dev/full
 expect 1 GPUNVME_ERR_NOSPC
 
+promise "an output that is the image itself is refused, by whatever name, and the image stays"
+cp disk.img before.img
+ln -s disk.img link.img
+gpunvme read sim:image=disk.img -o disk.img
+expect 1 "is the image of namespace 1"
+gpunvme read sim:size=1M,ns=2,image=disk.img -n 1 -o link.img
+expect 1 "is the image of namespace 2"
+same disk.img before.img
+
 promise "a reader that leaves is an error, not a signal"
 timeout 60 "$program" read sim:size=64M 2>err | head -c 10 >/dev/null
 code=${PIPESTATUS[0]}

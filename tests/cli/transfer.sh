@@ -143,6 +143,20 @@ timeout 60 "$program" read sim:size=64M 2>err | head -c 10 >/dev/null
 code=${PIPESTATUS[0]}
 expect 1 "Broken pipe"
 
+promise "a standard stream that is closed fails, and no file takes its number"
+timeout 60 "$program" write sim:image=disk.img <&- 2>err
+code=$?
+expect 1 "standard input"
+timeout 60 "$program" read sim:image=disk.img >&- 2>err
+code=$?
+expect 1 "standard output"
+cp disk.img oracle.img
+dd if=in.bin of=oracle.img conv=notrunc status=none
+timeout 60 "$program" write sim:image=disk.img -i in.bin <&- >&- 2>&-
+code=$?
+expect 0
+same disk.img oracle.img
+
 promise "nonsense options are usage errors that name the option"
 gpunvme read sim: --offset -1 -o back.bin
 expect 2 "--offset"

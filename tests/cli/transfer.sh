@@ -103,6 +103,16 @@ check test "$(head -c 5 disk.img)" = hello
 gpunvme write sim:image=disk.img -i in.bin --length 4M
 expect 1 "has 3000001 bytes"
 
+promise "an input file that becomes shorter meanwhile is told"
+cp in.bin shrinks.bin
+(
+    sleep 0.5
+    truncate -s 1M shrinks.bin
+) &
+gpunvme write sim:size=4M,bandwidth=1M -i shrinks.bin --block-size 64K --depth 1
+expect 1 "became shorter"
+wait
+
 promise "a namespace that does not exist is told"
 gpunvme read sim:image=disk.img -n 7 -o back.bin
 expect 1 GPUNVME_ERR_NO_NAMESPACE

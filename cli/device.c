@@ -157,8 +157,11 @@ int cli_device_finish(struct cli_device *device, int code)
     /* After a failure the shutdown may well fail too: that is not news. */
     if (code == CLI_OK)
         code = cli_device_tell(device, err);
+    /* A bring-up that a signal ends stops the controller in the middle, which no driver should. */
+    if (code == CLI_INTERRUPTED)
+        return code;
     violations = cli_report_violations(&device->report);
-    return violations != CLI_OK && code != CLI_INTERRUPTED ? violations : code;
+    return violations != CLI_OK ? violations : code;
 }
 
 gpunvme_err_t cli_queue_create(struct cli_device *device, uint32_t depth, struct gpunvme_ioq **out)

@@ -3,9 +3,11 @@
  * The command gpunvme: finds the subcommand and runs it. What a subcommand does is in its file.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/params.h"
 #include "cli.h"
@@ -120,10 +122,25 @@ static int dispatch(int argc, char **argv)
     return run(first, argc - 1, argv + 1);
 }
 
+/*
+ * A standard stream that is closed would give its number to the next file that is opened: messages
+ * would go into an image. It gets a file instead that fails whoever uses it.
+ */
+static bool occupy_standard_streams(void)
+{
+    for (int fd = 0; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 &&
+            open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+            return false;
+    return true;
+}
+
 int main(int argc, char **argv)
 {
     int code;
 
+    if (!occupy_standard_streams())
+        return CLI_FAILED;
     argp_err_exit_status = CLI_USAGE;
     setenv("ARGP_HELP_FMT", "no-dup-args-note", 0); /* a remark that only confuses */
     code = dispatch(argc, argv);

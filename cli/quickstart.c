@@ -132,7 +132,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case 'b':
         args->block_nbytes = cli_parse_size(state, "block-size", arg);
-        if (!args->block_nbytes || args->block_nbytes > WINDOW_NBYTES)
+        if (args->block_nbytes < 512 || args->block_nbytes > WINDOW_NBYTES)
             argp_error(state, "--block-size: from 512 to 64M");
         return 0;
     case CLI_KEY_FORCE:

@@ -6,8 +6,11 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/fail.h"
 #include "progress.h"
 #include "transfer.h"
 
@@ -108,12 +111,33 @@ static gpunvme_err_t read_all(struct cli_transfer *t)
     return err;
 }
 
+/* An image that is also the output would be cut to nothing before it is read. */
+static gpunvme_err_t check_output(const struct cli_transfer *t)
+{
+    const struct gpunvme_sim_config *config;
+    struct stat image, output;
+
+    if (!t->device.is_sim || !strcmp(t->file, "-") || stat(t->file, &output))
+        return GPUNVME_OK;
+    config = gpunvme_sim_config_of(t->device.sim);
+    for (uint32_t i = 0; i < config->nnamespaces; i++)
+        if (config->ns[i].image[0] && !stat(config->ns[i].image, &image) &&
+            image.st_dev == output.st_dev && image.st_ino == output.st_ino)
+            return base_fail(GPUNVME_ERR_INVALID,
+                             "%s is the image of namespace %u: name another "
+                             "output",
+                             t->file, config->ns[i].nsid);
+    return GPUNVME_OK;
+}
+
 static int run(struct cli_transfer *t)
 {
     gpunvme_err_t err = cli_transfer_open(t);
 
     if (!err && t->length == CLI_TRANSFER_NO_LENGTH)
         t->length = t->ns->nbytes - t->offset;
+    if (!err)
+        err = check_output(t);
     if (!err)
         err = cli_stream_open_output(t->file, &t->stream);
     if (!err)

@@ -10,15 +10,28 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/fail.h"
 #include "cli.h"
 #include "temp.h"
 
+#define ECHO_NS 100000000L
+
 static atomic_bool stopped;
 static int stop_fd = -1;
 static sigset_t watched;
+
+/* timeout(1) signals a process and then its group: that is one wish, told twice. */
+static void skip_echo(void)
+{
+    const struct timespec echo = {.tv_nsec = ECHO_NS}, none = {0};
+
+    nanosleep(&echo, NULL);
+    while (sigtimedwait(&watched, NULL, &none) > 0)
+        ;
+}
 
 static void *watch(void *unused)
 {
@@ -31,6 +44,7 @@ static void *watch(void *unused)
     if (eventfd_write(stop_fd, 1)) {
         /* only the wait for a silent pipe is not woken: the second signal is for that */
     }
+    skip_echo();
     while (sigwait(&watched, &signal_number) != 0)
         ;
     cli_temp_remove();

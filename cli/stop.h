@@ -2,7 +2,8 @@
  *
  * Stopping on SIGINT, SIGTERM and SIGHUP. A thread of its own takes the signals, so that no call
  * anywhere else is cut short: long work asks cli_stopped() now and then. A second signal does not
- * wait any longer: it removes the temporary files and ends the process.
+ * wait any longer: it removes the temporary files and ends the process. What comes within a tenth
+ * of a second is still the first.
  */
 #ifndef CLI_STOP_H
 #define CLI_STOP_H

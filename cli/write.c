@@ -124,6 +124,12 @@ static gpunvme_err_t check_end(struct cli_transfer *t)
 
 static gpunvme_err_t check_short(const struct cli_transfer *t)
 {
+    if (t->length == CLI_TRANSFER_NO_LENGTH && t->stream.nbytes != UINT64_MAX &&
+        t->ndone < t->stream.nbytes)
+        return base_fail(GPUNVME_ERR_IO,
+                         "%s became shorter while it was read: %" PRIu64 " of %" PRIu64
+                         " bytes are written",
+                         t->stream.name, t->ndone, t->stream.nbytes);
     if (t->length == CLI_TRANSFER_NO_LENGTH || t->ndone == t->length)
         return GPUNVME_OK;
     return base_fail(GPUNVME_ERR_INVALID,

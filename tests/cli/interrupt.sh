@@ -104,6 +104,22 @@ expect 130
 nothing_left
 check test ! -e made.img
 
+promise "a signal that comes to the process and to its group at once, as from timeout, is one"
+for _ in 1 2 3 4; do
+    start bench sim:size=64M -t 30s -q
+    sleep 0.2
+    kill -TERM $pid
+    sleep 0.01
+    kill -TERM $pid 2>/dev/null
+    end
+    expect 130 "interrupted"
+done
+
+promise "a bring-up that is interrupted is no violation of the specification"
+interrupt 0.3 INT identify sim:ready=100s,timeout=255
+expect 130 "interrupted"
+check test "$(grep -c 'broke the specification' err)" -eq 0
+
 promise "an image that was interrupted is whole and usable"
 truncate -s 64M disk.img
 interrupt 0.4 INT write sim:image=disk.img,bandwidth=10M -i in.bin -q

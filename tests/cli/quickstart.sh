@@ -92,6 +92,8 @@ for uri in sim:block=4096 sim:sgl=off sim:shadow=off sim:mdts=1 sim:noiob=24 sim
     expect 0
     nothing_left
 done
+gpunvme quickstart in.bin --block-size 511
+expect 2 "from 512 to 64M"
 gpunvme quickstart in.bin --profile p5800x --depth 3 --block-size 8K
 expect 0
 expect_out 'p5800x'

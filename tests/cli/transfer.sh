@@ -103,6 +103,16 @@ check test "$(head -c 5 disk.img)" = hello
 gpunvme write sim:image=disk.img -i in.bin --length 4M
 expect 1 "has 3000001 bytes"
 
+promise "an input file that becomes shorter meanwhile is told"
+cp in.bin shrinks.bin
+(
+    sleep 0.5
+    truncate -s 1M shrinks.bin
+) &
+gpunvme write sim:size=4M,bandwidth=1M -i shrinks.bin --block-size 64K --depth 1
+expect 1 "became shorter"
+wait
+
 promise "a namespace that does not exist is told"
 gpunvme read sim:image=disk.img -n 7 -o back.bin
 expect 1 GPUNVME_ERR_NO_NAMESPACE
@@ -129,10 +139,33 @@ expect 1 GPUNVME_ERR_NOT_FOUND
 gpunvme read sim:image=disk.img -o /dev/full
 expect 1 GPUNVME_ERR_NOSPC
 
+promise "an output that is the image itself is refused, by whatever name, and the image stays"
+cp disk.img before.img
+ln -s disk.img link.img
+gpunvme read sim:image=disk.img -o disk.img
+expect 1 "is the image of namespace 1"
+gpunvme read sim:size=1M,ns=2,image=disk.img -n 1 -o link.img
+expect 1 "is the image of namespace 2"
+same disk.img before.img
+
 promise "a reader that leaves is an error, not a signal"
 timeout 60 "$program" read sim:size=64M 2>err | head -c 10 >/dev/null
 code=${PIPESTATUS[0]}
 expect 1 "Broken pipe"
+
+promise "a standard stream that is closed fails, and no file takes its number"
+timeout 60 "$program" write sim:image=disk.img <&- 2>err
+code=$?
+expect 1 "standard input"
+timeout 60 "$program" read sim:image=disk.img >&- 2>err
+code=$?
+expect 1 "standard output"
+cp disk.img oracle.img
+dd if=in.bin of=oracle.img conv=notrunc status=none
+timeout 60 "$program" write sim:image=disk.img -i in.bin <&- >&- 2>&-
+code=$?
+expect 0
+same disk.img oracle.img
 
 promise "nonsense options are usage errors that name the option"
 gpunvme read sim: --offset -1 -o back.bin

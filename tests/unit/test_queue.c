@@ -114,7 +114,7 @@ static void end_one(struct rig *r, uint64_t ticket)
 
 static void assert_ends(struct rig *r, uint64_t ticket, uint16_t status, uint64_t result)
 {
-    struct gpunvme_completion c;
+    struct gpunvme_completion c = {0};
 
     assert_int_equal(gpunvme_qpair_test(&r->q, ticket, &c), GPUNVME_OK);
     assert_int_equal(c.status, status);

@@ -42,7 +42,6 @@ without() { # NAME PROGRAM…: whether one of the programs is missing, and says 
 {
     uname -srm
     lscpu | grep -E '^(Model name|CPU\(s\)|L2 cache|L3 cache)'
-    git log -1 --format='commit %h' 2>/dev/null
 } >"$out/machine.txt"
 
 without queue_cost valgrind || measure queue_cost bench/queue_cost.sh "$build"

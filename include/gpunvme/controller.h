@@ -113,7 +113,8 @@ gpunvme_err_t gpunvme_ctrl_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid,
 
 /*
  * Memory for transfers: allocated or registered by memory.h, given a bus address here. alloc is
- * host memory from the transport, mapped: the simplest buffer there is.
+ * host memory from the transport, mapped: the simplest buffer there is. free takes back what alloc
+ * gave, and leaves any other buffer as it is.
  */
 gpunvme_err_t gpunvme_ctrl_map(struct gpunvme_ctrl *ctrl, struct gpunvme_buf *buf);
 void gpunvme_ctrl_unmap(struct gpunvme_ctrl *ctrl, struct gpunvme_buf *buf);

@@ -123,6 +123,8 @@ static void free_(struct gpunvme_transport *t, struct gpunvme_buf *buf)
 {
     struct sim_transport *s = of(t);
 
+    if (!buf->transport_private) /* not from alloc: its owner frees it */
+        return;
     pthread_mutex_lock(&s->lock);
     release(s, buf->transport_private);
     pthread_mutex_unlock(&s->lock);

@@ -146,6 +146,20 @@ static void bad_buffers_are_refused(void **state)
     device_close(&d);
 }
 
+static void a_buffer_that_was_not_allocated_here_is_not_freed(void **state)
+{
+    uint8_t bytes[16] = {1, 2, 3};
+    struct gpunvme_buf mine = {.cpu = bytes, .nbytes = sizeof(bytes)};
+    struct device d;
+
+    (void)state;
+    device_open(&d, "sim:size=1M");
+    gpunvme_ctrl_free(d.ctrl, &mine);
+    assert_ptr_equal(mine.cpu, bytes);
+    assert_int_equal(mine.nbytes, sizeof(bytes));
+    device_close(&d);
+}
+
 /* Random offsets, lengths and buffer offsets, of any alignment, against memory as the oracle. */
 static void run_random_transfers(const char *uri)
 {
@@ -428,6 +442,7 @@ int main(void)
         cmocka_unit_test(access_beyond_the_end_is_refused),
         cmocka_unit_test(nothing_is_moved_for_a_size_of_0),
         cmocka_unit_test(bad_buffers_are_refused),
+        cmocka_unit_test(a_buffer_that_was_not_allocated_here_is_not_freed),
         cmocka_unit_test(any_offset_and_length_work_with_512_byte_blocks),
         cmocka_unit_test(any_offset_and_length_work_with_4096_byte_blocks),
         cmocka_unit_test(zeroed_and_deallocated_blocks_read_as_zeroes),

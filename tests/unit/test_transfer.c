@@ -220,6 +220,10 @@ static void whole_blocks_are_written_without_reading(void **state)
     assert_ok(gpunvme_write(b.ioq, b.ns, 100, 2000, &b.buf, 0, 0));
     assert_int_equal(commands(&b, GPUNVME_CMD_READ), 2); /* the two ends */
     assert_int_equal(commands(&b, GPUNVME_CMD_WRITE), 1 + 3);
+    assert_ok(gpunvme_write(b.ioq, b.ns, 512, 2000, &b.buf, 0, 0));
+    assert_int_equal(commands(&b, GPUNVME_CMD_READ), 3); /* one end */
+    assert_ok(gpunvme_write(b.ioq, b.ns, 548, 988, &b.buf, 0, 0));
+    assert_int_equal(commands(&b, GPUNVME_CMD_READ), 4);
     bench_close(&b);
 }
 
@@ -248,11 +252,83 @@ static void a_transfer_is_cut_at_mdts_and_at_the_boundary(void **state)
     bench_close(&b);
 }
 
+/* Without a limit of the controller: 1 MiB of the caller's memory, or one bounce buffer. */
+static void long_transfers_go_in_pieces_that_run_beside_each_other(void **state)
+{
+    enum { LONG = 4 << 20 };
+    struct mock *m = mock_open();
+    struct gpunvme_ctrl *ctrl;
+    const struct gpunvme_ns *ns;
+    struct gpunvme_ioq *ioq;
+    struct gpunvme_buf buf;
+
+    (void)state;
+    m->id.mdts = 0;
+    mock_remove_namespaces(m);
+    mock_add_ns(m, 1, LONG / 512, 9, true);
+    fill(m->ns[0].data, LONG, 10);
+    ctrl = bring_up(m);
+    ns = gpunvme_ctrl_ns_at(ctrl, 0);
+    assert_ok(gpunvme_ioq_create(ctrl, 8, &ioq));
+    assert_ok(gpunvme_ctrl_alloc(ctrl, LONG, &buf));
+    assert_ok(gpunvme_read(ioq, ns, 0, LONG, &buf, 0));
+    assert_memory_equal(buf.cpu, m->ns[0].data, LONG);
+    assert_int_equal(m->nio, 4);
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(m->io[i].nlb, 2048);
+    m->nio = 0;
+    assert_ok(gpunvme_read(ioq, ns, 1, LONG - 1, &buf, 0));
+    assert_memory_equal(buf.cpu, m->ns[0].data + 1, LONG - 1);
+    for (unsigned i = 0; i < m->nio; i++)
+        assert_in_range(m->io[i].nlb, 1, 256);
+    gpunvme_ctrl_free(ctrl, &buf);
+    take_down(m, ctrl);
+}
+
+static uint64_t host_nbytes(struct gpunvme_ctrl *ctrl)
+{
+    struct gpunvme_ctrl_info info;
+
+    gpunvme_ctrl_get_info(ctrl, &info);
+    return info.host_nbytes;
+}
+
+static void lists_and_bounce_buffers_are_used_again(void **state)
+{
+    struct bench b = bench_open(&(struct way){.block_shift = 9, .mdts = 5, .scatter_shift = 12});
+    uint64_t first = 0;
+
+    (void)state;
+    for (unsigned i = 0; i < 100; i++) {
+        assert_ok(gpunvme_read(b.ioq, b.ns, 0, NS_NBYTES, &b.buf, 0)); /* lists */
+        assert_ok(gpunvme_read(b.ioq, b.ns, 1, 60000, &b.buf, 0));     /* bounces */
+        assert_ok(gpunvme_write(b.ioq, b.ns, 1, 60000, &b.buf, 1, 0));
+        assert_ok(gpunvme_deallocate(b.ioq, b.ns, 0, 1));
+        if (!i)
+            first = host_nbytes(b.ctrl);
+    }
+    assert_true(host_nbytes(b.ctrl) == first);
+    /* Nor are they lost when commands fail. */
+    mock_on_io(b.m, -1, -1, MOCK_STATUS, GPUNVME_SC_INTERNAL);
+    for (unsigned i = 0; i < 100; i++) {
+        assert_true(gpunvme_read(b.ioq, b.ns, 0, NS_NBYTES, &b.buf, 0) < 0);
+        assert_true(gpunvme_read(b.ioq, b.ns, 1, 60000, &b.buf, 0) < 0);
+        assert_true(gpunvme_write(b.ioq, b.ns, 1, 60000, &b.buf, 1, 0) < 0);
+        assert_true(gpunvme_deallocate(b.ioq, b.ns, 0, 1) < 0);
+    }
+    assert_true(host_nbytes(b.ctrl) == first);
+    bench_close(&b);
+}
+
 static void fua_is_on_every_write_of_a_transfer_and_on_no_read(void **state)
 {
     struct bench b = bench_open(&plain);
 
     (void)state;
+    assert_ok(gpunvme_write(b.ioq, b.ns, 100, 3000, &b.buf, 0, 0));
+    for (unsigned i = 0; i < b.m->nio; i++)
+        assert_int_equal(b.m->io[i].cdw12 & GPUNVME_RW_FUA, 0);
+    b.m->nio = 0;
     assert_ok(gpunvme_write(b.ioq, b.ns, 100, 3000, &b.buf, 0, GPUNVME_IO_FUA));
     assert_ok(gpunvme_write(b.ioq, b.ns, 700, 100, &b.buf, 0, GPUNVME_IO_FUA));
     for (unsigned i = 0; i < b.m->nio; i++)
@@ -751,6 +827,8 @@ static void a_reset_in_the_middle_ends_the_transfer_and_the_next_one_works(void 
 static const struct CMUnitTest singles[] = {
     cmocka_unit_test(whole_blocks_are_written_without_reading),
     cmocka_unit_test(a_transfer_is_cut_at_mdts_and_at_the_boundary),
+    cmocka_unit_test(long_transfers_go_in_pieces_that_run_beside_each_other),
+    cmocka_unit_test(lists_and_bounce_buffers_are_used_again),
     cmocka_unit_test(fua_is_on_every_write_of_a_transfer_and_on_no_read),
     cmocka_unit_test(no_bytes_are_no_commands),
     cmocka_unit_test(an_sgl_is_used_where_it_saves_a_list),

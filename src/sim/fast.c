@@ -122,6 +122,6 @@ void sim_fast_finish(struct sim_thread *t, struct sim_sq *sq, const struct sim_m
     sim_count(&t->counters.bytes_written, nbytes[1]);
     sim_count(&t->counters.host_reads, n - nwrites);
     sim_count(&t->counters.host_writes, nwrites);
-    for (uint32_t i = 0; i < n; i++)
-        sim_post(t, &(struct sim_pending){.sq = sq, .cid = moves[i].cid});
+    if (n)
+        sim_post_done(t, sq, moves, n);
 }

@@ -201,6 +201,33 @@ bool sim_post(struct sim_thread *t, const struct sim_pending *pending)
     return true;
 }
 
+/* Posts success for n commands of one queue, whose entries were free when they were fetched. */
+void sim_post_done(struct sim_thread *t, struct sim_sq *sq, const struct sim_move *moves,
+                   uint32_t n)
+{
+    struct sim_cq *cq = sq->cq;
+    uint32_t dw2 = sq->head | (uint32_t)sq->qid << 16;
+
+    if (!cq->cpu || cq->broken) {
+        for (uint32_t i = 0; i < n; i++)
+            sim_post(t, &(struct sim_pending){.sq = sq, .cid = moves[i].cid});
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t *to = cq->cpu + cq->tail * CQE_WORDS;
+
+        to[0] = to[1] = 0;
+        to[2] = dw2;
+        __atomic_store_n(to + 3, moves[i].cid | (uint32_t)cq->phase << 16, __ATOMIC_RELEASE);
+        if (++cq->tail == cq->size) {
+            cq->tail = 0;
+            cq->phase = !cq->phase;
+        }
+    }
+    sq->reported = sq->head;
+    sim_count(&t->counters.io_commands, n);
+}
+
 /* A fault that concerns the whole controller; true when it was one. */
 static bool apply_drastic_fault(struct gpunvme_sim *sim, const struct sim_fault *fault)
 {

@@ -401,6 +401,9 @@ void sim_sq_free(struct gpunvme_sim *sim, struct sim_sq *sq);
 void sim_cq_free(struct gpunvme_sim *sim, struct sim_cq *cq);
 void sim_queues_wipe(struct gpunvme_sim *sim);
 bool sim_fetch(struct sim_thread *t, struct sim_sq *sq, bool fast);
+struct sim_move;
+void sim_post_done(struct sim_thread *t, struct sim_sq *sq, const struct sim_move *moves,
+                   uint32_t n);
 bool sim_post(struct sim_thread *t, const struct sim_pending *pending);
 bool sim_pass_faults(struct sim_cmd *cmd, const struct gpunvme_dsm_range *ranges, unsigned nranges);
 

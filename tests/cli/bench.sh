@@ -53,11 +53,11 @@ bench_while() {
     timeout 60 "$program" bench sim:image=victim.img --verify --force --length 64K -t 50s -q \
         >out 2>err &
     local pid=$!
-    for _ in $(seq 100); do # until it is filled
+    for _ in $(seq 800); do # until it is filled, which takes long under a sanitizer
         [ "$(od -An -t u8 -j 65024 -N 8 victim.img | tr -d ' ')" = 127 ] && break
         sleep 0.05
     done
-    sleep 0.2
+    sleep 1 # the last block may be there before others
     "$@" conv=notrunc,fsync status=none
     wait $pid
     code=$?

@@ -143,7 +143,7 @@ static gpunvme_err_t open_ours(struct ours *o, const void *media)
     if (!err)
         err = gpunvme_ioq_create(o->ctrl, 256, &o->ioq);
     if (!err)
-        err = gpunvme_ctrl_alloc(o->ctrl, NBLOCKS * BLOCK, &o->data);
+        err = gpunvme_ctrl_alloc(o->ctrl, NBLOCKS * BLOCK, GPUNVME_MEM_HOST, &o->data);
     if (!err)
         memcpy(o->data.cpu, media, o->data.nbytes);
     if (!err)

@@ -122,7 +122,6 @@ static gpunvme_err_t on_done(void *context, const struct cli_slot *slot)
 static gpunvme_err_t alloc_memory(struct bench_worker *w)
 {
     uint32_t depth = w->plan->depth;
-    gpunvme_err_t err;
 
     w->piece_nbytes = (size_t)w->plan->command_blocks << w->ns->block_shift;
     w->free_pieces = calloc(depth, sizeof(*w->free_pieces));
@@ -134,8 +133,7 @@ static gpunvme_err_t alloc_memory(struct bench_worker *w)
         w->free_pieces[w->nfree] = depth - 1 - w->nfree;
         w->nfree++;
     }
-    err = gpunvme_mem_alloc(depth * w->piece_nbytes, w->plan->mem, &w->buf);
-    return err ? err : gpunvme_ctrl_map(w->ctrl, &w->buf);
+    return gpunvme_ctrl_alloc(w->ctrl, depth * w->piece_nbytes, w->plan->mem, &w->buf);
 }
 
 static void pump_init(struct bench_worker *w)
@@ -182,19 +180,17 @@ gpunvme_err_t bench_worker_create(struct cli_device *device, const struct gpunvm
 
 gpunvme_err_t bench_worker_destroy(struct bench_worker *w)
 {
-    gpunvme_err_t err, freed;
+    gpunvme_err_t err;
 
     if (w->pump.slots)
         cli_pump_stop(&w->pump);
     err = gpunvme_ioq_delete(w->ioq);
-    if (w->buf.bus)
-        gpunvme_ctrl_unmap(w->ctrl, &w->buf);
-    freed = gpunvme_mem_free(&w->buf);
+    gpunvme_ctrl_free(w->ctrl, &w->buf);
     free(w->free_pieces);
     free(w->expected);
     free(w->scratch);
     free(w);
-    return err ? err : freed;
+    return err;
 }
 
 /* A piece that no command in flight uses. */

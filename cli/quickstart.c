@@ -356,17 +356,14 @@ static gpunvme_err_t prepare_windows(struct job *job)
 /* A buffer that the controller reaches; through host memory where it can't reach the GPU. */
 static gpunvme_err_t open_window(struct job *job, enum gpunvme_mem mem)
 {
-    gpunvme_err_t err = gpunvme_mem_alloc(job->window_nbytes, mem, &job->window);
+    struct gpunvme_ctrl *ctrl = job->device.ctrl;
+    gpunvme_err_t err = gpunvme_ctrl_alloc(ctrl, job->window_nbytes, mem, &job->window);
 
-    if (err)
-        return err;
-    err = gpunvme_ctrl_map(job->device.ctrl, &job->window);
     if (err != GPUNVME_ERR_UNSUPPORTED || mem != GPUNVME_MEM_GPU)
         return err;
-    job->target = job->window;
-    job->window = (struct gpunvme_buf){0};
-    err = gpunvme_mem_alloc(job->window_nbytes, GPUNVME_MEM_PINNED, &job->window);
-    return err ? err : gpunvme_ctrl_map(job->device.ctrl, &job->window);
+    err = gpunvme_mem_alloc(job->window_nbytes, mem, &job->target);
+    return err ? err
+               : gpunvme_ctrl_alloc(ctrl, job->window_nbytes, GPUNVME_MEM_PINNED, &job->window);
 }
 
 static gpunvme_err_t check_room(const struct job *job)
@@ -406,7 +403,7 @@ static gpunvme_err_t first_of(gpunvme_err_t a, gpunvme_err_t b)
     return a ? a : b;
 }
 
-/* Closes whatever is open. What the controller may write to is freed when it is gone. */
+/* Closes whatever is open. */
 static gpunvme_err_t close_controller(struct job *job, struct phase *phase)
 {
     gpunvme_err_t err;
@@ -415,10 +412,8 @@ static gpunvme_err_t close_controller(struct job *job, struct phase *phase)
         cli_pump_stop(&job->pump);
     err = gpunvme_ioq_delete(job->ioq);
     job->ioq = NULL;
-    if (job->window.bus)
-        gpunvme_ctrl_unmap(job->device.ctrl, &job->window);
-    err = first_of(err, cli_device_close(&job->device));
-    err = first_of(err, gpunvme_mem_free(&job->window));
+    err = first_of(err, cli_device_close(&job->device)); /* with its memory, the window's */
+    job->window = (struct gpunvme_buf){0};
     err = first_of(err, gpunvme_mem_free(&job->target));
     phase->report = job->device.report;
     return err;

@@ -96,7 +96,8 @@ gpunvme_err_t cli_transfer_start(struct cli_transfer *t)
     t->piece_nbytes =
         (uint64_t)cli_piece(t->ns, 0, (t->block_nbytes + block_size - 1) / block_size) * block_size;
     if (!err)
-        err = gpunvme_ctrl_alloc(t->device.ctrl, t->depth * t->piece_nbytes, &t->buf);
+        err = gpunvme_ctrl_alloc(t->device.ctrl, t->depth * t->piece_nbytes, GPUNVME_MEM_HOST,
+                                 &t->buf);
     if (err)
         return err;
     t->pending = calloc(t->depth, sizeof(*t->pending));

@@ -72,8 +72,7 @@ int main(int argc, char **argv)
     check(gpunvme_ctrl_open_uri(argc > 1 ? argv[1] : "sim:size=64M", NULL, &ctrl));
     check(gpunvme_ctrl_ns(ctrl, 1, &s.ns));
     check(gpunvme_ioq_create(ctrl, 2 * DEPTH, &s.queue));
-    check(gpunvme_mem_alloc(DEPTH * CHUNK, GPUNVME_MEM_GPU, &s.ring));
-    check(gpunvme_ctrl_map(ctrl, &s.ring));
+    check(gpunvme_ctrl_alloc(ctrl, DEPTH * CHUNK, GPUNVME_MEM_GPU, &s.ring));
     s.chunk_blocks = CHUNK >> s.ns->block_shift;
     if (s.chunk_blocks > s.ns->max_blocks)
         s.chunk_blocks = s.ns->max_blocks;
@@ -86,9 +85,8 @@ int main(int argc, char **argv)
     printf("%llu bytes, sum of the chunks' checksums %016llx\n", (unsigned long long)s.ns->nbytes,
            (unsigned long long)sum);
 
-    gpunvme_ctrl_unmap(ctrl, &s.ring);
-    check(gpunvme_mem_free(&s.ring));
     check(gpunvme_ioq_delete(s.queue));
+    gpunvme_ctrl_free(ctrl, &s.ring);
     check(gpunvme_ctrl_close(ctrl));
     return 0;
 }

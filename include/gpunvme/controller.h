@@ -36,6 +36,7 @@ struct gpunvme_ctrl_opts {
     uint32_t ready_timeout_ms; /* deadline of CSTS.RDY and SHST; 0: CAP.TO (or CRTO) says it */
     enum gpunvme_data_format data_format;
     bool no_shadow_doorbells; /* don't use Doorbell Buffer Config where the controller has it */
+    bool interrupts;          /* waits sleep until the controller interrupts; the transport must */
     bool no_recovery;         /* don't reset after a timeout or CFS: fail everything instead */
 };
 
@@ -80,6 +81,7 @@ struct gpunvme_ctrl_info {
     uint64_t max_transfer;     /* bytes of one command (MDTS); UINT64_MAX: no limit */
     bool sgl;                  /* SGLs are supported */
     bool shadow_doorbells;     /* in use */
+    uint32_t vectors;          /* interrupt vectors in use; 0: waits poll */
     bool volatile_write_cache; /* Identify VWC */
     uint64_t resets;           /* resets since open */
     uint64_t host_nbytes;      /* host memory in use for queues, slots and lists */
@@ -112,13 +114,15 @@ gpunvme_err_t gpunvme_ctrl_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid,
                               const struct gpunvme_ns **out);
 
 /*
- * Memory for transfers: allocated or registered by memory.h, given a bus address here. alloc is
- * host memory from the transport, mapped: the simplest buffer there is. free takes back what alloc
- * gave, and leaves any other buffer as it is.
+ * Memory for transfers. alloc gives memory that this controller can reach, mapped: the simplest
+ * way, and with some transports the only one (transport.h). free takes back what alloc gave, and
+ * leaves any other buffer as it is. map gives a bus address to memory that was allocated or
+ * registered by memory.h. Both give GPUNVME_ERR_UNSUPPORTED for memory that is out of reach.
  */
 gpunvme_err_t gpunvme_ctrl_map(struct gpunvme_ctrl *ctrl, struct gpunvme_buf *buf);
 void gpunvme_ctrl_unmap(struct gpunvme_ctrl *ctrl, struct gpunvme_buf *buf);
-gpunvme_err_t gpunvme_ctrl_alloc(struct gpunvme_ctrl *ctrl, size_t nbytes, struct gpunvme_buf *buf);
+gpunvme_err_t gpunvme_ctrl_alloc(struct gpunvme_ctrl *ctrl, size_t nbytes, enum gpunvme_mem mem,
+                                 struct gpunvme_buf *buf);
 void gpunvme_ctrl_free(struct gpunvme_ctrl *ctrl, struct gpunvme_buf *buf);
 
 /* An I/O queue pair of a controller. */

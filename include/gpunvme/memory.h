@@ -44,6 +44,31 @@ extern "C" {
 gpunvme_err_t gpunvme_mem_alloc(size_t nbytes, enum gpunvme_mem mem, struct gpunvme_buf *out);
 
 /*
+ * What pages the host memory of a buffer is made of; GPU memory has its own.
+ *
+ *   ANY     whatever is fastest
+ *   SHARED  a file in memory, which another process can map (gpunvme_mem_export)
+ *   HUGE    reserved huge pages (vm.nr_hugepages), which stay where they are in physical memory;
+ *           NOMEM where there are none left
+ */
+enum gpunvme_mem_backing {
+    GPUNVME_BACKING_ANY = 0,
+    GPUNVME_BACKING_SHARED = 1,
+    GPUNVME_BACKING_HUGE = 2,
+};
+
+/* gpunvme_mem_alloc() with a choice of pages. */
+gpunvme_err_t gpunvme_mem_alloc_backed(size_t nbytes, enum gpunvme_mem mem,
+                                       enum gpunvme_mem_backing backing, struct gpunvme_buf *out);
+
+/*
+ * A file descriptor by which another process or driver reaches the buffer's bytes, which begin at
+ * *offset of it: the memory file of a SHARED buffer. The caller closes it; it may outlive the
+ * buffer. UNSUPPORTED where the memory has no such thing.
+ */
+gpunvme_err_t gpunvme_mem_export(const struct gpunvme_buf *buf, int *fd, uint64_t *offset);
+
+/*
  * Frees what gpunvme_mem_alloc() gave and makes *buf all zeroes; does nothing to a buffer of
  * zeroes. INVALID for a buffer that was registered, or that a transport has still mapped.
  */

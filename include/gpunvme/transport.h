@@ -39,10 +39,14 @@ struct gpunvme_transport_ops {
     void (*unmap)(struct gpunvme_transport *t, struct gpunvme_buf *buf);
 
     /*
-     * Host memory for queues and lists: zeroed, mapped, contiguous on the bus, and beginning there
-     * at a multiple of the controller's smallest memory page (CAP.MPSMIN), 4 KiB or more.
+     * Memory that the controller can reach: zeroed, mapped, and as map says where it is of a kind
+     * that the controller can't reach. Host memory, which queues and lists are made of, is
+     * contiguous on the bus up to 2 MiB, and begins there at a multiple of 64 KiB or, where it is
+     * smaller than that, of its size rounded up to a power of two, 4 KiB or more: so it suits any
+     * memory page size of a controller.
      */
-    gpunvme_err_t (*alloc)(struct gpunvme_transport *t, size_t nbytes, struct gpunvme_buf *buf);
+    gpunvme_err_t (*alloc)(struct gpunvme_transport *t, size_t nbytes, enum gpunvme_mem mem,
+                           struct gpunvme_buf *buf);
     void (*free)(struct gpunvme_transport *t, struct gpunvme_buf *buf);
 
     /*
@@ -57,6 +61,27 @@ struct gpunvme_transport_ops {
     /* Monotonic clock, and a pause of about `ns` for loops that wait. */
     uint64_t (*now_ns)(struct gpunvme_transport *t);
     void (*pause_ns)(struct gpunvme_transport *t, uint64_t ns);
+
+    /*
+     * Interrupts; both NULL where the transport has none. irq_setup asks for vectors 0 to
+     * `wanted` - 1 and gets *granted of them, at least one; a transport with a single, shared
+     * interrupt grants 1. irq_wait waits until the vector has fired since *seen, which it brings
+     * up to date (0 at the start; a first call may return at once), or until timeout_ns is up:
+     * both are GPUNVME_OK, since whoever waits must look at its queue in any case. Any number of
+     * threads may wait for the same vector, and all are woken. Vectors that fire while nobody
+     * waits are remembered.
+     */
+    gpunvme_err_t (*irq_setup)(struct gpunvme_transport *t, uint32_t wanted, uint32_t *granted);
+    gpunvme_err_t (*irq_wait)(struct gpunvme_transport *t, uint32_t vector, uint64_t *seen,
+                              uint64_t timeout_ns);
+
+    /*
+     * Memory of the controller's own (its memory buffer, CMB): bytes `offset` … of BAR number
+     * `bir`, with a cpu address where the CPU can store to it. No bus address: the controller's
+     * registers say which. `unmap` takes it back. NULL where a BAR can't be mapped.
+     */
+    gpunvme_err_t (*map_bar)(struct gpunvme_transport *t, unsigned bir, uint64_t offset,
+                             size_t nbytes, struct gpunvme_buf *buf);
 
     /* Resets the PCIe function; NULL where the transport has no such thing. */
     gpunvme_err_t (*reset)(struct gpunvme_transport *t);

@@ -6,6 +6,8 @@
 #include "gpunvme/memory.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -15,6 +17,7 @@
 #include "memory/cuda.h"
 
 #define HUGE_PAGE ((size_t)2 << 20)
+#define MAP_2MB   (21 << 26) /* log2 of it, where mmap wants it: MAP_HUGE_SHIFT of linux/mman.h */
 
 /* PRP entries and SGL descriptors hold addresses in dwords. */
 #define DWORD 4
@@ -23,6 +26,12 @@
 struct origin {
     bool registered;
     gpunvme_err_t (*release)(struct gpunvme_buf *buf);
+};
+
+/* Of memory with a file behind it. */
+struct shared_origin {
+    struct origin origin; /* first: memory_private points to it */
+    int fd;
 };
 
 static gpunvme_err_t check_kind(enum gpunvme_mem mem)
@@ -57,8 +66,6 @@ static gpunvme_err_t host_map(size_t nbytes, void **out)
     size_t granule = map_granule(nbytes), slack = nbytes >= HUGE_PAGE ? granule : 0, size, head;
     char *raw, *cpu;
 
-    if (nbytes > SIZE_MAX - 2 * granule)
-        return base_fail(GPUNVME_ERR_NOMEM, "%zu bytes are more than there can be", nbytes);
     size = round_up(nbytes, granule);
     raw = mmap(NULL, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED)
@@ -80,6 +87,101 @@ static gpunvme_err_t host_unmap(struct gpunvme_buf *buf)
     if (munmap(buf->cpu, round_up(buf->nbytes, map_granule(buf->nbytes))) != 0)
         return base_fail_errno(errno, "munmap of %zu bytes", buf->nbytes);
     return GPUNVME_OK;
+}
+
+/* --- memory with a file behind it ------------------------------------------------------------- */
+
+static gpunvme_err_t shared_unmap(struct gpunvme_buf *buf)
+{
+    struct shared_origin *shared = buf->memory_private;
+    gpunvme_err_t err = host_unmap(buf);
+
+    close(shared->fd);
+    free(shared);
+    return err;
+}
+
+static gpunvme_err_t shared_unpin_and_unmap(struct gpunvme_buf *buf)
+{
+    gpunvme_err_t pin_err = mem_cuda_unpin(buf->cpu), map_err = shared_unmap(buf);
+
+    return pin_err ? pin_err : map_err;
+}
+
+static gpunvme_err_t map_file(int fd, size_t size, void **out)
+{
+    /* Sealed: whoever maps it must not find it smaller one day. */
+    if (ftruncate(fd, (off_t)size) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW))
+        return base_fail_errno(errno, "%zu bytes of shared memory", size);
+    *out = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return *out == MAP_FAILED ? base_fail_errno(errno, "%zu bytes of shared memory", size)
+                              : GPUNVME_OK;
+}
+
+static gpunvme_err_t shared_map(struct gpunvme_buf *buf)
+{
+    struct shared_origin *shared = malloc(sizeof(*shared));
+    size_t size = round_up(buf->nbytes, map_granule(buf->nbytes));
+    gpunvme_err_t err;
+
+    if (!shared)
+        return base_fail(GPUNVME_ERR_NOMEM, "a buffer");
+    *shared = (struct shared_origin){.origin.release = shared_unmap};
+    shared->fd = memfd_create("gpunvme", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    err = shared->fd < 0 ? base_fail_errno(errno, "a file in memory")
+                         : map_file(shared->fd, size, &buf->cpu);
+    if (err) {
+        if (shared->fd >= 0)
+            close(shared->fd);
+        free(shared);
+        return err;
+    }
+    buf->memory_private = shared;
+    return GPUNVME_OK;
+}
+
+/* --- reserved huge pages ---------------------------------------------------------------------- */
+
+static gpunvme_err_t huge_unmap(struct gpunvme_buf *buf)
+{
+    if (munmap(buf->cpu, round_up(buf->nbytes, HUGE_PAGE)) != 0)
+        return base_fail_errno(errno, "munmap of %zu bytes", buf->nbytes);
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t huge_unpin_and_unmap(struct gpunvme_buf *buf)
+{
+    gpunvme_err_t pin_err = mem_cuda_unpin(buf->cpu), map_err = huge_unmap(buf);
+
+    return pin_err ? pin_err : map_err;
+}
+
+static const struct origin from_huge = {.release = huge_unmap};
+static const struct origin from_pinned_huge = {.release = huge_unpin_and_unmap};
+
+static gpunvme_err_t huge_map(struct gpunvme_buf *buf)
+{
+    void *cpu = mmap(NULL, round_up(buf->nbytes, HUGE_PAGE), PROT_READ | PROT_WRITE,
+                     MAP_SHARED | MAP_ANONYMOUS | MAP_HUGETLB | MAP_2MB | MAP_POPULATE, -1, 0);
+
+    if (cpu == MAP_FAILED)
+        return base_fail_errno(errno,
+                               "%zu bytes of 2 MiB huge pages: reserve some "
+                               "(sysctl vm.nr_hugepages=…)",
+                               buf->nbytes);
+    buf->cpu = cpu;
+    buf->memory_private = (void *)&from_huge;
+    return GPUNVME_OK;
+}
+
+/* --- allocation ------------------------------------------------------------------------------- */
+
+static const struct origin from_map = {.release = host_unmap};
+
+static gpunvme_err_t plain_map(struct gpunvme_buf *buf)
+{
+    buf->memory_private = (void *)&from_map;
+    return host_map(buf->nbytes, &buf->cpu);
 }
 
 static gpunvme_err_t unpin(struct gpunvme_buf *buf)
@@ -105,7 +207,6 @@ static gpunvme_err_t let_go(struct gpunvme_buf *buf)
     return GPUNVME_OK;
 }
 
-static const struct origin from_map = {.release = host_unmap};
 static const struct origin from_pinned_map = {.release = unpin_and_unmap};
 static const struct origin from_gpu = {.release = gpu_free};
 static const struct origin from_caller = {.registered = true, .release = let_go};
@@ -115,29 +216,34 @@ static const struct origin from_caller_pinned_here = {.registered = true, .relea
  * Pinned memory is mapped first and pinned afterwards: so it is ordinary anonymous memory, which
  * VFIO, io_uring and huge pages can work with, whatever the CUDA driver's own allocator makes.
  */
-static gpunvme_err_t alloc_host(size_t nbytes, enum gpunvme_mem mem, struct gpunvme_buf *out)
+static gpunvme_err_t alloc_host(enum gpunvme_mem_backing backing, struct gpunvme_buf *out)
 {
-    gpunvme_err_t err = host_map(nbytes, &out->cpu);
+    gpunvme_err_t err = backing == GPUNVME_BACKING_SHARED ? shared_map(out)
+                        : backing == GPUNVME_BACKING_HUGE ? huge_map(out)
+                                                          : plain_map(out);
 
-    if (err)
+    if (err || out->mem == GPUNVME_MEM_HOST)
         return err;
-    out->memory_private = (void *)&from_map;
-    if (mem == GPUNVME_MEM_HOST)
-        return GPUNVME_OK;
     if (!mem_cuda_present()) {
         out->gpu = out->cpu;
         return GPUNVME_OK;
     }
-    err = mem_cuda_pin(out->cpu, nbytes, &out->gpu);
+    err = mem_cuda_pin(out->cpu, out->nbytes, &out->gpu);
     if (err) {
-        host_unmap(out);
+        ((struct origin *)out->memory_private)->release(out);
         return err;
     }
-    out->memory_private = (void *)&from_pinned_map;
+    if (backing == GPUNVME_BACKING_SHARED)
+        ((struct origin *)out->memory_private)->release = shared_unpin_and_unmap;
+    else if (backing == GPUNVME_BACKING_HUGE)
+        out->memory_private = (void *)&from_pinned_huge;
+    else
+        out->memory_private = (void *)&from_pinned_map;
     return GPUNVME_OK;
 }
 
-gpunvme_err_t gpunvme_mem_alloc(size_t nbytes, enum gpunvme_mem mem, struct gpunvme_buf *out)
+gpunvme_err_t gpunvme_mem_alloc_backed(size_t nbytes, enum gpunvme_mem mem,
+                                       enum gpunvme_mem_backing backing, struct gpunvme_buf *out)
 {
     gpunvme_err_t err;
 
@@ -147,19 +253,44 @@ gpunvme_err_t gpunvme_mem_alloc(size_t nbytes, enum gpunvme_mem mem, struct gpun
     err = check_kind(mem);
     if (err)
         return err;
+    if ((unsigned)backing > GPUNVME_BACKING_HUGE)
+        return base_fail(GPUNVME_ERR_INVALID, "%d is not a kind of pages", (int)backing);
     if (nbytes == 0)
         return base_fail(GPUNVME_ERR_INVALID, "a buffer of 0 bytes");
+    if (nbytes > SIZE_MAX - 2 * HUGE_PAGE)
+        return base_fail(GPUNVME_ERR_NOMEM, "%zu bytes are more than there can be", nbytes);
     out->nbytes = nbytes;
     out->mem = mem;
     if (is_device(mem)) {
         err = mem_cuda_alloc(nbytes, &out->gpu);
         out->memory_private = (void *)&from_gpu;
     } else {
-        err = alloc_host(nbytes, mem, out);
+        err = alloc_host(backing, out);
     }
     if (err)
         memset(out, 0, sizeof(*out));
     return err;
+}
+
+gpunvme_err_t gpunvme_mem_alloc(size_t nbytes, enum gpunvme_mem mem, struct gpunvme_buf *out)
+{
+    return gpunvme_mem_alloc_backed(nbytes, mem, GPUNVME_BACKING_ANY, out);
+}
+
+gpunvme_err_t gpunvme_mem_export(const struct gpunvme_buf *buf, int *fd, uint64_t *offset)
+{
+    const struct origin *origin = buf ? buf->memory_private : NULL;
+
+    if (!origin || !fd || !offset)
+        return base_fail(GPUNVME_ERR_INVALID, "NULL argument, or a buffer without memory");
+    if (origin->release != shared_unmap && origin->release != shared_unpin_and_unmap)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                         "only memory allocated as GPUNVME_BACKING_SHARED can be exported");
+    *fd = fcntl(((const struct shared_origin *)origin)->fd, F_DUPFD_CLOEXEC, 0);
+    if (*fd < 0)
+        return base_fail_errno(errno, "a file descriptor");
+    *offset = 0;
+    return GPUNVME_OK;
 }
 
 static gpunvme_err_t release(struct gpunvme_buf *buf, bool registered)

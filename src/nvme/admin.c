@@ -20,7 +20,8 @@ static gpunvme_err_t attach_data(struct gpunvme_ctrl *ctrl, struct gpunvme_sqe *
     size_t data = (nbytes + page - 1) & ~(page - 1);
     size_t pages = data >> ctrl->page_shift;
     size_t lists = gpunvme_prp_list_nbytes(pages, ctrl->page_shift);
-    gpunvme_err_t err = ctrl->transport->ops->alloc(ctrl->transport, data + lists, buf);
+    struct gpunvme_transport *t = ctrl->transport;
+    gpunvme_err_t err = t->ops->alloc(t, data + lists, GPUNVME_MEM_HOST, buf);
 
     if (err)
         return err;

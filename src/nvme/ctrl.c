@@ -62,6 +62,16 @@ static void make_pools(struct gpunvme_ctrl *ctrl)
     nvme_pool_init(&ctrl->bounces, ctrl->transport, NVME_BOUNCE_NBYTES, 4);
 }
 
+/* A vector for the admin queue and one for each I/O queue, or as many as there are. */
+static gpunvme_err_t set_up_interrupts(struct gpunvme_ctrl *ctrl)
+{
+    struct gpunvme_transport *t = ctrl->transport;
+
+    if (!t->ops->irq_setup)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED, "%s gives no interrupts", t->address);
+    return t->ops->irq_setup(t, ctrl->opts.io_queues + 1, &ctrl->vectors);
+}
+
 /* Disabled, whatever it was before, with an admin queue; then up. */
 static gpunvme_err_t bring_up(struct gpunvme_ctrl *ctrl)
 {
@@ -70,6 +80,8 @@ static gpunvme_err_t bring_up(struct gpunvme_ctrl *ctrl)
 
     if (!err)
         err = nvme_bringup_disable(ctrl);
+    if (!err && ctrl->opts.interrupts)
+        err = set_up_interrupts(ctrl);
     if (!err)
         err = nvme_ioq_alloc(ctrl, 0, entries, &ctrl->admin);
     if (!err)
@@ -218,6 +230,7 @@ void gpunvme_ctrl_get_info(struct gpunvme_ctrl *ctrl, struct gpunvme_ctrl_info *
         .max_entries = ctrl->max_entries,
         .max_io_queues = ctrl->max_io_queues,
         .max_transfer = ctrl->max_transfer,
+        .vectors = ctrl->vectors,
         .sgl = ctrl->id.sgls & GPUNVME_SGLS_SUPPORT_MASK,
         .shadow_doorbells = ctrl->shadow.nbytes != 0,
         .volatile_write_cache = ctrl->id.vwc & 1,
@@ -240,11 +253,12 @@ void gpunvme_ctrl_unmap(struct gpunvme_ctrl *ctrl, struct gpunvme_buf *buf)
         ctrl->transport->ops->unmap(ctrl->transport, buf);
 }
 
-gpunvme_err_t gpunvme_ctrl_alloc(struct gpunvme_ctrl *ctrl, size_t nbytes, struct gpunvme_buf *buf)
+gpunvme_err_t gpunvme_ctrl_alloc(struct gpunvme_ctrl *ctrl, size_t nbytes, enum gpunvme_mem mem,
+                                 struct gpunvme_buf *buf)
 {
     if (!ctrl || !buf || !nbytes)
         return base_fail(GPUNVME_ERR_INVALID, "NULL argument, or a size of 0");
-    return ctrl->transport->ops->alloc(ctrl->transport, nbytes, buf);
+    return ctrl->transport->ops->alloc(ctrl->transport, nbytes, mem, buf);
 }
 
 void gpunvme_ctrl_free(struct gpunvme_ctrl *ctrl, struct gpunvme_buf *buf)

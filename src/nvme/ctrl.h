@@ -52,6 +52,7 @@ struct gpunvme_ctrl {
     uint64_t max_transfer;
     uint32_t max_entries;
     uint32_t max_io_queues;
+    uint32_t vectors; /* of interrupts: 0 where waits poll */
     struct gpunvme_ns *ns;
     uint32_t nns;
     bool identified; /* the facts above are known, and constant from then on */
@@ -111,6 +112,7 @@ gpunvme_err_t nvme_ioq_alloc(struct gpunvme_ctrl *ctrl, uint32_t qid, uint32_t e
                              struct gpunvme_ioq **out);
 void nvme_ioq_free(struct gpunvme_ioq *ioq);
 gpunvme_err_t nvme_ioq_create_on_device(struct gpunvme_ioq *ioq);
+uint32_t nvme_ioq_vector(const struct gpunvme_ioq *ioq); /* of its interrupts */
 gpunvme_err_t nvme_shadow_start(struct gpunvme_ctrl *ctrl);
 void nvme_shadow_free(struct gpunvme_ctrl *ctrl);
 

@@ -89,9 +89,9 @@ gpunvme_err_t nvme_ioq_alloc(struct gpunvme_ctrl *ctrl, uint32_t qid, uint32_t e
     ioq->ctrl = ctrl;
     ioq->qpair.slots = slots; /* so that nvme_ioq_free finds them */
     ioq->qpair.ready = ready;
-    err = t->ops->alloc(t, GPUNVME_QPAIR_SQ_NBYTES(entries), &ioq->sq_mem);
+    err = t->ops->alloc(t, GPUNVME_QPAIR_SQ_NBYTES(entries), GPUNVME_MEM_HOST, &ioq->sq_mem);
     if (!err)
-        err = t->ops->alloc(t, GPUNVME_QPAIR_CQ_NBYTES(entries), &ioq->cq_mem);
+        err = t->ops->alloc(t, GPUNVME_QPAIR_CQ_NBYTES(entries), GPUNVME_MEM_HOST, &ioq->cq_mem);
     if (!err)
         err = init_qpair(ioq, qid, entries, slots, ready);
     if (err) {
@@ -123,6 +123,14 @@ void nvme_ioq_free(struct gpunvme_ioq *ioq)
 
 /* --- on the controller ------------------------------------------------------------------------ */
 
+/* Vector 0 is the admin queue's; the I/O queues share the others, or that one. */
+uint32_t nvme_ioq_vector(const struct gpunvme_ioq *ioq)
+{
+    uint32_t vectors = ioq->ctrl->vectors;
+
+    return vectors < 2 || !ioq->qpair.qid ? 0 : 1 + (ioq->qpair.qid - 1) % (vectors - 1);
+}
+
 static gpunvme_err_t create_cq(struct gpunvme_ioq *ioq)
 {
     struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_CREATE_CQ,
@@ -130,6 +138,8 @@ static gpunvme_err_t create_cq(struct gpunvme_ioq *ioq)
                               .cdw10 = ioq->qpair.mask << 16 | ioq->qpair.qid,
                               .cdw11 = GPUNVME_QUEUE_PC};
 
+    if (ioq->ctrl->vectors)
+        sqe.cdw11 |= GPUNVME_CQ_IEN | nvme_ioq_vector(ioq) << 16;
     return nvme_admin_locked(ioq->ctrl, &sqe, NULL, 0, false, NULL);
 }
 
@@ -252,10 +262,10 @@ static gpunvme_err_t alloc_shadow(struct gpunvme_ctrl *ctrl)
 {
     struct gpunvme_transport *t = ctrl->transport;
     size_t page = (size_t)1 << ctrl->page_shift;
-    gpunvme_err_t err = t->ops->alloc(t, page, &ctrl->shadow);
+    gpunvme_err_t err = t->ops->alloc(t, page, GPUNVME_MEM_HOST, &ctrl->shadow);
 
     if (!err)
-        err = t->ops->alloc(t, page, &ctrl->event_index);
+        err = t->ops->alloc(t, page, GPUNVME_MEM_HOST, &ctrl->event_index);
     return err;
 }
 

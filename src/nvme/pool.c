@@ -60,7 +60,7 @@ static void grow(struct nvme_pool *pool)
 
     if (!chunk)
         return;
-    if (pool->transport->ops->alloc(pool->transport, nbytes, &chunk->mem)) {
+    if (pool->transport->ops->alloc(pool->transport, nbytes, GPUNVME_MEM_HOST, &chunk->mem)) {
         free(chunk);
         return;
     }

@@ -13,6 +13,7 @@
 
 #define SPIN_NS  (50 * US)  /* how long a wait spins before it pauses */
 #define LOOK_NS  (5 * MS)   /* how often it looks at CSTS */
+#define SLICE_NS MS         /* the longest sleep for an interrupt, see sleep_for */
 #define GRACE_NS (500 * MS) /* how long an aborted command may take to end */
 
 /* The error that a completion stands for, with its detail. */
@@ -50,6 +51,19 @@ static void pause_for(struct gpunvme_transport *t, uint64_t waited_ns)
     t->ops->pause_ns(t, ns > 100 * US ? 100 * US : ns);
 }
 
+/*
+ * Until the queue's interrupt, where it has one. The thread that the interrupt wakes first reaps
+ * for all; another may look at its own word just before that, and then sleeps without reason:
+ * not for long.
+ */
+static void sleep_for(struct gpunvme_ioq *ioq, uint64_t waited_ns, uint64_t *seen)
+{
+    struct gpunvme_transport *t = ioq->ctrl->transport;
+
+    if (!ioq->ctrl->vectors || t->ops->irq_wait(t, nvme_ioq_vector(ioq), seen, SLICE_NS))
+        pause_for(t, waited_ns);
+}
+
 /* CSTS, for waits that must not start a reset themselves. */
 static gpunvme_err_t look(struct gpunvme_ctrl *ctrl)
 {
@@ -66,7 +80,7 @@ static gpunvme_err_t wait_until(struct gpunvme_ioq *ioq, uint64_t ticket, uint64
                                 gpunvme_err_t (*look_after)(struct gpunvme_ctrl *ctrl))
 {
     struct gpunvme_transport *t = ioq->ctrl->transport;
-    uint64_t start = t->ops->now_ns(t), next_look = LOOK_NS;
+    uint64_t start = t->ops->now_ns(t), next_look = LOOK_NS, seen = 0;
 
     for (unsigned turn = 1;; turn++) {
         gpunvme_err_t err = gpunvme_qpair_test(&ioq->qpair, ticket, c);
@@ -93,7 +107,7 @@ static gpunvme_err_t wait_until(struct gpunvme_ioq *ioq, uint64_t ticket, uint64
         if (waited >= timeout_ns)
             return gpunvme_qpair_test(&ioq->qpair, ticket, c) ? GPUNVME_ERR_TIMEOUT : GPUNVME_OK;
         if (waited >= SPIN_NS && !reaped)
-            pause_for(t, waited);
+            sleep_for(ioq, waited, &seen);
     }
 }
 

@@ -12,6 +12,7 @@ static const struct scheme {
     gpunvme_err_t (*open)(const char *uri, struct gpunvme_transport **out);
 } schemes[] = {
     {"sim:", transport_sim_open},
+    {"nvme:", transport_nvme_open},
 };
 
 gpunvme_err_t gpunvme_transport_open(const char *uri, struct gpunvme_transport **out)
@@ -22,5 +23,5 @@ gpunvme_err_t gpunvme_transport_open(const char *uri, struct gpunvme_transport *
         if (!strncmp(uri, schemes[i].name, strlen(schemes[i].name)))
             return schemes[i].open(uri, out);
     }
-    return base_fail(GPUNVME_ERR_URI, "\"%s\": this build opens sim:…", uri);
+    return base_fail(GPUNVME_ERR_URI, "\"%s\": this build opens sim:…, nvme:BDF", uri);
 }

@@ -4,15 +4,13 @@
  * bus addresses that are no CPU addresses, so that code which confuses the two is found out.
  */
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/fail.h"
-#include "gpunvme/atomics.h"
 #include "gpunvme/memory.h"
 #include "gpunvme/sim.h"
+#include "transport/common.h"
 #include "transport/transports.h"
 
 /* Added to the CPU's or the GPU's address: beyond all that either of them can have. */
@@ -82,7 +80,8 @@ static void unmap(struct gpunvme_transport *t, struct gpunvme_buf *buf)
     buf->bus = 0;
 }
 
-static gpunvme_err_t alloc(struct gpunvme_transport *t, size_t nbytes, struct gpunvme_buf *buf)
+static gpunvme_err_t alloc(struct gpunvme_transport *t, size_t nbytes, enum gpunvme_mem mem,
+                           struct gpunvme_buf *buf)
 {
     struct sim_transport *s = of(t);
     struct allocation *a = calloc(1, sizeof(*a));
@@ -90,7 +89,7 @@ static gpunvme_err_t alloc(struct gpunvme_transport *t, size_t nbytes, struct gp
 
     if (!a)
         return base_fail(GPUNVME_ERR_NOMEM, "%zu bytes", nbytes);
-    err = gpunvme_mem_alloc(nbytes, GPUNVME_MEM_HOST, &a->buf);
+    err = gpunvme_mem_alloc(nbytes, mem, &a->buf);
     if (!err) {
         err = map(t, &a->buf);
         if (err)
@@ -131,44 +130,6 @@ static void free_(struct gpunvme_transport *t, struct gpunvme_buf *buf)
     *buf = (struct gpunvme_buf){0};
 }
 
-/* The address of a buffer's bytes for memory.h: the one that goes with where they are. */
-static void *address_of(const struct gpunvme_buf *buf, size_t offset)
-{
-    return (char *)(buf->mem == GPUNVME_MEM_GPU ? buf->gpu : buf->cpu) + offset;
-}
-
-static gpunvme_err_t copy_to(struct gpunvme_transport *t, const struct gpunvme_buf *dst,
-                             size_t offset, const void *src, size_t nbytes)
-{
-    (void)t;
-    return gpunvme_mem_copy(address_of(dst, offset), dst->mem, src, GPUNVME_MEM_HOST, nbytes);
-}
-
-static gpunvme_err_t copy_from(struct gpunvme_transport *t, void *dst,
-                               const struct gpunvme_buf *src, size_t offset, size_t nbytes)
-{
-    (void)t;
-    return gpunvme_mem_copy(dst, GPUNVME_MEM_HOST, address_of(src, offset), src->mem, nbytes);
-}
-
-static uint64_t now_ns(struct gpunvme_transport *t)
-{
-    (void)t;
-    return gpunvme_clock_ns();
-}
-
-static void pause_ns(struct gpunvme_transport *t, uint64_t ns)
-{
-    (void)t;
-    if (ns < 5000) { /* less than a sleep would take */
-        sched_yield();
-    } else {
-        struct timespec ts = {.tv_sec = (time_t)(ns / 1000000000u),
-                              .tv_nsec = (long)(ns % 1000000000u)};
-        nanosleep(&ts, NULL);
-    }
-}
-
 static gpunvme_err_t reset(struct gpunvme_transport *t)
 {
     gpunvme_sim_function_reset(of(t)->sim);
@@ -196,10 +157,10 @@ static const struct gpunvme_transport_ops ops = {
     .unmap = unmap,
     .alloc = alloc,
     .free = free_,
-    .copy_to = copy_to,
-    .copy_from = copy_from,
-    .now_ns = now_ns,
-    .pause_ns = pause_ns,
+    .copy_to = transport_copy_to,
+    .copy_from = transport_copy_from,
+    .now_ns = transport_now_ns,
+    .pause_ns = transport_pause_ns,
     .reset = reset,
     .close = close_,
 };

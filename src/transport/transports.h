@@ -6,7 +6,9 @@
 #define TRANSPORT_TRANSPORTS_H
 
 #include "gpunvme/transport.h"
+#include "transport/pci.h"
 
 gpunvme_err_t transport_sim_open(const char *uri, struct gpunvme_transport **out);
+gpunvme_err_t transport_nvme_open(const char *uri, struct gpunvme_transport **out);
 
 #endif

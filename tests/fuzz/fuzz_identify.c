@@ -140,7 +140,7 @@ static void use_namespaces(struct gpunvme_ctrl *ctrl, struct gpunvme_ioq *ioq)
     const struct gpunvme_ns *ns, *same;
     struct gpunvme_buf buf;
 
-    if (gpunvme_ctrl_alloc(ctrl, 20000, &buf))
+    if (gpunvme_ctrl_alloc(ctrl, 20000, GPUNVME_MEM_HOST, &buf))
         return;
     for (uint32_t i = 0; i < MAX_USED && (ns = gpunvme_ctrl_ns_at(ctrl, i)); i++) {
         gpunvme_ctrl_ns(ctrl, ns->nsid, &same);

@@ -184,7 +184,7 @@ static gpunvme_err_t number_blocks(struct gpunvme_ctrl *ctrl, const struct gpunv
     gpunvme_err_t err = gpunvme_ioq_create(ctrl, 64, &ioq);
 
     if (!err)
-        err = gpunvme_ctrl_alloc(ctrl, (size_t)ns->nbytes, &buf);
+        err = gpunvme_ctrl_alloc(ctrl, (size_t)ns->nbytes, GPUNVME_MEM_HOST, &buf);
     if (err)
         return err;
     for (uint64_t word = 0; word < ns->nbytes / 8; word++)

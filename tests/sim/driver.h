@@ -53,7 +53,7 @@ static inline void device_open_with(struct device *d, const char *uri,
     d->ns = gpunvme_ctrl_ns_at(d->ctrl, 0);
     assert_non_null(d->ns);
     assert_ok(gpunvme_ioq_create(d->ctrl, 64, &d->ioq));
-    assert_ok(gpunvme_ctrl_alloc(d->ctrl, DEVICE_BUF_NBYTES, &d->buf));
+    assert_ok(gpunvme_ctrl_alloc(d->ctrl, DEVICE_BUF_NBYTES, GPUNVME_MEM_HOST, &d->buf));
 }
 
 static inline void device_open(struct device *d, const char *uri)

@@ -311,7 +311,7 @@ static void resets_beside_four_threads_lose_no_token(void **state)
     assert_ok(gpunvme_write(d.ioq, d.ns, 0, d.ns->nbytes, &d.buf, 0, 0));
     for (unsigned i = 0; i < 4; i++) {
         hammers[i] = (struct hammer){.d = &d, .stop = &stop};
-        assert_ok(gpunvme_ctrl_alloc(d.ctrl, HAMMER_NBYTES, &hammers[i].buf));
+        assert_ok(gpunvme_ctrl_alloc(d.ctrl, HAMMER_NBYTES, GPUNVME_MEM_HOST, &hammers[i].buf));
         pthread_create(&threads[i], NULL, hammer, &hammers[i]);
     }
     for (unsigned i = 0; i < 4; i++) {

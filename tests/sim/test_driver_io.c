@@ -375,7 +375,7 @@ static void threads_may_share_a_queue(void **state)
     assert_ok(gpunvme_write(d.ioq, d.ns, 0, d.ns->nbytes, &d.buf, 0, 0));
     for (unsigned i = 0; i < THREADS; i++) {
         workers[i] = (struct worker){.d = &d, .index = i};
-        assert_ok(gpunvme_ctrl_alloc(d.ctrl, 8192, &workers[i].buf));
+        assert_ok(gpunvme_ctrl_alloc(d.ctrl, 8192, GPUNVME_MEM_HOST, &workers[i].buf));
         pthread_create(&threads[i], NULL, read_at_random, &workers[i]);
     }
     for (unsigned i = 0; i < THREADS; i++) {
@@ -412,7 +412,7 @@ static void unaligned_writes_beside_each_other_lose_nothing(void **state)
     bytes = d.buf.cpu;
     for (unsigned i = 0; i < THREADS; i++) {
         workers[i] = (struct worker){.d = &d, .index = i};
-        assert_ok(gpunvme_ctrl_alloc(d.ctrl, 4096, &workers[i].buf));
+        assert_ok(gpunvme_ctrl_alloc(d.ctrl, 4096, GPUNVME_MEM_HOST, &workers[i].buf));
         memset(workers[i].buf.cpu, 'a' + (int)i, 25);
         pthread_create(&threads[i], NULL, write_own_bytes, &workers[i]);
     }

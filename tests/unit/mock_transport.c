@@ -906,7 +906,8 @@ static void op_pause_ns(struct gpunvme_transport *t, uint64_t ns)
     op_now_ns(t);
 }
 
-static gpunvme_err_t op_alloc(struct gpunvme_transport *t, size_t nbytes, struct gpunvme_buf *buf)
+static gpunvme_err_t op_alloc(struct gpunvme_transport *t, size_t nbytes, enum gpunvme_mem kind,
+                              struct gpunvme_buf *buf)
 {
     struct mock *m = of(t);
     size_t whole = (nbytes + 4095) & ~(size_t)4095;
@@ -914,6 +915,8 @@ static gpunvme_err_t op_alloc(struct gpunvme_transport *t, size_t nbytes, struct
 
     if ((int)m->allocs++ == m->fail_at_alloc)
         return GPUNVME_ERR_NOMEM;
+    if (kind != GPUNVME_MEM_HOST)
+        return GPUNVME_ERR_UNSUPPORTED;
     if (!nbytes || m->nmemory == LENGTH(m->memory)) {
         wrong(m, "no bytes are allocated, or too often some");
         return GPUNVME_ERR_NOMEM;

@@ -593,7 +593,7 @@ static void buffers_are_mapped_and_allocated_by_the_transport(void **state)
     uint8_t memory[64];
 
     (void)state;
-    assert_ok(gpunvme_ctrl_alloc(ctrl, 10000, &buf));
+    assert_ok(gpunvme_ctrl_alloc(ctrl, 10000, GPUNVME_MEM_HOST, &buf));
     assert_true(buf.bus && buf.cpu && buf.nbytes == 10000);
     gpunvme_ctrl_free(ctrl, &buf);
     assert_int_equal(mock_nbytes(m), before);
@@ -605,9 +605,9 @@ static void buffers_are_mapped_and_allocated_by_the_transport(void **state)
     assert_false(mine.bus);
     gpunvme_ctrl_free(ctrl, NULL);
     gpunvme_ctrl_unmap(NULL, &mine);
-    assert_err(gpunvme_ctrl_alloc(ctrl, 0, &buf), GPUNVME_ERR_INVALID);
-    assert_err(gpunvme_ctrl_alloc(NULL, 1, &buf), GPUNVME_ERR_INVALID);
-    assert_err(gpunvme_ctrl_alloc(ctrl, 1, NULL), GPUNVME_ERR_INVALID);
+    assert_err(gpunvme_ctrl_alloc(ctrl, 0, GPUNVME_MEM_HOST, &buf), GPUNVME_ERR_INVALID);
+    assert_err(gpunvme_ctrl_alloc(NULL, 1, GPUNVME_MEM_HOST, &buf), GPUNVME_ERR_INVALID);
+    assert_err(gpunvme_ctrl_alloc(ctrl, 1, GPUNVME_MEM_HOST, NULL), GPUNVME_ERR_INVALID);
     assert_err(gpunvme_ctrl_map(ctrl, NULL), GPUNVME_ERR_INVALID);
     assert_err(gpunvme_ctrl_map(NULL, &mine), GPUNVME_ERR_INVALID);
     mine.nbytes = 0;

@@ -289,7 +289,7 @@ static void assert_no_io(struct mock *m, struct gpunvme_ctrl *ctrl)
     assert_err(gpunvme_ctrl_ns(ctrl, 1, &ns), GPUNVME_ERR_FORMAT);
     assert_ptr_equal(ns, at);
     assert_ok(gpunvme_ioq_create(ctrl, 8, &ioq));
-    assert_ok(gpunvme_ctrl_alloc(ctrl, 8192, &buf));
+    assert_ok(gpunvme_ctrl_alloc(ctrl, 8192, GPUNVME_MEM_HOST, &buf));
     assert_err(gpunvme_submit_read(ioq, at, 0, 1, &buf, 0, &token), GPUNVME_ERR_FORMAT);
     assert_err(gpunvme_submit_write(ioq, at, 0, 1, &buf, 0, 0, &token), GPUNVME_ERR_FORMAT);
     assert_err(gpunvme_read(ioq, at, 0, 512, &buf, 0), GPUNVME_ERR_FORMAT);

@@ -270,7 +270,7 @@ static void long_transfers_go_in_pieces_that_run_beside_each_other(void **state)
     ctrl = bring_up(m);
     ns = gpunvme_ctrl_ns_at(ctrl, 0);
     assert_ok(gpunvme_ioq_create(ctrl, 8, &ioq));
-    assert_ok(gpunvme_ctrl_alloc(ctrl, LONG, &buf));
+    assert_ok(gpunvme_ctrl_alloc(ctrl, LONG, GPUNVME_MEM_HOST, &buf));
     assert_ok(gpunvme_read(ioq, ns, 0, LONG, &buf, 0));
     assert_memory_equal(buf.cpu, m->ns[0].data, LONG);
     assert_int_equal(m->nio, 4);
@@ -386,7 +386,7 @@ static void a_block_beyond_32_bits_is_addressed_whole(void **state)
     mock_add_ns(m, 5, UINT64_C(1) << 50, 9, false);
     ctrl = bring_up(m);
     assert_ok(gpunvme_ioq_create(ctrl, 8, &ioq));
-    assert_ok(gpunvme_ctrl_alloc(ctrl, 4096, &buf));
+    assert_ok(gpunvme_ctrl_alloc(ctrl, 4096, GPUNVME_MEM_HOST, &buf));
     assert_ok(gpunvme_submit_write(ioq, gpunvme_ctrl_ns_at(ctrl, 0), UINT64_C(0x2fedcba987654), 8,
                                    &buf, 0, GPUNVME_IO_FUA, &token));
     assert_ok(gpunvme_token_wait(&token, 0));
@@ -514,7 +514,7 @@ static void a_write_protected_namespace_is_read_only(void **state)
     ctrl = bring_up(m);
     assert_ok(gpunvme_ctrl_ns(ctrl, 1, &ns));
     assert_ok(gpunvme_ioq_create(ctrl, 8, &ioq));
-    assert_ok(gpunvme_ctrl_alloc(ctrl, 4096, &buf));
+    assert_ok(gpunvme_ctrl_alloc(ctrl, 4096, GPUNVME_MEM_HOST, &buf));
     assert_err(gpunvme_submit_write(ioq, ns, 0, 1, &buf, 0, 0, &token), GPUNVME_ERR_READONLY);
     assert_err(gpunvme_write(ioq, ns, 0, 512, &buf, 0, 0), GPUNVME_ERR_READONLY);
     assert_err(gpunvme_write_zeroes(ioq, ns, 0, 1, false), GPUNVME_ERR_READONLY);
@@ -619,7 +619,7 @@ static void a_command_that_the_controller_does_not_have_is_not_sent(void **state
     ctrl = bring_up(m);
     ns = gpunvme_ctrl_ns_at(ctrl, 0);
     assert_ok(gpunvme_ioq_create(ctrl, 8, &ioq));
-    assert_ok(gpunvme_ctrl_alloc(ctrl, 512, &buf));
+    assert_ok(gpunvme_ctrl_alloc(ctrl, 512, GPUNVME_MEM_HOST, &buf));
     assert_err(gpunvme_compare(ioq, ns, 0, 1, &buf, 0), GPUNVME_ERR_UNSUPPORTED);
     assert_err(gpunvme_write_zeroes(ioq, ns, 0, 1, false), GPUNVME_ERR_UNSUPPORTED);
     assert_err(gpunvme_deallocate(ioq, ns, 0, 1), GPUNVME_ERR_UNSUPPORTED);

@@ -500,10 +500,15 @@ static uint16_t create_queue(struct mock *m, const struct gpunvme_sqe *sqe, bool
 {
     struct mock_queue *queues = is_sq ? m->sq : m->cq;
     uint16_t status = check_new_queue(m, sqe, queues);
-    struct mock_queue q = {.exists = true, .bus = sqe->prp1, .entries = (sqe->cdw10 >> 16) + 1};
+    struct mock_queue q = {.exists = true,
+                           .bus = sqe->prp1,
+                           .entries = (sqe->cdw10 >> 16) + 1,
+                           .flags = (uint16_t)sqe->cdw11};
 
     if (is_sq)
         q.cqid = (uint16_t)(sqe->cdw11 >> 16);
+    else
+        q.vector = (uint16_t)(sqe->cdw11 >> 16);
     if (!status && is_sq && (q.cqid >= MOCK_MAX_QUEUES || !m->cq[q.cqid].exists))
         status = GPUNVME_SC_CQ_INVALID;
     if (!status && !memory_of(m, q.bus, q.entries * (is_sq ? 64ul : 16ul)))

@@ -75,6 +75,8 @@ struct mock_queue {
     uint32_t head;     /* SQ: next entry to fetch; CQ: the driver's, as last seen */
     uint64_t position; /* CQ: completions written */
     uint16_t cqid;     /* SQ: where it completes */
+    uint16_t flags;    /* bits 15:0 of cdw11: PC, IEN */
+    uint16_t vector;   /* CQ: its interrupt's */
 };
 
 /* A command that is not completed yet. */

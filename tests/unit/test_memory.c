@@ -408,6 +408,98 @@ static uint64_t checksum_by_definition(const uint8_t *bytes, size_t nbytes)
     return sum;
 }
 
+/* Another mapping of the file behind a buffer. */
+static uint8_t *map_export(const struct gpunvme_buf *buf)
+{
+    uint64_t offset;
+    uint8_t *other;
+    int fd;
+
+    assert_int_equal(gpunvme_mem_export(buf, &fd, &offset), GPUNVME_OK);
+    other = mmap(NULL, buf->nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
+    assert_ptr_not_equal(other, MAP_FAILED);
+    close(fd);
+    return other;
+}
+
+static void shared_memory_can_be_mapped_by_others(void **state)
+{
+    const size_t sizes[] = {5, 4096, ((size_t)2 << 20) + 1};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        struct gpunvme_buf buf;
+        uint8_t *other;
+
+        assert_int_equal(
+            gpunvme_mem_alloc_backed(sizes[i], GPUNVME_MEM_PINNED, GPUNVME_BACKING_SHARED, &buf),
+            GPUNVME_OK);
+        assert_all_zero(&buf);
+        other = map_export(&buf);
+        other[sizes[i] - 1] = 0x5a;
+        assert_int_equal(((uint8_t *)buf.cpu)[sizes[i] - 1], 0x5a);
+        ((uint8_t *)buf.cpu)[0] = 0xa5;
+        free_buf(&buf);
+        assert_int_equal(other[0], 0xa5); /* it outlives the buffer */
+        munmap(other, sizes[i]);
+    }
+}
+
+static void shared_memory_cannot_be_made_smaller_by_others(void **state)
+{
+    struct gpunvme_buf buf;
+    uint64_t offset;
+    int fd;
+
+    (void)state;
+    assert_int_equal(gpunvme_mem_alloc_backed(8192, GPUNVME_MEM_HOST, GPUNVME_BACKING_SHARED, &buf),
+                     GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_export(&buf, &fd, &offset), GPUNVME_OK);
+    assert_int_not_equal(ftruncate(fd, 0), 0);
+    close(fd);
+    free_buf(&buf);
+}
+
+static void memory_without_a_file_is_not_exported(void **state)
+{
+    struct gpunvme_buf buf = new_buf(4096, GPUNVME_MEM_HOST);
+    uint64_t offset;
+    int fd;
+
+    (void)state;
+    assert_int_equal(gpunvme_mem_export(&buf, &fd, &offset), GPUNVME_ERR_UNSUPPORTED);
+    assert_detail_has("GPUNVME_BACKING_SHARED");
+    free_buf(&buf);
+    assert_int_equal(gpunvme_mem_export(&buf, &fd, &offset), GPUNVME_ERR_INVALID);
+}
+
+static void huge_pages_are_given_or_the_way_to_get_them_is_told(void **state)
+{
+    struct gpunvme_buf buf;
+    gpunvme_err_t err =
+        gpunvme_mem_alloc_backed(4096, GPUNVME_MEM_HOST, GPUNVME_BACKING_HUGE, &buf);
+
+    (void)state;
+    if (err) {
+        assert_int_equal(err, GPUNVME_ERR_NOMEM);
+        assert_detail_has("vm.nr_hugepages");
+        return;
+    }
+    assert_int_equal((uintptr_t)buf.cpu % ((size_t)2 << 20), 0);
+    assert_all_zero(&buf);
+    free_buf(&buf);
+}
+
+static void unknown_pages_are_refused(void **state)
+{
+    struct gpunvme_buf buf;
+
+    (void)state;
+    assert_int_equal(
+        gpunvme_mem_alloc_backed(1, GPUNVME_MEM_HOST, (enum gpunvme_mem_backing)3, &buf),
+        GPUNVME_ERR_INVALID);
+}
+
 static void the_checksum_is_what_its_definition_says(void **state)
 {
     uint8_t bytes[700];
@@ -632,6 +724,11 @@ int main(void)
         cmocka_unit_test(a_copy_to_or_from_null_is_refused),
         cmocka_unit_test(fill_touches_its_range_alone),
         cmocka_unit_test(copies_of_one_stream_happen_in_order),
+        cmocka_unit_test(shared_memory_can_be_mapped_by_others),
+        cmocka_unit_test(shared_memory_cannot_be_made_smaller_by_others),
+        cmocka_unit_test(memory_without_a_file_is_not_exported),
+        cmocka_unit_test(huge_pages_are_given_or_the_way_to_get_them_is_told),
+        cmocka_unit_test(unknown_pages_are_refused),
         cmocka_unit_test(the_checksum_is_what_its_definition_says),
         cmocka_unit_test(the_checksum_is_the_same_wherever_the_bytes_are),
         cmocka_unit_test(a_flip_of_any_bit_changes_the_checksum),

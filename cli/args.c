@@ -115,6 +115,9 @@ error_t cli_parse_common(int key, char *arg, struct argp_state *state, struct cl
     case 'q':
         common->quiet = true;
         return 0;
+    case CLI_KEY_INTERRUPTS:
+        common->interrupts = true;
+        return 0;
     case 'n':
         common->nsid = (uint32_t)cli_parse_count(state, "nsid", arg, 1, UINT32_MAX - 1);
         return 0;

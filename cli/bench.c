@@ -70,6 +70,7 @@ static const struct argp_option options[] = {
     {"offset", KEY_OFFSET, "BYTES", 0, "First byte of the region (0)", 4},
     {"length", KEY_LENGTH, "BYTES", 0, "Bytes of it (to the end; with --verify at most 256M)", 4},
     CLI_OPTION_NSID,
+    CLI_OPTION_INTERRUPTS,
     {"verify", KEY_VERIFY, NULL, 0, "Fill the region first, then check every block that is read",
      5},
     {"seed", KEY_SEED, "N", 0, "Of all that is random (1)", 5},
@@ -256,6 +257,7 @@ static gpunvme_err_t open_device(struct bench *bench)
 
     gpunvme_ctrl_opts_init(&opts);
     opts.io_timeout_ms = (uint32_t)(args->timeout_ns / 1000000);
+    opts.interrupts = args->common.interrupts;
     if (args->queues > opts.io_queues)
         opts.io_queues = args->queues;
     err = cli_device_open(&bench->device, args->common.uri, &opts);

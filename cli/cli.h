@@ -64,6 +64,7 @@ void cli_print_wrapped(FILE *out, int indent, const char *label, const char *tex
 enum {
     CLI_KEY_JSON = 0x1000,
     CLI_KEY_FORCE,
+    CLI_KEY_INTERRUPTS,
     CLI_KEY_OWN, /* a subcommand's own keys begin here */
 };
 
@@ -80,11 +81,18 @@ enum {
         "nsid", 'n', "NSID", 0, "Namespace (default: the first)", 0                                \
     }
 
+#define CLI_OPTION_INTERRUPTS                                                                      \
+    {                                                                                              \
+        "interrupts", CLI_KEY_INTERRUPTS, NULL, 0,                                                 \
+            "Sleep until the controller interrupts instead of polling", 5                          \
+    }
+
 struct cli_common {
     const char *uri;
     uint32_t nsid; /* 0: the first one */
     bool json;
     bool quiet;
+    bool interrupts;
 };
 
 /* Takes one of the options above, and one argument as the URI. ARGP_ERR_UNKNOWN if it is neither.

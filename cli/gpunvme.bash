@@ -14,16 +14,16 @@ _gpunvme_options() {
         identify) echo "--nsid --json --help --usage" ;;
         dump-bar0) echo "--up --json --help --usage" ;;
         read)
-            echo "--output --file --offset --length --nsid --depth --block-size --timeout" \
+            echo "--output --file --offset --length --nsid --depth --block-size --timeout --interrupts" \
                 "--json --quiet --help --usage"
             ;;
         write)
-            echo "--input --file --fua --offset --length --nsid --depth --block-size --timeout" \
+            echo "--input --file --fua --offset --length --nsid --depth --block-size --timeout --interrupts" \
                 "--json --quiet --help --usage"
             ;;
         bench)
             echo "--pattern --block-size --read-share --depth --queues --memory --time --count" \
-                "--offset --length --nsid --verify --seed --timeout --force" \
+                "--offset --length --nsid --verify --seed --timeout --force --interrupts" \
                 "--json --quiet --help --usage"
             ;;
         sim) echo "--size --json --help --usage" ;;

@@ -19,11 +19,16 @@
 #define YIELD_ROUNDS 64u        /* rounds without a completion until others get the processor */
 #define REST_AFTER   (200 * US) /* time without one until the thread sleeps between looks */
 #define REST_NS      (50 * US)
+#define REST_IRQ_NS  (1 * MS) /* the same where an interrupt ends it */
 #define CHECK_NS     (5 * MS) /* how often it looks at the controller's status meanwhile */
 #define FAREWELL_NS  (200 * MS)
 
 gpunvme_err_t cli_pump_start(struct cli_pump *pump)
 {
+    struct gpunvme_ctrl_info info;
+
+    gpunvme_ctrl_get_info(pump->ns->ctrl, &info);
+    pump->interrupts = info.vectors;
     pump->slots = calloc(pump->depth, sizeof(*pump->slots));
     pump->order = calloc(pump->depth, sizeof(*pump->order));
     if (!pump->slots || !pump->order) {
@@ -126,20 +131,22 @@ static gpunvme_err_t expire(struct cli_pump *pump, uint64_t now)
 /* Nothing has ended: makes room for the others on this machine, and looks after the controller. */
 static gpunvme_err_t rest(struct cli_pump *pump)
 {
-    struct timespec pause = {.tv_nsec = REST_NS};
     gpunvme_err_t err;
     uint64_t now;
 
-    if (++pump->idle_rounds % YIELD_ROUNDS)
+    if (pump->interrupts)
+        gpunvme_ioq_sleep(pump->ioq, &pump->seen, REST_IRQ_NS);
+    else if (++pump->idle_rounds % YIELD_ROUNDS)
         return GPUNVME_OK;
     now = cli_now_ns();
     if (!pump->idle_since_ns)
         pump->idle_since_ns = pump->checked_ns = now;
-    if (now - pump->idle_since_ns < REST_AFTER) {
+    if (!pump->interrupts && now - pump->idle_since_ns < REST_AFTER) {
         sched_yield();
         return GPUNVME_OK;
     }
-    nanosleep(&pause, NULL);
+    if (!pump->interrupts)
+        gpunvme_ioq_sleep(pump->ioq, &pump->seen, REST_NS);
     pump->idle_rounds = YIELD_ROUNDS - 1; /* from now on, sleep after every look */
     if (now - pump->checked_ns < CHECK_NS)
         return GPUNVME_OK;

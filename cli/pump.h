@@ -41,6 +41,8 @@ struct cli_pump {
     unsigned nbusy;
     uint64_t idle_since_ns, checked_ns;
     unsigned idle_rounds;
+    bool interrupts; /* rests until the queue's */
+    uint64_t seen;
 };
 
 /* The fields above `done` and it are given; the others are zeroes. */

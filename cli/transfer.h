@@ -45,7 +45,7 @@ enum { CLI_KEY_OFFSET = CLI_KEY_OWN + 0x100, CLI_KEY_TIMEOUT };
         {"depth", 'd', "N", 0, "Commands in flight (32)", 3},                                      \
         {"block-size", 'b', "SIZE", 0, "Most bytes of a command (256K)", 3},                       \
         {"timeout", CLI_KEY_TIMEOUT, "TIME", 0, "Deadline of a command (30s)", 3},                 \
-        CLI_OPTION_JSON, CLI_OPTION_QUIET
+        CLI_OPTION_INTERRUPTS, CLI_OPTION_JSON, CLI_OPTION_QUIET
 
 void cli_transfer_init(struct cli_transfer *t);
 error_t cli_transfer_parse(int key, char *arg, struct argp_state *state, struct cli_transfer *t);

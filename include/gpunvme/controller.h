@@ -138,6 +138,13 @@ gpunvme_err_t gpunvme_ioq_create(struct gpunvme_ctrl *ctrl, uint32_t entries,
                                  struct gpunvme_ioq **out);
 gpunvme_err_t gpunvme_ioq_delete(struct gpunvme_ioq *ioq);
 
+/*
+ * For loops that test many tokens: sleeps until the queue's vector has interrupted since *seen (0
+ * at the start, and brought up to date), or for timeout_ns, or without any reason; where waits
+ * poll, for timeout_ns. Test the tokens after it, then call it again.
+ */
+void gpunvme_ioq_sleep(struct gpunvme_ioq *ioq, uint64_t *seen, uint64_t timeout_ns);
+
 /* The raw queue pair, for code that builds its own commands (queue.h). */
 struct gpunvme_qpair *gpunvme_ioq_qpair(struct gpunvme_ioq *ioq);
 

@@ -58,10 +58,18 @@ static void pause_for(struct gpunvme_transport *t, uint64_t waited_ns)
  */
 static void sleep_for(struct gpunvme_ioq *ioq, uint64_t waited_ns, uint64_t *seen)
 {
+    if (ioq->ctrl->vectors)
+        gpunvme_ioq_sleep(ioq, seen, SLICE_NS);
+    else
+        pause_for(ioq->ctrl->transport, waited_ns);
+}
+
+void gpunvme_ioq_sleep(struct gpunvme_ioq *ioq, uint64_t *seen, uint64_t timeout_ns)
+{
     struct gpunvme_transport *t = ioq->ctrl->transport;
 
-    if (!ioq->ctrl->vectors || t->ops->irq_wait(t, nvme_ioq_vector(ioq), seen, SLICE_NS))
-        pause_for(t, waited_ns);
+    if (!ioq->ctrl->vectors || t->ops->irq_wait(t, nvme_ioq_vector(ioq), seen, timeout_ns))
+        t->ops->pause_ns(t, timeout_ns);
 }
 
 /* CSTS, for waits that must not start a reset themselves. */

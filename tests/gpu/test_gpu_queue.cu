@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * queue.h as compiled for the GPU: threads of a kernel submit reads, ring the doorbell, reap and
- * wait, all on one queue pair, and the software controller serves them. Rings, doorbells and data
- * are in pinned host memory; what only the GPU's threads share (the queue pair's own words, slots,
- * marks) is in GPU memory, because atomics on host memory are not atomic across PCIe. It shows
- * that the code is one; how fast it is, is another matter.
+ * wait, all on one queue pair, and the software controller serves them: in this process, or behind
+ * the URI of the first argument. Rings, doorbells and data are in pinned host memory; what only the
+ * GPU's threads share (the queue pair's own words, slots, marks) is in GPU memory, because atomics
+ * on host memory are not atomic across PCIe. It shows that the code is one; how fast it is, is
+ * another matter.
  */
 #include <cuda_runtime.h>
 #include <stdio.h>
@@ -72,18 +73,17 @@ static gpunvme_err_t check(gpunvme_err_t err, const char *what)
     return err;
 }
 
-static gpunvme_err_t pinned(size_t nbytes, struct gpunvme_buf *buf)
-{
-    return gpunvme_mem_alloc(nbytes, GPUNVME_MEM_PINNED, buf);
-}
-
 static gpunvme_err_t make_queue(struct gpunvme_ctrl *ctrl, struct queue *q)
 {
     struct gpunvme_transport *t = gpunvme_ctrl_transport(ctrl);
-    gpunvme_err_t err = pinned(GPUNVME_QPAIR_SQ_NBYTES(ENTRIES), &q->sq);
+    gpunvme_err_t err =
+        gpunvme_ctrl_alloc(ctrl, GPUNVME_QPAIR_SQ_NBYTES(ENTRIES), GPUNVME_MEM_PINNED, &q->sq);
 
+    if (!err && !t->doorbells)
+        return GPUNVME_ERR_UNSUPPORTED;
     if (!err)
-        err = pinned(GPUNVME_QPAIR_CQ_NBYTES(ENTRIES), &q->cq);
+        err =
+            gpunvme_ctrl_alloc(ctrl, GPUNVME_QPAIR_CQ_NBYTES(ENTRIES), GPUNVME_MEM_PINNED, &q->cq);
     if (!err)
         err = gpunvme_mem_alloc(sizeof(struct gpunvme_qpair), GPUNVME_MEM_GPU, &q->pair);
     if (!err)
@@ -93,10 +93,6 @@ static gpunvme_err_t make_queue(struct gpunvme_ctrl *ctrl, struct queue *q)
     if (!err)
         err = gpunvme_mem_register((void *)t->doorbells, t->doorbells_nbytes, GPUNVME_MEM_PINNED,
                                    &q->doorbells);
-    if (!err)
-        err = gpunvme_ctrl_map(ctrl, &q->sq);
-    if (!err)
-        err = gpunvme_ctrl_map(ctrl, &q->cq);
     return err;
 }
 
@@ -155,9 +151,9 @@ static int run(struct gpunvme_ctrl *ctrl, const struct gpunvme_ns *ns, struct qu
     struct outcome *outcome;
     int failed;
 
-    if (check(pinned(BLOCKS * THREADS * 512, &data), "data") ||
-        check(gpunvme_ctrl_map(ctrl, &data), "map") ||
-        check(pinned(sizeof(*outcome), &out), "outcome"))
+    if (check(gpunvme_ctrl_alloc(ctrl, BLOCKS * THREADS * 512, GPUNVME_MEM_PINNED, &data),
+              "data") ||
+        check(gpunvme_mem_alloc(sizeof(*outcome), GPUNVME_MEM_PINNED, &out), "outcome"))
         return 1;
     outcome = (struct outcome *)out.cpu;
     read_blocks<<<BLOCKS, THREADS>>>((struct gpunvme_qpair *)q->pair.gpu, data, ns->nblocks,
@@ -170,8 +166,7 @@ static int run(struct gpunvme_ctrl *ctrl, const struct gpunvme_ns *ns, struct qu
     printf("%u reads by %u threads: %u errors (last %d), %u wrong words\n",
            BLOCKS * THREADS * READS, BLOCKS * THREADS, outcome->errors, (int)outcome->last_error,
            outcome->wrong);
-    gpunvme_ctrl_unmap(ctrl, &data);
-    gpunvme_mem_free(&data);
+    gpunvme_ctrl_free(ctrl, &data);
     gpunvme_mem_free(&out);
     return failed;
 }
@@ -194,9 +189,22 @@ static gpunvme_err_t number_blocks(struct gpunvme_ctrl *ctrl, const struct gpunv
     return err ? err : gpunvme_ioq_delete(ioq);
 }
 
-int main(void)
+/* What the driver did wrong, where the controller is in this process. */
+static int violations(struct gpunvme_ctrl *ctrl)
 {
+    struct gpunvme_sim *sim = gpunvme_transport_sim(gpunvme_ctrl_transport(ctrl));
     struct gpunvme_sim_report report;
+
+    if (!sim)
+        return 0;
+    gpunvme_sim_report(sim, &report);
+    if (report.nviolations)
+        fprintf(stderr, "violation: %s\n", report.first);
+    return report.nviolations != 0;
+}
+
+int main(int argc, char **argv)
+{
     struct gpunvme_ctrl_opts opts;
     struct gpunvme_ctrl *ctrl;
     const struct gpunvme_ns *ns;
@@ -210,7 +218,7 @@ int main(void)
     memset(&q, 0, sizeof(q));
     gpunvme_ctrl_opts_init(&opts);
     opts.no_shadow_doorbells = true;
-    if (check(gpunvme_ctrl_open_uri("sim:size=1M", &opts, &ctrl), "open") ||
+    if (check(gpunvme_ctrl_open_uri(argc > 1 ? argv[1] : "sim:size=1M", &opts, &ctrl), "open") ||
         check(gpunvme_ctrl_ns(ctrl, 1, &ns), "namespace") ||
         check(number_blocks(ctrl, ns), "number_blocks") || check(make_queue(ctrl, &q), "memory") ||
         check(init_queue(&q), "init") ||
@@ -221,16 +229,12 @@ int main(void)
     failed = run(ctrl, ns, &q);
     failed |= check(create(ctrl, GPUNVME_ADMIN_DELETE_SQ, 0, 0), "delete SQ") != 0;
     failed |= check(create(ctrl, GPUNVME_ADMIN_DELETE_CQ, 0, 0), "delete CQ") != 0;
-    gpunvme_sim_report(gpunvme_transport_sim(gpunvme_ctrl_transport(ctrl)), &report);
-    if (report.nviolations)
-        fprintf(stderr, "violation: %s\n", report.first);
-    gpunvme_ctrl_unmap(ctrl, &q.sq);
-    gpunvme_ctrl_unmap(ctrl, &q.cq);
+    failed |= violations(ctrl);
     gpunvme_mem_unregister(&q.doorbells);
     gpunvme_mem_free(&q.pair);
     gpunvme_mem_free(&q.slots);
     gpunvme_mem_free(&q.ready);
-    gpunvme_mem_free(&q.sq);
-    gpunvme_mem_free(&q.cq);
-    return failed || report.nviolations || check(gpunvme_ctrl_close(ctrl), "close");
+    gpunvme_ctrl_free(ctrl, &q.sq);
+    gpunvme_ctrl_free(ctrl, &q.cq);
+    return failed || check(gpunvme_ctrl_close(ctrl), "close");
 }

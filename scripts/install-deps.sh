@@ -39,6 +39,8 @@ libfuzzer() {
 clang_format_14() {
     have clang-format-14 || { have clang-format && clang-format --version | grep -q ' 14\.'; }
 }
+static_busybox() { have busybox && ! ldd "$(command -v busybox)" >/dev/null 2>&1; }
+sbin() { PATH=$PATH:/usr/sbin:/sbin have "$1"; }
 cuda() { have nvcc || [ -x /usr/local/cuda/bin/nvcc ]; }
 
 # Fills `needed` and `wanted` with "package…: what it is" for each thing that is missing.
@@ -58,6 +60,12 @@ look() {
     libfuzzer || wanted+=("clang libclang-rt-dev: clang with libFuzzer, for scripts/fuzz.sh")
     have valgrind || wanted+=("valgrind: valgrind, which counts instructions")
     have gcovr || wanted+=("gcovr: gcovr, for scripts/coverage.sh")
+    have qemu-system-x86_64 || wanted+=("qemu-system-x86: QEMU, whose NVMe controllers tests drive")
+    have qemu-img || wanted+=("qemu-utils: qemu-img, which makes images for QEMU")
+    static_busybox || wanted+=("busybox-static: a static busybox, for QEMU's guests")
+    have cpio || wanted+=("cpio: cpio, likewise")
+    sbin depmod || wanted+=("kmod: depmod and modprobe, likewise")
+    have xz || wanted+=("xz-utils: xz, likewise")
     have fio || wanted+=("fio: fio, to compare speeds with")
     clang_format_14 || wanted+=("clang-format-14: clang-format 14, for scripts/format.sh")
 }

@@ -1,0 +1,177 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+#
+# Boots a guest that runs one scenario with an NVMe controller of QEMU's, by software emulation.
+#
+#   boot.sh SCENARIO [OPTION]...
+#     --build FOLDER     where this project is built (build/release)
+#     --kernel FOLDER    as kernel.sh takes it
+#     --program FILE     one more program for the guest's /bin; may be given again
+#     --module NAME|FILE one more kernel module; may be given again
+#     --timeout SECONDS  the guest's time (120)
+#     --verbose          show the console whatever happens
+#
+# The scenario's exit status comes back as boot.sh's own: 0, 77 (skipped) or another; the console
+# is shown when it is another. 124 is a guest that ran out of time.
+#
+# Lines of the scenario that begin so are meant for boot.sh; each may be given several times:
+#   # MODULES: nvme uio          kernel modules that the scenario loads by modprobe
+#   # EXTRA-MODULES: kmod/x.ko   modules built out of tree, by path in the build folder
+#   # PROGRAMS: tests/x          programs besides gpunvme, by path in the build folder
+#   # NVME: nvme,drive=d0,…      controllers, as for -device; default: one, id nv0, on drive d0
+#   # DRIVE: 64M                 the size of drive d0, a raw file full of zeroes (256M)
+#   # IOMMU: yes                 the machine has one
+#   # MEMORY: 512                the guest's memory in MiB (384)
+#   # CPUS: 2                    its processors (1)
+#   # QEMU: -device x …          further options; @DIR@ is a folder for files
+#   # QMP: WORDS => {"execute":…}   sent to QEMU when the scenario calls `tell_host WORDS`
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+top=$(cd "$here/../../.." && pwd)
+build=$top/build/release
+kernel=
+deadline=120
+verbose=
+packed=()
+
+[ $# -ge 1 ] || { sed -n '5,13s/^# \{0,1\}//p' "$0"; exit 2; }
+scenario=$1
+shift
+while [ $# -gt 0 ]; do
+    case $1 in
+        --build) build=$2; shift ;;
+        --kernel) kernel=$2; shift ;;
+        --program | --module) packed+=("$1" "$2"); shift ;;
+        --timeout) deadline=$2; shift ;;
+        --verbose) verbose=1 ;;
+        *) echo "boot.sh: unknown option $1" >&2; exit 2 ;;
+    esac
+    shift
+done
+
+skip() {
+    echo "SKIP: $*"
+    exit 77
+}
+
+# directive NAME [DEFAULT]: what the scenario says, all lines of it.
+directive() {
+    local text
+    text=$(sed -n "s/^# $1:[[:space:]]*//p" "$scenario")
+    echo "${text:-${2:-}}"
+}
+
+[ -r "$scenario" ] || { echo "boot.sh: there is no $scenario" >&2; exit 2; }
+[ "$(uname -m)" = x86_64 ] || skip "the guests are for x86-64"
+for tool in qemu-system-x86_64 busybox cpio depmod modprobe; do
+    command -v "$tool" >/dev/null || PATH=$PATH:/usr/sbin:/sbin command -v "$tool" >/dev/null ||
+        skip "$tool is not here (scripts/install-deps.sh test)"
+done
+PATH=$PATH:/usr/sbin:/sbin
+if ldd "$(command -v busybox)" >/dev/null 2>&1; then
+    skip "busybox is not static (busybox-static is)"
+fi
+kernel_says=$("$here/kernel.sh" ${kernel:+"$kernel"}) || {
+    status=$?
+    echo "$kernel_says"
+    exit "$status"
+}
+kernel=$kernel_says
+
+dir=$(mktemp -d)
+qemu_pid=
+talker_pid=
+finish() {
+    [ -z "$talker_pid" ] || kill "$talker_pid" 2>/dev/null || true
+    [ -z "$qemu_pid" ] || kill "$qemu_pid" 2>/dev/null || true
+    rm -rf "$dir"
+}
+trap finish EXIT
+trap 'exit 143' TERM INT HUP
+
+# --- what goes into the guest -------------------------------------------------------------------
+
+[ ! -x "$build/cli/gpunvme" ] || packed+=(--program "$build/cli/gpunvme")
+for program in $(directive PROGRAMS); do
+    packed+=(--program "$build/$program")
+done
+for module in $(directive MODULES); do
+    packed+=(--module "$module")
+done
+for module in $(directive EXTRA-MODULES); do
+    packed+=(--module "$build/$module")
+done
+"$here/initramfs.sh" "$kernel" "$scenario" "$dir/initramfs" "${packed[@]}"
+
+# --- the machine --------------------------------------------------------------------------------
+
+options=(
+    -accel tcg,thread=multi -cpu max -smp "$(directive CPUS 1)" -m "$(directive MEMORY 384)"
+    -machine q35,graphics=off,usb=off,smbus=off,sata=off,vmport=off
+    -no-user-config -nodefaults -display none -no-reboot -net none
+    -device isa-debug-exit,iobase=0xf4,iosize=4
+    -serial "file:$dir/console"
+    -chardev "pipe,id=qmp,path=$dir/qmp" -mon chardev=qmp,mode=control
+    -kernel "$kernel/vmlinux" -initrd "$dir/initramfs"
+)
+append="console=ttyS0 quiet panic=-1 nokaslr mitigations=off tsc=reliable no_timer_check"
+append+=" random.trust_cpu=on cryptomgr.notests audit=0 i8042.noaux i8042.nokbd"
+append+=" raid=noautodetect"
+if [ "$(directive IOMMU)" = yes ]; then
+    options+=(-device "intel-iommu,intremap=on,caching-mode=off")
+    append+=" intel_iommu=on"
+fi
+truncate -s "$(directive DRIVE 256M)" "$dir/drive.img"
+options+=(-drive "if=none,id=d0,format=raw,cache=unsafe,discard=unmap,file=$dir/drive.img")
+while read -r device; do
+    options+=(-device "$device")
+done < <(directive NVME "nvme,id=nv0,drive=d0,serial=GUEST0001")
+while read -r line; do
+    read -r -a words <<<"${line//@DIR@/$dir}"
+    [ ${#words[@]} -eq 0 ] || options+=("${words[@]}")
+done < <(directive QEMU)
+options+=(-append "$append")
+
+# --- QMP: two named pipes, of which bash needs no client ----------------------------------------
+
+mkfifo "$dir/qmp.in" "$dir/qmp.out"
+exec 7<>"$dir/qmp.in" 8<>"$dir/qmp.out" # open for both, so that nobody waits for the other
+echo '{"execute":"qmp_capabilities"}' >&7
+
+# Sends each command of "# QMP:" once its words are on the console, in the order given.
+talk() {
+    local line words
+    while read -r line; do
+        words=${line%% => *}
+        until grep -qaF "HOST: $words" "$dir/console" 2>/dev/null; do
+            sleep 0.1
+        done
+        echo "${line#* => }" >&7
+    done < <(directive QMP | sed '/^$/d')
+}
+: >"$dir/console"
+talk &
+talker_pid=$!
+
+# --- run ----------------------------------------------------------------------------------------
+
+timeout -k 2 "$deadline" qemu-system-x86_64 "${options[@]}" <&- >"$dir/qemu.log" 2>&1 &
+qemu_pid=$!
+code=0
+wait "$qemu_pid" || code=$?
+qemu_pid=
+case $code in
+    124 | 137) status=124; echo "boot.sh: the guest did not end within $deadline s" ;;
+    1) status=1; echo "boot.sh: QEMU failed" ;;
+    0) status=1; echo "boot.sh: the guest crashed or never reached the end" ;;
+    *) status=$(((code - 1) / 2 - 1)) ;; # isa-debug-exit: as init says
+esac
+if { [ "$status" -ne 0 ] && [ "$status" -ne 77 ]; } || [ -n "$verbose" ]; then
+    cat "$dir/qemu.log"
+    tr -d '\r' <"$dir/console"
+    timeout 0.2 cat <&8 || true
+else
+    tr -d '\r' <"$dir/console" | grep -a -e '^SKIP:' -e '^guest:' || true
+fi
+exit "$status"

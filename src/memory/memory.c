@@ -17,7 +17,7 @@
 #include "memory/cuda.h"
 
 #define HUGE_PAGE ((size_t)2 << 20)
-#define MAP_2MB   (21 << 26) /* log2 of it, where mmap wants it: MAP_HUGE_SHIFT of linux/mman.h */
+#define MFD_2MB   (21u << 26) /* log2 of it, where memfd_create wants it: MFD_HUGE_SHIFT */
 
 /* PRP entries and SGL descriptors hold addresses in dwords. */
 #define DWORD 4
@@ -32,6 +32,7 @@ struct origin {
 struct shared_origin {
     struct origin origin; /* first: memory_private points to it */
     int fd;
+    size_t size; /* of the file and the mapping */
 };
 
 static gpunvme_err_t check_kind(enum gpunvme_mem mem)
@@ -94,8 +95,10 @@ static gpunvme_err_t host_unmap(struct gpunvme_buf *buf)
 static gpunvme_err_t shared_unmap(struct gpunvme_buf *buf)
 {
     struct shared_origin *shared = buf->memory_private;
-    gpunvme_err_t err = host_unmap(buf);
+    gpunvme_err_t err = GPUNVME_OK;
 
+    if (munmap(buf->cpu, shared->size) != 0)
+        err = base_fail_errno(errno, "munmap of %zu bytes", shared->size);
     close(shared->fd);
     free(shared);
     return err;
@@ -108,28 +111,38 @@ static gpunvme_err_t shared_unpin_and_unmap(struct gpunvme_buf *buf)
     return pin_err ? pin_err : map_err;
 }
 
-static gpunvme_err_t map_file(int fd, size_t size, void **out)
+static gpunvme_err_t map_file(int fd, size_t size, bool huge, void **out)
 {
+    /* Huge pages are taken now: to find none at the first touch would be SIGBUS. */
+    int flags = MAP_SHARED | (huge ? MAP_POPULATE : 0);
+
     /* Sealed: whoever maps it must not find it smaller one day. */
     if (ftruncate(fd, (off_t)size) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW))
         return base_fail_errno(errno, "%zu bytes of shared memory", size);
-    *out = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    return *out == MAP_FAILED ? base_fail_errno(errno, "%zu bytes of shared memory", size)
-                              : GPUNVME_OK;
+    *out = mmap(NULL, size, PROT_READ | PROT_WRITE, flags, fd, 0);
+    if (*out != MAP_FAILED)
+        return GPUNVME_OK;
+    if (huge)
+        return base_fail_errno(
+            errno, "%zu bytes of 2 MiB huge pages: reserve some (sysctl vm.nr_hugepages=…)", size);
+    return base_fail_errno(errno, "%zu bytes of shared memory", size);
 }
 
-static gpunvme_err_t shared_map(struct gpunvme_buf *buf)
+static gpunvme_err_t shared_map(bool huge, struct gpunvme_buf *buf)
 {
     struct shared_origin *shared = malloc(sizeof(*shared));
-    size_t size = round_up(buf->nbytes, map_granule(buf->nbytes));
+    size_t granule = huge ? HUGE_PAGE : map_granule(buf->nbytes);
+    unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB | MFD_2MB : 0);
     gpunvme_err_t err;
 
     if (!shared)
         return base_fail(GPUNVME_ERR_NOMEM, "a buffer");
-    *shared = (struct shared_origin){.origin.release = shared_unmap};
-    shared->fd = memfd_create("gpunvme", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    err = shared->fd < 0 ? base_fail_errno(errno, "a file in memory")
-                         : map_file(shared->fd, size, &buf->cpu);
+    *shared = (struct shared_origin){.origin.release = shared_unmap,
+                                     .size = round_up(buf->nbytes, granule)};
+    shared->fd = memfd_create("gpunvme", flags);
+    err = shared->fd < 0
+              ? base_fail_errno(errno, huge ? "a file of 2 MiB huge pages" : "a file in memory")
+              : map_file(shared->fd, shared->size, huge, &buf->cpu);
     if (err) {
         if (shared->fd >= 0)
             close(shared->fd);
@@ -137,40 +150,6 @@ static gpunvme_err_t shared_map(struct gpunvme_buf *buf)
         return err;
     }
     buf->memory_private = shared;
-    return GPUNVME_OK;
-}
-
-/* --- reserved huge pages ---------------------------------------------------------------------- */
-
-static gpunvme_err_t huge_unmap(struct gpunvme_buf *buf)
-{
-    if (munmap(buf->cpu, round_up(buf->nbytes, HUGE_PAGE)) != 0)
-        return base_fail_errno(errno, "munmap of %zu bytes", buf->nbytes);
-    return GPUNVME_OK;
-}
-
-static gpunvme_err_t huge_unpin_and_unmap(struct gpunvme_buf *buf)
-{
-    gpunvme_err_t pin_err = mem_cuda_unpin(buf->cpu), map_err = huge_unmap(buf);
-
-    return pin_err ? pin_err : map_err;
-}
-
-static const struct origin from_huge = {.release = huge_unmap};
-static const struct origin from_pinned_huge = {.release = huge_unpin_and_unmap};
-
-static gpunvme_err_t huge_map(struct gpunvme_buf *buf)
-{
-    void *cpu = mmap(NULL, round_up(buf->nbytes, HUGE_PAGE), PROT_READ | PROT_WRITE,
-                     MAP_SHARED | MAP_ANONYMOUS | MAP_HUGETLB | MAP_2MB | MAP_POPULATE, -1, 0);
-
-    if (cpu == MAP_FAILED)
-        return base_fail_errno(errno,
-                               "%zu bytes of 2 MiB huge pages: reserve some "
-                               "(sysctl vm.nr_hugepages=…)",
-                               buf->nbytes);
-    buf->cpu = cpu;
-    buf->memory_private = (void *)&from_huge;
     return GPUNVME_OK;
 }
 
@@ -218,9 +197,9 @@ static const struct origin from_caller_pinned_here = {.registered = true, .relea
  */
 static gpunvme_err_t alloc_host(enum gpunvme_mem_backing backing, struct gpunvme_buf *out)
 {
-    gpunvme_err_t err = backing == GPUNVME_BACKING_SHARED ? shared_map(out)
-                        : backing == GPUNVME_BACKING_HUGE ? huge_map(out)
-                                                          : plain_map(out);
+    gpunvme_err_t err = backing == GPUNVME_BACKING_ANY
+                            ? plain_map(out)
+                            : shared_map(backing == GPUNVME_BACKING_HUGE, out);
 
     if (err || out->mem == GPUNVME_MEM_HOST)
         return err;
@@ -233,10 +212,8 @@ static gpunvme_err_t alloc_host(enum gpunvme_mem_backing backing, struct gpunvme
         ((struct origin *)out->memory_private)->release(out);
         return err;
     }
-    if (backing == GPUNVME_BACKING_SHARED)
+    if (backing != GPUNVME_BACKING_ANY)
         ((struct origin *)out->memory_private)->release = shared_unpin_and_unmap;
-    else if (backing == GPUNVME_BACKING_HUGE)
-        out->memory_private = (void *)&from_pinned_huge;
     else
         out->memory_private = (void *)&from_pinned_map;
     return GPUNVME_OK;
@@ -285,7 +262,8 @@ gpunvme_err_t gpunvme_mem_export(const struct gpunvme_buf *buf, int *fd, uint64_
         return base_fail(GPUNVME_ERR_INVALID, "NULL argument, or a buffer without memory");
     if (origin->release != shared_unmap && origin->release != shared_unpin_and_unmap)
         return base_fail(GPUNVME_ERR_UNSUPPORTED,
-                         "only memory allocated as GPUNVME_BACKING_SHARED can be exported");
+                         "only memory allocated as GPUNVME_BACKING_SHARED or _HUGE can be "
+                         "exported");
     *fd = fcntl(((const struct shared_origin *)origin)->fd, F_DUPFD_CLOEXEC, 0);
     if (*fd < 0)
         return base_fail_errno(errno, "a file descriptor");

@@ -89,7 +89,7 @@ gpunvme_err_t transport_irq_wait(struct transport_irq *irq, uint64_t *seen, uint
 
         irq->watched = true;
         pthread_mutex_unlock(&irq->lock);
-        count = watch(irq, timeout_ns);
+        count = irq->watch ? irq->watch(irq, timeout_ns) : watch(irq, timeout_ns);
         pthread_mutex_lock(&irq->lock);
         irq->watched = false;
         irq->fired += count;

@@ -18,6 +18,12 @@ struct transport_irq {
     pthread_cond_t woken;
     uint64_t fired; /* how often, as far as it has been read */
     bool watched;   /* a thread waits in the kernel */
+    /*
+     * For an interrupt that does not come by the eventfd: waits for it, and says how often it
+     * fired. Called by one thread at a time. NULL: the eventfd is waited for.
+     */
+    uint64_t (*watch)(struct transport_irq *irq, uint64_t timeout_ns);
+    void *owner; /* for watch */
 };
 
 /* Makes `count` vectors; zeroes are fine for destroy. */

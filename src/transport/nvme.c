@@ -15,6 +15,8 @@ static const struct via {
     const char *driver; /* that the function is bound to; "" for none */
     gpunvme_err_t (*open)(const struct pci_function *f, struct gpunvme_transport **out);
 } vias[] = {
+    {"uio", "uio_pci_generic", transport_uio_open},
+    {"sysfs", "", transport_sysfs_open},
     {NULL, NULL, NULL},
 };
 

@@ -18,6 +18,7 @@
 #   # MODULES: nvme uio          kernel modules that the scenario loads by modprobe
 #   # EXTRA-MODULES: kmod/x.ko   modules built out of tree, by path in the build folder
 #   # PROGRAMS: tests/x          programs besides gpunvme, by path in the build folder
+#   # TOOLS: mke2fs              programs of this machine; without one the scenario is skipped
 #   # NVME: nvme,drive=d0,…      controllers, as for -device; default: one, id nv0, on drive d0
 #   # DRIVE: 64M                 the size of drive d0, a raw file full of zeroes (256M)
 #   # IOMMU: yes                 the machine has one
@@ -95,6 +96,10 @@ trap 'exit 143' TERM INT HUP
 [ ! -x "$build/cli/gpunvme" ] || packed+=(--program "$build/cli/gpunvme")
 for program in $(directive PROGRAMS); do
     packed+=(--program "$build/$program")
+done
+for tool in $(directive TOOLS); do
+    file=$(command -v "$tool") || skip "$tool is not here"
+    packed+=(--program "$file")
 done
 for module in $(directive MODULES); do
     packed+=(--module "$module")

@@ -92,6 +92,14 @@ hugepages() {
     [ "$(cat /proc/sys/vm/nr_hugepages)" = "$1" ] || fail "there is no room for $1 huge pages"
 }
 
+# as_user COMMAND...: as somebody who is not root.
+as_user() {
+    mkdir -p /etc
+    echo "root:x:0:0::/:/bin/sh" >/etc/passwd
+    echo "user:x:1000:1000::/:/bin/sh" >>/etc/passwd
+    su -s /bin/sh user -c "$*"
+}
+
 # random_bytes N: on standard output.
 random_bytes() {
     head -c "$1" /dev/urandom
@@ -100,6 +108,25 @@ random_bytes() {
 # tell_host WORDS: a line that boot.sh waits for, as in "# QMP: WORDS => {...}".
 tell_host() {
     echo "HOST: $*"
+}
+
+# masters_bus [BDF]: the function may reach memory (bit 2 of the command register).
+masters_bus() {
+    local low
+    low=$(dd if="/sys/bus/pci/devices/${1:-$BDF}/config" bs=1 skip=4 count=1 2>/dev/null |
+        od -An -tu1)
+    [ $((low & 4)) -ne 0 ]
+}
+
+# all_huge_pages_free: nobody has any of those that were reserved.
+all_huge_pages_free() {
+    [ "$(sed -n 's/^HugePages_Total: *//p' /proc/meminfo)" = \
+        "$(sed -n 's/^HugePages_Free: *//p' /proc/meminfo)" ]
+}
+
+# no_guard: the process that guards the controller has ended.
+no_guard() {
+    ! cat /proc/[0-9]*/comm 2>/dev/null | grep -q gpunvme-guard
 }
 
 BDF=$(nvme_functions | head -n 1)

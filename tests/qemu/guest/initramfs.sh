@@ -15,6 +15,7 @@ kernel=$1 scenario=$2 out=$3
 shift 3
 release=$(cat "$kernel/release")
 root=$(mktemp -d)
+chmod 755 "$root" # it is the root folder of the guest
 trap 'rm -rf "$root"' EXIT
 
 add_module() {

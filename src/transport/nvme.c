@@ -17,6 +17,7 @@ static const struct via {
 } vias[] = {
     {"uio", "uio_pci_generic", transport_uio_open},
     {"sysfs", "", transport_sysfs_open},
+    {"vfio", "vfio-pci", transport_vfio_open},
     {NULL, NULL, NULL},
 };
 

@@ -120,10 +120,15 @@ void vfio_unmap_bars(struct vfio_transport *v);
 gpunvme_err_t vfio_map(struct gpunvme_transport *t, struct gpunvme_buf *buf);
 void vfio_unmap(struct gpunvme_transport *t, struct gpunvme_buf *buf);
 
-/* ops->irq_setup, ops->irq_wait; the request interrupt; the end of them all. */
+/* ops->irq_setup, ops->irq_wait. */
 gpunvme_err_t vfio_irq_setup(struct gpunvme_transport *t, uint32_t wanted, uint32_t *granted);
 gpunvme_err_t vfio_irq_wait(struct gpunvme_transport *t, uint32_t vector, uint64_t *seen,
                             uint64_t timeout_ns);
+
+/* How many of MSI-X, MSI and the pin are passed over, in this order: for tests. */
+extern unsigned vfio_irq_skip;
+
+/* The interrupt by which the kernel asks for the function; the end of the others. */
 gpunvme_err_t vfio_request_setup(struct vfio_transport *v);
 void vfio_irq_release(struct vfio_transport *v);
 

@@ -14,6 +14,8 @@
 #include "base/fail.h"
 #include "transport/vfio.h"
 
+unsigned vfio_irq_skip = 0;
+
 static uint32_t count_of(const struct vfio_transport *v, uint32_t index)
 {
     struct vfio_irq_info info = {.argsz = sizeof(info), .index = index};
@@ -124,12 +126,12 @@ gpunvme_err_t vfio_irq_setup(struct gpunvme_transport *t, uint32_t wanted, uint3
     static const uint32_t order[] = {VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_MSI_IRQ_INDEX,
                                      VFIO_PCI_INTX_IRQ_INDEX};
     struct vfio_transport *v = vfio_of(t);
-    gpunvme_err_t err = GPUNVME_OK;
+    gpunvme_err_t err = base_fail(GPUNVME_ERR_UNSUPPORTED, "no interrupts");
 
     if (!wanted)
         return base_fail(GPUNVME_ERR_INVALID, "no interrupt vectors asked for");
     vfio_irq_release(v);
-    for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++) {
+    for (size_t i = vfio_irq_skip; i < sizeof(order) / sizeof(order[0]); i++) {
         err = try_index(v, order[i], wanted);
         if (!err) {
             *granted = v->nirqs;

@@ -63,15 +63,16 @@ static void thaw(struct gpunvme_ioq *ioq)
 }
 
 /*
- * Ends everything for good. The queues stay frozen: submissions give GPUNVME_ERR_CLOSED. The state
- * is set before the tickets end, so that whoever sees its ticket end can tell why.
+ * Ends everything for good. The queues stay frozen: submissions give GPUNVME_ERR_CLOSED, or
+ * _REMOVED. The state is set before the queues freeze and the tickets end, so that whoever sees
+ * either can tell why.
  */
 void nvme_give_up_locked(struct gpunvme_ctrl *ctrl, enum ctrl_state state)
 {
     bool is_quiet = state == CTRL_REMOVED;
 
-    freeze_all(ctrl);
     nvme_set_state(ctrl, state);
+    freeze_all(ctrl);
     if (!is_quiet)
         is_quiet = nvme_bringup_disable(ctrl) == GPUNVME_OK; /* as far as it obeys */
     fail_and_rewind_all(ctrl, is_quiet);

@@ -69,7 +69,8 @@ gpunvme_err_t pci_find(const char *bdf, struct pci_function *out)
         if (sscanf(bdf, "%x:%x.%x%c", &bus, &device, &function, &tail) != 3)
             return base_fail(GPUNVME_ERR_URI, "\"%s\" is no PCI address (0000:01:00.0)", bdf);
     }
-    if (domain > 0xffffffff || bus > 0xff || device > 0x1f || function > 7)
+    if (bdf[strspn(bdf, "0123456789abcdefABCDEF:.")] || domain > 0xffffff || bus > 0xff ||
+        device > 0x1f || function > 7)
         return base_fail(GPUNVME_ERR_URI, "\"%s\" is no PCI address (0000:01:00.0)", bdf);
     *out = (struct pci_function){0};
     snprintf(out->bdf, sizeof(out->bdf), "%04x:%02x:%02x.%x", domain, bus, device, function);

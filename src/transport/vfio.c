@@ -29,14 +29,37 @@
 
 /* --- registers -------------------------------------------------------------------------------- */
 
+/* Sets and clears bits of the command register, as vfio-pci shows it. */
+static gpunvme_err_t command(struct vfio_transport *v, uint16_t set, uint16_t clear)
+{
+    off_t at = (off_t)(v->config.offset + PCI_COMMAND);
+    uint16_t value;
+
+    if (pread(v->device, &value, 2, at) == 2) {
+        value = (uint16_t)((value | set) & ~clear);
+        if (pwrite(v->device, &value, 2, at) == 2)
+            return GPUNVME_OK;
+    }
+    return base_fail_errno(errno, "%s: the command register", v->function.bdf);
+}
+
+/*
+ * Whoever takes the request out of the eventfd makes the controller quiet before anybody sees the
+ * ones: the driver takes them for a controller that no longer moves bytes, and ends commands whose
+ * memory their owners then use again. The read that follows is answered by the function after all
+ * that it has still sent (PCIe ordering), so nothing is on its way behind it.
+ */
 static bool is_gone(struct vfio_transport *v)
 {
+    uint32_t flush;
     uint64_t count;
 
     if (atomic_load_explicit(&v->gone, memory_order_relaxed))
         return true;
     if (v->request < 0 || read(v->request, &count, sizeof(count)) != sizeof(count))
         return false;
+    if (!command(v, 0, PCI_COMMAND_MASTER))
+        (void)!pread(v->device, &flush, 4, (off_t)(v->config.offset + PCI_COMMAND));
     atomic_store(&v->gone, true);
     return true;
 }
@@ -114,20 +137,6 @@ static gpunvme_err_t write64(struct gpunvme_transport *t, uint32_t offset, uint6
     gpunvme_err_t err = write32(t, offset, (uint32_t)value);
 
     return err ? err : write32(t, offset + 4, (uint32_t)(value >> 32));
-}
-
-/* Sets and clears bits of the command register, as vfio-pci shows it. */
-static gpunvme_err_t command(struct vfio_transport *v, uint16_t set, uint16_t clear)
-{
-    off_t at = (off_t)(v->config.offset + PCI_COMMAND);
-    uint16_t value;
-
-    if (pread(v->device, &value, 2, at) == 2) {
-        value = (uint16_t)((value | set) & ~clear);
-        if (pwrite(v->device, &value, 2, at) == 2)
-            return GPUNVME_OK;
-    }
-    return base_fail_errno(errno, "%s: the command register", v->function.bdf);
 }
 
 static gpunvme_err_t reset(struct gpunvme_transport *t)
@@ -259,11 +268,10 @@ static void find_doorbells(struct vfio_transport *v)
     for (unsigned i = 0; i < v->bar0.nareas; i++) {
         const struct vfio_area *area = &v->bar0.areas[i];
 
-        if (mapped(v, DOORBELLS) && DOORBELLS >= area->offset &&
-            DOORBELLS - area->offset < area->nbytes) {
-            v->base.doorbells = mapped(v, DOORBELLS);
-            v->base.doorbells_nbytes = area->nbytes - (DOORBELLS - area->offset);
-        }
+        if (DOORBELLS < area->offset || DOORBELLS - area->offset >= area->nbytes)
+            continue;
+        v->base.doorbells = (volatile uint32_t *)(area->cpu + (DOORBELLS - area->offset));
+        v->base.doorbells_nbytes = area->nbytes - (DOORBELLS - area->offset);
     }
 }
 

@@ -11,22 +11,23 @@
 # QMP: pull it out => {"execute":"device_del","arguments":{"id":"nv0"}}
 
 modprobe vfio_iommu_type1
-bind_to vfio-pci
-
-vfio_guest hold "nvme:$BDF" >held &
-wait_for 20 grep -q holding held
-unbind
-wait $!
-cat held
+for turn in 1 2 3 4; do
+    bind_to vfio-pci
+    rm -f held
+    vfio_guest hold "nvme:$BDF" >held 2>&1 &
+    wait_for 20 grep -q holding held
+    unbind
+    wait $! || { cat held; fail "turn $turn"; }
+done
 drive=$(kernel_drive)
 dd if="$drive" of=got bs=1M count=1
 
 bind_to vfio-pci
-vfio_guest hold "nvme:$BDF" >held &
+rm held
+vfio_guest hold "nvme:$BDF" >held 2>&1 &
 wait_for 20 grep -q holding held
 tell_host pull it out
-wait $!
-cat held
+wait $! || { cat held; fail "pulled out"; }
 grep -q "let go" held
 wait_for 20 [ ! -e "/sys/bus/pci/devices/$BDF" ]
 expect_fail "there is no PCI function" gpunvme identify "nvme:$BDF"

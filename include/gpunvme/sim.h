@@ -128,6 +128,17 @@ gpunvme_err_t gpunvme_sim_dma_unmap(struct gpunvme_sim *sim, uint64_t bus, uint6
 void gpunvme_sim_function_reset(struct gpunvme_sim *sim);
 
 /*
+ * Interrupts: `irq` is called, on a controller thread, after completions were posted to a queue
+ * that has them enabled (the admin queue always, with vector 0) and whose vector INTMS does not
+ * mask. It may not call the controller. NULL: nobody asks any more; when this returns no call is
+ * under way. irq_again calls it for every such queue that has completions which the driver has
+ * not taken yet: for a pin that was masked. Writing INTMC does the same.
+ */
+void gpunvme_sim_set_irq(struct gpunvme_sim *sim, void (*irq)(void *arg, uint16_t vector),
+                         void *arg);
+void gpunvme_sim_irq_again(struct gpunvme_sim *sim);
+
+/*
  * Faults. A rule is "what[:when][:on]":
  *   what  status=SCT/SC[/dnr] | delay=TIME | lose | shuffle=N | cfs | remove | powerloss
  *   when  nth=N (the Nth match, from 1) | every=N | p=0.001 | once (default: every match)

@@ -70,6 +70,10 @@ static uint16_t create_cq(struct sim_cmd *cmd)
         return GPUNVME_SC_INVALID_VECTOR;
     pause_others(sim);
     status = sim_cq_create(sim, qid, cmd->sqe.prp1, size);
+    if (!status && cmd->sqe.cdw11 & GPUNVME_CQ_IEN) {
+        sim->cqs[qid]->irq = true;
+        sim->cqs[qid]->vector = (uint16_t)GPUNVME_GET(cmd->sqe.cdw11, CREATE_CQ_IV);
+    }
     resume_others(sim);
     return status;
 }

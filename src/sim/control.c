@@ -233,6 +233,8 @@ static void finish_start(struct gpunvme_sim *sim)
     if (!sim->firmware)
         status = sim_cq_create(sim, 0, sim->acq, (uint32_t)GPUNVME_GET(aqa, AQA_ACQS) + 1);
     if (!sim->firmware && !status)
+        sim->cqs[0]->irq = true; /* always, by vector 0 */
+    if (!sim->firmware && !status)
         status =
             sim_sq_create(sim, 0, sim->asq, (uint32_t)GPUNVME_GET(aqa, AQA_ASQS) + 1, sim->cqs[0]);
     sim->keep_alive_ns = 0;

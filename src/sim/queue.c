@@ -127,6 +127,7 @@ void sim_sq_free(struct gpunvme_sim *sim, struct sim_sq *sq)
 
 void sim_cq_free(struct gpunvme_sim *sim, struct sim_cq *cq)
 {
+    sim_irq_forget(cq);
     sim->cqs[cq->qid] = NULL;
     sim->nio_queues -= cq->qid != 0;
     __atomic_store_n(cq->doorbell.reg, 0, __ATOMIC_RELEASE);
@@ -197,6 +198,8 @@ bool sim_post(struct sim_thread *t, const struct sim_pending *pending)
         cq->tail = 0;
         cq->phase = !cq->phase;
     }
+    if (cq->irq)
+        sim_irq_post(cq);
     sim_count(sq->qid ? &t->counters.io_commands : &t->counters.admin_commands, 1);
     return true;
 }
@@ -224,6 +227,8 @@ void sim_post_done(struct sim_thread *t, struct sim_sq *sq, const struct sim_mov
             cq->phase = !cq->phase;
         }
     }
+    if (cq->irq)
+        sim_irq_post(cq);
     sq->reported = sq->head;
     sim_count(&t->counters.io_commands, n);
 }

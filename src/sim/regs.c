@@ -126,6 +126,7 @@ static void write_dword(struct gpunvme_sim *sim, uint32_t offset, uint32_t value
         break;
     case GPUNVME_REG_INTMC:
         sim->intm &= ~value;
+        gpunvme_sim_irq_again(sim);
         break;
     case GPUNVME_REG_CC:
         sim_control_write_cc(sim, value);

@@ -8,7 +8,7 @@
  * wants to change what threads look up (queues, DMA ranges) takes their locks: sim_pause_all().
  *
  *     order:  reg_lock, then thread locks by rising index, then the leaf locks
- *     leaves: violation_lock, event_lock, log_lock; nothing is locked under one of them
+ *     leaves: violation_lock, event_lock, log_lock, irq_lock; nothing is locked under one of them
  *
  * Completion data is visible before its completion: an entry's last dword is stored with release
  * order and read with acquire order; doorbells the other way round.
@@ -34,6 +34,7 @@
 #define SIM_AERS        4             /* Asynchronous Event Requests at once: AERL + 1 */
 #define SIM_EVENTS      16            /* events that wait for a request */
 #define SIM_ERROR_LOG   64            /* entries of the error log: ELPE + 1 */
+#define SIM_IRQS        32            /* interrupts told of after one pass of a thread */
 #define SIM_CID_WORDS   (65536 / 64)  /* a bit for each command id */
 #define SIM_FUSE_NS     10000000000ll /* longest that anything inside waits for a store */
 
@@ -83,8 +84,12 @@ struct sim_cq {
     unsigned nsqs;
     struct sim_doorbell doorbell;
     uint16_t qid;
+    uint16_t vector;
     bool phase;
-    bool broken; /* its memory is gone */
+    bool broken;             /* its memory is gone */
+    bool irq;                /* interrupts are enabled, for `vector` */
+    bool irq_due;            /* it is in its thread's list: */
+    struct sim_cq *irq_next; /* see irq.c */
 };
 
 struct sim_sq {
@@ -202,6 +207,7 @@ struct sim_thread {
 
     struct sim_sq **sqs; /* room for all queues */
     unsigned nsqs, next_sq;
+    struct sim_cq *irqs; /* completion queues with an interrupt to tell of */
 
     struct sim_cmd *commands, *free;
     struct sim_cmd *ended, **ended_tail;     /* a store is done with them */
@@ -328,6 +334,10 @@ struct gpunvme_sim {
     struct gpunvme_error_log_entry error_log[SIM_ERROR_LOG];
     uint64_t error_count;
 
+    pthread_mutex_t irq_lock; /* guards the callback, and is held while it runs */
+    void (*irq)(void *arg, uint16_t vector);
+    void *irq_arg;
+
     _Atomic uint64_t power_cycles, unsafe_shutdowns;
 
     pthread_mutex_t violation_lock; /* guards the violations */
@@ -419,6 +429,12 @@ static inline uint32_t sim_cq_room(const struct sim_cq *cq)
 
     return used < cq->size - 1 ? cq->size - 1 - used : 0;
 }
+
+/* irq.c */
+void sim_irq_post(struct sim_cq *cq);
+void sim_irq_forget(struct sim_cq *cq);
+unsigned sim_irq_collect(struct sim_thread *t, uint16_t vectors[SIM_IRQS]);
+void sim_irq_tell(struct gpunvme_sim *sim, const uint16_t *vectors, unsigned n);
 
 /* fast.c: reads and writes of one page between mapped memory and a store in memory */
 struct sim_move {

@@ -186,7 +186,9 @@ static void *thread_main(void *t_)
 
     prctl(PR_SET_TIMERSLACK, 1000ul, 0ul, 0ul, 0ul);
     while (!atomic_load(&sim->stop)) {
+        uint16_t vectors[SIM_IRQS];
         bool busy, active;
+        unsigned nvectors;
         uint64_t next_ns;
 
         while (atomic_load(&t->wanted))
@@ -200,7 +202,10 @@ static void *thread_main(void *t_)
             t->idle_ns = t->sleep_ns = 0;
         active = t->nactive != 0;
         next_ns = sim_complete_next_ns(t);
+        nvectors = t->irqs ? sim_irq_collect(t, vectors) : 0;
         pthread_mutex_unlock(&t->lock);
+        if (nvectors)
+            sim_irq_tell(sim, vectors, nvectors);
         if (t->index == 0)
             busy |= sim_control_step(sim);
         if (!busy && !sim->config.spin)

@@ -6,11 +6,13 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/fail.h"
 #include "gpunvme/memory.h"
 #include "gpunvme/sim.h"
 #include "transport/common.h"
+#include "transport/irq.h"
 #include "transport/transports.h"
 
 /* Added to the CPU's or the GPU's address: beyond all that either of them can have. */
@@ -27,6 +29,8 @@ struct sim_transport {
     struct gpunvme_sim *sim;
     pthread_mutex_t lock;
     struct allocation allocations; /* head of a ring */
+    struct transport_irq *irqs;
+    uint32_t nirqs;
 };
 
 static struct sim_transport *of(struct gpunvme_transport *t)
@@ -130,6 +134,44 @@ static void free_(struct gpunvme_transport *t, struct gpunvme_buf *buf)
     *buf = (struct gpunvme_buf){0};
 }
 
+/* Called by the controller's threads. */
+static void interrupted(void *s_, uint16_t vector)
+{
+    const struct sim_transport *s = s_;
+    uint64_t one = 1;
+
+    if (vector < s->nirqs && write(s->irqs[vector].fd, &one, sizeof(one)) < 0)
+        return; /* its count is full: whoever waits for it is awake already */
+}
+
+static gpunvme_err_t irq_setup(struct gpunvme_transport *t, uint32_t wanted, uint32_t *granted)
+{
+    struct sim_transport *s = of(t);
+    uint32_t most = gpunvme_sim_config_of(s->sim)->max_queues + 1u;
+    gpunvme_err_t err;
+
+    if (s->irqs)
+        return base_fail(GPUNVME_ERR_BUSY, "interrupts are set up already");
+    if (wanted > most)
+        wanted = most;
+    err = transport_irqs_create(wanted, &s->irqs);
+    if (err)
+        return err;
+    s->nirqs = *granted = wanted;
+    gpunvme_sim_set_irq(s->sim, interrupted, s);
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t irq_wait(struct gpunvme_transport *t, uint32_t vector, uint64_t *seen,
+                              uint64_t timeout_ns)
+{
+    struct sim_transport *s = of(t);
+
+    if (vector >= s->nirqs)
+        return base_fail(GPUNVME_ERR_INVALID, "interrupt vector %u of %u", vector, s->nirqs);
+    return transport_irq_wait(&s->irqs[vector], seen, timeout_ns);
+}
+
 static gpunvme_err_t reset(struct gpunvme_transport *t)
 {
     gpunvme_sim_function_reset(of(t)->sim);
@@ -143,6 +185,7 @@ static void close_(struct gpunvme_transport *t)
     while (s->allocations.next != &s->allocations)
         release(s, s->allocations.next);
     gpunvme_sim_destroy(s->sim);
+    transport_irqs_destroy(s->irqs, s->nirqs);
     pthread_mutex_destroy(&s->lock);
     free(s);
 }
@@ -161,6 +204,8 @@ static const struct gpunvme_transport_ops ops = {
     .copy_from = transport_copy_from,
     .now_ns = transport_now_ns,
     .pause_ns = transport_pause_ns,
+    .irq_setup = irq_setup,
+    .irq_wait = irq_wait,
     .reset = reset,
     .close = close_,
 };

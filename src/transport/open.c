@@ -13,6 +13,7 @@ static const struct scheme {
 } schemes[] = {
     {"sim:", transport_sim_open},
     {"nvme:", transport_nvme_open},
+    {"vfio-user:", transport_vfio_user_open},
 };
 
 gpunvme_err_t gpunvme_transport_open(const char *uri, struct gpunvme_transport **out)
@@ -23,5 +24,6 @@ gpunvme_err_t gpunvme_transport_open(const char *uri, struct gpunvme_transport *
         if (!strncmp(uri, schemes[i].name, strlen(schemes[i].name)))
             return schemes[i].open(uri, out);
     }
-    return base_fail(GPUNVME_ERR_URI, "\"%s\": this build opens sim:…, nvme:BDF", uri);
+    return base_fail(GPUNVME_ERR_URI, "\"%s\": this build opens sim:…, nvme:BDF, vfio-user:/socket",
+                     uri);
 }

@@ -13,5 +13,6 @@ gpunvme_err_t transport_nvme_open(const char *uri, struct gpunvme_transport **ou
 gpunvme_err_t transport_sysfs_open(const struct pci_function *f, struct gpunvme_transport **out);
 gpunvme_err_t transport_uio_open(const struct pci_function *f, struct gpunvme_transport **out);
 gpunvme_err_t transport_vfio_open(const struct pci_function *f, struct gpunvme_transport **out);
+gpunvme_err_t transport_vfio_user_open(const char *uri, struct gpunvme_transport **out);
 
 #endif

@@ -197,6 +197,19 @@ struct gpunvme_sim_report {
 void gpunvme_sim_report(struct gpunvme_sim *sim, struct gpunvme_sim_report *report);
 const char *gpunvme_sim_violation_text(enum gpunvme_sim_violation violation);
 
+/*
+ * A vfio-user server: other processes drive the controller by way of a UNIX socket, one after the
+ * other. `path` is the socket's file; one left over from a server that was killed is replaced, one
+ * in use gives GPUNVME_ERR_BUSY. When a client leaves, the controller is reset and its memory let
+ * go. The doorbells must not be in use otherwise: they move into memory that clients can map.
+ * stop ends a connection that there is and removes the file; call it before destroy.
+ */
+struct gpunvme_sim_server;
+gpunvme_err_t gpunvme_sim_serve_start(struct gpunvme_sim *sim, const char *path,
+                                      struct gpunvme_sim_server **out);
+void gpunvme_sim_serve_stop(struct gpunvme_sim_server *server);
+bool gpunvme_sim_serve_connected(const struct gpunvme_sim_server *server); /* is a client there? */
+
 #ifdef __cplusplus
 }
 #endif

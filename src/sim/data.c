@@ -231,7 +231,10 @@ uint16_t sim_data_next(struct sim_thread *t, struct sim_data *data, uint64_t mos
             n = piece->nbytes = range->nbytes - at;
         piece->mem = range->mem;
         piece->cpu = range->cpu ? range->cpu + at : NULL;
-        piece->gpu = range->cpu ? NULL : range->gpu + at;
+        if (!range->cpu && range->gpu)
+            piece->gpu = range->gpu + at;
+        piece->far = range->move ? range : NULL;
+        piece->bus = data->bus;
     }
     data->bus += n;
     data->piece -= n;
@@ -246,6 +249,9 @@ static uint16_t copy_piece(const struct sim_data *data, const struct sim_piece *
 {
     gpunvme_err_t err = GPUNVME_OK;
 
+    if (piece->far &&
+        !piece->far->move(piece->far->move_arg, piece->bus, memory, piece->nbytes, data->to_host))
+        return GPUNVME_SC_DATA_TRANSFER_ERROR;
     if (piece->cpu && data->to_host)
         memcpy(piece->cpu, memory, piece->nbytes);
     else if (piece->cpu)

@@ -81,7 +81,10 @@ static bool move(struct sim_thread *t, uint64_t bus, uint8_t *memory, size_t nby
 
         if (!range)
             return false;
-        if (range->cpu) {
+        if (range->move) {
+            if (!range->move(range->move_arg, bus, memory, here, to_bus))
+                return false;
+        } else if (range->cpu) {
             memcpy(to_bus ? range->cpu + at : memory, to_bus ? memory : range->cpu + at, here);
         } else if (to_bus) {
             if (gpunvme_mem_copy(range->gpu + at, range->mem, memory, GPUNVME_MEM_HOST, here))
@@ -152,6 +155,21 @@ gpunvme_err_t gpunvme_sim_dma_map(struct gpunvme_sim *sim, uint64_t bus, uint64_
     range.cpu = buf->cpu;
     range.gpu = buf->gpu;
     range.mem = buf->mem;
+    sim_pause_all(sim);
+    err = insert(sim, &range);
+    forget_lookups(sim);
+    sim_resume_all(sim);
+    return err;
+}
+
+/* Maps bytes that only the function reaches. It is called under a thread's lock. */
+gpunvme_err_t sim_dma_map_far(struct gpunvme_sim *sim, uint64_t bus, uint64_t nbytes,
+                              sim_move_fn *move_, void *arg)
+{
+    struct sim_range range = {
+        .bus = bus, .nbytes = nbytes, .mem = GPUNVME_MEM_HOST, .move = move_, .move_arg = arg};
+    gpunvme_err_t err;
+
     sim_pause_all(sim);
     err = insert(sim, &range);
     forget_lookups(sim);

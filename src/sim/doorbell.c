@@ -5,6 +5,12 @@
  *
  * Source: NVM Express Base 1.4, sections 3.1 (doorbells), 4.1 (queues), 5.7 and 7.13 (shadows).
  */
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/fail.h"
 #include "sim/sim_internal.h"
 
 #define AWAKE_NS 20000u /* how long a shadow is polled after its last change */
@@ -250,4 +256,47 @@ void sim_doorbell_wipe(struct gpunvme_sim *sim)
     for (unsigned index = 0; index < 2 * (sim->config.max_queues + 1u); index++)
         if (__atomic_load_n(doorbell_reg(sim, index), __ATOMIC_RELAXED)) /* keep pages untouched */
             __atomic_store_n(doorbell_reg(sim, index), 0, __ATOMIC_RELEASE);
+}
+
+/* The file may not change its size any more: who has its pages mapped must find them there. */
+static int make_file(size_t nbytes)
+{
+    int fd = memfd_create("gpunvme-doorbells", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    if (fd >= 0 && (ftruncate(fd, (off_t)nbytes) ||
+                    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))) {
+        int error = errno;
+
+        close(fd);
+        errno = error;
+        return -1;
+    }
+    return fd;
+}
+
+gpunvme_err_t sim_doorbells_share(struct gpunvme_sim *sim, int *fd)
+{
+    void *at = (void *)(uintptr_t)sim->doorbells, *mapped;
+    int file = -1;
+
+    if (fd) {
+        file = make_file(GPUNVME_REG_DOORBELLS + sim->doorbells_nbytes);
+        if (file < 0)
+            return base_fail_errno(errno, "doorbells to share");
+    }
+    sim_pause_all(sim);
+    mapped = mmap(at, sim->doorbells_nbytes, PROT_READ | PROT_WRITE,
+                  MAP_FIXED | MAP_NORESERVE | (fd ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS), file,
+                  fd ? GPUNVME_REG_DOORBELLS : 0);
+    sim_resume_all(sim);
+    if (mapped == MAP_FAILED) {
+        gpunvme_err_t err = base_fail_errno(errno, "doorbells to share");
+
+        if (file >= 0)
+            close(file);
+        return err;
+    }
+    if (fd)
+        *fd = file;
+    return GPUNVME_OK;
 }

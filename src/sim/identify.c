@@ -61,6 +61,7 @@ static void make_names(const struct gpunvme_sim *sim, struct gpunvme_id_ctrl *id
 
 static void make_admin_part(const struct gpunvme_sim *sim, struct gpunvme_id_ctrl *id)
 {
+    id->vid = id->ssvid = SIM_PCI_VENDOR;
     id->cntlid = 1;
     id->ver = GPUNVME_VS_MAKE(1, 4, 0);
     id->rab = 5;

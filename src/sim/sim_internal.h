@@ -25,15 +25,17 @@
 #include "sim/model.h"
 #include "sim/store.h"
 
-#define SIM_BATCH       32            /* entries fetched from a queue before the next one's turn */
-#define SIM_COMMANDS    256           /* commands in work at once, by thread */
-#define SIM_IOVECS      64            /* pieces of one transfer to or from a store */
-#define SIM_STAGES      8             /* bounce buffers, by thread */
-#define SIM_STAGE_BYTES (256u << 10)  /* of this size: for GPU memory and ragged SGLs */
-#define SIM_HELD        256           /* completions that a shuffle can hold back, by thread */
-#define SIM_AERS        4             /* Asynchronous Event Requests at once: AERL + 1 */
-#define SIM_EVENTS      16            /* events that wait for a request */
-#define SIM_ERROR_LOG   64            /* entries of the error log: ELPE + 1 */
+#define SIM_BATCH       32           /* entries fetched from a queue before the next one's turn */
+#define SIM_COMMANDS    256          /* commands in work at once, by thread */
+#define SIM_IOVECS      64           /* pieces of one transfer to or from a store */
+#define SIM_STAGES      8            /* bounce buffers, by thread */
+#define SIM_STAGE_BYTES (256u << 10) /* of this size: for GPU memory and ragged SGLs */
+#define SIM_HELD        256          /* completions that a shuffle can hold back, by thread */
+#define SIM_AERS        4            /* Asynchronous Event Requests at once: AERL + 1 */
+#define SIM_EVENTS      16           /* events that wait for a request */
+#define SIM_ERROR_LOG   64           /* entries of the error log: ELPE + 1 */
+#define SIM_PCI_VENDOR  0x1234       /* assigned to nobody; emulators use it */
+#define SIM_PCI_DEVICE  0x4e56
 #define SIM_IRQS        32            /* interrupts told of after one pass of a thread */
 #define SIM_CID_WORDS   (65536 / 64)  /* a bit for each command id */
 #define SIM_FUSE_NS     10000000000ll /* longest that anything inside waits for a store */
@@ -43,12 +45,20 @@
 
 struct sim_thread;
 
-/* A piece of the bus that is memory. cpu is NULL where only the GPU's copies reach it. */
+/* Moves bytes between the bus and `memory`; false when it can't. */
+typedef bool sim_move_fn(void *arg, uint64_t bus, void *memory, size_t nbytes, bool to_bus);
+
+/*
+ * A piece of the bus that is memory. cpu is NULL where only the GPU's copies reach it, or only the
+ * function `move`: memory of another process, or that may not be read or not be written.
+ */
 struct sim_range {
     uint64_t bus;
     uint64_t nbytes;
     uint8_t *cpu;
     uint8_t *gpu;
+    sim_move_fn *move;
+    void *move_arg;
     enum gpunvme_mem mem;
 };
 
@@ -139,10 +149,12 @@ struct sim_data {
     bool to_host;
 };
 
-/* What sim_data_next() gives: cpu, or gpu, or neither (a bit bucket). */
+/* What sim_data_next() gives: cpu, or gpu, or far, or none of them (a bit bucket). */
 struct sim_piece {
     uint8_t *cpu;
     uint8_t *gpu;
+    const struct sim_range *far; /* whose `move` reaches it, at bus */
+    uint64_t bus;
     enum gpunvme_mem mem;
     uint64_t nbytes;
 };
@@ -381,6 +393,8 @@ void *sim_dma_cpu(const struct gpunvme_sim *sim, uint64_t bus, uint64_t nbytes);
 bool sim_dma_mapped(const struct gpunvme_sim *sim, uint64_t bus, uint64_t nbytes);
 bool sim_dma_read(struct sim_thread *t, uint64_t bus, void *to, size_t nbytes);
 bool sim_dma_write(struct sim_thread *t, uint64_t bus, const void *from, size_t nbytes);
+gpunvme_err_t sim_dma_map_far(struct gpunvme_sim *sim, uint64_t bus, uint64_t nbytes,
+                              sim_move_fn *move, void *arg);
 
 /* data.c: functions that return a status give GPUNVME_SC_SUCCESS or what the command ends with */
 void sim_data_begin(struct sim_cmd *cmd, uint64_t nbytes, bool to_host);
@@ -400,6 +414,11 @@ bool sim_sq_poll(struct sim_thread *t, struct sim_sq *sq);
 void sim_cq_poll(struct sim_thread *t, struct sim_cq *cq);
 void sim_doorbell_scan(struct gpunvme_sim *sim);
 void sim_doorbell_wipe(struct gpunvme_sim *sim);
+/*
+ * Puts other memory in the doorbells' place: a file's, whose descriptor the caller gets and where
+ * they are at the offset that they have in BAR0; private memory again where fd is NULL.
+ */
+gpunvme_err_t sim_doorbells_share(struct gpunvme_sim *sim, int *fd);
 void sim_shadow_attach(struct gpunvme_sim *sim); /* to the queues that there are */
 void sim_shadow_forget(struct gpunvme_sim *sim);
 

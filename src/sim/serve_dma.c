@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The memory of a vfio-user client: mapped here where it came with a file descriptor, reached by
+ * DMA_READ and DMA_WRITE messages where not.
+ *
+ * A client that shrinks a file under the controller ends the server, by SIGBUS: the size is checked
+ * when it is mapped, and then no more.
+ *
+ * Source: the vfio-user specification, "VFIO_USER_DMA_MAP" to "VFIO_USER_DMA_WRITE".
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "gpunvme/atomics.h"
+#include "sim/serve.h"
+
+/* --- messages --------------------------------------------------------------------------------- */
+
+static struct timespec deadline_after(uint64_t ns)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    ts.tv_sec += (time_t)(ns / 1000000000u);
+    return ts;
+}
+
+static void enqueue_wait(struct serve_conn *conn, struct serve_wait *w)
+{
+    pthread_mutex_lock(&conn->lock);
+    w->id = conn->next_id++;
+    w->next = conn->waits;
+    conn->waits = w;
+    pthread_mutex_unlock(&conn->lock);
+}
+
+/* Waits for the reply; in any case *w is nobody's when this returns. */
+static bool await(struct serve_conn *conn, struct serve_wait *w)
+{
+    struct timespec end = deadline_after(SERVE_WAIT_NS);
+    struct serve_wait **link = &conn->waits;
+    int error = 0;
+
+    pthread_mutex_lock(&conn->lock);
+    while (!w->done && !conn->ended && !error)
+        error = pthread_cond_timedwait(&conn->changed, &conn->lock, &end);
+    while (*link && *link != w)
+        link = &(*link)->next;
+    if (*link)
+        *link = w->next;
+    pthread_mutex_unlock(&conn->lock);
+    if (error) /* it would keep the controller waiting for each of its commands */
+        vfio_user_channel_shutdown(&conn->ch);
+    return w->done && w->ok;
+}
+
+/* One message, of at most the client's limit. */
+static bool transfer(struct serve_conn *conn, uint64_t bus, void *memory, size_t nbytes,
+                     bool to_client)
+{
+    struct vfio_user_dma_access access = {.address = bus, .count = nbytes};
+    struct serve_wait w = {.to = to_client ? NULL : memory, .nbytes = nbytes};
+    struct vfio_user_header header = {.command =
+                                          to_client ? VFIO_USER_DMA_WRITE : VFIO_USER_DMA_READ};
+    struct iovec parts[2] = {{.iov_base = &access, .iov_len = sizeof(access)},
+                             {.iov_base = memory, .iov_len = nbytes}};
+
+    enqueue_wait(conn, &w);
+    header.message_id = w.id;
+    if (vfio_user_send(&conn->ch, &header, parts, to_client ? 2 : 1, NULL, 0,
+                       gpunvme_clock_ns() + SERVE_WAIT_NS))
+        vfio_user_channel_shutdown(&conn->ch);
+    return await(conn, &w);
+}
+
+/* The reader's: hands a reply to who waits for it. One that comes too late is nobody's. */
+void serve_dma_reply(struct serve_conn *conn, const struct vfio_user_message *m)
+{
+    const size_t head = sizeof(struct vfio_user_dma_access);
+    struct serve_wait *w;
+
+    pthread_mutex_lock(&conn->lock);
+    for (w = conn->waits; w && (w->done || w->id != m->header.message_id);)
+        w = w->next;
+    if (w) {
+        w->done = true;
+        w->ok = !(m->header.flags & VFIO_USER_FLAG_ERROR);
+        if (w->to && (m->header.command != VFIO_USER_DMA_READ || m->nbytes < head ||
+                      m->nbytes - head != w->nbytes))
+            w->ok = false;
+        if (w->to && w->ok)
+            memcpy(w->to, (const uint8_t *)m->body + head, w->nbytes);
+        pthread_cond_broadcast(&conn->changed);
+    }
+    pthread_mutex_unlock(&conn->lock);
+}
+
+/* sim_move_fn: called by the controller's threads. */
+static bool move(void *map_, uint64_t bus, void *memory_, size_t nbytes, bool to_bus)
+{
+    struct serve_map *map = map_;
+    struct serve_conn *conn = map->server->conn;
+    uint8_t *memory = memory_, *mapped;
+
+    if (!(to_bus ? map->writable : map->readable))
+        return false;
+    if (map->memory) {
+        mapped = map->memory + (bus - map->bus);
+        memcpy(to_bus ? mapped : memory, to_bus ? memory : mapped, nbytes);
+        return true;
+    }
+    while (nbytes) {
+        size_t most = atomic_load(&conn->xfer_max), n = nbytes < most ? nbytes : most;
+
+        if (!transfer(conn, bus, memory, n, to_bus))
+            return false;
+        bus += n;
+        memory += n;
+        nbytes -= n;
+    }
+    return true;
+}
+
+/* --- mappings --------------------------------------------------------------------------------- */
+
+/* Bytes of the file, 0 where it does not say. */
+static uint64_t file_size(int fd, const struct stat *st)
+{
+    off_t end = S_ISREG(st->st_mode) ? st->st_size : lseek(fd, 0, SEEK_END);
+
+    return end > 0 ? (uint64_t)end : 0;
+}
+
+/* Maps bytes of the file: whole pages of it, which in a file of huge pages are huge ones. */
+static int map_file(struct serve_map *map, int fd, uint64_t offset)
+{
+    int prot = PROT_READ | (map->writable ? PROT_WRITE : 0);
+    uint64_t page, begin, end, size;
+    struct stat st;
+    void *base;
+
+    if (fstat(fd, &st))
+        return errno;
+    size = file_size(fd, &st);
+    if (offset > size || map->nbytes > size - offset)
+        return EINVAL;
+    page = S_ISREG(st.st_mode) ? (uint64_t)st.st_blksize : 0;
+    if (page < 4096 || page & (page - 1))
+        page = 4096;
+    begin = offset & ~(page - 1);
+    end = (offset + map->nbytes + page - 1) & ~(page - 1);
+    base = mmap(NULL, end - begin, prot, MAP_SHARED, fd, (off_t)begin);
+    if (base == MAP_FAILED)
+        return errno;
+    map->base = base;
+    map->base_nbytes = end - begin;
+    map->memory = (uint8_t *)base + (offset - begin);
+    return 0;
+}
+
+static void free_map(struct serve_map *map)
+{
+    if (map->base)
+        munmap(map->base, map->base_nbytes);
+    free(map);
+}
+
+static gpunvme_err_t attach(struct gpunvme_sim_server *s, struct serve_map *map)
+{
+    struct gpunvme_buf buf = {.cpu = map->memory, .nbytes = map->nbytes, .mem = GPUNVME_MEM_HOST};
+
+    if (map->memory && map->readable && map->writable)
+        return gpunvme_sim_dma_map(s->sim, map->bus, map->nbytes, &buf);
+    return sim_dma_map_far(s->sim, map->bus, map->nbytes, move, map);
+}
+
+static bool overlap(const struct serve_map *map, uint64_t bus, uint64_t nbytes)
+{
+    return map->bus - bus < nbytes || bus - map->bus < map->nbytes;
+}
+
+static int check_map(const struct gpunvme_sim_server *s, const struct vfio_user_message *m,
+                     const struct vfio_user_dma_map *ask)
+{
+    const uint32_t flags = VFIO_USER_DMA_READABLE | VFIO_USER_DMA_WRITEABLE;
+
+    if (ask->argsz < sizeof(*ask) || ask->flags & ~flags || !(ask->flags & flags) || !ask->size ||
+        ask->address + (ask->size - 1) < ask->address || ask->offset + ask->size < ask->offset ||
+        ask->offset + ask->size > INT64_MAX || m->nfds > 1)
+        return EINVAL;
+    if (s->nmaps == SERVE_MAPS_MAX)
+        return ENOSPC;
+    for (const struct serve_map *map = s->maps; map; map = map->next)
+        if (overlap(map, ask->address, ask->size))
+            return EEXIST;
+    return 0;
+}
+
+int serve_dma_map(struct gpunvme_sim_server *s, struct vfio_user_message *m)
+{
+    struct vfio_user_dma_map ask;
+    struct serve_map *map;
+    int error;
+
+    if (m->nbytes < sizeof(ask))
+        return EINVAL;
+    memcpy(&ask, m->body, sizeof(ask));
+    error = check_map(s, m, &ask);
+    if (error)
+        return error;
+    map = calloc(1, sizeof(*map));
+    if (!map)
+        return ENOMEM;
+    map->server = s;
+    map->bus = ask.address;
+    map->nbytes = ask.size;
+    map->readable = ask.flags & VFIO_USER_DMA_READABLE;
+    map->writable = ask.flags & VFIO_USER_DMA_WRITEABLE;
+    if (m->nfds)
+        error = map_file(map, m->fds[0], ask.offset);
+    if (!error && attach(s, map))
+        error = ENOMEM;
+    if (error) {
+        free_map(map);
+        return error;
+    }
+    map->next = s->maps;
+    s->maps = map;
+    s->nmaps++;
+    return 0;
+}
+
+/* Takes the mapping *link away from the controller. */
+static int detach(struct gpunvme_sim_server *s, struct serve_map **link)
+{
+    struct serve_map *map = *link;
+
+    if (gpunvme_sim_dma_unmap(s->sim, map->bus, map->nbytes))
+        return EBUSY; /* a store is stuck with it: it must stay */
+    *link = map->next;
+    s->nmaps--;
+    free_map(map);
+    return 0;
+}
+
+/* All that lie in the range; one that is only partly in it is an error, and so is none. */
+static int unmap_range(struct gpunvme_sim_server *s, uint64_t bus, uint64_t nbytes)
+{
+    bool any = false;
+
+    for (const struct serve_map *map = s->maps; map; map = map->next) {
+        if (!overlap(map, bus, nbytes))
+            continue;
+        if (map->bus < bus || map->nbytes > nbytes || map->bus - bus > nbytes - map->nbytes)
+            return EINVAL;
+        any = true;
+    }
+    if (!any)
+        return ENOENT;
+    for (struct serve_map **link = &s->maps; *link;) {
+        if (!overlap(*link, bus, nbytes)) {
+            link = &(*link)->next;
+            continue;
+        }
+        if (detach(s, link))
+            return EBUSY;
+    }
+    return 0;
+}
+
+static int unmap_all(struct gpunvme_sim_server *s)
+{
+    while (s->maps)
+        if (detach(s, &s->maps))
+            return EBUSY;
+    return 0;
+}
+
+int serve_dma_unmap(struct gpunvme_sim_server *s, const struct vfio_user_message *m,
+                    struct serve_reply *r)
+{
+    struct vfio_user_dma_unmap ask;
+    int error;
+
+    if (m->nbytes < sizeof(ask))
+        return EINVAL;
+    memcpy(&ask, m->body, sizeof(ask));
+    if (ask.argsz < sizeof(ask))
+        return EINVAL;
+    if (ask.flags & VFIO_DMA_UNMAP_FLAG_GET_DIRTY_BITMAP)
+        return ENOTSUP; /* there is no migration */
+    if (ask.flags & ~VFIO_DMA_UNMAP_FLAG_ALL)
+        return EINVAL;
+    if (ask.flags)
+        error = ask.address || ask.size ? EINVAL : unmap_all(s);
+    else if (!ask.size || ask.address + (ask.size - 1) < ask.address)
+        error = EINVAL;
+    else
+        error = unmap_range(s, ask.address, ask.size);
+    memcpy(r->head, &ask, sizeof(ask));
+    r->head_nbytes = sizeof(ask);
+    return error;
+}
+
+/*
+ * Everything, of a client that has left; the controller has been reset. What a store is stuck
+ * with stays mapped for as long as the controller lives.
+ */
+void serve_dma_drop(struct gpunvme_sim_server *s)
+{
+    struct serve_map **link = &s->maps;
+
+    while (*link)
+        if (detach(s, link))
+            link = &(*link)->next;
+}

@@ -13,6 +13,7 @@
 #include "bench.h"
 #include "cli.h"
 #include "gpunvme/memory.h"
+#include "guard.h"
 #include "path.h"
 #include "progress.h"
 #include "stats.h"
@@ -187,28 +188,15 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 static const struct argp argp = {options, parse, "[URI]", doc, NULL, NULL, NULL};
 
-static bool has_image(const struct bench *bench)
-{
-    const struct gpunvme_sim_config *config = gpunvme_sim_config_of(bench->device.sim);
-
-    for (uint32_t i = 0; i < config->nnamespaces; i++)
-        if (config->ns[i].nsid == bench->ns->nsid && config->ns[i].image[0])
-            return true;
-    return false;
-}
-
 /* Data that somebody may want is not overwritten unasked. */
-static gpunvme_err_t check_writes(const struct bench *bench)
+static gpunvme_err_t check_writes(struct bench *bench)
 {
     const struct args *args = &bench->args;
 
-    if ((args->plan.read_percent == 100 && !args->plan.verify) || args->force)
+    if (args->plan.read_percent == 100 && !args->plan.verify)
         return GPUNVME_OK;
-    if (bench->device.is_sim && !has_image(bench))
-        return GPUNVME_OK;
-    return base_fail(GPUNVME_ERR_INVALID,
-                     "%s would overwrite data on %s: say --force if that is meant",
-                     args->plan.verify ? "--verify" : "writing", args->common.uri);
+    return cli_guard_destroy(&bench->device, bench->ns, args->force,
+                             args->plan.verify ? "--verify" : "writing");
 }
 
 /* The region in blocks of the namespace, checked against it and against the commands. */

@@ -19,6 +19,7 @@ _gpunvme_options() {
             ;;
         write)
             echo "--input --file --fua --offset --length --nsid --depth --block-size --timeout --interrupts" \
+            echo "--input --file --fua --force --offset --length --nsid --depth --block-size --timeout" \
                 "--json --quiet --help --usage"
             ;;
         bench)

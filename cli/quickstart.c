@@ -20,6 +20,7 @@
 #include "cli.h"
 #include "device.h"
 #include "gpunvme/memory.h"
+#include "guard.h"
 #include "path.h"
 #include "progress.h"
 #include "pump.h"
@@ -55,6 +56,7 @@ struct job {
     char file[CLI_TEMP_PATH_MAX], image[CLI_TEMP_PATH_MAX], dir[CLI_TEMP_PATH_MAX];
     char uri[1024];
     bool made_file, made_image;
+    bool overwrites; /* what is there was there before */
     unsigned ntensors;
     struct cli_stream input;
     uint64_t nbytes; /* of the file */
@@ -287,10 +289,7 @@ static gpunvme_err_t use_named_image(struct job *job, const struct gpunvme_sim_n
 {
     if (job->args.image)
         return base_fail(GPUNVME_ERR_INVALID, "--image and an image in --uri: one of them");
-    if (!access(ns->image, F_OK) && !job->args.force)
-        return base_fail(GPUNVME_ERR_INVALID,
-                         "%s exists and would be overwritten: say --force if that is meant",
-                         ns->image);
+    job->overwrites = !access(ns->image, F_OK);
     return GPUNVME_OK;
 }
 
@@ -335,10 +334,7 @@ static gpunvme_err_t prepare_device(struct job *job)
         return base_fail(GPUNVME_ERR_URI, "longer than this build allows");
     if (!strncmp(job->uri, "sim:", 4))
         return prepare_sim(job);
-    if (!job->args.force)
-        return base_fail(GPUNVME_ERR_INVALID,
-                         "%s: its first bytes would be overwritten: say --force if that is meant",
-                         uri);
+    job->overwrites = true;
     return GPUNVME_OK;
 }
 
@@ -531,6 +527,8 @@ static gpunvme_err_t write_phase(struct job *job)
 {
     gpunvme_err_t err = open_controller(job, GPUNVME_MEM_PINNED), closed;
 
+    if (!err && job->overwrites)
+        err = cli_guard_destroy(&job->device, job->ns, job->args.force, "quickstart");
     if (!err)
         err = write_all(job);
     job->write.hist = job->pump.hist[1];

@@ -21,7 +21,7 @@ struct cli_transfer {
     uint64_t block_nbytes;
     uint64_t timeout_ns;
     uint32_t depth;
-    bool fua;
+    bool fua, force;
 
     struct cli_device device;
     const struct gpunvme_ns *ns;

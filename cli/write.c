@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/fail.h"
+#include "guard.h"
 #include "progress.h"
 #include "transfer.h"
 
@@ -18,13 +19,15 @@ static const struct argp_option options[] = {
     {"input", 'i', "FILE", 0, "Where the bytes come from; - is standard input, the default", 0},
     {"file", 'f', "FILE", OPTION_ALIAS | OPTION_HIDDEN, NULL, 0},
     {"fua", KEY_FUA, NULL, 0, "Force unit access: each command reaches the medium by itself", 2},
+    {"force", CLI_KEY_FORCE, NULL, 0, "Overwrite a file system or a partition table", 4},
     CLI_TRANSFER_OPTIONS,
     {0},
 };
 
 static const char doc[] =
     "Writes bytes to a namespace, at any offset and of any length, and flushes. What is there is "
-    "overwritten without asking."
+    "overwritten without asking, unless the namespace holds a file system, a partition table or "
+    "the like: that needs --force."
     "\vSizes take units: 4K, 1MiB, 1.5GB, 0x1000. A pipe is written until it ends; with --length, "
     "an input that ends early is an error.\n\n"
     "Examples:\n"
@@ -40,6 +43,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
     if (key == KEY_FUA) {
         t->fua = true;
+        return 0;
+    }
+    if (key == CLI_KEY_FORCE) {
+        t->force = true;
         return 0;
     }
     return cli_transfer_parse(key == 'i' ? 'f' : key, arg, state, t);
@@ -207,6 +214,8 @@ static int run(struct cli_transfer *t)
         err = check_input(t);
     if (!err && t->ns->readonly)
         err = base_fail(GPUNVME_ERR_READONLY, "namespace %u is write protected", t->ns->nsid);
+    if (!err)
+        err = cli_guard_write(&t->device, t->ns, t->force);
     if (!err)
         err = cli_transfer_start(t);
     if (!err) {

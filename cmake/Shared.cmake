@@ -14,4 +14,4 @@ target_include_directories(gpunvme_shared INTERFACE
 target_link_options(gpunvme_shared PRIVATE
     -Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/gpunvme.map -Wl,--no-undefined)
 target_link_libraries(gpunvme_shared PRIVATE Threads::Threads PkgConfig::LIBURING
-                      ${GPUNVME_CUDA_LIBRARIES})
+                      $<$<BOOL:${BLKID_FOUND}>:PkgConfig::BLKID> ${GPUNVME_CUDA_LIBRARIES})

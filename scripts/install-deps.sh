@@ -17,6 +17,7 @@ case $what in
 esac
 
 have() { command -v "$1" >/dev/null 2>&1; }
+tool() { PATH=$PATH:/usr/sbin:/sbin have "$1"; } # what root's path has
 
 # Compilers write here, not to /dev/null: as root, some replace that by a file.
 probe=$(mktemp)
@@ -55,6 +56,9 @@ look() {
     if cuda; then
         cxx_compiler || wanted+=("g++: a C++ compiler, which nvcc needs")
     fi
+    # The build does without these.
+    library blkid || wanted+=("libblkid-dev: libblkid, which tells what is on a drive before it is written to")
+    library hwloc || wanted+=("libhwloc-dev: hwloc, for gpunvme topology")
     [ "$what" = test ] || return 0
     library cmocka || needed+=("libcmocka-dev: cmocka")
     libfuzzer || wanted+=("clang libclang-rt-dev: clang with libFuzzer, for scripts/fuzz.sh")
@@ -67,6 +71,10 @@ look() {
     sbin depmod || wanted+=("kmod: depmod and modprobe, likewise")
     have xz || wanted+=("xz-utils: xz, likewise")
     have fio || wanted+=("fio: fio, to compare speeds with")
+    tool mkfs.ext4 || wanted+=("e2fsprogs: mkfs.ext4, to test that a file system is recognised")
+    tool mkfs.vfat || wanted+=("dosfstools: mkfs.vfat, likewise")
+    tool sfdisk || wanted+=("fdisk: sfdisk, likewise for partition tables")
+    have shellcheck || wanted+=("shellcheck: shellcheck, for the scripts")
     clang_format_14 || wanted+=("clang-format-14: clang-format 14, for scripts/format.sh")
 }
 

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * What is on a namespace already: a partition table, a file system, a member of a RAID or a volume
+ * group, swap. For whoever is about to write and wants to know what would be lost.
+ */
+#ifndef GPUNVME_SIGNATURE_H
+#define GPUNVME_SIGNATURE_H
+
+#include "gpunvme/controller.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum gpunvme_signature_kind {
+    GPUNVME_SIGNATURE_NONE = 0,       /* nothing that is known */
+    GPUNVME_SIGNATURE_PARTITIONS = 1, /* a partition table */
+    GPUNVME_SIGNATURE_FILESYSTEM = 2, /* a file system */
+    GPUNVME_SIGNATURE_OTHER = 3,      /* RAID or LVM member, encrypted volume, swap, … */
+    GPUNVME_SIGNATURE_SEVERAL = 4,    /* more than one: which of them holds can't be said */
+};
+
+struct gpunvme_signature {
+    enum gpunvme_signature_kind kind;
+    char type[32];        /* "ext4", "gpt", "linux_raid_member": libblkid's names; "" for none */
+    char label[128];      /* "" where it has none */
+    char uuid[64];        /* likewise */
+    unsigned npartitions; /* of a partition table: those that its first and last blocks tell of */
+    char text[256];       /* all this in words: "GPT with 3 partitions"; "nothing that is known" */
+};
+
+/* False in a build without libblkid, where _find() gives GPUNVME_ERR_UNSUPPORTED. */
+bool gpunvme_signature_supported(void);
+
+/*
+ * Reads the first 2 MiB and the last 1 MiB of `ns` by the queue `ioq` and says in *out what is
+ * there. Writes nothing. What lies elsewhere is not seen: "nothing" is no promise that the bytes
+ * are worth nothing. May be called from several threads at once.
+ *
+ * Errors: UNSUPPORTED (a build without libblkid), those of a read, NOMEM, IO (libblkid failed).
+ */
+gpunvme_err_t gpunvme_signature_find(struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns,
+                                     struct gpunvme_signature *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

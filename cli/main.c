@@ -22,6 +22,7 @@ static const struct cli_command commands[] = {
     {"read", "bytes of a namespace to a file or pipe", cli_read},
     {"write", "a file or pipe to a namespace", cli_write},
     {"bench", "IOPS, GB/s and latencies of a device", cli_bench},
+    {"topology", "which drives and GPUs are near each other", cli_topology},
     {"sim", "the software controller: profiles, images, URIs", cli_sim},
 };
 #define NCOMMANDS (sizeof(commands) / sizeof(commands[0]))

@@ -35,6 +35,7 @@ int cli_dump_bar0(int argc, char **argv);
 int cli_read(int argc, char **argv);
 int cli_write(int argc, char **argv);
 int cli_bench(int argc, char **argv);
+int cli_check_p2p(int argc, char **argv);
 int cli_topology(int argc, char **argv);
 int cli_sim(int argc, char **argv);
 

@@ -27,6 +27,7 @@ _gpunvme_options() {
                 "--offset --length --nsid --verify --seed --timeout --force --interrupts" \
                 "--json --quiet --help --usage"
             ;;
+        check-p2p) echo "--nsid --force-unsafe --json --help --usage" ;;
         topology) echo "--svg --xml --json --help --usage" ;;
         sim) echo "--size --json --help --usage" ;;
     esac
@@ -43,7 +44,7 @@ _gpunvme_values() {
 }
 
 _gpunvme() {
-    local commands="quickstart info identify dump-bar0 read write bench topology sim help version"
+    local commands="quickstart info identify dump-bar0 read write bench topology check-p2p sim help version"
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}
     local command=${COMP_WORDS[1]} words=""
 

@@ -23,6 +23,7 @@ static const struct cli_command commands[] = {
     {"write", "a file or pipe to a namespace", cli_write},
     {"bench", "IOPS, GB/s and latencies of a device", cli_bench},
     {"topology", "which drives and GPUs are near each other", cli_topology},
+    {"check-p2p", "what a GPU and a drive can reach together", cli_check_p2p},
     {"sim", "the software controller: profiles, images, URIs", cli_sim},
 };
 #define NCOMMANDS (sizeof(commands) / sizeof(commands[0]))

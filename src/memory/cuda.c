@@ -26,6 +26,7 @@
 #include "memory/checksum.h"
 #include "memory/checksum_cuda.h"
 #include "memory/cuda.h"
+#include "memory/mmio_cuda.h"
 
 #define MAX_DEVICES 64
 
@@ -649,6 +650,56 @@ gpunvme_err_t mem_cuda_checksum(const void *gpu, size_t nbytes, uint64_t *sum)
     for (unsigned i = 0; !err && i < nblocks; i++)
         *sum += worker->partial_cpu[i];
     *sum = mem_checksum_end(*sum, nbytes);
+    stop(worker, err);
+    return err;
+}
+
+gpunvme_err_t mem_cuda_map_io(void *cpu, size_t nbytes, void **gpu)
+{
+    cudaError_t err =
+        cudaHostRegister(cpu, nbytes, cudaHostRegisterIoMemory | cudaHostRegisterMapped);
+
+    *gpu = NULL;
+    if (err != cudaSuccess)
+        return cuda_fail(err, "cudaHostRegister of %zu bytes of registers (IoMemory)", nbytes);
+    err = cudaHostGetDevicePointer(gpu, cpu, 0);
+    if (err != cudaSuccess) {
+        cudaHostUnregister(cpu);
+        return cuda_fail(err, "cudaHostGetDevicePointer of registers");
+    }
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t mem_cuda_unmap_io(void *cpu)
+{
+    cudaError_t err = cudaHostUnregister(cpu);
+
+    return err == cudaSuccess ? GPUNVME_OK : cuda_fail(err, "cudaHostUnregister of registers");
+}
+
+static gpunvme_err_t start_load(struct worker *worker, const void *gpu)
+{
+    gpunvme_err_t err = need_partial(worker);
+    cudaError_t cuda_err;
+
+    if (err)
+        return err;
+    cuda_err = mem_mmio_launch(gpu, worker->partial_gpu, worker->stream);
+    return cuda_err == cudaSuccess ? GPUNVME_OK : cuda_fail(cuda_err, "the kernel that loads");
+}
+
+gpunvme_err_t mem_cuda_load32(const void *gpu, uint32_t *value)
+{
+    struct worker *worker;
+    int device = 0;
+    gpunvme_err_t err = current_device(&device);
+
+    if (!err)
+        err = start(device, &worker);
+    if (err)
+        return err;
+    err = finish(worker, start_load(worker, gpu), sizeof(*value));
+    *value = err ? 0 : (uint32_t)worker->partial_cpu[0];
     stop(worker, err);
     return err;
 }

@@ -56,4 +56,12 @@ gpunvme_err_t mem_cuda_stream_sync(struct mem_cuda_stream *stream, uint64_t time
 /* The checksum of checksum.h, of GPU memory, by a kernel. nbytes > 0. */
 gpunvme_err_t mem_cuda_checksum(const void *gpu, size_t nbytes, uint64_t *sum);
 
+/*
+ * Registers of a device, mapped by the CPU at the page `cpu`, into the calling thread's current
+ * GPU, and one 32-bit load of such an address by a kernel. Only for registers that may be read.
+ */
+gpunvme_err_t mem_cuda_map_io(void *cpu, size_t nbytes, void **gpu);
+gpunvme_err_t mem_cuda_unmap_io(void *cpu);
+gpunvme_err_t mem_cuda_load32(const void *gpu, uint32_t *value);
+
 #endif

@@ -145,3 +145,24 @@ gpunvme_err_t mem_cuda_checksum(const void *gpu, size_t nbytes, uint64_t *sum)
     *sum = 0;
     return fail();
 }
+
+gpunvme_err_t mem_cuda_map_io(void *cpu, size_t nbytes, void **gpu)
+{
+    (void)cpu;
+    (void)nbytes;
+    *gpu = NULL;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_unmap_io(void *cpu)
+{
+    (void)cpu;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_load32(const void *gpu, uint32_t *value)
+{
+    (void)gpu;
+    *value = 0;
+    return fail();
+}

@@ -6,7 +6,10 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
+
+#include "memory/cuda.h"
 
 #ifdef GPUNVME_HAVE_CUDA
 #include <cuda_runtime_api.h>
@@ -417,6 +420,35 @@ static void memory_is_on_the_threads_current_gpu_and_stays_reachable_from_any_th
 #define NROUNDS  100
 
 /* Small and large copies of its own into one buffer of all threads. */
+/* Pinned memory plays the register: ld.mmio does not care what answers it. */
+static void a_load_by_the_gpu_sees_what_the_cpu_stores(void **state)
+{
+    struct gpunvme_buf buf;
+    uint32_t value = 0;
+
+    (void)state;
+    assert_int_equal(gpunvme_mem_alloc(4096, GPUNVME_MEM_PINNED, &buf), GPUNVME_OK);
+    for (uint32_t i = 0; i < 1000; i++) {
+        ((volatile uint32_t *)buf.cpu)[i] = i * 0x01010101u + 7;
+        assert_int_equal(mem_cuda_load32((uint32_t *)buf.gpu + i, &value), GPUNVME_OK);
+        assert_int_equal(value, i * 0x01010101u + 7);
+    }
+    assert_int_equal(gpunvme_mem_free(&buf), GPUNVME_OK);
+}
+
+/* What CUDA is given as registers must be some: ordinary memory is refused, and stays usable. */
+static void ordinary_memory_is_not_taken_for_registers(void **state)
+{
+    void *page, *gpu;
+
+    (void)state;
+    assert_int_equal(posix_memalign(&page, 4096, 4096), 0);
+    assert_int_equal(mem_cuda_map_io(page, 4096, &gpu), GPUNVME_ERR_GPU);
+    assert_null(gpu);
+    memset(page, 1, 4096);
+    free(page);
+}
+
 static void *copy_many_times(void *arg)
 {
     const struct gpunvme_buf *share = arg;
@@ -484,6 +516,8 @@ int main(void)
         cmocka_unit_test(work_does_not_wait_for_the_callers_stream),
         cmocka_unit_test(memory_is_on_the_threads_current_gpu_and_stays_reachable_from_any_thread),
 #endif
+        cmocka_unit_test(a_load_by_the_gpu_sees_what_the_cpu_stores),
+        cmocka_unit_test(ordinary_memory_is_not_taken_for_registers),
         cmocka_unit_test(threads_copy_side_by_side),
     };
 

@@ -341,7 +341,8 @@ static bool check_data(struct check *c)
     if (err) {
         failed(c, "bus address", err,
                "GPU memory gets a bus address by dma-buf: it takes NVIDIA's open kernel modules, a "
-               "GPU that has it (data centre and workstation cards; GeForce cards do not), and a "
+               "GPU that has it (documented for data centre and workstation cards, not for "
+               "GeForce), and a "
                "transport that takes it: the module gpunvme, or VFIO of a kernel that imports it");
         note(c, "data", STEP_SKIPPED, "GPU memory has no bus address");
         return false;

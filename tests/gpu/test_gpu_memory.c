@@ -439,7 +439,7 @@ static void a_load_by_the_gpu_sees_what_the_cpu_stores(void **state)
 /* What CUDA is given as registers must be some: ordinary memory is refused, and stays usable. */
 static void ordinary_memory_is_not_taken_for_registers(void **state)
 {
-    void *page, *gpu;
+    void *page = NULL, *gpu;
 
     (void)state;
     assert_int_equal(posix_memalign(&page, 4096, 4096), 0);

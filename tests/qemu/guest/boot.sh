@@ -24,7 +24,7 @@
 #   # IOMMU: yes                 the machine has one
 #   # MEMORY: 512                the guest's memory in MiB (384)
 #   # CPUS: 2                    its processors (1)
-#   # QEMU: -device x …          further options; @DIR@ is a folder for files
+#   # QEMU: -device x …          further options, before those of NVME; @DIR@ is a folder for files
 #   # QMP: WORDS => {"execute":…}   sent to QEMU when the scenario calls `tell_host WORDS`
 set -euo pipefail
 
@@ -129,13 +129,13 @@ if [ "$(directive IOMMU)" = yes ]; then
 fi
 truncate -s "$(directive DRIVE 256M)" "$dir/drive.img"
 options+=(-drive "if=none,id=d0,format=raw,cache=unsafe,discard=unmap,file=$dir/drive.img")
-while read -r device; do
-    options+=(-device "$device")
-done < <(directive NVME "nvme,id=nv0,drive=d0,serial=GUEST0001")
 while read -r line; do
     read -r -a words <<<"${line//@DIR@/$dir}"
     [ ${#words[@]} -eq 0 ] || options+=("${words[@]}")
 done < <(directive QEMU)
+while read -r device; do
+    options+=(-device "$device")
+done < <(directive NVME "nvme,id=nv0,drive=d0,serial=GUEST0001")
 options+=(-append "$append")
 
 # --- QMP: two named pipes, of which bash needs no client ----------------------------------------

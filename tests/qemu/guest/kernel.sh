@@ -15,6 +15,7 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
+PATH=$PATH:/usr/sbin:/sbin # depmod
 folder=${1:-${GPUNVME_QEMU_DIR:-$(cd "$here/../../.." && pwd)/build/qemu}}
 
 skip() {

@@ -23,6 +23,12 @@ skip() {
     exit 77
 }
 
+# Skips, and lets those that ask within some minutes skip at once.
+fail() {
+    echo "$*" >"$folder/failed"
+    skip "$*"
+}
+
 # The name of the package changes with each update of the kernel's interface to modules.
 package_name() {
     apt-cache search --names-only '^linux-image-6\.1\.0-[0-9]+-amd64$' | sed 's/ .*//' |
@@ -48,6 +54,8 @@ unpack_image() { # IMAGE OUT
 
 get() {
     local package release temp
+    [ -z "$(find "$folder/failed" -mmin -10 2>/dev/null)" ] || skip "$(cat "$folder/failed")"
+    rm -rf "$folder"/getting.* "$folder/failed" # of one that was killed
     for tool in apt-get apt-cache dpkg-deb depmod xz; do
         command -v "$tool" >/dev/null || skip "$tool is not here to get a kernel with"
     done
@@ -58,10 +66,10 @@ get() {
     # shellcheck disable=SC2064  # the folder of now
     trap "rm -rf '$temp'" EXIT
     (cd "$temp" && timeout 300 apt-get -q download "$package" >apt.log 2>&1) ||
-        skip "apt-get download $package failed: $(tail -n 1 "$temp/apt.log")"
+        fail "apt-get download $package failed: $(tail -n 1 "$temp/apt.log")"
     dpkg-deb -x "$temp/$package"_*.deb "$temp/root"
     unpack_image "$temp/root/boot/vmlinuz-$release" "$temp/vmlinux" ||
-        skip "the kernel of $package is compressed in a way that can't be undone here"
+        fail "the kernel of $package is compressed in a way that can't be undone here"
     depmod -b "$temp/root" "$release"
     rm -rf "$folder/lib"
     mv "$temp/root/lib" "$folder/lib"

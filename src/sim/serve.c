@@ -71,18 +71,17 @@ gpunvme_err_t sim_server_create(struct gpunvme_sim *sim, struct gpunvme_sim_serv
         sim_server_destroy(s);
         return err;
     }
-    gpunvme_sim_set_irq(sim, serve_irq_raise, s);
     *out = s;
     return GPUNVME_OK;
 }
 
 void sim_server_destroy(struct gpunvme_sim_server *s)
 {
-    gpunvme_sim_set_irq(s->sim, NULL, NULL);
     serve_irqs_destroy(s);
-    sim_doorbells_share(s->sim, NULL);
-    if (s->doorbells_fd >= 0)
+    if (s->doorbells_fd >= 0) {
+        sim_doorbells_share(s->sim, NULL);
         close(s->doorbells_fd);
+    }
     if (s->stop_fd >= 0)
         close(s->stop_fd);
     free(s->table);
@@ -251,6 +250,7 @@ void sim_server_run(struct gpunvme_sim_server *s, int fd)
     }
     conn_init(&conn, fd);
     s->conn = &conn;
+    gpunvme_sim_set_irq(s->sim, serve_irq_raise, s);
     if (pthread_create(&conn.reader, NULL, reader_main, s)) {
         end(&conn);
     } else {
@@ -264,6 +264,7 @@ void sim_server_run(struct gpunvme_sim_server *s, int fd)
         pthread_join(conn.reader, NULL);
     }
     sim_server_reset(s);
+    gpunvme_sim_set_irq(s->sim, NULL, NULL);
     serve_irqs_drop(s);
     serve_dma_drop(s);
     s->conn = NULL;

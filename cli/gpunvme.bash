@@ -30,6 +30,7 @@ _gpunvme_options() {
         check-p2p) echo "--nsid --force-unsafe --json --help --usage" ;;
         topology) echo "--svg --xml --json --help --usage" ;;
         sim) echo "--size --json --help --usage" ;;
+        sim) echo "--listen --size --json --help --usage" ;;
     esac
 }
 
@@ -61,7 +62,7 @@ _gpunvme() {
     elif [[ $word == -* ]]; then
         words=$(_gpunvme_options "$command")
     elif [[ $command == sim && COMP_CWORD -eq 2 ]]; then
-        words="profiles image check"
+        words="profiles image check --listen"
     else
         words=$(_gpunvme_values "$before")
     fi

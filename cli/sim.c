@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * gpunvme sim: the software controller's profiles, images and URIs. None of them starts one.
+ * gpunvme sim: the software controller's profiles, images and URIs. Only --listen starts one,
+ * which is in sim_listen.c.
  */
 #include "gpunvme/sim.h"
 
@@ -15,6 +16,7 @@
 #include "base/units.h"
 #include "cli.h"
 #include "json.h"
+#include "sim_listen.h"
 
 static char *rate_text(uint64_t value, bool bytes, char *text)
 {
@@ -319,14 +321,17 @@ static const struct {
 static void print_help(FILE *out)
 {
     fputs("Usage: gpunvme sim VERB [OPTION...] [ARGUMENT...]\n"
+          "       gpunvme sim --listen PATH... [--json] [URI...]\n"
           "The software NVMe controller, which is named by URIs that begin with sim:\n\n",
           out);
     for (size_t i = 0; i < NVERBS; i++)
         fprintf(out, "  %-12s%s\n", verbs[i].name, verbs[i].text);
-    fputs("\nExamples:\n"
+    fputs("  --listen    serves a controller to other processes, by vfio-user\n"
+          "\nExamples:\n"
           "  gpunvme sim profiles\n"
           "  gpunvme sim image disk.img --size 100G\n"
-          "  gpunvme sim check sim:image=disk.img,profile=p5800x\n\n"
+          "  gpunvme sim check sim:image=disk.img,profile=p5800x\n"
+          "  gpunvme sim --listen /run/nvme0 sim:size=1G\n\n"
           "Each verb has --help and --json.\n",
           out);
 }
@@ -352,6 +357,10 @@ int cli_sim(int argc, char **argv)
         !strcmp(argv[1], "help")) {
         print_help(stdout);
         return CLI_OK;
+    }
+    if (!strncmp(argv[1], "--listen", 8)) {
+        argv[0] = (char *)(uintptr_t)cli_name;
+        return cli_sim_listen(argc, argv);
     }
     for (size_t i = 0; i < NVERBS; i++) {
         if (strcmp(verbs[i].name, argv[1]) != 0)

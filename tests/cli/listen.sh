@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+#
+# gpunvme sim --listen: sockets made, replaced, refused and removed.
+. "$(dirname "$0")/lib.sh"
+
+# Starts the program and waits for its sockets, the arguments up to "--".
+serve() {
+    local sockets=()
+    while [ "$1" != -- ]; do
+        sockets+=("$1")
+        shift
+    done
+    shift
+    "$program" sim "$@" >out 2>err &
+    pid=$!
+    for _ in $(seq 400); do
+        local missing=0
+        for socket in "${sockets[@]}"; do
+            # A file that is there may be an old one: the process must hold a socket of this name.
+            grep -q "$work/$socket\$" /proc/net/unix || missing=1
+        done
+        [ $missing = 0 ] && return
+        sleep 0.05
+    done
+    fail "the sockets do not appear"
+}
+
+stop() {
+    kill -"$1" $pid
+    for _ in $(seq 400); do
+        kill -0 $pid 2>/dev/null || break
+        sleep 0.05
+    done
+    kill -KILL $pid 2>/dev/null
+    wait $pid
+    code=$?
+}
+
+promise "it serves until SIGTERM, removes its socket and reports"
+serve a -- --listen "$work/a" sim:size=1M
+stop TERM
+expect 0
+expect_out "^Listening at $work/a: sim:size=1M"
+expect_out "^$work/a: 0 admin commands, .* 0 violations"
+check [ ! -e a ]
+
+promise "several controllers have a socket each, without a URI too"
+serve a b -- --listen "$work/a" --listen "$work/b" sim:size=1M --json
+stop TERM
+expect 0
+expect_json
+check [ ! -e a ]
+check [ ! -e b ]
+
+promise "a socket that a killed server has left is replaced"
+serve a -- --listen "$work/a" sim:size=1M
+kill -KILL $pid
+wait $pid 2>/dev/null
+check [ -S a ]
+serve a -- --listen "$work/a" sim:size=1M
+promise "a socket in use is refused, and stays"
+gpunvme sim --listen "$work/a" sim:size=1M
+expect 1 "in use"
+check [ -S a ]
+"$program" sim --help >/dev/null
+kill -TERM $pid
+wait $pid
+check [ ! -e a ]
+
+promise "a file that is no socket is refused, and stays"
+echo precious >file
+gpunvme sim --listen "$work/file" sim:size=1M
+expect 1 "no socket"
+check [ "$(cat file)" = precious ]
+
+promise "a failure of one controller leaves no socket of another"
+gpunvme sim --listen "$work/a" --listen "$work/none/b" sim:size=1M
+expect 1
+check [ ! -e a ]
+
+promise "more URIs than sockets are an error of usage"
+gpunvme sim --listen "$work/a" sim: sim:
+expect 2 "2 URIs for 1 sockets"
+
+finish

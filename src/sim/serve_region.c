@@ -14,7 +14,10 @@
 
 struct bar0_caps {
     struct vfio_region_info info;
-    struct vfio_region_info_cap_sparse_mmap sparse;
+    struct {
+        struct vfio_info_cap_header header;
+        uint32_t nr_areas, reserved;
+    } sparse; /* as struct vfio_region_info_cap_sparse_mmap, with its one area */
     struct vfio_region_sparse_mmap_area area;
 };
 

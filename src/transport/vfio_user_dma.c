@@ -15,6 +15,24 @@
 #define ALIGN_LARGE ((uint64_t)2 << 20)
 #define ALIGN_SMALL ((uint64_t)64 << 10) /* as ops->alloc promises */
 
+/*
+ * A controller in another process orders its accesses by its doorbells and completions, which
+ * ThreadSanitizer can't see.
+ */
+#if defined(__SANITIZE_THREAD__)
+void AnnotateIgnoreReadsBegin(const char *file, int line);
+void AnnotateIgnoreReadsEnd(const char *file, int line);
+void AnnotateIgnoreWritesBegin(const char *file, int line);
+void AnnotateIgnoreWritesEnd(const char *file, int line);
+#define DEVICE_ACCESS_BEGIN()                                                                      \
+    (AnnotateIgnoreReadsBegin(__FILE__, __LINE__), AnnotateIgnoreWritesBegin(__FILE__, __LINE__))
+#define DEVICE_ACCESS_END()                                                                        \
+    (AnnotateIgnoreWritesEnd(__FILE__, __LINE__), AnnotateIgnoreReadsEnd(__FILE__, __LINE__))
+#else
+#define DEVICE_ACCESS_BEGIN() ((void)0)
+#define DEVICE_ACCESS_END()   ((void)0)
+#endif
+
 /* --- maps ------------------------------------------------------------------------------------- */
 
 static gpunvme_err_t insert(struct vfu *v, struct vfu_mapping *m)
@@ -164,8 +182,10 @@ static int copy(struct vfu *v, uint64_t address, char *data, uint64_t count, boo
         }
         if (n > count)
             n = count;
+        DEVICE_ACCESS_BEGIN();
         err = write ? transport_copy_to(&v->base, &m->buf, address - m->iova, data, n)
                     : transport_copy_from(&v->base, data, &m->buf, address - m->iova, n);
+        DEVICE_ACCESS_END();
         if (err)
             error = EIO;
         address += n;

@@ -464,7 +464,7 @@ static void each_fails(void **state, size_t odd_offset, gpunvme_err_t expected, 
 
         if (i)
             setup(state);
-        *(unsigned *)((char *)&peer + odd_offset) = PEER_ODD(opening[i]);
+        atomic_store((atomic_uint *)((char *)&peer + odd_offset), PEER_ODD(opening[i]));
         err = open_within(timeout_ns);
         /* A refused write to the command register is a device that has these bits fixed. */
         if (expected == GPUNVME_ERR_PERMISSION && opening[i] == VFIO_USER_REGION_WRITE)

@@ -31,7 +31,7 @@ struct peer {
 
     /* How it behaves. */
     const char *json;
-    unsigned refuse, hang, end, cut, wrong_id; /* commands, as bits PEER_ODD(command) */
+    atomic_uint refuse, hang, end, cut, wrong_id; /* commands, as bits PEER_ODD(command) */
     bool doorbells, whole_bar, no_descriptor, short_file, no_reset, refuse64, with_twin;
     bool loop_of_caps, needs_room, stray_command;
     uint32_t irq_flags, msix_count, class_code;
@@ -99,8 +99,10 @@ static inline void peer_region_info(struct peer *p, const struct vfio_user_messa
     struct {
         struct vfio_region_info info;
         struct vfio_region_info_cap_type other; /* a capability that is not looked for */
-        uint32_t pad;
-        struct vfio_region_info_cap_sparse_mmap sparse;
+        struct {
+            struct vfio_info_cap_header header;
+            uint32_t nr_areas, reserved;
+        } sparse; /* as struct vfio_region_info_cap_sparse_mmap */
         struct vfio_region_sparse_mmap_area areas[2];
     } r = {0};
     uint32_t room = ((const struct vfio_region_info *)m->body)->argsz;

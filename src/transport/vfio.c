@@ -58,9 +58,11 @@ static bool is_gone(struct vfio_transport *v)
         return true;
     if (v->request < 0 || read(v->request, &count, sizeof(count)) != sizeof(count))
         return false;
+    pthread_mutex_lock(&v->lock);
     if (!command(v, 0, PCI_COMMAND_MASTER))
         (void)!pread(v->device, &flush, 4, (off_t)(v->config.offset + PCI_COMMAND));
     atomic_store(&v->gone, true);
+    pthread_mutex_unlock(&v->lock);
     return true;
 }
 
@@ -142,6 +144,7 @@ static gpunvme_err_t write64(struct gpunvme_transport *t, uint32_t offset, uint6
 static gpunvme_err_t reset(struct gpunvme_transport *t)
 {
     struct vfio_transport *v = vfio_of(t);
+    gpunvme_err_t err = GPUNVME_OK;
 
     if (!v->can_reset)
         return base_fail(GPUNVME_ERR_UNSUPPORTED, "%s has no way to be reset", v->function.bdf);
@@ -149,7 +152,11 @@ static gpunvme_err_t reset(struct gpunvme_transport *t)
         return base_fail(GPUNVME_ERR_REMOVED, "%s", t->address);
     if (ioctl(v->device, VFIO_DEVICE_RESET))
         return base_fail_errno(errno, "%s: reset", v->function.bdf);
-    return command(v, PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER, 0);
+    pthread_mutex_lock(&v->lock); /* after is_gone() it does not get the bus back */
+    if (!atomic_load(&v->gone))
+        err = command(v, PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER, 0);
+    pthread_mutex_unlock(&v->lock);
+    return err;
 }
 
 /* --- open and close --------------------------------------------------------------------------- */

@@ -70,7 +70,7 @@ struct vfio_transport {
     struct transport_irq *irqs;
     uint32_t irqs_made, nirqs, irq_index; /* nirqs of them are connected */
 
-    pthread_mutex_t lock; /* of what follows */
+    pthread_mutex_t lock; /* of what follows, and of switching the bus on and off */
     struct iova_space iovas;
     struct vfio_bar_map *bar_maps;
     struct transport_memory memory;

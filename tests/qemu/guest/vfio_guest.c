@@ -6,6 +6,7 @@
  *   vfio_guest io URI poll|msix|pin   eight threads on one queue write, read back and compare
  *   vfio_guest map URI                memory of the caller's, at any place in a page
  *   vfio_guest bar URI BIR            memory of the controller's, mapped
+ *   vfio_guest file URI               registers and doorbells by the device's file
  *   vfio_guest reset URI              a function reset, then everything works again
  *   vfio_guest limit URI              memory beyond RLIMIT_MEMLOCK: says so
  *   vfio_guest hold URI               reads until that fails, which must be with REMOVED
@@ -48,19 +49,27 @@ struct drive {
     struct gpunvme_ioq *ioq;
 };
 
+static bool without_mapping;
+
 /* Doorbells are rung in the registers: the shadows of QEMU's controller would hide them. */
 static struct drive open_drive(const char *uri, bool interrupts)
 {
     struct gpunvme_ctrl_opts opts;
+    struct gpunvme_transport *t;
     struct drive d;
 
     gpunvme_ctrl_opts_init(&opts);
     opts.interrupts = interrupts;
     opts.no_shadow_doorbells = true;
-    succeed(gpunvme_ctrl_open_uri(uri, &opts, &d.ctrl), "open");
+    succeed(gpunvme_transport_open(uri, &t), "open");
+    require(t->doorbells && t->doorbells_nbytes >= 1024, "the doorbells are not mapped");
+    if (without_mapping) {
+        vfio_region_unmap(&vfio_of(t)->bar0);
+        t->doorbells = NULL;
+    }
+    succeed(gpunvme_ctrl_open(t, &opts, &d.ctrl), "bring-up");
     d.ns = gpunvme_ctrl_ns_at(d.ctrl, 0);
     require(d.ns != NULL, "no namespace");
-    require(gpunvme_ctrl_transport(d.ctrl)->doorbells != NULL, "the doorbells are not mapped");
     succeed(gpunvme_ioq_create(d.ctrl, 64, &d.ioq), "queue");
     return d;
 }
@@ -271,6 +280,8 @@ int main(int argc, char **argv)
 
     if (!strcmp(word, "io") && argc == 4)
         io(argv[2], argv[3]);
+    else if (!strcmp(word, "file") && (without_mapping = true))
+        io(argv[2], "poll");
     else if (!strcmp(word, "map"))
         map(argv[2]);
     else if (!strcmp(word, "bar") && argc == 4)

@@ -10,6 +10,7 @@ modprobe vfio_iommu_type1
 bind_to nvme
 expect_fail "belongs to the kernel's nvme driver" gpunvme identify "nvme:$BDF"
 bind_to vfio-pci
+vfio_guest file "nvme:$BDF"
 vfio_guest reset "nvme:$BDF"
 vfio_guest bar "nvme:$BDF" 2
 

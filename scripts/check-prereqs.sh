@@ -141,6 +141,17 @@ size_of() {
     fi
 }
 
+# The largest BAR: of a GPU the one that shows its memory, "BAR1" to nvidia. Which line it has
+# depends on whether the first BAR takes one place or two.
+largest_of() {
+    local bar size largest=0
+    for bar in 0 1 2 3 4 5; do
+        size=$(size_of "$1" $bar)
+        [ "$size" -le "$largest" ] || largest=$size
+    done
+    echo "$largest"
+}
+
 human() {
     if [ "$1" -ge 1073741824 ]; then
         echo "$(($1 / 1073741824)) GiB"
@@ -192,7 +203,7 @@ check_gpus() {
     for bdf in $(functions_of 0x03); do
         [ "$(line_of "$sysfs/bus/pci/devices/$bdf/vendor")" = 0x10de ] || continue
         found=yes
-        bar=$(size_of "$bdf" 1)
+        bar=$(largest_of "$bdf")
         ok "$bdf: driver $(link_name "$sysfs/bus/pci/devices/$bdf/driver" | grep . || echo none), BAR1 $(human "$bar")"
         if [ "$bar" -le 268435456 ]; then
             note "BAR1 is $(human "$bar"): a drive reaches only as much of the GPU's memory at a time"

@@ -81,6 +81,13 @@ expect_out 'closed kernel modules'
 expect_out 'Resizable BAR'
 expect_out 'note  on: the kernel loads signed modules only'
 
+promise "the BAR of a GPU that shows its memory is found wherever it is"
+machine
+printf '0x00000000f0000000 0x00000000f0ffffff 0x000000000014220c\n0x0 0x0 0x0\n%s\n' \
+    '0x0000380000000000 0x0000381fffffffff 0x000000000014220c' >sys/bus/pci/devices/0000:02:00.0/resource
+script
+expect_out '0000:02:00.0: driver nvidia, BAR1 128 GiB'
+
 promise "emulated drives and virtual machines are told"
 machine
 echo 0x1b36 >sys/bus/pci/devices/0000:01:00.0/vendor

@@ -14,13 +14,12 @@ _gpunvme_options() {
         identify) echo "--nsid --json --help --usage" ;;
         dump-bar0) echo "--up --json --help --usage" ;;
         read)
-            echo "--output --file --offset --length --nsid --depth --block-size --timeout --interrupts" \
-                "--json --quiet --help --usage"
+            echo "--output --file --offset --length --nsid --depth --block-size --timeout" \
+                "--interrupts --json --quiet --help --usage"
             ;;
         write)
-            echo "--input --file --fua --offset --length --nsid --depth --block-size --timeout --interrupts" \
             echo "--input --file --fua --force --offset --length --nsid --depth --block-size --timeout" \
-                "--json --quiet --help --usage"
+                "--interrupts --json --quiet --help --usage"
             ;;
         bench)
             echo "--pattern --block-size --read-share --depth --queues --memory --time --count" \
@@ -29,7 +28,6 @@ _gpunvme_options() {
             ;;
         check-p2p) echo "--nsid --force-unsafe --json --help --usage" ;;
         topology) echo "--svg --xml --json --help --usage" ;;
-        sim) echo "--size --json --help --usage" ;;
         sim) echo "--listen --size --json --help --usage" ;;
     esac
 }

@@ -18,6 +18,7 @@ static const struct via {
     {"uio", "uio_pci_generic", transport_uio_open},
     {"sysfs", "", transport_sysfs_open},
     {"vfio", "vfio-pci", transport_vfio_open},
+    {"kmod", "gpunvme", transport_kmod_open},
     {NULL, NULL, NULL},
 };
 

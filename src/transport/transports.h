@@ -10,6 +10,7 @@
 
 gpunvme_err_t transport_sim_open(const char *uri, struct gpunvme_transport **out);
 gpunvme_err_t transport_nvme_open(const char *uri, struct gpunvme_transport **out);
+gpunvme_err_t transport_kmod_open(const struct pci_function *f, struct gpunvme_transport **out);
 gpunvme_err_t transport_sysfs_open(const struct pci_function *f, struct gpunvme_transport **out);
 gpunvme_err_t transport_uio_open(const struct pci_function *f, struct gpunvme_transport **out);
 gpunvme_err_t transport_vfio_open(const struct pci_function *f, struct gpunvme_transport **out);

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: BSD-3-Clause
+#
+# The kernel module, built for this kernel, gives a drive to programs: it is driven through it,
+# what must be refused is, and the kernel's nvme driver gets it back after a killed process.
+# MODULES: nvme vgem
+
+hugepages 8
+modprobe vgem
+bind_to gpunvme
+device=/dev/gpunvme/$BDF
+[ "$(stat -c %a "$device")" = 600 ]
+
+for check in refusals second limit dmabuf reset; do
+    kmod_check "$device" $check || [ $? = 77 ]
+done
+
+random_bytes 1048576 >sent
+gpunvme identify "nvme:$BDF" | grep GUEST0001
+gpunvme write "nvme:$BDF" --input sent --offset 64K
+gpunvme read "nvme:$BDF" --offset 64K --length 1M --output got
+cmp sent got
+gpunvme bench "nvme:$BDF" --time 1s
+gpunvme bench "nvme:$BDF" --time 1s --interrupts
+echo 0 >/proc/sys/vm/nr_hugepages
+expect_fail "reserve huge pages" gpunvme identify "nvme:$BDF"
+
+# A killed process: the controller is stopped, and everything is let go.
+hugepages 8
+gpunvme bench "nvme:$BDF" --time 60s >/dev/null &
+victim=$!
+sleep 2
+kill -9 $victim
+wait $victim || true
+kmod_check "$device" refusals
+
+drive=$(kernel_drive)
+dd if="$drive" of=got bs=64k skip=1 count=16
+cmp sent got
+
+# Unbound while a process holds it.
+bind_to gpunvme
+kmod_check "$device" hold >held 2>&1 &
+holder=$!
+wait_for 10 grep -q held held
+unbind
+wait $holder || { cat held; fail "the holder"; }
+[ ! -e "$device" ]
+rmmod gpunvme
+drive=$(kernel_drive)
+dd if="$drive" of=got bs=64k skip=1 count=16
+cmp sent got
+
+# Nothing of this made the kernel complain.
+if dmesg | grep -e 'WARNING:' -e 'BUG:' -e 'BUG ' -e Oops; then
+    fail "the kernel complained"
+fi

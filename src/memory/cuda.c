@@ -21,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/fail.h"
 #include "memory/checksum.h"
@@ -58,6 +59,7 @@ static struct {
 } driver;
 
 /* Set once, by probe(). */
+static void *driver_library;
 static pthread_once_t probed = PTHREAD_ONCE_INIT;
 static char why_not[160];
 static unsigned ndevices;
@@ -72,6 +74,7 @@ static bool load_driver(void)
 {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
 
+    driver_library = library;
     if (!library) {
         snprintf(why_not, sizeof(why_not), "no driver: libcuda.so.1 not found");
         return false;
@@ -460,6 +463,41 @@ gpunvme_err_t mem_cuda_free(void *gpu)
         err = cuda_fail(cuda_err, "cudaFree");
     leave();
     return err;
+}
+
+/*
+ * The driver exports whole pages of the host. cuMemGetHandleForAddressRange() came with CUDA 11.7:
+ * it is looked up here, so that older drivers do for all else.
+ */
+gpunvme_err_t mem_cuda_export(const void *gpu, size_t nbytes, int *fd, uint64_t *offset)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)gpu;
+    uintptr_t begin = at & ~(page - 1), end = (at + nbytes + page - 1) & ~(page - 1);
+    __typeof__(cuMemGetHandleForAddressRange) *get_handle;
+    void *symbol = dlsym(driver_library, "cuMemGetHandleForAddressRange");
+    CUresult result;
+    int device;
+    gpunvme_err_t err;
+
+    if (!symbol)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED, "the GPU's driver is too old to export memory");
+    memcpy(&get_handle, &symbol, sizeof(symbol));
+    if (mem_cuda_kind(gpu, &device) != MEM_CUDA_DEVICE)
+        return base_fail(GPUNVME_ERR_INVALID, "%p is no GPU memory", gpu);
+    err = enter(device);
+    if (err)
+        return err;
+    result =
+        get_handle(fd, (CUdeviceptr)begin, end - begin, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+    leave();
+    if (result != CUDA_SUCCESS)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                         "GPU %d exports no dma-buf of this memory (CUDA driver error %d): it "
+                         "takes the open kernel modules of NVIDIA's driver and a GPU of Turing or "
+                         "later",
+                         device, (int)result);
+    *offset = at - begin;
+    return GPUNVME_OK;
 }
 
 gpunvme_err_t mem_cuda_pin(void *cpu, size_t nbytes, void **gpu)

@@ -35,6 +35,12 @@ enum mem_cuda_kind mem_cuda_kind(const void *ptr, int *device);
 gpunvme_err_t mem_cuda_alloc(size_t nbytes, void **gpu);
 gpunvme_err_t mem_cuda_free(void *gpu);
 
+/*
+ * A dma-buf of GPU memory, whose bytes begin at *offset of it; it ends with the page of the host
+ * that the last byte is in. UNSUPPORTED where this driver or GPU has none.
+ */
+gpunvme_err_t mem_cuda_export(const void *gpu, size_t nbytes, int *fd, uint64_t *offset);
+
 /* Pins host memory for all GPUs and maps it into the current one. */
 gpunvme_err_t mem_cuda_pin(void *cpu, size_t nbytes, void **gpu);
 gpunvme_err_t mem_cuda_unpin(void *cpu);

@@ -60,6 +60,15 @@ gpunvme_err_t mem_cuda_free(void *gpu)
     return fail();
 }
 
+gpunvme_err_t mem_cuda_export(const void *gpu, size_t nbytes, int *fd, uint64_t *offset)
+{
+    (void)gpu;
+    (void)nbytes;
+    *fd = -1;
+    *offset = 0;
+    return fail();
+}
+
 gpunvme_err_t mem_cuda_pin(void *cpu, size_t nbytes, void **gpu)
 {
     (void)cpu;

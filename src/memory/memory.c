@@ -260,6 +260,8 @@ gpunvme_err_t gpunvme_mem_export(const struct gpunvme_buf *buf, int *fd, uint64_
 
     if (!origin || !fd || !offset)
         return base_fail(GPUNVME_ERR_INVALID, "NULL argument, or a buffer without memory");
+    if (is_device(buf->mem))
+        return mem_cuda_export(buf->gpu, buf->nbytes, fd, offset);
     if (origin->release != shared_unmap && origin->release != shared_unpin_and_unmap)
         return base_fail(GPUNVME_ERR_UNSUPPORTED,
                          "only memory allocated as GPUNVME_BACKING_SHARED or _HUGE can be "

@@ -416,6 +416,36 @@ static void memory_is_on_the_threads_current_gpu_and_stays_reachable_from_any_th
 }
 #endif
 
+/* A dma-buf: as large as the host's pages that hold the buffer, wherever in them it begins. */
+static void gpu_memory_is_exported_with_its_offset(void **state)
+{
+    struct gpunvme_buf all = new_buf(1 << 20, GPUNVME_MEM_GPU), part;
+    uint64_t offset;
+    gpunvme_err_t err;
+    int fd = -1;
+
+    (void)state;
+    err = gpunvme_mem_export(&all, &fd, &offset);
+    if (err == GPUNVME_ERR_UNSUPPORTED) {
+        print_message("not exported here: %s\n", gpunvme_err_detail());
+        free_buf(&all);
+        skip();
+    }
+    assert_int_equal(err, GPUNVME_OK);
+    assert_int_equal(offset, (uintptr_t)all.gpu % 4096);
+    assert_true(lseek(fd, 0, SEEK_END) >= (off_t)(offset + all.nbytes));
+    close(fd);
+    assert_int_equal(
+        gpunvme_mem_register((char *)all.gpu + 8192 + 512, 10000, GPUNVME_MEM_GPU, &part),
+        GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_export(&part, &fd, &offset), GPUNVME_OK);
+    assert_int_equal(offset, (uintptr_t)part.gpu % 4096);
+    assert_true(lseek(fd, 0, SEEK_END) >= (off_t)(offset + part.nbytes));
+    close(fd);
+    assert_int_equal(gpunvme_mem_unregister(&part), GPUNVME_OK);
+    free_buf(&all);
+}
+
 #define NTHREADS 8
 #define NROUNDS  100
 
@@ -518,6 +548,7 @@ int main(void)
 #endif
         cmocka_unit_test(a_load_by_the_gpu_sees_what_the_cpu_stores),
         cmocka_unit_test(ordinary_memory_is_not_taken_for_registers),
+        cmocka_unit_test(gpu_memory_is_exported_with_its_offset),
         cmocka_unit_test(threads_copy_side_by_side),
     };
 

@@ -264,8 +264,8 @@ gpunvme_err_t gpunvme_mem_export(const struct gpunvme_buf *buf, int *fd, uint64_
         return mem_cuda_export(buf->gpu, buf->nbytes, fd, offset);
     if (origin->release != shared_unmap && origin->release != shared_unpin_and_unmap)
         return base_fail(GPUNVME_ERR_UNSUPPORTED,
-                         "only memory allocated as GPUNVME_BACKING_SHARED or _HUGE can be "
-                         "exported");
+                         "only GPU memory, and memory allocated as GPUNVME_BACKING_SHARED or "
+                         "_HUGE, can be exported");
     *fd = fcntl(((const struct shared_origin *)origin)->fd, F_DUPFD_CLOEXEC, 0);
     if (*fd < 0)
         return base_fail_errno(errno, "a file descriptor");

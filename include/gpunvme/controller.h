@@ -37,6 +37,7 @@ struct gpunvme_ctrl_opts {
     enum gpunvme_data_format data_format;
     bool no_shadow_doorbells; /* don't use Doorbell Buffer Config where the controller has it */
     bool interrupts;          /* waits sleep until the controller interrupts; the transport must */
+    bool cmb;                 /* I/O submission queues in the controller memory buffer, or fail */
     bool no_recovery;         /* don't reset after a timeout or CFS: fail everything instead */
 };
 
@@ -81,6 +82,8 @@ struct gpunvme_ctrl_info {
     uint64_t max_transfer;     /* bytes of one command (MDTS); UINT64_MAX: no limit */
     bool sgl;                  /* SGLs are supported */
     bool shadow_doorbells;     /* in use */
+    uint64_t cmb_nbytes;       /* size of the controller memory buffer; 0: none of version 1.4 */
+    bool cmb_in_use;           /* I/O submission queues are in it */
     uint32_t vectors;          /* interrupt vectors in use; 0: waits poll */
     bool volatile_write_cache; /* Identify VWC */
     uint64_t resets;           /* resets since open */
@@ -99,6 +102,7 @@ struct gpunvme_ns {
     uint32_t max_blocks;      /* of one command: MDTS, and NLB's 65,536; 0: no I/O in this format */
     uint32_t boundary_blocks; /* transfers do not cross multiples of it (NOIOB); 0: none */
     bool readonly;            /* write protected (NSATTR bit 0) */
+    uint8_t csi;              /* GPUNVME_CSI_…: there is I/O for NVM alone, and `id` is of NVM */
     struct gpunvme_id_ns id;  /* Identify Namespace as read */
 };
 

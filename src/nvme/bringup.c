@@ -26,15 +26,22 @@ static gpunvme_err_t write32(struct gpunvme_ctrl *ctrl, uint32_t offset, uint32_
 
 static gpunvme_err_t removed(struct gpunvme_ctrl *ctrl)
 {
-    return base_fail(GPUNVME_ERR_REMOVED, "%s: its registers read as ones",
+    return base_fail(GPUNVME_ERR_REMOVED, "%s: its registers read as ones, or as zeroes",
                      ctrl->transport->address);
 }
 
+/*
+ * Where a function is gone, PCIe reads ones; some virtual machines read zeroes. That is what a
+ * disabled controller's CSTS looks like as well, but never VS.
+ */
 gpunvme_err_t nvme_read_csts(struct gpunvme_ctrl *ctrl, uint32_t *csts)
 {
+    uint32_t vs = 1;
     gpunvme_err_t err = read32(ctrl, GPUNVME_REG_CSTS, csts);
 
-    if (!err && *csts == UINT32_MAX)
+    if (!err && !*csts)
+        err = read32(ctrl, GPUNVME_REG_VS, &vs);
+    if (!err && (*csts == UINT32_MAX || !vs))
         err = removed(ctrl);
     return err;
 }
@@ -104,7 +111,7 @@ gpunvme_err_t nvme_bringup_probe(struct gpunvme_ctrl *ctrl)
         err = read32(ctrl, GPUNVME_REG_VS, &ctrl->vs);
     if (err)
         return err;
-    if (ctrl->cap == UINT64_MAX || ctrl->vs == UINT32_MAX)
+    if (ctrl->cap == UINT64_MAX || ctrl->vs == UINT32_MAX || !ctrl->vs)
         return removed(ctrl);
     err = check_command_sets(ctrl);
     if (!err)

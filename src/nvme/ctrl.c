@@ -35,6 +35,7 @@ static void destroy(struct gpunvme_ctrl *ctrl)
     free(ctrl->ioqs);
     nvme_ioq_free(ctrl->admin);
     nvme_shadow_free(ctrl);
+    nvme_cmb_free(ctrl);
     nvme_pool_destroy(&ctrl->lists);
     nvme_pool_destroy(&ctrl->bounces);
     free(ctrl->ns);
@@ -233,6 +234,8 @@ void gpunvme_ctrl_get_info(struct gpunvme_ctrl *ctrl, struct gpunvme_ctrl_info *
         .vectors = ctrl->vectors,
         .sgl = ctrl->id.sgls & GPUNVME_SGLS_SUPPORT_MASK,
         .shadow_doorbells = ctrl->shadow.nbytes != 0,
+        .cmb_nbytes = ctrl->cmb_nbytes,
+        .cmb_in_use = ctrl->cmb.nbytes != 0,
         .volatile_write_cache = ctrl->id.vwc & 1,
         .resets = ctrl->resets,
         .host_nbytes = host_nbytes(ctrl),

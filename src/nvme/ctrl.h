@@ -31,6 +31,7 @@ struct gpunvme_ioq {
     struct gpunvme_ctrl *ctrl;
     struct gpunvme_buf sq_mem, cq_mem;
     size_t host_nbytes;
+    bool sq_is_in_cmb;
     bool frozen;
 };
 
@@ -52,7 +53,11 @@ struct gpunvme_ctrl {
     uint64_t max_transfer;
     uint32_t max_entries;
     uint32_t max_io_queues;
-    uint32_t vectors; /* of interrupts: 0 where waits poll */
+    uint32_t vectors;                /* of interrupts: 0 where waits poll */
+    uint64_t cmb_nbytes, cmb_offset; /* controller memory buffer: in BAR cmb_bir; 0 bytes: none */
+    unsigned cmb_bir;
+    bool cmb_takes_sqs;
+    struct gpunvme_buf cmb; /* mapped, where the options ask for it */
     struct gpunvme_ns *ns;
     uint32_t nns;
     bool identified; /* the facts above are known, and constant from then on */
@@ -83,6 +88,11 @@ gpunvme_err_t nvme_bringup_disable(struct gpunvme_ctrl *ctrl);
 gpunvme_err_t nvme_bringup_enable(struct gpunvme_ctrl *ctrl);
 gpunvme_err_t nvme_bringup_shutdown(struct gpunvme_ctrl *ctrl, uint32_t shn);
 gpunvme_err_t nvme_read_csts(struct gpunvme_ctrl *ctrl, uint32_t *csts);
+
+/* cmb.c: alloc gives what no queue in ctrl->ioqs has; the caller holds ctrl->life. */
+gpunvme_err_t nvme_cmb_start(struct gpunvme_ctrl *ctrl);
+gpunvme_err_t nvme_cmb_alloc(struct gpunvme_ctrl *ctrl, size_t nbytes, struct gpunvme_buf *buf);
+void nvme_cmb_free(struct gpunvme_ctrl *ctrl);
 
 /* wait.c: waiting for one ticket, and what happens when that fails. */
 gpunvme_err_t nvme_wait(struct gpunvme_ioq *ioq, uint64_t ticket, uint64_t timeout_ns,

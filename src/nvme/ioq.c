@@ -70,6 +70,17 @@ static void *alloc_lines(size_t nbytes)
     return aligned_alloc(64, (nbytes + 63) & ~(size_t)63);
 }
 
+/* In the controller memory buffer where that is in use: its fetches then stay inside. */
+static gpunvme_err_t alloc_sq(struct gpunvme_ioq *ioq, uint32_t qid, size_t nbytes)
+{
+    struct gpunvme_transport *t = ioq->ctrl->transport;
+
+    ioq->sq_is_in_cmb = qid && ioq->ctrl->cmb.nbytes;
+    if (ioq->sq_is_in_cmb)
+        return nvme_cmb_alloc(ioq->ctrl, nbytes, &ioq->sq_mem);
+    return t->ops->alloc(t, nbytes, GPUNVME_MEM_HOST, &ioq->sq_mem);
+}
+
 gpunvme_err_t nvme_ioq_alloc(struct gpunvme_ctrl *ctrl, uint32_t qid, uint32_t entries,
                              struct gpunvme_ioq **out)
 {
@@ -89,7 +100,7 @@ gpunvme_err_t nvme_ioq_alloc(struct gpunvme_ctrl *ctrl, uint32_t qid, uint32_t e
     ioq->ctrl = ctrl;
     ioq->qpair.slots = slots; /* so that nvme_ioq_free finds them */
     ioq->qpair.ready = ready;
-    err = t->ops->alloc(t, GPUNVME_QPAIR_SQ_NBYTES(entries), GPUNVME_MEM_HOST, &ioq->sq_mem);
+    err = alloc_sq(ioq, qid, GPUNVME_QPAIR_SQ_NBYTES(entries));
     if (!err)
         err = t->ops->alloc(t, GPUNVME_QPAIR_CQ_NBYTES(entries), GPUNVME_MEM_HOST, &ioq->cq_mem);
     if (!err)
@@ -99,8 +110,8 @@ gpunvme_err_t nvme_ioq_alloc(struct gpunvme_ctrl *ctrl, uint32_t qid, uint32_t e
         return err;
     }
     ioq->host_nbytes = sizeof(*ioq) + GPUNVME_QPAIR_SLOTS_NBYTES(entries) +
-                       GPUNVME_QPAIR_READY_NBYTES(entries) + ioq->sq_mem.nbytes +
-                       ioq->cq_mem.nbytes;
+                       GPUNVME_QPAIR_READY_NBYTES(entries) + ioq->cq_mem.nbytes +
+                       (ioq->sq_is_in_cmb ? 0 : ioq->sq_mem.nbytes);
     *out = ioq;
     return GPUNVME_OK;
 }
@@ -112,7 +123,7 @@ void nvme_ioq_free(struct gpunvme_ioq *ioq)
     if (!ioq)
         return;
     t = ioq->ctrl->transport;
-    if (ioq->sq_mem.nbytes)
+    if (ioq->sq_mem.nbytes && !ioq->sq_is_in_cmb)
         t->ops->free(t, &ioq->sq_mem);
     if (ioq->cq_mem.nbytes)
         t->ops->free(t, &ioq->cq_mem);

@@ -2,7 +2,8 @@
  *
  * Namespaces: which there are and what they look like.
  *
- * Source: Base 1.4, sections 5.15.2.2 (Identify Namespace) and 5.15.2.3 (active list).
+ * Source: Base 1.4, sections 5.15.2.2 (Identify Namespace) and 5.15.2.3 (active list); Base 2.0,
+ * section 5.17.2.3 (Namespace Identification Descriptor list, which names the command set).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +44,11 @@ gpunvme_err_t nvme_ns_check(const struct gpunvme_ns *ns)
 {
     const struct gpunvme_lbaf *format = format_of(&ns->id);
 
+    if (ns->csi != GPUNVME_CSI_NVM)
+        return base_fail(GPUNVME_ERR_FORMAT,
+                         "namespace %u is of command set %02xh%s: the NVM command set alone is "
+                         "supported",
+                         ns->nsid, ns->csi, ns->csi == GPUNVME_CSI_ZNS ? " (zoned)" : "");
     if (format->ms)
         return base_fail(GPUNVME_ERR_FORMAT, "namespace %u has %u bytes of metadata a block",
                          ns->nsid, format->ms);
@@ -98,20 +104,58 @@ static gpunvme_err_t grow(struct gpunvme_ctrl *ctrl)
     return GPUNVME_OK;
 }
 
-static gpunvme_err_t add_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid)
+/*
+ * The command set of a namespace, which stands in its descriptors: they end at a length of 0.
+ * *csi stays as it is where they don't say.
+ */
+static gpunvme_err_t read_csi(struct gpunvme_ctrl *ctrl, uint32_t nsid, uint8_t *csi)
+{
+    struct gpunvme_sqe sqe = {
+        .opc = GPUNVME_ADMIN_IDENTIFY, .nsid = nsid, .cdw10 = GPUNVME_CNS_NS_DESC_LIST};
+    uint8_t list[4096];
+    gpunvme_err_t err = nvme_admin_locked(ctrl, &sqe, list, sizeof(list), false, NULL);
+
+    for (size_t at = 0; !err && at + 4 < sizeof(list) && list[at + 1]; at += 4u + list[at + 1]) {
+        if (list[at] == GPUNVME_NIDT_CSI)
+            *csi = list[at + 4];
+    }
+    return gpunvme_err_nvme_status(err) ? GPUNVME_OK : err;
+}
+
+/*
+ * Identify Namespace, which some controllers give for namespaces of other command sets as well,
+ * while others refuse it: both are told by their set, where the controller has more than one.
+ */
+static gpunvme_err_t identify(struct gpunvme_ctrl *ctrl, uint32_t nsid, struct gpunvme_ns *ns)
 {
     struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_IDENTIFY, .nsid = nsid, .cdw10 = GPUNVME_CNS_NS};
+    gpunvme_err_t err;
+
+    memset(ns, 0, sizeof(*ns));
+    err = nvme_admin_locked(ctrl, &sqe, &ns->id, sizeof(ns->id), false, NULL);
+    if (GPUNVME_STATUS_CODE(gpunvme_err_nvme_status(err)) == GPUNVME_SC_INVALID_IOCS) {
+        memset(&ns->id, 0, sizeof(ns->id));
+        ns->csi = UINT8_MAX; /* not NVM, in any case */
+        return read_csi(ctrl, nsid, &ns->csi);
+    }
+    if (!err && GPUNVME_GET(ctrl->cap, CAP_CSS) & GPUNVME_CAP_CSS_IOCS)
+        err = read_csi(ctrl, nsid, &ns->csi);
+    return err;
+}
+
+static gpunvme_err_t add_ns(struct gpunvme_ctrl *ctrl, uint32_t nsid)
+{
     gpunvme_err_t err = grow(ctrl);
     struct gpunvme_ns *ns;
 
     if (err)
         return err;
     ns = &ctrl->ns[ctrl->nns];
-    memset(ns, 0, sizeof(*ns));
-    err = nvme_admin_locked(ctrl, &sqe, &ns->id, sizeof(ns->id), false, NULL);
+    err = identify(ctrl, nsid, ns);
     if (err)
         return err;
-    if (!ns->id.nsze) /* an inactive one, from a controller that has no active list */
+    /* An inactive one, from a controller that has no active list. */
+    if (!ns->id.nsze && ns->csi == GPUNVME_CSI_NVM)
         return GPUNVME_OK;
     err = interpret(ctrl, ns, nsid);
     if (err)

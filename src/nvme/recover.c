@@ -120,8 +120,10 @@ static void thaw_ioqs(struct gpunvme_ctrl *ctrl)
 /* From a disabled controller with an empty admin queue to a working one. */
 gpunvme_err_t nvme_start(struct gpunvme_ctrl *ctrl)
 {
-    gpunvme_err_t err = nvme_bringup_enable(ctrl);
+    gpunvme_err_t err = nvme_cmb_start(ctrl);
 
+    if (!err)
+        err = nvme_bringup_enable(ctrl);
     if (err)
         return err;
     thaw(ctrl->admin);

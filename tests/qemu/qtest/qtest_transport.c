@@ -130,6 +130,12 @@ static gpunvme_err_t tell(struct qtest_transport *q, const char *format, ...)
 
     if (q->is_dead)
         return dead(q, "no longer in use");
+    if (q->pending == MAX_PENDING) {
+        gpunvme_err_t err = drain(q);
+
+        if (err)
+            return err;
+    }
     va_start(args, format);
     n = (size_t)vsnprintf(line, sizeof(line), format, args);
     va_end(args);
@@ -141,7 +147,7 @@ static gpunvme_err_t tell(struct qtest_transport *q, const char *format, ...)
         done += (size_t)sent;
     }
     q->pending++;
-    return q->pending > MAX_PENDING ? drain(q) : GPUNVME_OK;
+    return GPUNVME_OK;
 }
 
 /* The answer of the line that was sent last. */

@@ -20,6 +20,7 @@ int rig_set_up(void **state)
     if (!r)
         return -1;
     gpunvme_ctrl_opts_init(&r->opts);
+    r->opts.io_timeout_ms = 10000;
     *state = r;
     return 0;
 }

@@ -63,6 +63,7 @@ look() {
     library cmocka || needed+=("libcmocka-dev: cmocka")
     libfuzzer || wanted+=("clang libclang-rt-dev: clang with libFuzzer, for scripts/fuzz.sh")
     have valgrind || wanted+=("valgrind: valgrind, which counts instructions")
+    have qemu-system-x86_64 || wanted+=("qemu-system-x86: QEMU, whose NVMe controller tests/qemu drives")
     have gcovr || wanted+=("gcovr: gcovr, for scripts/coverage.sh")
     have qemu-system-x86_64 || wanted+=("qemu-system-x86: QEMU, whose NVMe controllers tests drive")
     have qemu-img || wanted+=("qemu-utils: qemu-img, which makes images for QEMU")

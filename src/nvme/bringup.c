@@ -41,7 +41,7 @@ gpunvme_err_t nvme_read_csts(struct gpunvme_ctrl *ctrl, uint32_t *csts)
 
     if (!err && !*csts)
         err = read32(ctrl, GPUNVME_REG_VS, &vs);
-    if (!err && (*csts == UINT32_MAX || !vs))
+    if (!err && (*csts == UINT32_MAX || !vs || vs == UINT32_MAX))
         err = removed(ctrl);
     return err;
 }

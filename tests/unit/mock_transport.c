@@ -279,7 +279,7 @@ static gpunvme_err_t reg_read(struct mock *m, uint32_t offset, uint64_t *value)
         return GPUNVME_ERR_IO;
     look(m);
     poll(m);
-    *value = m->removed ? UINT64_MAX : register_value(m, offset);
+    *value = m->removed ? m->removed_value : register_value(m, offset);
     note(m, false, offset, *value);
     return GPUNVME_OK;
 }
@@ -1087,6 +1087,7 @@ struct mock *mock_open(void)
     m->doorbells_nbytes = 6144;
     m->doorbells = calloc(1, m->doorbells_nbytes);
     m->vs = GPUNVME_VS_MAKE(1, 4, 0);
+    m->removed_value = UINT64_MAX;
     m->cap = GPUNVME_SET(1023, CAP_MQES) | GPUNVME_SET(1, CAP_CQR) | GPUNVME_SET(20, CAP_TO) |
              GPUNVME_SET(GPUNVME_CAP_CSS_NVM, CAP_CSS) | GPUNVME_SET(4, CAP_MPSMAX);
     m->abort_works = true;

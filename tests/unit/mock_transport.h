@@ -136,6 +136,7 @@ struct mock {
     int remove_at_read, unreachable_at_read, fail_at_write;
     int nreads, nwrites;
     bool removed, unreachable;
+    uint64_t removed_value; /* that registers then read as: all ones */
 
     /* accesses, but for reads of CSTS that found nothing new, and doorbells */
     struct mock_access log[MOCK_MAX_ACCESS];

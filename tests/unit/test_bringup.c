@@ -266,9 +266,8 @@ static void a_function_reset_that_fails_leaves_the_timeout(void **state)
     mock_done(m);
 }
 
-static void all_ones_at_any_read_is_a_removed_controller(void **state)
+static void remove_at_any_read(uint64_t value)
 {
-    (void)state;
     for (int n = 0;; n++) {
         struct mock *m = mock_open();
         struct gpunvme_ctrl *ctrl = NULL;
@@ -276,6 +275,7 @@ static void all_ones_at_any_read_is_a_removed_controller(void **state)
 
         found_ready(m);
         m->remove_at_read = n;
+        m->removed_value = value;
         err = gpunvme_ctrl_open(&m->base, NULL, &ctrl);
         if (m->nreads <= n) { /* it came up with fewer reads than that */
             assert_ok(err);
@@ -289,6 +289,18 @@ static void all_ones_at_any_read_is_a_removed_controller(void **state)
         assert_int_equal(mock_nbytes(m), 0);
         mock_done(m);
     }
+}
+
+static void all_ones_at_any_read_is_a_removed_controller(void **state)
+{
+    (void)state;
+    remove_at_any_read(UINT64_MAX);
+}
+
+static void all_zeroes_at_any_read_is_a_removed_controller(void **state)
+{
+    (void)state;
+    remove_at_any_read(0);
 }
 
 static void a_controller_out_of_reach_at_any_read_is_the_transports_error(void **state)
@@ -852,6 +864,7 @@ int main(void)
         cmocka_unit_test(never_disabled_is_mended_by_a_function_reset),
         cmocka_unit_test(a_function_reset_that_fails_leaves_the_timeout),
         cmocka_unit_test(all_ones_at_any_read_is_a_removed_controller),
+        cmocka_unit_test(all_zeroes_at_any_read_is_a_removed_controller),
         cmocka_unit_test(a_controller_out_of_reach_at_any_read_is_the_transports_error),
         cmocka_unit_test(a_register_that_cannot_be_written_is_the_transports_error),
         cmocka_unit_test(no_memory_at_any_allocation_fails_cleanly),

@@ -358,6 +358,27 @@ static void a_namespace_beyond_64_bits_is_against_the_specification(void **state
     mock_done(m);
 }
 
+/* Identify Namespace is refused, and the mock has no descriptors that tell the set. */
+static void a_namespace_of_another_command_set_is_shown_and_refused(void **state)
+{
+    struct mock *m = open_empty();
+    struct gpunvme_ctrl *ctrl;
+    const struct gpunvme_ns *ns;
+
+    (void)state;
+    mock_add_ns(m, 1, 20, 9, false);
+    mock_add_ns(m, 2, 40, 9, false);
+    mock_on_admin(m, GPUNVME_ADMIN_IDENTIFY, 2, MOCK_STATUS, GPUNVME_SC_INVALID_IOCS);
+    ctrl = bring_up(m);
+    assert_err(gpunvme_ctrl_ns(ctrl, 1, &ns), GPUNVME_ERR_FORMAT);
+    assert_ptr_equal(ns, gpunvme_ctrl_ns_at(ctrl, 0));
+    assert_int_not_equal(ns->csi, GPUNVME_CSI_NVM);
+    assert_int_equal(ns->max_blocks, 0);
+    assert_ok(gpunvme_ctrl_ns(ctrl, 2, &ns));
+    assert_true(ns->nblocks == 40);
+    take_down(m, ctrl);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -377,6 +398,7 @@ int main(void)
         cmocka_unit_test(metadata_is_refused),
         cmocka_unit_test(odd_block_sizes_are_refused),
         cmocka_unit_test(a_namespace_beyond_64_bits_is_against_the_specification),
+        cmocka_unit_test(a_namespace_of_another_command_set_is_shown_and_refused),
     };
 
     return cmocka_run_group_tests_name("namespaces", tests, NULL, NULL);

@@ -248,6 +248,12 @@ static uint64_t register_value(struct mock *m, uint32_t offset)
         return m->aqa;
     case GPUNVME_REG_CRTO:
         return m->crto;
+    case GPUNVME_REG_CMBLOC:
+    case GPUNVME_REG_CMBSZ:
+    case GPUNVME_REG_CMBSTS:
+        if (!GPUNVME_GET(m->cap, CAP_CMBS))
+            wrong(m, "the controller has no memory buffer that CMBMSC rules");
+        return 0; /* an empty one */
     default:
         wrong(m, "a register is read that the driver has no business with");
         return 0;
@@ -340,6 +346,8 @@ static gpunvme_err_t reg_write(struct mock *m, uint32_t offset, uint64_t value)
         m->acq = value;
     else if (offset == GPUNVME_REG_NSSR && value == GPUNVME_NSSR_RESET)
         mock_function_reset(&m->base);
+    else if (offset - GPUNVME_REG_CMBMSC < 8 && GPUNVME_GET(m->cap, CAP_CMBS))
+        m->cmbmsc = value;
     else
         wrong(m, "a register is written that the driver has no business with");
     return GPUNVME_OK;

@@ -160,6 +160,7 @@ struct mock {
     unsigned nns;
     uint32_t granted; /* DW0 of Number of Queues; 0: what was asked for */
     struct mock_queue sq[MOCK_MAX_QUEUES], cq[MOCK_MAX_QUEUES];
+    uint64_t cmbmsc;              /* the half that was written last */
     uint64_t shadow, event_index; /* Doorbell Buffer Config; 0: not in use */
     struct mock_rule rules[4];
     unsigned nrules;

@@ -35,14 +35,18 @@ static uint64_t region_size(const struct gpunvme_sim_server *s, uint32_t index)
     }
 }
 
-/* The doorbells, with their file, where the client has room for it; else how much it needs. */
+/*
+ * The doorbells, with their file, where the client has room for it; else how much it needs. Then
+ * the flag for capabilities stays off: QEMU takes it, with an offset of 0, for a broken reply.
+ */
 static void describe_bar0(struct gpunvme_sim_server *s, uint32_t room, struct bar0_caps *caps,
                           struct serve_reply *r)
 {
-    caps->info.flags |= VFIO_REGION_INFO_FLAG_MMAP | VFIO_REGION_INFO_FLAG_CAPS;
+    caps->info.flags |= VFIO_REGION_INFO_FLAG_MMAP;
     caps->info.argsz = sizeof(*caps);
     if (room < sizeof(*caps))
         return;
+    caps->info.flags |= VFIO_REGION_INFO_FLAG_CAPS;
     caps->info.cap_offset = offsetof(struct bar0_caps, sparse);
     caps->sparse.header.id = VFIO_REGION_INFO_CAP_SPARSE_MMAP;
     caps->sparse.header.version = 1;

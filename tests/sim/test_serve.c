@@ -104,6 +104,7 @@ static void a_client_without_room_learns_how_much_it_needs(void **state)
     assert_int_equal(vfu_region(v, BAR0, 32), 0);
     assert_int_equal(v->nbytes, 32);
     assert_int_equal(vfu_get(v->reply, 4), 64);
+    assert_int_equal(vfu_get(v->reply + 4, 4) & VFIO_REGION_INFO_FLAG_CAPS, 0);
     assert_int_equal(v->got_fd, -1);
 }
 

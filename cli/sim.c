@@ -358,7 +358,7 @@ int cli_sim(int argc, char **argv)
         print_help(stdout);
         return CLI_OK;
     }
-    if (!strncmp(argv[1], "--listen", 8)) {
+    if (!strncmp(argv[1], "--listen", 8) || !strncmp(argv[1], "sim:", 4)) {
         argv[0] = (char *)(uintptr_t)cli_name;
         return cli_sim_listen(argc, argv);
     }

@@ -200,10 +200,19 @@ static bool range_is_busy(struct gpunvme_sim *sim, const struct sim_range *range
     return false;
 }
 
+/* May the host take memory from under the queues? After a shutdown it may, with CC.EN still 1. */
+static bool has_let_go(struct gpunvme_sim *sim)
+{
+    uint32_t csts = atomic_load(&sim->csts);
+
+    return atomic_load(&sim->halt) & (SIM_HALT_FATAL | SIM_HALT_REMOVED | SIM_HALT_RESET) ||
+           GPUNVME_GET(csts, CSTS_SHST) == GPUNVME_CSTS_SHST_COMPLETE;
+}
+
 /* Queues in memory that goes away: nothing touches them again. */
 static void break_queues(struct gpunvme_sim *sim, const struct sim_range *range)
 {
-    bool excused = atomic_load(&sim->halt) & (SIM_HALT_FATAL | SIM_HALT_REMOVED | SIM_HALT_RESET);
+    bool excused = has_let_go(sim);
 
     for (unsigned qid = 0; qid <= sim->config.max_queues; qid++) {
         struct sim_sq *sq = sim->sqs[qid];

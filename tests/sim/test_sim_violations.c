@@ -243,6 +243,18 @@ static void memory_unmapped_under_a_queue_is_told(void **state)
     raw_close_violated(&r, GPUNVME_SIM_VIOLATION_QUEUE_MEMORY);
 }
 
+static void memory_may_go_after_a_shutdown(void **state)
+{
+    struct raw r;
+
+    (void)state;
+    raw_open(&r, "sim:size=1M");
+    raw_write(&r, GPUNVME_REG_CC, RAW_CC | (uint32_t)GPUNVME_SET(GPUNVME_CC_SHN_NORMAL, CC_SHN));
+    assert_true(raw_wait_csts(&r, RAW_SHST, RAW_SHST_DONE));
+    assert_ok(gpunvme_sim_dma_unmap(r.sim, RAW_BUS, RAW_NBYTES));
+    raw_close(&r);
+}
+
 static void memory_unmapped_under_a_queue_is_not_touched(void **state)
 {
     struct raw r;
@@ -467,6 +479,7 @@ int main(void)
         cmocka_unit_test(reserved_fields_are_told),
         cmocka_unit_test(creating_a_queue_with_a_prp2_is_told),
         cmocka_unit_test(memory_unmapped_under_a_queue_is_told),
+        cmocka_unit_test(memory_may_go_after_a_shutdown),
         cmocka_unit_test(memory_unmapped_under_a_queue_is_not_touched),
         cmocka_unit_test(memory_of_a_disabled_controller_may_be_unmapped),
         cmocka_unit_test(a_completion_queue_that_is_not_zeroed_is_told),

@@ -141,6 +141,26 @@ static gpunvme_err_t insert(struct gpunvme_sim *sim, const struct sim_range *ran
     return GPUNVME_OK;
 }
 
+/* Queues whose memory went away and is back. */
+static void mend_queues(struct gpunvme_sim *sim)
+{
+    for (unsigned qid = 0; qid <= sim->config.max_queues; qid++) {
+        struct sim_sq *sq = sim->sqs[qid];
+        struct sim_cq *cq = sim->cqs[qid];
+        uint64_t sq_nbytes = sq ? sq->size * sizeof(struct gpunvme_sqe) : 0;
+        uint64_t cq_nbytes = cq ? cq->size * sizeof(struct gpunvme_cqe) : 0;
+
+        if (sq && sq->broken && sim_dma_mapped(sim, sq->bus, sq_nbytes)) {
+            sq->cpu = sim_dma_cpu(sim, sq->bus, sq_nbytes);
+            sq->broken = false;
+        }
+        if (cq && cq->broken && sim_dma_mapped(sim, cq->bus, cq_nbytes)) {
+            cq->cpu = sim_dma_cpu(sim, cq->bus, cq_nbytes);
+            cq->broken = false;
+        }
+    }
+}
+
 gpunvme_err_t gpunvme_sim_dma_map(struct gpunvme_sim *sim, uint64_t bus, uint64_t nbytes,
                                   const struct gpunvme_buf *buf)
 {
@@ -158,6 +178,7 @@ gpunvme_err_t gpunvme_sim_dma_map(struct gpunvme_sim *sim, uint64_t bus, uint64_
     sim_pause_all(sim);
     err = insert(sim, &range);
     forget_lookups(sim);
+    mend_queues(sim);
     sim_resume_all(sim);
     return err;
 }
@@ -173,6 +194,7 @@ gpunvme_err_t sim_dma_map_far(struct gpunvme_sim *sim, uint64_t bus, uint64_t nb
     sim_pause_all(sim);
     err = insert(sim, &range);
     forget_lookups(sim);
+    mend_queues(sim);
     sim_resume_all(sim);
     return err;
 }
@@ -200,19 +222,23 @@ static bool range_is_busy(struct gpunvme_sim *sim, const struct sim_range *range
     return false;
 }
 
-/* May the host take memory from under the queues? After a shutdown it may, with CC.EN still 1. */
-static bool has_let_go(struct gpunvme_sim *sim)
+/*
+ * May the host take memory from under the queues? After a shutdown it may, with CC.EN still 1. And
+ * a virtual machine's moves about as its firmware works: that is wrong only if it is missed.
+ */
+static bool may_take_memory(struct gpunvme_sim *sim)
 {
     uint32_t csts = atomic_load(&sim->csts);
 
-    return atomic_load(&sim->halt) & (SIM_HALT_FATAL | SIM_HALT_REMOVED | SIM_HALT_RESET) ||
+    return sim->remaps ||
+           atomic_load(&sim->halt) & (SIM_HALT_FATAL | SIM_HALT_REMOVED | SIM_HALT_RESET) ||
            GPUNVME_GET(csts, CSTS_SHST) == GPUNVME_CSTS_SHST_COMPLETE;
 }
 
 /* Queues in memory that goes away: nothing touches them again. */
 static void break_queues(struct gpunvme_sim *sim, const struct sim_range *range)
 {
-    bool excused = has_let_go(sim);
+    bool excused = may_take_memory(sim);
 
     for (unsigned qid = 0; qid <= sim->config.max_queues; qid++) {
         struct sim_sq *sq = sim->sqs[qid];

@@ -95,6 +95,18 @@ static void messages_are_no_larger_than_the_client_takes(void **state)
     assert_int_equal(v->ndma, 2 * 8192 / 512);
 }
 
+/* As a virtual machine's memory does while its firmware arranges it. */
+static void queues_outlive_memory_that_goes_and_comes_back(void **state)
+{
+    (void)state;
+    vfu_enable(v, false);
+    vfu_io_queue(v, false, 0);
+    write_and_read_back(VFU_BUS + 65536, v->memory + 65536);
+    assert_int_equal(vfu_unmap(v, VFU_BUS, VFU_NBYTES, 0), 0);
+    assert_int_equal(vfu_map(v, VFU_BUS, VFU_NBYTES, 0, 3, v->memfd), 0);
+    write_and_read_back(VFU_BUS + 65536, v->memory + 65536);
+}
+
 static void memory_that_is_read_only_is_not_written(void **state)
 {
     (void)state;
@@ -319,6 +331,8 @@ int main(void)
         T(bytes_are_moved_to_memory_that_only_messages_reach),
         T(queues_work_in_memory_that_only_messages_reach),
         T(messages_are_no_larger_than_the_client_takes),
+        T(queues_outlive_memory_that_goes_and_comes_back),
+        T(queues_outlive_memory_that_goes_and_comes_back),
         T(memory_that_is_read_only_is_not_written),
         T(a_message_that_the_client_refuses_fails_the_command),
         T(a_completion_signals_the_eventfd_of_its_vector),

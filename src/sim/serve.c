@@ -98,13 +98,20 @@ static void end(struct serve_conn *conn)
     pthread_mutex_unlock(&conn->lock);
 }
 
+/* Small messages aren't free, and descriptors are few: 128 of them fill a queue. */
+static size_t cost(const struct serve_command *command)
+{
+    return sizeof(*command) + command->m.header.message_size +
+           command->m.nfds * (SERVE_QUEUED_MAX / 128);
+}
+
 /* Waits while too much is queued. */
 static void enqueue(struct serve_conn *conn, struct serve_command *command)
 {
     pthread_mutex_lock(&conn->lock);
     while (conn->queued > SERVE_QUEUED_MAX && !conn->ended)
         pthread_cond_wait(&conn->changed, &conn->lock);
-    conn->queued += command->m.header.message_size;
+    conn->queued += cost(command);
     *conn->commands_tail = command;
     conn->commands_tail = &command->next;
     pthread_cond_broadcast(&conn->changed);
@@ -123,7 +130,7 @@ static struct serve_command *dequeue(struct serve_conn *conn)
         conn->commands = command->next;
         if (!conn->commands)
             conn->commands_tail = &conn->commands;
-        conn->queued -= command->m.header.message_size;
+        conn->queued -= cost(command);
         pthread_cond_broadcast(&conn->changed);
     }
     pthread_mutex_unlock(&conn->lock);
@@ -244,7 +251,8 @@ void sim_server_run(struct gpunvme_sim_server *s, int fd)
     struct serve_conn conn;
     bool go_on = true;
 
-    if (renew_doorbells(s)) {
+    serve_dma_drop(s); /* what a store was stuck with: an earlier client's, and not for this one */
+    if (s->maps || renew_doorbells(s)) {
         close(fd);
         return;
     }

@@ -23,7 +23,7 @@
 #define SERVE_XFER_MAX   (1u << 20)              /* data in one message */
 #define SERVE_MSG_MAX    (SERVE_XFER_MAX + 64u)  /* a message */
 #define SERVE_MAPS_MAX   65535u                  /* pieces of DMA memory */
-#define SERVE_QUEUED_MAX (8u << 20)              /* bytes of commands not obeyed yet */
+#define SERVE_QUEUED_MAX (8u << 20)              /* cost, in bytes, of commands not obeyed yet */
 #define SERVE_WAIT_NS    UINT64_C(5000000000)    /* for a client that has to act */
 #define SERVE_IDLE_NS    UINT64_C(3600000000000) /* a client may be silent, but waits have ends */
 #define SERVE_VECTORS    2048u                   /* MSI-X has no more */

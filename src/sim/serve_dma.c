@@ -309,7 +309,7 @@ int serve_dma_unmap(struct gpunvme_sim_server *s, const struct vfio_user_message
 
 /*
  * Everything, of a client that has left; the controller has been reset. What a store is stuck
- * with stays mapped for as long as the controller lives.
+ * with stays mapped, and as long as it does there is no next client, who could reach it.
  */
 void serve_dma_drop(struct gpunvme_sim_server *s)
 {

@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/units.h"
 #include "cli.h"
@@ -21,7 +22,7 @@ struct way {
     char why[TEXT]; /* it works, or does not */
 };
 
-#define NWAYS 8
+#define NWAYS 10
 
 struct args {
     struct cli_common common;
@@ -80,35 +81,93 @@ static void set_future(struct way *way, const char *name, const char *what, cons
              machine);
 }
 
-static const char *vfio_state(const struct cli_machine *m)
+/* The first drive that `driver` has ("": none has it); NULL where there is none. */
+static const struct cli_drive *drive_of(const struct cli_machine *m, const char *driver)
 {
-    if (!m->ndrives)
-        return "this machine has no NVMe drive";
+    for (unsigned i = 0; i < m->ndrives; i++)
+        if (!strcmp(m->drives[i].driver, driver))
+            return &m->drives[i];
+    return NULL;
+}
+
+/* What the machine lacks for a way; "" for nothing. */
+static const char *vfio_lacks(const struct cli_machine *m)
+{
     if (!m->iommu)
         return "the kernel uses no IOMMU (intel_iommu=on or amd_iommu=on)";
     if (!m->vfio)
         return "/dev/vfio/vfio is not there (modprobe vfio-pci)";
-    if (!m->vfio_open)
-        return "/dev/vfio/vfio may not be opened by this user";
-    return "this machine has what it needs";
+    return m->vfio_open ? "" : "/dev/vfio/vfio may not be opened by this user";
 }
 
-static void find_ways(const struct cli_machine *m, struct way ways[NWAYS])
+static const char *sysfs_lacks(const struct cli_machine *m)
+{
+    uint64_t free = 0;
+
+    for (unsigned i = 0; i < m->nhugepages; i++)
+        free += m->hugepages[i].free;
+    if (m->iommu)
+        return "an IOMMU is in use: vfio works with that";
+    if (!free)
+        return "no huge pages are free (sysctl vm.nr_hugepages=64)";
+    return geteuid() ? "it takes root" : "";
+}
+
+static const char *kmod_lacks(const struct cli_machine *m, const char *root)
+{
+    const struct cli_drive *drive = drive_of(m, "gpunvme");
+    char path[512];
+
+    if (!drive)
+        return "";
+    snprintf(path, sizeof(path), "%s/dev/gpunvme/%s", root, drive->address);
+    if (access(path, R_OK | W_OK))
+        return "the module's file in /dev/gpunvme may not be opened by this user";
+    return !m->iommu && geteuid() ? "without an IOMMU it takes root" : "";
+}
+
+/* A way to drives that have this driver. `bind`: how they get it. */
+static void set_drive_way(struct way *way, const struct cli_machine *m, const char *name,
+                          const char *what, const char *driver, const char *lacks, const char *bind)
+{
+    const struct cli_drive *drive = drive_of(m, driver);
+
+    *way = (struct way){.name = name, .what = what, .works = drive && !*lacks};
+    if (!m->ndrives)
+        snprintf(way->why, sizeof(way->why), "this machine has no NVMe drive");
+    else if (*lacks)
+        snprintf(way->why, sizeof(way->why), "%s", lacks);
+    else if (drive)
+        snprintf(way->why, sizeof(way->why), "nvme:%s", drive->address);
+    else
+        snprintf(way->why, sizeof(way->why), "no NVMe drive %s", bind);
+}
+
+static void find_ways(const struct cli_machine *m, const char *root, struct way ways[NWAYS])
 {
     const char *no_gpu = gpunvme_mem_gpu_is_host() ? gpunvme_mem_gpu_why_not() : "";
-    const char *drive = m->ndrives ? "" : "this machine has no NVMe drive";
 
     set_way(&ways[0], "sim", "the software NVMe controller", true,
             m->io_uring_errno ? "in memory and in image files, without io_uring"
                               : "in memory and in image files");
-    set_way(&ways[1], "tier 1", "queues and data in host memory", true, "always");
-    set_way(&ways[2], "tier 2", "queues in host memory, data in GPU memory",
+    set_way(&ways[1], "vfio-user", "a controller in another process, by a socket", true,
+            "where a server runs, as gpunvme sim --listen PATH does: vfio-user:PATH");
+    set_way(&ways[2], "tier 1", "queues and data in host memory", true, "always");
+    set_way(&ways[3], "tier 2", "queues in host memory, data in GPU memory",
             !gpunvme_mem_gpu_is_host(), *no_gpu ? no_gpu : "a GPU is there");
-    set_future(&ways[3], "tier 3", "queues driven by the GPU", no_gpu);
-    set_future(&ways[4], "vfio", "a drive in user space, behind the IOMMU", vfio_state(m));
-    set_future(&ways[5], "sysfs", "a drive in user space, with hugepages, as root", drive);
-    set_future(&ways[6], "cuFile", "GPUDirect Storage", no_gpu);
-    set_future(&ways[7], "vfio-user", "a controller in another process, by a socket", "");
+    set_drive_way(&ways[4], m, "vfio", "a drive in user space, behind the IOMMU", "vfio-pci",
+                  vfio_lacks(m), "is bound to vfio-pci (scripts/vfio-bind.sh BDF)");
+    set_drive_way(&ways[5], m, "kmod", "a drive by the kernel module gpunvme", "gpunvme",
+                  kmod_lacks(m, root),
+                  "is bound to it (scripts/vfio-bind.sh --driver gpunvme BDF)");
+    set_drive_way(
+        &ways[6], m, "uio", "a drive in user space, with huge pages, as root", "uio_pci_generic",
+        sysfs_lacks(m),
+        "is bound to uio_pci_generic (scripts/vfio-bind.sh --driver uio_pci_generic BDF)");
+    set_drive_way(&ways[7], m, "sysfs", "a drive without a driver, with huge pages, as root", "",
+                  sysfs_lacks(m), "is without a driver (scripts/vfio-bind.sh --driver none BDF)");
+    set_future(&ways[8], "tier 3", "queues driven by the GPU", no_gpu);
+    set_future(&ways[9], "cuFile", "GPUDirect Storage", no_gpu);
 }
 
 static void print_gpus(void)
@@ -286,7 +345,7 @@ int cli_info(int argc, char **argv)
     if (!cli_parse(&argp, argc, argv, &args))
         return CLI_USAGE;
     cli_machine_look(args.root, &machine);
-    find_ways(&machine, ways);
+    find_ways(&machine, args.root, ways);
     if (args.common.json)
         json_all(&machine, ways);
     else

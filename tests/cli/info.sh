@@ -47,18 +47,31 @@ expect_out 'driver nvme, no IOMMU group'
 expect_out '0000:02:00.0  144d:a80c$'
 expect_out 'driver vfio-pci, IOMMU group 17'
 expect_out '512 of 2 MiB, 500 free'
-expect_out 'this machine has what it needs'
 check test "$(grep -c 0000:03:00.0 out)" -eq 0
 gpunvme info --root "$work/root" --json
 expect 0
 expect_json
 expect_out '"iommu_group": 17'
 
+promise "a drive that vfio-pci has can be opened; where it can't, what is missing is told"
+gpunvme info --root "$work/root" --json
+expect 0
+expect_out '"why": "nvme:0000:02:00.0"'
+rm root/dev/vfio/vfio
+gpunvme info --root "$work/root"
+expect 0
+expect_out 'modprobe vfio-pci'
+
+promise "each transport to a drive is listed"
+for way in vfio kmod uio sysfs vfio-user; do
+    expect_out "^  $way  *[a-z]"
+done
+
 promise "a machine of which nothing can be read is no trouble"
 gpunvme info --root "$work/nowhere"
 expect 0
 expect_out 'none on the PCI bus'
-expect_out 'this machine has no NVMe drive'
+expect_out 'vfio .*this machine has no NVMe'
 
 promise "an argument is refused"
 gpunvme info sim:

@@ -96,7 +96,8 @@ static void describe_faster(const struct cli_device *device, struct cli_path *pa
 {
     path->nfaster = 0;
     if (device->is_sim)
-        SET(faster[path->nfaster++], "a real drive (vfio, sysfs): not in this build yet");
+        SET(faster[path->nfaster++],
+            "a real drive (nvme:BDF): gpunvme info tells what this machine has");
     if (path->tier == 1 && gpunvme_mem_gpu_is_host())
         SET(faster[path->nfaster++], "tier 2, data straight into GPU memory: %s",
             gpunvme_mem_gpu_why_not());

@@ -91,6 +91,7 @@ gpunvme_err_t transport_nvme_open(const char *uri, struct gpunvme_transport **ou
         }
     }
     if (options.via[0])
-        return base_fail(GPUNVME_ERR_URI, "via=%s: there is no such transport", options.via);
+        return base_fail(GPUNVME_ERR_URI, "via=%s: vfio, kmod, uio and sysfs are possible",
+                         options.via);
     return no_way(&f);
 }

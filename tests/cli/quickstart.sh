@@ -10,6 +10,7 @@ for size in 0 1 511 512 513 4096 1000003; do
     gpunvme quickstart in.bin
     expect 0
     expect_out '^Verified'
+    expect_out 'real drive \(nvme:BDF\)'
     expect_out "\($size bytes\)"
     expect_out '0 violations'
     nothing_left

@@ -187,7 +187,7 @@ static void forget(struct kmod_transport *k, struct mapping *m)
 {
     struct gpunvme_ioc_unmap a = {.handle = m->handle};
 
-    if (m->handle)
+    if (m->handle && k->fd >= 0)
         ioctl(k->fd, GPUNVME_IOC_UNMAP, &a); /* fails where removal has unmapped it */
     free(m);
 }
@@ -340,17 +340,22 @@ static gpunvme_err_t reset(struct gpunvme_transport *t)
     return ioctl(k->fd, GPUNVME_IOC_RESET, &a) ? fail_ioctl(k, "function reset") : GPUNVME_OK;
 }
 
+/*
+ * First the file is closed: the module stops the controller, which may still run, and only then
+ * lets go of the memory. The registers' mapping keeps the file open as well.
+ */
 static void close_(struct gpunvme_transport *t)
 {
     struct kmod_transport *k = of(t);
 
-    transport_memory_destroy(&k->any);
-    transport_memory_destroy(&k->lucky);
-    transport_memory_destroy(&k->huge);
     if (k->regs)
         munmap(k->regs, k->regs_nbytes);
     if (k->fd >= 0)
         close(k->fd);
+    k->fd = -1; /* there is nothing to unmap any more */
+    transport_memory_destroy(&k->any);
+    transport_memory_destroy(&k->lucky);
+    transport_memory_destroy(&k->huge);
     transport_irqs_destroy(k->irqs, k->nirqs);
     free(k);
 }

@@ -83,12 +83,13 @@ void gpunvme_revoke(struct gpunvme_map *map)
 
 /*
  * Disables the controller, and then its DMA: after this it touches no memory. A controller that
- * doesn't answer loses DMA all the same.
+ * doesn't answer loses DMA all the same. False: it isn't disabled, and goes on if it gets DMA again.
  */
-static void stop(struct gpunvme_dev *d)
+static bool stop(struct gpunvme_dev *d)
 {
     u32 cc = readl(d->regs + REG_CC), csts = readl(d->regs + REG_CSTS);
     unsigned long ms = 0, most;
+    bool disabled = true;
 
     if (cc != U32_MAX && csts != U32_MAX && (cc & CC_EN || csts & CSTS_RDY)) {
         most = min_t(u64, (readq(d->regs + REG_CAP) >> 24 & 0xff) * 500 + 500, STOP_MS_MAX);
@@ -96,12 +97,14 @@ static void stop(struct gpunvme_dev *d)
         for (; (csts = readl(d->regs + REG_CSTS)) & CSTS_RDY && csts != U32_MAX; ms++) {
             if (ms >= most) {
                 pci_warn(d->pdev, "the controller isn't disabled after %lu ms\n", ms);
+                disabled = false;
                 break;
             }
             usleep_range(1000, 1500);
         }
     }
     want_dma(d, false);
+    return disabled;
 }
 
 static bool behind_iommu(struct gpunvme_dev *d)
@@ -172,8 +175,10 @@ static int take(struct gpunvme_dev *d, struct gpunvme_file *f)
         err = -ENODEV;
     else if (d->file)
         err = -EBUSY;
+    /* Firmware or an opener before may have left it running, with queues in others' memory. */
+    if (!err && !stop(d) && (pci_try_reset_function(d->pdev) || !stop(d)))
+        err = -EIO;
     if (!err) {
-        stop(d); /* firmware may have left it running */
         d->file = f;
         want_dma(d, true);
     }
@@ -291,16 +296,21 @@ static long info(struct gpunvme_dev *d, void __user *arg)
 static long reset(struct gpunvme_dev *d, void __user *arg)
 {
     struct gpunvme_ioc_reset a;
+    bool had_dma;
     long err;
 
     if (copy_from_user(&a, arg, sizeof(a)))
         return -EFAULT;
     if (a.flags || a.reserved)
         return -EINVAL;
+    spin_lock(&d->master);
+    had_dma = d->master_wanted;
+    spin_unlock(&d->master);
     stop(d);
     /* "try": removal holds the device's lock when it waits for ours. */
     err = pci_try_reset_function(d->pdev);
-    want_dma(d, true);
+    /* Without the reset, DMA that memory's revocation has ended stays off. */
+    want_dma(d, !err || had_dma);
     return err;
 }
 

@@ -41,8 +41,10 @@ static void release(struct gpunvme_map *map)
 
     if (m->attach) {
         dma_resv_lock(m->dmabuf->resv, NULL);
-        if (m->sgt)
+        if (m->sgt) {
             dma_buf_unmap_attachment(m->attach, m->sgt, DMA_BIDIRECTIONAL);
+            gpunvme_flush(map->dev);
+        }
         m->sgt = NULL;
         if (m->pinned)
             dma_buf_unpin(m->attach);

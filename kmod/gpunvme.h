@@ -70,6 +70,9 @@ struct gpunvme_map {
 /* main.c: called from anywhere. The memory of `map` goes away: the controller stops first. */
 void gpunvme_revoke(struct gpunvme_map *map);
 
+/* main.c: after this the IOMMU remembers nothing that was unmapped, so memory may go. */
+void gpunvme_flush(struct gpunvme_dev *d);
+
 /* map.c; all under dev->lock. */
 long gpunvme_map_user(struct gpunvme_file *f, void __user *arg);
 long gpunvme_unmap(struct gpunvme_file *f, void __user *arg);

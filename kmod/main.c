@@ -114,6 +114,15 @@ static bool behind_iommu(struct gpunvme_dev *d)
     return domain && (domain->type & __IOMMU_DOMAIN_PAGING);
 }
 
+/* An IOMMU in lazy mode (iommu.strict=0, the default) forgets only some milliseconds later. */
+void gpunvme_flush(struct gpunvme_dev *d)
+{
+    struct iommu_domain *domain = iommu_get_domain_for_dev(&d->pdev->dev);
+
+    if (behind_iommu(d))
+        iommu_flush_iotlb_all(domain);
+}
+
 /* Under d->lock: nothing of the opener's is in use any more. */
 static void tear_down(struct gpunvme_file *f)
 {

@@ -73,8 +73,10 @@ static void release(struct gpunvme_map *map)
 {
     struct user_map *u = container_of(map, struct user_map, map);
 
-    if (u->mapped)
+    if (u->mapped) {
         dma_unmap_sgtable(&map->dev->pdev->dev, &u->sgt, DMA_BIDIRECTIONAL, 0);
+        gpunvme_flush(map->dev);
+    }
     sg_free_table(&u->sgt);
     if (u->npinned)
         unpin_user_pages_dirty_lock(u->pages, u->npinned, true);

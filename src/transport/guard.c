@@ -225,6 +225,7 @@ static bool tell(const struct guard *guard, struct message m, int fd)
     } control = {0};
     struct iovec iov = {.iov_base = &m, .iov_len = sizeof(m)};
     struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+    ssize_t n;
 
     if (fd >= 0) {
         struct cmsghdr *c;
@@ -237,15 +238,27 @@ static bool tell(const struct guard *guard, struct message m, int fd)
         c->cmsg_len = CMSG_LEN(sizeof(fd));
         memcpy(CMSG_DATA(c), &fd, sizeof(fd));
     }
-    return sendmsg(guard->socket, &msg, MSG_NOSIGNAL) == sizeof(m);
+    do {
+        n = sendmsg(guard->socket, &msg, MSG_NOSIGNAL);
+    } while (n < 0 && errno == EINTR);
+    return n == sizeof(m);
 }
 
-/* Says it and hears whether it was done, within the deadline. */
+/*
+ * Says it and hears whether it was done, within the deadline. A signal does not end it: an answer
+ * left behind would be taken for that to the next question.
+ */
 static bool ask(const struct guard *guard, struct message m, int fd)
 {
     char ok = 0;
+    ssize_t n;
 
-    return tell(guard, m, fd) && recv(guard->socket, &ok, 1, 0) == 1 && ok;
+    if (!tell(guard, m, fd))
+        return false;
+    do {
+        n = recv(guard->socket, &ok, 1, 0);
+    } while (n < 0 && errno == EINTR);
+    return n == 1 && ok;
 }
 
 gpunvme_err_t guard_hold(struct guard *guard, int fd, unsigned *slot)

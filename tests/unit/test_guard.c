@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -204,6 +205,36 @@ static bool is_open(int other_end)
     return poll(&p, 1, 0) == 0;
 }
 
+static void do_nothing(int number)
+{
+    (void)number;
+}
+
+static void signals_do_not_disturb_the_guard(void **state)
+{
+    const struct itimerval often = {{.tv_usec = 50}, {.tv_usec = 50}}, never = {{0}, {0}};
+    struct sigaction action = {.sa_handler = do_nothing}, before;
+    int config = make_config();
+    struct guard guard;
+    unsigned slot;
+    bool held = true;
+
+    (void)state;
+    assert_int_equal(guard_start(&guard, config), GPUNVME_OK);
+    sigaction(SIGALRM, &action, &before);
+    setitimer(ITIMER_REAL, &often, NULL);
+    for (int i = 0; i < 2000 && held; i++) {
+        held = guard_hold(&guard, config, &slot) == GPUNVME_OK;
+        if (held)
+            guard_drop(&guard, slot);
+    }
+    setitimer(ITIMER_REAL, &never, NULL);
+    sigaction(SIGALRM, &before, NULL);
+    assert_true(held);
+    guard_stop(&guard);
+    close(config);
+}
+
 static void guard_holds_a_file_until_it_is_dropped(void **state)
 {
     int config = make_config(), pair[2];
@@ -252,6 +283,7 @@ int main(void)
         cmocka_unit_test(process_that_execs_loses_bus_mastering),
         cmocka_unit_test(guard_that_was_stopped_does_nothing),
         cmocka_unit_test(guard_is_no_child_of_its_process),
+        cmocka_unit_test(signals_do_not_disturb_the_guard),
         cmocka_unit_test(guard_holds_a_file_until_it_is_dropped),
         cmocka_unit_test(slots_are_given_out_again_and_end_somewhere),
     };

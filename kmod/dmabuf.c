@@ -10,6 +10,15 @@
 
 #include "gpunvme.h"
 
+#define MOVE_SECONDS_MAX 10
+
+#ifdef GPUNVME_HAVE_RESV_USAGE /* from 5.19 */
+#define compat_resv_wait(resv, ticks)                                                              \
+    dma_resv_wait_timeout(resv, DMA_RESV_USAGE_KERNEL, true, ticks)
+#else
+#define compat_resv_wait(resv, ticks) dma_resv_wait_timeout(resv, false, true, ticks)
+#endif
+
 struct dmabuf_map {
     struct gpunvme_map map; /* first: it is freed by this address */
     struct dma_buf *dmabuf;
@@ -58,6 +67,7 @@ static void release(struct gpunvme_map *map)
 static int map_locked(struct dmabuf_map *m)
 {
     struct sg_table *sgt;
+    long left;
     int err = dma_buf_pin(m->attach);
 
     if (err)
@@ -67,7 +77,11 @@ static int map_locked(struct dmabuf_map *m)
     if (IS_ERR(sgt))
         return PTR_ERR(sgt);
     m->sgt = sgt;
-    return 0;
+    /* The driver may still be moving the memory to where it has been pinned. */
+    left = compat_resv_wait(m->dmabuf->resv, MOVE_SECONDS_MAX * HZ);
+    if (left < 0)
+        return left;
+    return left ? 0 : -ETIMEDOUT;
 }
 
 /* On failure, release() takes back what was done. */

@@ -233,7 +233,10 @@ static int dev_release(struct inode *inode, struct file *filp)
 }
 
 /*
- * A page that isn't there: removal took it away. It reads as all ones, as a removed PCIe function
+ * The first access, or the first since removal took the pages away: all are put in at once, since
+ * a GPU's driver finds only what is there. Not in mmap, where removal does not see them yet.
+ *
+ * What was removed reads as all ones, as a removed PCIe function
  * does, so the process learns of it where it expects to, and isn't killed. Stores go into that
  * page too; the registers have one of their own, so that no doorbell changes what CSTS reads as.
  */
@@ -241,15 +244,19 @@ static vm_fault_t dev_fault(struct vm_fault *vmf)
 {
     struct gpunvme_file *f = vmf->vma->vm_file->private_data;
     struct gpunvme_dev *d = f->dev;
-    unsigned long pfn;
-    vm_fault_t ret;
+    struct vm_area_struct *vma = vmf->vma;
+    unsigned long pgoff = vma->vm_pgoff, at, pfn;
+    vm_fault_t ret = VM_FAULT_NOPAGE;
 
     down_read(&d->map_lock);
-    if (d->removed)
-        pfn = page_to_pfn(f->ones[vmf->pgoff != 0]);
-    else
-        pfn = (d->bar0 >> PAGE_SHIFT) + vmf->pgoff;
-    ret = vmf_insert_pfn(vmf->vma, vmf->address, pfn);
+    for (at = vma->vm_start; at < vma->vm_end && ret == VM_FAULT_NOPAGE; at += PAGE_SIZE) {
+        if (d->removed)
+            pfn = page_to_pfn(f->ones[pgoff != 0]);
+        else
+            pfn = (d->bar0 >> PAGE_SHIFT) + pgoff;
+        ret = vmf_insert_pfn(vma, at, pfn);
+        pgoff++;
+    }
     up_read(&d->map_lock);
     return ret;
 }
@@ -263,19 +270,19 @@ static int dev_mmap(struct file *filp, struct vm_area_struct *vma)
     struct gpunvme_file *f = filp->private_data;
     struct gpunvme_dev *d = f->dev;
     unsigned long npages = d->mmap_len >> PAGE_SHIFT, n = vma_pages(vma);
-    int err = -ENODEV;
+    bool removed;
 
     if (!(vma->vm_flags & VM_SHARED) || vma->vm_pgoff >= npages || n > npages - vma->vm_pgoff)
         return -EINVAL;
+    down_read(&d->map_lock);
+    removed = d->removed;
+    up_read(&d->map_lock);
+    if (removed)
+        return -ENODEV;
     compat_vm_flags_set(vma, VM_IO | VM_PFNMAP | VM_DONTEXPAND | VM_DONTDUMP | VM_DONTCOPY);
     vma->vm_page_prot = pgprot_noncached(vma->vm_page_prot);
     vma->vm_ops = &vm_ops;
-    down_read(&d->map_lock);
-    if (!d->removed)
-        err = io_remap_pfn_range(vma, vma->vm_start, (d->bar0 >> PAGE_SHIFT) + vma->vm_pgoff,
-                                 n << PAGE_SHIFT, vma->vm_page_prot);
-    up_read(&d->map_lock);
-    return err;
+    return 0;
 }
 
 static long info(struct gpunvme_dev *d, void __user *arg)

@@ -319,13 +319,11 @@ static void capabilities_are_found_in_any_order_and_company(void **state)
 
 static void capabilities_not_named_or_of_another_type_have_their_defaults(void **state)
 {
-    const char *texts[] = {"",
-                           "{}",
-                           "{\"capabilities\":{}}",
-                           "{\"capabilities\":[]}",
-                           "17",
-                           "{\"capabilities\":{\"max_msg_fds\":\"9\",\"max_dma_maps\":-3,"
-                           "\"pgsizes\":1.5,\"twin_socket\":true,\"max_data_xfer_size\":1e3}}"};
+    const char *wrong_types = "{\"capabilities\":{\"max_msg_fds\":\"9\",\"max_dma_maps\":-3,"
+                              "\"pgsizes\":1.5,\"twin_socket\":true,"
+                              "\"max_data_xfer_size\":1e3}}";
+    const char *texts[] = {"",   "{}",       "{\"capabilities\":{}}", "{\"capabilities\":[]}",
+                           "17", wrong_types};
 
     (void)state;
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {

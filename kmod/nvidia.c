@@ -5,6 +5,7 @@
  * the calling process, so no other process's memory can be named.
  */
 #include <linux/atomic.h>
+#include <linux/completion.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
@@ -22,6 +23,7 @@ struct nvidia_map {
     struct nvidia_p2p_page_table *table;
     struct nvidia_p2p_dma_mapping *mapping;
     atomic_t state; /* whoever leaves LIVE frees the two */
+    struct completion taken; /* taken_back() is through with all this */
 };
 
 /* The driver takes the memory back, and must not be given it by put_pages. */
@@ -29,20 +31,25 @@ static void taken_back(void *data)
 {
     struct nvidia_map *m = data;
 
-    gpunvme_revoke(&m->map);
     if (atomic_cmpxchg(&m->state, LIVE, TAKEN_BACK) != LIVE)
         return;
+    gpunvme_revoke(&m->map);
     if (m->mapping)
         nvidia_p2p_free_dma_mapping(m->mapping);
     nvidia_p2p_free_page_table(m->table);
+    complete(&m->taken);
 }
 
 static void release(struct gpunvme_map *map)
 {
     struct nvidia_map *m = container_of(map, struct nvidia_map, map);
 
-    if (!m->table || atomic_cmpxchg(&m->state, LIVE, RELEASED) != LIVE)
+    if (!m->table)
         return;
+    if (atomic_cmpxchg(&m->state, LIVE, RELEASED) != LIVE) {
+        wait_for_completion(&m->taken);
+        return;
+    }
     if (m->mapping)
         nvidia_p2p_dma_unmap_pages(map->dev->pdev, m->table, m->mapping);
     nvidia_p2p_put_pages(0, 0, m->gpu, m->table);
@@ -85,6 +92,7 @@ long gpunvme_map_nvidia(struct gpunvme_file *f, void __user *arg)
     m->map.dev = f->dev;
     m->map.release = release;
     m->gpu = a.gpu;
+    init_completion(&m->taken);
     err = nvidia_p2p_get_pages(0, 0, a.gpu, a.len, &m->table, taken_back, m);
     if (err)
         m->table = NULL;

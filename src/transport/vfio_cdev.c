@@ -191,6 +191,7 @@ static gpunvme_err_t find_ranges(struct vfio_transport *v)
 {
     struct ioas_iova_ranges args = {.size = sizeof(args), .ioas_id = v->ioas, .num_iovas = 16};
     gpunvme_err_t err;
+    bool is_short;
 
     for (int tries = 0; tries < 4; tries++) {
         struct iova_range *ranges = calloc(args.num_iovas, sizeof(*ranges));
@@ -203,9 +204,10 @@ static gpunvme_err_t find_ranges(struct vfio_transport *v)
             free(ranges);
             return err;
         }
+        is_short = errno == EMSGSIZE; /* and num_iovas says how many there are */
         err = base_fail_errno(errno, "IOMMU_IOAS_IOVA_RANGES");
         free(ranges);
-        if (errno != EMSGSIZE)
+        if (!is_short)
             break;
     }
     return err;

@@ -230,7 +230,7 @@ static bool may_take_memory(struct gpunvme_sim *sim)
 {
     uint32_t csts = atomic_load(&sim->csts);
 
-    return sim->remaps ||
+    return atomic_load(&sim->remaps) ||
            atomic_load(&sim->halt) & (SIM_HALT_FATAL | SIM_HALT_REMOVED | SIM_HALT_RESET) ||
            GPUNVME_GET(csts, CSTS_SHST) == GPUNVME_CSTS_SHST_COMPLETE;
 }

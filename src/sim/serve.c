@@ -377,7 +377,7 @@ gpunvme_err_t gpunvme_sim_serve_start(struct gpunvme_sim *sim, const char *path,
     err = sim_server_create(sim, &s);
     if (err)
         return err;
-    sim->remaps = true;
+    atomic_store(&sim->remaps, true);
     err = open_socket(s, path);
     if (!err) {
         error = pthread_create(&s->thread, NULL, server_main, s);

@@ -350,7 +350,8 @@ struct gpunvme_sim {
     void (*irq)(void *arg, uint16_t vector);
     void *irq_arg;
 
-    bool remaps; /* memory may be unmapped under the queues if it comes back before it is used */
+    atomic_bool
+        remaps; /* memory may be unmapped under the queues if it comes back before it is used */
 
     _Atomic uint64_t power_cycles, unsafe_shutdowns;
 

@@ -332,7 +332,6 @@ int main(void)
         T(queues_work_in_memory_that_only_messages_reach),
         T(messages_are_no_larger_than_the_client_takes),
         T(queues_outlive_memory_that_goes_and_comes_back),
-        T(queues_outlive_memory_that_goes_and_comes_back),
         T(memory_that_is_read_only_is_not_written),
         T(a_message_that_the_client_refuses_fails_the_command),
         T(a_completion_signals_the_eventfd_of_its_vector),

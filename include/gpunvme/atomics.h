@@ -92,6 +92,82 @@ GPUNVME_FN uint64_t gpunvme_fetch_or64(uint64_t *p, uint64_t v)
     return old;
 }
 
+/*
+ * Among the threads of one GPU, on words in its own memory: scope .gpu, whose fences do not wait
+ * for what is on its way to the host. The suffix says so; on the CPU they are as the others. Those
+ * that are `relaxed` order nothing on the GPU.
+ */
+GPUNVME_FN uint32_t gpunvme_load_acquire32_gpu(const uint32_t *p)
+{
+    uint32_t v;
+    asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+GPUNVME_FN uint64_t gpunvme_load_acquire64_gpu(const uint64_t *p)
+{
+    uint64_t v;
+    asm volatile("ld.acquire.gpu.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+
+GPUNVME_FN void gpunvme_store_release32_gpu(uint32_t *p, uint32_t v)
+{
+    asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+GPUNVME_FN void gpunvme_store_release64_gpu(uint64_t *p, uint64_t v)
+{
+    asm volatile("st.release.gpu.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
+GPUNVME_FN uint32_t gpunvme_exchange32_gpu(uint32_t *p, uint32_t v)
+{
+    uint32_t old;
+    asm volatile("atom.acq_rel.gpu.exch.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    return old;
+}
+
+GPUNVME_FN int gpunvme_cas64_relaxed_gpu(uint64_t *p, uint64_t *expected, uint64_t v)
+{
+    uint64_t old, want = *expected;
+    asm volatile("atom.relaxed.gpu.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(old)
+                 : "l"(p), "l"(want), "l"(v)
+                 : "memory");
+    *expected = old;
+    return old == want;
+}
+
+/* Adds without asking what was there. */
+GPUNVME_FN void gpunvme_add64_relaxed_gpu(uint64_t *p, uint64_t v)
+{
+    asm volatile("red.relaxed.gpu.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
+/*
+ * After a relaxed load of *p has found what was waited for: makes an acquire of it. Polling with
+ * acquire loads would throw the L1 cache away at each turn.
+ */
+GPUNVME_FN void gpunvme_acquire32(const uint32_t *p)
+{
+    (void)p;
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+GPUNVME_FN void gpunvme_acquire64_gpu(const uint64_t *p)
+{
+    (void)p;
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
+/* 64 bytes by four vector stores; both at a multiple of 16. */
+GPUNVME_FN void gpunvme_store_64_bytes(void *to, const void *from)
+{
+    for (int i = 0; i < 4; i++)
+        ((uint4 *)to)[i] = ((const uint4 *)from)[i];
+}
+
 /* Shadow doorbells: a store and a later load of another word that must not pass each other. */
 GPUNVME_FN void gpunvme_store_seq_cst32(volatile uint32_t *p, uint32_t v)
 {
@@ -189,6 +265,56 @@ GPUNVME_FN uint64_t gpunvme_fetch_add64(uint64_t *p, uint64_t v)
 GPUNVME_FN uint64_t gpunvme_fetch_or64(uint64_t *p, uint64_t v)
 {
     return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL);
+}
+
+GPUNVME_FN uint32_t gpunvme_load_acquire32_gpu(const uint32_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+
+GPUNVME_FN uint64_t gpunvme_load_acquire64_gpu(const uint64_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+
+GPUNVME_FN void gpunvme_store_release32_gpu(uint32_t *p, uint32_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+
+GPUNVME_FN void gpunvme_store_release64_gpu(uint64_t *p, uint64_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+
+GPUNVME_FN uint32_t gpunvme_exchange32_gpu(uint32_t *p, uint32_t v)
+{
+    return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL);
+}
+
+GPUNVME_FN int gpunvme_cas64_relaxed_gpu(uint64_t *p, uint64_t *expected, uint64_t v)
+{
+    return __atomic_compare_exchange_n(p, expected, v, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+
+GPUNVME_FN void gpunvme_add64_relaxed_gpu(uint64_t *p, uint64_t v)
+{
+    __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
+}
+
+GPUNVME_FN void gpunvme_acquire32(const uint32_t *p)
+{
+    (void)__atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+
+GPUNVME_FN void gpunvme_acquire64_gpu(const uint64_t *p)
+{
+    (void)__atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+
+GPUNVME_FN void gpunvme_store_64_bytes(void *to, const void *from)
+{
+    __builtin_memcpy(to, from, 64);
 }
 
 GPUNVME_FN void gpunvme_store_seq_cst32(volatile uint32_t *p, uint32_t v)

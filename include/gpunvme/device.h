@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * I/O issued by the GPU, seen from the host: queue pairs that a kernel's threads use by themselves
+ * (device.cuh), made, placed, looked after and closed here. One object is one controller's share;
+ * a kernel takes the handles of as many as it likes.
+ *
+ *     gpunvme_device_open(ctrl, NULL, &dev);
+ *     gpunvme_device_ns(dev, ns, &handle);           // struct gpunvme_dev_ns, by value to kernels
+ *     gpunvme_device_alloc(dev, nbytes, &buf);       // memory for data
+ *     gpunvme_device_buf(dev, &buf, &view);          // struct gpunvme_dev_buf, likewise
+ *     kernel<<<…>>>(handle, view);
+ *     …
+ *     gpunvme_device_recover(dev);                   // after an error, before the next kernel
+ *     gpunvme_device_close(dev);
+ *
+ * Without a GPU everything works with threads on the CPU in the kernel's place.
+ */
+#ifndef GPUNVME_DEVICE_H
+#define GPUNVME_DEVICE_H
+
+#include "gpunvme/controller.h"
+#include "gpunvme/dev_queue.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Where queues and data are. */
+enum gpunvme_placement {
+    GPUNVME_PLACEMENT_AUTO = 0,  /* the highest tier that the transport can do */
+    GPUNVME_PLACEMENT_TIER1 = 1, /* queues and data in host memory */
+    GPUNVME_PLACEMENT_TIER2 = 2, /* queues in host memory, data in GPU memory */
+    GPUNVME_PLACEMENT_TIER3 = 3, /* queues and data in GPU memory */
+};
+
+struct gpunvme_device_opts {
+    enum gpunvme_placement placement; /* default AUTO; a tier asked for is given, or an error */
+    uint32_t queues;                  /* queue pairs; default 16, or as many as there are free */
+    uint32_t entries;                 /* of each, a power of two; default 1024, or the most */
+    uint32_t max_transfer;            /* bytes of one command: default 128 KiB, at most MDTS */
+    enum gpunvme_reaper reaper;       /* default WAITERS */
+    bool no_byte_ranges;              /* no bounce blocks: byte ranges must be whole blocks */
+    uint32_t timeout_ms;              /* deadline of a command where a call gives none; 10,000 */
+    uint32_t check_ms;                /* how often a thread looks after the controller; 5 */
+};
+
+void gpunvme_device_opts_init(struct gpunvme_device_opts *opts);
+
+struct gpunvme_device;
+
+/*
+ * Makes queue pairs on the calling thread's current GPU, registers the doorbells with it, and
+ * starts the thread that looks after the controller (and the one that reaps, for REAPER_CPU).
+ * `opts` may be NULL. The controller stays the caller's, and open as long as this is. Errors:
+ * UNSUPPORTED (the transport's doorbells cannot be mapped, or it cannot reach the memory that the
+ * placement asks for: the detail says which), LIMIT (no queue is free), INVALID, NOMEM, GPU.
+ */
+gpunvme_err_t gpunvme_device_open(struct gpunvme_ctrl *ctrl, const struct gpunvme_device_opts *opts,
+                                  struct gpunvme_device **out);
+
+/* Deletes the queues and frees everything. No kernel may use them any more. NULL is fine. */
+gpunvme_err_t gpunvme_device_close(struct gpunvme_device *dev);
+
+/* What came out of it. */
+struct gpunvme_device_info {
+    enum gpunvme_placement placement; /* in use */
+    const char *why_not_higher;       /* why not tier 3; "" there. Valid while open */
+    uint32_t queues, entries;
+    uint32_t max_transfer; /* bytes of one command */
+    enum gpunvme_reaper reaper;
+    uint64_t gpu_nbytes, host_nbytes; /* memory of the queues */
+    uint64_t recoveries;              /* resets of the controller while this was open */
+};
+void gpunvme_device_get_info(struct gpunvme_device *dev, struct gpunvme_device_info *info);
+
+/*
+ * A namespace, as kernels take it: a plain structure that is passed by value. Private but for the
+ * facts; valid until close.
+ */
+struct gpunvme_dev_ns {
+    uint64_t nblocks;
+    uint32_t block_size;      /* bytes */
+    uint32_t max_blocks;      /* of one command */
+    uint32_t boundary_blocks; /* commands do not cross multiples of it; 0: none */
+    uint32_t nsid;
+    uint8_t block_shift; /* log2 of block_size */
+    uint8_t page_shift;  /* log2 of the controller's memory page */
+    uint8_t readonly;
+    /* private */
+    uint32_t nqueues;
+    struct gpunvme_dev_queue *queues; /* in GPU memory */
+    uint64_t timeout_ns;
+    uint32_t *alarm; /* pinned: set by a thread whose command timed out; asks the host to look */
+};
+
+/* GPUNVME_ERR_INVALID: a namespace of another controller; FORMAT: no I/O in its format. */
+gpunvme_err_t gpunvme_device_ns(struct gpunvme_device *dev, const struct gpunvme_ns *ns,
+                                struct gpunvme_dev_ns *out);
+
+/* Memory for data of the kind that the placement has, mapped for the controller; zeroed. */
+gpunvme_err_t gpunvme_device_alloc(struct gpunvme_device *dev, size_t nbytes,
+                                   struct gpunvme_buf *buf);
+void gpunvme_device_free(struct gpunvme_device *dev, struct gpunvme_buf *buf);
+
+/* A buffer, as kernels take it: a plain structure that is passed by value. */
+struct gpunvme_dev_buf {
+    uint8_t *data; /* as the GPU's threads see it */
+    uint64_t nbytes;
+    uint64_t bus;              /* as the controller sees it */
+    const uint64_t *bus_pages; /* GPU address; NULL where the buffer is contiguous on the bus */
+    uint32_t bus_page_shift;
+};
+
+/*
+ * The view of a mapped buffer with a GPU address. Owned by dev where it has pages (freed by close);
+ * the buffer must stay mapped. GPUNVME_ERR_INVALID: no GPU address, or no bus address.
+ */
+gpunvme_err_t gpunvme_device_buf(struct gpunvme_device *dev, const struct gpunvme_buf *buf,
+                                 struct gpunvme_dev_buf *out);
+
+/*
+ * Looks after the controller now, as the thread does every check_ms, and makes the queues good for
+ * the next kernel: waits until a reset that is under way is over, aborts commands that were left
+ * in flight (by a reset), and takes back slots that nobody waits for. No kernel that uses the
+ * queues may be running. GPUNVME_OK when they are good; else why not (REMOVED, FATAL, …).
+ */
+gpunvme_err_t gpunvme_device_recover(struct gpunvme_device *dev);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -252,8 +252,8 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_take_entries(struct gpunvme_qpair *q, uint
 }
 
 /*
- * Takes every new completion; *head is where the caller believes the queue's head to be (any
- * value, 0 at first), kept from call to call. Returns how many; 0 also when others are at it.
+ * Takes every new completion; *head is where the queue's head was when the caller last looked (any
+ * value at first), kept from call to call. Returns how many; 0 also when others are at it.
  */
 GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *queue, uint32_t mask,
                                            uint64_t *head)
@@ -262,10 +262,13 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *queue, uint
     uint32_t leader = gpunvme_warp_leader(mask), is_leader = gpunvme_warp_lane() == leader;
     uint32_t lanes = gpunvme_popcount(mask), n = 0, total = 0, spurious = 0, mine = 0, dw3;
 
-    /* An old head may mislead, but only a warp whose completions others are taking. */
-    if (is_leader && gpunvme_dev_cqe_peek(q, *head, &dw3)) {
-        mine = !gpunvme_exchange32_gpu(&q->cq_lock, 1);
-        *head = gpunvme_load_relaxed64(&q->cq_head);
+    /* Both loads at once: what an old head hides in this turn, the next one finds. */
+    if (is_leader) {
+        uint64_t now = gpunvme_load_relaxed64(&q->cq_head);
+        int is_new = gpunvme_dev_cqe_peek(q, *head, &dw3);
+
+        mine = is_new && now == *head && !gpunvme_exchange32_gpu(&q->cq_lock, 1);
+        *head = mine ? gpunvme_load_relaxed64(&q->cq_head) : now;
     }
     if (!gpunvme_warp_shfl32(mask, mine, leader))
         return 0;

@@ -139,26 +139,69 @@ GPUNVME_FN int gpunvme_cas64_relaxed_gpu(uint64_t *p, uint64_t *expected, uint64
     return old == want;
 }
 
-/* Adds without asking what was there. */
-GPUNVME_FN void gpunvme_add64_relaxed_gpu(uint64_t *p, uint64_t v)
+GPUNVME_FN uint64_t gpunvme_fetch_add64_relaxed_gpu(uint64_t *p, uint64_t v)
 {
-    asm volatile("red.relaxed.gpu.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+    uint64_t old;
+    asm volatile("atom.relaxed.gpu.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+    return old;
+}
+
+GPUNVME_FN uint64_t gpunvme_fetch_or64_relaxed_gpu(uint64_t *p, uint64_t v)
+{
+    uint64_t old;
+    asm volatile("atom.relaxed.gpu.or.b64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+    return old;
+}
+
+GPUNVME_FN uint64_t gpunvme_exchange64_gpu(uint64_t *p, uint64_t v)
+{
+    uint64_t old;
+    asm volatile("atom.acq_rel.gpu.exch.b64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+    return old;
+}
+
+GPUNVME_FN uint64_t gpunvme_fetch_or64_gpu(uint64_t *p, uint64_t v)
+{
+    uint64_t old;
+    asm volatile("atom.acq_rel.gpu.or.b64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+    return old;
+}
+
+/* Two words at a multiple of 16, in one load that never sees half of a store of both. Acquire. */
+GPUNVME_FN void gpunvme_load_pair_acquire(const uint64_t *p, uint64_t *first, uint64_t *second)
+{
+    asm volatile("{ .reg .b128 v; ld.acquire.sys.b128 v, [%2]; mov.b128 {%0, %1}, v; }"
+                 : "=l"(*first), "=l"(*second)
+                 : "l"(p)
+                 : "memory");
 }
 
 /*
- * After a relaxed load of *p has found what was waited for: makes an acquire of it. Polling with
- * acquire loads would throw the L1 cache away at each turn.
+ * Orders what this thread has read and written before it, and what it does with `_fenced` after it.
+ * On the CPU those have the order themselves.
  */
-GPUNVME_FN void gpunvme_acquire32(const uint32_t *p)
+GPUNVME_FN void gpunvme_fence_gpu(void)
 {
-    (void)p;
-    asm volatile("fence.acq_rel.sys;" ::: "memory");
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
-GPUNVME_FN void gpunvme_acquire64_gpu(const uint64_t *p)
+/* Two words at a multiple of 16, in one store; after gpunvme_fence_gpu(), which is the release. */
+GPUNVME_FN void gpunvme_store_pair_fenced_gpu(uint64_t *p, uint64_t first, uint64_t second)
 {
-    (void)p;
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    asm volatile("{ .reg .b128 v; mov.b128 v, {%1, %2}; st.relaxed.gpu.b128 [%0], v; }" ::"l"(p),
+                 "l"(first), "l"(second)
+                 : "memory");
+}
+
+GPUNVME_FN void gpunvme_store64_relaxed_gpu(uint64_t *p, uint64_t v)
+{
+    asm volatile("st.relaxed.gpu.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
+/* A doorbell that tells of nothing in memory: no fence. */
+GPUNVME_FN void gpunvme_mmio_write32_relaxed(volatile uint32_t *p, uint32_t v)
+{
+    asm volatile("st.mmio.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
 /* 64 bytes by four vector stores; both at a multiple of 16. */
@@ -297,19 +340,50 @@ GPUNVME_FN int gpunvme_cas64_relaxed_gpu(uint64_t *p, uint64_t *expected, uint64
     return __atomic_compare_exchange_n(p, expected, v, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
-GPUNVME_FN void gpunvme_add64_relaxed_gpu(uint64_t *p, uint64_t v)
+GPUNVME_FN uint64_t gpunvme_fetch_add64_relaxed_gpu(uint64_t *p, uint64_t v)
 {
-    __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
+    return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
 }
 
-GPUNVME_FN void gpunvme_acquire32(const uint32_t *p)
+GPUNVME_FN uint64_t gpunvme_fetch_or64_relaxed_gpu(uint64_t *p, uint64_t v)
 {
-    (void)__atomic_load_n(p, __ATOMIC_ACQUIRE);
+    return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL);
 }
 
-GPUNVME_FN void gpunvme_acquire64_gpu(const uint64_t *p)
+GPUNVME_FN uint64_t gpunvme_exchange64_gpu(uint64_t *p, uint64_t v)
 {
-    (void)__atomic_load_n(p, __ATOMIC_ACQUIRE);
+    return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL);
+}
+
+GPUNVME_FN uint64_t gpunvme_fetch_or64_gpu(uint64_t *p, uint64_t v)
+{
+    return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL);
+}
+
+GPUNVME_FN void gpunvme_load_pair_acquire(const uint64_t *p, uint64_t *first, uint64_t *second)
+{
+    *first = __atomic_load_n(p, __ATOMIC_ACQUIRE);
+    *second = p[1];
+}
+
+GPUNVME_FN void gpunvme_fence_gpu(void)
+{
+}
+
+GPUNVME_FN void gpunvme_store_pair_fenced_gpu(uint64_t *p, uint64_t first, uint64_t second)
+{
+    p[1] = second;
+    __atomic_store_n(p, first, __ATOMIC_RELEASE);
+}
+
+GPUNVME_FN void gpunvme_store64_relaxed_gpu(uint64_t *p, uint64_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+
+GPUNVME_FN void gpunvme_mmio_write32_relaxed(volatile uint32_t *p, uint32_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
 
 GPUNVME_FN void gpunvme_store_64_bytes(void *to, const void *from)

@@ -1,20 +1,25 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * The queue pair of queue.h as warps use it: the same words and the same protocol, but what one
- * thread does there in a loop, the lanes of a warp do here at once. On the CPU a warp has one lane,
- * and all of this runs on threads. Knows neither namespaces nor data: those are device.cuh's.
+ * The queue pair for warps: what threads of a kernel use, any number of them at once. The entries,
+ * tickets and rules are those of queue.h; the way there is another, since on a GPU a round trip to
+ * memory costs 0.2 us, an atomic 0.3, a fence 0.3 to 0.5, and 32 lanes do each at the price of
+ * one. On the CPU a warp has one lane, and all of this runs on threads. Knows neither namespaces
+ * nor data: those are device.cuh's.
  *
- *   reserve  One compare-and-swap by one lane takes positions for all; each lane claims its slot.
- *   fill     Each lane writes its entry by vector stores and marks its position ready.
- *   publish  Whoever gets the doorbell (a try-lock) looks at as many marks at a time as there are
- *            lanes, and rings once for all that are ready; nobody waits for it.
+ *   reserve  Each lane claims a slot, whose index is its command id, by one atomic on that slot;
+ *            one lane then takes positions in the submission queue for all, by one more. There are
+ *            fewer slots than entries: who has a slot has room.
+ *   submit   Each lane writes its entry by vector stores. Whoever gets the doorbell (a try-lock)
+ *            rings for its own entries and for all that are marked ready behind them. Who does not
+ *            get it marks its entries and leaves: the holder looks again after it let go.
  *   reap     Whoever gets the completion queue (a try-lock) takes as many entries at a time as
- *            there are lanes, and writes each one's status to the slot that it names.
- *   wait     Each lane looks at one word of its own.
+ * there are lanes, and writes status and result to the slots that they name. wait     Each lane
+ * looks at one word of its own: its slot's.
  *
- * The functions with a `mask` are called by all lanes of the mask together, with the same queue.
- * Words that only the GPU's threads share (struct gpunvme_qpair, slots, marks) must lie in memory
- * of that GPU; entries and doorbells may lie anywhere.
+ * No lock is held across I/O, and nobody waits for another's command. The functions with a `mask`
+ * are called by all lanes of the mask together, with the same queue. The words that threads share
+ * (struct gpunvme_dev_queue, slots, marks) must lie in memory of their own GPU; entries and
+ * doorbells may lie anywhere.
  *
  * Why the order of all these stores is enough, for each placement: docs/ORDERING.md.
  */
@@ -35,15 +40,37 @@ enum gpunvme_reaper {
     GPUNVME_REAPER_CPU = 2,     /* a thread on the CPU, which writes 16 bytes for each */
 };
 
+/*
+ * A slot's word, as warps use it: generation << 16, with these. It is free without TAKEN, in flight
+ * with TAKEN alone, and done with GPUNVME_SLOT_DONE and the status. A ticket is generation << 16 |
+ * slot; the generation, of 47 bits, grows when the slot is freed.
+ */
+#define GPUNVME_DEV_SLOT_TAKEN     (UINT64_C(1) << 63)
+#define GPUNVME_DEV_SLOT_ABANDONED GPUNVME_SLOT_BUSY /* in flight, but nobody will ask */
+
+#define GPUNVME_DEV_QUEUE_LOCKED                                                                   \
+    UINT64_C(1) /* in `published` and `cq_head`, beside position << 1 */
+
+#define GPUNVME_DEV_QUEUE_SLOTS_NBYTES(entries) ((size_t)(entries) * sizeof(struct gpunvme_slot))
+
 struct gpunvme_dev_queue {
-    struct gpunvme_qpair qp;
+    struct gpunvme_sqe *sq;
+    const struct gpunvme_cqe *cq;
+    struct gpunvme_slot *slots; /* one for each entry; the first stays taken for ever */
+    uint32_t *ready; /* for each position modulo entries: the lap it was last marked in */
+    uint32_t mask;   /* entries - 1 */
+    uint32_t shift;  /* log2 of entries */
+    uint32_t qid;
+    uint32_t reaper; /* enum gpunvme_reaper */
     /*
-     * For GPUNVME_REAPER_CPU, else NULL: slots in pinned host memory, which a CPU thread completes
-     * by gpunvme_qpair_reap() of a queue pair of its own. The GPU only stores to them, since its
-     * atomics are none there; it claims and frees the slots of `qp` as ever.
+     * For GPUNVME_REAPER_CPU, else NULL: slots as queue.h has them, in pinned host memory, which a
+     * CPU thread completes by gpunvme_qpair_reap() of a queue pair of its own. The GPU only stores
+     * to them, since its atomics are none there; it claims and frees `slots` as ever.
      */
     struct gpunvme_slot *mirror;
-    uint32_t reaper; /* enum gpunvme_reaper */
+    struct gpunvme_doorbell sq_doorbell, cq_doorbell;         /* without shadows */
+    void (*ring)(void *arg, uint32_t offset, uint32_t value); /* CPU only */
+    void *ring_arg;
 
     /* Memory of each slot's command, by slot: see device.cuh. */
     uint64_t *lists;      /* PRP lists of list_nbytes each, NULL: none */
@@ -52,202 +79,285 @@ struct gpunvme_dev_queue {
     uint8_t *bounces;     /* a block for each slot, NULL: none */
     uint64_t bounces_bus;
     uint32_t bounce_nbytes;
+
+    /* The words that all fight for: each on lines of its own. */
+    __attribute__((aligned(128))) uint64_t reserved;  /* next position, GPUNVME_QPAIR_CLOSED */
+    __attribute__((aligned(128))) uint64_t published; /* next position that is not rung for */
+    __attribute__((aligned(128))) uint64_t cq_head;   /* next position */
+    uint64_t spurious; /* completions with a command id that is not in flight */
 };
 
 /* --- submission ------------------------------------------------------------------------------- */
 
-/* gpunvme_qpair_reserve() among the threads of a GPU. */
-GPUNVME_FN int gpunvme_dev_queue_take(struct gpunvme_qpair *q, uint32_t n, uint64_t *pos)
+/*
+ * One lane claims a slot: 1 and its ticket, or 0 when it found none. The search begins at `hint`,
+ * any number that differs between threads, and ends after some steps: a queue of more than 64
+ * entries may have a free slot all the same. Acquire: its last owner is done with what belongs to
+ * it.
+ */
+GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t hint, uint64_t *ticket)
 {
-    uint64_t tail = gpunvme_load_relaxed64(&q->reserved);
+    for (uint32_t step = 0; step < 64; step++, hint += 33) {
+        uint64_t *word = &q->slots[hint & q->mask].word;
+        uint64_t old = step ? gpunvme_load_relaxed64(word) : 0;
 
-    for (;;) {
-        uint64_t outstanding, room;
-
-        if (tail & GPUNVME_QPAIR_CLOSED)
-            return GPUNVME_ERR_CLOSED;
-        outstanding = (tail - gpunvme_load_acquire64_gpu(&q->released)) & GPUNVME_QPAIR_POSITION;
-        room = outstanding < q->capacity ? q->capacity - outstanding : 0;
-        if (room > n)
-            room = n;
-        if (!room) {
-            uint64_t now = gpunvme_load_relaxed64(&q->reserved);
-
-            if (now == tail)
-                return 0;
-            tail = now;
-            continue;
-        }
-        if (gpunvme_cas64_relaxed_gpu(&q->reserved, &tail,
-                                      (tail + room) & GPUNVME_QPAIR_POSITION)) {
-            *pos = tail;
-            return (int)room;
+        if (!(old & GPUNVME_DEV_SLOT_TAKEN))
+            old = gpunvme_fetch_or64_relaxed_gpu(word, GPUNVME_DEV_SLOT_TAKEN);
+        if (!(old & GPUNVME_DEV_SLOT_TAKEN)) {
+            *ticket = old | (hint & q->mask);
+            return 1;
         }
     }
+    return 0;
 }
 
-/* gpunvme_slot_claim(), likewise: there is a free slot. */
-GPUNVME_FN uint64_t gpunvme_dev_slot_claim(struct gpunvme_slot *slots, uint32_t slot_mask,
-                                           uint64_t pos)
+/* Gives back a slot that no command was submitted for. A reset may have ended it meanwhile. */
+GPUNVME_FN void gpunvme_dev_slot_unclaim(struct gpunvme_dev_queue *q, uint64_t ticket)
 {
-    for (;; pos++) {
-        uint32_t index = (uint32_t)pos & slot_mask;
-        uint64_t word = gpunvme_load_relaxed64(&slots[index].word);
+    uint64_t generation = ticket & ~UINT64_C(0xffff);
 
-        if ((word & 0xffff) == GPUNVME_SLOT_FREE &&
-            gpunvme_cas64_relaxed_gpu(&slots[index].word, &word, word | GPUNVME_SLOT_BUSY))
-            return word | index;
-    }
+    gpunvme_store_release64_gpu(&q->slots[ticket & q->mask].word,
+                                (generation + 0x10000) & ~GPUNVME_DEV_SLOT_TAKEN);
 }
+
+/* What a lane has reserved. */
+struct gpunvme_dev_place {
+    uint64_t ticket;
+    uint64_t pos;
+    uint64_t
+        published; /* private: `published` when the doorbell was asked for, which may be ours */
+};
 
 /*
- * Reserves a position and a slot for each lane, as far as there is room: returns how many, the
- * same in all lanes, or GPUNVME_ERR_CLOSED. Lanes whose rank in the mask is lower have *pos and
- * *ticket and must fill; then all publish. Never waits.
+ * Reserves a slot and a position for each lane, as far as there are any. Returns the lanes that
+ * have a *place: these, and only these, must call gpunvme_dev_queue_submit() at once, for they may
+ * hold the doorbell. The others have *err: GPUNVME_ERR_AGAIN without a free slot, or
+ * GPUNVME_ERR_CLOSED. Never waits.
+ *
+ * Who waits for room must end its own tickets meanwhile, and a warp those of all its lanes: else
+ * all slots may be taken by lanes that wait for their neighbours.
  */
-GPUNVME_FN int gpunvme_dev_queue_reserve(struct gpunvme_dev_queue *q, uint32_t mask, uint64_t *pos,
-                                         uint64_t *ticket)
+GPUNVME_FN uint32_t gpunvme_dev_queue_reserve(struct gpunvme_dev_queue *q, uint32_t mask,
+                                              uint32_t hint, struct gpunvme_dev_place *place,
+                                              int *err)
 {
-    uint32_t leader = gpunvme_warp_leader(mask), rank = gpunvme_warp_rank(mask);
-    uint64_t first = 0;
-    int n = 0;
+    uint32_t in = gpunvme_warp_ballot(mask, gpunvme_dev_slot_claim(q, hint, &place->ticket));
+    uint32_t is_in = in >> gpunvme_warp_lane() & 1;
 
-    if (gpunvme_warp_lane() == leader)
-        n = gpunvme_dev_queue_take(&q->qp, gpunvme_popcount(mask), &first);
-    n = (int)gpunvme_warp_shfl32(mask, (uint32_t)n, leader);
-    if (n <= 0)
-        return n;
-    first = gpunvme_warp_shfl64(mask, first, leader);
-    if (rank < (uint32_t)n) {
-        *pos = (first + rank) & GPUNVME_QPAIR_POSITION;
-        *ticket = gpunvme_dev_slot_claim(q->qp.slots, q->qp.slot_mask, *pos);
+    *err = is_in ? GPUNVME_OK : GPUNVME_ERR_AGAIN;
+    if (!in)
+        return 0;
+    if (gpunvme_warp_lane() == gpunvme_warp_leader(in)) {
+        /* Both at once: the doorbell is asked for before there is something to ring for. */
+        place->pos = gpunvme_fetch_add64_relaxed_gpu(&q->reserved, gpunvme_popcount(in));
+        place->published = gpunvme_fetch_or64_relaxed_gpu(&q->published, GPUNVME_DEV_QUEUE_LOCKED);
     }
-    return n;
+    place->pos = gpunvme_warp_shfl64(mask, place->pos, gpunvme_warp_leader(in));
+    if (place->pos & GPUNVME_QPAIR_CLOSED) {
+        if (gpunvme_warp_lane() == gpunvme_warp_leader(in) &&
+            !(place->published & GPUNVME_DEV_QUEUE_LOCKED))
+            gpunvme_store_release64_gpu(&q->published, place->published);
+        if (is_in)
+            gpunvme_dev_slot_unclaim(q, place->ticket);
+        *err = GPUNVME_ERR_CLOSED;
+        return 0;
+    }
+    place->pos += gpunvme_warp_rank(in);
+    return in;
 }
 
-/*
- * Writes one lane's command, complete but for its cid, and marks the position ready. Release: who
- * finds the mark finds the entry, and what else the command uses.
- */
-GPUNVME_FN void gpunvme_dev_queue_fill(struct gpunvme_dev_queue *q, uint64_t pos, uint64_t ticket,
-                                       struct gpunvme_sqe *cmd)
+GPUNVME_FN uint32_t gpunvme_dev_queue_lap(const struct gpunvme_dev_queue *q, uint64_t pos)
 {
-    cmd->cid = (uint16_t)ticket;
-    if (q->mirror) {
-        struct gpunvme_slot *slot = &q->mirror[ticket & q->qp.slot_mask];
-
-        gpunvme_store_relaxed64(&slot->word, (ticket & ~UINT64_C(0xffff)) | GPUNVME_SLOT_BUSY);
-    }
-    gpunvme_store_64_bytes(&q->qp.sq[pos & q->qp.mask], cmd);
-    gpunvme_store_release32_gpu(&q->qp.ready[pos & q->qp.mask], gpunvme_qpair_lap(&q->qp, pos));
+    return (uint32_t)(pos >> q->shift);
 }
 
-/* How many positions from `pos` on are ready, looking at one for each lane of the mask. */
-GPUNVME_FN uint32_t gpunvme_dev_queue_ready(const struct gpunvme_qpair *q, uint32_t mask,
-                                            uint64_t pos)
+GPUNVME_FN int gpunvme_dev_queue_is_ready(const struct gpunvme_dev_queue *q, uint64_t pos)
 {
-    uint64_t mine = pos + gpunvme_warp_rank(mask);
-    uint32_t lap = gpunvme_load_acquire32_gpu(&q->ready[mine & q->mask]);
-    uint32_t missing = gpunvme_warp_ballot(mask, lap != gpunvme_qpair_lap(q, mine));
+    return gpunvme_load_acquire32_gpu(&q->ready[pos & q->mask]) == gpunvme_dev_queue_lap(q, pos);
+}
+
+/* The first `lanes` bits of the mask that `condition` holds for without a gap, counted. */
+GPUNVME_FN uint32_t gpunvme_dev_prefix(uint32_t mask, int condition)
+{
+    uint32_t missing = gpunvme_warp_ballot(mask, !condition);
 
     if (!missing)
         return gpunvme_popcount(mask);
     return gpunvme_popcount(mask & ((UINT32_C(1) << gpunvme_lowest_bit(missing)) - 1));
 }
 
-/*
- * Rings the doorbell for all positions that are ready, up to the first that is not. Another warp
- * that is ringing does it for us: the exchange that failed and the exchange that unlocks are
- * ordered, so either its holder finds our positions on its second look, or we would have got the
- * lock.
- */
-GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *queue, uint32_t mask)
+/* The first position from `pos` on that is not marked ready. */
+GPUNVME_FN uint64_t gpunvme_dev_queue_skip_ready(const struct gpunvme_dev_queue *q, uint32_t mask,
+                                                 uint64_t pos)
 {
-    struct gpunvme_qpair *q = &queue->qp;
-    uint32_t leader = gpunvme_warp_leader(mask), is_leader = gpunvme_warp_lane() == leader;
-    uint32_t lanes = gpunvme_popcount(mask), n, more;
-    uint64_t first = 0, pos;
+    uint32_t lanes = gpunvme_popcount(mask), n;
 
-    gpunvme_warp_sync(mask);
     do {
-        uint32_t taken = 0;
+        n = gpunvme_dev_prefix(mask, gpunvme_dev_queue_is_ready(q, pos + gpunvme_warp_rank(mask)));
+        pos += n;
+    } while (n == lanes);
+    return pos;
+}
+
+/* One lane rings. `tells`: of entries in memory, which must be there first. */
+GPUNVME_FN void gpunvme_dev_queue_ring(struct gpunvme_dev_queue *q,
+                                       const struct gpunvme_doorbell *db, uint64_t pos, int tells)
+{
+    uint32_t value = (uint32_t)pos & q->mask;
+
+    if (db->mmio && tells)
+        gpunvme_mmio_write32(db->mmio, value);
+    else if (db->mmio)
+        gpunvme_mmio_write32_relaxed(db->mmio, value);
+#if !defined(__CUDA_ARCH__)
+    else
+        q->ring(q->ring_arg, db->offset, value);
+#endif
+}
+
+/*
+ * The holder of the doorbell rings for all positions from `from` up to `pos`, and lets go. Then it
+ * looks for marks behind: one that was set before it let go, by a warp that did not get the
+ * doorbell, is one that it sees, and rings for. (The exchange that failed and the one that lets go
+ * are ordered; both are acquire and release.)
+ */
+GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t mask, uint64_t from,
+                                          uint64_t pos)
+{
+    uint32_t leader = gpunvme_warp_leader(mask), is_leader = gpunvme_warp_lane() == leader;
+    uint64_t word = 0;
+
+    for (;;) {
+        int more = 0;
 
         if (is_leader) {
-            taken = gpunvme_exchange32_gpu(&q->sq_lock, 1);
-            if (!taken)
-                first = q->published;
+            if (pos != from)
+                gpunvme_dev_queue_ring(q, &q->sq_doorbell, pos, 1);
+            gpunvme_exchange64_gpu(&q->published, pos << 1);
+            more = gpunvme_dev_queue_is_ready(q, pos);
+            if (more)
+                word = gpunvme_fetch_or64_gpu(&q->published, GPUNVME_DEV_QUEUE_LOCKED);
+            more = more && !(word & GPUNVME_DEV_QUEUE_LOCKED);
         }
-        if (gpunvme_warp_shfl32(mask, taken, leader))
+        if (!gpunvme_warp_ballot(mask, more))
             return;
-        first = pos = gpunvme_warp_shfl64(mask, first, leader);
-        do {
-            n = gpunvme_dev_queue_ready(q, mask, pos);
-            pos += n;
-        } while (n == lanes);
-        if (is_leader) {
-            if (pos != first) {
-                q->published = pos & GPUNVME_QPAIR_POSITION;
-                gpunvme_qpair_ring(q, &q->sq_doorbell, (uint32_t)pos & q->mask);
-            }
-            gpunvme_exchange32_gpu(&q->sq_lock, 0);
-        }
-        more = is_leader &&
-               gpunvme_load_acquire32_gpu(&q->ready[pos & q->mask]) == gpunvme_qpair_lap(q, pos);
-    } while (gpunvme_warp_ballot(mask, more != 0));
+        from = gpunvme_warp_shfl64(mask, word, leader) >> 1;
+        pos = gpunvme_dev_queue_skip_ready(q, mask, from);
+    }
+}
+
+/*
+ * Writes each lane's command, complete but for its cid, to the position that it reserved, and sees
+ * to it that the doorbell is rung. The mask is what reserve returned.
+ */
+GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t mask,
+                                         const struct gpunvme_dev_place *place,
+                                         struct gpunvme_sqe *cmd)
+{
+    uint32_t leader = gpunvme_warp_leader(mask);
+    uint64_t first = gpunvme_warp_shfl64(mask, place->pos, leader), ticket = place->ticket;
+    uint64_t word = gpunvme_warp_shfl64(mask, place->published, leader);
+
+    cmd->cid = (uint16_t)ticket;
+    if (q->mirror)
+        gpunvme_store_relaxed64(&q->mirror[ticket & q->mask].word,
+                                (ticket & ~UINT64_C(0xffff)) | GPUNVME_SLOT_BUSY);
+    gpunvme_store_64_bytes(&q->sq[place->pos & q->mask], cmd);
+    if (word == first << 1) { /* it is ours, and nobody is before us: no marks are needed */
+        gpunvme_warp_sync(mask);
+        gpunvme_dev_queue_publish(q, mask, first, first + gpunvme_popcount(mask));
+        return;
+    }
+    /* Release: who finds the mark finds the entry, and what else the command uses. */
+    gpunvme_store_release32_gpu(&q->ready[place->pos & q->mask],
+                                gpunvme_dev_queue_lap(q, place->pos));
+    gpunvme_warp_sync(mask);
+    if (word & GPUNVME_DEV_QUEUE_LOCKED) {
+        if (gpunvme_warp_lane() == leader)
+            word = gpunvme_fetch_or64_gpu(&q->published, GPUNVME_DEV_QUEUE_LOCKED);
+        word = gpunvme_warp_shfl64(mask, word, leader);
+        if (word & GPUNVME_DEV_QUEUE_LOCKED)
+            return;
+    }
+    gpunvme_dev_queue_publish(q, mask, word >> 1, gpunvme_dev_queue_skip_ready(q, mask, word >> 1));
 }
 
 /* --- completion ------------------------------------------------------------------------------- */
 
-/* Whether the entry at `head` is new, without ordering anything; its last dword is in *dw3. */
-GPUNVME_FN int gpunvme_dev_cqe_peek(const struct gpunvme_qpair *q, uint64_t head, uint32_t *dw3)
+/* An entry, with acquire order: its last dword says whether it is new, *result is DW1:DW0. */
+GPUNVME_FN uint32_t gpunvme_dev_cqe_load(const struct gpunvme_cqe *cqe, uint64_t *result)
 {
-    *dw3 = gpunvme_load_relaxed32((const gpunvme_dword *)&q->cq[head & q->mask] + 3);
-    return (*dw3 >> 16 & 1) != (head >> q->shift & 1);
+#if defined(__CUDA_ARCH__)
+    uint64_t high;
+
+    gpunvme_load_pair_acquire((const uint64_t *)cqe, result, &high);
+    return (uint32_t)(high >> 32);
+#else
+    *result = 0; /* to be read when the entry is known to be new */
+    return gpunvme_load_acquire32((const gpunvme_dword *)cqe + 3);
+#endif
+}
+
+/* The result of an entry that is new; what load gave for it. */
+GPUNVME_FN uint64_t gpunvme_dev_cqe_result(const struct gpunvme_cqe *cqe, uint64_t loaded)
+{
+#if defined(__CUDA_ARCH__)
+    (void)cqe;
+    return loaded;
+#else
+    (void)loaded;
+    return (uint64_t)cqe->dw1 << 32 | cqe->dw0;
+#endif
+}
+
+/* Whether the entry at `head` is new, by its last dword, which this loads without an order. */
+GPUNVME_FN int gpunvme_dev_cqe_is_new(const struct gpunvme_dev_queue *q, uint64_t head)
+{
+    uint32_t dw3 = gpunvme_load_relaxed32((const gpunvme_dword *)&q->cq[head & q->mask] + 3);
+
+    return (dw3 >> 16 & 1) != (head >> q->shift & 1);
 }
 
 /*
- * One lane hands a completion to the slot that it names. Returns 0 for a command id that is not
- * in flight.
+ * The slot that a completion names and its word, or NULL for a command that is not in flight.
  */
-GPUNVME_FN int gpunvme_dev_slot_complete(struct gpunvme_qpair *q, const struct gpunvme_cqe *cqe,
-                                         uint32_t dw3)
+GPUNVME_FN struct gpunvme_slot *gpunvme_dev_slot_of(struct gpunvme_dev_queue *q, uint32_t cid,
+                                                    uint64_t *word)
 {
-    uint32_t cid = dw3 & 0xffff;
-    struct gpunvme_slot *slot = &q->slots[cid & q->slot_mask];
-    uint64_t word = gpunvme_load_acquire64_gpu(&slot->word);
+    struct gpunvme_slot *slot = &q->slots[cid & q->mask];
 
-    if (cid > q->slot_mask)
+    *word = gpunvme_load_acquire64_gpu(&slot->word);
+    if (cid > q->mask || !cid || !(*word & GPUNVME_DEV_SLOT_TAKEN) || *word & GPUNVME_SLOT_DONE)
         return 0;
-    if ((word & 0xffff) == GPUNVME_SLOT_ABANDONED) {
-        gpunvme_store_release64_gpu(&slot->word, (word & ~UINT64_C(0xffff)) + 0x10000);
-        gpunvme_add64_relaxed_gpu(&q->released, 1);
-        return 1;
-    }
-    if ((word & 0xffff) != GPUNVME_SLOT_BUSY)
-        return 0;
-    slot->result = (uint64_t)cqe->dw1 << 32 | cqe->dw0;
-    /* Release: who sees the slot done sees the result, and the data that came before. */
-    gpunvme_store_release64_gpu(&slot->word,
-                                (word & ~UINT64_C(0xffff)) | GPUNVME_SLOT_DONE | dw3 >> 17);
-    return 1;
+    return slot;
 }
 
-/* Takes the new entries from *head on, as many as there are lanes. The caller holds cq_lock. */
-GPUNVME_FN uint32_t gpunvme_dev_queue_take_entries(struct gpunvme_qpair *q, uint32_t mask,
-                                                   uint64_t head, uint32_t *spurious)
+/*
+ * Takes the new entries from `head` on, as many as there are lanes. The caller holds the lock.
+ */
+GPUNVME_FN uint32_t gpunvme_dev_queue_take(struct gpunvme_dev_queue *q, uint32_t mask,
+                                           uint64_t head)
 {
-    uint64_t mine = head + gpunvme_warp_rank(mask);
+    uint64_t mine = head + gpunvme_warp_rank(mask), result, word = 0;
     const struct gpunvme_cqe *cqe = &q->cq[mine & q->mask];
-    uint32_t dw3, old, n, lost = 0;
-
-    old = gpunvme_warp_ballot(mask, !gpunvme_dev_cqe_peek(q, mine, &dw3));
-    n = old ? gpunvme_popcount(mask & ((UINT32_C(1) << gpunvme_lowest_bit(old)) - 1))
-            : gpunvme_popcount(mask);
+    struct gpunvme_slot *slot = 0;
+    /* Acquire: the data that the controller wrote before it are there. */
+    uint32_t dw3 = gpunvme_dev_cqe_load(cqe, &result);
+    uint32_t n = gpunvme_dev_prefix(mask, (dw3 >> 16 & 1) != (mine >> q->shift & 1));
     if (gpunvme_warp_rank(mask) < n) {
-        gpunvme_acquire32((const gpunvme_dword *)cqe + 3);
-        lost = !gpunvme_dev_slot_complete(q, cqe, dw3);
+        slot = gpunvme_dev_slot_of(q, dw3 & 0xffff, &word);
+        if (!slot)
+            gpunvme_fetch_add64_relaxed_gpu(&q->spurious, 1);
     }
-    *spurious += gpunvme_popcount(gpunvme_warp_ballot(mask, lost != 0));
+    if (!n)
+        return 0;
+    /* Release: who sees the slot done sees the data that came before. */
+    gpunvme_fence_gpu();
+    if (slot && word & GPUNVME_DEV_SLOT_ABANDONED)
+        gpunvme_dev_slot_unclaim(q, (word & ~UINT64_C(0xffff)) | (dw3 & 0xffff));
+    else if (slot)
+        gpunvme_store_pair_fenced_gpu(&slot->word, word | GPUNVME_SLOT_DONE | dw3 >> 17,
+                                      gpunvme_dev_cqe_result(cqe, result));
     return n;
 }
 
@@ -255,102 +365,94 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_take_entries(struct gpunvme_qpair *q, uint
  * Takes every new completion; *head is where the queue's head was when the caller last looked (any
  * value at first), kept from call to call. Returns how many; 0 also when others are at it.
  */
-GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *queue, uint32_t mask,
+GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t mask,
                                            uint64_t *head)
 {
-    struct gpunvme_qpair *q = &queue->qp;
     uint32_t leader = gpunvme_warp_leader(mask), is_leader = gpunvme_warp_lane() == leader;
-    uint32_t lanes = gpunvme_popcount(mask), n = 0, total = 0, spurious = 0, mine = 0, dw3;
+    uint32_t lanes = gpunvme_popcount(mask), n = 0, total = 0, mine = 0;
 
     /* Both loads at once: what an old head hides in this turn, the next one finds. */
     if (is_leader) {
-        uint64_t now = gpunvme_load_relaxed64(&q->cq_head);
-        int is_new = gpunvme_dev_cqe_peek(q, *head, &dw3);
+        uint64_t word = gpunvme_load_relaxed64(&q->cq_head);
+        int is_new = gpunvme_dev_cqe_is_new(q, *head);
 
-        mine = is_new && now == *head && !gpunvme_exchange32_gpu(&q->cq_lock, 1);
-        *head = mine ? gpunvme_load_relaxed64(&q->cq_head) : now;
+        if (is_new && word == *head << 1) {
+            word = gpunvme_fetch_or64_relaxed_gpu(&q->cq_head, GPUNVME_DEV_QUEUE_LOCKED);
+            mine = !(word & GPUNVME_DEV_QUEUE_LOCKED);
+        }
+        *head = word >> 1;
     }
     if (!gpunvme_warp_shfl32(mask, mine, leader))
         return 0;
     *head = gpunvme_warp_shfl64(mask, *head, leader);
     do {
-        n = gpunvme_dev_queue_take_entries(q, mask, *head + total, &spurious);
+        n = gpunvme_dev_queue_take(q, mask, *head + total);
         total += n;
     } while (n == lanes && total <= q->mask);
     *head += total;
-    gpunvme_warp_sync(mask);
     if (is_leader) {
-        if (total) {
-            q->spurious += spurious;
-            gpunvme_store_relaxed64(&q->cq_head, *head);
-            gpunvme_qpair_ring(q, &q->cq_doorbell, (uint32_t)*head & q->mask);
-        }
-        gpunvme_store_release32_gpu(&q->cq_lock, 0);
+        if (total)
+            gpunvme_dev_queue_ring(q, &q->cq_doorbell, *head, 0);
+        gpunvme_store64_relaxed_gpu(&q->cq_head, *head << 1);
     }
     return total;
 }
 
 /* --- tickets ---------------------------------------------------------------------------------- */
 
-/* Where the status of a ticket appears. */
-GPUNVME_FN struct gpunvme_slot *gpunvme_dev_queue_slot(struct gpunvme_dev_queue *q, uint64_t ticket)
-{
-    return (q->mirror ? q->mirror : q->qp.slots) + (ticket & q->qp.slot_mask);
-}
-
 /*
- * Ends the tickets of the lanes whose command is done: each lane gets GPUNVME_OK with *c filled
- * in, GPUNVME_ERR_AGAIN while its command is in flight, GPUNVME_ERR_STALE for a ticket that has
- * ended. Does not look for completions.
+ * Whether the command of one lane's ticket is done: GPUNVME_OK with *c filled in, GPUNVME_ERR_AGAIN
+ * while it is in flight, GPUNVME_ERR_STALE for a ticket that has ended. Does not look for
+ * completions. The ticket has not ended by this: gpunvme_dev_queue_end() does that.
  */
-GPUNVME_FN int gpunvme_dev_queue_test(struct gpunvme_dev_queue *q, uint32_t mask, uint64_t ticket,
+GPUNVME_FN int gpunvme_dev_queue_peek(struct gpunvme_dev_queue *q, uint64_t ticket,
                                       struct gpunvme_completion *c)
 {
-    struct gpunvme_slot *slot = gpunvme_dev_queue_slot(q, ticket);
-    uint64_t word = gpunvme_load_relaxed64(&slot->word);
-    int err = GPUNVME_OK;
-    uint32_t done;
+    struct gpunvme_slot *slot = (q->mirror ? q->mirror : q->slots) + (ticket & q->mask);
+    uint64_t word = gpunvme_load_relaxed64(&slot->word) & ~GPUNVME_DEV_SLOT_TAKEN;
 
-    if ((word ^ ticket) >> 16 || !(word & GPUNVME_SLOT_DONE))
-        err = (word ^ ticket) >> 16 || (word & 0xffff) == GPUNVME_SLOT_FREE ? GPUNVME_ERR_STALE
-                                                                            : GPUNVME_ERR_AGAIN;
-    done = gpunvme_warp_ballot(mask, !err);
-    if (!done)
-        return err;
-    if (!err) {
-        if (q->mirror)
-            gpunvme_acquire32((const gpunvme_dword *)&slot->word);
-        else
-            gpunvme_acquire64_gpu(&slot->word);
-        c->status = (uint16_t)(word & 0x7fff);
-        c->result = slot->result;
-        slot = &q->qp.slots[ticket & q->qp.slot_mask];
-        /* Release: the result has been read before the slot is somebody else's. */
-        gpunvme_store_release64_gpu(&slot->word, (ticket & ~UINT64_C(0xffff)) + 0x10000);
-    }
-    gpunvme_warp_sync(mask);
-    if (gpunvme_warp_lane() == gpunvme_warp_leader(mask))
-        gpunvme_add64_relaxed_gpu(&q->qp.released, gpunvme_popcount(done));
-    return err;
+    if ((word ^ ticket) >> 16)
+        return GPUNVME_ERR_STALE;
+    if (!(word & GPUNVME_SLOT_DONE))
+        return GPUNVME_ERR_AGAIN;
+    /* Once more, with acquire: polling with it would throw the L1 cache away at each turn. */
+    gpunvme_load_pair_acquire(&slot->word, &word, &c->result);
+    c->status = (uint16_t)(word & 0x7fff);
+    return GPUNVME_OK;
 }
 
 /*
- * Reaps, where that is the waiters' affair, and tests until the tickets of all lanes have ended or
- * their deadlines (gpunvme_clock_ns()) are over: GPUNVME_ERR_TIMEOUT, and the command is still in
- * flight. Each lane has its own result.
+ * Ends one lane's ticket, whose command is done: the slot is free. Relaxed on the GPU, since the
+ * status that this depends on was read together with the result.
  */
-GPUNVME_FN int gpunvme_dev_queue_wait(struct gpunvme_dev_queue *q, uint32_t mask, uint64_t ticket,
-                                      uint64_t deadline_ns, struct gpunvme_completion *c)
+GPUNVME_FN void gpunvme_dev_queue_end(struct gpunvme_dev_queue *q, uint64_t ticket)
 {
-    uint64_t head = 0;
+    uint64_t generation = ticket & ~UINT64_C(0xffff);
+
+    gpunvme_store64_relaxed_gpu(&q->slots[ticket & q->mask].word,
+                                (generation + 0x10000) & ~GPUNVME_DEV_SLOT_TAKEN);
+}
+
+/* Likewise, after the lane has read memory of the slot's: its bounce block. Release. */
+GPUNVME_FN void gpunvme_dev_queue_end_read(struct gpunvme_dev_queue *q, uint64_t ticket)
+{
+    gpunvme_dev_slot_unclaim(q, ticket);
+}
+
+/*
+ * Reaps, where that is the waiters' affair, until the commands of all lanes are done or their
+ * deadlines (gpunvme_clock_ns()) over: each lane has its own result, GPUNVME_OK, _STALE, or
+ * _TIMEOUT, with which the command is still in flight. Ends no ticket.
+ */
+GPUNVME_FN int gpunvme_dev_queue_await(struct gpunvme_dev_queue *q, uint32_t mask, uint64_t ticket,
+                                       uint64_t deadline_ns, struct gpunvme_completion *c)
+{
+    uint64_t head = gpunvme_load_relaxed64(&q->cq_head) >> 1;
     int err = GPUNVME_ERR_AGAIN;
 
     for (uint32_t turn = 1;; turn++) {
-        uint32_t waiting;
-
-        waiting = gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN);
         if (err == GPUNVME_ERR_AGAIN)
-            err = gpunvme_dev_queue_test(q, waiting, ticket, c);
+            err = gpunvme_dev_queue_peek(q, ticket, c);
         if (!gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN))
             return err;
         if (q->reaper != GPUNVME_REAPER_WAITERS || !gpunvme_dev_queue_reap(q, mask, &head))
@@ -360,30 +462,33 @@ GPUNVME_FN int gpunvme_dev_queue_wait(struct gpunvme_dev_queue *q, uint32_t mask
     }
 }
 
+/* Awaits, and ends the tickets of the lanes that get GPUNVME_OK. */
+GPUNVME_FN int gpunvme_dev_queue_wait(struct gpunvme_dev_queue *q, uint32_t mask, uint64_t ticket,
+                                      uint64_t deadline_ns, struct gpunvme_completion *c)
+{
+    int err = gpunvme_dev_queue_await(q, mask, ticket, deadline_ns, c);
+
+    if (!err)
+        gpunvme_dev_queue_end(q, ticket);
+    return err;
+}
+
 /*
- * Lets one lane's ticket go that nobody will wait for any more, after a timeout. Its slot, its list
- * and its memory stay in use until the command ends, or a reset ends it. GPUNVME_ERR_STALE when
- * it has ended already; GPUNVME_ERR_AGAIN when others reap and it must be tried again.
+ * Lets one lane's ticket go that nobody will wait for any more, after a timeout: its slot, its list
+ * and its memory stay in use until the command ends, or a reset ends it. If it ends in this very
+ * moment, or the CPU reaps, only gpunvme_device_recover() gives the slot back. GPUNVME_ERR_STALE
+ * when it is done already, and must be ended.
  */
 GPUNVME_FN int gpunvme_dev_queue_abandon(struct gpunvme_dev_queue *q, uint64_t ticket)
 {
-    struct gpunvme_slot *slot = &q->qp.slots[ticket & q->qp.slot_mask];
-    int err = GPUNVME_OK;
-    uint64_t word;
+    uint64_t in_flight = (ticket & ~UINT64_C(0xffff)) | GPUNVME_DEV_SLOT_TAKEN;
 
-    if (q->mirror) /* the CPU does not ask: only a reset gives the slot back */
+    if (q->mirror)
         return GPUNVME_OK;
-    if (gpunvme_exchange32_gpu(&q->qp.cq_lock, 1))
-        return GPUNVME_ERR_AGAIN;
-    /* Under the lock of whoever completes slots: none is completed now. */
-    word = gpunvme_load_acquire64_gpu(&slot->word);
-    if (word == ((ticket & ~UINT64_C(0xffff)) | GPUNVME_SLOT_BUSY))
-        gpunvme_store_release64_gpu(&slot->word,
-                                    (word & ~UINT64_C(0xffff)) | GPUNVME_SLOT_ABANDONED);
-    else
-        err = GPUNVME_ERR_STALE;
-    gpunvme_store_release32_gpu(&q->qp.cq_lock, 0);
-    return err;
+    return gpunvme_cas64_relaxed_gpu(&q->slots[ticket & q->mask].word, &in_flight,
+                                     in_flight | GPUNVME_DEV_SLOT_ABANDONED)
+               ? GPUNVME_OK
+               : GPUNVME_ERR_STALE;
 }
 
 #ifdef __cplusplus

@@ -153,6 +153,13 @@ GPUNVME_FN uint64_t gpunvme_fetch_or64_relaxed_gpu(uint64_t *p, uint64_t v)
     return old;
 }
 
+GPUNVME_FN uint64_t gpunvme_fetch_or64_acquire_gpu(uint64_t *p, uint64_t v)
+{
+    uint64_t old;
+    asm volatile("atom.acquire.gpu.or.b64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+    return old;
+}
+
 GPUNVME_FN uint64_t gpunvme_exchange64_gpu(uint64_t *p, uint64_t v)
 {
     uint64_t old;
@@ -346,6 +353,11 @@ GPUNVME_FN uint64_t gpunvme_fetch_add64_relaxed_gpu(uint64_t *p, uint64_t v)
 }
 
 GPUNVME_FN uint64_t gpunvme_fetch_or64_relaxed_gpu(uint64_t *p, uint64_t v)
+{
+    return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL);
+}
+
+GPUNVME_FN uint64_t gpunvme_fetch_or64_acquire_gpu(uint64_t *p, uint64_t v)
 {
     return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL);
 }

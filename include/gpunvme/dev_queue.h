@@ -102,7 +102,7 @@ GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t hint
         uint64_t old = step ? gpunvme_load_relaxed64(word) : 0;
 
         if (!(old & GPUNVME_DEV_SLOT_TAKEN))
-            old = gpunvme_fetch_or64_relaxed_gpu(word, GPUNVME_DEV_SLOT_TAKEN);
+            old = gpunvme_fetch_or64_acquire_gpu(word, GPUNVME_DEV_SLOT_TAKEN);
         if (!(old & GPUNVME_DEV_SLOT_TAKEN)) {
             *ticket = old | (hint & q->mask);
             return 1;
@@ -196,6 +196,7 @@ GPUNVME_FN uint64_t gpunvme_dev_queue_skip_ready(const struct gpunvme_dev_queue 
         n = gpunvme_dev_prefix(mask, gpunvme_dev_queue_is_ready(q, pos + gpunvme_warp_rank(mask)));
         pos += n;
     } while (n == lanes);
+    gpunvme_warp_sync(mask); /* what each lane has acquired, the leader's doorbell comes after */
     return pos;
 }
 
@@ -385,11 +386,13 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t
     if (!gpunvme_warp_shfl32(mask, mine, leader))
         return 0;
     *head = gpunvme_warp_shfl64(mask, *head, leader);
+    gpunvme_warp_sync(mask); /* the lanes look at entries after the leader has got the lock */
     do {
         n = gpunvme_dev_queue_take(q, mask, *head + total);
         total += n;
     } while (n == lanes && total <= q->mask);
     *head += total;
+    gpunvme_warp_sync(mask); /* all have read their entries before the doorbell gives them back */
     if (is_leader) {
         if (total)
             gpunvme_dev_queue_ring(q, &q->cq_doorbell, *head, 0);
@@ -399,6 +402,14 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t
 }
 
 /* --- tickets ---------------------------------------------------------------------------------- */
+
+/* For a mirror, which says of an old ticket that it is done until its slot is taken again. */
+GPUNVME_FN int gpunvme_dev_queue_has_ended(const struct gpunvme_dev_queue *q, uint64_t ticket)
+{
+    uint64_t word = gpunvme_load_relaxed64(&q->slots[ticket & q->mask].word);
+
+    return ((word & ~GPUNVME_DEV_SLOT_TAKEN) ^ ticket) >> 16 != 0;
+}
 
 /*
  * Whether the command of one lane's ticket is done: GPUNVME_OK with *c filled in, GPUNVME_ERR_AGAIN
@@ -411,7 +422,7 @@ GPUNVME_FN int gpunvme_dev_queue_peek(struct gpunvme_dev_queue *q, uint64_t tick
     struct gpunvme_slot *slot = (q->mirror ? q->mirror : q->slots) + (ticket & q->mask);
     uint64_t word = gpunvme_load_relaxed64(&slot->word) & ~GPUNVME_DEV_SLOT_TAKEN;
 
-    if ((word ^ ticket) >> 16)
+    if ((word ^ ticket) >> 16 || (q->mirror && gpunvme_dev_queue_has_ended(q, ticket)))
         return GPUNVME_ERR_STALE;
     if (!(word & GPUNVME_SLOT_DONE))
         return GPUNVME_ERR_AGAIN;

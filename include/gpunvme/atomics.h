@@ -218,6 +218,13 @@ GPUNVME_FN void gpunvme_store_64_bytes(void *to, const void *from)
         ((uint4 *)to)[i] = ((const uint4 *)from)[i];
 }
 
+GPUNVME_FN uint64_t gpunvme_fetch_and64(uint64_t *p, uint64_t v)
+{
+    uint64_t old;
+    asm volatile("atom.acq_rel.sys.and.b64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+    return old;
+}
+
 /* Shadow doorbells: a store and a later load of another word that must not pass each other. */
 GPUNVME_FN void gpunvme_store_seq_cst32(volatile uint32_t *p, uint32_t v)
 {
@@ -401,6 +408,11 @@ GPUNVME_FN void gpunvme_mmio_write32_relaxed(volatile uint32_t *p, uint32_t v)
 GPUNVME_FN void gpunvme_store_64_bytes(void *to, const void *from)
 {
     __builtin_memcpy(to, from, 64);
+}
+
+GPUNVME_FN uint64_t gpunvme_fetch_and64(uint64_t *p, uint64_t v)
+{
+    return __atomic_fetch_and(p, v, __ATOMIC_ACQ_REL);
 }
 
 GPUNVME_FN void gpunvme_store_seq_cst32(volatile uint32_t *p, uint32_t v)

@@ -84,8 +84,19 @@ struct gpunvme_dev_queue {
     __attribute__((aligned(128))) uint64_t reserved;  /* next position, GPUNVME_QPAIR_CLOSED */
     __attribute__((aligned(128))) uint64_t published; /* next position that is not rung for */
     __attribute__((aligned(128))) uint64_t cq_head;   /* next position */
-    uint64_t spurious; /* completions with a command id that is not in flight */
+    uint64_t spurious;  /* completions with a command id that is not in flight */
+    uint64_t closed_at; /* position at which the queue was closed; written by who closes it */
 };
+
+/*
+ * Initialises a queue on the CPU, with slots and marks in memory of the CPU's; whoever moves them
+ * to a GPU changes the addresses. All memory stays the caller's. Of the configuration, doorbells
+ * are without shadows, first_position is rounded to a lap (and 2^63 is never reached: at 10^9
+ * commands a second that takes 292 years), and first_generation has 47 bits.
+ * GPUNVME_ERR_INVALID as gpunvme_qpair_init().
+ */
+gpunvme_err_t gpunvme_dev_queue_init(struct gpunvme_dev_queue *q,
+                                     const struct gpunvme_qpair_config *config);
 
 /* --- submission ------------------------------------------------------------------------------- */
 

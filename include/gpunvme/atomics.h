@@ -174,7 +174,16 @@ GPUNVME_FN uint64_t gpunvme_fetch_or64_gpu(uint64_t *p, uint64_t v)
     return old;
 }
 
-/* Two words at a multiple of 16, in one load that never sees half of a store of both. Acquire. */
+/* Two words at a multiple of 16, in one load that never sees half of a store of both. */
+GPUNVME_FN void gpunvme_load_pair_relaxed(const uint64_t *p, uint64_t *first, uint64_t *second)
+{
+    asm volatile("{ .reg .b128 v; ld.relaxed.sys.b128 v, [%2]; mov.b128 {%0, %1}, v; }"
+                 : "=l"(*first), "=l"(*second)
+                 : "l"(p)
+                 : "memory");
+}
+
+/* Likewise, with acquire. */
 GPUNVME_FN void gpunvme_load_pair_acquire(const uint64_t *p, uint64_t *first, uint64_t *second)
 {
     asm volatile("{ .reg .b128 v; ld.acquire.sys.b128 v, [%2]; mov.b128 {%0, %1}, v; }"
@@ -184,15 +193,16 @@ GPUNVME_FN void gpunvme_load_pair_acquire(const uint64_t *p, uint64_t *first, ui
 }
 
 /*
- * Orders what this thread has read and written before it, and what it does with `_fenced` after it.
- * On the CPU those have the order themselves.
+ * Orders what this thread has read and written before it, and what it does with `_fenced` after it:
+ * an acquire of the one, a release of the other, for all lanes at the price of one. On the CPU
+ * loads and stores have these orders themselves.
  */
-GPUNVME_FN void gpunvme_fence_gpu(void)
+GPUNVME_FN void gpunvme_fence_sys(void)
 {
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
-/* Two words at a multiple of 16, in one store; after gpunvme_fence_gpu(), which is the release. */
+/* Two words at a multiple of 16, in one store; after gpunvme_fence_sys(), which is the release. */
 GPUNVME_FN void gpunvme_store_pair_fenced_gpu(uint64_t *p, uint64_t first, uint64_t second)
 {
     asm volatile("{ .reg .b128 v; mov.b128 v, {%1, %2}; st.relaxed.gpu.b128 [%0], v; }" ::"l"(p),
@@ -385,7 +395,7 @@ GPUNVME_FN void gpunvme_load_pair_acquire(const uint64_t *p, uint64_t *first, ui
     *second = p[1];
 }
 
-GPUNVME_FN void gpunvme_fence_gpu(void)
+GPUNVME_FN void gpunvme_fence_sys(void)
 {
 }
 

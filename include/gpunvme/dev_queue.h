@@ -16,7 +16,7 @@
  * there are lanes, and writes status and result to the slots that they name. wait     Each lane
  * looks at one word of its own: its slot's.
  *
- * No lock is held across I/O, and nobody waits for another's command. The functions with a `mask`
+ * Nobody waits for a lock, or for another's command. The functions with a `mask`
  * are called by all lanes of the mask together, with the same queue. The words that threads share
  * (struct gpunvme_dev_queue, slots, marks) must lie in memory of their own GPU; entries and
  * doorbells may lie anywhere.
@@ -296,21 +296,31 @@ GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t m
 
 /* --- completion ------------------------------------------------------------------------------- */
 
-/* An entry, with acquire order: its last dword says whether it is new, *result is DW1:DW0. */
-GPUNVME_FN uint32_t gpunvme_dev_cqe_load(const struct gpunvme_cqe *cqe, uint64_t *result)
+/*
+ * What a warp knows of the completion queue; all zeroes at first. A warp that reaps keeps the lock
+ * while it looks for entries, and reaps for all: so one warp reads the queue's memory, which may
+ * be the host's, however many are waiting. It must let go soon, and before it does anything else.
+ */
+struct gpunvme_dev_reaping {
+    uint64_t head;
+    uint32_t is_held; /* by this warp */
+};
+
+/* An entry; the GPU loads all of it at once. *dw3 says whether it is new. */
+GPUNVME_FN void gpunvme_dev_cqe_load(const struct gpunvme_cqe *cqe, uint64_t *result, uint32_t *dw3)
 {
 #if defined(__CUDA_ARCH__)
     uint64_t high;
 
-    gpunvme_load_pair_acquire((const uint64_t *)cqe, result, &high);
-    return (uint32_t)(high >> 32);
+    gpunvme_load_pair_relaxed((const uint64_t *)cqe, result, &high);
+    *dw3 = (uint32_t)(high >> 32);
 #else
     *result = 0; /* to be read when the entry is known to be new */
-    return gpunvme_load_acquire32((const gpunvme_dword *)cqe + 3);
+    *dw3 = gpunvme_load_acquire32((const gpunvme_dword *)cqe + 3);
 #endif
 }
 
-/* The result of an entry that is new; what load gave for it. */
+/* The result of an entry that is new; `loaded` is what load gave. */
 GPUNVME_FN uint64_t gpunvme_dev_cqe_result(const struct gpunvme_cqe *cqe, uint64_t loaded)
 {
 #if defined(__CUDA_ARCH__)
@@ -322,17 +332,7 @@ GPUNVME_FN uint64_t gpunvme_dev_cqe_result(const struct gpunvme_cqe *cqe, uint64
 #endif
 }
 
-/* Whether the entry at `head` is new, by its last dword, which this loads without an order. */
-GPUNVME_FN int gpunvme_dev_cqe_is_new(const struct gpunvme_dev_queue *q, uint64_t head)
-{
-    uint32_t dw3 = gpunvme_load_relaxed32((const gpunvme_dword *)&q->cq[head & q->mask] + 3);
-
-    return (dw3 >> 16 & 1) != (head >> q->shift & 1);
-}
-
-/*
- * The slot that a completion names and its word, or NULL for a command that is not in flight.
- */
+/* The slot that a completion names and its word, or NULL for a command that is not in flight. */
 GPUNVME_FN struct gpunvme_slot *gpunvme_dev_slot_of(struct gpunvme_dev_queue *q, uint32_t cid,
                                                     uint64_t *word)
 {
@@ -344,27 +344,27 @@ GPUNVME_FN struct gpunvme_slot *gpunvme_dev_slot_of(struct gpunvme_dev_queue *q,
     return slot;
 }
 
-/*
- * Takes the new entries from `head` on, as many as there are lanes. The caller holds the lock.
- */
+/* Takes the new entries from `head` on, as many as there are lanes. The warp holds the lock. */
 GPUNVME_FN uint32_t gpunvme_dev_queue_take(struct gpunvme_dev_queue *q, uint32_t mask,
                                            uint64_t head)
 {
     uint64_t mine = head + gpunvme_warp_rank(mask), result, word = 0;
     const struct gpunvme_cqe *cqe = &q->cq[mine & q->mask];
     struct gpunvme_slot *slot = 0;
-    /* Acquire: the data that the controller wrote before it are there. */
-    uint32_t dw3 = gpunvme_dev_cqe_load(cqe, &result);
-    uint32_t n = gpunvme_dev_prefix(mask, (dw3 >> 16 & 1) != (mine >> q->shift & 1));
+    uint32_t dw3, n;
+
+    gpunvme_dev_cqe_load(cqe, &result, &dw3);
+    n = gpunvme_dev_prefix(mask, (dw3 >> 16 & 1) != (mine >> q->shift & 1));
+    if (!n)
+        return 0;
     if (gpunvme_warp_rank(mask) < n) {
         slot = gpunvme_dev_slot_of(q, dw3 & 0xffff, &word);
         if (!slot)
             gpunvme_fetch_add64_relaxed_gpu(&q->spurious, 1);
     }
-    if (!n)
-        return 0;
-    /* Release: who sees the slot done sees the data that came before. */
-    gpunvme_fence_gpu();
+    /* Acquire of the entries, and with that of the data that the controller wrote before them;
+     * release of the slots: who sees one done sees its data. */
+    gpunvme_fence_sys();
     if (slot && word & GPUNVME_DEV_SLOT_ABANDONED)
         gpunvme_dev_slot_unclaim(q, (word & ~UINT64_C(0xffff)) | (dw3 & 0xffff));
     else if (slot)
@@ -373,43 +373,55 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_take(struct gpunvme_dev_queue *q, uint32_t
     return n;
 }
 
+/* Gets the completion queue, unless another warp has it. */
+GPUNVME_FN uint32_t gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t mask,
+                                           struct gpunvme_dev_reaping *r)
+{
+    uint64_t word = GPUNVME_DEV_QUEUE_LOCKED;
+
+    if (gpunvme_warp_lane() == gpunvme_warp_leader(mask)) {
+        word = gpunvme_load_relaxed64(&q->cq_head);
+        if (!(word & GPUNVME_DEV_QUEUE_LOCKED))
+            word = gpunvme_fetch_or64_acquire_gpu(&q->cq_head, GPUNVME_DEV_QUEUE_LOCKED);
+    }
+    word = gpunvme_warp_shfl64(mask, word, gpunvme_warp_leader(mask));
+    gpunvme_warp_sync(mask); /* the lanes look at entries after the leader has got the lock */
+    r->head = word >> 1;
+    r->is_held = !(word & GPUNVME_DEV_QUEUE_LOCKED);
+    return r->is_held;
+}
+
 /*
- * Takes every new completion; *head is where the queue's head was when the caller last looked (any
- * value at first), kept from call to call. Returns how many; 0 also when others are at it.
+ * Takes every new completion, if no other warp has the completion queue. Returns how many. The
+ * queue may be held from here on, until gpunvme_dev_queue_let_go() with the same mask.
  */
 GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t mask,
-                                           uint64_t *head)
+                                           struct gpunvme_dev_reaping *r)
 {
-    uint32_t leader = gpunvme_warp_leader(mask), is_leader = gpunvme_warp_lane() == leader;
-    uint32_t lanes = gpunvme_popcount(mask), n = 0, total = 0, mine = 0;
+    uint32_t lanes = gpunvme_popcount(mask), n, total = 0;
 
-    /* Both loads at once: what an old head hides in this turn, the next one finds. */
-    if (is_leader) {
-        uint64_t word = gpunvme_load_relaxed64(&q->cq_head);
-        int is_new = gpunvme_dev_cqe_is_new(q, *head);
-
-        if (is_new && word == *head << 1) {
-            word = gpunvme_fetch_or64_relaxed_gpu(&q->cq_head, GPUNVME_DEV_QUEUE_LOCKED);
-            mine = !(word & GPUNVME_DEV_QUEUE_LOCKED);
-        }
-        *head = word >> 1;
-    }
-    if (!gpunvme_warp_shfl32(mask, mine, leader))
+    if (!r->is_held && !gpunvme_dev_queue_hold(q, mask, r))
         return 0;
-    *head = gpunvme_warp_shfl64(mask, *head, leader);
-    gpunvme_warp_sync(mask); /* the lanes look at entries after the leader has got the lock */
     do {
-        n = gpunvme_dev_queue_take(q, mask, *head + total);
+        n = gpunvme_dev_queue_take(q, mask, r->head + total);
         total += n;
     } while (n == lanes && total <= q->mask);
-    *head += total;
+    if (!total)
+        return 0;
+    r->head += total;
     gpunvme_warp_sync(mask); /* all have read their entries before the doorbell gives them back */
-    if (is_leader) {
-        if (total)
-            gpunvme_dev_queue_ring(q, &q->cq_doorbell, *head, 0);
-        gpunvme_store64_relaxed_gpu(&q->cq_head, *head << 1);
-    }
+    if (gpunvme_warp_lane() == gpunvme_warp_leader(mask))
+        gpunvme_dev_queue_ring(q, &q->cq_doorbell, r->head, 0);
     return total;
+}
+
+/* Lets others reap, if this warp does. */
+GPUNVME_FN void gpunvme_dev_queue_let_go(struct gpunvme_dev_queue *q, uint32_t mask,
+                                         struct gpunvme_dev_reaping *r)
+{
+    if (r->is_held && gpunvme_warp_lane() == gpunvme_warp_leader(mask))
+        gpunvme_store64_relaxed_gpu(&q->cq_head, r->head << 1);
+    r->is_held = 0;
 }
 
 /* --- tickets ---------------------------------------------------------------------------------- */
@@ -469,19 +481,25 @@ GPUNVME_FN void gpunvme_dev_queue_end_read(struct gpunvme_dev_queue *q, uint64_t
 GPUNVME_FN int gpunvme_dev_queue_await(struct gpunvme_dev_queue *q, uint32_t mask, uint64_t ticket,
                                        uint64_t deadline_ns, struct gpunvme_completion *c)
 {
-    uint64_t head = gpunvme_load_relaxed64(&q->cq_head) >> 1;
+    struct gpunvme_dev_reaping r;
     int err = GPUNVME_ERR_AGAIN;
 
+    r.head = r.is_held = 0;
     for (uint32_t turn = 1;; turn++) {
         if (err == GPUNVME_ERR_AGAIN)
             err = gpunvme_dev_queue_peek(q, ticket, c);
         if (!gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN))
-            return err;
-        if (q->reaper != GPUNVME_REAPER_WAITERS || !gpunvme_dev_queue_reap(q, mask, &head))
+            break;
+        if (q->reaper != GPUNVME_REAPER_WAITERS || !gpunvme_dev_queue_reap(q, mask, &r))
             gpunvme_relax();
-        if (turn % 32 == 0 && err == GPUNVME_ERR_AGAIN && gpunvme_clock_ns() >= deadline_ns)
+        if (turn % 32)
+            continue;
+        gpunvme_dev_queue_let_go(q, mask, &r);
+        if (err == GPUNVME_ERR_AGAIN && gpunvme_clock_ns() >= deadline_ns)
             err = GPUNVME_ERR_TIMEOUT;
     }
+    gpunvme_dev_queue_let_go(q, mask, &r);
+    return err;
 }
 
 /* Awaits, and ends the tickets of the lanes that get GPUNVME_OK. */

@@ -5,20 +5,15 @@
  *
  * Source: NVM Express Base 1.4, section 4.2 and the command dwords in sections 5 and 6.
  */
+#include "sim/command.h"
 #include "sim/sim_internal.h"
 
-enum { NO_DATA = 0, DATA = 1, ANY_NSID = 2 };
+#define NO_DATA  SIM_RULE_NO_DATA
+#define DATA     SIM_RULE_DATA
+#define ANY_NSID SIM_RULE_ANY_NSID
+#define ALL      SIM_RULE_ALL
 
-/* Reserved bits of each dword that a command may use; those not named are all reserved. */
-struct rule {
-    uint8_t opc;
-    uint8_t flags;
-    uint32_t cdw10, cdw11, cdw12, cdw13, cdw14, cdw15;
-};
-
-#define ALL 0xffffffffu
-
-static const struct rule admin_rules[] = {
+static const struct sim_rule admin_rules[] = {
     {GPUNVME_ADMIN_DELETE_SQ, NO_DATA, 0xffff0000, ALL, ALL, ALL, ALL, ALL},
     {GPUNVME_ADMIN_CREATE_SQ, DATA, 0, 0x0000fff8, 0xffff0000, ALL, ALL, ALL},
     {GPUNVME_ADMIN_GET_LOG_PAGE, DATA | ANY_NSID, 0x7000, 0, 0, 0, 0xffffff80, ALL},
@@ -33,95 +28,66 @@ static const struct rule admin_rules[] = {
     {GPUNVME_ADMIN_DOORBELL_BUFFER_CONFIG, DATA, ALL, ALL, ALL, ALL, ALL, ALL},
 };
 
-static const struct rule io_rules[] = {
-    {GPUNVME_CMD_FLUSH, ANY_NSID, ALL, ALL, ALL, ALL, ALL, ALL},
-    {GPUNVME_CMD_WRITE, DATA | ANY_NSID, 0, 0, 0x030f0000, 0x0000ff00, 0, 0},
-    {GPUNVME_CMD_READ, DATA | ANY_NSID, 0, 0, 0x03ff0000, 0xffffff00, 0, 0},
-    {GPUNVME_CMD_COMPARE, DATA | ANY_NSID, 0, 0, 0x03ff0000, ALL, 0, 0},
-    {GPUNVME_CMD_WRITE_ZEROES, ANY_NSID, 0, 0, 0x01ff0000, ALL, 0, 0},
-    {GPUNVME_CMD_DSM, DATA | ANY_NSID, 0xffffff00, 0xfffffff8, ALL, ALL, ALL, ALL},
-    {GPUNVME_CMD_VERIFY, ANY_NSID, 0, 0, 0x03ff0000, ALL, 0, 0},
-};
-
-static const struct rule *find_rule(bool admin, uint8_t opc)
+const char *sim_what_text(enum sim_what what)
 {
-    const struct rule *rules = admin ? admin_rules : io_rules;
-    size_t n = admin ? sizeof(admin_rules) / sizeof(*rules) : sizeof(io_rules) / sizeof(*rules);
+    static const char *const texts[] = {
+#define X(name, text) text,
+        SIM_WHATS(X)
+#undef X
+    };
 
-    for (size_t i = 0; i < n; i++)
-        if (rules[i].opc == opc)
-            return &rules[i];
-    return NULL;
+    return (unsigned)what < SIM_NWHATS ? texts[what] : "";
+}
+
+static bool find_rule(bool admin, uint8_t opc, struct sim_rule *rule)
+{
+    if (!admin)
+        return sim_io_rule(opc, rule);
+    for (size_t i = 0; i < sizeof(admin_rules) / sizeof(*admin_rules); i++) {
+        if (admin_rules[i].opc == opc) {
+            *rule = admin_rules[i];
+            return true;
+        }
+    }
+    return false;
 }
 
 bool sim_command_supported(const struct gpunvme_sim *sim, bool admin, uint8_t opc)
 {
+    struct sim_rule rule;
+
     if (admin && opc == GPUNVME_ADMIN_DOORBELL_BUFFER_CONFIG)
         return sim->config.shadow;
-    return find_rule(admin, opc) != NULL;
+    return find_rule(admin, opc, &rule);
 }
 
-static void reserved(struct sim_cmd *cmd, const char *field, uint64_t bits)
+static void tell(struct sim_cmd *cmd, enum sim_what what, uint64_t bits)
 {
-    if (!bits)
-        return;
-    sim_violate(cmd->thread->sim, GPUNVME_SIM_VIOLATION_RESERVED_BITS,
-                "queue %u, command id %u, opcode %02xh: reserved bits %llxh of %s are set",
-                cmd->sq->qid, cmd->sqe.cid, cmd->sqe.opc, (unsigned long long)bits, field);
-}
-
-static void check_dwords(struct sim_cmd *cmd, const struct rule *rule)
-{
-    const struct gpunvme_sqe *sqe = &cmd->sqe;
-
-    reserved(cmd, "CDW2", sqe->cdw2);
-    reserved(cmd, "CDW3", sqe->cdw3);
-    reserved(cmd, "CDW10", sqe->cdw10 & rule->cdw10);
-    reserved(cmd, "CDW11", sqe->cdw11 & rule->cdw11);
-    reserved(cmd, "CDW12", sqe->cdw12 & rule->cdw12);
-    reserved(cmd, "CDW13", sqe->cdw13 & rule->cdw13);
-    reserved(cmd, "CDW14", sqe->cdw14 & rule->cdw14);
-    reserved(cmd, "CDW15", sqe->cdw15 & rule->cdw15);
-    if (!(rule->flags & ANY_NSID))
-        reserved(cmd, "NSID", sqe->nsid);
-    if (!(rule->flags & DATA)) {
-        reserved(cmd, "PRP1", sqe->prp1);
-        reserved(cmd, "PRP2", sqe->prp2);
-    }
-    if (!cmd->sq->qid || !(rule->flags & DATA))
-        reserved(cmd, "MPTR", sqe->mptr);
-}
-
-/* PRP or SGL: admin commands of a PCIe controller use PRPs only. */
-static uint16_t check_psdt(struct sim_cmd *cmd)
-{
-    uint8_t psdt = cmd->sqe.flags & GPUNVME_PSDT_MASK;
-
-    if (psdt == GPUNVME_PSDT_PRP)
-        return GPUNVME_SC_SUCCESS;
-    if (psdt == GPUNVME_PSDT_MASK) {
-        reserved(cmd, "PSDT", psdt);
-        return GPUNVME_SC_INVALID_FIELD;
-    }
-    if (cmd->sq->qid && cmd->thread->sim->config.sgl)
-        return GPUNVME_SC_SUCCESS;
-    sim_violate(cmd->thread->sim, GPUNVME_SIM_VIOLATION_SGL_INVALID,
-                "queue %u, command id %u: an SGL where only PRPs are supported", cmd->sq->qid,
-                cmd->sqe.cid);
-    return GPUNVME_SC_INVALID_FIELD;
+    if (what == SIM_WHAT_SGL_UNSUPPORTED)
+        sim_violate(cmd->thread->sim, GPUNVME_SIM_VIOLATION_SGL_INVALID,
+                    "queue %u, command id %u: %s", cmd->sq->qid, cmd->sqe.cid, sim_what_text(what));
+    else
+        sim_violate(cmd->thread->sim, GPUNVME_SIM_VIOLATION_RESERVED_BITS,
+                    "queue %u, command id %u, opcode %02xh: reserved bits %llxh of %s are set",
+                    cmd->sq->qid, cmd->sqe.cid, cmd->sqe.opc, (unsigned long long)bits,
+                    sim_what_text(what));
 }
 
 uint16_t sim_check_command(struct sim_cmd *cmd)
 {
-    uint8_t odd = cmd->sqe.flags & (uint8_t) ~(GPUNVME_FUSE_MASK | GPUNVME_PSDT_MASK);
-    const struct rule *rule;
+    bool admin = !cmd->sq->qid;
+    struct sim_rule rule;
+    uint32_t wrong;
+    uint16_t status;
 
-    if (!sim_command_supported(cmd->thread->sim, !cmd->sq->qid, cmd->sqe.opc))
+    if (!sim_command_supported(cmd->thread->sim, admin, cmd->sqe.opc))
         return GPUNVME_SC_INVALID_OPCODE;
-    rule = find_rule(!cmd->sq->qid, cmd->sqe.opc);
-    check_dwords(cmd, rule);
-    reserved(cmd, "CDW0", (uint64_t)odd << 8);
-    if (odd || cmd->sqe.flags & GPUNVME_FUSE_MASK)
-        return GPUNVME_SC_INVALID_FIELD;
-    return check_psdt(cmd);
+    find_rule(admin, cmd->sqe.opc, &rule);
+    status = sim_command_form(&cmd->sqe, &rule, admin, cmd->thread->sim->config.sgl, &wrong);
+    for (; wrong; wrong &= wrong - 1) {
+        enum sim_what what = (enum sim_what)__builtin_ctz(wrong);
+
+        tell(cmd, what, sim_command_reserved(&cmd->sqe, &rule, admin, what));
+    }
+    return status;
 }

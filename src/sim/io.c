@@ -37,21 +37,11 @@ static uint16_t store_status(const struct sim_cmd *cmd)
     }
 }
 
-static uint64_t slba_of(const struct gpunvme_sqe *sqe)
-{
-    return sqe->cdw10 | (uint64_t)sqe->cdw11 << 32;
-}
-
-static uint64_t nlb_of(const struct gpunvme_sqe *sqe)
-{
-    return GPUNVME_GET(sqe->cdw12, RW_NLB) + 1;
-}
-
 enum sim_model_op sim_io_model(const struct sim_cmd *cmd, uint64_t *nbytes)
 {
     const struct sim_ns *ns = sim_ns_find(cmd->thread->sim, cmd->sqe.nsid);
 
-    *nbytes = ns ? nlb_of(&cmd->sqe) << ns->shift : 0;
+    *nbytes = ns ? sim_command_nlb(&cmd->sqe) << ns->shift : 0;
     switch (cmd->sqe.opc) {
     case GPUNVME_CMD_READ:
     case GPUNVME_CMD_COMPARE:
@@ -66,15 +56,12 @@ enum sim_model_op sim_io_model(const struct sim_cmd *cmd, uint64_t *nbytes)
     }
 }
 
-/* An identifier that no namespace can have is one thing, one that none has now another. */
 uint16_t sim_ns_check(struct gpunvme_sim *sim, uint32_t nsid, struct sim_ns **ns)
 {
     *ns = sim_ns_find(sim, nsid);
     if (*ns)
         return GPUNVME_SC_SUCCESS;
-    if (!nsid || !sim->nns || nsid > sim->ns[sim->nns - 1].nsid)
-        return GPUNVME_SC_INVALID_NS;
-    return GPUNVME_SC_INVALID_FIELD;
+    return sim_command_no_ns(nsid, sim->nns ? sim->ns[sim->nns - 1].nsid : 0);
 }
 
 static void transfer_ended(struct sim_store_io *io, gpunvme_err_t err)
@@ -192,9 +179,9 @@ static uint16_t gather(struct sim_cmd *cmd, unsigned *niov)
     }
     /* Whole blocks only: what is left over of the last piece comes again in the next part. */
     cmd->iov[n - 1].iov_len -= rest;
-    cmd->data.bus -= rest;
-    cmd->data.piece += rest;
-    cmd->data.left += rest;
+    cmd->data.walk.bus -= rest;
+    cmd->data.walk.piece += rest;
+    cmd->data.walk.left += rest;
     cmd->part = got - rest;
     *niov = n;
     return GPUNVME_SC_SUCCESS;
@@ -248,7 +235,7 @@ static uint16_t transfer_landed(struct sim_cmd *cmd)
 static void transfer_end(struct sim_cmd *cmd, uint16_t status)
 {
     struct sim_counters *counters = &cmd->thread->counters;
-    uint64_t nbytes = nlb_of(&cmd->sqe) << cmd->ns->shift;
+    uint64_t nbytes = sim_command_nlb(&cmd->sqe) << cmd->ns->shift;
 
     if (!status && cmd->sqe.opc != GPUNVME_CMD_VERIFY)
         status = sim_data_end(cmd->thread, &cmd->data);
@@ -289,18 +276,12 @@ static uint16_t transfer_direct(struct sim_cmd *cmd)
     }
 }
 
-/* MDTS, which limits what moves over the bus, and what only transfers have. */
 static uint16_t check_transfer(const struct sim_cmd *cmd)
 {
     const struct gpunvme_sim_config *config = &cmd->thread->sim->config;
 
-    if (cmd->ns->config->metadata_size)
-        return GPUNVME_SC_INVALID_FIELD;
-    if (config->mdts && cmd->left > 4096ull << config->mdts && cmd->sqe.opc != GPUNVME_CMD_VERIFY)
-        return GPUNVME_SC_INVALID_FIELD;
-    if (cmd->sqe.opc == GPUNVME_CMD_WRITE && GPUNVME_GET(cmd->sqe.cdw12, RW_DTYPE))
-        return GPUNVME_SC_INVALID_FIELD;
-    return GPUNVME_SC_SUCCESS;
+    return sim_command_transfer(&cmd->sqe, cmd->left, config->mdts ? 4096ull << config->mdts : 0,
+                                cmd->ns->config->metadata_size);
 }
 
 static void transfer(struct sim_cmd *cmd)
@@ -408,7 +389,6 @@ static void dataset_management(struct sim_cmd *cmd)
 static uint16_t check_target(struct sim_cmd *cmd)
 {
     const struct gpunvme_sqe *sqe = &cmd->sqe;
-    uint64_t slba = slba_of(sqe), nlb = nlb_of(sqe);
     uint16_t status;
 
     if (sqe->opc == GPUNVME_CMD_FLUSH && sqe->nsid == GPUNVME_NSID_ALL)
@@ -416,16 +396,11 @@ static uint16_t check_target(struct sim_cmd *cmd)
     status = sim_ns_check(cmd->thread->sim, sqe->nsid, &cmd->ns);
     if (status || sqe->opc == GPUNVME_CMD_FLUSH)
         return status;
-    if (cmd->ns->config->readonly &&
-        (sqe->opc == GPUNVME_CMD_WRITE || sqe->opc == GPUNVME_CMD_WRITE_ZEROES ||
-         (sqe->opc == GPUNVME_CMD_DSM && sqe->cdw11 & GPUNVME_DSM_AD)))
-        return GPUNVME_SC_NS_WRITE_PROTECTED;
-    if (sqe->opc == GPUNVME_CMD_DSM)
-        return GPUNVME_SC_SUCCESS;
-    if (slba >= cmd->ns->nblocks || nlb > cmd->ns->nblocks - slba)
-        return GPUNVME_SC_LBA_RANGE;
-    cmd->off = slba << cmd->ns->shift;
-    cmd->left = nlb << cmd->ns->shift;
+    status = sim_command_blocks(sqe, cmd->ns->nblocks, cmd->ns->config->readonly);
+    if (status || sqe->opc == GPUNVME_CMD_DSM)
+        return status;
+    cmd->off = sim_command_slba(sqe) << cmd->ns->shift;
+    cmd->left = sim_command_nlb(sqe) << cmd->ns->shift;
     return GPUNVME_SC_SUCCESS;
 }
 

@@ -21,6 +21,7 @@
 
 #include "gpunvme/nvme.h"
 #include "gpunvme/sim.h"
+#include "sim/command.h"
 #include "sim/fault.h"
 #include "sim/model.h"
 #include "sim/store.h"
@@ -131,22 +132,10 @@ struct sim_pending {
     bool uncounted; /* not in inflight */
 };
 
-/* A walk through the memory that a command's data pointer describes. Private to data.c but left. */
+/* A command's data: the walk through what its data pointer describes, and whose it is. */
 struct sim_data {
-    uint64_t left;    /* bytes of the transfer not yet given out */
-    uint64_t bus;     /* the piece at hand */
-    uint64_t piece;   /* what is left of it */
-    uint64_t next;    /* PRP: where the next entry is; SGL: the next descriptor */
-    uint64_t segment; /* SGL: bytes left in this segment */
-    uint64_t prp1, prp2;
-    struct gpunvme_sgl_desc descriptor; /* the one in the command */
-    uint32_t page;                      /* CC.MPS as bytes */
-    uint16_t qid, cid;                  /* for messages */
-    uint8_t state;
-    bool sgl;
-    bool bucket; /* the piece at hand is thrown away */
-    bool last;   /* SGL: in the last segment */
-    bool to_host;
+    struct sim_walk walk;
+    uint16_t qid, cid; /* for messages */
 };
 
 /* What sim_data_next() gives: cpu, or gpu, or far, or none of them (a bit bucket). */

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * What engine_run.h needs beyond atomics.h: operations of block scope, relaxed ones of device
+ * scope, and accesses of 16 bytes. On the CPU all of them are ordinary atomics, so that a thread
+ * sanitizer sees what orders what.
+ */
+#ifndef SIM_ENGINE_ATOMICS_H
+#define SIM_ENGINE_ATOMICS_H
+
+#include <sched.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "gpunvme/atomics.h"
+#include "gpunvme/fn.h"
+#include "gpunvme/nvme.h"
+
+#if defined(__CUDA_ARCH__)
+
+/* Within the block: shared memory. PTX ISA, "Memory Consistency Model", scope .cta. */
+GPUNVME_FN uint32_t sim_block_load32(const uint32_t *p)
+{
+    uint32_t v;
+    asm volatile("ld.acquire.cta.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+GPUNVME_FN uint64_t sim_block_load64(const uint64_t *p)
+{
+    uint64_t v;
+    asm volatile("ld.acquire.cta.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+
+GPUNVME_FN void sim_block_store32(uint32_t *p, uint32_t v)
+{
+    asm volatile("st.release.cta.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+GPUNVME_FN uint32_t sim_block_exchange32(uint32_t *p, uint32_t v)
+{
+    uint32_t old;
+    asm volatile("atom.acq_rel.cta.exch.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    return old;
+}
+
+GPUNVME_FN int sim_block_cas64(uint64_t *p, uint64_t *expected, uint64_t v)
+{
+    uint64_t old, want = *expected;
+    asm volatile("atom.acq_rel.cta.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(old)
+                 : "l"(p), "l"(want), "l"(v)
+                 : "memory");
+    *expected = old;
+    return old == want;
+}
+
+GPUNVME_FN uint32_t sim_block_or32(uint32_t *p, uint32_t v)
+{
+    uint32_t old;
+    asm volatile("atom.relaxed.cta.or.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    return old;
+}
+
+GPUNVME_FN void sim_block_and32(uint32_t *p, uint32_t v)
+{
+    uint32_t old;
+    asm volatile("atom.relaxed.cta.and.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+}
+
+GPUNVME_FN void sim_block_add64(uint64_t *p, uint64_t v)
+{
+    uint64_t old;
+    asm volatile("atom.relaxed.cta.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+}
+
+GPUNVME_FN void sim_block_sync(void)
+{
+    __syncthreads();
+}
+
+/* Among the blocks of the engine, in GPU memory. Nothing is ordered by these. */
+GPUNVME_FN uint32_t sim_device_load32(const uint32_t *p)
+{
+    uint32_t v;
+    asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+GPUNVME_FN uint64_t sim_device_load64(const uint64_t *p)
+{
+    uint64_t v;
+    asm volatile("ld.relaxed.gpu.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+
+GPUNVME_FN uint32_t sim_device_add32(uint32_t *p, uint32_t v)
+{
+    uint32_t old;
+    asm volatile("atom.relaxed.gpu.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    return old;
+}
+
+GPUNVME_FN uint64_t sim_device_add64(uint64_t *p, uint64_t v)
+{
+    uint64_t old;
+    asm volatile("atom.relaxed.gpu.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+    return old;
+}
+
+GPUNVME_FN int sim_device_cas32(uint32_t *p, uint32_t expected, uint32_t v)
+{
+    uint32_t old;
+    asm volatile("atom.relaxed.gpu.cas.b32 %0, [%1], %2, %3;"
+                 : "=r"(old)
+                 : "l"(p), "r"(expected), "r"(v)
+                 : "memory");
+    return old == expected;
+}
+
+GPUNVME_FN int sim_device_cas64(uint64_t *p, uint64_t *expected, uint64_t v)
+{
+    uint64_t old, want = *expected;
+    asm volatile("atom.relaxed.gpu.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(old)
+                 : "l"(p), "l"(want), "l"(v)
+                 : "memory");
+    *expected = old;
+    return old == want;
+}
+
+/* All that this warp's lanes wrote or read before is done, for everybody, before what follows. */
+GPUNVME_FN void sim_engine_fence(void)
+{
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+/*
+ * A completion queue entry in one store of 16 bytes: never seen half. After sim_engine_fence().
+ * PTX ISA, "st", type .b128.
+ */
+GPUNVME_FN void sim_engine_store_cqe(struct gpunvme_cqe *to, uint32_t dw0, uint32_t dw2,
+                                     uint32_t dw3)
+{
+    uint64_t low = dw0, high = dw2 | (uint64_t)dw3 << 32;
+
+    asm volatile("{\n\t.reg .b128 entry;\n\t"
+                 "mov.b128 entry, {%1, %2};\n\t"
+                 "st.relaxed.sys.b128 [%0], entry;\n\t}" ::"l"(to),
+                 "l"(low), "l"(high)
+                 : "memory");
+}
+
+/* A command, once; past the first-level cache, where an older one could lie. */
+GPUNVME_FN void sim_engine_load_sqe(struct gpunvme_sqe *to, const struct gpunvme_sqe *from)
+{
+    uint64_t *word = (uint64_t *)to;
+
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        asm volatile("ld.relaxed.sys.v2.u64 {%0, %1}, [%2];"
+                     : "=l"(word[2 * i]), "=l"(word[2 * i + 1])
+                     : "l"((const char *)from + 16 * i)
+                     : "memory");
+}
+
+GPUNVME_FN void sim_engine_sleep(uint32_t ns)
+{
+    __nanosleep(ns);
+}
+
+#else /* the CPU */
+
+GPUNVME_FN uint32_t sim_block_load32(const uint32_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+
+GPUNVME_FN uint64_t sim_block_load64(const uint64_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+
+GPUNVME_FN void sim_block_store32(uint32_t *p, uint32_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+
+GPUNVME_FN uint32_t sim_block_exchange32(uint32_t *p, uint32_t v)
+{
+    return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL);
+}
+
+GPUNVME_FN int sim_block_cas64(uint64_t *p, uint64_t *expected, uint64_t v)
+{
+    return __atomic_compare_exchange_n(p, expected, v, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+
+GPUNVME_FN uint32_t sim_block_or32(uint32_t *p, uint32_t v)
+{
+    return __atomic_fetch_or(p, v, __ATOMIC_RELAXED);
+}
+
+GPUNVME_FN void sim_block_and32(uint32_t *p, uint32_t v)
+{
+    __atomic_fetch_and(p, v, __ATOMIC_RELAXED);
+}
+
+GPUNVME_FN void sim_block_add64(uint64_t *p, uint64_t v)
+{
+    __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
+
+GPUNVME_FN void sim_block_sync(void)
+{
+}
+
+GPUNVME_FN uint32_t sim_device_load32(const uint32_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+
+GPUNVME_FN uint64_t sim_device_load64(const uint64_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+
+GPUNVME_FN uint32_t sim_device_add32(uint32_t *p, uint32_t v)
+{
+    return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
+
+GPUNVME_FN uint64_t sim_device_add64(uint64_t *p, uint64_t v)
+{
+    return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
+
+GPUNVME_FN int sim_device_cas32(uint32_t *p, uint32_t expected, uint32_t v)
+{
+    return __atomic_compare_exchange_n(p, &expected, v, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
+GPUNVME_FN int sim_device_cas64(uint64_t *p, uint64_t *expected, uint64_t v)
+{
+    return __atomic_compare_exchange_n(p, expected, v, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
+/* The release store of the entry's last word does it. */
+GPUNVME_FN void sim_engine_fence(void)
+{
+}
+
+GPUNVME_FN void sim_engine_store_cqe(struct gpunvme_cqe *to, uint32_t dw0, uint32_t dw2,
+                                     uint32_t dw3)
+{
+    uint32_t *word = (uint32_t *)to;
+
+    word[0] = dw0;
+    word[1] = 0;
+    word[2] = dw2;
+    __atomic_store_n(word + 3, dw3, __ATOMIC_RELEASE);
+}
+
+GPUNVME_FN void sim_engine_load_sqe(struct gpunvme_sqe *to, const struct gpunvme_sqe *from)
+{
+    *to = *from;
+    /* The driver could change its memory meanwhile: all is decided on this one copy. */
+    __asm__ volatile("" : "+m"(*to));
+}
+
+GPUNVME_FN void sim_engine_sleep(uint32_t ns)
+{
+    (void)ns;
+    sched_yield();
+}
+
+#endif
+#endif

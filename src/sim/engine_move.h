@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * How the engine moves bytes: the lanes of a warp do one lane's transfer after the other together,
+ * 16 bytes each, with the loads of several in flight before the first store. On the CPU it is
+ * memcpy() and its like. Knows nothing of commands.
+ */
+#ifndef SIM_ENGINE_MOVE_H
+#define SIM_ENGINE_MOVE_H
+
+#include <stdint.h>
+#include <string.h>
+
+#include "gpunvme/fn.h"
+#include "gpunvme/warp.h"
+
+#define SIM_MOVE_NOTHING 0u
+#define SIM_MOVE_COPY    1u
+#define SIM_MOVE_COMPARE 2u
+#define SIM_MOVE_ZERO    3u /* `from` is not looked at */
+
+#if defined(__CUDA_ARCH__)
+
+#define SIM_MOVE_LANES  0xffffffffu
+#define SIM_MOVE_FLIGHT 8 /* loads of a lane in flight */
+#define SIM_MOVE_ROW    512u
+
+/* Past the first-level cache: no byte is used twice. */
+GPUNVME_FN uint4 sim_move_load(const uint8_t *from)
+{
+    return __ldcg((const uint4 *)from);
+}
+
+/* One piece of at most 512 bytes from each lane of `rest`, all at multiples of 16: lanes' pieces
+ * are the rows of a table, SIM_MOVE_FLIGHT rows at a time. */
+GPUNVME_FN void sim_move_rows(uint32_t rest, uint8_t *to, const uint8_t *from, uint32_t nbytes)
+{
+    uint32_t at = gpunvme_warp_lane() * 16;
+
+    while (rest) {
+        uint4 v[SIM_MOVE_FLIGHT];
+        uint32_t of[SIM_MOVE_FLIGHT], on = 0;
+
+#pragma unroll
+        for (int i = 0; i < SIM_MOVE_FLIGHT; i++) {
+            const uint8_t *row;
+            uint32_t n;
+
+            of[i] = rest ? gpunvme_lowest_bit(rest) : 0;
+            row = (const uint8_t *)gpunvme_warp_shfl64(SIM_MOVE_LANES, (uint64_t)from, of[i]);
+            n = gpunvme_warp_shfl32(SIM_MOVE_LANES, nbytes, of[i]);
+            if (rest && at < n) {
+                v[i] = sim_move_load(row + at);
+                on |= 1u << i;
+            }
+            rest &= rest - 1;
+        }
+#pragma unroll
+        for (int i = 0; i < SIM_MOVE_FLIGHT; i++) {
+            uint8_t *row = (uint8_t *)gpunvme_warp_shfl64(SIM_MOVE_LANES, (uint64_t)to, of[i]);
+
+            if (on & 1u << i)
+                *(uint4 *)(row + at) = v[i];
+        }
+    }
+}
+
+/* One long piece at multiples of 16. */
+GPUNVME_FN void sim_move_long(uint8_t *to, const uint8_t *from, uint64_t nbytes)
+{
+    for (uint64_t at = gpunvme_warp_lane() * 16; at < nbytes;
+         at += SIM_MOVE_FLIGHT * SIM_MOVE_ROW) {
+        uint4 v[SIM_MOVE_FLIGHT];
+
+#pragma unroll
+        for (int i = 0; i < SIM_MOVE_FLIGHT; i++)
+            if (at + i * SIM_MOVE_ROW < nbytes)
+                v[i] = sim_move_load(from + at + i * SIM_MOVE_ROW);
+#pragma unroll
+        for (int i = 0; i < SIM_MOVE_FLIGHT; i++)
+            if (at + i * SIM_MOVE_ROW < nbytes)
+                *(uint4 *)(to + at + i * SIM_MOVE_ROW) = v[i];
+    }
+}
+
+/* The same for addresses that are multiples of 4 only. */
+GPUNVME_FN void sim_move_dwords(uint8_t *to, const uint8_t *from, uint64_t nbytes)
+{
+    for (uint64_t at = gpunvme_warp_lane() * 4; at < nbytes; at += SIM_MOVE_FLIGHT * 128) {
+        uint32_t v[SIM_MOVE_FLIGHT];
+
+#pragma unroll
+        for (int i = 0; i < SIM_MOVE_FLIGHT; i++)
+            if (at + i * 128 < nbytes)
+                v[i] = __ldcg((const uint32_t *)(from + at + i * 128));
+#pragma unroll
+        for (int i = 0; i < SIM_MOVE_FLIGHT; i++)
+            if (at + i * 128 < nbytes)
+                *(uint32_t *)(to + at + i * 128) = v[i];
+    }
+}
+
+static __host__ __device__ __noinline__ int sim_move_odd(uint32_t op, uint8_t *to,
+                                                         const uint8_t *from, uint64_t nbytes)
+{
+    uint32_t width = ((uint64_t)to | (uint64_t)from | nbytes) & 3 ? 1 : 4;
+    int differs = 0;
+
+    if (op == SIM_MOVE_COPY && width == 4) {
+        sim_move_dwords(to, from, nbytes);
+        return 0;
+    }
+    for (uint64_t at = gpunvme_warp_lane() * width; at < nbytes; at += 32 * width) {
+        if (op == SIM_MOVE_COMPARE)
+            differs |= width == 4 ? __ldcg((const uint32_t *)(to + at)) !=
+                                        __ldcg((const uint32_t *)(from + at))
+                                  : __ldcg(to + at) != __ldcg(from + at);
+        else if (width == 4)
+            *(uint32_t *)(to + at) = 0;
+        else
+            to[at] = op == SIM_MOVE_ZERO ? 0 : __ldcg(from + at);
+    }
+    return gpunvme_warp_ballot(SIM_MOVE_LANES, differs) != 0;
+}
+
+/*
+ * Does what each lane wants: called by all lanes. Returns whether this lane's COMPARE found a
+ * difference.
+ */
+GPUNVME_FN int sim_move(uint32_t op, uint8_t *to, const uint8_t *from, uint64_t nbytes)
+{
+    int plain = op == SIM_MOVE_COPY && !(((uint64_t)to | (uint64_t)from | nbytes) & 15);
+    uint32_t rows = gpunvme_warp_ballot(SIM_MOVE_LANES, plain && nbytes <= SIM_MOVE_ROW);
+    uint32_t others = gpunvme_warp_ballot(SIM_MOVE_LANES, op != SIM_MOVE_NOTHING && nbytes &&
+                                                              !(plain && nbytes <= SIM_MOVE_ROW));
+    int differs = 0;
+
+    if (rows)
+        sim_move_rows(rows, to, from, (uint32_t)nbytes);
+    for (; others; others &= others - 1) {
+        uint32_t of = gpunvme_lowest_bit(others);
+        uint32_t how = gpunvme_warp_shfl32(SIM_MOVE_LANES, plain ? 0 : op, of);
+        uint8_t *t = (uint8_t *)gpunvme_warp_shfl64(SIM_MOVE_LANES, (uint64_t)to, of);
+        const uint8_t *f = (const uint8_t *)gpunvme_warp_shfl64(SIM_MOVE_LANES, (uint64_t)from, of);
+        uint64_t n = gpunvme_warp_shfl64(SIM_MOVE_LANES, nbytes, of);
+
+        if (!how) {
+            sim_move_long(t, f, n);
+        } else {
+            int found = sim_move_odd(how, t, f, n);
+
+            if (of == gpunvme_warp_lane())
+                differs = found;
+        }
+    }
+    return differs;
+}
+
+#else
+
+GPUNVME_FN int sim_move(uint32_t op, uint8_t *to, const uint8_t *from, uint64_t nbytes)
+{
+    switch (op) {
+    case SIM_MOVE_COPY:
+        memcpy(to, from, nbytes);
+        return 0;
+    case SIM_MOVE_COMPARE:
+        return memcmp(to, from, nbytes) != 0;
+    case SIM_MOVE_ZERO:
+        memset(to, 0, nbytes);
+        return 0;
+    default:
+        return 0;
+    }
+}
+
+#endif
+#endif

@@ -64,14 +64,12 @@ GPUNVME_FN uint32_t sim_block_or32(uint32_t *p, uint32_t v)
 
 GPUNVME_FN void sim_block_and32(uint32_t *p, uint32_t v)
 {
-    uint32_t old;
-    asm volatile("atom.relaxed.cta.and.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    asm volatile("red.relaxed.cta.and.b32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
 GPUNVME_FN void sim_block_add64(uint64_t *p, uint64_t v)
 {
-    uint64_t old;
-    asm volatile("atom.relaxed.cta.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+    asm volatile("red.relaxed.cta.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
 GPUNVME_FN void sim_block_sync(void)

@@ -216,10 +216,10 @@ GPUNVME_FN void sim_engine_count(struct sim_engine_block *b, uint64_t *counter, 
     sim_block_store32(&b->dirty, 1);
 }
 
+/* `cid_opc` is of a command: cid << 8 | opcode. */
 SIM_ENGINE_SLOW void sim_engine_violate(struct sim_engine *e, struct sim_engine_block *b,
                                         uint32_t kind, uint32_t what, uint16_t qid,
-                                        const struct gpunvme_sqe *sqe, uint64_t value,
-                                        uint64_t other)
+                                        uint32_t cid_opc, uint64_t value, uint64_t other)
 {
     struct sim_engine_violation *first = &e->host->first;
 
@@ -229,11 +229,16 @@ SIM_ENGINE_SLOW void sim_engine_violate(struct sim_engine *e, struct sim_engine_
     first->kind = kind;
     first->what = what;
     first->qid = qid;
-    first->cid = sqe ? sqe->cid : 0;
-    first->opc = sqe ? sqe->opc : 0;
+    first->cid = (uint16_t)(cid_opc >> 8);
+    first->opc = cid_opc & 0xff;
     first->value = value;
     first->other = other;
     gpunvme_store_release32(&first->there, 1);
+}
+
+GPUNVME_FN uint32_t sim_engine_cid_opc(const struct gpunvme_sqe *sqe)
+{
+    return (uint32_t)sqe->cid << 8 | sqe->opc;
 }
 
 /* A lane's tally goes to the block's counters. */
@@ -290,14 +295,14 @@ GPUNVME_FN int sim_engine_sq_poll(struct sim_engine *e, struct sim_engine_block 
     b->sq_seen = value;
     sim_engine_count(b, &b->counters.doorbell_writes, 1);
     if (value >= b->sq_size) {
-        sim_engine_violate(e, b, GPUNVME_SIM_VIOLATION_DOORBELL_VALUE, SIM_WHAT_SQ_TAIL, b->sqid,
-                           NULL, value, b->sq_size);
+        sim_engine_violate(e, b, GPUNVME_SIM_VIOLATION_DOORBELL_VALUE, SIM_WHAT_SQ_TAIL, b->sqid, 0,
+                           value, b->sq_size);
         return 0;
     }
     used = sim_engine_distance(reported, b->sq_tail, b->sq_size);
     added = sim_engine_distance(b->sq_tail, value, b->sq_size);
     if (used + added > b->sq_size - 1) {
-        sim_engine_violate(e, b, GPUNVME_SIM_VIOLATION_SQ_OVERFLOW, SIM_WHAT_SQ_TAIL, b->sqid, NULL,
+        sim_engine_violate(e, b, GPUNVME_SIM_VIOLATION_SQ_OVERFLOW, SIM_WHAT_SQ_TAIL, b->sqid, 0,
                            value, reported);
         return 0;
     }
@@ -321,7 +326,7 @@ GPUNVME_FN int sim_engine_cq_poll(struct sim_engine *e, struct sim_engine_block 
     sim_engine_violate(e, b,
                        value >= b->cq_size ? GPUNVME_SIM_VIOLATION_DOORBELL_VALUE
                                            : GPUNVME_SIM_VIOLATION_CQ_OVERRUN,
-                       SIM_WHAT_CQ_HEAD, b->cqid, NULL, value, b->cq_head);
+                       SIM_WHAT_CQ_HEAD, b->cqid, 0, value, b->cq_head);
     return 0;
 }
 
@@ -499,7 +504,8 @@ SIM_ENGINE_SLOW void sim_engine_tell_form(struct sim_engine *e, struct sim_engin
         sim_engine_violate(e, b,
                            what == SIM_WHAT_SGL_UNSUPPORTED ? GPUNVME_SIM_VIOLATION_SGL_INVALID
                                                             : GPUNVME_SIM_VIOLATION_RESERVED_BITS,
-                           what, b->sqid, sqe, sim_command_reserved(sqe, rule, 0, what), 0);
+                           what, b->sqid, sim_engine_cid_opc(sqe),
+                           sim_command_reserved(sqe, rule, 0, what), 0);
     }
 }
 
@@ -555,8 +561,12 @@ GPUNVME_FN uint16_t sim_engine_check(struct sim_engine *e, struct sim_engine_blo
     if (!sim_engine_has(work->sqe.opc) || !sim_io_rule(work->sqe.opc, &rule))
         return GPUNVME_SC_INVALID_OPCODE;
     status = sim_command_form(&work->sqe, &rule, 0, (int)b->sgl, &wrong);
-    if (wrong)
-        sim_engine_tell_form(e, b, &work->sqe, &rule, wrong);
+    if (wrong) {
+        struct gpunvme_sqe sqe = work->sqe; /* copies, so that the usual way needs no memory */
+        struct sim_rule told = rule;
+
+        sim_engine_tell_form(e, b, &sqe, &told, wrong);
+    }
     return status ? status : sim_engine_plan(b, work);
 }
 
@@ -801,8 +811,8 @@ GPUNVME_FN uint8_t *sim_engine_one_piece(const struct sim_engine_block *b,
 GPUNVME_FN uint16_t sim_engine_unmapped(struct sim_engine *e, struct sim_engine_block *b,
                                         const struct gpunvme_sqe *sqe, uint64_t bus)
 {
-    sim_engine_violate(e, b, GPUNVME_SIM_VIOLATION_DMA_UNMAPPED, SIM_WHAT_BUS, b->sqid, sqe, bus,
-                       0);
+    sim_engine_violate(e, b, GPUNVME_SIM_VIOLATION_DMA_UNMAPPED, SIM_WHAT_BUS, b->sqid,
+                       sim_engine_cid_opc(sqe), bus, 0);
     return GPUNVME_SC_DATA_TRANSFER_ERROR;
 }
 
@@ -838,11 +848,12 @@ GPUNVME_FN uint16_t sim_engine_advance(struct sim_engine *e, struct sim_engine_b
         enum sim_walk_step step = end ? sim_walk_end(walk) : sim_walk_next(walk);
 
         if (walk->note)
-            sim_engine_violate(e, b, GPUNVME_SIM_VIOLATION_SGL_INVALID, walk->note, b->sqid, sqe, 0,
-                               0);
+            sim_engine_violate(e, b, GPUNVME_SIM_VIOLATION_SGL_INVALID, walk->note, b->sqid,
+                               sim_engine_cid_opc(sqe), 0, 0);
         walk->note = 0;
         if (step == SIM_WALK_WRONG) {
-            sim_engine_violate(e, b, walk->violation, walk->what, b->sqid, sqe, walk->value, 0);
+            sim_engine_violate(e, b, walk->violation, walk->what, b->sqid, sim_engine_cid_opc(sqe),
+                               walk->value, 0);
             return walk->status;
         }
         if (step != SIM_WALK_READ)
@@ -900,7 +911,7 @@ SIM_ENGINE_SLOW void sim_engine_walk_all(struct sim_engine *e, struct sim_engine
         sim_walk_begin(&walk, &work->sqe, work->nbytes, b->page, work->sqe.opc == GPUNVME_CMD_READ);
         if (walk.note)
             sim_engine_violate(e, b, GPUNVME_SIM_VIOLATION_RESERVED_BITS, walk.note, b->sqid,
-                               &work->sqe, walk.value, 0);
+                               sim_engine_cid_opc(&work->sqe), walk.value, 0);
         walk.note = 0;
     }
     while (gpunvme_warp_ballot(SIM_ENGINE_LANES, mine)) {
@@ -932,8 +943,12 @@ GPUNVME_FN void sim_engine_data_all(struct sim_engine *e, struct sim_engine_bloc
     }
     if (sim_engine_move_all(work, walks ? SIM_MOVE_NOTHING : op, work->media, host, work->nbytes))
         work->status = GPUNVME_SC_COMPARE_FAILURE;
-    if (gpunvme_warp_ballot(SIM_ENGINE_LANES, walks))
-        sim_engine_walk_all(e, b, work, walks);
+    if (gpunvme_warp_ballot(SIM_ENGINE_LANES, walks)) {
+        struct sim_engine_work copy = *work; /* so that the usual way needs no memory */
+
+        sim_engine_walk_all(e, b, &copy, walks);
+        work->status = copy.status;
+    }
 }
 
 /*
@@ -1057,7 +1072,7 @@ GPUNVME_FN void sim_engine_fetch_all(struct sim_engine *e, struct sim_engine_blo
     if (work->keep_cid) {
         work->status = GPUNVME_SC_CID_CONFLICT;
         sim_engine_violate(e, b, GPUNVME_SIM_VIOLATION_CID_IN_USE, SIM_WHAT_CID, b->sqid,
-                           &work->sqe, work->sqe.cid, 0);
+                           sim_engine_cid_opc(&work->sqe), work->sqe.cid, 0);
     }
 }
 
@@ -1092,10 +1107,21 @@ GPUNVME_FN void sim_engine_batch_all(struct sim_engine *e, struct sim_engine_blo
 
     memset(&work, 0, sizeof(work));
     sim_engine_fetch_all(e, b, &work, open, first, count, n);
-    if (b->timed)
-        sim_engine_due_all(e, b, &work);
-    if (b->nrules)
-        sim_engine_faults_all(e, b, &work);
+    if (b->timed) {
+        struct sim_engine_work copy = work;
+
+        sim_engine_due_all(e, b, &copy);
+        work.due_ns = copy.due_ns;
+    }
+    if (b->nrules) {
+        struct sim_engine_work copy = work;
+
+        sim_engine_faults_all(e, b, &copy);
+        work.due_ns = copy.due_ns;
+        work.status = copy.status;
+        work.lose = copy.lose;
+        work.drop = copy.drop;
+    }
     if (work.here && !work.status && !work.drop)
         work.status = sim_engine_check(e, b, &work);
     sim_engine_data_all(e, b, &work);

@@ -81,7 +81,8 @@ struct sim_engine_block {
     /* for all turns */
     uint64_t idle_since; /* polling; 0: there is work */
     uint32_t idle_told;  /* polling: counted in nidle */
-    uint32_t block, blocks, nwarps;
+    uint32_t block, blocks;
+    uint32_t share_shift; /* log2 of the warps, rounded down */
     uint32_t nmine;
     uint32_t npending;
     uint16_t mine[SIM_ENGINE_MINE];
@@ -407,15 +408,19 @@ GPUNVME_FN int sim_engine_poll(struct sim_engine *e, struct sim_engine_block *b)
     return changed;
 }
 
+/* Entries that were taken: how many, from which on, and how many were before (40 bits of it). */
+#define SIM_TAKEN_N(t)     ((uint32_t)((t)&0xff))
+#define SIM_TAKEN_FIRST(t) ((uint32_t)((t) >> 8 & 0xffff))
+#define SIM_TAKEN_COUNT(t) ((t) >> 24)
+
 /*
- * Takes up to `want` entries, each with a place in the completion queue: how many, from *first on;
- * *count commands were taken before.
+ * Takes up to `want` entries, each with a place in the completion queue; 0: none. Where many wait,
+ * each warp takes its share.
  */
-GPUNVME_FN uint32_t sim_engine_take(struct sim_engine *e, struct sim_engine_block *b, uint32_t want,
-                                    uint32_t *first, uint64_t *count)
+GPUNVME_FN uint64_t sim_engine_take(struct sim_engine *e, struct sim_engine_block *b, uint32_t want)
 {
-    uint32_t there, n, room, share;
-    uint64_t state;
+    uint32_t there, n, room, share, first;
+    uint64_t state, taken = 0;
 
     if (sim_block_load32(&b->sq_head) == sim_block_load32(&b->sq_tail) ||
         sim_block_load32(&b->taking) || sim_block_exchange32(&b->taking, 1))
@@ -423,18 +428,17 @@ GPUNVME_FN uint32_t sim_engine_take(struct sim_engine *e, struct sim_engine_bloc
     there = sim_engine_distance(b->sq_head, sim_block_load32(&b->sq_tail), b->sq_size);
     state = sim_block_load64(&b->state);
     room = sim_engine_cq_room(b, state);
-    share = (there + b->nwarps - 1) / b->nwarps;
+    share = there >> b->share_shift;
     if (share < SIM_ENGINE_SHARE)
         share = SIM_ENGINE_SHARE;
     n = there < want ? there : want;
     n = n < room ? n : room;
     n = n < share ? n : share;
     if (n) {
-        *first = b->sq_head;
-        *count = b->nfetched;
+        first = b->sq_head;
+        taken = n | (uint64_t)first << 8 | b->nfetched << 24;
         b->nfetched += n;
-        sim_block_store32(&b->sq_head,
-                          *first + n < b->sq_size ? *first + n : *first + n - b->sq_size);
+        sim_block_store32(&b->sq_head, first + n < b->sq_size ? first + n : first + n - b->sq_size);
         sim_engine_inflight(b, n);
         if (++b->batches % SIM_ENGINE_LOOK_BUSY == 0) {
             sim_engine_look(e, b);
@@ -443,18 +447,19 @@ GPUNVME_FN uint32_t sim_engine_take(struct sim_engine *e, struct sim_engine_bloc
         }
     }
     sim_block_store32(&b->taking, 0);
-    return n;
+    return taken;
 }
 
 /* For the leader of a warp with `want` free lanes: takes what there is, or looks for more. */
-GPUNVME_FN uint32_t sim_engine_seek(struct sim_engine *e, struct sim_engine_block *b, uint32_t want,
-                                    uint32_t *first, uint64_t *count)
+SIM_ENGINE_SLOW uint64_t sim_engine_seek(struct sim_engine *e, struct sim_engine_block *b,
+                                         uint32_t want)
 {
-    uint32_t n = sim_engine_take(e, b, want, first, count);
+    for (int again = 0;; again = 1) {
+        uint64_t taken = sim_engine_take(e, b, want);
 
-    if (n)
-        return n;
-    return sim_engine_poll(e, b) ? sim_engine_take(e, b, want, first, count) : 0;
+        if (taken || again || !sim_engine_poll(e, b))
+            return taken;
+    }
 }
 
 /*
@@ -1050,16 +1055,16 @@ GPUNVME_FN void sim_engine_tally(struct sim_engine_lane *lane, const struct sim_
     }
 }
 
-/* The lanes' entries, of which the first n of `open` have one. */
+/* The lanes' entries: the first of `open` have one each. */
 GPUNVME_FN void sim_engine_fetch_all(struct sim_engine *e, struct sim_engine_block *b,
-                                     struct sim_engine_work *work, uint32_t open, uint32_t first,
-                                     uint64_t count, uint32_t n)
+                                     struct sim_engine_work *work, uint32_t open, uint64_t taken)
 {
-    uint32_t rank = gpunvme_warp_rank(open), me = gpunvme_warp_lane();
+    uint32_t n = SIM_TAKEN_N(taken), first = SIM_TAKEN_FIRST(taken), rank = gpunvme_warp_rank(open),
+             me = gpunvme_warp_lane();
 
     gpunvme_warp_sync(SIM_ENGINE_LANES); /* what the leader acquired, all lanes have */
     work->here = open >> me & 1 && rank < n;
-    work->count = count + rank;
+    work->count = SIM_TAKEN_COUNT(taken) + rank;
     if (work->here) {
         uint32_t at = first + rank;
 
@@ -1100,13 +1105,12 @@ GPUNVME_FN void sim_engine_end_all(struct sim_engine_block *b, struct sim_engine
 }
 
 GPUNVME_FN void sim_engine_batch_all(struct sim_engine *e, struct sim_engine_block *b,
-                                     struct sim_engine_lane *lane, uint32_t open, uint32_t first,
-                                     uint64_t count, uint32_t n)
+                                     struct sim_engine_lane *lane, uint32_t open, uint64_t taken)
 {
     struct sim_engine_work work;
 
     memset(&work, 0, sizeof(work));
-    sim_engine_fetch_all(e, b, &work, open, first, count, n);
+    sim_engine_fetch_all(e, b, &work, open, taken);
     if (b->timed) {
         struct sim_engine_work copy = work;
 
@@ -1150,30 +1154,28 @@ GPUNVME_FN void sim_engine_warp(struct sim_engine *e, struct sim_engine_block *b
     }
     while (!gpunvme_warp_ballot(SIM_ENGINE_LANES, sim_block_load32(&b->over) != 0)) {
         uint32_t holding = gpunvme_warp_ballot(SIM_ENGINE_LANES, lane.nheld != 0), open;
-        uint32_t n = 0, first = 0, leader;
-        uint64_t count = 0;
+        uint32_t leader;
+        uint64_t taken = 0;
 
         if (holding)
             sim_engine_due_held_all(b, &lane);
         open = gpunvme_warp_ballot(SIM_ENGINE_LANES, lane.nheld < SIM_ENGINE_HELD);
         if (!open) {
             if (!me)
-                sim_engine_poll(e, b); /* for the stop word */
+                sim_engine_seek(e, b, 0); /* for the stop word */
             continue;
         }
         leader = gpunvme_warp_leader(open);
         if (me == leader)
-            n = sim_engine_seek(e, b, gpunvme_popcount(open), &first, &count);
-        n = gpunvme_warp_shfl32(SIM_ENGINE_LANES, n, leader);
-        if (!n) {
+            taken = sim_engine_seek(e, b, gpunvme_popcount(open));
+        taken = gpunvme_warp_shfl64(SIM_ENGINE_LANES, taken, leader);
+        if (taken) {
+            sim_engine_batch_all(e, b, &lane, open, taken);
+        } else {
             sim_engine_flush_tally(b, &lane);
             if (!holding)
                 sim_engine_sleep(40);
-            continue;
         }
-        first = gpunvme_warp_shfl32(SIM_ENGINE_LANES, first, leader);
-        count = gpunvme_warp_shfl64(SIM_ENGINE_LANES, count, leader);
-        sim_engine_batch_all(e, b, &lane, open, first, count, n);
     }
     sim_engine_flush_tally(b, &lane);
     for (uint32_t i = 0; i < SIM_ENGINE_HELD; i++) {
@@ -1251,7 +1253,9 @@ GPUNVME_FN void sim_engine_prepare(struct sim_engine *e, struct sim_engine_block
 
     b->block = block;
     b->blocks = blocks;
-    b->nwarps = nwarps;
+    b->share_shift = 0;
+    while (2u << b->share_shift <= nwarps)
+        b->share_shift++;
     b->idle_since = 0;
     b->idle_told = b->nmine = 0;
     b->over = 0;

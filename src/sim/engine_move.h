@@ -126,7 +126,8 @@ static __host__ __device__ __noinline__ int sim_move_odd(uint32_t op, uint8_t *t
  * Does what each lane wants: called by all lanes. Returns whether this lane's COMPARE found a
  * difference.
  */
-GPUNVME_FN int sim_move(uint32_t op, uint8_t *to, const uint8_t *from, uint64_t nbytes)
+static __device__ __noinline__ int sim_move(uint32_t op, uint8_t *to, const uint8_t *from,
+                                            uint64_t nbytes)
 {
     int plain = op == SIM_MOVE_COPY && !(((uint64_t)to | (uint64_t)from | nbytes) & 15);
     uint32_t rows = gpunvme_warp_ballot(SIM_MOVE_LANES, plain && nbytes <= SIM_MOVE_ROW);

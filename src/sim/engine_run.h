@@ -946,14 +946,14 @@ GPUNVME_FN void sim_engine_data_all(struct sim_engine *e, struct sim_engine_bloc
         host = sim_engine_one_piece(b, work);
         walks = !host;
     }
-    if (sim_engine_move_all(work, walks ? SIM_MOVE_NOTHING : op, work->media, host, work->nbytes))
-        work->status = GPUNVME_SC_COMPARE_FAILURE;
     if (gpunvme_warp_ballot(SIM_ENGINE_LANES, walks)) {
         struct sim_engine_work copy = *work; /* so that the usual way needs no memory */
 
         sim_engine_walk_all(e, b, &copy, walks);
         work->status = copy.status;
     }
+    if (sim_engine_move_all(work, walks ? SIM_MOVE_NOTHING : op, work->media, host, work->nbytes))
+        work->status = GPUNVME_SC_COMPARE_FAILURE;
 }
 
 /*

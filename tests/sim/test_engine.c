@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * The engine on a thread, against queues written by hand: its protocol by the bytes. What the
- * kernel does with many lanes, tests/gpu/test_gpu_engine.cu shows on a GPU.
+ * The engine against queues written by hand: its protocol by the bytes. On a thread; built with
+ * ENGINE_ON_GPU the same tests run on the kernel, with one warp to a block and all memory pinned,
+ * so that the CPU can play the driver. tests/gpu/test_gpu_engine.cu has many warps and a driver on
+ * the GPU.
  */
 #include <pthread.h>
 #include <setjmp.h>
@@ -9,6 +11,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,6 +20,12 @@
 #include "gpunvme/atomics.h"
 #include "sim/command.h"
 #include "sim/engine.h"
+
+#ifdef ENGINE_ON_GPU
+#include <cuda_runtime_api.h>
+
+#include "gpunvme/memory.h"
+#endif
 
 #define BUS      0x4000000000ull
 #define NBYTES   (1u << 20)
@@ -49,11 +58,25 @@ struct rig {
 
 static void *zeroed(size_t nbytes)
 {
-    void *p = aligned_alloc(4096, (nbytes + 4095) / 4096 * 4096);
+    void *p = NULL;
 
+#ifdef ENGINE_ON_GPU
+    assert_int_equal(cudaHostAlloc(&p, (nbytes + 4095) / 4096 * 4096, cudaHostAllocMapped), 0);
+#else
+    p = aligned_alloc(4096, (nbytes + 4095) / 4096 * 4096);
+#endif
     assert_non_null(p);
     memset(p, 0, nbytes);
     return p;
+}
+
+static void release(void *p)
+{
+#ifdef ENGINE_ON_GPU
+    cudaFreeHost(p);
+#else
+    free(p);
+#endif
 }
 
 static void add_queue(struct rig *r, uint32_t size)
@@ -105,6 +128,22 @@ static struct rig *rig_make(uint32_t size)
     return r;
 }
 
+#ifdef ENGINE_ON_GPU
+static cudaStream_t stream;
+
+static void launch(struct rig *r, unsigned blocks)
+{
+    r->host.left = 0;
+    r->nthreads = blocks;
+    assert_int_equal(sim_engine_launch(&r->engine, blocks, 32, stream), 0);
+}
+
+static void join(struct rig *r)
+{
+    assert_int_equal(sim_engine_wait(stream, gpunvme_clock_ns() + PATIENCE), 0);
+    r->nthreads = 0;
+}
+#else
 struct start {
     struct rig *r;
     unsigned block;
@@ -140,6 +179,8 @@ static void join(struct rig *r)
     r->nthreads = 0;
 }
 
+#endif
+
 static void stop(struct rig *r)
 {
     gpunvme_store_release32(&r->host.stop, 1);
@@ -170,15 +211,15 @@ static void rig_free(struct rig *r)
     if (r->nthreads)
         stop(r);
     for (unsigned i = 0; i < r->engine.nqueues; i++) {
-        free(r->q[i].sq);
-        free(r->q[i].cq);
-        free(r->queues[i].cids);
-        free(r->queues[i].pending);
+        release(r->q[i].sq);
+        release(r->q[i].cq);
+        release(r->queues[i].cids);
+        release(r->queues[i].pending);
     }
-    free(r->memory);
-    free(r->media);
-    free(r->other);
-    free(r);
+    release(r->memory);
+    release(r->media);
+    release(r->other);
+    release(r);
 }
 
 static struct gpunvme_sqe io(uint8_t opc, uint16_t cid, uint64_t slba, uint32_t nlb, uint64_t off)
@@ -840,6 +881,20 @@ static void inactive_queues_are_passed_over(void **state)
     rig_free(r);
 }
 
+/* On the GPU: 77 where there is none. */
+static int prepare(void)
+{
+#ifdef ENGINE_ON_GPU
+    if (gpunvme_mem_gpu_is_host()) {
+        printf("SKIP: no GPU: %s\n", gpunvme_mem_gpu_why_not());
+        return 77;
+    }
+    if (sim_engine_preload() || cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking))
+        return 1;
+#endif
+    return 0;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -867,5 +922,7 @@ int main(void)
         cmocka_unit_test(inactive_queues_are_passed_over),
     };
 
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int why_not = prepare();
+
+    return why_not ? why_not : cmocka_run_group_tests(tests, NULL, NULL);
 }

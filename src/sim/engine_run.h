@@ -51,7 +51,7 @@
 #define SIM_ENGINE_MINE      256u /* queues that a block can serve in turn */
 #define SIM_ENGINE_TURN      256u /* looks at a busy queue before the next one's turn */
 #define SIM_ENGINE_QUIET     4u   /* looks in vain at a queue before the next one's turn */
-#define SIM_ENGINE_LOOK_IDLE 16u  /* looks in vain before the stop word is read */
+#define SIM_ENGINE_LOOK_IDLE 64u  /* looks in vain before the stop word is read */
 #define SIM_ENGINE_LOOK_BUSY 256u /* batches before it is read */
 #define SIM_ENGINE_SHARE     4u   /* fewest entries that a warp takes, if there are so many */
 
@@ -80,7 +80,8 @@ struct sim_engine_block {
 
     /* for all turns */
     uint64_t idle_since; /* polling; 0: there is work */
-    uint32_t idle_told;  /* polling: counted in nidle */
+    uint64_t idle_ns;
+    uint32_t idle_told; /* polling: counted in nidle */
     uint32_t block, blocks;
     uint32_t share_shift; /* log2 of the warps, rounded down */
     uint32_t nmine;
@@ -346,11 +347,11 @@ GPUNVME_FN void sim_engine_idle(struct sim_engine *e, struct sim_engine_block *b
 {
     uint64_t now_ns = gpunvme_clock_ns();
 
-    if (!e->idle_ns)
+    if (!b->idle_ns)
         return;
     if (!b->idle_since)
         b->idle_since = now_ns;
-    if (!b->idle_told && now_ns - b->idle_since >= e->idle_ns) {
+    if (!b->idle_told && now_ns - b->idle_since >= b->idle_ns) {
         b->idle_told = 1;
         sim_device_add32(&e->nidle, 1);
     }
@@ -403,7 +404,7 @@ GPUNVME_FN int sim_engine_poll(struct sim_engine *e, struct sim_engine_block *b)
     if (b->nmine > 1 && (b->vain >= SIM_ENGINE_QUIET || b->looks >= SIM_ENGINE_TURN))
         sim_block_store32(&b->over, 1);
     sim_block_store32(&b->polling, 0);
-    if (vain > 4 * SIM_ENGINE_LOOK_IDLE && !changed)
+    if (vain > 256 && !changed)
         sim_engine_sleep(vain > 1024 ? 256 : 64);
     return changed;
 }
@@ -1267,6 +1268,7 @@ GPUNVME_FN void sim_engine_prepare(struct sim_engine *e, struct sim_engine_block
     b->sgl = e->sgl;
     b->nrules = e->nrules;
     b->max_transfer = e->max_transfer;
+    b->idle_ns = e->idle_ns;
     b->nranges = e->nranges;
     b->ranges = e->ranges;
     for (uint32_t i = 0; i < e->nns; i++)

@@ -742,6 +742,97 @@ static void the_model_delays_reads_and_limits_their_rate(void **state)
     rig_free(r);
 }
 
+static void a_single_channel_does_one_command_after_the_other(void **state)
+{
+    struct rig *r = rig_make(16);
+    uint64_t *channel = zeroed(sizeof(*channel));
+    float *spread = zeroed(SIM_ENGINE_SPREAD * sizeof(*spread));
+    uint64_t start;
+
+    (void)state;
+    for (unsigned i = 0; i < SIM_ENGINE_SPREAD; i++)
+        spread[i] = 2;
+    r->engine.model.enabled = 1;
+    r->engine.model.latency_ns[0] = 5000000;
+    r->engine.model.nchannels = 1;
+    r->engine.model.channels = channel;
+    r->engine.model.spread = spread;
+    launch(r, 1);
+    start = gpunvme_clock_ns();
+    for (uint16_t i = 0; i < 5; i++)
+        put(&r->q[0], io(GPUNVME_CMD_READ, i, i, 1, i * 512u));
+    ring(&r->q[0]);
+    for (unsigned i = 0; i < 5; i++)
+        assert_int_equal(take(&r->q[0]), 0);
+    assert_true(gpunvme_clock_ns() - start >= 5 * 2 * 5000000);
+    rig_free(r);
+    release(channel);
+    release(spread);
+}
+
+static void bytes_take_their_time(void **state)
+{
+    struct rig *r = rig_make(16);
+    uint64_t start;
+
+    (void)state;
+    r->engine.model.enabled = 1;
+    r->engine.model.byte_cost[1] = 10000ull << 24; /* 100 KB a second */
+    launch(r, 1);
+    start = gpunvme_clock_ns();
+    put(&r->q[0], io(GPUNVME_CMD_WRITE, 1, 0, 4, 0));
+    put(&r->q[0], io(GPUNVME_CMD_WRITE, 2, 8, 4, 0));
+    ring(&r->q[0]);
+    assert_int_equal(take(&r->q[0]), 0);
+    assert_int_equal(take(&r->q[0]), 0);
+    assert_true(gpunvme_clock_ns() - start >= 2 * 4 * 512 * 10000);
+    rig_free(r);
+}
+
+static void chance_is_the_same_for_the_same_seed(void **state)
+{
+    uint8_t seen[2][200];
+
+    (void)state;
+    for (unsigned lap = 0; lap < 2; lap++) {
+        struct rig *r = rig_make(8);
+        unsigned failed = 0;
+
+        r->engine.rules[0] = any(SIM_ENGINE_FAULT_STATUS);
+        r->engine.rules[0].status = GPUNVME_SC_INTERNAL;
+        r->engine.rules[0].p_of_2_to64 = UINT64_MAX / 4;
+        r->engine.nrules = 1;
+        launch(r, 1);
+        for (uint16_t i = 0; i < 200; i++) {
+            seen[lap][i] = command(r, io(GPUNVME_CMD_READ, i, i, 1, 0)) != 0;
+            failed += seen[lap][i];
+        }
+        assert_in_range(failed, 20, 90);
+        rig_free(r);
+    }
+    assert_memory_equal(seen[0], seen[1], sizeof(seen[0]));
+}
+
+static void a_rule_for_a_queue_leaves_the_others_alone_and_can_remove_the_drive(void **state)
+{
+    struct rig *r = rig_make(8);
+
+    (void)state;
+    add_queue(r, 8);
+    r->engine.rules[0] = any(SIM_ENGINE_FAULT_REMOVE);
+    r->engine.rules[0].has_sq = 1;
+    r->engine.rules[0].sq = 2;
+    r->engine.nrules = 1;
+    launch(r, 2);
+    assert_int_equal(command(r, io(GPUNVME_CMD_READ, 1, 0, 1, 0)), 0);
+    put(&r->q[1], io(GPUNVME_CMD_READ, 1, 0, 1, 0));
+    ring(&r->q[1]);
+    join(r);
+    assert_int_equal(r->host.left, SIM_ENGINE_LEFT_REMOVED);
+    assert_int_equal(r->counters[1].commands, 0);
+    rig_free(r);
+}
+
 static void the_engine_goes_on_where_it_was_stopped(void **state)
 {
     struct rig *r = rig_make(16);
@@ -915,6 +1006,10 @@ int main(void)
         cmocka_unit_test(a_fatal_fault_ends_everything),
         cmocka_unit_test(a_delayed_command_is_overtaken),
         cmocka_unit_test(the_model_delays_reads_and_limits_their_rate),
+        cmocka_unit_test(a_single_channel_does_one_command_after_the_other),
+        cmocka_unit_test(bytes_take_their_time),
+        cmocka_unit_test(chance_is_the_same_for_the_same_seed),
+        cmocka_unit_test(a_rule_for_a_queue_leaves_the_others_alone_and_can_remove_the_drive),
         cmocka_unit_test(the_engine_goes_on_where_it_was_stopped),
         cmocka_unit_test(an_idle_engine_leaves_by_itself),
         cmocka_unit_test(each_block_serves_its_queue),

@@ -17,39 +17,47 @@
 
 #if defined(__CUDA_ARCH__)
 
-/* Within the block: shared memory. PTX ISA, "Memory Consistency Model", scope .cta. */
+/* Within the block: only for shared memory. PTX ISA, "Memory Consistency Model", scope .cta. */
+GPUNVME_FN uint32_t sim_block_at(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
 GPUNVME_FN uint32_t sim_block_load32(const uint32_t *p)
 {
     uint32_t v;
-    asm volatile("ld.acquire.cta.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(v) : "r"(sim_block_at(p)) : "memory");
     return v;
 }
 
 GPUNVME_FN uint64_t sim_block_load64(const uint64_t *p)
 {
     uint64_t v;
-    asm volatile("ld.acquire.cta.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    asm volatile("ld.acquire.cta.shared.u64 %0, [%1];" : "=l"(v) : "r"(sim_block_at(p)) : "memory");
     return v;
 }
 
 GPUNVME_FN void sim_block_store32(uint32_t *p, uint32_t v)
 {
-    asm volatile("st.release.cta.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+    asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(sim_block_at(p)), "r"(v) : "memory");
 }
 
 GPUNVME_FN uint32_t sim_block_exchange32(uint32_t *p, uint32_t v)
 {
     uint32_t old;
-    asm volatile("atom.acq_rel.cta.exch.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    asm volatile("atom.acq_rel.cta.shared.exch.b32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "r"(sim_block_at(p)), "r"(v)
+                 : "memory");
     return old;
 }
 
 GPUNVME_FN int sim_block_cas64(uint64_t *p, uint64_t *expected, uint64_t v)
 {
     uint64_t old, want = *expected;
-    asm volatile("atom.acq_rel.cta.cas.b64 %0, [%1], %2, %3;"
+    asm volatile("atom.acq_rel.cta.shared.cas.b64 %0, [%1], %2, %3;"
                  : "=l"(old)
-                 : "l"(p), "l"(want), "l"(v)
+                 : "r"(sim_block_at(p)), "l"(want), "l"(v)
                  : "memory");
     *expected = old;
     return old == want;
@@ -58,18 +66,23 @@ GPUNVME_FN int sim_block_cas64(uint64_t *p, uint64_t *expected, uint64_t v)
 GPUNVME_FN uint32_t sim_block_or32(uint32_t *p, uint32_t v)
 {
     uint32_t old;
-    asm volatile("atom.relaxed.cta.or.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    asm volatile("atom.relaxed.cta.shared.or.b32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "r"(sim_block_at(p)), "r"(v)
+                 : "memory");
     return old;
 }
 
 GPUNVME_FN void sim_block_and32(uint32_t *p, uint32_t v)
 {
-    asm volatile("red.relaxed.cta.and.b32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+    asm volatile("red.relaxed.cta.shared.and.b32 [%0], %1;" ::"r"(sim_block_at(p)), "r"(v)
+                 : "memory");
 }
 
 GPUNVME_FN void sim_block_add64(uint64_t *p, uint64_t v)
 {
-    asm volatile("red.relaxed.cta.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+    asm volatile("red.relaxed.cta.shared.add.u64 [%0], %1;" ::"r"(sim_block_at(p)), "l"(v)
+                 : "memory");
 }
 
 GPUNVME_FN void sim_block_sync(void)

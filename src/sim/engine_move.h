@@ -24,10 +24,21 @@
 #define SIM_MOVE_FLIGHT 8 /* loads of a lane in flight */
 #define SIM_MOVE_ROW    512u
 
-/* Past the first-level cache: no byte is used twice. */
-GPUNVME_FN uint4 sim_move_load(const uint8_t *from)
+/*
+ * 16 bytes, if `on`; past the first-level cache, as no byte is used twice. Written out so that the
+ * load goes where its value stays: what the compiler makes of a load under a condition copies the
+ * value, and so waits for it before the next load.
+ */
+GPUNVME_FN uint4 sim_move_load(const uint8_t *from, int on)
 {
-    return __ldcg((const uint4 *)from);
+    uint4 v = make_uint4(0, 0, 0, 0);
+
+    asm volatile("{\n\t.reg .pred on;\n\t"
+                 "setp.ne.s32 on, %5, 0;\n\t"
+                 "@on ld.cg.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
+                 : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+                 : "l"(from), "r"(on));
+    return v;
 }
 
 /* One piece of at most 512 bytes from each lane of `rest`, all at multiples of 16: lanes' pieces
@@ -48,10 +59,8 @@ GPUNVME_FN void sim_move_rows(uint32_t rest, uint8_t *to, const uint8_t *from, u
             of[i] = rest ? gpunvme_lowest_bit(rest) : 0;
             row = (const uint8_t *)gpunvme_warp_shfl64(SIM_MOVE_LANES, (uint64_t)from, of[i]);
             n = gpunvme_warp_shfl32(SIM_MOVE_LANES, nbytes, of[i]);
-            if (rest && at < n) {
-                v[i] = sim_move_load(row + at);
-                on |= 1u << i;
-            }
+            on |= (rest && at < n ? 1u : 0) << i;
+            v[i] = sim_move_load(row + at, on >> i & 1);
             rest &= rest - 1;
         }
 #pragma unroll
@@ -73,8 +82,7 @@ GPUNVME_FN void sim_move_long(uint8_t *to, const uint8_t *from, uint64_t nbytes)
 
 #pragma unroll
         for (int i = 0; i < SIM_MOVE_FLIGHT; i++)
-            if (at + i * SIM_MOVE_ROW < nbytes)
-                v[i] = sim_move_load(from + at + i * SIM_MOVE_ROW);
+            v[i] = sim_move_load(from + at + i * SIM_MOVE_ROW, at + i * SIM_MOVE_ROW < nbytes);
 #pragma unroll
         for (int i = 0; i < SIM_MOVE_FLIGHT; i++)
             if (at + i * SIM_MOVE_ROW < nbytes)

@@ -174,7 +174,10 @@ struct sim_engine_model {
     uint64_t next_channel;
 };
 
-/* Why the kernel ended, or will. */
+/*
+ * Why the kernel ended, or will: the first reason counts, so it can be SIM_ENGINE_LEFT_IDLE though
+ * the host has set `stop` meanwhile.
+ */
 enum sim_engine_left {
     SIM_ENGINE_RUNS = 0,         /* it has not */
     SIM_ENGINE_LEFT_IDLE = 1,    /* nothing to do for idle_ns: launch it again */

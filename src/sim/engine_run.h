@@ -47,13 +47,15 @@
 #endif
 #endif
 
-#define SIM_ENGINE_NEAR      64u  /* DMA ranges that a block keeps at hand */
-#define SIM_ENGINE_MINE      256u /* queues that a block can serve in turn */
-#define SIM_ENGINE_TURN      256u /* looks at a busy queue before the next one's turn */
-#define SIM_ENGINE_QUIET     4u   /* looks in vain at a queue before the next one's turn */
-#define SIM_ENGINE_LOOK_IDLE 64u  /* looks in vain before the stop word is read */
-#define SIM_ENGINE_LOOK_BUSY 256u /* batches before it is read */
-#define SIM_ENGINE_SHARE     4u   /* fewest entries that a warp takes, if there are so many */
+#define SIM_ENGINE_NEAR      64u   /* DMA ranges that a block keeps at hand */
+#define SIM_ENGINE_MINE      256u  /* queues that a block can serve in turn */
+#define SIM_ENGINE_TURN      256u  /* looks at a busy queue before the next one's turn */
+#define SIM_ENGINE_QUIET     4u    /* looks in vain at a queue before the next one's turn */
+#define SIM_ENGINE_LOOK_IDLE 64u   /* looks in vain before the stop word is read */
+#define SIM_ENGINE_LOOK_BUSY 256u  /* batches before it is read */
+#define SIM_ENGINE_TALLY     4096u /* commands that a lane counts before it tells the block */
+#define SIM_ENGINE_PUBLISH   1024u /* looks before a busy block tells the host */
+#define SIM_ENGINE_SHARE     4u    /* fewest entries that a warp takes, if there are so many */
 
 /* What the warps of a block share. */
 struct sim_engine_block {
@@ -400,7 +402,8 @@ GPUNVME_FN int sim_engine_poll(struct sim_engine *e, struct sim_engine_block *b)
     } else {
         sim_engine_vain(e, b);
     }
-    b->looks++;
+    if (++b->looks % SIM_ENGINE_PUBLISH == 0 && sim_block_load32(&b->dirty))
+        sim_engine_publish(b);
     if (b->nmine > 1 && (b->vain >= SIM_ENGINE_QUIET || b->looks >= SIM_ENGINE_TURN))
         sim_block_store32(&b->over, 1);
     sim_block_store32(&b->polling, 0);
@@ -1172,6 +1175,8 @@ GPUNVME_FN void sim_engine_warp(struct sim_engine *e, struct sim_engine_block *b
         taken = gpunvme_warp_shfl64(SIM_ENGINE_LANES, taken, leader);
         if (taken) {
             sim_engine_batch_all(e, b, &lane, open, taken);
+            if (lane.commands >= SIM_ENGINE_TALLY)
+                sim_engine_flush_tally(b, &lane);
         } else {
             sim_engine_flush_tally(b, &lane);
             if (!holding)

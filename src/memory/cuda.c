@@ -280,6 +280,61 @@ static void leave(void)
     driver.ctx_pop(&context); /* fails only if the context is not there: left already */
 }
 
+gpunvme_err_t mem_cuda_enter(unsigned device)
+{
+    if (device >= ndevices)
+        return base_fail(GPUNVME_ERR_INVALID, "GPU %u: there are %u, from 0 on", device, ndevices);
+    return enter((int)device);
+}
+
+void mem_cuda_leave(void)
+{
+    leave();
+}
+
+/* Lets the current device `from` reach the memory of `to`. */
+static gpunvme_err_t enable_peer(int from, int to)
+{
+    cudaError_t err = cudaDeviceEnablePeerAccess(to, 0);
+
+    if (err == cudaErrorPeerAccessAlreadyEnabled) {
+        (void)cudaGetLastError();
+        return GPUNVME_OK;
+    }
+    return err == cudaSuccess ? GPUNVME_OK
+                              : cuda_fail(err, "access of GPU %d to memory of GPU %d", from, to);
+}
+
+static gpunvme_err_t let_reach(int from, int to)
+{
+    int can = 0;
+    cudaError_t cuda_err = cudaDeviceCanAccessPeer(&can, from, to);
+    gpunvme_err_t err;
+
+    if (cuda_err != cudaSuccess)
+        return cuda_fail(cuda_err, "whether GPU %d reaches GPU %d", from, to);
+    if (!can)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                         "GPU %d can't reach memory of GPU %d: no peer access between them", from,
+                         to);
+    err = enter(from);
+    if (err)
+        return err;
+    err = enable_peer(from, to);
+    leave();
+    return err;
+}
+
+gpunvme_err_t mem_cuda_peers(unsigned a, unsigned b)
+{
+    gpunvme_err_t err;
+
+    if (a == b)
+        return GPUNVME_OK;
+    err = let_reach((int)a, (int)b);
+    return err ? err : let_reach((int)b, (int)a);
+}
+
 static uint64_t now_ns(void)
 {
     struct timespec now;

@@ -23,6 +23,19 @@ unsigned mem_cuda_count(void);
 gpunvme_err_t mem_cuda_info(unsigned index, struct gpunvme_gpu_info *info);
 gpunvme_err_t mem_cuda_current(unsigned *index);
 
+/*
+ * Makes `device` the calling thread's current one, until mem_cuda_leave(). Nests. Touches no other
+ * device.
+ */
+gpunvme_err_t mem_cuda_enter(unsigned device);
+void mem_cuda_leave(void);
+
+/*
+ * Lets each of the two devices reach the other's memory; UNSUPPORTED where the machine can't. May
+ * be called again.
+ */
+gpunvme_err_t mem_cuda_peers(unsigned a, unsigned b);
+
 /* What CUDA knows of an address; `device` is set for all kinds but MEM_CUDA_UNKNOWN. */
 enum mem_cuda_kind {
     MEM_CUDA_UNKNOWN, /* nothing: ordinary host memory, or no memory at all */

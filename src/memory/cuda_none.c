@@ -40,6 +40,23 @@ gpunvme_err_t mem_cuda_current(unsigned *index)
     return fail();
 }
 
+gpunvme_err_t mem_cuda_enter(unsigned device)
+{
+    (void)device;
+    return fail();
+}
+
+void mem_cuda_leave(void)
+{
+}
+
+gpunvme_err_t mem_cuda_peers(unsigned a, unsigned b)
+{
+    (void)a;
+    (void)b;
+    return fail();
+}
+
 enum mem_cuda_kind mem_cuda_kind(const void *ptr, int *device)
 {
     (void)ptr;

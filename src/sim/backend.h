@@ -22,11 +22,13 @@ struct sim_backend_ops {
 struct sim_backend {
     const struct sim_backend_ops *ops;
     uint64_t nbytes;
-    uint8_t *direct;  /* the bytes, where they are in memory */
+    uint8_t *direct;  /* the bytes, where the CPU reaches them */
+    uint8_t *gpu;     /* the bytes, where they are in GPU memory */
     const char *path; /* for sim_store_path() */
 };
 
 gpunvme_err_t sim_ram_open(const struct sim_store_config *config, struct sim_backend **out);
+gpunvme_err_t sim_gpu_open(const struct sim_store_config *config, struct sim_backend **out);
 gpunvme_err_t sim_image_open(const struct sim_store_config *config, struct sim_backend **out);
 
 struct sim_cache;

@@ -23,7 +23,12 @@ gpunvme_err_t sim_store_open(const struct sim_store_config *config, struct sim_s
     if (!store)
         return base_fail(GPUNVME_ERR_NOMEM, "a store");
     store->readonly = config->readonly;
-    err = image ? sim_image_open(config, &store->backend) : sim_ram_open(config, &store->backend);
+    if (image)
+        err = sim_image_open(config, &store->backend);
+    else if (config->in_gpu)
+        err = sim_gpu_open(config, &store->backend);
+    else
+        err = sim_ram_open(config, &store->backend);
     if (!err && config->vwc)
         err = sim_cache_create(config, store->backend, &store->cache);
     if (err) {
@@ -57,6 +62,11 @@ const char *sim_store_path(const struct sim_store *store)
 uint8_t *sim_store_direct(struct sim_store *store)
 {
     return store->cache ? NULL : store->backend->direct;
+}
+
+uint8_t *sim_store_gpu(struct sim_store *store)
+{
+    return store->cache ? NULL : store->backend->gpu;
 }
 
 /* Why a transfer can't be done, GPUNVME_OK when it can. */

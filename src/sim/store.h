@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Where a namespace's bytes are: in memory or in an image file. Asynchronous; knows nothing of
- * NVMe commands. A store is shared by the controller's threads, each of which has a lane of its
- * own: submit and poll of one lane are called by one thread only.
+ * Where a namespace's bytes are: in memory, in a GPU's memory or in an image file. Asynchronous;
+ * knows nothing of NVMe commands. A store is shared by the controller's threads, each of which has
+ * a lane of its own: submit and poll of one lane are called by one thread only.
  */
 #ifndef SIM_STORE_H
 #define SIM_STORE_H
@@ -48,7 +48,9 @@ enum sim_store_engine {
 
 struct sim_store_config {
     const char *image; /* NULL or "": in memory */
-    uint64_t nbytes;   /* 0: the image's own size */
+    bool in_gpu;       /* in memory: the GPU's, of device `gpu` (-1: the current one) */
+    int gpu;
+    uint64_t nbytes; /* 0: the image's own size */
     uint32_t block_size;
     bool readonly;
     bool vwc; /* model a volatile write cache */
@@ -73,6 +75,9 @@ const char *sim_store_path(const struct sim_store *store);
  * controller may then copy directly, without submit.
  */
 uint8_t *sim_store_direct(struct sim_store *store);
+
+/* The bytes' GPU address where they are in GPU memory (and no write cache is modelled), or NULL. */
+uint8_t *sim_store_gpu(struct sim_store *store);
 
 /* Starts a transfer; `done` may be called before it returns. Never blocks for the device. */
 void sim_store_submit(struct sim_store *store, unsigned lane, struct sim_store_io *io);

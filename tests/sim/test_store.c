@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "base/random.h"
+#include "gpunvme/memory.h"
 #include "store_util.h"
 
 #define NBYTES (8U << 20)
@@ -17,13 +18,15 @@ static const struct variant {
     bool image;
     enum sim_store_engine engine;
     bool vwc;
+    bool in_gpu;
 } variants[] = {
-    {"memory", false, SIM_STORE_ENGINE_AUTO, false},
-    {"memory, write cache", false, SIM_STORE_ENGINE_AUTO, true},
-    {"image, io_uring", true, SIM_STORE_ENGINE_URING, false},
-    {"image, io_uring, write cache", true, SIM_STORE_ENGINE_URING, true},
-    {"image, synchronous", true, SIM_STORE_ENGINE_SYNC, false},
-    {"image, synchronous, write cache", true, SIM_STORE_ENGINE_SYNC, true},
+    {"memory", false, SIM_STORE_ENGINE_AUTO, false, false},
+    {"memory, write cache", false, SIM_STORE_ENGINE_AUTO, true, false},
+    {"GPU memory", false, SIM_STORE_ENGINE_AUTO, false, true},
+    {"image, io_uring", true, SIM_STORE_ENGINE_URING, false, false},
+    {"image, io_uring, write cache", true, SIM_STORE_ENGINE_URING, true, false},
+    {"image, synchronous", true, SIM_STORE_ENGINE_SYNC, false, false},
+    {"image, synchronous, write cache", true, SIM_STORE_ENGINE_SYNC, true, false},
 };
 
 static const struct variant *variant;
@@ -34,6 +37,8 @@ static struct sim_store *open_store(uint64_t nbytes, uint32_t block_size)
 {
     struct sim_store_config config = {.nbytes = nbytes,
                                       .block_size = block_size,
+                                      .in_gpu = variant->in_gpu,
+                                      .gpu = -1,
                                       .vwc = variant->vwc,
                                       .seed = 1,
                                       .nlanes = LANES,
@@ -374,7 +379,8 @@ static void lanes_work_side_by_side(void **state)
 static void only_plain_memory_is_direct(void **state)
 {
     (void)state;
-    if (variant->image || variant->vwc) {
+    assert_int_equal(variant->in_gpu, sim_store_gpu(store) != NULL);
+    if (variant->image || variant->vwc || (variant->in_gpu && !gpunvme_mem_gpu_is_host())) {
         assert_null(sim_store_direct(store));
         return;
     }
@@ -382,6 +388,25 @@ static void only_plain_memory_is_direct(void **state)
     fill(a, 512, 512, 1);
     assert_int_equal(store_read(store, 512, b, 512), GPUNVME_OK);
     assert_memory_equal(a, b, 512);
+}
+
+/* What the engine is to read is where the store wrote it, and the other way round. */
+static void the_gpu_address_reaches_the_bytes(void **state)
+{
+    uint8_t *gpu = sim_store_gpu(store);
+
+    (void)state;
+    if (!gpu)
+        skip();
+    fill(a, 512, 1024, 1);
+    assert_int_equal(store_write(store, 512, a, 512), GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_copy(gpu + 1024, GPUNVME_MEM_GPU, a + 512, GPUNVME_MEM_HOST, 512),
+                     GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_copy(b, GPUNVME_MEM_HOST, gpu + 512, GPUNVME_MEM_GPU, 512),
+                     GPUNVME_OK);
+    assert_memory_equal(a, b, 512);
+    assert_int_equal(store_read(store, 1024, b, 512), GPUNVME_OK);
+    assert_memory_equal(a + 512, b, 512);
 }
 
 static void blocks_of_4096_work(void **state)
@@ -406,6 +431,8 @@ static void a_store_may_be_larger_than_memory(void **state)
     const uint64_t nbytes = 256ULL << 30;
 
     (void)state;
+    if (variant->in_gpu)
+        skip();
     sim_store_close(store);
     unlink(scratch_path("image"));
     store = open_store(nbytes, 512);
@@ -466,6 +493,7 @@ static int run_variant(void)
         TEST(random_transfers_agree_with_an_array),
         TEST(lanes_work_side_by_side),
         TEST(only_plain_memory_is_direct),
+        TEST(the_gpu_address_reaches_the_bytes),
         TEST(blocks_of_4096_work),
         TEST(a_store_may_be_larger_than_memory),
         TEST(the_path_is_told),

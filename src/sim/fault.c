@@ -36,6 +36,11 @@ struct rule {
     uint64_t first_lba, last_lba;
     uint16_t sq;
     uint32_t nsid;
+
+    /* where the engine counts too, from an export until it is absorbed */
+    bool exported;
+    unsigned index;     /* in what was exported */
+    uint64_t nmatches0; /* what was counted then */
 };
 
 struct sim_faults {
@@ -44,6 +49,7 @@ struct sim_faults {
     struct rule *rules;
     size_t nrules;
     atomic_size_t count; /* nrules, for those who ask without the lock */
+    bool for_engine;     /* rules must suit the engine; does not change once rules are added */
 };
 
 gpunvme_err_t sim_faults_create(uint64_t seed, struct sim_faults **out)
@@ -364,6 +370,32 @@ static gpunvme_err_t parse_rule(const char *text, struct rule *rule)
     return GPUNVME_OK;
 }
 
+static bool concerns_io(const struct rule *rule)
+{
+    static const uint8_t none[sizeof(rule->io_opcodes)];
+
+    return !rule->has_opcodes || rule->any_io || memcmp(rule->io_opcodes, none, sizeof(none)) != 0;
+}
+
+static gpunvme_err_t check_for_engine(const struct sim_faults *faults, const struct rule *rule,
+                                      const char *text)
+{
+    if (!concerns_io(rule))
+        return GPUNVME_OK;
+    if (rule->fault.kind == SIM_FAULT_SHUFFLE || rule->fault.kind == SIM_FAULT_POWER_LOSS)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                         "fault rule '%s': engine=gpu has neither shuffle nor powerloss", text);
+    if (faults->nrules >= SIM_ENGINE_MAX_RULES)
+        return base_fail(GPUNVME_ERR_LIMIT, "engine=gpu takes %d fault rules",
+                         SIM_ENGINE_MAX_RULES);
+    return GPUNVME_OK;
+}
+
+void sim_faults_for_engine(struct sim_faults *faults)
+{
+    faults->for_engine = true;
+}
+
 gpunvme_err_t sim_faults_add(struct sim_faults *faults, const char *text)
 {
     struct rule rule, *rules;
@@ -372,6 +404,11 @@ gpunvme_err_t sim_faults_add(struct sim_faults *faults, const char *text)
     if (err)
         return err;
     pthread_mutex_lock(&faults->lock);
+    err = faults->for_engine ? check_for_engine(faults, &rule, text) : GPUNVME_OK;
+    if (err) {
+        pthread_mutex_unlock(&faults->lock);
+        return err;
+    }
     rules = realloc(faults->rules, (faults->nrules + 1) * sizeof(*rules));
     if (rules) {
         faults->rules = rules;
@@ -497,4 +534,88 @@ struct sim_fault sim_faults_match_dsm(struct sim_faults *faults, uint16_t sqid,
     if (!sim_faults_any(faults))
         return (struct sim_fault){.kind = SIM_FAULT_NONE};
     return match(faults, &command);
+}
+
+/*
+ * ---- For the engine -------------------------------------------------------------------------
+ */
+
+static enum sim_engine_fault engine_kind(enum sim_fault_kind kind)
+{
+    switch (kind) {
+    case SIM_FAULT_STATUS:
+        return SIM_ENGINE_FAULT_STATUS;
+    case SIM_FAULT_DELAY:
+        return SIM_ENGINE_FAULT_DELAY;
+    case SIM_FAULT_LOSE:
+        return SIM_ENGINE_FAULT_LOSE;
+    case SIM_FAULT_CFS:
+        return SIM_ENGINE_FAULT_CFS;
+    case SIM_FAULT_REMOVE:
+        return SIM_ENGINE_FAULT_REMOVE;
+    default:
+        return SIM_ENGINE_FAULT_NONE;
+    }
+}
+
+static void export_rule(const struct rule *rule, struct sim_engine_rule *out)
+{
+    *out = (struct sim_engine_rule){
+        .kind = engine_kind(rule->fault.kind),
+        .status = rule->fault.status,
+        .delay_ns = rule->fault.delay_ns,
+        .first_lba = rule->first_lba,
+        .last_lba = rule->last_lba,
+        .has_lba = rule->has_lba,
+        .has_sq = rule->has_sq,
+        .has_nsid = rule->has_nsid,
+        .sq = rule->sq,
+        .nsid = rule->nsid,
+        .nth = rule->nth,
+        .every = rule->every,
+        .p_of_2_to64 = rule->p < 1 ? (uint64_t)(rule->p * 0x1p64) : UINT64_MAX,
+        .once = rule->once,
+        .nmatches = rule->nmatches,
+        .spent = rule->spent,
+    };
+    if (!rule->has_opcodes || rule->any_io)
+        memset(out->opcodes, 0xff, sizeof(out->opcodes));
+    for (unsigned opc = 0; opc < 256; opc++)
+        if (rule->io_opcodes[opc / 8] >> (opc % 8) & 1)
+            out->opcodes[opc / 32] |= 1u << opc % 32;
+}
+
+unsigned sim_faults_export(struct sim_faults *faults,
+                           struct sim_engine_rule rules[SIM_ENGINE_MAX_RULES])
+{
+    unsigned n = 0;
+
+    pthread_mutex_lock(&faults->lock);
+    for (size_t i = 0; i < faults->nrules && n < SIM_ENGINE_MAX_RULES; i++) {
+        struct rule *rule = &faults->rules[i];
+
+        if (!concerns_io(rule))
+            continue;
+        rule->exported = true;
+        rule->index = n;
+        rule->nmatches0 = rule->nmatches;
+        export_rule(rule, &rules[n++]);
+    }
+    pthread_mutex_unlock(&faults->lock);
+    return n;
+}
+
+void sim_faults_absorb(struct sim_faults *faults, const struct sim_engine_rule *rules, unsigned n)
+{
+    pthread_mutex_lock(&faults->lock);
+    for (size_t i = 0; i < faults->nrules; i++) {
+        struct rule *rule = &faults->rules[i];
+
+        if (!rule->exported || rule->index >= n)
+            continue;
+        rule->exported = false;
+        rule->nmatches += rules[rule->index].nmatches - rule->nmatches0;
+        rule->spent |= rules[rule->index].spent != 0;
+    }
+    pthread_mutex_unlock(&faults->lock);
 }

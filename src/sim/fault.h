@@ -8,6 +8,7 @@
 
 #include "gpunvme/nvme.h"
 #include "gpunvme/sim.h"
+#include "sim/engine.h"
 
 enum sim_fault_kind {
     SIM_FAULT_NONE,
@@ -30,10 +31,20 @@ struct sim_fault {
 struct sim_faults;
 
 gpunvme_err_t sim_faults_create(uint64_t seed, struct sim_faults **out);
+/* From now on rules for I/O commands that the engine can't follow are refused. */
+void sim_faults_for_engine(struct sim_faults *faults);
 void sim_faults_destroy(struct sim_faults *faults);
 gpunvme_err_t sim_faults_add(struct sim_faults *faults, const char *rule); /* or ERR_INVALID */
 void sim_faults_clear(struct sim_faults *faults);
 bool sim_faults_any(const struct sim_faults *faults); /* cheap: asked for every command */
+
+/*
+ * The rules as the engine follows them, with what they have counted; returns how many. absorb
+ * takes back what it has counted: once for each export.
+ */
+unsigned sim_faults_export(struct sim_faults *faults,
+                           struct sim_engine_rule rules[SIM_ENGINE_MAX_RULES]);
+void sim_faults_absorb(struct sim_faults *faults, const struct sim_engine_rule *rules, unsigned n);
 
 /*
  * The fault that the command just fetched from submission queue `sqid` meets. The rules are asked

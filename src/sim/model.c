@@ -27,6 +27,7 @@
 
 #include "base/fail.h"
 #include "base/random.h"
+#include "sim/engine.h"
 #include "sim/model.h"
 
 #define NQUANTILES   4096
@@ -214,4 +215,30 @@ uint64_t sim_model_due_ns(struct sim_model *model, enum sim_model_op op, uint64_
         due_ns = transfer_due(model, op, nbytes, now_ns);
     pthread_mutex_unlock(&model->lock);
     return due_ns;
+}
+
+/* What one of `rate` a second takes, in 1/2^shift ns; 0 where there is no limit. */
+static uint64_t cost(uint64_t rate, unsigned shift)
+{
+    uint64_t second = NS_A_SECOND << shift;
+
+    if (!rate)
+        return 0;
+    return second / rate ? second / rate : 1;
+}
+
+const float *sim_model_export(const struct sim_model *model, struct sim_engine_model *out)
+{
+    const struct gpunvme_sim_model *c = &model->config;
+
+    _Static_assert(NQUANTILES == SIM_ENGINE_SPREAD, "the engine's table is this one");
+    *out = (struct sim_engine_model){
+        .enabled = !sim_model_is_unlimited(model),
+        .nchannels = c->channels,
+        .latency_ns = {c->read_latency_ns, c->write_latency_ns},
+        .flush_latency_ns = c->flush_latency_ns,
+        .command_cost = {cost(c->read_iops, 12), cost(c->write_iops, 12)},
+        .byte_cost = {cost(c->read_bytes_per_s, 24), cost(c->write_bytes_per_s, 24)},
+    };
+    return model->spread;
 }

@@ -47,6 +47,12 @@ struct gpunvme_sim_model {
     uint32_t channels; /* commands worked on at once; more wait */
 };
 
+/* Who serves I/O queues that are in GPU memory. All other queues are the threads'. */
+enum gpunvme_sim_engine {
+    GPUNVME_SIM_ENGINE_CPU = 0, /* the controller's threads, by copies */
+    GPUNVME_SIM_ENGINE_GPU = 1, /* the engine, a kernel; the namespaces are in GPU memory then */
+};
+
 /* A whole controller. gpunvme_sim_config_init() fills in the defaults. */
 struct gpunvme_sim_config {
     uint32_t nnamespaces;
@@ -72,6 +78,9 @@ struct gpunvme_sim_config {
     uint64_t shutdown_ns;  /* time from CC.SHN to CSTS.SHST complete; default 0 */
     uint32_t initial_cc;   /* CC as "firmware" left it: enabled when EN is set; default 0 */
     uint32_t initial_csts; /* CSTS likewise: CFS or RDY may be set; default 0 */
+
+    enum gpunvme_sim_engine engine; /* default GPUNVME_SIM_ENGINE_CPU */
+    int gpu; /* the engine's: CUDA's number of the device; default -1: the caller's current one */
 
     uint32_t nfaults;
     char faults[GPUNVME_SIM_MAX_FAULTS][128]; /* rules, see gpunvme_sim_fault() */
@@ -122,6 +131,11 @@ const struct gpunvme_sim_config *gpunvme_sim_config_of(const struct gpunvme_sim 
 uint64_t gpunvme_sim_reg_read(struct gpunvme_sim *sim, uint32_t offset, unsigned size);
 void gpunvme_sim_reg_write(struct gpunvme_sim *sim, uint32_t offset, unsigned size, uint64_t value);
 volatile uint32_t *gpunvme_sim_doorbells(struct gpunvme_sim *sim, size_t *nbytes);
+/*
+ * The doorbells of queues that the engine serves: the same layout in GPU memory, as a GPU address.
+ * NULL without the engine.
+ */
+void *gpunvme_sim_gpu_doorbells(struct gpunvme_sim *sim, size_t *nbytes);
 gpunvme_err_t gpunvme_sim_dma_map(struct gpunvme_sim *sim, uint64_t bus, uint64_t nbytes,
                                   const struct gpunvme_buf *buf);
 gpunvme_err_t gpunvme_sim_dma_unmap(struct gpunvme_sim *sim, uint64_t bus, uint64_t nbytes);

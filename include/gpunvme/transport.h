@@ -98,6 +98,11 @@ struct gpunvme_transport {
      */
     volatile uint32_t *doorbells;
     size_t doorbells_nbytes;
+    /*
+     * The doorbells for queues in GPU memory, of the same layout, as a GPU address. NULL where the
+     * mapped ones serve all queues: then register those with the GPU.
+     */
+    volatile uint32_t *gpu_doorbells;
     char address[128]; /* the URI that was opened, for messages */
 };
 

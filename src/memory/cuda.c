@@ -694,6 +694,23 @@ gpunvme_err_t mem_cuda_stream_sync(struct mem_cuda_stream *stream, uint64_t time
 }
 
 /* Pinned memory for the sums of the blocks, which the kernel stores there itself. */
+gpunvme_err_t mem_cuda_kernels_create(void **stream)
+{
+    int least = 0, greatest = 0;
+    cudaStream_t created = NULL;
+    cudaError_t err = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+
+    if (err == cudaSuccess)
+        err = cudaStreamCreateWithPriority(&created, cudaStreamNonBlocking, greatest);
+    *stream = created;
+    return err == cudaSuccess ? GPUNVME_OK : cuda_fail(err, "a stream for kernels");
+}
+
+void mem_cuda_kernels_destroy(void *stream)
+{
+    cudaStreamDestroy(stream);
+}
+
 static gpunvme_err_t need_partial(struct worker *worker)
 {
     void *cpu, *gpu;

@@ -72,6 +72,13 @@ gpunvme_err_t mem_cuda_stream_copy(struct mem_cuda_stream *stream, void *dst, bo
 gpunvme_err_t mem_cuda_stream_query(struct mem_cuda_stream *stream, bool *done);
 gpunvme_err_t mem_cuda_stream_sync(struct mem_cuda_stream *stream, uint64_t timeout_ns);
 
+/*
+ * A stream for kernels that run beside all others, of the highest priority, on the calling thread's
+ * current device: a cudaStream_t.
+ */
+gpunvme_err_t mem_cuda_kernels_create(void **stream);
+void mem_cuda_kernels_destroy(void *stream);
+
 /* The checksum of checksum.h, of GPU memory, by a kernel. nbytes > 0. */
 gpunvme_err_t mem_cuda_checksum(const void *gpu, size_t nbytes, uint64_t *sum);
 

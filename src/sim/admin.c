@@ -5,6 +5,7 @@
  *
  * Source: NVM Express Base 1.4, sections 5.1, 5.3 to 5.7 and 5.24.
  */
+#include "sim/engine_host.h"
 #include "sim/sim_internal.h"
 
 static void pause_others(struct gpunvme_sim *sim)
@@ -141,6 +142,13 @@ static uint16_t delete_sq(struct sim_cmd *cmd)
         return out_of_order(cmd, "deletes the missing submission queue", qid,
                             GPUNVME_SC_QID_INVALID);
     pause_others(sim);
+    if (sq->engine) {
+        status = sim_keeper_delete(sim, sq);
+        if (!status)
+            sim_sq_free(sim, sq);
+        resume_others(sim);
+        return status;
+    }
     sq->deleting = true;
     sim_io_abort_waiting(sq->thread, sq, GPUNVME_SC_ABORT_SQ_DELETED);
     if (drain(sim, sq)) {

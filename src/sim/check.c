@@ -58,6 +58,8 @@ bool sim_command_supported(const struct gpunvme_sim *sim, bool admin, uint8_t op
 
     if (admin && opc == GPUNVME_ADMIN_DOORBELL_BUFFER_CONFIG)
         return sim->config.shadow;
+    if (!admin && opc == GPUNVME_CMD_DSM && sim->config.engine != GPUNVME_SIM_ENGINE_CPU)
+        return false; /* the engine does not have it */
     return find_rule(admin, opc, &rule);
 }
 

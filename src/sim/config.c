@@ -30,6 +30,7 @@ void gpunvme_sim_config_init(struct gpunvme_sim_config *config)
         .shadow = true,
         .threads = 1,
         .seed = 1,
+        .gpu = -1,
     };
 }
 
@@ -92,11 +93,33 @@ static gpunvme_err_t check_limits(const struct gpunvme_sim_config *config)
     return GPUNVME_OK;
 }
 
+/* What the engine can't do is refused here, not ignored. */
+static gpunvme_err_t check_engine(const struct gpunvme_sim_config *config)
+{
+    if (config->engine == GPUNVME_SIM_ENGINE_CPU)
+        return GPUNVME_OK;
+    if (config->engine != GPUNVME_SIM_ENGINE_GPU)
+        return base_fail(GPUNVME_ERR_INVALID, "engine is %d: use GPUNVME_SIM_ENGINE_*",
+                         (int)config->engine);
+    if (config->vwc)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                         "engine=gpu models no volatile write cache: add vwc=off");
+    for (uint32_t i = 0; i < config->nnamespaces; i++)
+        if (config->ns[i].image[0])
+            return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                             "engine=gpu keeps namespaces in GPU memory: namespace %u can't be the "
+                             "image %s; write its bytes to the namespace instead",
+                             config->ns[i].nsid, config->ns[i].image);
+    return GPUNVME_OK;
+}
+
 static gpunvme_err_t check_faults(const struct gpunvme_sim_config *config)
 {
     struct sim_faults *faults = NULL;
     gpunvme_err_t err = sim_faults_create(config->seed, &faults);
 
+    if (!err && config->engine == GPUNVME_SIM_ENGINE_GPU)
+        sim_faults_for_engine(faults);
     for (uint32_t i = 0; !err && i < config->nfaults; i++) {
         err = check_text("fault", config->faults[i], sizeof(config->faults[i]));
         if (!err)
@@ -123,7 +146,8 @@ gpunvme_err_t sim_config_complete(struct gpunvme_sim_config *config)
         if (err)
             return err;
     }
-    return check_faults(config);
+    err = check_engine(config);
+    return err ? err : check_faults(config);
 }
 
 /* What a URI is read into. */
@@ -165,6 +189,33 @@ static gpunvme_err_t set_bandwidth(void *config_, const struct base_param *item)
     if (err)
         return base_fail(GPUNVME_ERR_URI, "%s: %s", item->key, gpunvme_err_detail());
     config->model.write_bytes_per_s = config->model.read_bytes_per_s;
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t set_engine(void *config_, const struct base_param *item)
+{
+    struct gpunvme_sim_config *config = config_;
+
+    if (!strcmp(item->value, "cpu"))
+        config->engine = GPUNVME_SIM_ENGINE_CPU;
+    else if (!strcmp(item->value, "gpu"))
+        config->engine = GPUNVME_SIM_ENGINE_GPU;
+    else
+        return base_fail(GPUNVME_ERR_URI, "engine=%.64s: use cpu or gpu", item->value);
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t set_gpu(void *config_, const struct base_param *item)
+{
+    struct gpunvme_sim_config *config = config_;
+    uint64_t gpu;
+
+    if (base_parse_count(item->value, &gpu))
+        return base_fail(GPUNVME_ERR_URI, "%s: %s", item->key, gpunvme_err_detail());
+    if (gpu > INT16_MAX)
+        return base_fail(GPUNVME_ERR_URI, "gpu=%.64s: use CUDA's number of the device",
+                         item->value);
+    config->gpu = (int)gpu;
     return GPUNVME_OK;
 }
 
@@ -297,6 +348,8 @@ static const struct base_param_spec keys[] = {
     {"shutdown", BASE_PARAM_TIME, CONFIG(shutdown_ns)},
     {"initial_cc", BASE_PARAM_U32, CONFIG(initial_cc)},
     {"initial_csts", BASE_PARAM_U32, CONFIG(initial_csts)},
+    {"engine", CALL(set_engine)},
+    {"gpu", CALL(set_gpu)},
     {"fault", CALL(set_fault)},
     {.name = NULL},
 };

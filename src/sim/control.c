@@ -5,6 +5,7 @@
  *
  * Source: NVM Express Base 1.4, sections 3.1.5, 3.1.6, 7.3 and 7.6.
  */
+#include "sim/engine_host.h"
 #include "sim/sim_internal.h"
 
 #define CC_FIXED                                                                                   \
@@ -57,6 +58,7 @@ void sim_control_power_on(struct gpunvme_sim *sim)
 void sim_control_request(struct gpunvme_sim *sim, uint32_t halt, uint32_t request)
 {
     atomic_fetch_or(&sim->halt, halt);
+    sim_keeper_signal(sim);
     atomic_fetch_or(&sim->requests, request);
     atomic_store(&sim->control_ns, 0);
 }
@@ -64,6 +66,7 @@ void sim_control_request(struct gpunvme_sim *sim, uint32_t halt, uint32_t reques
 void sim_fail(struct gpunvme_sim *sim)
 {
     atomic_fetch_or(&sim->halt, SIM_HALT_FATAL);
+    sim_keeper_signal(sim);
     atomic_fetch_or(&sim->csts, CSTS_CFS);
 }
 
@@ -130,12 +133,14 @@ static void begin_stop(struct gpunvme_sim *sim)
     sim->phase_ns = sim_now_ns() + sim->config.ready_ns;
     sim->torn_down = false;
     atomic_fetch_or(&sim->halt, SIM_HALT_RESET);
+    sim_keeper_signal(sim);
     atomic_store(&sim->control_ns, 0);
 }
 
 static void begin_shutdown(struct gpunvme_sim *sim, uint32_t cc)
 {
     atomic_fetch_or(&sim->halt, SIM_HALT_SHUTDOWN);
+    sim_keeper_signal(sim);
     atomic_fetch_and(&sim->csts, ~CSTS_SHST);
     atomic_fetch_or(&sim->csts, (uint32_t)GPUNVME_SET(GPUNVME_CSTS_SHST_OCCURRING, CSTS_SHST));
     sim->shutdown_begun = true;
@@ -392,6 +397,7 @@ void gpunvme_sim_power_cycle(struct gpunvme_sim *sim)
 void gpunvme_sim_fatal(struct gpunvme_sim *sim)
 {
     sim_fail(sim);
+    sim_keeper_quiesce(sim);
     sim_pause_all(sim); /* when this returns every thread has seen it */
     sim_resume_all(sim);
 }

@@ -10,6 +10,7 @@
 
 #include "base/fail.h"
 #include "gpunvme/memory.h"
+#include "sim/engine_host.h"
 #include "sim/sim_internal.h"
 
 /* Index of the first range that ends behind `bus`. */
@@ -175,10 +176,15 @@ gpunvme_err_t gpunvme_sim_dma_map(struct gpunvme_sim *sim, uint64_t bus, uint64_
     range.cpu = buf->cpu;
     range.gpu = buf->gpu;
     range.mem = buf->mem;
+    err = sim_keeper_reach(sim, &range);
+    if (err)
+        return err;
     sim_pause_all(sim);
     err = insert(sim, &range);
     forget_lookups(sim);
     mend_queues(sim);
+    if (!err)
+        sim_keeper_remap(sim, &range);
     sim_resume_all(sim);
     return err;
 }
@@ -270,16 +276,19 @@ static void break_queues(struct gpunvme_sim *sim, const struct sim_range *range)
 static gpunvme_err_t try_unmap(struct gpunvme_sim *sim, uint64_t bus, uint64_t nbytes)
 {
     size_t at = lower_bound(sim, bus);
+    struct sim_range range;
 
     if (at == sim->nranges || sim->ranges[at].bus != bus || sim->ranges[at].nbytes != nbytes)
         return base_fail(GPUNVME_ERR_INVALID, "%llu bytes at bus address %llxh are not a mapping",
                          (unsigned long long)nbytes, (unsigned long long)bus);
     if (range_is_busy(sim, &sim->ranges[at]))
         return GPUNVME_ERR_AGAIN;
-    break_queues(sim, &sim->ranges[at]);
+    range = sim->ranges[at];
+    break_queues(sim, &range);
     sim->nranges--;
     memmove(&sim->ranges[at], &sim->ranges[at + 1], (sim->nranges - at) * sizeof(sim->ranges[0]));
     forget_lookups(sim);
+    sim_keeper_remap(sim, &range);
     return GPUNVME_OK;
 }
 

@@ -25,7 +25,7 @@ static void attach_shadow(struct gpunvme_sim *sim, struct sim_doorbell *doorbell
     size_t at = (size_t)index << sim->config.dstrd;
 
     /* The admin queue has no shadow, nor has what lies behind the page. */
-    if (!sim->shadow || index < 2 || at * 4 >= sim->page)
+    if (!sim->shadow || doorbell->no_shadow || index < 2 || at * 4 >= sim->page)
         return;
     doorbell->shadow = sim->shadow + at;
     doorbell->eventidx = sim->eventidx + at;
@@ -57,6 +57,12 @@ static void detach_shadow(struct sim_doorbell *doorbell)
         return;
     doorbell->shadow = doorbell->eventidx = NULL;
     __atomic_store_n(doorbell->reg, doorbell->seen, __ATOMIC_RELEASE);
+}
+
+void sim_doorbell_unshadow(struct sim_doorbell *doorbell)
+{
+    detach_shadow(doorbell);
+    doorbell->no_shadow = true;
 }
 
 void sim_shadow_forget(struct gpunvme_sim *sim)
@@ -220,7 +226,8 @@ void sim_cq_poll(struct sim_thread *t, struct sim_cq *cq)
     report_value(t->sim, cq->qid);
 }
 
-static void check_stray(struct gpunvme_sim *sim, unsigned index)
+/* The engine's queues have their doorbells in GPU memory, and none here. */
+static void check_stray(struct gpunvme_sim *sim, unsigned index, bool engine)
 {
     volatile uint32_t *reg = doorbell_reg(sim, index);
     uint32_t value = __atomic_load_n(reg, __ATOMIC_ACQUIRE);
@@ -229,8 +236,9 @@ static void check_stray(struct gpunvme_sim *sim, unsigned index)
         return;
     __atomic_store_n(reg, 0, __ATOMIC_RELEASE);
     sim_violate(sim, GPUNVME_SIM_VIOLATION_DOORBELL_REGISTER,
-                "the doorbell of %s queue %u, which does not exist, was written with %u",
-                index % 2 ? "completion" : "submission", index / 2, value);
+                "the doorbell of %s queue %u, which %s, was written with %u",
+                index % 2 ? "completion" : "submission", index / 2,
+                engine ? "has it in GPU memory" : "does not exist", value);
     sim_event_raise(sim, GPUNVME_AER_TYPE_ERROR, GPUNVME_AER_ERROR_DOORBELL_REGISTER,
                     GPUNVME_LOG_ERROR);
 }
@@ -241,10 +249,13 @@ void sim_doorbell_scan(struct gpunvme_sim *sim)
     for (unsigned i = 0; i < 64; i++) {
         unsigned qid = sim->doorbell_scan;
 
-        if (!sim->sqs[qid])
-            check_stray(sim, 2 * qid);
-        if (!sim->cqs[qid])
-            check_stray(sim, 2 * qid + 1);
+        const struct sim_sq *sq = sim->sqs[qid];
+        const struct sim_cq *cq = sim->cqs[qid];
+
+        if (!sq || sq->engine)
+            check_stray(sim, 2 * qid, sq);
+        if (!cq || cq->engine)
+            check_stray(sim, 2 * qid + 1, cq);
         sim->doorbell_scan = qid == sim->config.max_queues ? 0 : qid + 1;
         if (!sim->doorbell_scan)
             break;

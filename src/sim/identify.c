@@ -92,8 +92,10 @@ static void make_io_part(const struct gpunvme_sim *sim, struct gpunvme_id_ctrl *
     id->sqes = GPUNVME_SQE_SHIFT | GPUNVME_SQE_SHIFT << 4;
     id->cqes = GPUNVME_CQE_SHIFT | GPUNVME_CQE_SHIFT << 4;
     id->nn = sim->nns ? sim->ns[sim->nns - 1].nsid : 0;
-    id->oncs = GPUNVME_ONCS_COMPARE | GPUNVME_ONCS_DSM | GPUNVME_ONCS_WRITE_ZEROES |
-               GPUNVME_ONCS_SAVE_SELECT | GPUNVME_ONCS_TIMESTAMP | GPUNVME_ONCS_VERIFY;
+    id->oncs = GPUNVME_ONCS_COMPARE | GPUNVME_ONCS_WRITE_ZEROES | GPUNVME_ONCS_SAVE_SELECT |
+               GPUNVME_ONCS_TIMESTAMP | GPUNVME_ONCS_VERIFY;
+    if (sim_command_supported(sim, false, GPUNVME_CMD_DSM))
+        id->oncs |= GPUNVME_ONCS_DSM;
     id->vwc = (uint8_t)((sim->config.vwc ? GPUNVME_VWC_PRESENT : 0) |
                         GPUNVME_SET(GPUNVME_VWC_FLUSH_ALL, VWC_FLUSH));
     if (sim->config.sgl)

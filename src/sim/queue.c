@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "sim/engine_host.h"
 #include "sim/sim_internal.h"
 
 #define CQE_WORDS (sizeof(struct gpunvme_cqe) / 4)
@@ -80,6 +81,29 @@ static bool reserve_heap(struct sim_thread *t, uint32_t size)
     return true;
 }
 
+/*
+ * Who serves the pair: the engine, where both queues are in GPU memory. It has one submission
+ * queue for each completion queue, which must be new, and no interrupts.
+ */
+static uint16_t choose_server(struct gpunvme_sim *sim, struct sim_sq *sq)
+{
+    struct sim_cq *cq = sq->cq;
+    uint16_t status;
+
+    if (cq->engine)
+        return GPUNVME_SC_INVALID_FIELD;
+    if (!sq->qid || !sim_keeper_suits(sim, sq->bus, sq->size * sizeof(struct gpunvme_sqe)) ||
+        !sim_keeper_suits(sim, cq->bus, cq->size * sizeof(struct gpunvme_cqe)))
+        return GPUNVME_SC_SUCCESS;
+    if (cq->nsqs || cq->irq || cq->tail || !cq->phase)
+        return GPUNVME_SC_INVALID_FIELD;
+    sim_doorbell_unshadow(&cq->doorbell);
+    sim_doorbell_unshadow(&sq->doorbell);
+    status = sim_keeper_add(sim, sq);
+    sq->engine = cq->engine = !status;
+    return status;
+}
+
 /* Under all thread locks. A queue is served by the thread of its completion queue. */
 uint16_t sim_sq_create(struct gpunvme_sim *sim, uint16_t qid, uint64_t bus, uint32_t size,
                        struct sim_cq *cq)
@@ -87,14 +111,13 @@ uint16_t sim_sq_create(struct gpunvme_sim *sim, uint16_t qid, uint64_t bus, uint
     uint64_t nbytes = size * sizeof(struct gpunvme_sqe);
     struct sim_thread *t = cq->thread;
     struct sim_sq *sq;
+    uint16_t status;
 
     if (!memory_mapped(sim, "submission", qid, bus, nbytes))
         return GPUNVME_SC_DATA_TRANSFER_ERROR;
     sq = calloc(1, sizeof(*sq));
-    if (!sq || !reserve_heap(t, size)) {
-        free(sq);
+    if (!sq)
         return GPUNVME_SC_INTERNAL;
-    }
     sq->thread = t;
     sq->cq = cq;
     sq->qid = qid;
@@ -102,8 +125,17 @@ uint16_t sim_sq_create(struct gpunvme_sim *sim, uint16_t qid, uint64_t bus, uint
     sq->size = size;
     sq->cpu = sim_dma_cpu(sim, bus, nbytes);
     sim_doorbell_init(sim, &sq->doorbell, 2u * qid);
+    status = choose_server(sim, sq);
+    if (!status && !sq->engine && !reserve_heap(t, size))
+        status = GPUNVME_SC_INTERNAL;
+    if (status) {
+        __atomic_store_n(sq->doorbell.reg, 0, __ATOMIC_RELEASE);
+        free(sq);
+        return status;
+    }
     cq->nsqs++;
-    t->sqs[t->nsqs++] = sq;
+    if (!sq->engine)
+        t->sqs[t->nsqs++] = sq;
     sim->sqs[qid] = sq;
     sim->nio_queues += qid != 0;
     return GPUNVME_SC_SUCCESS;
@@ -117,7 +149,8 @@ void sim_sq_free(struct gpunvme_sim *sim, struct sim_sq *sq)
     for (unsigned i = 0; i < t->nsqs; i++)
         if (t->sqs[i] == sq)
             t->sqs[i] = t->sqs[--t->nsqs];
-    t->heap_room -= sq->size;
+    if (!sq->engine)
+        t->heap_room -= sq->size;
     sq->cq->nsqs--;
     sim->sqs[sq->qid] = NULL;
     sim->nio_queues -= sq->qid != 0;
@@ -137,6 +170,7 @@ void sim_cq_free(struct gpunvme_sim *sim, struct sim_cq *cq)
 /* Frees every queue and forgets every command. Under all thread locks, stores quiet. */
 void sim_queues_wipe(struct gpunvme_sim *sim)
 {
+    sim_keeper_forget(sim);
     for (unsigned i = 0; i < sim->nthreads; i++)
         sim_complete_forget(&sim->threads[i]);
     for (unsigned qid = 0; qid <= sim->config.max_queues; qid++)

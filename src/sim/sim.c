@@ -10,6 +10,7 @@
 
 #include "base/fail.h"
 #include "sim/config.h"
+#include "sim/engine_host.h"
 #include "sim/sim_internal.h"
 
 #define DOORBELLS_MOST (1ull << 30)
@@ -37,6 +38,8 @@ static gpunvme_err_t open_namespace(struct gpunvme_sim *sim, uint32_t i)
         .image = config->image,
         .nbytes = config->nbytes,
         .block_size = config->block_size,
+        .in_gpu = sim->config.engine == GPUNVME_SIM_ENGINE_GPU,
+        .gpu = sim->config.gpu,
         .readonly = config->readonly,
         .vwc = sim->config.vwc,
         .seed = sim->config.seed + config->nsid,
@@ -120,6 +123,8 @@ static gpunvme_err_t create_parts(struct gpunvme_sim *sim)
 
     if (!err)
         err = sim_faults_create(sim->config.seed, &sim->faults);
+    if (!err && sim->config.engine == GPUNVME_SIM_ENGINE_GPU)
+        sim_faults_for_engine(sim->faults);
     for (uint32_t i = 0; !err && i < sim->config.nfaults; i++)
         err = sim_faults_add(sim->faults, sim->config.faults[i]);
     if (!err)
@@ -128,6 +133,8 @@ static gpunvme_err_t create_parts(struct gpunvme_sim *sim)
         err = allocate_tables(sim);
     if (!err)
         err = map_doorbells(sim);
+    if (!err)
+        err = sim_keeper_create(sim);
     if (err)
         return err;
     sim->unlimited = sim_model_is_unlimited(sim->model);
@@ -170,6 +177,7 @@ void gpunvme_sim_destroy(struct gpunvme_sim *sim)
     if (!sim)
         return;
     sim_threads_destroy(sim);
+    sim_keeper_destroy(sim);
     for (uint32_t i = 0; i < sim->nns; i++)
         sim_store_close(sim->ns[i].store);
     sim_model_destroy(sim->model);
@@ -202,12 +210,27 @@ volatile uint32_t *gpunvme_sim_doorbells(struct gpunvme_sim *sim, size_t *nbytes
 
 gpunvme_err_t gpunvme_sim_fault(struct gpunvme_sim *sim, const char *rule)
 {
-    return sim_faults_add(sim->faults, rule);
+    gpunvme_err_t err = sim_faults_add(sim->faults, rule);
+
+    if (!err)
+        sim_keeper_refault(sim);
+    return err;
 }
 
 void gpunvme_sim_faults_clear(struct gpunvme_sim *sim)
 {
     sim_faults_clear(sim->faults);
+    sim_keeper_refault(sim);
+}
+
+static void count_violations(struct gpunvme_sim *sim, enum gpunvme_sim_violation violation,
+                             uint64_t n, const char *format, va_list args)
+{
+    pthread_mutex_lock(&sim->violation_lock);
+    if (!sim->first_violation[0])
+        vsnprintf(sim->first_violation, sizeof(sim->first_violation), format, args);
+    sim->violations[violation] += n;
+    pthread_mutex_unlock(&sim->violation_lock);
 }
 
 void sim_violate(struct gpunvme_sim *sim, enum gpunvme_sim_violation violation, const char *format,
@@ -215,14 +238,19 @@ void sim_violate(struct gpunvme_sim *sim, enum gpunvme_sim_violation violation, 
 {
     va_list args;
 
-    pthread_mutex_lock(&sim->violation_lock);
-    if (!sim->first_violation[0]) {
-        va_start(args, format);
-        vsnprintf(sim->first_violation, sizeof(sim->first_violation), format, args);
-        va_end(args);
-    }
-    sim->violations[violation]++;
-    pthread_mutex_unlock(&sim->violation_lock);
+    va_start(args, format);
+    count_violations(sim, violation, 1, format, args);
+    va_end(args);
+}
+
+void sim_violate_more(struct gpunvme_sim *sim, enum gpunvme_sim_violation violation, uint64_t n,
+                      const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    count_violations(sim, violation, n, format, args);
+    va_end(args);
 }
 
 const char *gpunvme_sim_violation_text(enum gpunvme_sim_violation violation)
@@ -241,7 +269,7 @@ const char *gpunvme_sim_violation_text(enum gpunvme_sim_violation violation)
 
 uint64_t sim_counter_sum(struct gpunvme_sim *sim, size_t offset)
 {
-    uint64_t sum = 0;
+    uint64_t sum = sim_keeper_sum(sim, offset);
 
     for (unsigned i = 0; i < sim->nthreads; i++) {
         const char *counters = (const char *)&sim->threads[i].counters;
@@ -254,6 +282,7 @@ uint64_t sim_counter_sum(struct gpunvme_sim *sim, size_t offset)
 
 void gpunvme_sim_report(struct gpunvme_sim *sim, struct gpunvme_sim_report *report)
 {
+    sim_keeper_sync(sim);
     *report = (struct gpunvme_sim_report){
         .commands = {sim_counter_sum(sim, offsetof(struct sim_counters, admin_commands)),
                      sim_counter_sum(sim, offsetof(struct sim_counters, io_commands))},

@@ -7,7 +7,8 @@
  * store; all of that is guarded by the thread's lock, which the thread holds while it works. Who
  * wants to change what threads look up (queues, DMA ranges) takes their locks: sim_pause_all().
  *
- *     order:  reg_lock, then thread locks by rising index, then the leaf locks
+ *     order:  reg_lock, then thread locks by rising index, then the keeper's (engine_host.h), then
+ *             the leaf locks
  *     leaves: violation_lock, event_lock, log_lock, irq_lock; nothing is locked under one of them
  *
  * Completion data is visible before its completion: an entry's last dword is stored with release
@@ -81,6 +82,7 @@ struct sim_doorbell {
     uint32_t seen;             /* value read last */
     volatile uint32_t *shadow; /* NULL: none */
     volatile uint32_t *eventidx;
+    bool no_shadow;    /* the engine's: it looks at the real one alone */
     bool awake;        /* with a shadow: the real doorbell rang, the shadow is polled */
     uint64_t quiet_ns; /* since when the shadow did not change; 0: it just did */
 };
@@ -98,6 +100,7 @@ struct sim_cq {
     uint16_t vector;
     bool phase;
     bool broken;             /* its memory is gone */
+    bool engine;             /* the engine posts here, or did: no thread does */
     bool irq;                /* interrupts are enabled, for `vector` */
     bool irq_due;            /* it is in its thread's list: */
     struct sim_cq *irq_next; /* see irq.c */
@@ -116,6 +119,7 @@ struct sim_sq {
     struct sim_doorbell doorbell;
     uint16_t qid;
     bool broken;
+    bool engine;                  /* the engine fetches from it, no thread */
     bool deleting;                /* nothing more is fetched */
     uint64_t cids[SIM_CID_WORDS]; /* command ids in use */
 };
@@ -280,7 +284,8 @@ struct gpunvme_sim {
     struct sim_ns ns[GPUNVME_SIM_MAX_NAMESPACES]; /* by rising nsid */
     struct sim_model *model;
     struct sim_faults *faults;
-    bool unlimited; /* the model is */
+    bool unlimited;            /* the model is */
+    struct sim_keeper *keeper; /* of the engine; NULL: none */
     uint64_t cap;
     uint64_t created_ns;
 
@@ -354,6 +359,9 @@ uint64_t sim_now_ns(void);
 void sim_pause_ns(uint64_t ns);
 void sim_violate(struct gpunvme_sim *sim, enum gpunvme_sim_violation violation, const char *format,
                  ...) __attribute__((format(printf, 3, 4)));
+/* The same, n times (or none): the text is for the report where nothing was told before. */
+void sim_violate_more(struct gpunvme_sim *sim, enum gpunvme_sim_violation violation, uint64_t n,
+                      const char *format, ...) __attribute__((format(printf, 4, 5)));
 struct sim_ns *sim_ns_find(struct gpunvme_sim *sim, uint32_t nsid);
 uint64_t sim_counter_sum(struct gpunvme_sim *sim, size_t offset);
 
@@ -404,6 +412,7 @@ uint16_t sim_data_take(struct sim_cmd *cmd, void *memory, uint64_t nbytes);
 void sim_doorbell_init(struct gpunvme_sim *sim, struct sim_doorbell *doorbell, unsigned index);
 bool sim_sq_poll(struct sim_thread *t, struct sim_sq *sq);
 void sim_cq_poll(struct sim_thread *t, struct sim_cq *cq);
+void sim_doorbell_unshadow(struct sim_doorbell *doorbell); /* for good */
 void sim_doorbell_scan(struct gpunvme_sim *sim);
 void sim_doorbell_wipe(struct gpunvme_sim *sim);
 /*

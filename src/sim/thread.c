@@ -9,6 +9,7 @@
 #include <sys/prctl.h>
 
 #include "base/fail.h"
+#include "sim/engine_host.h"
 #include "sim/sim_internal.h"
 
 #define SPIN_NS         30000u /* how long to look for work before sleeping */
@@ -220,6 +221,8 @@ bool sim_quiesce(struct gpunvme_sim *sim, struct sim_thread *self)
 {
     uint64_t end_ns = sim_now_ns() + SIM_FUSE_NS;
 
+    if (!sim_keeper_quiesce(sim))
+        return false;
     for (unsigned i = 0; i < sim->nthreads; i++) {
         struct sim_thread *t = &sim->threads[i];
 

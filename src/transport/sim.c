@@ -229,6 +229,7 @@ gpunvme_err_t transport_sim_open(const char *uri, struct gpunvme_transport **out
     }
     s->base.ops = &ops;
     s->base.doorbells = gpunvme_sim_doorbells(s->sim, &s->base.doorbells_nbytes);
+    s->base.gpu_doorbells = gpunvme_sim_gpu_doorbells(s->sim, NULL);
     strncpy(s->base.address, uri, sizeof(s->base.address) - 1);
     pthread_mutex_init(&s->lock, NULL);
     s->allocations.prev = s->allocations.next = &s->allocations;

@@ -48,7 +48,31 @@ static void the_defaults_are_one_namespace_of_1_gib(void **state)
         assert_true(config.sgl && config.shadow && !config.vwc && !config.spin);
         assert_int_equal(config.threads, 1);
         assert_int_equal(config.seed, 1);
+        assert_int_equal(config.engine, GPUNVME_SIM_ENGINE_CPU);
+        assert_int_equal(config.gpu, -1);
     }
+}
+
+static void the_engine_is_chosen(void **state)
+{
+    (void)state;
+    parse("sim:engine=gpu,gpu=3");
+    assert_int_equal(config.engine, GPUNVME_SIM_ENGINE_GPU);
+    assert_int_equal(config.gpu, 3);
+    parse("sim:engine=gpu,engine=cpu");
+    assert_int_equal(config.engine, GPUNVME_SIM_ENGINE_CPU);
+    expect_refused("sim:engine=fpga", GPUNVME_ERR_URI, "engine=fpga: use cpu or gpu");
+    expect_refused("sim:engine=gpu,gpu=x", GPUNVME_ERR_URI, "gpu: 'x'");
+    expect_refused("sim:engine=gpu,gpu=100000", GPUNVME_ERR_URI, "number of the device");
+}
+
+static void what_the_engine_cannot_do_is_refused(void **state)
+{
+    (void)state;
+    expect_refused("sim:engine=gpu,image=/x", GPUNVME_ERR_UNSUPPORTED, "can't be the image /x");
+    expect_refused("sim:engine=gpu,vwc", GPUNVME_ERR_UNSUPPORTED, "add vwc=off");
+    expect_refused("sim:engine=gpu,profile=consumer-pcie4", GPUNVME_ERR_UNSUPPORTED, "vwc=off");
+    parse("sim:engine=gpu,profile=consumer-pcie4,vwc=off");
 }
 
 static void every_key_of_a_namespace_is_set(void **state)
@@ -307,6 +331,7 @@ static void a_config_made_by_hand_is_checked(void **state)
     EXPECT_INVALID(config.mpsmax = 16);
     EXPECT_INVALID(config.mdts = 21);
     EXPECT_INVALID(config.threads = 0);
+    EXPECT_INVALID(config.engine = (enum gpunvme_sim_engine)2);
     EXPECT_INVALID(config.model.latency_sigma = -1);
     EXPECT_INVALID(config.ns[0].nsid = UINT32_MAX);
     EXPECT_INVALID(memset(config.ns[0].image, 'x', sizeof(config.ns[0].image)));
@@ -319,6 +344,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_defaults_are_one_namespace_of_1_gib),
+        cmocka_unit_test(the_engine_is_chosen),
+        cmocka_unit_test(what_the_engine_cannot_do_is_refused),
         cmocka_unit_test(every_key_of_a_namespace_is_set),
         cmocka_unit_test(every_key_of_the_model_is_set),
         cmocka_unit_test(every_key_of_the_controller_is_set),

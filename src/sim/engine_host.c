@@ -300,7 +300,8 @@ static gpunvme_err_t set_up(struct sim_keeper *k)
 
     k->slots = calloc(k->room, sizeof(*k->slots));
     k->queues = calloc(k->room, sizeof(*k->queues));
-    if (!k->slots || !k->queues)
+    k->cqs = calloc(k->sim->config.max_queues + 1u, sizeof(*k->cqs));
+    if (!k->slots || !k->queues || !k->cqs)
         return base_fail(GPUNVME_ERR_NOMEM, "the engine's queues");
     if (k->on_thread) {
         err = allocate(k);
@@ -375,6 +376,7 @@ void sim_keeper_destroy(struct gpunvme_sim *sim)
     pthread_mutex_destroy(&k->lock);
     free(k->queues);
     free(k->slots);
+    free(k->cqs);
     free(k);
     sim->keeper = NULL;
 }

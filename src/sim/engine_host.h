@@ -27,6 +27,9 @@ bool sim_keeper_suits(const struct gpunvme_sim *sim, uint64_t bus, uint64_t nbyt
 uint16_t sim_keeper_add(struct gpunvme_sim *sim, struct sim_sq *sq);
 uint16_t sim_keeper_delete(struct gpunvme_sim *sim, struct sim_sq *sq);
 
+/* A completion queue of the engine's, whose submission queue is deleted, is, too. */
+void sim_keeper_free_cq(struct gpunvme_sim *sim, const struct sim_cq *cq);
+
 /* All queues are gone, as if they had never been: under all thread locks. */
 void sim_keeper_forget(struct gpunvme_sim *sim);
 

@@ -48,6 +48,7 @@ struct sim_keeper {
     struct sim_engine mirror;
     struct sim_engine_queue *queues; /* mirror, `room` of them */
     struct keeper_slot *slots;
+    bool *cqs; /* by id: a completion queue of the engine's, whose doorbell is here until it goes */
     struct sim_counters totals;
 };
 

@@ -133,6 +133,7 @@ static uint16_t add_queue(struct sim_keeper *k, struct sim_sq *sq)
     if (write_new_queue(k, i, sq))
         return GPUNVME_SC_INTERNAL;
     k->slots[i] = (struct keeper_slot){.sq = sq};
+    k->cqs[sq->cq->qid] = true;
     if (i >= k->nslots)
         k->nslots = i + 1;
     k->nactive++;
@@ -205,8 +206,6 @@ static gpunvme_err_t free_slot(struct sim_keeper *k, unsigned i)
     err = write_queue(k, i);
     if (!err)
         err = keeper_clear_doorbell(k, 2u * sq->qid);
-    if (!err)
-        err = keeper_clear_doorbell(k, 2u * sq->cq->qid + 1);
     while (k->nslots && !k->slots[k->nslots - 1].sq)
         k->nslots--;
     return err;
@@ -232,6 +231,17 @@ uint16_t sim_keeper_delete(struct gpunvme_sim *sim, struct sim_sq *sq)
     return status;
 }
 
+void sim_keeper_free_cq(struct gpunvme_sim *sim, const struct sim_cq *cq)
+{
+    struct sim_keeper *k = sim->keeper;
+
+    pthread_mutex_lock(&k->lock);
+    k->cqs[cq->qid] = false;
+    if (!k->broken && keeper_clear_doorbell(k, 2u * cq->qid + 1))
+        keeper_give_up(k);
+    pthread_mutex_unlock(&k->lock);
+}
+
 void sim_keeper_forget(struct gpunvme_sim *sim)
 {
     struct sim_keeper *k = sim->keeper;
@@ -242,6 +252,7 @@ void sim_keeper_forget(struct gpunvme_sim *sim)
     keeper_stop(k);
     for (unsigned i = 0; i < k->nslots; i++)
         k->slots[i].sq = NULL;
+    memset(k->cqs, 0, (k->sim->config.max_queues + 1u) * sizeof(*k->cqs));
     k->nslots = k->nactive = 0;
     if (!k->broken && keeper_clear_doorbells(k))
         keeper_give_up(k);

@@ -46,16 +46,14 @@ gpunvme_err_t keeper_clear_doorbells(const struct sim_keeper *k)
 
 static bool is_served(const struct sim_keeper *k, unsigned index)
 {
-    const struct gpunvme_sim *sim = k->sim;
     unsigned qid = index / 2;
 
-    for (unsigned i = 0; i < k->nslots; i++) {
-        const struct sim_engine_queue *queue = &k->queues[i];
-
-        if (k->slots[i].sq && (index % 2 ? queue->cqid : queue->sqid) == qid)
+    if (index % 2)
+        return k->cqs[qid];
+    for (unsigned i = 0; i < k->nslots; i++)
+        if (k->slots[i].sq && k->queues[i].sqid == qid)
             return true;
-    }
-    return qid > sim->config.max_queues;
+    return false;
 }
 
 static void check_stray(struct sim_keeper *k, unsigned index, uint32_t value)

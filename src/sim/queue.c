@@ -161,6 +161,8 @@ void sim_sq_free(struct gpunvme_sim *sim, struct sim_sq *sq)
 void sim_cq_free(struct gpunvme_sim *sim, struct sim_cq *cq)
 {
     sim_irq_forget(cq);
+    if (cq->engine)
+        sim_keeper_free_cq(sim, cq);
     sim->cqs[cq->qid] = NULL;
     sim->nio_queues -= cq->qid != 0;
     __atomic_store_n(cq->doorbell.reg, 0, __ATOMIC_RELEASE);

@@ -273,12 +273,13 @@ static void dataset_management_is_not_promised(void **state)
 static void what_is_in_flight_ends_when_its_queue_is_deleted(void **state)
 {
     uint64_t tickets[20];
-    struct engine_queue q;
+    struct engine_queue q, other;
     struct device d;
 
     (void)state;
     open_device(&d, UNLIMITED);
     eq_open(&q, &d, QID);
+    eq_open(&other, &d, QID + 1);
     for (unsigned i = 0; i < 100; i++) /* so that the rings have wrapped */
         assert_int_equal(eq_read(&q, i, 1, 0), 0);
     assert_ok(gpunvme_sim_fault(d.sim, "delay=1000s:read"));
@@ -292,8 +293,12 @@ static void what_is_in_flight_ends_when_its_queue_is_deleted(void **state)
     assert_ok(eq_delete_sq(&q));
     for (unsigned i = 0; i < 20; i++)
         assert_int_equal(eq_wait(&q, tickets[i], EQ_DEADLINE_NS), GPUNVME_SC_ABORT_SQ_DELETED);
+    assert_int_equal(report_of(&d).nviolations, 0); /* its head was told to the right doorbell */
     assert_ok(eq_delete_cq(&q));
     eq_free(&q);
+    gpunvme_sim_faults_clear(d.sim);
+    assert_int_equal(eq_read(&other, 0, 1, 0), 0);
+    eq_close(&other);
     device_close(&d);
 }
 

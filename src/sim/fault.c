@@ -34,6 +34,7 @@ struct rule {
     bool has_opcodes;                          /* false: any command */
     bool has_lba, has_sq, has_nsid;
     uint64_t first_lba, last_lba;
+    uint64_t lba_one_in; /* and a block that sim_engine_lba_fails() names; 0: any */
     uint16_t sq;
     uint32_t nsid;
 
@@ -46,6 +47,7 @@ struct rule {
 struct sim_faults {
     pthread_mutex_t lock; /* guards the rules and the random numbers */
     struct base_random random;
+    uint64_t seed;
     struct rule *rules;
     size_t nrules;
     atomic_size_t count; /* nrules, for those who ask without the lock */
@@ -59,7 +61,7 @@ gpunvme_err_t sim_faults_create(uint64_t seed, struct sim_faults **out)
     if (!faults)
         return base_fail(GPUNVME_ERR_NOMEM, "fault rules");
     pthread_mutex_init(&faults->lock, NULL);
-    faults->random.state = seed;
+    faults->random.state = faults->seed = seed;
     *out = faults;
     return GPUNVME_OK;
 }
@@ -220,6 +222,11 @@ static gpunvme_err_t parse_lba(struct rule *rule, const struct part *part)
     return GPUNVME_OK;
 }
 
+static gpunvme_err_t parse_lbahash(struct rule *rule, const struct part *part)
+{
+    return parse_positive(part, &rule->lba_one_in);
+}
+
 static gpunvme_err_t parse_limited(const struct part *part, bool *given, uint64_t max,
                                    uint64_t *out)
 {
@@ -284,6 +291,7 @@ static const struct word {
              {"p", parse_p, true, false, 0},
              {"once", parse_once, false, false, 0},
              {"lba", parse_lba, true, false, 0},
+             {"lbahash", parse_lbahash, true, false, 0},
              {"sq", parse_sq, true, false, 0},
              {"nsid", parse_nsid, true, false, 0},
              {"admin", parse_admin, false, false, 0},
@@ -454,24 +462,43 @@ static bool has_opcode(const struct rule *rule, const struct command *command)
     return (admin ? rule->admin_opcodes : rule->io_opcodes)[opc / 8] >> (opc % 8) & 1;
 }
 
-static bool touches(const struct rule *rule, const struct command *command)
+#define NAMED_MOST 65536u /* blocks looked at: all of a command, not all of a deallocation */
+
+/* Whether one of these blocks is among those that lbahash names. */
+static bool is_named(const struct sim_faults *faults, const struct rule *rule,
+                     const struct gpunvme_dsm_range *range)
+{
+    if (!rule->lba_one_in)
+        return true;
+    for (uint64_t i = 0; i < range->nlb && i < NAMED_MOST; i++)
+        if (sim_engine_lba_fails(faults->seed, range->slba + i, rule->lba_one_in))
+            return true;
+    return false;
+}
+
+static bool touches(const struct sim_faults *faults, const struct rule *rule,
+                    const struct command *command)
 {
     for (unsigned i = 0; i < command->nranges; i++) {
         const struct gpunvme_dsm_range *range = &command->ranges[i];
+        bool inside =
+            !rule->has_lba ||
+            (range->slba <= rule->last_lba &&
+             (range->slba >= rule->first_lba || rule->first_lba - range->slba < range->nlb));
 
-        if (range->nlb && range->slba <= rule->last_lba &&
-            (range->slba >= rule->first_lba || rule->first_lba - range->slba < range->nlb))
+        if (range->nlb && inside && is_named(faults, rule, range))
             return true;
     }
     return false;
 }
 
-static bool applies(const struct rule *rule, const struct command *command)
+static bool applies(const struct sim_faults *faults, const struct rule *rule,
+                    const struct command *command)
 {
     return !rule->spent && has_opcode(rule, command) &&
            (!rule->has_sq || rule->sq == command->sqid) &&
            (!rule->has_nsid || rule->nsid == command->sqe->nsid) &&
-           (!rule->has_lba || touches(rule, command));
+           (!(rule->has_lba || rule->lba_one_in) || touches(faults, rule, command));
 }
 
 /* Counts a match and says whether the rule fires at it. */
@@ -494,7 +521,8 @@ static struct sim_fault match(struct sim_faults *faults, const struct command *c
 
     pthread_mutex_lock(&faults->lock);
     for (size_t i = 0; i < faults->nrules; i++)
-        if (applies(&faults->rules[i], command) && fires(&faults->rules[i], &faults->random)) {
+        if (applies(faults, &faults->rules[i], command) &&
+            fires(&faults->rules[i], &faults->random)) {
             fault = faults->rules[i].fault;
             break;
         }
@@ -567,6 +595,7 @@ static void export_rule(const struct rule *rule, struct sim_engine_rule *out)
         .first_lba = rule->first_lba,
         .last_lba = rule->last_lba,
         .has_lba = rule->has_lba,
+        .lba_one_in = rule->lba_one_in,
         .has_sq = rule->has_sq,
         .has_nsid = rule->has_nsid,
         .sq = rule->sq,

@@ -334,6 +334,101 @@ static void malformed_rules_are_refused(void **state)
     expect_refused(rule, "longer than 127");
 }
 
+/* --- for the engine ----------------------------------------------------------------------------
+ */
+
+static void lbahash_names_the_same_blocks_each_time(void **state)
+{
+    unsigned n = 0;
+
+    (void)state;
+    add("lose:read:lbahash=10");
+    for (uint64_t lba = 0; lba < 10000; lba++) {
+        bool named = sim_engine_lba_fails(1, lba, 10);
+
+        assert_int_equal(ask(1, GPUNVME_CMD_READ, 1, lba, 1).kind,
+                         named ? SIM_FAULT_LOSE : SIM_FAULT_NONE);
+        n += named;
+    }
+    assert_in_range(n, 800, 1200);
+    assert_int_equal(ask(1, GPUNVME_CMD_READ, 1, 0, 1000).kind, SIM_FAULT_LOSE);
+    assert_int_equal(ask(1, GPUNVME_CMD_FLUSH, 1, 0, 1).kind, SIM_FAULT_NONE);
+}
+
+static void rules_for_io_are_exported_and_those_for_admin_are_not(void **state)
+{
+    struct sim_engine_rule rules[SIM_ENGINE_MAX_RULES];
+
+    (void)state;
+    add("lose:identify");
+    add("status=2/81/dnr:read:lba=5-7:nsid=3:sq=9:every=4:p=50%:lbahash=6");
+    add("delay=3us:once");
+    assert_int_equal(sim_faults_export(faults, rules), 2);
+    assert_int_equal(rules[0].kind, SIM_ENGINE_FAULT_STATUS);
+    assert_int_equal(rules[0].status, GPUNVME_SC_UNRECOVERED_READ | GPUNVME_STATUS_DNR);
+    assert_int_equal(rules[0].opcodes[0], 1u << GPUNVME_CMD_READ);
+    assert_true(rules[0].has_lba && rules[0].has_nsid && rules[0].has_sq && !rules[0].once);
+    assert_int_equal(rules[0].first_lba, 5);
+    assert_int_equal(rules[0].last_lba, 7);
+    assert_int_equal(rules[0].nsid, 3);
+    assert_int_equal(rules[0].sq, 9);
+    assert_int_equal(rules[0].every, 4);
+    assert_int_equal(rules[0].lba_one_in, 6);
+    assert_true(rules[0].p_of_2_to64 == UINT64_C(1) << 63);
+    assert_int_equal(rules[1].kind, SIM_ENGINE_FAULT_DELAY);
+    assert_int_equal(rules[1].delay_ns, 3000);
+    assert_true(rules[1].p_of_2_to64 == UINT64_MAX);
+    assert_true(rules[1].once);
+    for (unsigned i = 0; i < 8; i++)
+        assert_int_equal(rules[1].opcodes[i], UINT32_MAX);
+}
+
+static void what_the_engine_counted_is_added_once(void **state)
+{
+    struct sim_engine_rule rules[SIM_ENGINE_MAX_RULES];
+
+    (void)state;
+    add("lose:write:once");
+    add("lose:read:nth=5");
+    assert_false(hits(1, GPUNVME_CMD_READ));
+    assert_int_equal(sim_faults_export(faults, rules), 2);
+    assert_int_equal(rules[1].nmatches, 1);
+    rules[1].nmatches += 2;
+    rules[0].spent = 1;
+    assert_false(hits(1, GPUNVME_CMD_READ)); /* meanwhile */
+    sim_faults_absorb(faults, rules, 2);
+    sim_faults_absorb(faults, rules, 2);
+    assert_true(hits(1, GPUNVME_CMD_READ));
+    assert_false(hits(1, GPUNVME_CMD_WRITE));
+}
+
+static void rules_that_were_cleared_meanwhile_absorb_nothing(void **state)
+{
+    struct sim_engine_rule rules[SIM_ENGINE_MAX_RULES];
+
+    (void)state;
+    add("lose:read:nth=2");
+    assert_int_equal(sim_faults_export(faults, rules), 1);
+    sim_faults_clear(faults);
+    add("lose:read:nth=2");
+    rules[0].nmatches = 1;
+    sim_faults_absorb(faults, rules, 1);
+    assert_false(hits(1, GPUNVME_CMD_READ));
+    assert_true(hits(1, GPUNVME_CMD_READ));
+}
+
+static void the_engine_takes_no_more_rules_than_it_has_room_for(void **state)
+{
+    (void)state;
+    sim_faults_for_engine(faults);
+    assert_int_equal(sim_faults_add(faults, "shuffle=4"), GPUNVME_ERR_UNSUPPORTED);
+    assert_int_equal(sim_faults_add(faults, "powerloss:io"), GPUNVME_ERR_UNSUPPORTED);
+    for (unsigned i = 0; i < SIM_ENGINE_MAX_RULES; i++)
+        add("lose:read");
+    assert_int_equal(sim_faults_add(faults, "lose:read"), GPUNVME_ERR_LIMIT);
+    add("powerloss:identify");
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -357,6 +452,11 @@ int main(void)
         TEST(a_probability_is_met_and_repeats_with_its_seed),
         TEST(the_first_rule_that_fires_wins),
         TEST(clear_forgets_all_rules),
+        TEST(lbahash_names_the_same_blocks_each_time),
+        TEST(rules_for_io_are_exported_and_those_for_admin_are_not),
+        TEST(what_the_engine_counted_is_added_once),
+        TEST(rules_that_were_cleared_meanwhile_absorb_nothing),
+        TEST(the_engine_takes_no_more_rules_than_it_has_room_for),
         TEST(typos_are_told_with_the_nearest_word),
         TEST(malformed_rules_are_refused),
     };

@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "sim/engine.h"
 #include "sim/model.h"
 
 #define SECOND 1000000000ULL
@@ -266,6 +267,35 @@ static void too_many_channels_are_refused(void **state)
     sim_model_destroy(NULL);
 }
 
+static void the_engine_gets_the_same_device(void **state)
+{
+    struct sim_model *model =
+        MODEL(.read_latency_ns = 5000, .write_latency_ns = 6000, .flush_latency_ns = 7000,
+              .latency_sigma = 0.1, .read_iops = 1000000, .write_bytes_per_s = 1000000000,
+              .channels = 32);
+    struct sim_engine_model out;
+    const float *spread = sim_model_export(model, &out);
+
+    (void)state;
+    assert_true(out.enabled);
+    assert_int_equal(out.nchannels, 32);
+    assert_int_equal(out.latency_ns[0], 5000);
+    assert_int_equal(out.latency_ns[1], 6000);
+    assert_int_equal(out.flush_latency_ns, 7000);
+    assert_int_equal(out.command_cost[0], 1000 << 12); /* a microsecond */
+    assert_int_equal(out.command_cost[1], 0);
+    assert_int_equal(out.byte_cost[0], 0);
+    assert_int_equal(out.byte_cost[1], 1 << 24); /* a nanosecond */
+    assert_non_null(spread);
+    for (unsigned i = 1; i < SIM_ENGINE_SPREAD; i++)
+        assert_true(spread[i] > spread[i - 1]);
+    sim_model_destroy(model);
+    model = MODEL(.channels = 1);
+    assert_null(sim_model_export(model, &out));
+    assert_false(out.enabled);
+    sim_model_destroy(model);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -284,6 +314,7 @@ int main(void)
         cmocka_unit_test(the_same_seed_gives_the_same_times),
         cmocka_unit_test(threads_share_one_device),
         cmocka_unit_test(too_many_channels_are_refused),
+        cmocka_unit_test(the_engine_gets_the_same_device),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

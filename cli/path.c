@@ -56,7 +56,9 @@ static void describe_sim(struct cli_device *device, const struct gpunvme_ns *ns,
     if (*image)
         SET(backing, "image file %s (%s)", image, file_system_of(image));
     else
-        SET(backing, "host memory: gone when the controller is closed");
+        SET(backing, "%s memory: gone when the controller is closed",
+            config->engine == GPUNVME_SIM_ENGINE_GPU && !gpunvme_mem_gpu_is_host() ? "GPU"
+                                                                                   : "host");
 }
 
 static void describe_data(const struct cli_path_use *use, struct cli_path *path)

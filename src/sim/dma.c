@@ -180,7 +180,9 @@ gpunvme_err_t gpunvme_sim_dma_map(struct gpunvme_sim *sim, uint64_t bus, uint64_
     if (err)
         return err;
     sim_pause_all(sim);
-    err = insert(sim, &range);
+    err = sim_keeper_room(sim, &range);
+    if (!err)
+        err = insert(sim, &range);
     forget_lookups(sim);
     mend_queues(sim);
     if (!err)

@@ -42,6 +42,9 @@ bool sim_keeper_quiesce(struct gpunvme_sim *sim);
 /* Before memory is mapped: whether the engine can reach it, if it is the engine's to reach. */
 gpunvme_err_t sim_keeper_reach(struct gpunvme_sim *sim, const struct sim_range *range);
 
+/* Whether the engine's own table takes another range: under a thread lock. */
+gpunvme_err_t sim_keeper_room(struct gpunvme_sim *sim, const struct sim_range *range);
+
 /* The table of DMA ranges changed by this range: under all thread locks. */
 void sim_keeper_remap(struct gpunvme_sim *sim, const struct sim_range *range);
 

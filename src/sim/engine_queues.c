@@ -281,6 +281,22 @@ gpunvme_err_t sim_keeper_reach(struct gpunvme_sim *sim, const struct sim_range *
     return err;
 }
 
+gpunvme_err_t sim_keeper_room(struct gpunvme_sim *sim, const struct sim_range *range)
+{
+    struct sim_keeper *k = sim->keeper;
+    size_t n = 0;
+
+    if (!k || !keeper_range_at(k, range))
+        return GPUNVME_OK;
+    for (size_t i = 0; i < sim->nranges; i++)
+        n += keeper_range_at(k, &sim->ranges[i]) != NULL;
+    if (n >= SIM_ENGINE_MAX_RANGES)
+        return base_fail(GPUNVME_ERR_LIMIT,
+                         "engine=gpu reaches %d buffers at a time: take fewer, larger ones",
+                         SIM_ENGINE_MAX_RANGES);
+    return GPUNVME_OK;
+}
+
 /* With the engine stopped: queues whose memory came or went. */
 static gpunvme_err_t locate_queues(struct sim_keeper *k)
 {

@@ -472,6 +472,8 @@ int main(void)
 
     /* A module that is loaded while the engine runs would wait for it. */
     setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32",
+           1); /* so does a stream that shares its connection */
     if (gpunvme_mem_gpu_is_host()) {
         printf("SKIP: no GPU: %s\n", gpunvme_mem_gpu_why_not());
         return 77;

@@ -2,8 +2,8 @@
  *
  * A controller with engine=gpu, driven by the library and by queue pairs in GPU memory, where GPU
  * memory is host memory: what the threads and the engine have in common, who serves which queue,
- * what stops the engine, and what reaches the report. tests/gpu/test_gpu_engine.cu is the same on
- * a GPU.
+ * what stops the engine, and what reaches the report. tests/gpu/test_gpu_engine_host.cu is the
+ * same on a GPU.
  */
 #include <pthread.h>
 
@@ -700,6 +700,28 @@ static void queue_memory_that_goes_away_is_a_violation_and_is_left_alone(void **
     close_lost(&d, &q);
 }
 
+static void more_buffers_than_the_engine_can_look_up_are_refused(void **state)
+{
+    static uint8_t pages[8192][4096] __attribute__((aligned(4096)));
+    struct gpunvme_buf buf = {.nbytes = 4096};
+    gpunvme_err_t err = GPUNVME_OK;
+    struct device d;
+    unsigned n = 0;
+
+    (void)state;
+    open_device(&d, UNLIMITED);
+    for (; !err && n < 8192; n++) {
+        buf.cpu = pages[n];
+        err = gpunvme_sim_dma_map(d.sim, (n + 1) * 8192ull, 4096, &buf);
+    }
+    assert_err(err, GPUNVME_ERR_LIMIT);
+    assert_ok(gpunvme_sim_dma_unmap(d.sim, 8192, 4096));
+    assert_ok(gpunvme_sim_dma_map(d.sim, 8192, 4096, &buf));
+    for (unsigned i = 1; i < n; i++)
+        assert_ok(gpunvme_sim_dma_unmap(d.sim, i * 8192ull, 4096));
+    device_close(&d);
+}
+
 static void *read_blocks(void *q_)
 {
     struct engine_queue *q = q_;
@@ -811,13 +833,14 @@ int main(void)
         cmocka_unit_test(data_that_is_not_mapped_is_a_violation_and_data_mapped_later_is_not),
         cmocka_unit_test(doorbells_of_no_queue_and_of_the_wrong_kind_are_violations),
         cmocka_unit_test(queue_memory_that_goes_away_is_a_violation_and_is_left_alone),
+        cmocka_unit_test(more_buffers_than_the_engine_can_look_up_are_refused),
         cmocka_unit_test(changes_disturb_nobody),
         cmocka_unit_test(an_engine_that_was_idle_wakes_up),
         cmocka_unit_test(a_modelled_device_is_slow),
     };
 
     if (!gpunvme_mem_gpu_is_host()) {
-        printf("SKIP: GPU memory is a GPU's here: test_gpu_engine is for that\n");
+        printf("SKIP: GPU memory is a GPU's here: test_gpu_engine_host is for that\n");
         return 77;
     }
     return cmocka_run_group_tests(tests, NULL, NULL);

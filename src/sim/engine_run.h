@@ -384,14 +384,14 @@ GPUNVME_FN void sim_engine_vain(struct sim_engine *e, struct sim_engine_block *b
  */
 GPUNVME_FN int sim_engine_poll(struct sim_engine *e, struct sim_engine_block *b)
 {
-    uint64_t state = sim_block_load64(&b->state);
-    uint32_t sq_value, cq_value = b->cq_seen, vain;
+    uint32_t sq_value, cq_value, vain;
     int changed;
 
     if (sim_block_load32(&b->polling) || sim_block_exchange32(&b->polling, 1))
         return 0;
     sq_value = gpunvme_load_acquire32(b->sq_doorbell);
-    if (sim_engine_cq_room(b, state) < b->cq_size / 2)
+    cq_value = b->cq_seen;
+    if (sim_engine_cq_room(b, sim_block_load64(&b->state)) < b->cq_size / 2)
         cq_value = gpunvme_load_acquire32(b->cq_doorbell);
     changed = sim_engine_sq_poll(e, b, sq_value);
     changed |= sim_engine_cq_poll(e, b, cq_value);
@@ -1149,7 +1149,7 @@ GPUNVME_FN void sim_engine_warp(struct sim_engine *e, struct sim_engine_block *b
 
     memset(&lane, 0, sizeof(lane));
     for (uint32_t i = 0; i < SIM_ENGINE_HELD; i++) {
-        struct sim_engine_pending *p = &pending[thread + i];
+        struct sim_engine_pending *p = &pending[thread * SIM_ENGINE_HELD + i];
 
         lane.held[i].due_ns = p->due_ns;
         lane.held[i].cid_status = p->cid_status;
@@ -1185,7 +1185,7 @@ GPUNVME_FN void sim_engine_warp(struct sim_engine *e, struct sim_engine_block *b
     }
     sim_engine_flush_tally(b, &lane);
     for (uint32_t i = 0; i < SIM_ENGINE_HELD; i++) {
-        struct sim_engine_pending *p = &pending[thread + i];
+        struct sim_engine_pending *p = &pending[thread * SIM_ENGINE_HELD + i];
 
         p->due_ns = lane.held[i].due_ns;
         p->cid_status = lane.held[i].cid_status;

@@ -92,6 +92,13 @@ GPUNVME_FN uint64_t gpunvme_fetch_or64(uint64_t *p, uint64_t v)
     return old;
 }
 
+GPUNVME_FN uint32_t gpunvme_fetch_or32(uint32_t *p, uint32_t v)
+{
+    uint32_t old;
+    asm volatile("atom.acq_rel.sys.or.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    return old;
+}
+
 /*
  * Among the threads of one GPU, on words in its own memory: scope .gpu, whose fences do not wait
  * for what is on its way to the host. The suffix says so; on the CPU they are as the others. Those
@@ -146,10 +153,10 @@ GPUNVME_FN uint64_t gpunvme_fetch_add64_relaxed_gpu(uint64_t *p, uint64_t v)
     return old;
 }
 
-GPUNVME_FN uint64_t gpunvme_fetch_or64_relaxed_gpu(uint64_t *p, uint64_t v)
+GPUNVME_FN uint32_t gpunvme_fetch_or32_relaxed_gpu(uint32_t *p, uint32_t v)
 {
-    uint64_t old;
-    asm volatile("atom.relaxed.gpu.or.b64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+    uint32_t old;
+    asm volatile("atom.relaxed.gpu.or.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
     return old;
 }
 
@@ -160,17 +167,17 @@ GPUNVME_FN uint64_t gpunvme_fetch_or64_acquire_gpu(uint64_t *p, uint64_t v)
     return old;
 }
 
-GPUNVME_FN uint64_t gpunvme_exchange64_gpu(uint64_t *p, uint64_t v)
+GPUNVME_FN uint32_t gpunvme_fetch_or32_acquire_gpu(uint32_t *p, uint32_t v)
 {
-    uint64_t old;
-    asm volatile("atom.acq_rel.gpu.exch.b64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+    uint32_t old;
+    asm volatile("atom.acquire.gpu.or.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
     return old;
 }
 
-GPUNVME_FN uint64_t gpunvme_fetch_or64_gpu(uint64_t *p, uint64_t v)
+GPUNVME_FN uint32_t gpunvme_fetch_or32_gpu(uint32_t *p, uint32_t v)
 {
-    uint64_t old;
-    asm volatile("atom.acq_rel.gpu.or.b64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+    uint32_t old;
+    asm volatile("atom.acq_rel.gpu.or.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
     return old;
 }
 
@@ -210,6 +217,11 @@ GPUNVME_FN void gpunvme_store_pair_fenced_gpu(uint64_t *p, uint64_t first, uint6
                  : "memory");
 }
 
+GPUNVME_FN void gpunvme_store32_relaxed_gpu(uint32_t *p, uint32_t v)
+{
+    asm volatile("st.relaxed.gpu.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
 GPUNVME_FN void gpunvme_store64_relaxed_gpu(uint64_t *p, uint64_t v)
 {
     asm volatile("st.relaxed.gpu.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
@@ -228,10 +240,10 @@ GPUNVME_FN void gpunvme_store_64_bytes(void *to, const void *from)
         ((uint4 *)to)[i] = ((const uint4 *)from)[i];
 }
 
-GPUNVME_FN uint64_t gpunvme_fetch_and64(uint64_t *p, uint64_t v)
+GPUNVME_FN uint32_t gpunvme_fetch_and32(uint32_t *p, uint32_t v)
 {
-    uint64_t old;
-    asm volatile("atom.acq_rel.sys.and.b64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+    uint32_t old;
+    asm volatile("atom.acq_rel.sys.and.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
     return old;
 }
 
@@ -334,6 +346,11 @@ GPUNVME_FN uint64_t gpunvme_fetch_or64(uint64_t *p, uint64_t v)
     return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL);
 }
 
+GPUNVME_FN uint32_t gpunvme_fetch_or32(uint32_t *p, uint32_t v)
+{
+    return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL);
+}
+
 GPUNVME_FN uint32_t gpunvme_load_acquire32_gpu(const uint32_t *p)
 {
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
@@ -369,7 +386,7 @@ GPUNVME_FN uint64_t gpunvme_fetch_add64_relaxed_gpu(uint64_t *p, uint64_t v)
     return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
 }
 
-GPUNVME_FN uint64_t gpunvme_fetch_or64_relaxed_gpu(uint64_t *p, uint64_t v)
+GPUNVME_FN uint32_t gpunvme_fetch_or32_relaxed_gpu(uint32_t *p, uint32_t v)
 {
     return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL);
 }
@@ -379,12 +396,12 @@ GPUNVME_FN uint64_t gpunvme_fetch_or64_acquire_gpu(uint64_t *p, uint64_t v)
     return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL);
 }
 
-GPUNVME_FN uint64_t gpunvme_exchange64_gpu(uint64_t *p, uint64_t v)
+GPUNVME_FN uint32_t gpunvme_fetch_or32_acquire_gpu(uint32_t *p, uint32_t v)
 {
-    return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL);
+    return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL);
 }
 
-GPUNVME_FN uint64_t gpunvme_fetch_or64_gpu(uint64_t *p, uint64_t v)
+GPUNVME_FN uint32_t gpunvme_fetch_or32_gpu(uint32_t *p, uint32_t v)
 {
     return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL);
 }
@@ -405,6 +422,11 @@ GPUNVME_FN void gpunvme_store_pair_fenced_gpu(uint64_t *p, uint64_t first, uint6
     __atomic_store_n(p, first, __ATOMIC_RELEASE);
 }
 
+GPUNVME_FN void gpunvme_store32_relaxed_gpu(uint32_t *p, uint32_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+
 GPUNVME_FN void gpunvme_store64_relaxed_gpu(uint64_t *p, uint64_t v)
 {
     __atomic_store_n(p, v, __ATOMIC_RELEASE);
@@ -420,7 +442,7 @@ GPUNVME_FN void gpunvme_store_64_bytes(void *to, const void *from)
     __builtin_memcpy(to, from, 64);
 }
 
-GPUNVME_FN uint64_t gpunvme_fetch_and64(uint64_t *p, uint64_t v)
+GPUNVME_FN uint32_t gpunvme_fetch_and32(uint32_t *p, uint32_t v)
 {
     return __atomic_fetch_and(p, v, __ATOMIC_ACQ_REL);
 }

@@ -48,8 +48,9 @@ enum gpunvme_reaper {
 #define GPUNVME_DEV_SLOT_TAKEN     (UINT64_C(1) << 63)
 #define GPUNVME_DEV_SLOT_ABANDONED GPUNVME_SLOT_BUSY /* in flight, but nobody will ask */
 
-#define GPUNVME_DEV_QUEUE_LOCKED                                                                   \
-    UINT64_C(1) /* in `published` and `cq_head`, beside position << 1 */
+/* In `published` and `cq_head`, beside the position, which counts modulo 2^31 there: all that is
+ * asked of it is which entry it is, and in which lap. */
+#define GPUNVME_DEV_QUEUE_LOCKED UINT32_C(1)
 
 #define GPUNVME_DEV_QUEUE_SLOTS_NBYTES(entries) ((size_t)(entries) * sizeof(struct gpunvme_slot))
 
@@ -82,8 +83,9 @@ struct gpunvme_dev_queue {
 
     /* The words that all fight for: each on lines of its own. */
     __attribute__((aligned(128))) uint64_t reserved;  /* next position, GPUNVME_QPAIR_CLOSED */
-    __attribute__((aligned(128))) uint64_t published; /* next position that is not rung for */
-    __attribute__((aligned(128))) uint64_t cq_head;   /* next position */
+    __attribute__((aligned(128))) uint32_t published; /* next position not rung for << 1, LOCKED */
+    __attribute__((aligned(128))) uint32_t cq_head;   /* next position << 1, LOCKED */
+    uint64_t holders;   /* tickets kept by who needs another one to end them: see device.cuh */
     uint64_t spurious;  /* completions with a command id that is not in flight */
     uint64_t closed_at; /* position at which the queue was closed; written by who closes it */
 };
@@ -153,36 +155,39 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reserve(struct gpunvme_dev_queue *q, uint3
                                               int *err)
 {
     uint32_t in = gpunvme_warp_ballot(mask, gpunvme_dev_slot_claim(q, hint, &place->ticket));
-    uint32_t is_in = in >> gpunvme_warp_lane() & 1;
+    uint32_t is_in = in >> gpunvme_warp_lane() & 1, closed = 0;
 
     *err = is_in ? GPUNVME_OK : GPUNVME_ERR_AGAIN;
     if (!in)
         return 0;
     if (gpunvme_warp_lane() == gpunvme_warp_leader(in)) {
         /* Both at once: the doorbell is asked for before there is something to ring for. */
-        place->pos = gpunvme_fetch_add64_relaxed_gpu(&q->reserved, gpunvme_popcount(in));
-        place->published = gpunvme_fetch_or64_relaxed_gpu(&q->published, GPUNVME_DEV_QUEUE_LOCKED);
+        uint64_t pos = gpunvme_fetch_add64_relaxed_gpu(&q->reserved, gpunvme_popcount(in));
+
+        place->published = gpunvme_fetch_or32_relaxed_gpu(&q->published, GPUNVME_DEV_QUEUE_LOCKED);
+        place->pos = (uint32_t)pos;
+        closed = (pos & GPUNVME_QPAIR_CLOSED) != 0;
+        if (closed && !(place->published & GPUNVME_DEV_QUEUE_LOCKED))
+            gpunvme_store_release32_gpu(&q->published, place->published);
     }
-    place->pos = gpunvme_warp_shfl64(mask, place->pos, gpunvme_warp_leader(in));
-    if (place->pos & GPUNVME_QPAIR_CLOSED) {
-        if (gpunvme_warp_lane() == gpunvme_warp_leader(in) &&
-            !(place->published & GPUNVME_DEV_QUEUE_LOCKED))
-            gpunvme_store_release64_gpu(&q->published, place->published);
+    if (gpunvme_warp_ballot(mask, closed != 0)) {
         if (is_in)
             gpunvme_dev_slot_unclaim(q, place->ticket);
         *err = GPUNVME_ERR_CLOSED;
         return 0;
     }
+    place->pos = gpunvme_warp_shfl32(mask, place->pos, gpunvme_warp_leader(in));
     place->pos += gpunvme_warp_rank(in);
     return in;
 }
 
-GPUNVME_FN uint32_t gpunvme_dev_queue_lap(const struct gpunvme_dev_queue *q, uint64_t pos)
+/* The lap that a position is in, as marks have it. */
+GPUNVME_FN uint32_t gpunvme_dev_queue_lap(const struct gpunvme_dev_queue *q, uint32_t pos)
 {
-    return (uint32_t)(pos >> q->shift);
+    return pos << 1 >> 1 >> q->shift;
 }
 
-GPUNVME_FN int gpunvme_dev_queue_is_ready(const struct gpunvme_dev_queue *q, uint64_t pos)
+GPUNVME_FN int gpunvme_dev_queue_is_ready(const struct gpunvme_dev_queue *q, uint32_t pos)
 {
     return gpunvme_load_acquire32_gpu(&q->ready[pos & q->mask]) == gpunvme_dev_queue_lap(q, pos);
 }
@@ -198,8 +203,8 @@ GPUNVME_FN uint32_t gpunvme_dev_prefix(uint32_t mask, int condition)
 }
 
 /* The first position from `pos` on that is not marked ready. */
-GPUNVME_FN uint64_t gpunvme_dev_queue_skip_ready(const struct gpunvme_dev_queue *q, uint32_t mask,
-                                                 uint64_t pos)
+GPUNVME_FN uint32_t gpunvme_dev_queue_skip_ready(const struct gpunvme_dev_queue *q, uint32_t mask,
+                                                 uint32_t pos)
 {
     uint32_t lanes = gpunvme_popcount(mask), n;
 
@@ -213,9 +218,9 @@ GPUNVME_FN uint64_t gpunvme_dev_queue_skip_ready(const struct gpunvme_dev_queue 
 
 /* One lane rings. `tells`: of entries in memory, which must be there first. */
 GPUNVME_FN void gpunvme_dev_queue_ring(struct gpunvme_dev_queue *q,
-                                       const struct gpunvme_doorbell *db, uint64_t pos, int tells)
+                                       const struct gpunvme_doorbell *db, uint32_t pos, int tells)
 {
-    uint32_t value = (uint32_t)pos & q->mask;
+    uint32_t value = pos & q->mask;
 
     if (db->mmio && tells)
         gpunvme_mmio_write32(db->mmio, value);
@@ -233,11 +238,11 @@ GPUNVME_FN void gpunvme_dev_queue_ring(struct gpunvme_dev_queue *q,
  * doorbell, is one that it sees, and rings for. (The exchange that failed and the one that lets go
  * are ordered; both are acquire and release.)
  */
-GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t mask, uint64_t from,
-                                          uint64_t pos)
+GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t from,
+                                          uint32_t pos)
 {
     uint32_t leader = gpunvme_warp_leader(mask), is_leader = gpunvme_warp_lane() == leader;
-    uint64_t word = 0;
+    uint32_t word = 0;
 
     for (;;) {
         int more = 0;
@@ -245,15 +250,15 @@ GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t 
         if (is_leader) {
             if (pos != from)
                 gpunvme_dev_queue_ring(q, &q->sq_doorbell, pos, 1);
-            gpunvme_exchange64_gpu(&q->published, pos << 1);
+            gpunvme_exchange32_gpu(&q->published, pos << 1);
             more = gpunvme_dev_queue_is_ready(q, pos);
             if (more)
-                word = gpunvme_fetch_or64_gpu(&q->published, GPUNVME_DEV_QUEUE_LOCKED);
+                word = gpunvme_fetch_or32_gpu(&q->published, GPUNVME_DEV_QUEUE_LOCKED);
             more = more && !(word & GPUNVME_DEV_QUEUE_LOCKED);
         }
         if (!gpunvme_warp_ballot(mask, more))
             return;
-        from = gpunvme_warp_shfl64(mask, word, leader) >> 1;
+        from = gpunvme_warp_shfl32(mask, word, leader) >> 1;
         pos = gpunvme_dev_queue_skip_ready(q, mask, from);
     }
 }
@@ -267,27 +272,29 @@ GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t m
                                          struct gpunvme_sqe *cmd)
 {
     uint32_t leader = gpunvme_warp_leader(mask);
-    uint64_t first = gpunvme_warp_shfl64(mask, place->pos, leader), ticket = place->ticket;
-    uint64_t word = gpunvme_warp_shfl64(mask, place->published, leader);
+    uint32_t first = gpunvme_warp_shfl32(mask, place->pos, leader);
+    uint32_t word = gpunvme_warp_shfl32(mask, place->published, leader);
+    uint32_t *mark = &q->ready[place->pos & q->mask], lap = gpunvme_dev_queue_lap(q, place->pos);
+    uint64_t ticket = place->ticket;
 
     cmd->cid = (uint16_t)ticket;
     if (q->mirror)
         gpunvme_store_relaxed64(&q->mirror[ticket & q->mask].word,
                                 (ticket & ~UINT64_C(0xffff)) | GPUNVME_SLOT_BUSY);
     gpunvme_store_64_bytes(&q->sq[place->pos & q->mask], cmd);
-    if (word == first << 1) { /* it is ours, and nobody is before us: no marks are needed */
+    if (word == first << 1) { /* it is ours, and nobody is before us: nobody looks at our marks, */
+        gpunvme_store32_relaxed_gpu(mark, lap); /* but they must not be of an old lap */
         gpunvme_warp_sync(mask);
         gpunvme_dev_queue_publish(q, mask, first, first + gpunvme_popcount(mask));
         return;
     }
     /* Release: who finds the mark finds the entry, and what else the command uses. */
-    gpunvme_store_release32_gpu(&q->ready[place->pos & q->mask],
-                                gpunvme_dev_queue_lap(q, place->pos));
+    gpunvme_store_release32_gpu(mark, lap);
     gpunvme_warp_sync(mask);
     if (word & GPUNVME_DEV_QUEUE_LOCKED) {
         if (gpunvme_warp_lane() == leader)
-            word = gpunvme_fetch_or64_gpu(&q->published, GPUNVME_DEV_QUEUE_LOCKED);
-        word = gpunvme_warp_shfl64(mask, word, leader);
+            word = gpunvme_fetch_or32_gpu(&q->published, GPUNVME_DEV_QUEUE_LOCKED);
+        word = gpunvme_warp_shfl32(mask, word, leader);
         if (word & GPUNVME_DEV_QUEUE_LOCKED)
             return;
     }
@@ -302,7 +309,7 @@ GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t m
  * be the host's, however many are waiting. It must let go soon, and before it does anything else.
  */
 struct gpunvme_dev_reaping {
-    uint64_t head;
+    uint32_t head;
     uint32_t is_held; /* by this warp */
 };
 
@@ -332,6 +339,15 @@ GPUNVME_FN uint64_t gpunvme_dev_cqe_result(const struct gpunvme_cqe *cqe, uint64
 #endif
 }
 
+/* Whether there is something to reap; for one lane, and a moment. */
+GPUNVME_FN int gpunvme_dev_queue_has_news(const struct gpunvme_dev_queue *q)
+{
+    uint32_t head = gpunvme_load_relaxed32(&q->cq_head) >> 1;
+    uint32_t dw3 = gpunvme_load_relaxed32((const gpunvme_dword *)&q->cq[head & q->mask] + 3);
+
+    return (dw3 >> 16 & 1) != (head >> q->shift & 1);
+}
+
 /* The slot that a completion names and its word, or NULL for a command that is not in flight. */
 GPUNVME_FN struct gpunvme_slot *gpunvme_dev_slot_of(struct gpunvme_dev_queue *q, uint32_t cid,
                                                     uint64_t *word)
@@ -346,9 +362,10 @@ GPUNVME_FN struct gpunvme_slot *gpunvme_dev_slot_of(struct gpunvme_dev_queue *q,
 
 /* Takes the new entries from `head` on, as many as there are lanes. The warp holds the lock. */
 GPUNVME_FN uint32_t gpunvme_dev_queue_take(struct gpunvme_dev_queue *q, uint32_t mask,
-                                           uint64_t head)
+                                           uint32_t head)
 {
-    uint64_t mine = head + gpunvme_warp_rank(mask), result, word = 0;
+    uint64_t result, word = 0;
+    uint32_t mine = head + gpunvme_warp_rank(mask);
     const struct gpunvme_cqe *cqe = &q->cq[mine & q->mask];
     struct gpunvme_slot *slot = 0;
     uint32_t dw3, n;
@@ -377,14 +394,14 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_take(struct gpunvme_dev_queue *q, uint32_t
 GPUNVME_FN uint32_t gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t mask,
                                            struct gpunvme_dev_reaping *r)
 {
-    uint64_t word = GPUNVME_DEV_QUEUE_LOCKED;
+    uint32_t word = GPUNVME_DEV_QUEUE_LOCKED;
 
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask)) {
-        word = gpunvme_load_relaxed64(&q->cq_head);
+        word = gpunvme_load_relaxed32(&q->cq_head);
         if (!(word & GPUNVME_DEV_QUEUE_LOCKED))
-            word = gpunvme_fetch_or64_acquire_gpu(&q->cq_head, GPUNVME_DEV_QUEUE_LOCKED);
+            word = gpunvme_fetch_or32_acquire_gpu(&q->cq_head, GPUNVME_DEV_QUEUE_LOCKED);
     }
-    word = gpunvme_warp_shfl64(mask, word, gpunvme_warp_leader(mask));
+    word = gpunvme_warp_shfl32(mask, word, gpunvme_warp_leader(mask));
     gpunvme_warp_sync(mask); /* the lanes look at entries after the leader has got the lock */
     r->head = word >> 1;
     r->is_held = !(word & GPUNVME_DEV_QUEUE_LOCKED);
@@ -420,7 +437,7 @@ GPUNVME_FN void gpunvme_dev_queue_let_go(struct gpunvme_dev_queue *q, uint32_t m
                                          struct gpunvme_dev_reaping *r)
 {
     if (r->is_held && gpunvme_warp_lane() == gpunvme_warp_leader(mask))
-        gpunvme_store64_relaxed_gpu(&q->cq_head, r->head << 1);
+        gpunvme_store32_relaxed_gpu(&q->cq_head, r->head << 1);
     r->is_held = 0;
 }
 
@@ -499,6 +516,17 @@ GPUNVME_FN int gpunvme_dev_queue_await(struct gpunvme_dev_queue *q, uint32_t mas
             err = GPUNVME_ERR_TIMEOUT;
     }
     gpunvme_dev_queue_let_go(q, mask, &r);
+    return err;
+}
+
+/* Peeks, and ends one lane's ticket if that gave GPUNVME_OK. */
+GPUNVME_FN int gpunvme_dev_queue_test(struct gpunvme_dev_queue *q, uint64_t ticket,
+                                      struct gpunvme_completion *c)
+{
+    int err = gpunvme_dev_queue_peek(q, ticket, c);
+
+    if (!err)
+        gpunvme_dev_queue_end(q, ticket);
     return err;
 }
 

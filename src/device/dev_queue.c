@@ -46,9 +46,9 @@ gpunvme_err_t gpunvme_dev_queue_init(struct gpunvme_dev_queue *q,
     q->ring_arg = c->ring_arg;
     first = c->first_position & (GPUNVME_QPAIR_POSITION >> 1) & ~(uint64_t)q->mask;
     q->reserved = first;
-    q->published = first << 1;
+    q->published = (uint32_t)first << 1;
     for (uint32_t i = 0; i <= q->mask; i++) {
-        q->ready[i] = gpunvme_dev_queue_lap(q, first) - 1;
+        q->ready[i] = gpunvme_dev_queue_lap(q, (uint32_t)first) - 1;
         q->slots[i].word = c->first_generation << 16 & ~GPUNVME_DEV_SLOT_TAKEN;
         q->slots[i].result = 0;
     }

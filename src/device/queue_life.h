@@ -14,10 +14,10 @@
 enum queue_stuck { QUEUE_FROZEN = 0, QUEUE_STUCK_SUBMIT = 1, QUEUE_STUCK_REAP = 2 };
 
 /* Takes one of the two locks, which are held for moments only; what was in the word beside it. */
-GPUNVME_FN int queue_lock_until(uint64_t *word, uint64_t deadline_ns, uint64_t *old)
+GPUNVME_FN int queue_lock_until(uint32_t *word, uint64_t deadline_ns, uint32_t *old)
 {
     for (;;) {
-        *old = gpunvme_fetch_or64(word, GPUNVME_DEV_QUEUE_LOCKED);
+        *old = gpunvme_fetch_or32(word, GPUNVME_DEV_QUEUE_LOCKED);
         if (!(*old & GPUNVME_DEV_QUEUE_LOCKED))
             return 1;
         if (gpunvme_clock_ns() >= deadline_ns)
@@ -28,11 +28,11 @@ GPUNVME_FN int queue_lock_until(uint64_t *word, uint64_t deadline_ns, uint64_t *
 
 /* All positions from `pos` up to `end` are marked: nobody is between reserve and submit any more.
  */
-GPUNVME_FN int queue_is_filled(const struct gpunvme_dev_queue *q, uint64_t pos, uint64_t end)
+GPUNVME_FN int queue_is_filled(const struct gpunvme_dev_queue *q, uint32_t pos, uint32_t end)
 {
-    while (pos != end && gpunvme_dev_queue_is_ready(q, pos))
+    while (((pos ^ end) << 1) && gpunvme_dev_queue_is_ready(q, pos))
         pos++;
-    return pos == end;
+    return !((pos ^ end) << 1);
 }
 
 /* No position is reserved from here on. What later reservations add to the word means nothing. */
@@ -50,20 +50,20 @@ GPUNVME_FN void queue_close(struct gpunvme_dev_queue *q)
  */
 GPUNVME_FN enum queue_stuck queue_freeze(struct gpunvme_dev_queue *q, uint64_t deadline_ns)
 {
-    uint64_t published, head;
+    uint32_t published, head;
 
     queue_close(q);
     if (!queue_lock_until(&q->published, deadline_ns, &published))
         return QUEUE_STUCK_SUBMIT;
-    while (!queue_is_filled(q, published >> 1, q->closed_at)) {
+    while (!queue_is_filled(q, published >> 1, (uint32_t)q->closed_at)) {
         if (gpunvme_clock_ns() >= deadline_ns) {
-            gpunvme_store_release64(&q->published, published);
+            gpunvme_store_release32(&q->published, published);
             return QUEUE_STUCK_SUBMIT;
         }
         gpunvme_relax();
     }
     if (!queue_lock_until(&q->cq_head, deadline_ns, &head)) {
-        gpunvme_store_release64(&q->published, published);
+        gpunvme_store_release32(&q->published, published);
         return QUEUE_STUCK_REAP;
     }
     return QUEUE_FROZEN;
@@ -103,8 +103,8 @@ GPUNVME_FN void queue_fail(struct gpunvme_dev_queue *q, uint16_t status, uint32_
 GPUNVME_FN void queue_rewind_counters(struct gpunvme_dev_queue *q)
 {
     q->closed_at = (q->closed_at + q->mask) & ~(uint64_t)q->mask;
-    gpunvme_store_release64(&q->published, q->closed_at << 1 | GPUNVME_DEV_QUEUE_LOCKED);
-    gpunvme_store_release64(&q->cq_head, GPUNVME_DEV_QUEUE_LOCKED);
+    gpunvme_store_release32(&q->published, (uint32_t)q->closed_at << 1 | GPUNVME_DEV_QUEUE_LOCKED);
+    gpunvme_store_release32(&q->cq_head, GPUNVME_DEV_QUEUE_LOCKED);
 }
 
 /* then this, by all. Threads may be peeking at entries: atomically, as they do. */
@@ -113,7 +113,7 @@ GPUNVME_FN void queue_rewind_rings(struct gpunvme_dev_queue *q, uint32_t me, uin
     gpunvme_dword *dwords = (gpunvme_dword *)(uintptr_t)q->cq;
 
     for (uint32_t i = me; i <= q->mask; i += n) {
-        gpunvme_store_release32(&q->ready[i], gpunvme_dev_queue_lap(q, q->closed_at) - 1);
+        gpunvme_store_release32(&q->ready[i], gpunvme_dev_queue_lap(q, (uint32_t)q->closed_at) - 1);
         gpunvme_store_release32(&dwords[4 * i + 3], 0);
     }
 }
@@ -121,8 +121,8 @@ GPUNVME_FN void queue_rewind_rings(struct gpunvme_dev_queue *q, uint32_t me, uin
 /* Opens a queue that was frozen. */
 GPUNVME_FN void queue_thaw(struct gpunvme_dev_queue *q)
 {
-    gpunvme_fetch_and64(&q->cq_head, ~GPUNVME_DEV_QUEUE_LOCKED);
-    gpunvme_fetch_and64(&q->published, ~GPUNVME_DEV_QUEUE_LOCKED);
+    gpunvme_fetch_and32(&q->cq_head, ~GPUNVME_DEV_QUEUE_LOCKED);
+    gpunvme_fetch_and32(&q->published, ~GPUNVME_DEV_QUEUE_LOCKED);
     gpunvme_store_release64(&q->reserved, q->closed_at);
 }
 

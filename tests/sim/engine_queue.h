@@ -6,13 +6,15 @@
 #ifndef TESTS_SIM_ENGINE_QUEUE_H
 #define TESTS_SIM_ENGINE_QUEUE_H
 
+#include <sched.h>
+
 #include "gpunvme/memory.h"
 #include "gpunvme/prp.h"
 #include "gpunvme/queue.h"
 #include "sim/driver.h"
 
 #define EQ_ENTRIES     64u
-#define EQ_DEADLINE_NS UINT64_C(20000000000)
+#define EQ_DEADLINE_NS UINT64_C(60000000000)
 
 struct engine_queue {
     struct device *device;
@@ -142,14 +144,28 @@ static inline uint64_t eq_submit(struct engine_queue *q, const struct gpunvme_sq
     return ticket;
 }
 
-/* The status that the command ends with; -1 when it does not end in time. */
+/*
+ * The status that the command ends with; -1 when it does not end in time. It yields between looks:
+ * there may be fewer cores than threads, and the engine is one of them.
+ */
 static inline int eq_wait(struct engine_queue *q, uint64_t ticket, uint64_t timeout_ns)
 {
+    uint64_t deadline = gpunvme_clock_ns() + timeout_ns;
     struct gpunvme_completion c = {0};
 
-    if (gpunvme_qpair_wait(&q->pair, ticket, gpunvme_clock_ns() + timeout_ns, &c))
-        return -1;
-    return c.status;
+    for (;;) {
+        int err = gpunvme_qpair_test(&q->pair, ticket, &c);
+
+        if (!err)
+            return c.status;
+        if (err != GPUNVME_ERR_AGAIN)
+            return -1;
+        if (gpunvme_qpair_reap(&q->pair))
+            continue;
+        if (gpunvme_clock_ns() > deadline)
+            return -1;
+        sched_yield();
+    }
 }
 
 static inline int eq_run(struct engine_queue *q, const struct gpunvme_sqe *sqe)

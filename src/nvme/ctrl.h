@@ -9,6 +9,7 @@
 
 #include "gpunvme/controller.h"
 #include "gpunvme/prp.h"
+#include "nvme/foreign.h"
 #include "nvme/pool.h"
 
 #define NVME_MAX_AERS      4
@@ -27,12 +28,15 @@ enum ctrl_state {
 };
 
 struct gpunvme_ioq {
-    struct gpunvme_qpair qpair;
+    struct gpunvme_qpair qpair; /* of a foreign one: qid and mask alone */
     struct gpunvme_ctrl *ctrl;
+    const struct nvme_foreign_ops *foreign; /* foreign.h; NULL: the words are qpair's */
+    void *foreign_arg;
     struct gpunvme_buf sq_mem, cq_mem;
     size_t host_nbytes;
     bool sq_is_in_cmb;
     bool frozen;
+    bool is_left_out; /* foreign: could not be frozen, so it is not created on the controller */
 };
 
 /* An admin command that nobody waits for any more, though the controller may still have it. */

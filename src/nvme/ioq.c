@@ -149,7 +149,8 @@ static gpunvme_err_t create_cq(struct gpunvme_ioq *ioq)
                               .cdw10 = ioq->qpair.mask << 16 | ioq->qpair.qid,
                               .cdw11 = GPUNVME_QUEUE_PC};
 
-    if (ioq->ctrl->vectors)
+    /* Foreign queues are polled by those who use them. */
+    if (ioq->ctrl->vectors && !ioq->foreign)
         sqe.cdw11 |= GPUNVME_CQ_IEN | nvme_ioq_vector(ioq) << 16;
     return nvme_admin_locked(ioq->ctrl, &sqe, NULL, 0, false, NULL);
 }
@@ -187,12 +188,10 @@ gpunvme_err_t nvme_ioq_create_on_device(struct gpunvme_ioq *ioq)
     return err;
 }
 
-static gpunvme_err_t create_locked(struct gpunvme_ctrl *ctrl, uint32_t entries,
-                                   struct gpunvme_ioq **out)
+/* The first queue id that is free, in a controller that takes queues. */
+static gpunvme_err_t find_free(struct gpunvme_ctrl *ctrl, uint32_t *qid)
 {
-    struct gpunvme_ioq *ioq;
     uint32_t i = 0;
-    gpunvme_err_t err;
 
     if (nvme_state(ctrl) != CTRL_LIVE)
         return nvme_closed_err(ctrl);
@@ -200,10 +199,16 @@ static gpunvme_err_t create_locked(struct gpunvme_ctrl *ctrl, uint32_t entries,
         i++;
     if (i == ctrl->max_io_queues)
         return base_fail(GPUNVME_ERR_LIMIT, "all %u I/O queues are in use", i);
-    err = nvme_ioq_alloc(ctrl, i + 1, entries, &ioq);
-    if (err)
-        return err;
-    err = nvme_ioq_create_on_device(ioq);
+    *qid = i + 1;
+    return GPUNVME_OK;
+}
+
+/* Creates a new queue on the controller and enters it, or frees it. */
+static gpunvme_err_t enter_locked(struct gpunvme_ioq *ioq, struct gpunvme_ioq **out)
+{
+    struct gpunvme_ctrl *ctrl = ioq->ctrl;
+    gpunvme_err_t err = nvme_ioq_create_on_device(ioq);
+
     if (err) {
         struct base_failure failure;
 
@@ -213,8 +218,20 @@ static gpunvme_err_t create_locked(struct gpunvme_ctrl *ctrl, uint32_t entries,
         nvme_ioq_free(ioq);
         return base_restore(&failure);
     }
-    ctrl->ioqs[i] = *out = ioq;
+    ctrl->ioqs[ioq->qpair.qid - 1] = *out = ioq;
     return GPUNVME_OK;
+}
+
+static gpunvme_err_t create_locked(struct gpunvme_ctrl *ctrl, uint32_t entries,
+                                   struct gpunvme_ioq **out)
+{
+    struct gpunvme_ioq *ioq;
+    uint32_t qid = 0;
+    gpunvme_err_t err = find_free(ctrl, &qid);
+
+    if (!err)
+        err = nvme_ioq_alloc(ctrl, qid, entries, &ioq);
+    return err ? err : enter_locked(ioq, out);
 }
 
 gpunvme_err_t gpunvme_ioq_create(struct gpunvme_ctrl *ctrl, uint32_t entries,
@@ -245,7 +262,7 @@ gpunvme_err_t gpunvme_ioq_delete(struct gpunvme_ioq *ioq)
     ctrl = ioq->ctrl;
     pthread_mutex_lock(&ctrl->life);
     ctrl->ioqs[ioq->qpair.qid - 1] = NULL;
-    if (nvme_state(ctrl) == CTRL_LIVE) {
+    if (nvme_state(ctrl) == CTRL_LIVE && !ioq->is_left_out) {
         err = delete_queue(ioq, GPUNVME_ADMIN_DELETE_SQ);
         if (!err)
             err = delete_queue(ioq, GPUNVME_ADMIN_DELETE_CQ);
@@ -265,6 +282,56 @@ gpunvme_err_t gpunvme_ioq_delete(struct gpunvme_ioq *ioq)
 struct gpunvme_qpair *gpunvme_ioq_qpair(struct gpunvme_ioq *ioq)
 {
     return &ioq->qpair;
+}
+
+/* --- queues whose words are not the CPU's ----------------------------------------------------- */
+
+static gpunvme_err_t create_foreign_locked(struct gpunvme_ctrl *ctrl,
+                                           const struct nvme_foreign_config *config,
+                                           struct gpunvme_ioq **out)
+{
+    struct gpunvme_transport *t = ctrl->transport;
+    uint32_t dstrd = (uint32_t)GPUNVME_GET(ctrl->cap, CAP_DSTRD), qid = 0;
+    struct nvme_foreign_bells bells = {.ring = ring, .ring_arg = t};
+    struct gpunvme_ioq *ioq;
+    gpunvme_err_t err = find_free(ctrl, &qid);
+
+    if (err)
+        return err;
+    ioq = alloc_lines(sizeof(*ioq));
+    if (!ioq)
+        return base_fail(GPUNVME_ERR_NOMEM, "queue %u", qid);
+    memset(ioq, 0, sizeof(*ioq));
+    ioq->ctrl = ctrl;
+    ioq->foreign = config->ops;
+    ioq->foreign_arg = config->arg;
+    ioq->qpair.qid = qid;
+    ioq->qpair.mask = config->entries - 1;
+    ioq->sq_mem.bus = config->sq_bus; /* without nbytes: not ours to free */
+    ioq->cq_mem.bus = config->cq_bus;
+    bells.sq = doorbell(ctrl, qid, gpunvme_sq_doorbell((uint16_t)qid, dstrd));
+    bells.cq = doorbell(ctrl, qid, gpunvme_cq_doorbell((uint16_t)qid, dstrd));
+    err = config->ops->init(config->arg, qid, &bells);
+    if (err) {
+        nvme_ioq_free(ioq);
+        return err;
+    }
+    return enter_locked(ioq, out);
+}
+
+gpunvme_err_t nvme_ioq_create_foreign(struct gpunvme_ctrl *ctrl,
+                                      const struct nvme_foreign_config *config,
+                                      struct gpunvme_ioq **out)
+{
+    gpunvme_err_t err;
+
+    if (config->entries > ctrl->max_entries)
+        return base_fail(GPUNVME_ERR_LIMIT, "%u entries: this controller's queues have at most %u",
+                         config->entries, ctrl->max_entries);
+    pthread_mutex_lock(&ctrl->life);
+    err = create_foreign_locked(ctrl, config, out);
+    pthread_mutex_unlock(&ctrl->life);
+    return err;
 }
 
 /* --- shadow doorbells ------------------------------------------------------------------------- */
@@ -311,6 +378,35 @@ gpunvme_err_t nvme_shadow_start(struct gpunvme_ctrl *ctrl)
         nvme_shadow_free(ctrl);
         return GPUNVME_OK;
     }
+    return err;
+}
+
+static gpunvme_err_t stop_locked(struct gpunvme_ctrl *ctrl)
+{
+    gpunvme_err_t err;
+
+    if (!ctrl->shadow.nbytes)
+        return GPUNVME_OK;
+    for (uint32_t i = 0; i < ctrl->max_io_queues; i++)
+        if (ctrl->ioqs[i])
+            return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                             "%s: I/O queues of the CPU rely on shadow doorbells, which queues of "
+                             "a GPU can't have: open the controller with no_shadow_doorbells",
+                             ctrl->transport->address);
+    ctrl->opts.no_shadow_doorbells = true;
+    err = nvme_reset_locked(ctrl);
+    if (!err)
+        nvme_shadow_free(ctrl);
+    return err;
+}
+
+gpunvme_err_t nvme_shadow_stop(struct gpunvme_ctrl *ctrl)
+{
+    gpunvme_err_t err;
+
+    pthread_mutex_lock(&ctrl->life);
+    err = stop_locked(ctrl);
+    pthread_mutex_unlock(&ctrl->life);
     return err;
 }
 

@@ -12,13 +12,28 @@
 
 #define FREEZE_NS UINT64_C(2000000000) /* how long threads may take to leave submit and reap */
 
+/*
+ * A foreign queue whose words are out of reach (a kernel that leaves no room on the GPU) does not
+ * keep the others from their reset: it is left out, and readmitted when its threads are gone.
+ */
+static void freeze_foreign(struct gpunvme_ioq *ioq, uint64_t deadline_ns)
+{
+    ioq->frozen = ioq->foreign->freeze(ioq->foreign_arg, deadline_ns) == GPUNVME_OK;
+    ioq->is_left_out = !ioq->frozen;
+}
+
 static gpunvme_err_t freeze(struct gpunvme_ioq *ioq)
 {
+    uint64_t deadline_ns = gpunvme_clock_ns() + FREEZE_NS;
     gpunvme_err_t err;
 
     if (!ioq || ioq->frozen)
         return GPUNVME_OK;
-    err = gpunvme_qpair_freeze(&ioq->qpair, gpunvme_clock_ns() + FREEZE_NS);
+    if (ioq->foreign) {
+        freeze_foreign(ioq, deadline_ns);
+        return GPUNVME_OK;
+    }
+    err = gpunvme_qpair_freeze(&ioq->qpair, deadline_ns);
     if (!err)
         ioq->frozen = true;
     return err;
@@ -41,6 +56,11 @@ static void fail_and_rewind(struct gpunvme_ioq *ioq)
 {
     if (!ioq || !ioq->frozen)
         return;
+    if (ioq->foreign) {
+        /* What can't be rewound can't be created again: it stays frozen. */
+        ioq->is_left_out = ioq->foreign->fail_and_rewind(ioq->foreign_arg, GPUNVME_SC_HOST_ABORTED);
+        return;
+    }
     gpunvme_qpair_fail(&ioq->qpair, GPUNVME_SC_HOST_ABORTED);
     gpunvme_qpair_rewind(&ioq->qpair);
 }
@@ -56,10 +76,13 @@ static void fail_and_rewind_all(struct gpunvme_ctrl *ctrl, bool is_quiet)
 
 static void thaw(struct gpunvme_ioq *ioq)
 {
-    if (!ioq || !ioq->frozen)
+    if (!ioq || !ioq->frozen || ioq->is_left_out)
         return;
     ioq->frozen = false;
-    gpunvme_qpair_thaw(&ioq->qpair);
+    if (ioq->foreign)
+        ioq->foreign->thaw(ioq->foreign_arg);
+    else
+        gpunvme_qpair_thaw(&ioq->qpair);
 }
 
 /*
@@ -102,7 +125,7 @@ static gpunvme_err_t recreate_queues(struct gpunvme_ctrl *ctrl)
     for (uint32_t i = 0; i < ctrl->max_io_queues; i++) {
         gpunvme_err_t err;
 
-        if (!ctrl->ioqs[i])
+        if (!ctrl->ioqs[i] || ctrl->ioqs[i]->is_left_out)
             continue;
         err = nvme_ioq_create_on_device(ctrl->ioqs[i]);
         if (err)
@@ -187,6 +210,61 @@ gpunvme_err_t gpunvme_ctrl_reset(struct gpunvme_ctrl *ctrl)
         return base_fail(GPUNVME_ERR_INVALID, "ctrl is NULL");
     pthread_mutex_lock(&ctrl->life);
     err = nvme_reset_locked(ctrl);
+    pthread_mutex_unlock(&ctrl->life);
+    return err;
+}
+
+gpunvme_err_t nvme_recover(struct gpunvme_ctrl *ctrl)
+{
+    gpunvme_err_t err;
+
+    pthread_mutex_lock(&ctrl->life);
+    err = nvme_state(ctrl) == CTRL_REMOVED ? nvme_closed_err(ctrl) : nvme_recover_locked(ctrl);
+    pthread_mutex_unlock(&ctrl->life);
+    return err;
+}
+
+static gpunvme_err_t readmit_locked(struct gpunvme_ioq *ioq)
+{
+    gpunvme_err_t err;
+
+    if (!ioq->is_left_out)
+        return GPUNVME_OK;
+    if (nvme_state(ioq->ctrl) != CTRL_LIVE)
+        return nvme_closed_err(ioq->ctrl);
+    if (!ioq->frozen) {
+        err = ioq->foreign->freeze(ioq->foreign_arg, gpunvme_clock_ns() + FREEZE_NS);
+        if (err)
+            return err;
+        ioq->frozen = true;
+    }
+    err = ioq->foreign->fail_and_rewind(ioq->foreign_arg, GPUNVME_SC_HOST_ABORTED);
+    if (!err)
+        err = nvme_ioq_create_on_device(ioq);
+    if (err)
+        return err;
+    ioq->is_left_out = false;
+    thaw(ioq);
+    return GPUNVME_OK;
+}
+
+bool nvme_ioq_is_left_out(struct gpunvme_ioq *ioq)
+{
+    bool is_left_out;
+
+    pthread_mutex_lock(&ioq->ctrl->life);
+    is_left_out = ioq->is_left_out;
+    pthread_mutex_unlock(&ioq->ctrl->life);
+    return is_left_out;
+}
+
+gpunvme_err_t nvme_ioq_readmit(struct gpunvme_ioq *ioq)
+{
+    struct gpunvme_ctrl *ctrl = ioq->ctrl;
+    gpunvme_err_t err;
+
+    pthread_mutex_lock(&ctrl->life);
+    err = readmit_locked(ioq);
     pthread_mutex_unlock(&ctrl->life);
     return err;
 }

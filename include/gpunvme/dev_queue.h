@@ -88,6 +88,7 @@ struct gpunvme_dev_queue {
     uint64_t holders;   /* tickets kept by who needs another one to end them: see device.cuh */
     uint64_t spurious;  /* completions with a command id that is not in flight */
     uint64_t closed_at; /* position at which the queue was closed; written by who closes it */
+    uint64_t opened_at, spurious_before; /* position and `spurious` when the rings began at 0 */
 };
 
 /*
@@ -543,16 +544,20 @@ GPUNVME_FN int gpunvme_dev_queue_wait(struct gpunvme_dev_queue *q, uint32_t mask
 
 /*
  * Lets one lane's ticket go that nobody will wait for any more, after a timeout: its slot, its list
- * and its memory stay in use until the command ends, or a reset ends it. If it ends in this very
- * moment, or the CPU reaps, only gpunvme_device_recover() gives the slot back. GPUNVME_ERR_STALE
- * when it is done already, and must be ended.
+ * and its memory stay in use until the command ends (where the CPU reaps: until a reset), or a
+ * reset ends it. If it ends in this very moment, only gpunvme_device_recover() gives the slot back.
+ * GPUNVME_ERR_STALE when it is done already, and must be ended.
  */
 GPUNVME_FN int gpunvme_dev_queue_abandon(struct gpunvme_dev_queue *q, uint64_t ticket)
 {
     uint64_t in_flight = (ticket & ~UINT64_C(0xffff)) | GPUNVME_DEV_SLOT_TAKEN;
 
-    if (q->mirror)
-        return GPUNVME_OK;
+    if (q->mirror) {
+        uint64_t word = gpunvme_load_relaxed64(&q->mirror[ticket & q->mask].word);
+
+        if (!((word ^ ticket) >> 16) && word & GPUNVME_SLOT_DONE)
+            return GPUNVME_ERR_STALE;
+    }
     return gpunvme_cas64_relaxed_gpu(&q->slots[ticket & q->mask].word, &in_flight,
                                      in_flight | GPUNVME_DEV_SLOT_ABANDONED)
                ? GPUNVME_OK

@@ -35,15 +35,21 @@ enum gpunvme_placement {
 
 struct gpunvme_device_opts {
     enum gpunvme_placement placement; /* default AUTO; a tier asked for is given, or an error */
-    uint32_t queues;                  /* queue pairs; default 16, or as many as there are free */
-    uint32_t entries;                 /* of each, a power of two; default 1024, or the most */
-    uint32_t max_transfer;            /* bytes of one command: default 128 KiB, at most MDTS */
+    uint32_t queues;                  /* queue pairs; 0: 16, or as many as there are free */
+    uint32_t entries;                 /* of each, a power of two; 0: 1024, or the most */
+    uint32_t max_transfer;            /* bytes of one command, × 4096, at most MDTS; 0: 128 KiB */
     enum gpunvme_reaper reaper;       /* default WAITERS */
     bool no_byte_ranges;              /* no bounce blocks: byte ranges must be whole blocks */
     uint32_t timeout_ms;              /* deadline of a command where a call gives none; 10,000 */
     uint32_t check_ms;                /* how often a thread looks after the controller; 5 */
+    /*
+     * Lets the GPU ring the doorbells of a PCIe device in a virtual machine too. Where the device
+     * is emulated, that may take the machine down (docs/SAFETY.md).
+     */
+    bool unsafe_p2p;
 };
 
+/* Fills in the defaults. */
 void gpunvme_device_opts_init(struct gpunvme_device_opts *opts);
 
 struct gpunvme_device;
@@ -51,9 +57,13 @@ struct gpunvme_device;
 /*
  * Makes queue pairs on the calling thread's current GPU, registers the doorbells with it, and
  * starts the thread that looks after the controller (and the one that reaps, for REAPER_CPU).
- * `opts` may be NULL. The controller stays the caller's, and open as long as this is. Errors:
- * UNSUPPORTED (the transport's doorbells cannot be mapped, or it cannot reach the memory that the
- * placement asks for: the detail says which), LIMIT (no queue is free), INVALID, NOMEM, GPU.
+ * Queues of a GPU have no shadow doorbells: where the controller uses them (Doorbell Buffer Config,
+ * in emulated ones) it is reset once to do without, or, if it has I/O queues of the CPU that rely
+ * on them, this fails: open it with no_shadow_doorbells. `opts` may be NULL. The controller stays
+ * the caller's, and open as long as this is. Errors: UNSUPPORTED (the transport's doorbells cannot
+ * be mapped, or it cannot reach the memory that the placement asks for: the detail says which),
+ * LIMIT (no queue is free, or the controller's queues and transfers are smaller than what was asked
+ * for), INVALID, NOMEM, GPU.
  */
 gpunvme_err_t gpunvme_device_open(struct gpunvme_ctrl *ctrl, const struct gpunvme_device_opts *opts,
                                   struct gpunvme_device **out);
@@ -63,13 +73,21 @@ gpunvme_err_t gpunvme_device_close(struct gpunvme_device *dev);
 
 /* What came out of it. */
 struct gpunvme_device_info {
-    enum gpunvme_placement placement; /* in use */
+    enum gpunvme_placement placement; /* in use; without a GPU, AUTO is tier 1 */
     const char *why_not_higher;       /* why not tier 3; "" there. Valid while open */
     uint32_t queues, entries;
     uint32_t max_transfer; /* bytes of one command */
     enum gpunvme_reaper reaper;
     uint64_t gpu_nbytes, host_nbytes; /* memory of the queues */
     uint64_t recoveries;              /* resets of the controller while this was open */
+    int gpu;                          /* CUDA's number; -1: none */
+    /*
+     * How the GPU orders what other devices write to its memory, for tiers 2 and 3, as CUDA tells
+     * (docs/ORDERING.md): cudaDevAttrGPUDirectRDMAWritesOrdering (0: not at all without a flush,
+     * 100: for itself, 200: for all) and cudaDevAttrGPUDirectRDMAFlushWritesOptions (bits); -1:
+     * unknown, or no GPU.
+     */
+    int gpu_writes_ordering, gpu_flush_options;
 };
 void gpunvme_device_get_info(struct gpunvme_device *dev, struct gpunvme_device_info *info);
 

@@ -1,0 +1,732 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The host's side of I/O issued by a GPU (device.h): threads of the CPU stand in for a kernel's,
+ * and use the queues by dev_queue.h alone.
+ */
+#include <pthread.h>
+
+#include "driver.h"
+#include "gpunvme/device.h"
+
+#define SECOND   UINT64_C(1000000000)
+#define ROUNDS   200u
+#define NPLAYERS 4u
+
+/* A controller and a device on it. Blocks of 512 bytes hold their number in each word. */
+struct rig {
+    struct gpunvme_ctrl *ctrl;
+    struct gpunvme_sim *sim;
+    const struct gpunvme_ns *ns;
+    struct gpunvme_device *dev;
+    struct gpunvme_dev_ns handle;
+    struct gpunvme_buf buf;
+    struct gpunvme_dev_buf view;
+};
+
+#define BUF_NBYTES ((size_t)1 << 20)
+
+static void number_blocks(struct rig *r)
+{
+    struct gpunvme_ioq *ioq;
+    struct gpunvme_buf buf;
+
+    assert_ok(gpunvme_ioq_create(r->ctrl, 64, &ioq));
+    assert_ok(gpunvme_ctrl_alloc(r->ctrl, (size_t)r->ns->nbytes, GPUNVME_MEM_HOST, &buf));
+    for (uint64_t word = 0; word < r->ns->nbytes / 8; word++)
+        ((uint64_t *)buf.cpu)[word] = word / 64;
+    assert_ok(gpunvme_write(ioq, r->ns, 0, (size_t)r->ns->nbytes, &buf, 0, 0));
+    gpunvme_ctrl_free(r->ctrl, &buf);
+    assert_ok(gpunvme_ioq_delete(ioq));
+}
+
+static void rig_open_ctrl(struct rig *r, const char *uri)
+{
+    memset(r, 0, sizeof(*r));
+    assert_ok(gpunvme_ctrl_open_uri(uri, NULL, &r->ctrl));
+    r->sim = gpunvme_transport_sim(gpunvme_ctrl_transport(r->ctrl));
+    r->ns = gpunvme_ctrl_ns_at(r->ctrl, 0);
+    number_blocks(r);
+}
+
+static void rig_open(struct rig *r, const char *uri, const struct gpunvme_device_opts *opts)
+{
+    rig_open_ctrl(r, uri);
+    assert_ok(gpunvme_device_open(r->ctrl, opts, &r->dev));
+    assert_ok(gpunvme_device_ns(r->dev, r->ns, &r->handle));
+    assert_ok(gpunvme_device_alloc(r->dev, BUF_NBYTES, &r->buf));
+    assert_ok(gpunvme_device_buf(r->dev, &r->buf, &r->view));
+}
+
+static void assert_no_violation(struct rig *r)
+{
+    struct gpunvme_sim_report report;
+
+    gpunvme_sim_report(r->sim, &report);
+    if (report.nviolations)
+        print_error("violation: %s\n", report.first);
+    assert_int_equal(report.nviolations, 0);
+}
+
+static void rig_close(struct rig *r)
+{
+    gpunvme_device_free(r->dev, &r->buf);
+    (void)gpunvme_device_close(r->dev);
+    assert_no_violation(r);
+    (void)gpunvme_ctrl_close(r->ctrl);
+}
+
+/* --- a kernel, played by threads -------------------------------------------------------------- */
+
+struct player {
+    struct rig *rig;
+    unsigned number;
+    uint64_t timeout_ns;
+    unsigned rounds;
+    uint32_t was_aborted; /* atomic */
+    /* what came of it */
+    unsigned good, wrong, aborted, closed, late, failed;
+    int last; /* of those that failed */
+    pthread_t thread;
+};
+
+/* One read of one block; the error of the queue, or of the command. */
+static int play_read(struct player *p, uint64_t lba)
+{
+    const struct gpunvme_dev_ns *ns = &p->rig->handle;
+    struct gpunvme_dev_queue *q = &ns->queues[p->number % ns->nqueues];
+    uint64_t deadline = gpunvme_clock_ns() + p->timeout_ns;
+    struct gpunvme_dev_reaping r = {0};
+    struct gpunvme_sqe sqe = {.opc = GPUNVME_CMD_READ, .nsid = ns->nsid};
+    struct gpunvme_dev_place place = {0};
+    struct gpunvme_completion c;
+    int err;
+
+    sqe.prp1 = p->rig->view.bus + p->number * 4096;
+    sqe.cdw10 = (uint32_t)lba;
+    while (!gpunvme_dev_queue_reserve(q, 1, p->number, &place, &err)) {
+        if (err != GPUNVME_ERR_AGAIN)
+            return err;
+        if (gpunvme_clock_ns() > deadline)
+            return GPUNVME_ERR_TIMEOUT;
+        if (q->reaper == GPUNVME_REAPER_WAITERS)
+            gpunvme_dev_queue_reap(q, 1, &r);
+        gpunvme_dev_queue_let_go(q, 1, &r);
+    }
+    gpunvme_dev_queue_submit(q, 1, &place, &sqe);
+    err = gpunvme_dev_queue_wait(q, 1, place.ticket, deadline, &c);
+    if (err == GPUNVME_ERR_TIMEOUT) {
+        err = gpunvme_dev_queue_abandon(q, place.ticket);
+        if (err == GPUNVME_ERR_STALE) /* at the last moment */
+            err = gpunvme_dev_queue_wait(q, 1, place.ticket, deadline + SECOND, &c);
+        else
+            err = GPUNVME_ERR_TIMEOUT;
+        if (err)
+            gpunvme_store_release32(ns->alarm, 1);
+    }
+    return err ? err : c.status ? GPUNVME_ERR_NVME(c.status) : GPUNVME_OK;
+}
+
+static void *play(void *p_)
+{
+    struct player *p = p_;
+    const uint64_t *words = (const uint64_t *)(p->rig->view.data + p->number * 4096);
+
+    for (unsigned i = 0; i < p->rounds; i++) {
+        uint64_t lba = (p->number * 7919 + i * 31) % p->rig->handle.nblocks;
+        int err = play_read(p, lba);
+
+        if (!err && words[0] == lba && words[63] == lba)
+            p->good++;
+        else if (!err)
+            p->wrong++;
+        else if (err == GPUNVME_ERR_NVME(GPUNVME_SC_HOST_ABORTED)) {
+            p->aborted++;
+            gpunvme_store_release32(&p->was_aborted, 1);
+        } else if (err == GPUNVME_ERR_CLOSED) {
+            p->closed++;
+            usleep(5000); /* a reset takes its time */
+        } else if (err == GPUNVME_ERR_TIMEOUT)
+            p->late++;
+        else
+            p->failed++, p->last = err;
+    }
+    return NULL;
+}
+
+/* A kernel of NPLAYERS threads; started and awaited. */
+struct kernel {
+    struct player players[NPLAYERS];
+};
+
+static void kernel_start(struct kernel *k, struct rig *r, unsigned rounds, uint64_t timeout_ns)
+{
+    memset(k, 0, sizeof(*k));
+    for (unsigned i = 0; i < NPLAYERS; i++) {
+        k->players[i] =
+            (struct player){.rig = r, .number = i, .rounds = rounds, .timeout_ns = timeout_ns};
+        assert_int_equal(pthread_create(&k->players[i].thread, NULL, play, &k->players[i]), 0);
+    }
+}
+
+/* The sum of what came of it. */
+static struct player kernel_end(struct kernel *k)
+{
+    struct player sum = {0};
+
+    for (unsigned i = 0; i < NPLAYERS; i++) {
+        struct player *p = &k->players[i];
+
+        pthread_join(p->thread, NULL);
+        sum.good += p->good;
+        sum.wrong += p->wrong;
+        sum.aborted += p->aborted;
+        sum.closed += p->closed;
+        sum.late += p->late;
+        sum.failed += p->failed;
+        if (p->failed)
+            print_error("player %u: error %s\n", i, gpunvme_err_name(p->last));
+    }
+    assert_int_equal(sum.wrong, 0);
+    return sum;
+}
+
+static void assert_kernel_works(struct rig *r)
+{
+    struct kernel k;
+    struct player sum;
+
+    kernel_start(&k, r, ROUNDS, 10 * SECOND);
+    sum = kernel_end(&k);
+    assert_int_equal(sum.good, NPLAYERS * ROUNDS);
+}
+
+/* --- opening ---------------------------------------------------------------------------------- */
+
+static void a_device_opens_and_works_at_every_placement_with_every_reaper(void **state)
+{
+    (void)state;
+    for (int tier = GPUNVME_PLACEMENT_AUTO; tier <= GPUNVME_PLACEMENT_TIER3; tier++) {
+        for (int reaper = GPUNVME_REAPER_WAITERS; reaper <= GPUNVME_REAPER_CPU;
+             reaper += GPUNVME_REAPER_CPU) {
+            struct gpunvme_device_opts opts;
+            struct gpunvme_device_info info;
+            struct rig r;
+
+            if (tier == GPUNVME_PLACEMENT_TIER3 && reaper == GPUNVME_REAPER_CPU)
+                continue;
+            gpunvme_device_opts_init(&opts);
+            opts.placement = (enum gpunvme_placement)tier;
+            opts.reaper = (enum gpunvme_reaper)reaper;
+            opts.queues = 2;
+            opts.entries = 64;
+            rig_open(&r, "sim:size=1M", &opts);
+            gpunvme_device_get_info(r.dev, &info);
+            assert_int_equal(info.placement, tier ? tier : GPUNVME_PLACEMENT_TIER1);
+            assert_int_equal(info.queues, 2);
+            assert_int_equal(info.entries, 64);
+            assert_int_equal(info.max_transfer, 128 << 10);
+            assert_true(tier == GPUNVME_PLACEMENT_TIER3 ? !*info.why_not_higher
+                                                        : *info.why_not_higher);
+            assert_kernel_works(&r);
+            rig_close(&r);
+        }
+    }
+}
+
+static void what_the_controller_has_not_is_refused(void **state)
+{
+    struct gpunvme_device_opts opts;
+    struct gpunvme_device *dev;
+    struct rig r;
+
+    (void)state;
+    rig_open_ctrl(&r, "sim:size=1M,mqes=255,mdts=4,queues=4");
+#define TRY(field, value, error)                                                                   \
+    gpunvme_device_opts_init(&opts);                                                               \
+    opts.field = (value);                                                                          \
+    assert_err(gpunvme_device_open(r.ctrl, &opts, &dev), GPUNVME_ERR_##error)
+    TRY(queues, 5, LIMIT);
+    TRY(entries, 512, LIMIT);
+    TRY(entries, 48, INVALID);
+    TRY(entries, 1, INVALID);
+    TRY(max_transfer, 128 << 10, LIMIT);
+    TRY(max_transfer, 1000, INVALID);
+    TRY(timeout_ms, 0, INVALID);
+    TRY(check_ms, 0, INVALID);
+    TRY(placement, (enum gpunvme_placement)7, INVALID);
+    TRY(reaper, (enum gpunvme_reaper)7, INVALID);
+#undef TRY
+    gpunvme_device_opts_init(&opts);
+    opts.placement = GPUNVME_PLACEMENT_TIER3;
+    opts.reaper = GPUNVME_REAPER_CPU;
+    assert_err(gpunvme_device_open(r.ctrl, &opts, &dev), GPUNVME_ERR_UNSUPPORTED);
+    assert_err(gpunvme_device_open(NULL, NULL, &dev), GPUNVME_ERR_INVALID);
+    assert_ok(gpunvme_device_open(r.ctrl, NULL, &r.dev)); /* nothing of all that is left */
+    rig_close(&r);
+}
+
+static void the_defaults_take_what_is_free(void **state)
+{
+    struct gpunvme_device_info info;
+    struct gpunvme_device *second;
+    struct gpunvme_ioq *ioq;
+    struct rig r;
+
+    (void)state;
+    rig_open_ctrl(&r, "sim:size=1M,queues=3,mqes=127,mdts=3,shadow=off");
+    assert_ok(gpunvme_ioq_create(r.ctrl, 64, &ioq));
+    assert_ok(gpunvme_device_open(r.ctrl, NULL, &r.dev));
+    gpunvme_device_get_info(r.dev, &info);
+    assert_int_equal(info.queues, 2);
+    assert_int_equal(info.entries, 128);
+    assert_int_equal(info.max_transfer, 32 << 10);
+    assert_err(gpunvme_device_open(r.ctrl, NULL, &second), GPUNVME_ERR_LIMIT);
+    assert_ok(gpunvme_ioq_delete(ioq));
+    assert_ok(gpunvme_device_open(r.ctrl, NULL, &second));
+    gpunvme_device_get_info(second, &info);
+    assert_int_equal(info.queues, 1);
+    assert_ok(gpunvme_device_close(second));
+    rig_close(&r);
+}
+
+static void shadow_doorbells_are_given_up_unless_the_cpu_relies_on_them(void **state)
+{
+    struct gpunvme_ctrl_info info;
+    struct gpunvme_device_info device;
+    struct gpunvme_ioq *ioq;
+    struct gpunvme_buf buf;
+    struct rig r;
+
+    (void)state;
+    rig_open_ctrl(&r, "sim:size=1M");
+    gpunvme_ctrl_get_info(r.ctrl, &info);
+    assert_true(info.shadow_doorbells);
+    assert_ok(gpunvme_ioq_create(r.ctrl, 64, &ioq));
+    assert_err(gpunvme_device_open(r.ctrl, NULL, &r.dev), GPUNVME_ERR_UNSUPPORTED);
+    assert_ok(gpunvme_ioq_delete(ioq));
+    assert_ok(gpunvme_device_open(r.ctrl, NULL, &r.dev));
+    gpunvme_ctrl_get_info(r.ctrl, &info);
+    assert_false(info.shadow_doorbells);
+    gpunvme_device_get_info(r.dev, &device);
+    assert_int_equal(device.recoveries, 0); /* that reset was none */
+    assert_ok(gpunvme_device_close(r.dev));
+
+    /* Queues of the CPU's do without from now on. */
+    assert_ok(gpunvme_ioq_create(r.ctrl, 64, &ioq));
+    assert_ok(gpunvme_ctrl_alloc(r.ctrl, 4096, GPUNVME_MEM_HOST, &buf));
+    assert_ok(gpunvme_read(ioq, r.ns, 0, 4096, &buf, 0));
+    gpunvme_ctrl_free(r.ctrl, &buf);
+    assert_ok(gpunvme_ioq_delete(ioq));
+    assert_no_violation(&r);
+    assert_ok(gpunvme_ctrl_close(r.ctrl));
+}
+
+static void every_slot_has_its_list_and_its_bounce_block(void **state)
+{
+    struct gpunvme_device_opts opts;
+    struct gpunvme_dev_queue *q;
+    struct rig r;
+
+    (void)state;
+    gpunvme_device_opts_init(&opts);
+    opts.entries = 64;
+    rig_open(&r, "sim:size=1M,ns=2,size=1M,block=4096,ns=3,size=1M,metadata=8", &opts);
+    q = r.handle.queues;
+    assert_int_equal(q->list_nbytes, 256); /* 128 KiB at an odd place: 33 pages */
+    assert_int_equal(q->bounce_nbytes, 4096);
+    assert_int_equal(q->lists_bus % 4096, 0);
+    assert_int_equal(q->bounces_bus % 4096, 0);
+    assert_non_null(q->lists);
+    assert_non_null(q->bounces);
+    rig_close(&r);
+
+    opts.max_transfer = 4096; /* two pages: no list */
+    opts.no_byte_ranges = true;
+    rig_open(&r, "sim:size=1M", &opts);
+    assert_null(r.handle.queues->lists);
+    assert_null(r.handle.queues->bounces);
+    assert_int_equal(r.handle.max_blocks, 8);
+    rig_close(&r);
+
+    opts.max_transfer = 2 << 20; /* the most that one page of entries describes */
+    rig_open(&r, "sim:size=4M,mdts=0", &opts);
+    assert_int_equal(r.handle.queues->list_nbytes, 4096);
+    rig_close(&r);
+}
+
+static void a_namespace_without_io_is_refused(void **state)
+{
+    const struct gpunvme_ns *metadata;
+    struct gpunvme_dev_ns out;
+    struct rig r, other;
+
+    (void)state;
+    rig_open(&r, "sim:size=1M,ns=2,size=1M,metadata=8", NULL);
+    rig_open_ctrl(&other, "sim:size=1M");
+    metadata = gpunvme_ctrl_ns_at(r.ctrl, 1);
+    assert_err(gpunvme_device_ns(r.dev, metadata, &out), GPUNVME_ERR_FORMAT);
+    assert_err(gpunvme_device_ns(r.dev, other.ns, &out), GPUNVME_ERR_INVALID);
+    assert_err(gpunvme_device_ns(r.dev, NULL, &out), GPUNVME_ERR_INVALID);
+    assert_ok(gpunvme_ctrl_close(other.ctrl));
+    rig_close(&r);
+}
+
+static void a_view_shows_the_buffer_and_has_its_pages(void **state)
+{
+    static uint8_t bytes[4 * 4096];
+    uint64_t table[] = {0x7000, 0x3000, 0x9000, 0x1000};
+    struct gpunvme_buf buf = {.cpu = bytes, .gpu = bytes, .bus = 0x7000, .nbytes = sizeof(bytes)};
+    struct gpunvme_dev_buf view, again;
+    struct rig r;
+
+    (void)state;
+    rig_open(&r, "sim:size=1M", NULL);
+    assert_ptr_equal(r.view.data, r.buf.gpu);
+    assert_int_equal(r.view.bus, r.buf.bus);
+    assert_int_equal(r.view.nbytes, BUF_NBYTES);
+    assert_null(r.view.bus_pages);
+
+    buf.bus_pages = table;
+    buf.bus_page_shift = 12;
+    assert_ok(gpunvme_device_buf(r.dev, &buf, &view));
+    assert_memory_equal(view.bus_pages, table, sizeof(table));
+    assert_int_equal(view.bus_page_shift, 12);
+    assert_ok(gpunvme_device_buf(r.dev, &buf, &again));
+    assert_ptr_equal(again.bus_pages, view.bus_pages);
+    table[2] = 0xa000; /* mapped anew */
+    assert_ok(gpunvme_device_buf(r.dev, &buf, &again));
+    assert_ptr_not_equal(again.bus_pages, view.bus_pages);
+
+    buf.bus_page_shift = 9;
+    assert_err(gpunvme_device_buf(r.dev, &buf, &view), GPUNVME_ERR_ALIGN);
+    buf.bus = 0;
+    assert_err(gpunvme_device_buf(r.dev, &buf, &view), GPUNVME_ERR_INVALID);
+    rig_close(&r);
+}
+
+/* --- recovery --------------------------------------------------------------------------------- */
+
+static void rig_open_small(struct rig *r, const char *uri, enum gpunvme_reaper reaper)
+{
+    struct gpunvme_device_opts opts;
+
+    gpunvme_device_opts_init(&opts);
+    opts.queues = 2;
+    opts.entries = 16;
+    opts.reaper = reaper;
+    rig_open(r, uri, &opts);
+}
+
+/* Tickets that have not ended, of all queues. */
+static unsigned outstanding(struct rig *r)
+{
+    unsigned n = 0;
+
+    for (uint32_t i = 0; i < r->handle.nqueues; i++) {
+        struct gpunvme_dev_queue *q = &r->handle.queues[i];
+
+        for (uint32_t slot = 1; slot <= q->mask; slot++)
+            n += gpunvme_load_acquire64(&q->slots[slot].word) >> 63;
+    }
+    return n;
+}
+
+static void assert_recovers(struct rig *r)
+{
+    assert_ok(gpunvme_device_recover(r->dev));
+    assert_int_equal(outstanding(r), 0);
+    assert_kernel_works(r);
+    assert_int_equal(outstanding(r), 0);
+}
+
+static void wait_ms(unsigned ms)
+{
+    usleep(ms * 1000);
+}
+
+static void resets_end_every_wait(enum gpunvme_reaper reaper)
+{
+    struct gpunvme_device_info info;
+    unsigned resets = 0;
+    struct player sum;
+    struct kernel k;
+    struct rig r;
+
+    rig_open_small(&r, "sim:size=1M,latency=3ms", reaper);
+    kernel_start(&k, &r, 200, 20 * SECOND);
+    /* At least five, and until one has caught a command. */
+    while (resets < 5 || (resets < 50 && !gpunvme_load_acquire32(&k.players[0].was_aborted))) {
+        wait_ms(20);
+        assert_ok(gpunvme_ctrl_reset(r.ctrl));
+        resets++;
+    }
+    sum = kernel_end(&k);
+    assert_int_equal(sum.good + sum.aborted + sum.closed, NPLAYERS * 200);
+    assert_true(sum.aborted > 0);
+    gpunvme_device_get_info(r.dev, &info);
+    assert_int_equal(info.recoveries, resets);
+    assert_recovers(&r);
+    rig_close(&r);
+}
+
+static void a_reset_in_the_middle_ends_every_wait(void **state)
+{
+    (void)state;
+    resets_end_every_wait(GPUNVME_REAPER_WAITERS);
+}
+
+static void a_reset_in_the_middle_ends_every_wait_where_the_cpu_reaps(void **state)
+{
+    (void)state;
+    resets_end_every_wait(GPUNVME_REAPER_CPU);
+}
+
+/* One thread's command is lost; the others wait for slow ones. */
+static void lost_is_answered(enum gpunvme_reaper reaper)
+{
+    struct gpunvme_device_info info;
+    struct player sum;
+    struct kernel k;
+    struct rig r;
+
+    rig_open_small(&r, "sim:size=1M,fault=lose:io:read:nth=50", reaper);
+    kernel_start(&k, &r, ROUNDS, 3 * SECOND);
+    sum = kernel_end(&k);
+    assert_int_equal(sum.late, 1);
+    assert_int_equal(sum.failed, 0);
+    /* The alarm's answer may still be on its way. */
+    for (unsigned i = 0; i < 1000 && outstanding(&r); i++)
+        wait_ms(10);
+    assert_int_equal(outstanding(&r), 0);
+    gpunvme_device_get_info(r.dev, &info);
+    assert_int_equal(info.recoveries, 1);
+    assert_recovers(&r);
+    rig_close(&r);
+}
+
+static void a_lost_command_raises_the_alarm_and_its_slot_comes_back(void **state)
+{
+    (void)state;
+    lost_is_answered(GPUNVME_REAPER_WAITERS);
+}
+
+static void a_lost_command_comes_back_where_the_cpu_reaps(void **state)
+{
+    (void)state;
+    lost_is_answered(GPUNVME_REAPER_CPU);
+}
+
+static void a_fatal_status_is_recovered_from(void **state)
+{
+    struct player sum;
+    struct kernel k;
+    struct rig r;
+
+    (void)state;
+    rig_open_small(&r, "sim:size=1M,latency=3ms", GPUNVME_REAPER_WAITERS);
+    kernel_start(&k, &r, 200, 20 * SECOND);
+    wait_ms(50);
+    gpunvme_sim_fatal(r.sim);
+    sum = kernel_end(&k);
+    assert_true(sum.aborted > 0);
+    assert_int_equal(sum.good + sum.aborted + sum.closed, NPLAYERS * 200);
+    assert_recovers(&r);
+    rig_close(&r);
+}
+
+static void removal_ends_every_wait(enum gpunvme_reaper reaper)
+{
+    struct player sum;
+    struct kernel k;
+    struct rig r;
+
+    rig_open_small(&r, "sim:size=1M,latency=3ms", reaper);
+    kernel_start(&k, &r, 200, 20 * SECOND);
+    wait_ms(50);
+    gpunvme_sim_remove(r.sim);
+    sum = kernel_end(&k);
+    assert_true(sum.aborted > 0 && sum.closed > 0);
+    assert_int_equal(sum.good + sum.aborted + sum.closed, NPLAYERS * 200);
+    assert_err(gpunvme_device_recover(r.dev), GPUNVME_ERR_REMOVED);
+    rig_close(&r);
+}
+
+static void a_removed_drive_ends_every_wait(void **state)
+{
+    (void)state;
+    removal_ends_every_wait(GPUNVME_REAPER_WAITERS);
+}
+
+static void a_removed_drive_ends_every_wait_where_the_cpu_reaps(void **state)
+{
+    (void)state;
+    removal_ends_every_wait(GPUNVME_REAPER_CPU);
+}
+
+/* Commands that a kernel leaves behind without waiting for them. */
+static void leave_commands(struct rig *r, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        struct gpunvme_dev_queue *q = &r->handle.queues[i % r->handle.nqueues];
+        struct gpunvme_sqe sqe = {.opc = GPUNVME_CMD_READ, .nsid = r->handle.nsid};
+        struct gpunvme_dev_place place = {0};
+        int err;
+
+        sqe.prp1 = r->view.bus + i * 4096;
+        assert_int_equal(gpunvme_dev_queue_reserve(q, 1, i, &place, &err), 1);
+        gpunvme_dev_queue_submit(q, 1, &place, &sqe);
+    }
+}
+
+static void left_behind_comes_back(const char *uri, enum gpunvme_reaper reaper, unsigned resets)
+{
+    struct gpunvme_device_info info;
+    struct rig r;
+
+    rig_open_small(&r, uri, reaper);
+    leave_commands(&r, 20);
+    assert_int_equal(outstanding(&r), 20);
+    assert_recovers(&r);
+    gpunvme_device_get_info(r.dev, &info);
+    assert_int_equal(info.recoveries, resets);
+    rig_close(&r);
+}
+
+static void recovery_takes_back_what_a_kernel_left_behind(void **state)
+{
+    (void)state;
+    left_behind_comes_back("sim:size=1M", GPUNVME_REAPER_WAITERS, 0);
+    left_behind_comes_back("sim:size=1M", GPUNVME_REAPER_CPU, 0);
+}
+
+static void recovery_resets_the_controller_for_commands_that_do_not_end(void **state)
+{
+    (void)state;
+    left_behind_comes_back("sim:size=1M,fault=lose:io:read:nth=7", GPUNVME_REAPER_WAITERS, 1);
+    left_behind_comes_back("sim:size=1M,fault=lose:io:read:nth=7", GPUNVME_REAPER_CPU, 1);
+}
+
+static void closing_with_commands_in_flight_frees_everything(void **state)
+{
+    struct rig r;
+
+    (void)state;
+    rig_open_small(&r, "sim:size=1M,latency=500ms", GPUNVME_REAPER_WAITERS);
+    leave_commands(&r, 10);
+    assert_ok(gpunvme_device_close(r.dev));
+    gpunvme_ctrl_free(r.ctrl, &r.buf); /* not before: the commands use it */
+    assert_no_violation(&r);
+    assert_ok(gpunvme_ctrl_close(r.ctrl));
+}
+
+/* As a kernel that fills the GPU, or a thread that stands still inside submit. */
+static void a_queue_out_of_reach_is_left_out_of_a_reset_and_readmitted(void **state)
+{
+    struct gpunvme_ioq *ioq;
+    struct gpunvme_buf buf;
+    struct rig r;
+
+    (void)state;
+    rig_open_small(&r, "sim:size=1M", GPUNVME_REAPER_WAITERS);
+    assert_ok(gpunvme_ioq_create(r.ctrl, 64, &ioq));
+    assert_ok(gpunvme_ctrl_alloc(r.ctrl, 4096, GPUNVME_MEM_HOST, &buf));
+    gpunvme_fetch_or32(&r.handle.queues[0].published, GPUNVME_DEV_QUEUE_LOCKED);
+    assert_ok(gpunvme_ctrl_reset(r.ctrl));
+    assert_ok(gpunvme_read(ioq, r.ns, 0, 4096, &buf, 0)); /* the others are as good as new */
+    gpunvme_fetch_and32(&r.handle.queues[0].published, ~GPUNVME_DEV_QUEUE_LOCKED);
+    assert_recovers(&r);
+    gpunvme_ctrl_free(r.ctrl, &buf);
+    assert_ok(gpunvme_ioq_delete(ioq));
+    rig_close(&r);
+}
+
+static void *reset(void *ctrl)
+{
+    return gpunvme_ctrl_reset(ctrl) == GPUNVME_OK ? ctrl : NULL;
+}
+
+/* It may submit its command after the reset, if it is told nothing of it. */
+static void a_reset_does_not_end_a_command_that_is_not_submitted_yet(void **state)
+{
+    struct gpunvme_completion c;
+    struct gpunvme_dev_queue *q;
+    pthread_t thread;
+    uint64_t ticket = 0;
+    void *is_ok;
+    struct rig r;
+
+    (void)state;
+    rig_open_small(&r, "sim:size=1M", GPUNVME_REAPER_WAITERS);
+    q = r.handle.queues;
+    assert_kernel_works(&r);
+    assert_int_equal(gpunvme_dev_slot_claim(q, 5, &ticket), 1);
+    assert_int_equal(pthread_create(&thread, NULL, reset, r.ctrl), 0);
+    wait_ms(200);
+    assert_int_equal(gpunvme_dev_queue_peek(q, ticket, &c), GPUNVME_ERR_AGAIN);
+    gpunvme_dev_slot_unclaim(q, ticket); /* as one does who finds the queue closed */
+    pthread_join(thread, &is_ok);
+    assert_non_null(is_ok);
+    assert_kernel_works(&r);
+
+    /* One whose kernel is gone keeps the queue from this reset, and recovery finds it. */
+    assert_int_equal(gpunvme_dev_slot_claim(q, 5, &ticket), 1);
+    assert_ok(gpunvme_ctrl_reset(r.ctrl));
+    assert_recovers(&r);
+    rig_close(&r);
+}
+
+static void a_controller_that_must_not_be_reset_says_so(void **state)
+{
+    struct gpunvme_ctrl_opts opts;
+    struct player sum;
+    struct kernel k;
+    struct rig r = {0};
+
+    (void)state;
+    gpunvme_ctrl_opts_init(&opts);
+    opts.no_recovery = true;
+    assert_ok(gpunvme_ctrl_open_uri("sim:size=1M,latency=1ms", &opts, &r.ctrl));
+    r.sim = gpunvme_transport_sim(gpunvme_ctrl_transport(r.ctrl));
+    r.ns = gpunvme_ctrl_ns_at(r.ctrl, 0);
+    assert_ok(gpunvme_device_open(r.ctrl, NULL, &r.dev));
+    assert_ok(gpunvme_device_ns(r.dev, r.ns, &r.handle));
+    assert_ok(gpunvme_device_alloc(r.dev, BUF_NBYTES, &r.buf));
+    assert_ok(gpunvme_device_buf(r.dev, &r.buf, &r.view));
+    gpunvme_sim_fatal(r.sim);
+    memset(&k, 0, sizeof(k));
+    k.players[0] = (struct player){.rig = &r, .rounds = 10, .timeout_ns = 20 * SECOND};
+    play(&k.players[0]);
+    sum = k.players[0];
+    assert_int_equal(sum.good, 0);
+    assert_int_equal(sum.aborted + sum.closed, 10);
+    assert_err(gpunvme_device_recover(r.dev), GPUNVME_ERR_FATAL);
+    rig_close(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_device_opens_and_works_at_every_placement_with_every_reaper),
+        cmocka_unit_test(what_the_controller_has_not_is_refused),
+        cmocka_unit_test(the_defaults_take_what_is_free),
+        cmocka_unit_test(shadow_doorbells_are_given_up_unless_the_cpu_relies_on_them),
+        cmocka_unit_test(every_slot_has_its_list_and_its_bounce_block),
+        cmocka_unit_test(a_namespace_without_io_is_refused),
+        cmocka_unit_test(a_view_shows_the_buffer_and_has_its_pages),
+        cmocka_unit_test(a_reset_in_the_middle_ends_every_wait),
+        cmocka_unit_test(a_reset_in_the_middle_ends_every_wait_where_the_cpu_reaps),
+        cmocka_unit_test(a_lost_command_raises_the_alarm_and_its_slot_comes_back),
+        cmocka_unit_test(a_lost_command_comes_back_where_the_cpu_reaps),
+        cmocka_unit_test(a_fatal_status_is_recovered_from),
+        cmocka_unit_test(a_removed_drive_ends_every_wait),
+        cmocka_unit_test(a_removed_drive_ends_every_wait_where_the_cpu_reaps),
+        cmocka_unit_test(recovery_takes_back_what_a_kernel_left_behind),
+        cmocka_unit_test(recovery_resets_the_controller_for_commands_that_do_not_end),
+        cmocka_unit_test(closing_with_commands_in_flight_frees_everything),
+        cmocka_unit_test(a_queue_out_of_reach_is_left_out_of_a_reset_and_readmitted),
+        cmocka_unit_test(a_reset_does_not_end_a_command_that_is_not_submitted_yet),
+        cmocka_unit_test(a_controller_that_must_not_be_reset_says_so),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

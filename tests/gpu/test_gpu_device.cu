@@ -1,0 +1,396 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The host's side of I/O issued by the GPU (device.h), with real kernels: blocks are read and
+ * verified at tiers 1 and 2 with each reaper; a reset, a lost command and a removed drive in the
+ * middle of a running kernel end every wait, and after recovery a second kernel works. The
+ * software controller serves. Nothing here waits without a deadline.
+ */
+#include <cuda_runtime.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gpunvme/device.h"
+#include "gpunvme/io.h"
+#include "gpunvme/memory.h"
+#include "gpunvme/sim.h"
+
+#define BLOCKS  2u
+#define THREADS 64u
+#define SECOND  UINT64_C(1000000000)
+
+/* What came of the reads of a kernel, and how many threads are done. */
+struct outcome {
+    unsigned long long good, wrong, aborted, closed, late, failed, done;
+    int last_error;
+};
+
+/* --- the kernel ------------------------------------------------------------------------------- */
+
+/* Each thread for itself, as a warp of one lane. */
+static __device__ int read_block(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
+                                 uint64_t lba, uint64_t bus, uint64_t timeout_ns)
+{
+    uint64_t deadline = gpunvme_clock_ns() + timeout_ns;
+    struct gpunvme_dev_reaping r = {};
+    uint32_t lane = UINT32_C(1) << gpunvme_warp_lane();
+    struct gpunvme_dev_place place = {};
+    struct gpunvme_completion c = {};
+    struct gpunvme_sqe sqe = {};
+    int err;
+
+    sqe.opc = GPUNVME_CMD_READ;
+    sqe.nsid = ns->nsid;
+    sqe.prp1 = bus;
+    sqe.cdw10 = (uint32_t)lba;
+    sqe.cdw11 = (uint32_t)(lba >> 32);
+    while (!gpunvme_dev_queue_reserve(q, lane, threadIdx.x, &place, &err)) {
+        if (err != GPUNVME_ERR_AGAIN)
+            return err;
+        if (gpunvme_clock_ns() >= deadline)
+            return GPUNVME_ERR_TIMEOUT;
+        if (q->reaper == GPUNVME_REAPER_WAITERS)
+            gpunvme_dev_queue_reap(q, lane, &r);
+        gpunvme_dev_queue_let_go(q, lane, &r);
+    }
+    gpunvme_dev_queue_submit(q, lane, &place, &sqe);
+    err = gpunvme_dev_queue_wait(q, lane, place.ticket, deadline, &c);
+    if (err == GPUNVME_ERR_TIMEOUT) { /* nobody waits for it any more, and the host is told */
+        if (gpunvme_dev_queue_abandon(q, place.ticket))
+            err = gpunvme_dev_queue_wait(q, lane, place.ticket, deadline + SECOND, &c);
+        else
+            gpunvme_store_release32(ns->alarm, 1);
+    }
+    return err ? err : c.status ? GPUNVME_ERR_NVME(c.status) : GPUNVME_OK;
+}
+
+static __device__ void count(struct outcome *o, int err, int is_right)
+{
+    if (!err)
+        atomicAdd(is_right ? &o->good : &o->wrong, 1ull);
+    else if (err == GPUNVME_ERR_NVME(GPUNVME_SC_HOST_ABORTED))
+        atomicAdd(&o->aborted, 1ull);
+    else if (err == GPUNVME_ERR_CLOSED)
+        atomicAdd(&o->closed, 1ull);
+    else if (err == GPUNVME_ERR_TIMEOUT)
+        atomicAdd(&o->late, 1ull);
+    else {
+        atomicAdd(&o->failed, 1ull);
+        o->last_error = err;
+    }
+}
+
+static __device__ void read_and_verify(const struct gpunvme_dev_ns *ns,
+                                       const struct gpunvme_dev_buf *buf, unsigned thread,
+                                       unsigned rounds, uint64_t timeout_ns, struct outcome *o)
+{
+    const volatile uint64_t *words = (const volatile uint64_t *)(buf->data + thread * 512);
+    uint64_t lba = thread * 7919 % ns->nblocks;
+
+    for (unsigned i = 0; i < rounds; i++, lba = (lba * 31 + 17) % ns->nblocks) {
+        int right = 1;
+        int err = read_block(ns, &ns->queues[thread % ns->nqueues], lba, buf->bus + thread * 512,
+                             timeout_ns);
+
+        for (unsigned word = 0; !err && word < 64; word++)
+            right &= words[word] == lba;
+        count(o, err, right);
+    }
+}
+
+/* The last block reaps, where the reaper is a warp; until all others are done. */
+static __device__ void reap(const struct gpunvme_dev_ns *ns, unsigned nthreads, struct outcome *o)
+{
+    struct gpunvme_dev_reaping r = {};
+    uint32_t mask = 0xffffffff;
+
+    while (gpunvme_load_relaxed64((const uint64_t *)&o->done) < nthreads) {
+        for (uint32_t i = 0; i < ns->nqueues; i++) {
+            gpunvme_dev_queue_reap(&ns->queues[i], mask, &r);
+            gpunvme_dev_queue_let_go(&ns->queues[i], mask, &r);
+        }
+    }
+}
+
+static __global__ void reader(struct gpunvme_dev_ns ns, struct gpunvme_dev_buf buf, unsigned rounds,
+                              uint64_t timeout_ns, struct outcome *o)
+{
+    unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
+
+    if (blockIdx.x == BLOCKS) {
+        if (threadIdx.x < 32)
+            reap(&ns, BLOCKS * THREADS, o);
+        return;
+    }
+    read_and_verify(&ns, &buf, thread, rounds, timeout_ns, o);
+    atomicAdd(&o->done, 1ull);
+}
+
+/* --- the host --------------------------------------------------------------------------------- */
+
+struct rig {
+    struct gpunvme_ctrl *ctrl;
+    struct gpunvme_sim *sim;
+    const struct gpunvme_ns *ns;
+    struct gpunvme_device *dev;
+    struct gpunvme_dev_ns handle;
+    struct gpunvme_buf data, out;
+    struct gpunvme_dev_buf view;
+    enum gpunvme_reaper reaper;
+    cudaStream_t stream;
+};
+
+static int failures;
+
+static int check(gpunvme_err_t err, const char *what)
+{
+    if (err) {
+        fprintf(stderr, "%s: %s: %s\n", what, gpunvme_err_name(err), gpunvme_err_detail());
+        failures++;
+    }
+    return err != 0;
+}
+
+static void expect(int condition, const char *what, const struct outcome *o)
+{
+    if (condition)
+        return;
+    fprintf(stderr,
+            "not so: %s (good %llu, wrong %llu, aborted %llu, closed %llu, late %llu, failed %llu, "
+            "last error %d)\n",
+            what, o->good, o->wrong, o->aborted, o->closed, o->late, o->failed, o->last_error);
+    failures++;
+}
+
+/* Every block holds its number in each of its words. */
+static gpunvme_err_t number_blocks(struct rig *r)
+{
+    struct gpunvme_buf buf;
+    struct gpunvme_ioq *ioq;
+    gpunvme_err_t err = gpunvme_ioq_create(r->ctrl, 64, &ioq);
+
+    if (!err)
+        err = gpunvme_ctrl_alloc(r->ctrl, (size_t)r->ns->nbytes, GPUNVME_MEM_HOST, &buf);
+    if (err)
+        return err;
+    for (uint64_t word = 0; word < r->ns->nbytes / 8; word++)
+        ((uint64_t *)buf.cpu)[word] = word / 64;
+    err = gpunvme_write(ioq, r->ns, 0, (size_t)r->ns->nbytes, &buf, 0, 0);
+    gpunvme_ctrl_free(r->ctrl, &buf);
+    return err ? err : gpunvme_ioq_delete(ioq);
+}
+
+static int rig_open(struct rig *r, const char *uri, enum gpunvme_placement tier,
+                    enum gpunvme_reaper reaper)
+{
+    struct gpunvme_device_opts opts;
+
+    memset(r, 0, sizeof(*r));
+    r->reaper = reaper;
+    gpunvme_device_opts_init(&opts);
+    opts.placement = tier;
+    opts.reaper = reaper;
+    opts.queues = 2;
+    opts.entries = 64;
+    if (check(gpunvme_ctrl_open_uri(uri, NULL, &r->ctrl), "controller") ||
+        check(gpunvme_ctrl_ns(r->ctrl, 1, &r->ns), "namespace") ||
+        check(number_blocks(r), "writing") ||
+        check(gpunvme_device_open(r->ctrl, &opts, &r->dev), "device") ||
+        check(gpunvme_device_ns(r->dev, r->ns, &r->handle), "handle") ||
+        check(gpunvme_device_alloc(r->dev, BLOCKS * THREADS * 512, &r->data), "data") ||
+        check(gpunvme_device_buf(r->dev, &r->data, &r->view), "view") ||
+        check(gpunvme_mem_alloc(sizeof(struct outcome), GPUNVME_MEM_GPU, &r->out), "outcome"))
+        return 1;
+    r->sim = gpunvme_transport_sim(gpunvme_ctrl_transport(r->ctrl));
+    return cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking) != cudaSuccess;
+}
+
+static void rig_close(struct rig *r, int is_alive)
+{
+    struct gpunvme_sim_report report;
+    gpunvme_err_t err;
+
+    cudaStreamDestroy(r->stream);
+    err = gpunvme_device_close(r->dev);
+    if (is_alive)
+        check(err, "closing the device");
+    gpunvme_ctrl_free(r->ctrl, &r->data);
+    gpunvme_mem_free(&r->out);
+    gpunvme_sim_report(r->sim, &report);
+    if (report.nviolations) {
+        fprintf(stderr, "violation: %s\n", report.first);
+        failures++;
+    }
+    err = gpunvme_ctrl_close(r->ctrl);
+    if (is_alive)
+        check(err, "closing the controller");
+}
+
+static void kernel_start(struct rig *r, unsigned rounds, uint64_t timeout_ns)
+{
+    unsigned blocks = r->reaper == GPUNVME_REAPER_WARP ? BLOCKS + 1 : BLOCKS;
+
+    check(gpunvme_mem_fill(r->out.gpu, GPUNVME_MEM_GPU, 0, sizeof(struct outcome)), "fill");
+    reader<<<blocks, THREADS, 0, r->stream>>>(r->handle, r->view, rounds, timeout_ns,
+                                              (struct outcome *)r->out.gpu);
+    if (cudaGetLastError() != cudaSuccess)
+        failures++;
+}
+
+/* Waits at most a minute: a kernel that hangs is what must not be. */
+static struct outcome kernel_end(struct rig *r)
+{
+    struct outcome o;
+    cudaError_t err;
+
+    memset(&o, 0, sizeof(o));
+    for (unsigned i = 0; (err = cudaStreamQuery(r->stream)) == cudaErrorNotReady; i++) {
+        if (i == 60000) {
+            fprintf(stderr, "the kernel hangs\n");
+            _exit(1);
+        }
+        usleep(1000);
+    }
+    if (err != cudaSuccess) {
+        fprintf(stderr, "kernel: %s\n", cudaGetErrorString(err));
+        failures++;
+        return o;
+    }
+    check(gpunvme_mem_copy(&o, GPUNVME_MEM_HOST, r->out.gpu, GPUNVME_MEM_GPU, sizeof(o)), "copy");
+    expect(!o.wrong, "every block read is the right one", &o);
+    return o;
+}
+
+#define NREADS(rounds) (BLOCKS * THREADS * (unsigned long long)(rounds))
+
+static void expect_kernel_works(struct rig *r, const char *when)
+{
+    struct outcome o;
+
+    kernel_start(r, 20, 30 * SECOND);
+    o = kernel_end(r);
+    expect(o.good == NREADS(20), when, &o);
+}
+
+static void blocks_are_read(enum gpunvme_placement tier, enum gpunvme_reaper reaper)
+{
+    struct gpunvme_device_info info;
+    struct rig r;
+
+    printf("blocks are read at tier %d, reaper %d\n", (int)tier, (int)reaper);
+    if (rig_open(&r, "sim:size=1M,threads=2", tier, reaper)) {
+        failures++;
+        return;
+    }
+    expect_kernel_works(&r, "every read is good");
+    gpunvme_device_get_info(r.dev, &info);
+    printf("  writes ordering %d, flush options %d, %llu bytes of GPU memory\n",
+           info.gpu_writes_ordering, info.gpu_flush_options, (unsigned long long)info.gpu_nbytes);
+    rig_close(&r, 1);
+}
+
+static void auto_is_the_highest_that_works(void)
+{
+    struct gpunvme_device_info info;
+    struct rig r;
+
+    printf("AUTO gives tier 2 here, and says why\n");
+    if (rig_open(&r, "sim:size=1M", GPUNVME_PLACEMENT_AUTO, GPUNVME_REAPER_WAITERS)) {
+        failures++;
+        return;
+    }
+    gpunvme_device_get_info(r.dev, &info);
+    printf("  tier %d: %s\n", (int)info.placement, info.why_not_higher);
+    if (info.placement != GPUNVME_PLACEMENT_TIER2 || !*info.why_not_higher)
+        failures++;
+    rig_close(&r, 1);
+}
+
+static void a_reset_ends_every_wait(enum gpunvme_reaper reaper)
+{
+    struct outcome o;
+    struct rig r;
+
+    printf("a reset in the middle of a kernel ends every wait, reaper %d\n", (int)reaper);
+    if (rig_open(&r, "sim:size=1M,latency=1ms", GPUNVME_PLACEMENT_TIER1, reaper)) {
+        failures++;
+        return;
+    }
+    kernel_start(&r, 200, 30 * SECOND);
+    for (unsigned i = 0; i < 3; i++) {
+        usleep(20000);
+        check(gpunvme_ctrl_reset(r.ctrl), "reset");
+    }
+    o = kernel_end(&r);
+    expect(o.good + o.aborted + o.closed == NREADS(200), "all reads ended", &o);
+    expect(o.good && o.aborted, "some were good, some aborted", &o);
+    check(gpunvme_device_recover(r.dev), "recover");
+    expect_kernel_works(&r, "a second kernel works");
+    rig_close(&r, 1);
+}
+
+static void a_lost_command_is_recovered_from(enum gpunvme_reaper reaper)
+{
+    struct gpunvme_device_info info;
+    struct outcome o;
+    struct rig r;
+
+    printf("a lost command ends by its deadline, reaper %d\n", (int)reaper);
+    if (rig_open(&r, "sim:size=1M", GPUNVME_PLACEMENT_TIER1, reaper)) {
+        failures++;
+        return;
+    }
+    check(gpunvme_sim_fault(r.sim, "lose:io:read:nth=100"), "fault");
+    kernel_start(&r, 20, 2 * SECOND);
+    o = kernel_end(&r);
+    expect(o.late == 1 && !o.failed, "one command was late", &o);
+    check(gpunvme_device_recover(r.dev), "recover");
+    gpunvme_device_get_info(r.dev, &info);
+    if (!info.recoveries) {
+        fprintf(stderr, "not so: the controller was reset\n");
+        failures++;
+    }
+    expect_kernel_works(&r, "a second kernel works");
+    rig_close(&r, 1);
+}
+
+static void a_removed_drive_ends_every_wait(enum gpunvme_reaper reaper)
+{
+    struct outcome o;
+    struct rig r;
+
+    printf("a removed drive ends every wait, reaper %d\n", (int)reaper);
+    if (rig_open(&r, "sim:size=1M,latency=1ms", GPUNVME_PLACEMENT_TIER1, reaper)) {
+        failures++;
+        return;
+    }
+    kernel_start(&r, 200, 30 * SECOND);
+    usleep(20000);
+    gpunvme_sim_remove(r.sim);
+    o = kernel_end(&r);
+    expect(o.good + o.aborted + o.closed == NREADS(200), "all reads ended", &o);
+    expect(o.aborted && o.closed, "those in flight were aborted", &o);
+    if (gpunvme_device_recover(r.dev) != GPUNVME_ERR_REMOVED) {
+        fprintf(stderr, "not so: recover says that the drive is gone\n");
+        failures++;
+    }
+    rig_close(&r, 0);
+}
+
+int main(void)
+{
+    if (gpunvme_mem_gpu_is_host()) {
+        printf("SKIP: no GPU: %s\n", gpunvme_mem_gpu_why_not());
+        return 77;
+    }
+    for (int reaper = GPUNVME_REAPER_WAITERS; reaper <= GPUNVME_REAPER_CPU; reaper++) {
+        blocks_are_read(GPUNVME_PLACEMENT_TIER1, (enum gpunvme_reaper)reaper);
+        blocks_are_read(GPUNVME_PLACEMENT_TIER2, (enum gpunvme_reaper)reaper);
+        a_reset_ends_every_wait((enum gpunvme_reaper)reaper);
+        a_lost_command_is_recovered_from((enum gpunvme_reaper)reaper);
+        a_removed_drive_ends_every_wait((enum gpunvme_reaper)reaper);
+    }
+    auto_is_the_highest_that_works();
+    printf("%d failures\n", failures);
+    return failures != 0;
+}

@@ -10,7 +10,7 @@ _gpunvme_options() {
             echo "--size --image --keep --uri --profile --depth --block-size --nsid --force" \
                 "--json --quiet --help --usage"
             ;;
-        info) echo "--json --help --usage" ;;
+        info) echo "--kernels --json --help --usage" ;;
         identify) echo "--nsid --json --help --usage" ;;
         dump-bar0) echo "--up --json --help --usage" ;;
         read)

@@ -11,6 +11,7 @@
 #include "cli.h"
 #include "gpunvme/memory.h"
 #include "json.h"
+#include "kernels.h"
 #include "machine.h"
 
 #define TEXT 200
@@ -26,12 +27,14 @@ struct way {
 
 struct args {
     struct cli_common common;
-    const char *root;
+    const char *root, *kernels;
 };
 
-enum { KEY_ROOT = CLI_KEY_OWN };
+enum { KEY_ROOT = CLI_KEY_OWN, KEY_KERNELS };
 
 static const struct argp_option options[] = {
+    {"kernels", KEY_KERNELS, "URI", 0,
+     "Open this controller, and tell where queues and data of kernels would be", 0},
     CLI_OPTION_JSON,
     {"root", KEY_ROOT, "DIR", OPTION_HIDDEN, "Look at the machine whose files are in DIR", 0},
     {0},
@@ -39,11 +42,12 @@ static const struct argp_option options[] = {
 
 static const char doc[] =
     "Tells what this machine has, which paths from storage to memory work on it, and why the "
-    "others do not. Opens no device and changes nothing."
+    "others do not. Opens no device and changes nothing, but for --kernels."
     "\vExamples:\n"
     "  gpunvme info\n"
+    "  gpunvme info --kernels nvme:0000:01:00.0\n"
     "  gpunvme info --json | jq '.paths[] | select(.works)'\n\n"
-    "Exit codes: 0 done, 2 usage.";
+    "Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted.";
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -52,6 +56,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     switch (key) {
     case KEY_ROOT:
         args->root = arg;
+        return 0;
+    case KEY_KERNELS:
+        args->kernels = arg;
         return 0;
     case CLI_KEY_JSON:
         args->common.json = true;
@@ -166,7 +173,9 @@ static void find_ways(const struct cli_machine *m, const char *root, struct way 
         "is bound to uio_pci_generic (scripts/vfio-bind.sh --driver uio_pci_generic BDF)");
     set_drive_way(&ways[7], m, "sysfs", "a drive without a driver, with huge pages, as root", "",
                   sysfs_lacks(m), "is without a driver (scripts/vfio-bind.sh --driver none BDF)");
-    set_future(&ways[8], "tier 3", "queues driven by the GPU", no_gpu);
+    set_way(&ways[8], "tier 3", "queues and data in GPU memory", !gpunvme_mem_gpu_is_host(),
+            *no_gpu ? no_gpu
+                    : "where the controller reaches GPU memory: info --kernels URI tells for one");
     set_future(&ways[9], "cuFile", "GPUDirect Storage", no_gpu);
 }
 
@@ -246,7 +255,8 @@ static void print_ways(const struct way *ways, bool works)
     }
 }
 
-static void print_all(const struct cli_machine *m, const struct way *ways)
+static void print_all(const struct cli_machine *m, const struct way *ways,
+                      const struct cli_kernels *kernels)
 {
     print_host(m);
     print_drives(m);
@@ -254,6 +264,8 @@ static void print_all(const struct cli_machine *m, const struct way *ways)
     print_ways(ways, true);
     puts("\nPaths that do not, and why");
     print_ways(ways, false);
+    if (kernels->uri)
+        cli_kernels_print(kernels);
 }
 
 static void json_gpus(struct cli_json *json)
@@ -299,7 +311,8 @@ static void json_drives(const struct cli_machine *m, struct cli_json *json)
     cli_json_close(json);
 }
 
-static void json_all(const struct cli_machine *m, const struct way *ways)
+static void json_all(const struct cli_machine *m, const struct way *ways,
+                     const struct cli_kernels *kernels)
 {
     struct cli_json json;
 
@@ -333,6 +346,9 @@ static void json_all(const struct cli_machine *m, const struct way *ways)
         cli_json_text(&json, "why", ways[i].why);
         cli_json_close(&json);
     }
+    cli_json_close(&json);
+    if (kernels->uri)
+        cli_kernels_json(kernels, &json);
     cli_json_end(&json);
 }
 
@@ -340,15 +356,21 @@ int cli_info(int argc, char **argv)
 {
     static struct cli_machine machine; /* has room for many drives: not for the stack */
     struct args args = {.root = ""};
+    struct cli_kernels kernels = {0};
     struct way ways[NWAYS];
+    int code = CLI_OK;
 
     if (!cli_parse(&argp, argc, argv, &args))
         return CLI_USAGE;
+    if (args.kernels)
+        code = cli_kernels_look(args.kernels, &kernels);
+    if (code != CLI_OK)
+        return code;
     cli_machine_look(args.root, &machine);
     find_ways(&machine, args.root, ways);
     if (args.common.json)
-        json_all(&machine, ways);
+        json_all(&machine, ways, &kernels);
     else
-        print_all(&machine, ways);
+        print_all(&machine, ways, &kernels);
     return CLI_OK;
 }

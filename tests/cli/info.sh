@@ -73,6 +73,19 @@ expect 0
 expect_out 'none on the PCI bus'
 expect_out 'vfio .*this machine has no NVMe'
 
+promise "where kernels would have their queues is told for a controller, with the reason"
+gpunvme info --kernels sim:size=1M,queues=3
+expect 0
+expect_out '^  placement   tier [123]: queues'
+expect_out '^  queues      3 of 1024 entries, 128 KiB a command'
+gpunvme info --kernels sim:size=1M --json
+expect 0
+expect_json
+expect_out '"placement": [123]'
+expect_out '"why_not_higher": '
+gpunvme info --kernels sim:size=oops
+expect 2
+
 promise "an argument is refused"
 gpunvme info sim:
 expect 2

@@ -10,7 +10,7 @@ if(BUILD_SHARED_LIBS)
 endif()
 install(TARGETS ${library} EXPORT gpunvmeTargets)
 install(DIRECTORY include/gpunvme ${PROJECT_BINARY_DIR}/include/gpunvme TYPE INCLUDE
-        FILES_MATCHING PATTERN "*.h")
+        FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
 if(TARGET gpunvme_cli)
     install(TARGETS gpunvme_cli)
     install(FILES cli/gpunvme.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+#
+# A kernel that reads a block by device.cuh needs at most 48 registers on Hopper and no local memory
+# anywhere; earlier GPUs get a few more. Needs nvcc, no GPU.
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+[ -x "$nvcc" ] || { echo "SKIP: no nvcc"; exit 77; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+failed=0
+check() { # architecture, most registers
+    local said registers stack
+    said=$("$nvcc" -std=c++17 -gencode "arch=compute_$1,code=sm_$1" -Xptxas -v -cubin \
+        -I "$here/../../include" -o "$work/kernel.cubin" "$here/read_a_block.cu" 2>&1) ||
+        { echo "$said"; exit 1; }
+    registers=$(sed -n 's/.*Used \([0-9]*\) registers.*/\1/p' <<<"$said")
+    stack=$(sed -n 's/^ *\([0-9]*\) bytes stack frame.*/\1/p' <<<"$said")
+    echo "sm_$1: $registers registers (at most $2), $stack bytes of local memory (0)"
+    [ "$registers" -le "$2" ] && [ "$stack" -eq 0 ] || failed=1
+}
+check 80 56
+check 90a 48
+exit $failed

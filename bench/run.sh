@@ -8,7 +8,7 @@
 # Run it on a machine that does nothing else. docs/PERFORMANCE.md says what the numbers mean.
 set -uo pipefail
 
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 build=${1:-build/release}
 out=${2:-bench/results/$(hostname)}
 failed=0
@@ -48,4 +48,9 @@ without queue_cost valgrind || measure queue_cost bench/queue_cost.sh "$build"
 measure sim_rate "$build/bench/sim_rate" 9 1
 measure footprint "$build/bench/footprint"
 without image_vs_fio fio jq || measure image_vs_fio bench/image_vs_fio.sh "$build"
+if [[ -x $build/bench/gpu_io ]]; then
+    bench/gpu_sweep.sh --out "$out/gpu_sweep.json" "$build"
+    rc=$?
+    ((rc == 0 || rc == 77)) || failed=1
+fi
 exit $failed

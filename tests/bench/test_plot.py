@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""bench/plot.py on a sweep of the right shape. The numbers here are made up: they test arithmetic."""
+
+import os
+import sys
+import tempfile
+import unittest
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "bench"))
+import plot  # noqa: E402
+
+
+def row(**fields):
+    iops = fields.pop("iops", 1e6)
+    base = {
+        "label": "", "uri": "sim:engine=gpu", "way": "ours", "op": "read", "drives": 1,
+        "queues": 8, "entries": 1024, "threads": 1024, "block": 512, "inflight": 1, "batches": 1,
+        "tier": 3, "reaper": "waiters", "errors": 0, "wrong": 0, "violations": 0,
+        "iops": {"median": iops, "min": iops * 0.9, "max": iops * 1.1},
+    }
+    return {**base, **fields}
+
+
+def sweep(**sections):
+    return {
+        "benchmark": "gpu_sweep",
+        "sections": {
+            name: [{"command": name, "rc": 0, "seconds": 1, "result": {"rows": found}}]
+            for name, found in sections.items()
+        },
+    }
+
+
+def reached(sweep, name):
+    return next((got, met) for n, _, got, met in plot.goals(sweep) if n == name)
+
+
+class Plot(unittest.TestCase):
+    def test_line_rises_in_x_and_keeps_the_fastest(self):
+        xs, medians, _ = plot.line(
+            [row(threads=64, iops=2e6), row(threads=32), row(threads=64, iops=3e6)], "threads"
+        )
+        self.assertEqual(xs, [32, 64])
+        self.assertEqual(medians, [1, 3])
+
+    def test_spread_is_from_smallest_to_largest(self):
+        _, _, (below, above) = plot.line([row(iops=10e6)], "threads")
+        self.assertAlmostEqual(below[0], 1)
+        self.assertAlmostEqual(above[0], 1)
+
+    def test_points_left_out_are_not_drawn_but_told(self):
+        left = row()
+        del left["iops"]
+        left["skipped"] = "does not fit"
+        s = sweep(threads=[left])
+        self.assertEqual(plot.rows(s, "threads"), [])
+        self.assertIn("does not fit", plot.wrongs(s)[0])
+
+    def test_violations_are_told(self):
+        self.assertIn("violations", plot.wrongs(sweep(threads=[row(violations=1)]))[0])
+
+    def test_goal_with_few_threads_counts_few_threads(self):
+        s = sweep(threads=[row(threads=4096, iops=50e6), row(threads=8192, iops=120e6)])
+        self.assertEqual(reached(s, "512-byte reads/s"), (120e6, True))
+        self.assertEqual(reached(s, "512-byte reads/s, at most 4096 threads"), (50e6, False))
+
+    def test_goal_that_was_not_measured_is_not_met(self):
+        self.assertEqual(reached(sweep(), "512-byte reads/s"), (None, False))
+
+    def test_ways_are_compared_at_the_worst_thread_count(self):
+        s = sweep(
+            ways=[
+                row(threads=1024, iops=4e6), row(threads=2048, iops=9e6),
+                row(threads=1024, iops=1e6, way="ticket"),
+                row(threads=2048, iops=3e6, way="ticket"),
+                row(threads=2048, iops=9e6, way="lockstep"),
+            ]
+        )
+        self.assertEqual(
+            reached(s, "no latency: ours / ticket, least of all thread counts"), (3, True)
+        )
+        self.assertEqual(reached(s, "no latency: best of ours / best of lockstep"), (1, True))
+
+    def test_varied_latency_asks_for_three_times_lockstep(self):
+        uri = "sim:engine=gpu,latency=5us,fault=delay=45us:io:p=0.1"
+        s = sweep(ways=[row(uri=uri, iops=2e6), row(uri=uri, way="lockstep")])
+        name = "latency=5us,fault=delay=45us:io:p=0.1: best of ours / best of lockstep"
+        self.assertEqual(reached(s, name), (2, False))
+
+    def test_latency_must_be_at_most_its_goal(self):
+        s = sweep()
+        result = {"tier": 1, "label": "x", "ratio": {"median": 1.6, "min": 1.5, "max": 1.7}}
+        s["sections"]["latency"] = [{"command": "", "rc": 0, "result": result}]
+        self.assertFalse(reached(s, "tier 1, x: (latency - model) / round trip")[1])
+
+    def test_command_that_failed_is_told(self):
+        s = sweep()
+        s["sections"]["errors"] = [{"command": "gpu_errors", "rc": 1, "result": None}]
+        self.assertIn("exit code 1", plot.wrongs(s)[0])
+
+    def test_littles_law_has_a_slope_and_a_limit(self):
+        self.assertAlmostEqual(plot.little(10, 10, 5e-6, 4.6e6), 2e6)
+        self.assertAlmostEqual(plot.little(65536, 10, 5e-6, 4.6e6), 46e6)
+
+    def test_every_section_gets_its_plots(self):
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            self.skipTest("matplotlib is not installed")
+        names = ("threads", "one_queue", "queues", "drives", "blocks", "ways", "little")
+        s = sweep(**{name: [row(), row(threads=2048)] for name in names})
+        with tempfile.TemporaryDirectory() as folder:
+            paths = plot.plot_all(s, folder)
+            self.assertEqual(len(paths), 7)
+            for path in paths:
+                with open(path, encoding="utf-8") as file:
+                    self.assertIn("<svg", file.read(2000))
+
+
+if __name__ == "__main__":
+    unittest.main()

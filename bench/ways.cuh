@@ -211,7 +211,7 @@ static __device__ __forceinline__ void ticket_move_head(struct way_queue *q)
         return;
     sq_new += (last - (uint32_t)sq_head) & q->mask; /* SQHD, the low half of that dword */
     way_fence(); /* what was seen by the marks comes before what others do with the room */
-    gpunvme_mmio_write32_relaxed(q->cq_doorbell, (uint32_t)head & q->mask);
+    gpunvme_mmio_write32_fenced(q->cq_doorbell, (uint32_t)head & q->mask);
     gpunvme_store64_relaxed_gpu(&q->cq_head, head);
     gpunvme_store64_relaxed_gpu(&q->sq_head, sq_new);
     for (; sq_head < sq_new; sq_head++)
@@ -335,7 +335,7 @@ static __device__ __forceinline__ bool lockstep_reap(struct lockstep *l, uint32_
     there = __syncthreads_and(there);
     l->head += l->batch;
     if (!threadIdx.x)
-        gpunvme_mmio_write32_relaxed(l->q->cq_doorbell, (uint32_t)l->head & l->q->mask);
+        gpunvme_mmio_write32_fenced(l->q->cq_doorbell, (uint32_t)l->head & l->q->mask);
     return there;
 }
 

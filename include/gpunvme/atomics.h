@@ -227,8 +227,8 @@ GPUNVME_FN void gpunvme_store64_relaxed_gpu(uint64_t *p, uint64_t v)
     asm volatile("st.relaxed.gpu.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
-/* A doorbell that tells of nothing in memory: no fence. */
-GPUNVME_FN void gpunvme_mmio_write32_relaxed(volatile uint32_t *p, uint32_t v)
+/* A doorbell that tells of nothing in memory, or after gpunvme_fence_sys(). */
+GPUNVME_FN void gpunvme_mmio_write32_fenced(volatile uint32_t *p, uint32_t v)
 {
     asm volatile("st.mmio.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
@@ -432,11 +432,6 @@ GPUNVME_FN void gpunvme_store64_relaxed_gpu(uint64_t *p, uint64_t v)
     __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
 
-GPUNVME_FN void gpunvme_mmio_write32_relaxed(volatile uint32_t *p, uint32_t v)
-{
-    __atomic_store_n(p, v, __ATOMIC_RELEASE);
-}
-
 GPUNVME_FN void gpunvme_store_64_bytes(void *to, const void *from)
 {
     __builtin_memcpy(to, from, 64);
@@ -468,6 +463,11 @@ GPUNVME_FN void gpunvme_mmio_write32(volatile uint32_t *p, uint32_t v)
     __asm__ volatile("dmb oshst" ::: "memory");
 #endif
     __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+
+GPUNVME_FN void gpunvme_mmio_write32_fenced(volatile uint32_t *p, uint32_t v)
+{
+    gpunvme_mmio_write32(p, v);
 }
 
 /* Asks for a cache line that will be written soon. */

@@ -217,16 +217,14 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_skip_ready(const struct gpunvme_dev_queue 
     return pos;
 }
 
-/* One lane rings. `tells`: of entries in memory, which must be there first. */
+/* One lane rings; of entries after gpunvme_fence_sys(). */
 GPUNVME_FN void gpunvme_dev_queue_ring(struct gpunvme_dev_queue *q,
-                                       const struct gpunvme_doorbell *db, uint32_t pos, int tells)
+                                       const struct gpunvme_doorbell *db, uint32_t pos)
 {
     uint32_t value = pos & q->mask;
 
-    if (db->mmio && tells)
-        gpunvme_mmio_write32(db->mmio, value);
-    else if (db->mmio)
-        gpunvme_mmio_write32_relaxed(db->mmio, value);
+    if (db->mmio)
+        gpunvme_mmio_write32_fenced(db->mmio, value);
 #if !defined(__CUDA_ARCH__)
     else
         q->ring(q->ring_arg, db->offset, value);
@@ -248,9 +246,13 @@ GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t 
     for (;;) {
         int more = 0;
 
+        /* Each lane its own: entries, lists and marks that it wrote or found are there first. */
+        if (pos != from)
+            gpunvme_fence_sys();
+        gpunvme_warp_sync(mask);
         if (is_leader) {
             if (pos != from)
-                gpunvme_dev_queue_ring(q, &q->sq_doorbell, pos, 1);
+                gpunvme_dev_queue_ring(q, &q->sq_doorbell, pos);
             gpunvme_exchange32_gpu(&q->published, pos << 1);
             more = gpunvme_dev_queue_is_ready(q, pos);
             if (more)
@@ -429,7 +431,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t
     r->head += total;
     gpunvme_warp_sync(mask); /* all have read their entries before the doorbell gives them back */
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask))
-        gpunvme_dev_queue_ring(q, &q->cq_doorbell, r->head, 0);
+        gpunvme_dev_queue_ring(q, &q->cq_doorbell, r->head);
     return total;
 }
 

@@ -52,6 +52,9 @@ enum gpunvme_reaper {
  * asked of it is which entry it is, and in which lap. */
 #define GPUNVME_DEV_QUEUE_LOCKED UINT32_C(1)
 
+/* How often a warp that waits looks at the completion queue while it has it. */
+#define GPUNVME_DEV_LOOKS 16u
+
 #define GPUNVME_DEV_QUEUE_SLOTS_NBYTES(entries) ((size_t)(entries) * sizeof(struct gpunvme_slot))
 
 struct gpunvme_dev_queue {
@@ -103,26 +106,53 @@ gpunvme_err_t gpunvme_dev_queue_init(struct gpunvme_dev_queue *q,
 
 /* --- submission ------------------------------------------------------------------------------- */
 
-/*
- * One lane claims a slot: 1 and its ticket, or 0 when it found none. The search begins at `hint`,
- * any number that differs between threads, and ends after some steps: a queue of more than 64
- * entries may have a free slot all the same. Acquire: its last owner is done with what belongs to
- * it.
- */
-GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t hint, uint64_t *ticket)
+/* Takes a slot for one lane, if it is free: 1 and the ticket. */
+GPUNVME_FN int gpunvme_dev_slot_take(struct gpunvme_dev_queue *q, uint32_t index, uint64_t *ticket)
 {
-    for (uint32_t step = 0; step < 64; step++, hint += 33) {
-        uint64_t *word = &q->slots[hint & q->mask].word;
-        uint64_t old = step ? gpunvme_load_relaxed64(word) : 0;
+    /* Acquire: its last owner is done with what belongs to it. */
+    uint64_t old = gpunvme_fetch_or64_acquire_gpu(&q->slots[index].word, GPUNVME_DEV_SLOT_TAKEN);
 
-        if (!(old & GPUNVME_DEV_SLOT_TAKEN))
-            old = gpunvme_fetch_or64_acquire_gpu(word, GPUNVME_DEV_SLOT_TAKEN);
-        if (!(old & GPUNVME_DEV_SLOT_TAKEN)) {
-            *ticket = old | (hint & q->mask);
-            return 1;
+    *ticket = old | index;
+    return !(old & GPUNVME_DEV_SLOT_TAKEN);
+}
+
+GPUNVME_FN int gpunvme_dev_slot_is_free(const struct gpunvme_dev_queue *q, uint32_t index)
+{
+    return !(gpunvme_load_relaxed64(&q->slots[index].word) & GPUNVME_DEV_SLOT_TAKEN);
+}
+
+/*
+ * Claims a slot for each lane: 1 and its ticket, or 0 where none was found. The first try is
+ * `hint`, any number that differs between threads; then the lanes look together at runs of slots
+ * here and there, and share what is free. They end after some runs: a queue of more than 64
+ * entries may have a free slot all the same.
+ */
+GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t hint,
+                                      uint64_t *ticket)
+{
+    uint32_t lanes = gpunvme_popcount(mask), rank = gpunvme_warp_rank(mask), base, need;
+    int got = gpunvme_dev_slot_take(q, hint & q->mask, ticket);
+
+    if (!(need = gpunvme_warp_ballot(mask, !got)))
+        return 1;
+    base = gpunvme_warp_shfl32(mask, hint, gpunvme_warp_leader(mask));
+    for (uint32_t run = 0; need && run < 64 / lanes + 4; run++) {
+        uint32_t free, nth = gpunvme_warp_rank(need);
+
+        base += 37 * lanes; /* odd: sooner or later all are looked at */
+        free = gpunvme_warp_ballot(mask, gpunvme_dev_slot_is_free(q, (base + rank) & q->mask));
+        if (!got && nth < gpunvme_popcount(free)) {
+            uint32_t lane;
+
+            for (; nth; nth--)
+                free &= free - 1;
+            lane = gpunvme_lowest_bit(free);
+            got = gpunvme_dev_slot_take(
+                q, (base + gpunvme_popcount(mask & ((UINT32_C(1) << lane) - 1))) & q->mask, ticket);
         }
+        need = gpunvme_warp_ballot(mask, !got);
     }
-    return 0;
+    return got;
 }
 
 /* Gives back a slot that no command was submitted for. A reset may have ended it meanwhile. */
@@ -155,7 +185,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reserve(struct gpunvme_dev_queue *q, uint3
                                               uint32_t hint, struct gpunvme_dev_place *place,
                                               int *err)
 {
-    uint32_t in = gpunvme_warp_ballot(mask, gpunvme_dev_slot_claim(q, hint, &place->ticket));
+    uint32_t in = gpunvme_warp_ballot(mask, gpunvme_dev_slot_claim(q, mask, hint, &place->ticket));
     uint32_t is_in = in >> gpunvme_warp_lane() & 1, closed = 0;
 
     *err = is_in ? GPUNVME_OK : GPUNVME_ERR_AGAIN;
@@ -306,16 +336,6 @@ GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t m
 
 /* --- completion ------------------------------------------------------------------------------- */
 
-/*
- * What a warp knows of the completion queue; all zeroes at first. A warp that reaps keeps the lock
- * while it looks for entries, and reaps for all: so one warp reads the queue's memory, which may
- * be the host's, however many are waiting. It must let go soon, and before it does anything else.
- */
-struct gpunvme_dev_reaping {
-    uint32_t head;
-    uint32_t is_held; /* by this warp */
-};
-
 /* An entry; the GPU loads all of it at once. *dw3 says whether it is new. */
 GPUNVME_FN void gpunvme_dev_cqe_load(const struct gpunvme_cqe *cqe, uint64_t *result, uint32_t *dw3)
 {
@@ -393,9 +413,9 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_take(struct gpunvme_dev_queue *q, uint32_t
     return n;
 }
 
-/* Gets the completion queue, unless another warp has it. */
+/* Gets the completion queue, unless another warp has it: 1 and its head. */
 GPUNVME_FN uint32_t gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t mask,
-                                           struct gpunvme_dev_reaping *r)
+                                           uint32_t *head)
 {
     uint32_t word = GPUNVME_DEV_QUEUE_LOCKED;
 
@@ -406,42 +426,37 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t
     }
     word = gpunvme_warp_shfl32(mask, word, gpunvme_warp_leader(mask));
     gpunvme_warp_sync(mask); /* the lanes look at entries after the leader has got the lock */
-    r->head = word >> 1;
-    r->is_held = !(word & GPUNVME_DEV_QUEUE_LOCKED);
-    return r->is_held;
+    *head = word >> 1;
+    return !(word & GPUNVME_DEV_QUEUE_LOCKED);
 }
 
 /*
- * Takes every new completion, if no other warp has the completion queue. Returns how many. The
- * queue may be held from here on, until gpunvme_dev_queue_let_go() with the same mask.
+ * Takes new completions, if no other warp is at it: looks up to `looks` times until there are any,
+ * and takes all. Returns how many. So one warp at a time reads the queue's memory, which may be
+ * the host's, however many wait.
+ *
+ * The queue is held and let go in here, and must be: lanes that leave a loop with it could be kept
+ * waiting, where branches meet, for lanes of their own warp that wait for completions.
  */
 GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t mask,
-                                           struct gpunvme_dev_reaping *r)
+                                           uint32_t looks)
 {
-    uint32_t lanes = gpunvme_popcount(mask), n, total = 0;
+    uint32_t lanes = gpunvme_popcount(mask), head, n, total = 0;
 
-    if (!r->is_held && !gpunvme_dev_queue_hold(q, mask, r))
+    if (!gpunvme_dev_queue_hold(q, mask, &head))
         return 0;
     do {
-        n = gpunvme_dev_queue_take(q, mask, r->head + total);
+        n = gpunvme_dev_queue_take(q, mask, head + total);
         total += n;
-    } while (n == lanes && total <= q->mask);
-    if (!total)
-        return 0;
-    r->head += total;
+        looks--;
+    } while (total ? n == lanes && total <= q->mask : looks);
     gpunvme_warp_sync(mask); /* all have read their entries before the doorbell gives them back */
-    if (gpunvme_warp_lane() == gpunvme_warp_leader(mask))
-        gpunvme_dev_queue_ring(q, &q->cq_doorbell, r->head);
+    if (gpunvme_warp_lane() == gpunvme_warp_leader(mask)) {
+        if (total)
+            gpunvme_dev_queue_ring(q, &q->cq_doorbell, head + total);
+        gpunvme_store32_relaxed_gpu(&q->cq_head, (head + total) << 1);
+    }
     return total;
-}
-
-/* Lets others reap, if this warp does. */
-GPUNVME_FN void gpunvme_dev_queue_let_go(struct gpunvme_dev_queue *q, uint32_t mask,
-                                         struct gpunvme_dev_reaping *r)
-{
-    if (r->is_held && gpunvme_warp_lane() == gpunvme_warp_leader(mask))
-        gpunvme_store32_relaxed_gpu(&q->cq_head, r->head << 1);
-    r->is_held = 0;
 }
 
 /* --- tickets ---------------------------------------------------------------------------------- */
@@ -501,25 +516,19 @@ GPUNVME_FN void gpunvme_dev_queue_end_read(struct gpunvme_dev_queue *q, uint64_t
 GPUNVME_FN int gpunvme_dev_queue_await(struct gpunvme_dev_queue *q, uint32_t mask, uint64_t ticket,
                                        uint64_t deadline_ns, struct gpunvme_completion *c)
 {
-    struct gpunvme_dev_reaping r;
     int err = GPUNVME_ERR_AGAIN;
 
-    r.head = r.is_held = 0;
     for (uint32_t turn = 1;; turn++) {
         if (err == GPUNVME_ERR_AGAIN)
             err = gpunvme_dev_queue_peek(q, ticket, c);
         if (!gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN))
-            break;
-        if (q->reaper != GPUNVME_REAPER_WAITERS || !gpunvme_dev_queue_reap(q, mask, &r))
+            return err;
+        if (q->reaper != GPUNVME_REAPER_WAITERS ||
+            !gpunvme_dev_queue_reap(q, mask, GPUNVME_DEV_LOOKS))
             gpunvme_relax();
-        if (turn % 32)
-            continue;
-        gpunvme_dev_queue_let_go(q, mask, &r);
-        if (err == GPUNVME_ERR_AGAIN && gpunvme_clock_ns() >= deadline_ns)
+        if (turn % 32 == 0 && err == GPUNVME_ERR_AGAIN && gpunvme_clock_ns() >= deadline_ns)
             err = GPUNVME_ERR_TIMEOUT;
     }
-    gpunvme_dev_queue_let_go(q, mask, &r);
-    return err;
 }
 
 /* Peeks, and ends one lane's ticket if that gave GPUNVME_OK. */

@@ -337,32 +337,28 @@ GPUNVME_FN int gpunvme_dev_result(uint16_t status)
 /* --- private: waiting ------------------------------------------------------------------------- */
 
 struct gpunvme_dev_spin {
-    struct gpunvme_dev_reaping reaping;
     uint64_t deadline; /* of this lane's command; 0: the clock has not been read yet */
     uint32_t turn;
 };
 
 GPUNVME_FN void gpunvme_dev_spin_init(struct gpunvme_dev_spin *s)
 {
-    s->reaping.head = s->reaping.is_held = 0;
     s->deadline = 0;
     s->turn = 0;
 }
 
 /*
- * Does what there is to do between two looks. Returns whether this lane's deadline is over. This
- * warp may hold the completion queue from here on: who ends the loop lets go of it.
+ * Does what there is to do between two looks. Returns whether this lane's deadline is over.
  */
 GPUNVME_FN int gpunvme_dev_turn(struct gpunvme_dev_spin *s, const struct gpunvme_dev_ns *ns,
                                 struct gpunvme_dev_queue *q, uint32_t mask, uint64_t timeout_ns)
 {
     uint64_t now;
 
-    if (q->reaper != GPUNVME_REAPER_WAITERS || !gpunvme_dev_queue_reap(q, mask, &s->reaping))
+    if (q->reaper != GPUNVME_REAPER_WAITERS || !gpunvme_dev_queue_reap(q, mask, GPUNVME_DEV_LOOKS))
         gpunvme_relax();
     if (++s->turn % 32)
         return 0;
-    gpunvme_dev_queue_let_go(q, mask, &s->reaping);
 #if !defined(__CUDA_ARCH__)
     sched_yield(); /* there may be more threads than processors, the controller's among them */
 #endif
@@ -507,7 +503,6 @@ GPUNVME_FN int gpunvme_dev_run(const struct gpunvme_dev_ns *ns, struct gpunvme_d
             state = GPUNVME_DEV_IDLE;
         }
     }
-    gpunvme_dev_queue_let_go(q, mask, &spin.reaping);
     if (keep)
         *keep = ticket;
     return err;
@@ -533,7 +528,6 @@ GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme
 {
     int err = GPUNVME_ERR_AGAIN;
 
-    spin->reaping.head = spin->reaping.is_held = 0;
     do {
         int late = gpunvme_dev_turn(spin, ns, q, mask, timeout_ns);
 
@@ -542,7 +536,6 @@ GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme
         if (late && err == GPUNVME_ERR_AGAIN)
             err = GPUNVME_ERR_TIMEOUT;
     } while (gpunvme_warp_ballot(mask, sent && err == GPUNVME_ERR_AGAIN));
-    gpunvme_dev_queue_let_go(q, mask, &spin->reaping);
     return err == GPUNVME_ERR_TIMEOUT ? gpunvme_dev_give_up(ns, q, sent, ticket, 0) : err;
 }
 
@@ -718,7 +711,6 @@ GPUNVME_FN int gpunvme_dev_write_part(const struct gpunvme_dev_ns *ns, struct gp
             gpunvme_fetch_add64_relaxed_gpu(&q->holders, ~UINT64_C(0));
         }
         late = gpunvme_dev_turn(&spin, ns, q, mask, timeout_ns);
-        gpunvme_dev_queue_let_go(q, mask, &spin.reaping);
         if (late && err == GPUNVME_ERR_AGAIN) {
             gpunvme_dev_raise_alarm(ns);
             err = GPUNVME_ERR_TIMEOUT;
@@ -997,14 +989,11 @@ GPUNVME_FN int gpunvme_dev_test(struct gpunvme_dev_token *token)
 {
     struct gpunvme_dev_queue *q = token->queue;
     uint32_t mask = gpunvme_dev_companions(q);
-    struct gpunvme_dev_reaping r;
     int err = gpunvme_dev_finish(q, token->ticket);
 
     if (gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN) &&
         q->reaper == GPUNVME_REAPER_WAITERS) {
-        r.head = r.is_held = 0;
-        gpunvme_dev_queue_reap(q, mask, &r);
-        gpunvme_dev_queue_let_go(q, mask, &r);
+        gpunvme_dev_queue_reap(q, mask, 1);
         if (err == GPUNVME_ERR_AGAIN)
             err = gpunvme_dev_finish(q, token->ticket);
     }
@@ -1214,11 +1203,8 @@ GPUNVME_FN void gpunvme_dev_reap(const struct gpunvme_dev_ns *ns, uint32_t first
                                                    gpunvme_dev_queue_has_news(&ns->queues[index]));
             for (; news; news &= news - 1) {
                 uint32_t its = gpunvme_warp_shfl32(g.mask, index, gpunvme_lowest_bit(news));
-                struct gpunvme_dev_reaping r;
 
-                r.head = r.is_held = 0;
-                taken += gpunvme_dev_queue_reap(&ns->queues[its], g.mask, &r);
-                gpunvme_dev_queue_let_go(&ns->queues[its], g.mask, &r);
+                taken += gpunvme_dev_queue_reap(&ns->queues[its], g.mask, 1);
             }
         }
         if (!taken)

@@ -19,11 +19,8 @@ struct life_shared {
 /* As a warp of one lane. */
 GPUNVME_FN void life_reap(struct gpunvme_dev_queue *q)
 {
-    struct gpunvme_dev_reaping r = {0, 0};
-
-    while (gpunvme_dev_queue_reap(q, 1, &r))
+    while (gpunvme_dev_queue_reap(q, 1, 1))
         ;
-    gpunvme_dev_queue_let_go(q, 1, &r);
 }
 
 /* By one thread. */

@@ -32,7 +32,6 @@ static __device__ int read_block(const struct gpunvme_dev_ns *ns, struct gpunvme
                                  uint64_t lba, uint64_t bus, uint64_t timeout_ns)
 {
     uint64_t deadline = gpunvme_clock_ns() + timeout_ns;
-    struct gpunvme_dev_reaping r = {};
     uint32_t lane = UINT32_C(1) << gpunvme_warp_lane();
     struct gpunvme_dev_place place = {};
     struct gpunvme_completion c = {};
@@ -50,8 +49,7 @@ static __device__ int read_block(const struct gpunvme_dev_ns *ns, struct gpunvme
         if (gpunvme_clock_ns() >= deadline)
             return GPUNVME_ERR_TIMEOUT;
         if (q->reaper == GPUNVME_REAPER_WAITERS)
-            gpunvme_dev_queue_reap(q, lane, &r);
-        gpunvme_dev_queue_let_go(q, lane, &r);
+            gpunvme_dev_queue_reap(q, lane, 1);
     }
     gpunvme_dev_queue_submit(q, lane, &place, &sqe);
     err = gpunvme_dev_queue_wait(q, lane, place.ticket, deadline, &c);
@@ -101,14 +99,11 @@ static __device__ void read_and_verify(const struct gpunvme_dev_ns *ns,
 /* The last block reaps, where the reaper is a warp; until all others are done. */
 static __device__ void reap(const struct gpunvme_dev_ns *ns, unsigned nthreads, struct outcome *o)
 {
-    struct gpunvme_dev_reaping r = {};
     uint32_t mask = 0xffffffff;
 
     while (gpunvme_load_relaxed64((const uint64_t *)&o->done) < nthreads) {
-        for (uint32_t i = 0; i < ns->nqueues; i++) {
-            gpunvme_dev_queue_reap(&ns->queues[i], mask, &r);
-            gpunvme_dev_queue_let_go(&ns->queues[i], mask, &r);
-        }
+        for (uint32_t i = 0; i < ns->nqueues; i++)
+            gpunvme_dev_queue_reap(&ns->queues[i], mask, 1);
     }
 }
 

@@ -95,7 +95,6 @@ static int play_read(struct player *p, uint64_t lba)
     const struct gpunvme_dev_ns *ns = &p->rig->handle;
     struct gpunvme_dev_queue *q = &ns->queues[p->number % ns->nqueues];
     uint64_t deadline = gpunvme_clock_ns() + p->timeout_ns;
-    struct gpunvme_dev_reaping r = {0};
     struct gpunvme_sqe sqe = {.opc = GPUNVME_CMD_READ, .nsid = ns->nsid};
     struct gpunvme_dev_place place = {0};
     struct gpunvme_completion c;
@@ -109,8 +108,7 @@ static int play_read(struct player *p, uint64_t lba)
         if (gpunvme_clock_ns() > deadline)
             return GPUNVME_ERR_TIMEOUT;
         if (q->reaper == GPUNVME_REAPER_WAITERS)
-            gpunvme_dev_queue_reap(q, 1, &r);
-        gpunvme_dev_queue_let_go(q, 1, &r);
+            gpunvme_dev_queue_reap(q, 1, 1);
     }
     gpunvme_dev_queue_submit(q, 1, &place, &sqe);
     err = gpunvme_dev_queue_wait(q, 1, place.ticket, deadline, &c);
@@ -659,7 +657,7 @@ static void a_reset_does_not_end_a_command_that_is_not_submitted_yet(void **stat
     rig_open_small(&r, "sim:size=1M", GPUNVME_REAPER_WAITERS);
     q = r.handle.queues;
     assert_kernel_works(&r);
-    assert_int_equal(gpunvme_dev_slot_claim(q, 5, &ticket), 1);
+    assert_int_equal(gpunvme_dev_slot_claim(q, 1, 5, &ticket), 1);
     assert_int_equal(pthread_create(&thread, NULL, reset, r.ctrl), 0);
     wait_ms(200);
     assert_int_equal(gpunvme_dev_queue_peek(q, ticket, &c), GPUNVME_ERR_AGAIN);
@@ -669,7 +667,7 @@ static void a_reset_does_not_end_a_command_that_is_not_submitted_yet(void **stat
     assert_kernel_works(&r);
 
     /* One whose kernel is gone keeps the queue from this reset, and recovery finds it. */
-    assert_int_equal(gpunvme_dev_slot_claim(q, 5, &ticket), 1);
+    assert_int_equal(gpunvme_dev_slot_claim(q, 1, 5, &ticket), 1);
     assert_ok(gpunvme_ctrl_reset(r.ctrl));
     assert_recovers(&r);
     rig_close(&r);

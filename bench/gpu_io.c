@@ -22,7 +22,7 @@
 #include "gpu_rig.h"
 #include "gpunvme/memory.h"
 
-#define WAYS     "ours|lockstep|ticket"
+#define WAYS     "ours|lockstep|ticket|apart"
 #define OPS      "read|write"
 #define REAPERS  "waiters|warp|cpu"
 #define MAX_RUNS 64
@@ -116,6 +116,12 @@ static void open_drives(void)
     rig_open(&rig, uri, (unsigned)largest(&o.drives), queues);
 }
 
+/* Not by the library, but by what others have published. */
+static bool is_published(const struct point *p)
+{
+    return p->way == JOB_LOCKSTEP || p->way == JOB_TICKET;
+}
+
 /* Threads of one drive, rounded up to warps: with lockstep, blocks. */
 static uint64_t threads_of_drive(const struct point *p)
 {
@@ -130,7 +136,7 @@ static void fill_job(struct job *job, const struct point *p)
     job->op = (uint32_t)p->op;
     job->batches = (uint32_t)p->batches;
     job->seed = o.seed;
-    if (p->way == JOB_OURS && p->reaper == GPUNVME_REAPER_WARP)
+    if (!is_published(p) && p->reaper == GPUNVME_REAPER_WARP)
         job->reapers = (uint32_t)(p->drives * rig.drives[0].handle.nqueues);
 }
 
@@ -189,13 +195,13 @@ static const char *prepare(const struct point *p)
         err = rig_alloc(&rig, nbytes);
     if (err)
         return gpunvme_err_detail();
-    for (unsigned i = 0; i < p->drives && p->way != JOB_OURS && !ways_made; i++) {
+    for (unsigned i = 0; i < p->drives && is_published(p) && !ways_made; i++) {
         int e = job_ways_make(&rig.drives[i].handle, &ways[i]);
 
         if (e)
             return job_error(e);
     }
-    ways_made = p->way != JOB_OURS;
+    ways_made = is_published(p);
     return NULL;
 }
 
@@ -233,6 +239,7 @@ static const char *shape_of(struct shape *s, const struct point *p, const struct
 
     s->kernel = p->way == JOB_TICKET     ? JOB_KERNEL_TICKET
                 : p->way == JOB_LOCKSTEP ? JOB_KERNEL_LOCKSTEP
+                : p->way == JOB_APART    ? JOB_KERNEL_APART
                 : p->inflight > 1        ? JOB_KERNEL_SPLIT
                                          : JOB_KERNEL_OURS;
     s->block_threads = (unsigned)(p->threads < o.block_threads ? p->threads : o.block_threads);
@@ -244,7 +251,7 @@ static const char *shape_of(struct shape *s, const struct point *p, const struct
         return "block must be a multiple of the drive's blocks";
     if (p->way == JOB_LOCKSTEP)
         why = shape_lockstep(s, p);
-    if (!why && p->way != JOB_OURS && (p->block > 8192 || p->inflight > 1 || p->reaper))
+    if (!why && is_published(p) && (p->block > 8192 || p->inflight > 1 || p->reaper))
         why = "the other ways have no PRP lists, one command in flight, and waiters that reap";
     if (!why && p->way == JOB_TICKET && p->threads > p->drives * p->queues * 65504)
         why = "ticket: more threads than command ids";

@@ -289,6 +289,78 @@ static __global__ void kernel_split_check(const __grid_constant__ struct job job
     split(&job, job.op, true);
 }
 
+/* Looked at now and then: a run takes seconds at most, so one that takes a minute hangs. */
+static __device__ bool late(const struct job *job, uint64_t *deadline)
+{
+    uint64_t now = gpunvme_clock_ns();
+
+    *deadline = *deadline ? *deadline : now + UINT64_C(60000000000);
+    if (now > *deadline)
+        job->outcome->stop = 1;
+    return gpunvme_load_relaxed32(&job->outcome->stop) != 0;
+}
+
+/*
+ * One command in flight for each thread, and none waits for its neighbours' in the warp: in each
+ * turn a lane submits, if it has nothing in flight, or looks whether it is done.
+ */
+static __device__ __forceinline__ void apart(const struct job *job, uint32_t op, bool check)
+{
+    uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x, done = 0, turn = 0;
+    struct gpunvme_dev_token token = {};
+    struct count c = {0, 0, 0, 0};
+    bool in_flight = false;
+    uint64_t lba, off, deadline = 0;
+    struct worker w;
+
+    if ((job->reapers && reaper(job, &thread)) || !worker_init(&w, job, thread))
+        return;
+    lba = next_lba(&w, job);
+    off = place(&w, job, 0);
+    while (done < job->ops) {
+        bool ended = in_flight;
+        int err;
+
+        if (in_flight) {
+            err = gpunvme_dev_test(&token);
+        } else {
+            if (check)
+                data_fill(&w, job, lba, off, op == JOB_READ);
+            err =
+                op == JOB_WRITE
+                    ? gpunvme_dev_submit_write(&w.ns, lba, job->nlb, &w.drive->data, off, 0, &token)
+                    : gpunvme_dev_submit_read(&w.ns, lba, job->nlb, &w.drive->data, off, &token);
+            in_flight = !err;
+            ended = err && err != GPUNVME_ERR_AGAIN;
+        }
+        if (ended && err != GPUNVME_ERR_AGAIN) {
+            count_command(&c, err);
+            if (check && op == JOB_READ && !err)
+                c.wrong += data_wrong(&w, job, lba, off);
+            lba = next_lba(&w, job);
+            in_flight = false;
+            done++;
+        }
+        if (++turn % 4096 == 0 && late(job, &deadline))
+            break;
+    }
+    __syncwarp();
+    report(job, &c);
+}
+
+static __global__ void kernel_apart(const __grid_constant__ struct job job)
+{
+    if (job.op == JOB_READ)
+        apart(&job, JOB_READ, false);
+    else
+        apart(&job, JOB_WRITE, false);
+}
+
+static __global__ void kernel_apart_check(const __grid_constant__ struct job job)
+{
+    apart(&job, job.op, true);
+}
+
 /* --- the published ways -----------------------------------------------------------------------
  */
 
@@ -549,9 +621,10 @@ static __global__ void kernel_errors(const __grid_constant__ struct job job)
 typedef void kernel(const struct job);
 
 static kernel *const kernels[JOB_NKERNELS] = {
-    kernel_number,       kernel_ours,         kernel_ours_check,     kernel_split,
-    kernel_split_check,  kernel_lockstep,     kernel_lockstep_check, kernel_ticket,
-    kernel_ticket_check, kernel_read_a_block, kernel_errors,
+    kernel_number,         kernel_ours,   kernel_ours_check,   kernel_split,
+    kernel_split_check,    kernel_apart,  kernel_apart_check,  kernel_lockstep,
+    kernel_lockstep_check, kernel_ticket, kernel_ticket_check, kernel_read_a_block,
+    kernel_errors,
 };
 
 const char *job_error(int error)

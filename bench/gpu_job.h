@@ -23,7 +23,7 @@ extern "C" {
 enum job_op { JOB_READ, JOB_WRITE };
 
 /* Ways to share queues among threads: the library's, and the two published ones (ways.cuh). */
-enum job_way { JOB_OURS, JOB_LOCKSTEP, JOB_TICKET };
+enum job_way { JOB_OURS, JOB_LOCKSTEP, JOB_TICKET, JOB_APART };
 
 /* A queue pair as the published ways use it; in GPU memory, entries and doorbells as opened. */
 struct way_queue;
@@ -73,6 +73,8 @@ enum job_kernel {
     JOB_KERNEL_OURS_CHECK,
     JOB_KERNEL_SPLIT, /* several commands in flight for each thread */
     JOB_KERNEL_SPLIT_CHECK,
+    JOB_KERNEL_APART, /* one, but no lane waits for its neighbours' */
+    JOB_KERNEL_APART_CHECK,
     JOB_KERNEL_LOCKSTEP,
     JOB_KERNEL_LOCKSTEP_CHECK,
     JOB_KERNEL_TICKET,

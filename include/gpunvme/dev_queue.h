@@ -131,8 +131,10 @@ GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t mask
                                       uint64_t *ticket)
 {
     uint32_t lanes = gpunvme_popcount(mask), rank = gpunvme_warp_rank(mask), base, need;
-    int got = gpunvme_dev_slot_take(q, hint & q->mask, ticket);
+    int got;
 
+    *ticket = 0;
+    got = gpunvme_dev_slot_take(q, hint & q->mask, ticket);
     if (!(need = gpunvme_warp_ballot(mask, !got)))
         return 1;
     base = gpunvme_warp_shfl32(mask, hint, gpunvme_warp_leader(mask));
@@ -164,12 +166,11 @@ GPUNVME_FN void gpunvme_dev_slot_unclaim(struct gpunvme_dev_queue *q, uint64_t t
                                 (generation + 0x10000) & ~GPUNVME_DEV_SLOT_TAKEN);
 }
 
-/* What a lane has reserved. */
+/* What a lane has reserved. Positions are modulo 2^31. */
 struct gpunvme_dev_place {
     uint64_t ticket;
-    uint64_t pos;
-    uint64_t
-        published; /* private: `published` when the doorbell was asked for, which may be ours */
+    uint32_t pos;
+    uint32_t published; /* private: `published` when the doorbell was asked for */
 };
 
 /*

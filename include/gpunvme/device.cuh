@@ -939,6 +939,7 @@ GPUNVME_FN int gpunvme_dev_submit(const struct gpunvme_dev_ns *ns, uint32_t op, 
     struct gpunvme_dev_queue *q = gpunvme_dev_queue_of_warp(ns);
 
     token->queue = q;
+    token->ticket = 0;
     if (buf) {
         int err = gpunvme_dev_check(ns, op, slba, nlb, buf, off);
 

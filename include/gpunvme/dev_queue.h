@@ -420,6 +420,9 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t
 {
     uint32_t word = GPUNVME_DEV_QUEUE_LOCKED;
 
+    /* All are here before one takes the lock: it would keep it while it waits for lanes that wait
+     * for completions. */
+    gpunvme_warp_sync(mask);
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask)) {
         word = gpunvme_load_relaxed32(&q->cq_head);
         if (!(word & GPUNVME_DEV_QUEUE_LOCKED))

@@ -300,6 +300,8 @@ static __device__ bool late(const struct job *job, uint64_t *deadline)
     return gpunvme_load_relaxed32(&job->outcome->stop) != 0;
 }
 
+#define APART_GATHERED 8 /* lanes that have nothing in flight: so many submit together, or wait */
+
 /*
  * One command in flight for each thread, and none waits for its neighbours' in the warp: in each
  * turn a lane submits, if it has nothing in flight, or looks whether it is done.
@@ -318,12 +320,13 @@ static __device__ __forceinline__ void apart(const struct job *job, uint32_t op,
     lba = next_lba(&w, job);
     off = place(&w, job, 0);
     while (done < job->ops) {
+        uint32_t idle = gpunvme_warp_ballot(gpunvme_warp_active(), !in_flight);
         bool ended = in_flight;
-        int err;
+        int err = GPUNVME_ERR_AGAIN;
 
         if (in_flight) {
             err = gpunvme_dev_test(&token);
-        } else {
+        } else if (gpunvme_popcount(idle) >= APART_GATHERED || turn % 4 == 0) {
             if (check)
                 data_fill(&w, job, lba, off, op == JOB_READ);
             err =

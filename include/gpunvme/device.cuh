@@ -457,12 +457,11 @@ GPUNVME_FN int gpunvme_dev_job_advance(const struct gpunvme_dev_ns *ns, struct g
 /*
  * Does the jobs of all lanes of the mask, which call together: each lane has one command in flight
  * and submits its next one as soon as that is done, whatever the others do. Each gets its own
- * result. With `keep` (a single command) a ticket that ended well stays open, and is in *keep.
+ * result.
  */
 GPUNVME_FN int gpunvme_dev_run(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
                                uint32_t mask, uint32_t op, struct gpunvme_dev_job *job,
-                               const struct gpunvme_dev_buf *buf, uint64_t timeout_ns,
-                               uint64_t *keep)
+                               const struct gpunvme_dev_buf *buf, uint64_t timeout_ns)
 {
     enum gpunvme_dev_state state =
         gpunvme_dev_job_next(ns, job) ? GPUNVME_DEV_READY : GPUNVME_DEV_IDLE;
@@ -482,10 +481,8 @@ GPUNVME_FN int gpunvme_dev_run(const struct gpunvme_dev_ns *ns, struct gpunvme_d
                                                : GPUNVME_DEV_IDLE;
         }
         if (state == GPUNVME_DEV_IN_FLIGHT) {
-            err = gpunvme_dev_queue_peek(q, ticket, &c);
+            err = gpunvme_dev_queue_test(q, ticket, &c);
             if (err != GPUNVME_ERR_AGAIN) {
-                if (!err && !keep)
-                    gpunvme_dev_queue_end(q, ticket);
                 err = err ? err : gpunvme_dev_result(c.status);
                 spin.deadline = 0;
                 state =
@@ -498,21 +495,22 @@ GPUNVME_FN int gpunvme_dev_run(const struct gpunvme_dev_ns *ns, struct gpunvme_d
         if (!gpunvme_warp_ballot(mask, state != GPUNVME_DEV_IDLE))
             break;
         if (gpunvme_dev_turn(&spin, ns, q, mask, timeout_ns) && state != GPUNVME_DEV_IDLE) {
-            err = gpunvme_dev_give_up(ns, q, state == GPUNVME_DEV_IN_FLIGHT, ticket, keep != 0);
+            err = gpunvme_dev_give_up(ns, q, state == GPUNVME_DEV_IN_FLIGHT, ticket, 0);
             job->left = 0, job->at = job->n;
             state = GPUNVME_DEV_IDLE;
         }
     }
-    if (keep)
-        *keep = ticket;
     return err;
 }
 
-/* The result of one lane's command, whose ticket has then ended; AGAIN while it is in flight. */
-GPUNVME_FN int gpunvme_dev_finish(struct gpunvme_dev_queue *q, uint64_t ticket)
+/*
+ * The result of one lane's command, whose ticket has then ended, unless it is kept; AGAIN while it
+ * is in flight.
+ */
+GPUNVME_FN int gpunvme_dev_finish(struct gpunvme_dev_queue *q, uint64_t ticket, int keep)
 {
     struct gpunvme_completion c;
-    int err = gpunvme_dev_queue_test(q, ticket, &c);
+    int err = keep ? gpunvme_dev_queue_peek(q, ticket, &c) : gpunvme_dev_queue_test(q, ticket, &c);
 
     return err ? err : gpunvme_dev_result(c.status);
 }
@@ -523,7 +521,7 @@ GPUNVME_FN int gpunvme_dev_finish(struct gpunvme_dev_queue *q, uint64_t ticket)
  * TIMEOUT. Only deadline and turn are kept between calls.
  */
 GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
-                                 uint32_t mask, int sent, uint64_t ticket,
+                                 uint32_t mask, int sent, uint64_t ticket, int keep,
                                  struct gpunvme_dev_spin *spin, uint64_t timeout_ns)
 {
     int err = GPUNVME_ERR_AGAIN;
@@ -532,11 +530,11 @@ GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme
         int late = gpunvme_dev_turn(spin, ns, q, mask, timeout_ns);
 
         if (sent && err == GPUNVME_ERR_AGAIN)
-            err = gpunvme_dev_finish(q, ticket);
+            err = gpunvme_dev_finish(q, ticket, keep);
         if (late && err == GPUNVME_ERR_AGAIN)
             err = GPUNVME_ERR_TIMEOUT;
     } while (gpunvme_warp_ballot(mask, sent && err == GPUNVME_ERR_AGAIN));
-    return err == GPUNVME_ERR_TIMEOUT ? gpunvme_dev_give_up(ns, q, sent, ticket, 0) : err;
+    return err == GPUNVME_ERR_TIMEOUT ? gpunvme_dev_give_up(ns, q, sent, ticket, keep) : err;
 }
 
 /*
@@ -564,7 +562,7 @@ GPUNVME_FN int gpunvme_dev_command(const struct gpunvme_dev_ns *ns, struct gpunv
             err = gpunvme_dev_send(ns, q, lanes, op, slba, nlb, buf, off, &ticket);
             sent = !err;
         }
-        waited = gpunvme_dev_await(ns, q, mask, sent, ticket, &spin, timeout_ns);
+        waited = gpunvme_dev_await(ns, q, mask, sent, ticket, 0, &spin, timeout_ns);
         if (sent || err == GPUNVME_ERR_AGAIN)
             err = waited;
     }
@@ -621,20 +619,44 @@ GPUNVME_FN struct gpunvme_dev_buf gpunvme_dev_bounce(const struct gpunvme_dev_qu
     return buf;
 }
 
-/* Reads a block into the bounce block of its ticket, which stays open if that went well. */
-GPUNVME_FN int gpunvme_dev_fetch(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
-                                 uint64_t slba, uint64_t timeout_ns, uint64_t *ticket)
+/* Whether a command ended with this result by a completion: then its ticket can be ended. */
+GPUNVME_FN int gpunvme_dev_is_completion(int err)
 {
-    struct gpunvme_dev_job job = GPUNVME_DEV_ZEROES;
-    int err;
+    return !err || err == GPUNVME_ERR_ABORTED || err <= GPUNVME_ERR_NVME(0);
+}
 
-    job.slba = slba;
-    job.left = 1;
-    err = gpunvme_dev_run(ns, q, gpunvme_dev_companions(q), GPUNVME_CMD_READ, &job, 0, timeout_ns,
-                          ticket);
-    /* Those are told by a completion. */
-    if (err == GPUNVME_ERR_ABORTED || err <= GPUNVME_ERR_NVME(0))
-        gpunvme_dev_queue_end(q, *ticket);
+/*
+ * Reads a block into the bounce block of its ticket, and from there nbytes from byte `in` on to
+ * `to`; or, where `to` is NULL, leaves it there, and the ticket open if that went well. Lanes that
+ * find no room try again when those of their warp that did are through: these may have all slots.
+ */
+GPUNVME_FN int gpunvme_dev_fetch(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
+                                 uint64_t slba, uint32_t in, uint32_t nbytes, uint8_t *to,
+                                 uint64_t timeout_ns, uint64_t *ticket)
+{
+    uint32_t mask = gpunvme_dev_companions(q), lanes;
+    struct gpunvme_dev_spin spin;
+    int err = GPUNVME_ERR_AGAIN;
+
+    gpunvme_dev_spin_init(&spin);
+    while ((lanes = gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN))) {
+        uint64_t mine = 0;
+        int sent = 0, waited;
+
+        if (err == GPUNVME_ERR_AGAIN) {
+            err = gpunvme_dev_send(ns, q, lanes, GPUNVME_CMD_READ, slba, 1, 0, 0, &mine);
+            sent = !err;
+        }
+        waited = gpunvme_dev_await(ns, q, mask, sent, mine, 1, &spin, timeout_ns);
+        if (sent && !waited && to)
+            gpunvme_dev_copy(to, gpunvme_dev_bounce(q, mine).data + in, nbytes);
+        if (sent && gpunvme_dev_is_completion(waited) && (to || waited))
+            gpunvme_dev_queue_end_read(q, mine);
+        if (sent)
+            *ticket = mine;
+        if (sent || err == GPUNVME_ERR_AGAIN)
+            err = waited;
+    }
     return err;
 }
 
@@ -643,14 +665,9 @@ GPUNVME_FN int gpunvme_dev_read_part(const struct gpunvme_dev_ns *ns, struct gpu
                                      uint64_t slba, uint32_t in, uint32_t nbytes, uint8_t *to,
                                      uint64_t timeout_ns)
 {
-    uint64_t ticket;
-    int err = gpunvme_dev_fetch(ns, q, slba, timeout_ns, &ticket);
+    uint64_t ticket = 0;
 
-    if (err)
-        return err;
-    gpunvme_dev_copy(to, gpunvme_dev_bounce(q, ticket).data + in, nbytes);
-    gpunvme_dev_queue_end_read(q, ticket);
-    return GPUNVME_OK;
+    return gpunvme_dev_fetch(ns, q, slba, in, nbytes, to, timeout_ns, &ticket);
 }
 
 /* Changes nbytes of a block: reads it, and writes it from where it was read to. */
@@ -661,8 +678,8 @@ GPUNVME_FN int gpunvme_dev_change_block(const struct gpunvme_dev_ns *ns,
 {
     struct gpunvme_dev_job job = GPUNVME_DEV_ZEROES;
     struct gpunvme_dev_buf block;
-    uint64_t ticket;
-    int err = gpunvme_dev_fetch(ns, q, slba, timeout_ns, &ticket);
+    uint64_t ticket = 0;
+    int err = gpunvme_dev_fetch(ns, q, slba, 0, 0, NULL, timeout_ns, &ticket);
 
     if (err)
         return err;
@@ -670,7 +687,7 @@ GPUNVME_FN int gpunvme_dev_change_block(const struct gpunvme_dev_ns *ns,
     gpunvme_dev_copy(block.data + in, from, nbytes);
     job.slba = slba;
     job.left = 1;
-    err = gpunvme_dev_run(ns, q, gpunvme_dev_companions(q), op, &job, &block, timeout_ns, 0);
+    err = gpunvme_dev_run(ns, q, gpunvme_dev_companions(q), op, &job, &block, timeout_ns);
     /* A late write may still take its data from the block, which stays the ticket's: the host gets
      * both back. */
     if (err != GPUNVME_ERR_TIMEOUT)
@@ -865,7 +882,7 @@ GPUNVME_FN int gpunvme_dev_share(const struct gpunvme_dev_ns *ns, struct gpunvme
     job.at = (uint64_t)g->unit * job.piece;
     job.stride = (uint64_t)g->units * job.piece;
     job.together = 1;
-    return gpunvme_dev_run(ns, q, g->mask, op, &job, buf, timeout_ns, 0);
+    return gpunvme_dev_run(ns, q, g->mask, op, &job, buf, timeout_ns);
 }
 
 GPUNVME_FN int gpunvme_dev_group_range(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_group g,
@@ -892,8 +909,8 @@ GPUNVME_FN int gpunvme_dev_group_vec(const struct gpunvme_dev_ns *ns, struct gpu
     job.n = n;
     job.stride = g.units;
     job.together = 1;
-    return gpunvme_dev_agree(&g, gpunvme_dev_run(ns, gpunvme_dev_queue_of_warp(ns), g.mask, op,
-                                                 &job, buf, timeout_ns, 0));
+    return gpunvme_dev_agree(
+        &g, gpunvme_dev_run(ns, gpunvme_dev_queue_of_warp(ns), g.mask, op, &job, buf, timeout_ns));
 }
 
 /*
@@ -990,13 +1007,13 @@ GPUNVME_FN int gpunvme_dev_test(struct gpunvme_dev_token *token)
 {
     struct gpunvme_dev_queue *q = token->queue;
     uint32_t mask = gpunvme_dev_companions(q);
-    int err = gpunvme_dev_finish(q, token->ticket);
+    int err = gpunvme_dev_finish(q, token->ticket, 0);
 
     if (gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN) &&
         q->reaper == GPUNVME_REAPER_WAITERS) {
         gpunvme_dev_queue_reap(q, mask, 1);
         if (err == GPUNVME_ERR_AGAIN)
-            err = gpunvme_dev_finish(q, token->ticket);
+            err = gpunvme_dev_finish(q, token->ticket, 0);
     }
     return err;
 }
@@ -1012,7 +1029,8 @@ GPUNVME_FN int gpunvme_dev_wait(const struct gpunvme_dev_ns *ns, struct gpunvme_
     struct gpunvme_dev_spin spin;
 
     gpunvme_dev_spin_init(&spin);
-    return gpunvme_dev_await(ns, q, gpunvme_dev_companions(q), 1, token->ticket, &spin, timeout_ns);
+    return gpunvme_dev_await(ns, q, gpunvme_dev_companions(q), 1, token->ticket, 0, &spin,
+                             timeout_ns);
 }
 
 /* --- each thread for itself ------------------------------------------------------------------- */

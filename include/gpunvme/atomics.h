@@ -135,6 +135,13 @@ GPUNVME_FN uint32_t gpunvme_exchange32_gpu(uint32_t *p, uint32_t v)
     return old;
 }
 
+GPUNVME_FN uint32_t gpunvme_exchange32_relaxed_gpu(uint32_t *p, uint32_t v)
+{
+    uint32_t old;
+    asm volatile("atom.relaxed.gpu.exch.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    return old;
+}
+
 GPUNVME_FN int gpunvme_cas64_relaxed_gpu(uint64_t *p, uint64_t *expected, uint64_t v)
 {
     uint64_t old, want = *expected;
@@ -207,6 +214,14 @@ GPUNVME_FN void gpunvme_load_pair_acquire(const uint64_t *p, uint64_t *first, ui
 GPUNVME_FN void gpunvme_fence_sys(void)
 {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+/* After gpunvme_fence_sys(), which is the acquire. */
+GPUNVME_FN uint64_t gpunvme_load64_fenced_gpu(const uint64_t *p)
+{
+    uint64_t v;
+    asm volatile("ld.relaxed.gpu.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
 }
 
 /* Two words at a multiple of 16, in one store; after gpunvme_fence_sys(), which is the release. */
@@ -376,6 +391,11 @@ GPUNVME_FN uint32_t gpunvme_exchange32_gpu(uint32_t *p, uint32_t v)
     return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL);
 }
 
+GPUNVME_FN uint32_t gpunvme_exchange32_relaxed_gpu(uint32_t *p, uint32_t v)
+{
+    return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL);
+}
+
 GPUNVME_FN int gpunvme_cas64_relaxed_gpu(uint64_t *p, uint64_t *expected, uint64_t v)
 {
     return __atomic_compare_exchange_n(p, expected, v, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
@@ -414,6 +434,11 @@ GPUNVME_FN void gpunvme_load_pair_acquire(const uint64_t *p, uint64_t *first, ui
 
 GPUNVME_FN void gpunvme_fence_sys(void)
 {
+}
+
+GPUNVME_FN uint64_t gpunvme_load64_fenced_gpu(const uint64_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
 
 GPUNVME_FN void gpunvme_store_pair_fenced_gpu(uint64_t *p, uint64_t first, uint64_t second)

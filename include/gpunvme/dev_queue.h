@@ -372,45 +372,45 @@ GPUNVME_FN int gpunvme_dev_queue_has_news(const struct gpunvme_dev_queue *q)
     return (dw3 >> 16 & 1) != (head >> q->shift & 1);
 }
 
-/* The slot that a completion names and its word, or NULL for a command that is not in flight. */
-GPUNVME_FN struct gpunvme_slot *gpunvme_dev_slot_of(struct gpunvme_dev_queue *q, uint32_t cid,
-                                                    uint64_t *word)
+/*
+ * Hands a completion to the slot that its command id names. Behind the fence: the slot's word is
+ * looked at after the completion, and what is stored to it comes after the data.
+ */
+GPUNVME_FN void gpunvme_dev_slot_complete(struct gpunvme_dev_queue *q, uint32_t dw3,
+                                          uint64_t result)
 {
+    uint32_t cid = dw3 & 0xffff;
     struct gpunvme_slot *slot = &q->slots[cid & q->mask];
+    uint64_t word = gpunvme_load64_fenced_gpu(&slot->word);
 
-    *word = gpunvme_load_acquire64_gpu(&slot->word);
-    if (cid > q->mask || !cid || !(*word & GPUNVME_DEV_SLOT_TAKEN) || *word & GPUNVME_SLOT_DONE)
-        return 0;
-    return slot;
+    if (cid > q->mask || !cid || !(word & GPUNVME_DEV_SLOT_TAKEN) || word & GPUNVME_SLOT_DONE)
+        gpunvme_fetch_add64_relaxed_gpu(&q->spurious, 1);
+    else if (word & GPUNVME_DEV_SLOT_ABANDONED)
+        gpunvme_dev_slot_unclaim(q, (word & ~UINT64_C(0xffff)) | cid);
+    else
+        gpunvme_store_pair_fenced_gpu(&slot->word, word | GPUNVME_SLOT_DONE | dw3 >> 17, result);
 }
 
 /* Takes the new entries from `head` on, as many as there are lanes. The warp holds the lock. */
 GPUNVME_FN uint32_t gpunvme_dev_queue_take(struct gpunvme_dev_queue *q, uint32_t mask,
                                            uint32_t head)
 {
-    uint64_t result, word = 0;
-    uint32_t mine = head + gpunvme_warp_rank(mask);
+    uint32_t mine = head + gpunvme_warp_rank(mask), dw3, n;
     const struct gpunvme_cqe *cqe = &q->cq[mine & q->mask];
-    struct gpunvme_slot *slot = 0;
-    uint32_t dw3, n;
+    uint64_t result;
 
     gpunvme_dev_cqe_load(cqe, &result, &dw3);
     n = gpunvme_dev_prefix(mask, (dw3 >> 16 & 1) != (mine >> q->shift & 1));
     if (!n)
         return 0;
-    if (gpunvme_warp_rank(mask) < n) {
-        slot = gpunvme_dev_slot_of(q, dw3 & 0xffff, &word);
-        if (!slot)
-            gpunvme_fetch_add64_relaxed_gpu(&q->spurious, 1);
-    }
-    /* Acquire of the entries, and with that of the data that the controller wrote before them;
-     * release of the slots: who sees one done sees its data. */
+    /* All have read their entries before the leader's fence, and so before its doorbell gives them
+     * back and the next holder looks at them. */
+    gpunvme_warp_sync(mask);
+    /* Acquire of the entries, and with that of the data that the controller wrote before them, and
+     * of the slots as they were claimed; release of the slots: who sees one done sees its data. */
     gpunvme_fence_sys();
-    if (slot && word & GPUNVME_DEV_SLOT_ABANDONED)
-        gpunvme_dev_slot_unclaim(q, (word & ~UINT64_C(0xffff)) | (dw3 & 0xffff));
-    else if (slot)
-        gpunvme_store_pair_fenced_gpu(&slot->word, word | GPUNVME_SLOT_DONE | dw3 >> 17,
-                                      gpunvme_dev_cqe_result(cqe, result));
+    if (gpunvme_warp_rank(mask) < n)
+        gpunvme_dev_slot_complete(q, dw3, gpunvme_dev_cqe_result(cqe, result));
     return n;
 }
 
@@ -454,11 +454,13 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t
         total += n;
         looks--;
     } while (total ? n == lanes && total <= q->mask : looks);
-    gpunvme_warp_sync(mask); /* all have read their entries before the doorbell gives them back */
+    gpunvme_warp_sync(mask); /* all have stored to their slots before a reset may end them */
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask)) {
         if (total)
             gpunvme_dev_queue_ring(q, &q->cq_doorbell, head + total);
-        gpunvme_store32_relaxed_gpu(&q->cq_head, (head + total) << 1);
+        /* Relaxed, behind the fence of what was taken; by an exchange, which passes on what the
+         * holder before has done where this one took nothing. */
+        gpunvme_exchange32_relaxed_gpu(&q->cq_head, (head + total) << 1);
     }
     return total;
 }

@@ -91,7 +91,6 @@ struct gpunvme_dev_queue {
     uint64_t holders;   /* tickets kept by who needs another one to end them: see device.cuh */
     uint64_t spurious;  /* completions with a command id that is not in flight */
     uint64_t closed_at; /* position at which the queue was closed; written by who closes it */
-    uint64_t opened_at, spurious_before; /* position and `spurious` when the rings began at 0 */
 };
 
 /*
@@ -173,6 +172,37 @@ struct gpunvme_dev_place {
     uint32_t published; /* private: `published` when the doorbell was asked for */
 };
 
+/* Takes positions for the lanes `in`, which have claimed slots, and asks for the doorbell. */
+GPUNVME_FN uint32_t gpunvme_dev_queue_place(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t in,
+                                            struct gpunvme_dev_place *place, int *err)
+{
+    uint32_t is_in = in >> gpunvme_warp_lane() & 1, closed = 0;
+
+    *err = is_in ? GPUNVME_OK : GPUNVME_ERR_AGAIN;
+    if (!in)
+        return 0;
+    if (gpunvme_warp_lane() == gpunvme_warp_leader(in)) {
+        /* Both at once: the doorbell is asked for before there is something to ring for. */
+        uint64_t pos = gpunvme_fetch_add64_relaxed_gpu(&q->reserved, gpunvme_popcount(in));
+
+        place->published = gpunvme_fetch_or32_relaxed_gpu(&q->published, GPUNVME_DEV_QUEUE_LOCKED);
+        place->pos = (uint32_t)pos;
+        closed = (pos & GPUNVME_QPAIR_CLOSED) != 0;
+        /* Nobody needs to look behind: what is not rung for, the reset ends. */
+        if (closed && !(place->published & GPUNVME_DEV_QUEUE_LOCKED))
+            gpunvme_store_release32_gpu(&q->published, place->published);
+    }
+    if (gpunvme_warp_ballot(mask, closed != 0)) {
+        if (is_in)
+            gpunvme_dev_slot_unclaim(q, place->ticket);
+        *err = GPUNVME_ERR_CLOSED;
+        return 0;
+    }
+    place->pos = gpunvme_warp_shfl32(mask, place->pos, gpunvme_warp_leader(in));
+    place->pos += gpunvme_warp_rank(in);
+    return in;
+}
+
 /*
  * Reserves a slot and a position for each lane, as far as there are any. Returns the lanes that
  * have a *place: these, and only these, must call gpunvme_dev_queue_submit() at once, for they may
@@ -186,31 +216,9 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reserve(struct gpunvme_dev_queue *q, uint3
                                               uint32_t hint, struct gpunvme_dev_place *place,
                                               int *err)
 {
-    uint32_t in = gpunvme_warp_ballot(mask, gpunvme_dev_slot_claim(q, mask, hint, &place->ticket));
-    uint32_t is_in = in >> gpunvme_warp_lane() & 1, closed = 0;
+    int is_claimed = gpunvme_dev_slot_claim(q, mask, hint, &place->ticket);
 
-    *err = is_in ? GPUNVME_OK : GPUNVME_ERR_AGAIN;
-    if (!in)
-        return 0;
-    if (gpunvme_warp_lane() == gpunvme_warp_leader(in)) {
-        /* Both at once: the doorbell is asked for before there is something to ring for. */
-        uint64_t pos = gpunvme_fetch_add64_relaxed_gpu(&q->reserved, gpunvme_popcount(in));
-
-        place->published = gpunvme_fetch_or32_relaxed_gpu(&q->published, GPUNVME_DEV_QUEUE_LOCKED);
-        place->pos = (uint32_t)pos;
-        closed = (pos & GPUNVME_QPAIR_CLOSED) != 0;
-        if (closed && !(place->published & GPUNVME_DEV_QUEUE_LOCKED))
-            gpunvme_store_release32_gpu(&q->published, place->published);
-    }
-    if (gpunvme_warp_ballot(mask, closed != 0)) {
-        if (is_in)
-            gpunvme_dev_slot_unclaim(q, place->ticket);
-        *err = GPUNVME_ERR_CLOSED;
-        return 0;
-    }
-    place->pos = gpunvme_warp_shfl32(mask, place->pos, gpunvme_warp_leader(in));
-    place->pos += gpunvme_warp_rank(in);
-    return in;
+    return gpunvme_dev_queue_place(q, mask, gpunvme_warp_ballot(mask, is_claimed), place, err);
 }
 
 /* The lap that a position is in, as marks have it. */
@@ -315,6 +323,9 @@ GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t m
     if (q->mirror)
         gpunvme_store_relaxed64(&q->mirror[ticket & q->mask].word,
                                 (ticket & ~UINT64_C(0xffff)) | GPUNVME_SLOT_BUSY);
+    else /* as it was claimed: a reset between that and the position has called it done */
+        gpunvme_store64_relaxed_gpu(&q->slots[ticket & q->mask].word,
+                                    (ticket & ~UINT64_C(0xffff)) | GPUNVME_DEV_SLOT_TAKEN);
     gpunvme_store_64_bytes(&q->sq[place->pos & q->mask], cmd);
     if (word == first << 1) { /* it is ours, and nobody is before us: nobody looks at our marks, */
         gpunvme_store32_relaxed_gpu(mark, lap); /* but they must not be of an old lap */

@@ -45,7 +45,7 @@ gpunvme_err_t gpunvme_dev_queue_init(struct gpunvme_dev_queue *q,
     q->ring = c->ring;
     q->ring_arg = c->ring_arg;
     first = c->first_position & (GPUNVME_QPAIR_POSITION >> 1) & ~(uint64_t)q->mask;
-    q->reserved = q->opened_at = first;
+    q->reserved = first;
     q->published = (uint32_t)first << 1;
     for (uint32_t i = 0; i <= q->mask; i++) {
         q->ready[i] = gpunvme_dev_queue_lap(q, (uint32_t)first) - 1;

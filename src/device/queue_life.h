@@ -35,28 +35,6 @@ GPUNVME_FN int queue_is_filled(const struct gpunvme_dev_queue *q, uint32_t pos, 
     return !((pos ^ end) << 1);
 }
 
-/*
- * Whether every slot that looks like a command in flight is one. A thread may have claimed its slot
- * and not yet found that the queue is closed; it must not be told that its command ended, since it
- * may still submit it when the queue is open again. In flight is what was submitted since the rings
- * began at 0 and has not completed. With a mirror that is of no account: it tells who submitted.
- */
-GPUNVME_FN int queue_is_settled(const struct gpunvme_dev_queue *q, uint32_t head)
-{
-    uint64_t spurious = q->spurious - q->spurious_before;
-    uint32_t in_flight = (uint32_t)(q->closed_at - q->opened_at + spurious - head) << 1 >> 1;
-    uint32_t taken = 0;
-
-    if (q->mirror)
-        return 1;
-    for (uint32_t i = 1; i <= q->mask; i++) {
-        uint64_t word = gpunvme_load_relaxed64(&q->slots[i].word);
-
-        taken += word & GPUNVME_DEV_SLOT_TAKEN && !(word & GPUNVME_SLOT_DONE);
-    }
-    return taken <= in_flight;
-}
-
 /* No position is reserved from here on. What later reservations add to the word means nothing. */
 GPUNVME_FN void queue_close(struct gpunvme_dev_queue *q)
 {
@@ -87,14 +65,6 @@ GPUNVME_FN enum queue_stuck queue_freeze(struct gpunvme_dev_queue *q, uint64_t d
     if (!queue_lock_until(&q->cq_head, deadline_ns, &head)) {
         gpunvme_store_release32(&q->published, published);
         return QUEUE_STUCK_REAP;
-    }
-    while (!queue_is_settled(q, head >> 1)) {
-        if (gpunvme_clock_ns() >= deadline_ns) {
-            gpunvme_store_release32(&q->cq_head, head);
-            gpunvme_store_release32(&q->published, published);
-            return QUEUE_STUCK_SUBMIT;
-        }
-        gpunvme_relax();
     }
     return QUEUE_FROZEN;
 }
@@ -133,8 +103,6 @@ GPUNVME_FN void queue_fail(struct gpunvme_dev_queue *q, uint16_t status, uint32_
 GPUNVME_FN void queue_rewind_counters(struct gpunvme_dev_queue *q)
 {
     q->closed_at = (q->closed_at + q->mask) & ~(uint64_t)q->mask;
-    q->opened_at = q->closed_at;
-    q->spurious_before = q->spurious;
     gpunvme_store_release32(&q->published, (uint32_t)q->closed_at << 1 | GPUNVME_DEV_QUEUE_LOCKED);
     gpunvme_store_release32(&q->cq_head, GPUNVME_DEV_QUEUE_LOCKED);
 }

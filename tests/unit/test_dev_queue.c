@@ -49,12 +49,19 @@ static int teardown(void **state)
     return 0;
 }
 
-static void reserve(struct fixture *f, struct gpunvme_dev_place *p)
+/* The lane has claimed a slot. */
+static void place(struct fixture *f, struct gpunvme_dev_place *p)
 {
     int err;
 
-    assert_int_equal(gpunvme_dev_queue_reserve(&f->q, 1, 1, p, &err), 1);
+    assert_int_equal(gpunvme_dev_queue_place(&f->q, 1, 1, p, &err), 1);
     assert_int_equal(err, GPUNVME_OK);
+}
+
+static void reserve(struct fixture *f, struct gpunvme_dev_place *p)
+{
+    assert_int_equal(gpunvme_dev_slot_claim(&f->q, 1, 1, &p->ticket), 1);
+    place(f, p);
 }
 
 static void fill(struct fixture *f, const struct gpunvme_dev_place *p, uint32_t cdw10)
@@ -363,6 +370,59 @@ static void a_reset_ends_the_other_commands_with_its_status(void **state)
     assert_int_equal(outstanding(f), 0);
 }
 
+/* A slot that has no position yet; the command that it gets is one of the queue of then. */
+static void use_slot(struct fixture *f, struct gpunvme_dev_place *p)
+{
+    struct gpunvme_completion c;
+
+    place(f, p);
+    fill(f, p, 77);
+    assert_int_equal(gpunvme_dev_queue_test(&f->q, p->ticket, &c), GPUNVME_ERR_AGAIN);
+    complete(f, p->ticket, 0x7f, 5);
+    assert_int_equal(reap(f), 1);
+    assert_int_equal(gpunvme_dev_queue_test(&f->q, p->ticket, &c), GPUNVME_OK);
+    assert_int_equal(c.status, 0x7f);
+    assert_int_equal(c.result, 5);
+}
+
+static void a_slot_claimed_before_a_reset_serves_after_it(void **state)
+{
+    struct fixture *f = *state;
+    struct gpunvme_dev_place p;
+
+    assert_int_equal(gpunvme_dev_slot_claim(&f->q, 1, 1, &p.ticket), 1);
+    reset(f);
+    use_slot(f, &p);
+    assert_int_equal(f->q.spurious, 0);
+}
+
+static void a_slot_claimed_while_frozen_serves_after_the_reset(void **state)
+{
+    struct fixture *f = *state;
+    struct gpunvme_dev_place p;
+
+    freeze(f);
+    assert_int_equal(gpunvme_dev_slot_claim(&f->q, 1, 1, &p.ticket), 1);
+    fail_and_thaw(f);
+    use_slot(f, &p);
+    assert_int_equal(f->q.spurious, 0);
+}
+
+/* A controller that completes what it was never told: all the more it must be reset. */
+static void completions_of_nothing_do_not_keep_a_reset_off(void **state)
+{
+    struct fixture *f = *state;
+    struct gpunvme_dev_place p;
+
+    assert_int_equal(gpunvme_dev_slot_claim(&f->q, 1, 1, &p.ticket), 1);
+    complete(f, p.ticket, 0, 0);
+    assert_int_equal(reap(f), 1);
+    place(f, &p);
+    fill(f, &p, 77);
+    reset(f);
+    assert_int_equal(f->q.reserved, ENTRIES);
+}
+
 static void who_is_inside_submit_keeps_the_queue_from_freezing(void **state)
 {
     struct fixture *f = *state;
@@ -445,6 +505,9 @@ int main(void)
         TEST(a_command_that_is_done_is_not_abandoned),
         TEST(a_reset_gives_abandoned_slots_back),
         TEST(a_reset_ends_the_other_commands_with_its_status),
+        TEST(a_slot_claimed_before_a_reset_serves_after_it),
+        TEST(a_slot_claimed_while_frozen_serves_after_the_reset),
+        TEST(completions_of_nothing_do_not_keep_a_reset_off),
         TEST(who_is_inside_submit_keeps_the_queue_from_freezing),
         TEST(a_mirrored_ticket_ends_once),
         TEST(a_reset_leaves_mirrored_slots_to_who_waits),

@@ -78,24 +78,33 @@ GPUNVME_FN void queue_free_slot(struct gpunvme_slot *slot)
 }
 
 /*
- * Ends every command in flight with `status`. With a mirror those who wait look there, and only
- * slots that nobody waits for are freed. By compare-and-swap: a thread that has found the queue
- * closed gives its slot back at the same time.
+ * Ends the command of a slot, if it has one; `word` is what the slot's word was. By
+ * compare-and-swap, until it holds: a thread that has found the queue closed gives its slot back at
+ * the same time, and one whose deadline is over abandons its ticket. With a mirror those who wait
+ * look there, and only slots that nobody waits for are freed.
  */
+GPUNVME_FN void queue_fail_slot(struct gpunvme_dev_queue *q, struct gpunvme_slot *slot,
+                                uint64_t word, uint16_t status)
+{
+    while (word & GPUNVME_DEV_SLOT_TAKEN && !(word & GPUNVME_SLOT_DONE)) {
+        if (word & GPUNVME_DEV_SLOT_ABANDONED) {
+            queue_free_slot(slot);
+            return;
+        }
+        if (q->mirror)
+            return;
+        slot->result = 0;
+        if (gpunvme_cas64(&slot->word, &word, word | GPUNVME_SLOT_DONE | status))
+            return;
+    }
+}
+
+/* Ends every command in flight with `status`. */
 GPUNVME_FN void queue_fail(struct gpunvme_dev_queue *q, uint16_t status, uint32_t me, uint32_t n)
 {
     for (uint32_t i = me; i <= q->mask; i += n) {
-        struct gpunvme_slot *slot = &q->slots[i];
-        uint64_t word = gpunvme_load_acquire64(&slot->word);
-
-        if (!i || !(word & GPUNVME_DEV_SLOT_TAKEN) || word & GPUNVME_SLOT_DONE)
-            continue;
-        if (word & GPUNVME_DEV_SLOT_ABANDONED) {
-            queue_free_slot(slot);
-        } else if (!q->mirror) {
-            slot->result = 0;
-            gpunvme_cas64(&slot->word, &word, word | GPUNVME_SLOT_DONE | status);
-        }
+        if (i)
+            queue_fail_slot(q, &q->slots[i], gpunvme_load_acquire64(&q->slots[i].word), status);
     }
 }
 

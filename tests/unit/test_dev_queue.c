@@ -423,6 +423,32 @@ static void completions_of_nothing_do_not_keep_a_reset_off(void **state)
     assert_int_equal(f->q.reserved, ENTRIES);
 }
 
+/* What the reset has seen of the slot is no longer so. */
+static void a_slot_abandoned_during_a_reset_is_given_back(void **state)
+{
+    struct fixture *f = *state;
+    uint64_t ticket = submit(f, 0), word = f->q.slots[ticket & f->q.mask].word;
+
+    freeze(f);
+    assert_int_equal(gpunvme_dev_queue_abandon(&f->q, ticket), GPUNVME_OK);
+    queue_fail_slot(&f->q, &f->q.slots[ticket & f->q.mask], word, 0x371);
+    assert_int_equal(outstanding(f), 0);
+    fail_and_thaw(f);
+}
+
+static void a_slot_given_back_during_a_reset_stays_free(void **state)
+{
+    struct fixture *f = *state;
+    uint64_t ticket = 0, word;
+
+    freeze(f);
+    assert_int_equal(gpunvme_dev_slot_claim(&f->q, 1, 1, &ticket), 1);
+    word = f->q.slots[ticket & f->q.mask].word;
+    gpunvme_dev_slot_unclaim(&f->q, ticket);
+    queue_fail_slot(&f->q, &f->q.slots[ticket & f->q.mask], word, 0x371);
+    assert_int_equal(f->q.slots[ticket & f->q.mask].word, 0x10000);
+}
+
 static void who_is_inside_submit_keeps_the_queue_from_freezing(void **state)
 {
     struct fixture *f = *state;
@@ -508,6 +534,8 @@ int main(void)
         TEST(a_slot_claimed_before_a_reset_serves_after_it),
         TEST(a_slot_claimed_while_frozen_serves_after_the_reset),
         TEST(completions_of_nothing_do_not_keep_a_reset_off),
+        TEST(a_slot_abandoned_during_a_reset_is_given_back),
+        TEST(a_slot_given_back_during_a_reset_stays_free),
         TEST(who_is_inside_submit_keeps_the_queue_from_freezing),
         TEST(a_mirrored_ticket_ends_once),
         TEST(a_reset_leaves_mirrored_slots_to_who_waits),

@@ -14,6 +14,15 @@
 
 #include "gpunvme/fn.h"
 
+/*
+ * What orders at a place that docs/ORDERING.md names. Tests of that, and nothing else, build with
+ * -DGPUNVME_BREAK_<place>=0, (comma included), and get `broken` there.
+ */
+#define GPUNVME_ORDER(place, whole, broken)                                                        \
+    GPUNVME_ORDER_PICK(GPUNVME_BREAK_##place broken, whole, unused)
+#define GPUNVME_ORDER_PICK(...)                  GPUNVME_ORDER_SECOND(__VA_ARGS__)
+#define GPUNVME_ORDER_SECOND(first, second, ...) second
+
 #if defined(__CUDA_ARCH__)
 
 /* On the GPU: PTX memory model, scope .sys (PTX ISA, "Memory Consistency Model"). */
@@ -43,6 +52,11 @@ GPUNVME_FN uint32_t gpunvme_load_relaxed32(const uint32_t *p)
     uint32_t v;
     asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
+}
+
+GPUNVME_FN void gpunvme_store_relaxed32(uint32_t *p, uint32_t v)
+{
+    asm volatile("st.relaxed.sys.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
 GPUNVME_FN void gpunvme_store_release32(uint32_t *p, uint32_t v)
@@ -326,6 +340,11 @@ GPUNVME_FN uint32_t gpunvme_load_relaxed32(const uint32_t *p)
     return __atomic_load_n(p, __ATOMIC_RELAXED);
 }
 
+GPUNVME_FN void gpunvme_store_relaxed32(uint32_t *p, uint32_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
+
 GPUNVME_FN void gpunvme_store_release32(uint32_t *p, uint32_t v)
 {
     __atomic_store_n(p, v, __ATOMIC_RELEASE);
@@ -428,7 +447,7 @@ GPUNVME_FN uint32_t gpunvme_fetch_or32_gpu(uint32_t *p, uint32_t v)
 
 GPUNVME_FN void gpunvme_load_pair_acquire(const uint64_t *p, uint64_t *first, uint64_t *second)
 {
-    *first = __atomic_load_n(p, __ATOMIC_ACQUIRE);
+    *first = __atomic_load_n(p, GPUNVME_ORDER(WAIT, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED));
     *second = p[1];
 }
 
@@ -444,7 +463,7 @@ GPUNVME_FN uint64_t gpunvme_load64_fenced_gpu(const uint64_t *p)
 GPUNVME_FN void gpunvme_store_pair_fenced_gpu(uint64_t *p, uint64_t first, uint64_t second)
 {
     p[1] = second;
-    __atomic_store_n(p, first, __ATOMIC_RELEASE);
+    __atomic_store_n(p, first, GPUNVME_ORDER(STATUS, __ATOMIC_RELEASE, __ATOMIC_RELAXED));
 }
 
 GPUNVME_FN void gpunvme_store32_relaxed_gpu(uint32_t *p, uint32_t v)
@@ -457,9 +476,13 @@ GPUNVME_FN void gpunvme_store64_relaxed_gpu(uint64_t *p, uint64_t v)
     __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
 
+/* By words: gcc's ThreadSanitizer does not see a memcpy() that becomes vector stores. */
 GPUNVME_FN void gpunvme_store_64_bytes(void *to, const void *from)
 {
-    __builtin_memcpy(to, from, 64);
+    typedef uint64_t __attribute__((may_alias)) word;
+
+    for (int i = 0; i < 8; i++)
+        ((word *)to)[i] = ((const word *)from)[i];
 }
 
 GPUNVME_FN uint32_t gpunvme_fetch_and32(uint32_t *p, uint32_t v)
@@ -487,7 +510,7 @@ GPUNVME_FN void gpunvme_mmio_write32(volatile uint32_t *p, uint32_t v)
 #if defined(__aarch64__)
     __asm__ volatile("dmb oshst" ::: "memory");
 #endif
-    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+    __atomic_store_n(p, v, GPUNVME_ORDER(DOORBELL, __ATOMIC_RELEASE, __ATOMIC_RELAXED));
 }
 
 GPUNVME_FN void gpunvme_mmio_write32_fenced(volatile uint32_t *p, uint32_t v)

@@ -229,7 +229,10 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_lap(const struct gpunvme_dev_queue *q, uin
 
 GPUNVME_FN int gpunvme_dev_queue_is_ready(const struct gpunvme_dev_queue *q, uint32_t pos)
 {
-    return gpunvme_load_acquire32_gpu(&q->ready[pos & q->mask]) == gpunvme_dev_queue_lap(q, pos);
+    const uint32_t *mark = &q->ready[pos & q->mask];
+
+    return GPUNVME_ORDER(LOOK, gpunvme_load_acquire32_gpu, gpunvme_load_relaxed32)(mark) ==
+           gpunvme_dev_queue_lap(q, pos);
 }
 
 /* The first `lanes` bits of the mask that `condition` holds for without a gap, counted. */
@@ -334,7 +337,7 @@ GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t m
         return;
     }
     /* Release: who finds the mark finds the entry, and what else the command uses. */
-    gpunvme_store_release32_gpu(mark, lap);
+    GPUNVME_ORDER(MARK, gpunvme_store_release32_gpu, gpunvme_store_relaxed32)(mark, lap);
     gpunvme_warp_sync(mask);
     if (word & GPUNVME_DEV_QUEUE_LOCKED) {
         if (gpunvme_warp_lane() == leader)
@@ -358,7 +361,8 @@ GPUNVME_FN void gpunvme_dev_cqe_load(const struct gpunvme_cqe *cqe, uint64_t *re
     *dw3 = (uint32_t)(high >> 32);
 #else
     *result = 0; /* to be read when the entry is known to be new */
-    *dw3 = gpunvme_load_acquire32((const gpunvme_dword *)cqe + 3);
+    *dw3 = GPUNVME_ORDER(CQE, gpunvme_load_acquire32,
+                         gpunvme_load_relaxed32)((const gpunvme_dword *)cqe + 3);
 #endif
 }
 

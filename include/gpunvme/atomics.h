@@ -445,6 +445,13 @@ GPUNVME_FN uint32_t gpunvme_fetch_or32_gpu(uint32_t *p, uint32_t v)
     return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL);
 }
 
+/* On the CPU two loads. */
+GPUNVME_FN void gpunvme_load_pair_relaxed(const uint64_t *p, uint64_t *first, uint64_t *second)
+{
+    *first = __atomic_load_n(p, __ATOMIC_RELAXED);
+    *second = __atomic_load_n(p + 1, __ATOMIC_RELAXED);
+}
+
 GPUNVME_FN void gpunvme_load_pair_acquire(const uint64_t *p, uint64_t *first, uint64_t *second)
 {
     *first = __atomic_load_n(p, GPUNVME_ORDER(WAIT, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED));

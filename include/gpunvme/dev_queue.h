@@ -55,6 +55,9 @@ enum gpunvme_reaper {
 /* How often a warp that waits looks at the completion queue while it has it. */
 #define GPUNVME_DEV_LOOKS 16u
 
+/* How many runs of slots a warp looks at for free ones. */
+#define GPUNVME_DEV_RUNS (GPUNVME_WARP_LANES > 1 ? 6u : 64u)
+
 #define GPUNVME_DEV_QUEUE_SLOTS_NBYTES(entries) ((size_t)(entries) * sizeof(struct gpunvme_slot))
 
 struct gpunvme_dev_queue {
@@ -123,8 +126,8 @@ GPUNVME_FN int gpunvme_dev_slot_is_free(const struct gpunvme_dev_queue *q, uint3
 /*
  * Claims a slot for each lane: 1 and its ticket, or 0 where none was found. The first try is
  * `hint`, any number that differs between threads; then the lanes look together at runs of slots
- * here and there, and share what is free. They end after some runs: a queue of more than 64
- * entries may have a free slot all the same.
+ * here and there, and share what is free. They end after some runs: there may be a free slot all
+ * the same, but in a queue of at most 64 entries on the CPU.
  */
 GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t hint,
                                       uint64_t *ticket)
@@ -137,7 +140,7 @@ GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t mask
     if (!(need = gpunvme_warp_ballot(mask, !got)))
         return 1;
     base = gpunvme_warp_shfl32(mask, hint, gpunvme_warp_leader(mask));
-    for (uint32_t run = 0; need && run < 64 / lanes + 4; run++) {
+    for (uint32_t run = 0; need && run < GPUNVME_DEV_RUNS; run++) {
         uint32_t free, nth = gpunvme_warp_rank(need);
 
         base += 37 * lanes; /* odd: sooner or later all are looked at */

@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Compute operators: matrix multiplication and the linear layer, on the CPU and on GPUs. A library
+ * of its own, libgpunvme_ops: it knows nothing of storage, and nothing in it needs libgpunvme.
+ *
+ * Every operator is a ladder of variants, from the plainest to the fastest. They compute the same;
+ * `gpunvme_ops_exec.variant` names one, "auto" takes the best for shape, dtype and device.
+ * docs/OPERATORS.md tells what each rung changes and what it gains.
+ *
+ * Rules for all functions:
+ *
+ *  - The library allocates nothing. What a variant needs beyond its operands is the workspace: ask
+ *    gpunvme_*_workspace() for the size, with the same descriptor and exec as the call itself.
+ *  - Matrices are row-major: element (i, j) is at p[i * ld + j]. A transposed operand is stored as
+ *    its transpose. A column-major matrix is the transpose of a row-major one, so its transpose
+ * flag makes it fit. Leading dimensions and strides count elements, not bytes.
+ *  - Operands are aligned to their element; a variant that needs more says GPUNVME_OPS_ERR_ALIGN or
+ *    is not chosen by "auto". Padding (columns from the width to ld) is never read or written.
+ *  - A result may not overlap an operand or another result: GPUNVME_OPS_ERR_ALIAS. Operands may
+ *    overlap each other. Matrices that are disjoint column ranges of one wide matrix (the same ld)
+ *    are told apart.
+ *  - A pointer may be NULL where no element of it is read or written.
+ *  - Arguments are checked before anything is computed: a call that fails for its arguments wrote
+ *    nothing. On the CPU a call returns when the result is there; with CUDA it is enqueued to the
+ *    stream and errors of execution show as they do for any kernel.
+ *  - Thread safe: any function may be called by several threads at once, if no result or workspace
+ *    is shared between them.
+ *  - Arithmetic: f16 and bf16 elements are multiplied and summed in f32 and rounded once, to
+ * nearest even, when the result is stored. Results are IEEE: NaN and infinity spread as they do
+ * there.
+ *
+ * Descriptors are plain structures: set them to 0, then fill in what is wanted. 0 is the default of
+ * every field that has one.
+ */
+#ifndef GPUNVME_OPS_H
+#define GPUNVME_OPS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* 0 is success, negative numbers are failures. */
+typedef int gpunvme_ops_status_t;
+
+/* X(name, value, text): the text says what happened and what to do about it. */
+#define GPUNVME_OPS_STATUSES(X)                                                                    \
+    X(INVALID, -1, "invalid argument: see the detail for which one")                               \
+    X(SHAPE, -2, "a size, leading dimension or stride makes no sense: see the detail")             \
+    X(DTYPE, -3, "no variant takes these types together: see the detail")                          \
+    X(ALIGN, -4, "misaligned pointer or stride: align it as the detail says")                      \
+    X(ALIAS, -5, "a result overlaps an operand or itself: give it memory of its own")              \
+    X(VARIANT, -6, "no such variant: gpunvme_ops_variant() lists them")                            \
+    X(UNSUPPORTED, -7, "this variant cannot do this: see the detail, or use variant \"auto\"")     \
+    X(DEVICE, -8, "this machine, GPU or build lacks what the variant needs: see the detail")       \
+    X(WORKSPACE, -9, "the workspace is too small: ask the function that tells its size")           \
+    X(CUDA, -10, "CUDA reported an error: see the detail")
+
+enum gpunvme_ops_status {
+    GPUNVME_OPS_OK = 0,
+#define X(name, value, text) GPUNVME_OPS_ERR_##name = value,
+    GPUNVME_OPS_STATUSES(X)
+#undef X
+};
+
+/* "GPUNVME_OPS_ERR_SHAPE"; static, never NULL. */
+const char *gpunvme_ops_status_name(gpunvme_ops_status_t status);
+
+/* What happened and what to do; static, never NULL. */
+const char *gpunvme_ops_status_text(gpunvme_ops_status_t status);
+
+/* What exactly was wrong in this thread's last call that failed; valid until its next one. */
+const char *gpunvme_ops_detail(void);
+
+enum gpunvme_ops_op {
+    GPUNVME_OPS_MATMUL = 0,
+    GPUNVME_OPS_LINEAR_FORWARD = 1,
+    GPUNVME_OPS_LINEAR_BACKWARD = 2,
+    GPUNVME_OPS_NOPS /* their number */
+};
+
+/* Types of elements. bf16 is the upper half of an f32. */
+enum gpunvme_ops_dtype {
+    GPUNVME_OPS_F32 = 0,
+    GPUNVME_OPS_F16 = 1,
+    GPUNVME_OPS_BF16 = 2,
+    GPUNVME_OPS_NDTYPES
+};
+
+/* What f32 operands are multiplied as. 16-bit operands know only F32, which is exact for them. */
+enum gpunvme_ops_compute {
+    GPUNVME_OPS_COMPUTE_F32 = 0,
+    GPUNVME_OPS_COMPUTE_TF32 = 1, /* 10 bits of mantissa, for tensor cores; the CPU uses f32 */
+    GPUNVME_OPS_NCOMPUTES
+};
+
+enum gpunvme_ops_device {
+    GPUNVME_OPS_CPU = 0,
+    GPUNVME_OPS_CUDA = 1, /* pointers and workspace are the current device's; see `stream` */
+    GPUNVME_OPS_NDEVICES
+};
+
+enum gpunvme_ops_activation {
+    GPUNVME_OPS_ACT_NONE = 0,
+    GPUNVME_OPS_ACT_RELU = 1,
+    GPUNVME_OPS_ACT_GELU = 2,      /* x Phi(x), by erf */
+    GPUNVME_OPS_ACT_GELU_TANH = 3, /* its approximation by tanh */
+    GPUNVME_OPS_ACT_SILU = 4,      /* x / (1 + exp(-x)) */
+    GPUNVME_OPS_NACTS
+};
+
+/* "f32", "gelu"; "?" for a number that is none. */
+const char *gpunvme_ops_op_name(int op);
+const char *gpunvme_ops_dtype_name(int dtype);
+const char *gpunvme_ops_activation_name(int activation);
+size_t gpunvme_ops_dtype_nbytes(int dtype); /* 0 for a number that is none */
+
+/* What a workspace must be aligned to, in bytes. */
+#define GPUNVME_OPS_WORKSPACE_ALIGN 256
+
+/* Only variants whose results are the same bits in every run; others are refused by name. */
+#define GPUNVME_OPS_DETERMINISTIC 1u
+
+/* Where and how a call runs. */
+struct gpunvme_ops_exec {
+    int32_t device;          /* enum gpunvme_ops_device */
+    int32_t threads;         /* CPU: at most so many; 0: as many as OpenMP would take */
+    void *stream;            /* CUDA: a cudaStream_t, NULL is the default stream */
+    const char *variant;     /* NULL is "auto" */
+    void *workspace;         /* aligned to GPUNVME_OPS_WORKSPACE_ALIGN; NULL if none is needed */
+    size_t workspace_nbytes; /* of it, that may be used */
+    uint32_t flags;          /* GPUNVME_OPS_DETERMINISTIC */
+    uint32_t reserved;       /* 0 */
+};
+
+/* What a device can do, as variants ask for it. */
+struct gpunvme_ops_capability {
+    int32_t device;
+    int32_t index;         /* CUDA: the device's number */
+    char name[96];         /* of the processor or GPU */
+    char features[96];     /* CPU: "avx2 avx512f openmp"; CUDA: "sm_90a" */
+    int32_t sm;            /* CUDA: 10 * major + minor; 0 for the CPU */
+    int32_t units;         /* processors that this process may use; multiprocessors of a GPU */
+    int64_t shared_nbytes; /* CUDA: shared memory that a block can have */
+    int64_t cache_nbytes;  /* CUDA: L2 */
+    uint64_t cpu_features; /* CPU: GPUNVME_OPS_CPU_* */
+};
+
+#define GPUNVME_OPS_CPU_AVX2   (UINT64_C(1) << 0) /* AVX2 and FMA */
+#define GPUNVME_OPS_CPU_AVX512 (UINT64_C(1) << 1) /* AVX-512F */
+#define GPUNVME_OPS_CPU_OPENMP (UINT64_C(1) << 2) /* this build has OpenMP */
+
+/* ERR_DEVICE if there is no such device, ERR_INVALID for a device kind that does not exist. */
+gpunvme_ops_status_t gpunvme_ops_capability(int device, int index,
+                                            struct gpunvme_ops_capability *capability);
+
+/* One rung of a ladder. */
+struct gpunvme_ops_variant {
+    const char *name;    /* for gpunvme_ops_exec.variant */
+    const char *needs;   /* of the machine: "AVX-512F"; "nothing" */
+    const char *changes; /* against the rung before it */
+    int32_t op, device;
+    uint32_t dtypes;   /* bit 1 << dtype for each type of operand */
+    uint32_t computes; /* bit 1 << compute, for f32 operands */
+    int32_t deterministic;
+    int32_t available; /* on this machine, in this build */
+};
+
+/*
+ * The variant number `index` of an operator's ladder on a device, from the plainest to the
+ * fastest. ERR_VARIANT at the end of the ladder.
+ */
+gpunvme_ops_status_t gpunvme_ops_variant(int op, int device, unsigned index,
+                                         struct gpunvme_ops_variant *variant);
+
+/*
+ * C = alpha op(A) op(B) + beta C, `batch` times; op(A) is m x k, op(B) k x n, C m x n.
+ *
+ *   a   m x k, lda >= k; transpose_a: stored k x m, lda >= m
+ *   b   k x n, ldb >= n; transpose_b: stored n x k, ldb >= k
+ *   c   m x n, ldc >= n; transpose_c: stored n x m, ldc >= m
+ *
+ * Any size may be 0: without a row or column there is nothing to do, with k = 0 C becomes beta C.
+ * Where beta is 0, C is not read: it may hold anything. Where alpha is 0, A and B are not read. A
+ * leading dimension of a matrix with fewer than two rows, and a stride of fewer than two matrices,
+ * is not looked at. stride_a and stride_b may be 0: one matrix for all of the batch. The matrices
+ * of C must not overlap each other; they may be interleaved within rows (attention's heads).
+ */
+struct gpunvme_matmul {
+    int64_t m, n, k, batch; /* a batch of 0 is nothing to do: 1 for a single product */
+    const void *a, *b;
+    void *c;
+    int64_t lda, ldb, ldc;
+    int64_t stride_a, stride_b, stride_c; /* from one matrix of the batch to the next, >= 0 */
+    float alpha, beta;
+    int32_t transpose_a, transpose_b, transpose_c; /* 0 or 1 */
+    int32_t dtype;                                 /* of A and B */
+    int32_t out_dtype;                             /* of C: dtype, or F32 */
+    int32_t compute;
+};
+
+gpunvme_ops_status_t gpunvme_matmul(const struct gpunvme_matmul *matmul,
+                                    const struct gpunvme_ops_exec *exec);
+
+/* Bytes of workspace that gpunvme_matmul() will need; pointers are not looked at. */
+gpunvme_ops_status_t gpunvme_matmul_workspace(const struct gpunvme_matmul *matmul,
+                                              const struct gpunvme_ops_exec *exec, size_t *nbytes);
+
+/* The name of the variant that gpunvme_matmul() will run, which "auto" does not tell. */
+gpunvme_ops_status_t gpunvme_matmul_choose(const struct gpunvme_matmul *matmul,
+                                           const struct gpunvme_ops_exec *exec, const char **name);
+
+/*
+ * What a variant does to memory, computed from its tiles. On a GPU `global` is the traffic that
+ * leaves the multiprocessors (L2 and beyond) and `shared` that of shared memory. On the CPU
+ * `global` is what is read from and written to the matrices themselves, `shared` what the innermost
+ * loop reads of copies that lie in a cache.
+ */
+struct gpunvme_matmul_metrics {
+    double flops; /* 2 m n k batch */
+    double global_load_nbytes, global_store_nbytes;
+    double shared_load_nbytes, shared_store_nbytes;
+    double ideal_nbytes;         /* each element of A, B and C once */
+    double arithmetic_intensity; /* flops by byte of global traffic */
+    double memory_efficiency;    /* ideal_nbytes by global traffic; more than 1 is never */
+    int32_t registers;           /* GPU: of a thread; CPU: vector registers of the micro-kernel */
+    int32_t threads_per_block;   /* GPU */
+    int64_t blocks;              /* GPU */
+    int64_t shared_nbytes;       /* GPU: of a block; CPU: of the copies in caches, by thread */
+    double occupancy;            /* GPU: resident warps by what a multiprocessor holds; else 0 */
+};
+
+/* ERR_UNSUPPORTED if the variant does not compute them. Pointers are not looked at. */
+gpunvme_ops_status_t gpunvme_matmul_analyze(const struct gpunvme_matmul *matmul,
+                                            const struct gpunvme_ops_exec *exec,
+                                            struct gpunvme_matmul_metrics *metrics);
+
+/*
+ * The linear layer: Y = act(Z), Z = X W^T + bias.
+ *
+ *   x           rows x in, ldx >= in
+ *   weight      out x in, ldw >= in
+ *   bias        out elements, or NULL for none
+ *   y           rows x out, ldy >= out
+ *   preact      rows x out, ld_preact >= out: Z as backward wants it; NULL if not wanted
+ *
+ * All have the type `dtype`. With in = 0, Z is the bias.
+ */
+struct gpunvme_linear {
+    int64_t rows, in, out;
+    const void *x, *weight, *bias;
+    void *y, *preact;
+    int64_t ldx, ldw, ldy, ld_preact;
+    int32_t activation; /* enum gpunvme_ops_activation */
+    int32_t dtype;
+    int32_t compute;
+    int32_t reserved; /* 0 */
+};
+
+gpunvme_ops_status_t gpunvme_linear_forward(const struct gpunvme_linear *linear,
+                                            const struct gpunvme_ops_exec *exec);
+gpunvme_ops_status_t gpunvme_linear_forward_workspace(const struct gpunvme_linear *linear,
+                                                      const struct gpunvme_ops_exec *exec,
+                                                      size_t *nbytes);
+gpunvme_ops_status_t gpunvme_linear_forward_choose(const struct gpunvme_linear *linear,
+                                                   const struct gpunvme_ops_exec *exec,
+                                                   const char **name);
+
+/*
+ * The linear layer backwards. With dZ = grad_y * act'(preact), elementwise:
+ *
+ *   grad_x      rows x in,  ld_grad_x >= in:       dZ W
+ *   grad_weight out x in,   ld_grad_weight >= in:  dZ^T X, or with `accumulate` added to
+ *   grad_bias   out elements:                      the sum of dZ over the rows, likewise
+ *
+ * Each of the three may be NULL: then it is not computed, and what only it needs (weight for
+ * grad_x, x for grad_weight) may be NULL too. preact is read unless the activation is none. The
+ * derivative of relu at 0 is 0. grad_weight and grad_bias have the type grad_dtype (`dtype`, or
+ * F32 to accumulate in), all else has `dtype`. dZ is kept in f32 or in `dtype`, as the variant's
+ * text says.
+ */
+struct gpunvme_linear_grad {
+    int64_t rows, in, out;
+    const void *x, *weight, *grad_y, *preact;
+    void *grad_x, *grad_weight, *grad_bias;
+    int64_t ldx, ldw, ld_grad_y, ld_preact, ld_grad_x, ld_grad_weight;
+    int32_t activation;
+    int32_t dtype;
+    int32_t grad_dtype;
+    int32_t compute;
+    int32_t accumulate; /* 0 or 1 */
+    int32_t reserved;   /* 0 */
+};
+
+gpunvme_ops_status_t gpunvme_linear_backward(const struct gpunvme_linear_grad *grad,
+                                             const struct gpunvme_ops_exec *exec);
+gpunvme_ops_status_t gpunvme_linear_backward_workspace(const struct gpunvme_linear_grad *grad,
+                                                       const struct gpunvme_ops_exec *exec,
+                                                       size_t *nbytes);
+gpunvme_ops_status_t gpunvme_linear_backward_choose(const struct gpunvme_linear_grad *grad,
+                                                    const struct gpunvme_ops_exec *exec,
+                                                    const char **name);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

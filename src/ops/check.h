@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * What is asked of every operator's arguments: sizes, leading dimensions, pointers, and that
+ * results overlap nothing.
+ */
+#ifndef OPS_CHECK_H
+#define OPS_CHECK_H
+
+#include "ops/fail.h"
+
+/* A matrix, or `batch` of them, as it lies in memory. */
+struct ops_matrix {
+    const char *name; /* for messages: "A" */
+    const void *data;
+    int64_t rows, cols, ld;
+    int64_t batch, stride;
+    int dtype;
+    int result; /* it is written */
+    int unused; /* no element of it is read or written: anything goes */
+};
+
+/* All matrices of a call. */
+struct ops_spans {
+    struct ops_matrix matrix[8];
+    unsigned count;
+};
+
+/* Leading dimensions, strides and that sizes in bytes fit 63 bits; pointers are not looked at. */
+gpunvme_ops_status_t ops_check_shapes(const struct ops_spans *spans);
+
+/* Pointers: not NULL, aligned, and no result overlaps another matrix or itself. */
+gpunvme_ops_status_t ops_check_memory(const struct ops_spans *spans);
+
+/* Does [data, data + nbytes) overlap a matrix? Its name, or NULL. */
+const char *ops_overlapped(const struct ops_spans *spans, const void *data, size_t nbytes);
+
+/* An enumeration's value, 0 … count - 1. */
+gpunvme_ops_status_t ops_check_enum(const char *name, int value, int count);
+
+/* A size: not negative. */
+gpunvme_ops_status_t ops_check_size(const char *name, int64_t value);
+
+gpunvme_ops_status_t ops_check_exec(const struct gpunvme_ops_exec *exec);
+
+#endif

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The linear layer on the CPU, with any engine: products with an epilogue forwards, two products
+ * and a sum over rows backwards.
+ */
+#include "ops/cpu/cpu.h"
+#include "ops/cpu/dtype.h"
+
+#define SUM_COLS 64 /* sums of grad_bias that are kept on the stack at once */
+
+static struct cpu_product forward_product(const struct gpunvme_linear *p,
+                                          struct cpu_epilogue *epilogue)
+{
+    *epilogue = (struct cpu_epilogue){p->bias, p->preact, p->ld_preact, p->activation, p->dtype};
+    return (struct cpu_product){
+        .m = p->rows,
+        .n = p->out,
+        .k = p->in,
+        .a = {p->x, p->ldx, 1, p->dtype},
+        .b = {p->weight, 1, p->ldw, p->dtype},
+        .c = p->y,
+        .ldc = p->ldy,
+        .dtype = p->dtype,
+        .alpha = 1,
+        .epilogue = epilogue,
+    };
+}
+
+size_t cpu_forward_workspace(const struct ops_variant *variant, const struct ops_problem *problem,
+                             const struct gpunvme_ops_exec *exec)
+{
+    struct cpu_epilogue epilogue;
+    struct cpu_product x = forward_product(problem->u.forward, &epilogue);
+
+    return cpu_product_workspace(variant->data, &x, cpu_threads_for(variant->data, exec));
+}
+
+gpunvme_ops_status_t cpu_forward_run(const struct ops_variant *variant,
+                                     const struct ops_problem *problem,
+                                     const struct gpunvme_ops_exec *exec)
+{
+    struct cpu_epilogue epilogue;
+    struct cpu_product x = forward_product(problem->u.forward, &epilogue);
+
+    cpu_run_product(variant->data, &x, cpu_threads_for(variant->data, exec), exec->workspace);
+    return GPUNVME_OPS_OK;
+}
+
+/* dZ: grad_y itself without an activation, else in f32 at the front of the workspace. */
+struct backward {
+    const struct gpunvme_linear_grad *p;
+    float *product; /* what grad_y is multiplied out to; NULL without an activation */
+    struct cpu_operand dz;
+};
+
+static size_t dz_nbytes(const struct gpunvme_linear_grad *p)
+{
+    size_t nbytes;
+
+    if (p->activation == GPUNVME_OPS_ACT_NONE)
+        return 0;
+    if (__builtin_mul_overflow((size_t)p->rows, (size_t)p->out * sizeof(float), &nbytes) ||
+        nbytes > SIZE_MAX / 2)
+        return SIZE_MAX / 2; /* which nobody has */
+    return (nbytes + GPUNVME_OPS_WORKSPACE_ALIGN - 1) & ~(size_t)(GPUNVME_OPS_WORKSPACE_ALIGN - 1);
+}
+
+static struct backward backward_of(const struct gpunvme_linear_grad *p, void *workspace)
+{
+    struct backward x = {p, NULL, {p->grad_y, p->ld_grad_y, 1, p->dtype}};
+
+    if (p->activation != GPUNVME_OPS_ACT_NONE) {
+        x.product = workspace;
+        x.dz = (struct cpu_operand){workspace, p->out, 1, GPUNVME_OPS_F32};
+    }
+    return x;
+}
+
+/* grad_x = dZ W */
+static struct cpu_product grad_x_product(const struct backward *x)
+{
+    const struct gpunvme_linear_grad *p = x->p;
+
+    return (struct cpu_product){
+        .m = p->rows,
+        .n = p->in,
+        .k = p->out,
+        .a = x->dz,
+        .b = {p->weight, p->ldw, 1, p->dtype},
+        .c = p->grad_x,
+        .ldc = p->ld_grad_x,
+        .dtype = p->dtype,
+        .alpha = 1,
+    };
+}
+
+/* grad_weight = dZ^T X, or added to */
+static struct cpu_product grad_weight_product(const struct backward *x)
+{
+    const struct gpunvme_linear_grad *p = x->p;
+
+    return (struct cpu_product){
+        .m = p->out,
+        .n = p->in,
+        .k = p->rows,
+        .a = {x->dz.data, x->dz.cs, x->dz.rs, x->dz.dtype},
+        .b = {p->x, p->ldx, 1, p->dtype},
+        .c = p->grad_weight,
+        .ldc = p->ld_grad_weight,
+        .dtype = p->grad_dtype,
+        .alpha = 1,
+        .beta = p->accumulate ? 1 : 0,
+    };
+}
+
+static bool wants_x(const struct gpunvme_linear_grad *p)
+{
+    return p->grad_x && p->rows && p->in;
+}
+
+static bool wants_weight(const struct gpunvme_linear_grad *p)
+{
+    return p->grad_weight && p->out && p->in;
+}
+
+size_t cpu_backward_workspace(const struct ops_variant *variant, const struct ops_problem *problem,
+                              const struct gpunvme_ops_exec *exec)
+{
+    const struct gpunvme_linear_grad *p = problem->u.backward;
+    struct backward x = backward_of(p, NULL);
+    int threads = cpu_threads_for(variant->data, exec);
+    size_t most = 0;
+
+    if (wants_x(p)) {
+        struct cpu_product product = grad_x_product(&x);
+
+        most = cpu_product_workspace(variant->data, &product, threads);
+    }
+    if (wants_weight(p)) {
+        struct cpu_product product = grad_weight_product(&x);
+        size_t nbytes = cpu_product_workspace(variant->data, &product, threads);
+
+        most = nbytes > most ? nbytes : most;
+    }
+    return dz_nbytes(p) + most;
+}
+
+static int64_t begin(int64_t n, int index, int count)
+{
+    return n / count * index + (index < n % count ? index : n % count);
+}
+
+/* A share of dZ's rows. */
+static void multiply_out(void *arg, int index, int count)
+{
+    const struct backward *x = arg;
+    const struct gpunvme_linear_grad *p = x->p;
+    int64_t last = begin(p->rows, index + 1, count);
+
+    for (int64_t i = begin(p->rows, index, count); i < last; i++)
+        for (int64_t j = 0; j < p->out; j++)
+            x->product[i * p->out + j] =
+                cpu_load(p->grad_y, i * p->ld_grad_y + j, p->dtype) *
+                cpu_activate_grad(p->activation,
+                                  cpu_load(p->preact, i * p->ld_preact + j, p->dtype));
+}
+
+/* Sums over rows, in f64, of columns j … j + cols. */
+static void sum_columns(const struct backward *x, int64_t j, int64_t cols)
+{
+    const struct gpunvme_linear_grad *p = x->p;
+    double sums[SUM_COLS] = {0};
+
+    for (int64_t i = 0; i < p->rows; i++)
+        for (int64_t c = 0; c < cols; c++)
+            sums[c] += (double)cpu_load(x->dz.data, i * x->dz.rs + j + c, x->dz.dtype);
+    for (int64_t c = 0; c < cols; c++) {
+        if (p->accumulate)
+            sums[c] += (double)cpu_load(p->grad_bias, j + c, p->grad_dtype);
+        cpu_store(p->grad_bias, j + c, p->grad_dtype, (float)sums[c]);
+    }
+}
+
+static void sum_share(void *arg, int index, int count)
+{
+    const struct backward *x = arg;
+    int64_t pieces = (x->p->out + SUM_COLS - 1) / SUM_COLS;
+    int64_t last = begin(pieces, index + 1, count);
+
+    for (int64_t i = begin(pieces, index, count); i < last; i++) {
+        int64_t left = x->p->out - i * SUM_COLS;
+
+        sum_columns(x, i * SUM_COLS, left < SUM_COLS ? left : SUM_COLS);
+    }
+}
+
+gpunvme_ops_status_t cpu_backward_run(const struct ops_variant *variant,
+                                      const struct ops_problem *problem,
+                                      const struct gpunvme_ops_exec *exec)
+{
+    const struct gpunvme_linear_grad *p = problem->u.backward;
+    struct backward x = backward_of(p, exec->workspace);
+    void *rest = exec->workspace ? (char *)exec->workspace + dz_nbytes(p) : NULL;
+    int threads = cpu_threads_for(variant->data, exec);
+
+    if (x.product)
+        cpu_parallel(threads, multiply_out, &x);
+    if (wants_x(p)) {
+        struct cpu_product product = grad_x_product(&x);
+
+        cpu_run_product(variant->data, &product, threads, rest);
+    }
+    if (wants_weight(p)) {
+        struct cpu_product product = grad_weight_product(&x);
+
+        cpu_run_product(variant->data, &product, threads, rest);
+    }
+    if (p->grad_bias && p->out)
+        cpu_parallel(threads, sum_share, &x);
+    return GPUNVME_OPS_OK;
+}

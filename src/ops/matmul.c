@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Matrix multiplication: the arguments are checked and brought into one form, then a variant is
+ * chosen. What variants do is in cpu/ and matmul/.
+ */
+#include <string.h>
+
+#include "ops/check.h"
+#include "ops/variant.h"
+
+static const struct gpunvme_ops_exec default_exec;
+
+/* The three operands as they lie in memory. */
+static void describe(const struct gpunvme_matmul *p, struct ops_spans *spans)
+{
+    int nothing = !p->m || !p->n || !p->batch;
+    int no_product = nothing || !p->k || p->alpha == 0;
+
+    *spans = (struct ops_spans){
+        .count = 3,
+        .matrix = {
+            {"A", p->a, p->transpose_a ? p->k : p->m, p->transpose_a ? p->m : p->k, p->lda,
+             p->batch, p->stride_a, p->dtype, 0, no_product},
+            {"B", p->b, p->transpose_b ? p->n : p->k, p->transpose_b ? p->k : p->n, p->ldb,
+             p->batch, p->stride_b, p->dtype, 0, no_product},
+            {"C", p->c, p->transpose_c ? p->n : p->m, p->transpose_c ? p->m : p->n, p->ldc,
+             p->batch, p->stride_c, p->out_dtype, 1, nothing},
+        }};
+}
+
+static gpunvme_ops_status_t check_enums(const struct gpunvme_matmul *p)
+{
+    const struct {
+        const char *name;
+        int value, count;
+    } enums[] = {
+        {"dtype", p->dtype, GPUNVME_OPS_NDTYPES},
+        {"out_dtype", p->out_dtype, GPUNVME_OPS_NDTYPES},
+        {"compute", p->compute, GPUNVME_OPS_NCOMPUTES},
+        {"transpose_a", p->transpose_a, 2},
+        {"transpose_b", p->transpose_b, 2},
+        {"transpose_c", p->transpose_c, 2},
+    };
+
+    for (size_t i = 0; i < sizeof(enums) / sizeof(enums[0]); i++) {
+        gpunvme_ops_status_t status = ops_check_enum(enums[i].name, enums[i].value, enums[i].count);
+
+        if (status)
+            return status;
+    }
+    if (p->out_dtype != GPUNVME_OPS_F32 && p->out_dtype != p->dtype)
+        return ops_fail(GPUNVME_OPS_ERR_DTYPE, "C is %s: from %s it can be that, or f32",
+                        gpunvme_ops_dtype_name(p->out_dtype), gpunvme_ops_dtype_name(p->dtype));
+    return GPUNVME_OPS_OK;
+}
+
+static gpunvme_ops_status_t check(const struct gpunvme_matmul *p,
+                                  const struct gpunvme_ops_exec *exec, struct ops_spans *spans)
+{
+    gpunvme_ops_status_t status;
+
+    if (!p)
+        return ops_fail(GPUNVME_OPS_ERR_INVALID, "the descriptor is NULL");
+    status = ops_check_exec(exec);
+    if (!status)
+        status = check_enums(p);
+    if (!status)
+        status = ops_check_size("m", p->m);
+    if (!status)
+        status = ops_check_size("n", p->n);
+    if (!status)
+        status = ops_check_size("k", p->k);
+    if (!status)
+        status = ops_check_size("batch", p->batch);
+    if (status)
+        return status;
+    describe(p, spans);
+    return ops_check_shapes(spans);
+}
+
+/* C^T = B^T A^T: a transposed result is the product of the swapped operands. */
+static struct gpunvme_matmul normal_form(const struct gpunvme_matmul *p)
+{
+    struct gpunvme_matmul q = *p;
+
+    if (!p->transpose_c)
+        return q;
+    q.transpose_c = 0;
+    q.m = p->n;
+    q.n = p->m;
+    q.a = p->b;
+    q.lda = p->ldb;
+    q.stride_a = p->stride_b;
+    q.transpose_a = !p->transpose_b;
+    q.b = p->a;
+    q.ldb = p->lda;
+    q.stride_b = p->stride_a;
+    q.transpose_b = !p->transpose_a;
+    return q;
+}
+
+gpunvme_ops_status_t gpunvme_matmul(const struct gpunvme_matmul *matmul,
+                                    const struct gpunvme_ops_exec *exec)
+{
+    struct ops_spans spans;
+    struct gpunvme_matmul normal;
+    const struct ops_problem problem = {GPUNVME_OPS_MATMUL, {.matmul = &normal}};
+    const struct ops_variant *variant;
+    gpunvme_ops_status_t status;
+
+    exec = exec ? exec : &default_exec;
+    status = check(matmul, exec, &spans);
+    if (!status)
+        status = ops_check_memory(&spans);
+    if (status)
+        return status;
+    normal = normal_form(matmul);
+    if (!normal.m || !normal.n || !normal.batch)
+        return ops_choose(&problem, exec, &variant);
+    return ops_run(&problem, exec, &spans);
+}
+
+gpunvme_ops_status_t gpunvme_matmul_workspace(const struct gpunvme_matmul *matmul,
+                                              const struct gpunvme_ops_exec *exec, size_t *nbytes)
+{
+    struct ops_spans spans;
+    struct gpunvme_matmul normal;
+    const struct ops_problem problem = {GPUNVME_OPS_MATMUL, {.matmul = &normal}};
+    gpunvme_ops_status_t status;
+
+    if (!nbytes)
+        return ops_fail(GPUNVME_OPS_ERR_INVALID, "nbytes is NULL");
+    exec = exec ? exec : &default_exec;
+    status = check(matmul, exec, &spans);
+    if (status)
+        return status;
+    normal = normal_form(matmul);
+    *nbytes = 0;
+    if (!normal.m || !normal.n || !normal.batch)
+        return GPUNVME_OPS_OK;
+    return ops_workspace(&problem, exec, nbytes);
+}
+
+gpunvme_ops_status_t gpunvme_matmul_choose(const struct gpunvme_matmul *matmul,
+                                           const struct gpunvme_ops_exec *exec, const char **name)
+{
+    struct ops_spans spans;
+    struct gpunvme_matmul normal;
+    const struct ops_problem problem = {GPUNVME_OPS_MATMUL, {.matmul = &normal}};
+    const struct ops_variant *variant;
+    gpunvme_ops_status_t status;
+
+    if (!name)
+        return ops_fail(GPUNVME_OPS_ERR_INVALID, "name is NULL");
+    exec = exec ? exec : &default_exec;
+    status = check(matmul, exec, &spans);
+    if (status)
+        return status;
+    normal = normal_form(matmul);
+    status = ops_choose(&problem, exec, &variant);
+    if (!status)
+        *name = variant->name;
+    return status;
+}
+
+/* What follows from the counts that the variant gave. */
+static void derive(const struct gpunvme_matmul *p, struct gpunvme_matmul_metrics *x)
+{
+    double m = (double)p->m, n = (double)p->n, k = (double)p->k, batch = (double)p->batch;
+    double traffic = x->global_load_nbytes + x->global_store_nbytes;
+    double in = (double)gpunvme_ops_dtype_nbytes(p->dtype);
+    double out = (double)gpunvme_ops_dtype_nbytes(p->out_dtype);
+
+    x->flops = 2 * m * n * k * batch;
+    x->ideal_nbytes = in * k * (m * (p->stride_a ? batch : 1) + n * (p->stride_b ? batch : 1)) +
+                      out * m * n * batch * (p->beta == 0 ? 1 : 2);
+    x->arithmetic_intensity = traffic > 0 ? x->flops / traffic : 0;
+    x->memory_efficiency = traffic > 0 ? x->ideal_nbytes / traffic : 0;
+    if (x->memory_efficiency > 1)
+        x->memory_efficiency = 1;
+}
+
+gpunvme_ops_status_t gpunvme_matmul_analyze(const struct gpunvme_matmul *matmul,
+                                            const struct gpunvme_ops_exec *exec,
+                                            struct gpunvme_matmul_metrics *metrics)
+{
+    struct ops_spans spans;
+    struct gpunvme_matmul normal;
+    const struct ops_problem problem = {GPUNVME_OPS_MATMUL, {.matmul = &normal}};
+    const struct ops_variant *variant;
+    gpunvme_ops_status_t status;
+
+    if (!metrics)
+        return ops_fail(GPUNVME_OPS_ERR_INVALID, "metrics is NULL");
+    exec = exec ? exec : &default_exec;
+    status = check(matmul, exec, &spans);
+    if (status)
+        return status;
+    normal = normal_form(matmul);
+    status = ops_choose(&problem, exec, &variant);
+    if (status)
+        return status;
+    if (!variant->analyze)
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "variant '%s' has no metrics", variant->name);
+    memset(metrics, 0, sizeof(*metrics));
+    if (normal.m && normal.n && normal.batch)
+        variant->analyze(variant, &problem, exec, metrics);
+    derive(&normal, metrics);
+    return GPUNVME_OPS_OK;
+}

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The table of all variants, and how one of them is chosen and run.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "ops/check.h"
+#include "ops/variant.h"
+
+static const struct ops_ladder *ladder_of(int op, int device)
+{
+    static const struct ops_ladder *const ladders[GPUNVME_OPS_NDEVICES][GPUNVME_OPS_NOPS] = {
+        {&ops_cpu_matmul, &ops_cpu_linear_forward, &ops_cpu_linear_backward},
+        {&ops_cuda_matmul, &ops_cuda_linear_forward, &ops_cuda_linear_backward},
+    };
+
+    return ladders[device][op];
+}
+
+static gpunvme_ops_status_t capability_of(int device, int index,
+                                          struct gpunvme_ops_capability *capability)
+{
+    memset(capability, 0, sizeof(*capability));
+    capability->device = device;
+    return device == GPUNVME_OPS_CPU ? ops_cpu_capability(index, capability)
+                                     : ops_cuda_capability(index, capability);
+}
+
+gpunvme_ops_status_t gpunvme_ops_capability(int device, int index,
+                                            struct gpunvme_ops_capability *capability)
+{
+    gpunvme_ops_status_t status = ops_check_enum("device", device, GPUNVME_OPS_NDEVICES);
+
+    if (status)
+        return status;
+    if (!capability || index < 0)
+        return ops_fail(GPUNVME_OPS_ERR_INVALID, "%s",
+                        capability ? "index is negative" : "capability is NULL");
+    status = capability_of(device, index, capability);
+    if (!status && device == GPUNVME_OPS_CPU)
+        ops_cpu_describe(capability);
+    return status;
+}
+
+/* Has the device what the variant needs? */
+static gpunvme_ops_status_t available(const struct ops_variant *variant,
+                                      const struct gpunvme_ops_capability *capability)
+{
+    if ((variant->cpu_features & capability->cpu_features) != variant->cpu_features)
+        return ops_fail(GPUNVME_OPS_ERR_DEVICE, "variant '%s' needs %s, which %s lacks",
+                        variant->name, variant->needs,
+                        variant->cpu_features & GPUNVME_OPS_CPU_OPENMP ? "this build"
+                                                                       : "this processor");
+    if (capability->sm < variant->min_sm || (variant->max_sm && capability->sm > variant->max_sm))
+        return ops_fail(GPUNVME_OPS_ERR_DEVICE, "variant '%s' needs %s, and this GPU is sm_%d",
+                        variant->name, variant->needs, capability->sm);
+    return GPUNVME_OPS_OK;
+}
+
+gpunvme_ops_status_t gpunvme_ops_variant(int op, int device, unsigned index,
+                                         struct gpunvme_ops_variant *out)
+{
+    struct gpunvme_ops_capability capability;
+    const struct ops_variant *v;
+    gpunvme_ops_status_t status = ops_check_enum("op", op, GPUNVME_OPS_NOPS);
+
+    if (!status)
+        status = ops_check_enum("device", device, GPUNVME_OPS_NDEVICES);
+    if (status)
+        return status;
+    if (!out)
+        return ops_fail(GPUNVME_OPS_ERR_INVALID, "variant is NULL");
+    if (index >= ladder_of(op, device)->count)
+        return ops_fail(GPUNVME_OPS_ERR_VARIANT, "the ladder has %u rungs",
+                        ladder_of(op, device)->count);
+    v = &ladder_of(op, device)->variants[index];
+    memset(out, 0, sizeof(*out));
+    out->name = v->name;
+    out->needs = v->needs;
+    out->changes = v->changes;
+    out->op = op;
+    out->device = device;
+    out->dtypes = v->dtypes;
+    out->computes = v->computes;
+    out->deterministic = v->deterministic;
+    out->available =
+        !capability_of(device, device == GPUNVME_OPS_CPU ? 0 : OPS_CURRENT_DEVICE, &capability) &&
+        !available(v, &capability);
+    return GPUNVME_OPS_OK;
+}
+
+int ops_problem_dtype(const struct ops_problem *problem)
+{
+    switch (problem->op) {
+    case GPUNVME_OPS_MATMUL:
+        return problem->u.matmul->dtype;
+    case GPUNVME_OPS_LINEAR_FORWARD:
+        return problem->u.forward->dtype;
+    default:
+        return problem->u.backward->dtype;
+    }
+}
+
+int ops_problem_compute(const struct ops_problem *problem)
+{
+    switch (problem->op) {
+    case GPUNVME_OPS_MATMUL:
+        return problem->u.matmul->compute;
+    case GPUNVME_OPS_LINEAR_FORWARD:
+        return problem->u.forward->compute;
+    default:
+        return problem->u.backward->compute;
+    }
+}
+
+/* Can the variant do the problem on this device? */
+static gpunvme_ops_status_t suits(const struct ops_variant *variant,
+                                  const struct ops_problem *problem,
+                                  const struct gpunvme_ops_exec *exec,
+                                  const struct gpunvme_ops_capability *capability)
+{
+    int dtype = ops_problem_dtype(problem), compute = ops_problem_compute(problem);
+    gpunvme_ops_status_t status = available(variant, capability);
+
+    if (status)
+        return status;
+    if (!(variant->dtypes & 1u << dtype))
+        return ops_fail(GPUNVME_OPS_ERR_DTYPE, "variant '%s' does not take %s", variant->name,
+                        gpunvme_ops_dtype_name(dtype));
+    if (dtype == GPUNVME_OPS_F32 && !(variant->computes & 1u << compute))
+        return ops_fail(GPUNVME_OPS_ERR_DTYPE, "variant '%s' does not compute in %s", variant->name,
+                        compute == GPUNVME_OPS_COMPUTE_TF32 ? "tf32" : "f32");
+    if ((exec->flags & GPUNVME_OPS_DETERMINISTIC) && !variant->deterministic)
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                        "variant '%s' does not give the same bits in every run", variant->name);
+    return variant->suits ? variant->suits(variant, problem) : GPUNVME_OPS_OK;
+}
+
+/* "naive, blocked, …" for a message. */
+static gpunvme_ops_status_t unknown_variant(const struct ops_ladder *ladder, const char *name)
+{
+    char list[200] = "";
+    size_t n = 0;
+
+    for (unsigned i = 0; i < ladder->count && n < sizeof(list); i++)
+        n += (size_t)snprintf(list + n, sizeof(list) - n, ", %s", ladder->variants[i].name);
+    return ops_fail(GPUNVME_OPS_ERR_VARIANT, "there is no variant '%.40s': auto%s", name, list);
+}
+
+static gpunvme_ops_status_t by_name(const struct ops_ladder *ladder, const char *name,
+                                    const struct ops_variant **variant)
+{
+    for (unsigned i = 0; i < ladder->count; i++)
+        if (!strcmp(ladder->variants[i].name, name)) {
+            *variant = &ladder->variants[i];
+            return GPUNVME_OPS_OK;
+        }
+    return unknown_variant(ladder, name);
+}
+
+gpunvme_ops_status_t ops_choose(const struct ops_problem *problem,
+                                const struct gpunvme_ops_exec *exec,
+                                const struct ops_variant **variant)
+{
+    const struct ops_ladder *ladder = ladder_of(problem->op, exec->device);
+    struct gpunvme_ops_capability capability;
+    gpunvme_ops_status_t status;
+    int best = 0;
+
+    if (exec->variant && strcmp(exec->variant, "auto") != 0) {
+        status = by_name(ladder, exec->variant, variant);
+        if (status)
+            return status;
+    } else {
+        *variant = NULL;
+    }
+    status = capability_of(exec->device, exec->device == GPUNVME_OPS_CPU ? 0 : OPS_CURRENT_DEVICE,
+                           &capability);
+    if (status)
+        return status;
+    if (*variant)
+        return suits(*variant, problem, exec, &capability);
+    for (unsigned i = 0; i < ladder->count; i++) {
+        const struct ops_variant *v = &ladder->variants[i];
+        int rank = v->rank(v, problem, exec);
+
+        if (rank > best && !suits(v, problem, exec, &capability)) {
+            *variant = v;
+            best = rank;
+        }
+    }
+    if (!*variant)
+        return ops_fail(GPUNVME_OPS_ERR_DTYPE, "no variant of %s takes %s on this device",
+                        gpunvme_ops_op_name(problem->op),
+                        gpunvme_ops_dtype_name(ops_problem_dtype(problem)));
+    return GPUNVME_OPS_OK;
+}
+
+gpunvme_ops_status_t ops_workspace(const struct ops_problem *problem,
+                                   const struct gpunvme_ops_exec *exec, size_t *nbytes)
+{
+    const struct ops_variant *variant;
+    gpunvme_ops_status_t status = ops_choose(problem, exec, &variant);
+
+    if (!status)
+        *nbytes = variant->workspace ? variant->workspace(variant, problem, exec) : 0;
+    return status;
+}
+
+static gpunvme_ops_status_t check_workspace(const struct ops_variant *variant, size_t needed,
+                                            const struct gpunvme_ops_exec *exec,
+                                            const struct ops_spans *spans)
+{
+    const char *overlapped;
+
+    if (!needed)
+        return GPUNVME_OPS_OK;
+    if (!exec->workspace || exec->workspace_nbytes < needed)
+        return ops_fail(GPUNVME_OPS_ERR_WORKSPACE, "variant '%s' needs %zu bytes and got %zu",
+                        variant->name, needed, exec->workspace ? exec->workspace_nbytes : 0);
+    if ((uintptr_t)exec->workspace % GPUNVME_OPS_WORKSPACE_ALIGN)
+        return ops_fail(GPUNVME_OPS_ERR_ALIGN, "the workspace is at %p: it needs a multiple of %d",
+                        exec->workspace, GPUNVME_OPS_WORKSPACE_ALIGN);
+    overlapped = ops_overlapped(spans, exec->workspace, needed);
+    if (overlapped)
+        return ops_fail(GPUNVME_OPS_ERR_ALIAS, "the workspace and %s overlap", overlapped);
+    return GPUNVME_OPS_OK;
+}
+
+gpunvme_ops_status_t ops_run(const struct ops_problem *problem, const struct gpunvme_ops_exec *exec,
+                             const struct ops_spans *spans)
+{
+    const struct ops_variant *variant;
+    gpunvme_ops_status_t status = ops_choose(problem, exec, &variant);
+    size_t needed;
+
+    if (status)
+        return status;
+    needed = variant->workspace ? variant->workspace(variant, problem, exec) : 0;
+    status = check_workspace(variant, needed, exec, spans);
+    return status ? status : variant->run(variant, problem, exec);
+}

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * What the tests of operators share: matrices with padding that must not be touched, random and
+ * poisoned contents, references in f64 and the error that f32 may make.
+ */
+#ifndef TESTS_OPS_TEST_H
+#define TESTS_OPS_TEST_H
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/random.h"
+#include "gpunvme/ops.h"
+#include "ops/cpu/dtype.h"
+
+#define F32_EPS 0x1p-24 /* half an ulp of 1 */
+
+/* Matrices of a batch, `before` elements into a block of `nelements`. */
+struct mat {
+    int64_t rows, cols, ld, batch, stride;
+    int dtype;
+    size_t nbytes;
+    void *block; /* all of it, exactly as large as it must be */
+};
+
+static inline struct mat mat_new(int64_t rows, int64_t cols, int64_t pad, int64_t batch, int dtype)
+{
+    struct mat x = {rows, cols, cols + pad, batch, 0, dtype, 0, NULL};
+    int64_t last;
+
+    x.stride = rows * x.ld + 3 * pad;
+    last = rows && cols && batch ? (batch - 1) * x.stride + (rows - 1) * x.ld + cols : 0;
+    x.nbytes = (size_t)last * gpunvme_ops_dtype_nbytes(dtype);
+    /* A sanitizer sees a step beyond the last element; nothing at all may be NULL. */
+    x.block = x.nbytes ? malloc(x.nbytes) : NULL;
+    return x;
+}
+
+static inline void mat_free(struct mat *x)
+{
+    free(x->block);
+}
+
+static inline int64_t mat_index(const struct mat *x, int64_t b, int64_t i, int64_t j)
+{
+    return b * x->stride + i * x->ld + j;
+}
+
+static inline double mat_get(const struct mat *x, int64_t b, int64_t i, int64_t j)
+{
+    return (double)cpu_load(x->block, mat_index(x, b, i, j), x->dtype);
+}
+
+/* Every byte, padding too, is NaN in each type. */
+static inline void mat_poison(struct mat *x)
+{
+    if (x->block)
+        memset(x->block, 0xff, x->nbytes);
+}
+
+/* Random elements in [-1, 1) among poisoned padding. */
+static inline void mat_random(struct mat *x, struct base_random *r)
+{
+    mat_poison(x);
+    if (!x->block)
+        return;
+    for (int64_t b = 0; b < x->batch; b++)
+        for (int64_t i = 0; i < x->rows; i++)
+            for (int64_t j = 0; j < x->cols; j++)
+                cpu_store(x->block, mat_index(x, b, i, j), x->dtype,
+                          (float)(2 * base_random_real(r) - 1));
+}
+
+static inline struct mat mat_copy(const struct mat *x)
+{
+    struct mat y = *x;
+
+    y.block = x->nbytes ? malloc(x->nbytes) : NULL;
+    if (y.block)
+        memcpy(y.block, x->block, x->nbytes);
+    return y;
+}
+
+/* All that lies between the elements is as it was poisoned. */
+static inline void mat_expect_padding(const struct mat *x)
+{
+    size_t size = gpunvme_ops_dtype_nbytes(x->dtype);
+    unsigned char *seen = x->nbytes ? malloc(x->nbytes) : NULL;
+
+    if (!seen)
+        return;
+    memcpy(seen, x->block, x->nbytes);
+    for (int64_t b = 0; b < x->batch; b++)
+        for (int64_t i = 0; i < x->rows; i++)
+            memset(seen + (size_t)mat_index(x, b, i, 0) * size, 0xff, (size_t)x->cols * size);
+    for (size_t i = 0; i < x->nbytes; i++)
+        if (seen[i] != 0xff)
+            fail_msg("padding was written at byte %zu", i);
+    free(seen);
+}
+
+/* What rounding a result to its type may cost. */
+static inline double rounding(int dtype, double value)
+{
+    switch (dtype) {
+    case GPUNVME_OPS_F16:
+        return fabs(value) * 0x1p-11 + 0x1p-25;
+    case GPUNVME_OPS_BF16:
+        return fabs(value) * 0x1p-8;
+    default:
+        return fabs(value) * F32_EPS;
+    }
+}
+
+/* The workspace that a call asks for, to the byte, or NULL. */
+struct workspace {
+    void *data;
+    size_t nbytes;
+};
+
+static inline struct workspace workspace_new(size_t nbytes)
+{
+    struct workspace w = {NULL, nbytes};
+
+    if (nbytes) {
+        w.data = aligned_alloc(GPUNVME_OPS_WORKSPACE_ALIGN, (nbytes + 255) & ~(size_t)255);
+        assert_non_null(w.data);
+        memset(w.data, 0xff, (nbytes + 255) & ~(size_t)255); /* NaNs */
+    }
+    return w;
+}
+
+#define expect_ok(call)                                                                            \
+    do {                                                                                           \
+        gpunvme_ops_status_t status_ = (call);                                                     \
+        if (status_)                                                                               \
+            fail_msg("%s: %s: %s", #call, gpunvme_ops_status_name(status_), gpunvme_ops_detail()); \
+    } while (0)
+
+/* The status, with a detail that holds `text`. */
+#define expect_status(call, expected, text)                                                        \
+    do {                                                                                           \
+        gpunvme_ops_status_t status_ = (call);                                                     \
+        if (status_ != (expected) || !strstr(gpunvme_ops_detail(), text))                          \
+            fail_msg("%s: %s: %s", #call, gpunvme_ops_status_name(status_), gpunvme_ops_detail()); \
+    } while (0)
+
+/* Calls test(name) for "auto" and each variant of the CPU that this machine has. */
+static inline void for_each_variant(int op, void (*test)(const char *variant, void *arg), void *arg)
+{
+    struct gpunvme_ops_variant v;
+
+    test("auto", arg);
+    for (unsigned i = 0; !gpunvme_ops_variant(op, GPUNVME_OPS_CPU, i, &v); i++) {
+        if (v.available)
+            test(v.name, arg);
+        else
+            printf("SKIP: variant %s needs %s\n", v.name, v.needs);
+    }
+}
+
+#endif

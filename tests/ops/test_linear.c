@@ -1,0 +1,516 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The linear layer, forward and backward, every variant that this machine has, against f64.
+ */
+#include "ops_test.h"
+
+/* Activations in f32 may be wrong by a few ulps of what they are made of. */
+#define ACT_EPS (16 * F32_EPS)
+
+static struct base_random rng;
+
+static double activate(int activation, double z)
+{
+    switch (activation) {
+    case GPUNVME_OPS_ACT_RELU:
+        return z > 0 ? z : 0;
+    case GPUNVME_OPS_ACT_GELU:
+        return z * 0.5 * (1 + erf(z / sqrt(2)));
+    case GPUNVME_OPS_ACT_GELU_TANH:
+        return z * 0.5 * (1 + tanh(sqrt(2 / M_PI) * (z + 0.044715 * z * z * z)));
+    case GPUNVME_OPS_ACT_SILU:
+        return z / (1 + exp(-z));
+    default:
+        return z;
+    }
+}
+
+/* The derivative, by a difference that errs by some 1e-10: no formula is shared with the code. */
+static double slope(int activation, double z)
+{
+    const double h = 1e-5;
+
+    if (activation == GPUNVME_OPS_ACT_RELU)
+        return z > 0 ? 1 : 0;
+    return (activate(activation, z + h) - activate(activation, z - h)) / (2 * h);
+}
+
+struct shape {
+    int64_t rows, in, out;
+};
+
+struct request {
+    struct shape shape;
+    int activation, dtype, grad_dtype;
+    bool bias, preact, accumulate;
+    int threads;
+};
+
+static void run_forward(const char *variant, const struct request *q,
+                        const struct gpunvme_linear *p)
+{
+    struct gpunvme_ops_exec exec = {.variant = variant, .threads = q->threads};
+    struct workspace w;
+    size_t nbytes = 77;
+
+    expect_ok(gpunvme_linear_forward_workspace(p, &exec, &nbytes));
+    w = workspace_new(nbytes);
+    exec.workspace = w.data;
+    exec.workspace_nbytes = w.nbytes;
+    expect_ok(gpunvme_linear_forward(p, &exec));
+    free(w.data);
+}
+
+static void expect_near(const char *variant, const struct request *q, const char *what, int64_t i,
+                        int64_t j, double got, double result, double error)
+{
+    if (!(fabs(got - result) <= error))
+        fail_msg("%s, %s, %s, rows %lld in %lld out %lld: %s (%lld, %lld) is %.9g, not %.9g +- %g",
+                 variant, gpunvme_ops_dtype_name(q->dtype),
+                 gpunvme_ops_activation_name(q->activation), (long long)q->shape.rows,
+                 (long long)q->shape.in, (long long)q->shape.out, what, (long long)i, (long long)j,
+                 got, result, error);
+}
+
+static void test_forward(const char *variant, void *arg)
+{
+    const struct request *q = arg;
+    const struct shape *s = &q->shape;
+    struct mat x = mat_new(s->rows, s->in, 3, 1, q->dtype);
+    struct mat w = mat_new(s->out, s->in, 1, 1, q->dtype);
+    struct mat bias = mat_new(1, s->out, 0, 1, q->dtype);
+    struct mat y = mat_new(s->rows, s->out, 5, 1, q->dtype);
+    struct mat preact = mat_new(s->rows, s->out, 2, 1, q->dtype);
+    struct gpunvme_linear p = {.rows = s->rows,
+                               .in = s->in,
+                               .out = s->out,
+                               .x = x.block,
+                               .weight = w.block,
+                               .y = y.block,
+                               .bias = q->bias ? bias.block : NULL,
+                               .preact = q->preact ? preact.block : NULL,
+                               .ldx = x.ld,
+                               .ldw = w.ld,
+                               .ldy = y.ld,
+                               .ld_preact = preact.ld,
+                               .activation = q->activation,
+                               .dtype = q->dtype};
+
+    mat_random(&x, &rng);
+    mat_random(&w, &rng);
+    mat_random(&bias, &rng);
+    mat_poison(&y);
+    mat_poison(&preact);
+    run_forward(variant, q, &p);
+    for (int64_t i = 0; i < s->rows; i++)
+        for (int64_t j = 0; j < s->out; j++) {
+            double z = q->bias ? mat_get(&bias, 0, 0, j) : 0, size = fabs(z), error, result;
+
+            for (int64_t k = 0; k < s->in; k++) {
+                z += mat_get(&x, 0, i, k) * mat_get(&w, 0, j, k);
+                size += fabs(mat_get(&x, 0, i, k) * mat_get(&w, 0, j, k));
+            }
+            error = (double)(s->in + 3) * F32_EPS * size;
+            if (q->preact)
+                expect_near(variant, q, "preact", i, j, mat_get(&preact, 0, i, j), z,
+                            error + rounding(q->dtype, z));
+            result = activate(q->activation, z);
+            /* No activation is steeper than 1.13. */
+            expect_near(variant, q, "y", i, j, mat_get(&y, 0, i, j), result,
+                        1.2 * error + ACT_EPS * fabs(z) + rounding(q->dtype, result));
+        }
+    mat_expect_padding(&y);
+    mat_expect_padding(&preact);
+    mat_free(&x);
+    mat_free(&w);
+    mat_free(&bias);
+    mat_free(&y);
+    mat_free(&preact);
+}
+
+static void forward(struct request q)
+{
+    for_each_variant(GPUNVME_OPS_LINEAR_FORWARD, test_forward, &q);
+}
+
+static const struct shape shapes[] = {{1, 1, 1},    {13, 33, 31}, {67, 129, 61}, {5, 400, 300},
+                                      {485, 17, 3}, {2, 3, 131},  {7, 0, 5}};
+#define NSHAPES (sizeof(shapes) / sizeof(shapes[0]))
+
+static void forward_is_right_for_every_activation(void **state)
+{
+    (void)state;
+    for (int activation = 0; activation < GPUNVME_OPS_NACTS; activation++)
+        for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+            for (size_t i = 0; i < NSHAPES; i++)
+                forward((struct request){.shape = shapes[i],
+                                         .activation = activation,
+                                         .dtype = dtype,
+                                         .bias = true,
+                                         .preact = true});
+}
+
+static void bias_and_preactivation_are_optional(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++)
+        forward((struct request){.shape = shapes[1],
+                                 .activation = GPUNVME_OPS_ACT_GELU,
+                                 .bias = i & 1,
+                                 .preact = i & 2});
+}
+
+static void no_rows_are_no_work(void **state)
+{
+    (void)state;
+    forward((struct request){.shape = {0, 5, 7}, .bias = true, .preact = true});
+    forward((struct request){.shape = {5, 7, 0}, .bias = true, .preact = true});
+}
+
+static void activations_hold_at_the_ends(void **state)
+{
+    static const float ends[] = {0, 30, 100, 1e30f, -30, -100, -1e30f};
+    float x[7], y[7], one = 1;
+    struct request q = {0};
+    struct gpunvme_linear p = {
+        .rows = 7, .in = 1, .out = 1, .x = x, .weight = &one, .y = y, .ldx = 1, .ldw = 1, .ldy = 1};
+
+    (void)state;
+    memcpy(x, ends, sizeof(x));
+    for (p.activation = 0; p.activation < GPUNVME_OPS_NACTS; p.activation++) {
+        run_forward("auto", &q, &p);
+        for (int i = 0; i < 7; i++) {
+            double left = p.activation == GPUNVME_OPS_ACT_NONE ? (double)x[i] : 0;
+
+            assert_true(fabs((double)y[i] - (x[i] > 0 ? (double)x[i] : left)) <= 1e-8);
+        }
+    }
+}
+
+struct gradients {
+    struct mat x, w, grad_y, preact, grad_x, grad_w, grad_b;
+};
+
+static struct gradients make(const struct request *q)
+{
+    const struct shape *s = &q->shape;
+    struct gradients g = {
+        mat_new(s->rows, s->in, 3, 1, q->dtype),  mat_new(s->out, s->in, 1, 1, q->dtype),
+        mat_new(s->rows, s->out, 2, 1, q->dtype), mat_new(s->rows, s->out, 4, 1, q->dtype),
+        mat_new(s->rows, s->in, 5, 1, q->dtype),  mat_new(s->out, s->in, 7, 1, q->grad_dtype),
+        mat_new(1, s->out, 0, 1, q->grad_dtype),
+    };
+
+    mat_random(&g.x, &rng);
+    mat_random(&g.w, &rng);
+    mat_random(&g.grad_y, &rng);
+    mat_random(&g.preact, &rng);
+    mat_poison(&g.grad_x);
+    if (q->accumulate) {
+        mat_random(&g.grad_w, &rng);
+        mat_random(&g.grad_b, &rng);
+    } else {
+        mat_poison(&g.grad_w);
+        mat_poison(&g.grad_b);
+    }
+    return g;
+}
+
+static void drop(struct gradients *g)
+{
+    mat_free(&g->x);
+    mat_free(&g->w);
+    mat_free(&g->grad_y);
+    mat_free(&g->preact);
+    mat_free(&g->grad_x);
+    mat_free(&g->grad_w);
+    mat_free(&g->grad_b);
+}
+
+static struct gpunvme_linear_grad describe(const struct request *q, const struct gradients *g)
+{
+    return (struct gpunvme_linear_grad){
+        .rows = q->shape.rows,
+        .in = q->shape.in,
+        .out = q->shape.out,
+        .x = g->x.block,
+        .weight = g->w.block,
+        .grad_y = g->grad_y.block,
+        .preact = q->activation ? g->preact.block : NULL,
+        .grad_x = g->grad_x.block,
+        .grad_weight = g->grad_w.block,
+        .grad_bias = g->grad_b.block,
+        .ldx = g->x.ld,
+        .ldw = g->w.ld,
+        .ld_grad_y = g->grad_y.ld,
+        .ld_preact = g->preact.ld,
+        .ld_grad_x = g->grad_x.ld,
+        .ld_grad_weight = g->grad_w.ld,
+        .activation = q->activation,
+        .dtype = q->dtype,
+        .grad_dtype = q->grad_dtype,
+        .accumulate = q->accumulate,
+    };
+}
+
+static void run_backward(const char *variant, const struct request *q,
+                         const struct gpunvme_linear_grad *p)
+{
+    struct gpunvme_ops_exec exec = {.variant = variant, .threads = q->threads};
+    struct workspace w;
+    size_t nbytes = 77;
+
+    expect_ok(gpunvme_linear_backward_workspace(p, &exec, &nbytes));
+    w = workspace_new(nbytes);
+    exec.workspace = w.data;
+    exec.workspace_nbytes = w.nbytes;
+    expect_ok(gpunvme_linear_backward(p, &exec));
+    free(w.data);
+}
+
+static double dz_of(const struct request *q, const struct gradients *g, int64_t i, int64_t j)
+{
+    double grad = mat_get(&g->grad_y, 0, i, j);
+
+    return q->activation ? grad * slope(q->activation, mat_get(&g->preact, 0, i, j)) : grad;
+}
+
+/* dZ is off by a few ulps of grad_y, for slopes are at most 1.13; f64's difference by 1e-9. */
+#define DZ_ERROR (2 * ACT_EPS)
+
+static void expect_grad_x(const char *variant, const struct request *q, const struct gradients *g)
+{
+    for (int64_t i = 0; i < q->shape.rows; i++)
+        for (int64_t k = 0; k < q->shape.in; k++) {
+            double sum = 0, size = 0;
+
+            for (int64_t j = 0; j < q->shape.out; j++) {
+                sum += dz_of(q, g, i, j) * mat_get(&g->w, 0, j, k);
+                size += fabs(1.2 * mat_get(&g->grad_y, 0, i, j) * mat_get(&g->w, 0, j, k));
+            }
+            expect_near(variant, q, "grad_x", i, k, mat_get(&g->grad_x, 0, i, k), sum,
+                        ((double)(q->shape.out + 3) * F32_EPS + DZ_ERROR) * size +
+                            rounding(q->dtype, sum));
+        }
+}
+
+static void expect_grad_weight(const char *variant, const struct request *q,
+                               const struct gradients *g, const struct mat *before)
+{
+    for (int64_t j = 0; j < q->shape.out; j++)
+        for (int64_t k = 0; k < q->shape.in; k++) {
+            double sum = q->accumulate ? mat_get(before, 0, j, k) : 0, size = fabs(sum);
+
+            for (int64_t i = 0; i < q->shape.rows; i++) {
+                sum += dz_of(q, g, i, j) * mat_get(&g->x, 0, i, k);
+                size += fabs(1.2 * mat_get(&g->grad_y, 0, i, j) * mat_get(&g->x, 0, i, k));
+            }
+            expect_near(variant, q, "grad_weight", j, k, mat_get(&g->grad_w, 0, j, k), sum,
+                        ((double)(q->shape.rows + 3) * F32_EPS + DZ_ERROR) * size +
+                            rounding(q->grad_dtype, sum));
+        }
+}
+
+static void expect_grad_bias(const char *variant, const struct request *q,
+                             const struct gradients *g, const struct mat *before)
+{
+    for (int64_t j = 0; j < q->shape.out; j++) {
+        double sum = q->accumulate ? mat_get(before, 0, 0, j) : 0, size = fabs(sum);
+
+        for (int64_t i = 0; i < q->shape.rows; i++) {
+            sum += dz_of(q, g, i, j);
+            size += fabs(1.2 * mat_get(&g->grad_y, 0, i, j));
+        }
+        expect_near(variant, q, "grad_bias", 0, j, mat_get(&g->grad_b, 0, 0, j), sum,
+                    ((double)(q->shape.rows + 3) * F32_EPS + DZ_ERROR) * size +
+                        rounding(q->grad_dtype, sum));
+    }
+}
+
+static void test_backward(const char *variant, void *arg)
+{
+    const struct request *q = arg;
+    struct gradients g = make(q);
+    struct mat weight_before = mat_copy(&g.grad_w), bias_before = mat_copy(&g.grad_b);
+    struct gpunvme_linear_grad p = describe(q, &g);
+
+    run_backward(variant, q, &p);
+    expect_grad_x(variant, q, &g);
+    expect_grad_weight(variant, q, &g, &weight_before);
+    expect_grad_bias(variant, q, &g, &bias_before);
+    mat_expect_padding(&g.grad_x);
+    mat_expect_padding(&g.grad_w);
+    mat_free(&weight_before);
+    mat_free(&bias_before);
+    drop(&g);
+}
+
+static void backward(struct request q)
+{
+    for_each_variant(GPUNVME_OPS_LINEAR_BACKWARD, test_backward, &q);
+}
+
+static void backward_is_right_for_every_activation(void **state)
+{
+    (void)state;
+    for (int activation = 0; activation < GPUNVME_OPS_NACTS; activation++)
+        for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+            for (size_t i = 0; i < NSHAPES - 3; i++)
+                backward((struct request){
+                    .shape = {shapes[i].rows % 70, shapes[i].in % 140, shapes[i].out % 70},
+                    .activation = activation,
+                    .dtype = dtype,
+                    .grad_dtype = dtype});
+}
+
+static void gradients_of_parameters_can_be_added_to(void **state)
+{
+    (void)state;
+    for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+        for (int f32 = 0; f32 < 2; f32++)
+            backward((struct request){.shape = {37, 19, 23},
+                                      .activation = GPUNVME_OPS_ACT_SILU,
+                                      .dtype = dtype,
+                                      .grad_dtype = f32 ? 0 : dtype,
+                                      .accumulate = true});
+}
+
+static void without_rows_gradients_of_parameters_are_zero(void **state)
+{
+    (void)state;
+    backward((struct request){.shape = {0, 5, 7}, .activation = GPUNVME_OPS_ACT_GELU});
+    backward((struct request){.shape = {0, 5, 7}, .accumulate = true});
+    backward((struct request){.shape = {5, 0, 7}});
+    backward((struct request){.shape = {5, 7, 0}});
+}
+
+static void each_gradient_is_optional(const char *variant, void *arg)
+{
+    struct request q = {.shape = {9, 10, 11}, .activation = GPUNVME_OPS_ACT_GELU};
+
+    (void)arg;
+    for (int wanted = 0; wanted < 8; wanted++) {
+        struct gradients g = make(&q);
+        struct gpunvme_linear_grad p = describe(&q, &g);
+
+        /* What only an unwanted gradient needs may be missing. */
+        if (!(wanted & 1))
+            p.grad_x = NULL, p.weight = NULL;
+        if (!(wanted & 2))
+            p.grad_weight = NULL, p.x = NULL;
+        if (!(wanted & 4))
+            p.grad_bias = NULL;
+        if (!wanted)
+            p.grad_y = p.preact = NULL;
+        run_backward(variant, &q, &p);
+        if (wanted & 1)
+            expect_grad_x(variant, &q, &g);
+        if (wanted & 2)
+            expect_grad_weight(variant, &q, &g, NULL);
+        if (wanted & 4)
+            expect_grad_bias(variant, &q, &g, NULL);
+        drop(&g);
+    }
+}
+
+static void any_of_the_gradients_can_be_left_out(void **state)
+{
+    (void)state;
+    for_each_variant(GPUNVME_OPS_LINEAR_BACKWARD, each_gradient_is_optional, NULL);
+}
+
+static void expect_same_bits(const char *variant, void *arg)
+{
+    struct request q = {.shape = {61, 300, 83}, .activation = GPUNVME_OPS_ACT_GELU};
+    struct gradients g = make(&q);
+    struct gpunvme_linear_grad p = describe(&q, &g);
+    struct mat x, w, b;
+
+    (void)arg;
+    run_backward(variant, &q, &p);
+    x = mat_copy(&g.grad_x);
+    w = mat_copy(&g.grad_w);
+    b = mat_copy(&g.grad_b);
+    for (q.threads = 0; q.threads < 4; q.threads++) {
+        mat_poison(&g.grad_x);
+        mat_poison(&g.grad_w);
+        mat_poison(&g.grad_b);
+        run_backward(variant, &q, &p);
+        assert_memory_equal(x.block, g.grad_x.block, x.nbytes);
+        assert_memory_equal(w.block, g.grad_w.block, w.nbytes);
+        assert_memory_equal(b.block, g.grad_b.block, b.nbytes);
+    }
+    mat_free(&x);
+    mat_free(&w);
+    mat_free(&b);
+    drop(&g);
+}
+
+static void gradients_are_the_same_bits_with_any_number_of_threads(void **state)
+{
+    (void)state;
+    for_each_variant(GPUNVME_OPS_LINEAR_BACKWARD, expect_same_bits, NULL);
+}
+
+static void bad_arguments_are_refused(void **state)
+{
+    float x[64] = {0}, w[64] = {0}, y[64], z[64];
+    struct gpunvme_linear p = {
+        .rows = 4, .in = 5, .out = 6, .x = x, .weight = w, .y = y, .ldx = 5, .ldw = 5, .ldy = 6};
+    struct gpunvme_linear_grad g = {.rows = 4,
+                                    .in = 5,
+                                    .out = 6,
+                                    .grad_y = y,
+                                    .weight = w,
+                                    .grad_x = x,
+                                    .ldw = 5,
+                                    .ld_grad_y = 6,
+                                    .ld_grad_x = 5};
+    const struct gpunvme_linear ok = p;
+    const struct gpunvme_linear_grad ok_grad = g;
+
+    (void)state;
+#define refused(change, status, text)                                                              \
+    p = ok;                                                                                        \
+    change;                                                                                        \
+    expect_status(gpunvme_linear_forward(&p, NULL), status, text)
+    refused(p.activation = 5, GPUNVME_OPS_ERR_INVALID, "activation is 5");
+    refused(p.in = -1, GPUNVME_OPS_ERR_SHAPE, "in is -1");
+    refused(p.ldw = 4, GPUNVME_OPS_ERR_SHAPE, "weight has rows of 5");
+    refused(p.y = NULL, GPUNVME_OPS_ERR_INVALID, "y is NULL");
+    refused(p.bias = y + 3, GPUNVME_OPS_ERR_ALIAS, "y and bias");
+    refused((p.preact = y, p.ld_preact = 6), GPUNVME_OPS_ERR_ALIAS, "preact and y");
+    refused(p.preact = z, GPUNVME_OPS_ERR_SHAPE, "preact has rows");
+    refused(p.reserved = 1, GPUNVME_OPS_ERR_INVALID, "reserved");
+    refused((void)0, GPUNVME_OPS_ERR_WORKSPACE, "needs");
+#undef refused
+#define refused(change, status, text)                                                              \
+    g = ok_grad;                                                                                   \
+    change;                                                                                        \
+    expect_status(gpunvme_linear_backward(&g, NULL), status, text)
+    refused(g.weight = NULL, GPUNVME_OPS_ERR_INVALID, "weight is NULL");
+    refused(g.activation = 1, GPUNVME_OPS_ERR_SHAPE, "preact");
+    refused((g.activation = 1, g.ld_preact = 6), GPUNVME_OPS_ERR_INVALID, "preact is NULL");
+    refused(g.grad_y = x + 1, GPUNVME_OPS_ERR_ALIAS, "grad_x and grad_y");
+    refused(g.grad_dtype = 1, GPUNVME_OPS_ERR_DTYPE, "grad_dtype is f16");
+    refused(g.accumulate = 2, GPUNVME_OPS_ERR_INVALID, "accumulate is 2");
+#undef refused
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(forward_is_right_for_every_activation),
+        cmocka_unit_test(bias_and_preactivation_are_optional),
+        cmocka_unit_test(no_rows_are_no_work),
+        cmocka_unit_test(activations_hold_at_the_ends),
+        cmocka_unit_test(backward_is_right_for_every_activation),
+        cmocka_unit_test(gradients_of_parameters_can_be_added_to),
+        cmocka_unit_test(without_rows_gradients_of_parameters_are_zero),
+        cmocka_unit_test(any_of_the_gradients_can_be_left_out),
+        cmocka_unit_test(gradients_are_the_same_bits_with_any_number_of_threads),
+        cmocka_unit_test(bad_arguments_are_refused),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

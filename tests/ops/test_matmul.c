@@ -1,0 +1,517 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Matrix multiplication, every variant that this machine has, against sums in f64. The error
+ * allowed is what sums of k products in f32 may lose, relative to the sum of the products' sizes.
+ */
+#include "ops_test.h"
+
+struct shape {
+    int64_t m, n, k, batch;
+};
+
+struct request {
+    struct shape shape;
+    int ta, tb, tc;
+    int dtype, out_dtype;
+    float alpha, beta;
+    int64_t pad;
+    int threads;
+};
+
+struct operands {
+    struct mat a, b, c;
+};
+
+static struct base_random rng;
+
+static struct operands make(const struct request *q)
+{
+    const struct shape *s = &q->shape;
+    struct operands x = {
+        mat_new(q->ta ? s->k : s->m, q->ta ? s->m : s->k, q->pad, s->batch, q->dtype),
+        mat_new(q->tb ? s->n : s->k, q->tb ? s->k : s->n, q->pad, s->batch, q->dtype),
+        mat_new(q->tc ? s->n : s->m, q->tc ? s->m : s->n, q->pad, s->batch, q->out_dtype),
+    };
+
+    mat_random(&x.a, &rng);
+    mat_random(&x.b, &rng);
+    /* With beta = 0, C is not read: NaNs stay NaNs if it is. */
+    if (q->beta == 0)
+        mat_poison(&x.c);
+    else
+        mat_random(&x.c, &rng);
+    return x;
+}
+
+static void drop(struct operands *x)
+{
+    mat_free(&x->a);
+    mat_free(&x->b);
+    mat_free(&x->c);
+}
+
+static struct gpunvme_matmul describe(const struct request *q, const struct operands *x)
+{
+    return (struct gpunvme_matmul){
+        .m = q->shape.m,
+        .n = q->shape.n,
+        .k = q->shape.k,
+        .batch = q->shape.batch,
+        .a = x->a.block,
+        .b = x->b.block,
+        .c = x->c.block,
+        .lda = x->a.ld,
+        .ldb = x->b.ld,
+        .ldc = x->c.ld,
+        .stride_a = x->a.stride,
+        .stride_b = x->b.stride,
+        .stride_c = x->c.stride,
+        .alpha = q->alpha,
+        .beta = q->beta,
+        .transpose_a = q->ta,
+        .transpose_b = q->tb,
+        .transpose_c = q->tc,
+        .dtype = q->dtype,
+        .out_dtype = q->out_dtype,
+    };
+}
+
+static void call(const char *variant, const struct request *q, const struct gpunvme_matmul *p)
+{
+    struct gpunvme_ops_exec exec = {.variant = variant, .threads = q->threads};
+    struct workspace w;
+    size_t nbytes = 77;
+
+    expect_ok(gpunvme_matmul_workspace(p, &exec, &nbytes));
+    w = workspace_new(nbytes);
+    exec.workspace = w.data;
+    exec.workspace_nbytes = w.nbytes;
+    expect_ok(gpunvme_matmul(p, &exec));
+    free(w.data);
+}
+
+static double at(const struct mat *x, int transposed, int64_t b, int64_t i, int64_t j)
+{
+    return transposed ? mat_get(x, b, j, i) : mat_get(x, b, i, j);
+}
+
+static void expect_element(const char *variant, const struct request *q, const struct operands *x,
+                           const struct mat *before, int64_t b, int64_t i, int64_t j)
+{
+    double sum = 0, size = 0, added = 0, result, error;
+    double got = at(&x->c, q->tc, b, i, j);
+
+    if (q->alpha != 0)
+        for (int64_t p = 0; p < q->shape.k; p++) {
+            double product = at(&x->a, q->ta, b, i, p) * at(&x->b, q->tb, b, p, j);
+
+            sum += product;
+            size += fabs(product);
+        }
+    if (q->beta != 0)
+        added = (double)q->beta * at(before, q->tc, b, i, j);
+    result = (double)q->alpha * sum + added;
+    error = ((double)q->shape.k + 3) * F32_EPS * fabs((double)q->alpha) * size +
+            3 * F32_EPS * fabs(added) + rounding(q->out_dtype, result);
+    if (!(fabs(got - result) <= error))
+        fail_msg("%s, %s -> %s, %lldx%lldx%lld, transposed %d%d%d, alpha %g beta %g: element %lld, "
+                 "(%lld, %lld) is %.9g, not %.9g +- %g",
+                 variant, gpunvme_ops_dtype_name(q->dtype), gpunvme_ops_dtype_name(q->out_dtype),
+                 (long long)q->shape.m, (long long)q->shape.n, (long long)q->shape.k, q->ta, q->tb,
+                 q->tc, (double)q->alpha, (double)q->beta, (long long)b, (long long)i, (long long)j,
+                 got, result, error);
+}
+
+static void test_request(const char *variant, void *arg)
+{
+    const struct request *q = arg;
+    struct operands x = make(q);
+    struct mat before = mat_copy(&x.c);
+    struct gpunvme_matmul p = describe(q, &x);
+
+    call(variant, q, &p);
+    for (int64_t b = 0; b < q->shape.batch; b++)
+        for (int64_t i = 0; i < q->shape.m; i++)
+            for (int64_t j = 0; j < q->shape.n; j++)
+                expect_element(variant, q, &x, &before, b, i, j);
+    mat_expect_padding(&x.c);
+    mat_free(&before);
+    drop(&x);
+}
+
+static struct request plain(int64_t m, int64_t n, int64_t k)
+{
+    return (struct request){.shape = {m, n, k, 1}, .alpha = 1, .pad = 5};
+}
+
+static void every_variant(struct request q)
+{
+    for_each_variant(GPUNVME_OPS_MATMUL, test_request, &q);
+}
+
+static void small_and_ragged_sizes_are_right(void **state)
+{
+    static const int64_t sizes[] = {1, 2, 3, 7, 13, 31, 37, 67};
+    const size_t n = sizeof(sizes) / sizeof(sizes[0]);
+
+    (void)state;
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < n; j++)
+            every_variant(plain(sizes[i], sizes[j], sizes[(i + 3 * j) % n]));
+}
+
+static void sizes_around_tiles_and_blocks_are_right(void **state)
+{
+    static const struct shape shapes[] = {
+        {12, 32, 64, 1},  {13, 33, 65, 1},  {24, 64, 384, 1}, {11, 31, 385, 1}, {481, 40, 7, 1},
+        {479, 17, 33, 1}, {3, 4097, 5, 1},  {6, 16, 769, 1},  {64, 64, 64, 1},  {961, 9, 11, 1},
+        {1, 1, 2000, 1},  {128, 1, 129, 1}, {1, 131, 127, 1},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        struct request q = plain(0, 0, 0);
+
+        q.shape = shapes[i];
+        every_variant(q);
+    }
+}
+
+static void nothing_is_done_for_no_rows_or_columns(void **state)
+{
+    (void)state;
+    every_variant(plain(0, 5, 7));
+    every_variant(plain(5, 0, 7));
+    every_variant(plain(0, 0, 0));
+    every_variant((struct request){.shape = {3, 4, 5, 0}, .alpha = 1});
+}
+
+static void without_depth_c_is_scaled(void **state)
+{
+    struct request q = plain(7, 300, 0);
+
+    (void)state;
+    every_variant(q); /* beta = 0: C becomes 0, whatever it was */
+    q.beta = 0.75f;
+    every_variant(q);
+    q.beta = 1;
+    every_variant(q);
+}
+
+static void alpha_zero_reads_neither_a_nor_b(void **state)
+{
+    struct request q = plain(7, 9, 11);
+
+    (void)state;
+    q.alpha = 0;
+    q.beta = 2;
+    for (int i = 0; i < 2; i++) {
+        struct operands x = make(&q);
+        struct mat before = mat_copy(&x.c);
+        struct gpunvme_matmul p = describe(&q, &x);
+
+        p.a = p.b = NULL;
+        call(i ? "naive" : "auto", &q, &p);
+        for (int64_t r = 0; r < 7; r++)
+            for (int64_t c = 0; c < 9; c++)
+                assert_true(mat_get(&x.c, 0, r, c) == 2 * mat_get(&before, 0, r, c));
+        mat_free(&before);
+        drop(&x);
+    }
+}
+
+static void all_transpositions_are_right(void **state)
+{
+    (void)state;
+    for (int t = 0; t < 8; t++)
+        for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++) {
+            struct request q = plain(29, 43, 53);
+
+            q.ta = t & 1;
+            q.tb = t >> 1 & 1;
+            q.tc = t >> 2 & 1;
+            q.dtype = q.out_dtype = dtype;
+            every_variant(q);
+        }
+}
+
+static void alpha_and_beta_scale(void **state)
+{
+    static const float values[] = {0, 1, -1, 0.3f, 2.5f};
+
+    (void)state;
+    for (int i = 0; i < 5; i++)
+        for (int j = 0; j < 5; j++)
+            for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++) {
+                struct request q = plain(14, 35, 23);
+
+                q.alpha = values[i];
+                q.beta = values[j];
+                q.dtype = q.out_dtype = dtype;
+                every_variant(q);
+            }
+}
+
+static void beta_is_applied_once_for_a_deep_product(void **state)
+{
+    struct request q = plain(5, 6, 1200);
+
+    (void)state;
+    q.beta = 0.5f;
+    q.alpha = -0.25f;
+    every_variant(q);
+    q.dtype = q.out_dtype = GPUNVME_OPS_BF16;
+    every_variant(q);
+}
+
+static void sixteen_bit_results_are_rounded_once(void **state)
+{
+    (void)state;
+    for (int dtype = GPUNVME_OPS_F16; dtype < GPUNVME_OPS_NDTYPES; dtype++) {
+        struct request q = plain(13, 33, 800); /* several times as deep as a block */
+
+        q.dtype = q.out_dtype = dtype;
+        every_variant(q);
+        q.out_dtype = GPUNVME_OPS_F32;
+        every_variant(q);
+        q.shape = (struct shape){970, 5, 390, 1}; /* more rows than sums are kept of */
+        q.out_dtype = dtype;
+        every_variant(q);
+    }
+}
+
+static void batches_are_independent_products(void **state)
+{
+    struct request q = plain(9, 17, 21);
+
+    (void)state;
+    for (int64_t batch = 1; batch < 6; batch += 2)
+        for (int tc = 0; tc < 2; tc++) {
+            q.shape.batch = batch;
+            q.tc = tc;
+            q.beta = 0.5f;
+            every_variant(q);
+        }
+}
+
+static void one_matrix_serves_the_whole_batch_with_stride_zero(void **state)
+{
+    struct request q = plain(5, 6, 7);
+    struct operands x;
+    struct gpunvme_matmul p;
+    struct gpunvme_matmul one;
+    float first[30];
+
+    (void)state;
+    q.shape.batch = 3;
+    x = make(&q);
+    p = describe(&q, &x);
+    p.stride_a = p.stride_b = 0;
+    call("auto", &q, &p);
+    for (int64_t b = 1; b < 3; b++)
+        for (int64_t i = 0; i < 30; i++)
+            assert_true(mat_get(&x.c, b, i / 6, i % 6) == mat_get(&x.c, 0, i / 6, i % 6));
+    one = p;
+    one.batch = 1;
+    one.c = first;
+    one.ldc = 6;
+    call("auto", &q, &one);
+    for (int64_t i = 0; i < 30; i++)
+        assert_true((double)first[i] == mat_get(&x.c, 0, i / 6, i % 6));
+    drop(&x);
+}
+
+static void results_may_be_interleaved_like_heads(void **state)
+{
+    enum { SEQ = 4, HEADS = 3, DIM = 5 };
+    float a[SEQ * SEQ], b[SEQ * HEADS * DIM], c[SEQ * HEADS * DIM];
+    struct gpunvme_matmul p = {.m = SEQ,
+                               .n = DIM,
+                               .k = SEQ,
+                               .batch = HEADS,
+                               .a = a,
+                               .b = b,
+                               .c = c,
+                               .lda = SEQ,
+                               .ldb = HEADS * DIM,
+                               .ldc = HEADS * DIM,
+                               .stride_b = DIM,
+                               .stride_c = DIM,
+                               .alpha = 1};
+    struct request q = {0};
+
+    (void)state;
+    for (int i = 0; i < SEQ * SEQ; i++)
+        a[i] = (float)(i / SEQ == i % SEQ); /* the identity */
+    for (int i = 0; i < SEQ * HEADS * DIM; i++)
+        b[i] = (float)i;
+    call("auto", &q, &p);
+    assert_memory_equal(b, c, sizeof(b));
+}
+
+struct repeat {
+    struct request q;
+    struct operands x;
+};
+
+static void expect_same_bits(const char *variant, void *arg)
+{
+    struct repeat *r = arg;
+    struct gpunvme_matmul p = describe(&r->q, &r->x);
+    struct mat first;
+
+    call(variant, &r->q, &p);
+    first = mat_copy(&r->x.c);
+    for (int i = 0; i < 3; i++) {
+        mat_poison(&r->x.c);
+        call(variant, &r->q, &p);
+        if (memcmp(first.block, r->x.c.block, first.nbytes) != 0)
+            fail_msg("%s gives other bits in another run", variant);
+    }
+    mat_free(&first);
+}
+
+static void results_are_the_same_bits_in_every_run(void **state)
+{
+    struct repeat r = {.q = plain(61, 83, 500)};
+
+    (void)state;
+    r.x = make(&r.q);
+    for_each_variant(GPUNVME_OPS_MATMUL, expect_same_bits, &r);
+    drop(&r.x);
+}
+
+static bool has(const char *name)
+{
+    struct gpunvme_ops_variant v;
+
+    for (unsigned i = 0; !gpunvme_ops_variant(GPUNVME_OPS_MATMUL, GPUNVME_OPS_CPU, i, &v); i++)
+        if (!strcmp(v.name, name))
+            return v.available;
+    return false;
+}
+
+static void threads_do_not_change_the_bits(void **state)
+{
+    static const struct shape shapes[] = {
+        {100, 300, 401, 1}, {301, 20, 400, 1}, {30, 40, 50, 7}, {1, 1, 9, 1}};
+
+    (void)state;
+    if (!has("openmp")) {
+        printf("SKIP: built without OpenMP\n");
+        skip();
+    }
+    for (int s = 0; s < 4; s++) {
+        struct request q = {.shape = shapes[s], .alpha = 0.7f, .pad = 1, .threads = 1};
+        struct operands x = make(&q);
+        struct gpunvme_matmul p = describe(&q, &x);
+        struct mat one;
+
+        call("openmp", &q, &p);
+        one = mat_copy(&x.c);
+        for (q.threads = 2; q.threads < 9; q.threads++) {
+            mat_poison(&x.c);
+            call("openmp", &q, &p);
+            if (memcmp(one.block, x.c.block, one.nbytes) != 0)
+                fail_msg("%d threads give other bits than one", q.threads);
+        }
+        mat_free(&one);
+        drop(&x);
+    }
+}
+
+static void nan_and_infinity_spread(const char *variant, void *arg)
+{
+    float a[4] = {1, INFINITY, NAN, 1}, b[4] = {1, 2, 0, 1}, c[4];
+    struct gpunvme_matmul p = {.m = 2,
+                               .n = 2,
+                               .k = 2,
+                               .batch = 1,
+                               .a = a,
+                               .b = b,
+                               .c = c,
+                               .lda = 2,
+                               .ldb = 2,
+                               .ldc = 2,
+                               .alpha = 1};
+    struct request q = {0};
+
+    (void)arg;
+    call(variant, &q, &p);
+    assert_true(isnan(c[0]));             /* 1 * 1 + infinity * 0 */
+    assert_true(isinf(c[1]) && c[1] > 0); /* 1 * 2 + infinity * 1 */
+    assert_true(isnan(c[2]) && isnan(c[3]));
+}
+
+static void nan_and_infinity_spread_as_ieee_says(void **state)
+{
+    (void)state;
+    for_each_variant(GPUNVME_OPS_MATMUL, nan_and_infinity_spread, NULL);
+}
+
+static void auto_takes_a_variant_that_is_available(void **state)
+{
+    struct request q = plain(8, 8, 8);
+    struct operands x = make(&q);
+    struct gpunvme_matmul p = describe(&q, &x);
+    const char *name = NULL;
+
+    (void)state;
+    expect_ok(gpunvme_matmul_choose(&p, NULL, &name));
+    assert_true(has(name));
+    drop(&x);
+}
+
+static void metrics_count_what_the_definition_reads(void **state)
+{
+    struct gpunvme_matmul p = {.m = 100,
+                               .n = 200,
+                               .k = 300,
+                               .batch = 2,
+                               .lda = 300,
+                               .ldb = 200,
+                               .ldc = 200,
+                               .stride_a = 30000,
+                               .stride_b = 60000,
+                               .stride_c = 20000,
+                               .alpha = 1};
+    struct gpunvme_ops_exec exec = {.variant = "naive"};
+    struct gpunvme_matmul_metrics naive, packed;
+
+    (void)state;
+    expect_ok(gpunvme_matmul_analyze(&p, &exec, &naive));
+    assert_true(naive.flops == 2.0 * 2 * 100 * 200 * 300);
+    assert_true(naive.global_load_nbytes == 2.0 * 2 * 4 * 100 * 200 * 300);
+    assert_true(naive.ideal_nbytes == 2.0 * 4 * (30000 + 60000 + 20000));
+    exec.variant = "packed";
+    expect_ok(gpunvme_matmul_analyze(&p, &exec, &packed));
+    assert_true(packed.global_load_nbytes < naive.global_load_nbytes / 10);
+    assert_true(packed.arithmetic_intensity > naive.arithmetic_intensity);
+    assert_true(packed.memory_efficiency > naive.memory_efficiency &&
+                packed.memory_efficiency <= 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(small_and_ragged_sizes_are_right),
+        cmocka_unit_test(sizes_around_tiles_and_blocks_are_right),
+        cmocka_unit_test(nothing_is_done_for_no_rows_or_columns),
+        cmocka_unit_test(without_depth_c_is_scaled),
+        cmocka_unit_test(alpha_zero_reads_neither_a_nor_b),
+        cmocka_unit_test(all_transpositions_are_right),
+        cmocka_unit_test(alpha_and_beta_scale),
+        cmocka_unit_test(beta_is_applied_once_for_a_deep_product),
+        cmocka_unit_test(sixteen_bit_results_are_rounded_once),
+        cmocka_unit_test(batches_are_independent_products),
+        cmocka_unit_test(one_matrix_serves_the_whole_batch_with_stride_zero),
+        cmocka_unit_test(results_may_be_interleaved_like_heads),
+        cmocka_unit_test(results_are_the_same_bits_in_every_run),
+        cmocka_unit_test(threads_do_not_change_the_bits),
+        cmocka_unit_test(nan_and_infinity_spread_as_ieee_says),
+        cmocka_unit_test(auto_takes_a_variant_that_is_available),
+        cmocka_unit_test(metrics_count_what_the_definition_reads),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 #
-# What `cmake --install` puts where: the library, its headers, the command with its page and
+# What `cmake --install` puts where: the two libraries, their headers, the command with its page and
 # completion, and how others find them (pkg-config, find_package).
 include(CMakePackageConfigHelpers)
 
-set(library gpunvme)
+set(libraries gpunvme gpunvme_ops)
 if(BUILD_SHARED_LIBS)
-    set(library gpunvme_shared)
+    list(TRANSFORM libraries APPEND _shared)
 endif()
-install(TARGETS ${library} EXPORT gpunvmeTargets)
+install(TARGETS ${libraries} EXPORT gpunvmeTargets)
 install(DIRECTORY include/gpunvme ${PROJECT_BINARY_DIR}/include/gpunvme TYPE INCLUDE
         FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
 if(TARGET gpunvme_cli)
@@ -19,7 +19,7 @@ if(TARGET gpunvme_cli)
 endif()
 install(FILES LICENSE README.md CHANGELOG.md TYPE DOC)
 
-# find_package(gpunvme) gives gpunvme::gpunvme.
+# find_package(gpunvme) gives gpunvme::gpunvme and gpunvme::gpunvme_ops.
 set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/gpunvme)
 install(EXPORT gpunvmeTargets NAMESPACE gpunvme:: DESTINATION ${config_dir})
 configure_package_config_file(cmake/gpunvmeConfig.cmake.in gpunvmeConfig.cmake
@@ -45,3 +45,18 @@ if(NOT BUILD_SHARED_LIBS)
 endif()
 configure_file(cmake/gpunvme.pc.in gpunvme.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/gpunvme.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+# The operators stand alone. OpenMP's flag is the compiler's: it links what that needs.
+set(pc_ops_libs "-lgpunvme_ops")
+if(NOT BUILD_SHARED_LIBS)
+    string(APPEND pc_ops_libs " -lm")
+    if(OpenMP_C_FOUND)
+        string(APPEND pc_ops_libs " ${OpenMP_C_FLAGS}")
+    endif()
+    if(GPUNVME_HAVE_CUDA)
+        string(APPEND pc_ops_libs
+               " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt -lstdc++ -pthread")
+    endif()
+endif()
+configure_file(cmake/gpunvme_ops.pc.in gpunvme_ops.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/gpunvme_ops.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -26,6 +26,9 @@ read -ra flags <<<"$(pkg-config --cflags --libs gpunvme)"
 "$CC" -Wall -Werror "$consumer/main.c" -o "$dir/with-pkg-config" "${flags[@]}"
 export LD_LIBRARY_PATH=$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 "$dir/with-pkg-config"
+read -ra ops_flags <<<"$(pkg-config --cflags --libs gpunvme_ops)"
+"$CC" -Wall -Werror "$consumer/ops.c" -o "$dir/ops-with-pkg-config" "${ops_flags[@]}"
+"$dir/ops-with-pkg-config"
 
 echo "the example of README.md"
 awk '/^```c$/ { code = 1; next } /^```$/ { code = 0 } code' "$consumer/../../../README.md" \
@@ -38,6 +41,7 @@ echo "with find_package"
     -DCMAKE_C_COMPILER="$CC" >"$dir/configure.log" || { cat "$dir/configure.log"; exit 1; }
 "$CMAKE" --build "$dir/build" >"$dir/build.log" || { cat "$dir/build.log"; exit 1; }
 "$dir/build/consumer"
+"$dir/build/ops"
 
 if [ -x "$prefix/bin/gpunvme" ]; then
     echo "the command"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * The micro-kernel for AVX-512: 12 x 32, in 24 of 32 registers. 14 x 32 fills them all, but gcc
- * then spills; on a Zen 5 core it was not faster where it did not.
+ * The micro-kernel for AVX-512: 12 x 32, in 24 of 32 registers. 14 x 32 fills them all, but lost
+ * (docs/OPERATORS.md).
  */
 #include "ops/cpu/cpu.h"
 
@@ -11,5 +11,5 @@
 #define KERNEL_ROWS   ROWS_12
 #include "ops/cpu/kernel.h"
 
-const struct cpu_kernel cpu_kernel_avx512 = {MR, NR, 384, 480, 4096, 27, kernel};
+const struct cpu_kernel cpu_kernel_avx512 = {MR, NR, 512, 240, 4096, 27, kernel};
 #endif

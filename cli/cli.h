@@ -38,6 +38,7 @@ int cli_bench(int argc, char **argv);
 int cli_check_p2p(int argc, char **argv);
 int cli_topology(int argc, char **argv);
 int cli_sim(int argc, char **argv);
+int cli_ops(int argc, char **argv);
 
 /* "gpunvme read": stands before every message. */
 extern const char *cli_name;

@@ -29,6 +29,10 @@ _gpunvme_options() {
         check-p2p) echo "--nsid --force-unsafe --json --help --usage" ;;
         topology) echo "--svg --xml --json --help --usage" ;;
         sim) echo "--listen --size --json --help --usage" ;;
+        ops)
+            echo "--variant --shape --dtype --activation --threads --rounds --time --cpu-time --seed" \
+                "--json --help --usage"
+            ;;
     esac
 }
 
@@ -37,13 +41,16 @@ _gpunvme_values() {
     case $1 in
         --pattern | -p) echo "random sequential" ;;
         --memory) echo "host pinned gpu" ;;
+        --dtype) echo "f32 f16 bf16" ;;
+        --activation) echo "none relu gelu gelu_tanh silu" ;;
+        --variant) echo "all naive blocked packed avx2 avx512 openmp" ;;
         --profile) gpunvme sim profiles 2>/dev/null | grep -E '^[a-z]' ;;
         --uri) echo "sim:" ;;
     esac
 }
 
 _gpunvme() {
-    local commands="quickstart info identify dump-bar0 read write bench topology check-p2p sim help version"
+    local commands="quickstart info identify dump-bar0 read write bench topology check-p2p sim ops help version"
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}
     local command=${COMP_WORDS[1]} words=""
 
@@ -61,6 +68,10 @@ _gpunvme() {
         words=$(_gpunvme_options "$command")
     elif [[ $command == sim && COMP_CWORD -eq 2 ]]; then
         words="profiles image check --listen"
+    elif [[ $command == ops && COMP_CWORD -eq 2 ]]; then
+        words="list bench check"
+    elif [[ $command == ops && ${COMP_WORDS[2]} == bench && $before != --* ]]; then
+        words="matmul linear linear-forward linear-backward"
     else
         words=$(_gpunvme_values "$before")
     fi

@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * gpunvme ops: finds the verb; lists the variants of the operators.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/params.h"
+#include "cli.h"
+#include "json.h"
+#include "ops.h"
+
+static const char *const op_names[GPUNVME_OPS_NOPS] = {"matmul", "linear-forward",
+                                                       "linear-backward"};
+
+const char *cli_ops_name(int op)
+{
+    return op_names[op];
+}
+
+int cli_ops_by_name(const char *name)
+{
+    for (int op = 0; op < GPUNVME_OPS_NOPS; op++)
+        if (!strcmp(op_names[op], name))
+            return op;
+    return -1;
+}
+
+int cli_ops_dtype_by_name(const char *name)
+{
+    for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+        if (!strcmp(gpunvme_ops_dtype_name(dtype), name))
+            return dtype;
+    return -1;
+}
+
+int cli_ops_activation_by_name(const char *name)
+{
+    for (int activation = 0; activation < GPUNVME_OPS_NACTS; activation++)
+        if (!strcmp(gpunvme_ops_activation_name(activation), name))
+            return activation;
+    return -1;
+}
+
+/* A positive number of at most 6 digits; `end` is behind it. */
+static bool parse_number(const char *text, const char **end, int64_t *value)
+{
+    *value = 0;
+    for (*end = text; **end >= '0' && **end <= '9' && *end - text < 6; (*end)++)
+        *value = *value * 10 + (**end - '0');
+    return *value > 0;
+}
+
+bool cli_ops_parse_shape(const char *text, struct ops_shape *shape)
+{
+    if (!parse_number(text, &text, &shape->m))
+        return false;
+    if (!*text) {
+        shape->n = shape->k = shape->m;
+        return true;
+    }
+    return *text == 'x' && parse_number(text + 1, &text, &shape->n) && *text == 'x' &&
+           parse_number(text + 1, &text, &shape->k) && !*text;
+}
+
+int cli_ops_fail(gpunvme_ops_status_t status)
+{
+    const char *detail = gpunvme_ops_detail();
+
+    cli_say("%s%s%s (%s)", detail, *detail ? ": " : "", gpunvme_ops_status_text(status),
+            gpunvme_ops_status_name(status));
+    return status == GPUNVME_OPS_ERR_VARIANT ? CLI_USAGE : CLI_FAILED;
+}
+
+static void list_variant(const struct gpunvme_ops_variant *v, struct cli_json *json)
+{
+    if (!json) {
+        printf("  %-10s%s%s%s\n", v->name, v->available ? "" : "(not here: needs ",
+               v->available ? "" : v->needs, v->available ? "" : ")");
+        cli_print_wrapped(stdout, 12, "", v->changes);
+        return;
+    }
+    cli_json_object(json, NULL);
+    cli_json_text(json, "name", v->name);
+    cli_json_text(json, "device", v->device == GPUNVME_OPS_CPU ? "cpu" : "cuda");
+    cli_json_text(json, "needs", v->needs);
+    cli_json_text(json, "changes", v->changes);
+    cli_json_bool(json, "available", v->available);
+    cli_json_bool(json, "deterministic", v->deterministic);
+    cli_json_close(json);
+}
+
+static void list_op(int op, struct cli_json *json)
+{
+    static const char *const devices[] = {"CPU", "GPU"};
+    struct gpunvme_ops_variant v;
+
+    if (json)
+        cli_json_array(json, gpunvme_ops_op_name(op));
+    for (int device = 0; device < GPUNVME_OPS_NDEVICES; device++)
+        for (unsigned i = 0; !gpunvme_ops_variant(op, device, i, &v); i++) {
+            if (!json && !i)
+                printf("%s on the %s\n", cli_ops_name(op), devices[device]);
+            list_variant(&v, json);
+        }
+    if (json)
+        cli_json_close(json);
+}
+
+static error_t parse_list(int key, char *arg, struct argp_state *state)
+{
+    bool *json = state->input;
+
+    (void)arg;
+    if (key != CLI_KEY_JSON)
+        return ARGP_ERR_UNKNOWN;
+    *json = true;
+    return 0;
+}
+
+static const struct argp_option list_options[] = {CLI_OPTION_JSON, {0}};
+static const struct argp list_argp = {
+    list_options,
+    parse_list,
+    "",
+    "Lists the variants of each operator, the plainest first, and what each changes."
+    "\vExample:\n"
+    "  gpunvme ops list",
+    NULL,
+    NULL,
+    NULL};
+
+static int list(int argc, char **argv)
+{
+    struct cli_json writer;
+    bool json = false;
+
+    if (!cli_parse(&list_argp, argc, argv, &json))
+        return CLI_USAGE;
+    if (json)
+        cli_json_begin(&writer, stdout);
+    for (int op = 0; op < GPUNVME_OPS_NOPS; op++) {
+        if (!json && op)
+            putchar('\n');
+        list_op(op, json ? &writer : NULL);
+    }
+    if (json)
+        cli_json_end(&writer);
+    return CLI_OK;
+}
+
+static const struct {
+    const char *name, *text;
+    int (*run)(int argc, char **argv);
+} verbs[] = {
+    {"list", "the variants of each operator, and what each changes", list},
+    {"bench", "how fast each variant is, beside its peak and OpenBLAS", cli_ops_bench},
+    {"check", "whether each variant computes what it should", cli_ops_check},
+};
+#define NVERBS (sizeof(verbs) / sizeof(verbs[0]))
+
+static void print_help(FILE *out)
+{
+    fputs("Usage: gpunvme ops VERB [OPTION...] [ARGUMENT...]\n"
+          "Compute operators: matrix multiplication and the linear layer, each as a ladder\n"
+          "of variants from the plainest to the fastest.\n\n",
+          out);
+    for (size_t i = 0; i < NVERBS; i++)
+        fprintf(out, "  %-12s%s\n", verbs[i].name, verbs[i].text);
+    fputs("\nExamples:\n"
+          "  gpunvme ops list\n"
+          "  gpunvme ops bench matmul --shape 2048x2048x2048\n"
+          "  gpunvme ops check\n\n"
+          "Each verb has --help and --json.\n",
+          out);
+}
+
+static int unknown(const char *verb)
+{
+    const char *nearest = base_nearest(verb, verbs, sizeof(verbs[0]), NVERBS);
+
+    if (nearest)
+        return cli_usage("unknown verb '%s': did you mean '%s'?", verb, nearest);
+    return cli_usage("unknown verb '%s': list, bench or check", verb);
+}
+
+int cli_ops(int argc, char **argv)
+{
+    static char name[64];
+
+    if (argc < 2) {
+        print_help(stderr);
+        return CLI_USAGE;
+    }
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-?") || !strcmp(argv[1], "-h") ||
+        !strcmp(argv[1], "help")) {
+        print_help(stdout);
+        return CLI_OK;
+    }
+    for (size_t i = 0; i < NVERBS; i++) {
+        if (strcmp(verbs[i].name, argv[1]) != 0)
+            continue;
+        snprintf(name, sizeof(name), "%s %s", cli_name, argv[1]);
+        cli_name = name;
+        argv[1] = name;
+        return verbs[i].run(argc - 1, argv + 1);
+    }
+    return unknown(argv[1]);
+}

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * gpunvme ops check: every variant of every operator on this machine, against sums in f64. The
+ * shapes are few and odd; tests/ops has more of them.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "cli.h"
+#include "json.h"
+#include "ops.h"
+#include "stop.h"
+
+struct args {
+    bool json;
+    const char *variant;
+    uint64_t seed;
+};
+
+enum { KEY_VARIANT = CLI_KEY_OWN, KEY_SEED };
+
+static const struct argp_option options[] = {
+    {"variant", KEY_VARIANT, "all|NAME", 0, "Which variant (all that this machine has)", 1},
+    {"seed", KEY_SEED, "N", 0, "Of the random data (1)", 1},
+    CLI_OPTION_JSON,
+    {0},
+};
+
+static const char doc[] =
+    "Runs each variant of each operator that this machine has, with each type, on several shapes, "
+    "and compares with sums in f64. The error is told as a share of what sums in f32 may lose: up "
+    "to 1 is right."
+    "\vExamples:\n"
+    "  gpunvme ops check\n"
+    "  gpunvme ops check --variant avx512 --seed 7\n\n"
+    "Exit codes: 0 all are right, 1 something failed, 2 usage, 3 a result is wrong.";
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    struct args *args = state->input;
+
+    switch (key) {
+    case KEY_VARIANT:
+        args->variant = strcmp(arg, "all") != 0 ? arg : NULL;
+        return 0;
+    case KEY_SEED:
+        args->seed = cli_parse_count(state, "seed", arg, 0, UINT64_MAX);
+        return 0;
+    case CLI_KEY_JSON:
+        args->json = true;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp argp = {options, parse, "", doc, NULL, NULL, NULL};
+
+static const struct ops_shape shapes[] = {
+    {1, 1, 1}, {67, 131, 97}, {13, 33, 1000}, {128, 96, 64}, {485, 9, 31}, {3, 257, 389},
+};
+#define NSHAPES (sizeof(shapes) / sizeof(shapes[0]))
+
+struct result {
+    int op, dtype;
+    const char *variant;
+    double error; /* the worst of all shapes */
+    unsigned ncases;
+};
+
+/* One variant and type on all shapes, linear layers with an activation of each kind in turn. */
+static gpunvme_ops_status_t check(const struct args *args, struct result *r)
+{
+    for (size_t i = 0; i < NSHAPES && !cli_stopped(); i++) {
+        struct ops_case c = {.op = r->op,
+                             .dtype = r->dtype,
+                             .activation = (int)(i % GPUNVME_OPS_NACTS),
+                             .shape = shapes[i],
+                             .seed = args->seed + i};
+        gpunvme_ops_status_t status = GPUNVME_OPS_OK;
+        double error = NAN;
+
+        if (ops_case_make(&c)) {
+            ops_case_poison(&c);
+            status = ops_case_run(&c, r->variant);
+            error = status ? 0 : ops_case_error(&c);
+            ops_case_drop(&c);
+        }
+        if (status)
+            return status;
+        if (!(error <= r->error))
+            r->error = error;
+        r->ncases++;
+    }
+    return GPUNVME_OPS_OK;
+}
+
+static void tell(const struct result *r, struct cli_json *json)
+{
+    bool right = r->error <= 1;
+
+    if (!json) {
+        printf("  %-17s%-10s%-6s%6u cases%10.3f  %s\n", cli_ops_name(r->op), r->variant,
+               gpunvme_ops_dtype_name(r->dtype), r->ncases, r->error, right ? "right" : "WRONG");
+        return;
+    }
+    cli_json_object(json, NULL);
+    cli_json_text(json, "operator", cli_ops_name(r->op));
+    cli_json_text(json, "variant", r->variant);
+    cli_json_text(json, "dtype", gpunvme_ops_dtype_name(r->dtype));
+    cli_json_u64(json, "cases", r->ncases);
+    cli_json_real(json, "error", r->error);
+    cli_json_bool(json, "right", right);
+    cli_json_close(json);
+}
+
+struct count {
+    unsigned checked, wrong;
+    int code;
+};
+
+static void check_variant(const struct args *args, const struct gpunvme_ops_variant *v,
+                          struct cli_json *json, struct count *count)
+{
+    for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES && !count->code; dtype++) {
+        struct result r = {v->op, dtype, v->name, 0, 0};
+        gpunvme_ops_status_t status;
+
+        if (!(v->dtypes & 1u << dtype))
+            continue;
+        status = check(args, &r);
+        if (status)
+            count->code = cli_ops_fail(status);
+        else if (cli_stopped())
+            count->code = cli_fail(cli_stop_check());
+        if (count->code)
+            return;
+        tell(&r, json);
+        count->checked++;
+        count->wrong += !(r.error <= 1);
+    }
+}
+
+static void check_all(const struct args *args, struct cli_json *json, struct count *count)
+{
+    struct gpunvme_ops_variant v;
+    bool found = false;
+
+    for (int op = 0; op < GPUNVME_OPS_NOPS; op++)
+        for (unsigned i = 0; !gpunvme_ops_variant(op, GPUNVME_OPS_CPU, i, &v); i++) {
+            if (args->variant && strcmp(args->variant, v.name) != 0)
+                continue;
+            found = true;
+            if (v.available || args->variant)
+                check_variant(args, &v, json, count);
+            if (count->code)
+                return;
+        }
+    if (!found)
+        count->code =
+            cli_usage("there is no variant '%s': 'gpunvme ops list' has them", args->variant);
+}
+
+int cli_ops_check(int argc, char **argv)
+{
+    struct args args = {.seed = 1};
+    struct count count = {0};
+    struct cli_json json;
+
+    if (!cli_parse(&argp, argc, argv, &args))
+        return CLI_USAGE;
+    if (args.json) {
+        cli_json_begin(&json, stdout);
+        cli_json_array(&json, "checks");
+    } else {
+        puts("  operator         variant   type               error");
+    }
+    check_all(&args, args.json ? &json : NULL, &count);
+    if (args.json)
+        cli_json_end(&json);
+    if (count.code)
+        return count.code;
+    if (!args.json)
+        printf("%u checked, %u wrong\n", count.checked, count.wrong);
+    return count.wrong ? CLI_VERIFY : CLI_OK;
+}

@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+#
+# gpunvme ops: the ladder is listed, checked and timed. How fast it is, is not tested.
+. "$(dirname "$0")/lib.sh"
+
+promise "ops alone is a usage error with its verbs"
+gpunvme ops
+expect 2 "bench"
+gpunvme ops --help
+expect 0
+expect_out '^  check  '
+gpunvme ops chekc
+expect 2 "did you mean 'check'?"
+
+promise "list has every operator's variants with texts"
+gpunvme ops list
+expect 0
+expect_out '^matmul on the CPU'
+expect_out '^linear-backward on the CPU'
+expect_out '^  blocked'
+gpunvme ops list --json
+expect 0
+expect_json
+expect_out '"name": "naive"'
+
+promise "check finds every variant right"
+gpunvme ops check
+expect 0
+expect_out '^  matmul +naive +f32 +6 cases .* right$'
+expect_out '^[0-9]+ checked, 0 wrong$'
+gpunvme ops check --variant blocked --seed 5 --json
+expect 0
+expect_json
+check test "$(grep -c '"right": true' out)" -eq 9
+
+promise "bench has a row for each variant, with figures"
+gpunvme ops bench --shape 64 --rounds 2
+expect 0
+expect_out '^matmul f32, 64 x 64 x 64$'
+expect_out '^  naive +1 +[0-9.]+ +[0-9.]+ '
+expect_out '^  packed +1 .* x '
+expect_out "one thread's peak: [0-9.]+ GFLOP/s"
+
+promise "bench takes one variant, several shapes, every type"
+for dtype in f32 f16 bf16; do
+    gpunvme ops bench matmul --variant blocked --shape 33x65x17 --shape 40 --dtype $dtype --rounds 1
+    expect 0
+    check test "$(grep -c '^  blocked' out)" -eq 2
+done
+
+promise "bench of linear layers is both directions, with the activation"
+gpunvme ops bench linear --variant packed --shape 32x48x64 --activation silu --rounds 1
+expect 0
+expect_out '^linear-forward f32, 32 x 48 x 64, activation silu$'
+expect_out '^linear-backward f32, 32 x 48 x 64, activation silu$'
+
+promise "--json has the same"
+gpunvme ops bench linear-forward --shape 32 --rounds 2 --json
+expect 0
+expect_json
+expect_out '"operator": "linear-forward"'
+expect_out '"gflops": [0-9.]+'
+expect_out '"peak_gflops": [0-9.]+'
+
+promise "processor time can be counted instead of the clock's"
+gpunvme ops bench --shape 48 --variant blocked --rounds 1 --cpu-time
+expect 0
+expect_out ', by processor time$'
+
+promise "nonsense is refused with what would do"
+gpunvme ops bench matmull
+expect 2 "matmul, linear"
+gpunvme ops bench --shape 12x
+expect 2 "4096x4096x1024"
+gpunvme ops bench --shape 0x1x1
+expect 2 "--shape"
+gpunvme ops bench --dtype f64
+expect 2 "f32, f16 or bf16"
+gpunvme ops bench --activation tanh
+expect 2 "gelu_tanh"
+gpunvme ops bench --variant fast --shape 8
+expect 2 "there is no variant 'fast'"
+gpunvme ops check --variant fast
+expect 2 "there is no variant 'fast'"
+gpunvme ops bench --shape 999999
+expect 1 "too large"
+
+finish

@@ -42,6 +42,9 @@ clang_format_14() {
 }
 static_busybox() { have busybox && ! ldd "$(command -v busybox)" >/dev/null 2>&1; }
 sbin() { PATH=$PATH:/usr/sbin:/sbin have "$1"; }
+shared_library() { # grep -q would end ldconfig early, which pipefail tells
+    PATH=$PATH:/usr/sbin:/sbin ldconfig -p 2>/dev/null | grep "[[:space:]]$1 " >/dev/null
+}
 cuda() { have nvcc || [ -x /usr/local/cuda/bin/nvcc ]; }
 
 # Fills `needed` and `wanted` with "package…: what it is" for each thing that is missing.
@@ -71,6 +74,7 @@ look() {
     have cpio || wanted+=("cpio: cpio, likewise")
     sbin depmod || wanted+=("kmod: depmod and modprobe, likewise")
     have xz || wanted+=("xz-utils: xz, likewise")
+    shared_library libopenblas.so.0 || wanted+=("libopenblas0-pthread: OpenBLAS, which gpunvme ops bench compares with")
     have fio || wanted+=("fio: fio, to compare speeds with")
     tool mkfs.ext4 || wanted+=("e2fsprogs: mkfs.ext4, to test that a file system is recognised")
     tool mkfs.vfat || wanted+=("dosfstools: mkfs.vfat, likewise")

@@ -126,6 +126,8 @@ static void columns_of_one_wide_matrix_do_not_overlap(void **state)
     p.a = wide + 16 + 4; /* begins a row later, but in C's last column */
     p.m = 3;
     expect_status(gpunvme_matmul(&p, &naive), GPUNVME_OPS_ERR_ALIAS, "C and A");
+    p.a = wide + 12; /* ends in the next row of C */
+    expect_status(gpunvme_matmul(&p, &naive), GPUNVME_OPS_ERR_ALIAS, "C and A");
 }
 
 static void leading_dimension_of_one_row_is_not_looked_at(void **state)

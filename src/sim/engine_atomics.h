@@ -37,6 +37,14 @@ GPUNVME_FN uint64_t sim_block_load64(const uint64_t *p)
     return v;
 }
 
+/* Orders nothing: of words that only the caller changes, or where an old value does no harm. */
+GPUNVME_FN uint32_t sim_block_peek32(const uint32_t *p)
+{
+    uint32_t v;
+    asm volatile("ld.relaxed.cta.shared.u32 %0, [%1];" : "=r"(v) : "r"(sim_block_at(p)));
+    return v;
+}
+
 GPUNVME_FN void sim_block_store32(uint32_t *p, uint32_t v)
 {
     asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(sim_block_at(p)), "r"(v) : "memory");
@@ -82,6 +90,15 @@ GPUNVME_FN void sim_block_and32(uint32_t *p, uint32_t v)
 GPUNVME_FN void sim_block_add64(uint64_t *p, uint64_t v)
 {
     asm volatile("red.relaxed.cta.shared.add.u64 [%0], %1;" ::"r"(sim_block_at(p)), "l"(v)
+                 : "memory");
+}
+
+/* One more, of a word that one thread at a time changes. */
+GPUNVME_FN void sim_block_bump64(uint64_t *p)
+{
+    uint64_t v;
+    asm volatile("ld.relaxed.cta.shared.u64 %0, [%1];" : "=l"(v) : "r"(sim_block_at(p)));
+    asm volatile("st.relaxed.cta.shared.u64 [%0], %1;" ::"r"(sim_block_at(p)), "l"(v + 1)
                  : "memory");
 }
 
@@ -192,6 +209,11 @@ GPUNVME_FN uint64_t sim_block_load64(const uint64_t *p)
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
 
+GPUNVME_FN uint32_t sim_block_peek32(const uint32_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+
 GPUNVME_FN void sim_block_store32(uint32_t *p, uint32_t v)
 {
     __atomic_store_n(p, v, __ATOMIC_RELEASE);
@@ -220,6 +242,11 @@ GPUNVME_FN void sim_block_and32(uint32_t *p, uint32_t v)
 GPUNVME_FN void sim_block_add64(uint64_t *p, uint64_t v)
 {
     __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
+
+GPUNVME_FN void sim_block_bump64(uint64_t *p)
+{
+    __atomic_store_n(p, __atomic_load_n(p, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED);
 }
 
 GPUNVME_FN void sim_block_sync(void)

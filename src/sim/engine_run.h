@@ -52,8 +52,10 @@
 #define SIM_ENGINE_TURN      256u  /* looks at a busy queue before the next one's turn */
 #define SIM_ENGINE_QUIET     4u    /* looks in vain at a queue before the next one's turn */
 #define SIM_ENGINE_LOOK_IDLE 64u   /* looks in vain before the stop word is read */
-#define SIM_ENGINE_LOOK_BUSY 256u  /* batches before it is read */
-#define SIM_ENGINE_TALLY     4096u /* commands that a lane counts before it tells the block */
+#define SIM_ENGINE_LOOK_BUSY 256u  /* batches of a warp before it is read */
+#define SIM_ENGINE_LOOK_TURN 16u   /* turns before it is read */
+#define SIM_ENGINE_IDLE      16u   /* looks in vain before the clock is read */
+#define SIM_ENGINE_TALLY     1024u /* batches that a warp counts before it tells the block */
 #define SIM_ENGINE_PUBLISH   1024u /* looks before a busy block tells the host */
 #define SIM_ENGINE_SHARE     4u    /* fewest entries that a warp takes, if there are so many */
 
@@ -61,6 +63,7 @@
 struct sim_engine_block {
     uint64_t state;
     uint32_t taking, polling; /* try-locks */
+    uint32_t publishing;      /* try-lock: who copies the counters to the host */
     uint32_t over;            /* not 0: the queue's turn is over */
     uint32_t dirty;           /* counters changed since they were published */
 
@@ -74,7 +77,7 @@ struct sim_engine_block {
     uint32_t timed; /* the model limits something */
 
     uint32_t sq_head;                            /* taking */
-    uint32_t batches;                            /* taking */
+    uint32_t ntaken;                             /* taking: batches */
     uint64_t nfetched;                           /* taking */
     uint32_t sq_seen, sq_tail, cq_seen, cq_head; /* polling */
     uint32_t vain;                               /* polling: looks in vain, in a row */
@@ -87,7 +90,7 @@ struct sim_engine_block {
     uint32_t block, blocks;
     uint32_t share_shift; /* log2 of the warps, rounded down */
     uint32_t nmine;
-    uint32_t npending;
+    uint32_t nturns;
     uint16_t mine[SIM_ENGINE_MINE];
 
     /* copies of what does not change */
@@ -112,6 +115,7 @@ struct sim_engine_held {
 struct sim_engine_lane {
     struct sim_engine_held held[SIM_ENGINE_HELD];
     uint32_t nheld;
+    uint32_t nbatches;                /* of the warp */
     uint32_t commands, reads, writes; /* not yet in the block's counters */
     uint64_t bytes_read, bytes_written;
 };
@@ -245,21 +249,50 @@ GPUNVME_FN uint32_t sim_engine_cid_opc(const struct gpunvme_sqe *sqe)
     return (uint32_t)sqe->cid << 8 | sqe->opc;
 }
 
-/* A lane's tally goes to the block's counters. */
-GPUNVME_FN void sim_engine_flush_tally(struct sim_engine_block *b, struct sim_engine_lane *lane)
+/* The sum of the values of the lanes before this one, and of all in *sum. */
+GPUNVME_FN uint64_t sim_engine_prefix_all(uint64_t value, uint64_t *sum)
 {
-    if (!lane->commands)
-        return;
-    sim_block_add64(&b->counters.commands, lane->commands);
-    sim_block_add64(&b->counters.host_reads, lane->reads);
-    sim_block_add64(&b->counters.host_writes, lane->writes);
-    sim_block_add64(&b->counters.bytes_read, lane->bytes_read);
-    sim_engine_count(b, &b->counters.bytes_written, lane->bytes_written);
-    lane->commands = lane->reads = lane->writes = 0;
-    lane->bytes_read = lane->bytes_written = 0;
+    uint64_t up_to = value;
+
+    for (uint32_t step = 1; step < GPUNVME_WARP_LANES; step *= 2) {
+        uint32_t lane = gpunvme_warp_lane();
+        uint64_t other =
+            gpunvme_warp_shfl64(SIM_ENGINE_LANES, up_to, lane >= step ? lane - step : lane);
+
+        if (lane >= step)
+            up_to += other;
+    }
+    *sum = gpunvme_warp_shfl64(SIM_ENGINE_LANES, up_to, GPUNVME_WARP_LANES - 1);
+    return up_to - value;
 }
 
-/* By one at a time: who polls, or who ends the turn. */
+/*
+ * The lanes' tallies go to the block's counters, in one sum: shared memory has no 64-bit addition
+ * of its own, and lanes that add to the same word would do it one after the other.
+ */
+GPUNVME_FN void sim_engine_flush_tally_all(struct sim_engine_block *b, struct sim_engine_lane *lane)
+{
+    uint64_t sum[5];
+
+    if (!gpunvme_warp_ballot(SIM_ENGINE_LANES, lane->commands != 0))
+        return;
+    sim_engine_prefix_all(lane->commands, &sum[0]);
+    sim_engine_prefix_all(lane->reads, &sum[1]);
+    sim_engine_prefix_all(lane->writes, &sum[2]);
+    sim_engine_prefix_all(lane->bytes_read, &sum[3]);
+    sim_engine_prefix_all(lane->bytes_written, &sum[4]);
+    lane->commands = lane->reads = lane->writes = 0;
+    lane->bytes_read = lane->bytes_written = 0;
+    if (gpunvme_warp_lane())
+        return;
+    sim_block_add64(&b->counters.commands, sum[0]);
+    sim_block_add64(&b->counters.host_reads, sum[1]);
+    sim_block_add64(&b->counters.host_writes, sum[2]);
+    sim_block_add64(&b->counters.bytes_read, sum[3]);
+    sim_engine_count(b, &b->counters.bytes_written, sum[4]);
+}
+
+/* By one at a time: who holds `publishing`, or who ends the turn. */
 GPUNVME_FN void sim_engine_publish(struct sim_engine_block *b)
 {
     uint64_t *from = (uint64_t *)&b->counters, *word = (uint64_t *)b->publish;
@@ -276,13 +309,23 @@ GPUNVME_FN void sim_engine_leave(struct sim_engine *e, uint32_t why)
         gpunvme_store_release32(&e->host->left, why);
 }
 
-/* Is it time to go, or for the block's next queue? */
-GPUNVME_FN void sim_engine_look(struct sim_engine *e, struct sim_engine_block *b)
+/* Is it time to go? The first block asks the host, if `host`: that takes long. */
+GPUNVME_FN void sim_engine_look(struct sim_engine *e, struct sim_engine_block *b, int host)
 {
-    if (!b->block && gpunvme_load_acquire32(&e->host->stop))
+    if (host && !b->block && gpunvme_load_acquire32(&e->host->stop))
         sim_engine_leave(e, SIM_ENGINE_LEFT_STOPPED);
     if (sim_device_load32(&e->leave))
         sim_block_store32(&b->over, 1);
+}
+
+/* What is done now and then, by a warp that holds no lock that a command could wait for. */
+SIM_ENGINE_SLOW void sim_engine_now_and_then(struct sim_engine *e, struct sim_engine_block *b)
+{
+    sim_engine_look(e, b, 1);
+    if (!sim_block_peek32(&b->dirty) || sim_block_exchange32(&b->publishing, 1))
+        return;
+    sim_engine_publish(b);
+    sim_block_store32(&b->publishing, 0);
 }
 
 /*
@@ -297,7 +340,8 @@ GPUNVME_FN int sim_engine_sq_poll(struct sim_engine *e, struct sim_engine_block 
     if (value == b->sq_seen)
         return 0;
     b->sq_seen = value;
-    sim_engine_count(b, &b->counters.doorbell_writes, 1);
+    sim_block_bump64(&b->counters.doorbell_writes);
+    sim_block_store32(&b->dirty, 1);
     if (value >= b->sq_size) {
         sim_engine_violate(e, b, GPUNVME_SIM_VIOLATION_DOORBELL_VALUE, SIM_WHAT_SQ_TAIL, b->sqid, 0,
                            value, b->sq_size);
@@ -321,7 +365,8 @@ GPUNVME_FN int sim_engine_cq_poll(struct sim_engine *e, struct sim_engine_block 
     if (value == b->cq_seen)
         return 0;
     b->cq_seen = value;
-    sim_engine_count(b, &b->counters.doorbell_writes, 1);
+    sim_block_bump64(&b->counters.doorbell_writes);
+    sim_block_store32(&b->dirty, 1);
     if (value < b->cq_size &&
         sim_engine_distance(b->cq_head, value, b->cq_size) <= sim_engine_cq_used(b, state)) {
         sim_block_store32(&b->cq_head, value);
@@ -361,55 +406,56 @@ GPUNVME_FN void sim_engine_idle(struct sim_engine *e, struct sim_engine_block *b
         sim_engine_leave(e, SIM_ENGINE_LEFT_IDLE);
 }
 
-/* Nothing new was found. */
+/* Nothing new was found; the clock is not read each time. */
 GPUNVME_FN void sim_engine_vain(struct sim_engine *e, struct sim_engine_block *b)
 {
-    int working = SIM_STATE_INFLIGHT(sim_block_load64(&b->state)) != 0;
-
-    b->vain++;
-    if (b->vain % SIM_ENGINE_LOOK_IDLE == 0) {
-        sim_engine_look(e, b);
-        if (sim_block_load32(&b->dirty))
-            sim_engine_publish(b);
-    }
-    if (working)
+    if (b->vain++ % SIM_ENGINE_IDLE)
+        return;
+    if (SIM_STATE_INFLIGHT(sim_block_load64(&b->state)))
         sim_engine_busy(e, b);
-    else if (b->nmine == 1 || b->vain == 1)
+    else
         sim_engine_idle(e, b);
 }
 
 /*
  * Reads the doorbells, one warp at a time; the completion queue's only when room is short. Returns
- * whether something changed.
+ * whether something changed. Acquires only then: on a GPU that empties the first-level cache, which
+ * is the user's kernels' as well.
  */
 GPUNVME_FN int sim_engine_poll(struct sim_engine *e, struct sim_engine_block *b)
 {
-    uint32_t sq_value, cq_value, vain;
-    int changed;
+    uint32_t sq_value, cq_value, vain, looks;
+    int changed = 0;
 
-    if (sim_block_load32(&b->polling) || sim_block_exchange32(&b->polling, 1))
+    if (sim_block_peek32(&b->polling) || sim_block_exchange32(&b->polling, 1))
         return 0;
-    sq_value = gpunvme_load_acquire32(b->sq_doorbell);
     cq_value = b->cq_seen;
+    sq_value = gpunvme_load_relaxed32(b->sq_doorbell);
     if (sim_engine_cq_room(b, sim_block_load64(&b->state)) < b->cq_size / 2)
-        cq_value = gpunvme_load_acquire32(b->cq_doorbell);
-    changed = sim_engine_sq_poll(e, b, sq_value);
-    changed |= sim_engine_cq_poll(e, b, cq_value);
-    vain = b->vain;
+        cq_value = gpunvme_load_relaxed32(b->cq_doorbell);
+    if (sq_value != b->sq_seen)
+        changed = sim_engine_sq_poll(e, b, gpunvme_load_acquire32(b->sq_doorbell));
+    if (cq_value != b->cq_seen)
+        changed |= sim_engine_cq_poll(e, b, gpunvme_load_acquire32(b->cq_doorbell));
     if (changed) {
         b->vain = 0;
-        sim_engine_busy(e, b);
+        if (b->idle_since)
+            sim_engine_busy(e, b);
     } else {
         sim_engine_vain(e, b);
     }
-    if (++b->looks % SIM_ENGINE_PUBLISH == 0 && sim_block_load32(&b->dirty))
-        sim_engine_publish(b);
-    if (b->nmine > 1 && (b->vain >= SIM_ENGINE_QUIET || b->looks >= SIM_ENGINE_TURN))
+    vain = b->vain;
+    looks = ++b->looks;
+    if (b->nmine > 1 && (vain >= SIM_ENGINE_QUIET || looks >= SIM_ENGINE_TURN))
         sim_block_store32(&b->over, 1);
     sim_block_store32(&b->polling, 0);
-    if (vain > 256 && !changed)
+    if (changed)
+        return 1;
+    if ((vain && vain % SIM_ENGINE_LOOK_IDLE == 0) || looks % SIM_ENGINE_PUBLISH == 0)
+        sim_engine_now_and_then(e, b);
+    if (vain > 256)
         sim_engine_sleep(vain > 1024 ? 256 : 64);
-    return changed;
+    return 0;
 }
 
 /* Entries that were taken: how many, from which on, and how many were before (40 bits of it). */
@@ -421,7 +467,7 @@ GPUNVME_FN int sim_engine_poll(struct sim_engine *e, struct sim_engine_block *b)
  * Takes up to `want` entries, each with a place in the completion queue; 0: none. Where many wait,
  * each warp takes its share.
  */
-GPUNVME_FN uint64_t sim_engine_take(struct sim_engine *e, struct sim_engine_block *b, uint32_t want)
+GPUNVME_FN uint64_t sim_engine_take(struct sim_engine_block *b, uint32_t want)
 {
     uint32_t there, n, room, share, first;
     uint64_t state, taken = 0;
@@ -444,11 +490,8 @@ GPUNVME_FN uint64_t sim_engine_take(struct sim_engine *e, struct sim_engine_bloc
         b->nfetched += n;
         sim_block_store32(&b->sq_head, first + n < b->sq_size ? first + n : first + n - b->sq_size);
         sim_engine_inflight(b, n);
-        if (++b->batches % SIM_ENGINE_LOOK_BUSY == 0) {
-            sim_engine_look(e, b);
-            if (b->nmine > 1)
-                sim_block_store32(&b->over, 1);
-        }
+        if (++b->ntaken % SIM_ENGINE_LOOK_BUSY == 0 && b->nmine > 1)
+            sim_block_store32(&b->over, 1);
     }
     sim_block_store32(&b->taking, 0);
     return taken;
@@ -459,7 +502,7 @@ SIM_ENGINE_SLOW uint64_t sim_engine_seek(struct sim_engine *e, struct sim_engine
                                          uint32_t want)
 {
     for (int again = 0;; again = 1) {
-        uint64_t taken = sim_engine_take(e, b, want);
+        uint64_t taken = sim_engine_take(b, want);
 
         if (taken || again || !sim_engine_poll(e, b))
             return taken;
@@ -592,23 +635,6 @@ GPUNVME_FN uint64_t sim_engine_book(uint64_t *free_at, uint64_t now, uint64_t co
         start = old > now ? old : now;
     while (!sim_device_cas64(free_at, &old, start + cost));
     return start;
-}
-
-/* The sum of the values of the lanes before this one, and of all in *sum. */
-GPUNVME_FN uint64_t sim_engine_prefix_all(uint64_t value, uint64_t *sum)
-{
-    uint64_t up_to = value;
-
-    for (uint32_t step = 1; step < GPUNVME_WARP_LANES; step *= 2) {
-        uint32_t lane = gpunvme_warp_lane();
-        uint64_t other =
-            gpunvme_warp_shfl64(SIM_ENGINE_LANES, up_to, lane >= step ? lane - step : lane);
-
-        if (lane >= step)
-            up_to += other;
-    }
-    *sum = gpunvme_warp_shfl64(SIM_ENGINE_LANES, up_to, GPUNVME_WARP_LANES - 1);
-    return up_to - value;
 }
 
 /* All lanes pass a meter, one after the other: *start is when a lane's turn begins, *end when it
@@ -1175,15 +1201,17 @@ GPUNVME_FN void sim_engine_warp(struct sim_engine *e, struct sim_engine_block *b
         taken = gpunvme_warp_shfl64(SIM_ENGINE_LANES, taken, leader);
         if (taken) {
             sim_engine_batch_all(e, b, &lane, open, taken);
-            if (lane.commands >= SIM_ENGINE_TALLY)
-                sim_engine_flush_tally(b, &lane);
+            if (++lane.nbatches % SIM_ENGINE_TALLY == 0)
+                sim_engine_flush_tally_all(b, &lane);
+            if (!me && lane.nbatches % SIM_ENGINE_LOOK_BUSY == 0)
+                sim_engine_now_and_then(e, b);
         } else {
-            sim_engine_flush_tally(b, &lane);
+            sim_engine_flush_tally_all(b, &lane);
             if (!holding)
-                sim_engine_sleep(40);
+                sim_engine_sleep(20);
         }
     }
-    sim_engine_flush_tally(b, &lane);
+    sim_engine_flush_tally_all(b, &lane);
     for (uint32_t i = 0; i < SIM_ENGINE_HELD; i++) {
         struct sim_engine_pending *p = &pending[thread * SIM_ENGINE_HELD + i];
 
@@ -1198,7 +1226,7 @@ GPUNVME_FN void sim_engine_begin(struct sim_engine_block *b, const struct sim_en
                                  uint32_t timed)
 {
     b->state = q->state;
-    b->taking = b->polling = b->over = b->dirty = 0;
+    b->taking = b->polling = b->publishing = b->over = b->dirty = 0;
     b->sq = q->sq;
     b->cq = q->cq;
     b->sq_doorbell = q->sq_doorbell;
@@ -1215,7 +1243,7 @@ GPUNVME_FN void sim_engine_begin(struct sim_engine_block *b, const struct sim_en
     b->cq_seen = q->cq_seen;
     b->cq_head = q->cq_head;
     b->nfetched = q->nfetched;
-    b->batches = b->vain = b->looks = 0;
+    b->ntaken = b->vain = b->looks = 0;
     b->counters = q->counters;
 }
 
@@ -1263,7 +1291,7 @@ GPUNVME_FN void sim_engine_prepare(struct sim_engine *e, struct sim_engine_block
     while (2u << b->share_shift <= nwarps)
         b->share_shift++;
     b->idle_since = 0;
-    b->idle_told = b->nmine = 0;
+    b->idle_told = b->nmine = b->nturns = 0;
     b->over = 0;
     for (uint32_t i = 0; i < e->nqueues; i++)
         if (e->queues[i].active && active++ % blocks == block && b->nmine < SIM_ENGINE_MINE)
@@ -1302,7 +1330,7 @@ GPUNVME_FN void sim_engine_body(struct sim_engine *e, struct sim_engine_block *b
                 sim_engine_idle(e, b);
                 sim_engine_sleep(1000);
             }
-            sim_engine_look(e, b);
+            sim_engine_look(e, b, b->nmine <= 1 || ++b->nturns % SIM_ENGINE_LOOK_TURN == 0);
         }
         sim_block_sync();
         if (sim_block_load32(&b->over))

@@ -199,6 +199,19 @@ GPUNVME_FN uint64_t sim_command_nlb(const struct gpunvme_sqe *sqe)
     return (uint64_t)(sqe->cdw12 & GPUNVME_RW_NLB_MASK) + 1;
 }
 
+/* What a plain command may set: the rest is reserved, or asks for more than to move bytes. */
+#define SIM_PLAIN_CDW12 (GPUNVME_RW_NLB_MASK | GPUNVME_RW_FUA | GPUNVME_RW_LR)
+#define SIM_PLAIN_CDW13 GPUNVME_RW_DSM_MASK
+
+/* A read or write about which nothing is unusual so far: sim_command_form() would find nothing to
+ * tell. Not looked at: its flags, and where its data is. */
+GPUNVME_FN int sim_command_plain(const struct gpunvme_sqe *sqe)
+{
+    return (sqe->opc == GPUNVME_CMD_READ || sqe->opc == GPUNVME_CMD_WRITE) &&
+           !(sqe->cdw2 | sqe->cdw3 | (sqe->cdw12 & ~(uint32_t)SIM_PLAIN_CDW12) |
+             (sqe->cdw13 & ~(uint32_t)SIM_PLAIN_CDW13));
+}
+
 /* Why there is no such namespace: an identifier that none can have is one thing, one that none has
  * now another. `last` is the highest that there is, 0 where there is none. */
 GPUNVME_FN uint16_t sim_command_no_ns(uint32_t nsid, uint32_t last)

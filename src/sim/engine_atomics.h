@@ -93,13 +93,20 @@ GPUNVME_FN void sim_block_add64(uint64_t *p, uint64_t v)
                  : "memory");
 }
 
-/* One more, of a word that one thread at a time changes. */
-GPUNVME_FN void sim_block_bump64(uint64_t *p)
+/* A word that one thread at a time changes grows: shared memory has no 64-bit addition of its own,
+ * sim_block_add64() is a loop. */
+GPUNVME_FN void sim_block_grow64(uint64_t *p, uint64_t by)
 {
     uint64_t v;
     asm volatile("ld.relaxed.cta.shared.u64 %0, [%1];" : "=l"(v) : "r"(sim_block_at(p)));
-    asm volatile("st.relaxed.cta.shared.u64 [%0], %1;" ::"r"(sim_block_at(p)), "l"(v + 1)
+    asm volatile("st.relaxed.cta.shared.u64 [%0], %1;" ::"r"(sim_block_at(p)), "l"(v + by)
                  : "memory");
+}
+
+/* The sum of all lanes' values, for all. */
+GPUNVME_FN uint32_t sim_warp_sum32(uint32_t mask, uint32_t value)
+{
+    return __reduce_add_sync(mask, value);
 }
 
 GPUNVME_FN void sim_block_sync(void)
@@ -244,9 +251,15 @@ GPUNVME_FN void sim_block_add64(uint64_t *p, uint64_t v)
     __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
 }
 
-GPUNVME_FN void sim_block_bump64(uint64_t *p)
+GPUNVME_FN void sim_block_grow64(uint64_t *p, uint64_t by)
 {
-    __atomic_store_n(p, __atomic_load_n(p, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED);
+    __atomic_store_n(p, __atomic_load_n(p, __ATOMIC_RELAXED) + by, __ATOMIC_RELAXED);
+}
+
+GPUNVME_FN uint32_t sim_warp_sum32(uint32_t mask, uint32_t value)
+{
+    (void)mask;
+    return value;
 }
 
 GPUNVME_FN void sim_block_sync(void)

@@ -22,12 +22,14 @@
 
 #define SIM_MOVE_LANES  0xffffffffu
 #define SIM_MOVE_FLIGHT 8 /* loads of a lane in flight */
+#define SIM_MOVE_FEW    4 /* … where there are no more */
 #define SIM_MOVE_ROW    512u
+#define SIM_MOVE_SHORT  8192u /* most bytes of a piece that is moved in rows with others */
 
 /*
- * 16 bytes, if `on`; past the first-level cache, as no byte is used twice. Written out so that the
- * load goes where its value stays: what the compiler makes of a load under a condition copies the
- * value, and so waits for it before the next load.
+ * 16 bytes, if `on`; past the first-level cache, as no byte is used twice. Written
+ * out so that the load goes where its value stays: what the compiler makes of a load under a
+ * condition copies the value, and so waits for it before the next load.
  */
 GPUNVME_FN uint4 sim_move_load(const uint8_t *from, int on)
 {
@@ -41,34 +43,45 @@ GPUNVME_FN uint4 sim_move_load(const uint8_t *from, int on)
     return v;
 }
 
-/* One piece of at most 512 bytes from each lane of `rest`, all at multiples of 16: lanes' pieces
- * are the rows of a table, SIM_MOVE_FLIGHT rows at a time. */
-GPUNVME_FN void sim_move_rows(uint32_t rest, uint8_t *to, const uint8_t *from, uint32_t nbytes)
+/*
+ * One piece from each lane of `rest`, all at multiples of 16, in rows of 512 bytes: `flight` (a
+ * constant, at most SIM_MOVE_FLIGHT) rows at a time. `end` is that of the longest piece. Loads are
+ * under no condition, so that they need no register before: those too many get bytes that are read
+ * anyhow.
+ */
+GPUNVME_FN void sim_move_rows(uint32_t rest, uint8_t *to, const uint8_t *from, uint32_t nbytes,
+                              uint32_t end, const int flight)
 {
-    uint32_t at = gpunvme_warp_lane() * 16;
+    uint32_t at = gpunvme_warp_lane() * 16, row = 0, any = gpunvme_lowest_bit(rest);
 
     while (rest) {
         uint4 v[SIM_MOVE_FLIGHT];
-        uint32_t of[SIM_MOVE_FLIGHT], on = 0;
+        uint32_t todo = rest, first = row, on = 0;
 
 #pragma unroll
-        for (int i = 0; i < SIM_MOVE_FLIGHT; i++) {
-            const uint8_t *row;
-            uint32_t n;
+        for (int i = 0; i < flight; i++) {
+            uint32_t of = rest ? gpunvme_lowest_bit(rest) : any, where = row + at;
+            const uint8_t *f =
+                (const uint8_t *)gpunvme_warp_shfl64(SIM_MOVE_LANES, (uint64_t)from, of);
+            uint32_t n = gpunvme_warp_shfl32(SIM_MOVE_LANES, nbytes, of);
+            int mine = rest && where < n;
 
-            of[i] = rest ? gpunvme_lowest_bit(rest) : 0;
-            row = (const uint8_t *)gpunvme_warp_shfl64(SIM_MOVE_LANES, (uint64_t)from, of[i]);
-            n = gpunvme_warp_shfl32(SIM_MOVE_LANES, nbytes, of[i]);
-            on |= (rest && at < n ? 1u : 0) << i;
-            v[i] = sim_move_load(row + at, on >> i & 1);
-            rest &= rest - 1;
+            on |= (mine ? 1u : 0) << i;
+            v[i] = __ldcg((const uint4 *)(f + (mine ? where : 0)));
+            row += SIM_MOVE_ROW;
+            rest = row < end ? rest : rest & (rest - 1);
+            row = row < end ? row : 0;
         }
 #pragma unroll
-        for (int i = 0; i < SIM_MOVE_FLIGHT; i++) {
-            uint8_t *row = (uint8_t *)gpunvme_warp_shfl64(SIM_MOVE_LANES, (uint64_t)to, of[i]);
+        for (int i = 0; i < flight; i++) {
+            uint32_t of = todo ? gpunvme_lowest_bit(todo) : any, where = first + at;
+            uint8_t *t = (uint8_t *)gpunvme_warp_shfl64(SIM_MOVE_LANES, (uint64_t)to, of);
 
             if (on & 1u << i)
-                *(uint4 *)(row + at) = v[i];
+                *(uint4 *)(t + where) = v[i];
+            first += SIM_MOVE_ROW;
+            todo = first < end ? todo : todo & (todo - 1);
+            first = first < end ? first : 0;
         }
     }
 }
@@ -138,13 +151,9 @@ static __device__ __noinline__ int sim_move(uint32_t op, uint8_t *to, const uint
                                             uint64_t nbytes)
 {
     int plain = op == SIM_MOVE_COPY && !(((uint64_t)to | (uint64_t)from | nbytes) & 15);
-    uint32_t rows = gpunvme_warp_ballot(SIM_MOVE_LANES, plain && nbytes <= SIM_MOVE_ROW);
-    uint32_t others = gpunvme_warp_ballot(SIM_MOVE_LANES, op != SIM_MOVE_NOTHING && nbytes &&
-                                                              !(plain && nbytes <= SIM_MOVE_ROW));
+    uint32_t others = gpunvme_warp_ballot(SIM_MOVE_LANES, op != SIM_MOVE_NOTHING && nbytes);
     int differs = 0;
 
-    if (rows)
-        sim_move_rows(rows, to, from, (uint32_t)nbytes);
     for (; others; others &= others - 1) {
         uint32_t of = gpunvme_lowest_bit(others);
         uint32_t how = gpunvme_warp_shfl32(SIM_MOVE_LANES, plain ? 0 : op, of);
@@ -164,6 +173,24 @@ static __device__ __noinline__ int sim_move(uint32_t op, uint8_t *to, const uint
     return differs;
 }
 
+/* Copies what each lane wants, nbytes 0: nothing; called by all lanes. */
+GPUNVME_FN void sim_move_copy(uint8_t *to, const uint8_t *from, uint64_t nbytes)
+{
+    int in_rows = nbytes <= SIM_MOVE_SHORT && !(((uint64_t)to | (uint64_t)from | nbytes) & 15);
+    uint32_t rows = gpunvme_warp_ballot(SIM_MOVE_LANES, in_rows && nbytes), end, n;
+
+    if (gpunvme_warp_ballot(SIM_MOVE_LANES, !in_rows))
+        sim_move(in_rows ? SIM_MOVE_NOTHING : SIM_MOVE_COPY, to, from, nbytes);
+    if (!rows)
+        return;
+    end = __reduce_max_sync(SIM_MOVE_LANES, in_rows ? (uint32_t)nbytes : 0);
+    n = gpunvme_popcount(rows) * ((end + SIM_MOVE_ROW - 1) / SIM_MOVE_ROW);
+    if (n <= SIM_MOVE_FEW)
+        sim_move_rows(rows, to, from, (uint32_t)nbytes, end, SIM_MOVE_FEW);
+    else
+        sim_move_rows(rows, to, from, (uint32_t)nbytes, end, SIM_MOVE_FLIGHT);
+}
+
 #else
 
 GPUNVME_FN int sim_move(uint32_t op, uint8_t *to, const uint8_t *from, uint64_t nbytes)
@@ -180,6 +207,12 @@ GPUNVME_FN int sim_move(uint32_t op, uint8_t *to, const uint8_t *from, uint64_t 
     default:
         return 0;
     }
+}
+
+GPUNVME_FN void sim_move_copy(uint8_t *to, const uint8_t *from, uint64_t nbytes)
+{
+    if (nbytes)
+        memcpy(to, from, nbytes);
 }
 
 #endif

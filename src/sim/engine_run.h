@@ -47,17 +47,25 @@
 #endif
 #endif
 
-#define SIM_ENGINE_NEAR      64u   /* DMA ranges that a block keeps at hand */
-#define SIM_ENGINE_MINE      256u  /* queues that a block can serve in turn */
-#define SIM_ENGINE_TURN      256u  /* looks at a busy queue before the next one's turn */
-#define SIM_ENGINE_QUIET     4u    /* looks in vain at a queue before the next one's turn */
-#define SIM_ENGINE_LOOK_IDLE 64u   /* looks in vain before the stop word is read */
-#define SIM_ENGINE_LOOK_BUSY 256u  /* batches of a warp before it is read */
-#define SIM_ENGINE_LOOK_TURN 16u   /* turns before it is read */
-#define SIM_ENGINE_IDLE      16u   /* looks in vain before the clock is read */
-#define SIM_ENGINE_TALLY     1024u /* batches that a warp counts before it tells the block */
+#define SIM_ENGINE_NEAR      64u  /* DMA ranges that a block keeps at hand */
+#define SIM_ENGINE_MINE      256u /* queues that a block can serve in turn */
+#define SIM_ENGINE_TURN      256u /* looks at a busy queue before the next one's turn */
+#define SIM_ENGINE_QUIET     4u   /* looks in vain at a queue before the next one's turn */
+#define SIM_ENGINE_LOOK_IDLE 64u  /* looks in vain before the stop word is read */
+#define SIM_ENGINE_LOOK_BUSY 256u /* batches of a warp before it is read */
+#define SIM_ENGINE_LOOK_TURN 16u  /* turns before it is read */
+#define SIM_ENGINE_IDLE      16u  /* looks in vain before the clock is read */
+#define SIM_ENGINE_UNIT      9u   /* log2 of the smallest block */
+#define SIM_ENGINE_WARPS     (SIM_ENGINE_MAX_THREADS / 32u)
 #define SIM_ENGINE_PUBLISH   1024u /* looks before a busy block tells the host */
-#define SIM_ENGINE_SHARE     4u    /* fewest entries that a warp takes, if there are so many */
+#define SIM_ENGINE_SHARE     8u    /* fewest entries that a warp takes, if there are so many */
+
+/* What each warp counts by itself: the first counters of struct sim_engine_counters. */
+struct sim_engine_tally {
+    uint64_t commands, bytes_read, bytes_written, host_reads, host_writes;
+};
+
+#define SIM_ENGINE_NTALLIES (sizeof(struct sim_engine_tally) / sizeof(uint64_t))
 
 /* What the warps of a block share. */
 struct sim_engine_block {
@@ -101,23 +109,18 @@ struct sim_engine_block {
     const struct sim_engine_range *ranges;
 
     struct sim_engine_counters counters;
+    struct sim_engine_tally tally[SIM_ENGINE_WARPS]; /* each by its warp's first lane alone */
     uint32_t cids[SIM_ENGINE_CID_WORDS];
 };
 
-/* A completion that waits for its time. */
-struct sim_engine_held {
-    uint64_t due_ns;
-    uint32_t cid_status;
-    uint32_t flags; /* SIM_ENGINE_PENDING_* */
-};
-
-/* What a lane keeps. */
+/*
+ * What a lane keeps from batch to batch: on a GPU that is registers, so there is little of it.
+ * Passed by value: what has its address taken lies in memory.
+ */
 struct sim_engine_lane {
-    struct sim_engine_held held[SIM_ENGINE_HELD];
-    uint32_t nheld;
-    uint32_t nbatches;                /* of the warp */
-    uint32_t commands, reads, writes; /* not yet in the block's counters */
-    uint64_t bytes_read, bytes_written;
+    struct sim_engine_pending *held; /* SIM_ENGINE_HELD that are this lane's own */
+    uint32_t nheld;                  /* of them in use */
+    uint32_t warp;                   /* which of the block */
 };
 
 /* A command in a lane's hands. */
@@ -249,47 +252,17 @@ GPUNVME_FN uint32_t sim_engine_cid_opc(const struct gpunvme_sqe *sqe)
     return (uint32_t)sqe->cid << 8 | sqe->opc;
 }
 
-/* The sum of the values of the lanes before this one, and of all in *sum. */
-GPUNVME_FN uint64_t sim_engine_prefix_all(uint64_t value, uint64_t *sum)
+/* What the warps have counted so far of one thing, with what the block has. */
+#define SIM_TALLY(b, what) sim_engine_tally_sum(b, &(b)->counters.what, &(b)->tally[0].what)
+
+GPUNVME_FN uint64_t sim_engine_tally_sum(const struct sim_engine_block *b, const uint64_t *counter,
+                                         const uint64_t *first)
 {
-    uint64_t up_to = value;
+    uint64_t sum = sim_block_load64(counter);
 
-    for (uint32_t step = 1; step < GPUNVME_WARP_LANES; step *= 2) {
-        uint32_t lane = gpunvme_warp_lane();
-        uint64_t other =
-            gpunvme_warp_shfl64(SIM_ENGINE_LANES, up_to, lane >= step ? lane - step : lane);
-
-        if (lane >= step)
-            up_to += other;
-    }
-    *sum = gpunvme_warp_shfl64(SIM_ENGINE_LANES, up_to, GPUNVME_WARP_LANES - 1);
-    return up_to - value;
-}
-
-/*
- * The lanes' tallies go to the block's counters, in one sum: shared memory has no 64-bit addition
- * of its own, and lanes that add to the same word would do it one after the other.
- */
-GPUNVME_FN void sim_engine_flush_tally_all(struct sim_engine_block *b, struct sim_engine_lane *lane)
-{
-    uint64_t sum[5];
-
-    if (!gpunvme_warp_ballot(SIM_ENGINE_LANES, lane->commands != 0))
-        return;
-    sim_engine_prefix_all(lane->commands, &sum[0]);
-    sim_engine_prefix_all(lane->reads, &sum[1]);
-    sim_engine_prefix_all(lane->writes, &sum[2]);
-    sim_engine_prefix_all(lane->bytes_read, &sum[3]);
-    sim_engine_prefix_all(lane->bytes_written, &sum[4]);
-    lane->commands = lane->reads = lane->writes = 0;
-    lane->bytes_read = lane->bytes_written = 0;
-    if (gpunvme_warp_lane())
-        return;
-    sim_block_add64(&b->counters.commands, sum[0]);
-    sim_block_add64(&b->counters.host_reads, sum[1]);
-    sim_block_add64(&b->counters.host_writes, sum[2]);
-    sim_block_add64(&b->counters.bytes_read, sum[3]);
-    sim_engine_count(b, &b->counters.bytes_written, sum[4]);
+    for (uint32_t i = 0; i < SIM_ENGINE_WARPS; i++)
+        sum += sim_block_load64(first + i * (sizeof(b->tally[0]) / sizeof(*first)));
+    return sum;
 }
 
 /* By one at a time: who holds `publishing`, or who ends the turn. */
@@ -298,8 +271,24 @@ GPUNVME_FN void sim_engine_publish(struct sim_engine_block *b)
     uint64_t *from = (uint64_t *)&b->counters, *word = (uint64_t *)b->publish;
 
     sim_block_store32(&b->dirty, 0);
-    for (uint32_t i = 0; i < SIM_ENGINE_NCOUNTERS; i++)
+    gpunvme_store_relaxed64(&b->publish->commands, SIM_TALLY(b, commands));
+    gpunvme_store_relaxed64(&b->publish->bytes_read, SIM_TALLY(b, bytes_read));
+    gpunvme_store_relaxed64(&b->publish->bytes_written, SIM_TALLY(b, bytes_written));
+    gpunvme_store_relaxed64(&b->publish->host_reads, SIM_TALLY(b, host_reads));
+    gpunvme_store_relaxed64(&b->publish->host_writes, SIM_TALLY(b, host_writes));
+    for (uint32_t i = SIM_ENGINE_NTALLIES; i < SIM_ENGINE_NCOUNTERS; i++)
         gpunvme_store_relaxed64(&word[i], sim_block_load64(&from[i]));
+}
+
+/* A warp's tallies become the block's, when no warp counts. */
+GPUNVME_FN void sim_engine_gather(struct sim_engine_block *b)
+{
+    b->counters.commands = SIM_TALLY(b, commands);
+    b->counters.bytes_read = SIM_TALLY(b, bytes_read);
+    b->counters.bytes_written = SIM_TALLY(b, bytes_written);
+    b->counters.host_reads = SIM_TALLY(b, host_reads);
+    b->counters.host_writes = SIM_TALLY(b, host_writes);
+    memset(b->tally, 0, sizeof(b->tally));
 }
 
 /* All blocks go, for this reason unless there is one already. */
@@ -340,7 +329,7 @@ GPUNVME_FN int sim_engine_sq_poll(struct sim_engine *e, struct sim_engine_block 
     if (value == b->sq_seen)
         return 0;
     b->sq_seen = value;
-    sim_block_bump64(&b->counters.doorbell_writes);
+    sim_block_grow64(&b->counters.doorbell_writes, 1);
     sim_block_store32(&b->dirty, 1);
     if (value >= b->sq_size) {
         sim_engine_violate(e, b, GPUNVME_SIM_VIOLATION_DOORBELL_VALUE, SIM_WHAT_SQ_TAIL, b->sqid, 0,
@@ -365,7 +354,7 @@ GPUNVME_FN int sim_engine_cq_poll(struct sim_engine *e, struct sim_engine_block 
     if (value == b->cq_seen)
         return 0;
     b->cq_seen = value;
-    sim_block_bump64(&b->counters.doorbell_writes);
+    sim_block_grow64(&b->counters.doorbell_writes, 1);
     sim_block_store32(&b->dirty, 1);
     if (value < b->cq_size &&
         sim_engine_distance(b->cq_head, value, b->cq_size) <= sim_engine_cq_used(b, state)) {
@@ -613,12 +602,8 @@ GPUNVME_FN uint16_t sim_engine_check(struct sim_engine *e, struct sim_engine_blo
     if (!sim_engine_has(work->sqe.opc) || !sim_io_rule(work->sqe.opc, &rule))
         return GPUNVME_SC_INVALID_OPCODE;
     status = sim_command_form(&work->sqe, &rule, 0, (int)b->sgl, &wrong);
-    if (wrong) {
-        struct gpunvme_sqe sqe = work->sqe; /* copies, so that the usual way needs no memory */
-        struct sim_rule told = rule;
-
-        sim_engine_tell_form(e, b, &sqe, &told, wrong);
-    }
+    if (wrong)
+        sim_engine_tell_form(e, b, &work->sqe, &rule, wrong);
     return status ? status : sim_engine_plan(b, work);
 }
 
@@ -635,6 +620,23 @@ GPUNVME_FN uint64_t sim_engine_book(uint64_t *free_at, uint64_t now, uint64_t co
         start = old > now ? old : now;
     while (!sim_device_cas64(free_at, &old, start + cost));
     return start;
+}
+
+/* The sum of the values of the lanes before this one, and of all in *sum. */
+GPUNVME_FN uint64_t sim_engine_prefix_all(uint64_t value, uint64_t *sum)
+{
+    uint64_t up_to = value;
+
+    for (uint32_t step = 1; step < GPUNVME_WARP_LANES; step *= 2) {
+        uint32_t lane = gpunvme_warp_lane();
+        uint64_t other =
+            gpunvme_warp_shfl64(SIM_ENGINE_LANES, up_to, lane >= step ? lane - step : lane);
+
+        if (lane >= step)
+            up_to += other;
+    }
+    *sum = gpunvme_warp_shfl64(SIM_ENGINE_LANES, up_to, GPUNVME_WARP_LANES - 1);
+    return up_to - value;
 }
 
 /* All lanes pass a meter, one after the other: *start is when a lane's turn begins, *end when it
@@ -818,29 +820,76 @@ SIM_ENGINE_SLOW void sim_engine_faults_all(struct sim_engine *e, struct sim_engi
  * ---- Data ------------------------------------------------------------------------------------
  */
 
+/* Whether PRPs describe one piece on the bus: one page, or two that lie side by side. */
+GPUNVME_FN int sim_engine_one_run(const struct gpunvme_sqe *sqe, uint64_t nbytes, uint32_t page)
+{
+    uint64_t first = page - (sqe->prp1 & (page - 1));
+
+    if (sqe->prp1 & 3)
+        return 0;
+    if (nbytes <= first)
+        return !sqe->prp2;
+    return nbytes - first <= page && sqe->prp2 == sqe->prp1 + first;
+}
+
 /* The data of most commands is in one piece: its address, or NULL where it must be walked. */
 GPUNVME_FN uint8_t *sim_engine_one_piece(const struct sim_engine_block *b,
-                                         const struct sim_engine_work *work)
+                                         const struct gpunvme_sqe *sqe, uint64_t nbytes)
 {
-    const struct gpunvme_sqe *sqe = &work->sqe;
-    uint8_t psdt = sqe->flags & GPUNVME_PSDT_MASK;
-    uint64_t bus = sqe->prp1, run = 0;
+    uint64_t run = 0;
     uint8_t *at;
 
-    if (psdt == GPUNVME_PSDT_PRP) {
-        if (bus & 3 || sqe->prp2 || (bus & (b->page - 1)) + work->nbytes > b->page)
+    if ((sqe->flags & GPUNVME_PSDT_MASK) == GPUNVME_PSDT_PRP) {
+        if (!sim_engine_one_run(sqe, nbytes, b->page))
             return NULL;
     } else {
         /* one data block of just that length: the descriptor's second half tells it all */
         uint64_t want =
-            work->nbytes |
-            (uint64_t)GPUNVME_SGL_ID(GPUNVME_SGL_DATA_BLOCK, GPUNVME_SGL_SUBTYPE_ADDRESS) << 56;
+            nbytes | (uint64_t)GPUNVME_SGL_ID(GPUNVME_SGL_DATA_BLOCK, GPUNVME_SGL_SUBTYPE_ADDRESS)
+                         << 56;
 
         if (sqe->prp2 != want)
             return NULL;
     }
-    at = sim_engine_at(b, bus, work->nbytes, &run);
-    return run == work->nbytes ? at : NULL;
+    at = sim_engine_at(b, sqe->prp1, nbytes, &run);
+    return run == nbytes ? at : NULL;
+}
+
+/* What a plain command moves. */
+struct sim_engine_plain {
+    uint8_t *media, *host;
+    uint64_t nbytes;
+};
+
+/*
+ * The short way: 1 when it is a read or write with nothing unusual about it, data in one piece.
+ * Nothing is changed otherwise, and nothing told: the long way finds out what is wrong, by the same
+ * checks.
+ */
+GPUNVME_FN int sim_engine_find_plain(const struct sim_engine_block *b,
+                                     const struct gpunvme_sqe *sqe, struct sim_engine_plain *plain)
+{
+    uint8_t psdt = sqe->flags & GPUNVME_PSDT_MASK;
+    const struct sim_engine_ns *ns;
+    uint64_t nbytes;
+    uint8_t *host;
+
+    if (!sim_command_plain(sqe) || sqe->flags != psdt || psdt == GPUNVME_PSDT_MASK ||
+        (psdt != GPUNVME_PSDT_PRP && !b->sgl))
+        return 0;
+    ns = sim_engine_find_ns(b, sqe->nsid);
+    if (!ns || sim_command_blocks(sqe, ns->nblocks, (int)ns->readonly))
+        return 0;
+    nbytes = sim_command_nlb(sqe) << ns->shift;
+    if (sim_command_transfer(sqe, nbytes, b->max_transfer, ns->metadata))
+        return 0;
+    host = sim_engine_one_piece(b, sqe, nbytes);
+    if (!host)
+        return 0;
+    plain->media = ns->bytes + (sim_command_slba(sqe) << ns->shift);
+    plain->host = host;
+    plain->nbytes = nbytes;
+    return 1;
 }
 
 GPUNVME_FN uint16_t sim_engine_unmapped(struct sim_engine *e, struct sim_engine_block *b,
@@ -965,23 +1014,25 @@ SIM_ENGINE_SLOW void sim_engine_walk_all(struct sim_engine *e, struct sim_engine
     }
 }
 
+/* Checks the lanes' commands, does what they want, and says how it went. */
 GPUNVME_FN void sim_engine_data_all(struct sim_engine *e, struct sim_engine_block *b,
                                     struct sim_engine_work *work)
 {
-    uint32_t op = work->status ? SIM_MOVE_NOTHING : work->op;
+    uint32_t op = SIM_MOVE_NOTHING;
+    uint8_t *host = NULL;
     int walks = 0;
-    uint8_t *host = work->media; /* for Write Zeroes, which has none */
 
+    if (work->here && !work->status && !work->drop) {
+        work->status = sim_engine_check(e, b, work);
+        op = work->status ? SIM_MOVE_NOTHING : work->op;
+        host = work->media; /* for Write Zeroes, which has none */
+    }
     if (op == SIM_MOVE_COPY || op == SIM_MOVE_COMPARE) {
-        host = sim_engine_one_piece(b, work);
+        host = sim_engine_one_piece(b, &work->sqe, work->nbytes);
         walks = !host;
     }
-    if (gpunvme_warp_ballot(SIM_ENGINE_LANES, walks)) {
-        struct sim_engine_work copy = *work; /* so that the usual way needs no memory */
-
-        sim_engine_walk_all(e, b, &copy, walks);
-        work->status = copy.status;
-    }
+    if (gpunvme_warp_ballot(SIM_ENGINE_LANES, walks))
+        sim_engine_walk_all(e, b, work, walks);
     if (sim_engine_move_all(work, walks ? SIM_MOVE_NOTHING : op, work->media, host, work->nbytes))
         work->status = GPUNVME_SC_COMPARE_FAILURE;
 }
@@ -990,26 +1041,29 @@ GPUNVME_FN void sim_engine_data_all(struct sim_engine *e, struct sim_engine_bloc
  * ---- Completion ------------------------------------------------------------------------------
  */
 
-/* Ends the commands of the lanes of `ready`: their ids are free, their entries posted. */
-GPUNVME_FN void sim_engine_post_all(struct sim_engine_block *b, struct sim_engine_lane *lane,
-                                    uint32_t ready, const struct sim_engine_held *done)
+/*
+ * Ends the commands of the lanes of `ready`: their ids are free (unless `keep_cid`), their entries
+ * posted. cid_status: the id, and the status << 16.
+ */
+GPUNVME_FN void sim_engine_post_all(struct sim_engine_block *b, uint32_t warp, uint32_t ready,
+                                    uint32_t cid_status, int keep_cid)
 {
-    uint32_t me = gpunvme_warp_lane(), leader, place, phase;
+    uint32_t me = gpunvme_warp_lane(), leader, place, phase, cid = cid_status & 0xffff;
     int mine = (int)(ready >> me & 1);
     uint64_t state = 0;
 
     if (!ready)
         return;
     leader = gpunvme_warp_leader(ready);
-    if (mine && !(done->flags & SIM_ENGINE_PENDING_KEEP_CID)) {
-        uint32_t cid = done->cid_status & 0xffff;
-
+    if (mine && !keep_cid)
         sim_block_and32(&b->cids[cid / 32], ~(1u << cid % 32));
-    }
     gpunvme_warp_sync(SIM_ENGINE_LANES); /* all lanes' copies and ids, before anybody's fence */
     sim_engine_fence();
-    if (me == leader)
+    if (me == leader) {
         state = sim_engine_places(b, gpunvme_popcount(ready));
+        sim_block_grow64(&b->tally[warp].commands, gpunvme_popcount(ready));
+        sim_block_store32(&b->dirty, 1);
+    }
     state = gpunvme_warp_shfl64(SIM_ENGINE_LANES, state, leader);
     if (!mine)
         return;
@@ -1020,50 +1074,59 @@ GPUNVME_FN void sim_engine_post_all(struct sim_engine_block *b, struct sim_engin
     if (!phase)
         place -= b->cq_size;
     sim_engine_store_cqe(&b->cq[place], 0, SIM_STATE_FETCHED(state) | (uint32_t)b->sqid << 16,
-                         (done->cid_status & 0xffff) | (done->cid_status >> 16 << 1 | phase) << 16);
-    lane->commands++;
-    if (done->cid_status >> 16) {
-        uint16_t status = (uint16_t)(done->cid_status >> 16);
-
-        sim_engine_count(b, &b->counters.errors, 1);
-        if (GPUNVME_STATUS_SCT(status) == GPUNVME_SCT_MEDIA &&
-            GPUNVME_STATUS_CODE(status) != GPUNVME_SC_COMPARE_FAILURE)
-            sim_engine_count(b, &b->counters.media_errors, 1);
-    }
+                         cid | (cid_status >> 16 << 1 | phase) << 16);
 }
 
-/* Posts what is due of the commands that the lanes keep, of each lane the earliest first. */
-GPUNVME_FN void sim_engine_due_held_all(struct sim_engine_block *b, struct sim_engine_lane *lane)
+/* Of completions with a status; the lanes of `ready` have one. */
+GPUNVME_FN void sim_engine_count_error(struct sim_engine_block *b, uint32_t ready,
+                                       uint32_t cid_status)
+{
+    uint16_t status = (uint16_t)(cid_status >> 16);
+
+    if (!(ready >> gpunvme_warp_lane() & 1) || !status)
+        return;
+    sim_engine_count(b, &b->counters.errors, 1);
+    if (GPUNVME_STATUS_SCT(status) == GPUNVME_SCT_MEDIA &&
+        GPUNVME_STATUS_CODE(status) != GPUNVME_SC_COMPARE_FAILURE)
+        sim_engine_count(b, &b->counters.media_errors, 1);
+}
+
+/* Posts what is due of the commands that the lanes keep, of each lane the earliest first. Returns
+ * how many this lane keeps then. */
+SIM_ENGINE_SLOW uint32_t sim_engine_due_held_all(struct sim_engine_block *b,
+                                                 struct sim_engine_lane lane)
 {
     uint64_t now_ns = gpunvme_clock_ns();
 
     for (;;) {
-        struct sim_engine_held done = {0, 0, 0};
+        struct sim_engine_pending done = {0, 0, 0};
         uint32_t at = 0, ready;
 
-        for (uint32_t i = 0; lane->nheld && i < SIM_ENGINE_HELD; i++)
-            if (lane->held[i].flags & SIM_ENGINE_PENDING_USED &&
-                (!done.flags || lane->held[i].due_ns < done.due_ns)) {
-                done = lane->held[i];
+        for (uint32_t i = 0; lane.nheld && i < SIM_ENGINE_HELD; i++)
+            if (lane.held[i].flags & SIM_ENGINE_PENDING_USED &&
+                (!done.flags || lane.held[i].due_ns < done.due_ns)) {
+                done = lane.held[i];
                 at = i;
             }
         ready = gpunvme_warp_ballot(SIM_ENGINE_LANES, done.flags && done.due_ns <= now_ns);
         if (!ready)
-            return;
+            return lane.nheld;
         if (ready >> gpunvme_warp_lane() & 1) {
-            lane->held[SIM_ENGINE_HELD == 1 ? 0 : at].flags = 0;
-            lane->nheld--;
+            lane.held[at].flags = 0;
+            lane.nheld--;
         }
-        sim_engine_post_all(b, lane, ready, &done);
+        sim_engine_count_error(b, ready, done.cid_status);
+        sim_engine_post_all(b, lane.warp, ready, done.cid_status,
+                            (done.flags & SIM_ENGINE_PENDING_KEEP_CID) != 0);
     }
 }
 
-GPUNVME_FN void sim_engine_hold(struct sim_engine_lane *lane, const struct sim_engine_held *done)
+GPUNVME_FN void sim_engine_hold(const struct sim_engine_lane *lane,
+                                const struct sim_engine_pending *done)
 {
     for (uint32_t i = 0; i < SIM_ENGINE_HELD; i++)
         if (!(lane->held[i].flags & SIM_ENGINE_PENDING_USED)) {
             lane->held[i] = *done;
-            lane->nheld++;
             return;
         }
 }
@@ -1072,94 +1135,123 @@ GPUNVME_FN void sim_engine_hold(struct sim_engine_lane *lane, const struct sim_e
  * ---- A batch ---------------------------------------------------------------------------------
  */
 
-GPUNVME_FN void sim_engine_tally(struct sim_engine_lane *lane, const struct sim_engine_work *work)
+/* Counts what moved. Whole blocks: in units of the smallest, so that a sum has room in a word. */
+GPUNVME_FN void sim_engine_tally_all(struct sim_engine_block *b, uint32_t warp, int reads,
+                                     int writes, uint64_t nbytes)
 {
-    if (work->status)
+    uint32_t nreads = gpunvme_popcount(gpunvme_warp_ballot(SIM_ENGINE_LANES, reads));
+    uint32_t nwrites = gpunvme_popcount(gpunvme_warp_ballot(SIM_ENGINE_LANES, writes));
+    uint32_t units = (uint32_t)(nbytes >> SIM_ENGINE_UNIT);
+    uint32_t read = sim_warp_sum32(SIM_ENGINE_LANES, reads ? units : 0);
+    uint32_t written = sim_warp_sum32(SIM_ENGINE_LANES, writes ? units : 0);
+    struct sim_engine_tally *tally = &b->tally[warp];
+
+    if (gpunvme_warp_lane())
         return;
-    if (work->sqe.opc == GPUNVME_CMD_READ) {
-        lane->reads++;
-        lane->bytes_read += work->nbytes;
-    } else if (work->sqe.opc == GPUNVME_CMD_WRITE) {
-        lane->writes++;
-        lane->bytes_written += work->nbytes;
+    if (nreads) {
+        sim_block_grow64(&tally->host_reads, nreads);
+        sim_block_grow64(&tally->bytes_read, (uint64_t)read << SIM_ENGINE_UNIT);
     }
+    if (nwrites) {
+        sim_block_grow64(&tally->host_writes, nwrites);
+        sim_block_grow64(&tally->bytes_written, (uint64_t)written << SIM_ENGINE_UNIT);
+    }
+    sim_block_store32(&b->dirty, 1); /* again: it could have been published meanwhile */
 }
 
 /* The lanes' entries: the first of `open` have one each. */
-GPUNVME_FN void sim_engine_fetch_all(struct sim_engine *e, struct sim_engine_block *b,
-                                     struct sim_engine_work *work, uint32_t open, uint64_t taken)
+GPUNVME_FN void sim_engine_fetch_all(struct sim_engine_block *b, struct sim_engine_work *work,
+                                     uint32_t open, uint64_t taken)
 {
     uint32_t n = SIM_TAKEN_N(taken), first = SIM_TAKEN_FIRST(taken), rank = gpunvme_warp_rank(open),
              me = gpunvme_warp_lane();
 
     gpunvme_warp_sync(SIM_ENGINE_LANES); /* what the leader acquired, all lanes have */
     work->here = open >> me & 1 && rank < n;
-    work->count = SIM_TAKEN_COUNT(taken) + rank;
     if (work->here) {
         uint32_t at = first + rank;
 
+        work->count = SIM_TAKEN_COUNT(taken) + rank;
         sim_engine_load_sqe(&work->sqe, &b->sq[at < b->sq_size ? at : at - b->sq_size]);
         work->keep_cid = !sim_engine_claim_cid(b, work->sqe.cid);
     }
     gpunvme_warp_sync(SIM_ENGINE_LANES);
     if (me == gpunvme_warp_leader(open))
         sim_engine_fetched(b, first, n);
+}
+
+/* Ends the lanes' commands, or keeps them until they are due; returns how many this lane keeps. */
+GPUNVME_FN uint32_t sim_engine_end_all(struct sim_engine_block *b,
+                                       const struct sim_engine_lane *lane,
+                                       const struct sim_engine_work *work)
+{
+    int lost = work->here && work->lose && !work->drop;
+    int done = work->here && !work->drop, ends = done && !lost, later = ends && work->due_ns;
+    uint32_t lose = gpunvme_warp_ballot(SIM_ENGINE_LANES, lost), ready;
+    struct sim_engine_pending end;
+
+    end.due_ns = work->due_ns;
+    end.cid_status = work->sqe.cid | (uint32_t)work->status << 16;
+    end.flags = SIM_ENGINE_PENDING_USED | (work->keep_cid ? SIM_ENGINE_PENDING_KEEP_CID : 0);
+    if (lose && gpunvme_warp_lane() == gpunvme_warp_leader(lose))
+        sim_engine_inflight(b, -(int64_t)gpunvme_popcount(lose));
+    if (later)
+        sim_engine_hold(lane, &end);
+    ready = gpunvme_warp_ballot(SIM_ENGINE_LANES, ends && !later);
+    sim_engine_count_error(b, ready, end.cid_status);
+    sim_engine_post_all(b, lane->warp, ready, end.cid_status, work->keep_cid);
+    done = done && !work->status;
+    sim_engine_tally_all(b, lane->warp, done && work->sqe.opc == GPUNVME_CMD_READ,
+                         done && work->sqe.opc == GPUNVME_CMD_WRITE, work->nbytes);
+    return lane->nheld + (later ? 1 : 0);
+}
+
+/*
+ * The long way, from what was fetched to the completions: for a batch where a command is not plain,
+ * or where commands take time or meet faults. Returns how many commands this lane keeps.
+ */
+SIM_ENGINE_SLOW uint32_t sim_engine_long_way_all(struct sim_engine *e, struct sim_engine_block *b,
+                                                 struct sim_engine_lane lane,
+                                                 struct sim_engine_work *work)
+{
     if (work->keep_cid) {
         work->status = GPUNVME_SC_CID_CONFLICT;
         sim_engine_violate(e, b, GPUNVME_SIM_VIOLATION_CID_IN_USE, SIM_WHAT_CID, b->sqid,
                            sim_engine_cid_opc(&work->sqe), work->sqe.cid, 0);
     }
+    if (b->timed)
+        sim_engine_due_all(e, b, work);
+    if (b->nrules)
+        sim_engine_faults_all(e, b, work);
+    sim_engine_data_all(e, b, work);
+    return sim_engine_end_all(b, &lane, work);
 }
 
-GPUNVME_FN void sim_engine_end_all(struct sim_engine_block *b, struct sim_engine_lane *lane,
-                                   const struct sim_engine_work *work)
-{
-    int lost = work->here && work->lose && !work->drop;
-    uint32_t lose = gpunvme_warp_ballot(SIM_ENGINE_LANES, lost), ready;
-    struct sim_engine_held done;
-    int ends = work->here && !work->drop && !lost;
-
-    done.due_ns = work->due_ns;
-    done.cid_status = work->sqe.cid | (uint32_t)work->status << 16;
-    done.flags = SIM_ENGINE_PENDING_USED | (work->keep_cid ? SIM_ENGINE_PENDING_KEEP_CID : 0);
-    if (lose && gpunvme_warp_lane() == gpunvme_warp_leader(lose))
-        sim_engine_inflight(b, -(int64_t)gpunvme_popcount(lose));
-    if (work->here && !work->drop)
-        sim_engine_tally(lane, work);
-    if (ends && work->due_ns) {
-        sim_engine_hold(lane, &done);
-        ends = 0;
-    }
-    ready = gpunvme_warp_ballot(SIM_ENGINE_LANES, ends);
-    sim_engine_post_all(b, lane, ready, &done);
-}
-
-GPUNVME_FN void sim_engine_batch_all(struct sim_engine *e, struct sim_engine_block *b,
-                                     struct sim_engine_lane *lane, uint32_t open, uint64_t taken)
+/* Does what was taken; returns how many commands this lane keeps. */
+GPUNVME_FN uint32_t sim_engine_batch_all(struct sim_engine *e, struct sim_engine_block *b,
+                                         struct sim_engine_lane lane, uint32_t open, uint64_t taken)
 {
     struct sim_engine_work work;
+    struct sim_engine_plain plain = {NULL, NULL, 0};
+    int long_way = b->timed || b->nrules, writes;
+    uint32_t ready;
 
     memset(&work, 0, sizeof(work));
-    sim_engine_fetch_all(e, b, &work, open, taken);
-    if (b->timed) {
-        struct sim_engine_work copy = work;
+    sim_engine_fetch_all(b, &work, open, taken);
+    if (work.here && !long_way)
+        long_way = work.keep_cid || !sim_engine_find_plain(b, &work.sqe, &plain);
+    if (gpunvme_warp_ballot(SIM_ENGINE_LANES, long_way)) {
+        struct sim_engine_work copy = work; /* so that the short way needs no memory */
 
-        sim_engine_due_all(e, b, &copy);
-        work.due_ns = copy.due_ns;
+        return sim_engine_long_way_all(e, b, lane, &copy);
     }
-    if (b->nrules) {
-        struct sim_engine_work copy = work;
-
-        sim_engine_faults_all(e, b, &copy);
-        work.due_ns = copy.due_ns;
-        work.status = copy.status;
-        work.lose = copy.lose;
-        work.drop = copy.drop;
-    }
-    if (work.here && !work.status && !work.drop)
-        work.status = sim_engine_check(e, b, &work);
-    sim_engine_data_all(e, b, &work);
-    sim_engine_end_all(b, lane, &work);
+    writes = work.here && work.sqe.opc == GPUNVME_CMD_WRITE;
+    sim_move_copy(writes ? plain.media : plain.host, writes ? plain.host : plain.media,
+                  plain.nbytes);
+    ready = gpunvme_warp_ballot(SIM_ENGINE_LANES, work.here);
+    sim_engine_post_all(b, lane.warp, ready, work.sqe.cid, 0);
+    sim_engine_tally_all(b, lane.warp, work.here && !writes, writes, plain.nbytes);
+    return lane.nheld;
 }
 
 /*
@@ -1170,25 +1262,21 @@ GPUNVME_FN void sim_engine_batch_all(struct sim_engine *e, struct sim_engine_blo
 GPUNVME_FN void sim_engine_warp(struct sim_engine *e, struct sim_engine_block *b,
                                 struct sim_engine_pending *pending, uint32_t thread)
 {
+    uint32_t me = gpunvme_warp_lane(), nbatches = 0;
     struct sim_engine_lane lane;
-    uint32_t me = gpunvme_warp_lane();
 
-    memset(&lane, 0, sizeof(lane));
-    for (uint32_t i = 0; i < SIM_ENGINE_HELD; i++) {
-        struct sim_engine_pending *p = &pending[thread * SIM_ENGINE_HELD + i];
-
-        lane.held[i].due_ns = p->due_ns;
-        lane.held[i].cid_status = p->cid_status;
-        lane.held[i].flags = p->flags;
-        lane.nheld += p->flags & SIM_ENGINE_PENDING_USED;
-    }
+    lane.held = &pending[thread * SIM_ENGINE_HELD];
+    lane.warp = thread / GPUNVME_WARP_LANES;
+    lane.nheld = 0;
+    for (uint32_t i = 0; i < SIM_ENGINE_HELD; i++)
+        lane.nheld += lane.held[i].flags & SIM_ENGINE_PENDING_USED;
     while (!gpunvme_warp_ballot(SIM_ENGINE_LANES, sim_block_load32(&b->over) != 0)) {
         uint32_t holding = gpunvme_warp_ballot(SIM_ENGINE_LANES, lane.nheld != 0), open;
         uint32_t leader;
         uint64_t taken = 0;
 
         if (holding)
-            sim_engine_due_held_all(b, &lane);
+            lane.nheld = sim_engine_due_held_all(b, lane);
         open = gpunvme_warp_ballot(SIM_ENGINE_LANES, lane.nheld < SIM_ENGINE_HELD);
         if (!open) {
             if (!me)
@@ -1200,24 +1288,12 @@ GPUNVME_FN void sim_engine_warp(struct sim_engine *e, struct sim_engine_block *b
             taken = sim_engine_seek(e, b, gpunvme_popcount(open));
         taken = gpunvme_warp_shfl64(SIM_ENGINE_LANES, taken, leader);
         if (taken) {
-            sim_engine_batch_all(e, b, &lane, open, taken);
-            if (++lane.nbatches % SIM_ENGINE_TALLY == 0)
-                sim_engine_flush_tally_all(b, &lane);
-            if (!me && lane.nbatches % SIM_ENGINE_LOOK_BUSY == 0)
+            lane.nheld = sim_engine_batch_all(e, b, lane, open, taken);
+            if (++nbatches % SIM_ENGINE_LOOK_BUSY == 0 && !me)
                 sim_engine_now_and_then(e, b);
-        } else {
-            sim_engine_flush_tally_all(b, &lane);
-            if (!holding)
-                sim_engine_sleep(20);
+        } else if (!holding) {
+            sim_engine_sleep(20);
         }
-    }
-    sim_engine_flush_tally_all(b, &lane);
-    for (uint32_t i = 0; i < SIM_ENGINE_HELD; i++) {
-        struct sim_engine_pending *p = &pending[thread * SIM_ENGINE_HELD + i];
-
-        p->due_ns = lane.held[i].due_ns;
-        p->cid_status = lane.held[i].cid_status;
-        p->flags = lane.held[i].flags;
     }
 }
 
@@ -1245,6 +1321,7 @@ GPUNVME_FN void sim_engine_begin(struct sim_engine_block *b, const struct sim_en
     b->nfetched = q->nfetched;
     b->ntaken = b->vain = b->looks = 0;
     b->counters = q->counters;
+    memset(b->tally, 0, sizeof(b->tally));
 }
 
 GPUNVME_FN void sim_engine_end(struct sim_engine_block *b, struct sim_engine_queue *q)
@@ -1257,6 +1334,7 @@ GPUNVME_FN void sim_engine_end(struct sim_engine_block *b, struct sim_engine_que
     q->cq_head = b->cq_head;
     q->nfetched = b->nfetched;
     q->npending = SIM_STATE_INFLIGHT(b->state);
+    sim_engine_gather(b);
     q->counters = b->counters;
     sim_engine_publish(b);
 }

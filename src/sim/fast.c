@@ -8,10 +8,6 @@
 
 #include "sim/sim_internal.h"
 
-/* Bits that must be 0 here: reserved ones, and those that ask for more than to move bytes. */
-#define CDW12_PLAIN (GPUNVME_RW_NLB_MASK | GPUNVME_RW_FUA | GPUNVME_RW_LR)
-#define CDW13_PLAIN GPUNVME_RW_DSM_MASK
-
 #define CACHE_LINE 64
 
 static struct sim_ns *plain_ns(struct gpunvme_sim *sim, uint32_t nsid)
@@ -24,9 +20,7 @@ static struct sim_ns *plain_ns(struct gpunvme_sim *sim, uint32_t nsid)
 
 static bool is_plain(const struct gpunvme_sqe *sqe)
 {
-    return (sqe->opc == GPUNVME_CMD_READ || sqe->opc == GPUNVME_CMD_WRITE) &&
-           !(sqe->flags | sqe->cdw2 | sqe->cdw3 | sqe->prp2 | (sqe->cdw12 & ~CDW12_PLAIN) |
-             (sqe->cdw13 & ~CDW13_PLAIN) | (sqe->prp1 & 3));
+    return sim_command_plain(sqe) && !(sqe->flags | sqe->prp2 | (sqe->prp1 & 3));
 }
 
 /* Asks for memory that will be read soon: all of a batch, so that the waits overlap. */

@@ -50,10 +50,17 @@ GPUNVME_FN void sim_block_store32(uint32_t *p, uint32_t v)
     asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(sim_block_at(p)), "r"(v) : "memory");
 }
 
+/* Orders nothing, as sim_block_peek32(). */
+GPUNVME_FN void sim_block_set32(uint32_t *p, uint32_t v)
+{
+    asm volatile("st.relaxed.cta.shared.u32 [%0], %1;" ::"r"(sim_block_at(p)), "r"(v) : "memory");
+}
+
+/* Takes a try-lock; sim_block_store32() gives it back. */
 GPUNVME_FN uint32_t sim_block_exchange32(uint32_t *p, uint32_t v)
 {
     uint32_t old;
-    asm volatile("atom.acq_rel.cta.shared.exch.b32 %0, [%1], %2;"
+    asm volatile("atom.acquire.cta.shared.exch.b32 %0, [%1], %2;"
                  : "=r"(old)
                  : "r"(sim_block_at(p)), "r"(v)
                  : "memory");
@@ -64,6 +71,18 @@ GPUNVME_FN int sim_block_cas64(uint64_t *p, uint64_t *expected, uint64_t v)
 {
     uint64_t old, want = *expected;
     asm volatile("atom.acq_rel.cta.shared.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(old)
+                 : "r"(sim_block_at(p)), "l"(want), "l"(v)
+                 : "memory");
+    *expected = old;
+    return old == want;
+}
+
+/* Likewise, but orders nothing. */
+GPUNVME_FN int sim_block_cas64_relaxed(uint64_t *p, uint64_t *expected, uint64_t v)
+{
+    uint64_t old, want = *expected;
+    asm volatile("atom.relaxed.cta.shared.cas.b64 %0, [%1], %2, %3;"
                  : "=l"(old)
                  : "r"(sim_block_at(p)), "l"(want), "l"(v)
                  : "memory");
@@ -164,10 +183,19 @@ GPUNVME_FN int sim_device_cas64(uint64_t *p, uint64_t *expected, uint64_t v)
     return old == want;
 }
 
-/* All that this warp's lanes wrote or read before is done, for everybody, before what follows. */
+/*
+ * All that this warp's lanes wrote or read before is done, for everybody, before what this lane
+ * writes next: a release. Where there is such a fence it leaves the first-level cache alone, which
+ * one that acquires empties. PTX ISA, "membar/fence": sm_90, PTX 8.6.
+ */
 GPUNVME_FN void sim_engine_fence(void)
 {
+#if __CUDA_ARCH__ >= 900 &&                                                                        \
+    (__CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 8))
+    asm volatile("fence.release.sys;" ::: "memory");
+#else
     asm volatile("fence.acq_rel.sys;" ::: "memory");
+#endif
 }
 
 /*
@@ -226,14 +254,24 @@ GPUNVME_FN void sim_block_store32(uint32_t *p, uint32_t v)
     __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
 
+GPUNVME_FN void sim_block_set32(uint32_t *p, uint32_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
+
 GPUNVME_FN uint32_t sim_block_exchange32(uint32_t *p, uint32_t v)
 {
-    return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL);
+    return __atomic_exchange_n(p, v, __ATOMIC_ACQUIRE);
 }
 
 GPUNVME_FN int sim_block_cas64(uint64_t *p, uint64_t *expected, uint64_t v)
 {
     return __atomic_compare_exchange_n(p, expected, v, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+
+GPUNVME_FN int sim_block_cas64_relaxed(uint64_t *p, uint64_t *expected, uint64_t v)
+{
+    return __atomic_compare_exchange_n(p, expected, v, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
 GPUNVME_FN uint32_t sim_block_or32(uint32_t *p, uint32_t v)

@@ -175,12 +175,13 @@ GPUNVME_FN uint32_t sim_engine_cq_room(const struct sim_engine_block *b, uint64_
     return used < b->cq_size - 1 ? b->cq_size - 1 - used : 0;
 }
 
-/* More, or fewer, in flight. */
+/* More, or fewer, in flight. Orders nothing: what is read of the entries and written for them is
+ * ordered by the other changes of the word, which this one leaves as they are. */
 GPUNVME_FN void sim_engine_inflight(struct sim_engine_block *b, int64_t n)
 {
     uint64_t s = sim_block_load64(&b->state);
 
-    while (!sim_block_cas64(&b->state, &s, s + (uint64_t)n * SIM_STATE_ONE))
+    while (!sim_block_cas64_relaxed(&b->state, &s, s + (uint64_t)n * SIM_STATE_ONE))
         ;
 }
 
@@ -224,7 +225,7 @@ GPUNVME_FN uint64_t sim_engine_places(struct sim_engine_block *b, uint32_t n)
 GPUNVME_FN void sim_engine_count(struct sim_engine_block *b, uint64_t *counter, uint64_t n)
 {
     sim_block_add64(counter, n);
-    sim_block_store32(&b->dirty, 1);
+    sim_block_set32(&b->dirty, 1);
 }
 
 /* `cid_opc` is of a command: cid << 8 | opcode. */
@@ -270,7 +271,7 @@ GPUNVME_FN void sim_engine_publish(struct sim_engine_block *b)
 {
     uint64_t *from = (uint64_t *)&b->counters, *word = (uint64_t *)b->publish;
 
-    sim_block_store32(&b->dirty, 0);
+    sim_block_set32(&b->dirty, 0);
     gpunvme_store_relaxed64(&b->publish->commands, SIM_TALLY(b, commands));
     gpunvme_store_relaxed64(&b->publish->bytes_read, SIM_TALLY(b, bytes_read));
     gpunvme_store_relaxed64(&b->publish->bytes_written, SIM_TALLY(b, bytes_written));
@@ -330,7 +331,7 @@ GPUNVME_FN int sim_engine_sq_poll(struct sim_engine *e, struct sim_engine_block 
         return 0;
     b->sq_seen = value;
     sim_block_grow64(&b->counters.doorbell_writes, 1);
-    sim_block_store32(&b->dirty, 1);
+    sim_block_set32(&b->dirty, 1);
     if (value >= b->sq_size) {
         sim_engine_violate(e, b, GPUNVME_SIM_VIOLATION_DOORBELL_VALUE, SIM_WHAT_SQ_TAIL, b->sqid, 0,
                            value, b->sq_size);
@@ -355,7 +356,7 @@ GPUNVME_FN int sim_engine_cq_poll(struct sim_engine *e, struct sim_engine_block 
         return 0;
     b->cq_seen = value;
     sim_block_grow64(&b->counters.doorbell_writes, 1);
-    sim_block_store32(&b->dirty, 1);
+    sim_block_set32(&b->dirty, 1);
     if (value < b->cq_size &&
         sim_engine_distance(b->cq_head, value, b->cq_size) <= sim_engine_cq_used(b, state)) {
         sim_block_store32(&b->cq_head, value);
@@ -477,7 +478,7 @@ GPUNVME_FN uint64_t sim_engine_take(struct sim_engine_block *b, uint32_t want)
         first = b->sq_head;
         taken = n | (uint64_t)first << 8 | b->nfetched << 24;
         b->nfetched += n;
-        sim_block_store32(&b->sq_head, first + n < b->sq_size ? first + n : first + n - b->sq_size);
+        sim_block_set32(&b->sq_head, first + n < b->sq_size ? first + n : first + n - b->sq_size);
         sim_engine_inflight(b, n);
         if (++b->ntaken % SIM_ENGINE_LOOK_BUSY == 0 && b->nmine > 1)
             sim_block_store32(&b->over, 1);
@@ -1062,7 +1063,7 @@ GPUNVME_FN void sim_engine_post_all(struct sim_engine_block *b, uint32_t warp, u
     if (me == leader) {
         state = sim_engine_places(b, gpunvme_popcount(ready));
         sim_block_grow64(&b->tally[warp].commands, gpunvme_popcount(ready));
-        sim_block_store32(&b->dirty, 1);
+        sim_block_set32(&b->dirty, 1);
     }
     state = gpunvme_warp_shfl64(SIM_ENGINE_LANES, state, leader);
     if (!mine)
@@ -1156,7 +1157,7 @@ GPUNVME_FN void sim_engine_tally_all(struct sim_engine_block *b, uint32_t warp, 
         sim_block_grow64(&tally->host_writes, nwrites);
         sim_block_grow64(&tally->bytes_written, (uint64_t)written << SIM_ENGINE_UNIT);
     }
-    sim_block_store32(&b->dirty, 1); /* again: it could have been published meanwhile */
+    sim_block_set32(&b->dirty, 1); /* again: it could have been published meanwhile */
 }
 
 /* The lanes' entries: the first of `open` have one each. */

@@ -193,7 +193,7 @@ static uint64_t violations(const struct rig *r, enum gpunvme_sim_violation kind)
     uint64_t sum = 0;
 
     for (unsigned i = 0; i < r->engine.nqueues; i++)
-        sum += r->counters[i].violations[kind];
+        sum += gpunvme_load_relaxed64(&r->counters[i].violations[kind]); /* it can be running */
     return sum;
 }
 
@@ -418,6 +418,84 @@ static void prp_lists_are_walked_from_page_to_page(void **state)
     assert_int_equal(r->media[100 * 512 + PAGE - 1024], 0x22);
     assert_int_equal(r->media[108 * 512 - 1], 0x22);
     stop(r);
+    assert_int_equal(all_violations(r), 0);
+    rig_free(r);
+}
+
+static void two_pages_side_by_side_need_no_list(void **state)
+{
+    struct rig *r = rig_make(8);
+    struct gpunvme_sqe s = io(GPUNVME_CMD_READ, 1, 30, 8, PAGE - 512);
+
+    (void)state;
+    launch(r, 1);
+    s.prp2 = BUS + PAGE;
+    assert_int_equal(command(r, s), 0);
+    assert_memory_equal(r->memory + PAGE - 512, r->media + 30 * 512, 4096);
+    s = io(GPUNVME_CMD_WRITE, 2, 200, 2 * PAGE / 512, 8 * PAGE); /* both of them whole */
+    s.prp2 = BUS + 9 * PAGE;
+    for (unsigned i = 0; i < 2 * PAGE; i++)
+        r->memory[8 * PAGE + i] = (uint8_t)(i * 7 + i / PAGE);
+    assert_int_equal(command(r, s), 0);
+    assert_memory_equal(r->media + 200 * 512, r->memory + 8 * PAGE, 2 * PAGE);
+    s = io(GPUNVME_CMD_READ, 3, 30, 1, 0); /* one page, and a second that it does not need */
+    s.prp2 = BUS + PAGE;
+    assert_int_equal(command(r, s), 0);
+    stop(r);
+    assert_int_equal(violations(r, GPUNVME_SIM_VIOLATION_RESERVED_BITS), 1);
+    assert_int_equal(all_violations(r), 1);
+    rig_free(r);
+}
+
+/* Plain ones, of several lengths, beside some that are not plain: one ring of the doorbell. */
+static void a_mixed_batch_is_done_as_each_command_alone(void **state)
+{
+    struct rig *r = rig_make(16);
+    uint16_t status[8];
+    struct gpunvme_sqe s;
+
+    (void)state;
+    memset(r->memory + 6 * PAGE, 0x5a, PAGE);
+    memset(r->media + 300 * 512, 0xff, 512);
+    put(&r->q[0], io(GPUNVME_CMD_READ, 0, 10, 1, 0));
+    s = io(GPUNVME_CMD_READ, 1, 11, 12, PAGE); /* two pages apart */
+    s.prp2 = BUS + 4 * PAGE;
+    put(&r->q[0], s);
+    put(&r->q[0], io(GPUNVME_CMD_READ, 2, 40, 8, 5 * PAGE));
+    put(&r->q[0], io(GPUNVME_CMD_WRITE, 3, 150, 3, 6 * PAGE));
+    put(&r->q[0], io(GPUNVME_CMD_WRITE_ZEROES, 4, 300, 1, 0));
+    r->q[0].sq[4].prp1 = 0;
+    put(&r->q[0], io(GPUNVME_CMD_READ, 5, NBLOCKS, 1, 0));
+    put(&r->q[0], io(GPUNVME_CMD_READ, 6, 10, 1, 7 * PAGE));
+    s = io(GPUNVME_CMD_READ, 7, 60, 2, 0);
+    s.flags = GPUNVME_PSDT_SGL_MPTR_CONTIG;
+    s.sgl1 = (struct gpunvme_sgl_desc){.addr = BUS + 10 * PAGE + 4, .length = 1024};
+    put(&r->q[0], s);
+    launch(r, 1);
+    ring(&r->q[0]);
+    for (unsigned i = 0; i < 8; i++) {
+        uint16_t got = take(&r->q[0]);
+
+        assert_in_range(r->q[0].last.cid, 0, 7);
+        status[r->q[0].last.cid] = got;
+    }
+    stop(r);
+    for (unsigned i = 0; i < 8; i++)
+        assert_int_equal(status[i], i == 5 ? GPUNVME_SC_LBA_RANGE : GPUNVME_SC_SUCCESS);
+    assert_memory_equal(r->memory, r->media + 10 * 512, 512);
+    assert_memory_equal(r->memory + PAGE, r->media + 11 * 512, PAGE);
+    assert_memory_equal(r->memory + 4 * PAGE, r->media + 11 * 512 + PAGE, 12 * 512 - PAGE);
+    assert_memory_equal(r->memory + 5 * PAGE, r->media + 40 * 512, 4096);
+    assert_memory_equal(r->memory + 6 * PAGE, r->media + 150 * 512, 3 * 512);
+    assert_memory_equal(r->memory + 7 * PAGE, r->media + 10 * 512, 512);
+    assert_memory_equal(r->memory + 10 * PAGE + 4, r->media + 60 * 512, 1024);
+    assert_int_equal(r->media[300 * 512], 0);
+    assert_int_equal(r->counters[0].commands, 8);
+    assert_int_equal(r->counters[0].host_reads, 5);
+    assert_int_equal(r->counters[0].host_writes, 1);
+    assert_int_equal(r->counters[0].bytes_read, (1 + 12 + 8 + 1 + 2) * 512);
+    assert_int_equal(r->counters[0].bytes_written, 3 * 512);
+    assert_int_equal(r->counters[0].errors, 1);
     assert_int_equal(all_violations(r), 0);
     rig_free(r);
 }
@@ -994,6 +1072,8 @@ int main(void)
         cmocka_unit_test(impossible_commands_end_with_their_status),
         cmocka_unit_test(reserved_bits_are_counted_and_the_first_told),
         cmocka_unit_test(prp_lists_are_walked_from_page_to_page),
+        cmocka_unit_test(two_pages_side_by_side_need_no_list),
+        cmocka_unit_test(a_mixed_batch_is_done_as_each_command_alone),
         cmocka_unit_test(bad_prps_are_refused_and_counted),
         cmocka_unit_test(sgls_are_followed_and_checked),
         cmocka_unit_test(doorbells_that_cannot_be_are_refused),

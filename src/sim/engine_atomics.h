@@ -232,6 +232,11 @@ GPUNVME_FN void sim_engine_sleep(uint32_t ns)
     __nanosleep(ns);
 }
 
+/* Another warp is about to do what this one waits for. */
+GPUNVME_FN void sim_engine_yield(void)
+{
+}
+
 #else /* the CPU */
 
 GPUNVME_FN uint32_t sim_block_load32(const uint32_t *p)
@@ -360,6 +365,12 @@ GPUNVME_FN void sim_engine_load_sqe(struct gpunvme_sqe *to, const struct gpunvme
 GPUNVME_FN void sim_engine_sleep(uint32_t ns)
 {
     (void)ns;
+    sched_yield();
+}
+
+/* Another thread is about to do what this one waits for, if only it may run. */
+GPUNVME_FN void sim_engine_yield(void)
+{
     sched_yield();
 }
 

@@ -21,8 +21,9 @@
 #if defined(__CUDA_ARCH__)
 
 #define SIM_MOVE_LANES  0xffffffffu
-#define SIM_MOVE_FLIGHT 8 /* loads of a lane in flight */
-#define SIM_MOVE_FEW    4 /* … where there are no more */
+#define SIM_MOVE_FLIGHT 8  /* loads of a lane in flight */
+#define SIM_MOVE_MOST   16 /* … of short pieces */
+#define SIM_MOVE_FEW    4  /* … where there are no more */
 #define SIM_MOVE_ROW    512u
 #define SIM_MOVE_SHORT  8192u /* most bytes of a piece that is moved in rows with others */
 
@@ -82,6 +83,41 @@ GPUNVME_FN void sim_move_rows(uint32_t rest, uint8_t *to, const uint8_t *from, u
             first += SIM_MOVE_ROW;
             todo = first < end ? todo : todo & (todo - 1);
             first = first < end ? first : 0;
+        }
+    }
+}
+
+/*
+ * The same for pieces of at most one row, of the first n lanes: most batches are so, and each row
+ * costs half the instructions. `flight` is at most SIM_MOVE_MOST.
+ */
+GPUNVME_FN void sim_move_single_rows(uint32_t n, uint8_t *to, const uint8_t *from, uint32_t nbytes,
+                                     const int flight)
+{
+    const uint8_t *any = (const uint8_t *)gpunvme_warp_shfl64(SIM_MOVE_LANES, (uint64_t)from, 0);
+    uint32_t at = gpunvme_warp_lane() * 16;
+
+    for (uint32_t first = 0; first < n; first += (uint32_t)flight) {
+        uint4 v[SIM_MOVE_MOST];
+        uint32_t on = 0;
+
+#pragma unroll
+        for (int i = 0; i < flight; i++) {
+            uint32_t of = first + (uint32_t)i; /* of lanes past the last: nothing */
+            const uint8_t *f =
+                (const uint8_t *)gpunvme_warp_shfl64(SIM_MOVE_LANES, (uint64_t)from, of & 31);
+            int mine = of < n && at < gpunvme_warp_shfl32(SIM_MOVE_LANES, nbytes, of & 31);
+
+            on |= (mine ? 1u : 0) << i;
+            v[i] = __ldcg((const uint4 *)(mine ? f + at : any));
+        }
+#pragma unroll
+        for (int i = 0; i < flight; i++) {
+            uint8_t *t = (uint8_t *)gpunvme_warp_shfl64(SIM_MOVE_LANES, (uint64_t)to,
+                                                        (first + (uint32_t)i) & 31);
+
+            if (on & 1u << i)
+                *(uint4 *)(t + at) = v[i];
         }
     }
 }
@@ -177,18 +213,21 @@ static __device__ __noinline__ int sim_move(uint32_t op, uint8_t *to, const uint
 GPUNVME_FN void sim_move_copy(uint8_t *to, const uint8_t *from, uint64_t nbytes)
 {
     int in_rows = nbytes <= SIM_MOVE_SHORT && !(((uint64_t)to | (uint64_t)from | nbytes) & 15);
-    uint32_t rows = gpunvme_warp_ballot(SIM_MOVE_LANES, in_rows && nbytes), end, n;
+    uint32_t rows = gpunvme_warp_ballot(SIM_MOVE_LANES, in_rows && nbytes), end;
 
     if (gpunvme_warp_ballot(SIM_MOVE_LANES, !in_rows))
         sim_move(in_rows ? SIM_MOVE_NOTHING : SIM_MOVE_COPY, to, from, nbytes);
     if (!rows)
         return;
     end = __reduce_max_sync(SIM_MOVE_LANES, in_rows ? (uint32_t)nbytes : 0);
-    n = gpunvme_popcount(rows) * ((end + SIM_MOVE_ROW - 1) / SIM_MOVE_ROW);
-    if (n <= SIM_MOVE_FEW)
-        sim_move_rows(rows, to, from, (uint32_t)nbytes, end, SIM_MOVE_FEW);
-    else
+    if (end > SIM_MOVE_ROW || rows & (rows + 1))
         sim_move_rows(rows, to, from, (uint32_t)nbytes, end, SIM_MOVE_FLIGHT);
+    else if (rows >> SIM_MOVE_FLIGHT)
+        sim_move_single_rows(gpunvme_popcount(rows), to, from, (uint32_t)nbytes, SIM_MOVE_MOST);
+    else if (rows >> SIM_MOVE_FEW)
+        sim_move_single_rows(gpunvme_popcount(rows), to, from, (uint32_t)nbytes, SIM_MOVE_FLIGHT);
+    else
+        sim_move_single_rows(gpunvme_popcount(rows), to, from, (uint32_t)nbytes, SIM_MOVE_FEW);
 }
 
 #else

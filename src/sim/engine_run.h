@@ -193,11 +193,14 @@ GPUNVME_FN void sim_engine_fetched(struct sim_engine_block *b, uint32_t first, u
     uint32_t end = first + n < b->sq_size ? first + n : first + n - b->sq_size;
 
     for (;;) {
-        if (SIM_STATE_FETCHED(s) != first)
+        if (SIM_STATE_FETCHED(s) != first) {
+            sim_engine_yield();
             s = sim_block_load64(&b->state);
-        else if (sim_block_cas64(&b->state, &s,
-                                 sim_state_make(SIM_STATE_CQ_TAIL(s), end, SIM_STATE_REPORTED(s),
-                                                SIM_STATE_INFLIGHT(s))))
+            continue;
+        }
+        if (sim_block_cas64(&b->state, &s,
+                            sim_state_make(SIM_STATE_CQ_TAIL(s), end, SIM_STATE_REPORTED(s),
+                                           SIM_STATE_INFLIGHT(s))))
             return;
     }
 }

@@ -22,6 +22,12 @@
  * of system scope, and then stores its entry. A command id is free before its completion can be
  * seen.
  *
+ * Two ways. A batch of plain reads and writes (sim_engine_find_plain()) is done in one stretch in
+ * sim_engine_batch_all(): what is there must stay in registers, for what acquires at device scope
+ * empties the first-level cache, and with it what a kernel keeps in local memory. So no address of
+ * a local is taken there, and little lives on across a call of a function that is not inlined; look
+ * at the spills with `-Xptxas -v` after a change. All else is sim_engine_long_way_all()'s.
+ *
  * Functions named …_all are called by all lanes of a warp.
  */
 #ifndef SIM_ENGINE_RUN_H
@@ -66,6 +72,10 @@ struct sim_engine_tally {
 };
 
 #define SIM_ENGINE_NTALLIES (sizeof(struct sim_engine_tally) / sizeof(uint64_t))
+
+GPUNVME_STATIC_ASSERT(sizeof(struct sim_engine_tally) ==
+                          offsetof(struct sim_engine_counters, errors),
+                      "what the warps count comes first");
 
 /* What the warps of a block share. */
 struct sim_engine_block {

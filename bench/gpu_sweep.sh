@@ -10,8 +10,9 @@
 #
 #   threads    rate against GPU threads, 16 drives, 512-byte reads      tier 3
 #   one_queue  one queue pair of one drive
-#   ways       ours, lockstep, ticket and lock; without latency, with one that is the same for all
-#              commands, and with one that varies by 10 times
+#   ways       ours (blocking calls, and apart: split phase, no lane waits for its neighbours),
+#              lockstep, ticket and lock; without latency, with one that is the same for all
+#              commands, and with one that is 10 times as long for 3 in 100
 #   tier1      controller on CPU threads: driven by the GPU, and by CPU threads in the same run
 #   latency    one thread, one block, beside a bare round trip GPU - CPU - GPU
 #   writes     writes beside reads
@@ -58,7 +59,7 @@ if ((quick)); then
 else
     common=(runs=5 ms=60)
     threads=32,64,128,256,512,1024,2048,4096,8192,16384,32768,65536
-    few=1024,2048,4096,8192,16384,32768,65536
+    few=1024,4096,16384,65536
     queues=1,2,4,8,16,32,64,128
     drives=1,2,4,8,16
     blocks=512,1024,2048,4096,8192,16384,32768,65536
@@ -140,10 +141,10 @@ write_file
 run one_queue drives=1 queues=1 entries=4096 threads=256,512,1024,2048 inflight=1,4
 write_file
 
-for latency in "" latency=10us "latency=5us,fault=delay=45us:io:p=0.1"; do
+for latency in "" latency=10us "latency=20us,fault=delay=180us:io:p=0.03"; do
     uri=sim:engine=gpu${latency:+,$latency}
-    run ways "${s16[@]}" uri="$uri" way=ours,ticket threads=$few
-    run ways "${s16[@]}" uri="$uri" way=lockstep batches=1,2 threads=$few
+    run ways "${s16[@]}" uri="$uri" way=ours,apart,ticket threads=$few
+    run ways "${s16[@]}" uri="$uri" way=lockstep threads=$few
 done
 write_file
 

@@ -91,17 +91,22 @@ def quotient(a, b):
 def goals_of_ways(sweep):
     uris = {row["uri"] for row in rows(sweep, "ways")}
     for uri in sorted(uris):
-        ours, lockstep, ticket = (
-            rows(sweep, "ways", uri=uri, way=way) for way in ("ours", "lockstep", "ticket")
+        ours, apart, lockstep, ticket = (
+            rows(sweep, "ways", uri=uri, way=way)
+            for way in ("ours", "apart", "lockstep", "ticket")
         )
         varied = "fault=delay" in uri
         name = uri.replace("sim:engine=gpu", "").lstrip(",") or "no latency"
         yield f"{name}: ours / ticket, least of all thread counts", 2, ratios(ours, ticket)
         yield (
             f"{name}: best of ours / best of lockstep",
-            3 if varied else 1,
-            quotient(fastest(ours), fastest(lockstep)),
+            1,
+            quotient(fastest(ours + apart), fastest(lockstep)),
         )
+        if varied:
+            yield f"{name}: apart / lockstep, at most 4096 threads", 3, ratios(
+                [row for row in apart if row["threads"] <= 4096], lockstep
+            )
 
 
 def goals_of_errors(sweep):
@@ -249,7 +254,7 @@ def plot_simple(plt, sweep, folder):
 def plot_ways(plt, sweep, folder):
     for i, uri in enumerate(sorted({row["uri"] for row in rows(sweep, "ways")})):
         figure, ax = axes(plt, f"Ways to share queues: {uri}", "GPU threads")
-        for way in ("ours", "lockstep", "ticket"):
+        for way in ("ours", "apart", "lockstep", "ticket"):
             draw(ax, rows(sweep, "ways", uri=uri, way=way), "threads", way)
         yield save(plt, figure, ax, folder, f"gpu_ways_{i}")
 

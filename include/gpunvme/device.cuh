@@ -495,9 +495,10 @@ GPUNVME_FN int gpunvme_dev_run(const struct gpunvme_dev_ns *ns, struct gpunvme_d
         if (!gpunvme_warp_ballot(mask, state != GPUNVME_DEV_IDLE))
             break;
         if (gpunvme_dev_turn(&spin, ns, q, mask, timeout_ns) && state != GPUNVME_DEV_IDLE) {
+            /* Done in this very moment, it is a command like others: the job goes on. */
             err = gpunvme_dev_give_up(ns, q, state == GPUNVME_DEV_IN_FLIGHT, ticket, 0);
-            job->left = 0, job->at = job->n;
-            state = GPUNVME_DEV_IDLE;
+            spin.deadline = 0;
+            state = !err && gpunvme_dev_job_advance(ns, job) ? GPUNVME_DEV_READY : GPUNVME_DEV_IDLE;
         }
     }
     return err;

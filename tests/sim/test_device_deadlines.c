@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Deadlines of device.cuh in the moments that timing alone seldom hits: nobody takes completions
+ * but the test, at the turn of a wait that it chooses.
+ */
+#include <sched.h>
+
+/* device.cuh yields at every 32nd turn, just before it reads the clock. */
+static int yield(void);
+#define sched_yield yield
+
+#include "sim/device_fixture.h"
+
+static struct {
+    struct gpunvme_dev_queue *queue; /* NULL: only yields */
+    unsigned turns, reap_at;         /* yields since, and the one from which on completions come */
+} hook;
+
+#undef sched_yield
+static int yield(void)
+{
+    uint64_t until = gpunvme_clock_ns() + 10000 * MS;
+
+    if (hook.queue && ++hook.turns >= hook.reap_at)
+        while (!gpunvme_dev_queue_reap(hook.queue, 1, 1) && gpunvme_clock_ns() < until)
+            sched_yield();
+    return 0;
+}
+
+/* Completions are taken at the second reading of the clock of each command: it is late by then. */
+static void fixture_open_late(struct fixture *f)
+{
+    struct dev_rig_opts opts;
+
+    dev_rig_opts_init(&opts);
+    opts.reaper = GPUNVME_REAPER_WARP;
+    fixture_open(f, "sim:size=1M", &opts);
+    image_fill(f, 1);
+    hook.queue = &f->ns.queues[0];
+    hook.turns = 0;
+    hook.reap_at = 2;
+}
+
+static void fixture_close_late(struct fixture *f)
+{
+    hook.queue = NULL;
+    assert_int_equal(dev_rig_taken(&f->rig, 0), 0);
+    fixture_close(f);
+}
+
+static void a_command_that_ends_at_its_deadline_does_not_end_the_transfer(void **state)
+{
+    struct fixture f;
+
+    (void)state;
+    fixture_open_late(&f);
+    f.ns.max_blocks = 16;
+    assert_err(gpunvme_dev_warp_read(&f.ns, 0, 2048, &f.buf, 0, 1), GPUNVME_OK);
+    assert_memory_equal(f.bytes, f.image, 1 << 20);
+    fixture_close_late(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_command_that_ends_at_its_deadline_does_not_end_the_transfer),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

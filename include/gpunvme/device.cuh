@@ -366,6 +366,8 @@ GPUNVME_FN int gpunvme_dev_turn(struct gpunvme_dev_spin *s, const struct gpunvme
     if (s->deadline)
         return now >= s->deadline;
     s->deadline = now + (timeout_ns ? timeout_ns : ns->timeout_ns);
+    if (s->deadline < now) /* UINT64_MAX is for ever */
+        s->deadline = UINT64_MAX;
     return 0;
 }
 

@@ -60,10 +60,25 @@ static void a_command_that_ends_at_its_deadline_does_not_end_the_transfer(void *
     fixture_close_late(&f);
 }
 
+/* Deadlines are sums with the clock. */
+static void the_longest_deadline_is_not_over_at_once(void **state)
+{
+    struct fixture f;
+
+    (void)state;
+    fixture_open(&f, "sim:size=1M,latency=20ms", NULL);
+    assert_err(gpunvme_dev_read(&f.ns, 0, 1, &f.buf, 0, UINT64_MAX), GPUNVME_OK);
+    assert_err(gpunvme_dev_warp_read(&f.ns, 0, 32, &f.buf, 0, UINT64_MAX - 1), GPUNVME_OK);
+    assert_err(gpunvme_dev_write_bytes(&f.ns, 1, 1, &f.buf, 0, 0, UINT64_MAX), GPUNVME_OK);
+    assert_false(dev_rig_alarmed(&f.rig));
+    fixture_close(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_command_that_ends_at_its_deadline_does_not_end_the_transfer),
+        cmocka_unit_test(the_longest_deadline_is_not_over_at_once),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -384,10 +384,11 @@ GPUNVME_FN int gpunvme_dev_give_up(const struct gpunvme_dev_ns *ns, struct gpunv
 {
     struct gpunvme_completion c;
 
-    gpunvme_dev_raise_alarm(ns);
     if (!sent || gpunvme_dev_queue_abandon(q, ticket) != GPUNVME_ERR_STALE ||
-        gpunvme_dev_queue_peek(q, ticket, &c))
+        gpunvme_dev_queue_peek(q, ticket, &c)) {
+        gpunvme_dev_raise_alarm(ns);
         return GPUNVME_ERR_TIMEOUT;
+    }
     if (!keep)
         gpunvme_dev_queue_end(q, ticket);
     return gpunvme_dev_result(c.status);

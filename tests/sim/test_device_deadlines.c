@@ -57,6 +57,7 @@ static void a_command_that_ends_at_its_deadline_does_not_end_the_transfer(void *
     f.ns.max_blocks = 16;
     assert_err(gpunvme_dev_warp_read(&f.ns, 0, 2048, &f.buf, 0, 1), GPUNVME_OK);
     assert_memory_equal(f.bytes, f.image, 1 << 20);
+    assert_false(dev_rig_alarmed(&f.rig)); /* it would have the controller reset */
     fixture_close_late(&f);
 }
 

@@ -522,7 +522,8 @@ GPUNVME_FN int gpunvme_dev_finish(struct gpunvme_dev_queue *q, uint64_t ticket, 
 /*
  * Waits until the commands of the lanes that have sent one are done; all lanes of the mask call
  * together. Those without a command, and all if none has one, get AGAIN after a turn or more, or
- * TIMEOUT. Only deadline and turn are kept between calls.
+ * TIMEOUT. Only deadline and turn are kept between calls. `sent` is below 0 in lanes that are
+ * through and here for the others only: they are never late, and raise no alarm.
  */
 GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
                                  uint32_t mask, int sent, uint64_t ticket, int keep,
@@ -533,12 +534,12 @@ GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme
     do {
         int late = gpunvme_dev_turn(spin, ns, q, mask, timeout_ns);
 
-        if (sent && err == GPUNVME_ERR_AGAIN)
+        if (sent > 0 && err == GPUNVME_ERR_AGAIN)
             err = gpunvme_dev_finish(q, ticket, keep);
-        if (late && err == GPUNVME_ERR_AGAIN)
+        if (late && sent >= 0 && err == GPUNVME_ERR_AGAIN)
             err = GPUNVME_ERR_TIMEOUT;
-    } while (gpunvme_warp_ballot(mask, sent && err == GPUNVME_ERR_AGAIN));
-    return err == GPUNVME_ERR_TIMEOUT ? gpunvme_dev_give_up(ns, q, sent, ticket, keep) : err;
+    } while (gpunvme_warp_ballot(mask, sent > 0 && err == GPUNVME_ERR_AGAIN));
+    return err == GPUNVME_ERR_TIMEOUT ? gpunvme_dev_give_up(ns, q, sent > 0, ticket, keep) : err;
 }
 
 /*
@@ -557,17 +558,17 @@ GPUNVME_FN int gpunvme_dev_command(const struct gpunvme_dev_ns *ns, struct gpunv
     gpunvme_dev_spin_init(&spin);
     while ((lanes = gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN))) {
         uint64_t ticket = 0;
-        int sent = 0, waited;
+        int sent = -1, waited;
 
         if (err == GPUNVME_ERR_AGAIN) {
             gpunvme_dev_forget(&slba);
             gpunvme_dev_forget(&off);
             gpunvme_dev_forget32(&nlb);
             err = gpunvme_dev_send(ns, q, lanes, op, slba, nlb, buf, off, &ticket);
-            sent = !err;
+            sent = !err ? 1 : err == GPUNVME_ERR_AGAIN ? 0 : -1;
         }
         waited = gpunvme_dev_await(ns, q, mask, sent, ticket, 0, &spin, timeout_ns);
-        if (sent || err == GPUNVME_ERR_AGAIN)
+        if (sent >= 0)
             err = waited;
     }
     return err;
@@ -645,20 +646,20 @@ GPUNVME_FN int gpunvme_dev_fetch(const struct gpunvme_dev_ns *ns, struct gpunvme
     gpunvme_dev_spin_init(&spin);
     while ((lanes = gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN))) {
         uint64_t mine = 0;
-        int sent = 0, waited;
+        int sent = -1, waited;
 
         if (err == GPUNVME_ERR_AGAIN) {
             err = gpunvme_dev_send(ns, q, lanes, GPUNVME_CMD_READ, slba, 1, 0, 0, &mine);
-            sent = !err;
+            sent = !err ? 1 : err == GPUNVME_ERR_AGAIN ? 0 : -1;
         }
         waited = gpunvme_dev_await(ns, q, mask, sent, mine, 1, &spin, timeout_ns);
-        if (sent && !waited && to)
+        if (sent > 0 && !waited && to)
             gpunvme_dev_copy(to, gpunvme_dev_bounce(q, mine).data + in, nbytes);
-        if (sent && gpunvme_dev_is_completion(waited) && (to || waited))
+        if (sent > 0 && gpunvme_dev_is_completion(waited) && (to || waited))
             gpunvme_dev_queue_end_read(q, mine);
-        if (sent)
+        if (sent > 0)
             *ticket = mine;
-        if (sent || err == GPUNVME_ERR_AGAIN)
+        if (sent >= 0)
             err = waited;
     }
     return err;

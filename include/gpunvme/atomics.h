@@ -316,6 +316,14 @@ GPUNVME_FN uint64_t gpunvme_clock_ns(void)
     return t;
 }
 
+/* A number that grows with time, a few hundred or thousand in a microsecond, and costs little. */
+GPUNVME_FN uint32_t gpunvme_noise32(void)
+{
+    uint32_t t;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(t));
+    return t;
+}
+
 GPUNVME_FN void gpunvme_relax(void)
 {
     __nanosleep(32);
@@ -551,6 +559,11 @@ GPUNVME_FN uint64_t gpunvme_clock_ns(void)
 
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+GPUNVME_FN uint32_t gpunvme_noise32(void)
+{
+    return (uint32_t)gpunvme_clock_ns();
 }
 
 GPUNVME_FN void gpunvme_relax(void)

@@ -127,7 +127,8 @@ GPUNVME_FN int gpunvme_dev_slot_is_free(const struct gpunvme_dev_queue *q, uint3
  * Claims a slot for each lane: 1 and its ticket, or 0 where none was found. The first try is
  * `hint`, any number that differs between threads; then the lanes look together at runs of slots
  * here and there, and share what is free. They end after some runs: there may be a free slot all
- * the same, but in a queue of at most 64 entries on the CPU.
+ * the same, but in a queue of at most 64 entries on the CPU. The next call looks elsewhere, so that
+ * who calls until there is room finds it, wherever it is.
  */
 GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t hint,
                                       uint64_t *ticket)
@@ -139,11 +140,12 @@ GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t mask
     got = gpunvme_dev_slot_take(q, hint & q->mask, ticket);
     if (!(need = gpunvme_warp_ballot(mask, !got)))
         return 1;
-    base = gpunvme_warp_shfl32(mask, hint, gpunvme_warp_leader(mask));
+    /* Neighbours stay beside each other, but at another place as time goes on. */
+    base = gpunvme_warp_shfl32(mask, hint + (gpunvme_noise32() >> 10), gpunvme_warp_leader(mask));
     for (uint32_t run = 0; need && run < GPUNVME_DEV_RUNS; run++) {
         uint32_t free, nth = gpunvme_warp_rank(need);
 
-        base += 37 * lanes; /* odd: sooner or later all are looked at */
+        base += 37 * lanes; /* odd: enough runs look at all slots */
         free = gpunvme_warp_ballot(mask, gpunvme_dev_slot_is_free(q, (base + rank) & q->mask));
         if (!got && nth < gpunvme_popcount(free)) {
             uint32_t lane;

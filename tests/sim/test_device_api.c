@@ -167,6 +167,34 @@ static void split_phase_reads_any_number_at_once(void **state)
     fixture_close(&f);
 }
 
+/* Each slot of a queue can be had by one thread, which asks until there is room. */
+static void one_thread_can_fill_a_large_queue(void **state)
+{
+    static struct gpunvme_dev_token tokens[1023];
+    uint64_t until = gpunvme_clock_ns() + 20000 * MS;
+    struct dev_rig_opts opts;
+    struct fixture f;
+
+    (void)state;
+    dev_rig_opts_init(&opts);
+    opts.entries = 1024;
+    opts.list_nbytes = 0;
+    opts.bounce_nbytes = 0;
+    fixture_open(&f, "sim:size=1M", &opts);
+    for (unsigned i = 0; i < 1023; i++) {
+        int err;
+
+        do
+            err = gpunvme_dev_submit_flush(&f.ns, &tokens[i]);
+        while (err == GPUNVME_ERR_AGAIN && gpunvme_clock_ns() < until);
+        assert_err(err, GPUNVME_OK);
+    }
+    assert_int_equal(dev_rig_taken(&f.rig, 0), 1023);
+    for (unsigned i = 0; i < 1023; i++)
+        assert_err(gpunvme_dev_wait(&f.ns, &tokens[i], 0), GPUNVME_OK);
+    fixture_close(&f);
+}
+
 static void split_phase_writes_and_flushes(void **state)
 {
     struct gpunvme_dev_token token;
@@ -722,6 +750,7 @@ int main(void)
         cmocka_unit_test(long_transfers_are_split_at_the_limits),
         cmocka_unit_test(boundaries_are_found_at_any_address),
         cmocka_unit_test(split_phase_reads_any_number_at_once),
+        cmocka_unit_test(one_thread_can_fill_a_large_queue),
         cmocka_unit_test(split_phase_writes_and_flushes),
         cmocka_unit_test(a_write_by_fua_is_on_the_medium),
         cmocka_unit_test(warp_and_block_share_a_range),

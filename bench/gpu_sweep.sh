@@ -85,7 +85,8 @@ section() {
     ((n)) || all+=("$name")
     echo "== $name: $*" >&2
     start=$SECONDS
-    timeout -k 10 150 "$@" >"$parts/result"
+    # In the foreground, so that who stops this script stops the program.
+    timeout --foreground -k 10 150 "$@" >"$parts/result"
     rc=$?
     if ((rc)); then
         echo "   exit code $rc" >&2

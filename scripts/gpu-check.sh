@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 #
 # Checks this tree on a machine with a GPU, without network and without installing anything:
-# builds it with CUDA, runs all tests, brings a file into GPU memory with `gpunvme quickstart`,
-# and runs the GPU's benchmarks. Every step is run, whatever becomes of the others; fails if any
-# of them failed. Without a GPU it says so and does what is left.
+# builds it with CUDA, runs all tests, the GPU's own under compute-sanitizer as well, brings a file
+# into GPU memory with `gpunvme quickstart`, and runs the GPU's benchmarks. Every step is run,
+# whatever becomes of the others; fails if any of them failed. Without a GPU it says so and does
+# what is left. All ends within ten minutes: what there is no time for has failed.
 #
 #   scripts/gpu-check.sh              writes its logs and JSON to $OUT (build/gpu-out)
 #   scripts/gpu-check.sh --pack DIR   unpacks Debian's liburing, cmocka and pkgconf into DIR, for
@@ -15,15 +16,33 @@
 #   GPUNVME_BUILD_DIR           where to build (build/gpu)
 #   GPUNVME_CUDA_ARCHITECTURES  what to build for (90a)
 #   GPUNVME_CHECK_SIZE          size of the file that is moved, as `gpunvme` has it (1G)
-#   GPUNVME_CHECK_BENCH         benchmarks to run, a pattern ('gpu_*')
+#   GPUNVME_CHECK_SECONDS       how long it may take (570)
+#   GPUNVME_CHECK_RACECHECK     tests for compute-sanitizer's racecheck, with seconds for each
+#                               ('test_gpu_memory:15 test_gpu_device:15')
+#
+# Neither CUDA_MODULE_LOADING nor CUDA_DEVICE_MAX_CONNECTIONS is set here: tests and benchmarks that
+# need them set them by themselves (docs/SIM.md, "Queues in GPU memory", says why), and what a user
+# runs without them shall be run without them.
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 out=${OUT:-$root/build/gpu-out}
 build=${GPUNVME_BUILD_DIR:-$root/build/gpu}
 size=${GPUNVME_CHECK_SIZE:-1G}
+seconds_in_all=${GPUNVME_CHECK_SECONDS:-570}
 jobs=$(nproc)
 failed=()
+
+# With kernels of ours that meet nobody else's, or only for moments: 120 s at most. Left out are
+#   test_gpu_engine, test_gpu_engine_host   the driver's kernel waits for the controller's, and the
+#                                           sanitizer may let one run only when the other has ended
+#   test_gpu_engine_protocol                likewise with the CPU as the driver, where it lets a
+#                                           launch return only when the kernel has ended
+#   test_gpu_litmus                         races by intent, of blocks that wait for each other
+memcheck_tests=(test_gpu_memory:25 test_gpu_queue:15 test_gpu_api:40 test_gpu_device:40)
+# racecheck sees shared memory only, which of these have the checksum and the kernel that freezes
+# queues. 30 s at most.
+read -ra racecheck_tests <<<"${GPUNVME_CHECK_RACECHECK:-test_gpu_memory:15 test_gpu_device:15}"
 
 die() {
     echo "gpu-check.sh: $*" >&2
@@ -76,8 +95,14 @@ need_tools() {
 
 # step NAME SECONDS LOG COMMAND…: runs it, shows how it went, remembers if it failed.
 step() {
-    local name=$1 seconds=$2 log=$3 start=$SECONDS status
+    local name=$1 seconds=$2 log=$3 start=$SECONDS status left=$((seconds_in_all - SECONDS - 5))
     shift 3
+    if ((left < 1)); then
+        failed+=("$name")
+        echo "FAILED  $name: not run, the ${seconds_in_all} s are over"
+        return 1
+    fi
+    seconds=$((seconds < left ? seconds : left))
     timeout -k 5 "$seconds" "$@" >>"$log" 2>&1
     status=$?
     if [ $status -eq 0 ]; then
@@ -108,15 +133,30 @@ build_all() {
         -DGPUNVME_WERROR=OFF) && cmake --build "$build" -j "$jobs"
 }
 
-# The GPU's memory checker on our own kernels. Errors that calls return are what tests ask for. What
-# counts is its own summary: it makes streams wait for each other, which one of the tests forbids.
-memcheck() {
-    local program
-    for program in "$build"/tests/gpu/test_gpu_*; do
-        compute-sanitizer --tool memcheck --report-api-errors no "$program" | tee "$out/memcheck.tmp"
-        grep -q 'ERROR SUMMARY: 0 errors' "$out/memcheck.tmp" || return 1
+# sanitizer TOOL PROGRAM: a checker of the GPU's on our own kernels. Errors that calls return are
+# what tests ask for. What counts is its own summary: under it streams may wait for each other,
+# which some of the tests forbid.
+sanitizer() {
+    local log=$out/$1-$2.tmp good='RACECHECK SUMMARY: 0 hazards' options=() status
+    if [ "$1" = memcheck ]; then
+        good='ERROR SUMMARY: 0 errors' options=(--report-api-errors no)
+    fi
+    echo "== $1 $2"
+    compute-sanitizer --tool "$1" ${options[@]+"${options[@]}"} "$build/tests/gpu/$2" 2>&1 |
+        tee "$log"
+    grep -q "$good" "$log"
+    status=$?
+    rm -f "$log"
+    return $status
+}
+
+# sanitizers TOOL TEST:SECONDS…
+sanitizers() {
+    local tool=$1 test
+    shift
+    for test in "$@"; do
+        step "$tool ${test%:*}" "${test#*:}" "$out/$tool.log" bash -c "sanitizer $tool ${test%:*}"
     done
-    rm -f "$out/memcheck.tmp"
 }
 
 # Twice: once for people to read, once for programs; the bytes must have been checked by the GPU.
@@ -130,27 +170,17 @@ quickstart() {
     fi
 }
 
-# Prints {"NAME": what that benchmark printed, …}; tables go to standard error.
-benchmarks() {
-    local program comma="" status=0
-    printf '{'
-    for program in "$build"/bench/${GPUNVME_CHECK_BENCH:-gpu_*}; do
-        if [ -f "$program" ] && [ -x "$program" ]; then
-            echo "== ${program##*/}" >&2
-            printf '%s\n"%s": ' "$comma" "${program##*/}"
-            "$program" || { status=1; printf 'null'; }
-            comma=,
-        fi
-    done
-    printf '\n}\n'
-    return $status
+# All that is measured of I/O issued by the GPU, once and quickly, and which goals it reached.
+gpu_sweep() {
+    "$root/bench/gpu_sweep.sh" --quick --out "$out/gpu_sweep.json" "$build" || return 1
+    python3 "$root/bench/plot.py" --table "$out/gpu_sweep.json" || true
 }
-benchmarks_to_file() { benchmarks >"$out/bench.json"; }
+gpu_memory() { "$build/bench/gpu_memory" >"$out/gpu_memory.json"; }
 
 case ${1:-} in
     "") ;;
     --pack) pack "${2:-}"; exit ;;
-    *) sed -n '4,20s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '4,28s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac
 
 mkdir -p "$out" "$build" || die "$out or $build cannot be made"
@@ -161,12 +191,13 @@ need_tools
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 [ -x "$nvcc" ] || die "nvcc is neither on PATH nor in /usr/local/cuda/bin"
 export CUDACXX=$nvcc out build size gpu jobs root
-rm -f "$out"/{build,tests,memcheck,quickstart,bench}.log "$out"/{quickstart,bench}.json
+rm -f "$out"/{build,tests,memcheck,racecheck,quickstart,gpu_memory,gpu_sweep}.log \
+    "$out"/*.tmp "$out"/{quickstart,gpu_memory,gpu_sweep}.json
 
 describe_machine 2>&1 | tee "$out/build.log"
 
 # `timeout` runs programs, not functions: those go to a shell of their own.
-export -f build_all memcheck quickstart benchmarks benchmarks_to_file
+export -f build_all sanitizer quickstart gpu_memory gpu_sweep
 
 if ! step build 300 "$out/build.log" bash -c build_all; then
     die "nothing to test without a build"
@@ -182,7 +213,8 @@ if grep -qE 'test_gpu_memory .*Skipped' "$out/tests.log"; then
 fi
 
 if [ "$gpu" = yes ] && command -v compute-sanitizer >/dev/null; then
-    step memcheck 180 "$out/memcheck.log" bash -c memcheck
+    sanitizers memcheck "${memcheck_tests[@]}"
+    sanitizers racecheck "${racecheck_tests[@]}"
 fi
 if [ -x "$build/cli/gpunvme" ]; then
     step quickstart 180 "$out/quickstart.log" bash -c quickstart && cat "$out/quickstart.log"
@@ -190,8 +222,12 @@ else
     failed+=(quickstart)
     echo "FAILED  quickstart: there is no $build/cli/gpunvme"
 fi
-step benchmarks 180 "$out/bench.log" bash -c benchmarks_to_file
-cat "$out/bench.log"
+step gpu_memory 60 "$out/gpu_memory.log" bash -c gpu_memory
+cat "$out/gpu_memory.log"
+if [ "$gpu" = yes ]; then
+    step gpu_sweep 150 "$out/gpu_sweep.log" bash -c gpu_sweep
+    cat "$out/gpu_sweep.log"
+fi
 
 echo
 if [ ${#failed[@]} -gt 0 ]; then

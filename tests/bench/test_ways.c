@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include "../no_gpu.h"
 #include "../sim/driver.h"
 
 #define __device__

@@ -9,6 +9,7 @@
 #include "sim/driver.h"
 
 #include "dev_rig.h"
+#include "no_gpu.h"
 
 #define MS UINT64_C(1000000)
 

@@ -7,6 +7,7 @@
 
 #include "driver.h"
 #include "gpunvme/device.h"
+#include "no_gpu.h"
 
 #define SECOND   UINT64_C(1000000000)
 #define ROUNDS   200u

@@ -8,6 +8,7 @@
 #include "qemu/qtest/rig.h"
 
 #include "dev_rig.h"
+#include "no_gpu.h"
 
 #define MIB     (UINT64_C(1) << 20)
 #define THREADS 8

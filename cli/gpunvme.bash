@@ -46,6 +46,7 @@ _gpunvme_values() {
         --variant) echo "all naive blocked packed avx2 avx512 openmp" ;;
         --profile) gpunvme sim profiles 2>/dev/null | grep -E '^[a-z]' ;;
         --uri) echo "sim:" ;;
+        --kernels) echo "sim: sim:engine=gpu" ;;
     esac
 }
 

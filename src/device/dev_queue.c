@@ -6,17 +6,14 @@
 
 #include "base/fail.h"
 #include "gpunvme/dev_queue.h"
+#include "nvme/foreign.h"
 
 static gpunvme_err_t check(const struct gpunvme_qpair_config *c)
 {
-    if (c->entries < 2 || c->entries > GPUNVME_QPAIR_MAX_ENTRIES || c->entries & (c->entries - 1))
-        return base_fail(GPUNVME_ERR_INVALID,
-                         "%u queue entries: a queue has a power of two from 2 to %u", c->entries,
-                         GPUNVME_QPAIR_MAX_ENTRIES);
-    if (!c->sq || !c->cq || !c->slots || !c->ready)
-        return base_fail(GPUNVME_ERR_INVALID, "queue memory is NULL");
-    if ((!c->sq_doorbell.mmio || !c->cq_doorbell.mmio) && !c->ring)
-        return base_fail(GPUNVME_ERR_INVALID, "a doorbell with no way to ring it");
+    gpunvme_err_t err = nvme_qpair_check(c);
+
+    if (err)
+        return err;
     if (c->sq_doorbell.shadow || c->cq_doorbell.shadow)
         return base_fail(GPUNVME_ERR_INVALID,
                          "shadow doorbells are for the CPU's queues: open the controller with "

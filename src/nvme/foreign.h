@@ -59,4 +59,10 @@ gpunvme_err_t nvme_recover(struct gpunvme_ctrl *ctrl);
  */
 gpunvme_err_t nvme_shadow_stop(struct gpunvme_ctrl *ctrl);
 
+/*
+ * What is wrong with the configuration of a queue pair, the CPU's or another, but for its shadow
+ * doorbells.
+ */
+gpunvme_err_t nvme_qpair_check(const struct gpunvme_qpair_config *config);
+
 #endif

@@ -7,6 +7,7 @@
 
 #include "base/fail.h"
 #include "gpunvme/queue.h"
+#include "nvme/foreign.h"
 
 /* Nothing is ready: every mark holds the lap before the one that begins at `pos`. */
 static void clear_ready(struct gpunvme_qpair *q, uint64_t pos)
@@ -24,7 +25,7 @@ static void clear_phase_tags(struct gpunvme_qpair *q)
         gpunvme_store_release32(&dwords[4 * i + 3], 0);
 }
 
-static gpunvme_err_t check_config(const struct gpunvme_qpair_config *c)
+gpunvme_err_t nvme_qpair_check(const struct gpunvme_qpair_config *c)
 {
     if (c->entries < 2 || c->entries > GPUNVME_QPAIR_MAX_ENTRIES || c->entries & (c->entries - 1))
         return base_fail(GPUNVME_ERR_INVALID,
@@ -34,6 +35,11 @@ static gpunvme_err_t check_config(const struct gpunvme_qpair_config *c)
         return base_fail(GPUNVME_ERR_INVALID, "queue memory is NULL");
     if ((!c->sq_doorbell.mmio || !c->cq_doorbell.mmio) && !c->ring)
         return base_fail(GPUNVME_ERR_INVALID, "a doorbell with no way to ring it");
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t check_shadows(const struct gpunvme_qpair_config *c)
+{
     if ((c->sq_doorbell.shadow && !c->sq_doorbell.event_index) ||
         (c->cq_doorbell.shadow && !c->cq_doorbell.event_index))
         return base_fail(GPUNVME_ERR_INVALID, "a shadow doorbell without an event index");
@@ -42,9 +48,11 @@ static gpunvme_err_t check_config(const struct gpunvme_qpair_config *c)
 
 gpunvme_err_t gpunvme_qpair_init(struct gpunvme_qpair *q, const struct gpunvme_qpair_config *c)
 {
-    gpunvme_err_t err = check_config(c);
+    gpunvme_err_t err = nvme_qpair_check(c);
     uint64_t first;
 
+    if (!err)
+        err = check_shadows(c);
     if (err)
         return err;
     memset(q, 0, sizeof(*q));

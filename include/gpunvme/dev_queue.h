@@ -494,13 +494,13 @@ GPUNVME_FN int gpunvme_dev_queue_has_ended(const struct gpunvme_dev_queue *q, ui
 {
     uint64_t word = gpunvme_load_relaxed64(&q->slots[ticket & q->mask].word);
 
-    return ((word & ~GPUNVME_DEV_SLOT_TAKEN) ^ ticket) >> 16 != 0;
+    return ((word & ~GPUNVME_DEV_SLOT_TAKEN) ^ ticket) >> 16 || word & GPUNVME_DEV_SLOT_ABANDONED;
 }
 
 /*
  * Whether the command of one lane's ticket is done: GPUNVME_OK with *c filled in, GPUNVME_ERR_AGAIN
- * while it is in flight, GPUNVME_ERR_STALE for a ticket that has ended. Does not look for
- * completions. The ticket has not ended by this: gpunvme_dev_queue_end() does that.
+ * while it is in flight, GPUNVME_ERR_STALE for a ticket that has ended or was abandoned. Does not
+ * look for completions. The ticket has not ended by this: gpunvme_dev_queue_end() does that.
  */
 GPUNVME_FN int gpunvme_dev_queue_peek(struct gpunvme_dev_queue *q, uint64_t ticket,
                                       struct gpunvme_completion *c)
@@ -511,7 +511,8 @@ GPUNVME_FN int gpunvme_dev_queue_peek(struct gpunvme_dev_queue *q, uint64_t tick
     if ((word ^ ticket) >> 16 || (q->mirror && gpunvme_dev_queue_has_ended(q, ticket)))
         return GPUNVME_ERR_STALE;
     if (!(word & GPUNVME_SLOT_DONE))
-        return GPUNVME_ERR_AGAIN;
+        return word & GPUNVME_DEV_SLOT_ABANDONED && !q->mirror ? GPUNVME_ERR_STALE
+                                                               : GPUNVME_ERR_AGAIN;
     /* Once more, with acquire: polling with it would throw the L1 cache away at each turn. */
     gpunvme_load_pair_acquire(&slot->word, &word, &c->result);
     c->status = (uint16_t)(word & 0x7fff);

@@ -22,13 +22,14 @@
  *
  *   GPUNVME_ERR_NVME(status)  the status that the controller gave, all 15 bits
  *   RANGE                     beyond the end of the namespace
- *   INVALID                   beyond the end of the buffer; submit: too many blocks, or none
+ *   INVALID                   beyond the end of the buffer; submit: no buffer, no blocks, or more
+ *                             than one command takes
  *   ALIGN                     the bytes do not begin at a dword; an end that is not a whole block
  *                             where the queues have no bounce blocks
  *   READONLY                  a write to a namespace that is write protected
  *   LIMIT                     the queue's PRP lists are too short for the command
  *   AGAIN                     submit: the queue is full. test: in flight
- *   STALE                     the token has ended already
+ *   STALE                     the token has ended already, or nothing was submitted for it
  *   ABORTED, CLOSED           a reset ended the command; the queue is closed for one
  *   TIMEOUT                   no completion within the deadline, or no room in the queue
  *
@@ -961,9 +962,9 @@ GPUNVME_FN int gpunvme_dev_submit(const struct gpunvme_dev_ns *ns, uint32_t op, 
     struct gpunvme_dev_queue *q = gpunvme_dev_queue_of_warp(ns);
 
     token->queue = q;
-    token->ticket = 0;
-    if (buf) {
-        int err = gpunvme_dev_check(ns, op, slba, nlb, buf, off);
+    token->ticket = GPUNVME_DEV_SLOT_TAKEN; /* no ticket's: STALE, if nothing is submitted */
+    if ((op & 0xff) != GPUNVME_CMD_FLUSH) {
+        int err = buf ? gpunvme_dev_check(ns, op, slba, nlb, buf, off) : (int)GPUNVME_ERR_INVALID;
 
         if (err)
             return err;

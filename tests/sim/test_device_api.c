@@ -552,6 +552,60 @@ static void a_token_ends_once(void **state)
     fixture_close(&f);
 }
 
+/* One that was refused must not be waited for until the deadline, which resets the controller. */
+static void a_token_of_nothing_is_stale(void **state)
+{
+    enum gpunvme_reaper reapers[] = {GPUNVME_REAPER_WAITERS, GPUNVME_REAPER_CPU};
+    struct gpunvme_dev_token tokens[3], t;
+    struct dev_rig_opts opts;
+    struct fixture f;
+
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        dev_rig_opts_init(&opts);
+        opts.entries = 4;
+        opts.timeout_ns = 100 * MS;
+        opts.reaper = reapers[i];
+        fixture_open(&f, "sim:size=1M", &opts);
+        assert_err(gpunvme_dev_submit_read(&f.ns, 0, 0, &f.buf, 0, &t), GPUNVME_ERR_INVALID);
+        assert_err(gpunvme_dev_wait(&f.ns, &t, 0), GPUNVME_ERR_STALE);
+        assert_err(gpunvme_dev_submit_read(&f.ns, 0, 9, NULL, 0, &t), GPUNVME_ERR_INVALID);
+        assert_err(gpunvme_dev_submit_write(&f.ns, 0, 1, NULL, 0, 0, &t), GPUNVME_ERR_INVALID);
+        assert_err(gpunvme_dev_test(&t), GPUNVME_ERR_STALE);
+        for (unsigned k = 0; k < 3; k++)
+            assert_err(gpunvme_dev_submit_flush(&f.ns, &tokens[k]), GPUNVME_OK);
+        assert_err(gpunvme_dev_submit_flush(&f.ns, &t), GPUNVME_ERR_AGAIN);
+        assert_err(gpunvme_dev_wait(&f.ns, &t, 0), GPUNVME_ERR_STALE);
+        assert_false(dev_rig_alarmed(&f.rig));
+        assert_ok(gpunvme_ctrl_reset(f.d.ctrl)); /* nobody reaps for the CPU here */
+        f.rig.nqueues = 0;
+        fixture_close(&f);
+    }
+}
+
+static void a_token_that_was_given_up_is_stale(void **state)
+{
+    enum gpunvme_reaper reapers[] = {GPUNVME_REAPER_WAITERS, GPUNVME_REAPER_CPU};
+    struct gpunvme_dev_token t;
+    struct dev_rig_opts opts;
+    struct fixture f;
+
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        dev_rig_opts_init(&opts);
+        opts.reaper = reapers[i];
+        fixture_open(&f, "sim:size=1M", &opts);
+        assert_ok(gpunvme_sim_fault(f.d.sim, "lose:read:once"));
+        assert_err(gpunvme_dev_submit_read(&f.ns, 0, 1, &f.buf, 0, &t), GPUNVME_OK);
+        assert_err(gpunvme_dev_wait(&f.ns, &t, 10 * MS), GPUNVME_ERR_TIMEOUT);
+        assert_err(gpunvme_dev_wait(&f.ns, &t, 10 * MS), GPUNVME_ERR_STALE);
+        assert_err(gpunvme_dev_test(&t), GPUNVME_ERR_STALE);
+        assert_ok(gpunvme_ctrl_reset(f.d.ctrl));
+        f.rig.nqueues = 0;
+        fixture_close(&f);
+    }
+}
+
 /* --- defects of published queues ----------------------------------------------------------------
  */
 
@@ -770,6 +824,8 @@ int main(void)
         cmocka_unit_test(a_closed_queue_says_so),
         cmocka_unit_test(commands_that_a_reset_ends_are_told),
         cmocka_unit_test(a_token_ends_once),
+        cmocka_unit_test(a_token_of_nothing_is_stale),
+        cmocka_unit_test(a_token_that_was_given_up_is_stale),
         cmocka_unit_test(every_bit_of_a_status_reaches_the_caller),
         cmocka_unit_test(each_status_of_the_controller_reaches_the_caller),
         cmocka_unit_test(a_command_that_is_done_does_not_wait_for_an_earlier_one),

@@ -177,6 +177,9 @@ struct gpunvme_dev_place {
     uint32_t published; /* private: `published` when the doorbell was asked for */
 };
 
+GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t from,
+                                          uint32_t pos);
+
 /* Takes positions for the lanes `in`, which have claimed slots, and asks for the doorbell. */
 GPUNVME_FN uint32_t gpunvme_dev_queue_place(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t in,
                                             struct gpunvme_dev_place *place, int *err)
@@ -193,9 +196,11 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_place(struct gpunvme_dev_queue *q, uint32_
         place->published = gpunvme_fetch_or32_relaxed_gpu(&q->published, GPUNVME_DEV_QUEUE_LOCKED);
         place->pos = (uint32_t)pos;
         closed = (pos & GPUNVME_QPAIR_CLOSED) != 0;
-        /* Nobody needs to look behind: what is not rung for, the reset ends. */
+        /* The reset may be over since the position was asked for: others that were kept from the
+         * doorbell meanwhile rely on whoever lets go of it. */
         if (closed && !(place->published & GPUNVME_DEV_QUEUE_LOCKED))
-            gpunvme_store_release32_gpu(&q->published, place->published);
+            gpunvme_dev_queue_publish(q, UINT32_C(1) << gpunvme_warp_lane(), place->published >> 1,
+                                      place->published >> 1);
     }
     if (gpunvme_warp_ballot(mask, closed != 0)) {
         if (is_in)

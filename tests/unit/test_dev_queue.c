@@ -12,6 +12,26 @@
 
 #include <pthread.h>
 
+#include "gpunvme/atomics.h"
+
+/* What a test does between two steps of the queue: place() asks for a position, then for the
+ * doorbell, by this. */
+static void (*before_doorbell)(void), (*after_doorbell)(void);
+static uint32_t ask_for_doorbell(uint32_t *word, uint32_t bits)
+{
+    void (*before)(void) = before_doorbell, (*after)(void) = after_doorbell;
+    uint32_t old;
+
+    before_doorbell = after_doorbell = NULL;
+    if (before)
+        before();
+    old = gpunvme_fetch_or32_relaxed_gpu(word, bits);
+    if (after)
+        after();
+    return old;
+}
+#define gpunvme_fetch_or32_relaxed_gpu ask_for_doorbell
+
 #include "device/queue_life.h"
 #include "queue_memory.h"
 
@@ -511,6 +531,39 @@ static void a_reset_leaves_mirrored_slots_to_who_waits(void **state)
     assert_int_equal(outstanding(f), 0);
 }
 
+/* A reset ends between the position that a thread is refused and the doorbell that it gets. */
+static struct fixture *interrupted;
+
+static void end_reset(void)
+{
+    queue_thaw(&interrupted->q);
+}
+
+static void submit_beside(void)
+{
+    submit(interrupted, 7);
+    assert_int_equal(interrupted->doorbells[0], 0); /* left to who has the doorbell */
+}
+
+static void who_is_refused_rings_for_those_that_came_after_the_reset(void **state)
+{
+    struct fixture *f = *state;
+    struct gpunvme_dev_place p;
+    int err;
+
+    interrupted = f;
+    assert_int_equal(queue_freeze(&f->q, SOON), QUEUE_FROZEN);
+    assert_int_equal(gpunvme_dev_slot_claim(&f->q, 1, 1, &p.ticket), 1);
+    before_doorbell = end_reset;
+    after_doorbell = submit_beside;
+    assert_int_equal(gpunvme_dev_queue_place(&f->q, 1, 1, &p, &err), 0);
+    assert_int_equal(err, GPUNVME_ERR_CLOSED);
+    assert_int_equal(f->doorbells[0], 1);
+    assert_int_equal(outstanding(f), 1);
+    submit(f, 8);
+    assert_int_equal(f->doorbells[0], 2);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -539,6 +592,8 @@ int main(void)
         TEST(who_is_inside_submit_keeps_the_queue_from_freezing),
         TEST(a_mirrored_ticket_ends_once),
         TEST(a_reset_leaves_mirrored_slots_to_who_waits),
+        cmocka_unit_test_setup_teardown(who_is_refused_rings_for_those_that_came_after_the_reset,
+                                        setup, teardown),
     };
 
     return cmocka_run_group_tests_name("the queue of warps", tests, NULL, NULL);

@@ -468,8 +468,12 @@ gpunvme_err_t gpunvme_device_recover(struct gpunvme_device *dev)
     err = check(dev);
     if (!err)
         err = end_commands(dev);
-    for (uint32_t i = 0; !err && i < dev->nqueues; i++)
-        err = reclaim(dev, &dev->queues[i]);
+    for (uint32_t i = 0; !err && i < dev->nqueues; i++) {
+        err =
+            readmit(dev, &dev->queues[i]); /* the reset that ended commands may have left it out */
+        if (!err)
+            err = reclaim(dev, &dev->queues[i]);
+    }
     if (!err)
         gpunvme_store_release32((uint32_t *)dev->alarm.cpu, 0);
     return err;

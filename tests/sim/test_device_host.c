@@ -639,6 +639,21 @@ static void a_queue_out_of_reach_is_left_out_of_a_reset_and_readmitted(void **st
     rig_close(&r);
 }
 
+/* The reset that recovery itself needs leaves one out: the queues are not good then. */
+static void recovery_does_not_call_a_queue_good_that_was_left_out(void **state)
+{
+    struct rig r;
+
+    (void)state;
+    rig_open_small(&r, "sim:size=1M,fault=lose:io:read:nth=7", GPUNVME_REAPER_WAITERS);
+    leave_commands(&r, 20);
+    gpunvme_fetch_or32(&r.handle.queues[0].published, GPUNVME_DEV_QUEUE_LOCKED);
+    assert_err(gpunvme_device_recover(r.dev), GPUNVME_ERR_TIMEOUT);
+    gpunvme_fetch_and32(&r.handle.queues[0].published, ~GPUNVME_DEV_QUEUE_LOCKED);
+    assert_recovers(&r);
+    rig_close(&r);
+}
+
 /* It has a slot and no position while the reset goes by. */
 static void a_command_that_is_not_submitted_yet_outlives_a_reset(void **state)
 {
@@ -718,6 +733,7 @@ int main(void)
         cmocka_unit_test(recovery_resets_the_controller_for_commands_that_do_not_end),
         cmocka_unit_test(closing_with_commands_in_flight_frees_everything),
         cmocka_unit_test(a_queue_out_of_reach_is_left_out_of_a_reset_and_readmitted),
+        cmocka_unit_test(recovery_does_not_call_a_queue_good_that_was_left_out),
         cmocka_unit_test(a_command_that_is_not_submitted_yet_outlives_a_reset),
         cmocka_unit_test(a_controller_that_must_not_be_reset_says_so),
     };

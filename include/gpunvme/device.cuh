@@ -161,6 +161,14 @@ GPUNVME_FN int gpunvme_dev_op_is_write(uint32_t op)
     return (op & 0xff) == GPUNVME_CMD_WRITE;
 }
 
+/* Pieces on the bus are described by PRPs only where they are whole pages (prp.h). */
+GPUNVME_FN int gpunvme_dev_has_whole_pages(const struct gpunvme_dev_ns *ns,
+                                           const struct gpunvme_dev_buf *buf)
+{
+    return !buf->bus_pages || (buf->bus_page_shift >= ns->page_shift &&
+                               !(buf->bus & ((UINT64_C(1) << ns->page_shift) - 1)));
+}
+
 /* What is wrong with a transfer of any length, but 0. */
 GPUNVME_FN int gpunvme_dev_check(const struct gpunvme_dev_ns *ns, uint32_t op, uint64_t slba,
                                  uint64_t nlb, const struct gpunvme_dev_buf *buf, uint64_t off)
@@ -171,9 +179,7 @@ GPUNVME_FN int gpunvme_dev_check(const struct gpunvme_dev_ns *ns, uint32_t op, u
         return GPUNVME_ERR_INVALID;
     if ((buf->bus + off) & 3)
         return GPUNVME_ERR_ALIGN;
-    /* Pieces are described by PRPs only where they are whole pages (prp.h). */
-    if (buf->bus_pages &&
-        (buf->bus_page_shift < ns->page_shift || buf->bus & ((UINT64_C(1) << ns->page_shift) - 1)))
+    if (!gpunvme_dev_has_whole_pages(ns, buf))
         return GPUNVME_ERR_ALIGN;
     if (gpunvme_dev_op_is_write(op) && ns->readonly)
         return GPUNVME_ERR_READONLY;
@@ -756,6 +762,8 @@ GPUNVME_FN int gpunvme_dev_check_bytes(const struct gpunvme_dev_ns *ns,
         return GPUNVME_ERR_INVALID;
     if (((offset | nbytes) & (ns->block_size - 1) || (buf->bus + off) & 3) &&
         q->bounce_nbytes < ns->block_size)
+        return GPUNVME_ERR_ALIGN;
+    if (!gpunvme_dev_has_whole_pages(ns, buf))
         return GPUNVME_ERR_ALIGN;
     if (gpunvme_dev_op_is_write(op) && ns->readonly)
         return GPUNVME_ERR_READONLY;

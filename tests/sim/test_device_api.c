@@ -116,6 +116,8 @@ static void buffers_in_pieces_on_the_bus_are_right(void **state)
         assert_int_equal(f.bytes[(63 - i / 4096) * 4096 + i % 4096], f.image[i]);
     f.buf.bus_page_shift = 11;
     assert_err(gpunvme_dev_read(&f.ns, 3, 1, &f.buf, 0, 0), GPUNVME_ERR_ALIGN);
+    assert_err(gpunvme_dev_read_bytes(&f.ns, 0, 9000, &f.buf, 0, 0), GPUNVME_ERR_ALIGN);
+    assert_err(gpunvme_dev_warp_read_bytes(&f.ns, 0, 9000, &f.buf, 0, 0), GPUNVME_ERR_ALIGN);
     fixture_close(&f);
 }
 

@@ -23,9 +23,6 @@
 #define GPUNVME_ORDER_PICK(...)                  GPUNVME_ORDER_SECOND(__VA_ARGS__)
 #define GPUNVME_ORDER_SECOND(first, second, ...) second
 
-#ifndef GPUNVME_REST_NS
-#define GPUNVME_REST_NS 200
-#endif
 #if defined(__CUDA_ARCH__)
 
 /* On the GPU: PTX memory model, scope .sys (PTX ISA, "Memory Consistency Model"). */
@@ -329,12 +326,6 @@ GPUNVME_FN void gpunvme_relax(void)
     __nanosleep(32);
 }
 
-/* A longer pause, for who waits for what others are doing. */
-GPUNVME_FN void gpunvme_rest(void)
-{
-    __nanosleep(GPUNVME_REST_NS);
-}
-
 #else /* the CPU */
 
 GPUNVME_FN uint32_t gpunvme_load_acquire32(const uint32_t *p)
@@ -573,11 +564,6 @@ GPUNVME_FN void gpunvme_relax(void)
 #elif defined(__aarch64__)
     __asm__ volatile("isb" ::: "memory");
 #endif
-}
-
-GPUNVME_FN void gpunvme_rest(void)
-{
-    gpunvme_relax();
 }
 
 #endif

@@ -472,10 +472,8 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t
 {
     uint32_t lanes = gpunvme_popcount(mask), head, n, total = 0;
 
-    if (!gpunvme_dev_queue_hold(q, mask, &head)) {
-        gpunvme_rest(); /* another warp reaps for this one */
+    if (!gpunvme_dev_queue_hold(q, mask, &head))
         return 0;
-    }
     do {
         n = gpunvme_dev_queue_take(q, mask, head + total);
         total += n;

@@ -24,7 +24,7 @@ static void require(bool condition)
 static void check_refusal(gpunvme_err_t err)
 {
     require(err == GPUNVME_ERR_URI || err == GPUNVME_ERR_URI_PARAM || err == GPUNVME_ERR_INVALID ||
-            err == GPUNVME_ERR_LIMIT);
+            err == GPUNVME_ERR_LIMIT || err == GPUNVME_ERR_UNSUPPORTED);
     require(gpunvme_err_detail()[0] != 0);
 }
 

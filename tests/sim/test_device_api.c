@@ -626,6 +626,8 @@ static void every_bit_of_a_status_reaches_the_caller(void **state)
         assert_err(gpunvme_dev_submit_read(&f.ns, 0, 1, &f.buf, 0, &t), GPUNVME_OK);
         complete_by_hand(&f, &t, status);
         assert_int_equal(gpunvme_dev_wait(&f.ns, &t, 0), -0x8000 - (int)status);
+        /* The controller has it in flight: its id must not come again. */
+        f.ns.queues[0].slots[t.ticket & f.ns.queues[0].mask].word |= GPUNVME_DEV_SLOT_TAKEN;
     }
     /* The controller still has them in flight by name: a reset forgets them. */
     assert_ok(gpunvme_ctrl_reset(f.d.ctrl));

@@ -10,6 +10,7 @@
 
 #include <gpunvme/device.cuh>
 #include <gpunvme/io.h>
+#include <gpunvme/memory.h>
 
 #define BLOCK 7
 
@@ -51,13 +52,13 @@ int main(int argc, char **argv)
     struct gpunvme_device *dev;
     struct gpunvme_dev_ns ns;
     struct gpunvme_dev_buf view;
-    struct gpunvme_buf buf;
-    int *err;
+    struct gpunvme_buf buf, result;
 
-    if (cudaMallocManaged(&err, sizeof(*err))) {
+    if (gpunvme_mem_gpu_is_host()) {
         printf("SKIP: no GPU\n");
         return 77;
     }
+    check(gpunvme_mem_alloc(sizeof(int), GPUNVME_MEM_PINNED, &result));
     check(gpunvme_ctrl_open_uri(argc > 1 ? argv[1] : "sim:size=1M", NULL, &ctrl));
     write_block(ctrl, gpunvme_ctrl_ns_at(ctrl, 0));
     check(gpunvme_device_open(ctrl, NULL, &dev));
@@ -65,15 +66,14 @@ int main(int argc, char **argv)
     check(gpunvme_device_alloc(dev, ns.block_size, &buf));
     check(gpunvme_device_buf(dev, &buf, &view));
 
-    read_block<<<1, 1>>>(ns, view, err);
+    read_block<<<1, 1>>>(ns, view, (int *)result.gpu);
     if (cudaDeviceSynchronize())
         return 1;
-    check(*err);
+    check(*(int *)result.cpu);
     printf("a kernel has read block %d: all of it is right\n", BLOCK);
 
     gpunvme_device_free(dev, &buf);
     check(gpunvme_device_close(dev));
     check(gpunvme_ctrl_close(ctrl));
-    cudaFree(err);
-    return 0;
+    return gpunvme_mem_free(&result) != GPUNVME_OK;
 }

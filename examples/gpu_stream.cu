@@ -69,6 +69,8 @@ static __global__ void stream(struct gpunvme_dev_ns ns, struct gpunvme_dev_buf b
         err = gpunvme_dev_wait(&ns, &token, 0);
         if (!err)
             sum += work_on(&buf, round, (uint64_t)nlb << ns.block_shift);
+        else if (next_nlb && !next_err) /* no token is left behind */
+            gpunvme_dev_wait(&ns, &next_token, 0);
         token = next_token;
         nlb = next_nlb;
         err = err ? err : next_err;
@@ -123,17 +125,16 @@ int main(int argc, char **argv)
     struct gpunvme_ctrl *ctrl;
     struct gpunvme_dev_buf view;
     struct gpunvme_dev_ns ns;
-    struct gpunvme_buf buf;
-    struct result *result;
+    struct gpunvme_buf buf, there;
+    struct result result;
     unsigned long long sum;
     uint64_t start, ns_taken;
 
-    if (cudaMallocManaged(&result, sizeof(*result))) {
+    if (gpunvme_mem_gpu_is_host()) {
         printf("SKIP: no GPU\n");
         return 77;
     }
-    result->sum = 0;
-    result->err = 0;
+    check(gpunvme_mem_alloc(sizeof(result), GPUNVME_MEM_GPU, &there));
     check(gpunvme_ctrl_open_uri(uri, NULL, &ctrl));
     sum = expected(ctrl, gpunvme_ctrl_ns_at(ctrl, 0), !strncmp(uri, "sim:", 4));
     gpunvme_device_opts_init(&opts);
@@ -148,12 +149,13 @@ int main(int argc, char **argv)
     check(gpunvme_device_buf(dev, &buf, &view));
 
     start = gpunvme_clock_ns();
-    stream<<<warps, 32>>>(ns, view, result);
+    stream<<<warps, 32>>>(ns, view, (struct result *)there.gpu);
     if (cudaDeviceSynchronize())
         return 1;
     ns_taken = gpunvme_clock_ns() - start;
-    check(result->err);
-    if (result->sum != sum)
+    check(gpunvme_mem_copy(&result, GPUNVME_MEM_HOST, there.gpu, GPUNVME_MEM_GPU, sizeof(result)));
+    check(result.err);
+    if (result.sum != sum)
         check(GPUNVME_ERR_VERIFY);
     printf("%llu bytes, %.2f GB/s, checksum %016llx as the CPU has it\n",
            (unsigned long long)ns.nblocks << ns.block_shift,
@@ -162,6 +164,5 @@ int main(int argc, char **argv)
     gpunvme_device_free(dev, &buf);
     check(gpunvme_device_close(dev));
     check(gpunvme_ctrl_close(ctrl));
-    cudaFree(result);
-    return 0;
+    return gpunvme_mem_free(&there) != GPUNVME_OK;
 }

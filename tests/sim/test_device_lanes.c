@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * device.cuh by a warp of several lanes, each a thread (lanes.h), in queues with fewer slots than
+ * lanes: all get on, whoever waits for a slot, a command or the others.
+ */
+#include "sim/lanes.h"
+
+#include "sim/device_fixture.h"
+
+#include <unistd.h>
+
+#define LANES    8u
+#define ALL      ((UINT32_C(1) << LANES) - 1)
+#define HANG_S   60
+#define PER_LANE 8192u /* bytes of the buffer */
+
+struct warp {
+    struct fixture f;
+    unsigned rounds;
+    int (*work)(struct warp *w, uint32_t lane, unsigned round);
+    uint32_t group_of[LANES];
+    unsigned results[LANES]; /* that were not GPUNVME_OK */
+    int last[LANES];         /* the last of them */
+    uint64_t timeout_ns[LANES];
+    uint64_t written; /* where write_bytes() begins */
+};
+
+struct lane_of {
+    struct warp *warp;
+    uint32_t lane;
+};
+
+static void *lane_main(void *arg)
+{
+    struct lane_of *l = arg;
+    struct warp *w = l->warp;
+
+    lanes_me = l->lane;
+    for (unsigned round = 0; round < w->rounds; round++) {
+        int err;
+
+        lanes_beside = w->group_of[l->lane];
+        err = w->work(w, l->lane, round);
+        if (err) {
+            w->results[l->lane]++;
+            w->last[l->lane] = err;
+        }
+    }
+    return NULL;
+}
+
+static void warp_open(struct warp *w, const char *uri, uint32_t entries, uint64_t seed)
+{
+    struct dev_rig_opts opts;
+
+    memset(w, 0, sizeof(*w));
+    dev_rig_opts_init(&opts);
+    opts.entries = entries;
+    fixture_open(&w->f, uri, &opts);
+    image_fill(&w->f, seed);
+    for (uint32_t i = 0; i < LANES; i++)
+        w->group_of[i] = ALL;
+}
+
+static void warp_run(struct warp *w, int (*work)(struct warp *, uint32_t, unsigned),
+                     unsigned rounds)
+{
+    struct lane_of lanes[LANES];
+    pthread_t threads[LANES];
+    struct timespec until;
+
+    lanes_init();
+    w->work = work;
+    w->rounds = rounds;
+    for (uint32_t i = 0; i < LANES; i++) {
+        lanes[i] = (struct lane_of){w, i};
+        assert_int_equal(pthread_create(&threads[i], NULL, lane_main, &lanes[i]), 0);
+    }
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += HANG_S;
+    for (uint32_t i = 0; i < LANES; i++)
+        assert_int_equal(pthread_timedjoin_np(threads[i], NULL, &until), 0);
+}
+
+static void warp_close(struct warp *w)
+{
+    for (uint32_t i = 0; i < LANES; i++)
+        if (w->results[i])
+            print_error("lane %u: %s\n", i, gpunvme_err_name(w->last[i]));
+    for (uint32_t i = 0; i < LANES; i++)
+        assert_int_equal(w->results[i], 0);
+    assert_false(dev_rig_alarmed(&w->f.rig));
+    assert_int_equal(dev_rig_taken(&w->f.rig, 0), 0);
+    assert_int_equal(w->f.ns.queues[0].holders, 0);
+    fixture_close(&w->f);
+}
+
+/* --- what a lane does ------------------------------------------------------------------------- */
+
+static int read_blocks(struct warp *w, uint32_t lane, unsigned round)
+{
+    uint64_t lba = (lane * 131 + round * 17) % 2000;
+    uint32_t nlb = 1 + lane % 3;
+    int err = gpunvme_dev_read(&w->f.ns, lba, nlb, &w->f.buf, lane * PER_LANE, w->timeout_ns[lane]);
+
+    if (!err && memcmp(w->f.bytes + lane * PER_LANE, w->f.image + lba * 512, nlb * 512) != 0)
+        err = GPUNVME_ERR_VERIFY;
+    return err;
+}
+
+static int read_a_block(struct warp *w, uint32_t lane, unsigned round)
+{
+    return gpunvme_dev_read(&w->f.ns, round, 1, &w->f.buf, lane * PER_LANE, w->timeout_ns[lane]);
+}
+
+static int read_bytes(struct warp *w, uint32_t lane, unsigned round)
+{
+    uint64_t offset = lane * 3001 + round * 517;
+    int err = gpunvme_dev_read_bytes(&w->f.ns, offset, 700, &w->f.buf, lane * PER_LANE + 1,
+                                     w->timeout_ns[lane]);
+
+    if (!err && memcmp(w->f.bytes + lane * PER_LANE + 1, w->f.image + offset, 700) != 0)
+        err = GPUNVME_ERR_VERIFY;
+    return err;
+}
+
+/* Each lane in blocks of its own. */
+static int write_bytes(struct warp *w, uint32_t lane, unsigned round)
+{
+    uint64_t offset = w->written + lane * 16384 + round * 100;
+
+    memset(w->f.bytes + lane * PER_LANE, (int)(lane + round), 700);
+    memset(w->f.image + offset, (int)(lane + round), 700);
+    return gpunvme_dev_write_bytes(&w->f.ns, offset, 700, &w->f.buf, lane * PER_LANE, 0,
+                                   w->timeout_ns[lane]);
+}
+
+static int mixed(struct warp *w, uint32_t lane, unsigned round)
+{
+    if (lane < 3)
+        return read_blocks(w, lane, round);
+    if (lane < 5) /* not where others write */
+        return gpunvme_dev_read_bytes(&w->f.ns, 900000 + round * 31, 900, &w->f.buf,
+                                      lane * PER_LANE, 0);
+    return write_bytes(w, lane, round);
+}
+
+static int share(struct warp *w, uint32_t lane, unsigned round)
+{
+    struct gpunvme_dev_group g = {.mask = ALL, .unit = lane, .units = LANES};
+    uint32_t nlb = 100 + round * 37;
+    int err =
+        gpunvme_dev_group_range(&w->f.ns, g, GPUNVME_CMD_READ, round, nlb, &w->f.buf, round * 4, 0);
+
+    if (!err && memcmp(w->f.bytes + round * 4, w->f.image + round * 512, nlb * 512) != 0)
+        err = GPUNVME_ERR_VERIFY;
+    gpunvme_warp_sync(ALL); /* all have looked before the next one reads into it */
+    return err;
+}
+
+/* Some tokens, and a test of each now and then. */
+static int split(struct warp *w, uint32_t lane, unsigned round)
+{
+    struct gpunvme_dev_token t;
+    int err = gpunvme_dev_submit_read(&w->f.ns, lane + round, 1, &w->f.buf, lane * PER_LANE, &t);
+
+    if (err)
+        return err == GPUNVME_ERR_AGAIN ? (int)GPUNVME_OK : err;
+    if (round % 2)
+        return gpunvme_dev_wait(&w->f.ns, &t, 0);
+    do
+        err = gpunvme_dev_test(&t);
+    while (err == GPUNVME_ERR_AGAIN);
+    return err;
+}
+
+/* --- all get on ------------------------------------------------------------------------------- */
+
+static void lanes_share_three_slots(void **state)
+{
+    struct warp w;
+
+    (void)state;
+    warp_open(&w, "sim:size=1M", 4, 1);
+    warp_run(&w, read_blocks, 60);
+    warp_run(&w, read_bytes, 40);
+    warp_run(&w, split, 60);
+    warp_run(&w, share, 20);
+    warp_close(&w);
+}
+
+static void lanes_that_change_blocks_share_three_slots(void **state)
+{
+    struct warp w;
+
+    (void)state;
+    warp_open(&w, "sim:size=1M", 4, 2);
+    warp_run(&w, write_bytes, 40);
+    image_assert(&w.f);
+    warp_close(&w);
+}
+
+static void parts_of_a_warp_do_different_things(void **state)
+{
+    struct warp w;
+
+    (void)state;
+    for (uint32_t entries = 4; entries <= 64; entries *= 4) {
+        warp_open(&w, "sim:size=1M", entries, 3);
+        for (uint32_t i = 0; i < LANES; i++)
+            w.group_of[i] = i < 3 ? 0x07 : i < 5 ? 0x18 : 0xe0;
+        w.written = 500000; /* which nobody reads */
+        warp_run(&w, mixed, 30);
+        warp_close(&w);
+    }
+}
+
+/*
+ * One slot: odd lanes, whose hint it is, have it first, and wait for the others when their own
+ * deadline is over.
+ */
+static void a_lane_that_is_through_raises_no_alarm(void **state)
+{
+    int is_slow = 0;
+    struct warp w;
+
+    (void)state;
+    warp_open(&w, "sim:size=1M,latency=50ms", 2, 4);
+    for (uint32_t i = 0; i < LANES; i++)
+        w.timeout_ns[i] = i % 2 ? 300 * MS : 20000 * MS;
+    warp_run(&w, read_a_block, 1);
+    for (uint32_t i = 0; i < LANES; i++)
+        is_slow |= w.last[i] == GPUNVME_ERR_TIMEOUT;
+    if (is_slow) { /* this machine is: nothing is said then, but what was given up must end */
+        usleep(200000);
+        gpunvme_dev_queue_reap(w.f.ns.queues, 1, 1);
+        memset(w.results, 0, sizeof(w.results));
+    } else {
+        assert_false(dev_rig_alarmed(&w.f.rig));
+    }
+    gpunvme_store_release32(w.f.ns.alarm, 0);
+    warp_close(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(lanes_share_three_slots),
+        cmocka_unit_test(lanes_that_change_blocks_share_three_slots),
+        cmocka_unit_test(parts_of_a_warp_do_different_things),
+        cmocka_unit_test(a_lane_that_is_through_raises_no_alarm),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

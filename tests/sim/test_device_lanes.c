@@ -242,6 +242,66 @@ static void a_lane_that_is_through_raises_no_alarm(void **state)
     warp_close(&w);
 }
 
+/* --- resets ----------------------------------------------------------------------------------- */
+
+/* Bytes or blocks, by lanes of two groups; errors are those of a reset. */
+static int anything(struct warp *w, uint32_t lane, unsigned round)
+{
+    int err = round % 3 == 0   ? write_bytes(w, lane, round % 40)
+              : round % 3 == 1 ? read_blocks(w, lane, 1)
+                               : read_bytes(w, lane, 1);
+
+    return err == GPUNVME_ERR_ABORTED || err == GPUNVME_ERR_CLOSED || err == GPUNVME_ERR_VERIFY
+               ? (int)GPUNVME_OK
+               : err;
+}
+
+static void *reset_now_and_then(void *w_)
+{
+    struct warp *w = w_;
+
+    for (unsigned i = 0; i < 20; i++) {
+        usleep(5000);
+        if (gpunvme_ctrl_reset(w->f.d.ctrl) != GPUNVME_OK)
+            w->last[0] = GPUNVME_ERR_FATAL;
+    }
+    return NULL;
+}
+
+static void lanes_get_on_through_resets(void **state)
+{
+    struct gpunvme_device_opts opts;
+    struct gpunvme_device *dev;
+    pthread_t resetter;
+    struct warp w;
+
+    (void)state;
+    warp_open(&w, "sim:size=1M,latency=200us", 4, 5);
+    assert_ok(dev_rig_close(&w.f.rig)); /* the queue is to be one that resets know */
+    memset(&w.f.rig, 0, sizeof(w.f.rig));
+    gpunvme_device_opts_init(&opts);
+    opts.queues = 1;
+    opts.entries = 8;
+    assert_ok(gpunvme_device_open(w.f.d.ctrl, &opts, &dev));
+    assert_ok(gpunvme_device_ns(dev, w.f.d.ns, &w.f.ns));
+    for (uint32_t i = 0; i < LANES; i++)
+        w.group_of[i] = i < 3 ? 0x07 : 0xf8;
+    assert_int_equal(pthread_create(&resetter, NULL, reset_now_and_then, &w), 0);
+    warp_run(&w, anything, 200);
+    pthread_join(resetter, NULL);
+    for (uint32_t i = 0; i < LANES; i++)
+        assert_int_equal(w.last[i], 0);
+    assert_int_equal(w.f.ns.queues[0].holders, 0);
+    /* All was given back: nothing is left for recovery to do, and all lanes work. */
+    for (uint32_t slot = 1; slot < 8; slot++)
+        assert_false(w.f.ns.queues[0].slots[slot].word & GPUNVME_DEV_SLOT_TAKEN);
+    warp_run(&w, read_a_block, 20);
+    for (uint32_t i = 0; i < LANES; i++)
+        assert_int_equal(w.last[i], 0);
+    assert_ok(gpunvme_device_close(dev));
+    fixture_close(&w.f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -249,6 +309,7 @@ int main(void)
         cmocka_unit_test(lanes_that_change_blocks_share_three_slots),
         cmocka_unit_test(parts_of_a_warp_do_different_things),
         cmocka_unit_test(a_lane_that_is_through_raises_no_alarm),
+        cmocka_unit_test(lanes_get_on_through_resets),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

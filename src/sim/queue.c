@@ -412,7 +412,7 @@ static void fetch_batch(struct sim_thread *t, struct sim_sq *sq, const struct gp
     free_batch_cids(t);
 }
 
-bool sim_fetch(struct sim_thread *t, struct sim_sq *sq, bool fast)
+bool sim_fetch(struct sim_thread *t, struct sim_sq *sq)
 {
     struct gpunvme_sqe entries[SIM_BATCH];
     const struct gpunvme_sqe *from = entries;
@@ -438,6 +438,7 @@ bool sim_fetch(struct sim_thread *t, struct sim_sq *sq, bool fast)
     }
     if (!t->sim->unlimited)
         t->now_ns = sim_now_ns();
-    fetch_batch(t, sq, from, n, fast);
+    /* Asked after the doorbell was seen: it may be a fault that was set before it was rung. */
+    fetch_batch(t, sq, from, n, t->sim->unlimited && !sim_faults_any(t->sim->faults));
     return true;
 }

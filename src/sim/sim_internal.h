@@ -430,7 +430,7 @@ uint16_t sim_sq_create(struct gpunvme_sim *sim, uint16_t qid, uint64_t bus, uint
 void sim_sq_free(struct gpunvme_sim *sim, struct sim_sq *sq);
 void sim_cq_free(struct gpunvme_sim *sim, struct sim_cq *cq);
 void sim_queues_wipe(struct gpunvme_sim *sim);
-bool sim_fetch(struct sim_thread *t, struct sim_sq *sq, bool fast);
+bool sim_fetch(struct sim_thread *t, struct sim_sq *sq);
 struct sim_move;
 void sim_post_done(struct sim_thread *t, struct sim_sq *sq, const struct sim_move *moves,
                    uint32_t n);

@@ -95,7 +95,6 @@ static bool poll_stores(struct sim_thread *t)
 /* Fetches from each queue in turn, beginning with another one each time. */
 static bool serve_queues(struct sim_thread *t)
 {
-    bool fast = t->sim->unlimited && !sim_faults_any(t->sim->faults);
     bool any = false;
 
     if (++t->next_sq >= t->nsqs)
@@ -104,7 +103,7 @@ static bool serve_queues(struct sim_thread *t)
     for (unsigned i = 0, at = t->next_sq; i < t->nsqs; i++, at++) {
         if (at >= t->nsqs)
             at = 0;
-        any |= sim_fetch(t, t->sqs[at], fast);
+        any |= sim_fetch(t, t->sqs[at]);
     }
     return any;
 }

@@ -31,15 +31,19 @@ static struct device_window *windows;
 static bool is_virtual(void)
 {
     FILE *f = fopen("/proc/cpuinfo", "r");
-    bool found = false;
+    bool found = false, is_told = false; /* Arm's has no such line */
     char line[4096];
 
     if (!f)
         return true;
-    while (!found && fgets(line, sizeof(line), f))
-        found = !strncmp(line, "flags", 5) && strstr(line, " hypervisor");
+    while (!found && fgets(line, sizeof(line), f)) {
+        bool is_flags = !strncmp(line, "flags", 5);
+
+        is_told |= is_flags;
+        found = is_flags && strstr(line, " hypervisor");
+    }
     fclose(f);
-    return found;
+    return found || !is_told;
 }
 
 /* Whole pages of registers. */

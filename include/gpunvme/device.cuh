@@ -34,7 +34,8 @@
  *   TIMEOUT                   no completion within the deadline, or no room in the queue
  *
  * Deadlines are of each command, from when it was first looked at (a transfer may be many); 0 is
- * the namespace's own. They end a wait some microseconds late, because the clock is read rarely.
+ * the namespace's own, UINT64_MAX none. They end a wait up to some milliseconds late, because the
+ * clock is read at each 32nd turn, and in lanes that call together when all are through.
  * After a TIMEOUT the host has been asked to look (`alarm`), and the buffer must be left alone: the
  * controller may still use it until gpunvme_device_recover().
  *

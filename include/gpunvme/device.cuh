@@ -36,8 +36,9 @@
  * Deadlines are of each command, from when it was first looked at (a transfer may be many); 0 is
  * the namespace's own, UINT64_MAX none. They end a wait up to some milliseconds late, because the
  * clock is read at each 32nd turn, and in lanes that call together when all are through.
- * After a TIMEOUT the host has been asked to look (`alarm`), and the buffer must be left alone: the
- * controller may still use it until gpunvme_device_recover().
+ * After a TIMEOUT of a command the host has been asked to look (`alarm`), and the buffer must be
+ * left alone: the controller may still use it until gpunvme_device_recover(). A TIMEOUT for want of
+ * room asks nobody.
  *
  * Offsets `off` into the buffer are in bytes. The buffer must not be changed while a command writes
  * from it, and not be looked at while one reads into it.
@@ -392,7 +393,9 @@ GPUNVME_FN int gpunvme_dev_give_up(const struct gpunvme_dev_ns *ns, struct gpunv
 {
     struct gpunvme_completion c;
 
-    if (!sent || gpunvme_dev_queue_abandon(q, ticket) != GPUNVME_ERR_STALE ||
+    if (!sent) /* nobody's fault but of those who keep their tokens */
+        return GPUNVME_ERR_TIMEOUT;
+    if (gpunvme_dev_queue_abandon(q, ticket) != GPUNVME_ERR_STALE ||
         gpunvme_dev_queue_peek(q, ticket, &c)) {
         gpunvme_dev_raise_alarm(ns);
         return GPUNVME_ERR_TIMEOUT;
@@ -741,10 +744,8 @@ GPUNVME_FN int gpunvme_dev_write_part(const struct gpunvme_dev_ns *ns, struct gp
             gpunvme_fetch_add64_relaxed_gpu(&q->holders, ~UINT64_C(0));
         }
         late = gpunvme_dev_turn(&spin, ns, q, mask, timeout_ns);
-        if (late && err == GPUNVME_ERR_AGAIN) {
-            gpunvme_dev_raise_alarm(ns);
+        if (late && err == GPUNVME_ERR_AGAIN)
             err = GPUNVME_ERR_TIMEOUT;
-        }
     }
     return err;
 }

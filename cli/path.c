@@ -103,7 +103,8 @@ static void describe_faster(const struct cli_device *device, struct cli_path *pa
     if (path->tier == 1 && gpunvme_mem_gpu_is_host())
         SET(faster[path->nfaster++], "tier 2, data straight into GPU memory: %s",
             gpunvme_mem_gpu_why_not());
-    SET(faster[path->nfaster++], "tier 3, I/O issued by kernels (docs/GPU.md): not by this command");
+    SET(faster[path->nfaster++],
+        "tier 3, I/O issued by kernels (docs/GPU.md): not by this command");
     if (device->is_sim)
         SET(faster[path->nfaster++], "GPUDirect Storage (cuFile): not in this build yet");
 }

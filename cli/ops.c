@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/params.h"
 #include "cli.h"
 #include "json.h"
 #include "ops.h"
+#include "verbs.h"
 
 static const char *const op_names[GPUNVME_OPS_NOPS] = {"matmul", "linear-forward",
                                                        "linear-backward"};
@@ -150,61 +150,27 @@ static int list(int argc, char **argv)
     return CLI_OK;
 }
 
-static const struct {
-    const char *name, *text;
-    int (*run)(int argc, char **argv);
-} verbs[] = {
+static const struct cli_command commands[] = {
     {"list", "the variants of each operator, and what each changes", list},
     {"bench", "how fast each variant is, beside its peak and OpenBLAS", cli_ops_bench},
     {"check", "whether each variant computes what it should", cli_ops_check},
 };
-#define NVERBS (sizeof(verbs) / sizeof(verbs[0]))
 
-static void print_help(FILE *out)
-{
-    fputs("Usage: gpunvme ops VERB [OPTION...] [ARGUMENT...]\n"
-          "Compute operators: matrix multiplication and the linear layer, each as a ladder\n"
-          "of variants from the plainest to the fastest.\n\n",
-          out);
-    for (size_t i = 0; i < NVERBS; i++)
-        fprintf(out, "  %-12s%s\n", verbs[i].name, verbs[i].text);
-    fputs("\nExamples:\n"
-          "  gpunvme ops list\n"
-          "  gpunvme ops bench matmul --shape 2048x2048x2048\n"
-          "  gpunvme ops check\n\n"
-          "Each verb has --help and --json.\n",
-          out);
-}
-
-static int unknown(const char *verb)
-{
-    const char *nearest = base_nearest(verb, verbs, sizeof(verbs[0]), NVERBS);
-
-    if (nearest)
-        return cli_usage("unknown verb '%s': did you mean '%s'?", verb, nearest);
-    return cli_usage("unknown verb '%s': list, bench or check", verb);
-}
+static const struct cli_verbs verbs = {
+    .verbs = commands,
+    .nverbs = sizeof(commands) / sizeof(commands[0]),
+    .names = "list, bench or check",
+    .head = "Usage: gpunvme ops VERB [OPTION...] [ARGUMENT...]\n"
+            "Compute operators: matrix multiplication and the linear layer, each as a ladder\n"
+            "of variants from the plainest to the fastest.\n\n",
+    .tail = "\nExamples:\n"
+            "  gpunvme ops list\n"
+            "  gpunvme ops bench matmul --shape 2048x2048x2048\n"
+            "  gpunvme ops check\n\n"
+            "Each verb has --help and --json.\n",
+};
 
 int cli_ops(int argc, char **argv)
 {
-    static char name[64];
-
-    if (argc < 2) {
-        print_help(stderr);
-        return CLI_USAGE;
-    }
-    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-?") || !strcmp(argv[1], "-h") ||
-        !strcmp(argv[1], "help")) {
-        print_help(stdout);
-        return CLI_OK;
-    }
-    for (size_t i = 0; i < NVERBS; i++) {
-        if (strcmp(verbs[i].name, argv[1]) != 0)
-            continue;
-        snprintf(name, sizeof(name), "%s %s", cli_name, argv[1]);
-        cli_name = name;
-        argv[1] = name;
-        return verbs[i].run(argc - 1, argv + 1);
-    }
-    return unknown(argv[1]);
+    return cli_verbs_run(&verbs, argc, argv);
 }

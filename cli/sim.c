@@ -12,11 +12,11 @@
 #include <sys/stat.h>
 
 #include "base/fail.h"
-#include "base/params.h"
 #include "base/units.h"
 #include "cli.h"
 #include "json.h"
 #include "sim_listen.h"
+#include "verbs.h"
 
 static char *rate_text(uint64_t value, bool bytes, char *text)
 {
@@ -308,67 +308,33 @@ static int check(int argc, char **argv)
     return err ? cli_fail(err) : CLI_OK;
 }
 
-static const struct {
-    const char *name, *text;
-    int (*run)(int argc, char **argv);
-} verbs[] = {
+static const struct cli_command commands[] = {
     {"profiles", "the speeds that can be modelled", profiles},
     {"image", "makes an image file for a namespace", image},
     {"check", "tells what a sim: URI means", check},
 };
-#define NVERBS (sizeof(verbs) / sizeof(verbs[0]))
 
-static void print_help(FILE *out)
-{
-    fputs("Usage: gpunvme sim VERB [OPTION...] [ARGUMENT...]\n"
-          "       gpunvme sim --listen PATH... [--json] [URI...]\n"
-          "The software NVMe controller, which is named by URIs that begin with sim:\n\n",
-          out);
-    for (size_t i = 0; i < NVERBS; i++)
-        fprintf(out, "  %-12s%s\n", verbs[i].name, verbs[i].text);
-    fputs("  --listen    serves a controller to other processes, by vfio-user\n"
-          "\nExamples:\n"
-          "  gpunvme sim profiles\n"
-          "  gpunvme sim image disk.img --size 100G\n"
-          "  gpunvme sim check sim:image=disk.img,profile=p5800x\n"
-          "  gpunvme sim --listen /run/nvme0 sim:size=1G\n\n"
-          "Each verb has --help and --json.\n",
-          out);
-}
-
-static int unknown(const char *verb)
-{
-    const char *nearest = base_nearest(verb, verbs, sizeof(verbs[0]), NVERBS);
-
-    if (nearest)
-        return cli_usage("unknown verb '%s': did you mean '%s'?", verb, nearest);
-    return cli_usage("unknown verb '%s': profiles, image or check", verb);
-}
+static const struct cli_verbs verbs = {
+    .verbs = commands,
+    .nverbs = sizeof(commands) / sizeof(commands[0]),
+    .names = "profiles, image or check",
+    .head = "Usage: gpunvme sim VERB [OPTION...] [ARGUMENT...]\n"
+            "       gpunvme sim --listen PATH... [--json] [URI...]\n"
+            "The software NVMe controller, which is named by URIs that begin with sim:\n\n",
+    .tail = "  --listen    serves a controller to other processes, by vfio-user\n"
+            "\nExamples:\n"
+            "  gpunvme sim profiles\n"
+            "  gpunvme sim image disk.img --size 100G\n"
+            "  gpunvme sim check sim:image=disk.img,profile=p5800x\n"
+            "  gpunvme sim --listen /run/nvme0 sim:size=1G\n\n"
+            "Each verb has --help and --json.\n",
+};
 
 int cli_sim(int argc, char **argv)
 {
-    static char name[64];
-
-    if (argc < 2) {
-        print_help(stderr);
-        return CLI_USAGE;
-    }
-    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-?") || !strcmp(argv[1], "-h") ||
-        !strcmp(argv[1], "help")) {
-        print_help(stdout);
-        return CLI_OK;
-    }
-    if (!strncmp(argv[1], "--listen", 8) || !strncmp(argv[1], "sim:", 4)) {
+    if (argc > 1 && (!strncmp(argv[1], "--listen", 8) || !strncmp(argv[1], "sim:", 4))) {
         argv[0] = (char *)(uintptr_t)cli_name;
         return cli_sim_listen(argc, argv);
     }
-    for (size_t i = 0; i < NVERBS; i++) {
-        if (strcmp(verbs[i].name, argv[1]) != 0)
-            continue;
-        snprintf(name, sizeof(name), "%s %s", cli_name, argv[1]);
-        cli_name = name;
-        argv[1] = name;
-        return verbs[i].run(argc - 1, argv + 1);
-    }
-    return unknown(argv[1]);
+    return cli_verbs_run(&verbs, argc, argv);
 }

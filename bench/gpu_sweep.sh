@@ -40,6 +40,10 @@ while (($#)); do
     esac
     shift
 done
+sections=threads,one_queue,ways,tier1,latency,writes,blocks,queues,drives,little,reapers,ceiling,errors
+for name in ${only//,/ }; do
+    [[ ,$sections, == *,$name,* ]] || { echo "gpu_sweep.sh: no section $name: $sections" >&2; exit 2; }
+done
 build=${build:-build/release}
 out=${out:-bench/results/$(hostname)/gpu_sweep.json}
 io=$build/bench/gpu_io

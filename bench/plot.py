@@ -291,8 +291,16 @@ def main(arguments):
     if not names:
         print(__doc__)
         return 2
-    with open(names[0], encoding="utf-8") as file:
-        sweep = json.load(file)
+    try:
+        with open(names[0], encoding="utf-8") as file:
+            sweep = json.load(file)
+        sweep["sections"].items()
+    except (OSError, ValueError) as error:
+        print(f"plot.py: {names[0]}: {error}", file=sys.stderr)
+        return 2
+    except (KeyError, TypeError, AttributeError):
+        print(f"plot.py: {names[0]} is not what gpu_sweep.sh writes: no sections", file=sys.stderr)
+        return 2
     if table:
         return 0 if print_table(sweep) else 1
     folder = names[1] if len(names) > 1 else os.path.dirname(names[0]) or "."

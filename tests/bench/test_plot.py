@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """bench/plot.py on a sweep of the right shape. The numbers here are made up: they test arithmetic."""
 
+import contextlib
+import io
 import os
 import sys
 import tempfile
@@ -56,6 +58,18 @@ class Plot(unittest.TestCase):
         s = sweep(threads=[left])
         self.assertEqual(plot.rows(s, "threads"), [])
         self.assertIn("does not fit", plot.wrongs(s)[0])
+
+    def test_a_file_that_is_no_sweep_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in (("broken", "{"), ("other", "{}"), ("list", "[]")):
+                path = os.path.join(folder, name)
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+                with contextlib.redirect_stderr(io.StringIO()) as said:
+                    self.assertEqual(plot.main([path, "--table"]), 2)
+                self.assertIn(path, said.getvalue())
+            with contextlib.redirect_stderr(io.StringIO()):
+                self.assertEqual(plot.main([os.path.join(folder, "absent")]), 2)
 
     def test_violations_are_told(self):
         self.assertIn("violations", plot.wrongs(sweep(threads=[row(violations=1)]))[0])

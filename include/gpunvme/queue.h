@@ -43,10 +43,9 @@ struct gpunvme_slot {
     uint64_t result; /* DW1:DW0 of the completion; valid while the slot is done */
 };
 
-#define GPUNVME_SLOT_FREE      0x0000u
-#define GPUNVME_SLOT_BUSY      0x0001u
-#define GPUNVME_SLOT_ABANDONED 0x0002u /* in flight, but nobody will ask: free when it is done */
-#define GPUNVME_SLOT_DONE      0x8000u /* with the 15 bits of the status below it */
+#define GPUNVME_SLOT_FREE 0x0000u
+#define GPUNVME_SLOT_BUSY 0x0001u
+#define GPUNVME_SLOT_DONE 0x8000u /* with the 15 bits of the status below it */
 
 #define GPUNVME_QPAIR_CLOSED   (UINT64_C(1) << 63) /* in `reserved`: no new reservations */
 #define GPUNVME_QPAIR_POSITION (GPUNVME_QPAIR_CLOSED - 1)

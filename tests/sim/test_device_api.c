@@ -327,16 +327,18 @@ static void random_byte_ranges(const char *uri, bool warp)
 
         if (i % 2) {
             memset(bytes, 0xdd, n + 1);
-            assert_err(warp ? gpunvme_dev_warp_read_bytes(&f.ns, at, n, &f.buf, off, 0)
-                            : gpunvme_dev_read_bytes(&f.ns, at, n, &f.buf, off, 0),
+            assert_err(!warp       ? gpunvme_dev_read_bytes(&f.ns, at, n, &f.buf, off, 0)
+                       : i % 4 > 1 ? gpunvme_dev_block_read_bytes(&f.ns, at, n, &f.buf, off, 0)
+                                   : gpunvme_dev_warp_read_bytes(&f.ns, at, n, &f.buf, off, 0),
                        GPUNVME_OK);
             assert_memory_equal(bytes, f.image + at, n);
             assert_int_equal(bytes[n], 0xdd);
         } else {
             fill_random(bytes, n, seed);
             memcpy(f.image + at, bytes, n);
-            assert_err(warp ? gpunvme_dev_block_write_bytes(&f.ns, at, n, &f.buf, off, 0, 0)
-                            : gpunvme_dev_write_bytes(&f.ns, at, n, &f.buf, off, 0, 0),
+            assert_err(!warp       ? gpunvme_dev_write_bytes(&f.ns, at, n, &f.buf, off, 0, 0)
+                       : i % 4 > 1 ? gpunvme_dev_block_write_bytes(&f.ns, at, n, &f.buf, off, 0, 0)
+                                   : gpunvme_dev_warp_write_bytes(&f.ns, at, n, &f.buf, off, 0, 0),
                        GPUNVME_OK);
         }
     }

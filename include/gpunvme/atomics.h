@@ -2,9 +2,11 @@
  *
  * The atomics that the queue pair is written with, for the CPU and for the GPU.
  *
- * Only operations on objects order anything here, never stand-alone fences, with one exception
- * that is named for its purpose: gpunvme_mmio_write32(). So a thread sanitizer sees all of it.
- * Every operation has system scope: the other side may be the CPU, the GPU or the controller.
+ * On the CPU only operations on objects order anything, so a thread sanitizer sees all of it. On
+ * the GPU two functions are fences, or begin with one: gpunvme_mmio_write32(), and
+ * gpunvme_fence_sys() for those that are named _fenced. Every operation has system scope, since the
+ * other side may be the CPU, the GPU or the controller; but those named _gpu are for the threads of
+ * one GPU among themselves.
  */
 #ifndef GPUNVME_ATOMICS_H
 #define GPUNVME_ATOMICS_H
@@ -110,6 +112,13 @@ GPUNVME_FN uint32_t gpunvme_fetch_or32(uint32_t *p, uint32_t v)
 {
     uint32_t old;
     asm volatile("atom.acq_rel.sys.or.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    return old;
+}
+
+GPUNVME_FN uint32_t gpunvme_fetch_and32(uint32_t *p, uint32_t v)
+{
+    uint32_t old;
+    asm volatile("atom.acq_rel.sys.and.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
     return old;
 }
 
@@ -267,13 +276,6 @@ GPUNVME_FN void gpunvme_store_64_bytes(void *to, const void *from)
 {
     for (int i = 0; i < 4; i++)
         ((uint4 *)to)[i] = ((const uint4 *)from)[i];
-}
-
-GPUNVME_FN uint32_t gpunvme_fetch_and32(uint32_t *p, uint32_t v)
-{
-    uint32_t old;
-    asm volatile("atom.acq_rel.sys.and.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
-    return old;
 }
 
 /* Shadow doorbells: a store and a later load of another word that must not pass each other. */

@@ -460,9 +460,9 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t
 }
 
 /*
- * Takes new completions, if no other warp is at it: looks up to `looks` times until there are any,
- * and takes all. Returns how many. So one warp at a time reads the queue's memory, which may be
- * the host's, however many wait.
+ * Takes new completions, if no other warp is at it: looks up to `looks` times, at least once, until
+ * there are any, and takes all. Returns how many. So one warp at a time reads the queue's memory,
+ * which may be the host's, however many wait.
  *
  * The queue is held and let go in here, and must be: lanes that leave a loop with it could be kept
  * waiting, where branches meet, for lanes of their own warp that wait for completions.
@@ -477,8 +477,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t
     do {
         n = gpunvme_dev_queue_take(q, mask, head + total);
         total += n;
-        looks--;
-    } while (total ? n == lanes && total <= q->mask : looks);
+    } while (total ? n == lanes && total <= q->mask : looks > 1 && looks--);
     gpunvme_warp_sync(mask); /* all have stored to their slots before a reset may end them */
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask)) {
         if (total)

@@ -127,6 +127,8 @@ void sim_keeper_sync(struct gpunvme_sim *sim)
     if (!k)
         return;
     pthread_mutex_lock(&k->lock);
+    if (!k->running && !k->broken)
+        keeper_find_strays(k); /* an engine at rest has not looked since it ended */
     if (keeper_stop(k))
         keeper_start(k);
     pthread_mutex_unlock(&k->lock);

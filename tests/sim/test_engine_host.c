@@ -44,12 +44,17 @@ static void wait_csts(struct device *d, uint32_t mask, uint32_t value)
 }
 
 /* Closes a device that is reset, failed or gone: its queue was lost with it. */
-static void close_lost(struct device *d, struct engine_queue *q)
+static void close_device(struct device *d)
 {
-    eq_free(q);
     gpunvme_ctrl_free(d->ctrl, &d->buf);
     gpunvme_ioq_delete(d->ioq);
     gpunvme_ctrl_close_abrupt(d->ctrl);
+}
+
+static void close_lost(struct device *d, struct engine_queue *q)
+{
+    eq_free(q);
+    close_device(d);
 }
 
 /* --- bytes -------------------------------------------------------------------------------------
@@ -610,6 +615,7 @@ static void violations_are_counted_and_the_first_is_told(void **state)
     struct engine_queue q;
     struct gpunvme_sqe sqe;
     struct device d;
+    uint64_t deadline;
 
     (void)state;
     open_device(&d, UNLIMITED);
@@ -624,9 +630,11 @@ static void violations_are_counted_and_the_first_is_told(void **state)
     assert_non_null(strstr(report.first, "queue 9, command id "));
     assert_non_null(strstr(report.first, "opcode 02h: reserved bits 77h of CDW2 are set"));
     __atomic_store_n(eq_doorbell(&d, 2 * QID), EQ_ENTRIES, __ATOMIC_RELEASE);
-    do
+    deadline = gpunvme_clock_ns() + EQ_DEADLINE_NS;
+    do {
         report = report_of(&d);
-    while (!report.violations[GPUNVME_SIM_VIOLATION_DOORBELL_VALUE]);
+        assert_true(gpunvme_clock_ns() < deadline);
+    } while (!report.violations[GPUNVME_SIM_VIOLATION_DOORBELL_VALUE]);
     assert_int_equal(report.nviolations, 4);
     close_lost(&d, &q);
 }
@@ -672,6 +680,19 @@ static void doorbells_of_no_queue_and_of_the_wrong_kind_are_violations(void **st
         usleep(1000);
     } while (report.violations[GPUNVME_SIM_VIOLATION_DOORBELL_REGISTER] < 2);
     close_lost(&d, &q);
+}
+
+static void a_stray_doorbell_is_found_while_the_engine_rests(void **state)
+{
+    struct device d;
+
+    (void)state;
+    open_device(&d, UNLIMITED); /* without queues it never starts */
+    for (unsigned i = 1; i <= 3; i++) {
+        __atomic_store_n(eq_doorbell(&d, 2 * QID), 1, __ATOMIC_RELEASE);
+        assert_int_equal(report_of(&d).violations[GPUNVME_SIM_VIOLATION_DOORBELL_REGISTER], i);
+    }
+    close_device(&d);
 }
 
 /* --- memory and threads ------------------------------------------------------------------------
@@ -837,6 +858,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(violations_are_counted_and_the_first_is_told),
         cmocka_unit_test(data_that_is_not_mapped_is_a_violation_and_data_mapped_later_is_not),
         cmocka_unit_test(doorbells_of_no_queue_and_of_the_wrong_kind_are_violations),
+        cmocka_unit_test(a_stray_doorbell_is_found_while_the_engine_rests),
         cmocka_unit_test(queue_memory_that_goes_away_is_a_violation_and_is_left_alone),
         cmocka_unit_test(more_buffers_than_the_engine_can_look_up_are_refused),
         cmocka_unit_test(changes_disturb_nobody),

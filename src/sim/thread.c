@@ -9,6 +9,7 @@
 #include <sys/prctl.h>
 
 #include "base/fail.h"
+#include "base/relax.h"
 #include "sim/engine_host.h"
 #include "sim/sim_internal.h"
 
@@ -21,13 +22,6 @@
 #define WAKE_EARLY_NS   20000u /* before a completion is due, as timers are late */
 #define HOUSEKEEPING    256u   /* passes between looks at what is rare */
 #define YIELD           1024u  /* passes of a thread that never sleeps between its yields */
-
-static inline void cpu_relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#endif
-}
 
 void sim_lock(struct sim_thread *t)
 {
@@ -162,11 +156,11 @@ static void rest(struct sim_thread *t, uint64_t next_ns, bool active)
         t->sleep_ns = SLEEP_FIRST_NS;
     }
     if (now_ns - t->idle_ns < SPIN_NS) {
-        cpu_relax();
+        base_relax();
         return;
     }
     if (next_ns < now_ns + WAKE_EARLY_NS) {
-        cpu_relax();
+        base_relax();
         return;
     }
     if (!active && now_ns - t->idle_ns > IDLE_NS)

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Stores: bytes by offset, opened by a URI, whatever is behind it. Reads and writes of any offset
+ * and length move them to and from host, pinned or GPU memory; gpunvme_store_path() says by which
+ * way they went.
+ *
+ *     gpunvme_open("file:/data/weights.bin", 0, &store);
+ *     gpunvme_store_read(store, offset, gpu_ptr, GPUNVME_MEM_GPU, nbytes, &done);
+ *     gpunvme_close(store);
+ *
+ * URIs (docs/STORAGE.md): a plain path or "file:/path" is a file or a block device of the kernel;
+ * "nvme:BDF/nsid", "vfio-user:/socket" and "sim:…" are namespaces that this library drives itself;
+ * "spdk:…" one that SPDK drives; "stripe:URI;URI…" several stores as one. Options follow a '?', as
+ * a list "key=value,key=value"; a plain path has none and may contain '?'.
+ *
+ * Threads: all functions may be called from several threads at once, on the same store too;
+ * gpunvme_close() and gpunvme_batch_destroy() exclude other calls on what they end. Transfers in
+ * flight at the same time that overlap, one of them a write, leave either's bytes.
+ *
+ * Nothing waits for ever: calls that wait have a deadline, of `timeout` (an option, 30 s) where
+ * they take none.
+ */
+#ifndef GPUNVME_STORAGE_H
+#define GPUNVME_STORAGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "gpunvme/buf.h"
+#include "gpunvme/error.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct gpunvme_store;
+struct gpunvme_batch;
+
+/* Flags of gpunvme_open(); 0: read only. */
+#define GPUNVME_OPEN_WRITE  0x1u /* for reading and writing */
+#define GPUNVME_OPEN_CREATE 0x2u /* makes the file if there is none; with WRITE */
+
+/*
+ * Opens a store; *out is the caller's, to be given to gpunvme_close(). Errors: URI, URI_PARAM (the
+ * detail says what is possible), NOT_FOUND, PERMISSION, READONLY, BUSY, NO_NAMESPACE, UNSUPPORTED
+ * (the backend is not in this build, or `require=` asks for a way that there is not: the detail
+ * says why), and what bringing up a controller gives.
+ */
+gpunvme_err_t gpunvme_open(const char *uri, unsigned flags, struct gpunvme_store **out);
+
+/*
+ * Waits for what is in flight, lets go of registered memory, and frees the store. TIMEOUT, after
+ * `timeout`: something did not end, the store stays as it was, and may be closed again later. Other
+ * errors are of the backend, and all is freed. NULL is fine.
+ */
+gpunvme_err_t gpunvme_close(struct gpunvme_store *store);
+
+struct gpunvme_store_info {
+    const char *backend; /* "posix", "cufile", "nvme", "spdk", "stripe" */
+    const char *uri;     /* as it was opened */
+    uint32_t block_size; /* bytes; transfers of whole blocks at multiples of it cost least */
+    bool writable;       /* opened for writing */
+    bool resizable;      /* a file: it grows by writes behind its end */
+    uint32_t threads;    /* that serve it */
+    uint64_t timeout_ns; /* of calls that take none */
+};
+
+/* Facts; the texts are valid while the store is open. */
+void gpunvme_store_get_info(struct gpunvme_store *store, struct gpunvme_store_info *info);
+
+/* Its size now, in bytes: that of a file may change. */
+gpunvme_err_t gpunvme_store_size(struct gpunvme_store *store, uint64_t *nbytes);
+
+/* Makes a file longer, with zeroes, or shorter. UNSUPPORTED where the size is fixed. */
+gpunvme_err_t gpunvme_store_resize(struct gpunvme_store *store, uint64_t nbytes);
+
+/*
+ * Memory that is used again and again: registered once, transfers into any part of it go the
+ * fastest way without setting anything up (mapped for the controller, pinned by cuFile, …).
+ * `ptr` is a multiple of 4, of the kind `mem`: as gpunvme_mem_register() has it. The memory must
+ * outlive the registration. Ranges must not overlap (INVALID); LIMIT: the table is full
+ * (`registrations=`), or the backend's is; UNSUPPORTED: out of the backend's reach, transfers go
+ * through a bounce buffer. unregister takes the pointer that was registered: NOT_FOUND for another,
+ * BUSY while a transfer uses it.
+ */
+gpunvme_err_t gpunvme_store_register(struct gpunvme_store *store, void *ptr, size_t nbytes,
+                                     enum gpunvme_mem mem);
+gpunvme_err_t gpunvme_store_unregister(struct gpunvme_store *store, void *ptr);
+
+/*
+ * Reads or writes `nbytes` from byte `offset` of the store on, and returns when it is done. `ptr`
+ * is the address that goes with `mem`: the cpu address for HOST and PINNED, the gpu address for
+ * GPU. *done gets the number of bytes moved, of which all before it are right.
+ *
+ * As pread(2) and pwrite(2) do it: a read that meets the end of the store is GPUNVME_OK with fewer
+ * bytes, none behind the end; a write behind the end of a file makes it longer, NOSPC when there is
+ * no room. With `done` NULL a short read is GPUNVME_ERR_RANGE. A write that does not fit into a
+ * store of fixed size is RANGE, and nothing is written. READONLY: not opened for writing. Any other
+ * error of the transfer is of the first byte that could not be moved. TIMEOUT: it may still go on,
+ * and the memory must stay until the store is closed.
+ */
+gpunvme_err_t gpunvme_store_read(struct gpunvme_store *store, uint64_t offset, void *ptr,
+                                 enum gpunvme_mem mem, size_t nbytes, size_t *done);
+gpunvme_err_t gpunvme_store_write(struct gpunvme_store *store, uint64_t offset, const void *ptr,
+                                  enum gpunvme_mem mem, size_t nbytes, size_t *done);
+
+/* A piece of memory. */
+struct gpunvme_vec {
+    void *ptr;
+    size_t nbytes;
+    enum gpunvme_mem mem;
+};
+
+/* The same between one range of the store and `n` pieces of memory, one after the other. */
+gpunvme_err_t gpunvme_store_readv(struct gpunvme_store *store, uint64_t offset,
+                                  const struct gpunvme_vec *vecs, size_t n, size_t *done);
+gpunvme_err_t gpunvme_store_writev(struct gpunvme_store *store, uint64_t offset,
+                                   const struct gpunvme_vec *vecs, size_t n, size_t *done);
+
+/* What writes have put there before this call is on the medium when it returns. */
+gpunvme_err_t gpunvme_store_flush(struct gpunvme_store *store);
+
+/* ---- Asynchronous ------------------------------------------------------------------------------
+ */
+
+enum gpunvme_op {
+    GPUNVME_OP_READ = 0,
+    GPUNVME_OP_WRITE = 1,
+    GPUNVME_OP_FLUSH = 2, /* of writes that have ended; takes no memory */
+};
+
+/*
+ * One transfer: the request and the token in one. The caller fills in the first part (the rest is
+ * zeroes), keeps it where it is until it has ended, and may use it again then. It ends once, and
+ * its end is learned in one way:
+ *
+ *   - `callback`, if it is set: called by a thread of the library, which it must not hold up; it
+ * may submit, but not wait. The io is the caller's again in it;
+ *   - else gpunvme_batch_poll(), if it was submitted with a batch;
+ *   - else gpunvme_io_test() or gpunvme_io_wait(), by one thread.
+ */
+struct gpunvme_io {
+    enum gpunvme_op op;
+    enum gpunvme_mem mem;
+    uint64_t offset; /* bytes, in the store */
+    void *ptr;       /* cpu address for HOST and PINNED, gpu address for GPU */
+    size_t nbytes;
+    void (*callback)(struct gpunvme_io *io);
+    void *user; /* the caller's own */
+
+    /* What came of it, as gpunvme_store_read() says; valid when it has ended. */
+    gpunvme_err_t err;
+    size_t done;
+
+    struct {
+        struct gpunvme_store *store;
+        struct gpunvme_io *next;
+        struct gpunvme_batch *batch;
+        void *region;        /* registered memory that it uses */
+        size_t taken;        /* bytes that workers have taken */
+        size_t left;         /* bytes that have not ended */
+        size_t stop;         /* where the first piece stopped short */
+        gpunvme_err_t why;   /* … and why: 0 is the end of the store */
+        uint32_t state;      /* futex word */
+        uint64_t scratch[2]; /* the backend's own */
+    } priv;                  /* private */
+};
+
+/*
+ * Submits `n` transfers at once; they end in any order. Either all are submitted, or none and the
+ * error says why: INVALID (the detail names the first bad one), READONLY, CLOSED. What goes wrong
+ * with one of them later is told by its own `err`. `batch` may be NULL.
+ */
+gpunvme_err_t gpunvme_store_submit(struct gpunvme_store *store, struct gpunvme_io *ios, size_t n,
+                                   struct gpunvme_batch *batch);
+
+/* GPUNVME_ERR_AGAIN while it is in flight, else its error; STALE: it is not in flight. */
+gpunvme_err_t gpunvme_io_test(struct gpunvme_io *io);
+
+/* Waits for it: TIMEOUT after timeout_ns (0: the store's), and it is still in flight. */
+gpunvme_err_t gpunvme_io_wait(struct gpunvme_io *io, uint64_t timeout_ns);
+
+/*
+ * Collects the ends of transfers of one or several stores. Destroy it when all that were submitted
+ * with it have been polled: BUSY else.
+ */
+gpunvme_err_t gpunvme_batch_create(struct gpunvme_batch **out);
+gpunvme_err_t gpunvme_batch_destroy(struct gpunvme_batch *batch);
+
+/*
+ * Gives up to `room` transfers that have ended, in any order; *n says how many. Waits until there
+ * are at least `min` (as many as are in flight, if these are fewer), or TIMEOUT after timeout_ns,
+ * with *n of them all the same. By one thread at a time.
+ */
+gpunvme_err_t gpunvme_batch_poll(struct gpunvme_batch *batch, size_t min, size_t room,
+                                 struct gpunvme_io **ended, size_t *n, uint64_t timeout_ns);
+
+/* How many were submitted with it and have not been polled. */
+size_t gpunvme_batch_pending(struct gpunvme_batch *batch);
+
+/* ---- The way that bytes took -------------------------------------------------------------------
+ */
+
+enum gpunvme_route {
+    GPUNVME_ROUTE_HOST = 0,   /* between the store and host memory: no GPU in it */
+    GPUNVME_ROUTE_P2P = 1,    /* the drive moves them to or from GPU memory by itself */
+    GPUNVME_ROUTE_MAPPED = 2, /* the GPU's copy engine takes them from the page cache */
+    GPUNVME_ROUTE_BOUNCE = 3, /* through pinned host memory */
+    GPUNVME_ROUTE_COMPAT = 4, /* by cuFile in its compatibility mode */
+};
+#define GPUNVME_NROUTES 5
+
+struct gpunvme_path {
+    const char *backend;
+    enum gpunvme_route gpu_route;            /* the best that is open to GPU memory here */
+    uint64_t bytes_read[GPUNVME_NROUTES];    /* since it was opened */
+    uint64_t bytes_written[GPUNVME_NROUTES]; /* */
+    char how[256];     /* what does the work: "io_uring, O_DIRECT, 4 threads, 1 MiB pieces" */
+    char why_not[512]; /* each faster way, and why it was not taken; "" if there is none */
+};
+
+/* Reports it. `require=p2p` (or mapped, bounce: that or better) makes gpunvme_open() fail instead
+ * of taking a slower way, and each transfer that would have to. */
+void gpunvme_store_path(struct gpunvme_store *store, struct gpunvme_path *path);
+
+/* "host", "p2p", "mapped", "bounce", "compat"; static. */
+const char *gpunvme_route_name(enum gpunvme_route route);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

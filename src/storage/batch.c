@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Batches: a list of transfers that have ended, which any thread pushes to and one takes from.
+ */
+#include <stdlib.h>
+
+#include "base/fail.h"
+#include "storage/batch.h"
+#include "storage/futex.h"
+
+struct gpunvme_batch {
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    struct gpunvme_io *first, **last; /* ended, in that order, linked by priv.next */
+    size_t nended;
+    size_t pending; /* submitted and not polled */
+    size_t wanted;  /* who polls sleeps until so many have ended; 0: nobody sleeps */
+};
+
+gpunvme_err_t gpunvme_batch_create(struct gpunvme_batch **out)
+{
+    struct gpunvme_batch *batch;
+    pthread_condattr_t attr;
+
+    if (!out)
+        return base_fail(GPUNVME_ERR_INVALID, "out is NULL");
+    *out = NULL;
+    batch = calloc(1, sizeof(*batch));
+    if (!batch)
+        return base_fail(GPUNVME_ERR_NOMEM, "a batch");
+    pthread_mutex_init(&batch->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&batch->wake, &attr);
+    pthread_condattr_destroy(&attr);
+    batch->last = &batch->first;
+    *out = batch;
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t gpunvme_batch_destroy(struct gpunvme_batch *batch)
+{
+    size_t pending;
+
+    if (!batch)
+        return GPUNVME_OK;
+    pthread_mutex_lock(&batch->lock); /* also: whoever pushed the last one has let go of it */
+    pending = batch->pending;
+    pthread_mutex_unlock(&batch->lock);
+    if (pending)
+        return base_fail(GPUNVME_ERR_BUSY, "%zu transfers have not been polled", pending);
+    pthread_cond_destroy(&batch->wake);
+    pthread_mutex_destroy(&batch->lock);
+    free(batch);
+    return GPUNVME_OK;
+}
+
+void store_batch_expect(struct gpunvme_batch *batch, size_t n)
+{
+    pthread_mutex_lock(&batch->lock);
+    batch->pending += n;
+    pthread_mutex_unlock(&batch->lock);
+}
+
+void store_batch_push(struct gpunvme_batch *batch, struct gpunvme_io *io)
+{
+    pthread_mutex_lock(&batch->lock);
+    io->priv.next = NULL;
+    *batch->last = io;
+    batch->last = &io->priv.next;
+    batch->nended++;
+    if (batch->wanted && batch->nended >= batch->wanted)
+        pthread_cond_signal(&batch->wake);
+    pthread_mutex_unlock(&batch->lock);
+}
+
+size_t gpunvme_batch_pending(struct gpunvme_batch *batch)
+{
+    size_t pending;
+
+    if (!batch)
+        return 0;
+    pthread_mutex_lock(&batch->lock);
+    pending = batch->pending;
+    pthread_mutex_unlock(&batch->lock);
+    return pending;
+}
+
+static size_t take(struct gpunvme_batch *batch, size_t room, struct gpunvme_io **ended)
+{
+    size_t n = 0;
+
+    while (n < room && batch->first) {
+        struct gpunvme_io *io = batch->first;
+
+        batch->first = io->priv.next;
+        ended[n++] = io;
+    }
+    if (!batch->first)
+        batch->last = &batch->first;
+    batch->nended -= n;
+    batch->pending -= n;
+    return n;
+}
+
+gpunvme_err_t gpunvme_batch_poll(struct gpunvme_batch *batch, size_t min, size_t room,
+                                 struct gpunvme_io **ended, size_t *n, uint64_t timeout_ns)
+{
+    uint64_t deadline = futex_deadline(timeout_ns);
+    struct timespec at = {.tv_sec = (time_t)(deadline / 1000000000u),
+                          .tv_nsec = (long)(deadline % 1000000000u)};
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (!batch || !n || (room && !ended) || min > room)
+        return base_fail(GPUNVME_ERR_INVALID, "%s",
+                         min > room ? "min is more than room" : "NULL argument");
+    pthread_mutex_lock(&batch->lock);
+    batch->wanted = min < batch->pending ? min : batch->pending;
+    while (batch->nended < batch->wanted && !err)
+        if (pthread_cond_timedwait(&batch->wake, &batch->lock, &at) == ETIMEDOUT &&
+            batch->nended < batch->wanted)
+            err = base_fail(GPUNVME_ERR_TIMEOUT, "%zu of %zu transfers have ended", batch->nended,
+                            batch->wanted);
+    batch->wanted = 0;
+    *n = take(batch, room, ended);
+    pthread_mutex_unlock(&batch->lock);
+    return err;
+}

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Threads that serve a store's transfers. See crew.h.
+ */
+#include <stdlib.h>
+
+#include "base/fail.h"
+#include "base/relax.h"
+#include "storage/crew.h"
+#include "storage/futex.h"
+
+#define LOOKS 200u /* for work, before a thread sleeps: some microseconds */
+
+struct crew {
+    struct gpunvme_store *store;
+    const struct crew_ops *ops;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    struct gpunvme_io *first, **last; /* with bytes that nobody has taken, by priv.next */
+    _Atomic size_t waiting;           /* how many of them */
+    unsigned sleepers;
+    _Atomic bool stop;
+    unsigned n, nprepared, nstarted;
+    pthread_t *threads;
+    struct crew_worker *workers;
+};
+
+static void *thread_main(void *worker_)
+{
+    struct crew_worker *worker = worker_;
+
+    worker->crew->ops->work(worker);
+    return NULL;
+}
+
+void crew_stop(struct crew *crew)
+{
+    if (!crew)
+        return;
+    pthread_mutex_lock(&crew->lock);
+    atomic_store(&crew->stop, true);
+    pthread_cond_broadcast(&crew->wake);
+    pthread_mutex_unlock(&crew->lock);
+    for (unsigned i = 0; i < crew->nstarted; i++)
+        pthread_join(crew->threads[i], NULL);
+    for (unsigned i = 0; i < crew->nprepared; i++)
+        crew->ops->release(&crew->workers[i]);
+    pthread_cond_destroy(&crew->wake);
+    pthread_mutex_destroy(&crew->lock);
+    free(crew->threads);
+    free(crew->workers);
+    free(crew);
+}
+
+static gpunvme_err_t start_all(struct crew *crew)
+{
+    for (; crew->nprepared < crew->n; crew->nprepared++) {
+        struct crew_worker *worker = &crew->workers[crew->nprepared];
+        gpunvme_err_t err;
+
+        worker->crew = crew;
+        worker->store = crew->store;
+        worker->index = crew->nprepared;
+        err = crew->ops->prepare(worker);
+        if (err)
+            return err;
+    }
+    for (; crew->nstarted < crew->n; crew->nstarted++) {
+        int error = pthread_create(&crew->threads[crew->nstarted], NULL, thread_main,
+                                   &crew->workers[crew->nstarted]);
+
+        if (error)
+            return base_fail_errno(error, "a thread for %s", crew->store->uri.text);
+    }
+    return GPUNVME_OK;
+}
+
+static void init_sync(struct crew *crew)
+{
+    pthread_condattr_t attr;
+
+    pthread_mutex_init(&crew->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&crew->wake, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+gpunvme_err_t crew_start(struct gpunvme_store *store, const struct crew_ops *ops, unsigned n,
+                         struct crew **out)
+{
+    struct crew *crew = calloc(1, sizeof(*crew));
+    gpunvme_err_t err = GPUNVME_OK;
+
+    *out = NULL;
+    if (!crew)
+        return base_fail(GPUNVME_ERR_NOMEM, "a crew");
+    crew->store = store;
+    crew->ops = ops;
+    crew->n = n;
+    crew->last = &crew->first;
+    init_sync(crew);
+    crew->threads = calloc(n, sizeof(*crew->threads));
+    crew->workers = calloc(n, sizeof(*crew->workers));
+    if (!crew->threads || !crew->workers)
+        err = base_fail(GPUNVME_ERR_NOMEM, "%u threads", n);
+    if (!err)
+        err = start_all(crew);
+    if (err) {
+        crew_stop(crew);
+        return err;
+    }
+    *out = crew;
+    return GPUNVME_OK;
+}
+
+void crew_submit(struct crew *crew, struct gpunvme_io *first, size_t n)
+{
+    struct gpunvme_io *last = first;
+    size_t npieces = 0;
+
+    while (last->priv.next)
+        last = last->priv.next;
+    pthread_mutex_lock(&crew->lock);
+    *crew->last = first;
+    crew->last = &last->priv.next;
+    atomic_fetch_add(&crew->waiting, n);
+    for (struct gpunvme_io *io = first; io && npieces <= crew->sleepers; io = io->priv.next)
+        npieces += 1 + io->nbytes / (1u << 20); /* about so many threads find work */
+    if (npieces < crew->sleepers)
+        for (size_t i = 0; i < npieces; i++)
+            pthread_cond_signal(&crew->wake);
+    else if (crew->sleepers)
+        pthread_cond_broadcast(&crew->wake);
+    pthread_mutex_unlock(&crew->lock);
+}
+
+size_t crew_waiting(struct crew *crew)
+{
+    return atomic_load_explicit(&crew->waiting, memory_order_relaxed);
+}
+
+/* The next piece of the first transfer, which goes to the end of the list if there is more of it.
+ */
+static struct crew_piece next_piece(struct crew *crew, size_t max_nbytes)
+{
+    struct gpunvme_io *io = crew->first;
+    struct crew_piece piece = {.io = io, .at = io->priv.taken};
+    size_t left = io->nbytes - io->priv.taken;
+
+    piece.offset = io->offset + piece.at;
+    piece.ptr = io->ptr ? (uint8_t *)io->ptr + piece.at : NULL;
+    piece.nbytes = max_nbytes - (size_t)(piece.offset & (max_nbytes - 1));
+    if (piece.nbytes > left)
+        piece.nbytes = left;
+    if (io->op == GPUNVME_OP_FLUSH)
+        piece.nbytes = 0;
+    crew->first = io->priv.next;
+    if (!crew->first)
+        crew->last = &crew->first;
+    io->priv.taken += piece.nbytes;
+    io->priv.next = NULL;
+    if (piece.nbytes < left && io->op != GPUNVME_OP_FLUSH) {
+        *crew->last = io;
+        crew->last = &io->priv.next;
+    } else {
+        atomic_fetch_sub(&crew->waiting, 1);
+    }
+    return piece;
+}
+
+/* Under the lock: sleeps until there is something to do, or the deadline. */
+static void sleep_until(struct crew *crew, uint64_t deadline)
+{
+    struct timespec at = {.tv_sec = (time_t)(deadline / 1000000000u),
+                          .tv_nsec = (long)(deadline % 1000000000u)};
+    int error = 0;
+
+    crew->sleepers++;
+    while (!crew->first && !atomic_load(&crew->stop) && error != ETIMEDOUT)
+        error = pthread_cond_timedwait(&crew->wake, &crew->lock, &at);
+    crew->sleepers--;
+}
+
+/* A little while in which work may come, before a thread goes to sleep for it. */
+static void look_around(struct crew *crew)
+{
+    for (unsigned i = 0; i < LOOKS && !crew_waiting(crew) && !atomic_load(&crew->stop); i++)
+        base_relax();
+}
+
+size_t crew_take(struct crew_worker *worker, struct crew_piece *pieces, size_t room,
+                 size_t max_nbytes, uint64_t wait_ns, bool *stop)
+{
+    struct crew *crew = worker->crew;
+    size_t n = 0;
+
+    if (!crew_waiting(crew)) {
+        if (!wait_ns) {
+            *stop = atomic_load(&crew->stop);
+            return 0;
+        }
+        look_around(crew);
+    }
+    pthread_mutex_lock(&crew->lock);
+    if (!crew->first && wait_ns)
+        sleep_until(crew, futex_deadline(wait_ns));
+    while (n < room && crew->first)
+        pieces[n++] = next_piece(crew, max_nbytes);
+    *stop = !n && atomic_load(&crew->stop);
+    pthread_mutex_unlock(&crew->lock);
+    return n;
+}
+
+void crew_end(const struct crew_piece *piece, gpunvme_err_t err, size_t done)
+{
+    if (piece->io->op == GPUNVME_OP_FLUSH)
+        store_io_end(piece->io, err, 0);
+    else
+        store_io_piece(piece->io, piece->at, piece->nbytes, err, done);
+}

@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * What a store is inside, and what a backend must do. store.c, io.c, batch.c, region.c, uri.c and
+ * route.c are common to all backends; crew.h has threads that most of them work with.
+ */
+#ifndef STORAGE_INTERNAL_H
+#define STORAGE_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "gpunvme/storage.h"
+
+#define STORE_TARGET_ROOM 4096 /* PATH_MAX */
+
+enum store_switch { STORE_AUTO, STORE_ON, STORE_OFF };
+
+/* What follows '?' in a URI. uri.c has the table, and which backend knows which of them. */
+struct store_options {
+    char backend[16]; /* "": by the scheme */
+    bool require_set; /* */
+    enum gpunvme_route require;
+    uint64_t timeout_ns;      /* of calls that take none */
+    uint32_t threads;         /* 0: the backend decides */
+    uint64_t chunk_nbytes;    /* of a piece; 0: likewise */
+    uint32_t depth;           /* in flight per thread; 0: likewise */
+    uint32_t registrations;   /* room of the table of registered memory */
+    enum store_switch direct; /* posix: O_DIRECT */
+    enum store_switch uring;  /* posix: io_uring */
+    enum store_switch map;    /* posix: the copy engine reads the page cache */
+    bool batch;               /* cufile: its batch calls */
+    uint32_t nsid;            /* nvme, spdk; 0: the first one */
+    uint32_t entries;         /* nvme: of a queue */
+    bool gpu_issued;          /* nvme: issue=gpu */
+};
+
+struct store_uri {
+    bool plain;                     /* a path without a scheme */
+    char text[STORE_TARGET_ROOM];   /* as it was given */
+    char scheme[16];                /* "file", "nvme", "sim", "vfio-user", "spdk", "stripe" */
+    char target[STORE_TARGET_ROOM]; /* file: the path. Others: the URI without options (nvme:
+                                       without its "/nsid") */
+    struct store_options options;
+};
+
+/* Takes a URI apart: URI, URI_PARAM. A path without a scheme is "file" and all of it the path. */
+gpunvme_err_t store_uri_parse(const char *text, struct store_uri *uri);
+
+/* Which backends know an option: bits. */
+enum {
+    STORE_POSIX = 1,
+    STORE_CUFILE = 2,
+    STORE_NVME = 4,
+    STORE_SPDK = 8,
+    STORE_STRIPE = 16,
+    STORE_ANY = 31,
+};
+
+/* URI_PARAM for an option that is known, but not to this backend (a bit), called `name`. */
+gpunvme_err_t store_uri_check(const struct store_uri *uri, unsigned backend, const char *name);
+
+/* Registered memory. `buf` has the addresses that memory.h gave; the rest is the backend's. */
+struct store_region {
+    struct gpunvme_buf buf;
+    uint8_t *ptr; /* as it was registered: the address that goes with buf.mem */
+    size_t nbytes;
+    _Atomic uint32_t users; /* transfers that hold it */
+    bool mapped;            /* the backend has taken it: `priv` is set, or buf.bus */
+    void *priv;
+};
+
+struct store_regions {
+    pthread_rwlock_t lock;
+    struct store_region **list; /* by address */
+    size_t n, room;
+};
+
+struct gpunvme_store;
+
+/*
+ * A backend. All functions may be called from several threads at once, but open and close.
+ */
+struct store_backend {
+    const char *name;
+    unsigned option_bit; /* STORE_POSIX, … */
+
+    /*
+     * Opens what store->uri names; store->flags and store->uri are set. On success it has set
+     * store->priv, block_size, resizable, threads and gpu_route; after a failure nothing is left,
+     * and close is not called. The `require` option is checked by the caller, with gpu_route.
+     */
+    gpunvme_err_t (*open)(struct gpunvme_store *store);
+    gpunvme_err_t (*close)(struct gpunvme_store *store); /* nothing is in flight; frees all */
+    gpunvme_err_t (*size)(struct gpunvme_store *store, uint64_t *nbytes);
+    gpunvme_err_t (*resize)(struct gpunvme_store *store, uint64_t nbytes); /* NULL: fixed */
+
+    /*
+     * Starts `n` checked transfers, linked by priv.next; each is ended once, now or later, by
+     * store_io_end() or, in pieces, by store_io_piece(). It does not block for long.
+     */
+    void (*submit)(struct gpunvme_store *store, struct gpunvme_io *first, size_t n);
+
+    /*
+     * A transfer of a thread that waits for nothing else: true when it has been done in the
+     * caller's own thread, with io->err and io->done filled in (no store_io_end). NULL: never.
+     */
+    bool (*direct)(struct gpunvme_store *store, struct gpunvme_io *io);
+
+    /*
+     * Takes memory in for good: sets region->priv, buf.bus, … UNSUPPORTED: out of its reach, the
+     * region is kept all the same and gets no `mapped`. Both NULL: nothing to do.
+     */
+    gpunvme_err_t (*map)(struct gpunvme_store *store, struct store_region *region);
+    void (*unmap)(struct gpunvme_store *store, struct store_region *region);
+
+    /* The texts of gpunvme_store_path(): `how` and `why_not`. */
+    void (*describe)(struct gpunvme_store *store, struct gpunvme_path *path);
+};
+
+struct gpunvme_store {
+    const struct store_backend *backend;
+    struct store_uri uri;
+    unsigned flags;
+    void *priv; /* the backend's */
+    uint32_t block_size;
+    bool resizable;
+    uint32_t threads;
+    enum gpunvme_route gpu_route;
+    struct store_regions regions;
+    _Atomic size_t in_flight;
+    _Atomic bool closing;
+    _Atomic uint64_t moved[2][GPUNVME_NROUTES]; /* bytes by route: read, written */
+    pthread_mutex_t trouble_lock;
+    gpunvme_err_t trouble; /* the last error of a transfer, and what a thread said of it */
+    char trouble_text[384];
+};
+
+/* ---- For backends ------------------------------------------------------------------------------
+ */
+
+/*
+ * Ends a transfer as a whole. It is the caller's again at once: touch it no more. The detail of an
+ * error is this thread's (base_fail), here and below.
+ */
+void store_io_end(struct gpunvme_io *io, gpunvme_err_t err, size_t done);
+
+/*
+ * Ends a part of a transfer that moves bytes: `nbytes` bytes from byte `at` of it on were asked
+ * for, `done` of them moved; fewer mean that the store ended there (err is GPUNVME_OK), or an
+ * error. When all parts have ended the transfer has, as the first of them that stopped short says.
+ */
+void store_io_piece(struct gpunvme_io *io, size_t at, size_t nbytes, gpunvme_err_t err,
+                    size_t done);
+
+/* Counts bytes that have taken a route; from any thread. */
+void store_moved(struct gpunvme_store *store, enum gpunvme_op op, enum gpunvme_route route,
+                 uint64_t nbytes);
+
+/*
+ * UNSUPPORTED, with a detail, where `require=` forbids this route for memory of this kind. To be
+ * asked before a piece goes that way.
+ */
+gpunvme_err_t store_allows(const struct gpunvme_store *store, enum gpunvme_mem mem,
+                           enum gpunvme_route route);
+
+/* The registered memory that io's range lies in, NULL for none; held by io until it ends. */
+static inline struct store_region *store_io_region(const struct gpunvme_io *io)
+{
+    return io->priv.region;
+}
+
+/* ---- Backends, by URI scheme --------------------------------------------------------------------
+ */
+
+extern const struct store_backend store_posix;
+extern const struct store_backend store_cufile;
+extern const struct store_backend store_spdk;
+extern const struct store_backend store_nvme;
+extern const struct store_backend store_stripe;
+
+/* ---- io.c --------------------------------------------------------------------------------------
+ */
+
+/* `err`, with the store's name and what was last said of such an error as this thread's detail. */
+gpunvme_err_t store_tell(struct gpunvme_store *store, gpunvme_err_t err);
+
+/* What a submission would refuse of it. */
+gpunvme_err_t store_io_check(struct gpunvme_store *store, const struct gpunvme_io *io);
+
+/* ---- region.c ----------------------------------------------------------------------------------
+ */
+void store_regions_init(struct store_regions *regions);
+void store_regions_free(struct gpunvme_store *store); /* unmaps and frees them all */
+struct store_region *store_regions_hold(struct store_regions *regions, const void *ptr,
+                                        size_t nbytes, enum gpunvme_mem mem);
+void store_region_release(struct store_region *region);
+
+#endif

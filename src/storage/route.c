@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The routes that bytes take: their names, what was counted, and which a store may take.
+ */
+#include <string.h>
+
+#include "base/fail.h"
+#include "storage/internal.h"
+#include "storage/route.h"
+
+static const char *const names[GPUNVME_NROUTES] = {
+    [GPUNVME_ROUTE_HOST] = "host",     [GPUNVME_ROUTE_P2P] = "p2p",
+    [GPUNVME_ROUTE_MAPPED] = "mapped", [GPUNVME_ROUTE_BOUNCE] = "bounce",
+    [GPUNVME_ROUTE_COMPAT] = "compat",
+};
+
+const char *gpunvme_route_name(enum gpunvme_route route)
+{
+    return (unsigned)route < GPUNVME_NROUTES ? names[route] : "unknown";
+}
+
+bool store_route_of(const char *name, enum gpunvme_route *route)
+{
+    for (unsigned i = GPUNVME_ROUTE_P2P; i < GPUNVME_NROUTES; i++) {
+        if (!strcmp(name, names[i])) {
+            *route = (enum gpunvme_route)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+void store_moved(struct gpunvme_store *store, enum gpunvme_op op, enum gpunvme_route route,
+                 uint64_t nbytes)
+{
+    atomic_fetch_add_explicit(&store->moved[op == GPUNVME_OP_WRITE][route], nbytes,
+                              memory_order_relaxed);
+}
+
+/* Routes are ordered by worth, but for HOST, which is none to a GPU. */
+gpunvme_err_t store_allows(const struct gpunvme_store *store, enum gpunvme_mem mem,
+                           enum gpunvme_route route)
+{
+    const struct store_options *o = &store->uri.options;
+
+    if (mem != GPUNVME_MEM_GPU || !o->require_set || route <= o->require)
+        return GPUNVME_OK;
+    return base_fail(GPUNVME_ERR_UNSUPPORTED, "%s: require=%s, but the way would be %s",
+                     store->uri.text, names[o->require], names[route]);
+}
+
+void gpunvme_store_path(struct gpunvme_store *store, struct gpunvme_path *path)
+{
+    memset(path, 0, sizeof(*path));
+    path->backend = store->backend->name;
+    path->gpu_route = store->gpu_route;
+    for (unsigned i = 0; i < GPUNVME_NROUTES; i++) {
+        path->bytes_read[i] = atomic_load(&store->moved[0][i]);
+        path->bytes_written[i] = atomic_load(&store->moved[1][i]);
+    }
+    store->backend->describe(store, path);
+}

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Stores: opening by URI, closing, facts.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fail.h"
+#include "storage/futex.h"
+#include "storage/internal.h"
+
+#define CLOSE_LOOK_NS 100000u /* between looks whether all has ended */
+
+static const struct {
+    const char *scheme;
+    const char *name; /* of the backend: backend= */
+    const struct store_backend *backend;
+} backends[] = {
+    {"file", "posix", &store_posix},
+};
+#define NBACKENDS (sizeof(backends) / sizeof(backends[0]))
+
+static gpunvme_err_t choose(const struct store_uri *uri, const struct store_backend **out)
+{
+    const char *wanted = uri->options.backend;
+    bool scheme_known = false;
+
+    for (size_t i = 0; i < NBACKENDS; i++) {
+        if (strcmp(backends[i].scheme, uri->scheme))
+            continue;
+        scheme_known = true;
+        if (wanted[0] && strcmp(wanted, backends[i].name))
+            continue;
+        *out = backends[i].backend;
+        return GPUNVME_OK;
+    }
+    if (!scheme_known)
+        return base_fail(GPUNVME_ERR_URI, "\"%s\": this build opens no %s: URIs", uri->text,
+                         uri->scheme);
+    return base_fail(GPUNVME_ERR_URI, "backend=%s: no such backend for %s: URIs", wanted,
+                     uri->scheme);
+}
+
+/* `require=` is kept, or the store is not opened. */
+static gpunvme_err_t keep_promise(struct gpunvme_store *store)
+{
+    gpunvme_err_t err = store_allows(store, GPUNVME_MEM_GPU, store->gpu_route);
+    struct gpunvme_path path;
+
+    if (!err)
+        return GPUNVME_OK;
+    gpunvme_store_path(store, &path);
+    return base_fail(err, "%s: the way to GPU memory is \"%s\", require=%s; %s", store->uri.text,
+                     gpunvme_route_name(store->gpu_route),
+                     gpunvme_route_name(store->uri.options.require), path.why_not);
+}
+
+static gpunvme_err_t open_uri(const char *text, unsigned flags, struct gpunvme_store *store)
+{
+    gpunvme_err_t err = store_uri_parse(text, &store->uri);
+
+    if (!err)
+        err = choose(&store->uri, &store->backend);
+    if (!err)
+        err = store_uri_check(&store->uri, store->backend->option_bit, store->backend->name);
+    if (err)
+        return err;
+    store->flags = flags;
+    pthread_mutex_init(&store->trouble_lock, NULL);
+    store_regions_init(&store->regions);
+    err = store->backend->open(store);
+    if (!err) {
+        err = keep_promise(store);
+        if (err)
+            store->backend->close(store);
+    }
+    if (err)
+        store_regions_free(store);
+    return err;
+}
+
+gpunvme_err_t gpunvme_open(const char *uri, unsigned flags, struct gpunvme_store **out)
+{
+    struct gpunvme_store *store;
+    gpunvme_err_t err;
+
+    if (!uri || !out)
+        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", uri ? "out" : "uri");
+    *out = NULL;
+    if (flags & ~(GPUNVME_OPEN_WRITE | GPUNVME_OPEN_CREATE) || flags == GPUNVME_OPEN_CREATE)
+        return base_fail(GPUNVME_ERR_INVALID, "flags %xh: 0, WRITE, or WRITE and CREATE", flags);
+    store = calloc(1, sizeof(*store));
+    if (!store)
+        return base_fail(GPUNVME_ERR_NOMEM, "a store");
+    err = open_uri(uri, flags, store);
+    if (err) {
+        free(store);
+        return err;
+    }
+    *out = store;
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t wait_for_all(struct gpunvme_store *store)
+{
+    uint64_t deadline = futex_deadline(store->uri.options.timeout_ns);
+    struct timespec pause = {.tv_nsec = CLOSE_LOOK_NS};
+    size_t n;
+
+    while ((n = atomic_load(&store->in_flight))) {
+        if (futex_now() > deadline)
+            return base_fail(GPUNVME_ERR_TIMEOUT, "%s: %zu transfers have not ended",
+                             store->uri.text, n);
+        nanosleep(&pause, NULL);
+    }
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t gpunvme_close(struct gpunvme_store *store)
+{
+    gpunvme_err_t err;
+
+    if (!store)
+        return GPUNVME_OK;
+    atomic_store(&store->closing, true);
+    err = wait_for_all(store);
+    if (err)
+        return err;
+    store_regions_free(store); /* before what they are mapped for */
+    err = store->backend->close(store);
+    free(store);
+    return err;
+}
+
+void gpunvme_store_get_info(struct gpunvme_store *store, struct gpunvme_store_info *info)
+{
+    *info = (struct gpunvme_store_info){
+        .backend = store->backend->name,
+        .uri = store->uri.text,
+        .block_size = store->block_size,
+        .writable = store->flags & GPUNVME_OPEN_WRITE,
+        .resizable = store->resizable,
+        .threads = store->threads,
+        .timeout_ns = store->uri.options.timeout_ns,
+    };
+}
+
+gpunvme_err_t gpunvme_store_size(struct gpunvme_store *store, uint64_t *nbytes)
+{
+    if (!store || !nbytes)
+        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", store ? "nbytes" : "store");
+    return store->backend->size(store, nbytes);
+}
+
+gpunvme_err_t gpunvme_store_resize(struct gpunvme_store *store, uint64_t nbytes)
+{
+    if (!store)
+        return base_fail(GPUNVME_ERR_INVALID, "store is NULL");
+    if (!store->backend->resize || !store->resizable)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED, "%s has a fixed size", store->uri.text);
+    if (!(store->flags & GPUNVME_OPEN_WRITE))
+        return base_fail(GPUNVME_ERR_READONLY, "%s was opened for reading", store->uri.text);
+    return store->backend->resize(store, nbytes);
+}

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * URIs of stores: "scheme:target?key=value,…", or a plain path.
+ */
+#include <ctype.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fail.h"
+#include "base/params.h"
+#include "storage/internal.h"
+#include "storage/route.h"
+
+#define DEFAULT_TIMEOUT_NS    30000000000u
+#define DEFAULT_REGISTRATIONS 65536u
+#define MAX_TIMEOUT_NS        (86400ull * 1000000000u)
+
+static gpunvme_err_t set_require(void *options_, const struct base_param *item)
+{
+    struct store_options *o = options_;
+
+    o->require_set = true;
+    if (store_route_of(item->value, &o->require))
+        return GPUNVME_OK;
+    return base_fail(GPUNVME_ERR_URI, "require=%s: p2p, mapped, bounce and compat are possible",
+                     item->value);
+}
+
+static gpunvme_err_t set_switch(enum store_switch *to, const struct base_param *item)
+{
+    bool on;
+    const struct base_param_spec spec = {.name = item->key, .type = BASE_PARAM_BOOL};
+    gpunvme_err_t err;
+
+    if (!strcmp(item->value, "auto")) {
+        *to = STORE_AUTO;
+        return GPUNVME_OK;
+    }
+    err = base_param_set(&spec, &on, item);
+    if (!err)
+        *to = on ? STORE_ON : STORE_OFF;
+    return err;
+}
+
+static gpunvme_err_t set_direct(void *o, const struct base_param *item)
+{
+    return set_switch(&((struct store_options *)o)->direct, item);
+}
+
+static gpunvme_err_t set_uring(void *o, const struct base_param *item)
+{
+    return set_switch(&((struct store_options *)o)->uring, item);
+}
+
+static gpunvme_err_t set_map(void *o, const struct base_param *item)
+{
+    return set_switch(&((struct store_options *)o)->map, item);
+}
+
+static gpunvme_err_t set_chunk(void *options_, const struct base_param *item)
+{
+    struct store_options *o = options_;
+    const struct base_param_spec spec = {
+        .name = "chunk", .type = BASE_PARAM_SIZE, .min = 4096, .max = 1u << 30};
+    gpunvme_err_t err = base_param_set(&spec, &o->chunk_nbytes, item);
+
+    if (!err && o->chunk_nbytes & (o->chunk_nbytes - 1))
+        return base_fail(GPUNVME_ERR_URI, "chunk=%s: not a power of two", item->value);
+    return err;
+}
+
+static gpunvme_err_t set_issue(void *options_, const struct base_param *item)
+{
+    struct store_options *o = options_;
+
+    o->gpu_issued = !strcmp(item->value, "gpu");
+    if (!o->gpu_issued && strcmp(item->value, "cpu"))
+        return base_fail(GPUNVME_ERR_URI, "issue=%s: cpu and gpu are possible", item->value);
+    return GPUNVME_OK;
+}
+
+#define OPTION(field) offsetof(struct store_options, field)
+
+/* `group`: the backends that know it. */
+static const struct base_param_spec table[] = {
+    {"backend", BASE_PARAM_TEXT, OPTION(backend), 0, sizeof(((struct store_options *)0)->backend),
+     NULL, STORE_ANY},
+    {"require", BASE_PARAM_CALL, 0, 0, 0, set_require, STORE_ANY},
+    {"timeout", BASE_PARAM_TIME, OPTION(timeout_ns), 1000000, MAX_TIMEOUT_NS, NULL, STORE_ANY},
+    {"registrations", BASE_PARAM_U32, OPTION(registrations), 1, 1u << 24, NULL, STORE_ANY},
+    {"threads", BASE_PARAM_U32, OPTION(threads), 1, 256, NULL, STORE_ANY},
+    {"chunk", BASE_PARAM_CALL, 0, 0, 0, set_chunk, STORE_ANY},
+    {"depth", BASE_PARAM_U32, OPTION(depth), 1, 4096, NULL, STORE_ANY},
+    {"direct", BASE_PARAM_CALL, 0, 0, 0, set_direct, STORE_POSIX},
+    {"uring", BASE_PARAM_CALL, 0, 0, 0, set_uring, STORE_POSIX},
+    {"map", BASE_PARAM_CALL, 0, 0, 0, set_map, STORE_POSIX},
+    {"batch", BASE_PARAM_BOOL, OPTION(batch), 0, 0, NULL, STORE_CUFILE},
+    {"nsid", BASE_PARAM_U32, OPTION(nsid), 1, 0xfffffffe, NULL, STORE_NVME | STORE_SPDK},
+    {"entries", BASE_PARAM_U32, OPTION(entries), 2, 65536, NULL, STORE_NVME},
+    {"issue", BASE_PARAM_CALL, 0, 0, 0, set_issue, STORE_NVME},
+    {NULL, BASE_PARAM_BOOL, 0, 0, 0, NULL, 0},
+};
+
+static gpunvme_err_t parse_options(const char *text, struct store_options *options)
+{
+    struct base_params list;
+    struct base_param item;
+
+    base_params_init(&list, text, ',');
+    while (base_params_next(&list, &item)) {
+        const struct base_param_spec *spec;
+        gpunvme_err_t err = base_param_find(table, &item, &spec);
+
+        if (!err)
+            err = base_param_set(spec, options, &item);
+        if (err)
+            return err;
+    }
+    return list.err;
+}
+
+gpunvme_err_t store_uri_check(const struct store_uri *uri, unsigned backend, const char *name)
+{
+    const char *options = uri->plain ? NULL : strchr(uri->text, '?');
+    struct base_params list;
+    struct base_param item;
+
+    if (!options)
+        return GPUNVME_OK;
+    base_params_init(&list, options + 1, ',');
+    while (base_params_next(&list, &item)) {
+        const struct base_param_spec *spec;
+
+        if (!base_param_find(table, &item, &spec) && !(spec->group & backend))
+            return base_fail(GPUNVME_ERR_URI_PARAM, "%s: \"%s\" is no option of backend %s",
+                             uri->text, item.key, name);
+    }
+    return GPUNVME_OK;
+}
+
+/* %XX stands for a byte, as in the values of options; any other '%' for itself. */
+static void decode(char *text)
+{
+    char *to = text;
+
+    for (const char *from = text; *from; from++) {
+        unsigned value;
+
+        if (*from == '%' && isxdigit((unsigned char)from[1]) && isxdigit((unsigned char)from[2])) {
+            const char digits[3] = {from[1], from[2], 0};
+
+            value = (unsigned)strtoul(digits, NULL, 16);
+            from += 2;
+            *to++ = (char)value;
+        } else {
+            *to++ = *from;
+        }
+    }
+    *to = 0;
+}
+
+/* "nvme:BDF/nsid": the number is ours, the rest the transport's. */
+static gpunvme_err_t split_nsid(struct store_uri *uri)
+{
+    char *slash = strrchr(uri->target, '/');
+    unsigned long nsid;
+    char *end;
+
+    if (!slash)
+        return GPUNVME_OK;
+    nsid = strtoul(slash + 1, &end, 10);
+    if (!isdigit((unsigned char)slash[1]) || *end || nsid == 0 || nsid >= 0xffffffff)
+        return base_fail(GPUNVME_ERR_URI, "%s: \"%s\" is no namespace's number", uri->text,
+                         slash + 1);
+    if (uri->options.nsid && uri->options.nsid != nsid)
+        return base_fail(GPUNVME_ERR_URI, "%s: two namespaces", uri->text);
+    uri->options.nsid = (uint32_t)nsid;
+    *slash = 0;
+    return GPUNVME_OK;
+}
+
+/* Letters, digits, '-' in front of a ':' that no '/' comes before. */
+static size_t scheme_length(const char *text)
+{
+    size_t n = 0;
+
+    while (isalnum((unsigned char)text[n]) || text[n] == '-')
+        n++;
+    return n > 1 && text[n] == ':' ? n : 0;
+}
+
+static gpunvme_err_t parse_scheme(struct store_uri *uri, size_t n)
+{
+    const char *options = strchr(uri->text, '?');
+    size_t length = options ? (size_t)(options - uri->text) : strlen(uri->text);
+    bool is_file;
+
+    if (n >= sizeof(uri->scheme))
+        return base_fail(GPUNVME_ERR_URI, "\"%s\": no such scheme", uri->text);
+    memcpy(uri->scheme, uri->text, n);
+    uri->scheme[n] = 0;
+    is_file = !strcmp(uri->scheme, "file");
+    if (is_file) {
+        memcpy(uri->target, uri->text + n + 1, length - n - 1);
+        uri->target[length - n - 1] = 0;
+        decode(uri->target);
+    } else {
+        memcpy(uri->target, uri->text, length);
+        uri->target[length] = 0;
+    }
+    if (is_file && !uri->target[0])
+        return base_fail(GPUNVME_ERR_URI, "\"%s\": no path", uri->text);
+    return options ? parse_options(options + 1, &uri->options) : GPUNVME_OK;
+}
+
+gpunvme_err_t store_uri_parse(const char *text, struct store_uri *uri)
+{
+    size_t n = scheme_length(text);
+    gpunvme_err_t err;
+
+    memset(uri, 0, sizeof(*uri));
+    uri->options.timeout_ns = DEFAULT_TIMEOUT_NS;
+    uri->options.registrations = DEFAULT_REGISTRATIONS;
+    if (strlen(text) >= sizeof(uri->text))
+        return base_fail(GPUNVME_ERR_URI, "longer than %zu characters", sizeof(uri->text) - 1);
+    if (!text[0])
+        return base_fail(GPUNVME_ERR_URI, "an empty URI");
+    strcpy(uri->text, text);
+    if (n) {
+        err = parse_scheme(uri, n);
+        return err || strcmp(uri->scheme, "nvme") ? err : split_nsid(uri);
+    }
+    uri->plain = true;
+    strcpy(uri->scheme, "file");
+    strcpy(uri->target, text);
+    return GPUNVME_OK;
+}

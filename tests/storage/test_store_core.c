@@ -1,0 +1,353 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * What is common to all stores, tried with a backend that the test holds in its hands: how
+ * transfers are checked, how their parts come together, and how their ends are told.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/fail.h"
+#include "gpunvme/memory.h"
+#include "storage/internal.h"
+
+#define NBYTES 65536u
+
+/* Keeps what is submitted; the test ends it. */
+static struct gpunvme_io *held[64];
+static size_t nheld;
+static unsigned nmapped, nunmapped;
+static uint8_t memory[NBYTES];
+
+static gpunvme_err_t hand_size(struct gpunvme_store *store, uint64_t *nbytes)
+{
+    (void)store;
+    *nbytes = NBYTES;
+    return GPUNVME_OK;
+}
+
+static void hand_submit(struct gpunvme_store *store, struct gpunvme_io *first, size_t n)
+{
+    (void)store;
+    for (struct gpunvme_io *io = first; io; io = io->priv.next, n--)
+        held[nheld++] = io;
+    assert_int_equal(n, 0);
+}
+
+static gpunvme_err_t hand_map(struct gpunvme_store *store, struct store_region *region)
+{
+    (void)store;
+    (void)region;
+    nmapped++;
+    return GPUNVME_OK;
+}
+
+static void hand_unmap(struct gpunvme_store *store, struct store_region *region)
+{
+    (void)store;
+    (void)region;
+    nunmapped++;
+}
+
+static const struct store_backend hand = {
+    .name = "hand",
+    .size = hand_size,
+    .submit = hand_submit,
+    .map = hand_map,
+    .unmap = hand_unmap,
+};
+
+static struct gpunvme_store store;
+
+static int setup(void **state)
+{
+    (void)state;
+    memset(&store, 0, sizeof(store));
+    store.backend = &hand;
+    store.flags = GPUNVME_OPEN_WRITE;
+    strcpy(store.uri.text, "hand:");
+    store.uri.options.timeout_ns = 20000000;
+    store.uri.options.registrations = 2;
+    store_regions_init(&store.regions);
+    pthread_mutex_init(&store.trouble_lock, NULL);
+    nheld = 0;
+    nmapped = nunmapped = 0;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    store_regions_free(&store);
+    return atomic_load(&store.in_flight) != 0;
+}
+
+static struct gpunvme_io read_of(uint64_t offset, size_t nbytes)
+{
+    return (struct gpunvme_io){
+        .op = GPUNVME_OP_READ, .offset = offset, .ptr = memory, .nbytes = nbytes};
+}
+
+static void submitted(struct gpunvme_io *io)
+{
+    if (gpunvme_store_submit(&store, io, 1, NULL))
+        fail_msg("%s", gpunvme_err_detail());
+}
+
+static void a_transfer_ends_when_its_last_piece_does(void **state)
+{
+    struct gpunvme_io io = read_of(0, 3000);
+
+    (void)state;
+    submitted(&io);
+    store_io_piece(held[0], 2000, 1000, GPUNVME_OK, 1000);
+    store_io_piece(held[0], 0, 1000, GPUNVME_OK, 1000);
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_ERR_AGAIN);
+    store_io_piece(held[0], 1000, 1000, GPUNVME_OK, 1000);
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_OK);
+    assert_int_equal(io.done, 3000);
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_ERR_STALE);
+}
+
+static void the_first_piece_that_stops_short_says_how_far_it_went(void **state)
+{
+    struct gpunvme_io io = read_of(0, 3000);
+
+    (void)state;
+    submitted(&io);
+    store_io_piece(held[0], 2000, 1000, GPUNVME_ERR_IO, 0);
+    store_io_piece(held[0], 1000, 1000, GPUNVME_OK, 10);
+    store_io_piece(held[0], 0, 1000, GPUNVME_OK, 1000);
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_OK);
+    assert_int_equal(io.done, 1010);
+}
+
+static void an_error_before_the_end_of_the_store_is_an_error(void **state)
+{
+    struct gpunvme_io io = read_of(0, 3000);
+
+    (void)state;
+    submitted(&io);
+    store_io_piece(held[0], 2000, 1000, GPUNVME_OK, 0);
+    store_io_piece(held[0], 0, 1000, GPUNVME_OK, 1000);
+    store_io_piece(held[0], 1000, 1000, GPUNVME_ERR_NVME(0x281), 512);
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_ERR_NVME(0x281));
+    assert_int_equal(io.done, 1512);
+}
+
+static void one_bad_transfer_stops_a_submission_and_is_named(void **state)
+{
+    struct gpunvme_io ios[3] = {read_of(0, 10), read_of(0, 10), read_of(0, 10)};
+
+    (void)state;
+    ios[2].ptr = NULL;
+    assert_int_equal(gpunvme_store_submit(&store, ios, 3, NULL), GPUNVME_ERR_INVALID);
+    assert_non_null(strstr(gpunvme_err_detail(), "transfer 2: 10 bytes at NULL"));
+    assert_int_equal(nheld, 0);
+    ios[2] = read_of(UINT64_MAX - 5, 10);
+    assert_int_equal(gpunvme_store_submit(&store, ios, 3, NULL), GPUNVME_ERR_RANGE);
+    ios[2] = read_of(0, 10);
+    ios[2].op = (enum gpunvme_op)7;
+    assert_int_equal(gpunvme_store_submit(&store, ios, 3, NULL), GPUNVME_ERR_INVALID);
+}
+
+static void a_write_that_does_not_fit_is_refused_whole(void **state)
+{
+    (void)state;
+    assert_int_equal(gpunvme_store_write(&store, NBYTES - 10, memory, GPUNVME_MEM_HOST, 11, NULL),
+                     GPUNVME_ERR_RANGE);
+    assert_int_equal(nheld, 0);
+}
+
+static void a_store_opened_for_reading_is_not_written(void **state)
+{
+    (void)state;
+    store.flags = 0;
+    assert_int_equal(gpunvme_store_write(&store, 0, memory, GPUNVME_MEM_HOST, 1, NULL),
+                     GPUNVME_ERR_READONLY);
+}
+
+static void nothing_is_done_at_once(void **state)
+{
+    struct gpunvme_io io = read_of(5, 0);
+
+    (void)state;
+    io.ptr = NULL;
+    submitted(&io);
+    assert_int_equal(nheld, 0);
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_OK);
+}
+
+static void a_wait_ends_at_its_deadline_and_the_transfer_goes_on(void **state)
+{
+    struct gpunvme_io io = read_of(0, 10);
+
+    (void)state;
+    submitted(&io);
+    assert_int_equal(gpunvme_io_wait(&io, 1000000), GPUNVME_ERR_TIMEOUT);
+    store_io_end(held[0], GPUNVME_OK, 10);
+    assert_int_equal(gpunvme_io_wait(&io, 1000000), GPUNVME_OK);
+    assert_int_equal(io.done, 10);
+}
+
+static void *end_soon(void *unused)
+{
+    (void)unused;
+    usleep(20000);
+    store_io_end(held[0], GPUNVME_OK, 10);
+    return NULL;
+}
+
+static void a_wait_is_woken_by_the_end(void **state)
+{
+    struct gpunvme_io io = read_of(0, 10);
+    pthread_t thread;
+
+    (void)state;
+    submitted(&io);
+    pthread_create(&thread, NULL, end_soon, NULL);
+    assert_int_equal(gpunvme_io_wait(&io, 30000000000u), GPUNVME_OK);
+    pthread_join(thread, NULL);
+}
+
+static void a_synchronous_read_that_times_out_may_end_later(void **state)
+{
+    size_t done = 5;
+
+    (void)state;
+    assert_int_equal(gpunvme_store_read(&store, 0, memory, GPUNVME_MEM_HOST, 10, &done),
+                     GPUNVME_ERR_TIMEOUT);
+    assert_int_equal(done, 0);
+    assert_int_equal(nheld, 1);
+    store_io_end(held[0], GPUNVME_OK, 10); /* frees it: the leak checker sees to that */
+}
+
+static unsigned ncalls;
+
+static void count_call(struct gpunvme_io *io)
+{
+    assert_int_equal(io->done, 7);
+    ncalls++;
+}
+
+static void a_callback_is_called_once(void **state)
+{
+    struct gpunvme_io io = read_of(0, 10);
+
+    (void)state;
+    ncalls = 0;
+    io.callback = count_call;
+    submitted(&io);
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_ERR_STALE);
+    store_io_end(held[0], GPUNVME_OK, 7);
+    assert_int_equal(ncalls, 1);
+}
+
+static void a_batch_gives_each_transfer_once_with_its_own_error(void **state)
+{
+    struct gpunvme_io ios[3] = {read_of(0, 10), read_of(10, 10), read_of(20, 10)}, *ended[3];
+    struct gpunvme_batch *batch;
+    size_t n;
+
+    (void)state;
+    assert_int_equal(gpunvme_batch_create(&batch), GPUNVME_OK);
+    assert_int_equal(gpunvme_store_submit(&store, ios, 3, batch), GPUNVME_OK);
+    assert_int_equal(gpunvme_batch_poll(batch, 0, 3, ended, &n, 0), GPUNVME_OK);
+    assert_int_equal(n, 0);
+    store_io_end(&ios[2], GPUNVME_ERR_IO, 0);
+    store_io_end(&ios[0], GPUNVME_OK, 10);
+    assert_int_equal(gpunvme_batch_poll(batch, 2, 3, ended, &n, 1000000000), GPUNVME_OK);
+    assert_int_equal(n, 2);
+    assert_ptr_equal(ended[0], &ios[2]);
+    assert_int_equal(ios[2].err, GPUNVME_ERR_IO);
+    assert_ptr_equal(ended[1], &ios[0]);
+    assert_int_equal(gpunvme_batch_poll(batch, 1, 3, ended, &n, 1000000), GPUNVME_ERR_TIMEOUT);
+    assert_int_equal(gpunvme_batch_pending(batch), 1);
+    assert_int_equal(gpunvme_batch_destroy(batch), GPUNVME_ERR_BUSY);
+    store_io_end(&ios[1], GPUNVME_OK, 10);
+    assert_int_equal(gpunvme_batch_poll(batch, 3, 3, ended, &n, 1000000000), GPUNVME_OK);
+    assert_int_equal(n, 1);
+    assert_int_equal(gpunvme_batch_destroy(batch), GPUNVME_OK);
+}
+
+static void a_short_read_without_a_count_is_an_error(void **state)
+{
+    struct gpunvme_io *io;
+    pthread_t thread;
+
+    (void)state;
+    store.uri.options.timeout_ns = 30000000000u;
+    pthread_create(&thread, NULL, end_soon, NULL); /* with 10 bytes */
+    assert_int_equal(gpunvme_store_read(&store, 0, memory, GPUNVME_MEM_HOST, 11, NULL),
+                     GPUNVME_ERR_RANGE);
+    pthread_join(thread, NULL);
+    io = held[0];
+    assert_non_null(io);
+}
+
+static void registered_memory_is_found_by_any_part_of_it(void **state)
+{
+    struct gpunvme_io io = read_of(0, 10);
+
+    (void)state;
+    assert_int_equal(gpunvme_store_register(&store, memory, 4096, GPUNVME_MEM_HOST), GPUNVME_OK);
+    io.ptr = memory + 4086;
+    submitted(&io);
+    assert_non_null(store_io_region(held[0]));
+    assert_int_equal(gpunvme_store_unregister(&store, memory), GPUNVME_ERR_BUSY);
+    store_io_end(held[0], GPUNVME_OK, 10);
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_OK);
+    io.ptr = memory + 4087;
+    submitted(&io);
+    assert_null(store_io_region(held[1]));
+    store_io_end(held[1], GPUNVME_OK, 10);
+    assert_int_equal(gpunvme_store_unregister(&store, memory), GPUNVME_OK);
+    assert_int_equal(gpunvme_store_unregister(&store, memory), GPUNVME_ERR_NOT_FOUND);
+    assert_int_equal(nmapped, 1);
+    assert_int_equal(nunmapped, 1);
+}
+
+static void registrations_do_not_overlap_and_have_a_limit(void **state)
+{
+    (void)state;
+    assert_int_equal(gpunvme_store_register(&store, memory + 4096, 4096, GPUNVME_MEM_HOST), 0);
+    assert_int_equal(gpunvme_store_register(&store, memory + 8188, 4096, GPUNVME_MEM_HOST),
+                     GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_store_register(&store, memory, 4100, GPUNVME_MEM_HOST),
+                     GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_store_register(&store, memory, 4096, GPUNVME_MEM_HOST), 0);
+    assert_int_equal(gpunvme_store_register(&store, memory + 8192, 4096, GPUNVME_MEM_HOST),
+                     GPUNVME_ERR_LIMIT);
+    assert_non_null(strstr(gpunvme_err_detail(), "registrations=4"));
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a_transfer_ends_when_its_last_piece_does),
+        TEST(the_first_piece_that_stops_short_says_how_far_it_went),
+        TEST(an_error_before_the_end_of_the_store_is_an_error),
+        TEST(one_bad_transfer_stops_a_submission_and_is_named),
+        TEST(a_write_that_does_not_fit_is_refused_whole),
+        TEST(a_store_opened_for_reading_is_not_written),
+        TEST(nothing_is_done_at_once),
+        TEST(a_wait_ends_at_its_deadline_and_the_transfer_goes_on),
+        TEST(a_wait_is_woken_by_the_end),
+        TEST(a_synchronous_read_that_times_out_may_end_later),
+        TEST(a_callback_is_called_once),
+        TEST(a_batch_gives_each_transfer_once_with_its_own_error),
+        TEST(a_short_read_without_a_count_is_an_error),
+        TEST(registered_memory_is_found_by_any_part_of_it),
+        TEST(registrations_do_not_overlap_and_have_a_limit),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

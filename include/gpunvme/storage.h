@@ -38,8 +38,10 @@ struct gpunvme_store;
 struct gpunvme_batch;
 
 /* Flags of gpunvme_open(); 0: read only. */
-#define GPUNVME_OPEN_WRITE  0x1u /* for reading and writing */
-#define GPUNVME_OPEN_CREATE 0x2u /* makes the file if there is none; with WRITE */
+#define GPUNVME_OPEN_WRITE 0x1u /* for reading and writing */
+#define GPUNVME_OPEN_CREATE                                                                        \
+    0x2u /* makes the file if there is none; with WRITE, for files alone                           \
+          */
 
 /*
  * Opens a store; *out is the caller's, to be given to gpunvme_close(). Errors: URI, URI_PARAM (the
@@ -79,10 +81,11 @@ gpunvme_err_t gpunvme_store_resize(struct gpunvme_store *store, uint64_t nbytes)
  * Memory that is used again and again: registered once, transfers into any part of it go the
  * fastest way without setting anything up (mapped for the controller, pinned by cuFile, …).
  * `ptr` is a multiple of 4, of the kind `mem`: as gpunvme_mem_register() has it. The memory must
- * outlive the registration. Ranges must not overlap (INVALID); LIMIT: the table is full
- * (`registrations=`), or the backend's is; UNSUPPORTED: out of the backend's reach, transfers go
- * through a bounce buffer. unregister takes the pointer that was registered: NOT_FOUND for another,
- * BUSY while a transfer uses it.
+ * outlive the registration. A range inside one that is registered counts as another registration of
+ * that, which holds until each has been undone; one that overlaps it in part is INVALID. LIMIT: the
+ * table is full (`registrations=`), or the backend's is; UNSUPPORTED by the backend is no error:
+ * then transfers go through a bounce buffer. unregister undoes one registration of the range that
+ * `ptr` lies in: NOT_FOUND if there is none, BUSY while a transfer uses it.
  */
 gpunvme_err_t gpunvme_store_register(struct gpunvme_store *store, void *ptr, size_t nbytes,
                                      enum gpunvme_mem mem);
@@ -174,6 +177,12 @@ struct gpunvme_io {
  */
 gpunvme_err_t gpunvme_store_submit(struct gpunvme_store *store, struct gpunvme_io *ios, size_t n,
                                    struct gpunvme_batch *batch);
+
+/*
+ * Does `n` transfers, whose callbacks are not called, and returns when all have ended: the error of
+ * the submission, none begun; TIMEOUT, as gpunvme_store_read() has it; else the first of their own.
+ */
+gpunvme_err_t gpunvme_store_transfer(struct gpunvme_store *store, struct gpunvme_io *ios, size_t n);
 
 /* GPUNVME_ERR_AGAIN while it is in flight, else its error; STALE: it is not in flight. */
 gpunvme_err_t gpunvme_io_test(struct gpunvme_io *io);

@@ -65,6 +65,7 @@ struct store_region {
     uint8_t *ptr; /* as it was registered: the address that goes with buf.mem */
     size_t nbytes;
     _Atomic uint32_t users; /* transfers that hold it */
+    unsigned count;         /* registrations that it stands for */
     bool mapped;            /* the backend has taken it: `priv` is set, or buf.bus */
     void *priv;
 };

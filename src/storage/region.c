@@ -32,6 +32,15 @@ static size_t find(const struct store_regions *regions, const uint8_t *ptr)
     return low;
 }
 
+static bool is_inside(const struct store_region *r, const void *ptr, size_t nbytes,
+                      enum gpunvme_mem mem)
+{
+    uintptr_t begin = (uintptr_t)r->ptr, at = (uintptr_t)ptr;
+
+    return at >= begin && at - begin <= r->nbytes && nbytes <= r->nbytes - (at - begin) &&
+           r->buf.mem == mem;
+}
+
 struct store_region *store_regions_hold(struct store_regions *regions, const void *ptr,
                                         size_t nbytes, enum gpunvme_mem mem)
 {
@@ -42,10 +51,8 @@ struct store_region *store_regions_hold(struct store_regions *regions, const voi
     i = find(regions, ptr);
     if (i < regions->n) {
         struct store_region *r = regions->list[i];
-        uintptr_t begin = (uintptr_t)r->ptr, at = (uintptr_t)ptr;
 
-        if (at >= begin && at - begin <= r->nbytes && nbytes <= r->nbytes - (at - begin) &&
-            r->buf.mem == mem && r->mapped)
+        if (r->mapped && is_inside(r, ptr, nbytes, mem))
             found = r;
     }
     if (found)
@@ -81,13 +88,19 @@ static gpunvme_err_t make_room(struct gpunvme_store *store)
     return GPUNVME_OK;
 }
 
-/* Under the lock. */
-static gpunvme_err_t add(struct gpunvme_store *store, struct store_region *region)
+/* Under the lock. *counted: it lies in one that is registered, which counts for it too. */
+static gpunvme_err_t add(struct gpunvme_store *store, struct store_region *region, bool *counted)
 {
     struct store_regions *regions = &store->regions;
     size_t i = find(regions, region->ptr);
     gpunvme_err_t err;
 
+    if (i < regions->n &&
+        is_inside(regions->list[i], region->ptr, region->nbytes, region->buf.mem)) {
+        regions->list[i]->count++;
+        *counted = true;
+        return GPUNVME_OK;
+    }
     if (i < regions->n &&
         (uintptr_t)regions->list[i]->ptr < (uintptr_t)region->ptr + region->nbytes)
         return base_fail(GPUNVME_ERR_INVALID, "%zu bytes at %p: part of them is registered already",
@@ -111,6 +124,7 @@ gpunvme_err_t gpunvme_store_register(struct gpunvme_store *store, void *ptr, siz
                                      enum gpunvme_mem mem)
 {
     struct store_region *region;
+    bool counted = false;
     gpunvme_err_t err;
 
     if (!store)
@@ -120,15 +134,16 @@ gpunvme_err_t gpunvme_store_register(struct gpunvme_store *store, void *ptr, siz
         return base_fail(GPUNVME_ERR_NOMEM, "a registration");
     region->ptr = ptr;
     region->nbytes = nbytes;
+    region->count = 1;
     err = gpunvme_mem_register(ptr, nbytes, mem, &region->buf);
     if (!err) {
         pthread_rwlock_wrlock(&store->regions.lock);
-        err = add(store, region);
+        err = add(store, region, &counted);
         pthread_rwlock_unlock(&store->regions.lock);
-        if (err)
+        if (err || counted)
             gpunvme_mem_unregister(&region->buf);
     }
-    if (err)
+    if (err || counted)
         free(region);
     return err;
 }
@@ -152,8 +167,10 @@ gpunvme_err_t gpunvme_store_unregister(struct gpunvme_store *store, void *ptr)
     regions = &store->regions;
     pthread_rwlock_wrlock(&regions->lock);
     i = find(regions, ptr);
-    if (i == regions->n || regions->list[i]->ptr != ptr) {
-        err = base_fail(GPUNVME_ERR_NOT_FOUND, "%p is not the begin of registered memory", ptr);
+    if (i == regions->n || !is_inside(regions->list[i], ptr, 0, regions->list[i]->buf.mem)) {
+        err = base_fail(GPUNVME_ERR_NOT_FOUND, "%p is not in registered memory", ptr);
+    } else if (regions->list[i]->count > 1) {
+        regions->list[i]->count--;
     } else if (atomic_load(&regions->list[i]->users)) {
         err = base_fail(GPUNVME_ERR_BUSY, "the memory at %p is in use by a transfer", ptr);
     } else {

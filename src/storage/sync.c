@@ -77,6 +77,14 @@ static gpunvme_err_t finish(struct gpunvme_store *store, gpunvme_err_t err, uint
     return err;
 }
 
+static gpunvme_err_t first_error(const struct gpunvme_io *ios, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (ios[i].err)
+            return ios[i].err;
+    return GPUNVME_OK;
+}
+
 static gpunvme_err_t run(struct gpunvme_store *store, struct waited *w, uint64_t offset,
                          size_t nbytes, size_t *done)
 {
@@ -217,4 +225,38 @@ gpunvme_err_t gpunvme_store_writev(struct gpunvme_store *store, uint64_t offset,
                                    const struct gpunvme_vec *vecs, size_t n, size_t *done)
 {
     return vector(store, GPUNVME_OP_WRITE, offset, vecs, n, done);
+}
+
+gpunvme_err_t gpunvme_store_transfer(struct gpunvme_store *store, struct gpunvme_io *ios, size_t n)
+{
+    struct waited *w;
+    gpunvme_err_t err;
+
+    if (!store || (n && !ios))
+        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", store ? "ios" : "store");
+    if (!n)
+        return GPUNVME_OK;
+    w = make(n);
+    if (!w)
+        return base_fail(GPUNVME_ERR_NOMEM, "%zu transfers", n);
+    for (size_t i = 0; i < n; i++) {
+        w->ios[i] = ios[i];
+        w->ios[i].callback = one_ended;
+        w->ios[i].user = w;
+    }
+    err = gpunvme_store_submit(store, w->ios, n, NULL);
+    if (err) {
+        free(w);
+        return err;
+    }
+    err = wait_for(store, w);
+    for (size_t i = 0; i < n; i++) {
+        ios[i].err = err ? err : w->ios[i].err;
+        ios[i].done = err ? 0 : w->ios[i].done;
+    }
+    if (err)
+        return err;
+    free(w);
+    err = first_error(ios, n);
+    return err ? store_tell(store, err) : GPUNVME_OK;
 }

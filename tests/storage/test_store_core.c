@@ -313,6 +313,21 @@ static void registered_memory_is_found_by_any_part_of_it(void **state)
     assert_int_equal(nunmapped, 1);
 }
 
+static void a_part_of_registered_memory_counts_as_the_whole(void **state)
+{
+    (void)state;
+    assert_int_equal(gpunvme_store_register(&store, memory, 8192, GPUNVME_MEM_HOST), 0);
+    assert_int_equal(gpunvme_store_register(&store, memory + 4096, 4096, GPUNVME_MEM_HOST), 0);
+    assert_int_equal(gpunvme_store_register(&store, memory, 8192, GPUNVME_MEM_HOST), 0);
+    assert_int_equal(nmapped, 1);
+    assert_int_equal(gpunvme_store_unregister(&store, memory), GPUNVME_OK);
+    assert_int_equal(gpunvme_store_unregister(&store, memory + 4096), GPUNVME_OK);
+    assert_int_equal(nunmapped, 0);
+    assert_int_equal(gpunvme_store_unregister(&store, memory), GPUNVME_OK);
+    assert_int_equal(nunmapped, 1);
+    assert_int_equal(gpunvme_store_unregister(&store, memory), GPUNVME_ERR_NOT_FOUND);
+}
+
 static void registrations_do_not_overlap_and_have_a_limit(void **state)
 {
     (void)state;
@@ -346,6 +361,7 @@ int main(void)
         TEST(a_batch_gives_each_transfer_once_with_its_own_error),
         TEST(a_short_read_without_a_count_is_an_error),
         TEST(registered_memory_is_found_by_any_part_of_it),
+        TEST(a_part_of_registered_memory_counts_as_the_whole),
         TEST(registrations_do_not_overlap_and_have_a_limit),
     };
 

@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Short names over the API of storage.h, request.h and onecall.h, for programs and bindings that
+ * want few calls. All are inline: nothing with these names is in the library, and nothing happens
+ * here that those headers do not say. What returns a gpunvme_err_t is 0 or a negative error; what
+ * returns a number of bytes or transfers is negative on error. Memory is GPU memory throughout.
+ *
+ *     nvme_gpu_init(&g, "nvme:0000:01:00.0/1");           a store, read into GPU memory
+ *     nvme_gpu_create_request(&g, buffer, nbytes, &id);   requests by kind on it
+ *     read_nvme_to_gpu("/data/x", 0, nbytes, buffer);     a file, in one call
+ *     init_spdk_nvme(&q, "spdk:0000:01:00.0", 128);       submission and polling by blocks
+ */
+#ifndef GPUNVME_NVME_GPU_H
+#define GPUNVME_NVME_GPU_H
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpunvme/onecall.h"
+#include "gpunvme/request.h"
+#include "gpunvme/storage.h"
+
+/* ---- A store and its requests ------------------------------------------------------------------
+ */
+
+struct nvme_gpu {
+    struct gpunvme_store *store;
+    struct gpunvme_requests *requests;
+};
+
+/* Opens a store for reading; to be ended by nvme_gpu_cleanup(), after a failure too if one likes.
+ */
+static inline gpunvme_err_t nvme_gpu_init(struct nvme_gpu *g, const char *uri)
+{
+    gpunvme_err_t err;
+
+    g->store = NULL;
+    g->requests = NULL;
+    err = gpunvme_open(uri, 0, &g->store);
+    if (!err)
+        err = gpunvme_requests_create(g->store, &g->requests);
+    if (err && g->store) {
+        gpunvme_close(g->store);
+        g->store = NULL;
+    }
+    return err;
+}
+
+static inline gpunvme_err_t nvme_gpu_cleanup(struct nvme_gpu *g)
+{
+    gpunvme_err_t err = gpunvme_requests_destroy(g->requests);
+
+    if (err)
+        return err;
+    g->requests = NULL;
+    err = gpunvme_close(g->store);
+    if (err != GPUNVME_ERR_TIMEOUT)
+        g->store = NULL;
+    return err;
+}
+
+/* Bytes read: fewer than `nbytes` at the end of the store. */
+static inline int64_t nvme_gpu_read(struct nvme_gpu *g, uint64_t offset, size_t nbytes,
+                                    void *gpu_buffer)
+{
+    size_t done;
+    gpunvme_err_t err =
+        gpunvme_store_read(g->store, offset, gpu_buffer, GPUNVME_MEM_GPU, nbytes, &done);
+
+    return err ? err : (int64_t)done;
+}
+
+/* Begins a read; *io stays where it is until gpunvme_io_wait() or gpunvme_io_test() has ended it.
+ */
+static inline gpunvme_err_t nvme_gpu_read_async(struct nvme_gpu *g, uint64_t offset, size_t nbytes,
+                                                void *gpu_buffer, struct gpunvme_io *io)
+{
+    memset(io, 0, sizeof(*io));
+    io->op = GPUNVME_OP_READ;
+    io->mem = GPUNVME_MEM_GPU;
+    io->offset = offset;
+    io->ptr = gpu_buffer;
+    io->nbytes = nbytes;
+    return gpunvme_store_submit(g->store, io, 1, NULL);
+}
+
+static inline gpunvme_err_t nvme_gpu_create_request(struct nvme_gpu *g, void *gpu_buffer,
+                                                    size_t nbytes, uint64_t *request)
+{
+    return gpunvme_request_create(g->requests, gpu_buffer, nbytes, GPUNVME_MEM_GPU, request);
+}
+
+static inline gpunvme_err_t nvme_gpu_add_kind(struct nvme_gpu *g, uint64_t request,
+                                              const char *kind, uint64_t start_lba, uint64_t length,
+                                              uint32_t sector_size)
+{
+    return gpunvme_request_add_kind(g->requests, request, kind, start_lba, length, sector_size);
+}
+
+static inline gpunvme_err_t read_nvme_kind(struct nvme_gpu *g, uint64_t request, const char *kind,
+                                           uint64_t idx, uint64_t length, void *gpu_ptr)
+{
+    return gpunvme_request_read(g->requests, request, kind, idx, length, gpu_ptr);
+}
+
+static inline gpunvme_err_t nvme_gpu_batch_read(struct nvme_gpu *g, uint64_t request,
+                                                struct gpunvme_kind_read *reads, size_t n)
+{
+    return gpunvme_request_read_kinds(g->requests, request, reads, n);
+}
+
+static inline gpunvme_err_t nvme_gpu_release_request(struct nvme_gpu *g, uint64_t request)
+{
+    return gpunvme_request_release(g->requests, request);
+}
+
+/* ---- Files, by one call ------------------------------------------------------------------------
+ */
+
+static inline int64_t read_nvme_to_gpu(const char *path, uint64_t offset, size_t size,
+                                       void *gpu_buffer)
+{
+    size_t done;
+    gpunvme_err_t err = gpunvme_file_read(path, offset, gpu_buffer, GPUNVME_MEM_GPU, size, &done);
+
+    return err ? err : (int64_t)done;
+}
+
+static inline int64_t write_gpu_to_nvme(const char *path, uint64_t offset, size_t size,
+                                        const void *gpu_buffer)
+{
+    size_t done;
+    gpunvme_err_t err = gpunvme_file_write(path, offset, gpu_buffer, GPUNVME_MEM_GPU, size, &done);
+
+    return err ? err : (int64_t)done;
+}
+
+/*
+ * Does `n` reads at once, of which each says offset, ptr, nbytes and mem, and gets err and done;
+ * returns when all have ended, with the first error.
+ */
+static inline gpunvme_err_t async_batch_read(const char *path, struct gpunvme_io *requests,
+                                             size_t n)
+{
+    return gpunvme_file_transfer(path, requests, n);
+}
+
+/* ---- Blocks, submitted and polled --------------------------------------------------------------
+ */
+
+/* By one thread. */
+struct nvme_gpu_queue {
+    struct gpunvme_store *store;
+    struct gpunvme_batch *batch;
+    struct gpunvme_io *ios;       /* `depth` of them */
+    struct gpunvme_io **free_ios; /* those not in flight */
+    size_t depth, nfree;
+    uint32_t block_size;
+};
+
+static inline void nvme_gpu_queue_free(struct nvme_gpu_queue *q)
+{
+    free(q->ios);
+    free(q->free_ios);
+    q->ios = NULL;
+    q->free_ios = NULL;
+    q->depth = q->nfree = 0;
+}
+
+/* Makes room for `depth` reads in flight; init_spdk_nvme() comes before it. */
+static inline gpunvme_err_t create_io_qpair(struct nvme_gpu_queue *q, size_t depth)
+{
+    gpunvme_err_t err = gpunvme_batch_create(&q->batch);
+
+    if (err)
+        return err;
+    q->ios = (struct gpunvme_io *)calloc(depth, sizeof(*q->ios));
+    q->free_ios = (struct gpunvme_io **)calloc(depth, sizeof(*q->free_ios));
+    if (!q->ios || !q->free_ios) {
+        nvme_gpu_queue_free(q);
+        gpunvme_batch_destroy(q->batch);
+        q->batch = NULL;
+        return GPUNVME_ERR_NOMEM;
+    }
+    for (q->nfree = 0; q->nfree < depth; q->nfree++)
+        q->free_ios[q->nfree] = &q->ios[q->nfree];
+    q->depth = depth;
+    return GPUNVME_OK;
+}
+
+/* Opens a namespace for submit_gpu_read(): "spdk:…", or any other URI of a store. */
+static inline gpunvme_err_t init_spdk_nvme(struct nvme_gpu_queue *q, const char *uri)
+{
+    struct gpunvme_store_info info;
+    gpunvme_err_t err;
+
+    q->batch = NULL;
+    q->ios = NULL;
+    q->free_ios = NULL;
+    q->depth = q->nfree = 0;
+    q->block_size = 0;
+    err = gpunvme_open(uri, 0, &q->store);
+    if (err)
+        return err;
+    gpunvme_store_get_info(q->store, &info);
+    q->block_size = info.block_size;
+    return GPUNVME_OK;
+}
+
+/* The same with room for `depth` reads; with "nvme:…?issue=gpu" a kernel issues them. */
+static inline gpunvme_err_t gpu_queue_init(struct nvme_gpu_queue *q, const char *uri, size_t depth)
+{
+    gpunvme_err_t err = init_spdk_nvme(q, uri);
+
+    if (err)
+        return err;
+    err = create_io_qpair(q, depth);
+    if (err)
+        gpunvme_close(q->store);
+    return err;
+}
+
+/* Submits a read of whole blocks: AGAIN while `depth` are in flight. */
+static inline gpunvme_err_t submit_gpu_read(struct nvme_gpu_queue *q, uint64_t lba,
+                                            uint32_t lba_count, void *gpu_buffer)
+{
+    struct gpunvme_io *io;
+    gpunvme_err_t err;
+
+    if (!q->nfree)
+        return GPUNVME_ERR_AGAIN;
+    if (lba > (uint64_t)INT64_MAX / q->block_size)
+        return GPUNVME_ERR_RANGE;
+    io = q->free_ios[q->nfree - 1];
+    io->op = GPUNVME_OP_READ;
+    io->mem = GPUNVME_MEM_GPU;
+    io->offset = lba * q->block_size;
+    io->nbytes = (size_t)lba_count * q->block_size;
+    io->ptr = gpu_buffer;
+    err = gpunvme_store_submit(q->store, io, 1, q->batch);
+    if (!err)
+        q->nfree--;
+    return err;
+}
+
+/*
+ * How many reads have ended since the last call, without waiting. The first error of theirs is
+ * returned instead, and a read that met the end of the store is GPUNVME_ERR_RANGE.
+ */
+static inline int64_t poll_completions(struct nvme_gpu_queue *q)
+{
+    struct gpunvme_io *ended[64];
+    gpunvme_err_t first = GPUNVME_OK;
+    int64_t total = 0;
+    size_t n;
+
+    do {
+        gpunvme_err_t err = gpunvme_batch_poll(q->batch, 0, 64, ended, &n, 0);
+
+        if (err)
+            return err;
+        for (size_t i = 0; i < n; i++) {
+            err = ended[i]->err;
+            if (!err && ended[i]->done < ended[i]->nbytes)
+                err = GPUNVME_ERR_RANGE;
+            if (!first)
+                first = err;
+            q->free_ios[q->nfree++] = ended[i];
+        }
+        total += (int64_t)n;
+    } while (n == 64);
+    return first ? first : total;
+}
+
+/* Waits for what is in flight and closes: TIMEOUT as gpunvme_close() has it. */
+static inline gpunvme_err_t close_gpu_queue(struct nvme_gpu_queue *q)
+{
+    gpunvme_err_t err = gpunvme_close(q->store);
+
+    if (err == GPUNVME_ERR_TIMEOUT)
+        return err;
+    if (q->batch) {
+        while (gpunvme_batch_pending(q->batch))
+            (void)poll_completions(q);
+        gpunvme_batch_destroy(q->batch);
+    }
+    nvme_gpu_queue_free(q);
+    return err;
+}
+
+#endif

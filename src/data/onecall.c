@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * One-call transfers: stores that stay open between calls.
+ */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/fail.h"
+#include "gpunvme/onecall.h"
+
+#define MAX_OPEN 8u
+
+/* A store that stays open. `dev` and `ino` say which file a path named; 0 for other URIs. */
+struct kept {
+    char *uri;
+    unsigned flags;
+    dev_t dev;
+    ino_t ino;
+    struct gpunvme_store *store;
+    unsigned users;
+    uint64_t used_at; /* by the count of calls */
+    bool forgotten;   /* to be closed by its last user */
+    struct kept *next;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct kept *list;
+static uint64_t ncalls;
+
+/* The file that a path or "file:/path" names now; false: another kind of store, or none. */
+static bool file_of(const char *uri, struct stat *st)
+{
+    char path[4096];
+    const char *from = strncmp(uri, "file:", 5) ? uri : uri + 5;
+    size_t n = from == uri ? strlen(from) : strcspn(from, "?");
+
+    if (n >= sizeof(path))
+        return false;
+    memcpy(path, from, n);
+    path[n] = 0;
+    return !stat(path, st);
+}
+
+/* Under the lock: takes it off the list and closes it, unless somebody uses it. */
+static gpunvme_err_t forget(struct kept *kept)
+{
+    gpunvme_err_t err;
+
+    for (struct kept **at = &list; *at; at = &(*at)->next) {
+        if (*at == kept) {
+            *at = kept->next;
+            break;
+        }
+    }
+    kept->forgotten = true;
+    if (kept->users)
+        return GPUNVME_OK;
+    err = gpunvme_close(kept->store);
+    free(kept->uri);
+    free(kept);
+    return err;
+}
+
+/* Under the lock: keeps the list short; the one that was used longest ago goes. */
+static void make_room(void)
+{
+    struct kept *oldest = NULL;
+    unsigned n = 0;
+
+    for (struct kept *k = list; k; k = k->next, n++)
+        if (!k->users && (!oldest || k->used_at < oldest->used_at))
+            oldest = k;
+    if (n >= MAX_OPEN && oldest)
+        forget(oldest);
+}
+
+static bool is_same(const struct kept *kept, const char *uri, unsigned flags, bool is_file,
+                    const struct stat *st)
+{
+    return !strcmp(kept->uri, uri) && (kept->flags & flags) == flags &&
+           (!is_file || (kept->dev == st->st_dev && kept->ino == st->st_ino));
+}
+
+static gpunvme_err_t open_kept(const char *uri, unsigned flags, struct kept **out)
+{
+    struct kept *kept = calloc(1, sizeof(*kept));
+    gpunvme_err_t err;
+    struct stat st;
+
+    if (kept)
+        kept->uri = strdup(uri);
+    if (!kept || !kept->uri) {
+        free(kept);
+        return base_fail(GPUNVME_ERR_NOMEM, "a store");
+    }
+    make_room();
+    err = gpunvme_open(uri, flags, &kept->store);
+    if (err) {
+        free(kept->uri);
+        free(kept);
+        return err;
+    }
+    if (file_of(uri, &st)) {
+        kept->dev = st.st_dev;
+        kept->ino = st.st_ino;
+    }
+    kept->flags = flags;
+    kept->next = list;
+    list = kept;
+    *out = kept;
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t take(const char *uri, unsigned flags, struct kept **out)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+    struct stat st;
+    bool is_file;
+    struct kept *k;
+
+    if (!uri)
+        return base_fail(GPUNVME_ERR_INVALID, "uri is NULL");
+    pthread_mutex_lock(&lock);
+    is_file = file_of(uri, &st);
+    for (k = list; k && !is_same(k, uri, flags, is_file, &st);)
+        k = k->next;
+    if (!k)
+        err = open_kept(uri, flags, &k);
+    if (!err) {
+        k->users++;
+        k->used_at = ++ncalls;
+        *out = k;
+    }
+    pthread_mutex_unlock(&lock);
+    return err;
+}
+
+static void give_back(struct kept *kept)
+{
+    pthread_mutex_lock(&lock);
+    kept->users--;
+    if (kept->forgotten)
+        forget(kept);
+    pthread_mutex_unlock(&lock);
+}
+
+gpunvme_err_t gpunvme_file_read(const char *uri, uint64_t offset, void *ptr, enum gpunvme_mem mem,
+                                size_t nbytes, size_t *done)
+{
+    struct kept *kept = NULL;
+    gpunvme_err_t err = take(uri, 0, &kept);
+
+    if (done)
+        *done = 0;
+    if (err)
+        return err;
+    err = gpunvme_store_read(kept->store, offset, ptr, mem, nbytes, done);
+    give_back(kept);
+    return err;
+}
+
+gpunvme_err_t gpunvme_file_write(const char *uri, uint64_t offset, const void *ptr,
+                                 enum gpunvme_mem mem, size_t nbytes, size_t *done)
+{
+    struct kept *kept = NULL;
+    gpunvme_err_t err = take(uri, GPUNVME_OPEN_WRITE | GPUNVME_OPEN_CREATE, &kept);
+
+    if (done)
+        *done = 0;
+    if (err)
+        return err;
+    err = gpunvme_store_write(kept->store, offset, ptr, mem, nbytes, done);
+    give_back(kept);
+    return err;
+}
+
+gpunvme_err_t gpunvme_file_transfer(const char *uri, struct gpunvme_io *ios, size_t n)
+{
+    unsigned flags = 0;
+    struct kept *kept = NULL;
+    gpunvme_err_t err;
+
+    if (n && !ios)
+        return base_fail(GPUNVME_ERR_INVALID, "ios is NULL");
+    for (size_t i = 0; i < n; i++)
+        if (ios[i].op != GPUNVME_OP_READ)
+            flags = GPUNVME_OPEN_WRITE | GPUNVME_OPEN_CREATE;
+    err = take(uri, flags, &kept);
+    if (err)
+        return err;
+    err = gpunvme_store_transfer(kept->store, ios, n);
+    give_back(kept);
+    return err;
+}
+
+gpunvme_err_t gpunvme_file_close_all(void)
+{
+    gpunvme_err_t first = GPUNVME_OK;
+
+    pthread_mutex_lock(&lock);
+    while (list) {
+        gpunvme_err_t err = forget(list);
+
+        if (!first)
+            first = err;
+    }
+    pthread_mutex_unlock(&lock);
+    return first;
+}

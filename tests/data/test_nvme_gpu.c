@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The short names do what they say.
+ */
+#include "data_file.h"
+#include "gpunvme/nvme_gpu.h"
+
+static void a_store_is_read_at_once_and_in_the_background(void **state)
+{
+    struct gpunvme_io io;
+    struct nvme_gpu g;
+
+    (void)state;
+    clear_gpu();
+    assert_int_equal(nvme_gpu_init(&g, data_path), GPUNVME_OK);
+    assert_int_equal(nvme_gpu_read(&g, 10, 1000, gpu.gpu), 1000);
+    assert_bytes(0, 10, 1000);
+    assert_int_equal(nvme_gpu_read_async(&g, FILE_NBYTES - 7, 1000, gpu.gpu, &io), GPUNVME_OK);
+    assert_int_equal(gpunvme_io_wait(&io, 0), GPUNVME_OK);
+    assert_int_equal(io.done, 7);
+    assert_int_equal(nvme_gpu_cleanup(&g), GPUNVME_OK);
+}
+
+static void a_store_that_is_not_there_leaves_nothing_to_clean_up(void **state)
+{
+    struct nvme_gpu g;
+
+    (void)state;
+    assert_int_equal(nvme_gpu_init(&g, "/nowhere"), GPUNVME_ERR_NOT_FOUND);
+    assert_int_equal(nvme_gpu_cleanup(&g), GPUNVME_OK);
+}
+
+static void kinds_are_read_one_by_one_and_together(void **state)
+{
+    struct gpunvme_kind_read reads[2] = {{.kind = "items"}, {.kind = "users", .length = 1}};
+    struct nvme_gpu g;
+    uint64_t request;
+
+    (void)state;
+    clear_gpu();
+    assert_int_equal(nvme_gpu_init(&g, data_path), GPUNVME_OK);
+    assert_int_equal(nvme_gpu_create_request(&g, gpu.gpu, 65536, &request), GPUNVME_OK);
+    assert_int_equal(nvme_gpu_add_kind(&g, request, "users", 4, 4, 512), GPUNVME_OK);
+    assert_int_equal(nvme_gpu_add_kind(&g, request, "items", 9, 4, 512), GPUNVME_OK);
+    assert_int_equal(read_nvme_kind(&g, request, "users", 1, 2, (uint8_t *)gpu.gpu + 30000),
+                     GPUNVME_OK);
+    assert_bytes(30000, 5 * 512, 1024);
+    assert_int_equal(nvme_gpu_batch_read(&g, request, reads, 2), GPUNVME_OK);
+    assert_bytes(0, 4 * 512, 512);
+    assert_untouched(512, 3 * 512);
+    assert_bytes(2048, 9 * 512, 2048);
+    assert_int_equal(nvme_gpu_release_request(&g, request), GPUNVME_OK);
+    assert_int_equal(read_nvme_kind(&g, request, "users", 1, 2, gpu.gpu), GPUNVME_ERR_NOT_FOUND);
+    assert_int_equal(nvme_gpu_cleanup(&g), GPUNVME_OK);
+}
+
+static void files_are_read_and_written_by_one_call(void **state)
+{
+    struct gpunvme_io ios[2];
+
+    (void)state;
+    assert_int_equal(read_nvme_to_gpu(data_path, 5, 100, gpu.gpu), 100);
+    assert_bytes(0, 5, 100);
+    assert_int_equal(write_gpu_to_nvme(data_path, 5, 100, gpu.gpu), 100);
+    memset(ios, 0, sizeof(ios));
+    for (unsigned i = 0; i < 2; i++) {
+        ios[i].mem = GPUNVME_MEM_GPU;
+        ios[i].offset = 1000 * i;
+        ios[i].ptr = (uint8_t *)gpu.gpu + 500 * i;
+        ios[i].nbytes = 500;
+    }
+    assert_int_equal(async_batch_read(data_path, ios, 2), GPUNVME_OK);
+    assert_bytes(500, 1000, 500);
+    assert_int_equal(read_nvme_to_gpu("/nowhere", 5, 100, gpu.gpu), GPUNVME_ERR_NOT_FOUND);
+    assert_int_equal(gpunvme_file_close_all(), GPUNVME_OK);
+}
+
+static void reads_of_blocks_are_submitted_and_polled(void **state)
+{
+    struct nvme_gpu_queue q;
+    uint32_t size;
+    int64_t n = 0;
+
+    (void)state;
+    clear_gpu();
+    assert_int_equal(gpu_queue_init(&q, data_path, 4), GPUNVME_OK);
+    size = q.block_size;
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(submit_gpu_read(&q, 3 * i, 1, (uint8_t *)gpu.gpu + i * size), GPUNVME_OK);
+    assert_int_equal(submit_gpu_read(&q, 0, 1, gpu.gpu), GPUNVME_ERR_AGAIN);
+    for (unsigned looks = 0; n < 4 && looks < 20000; looks++) {
+        int64_t more = poll_completions(&q);
+
+        assert_true(more >= 0);
+        n += more;
+        usleep(100);
+    }
+    assert_int_equal(n, 4);
+    for (unsigned i = 0; i < 4; i++)
+        assert_bytes(i * size, 3 * i * size, size);
+    assert_int_equal(submit_gpu_read(&q, UINT64_MAX / size, 1, gpu.gpu), GPUNVME_ERR_RANGE);
+    assert_int_equal(submit_gpu_read(&q, FILE_NBYTES / size, 1, gpu.gpu), GPUNVME_OK);
+    assert_int_equal(close_gpu_queue(&q), GPUNVME_OK); /* with one that nobody has polled */
+}
+
+static void a_read_behind_the_end_is_told_by_polling(void **state)
+{
+    struct nvme_gpu_queue q;
+    int64_t n = 0;
+
+    (void)state;
+    assert_int_equal(init_spdk_nvme(&q, data_path), GPUNVME_OK);
+    assert_int_equal(create_io_qpair(&q, 2), GPUNVME_OK);
+    assert_int_equal(submit_gpu_read(&q, FILE_NBYTES / q.block_size, 1, gpu.gpu), GPUNVME_OK);
+    for (unsigned looks = 0; !n && looks < 20000; looks++) {
+        n = poll_completions(&q);
+        usleep(100);
+    }
+    assert_int_equal(n, GPUNVME_ERR_RANGE);
+    assert_int_equal(close_gpu_queue(&q), GPUNVME_OK);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_store_is_read_at_once_and_in_the_background),
+        cmocka_unit_test(a_store_that_is_not_there_leaves_nothing_to_clean_up),
+        cmocka_unit_test(kinds_are_read_one_by_one_and_together),
+        cmocka_unit_test(files_are_read_and_written_by_one_call),
+        cmocka_unit_test(reads_of_blocks_are_submitted_and_polled),
+        cmocka_unit_test(a_read_behind_the_end_is_told_by_polling),
+    };
+
+    return cmocka_run_group_tests(tests, make_all, free_all);
+}

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Files by one call: right bytes, whatever happened to the path between two calls.
+ */
+#include <dirent.h>
+
+#include "data_file.h"
+#include "gpunvme/onecall.h"
+
+static int close_all(void **state)
+{
+    (void)state;
+    return gpunvme_file_close_all();
+}
+
+static int64_t bring(const char *uri, uint64_t offset, size_t nbytes)
+{
+    size_t done;
+    gpunvme_err_t err = gpunvme_file_read(uri, offset, gpu.gpu, GPUNVME_MEM_GPU, nbytes, &done);
+
+    return err ? err : (int64_t)done;
+}
+
+static void a_file_is_read_by_one_call(void **state)
+{
+    (void)state;
+    clear_gpu();
+    assert_int_equal(bring(data_path, 777, 5000), 5000);
+    assert_bytes(0, 777, 5000);
+    assert_untouched(5000, 100);
+}
+
+static void a_read_at_the_end_is_short(void **state)
+{
+    (void)state;
+    assert_int_equal(bring(data_path, FILE_NBYTES - 10, 100), 10);
+    assert_int_equal(bring(data_path, FILE_NBYTES + 10, 100), 0);
+}
+
+static void a_file_is_made_and_written_by_one_call(void **state)
+{
+    char other[80];
+    size_t done;
+
+    (void)state;
+    snprintf(other, sizeof(other), "%s.new", data_path);
+    assert_int_equal(bring(data_path, 0, 10000), 10000);
+    assert_int_equal(gpunvme_file_write(other, 100, gpu.gpu, GPUNVME_MEM_GPU, 10000, &done),
+                     GPUNVME_OK);
+    assert_int_equal(done, 10000);
+    clear_gpu();
+    assert_int_equal(bring(other, 100, 20000), 10000);
+    assert_bytes(0, 0, 10000);
+    unlink(other);
+}
+
+static void a_path_that_names_another_file_now_is_opened_again(void **state)
+{
+    char other[80];
+    FILE *f;
+
+    (void)state;
+    assert_int_equal(bring(data_path, 0, 100), 100);
+    snprintf(other, sizeof(other), "%s.new", data_path);
+    f = fopen(other, "w");
+    assert_non_null(f);
+    fputs("another", f);
+    fclose(f);
+    assert_int_equal(rename(other, data_path), 0);
+    assert_int_equal(bring(data_path, 0, 100), 7);
+    make_file();
+}
+
+static void a_path_that_is_not_there_is_an_error_each_time(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(bring("/nowhere/at/all", 0, 1), GPUNVME_ERR_NOT_FOUND);
+    assert_int_equal(bring("file:/a?no=1", 0, 1), GPUNVME_ERR_URI_PARAM);
+}
+
+static unsigned count_open_files(void)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    unsigned n = 0;
+
+    assert_non_null(dir);
+    while (readdir(dir))
+        n++;
+    closedir(dir);
+    return n;
+}
+
+static void not_more_than_a_few_stay_open(void **state)
+{
+    char uri[100];
+    unsigned first = 0;
+
+    (void)state;
+    for (unsigned i = 0; i < 40; i++) {
+        snprintf(uri, sizeof(uri), "file:%s?threads=1,depth=%u", data_path, i + 1);
+        assert_int_equal(bring(uri, i, 10), 10);
+        if (i == 10)
+            first = count_open_files();
+    }
+    assert_int_equal(count_open_files(), first);
+}
+
+static void many_transfers_are_one_call(void **state)
+{
+    struct gpunvme_io ios[50];
+
+    (void)state;
+    memset(ios, 0, sizeof(ios));
+    clear_gpu();
+    for (unsigned i = 0; i < 50; i++) {
+        ios[i].mem = GPUNVME_MEM_GPU;
+        ios[i].offset = i * 5000;
+        ios[i].ptr = (uint8_t *)gpu.gpu + i * 3000;
+        ios[i].nbytes = 3000;
+    }
+    assert_int_equal(gpunvme_file_transfer(data_path, ios, 50), GPUNVME_OK);
+    for (unsigned i = 0; i < 50; i++) {
+        assert_int_equal(ios[i].done, 3000);
+        assert_bytes(i * 3000, i * 5000, 3000);
+    }
+}
+
+#define TEST(name) cmocka_unit_test_teardown(name, close_all)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a_file_is_read_by_one_call),
+        TEST(a_read_at_the_end_is_short),
+        TEST(a_file_is_made_and_written_by_one_call),
+        TEST(a_path_that_names_another_file_now_is_opened_again),
+        TEST(a_path_that_is_not_there_is_an_error_each_time),
+        TEST(not_more_than_a_few_stay_open),
+        TEST(many_transfers_are_one_call),
+    };
+
+    return cmocka_run_group_tests(tests, make_all, free_all);
+}

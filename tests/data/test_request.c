@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Requests by kind: what their dictionaries take and refuse, and which bytes their reads bring.
+ */
+#include "data_file.h"
+#include "gpunvme/request.h"
+
+static struct gpunvme_store *store;
+static struct gpunvme_requests *table;
+static gpunvme_request_t id;
+
+static int open_table(void **state)
+{
+    (void)state;
+    clear_gpu();
+    if (gpunvme_open(data_path, 0, &store) || gpunvme_requests_create(store, &table) ||
+        gpunvme_request_create(table, gpu.gpu, 65536, GPUNVME_MEM_GPU, &id))
+        fail_msg("%s", gpunvme_err_detail());
+    return 0;
+}
+
+static int close_table(void **state)
+{
+    (void)state;
+    return gpunvme_requests_destroy(table) || gpunvme_close(store);
+}
+
+static void add(const char *kind, uint64_t lba, uint64_t length, uint32_t sector_size)
+{
+    if (gpunvme_request_add_kind(table, id, kind, lba, length, sector_size))
+        fail_msg("%s", gpunvme_err_detail());
+}
+
+static void elements_of_a_kind_come_to_a_pointer(void **state)
+{
+    (void)state;
+    add("a", 3, 10, 4096);
+    add("b", 1, 7, 1000); /* sectors of any size */
+    assert_int_equal(gpunvme_request_read(table, id, "a", 2, 3, (uint8_t *)gpu.gpu + 100),
+                     GPUNVME_OK);
+    assert_untouched(0, 100);
+    assert_bytes(100, 5 * 4096, 3 * 4096);
+    assert_untouched(100 + 3 * 4096, 4096);
+    assert_int_equal(gpunvme_request_read(table, id, "b", 6, 1, gpu.gpu), GPUNVME_OK);
+    assert_bytes(0, 7000, 100);
+}
+
+static void kinds_have_places_one_after_the_other(void **state)
+{
+    struct gpunvme_kind kind;
+
+    (void)state;
+    add("a", 3, 10, 512);
+    add("b", 0, 1, 1000);
+    add("c", 40, 2, 512);
+    assert_int_equal(gpunvme_request_kind(table, id, "c", &kind), GPUNVME_OK);
+    assert_ptr_equal(kind.place, (uint8_t *)gpu.gpu + 6120);
+    assert_int_equal(kind.start_lba, 40);
+    assert_int_equal(kind.length, 2);
+    assert_int_equal(kind.sector_size, 512);
+    assert_int_equal(gpunvme_request_read(table, id, "c", 1, 0, NULL), GPUNVME_OK);
+    assert_bytes(6120 + 512, 41 * 512, 512);
+    assert_untouched(6120, 512);
+}
+
+static void kinds_that_follow_one_another_become_one_transfer(void **state)
+{
+    struct gpunvme_kind_read reads[3] = {{.kind = "c"}, {.kind = "a"}, {.kind = "b", .idx = 0}};
+    struct gpunvme_path way;
+    uint64_t before;
+
+    (void)state;
+    add("a", 0, 8, 512);
+    add("b", 8, 8, 512);
+    add("c", 64, 8, 512);
+    gpunvme_store_path(store, &way);
+    before = way.bytes_read[way.gpu_route];
+    assert_int_equal(gpunvme_request_read_kinds(table, id, reads, 3), GPUNVME_OK);
+    assert_bytes(0, 0, 8192);
+    assert_bytes(8192, 64 * 512, 4096);
+    assert_untouched(12288, 512);
+    gpunvme_store_path(store, &way);
+    assert_int_equal(way.bytes_read[way.gpu_route] - before, 12288);
+}
+
+static void one_bad_read_begins_none(void **state)
+{
+    struct gpunvme_kind_read reads[2] = {{.kind = "a"}, {.kind = "nobody"}};
+
+    (void)state;
+    add("a", 0, 8, 512);
+    assert_int_equal(gpunvme_request_read_kinds(table, id, reads, 2), GPUNVME_ERR_NOT_FOUND);
+    assert_untouched(0, 4096);
+    reads[1] = (struct gpunvme_kind_read){.kind = "a", .idx = 7, .length = 2};
+    assert_int_equal(gpunvme_request_read_kinds(table, id, reads, 2), GPUNVME_ERR_RANGE);
+    assert_non_null(strstr(gpunvme_err_detail(), "has 8 elements: not 2 from 7 on"));
+    reads[1] = (struct gpunvme_kind_read){.kind = "a", .idx = 1, .length = UINT64_MAX};
+    assert_int_equal(gpunvme_request_read_kinds(table, id, reads, 2), GPUNVME_ERR_RANGE);
+    assert_untouched(0, 4096);
+}
+
+static void overlapping_kinds_are_refused(void **state)
+{
+    (void)state;
+    add("a", 10, 10, 512);
+    assert_int_equal(gpunvme_request_add_kind(table, id, "b", 19, 1, 512), GPUNVME_ERR_INVALID);
+    assert_non_null(strstr(gpunvme_err_detail(), "kind \"b\" overlaps kind \"a\""));
+    assert_int_equal(gpunvme_request_add_kind(table, id, "b", 1, 1, 5121), GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_request_add_kind(table, id, "a", 40, 1, 512), GPUNVME_ERR_INVALID);
+    add("b", 20, 1, 512);
+    add("c", 0, 10, 512);
+}
+
+static void kinds_that_are_too_large_are_refused(void **state)
+{
+    (void)state;
+    assert_int_equal(gpunvme_request_add_kind(table, id, "a", 0, FILE_NBYTES / 512 + 1, 512),
+                     GPUNVME_ERR_RANGE);
+    assert_int_equal(gpunvme_request_add_kind(table, id, "a", UINT64_MAX, 2, 512),
+                     GPUNVME_ERR_RANGE);
+    assert_int_equal(gpunvme_request_add_kind(table, id, "a", 0, 129, 512), GPUNVME_ERR_LIMIT);
+    assert_non_null(strstr(gpunvme_err_detail(), "room for 65536 more"));
+    add("a", 0, 128, 512);
+    assert_int_equal(gpunvme_request_add_kind(table, id, "b", 200, 1, 1), GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_request_add_kind(table, id, "b", 200, 1, 512), GPUNVME_ERR_LIMIT);
+}
+
+static void names_and_sizes_that_mean_nothing_are_refused(void **state)
+{
+    char name[GPUNVME_KIND_NAME_ROOM + 1];
+
+    (void)state;
+    memset(name, 'x', sizeof(name));
+    name[GPUNVME_KIND_NAME_ROOM] = 0;
+    assert_int_equal(gpunvme_request_add_kind(table, id, name, 0, 1, 512), GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_request_add_kind(table, id, "", 0, 1, 512), GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_request_add_kind(table, id, NULL, 0, 1, 512), GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_request_add_kind(table, id, "a", 0, 0, 512), GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_request_add_kind(table, id, "a", 0, 1, 0), GPUNVME_ERR_INVALID);
+}
+
+static void an_id_that_was_released_stays_unknown(void **state)
+{
+    gpunvme_request_t others[100];
+
+    (void)state;
+    add("a", 0, 8, 512);
+    assert_int_equal(gpunvme_request_release(table, id), GPUNVME_OK);
+    for (unsigned i = 0; i < 100; i++) {
+        assert_int_equal(gpunvme_request_create(table, NULL, 0, GPUNVME_MEM_GPU, &others[i]),
+                         GPUNVME_OK);
+        assert_int_not_equal(others[i], id);
+        assert_int_equal(gpunvme_request_read(table, id, "a", 0, 1, gpu.gpu),
+                         GPUNVME_ERR_NOT_FOUND);
+        if (i % 2)
+            assert_int_equal(gpunvme_request_release(table, others[i]), GPUNVME_OK);
+    }
+    assert_int_equal(gpunvme_request_release(table, id), GPUNVME_ERR_NOT_FOUND);
+    assert_int_equal(gpunvme_request_release(table, 0), GPUNVME_ERR_NOT_FOUND);
+}
+
+static void a_request_without_a_buffer_needs_pointers(void **state)
+{
+    gpunvme_request_t bare;
+
+    (void)state;
+    assert_int_equal(gpunvme_request_create(table, NULL, 0, GPUNVME_MEM_GPU, &bare), GPUNVME_OK);
+    assert_int_equal(gpunvme_request_add_kind(table, bare, "a", 0, 8, 512), GPUNVME_OK);
+    assert_int_equal(gpunvme_request_read(table, bare, "a", 0, 1, NULL), GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_request_read(table, bare, "a", 0, 1, gpu.gpu), GPUNVME_OK);
+    assert_bytes(0, 0, 512);
+}
+
+static void a_store_that_has_become_shorter_is_no_success(void **state)
+{
+    struct gpunvme_kind_read reads[2] = {{.kind = "a"}, {.kind = "b"}};
+
+    (void)state;
+    add("a", 0, 8, 512);
+    add("b", 8, 8, 512);
+    assert_int_equal(truncate(data_path, 9 * 512), 0);
+    assert_int_equal(gpunvme_request_read_kinds(table, id, reads, 2), GPUNVME_ERR_RANGE);
+    assert_int_equal(reads[0].err, GPUNVME_OK);
+    assert_int_equal(reads[1].err, GPUNVME_ERR_RANGE);
+    assert_bytes(0, 0, 9 * 512);
+    unlink(data_path);
+    make_file();
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, open_table, close_table)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(elements_of_a_kind_come_to_a_pointer),
+        TEST(kinds_have_places_one_after_the_other),
+        TEST(kinds_that_follow_one_another_become_one_transfer),
+        TEST(one_bad_read_begins_none),
+        TEST(overlapping_kinds_are_refused),
+        TEST(kinds_that_are_too_large_are_refused),
+        TEST(names_and_sizes_that_mean_nothing_are_refused),
+        TEST(an_id_that_was_released_stays_unknown),
+        TEST(a_request_without_a_buffer_needs_pointers),
+        TEST(a_store_that_has_become_shorter_is_no_success),
+    };
+
+    return cmocka_run_group_tests(tests, make_all, free_all);
+}

@@ -10,11 +10,12 @@
 #include "base/units.h"
 #include "cli.h"
 #include "gpunvme/memory.h"
+#include "gpunvme/storage.h"
 #include "json.h"
 #include "kernels.h"
 #include "machine.h"
 
-#define TEXT 200
+#define TEXT 256
 
 /* A way from storage to memory. */
 struct way {
@@ -23,7 +24,7 @@ struct way {
     char why[TEXT]; /* it works, or does not */
 };
 
-#define NWAYS 10
+#define NWAYS 20
 
 struct args {
     struct cli_common common;
@@ -80,12 +81,17 @@ static void set_way(struct way *way, const char *name, const char *what, bool wo
     snprintf(way->why, sizeof(way->why), "%s", why);
 }
 
-/* Ways that a later version will have: what the machine has for them is told beside. */
-static void set_future(struct way *way, const char *name, const char *what, const char *machine)
+/* The ways of the storage API, by backend. */
+static unsigned set_backends(struct way *ways, unsigned room)
 {
-    *way = (struct way){.name = name, .what = what};
-    snprintf(way->why, sizeof(way->why), "not in this build yet%s%s", *machine ? "; " : "",
-             machine);
+    static struct gpunvme_backend_info info[NWAYS];
+    unsigned n = 0;
+
+    while (n < room && gpunvme_backend_at(n, &info[n])) {
+        set_way(&ways[n], info[n].name, info[n].uris, info[n].works, info[n].why);
+        n++;
+    }
+    return n;
 }
 
 /* The first drive that `driver` has ("": none has it); NULL where there is none. */
@@ -150,7 +156,8 @@ static void set_drive_way(struct way *way, const struct cli_machine *m, const ch
         snprintf(way->why, sizeof(way->why), "no NVMe drive %s", bind);
 }
 
-static void find_ways(const struct cli_machine *m, const char *root, struct way ways[NWAYS])
+/* How many there are. */
+static unsigned find_ways(const struct cli_machine *m, const char *root, struct way ways[NWAYS])
 {
     const char *no_gpu = gpunvme_mem_gpu_is_host() ? gpunvme_mem_gpu_why_not() : "";
 
@@ -176,7 +183,7 @@ static void find_ways(const struct cli_machine *m, const char *root, struct way 
     set_way(&ways[8], "tier 3", "queues and data in GPU memory", !gpunvme_mem_gpu_is_host(),
             *no_gpu ? no_gpu
                     : "where the controller reaches GPU memory: info --kernels URI tells for one");
-    set_future(&ways[9], "cuFile", "GPUDirect Storage", no_gpu);
+    return 9 + set_backends(&ways[9], NWAYS - 9);
 }
 
 static void print_gpus(void)
@@ -243,11 +250,11 @@ static void print_drives(const struct cli_machine *m)
         printf("%14sand %u more\n", "", m->ndrives_total - m->ndrives);
 }
 
-static void print_ways(const struct way *ways, bool works)
+static void print_ways(const struct way *ways, unsigned n, bool works)
 {
     char text[2 * TEXT];
 
-    for (unsigned i = 0; i < NWAYS; i++) {
+    for (unsigned i = 0; i < n; i++) {
         if (ways[i].works != works)
             continue;
         snprintf(text, sizeof(text), "%s: %.*s", ways[i].what, TEXT, ways[i].why);
@@ -255,15 +262,15 @@ static void print_ways(const struct way *ways, bool works)
     }
 }
 
-static void print_all(const struct cli_machine *m, const struct way *ways,
+static void print_all(const struct cli_machine *m, const struct way *ways, unsigned nways,
                       const struct cli_kernels *kernels)
 {
     print_host(m);
     print_drives(m);
     puts("\nPaths that work here");
-    print_ways(ways, true);
+    print_ways(ways, nways, true);
     puts("\nPaths that do not, and why");
-    print_ways(ways, false);
+    print_ways(ways, nways, false);
     if (kernels->uri)
         cli_kernels_print(kernels);
 }
@@ -311,7 +318,7 @@ static void json_drives(const struct cli_machine *m, struct cli_json *json)
     cli_json_close(json);
 }
 
-static void json_all(const struct cli_machine *m, const struct way *ways,
+static void json_all(const struct cli_machine *m, const struct way *ways, unsigned nways,
                      const struct cli_kernels *kernels)
 {
     struct cli_json json;
@@ -338,7 +345,7 @@ static void json_all(const struct cli_machine *m, const struct way *ways,
     }
     cli_json_close(&json);
     cli_json_array(&json, "paths");
-    for (unsigned i = 0; i < NWAYS; i++) {
+    for (unsigned i = 0; i < nways; i++) {
         cli_json_object(&json, NULL);
         cli_json_text(&json, "name", ways[i].name);
         cli_json_text(&json, "what", ways[i].what);
@@ -358,6 +365,7 @@ int cli_info(int argc, char **argv)
     struct args args = {.root = ""};
     struct cli_kernels kernels = {0};
     struct way ways[NWAYS];
+    unsigned nways;
     int code = CLI_OK;
 
     if (!cli_parse(&argp, argc, argv, &args))
@@ -367,10 +375,10 @@ int cli_info(int argc, char **argv)
     if (code != CLI_OK)
         return code;
     cli_machine_look(args.root, &machine);
-    find_ways(&machine, args.root, ways);
+    nways = find_ways(&machine, args.root, ways);
     if (args.common.json)
-        json_all(&machine, ways, &kernels);
+        json_all(&machine, ways, nways, &kernels);
     else
-        print_all(&machine, ways, &kernels);
+        print_all(&machine, ways, nways, &kernels);
     return CLI_OK;
 }

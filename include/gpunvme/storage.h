@@ -236,6 +236,17 @@ void gpunvme_store_path(struct gpunvme_store *store, struct gpunvme_path *path);
 /* "host", "p2p", "mapped", "bounce", "compat"; static. */
 const char *gpunvme_route_name(enum gpunvme_route route);
 
+/* A backend of this build, on this machine. The texts `name` and `uris` are static. */
+struct gpunvme_backend_info {
+    const char *name; /* as `backend=` has it */
+    const char *uris; /* "/path, file:/path" */
+    bool works;       /* stores can be opened by it, as far as can be told without opening one */
+    char why[256];    /* what it works with, or what it lacks */
+};
+
+/* The backends by index, 0 and on; false behind the last. */
+bool gpunvme_backend_at(unsigned index, struct gpunvme_backend_info *info);
+
 #ifdef __cplusplus
 }
 #endif

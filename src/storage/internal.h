@@ -114,6 +114,9 @@ struct store_backend {
     gpunvme_err_t (*map)(struct gpunvme_store *store, struct store_region *region);
     void (*unmap)(struct gpunvme_store *store, struct store_region *region);
 
+    /* Sets `works` and `why`: whether it can be used here at all. Opens nothing for long. */
+    void (*about)(struct gpunvme_backend_info *info);
+
     /* The texts of gpunvme_store_path(): `how` and `why_not`. */
     void (*describe)(struct gpunvme_store *store, struct gpunvme_path *path);
 };

@@ -231,6 +231,12 @@ static void posix_describe(struct gpunvme_store *store, struct gpunvme_path *pat
     snprintf(path->why_not, sizeof(path->why_not), "p2p: the kernel's files go through its memory");
 }
 
+static void posix_about(struct gpunvme_backend_info *info)
+{
+    info->works = true;
+    snprintf(info->why, sizeof(info->why), "files and block devices of the kernel");
+}
+
 const struct store_backend store_posix = {
     .name = "posix",
     .option_bit = STORE_POSIX,
@@ -239,5 +245,6 @@ const struct store_backend store_posix = {
     .size = posix_size,
     .resize = posix_resize,
     .submit = posix_submit,
+    .about = posix_about,
     .describe = posix_describe,
 };

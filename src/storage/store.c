@@ -11,27 +11,46 @@
 
 #define CLOSE_LOOK_NS 100000u /* between looks whether all has ended */
 
+/* By scheme; of several, the first is the one that is taken unasked. */
 static const struct {
     const char *scheme;
-    const char *name; /* of the backend: backend= */
     const struct store_backend *backend;
+} schemes[] = {
+    {"file", &store_posix},
+};
+#define NSCHEMES (sizeof(schemes) / sizeof(schemes[0]))
+
+/* In the order in which they are told. */
+static const struct {
+    const struct store_backend *backend;
+    const char *uris;
 } backends[] = {
-    {"file", "posix", &store_posix},
+    {&store_posix, "/path, file:/path"},
 };
 #define NBACKENDS (sizeof(backends) / sizeof(backends[0]))
+
+bool gpunvme_backend_at(unsigned index, struct gpunvme_backend_info *info)
+{
+    if (index >= NBACKENDS || !info)
+        return false;
+    *info = (struct gpunvme_backend_info){.name = backends[index].backend->name,
+                                          .uris = backends[index].uris};
+    backends[index].backend->about(info);
+    return true;
+}
 
 static gpunvme_err_t choose(const struct store_uri *uri, const struct store_backend **out)
 {
     const char *wanted = uri->options.backend;
     bool scheme_known = false;
 
-    for (size_t i = 0; i < NBACKENDS; i++) {
-        if (strcmp(backends[i].scheme, uri->scheme))
+    for (size_t i = 0; i < NSCHEMES; i++) {
+        if (strcmp(schemes[i].scheme, uri->scheme))
             continue;
         scheme_known = true;
-        if (wanted[0] && strcmp(wanted, backends[i].name))
+        if (wanted[0] && strcmp(wanted, schemes[i].backend->name))
             continue;
-        *out = backends[i].backend;
+        *out = schemes[i].backend;
         return GPUNVME_OK;
     }
     if (!scheme_known)

@@ -140,6 +140,17 @@ uint64_t cli_parse_size(struct argp_state *state, const char *option, const char
     return value;
 }
 
+enum gpunvme_mem cli_parse_memory(struct argp_state *state, const char *arg)
+{
+    static const char *const names[] = {"host", "pinned", "gpu"}; /* as enum gpunvme_mem */
+
+    for (unsigned i = 0; i < 3; i++)
+        if (!strcmp(arg, names[i]))
+            return (enum gpunvme_mem)i;
+    argp_error(state, "--memory=%s: host, pinned or gpu", arg);
+    return GPUNVME_MEM_HOST;
+}
+
 uint64_t cli_parse_count(struct argp_state *state, const char *option, const char *arg,
                          uint64_t min, uint64_t max)
 {

@@ -103,19 +103,6 @@ static void parse_pattern(struct argp_state *state, const char *arg, struct benc
     plan->sequential = arg[0] == 's';
 }
 
-static void parse_memory(struct argp_state *state, const char *arg, struct bench_plan *plan)
-{
-    static const char *const names[] = {"host", "pinned", "gpu"}; /* as enum gpunvme_mem */
-
-    for (unsigned i = 0; i < 3; i++) {
-        if (strcmp(arg, names[i]) != 0)
-            continue;
-        plan->mem = (enum gpunvme_mem)i;
-        return;
-    }
-    argp_error(state, "--memory=%s: host, pinned or gpu", arg);
-}
-
 static void parse_read_share(struct argp_state *state, const char *arg, struct bench_plan *plan)
 {
     char digits[8];
@@ -153,7 +140,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         args->queues = (uint32_t)cli_parse_count(state, "queues", arg, 1, MAX_QUEUES);
         return 0;
     case KEY_MEMORY:
-        parse_memory(state, arg, &args->plan);
+        args->plan.mem = cli_parse_memory(state, arg);
         return 0;
     case 't':
         args->time_ns = cli_parse_time(state, "time", arg);

@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "gpunvme/buf.h"
 #include "gpunvme/error.h"
 
 /* Exit codes, as gpunvme.1 documents them. */
@@ -37,6 +38,7 @@ int cli_write(int argc, char **argv);
 int cli_bench(int argc, char **argv);
 int cli_check_p2p(int argc, char **argv);
 int cli_topology(int argc, char **argv);
+int cli_store(int argc, char **argv);
 int cli_sim(int argc, char **argv);
 int cli_ops(int argc, char **argv);
 
@@ -106,6 +108,7 @@ error_t cli_parse_common(int key, char *arg, struct argp_state *state, struct cl
 uint64_t cli_parse_size(struct argp_state *state, const char *option, const char *arg);
 uint64_t cli_parse_count(struct argp_state *state, const char *option, const char *arg,
                          uint64_t min, uint64_t max);
+enum gpunvme_mem cli_parse_memory(struct argp_state *state, const char *arg);
 uint64_t cli_parse_time(struct argp_state *state, const char *option, const char *arg);
 
 /* Runs argp with the settings that all subcommands share: order, exit code 2. False: CLI_USAGE. */

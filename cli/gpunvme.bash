@@ -27,6 +27,7 @@ _gpunvme_options() {
                 "--json --quiet --help --usage"
             ;;
         check-p2p) echo "--nsid --force-unsafe --json --help --usage" ;;
+        store) echo "--memory --length --offset --unregistered --json --help --usage" ;;
         topology) echo "--svg --xml --json --help --usage" ;;
         sim) echo "--listen --size --json --help --usage" ;;
         ops)
@@ -51,7 +52,7 @@ _gpunvme_values() {
 }
 
 _gpunvme() {
-    local commands="quickstart info identify dump-bar0 read write bench topology check-p2p sim ops help version"
+    local commands="quickstart info identify dump-bar0 read write bench store topology check-p2p sim ops help version"
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}
     local command=${COMP_WORDS[1]} words=""
 

@@ -22,6 +22,7 @@ static const struct cli_command commands[] = {
     {"read", "bytes of a namespace to a file or pipe", cli_read},
     {"write", "a file or pipe to a namespace", cli_write},
     {"bench", "IOPS, GB/s and latencies of a device", cli_bench},
+    {"store", "a file or drive into GPU memory, and which way the bytes went", cli_store},
     {"topology", "which drives and GPUs are near each other", cli_topology},
     {"check-p2p", "what a GPU and a drive can reach together", cli_check_p2p},
     {"sim", "the software controller: profiles, images, URIs", cli_sim},

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+#
+# gpunvme store: which way the bytes of a store go.
+. "$(dirname "$0")/lib.sh"
+
+head -c 3000001 /dev/urandom >file
+
+promise "a file is read to its end, and its way is told"
+gpunvme store file
+expect 0
+expect_out '^  backend     posix'
+expect_out '^  size        2.86 MiB'
+expect_out '^  read        2.86 MiB in '
+expect_out 'by the way "(bounce|mapped|p2p)"'
+
+promise "--json has the same"
+gpunvme store --json "file:$PWD/file?threads=2"
+expect 0
+expect_json
+expect_out '"bytes": 3000001'
+expect_out '"to_gpu": "(bounce|mapped|p2p)"'
+
+promise "a part is read, into memory of any kind, registered or not"
+for memory in host pinned gpu; do
+    gpunvme store --json --memory $memory --offset 1000 --length 1M --unregistered file
+    expect 0
+    expect_out '"bytes": 1048576'
+done
+gpunvme store --json --memory host file
+expect_out '"host": 3000001'
+
+promise "a store is opened without being read"
+gpunvme store --json --length 0 file
+expect 0
+expect_out '"bytes": 0'
+
+promise "a way that is not there is an error where it is required"
+gpunvme store "file:$PWD/file?require=p2p"
+expect 1 "require=p2p"
+
+promise "what can't be opened is told"
+gpunvme store nowhere
+expect 1 "nowhere"
+gpunvme store "file:$PWD/file?thread=2"
+check test $code -ne 0
+gpunvme store "nothing:x"
+check test $code -ne 0
+gpunvme store --memory disk file
+expect 2 "host, pinned or gpu"
+
+finish

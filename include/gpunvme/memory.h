@@ -83,13 +83,29 @@ gpunvme_err_t gpunvme_mem_free(struct gpunvme_buf *buf);
  *   GPUNVME_MEM_GPU     `ptr` is a device pointer (without a GPU: host memory)
  *
  * `ptr` must be a multiple of 4, since controllers address memory by dwords; `nbytes` may be any
- * number but 0. Errors: INVALID (NULL, a size of 0, the wrong kind of memory), ALIGN, GPU.
+ * number but 0. Errors: INVALID (NULL, a size of 0, the wrong kind of memory), ALIGN, GPU,
+ * UNSUPPORTED (managed memory).
  */
 gpunvme_err_t gpunvme_mem_register(void *ptr, size_t nbytes, enum gpunvme_mem mem,
                                    struct gpunvme_buf *out);
 
 /* Undoes gpunvme_mem_register(), before the caller frees the memory. As gpunvme_mem_free(). */
 gpunvme_err_t gpunvme_mem_unregister(struct gpunvme_buf *buf);
+
+/*
+ * What kind of memory is at `ptr`, which may point anywhere into it: *mem, and the index of the GPU
+ * that holds it in *gpu, or -1 for memory of the host.
+ *
+ *   GPUNVME_MEM_GPU     memory of a GPU (cudaMalloc and all its relatives)
+ *   GPUNVME_MEM_PINNED  host memory that CUDA has pinned, whoever asked for it
+ *   GPUNVME_MEM_HOST    all that CUDA does not know, which may be no memory at all; and everything
+ *                       where there is no GPU
+ *
+ * UNSUPPORTED for managed memory (cudaMallocManaged): it is nowhere in particular, and a
+ * controller could never be told where. INVALID for NULL. Whenever it fails *mem is HOST and *gpu
+ * is -1. Asks the driver, which takes about a microsecond, makes no context, and waits for nothing.
+ */
+gpunvme_err_t gpunvme_mem_kind_of(const void *ptr, enum gpunvme_mem *mem, int *gpu);
 
 /*
  * Copies. An address goes with its kind: the cpu address for HOST and PINNED, the gpu address for

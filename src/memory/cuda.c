@@ -220,16 +220,20 @@ gpunvme_err_t mem_cuda_current(unsigned *index)
 enum mem_cuda_kind mem_cuda_kind(const void *ptr, int *device)
 {
     CUpointer_attribute names[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-                                   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+                                   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                   CU_POINTER_ATTRIBUTE_IS_MANAGED};
     CUmemorytype type = (CUmemorytype)0;
     int ordinal = -1;
-    void *values[] = {&type, &ordinal};
+    unsigned managed = 0; /* the driver stores one byte or four of it */
+    void *values[] = {&type, &ordinal, &managed};
 
-    if (driver.pointer_get_attributes(2, names, values, (CUdeviceptr)(uintptr_t)ptr) !=
+    if (driver.pointer_get_attributes(3, names, values, (CUdeviceptr)(uintptr_t)ptr) !=
             CUDA_SUCCESS ||
         ordinal < 0 || ordinal >= MAX_DEVICES)
         return MEM_CUDA_UNKNOWN;
     *device = ordinal;
+    if (managed)
+        return MEM_CUDA_MANAGED;
     if (type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_UNIFIED)
         return MEM_CUDA_DEVICE;
     return type == CU_MEMORYTYPE_HOST ? MEM_CUDA_PINNED : MEM_CUDA_UNKNOWN;

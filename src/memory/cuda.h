@@ -41,6 +41,7 @@ enum mem_cuda_kind {
     MEM_CUDA_UNKNOWN, /* nothing: ordinary host memory, or no memory at all */
     MEM_CUDA_PINNED,  /* pinned host memory */
     MEM_CUDA_DEVICE,  /* memory of a GPU */
+    MEM_CUDA_MANAGED, /* managed memory, which CUDA moves between GPUs and the host */
 };
 enum mem_cuda_kind mem_cuda_kind(const void *ptr, int *device);
 

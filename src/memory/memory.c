@@ -325,8 +325,17 @@ static gpunvme_err_t register_pinned(struct gpunvme_buf *out, enum mem_cuda_kind
     return err;
 }
 
+static gpunvme_err_t refuse_managed(const void *ptr)
+{
+    return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                     "%p is managed memory (cudaMallocManaged), whose pages move between host and "
+                     "GPU: use cudaMalloc",
+                     ptr);
+}
+
 static gpunvme_err_t register_gpu(void *ptr, size_t nbytes, struct gpunvme_buf *out)
 {
+    enum mem_cuda_kind kind;
     int first, last;
 
     out->gpu = ptr;
@@ -334,7 +343,10 @@ static gpunvme_err_t register_gpu(void *ptr, size_t nbytes, struct gpunvme_buf *
         out->cpu = ptr;
         return GPUNVME_OK;
     }
-    if (mem_cuda_kind(ptr, &first) != MEM_CUDA_DEVICE)
+    kind = mem_cuda_kind(ptr, &first);
+    if (kind == MEM_CUDA_MANAGED)
+        return refuse_managed(ptr);
+    if (kind != MEM_CUDA_DEVICE)
         return base_fail(GPUNVME_ERR_INVALID, "%p is not GPU memory", ptr);
     if (mem_cuda_kind((char *)ptr + nbytes - 1, &last) != MEM_CUDA_DEVICE || last != first)
         return base_fail(GPUNVME_ERR_INVALID, "GPU memory at %p ends before %zu bytes", ptr,
@@ -351,6 +363,8 @@ static gpunvme_err_t register_host(void *ptr, struct gpunvme_buf *out)
         kind = mem_cuda_kind(ptr, &device);
     if (kind == MEM_CUDA_DEVICE)
         return base_fail(GPUNVME_ERR_INVALID, "%p is GPU memory: register it as that", ptr);
+    if (kind == MEM_CUDA_MANAGED)
+        return refuse_managed(ptr);
     out->cpu = ptr;
     return out->mem == GPUNVME_MEM_PINNED ? register_pinned(out, kind) : GPUNVME_OK;
 }
@@ -382,6 +396,30 @@ gpunvme_err_t gpunvme_mem_register(void *ptr, size_t nbytes, enum gpunvme_mem me
     if (err)
         memset(out, 0, sizeof(*out));
     return err;
+}
+
+gpunvme_err_t gpunvme_mem_kind_of(const void *ptr, enum gpunvme_mem *mem, int *gpu)
+{
+    enum mem_cuda_kind kind = MEM_CUDA_UNKNOWN;
+    int device = -1;
+
+    if (!mem || !gpu)
+        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", mem ? "gpu" : "mem");
+    *mem = GPUNVME_MEM_HOST;
+    *gpu = -1;
+    if (!ptr)
+        return base_fail(GPUNVME_ERR_INVALID, "the address is NULL");
+    if (mem_cuda_present())
+        kind = mem_cuda_kind(ptr, &device);
+    if (kind == MEM_CUDA_MANAGED)
+        return refuse_managed(ptr);
+    if (kind == MEM_CUDA_PINNED)
+        *mem = GPUNVME_MEM_PINNED;
+    if (kind == MEM_CUDA_DEVICE) {
+        *mem = GPUNVME_MEM_GPU;
+        *gpu = device;
+    }
+    return GPUNVME_OK;
 }
 
 gpunvme_err_t mem_check_copy(const void *dst, enum gpunvme_mem dst_mem, const void *src,

@@ -332,7 +332,53 @@ static void memory_pinned_in_part_is_refused(void **state)
     free(host);
 }
 
+static void assert_kind(const void *ptr, enum gpunvme_mem kind, int index)
+{
+    enum gpunvme_mem mem;
+    int gpu;
+
+    assert_int_equal(gpunvme_mem_kind_of(ptr, &mem, &gpu), GPUNVME_OK);
+    assert_int_equal(mem, kind);
+    assert_int_equal(gpu, index);
+}
+
+static void the_kind_of_memory_is_told_from_its_address(void **state)
+{
+    struct gpunvme_buf gpu = new_buf(8192, GPUNVME_MEM_GPU);
+    struct gpunvme_buf pinned = new_buf(8192, GPUNVME_MEM_PINNED);
+    struct gpunvme_buf host = new_buf(8192, GPUNVME_MEM_HOST);
+    unsigned index;
+
+    (void)state;
+    assert_int_equal(gpunvme_mem_gpu_current(&index), GPUNVME_OK);
+    assert_kind((char *)gpu.gpu + 4099, GPUNVME_MEM_GPU, (int)index);
+    assert_kind((char *)pinned.cpu + 4099, GPUNVME_MEM_PINNED, -1);
+    assert_kind((char *)pinned.gpu + 4099, GPUNVME_MEM_PINNED, -1);
+    assert_kind((char *)host.cpu + 4099, GPUNVME_MEM_HOST, -1);
+    free_buf(&gpu);
+    free_buf(&pinned);
+    free_buf(&host);
+}
+
 #ifdef GPUNVME_HAVE_CUDA
+static void managed_memory_is_refused_with_its_name(void **state)
+{
+    struct gpunvme_buf buf;
+    enum gpunvme_mem mem;
+    void *managed;
+    int gpu;
+
+    (void)state;
+    if (cudaMallocManaged(&managed, 65536, cudaMemAttachGlobal) != cudaSuccess)
+        skip();
+    assert_int_equal(gpunvme_mem_kind_of(managed, &mem, &gpu), GPUNVME_ERR_UNSUPPORTED);
+    assert_detail_has("managed");
+    for (int kind = 0; kind < MEM_KINDS; kind++)
+        assert_int_equal(gpunvme_mem_register(managed, 65536, (enum gpunvme_mem)kind, &buf),
+                         GPUNVME_ERR_UNSUPPORTED);
+    assert_int_equal(cudaFree(managed), cudaSuccess);
+}
+
 /* What the caller has queued on the legacy default stream, which does not end by itself. */
 struct gate {
     pthread_mutex_t lock;
@@ -542,7 +588,9 @@ int main(void)
         cmocka_unit_test(memory_of_the_wrong_kind_is_not_registered),
         cmocka_unit_test(host_memory_is_pinned_while_it_is_registered),
         cmocka_unit_test(memory_pinned_in_part_is_refused),
+        cmocka_unit_test(the_kind_of_memory_is_told_from_its_address),
 #ifdef GPUNVME_HAVE_CUDA
+        cmocka_unit_test(managed_memory_is_refused_with_its_name),
         cmocka_unit_test(work_does_not_wait_for_the_callers_stream),
         cmocka_unit_test(memory_is_on_the_threads_current_gpu_and_stays_reachable_from_any_thread),
 #endif

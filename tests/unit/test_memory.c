@@ -651,6 +651,49 @@ static void without_a_gpu_the_reason_is_told(void **state)
     assert_string_equal(gpunvme_err_detail(), gpunvme_mem_gpu_why_not());
 }
 
+static void without_a_gpu_all_memory_is_the_hosts(void **state)
+{
+    (void)state;
+    if (!gpunvme_mem_gpu_is_host())
+        skip();
+    for (int kind = 0; kind < MEM_KINDS; kind++) {
+        struct gpunvme_buf buf = new_buf(4096, (enum gpunvme_mem)kind);
+        enum gpunvme_mem mem = GPUNVME_MEM_GPU;
+        int gpu = 7;
+
+        assert_int_equal(gpunvme_mem_kind_of(buf_address(&buf) + 100, &mem, &gpu), GPUNVME_OK);
+        assert_int_equal(mem, GPUNVME_MEM_HOST);
+        assert_int_equal(gpu, -1);
+        free_buf(&buf);
+    }
+}
+
+static void ordinary_memory_is_the_hosts(void **state)
+{
+    enum gpunvme_mem mem = GPUNVME_MEM_GPU;
+    char on_the_stack = 0;
+    int gpu = 7;
+
+    (void)state;
+    assert_int_equal(gpunvme_mem_kind_of(&on_the_stack, &mem, &gpu), GPUNVME_OK);
+    assert_int_equal(mem, GPUNVME_MEM_HOST);
+    assert_int_equal(gpu, -1);
+}
+
+static void null_has_no_kind(void **state)
+{
+    enum gpunvme_mem mem;
+    char byte;
+    int gpu;
+
+    (void)state;
+    assert_int_equal(gpunvme_mem_kind_of(NULL, &mem, &gpu), GPUNVME_ERR_INVALID);
+    assert_int_equal(mem, GPUNVME_MEM_HOST);
+    assert_int_equal(gpu, -1);
+    assert_int_equal(gpunvme_mem_kind_of(&byte, NULL, &gpu), GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_mem_kind_of(&byte, &mem, NULL), GPUNVME_ERR_INVALID);
+}
+
 #define NTHREADS 4
 #define NROUNDS  50
 
@@ -737,6 +780,9 @@ int main(void)
         cmocka_unit_test(zeroes_of_another_length_have_another_checksum),
         cmocka_unit_test(a_wrong_checksum_fails_to_verify),
         cmocka_unit_test(a_checksum_beyond_the_buffer_is_refused),
+        cmocka_unit_test(without_a_gpu_all_memory_is_the_hosts),
+        cmocka_unit_test(ordinary_memory_is_the_hosts),
+        cmocka_unit_test(null_has_no_kind),
         cmocka_unit_test(without_a_gpu_the_reason_is_told),
         cmocka_unit_test(threads_work_side_by_side),
     };

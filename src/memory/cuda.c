@@ -770,8 +770,8 @@ gpunvme_err_t mem_cuda_checksum(const void *gpu, size_t nbytes, uint64_t *sum)
 
 gpunvme_err_t mem_cuda_map_io(void *cpu, size_t nbytes, void **gpu)
 {
-    cudaError_t err =
-        cudaHostRegister(cpu, nbytes, cudaHostRegisterIoMemory | cudaHostRegisterMapped);
+    cudaError_t err = cudaHostRegister(
+        cpu, nbytes, cudaHostRegisterPortable | cudaHostRegisterMapped | cudaHostRegisterIoMemory);
 
     *gpu = NULL;
     if (err != cudaSuccess)

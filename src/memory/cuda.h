@@ -84,8 +84,9 @@ void mem_cuda_kernels_destroy(void *stream);
 gpunvme_err_t mem_cuda_checksum(const void *gpu, size_t nbytes, uint64_t *sum);
 
 /*
- * Registers of a device, mapped by the CPU at the page `cpu`, into the calling thread's current
- * GPU, and one 32-bit load of such an address by a kernel. Only for registers that may be read.
+ * Registers of a device, mapped by the CPU at the page `cpu`, into all GPUs; *gpu is their address
+ * on the calling thread's current one. And one 32-bit load of such an address by a kernel there,
+ * only for registers that may be read.
  */
 gpunvme_err_t mem_cuda_map_io(void *cpu, size_t nbytes, void **gpu);
 gpunvme_err_t mem_cuda_unmap_io(void *cpu);

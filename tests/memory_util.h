@@ -143,4 +143,57 @@ static inline gpunvme_err_t copy_by_stream(void *dst, enum gpunvme_mem dst_mem, 
     return err ? err : end;
 }
 
+/* Pieces of random places, lengths up to max_nbytes, and gaps. Returns the bytes that they need. */
+static inline size_t make_pieces(struct gpunvme_mem_piece *pieces, size_t *dst_offs,
+                                 size_t *src_offs, size_t n, size_t max_nbytes, uint64_t *seed)
+{
+    size_t dst = 0, src = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        pieces[i].nbytes = random_word(seed) % 4 ? random_word(seed) % (max_nbytes + 1) : 4096;
+        dst_offs[i] = dst + random_word(seed) % 40;
+        src_offs[i] = src + random_word(seed) % 40;
+        dst = dst_offs[i] + pieces[i].nbytes;
+        src = src_offs[i] + pieces[i].nbytes;
+    }
+    return (dst > src ? dst : src) + 64;
+}
+
+/* Copies one batch of n random pieces and compares all of the destination, gaps included. */
+static inline void check_batch(enum gpunvme_mem dst_mem, enum gpunvme_mem src_mem, size_t n,
+                               size_t max_nbytes, uint64_t seed)
+{
+    struct gpunvme_mem_piece *pieces = checked_malloc(n * sizeof(*pieces));
+    size_t *dst_offs = checked_malloc(n * sizeof(*dst_offs));
+    size_t *src_offs = checked_malloc(n * sizeof(*src_offs));
+    size_t nbytes = make_pieces(pieces, dst_offs, src_offs, n, max_nbytes, &seed);
+    struct gpunvme_buf dst = new_buf(nbytes, dst_mem), src = new_buf(nbytes, src_mem);
+    uint8_t *want = checked_malloc(nbytes), *got = checked_malloc(nbytes);
+    struct gpunvme_mem_stream *stream;
+
+    random_bytes(got, nbytes, seed);
+    buf_write(&src, 0, got, nbytes);
+    memset(want, 0xa5, nbytes);
+    buf_write(&dst, 0, want, nbytes);
+    for (size_t i = 0; i < n; i++) {
+        memcpy(want + dst_offs[i], got + src_offs[i], pieces[i].nbytes);
+        pieces[i].dst = (uint8_t *)dst.gpu + dst_offs[i];
+        pieces[i].src = (const uint8_t *)src.gpu + src_offs[i];
+    }
+    assert_int_equal(gpunvme_mem_stream_create(NULL, &stream), GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_copy_batch(pieces, n, stream), GPUNVME_OK);
+    memset(pieces, 0, n * sizeof(*pieces)); /* it was ours again when the call returned */
+    assert_int_equal(gpunvme_mem_stream_sync(stream, 10000000000u), GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_stream_destroy(stream), GPUNVME_OK);
+    buf_read(&dst, 0, got, nbytes);
+    assert_memory_equal(got, want, nbytes);
+    free(pieces);
+    free(dst_offs);
+    free(src_offs);
+    free(want);
+    free(got);
+    free_buf(&dst);
+    free_buf(&src);
+}
+
 #endif

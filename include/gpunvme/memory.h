@@ -135,6 +135,32 @@ gpunvme_err_t gpunvme_mem_copy_async(void *dst, enum gpunvme_mem dst_mem, const 
                                      enum gpunvme_mem src_mem, size_t nbytes,
                                      struct gpunvme_mem_stream *stream);
 
+/* One of many copies. An address that the GPU has: `gpu` of a PINNED or GPU buffer, plus offset. */
+struct gpunvme_mem_piece {
+    void *dst;
+    const void *src;
+    size_t nbytes; /* 0 is fine */
+};
+
+/*
+ * Starts n copies at once, between pinned host memory and GPU memory, in any direction each: made
+ * for thousands of small pieces, which a kernel copies where the copy engine would need more than a
+ * microsecond for each; large ones go to the copy engine. Any address and length will do, multiples
+ * of 16 are fastest, and a piece is copied faster if source and destination lie alike within 16
+ * bytes. The batch follows what was started on the stream before, and its own pieces come in no
+ * order: no destination may overlap another piece. `pieces` may go when it returns; the bytes stay
+ * as they are until sync or query says that all is done.
+ *
+ * Addresses are taken as they are, like those that a kernel is given: one that the stream's GPU
+ * can't reach breaks the process's work on that GPU. GPU memory of another GPU needs peer access.
+ *
+ * Normally it does not wait; when tables of some 30,000 pieces are in flight on the stream, it
+ * waits for the oldest, 10 s at most. Errors: INVALID (NULL, with the piece's index), NOMEM, GPU,
+ * TIMEOUT; after an error some of the copies may have been started, or all.
+ */
+gpunvme_err_t gpunvme_mem_copy_batch(const struct gpunvme_mem_piece *pieces, size_t n,
+                                     struct gpunvme_mem_stream *stream);
+
 /* Waits until all copies started on the stream are done: TIMEOUT after timeout_ns. */
 gpunvme_err_t gpunvme_mem_stream_sync(struct gpunvme_mem_stream *stream, uint64_t timeout_ns);
 

@@ -27,6 +27,7 @@
 #include "memory/checksum.h"
 #include "memory/checksum_cuda.h"
 #include "memory/cuda.h"
+#include "memory/cuda_private.h"
 #include "memory/mmio_cuda.h"
 
 #define MAX_DEVICES 64
@@ -129,11 +130,7 @@ static void probe(void)
         (void)cudaGetLastError(); /* told above; nobody else shall find it */
 }
 
-/* The detail is the text given and CUDA's own. */
-static gpunvme_err_t cuda_fail(cudaError_t err, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-
-static gpunvme_err_t cuda_fail(cudaError_t err, const char *format, ...)
+gpunvme_err_t mem_cuda_fail(cudaError_t err, const char *format, ...)
 {
     char text[128];
     va_list args;
@@ -190,7 +187,7 @@ gpunvme_err_t mem_cuda_info(unsigned index, struct gpunvme_gpu_info *info)
     if (err == cudaSuccess)
         err = cudaDeviceGetPCIBusId(info->pci_address, sizeof(info->pci_address), (int)index);
     if (err != cudaSuccess)
-        return cuda_fail(err, "properties of GPU %u", index);
+        return mem_cuda_fail(err, "properties of GPU %u", index);
     snprintf(info->name, sizeof(info->name), "%s", prop.name);
     info->cc_major = (unsigned)prop.major;
     info->cc_minor = (unsigned)prop.minor;
@@ -205,7 +202,7 @@ static gpunvme_err_t current_device(int *device)
 {
     cudaError_t err = cudaGetDevice(device);
 
-    return err == cudaSuccess ? GPUNVME_OK : cuda_fail(err, "cudaGetDevice");
+    return err == cudaSuccess ? GPUNVME_OK : mem_cuda_fail(err, "cudaGetDevice");
 }
 
 gpunvme_err_t mem_cuda_current(unsigned *index)
@@ -305,8 +302,9 @@ static gpunvme_err_t enable_peer(int from, int to)
         (void)cudaGetLastError();
         return GPUNVME_OK;
     }
-    return err == cudaSuccess ? GPUNVME_OK
-                              : cuda_fail(err, "access of GPU %d to memory of GPU %d", from, to);
+    return err == cudaSuccess
+               ? GPUNVME_OK
+               : mem_cuda_fail(err, "access of GPU %d to memory of GPU %d", from, to);
 }
 
 static gpunvme_err_t let_reach(int from, int to)
@@ -316,7 +314,7 @@ static gpunvme_err_t let_reach(int from, int to)
     gpunvme_err_t err;
 
     if (cuda_err != cudaSuccess)
-        return cuda_fail(cuda_err, "whether GPU %d reaches GPU %d", from, to);
+        return mem_cuda_fail(cuda_err, "whether GPU %d reaches GPU %d", from, to);
     if (!can)
         return base_fail(GPUNVME_ERR_UNSUPPORTED,
                          "GPU %d can't reach memory of GPU %d: no peer access between them", from,
@@ -339,7 +337,7 @@ gpunvme_err_t mem_cuda_peers(unsigned a, unsigned b)
     return err ? err : let_reach((int)b, (int)a);
 }
 
-static uint64_t now_ns(void)
+uint64_t mem_cuda_now_ns(void)
 {
     struct timespec now;
 
@@ -347,23 +345,26 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static gpunvme_err_t query(cudaStream_t stream, bool *done)
+gpunvme_err_t mem_cuda_answer(cudaError_t err, bool *done)
 {
-    cudaError_t err = cudaStreamQuery(stream);
-
     *done = err == cudaSuccess;
     if (err == cudaErrorNotReady)
         (void)cudaGetLastError(); /* an answer, not an error */
     else if (err != cudaSuccess)
-        return cuda_fail(err, "work on the GPU failed");
+        return mem_cuda_fail(err, "work on the GPU failed");
     return GPUNVME_OK;
+}
+
+static gpunvme_err_t query(cudaStream_t stream, bool *done)
+{
+    return mem_cuda_answer(cudaStreamQuery(stream), done);
 }
 
 /* Small copies take microseconds and are waited for by asking; longer ones let others work. */
 static gpunvme_err_t wait_for(cudaStream_t stream, uint64_t timeout_ns)
 {
     const struct timespec nap = {.tv_nsec = 20000};
-    uint64_t start = now_ns(), waited;
+    uint64_t start = mem_cuda_now_ns(), waited;
     gpunvme_err_t err;
     bool done;
 
@@ -371,7 +372,7 @@ static gpunvme_err_t wait_for(cudaStream_t stream, uint64_t timeout_ns)
         err = query(stream, &done);
         if (err || done)
             return err;
-        waited = now_ns() - start;
+        waited = mem_cuda_now_ns() - start;
         if (waited >= timeout_ns)
             return base_fail(GPUNVME_ERR_TIMEOUT, "work on the GPU is not done after %llu ms",
                              (unsigned long long)(waited / 1000000));
@@ -391,7 +392,7 @@ static gpunvme_err_t new_worker(int device, struct worker **out)
     err = cudaStreamCreateWithFlags(&worker->stream, cudaStreamNonBlocking);
     if (err != cudaSuccess) {
         free(worker);
-        return cuda_fail(err, "cudaStreamCreateWithFlags");
+        return mem_cuda_fail(err, "cudaStreamCreateWithFlags");
     }
     *out = worker;
     return GPUNVME_OK;
@@ -441,7 +442,7 @@ static gpunvme_err_t start_copy(void *dst, const void *src, size_t nbytes, cudaS
 {
     cudaError_t err = cudaMemcpyAsync(dst, src, nbytes, cudaMemcpyDefault, stream);
 
-    return err == cudaSuccess ? GPUNVME_OK : cuda_fail(err, "copy of %zu bytes", nbytes);
+    return err == cudaSuccess ? GPUNVME_OK : mem_cuda_fail(err, "copy of %zu bytes", nbytes);
 }
 
 /* All addresses that are said to be a GPU's must be; *device is that of the first. */
@@ -472,7 +473,7 @@ static gpunvme_err_t start_fill(void *dst, uint8_t value, size_t nbytes, cudaStr
 {
     cudaError_t err = cudaMemsetAsync(dst, value, nbytes, stream);
 
-    return err == cudaSuccess ? GPUNVME_OK : cuda_fail(err, "fill of %zu bytes", nbytes);
+    return err == cudaSuccess ? GPUNVME_OK : mem_cuda_fail(err, "fill of %zu bytes", nbytes);
 }
 
 gpunvme_err_t mem_cuda_fill(void *dst, uint8_t value, size_t nbytes)
@@ -497,7 +498,7 @@ gpunvme_err_t mem_cuda_alloc(size_t nbytes, void **gpu)
 
     if (err != cudaSuccess) {
         *gpu = NULL;
-        return cuda_fail(err, "cudaMalloc of %zu bytes", nbytes);
+        return mem_cuda_fail(err, "cudaMalloc of %zu bytes", nbytes);
     }
     fill_err = mem_cuda_fill(*gpu, 0, nbytes);
     if (fill_err) {
@@ -519,7 +520,7 @@ gpunvme_err_t mem_cuda_free(void *gpu)
         return err;
     cuda_err = cudaFree(gpu);
     if (cuda_err != cudaSuccess)
-        err = cuda_fail(cuda_err, "cudaFree");
+        err = mem_cuda_fail(cuda_err, "cudaFree");
     leave();
     return err;
 }
@@ -566,11 +567,11 @@ gpunvme_err_t mem_cuda_pin(void *cpu, size_t nbytes, void **gpu)
 
     *gpu = NULL;
     if (err != cudaSuccess)
-        return cuda_fail(err, "cudaHostRegister of %zu bytes", nbytes);
+        return mem_cuda_fail(err, "cudaHostRegister of %zu bytes", nbytes);
     err = cudaHostGetDevicePointer(gpu, cpu, 0);
     if (err != cudaSuccess) {
         cudaHostUnregister(cpu);
-        return cuda_fail(err, "cudaHostGetDevicePointer");
+        return mem_cuda_fail(err, "cudaHostGetDevicePointer");
     }
     return GPUNVME_OK;
 }
@@ -587,7 +588,7 @@ gpunvme_err_t mem_cuda_unpin(void *cpu)
         return err;
     cuda_err = cudaHostUnregister(cpu);
     if (cuda_err != cudaSuccess)
-        err = cuda_fail(cuda_err, "cudaHostUnregister");
+        err = mem_cuda_fail(cuda_err, "cudaHostUnregister");
     leave();
     return err;
 }
@@ -605,7 +606,7 @@ gpunvme_err_t mem_cuda_pinned_address(void *cpu, void **gpu)
         return err;
     cuda_err = cudaHostGetDevicePointer(gpu, cpu, 0);
     if (cuda_err != cudaSuccess)
-        err = cuda_fail(cuda_err, "cudaHostGetDevicePointer");
+        err = mem_cuda_fail(cuda_err, "cudaHostGetDevicePointer");
     leave();
     return err;
 }
@@ -613,6 +614,7 @@ gpunvme_err_t mem_cuda_pinned_address(void *cpu, void **gpu)
 struct mem_cuda_stream {
     cudaStream_t stream;
     int device;
+    struct mem_cuda_batch *batch; /* made when needed */
 };
 
 gpunvme_err_t mem_cuda_stream_create(const void *near, struct mem_cuda_stream **out)
@@ -637,7 +639,7 @@ gpunvme_err_t mem_cuda_stream_create(const void *near, struct mem_cuda_stream **
     if (cuda_err != cudaSuccess) {
         free(stream);
         stream = NULL;
-        err = cuda_fail(cuda_err, "cudaStreamCreateWithFlags");
+        err = mem_cuda_fail(cuda_err, "cudaStreamCreateWithFlags");
     }
     leave();
     *out = stream;
@@ -650,9 +652,10 @@ gpunvme_err_t mem_cuda_stream_destroy(struct mem_cuda_stream *stream)
     cudaError_t cuda_err;
 
     if (!err) {
+        mem_cuda_batch_destroy(stream->batch);
         cuda_err = cudaStreamDestroy(stream->stream);
         if (cuda_err != cudaSuccess)
-            err = cuda_fail(cuda_err, "cudaStreamDestroy");
+            err = mem_cuda_fail(cuda_err, "cudaStreamDestroy");
         leave();
     }
     free(stream);
@@ -670,6 +673,22 @@ gpunvme_err_t mem_cuda_stream_copy(struct mem_cuda_stream *stream, void *dst, bo
     if (err)
         return err;
     err = start_copy(dst, src, nbytes, stream->stream);
+    leave();
+    return err;
+}
+
+gpunvme_err_t mem_cuda_stream_copy_batch(struct mem_cuda_stream *stream,
+                                         const struct gpunvme_mem_piece *pieces, size_t n,
+                                         enum mem_batch_way way, unsigned max_blocks)
+{
+    gpunvme_err_t err = enter(stream->device);
+
+    if (err)
+        return err;
+    if (!stream->batch)
+        err = mem_cuda_batch_create(&stream->batch);
+    if (!err)
+        err = mem_cuda_batch_copy(stream->batch, pieces, n, way, max_blocks, stream->stream);
     leave();
     return err;
 }
@@ -697,7 +716,6 @@ gpunvme_err_t mem_cuda_stream_sync(struct mem_cuda_stream *stream, uint64_t time
     return err;
 }
 
-/* Pinned memory for the sums of the blocks, which the kernel stores there itself. */
 gpunvme_err_t mem_cuda_kernels_create(void **stream)
 {
     int least = 0, greatest = 0;
@@ -707,7 +725,7 @@ gpunvme_err_t mem_cuda_kernels_create(void **stream)
     if (err == cudaSuccess)
         err = cudaStreamCreateWithPriority(&created, cudaStreamNonBlocking, greatest);
     *stream = created;
-    return err == cudaSuccess ? GPUNVME_OK : cuda_fail(err, "a stream for kernels");
+    return err == cudaSuccess ? GPUNVME_OK : mem_cuda_fail(err, "a stream for kernels");
 }
 
 void mem_cuda_kernels_destroy(void *stream)
@@ -715,6 +733,7 @@ void mem_cuda_kernels_destroy(void *stream)
     cudaStreamDestroy(stream);
 }
 
+/* Pinned memory for the sums of the blocks, which the kernel stores there itself. */
 static gpunvme_err_t need_partial(struct worker *worker)
 {
     void *cpu, *gpu;
@@ -724,11 +743,11 @@ static gpunvme_err_t need_partial(struct worker *worker)
         return GPUNVME_OK;
     err = cudaHostAlloc(&cpu, MEM_CHECKSUM_MAX_BLOCKS * sizeof(uint64_t), cudaHostAllocMapped);
     if (err != cudaSuccess)
-        return cuda_fail(err, "cudaHostAlloc");
+        return mem_cuda_fail(err, "cudaHostAlloc");
     err = cudaHostGetDevicePointer(&gpu, cpu, 0);
     if (err != cudaSuccess) {
         cudaFreeHost(cpu);
-        return cuda_fail(err, "cudaHostGetDevicePointer");
+        return mem_cuda_fail(err, "cudaHostGetDevicePointer");
     }
     worker->partial_cpu = cpu;
     worker->partial_gpu = gpu;
@@ -745,7 +764,7 @@ static gpunvme_err_t start_checksum(struct worker *worker, const void *gpu, size
         return err;
     cuda_err = mem_checksum_launch(gpu, nbytes, worker->device, worker->partial_gpu, nblocks,
                                    worker->stream);
-    return cuda_err == cudaSuccess ? GPUNVME_OK : cuda_fail(cuda_err, "the checksum kernel");
+    return cuda_err == cudaSuccess ? GPUNVME_OK : mem_cuda_fail(cuda_err, "the checksum kernel");
 }
 
 gpunvme_err_t mem_cuda_checksum(const void *gpu, size_t nbytes, uint64_t *sum)
@@ -775,11 +794,11 @@ gpunvme_err_t mem_cuda_map_io(void *cpu, size_t nbytes, void **gpu)
 
     *gpu = NULL;
     if (err != cudaSuccess)
-        return cuda_fail(err, "cudaHostRegister of %zu bytes of registers (IoMemory)", nbytes);
+        return mem_cuda_fail(err, "cudaHostRegister of %zu bytes of registers (IoMemory)", nbytes);
     err = cudaHostGetDevicePointer(gpu, cpu, 0);
     if (err != cudaSuccess) {
         cudaHostUnregister(cpu);
-        return cuda_fail(err, "cudaHostGetDevicePointer of registers");
+        return mem_cuda_fail(err, "cudaHostGetDevicePointer of registers");
     }
     return GPUNVME_OK;
 }
@@ -788,7 +807,7 @@ gpunvme_err_t mem_cuda_unmap_io(void *cpu)
 {
     cudaError_t err = cudaHostUnregister(cpu);
 
-    return err == cudaSuccess ? GPUNVME_OK : cuda_fail(err, "cudaHostUnregister of registers");
+    return err == cudaSuccess ? GPUNVME_OK : mem_cuda_fail(err, "cudaHostUnregister of registers");
 }
 
 static gpunvme_err_t start_load(struct worker *worker, const void *gpu)
@@ -799,7 +818,7 @@ static gpunvme_err_t start_load(struct worker *worker, const void *gpu)
     if (err)
         return err;
     cuda_err = mem_mmio_launch(gpu, worker->partial_gpu, worker->stream);
-    return cuda_err == cudaSuccess ? GPUNVME_OK : cuda_fail(cuda_err, "the kernel that loads");
+    return cuda_err == cudaSuccess ? GPUNVME_OK : mem_cuda_fail(cuda_err, "the kernel that loads");
 }
 
 gpunvme_err_t mem_cuda_load32(const void *gpu, uint32_t *value)

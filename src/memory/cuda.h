@@ -70,6 +70,22 @@ gpunvme_err_t mem_cuda_stream_create(const void *near, struct mem_cuda_stream **
 gpunvme_err_t mem_cuda_stream_destroy(struct mem_cuda_stream *stream);
 gpunvme_err_t mem_cuda_stream_copy(struct mem_cuda_stream *stream, void *dst, bool dst_gpu,
                                    const void *src, bool src_gpu, size_t nbytes);
+
+/*
+ * A batch, whose addresses are all the GPU's. AUTO: pieces of up to MEM_BATCH_KERNEL_MAX bytes
+ * (batch.h) by the kernel, larger ones by the copy engine; the others are for measurements and send
+ * every piece one way. API is UNSUPPORTED where this build or the driver lacks it. max_blocks
+ * limits the kernel's blocks; 0: as it thinks best.
+ */
+enum mem_batch_way {
+    MEM_BATCH_AUTO,
+    MEM_BATCH_KERNEL, /* one launch for thousands of pieces */
+    MEM_BATCH_ENGINE, /* one cudaMemcpyAsync() for each */
+    MEM_BATCH_API,    /* one cudaMemcpyBatchAsync() for hundreds */
+};
+gpunvme_err_t mem_cuda_stream_copy_batch(struct mem_cuda_stream *stream,
+                                         const struct gpunvme_mem_piece *pieces, size_t n,
+                                         enum mem_batch_way way, unsigned max_blocks);
 gpunvme_err_t mem_cuda_stream_query(struct mem_cuda_stream *stream, bool *done);
 gpunvme_err_t mem_cuda_stream_sync(struct mem_cuda_stream *stream, uint64_t timeout_ns);
 

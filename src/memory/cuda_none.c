@@ -150,6 +150,18 @@ gpunvme_err_t mem_cuda_stream_copy(struct mem_cuda_stream *stream, void *dst, bo
     return fail();
 }
 
+gpunvme_err_t mem_cuda_stream_copy_batch(struct mem_cuda_stream *stream,
+                                         const struct gpunvme_mem_piece *pieces, size_t n,
+                                         enum mem_batch_way way, unsigned max_blocks)
+{
+    (void)stream;
+    (void)pieces;
+    (void)n;
+    (void)way;
+    (void)max_blocks;
+    return fail();
+}
+
 gpunvme_err_t mem_cuda_stream_query(struct mem_cuda_stream *stream, bool *done)
 {
     (void)stream;

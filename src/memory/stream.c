@@ -3,6 +3,7 @@
  * Copies in the background: a CUDA stream, or without a GPU a copy done at once.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/fail.h"
 #include "gpunvme/memory.h"
@@ -64,6 +65,34 @@ gpunvme_err_t gpunvme_mem_copy_async(void *dst, enum gpunvme_mem dst_mem, const 
         return gpunvme_mem_copy(dst, dst_mem, src, src_mem, nbytes);
     return mem_cuda_stream_copy(stream->cuda, dst, dst_mem == GPUNVME_MEM_GPU, src,
                                 src_mem == GPUNVME_MEM_GPU, nbytes);
+}
+
+static gpunvme_err_t check_pieces(const struct gpunvme_mem_piece *pieces, size_t n)
+{
+    if (n && !pieces)
+        return base_fail(GPUNVME_ERR_INVALID, "pieces is NULL");
+    for (size_t i = 0; i < n; i++)
+        if (pieces[i].nbytes && (!pieces[i].dst || !pieces[i].src))
+            return base_fail(GPUNVME_ERR_INVALID, "piece %zu: a copy %s NULL", i,
+                             pieces[i].dst ? "from" : "to");
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t gpunvme_mem_copy_batch(const struct gpunvme_mem_piece *pieces, size_t n,
+                                     struct gpunvme_mem_stream *stream)
+{
+    gpunvme_err_t err = check_pieces(pieces, n);
+
+    if (err)
+        return err;
+    if (!stream)
+        return base_fail(GPUNVME_ERR_INVALID, "stream is NULL");
+    if (stream->cuda)
+        return mem_cuda_stream_copy_batch(stream->cuda, pieces, n, MEM_BATCH_AUTO, 0);
+    for (size_t i = 0; i < n; i++)
+        if (pieces[i].nbytes)
+            memcpy(pieces[i].dst, pieces[i].src, pieces[i].nbytes);
+    return GPUNVME_OK;
 }
 
 gpunvme_err_t gpunvme_mem_stream_sync(struct gpunvme_mem_stream *stream, uint64_t timeout_ns)

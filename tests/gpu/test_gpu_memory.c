@@ -126,6 +126,100 @@ static void a_ring_of_streams_moves_a_file_piece_by_piece(void **state)
     free_buf(&bounce);
 }
 
+static void batches_of_all_directions_arrive_and_touch_nothing_else(void **state)
+{
+    const enum gpunvme_mem gpu = GPUNVME_MEM_GPU, pinned = GPUNVME_MEM_PINNED;
+
+    (void)state;
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        check_batch(gpu, pinned, 3000, 9000, seed);
+        check_batch(pinned, gpu, 3000, 9000, seed);
+        check_batch(gpu, gpu, 3000, 9000, seed);
+        check_batch(pinned, pinned, 300, 9000, seed);
+        check_batch(gpu, pinned, 5000, 70, seed);
+        check_batch(pinned, gpu, 5000, 70, seed);
+        check_batch(gpu, pinned, 200, 400000, seed); /* some by the copy engine */
+        check_batch(pinned, gpu, 200, 400000, seed);
+    }
+}
+
+/* Every way of its own, with pieces on both sides of every limit. */
+static gpunvme_err_t copy_by_way(enum mem_batch_way way, const struct gpunvme_buf *dst,
+                                 const struct gpunvme_buf *src, size_t npieces, size_t nbytes)
+{
+    struct gpunvme_mem_piece *pieces = checked_malloc(npieces * sizeof(*pieces));
+    struct mem_cuda_stream *stream;
+    gpunvme_err_t err;
+
+    for (size_t i = 0; i < npieces; i++)
+        pieces[i] = (struct gpunvme_mem_piece){(char *)dst->gpu + i * nbytes,
+                                               (char *)src->gpu + i * nbytes, nbytes};
+    assert_int_equal(mem_cuda_stream_create(NULL, &stream), GPUNVME_OK);
+    err = mem_cuda_stream_copy_batch(stream, pieces, npieces, way, 0);
+    if (!err)
+        err = mem_cuda_stream_sync(stream, 10000000000u);
+    assert_int_equal(mem_cuda_stream_destroy(stream), GPUNVME_OK);
+    free(pieces);
+    return err;
+}
+
+static void each_way_of_a_batch_copies_the_same(void **state)
+{
+    const size_t npieces = 1000, nbytes = 5000;
+    struct gpunvme_buf src = new_buf(npieces * nbytes, GPUNVME_MEM_PINNED);
+    struct gpunvme_buf dst = new_buf(npieces * nbytes, GPUNVME_MEM_GPU);
+    uint64_t sum;
+    gpunvme_err_t err;
+
+    (void)state;
+    random_bytes(src.cpu, src.nbytes, 21);
+    sum = gpunvme_mem_checksum_host(src.cpu, src.nbytes);
+    for (int way = MEM_BATCH_AUTO; way <= MEM_BATCH_API; way++) {
+        assert_int_equal(gpunvme_mem_fill(dst.gpu, GPUNVME_MEM_GPU, 0, dst.nbytes), GPUNVME_OK);
+        err = copy_by_way((enum mem_batch_way)way, &dst, &src, npieces, nbytes);
+        if (way == MEM_BATCH_API && err == GPUNVME_ERR_UNSUPPORTED) {
+            print_message("not tried: %s\n", gpunvme_err_detail());
+            continue;
+        }
+        assert_int_equal(err, GPUNVME_OK);
+        assert_int_equal(gpunvme_mem_verify(&dst, 0, dst.nbytes, sum, NULL), GPUNVME_OK);
+    }
+    free_buf(&src);
+    free_buf(&dst);
+}
+
+/* More tables than the ring holds, by size and by number; what comes back is the last of each. */
+static void more_batches_than_the_ring_holds_arrive_in_order(void **state)
+{
+    enum { rounds = 300, pieces_of_a_round = 2000, nbytes = 64 };
+    const size_t all = (size_t)pieces_of_a_round * nbytes;
+    struct gpunvme_buf src = new_buf(2 * all, GPUNVME_MEM_PINNED);
+    struct gpunvme_buf dst = new_buf(all, GPUNVME_MEM_GPU);
+    struct gpunvme_mem_piece *pieces = checked_malloc(pieces_of_a_round * sizeof(*pieces));
+    struct gpunvme_mem_stream *stream;
+
+    (void)state;
+    random_bytes(src.cpu, src.nbytes, 22);
+    assert_int_equal(gpunvme_mem_stream_create(&dst, &stream), GPUNVME_OK);
+    for (int round = 0; round < rounds; round++) {
+        size_t n = round % 3 ? pieces_of_a_round : 1;
+
+        for (size_t i = 0; i < n; i++)
+            pieces[i] = (struct gpunvme_mem_piece){
+                (char *)dst.gpu + i * nbytes,
+                (char *)src.gpu + (round == rounds - 1 ? all : 0) + i * nbytes, nbytes};
+        assert_int_equal(gpunvme_mem_copy_batch(pieces, n, stream), GPUNVME_OK);
+    }
+    assert_int_equal(gpunvme_mem_stream_sync(stream, 10000000000u), GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_stream_destroy(stream), GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_verify(
+                         &dst, 0, all, gpunvme_mem_checksum_host((char *)src.cpu + all, all), NULL),
+                     GPUNVME_OK);
+    free(pieces);
+    free_buf(&src);
+    free_buf(&dst);
+}
+
 static void an_address_that_is_no_gpus_is_refused(void **state)
 {
     uint8_t *host = checked_malloc(4096);
@@ -577,6 +671,9 @@ int main(void)
         cmocka_unit_test(copies_between_all_kinds_arrive_and_touch_nothing_else),
         cmocka_unit_test(stream_copies_between_all_kinds_arrive_and_touch_nothing_else),
         cmocka_unit_test(a_ring_of_streams_moves_a_file_piece_by_piece),
+        cmocka_unit_test(batches_of_all_directions_arrive_and_touch_nothing_else),
+        cmocka_unit_test(each_way_of_a_batch_copies_the_same),
+        cmocka_unit_test(more_batches_than_the_ring_holds_arrive_in_order),
         cmocka_unit_test(an_address_that_is_no_gpus_is_refused),
         cmocka_unit_test(a_copy_beyond_the_memory_is_an_error_of_cuda),
         cmocka_unit_test(too_much_gpu_memory_is_an_error_that_leaves_no_trace),

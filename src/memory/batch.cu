@@ -28,7 +28,7 @@ __device__ __forceinline__ mem_batch_vector load_vector(uint64_t address)
 
 __device__ __forceinline__ void store_vector(uint64_t address, mem_batch_vector v)
 {
-    __stcg((ulonglong2 *)address, make_ulonglong2(v.lo, v.hi));
+    __stwb((ulonglong2 *)address, make_ulonglong2(v.lo, v.hi));
 }
 
 /* `here` of the next lane; the last lane gets `wrapped` of the first one. */
@@ -75,9 +75,9 @@ __device__ void copy_unit(uint64_t dst, uint64_t src, uint32_t nbytes, unsigned 
             store_vector(l.dst_vectors + i * MEM_BATCH_VECTOR, out);
     }
     if (lane < l.head)
-        __stcg((uint8_t *)dst + lane, first);
+        __stwb((uint8_t *)dst + lane, first);
     if (lane < l.tail)
-        __stcg((uint8_t *)dst + nbytes - l.tail + lane, last);
+        __stwb((uint8_t *)dst + nbytes - l.tail + lane, last);
 }
 
 __global__ void __launch_bounds__(threads) copy(const mem_batch_unit *units, size_t nunits)

@@ -5,12 +5,15 @@
 #ifndef TESTS_MEMORY_UTIL_H
 #define TESTS_MEMORY_UTIL_H
 
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -194,6 +197,27 @@ static inline void check_batch(enum gpunvme_mem dst_mem, enum gpunvme_mem src_me
     free(got);
     free_buf(&dst);
     free_buf(&src);
+}
+
+/*
+ * A file of random bytes: on tmpfs where `path` is NULL, else at the path, which is unlinked; its
+ * pages are in the page cache. -1 where there can be none.
+ */
+static inline int make_file(const char *path, size_t nbytes, uint64_t seed)
+{
+    int fd = path ? open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600)
+                  : memfd_create("test", MFD_CLOEXEC);
+    uint8_t *bytes = checked_malloc(nbytes);
+    bool written;
+
+    random_bytes(bytes, nbytes, seed);
+    written = fd >= 0 && write(fd, bytes, nbytes) == (ssize_t)nbytes;
+    free(bytes);
+    if (fd >= 0 && path)
+        unlink(path);
+    if (!written && fd >= 0)
+        close(fd);
+    return written ? fd : -1;
 }
 
 #endif

@@ -560,6 +560,18 @@ gpunvme_err_t mem_cuda_export(const void *gpu, size_t nbytes, int *fd, uint64_t 
     return GPUNVME_OK;
 }
 
+/* The address on the current device of what was registered just now. */
+static gpunvme_err_t map_pinned(void *cpu, void **gpu)
+{
+    cudaError_t err = cudaHostGetDevicePointer(gpu, cpu, 0);
+
+    if (err == cudaSuccess)
+        return GPUNVME_OK;
+    *gpu = NULL;
+    cudaHostUnregister(cpu);
+    return mem_cuda_fail(err, "cudaHostGetDevicePointer");
+}
+
 gpunvme_err_t mem_cuda_pin(void *cpu, size_t nbytes, void **gpu)
 {
     cudaError_t err =
@@ -568,12 +580,31 @@ gpunvme_err_t mem_cuda_pin(void *cpu, size_t nbytes, void **gpu)
     *gpu = NULL;
     if (err != cudaSuccess)
         return mem_cuda_fail(err, "cudaHostRegister of %zu bytes", nbytes);
-    err = cudaHostGetDevicePointer(gpu, cpu, 0);
-    if (err != cudaSuccess) {
-        cudaHostUnregister(cpu);
-        return mem_cuda_fail(err, "cudaHostGetDevicePointer");
+    return map_pinned(cpu, gpu);
+}
+
+/* What says that it is this memory, not the GPU, with which something is wrong. */
+static bool is_refusal(cudaError_t err)
+{
+    return err == cudaErrorNotSupported || err == cudaErrorInvalidValue ||
+           err == cudaErrorNotPermitted || err == cudaErrorOperatingSystem;
+}
+
+gpunvme_err_t mem_cuda_pin_readonly(void *cpu, size_t nbytes, void **gpu)
+{
+    cudaError_t err = cudaHostRegister(
+        cpu, nbytes, cudaHostRegisterPortable | cudaHostRegisterMapped | cudaHostRegisterReadOnly);
+
+    *gpu = NULL;
+    if (is_refusal(err)) {
+        (void)cudaGetLastError();
+        return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                         "CUDA does not pin these %zu bytes for reading: %s (%s)", nbytes,
+                         cudaGetErrorString(err), cudaGetErrorName(err));
     }
-    return GPUNVME_OK;
+    if (err != cudaSuccess)
+        return mem_cuda_fail(err, "cudaHostRegister of %zu bytes for reading", nbytes);
+    return map_pinned(cpu, gpu);
 }
 
 gpunvme_err_t mem_cuda_unpin(void *cpu)

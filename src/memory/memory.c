@@ -369,6 +369,18 @@ static gpunvme_err_t register_host(void *ptr, struct gpunvme_buf *out)
     return out->mem == GPUNVME_MEM_PINNED ? register_pinned(out, kind) : GPUNVME_OK;
 }
 
+static gpunvme_err_t check_registered(const void *ptr, size_t nbytes)
+{
+    if (!ptr)
+        return base_fail(GPUNVME_ERR_INVALID, "the address is NULL");
+    if (nbytes == 0)
+        return base_fail(GPUNVME_ERR_INVALID, "a buffer of 0 bytes");
+    if (nbytes - 1 > UINTPTR_MAX - (uintptr_t)ptr)
+        return base_fail(GPUNVME_ERR_INVALID, "%zu bytes at %p do not fit into memory", nbytes,
+                         ptr);
+    return GPUNVME_OK;
+}
+
 gpunvme_err_t gpunvme_mem_register(void *ptr, size_t nbytes, enum gpunvme_mem mem,
                                    struct gpunvme_buf *out)
 {
@@ -378,21 +390,68 @@ gpunvme_err_t gpunvme_mem_register(void *ptr, size_t nbytes, enum gpunvme_mem me
         return base_fail(GPUNVME_ERR_INVALID, "out is NULL");
     memset(out, 0, sizeof(*out));
     err = check_kind(mem);
+    if (!err)
+        err = check_registered(ptr, nbytes);
     if (err)
         return err;
-    if (!ptr)
-        return base_fail(GPUNVME_ERR_INVALID, "the address is NULL");
-    if (nbytes == 0)
-        return base_fail(GPUNVME_ERR_INVALID, "a buffer of 0 bytes");
-    if (nbytes - 1 > UINTPTR_MAX - (uintptr_t)ptr)
-        return base_fail(GPUNVME_ERR_INVALID, "%zu bytes at %p do not fit into memory", nbytes,
-                         ptr);
     if ((uintptr_t)ptr % DWORD)
         return base_fail(GPUNVME_ERR_ALIGN, "address %p is not a multiple of %d", ptr, DWORD);
     out->nbytes = nbytes;
     out->mem = mem;
     out->memory_private = (void *)&from_caller;
     err = mem == GPUNVME_MEM_GPU ? register_gpu(ptr, nbytes, out) : register_host(ptr, out);
+    if (err)
+        memset(out, 0, sizeof(*out));
+    return err;
+}
+
+/*
+ * Whole pages. What is pinned already is refused, not borrowed: whoever pinned it may be another
+ * thread at another piece of the same file, which lets go when it is done.
+ */
+static gpunvme_err_t pin_readonly(struct gpunvme_buf *out)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    int device;
+
+    switch (mem_cuda_kind(out->cpu, &device)) {
+    case MEM_CUDA_DEVICE:
+        return base_fail(GPUNVME_ERR_INVALID, "%p is GPU memory", out->cpu);
+    case MEM_CUDA_MANAGED:
+        return refuse_managed(out->cpu);
+    case MEM_CUDA_PINNED:
+        return base_fail(GPUNVME_ERR_INVALID, "memory at %p is pinned already: use it as it is",
+                         out->cpu);
+    default:
+        return mem_cuda_pin_readonly(out->cpu, round_up(out->nbytes, page), &out->gpu);
+    }
+}
+
+gpunvme_err_t gpunvme_mem_register_readonly(const void *ptr, size_t nbytes, struct gpunvme_buf *out)
+{
+    long page = sysconf(_SC_PAGESIZE);
+    gpunvme_err_t err;
+
+    if (!out)
+        return base_fail(GPUNVME_ERR_INVALID, "out is NULL");
+    memset(out, 0, sizeof(*out));
+    err = check_registered(ptr, nbytes);
+    if (err)
+        return err;
+    if ((uintptr_t)ptr % (uintptr_t)page)
+        return base_fail(GPUNVME_ERR_ALIGN, "address %p is not a multiple of %ld, a page", ptr,
+                         page);
+    *out = (struct gpunvme_buf){
+        .cpu = (void *)(uintptr_t)ptr, /* the buffer has one address for all; see the header */
+        .nbytes = nbytes,
+        .mem = GPUNVME_MEM_PINNED,
+        .memory_private = (void *)&from_caller,
+    };
+    out->gpu = out->cpu;
+    if (!mem_cuda_present())
+        return GPUNVME_OK;
+    err = pin_readonly(out);
+    out->memory_private = (void *)&from_caller_pinned_here;
     if (err)
         memset(out, 0, sizeof(*out));
     return err;

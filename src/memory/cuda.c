@@ -152,6 +152,12 @@ static gpunvme_err_t driver_fail(CUresult result, const char *what, int device)
                      text ? text : "unknown error", (int)result);
 }
 
+void *mem_cuda_driver_symbol(const char *symbol)
+{
+    pthread_once(&probed, probe);
+    return driver_library ? dlsym(driver_library, symbol) : NULL;
+}
+
 bool mem_cuda_present(void)
 {
     pthread_once(&probed, probe);
@@ -534,7 +540,7 @@ gpunvme_err_t mem_cuda_export(const void *gpu, size_t nbytes, int *fd, uint64_t 
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)gpu;
     uintptr_t begin = at & ~(page - 1), end = (at + nbytes + page - 1) & ~(page - 1);
     __typeof__(cuMemGetHandleForAddressRange) *get_handle;
-    void *symbol = dlsym(driver_library, "cuMemGetHandleForAddressRange");
+    void *symbol = mem_cuda_driver_symbol("cuMemGetHandleForAddressRange");
     CUresult result;
     int device;
     gpunvme_err_t err;

@@ -3,8 +3,8 @@
  * The wall between this project and CUDA: cuda.c and checksum.cu stand behind it in a build with
  * CUDA, cuda_none.c in a build without. It deals in plain addresses and knows no buffers.
  *
- * Everything but mem_cuda_present(), _why_not(), _count() and _info() is called only when
- * mem_cuda_present() says yes.
+ * Everything but mem_cuda_present(), _why_not(), _count(), _info() and _user_stream_*() is called
+ * only when mem_cuda_present() says yes.
  */
 #ifndef MEMORY_CUDA_H
 #define MEMORY_CUDA_H
@@ -90,6 +90,49 @@ gpunvme_err_t mem_cuda_stream_copy_batch(struct mem_cuda_stream *stream,
                                          enum mem_batch_way way, unsigned max_blocks);
 gpunvme_err_t mem_cuda_stream_query(struct mem_cuda_stream *stream, bool *done);
 gpunvme_err_t mem_cuda_stream_sync(struct mem_cuda_stream *stream, uint64_t timeout_ns);
+
+/*
+ * Streams of the caller's: each is a cudaStream_t as void *, NULL being the legacy default stream
+ * of the calling thread's current GPU. Any thread may call, whatever its current GPU; nothing
+ * waits. NO_GPU where there is none, GPU for what CUDA reports.
+ */
+
+/* The GPU that the stream is on. */
+gpunvme_err_t mem_cuda_user_stream_device(void *stream, unsigned *device);
+
+/*
+ * Whether what is put on the stream now goes into a graph (or would break one, for the legacy
+ * stream while another stream is captured) instead of being done.
+ */
+gpunvme_err_t mem_cuda_user_stream_capturing(void *stream, bool *capturing);
+
+/*
+ * Has CUDA call fn(arg), on a thread of its own, when all that is on the stream now is done; what
+ * comes later on the stream waits for its return. It must not call CUDA and should be short. It is
+ * not called if the work before it fails: whoever counts on it has a deadline. In a stream that is
+ * captured it is called whenever the graph runs.
+ */
+gpunvme_err_t mem_cuda_user_stream_call(void *stream, void (*fn)(void *), void *arg);
+
+/*
+ * Holds up what comes later on the stream until the word, in pinned memory (its address on the
+ * GPU), is `value` or has gone past it: (int32_t)(word - value) >= 0. UNSUPPORTED where the driver
+ * can't. What a CPU thread, or a copy that it has seen the end of, wrote before it released the
+ * word is there for all that was held up.
+ *
+ * The GPU knows no deadline: who puts this on a stream must see to it that the word is released
+ * whatever happens, errors and deadlines included, and must not free it before. Nor does CUDA know
+ * what the stream waits for: of work on other streams that the release depends on, launches beyond
+ * CUDA_DEVICE_MAX_CONNECTIONS streams can end up behind the wait. So nothing that must come
+ * first may be without a deadline.
+ */
+gpunvme_err_t mem_cuda_user_stream_wait(void *stream, const uint32_t *gpu_word, uint32_t value);
+
+/* Releases whoever waits for the word (its address on the CPU) to be `value`. Never fails. */
+static inline void mem_cuda_user_stream_release(uint32_t *cpu_word, uint32_t value)
+{
+    __atomic_store_n(cpu_word, value, __ATOMIC_RELEASE);
+}
 
 /*
  * A stream for kernels that run beside all others, of the highest priority, on the calling thread's

@@ -209,3 +209,33 @@ gpunvme_err_t mem_cuda_load32(const void *gpu, uint32_t *value)
     *value = 0;
     return fail();
 }
+
+gpunvme_err_t mem_cuda_user_stream_device(void *stream, unsigned *device)
+{
+    (void)stream;
+    *device = 0;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_user_stream_capturing(void *stream, bool *capturing)
+{
+    (void)stream;
+    *capturing = false;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_user_stream_call(void *stream, void (*fn)(void *), void *arg)
+{
+    (void)stream;
+    (void)fn;
+    (void)arg;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_user_stream_wait(void *stream, const uint32_t *gpu_word, uint32_t value)
+{
+    (void)stream;
+    (void)gpu_word;
+    (void)value;
+    return fail();
+}

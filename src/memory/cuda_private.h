@@ -16,6 +16,9 @@ gpunvme_err_t mem_cuda_fail(cudaError_t err, const char *format, ...)
 /* What a query of a stream or an event answered: done, not yet, or an error. */
 gpunvme_err_t mem_cuda_answer(cudaError_t err, bool *done);
 
+/* A function of the driver, libcuda.so.1; NULL where it has none of that name. */
+void *mem_cuda_driver_symbol(const char *symbol);
+
 uint64_t mem_cuda_now_ns(void); /* of a clock that only goes forward */
 
 /* Batches on one stream, by one thread at a time, with the stream's device as the current one. */

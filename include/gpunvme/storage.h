@@ -208,6 +208,23 @@ gpunvme_err_t gpunvme_batch_poll(struct gpunvme_batch *batch, size_t min, size_t
 /* How many were submitted with it and have not been polled. */
 size_t gpunvme_batch_pending(struct gpunvme_batch *batch);
 
+/*
+ * Submits a transfer in the order of a CUDA stream (a cudaStream_t; NULL is the default one): it
+ * begins when the work before it on that stream has ended, and the work after it when the transfer
+ * has ended, well or badly. It has no callback, and its fields stay as they are until then. Its end
+ * is learned by gpunvme_io_test() or _wait(); when a synchronisation with the stream returns it has
+ * ended. A transfer that has not ended within the store's timeout after it began ends with TIMEOUT
+ * and holds up the stream no longer; its memory must stay until the store is closed.
+ *
+ * Errors, with nothing submitted: as gpunvme_store_submit(); NO_GPU; UNSUPPORTED while the stream
+ * is being captured into a graph, or where the driver has no waits for memory; AGAIN: 1,024
+ * transfers are in streams. If CUDA fails in the middle (GPU), what is on the stream is in doubt,
+ * and the transfer may be in flight: wait for it. If the work before it fails, CUDA never begins
+ * it: the store can't be closed then (TIMEOUT), as little as that GPU can be used.
+ */
+gpunvme_err_t gpunvme_store_submit_on_stream(struct gpunvme_store *store, struct gpunvme_io *io,
+                                             void *stream);
+
 /* ---- The way that bytes took -------------------------------------------------------------------
  */
 

@@ -134,6 +134,8 @@ struct gpunvme_store {
     _Atomic size_t in_flight;
     _Atomic bool closing;
     _Atomic uint64_t moved[2][GPUNVME_NROUTES]; /* bytes by route: read, written */
+    pthread_mutex_t streams_lock;               /* of `streams` */
+    struct store_streams *streams; /* transfers in CUDA streams; NULL: there were none yet */
     pthread_mutex_t trouble_lock;
     gpunvme_err_t trouble; /* the last error of a transfer, and what a thread said of it */
     char trouble_text[384];
@@ -190,6 +192,14 @@ gpunvme_err_t store_tell(struct gpunvme_store *store, gpunvme_err_t err);
 
 /* What a submission would refuse of it. */
 gpunvme_err_t store_io_check(struct gpunvme_store *store, const struct gpunvme_io *io);
+
+/* The two halves of a transfer that its caller waits for, but another one stands for. */
+void store_io_begin(struct gpunvme_store *store, struct gpunvme_io *io);
+void store_io_finish(struct gpunvme_io *io, gpunvme_err_t err, size_t done);
+
+/* ---- stream.c ----------------------------------------------------------------------------------
+ */
+void store_streams_free(struct gpunvme_store *store);
 
 /* ---- region.c ----------------------------------------------------------------------------------
  */

@@ -169,6 +169,17 @@ static void end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
     atomic_fetch_sub(&store->in_flight, 1); /* the last touch: now it may be closed */
 }
 
+void store_io_begin(struct gpunvme_store *store, struct gpunvme_io *io)
+{
+    prepare(store, io, NULL);
+    atomic_fetch_add(&store->in_flight, 1);
+}
+
+void store_io_finish(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
+{
+    end(io, err, done);
+}
+
 void store_io_end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
 {
     if (err)

@@ -86,6 +86,7 @@ static gpunvme_err_t open_uri(const char *text, unsigned flags, struct gpunvme_s
         return err;
     store->flags = flags;
     pthread_mutex_init(&store->trouble_lock, NULL);
+    pthread_mutex_init(&store->streams_lock, NULL);
     store_regions_init(&store->regions);
     err = store->backend->open(store);
     if (!err) {
@@ -145,6 +146,7 @@ gpunvme_err_t gpunvme_close(struct gpunvme_store *store)
     err = wait_for_all(store);
     if (err)
         return err;
+    store_streams_free(store);
     store_regions_free(store); /* before what they are mapped for */
     err = store->backend->close(store);
     free(store);

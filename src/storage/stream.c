@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Transfers in the order of CUDA streams. The stream calls a function that submits the transfer,
+ * and then waits for a word in pinned memory, which the transfer's end releases. The GPU knows no
+ * deadline, so a thread of the store looks after those that do not end.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/fail.h"
+#include "gpunvme/memory.h"
+#include "memory/cuda.h"
+#include "storage/futex.h"
+#include "storage/internal.h"
+#include "storage/stream.h"
+
+#define NWORDS 1024u /* in flight on streams at once, of one store */
+
+static const struct store_stream_ops cuda_ops = {
+    .capturing = mem_cuda_user_stream_capturing,
+    .call = mem_cuda_user_stream_call,
+    .wait = mem_cuda_user_stream_wait,
+};
+
+const struct store_stream_ops *store_stream_ops = &cuda_ops;
+
+/*
+ * A transfer in a stream. Its life, under the lock: WAITING for the stream to come to it, BEGUN,
+ * and then either the transfer ends or its time is up (LATE), which tells the caller; the
+ * transfer's own end, then, is all that is left.
+ */
+struct visit {
+    struct gpunvme_io io;    /* ours: what the backend serves */
+    struct gpunvme_io *told; /* the caller's: whose end is told; NULL once it has been */
+    struct store_streams *streams;
+    unsigned word;
+    uint32_t value; /* that releases the stream */
+    uint64_t deadline;
+    struct visit *next, **at; /* of those that have begun */
+};
+
+struct store_streams {
+    struct gpunvme_store *store;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    pthread_t keeper;
+    bool stop;
+    struct visit *begun;
+    struct gpunvme_buf words; /* pinned; a word is one visit's at a time, and only grows */
+    uint32_t values[NWORDS];  /* the last one given for each */
+    unsigned free_words[NWORDS], nfree;
+};
+
+/* ---- The end ----------------------------------------------------------------------------------
+ */
+
+/* Tells the caller and lets the stream go on. Under the lock; once. */
+static void tell(struct visit *visit, gpunvme_err_t err, size_t done)
+{
+    struct store_streams *s = visit->streams;
+    struct gpunvme_io *told = visit->told;
+
+    visit->told = NULL;
+    store_io_finish(told, err, done);
+    /* Last: what the stream does next may free what the transfer used. */
+    mem_cuda_user_stream_release((uint32_t *)s->words.cpu + visit->word, visit->value);
+    s->free_words[s->nfree++] = visit->word;
+}
+
+static void leave(struct visit *visit)
+{
+    if (!visit->at)
+        return;
+    *visit->at = visit->next;
+    if (visit->next)
+        visit->next->at = visit->at;
+    visit->at = NULL;
+}
+
+/* The transfer has ended: io.callback. */
+static void ended(struct gpunvme_io *io)
+{
+    struct visit *visit = io->user;
+    struct store_streams *s = visit->streams;
+
+    pthread_mutex_lock(&s->lock);
+    leave(visit);
+    if (visit->told)
+        tell(visit, io->err, io->done);
+    pthread_mutex_unlock(&s->lock);
+    free(visit);
+}
+
+/* The stream has come to it. On a thread of CUDA's, which must not call CUDA: nothing here does. */
+static void begin(void *visit_)
+{
+    struct visit *visit = visit_;
+    struct store_streams *s = visit->streams;
+    gpunvme_err_t err;
+
+    pthread_mutex_lock(&s->lock);
+    visit->deadline = futex_deadline(s->store->uri.options.timeout_ns);
+    visit->next = s->begun;
+    visit->at = &s->begun;
+    if (s->begun)
+        s->begun->at = &visit->next;
+    s->begun = visit;
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    err = gpunvme_store_submit(s->store, &visit->io, 1, NULL);
+    if (err) {
+        visit->io.err = err;
+        visit->io.done = 0;
+        ended(&visit->io);
+    }
+}
+
+/* ---- The keeper -------------------------------------------------------------------------------
+ */
+
+/* Tells all that are late; when the next one will be. Under the lock. */
+static uint64_t tell_late(struct store_streams *s)
+{
+    uint64_t now = futex_now(), next = now + 1000000000u;
+    struct visit *visit = s->begun;
+
+    while (visit) {
+        struct visit *after = visit->next;
+
+        if (visit->deadline <= now) {
+            leave(visit);
+            tell(visit, GPUNVME_ERR_TIMEOUT, 0);
+        } else if (visit->deadline < next) {
+            next = visit->deadline;
+        }
+        visit = after;
+    }
+    return next;
+}
+
+static void *keep(void *streams_)
+{
+    struct store_streams *s = streams_;
+
+    pthread_mutex_lock(&s->lock);
+    while (!s->stop) {
+        uint64_t next = tell_late(s);
+        struct timespec at = {.tv_sec = (time_t)(next / 1000000000u),
+                              .tv_nsec = (long)(next % 1000000000u)};
+
+        if (s->begun)
+            pthread_cond_timedwait(&s->wake, &s->lock, &at);
+        else
+            pthread_cond_wait(&s->wake, &s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+static void init_sync(struct store_streams *s)
+{
+    pthread_condattr_t attr;
+
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->wake, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+static void free_streams(struct store_streams *s)
+{
+    pthread_cond_destroy(&s->wake);
+    pthread_mutex_destroy(&s->lock);
+    gpunvme_mem_free(&s->words);
+    free(s);
+}
+
+void store_streams_free(struct gpunvme_store *store)
+{
+    struct store_streams *s = store->streams;
+
+    if (!s)
+        return;
+    pthread_mutex_lock(&s->lock);
+    s->stop = true;
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    pthread_join(s->keeper, NULL);
+    free_streams(s);
+    store->streams = NULL;
+}
+
+static gpunvme_err_t make(struct gpunvme_store *store, struct store_streams **out)
+{
+    struct store_streams *s = calloc(1, sizeof(*s));
+    gpunvme_err_t err;
+    int error;
+
+    if (!s)
+        return base_fail(GPUNVME_ERR_NOMEM, "transfers in streams");
+    s->store = store;
+    init_sync(s);
+    for (s->nfree = 0; s->nfree < NWORDS; s->nfree++)
+        s->free_words[s->nfree] = NWORDS - 1 - s->nfree;
+    err = gpunvme_mem_alloc(NWORDS * sizeof(uint32_t), GPUNVME_MEM_PINNED, &s->words);
+    if (!err) {
+        error = pthread_create(&s->keeper, NULL, keep, s);
+        err = error ? base_fail_errno(error, "a thread that looks after streams") : GPUNVME_OK;
+    }
+    if (err)
+        free_streams(s);
+    else
+        *out = s;
+    return err;
+}
+
+static gpunvme_err_t streams_of(struct gpunvme_store *store, struct store_streams **out)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    pthread_mutex_lock(&store->streams_lock);
+    if (!store->streams)
+        err = make(store, &store->streams);
+    *out = store->streams;
+    pthread_mutex_unlock(&store->streams_lock);
+    return err;
+}
+
+/* ---- Submission -------------------------------------------------------------------------------
+ */
+
+static gpunvme_err_t take_word(struct store_streams *s, struct visit *visit)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    pthread_mutex_lock(&s->lock);
+    if (s->nfree) {
+        visit->word = s->free_words[--s->nfree];
+        visit->value = ++s->values[visit->word];
+    } else {
+        err = base_fail(GPUNVME_ERR_AGAIN, "%u transfers are in streams", NWORDS);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return err;
+}
+
+static void give_word_back(struct store_streams *s, const struct visit *visit)
+{
+    pthread_mutex_lock(&s->lock);
+    s->values[visit->word]--; /* nobody waits for it */
+    s->free_words[s->nfree++] = visit->word;
+    pthread_mutex_unlock(&s->lock);
+}
+
+/*
+ * A wait that is over already shows whether the driver has them, before anything else is on the
+ * stream.
+ */
+static gpunvme_err_t enqueue(struct visit *visit, void *stream)
+{
+    const uint32_t *word = (const uint32_t *)visit->streams->words.gpu + visit->word;
+    uint32_t value = visit->value; /* it may end, and be freed, as soon as the stream has it */
+    gpunvme_err_t err = store_stream_ops->wait(stream, word, value - 1);
+
+    if (err) {
+        give_word_back(visit->streams, visit);
+        free(visit);
+        return err;
+    }
+    store_io_begin(visit->streams->store, visit->told);
+    err = store_stream_ops->call(stream, begin, visit);
+    if (!err)
+        return store_stream_ops->wait(stream, word, value);
+    store_io_finish(visit->told, err, 0);
+    gpunvme_io_test(visit->told);
+    give_word_back(visit->streams, visit);
+    free(visit);
+    return err;
+}
+
+gpunvme_err_t gpunvme_store_submit_on_stream(struct gpunvme_store *store, struct gpunvme_io *io,
+                                             void *stream)
+{
+    struct store_streams *streams = NULL;
+    bool capturing = false;
+    struct visit *visit;
+    gpunvme_err_t err;
+
+    if (!store || !io || io->callback)
+        return base_fail(GPUNVME_ERR_INVALID, "%s",
+                         store && io ? "a transfer in a stream has no callback" : "NULL argument");
+    err = store_io_check(store, io);
+    if (!err)
+        err = store_stream_ops->capturing(stream, &capturing);
+    if (!err && capturing)
+        err = base_fail(GPUNVME_ERR_UNSUPPORTED,
+                        "the stream is being captured into a graph: read before the capture");
+    if (!err)
+        err = streams_of(store, &streams);
+    if (err)
+        return err;
+    visit = calloc(1, sizeof(*visit));
+    if (!visit)
+        return base_fail(GPUNVME_ERR_NOMEM, "a transfer in a stream");
+    visit->io = *io;
+    visit->io.callback = ended;
+    visit->io.user = visit;
+    visit->told = io;
+    visit->streams = streams;
+    err = take_word(streams, visit);
+    if (err) {
+        free(visit);
+        return err;
+    }
+    return enqueue(visit, stream);
+}

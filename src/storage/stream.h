@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * What transfers in streams need of a stream: CUDA's (memory/cuda.h), or one that a test made.
+ */
+#ifndef STORAGE_STREAM_H
+#define STORAGE_STREAM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "gpunvme/error.h"
+
+/* As mem_cuda_user_stream_capturing(), _call() and _wait(). */
+struct store_stream_ops {
+    gpunvme_err_t (*capturing)(void *stream, bool *capturing);
+    gpunvme_err_t (*call)(void *stream, void (*fn)(void *), void *arg);
+    gpunvme_err_t (*wait)(void *stream, const uint32_t *gpu_word, uint32_t value);
+};
+
+/* Which are used: CUDA's, but for tests. */
+extern const struct store_stream_ops *store_stream_ops;
+
+#endif

@@ -1,0 +1,373 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Transfers in the order of streams, with streams that are threads: what comes before them has
+ * ended when they begin, and they have ended when what comes after begins.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/fail.h"
+#include "gpunvme/memory.h"
+#include "storage/internal.h"
+#include "storage/stream.h"
+
+/* ---- A stream that is a thread ----------------------------------------------------------------
+ */
+
+struct item {
+    void (*fn)(void *);
+    void *arg;
+    const uint32_t *word; /* fn is NULL: wait for this one */
+    uint32_t value;
+    struct item *next;
+};
+
+struct stream {
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    pthread_t thread;
+    struct item *first, **last;
+    bool stop, idle, capturing, no_waits;
+};
+
+static void run_item(const struct item *item)
+{
+    if (item->fn) {
+        item->fn(item->arg);
+        return;
+    }
+    while ((int32_t)(__atomic_load_n(item->word, __ATOMIC_ACQUIRE) - item->value) < 0)
+        usleep(10);
+}
+
+static void *run_stream(void *stream_)
+{
+    struct stream *s = stream_;
+
+    pthread_mutex_lock(&s->lock);
+    while (!s->stop || s->first) {
+        struct item *item = s->first;
+
+        s->idle = !item;
+        pthread_cond_broadcast(&s->wake);
+        if (!item) {
+            pthread_cond_wait(&s->wake, &s->lock);
+            continue;
+        }
+        s->first = item->next;
+        if (!s->first)
+            s->last = &s->first;
+        pthread_mutex_unlock(&s->lock);
+        run_item(item);
+        free(item);
+        pthread_mutex_lock(&s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+static void stream_open(struct stream *s)
+{
+    memset(s, 0, sizeof(*s));
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->wake, NULL);
+    s->last = &s->first;
+    assert_int_equal(pthread_create(&s->thread, NULL, run_stream, s), 0);
+}
+
+static void stream_sync(struct stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    while (s->first || !s->idle)
+        pthread_cond_wait(&s->wake, &s->lock);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void stream_close(struct stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->stop = true;
+    pthread_cond_broadcast(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    pthread_join(s->thread, NULL);
+}
+
+static void put(struct stream *s, struct item what)
+{
+    struct item *item = malloc(sizeof(*item));
+
+    *item = what;
+    pthread_mutex_lock(&s->lock);
+    *s->last = item;
+    s->last = &item->next;
+    s->idle = false;
+    pthread_cond_broadcast(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static gpunvme_err_t fake_capturing(void *stream, bool *capturing)
+{
+    *capturing = ((struct stream *)stream)->capturing;
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t fake_call(void *stream, void (*fn)(void *), void *arg)
+{
+    put(stream, (struct item){.fn = fn, .arg = arg});
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t fake_wait(void *stream, const uint32_t *word, uint32_t value)
+{
+    if (((struct stream *)stream)->no_waits)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED, "no waits");
+    put(stream, (struct item){.word = word, .value = value});
+    return GPUNVME_OK;
+}
+
+static const struct store_stream_ops fake = {fake_capturing, fake_call, fake_wait};
+
+/* ---- A store ----------------------------------------------------------------------------------
+ */
+
+#define NBYTES 65536u
+
+static char path[] = "/tmp/gpunvme-stream-XXXXXX";
+static uint8_t bytes[NBYTES], memory[NBYTES];
+static struct gpunvme_store *store;
+static struct stream stream;
+
+static int setup(void **state)
+{
+    (void)state;
+    memset(memory, 0xee, sizeof(memory));
+    stream_open(&stream);
+    if (gpunvme_open(path, GPUNVME_OPEN_WRITE, &store))
+        fail_msg("%s", gpunvme_err_detail());
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    stream_close(&stream);
+    return gpunvme_close(store);
+}
+
+static struct gpunvme_io read_of(uint64_t offset, void *ptr, size_t nbytes)
+{
+    return (struct gpunvme_io){
+        .op = GPUNVME_OP_READ, .offset = offset, .ptr = ptr, .nbytes = nbytes};
+}
+
+static void submitted(struct gpunvme_io *io)
+{
+    if (gpunvme_store_submit_on_stream(store, io, &stream))
+        fail_msg("%s", gpunvme_err_detail());
+}
+
+static void change_bytes(void *unused)
+{
+    (void)unused;
+    usleep(20000);
+    for (size_t i = 0; i < NBYTES; i++)
+        memory[i] = (uint8_t)(bytes[i] ^ 0x55);
+}
+
+static bool right;
+
+static void compare_bytes(void *unused)
+{
+    (void)unused;
+    right = !memcmp(memory, bytes + 100, 5000);
+}
+
+static void what_comes_after_a_read_sees_its_bytes(void **state)
+{
+    struct gpunvme_io io = read_of(100, memory, 5000);
+
+    (void)state;
+    right = false;
+    submitted(&io);
+    fake_call(&stream, compare_bytes, NULL);
+    stream_sync(&stream);
+    assert_true(right);
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_OK);
+    assert_int_equal(io.done, 5000);
+}
+
+static void what_comes_before_a_write_is_written(void **state)
+{
+    struct gpunvme_io io = read_of(0, memory, NBYTES);
+    uint8_t *copy = malloc(NBYTES);
+    size_t done;
+
+    (void)state;
+    io.op = GPUNVME_OP_WRITE;
+    fake_call(&stream, change_bytes, NULL);
+    submitted(&io);
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_ERR_AGAIN);
+    stream_sync(&stream);
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_OK);
+    assert_int_equal(gpunvme_store_read(store, 0, copy, GPUNVME_MEM_HOST, NBYTES, &done), 0);
+    for (size_t i = 0; i < NBYTES; i++)
+        assert_int_equal(copy[i], bytes[i] ^ 0x55);
+    assert_int_equal(gpunvme_store_write(store, 0, bytes, GPUNVME_MEM_HOST, NBYTES, NULL), 0);
+    free(copy);
+}
+
+static void errors_reach_the_transfer_and_the_stream_goes_on(void **state)
+{
+    struct gpunvme_io io = read_of(NBYTES - 7, memory, 100), bad = read_of(0, NULL, 100);
+
+    (void)state;
+    assert_int_equal(gpunvme_store_submit_on_stream(store, &bad, &stream), GPUNVME_ERR_INVALID);
+    submitted(&io);
+    stream_sync(&stream);
+    assert_int_equal(gpunvme_io_wait(&io, 0), GPUNVME_OK);
+    assert_int_equal(io.done, 7);
+}
+
+static void a_wait_of_the_cpu_ends_too(void **state)
+{
+    struct gpunvme_io io = read_of(0, memory, 100);
+
+    (void)state;
+    fake_call(&stream, change_bytes, NULL);
+    submitted(&io);
+    assert_int_equal(gpunvme_io_wait(&io, 10000000000u), GPUNVME_OK);
+    assert_memory_equal(memory, bytes, 100);
+}
+
+static void a_capture_is_refused(void **state)
+{
+    struct gpunvme_io io = read_of(0, memory, 100);
+
+    (void)state;
+    stream.capturing = true;
+    assert_int_equal(gpunvme_store_submit_on_stream(store, &io, &stream), GPUNVME_ERR_UNSUPPORTED);
+    assert_non_null(strstr(gpunvme_err_detail(), "captured"));
+}
+
+static void without_waits_for_memory_nothing_is_submitted(void **state)
+{
+    struct gpunvme_io io = read_of(0, memory, 100);
+
+    (void)state;
+    stream.no_waits = true;
+    for (unsigned i = 0; i < 2000; i++) /* more often than there are words */
+        assert_int_equal(gpunvme_store_submit_on_stream(store, &io, &stream),
+                         GPUNVME_ERR_UNSUPPORTED);
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_ERR_STALE);
+    assert_int_equal(memory[0], 0xee);
+}
+
+static void a_callback_is_refused(void **state)
+{
+    struct gpunvme_io io = read_of(0, memory, 100);
+
+    (void)state;
+    io.callback = (void (*)(struct gpunvme_io *))(uintptr_t)1;
+    assert_int_equal(gpunvme_store_submit_on_stream(store, &io, &stream), GPUNVME_ERR_INVALID);
+}
+
+static void many_transfers_on_many_streams_keep_their_order(void **state)
+{
+    enum { STREAMS = 4, EACH = 200 };
+    static struct gpunvme_io ios[STREAMS][EACH];
+    struct stream streams[STREAMS];
+
+    (void)state;
+    for (unsigned s = 0; s < STREAMS; s++)
+        stream_open(&streams[s]);
+    for (unsigned i = 0; i < EACH; i++)
+        for (unsigned s = 0; s < STREAMS; s++) {
+            /* each overwrites what the one before it read: the last one stays */
+            ios[s][i] = read_of((i * 37u + s * 1000u) % 60000u, memory + s * 4096, 4096);
+            if (gpunvme_store_submit_on_stream(store, &ios[s][i], &streams[s]))
+                fail_msg("%s", gpunvme_err_detail());
+        }
+    for (unsigned s = 0; s < STREAMS; s++) {
+        stream_sync(&streams[s]);
+        for (unsigned i = 0; i < EACH; i++)
+            assert_int_equal(gpunvme_io_test(&ios[s][i]), GPUNVME_OK);
+        assert_memory_equal(memory + s * 4096, bytes + ios[s][EACH - 1].offset, 4096);
+        stream_close(&streams[s]);
+    }
+}
+
+/* ---- A store that does not answer --------------------------------------------------------------
+ */
+
+static struct gpunvme_io *held;
+
+static void hold(struct gpunvme_store *s, struct gpunvme_io *first, size_t n)
+{
+    (void)s;
+    (void)n;
+    held = first;
+}
+
+static void a_transfer_that_does_not_end_lets_the_stream_go(void **state)
+{
+    struct store_backend silent = *store->backend;
+    const struct store_backend *backend = store->backend;
+    struct gpunvme_io io = read_of(0, memory, 100);
+
+    (void)state;
+    silent.submit = hold;
+    store->backend = &silent;
+    store->uri.options.timeout_ns = 30000000;
+    submitted(&io);
+    stream_sync(&stream);
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_ERR_TIMEOUT);
+    assert_int_equal(gpunvme_close(store), GPUNVME_ERR_TIMEOUT); /* it is still in flight */
+    atomic_store(&store->closing, false);
+    store_io_end(held, GPUNVME_OK, 100);
+    store->backend = backend;
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+static int make_file(void **state)
+{
+    int fd = mkstemp(path);
+
+    (void)state;
+    for (size_t i = 0; i < NBYTES; i++)
+        bytes[i] = (uint8_t)((i * 2654435761u) >> 13);
+    if (fd < 0 || write(fd, bytes, NBYTES) != NBYTES)
+        return 1;
+    store_stream_ops = &fake;
+    return close(fd);
+}
+
+static int remove_file(void **state)
+{
+    (void)state;
+    return unlink(path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(what_comes_after_a_read_sees_its_bytes),
+        TEST(what_comes_before_a_write_is_written),
+        TEST(errors_reach_the_transfer_and_the_stream_goes_on),
+        TEST(a_wait_of_the_cpu_ends_too),
+        TEST(a_capture_is_refused),
+        TEST(without_waits_for_memory_nothing_is_submitted),
+        TEST(a_callback_is_refused),
+        TEST(many_transfers_on_many_streams_keep_their_order),
+        TEST(a_transfer_that_does_not_end_lets_the_stream_go),
+    };
+
+    return cmocka_run_group_tests(tests, make_file, remove_file);
+}

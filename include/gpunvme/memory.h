@@ -95,16 +95,17 @@ gpunvme_err_t gpunvme_mem_register(void *ptr, size_t nbytes, enum gpunvme_mem me
  * gpu; to write to it, from either side, is an error of the caller's. Meant for what mmap() of a
  * file gave as MAP_PRIVATE with PROT_READ alone, or of a file on tmpfs in any way; CUDA decides
  * what it takes. Pieces of one mapping are registered and unregistered each for itself, by any
- * thread, with transfers going on in others; pieces must not overlap. A mapping shall end with its
- * file's last page, and the file must not be made smaller while a piece of it is registered.
+ * thread, with transfers going on in others; pieces must not overlap, and no copy may reach from
+ * one into the next. No piece may reach behind the file's last page, and the file must not be made
+ * smaller while a piece of it is registered.
  *
  * `ptr` must be the first byte of a page; `nbytes` may be any number but 0. The pages are pinned
- * for all GPUs; CUDA is entered by the calling thread's current one. gpunvme_mem_unregister()
- * undoes it, before munmap(). Without a GPU nothing is pinned, and gpu is cpu.
+ * for all GPUs; the calling thread's current one gets a context, if it has none. Undone by
+ * gpunvme_mem_unregister(), before munmap(). Without a GPU nothing is pinned, and gpu is cpu.
  *
- * Errors: INVALID (NULL, a size of 0, memory of a GPU, memory that is pinned already), ALIGN;
- * UNSUPPORTED where CUDA refuses this memory, with CUDA's text: copy through pinned memory instead;
- * GPU for all else that CUDA reports.
+ * Errors: INVALID (NULL, a size of 0, memory of a GPU, memory that is pinned already, if only in
+ * part), ALIGN; UNSUPPORTED where CUDA refuses this memory, with CUDA's text: copy through pinned
+ * memory instead; GPU for all else that CUDA reports.
  */
 gpunvme_err_t gpunvme_mem_register_readonly(const void *ptr, size_t nbytes,
                                             struct gpunvme_buf *out);

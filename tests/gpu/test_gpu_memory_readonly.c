@@ -143,6 +143,9 @@ static void what_is_pinned_already_is_refused(void **state)
     check_readable(&buf);
     assert_int_equal(gpunvme_mem_unregister(&buf), GPUNVME_OK);
     assert_int_equal(gpunvme_mem_register_readonly(mapping + PAGE, PAGE, &again), GPUNVME_OK);
+    /* also where the first page is not */
+    assert_int_equal(gpunvme_mem_register_readonly(mapping, 4 * PAGE, &buf), GPUNVME_ERR_INVALID);
+    assert_detail_has("pinned already");
     assert_int_equal(gpunvme_mem_unregister(&again), GPUNVME_OK);
     munmap(mapping, 4 * PAGE);
 }

@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The wall around libcufile, NVIDIA's library of GPUDirect Storage. It is loaded at run time, so
+ * a build needs neither it nor its header: the declarations here are our own, of the ABI that the
+ * "cuFile API Reference Guide" documents, and hold for the versions 1.0 to 1.20 (libcufile.so.0).
+ * Knows nothing of stores.
+ *
+ * Behind the wall a call gives a struct cufile_error or a negative number; in front of it there
+ * are gpunvme_err_t and a detail that says what to do (cufile_fail(), cufile_fail_io()).
+ *
+ * Environment:
+ *   GPUNVME_CUFILE_LIBRARY   the library to load instead of searching for libcufile.so.0
+ *   CUFILE_ENV_PATH_JSON     libcufile's own: its configuration, instead of /etc/cufile.json
+ *
+ * libcufile writes a file cufile.log into the current folder, unless its configuration or
+ * CUFILE_LOGFILE_PATH names another place.
+ */
+#ifndef STORAGE_CUFILE_API_H
+#define STORAGE_CUFILE_API_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <time.h>
+
+#include "gpunvme/error.h"
+
+#define CUFILE_LIBRARY_VARIABLE "GPUNVME_CUFILE_LIBRARY"
+
+/* --- the ABI: CUfileError_t, CUfileDrvProps_t, … under names of ours, fields as there --- */
+
+/* CUfileError_t, returned by value: err is 0 or one of CUFILE_ERRORS, cu_err a CUresult. */
+struct cufile_error {
+    int err;
+    int cu_err;
+};
+
+/*
+ * CUfileDrvProps_t. Libraries fill in what they know and leave the rest as it was: give zeroes. The
+ * reserve is for fields that later versions may add.
+ */
+struct cufile_props {
+    struct {
+        unsigned major_version; /* of the kernel module; 0.0: it is not there */
+        unsigned minor_version;
+        size_t poll_thresh_size; /* KiB */
+        size_t max_direct_io_size;
+        unsigned dstatusflags;  /* bits: CUFILE_TARGET_* */
+        unsigned dcontrolflags; /* bits: CUFILE_CONTROL_* */
+    } nvfs;
+    unsigned fflags; /* bits: CUFILE_FEATURE_* */
+    unsigned max_device_cache_size;
+    unsigned per_buffer_cache_size;
+    unsigned max_device_pinned_mem_size; /* KiB */
+    unsigned max_batch_io_size;          /* requests in a batch */
+    unsigned max_batch_io_timeout_msecs;
+    unsigned char reserve[200];
+};
+
+/* CUfileDriverStatusFlags: numbers of bits. What the driver has a direct path to. */
+enum {
+    CUFILE_TARGET_LUSTRE = 0,
+    CUFILE_TARGET_WEKAFS = 1,
+    CUFILE_TARGET_NFS = 2,
+    CUFILE_TARGET_GPFS = 3,
+    CUFILE_TARGET_NVME = 4,
+    CUFILE_TARGET_NVMEOF = 5,
+    CUFILE_TARGET_SCSI = 6,
+    CUFILE_TARGET_SCALEFLUX = 7,
+    CUFILE_TARGET_NVMESH = 8,
+    CUFILE_TARGET_BEEGFS = 9,
+    CUFILE_TARGET_NVME_P2P = 11,
+    CUFILE_TARGET_SCATEFS = 12,
+    CUFILE_TARGET_VIRTIOFS = 13,
+    CUFILE_TARGET_PANFS = 14,
+};
+
+/* CUfileDriverControlFlags, CUfileFeatureFlags: numbers of bits. */
+enum { CUFILE_CONTROL_POLL = 0, CUFILE_CONTROL_COMPAT = 1, CUFILE_CONTROL_POSIX = 2 };
+enum { CUFILE_FEATURE_BATCH = 1, CUFILE_FEATURE_STREAMS = 2, CUFILE_FEATURE_P2PDMA = 4 };
+
+/* CUfileDescr_t */
+enum { CUFILE_HANDLE_FD = 1 };
+struct cufile_descr {
+    int type;
+    union {
+        int fd;
+        void *handle;
+    } handle;
+    const void *fs_ops;
+};
+
+/* CUfileIOParams_t and CUfileIOEvents_t */
+enum { CUFILE_READ = 0, CUFILE_WRITE = 1 };
+enum { CUFILE_BATCH = 1 };
+enum { CUFILE_BATCH_MAX = 128 }; /* requests in a batch that every version takes */
+struct cufile_io_params {
+    int mode; /* CUFILE_BATCH */
+    struct {
+        void *devPtr_base;
+        off_t file_offset;
+        off_t devPtr_offset;
+        size_t size;
+    } batch;
+    void *fh;
+    int opcode;
+    void *cookie;
+};
+enum {
+    CUFILE_IO_WAITING = 0x01,
+    CUFILE_IO_PENDING = 0x02,
+    CUFILE_IO_INVALID = 0x04,
+    CUFILE_IO_CANCELED = 0x08,
+    CUFILE_IO_COMPLETE = 0x10,
+    CUFILE_IO_TIMEOUT = 0x20,
+    CUFILE_IO_FAILED = 0x40,
+};
+struct cufile_io_event {
+    void *cookie;
+    int status;
+    size_t ret; /* bytes, or a negative error */
+};
+
+/* cuFileStreamRegister(): what is known of later transfers when they are submitted */
+enum {
+    CUFILE_STREAM_FIXED_BUF_OFFSET = 1,
+    CUFILE_STREAM_FIXED_FILE_OFFSET = 2,
+    CUFILE_STREAM_FIXED_FILE_SIZE = 4,
+    CUFILE_STREAM_PAGE_ALIGNED = 8,
+};
+
+/* CUFileBoolConfigParameter_t: those that are used here */
+enum {
+    CUFILE_BOOL_ALLOW_COMPAT = 1,
+    CUFILE_BOOL_FORCE_COMPAT = 2,
+    CUFILE_BOOL_SYSTEM_MEMORY = 6,
+    CUFILE_BOOL_P2PDMA = 7,
+};
+
+/* --- the library --- */
+
+/*
+ * X(field, symbol, result, arguments): the functions that every version has, and those that came
+ * later. A stream is a cudaStream_t, a handle a CUfileHandle_t, a batch a CUfileBatchHandle_t.
+ */
+#define CUFILE_REQUIRED(X)                                                                         \
+    X(driver_open, cuFileDriverOpen, struct cufile_error, (void))                                  \
+    X(driver_close, cuFileDriverClose, struct cufile_error, (void))                                \
+    X(get_properties, cuFileDriverGetProperties, struct cufile_error,                              \
+      (struct cufile_props * props))                                                               \
+    X(set_poll_mode, cuFileDriverSetPollMode, struct cufile_error,                                 \
+      (bool poll, size_t threshold_kib))                                                           \
+    X(set_max_direct_io, cuFileDriverSetMaxDirectIOSize, struct cufile_error, (size_t kib))        \
+    X(set_max_cache, cuFileDriverSetMaxCacheSize, struct cufile_error, (size_t kib))               \
+    X(set_max_pinned, cuFileDriverSetMaxPinnedMemSize, struct cufile_error, (size_t kib))          \
+    X(handle_register, cuFileHandleRegister, struct cufile_error,                                  \
+      (void **fh, struct cufile_descr *descr))                                                     \
+    X(handle_deregister, cuFileHandleDeregister, void, (void *fh))                                 \
+    X(buf_register, cuFileBufRegister, struct cufile_error,                                        \
+      (const void *base, size_t nbytes, int flags))                                                \
+    X(buf_deregister, cuFileBufDeregister, struct cufile_error, (const void *base))                \
+    X(read, cuFileRead, ssize_t,                                                                   \
+      (void *fh, void *base, size_t nbytes, off_t file_offset, off_t base_offset))                 \
+    X(write, cuFileWrite, ssize_t,                                                                 \
+      (void *fh, const void *base, size_t nbytes, off_t file_offset, off_t base_offset))
+
+#define CUFILE_OPTIONAL(X)                                                                         \
+    X(driver_close_v2, cuFileDriverClose_v2, struct cufile_error, (void))                          \
+    X(use_count, cuFileUseCount, long, (void))                                                     \
+    X(get_version, cuFileGetVersion, struct cufile_error, (int *version))                          \
+    X(batch_setup, cuFileBatchIOSetUp, struct cufile_error, (void **batch, unsigned n))            \
+    X(batch_submit, cuFileBatchIOSubmit, struct cufile_error,                                      \
+      (void *batch, unsigned n, struct cufile_io_params *params, unsigned flags))                  \
+    X(batch_status, cuFileBatchIOGetStatus, struct cufile_error,                                   \
+      (void *batch, unsigned min, unsigned *n, struct cufile_io_event *events,                     \
+       struct timespec *timeout))                                                                  \
+    X(batch_cancel, cuFileBatchIOCancel, struct cufile_error, (void *batch))                       \
+    X(batch_destroy, cuFileBatchIODestroy, void, (void *batch))                                    \
+    X(read_async, cuFileReadAsync, struct cufile_error,                                            \
+      (void *fh, void *base, size_t *nbytes, off_t *file_offset, off_t *base_offset,               \
+       ssize_t *done, void *stream))                                                               \
+    X(write_async, cuFileWriteAsync, struct cufile_error,                                          \
+      (void *fh, void *base, size_t *nbytes, off_t *file_offset, off_t *base_offset,               \
+       ssize_t *done, void *stream))                                                               \
+    X(stream_register, cuFileStreamRegister, struct cufile_error, (void *stream, unsigned flags))  \
+    X(stream_deregister, cuFileStreamDeregister, struct cufile_error, (void *stream))              \
+    X(get_bool, cuFileGetParameterBool, struct cufile_error, (int parameter, bool *value))         \
+    X(set_bool, cuFileSetParameterBool, struct cufile_error, (int parameter, bool value))
+
+struct cufile_api {
+    char library[256]; /* the name under which it was found */
+    unsigned version;  /* 1000 × major + 10 × minor (1.14 is 1140); 0: older than 1.8 */
+    bool has_batch;    /* all five batch functions are there */
+    bool has_stream;   /* all four stream functions are there */
+    char missing[384]; /* names of the optional functions that are not there; "" when all are */
+    bool needs_no_gpu; /* a stand-in of the tests, which works in host memory */
+#define X(field, symbol, result, arguments) result(*field) arguments;
+    CUFILE_REQUIRED(X)
+    CUFILE_OPTIONAL(X)
+#undef X
+};
+
+/*
+ * Loads a library: `path`, or the usual names when that is NULL. It stays loaded until the process
+ * ends, since it has threads of its own. NOT_FOUND: there is none, or it can't be loaded;
+ * UNSUPPORTED: it lacks a function that all versions have. The detail has the loader's words.
+ */
+gpunvme_err_t cufile_api_load(const char *path, struct cufile_api *api);
+
+/*
+ * The process's library: GPUNVME_CUFILE_LIBRARY or the usual names, loaded at the first call that
+ * succeeds. Thread-safe. The result stays.
+ */
+gpunvme_err_t cufile_api(const struct cufile_api **api);
+
+/* --- errors --- */
+
+/* "CU_FILE_IO_NOT_SUPPORTED"; "unknown cuFile error" for a number that is none. */
+const char *cufile_error_name(int err);
+
+/* What a failed call means for the caller: the error, with what to do as the detail. OK for 0. */
+gpunvme_err_t cufile_fail(struct cufile_error error, const char *what);
+
+/*
+ * The same for a transfer that gave `result` < 0 and errno `error_number`: -1 is the errno's error,
+ * any other number a negative cuFile error.
+ */
+gpunvme_err_t cufile_fail_io(ssize_t result, int error_number, const char *what);
+
+/* --- driver --- */
+
+/* What to set before the driver opens; negative numbers and zeroes leave what cufile.json says. */
+struct cufile_settings {
+    int allow_compat;           /* 0: refuse to work without a direct path; 1: allow it */
+    int poll;                   /* 1: small transfers poll, 0: not */
+    uint64_t poll_nbytes;       /* largest transfer that polls */
+    uint64_t max_direct_nbytes; /* largest piece given to the driver */
+    uint64_t max_cache_nbytes;  /* GPU memory for the library's own buffers */
+    uint64_t max_pinned_nbytes; /* memory that may be registered */
+};
+#define CUFILE_SETTINGS_DEFAULT                                                                    \
+    {                                                                                              \
+        .allow_compat = -1, .poll = -1                                                             \
+    }
+
+/*
+ * What the library said after the driver was opened. compat mode: the bytes go from the file to
+ * host memory by pread() and from there to the GPU, and likewise back.
+ */
+struct cufile_mode {
+    unsigned version;    /* of the library, as in struct cufile_api */
+    unsigned nvfs_major; /* of the kernel module nvidia-fs; 0.0: not loaded */
+    unsigned nvfs_minor;
+    bool nvfs;           /* nvidia-fs is loaded and in use */
+    bool p2pdma;         /* the kernel's P2PDMA instead, from 1.13 on, is switched on */
+    bool compat_allowed; /* a transfer without a direct path goes through host memory */
+    bool compat_forced;  /* every transfer does */
+    bool compat_known;   /* false: the library couldn't be asked about compat_forced and p2pdma */
+    unsigned dstatusflags;
+    unsigned fflags;
+    unsigned max_batch; /* requests in a batch, at least 1 */
+    uint64_t max_direct_nbytes;
+    uint64_t max_pinned_nbytes;
+};
+
+/* No transfer can be direct. */
+static inline bool cufile_mode_is_compat(const struct cufile_mode *mode)
+{
+    return mode->compat_forced || !(mode->nvfs || mode->p2pdma);
+}
+
+/*
+ * One line: "libcufile 1.14, compat mode (through host memory): nvidia-fs is not loaded". Writes at
+ * most `capacity` bytes and returns `text`; CUFILE_MODE_TEXT is enough.
+ */
+#define CUFILE_MODE_TEXT 192
+char *cufile_mode_text(const struct cufile_mode *mode, char *text, size_t capacity);
+
+/*
+ * Opens the driver for one more user: the first one's settings hold until the last has released
+ * it. A user who asks for other ones in the meantime gets BUSY. NO_GPU without a CUDA driver:
+ * cuFileDriverOpen() is not called then, since that of libcufile 1.20 never returns. Thread-safe.
+ */
+gpunvme_err_t cufile_driver_acquire(const struct cufile_api *api,
+                                    const struct cufile_settings *settings,
+                                    struct cufile_mode *mode);
+
+/*
+ * Releases it. With the last user the driver is closed, unless someone else in this process had
+ * opened it before us. All handles and buffers must have been deregistered.
+ */
+gpunvme_err_t cufile_driver_release(const struct cufile_api *api);
+
+/* --- files --- */
+
+/* Which kind of storage a file is on, as far as it matters for a direct path. */
+struct cufile_where {
+    int target;    /* CUFILE_TARGET_*, -1: nothing that cuFile has a direct path to */
+    char what[64]; /* "ext4 on nvme0n1", "tmpfs" */
+};
+
+/* Looks; never fails: what can't be found out is -1 and says so. */
+void cufile_where(int fd, struct cufile_where *where);
+
+/*
+ * Whether transfers between this file and GPU memory are expected to be direct, and if not why, in
+ * `why` (at most `capacity` bytes). cuFile itself does not tell transfer by transfer.
+ */
+bool cufile_expect_direct(const struct cufile_mode *mode, const struct cufile_where *where,
+                          bool o_direct, char *why, size_t capacity);
+
+#endif

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * cuFile's driver: opened once for all stores of the process, and what it says of itself. Knows
+ * nothing of files.
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/fail.h"
+#include "storage/cufile_api.h"
+
+/* One driver a process: the library's own rule. */
+static struct {
+    pthread_mutex_t lock;
+    unsigned users;
+    bool close_at_end; /* it was not open before the first user */
+    struct cufile_settings settings;
+    struct cufile_mode mode;
+} driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* CUDA's driver must be there before cuFile's is opened; see cufile_driver_acquire(). */
+static gpunvme_err_t check_cuda(const struct cufile_api *api)
+{
+    void *cuda;
+
+    if (api->needs_no_gpu)
+        return GPUNVME_OK;
+    cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (!cuda)
+        return base_fail(GPUNVME_ERR_NO_GPU,
+                         "cuFile needs the CUDA driver, and libcuda.so.1 can't be loaded: install "
+                         "NVIDIA's driver, or use backend=posix");
+    dlclose(cuda); /* it stays: RTLD_NODELETE */
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t set_sizes(const struct cufile_api *api, const struct cufile_settings *s)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (s->max_direct_nbytes)
+        err = cufile_fail(api->set_max_direct_io(s->max_direct_nbytes >> 10),
+                          "cuFileDriverSetMaxDirectIOSize");
+    if (!err && s->max_cache_nbytes)
+        err = cufile_fail(api->set_max_cache(s->max_cache_nbytes >> 10),
+                          "cuFileDriverSetMaxCacheSize");
+    if (!err && s->max_pinned_nbytes)
+        err = cufile_fail(api->set_max_pinned(s->max_pinned_nbytes >> 10),
+                          "cuFileDriverSetMaxPinnedMemSize");
+    return err;
+}
+
+/* What has to be said before the driver opens. */
+static gpunvme_err_t apply(const struct cufile_api *api, const struct cufile_settings *s)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (s->allow_compat >= 0 && !api->set_bool)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                         "this libcufile is older than 1.14 and takes no settings from programs: "
+                         "set allow_compat_mode in its cufile.json");
+    if (s->allow_compat >= 0)
+        err = cufile_fail(api->set_bool(CUFILE_BOOL_ALLOW_COMPAT, s->allow_compat != 0),
+                          "cuFileSetParameterBool(ALLOW_COMPAT_MODE)");
+    if (!err && s->poll >= 0)
+        err = cufile_fail(api->set_poll_mode(s->poll != 0, s->poll_nbytes >> 10),
+                          "cuFileDriverSetPollMode");
+    return err ? err : set_sizes(api, s);
+}
+
+static bool ask_bool(const struct cufile_api *api, int parameter, bool *value)
+{
+    *value = false;
+    return api->get_bool && !api->get_bool(parameter, value).err;
+}
+
+static gpunvme_err_t ask_mode(const struct cufile_api *api, struct cufile_mode *mode)
+{
+    struct cufile_props props;
+    gpunvme_err_t err;
+    bool known;
+
+    memset(&props, 0, sizeof(props));
+    memset(mode, 0, sizeof(*mode));
+    err = cufile_fail(api->get_properties(&props), "cuFileDriverGetProperties");
+    if (err)
+        return err;
+    mode->version = api->version;
+    mode->nvfs_major = props.nvfs.major_version;
+    mode->nvfs_minor = props.nvfs.minor_version;
+    mode->nvfs = props.nvfs.major_version || props.nvfs.minor_version;
+    mode->compat_allowed = props.nvfs.dcontrolflags >> CUFILE_CONTROL_COMPAT & 1;
+    mode->dstatusflags = props.nvfs.dstatusflags;
+    mode->fflags = props.fflags;
+    mode->max_batch = props.max_batch_io_size ? props.max_batch_io_size : 1;
+    mode->max_direct_nbytes = (uint64_t)props.nvfs.max_direct_io_size << 10;
+    mode->max_pinned_nbytes = (uint64_t)props.max_device_pinned_mem_size << 10;
+    known = ask_bool(api, CUFILE_BOOL_FORCE_COMPAT, &mode->compat_forced);
+    mode->compat_known = ask_bool(api, CUFILE_BOOL_P2PDMA, &mode->p2pdma) && known;
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t close_driver(const struct cufile_api *api)
+{
+    return api->driver_close_v2 ? cufile_fail(api->driver_close_v2(), "cuFileDriverClose_v2")
+                                : cufile_fail(api->driver_close(), "cuFileDriverClose");
+}
+
+static gpunvme_err_t open_first(const struct cufile_api *api,
+                                const struct cufile_settings *settings)
+{
+    /* Where someone else holds the driver open it stays as they made it. */
+    bool foreign = api->use_count && api->use_count() > 0;
+    struct base_failure failure;
+    struct cufile_error error;
+    gpunvme_err_t err = check_cuda(api);
+
+    if (!err)
+        err = apply(api, settings);
+    if (err)
+        return err;
+    error = api->driver_open();
+    if (error.err == 5026) { /* CU_FILE_DRIVER_ALREADY_OPEN: as good as opened */
+        foreign = true;
+        error.err = 0;
+    }
+    err = cufile_fail(error, "cuFileDriverOpen");
+    if (err)
+        return err;
+    err = ask_mode(api, &driver.mode);
+    driver.close_at_end = !foreign;
+    if (err && !foreign) {
+        base_keep(&failure, err);
+        close_driver(api);
+        err = base_restore(&failure);
+    }
+    return err;
+}
+
+static bool differs(uint64_t asked, uint64_t held)
+{
+    return asked && asked != held;
+}
+
+/* Settings hold for the process: a later user may only ask for what is in force. */
+static gpunvme_err_t check_same(const struct cufile_settings *asked)
+{
+    const struct cufile_settings *held = &driver.settings;
+
+    if ((asked->allow_compat >= 0 &&
+         (asked->allow_compat != 0) != (bool)driver.mode.compat_allowed) ||
+        (asked->poll >= 0 && asked->poll != held->poll) ||
+        (asked->poll > 0 && differs(asked->poll_nbytes, held->poll_nbytes)) ||
+        differs(asked->max_direct_nbytes, held->max_direct_nbytes) ||
+        differs(asked->max_cache_nbytes, held->max_cache_nbytes) ||
+        differs(asked->max_pinned_nbytes, held->max_pinned_nbytes))
+        return base_fail(GPUNVME_ERR_BUSY,
+                         "cuFile is open with other settings, which hold for the whole process: "
+                         "close the stores that use it first, or ask for the same");
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t cufile_driver_acquire(const struct cufile_api *api,
+                                    const struct cufile_settings *settings,
+                                    struct cufile_mode *mode)
+{
+    gpunvme_err_t err;
+
+    pthread_mutex_lock(&driver.lock);
+    err = driver.users ? check_same(settings) : open_first(api, settings);
+    if (!err) {
+        if (!driver.users++)
+            driver.settings = *settings;
+        *mode = driver.mode;
+    }
+    pthread_mutex_unlock(&driver.lock);
+    return err;
+}
+
+gpunvme_err_t cufile_driver_release(const struct cufile_api *api)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    pthread_mutex_lock(&driver.lock);
+    if (!driver.users)
+        err = base_fail(GPUNVME_ERR_INVALID, "cuFile's driver is not open");
+    else if (--driver.users == 0 && driver.close_at_end)
+        err = close_driver(api);
+    pthread_mutex_unlock(&driver.lock);
+    return err;
+}
+
+/* Why nothing can be direct; only asked of a mode that is compat. */
+static const char *compat_why(const struct cufile_mode *mode)
+{
+    if (mode->compat_forced)
+        return "force_compat_mode is set";
+    if (access("/proc/driver/nvidia-fs/version", F_OK))
+        return "nvidia-fs is not loaded";
+    return "nvidia-fs is loaded, but can't be used: check /dev/nvidia-fs*";
+}
+
+char *cufile_mode_text(const struct cufile_mode *mode, char *text, size_t capacity)
+{
+    char library[48] = "libcufile (older than 1.8)";
+
+    if (mode->version)
+        snprintf(library, sizeof(library), "libcufile %u.%u", mode->version / 1000,
+                 mode->version % 1000 / 10);
+    if (cufile_mode_is_compat(mode))
+        snprintf(text, capacity, "%s, compat mode (through host memory): %s", library,
+                 compat_why(mode));
+    else if (mode->nvfs)
+        snprintf(text, capacity, "%s, P2P by nvidia-fs %u.%u%s", library, mode->nvfs_major,
+                 mode->nvfs_minor,
+                 mode->compat_allowed ? ", compat mode for files that have no direct path"
+                                      : ", compat mode not allowed");
+    else
+        snprintf(text, capacity, "%s, P2P by the kernel's P2PDMA%s", library,
+                 mode->compat_allowed ? ", compat mode for files that have no direct path"
+                                      : ", compat mode not allowed");
+    return text;
+}

@@ -1,0 +1,532 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The wall around libcufile, with a stand-in behind it.
+ */
+#include "cufile_rig.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+static const struct cufile_settings no_settings = CUFILE_SETTINGS_DEFAULT;
+
+static int set_up(void **state)
+{
+    const struct cufile_api *api;
+
+    fake_clear();
+    if (cufile_api(&api))
+        return -1;
+    *state = (void *)(uintptr_t)api;
+    return 0;
+}
+
+static struct cufile_mode open_driver(const struct cufile_api *api)
+{
+    struct cufile_mode mode;
+
+    assert_int_equal(cufile_driver_acquire(api, &no_settings, &mode), GPUNVME_OK);
+    return mode;
+}
+
+static void close_driver(const struct cufile_api *api)
+{
+    assert_int_equal(cufile_driver_release(api), GPUNVME_OK);
+}
+
+/* A file without a name. */
+static int new_file(void)
+{
+    char path[] = "/tmp/gpunvme_cufile_XXXXXX";
+    int fd = mkstemp(path);
+
+    assert_true(fd >= 0);
+    unlink(path);
+    return fd;
+}
+
+/* --- loading --- */
+
+static void all_functions_of_a_new_library_are_found(void **state)
+{
+    const struct cufile_api *api = *state;
+
+    assert_string_equal(api->missing, "");
+    assert_true(api->has_batch && api->has_stream);
+    assert_int_equal(api->version, 1140);
+    assert_string_equal(api->library, FAKE_CUFILE);
+}
+
+static void a_library_that_is_not_there_is_told_with_the_variable_that_names_one(void **state)
+{
+    struct cufile_api api;
+
+    (void)state;
+    assert_int_equal(cufile_api_load("/nowhere/libcufile.so", &api), GPUNVME_ERR_NOT_FOUND);
+    assert_detail_has(CUFILE_LIBRARY_VARIABLE);
+    assert_detail_has("/nowhere/libcufile.so");
+}
+
+static void an_old_library_is_used_without_what_it_lacks_and_that_is_told(void **state)
+{
+    struct cufile_api api;
+
+    (void)state;
+    assert_int_equal(cufile_api_load(FAKE_CUFILE_OLD, &api), GPUNVME_OK);
+    assert_false(api.has_batch || api.has_stream);
+    assert_int_equal(api.version, 0);
+    assert_non_null(strstr(api.missing, "cuFileBatchIOSubmit"));
+    assert_non_null(strstr(api.missing, "cuFileReadAsync"));
+    assert_non_null(strstr(api.missing, "cuFileSetParameterBool"));
+    assert_null(strstr(api.missing, "cuFileHandleRegister"));
+}
+
+static void a_library_without_a_function_that_all_have_is_refused_by_its_name(void **state)
+{
+    struct cufile_api api;
+
+    (void)state;
+    assert_int_equal(cufile_api_load(FAKE_CUFILE_BROKEN, &api), GPUNVME_ERR_UNSUPPORTED);
+    assert_detail_has("has no cuFileRead");
+}
+
+/* --- errors --- */
+
+static void every_error_of_cufile_has_a_name_and_says_what_to_do(void **state)
+{
+    unsigned known = 0;
+
+    (void)state;
+    for (int number = 5001; number <= 5050; number++) {
+        struct cufile_error error = {.err = number, .cu_err = 0};
+
+        if (number == 5032) /* not in use */
+            continue;
+        assert_int_equal(strncmp(cufile_error_name(number), "CU_FILE_", 8), 0);
+        assert_true(cufile_fail(error, "cuFileHandleRegister") < 0);
+        assert_detail_has("cuFileHandleRegister: CU_FILE_");
+        if (strlen(gpunvme_err_detail()) >= 255)
+            fail_msg("%d: cut off: %s", number, gpunvme_err_detail());
+        known++;
+    }
+    assert_int_equal(known, 49);
+}
+
+static void an_error_of_a_later_library_is_an_error_with_its_number(void **state)
+{
+    (void)state;
+    assert_int_equal(cufile_fail((struct cufile_error){5999, 0}, "cuFileX"), GPUNVME_ERR_IO);
+    assert_detail_has("5999");
+}
+
+static void an_error_of_cuda_tells_its_number(void **state)
+{
+    (void)state;
+    assert_int_equal(cufile_fail((struct cufile_error){5011, 999}, "cuFileX"), GPUNVME_ERR_GPU);
+    assert_detail_has("CUresult 999");
+}
+
+static void a_transfer_that_gave_minus_one_has_the_errno(void **state)
+{
+    (void)state;
+    assert_int_equal(cufile_fail_io(-1, ENOSPC, "cuFileWrite"), GPUNVME_ERR_NOSPC);
+    assert_int_equal(cufile_fail_io(-1, 0, "cuFileWrite"), GPUNVME_ERR_IO);
+}
+
+static void a_transfer_that_gave_an_error_of_cufile_is_told_by_its_name(void **state)
+{
+    (void)state;
+    assert_int_equal(cufile_fail_io(-5025, 0, "cuFileRead"), GPUNVME_ERR_PERMISSION);
+    assert_detail_has("CU_FILE_PERMISSION_DENIED");
+}
+
+static void without_nvidia_fs_and_compat_mode_the_detail_names_both_remedies(void **state)
+{
+    struct cufile_mode mode;
+
+    fake_set("COMPAT", "0");
+    assert_int_equal(cufile_driver_acquire(*state, &no_settings, &mode), GPUNVME_ERR_UNSUPPORTED);
+    assert_detail_has("modprobe nvidia-fs");
+    assert_detail_has("allow_compat_mode: true");
+    assert_detail_has("CUFILE_ENV_PATH_JSON");
+}
+
+/* --- driver --- */
+
+static void the_driver_is_opened_once_for_all_users_and_closed_by_the_last(void **state)
+{
+    open_driver(*state);
+    open_driver(*state);
+    close_driver(*state);
+    assert_int_equal(fake_calls("cuFileDriverClose_v2"), 0);
+    close_driver(*state);
+    assert_int_equal(fake_calls("cuFileDriverOpen"), 1);
+    assert_int_equal(fake_calls("cuFileDriverClose_v2"), 1);
+}
+
+static void a_driver_that_someone_else_opened_is_left_open(void **state)
+{
+    fake_set("OPEN", "1");
+    open_driver(*state);
+    close_driver(*state);
+    assert_int_equal(fake_calls("cuFileDriverClose_v2"), 0);
+}
+
+static void already_open_is_as_good_as_opened_and_left_open(void **state)
+{
+    fake_set("FAIL", "cuFileDriverOpen=5026");
+    open_driver(*state);
+    close_driver(*state);
+    assert_int_equal(fake_calls("cuFileDriverClose_v2"), 0);
+}
+
+static void releasing_what_is_not_open_is_refused(void **state)
+{
+    assert_int_equal(cufile_driver_release(*state), GPUNVME_ERR_INVALID);
+}
+
+static void a_driver_without_properties_is_closed_again(void **state)
+{
+    struct cufile_mode mode;
+
+    fake_set("FAIL", "cuFileDriverGetProperties=5030");
+    assert_int_equal(cufile_driver_acquire(*state, &no_settings, &mode), GPUNVME_ERR_IO);
+    assert_detail_has("cuFileDriverGetProperties");
+    assert_int_equal(fake_calls("cuFileDriverClose_v2"), 1);
+}
+
+static void settings_are_made_before_the_driver_opens(void **state)
+{
+    struct cufile_settings settings = {.allow_compat = 0,
+                                       .poll = 1,
+                                       .poll_nbytes = 4096,
+                                       .max_direct_nbytes = 1 << 20,
+                                       .max_cache_nbytes = 1 << 20,
+                                       .max_pinned_nbytes = 1 << 30};
+    struct cufile_mode mode;
+
+    fake_set("NVFS", "2.17");
+    assert_int_equal(cufile_driver_acquire(*state, &settings, &mode), GPUNVME_OK);
+    assert_false(mode.compat_allowed);
+    assert_int_equal(fake_calls("cuFileDriverSetPollMode"), 1);
+    assert_int_equal(fake_calls("cuFileDriverSetMaxDirectIOSize"), 1);
+    assert_int_equal(fake_calls("cuFileDriverSetMaxCacheSize"), 1);
+    assert_int_equal(fake_calls("cuFileDriverSetMaxPinnedMemSize"), 1);
+    close_driver(*state);
+}
+
+static void a_setting_that_the_library_refuses_is_told_and_nothing_is_opened(void **state)
+{
+    struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
+    struct cufile_mode mode;
+
+    settings.max_pinned_nbytes = 1 << 30;
+    fake_set("FAIL", "cuFileDriverSetMaxPinnedMemSize=5003");
+    assert_int_equal(cufile_driver_acquire(*state, &settings, &mode), GPUNVME_ERR_LIMIT);
+    assert_detail_has("cuFileDriverSetMaxPinnedMemSize");
+    assert_int_equal(fake_calls("cuFileDriverOpen"), 0);
+}
+
+static void a_second_user_with_other_settings_is_refused(void **state)
+{
+    struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
+    struct cufile_mode mode;
+
+    open_driver(*state);
+    settings.allow_compat = 0;
+    assert_int_equal(cufile_driver_acquire(*state, &settings, &mode), GPUNVME_ERR_BUSY);
+    close_driver(*state);
+}
+
+static void a_second_user_who_asks_for_what_is_in_force_is_welcome(void **state)
+{
+    struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
+    struct cufile_mode mode;
+
+    open_driver(*state);
+    settings.allow_compat = 1;
+    assert_int_equal(cufile_driver_acquire(*state, &settings, &mode), GPUNVME_OK);
+    close_driver(*state);
+    close_driver(*state);
+}
+
+static void an_old_library_opens_but_takes_no_compat_setting_from_programs(void **state)
+{
+    struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
+    struct cufile_mode mode;
+    struct cufile_api api;
+
+    (void)state;
+    assert_int_equal(cufile_api_load(FAKE_CUFILE_OLD, &api), GPUNVME_OK);
+    open_driver(&api);
+    close_driver(&api);
+    settings.allow_compat = 0;
+    assert_int_equal(cufile_driver_acquire(&api, &settings, &mode), GPUNVME_ERR_UNSUPPORTED);
+    assert_detail_has("cufile.json");
+}
+
+/* --- modes --- */
+
+static void assert_mode_text_has(const struct cufile_mode *mode, const char *part)
+{
+    char text[CUFILE_MODE_TEXT];
+
+    cufile_mode_text(mode, text, sizeof(text));
+    if (!strstr(text, part))
+        fail_msg("'%s' is not in '%s'", part, text);
+}
+
+static void without_nvidia_fs_the_mode_is_compat_and_says_why(void **state)
+{
+    struct cufile_mode mode = open_driver(*state);
+
+    assert_true(cufile_mode_is_compat(&mode));
+    assert_mode_text_has(&mode, "libcufile 1.14, compat mode");
+    assert_mode_text_has(&mode, "nvidia-fs is");
+    close_driver(*state);
+}
+
+static void with_nvidia_fs_the_mode_is_p2p_and_tells_the_version(void **state)
+{
+    struct cufile_mode mode;
+
+    fake_set("NVFS", "2.17");
+    mode = open_driver(*state);
+    assert_false(cufile_mode_is_compat(&mode));
+    assert_mode_text_has(&mode, "P2P by nvidia-fs 2.17");
+    assert_mode_text_has(&mode, "no direct path");
+    close_driver(*state);
+}
+
+static void p2pdma_is_told_from_nvidia_fs(void **state)
+{
+    struct cufile_mode mode;
+
+    fake_set("P2PDMA", "1");
+    mode = open_driver(*state);
+    assert_false(cufile_mode_is_compat(&mode));
+    assert_mode_text_has(&mode, "P2PDMA");
+    close_driver(*state);
+}
+
+static void a_forced_compat_mode_is_compat_though_nvidia_fs_is_there(void **state)
+{
+    struct cufile_mode mode;
+
+    fake_set("NVFS", "2.17");
+    fake_set("FORCE", "1");
+    mode = open_driver(*state);
+    assert_true(cufile_mode_is_compat(&mode));
+    assert_mode_text_has(&mode, "force_compat_mode");
+    close_driver(*state);
+}
+
+/* --- what to expect of a file --- */
+
+static const struct cufile_mode p2p = {
+    .nvfs = true, .compat_allowed = true, .dstatusflags = 1u << CUFILE_TARGET_NVME};
+static const struct cufile_where on_nvme = {CUFILE_TARGET_NVME, "ext4 on nvme0n1"};
+
+static void a_file_on_nvme_is_expected_to_be_direct(void **state)
+{
+    char why[128];
+
+    (void)state;
+    assert_true(cufile_expect_direct(&p2p, &on_nvme, true, why, sizeof(why)));
+    assert_string_equal(why, "");
+}
+
+static void a_file_on_tmpfs_is_expected_through_host_memory(void **state)
+{
+    const struct cufile_where on_tmpfs = {-1, "tmpfs"};
+    char why[128];
+
+    (void)state;
+    assert_false(cufile_expect_direct(&p2p, &on_tmpfs, true, why, sizeof(why)));
+    assert_non_null(strstr(why, "no direct path to tmpfs"));
+}
+
+static void a_file_without_o_direct_is_expected_through_host_memory(void **state)
+{
+    char why[128];
+
+    (void)state;
+    assert_false(cufile_expect_direct(&p2p, &on_nvme, false, why, sizeof(why)));
+    assert_non_null(strstr(why, "O_DIRECT"));
+}
+
+static void a_target_that_the_driver_does_not_name_is_expected_through_host_memory(void **state)
+{
+    struct cufile_mode mode = p2p;
+    char why[128];
+
+    (void)state;
+    mode.dstatusflags = 0;
+    assert_false(cufile_expect_direct(&mode, &on_nvme, true, why, sizeof(why)));
+    assert_non_null(strstr(why, "the driver has no direct path"));
+}
+
+static void where_compat_mode_is_off_what_cufile_takes_is_direct(void **state)
+{
+    const struct cufile_where on_md = {-1, "XFS on md0"};
+    struct cufile_mode mode = p2p;
+    char why[128];
+
+    (void)state;
+    mode.compat_allowed = false;
+    assert_true(cufile_expect_direct(&mode, &on_md, true, why, sizeof(why)));
+}
+
+static void the_file_system_of_a_file_is_named(void **state)
+{
+    struct cufile_where where;
+    int fd = open("/dev/shm", O_TMPFILE | O_RDWR, 0600);
+
+    (void)state;
+    if (fd < 0)
+        skip();
+    cufile_where(fd, &where);
+    assert_int_equal(where.target, -1);
+    assert_string_equal(where.what, "tmpfs");
+    close(fd);
+}
+
+/* --- the calls themselves, as the ABI has them --- */
+
+static void *register_file(const struct cufile_api *api, int fd)
+{
+    struct cufile_descr descr = {.type = CUFILE_HANDLE_FD, .handle.fd = fd};
+    void *fh = NULL;
+
+    assert_int_equal(cufile_fail(api->handle_register(&fh, &descr), "register"), GPUNVME_OK);
+    return fh;
+}
+
+static void bytes_written_are_read_at_their_offsets(void **state)
+{
+    const struct cufile_api *api = *state;
+    int fd = new_file();
+    char out[64] = "....0123456789", in[64] = "";
+    void *fh;
+
+    open_driver(api);
+    fh = register_file(api, fd);
+    assert_int_equal(api->write(fh, out, 10, 7, 4), 10);
+    assert_int_equal(api->read(fh, in, 64 - 3, 8, 3), 9);
+    assert_string_equal(in + 3, "123456789");
+    api->handle_deregister(fh);
+    close_driver(api);
+    close(fd);
+}
+
+static void a_batch_gives_each_request_its_own_result(void **state)
+{
+    const struct cufile_api *api = *state;
+    struct cufile_io_params requests[5];
+    struct cufile_io_event events[5];
+    unsigned done = 0, n;
+    char buffer[5] = "";
+    int fd = new_file();
+    void *fh, *batch;
+
+    assert_int_equal(pwrite(fd, "abcde", 5, 0), 5);
+    open_driver(api);
+    fh = register_file(api, fd);
+    fake_set("FAIL", "request=5@2");
+    assert_int_equal(api->batch_setup(&batch, 5).err, 0);
+    for (unsigned i = 0; i < 5; i++)
+        requests[i] = (struct cufile_io_params){.mode = CUFILE_BATCH,
+                                                .batch = {buffer, i, i, 1},
+                                                .fh = fh,
+                                                .opcode = CUFILE_READ,
+                                                .cookie = &buffer[i]};
+    assert_int_equal(api->batch_submit(batch, 5, requests, 0).err, 0);
+    for (; done < 5; done += n) {
+        n = 5 - done;
+        assert_int_equal(api->batch_status(batch, 1, &n, events + done, NULL).err, 0);
+        assert_true(n > 0);
+    }
+    for (unsigned i = 0; i < 5; i++) {
+        char *cookie = events[i].cookie;
+
+        if (i == 1) {
+            assert_int_equal(events[i].status, CUFILE_IO_FAILED);
+            assert_int_equal((ssize_t)events[i].ret, -EIO);
+            continue;
+        }
+        assert_int_equal(events[i].status, CUFILE_IO_COMPLETE);
+        assert_int_equal(events[i].ret, 1);
+        assert_int_equal(*cookie, "abcde"[cookie - buffer]);
+    }
+    api->batch_destroy(batch);
+    api->handle_deregister(fh);
+    close_driver(api);
+    close(fd);
+}
+
+static void a_transfer_on_a_stream_tells_how_many_bytes_it_moved(void **state)
+{
+    const struct cufile_api *api = *state;
+    size_t nbytes = 8;
+    off_t at = 0, base_at = 1;
+    ssize_t done = -7;
+    char buffer[16] = "";
+    int fd = new_file();
+    void *fh;
+
+    assert_int_equal(pwrite(fd, "abcde", 5, 0), 5);
+    open_driver(api);
+    fh = register_file(api, fd);
+    assert_int_equal(api->stream_register(NULL, 15).err, 0);
+    assert_int_equal(api->read_async(fh, buffer, &nbytes, &at, &base_at, &done, NULL).err, 0);
+    assert_int_equal(done, 5);
+    assert_string_equal(buffer + 1, "abcde");
+    assert_int_equal(api->stream_deregister(NULL).err, 0);
+    api->handle_deregister(fh);
+    close_driver(api);
+    close(fd);
+}
+
+#define TEST(name) cmocka_unit_test_setup(name, set_up)
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        TEST(all_functions_of_a_new_library_are_found),
+        TEST(a_library_that_is_not_there_is_told_with_the_variable_that_names_one),
+        TEST(an_old_library_is_used_without_what_it_lacks_and_that_is_told),
+        TEST(a_library_without_a_function_that_all_have_is_refused_by_its_name),
+        TEST(every_error_of_cufile_has_a_name_and_says_what_to_do),
+        TEST(an_error_of_a_later_library_is_an_error_with_its_number),
+        TEST(an_error_of_cuda_tells_its_number),
+        TEST(a_transfer_that_gave_minus_one_has_the_errno),
+        TEST(a_transfer_that_gave_an_error_of_cufile_is_told_by_its_name),
+        TEST(without_nvidia_fs_and_compat_mode_the_detail_names_both_remedies),
+        TEST(the_driver_is_opened_once_for_all_users_and_closed_by_the_last),
+        TEST(a_driver_that_someone_else_opened_is_left_open),
+        TEST(already_open_is_as_good_as_opened_and_left_open),
+        TEST(releasing_what_is_not_open_is_refused),
+        TEST(a_driver_without_properties_is_closed_again),
+        TEST(settings_are_made_before_the_driver_opens),
+        TEST(a_setting_that_the_library_refuses_is_told_and_nothing_is_opened),
+        TEST(a_second_user_with_other_settings_is_refused),
+        TEST(a_second_user_who_asks_for_what_is_in_force_is_welcome),
+        TEST(an_old_library_opens_but_takes_no_compat_setting_from_programs),
+        TEST(without_nvidia_fs_the_mode_is_compat_and_says_why),
+        TEST(with_nvidia_fs_the_mode_is_p2p_and_tells_the_version),
+        TEST(p2pdma_is_told_from_nvidia_fs),
+        TEST(a_forced_compat_mode_is_compat_though_nvidia_fs_is_there),
+        TEST(a_file_on_nvme_is_expected_to_be_direct),
+        TEST(a_file_on_tmpfs_is_expected_through_host_memory),
+        TEST(a_file_without_o_direct_is_expected_through_host_memory),
+        TEST(a_target_that_the_driver_does_not_name_is_expected_through_host_memory),
+        TEST(where_compat_mode_is_off_what_cufile_takes_is_direct),
+        TEST(the_file_system_of_a_file_is_named),
+        TEST(bytes_written_are_read_at_their_offsets),
+        TEST(a_batch_gives_each_request_its_own_result),
+        TEST(a_transfer_on_a_stream_tells_how_many_bytes_it_moved),
+    };
+
+    use_fake();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

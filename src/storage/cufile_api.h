@@ -270,6 +270,9 @@ static inline bool cufile_mode_is_compat(const struct cufile_mode *mode)
     return mode->compat_forced || !(mode->nvfs || mode->p2pdma);
 }
 
+/* Why no transfer is direct, of a mode that is compat: "nvidia-fs is not loaded". Static. */
+const char *cufile_mode_why(const struct cufile_mode *mode);
+
 /*
  * One line: "libcufile 1.14, compat mode (through host memory): nvidia-fs is not loaded". Writes at
  * most `capacity` bytes and returns `text`; CUFILE_MODE_TEXT is enough.
@@ -279,7 +282,8 @@ char *cufile_mode_text(const struct cufile_mode *mode, char *text, size_t capaci
 
 /*
  * Opens the driver for one more user: the first one's settings hold until the last has released
- * it. A user who asks for other ones in the meantime gets BUSY. NO_GPU without a CUDA driver:
+ * it. A user who asks for other ones in the meantime gets BUSY, and so
+ * does the first whose compat mode could not be set. NO_GPU without a CUDA driver:
  * cuFileDriverOpen() is not called then, since that of libcufile 1.20 never returns. Thread-safe.
  */
 gpunvme_err_t cufile_driver_acquire(const struct cufile_api *api,

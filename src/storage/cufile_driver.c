@@ -58,11 +58,7 @@ static gpunvme_err_t apply(const struct cufile_api *api, const struct cufile_set
 {
     gpunvme_err_t err = GPUNVME_OK;
 
-    if (s->allow_compat >= 0 && !api->set_bool)
-        return base_fail(GPUNVME_ERR_UNSUPPORTED,
-                         "this libcufile is older than 1.14 and takes no settings from programs: "
-                         "set allow_compat_mode in its cufile.json");
-    if (s->allow_compat >= 0)
+    if (s->allow_compat >= 0 && api->set_bool)
         err = cufile_fail(api->set_bool(CUFILE_BOOL_ALLOW_COMPAT, s->allow_compat != 0),
                           "cuFileSetParameterBool(ALLOW_COMPAT_MODE)");
     if (!err && s->poll >= 0)
@@ -109,6 +105,19 @@ static gpunvme_err_t close_driver(const struct cufile_api *api)
                                 : cufile_fail(api->driver_close(), "cuFileDriverClose");
 }
 
+/* Compat mode is as it was asked for: it could not be set where someone else, or cufile.json, had.
+ */
+static gpunvme_err_t check_compat(const struct cufile_settings *settings,
+                                  const struct cufile_mode *mode)
+{
+    if (settings->allow_compat < 0 || (settings->allow_compat != 0) == mode->compat_allowed)
+        return GPUNVME_OK;
+    return base_fail(GPUNVME_ERR_BUSY,
+                     "cuFile's compat mode has to be %s for this: set allow_compat_mode in "
+                     "cufile.json, or where this process opens cuFile first",
+                     settings->allow_compat ? "on" : "off");
+}
+
 static gpunvme_err_t open_first(const struct cufile_api *api,
                                 const struct cufile_settings *settings)
 {
@@ -118,7 +127,7 @@ static gpunvme_err_t open_first(const struct cufile_api *api,
     struct cufile_error error;
     gpunvme_err_t err = check_cuda(api);
 
-    if (!err)
+    if (!err && !foreign)
         err = apply(api, settings);
     if (err)
         return err;
@@ -131,6 +140,8 @@ static gpunvme_err_t open_first(const struct cufile_api *api,
     if (err)
         return err;
     err = ask_mode(api, &driver.mode);
+    if (!err)
+        err = check_compat(settings, &driver.mode);
     driver.close_at_end = !foreign;
     if (err && !foreign) {
         base_keep(&failure, err);
@@ -193,8 +204,7 @@ gpunvme_err_t cufile_driver_release(const struct cufile_api *api)
     return err;
 }
 
-/* Why nothing can be direct; only asked of a mode that is compat. */
-static const char *compat_why(const struct cufile_mode *mode)
+const char *cufile_mode_why(const struct cufile_mode *mode)
 {
     if (mode->compat_forced)
         return "force_compat_mode is set";
@@ -212,7 +222,7 @@ char *cufile_mode_text(const struct cufile_mode *mode, char *text, size_t capaci
                  mode->version % 1000 / 10);
     if (cufile_mode_is_compat(mode))
         snprintf(text, capacity, "%s, compat mode (through host memory): %s", library,
-                 compat_why(mode));
+                 cufile_mode_why(mode));
     else if (mode->nvfs)
         snprintf(text, capacity, "%s, P2P by nvidia-fs %u.%u%s", library, mode->nvfs_major,
                  mode->nvfs_minor,

@@ -95,9 +95,7 @@ bool cufile_expect_direct(const struct cufile_mode *mode, const struct cufile_wh
                           bool o_direct, char *why, size_t capacity)
 {
     if (cufile_mode_is_compat(mode)) {
-        char text[CUFILE_MODE_TEXT];
-
-        snprintf(why, capacity, "%s", cufile_mode_text(mode, text, sizeof(text)));
+        snprintf(why, capacity, "compat mode: %s", cufile_mode_why(mode));
         return false;
     }
     /* Without compat mode cuFile refuses a file that has no direct path: what it takes has one. */

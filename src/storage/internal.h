@@ -25,7 +25,7 @@ struct store_options {
     uint64_t chunk_nbytes;    /* of a piece; 0: likewise */
     uint32_t depth;           /* in flight per thread; 0: likewise */
     uint32_t registrations;   /* room of the table of registered memory */
-    enum store_switch direct; /* posix: O_DIRECT */
+    enum store_switch direct; /* posix, cufile: O_DIRECT */
     enum store_switch uring;  /* posix: io_uring */
     enum store_switch map;    /* posix: the copy engine reads the page cache */
     bool batch;               /* cufile: its batch calls */

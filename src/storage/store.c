@@ -17,6 +17,7 @@ static const struct {
     const struct store_backend *backend;
 } schemes[] = {
     {"file", &store_posix},
+    {"file", &store_cufile},
 };
 #define NSCHEMES (sizeof(schemes) / sizeof(schemes[0]))
 
@@ -26,6 +27,7 @@ static const struct {
     const char *uris;
 } backends[] = {
     {&store_posix, "/path, file:/path"},
+    {&store_cufile, "file:/path?backend=cufile"},
 };
 #define NBACKENDS (sizeof(backends) / sizeof(backends[0]))
 

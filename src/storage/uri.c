@@ -93,7 +93,7 @@ static const struct base_param_spec table[] = {
     {"threads", BASE_PARAM_U32, OPTION(threads), 1, 256, NULL, STORE_ANY},
     {"chunk", BASE_PARAM_CALL, 0, 0, 0, set_chunk, STORE_ANY},
     {"depth", BASE_PARAM_U32, OPTION(depth), 1, 4096, NULL, STORE_ANY},
-    {"direct", BASE_PARAM_CALL, 0, 0, 0, set_direct, STORE_POSIX},
+    {"direct", BASE_PARAM_CALL, 0, 0, 0, set_direct, STORE_POSIX | STORE_CUFILE},
     {"uring", BASE_PARAM_CALL, 0, 0, 0, set_uring, STORE_POSIX},
     {"map", BASE_PARAM_CALL, 0, 0, 0, set_map, STORE_POSIX},
     {"batch", BASE_PARAM_BOOL, OPTION(batch), 0, 0, NULL, STORE_CUFILE},

@@ -39,10 +39,19 @@ static struct {
         size_t nbytes;
     } buffers[MAX_BUFFERS];
     struct file {
-        int fd;
+        int fd;  /* the caller's */
+        int own; /* the same without O_DIRECT: any offset and length will do, as with cuFile */
         bool used;
     } files[MAX_FILES];
 } fake = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static int open_again(int fd)
+{
+    char name[32];
+
+    snprintf(name, sizeof(name), "/proc/self/fd/%d", fd);
+    return open(name, (fcntl(fd, F_GETFL) & O_ACCMODE) | O_CLOEXEC);
+}
 
 static unsigned long number(const char *variable, int base, unsigned long otherwise)
 {
@@ -231,7 +240,7 @@ EXPORT struct cufile_error cuFileHandleRegister(void **fh, struct cufile_descr *
     if (!err && !free_file)
         err = 5031;
     if (!err) {
-        *free_file = (struct file){descr->handle.fd, true};
+        *free_file = (struct file){descr->handle.fd, open_again(descr->handle.fd), true};
         *fh = free_file;
     }
     pthread_mutex_unlock(&fake.lock);
@@ -242,6 +251,7 @@ EXPORT void cuFileHandleDeregister(void *fh)
 {
     called(__func__);
     pthread_mutex_lock(&fake.lock);
+    close(((struct file *)fh)->own);
     ((struct file *)fh)->used = false;
     pthread_mutex_unlock(&fake.lock);
 }
@@ -331,8 +341,8 @@ static ssize_t transfer(const char *name, bool write, struct file *file, char *b
     while (done < nbytes) {
         char *at = base + base_offset + done;
         off_t from = file_offset + (off_t)done;
-        ssize_t n = write ? pwrite(file->fd, at, nbytes - done, from)
-                          : pread(file->fd, at, nbytes - done, from);
+        ssize_t n = write ? pwrite(file->own, at, nbytes - done, from)
+                          : pread(file->own, at, nbytes - done, from);
 
         if (n < 0 && errno == EINTR)
             continue;

@@ -250,7 +250,7 @@ static void a_second_user_who_asks_for_what_is_in_force_is_welcome(void **state)
     close_driver(*state);
 }
 
-static void an_old_library_opens_but_takes_no_compat_setting_from_programs(void **state)
+static void an_old_library_must_be_in_the_compat_mode_that_is_asked_for(void **state)
 {
     struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
     struct cufile_mode mode;
@@ -258,11 +258,23 @@ static void an_old_library_opens_but_takes_no_compat_setting_from_programs(void 
 
     (void)state;
     assert_int_equal(cufile_api_load(FAKE_CUFILE_OLD, &api), GPUNVME_OK);
-    open_driver(&api);
+    settings.allow_compat = 1;
+    assert_int_equal(cufile_driver_acquire(&api, &settings, &mode), GPUNVME_OK);
     close_driver(&api);
     settings.allow_compat = 0;
-    assert_int_equal(cufile_driver_acquire(&api, &settings, &mode), GPUNVME_ERR_UNSUPPORTED);
+    assert_int_equal(cufile_driver_acquire(&api, &settings, &mode), GPUNVME_ERR_BUSY);
     assert_detail_has("cufile.json");
+}
+
+static void a_compat_mode_that_someone_else_has_in_force_is_not_changed(void **state)
+{
+    struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
+    struct cufile_mode mode;
+
+    fake_set("OPEN", "1");
+    settings.allow_compat = 0;
+    assert_int_equal(cufile_driver_acquire(*state, &settings, &mode), GPUNVME_ERR_BUSY);
+    assert_int_equal(fake_calls("cuFileSetParameterBool"), 0);
 }
 
 /* --- modes --- */
@@ -511,7 +523,8 @@ int main(void)
         TEST(a_setting_that_the_library_refuses_is_told_and_nothing_is_opened),
         TEST(a_second_user_with_other_settings_is_refused),
         TEST(a_second_user_who_asks_for_what_is_in_force_is_welcome),
-        TEST(an_old_library_opens_but_takes_no_compat_setting_from_programs),
+        TEST(an_old_library_must_be_in_the_compat_mode_that_is_asked_for),
+        TEST(a_compat_mode_that_someone_else_has_in_force_is_not_changed),
         TEST(without_nvidia_fs_the_mode_is_compat_and_says_why),
         TEST(with_nvidia_fs_the_mode_is_p2p_and_tells_the_version),
         TEST(p2pdma_is_told_from_nvidia_fs),

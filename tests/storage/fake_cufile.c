@@ -299,15 +299,20 @@ EXPORT struct cufile_error cuFileBufDeregister(const void *base)
 
 /* --- transfers --- */
 
-/* A buffer that is registered by this base bounds its transfers; others are not known. */
+/* Registered memory is addressed by its base and bounds its transfers; other memory is not known.
+ */
 static bool fits(const char *base, off_t base_offset, size_t nbytes)
 {
     bool ok = base_offset >= 0;
 
     pthread_mutex_lock(&fake.lock);
-    for (int i = 0; i < MAX_BUFFERS; i++)
-        if (fake.buffers[i].base == base && (size_t)base_offset + nbytes > fake.buffers[i].nbytes)
+    for (int i = 0; i < MAX_BUFFERS; i++) {
+        const char *begin = fake.buffers[i].base, *end = begin + fake.buffers[i].nbytes;
+
+        if (begin && base >= begin && base < end &&
+            (base > begin || (size_t)base_offset + nbytes > fake.buffers[i].nbytes))
             ok = false;
+    }
     pthread_mutex_unlock(&fake.lock);
     return ok;
 }

@@ -58,10 +58,7 @@ static gpunvme_err_t apply(const struct cufile_api *api, const struct cufile_set
 {
     gpunvme_err_t err = GPUNVME_OK;
 
-    if (s->allow_compat >= 0 && api->set_bool)
-        err = cufile_fail(api->set_bool(CUFILE_BOOL_ALLOW_COMPAT, s->allow_compat != 0),
-                          "cuFileSetParameterBool(ALLOW_COMPAT_MODE)");
-    if (!err && s->poll >= 0)
+    if (s->poll >= 0)
         err = cufile_fail(api->set_poll_mode(s->poll != 0, s->poll_nbytes >> 10),
                           "cuFileDriverSetPollMode");
     return err ? err : set_sizes(api, s);
@@ -105,17 +102,77 @@ static gpunvme_err_t close_driver(const struct cufile_api *api)
                                 : cufile_fail(api->driver_close(), "cuFileDriverClose");
 }
 
-/* Compat mode is as it was asked for: it could not be set where someone else, or cufile.json, had.
- */
-static gpunvme_err_t check_compat(const struct cufile_settings *settings,
+/* UNSUPPORTED or BUSY where compat mode is not as it is asked for. */
+static gpunvme_err_t check_compat(const struct cufile_settings *asked,
                                   const struct cufile_mode *mode)
 {
-    if (settings->allow_compat < 0 || (settings->allow_compat != 0) == mode->compat_allowed)
+    if (asked->allow_compat < 0 || (asked->allow_compat != 0) == mode->compat_allowed)
         return GPUNVME_OK;
+    if (!asked->allow_compat && cufile_mode_is_compat(mode))
+        return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                         "cuFile has no direct path here: %s (modprobe nvidia-fs, or see "
+                         "/etc/cufile.json)",
+                         cufile_mode_why(mode));
     return base_fail(GPUNVME_ERR_BUSY,
-                     "cuFile's compat mode has to be %s for this: set allow_compat_mode in "
-                     "cufile.json, or where this process opens cuFile first",
-                     settings->allow_compat ? "on" : "off");
+                     "cuFile is open in this process, with compat mode %s: close what uses it "
+                     "first, or set allow_compat_mode in cufile.json",
+                     asked->allow_compat ? "off" : "on");
+}
+
+/* Opens it and asks for its mode. *foreign: someone else had opened it. */
+static gpunvme_err_t open_driver(const struct cufile_api *api, bool *foreign)
+{
+    struct base_failure failure;
+    struct cufile_error error = api->driver_open();
+    gpunvme_err_t err;
+
+    if (error.err == 5026) { /* CU_FILE_DRIVER_ALREADY_OPEN: as good as opened */
+        *foreign = true;
+        error.err = 0;
+    }
+    err = cufile_fail(error, "cuFileDriverOpen");
+    if (err)
+        return err;
+    err = ask_mode(api, &driver.mode);
+    if (err && !*foreign) {
+        base_keep(&failure, err);
+        close_driver(api);
+        err = base_restore(&failure);
+    }
+    return err;
+}
+
+static gpunvme_err_t open_with_compat(const struct cufile_api *api, bool allow, bool *foreign)
+{
+    gpunvme_err_t err = cufile_fail(api->set_bool(CUFILE_BOOL_ALLOW_COMPAT, allow),
+                                    "cuFileSetParameterBool(ALLOW_COMPAT_MODE)");
+
+    return err ? err : open_driver(api, foreign);
+}
+
+/*
+ * First as the library's configuration has it. Only if another compat mode is asked for, and can
+ * be had, is it opened again with that: a setting can't be taken back once it is made, except by an
+ * open that succeeds, and would be in force for whoever opens cuFile next.
+ */
+static gpunvme_err_t open_as_asked(const struct cufile_api *api,
+                                   const struct cufile_settings *settings, bool *foreign)
+{
+    struct base_failure failure;
+    gpunvme_err_t err = open_driver(api, foreign);
+    bool possible = !*foreign && api->set_bool;
+
+    if (err)
+        return possible && err == GPUNVME_ERR_UNSUPPORTED && settings->allow_compat > 0
+                   ? open_with_compat(api, true, foreign)
+                   : err;
+    err = check_compat(settings, &driver.mode);
+    if (!err || *foreign)
+        return err;
+    base_keep(&failure, err);
+    if (close_driver(api) || !possible || err == GPUNVME_ERR_UNSUPPORTED)
+        return base_restore(&failure);
+    return open_with_compat(api, settings->allow_compat != 0, foreign);
 }
 
 static gpunvme_err_t open_first(const struct cufile_api *api,
@@ -123,31 +180,13 @@ static gpunvme_err_t open_first(const struct cufile_api *api,
 {
     /* Where someone else holds the driver open it stays as they made it. */
     bool foreign = api->use_count && api->use_count() > 0;
-    struct base_failure failure;
-    struct cufile_error error;
     gpunvme_err_t err = check_cuda(api);
 
     if (!err && !foreign)
         err = apply(api, settings);
-    if (err)
-        return err;
-    error = api->driver_open();
-    if (error.err == 5026) { /* CU_FILE_DRIVER_ALREADY_OPEN: as good as opened */
-        foreign = true;
-        error.err = 0;
-    }
-    err = cufile_fail(error, "cuFileDriverOpen");
-    if (err)
-        return err;
-    err = ask_mode(api, &driver.mode);
     if (!err)
-        err = check_compat(settings, &driver.mode);
+        err = open_as_asked(api, settings, &foreign);
     driver.close_at_end = !foreign;
-    if (err && !foreign) {
-        base_keep(&failure, err);
-        close_driver(api);
-        err = base_restore(&failure);
-    }
     return err;
 }
 
@@ -161,9 +200,7 @@ static gpunvme_err_t check_same(const struct cufile_settings *asked)
 {
     const struct cufile_settings *held = &driver.settings;
 
-    if ((asked->allow_compat >= 0 &&
-         (asked->allow_compat != 0) != (bool)driver.mode.compat_allowed) ||
-        (asked->poll >= 0 && asked->poll != held->poll) ||
+    if ((asked->poll >= 0 && asked->poll != held->poll) ||
         (asked->poll > 0 && differs(asked->poll_nbytes, held->poll_nbytes)) ||
         differs(asked->max_direct_nbytes, held->max_direct_nbytes) ||
         differs(asked->max_cache_nbytes, held->max_cache_nbytes) ||
@@ -171,7 +208,7 @@ static gpunvme_err_t check_same(const struct cufile_settings *asked)
         return base_fail(GPUNVME_ERR_BUSY,
                          "cuFile is open with other settings, which hold for the whole process: "
                          "close the stores that use it first, or ask for the same");
-    return GPUNVME_OK;
+    return check_compat(asked, &driver.mode);
 }
 
 gpunvme_err_t cufile_driver_acquire(const struct cufile_api *api,

@@ -29,7 +29,8 @@ EXPORT const int gpunvme_cufile_stand_in = 1;
 static struct {
     pthread_mutex_t lock;
     unsigned users;
-    bool set_compat, compat;
+    bool set_compat, compat; /* made for the next open, and what it is */
+    bool compat_in_force;    /* since the driver was opened */
     struct {
         char name[40];
         unsigned calls;
@@ -140,8 +141,11 @@ static struct cufile_error result(int err)
     return (struct cufile_error){.err = err, .cu_err = err == 5011 ? 999 : 0};
 }
 
+/* Of a driver that is open, or would be if it were opened now. */
 static bool compat_allowed(void)
 {
+    if (fake.users)
+        return fake.compat_in_force;
     return fake.set_compat ? fake.compat : number("FAKE_CUFILE_COMPAT", 10, 1) != 0;
 }
 
@@ -159,8 +163,11 @@ EXPORT struct cufile_error cuFileDriverOpen(void)
 
     if (!err && !direct() && !compat_allowed())
         err = 5001;
-    if (!err)
+    if (!err) {
+        fake.compat_in_force = compat_allowed();
+        fake.set_compat = false;
         fake.users++;
+    }
     return result(err);
 }
 
@@ -396,7 +403,7 @@ EXPORT struct cufile_error cuFileGetParameterBool(int parameter, bool *value)
     int err = called(__func__);
 
     if (parameter == CUFILE_BOOL_ALLOW_COMPAT)
-        *value = compat_allowed();
+        *value = fake.users ? compat_allowed() : fake.set_compat && fake.compat;
     else if (parameter == CUFILE_BOOL_FORCE_COMPAT)
         *value = number("FAKE_CUFILE_FORCE", 10, 0);
     else if (parameter == CUFILE_BOOL_P2PDMA)

@@ -232,8 +232,12 @@ static void a_second_user_with_other_settings_is_refused(void **state)
     struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
     struct cufile_mode mode;
 
+    fake_set("NVFS", "2.17");
     open_driver(*state);
     settings.allow_compat = 0;
+    assert_int_equal(cufile_driver_acquire(*state, &settings, &mode), GPUNVME_ERR_BUSY);
+    settings.allow_compat = -1;
+    settings.max_pinned_nbytes = 1 << 30;
     assert_int_equal(cufile_driver_acquire(*state, &settings, &mode), GPUNVME_ERR_BUSY);
     close_driver(*state);
 }
@@ -250,6 +254,44 @@ static void a_second_user_who_asks_for_what_is_in_force_is_welcome(void **state)
     close_driver(*state);
 }
 
+static void a_direct_path_that_there_is_not_is_refused_without_a_trace(void **state)
+{
+    struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
+    struct cufile_mode mode;
+
+    settings.allow_compat = 0;
+    assert_int_equal(cufile_driver_acquire(*state, &settings, &mode), GPUNVME_ERR_UNSUPPORTED);
+    assert_detail_has("nvidia-fs is");
+    assert_int_equal(fake_calls("cuFileSetParameterBool"), 0);
+    mode = open_driver(*state);
+    assert_true(mode.compat_allowed);
+    close_driver(*state);
+}
+
+static void compat_mode_is_switched_on_for_who_asks_and_not_for_the_next(void **state)
+{
+    struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
+    struct cufile_mode mode;
+
+    fake_set("COMPAT", "0");
+    settings.allow_compat = 1;
+    assert_int_equal(cufile_driver_acquire(*state, &settings, &mode), GPUNVME_OK);
+    assert_true(mode.compat_allowed);
+    close_driver(*state);
+    assert_int_equal(cufile_driver_acquire(*state, &no_settings, &mode), GPUNVME_ERR_UNSUPPORTED);
+}
+
+static void a_direct_path_is_asked_for_beside_users_of_compat_mode_in_vain(void **state)
+{
+    struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
+    struct cufile_mode mode;
+
+    open_driver(*state);
+    settings.allow_compat = 0;
+    assert_int_equal(cufile_driver_acquire(*state, &settings, &mode), GPUNVME_ERR_UNSUPPORTED);
+    close_driver(*state);
+}
+
 static void an_old_library_must_be_in_the_compat_mode_that_is_asked_for(void **state)
 {
     struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
@@ -258,6 +300,7 @@ static void an_old_library_must_be_in_the_compat_mode_that_is_asked_for(void **s
 
     (void)state;
     assert_int_equal(cufile_api_load(FAKE_CUFILE_OLD, &api), GPUNVME_OK);
+    fake_set("NVFS", "2.17");
     settings.allow_compat = 1;
     assert_int_equal(cufile_driver_acquire(&api, &settings, &mode), GPUNVME_OK);
     close_driver(&api);
@@ -272,6 +315,7 @@ static void a_compat_mode_that_someone_else_has_in_force_is_not_changed(void **s
     struct cufile_mode mode;
 
     fake_set("OPEN", "1");
+    fake_set("NVFS", "2.17");
     settings.allow_compat = 0;
     assert_int_equal(cufile_driver_acquire(*state, &settings, &mode), GPUNVME_ERR_BUSY);
     assert_int_equal(fake_calls("cuFileSetParameterBool"), 0);
@@ -523,6 +567,9 @@ int main(void)
         TEST(a_setting_that_the_library_refuses_is_told_and_nothing_is_opened),
         TEST(a_second_user_with_other_settings_is_refused),
         TEST(a_second_user_who_asks_for_what_is_in_force_is_welcome),
+        TEST(a_direct_path_that_there_is_not_is_refused_without_a_trace),
+        TEST(compat_mode_is_switched_on_for_who_asks_and_not_for_the_next),
+        TEST(a_direct_path_is_asked_for_beside_users_of_compat_mode_in_vain),
         TEST(an_old_library_must_be_in_the_compat_mode_that_is_asked_for),
         TEST(a_compat_mode_that_someone_else_has_in_force_is_not_changed),
         TEST(without_nvidia_fs_the_mode_is_compat_and_says_why),

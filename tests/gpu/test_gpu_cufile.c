@@ -1,0 +1,584 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Stores with backend=cufile, with the real libcufile and a real GPU. The library is
+ * GPUNVME_CUFILE_LIBRARY, or found in the usual places or among Python's packages; where there is
+ * none, or no GPU, the program is skipped. It has a cufile.json of its own, which allows compat
+ * mode, so it runs where nvidia-fs is not loaded; files are in TMPDIR (/tmp) and in /dev/shm.
+ *
+ * With the tests' stand-in for libcufile it also runs without a GPU: that is how it is tried.
+ */
+#include "memory_util.h"
+
+#include <fcntl.h>
+#include <glob.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "gpunvme/storage.h"
+#include "storage/cufile_api.h"
+
+#ifdef GPUNVME_HAVE_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+#define MIB    ((size_t)1 << 20)
+#define RAGGED (4 * MIB + 77)
+#define POISON 0xee
+
+static char folder[64];  /* of cufile.json and cufile.log */
+static char path[128];   /* of the file */
+static uint8_t *content; /* what is in it */
+
+static void make_path(const char *in)
+{
+    snprintf(path, sizeof(path), "%s/gpunvme_cufile.%d", in, (int)getpid());
+}
+
+/* Makes the file of this test, on a disk as the machine has it. */
+static int on_disk(void **state)
+{
+    const char *tmp = getenv("TMPDIR");
+    int fd;
+
+    (void)state;
+    if (strncmp(path, "/dev/shm", 8))
+        make_path(tmp ? tmp : "/tmp");
+    fd = open(path, O_CREAT | O_TRUNC | O_RDWR, 0600);
+    if (fd < 0 || pwrite(fd, content, RAGGED, 0) != (ssize_t)RAGGED || fsync(fd))
+        return -1;
+    return close(fd);
+}
+
+static int in_memory(void **state)
+{
+    make_path("/dev/shm");
+    return on_disk(state);
+}
+
+static int gone(void **state)
+{
+    (void)state;
+    unlink(path);
+    path[0] = '\0';
+    return 0;
+}
+
+static struct gpunvme_store *opened(const char *options)
+{
+    struct gpunvme_store *store;
+    char uri[256];
+
+    snprintf(uri, sizeof(uri), "file:%s?backend=cufile%s", path, options);
+    if (gpunvme_open(uri, GPUNVME_OPEN_WRITE, &store))
+        fail_msg("%s", gpunvme_err_detail());
+    return store;
+}
+
+static void closed(struct gpunvme_store *store)
+{
+    if (gpunvme_close(store))
+        fail_msg("%s", gpunvme_err_detail());
+}
+
+/* Reads into the middle of poisoned GPU memory: `there` bytes come, and nothing else changes. */
+static void assert_reads(struct gpunvme_store *store, const struct gpunvme_buf *buf, size_t at,
+                         uint64_t offset, size_t nbytes, size_t there)
+{
+    size_t done = 0;
+
+    assert_int_equal(gpunvme_mem_fill(buf->gpu, buf->mem, POISON, buf->nbytes), GPUNVME_OK);
+    if (gpunvme_store_read(store, offset, (uint8_t *)buf->gpu + at, buf->mem, nbytes, &done))
+        fail_msg("%zu bytes at %llu: %s", nbytes, (unsigned long long)offset, gpunvme_err_detail());
+    assert_int_equal(done, there);
+    assert_only_range_is(buf, POISON, at, content + offset, there);
+}
+
+static void write_gpu(struct gpunvme_store *store, struct gpunvme_buf *buf, uint64_t offset,
+                      size_t nbytes)
+{
+    size_t done = 0;
+
+    buf_write(buf, 0, content + offset, nbytes);
+    if (gpunvme_store_write(store, offset, buf->gpu, buf->mem, nbytes, &done))
+        fail_msg("%zu bytes at %llu: %s", nbytes, (unsigned long long)offset, gpunvme_err_detail());
+    assert_int_equal(done, nbytes);
+}
+
+/* By plain POSIX, the oracle. */
+static void assert_file_is(size_t nbytes)
+{
+    uint8_t *found = checked_malloc(nbytes + 1);
+    int fd = open(path, O_RDONLY);
+
+    assert_int_equal(pread(fd, found, nbytes + 1, 0), nbytes);
+    assert_memory_equal(found, content, nbytes);
+    close(fd);
+    free(found);
+}
+
+/* --- one test for each promise; each runs on a disk and in memory --- */
+
+static void the_way_is_told(void **state)
+{
+    struct gpunvme_store *store = opened("");
+    struct gpunvme_path p;
+
+    (void)state;
+    gpunvme_store_path(store, &p);
+    print_message("%s\n  route %s: %s\n  why not: %s\n", path, gpunvme_route_name(p.gpu_route),
+                  p.how, p.why_not);
+    assert_true(p.gpu_route == GPUNVME_ROUTE_COMPAT || p.gpu_route == GPUNVME_ROUTE_P2P);
+    assert_true(p.gpu_route == GPUNVME_ROUTE_P2P || p.why_not[0]);
+    closed(store);
+}
+
+static const struct {
+    uint64_t offset;
+    size_t nbytes;
+} ranges[] = {
+    {0, 4096},     {0, 1},       {1, 1},     {4095, 2},    {511, 513},       {4096, 65536},
+    {100, 100000}, {MIB - 1, 2}, {MIB, MIB}, {0, 4 * MIB}, {12345, 3000001}, {8192, 12289},
+};
+#define NRANGES (sizeof(ranges) / sizeof(ranges[0]))
+
+static void reads_of_any_offset_and_length_give_the_files_bytes(void **state)
+{
+    struct gpunvme_store *store = opened("");
+    struct gpunvme_buf buf = new_buf(RAGGED + 8192, GPUNVME_MEM_GPU);
+
+    (void)state;
+    for (size_t i = 0; i < NRANGES; i++) {
+        assert_reads(store, &buf, 0, ranges[i].offset, ranges[i].nbytes, ranges[i].nbytes);
+        assert_reads(store, &buf, 4096, ranges[i].offset, ranges[i].nbytes, ranges[i].nbytes);
+        assert_reads(store, &buf, 13, ranges[i].offset, ranges[i].nbytes, ranges[i].nbytes);
+    }
+    free_buf(&buf);
+    closed(store);
+}
+
+static void a_read_over_the_end_is_short(void **state)
+{
+    struct gpunvme_store *store = opened("");
+    struct gpunvme_buf buf = new_buf(64 * 1024, GPUNVME_MEM_GPU);
+
+    (void)state;
+    assert_reads(store, &buf, 0, RAGGED - 1000, 4096, 1000);
+    assert_reads(store, &buf, 0, 4 * MIB, 4096, 77);
+    assert_reads(store, &buf, 0, RAGGED, 4096, 0);
+    free_buf(&buf);
+    closed(store);
+}
+
+static void registered_memory_is_reached_at_any_offset_of_it(void **state)
+{
+    struct gpunvme_store *store = opened("");
+    struct gpunvme_buf buf = new_buf(4 * MIB, GPUNVME_MEM_GPU);
+
+    (void)state;
+    if (gpunvme_store_register(store, buf.gpu, buf.nbytes, buf.mem))
+        fail_msg("%s", gpunvme_err_detail());
+    assert_reads(store, &buf, 0, 4096, MIB, MIB);
+    assert_reads(store, &buf, 2 * MIB, 0, MIB, MIB);
+    assert_reads(store, &buf, 65536, 4097, 100001, 100001);
+    assert_reads(store, &buf, 4 * MIB - 4096, 0, 4096, 4096);
+    assert_int_equal(gpunvme_store_unregister(store, buf.gpu), GPUNVME_OK);
+    free_buf(&buf);
+    closed(store);
+}
+
+static void two_stores_use_the_same_registered_memory(void **state)
+{
+    struct gpunvme_store *one = opened(""), *two = opened("");
+    struct gpunvme_buf buf = new_buf(MIB, GPUNVME_MEM_GPU);
+
+    (void)state;
+    assert_int_equal(gpunvme_store_register(one, buf.gpu, buf.nbytes, buf.mem), GPUNVME_OK);
+    assert_int_equal(gpunvme_store_register(two, buf.gpu, buf.nbytes, buf.mem), GPUNVME_OK);
+    assert_reads(one, &buf, 0, 0, 65536, 65536);
+    closed(one);
+    assert_reads(two, &buf, 4096, 65536, 65536, 65536);
+    closed(two);
+    free_buf(&buf);
+}
+
+static void writes_of_any_offset_and_length_are_in_the_file(void **state)
+{
+    struct gpunvme_store *store = opened("");
+    struct gpunvme_buf buf = new_buf(4 * MIB, GPUNVME_MEM_GPU);
+
+    (void)state;
+    for (size_t i = 0; i < NRANGES; i++) {
+        random_bytes(content + ranges[i].offset, ranges[i].nbytes, i + 100);
+        write_gpu(store, &buf, ranges[i].offset, ranges[i].nbytes);
+        assert_file_is(RAGGED);
+    }
+    assert_int_equal(gpunvme_store_flush(store), GPUNVME_OK);
+    closed(store);
+    free_buf(&buf);
+}
+
+static void a_write_over_the_end_makes_the_file_as_long_as_it_reaches(void **state)
+{
+    struct gpunvme_store *store = opened("");
+    struct gpunvme_buf buf = new_buf(MIB, GPUNVME_MEM_GPU);
+    uint64_t nbytes;
+
+    (void)state;
+    write_gpu(store, &buf, RAGGED - 10, 5000); /* `content` has room for it */
+    assert_int_equal(gpunvme_store_size(store, &nbytes), GPUNVME_OK);
+    assert_int_equal(nbytes, RAGGED + 4990);
+    assert_file_is(RAGGED + 4990);
+    closed(store);
+    free_buf(&buf);
+}
+
+static void neighbours_in_one_block_written_at_once_are_both_there(void **state)
+{
+    enum { N = 64, EACH = 100 };
+    struct gpunvme_store *store = opened("");
+    struct gpunvme_buf buf = new_buf(N * EACH, GPUNVME_MEM_GPU);
+    struct gpunvme_io ios[N];
+
+    (void)state;
+    random_bytes(content + 4096, N * EACH, 7);
+    buf_write(&buf, 0, content + 4096, N * EACH);
+    for (size_t i = 0; i < N; i++)
+        ios[i] = (struct gpunvme_io){.op = GPUNVME_OP_WRITE,
+                                     .mem = buf.mem,
+                                     .offset = 4096 + i * EACH,
+                                     .ptr = (uint8_t *)buf.gpu + i * EACH,
+                                     .nbytes = EACH};
+    assert_int_equal(gpunvme_store_submit(store, ios, N, NULL), GPUNVME_OK);
+    for (size_t i = 0; i < N; i++)
+        assert_int_equal(gpunvme_io_wait(&ios[i], 0), GPUNVME_OK);
+    assert_file_is(RAGGED);
+    closed(store);
+    free_buf(&buf);
+}
+
+/* Reads of a hundred places by one submission. */
+static void many_reads(const char *options)
+{
+    enum { N = 100, EACH = 16384 };
+    struct gpunvme_store *store = opened(options);
+    struct gpunvme_buf buf = new_buf(N * EACH, GPUNVME_MEM_GPU);
+    uint8_t *expected = checked_malloc(N * EACH);
+    struct gpunvme_io ios[N];
+
+    for (size_t i = 0; i < N; i++) {
+        uint64_t offset = i * 37 % 200 * 20480 + (i % 3 == 2);
+
+        memcpy(expected + i * EACH, content + offset, EACH);
+        ios[i] = (struct gpunvme_io){.op = GPUNVME_OP_READ,
+                                     .mem = buf.mem,
+                                     .offset = offset,
+                                     .ptr = (uint8_t *)buf.gpu + i * EACH,
+                                     .nbytes = EACH};
+    }
+    assert_int_equal(gpunvme_store_submit(store, ios, N, NULL), GPUNVME_OK);
+    for (size_t i = 0; i < N; i++)
+        if (gpunvme_io_wait(&ios[i], 0))
+            fail_msg("transfer %zu: %s: %s", i, gpunvme_err_name(ios[i].err), gpunvme_err_detail());
+    assert_only_range_is(&buf, 0, 0, expected, N * EACH);
+    free(expected);
+    free_buf(&buf);
+    closed(store);
+}
+
+static void many_reads_at_once_give_the_files_bytes(void **state)
+{
+    (void)state;
+    many_reads("");
+}
+
+static void many_reads_by_batches_give_the_files_bytes(void **state)
+{
+    (void)state;
+    many_reads(",batch=1,threads=2");
+}
+
+/* Two thousand random transfers of one thread, with what was written as the oracle. */
+static void hammered(const char *options)
+{
+    struct gpunvme_store *store = opened(options);
+    struct gpunvme_buf buf = new_buf(256 * 1024, GPUNVME_MEM_GPU);
+    uint8_t *found = checked_malloc(buf.nbytes);
+    uint64_t seed = 11;
+
+    for (int i = 0; i < 2000; i++) {
+        uint64_t word = random_word(&seed);
+        size_t offset = word % RAGGED, nbytes = 1 + (word >> 32) % buf.nbytes;
+
+        nbytes = nbytes < RAGGED - offset ? nbytes : RAGGED - offset;
+        if (word >> 63) {
+            random_bytes(content + offset, nbytes, word);
+            write_gpu(store, &buf, offset, nbytes);
+        } else {
+            assert_int_equal(gpunvme_store_read(store, offset, buf.gpu, buf.mem, nbytes, NULL),
+                             GPUNVME_OK);
+            buf_read(&buf, 0, found, nbytes);
+            assert_memory_equal(found, content + offset, nbytes);
+        }
+    }
+    closed(store);
+    assert_file_is(RAGGED);
+    free(found);
+    free_buf(&buf);
+}
+
+static void random_transfers_agree_with_posix(void **state)
+{
+    (void)state;
+    hammered("");
+}
+
+static void random_transfers_by_batches_agree_with_posix(void **state)
+{
+    (void)state;
+    hammered(",batch=1,threads=2,chunk=64K");
+}
+
+static void random_transfers_by_o_direct_agree_with_posix(void **state)
+{
+    int fd = open(path, O_RDONLY | O_DIRECT);
+
+    (void)state;
+    if (fd < 0)
+        skip();
+    close(fd);
+    hammered(",direct=on");
+}
+
+static void pinned_and_host_memory_are_read_too(void **state)
+{
+    struct gpunvme_store *store = opened("");
+    struct gpunvme_buf buf = new_buf(100000, GPUNVME_MEM_PINNED);
+
+    (void)state;
+    assert_int_equal(gpunvme_store_read(store, 777, buf.cpu, GPUNVME_MEM_PINNED, 100000, NULL),
+                     GPUNVME_OK);
+    assert_memory_equal(buf.cpu, content + 777, 100000);
+    free_buf(&buf);
+    closed(store);
+}
+
+/* Either it is P2P, or it is refused with the reason: nothing in between. */
+static void require_p2p_is_kept_or_refused(void **state)
+{
+    struct gpunvme_store *store;
+    struct gpunvme_path p;
+    char uri[256];
+    gpunvme_err_t err;
+
+    (void)state;
+    snprintf(uri, sizeof(uri), "file:%s?backend=cufile,require=p2p", path);
+    err = gpunvme_open(uri, 0, &store);
+    print_message("%s: %s\n", gpunvme_err_name(err), err ? gpunvme_err_detail() : "P2P");
+    if (err) {
+        assert_true(gpunvme_err_detail()[0] != '\0');
+        return;
+    }
+    gpunvme_store_path(store, &p);
+    assert_int_equal(p.gpu_route, GPUNVME_ROUTE_P2P);
+    closed(store);
+}
+
+/* --- cuFile's own transfers on a stream, through the wall --- */
+
+#ifdef GPUNVME_HAVE_CUDA
+
+static void a_read_on_a_stream_comes_in_its_turn(void **state)
+{
+    struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
+    struct gpunvme_buf buf = new_buf(MIB, GPUNVME_MEM_GPU);
+    struct cufile_descr descr = {.type = CUFILE_HANDLE_FD};
+    const struct cufile_api *api;
+    struct cufile_mode mode;
+    size_t nbytes = 65536;
+    off_t at = 4096, base_at = 8192;
+    ssize_t done = -99;
+    cudaStream_t stream;
+    struct cufile_error error;
+    void *fh;
+
+    (void)state;
+    assert_int_equal(cufile_api(&api), GPUNVME_OK);
+    if (!api->has_stream || gpunvme_mem_gpu_is_host())
+        skip();
+    assert_int_equal(cufile_driver_acquire(api, &settings, &mode), GPUNVME_OK);
+    descr.handle.fd = open(path, O_RDWR);
+    assert_int_equal(cufile_fail(api->handle_register(&fh, &descr), "register"), GPUNVME_OK);
+    assert_int_equal(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    error = api->stream_register(stream, 0);
+    print_message("cuFileStreamRegister: %s\n", cufile_error_name(error.err));
+    assert_int_equal(cudaMemsetAsync(buf.gpu, POISON, MIB, stream), cudaSuccess);
+    error = api->read_async(fh, buf.gpu, &nbytes, &at, &base_at, &done, stream);
+    print_message("cuFileReadAsync: %s\n", cufile_error_name(error.err));
+    assert_int_equal(cudaStreamSynchronize(stream), cudaSuccess);
+    if (!error.err) {
+        assert_int_equal(done, 65536);
+        assert_only_range_is(&buf, POISON, 8192, content + 4096, 65536);
+    }
+    api->stream_deregister(stream);
+    cudaStreamDestroy(stream);
+    api->handle_deregister(fh);
+    close(descr.handle.fd);
+    assert_int_equal(cufile_driver_release(api), GPUNVME_OK);
+    free_buf(&buf);
+}
+
+#endif
+
+static void fill(size_t nbytes)
+{
+    int fd = open(path, O_WRONLY);
+
+    for (size_t at = 0; at < nbytes; at += 4 * MIB)
+        assert_int_equal(pwrite(fd, content, 4 * MIB, (off_t)at), 4 * MIB);
+    assert_int_equal(fsync(fd), 0);
+    close(fd);
+}
+
+/* How fast it is, for the eye: nothing is asserted of it. */
+static void how_fast_it_reads_is_told(void **state)
+{
+    static const char *const ways[] = {"", ",threads=16", ",chunk=4M", ",chunk=4M,threads=16",
+                                       ",batch=1,threads=4"};
+    const size_t nbytes = gpunvme_mem_gpu_is_host() ? 16 * MIB : 1024 * MIB;
+    struct gpunvme_buf buf = new_buf(nbytes, GPUNVME_MEM_GPU);
+
+    (void)state;
+    fill(nbytes);
+    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+        struct gpunvme_store *store = opened(ways[i]);
+        struct timespec a, b;
+
+        for (int round = 0; round < 2; round++) {
+            clock_gettime(CLOCK_MONOTONIC, &a);
+            assert_int_equal(gpunvme_store_read(store, 0, buf.gpu, buf.mem, nbytes, NULL),
+                             GPUNVME_OK);
+            clock_gettime(CLOCK_MONOTONIC, &b);
+        }
+        print_message("%s read %s: %.2f GB/s\n", path, ways[i],
+                      (double)nbytes / 1e9 /
+                          ((double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec)));
+        closed(store);
+    }
+    free_buf(&buf);
+}
+
+/* --- set-up --- */
+
+static bool loads(const char *library)
+{
+    struct cufile_api api;
+
+    return cufile_api_load(library, &api) == GPUNVME_OK &&
+           (api.needs_no_gpu || !gpunvme_mem_gpu_is_host());
+}
+
+/* Names the library for the process; false when there is none. */
+static bool find_library(void)
+{
+    static const char *const patterns[] = {
+        "/usr/lib/python3*/*-packages/nvidia/*/lib/libcufile.so.0",
+        "/usr/local/lib/python3*/*-packages/nvidia/*/lib/libcufile.so.0",
+        "/opt/*/lib/python3*/site-packages/nvidia/*/lib/libcufile.so.0",
+    };
+    const char *named = getenv(CUFILE_LIBRARY_VARIABLE);
+    bool found = loads(named);
+
+    for (size_t i = 0; i < sizeof(patterns) / sizeof(patterns[0]) && !found && !named; i++) {
+        glob_t paths;
+
+        if (glob(patterns[i], 0, NULL, &paths))
+            continue;
+        for (size_t j = 0; j < paths.gl_pathc && !found; j++) {
+            found = loads(paths.gl_pathv[j]);
+            if (found)
+                setenv(CUFILE_LIBRARY_VARIABLE, paths.gl_pathv[j], 1);
+        }
+        globfree(&paths);
+    }
+    return found;
+}
+
+/* A configuration that allows compat mode and logs into its own folder. */
+static bool configure(void)
+{
+    char name[96];
+    FILE *file;
+
+    strcpy(folder, "/tmp/gpunvme_cufile_XXXXXX");
+    if (!mkdtemp(folder))
+        return false;
+    snprintf(name, sizeof(name), "%s/cufile.json", folder);
+    setenv("CUFILE_ENV_PATH_JSON", name, 1);
+    file = fopen(name, "w");
+    if (!file)
+        return false;
+    fprintf(file,
+            "{\n  \"logging\": {\"dir\": \"%s\", \"level\": \"ERROR\"},\n"
+            "  \"properties\": {\"allow_compat_mode\": true}\n}\n",
+            folder);
+    return fclose(file) == 0;
+}
+
+static void clean_up(void)
+{
+    char name[96];
+
+    snprintf(name, sizeof(name), "%s/cufile.json", folder);
+    unlink(name);
+    rmdir(folder); /* a log with errors in it keeps it */
+}
+
+#define DISK(name) cmocka_unit_test_setup_teardown(name, on_disk, gone)
+#define MEMORY(name)                                                                               \
+    {                                                                                              \
+        "in memory: " #name, name, in_memory, gone, NULL                                           \
+    }
+#define BOTH(name) DISK(name), MEMORY(name)
+
+static const struct CMUnitTest tests[] = {
+    BOTH(the_way_is_told),
+    BOTH(reads_of_any_offset_and_length_give_the_files_bytes),
+    BOTH(a_read_over_the_end_is_short),
+    BOTH(registered_memory_is_reached_at_any_offset_of_it),
+    DISK(two_stores_use_the_same_registered_memory),
+    BOTH(writes_of_any_offset_and_length_are_in_the_file),
+    BOTH(a_write_over_the_end_makes_the_file_as_long_as_it_reaches),
+    BOTH(neighbours_in_one_block_written_at_once_are_both_there),
+    BOTH(many_reads_at_once_give_the_files_bytes),
+    BOTH(many_reads_by_batches_give_the_files_bytes),
+    BOTH(random_transfers_agree_with_posix),
+    BOTH(random_transfers_by_batches_agree_with_posix),
+    BOTH(random_transfers_by_o_direct_agree_with_posix),
+    DISK(pinned_and_host_memory_are_read_too),
+    DISK(require_p2p_is_kept_or_refused),
+#ifdef GPUNVME_HAVE_CUDA
+    BOTH(a_read_on_a_stream_comes_in_its_turn),
+#endif
+    BOTH(how_fast_it_reads_is_told),
+};
+
+int main(void)
+{
+    int failed;
+
+    if (!find_library()) {
+        printf("SKIP: %s\n",
+               gpunvme_mem_gpu_is_host() ? gpunvme_mem_gpu_why_not() : gpunvme_err_detail());
+        return 77;
+    }
+    if (!configure())
+        return 1;
+    content = malloc(RAGGED + 65536);
+    random_bytes(content, RAGGED + 65536, 1);
+    failed = cmocka_run_group_tests(tests, NULL, NULL);
+    free(content);
+    clean_up();
+    return failed;
+}

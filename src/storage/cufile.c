@@ -76,14 +76,29 @@ static gpunvme_err_t open_files(struct gpunvme_store *store, struct cufile *cufi
     return GPUNVME_OK;
 }
 
+/*
+ * libcufile asks udev's database what a file is on, also for its compat mode, and says "internal
+ * error" (1.14) or "not registered" (1.15, 1.20) where that has no entry, as in most containers.
+ */
+static gpunvme_err_t explain(const struct cufile *cufile, struct cufile_error error)
+{
+    bool vague = error.err == 5027 || error.err == 5030;
+
+    if (!vague || cufile->where.in_udev)
+        return cufile_fail(error, "cuFileHandleRegister");
+    return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                     "cuFileHandleRegister: %s: udev's database has no entry for %s: give the "
+                     "container /run/udev, take another file system, or backend=posix",
+                     cufile_error_name(error.err), cufile->where.what);
+}
+
 static gpunvme_err_t register_fd(struct cufile *cufile, bool o_direct)
 {
     struct cufile_descr descr = {.type = CUFILE_HANDLE_FD};
     gpunvme_err_t err;
 
     descr.handle.fd = o_direct ? cufile->direct_fd : cufile->fd;
-    err =
-        cufile_fail(cufile->api->handle_register(&cufile->handle, &descr), "cuFileHandleRegister");
+    err = explain(cufile, cufile->api->handle_register(&cufile->handle, &descr));
     cufile->registered = !err;
     cufile->o_direct = o_direct;
     return err;

@@ -282,9 +282,9 @@ char *cufile_mode_text(const struct cufile_mode *mode, char *text, size_t capaci
 
 /*
  * Opens the driver for one more user: the first one's settings hold until the last has released
- * it. A user who asks for other ones in the meantime gets BUSY, and so
- * does the first whose compat mode could not be set. NO_GPU without a CUDA driver:
- * cuFileDriverOpen() is not called then, since that of libcufile 1.20 never returns. Thread-safe.
+ * it. A user who asks for other ones in the meantime gets BUSY, and so does the first whose compat
+ * mode can't be set. NO_GPU without a CUDA driver; UNSUPPORTED where cuFileDriverOpen() would hang.
+ * Thread-safe.
  */
 gpunvme_err_t cufile_driver_acquire(const struct cufile_api *api,
                                     const struct cufile_settings *settings,
@@ -301,6 +301,7 @@ gpunvme_err_t cufile_driver_release(const struct cufile_api *api);
 /* Which kind of storage a file is on, as far as it matters for a direct path. */
 struct cufile_where {
     int target;    /* CUFILE_TARGET_*, -1: nothing that cuFile has a direct path to */
+    bool in_udev;  /* udev's database has the device: libcufile looks there */
     char what[64]; /* "ext4 on nvme0n1", "tmpfs" */
 };
 

@@ -4,6 +4,7 @@
  * nothing of files.
  */
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -21,8 +22,11 @@ static struct {
     struct cufile_mode mode;
 } driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* CUDA's driver must be there before cuFile's is opened; see cufile_driver_acquire(). */
-static gpunvme_err_t check_cuda(const struct cufile_api *api)
+/*
+ * What cuFileDriverOpen() takes for granted. It reads lines of /proc/modules until their end, which
+ * never comes where there is no such file: seen with 1.14, 1.15 and 1.20.
+ */
+static gpunvme_err_t check_machine(const struct cufile_api *api)
 {
     void *cuda;
 
@@ -34,6 +38,10 @@ static gpunvme_err_t check_cuda(const struct cufile_api *api)
                          "cuFile needs the CUDA driver, and libcuda.so.1 can't be loaded: install "
                          "NVIDIA's driver, or use backend=posix");
     dlclose(cuda); /* it stays: RTLD_NODELETE */
+    if (access("/proc/modules", R_OK))
+        return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                         "/proc/modules can't be read, and cuFile would hang without it: use "
+                         "a kernel that has modules, or backend=posix");
     return GPUNVME_OK;
 }
 
@@ -180,7 +188,7 @@ static gpunvme_err_t open_first(const struct cufile_api *api,
 {
     /* Where someone else holds the driver open it stays as they made it. */
     bool foreign = api->use_count && api->use_count() > 0;
-    gpunvme_err_t err = check_cuda(api);
+    gpunvme_err_t err = check_machine(api);
 
     if (!err && !foreign)
         err = apply(api, settings);

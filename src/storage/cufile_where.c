@@ -63,18 +63,29 @@ static void block_name(dev_t dev, char *name, size_t capacity)
     snprintf(name, capacity, "%.*s", (int)capacity - 1, last ? last + 1 : target);
 }
 
+static bool in_udev(dev_t dev)
+{
+    char path[64];
+
+    snprintf(path, sizeof(path), "/run/udev/data/b%u:%u", major(dev), minor(dev));
+    return access(path, R_OK) == 0;
+}
+
 void cufile_where(int fd, struct cufile_where *where)
 {
     const struct file_system *fs = file_system_of(fd);
     struct stat st;
     char device[24];
+    dev_t dev;
 
     memset(where, 0, sizeof(*where));
     where->target = -1;
     snprintf(where->what, sizeof(where->what), "an unknown file system");
     if (fstat(fd, &st))
         return;
-    block_name(S_ISBLK(st.st_mode) ? st.st_rdev : st.st_dev, device, sizeof(device));
+    dev = S_ISBLK(st.st_mode) ? st.st_rdev : st.st_dev;
+    block_name(dev, device, sizeof(device));
+    where->in_udev = in_udev(dev);
     if (S_ISBLK(st.st_mode)) {
         snprintf(where->what, sizeof(where->what), "block device %s", device);
         where->target = strncmp(device, "nvme", 4) ? -1 : CUFILE_TARGET_NVME;

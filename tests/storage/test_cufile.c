@@ -471,6 +471,24 @@ static void a_file_that_cufile_refuses_is_told_and_nothing_is_left(void **state)
     assert_int_equal(fake_calls("cuFileDriverClose_v2"), 1);
 }
 
+static void a_file_that_udev_does_not_know_is_refused_with_the_remedy(void **state)
+{
+    static const char *const numbers[] = {"cuFileHandleRegister=5027", "cuFileHandleRegister=5030"};
+
+    (void)state;
+    unlink(path);
+    strcpy(path, "/dev/shm/gpunvme_cufile_XXXXXX"); /* in no database: it has no device */
+    close(mkstemp(path));
+    for (size_t i = 0; i < 2; i++) {
+        struct gpunvme_store *store;
+
+        fake_set("FAIL", numbers[i]);
+        assert_int_equal(open_with("", 0, &store), GPUNVME_ERR_UNSUPPORTED);
+        assert_detail_has("/run/udev");
+        assert_detail_has("tmpfs");
+    }
+}
+
 static void a_library_that_wants_o_direct_gets_it(void **state)
 {
     struct gpunvme_store *store;
@@ -723,6 +741,7 @@ static const struct CMUnitTest tests[] = {
     TEST(opening_what_is_not_there_is_not_found),
     TEST(a_folder_is_refused),
     TEST(a_file_that_cufile_refuses_is_told_and_nothing_is_left),
+    TEST(a_file_that_udev_does_not_know_is_refused_with_the_remedy),
     TEST(a_library_that_wants_o_direct_gets_it),
     TEST(direct_off_gives_cufile_no_o_direct),
     TEST(bytes_are_counted_as_compat_without_nvidia_fs_and_it_says_why),

@@ -381,7 +381,7 @@ static void a_forced_compat_mode_is_compat_though_nvidia_fs_is_there(void **stat
 
 static const struct cufile_mode p2p = {
     .nvfs = true, .compat_allowed = true, .dstatusflags = 1u << CUFILE_TARGET_NVME};
-static const struct cufile_where on_nvme = {CUFILE_TARGET_NVME, "ext4 on nvme0n1"};
+static const struct cufile_where on_nvme = {CUFILE_TARGET_NVME, true, "ext4 on nvme0n1"};
 
 static void a_file_on_nvme_is_expected_to_be_direct(void **state)
 {
@@ -394,7 +394,7 @@ static void a_file_on_nvme_is_expected_to_be_direct(void **state)
 
 static void a_file_on_tmpfs_is_expected_through_host_memory(void **state)
 {
-    const struct cufile_where on_tmpfs = {-1, "tmpfs"};
+    const struct cufile_where on_tmpfs = {-1, false, "tmpfs"};
     char why[128];
 
     (void)state;
@@ -424,7 +424,7 @@ static void a_target_that_the_driver_does_not_name_is_expected_through_host_memo
 
 static void where_compat_mode_is_off_what_cufile_takes_is_direct(void **state)
 {
-    const struct cufile_where on_md = {-1, "XFS on md0"};
+    const struct cufile_where on_md = {-1, true, "XFS on md0"};
     struct cufile_mode mode = p2p;
     char why[128];
 

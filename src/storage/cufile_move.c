@@ -327,7 +327,11 @@ static struct move to_move(const struct crew_piece *piece)
     return m;
 }
 
-/* Serves the pieces: GPU memory of one GPU may go together, all else goes one by one. */
+/*
+ * Serves the pieces: GPU memory of one GPU may go together, all else goes one by one. Host memory
+ * must not be in a batch: of a file with O_DIRECT, libcufile 1.14 to 1.20 then ignores
+ * devPtr_offset, and says that all went well.
+ */
 static void serve(struct crew_worker *worker, const struct crew_piece *pieces, size_t n)
 {
     struct cufile *cufile = worker->store->priv;

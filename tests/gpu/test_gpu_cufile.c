@@ -261,7 +261,7 @@ static void neighbours_in_one_block_written_at_once_are_both_there(void **state)
 }
 
 /* Reads of a hundred places by one submission. */
-static void many_reads(const char *options)
+static void many_reads(const char *options, bool registered)
 {
     enum { N = 100, EACH = 16384 };
     struct gpunvme_store *store = opened(options);
@@ -279,26 +279,34 @@ static void many_reads(const char *options)
                                      .ptr = (uint8_t *)buf.gpu + i * EACH,
                                      .nbytes = EACH};
     }
+    if (registered)
+        assert_int_equal(gpunvme_store_register(store, buf.gpu, buf.nbytes, buf.mem), GPUNVME_OK);
     assert_int_equal(gpunvme_store_submit(store, ios, N, NULL), GPUNVME_OK);
     for (size_t i = 0; i < N; i++)
         if (gpunvme_io_wait(&ios[i], 0))
             fail_msg("transfer %zu: %s: %s", i, gpunvme_err_name(ios[i].err), gpunvme_err_detail());
     assert_only_range_is(&buf, 0, 0, expected, N * EACH);
     free(expected);
-    free_buf(&buf);
     closed(store);
+    free_buf(&buf);
 }
 
 static void many_reads_at_once_give_the_files_bytes(void **state)
 {
     (void)state;
-    many_reads("");
+    many_reads("", false);
 }
 
 static void many_reads_by_batches_give_the_files_bytes(void **state)
 {
     (void)state;
-    many_reads(",batch=1,threads=2");
+    many_reads(",batch=1,threads=2", false);
+}
+
+static void batches_find_registered_memory_by_base_and_offset(void **state)
+{
+    (void)state;
+    many_reads(",batch=1,threads=2", true);
 }
 
 /* Two thousand random transfers of one thread, with what was written as the oracle. */
@@ -342,15 +350,27 @@ static void random_transfers_by_batches_agree_with_posix(void **state)
     hammered(",batch=1,threads=2,chunk=64K");
 }
 
-static void random_transfers_by_o_direct_agree_with_posix(void **state)
+static void need_o_direct(void)
 {
     int fd = open(path, O_RDONLY | O_DIRECT);
 
-    (void)state;
     if (fd < 0)
         skip();
     close(fd);
+}
+
+static void random_transfers_by_o_direct_agree_with_posix(void **state)
+{
+    (void)state;
+    need_o_direct();
     hammered(",direct=on");
+}
+
+static void random_transfers_by_o_direct_and_batches_agree_with_posix(void **state)
+{
+    (void)state;
+    need_o_direct();
+    hammered(",direct=on,batch=1,threads=2,chunk=64K");
 }
 
 static void pinned_and_host_memory_are_read_too(void **state)
@@ -555,9 +575,11 @@ static const struct CMUnitTest all_tests[] = {
     BOTH(neighbours_in_one_block_written_at_once_are_both_there),
     BOTH(many_reads_at_once_give_the_files_bytes),
     BOTH(many_reads_by_batches_give_the_files_bytes),
+    BOTH(batches_find_registered_memory_by_base_and_offset),
     BOTH(random_transfers_agree_with_posix),
     BOTH(random_transfers_by_batches_agree_with_posix),
     BOTH(random_transfers_by_o_direct_agree_with_posix),
+    BOTH(random_transfers_by_o_direct_and_batches_agree_with_posix),
     DISK(pinned_and_host_memory_are_read_too),
     DISK(require_p2p_is_kept_or_refused),
 #ifdef GPUNVME_HAVE_CUDA

@@ -14,4 +14,5 @@ target_include_directories(gpunvme_shared INTERFACE
 target_link_options(gpunvme_shared PRIVATE
     -Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/gpunvme.map -Wl,--no-undefined)
 target_link_libraries(gpunvme_shared PRIVATE Threads::Threads m PkgConfig::LIBURING
-                      $<$<BOOL:${BLKID_FOUND}>:PkgConfig::BLKID> ${GPUNVME_CUDA_LIBRARIES})
+                      $<$<BOOL:${BLKID_FOUND}>:PkgConfig::BLKID> ${GPUNVME_CUDA_LIBRARIES}
+                      ${GPUNVME_SPDK_LIBRARIES})

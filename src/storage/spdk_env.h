@@ -52,6 +52,9 @@ struct gspdk_ns {
 /* The namespace, 0 for the first active one. NO_NAMESPACE; FORMAT if it has metadata. */
 gpunvme_err_t gspdk_namespace(struct gspdk_ctrlr *ctrlr, uint32_t nsid, struct gspdk_ns *out);
 
+/* CLOCK_MONOTONIC: what deadlines are of. */
+uint64_t gspdk_now_ns(void);
+
 /* ---- memory ---- */
 
 /* Memory that every controller reaches, page-aligned; NULL when SPDK's heap is empty. */
@@ -91,8 +94,6 @@ static inline void *gspdk_reach(const struct gspdk_region *region, const void *p
 
 enum gspdk_op { GSPDK_READ, GSPDK_WRITE, GSPDK_FLUSH };
 
-#define GSPDK_PIECES 3
-
 /* One command. The caller owns it and leaves it alone until poll has given it back. */
 struct gspdk_cmd {
     enum gspdk_op op;
@@ -100,20 +101,15 @@ struct gspdk_cmd {
     uint32_t nlb;         /* blocks; 0 for a flush */
     uint64_t deadline_ns; /* of CLOCK_MONOTONIC; UINT64_MAX: none */
 
-    /* Where the bytes are, in this order. Between two pieces lie whole pages of the controller. */
-    struct {
-        void *addr;
-        uint32_t nbytes;
-    } piece[GSPDK_PIECES];
-    unsigned npieces;
+    void *addr; /* of the blocks, a multiple of 4 that SPDK reaches */
 
     gpunvme_err_t err; /* how it ended */
 
     /* private */
     struct gspdk_queue *queue;
     struct gspdk_cmd *prev, *next;
-    unsigned at_piece;
-    uint32_t at_offset;
+    uint32_t nbytes;     /* of the blocks */
+    uint32_t at;         /* the byte that SPDK asks for next */
     uint64_t aborted_ns; /* when Abort was sent; 0: not late */
 };
 

@@ -38,6 +38,4 @@ void gspdk_reset(struct gspdk_ctrlr *ctrlr, unsigned seen);
 const char *gspdk_said(void);
 void gspdk_hush(void);
 
-uint64_t gspdk_now_ns(void);
-
 #endif

@@ -90,31 +90,22 @@ static void on_complete(void *arg, const struct spdk_nvme_cpl *cpl)
     finish(cmd, error_of(cmd, cpl));
 }
 
-/* ---- the addresses of a command: SPDK asks for them one after the other ---- */
+/* ---- the address of a command: SPDK asks for it in as many parts as it likes ---- */
 
 static void on_reset_sgl(void *arg, uint32_t offset)
 {
     struct gspdk_cmd *cmd = arg;
 
-    cmd->at_piece = 0;
-    while (cmd->at_piece < cmd->npieces && offset >= cmd->piece[cmd->at_piece].nbytes)
-        offset -= cmd->piece[cmd->at_piece++].nbytes;
-    cmd->at_offset = offset;
+    cmd->at = offset;
 }
 
 static int on_next_sge(void *arg, void **address, uint32_t *nbytes)
 {
     struct gspdk_cmd *cmd = arg;
 
-    if (cmd->at_piece == cmd->npieces) {
-        *address = NULL;
-        *nbytes = 0;
-        return -1;
-    }
-    *address = (char *)cmd->piece[cmd->at_piece].addr + cmd->at_offset;
-    *nbytes = cmd->piece[cmd->at_piece].nbytes - cmd->at_offset;
-    cmd->at_piece++;
-    cmd->at_offset = 0;
+    *address = (char *)cmd->addr + cmd->at;
+    *nbytes = cmd->nbytes - cmd->at;
+    cmd->at = cmd->nbytes;
     return 0;
 }
 
@@ -239,6 +230,7 @@ static gpunvme_err_t submit(struct gspdk_queue *queue, const struct gspdk_ns *ns
     if (!handle)
         return base_fail(GPUNVME_ERR_NO_NAMESPACE, "namespace %u is not there any more", ns->nsid);
     cmd->queue = queue;
+    cmd->nbytes = cmd->nlb * ns->block_size;
     cmd->aborted_ns = 0;
     append(&queue->inflight, cmd); /* before: SPDK may call back at once */
     queue->ninflight++;

@@ -18,6 +18,7 @@ static const struct {
 } schemes[] = {
     {"file", &store_posix},
     {"file", &store_cufile},
+    {"spdk", &store_spdk},
 };
 #define NSCHEMES (sizeof(schemes) / sizeof(schemes[0]))
 
@@ -28,6 +29,7 @@ static const struct {
 } backends[] = {
     {&store_posix, "/path, file:/path"},
     {&store_cufile, "file:/path?backend=cufile"},
+    {&store_spdk, "spdk:BDF/nsid, spdk:/folder of a vfio-user socket"},
 };
 #define NBACKENDS (sizeof(backends) / sizeof(backends[0]))
 

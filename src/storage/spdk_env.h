@@ -129,8 +129,8 @@ gpunvme_err_t gspdk_submit(struct gspdk_queue *queue, const struct gspdk_ns *ns,
 /*
  * Looks for completions and gives one command that has ended, or NULL when there is none: to be
  * called again until then. Errors of a command: the NVMe status; TIMEOUT when its deadline passed
- * (Abort is sent, and half a second later the controller is reset); ABORTED when a reset ended it;
- * REMOVED when the controller is gone.
+ * (Abort is sent, and half a second later the controller is reset; on a vfio-user socket at once);
+ * ABORTED when a reset ended it; REMOVED when the controller is gone.
  */
 struct gspdk_cmd *gspdk_poll(struct gspdk_queue *queue);
 

@@ -111,25 +111,30 @@ static int on_next_sge(void *arg, void **address, uint32_t *nbytes)
 
 /* ---- queues ---- */
 
+static struct spdk_nvme_qpair *new_handle(const struct gspdk_queue *queue)
+{
+    struct spdk_nvme_ctrlr *ctrlr = queue->ctrlr->handle;
+    struct spdk_nvme_io_qpair_opts opts;
+
+    spdk_nvme_ctrlr_get_default_io_qpair_opts(ctrlr, &opts, sizeof(opts));
+    opts.io_queue_size = queue->depth + 1; /* a full ring has one free entry */
+    opts.io_queue_requests = 2 * queue->depth + 2;
+    opts.delay_cmd_submit = true; /* one doorbell for all that a poll finds submitted */
+    return spdk_nvme_ctrlr_alloc_io_qpair(ctrlr, &opts, sizeof(opts));
+}
+
 gpunvme_err_t gspdk_queue_create(struct gspdk_ctrlr *ctrlr, unsigned depth,
                                  struct gspdk_queue **out)
 {
-    struct spdk_nvme_io_qpair_opts opts;
     struct gspdk_queue *queue = calloc(1, sizeof(*queue));
 
     if (!queue)
         return base_fail(GPUNVME_ERR_NOMEM, "a queue");
     queue->ctrlr = ctrlr;
     queue->depth = depth;
-    spdk_nvme_ctrlr_get_default_io_qpair_opts(ctrlr->handle, &opts, sizeof(opts));
-    opts.io_queue_size = depth + 1; /* a full ring has one free entry */
-    opts.io_queue_requests = 2 * depth + 2;
-    opts.delay_cmd_submit = true; /* one doorbell for all that a poll finds submitted */
     gspdk_hush();
     pthread_mutex_lock(&ctrlr->lock);
-    queue->handle = atomic_load(&ctrlr->gone)
-                        ? NULL
-                        : spdk_nvme_ctrlr_alloc_io_qpair(ctrlr->handle, &opts, sizeof(opts));
+    queue->handle = atomic_load(&ctrlr->gone) ? NULL : new_handle(queue);
     if (queue->handle) {
         pthread_mutex_init(&queue->lock, NULL);
         queue->next = ctrlr->queues;
@@ -153,7 +158,8 @@ static void close_handle(struct gspdk_queue *queue)
         spdk_nvme_ctrlr_free_io_qpair(queue->handle);
     queue->handle = NULL;
     while (queue->inflight)
-        finish(queue->inflight, GPUNVME_ERR_REMOVED);
+        finish(queue->inflight,
+               queue->inflight->aborted_ns ? GPUNVME_ERR_TIMEOUT : GPUNVME_ERR_REMOVED);
 }
 
 void gspdk_queue_destroy(struct gspdk_queue *queue)
@@ -175,6 +181,23 @@ void gspdk_queue_destroy(struct gspdk_queue *queue)
     free(queue);
 }
 
+/*
+ * All locks are held. SPDK revives queue pairs, but ends the commands that were in flight only on
+ * the PCI bus: so they are all made anew, which ends them on any transport.
+ */
+static bool reset_all(struct gspdk_ctrlr *ctrlr)
+{
+    if (spdk_nvme_ctrlr_reset(ctrlr->handle))
+        return false;
+    for (struct gspdk_queue *q = ctrlr->queues; q; q = q->next) {
+        close_handle(q);
+        q->handle = new_handle(q);
+        if (!q->handle)
+            return false;
+    }
+    return true;
+}
+
 void gspdk_reset(struct gspdk_ctrlr *ctrlr, unsigned seen)
 {
     pthread_mutex_lock(&ctrlr->lock);
@@ -184,7 +207,7 @@ void gspdk_reset(struct gspdk_ctrlr *ctrlr, unsigned seen)
     }
     for (struct gspdk_queue *q = ctrlr->queues; q; q = q->next)
         pthread_mutex_lock(&q->lock);
-    if (spdk_nvme_ctrlr_reset(ctrlr->handle))
+    if (!reset_all(ctrlr))
         atomic_store(&ctrlr->gone, true);
     atomic_fetch_add(&ctrlr->nresets, 1);
     for (struct gspdk_queue *q = ctrlr->queues; q; q = q->next)
@@ -266,7 +289,10 @@ static void on_aborted(void *arg, const struct spdk_nvme_cpl *cpl)
     (void)cpl;
 }
 
-/* Aborts what is late. False when Abort has not helped, or can't be sent. */
+/*
+ * Aborts what is late. False when Abort has not helped, or can't be sent. SPDK finds the command by
+ * its callback's argument, which its vfio-user transport does not do (it calls a NULL function).
+ */
 static bool see_to_late(struct gspdk_queue *queue, uint64_t now)
 {
     struct gspdk_cmd *next = queue->inflight;
@@ -283,6 +309,8 @@ static bool see_to_late(struct gspdk_queue *queue, uint64_t now)
             continue;
         }
         cmd->aborted_ns = now;
+        if (queue->ctrlr->address.vfio_user)
+            return false;
         if (spdk_nvme_ctrlr_cmd_abort_ext(queue->ctrlr->handle, queue->handle, cmd, on_aborted,
                                           NULL))
             return false;

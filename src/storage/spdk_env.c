@@ -19,10 +19,18 @@
 #include "base/fail.h"
 
 /*
- * SPDK's heap where there are no huge pages, in MiB: address space of a memory file, of which only
- * what is used costs memory. Queues and bounce buffers of all stores are in it.
+ * SPDK's heap where there are no huge pages, in MiB; queues and bounce buffers of all stores are in
+ * it. It is a memory file, of which only what is used costs memory; but vfio pins all of it for
+ * drives on the PCI bus.
  */
-#define HEAP_MIB 1024
+#define HEAP_MIB     1024
+#define HEAP_PCI_MIB 256
+
+/*
+ * Behind an IOMMU a bus address is the CPU's address, and many IOMMUs take 39 bits of it: DPDK's
+ * heap is put below that.
+ */
+#define LOW_ADDRESS (1ull << 37)
 
 static struct {
     pthread_mutex_t lock; /* of everything here; SPDK attaches and detaches one at a time */
@@ -64,7 +72,7 @@ static void on_log(int level, const char *file, const int line, const char *func
     (void)file;
     (void)line;
     (void)func;
-    if (level != SPDK_LOG_ERROR)
+    if (level != SPDK_LOG_ERROR || said[0]) /* the first is the cause of the rest */
         return;
     vsnprintf(said, sizeof(said), format, args);
     said[strcspn(said, "\n")] = 0;
@@ -125,7 +133,9 @@ static gpunvme_err_t start(bool pci)
     opts.no_pci = !pci;
     opts.no_huge = !pci || !has_huge_pages();
     if (opts.no_huge)
-        opts.mem_size = HEAP_MIB;
+        opts.mem_size = pci ? HEAP_PCI_MIB : HEAP_MIB;
+    if (pci)
+        opts.base_virtaddr = LOW_ADDRESS;
     spdk_log_open(on_log);
     gspdk_hush();
     ret = spdk_env_init(&opts);

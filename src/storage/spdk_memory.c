@@ -4,13 +4,15 @@
  *
  * SPDK's vfio-user client gives the server the files of DPDK's own heap and nothing else, so the
  * memory of callers is never reached there. On the PCI bus SPDK has a table of addresses, which
- * spdk_mem_register() adds to; what it says is checked page by page, since a registration can
- * succeed without every part of it being reachable.
+ * spdk_mem_register() adds to.
  */
 #include "storage/spdk_internal.h"
 
+#include <errno.h>
+#include <linux/vfio.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -29,10 +31,44 @@ void gspdk_free(void *ptr)
     spdk_free(ptr);
 }
 
+/*
+ * Has the IOMMU a mapping of [iova, iova + nbytes)? To map it once more fails then, with EEXIST.
+ * The container is DPDK's, whose function this is; its headers are not always installed.
+ */
+int rte_vfio_get_container_fd(void);
+
+static bool is_mapped(const void *ptr, uint64_t iova, uint64_t nbytes)
+{
+    struct vfio_iommu_type1_dma_map map = {
+        .argsz = sizeof(map),
+        .flags = VFIO_DMA_MAP_FLAG_READ | VFIO_DMA_MAP_FLAG_WRITE,
+        .vaddr = (uintptr_t)ptr,
+        .iova = iova,
+        .size = nbytes,
+    };
+    struct vfio_iommu_type1_dma_unmap unmap = {.argsz = sizeof(unmap), .iova = iova};
+    int fd = rte_vfio_get_container_fd();
+
+    unmap.size = nbytes;
+    if (!ioctl(fd, VFIO_IOMMU_MAP_DMA, &map)) {
+        ioctl(fd, VFIO_IOMMU_UNMAP_DMA, &unmap);
+        return false;
+    }
+    return errno == EEXIST;
+}
+
+/*
+ * SPDK goes on when the IOMMU refuses to map memory, as addresses that are too wide, and the
+ * drive's reads then go nowhere. So each page is looked up in SPDK's table and at the IOMMU.
+ */
 static bool reached(uint8_t *from, size_t nbytes)
 {
-    for (size_t at = 0; at < nbytes; at += PAGE_4K) {
-        if (spdk_vtophys(from + at, NULL) == SPDK_VTOPHYS_ERROR)
+    size_t page = ((uintptr_t)from | nbytes) & (PAGE_2M - 1) ? PAGE_4K : PAGE_2M;
+
+    for (size_t at = 0; at < nbytes; at += page) {
+        uint64_t iova = spdk_vtophys(from + at, NULL);
+
+        if (iova == SPDK_VTOPHYS_ERROR || !is_mapped(from + at, iova, page))
             return false;
     }
     return true;
@@ -63,7 +99,8 @@ static bool register_pages(uint8_t *user, uint8_t *from, size_t nbytes, struct g
         out->from = user + (out->alias - from);
         return true;
     }
-    snprintf(out->why_not, sizeof(out->why_not), "SPDK can't map it for the controller%s%.100s",
+    snprintf(out->why_not, sizeof(out->why_not),
+             "SPDK can't map it for the drive%s%.60s; IOMMUs of few bits refuse high addresses",
              gspdk_said()[0] ? ": " : "", gspdk_said());
     return false;
 }
@@ -105,6 +142,9 @@ void gspdk_register(struct gspdk_ctrlr *ctrlr, const struct gpunvme_buf *buf,
     if (ctrlr->address.vfio_user)
         snprintf(out->why_not, sizeof(out->why_not),
                  "SPDK shares only memory of its own with a vfio-user server");
+    else if (!spdk_iommu_is_enabled())
+        snprintf(out->why_not, sizeof(out->why_not),
+                 "without an IOMMU nothing keeps memory other than SPDK's in its place");
     else if (buf->mem == GPUNVME_MEM_GPU && !gpunvme_mem_gpu_is_host())
         register_gpu(buf, out);
     else

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Runs in a guest: random transfers through a store of the spdk backend, compared with memory. Half
+ * of them go to registered memory, which SPDK must reach by itself (p2p: without a GPU, its memory
+ * is host memory), or must say that it does not (bounce).
+ *
+ *   spdk_guest URI COUNT p2p|bounce
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/random.h"
+#include "gpunvme/memory.h"
+#include "gpunvme/storage.h"
+
+#define NBYTES  (8u << 20) /* of the store that are used */
+#define LONGEST (1u << 20)
+
+static uint8_t *oracle;
+static struct gpunvme_buf near, far; /* registered, and not */
+
+static int failed(const char *what)
+{
+    fprintf(stderr, "%s: %s\n", what, gpunvme_err_detail());
+    return 1;
+}
+
+/* One random transfer; whole blocks every other time. */
+static int one(struct gpunvme_store *store, struct base_random *random)
+{
+    uint64_t r = base_random_u64(random);
+    const struct gpunvme_buf *buf = r & 1 ? &near : &far;
+    size_t nbytes = 1 + base_random_below(random, r & 2 ? LONGEST / 2 : 9000);
+    uint64_t offset = base_random_below(random, NBYTES - nbytes);
+    size_t at = base_random_below(random, LONGEST / 2);
+
+    if (r & 4) {
+        offset &= ~4095ull;
+        nbytes = (nbytes + 4095) & ~(size_t)4095;
+        at &= ~(size_t)3;
+    }
+    if (r & 8) {
+        for (size_t i = 0; i < nbytes; i++)
+            oracle[offset + i] = (uint8_t)(base_random_u64(random) >> 32);
+        memcpy((uint8_t *)buf->cpu + at, oracle + offset, nbytes);
+        return gpunvme_store_write(store, offset, (uint8_t *)buf->gpu + at, GPUNVME_MEM_GPU, nbytes,
+                                   NULL)
+                   ? failed("write")
+                   : 0;
+    }
+    if (gpunvme_store_read(store, offset, (uint8_t *)buf->gpu + at, GPUNVME_MEM_GPU, nbytes, NULL))
+        return failed("read");
+    if (!memcmp((uint8_t *)buf->cpu + at, oracle + offset, nbytes))
+        return 0;
+    fprintf(stderr, "%zu bytes at %llu are not what was written\n", nbytes,
+            (unsigned long long)offset);
+    return 1;
+}
+
+static int check_path(struct gpunvme_store *store, enum gpunvme_route route)
+{
+    struct gpunvme_path path;
+
+    gpunvme_store_path(store, &path);
+    printf("%s; %s\n", path.how, path.why_not);
+    printf("read: p2p %llu, bounce %llu; written: p2p %llu, bounce %llu\n",
+           (unsigned long long)path.bytes_read[GPUNVME_ROUTE_P2P],
+           (unsigned long long)path.bytes_read[GPUNVME_ROUTE_BOUNCE],
+           (unsigned long long)path.bytes_written[GPUNVME_ROUTE_P2P],
+           (unsigned long long)path.bytes_written[GPUNVME_ROUTE_BOUNCE]);
+    if (path.gpu_route == route && path.bytes_read[GPUNVME_ROUTE_BOUNCE] &&
+        !path.bytes_read[GPUNVME_ROUTE_P2P] == (route != GPUNVME_ROUTE_P2P))
+        return 0;
+    fprintf(stderr, "this is not the way that was meant\n");
+    return 1;
+}
+
+static int run(struct gpunvme_store *store, unsigned count, enum gpunvme_route route)
+{
+    struct base_random random = {.state = 5};
+
+    if (gpunvme_store_register(store, near.gpu, LONGEST + 4096, GPUNVME_MEM_GPU) ||
+        gpunvme_store_write(store, 0, oracle, GPUNVME_MEM_HOST, NBYTES, NULL))
+        return failed("start");
+    for (unsigned i = 0; i < count; i++)
+        if (one(store, &random))
+            return 1;
+    if (gpunvme_store_flush(store) || gpunvme_store_unregister(store, near.gpu))
+        return failed("end");
+    return check_path(store, route);
+}
+
+int main(int argc, char **argv)
+{
+    struct gpunvme_store *store;
+    int code;
+
+    if (argc != 4)
+        return 2;
+    oracle = calloc(1, NBYTES + 4096);
+    if (!oracle || gpunvme_mem_alloc(LONGEST + 4096, GPUNVME_MEM_GPU, &near) ||
+        gpunvme_mem_alloc(LONGEST + 4096, GPUNVME_MEM_GPU, &far))
+        return failed("memory");
+    if (gpunvme_open(argv[1], GPUNVME_OPEN_WRITE, &store))
+        return failed("open");
+    code = run(store, (unsigned)strtoul(argv[2], NULL, 0),
+               strcmp(argv[3], "p2p") ? GPUNVME_ROUTE_BOUNCE : GPUNVME_ROUTE_P2P);
+    if (gpunvme_close(store))
+        return failed("close");
+    gpunvme_mem_free(&near);
+    gpunvme_mem_free(&far);
+    free(oracle);
+    return code;
+}

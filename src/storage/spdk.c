@@ -24,7 +24,7 @@
 #define DEFAULT_THREADS 4u
 #define WAIT_NS         1000000000u /* of a worker without work, before it looks around */
 #define TAKE            16u         /* pieces at once */
-#define IDLE_POLLS      256u        /* without an end, before others may have the core */
+#define IDLE_POLLS      1024u       /* without an end, before others may have the core */
 #define PROBE_NBYTES    (2u << 20)
 
 #define NLOCKS 1024u
@@ -572,10 +572,14 @@ static gpunvme_err_t open_namespace(struct gpunvme_store *store, struct spdk *sp
         return err;
     spdk->nbytes = spdk->ns.nblocks * spdk->ns.block_size;
     spdk->depth = o->depth ? o->depth : DEFAULT_DEPTH;
+    if (spdk->depth > spdk->ns.max_depth)
+        spdk->depth = spdk->ns.max_depth;
     spdk->timeout_ns = o->timeout_ns - o->timeout_ns / 4; /* its end is known before the wait's */
     spdk->chunk = o->chunk_nbytes ? o->chunk_nbytes : DEFAULT_CHUNK;
     if (spdk->chunk > spdk->ns.max_transfer)
         spdk->chunk = power_of_two_up_to(spdk->ns.max_transfer);
+    if (spdk->chunk < spdk->ns.block_size)
+        spdk->chunk = spdk->ns.block_size;
     store->block_size = spdk->ns.block_size;
     store->threads = o->threads ? o->threads : default_threads();
     probe_gpu(store);

@@ -315,6 +315,8 @@ gpunvme_err_t gspdk_namespace(struct gspdk_ctrlr *ctrlr, uint32_t nsid, struct g
     out->nsid = nsid;
     out->block_size = spdk_nvme_ns_get_sector_size(ns);
     out->nblocks = spdk_nvme_ns_get_num_sectors(ns);
+    out->max_depth = spdk_nvme_ctrlr_get_regs_cap(ctrlr->handle).bits.mqes; /* 0's based, and one
+                                                                               entry stays free */
     out->max_transfer = spdk_nvme_ns_get_max_io_xfer_size(ns);
     out->has_flush = spdk_nvme_ns_get_flags(ns) & SPDK_NVME_NS_FLUSH_SUPPORTED;
     copy_text(out->model, data->mn, sizeof(data->mn));

@@ -44,6 +44,7 @@ struct gspdk_ns {
     uint32_t nsid;
     uint32_t block_size;   /* bytes */
     uint64_t nblocks;      /* */
+    uint32_t max_depth;    /* commands of a queue: the controller's MQES */
     uint32_t max_transfer; /* bytes of one command that SPDK need not split */
     bool has_flush;        /* it has a volatile write cache */
     char model[41], serial[21];

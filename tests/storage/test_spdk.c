@@ -205,8 +205,8 @@ static void random_reads_and_writes_give_what_memory_would(void **state)
 static void so_they_do_with_blocks_of_4096_bytes_and_small_pieces(void **state)
 {
     (void)state;
-    serve("sim:size=4M,block=4096");
-    random_operations("?threads=1,depth=3,chunk=8K", 1000);
+    serve("sim:size=4M,block=4096,mqes=7");
+    random_operations("?threads=1,depth=300,chunk=8K", 1000);
 }
 
 static void batches_of_thousands_end_each_by_itself(void **state)

@@ -282,7 +282,7 @@ static void writers_that_share_blocks_lose_nothing(void **state)
     uint8_t bytes[WRITERS * SHARE * STRIPES];
 
     (void)state;
-    serve("sim:size=1M,block=4096,threads=2,fault=delay=50us:p=0.3");
+    serve("sim:size=1M,block=4096,fault=delay=50us:p=0.3");
     open_with("?threads=3,chunk=4K");
     for (unsigned i = 0; i < WRITERS; i++) {
         writers[i].index = i;

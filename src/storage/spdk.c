@@ -17,6 +17,7 @@
 #include "base/fail.h"
 #include "gpunvme/memory.h"
 #include "storage/crew.h"
+#include "storage/futex.h"
 #include "storage/spdk_env.h"
 
 #define DEFAULT_DEPTH   64u
@@ -393,7 +394,7 @@ static void work(struct crew_worker *crew_worker)
 
         if (room)
             n = crew_take(crew_worker, pieces, room, spdk->chunk, busy ? 0 : WAIT_NS, &stop);
-        w->deadline_ns = gspdk_now_ns() + spdk->timeout_ns;
+        w->deadline_ns = futex_now() + spdk->timeout_ns;
         for (size_t i = 0; i < n; i++)
             begin(crew_worker, &pieces[i]);
         if (w->again)
@@ -565,7 +566,7 @@ static gpunvme_err_t open_namespace(struct gpunvme_store *store, struct spdk *sp
     if (!err && address.nsid && o->nsid && address.nsid != o->nsid)
         err = base_fail(GPUNVME_ERR_URI, "%s: two namespaces", store->uri.text);
     if (!err)
-        err = gspdk_attach(&address, &spdk->ctrlr);
+        err = gspdk_attach(&address, o->timeout_ns, &spdk->ctrlr);
     if (!err)
         err = gspdk_namespace(spdk->ctrlr, address.nsid ? address.nsid : o->nsid, &spdk->ns);
     if (err)

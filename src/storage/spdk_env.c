@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <spdk/log.h>
@@ -50,14 +49,6 @@ const char *gspdk_said(void)
 void gspdk_hush(void)
 {
     said[0] = 0;
-}
-
-uint64_t gspdk_now_ns(void)
-{
-    struct timespec ts;
-
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000 + (uint64_t)ts.tv_nsec;
 }
 
 const char *gspdk_version(void)
@@ -177,6 +168,7 @@ static gpunvme_err_t connect_ctrlr(struct gspdk_ctrlr *ctrlr)
     struct spdk_nvme_transport_id trid;
     struct spdk_nvme_ctrlr_opts opts;
     const struct gspdk_address *address = &ctrlr->address;
+    struct gspdk_guard *guard;
 
     memset(&trid, 0, sizeof(trid));
     spdk_nvme_trid_populate_transport(&trid, address->vfio_user ? SPDK_NVME_TRANSPORT_VFIOUSER
@@ -191,7 +183,9 @@ static gpunvme_err_t connect_ctrlr(struct gspdk_ctrlr *ctrlr)
     opts.admin_timeout_ms = 10000;
     opts.disable_error_logging = true;
     gspdk_hush();
+    guard = gspdk_guard(address, ctrlr->timeout_ns);
     ctrlr->handle = spdk_nvme_connect(&trid, &opts, sizeof(opts));
+    gspdk_guard_end(guard);
     if (!ctrlr->handle)
         return base_fail(GPUNVME_ERR_NOT_FOUND, "spdk:%s: SPDK can't attach%s%s%s", address->where,
                          said[0] ? ": " : "", said,
@@ -211,7 +205,8 @@ static gpunvme_err_t check_socket(const struct gspdk_address *address)
     return GPUNVME_OK;
 }
 
-static gpunvme_err_t attach(const struct gspdk_address *address, struct gspdk_ctrlr **out)
+static gpunvme_err_t attach(const struct gspdk_address *address, uint64_t timeout_ns,
+                            struct gspdk_ctrlr **out)
 {
     struct gspdk_ctrlr *ctrlr;
     gpunvme_err_t err = address->vfio_user ? check_socket(address) : GPUNVME_OK;
@@ -224,6 +219,7 @@ static gpunvme_err_t attach(const struct gspdk_address *address, struct gspdk_ct
     if (!ctrlr)
         return base_fail(GPUNVME_ERR_NOMEM, "spdk:%s", address->where);
     ctrlr->address = *address;
+    ctrlr->timeout_ns = timeout_ns;
     pthread_mutex_init(&ctrlr->lock, NULL);
     err = connect_ctrlr(ctrlr);
     if (err) {
@@ -247,14 +243,15 @@ static struct gspdk_ctrlr *find(const struct gspdk_address *address)
     return ctrlr;
 }
 
-gpunvme_err_t gspdk_attach(const struct gspdk_address *address, struct gspdk_ctrlr **out)
+gpunvme_err_t gspdk_attach(const struct gspdk_address *address, uint64_t timeout_ns,
+                           struct gspdk_ctrlr **out)
 {
     gpunvme_err_t err = GPUNVME_OK;
 
     pthread_mutex_lock(&env.lock);
     *out = find(address);
     if (!*out)
-        err = attach(address, out);
+        err = attach(address, timeout_ns, out);
     if (!err)
         (*out)->nusers++;
     pthread_mutex_unlock(&env.lock);
@@ -264,6 +261,7 @@ gpunvme_err_t gspdk_attach(const struct gspdk_address *address, struct gspdk_ctr
 void gspdk_detach(struct gspdk_ctrlr *ctrlr)
 {
     struct gspdk_ctrlr **link = &env.ctrlrs;
+    struct gspdk_guard *guard;
 
     if (!ctrlr)
         return;
@@ -275,7 +273,9 @@ void gspdk_detach(struct gspdk_ctrlr *ctrlr)
     while (*link != ctrlr)
         link = &(*link)->next;
     *link = ctrlr->next;
+    guard = gspdk_guard(&ctrlr->address, ctrlr->timeout_ns);
     spdk_nvme_detach(ctrlr->handle);
+    gspdk_guard_end(guard);
     pthread_mutex_unlock(&env.lock);
     pthread_mutex_destroy(&ctrlr->lock);
     free(ctrlr);

@@ -28,11 +28,13 @@ struct gspdk_ctrlr;
  * undone by one detach. The first starts the environment, in one of two ways that hold for the
  * rest of the process: with the PCI bus, if it names a PCI function, else without. So a process
  * that uses both opens the PCI function first; the other order is UNSUPPORTED with this as its
- * detail. Huge pages are taken if there are free ones, else ordinary memory.
+ * detail. What goes over a vfio-user socket, now and at a reset, has `timeout_ns` for it. Huge
+ * pages are taken if there are free ones, else ordinary memory.
  *
  * Errors: NOT_FOUND (nothing there), UNSUPPORTED, NOMEM, IO with what SPDK said.
  */
-gpunvme_err_t gspdk_attach(const struct gspdk_address *address, struct gspdk_ctrlr **out);
+gpunvme_err_t gspdk_attach(const struct gspdk_address *address, uint64_t timeout_ns,
+                           struct gspdk_ctrlr **out);
 
 /* All queues must be gone. NULL is fine. */
 void gspdk_detach(struct gspdk_ctrlr *ctrlr);
@@ -52,9 +54,6 @@ struct gspdk_ns {
 
 /* The namespace, 0 for the first active one. NO_NAMESPACE; FORMAT if it has metadata. */
 gpunvme_err_t gspdk_namespace(struct gspdk_ctrlr *ctrlr, uint32_t nsid, struct gspdk_ns *out);
-
-/* CLOCK_MONOTONIC: what deadlines are of. */
-uint64_t gspdk_now_ns(void);
 
 /* ---- memory ---- */
 
@@ -100,7 +99,7 @@ struct gspdk_cmd {
     enum gspdk_op op;
     uint64_t lba;
     uint32_t nlb;         /* blocks; 0 for a flush */
-    uint64_t deadline_ns; /* of CLOCK_MONOTONIC; UINT64_MAX: none */
+    uint64_t deadline_ns; /* as futex_now(); UINT64_MAX: none */
 
     void *addr; /* of the blocks, a multiple of 4 that SPDK reaches */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * What spdk_env.c, spdk_memory.c and spdk_queue.c share.
+ * What spdk_env.c, spdk_guard.c, spdk_memory.c and spdk_queue.c share.
  */
 #ifndef STORAGE_SPDK_INTERNAL_H
 #define STORAGE_SPDK_INTERNAL_H
@@ -15,6 +15,7 @@
 
 struct gspdk_ctrlr {
     struct gspdk_address address;
+    uint64_t timeout_ns; /* of attach, detach and reset over a socket */
     struct spdk_nvme_ctrlr *handle;
     unsigned nusers;          /* under the environment's lock */
     struct gspdk_ctrlr *next; /* likewise */
@@ -30,6 +31,14 @@ struct gspdk_ctrlr {
     _Atomic bool gone;          /* a reset failed: no command reaches it any more */
     _Atomic uint64_t admin_ns;  /* when the admin queue was looked at last */
 };
+
+/*
+ * From gspdk_guard() to gspdk_guard_end(): when it takes longer than that, the socket is shut down.
+ * Nothing on the PCI bus, where SPDK's own deadlines hold. NULL is fine.
+ */
+struct gspdk_guard;
+struct gspdk_guard *gspdk_guard(const struct gspdk_address *address, uint64_t timeout_ns);
+void gspdk_guard_end(struct gspdk_guard *guard);
 
 /* Resets the controller unless it was reset since `seen`. No lock may be held. */
 void gspdk_reset(struct gspdk_ctrlr *ctrlr, unsigned seen);

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/fail.h"
+#include "storage/futex.h"
 #include "storage/spdk_internal.h"
 
 #define LOOK_EVERY_NS  5000000   /* at deadlines and at the admin queue */
@@ -200,6 +201,8 @@ static bool reset_all(struct gspdk_ctrlr *ctrlr)
 
 void gspdk_reset(struct gspdk_ctrlr *ctrlr, unsigned seen)
 {
+    struct gspdk_guard *guard;
+
     pthread_mutex_lock(&ctrlr->lock);
     if (atomic_load(&ctrlr->nresets) != seen || atomic_load(&ctrlr->gone)) {
         pthread_mutex_unlock(&ctrlr->lock);
@@ -207,8 +210,10 @@ void gspdk_reset(struct gspdk_ctrlr *ctrlr, unsigned seen)
     }
     for (struct gspdk_queue *q = ctrlr->queues; q; q = q->next)
         pthread_mutex_lock(&q->lock);
+    guard = gspdk_guard(&ctrlr->address, ctrlr->timeout_ns);
     if (!reset_all(ctrlr))
         atomic_store(&ctrlr->gone, true);
+    gspdk_guard_end(guard);
     atomic_fetch_add(&ctrlr->nresets, 1);
     for (struct gspdk_queue *q = ctrlr->queues; q; q = q->next)
         pthread_mutex_unlock(&q->lock);
@@ -343,7 +348,7 @@ static bool poll_handle(struct gspdk_queue *queue)
     fine = spdk_nvme_qpair_process_completions(queue->handle, 0) >= 0;
     if (queue->npolls++ % POLLS_A_LOOK)
         return fine;
-    now = gspdk_now_ns();
+    now = futex_now();
     if (now - queue->looked_ns < LOOK_EVERY_NS)
         return fine;
     queue->looked_ns = now;

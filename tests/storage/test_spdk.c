@@ -11,7 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -362,6 +364,20 @@ static void a_server_that_leaves_ends_all_that_is_in_flight(void **state)
     free(ios);
 }
 
+static void a_server_that_never_answers_is_given_up(void **state)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+
+    (void)state;
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s/cntrl", folder);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)) | listen(fd, 1), 0);
+    snprintf(uri, sizeof(uri), "spdk:%s?timeout=300ms", folder);
+    assert_int_equal(gpunvme_open(uri, 0, &store), GPUNVME_ERR_NOT_FOUND);
+    close(fd);
+    unlink(address.sun_path);
+}
+
 static void a_drive_that_came_back_is_opened_anew(void **state)
 {
     uint8_t bytes[512] = {1, 2, 3}, back[512] = {0};
@@ -476,6 +492,7 @@ int main(void)
         TEST(a_status_of_the_drive_is_told_with_its_place),
         TEST(a_lost_command_ends_in_time_and_the_drive_goes_on),
         TEST(a_server_that_leaves_ends_all_that_is_in_flight),
+        TEST(a_server_that_never_answers_is_given_up),
         TEST(a_drive_that_came_back_is_opened_anew),
         TEST(stores_share_a_controller),
         TEST(a_flush_goes_to_drives_that_have_a_cache),

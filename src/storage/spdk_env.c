@@ -233,12 +233,11 @@ static gpunvme_err_t attach(const struct gspdk_address *address, uint64_t timeou
     return GPUNVME_OK;
 }
 
-/* One that is gone is not shared any more: who opens it again wants the one that came back. */
 static struct gspdk_ctrlr *find(const struct gspdk_address *address)
 {
     struct gspdk_ctrlr *ctrlr = env.ctrlrs;
 
-    while (ctrlr && (atomic_load(&ctrlr->gone) || strcmp(ctrlr->address.where, address->where)))
+    while (ctrlr && strcmp(ctrlr->address.where, address->where))
         ctrlr = ctrlr->next;
     return ctrlr;
 }
@@ -252,7 +251,13 @@ gpunvme_err_t gspdk_attach(const struct gspdk_address *address, uint64_t timeout
     *out = find(address);
     if (!*out)
         err = attach(address, timeout_ns, out);
-    if (!err)
+    else if (atomic_load(&(*out)->gone)) /* SPDK would give the same one again */
+        err = base_fail(GPUNVME_ERR_BUSY,
+                        "spdk:%s was removed: close the stores that still have it open",
+                        address->where);
+    if (err)
+        *out = NULL;
+    else
         (*out)->nusers++;
     pthread_mutex_unlock(&env.lock);
     return err;
@@ -279,13 +284,6 @@ void gspdk_detach(struct gspdk_ctrlr *ctrlr)
     pthread_mutex_unlock(&env.lock);
     pthread_mutex_destroy(&ctrlr->lock);
     free(ctrlr);
-}
-
-gpunvme_err_t gspdk_state(struct gspdk_ctrlr *ctrlr)
-{
-    if (!atomic_load(&ctrlr->gone))
-        return GPUNVME_OK;
-    return base_fail(GPUNVME_ERR_REMOVED, "spdk:%s failed a reset", ctrlr->address.where);
 }
 
 /* A field of Identify: blanks at its end, no NUL. */

@@ -31,16 +31,14 @@ struct gspdk_ctrlr;
  * detail. What goes over a vfio-user socket, now and at a reset, has `timeout_ns` for it. Huge
  * pages are taken if there are free ones, else ordinary memory.
  *
- * Errors: NOT_FOUND (nothing there), UNSUPPORTED, NOMEM, IO with what SPDK said.
+ * Errors: NOT_FOUND (nothing there, with what SPDK said), UNSUPPORTED, NOMEM, BUSY (removed, and
+ * still attached).
  */
 gpunvme_err_t gspdk_attach(const struct gspdk_address *address, uint64_t timeout_ns,
                            struct gspdk_ctrlr **out);
 
 /* All queues must be gone. NULL is fine. */
 void gspdk_detach(struct gspdk_ctrlr *ctrlr);
-
-/* REMOVED once the controller is gone for good: it failed a reset. */
-gpunvme_err_t gspdk_state(struct gspdk_ctrlr *ctrlr);
 
 struct gspdk_ns {
     uint32_t nsid;

@@ -339,6 +339,7 @@ static void a_server_that_leaves_ends_all_that_is_in_flight(void **state)
     enum { N = 200 };
     struct gpunvme_io *ios = calloc(N, sizeof(*ios)), *ended[N];
     uint8_t *bytes = malloc(N * 512ul);
+    struct gpunvme_store *other;
     struct gpunvme_batch *batch;
     size_t n;
 
@@ -359,7 +360,12 @@ static void a_server_that_leaves_ends_all_that_is_in_flight(void **state)
     assert_int_equal(gpunvme_store_read(store, 0, bytes, GPUNVME_MEM_HOST, 512, NULL),
                      GPUNVME_ERR_REMOVED);
     assert_done(gpunvme_batch_destroy(batch));
+    gpunvme_sim_destroy(sim);
+    serve("sim:size=4M");
+    assert_int_equal(gpunvme_open(uri, 0, &other), GPUNVME_ERR_BUSY);
     close_store();
+    assert_done(gpunvme_open(uri, 0, &other)); /* the one that came back */
+    assert_done(gpunvme_close(other));
     free(bytes);
     free(ios);
 }

@@ -25,7 +25,7 @@
 #define DEFAULT_THREADS 4u
 #define WAIT_NS         1000000000u /* of a worker without work, before it looks around */
 #define TAKE            16u         /* pieces at once */
-#define IDLE_POLLS      1024u       /* without an end, before others may have the core */
+#define IDLE_POLLS      4096u       /* without an end, before others may have the core */
 #define PROBE_NBYTES    (2u << 20)
 
 #define NLOCKS 1024u

@@ -480,6 +480,10 @@ static void do_request(const struct cufile_io_params *request, struct cufile_io_
     event->cookie = request->cookie;
     event->status = n < 0 ? CUFILE_IO_FAILED : CUFILE_IO_COMPLETE;
     event->ret = n == -1 ? (size_t)-errno : (size_t)n;
+    if (n == -FAKE_CUFILE_TIMED_OUT) {
+        event->status = CUFILE_IO_TIMEOUT;
+        event->ret = request->batch.size;
+    }
 }
 
 EXPORT struct cufile_error cuFileBatchIOGetStatus(void *handle, unsigned min, unsigned *n,

@@ -399,6 +399,18 @@ static void an_errno_of_a_write_is_the_error_of_the_transfer(void **state)
     closed(store);
 }
 
+static void a_write_that_moves_nothing_is_no_success(void **state)
+{
+    struct gpunvme_store *store = opened("");
+    size_t done = 99;
+
+    (void)state;
+    fake_set("SHORT", "0");
+    assert_int_equal(gpunvme_store_write(store, 0, memory, GPU, 4096, &done), GPUNVME_ERR_NOSPC);
+    assert_int_equal(done, 0);
+    closed(store);
+}
+
 static void an_interrupted_call_is_made_again(void **state)
 {
     struct gpunvme_store *store = opened("");
@@ -672,6 +684,14 @@ static void a_request_of_a_batch_that_fails_is_tried_by_itself(void **state)
     assert_int_equal(fake_calls("cuFileRead"), 1);
 }
 
+static void a_request_that_timed_out_is_not_taken_for_done(void **state)
+{
+    (void)state;
+    fake_set("FAIL", "request=6000@17");
+    assert_int_equal(many_reads(",batch=1"), 0);
+    assert_int_equal(fake_calls("cuFileRead"), 1);
+}
+
 static void a_request_that_fails_by_itself_too_fails_alone(void **state)
 {
     (void)state;
@@ -735,6 +755,7 @@ static const struct CMUnitTest tests[] = {
     TEST(memory_that_is_still_registered_is_let_go_by_close),
     TEST(every_error_of_a_read_is_told_and_no_bytes_are_claimed),
     TEST(an_errno_of_a_write_is_the_error_of_the_transfer),
+    TEST(a_write_that_moves_nothing_is_no_success),
     TEST(an_interrupted_call_is_made_again),
     TEST(an_error_in_the_middle_leaves_the_bytes_before_it),
     TEST(a_write_without_room_tells_how_much_was_written),
@@ -753,6 +774,7 @@ static const struct CMUnitTest tests[] = {
     TEST(batches_are_used_when_asked_for),
     TEST(batches_are_not_used_unasked),
     TEST(a_request_of_a_batch_that_fails_is_tried_by_itself),
+    TEST(a_request_that_timed_out_is_not_taken_for_done),
     TEST(a_request_that_fails_by_itself_too_fails_alone),
     TEST(parts_of_a_batch_that_moved_less_are_completed),
     TEST(a_batch_that_can_not_be_submitted_is_done_by_single_calls),

@@ -119,6 +119,13 @@ static void an_error_of_a_later_library_is_an_error_with_its_number(void **state
     assert_detail_has("5999");
 }
 
+static void an_error_with_its_sign_changed_is_the_same(void **state)
+{
+    (void)state;
+    assert_int_equal(cufile_fail((struct cufile_error){-5025, 0}, "cuFileX"),
+                     GPUNVME_ERR_PERMISSION);
+}
+
 static void an_error_of_cuda_tells_its_number(void **state)
 {
     (void)state;
@@ -399,7 +406,7 @@ static void a_file_on_tmpfs_is_expected_through_host_memory(void **state)
 
     (void)state;
     assert_false(cufile_expect_direct(&p2p, &on_tmpfs, true, why, sizeof(why)));
-    assert_non_null(strstr(why, "no direct path to tmpfs"));
+    assert_non_null(strstr(why, "cuFile has no direct path to tmpfs"));
 }
 
 static void a_file_without_o_direct_is_expected_through_host_memory(void **state)
@@ -554,6 +561,7 @@ int main(void)
         TEST(a_library_without_a_function_that_all_have_is_refused_by_its_name),
         TEST(every_error_of_cufile_has_a_name_and_says_what_to_do),
         TEST(an_error_of_a_later_library_is_an_error_with_its_number),
+        TEST(an_error_with_its_sign_changed_is_the_same),
         TEST(an_error_of_cuda_tells_its_number),
         TEST(a_transfer_that_gave_minus_one_has_the_errno),
         TEST(a_transfer_that_gave_an_error_of_cufile_is_told_by_its_name),

@@ -2,8 +2,8 @@
  *
  * The wall around libcufile, NVIDIA's library of GPUDirect Storage. It is loaded at run time, so
  * a build needs neither it nor its header: the declarations here are our own, of the ABI that the
- * "cuFile API Reference Guide" documents, and hold for the versions 1.0 to 1.20 (libcufile.so.0).
- * Knows nothing of stores.
+ * "cuFile API Reference Guide" documents; layouts and numbers are those of the headers
+ * of 1.14, 1.15 and 1.20 (libcufile.so.0). Knows nothing of stores.
  *
  * Behind the wall a call gives a struct cufile_error or a negative number; in front of it there
  * are gpunvme_err_t and a detail that says what to do (cufile_fail(), cufile_fail_io()).

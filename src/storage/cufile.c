@@ -177,9 +177,9 @@ static gpunvme_err_t cufile_open(struct gpunvme_store *store)
     store->priv = cufile;
     cufile->fd = cufile->direct_fd = -1;
     pthread_mutex_init(&cufile->edge, NULL);
-    err = open_files(store, cufile);
+    err = open_driver(store, cufile); /* first: a file is not created in vain */
     if (!err)
-        err = open_driver(store, cufile);
+        err = open_files(store, cufile);
     if (!err)
         err = register_file(store, cufile);
     if (!err) {

@@ -464,6 +464,18 @@ static void opening_what_is_not_there_is_not_found(void **state)
                      GPUNVME_ERR_NOT_FOUND);
 }
 
+static void where_cufile_does_not_work_no_file_is_created(void **state)
+{
+    struct gpunvme_store *store;
+
+    (void)state;
+    unlink(path);
+    fake_set("FAIL", "cuFileDriverOpen=5033");
+    assert_int_equal(open_with("", GPUNVME_OPEN_WRITE | GPUNVME_OPEN_CREATE, &store),
+                     GPUNVME_ERR_UNSUPPORTED);
+    assert_int_equal(access(path, F_OK), -1);
+}
+
 static void a_folder_is_refused(void **state)
 {
     struct gpunvme_store *store;
@@ -760,6 +772,7 @@ static const struct CMUnitTest tests[] = {
     TEST(an_error_in_the_middle_leaves_the_bytes_before_it),
     TEST(a_write_without_room_tells_how_much_was_written),
     TEST(opening_what_is_not_there_is_not_found),
+    TEST(where_cufile_does_not_work_no_file_is_created),
     TEST(a_folder_is_refused),
     TEST(a_file_that_cufile_refuses_is_told_and_nothing_is_left),
     TEST(a_file_that_udev_does_not_know_is_refused_with_the_remedy),

@@ -30,6 +30,10 @@ static const struct {
     {&store_posix, "/path, file:/path"},
     {&store_cufile, "file:/path?backend=cufile"},
     {&store_spdk, "spdk:BDF/nsid, spdk:/folder of a vfio-user socket"},
+    {"file", "posix", &store_posix},
+    {"nvme", "nvme", &store_nvme},
+    {"vfio-user", "nvme", &store_nvme},
+    {"sim", "nvme", &store_nvme},
 };
 #define NBACKENDS (sizeof(backends) / sizeof(backends[0]))
 

@@ -1,0 +1,551 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The nvme backend: namespaces that this library drives itself. Each worker of the crew has a queue
+ * pair and keeps up to `depth` commands in flight there. A thread that waits for one short transfer
+ * of its own does it by itself, on a worker's queue.
+ */
+#include <inttypes.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/fail.h"
+#include "base/relax.h"
+#include "storage/futex.h"
+#include "storage/nvme_gpu.h"
+#include "storage/nvme_store.h"
+
+#define DEFAULT_CHUNK (128u << 10)
+#define DEFAULT_DEPTH 32u
+#define MIN_ENTRIES   256u
+#define BOUNCE_NBYTES (8u << 20) /* of a worker, about */
+#define CALLER_DEPTH  1u
+#define WORK_WAIT_NS  1000000000u /* of a worker without work, before it looks around */
+#define SPIN_NS       50000u      /* of commands that are in flight, before it sleeps */
+#define SLEEP_NS      20000u
+#define MAX_SLEEP_NS  100000u
+#define LOOK_NS       5000000u /* without a completion, before it looks after the controller */
+#define PROBE_NBYTES  (64u << 10)
+
+struct nvme_worker {
+    struct gpunvme_ioq *ioq;
+    struct nvme_bounces bounces;
+    struct nvme_slot *slots; /* depth of them */
+    struct nvme_slot **busy; /* the first nbusy; then those that are free */
+    unsigned nbusy;
+};
+
+/* For a thread that does its own transfer. */
+struct nvme_caller {
+    _Atomic bool taken;
+    struct nvme_bounces bounces;
+    struct nvme_slot slot;
+};
+
+/* How long whoever has commands in flight has seen nothing happen. */
+struct lull {
+    uint64_t since, looked, seen;
+};
+
+/*
+ * Nothing has happened: spins at first, then sleeps, longer and longer, and now and then looks
+ * whether the controller is still there. What it finds, the commands are told.
+ */
+static void wait_a_little(struct nvme_store *s, struct gpunvme_ioq *ioq, struct lull *lull,
+                          uint64_t now)
+{
+    uint64_t waited;
+
+    if (!lull->since)
+        lull->since = lull->looked = now;
+    waited = now - lull->since;
+    if (now - lull->looked >= LOOK_NS) {
+        gpunvme_ctrl_check(s->ctrl);
+        lull->looked = now;
+    }
+    if (waited < SPIN_NS) {
+        base_relax();
+    } else {
+        uint64_t ns = waited / 8;
+
+        gpunvme_ioq_sleep(ioq, &lull->seen,
+                          ns < SLEEP_NS       ? SLEEP_NS
+                          : ns > MAX_SLEEP_NS ? MAX_SLEEP_NS
+                                              : ns);
+    }
+}
+
+/* ---- Workers ----------------------------------------------------------------------------------
+ */
+
+static unsigned take(struct crew_worker *worker, struct nvme_worker *w, uint32_t depth,
+                     size_t chunk, bool *stop)
+{
+    struct crew_piece pieces[64];
+    unsigned room = depth - w->nbusy, n;
+
+    if (room > 64)
+        room = 64;
+    if (!room)
+        return 0;
+    n = (unsigned)crew_take(worker, pieces, room, chunk, w->nbusy ? 0 : WORK_WAIT_NS, stop);
+    for (unsigned i = 0; i < n; i++)
+        nvme_slot_begin(w->busy[w->nbusy++], &pieces[i]);
+    return n;
+}
+
+/* Whether anything happened. */
+static bool turn_all(struct nvme_worker *w, uint64_t now)
+{
+    bool moved = false;
+
+    for (unsigned i = 0; i < w->nbusy;) {
+        struct nvme_slot *slot = w->busy[i];
+
+        moved |= nvme_slot_turn(slot, now);
+        if (slot->state != SLOT_ENDED) {
+            i++;
+            continue;
+        }
+        w->busy[i] = w->busy[--w->nbusy];
+        w->busy[w->nbusy] = slot;
+        crew_end(&slot->piece, slot->err, slot->done);
+    }
+    return moved;
+}
+
+static void work(struct crew_worker *worker)
+{
+    struct nvme_store *s = worker->store->priv;
+    struct nvme_worker *w = worker->state;
+    struct lull lull = {0};
+    bool stop = false;
+
+    while (!stop) {
+        bool moved = take(worker, w, s->depth, s->chunk, &stop);
+        uint64_t now = futex_now();
+
+        moved |= turn_all(w, now);
+        if (moved || !w->nbusy)
+            lull.since = 0;
+        else
+            wait_a_little(s, w->ioq, &lull, now);
+    }
+}
+
+static void free_worker(struct nvme_store *s, struct nvme_worker *w)
+{
+    if (!w)
+        return;
+    for (unsigned i = 0; w->slots && i < s->depth; i++)
+        nvme_slot_free(&w->slots[i]);
+    nvme_bounces_free(s, &w->bounces);
+    if (w->ioq)
+        gpunvme_ioq_delete(w->ioq);
+    free(w->slots);
+    free(w->busy);
+    free(w);
+}
+
+static void init_slot(struct gpunvme_store *store, struct nvme_slot *slot, struct gpunvme_ioq *ioq,
+                      struct nvme_bounces *bounces, size_t claim)
+{
+    memset(slot, 0, sizeof(*slot));
+    slot->store = store;
+    slot->s = store->priv;
+    slot->ioq = ioq;
+    slot->bounces = bounces;
+    slot->claim = claim;
+    slot->bounce = -1;
+}
+
+static gpunvme_err_t make_worker(struct gpunvme_store *store, unsigned index, struct nvme_worker *w)
+{
+    struct nvme_store *s = store->priv;
+    unsigned nbounces = (unsigned)(BOUNCE_NBYTES / s->chunk);
+    gpunvme_err_t err = gpunvme_ioq_create(s->ctrl, s->entries, &w->ioq);
+
+    if (err)
+        return err;
+    w->slots = calloc(s->depth, sizeof(w->slots[0]));
+    w->busy = calloc(s->depth, sizeof(struct nvme_slot *));
+    if (!w->slots || !w->busy)
+        return base_fail(GPUNVME_ERR_NOMEM, "%u slots", s->depth);
+    if (nbounces < 4)
+        nbounces = 4;
+    if (nbounces > s->depth)
+        nbounces = s->depth;
+    err = nvme_bounces_init(s, &w->bounces, nbounces);
+    for (unsigned i = 0; i < s->depth && !err; i++) {
+        init_slot(store, &w->slots[i], w->ioq, &w->bounces, (size_t)index * s->depth + i);
+        w->busy[i] = &w->slots[i];
+    }
+    return err;
+}
+
+static gpunvme_err_t prepare(struct crew_worker *worker)
+{
+    struct nvme_store *s = worker->store->priv;
+    struct nvme_worker *w = calloc(1, sizeof(*w));
+    struct base_failure failure;
+    gpunvme_err_t err;
+
+    if (!w)
+        return base_fail(GPUNVME_ERR_NOMEM, "a worker");
+    err = make_worker(worker->store, worker->index, w);
+    if (err) {
+        base_keep(&failure, err);
+        free_worker(s, w);
+        return base_restore(&failure);
+    }
+    worker->state = w;
+    s->workers[worker->index] = w;
+    return GPUNVME_OK;
+}
+
+static void release(struct crew_worker *worker)
+{
+    free_worker(worker->store->priv, worker->state);
+}
+
+static const struct crew_ops crew_ops = {.prepare = prepare, .release = release, .work = work};
+
+/* ---- Threads that do their own transfer --------------------------------------------------------
+ */
+
+static gpunvme_err_t make_callers(struct gpunvme_store *store)
+{
+    struct nvme_store *s = store->priv;
+
+    s->callers = calloc(NVME_CALLERS, sizeof(s->callers[0]));
+    if (!s->callers)
+        return base_fail(GPUNVME_ERR_NOMEM, "slots of callers");
+    for (unsigned i = 0; i < NVME_CALLERS; i++) {
+        struct nvme_caller *c = &s->callers[i];
+        gpunvme_err_t err = nvme_bounces_init(s, &c->bounces, CALLER_DEPTH);
+
+        if (err)
+            return err;
+        init_slot(store, &c->slot, s->workers[i % store->threads]->ioq, &c->bounces,
+                  (size_t)store->threads * s->depth + i);
+    }
+    return GPUNVME_OK;
+}
+
+static void free_callers(struct nvme_store *s)
+{
+    for (unsigned i = 0; s->callers && i < NVME_CALLERS; i++) {
+        nvme_slot_free(&s->callers[i].slot);
+        nvme_bounces_free(s, &s->callers[i].bounces);
+    }
+    free(s->callers);
+}
+
+static struct nvme_caller *take_caller(struct nvme_store *s)
+{
+    for (unsigned i = 0; i < NVME_CALLERS; i++)
+        if (!atomic_exchange_explicit(&s->callers[i].taken, true, memory_order_acquire))
+            return &s->callers[i];
+    return NULL;
+}
+
+static void run_to_end(struct nvme_store *s, struct nvme_slot *slot)
+{
+    struct lull lull = {0};
+
+    while (slot->state != SLOT_ENDED) {
+        uint64_t now = futex_now();
+
+        if (nvme_slot_turn(slot, now))
+            lull.since = 0;
+        else
+            wait_a_little(s, slot->ioq, &lull, now);
+    }
+}
+
+static bool nvme_direct(struct gpunvme_store *store, struct gpunvme_io *io)
+{
+    struct nvme_store *s = store->priv;
+    struct crew_piece piece = {
+        .io = io, .offset = io->offset, .ptr = io->ptr, .nbytes = io->nbytes};
+    struct nvme_caller *caller;
+
+    if (io->nbytes > s->chunk || s->gpu)
+        return false;
+    caller = take_caller(s);
+    if (!caller)
+        return false;
+    io->priv.region = io->op == GPUNVME_OP_FLUSH
+                          ? NULL
+                          : store_regions_hold(&store->regions, io->ptr, io->nbytes, io->mem);
+    nvme_slot_begin(&caller->slot, &piece);
+    run_to_end(s, &caller->slot);
+    io->err = caller->slot.err;
+    io->done = caller->slot.done;
+    atomic_store_explicit(&caller->taken, false, memory_order_release);
+    store_region_release(io->priv.region);
+    return true;
+}
+
+/* ---- Opening ----------------------------------------------------------------------------------
+ */
+
+static gpunvme_err_t find_ns(struct gpunvme_store *store, struct nvme_store *s)
+{
+    uint32_t nsid = store->uri.options.nsid;
+    const struct gpunvme_ns *first = gpunvme_ctrl_ns_at(s->ctrl, 0);
+    gpunvme_err_t err;
+
+    if (!nsid && !first)
+        return base_fail(GPUNVME_ERR_NO_NAMESPACE, "%s has no namespace", store->uri.target);
+    err = gpunvme_ctrl_ns(s->ctrl, nsid ? nsid : first->nsid, &s->ns);
+    if (!err && s->ns->readonly && store->flags & GPUNVME_OPEN_WRITE)
+        return base_fail(GPUNVME_ERR_READONLY, "namespace %u of %s is write protected", s->ns->nsid,
+                         store->uri.target);
+    return err;
+}
+
+static uint64_t floor_power(uint64_t x)
+{
+    while (x & (x - 1))
+        x &= x - 1;
+    return x;
+}
+
+static unsigned log2_of(uint64_t x)
+{
+    unsigned n = 0;
+
+    while (x >>= 1)
+        n++;
+    return n;
+}
+
+/* The largest piece that is one command. */
+static size_t choose_chunk(const struct store_options *o, const struct gpunvme_ns *ns)
+{
+    uint64_t chunk = o->chunk_nbytes ? o->chunk_nbytes : DEFAULT_CHUNK;
+    uint64_t most = floor_power((uint64_t)ns->max_blocks << ns->block_shift);
+    uint64_t boundary = (uint64_t)ns->boundary_blocks << ns->block_shift;
+
+    if (chunk > most)
+        chunk = most;
+    if (boundary && !(boundary & (boundary - 1)) && chunk > boundary)
+        chunk = boundary;
+    return (size_t)(chunk < ns->block_size ? ns->block_size : chunk);
+}
+
+static uint32_t choose_entries(const struct store_options *o, uint32_t depth, uint32_t most)
+{
+    uint32_t entries = MIN_ENTRIES;
+
+    if (o->entries)
+        return o->entries;
+    while (entries < 2 * (depth + NVME_CALLERS) && entries < most)
+        entries *= 2;
+    return entries < most ? entries : most;
+}
+
+static uint32_t choose_threads(const struct store_options *o, uint32_t most)
+{
+    long ncpus = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t n = o->threads ? o->threads : ncpus >= 16 ? 4u : ncpus >= 8 ? 2u : 1u;
+
+    return n < most ? n : most;
+}
+
+/* Whether the controller reaches memory of the GPU, found out by a small piece of it. */
+static void probe_p2p(struct gpunvme_store *store, struct nvme_store *s)
+{
+    struct gpunvme_buf buf = {0};
+    struct nvme_mapping *mapping;
+    gpunvme_err_t err = gpunvme_mem_alloc(PROBE_NBYTES, GPUNVME_MEM_GPU, &buf);
+
+    if (!err)
+        err = nvme_share_map(s->share, &buf, &mapping);
+    if (err)
+        snprintf(s->why_no_p2p, sizeof(s->why_no_p2p), "%s", gpunvme_err_detail());
+    else
+        nvme_share_unmap(s->share, mapping);
+    store->gpu_route = err ? GPUNVME_ROUTE_BOUNCE : GPUNVME_ROUTE_P2P;
+    gpunvme_mem_free(&buf);
+}
+
+static void choose(struct gpunvme_store *store, struct nvme_store *s)
+{
+    const struct store_options *o = &store->uri.options;
+    struct gpunvme_ctrl_info info;
+
+    gpunvme_ctrl_get_info(s->ctrl, &info);
+    s->page_shift = log2_of(info.page_size);
+    s->chunk = choose_chunk(o, s->ns);
+    s->depth = o->depth ? o->depth : DEFAULT_DEPTH;
+    s->entries = choose_entries(o, s->depth, info.max_entries);
+    /* In time for the calls that wait: nvme_share.c has the rest of it. */
+    s->command_timeout_ns = o->timeout_ns / 3;
+    store->block_size = s->ns->block_size;
+    store->resizable = false;
+    store->threads = choose_threads(o, info.max_io_queues);
+}
+
+static gpunvme_err_t nvme_close(struct gpunvme_store *store)
+{
+    struct nvme_store *s = store->priv;
+    gpunvme_err_t err;
+
+    nvme_gpu_stop(store);
+    if (s->callers)
+        free_callers(s);
+    crew_stop(s->crew);
+    nvme_claims_free(&s->claims);
+    err = nvme_share_close(s->share);
+    free(s->workers);
+    free(s);
+    return err;
+}
+
+/*
+ * A worker for each queue that there is: other stores may have taken some. One that was asked for
+ * in so many words is missed all the same.
+ */
+static gpunvme_err_t start_workers(struct gpunvme_store *store)
+{
+    struct nvme_store *s = store->priv;
+    gpunvme_err_t err;
+
+    do {
+        err = crew_start(store, &crew_ops, store->threads, &s->crew);
+    } while (err == GPUNVME_ERR_LIMIT && (store->threads /= 2));
+    return err;
+}
+
+static gpunvme_err_t start(struct gpunvme_store *store)
+{
+    struct nvme_store *s = store->priv;
+    gpunvme_err_t err;
+
+    s->workers = calloc(store->threads, sizeof(struct nvme_worker *));
+    if (!s->workers ||
+        !nvme_claims_init(&s->claims, (size_t)store->threads * s->depth + NVME_CALLERS))
+        return base_fail(GPUNVME_ERR_NOMEM, "%u workers", store->threads);
+    if (store->uri.options.gpu_issued)
+        return nvme_gpu_start(store);
+    err = start_workers(store);
+    return err ? err : make_callers(store);
+}
+
+static gpunvme_err_t nvme_open(struct gpunvme_store *store)
+{
+    struct nvme_store *s = calloc(1, sizeof(*s));
+    struct base_failure failure;
+    gpunvme_err_t err;
+
+    if (!s)
+        return base_fail(GPUNVME_ERR_NOMEM, "a store");
+    store->priv = s;
+    err = nvme_share_open(&store->uri, &s->share);
+    if (err) {
+        free(s);
+        return err;
+    }
+    s->ctrl = nvme_share_ctrl(s->share);
+    err = find_ns(store, s);
+    if (!err) {
+        choose(store, s);
+        probe_p2p(store, s);
+        err = start(store);
+    }
+    if (err) {
+        base_keep(&failure, err);
+        nvme_close(store);
+        return base_restore(&failure);
+    }
+    return GPUNVME_OK;
+}
+
+/* ---- The rest ---------------------------------------------------------------------------------
+ */
+
+static gpunvme_err_t nvme_size(struct gpunvme_store *store, uint64_t *nbytes)
+{
+    const struct nvme_store *s = store->priv;
+
+    *nbytes = s->ns->nbytes;
+    return GPUNVME_OK;
+}
+
+static void nvme_submit(struct gpunvme_store *store, struct gpunvme_io *first, size_t n)
+{
+    struct nvme_store *s = store->priv;
+
+    crew_submit(s->crew, first, n);
+}
+
+static gpunvme_err_t nvme_map(struct gpunvme_store *store, struct store_region *region)
+{
+    struct nvme_store *s = store->priv;
+    struct nvme_mapping *mapping;
+    gpunvme_err_t err = nvme_share_map(s->share, &region->buf, &mapping);
+
+    if (!err)
+        region->priv = mapping;
+    return err;
+}
+
+static void nvme_unmap(struct gpunvme_store *store, struct store_region *region)
+{
+    struct nvme_store *s = store->priv;
+
+    nvme_share_unmap(s->share, region->priv);
+    region->priv = NULL;
+}
+
+static void say_how(const struct gpunvme_store *store, const struct nvme_store *s, char *text,
+                    size_t room)
+{
+    snprintf(text, room,
+             "own driver over %s, namespace %u, %u queue%s of %u entries, %u commands each, pieces "
+             "of %zu KiB, commands issued by the CPU",
+             gpunvme_ctrl_transport(s->ctrl)->ops->name, s->ns->nsid, store->threads,
+             store->threads == 1 ? "" : "s", s->entries, s->depth, s->chunk >> 10);
+}
+
+static void nvme_describe(struct gpunvme_store *store, struct gpunvme_path *path)
+{
+    struct nvme_store *s = store->priv;
+    bool bounced =
+        path->bytes_read[GPUNVME_ROUTE_BOUNCE] || path->bytes_written[GPUNVME_ROUTE_BOUNCE];
+
+    if (s->gpu)
+        nvme_gpu_say_how(store, path->how, sizeof(path->how));
+    else
+        say_how(store, s, path->how, sizeof(path->how));
+    if (store->gpu_route != GPUNVME_ROUTE_P2P)
+        snprintf(path->why_not, sizeof(path->why_not), "p2p: %s", s->why_no_p2p);
+    else if (gpunvme_mem_gpu_is_host())
+        snprintf(path->why_not, sizeof(path->why_not), "GPU memory is host memory here: %s",
+                 gpunvme_mem_gpu_why_not());
+    if (bounced && store->gpu_route == GPUNVME_ROUTE_P2P) {
+        size_t n = strlen(path->why_not);
+
+        snprintf(path->why_not + n, sizeof(path->why_not) - n,
+                 "%sp2p for all bytes: memory that is not registered, or not at a multiple of 4 "
+                 "bytes, and parts of blocks go by a bounce buffer",
+                 n ? "; " : "");
+    }
+}
+
+const struct store_backend store_nvme = {
+    .name = "nvme",
+    .option_bit = STORE_NVME,
+    .open = nvme_open,
+    .close = nvme_close,
+    .size = nvme_size,
+    .submit = nvme_submit,
+    .direct = nvme_direct,
+    .map = nvme_map,
+    .unmap = nvme_unmap,
+    .describe = nvme_describe,
+};

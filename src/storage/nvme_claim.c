@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Which blocks are being written. See nvme_claim.h.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "storage/nvme_claim.h"
+
+bool nvme_claims_init(struct nvme_claims *claims, size_t n)
+{
+    memset(claims, 0, sizeof(*claims));
+    pthread_mutex_init(&claims->lock, NULL);
+    claims->n = n;
+    claims->all = aligned_alloc(64, n * sizeof(claims->all[0]));
+    if (claims->all)
+        memset(claims->all, 0, n * sizeof(claims->all[0]));
+    return claims->all;
+}
+
+void nvme_claims_free(struct nvme_claims *claims)
+{
+    if (!claims->n)
+        return;
+    free(claims->all);
+    pthread_mutex_destroy(&claims->lock);
+}
+
+/* Whether another claim, a partial one if that is asked for, has one of the blocks. */
+static bool is_taken(const struct nvme_claims *claims, const struct nvme_claim *own, uint64_t first,
+                     uint64_t end, bool by_parts)
+{
+    for (size_t i = 0; i < claims->n; i++) {
+        const struct nvme_claim *c = &claims->all[i];
+        uint64_t its_end;
+
+        if (c == own || (by_parts && !c->is_partial))
+            continue;
+        its_end = atomic_load(&c->end);
+        if (first < its_end && atomic_load(&c->first) < end)
+            return true;
+    }
+    return false;
+}
+
+static bool take_part(struct nvme_claims *claims, struct nvme_claim *own, uint64_t first,
+                      uint64_t end)
+{
+    bool taken;
+
+    pthread_mutex_lock(&claims->lock);
+    atomic_fetch_add(&claims->nparts, 1);
+    taken = is_taken(claims, own, first, end, false);
+    if (taken) {
+        atomic_fetch_sub(&claims->nparts, 1);
+    } else {
+        own->is_partial = true;
+        atomic_store(&own->first, first);
+        atomic_store(&own->end, end);
+    }
+    pthread_mutex_unlock(&claims->lock);
+    return !taken;
+}
+
+static bool take_whole(struct nvme_claims *claims, struct nvme_claim *own, uint64_t first,
+                       uint64_t end)
+{
+    bool taken;
+
+    atomic_store_explicit(&own->first, first, memory_order_relaxed);
+    atomic_store(&own->end, end);
+    if (!atomic_load(&claims->nparts))
+        return true;
+    pthread_mutex_lock(&claims->lock);
+    taken = is_taken(claims, own, first, end, true);
+    pthread_mutex_unlock(&claims->lock);
+    if (taken)
+        atomic_store(&own->end, 0);
+    return !taken;
+}
+
+bool nvme_claim_take(struct nvme_claims *claims, size_t index, uint64_t first, uint64_t nblocks,
+                     bool partial)
+{
+    return (partial ? take_part : take_whole)(claims, &claims->all[index], first, first + nblocks);
+}
+
+void nvme_claim_drop(struct nvme_claims *claims, size_t index)
+{
+    struct nvme_claim *own = &claims->all[index];
+
+    if (!atomic_load_explicit(&own->end, memory_order_relaxed))
+        return;
+    if (!own->is_partial) {
+        atomic_store_explicit(&own->end, 0, memory_order_release);
+        return;
+    }
+    pthread_mutex_lock(&claims->lock);
+    own->is_partial = false;
+    atomic_store(&own->end, 0);
+    atomic_fetch_sub(&claims->nparts, 1);
+    pthread_mutex_unlock(&claims->lock);
+}

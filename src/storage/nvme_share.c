@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Controllers that stores have in common. See nvme_share.h.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fail.h"
+#include "storage/nvme_share.h"
+
+#define IO_QUEUES 128u /* asked for; a controller grants as many as it has */
+
+enum state { OPENING, OPEN, FAILED };
+
+struct nvme_share {
+    struct nvme_share *next;
+    bool is_private; /* not found by others */
+    char target[STORE_TARGET_ROOM];
+    struct gpunvme_ctrl_opts opts;
+    unsigned users;
+    enum state state;
+    struct base_failure failure; /* of opening it */
+    struct gpunvme_ctrl *ctrl;
+    pthread_mutex_t map_lock;
+    struct nvme_mapping *mappings;
+};
+
+/* Guards the list, and `users` and `state` of all in it. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t opened = PTHREAD_COND_INITIALIZER;
+static struct nvme_share *shares;
+
+/*
+ * A command ends, by Abort or a reset if it must, before the calls that wait for it give up, of
+ * which a reset may take a part.
+ */
+static void choose_opts(const struct store_options *o, struct gpunvme_ctrl_opts *opts)
+{
+    uint64_t ms = o->timeout_ns / 3000000u;
+
+    gpunvme_ctrl_opts_init(opts);
+    opts->io_timeout_ms = ms > UINT32_MAX ? UINT32_MAX : ms ? (uint32_t)ms : 1;
+    opts->io_queues = IO_QUEUES;
+    opts->no_shadow_doorbells = o->gpu_issued; /* which queues of a GPU don't have */
+}
+
+static bool is_same(const struct nvme_share *share, const struct store_uri *uri,
+                    const struct gpunvme_ctrl_opts *opts)
+{
+    return !share->is_private && share->state != FAILED && !strcmp(share->target, uri->target) &&
+           share->opts.io_timeout_ms == opts->io_timeout_ms &&
+           share->opts.no_shadow_doorbells == opts->no_shadow_doorbells;
+}
+
+/* Under the lock: waits until whoever opens it is through. Bring-up has deadlines of its own. */
+static struct nvme_share *find(const struct store_uri *uri, const struct gpunvme_ctrl_opts *opts)
+{
+    struct nvme_share *share = shares;
+
+    while (share && !is_same(share, uri, opts))
+        share = share->next;
+    if (!share)
+        return NULL;
+    share->users++;
+    while (share->state == OPENING)
+        pthread_cond_wait(&opened, &lock);
+    return share;
+}
+
+/* Under the lock. */
+static struct nvme_share *add(const struct store_uri *uri, const struct gpunvme_ctrl_opts *opts)
+{
+    struct nvme_share *share = calloc(1, sizeof(*share));
+
+    if (!share)
+        return NULL;
+    share->is_private = !strcmp(uri->scheme, "sim") && !strstr(uri->target, "image=");
+    strcpy(share->target, uri->target);
+    share->opts = *opts;
+    share->users = 1;
+    pthread_mutex_init(&share->map_lock, NULL);
+    share->next = shares;
+    shares = share;
+    return share;
+}
+
+/* Under the lock: true when nobody is left, and the caller is to end it. */
+static bool leave(struct nvme_share *share)
+{
+    struct nvme_share **link = &shares;
+
+    if (--share->users)
+        return false;
+    while (*link != share)
+        link = &(*link)->next;
+    *link = share->next;
+    return true;
+}
+
+static gpunvme_err_t end(struct nvme_share *share)
+{
+    gpunvme_err_t err = share->ctrl ? gpunvme_ctrl_close(share->ctrl) : GPUNVME_OK;
+
+    pthread_mutex_destroy(&share->map_lock);
+    free(share);
+    return err;
+}
+
+static void open_ctrl(struct nvme_share *share)
+{
+    gpunvme_err_t err = gpunvme_ctrl_open_uri(share->target, &share->opts, &share->ctrl);
+
+    pthread_mutex_lock(&lock);
+    share->state = err ? FAILED : OPEN;
+    if (err)
+        base_keep(&share->failure, err);
+    pthread_cond_broadcast(&opened);
+    pthread_mutex_unlock(&lock);
+}
+
+gpunvme_err_t nvme_share_open(const struct store_uri *uri, struct nvme_share **out)
+{
+    struct gpunvme_ctrl_opts opts;
+    struct base_failure failure = {.err = GPUNVME_OK};
+    struct nvme_share *share;
+    bool is_new;
+
+    *out = NULL;
+    choose_opts(&uri->options, &opts);
+    pthread_mutex_lock(&lock);
+    share = find(uri, &opts);
+    is_new = !share;
+    if (is_new)
+        share = add(uri, &opts);
+    pthread_mutex_unlock(&lock);
+    if (!share)
+        return base_fail(GPUNVME_ERR_NOMEM, "a controller");
+    if (is_new)
+        open_ctrl(share);
+    if (share->state == FAILED) {
+        failure = share->failure;
+        nvme_share_close(share);
+        return base_restore(&failure);
+    }
+    *out = share;
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t nvme_share_close(struct nvme_share *share)
+{
+    bool is_last;
+
+    if (!share)
+        return GPUNVME_OK;
+    pthread_mutex_lock(&lock);
+    is_last = leave(share);
+    pthread_mutex_unlock(&lock);
+    return is_last ? end(share) : GPUNVME_OK;
+}
+
+struct gpunvme_ctrl *nvme_share_ctrl(struct nvme_share *share)
+{
+    return share->ctrl;
+}
+
+/* ---- Memory -----------------------------------------------------------------------------------
+ */
+
+static struct nvme_mapping *find_mapping(struct nvme_share *share, const struct gpunvme_buf *buf)
+{
+    for (struct nvme_mapping *m = share->mappings; m; m = m->next)
+        if (m->buf.cpu == buf->cpu && m->buf.gpu == buf->gpu && m->buf.nbytes == buf->nbytes &&
+            m->buf.mem == buf->mem)
+            return m;
+    return NULL;
+}
+
+static gpunvme_err_t map_new(struct nvme_share *share, const struct gpunvme_buf *buf,
+                             struct nvme_mapping **out)
+{
+    struct nvme_mapping *m = calloc(1, sizeof(*m));
+    gpunvme_err_t err;
+
+    if (!m)
+        return base_fail(GPUNVME_ERR_NOMEM, "a mapping");
+    m->buf = *buf;
+    err = gpunvme_ctrl_map(share->ctrl, &m->buf);
+    if (err) {
+        free(m);
+        return err;
+    }
+    m->users = 1;
+    m->next = share->mappings;
+    share->mappings = m;
+    *out = m;
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t nvme_share_map(struct nvme_share *share, const struct gpunvme_buf *buf,
+                             struct nvme_mapping **out)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    pthread_mutex_lock(&share->map_lock);
+    *out = find_mapping(share, buf);
+    if (*out)
+        (*out)->users++;
+    else
+        err = map_new(share, buf, out);
+    pthread_mutex_unlock(&share->map_lock);
+    return err;
+}
+
+void nvme_share_unmap(struct nvme_share *share, struct nvme_mapping *mapping)
+{
+    struct nvme_mapping **link = &share->mappings;
+
+    pthread_mutex_lock(&share->map_lock);
+    if (!--mapping->users) {
+        while (*link != mapping)
+            link = &(*link)->next;
+        *link = mapping->next;
+        gpunvme_ctrl_unmap(share->ctrl, &mapping->buf);
+        free(mapping);
+    }
+    pthread_mutex_unlock(&share->map_lock);
+}

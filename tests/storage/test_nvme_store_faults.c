@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Stores that this library drives itself, when the drive fails: what could be moved is told, the
+ * controller's status is kept, nothing hangs, and the store works on where the drive does.
+ */
+#include "nvme_fixture.h"
+
+#include <pthread.h>
+
+#define SIZE ((size_t)1 << 20)
+
+static uint8_t memory[SIZE];
+
+static void a_media_error_is_kept_and_what_was_before_it_is_told(void **state)
+{
+    struct gpunvme_store *store =
+        opened("sim:size=1M,fault=status=2/81:read:lba=1000-1003?chunk=4096");
+    size_t done;
+
+    (void)state;
+    memset(memory, 3, SIZE);
+    assert_ok(gpunvme_store_write(store, 0, memory, GPUNVME_MEM_HOST, SIZE, NULL));
+    memset(memory, 0, SIZE);
+    assert_err(gpunvme_store_read(store, 0, memory, GPUNVME_MEM_HOST, SIZE, &done),
+               GPUNVME_ERR_NVME(0x281));
+    assert_int_equal(done, 1000 * 512);
+    for (size_t i = 0; i < done; i++)
+        assert_int_equal(memory[i], 3);
+    assert_err(gpunvme_store_read(store, 1001 * 512, memory, GPUNVME_MEM_HOST, 1, &done),
+               GPUNVME_ERR_NVME(0x281));
+    assert_int_equal(done, 0);
+    assert_ok(gpunvme_store_read(store, 2000 * 512, memory, GPUNVME_MEM_HOST, 512, &done));
+    closed(store);
+}
+
+static void partial_failures_of_a_batch_are_told_one_by_one(void **state)
+{
+    struct gpunvme_store *store = opened("sim:size=1M,fault=status=2/81:read:lba=50");
+    static struct gpunvme_io ios[200], *ended[200];
+    struct gpunvme_batch *batch;
+    size_t n;
+
+    (void)state;
+    for (unsigned i = 0; i < 200; i++)
+        ios[i] = (struct gpunvme_io){
+            .op = GPUNVME_OP_READ, .offset = 512ull * i, .ptr = memory + 512ull * i, .nbytes = 512};
+    assert_ok(gpunvme_batch_create(&batch));
+    assert_ok(gpunvme_store_submit(store, ios, 200, batch));
+    assert_ok(gpunvme_batch_poll(batch, 200, 200, ended, &n, UINT64_C(20000000000)));
+    assert_int_equal(n, 200);
+    for (unsigned i = 0; i < 200; i++)
+        assert_err(ios[i].err, i == 50 ? GPUNVME_ERR_NVME(0x281) : GPUNVME_OK);
+    assert_ok(gpunvme_batch_destroy(batch));
+    closed(store);
+}
+
+static void a_write_that_fails_in_its_reading_half_changes_nothing(void **state)
+{
+    struct gpunvme_store *store = opened("sim:size=1M,fault=status=2/81:read:lba=7:nth=1");
+    uint8_t back[512];
+
+    (void)state;
+    memset(memory, 5, 512);
+    assert_err(gpunvme_store_write(store, 7 * 512 + 3, memory, GPUNVME_MEM_HOST, 9, NULL),
+               GPUNVME_ERR_NVME(0x281));
+    assert_ok(gpunvme_store_read(store, 7 * 512, back, GPUNVME_MEM_HOST, 512, NULL));
+    for (unsigned i = 0; i < 512; i++)
+        assert_int_equal(back[i], 0);
+    /* and the block is free again */
+    assert_ok(gpunvme_store_write(store, 7 * 512 + 3, memory, GPUNVME_MEM_HOST, 9, NULL));
+    closed(store);
+}
+
+static void a_flush_that_fails_says_so(void **state)
+{
+    struct gpunvme_store *store = opened("sim:size=1M,fault=status=0/6:flush:nth=2");
+    struct gpunvme_io io = {.op = GPUNVME_OP_FLUSH};
+
+    (void)state;
+    assert_ok(gpunvme_store_flush(store));
+    assert_err(gpunvme_store_flush(store), GPUNVME_ERR_NVME(6));
+    assert_ok(gpunvme_store_submit(store, &io, 1, NULL));
+    assert_ok(gpunvme_io_wait(&io, 0));
+    closed(store);
+}
+
+/* One of 64 reads never completes: it alone is a timeout, though a reset ends all. */
+static void lose_one_of_many(const char *uri)
+{
+    struct gpunvme_store *store = opened(uri);
+    static struct gpunvme_io ios[64];
+    unsigned nlost = 0;
+
+    for (unsigned i = 0; i < 64; i++)
+        ios[i] = (struct gpunvme_io){.op = i % 2 ? GPUNVME_OP_WRITE : GPUNVME_OP_READ,
+                                     .offset = 512ull * i,
+                                     .ptr = memory + 512ull * i,
+                                     .nbytes = 512};
+    assert_ok(gpunvme_store_submit(store, ios, 64, NULL));
+    for (unsigned i = 0; i < 64; i++) {
+        gpunvme_err_t err = gpunvme_io_wait(&ios[i], UINT64_C(30000000000));
+
+        nlost += err == GPUNVME_ERR_TIMEOUT;
+        if (err != GPUNVME_ERR_TIMEOUT)
+            assert_ok(err);
+    }
+    assert_int_equal(nlost, 1);
+    assert_ok(gpunvme_store_read(store, 0, memory, GPUNVME_MEM_HOST, 512, NULL));
+    closed(store);
+}
+
+static void a_lost_command_is_a_timeout_and_the_others_are_not(void **state)
+{
+    (void)state;
+    memset(memory, 0, SIZE);
+    lose_one_of_many("sim:size=1M,fault=lose:io:nth=20?timeout=300ms");
+    lose_one_of_many(
+        "sim:size=1M,fault=lose:io:nth=20,fault=delay=50ms:io:every=7?timeout=900ms,threads=2");
+}
+
+static void a_lost_command_of_a_waiting_thread_is_a_timeout(void **state)
+{
+    struct gpunvme_store *store = opened("sim:size=1M,fault=lose:read:nth=1?timeout=300ms");
+
+    (void)state;
+    assert_err(gpunvme_store_read(store, 0, memory, GPUNVME_MEM_HOST, 512, NULL),
+               GPUNVME_ERR_TIMEOUT);
+    assert_ok(gpunvme_store_read(store, 0, memory, GPUNVME_MEM_HOST, 512, NULL));
+    closed(store);
+}
+
+static void a_controller_that_fails_is_reset_and_its_commands_sent_again(void **state)
+{
+    struct gpunvme_store *store = opened("sim:size=1M,fault=cfs:io:nth=30?threads=2");
+    static struct gpunvme_io ios[100];
+
+    (void)state;
+    memset(memory, 8, SIZE);
+    for (unsigned i = 0; i < 100; i++)
+        ios[i] = (struct gpunvme_io){
+            .op = GPUNVME_OP_WRITE, .offset = 700ull * i, .ptr = memory, .nbytes = 700};
+    assert_ok(gpunvme_store_submit(store, ios, 100, NULL));
+    for (unsigned i = 0; i < 100; i++)
+        assert_ok(gpunvme_io_wait(&ios[i], 0));
+    memset(memory, 0, SIZE);
+    assert_ok(gpunvme_store_read(store, 0, memory, GPUNVME_MEM_HOST, 70000, NULL));
+    for (unsigned i = 0; i < 70000; i++)
+        assert_int_equal(memory[i], 8);
+    closed(store);
+}
+
+static void a_drive_that_goes_ends_everything(void **state)
+{
+    struct gpunvme_store *store = opened("sim:size=1M,fault=remove:io:nth=40?threads=2,depth=16");
+    static struct gpunvme_io ios[500];
+    unsigned nremoved = 0;
+
+    (void)state;
+    for (unsigned i = 0; i < 500; i++)
+        ios[i] = (struct gpunvme_io){
+            .op = GPUNVME_OP_READ, .offset = 512ull * i, .ptr = memory + 512ull * i, .nbytes = 512};
+    assert_ok(gpunvme_store_submit(store, ios, 500, NULL));
+    for (unsigned i = 0; i < 500; i++) {
+        gpunvme_err_t err = gpunvme_io_wait(&ios[i], 0);
+
+        nremoved += err == GPUNVME_ERR_REMOVED;
+        if (err != GPUNVME_ERR_REMOVED)
+            assert_ok(err);
+    }
+    assert_in_range(nremoved, 400, 499);
+    assert_err(gpunvme_store_read(store, 0, memory, GPUNVME_MEM_HOST, 512, NULL),
+               GPUNVME_ERR_REMOVED);
+    assert_err(gpunvme_store_flush(store), GPUNVME_ERR_REMOVED);
+    gpunvme_close(store); /* what the controller says to its shutdown is of no interest */
+}
+
+static void *reads(void *store)
+{
+    static __thread uint8_t bytes[600];
+    gpunvme_err_t err = GPUNVME_OK;
+
+    while (!err)
+        err = gpunvme_store_read(store, 13, bytes, GPUNVME_MEM_HOST, 600, NULL);
+    return err == GPUNVME_ERR_REMOVED ? NULL : "another error";
+}
+
+static void a_drive_that_goes_ends_the_threads_that_wait(void **state)
+{
+    struct gpunvme_store *store = opened("sim:size=1M,fault=remove:io:nth=5000");
+    pthread_t threads[12];
+
+    (void)state;
+    for (unsigned i = 0; i < 12; i++)
+        pthread_create(&threads[i], NULL, reads, store);
+    for (unsigned i = 0; i < 12; i++) {
+        void *failed;
+
+        pthread_join(threads[i], &failed);
+        assert_null(failed);
+    }
+    gpunvme_close(store);
+}
+
+static void a_drive_that_is_not_there_is_told(void **state)
+{
+    (void)state;
+    refused("vfio-user:/nowhere/socket", 0, GPUNVME_ERR_NOT_FOUND, "/nowhere/socket");
+    refused("sim:size=1M,fault=cfs:identify", 0, GPUNVME_ERR_FATAL, "");
+    refused("nvme:ffff:ff:1f.7", 0, GPUNVME_ERR_NOT_FOUND, "");
+}
+
+static void close_waits_for_what_is_in_flight(void **state)
+{
+    struct gpunvme_store *store = opened("sim:size=1M,fault=delay=100ms:read");
+    struct gpunvme_io io = {.op = GPUNVME_OP_READ, .ptr = memory, .nbytes = 4096};
+
+    (void)state;
+    assert_ok(gpunvme_store_submit(store, &io, 1, NULL));
+    closed(store);
+    assert_int_equal(io.done, 4096);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_media_error_is_kept_and_what_was_before_it_is_told),
+        cmocka_unit_test(partial_failures_of_a_batch_are_told_one_by_one),
+        cmocka_unit_test(a_write_that_fails_in_its_reading_half_changes_nothing),
+        cmocka_unit_test(a_flush_that_fails_says_so),
+        cmocka_unit_test(a_lost_command_is_a_timeout_and_the_others_are_not),
+        cmocka_unit_test(a_lost_command_of_a_waiting_thread_is_a_timeout),
+        cmocka_unit_test(a_controller_that_fails_is_reset_and_its_commands_sent_again),
+        cmocka_unit_test(a_drive_that_goes_ends_everything),
+        cmocka_unit_test(a_drive_that_goes_ends_the_threads_that_wait),
+        cmocka_unit_test(a_drive_that_is_not_there_is_told),
+        cmocka_unit_test(close_waits_for_what_is_in_flight),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

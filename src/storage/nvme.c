@@ -4,8 +4,6 @@
  * pair and keeps up to `depth` commands in flight there. A thread that waits for one short transfer
  * of its own does it by itself, on a worker's queue.
  */
-#include <inttypes.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +12,6 @@
 #include "base/fail.h"
 #include "base/relax.h"
 #include "storage/futex.h"
-#include "storage/nvme_gpu.h"
 #include "storage/nvme_store.h"
 
 #define DEFAULT_CHUNK (128u << 10)
@@ -388,6 +385,8 @@ static void choose(struct gpunvme_store *store, struct nvme_store *s)
     store->block_size = s->ns->block_size;
     store->resizable = false;
     store->threads = choose_threads(o, info.max_io_queues);
+    if (o->gpu_issued)
+        nvme_gpu_choose(o, &store->threads, &s->depth);
 }
 
 static gpunvme_err_t nvme_close(struct gpunvme_store *store)
@@ -486,19 +485,28 @@ static void nvme_submit(struct gpunvme_store *store, struct gpunvme_io *first, s
 static gpunvme_err_t nvme_map(struct gpunvme_store *store, struct store_region *region)
 {
     struct nvme_store *s = store->priv;
-    struct nvme_mapping *mapping;
-    gpunvme_err_t err = nvme_share_map(s->share, &region->buf, &mapping);
+    struct nvme_region *r = calloc(1, sizeof(*r));
+    gpunvme_err_t err;
 
-    if (!err)
-        region->priv = mapping;
-    return err;
+    if (!r)
+        return base_fail(GPUNVME_ERR_NOMEM, "a registration");
+    err = nvme_share_map(s->share, &region->buf, &r->mapping);
+    if (err) {
+        free(r);
+        return err;
+    }
+    r->has_view = s->gpu && nvme_gpu_view(store, &r->mapping->buf, &r->view);
+    region->priv = r;
+    return GPUNVME_OK;
 }
 
 static void nvme_unmap(struct gpunvme_store *store, struct store_region *region)
 {
     struct nvme_store *s = store->priv;
+    struct nvme_region *r = region->priv;
 
-    nvme_share_unmap(s->share, region->priv);
+    nvme_share_unmap(s->share, r->mapping);
+    free(r);
     region->priv = NULL;
 }
 

@@ -1,17 +1,585 @@
-/* SPDX-License-Identifier: BSD-3-Clause */
-#include "storage/nvme_gpu.h"
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * issue=gpu. See nvme_gpu.h.
+ *
+ * A worker's turn: takes pieces; claims the blocks of writes and room for what can't go straight;
+ * copies in; runs the kernel; copies out; tells the ends. Pieces that can't have what they need in
+ * this turn have it in a later one: what others hold is given back at the end of theirs.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
 #include "base/fail.h"
+#include "storage/futex.h"
+#include "storage/nvme_gpu_kernel.h"
+#include "storage/nvme_store.h"
+
+#define DEFAULT_DEPTH   256u /* jobs of a batch */
+#define DEFAULT_WORKERS 2u   /* one copies while the other's kernel runs */
+#define QUEUES          4u
+#define ENTRIES         256u
+#define STAGE_NBYTES    ((size_t)32 << 20) /* of a worker's own memory, at most */
+#define CPU_THREADS     8u                 /* that stand in for a kernel */
+#define MAX_TRIES       4u
+#define WORK_WAIT_NS    1000000000u
+#define PAUSE_NS        20000
+#define COPY_NS         UINT64_C(10000000000)
+
+struct nvme_gpu {
+    struct gpunvme_device *dev;
+    struct gpunvme_device_info info;
+    struct gpunvme_dev_ns ns;
+    pthread_rwlock_t running; /* read: kernels; write: recovery, for which there must be none */
+};
+
+/* A piece that a worker has. */
+struct task {
+    struct crew_piece piece;
+    const struct nvme_region *region; /* NULL: it is staged */
+    size_t want;
+    size_t claim; /* index */
+    int part;     /* of the staging memory; -1: none */
+    unsigned tries;
+    bool runs; /* in this turn */
+    struct nvme_job *job;
+    gpunvme_err_t err;
+};
+
+struct gpu_worker {
+    struct nvme_kernels *kernels;
+    struct gpunvme_mem_stream *stream;
+    struct gpunvme_buf jobs; /* depth of struct nvme_job, pinned */
+    struct nvme_bounces stage;
+    struct gpunvme_dev_buf stage_view;
+    struct task *tasks; /* depth */
+    struct task **list; /* the first n are in hand */
+    unsigned n;
+    unsigned njobs;
+};
+
+/* --- staging memory ----------------------------------------------------------------------------
+ */
+
+static uint8_t *stage_at(const struct gpu_worker *w, const struct task *t)
+{
+    uint8_t *base = w->stage.buf.mem == GPUNVME_MEM_GPU ? w->stage.buf.gpu : w->stage.buf.cpu;
+
+    return base + t->job->off;
+}
+
+/* Parts have room for a piece that begins where its block does, so that blocks lie at dwords. */
+static size_t part_nbytes(const struct nvme_store *s)
+{
+    return s->chunk + s->ns->block_size;
+}
+
+static gpunvme_err_t make_stage(struct nvme_store *s, struct gpu_worker *w)
+{
+    size_t n = STAGE_NBYTES / part_nbytes(s);
+    gpunvme_err_t err;
+
+    n = n < 1 ? 1 : n > s->depth ? s->depth : n;
+    err = gpunvme_device_alloc(s->gpu->dev, n * part_nbytes(s), &w->stage.buf);
+    if (!err)
+        err = gpunvme_device_buf(s->gpu->dev, &w->stage.buf, &w->stage_view);
+    if (err)
+        return err;
+    w->stage.part = part_nbytes(s);
+    w->stage.free = calloc(n, sizeof(w->stage.free[0]));
+    if (!w->stage.free)
+        return base_fail(GPUNVME_ERR_NOMEM, "staging memory");
+    while (w->stage.nfree < n) {
+        w->stage.free[w->stage.nfree] = (uint16_t)w->stage.nfree;
+        w->stage.nfree++;
+    }
+    return GPUNVME_OK;
+}
+
+/* --- tasks -------------------------------------------------------------------------------------
+ */
+
+/* Whole blocks can be moved straight where they lie at dwords of memory that both reach. */
+static bool goes_straight(const struct nvme_region *r, const struct store_region *region,
+                          const struct crew_piece *piece)
+{
+    return r && r->has_view &&
+           !((gpunvme_buf_bus(&r->mapping->buf, 0) + (size_t)(piece->ptr - region->ptr) -
+              piece->offset) &
+             3);
+}
+
+static void begin(struct nvme_store *s, struct task *t, const struct crew_piece *piece)
+{
+    const struct store_region *region = store_io_region(piece->io);
+    const struct nvme_region *r = region ? region->priv : NULL;
+    uint64_t size = s->ns->nbytes;
+
+    t->piece = *piece;
+    t->region = goes_straight(r, region, piece) ? r : NULL;
+    t->want = piece->offset >= size                  ? 0
+              : piece->nbytes > size - piece->offset ? (size_t)(size - piece->offset)
+                                                     : piece->nbytes;
+    t->part = -1;
+    t->tries = 0;
+    t->runs = false;
+    t->err = GPUNVME_OK;
+}
+
+static bool is_flush(const struct task *t)
+{
+    return t->piece.io->op == GPUNVME_OP_FLUSH;
+}
+
+static bool is_write(const struct task *t)
+{
+    return t->piece.io->op == GPUNVME_OP_WRITE;
+}
+
+static void let_go(struct nvme_store *s, struct gpu_worker *w, struct task *t)
+{
+    nvme_claim_drop(&s->claims, t->claim);
+    if (t->part >= 0)
+        w->stage.free[w->stage.nfree++] = (uint16_t)t->part;
+    t->part = -1;
+    t->runs = false;
+}
+
+/* Claims its blocks, if it is a write, and room. False: not in this turn. */
+static bool take_what_it_needs(struct nvme_store *s, struct gpu_worker *w, struct task *t)
+{
+    uint64_t mask = s->ns->block_size - 1, begin = t->piece.offset, end = begin + t->want;
+    bool staged = !t->region && !is_flush(t);
+
+    if (staged && !w->stage.nfree)
+        return false;
+    if (is_write(t) &&
+        !nvme_claim_take(&s->claims, t->claim, begin >> s->ns->block_shift,
+                         ((end + mask) >> s->ns->block_shift) - (begin >> s->ns->block_shift),
+                         (begin | end) & mask))
+        return false;
+    if (staged)
+        t->part = w->stage.free[--w->stage.nfree];
+    return true;
+}
+
+static void describe_job(struct nvme_store *s, struct gpu_worker *w, struct task *t)
+{
+    const struct store_region *region = store_io_region(t->piece.io);
+
+    t->job = (struct nvme_job *)w->jobs.cpu + w->njobs++;
+    *t->job = (struct nvme_job){
+        .offset = t->piece.offset,
+        .nbytes = t->want,
+        .op = is_flush(t)   ? NVME_JOB_FLUSH
+              : is_write(t) ? NVME_JOB_WRITE
+                            : NVME_JOB_READ,
+    };
+    if (is_flush(t))
+        return;
+    t->job->buf = t->region ? t->region->view : w->stage_view;
+    t->job->off =
+        t->region ? (uint64_t)(t->piece.ptr - region->ptr)
+                  : (uint64_t)t->part * w->stage.part + (t->piece.offset & (s->ns->block_size - 1));
+}
+
+/* Bytes between staging memory and the caller's: started here, done when the stream is. */
+static gpunvme_err_t copy(struct gpu_worker *w, const struct task *t, bool in)
+{
+    enum gpunvme_mem mem = t->piece.io->mem, ours = w->stage.buf.mem;
+
+    if (in)
+        return gpunvme_mem_copy_async(stage_at(w, t), ours, t->piece.ptr, mem, t->want, w->stream);
+    return gpunvme_mem_copy_async(t->piece.ptr, mem, stage_at(w, t), ours, t->want, w->stream);
+}
+
+/* Copies for all of this turn that go that way; an error of the stream is the error of each. */
+static void copy_all(struct gpu_worker *w, bool in)
+{
+    gpunvme_err_t err;
+    bool any = false;
+
+    for (unsigned i = 0; i < w->n; i++) {
+        struct task *t = w->list[i];
+
+        if (t->runs && t->part >= 0 && is_write(t) == in && !t->err) {
+            t->err = copy(w, t, in);
+            any = true;
+        }
+    }
+    err = any ? gpunvme_mem_stream_sync(w->stream, COPY_NS) : GPUNVME_OK;
+    for (unsigned i = 0; err && i < w->n; i++)
+        if (w->list[i]->runs && w->list[i]->part >= 0 && is_write(w->list[i]) == in)
+            w->list[i]->err = err;
+}
+
+/* --- a turn ------------------------------------------------------------------------------------
+ */
+
+static void gather_one(struct gpunvme_store *store, struct gpu_worker *w, struct task *t)
+{
+    struct nvme_store *s = store->priv;
+
+    t->err = GPUNVME_OK;
+    t->job = NULL;
+    t->runs = true;
+    if (!t->want && !is_flush(t))
+        return; /* behind the end: nothing is to be done */
+    if (!t->region && !is_flush(t))
+        t->err = store_allows(store, t->piece.io->mem, GPUNVME_ROUTE_BOUNCE);
+    if (t->err)
+        return;
+    t->runs = take_what_it_needs(s, w, t);
+    if (t->runs)
+        describe_job(s, w, t);
+}
+
+/* Makes jobs of all that can run. Those whose bytes could not be copied in do nothing. */
+static void gather(struct gpunvme_store *store, struct gpu_worker *w)
+{
+    w->njobs = 0;
+    for (unsigned i = 0; i < w->n; i++)
+        gather_one(store, w, w->list[i]);
+    copy_all(w, true);
+    for (unsigned i = 0; i < w->n; i++)
+        if (w->list[i]->runs && w->list[i]->job && w->list[i]->err)
+            w->list[i]->job->op = NVME_JOB_NOTHING;
+}
+
+struct stand_in {
+    pthread_t thread;
+    const struct gpunvme_dev_ns *ns;
+    struct nvme_job *jobs;
+    unsigned first, stride, n;
+};
+
+static void *stand_in(void *arg)
+{
+    const struct stand_in *in = arg;
+
+    for (unsigned i = in->first; i < in->n; i += in->stride)
+        nvme_job_do(in->ns, &in->jobs[i]);
+    return NULL;
+}
+
+/* Without a GPU: some threads share the jobs. */
+static void run_here(const struct gpunvme_dev_ns *ns, struct nvme_job *jobs, unsigned n)
+{
+    unsigned nthreads = n < CPU_THREADS ? n : CPU_THREADS;
+    struct stand_in in[CPU_THREADS];
+    bool started[CPU_THREADS] = {false};
+
+    for (unsigned i = 0; i < nthreads; i++) {
+        in[i] = (struct stand_in){.ns = ns, .jobs = jobs, .first = i, .stride = nthreads, .n = n};
+        started[i] = i && !pthread_create(&in[i].thread, NULL, stand_in, &in[i]);
+        if (i && !started[i])
+            stand_in(&in[i]);
+    }
+    stand_in(&in[0]);
+    for (unsigned i = 0; i < nthreads; i++)
+        if (started[i])
+            pthread_join(in[i].thread, NULL);
+}
+
+static gpunvme_err_t run_jobs(struct nvme_gpu *gpu, struct gpu_worker *w)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    pthread_rwlock_rdlock(&gpu->running);
+    if (w->kernels)
+        err = nvme_kernels_run(w->kernels, &gpu->ns, w->jobs.gpu, w->njobs);
+    else
+        run_here(&gpu->ns, w->jobs.cpu, w->njobs);
+    pthread_rwlock_unlock(&gpu->running);
+    return err;
+}
+
+static bool was_interrupted(gpunvme_err_t err)
+{
+    return err == GPUNVME_ERR_ABORTED || err == GPUNVME_ERR_CLOSED || err == GPUNVME_ERR_TIMEOUT;
+}
+
+/*
+ * After a kernel: what came of each job. Queues that were reset are made good again, and what the
+ * reset ended, but the command that it was made for, is done once more.
+ */
+static void collect(struct gpunvme_store *store, struct gpu_worker *w, gpunvme_err_t ran)
+{
+    struct nvme_store *s = store->priv;
+    struct nvme_gpu *gpu = s->gpu;
+    gpunvme_err_t dead = GPUNVME_OK;
+    bool interrupted = false;
+
+    for (unsigned i = 0; i < w->n; i++) {
+        struct task *t = w->list[i];
+
+        if (!t->runs || !t->job || t->err)
+            continue;
+        t->err = ran ? ran : t->job->err;
+        interrupted |= was_interrupted(t->err);
+    }
+    if (!interrupted)
+        return;
+    pthread_rwlock_wrlock(&gpu->running);
+    dead = gpunvme_device_recover(gpu->dev);
+    pthread_rwlock_unlock(&gpu->running);
+    for (unsigned i = 0; i < w->n; i++) {
+        struct task *t = w->list[i];
+
+        if (!t->runs || !t->job || !was_interrupted(t->err))
+            continue;
+        if (dead) {
+            t->err = dead;
+        } else if (t->err != GPUNVME_ERR_TIMEOUT && ++t->tries < MAX_TRIES) {
+            t->err = GPUNVME_OK;
+            let_go(s, w, t); /* and stays in hand */
+        }
+    }
+}
+
+static gpunvme_err_t say(const struct nvme_store *s, gpunvme_err_t err)
+{
+    const char *address = gpunvme_ctrl_transport(s->ctrl)->address;
+
+    if (gpunvme_err_nvme_status(err))
+        return base_fail(err, "%s: status %04xh", address, gpunvme_err_nvme_status(err));
+    if (err == GPUNVME_ERR_TIMEOUT)
+        return base_fail(err, "%s: no completion; the controller was reset", address);
+    return err;
+}
+
+static void tell(struct gpunvme_store *store, struct task *t)
+{
+    enum gpunvme_route route = GPUNVME_ROUTE_HOST;
+    gpunvme_err_t err = t->err;
+    size_t done = t->err ? 0 : t->want;
+
+    if (t->piece.io->mem == GPUNVME_MEM_GPU)
+        route = t->region ? GPUNVME_ROUTE_P2P : GPUNVME_ROUTE_BOUNCE;
+    if (done)
+        store_moved(store, t->piece.io->op, route, done);
+    crew_end(&t->piece, err ? say(store->priv, err) : GPUNVME_OK, done);
+}
+
+/* Ends what ran; the rest stays in hand, first in the list. */
+static bool end_all(struct gpunvme_store *store, struct gpu_worker *w)
+{
+    struct nvme_store *s = store->priv;
+    unsigned kept = 0;
+
+    for (unsigned i = 0; i < w->n; i++) {
+        struct task *t = w->list[i];
+
+        if (!t->runs) {
+            w->list[i] = w->list[kept];
+            w->list[kept++] = t;
+            continue;
+        }
+        let_go(s, w, t);
+        tell(store, t);
+    }
+    if (kept == w->n)
+        return false;
+    w->n = kept;
+    return true;
+}
+
+/* Whether anything was done. */
+static bool turn(struct gpunvme_store *store, struct gpu_worker *w)
+{
+    struct nvme_store *s = store->priv;
+
+    gather(store, w);
+    if (w->njobs)
+        collect(store, w, run_jobs(s->gpu, w));
+    copy_all(w, false);
+    return end_all(store, w);
+}
+
+/* --- workers -----------------------------------------------------------------------------------
+ */
+
+static void take(struct crew_worker *worker, struct gpu_worker *w, bool *stop)
+{
+    struct nvme_store *s = worker->store->priv;
+    struct crew_piece pieces[64];
+    size_t n;
+
+    do {
+        size_t room = s->depth - w->n < 64 ? s->depth - w->n : 64;
+
+        if (!room)
+            return;
+        n = crew_take(worker, pieces, room, s->chunk, w->n ? 0 : WORK_WAIT_NS, stop);
+        for (size_t i = 0; i < n; i++)
+            begin(s, w->list[w->n++], &pieces[i]);
+    } while (n == 64);
+}
+
+static void work(struct crew_worker *worker)
+{
+    const struct timespec pause = {.tv_nsec = PAUSE_NS};
+    struct gpu_worker *w = worker->state;
+    bool stop = false;
+
+    while (!stop) {
+        take(worker, w, &stop);
+        if (w->n && !turn(worker->store, w))
+            nanosleep(&pause, NULL); /* all that it has waits for the other worker */
+    }
+}
+
+static void free_worker(struct nvme_store *s, struct gpu_worker *w)
+{
+    nvme_kernels_close(w->kernels);
+    gpunvme_mem_stream_destroy(w->stream);
+    gpunvme_mem_free(&w->jobs);
+    if (w->stage.buf.nbytes)
+        gpunvme_device_free(s->gpu->dev, &w->stage.buf);
+    free(w->stage.free);
+    free(w->tasks);
+    free(w->list);
+    free(w);
+}
+
+static gpunvme_err_t make_worker(struct nvme_store *s, unsigned index, struct gpu_worker *w)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    w->tasks = calloc(s->depth, sizeof(w->tasks[0]));
+    w->list = calloc(s->depth, sizeof(struct task *));
+    if (!w->tasks || !w->list)
+        return base_fail(GPUNVME_ERR_NOMEM, "%u tasks", s->depth);
+    for (unsigned i = 0; i < s->depth; i++) {
+        w->list[i] = &w->tasks[i];
+        w->tasks[i].claim = (size_t)index * s->depth + i;
+    }
+    err = gpunvme_mem_alloc(s->depth * sizeof(struct nvme_job), GPUNVME_MEM_PINNED, &w->jobs);
+    if (!err)
+        err = make_stage(s, w);
+    if (!err)
+        err = gpunvme_mem_stream_create(NULL, &w->stream);
+    if (!err && s->gpu->info.gpu >= 0)
+        err = nvme_kernels_open(s->gpu->info.gpu, &w->kernels);
+    return err;
+}
+
+static gpunvme_err_t prepare(struct crew_worker *worker)
+{
+    struct nvme_store *s = worker->store->priv;
+    struct gpu_worker *w = calloc(1, sizeof(*w));
+    struct base_failure failure;
+    gpunvme_err_t err;
+
+    if (!w)
+        return base_fail(GPUNVME_ERR_NOMEM, "a worker");
+    err = make_worker(s, worker->index, w);
+    if (err) {
+        base_keep(&failure, err);
+        free_worker(s, w);
+        return base_restore(&failure);
+    }
+    worker->state = w;
+    return GPUNVME_OK;
+}
+
+static void release(struct crew_worker *worker)
+{
+    free_worker(worker->store->priv, worker->state);
+}
+
+static const struct crew_ops crew_ops = {.prepare = prepare, .release = release, .work = work};
+
+/* --- opening -----------------------------------------------------------------------------------
+ */
+
+static gpunvme_err_t open_device(struct gpunvme_store *store, struct nvme_gpu *gpu)
+{
+    const struct store_options *o = &store->uri.options;
+    struct nvme_store *s = store->priv;
+    struct gpunvme_device_opts opts;
+    struct gpunvme_ctrl_info info;
+    uint64_t ms = s->command_timeout_ns / 1000000u;
+    gpunvme_err_t err;
+
+    gpunvme_ctrl_get_info(s->ctrl, &info);
+    gpunvme_device_opts_init(&opts);
+    opts.queues = info.max_io_queues < QUEUES ? info.max_io_queues : QUEUES;
+    opts.entries = o->entries                   ? o->entries
+                   : info.max_entries < ENTRIES ? info.max_entries
+                                                : ENTRIES;
+    opts.max_transfer = (uint32_t)(s->chunk < 4096 ? 4096 : s->chunk);
+    opts.timeout_ms = ms > UINT32_MAX ? UINT32_MAX : ms ? (uint32_t)ms : 1;
+    err = gpunvme_device_open(s->ctrl, &opts, &gpu->dev);
+    if (err)
+        return err;
+    gpunvme_device_get_info(gpu->dev, &gpu->info);
+    return gpunvme_device_ns(gpu->dev, s->ns, &gpu->ns);
+}
+
+/* Who recovers must not wait for ever for workers whose kernels take turns. */
+static void init_lock(struct nvme_gpu *gpu)
+{
+    pthread_rwlockattr_t attr;
+
+    pthread_rwlockattr_init(&attr);
+    pthread_rwlockattr_setkind_np(&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(&gpu->running, &attr);
+    pthread_rwlockattr_destroy(&attr);
+}
+
 gpunvme_err_t nvme_gpu_start(struct gpunvme_store *store)
 {
-    return base_fail(GPUNVME_ERR_UNSUPPORTED, "%s: issue=gpu", store->uri.text);
+    struct nvme_store *s = store->priv;
+    struct nvme_gpu *gpu = calloc(1, sizeof(*gpu));
+    gpunvme_err_t err;
+
+    if (!gpu)
+        return base_fail(GPUNVME_ERR_NOMEM, "I/O issued by the GPU");
+    init_lock(gpu);
+    s->gpu = gpu;
+    err = open_device(store, gpu);
+    return err ? err : crew_start(store, &crew_ops, store->threads, &s->crew);
 }
+
 void nvme_gpu_stop(struct gpunvme_store *store)
 {
-    (void)store;
+    struct nvme_store *s = store->priv;
+
+    if (!s->gpu)
+        return;
+    crew_stop(s->crew);
+    s->crew = NULL;
+    gpunvme_device_close(s->gpu->dev);
+    pthread_rwlock_destroy(&s->gpu->running);
+    free(s->gpu);
+    s->gpu = NULL;
 }
+
+void nvme_gpu_choose(const struct store_options *o, uint32_t *threads, uint32_t *depth)
+{
+    *threads = o->threads ? o->threads : DEFAULT_WORKERS;
+    *depth = o->depth ? o->depth : DEFAULT_DEPTH;
+}
+
+bool nvme_gpu_view(struct gpunvme_store *store, const struct gpunvme_buf *buf,
+                   struct gpunvme_dev_buf *view)
+{
+    struct nvme_store *s = store->priv;
+
+    return !gpunvme_device_buf(s->gpu->dev, buf, view);
+}
+
 void nvme_gpu_say_how(const struct gpunvme_store *store, char *text, size_t room)
 {
-    (void)store;
-    (void)text;
-    (void)room;
+    const struct nvme_store *s = store->priv;
+    const struct gpunvme_device_info *info = &s->gpu->info;
+
+    snprintf(text, room,
+             "own driver over %s, namespace %u, %u queues of %u entries in tier %d, batches of %u "
+             "pieces of %zu KiB, commands issued by %s",
+             gpunvme_ctrl_transport(s->ctrl)->ops->name, s->ns->nsid, info->queues, info->entries,
+             (int)info->placement, s->depth, s->chunk >> 10,
+             info->gpu >= 0 ? "a kernel" : "threads of the CPU in a kernel's place");
 }

@@ -77,12 +77,12 @@ static bool end(struct nvme_slot *slot, gpunvme_err_t err)
 void nvme_slot_begin(struct nvme_slot *slot, const struct crew_piece *piece)
 {
     const struct store_region *region = store_io_region(piece->io);
-    const struct nvme_mapping *mapping = region ? region->priv : NULL;
+    const struct nvme_region *mapped = region ? region->priv : NULL;
     uint64_t size = slot->s->ns->nbytes;
 
     slot->piece = *piece;
-    slot->mem = mapping ? &mapping->buf : NULL;
-    slot->mem_off = mapping ? (size_t)(piece->ptr - region->ptr) : 0;
+    slot->mem = mapped ? &mapped->mapping->buf : NULL;
+    slot->mem_off = mapped ? (size_t)(piece->ptr - region->ptr) : 0;
     slot->want = piece->offset >= size                  ? 0
                  : piece->nbytes > size - piece->offset ? (size_t)(size - piece->offset)
                                                         : piece->nbytes;
@@ -114,7 +114,7 @@ static bool is_mapped_at(const struct nvme_slot *slot, size_t done)
            gpunvme_prp_is_possible(slot->mem, slot->mem_off + done, slot->s->page_shift);
 }
 
-static void cut_read(struct nvme_slot *slot, uint64_t pos, size_t left, size_t max)
+static void cut_read(struct nvme_slot *slot, size_t left, size_t max)
 {
     size_t block = slot->s->ns->block_size, mask = block - 1;
     bool whole = !slot->skip && !(left & mask);
@@ -126,7 +126,6 @@ static void cut_read(struct nvme_slot *slot, uint64_t pos, size_t left, size_t m
     slot->nbytes = left < max - slot->skip ? left : max - slot->skip;
     if (slot->skip && left > COPY_NBYTES && is_mapped_at(slot, slot->done + block - slot->skip))
         slot->nbytes = block - slot->skip; /* the rest goes straight */
-    (void)pos;
 }
 
 static void cut_write(struct nvme_slot *slot, size_t left, size_t max)
@@ -159,7 +158,7 @@ static bool cut(struct nvme_slot *slot)
     slot->skip = (size_t)(pos & (ns->block_size - 1));
     slot->slba = pos >> ns->block_shift;
     if (op_of(slot) == GPUNVME_OP_READ)
-        cut_read(slot, pos, left, max);
+        cut_read(slot, left, max);
     else
         cut_write(slot, left, max);
     slot->nlb = (uint32_t)((slot->skip + slot->nbytes + ns->block_size - 1) >> ns->block_shift);

@@ -11,6 +11,7 @@
 #include "gpunvme/memory.h"
 #include "storage/crew.h"
 #include "storage/nvme_claim.h"
+#include "storage/nvme_gpu.h"
 #include "storage/nvme_share.h"
 
 #define NVME_CALLERS 8u /* threads at once that do a transfer of their own */
@@ -24,6 +25,13 @@ struct nvme_bounces {
     size_t part;
     unsigned nfree;
     uint16_t *free; /* which parts are */
+};
+
+/* What registered memory has: region->priv. */
+struct nvme_region {
+    struct nvme_mapping *mapping;
+    bool has_view;
+    struct gpunvme_dev_buf view; /* issue=gpu: for kernels */
 };
 
 struct nvme_store {

@@ -42,6 +42,11 @@ bool gpunvme_signature_supported(void);
 gpunvme_err_t gpunvme_signature_find(struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns,
                                      struct gpunvme_signature *out);
 
+/* The same of a store (storage.h), whatever it is. */
+struct gpunvme_store;
+gpunvme_err_t gpunvme_signature_find_store(struct gpunvme_store *store,
+                                           struct gpunvme_signature *out);
+
 #ifdef __cplusplus
 }
 #endif

@@ -263,6 +263,40 @@ struct gpunvme_backend_info {
 
 /* The backends by index, 0 and on; false behind the last. */
 bool gpunvme_backend_at(unsigned index, struct gpunvme_backend_info *info);
+/* ---- Stripe sets -------------------------------------------------------------------------------
+ *
+ * Several stores as one (RAID 0): "stripe:URI;URI;…" opens a set, its members in any order. A ';'
+ * in a member's URI is written %3B. Options of the set come first: "stripe:?timeout=5s;URI;URI";
+ * those of a member are its own. The first MiB of a member holds the set's header; then come its
+ * units. All members give as much as the smallest. Nothing is redundant: without one member all
+ * is lost.
+ */
+
+#define GPUNVME_STRIPE_FORCE 0x1u /* whatever is there now */
+
+#define GPUNVME_STRIPE_UNIT ((uint64_t)128 << 10) /* what create takes for a unit of 0 */
+
+/*
+ * Makes a set of `n` stores, 1 to 128, in units of `unit` bytes, a power of two from 4 KiB to 1 GiB
+ * (0: GPUNVME_STRIPE_UNIT). Writes zeroes and a header to the first MiB of each; what lies behind
+ * is lost as well, sooner or later. Without GPUNVME_STRIPE_FORCE, INVALID where a member holds a
+ * header of a set, or a signature that is known (signature.h), or what it holds can't be told;
+ * with or without it INVALID where two of them are the same store. Nothing has changed then. URI,
+ * RANGE (too small) and the errors of opening, reading and writing a store.
+ */
+gpunvme_err_t gpunvme_stripe_create(const char *const *uris, size_t n, uint64_t unit,
+                                    unsigned flags);
+
+struct gpunvme_stripe_info {
+    char uuid[37];          /* of the set */
+    uint32_t index, count;  /* which member, of how many */
+    uint64_t unit;          /* bytes */
+    uint64_t used;          /* bytes of data on each member */
+    uint64_t member_nbytes; /* that this one has in all */
+};
+
+/* What the header of a member says: INVALID: it has none; VERIFY: damaged; UNSUPPORTED: newer. */
+gpunvme_err_t gpunvme_stripe_inspect(const char *uri, struct gpunvme_stripe_info *info);
 
 #ifdef __cplusplus
 }

@@ -137,15 +137,20 @@ static void keep_trouble(struct gpunvme_store *store, gpunvme_err_t err)
     pthread_mutex_unlock(&store->trouble_lock);
 }
 
+/* A long URI must not push what is said behind it out of the detail. */
+#define NAME_CHARS 40
+
 gpunvme_err_t store_tell(struct gpunvme_store *store, gpunvme_err_t err)
 {
+    bool is_long = strlen(store->uri.text) > NAME_CHARS + 3;
     char text[sizeof(store->trouble_text)] = "";
 
     pthread_mutex_lock(&store->trouble_lock);
     if (store->trouble == err)
         memcpy(text, store->trouble_text, sizeof(text));
     pthread_mutex_unlock(&store->trouble_lock);
-    return base_fail(err, "%s%s%s", store->uri.text, text[0] ? ": " : "", text);
+    return base_fail(err, "%.*s%s%s%s", is_long ? NAME_CHARS : NAME_CHARS + 3, store->uri.text,
+                     is_long ? "..." : "", text[0] ? ": " : "", text);
 }
 
 static void end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)

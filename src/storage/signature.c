@@ -19,6 +19,8 @@
 
 #include "base/fail.h"
 #include "gpunvme/io.h"
+#include "gpunvme/memory.h"
+#include "gpunvme/storage.h"
 
 #define HEAD_NBYTES  (UINT64_C(2) << 20)
 #define TAIL_NBYTES  (UINT64_C(1) << 20)
@@ -45,18 +47,34 @@ static gpunvme_err_t put(int fd, uint64_t at, const char *data, size_t nbytes)
     return GPUNVME_OK;
 }
 
-/* Copies bytes `from` to `to` of the namespace to the same place of the file. */
-static gpunvme_err_t copy_range(struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns,
-                                struct gpunvme_buf *buf, int fd, uint64_t from, uint64_t to)
+/* What is looked at: a namespace by a queue, or a store. `buf` is for its bytes. */
+struct source {
+    uint64_t nbytes;
+    uint32_t block_size;
+    struct gpunvme_ioq *ioq;
+    const struct gpunvme_ns *ns;
+    struct gpunvme_store *store;
+    struct gpunvme_buf buf;
+};
+
+static gpunvme_err_t get(struct source *source, uint64_t from, size_t n)
+{
+    if (source->store)
+        return gpunvme_store_read(source->store, from, source->buf.cpu, GPUNVME_MEM_HOST, n, NULL);
+    return gpunvme_read(source->ioq, source->ns, from, n, &source->buf, 0);
+}
+
+/* Copies bytes `from` to `to` of the source to the same place of the file. */
+static gpunvme_err_t copy_range(struct source *source, int fd, uint64_t from, uint64_t to)
 {
     gpunvme_err_t err = GPUNVME_OK;
 
     while (!err && from < to) {
         size_t n = (size_t)(to - from < PIECE_NBYTES ? to - from : PIECE_NBYTES);
 
-        err = gpunvme_read(ioq, ns, from, n, buf, 0);
+        err = get(source, from, n);
         if (!err)
-            err = put(fd, from, buf->cpu, n);
+            err = put(fd, from, source->buf.cpu, n);
         from += n;
     }
     return err;
@@ -86,20 +104,13 @@ static gpunvme_err_t make_file(uint64_t nbytes, int *out)
     return GPUNVME_OK;
 }
 
-static gpunvme_err_t copy_ends(struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns, int fd)
+static gpunvme_err_t copy_ends(struct source *source, int fd)
 {
-    uint64_t size = ns->nbytes, head = size < HEAD_NBYTES ? size : HEAD_NBYTES;
+    uint64_t size = source->nbytes, head = size < HEAD_NBYTES ? size : HEAD_NBYTES;
     uint64_t tail = size - head < TAIL_NBYTES ? head : size - TAIL_NBYTES;
-    struct gpunvme_buf buf;
-    gpunvme_err_t err = gpunvme_ctrl_alloc(ns->ctrl, PIECE_NBYTES, GPUNVME_MEM_HOST, &buf);
+    gpunvme_err_t err = copy_range(source, fd, 0, head);
 
-    if (err)
-        return err;
-    err = copy_range(ioq, ns, &buf, fd, 0, head);
-    if (!err)
-        err = copy_range(ioq, ns, &buf, fd, tail, size);
-    gpunvme_ctrl_free(ns->ctrl, &buf);
-    return err;
+    return err ? err : copy_range(source, fd, tail, size);
 }
 
 /* A value that the probe found; what is not printable becomes '?', as it comes from a drive. */
@@ -201,21 +212,57 @@ static gpunvme_err_t probe_file(int fd, uint32_t block_size, struct gpunvme_sign
     return err;
 }
 
-gpunvme_err_t gpunvme_signature_find(struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns,
-                                     struct gpunvme_signature *out)
+static gpunvme_err_t look(struct source *source, struct gpunvme_signature *out)
 {
     gpunvme_err_t err;
     int fd;
 
-    if (!ioq || !ns || !out)
-        return base_fail(GPUNVME_ERR_INVALID, "NULL argument");
     memset(out, 0, sizeof(*out));
-    err = make_file(ns->nbytes, &fd);
+    err = make_file(source->nbytes, &fd);
     if (err)
         return err;
-    err = copy_ends(ioq, ns, fd);
+    err = copy_ends(source, fd);
     if (!err)
-        err = probe_file(fd, ns->block_size, out);
+        err = probe_file(fd, source->block_size, out);
     close(fd);
+    return err;
+}
+
+gpunvme_err_t gpunvme_signature_find(struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns,
+                                     struct gpunvme_signature *out)
+{
+    struct source source = {.ioq = ioq, .ns = ns};
+    gpunvme_err_t err;
+
+    if (!ioq || !ns || !out)
+        return base_fail(GPUNVME_ERR_INVALID, "NULL argument");
+    source.nbytes = ns->nbytes;
+    source.block_size = ns->block_size;
+    err = gpunvme_ctrl_alloc(ns->ctrl, PIECE_NBYTES, GPUNVME_MEM_HOST, &source.buf);
+    if (err)
+        return err;
+    err = look(&source, out);
+    gpunvme_ctrl_free(ns->ctrl, &source.buf);
+    return err;
+}
+
+gpunvme_err_t gpunvme_signature_find_store(struct gpunvme_store *store,
+                                           struct gpunvme_signature *out)
+{
+    struct source source = {.store = store};
+    struct gpunvme_store_info info;
+    gpunvme_err_t err;
+
+    if (!store || !out)
+        return base_fail(GPUNVME_ERR_INVALID, "NULL argument");
+    gpunvme_store_get_info(store, &info);
+    source.block_size = info.block_size;
+    err = gpunvme_store_size(store, &source.nbytes);
+    if (!err)
+        err = gpunvme_mem_alloc(PIECE_NBYTES, GPUNVME_MEM_HOST, &source.buf);
+    if (err)
+        return err;
+    err = look(&source, out);
+    gpunvme_mem_free(&source.buf);
     return err;
 }

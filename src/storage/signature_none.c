@@ -23,3 +23,11 @@ gpunvme_err_t gpunvme_signature_find(struct gpunvme_ioq *ioq, const struct gpunv
                      "built without libblkid (Debian: libblkid-dev), so what is on a drive can't "
                      "be told");
 }
+
+gpunvme_err_t gpunvme_signature_find_store(struct gpunvme_store *store,
+                                           struct gpunvme_signature *out)
+{
+    (void)store;
+    (void)out;
+    return base_fail(GPUNVME_ERR_UNSUPPORTED, "this build has no libblkid");
+}

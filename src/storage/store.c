@@ -16,9 +16,9 @@ static const struct {
     const char *scheme;
     const struct store_backend *backend;
 } schemes[] = {
-    {"file", &store_posix},
-    {"file", &store_cufile},
-    {"spdk", &store_spdk},
+    {"file", &store_posix},     {"file", &store_cufile}, {"nvme", &store_nvme},
+    {"vfio-user", &store_nvme}, {"sim", &store_nvme},    {"spdk", &store_spdk},
+    {"stripe", &store_stripe},
 };
 #define NSCHEMES (sizeof(schemes) / sizeof(schemes[0]))
 
@@ -29,11 +29,9 @@ static const struct {
 } backends[] = {
     {&store_posix, "/path, file:/path"},
     {&store_cufile, "file:/path?backend=cufile"},
+    {&store_nvme, "nvme:BDF/nsid, vfio-user:/socket, sim:"},
     {&store_spdk, "spdk:BDF/nsid, spdk:/folder of a vfio-user socket"},
-    {"file", "posix", &store_posix},
-    {"nvme", "nvme", &store_nvme},
-    {"vfio-user", "nvme", &store_nvme},
-    {"sim", "nvme", &store_nvme},
+    {&store_stripe, "stripe:URI;URI;…"},
 };
 #define NBACKENDS (sizeof(backends) / sizeof(backends[0]))
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * URIs of stores: "scheme:target?key=value,…", or a plain path.
+ * URIs of stores: "scheme:target?key=value,…", or a plain path; "stripe:" has a list of URIs.
  */
 #include <ctype.h>
 #include <stddef.h>
@@ -90,9 +90,9 @@ static const struct base_param_spec table[] = {
     {"require", BASE_PARAM_CALL, 0, 0, 0, set_require, STORE_ANY},
     {"timeout", BASE_PARAM_TIME, OPTION(timeout_ns), 1000000, MAX_TIMEOUT_NS, NULL, STORE_ANY},
     {"registrations", BASE_PARAM_U32, OPTION(registrations), 1, 1u << 24, NULL, STORE_ANY},
-    {"threads", BASE_PARAM_U32, OPTION(threads), 1, 256, NULL, STORE_ANY},
-    {"chunk", BASE_PARAM_CALL, 0, 0, 0, set_chunk, STORE_ANY},
-    {"depth", BASE_PARAM_U32, OPTION(depth), 1, 4096, NULL, STORE_ANY},
+    {"threads", BASE_PARAM_U32, OPTION(threads), 1, 256, NULL, STORE_ANY & ~STORE_STRIPE},
+    {"chunk", BASE_PARAM_CALL, 0, 0, 0, set_chunk, STORE_ANY & ~STORE_STRIPE},
+    {"depth", BASE_PARAM_U32, OPTION(depth), 1, 4096, NULL, STORE_ANY & ~STORE_STRIPE},
     {"direct", BASE_PARAM_CALL, 0, 0, 0, set_direct, STORE_POSIX | STORE_CUFILE},
     {"uring", BASE_PARAM_CALL, 0, 0, 0, set_uring, STORE_POSIX},
     {"map", BASE_PARAM_CALL, 0, 0, 0, set_map, STORE_POSIX},
@@ -121,15 +121,34 @@ static gpunvme_err_t parse_options(const char *text, struct store_options *optio
     return list.err;
 }
 
+/*
+ * The options of a URI, NULL if there are none. A stripe set has its own before the first member,
+ * "stripe:?timeout=5s;URI;URI", which are copied to `room`; its members' are theirs.
+ */
+static const char *options_of(const struct store_uri *uri, char room[STORE_TARGET_ROOM])
+{
+    static const char stripe[] = "stripe:";
+    const char *text = uri->text + sizeof(stripe) - 1;
+    const char *options = uri->plain ? NULL : strchr(uri->text, '?');
+
+    if (uri->plain || strncmp(uri->text, stripe, sizeof(stripe) - 1) != 0)
+        return options ? options + 1 : NULL;
+    if (*text != '?')
+        return NULL;
+    snprintf(room, STORE_TARGET_ROOM, "%.*s", (int)strcspn(text + 1, ";"), text + 1);
+    return room;
+}
+
 gpunvme_err_t store_uri_check(const struct store_uri *uri, unsigned backend, const char *name)
 {
-    const char *options = uri->plain ? NULL : strchr(uri->text, '?');
+    char room[STORE_TARGET_ROOM];
+    const char *options = options_of(uri, room);
     struct base_params list;
     struct base_param item;
 
     if (!options)
         return GPUNVME_OK;
-    base_params_init(&list, options + 1, ',');
+    base_params_init(&list, options, ',');
     while (base_params_next(&list, &item)) {
         const struct base_param_spec *spec;
 
@@ -191,6 +210,22 @@ static size_t scheme_length(const char *text)
     return n > 1 && text[n] == ':' ? n : 0;
 }
 
+/* "stripe:?options;URI;URI": the target is the members, whatever is in them. */
+static gpunvme_err_t parse_stripe(struct store_uri *uri, size_t n)
+{
+    char room[STORE_TARGET_ROOM];
+    const char *options = options_of(uri, room), *members = uri->text + n + 1;
+
+    if (options) {
+        members += strcspn(members, ";");
+        members += *members == ';';
+    }
+    strcpy(uri->target, members);
+    if (!*members)
+        return base_fail(GPUNVME_ERR_URI, "\"%s\": no members", uri->text);
+    return options ? parse_options(options, &uri->options) : GPUNVME_OK;
+}
+
 static gpunvme_err_t parse_scheme(struct store_uri *uri, size_t n)
 {
     const char *options = strchr(uri->text, '?');
@@ -201,6 +236,8 @@ static gpunvme_err_t parse_scheme(struct store_uri *uri, size_t n)
         return base_fail(GPUNVME_ERR_URI, "\"%s\": no such scheme", uri->text);
     memcpy(uri->scheme, uri->text, n);
     uri->scheme[n] = 0;
+    if (!strcmp(uri->scheme, "stripe"))
+        return parse_stripe(uri, n);
     is_file = !strcmp(uri->scheme, "file");
     if (is_file) {
         memcpy(uri->target, uri->text + n + 1, length - n - 1);

@@ -40,6 +40,7 @@ int cli_check_p2p(int argc, char **argv);
 int cli_topology(int argc, char **argv);
 int cli_store(int argc, char **argv);
 int cli_sim(int argc, char **argv);
+int cli_stripe(int argc, char **argv);
 int cli_ops(int argc, char **argv);
 
 /* "gpunvme read": stands before every message. */

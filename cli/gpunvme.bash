@@ -30,6 +30,7 @@ _gpunvme_options() {
         store) echo "--memory --length --offset --unregistered --json --help --usage" ;;
         topology) echo "--svg --xml --json --help --usage" ;;
         sim) echo "--listen --size --json --help --usage" ;;
+        stripe) echo "--unit --force --json --help --usage" ;;
         ops)
             echo "--variant --shape --dtype --activation --threads --rounds --time --cpu-time --seed" \
                 "--json --help --usage"
@@ -53,6 +54,7 @@ _gpunvme_values() {
 
 _gpunvme() {
     local commands="quickstart info identify dump-bar0 read write bench store topology check-p2p sim ops help version"
+    local commands="quickstart info identify dump-bar0 read write bench topology check-p2p sim stripe ops help version"
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}
     local command=${COMP_WORDS[1]} words=""
 
@@ -70,6 +72,8 @@ _gpunvme() {
         words=$(_gpunvme_options "$command")
     elif [[ $command == sim && COMP_CWORD -eq 2 ]]; then
         words="profiles image check --listen"
+    elif [[ $command == stripe && COMP_CWORD -eq 2 ]]; then
+        words="create show"
     elif [[ $command == ops && COMP_CWORD -eq 2 ]]; then
         words="list bench check"
     elif [[ $command == ops && ${COMP_WORDS[2]} == bench && $before != --* ]]; then

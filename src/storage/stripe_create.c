@@ -54,7 +54,8 @@ static gpunvme_err_t look_at(struct gpunvme_store *member, const uint8_t *first)
 
     if (err != GPUNVME_ERR_INVALID)
         return base_fail(GPUNVME_ERR_INVALID,
-                         "%s is a member of a stripe set%s: nothing was written; say force if that "
+                         "%s is a member of a stripe set%s: nothing was written; say --force "
+                         "(GPUNVME_STRIPE_FORCE) if that "
                          "is to be lost",
                          member->uri.text, err ? ", damaged or of another version" : "");
     if (!gpunvme_signature_supported() && !may_be_a_drive(member))
@@ -64,13 +65,14 @@ static gpunvme_err_t look_at(struct gpunvme_store *member, const uint8_t *first)
         base_keep(&failure, err);
         return base_fail(GPUNVME_ERR_INVALID,
                          "%s: nothing was written, since what is on it could not be told (%.120s); "
-                         "force writes all the same",
+                         "--force (GPUNVME_STRIPE_FORCE) writes all the same",
                          member->uri.text, failure.detail);
     }
     if (signature.kind == GPUNVME_SIGNATURE_NONE)
         return GPUNVME_OK;
     return base_fail(GPUNVME_ERR_INVALID,
-                     "%s holds %s: nothing was written; say force if that is to be overwritten",
+                     "%s holds %s: nothing was written; say --force (GPUNVME_STRIPE_FORCE) if that "
+                     "is to be overwritten",
                      member->uri.text, signature.text);
 }
 

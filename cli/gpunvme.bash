@@ -53,8 +53,7 @@ _gpunvme_values() {
 }
 
 _gpunvme() {
-    local commands="quickstart info identify dump-bar0 read write bench store topology check-p2p sim ops help version"
-    local commands="quickstart info identify dump-bar0 read write bench topology check-p2p sim stripe ops help version"
+    local commands="quickstart info identify dump-bar0 read write bench store stripe topology check-p2p sim ops help version"
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}
     local command=${COMP_WORDS[1]} words=""
 

@@ -11,6 +11,7 @@
 
 #include "base/fail.h"
 #include "base/relax.h"
+#include "gpunvme/memory.h"
 #include "storage/futex.h"
 #include "storage/nvme_store.h"
 
@@ -545,6 +546,15 @@ static void nvme_describe(struct gpunvme_store *store, struct gpunvme_path *path
     }
 }
 
+/* Which drives this machine has is told with the transports, by gpunvme info. */
+static void nvme_about(struct gpunvme_backend_info *info)
+{
+    info->works = true;
+    snprintf(info->why, sizeof(info->why),
+             "this library's own driver, wherever a controller can be reached%s",
+             gpunvme_mem_gpu_is_host() ? "; without a GPU, issue=gpu is by threads" : "");
+}
+
 const struct store_backend store_nvme = {
     .name = "nvme",
     .option_bit = STORE_NVME,
@@ -555,5 +565,6 @@ const struct store_backend store_nvme = {
     .direct = nvme_direct,
     .map = nvme_map,
     .unmap = nvme_unmap,
+    .about = nvme_about,
     .describe = nvme_describe,
 };

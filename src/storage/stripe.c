@@ -576,6 +576,12 @@ static void stripe_describe(struct gpunvme_store *store, struct gpunvme_path *pa
              (unsigned long long)(s->unit >> 10), first.backend, first.how);
 }
 
+static void stripe_about(struct gpunvme_backend_info *info)
+{
+    info->works = true;
+    snprintf(info->why, sizeof(info->why), "several stores as one; gpunvme stripe makes such sets");
+}
+
 const struct store_backend store_stripe = {
     .name = "stripe",
     .option_bit = STORE_STRIPE,
@@ -586,5 +592,6 @@ const struct store_backend store_stripe = {
     .direct = stripe_direct,
     .map = stripe_map,
     .unmap = stripe_unmap,
+    .about = stripe_about,
     .describe = stripe_describe,
 };

@@ -31,8 +31,9 @@ read -ra ops_flags <<<"$(pkg-config --cflags --libs gpunvme_ops)"
 "$dir/ops-with-pkg-config"
 
 echo "the example of README.md"
-awk '/^```c$/ { code = 1; next } /^```$/ { code = 0 } code' "$consumer/../../../README.md" \
-    >"$dir/readme.c"
+awk '/^```c$/ { code = 1; text = ""; next }
+     /^```$/ { if (code && text ~ /int main/) printf "%s", text; code = 0 }
+     code { text = text $0 "\n" }' "$consumer/../../../README.md" >"$dir/readme.c" # whole programs
 "$CC" -Wall -Werror "$dir/readme.c" -o "$dir/readme" "${flags[@]}"
 "$dir/readme"
 

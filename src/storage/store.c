@@ -100,8 +100,10 @@ static gpunvme_err_t open_uri(const char *text, unsigned flags, struct gpunvme_s
         if (err)
             store->backend->close(store);
     }
-    if (err)
+    if (err) {
         store_regions_free(store);
+        pthread_mutex_destroy(&store->trouble_lock);
+    }
     return err;
 }
 
@@ -150,11 +152,14 @@ gpunvme_err_t gpunvme_close(struct gpunvme_store *store)
         return GPUNVME_OK;
     atomic_store(&store->closing, true);
     err = wait_for_all(store);
-    if (err)
+    if (err) {
+        atomic_store(&store->closing, false);
         return err;
+    }
     store_streams_free(store);
     store_regions_free(store); /* before what they are mapped for */
     err = store->backend->close(store);
+    pthread_mutex_destroy(&store->trouble_lock);
     free(store);
     return err;
 }

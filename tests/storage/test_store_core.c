@@ -342,6 +342,20 @@ static void registrations_do_not_overlap_and_have_a_limit(void **state)
     assert_non_null(strstr(gpunvme_err_detail(), "registrations=4"));
 }
 
+static void a_close_that_times_out_leaves_the_store_as_it_was(void **state)
+{
+    struct gpunvme_io io = read_of(0, 10), other = read_of(0, 10);
+
+    (void)state;
+    submitted(&io);
+    assert_int_equal(gpunvme_close(&store), GPUNVME_ERR_TIMEOUT);
+    submitted(&other);
+    store_io_end(held[0], GPUNVME_OK, 10);
+    store_io_end(held[1], GPUNVME_OK, 10);
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_OK);
+    assert_int_equal(gpunvme_io_test(&other), GPUNVME_OK);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -363,6 +377,7 @@ int main(void)
         TEST(registered_memory_is_found_by_any_part_of_it),
         TEST(a_part_of_registered_memory_counts_as_the_whole),
         TEST(registrations_do_not_overlap_and_have_a_limit),
+        TEST(a_close_that_times_out_leaves_the_store_as_it_was),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -169,10 +169,15 @@ void store_moved(struct gpunvme_store *store, enum gpunvme_op op, enum gpunvme_r
 gpunvme_err_t store_allows(const struct gpunvme_store *store, enum gpunvme_mem mem,
                            enum gpunvme_route route);
 
-/* The registered memory that io's range lies in, NULL for none; held by io until it ends. */
+/*
+ * The registered memory that io's range lies in, NULL for none that is mapped; held by io until it
+ * ends.
+ */
 static inline struct store_region *store_io_region(const struct gpunvme_io *io)
 {
-    return io->priv.region;
+    struct store_region *region = io->priv.region;
+
+    return region && region->mapped ? region : NULL;
 }
 
 /* ---- Backends, by URI scheme --------------------------------------------------------------------

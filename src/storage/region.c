@@ -52,7 +52,7 @@ struct store_region *store_regions_hold(struct store_regions *regions, const voi
     if (i < regions->n) {
         struct store_region *r = regions->list[i];
 
-        if (r->mapped && is_inside(r, ptr, nbytes, mem))
+        if (is_inside(r, ptr, nbytes, mem))
             found = r;
     }
     if (found)

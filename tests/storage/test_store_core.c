@@ -23,6 +23,7 @@
 static struct gpunvme_io *held[64];
 static size_t nheld;
 static unsigned nmapped, nunmapped;
+static gpunvme_err_t map_err;
 static uint8_t memory[NBYTES];
 
 static gpunvme_err_t hand_size(struct gpunvme_store *store, uint64_t *nbytes)
@@ -58,7 +59,7 @@ static gpunvme_err_t hand_map(struct gpunvme_store *store, struct store_region *
     (void)store;
     (void)region;
     nmapped++;
-    return GPUNVME_OK;
+    return map_err;
 }
 
 static void hand_unmap(struct gpunvme_store *store, struct store_region *region)
@@ -91,6 +92,7 @@ static int setup(void **state)
     pthread_mutex_init(&store.trouble_lock, NULL);
     nheld = 0;
     end_by_itself = false;
+    map_err = GPUNVME_OK;
     nmapped = nunmapped = 0;
     return 0;
 }
@@ -356,6 +358,21 @@ static void a_close_that_times_out_leaves_the_store_as_it_was(void **state)
     assert_int_equal(gpunvme_io_test(&other), GPUNVME_OK);
 }
 
+static void registered_memory_that_a_backend_has_no_use_for_is_held_too(void **state)
+{
+    struct gpunvme_io io = read_of(0, 10);
+
+    (void)state;
+    map_err = GPUNVME_ERR_UNSUPPORTED;
+    assert_int_equal(gpunvme_store_register(&store, memory, 4096, GPUNVME_MEM_HOST), GPUNVME_OK);
+    submitted(&io);
+    assert_null(store_io_region(held[0]));
+    assert_int_equal(gpunvme_store_unregister(&store, memory), GPUNVME_ERR_BUSY);
+    store_io_end(held[0], GPUNVME_OK, 10);
+    assert_int_equal(gpunvme_store_unregister(&store, memory), GPUNVME_OK);
+    assert_int_equal(nunmapped, 0);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -378,6 +395,7 @@ int main(void)
         TEST(a_part_of_registered_memory_counts_as_the_whole),
         TEST(registrations_do_not_overlap_and_have_a_limit),
         TEST(a_close_that_times_out_leaves_the_store_as_it_was),
+        TEST(registered_memory_that_a_backend_has_no_use_for_is_held_too),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -159,8 +159,11 @@ gpunvme_err_t store_uri_check(const struct store_uri *uri, unsigned backend, con
     return GPUNVME_OK;
 }
 
-/* %XX stands for a byte, as in the values of options; any other '%' for itself. */
-static void decode(char *text)
+/*
+ * %XX stands for a byte, as in the values of options; any other '%' for itself. False for a %00,
+ * behind which the rest of a path would be lost.
+ */
+static bool decode(char *text)
 {
     char *to = text;
 
@@ -171,6 +174,8 @@ static void decode(char *text)
             const char digits[3] = {from[1], from[2], 0};
 
             value = (unsigned)strtoul(digits, NULL, 16);
+            if (!value)
+                return false;
             from += 2;
             *to++ = (char)value;
         } else {
@@ -178,6 +183,7 @@ static void decode(char *text)
         }
     }
     *to = 0;
+    return true;
 }
 
 /* "nvme:BDF/nsid": the number is ours, the rest the transport's. */
@@ -242,7 +248,8 @@ static gpunvme_err_t parse_scheme(struct store_uri *uri, size_t n)
     if (is_file) {
         memcpy(uri->target, uri->text + n + 1, length - n - 1);
         uri->target[length - n - 1] = 0;
-        decode(uri->target);
+        if (!decode(uri->target))
+            return base_fail(GPUNVME_ERR_URI, "\"%s\": a path has no %%00", uri->text);
     } else {
         memcpy(uri->target, uri->text, length);
         uri->target[length] = 0;

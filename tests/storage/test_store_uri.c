@@ -89,6 +89,7 @@ static void bad_options_are_named(void **state)
     is_refused("", GPUNVME_ERR_URI, "empty");
     is_refused("file:", GPUNVME_ERR_URI, "no path");
     is_refused("file:?direct=on", GPUNVME_ERR_URI, "no path");
+    is_refused("file:/etc/passwd%00.bin", GPUNVME_ERR_URI, "%00");
 }
 
 static void options_of_other_backends_are_refused(void **state)

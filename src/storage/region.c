@@ -11,8 +11,14 @@
 
 void store_regions_init(struct store_regions *regions)
 {
+    pthread_rwlockattr_t attr;
+
     memset(regions, 0, sizeof(*regions));
-    pthread_rwlock_init(&regions->lock, NULL);
+    pthread_rwlockattr_init(&attr);
+    /* Transfers look things up all the time: a registration would wait for ever. */
+    pthread_rwlockattr_setkind_np(&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(&regions->lock, &attr);
+    pthread_rwlockattr_destroy(&attr);
 }
 
 /* The index of the first region that ends behind `ptr`. Under the lock. */

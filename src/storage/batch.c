@@ -94,6 +94,7 @@ static size_t take(struct gpunvme_batch *batch, size_t room, struct gpunvme_io *
         struct gpunvme_io *io = batch->first;
 
         batch->first = io->priv.next;
+        store_io_polled(io);
         ended[n++] = io;
     }
     if (!batch->first)

@@ -15,16 +15,28 @@
 /*
  * priv.state. A transfer in flight is PENDING, or WAITED once somebody sleeps on it; who ends it
  * stores ENDED with release and then touches it no more, but for the wake-up by its address.
+ * COLLECTED: a batch has it, until it is polled.
  */
-enum { IDLE = 0, PENDING = 1, WAITED = 2, ENDED = 3 };
+enum { IDLE = 0, PENDING = 1, WAITED = 2, ENDED = 3, COLLECTED = 4 };
 
 /* Parts that stop short are rare; one lock serves all transfers. */
 static pthread_mutex_t stop_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Of a batch: until it has been polled, for the batch holds it in a list. */
+static bool is_in_flight(const struct gpunvme_io *io)
+{
+    uint32_t state = __atomic_load_n(&io->priv.state, __ATOMIC_RELAXED);
+
+    return state == PENDING || state == WAITED || state == COLLECTED;
+}
 
 static gpunvme_err_t check(const struct gpunvme_store *store, const struct gpunvme_io *io, size_t i)
 {
     if (io->op != GPUNVME_OP_READ && io->op != GPUNVME_OP_WRITE && io->op != GPUNVME_OP_FLUSH)
         return base_fail(GPUNVME_ERR_INVALID, "transfer %zu: op %d", i, (int)io->op);
+    if (is_in_flight(io))
+        return base_fail(GPUNVME_ERR_INVALID,
+                         "transfer %zu has not ended, or its end was not polled", i);
     if (io->op == GPUNVME_OP_FLUSH)
         return GPUNVME_OK;
     if (io->op == GPUNVME_OP_WRITE && !(store->flags & GPUNVME_OPEN_WRITE))
@@ -166,12 +178,17 @@ static void end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
         __atomic_store_n(&io->priv.state, IDLE, __ATOMIC_RELEASE);
         io->callback(io);
     } else if (batch) {
-        __atomic_store_n(&io->priv.state, IDLE, __ATOMIC_RELEASE);
+        __atomic_store_n(&io->priv.state, COLLECTED, __ATOMIC_RELAXED);
         store_batch_push(batch, io);
     } else if (__atomic_exchange_n(&io->priv.state, ENDED, __ATOMIC_ACQ_REL) == WAITED) {
         futex_wake(&io->priv.state, INT_MAX);
     }
     atomic_fetch_sub(&store->in_flight, 1); /* the last touch: now it may be closed */
+}
+
+void store_io_polled(struct gpunvme_io *io)
+{
+    __atomic_store_n(&io->priv.state, IDLE, __ATOMIC_RELAXED);
 }
 
 void store_io_begin(struct gpunvme_store *store, struct gpunvme_io *io)

@@ -373,6 +373,56 @@ static void registered_memory_that_a_backend_has_no_use_for_is_held_too(void **s
     assert_int_equal(nunmapped, 0);
 }
 
+static void what_is_in_flight_is_not_submitted_again(void **state)
+{
+    struct gpunvme_io io = read_of(0, 10), *ended;
+    struct gpunvme_batch *batch;
+    size_t n;
+
+    (void)state;
+    assert_int_equal(gpunvme_batch_create(&batch), GPUNVME_OK);
+    assert_int_equal(gpunvme_store_submit(&store, &io, 1, batch), GPUNVME_OK);
+    assert_int_equal(gpunvme_store_submit(&store, &io, 1, batch), GPUNVME_ERR_INVALID);
+    store_io_end(held[0], GPUNVME_OK, 10);
+    assert_int_equal(gpunvme_store_submit(&store, &io, 1, batch), GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_batch_poll(batch, 1, 1, &ended, &n, 1000000000), GPUNVME_OK);
+    submitted(&io);
+    assert_int_equal(gpunvme_io_wait(&io, 1000000), GPUNVME_ERR_TIMEOUT);
+    assert_int_equal(gpunvme_store_submit(&store, &io, 1, NULL), GPUNVME_ERR_INVALID);
+    store_io_end(held[1], GPUNVME_OK, 10);
+    submitted(&io); /* its end was not asked for: that is fine */
+    store_io_end(held[2], GPUNVME_OK, 10);
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_OK);
+    assert_int_equal(gpunvme_batch_destroy(batch), GPUNVME_OK);
+}
+
+static _Atomic bool stop_looking;
+
+static void *look_up(void *unused)
+{
+    (void)unused;
+    while (!stop_looking)
+        store_region_release(store_regions_hold(&store.regions, memory, NBYTES, GPUNVME_MEM_HOST));
+    return NULL;
+}
+
+static void registration_comes_in_between_transfers(void **state)
+{
+    pthread_t threads[8];
+
+    (void)state;
+    stop_looking = false;
+    for (unsigned i = 0; i < 8; i++)
+        pthread_create(&threads[i], NULL, look_up, NULL);
+    for (unsigned i = 0; i < 50; i++) {
+        assert_int_equal(gpunvme_store_register(&store, memory, 4096, GPUNVME_MEM_HOST), 0);
+        assert_int_equal(gpunvme_store_unregister(&store, memory), GPUNVME_OK);
+    }
+    stop_looking = true;
+    for (unsigned i = 0; i < 8; i++)
+        pthread_join(threads[i], NULL);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -396,6 +446,8 @@ int main(void)
         TEST(registrations_do_not_overlap_and_have_a_limit),
         TEST(a_close_that_times_out_leaves_the_store_as_it_was),
         TEST(registered_memory_that_a_backend_has_no_use_for_is_held_too),
+        TEST(what_is_in_flight_is_not_submitted_again),
+        TEST(registration_comes_in_between_transfers),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

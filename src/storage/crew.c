@@ -207,6 +207,8 @@ size_t crew_take(struct crew_worker *worker, struct crew_piece *pieces, size_t r
         sleep_until(crew, futex_deadline(wait_ns));
     while (n < room && crew->first)
         pieces[n++] = next_piece(crew, max_nbytes);
+    if (n && crew->first && crew->sleepers)
+        pthread_cond_signal(&crew->wake); /* who submitted can't know what a piece is */
     *stop = !n && atomic_load(&crew->stop);
     pthread_mutex_unlock(&crew->lock);
     return n;

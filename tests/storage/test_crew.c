@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Crews: how transfers are cut into pieces and handed to threads. The test is the backend: it
+ * counts the pieces, or holds them until it has seen what it waits for.
+ */
+#include <pthread.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/fail.h"
+#include "base/random.h"
+#include "storage/crew.h"
+
+#define LONG_NS   30000000000u /* nobody waits so long unless something is wrong */
+#define PIECE     4096u
+#define MAX_SEEN  4096u
+#define NWORKERS  4u
+#define FILE_SIZE (1u << 20)
+
+/* What workers have done, in the order in which they took it. */
+static struct crew_piece seen[MAX_SEEN];
+static _Atomic unsigned nseen, nprepared, nreleased, ninside;
+static unsigned fail_at; /* the worker whose preparation fails */
+static _Atomic bool open_gate;
+static uint8_t file[FILE_SIZE];
+
+static struct gpunvme_store store;
+static struct crew *crew;
+
+static gpunvme_err_t no_size(struct gpunvme_store *s, uint64_t *nbytes)
+{
+    (void)s;
+    *nbytes = UINT64_MAX / 4;
+    return GPUNVME_OK;
+}
+
+static void submit_to_crew(struct gpunvme_store *s, struct gpunvme_io *first, size_t n)
+{
+    (void)s;
+    crew_submit(crew, first, n);
+}
+
+static const struct store_backend backend = {
+    .name = "crew", .size = no_size, .submit = submit_to_crew};
+
+static gpunvme_err_t prepare(struct crew_worker *worker)
+{
+    if (worker->index == fail_at)
+        return base_fail(GPUNVME_ERR_LIMIT, "worker %u", worker->index);
+    nprepared++;
+    return GPUNVME_OK;
+}
+
+static void release(struct crew_worker *worker)
+{
+    (void)worker;
+    nreleased++;
+}
+
+static void see(const struct crew_piece *piece)
+{
+    unsigned i = nseen++;
+
+    if (i < MAX_SEEN)
+        seen[i] = *piece;
+}
+
+static void move(const struct crew_piece *piece)
+{
+    if (piece->io->op == GPUNVME_OP_READ)
+        memcpy(piece->ptr, file + piece->offset, piece->nbytes);
+    else
+        memcpy(file + piece->offset, piece->ptr, piece->nbytes);
+}
+
+/* One piece at a time, none before the gate is open. */
+static void work_by_one(struct crew_worker *worker)
+{
+    struct crew_piece piece;
+    bool stop = false;
+
+    while (!stop) {
+        if (!open_gate) {
+            sched_yield();
+            continue;
+        }
+        if (crew_take(worker, &piece, 1, PIECE, LONG_NS, &stop)) {
+            see(&piece);
+            crew_end(&piece, GPUNVME_OK, piece.nbytes);
+        }
+    }
+}
+
+/* Up to 8 in flight, ended in another order; looks for more without waiting while it has some. */
+static void work_in_flight(struct crew_worker *worker)
+{
+    struct crew_piece pieces[8];
+    struct base_random random = {.state = worker->index};
+    size_t n = 0;
+    bool stop = false;
+
+    while (!stop || n) {
+        size_t taken =
+            stop ? 0 : crew_take(worker, pieces + n, 8 - n, PIECE, n ? 0 : LONG_NS, &stop);
+
+        for (size_t i = n; i < n + taken; i++)
+            if (pieces[i].nbytes)
+                move(&pieces[i]);
+        n += taken;
+        if (n) {
+            size_t i = (size_t)base_random_below(&random, n);
+            struct crew_piece piece = pieces[i];
+
+            pieces[i] = pieces[--n];
+            crew_end(&piece, GPUNVME_OK, piece.nbytes);
+        }
+    }
+}
+
+/* Holds its piece until all workers hold one. */
+static void work_together(struct crew_worker *worker)
+{
+    struct crew_piece piece;
+    bool stop = false;
+
+    while (!stop) {
+        struct timespec nap = {.tv_nsec = 1000000};
+
+        if (!crew_take(worker, &piece, 1, PIECE, LONG_NS, &stop))
+            continue;
+        ninside++;
+        for (unsigned i = 0; i < 10000 && ninside < NWORKERS; i++)
+            nanosleep(&nap, NULL);
+        crew_end(&piece, ninside >= NWORKERS ? GPUNVME_OK : GPUNVME_ERR_TIMEOUT, piece.nbytes);
+    }
+}
+
+static const struct crew_ops by_one = {prepare, release, work_by_one};
+static const struct crew_ops in_flight = {prepare, release, work_in_flight};
+static const struct crew_ops together = {prepare, release, work_together};
+
+static int setup(void **state)
+{
+    (void)state;
+    memset(&store, 0, sizeof(store));
+    store.backend = &backend;
+    store.flags = GPUNVME_OPEN_WRITE;
+    strcpy(store.uri.text, "crew:");
+    store.uri.options.timeout_ns = LONG_NS;
+    store.uri.options.registrations = 2;
+    store_regions_init(&store.regions);
+    pthread_mutex_init(&store.trouble_lock, NULL);
+    nseen = nprepared = nreleased = ninside = 0;
+    fail_at = UINT32_MAX;
+    open_gate = true;
+    crew = NULL;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    crew_stop(crew);
+    crew = NULL;
+    store_regions_free(&store);
+    pthread_mutex_destroy(&store.trouble_lock);
+    return nprepared == nreleased && !store.in_flight ? 0 : -1;
+}
+
+static void started(const struct crew_ops *ops, unsigned n)
+{
+    if (crew_start(&store, ops, n, &crew))
+        fail_msg("%s", gpunvme_err_detail());
+}
+
+static void submitted(struct gpunvme_io *ios, size_t n)
+{
+    if (gpunvme_store_submit(&store, ios, n, NULL))
+        fail_msg("%s", gpunvme_err_detail());
+}
+
+static void ended(struct gpunvme_io *io)
+{
+    gpunvme_err_t err = gpunvme_io_wait(io, LONG_NS);
+
+    if (err)
+        fail_msg("%s", gpunvme_err_name(err));
+    assert_int_equal(io->done, io->op == GPUNVME_OP_FLUSH ? 0 : io->nbytes);
+}
+
+/* Nothing reads or writes this memory; only its addresses matter. */
+static struct gpunvme_io io_of(uint64_t offset, size_t nbytes)
+{
+    return (struct gpunvme_io){
+        .op = GPUNVME_OP_READ, .offset = offset, .ptr = file, .nbytes = nbytes};
+}
+
+static void pieces_end_at_multiples_of_the_piece_size(void **state)
+{
+    struct gpunvme_io io = io_of(5000, 20000); /* … 8192, 12288, 16384, 20480, 24576, 25000 */
+    const size_t lengths[] = {3192, 4096, 4096, 4096, 4096, 424};
+    size_t at = 0;
+
+    (void)state;
+    started(&by_one, 1);
+    submitted(&io, 1);
+    ended(&io);
+    assert_int_equal(nseen, 6);
+    for (unsigned i = 0; i < 6; i++) {
+        assert_int_equal(seen[i].at, at);
+        assert_int_equal(seen[i].offset, 5000 + at);
+        assert_ptr_equal(seen[i].ptr, file + at);
+        assert_int_equal(seen[i].nbytes, lengths[i]);
+        at += lengths[i];
+    }
+}
+
+static void a_small_transfer_does_not_wait_for_a_huge_one(void **state)
+{
+    struct gpunvme_io ios[3] = {io_of(0, 1000 * PIECE), io_of(1 << 30, 100), io_of(1 << 29, 9000)};
+
+    (void)state;
+    open_gate = false;
+    started(&by_one, 1);
+    submitted(ios, 3);
+    assert_int_equal(crew_waiting(crew), 3);
+    open_gate = true;
+    for (unsigned i = 0; i < 3; i++)
+        ended(&ios[i]);
+    assert_int_equal(crew_waiting(crew), 0);
+    assert_ptr_equal(seen[0].io, &ios[0]);
+    assert_ptr_equal(seen[1].io, &ios[1]);
+    assert_ptr_equal(seen[2].io, &ios[2]);
+    assert_ptr_equal(seen[3].io, &ios[0]);
+    assert_ptr_equal(seen[4].io, &ios[2]);
+    assert_int_equal(seen[4].at, PIECE);
+    assert_ptr_equal(seen[6].io, &ios[2]);
+    assert_int_equal(seen[6].nbytes, 9000 - 2 * PIECE);
+    assert_int_equal(nseen, 1000 + 1 + 3);
+}
+
+static void one_worker_that_takes_many_takes_them_in_turn(void **state)
+{
+    struct gpunvme_io ios[2] = {io_of(0, 3 * PIECE), io_of(1 << 30, 2 * PIECE)};
+    struct crew_worker worker;
+    struct crew_piece pieces[8];
+    bool stop = true;
+
+    (void)state;
+    open_gate = false;
+    started(&by_one, 1);
+    worker = (struct crew_worker){.crew = crew, .store = &store};
+    submitted(ios, 2);
+    assert_int_equal(crew_take(&worker, pieces, 4, PIECE, 0, &stop), 4);
+    assert_false(stop);
+    assert_ptr_equal(pieces[0].io, &ios[0]);
+    assert_ptr_equal(pieces[1].io, &ios[1]);
+    assert_ptr_equal(pieces[2].io, &ios[0]);
+    assert_ptr_equal(pieces[3].io, &ios[1]);
+    assert_int_equal(crew_take(&worker, pieces + 4, 4, PIECE, 0, &stop), 1);
+    assert_int_equal(crew_take(&worker, pieces + 5, 3, PIECE, 0, &stop), 0);
+    assert_int_equal(crew_take(&worker, pieces + 5, 3, PIECE, 1000000, &stop), 0);
+    assert_false(stop);
+    for (unsigned i = 5; i > 0; i--)
+        crew_end(&pieces[i - 1], GPUNVME_OK, pieces[i - 1].nbytes);
+    ended(&ios[0]);
+    ended(&ios[1]);
+    open_gate = true;
+}
+
+static void a_flush_is_a_piece_of_nothing(void **state)
+{
+    struct gpunvme_io io = {.op = GPUNVME_OP_FLUSH, .nbytes = 12345, .offset = 77};
+
+    (void)state;
+    started(&by_one, 2);
+    submitted(&io, 1);
+    ended(&io);
+    assert_int_equal(nseen, 1);
+    assert_int_equal(seen[0].nbytes, 0);
+    assert_ptr_equal(seen[0].io, &io);
+}
+
+static void sleepers_are_woken_to_stop(void **state)
+{
+    (void)state;
+    started(&by_one, 8);
+    usleep(20000); /* they sleep for LONG_NS now */
+    crew_stop(crew);
+    crew = NULL;
+    assert_int_equal(nprepared, 8);
+    assert_int_equal(nreleased, 8);
+}
+
+static void a_worker_that_can_not_be_prepared_leaves_nothing(void **state)
+{
+    (void)state;
+    fail_at = 2;
+    assert_int_equal(crew_start(&store, &by_one, 4, &crew), GPUNVME_ERR_LIMIT);
+    assert_null(crew);
+    assert_int_equal(nprepared, 2);
+    assert_int_equal(nreleased, 2);
+}
+
+static void all_workers_share_the_pieces_of_one_transfer(void **state)
+{
+    struct gpunvme_io io = io_of(0, 16 * PIECE);
+
+    (void)state;
+    started(&together, NWORKERS);
+    usleep(20000); /* all sleep */
+    submitted(&io, 1);
+    ended(&io);
+}
+
+/* ---- Many submitters --------------------------------------------------------------------------
+ */
+
+#define NSUBMITTERS 4u
+#define SHARE       (FILE_SIZE / NSUBMITTERS)
+
+struct submitter {
+    pthread_t thread;
+    uint64_t begin;
+    unsigned nwrong;
+    uint8_t out[8][20000], in[8][20000];
+};
+
+static void write_then_read(struct submitter *s, struct base_random *random)
+{
+    struct gpunvme_io ios[8], flush = {.op = GPUNVME_OP_FLUSH};
+    uint64_t at = s->begin;
+
+    for (unsigned i = 0; i < 8; i++) {
+        size_t n = 1 + (size_t)base_random_below(random, sizeof(s->out[i]));
+
+        memset(s->out[i], (int)base_random_below(random, 256), n);
+        ios[i] = (struct gpunvme_io){
+            .op = GPUNVME_OP_WRITE, .offset = at, .ptr = s->out[i], .nbytes = n};
+        at += n;
+    }
+    s->nwrong += gpunvme_store_submit(&store, ios, 8, NULL) != 0;
+    for (unsigned i = 0; i < 8; i++)
+        s->nwrong += gpunvme_io_wait(&ios[i], LONG_NS) || ios[i].done != ios[i].nbytes;
+    s->nwrong += gpunvme_store_submit(&store, &flush, 1, NULL) != 0;
+    s->nwrong += gpunvme_io_wait(&flush, LONG_NS) != 0;
+    for (unsigned i = 0; i < 8; i++) {
+        ios[i].op = GPUNVME_OP_READ;
+        ios[i].ptr = s->in[i];
+        s->nwrong += gpunvme_store_submit(&store, &ios[i], 1, NULL) != 0;
+    }
+    for (unsigned i = 0; i < 8; i++) {
+        s->nwrong += gpunvme_io_wait(&ios[i], LONG_NS) || ios[i].done != ios[i].nbytes;
+        s->nwrong += memcmp(s->in[i], s->out[i], ios[i].nbytes) != 0;
+    }
+}
+
+static void *submit_much(void *submitter_)
+{
+    struct submitter *s = submitter_;
+    struct base_random random = {.state = s->begin};
+
+    for (unsigned i = 0; i < 200; i++)
+        write_then_read(s, &random);
+    return NULL;
+}
+
+static void many_submitters_get_their_own_bytes(void **state)
+{
+    static struct submitter submitters[NSUBMITTERS];
+
+    (void)state;
+    started(&in_flight, NWORKERS);
+    for (unsigned i = 0; i < NSUBMITTERS; i++) {
+        submitters[i].begin = (uint64_t)i * SHARE;
+        pthread_create(&submitters[i].thread, NULL, submit_much, &submitters[i]);
+    }
+    for (unsigned i = 0; i < NSUBMITTERS; i++) {
+        pthread_join(submitters[i].thread, NULL);
+        assert_int_equal(submitters[i].nwrong, 0);
+    }
+    assert_int_equal(crew_waiting(crew), 0);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(pieces_end_at_multiples_of_the_piece_size),
+        TEST(a_small_transfer_does_not_wait_for_a_huge_one),
+        TEST(one_worker_that_takes_many_takes_them_in_turn),
+        TEST(a_flush_is_a_piece_of_nothing),
+        TEST(sleepers_are_woken_to_stop),
+        TEST(a_worker_that_can_not_be_prepared_leaves_nothing),
+        TEST(all_workers_share_the_pieces_of_one_transfer),
+        TEST(many_submitters_get_their_own_bytes),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -2,6 +2,7 @@
  *
  * Threads that serve a store's transfers. See crew.h.
  */
+#include <signal.h>
 #include <stdlib.h>
 
 #include "base/fail.h"
@@ -52,6 +53,22 @@ void crew_stop(struct crew *crew)
     free(crew);
 }
 
+/* The program's signals are for its own threads; those of a fault are for who made it. */
+static int start_thread(struct crew *crew, unsigned i)
+{
+    static const int faults[] = {SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGTRAP, SIGPROF};
+    sigset_t most, before;
+    int error;
+
+    sigfillset(&most);
+    for (unsigned k = 0; k < sizeof(faults) / sizeof(faults[0]); k++)
+        sigdelset(&most, faults[k]);
+    pthread_sigmask(SIG_SETMASK, &most, &before);
+    error = pthread_create(&crew->threads[i], NULL, thread_main, &crew->workers[i]);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
 static gpunvme_err_t start_all(struct crew *crew)
 {
     for (; crew->nprepared < crew->n; crew->nprepared++) {
@@ -66,8 +83,7 @@ static gpunvme_err_t start_all(struct crew *crew)
             return err;
     }
     for (; crew->nstarted < crew->n; crew->nstarted++) {
-        int error = pthread_create(&crew->threads[crew->nstarted], NULL, thread_main,
-                                   &crew->workers[crew->nstarted]);
+        int error = start_thread(crew, crew->nstarted);
 
         if (error)
             return base_fail_errno(error, "a thread for %s", crew->store->uri.text);

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -31,6 +32,7 @@ static struct crew_piece seen[MAX_SEEN];
 static _Atomic unsigned nseen, nprepared, nreleased, ninside;
 static unsigned fail_at; /* the worker whose preparation fails */
 static _Atomic bool open_gate;
+static _Atomic unsigned nblocked; /* workers whose thread has SIGUSR1 blocked */
 static uint8_t file[FILE_SIZE];
 
 static struct gpunvme_store store;
@@ -130,8 +132,11 @@ static void work_in_flight(struct crew_worker *worker)
 static void work_together(struct crew_worker *worker)
 {
     struct crew_piece piece;
+    sigset_t blocked;
     bool stop = false;
 
+    pthread_sigmask(SIG_SETMASK, NULL, &blocked);
+    nblocked += sigismember(&blocked, SIGUSR1) && !sigismember(&blocked, SIGSEGV);
     while (!stop) {
         struct timespec nap = {.tv_nsec = 1000000};
 
@@ -159,7 +164,7 @@ static int setup(void **state)
     store.uri.options.registrations = 2;
     store_regions_init(&store.regions);
     pthread_mutex_init(&store.trouble_lock, NULL);
-    nseen = nprepared = nreleased = ninside = 0;
+    nseen = nprepared = nreleased = ninside = nblocked = 0;
     fail_at = UINT32_MAX;
     open_gate = true;
     crew = NULL;
@@ -322,6 +327,20 @@ static void all_workers_share_the_pieces_of_one_transfer(void **state)
     ended(&io);
 }
 
+static void signals_are_for_the_callers_threads(void **state)
+{
+    struct gpunvme_io io = io_of(0, 16 * PIECE);
+    sigset_t blocked;
+
+    (void)state;
+    started(&together, NWORKERS);
+    submitted(&io, 1);
+    ended(&io);
+    assert_int_equal(nblocked, NWORKERS);
+    pthread_sigmask(SIG_SETMASK, NULL, &blocked);
+    assert_false(sigismember(&blocked, SIGUSR1));
+}
+
 /* ---- Many submitters --------------------------------------------------------------------------
  */
 
@@ -403,6 +422,7 @@ int main(void)
         TEST(sleepers_are_woken_to_stop),
         TEST(a_worker_that_can_not_be_prepared_leaves_nothing),
         TEST(all_workers_share_the_pieces_of_one_transfer),
+        TEST(signals_are_for_the_callers_threads),
         TEST(many_submitters_get_their_own_bytes),
     };
 

@@ -160,8 +160,15 @@ static bool make(struct rig *rig, const char *options)
         snprintf(rig->uri, sizeof(rig->uri), "vfio-user:%s", rig->path);
         add_options(rig, NULL, options);
         return serve(rig);
-    case RIG_STRIPE:
     case RIG_SPDK:
+        scratch(rig, "/tmp", "spdk");
+        snprintf(rig->uri, sizeof(rig->uri), "spdk:%s", rig->path);
+        if (mkdir(rig->path, 0700))
+            return wrong(rig, rig->path, strerror(errno));
+        strcat(rig->path, "/cntrl");
+        add_options(rig, NULL, options);
+        return serve(rig);
+    case RIG_STRIPE:
         break;
     }
     return skip(rig, "no such store", "nobody has said yet how to make one");
@@ -176,13 +183,14 @@ static bool not_built(gpunvme_err_t err)
            (strstr(detail, "this build") || strstr(detail, "no such backend"));
 }
 
-/* What a machine says whose kernel has no such way to a file. */
+/* What a machine says whose kernel has no such way to a file, or that has no libcufile. */
 static bool not_here(const struct rig *rig, gpunvme_err_t err)
 {
     const char *options = rig->row->options;
 
-    return err == GPUNVME_ERR_UNSUPPORTED && rig->row->kind == RIG_FILE && options &&
-           strstr(options, "=on");
+    return err == GPUNVME_ERR_UNSUPPORTED &&
+           ((rig->row->kind == RIG_FILE && options && strstr(options, "=on")) ||
+            (rig->row->kind == RIG_CUFILE && strstr(gpunvme_err_detail(), "can't be loaded")));
 }
 
 bool rig_reopen(struct rig *rig)
@@ -238,6 +246,10 @@ bool rig_close(struct rig *rig)
     rig->oracle = -1;
     if (rig->path[0])
         unlink(rig->path);
+    if (rig->row->kind == RIG_SPDK && rig->path[0]) {
+        *strrchr(rig->path, '/') = 0;
+        rmdir(rig->path);
+    }
     return !err || wrong(rig, "close", gpunvme_err_detail());
 }
 

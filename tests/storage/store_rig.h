@@ -88,8 +88,9 @@ struct rig_arena {
     struct gpunvme_buf buf;
     enum gpunvme_mem mem;
     uint8_t *ptr;
-    size_t used; /* by the current transfers */
-    bool may_register, registered;
+    size_t used;    /* by the current transfers */
+    uint8_t *begin; /* of the part that is registered */
+    bool registered;
 };
 
 /* A planned transfer, and what must come of it. */

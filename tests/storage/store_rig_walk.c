@@ -61,7 +61,6 @@ static bool make_arena(struct rig_walk *w, unsigned i)
     struct rig_arena *arena = &w->arenas[i];
 
     arena->mem = (enum gpunvme_mem)(i / 2);
-    arena->may_register = i % 2;
     if (gpunvme_mem_alloc(RIG_ARENA, arena->mem, &arena->buf))
         return wrong(w, "an arena: %s", gpunvme_err_detail());
     arena->ptr = is_host(arena) ? arena->buf.cpu : arena->buf.gpu;
@@ -96,7 +95,7 @@ void rig_walk_free(struct rig_walk *w)
 {
     for (unsigned i = 0; i < RIG_NARENAS; i++) {
         if (w->arenas[i].registered && w->rig->store)
-            gpunvme_store_unregister(w->rig->store, w->arenas[i].ptr);
+            gpunvme_store_unregister(w->rig->store, w->arenas[i].begin);
         gpunvme_mem_free(&w->arenas[i].buf);
     }
     gpunvme_batch_destroy(w->batch);
@@ -510,6 +509,24 @@ static bool by_tokens(struct rig_walk *w)
     return ok;
 }
 
+static bool by_one_call(struct rig_walk *w)
+{
+    gpunvme_err_t err, first = GPUNVME_OK;
+
+    for (size_t i = 0; i < w->n; i++)
+        w->ios[i] = w->plans[i].io;
+    err = gpunvme_store_transfer(w->rig->store, w->ios, w->n);
+    for (size_t i = 0; i < w->n; i++) {
+        w->plans[i].io.err = w->ios[i].err;
+        w->plans[i].io.done = w->ios[i].done;
+        first = first ? first : w->ios[i].err;
+        if (w->forgiving && err == GPUNVME_ERR_NOMEM && !w->ios[i].err)
+            w->plans[i].io.err = err; /* none was begun */
+    }
+    return err == first || (w->forgiving && err == GPUNVME_ERR_NOMEM) ||
+           wrong(w, "all at once: %s", gpunvme_err_detail());
+}
+
 static void post(struct gpunvme_io *io)
 {
     sem_post(io->user);
@@ -581,15 +598,27 @@ static bool by_batch(struct rig_walk *w)
 /* ---- Other things to do -----------------------------------------------------------------------
  */
 
+/* Registers an arena, or a part of it: then transfers lie in it, beside it, and on its edges. */
+static gpunvme_err_t register_some(struct rig_walk *w, struct rig_arena *arena)
+{
+    size_t at = below(w, 2) ? (size_t)below(w, RIG_ARENA / 8) & ~(size_t)3 : 0;
+    size_t nbytes = RIG_ARENA - at;
+
+    if (below(w, 2))
+        nbytes = 1 + (size_t)below(w, nbytes);
+    arena->begin = arena->ptr + at;
+    return gpunvme_store_register(w->rig->store, arena->begin, nbytes, arena->mem);
+}
+
 static bool toggle(struct rig_walk *w)
 {
     struct rig_arena *arena = &w->arenas[1 + 2 * below(w, RIG_NARENAS / 2)];
     gpunvme_err_t err;
 
     if (arena->registered)
-        err = gpunvme_store_unregister(w->rig->store, arena->ptr);
+        err = gpunvme_store_unregister(w->rig->store, arena->begin);
     else
-        err = gpunvme_store_register(w->rig->store, arena->ptr, RIG_ARENA, arena->mem);
+        err = register_some(w, arena);
     if (w->forgiving && err == GPUNVME_ERR_NOMEM)
         return true;
     if (err && !(err == GPUNVME_ERR_UNSUPPORTED && !arena->registered))
@@ -706,8 +735,9 @@ static void add_flushes(struct rig_walk *w)
 
 bool rig_step(struct rig_walk *w)
 {
-    static bool (*const ways[])(struct rig_walk *) = {
-        one_by_one, one_by_one, by_vector, by_tokens, by_tokens, by_callbacks, by_batch, by_batch};
+    static bool (*const ways[])(struct rig_walk *) = {one_by_one,  one_by_one, by_vector,
+                                                      by_one_call, by_tokens,  by_callbacks,
+                                                      by_batch,    by_batch};
     bool huge = w->ngroups % 200 == 100;
     bool (*way)(struct rig_walk *) = huge ? by_batch : ways[below(w, 8)];
     size_t n = 1;

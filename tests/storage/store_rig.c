@@ -188,9 +188,10 @@ static bool not_here(const struct rig *rig, gpunvme_err_t err)
 {
     const char *options = rig->row->options;
 
-    return err == GPUNVME_ERR_UNSUPPORTED &&
-           ((rig->row->kind == RIG_FILE && options && strstr(options, "=on")) ||
-            (rig->row->kind == RIG_CUFILE && strstr(gpunvme_err_detail(), "can't be loaded")));
+    if (rig->row->kind == RIG_CUFILE)
+        return strstr(gpunvme_err_detail(), "libcufile can't be loaded");
+    return err == GPUNVME_ERR_UNSUPPORTED && rig->row->kind == RIG_FILE && options &&
+           strstr(options, "=on");
 }
 
 bool rig_reopen(struct rig *rig)

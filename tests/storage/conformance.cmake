@@ -1,0 +1,24 @@
+# The same tests for each backend: one program, a ctest entry for each row of store_rig.c.
+add_executable(test_store_conformance test_store_conformance.c store_rig.c store_rig_walk.c)
+target_include_directories(test_store_conformance PRIVATE ${PROJECT_SOURCE_DIR}/src
+                           ${PROJECT_SOURCE_DIR}/tests)
+target_compile_definitions(test_store_conformance PRIVATE _GNU_SOURCE)
+target_link_libraries(test_store_conformance PRIVATE gpunvme PkgConfig::CMOCKA PkgConfig::LIBURING)
+foreach(row file file_threads1 file_chunk4k file_uring file_uring_direct file_direct file_no_uring
+        file_map shm shm_uring shm_map shm_no_map sim sim_4k sim_image vfio_user stripe cufile
+        cufile_batch spdk)
+    if(row MATCHES "file|shm")
+        set(label unit)
+    else()
+        set(label sim)
+    endif()
+    gpunvme_add_test(test_store_conformance_${row} ${label} 60 test_store_conformance ${row})
+    if(TARGET gpunvme_cli)
+        set_property(TEST test_store_conformance_${row} APPEND PROPERTY ENVIRONMENT
+                     "GPUNVME_TEST_CLI=$<TARGET_FILE:gpunvme_cli>")
+    endif()
+    if(TARGET fake_cufile AND row MATCHES "cufile")
+        set_property(TEST test_store_conformance_${row} APPEND PROPERTY ENVIRONMENT
+                     "GPUNVME_CUFILE_LIBRARY=$<TARGET_FILE:fake_cufile>")
+    endif()
+endforeach()

@@ -447,6 +447,8 @@ EXPORT struct cufile_error cuFileBatchIOSetUp(void **out, unsigned n)
     if (err)
         return result(err);
     batch = calloc(1, sizeof(*batch));
+    if (!batch)
+        return result(5030);
     batch->capacity = n;
     *out = batch;
     return result(0);

@@ -50,6 +50,11 @@ void cufile_buffer_forget(const struct cufile_api *api, struct cufile_buffer *bu
 /* The GPU whose memory is at `ptr`, -1: none (GPU memory is host memory). */
 int cufile_device_of(const void *ptr);
 
+/*
+ * Where cuFile finds memory that lies in no one region of a store: what a registered buffer has of
+ * it by that buffer's base, the rest by itself. *nbytes becomes less where one of the two ends.
+ */
+void cufile_buffer_place(uint8_t *ptr, size_t *nbytes, uint8_t **base, off_t *base_offset);
 /* The same of a registered buffer, without asking CUDA again; and where cuFile has it begin. */
 int cufile_buffer_device(const struct cufile_buffer *buffer);
 uint8_t *cufile_buffer_base(const struct cufile_buffer *buffer);

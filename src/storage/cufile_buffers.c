@@ -48,6 +48,27 @@ static struct cufile_buffer *find(const void *base, size_t nbytes)
     return buffer;
 }
 
+void cufile_buffer_place(uint8_t *ptr, size_t *nbytes, uint8_t **base, off_t *base_offset)
+{
+    *base = ptr;
+    *base_offset = 0;
+    pthread_mutex_lock(&lock);
+    for (const struct cufile_buffer *b = buffers; b; b = b->next) {
+        uintptr_t at = (uintptr_t)ptr, begin = (uintptr_t)b->base, end = begin + b->nbytes;
+
+        if (at >= begin && at < end) {
+            *base = b->base;
+            *base_offset = (off_t)(at - begin);
+            if (*nbytes > end - at)
+                *nbytes = end - at;
+            break;
+        }
+        if (at<begin && * nbytes> begin - at)
+            *nbytes = begin - at;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 /* Registers it with cuFile, with its GPU the current one. Under the lock. */
 static gpunvme_err_t add(const struct cufile_api *api, struct cufile_buffer *buffer)
 {

@@ -24,6 +24,8 @@ struct move {
     struct crew_piece piece;
     uint8_t *base; /* what was registered, or the piece's own begin */
     off_t base_offset;
+    bool in_region; /* of the store: all of it is in what was registered */
+    bool is_split;  /* it is not, and meets registered memory: several calls */
     size_t done;
     gpunvme_err_t err;
     bool in_batch;
@@ -68,6 +70,7 @@ static gpunvme_err_t call_once(const struct cufile *cufile, const struct move *m
     bool write = m->piece.io->op == GPUNVME_OP_WRITE;
     size_t nbytes = m->piece.nbytes - m->done;
     off_t at = (off_t)(m->piece.offset + m->done);
+    uint8_t *base = m->base;
     off_t base_at = m->base_offset + (off_t)m->done;
     gpunvme_err_t err = GPUNVME_OK;
 
@@ -76,10 +79,12 @@ static gpunvme_err_t call_once(const struct cufile *cufile, const struct move *m
         err = there(cufile, (uint64_t)at, &nbytes);
     if (err || !nbytes)
         return err;
+    if (!m->in_region)
+        cufile_buffer_place(m->piece.ptr + m->done, &nbytes, &base, &base_at);
     do {
         errno = 0;
-        *n = write ? cufile->api->write(cufile->handle, m->base, nbytes, at, base_at)
-                   : cufile->api->read(cufile->handle, m->base, nbytes, at, base_at);
+        *n = write ? cufile->api->write(cufile->handle, base, nbytes, at, base_at)
+                   : cufile->api->read(cufile->handle, base, nbytes, at, base_at);
     } while (*n == -1 && errno == EINTR);
     if (*n < 0)
         return cufile_fail_io(*n, errno, write ? "cuFileWrite" : "cuFileRead");
@@ -94,7 +99,8 @@ static gpunvme_err_t call_once(const struct cufile *cufile, const struct move *m
 /* By single calls, with the memory's GPU the current one: all of it, or up to the end. */
 static void move_gpu(struct cufile *cufile, struct move *m)
 {
-    bool ragged = is_ragged(&m->piece);
+    bool write = m->piece.io->op == GPUNVME_OP_WRITE;
+    bool ragged = is_ragged(&m->piece) || (write && m->is_split);
     ssize_t n = 1;
 
     if (ragged)
@@ -196,7 +202,8 @@ static bool to_request(const struct cufile *cufile, struct move *m, struct cufil
     size_t nbytes = m->piece.nbytes;
     bool write = m->piece.io->op == GPUNVME_OP_WRITE;
 
-    if (is_ragged(&m->piece) || (!write && there(cufile, m->piece.offset, &nbytes)) || !nbytes)
+    if (m->is_split || is_ragged(&m->piece) ||
+        (!write && there(cufile, m->piece.offset, &nbytes)) || !nbytes)
         return false;
     *p = (struct cufile_io_params){
         .mode = CUFILE_BATCH,
@@ -320,9 +327,17 @@ static struct move to_move(const struct crew_piece *piece)
     struct move m = {.piece = *piece, .base = piece->ptr};
     const struct store_region *region = store_io_region(piece->io);
 
-    if (region && piece->io->mem == GPUNVME_MEM_GPU) {
+    if (piece->io->mem != GPUNVME_MEM_GPU || piece->io->op == GPUNVME_OP_FLUSH)
+        return m;
+    m.in_region = region;
+    if (region) {
         m.base = cufile_buffer_base(region->priv);
         m.base_offset = piece->ptr - m.base;
+    } else {
+        size_t nbytes = piece->nbytes;
+
+        cufile_buffer_place(piece->ptr, &nbytes, &m.base, &m.base_offset);
+        m.is_split = nbytes < piece->nbytes;
     }
     return m;
 }

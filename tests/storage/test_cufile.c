@@ -323,6 +323,32 @@ static void a_part_of_memory_that_another_store_registered_is_addressed_from_its
     closed(two);
 }
 
+/* They begin in front of what is registered, in it, or in what another store registered. */
+static void transfers_over_the_edges_of_registered_memory_are_whole(void **state)
+{
+    struct gpunvme_store *stores[] = {opened(""), opened(",batch=on")};
+    const size_t begins[] = {0, 4096, 5000, 69999, 70001, 78191};
+
+    (void)state;
+    assert_int_equal(gpunvme_store_register(stores[0], memory + 4096, 8192, GPU), GPUNVME_OK);
+    assert_int_equal(gpunvme_store_register(stores[0], memory + 70000, 8192, GPU), GPUNVME_OK);
+    for (size_t i = 0; i < 12; i++) {
+        uint8_t *at = memory + begins[i / 2];
+        size_t done;
+
+        memset(memory, 0xee, RAGGED);
+        if (gpunvme_store_read(stores[i % 2], 77, at, GPU, 100000, &done))
+            fail_msg("from %zu: %s", begins[i / 2], gpunvme_err_detail());
+        assert_int_equal(done, 100000);
+        assert_memory_equal(at, content + 77, 100000);
+        assert_int_equal(at[100000], 0xee);
+        assert_int_equal(gpunvme_store_write(stores[i % 2], 77, at, GPU, 100000, NULL), 0);
+    }
+    assert_file_is(content, RAGGED);
+    closed(stores[1]);
+    closed(stores[0]);
+}
+
 static void registrations_that_cufile_refuses_fail_with_the_remedy(void **state)
 {
     static const struct {
@@ -761,6 +787,9 @@ static const struct CMUnitTest tests[] = {
     TEST(threads_at_once_find_their_own_bytes_by_batches_too),
     TEST(registered_memory_is_registered_once_and_addressed_by_its_base),
     TEST(two_stores_share_the_registration_of_the_same_memory),
+    TEST(transfers_over_the_edges_of_registered_memory_are_whole),
+    cmocka_unit_test_setup_teardown(transfers_over_the_edges_of_registered_memory_are_whole, set_up,
+                                    tear_down),
     TEST(a_part_of_memory_that_another_store_registered_is_addressed_from_its_base),
     TEST(registrations_that_cufile_refuses_fail_with_the_remedy),
     TEST(host_memory_is_registered_without_cufile),

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""Draws what bench/gpu_sweep.sh measured, as SVG, and tells which goals were met.
+"""Draws what bench/gpu_sweep.sh or bench/store_ways.sh measured, and tells it as a table.
 
-    bench/plot.py FILE.json [FOLDER]     plots into FOLDER (default: beside FILE)
-    bench/plot.py --table FILE.json      the goals and what was reached; exit code 1: not all met
+    bench/plot.py [--png] FILE.json [FOLDER]  plots into FOLDER (default: beside FILE), as SVG
+    bench/plot.py --table FILE.json           gpu_sweep: the goals and what was reached
+                                              store_ways: the best of each way, in Markdown
 
-Drawing needs matplotlib (Debian: python3-matplotlib); the table does not. Nothing is drawn that is
-not in the file, but the line of Little's law, which is arithmetic.
+The exit code of --table is 1 if a goal was not met, or a point of store_ways failed. Drawing needs
+matplotlib (Debian: python3-matplotlib); the table does not. Nothing is drawn that is not in the
+file, but the line of Little's law, which is arithmetic.
 """
 
 import json
@@ -198,6 +200,101 @@ def print_table(sweep):
     return all(met for _, _, _, met in table)
 
 
+# --- store_ways -----------------------------------------------------------------------------------
+
+
+def ways_points(ways, **where):
+    """The points that were measured, and have these values."""
+    return [
+        point
+        for point in ways["result"]["points"]
+        if "gb_per_s" in point and all(point.get(k) == v for k, v in where.items())
+    ]
+
+
+def ways_labels(ways):
+    """Label -> what its points have: the way, and the drive where the way has several."""
+    found = [(w["way"], w["uri"]) for w in ways["result"]["ways"] if w["works"]]
+    labels = {}
+    for way, uri in found:
+        several = sum(1 for other, _ in found if other == way) > 1
+        labels[f"{way}, {short_uri(uri)}" if several else way] = {"way": way, "uri": uri}
+    return labels
+
+
+def short_uri(uri):
+    """Without what all have: the size, and who issues the commands."""
+    head, _, options = uri.partition("?")
+    scheme, colon, rest = head.partition(":")
+    rest = ",".join(key for key in rest.split(",") if not key.startswith("size="))
+    options = ",".join(key for key in options.split(",") if key and key != "issue=gpu")
+    return scheme + colon + rest + (f"?{options}" if options else "")
+
+
+def best(points, what="gb_per_s"):
+    return max(points, key=lambda point: point[what]["median"], default=None)
+
+
+def best_by(points, key, what="gb_per_s"):
+    """x -> the best of the points that have it."""
+    found = {}
+    for point in points:
+        found.setdefault(point[key], []).append(point)
+    return {x: best(found[x], what) for x in sorted(found)}
+
+
+def size_text(nbytes):
+    for shift, unit in ((20, "MiB"), (10, "KiB")):
+        if nbytes >= 1 << shift and nbytes % (1 << shift) == 0:
+            return f"{nbytes >> shift} {unit}"
+    return f"{nbytes} B"
+
+
+def ways_wrongs(ways):
+    """Points whose bytes were wrong or that failed, and a run that did not end well."""
+    found = [
+        f"{p['way']} {p['pattern']} {p['block']} x {p['depth']}: {p['wrong']} blocks are wrong"
+        for p in ways_points(ways)
+        if p["wrong"]
+    ]
+    if ways.get("rc"):
+        found.append(f"exit code {ways['rc']}: {ways['command']}")
+    return found
+
+
+def ways_cell(point, what):
+    """Median (smallest – largest), and where that was."""
+    if not point:
+        return "not measured"
+    low, mid, high = (point[what][key] for key in ("min", "median", "max"))
+    unit, factor = "GB/s", 1
+    if what == "iops":
+        unit, factor = ("M/s", 1e-6) if mid >= 1e6 else ("k/s", 1e-3)
+    low, mid, high = (f"{x * factor:.3g}" for x in (low, mid, high))
+    return f"{mid} {unit} ({low} – {high}), {size_text(point['block'])} × {point['depth']}"
+
+
+def print_ways_table(ways):
+    print("| way | sequential, best | random, best | 4 KiB random, best | CPU s/GB, sequential best |")
+    print("|---|---|---|---|---|")
+    for label, where in ways_labels(ways).items():
+        sequential = best(ways_points(ways, pattern="sequential", **where))
+        random = best(ways_points(ways, pattern="random", **where))
+        small = best(ways_points(ways, pattern="random", block=4096, **where), "iops")
+        cpu = f"{sequential['cpu_s_per_gb']['median']:.3g}" if sequential else "not measured"
+        print(
+            f"| {label} | {ways_cell(sequential, 'gb_per_s')} | {ways_cell(random, 'gb_per_s')} "
+            f"| {ways_cell(small, 'iops')} | {cpu} |"
+        )
+    for way in ways["result"]["ways"]:
+        if not way["works"]:
+            print(f"\n{way['way']} ({way['uri']}): {way['why']}")
+    wrong = ways_wrongs(ways)
+    for text in wrong:
+        print(f"\n{text}")
+    return not wrong
+
+
 # --- plots ----------------------------------------------------------------------------------------
 
 
@@ -224,8 +321,9 @@ def draw(ax, rows, key, label):
 def save(plt, figure, ax, folder, name):
     if ax.get_legend_handles_labels()[0]:
         ax.legend()
-    path = os.path.join(folder, f"{name}.svg")
-    figure.savefig(path, metadata={"Date": None})
+    kind = plt.rcParams["savefig.format"]
+    path = os.path.join(folder, f"{name}.{kind}")
+    figure.savefig(path, metadata={"Date": None} if kind == "svg" else None)
     plt.close(figure)
     return path
 
@@ -271,41 +369,150 @@ def plot_little(plt, sweep, folder):
     yield save(plt, figure, ax, folder, "gpu_little")
 
 
-def plot_all(sweep, folder):
+def ways_title(ways):
+    result = ways["result"]
+    return f"{result['gpu'] or 'no GPU: into host memory'}, {result['medium']} file"
+
+
+def draw_ways(ax, points, key, what, label, factor=1.0):
+    """A line of the best points by x, with their spread."""
+    if not points:
+        return
+    by_x = best_by(points, key)
+    stats = [point[what] for point in by_x.values()]
+    medians = [stat["median"] * factor for stat in stats]
+    spread = [
+        [m - stat["min"] * factor for m, stat in zip(medians, stats)],
+        [stat["max"] * factor - m for m, stat in zip(medians, stats)],
+    ]
+    ax.errorbar(list(by_x), medians, yerr=spread, marker="o", markersize=4, capsize=2, label=label)
+
+
+def ways_ticks(ax, points, key):
+    xs = sorted({point[key] for point in points})
+    ax.set_xticks(xs, [size_text(x) if key == "block" else str(x) for x in xs])
+    ax.xaxis.set_minor_locator(matplotlib_ticker().NullLocator())
+
+
+def matplotlib_ticker():
+    import matplotlib.ticker
+
+    return matplotlib.ticker
+
+
+def plain_numbers(ax, points):
+    """A logarithmic axis from a power of ten to the next, with numbers as people write them."""
+    low, high = ax.get_ylim()
+    if points:
+        ax.set_ylim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
+    ticker = matplotlib_ticker()
+    ax.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda y, _: f"{y:g}"))
+    ax.yaxis.set_minor_locator(ticker.NullLocator())
+
+
+def plot_ways_rate(plt, ways, folder):
+    """How fast is each way at each size of a block?"""
+    for pattern in ("sequential", "random"):
+        figure, ax = axes(
+            plt, f"{pattern}, the best depth: {ways_title(ways)}", "block", "GB/s"
+        )
+        for label, where in ways_labels(ways).items():
+            points = ways_points(ways, pattern=pattern, **where)
+            draw_ways(ax, points, "block", "gb_per_s", label)
+        ways_ticks(ax, ways_points(ways, pattern=pattern), "block")
+        plain_numbers(ax, ways_points(ways, pattern=pattern))
+        yield save(plt, figure, ax, folder, f"store_rate_{pattern}")
+
+
+def plot_ways_iops(plt, ways, folder):
+    """How many small reads does each way make, with so many in flight?"""
+    figure, ax = axes(
+        plt, f"4 KiB random: {ways_title(ways)}", "blocks in flight", "thousand reads a second"
+    )
+    for label, where in ways_labels(ways).items():
+        points = ways_points(ways, pattern="random", block=4096, **where)
+        draw_ways(ax, points, "depth", "iops", label, 1e-3)
+    ways_ticks(ax, ways_points(ways, pattern="random", block=4096), "depth")
+    plain_numbers(ax, ways_points(ways, pattern="random", block=4096))
+    yield save(plt, figure, ax, folder, "store_iops")
+
+
+def plot_ways_cpu(plt, ways, folder):
+    """What does each way cost of the CPU, where it is fastest?"""
+    labels = ways_labels(ways)
+    blocks = [b for b in (4096, 65536, 1048576) if ways_points(ways, block=b)]
+    figure, ax = axes(plt, f"sequential, the best depth: {ways_title(ways)}", "",
+                      "CPU seconds per GB (10⁹ bytes)")
+    ax.set_xscale("linear")
+    width = 0.8 / max(len(blocks), 1)
+    for i, block in enumerate(blocks):
+        bars = []
+        for at, where in enumerate(labels.values()):
+            point = best(ways_points(ways, pattern="sequential", block=block, **where))
+            if point:
+                bars.append((at + (i - (len(blocks) - 1) / 2) * width, point["cpu_s_per_gb"]["median"]))
+        ax.bar([x for x, _ in bars], [y for _, y in bars], width, label=size_text(block))
+    ax.set_xticks(range(len(labels)), list(labels), fontsize=8)
+    ax.grid(False, axis="x")
+    plain_numbers(ax, ways_points(ways, pattern="sequential"))
+    figure.autofmt_xdate(rotation=15)
+    yield save(plt, figure, ax, folder, "store_cpu")
+
+
+def plot_all(sweep, folder, kind="svg"):
     import matplotlib
 
-    matplotlib.use("svg")
+    matplotlib.use("svg" if kind == "svg" else "agg")
     matplotlib.rcParams["svg.hashsalt"] = "gpunvme"
+    matplotlib.rcParams["savefig.format"] = kind
     import matplotlib.pyplot as plt
 
     os.makedirs(folder, exist_ok=True)
+    plots = (plot_simple, plot_ways, plot_little)
+    if sweep["benchmark"] == "store_ways":
+        plots = (plot_ways_rate, plot_ways_iops, plot_ways_cpu)
     paths = []
-    for plot in (plot_simple, plot_ways, plot_little):
+    for plot in plots:
         paths += plot(plt, sweep, folder)
     return paths
 
 
+def load(path):
+    """What one of the two scripts wrote; ValueError for anything else."""
+    with open(path, encoding="utf-8") as file:
+        found = json.load(file)
+    try:
+        if found.get("benchmark") == "store_ways":
+            if not all("works" in way for way in found["result"]["ways"]):
+                raise KeyError("works")
+            found["result"]["points"][:0]
+        else:
+            found["sections"].items()
+            found.setdefault("benchmark", "gpu_sweep")
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError("not what gpu_sweep.sh or store_ways.sh writes") from None
+    return found
+
+
 def main(arguments):
     table = "--table" in arguments
+    kind = "png" if "--png" in arguments else "svg"
     names = [a for a in arguments if not a.startswith("--")]
     if not names:
         print(__doc__)
         return 2
     try:
-        with open(names[0], encoding="utf-8") as file:
-            sweep = json.load(file)
-        sweep["sections"].items()
+        found = load(names[0])
     except (OSError, ValueError) as error:
         print(f"plot.py: {names[0]}: {error}", file=sys.stderr)
         return 2
-    except (KeyError, TypeError, AttributeError):
-        print(f"plot.py: {names[0]} is not what gpu_sweep.sh writes: no sections", file=sys.stderr)
-        return 2
     if table:
-        return 0 if print_table(sweep) else 1
+        tell = print_ways_table if found["benchmark"] == "store_ways" else print_table
+        return 0 if tell(found) else 1
     folder = names[1] if len(names) > 1 else os.path.dirname(names[0]) or "."
     try:
-        paths = plot_all(sweep, folder)
+        paths = plot_all(found, folder, kind)
     except ImportError:
         print("plot.py: matplotlib is not installed (Debian: python3-matplotlib)", file=sys.stderr)
         return 77

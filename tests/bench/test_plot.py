@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""bench/plot.py on a sweep of the right shape. The numbers here are made up: they test arithmetic."""
+"""bench/plot.py on results of the right shape. The numbers here are made up: they test arithmetic."""
 
 import contextlib
 import io
@@ -38,6 +38,115 @@ def reached(sweep, name):
     return next((got, met) for n, _, got, met in plot.goals(sweep) if n == name)
 
 
+def point(**fields):
+    rate = fields.pop("rate", 1.0)
+    base = {
+        "way": "store", "uri": "/data", "pattern": "random", "block": 4096, "depth": 1,
+        "gb_per_s": {"median": rate, "min": rate * 0.9, "max": rate * 1.1},
+        "cpu_s_per_gb": {"median": 0.5, "min": 0.4, "max": 0.6},
+        "verified_bytes": 4096, "wrong": 0,
+    }
+    base = {**base, **fields}
+    iops = rate * 1e9 / base["block"]
+    return {**base, "iops": {"median": iops, "min": iops * 0.9, "max": iops * 1.1}}
+
+
+def store_ways(points, **absent):
+    """With the ways that the points have, and others that say why they are absent."""
+    found = dict.fromkeys((p["way"], p["uri"]) for p in points)
+    return {
+        "benchmark": "store_ways", "command": "bench/store_ways.sh", "rc": 0,
+        "result": {
+            "gpu": None, "medium": "cached", "points": points,
+            "ways": [{"way": way, "uri": uri, "works": True} for way, uri in found]
+            + [{"way": w, "uri": "", "works": False, "why": why} for w, why in absent.items()],
+        },
+    }
+
+
+def table_of(ways):
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        good = plot.print_ways_table(ways)
+    return said.getvalue(), good
+
+
+class Ways(unittest.TestCase):
+    def test_best_depth_of_each_block_is_drawn(self):
+        points = [point(depth=1, rate=1.0), point(depth=16, rate=3.0), point(block=65536, rate=2.0)]
+        found = plot.best_by(points, "block")
+        self.assertEqual({x: p["depth"] for x, p in found.items()}, {4096: 16, 65536: 1})
+
+    def test_points_left_out_are_not_drawn(self):
+        left = point()
+        del left["gb_per_s"]
+        left["skipped"] = "it would need more than 64 threads"
+        self.assertEqual(plot.ways_points(store_ways([left])), [])
+
+    def test_way_on_several_drives_has_a_label_for_each(self):
+        ways = store_ways([
+            point(way="gpu", uri="sim:size=64,threads=4?issue=gpu"),
+            point(way="gpu", uri="sim:size=64,engine=gpu?issue=gpu"),
+            point(way="store"),
+        ])
+        self.assertEqual(
+            list(plot.ways_labels(ways)), ["gpu, sim:threads=4", "gpu, sim:engine=gpu", "store"]
+        )
+
+    def test_table_has_the_best_of_each_way_and_why_one_is_absent(self):
+        text, good = table_of(
+            store_ways([point(rate=1.0), point(rate=4.0, depth=64)], cufile="no libcufile")
+        )
+        self.assertTrue(good)
+        self.assertIn("| store | not measured | 4 GB/s (3.6 – 4.4), 4 KiB × 64 ", text)
+        self.assertIn("no libcufile", text)
+
+    def test_wrong_bytes_are_told(self):
+        text, good = table_of(store_ways([point(wrong=2)]))
+        self.assertFalse(good)
+        self.assertIn("2 blocks are wrong", text)
+
+    def test_sizes_are_written_in_units(self):
+        self.assertEqual(
+            [plot.size_text(n) for n in (512, 4096, 1 << 20, 4 << 20)],
+            ["512 B", "4 KiB", "1 MiB", "4 MiB"],
+        )
+
+    def test_every_question_gets_its_plot(self):
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            self.skipTest("matplotlib is not installed")
+        points = [
+            point(way=way, pattern=pattern, block=block, depth=depth)
+            for way in ("pageable", "store")
+            for pattern in ("sequential", "random")
+            for block in (4096, 65536)
+            for depth in (1, 16)
+        ]
+        ways = store_ways(points, cufile="no libcufile")
+        with tempfile.TemporaryDirectory() as folder:
+            paths = plot.plot_all(ways, folder)
+            self.assertEqual(
+                [os.path.basename(path) for path in paths],
+                ["store_rate_sequential.svg", "store_rate_random.svg", "store_iops.svg",
+                 "store_cpu.svg"],
+            )
+            for path in paths:
+                with open(path, encoding="utf-8") as file:
+                    self.assertIn("<svg", file.read(2000))
+            for path in plot.plot_all(ways, folder, "png"):
+                with open(path, "rb") as file:
+                    self.assertEqual(file.read(4), b"\x89PNG")
+
+    def test_ways_without_points_are_drawn_empty(self):
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            self.skipTest("matplotlib is not installed")
+        with tempfile.TemporaryDirectory() as folder:
+            self.assertEqual(len(plot.plot_all(store_ways([]), folder)), 4)
+
+
 class Plot(unittest.TestCase):
     def test_line_rises_in_x_and_keeps_the_fastest(self):
         xs, medians, _ = plot.line(
@@ -61,7 +170,8 @@ class Plot(unittest.TestCase):
 
     def test_a_file_that_is_no_sweep_is_refused(self):
         with tempfile.TemporaryDirectory() as folder:
-            for name, text in (("broken", "{"), ("other", "{}"), ("list", "[]")):
+            for name, text in (("broken", "{"), ("other", "{}"), ("list", "[]"),
+                               ("ways", '{"benchmark": "store_ways", "result": {}}')):
                 path = os.path.join(folder, name)
                 with open(path, "w", encoding="utf-8") as file:
                     file.write(text)

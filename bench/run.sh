@@ -48,6 +48,7 @@ without queue_cost valgrind || measure queue_cost bench/queue_cost.sh "$build"
 measure sim_rate "$build/bench/sim_rate" 9 1
 measure footprint "$build/bench/footprint"
 without image_vs_fio fio jq || measure image_vs_fio bench/image_vs_fio.sh "$build"
+measure store_ways bench/store_ways.sh "$build"
 if [[ -x $build/bench/gpu_io ]]; then
     bench/gpu_sweep.sh --out "$out/gpu_sweep.json" "$build"
     rc=$?

@@ -42,10 +42,11 @@ size=${size:-$([[ -n $quick ]] && echo 64M || echo 1G)}
 
 folder=$(mktemp -d "$dir/store_ways.XXXXXX") || exit 2
 trap 'rm -rf "$folder"' EXIT
+limit=300
+[[ -z $quick ]] || limit=100
 # In the foreground, so that who stops this script stops the program.
-timeout --foreground -k 10 $([[ -n $quick ]] && echo 60 || echo 300) \
-    "$program" "file=$folder/data" "size=$size" ${quick:+quick} \
-    ${options[@]+"${options[@]}"} >"$folder/result"
+timeout --foreground -k 10 $limit "$program" "file=$folder/data" "size=$size" \
+    ${quick:+quick} ${options[@]+"${options[@]}"} >"$folder/result"
 rc=$?
 
 text() { # as a JSON string
@@ -54,10 +55,10 @@ text() { # as a JSON string
 }
 root=$(cd "$(dirname "$0")/.." && pwd)
 cpu=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1)
-[[ -s $folder/result ]] && tail -n 1 "$folder/result" | grep -q '^ \]}$' || {
+if ! tail -n 1 "$folder/result" | grep -q '^ \]}$'; then
     echo "store_ways.sh: exit code $rc, and the result is not whole" >&2
     exit 1
-}
+fi
 printf '{"benchmark": "store_ways", "command": %s, "date": "%s", "commit": "%s",\n' \
     "$(text "$command")" "$(date -u +%FT%TZ)" \
     "$(git -C "$root" rev-parse --short HEAD 2>/dev/null)"

@@ -25,7 +25,8 @@ struct run {
     bool pinned;
     _Atomic uint64_t next; /* block, in sequence */
     _Atomic bool stop;
-    pthread_mutex_t lock; /* of what follows */
+    _Atomic unsigned ready; /* threads that have their buffers */
+    pthread_mutex_t lock;   /* of what follows */
     gpunvme_err_t err;
     char why[256];
 };
@@ -159,6 +160,7 @@ static void *read_all(void *arg)
     struct reader *r = arg;
 
     if (prepare(r)) {
+        atomic_fetch_add(&r->run->ready, 1);
         if (r->run->pinned)
             read_pinned(r);
         else
@@ -182,7 +184,8 @@ static void watch(struct run *run, struct reader *readers, unsigned n, struct wa
         blocks = 0;
         for (unsigned i = 0; i < n; i++)
             blocks += atomic_load_explicit(&readers[i].blocks, memory_order_relaxed);
-    } while (!atomic_load(&run->stop) && ways_goes_on(meter, blocks));
+    } while (!atomic_load(&run->stop) &&
+             (atomic_load(&run->ready) < n || ways_goes_on(meter, blocks)));
     atomic_store(&run->stop, true);
 }
 

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 #
 # Checks this tree on a machine with a GPU, without network and without installing anything:
-# builds it with CUDA, runs all tests, the GPU's own under compute-sanitizer as well, brings a file
-# into GPU memory with `gpunvme quickstart`, and runs the GPU's benchmarks. Every step is run,
+# builds it with CUDA, runs all tests, those of stores among them, the GPU's own under
+# compute-sanitizer as well, brings a file into GPU memory with `gpunvme quickstart` and by each of
+# the ways that bench/store_ways.sh compares, and runs the GPU's benchmarks. Every step is run,
 # whatever becomes of the others; fails if any of them failed. Without a GPU it says so and does
 # what is left. All ends within ten minutes: what there is no time for has failed.
 #
@@ -177,10 +178,18 @@ gpu_sweep() {
 }
 gpu_memory() { "$build/bench/gpu_memory" >"$out/gpu_memory.json"; }
 
+# The ways of a file's and a drive's bytes into GPU memory, verified at each point.
+store_ways() {
+    "$root/bench/store_ways.sh" --quick "$build" >"$out/store_ways.json"
+    local status=$?
+    python3 "$root/bench/plot.py" --table "$out/store_ways.json" || true
+    return $status
+}
+
 case ${1:-} in
     "") ;;
     --pack) pack "${2:-}"; exit ;;
-    *) sed -n '4,28s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '4,29s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac
 
 mkdir -p "$out" "$build" || die "$out or $build cannot be made"
@@ -191,13 +200,13 @@ need_tools
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 [ -x "$nvcc" ] || die "nvcc is neither on PATH nor in /usr/local/cuda/bin"
 export CUDACXX=$nvcc out build size gpu jobs root
-rm -f "$out"/{build,tests,memcheck,racecheck,quickstart,gpu_memory,gpu_sweep}.log \
-    "$out"/*.tmp "$out"/{quickstart,gpu_memory,gpu_sweep}.json
+rm -f "$out"/{build,tests,memcheck,racecheck,quickstart,gpu_memory,store_ways,gpu_sweep}.log \
+    "$out"/*.tmp "$out"/{quickstart,gpu_memory,store_ways,gpu_sweep}.json
 
 describe_machine 2>&1 | tee "$out/build.log"
 
 # `timeout` runs programs, not functions: those go to a shell of their own.
-export -f build_all sanitizer quickstart gpu_memory gpu_sweep
+export -f build_all sanitizer quickstart gpu_memory store_ways gpu_sweep
 
 if ! step build 300 "$out/build.log" bash -c build_all; then
     die "nothing to test without a build"
@@ -224,6 +233,8 @@ else
 fi
 step gpu_memory 60 "$out/gpu_memory.log" bash -c gpu_memory
 cat "$out/gpu_memory.log"
+step store_ways 60 "$out/store_ways.log" bash -c store_ways
+cat "$out/store_ways.log"
 if [ "$gpu" = yes ]; then
     step gpu_sweep 150 "$out/gpu_sweep.log" bash -c gpu_sweep
     cat "$out/gpu_sweep.log"

@@ -20,7 +20,7 @@ BUILD = None
 def run(*arguments):
     return subprocess.run(
         [os.path.join(SOURCE, "bench", "store_ways.sh"), *arguments],
-        capture_output=True, text=True, timeout=100, check=False,
+        capture_output=True, text=True, timeout=110, check=False,
     )
 
 

@@ -1,199 +1,131 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * The posix backend: files and block devices of the kernel.
+ * The posix backend: files and block devices of the kernel. posix.h has the plan of it.
  */
 #include <errno.h>
-#include <fcntl.h>
-#include <linux/fs.h>
+#include <limits.h>
+#include <sched.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/ioctl.h>
-#include <sys/stat.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/fail.h"
 #include "gpunvme/memory.h"
-#include "storage/crew.h"
+#include "storage/futex.h"
+#include "storage/posix.h"
 
-#define DEFAULT_CHUNK   (1u << 20)
-#define DEFAULT_THREADS 4u
-#define WAIT_NS         1000000000u /* of a worker without work, before it looks around */
+/* What an H200 machine of 16 cores and smaller ones were happy with; see bench/store_rate.c. */
+#define CHUNK_SHIFT     18u /* 256 KiB: 8 of them stay in a core's second-level cache */
+#define MIN_CHUNK_SHIFT 16u
+#define MAX_CHUNK_SHIFT 20u
+#define LARGEST_CHUNK   (16u << 20) /* that chunk= can ask for */
+#define MAX_SLOTS       8u          /* of a worker */
+#define SLOTS_NBYTES    (64u << 20) /* … in all, but two there are */
+#define DEPTH           64u
+#define MAX_THREADS     16u
+#define MIN_THREADS     2u
+#define BLIND_THREADS   8u /* at least, where each waits for one request at a time */
 
-struct posix {
-    int fd;
-    bool block_device;
-    size_t chunk;
-    struct crew *crew;
-};
-
-/* All of it, or up to the end of the file, or an error behind `*done` bytes. */
-static gpunvme_err_t move(int fd, enum gpunvme_op op, uint8_t *cpu, size_t nbytes, uint64_t offset,
-                          size_t *done)
+static unsigned threads_of(const struct gpunvme_store *store, bool uring)
 {
-    *done = 0;
-    while (*done < nbytes) {
-        off_t at = (off_t)(offset + *done);
-        ssize_t n = op == GPUNVME_OP_READ ? pread(fd, cpu + *done, nbytes - *done, at)
-                                          : pwrite(fd, cpu + *done, nbytes - *done, at);
+    unsigned n = MIN_THREADS;
+    cpu_set_t cpus;
 
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return base_fail_errno(errno, "%zu bytes at offset %llu", nbytes - *done,
-                                   (unsigned long long)at);
-        if (n == 0 && op == GPUNVME_OP_WRITE)
-            return base_fail(GPUNVME_ERR_NOSPC, "nothing was written at offset %llu",
-                             (unsigned long long)at);
-        if (n == 0)
-            break;
-        *done += (size_t)n;
-    }
+    if (store->uri.options.threads)
+        return store->uri.options.threads;
+    if (!sched_getaffinity(0, sizeof(cpus), &cpus))
+        n = (unsigned)CPU_COUNT(&cpus);
+    if (n > MAX_THREADS)
+        n = MAX_THREADS;
+    if (!uring && n < BLIND_THREADS)
+        n = BLIND_THREADS;
+    return n < MIN_THREADS ? MIN_THREADS : n;
+}
+
+/* Whether this process may have io_uring: some kernels, and the rules of containers, forbid it. */
+static gpunvme_err_t ask_for_uring(struct gpunvme_store *store, struct posix *posix)
+{
+    enum store_switch wanted = store->uri.options.uring;
+    struct posix_uring *uring;
+
+    if (wanted == STORE_OFF)
+        return GPUNVME_OK;
+    posix->uring_errno = posix_uring_create(&posix->file, 2, &uring);
+    posix_uring_destroy(uring);
+    posix->uring = !posix->uring_errno;
+    if (!posix->uring && wanted == STORE_ON)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                         "%s: the kernel refuses io_uring (%s); uring=auto does without",
+                         store->uri.target, strerror(posix->uring_errno));
     return GPUNVME_OK;
 }
 
-static gpunvme_err_t move_gpu(struct crew_worker *worker, const struct crew_piece *piece,
-                              size_t *done)
+static uint32_t shift_of(uint64_t power_of_two)
 {
-    struct posix *posix = worker->store->priv;
-    struct gpunvme_buf *bounce = worker->state;
-    gpunvme_err_t err = store_allows(worker->store, GPUNVME_MEM_GPU, GPUNVME_ROUTE_BOUNCE);
-
-    *done = 0;
-    if (!err && piece->io->op == GPUNVME_OP_WRITE)
-        err = gpunvme_mem_copy(bounce->cpu, GPUNVME_MEM_PINNED, piece->ptr, GPUNVME_MEM_GPU,
-                               piece->nbytes);
-    if (err)
-        return err;
-    err = move(posix->fd, piece->io->op, bounce->cpu, piece->nbytes, piece->offset, done);
-    if (*done && piece->io->op == GPUNVME_OP_READ) {
-        gpunvme_err_t copied =
-            gpunvme_mem_copy(piece->ptr, GPUNVME_MEM_GPU, bounce->cpu, GPUNVME_MEM_PINNED, *done);
-
-        if (copied) {
-            *done = 0;
-            return copied;
-        }
-    }
-    return err;
+    return (uint32_t)__builtin_ctzll(power_of_two);
 }
 
-static void serve(struct crew_worker *worker, const struct crew_piece *piece)
+/* Slots, and what the tuner may choose from. */
+static gpunvme_err_t set_sizes(struct gpunvme_store *store, struct posix *posix)
 {
-    struct posix *posix = worker->store->priv;
-    enum gpunvme_op op = piece->io->op;
-    bool gpu = piece->io->mem == GPUNVME_MEM_GPU;
-    gpunvme_err_t err = GPUNVME_OK;
-    size_t done = 0;
+    const struct store_options *o = &store->uri.options;
+    uint64_t chunk = o->chunk_nbytes < LARGEST_CHUNK ? o->chunk_nbytes : LARGEST_CHUNK;
+    uint64_t largest = chunk ? chunk : 1u << MAX_CHUNK_SHIFT;
+    size_t nslots = SLOTS_NBYTES / largest;
 
-    if (op == GPUNVME_OP_FLUSH) {
-        if (fdatasync(posix->fd))
-            err = base_fail_errno(errno, "fdatasync");
-    } else if (gpu) {
-        err = move_gpu(worker, piece, &done);
-    } else {
-        err = move(posix->fd, op, piece->ptr, piece->nbytes, piece->offset, &done);
-    }
-    store_moved(worker->store, op, gpu ? GPUNVME_ROUTE_BOUNCE : GPUNVME_ROUTE_HOST, done);
-    crew_end(piece, err, done);
+    posix->threads = store->threads = threads_of(store, posix->uring);
+    posix->depth = o->depth ? o->depth : DEPTH;
+    posix_tune_init(&posix->tune, chunk ? shift_of(chunk) : CHUNK_SHIFT, MIN_CHUNK_SHIFT,
+                    MAX_CHUNK_SHIFT, posix->threads);
+    posix->tune.fixed_chunk = chunk != 0;
+    posix->tune.fixed_active = o->threads != 0;
+    atomic_store(&posix->chunk, 1u << posix->tune.chunk_shift);
+    atomic_store(&posix->active, posix->threads);
+    posix->epoch = futex_now();
+    if (nslots > MAX_SLOTS)
+        nslots = MAX_SLOTS;
+    if (nslots > posix->depth)
+        nslots = posix->depth;
+    if (nslots < 2)
+        nslots = 2;
+    /* Two pages more: what is read past the page cache is whole blocks. */
+    if (largest < POSIX_LEAST_SLOT)
+        largest = POSIX_LEAST_SLOT;
+    return posix_ring_create(
+        &posix->ring, posix->threads, (unsigned)nslots, largest + 2 * POSIX_PAGE,
+        posix->file.in_memory && store->flags & GPUNVME_OPEN_WRITE && o->map != STORE_OFF);
 }
 
-static void work(struct crew_worker *worker)
+static void set_route(struct gpunvme_store *store, const struct posix *posix)
 {
-    struct posix *posix = worker->store->priv;
-    struct crew_piece piece;
-    bool stop = false;
-
-    while (!stop)
-        if (crew_take(worker, &piece, 1, posix->chunk, WAIT_NS, &stop))
-            serve(worker, &piece);
-}
-
-static gpunvme_err_t prepare(struct crew_worker *worker)
-{
-    struct posix *posix = worker->store->priv;
-    struct gpunvme_buf *bounce = calloc(1, sizeof(*bounce));
-    gpunvme_err_t err;
-
-    if (!bounce)
-        return base_fail(GPUNVME_ERR_NOMEM, "a bounce buffer");
-    err = gpunvme_mem_alloc(posix->chunk, GPUNVME_MEM_PINNED, bounce);
-    if (err)
-        free(bounce);
-    else
-        worker->state = bounce;
-    return err;
-}
-
-static void release(struct crew_worker *worker)
-{
-    gpunvme_mem_free(worker->state);
-    free(worker->state);
-}
-
-static const struct crew_ops crew_ops = {.prepare = prepare, .release = release, .work = work};
-
-static gpunvme_err_t posix_size(struct gpunvme_store *store, uint64_t *nbytes)
-{
-    struct posix *posix = store->priv;
-    struct stat st;
-
-    if (posix->block_device)
-        return ioctl(posix->fd, BLKGETSIZE64, nbytes)
-                   ? base_fail_errno(errno, "%s: its size", store->uri.target)
-                   : GPUNVME_OK;
-    if (fstat(posix->fd, &st))
-        return base_fail_errno(errno, "%s: its size", store->uri.target);
-    *nbytes = (uint64_t)st.st_size;
-    return GPUNVME_OK;
-}
-
-static gpunvme_err_t posix_resize(struct gpunvme_store *store, uint64_t nbytes)
-{
-    struct posix *posix = store->priv;
-
-    if (nbytes > INT64_MAX)
-        return base_fail(GPUNVME_ERR_RANGE, "%llu bytes", (unsigned long long)nbytes);
-    return ftruncate(posix->fd, (off_t)nbytes)
-               ? base_fail_errno(errno, "%s: %llu bytes", store->uri.target,
-                                 (unsigned long long)nbytes)
-               : GPUNVME_OK;
-}
-
-static gpunvme_err_t open_fd(struct gpunvme_store *store, struct posix *posix)
-{
-    int how = O_CLOEXEC | (store->flags & GPUNVME_OPEN_WRITE ? O_RDWR : O_RDONLY) |
-              (store->flags & GPUNVME_OPEN_CREATE ? O_CREAT : 0);
-    struct stat st;
-
-    posix->fd = open(store->uri.target, how, 0666);
-    if (posix->fd < 0)
-        return base_fail_errno(errno, "%s", store->uri.target);
-    if (fstat(posix->fd, &st))
-        return base_fail_errno(errno, "%s", store->uri.target);
-    posix->block_device = S_ISBLK(st.st_mode);
-    if (!posix->block_device && !S_ISREG(st.st_mode))
-        return base_fail(GPUNVME_ERR_INVALID, "%s is neither a file nor a block device",
-                         store->uri.target);
-    store->resizable = !posix->block_device;
-    store->block_size = st.st_blksize > 0 ? (uint32_t)st.st_blksize : 4096;
-    return GPUNVME_OK;
+    store->gpu_route = atomic_load(&posix->map.on) && !(store->flags & GPUNVME_OPEN_WRITE)
+                           ? GPUNVME_ROUTE_MAPPED
+                           : GPUNVME_ROUTE_BOUNCE;
 }
 
 static gpunvme_err_t posix_close(struct gpunvme_store *store)
 {
     struct posix *posix = store->priv;
-    gpunvme_err_t err = GPUNVME_OK;
+    gpunvme_err_t err;
 
+    __atomic_store_n(&posix->ending, 1, __ATOMIC_RELEASE);
+    __atomic_fetch_add(&posix->change, 1, __ATOMIC_ACQ_REL);
+    futex_wake(&posix->change, INT_MAX);
     crew_stop(posix->crew);
-    if (posix->fd >= 0 && close(posix->fd))
-        err = base_fail_errno(errno, "%s", store->uri.target);
+    posix_map_destroy(&posix->map);
+    posix_fill_destroy(&posix->fill);
+    posix_ring_destroy(&posix->ring);
+    err = posix_file_close(&posix->file);
+    pthread_mutex_destroy(&posix->tune_lock);
+    pthread_mutex_destroy(&posix->write_lock);
     free(posix);
     return err;
 }
 
 static gpunvme_err_t posix_open(struct gpunvme_store *store)
 {
-    const struct store_options *o = &store->uri.options;
     struct posix *posix = calloc(1, sizeof(*posix));
     struct base_failure failure;
     gpunvme_err_t err;
@@ -201,34 +133,152 @@ static gpunvme_err_t posix_open(struct gpunvme_store *store)
     if (!posix)
         return base_fail(GPUNVME_ERR_NOMEM, "a store");
     store->priv = posix;
-    store->threads = o->threads ? o->threads : DEFAULT_THREADS;
-    store->gpu_route = GPUNVME_ROUTE_BOUNCE;
-    posix->chunk = o->chunk_nbytes ? o->chunk_nbytes : DEFAULT_CHUNK;
-    err = open_fd(store, posix);
+    pthread_mutex_init(&posix->tune_lock, NULL);
+    pthread_mutex_init(&posix->write_lock, NULL);
+    posix_ring_init(&posix->ring);
+    err = posix_file_open(store, &posix->file);
+    posix_map_init(store, &posix->map, &posix->file);
+    posix_fill_init(&posix->fill, posix->file.fd);
     if (!err)
-        err = crew_start(store, &crew_ops, store->threads, &posix->crew);
+        err = ask_for_uring(store, posix);
+    if (!err)
+        err = set_sizes(store, posix);
+    if (!err)
+        err = crew_start(store, &posix_crew_ops, posix->threads, &posix->crew);
     if (err) {
         base_keep(&failure, err);
         posix_close(store);
         return base_restore(&failure);
     }
+    set_route(store, posix);
     return GPUNVME_OK;
+}
+
+static gpunvme_err_t posix_size(struct gpunvme_store *store, uint64_t *nbytes)
+{
+    struct posix *posix = store->priv;
+
+    return posix_file_size(&posix->file, nbytes);
+}
+
+static gpunvme_err_t posix_resize(struct gpunvme_store *store, uint64_t nbytes)
+{
+    struct posix *posix = store->priv;
+    int error;
+
+    if (nbytes > INT64_MAX)
+        return base_fail(GPUNVME_ERR_RANGE, "%llu bytes", (unsigned long long)nbytes);
+    do {
+        error = ftruncate(posix->file.fd, (off_t)nbytes) ? errno : 0;
+    } while (error == EINTR);
+    return error ? base_fail_errno(error, "%s: %llu bytes", store->uri.target,
+                                   (unsigned long long)nbytes)
+                 : GPUNVME_OK;
 }
 
 static void posix_submit(struct gpunvme_store *store, struct gpunvme_io *first, size_t n)
 {
     struct posix *posix = store->priv;
 
+    if (!atomic_load_explicit(&posix->ring.tried, memory_order_acquire))
+        for (struct gpunvme_io *io = first; io; io = io->priv.next)
+            if (io->mem == GPUNVME_MEM_GPU && io->op != GPUNVME_OP_FLUSH)
+                posix_ring_pin(&posix->ring, io->ptr);
     crew_submit(posix->crew, first, n);
+}
+
+void posix_tune_look(struct posix *posix, uint64_t now)
+{
+    uint64_t nbytes;
+
+    if (now - __atomic_load_n(&posix->epoch, __ATOMIC_RELAXED) < POSIX_EPOCH_NS ||
+        pthread_mutex_trylock(&posix->tune_lock))
+        return;
+    nbytes = atomic_exchange(&posix->epoch_nbytes, 0);
+    if (!atomic_exchange(&posix->slack, false)) {
+        posix_tune_epoch(&posix->tune, nbytes, now - posix->epoch);
+        atomic_store(&posix->chunk, 1u << posix->tune.chunk_shift);
+        if (atomic_exchange(&posix->active, posix->tune.active) < posix->tune.active) {
+            __atomic_fetch_add(&posix->change, 1, __ATOMIC_ACQ_REL);
+            futex_wake(&posix->change, INT_MAX);
+        }
+    }
+    __atomic_store_n(&posix->epoch, now, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&posix->tune_lock);
+}
+
+/* ---- What it says of itself --------------------------------------------------------------------
+ */
+
+/* Adds to a text of `room` bytes, as much as fits. */
+static void say(char *text, size_t room, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static void say(char *text, size_t room, const char *format, ...)
+{
+    size_t n = strlen(text);
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text + n, room - n, format, args);
+    va_end(args);
+}
+
+static const char *direct_why_not(const struct posix_file *file)
+{
+    return atomic_load(&file->no_direct) ? "the kernel refused requests" : file->why_not;
+}
+
+static bool has_direct(const struct posix_file *file)
+{
+    return file->pays && !atomic_load(&file->no_direct);
+}
+
+static void say_how(const struct posix *posix, char *how, size_t room)
+{
+    const struct posix_file *file = &posix->file;
+
+    say(how, room, "%s%s",
+        file->in_memory ? "copies of a file in memory"
+        : posix->uring  ? "io_uring"
+                        : "pread and pwrite",
+        has_direct(file) ? ", O_DIRECT" : "");
+    if (!file->in_memory)
+        say(how, room, ", copies of what is cached");
+    say(how, room, "; %u of %u threads, pieces of %u KiB, %u a thread", atomic_load(&posix->active),
+        posix->threads, atomic_load(&posix->chunk) >> 10, posix->depth);
+    if (posix->ring.mem == GPUNVME_MEM_PINNED)
+        say(how, room, "; %zu MiB pinned for the GPU", posix->ring.nbytes >> 20);
+}
+
+static void say_why_not(const struct gpunvme_store *store, struct posix *posix, char *text,
+                        size_t room)
+{
+    const struct posix_file *file = &posix->file;
+
+    say(text, room, "p2p: a file's bytes go through the kernel's memory");
+    pthread_mutex_lock(&posix->map.lock);
+    if (!atomic_load(&posix->map.on))
+        say(text, room, "; mapped: %s", posix->map.why_not);
+    else if (store->flags & GPUNVME_OPEN_WRITE)
+        say(text, room, "; mapped: reads only");
+    pthread_mutex_unlock(&posix->map.lock);
+    if (!has_direct(file))
+        say(text, room, "; O_DIRECT: %s", direct_why_not(file));
+    if (!posix->uring)
+        say(text, room, "; io_uring: %s",
+            posix->uring_errno ? strerror(posix->uring_errno) : "uring=off");
+    if (atomic_load(&posix->ring.tried) && posix->ring.mem != GPUNVME_MEM_PINNED)
+        say(text, room, "; pinned memory: %s", posix->ring.why_not);
 }
 
 static void posix_describe(struct gpunvme_store *store, struct gpunvme_path *path)
 {
-    const struct posix *posix = store->priv;
+    struct posix *posix = store->priv;
 
-    snprintf(path->how, sizeof(path->how), "pread and pwrite, %u threads, pieces of %zu KiB",
-             store->threads, posix->chunk >> 10);
-    snprintf(path->why_not, sizeof(path->why_not), "p2p: the kernel's files go through its memory");
+    path->how[0] = path->why_not[0] = 0;
+    say_how(posix, path->how, sizeof(path->how));
+    say_why_not(store, posix, path->why_not, sizeof(path->why_not));
 }
 
 static void posix_about(struct gpunvme_backend_info *info)
@@ -245,6 +295,7 @@ const struct store_backend store_posix = {
     .size = posix_size,
     .resize = posix_resize,
     .submit = posix_submit,
-    .about = posix_about,
+    .direct = posix_direct,
     .describe = posix_describe,
+    .about = posix_about,
 };

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The posix backend inside: files and block devices of the kernel.
+ *
+ *   posix.c        the backend: open, close, what it says of itself
+ *   posix_file.c   descriptors, what the file system can do, calls that move bytes at once
+ *   posix_uring.c  a ring of io_uring for each worker
+ *   posix_ring.c   pinned memory in slots, and copies between it and the GPU
+ *   posix_fill.c   writes into files in memory
+ *   posix_map.c    the page cache as the GPU's copy engine sees it
+ *   posix_work.c   the worker: takes pieces, starts them, looks what has ended
+ *   posix_request.c  what it asks the kernel for
+ *   posix_slot.c   pieces in slots
+ *   posix_direct.c small transfers in the caller's own thread
+ *   posix_tune.c   pieces and threads: how many, how large
+ *
+ * A read for host memory goes straight to where it belongs. One for GPU memory goes into a slot of
+ * pinned memory, several small ones into the same, and from there by the copy engine, while the
+ * next slot is being filled. Writes do the same the other way round.
+ *
+ * Where the bytes of a file are decides who fetches them: what is in the page cache is copied out
+ * of it by the worker (no faster way is known but the copy engine, posix_map.c); what is not is
+ * asked for by io_uring, past the page cache (O_DIRECT) where the file system lets us.
+ */
+#ifndef STORAGE_POSIX_H
+#define STORAGE_POSIX_H
+
+#include <sys/types.h>
+
+#include "storage/crew.h"
+
+#define POSIX_PAGE       4096u
+#define POSIX_NOPS       128u /* pieces that a worker has in hand */
+#define POSIX_MAX_GPUS   64u  /* a slot has a stream on each that it met */
+#define POSIX_WAIT_NS    1000000000u
+#define POSIX_LEAST_SLOT (64u << 10) /* bytes: many small pieces fit */
+#define POSIX_EPOCH_NS   5000000u    /* of the tuner */
+
+struct posix;
+
+/* ---- posix_file.c ------------------------------------------------------------------------------
+ */
+
+struct posix_file {
+    int fd;        /* through the page cache */
+    int direct_fd; /* O_DIRECT; -1: none */
+    bool block_device;
+    bool in_memory; /* tmpfs and the like: nothing is faster than to copy it */
+    bool pays;      /* O_DIRECT is to be used at all */
+    bool wanted;    /* … whenever it can be: direct=on */
+    uint32_t align; /* of offsets and lengths with O_DIRECT: a power of two, at most a page */
+    uint32_t memory_align;
+    _Atomic bool no_direct; /* the kernel refused it after all */
+    _Atomic bool direct_works;
+    _Atomic bool no_nowait; /* RWF_NOWAIT is not known here */
+    _Atomic uint32_t cold;  /* pieces in a row that were not cached */
+    _Atomic uint32_t lies;  /* looks in a row that said so, and were wrong */
+    char why_not[120];      /* there is no O_DIRECT */
+};
+
+gpunvme_err_t posix_file_open(struct gpunvme_store *store, struct posix_file *file);
+gpunvme_err_t posix_file_close(struct posix_file *file);
+gpunvme_err_t posix_file_size(const struct posix_file *file, uint64_t *nbytes);
+
+/* 0, or an errno. */
+int posix_file_flush(const struct posix_file *file);
+
+/* One read or write at once, through the page cache or past it; -errno, or bytes. Not EINTR. */
+ssize_t posix_file_move(int fd, enum gpunvme_op op, uint8_t *cpu, size_t nbytes, uint64_t offset);
+
+/* What came of looking into the page cache. */
+enum posix_look {
+    POSIX_LOOK_ALL,  /* everything was there, or all up to the end of the file */
+    POSIX_LOOK_PART, /* *done bytes were, perhaps 0 */
+};
+
+/* Reads what is in the page cache, without waiting for a drive. *end: the file ends there. */
+enum posix_look posix_file_look(struct posix_file *file, uint8_t *cpu, size_t nbytes,
+                                uint64_t offset, size_t *done, bool *end);
+
+/* Whether that is worth a call: what came of the last ones decides, and a look at the page. */
+bool posix_file_is_warm(struct posix_file *file, uint64_t offset);
+
+/* O_DIRECT is there and may be used for this much. */
+bool posix_file_direct(const struct posix_file *file, enum gpunvme_op op, size_t nbytes);
+
+/* ---- posix_tune.c ------------------------------------------------------------------------------
+ */
+
+/*
+ * Two numbers are found out at run time: the size of pieces that are copied (`chunk`) and how many
+ * workers take part (`active`). While there is more to do than hands to do it, time is cut into
+ * epochs of some ms; each gives a rate. One number at a time is moved by one step, up and then
+ * down; the step stays if the rate grew by more than 1/32 (for fewer workers: did not fall, as they
+ * cost less), else it is taken back. When neither way helps, the other number's
+ * turn comes; when both have had theirs, nothing is tried for REST epochs. An epoch without
+ * pressure says nothing of what could be done and is left out.
+ */
+struct posix_tune {
+    uint32_t chunk_shift, min_shift, max_shift; /* pieces of 2^chunk_shift bytes */
+    uint32_t active, max_active;
+    bool fixed_chunk, fixed_active;
+
+    double best;     /* rate of what is set now, bytes/ns; 0: not known yet */
+    uint32_t turn;   /* which trial is on: index into the list of trials */
+    uint32_t before; /* what the number was */
+    bool trying;
+    uint32_t rest; /* epochs left without trials */
+};
+
+void posix_tune_init(struct posix_tune *t, uint32_t chunk_shift, uint32_t min_shift,
+                     uint32_t max_shift, uint32_t max_active);
+
+/* An epoch has ended in which `nbytes` were moved under pressure in `ns`. */
+void posix_tune_epoch(struct posix_tune *t, uint64_t nbytes, uint64_t ns);
+
+/* ---- posix_uring.c -----------------------------------------------------------------------------
+ */
+
+struct posix_uring;
+
+/* 0 or an errno: why this process can have no io_uring. */
+int posix_uring_create(const struct posix_file *file, unsigned depth, struct posix_uring **out);
+void posix_uring_destroy(struct posix_uring *uring);
+
+/* Lets the kernel keep this memory: requests within it cost less. False: it would not. */
+bool posix_uring_keep(struct posix_uring *uring, void *cpu, size_t nbytes);
+
+/* Queues a request; false: no room until some are reaped. `user` comes back with its end. */
+bool posix_uring_move(struct posix_uring *uring, bool direct, enum gpunvme_op op, uint8_t *cpu,
+                      size_t nbytes, uint64_t offset, void *user);
+bool posix_uring_flush(struct posix_uring *uring, void *user);
+
+/*
+ * Hands over what was queued and gives what has ended: *user and *result (bytes or -errno), false
+ * when there is nothing. Waits for the first end up to wait_ns.
+ */
+void posix_uring_submit(struct posix_uring *uring, uint64_t wait_ns);
+bool posix_uring_next(struct posix_uring *uring, void **user, int *result);
+unsigned posix_uring_in_flight(const struct posix_uring *uring);
+
+/* ---- posix_ring.c ------------------------------------------------------------------------------
+ */
+
+/* The memory of all slots of all workers. Pinned when GPU memory is first met. */
+struct posix_ring {
+    uint8_t *base;
+    size_t nbytes;
+    int fd; /* of a file in memory that it is made of; -1: none */
+    size_t slot_nbytes;
+    unsigned nslots; /* of each worker */
+    pthread_mutex_t lock;
+    struct gpunvme_buf pinned; /* .cpu: NULL before */
+    _Atomic bool tried;
+    enum gpunvme_mem mem; /* PINNED, or HOST where it could not be pinned */
+    unsigned gpu;         /* for which it was */
+    char why_not[160];
+};
+
+void posix_ring_init(struct posix_ring *ring);
+gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nworkers, unsigned nslots,
+                                size_t slot_nbytes, bool in_file);
+void posix_ring_destroy(struct posix_ring *ring);
+
+/* For the GPU that holds `gpu_memory`; others reach it too. */
+void posix_ring_pin(struct posix_ring *ring, const void *gpu_memory);
+
+struct posix_op;
+
+enum posix_slot_state { POSIX_SLOT_FREE, POSIX_SLOT_FILLING, POSIX_SLOT_MOVING };
+
+/* Some memory, and the pieces that lie in it one behind the other. All read, or all are written. */
+struct posix_slot {
+    uint8_t *cpu;
+    size_t used;
+    enum gpunvme_op op;
+    enum posix_slot_state state;
+    bool sealed;    /* takes no more pieces */
+    bool mapped;    /* its pieces are in the page cache, its memory is not used */
+    unsigned nbusy; /* pieces whose bytes the file still moves */
+    unsigned gpu;   /* all are on the same */
+    struct posix_op *first, **last;
+    struct posix_slot *next; /* free, or being copied */
+    struct gpunvme_mem_stream *streams[POSIX_MAX_GPUS];
+};
+
+/* Starts copies of all its pieces for GPU memory; the rest is copied at once. */
+gpunvme_err_t posix_slot_copy(const struct posix *posix, struct posix_slot *slot);
+gpunvme_err_t posix_slot_copied(struct posix_slot *slot, bool *done);
+/* Waits for it. */
+gpunvme_err_t posix_slot_wait(struct posix_slot *slot, uint64_t timeout_ns);
+
+/* The index of the GPU that holds `ptr`, 0 where there is but one. */
+unsigned posix_gpu_of(const void *ptr);
+
+/* ---- posix_map.c -------------------------------------------------------------------------------
+ */
+
+#define POSIX_WINDOW_SHIFT 24 /* 16 MiB */
+
+struct posix_window;
+
+/*
+ * Parts of the file ("windows") mapped, and pinned for the GPU.
+ *
+ * A pinned page stays what it is while it is in the page cache, but the file may be cut, punched or
+ * written past the cache; then the file has other pages, and we would read old ones. The kernel
+ * takes such pages out of the page table of every mapping first. So after a copy its pages are
+ * looked up in /proc/self/pagemap: those that are still there are the file's, and were so all the
+ * time; else the window is dropped and the bytes are read again in another way. Nothing here is
+ * touched by the CPU, which a cut file would kill (SIGBUS).
+ */
+struct posix_map {
+    _Atomic bool on; /* at all */
+    bool eager;      /* map=on: a window is made when it is first asked for */
+    bool emulated;   /* no GPU: the "copy engine" is the kernel's, and stops at what is not there */
+    int fd, pagemap;
+    pthread_mutex_t lock;
+    pthread_cond_t made;
+    struct posix_window **windows; /* by number, in the file */
+    size_t nwindows;
+    uint64_t mapped, budget; /* bytes */
+    unsigned makers;         /* workers that are making one */
+    unsigned nfailed, ndropped;
+    char why_not[160];
+};
+
+void posix_map_init(struct gpunvme_store *store, struct posix_map *map,
+                    const struct posix_file *file);
+void posix_map_destroy(struct posix_map *map);
+
+/*
+ * The address that the copy engine has for these bytes of the file, and holds the window; NULL:
+ * there is none. The transfer goes on up to byte `end` of the file.
+ */
+const void *posix_map_hold(struct posix_map *map, uint64_t offset, size_t nbytes, uint64_t end,
+                           unsigned gpu, struct posix_window **window);
+
+/* Makes a window in front of workers that are at byte `front`, if nobody makes one. */
+void posix_map_ahead(struct posix_map *map, uint64_t front, uint64_t end, unsigned gpu);
+
+/* The address that the GPU has for an address in a window. */
+void *posix_window_gpu(const struct posix_window *window, const void *cpu);
+
+gpunvme_err_t posix_map_copy_emulated(void *dst, const void *src, size_t nbytes);
+
+/* After the copy. False: they were not all the file's bytes. */
+bool posix_map_check(struct posix_map *map, struct posix_window *window, uint64_t offset,
+                     size_t nbytes);
+void posix_map_release(struct posix_map *map, struct posix_window *window);
+
+/* ---- posix_fill.c ------------------------------------------------------------------------------
+ */
+
+struct posix_fill_window;
+
+struct posix_fill {
+    int fd;
+    pthread_mutex_t lock;
+    struct posix_fill_window **windows;
+    size_t nwindows;
+};
+
+void posix_fill_init(struct posix_fill *fill, int fd);
+void posix_fill_destroy(struct posix_fill *fill);
+
+/*
+ * Writes bytes that lie at `from_offset` of the file `from`, of which `last` is the last one's
+ * address. Returns how many were written; fewer: pwrite(2) would say why.
+ */
+size_t posix_fill_write(struct posix_fill *fill, int from, uint64_t from_offset,
+                        const uint8_t *last, size_t nbytes, uint64_t offset);
+
+/* ---- All together ------------------------------------------------------------------------------
+ */
+
+struct posix {
+    struct posix_file file;
+    struct posix_ring ring;
+    struct posix_map map;
+    struct posix_fill fill;
+    pthread_mutex_t write_lock; /* of a file in memory: the kernel's own makes them spin */
+    unsigned threads, depth;
+    bool uring;      /* workers have io_uring */
+    int uring_errno; /* why they have not; 0: nobody asked */
+    struct crew *crew;
+
+    _Atomic uint32_t chunk;  /* bytes of pieces that are taken; the tuner's */
+    _Atomic uint32_t active; /* workers that take some; the tuner's */
+    uint32_t change;         /* futex of those that do not */
+    uint32_t ending;         /* they have to */
+    pthread_mutex_t tune_lock;
+    struct posix_tune tune;
+    uint64_t epoch; /* when it began */
+    _Atomic uint64_t epoch_nbytes;
+    _Atomic bool slack; /* there was less to do than hands, in this epoch */
+};
+
+/* Ends an epoch if it is time. */
+void posix_tune_look(struct posix *posix, uint64_t now);
+
+extern const struct crew_ops posix_crew_ops;
+
+/* store_backend.direct */
+bool posix_direct(struct gpunvme_store *store, struct gpunvme_io *io);
+
+#endif

@@ -1,0 +1,363 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Windows of a file that are pinned for the GPU's copy engine; posix.h says why that is safe.
+ *
+ * Who makes a window: with map=on any worker that needs one, or the next ones while another makes
+ * it. With map=auto one worker at a time, and only what the copying workers will not have been
+ * through before it is done: a part of a long read a few windows ahead of them, or one that has
+ * been read before.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/sysinfo.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "base/fail.h"
+#include "gpunvme/memory.h"
+#include "memory/cuda.h"
+#include "storage/futex.h"
+#include "storage/posix.h"
+
+#define WINDOW      ((size_t)1 << POSIX_WINDOW_SHIFT)
+#define MAX_WINDOWS ((size_t)1 << 20)
+#define AHEAD       3u           /* windows, which the others copy while one is made */
+#define LOOK_AHEAD  32u          /* windows that are made early with map=on */
+#define HEAT        (2 * WINDOW) /* bytes read, before a window of which nobody knew is made */
+#define MAX_DROPPED 64u
+#define MAX_FAILED  4u
+#define WAIT_NS     1000000000u
+
+#define PRESENT     ((uint64_t)1 << 63) /* proc(5), pagemap: in memory … */
+#define OF_THE_FILE ((uint64_t)1 << 61) /* … and the file's own page, not a copy of it */
+
+enum state { NEW, MAKING, READY, FAILED, DROPPED };
+
+struct posix_window {
+    enum state state;
+    uint8_t *cpu;
+    size_t nbytes; /* whole pages, up to the end of the file as it was */
+    struct gpunvme_buf buf;
+    unsigned users;
+    uint64_t heat; /* bytes that were read in it */
+    size_t number;
+};
+
+static bool open_pagemap(struct posix_map *map)
+{
+    map->pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    if (map->pagemap >= 0)
+        return true;
+    snprintf(map->why_not, sizeof(map->why_not), "/proc/self/pagemap: %s", strerror(errno));
+    return false;
+}
+
+void posix_map_init(struct gpunvme_store *store, struct posix_map *map,
+                    const struct posix_file *file)
+{
+    enum store_switch wanted = store->uri.options.map;
+    struct sysinfo info;
+
+    pthread_mutex_init(&map->lock, NULL);
+    pthread_cond_init(&map->made, NULL);
+    map->fd = file->fd;
+    map->pagemap = -1;
+    map->emulated = gpunvme_mem_gpu_is_host();
+    map->eager = wanted == STORE_ON || (store->uri.options.require_set &&
+                                        store->uri.options.require == GPUNVME_ROUTE_MAPPED);
+    if (!sysinfo(&info))
+        map->budget = (uint64_t)info.totalram * info.mem_unit / 4 * (map->eager ? 3 : 1);
+    if (wanted == STORE_OFF)
+        snprintf(map->why_not, sizeof(map->why_not), "map=off");
+    else if (wanted == STORE_AUTO && map->emulated)
+        snprintf(map->why_not, sizeof(map->why_not), "GPU memory is host memory");
+    else if (file->block_device)
+        snprintf(map->why_not, sizeof(map->why_not), "a block device has no pages of a file");
+    else
+        map->on = open_pagemap(map);
+}
+
+static void unmake(struct posix_window *window)
+{
+    gpunvme_mem_unregister(&window->buf);
+    if (window->cpu)
+        munmap(window->cpu, window->nbytes);
+    window->cpu = NULL;
+}
+
+void posix_map_destroy(struct posix_map *map)
+{
+    for (size_t i = 0; i < map->nwindows; i++) {
+        if (map->windows[i])
+            unmake(map->windows[i]);
+        free(map->windows[i]);
+    }
+    free(map->windows);
+    if (map->pagemap >= 0)
+        close(map->pagemap);
+    pthread_cond_destroy(&map->made);
+    pthread_mutex_destroy(&map->lock);
+}
+
+/* ---- Making windows ----------------------------------------------------------------------------
+ */
+
+static uint64_t file_size(const struct posix_map *map)
+{
+    off_t size = lseek(map->fd, 0, SEEK_END); /* nobody uses the place that it sets */
+
+    return size > 0 ? (uint64_t)size : 0;
+}
+
+static gpunvme_err_t pin(struct posix_window *window, unsigned gpu)
+{
+    gpunvme_err_t err = mem_cuda_present() ? mem_cuda_enter(gpu) : GPUNVME_OK;
+
+    if (err)
+        return err;
+    err = gpunvme_mem_register_readonly(window->cpu, window->nbytes, &window->buf);
+    if (mem_cuda_present())
+        mem_cuda_leave();
+    return err;
+}
+
+/* Without the lock; the window is MAKING and nobody else touches it. */
+static gpunvme_err_t make(const struct posix_map *map, struct posix_window *window, unsigned gpu)
+{
+    uint64_t begin = (uint64_t)window->number << POSIX_WINDOW_SHIFT, size = file_size(map);
+    gpunvme_err_t err;
+    void *cpu;
+
+    if (size <= begin)
+        return base_fail(GPUNVME_ERR_RANGE, "the file has become shorter");
+    window->nbytes = size - begin < WINDOW ? (size_t)(size - begin) : WINDOW;
+    window->nbytes = (window->nbytes + POSIX_PAGE - 1) & ~(size_t)(POSIX_PAGE - 1);
+    cpu = mmap(NULL, window->nbytes, PROT_READ, MAP_PRIVATE, map->fd, (off_t)begin);
+    if (cpu == MAP_FAILED)
+        return base_fail_errno(errno, "mapping %zu bytes of the file", window->nbytes);
+    window->cpu = cpu;
+    err = pin(window, gpu);
+    if (err) {
+        munmap(cpu, window->nbytes);
+        window->cpu = NULL;
+    }
+    return err;
+}
+
+/* Under the lock, which is let go of meanwhile. */
+static void make_unlocked(struct posix_map *map, struct posix_window *window, unsigned gpu)
+{
+    gpunvme_err_t err;
+
+    window->state = MAKING;
+    map->makers++;
+    map->mapped += WINDOW;
+    pthread_mutex_unlock(&map->lock);
+    err = make(map, window, gpu);
+    pthread_mutex_lock(&map->lock);
+    map->makers--;
+    window->state = err ? FAILED : READY;
+    if (err) {
+        map->mapped -= WINDOW;
+        if (++map->nfailed >= MAX_FAILED)
+            atomic_store(&map->on, false);
+        snprintf(map->why_not, sizeof(map->why_not), "%s", gpunvme_err_detail());
+    }
+    pthread_cond_broadcast(&map->made);
+}
+
+/* Under the lock: the entry of a window, made if there is none. NULL: no memory. */
+static struct posix_window *window_at(struct posix_map *map, size_t number)
+{
+    if (number >= MAX_WINDOWS)
+        return NULL;
+    if (number >= map->nwindows) {
+        size_t n = map->nwindows ? 2 * map->nwindows : 64;
+        struct posix_window **list;
+
+        while (n <= number)
+            n *= 2;
+        list = realloc(map->windows, n * sizeof(struct posix_window *));
+        if (!list)
+            return NULL;
+        memset(list + map->nwindows, 0, (n - map->nwindows) * sizeof(struct posix_window *));
+        map->windows = list;
+        map->nwindows = n;
+    }
+    if (!map->windows[number]) {
+        map->windows[number] = calloc(1, sizeof(struct posix_window));
+        if (map->windows[number])
+            map->windows[number]->number = number;
+    }
+    return map->windows[number];
+}
+
+static bool may_make(const struct posix_map *map, const struct posix_window *window)
+{
+    return window && window->state == NEW && map->mapped + WINDOW <= map->budget;
+}
+
+/* Under the lock: another window, that will be needed soon. False: there is none. */
+static bool make_a_later_one(struct posix_map *map, size_t number, uint64_t end, unsigned gpu)
+{
+    for (size_t i = number + 1; i <= number + LOOK_AHEAD; i++) {
+        struct posix_window *window;
+
+        if ((uint64_t)i << POSIX_WINDOW_SHIFT >= end)
+            return false;
+        window = window_at(map, i);
+        if (may_make(map, window)) {
+            make_unlocked(map, window, gpu);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Under the lock, map=on: until the window is READY, or will never be. */
+static void make_eagerly(struct posix_map *map, struct posix_window *window, uint64_t end,
+                         unsigned gpu)
+{
+    uint64_t deadline = futex_now() + WAIT_NS;
+
+    while (futex_now() < deadline) {
+        struct timespec at;
+
+        if (may_make(map, window))
+            make_unlocked(map, window, gpu);
+        if (window->state != MAKING)
+            return;
+        if (make_a_later_one(map, window->number, end, gpu) || window->state != MAKING)
+            continue;
+        clock_gettime(CLOCK_REALTIME, &at);
+        at.tv_sec++;
+        pthread_cond_timedwait(&map->made, &map->lock, &at);
+    }
+}
+
+void posix_map_ahead(struct posix_map *map, uint64_t front, uint64_t end, unsigned gpu)
+{
+    size_t first = (size_t)(front >> POSIX_WINDOW_SHIFT) + AHEAD;
+
+    pthread_mutex_lock(&map->lock);
+    if (!map->makers && atomic_load(&map->on))
+        make_a_later_one(map, first - 1, end, gpu);
+    pthread_mutex_unlock(&map->lock);
+}
+
+/* ---- Using them --------------------------------------------------------------------------------
+ */
+
+static bool covers(const struct posix_map *map, const struct posix_window *window, uint64_t offset,
+                   size_t nbytes)
+{
+    uint64_t at = offset - ((uint64_t)window->number << POSIX_WINDOW_SHIFT);
+
+    return window->state == READY && at + nbytes <= window->nbytes &&
+           offset + nbytes <= file_size(map);
+}
+
+const void *posix_map_hold(struct posix_map *map, uint64_t offset, size_t nbytes, uint64_t end,
+                           unsigned gpu, struct posix_window **out)
+{
+    size_t number = (size_t)(offset >> POSIX_WINDOW_SHIFT);
+    struct posix_window *window;
+    const uint8_t *cpu = NULL;
+
+    if ((offset + nbytes - 1) >> POSIX_WINDOW_SHIFT != number)
+        return NULL;
+    pthread_mutex_lock(&map->lock);
+    window = window_at(map, number);
+    if (window) {
+        window->heat += nbytes;
+        if (map->eager)
+            make_eagerly(map, window, end, gpu);
+        else if (window->heat > HEAT && !map->makers && may_make(map, window))
+            make_unlocked(map, window, gpu);
+        if (covers(map, window, offset, nbytes)) {
+            window->users++;
+            *out = window;
+            cpu = window->cpu + (offset & (WINDOW - 1));
+        }
+    }
+    pthread_mutex_unlock(&map->lock);
+    return cpu;
+}
+
+void *posix_window_gpu(const struct posix_window *window, const void *cpu)
+{
+    return (uint8_t *)window->buf.gpu + ((const uint8_t *)cpu - window->cpu);
+}
+
+/* The kernel's own copy, which stops at what is not there instead of ending the process. */
+gpunvme_err_t posix_map_copy_emulated(void *dst, const void *src, size_t nbytes)
+{
+    const struct iovec to = {.iov_base = dst, .iov_len = nbytes};
+    const struct iovec from = {.iov_base = (void *)(uintptr_t)src, .iov_len = nbytes};
+    ssize_t n = process_vm_readv(getpid(), &to, 1, &from, 1, 0);
+
+    if (n == (ssize_t)nbytes)
+        return GPUNVME_OK;
+    return base_fail(GPUNVME_ERR_IO, "%zu bytes of a mapped file: %s", nbytes,
+                     n < 0 ? strerror(errno) : "not all are there");
+}
+
+/* All pages are in the page table, and the file's. */
+static bool are_there(const struct posix_map *map, const uint8_t *cpu, size_t nbytes)
+{
+    uintptr_t first = (uintptr_t)cpu / POSIX_PAGE;
+    size_t n = ((uintptr_t)cpu + nbytes - 1) / POSIX_PAGE - first + 1;
+    uint64_t entries[256];
+
+    while (n) {
+        size_t some = n < 256 ? n : 256;
+        ssize_t got = pread(map->pagemap, entries, some * 8, (off_t)(first * 8));
+
+        if (got != (ssize_t)(some * 8))
+            return false;
+        for (size_t i = 0; i < some; i++)
+            if ((entries[i] & (PRESENT | OF_THE_FILE)) != (PRESENT | OF_THE_FILE))
+                return false;
+        first += some;
+        n -= some;
+    }
+    return true;
+}
+
+bool posix_map_check(struct posix_map *map, struct posix_window *window, uint64_t offset,
+                     size_t nbytes)
+{
+    if (are_there(map, window->cpu + (offset & (WINDOW - 1)), nbytes) &&
+        offset + nbytes <= file_size(map))
+        return true;
+    pthread_mutex_lock(&map->lock);
+    if (window->state == READY) {
+        window->state = DROPPED;
+        map->windows[window->number] = NULL; /* its users have it alone */
+        map->mapped -= WINDOW;
+        if (++map->ndropped >= MAX_DROPPED) {
+            atomic_store(&map->on, false);
+            snprintf(map->why_not, sizeof(map->why_not), "pages of the file were replaced %u times",
+                     map->ndropped);
+        }
+    }
+    pthread_mutex_unlock(&map->lock);
+    return false;
+}
+
+void posix_map_release(struct posix_map *map, struct posix_window *window)
+{
+    bool last;
+
+    pthread_mutex_lock(&map->lock);
+    last = !--window->users && window->state == DROPPED;
+    pthread_mutex_unlock(&map->lock);
+    if (last) {
+        unmake(window);
+        free(window);
+    }
+}

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Slots of pinned memory between files and GPU memory, and the copies between slots and GPU.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/fail.h"
+#include "gpunvme/memory.h"
+#include "memory/cuda.h"
+#include "storage/posix_worker.h"
+
+#define HUGE_PAGE (2u << 20)
+#define COPIES    128u /* of a batch */
+
+void posix_ring_init(struct posix_ring *ring)
+{
+    pthread_mutex_init(&ring->lock, NULL);
+    ring->mem = GPUNVME_MEM_HOST;
+    ring->fd = -1;
+}
+
+static int memory_file(size_t nbytes)
+{
+    int fd = memfd_create("gpunvme-slots", MFD_CLOEXEC);
+
+    if (fd >= 0 && ftruncate(fd, (off_t)nbytes)) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+/* Address space; memory comes with the first touch. */
+gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nworkers, unsigned nslots,
+                                size_t slot_nbytes, bool in_file)
+{
+    void *base;
+
+    ring->slot_nbytes = slot_nbytes;
+    ring->nslots = nslots;
+    ring->nbytes = slot_nbytes * nslots * nworkers;
+    ring->fd = in_file ? memory_file(ring->nbytes) : -1;
+    base = mmap(NULL, ring->nbytes, PROT_READ | PROT_WRITE,
+                ring->fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, ring->fd, 0);
+    if (base == MAP_FAILED)
+        return base_fail_errno(errno,
+                               "%zu bytes of memory for slots: open it with fewer threads, "
+                               "or a smaller chunk or depth",
+                               ring->nbytes);
+    ring->base = base;
+    if (ring->nbytes >= HUGE_PAGE)
+        madvise(base, ring->nbytes, MADV_HUGEPAGE); /* a wish: fine without */
+    return GPUNVME_OK;
+}
+
+void posix_ring_destroy(struct posix_ring *ring)
+{
+    gpunvme_mem_unregister(&ring->pinned);
+    if (ring->base)
+        munmap(ring->base, ring->nbytes);
+    if (ring->fd >= 0)
+        close(ring->fd);
+    pthread_mutex_destroy(&ring->lock);
+}
+
+static gpunvme_err_t pin(struct posix_ring *ring)
+{
+    gpunvme_err_t err = mem_cuda_present() ? mem_cuda_enter(ring->gpu) : GPUNVME_OK;
+
+    if (err)
+        return err;
+    err = gpunvme_mem_register(ring->base, ring->nbytes, GPUNVME_MEM_PINNED, &ring->pinned);
+    if (mem_cuda_present())
+        mem_cuda_leave();
+    return err;
+}
+
+void posix_ring_pin(struct posix_ring *ring, const void *gpu_memory)
+{
+    enum gpunvme_mem mem;
+    int gpu = -1;
+
+    if (atomic_load_explicit(&ring->tried, memory_order_acquire))
+        return;
+    pthread_mutex_lock(&ring->lock);
+    if (!atomic_load(&ring->tried)) {
+        if (!gpunvme_mem_kind_of(gpu_memory, &mem, &gpu) && gpu >= 0)
+            ring->gpu = (unsigned)gpu;
+        if (pin(ring))
+            snprintf(ring->why_not, sizeof(ring->why_not), "%s", gpunvme_err_detail());
+        else
+            ring->mem = GPUNVME_MEM_PINNED;
+        atomic_store_explicit(&ring->tried, true, memory_order_release);
+    }
+    pthread_mutex_unlock(&ring->lock);
+}
+
+unsigned posix_gpu_of(const void *ptr)
+{
+    enum gpunvme_mem mem;
+    int gpu = 0;
+
+    if (gpunvme_mem_gpu_count() < 2 || gpunvme_mem_kind_of(ptr, &mem, &gpu) || gpu < 0 ||
+        gpu >= (int)POSIX_MAX_GPUS)
+        return 0;
+    return (unsigned)gpu;
+}
+
+/* ---- Copies ------------------------------------------------------------------------------------
+ */
+
+/* Copies of a slot, collected. */
+struct copies {
+    const struct posix *posix;
+    struct posix_slot *slot;
+    struct gpunvme_mem_stream *stream;
+    unsigned n;
+    struct gpunvme_mem_piece pieces[COPIES]; /* as the GPU sees them */
+    void *hosts[COPIES];                     /* their host memory as the CPU does */
+};
+
+static gpunvme_err_t stream_of(struct posix_slot *slot, const struct posix_op *op,
+                               struct gpunvme_mem_stream **out)
+{
+    struct gpunvme_buf near = {.mem = GPUNVME_MEM_GPU, .gpu = op->piece.ptr};
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (!slot->streams[slot->gpu])
+        err = gpunvme_mem_stream_create(&near, &slot->streams[slot->gpu]);
+    *out = slot->streams[slot->gpu];
+    return err;
+}
+
+/* Pieces that lie one behind the other on both sides, from `op` on, are one copy. */
+static size_t run_of(struct posix_op *op, struct posix_op **next)
+{
+    size_t nbytes = posix_op_nbytes(op);
+
+    for (*next = op->next; *next; *next = (*next)->next) {
+        if ((*next)->cpu != op->cpu + nbytes || (*next)->piece.ptr != op->piece.ptr + nbytes ||
+            (*next)->piece.io->mem != GPUNVME_MEM_GPU || (*next)->window != op->window)
+            break;
+        nbytes += posix_op_nbytes(*next);
+    }
+    return nbytes;
+}
+
+/* One is left to the copy engine, several go as a batch. Copies of memory that could not be pinned
+ * are CUDA's own business. */
+static gpunvme_err_t start_copies(struct copies *c)
+{
+    enum gpunvme_mem mem = c->slot->mapped ? GPUNVME_MEM_PINNED : c->posix->ring.mem;
+    bool read = c->slot->op == GPUNVME_OP_READ;
+    unsigned n = c->n;
+    gpunvme_err_t err = GPUNVME_OK;
+
+    c->n = 0;
+    if (n > 1 && mem == GPUNVME_MEM_PINNED)
+        return gpunvme_mem_copy_batch(c->pieces, n, c->stream);
+    for (unsigned i = 0; i < n && !err; i++) {
+        const struct gpunvme_mem_piece *piece = &c->pieces[i];
+
+        err = read ? gpunvme_mem_copy_async(piece->dst, GPUNVME_MEM_GPU, c->hosts[i], mem,
+                                            piece->nbytes, c->stream)
+                   : gpunvme_mem_copy_async(c->hosts[i], mem, piece->src, GPUNVME_MEM_GPU,
+                                            piece->nbytes, c->stream);
+    }
+    return err;
+}
+
+/* The address of its host memory that a GPU has; pinned memory has the same for both on all
+ * machines that this was seen on, but nobody promises it. */
+static void *gpu_address(const struct posix *posix, const struct posix_op *op)
+{
+    const struct posix_ring *ring = &posix->ring;
+
+    if (op->window)
+        return posix_window_gpu(op->window, op->cpu);
+    return ring->mem == GPUNVME_MEM_PINNED ? (uint8_t *)ring->pinned.gpu + (op->cpu - ring->base)
+                                           : op->cpu;
+}
+
+static gpunvme_err_t add_copy(struct copies *c, const struct posix_op *op, size_t nbytes)
+{
+    void *host = gpu_address(c->posix, op);
+    bool read = c->slot->op == GPUNVME_OP_READ;
+
+    if (!nbytes)
+        return GPUNVME_OK;
+    if (op->window && c->posix->map.emulated)
+        return posix_map_copy_emulated(op->piece.ptr, op->cpu, nbytes);
+    c->hosts[c->n] = op->cpu;
+    c->pieces[c->n++] = (struct gpunvme_mem_piece){
+        .dst = read ? op->piece.ptr : host, .src = read ? host : op->piece.ptr, .nbytes = nbytes};
+    return c->n == COPIES ? start_copies(c) : GPUNVME_OK;
+}
+
+gpunvme_err_t posix_slot_copy(const struct posix *posix, struct posix_slot *slot)
+{
+    struct copies c = {.posix = posix, .slot = slot};
+    gpunvme_err_t err = GPUNVME_OK;
+
+    for (struct posix_op *op = slot->first, *next; op && !err; op = next) {
+        if (op->piece.io->mem == GPUNVME_MEM_GPU) {
+            size_t nbytes = run_of(op, &next);
+
+            if (!c.stream)
+                err = stream_of(slot, op, &c.stream);
+            if (!err)
+                err = add_copy(&c, op, nbytes);
+        } else {
+            next = op->next;
+            if (slot->op == GPUNVME_OP_READ)
+                memcpy(op->piece.ptr, op->cpu, posix_op_nbytes(op));
+        }
+    }
+    return err || !c.n ? err : start_copies(&c);
+}
+
+gpunvme_err_t posix_slot_copied(struct posix_slot *slot, bool *done)
+{
+    *done = true;
+    if (!slot->streams[slot->gpu])
+        return GPUNVME_OK;
+    return gpunvme_mem_stream_query(slot->streams[slot->gpu], done);
+}
+
+gpunvme_err_t posix_slot_wait(struct posix_slot *slot, uint64_t timeout_ns)
+{
+    if (!slot->streams[slot->gpu])
+        return GPUNVME_OK;
+    return gpunvme_mem_stream_sync(slot->streams[slot->gpu], timeout_ns);
+}

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * What a worker does: takes pieces, has many under way, and ends each. posix.h has the plan of it.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/fail.h"
+#include "gpunvme/memory.h"
+#include "storage/futex.h"
+#include "storage/posix_worker.h"
+
+#define WAIT_BUSY_NS 1000000u     /* for a drive, with pieces in hand: others may come meanwhile */
+#define WAIT_COPY_NS 10000000000u /* for the GPU */
+#define NAP_NS       20000000u    /* of a worker that is not needed */
+
+/* ---- Starting pieces ---------------------------------------------------------------------------
+ */
+
+/* Lets the copy engine read the page cache, if this part of it is pinned. */
+static bool start_mapped(struct posix_worker *w, struct posix_op *op)
+{
+    struct posix_map *map = &w->posix->map;
+    const struct crew_piece *piece = &op->piece;
+    struct posix_slot *slot = w->open;
+    const void *cpu;
+    uint64_t end;
+
+    if (!atomic_load_explicit(&map->on, memory_order_relaxed) || op->unmapped || !w->free_slots ||
+        !posix_is_gpu(op) || !posix_is_read(op))
+        return false;
+    end = piece->io->offset + piece->io->nbytes;
+    cpu = posix_map_hold(map, piece->offset, piece->nbytes, end, w->posix->ring.gpu, &op->window);
+    if (!cpu) {
+        w->front = piece->offset;
+        w->end = end;
+        return false;
+    }
+    if (!slot || !slot->mapped || slot->gpu != op->gpu) {
+        posix_seal(w);
+        slot = w->open = posix_take_slot(w, GPUNVME_OP_READ);
+        slot->mapped = true;
+        slot->gpu = op->gpu;
+    }
+    op->cpu = (uint8_t *)(uintptr_t)cpu;
+    op->done = piece->nbytes;
+    op->slot = slot;
+    posix_slot_append(slot, op);
+    return true;
+}
+
+/* Takes from the page cache what is there. */
+static void look(struct posix_worker *w, struct posix_op *op)
+{
+    struct posix_file *file = &w->posix->file;
+
+    if (posix_file_is_warm(file, op->piece.offset))
+        posix_file_look(file, op->cpu, op->piece.nbytes, op->piece.offset, &op->done, &op->end);
+}
+
+/* A read into the caller's memory that O_DIRECT does not take goes through a slot. */
+static bool is_crooked(const struct posix_worker *w, const struct posix_op *op)
+{
+    const struct posix_file *file = &w->posix->file;
+
+    return !op->done && !op->end && posix_file_direct(file, GPUNVME_OP_READ, op->piece.nbytes) &&
+           ((op->piece.offset | op->piece.nbytes) & (file->align - 1) ||
+            (uintptr_t)op->piece.ptr & (file->memory_align - 1));
+}
+
+static void start_host(struct posix_worker *w, struct posix_op *op)
+{
+    op->cpu = op->piece.ptr;
+    if (posix_is_read(op)) {
+        look(w, op);
+        if (is_crooked(w, op))
+            posix_put_in_slot(w, op); /* else through the page cache */
+    }
+    posix_advance(w, op);
+}
+
+static void start_gpu(struct posix_worker *w, struct posix_op *op)
+{
+    gpunvme_err_t err;
+
+    if (start_mapped(w, op))
+        return;
+    err = store_allows(w->store, GPUNVME_MEM_GPU, GPUNVME_ROUTE_BOUNCE);
+    if (err) {
+        posix_end_op(w, op, err);
+        return;
+    }
+    if (!posix_put_in_slot(w, op)) {
+        posix_append(&w->waiting, op);
+        return;
+    }
+    if (posix_is_read(op)) {
+        look(w, op);
+        posix_advance(w, op);
+    }
+}
+
+static void start(struct posix_worker *w, struct posix_op *op)
+{
+    if (op->piece.io->op == GPUNVME_OP_FLUSH)
+        posix_start_flush(w, op);
+    else if (posix_is_gpu(op))
+        start_gpu(w, op);
+    else
+        start_host(w, op);
+}
+
+static struct posix_op *new_op(struct posix_worker *w, const struct crew_piece *piece)
+{
+    struct posix_op *op = w->free;
+
+    w->free = op->next;
+    w->nfree--;
+    memset(op, 0, sizeof(*op));
+    op->piece = *piece;
+    if (posix_is_gpu(op) && piece->nbytes)
+        op->gpu = posix_gpu_of(piece->ptr);
+    return op;
+}
+
+/* ---- The thread --------------------------------------------------------------------------------
+ */
+
+/* A fair share of what there is to do. */
+static size_t take(struct posix_worker *w, bool *stop)
+{
+    uint32_t active = atomic_load_explicit(&w->posix->active, memory_order_relaxed);
+    size_t room = crew_waiting(w->crew->crew) / active;
+    bool busy = w->nfree < w->nops;
+
+    if (w->waiting.first)
+        return 0;
+    if (!room)
+        room = 1;
+    if (room > w->nfree)
+        room = w->nfree;
+    if (!room)
+        return 0;
+    return crew_take(w->crew, w->pieces, room,
+                     atomic_load_explicit(&w->posix->chunk, memory_order_relaxed),
+                     busy ? 0 : POSIX_WAIT_NS, stop);
+}
+
+static size_t reap(struct posix_worker *w)
+{
+    void *user;
+    int result;
+    size_t n = 0;
+
+    if (!w->uring)
+        return 0;
+    posix_uring_submit(w->uring, 0);
+    for (; posix_uring_next(w->uring, &user, &result); n++)
+        posix_uring_ended(w, user, result);
+    return n;
+}
+
+/* Slots whose copies are done; the first of them is waited for, if there is nothing else to do. */
+static size_t reap_copies(struct posix_worker *w, bool wait)
+{
+    size_t n = 0;
+
+    while (w->moving) {
+        struct posix_slot *slot = w->moving;
+        bool done = true;
+        gpunvme_err_t err =
+            wait ? posix_slot_wait(slot, WAIT_COPY_NS) : posix_slot_copied(slot, &done);
+
+        if (!err && !done)
+            break;
+        w->moving = slot->next;
+        if (!w->moving)
+            w->last_moving = &w->moving;
+        posix_slot_is_copied(w, slot, err);
+        wait = false;
+        n++;
+    }
+    return n;
+}
+
+static void start_waiting(struct posix_worker *w)
+{
+    struct posix_op *next, *op = w->waiting.first;
+
+    w->waiting.first = NULL;
+    w->waiting.last = &w->waiting.first;
+    for (; op; op = next) {
+        next = op->next;
+        start(w, op);
+    }
+}
+
+/* Tells the tuner what was done, and takes over what it thinks. */
+static void tune(struct posix_worker *w)
+{
+    struct posix *posix = w->posix;
+
+    atomic_fetch_add_explicit(&posix->epoch_nbytes, w->moved, memory_order_relaxed);
+    w->moved = 0;
+    if (posix->tune.fixed_chunk && posix->tune.fixed_active)
+        return;
+    if (!crew_waiting(w->crew->crew))
+        atomic_store_explicit(&posix->slack, true, memory_order_relaxed);
+    posix_tune_look(posix, futex_now());
+}
+
+/* One worker makes windows in front of the others, of what is cached. */
+static void map_ahead(struct posix_worker *w)
+{
+    struct posix *posix = w->posix;
+
+    if (w->crew->index == 0 && !posix->map.eager && w->end > w->front &&
+        posix_file_is_warm(&posix->file, w->front))
+        posix_map_ahead(&posix->map, w->front, w->end, posix->ring.gpu);
+    w->end = 0;
+}
+
+static void one_turn(struct posix_worker *w, bool *stop)
+{
+    size_t n = take(w, stop), ended;
+
+    for (size_t i = 0; i < n; i++)
+        start(w, new_op(w, &w->pieces[i]));
+    posix_seal(w);
+    ended = reap(w) + reap_copies(w, false);
+    if (!n && !ended && w->nfree < w->nops) {
+        if (posix_uring_in_flight(w->uring))
+            posix_uring_submit(w->uring, w->moving ? WAIT_BUSY_NS / 20 : WAIT_BUSY_NS);
+        else
+            reap_copies(w, true);
+    }
+    if (w->waiting.first && w->free_slots) {
+        start_waiting(w);
+        posix_seal(w);
+    }
+    if (w->end)
+        map_ahead(w);
+    if (w->moved)
+        tune(w);
+}
+
+/* Sleeps while it is not needed. */
+static bool is_needed(struct posix_worker *w, bool *stop)
+{
+    struct posix *posix = w->posix;
+    uint32_t change = __atomic_load_n(&posix->change, __ATOMIC_ACQUIRE);
+
+    if (w->crew->index < atomic_load(&posix->active) || w->nfree < w->nops)
+        return true;
+    if (!__atomic_load_n(&posix->ending, __ATOMIC_ACQUIRE))
+        futex_wait(&posix->change, change, futex_deadline(NAP_NS));
+    crew_take(w->crew, NULL, 0, POSIX_PAGE, 0, stop);
+    return false;
+}
+
+static void work(struct crew_worker *crew_worker)
+{
+    struct posix_worker *w = crew_worker->state;
+    bool stop = false;
+    sigset_t all;
+
+    /* Signals are for the program's own threads; SIGXFSZ here would end it, not the transfer. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, NULL);
+    if (w->posix->uring && posix_uring_create(&w->posix->file, w->nops, &w->uring))
+        w->uring = NULL;
+    while (!stop)
+        if (is_needed(w, &stop))
+            one_turn(w, &stop);
+    posix_uring_destroy(w->uring);
+}
+
+static void release(struct crew_worker *crew_worker)
+{
+    struct posix_worker *w = crew_worker->state;
+
+    if (!w)
+        return;
+    for (unsigned i = 0; w->slots && i < w->posix->ring.nslots; i++)
+        for (unsigned gpu = 0; gpu < POSIX_MAX_GPUS; gpu++)
+            gpunvme_mem_stream_destroy(w->slots[i].streams[gpu]);
+    free(w->slots);
+    free(w->ops);
+    free(w->pieces);
+    free(w);
+}
+
+static gpunvme_err_t prepare(struct crew_worker *crew_worker)
+{
+    struct posix_worker *w = crew_worker->state = calloc(1, sizeof(*w));
+    struct posix *posix = crew_worker->store->priv;
+    const struct posix_ring *ring = &posix->ring;
+
+    if (!w)
+        return base_fail(GPUNVME_ERR_NOMEM, "a worker");
+    w->crew = crew_worker;
+    w->store = crew_worker->store;
+    w->posix = posix;
+    w->nops = w->nfree = posix->depth;
+    w->waiting.last = &w->waiting.first;
+    w->last_moving = &w->moving;
+    w->ops = calloc(w->nops, sizeof(*w->ops));
+    w->pieces = calloc(w->nops, sizeof(*w->pieces));
+    w->slots = calloc(ring->nslots, sizeof(*w->slots));
+    if (!w->ops || !w->pieces || !w->slots) {
+        release(crew_worker);
+        crew_worker->state = NULL;
+        return base_fail(GPUNVME_ERR_NOMEM, "a worker with %u pieces in hand", posix->depth);
+    }
+    for (unsigned i = 0; i < w->nops; i++) {
+        w->ops[i].next = w->free;
+        w->free = &w->ops[i];
+    }
+    for (unsigned i = ring->nslots; i-- > 0;) {
+        w->slots[i].cpu =
+            ring->base + ring->slot_nbytes * ((size_t)crew_worker->index * ring->nslots + i);
+        posix_free_slot(w, &w->slots[i]);
+    }
+    return GPUNVME_OK;
+}
+
+const struct crew_ops posix_crew_ops = {.prepare = prepare, .release = release, .work = work};

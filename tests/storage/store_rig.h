@@ -37,7 +37,8 @@ struct rig_row {
     const char *name;
     enum rig_kind kind;
     const char *folder;  /* RIG_FILE: where the file is */
-    const char *options; /* what follows '?'; RIG_SIM: the controller's own */
+    const char *options; /* what follows '?'; RIG_SIM: the controller's own;
+                            RIG_STRIPE: how the last member is opened */
 };
 
 extern const struct rig_row rig_rows[];

@@ -117,6 +117,28 @@ static inline gpunvme_err_t nvme_gpu_release_request(struct nvme_gpu *g, uint64_
 /* ---- Files, by one call ------------------------------------------------------------------------
  */
 
+/*
+ * Opens cuFile's driver, and has the functions below take files by it. Without this, and after an
+ * error here, they take the posix backend: slower ways are chosen by you, not behind your back.
+ * Call cleanup_gds() once for each success.
+ */
+static inline gpunvme_err_t init_gds(void)
+{
+    gpunvme_err_t err = gpunvme_cufile_open(NULL, 0);
+
+    return err ? err : gpunvme_file_prefer("cufile");
+}
+
+static inline gpunvme_err_t cleanup_gds(void)
+{
+    gpunvme_err_t err = gpunvme_file_close_all();
+
+    if (err)
+        return err;
+    gpunvme_file_prefer(NULL);
+    return gpunvme_cufile_close();
+}
+
 static inline int64_t read_nvme_to_gpu(const char *path, uint64_t offset, size_t size,
                                        void *gpu_buffer)
 {

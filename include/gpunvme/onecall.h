@@ -28,6 +28,13 @@ gpunvme_err_t gpunvme_file_write(const char *uri, uint64_t offset, const void *p
 /* Does `n` transfers on one store, as gpunvme_store_transfer(). */
 gpunvme_err_t gpunvme_file_transfer(const char *uri, struct gpunvme_io *ios, size_t n);
 
+/*
+ * By which backend these functions open files that are named by a plain path: "posix", "cufile", or
+ * NULL for what gpunvme_open() takes. Holds from the next call on, for the whole process. INVALID:
+ * a name that is too long.
+ */
+gpunvme_err_t gpunvme_file_prefer(const char *backend);
+
 /* Closes the stores that stayed open; those in use are closed when they no longer are. */
 gpunvme_err_t gpunvme_file_close_all(void);
 

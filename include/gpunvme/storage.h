@@ -264,6 +264,22 @@ struct gpunvme_backend_info {
 
 /* The backends by index, 0 and on; false behind the last. */
 bool gpunvme_backend_at(unsigned index, struct gpunvme_backend_info *info);
+/* ---- cuFile's driver ----------------------------------------------------------------------------
+ *
+ * Stores with backend=cufile open it by themselves, which takes a second, and the last one closes
+ * it. A program that opens many, one after the other, keeps it open in between.
+ */
+
+/*
+ * Opens it once more, and writes one line on its mode to `mode` (GPUDirect Storage, or compat mode
+ * and why), at most `room` bytes; may be NULL with 0. Errors: UNSUPPORTED (no libcufile), NO_GPU,
+ * and what cuFile says, with a remedy.
+ */
+gpunvme_err_t gpunvme_cufile_open(char *mode, size_t room);
+
+/* Undoes one gpunvme_cufile_open(). */
+gpunvme_err_t gpunvme_cufile_close(void);
+
 /* ---- Stripe sets -------------------------------------------------------------------------------
  *
  * Several stores as one (RAID 0): "stripe:URI;URI;…" opens a set, its members in any order. A ';'

@@ -3,6 +3,7 @@
  * One-call transfers: stores that stay open between calls.
  */
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -28,6 +29,42 @@ struct kept {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct kept *list;
 static uint64_t ncalls;
+static char preferred[16]; /* backend for plain paths; "": gpunvme_open() decides */
+
+gpunvme_err_t gpunvme_file_prefer(const char *backend)
+{
+    if (backend && strlen(backend) >= sizeof(preferred))
+        return base_fail(GPUNVME_ERR_INVALID, "backend \"%s\"", backend);
+    pthread_mutex_lock(&lock);
+    strcpy(preferred, backend ? backend : "");
+    pthread_mutex_unlock(&lock);
+    return GPUNVME_OK;
+}
+
+/* A path without a scheme: what comes before its first ':', if there is one, has a '/' in it. */
+static bool is_plain(const char *uri)
+{
+    return uri[strcspn(uri, ":/")] != ':';
+}
+
+/* Under the lock: the URI that stands for what the caller wrote. URI where it is too long. */
+static gpunvme_err_t full_uri(const char *text, char *uri, size_t room)
+{
+    size_t used = 0;
+
+    if (!preferred[0] || !is_plain(text)) {
+        used = (size_t)snprintf(uri, room, "%s", text);
+    } else {
+        used = (size_t)snprintf(uri, room, "file:");
+        for (const char *c = text; *c && used < room; c++)
+            used += (size_t)snprintf(uri + used, room - used,
+                                     *c == '?' || *c == '%' ? "%%%02X" : "%c", *c);
+        if (used < room)
+            used += (size_t)snprintf(uri + used, room - used, "?backend=%s", preferred);
+    }
+    return used < room ? GPUNVME_OK
+                       : base_fail(GPUNVME_ERR_URI, "longer than %zu characters", room);
+}
 
 /* The file that a path or "file:/path" names now; false: another kind of store, or none. */
 static bool file_of(const char *uri, struct stat *st)
@@ -83,7 +120,8 @@ static bool is_same(const struct kept *kept, const char *uri, unsigned flags, bo
            (!is_file || (kept->dev == st->st_dev && kept->ino == st->st_ino));
 }
 
-static gpunvme_err_t open_kept(const char *uri, unsigned flags, struct kept **out)
+/* `text` is what the caller wrote for `uri`. */
+static gpunvme_err_t open_kept(const char *text, const char *uri, unsigned flags, struct kept **out)
 {
     struct kept *kept = calloc(1, sizeof(*kept));
     gpunvme_err_t err;
@@ -102,7 +140,7 @@ static gpunvme_err_t open_kept(const char *uri, unsigned flags, struct kept **ou
         free(kept);
         return err;
     }
-    if (file_of(uri, &st)) {
+    if (file_of(text, &st)) {
         kept->dev = st.st_dev;
         kept->ino = st.st_ino;
     }
@@ -113,21 +151,23 @@ static gpunvme_err_t open_kept(const char *uri, unsigned flags, struct kept **ou
     return GPUNVME_OK;
 }
 
-static gpunvme_err_t take(const char *uri, unsigned flags, struct kept **out)
+static gpunvme_err_t take(const char *text, unsigned flags, struct kept **out)
 {
-    gpunvme_err_t err = GPUNVME_OK;
+    gpunvme_err_t err;
+    char uri[4096];
     struct stat st;
     bool is_file;
-    struct kept *k;
+    struct kept *k = NULL;
 
-    if (!uri)
+    if (!text)
         return base_fail(GPUNVME_ERR_INVALID, "uri is NULL");
     pthread_mutex_lock(&lock);
-    is_file = file_of(uri, &st);
-    for (k = list; k && !is_same(k, uri, flags, is_file, &st);)
+    is_file = file_of(text, &st);
+    err = full_uri(text, uri, sizeof(uri));
+    for (k = err ? NULL : list; k && !is_same(k, uri, flags, is_file, &st);)
         k = k->next;
-    if (!k)
-        err = open_kept(uri, flags, &k);
+    if (!err && !k)
+        err = open_kept(text, uri, flags, &k);
     if (!err) {
         k->users++;
         k->used_at = ++ncalls;

@@ -195,6 +195,28 @@ static gpunvme_err_t cufile_open(struct gpunvme_store *store)
     return GPUNVME_OK;
 }
 
+gpunvme_err_t gpunvme_cufile_open(char *mode_text, size_t room)
+{
+    const struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
+    const struct cufile_api *api;
+    struct cufile_mode mode;
+    gpunvme_err_t err = cufile_api(&api);
+
+    if (!err)
+        err = cufile_driver_acquire(api, &settings, &mode);
+    if (!err && room)
+        cufile_mode_text(&mode, mode_text, room);
+    return err;
+}
+
+gpunvme_err_t gpunvme_cufile_close(void)
+{
+    const struct cufile_api *api;
+    gpunvme_err_t err = cufile_api(&api);
+
+    return err ? err : cufile_driver_release(api);
+}
+
 /* ---- What the store asks of it --------------------------------------------------------------- */
 
 static gpunvme_err_t cufile_size(struct gpunvme_store *store, uint64_t *nbytes)

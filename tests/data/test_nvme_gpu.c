@@ -75,6 +75,22 @@ static void files_are_read_and_written_by_one_call(void **state)
     assert_int_equal(gpunvme_file_close_all(), GPUNVME_OK);
 }
 
+static void files_go_by_cufile_once_its_driver_is_open(void **state)
+{
+    (void)state;
+    clear_gpu();
+    assert_int_equal(setenv("GPUNVME_CUFILE_LIBRARY", FAKE_CUFILE, 1), 0);
+    assert_int_equal(init_gds(), GPUNVME_OK);
+    assert_int_equal(read_nvme_to_gpu(data_path, 4096, 8192, gpu.gpu), 8192);
+    assert_bytes(0, 4096, 8192);
+    assert_int_equal(read_nvme_to_gpu("/nowhere?", 5, 100, gpu.gpu), GPUNVME_ERR_NOT_FOUND);
+    assert_non_null(strstr(gpunvme_err_detail(), "/nowhere?"));
+    assert_int_equal(cleanup_gds(), GPUNVME_OK);
+    assert_int_equal(cleanup_gds(), GPUNVME_ERR_INVALID);
+    assert_int_equal(read_nvme_to_gpu(data_path, 0, 100, gpu.gpu), 100);
+    assert_int_equal(gpunvme_file_close_all(), GPUNVME_OK);
+}
+
 static void reads_of_blocks_are_submitted_and_polled(void **state)
 {
     struct nvme_gpu_queue q;
@@ -127,6 +143,7 @@ int main(void)
         cmocka_unit_test(a_store_that_is_not_there_leaves_nothing_to_clean_up),
         cmocka_unit_test(kinds_are_read_one_by_one_and_together),
         cmocka_unit_test(files_are_read_and_written_by_one_call),
+        cmocka_unit_test(files_go_by_cufile_once_its_driver_is_open),
         cmocka_unit_test(reads_of_blocks_are_submitted_and_polled),
         cmocka_unit_test(a_read_behind_the_end_is_told_by_polling),
     };

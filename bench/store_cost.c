@@ -219,6 +219,8 @@ int main(int argc, char **argv)
     open_rig(&r);
     for (unsigned round = 0; round <= rounds; round++) { /* the first is not counted */
         for (unsigned way = 0; way < NWAYS; way++) {
+            if (argc > 3 && (unsigned)atoi(argv[3]) != way)
+                continue;
             double start = now(), used = cpu_seconds();
 
             run_way(&r, way, n);

@@ -15,17 +15,19 @@
 #include "storage/futex.h"
 #include "storage/nvme_store.h"
 
-#define DEFAULT_CHUNK (128u << 10)
-#define DEFAULT_DEPTH 32u
-#define MIN_ENTRIES   256u
-#define BOUNCE_NBYTES (8u << 20) /* of a worker, about */
-#define CALLER_DEPTH  1u
-#define WORK_WAIT_NS  1000000000u /* of a worker without work, before it looks around */
-#define SPIN_NS       50000u      /* of commands that are in flight, before it sleeps */
-#define SLEEP_NS      20000u
-#define MAX_SLEEP_NS  100000u
-#define LOOK_NS       5000000u /* without a completion, before it looks after the controller */
-#define PROBE_NBYTES  (64u << 10)
+#define DEFAULT_CHUNK  (128u << 10)
+#define DEFAULT_DEPTH  32u
+#define MIN_ENTRIES    256u
+#define BOUNCE_NBYTES  (8u << 20) /* of a worker, about */
+#define CALLER_DEPTH   1u
+#define WORK_WAIT_NS   1000000000u /* of a worker without work, before it looks around */
+#define SPIN_TURNS     32u
+#define SPIN_NS        50000u /* of commands that are in flight, before it sleeps */
+#define SLEEP_NS       20000u
+#define MAX_SLEEP_NS   100000u
+#define LOOK_NS        5000000u  /* without a completion, before it looks after the controller */
+#define MIN_TIMEOUT_NS 20000000u /* of a command, by a clock that may be 10 ms late */
+#define PROBE_NBYTES   (64u << 10)
 
 struct nvme_worker {
     struct gpunvme_ioq *ioq;
@@ -44,30 +46,46 @@ struct nvme_caller {
 
 /* How long whoever has commands in flight has seen nothing happen. */
 struct lull {
+    unsigned turns;
     uint64_t since, looked, seen;
 };
+
+/*
+ * For the deadlines of commands, some milliseconds wrong: an exact clock would be a good part of
+ * what a command costs.
+ */
+static uint64_t rough_now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
 
 /*
  * Nothing has happened: spins at first, then sleeps, longer and longer, and now and then looks
  * whether the controller is still there. What it finds, the commands are told.
  */
-static void wait_a_little(struct nvme_store *s, struct gpunvme_ioq *ioq, struct lull *lull,
-                          uint64_t now)
+static void wait_a_little(struct nvme_store *s, struct gpunvme_ioq *ioq, struct lull *lull)
 {
-    uint64_t waited;
+    uint64_t now, waited;
 
-    if (!lull->since)
+    if (++lull->turns % SPIN_TURNS) {
+        base_relax();
+        return;
+    }
+    now = futex_now();
+    if (lull->turns == SPIN_TURNS)
         lull->since = lull->looked = now;
     waited = now - lull->since;
     if (now - lull->looked >= LOOK_NS) {
         gpunvme_ctrl_check(s->ctrl);
         lull->looked = now;
     }
-    if (waited < SPIN_NS) {
-        base_relax();
-    } else {
+    if (waited >= SPIN_NS) {
         uint64_t ns = waited / 8;
 
+        lull->turns -= 1; /* from now on each turn is a sleep */
         gpunvme_ioq_sleep(ioq, &lull->seen,
                           ns < SLEEP_NS       ? SLEEP_NS
                           : ns > MAX_SLEEP_NS ? MAX_SLEEP_NS
@@ -123,13 +141,12 @@ static void work(struct crew_worker *worker)
 
     while (!stop) {
         bool moved = take(worker, w, s->depth, s->chunk, &stop);
-        uint64_t now = futex_now();
 
-        moved |= turn_all(w, now);
+        moved |= turn_all(w, rough_now());
         if (moved || !w->nbusy)
-            lull.since = 0;
+            lull.turns = 0;
         else
-            wait_a_little(s, w->ioq, &lull, now);
+            wait_a_little(s, w->ioq, &lull);
     }
 }
 
@@ -254,12 +271,10 @@ static void run_to_end(struct nvme_store *s, struct nvme_slot *slot)
     struct lull lull = {0};
 
     while (slot->state != SLOT_ENDED) {
-        uint64_t now = futex_now();
-
-        if (nvme_slot_turn(slot, now))
-            lull.since = 0;
+        if (nvme_slot_turn(slot, rough_now()))
+            lull.turns = 0;
         else
-            wait_a_little(s, slot->ioq, &lull, now);
+            wait_a_little(s, slot->ioq, &lull);
     }
 }
 
@@ -381,8 +396,8 @@ static void choose(struct gpunvme_store *store, struct nvme_store *s)
     s->chunk = choose_chunk(o, s->ns);
     s->depth = o->depth ? o->depth : DEFAULT_DEPTH;
     s->entries = choose_entries(o, s->depth, info.max_entries);
-    /* In time for the calls that wait: nvme_share.c has the rest of it. */
-    s->command_timeout_ns = o->timeout_ns / 3;
+    /* A late command ends, by Abort or a reset, before the calls that wait for it give up. */
+    s->command_timeout_ns = o->timeout_ns / 3 > MIN_TIMEOUT_NS ? o->timeout_ns / 3 : MIN_TIMEOUT_NS;
     store->block_size = s->ns->block_size;
     store->resizable = false;
     store->threads = choose_threads(o, info.max_io_queues);

@@ -15,6 +15,7 @@ enum state { OPENING, OPEN, FAILED };
 struct nvme_share {
     struct nvme_share *next;
     bool is_private; /* not found by others */
+    bool is_adopted; /* the controller is somebody else's, whatever its options */
     char target[STORE_TARGET_ROOM];
     struct gpunvme_ctrl_opts opts;
     unsigned users;
@@ -30,16 +31,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t opened = PTHREAD_COND_INITIALIZER;
 static struct nvme_share *shares;
 
-/*
- * A command ends, by Abort or a reset if it must, before the calls that wait for it give up, of
- * which a reset may take a part.
- */
+/* Deadlines of commands are each store's own (nvme_slot.c). */
 static void choose_opts(const struct store_options *o, struct gpunvme_ctrl_opts *opts)
 {
-    uint64_t ms = o->timeout_ns / 3000000u;
-
     gpunvme_ctrl_opts_init(opts);
-    opts->io_timeout_ms = ms > UINT32_MAX ? UINT32_MAX : ms ? (uint32_t)ms : 1;
     opts->io_queues = IO_QUEUES;
     opts->no_shadow_doorbells = o->gpu_issued; /* which queues of a GPU don't have */
 }
@@ -48,8 +43,7 @@ static bool is_same(const struct nvme_share *share, const struct store_uri *uri,
                     const struct gpunvme_ctrl_opts *opts)
 {
     return !share->is_private && share->state != FAILED && !strcmp(share->target, uri->target) &&
-           share->opts.io_timeout_ms == opts->io_timeout_ms &&
-           share->opts.no_shadow_doorbells == opts->no_shadow_doorbells;
+           (share->is_adopted || share->opts.no_shadow_doorbells == opts->no_shadow_doorbells);
 }
 
 /* Under the lock: waits until whoever opens it is through. Bring-up has deadlines of its own. */
@@ -68,14 +62,14 @@ static struct nvme_share *find(const struct store_uri *uri, const struct gpunvme
 }
 
 /* Under the lock. */
-static struct nvme_share *add(const struct store_uri *uri, const struct gpunvme_ctrl_opts *opts)
+static struct nvme_share *add(const char *target, const struct gpunvme_ctrl_opts *opts)
 {
     struct nvme_share *share = calloc(1, sizeof(*share));
 
     if (!share)
         return NULL;
-    share->is_private = !strcmp(uri->scheme, "sim") && !strstr(uri->target, "image=");
-    strcpy(share->target, uri->target);
+    share->is_private = !strncmp(target, "sim:", 4) && !strstr(target, "image=");
+    strcpy(share->target, target);
     share->opts = *opts;
     share->users = 1;
     pthread_mutex_init(&share->map_lock, NULL);
@@ -99,11 +93,23 @@ static bool leave(struct nvme_share *share)
 
 static gpunvme_err_t end(struct nvme_share *share)
 {
-    gpunvme_err_t err = share->ctrl ? gpunvme_ctrl_close(share->ctrl) : GPUNVME_OK;
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (share->ctrl && !share->is_adopted)
+        err = gpunvme_ctrl_close(share->ctrl);
 
     pthread_mutex_destroy(&share->map_lock);
     free(share);
     return err;
+}
+
+/* Under the lock: whether another share has the same target. */
+static bool is_open_otherwise(const struct nvme_share *share)
+{
+    for (const struct nvme_share *s = shares; s; s = s->next)
+        if (s != share && s->state == OPEN && !strcmp(s->target, share->target))
+            return true;
+    return false;
 }
 
 static void open_ctrl(struct nvme_share *share)
@@ -111,6 +117,9 @@ static void open_ctrl(struct nvme_share *share)
     gpunvme_err_t err = gpunvme_ctrl_open_uri(share->target, &share->opts, &share->ctrl);
 
     pthread_mutex_lock(&lock);
+    if (err == GPUNVME_ERR_BUSY && is_open_otherwise(share))
+        base_fail(err,
+                  "%.100s is open in this process already, with another issue=", share->target);
     share->state = err ? FAILED : OPEN;
     if (err)
         base_keep(&share->failure, err);
@@ -131,7 +140,7 @@ gpunvme_err_t nvme_share_open(const struct store_uri *uri, struct nvme_share **o
     share = find(uri, &opts);
     is_new = !share;
     if (is_new)
-        share = add(uri, &opts);
+        share = add(uri->target, &opts);
     pthread_mutex_unlock(&lock);
     if (!share)
         return base_fail(GPUNVME_ERR_NOMEM, "a controller");
@@ -144,6 +153,25 @@ gpunvme_err_t nvme_share_open(const struct store_uri *uri, struct nvme_share **o
     }
     *out = share;
     return GPUNVME_OK;
+}
+
+gpunvme_err_t nvme_share_adopt(const char *target, struct gpunvme_ctrl *ctrl,
+                               struct nvme_share **out)
+{
+    struct gpunvme_ctrl_opts opts;
+    struct nvme_share *share;
+
+    gpunvme_ctrl_opts_init(&opts);
+    pthread_mutex_lock(&lock);
+    share = add(target, &opts);
+    if (share) {
+        share->is_adopted = true;
+        share->ctrl = ctrl;
+        share->state = OPEN;
+    }
+    pthread_mutex_unlock(&lock);
+    *out = share;
+    return share ? GPUNVME_OK : base_fail(GPUNVME_ERR_NOMEM, "a controller");
 }
 
 gpunvme_err_t nvme_share_close(struct nvme_share *share)

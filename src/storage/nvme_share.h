@@ -21,12 +21,19 @@ struct nvme_mapping {
 
 /*
  * The controller that uri->target names: one that is open already, if it was opened with the same
- * options, or a new one. "sim:" without an image is always a new one: its bytes are nobody else's.
+ * issue=, or a new one. "sim:" without an image is always a new one: its bytes are nobody else's.
  */
 gpunvme_err_t nvme_share_open(const struct store_uri *uri, struct nvme_share **out);
 
 /* The last to leave closes the controller; the error is of that. NULL is fine. */
 gpunvme_err_t nvme_share_close(struct nvme_share *share);
+
+/*
+ * Makes stores of URIs with this target use a controller that the caller has opened, until the
+ * caller, after all of them, closes the share; the controller stays the caller's.
+ */
+gpunvme_err_t nvme_share_adopt(const char *target, struct gpunvme_ctrl *ctrl,
+                               struct nvme_share **out);
 
 struct gpunvme_ctrl *nvme_share_ctrl(struct nvme_share *share);
 

@@ -41,6 +41,8 @@ static inline void no_violation(struct gpunvme_store *store)
 {
     struct gpunvme_sim_report report;
 
+    if (!sim_of(store)) /* another process's, or no software */
+        return;
     gpunvme_sim_report(sim_of(store), &report);
     if (report.nviolations)
         print_error("violation: %s\n", report.first);

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Stores on a controller behind a socket: what can't be mapped bounces, and namespaces share the
+ * one connection.
+ */
+#include "nvme_promises.h"
+
+static struct gpunvme_sim *sim;
+static struct gpunvme_sim_server *server;
+static char path[64];
+
+static int setup(void **state)
+{
+    struct gpunvme_sim_config config;
+
+    (void)state;
+    snprintf(path, sizeof(path), "/tmp/gpunvme-store-%d.sock", (int)getpid());
+    return gpunvme_sim_config_parse("sim:size=1M,ns=2,size=2M,block=4096", &config) ||
+           gpunvme_sim_create(&config, &sim) || gpunvme_sim_serve_start(sim, path, &server);
+}
+
+static int teardown(void **state)
+{
+    struct gpunvme_sim_report report;
+
+    (void)state;
+    if (server)
+        gpunvme_sim_serve_stop(server);
+    gpunvme_sim_report(sim, &report);
+    if (report.nviolations)
+        print_error("violation: %s\n", report.first);
+    gpunvme_sim_destroy(sim);
+    unlink(path);
+    return report.nviolations != 0;
+}
+
+static void random_transfers_are_right(void **state)
+{
+    char uri[96];
+
+    (void)state;
+    snprintf(uri, sizeof(uri), "vfio-user:%s?threads=2", path);
+    random_transfers(uri, 500);
+}
+
+static void two_namespaces_share_the_connection(void **state)
+{
+    struct gpunvme_store *a, *b;
+    char uri[96];
+    uint64_t nbytes;
+    uint8_t byte = 7;
+
+    (void)state;
+    snprintf(uri, sizeof(uri), "vfio-user:%s?nsid=1", path);
+    a = opened(uri);
+    snprintf(uri, sizeof(uri), "vfio-user:%s?nsid=2", path);
+    b = opened(uri);
+    assert_ok(gpunvme_store_size(b, &nbytes));
+    assert_int_equal(nbytes, 2 << 20);
+    assert_ok(gpunvme_store_write(b, 5, &byte, GPUNVME_MEM_HOST, 1, NULL));
+    assert_ok(gpunvme_close(a));
+    byte = 0;
+    assert_ok(gpunvme_store_read(b, 5, &byte, GPUNVME_MEM_HOST, 1, NULL));
+    assert_int_equal(byte, 7);
+    assert_ok(gpunvme_close(b));
+}
+
+static void a_server_that_goes_ends_everything(void **state)
+{
+    struct gpunvme_store *store;
+    static struct gpunvme_io ios[100];
+    static uint8_t bytes[100 * 512];
+    unsigned nfailed = 0;
+    char uri[96];
+
+    (void)state;
+    snprintf(uri, sizeof(uri), "vfio-user:%s", path);
+    store = opened(uri);
+    gpunvme_sim_serve_stop(server);
+    server = NULL;
+    for (unsigned i = 0; i < 100; i++)
+        ios[i] = (struct gpunvme_io){.offset = 512ull * i, .ptr = bytes + 512 * i, .nbytes = 512};
+    assert_ok(gpunvme_store_submit(store, ios, 100, NULL));
+    for (unsigned i = 0; i < 100; i++)
+        nfailed += gpunvme_io_wait(&ios[i], 0) != GPUNVME_OK;
+    assert_int_equal(nfailed, 100);
+    assert_true(gpunvme_store_read(store, 0, bytes, GPUNVME_MEM_HOST, 512, NULL) != GPUNVME_OK);
+    gpunvme_close(store);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(random_transfers_are_right, setup, teardown),
+        cmocka_unit_test_setup_teardown(two_namespaces_share_the_connection, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_server_that_goes_ends_everything, setup, teardown),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -39,6 +39,7 @@ const struct rig_row rig_rows[] = {
     {"sim", RIG_SIM, NULL, NULL},
     {"sim_4k", RIG_SIM, NULL, "block=4096"},
     {"sim_image", RIG_IMAGE, "/tmp", NULL},
+    {"sim_issue_gpu", RIG_SIM, NULL, "block=512?issue=gpu"},
     {"vfio_user", RIG_VFIO_USER, NULL, NULL},
     {"stripe", RIG_STRIPE, "/tmp", "file:"},
     {"stripe_mixed", RIG_STRIPE, "/tmp", "sim:image="},
@@ -101,11 +102,19 @@ static void add_options(struct rig *rig, const char *a, const char *b)
 {
     size_t used = strlen(rig->uri);
 
-    if (b && *b == ',') { /* the transport's, and no others */
-        snprintf(rig->uri + used, sizeof(rig->uri) - used, "%s", b);
+    if (b && *b == ',') { /* the transport's: before the store's, if it has any */
+        char *at = strchr(rig->uri, '?'), rest[64] = "";
+
+        if (at) {
+            snprintf(rest, sizeof(rest), "%s", at);
+            used = (size_t)(at - rig->uri);
+        }
+        snprintf(rig->uri + used, sizeof(rig->uri) - used, "%s%s", b, rest);
         return;
     }
-    if ((a && *a) || (b && *b))
+    if (b && *b && strchr(rig->uri, '?'))
+        snprintf(rig->uri + used, sizeof(rig->uri) - used, ",%s", b);
+    else if ((a && *a) || (b && *b))
         snprintf(rig->uri + used, sizeof(rig->uri) - used, "?%s%s%s", a ? a : "",
                  a && *a && b && *b ? "," : "", b ? b : "");
 }
@@ -156,6 +165,29 @@ static bool make_stripe(struct rig *rig, const char *options)
              options ? options : "", options ? ";" : "", uris[1], uris[2], uris[0]);
     return !gpunvme_stripe_create(uris, NMEMBERS, 4096, 0) ||
            wrong(rig, "gpunvme_stripe_create", gpunvme_err_detail());
+/* A file and a namespace; options of a controller are the namespace's. */
+static bool make_stripe(struct rig *rig, const char *options)
+{
+    char path[sizeof(rig->path)], file[300], namespace[300];
+    const char *const members[] = {file, namespace};
+    bool of_controller = options && *options == ',';
+
+    scratch(rig, "/tmp", "member");
+    snprintf(path, sizeof(path), "%s", rig->path);
+    strcat(rig->path, ".1");
+    snprintf(file, sizeof(file), "file:%s", path);
+    snprintf(namespace, sizeof(namespace), "sim:image=%s", rig->path);
+    if (!make_file(rig, (1 << 20) + RIG_NBYTES / 2))
+        return false;
+    strcpy(rig->path, path);
+    if (!make_file(rig, (1 << 20) + RIG_NBYTES / 2))
+        return false;
+    if (gpunvme_stripe_create(members, 2, 65536, 0))
+        return wrong(rig, "a stripe set", gpunvme_err_detail());
+    snprintf(rig->uri, sizeof(rig->uri), "stripe:%s%s%s%s;%s%s",
+             options && !of_controller ? "?" : "", options && !of_controller ? options : "",
+             options && !of_controller ? ";" : "", file, namespace, of_controller ? options : "");
+    return true;
 }
 
 static bool make(struct rig *rig, const char *options)
@@ -275,6 +307,8 @@ bool rig_close(struct rig *rig)
         rig->path[strlen(rig->path) - 1] = (char)('0' + i);
         unlink(rig->path);
     }
+    if (rig->row->kind == RIG_STRIPE)
+        unlink(strcat(rig->path, ".1"));
     if (rig->row->kind == RIG_SPDK && rig->path[0]) {
         *strrchr(rig->path, '/') = 0;
         rmdir(rig->path);

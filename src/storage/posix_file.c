@@ -39,12 +39,14 @@ static gpunvme_err_t open_fd(struct gpunvme_store *store, struct posix_file *fil
               (store->flags & GPUNVME_OPEN_CREATE ? O_CREAT : 0);
     struct stat st;
 
-    /* A FIFO would hold us up until somebody opens its other end. */
+    /* A FIFO would hold us up until somebody opens its other end. For the rest it means nothing,
+     * but io_uring asks for it: it would not wait for some file systems. */
     file->fd = open(store->uri.target, how | O_NONBLOCK, 0666);
     if (file->fd < 0)
         return base_fail_errno(errno, "%s", store->uri.target);
     if (fstat(file->fd, &st))
         return base_fail_errno(errno, "%s", store->uri.target);
+    fcntl(file->fd, F_SETFL, 0);
     file->block_device = S_ISBLK(st.st_mode);
     if (!file->block_device && !S_ISREG(st.st_mode))
         return base_fail(GPUNVME_ERR_INVALID, "%s is neither a file nor a block device",

@@ -1,0 +1,630 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The posix backend on files and devices of all sorts: what it says of itself is true, it does
+ * without what the kernel refuses, and no byte goes where it does not belong.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/loop.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "gpunvme/memory.h"
+#include "gpunvme/storage.h"
+
+#define KIB  ((size_t)1 << 10)
+#define MIB  ((size_t)1 << 20)
+#define ROOM (8 * MIB)
+
+static char path[64], uri[160];
+static int fd;
+static uint8_t *bytes;
+static struct gpunvme_buf host, gpu;
+static struct gpunvme_store *store;
+
+static void make_bytes(uint8_t *to, size_t nbytes, unsigned seed)
+{
+    for (size_t i = 0; i < nbytes; i++)
+        to[i] = (uint8_t)(seed + i * 13 + i / 255);
+}
+
+static int setup_in(const char *folder)
+{
+    snprintf(path, sizeof(path), "%s/gpunvme-posix-XXXXXX", folder);
+    fd = mkstemp(path);
+    bytes = malloc(ROOM);
+    if (fd < 0 || !bytes || gpunvme_mem_alloc(ROOM, GPUNVME_MEM_HOST, &host) ||
+        gpunvme_mem_alloc(ROOM, GPUNVME_MEM_GPU, &gpu))
+        return 1;
+    make_bytes(bytes, ROOM, 1);
+    return 0;
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    return setup_in("/tmp");
+}
+
+static int setup_in_memory(void **state)
+{
+    (void)state;
+    return setup_in("/dev/shm");
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    gpunvme_close(store);
+    store = NULL;
+    gpunvme_mem_free(&host);
+    gpunvme_mem_free(&gpu);
+    free(bytes);
+    close(fd);
+    unlink(path);
+    return 0;
+}
+
+static void contains(size_t nbytes)
+{
+    assert_int_equal(ftruncate(fd, 0), 0);
+    assert_int_equal(pwrite(fd, bytes, nbytes, 0), nbytes);
+    assert_int_equal(fsync(fd), 0);
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+}
+
+static void open_as(const char *options, unsigned flags)
+{
+    snprintf(uri, sizeof(uri), "file:%s%s%s", path, *options ? "?" : "", options);
+    if (gpunvme_open(uri, flags, &store))
+        fail_msg("%s: %s", uri, gpunvme_err_detail());
+}
+
+static struct gpunvme_path path_of_store(void)
+{
+    struct gpunvme_path p;
+
+    gpunvme_store_path(store, &p);
+    return p;
+}
+
+static void says(const char *text, const char *what)
+{
+    if (!strstr(text, what))
+        fail_msg("\"%s\" is not in \"%s\"", what, text);
+}
+
+static void *at(enum gpunvme_mem mem, size_t offset)
+{
+    return (uint8_t *)(mem == GPUNVME_MEM_GPU ? gpu.gpu : host.cpu) + offset;
+}
+
+/* Reads to byte `place` of the memory, and finds the bytes there, and no others. */
+static void reads(enum gpunvme_mem mem, uint64_t offset, size_t nbytes, size_t place,
+                  size_t expected)
+{
+    uint8_t *got = malloc(ROOM);
+    size_t done = 0;
+
+    assert_int_equal(gpunvme_mem_fill(at(mem, 0), mem, 0xee, ROOM), GPUNVME_OK);
+    if (gpunvme_store_read(store, offset, at(mem, place), mem, nbytes, &done))
+        fail_msg("%s", gpunvme_err_detail());
+    assert_int_equal(done, expected);
+    assert_int_equal(gpunvme_mem_copy(got, GPUNVME_MEM_HOST, at(mem, 0), mem, ROOM), GPUNVME_OK);
+    assert_memory_equal(got + place, bytes + offset, expected);
+    for (size_t i = 0; i < ROOM; i++)
+        if ((i < place || i >= place + expected) && got[i] != 0xee)
+            fail_msg("byte %zu was touched, of %zu from %zu on", i, expected, place);
+    free(got);
+}
+
+/* ---- Reads -------------------------------------------------------------------------------------
+ */
+
+static void no_byte_behind_the_end_is_touched(void **state)
+{
+    static const size_t ends[] = {1, 511, 512, 513, 4095, 4096, 4097, 3 * MIB + 100};
+    static const char *const options[] = {"", "direct=on", "direct=off", "uring=off",
+                                          "direct=on,uring=off"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
+        for (size_t k = 0; k < sizeof(options) / sizeof(options[0]); k++) {
+            contains(ends[i]);
+            open_as(options[k], 0);
+            reads(GPUNVME_MEM_HOST, 0, 4 * MIB, 4096, ends[i]);
+            contains(ends[i]);
+            reads(GPUNVME_MEM_GPU, 0, 4 * MIB, 4096, ends[i]);
+            assert_int_equal(gpunvme_close(store), GPUNVME_OK);
+            store = NULL;
+        }
+}
+
+static void crooked_places_are_filled_exactly(void **state)
+{
+    static const struct {
+        uint64_t offset;
+        size_t nbytes, place;
+    } cases[] = {
+        {1, 1, 3},           {511, 2, 4095},         {4095, 4098, 1},
+        {0, 2 * MIB, 4},     {7, 2 * MIB + 9, 4096}, {512, 3 * 512, 512},
+        {512, MIB, 16},      {MIB - 1, MIB + 2, 7},  {3 * MIB - 5, 5, 0},
+        {4096, 64 * KIB, 8},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        for (int gpu_too = 0; gpu_too < 2; gpu_too++) {
+            contains(3 * MIB);
+            open_as("direct=on", 0);
+            reads(gpu_too ? GPUNVME_MEM_GPU : GPUNVME_MEM_HOST, cases[i].offset, cases[i].nbytes,
+                  cases[i].place, cases[i].nbytes);
+            assert_int_equal(gpunvme_close(store), GPUNVME_OK);
+            store = NULL;
+        }
+}
+
+static void holes_are_zeroes(void **state)
+{
+    (void)state;
+    assert_int_equal(ftruncate(fd, (off_t)(4 * MIB)), 0);
+    memset(bytes, 0, ROOM);
+    memset(bytes + MIB, 7, 100);
+    assert_int_equal(pwrite(fd, bytes + MIB, 100, (off_t)MIB), 100);
+    open_as("", 0);
+    reads(GPUNVME_MEM_HOST, 0, 4 * MIB, 0, 4 * MIB);
+    reads(GPUNVME_MEM_GPU, 5, 4 * MIB, 0, 4 * MIB - 5);
+}
+
+static void thousands_of_small_reads_land_each_in_its_place(void **state)
+{
+    enum { N = 4000, SIZE = 700 };
+    struct gpunvme_io *ios = calloc(N, sizeof(*ios)), *ended[64];
+    struct gpunvme_batch *batch;
+    uint8_t *got = malloc(ROOM);
+
+    (void)state;
+    contains(4 * MIB);
+    open_as("", 0);
+    assert_int_equal(gpunvme_batch_create(&batch), GPUNVME_OK);
+    for (size_t i = 0; i < N; i++)
+        ios[i] = (struct gpunvme_io){.mem = GPUNVME_MEM_GPU,
+                                     .offset = (i * 7919 * 131) % (4 * MIB - SIZE),
+                                     .ptr = at(GPUNVME_MEM_GPU, i * SIZE + i % 3),
+                                     .nbytes = SIZE - 2};
+    assert_int_equal(gpunvme_store_submit(store, ios, N, batch), GPUNVME_OK);
+    for (size_t n, left = N; left; left -= n)
+        assert_int_equal(gpunvme_batch_poll(batch, 1, 64, ended, &n, 20000000000u), GPUNVME_OK);
+    assert_int_equal(gpunvme_batch_destroy(batch), GPUNVME_OK);
+    gpunvme_mem_copy(got, GPUNVME_MEM_HOST, gpu.gpu, GPUNVME_MEM_GPU, ROOM);
+    for (size_t i = 0; i < N; i++) {
+        assert_int_equal(ios[i].err, GPUNVME_OK);
+        assert_memory_equal(got + i * SIZE + i % 3, bytes + ios[i].offset, SIZE - 2);
+    }
+    free(got);
+    free(ios);
+}
+
+/* ---- Writes ------------------------------------------------------------------------------------
+ */
+
+static void writes(enum gpunvme_mem mem, uint64_t offset, size_t nbytes, size_t place)
+{
+    uint8_t *was = calloc(1, ROOM), *is = calloc(1, ROOM);
+    ssize_t before, after;
+    size_t done = 0;
+
+    before = pread(fd, was, ROOM, 0);
+    assert_int_equal(gpunvme_mem_copy(at(mem, place), mem, bytes, GPUNVME_MEM_HOST, nbytes),
+                     GPUNVME_OK);
+    if (gpunvme_store_write(store, offset, at(mem, place), mem, nbytes, &done))
+        fail_msg("%s", gpunvme_err_detail());
+    assert_int_equal(done, nbytes);
+    after = pread(fd, is, ROOM, 0);
+    assert_int_equal(after,
+                     before > (ssize_t)(offset + nbytes) ? before : (ssize_t)(offset + nbytes));
+    memcpy(was + offset, bytes, nbytes);
+    assert_memory_equal(was, is, ROOM);
+    free(was);
+    free(is);
+}
+
+static void writes_change_what_they_should_and_nothing_else(void **state)
+{
+    static const struct {
+        uint64_t offset;
+        size_t nbytes, place;
+    } cases[] = {
+        {0, 1, 0},          {4095, 2, 1},        {1, 2 * MIB, 4096},      {MIB, MIB, 0},
+        {300, MIB + 77, 5}, {2 * MIB + 1, 1, 9}, {3 * MIB, 300 * KIB, 0}, {5 * MIB + 3, MIB, 64},
+    };
+    static const char *const options[] = {"", "direct=on", "uring=off", "direct=off,map=off"};
+
+    (void)state;
+    for (size_t k = 0; k < sizeof(options) / sizeof(options[0]); k++) {
+        assert_int_equal(ftruncate(fd, (off_t)MIB), 0);
+        open_as(options[k], GPUNVME_OPEN_WRITE);
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+            make_bytes(bytes, ROOM, (unsigned)(i + 10 * k));
+            writes(GPUNVME_MEM_HOST, cases[i].offset, cases[i].nbytes, cases[i].place);
+            make_bytes(bytes, ROOM, (unsigned)(i + 10 * k + 100));
+            writes(GPUNVME_MEM_GPU, cases[i].offset, cases[i].nbytes, cases[i].place);
+        }
+        assert_int_equal(gpunvme_store_flush(store), GPUNVME_OK);
+        assert_int_equal(gpunvme_close(store), GPUNVME_OK);
+        store = NULL;
+    }
+}
+
+/* A tmpfs of 4 MiB, which only this process sees. */
+static bool mount_small(const char *folder)
+{
+    return !unshare(CLONE_NEWNS) && !mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) &&
+           !mkdir(folder, 0700) && !mount("none", folder, "tmpfs", 0, "size=4m");
+}
+
+static void a_full_file_system_in_memory_is_nospc_and_the_store_goes_on(void **state)
+{
+    char folder[] = "/tmp/gpunvme-full", file[64];
+    size_t done = 0;
+    gpunvme_err_t err;
+
+    (void)state;
+    if (!mount_small(folder)) {
+        rmdir(folder);
+        print_message("SKIP: mounting a tmpfs: %s\n", strerror(errno));
+        skip();
+    }
+    snprintf(file, sizeof(file), "file:%s/x", folder);
+    assert_int_equal(gpunvme_open(file, GPUNVME_OPEN_WRITE | GPUNVME_OPEN_CREATE, &store), 0);
+    err = gpunvme_store_write(store, 0, gpu.gpu, GPUNVME_MEM_GPU, 6 * MIB, &done);
+    assert_int_equal(err, GPUNVME_ERR_NOSPC);
+    assert_in_range(done, 0, 4 * MIB);
+    assert_int_equal(gpunvme_store_resize(store, 0), GPUNVME_OK);
+    make_bytes(bytes, ROOM, 9);
+    gpunvme_mem_copy(gpu.gpu, GPUNVME_MEM_GPU, bytes, GPUNVME_MEM_HOST, ROOM);
+    assert_int_equal(gpunvme_store_write(store, 0, gpu.gpu, GPUNVME_MEM_GPU, 2 * MIB, &done), 0);
+    reads(GPUNVME_MEM_HOST, 0, 2 * MIB, 0, 2 * MIB);
+    assert_int_equal(gpunvme_close(store), GPUNVME_OK);
+    store = NULL;
+    umount2(folder, MNT_DETACH);
+    rmdir(folder);
+}
+
+static void a_limit_of_file_sizes_is_an_error_and_no_signal(void **state)
+{
+    const struct rlimit tight = {.rlim_cur = 2 * MIB, .rlim_max = RLIM_INFINITY};
+    struct rlimit was;
+    size_t done = 0;
+    gpunvme_err_t err;
+
+    (void)state;
+    open_as("", GPUNVME_OPEN_WRITE);
+    getrlimit(RLIMIT_FSIZE, &was);
+    setrlimit(RLIMIT_FSIZE, &tight);
+    err = gpunvme_store_write(store, MIB, gpu.gpu, GPUNVME_MEM_GPU, 2 * MIB, &done);
+    assert_int_equal(gpunvme_store_write(store, 2 * MIB, host.cpu, GPUNVME_MEM_HOST, 10, NULL),
+                     GPUNVME_ERR_NOSPC);
+    setrlimit(RLIMIT_FSIZE, &was);
+    assert_int_equal(err, GPUNVME_ERR_NOSPC);
+    assert_int_equal(done, MIB);
+}
+
+/* ---- What it works with, and says --------------------------------------------------------------
+ */
+
+static void routes_are_counted_to_the_byte(void **state)
+{
+    struct gpunvme_path p;
+
+    (void)state;
+    contains(2 * MIB + 10);
+    open_as("map=off", GPUNVME_OPEN_WRITE);
+    reads(GPUNVME_MEM_HOST, 0, 4 * MIB, 0, 2 * MIB + 10);
+    reads(GPUNVME_MEM_GPU, 5, MIB, 0, MIB);
+    reads(GPUNVME_MEM_GPU, 5, 100, 0, 100);
+    assert_int_equal(gpunvme_store_write(store, 0, gpu.gpu, GPUNVME_MEM_GPU, 12345, NULL), 0);
+    p = path_of_store();
+    assert_int_equal(p.bytes_read[GPUNVME_ROUTE_HOST], 2 * MIB + 10);
+    assert_int_equal(p.bytes_read[GPUNVME_ROUTE_BOUNCE], MIB + 100);
+    assert_int_equal(p.bytes_written[GPUNVME_ROUTE_BOUNCE], 12345);
+    assert_int_equal(p.bytes_written[GPUNVME_ROUTE_HOST], 0);
+    assert_int_equal(p.gpu_route, GPUNVME_ROUTE_BOUNCE);
+}
+
+static void what_was_switched_off_is_told(void **state)
+{
+    struct gpunvme_path p;
+
+    (void)state;
+    contains(4096);
+    open_as("direct=off,uring=off,map=off,threads=3,chunk=128K,depth=5", 0);
+    p = path_of_store();
+    says(p.how, "pread");
+    says(p.how, "3 of 3 threads, pieces of 128 KiB, 5 a thread");
+    assert_null(strstr(p.how, "O_DIRECT"));
+    says(p.why_not, "O_DIRECT: direct=off");
+    says(p.why_not, "io_uring: uring=off");
+    says(p.why_not, "mapped: map=off");
+}
+
+static void a_file_in_memory_is_said_to_be_one(void **state)
+{
+    struct gpunvme_path p;
+
+    (void)state;
+    contains(4096);
+    open_as("", 0);
+    p = path_of_store();
+    says(p.how, "in memory");
+    says(p.why_not, "O_DIRECT");
+}
+
+/* io_uring_setup() is EPERM from now on, as where containers forbid it. */
+static bool forbid_uring(void)
+{
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {.len = sizeof(filter) / sizeof(filter[0]), .filter = filter};
+
+    return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) &&
+           !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+/* In a process of its own: 0 is good, 77 to skip. */
+static int in_a_process(int (*body)(void))
+{
+    int status = 1;
+    pid_t pid = fork();
+
+    if (pid == 0)
+        _exit(body());
+    assert_true(pid > 0);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+static int work_without_uring(void)
+{
+    struct gpunvme_store *other;
+    size_t done = 0;
+
+    if (!forbid_uring())
+        return 77;
+    snprintf(uri, sizeof(uri), "file:%s?uring=on", path);
+    if (gpunvme_open(uri, 0, &other) != GPUNVME_ERR_UNSUPPORTED)
+        return 1;
+    snprintf(uri, sizeof(uri), "file:%s", path);
+    if (gpunvme_open(uri, 0, &store))
+        return 2;
+    if (gpunvme_store_read(store, 0, host.cpu, GPUNVME_MEM_HOST, 3 * MIB, &done) ||
+        done != 3 * MIB || memcmp(host.cpu, bytes, done))
+        return 3;
+    if (gpunvme_store_read(store, 1, gpu.gpu, GPUNVME_MEM_GPU, 3 * MIB, &done) ||
+        done != 3 * MIB - 1)
+        return 4;
+    if (!strstr(path_of_store().how, "pread") ||
+        !strstr(path_of_store().why_not, "io_uring: Operation not permitted"))
+        return 5;
+    return gpunvme_close(store) ? 6 : 0;
+}
+
+static void where_io_uring_is_forbidden_it_does_without_and_says_so(void **state)
+{
+    int result;
+
+    (void)state;
+    contains(3 * MIB);
+    result = in_a_process(work_without_uring);
+    if (result == 77) {
+        print_message("SKIP: no seccomp filters here\n");
+        skip();
+    }
+    assert_int_equal(result, 0);
+}
+
+/* Locked memory is what io_uring's registered buffers, and on old kernels its rings, count as. */
+static int work_without_locked_memory(void)
+{
+    const struct rlimit none = {0, 0};
+    size_t done = 0;
+
+    if (setrlimit(RLIMIT_MEMLOCK, &none) || (geteuid() == 0 && setuid(65534)))
+        return 77;
+    if (gpunvme_open(uri, 0, &store))
+        return 1;
+    if (gpunvme_store_read(store, 1, gpu.gpu, GPUNVME_MEM_GPU, 3 * MIB, &done) ||
+        done != 3 * MIB - 1)
+        return 2;
+    return gpunvme_close(store) ? 3 : 0;
+}
+
+static void without_locked_memory_it_works_all_the_same(void **state)
+{
+    int result;
+
+    (void)state;
+    contains(3 * MIB);
+    assert_int_equal(fchmod(fd, 0644), 0);
+    snprintf(uri, sizeof(uri), "file:%s?direct=on", path);
+    result = in_a_process(work_without_locked_memory);
+    if (result == 77) {
+        print_message("SKIP: this process cannot become another user\n");
+        skip();
+    }
+    assert_int_equal(result, 0);
+}
+
+static int work_without_address_space(void)
+{
+    const struct rlimit tight = {256 * MIB, 256 * MIB};
+    gpunvme_err_t err;
+
+    if (setrlimit(RLIMIT_AS, &tight))
+        return 77;
+    err = gpunvme_open(uri, 0, &store);
+    if (err && err != GPUNVME_ERR_NOMEM && err != GPUNVME_ERR_BUSY)
+        return 1;
+    if (err && !gpunvme_err_detail()[0])
+        return 2;
+    snprintf(uri, sizeof(uri), "file:%s?threads=1,chunk=4K,depth=2", path);
+    gpunvme_close(err ? NULL : store);
+    return gpunvme_open(uri, 0, &store) || gpunvme_close(store) ? 3 : 0;
+}
+
+static void without_memory_for_its_slots_it_is_not_opened_but_a_smaller_one_is(void **state)
+{
+    int result;
+
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    print_message("SKIP: sanitizers need all of the address space\n");
+    skip();
+#endif
+    contains(4096);
+    snprintf(uri, sizeof(uri), "file:%s?threads=256,chunk=1M", path);
+    result = in_a_process(work_without_address_space);
+    if (result == 77) {
+        print_message("SKIP: RLIMIT_AS cannot be set\n");
+        skip();
+    }
+    assert_int_equal(result, 0);
+}
+
+/* ---- What is no ordinary file ------------------------------------------------------------------
+ */
+
+static void what_is_no_file_is_refused_at_once(void **state)
+{
+    (void)state;
+    assert_int_equal(gpunvme_open("/dev/full", GPUNVME_OPEN_WRITE, &store), GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_open("/tmp", 0, &store), GPUNVME_ERR_INVALID);
+    unlink(path);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(gpunvme_open(path, 0, &store), GPUNVME_ERR_INVALID);
+}
+
+/* A block device whose bytes are this file's; its name, or false. */
+static bool make_loop(int *device, char *name, size_t room)
+{
+    int control = open("/dev/loop-control", O_RDWR), number;
+
+    number = control < 0 ? -1 : ioctl(control, LOOP_CTL_GET_FREE);
+    if (control >= 0)
+        close(control);
+    if (number < 0)
+        return false;
+    snprintf(name, room, "/dev/loop%d", number);
+    *device = open(name, O_RDWR);
+    if (*device < 0)
+        return false;
+    if (!ioctl(*device, LOOP_SET_FD, fd))
+        return true;
+    close(*device);
+    return false;
+}
+
+static void a_block_device_is_read_and_written_up_to_its_end(void **state)
+{
+    struct gpunvme_store_info info;
+    uint64_t size = 0;
+    char name[32];
+    int device = -1;
+
+    (void)state;
+    contains(4 * MIB);
+    if (!make_loop(&device, name, sizeof(name))) {
+        print_message("SKIP: a loop device: %s\n", strerror(errno));
+        skip();
+    }
+    if (gpunvme_open(name, GPUNVME_OPEN_WRITE, &store))
+        fail_msg("%s", gpunvme_err_detail());
+    gpunvme_store_get_info(store, &info);
+    assert_false(info.resizable);
+    assert_int_equal(gpunvme_store_size(store, &size), GPUNVME_OK);
+    assert_int_equal(size, 4 * MIB);
+    reads(GPUNVME_MEM_HOST, 3 * MIB + 5, 2 * MIB, 4096, MIB - 5);
+    reads(GPUNVME_MEM_GPU, 513, 2 * MIB, 0, 2 * MIB);
+    assert_int_equal(gpunvme_store_write(store, 4 * MIB - 1, host.cpu, GPUNVME_MEM_HOST, 2, NULL),
+                     GPUNVME_ERR_RANGE);
+    assert_int_equal(gpunvme_store_resize(store, MIB), GPUNVME_ERR_UNSUPPORTED);
+    make_bytes(bytes + 1000, MIB, 99);
+    memcpy(host.cpu, bytes, 2 * MIB);
+    assert_int_equal(
+        gpunvme_store_write(store, 1000, (uint8_t *)host.cpu + 1000, GPUNVME_MEM_HOST, MIB, NULL),
+        GPUNVME_OK);
+    reads(GPUNVME_MEM_HOST, 0, 2 * MIB, 0, 2 * MIB);
+    assert_int_equal(gpunvme_close(store), GPUNVME_OK);
+    store = NULL;
+    ioctl(device, LOOP_CLR_FD, 0);
+    close(device);
+}
+
+static void the_file_is_the_one_that_was_opened_whatever_its_name_is_now(void **state)
+{
+    char other[80];
+
+    (void)state;
+    contains(MIB);
+    open_as("direct=on", 0);
+    snprintf(other, sizeof(other), "%s-other", path);
+    assert_int_equal(rename(path, other), 0);
+    reads(GPUNVME_MEM_GPU, 0, MIB, 0, MIB);
+    unlink(other);
+}
+
+#define TEST(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+#define BOTH(test)                                                                                 \
+    TEST(test),                                                                                    \
+    {                                                                                              \
+#test " (in memory)", test, setup_in_memory, teardown, NULL                                \
+    }
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        /* Those that fork come first: threads do not come along. */
+        TEST(where_io_uring_is_forbidden_it_does_without_and_says_so),
+        TEST(without_locked_memory_it_works_all_the_same),
+        TEST(without_memory_for_its_slots_it_is_not_opened_but_a_smaller_one_is),
+        TEST(no_byte_behind_the_end_is_touched),
+        TEST(crooked_places_are_filled_exactly),
+        BOTH(holes_are_zeroes),
+        BOTH(thousands_of_small_reads_land_each_in_its_place),
+        BOTH(writes_change_what_they_should_and_nothing_else),
+        TEST(a_full_file_system_in_memory_is_nospc_and_the_store_goes_on),
+        BOTH(a_limit_of_file_sizes_is_an_error_and_no_signal),
+        BOTH(routes_are_counted_to_the_byte),
+        TEST(what_was_switched_off_is_told),
+        {"a_file_in_memory_is_said_to_be_one", a_file_in_memory_is_said_to_be_one, setup_in_memory,
+         teardown, NULL},
+        TEST(what_is_no_file_is_refused_at_once),
+        TEST(a_block_device_is_read_and_written_up_to_its_end),
+        TEST(the_file_is_the_one_that_was_opened_whatever_its_name_is_now),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

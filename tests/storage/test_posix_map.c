@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Parts of a file that the GPU's copy engine reads out of the page cache: that they are the file's
+ * bytes, whatever others do to the file meanwhile, and that no signal comes of it. Without a GPU
+ * the kernel copies in the engine's place.
+ */
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "gpunvme/memory.h"
+#include "storage/posix.h"
+
+#define MIB    ((size_t)1 << 20)
+#define NBYTES (3 * MIB + 1000) /* of the file */
+
+static const char *folders[] = {"/dev/shm", "/tmp"};
+static char path[64], uri[128];
+static int fd;
+static uint8_t *bytes; /* what is in the file */
+static struct gpunvme_buf memory;
+static struct posix_map map;
+static struct gpunvme_store *store;
+
+static void put(uint8_t seed, uint64_t offset, size_t nbytes)
+{
+    for (size_t i = 0; i < nbytes; i++)
+        bytes[offset + i] = (uint8_t)(seed + (offset + i) * 7 + (offset + i) / 251);
+    assert_int_equal(pwrite(fd, bytes + offset, nbytes, (off_t)offset), nbytes);
+}
+
+static int setup_in(const char *folder)
+{
+    snprintf(path, sizeof(path), "%s/gpunvme-map-XXXXXX", folder);
+    fd = mkstemp(path);
+    bytes = calloc(1, 2 * NBYTES);
+    if (fd < 0 || !bytes || gpunvme_mem_alloc(2 * NBYTES, GPUNVME_MEM_GPU, &memory))
+        return 1;
+    put(1, 0, NBYTES);
+    return 0;
+}
+
+static int setup(void **state)
+{
+    return setup_in(*state ? *state : folders[0]);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    gpunvme_close(store);
+    store = NULL;
+    gpunvme_mem_free(&memory);
+    free(bytes);
+    close(fd);
+    unlink(path);
+    return 0;
+}
+
+static void open_with(const char *options)
+{
+    snprintf(uri, sizeof(uri), "file:%s?%s", path, options);
+    if (gpunvme_open(uri, 0, &store))
+        fail_msg("%s", gpunvme_err_detail());
+}
+
+/* Reads, and compares with what has to be there. */
+static void reads(uint64_t offset, size_t nbytes, size_t expected)
+{
+    uint8_t *got = malloc(nbytes);
+    size_t done = 0;
+
+    assert_int_equal(gpunvme_mem_fill(memory.gpu, GPUNVME_MEM_GPU, 0xee, nbytes), GPUNVME_OK);
+    if (gpunvme_store_read(store, offset, memory.gpu, GPUNVME_MEM_GPU, nbytes, &done))
+        fail_msg("%s", gpunvme_err_detail());
+    assert_int_equal(done, expected);
+    assert_int_equal(gpunvme_mem_copy(got, GPUNVME_MEM_HOST, memory.gpu, GPUNVME_MEM_GPU, nbytes),
+                     GPUNVME_OK);
+    assert_memory_equal(got, bytes + offset, expected);
+    for (size_t i = expected; i < nbytes; i++)
+        assert_int_equal(got[i], 0xee);
+    free(got);
+}
+
+static uint64_t mapped_bytes(void)
+{
+    struct gpunvme_path p;
+
+    gpunvme_store_path(store, &p);
+    return p.bytes_read[GPUNVME_ROUTE_MAPPED];
+}
+
+static void whole_files_are_read_that_way(void **state)
+{
+    (void)state;
+    open_with("map=on");
+    reads(0, NBYTES, NBYTES);
+    if (!mapped_bytes()) {
+        struct gpunvme_path p;
+
+        gpunvme_store_path(store, &p);
+        print_message("SKIP: %s\n", p.why_not);
+        skip();
+    }
+    assert_int_equal(mapped_bytes(), NBYTES);
+    reads(4097, MIB + 3, MIB + 3);
+}
+
+static void a_read_across_the_end_is_short_and_touches_nothing_behind(void **state)
+{
+    (void)state;
+    open_with("map=on");
+    reads(NBYTES - 5000, 9000, 5000);
+    reads(NBYTES, 100, 0);
+    reads(0, NBYTES + 50, NBYTES);
+}
+
+static void what_is_written_meanwhile_is_seen(void **state)
+{
+    (void)state;
+    open_with("map=on");
+    reads(0, NBYTES, NBYTES);
+    put(9, MIB, MIB);
+    reads(0, NBYTES, NBYTES);
+}
+
+static void a_file_that_was_cut_is_read_to_its_new_end(void **state)
+{
+    (void)state;
+    open_with("map=on");
+    reads(0, NBYTES, NBYTES);
+    assert_int_equal(ftruncate(fd, MIB + 100), 0);
+    reads(0, NBYTES, MIB + 100);
+}
+
+static void a_file_that_was_cut_and_grew_has_its_new_bytes(void **state)
+{
+    (void)state;
+    open_with("map=on");
+    reads(0, NBYTES, NBYTES);
+    assert_int_equal(ftruncate(fd, 0), 0);
+    put(77, 0, NBYTES);
+    reads(0, NBYTES, NBYTES);
+}
+
+static void a_hole_has_zeroes(void **state)
+{
+    (void)state;
+    open_with("map=on");
+    reads(0, NBYTES, NBYTES);
+    if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)MIB, (off_t)MIB)) {
+        print_message("SKIP: this file system punches no holes\n");
+        skip();
+    }
+    memset(bytes + MIB, 0, MIB);
+    reads(0, NBYTES, NBYTES);
+}
+
+static void what_a_file_grew_by_is_read_too(void **state)
+{
+    (void)state;
+    open_with("map=on");
+    reads(0, NBYTES, NBYTES);
+    put(5, NBYTES, NBYTES);
+    reads(0, 2 * NBYTES, 2 * NBYTES);
+}
+
+static void require_is_kept(void **state)
+{
+    struct gpunvme_store *other;
+
+    (void)state;
+    snprintf(uri, sizeof(uri), "file:%s?map=off,require=mapped", path);
+    assert_int_equal(gpunvme_open(uri, 0, &other), GPUNVME_ERR_UNSUPPORTED);
+    assert_non_null(strstr(gpunvme_err_detail(), "map=off"));
+    open_with("map=on,require=mapped");
+    reads(0, NBYTES, NBYTES);
+    assert_int_equal(mapped_bytes(), NBYTES);
+}
+
+/* ---- The windows themselves --------------------------------------------------------------------
+ */
+
+static const void *hold(uint64_t offset, size_t nbytes, struct posix_window **window)
+{
+    return posix_map_hold(&map, offset, nbytes, NBYTES, 0, window);
+}
+
+static void open_map(enum store_switch how)
+{
+    static struct gpunvme_store s;
+    const struct posix_file file = {.fd = fd};
+
+    memset(&s, 0, sizeof(s));
+    memset(&map, 0, sizeof(map));
+    s.uri.options.map = how;
+    posix_map_init(&s, &map, &file);
+}
+
+static void pages_that_were_replaced_after_a_copy_are_noticed(void **state)
+{
+    struct posix_window *window;
+    const void *cpu;
+
+    (void)state;
+    open_map(STORE_ON);
+    cpu = hold(0, MIB, &window);
+    assert_non_null(cpu);
+    assert_int_equal(posix_map_copy_emulated(bytes + NBYTES, cpu, MIB), GPUNVME_OK);
+    assert_true(posix_map_check(&map, window, 0, MIB));
+    assert_int_equal(ftruncate(fd, 4096), 0);
+    put(3, 0, NBYTES);
+    assert_false(posix_map_check(&map, window, 0, MIB));
+    posix_map_release(&map, window);
+    posix_map_destroy(&map);
+}
+
+static void what_is_not_there_is_an_error_and_no_signal(void **state)
+{
+    struct posix_window *window;
+    const void *cpu;
+
+    (void)state;
+    open_map(STORE_ON);
+    cpu = hold(2 * MIB, MIB, &window);
+    assert_non_null(cpu);
+    assert_int_equal(ftruncate(fd, 100), 0);
+    assert_int_not_equal(posix_map_copy_emulated(bytes, cpu, MIB), GPUNVME_OK);
+    assert_false(posix_map_check(&map, window, 2 * MIB, MIB));
+    posix_map_release(&map, window);
+    posix_map_destroy(&map);
+}
+
+static void a_file_that_never_stays_the_same_is_left_alone(void **state)
+{
+    struct posix_window *window;
+
+    (void)state;
+    open_map(STORE_ON);
+    for (int i = 0; i < 1000 && atomic_load(&map.on); i++) {
+        const void *cpu = hold(0, MIB, &window);
+
+        assert_non_null(cpu);
+        assert_int_equal(ftruncate(fd, 0), 0);
+        put((uint8_t)i, 0, MIB);
+        assert_false(posix_map_check(&map, window, 0, MIB));
+        posix_map_release(&map, window);
+    }
+    assert_false(atomic_load(&map.on));
+    assert_non_null(strstr(map.why_not, "replaced"));
+    posix_map_destroy(&map);
+}
+
+static void unasked_only_what_is_read_again_is_pinned(void **state)
+{
+    struct posix_window *window;
+
+    (void)state;
+    open_map(STORE_AUTO);
+    assert_int_equal(atomic_load(&map.on), !gpunvme_mem_gpu_is_host());
+    atomic_store(&map.on, true);
+    if (map.pagemap < 0)
+        map.pagemap = open("/proc/self/pagemap", O_RDONLY);
+    assert_null(hold(0, MIB, &window));
+    for (int i = 0; i < 64; i++)
+        if (hold(0, MIB, &window)) {
+            posix_map_release(&map, window);
+            assert_in_range(i, 16, 63);
+            posix_map_destroy(&map);
+            return;
+        }
+    fail_msg("64 MiB were read in a window of 16, and it was not pinned");
+}
+
+static void a_window_can_be_made_in_front_of_those_who_read(void **state)
+{
+    const uint64_t window_nbytes = (uint64_t)1 << POSIX_WINDOW_SHIFT;
+    struct posix_window *window;
+
+    (void)state;
+    assert_int_equal(ftruncate(fd, (off_t)(8 * window_nbytes)), 0);
+    open_map(STORE_ON);
+    map.eager = false;
+    posix_map_ahead(&map, 0, 8 * window_nbytes, 0);
+    assert_null(hold(0, MIB, &window));
+    assert_non_null(hold(3 * window_nbytes, MIB, &window));
+    posix_map_release(&map, window);
+    posix_map_ahead(&map, 6 * window_nbytes, 8 * window_nbytes, 0); /* there is none so far */
+    assert_int_equal(map.mapped, window_nbytes);
+    posix_map_destroy(&map);
+}
+
+#define ON(folder, test)                                                                           \
+    {                                                                                              \
+#test " in " folder, test, setup, teardown, (void *)(uintptr_t)folder                      \
+    }
+#define TEST(test) ON("/dev/shm", test), ON("/tmp", test)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(whole_files_are_read_that_way),
+        TEST(a_read_across_the_end_is_short_and_touches_nothing_behind),
+        TEST(what_is_written_meanwhile_is_seen),
+        TEST(a_file_that_was_cut_is_read_to_its_new_end),
+        TEST(a_file_that_was_cut_and_grew_has_its_new_bytes),
+        TEST(a_hole_has_zeroes),
+        TEST(what_a_file_grew_by_is_read_too),
+        TEST(require_is_kept),
+        TEST(pages_that_were_replaced_after_a_copy_are_noticed),
+        TEST(what_is_not_there_is_an_error_and_no_signal),
+        TEST(a_file_that_never_stays_the_same_is_left_alone),
+        TEST(unasked_only_what_is_read_again_is_pinned),
+        TEST(a_window_can_be_made_in_front_of_those_who_read),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * How the posix backend finds the size of pieces and the number of workers: it is told what model
+ * machines moved in how much time.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "storage/posix.h"
+
+#define EPOCH 5000000u
+
+/* Bytes in an epoch. */
+typedef uint64_t machine(const struct posix_tune *t);
+
+static void run(struct posix_tune *t, machine *m, unsigned nepochs)
+{
+    while (nepochs--) {
+        posix_tune_epoch(t, m(t), EPOCH);
+        assert_in_range(t->chunk_shift, t->min_shift, t->max_shift);
+        assert_in_range(t->active, 1, t->max_active);
+    }
+}
+
+/* Until the next trial would begin: what is set is what was found best. */
+static void settle(struct posix_tune *t, machine *m)
+{
+    run(t, m, 200);
+    while (!t->rest)
+        run(t, m, 1);
+}
+
+static struct posix_tune fresh(void)
+{
+    struct posix_tune t;
+
+    posix_tune_init(&t, 18, 16, 20, 16);
+    return t;
+}
+
+/* Fastest with pieces of 2^20 bytes and every worker. */
+static uint64_t likes_large(const struct posix_tune *t)
+{
+    return 1000000ull * t->chunk_shift * t->active;
+}
+
+/* Fastest with pieces of 2^16 bytes, and no more than 4 workers are of use. */
+static uint64_t likes_small_and_few(const struct posix_tune *t)
+{
+    return 1000000ull * (40 - t->chunk_shift) * (t->active < 4 ? t->active : 4);
+}
+
+/* Nothing makes a difference. */
+static uint64_t does_not_care(const struct posix_tune *t)
+{
+    (void)t;
+    return 100000000;
+}
+
+static void a_step_that_pays_is_kept(void **state)
+{
+    struct posix_tune t = fresh();
+
+    (void)state;
+    settle(&t, likes_large);
+    assert_int_equal(t.chunk_shift, 20);
+    assert_int_equal(t.active, 16);
+}
+
+static void workers_that_are_of_no_use_are_sent_home(void **state)
+{
+    struct posix_tune t = fresh();
+
+    (void)state;
+    settle(&t, likes_small_and_few);
+    assert_int_equal(t.chunk_shift, 16);
+    assert_int_equal(t.active, 4);
+}
+
+static void they_come_back_when_they_are_needed(void **state)
+{
+    struct posix_tune t = fresh();
+
+    (void)state;
+    settle(&t, likes_small_and_few);
+    for (int i = 0; i < 20; i++)
+        settle(&t, likes_large);
+    assert_int_equal(t.chunk_shift, 20);
+    assert_int_equal(t.active, 16);
+}
+
+static void pieces_stay_as_they_are_where_their_size_is_all_one(void **state)
+{
+    struct posix_tune t = fresh();
+
+    (void)state;
+    settle(&t, does_not_care);
+    assert_int_equal(t.chunk_shift, 18);
+}
+
+static void what_the_user_has_set_is_not_touched(void **state)
+{
+    struct posix_tune t = fresh();
+
+    (void)state;
+    t.fixed_active = true;
+    settle(&t, likes_small_and_few);
+    assert_int_equal(t.active, 16);
+    assert_int_equal(t.chunk_shift, 16);
+    t = fresh();
+    t.fixed_chunk = true;
+    settle(&t, likes_small_and_few);
+    assert_int_equal(t.active, 4);
+    assert_int_equal(t.chunk_shift, 18);
+}
+
+static void it_rests_between_trials(void **state)
+{
+    struct posix_tune t = fresh();
+    unsigned nchanges = 0;
+
+    (void)state;
+    settle(&t, likes_large);
+    for (int i = 0; i < 1000; i++) {
+        struct posix_tune was = t;
+
+        run(&t, likes_large, 1);
+        nchanges += was.chunk_shift != t.chunk_shift || was.active != t.active;
+    }
+    assert_in_range(nchanges, 1, 100);
+}
+
+static void an_epoch_of_no_time_is_survived(void **state)
+{
+    struct posix_tune t = fresh();
+
+    (void)state;
+    posix_tune_epoch(&t, 0, 0);
+    posix_tune_epoch(&t, 0, 0);
+    run(&t, likes_large, 10);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_step_that_pays_is_kept),
+        cmocka_unit_test(workers_that_are_of_no_use_are_sent_home),
+        cmocka_unit_test(they_come_back_when_they_are_needed),
+        cmocka_unit_test(pieces_stay_as_they_are_where_their_size_is_all_one),
+        cmocka_unit_test(what_the_user_has_set_is_not_touched),
+        cmocka_unit_test(it_rests_between_trials),
+        cmocka_unit_test(an_epoch_of_no_time_is_survived),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -7,7 +7,7 @@
  *
  *   pageable  pread() into ordinary memory, then a copy to the GPU    a thread for each in flight
  *   pinned    pread() into two pinned buffers, copied asynchronously  a thread for each two
- *   cufile    a store with backend=cufile
+ *   cufile    a store with backend=cufile, directly or in its compat mode
  *   store     a store of the plain path: what a user gets who chooses nothing
  *   gpu       a store on each drive, its commands issued by a kernel (issue=gpu)
  *   driver    the same, issued by the CPU
@@ -423,7 +423,7 @@ static void add_ways(struct sweep *s)
     snprintf(way->uri, sizeof(way->uri), "%s", s->file);
     way = add(s, "pinned", &way_pinned);
     snprintf(way->uri, sizeof(way->uri), "%s", s->file);
-    way = add(s, "cufile", &way_store);
+    way = add(s, "cufile", &way_cufile);
     snprintf(way->uri, sizeof(way->uri), "file:%s?backend=cufile", s->file);
     way = add(s, "store", &way_store);
     snprintf(way->uri, sizeof(way->uri), s->disk ? "file:%s?direct=on" : "%s", s->file);

@@ -110,7 +110,7 @@ struct way {
     char why[WAYS_WHY_ROOM]; /* … not */
 };
 
-extern const struct way_ops way_pageable, way_pinned, way_store;
+extern const struct way_ops way_pageable, way_pinned, way_store, way_cufile;
 
 /* How many threads a plain way needs for so many blocks in flight, and how many it may have. */
 #define WAYS_MAX_THREADS 64u

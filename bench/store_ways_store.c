@@ -86,6 +86,24 @@ static gpunvme_err_t open_store(struct way *way)
     return GPUNVME_OK;
 }
 
+/* Some configurations of cuFile refuse files that it can't reach directly, unless asked. */
+static gpunvme_err_t open_cufile(struct way *way)
+{
+    size_t n = strlen(way->uri);
+    gpunvme_err_t err = open_store(way);
+    struct base_failure failure;
+
+    if (!err)
+        return GPUNVME_OK;
+    base_keep(&failure, err);
+    snprintf(way->uri + n, sizeof(way->uri) - n, ",require=compat");
+    err = open_store(way);
+    if (!err)
+        return GPUNVME_OK;
+    way->uri[n] = '\0';
+    return base_restore(&failure);
+}
+
 /* --- one at a time ------------------------------------------------------------------------------
  */
 
@@ -203,3 +221,4 @@ static gpunvme_err_t run_store(struct way *way, const struct ways_point *point,
 }
 
 const struct way_ops way_store = {.open = open_store, .run = run_store, .close = close_store};
+const struct way_ops way_cufile = {.open = open_cufile, .run = run_store, .close = close_store};

@@ -17,11 +17,12 @@
  * the same bytes unless it has an image) or others, which are only read. Without drive=: the
  * software controller on threads, and as a kernel of the GPU where there is one.
  *
- * Each point: a window that does not count, then WAYS_RUNS of `ms` each, without a pause between.
- * CPU seconds are the whole process's, threads of a software controller included. At the end of
- * each point the blocks that lie in GPU memory are verified by checksum, 512 of them or 16 MiB at
- * most. Without a GPU its memory is host memory, and the JSON says so. Rates are 10^9 bytes a
- * second.
+ * Each store is read once when it is opened, for 2 s at most, so that what it does at the first
+ * touch is not measured; nor is opening it. Each point: a window that does not count, then
+ * WAYS_RUNS of `ms` each, without a pause between. CPU seconds are the whole process's, threads of
+ * a software controller included. At the end of each point the blocks that lie in GPU memory are
+ * verified by checksum, 512 of them or 16 MiB at most. Without a GPU its memory is host memory, and
+ * the JSON says so. Rates are 10^9 bytes a second.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -32,24 +32,24 @@ void gspdk_free(void *ptr)
 }
 
 /*
- * Has the IOMMU a mapping of [iova, iova + nbytes)? To map it once more fails then, with EEXIST.
- * The container is DPDK's, whose function this is; its headers are not always installed.
+ * Has the IOMMU a mapping of the page at `iova`? To map it once more fails then, with EEXIST. The
+ * container is DPDK's, whose function this is; its headers are not always installed.
  */
 int rte_vfio_get_container_fd(void);
 
-static bool is_mapped(const void *ptr, uint64_t iova, uint64_t nbytes)
+static bool is_mapped(const void *page, uint64_t iova)
 {
     struct vfio_iommu_type1_dma_map map = {
         .argsz = sizeof(map),
         .flags = VFIO_DMA_MAP_FLAG_READ | VFIO_DMA_MAP_FLAG_WRITE,
-        .vaddr = (uintptr_t)ptr,
+        .vaddr = (uintptr_t)page,
         .iova = iova,
-        .size = nbytes,
+        .size = PAGE_4K,
     };
-    struct vfio_iommu_type1_dma_unmap unmap = {.argsz = sizeof(unmap), .iova = iova};
+    struct vfio_iommu_type1_dma_unmap unmap = {
+        .argsz = sizeof(unmap), .iova = iova, .size = PAGE_4K};
     int fd = rte_vfio_get_container_fd();
 
-    unmap.size = nbytes;
     if (!ioctl(fd, VFIO_IOMMU_MAP_DMA, &map)) {
         ioctl(fd, VFIO_IOMMU_UNMAP_DMA, &unmap);
         return false;
@@ -59,16 +59,21 @@ static bool is_mapped(const void *ptr, uint64_t iova, uint64_t nbytes)
 
 /*
  * SPDK goes on when the IOMMU refuses to map memory, as addresses that are too wide, and the
- * drive's reads then go nowhere. So each page is looked up in SPDK's table and at the IOMMU.
+ * drive's reads then go nowhere. So each run of addresses in SPDK's table, of which SPDK maps all
+ * or nothing, is looked up at the IOMMU.
  */
 static bool reached(uint8_t *from, size_t nbytes)
 {
-    size_t page = ((uintptr_t)from | nbytes) & (PAGE_2M - 1) ? PAGE_4K : PAGE_2M;
+    uint64_t run;
 
-    for (size_t at = 0; at < nbytes; at += page) {
-        uint64_t iova = spdk_vtophys(from + at, NULL);
+    for (size_t at = 0; at < nbytes; at += run) {
+        uint64_t iova;
 
-        if (iova == SPDK_VTOPHYS_ERROR || !is_mapped(from + at, iova, page))
+        run = nbytes - at;
+        iova = spdk_vtophys(from + at, &run);
+        run = run < PAGE_4K ? PAGE_4K : run & ~(PAGE_4K - 1);
+        if (iova == SPDK_VTOPHYS_ERROR || !is_mapped(from + at, iova) ||
+            !is_mapped(from + at + run - PAGE_4K, iova + run - PAGE_4K))
             return false;
     }
     return true;

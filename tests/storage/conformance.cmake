@@ -5,9 +5,8 @@ target_include_directories(test_store_conformance PRIVATE ${PROJECT_SOURCE_DIR}/
 target_compile_definitions(test_store_conformance PRIVATE _GNU_SOURCE)
 target_link_libraries(test_store_conformance PRIVATE gpunvme PkgConfig::CMOCKA PkgConfig::LIBURING)
 foreach(row file file_threads1 file_chunk4k file_uring file_uring_direct file_direct file_no_uring
-        file_map shm shm_uring shm_map shm_no_map sim sim_4k sim_image vfio_user stripe stripe_mixed cufile
-        file_map shm shm_uring shm_map shm_no_map sim sim_4k sim_image sim_issue_gpu vfio_user stripe cufile
-        cufile_batch spdk)
+        file_map shm shm_uring shm_map shm_no_map sim sim_4k sim_image sim_issue_gpu vfio_user
+        stripe stripe_mixed cufile cufile_batch spdk)
     if(row MATCHES "file|shm")
         set(label unit)
     else()

@@ -165,29 +165,6 @@ static bool make_stripe(struct rig *rig, const char *options)
              options ? options : "", options ? ";" : "", uris[1], uris[2], uris[0]);
     return !gpunvme_stripe_create(uris, NMEMBERS, 4096, 0) ||
            wrong(rig, "gpunvme_stripe_create", gpunvme_err_detail());
-/* A file and a namespace; options of a controller are the namespace's. */
-static bool make_stripe(struct rig *rig, const char *options)
-{
-    char path[sizeof(rig->path)], file[300], namespace[300];
-    const char *const members[] = {file, namespace};
-    bool of_controller = options && *options == ',';
-
-    scratch(rig, "/tmp", "member");
-    snprintf(path, sizeof(path), "%s", rig->path);
-    strcat(rig->path, ".1");
-    snprintf(file, sizeof(file), "file:%s", path);
-    snprintf(namespace, sizeof(namespace), "sim:image=%s", rig->path);
-    if (!make_file(rig, (1 << 20) + RIG_NBYTES / 2))
-        return false;
-    strcpy(rig->path, path);
-    if (!make_file(rig, (1 << 20) + RIG_NBYTES / 2))
-        return false;
-    if (gpunvme_stripe_create(members, 2, 65536, 0))
-        return wrong(rig, "a stripe set", gpunvme_err_detail());
-    snprintf(rig->uri, sizeof(rig->uri), "stripe:%s%s%s%s;%s%s",
-             options && !of_controller ? "?" : "", options && !of_controller ? options : "",
-             options && !of_controller ? ";" : "", file, namespace, of_controller ? options : "");
-    return true;
 }
 
 static bool make(struct rig *rig, const char *options)
@@ -236,7 +213,8 @@ static bool not_built(gpunvme_err_t err)
     const char *detail = gpunvme_err_detail();
 
     return (err == GPUNVME_ERR_URI || err == GPUNVME_ERR_UNSUPPORTED) &&
-           (strstr(detail, "this build") || strstr(detail, "no such backend"));
+           (strstr(detail, "this build") || strstr(detail, "no such backend") ||
+            strstr(detail, "built without"));
 }
 
 /* What a machine says whose kernel has no such way to a file, or that has no libcufile. */
@@ -307,8 +285,6 @@ bool rig_close(struct rig *rig)
         rig->path[strlen(rig->path) - 1] = (char)('0' + i);
         unlink(rig->path);
     }
-    if (rig->row->kind == RIG_STRIPE)
-        unlink(strcat(rig->path, ".1"));
     if (rig->row->kind == RIG_SPDK && rig->path[0]) {
         *strrchr(rig->path, '/') = 0;
         rmdir(rig->path);
@@ -316,7 +292,8 @@ bool rig_close(struct rig *rig)
     return !err || wrong(rig, "close", gpunvme_err_detail());
 }
 
-/* ---- Comparing --------------------------------------------------------------------------------
+/* ---- Comparing
+ * --------------------------------------------------------------------------------
  */
 
 uint64_t rig_oracle_size(const struct rig *rig)

@@ -17,12 +17,13 @@
 #include "storage/posix.h"
 
 /* What an H200 machine of 16 cores and smaller ones were happy with; see bench/store_rate.c. */
-#define CHUNK_SHIFT     18u /* 256 KiB: 8 of them stay in a core's second-level cache */
+#define CHUNK_SHIFT     19u /* 512 KiB: 4 of them stay in a core's second-level cache */
 #define MIN_CHUNK_SHIFT 16u
 #define MAX_CHUNK_SHIFT 20u
 #define LARGEST_CHUNK   (16u << 20) /* that chunk= can ask for */
 #define MAX_SLOTS       8u          /* of a worker */
-#define SLOTS_NBYTES    (64u << 20) /* … in all, but two there are */
+#define MIN_SLOTS       2u          /* one is filled while the other is copied */
+#define ENOUGH_SLOTS    64u /* of all workers: to pin more costs time when it is first used */
 #define DEPTH           64u
 #define MAX_THREADS     16u
 #define MIN_THREADS     2u
@@ -73,7 +74,7 @@ static gpunvme_err_t set_sizes(struct gpunvme_store *store, struct posix *posix)
     const struct store_options *o = &store->uri.options;
     uint64_t chunk = o->chunk_nbytes < LARGEST_CHUNK ? o->chunk_nbytes : LARGEST_CHUNK;
     uint64_t largest = chunk ? chunk : 1u << MAX_CHUNK_SHIFT;
-    size_t nslots = SLOTS_NBYTES / largest;
+    unsigned nslots;
 
     posix->threads = store->threads = threads_of(store, posix->uring);
     posix->depth = o->depth ? o->depth : DEPTH;
@@ -84,18 +85,19 @@ static gpunvme_err_t set_sizes(struct gpunvme_store *store, struct posix *posix)
     atomic_store(&posix->chunk, 1u << posix->tune.chunk_shift);
     atomic_store(&posix->active, posix->threads);
     posix->epoch = futex_now();
+    nslots = ENOUGH_SLOTS / posix->threads;
     if (nslots > MAX_SLOTS)
         nslots = MAX_SLOTS;
     if (nslots > posix->depth)
         nslots = posix->depth;
-    if (nslots < 2)
-        nslots = 2;
+    if (nslots < MIN_SLOTS)
+        nslots = MIN_SLOTS;
     /* Two pages more: what is read past the page cache is whole blocks. */
     if (largest < POSIX_LEAST_SLOT)
         largest = POSIX_LEAST_SLOT;
-    return posix_ring_create(
-        &posix->ring, posix->threads, (unsigned)nslots, largest + 2 * POSIX_PAGE,
-        posix->file.in_memory && store->flags & GPUNVME_OPEN_WRITE && o->map != STORE_OFF);
+    return posix_ring_create(&posix->ring, posix->threads, nslots, largest + 2 * POSIX_PAGE,
+                             posix->file.in_memory && store->flags & GPUNVME_OPEN_WRITE &&
+                                 o->map != STORE_OFF);
 }
 
 static void set_route(struct gpunvme_store *store, const struct posix *posix)
@@ -197,7 +199,9 @@ void posix_tune_look(struct posix *posix, uint64_t now)
     nbytes = atomic_exchange(&posix->epoch_nbytes, 0);
     if (!atomic_exchange(&posix->slack, false)) {
         posix_tune_epoch(&posix->tune, nbytes, now - posix->epoch);
+        posix->tune.may_ahead = atomic_load(&posix->map.on) && !posix->map.eager;
         atomic_store(&posix->chunk, 1u << posix->tune.chunk_shift);
+        atomic_store(&posix->ahead, posix->tune.ahead);
         if (atomic_exchange(&posix->active, posix->tune.active) < posix->tune.active) {
             __atomic_fetch_add(&posix->change, 1, __ATOMIC_ACQ_REL);
             futex_wake(&posix->change, INT_MAX);

@@ -88,17 +88,19 @@ bool posix_file_direct(const struct posix_file *file, enum gpunvme_op op, size_t
  */
 
 /*
- * Two numbers are found out at run time: the size of pieces that are copied (`chunk`) and how many
- * workers take part (`active`). While there is more to do than hands to do it, time is cut into
- * epochs of some ms; each gives a rate. One number at a time is moved by one step, up and then
- * down; the step stays if the rate grew by more than 1/32 (for fewer workers: did not fall, as they
- * cost less), else it is taken back. When neither way helps, the other number's
- * turn comes; when both have had theirs, nothing is tried for REST epochs. An epoch without
- * pressure says nothing of what could be done and is left out.
+ * Three numbers are found out at run time: the size of pieces that are copied (`chunk`), how many
+ * workers take part (`active`), and whether one of them pins windows of the page cache in front of
+ * the others (`ahead`, 0 or 1; posix_map.c). While there is more to do than hands to do it, time is
+ * cut into epochs of some ms; each gives a rate. One number at a time is moved by one step, up and
+ * then down; the step stays if the rate grew by more than 1/32 (for fewer workers: did not fall, as
+ * they cost less), else it is taken back. When neither way helps, the next number's turn comes;
+ * when all have had theirs, nothing is tried for REST epochs. An epoch without pressure says
+ * nothing of what could be done and is left out.
  */
 struct posix_tune {
     uint32_t chunk_shift, min_shift, max_shift; /* pieces of 2^chunk_shift bytes */
     uint32_t active, max_active;
+    uint32_t ahead, may_ahead;
     bool fixed_chunk, fixed_active;
 
     double best;     /* rate of what is set now, bytes/ns; 0: not known yet */
@@ -287,6 +289,7 @@ struct posix {
 
     _Atomic uint32_t chunk;  /* bytes of pieces that are taken; the tuner's */
     _Atomic uint32_t active; /* workers that take some; the tuner's */
+    _Atomic uint32_t ahead;  /* one makes windows in front of the others; the tuner's */
     uint32_t change;         /* futex of those that do not */
     uint32_t ending;         /* they have to */
     pthread_mutex_t tune_lock;

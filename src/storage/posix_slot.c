@@ -115,7 +115,8 @@ static void copy_slot(struct posix_worker *w, struct posix_slot *slot)
     bool done = false;
 
     slot->state = POSIX_SLOT_MOVING;
-    if (!err)
+    /* A GPU has hardly begun; without one, or without a copy for it, it has been done. */
+    if (!err && (gpunvme_mem_gpu_is_host() || !slot->streams[slot->gpu]))
         err = posix_slot_copied(slot, &done);
     if (err)
         posix_slot_wait(slot, WAIT_NS); /* for those that were started */

@@ -7,7 +7,7 @@
 
 #define REST 64u /* epochs */
 
-enum trial { CHUNK_UP, CHUNK_DOWN, FEWER, MORE, NTRIALS };
+enum trial { CHUNK_UP, CHUNK_DOWN, FEWER, MORE, AHEAD, NOT_AHEAD, NTRIALS };
 
 void posix_tune_init(struct posix_tune *t, uint32_t chunk_shift, uint32_t min_shift,
                      uint32_t max_shift, uint32_t max_active)
@@ -23,7 +23,7 @@ void posix_tune_init(struct posix_tune *t, uint32_t chunk_shift, uint32_t min_sh
 
 static uint32_t *number_of(struct posix_tune *t)
 {
-    return t->turn <= CHUNK_DOWN ? &t->chunk_shift : &t->active;
+    return t->turn <= CHUNK_DOWN ? &t->chunk_shift : t->turn <= MORE ? &t->active : &t->ahead;
 }
 
 /* Makes the step whose turn it is; false where there is no room for it. */
@@ -45,6 +45,12 @@ static bool step(struct posix_tune *t)
     case MORE:
         t->active = t->active + some < t->max_active ? t->active + some : t->max_active;
         break;
+    case AHEAD:
+        t->ahead = t->may_ahead;
+        break;
+    case NOT_AHEAD:
+        t->ahead = 0;
+        break;
     case NTRIALS:
         break;
     }
@@ -55,7 +61,9 @@ static bool step(struct posix_tune *t)
 static void next_trial(struct posix_tune *t)
 {
     for (t->trying = false; t->turn < NTRIALS; t->turn++) {
-        bool fixed = t->turn <= CHUNK_DOWN ? t->fixed_chunk : t->fixed_active;
+        bool fixed = t->turn <= CHUNK_DOWN ? t->fixed_chunk
+                     : t->turn <= MORE     ? t->fixed_active
+                                           : false;
 
         if (!fixed && step(t)) {
             t->trying = true;

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <time.h>
 
 #include "base/fail.h"
@@ -16,6 +17,9 @@
 #define WAIT_BUSY_NS 1000000u     /* for a drive, with pieces in hand: others may come meanwhile */
 #define WAIT_COPY_NS 10000000000u /* for the GPU */
 #define NAP_NS       20000000u    /* of a worker that is not needed */
+
+/* Naps while the GPU copies are short: see posix_slot_wait(). */
+#define TIMER_SLACK_NS 2000ul
 
 /* ---- Starting pieces ---------------------------------------------------------------------------
  */
@@ -217,7 +221,7 @@ static void map_ahead(struct posix_worker *w)
 {
     struct posix *posix = w->posix;
 
-    if (w->crew->index == 0 && !posix->map.eager && w->end > w->front &&
+    if (w->crew->index == 0 && atomic_load(&posix->ahead) && w->end > w->front &&
         posix_file_is_warm(&posix->file, w->front))
         posix_map_ahead(&posix->map, w->front, w->end, posix->ring.gpu);
     w->end = 0;
@@ -230,7 +234,9 @@ static void one_turn(struct posix_worker *w, bool *stop)
     for (size_t i = 0; i < n; i++)
         start(w, new_op(w, &w->pieces[i]));
     posix_seal(w);
-    ended = reap(w) + reap_copies(w, false);
+    ended = reap(w);
+    if (!n || !w->free_slots) /* to ask about copies costs more than to ask for some */
+        ended += reap_copies(w, false);
     if (!n && !ended && w->nfree < w->nops) {
         if (posix_uring_in_flight(w->uring))
             posix_uring_submit(w->uring, w->moving ? WAIT_BUSY_NS / 20 : WAIT_BUSY_NS);
@@ -270,6 +276,7 @@ static void work(struct crew_worker *crew_worker)
     /* Signals are for the program's own threads; SIGXFSZ here would end it, not the transfer. */
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, NULL);
+    prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0);
     if (w->posix->uring && posix_uring_create(&w->posix->file, w->nops, &w->uring))
         w->uring = NULL;
     while (!stop)

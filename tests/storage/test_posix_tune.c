@@ -102,6 +102,27 @@ static void pieces_stay_as_they_are_where_their_size_is_all_one(void **state)
     assert_int_equal(t.chunk_shift, 18);
 }
 
+/* Windows that are pinned early are of use, and nothing else is. */
+static uint64_t likes_windows(const struct posix_tune *t)
+{
+    return 100000000 + 50000000 * t->ahead;
+}
+
+static void windows_are_pinned_early_where_that_pays_and_is_possible(void **state)
+{
+    struct posix_tune t = fresh();
+
+    (void)state;
+    settle(&t, likes_windows);
+    assert_int_equal(t.ahead, 0);
+    t.may_ahead = 1;
+    settle(&t, likes_windows);
+    assert_int_equal(t.ahead, 1);
+    settle(&t, does_not_care);
+    settle(&t, does_not_care);
+    assert_in_range(t.ahead, 0, 1);
+}
+
 static void what_the_user_has_set_is_not_touched(void **state)
 {
     struct posix_tune t = fresh();
@@ -151,6 +172,7 @@ int main(void)
         cmocka_unit_test(workers_that_are_of_no_use_are_sent_home),
         cmocka_unit_test(they_come_back_when_they_are_needed),
         cmocka_unit_test(pieces_stay_as_they_are_where_their_size_is_all_one),
+        cmocka_unit_test(windows_are_pinned_early_where_that_pays_and_is_possible),
         cmocka_unit_test(what_the_user_has_set_is_not_touched),
         cmocka_unit_test(it_rests_between_trials),
         cmocka_unit_test(an_epoch_of_no_time_is_survived),

@@ -6,12 +6,12 @@
 
 #include "storage/nvme_gpu_kernel.h"
 
-/* A warp a block, so that few jobs are on many processors. */
+/* A warp a block, so that few jobs are on many processors: they need not share one's registers. */
 #define THREADS 32
 
 namespace
 {
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, 1)
     do_jobs(struct gpunvme_dev_ns ns, struct nvme_job *jobs, unsigned n)
 {
     unsigned i = blockIdx.x * THREADS + threadIdx.x;

@@ -132,6 +132,7 @@ gpunvme_err_t nvme_share_open(const struct store_uri *uri, struct nvme_share **o
     struct gpunvme_ctrl_opts opts;
     struct base_failure failure = {.err = GPUNVME_OK};
     struct nvme_share *share;
+    gpunvme_err_t err;
     bool is_new;
 
     *out = NULL;
@@ -148,6 +149,13 @@ gpunvme_err_t nvme_share_open(const struct store_uri *uri, struct nvme_share **o
         open_ctrl(share);
     if (share->state == FAILED) {
         failure = share->failure;
+        nvme_share_close(share);
+        return base_restore(&failure);
+    }
+    /* One that others have may be dead: the drive can be had again when they have left it. */
+    err = is_new ? GPUNVME_OK : gpunvme_ctrl_check(share->ctrl);
+    if (err) {
+        base_keep(&failure, err);
         nvme_share_close(share);
         return base_restore(&failure);
     }

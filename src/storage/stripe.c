@@ -437,7 +437,11 @@ static gpunvme_err_t open_member(struct gpunvme_store *store, const char *uri,
     }
     member->name = (*out)->uri.text;
     err = gpunvme_store_size(*out, &member->nbytes);
-    return err ? err : stripe_read_header(*out, &member->header);
+    if (!err)
+        err = stripe_read_header(*out, &member->header);
+    for (unsigned r = 0; r < GPUNVME_NROUTES; r++) /* headers are no bytes of the set's */
+        atomic_store(&(*out)->moved[0][r], 0);
+    return err;
 }
 
 static void describe_set(struct gpunvme_store *store, struct stripe *s,

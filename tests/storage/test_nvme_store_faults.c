@@ -201,6 +201,26 @@ static void a_drive_that_goes_ends_the_threads_that_wait(void **state)
     gpunvme_close(store);
 }
 
+static void a_drive_that_is_gone_is_not_opened_once_more(void **state)
+{
+    char path[] = "/tmp/gpunvme_store_XXXXXX", uri[128];
+    int fd = mkstemp(path);
+    struct gpunvme_store *store;
+
+    (void)state;
+    assert_int_equal(ftruncate(fd, 1 << 20), 0);
+    snprintf(uri, sizeof(uri), "sim:image=%s,fault=remove:read:nth=1", path);
+    store = opened(uri);
+    assert_err(gpunvme_store_read(store, 0, memory, GPUNVME_MEM_HOST, 512, NULL),
+               GPUNVME_ERR_REMOVED);
+    refused(uri, 0, GPUNVME_ERR_REMOVED, "");
+    gpunvme_close(store);
+    store = opened(uri); /* it is back, as far as anybody can tell */
+    gpunvme_close(store);
+    close(fd);
+    unlink(path);
+}
+
 static void a_drive_that_is_not_there_is_told(void **state)
 {
     (void)state;
@@ -232,6 +252,7 @@ int main(void)
         cmocka_unit_test(a_controller_that_fails_is_reset_and_its_commands_sent_again),
         cmocka_unit_test(a_drive_that_goes_ends_everything),
         cmocka_unit_test(a_drive_that_goes_ends_the_threads_that_wait),
+        cmocka_unit_test(a_drive_that_is_gone_is_not_opened_once_more),
         cmocka_unit_test(a_drive_that_is_not_there_is_told),
         cmocka_unit_test(close_waits_for_what_is_in_flight),
     };

@@ -484,6 +484,7 @@ static void a_set_is_as_good_as_its_worst_member(void **state)
     store = opened(uri);
     gpunvme_store_path(store, &path);
     assert_int_equal(path.gpu_route, GPUNVME_ROUTE_P2P);
+    assert_int_equal(path.bytes_read[GPUNVME_ROUTE_HOST], 0);
     assert_non_null(strstr(path.how, "2 members"));
     gpunvme_store_get_info(store, &info);
     assert_int_equal(info.block_size, 4096);

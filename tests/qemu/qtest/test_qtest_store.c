@@ -3,6 +3,7 @@
  * A store on QEMU's controller, whose memory is its own: everything bounces. Bytes are right,
  * errors of the medium are told, and namespaces are told apart.
  */
+#include "gpunvme/memory.h"
 #include "gpunvme/storage.h"
 #include "qemu/qtest/rig.h"
 #include "storage/nvme_share.h"
@@ -89,7 +90,8 @@ static void memory_that_can_not_be_mapped_is_registered_and_bounces(void **state
     struct gpunvme_store *store;
     struct nvme_share *share;
     struct gpunvme_path path;
-    uint8_t *bytes = aligned_alloc(4096, 65536);
+    uint8_t *bytes = aligned_alloc(4096, 65536), back[100];
+    struct gpunvme_buf gpu;
 
     rig_start_disk(r, MIB, "");
     rig_open_ctrl(r);
@@ -97,13 +99,17 @@ static void memory_that_can_not_be_mapped_is_registered_and_bounces(void **state
     memset(bytes, 5, 65536);
     assert_ok(gpunvme_store_register(store, bytes, 65536, GPUNVME_MEM_HOST));
     assert_ok(gpunvme_store_write(store, 0, bytes, GPUNVME_MEM_HOST, 65536, NULL));
-    assert_ok(gpunvme_store_read(store, 3, bytes, GPUNVME_MEM_GPU, 100, NULL));
+    assert_ok(gpunvme_mem_alloc(4096, GPUNVME_MEM_GPU, &gpu));
+    assert_ok(gpunvme_store_register(store, gpu.gpu, 4096, GPUNVME_MEM_GPU));
+    assert_ok(gpunvme_store_read(store, 3, gpu.gpu, GPUNVME_MEM_GPU, 100, NULL));
+    assert_ok(gpunvme_mem_copy(back, GPUNVME_MEM_HOST, gpu.gpu, GPUNVME_MEM_GPU, 100));
+    assert_int_equal(back[50], 5);
     gpunvme_store_path(store, &path);
     assert_int_equal(path.gpu_route, GPUNVME_ROUTE_BOUNCE);
     assert_int_equal(path.bytes_read[GPUNVME_ROUTE_BOUNCE], 100);
-    assert_int_equal(bytes[50], 5);
     assert_true(path.why_not[0]);
     close_store(store, share);
+    assert_ok(gpunvme_mem_free(&gpu));
     rig_close(r);
     free(bytes);
 }

@@ -235,6 +235,7 @@ static void thousands_at_once_are_fine(void **state)
 {
     (void)state;
     thousands_of_transfers_in_a_batch_all_end("sim:size=4M");
+    thousands_of_transfers_in_a_batch_all_end("sim:size=4M?chunk=1M,depth=100"); /* few bounces */
     thousands_of_transfers_in_a_batch_all_end(
         "sim:size=4M,fault=shuffle=16:io?threads=3,depth=100");
 }

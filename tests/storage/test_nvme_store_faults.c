@@ -84,6 +84,21 @@ static void a_flush_that_fails_says_so(void **state)
     closed(store);
 }
 
+static void what_was_flushed_survives_a_power_cut(void **state)
+{
+    struct gpunvme_store *store = opened("sim:size=1M,vwc");
+    static uint8_t back[SIZE];
+
+    (void)state;
+    fill_random(memory, SIZE, 4);
+    assert_ok(gpunvme_store_write(store, 0, memory, GPUNVME_MEM_HOST, SIZE, NULL));
+    assert_ok(gpunvme_store_flush(store));
+    gpunvme_sim_power_cycle(sim_of(store));
+    assert_ok(gpunvme_store_read(store, 0, back, GPUNVME_MEM_HOST, SIZE, NULL));
+    assert_memory_equal(memory, back, SIZE);
+    assert_ok(gpunvme_close(store)); /* a doorbell was rung before the cut was noticed */
+}
+
 /* One of 64 reads never completes: it alone is a timeout, though a reset ends all. */
 static void lose_one_of_many(const char *uri)
 {
@@ -247,6 +262,7 @@ int main(void)
         cmocka_unit_test(partial_failures_of_a_batch_are_told_one_by_one),
         cmocka_unit_test(a_write_that_fails_in_its_reading_half_changes_nothing),
         cmocka_unit_test(a_flush_that_fails_says_so),
+        cmocka_unit_test(what_was_flushed_survives_a_power_cut),
         cmocka_unit_test(a_lost_command_is_a_timeout_and_the_others_are_not),
         cmocka_unit_test(a_lost_command_of_a_waiting_thread_is_a_timeout),
         cmocka_unit_test(a_controller_that_fails_is_reset_and_its_commands_sent_again),

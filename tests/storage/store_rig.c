@@ -110,6 +110,10 @@ static void add_options(struct rig *rig, const char *a, const char *b)
             used = (size_t)(at - rig->uri);
         }
         snprintf(rig->uri + used, sizeof(rig->uri) - used, "%s%s", b, rest);
+    if (b && *b == ',') { /* the controller's: the URI's, or the server's */
+        if (rig->row->kind == RIG_VFIO_USER || rig->row->kind == RIG_SPDK)
+            b = strchrnul(b, '?');
+        snprintf(rig->uri + used, sizeof(rig->uri) - used, "%s", b);
         return;
     }
     if (b && *b && strchr(rig->uri, '?'))
@@ -120,15 +124,16 @@ static void add_options(struct rig *rig, const char *a, const char *b)
 }
 
 /* `gpunvme sim --listen`: ready when its socket is there. */
-static bool serve(struct rig *rig)
+static bool serve(struct rig *rig, const char *options)
 {
     const char *cli = getenv("GPUNVME_TEST_CLI");
-    char spec[64];
+    int n = options && *options == ',' ? (int)(strchrnul(options, '?') - options) : 0;
+    char spec[256];
     const struct timespec nap = {.tv_nsec = 10000000};
 
     if (!cli || access(cli, X_OK))
         return skip(rig, "GPUNVME_TEST_CLI", "names no program that could serve a controller");
-    snprintf(spec, sizeof(spec), "sim:size=%u", RIG_NBYTES);
+    snprintf(spec, sizeof(spec), "sim:size=%u%.*s", RIG_NBYTES, n, n ? options : "");
     {
         char *const args[] = {(char *)(uintptr_t)cli, "sim", "--listen", rig->path, spec, NULL};
         posix_spawn_file_actions_t actions;
@@ -192,7 +197,7 @@ static bool make(struct rig *rig, const char *options)
         scratch(rig, "/tmp", "socket");
         snprintf(rig->uri, sizeof(rig->uri), "vfio-user:%s", rig->path);
         add_options(rig, NULL, options);
-        return serve(rig);
+        return serve(rig, options);
     case RIG_SPDK:
         scratch(rig, "/tmp", "spdk");
         snprintf(rig->uri, sizeof(rig->uri), "spdk:%s", rig->path);
@@ -200,7 +205,7 @@ static bool make(struct rig *rig, const char *options)
             return wrong(rig, rig->path, strerror(errno));
         strcat(rig->path, "/cntrl");
         add_options(rig, NULL, options);
-        return serve(rig);
+        return serve(rig, options);
     case RIG_STRIPE:
         return make_stripe(rig, options);
     }

@@ -1038,7 +1038,8 @@ static int run_groups(void)
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
 
-    if (row->kind == RIG_SIM && !row->options)
+    if ((row->kind == RIG_SIM && !row->options) || row->kind == RIG_VFIO_USER ||
+        row->kind == RIG_SPDK)
         failed += cmocka_run_group_tests(faults, NULL, NULL);
     return failed;
 }

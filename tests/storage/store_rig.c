@@ -102,18 +102,16 @@ static void add_options(struct rig *rig, const char *a, const char *b)
 {
     size_t used = strlen(rig->uri);
 
-    if (b && *b == ',') { /* the transport's: before the store's, if it has any */
+    if (b && *b == ',') { /* the controller's: the URI's, before the store's; or the server's */
         char *at = strchr(rig->uri, '?'), rest[64] = "";
 
+        if (rig->row->kind == RIG_VFIO_USER || rig->row->kind == RIG_SPDK)
+            b = strchrnul(b, '?');
         if (at) {
-            snprintf(rest, sizeof(rest), "%s", at);
+            snprintf(rest, sizeof(rest), "%c%s", strchr(b, '?') ? ',' : '?', at + 1);
             used = (size_t)(at - rig->uri);
         }
         snprintf(rig->uri + used, sizeof(rig->uri) - used, "%s%s", b, rest);
-    if (b && *b == ',') { /* the controller's: the URI's, or the server's */
-        if (rig->row->kind == RIG_VFIO_USER || rig->row->kind == RIG_SPDK)
-            b = strchrnul(b, '?');
-        snprintf(rig->uri + used, sizeof(rig->uri) - used, "%s", b);
         return;
     }
     if (b && *b && strchr(rig->uri, '?'))

@@ -2,6 +2,9 @@
  *
  * What the tests of operators share: matrices with padding that must not be touched, random and
  * poisoned contents, references in f64 and the error that f32 may make.
+ *
+ * The same tests run on the CPU and, with OPS_TEST_CUDA, on the GPU: there a call's matrices are
+ * copied to the GPU's memory, each into an allocation that ends with it, and results back.
  */
 #ifndef TESTS_OPS_TEST_H
 #define TESTS_OPS_TEST_H
@@ -22,7 +25,73 @@
 #include "gpunvme/ops.h"
 #include "ops/cpu/dtype.h"
 
-#define F32_EPS 0x1p-24 /* half an ulp of 1 */
+#ifdef OPS_TEST_CUDA
+#include <cuda_runtime_api.h>
+
+#define TEST_DEVICE GPUNVME_OPS_CUDA
+#else
+#define TEST_DEVICE GPUNVME_OPS_CPU
+#endif
+
+#define F32_EPS  0x1p-24 /* half an ulp of 1 */
+#define TF32_EPS 0x1p-9  /* two factors of which the GPU may cut off what f32 has beyond tf32 */
+
+/* Skips all of a program's tests without a GPU: returns 77 then, else 0. */
+static inline int no_gpu(void)
+{
+#ifdef OPS_TEST_CUDA
+    struct gpunvme_ops_capability x;
+
+    if (gpunvme_ops_capability(GPUNVME_OPS_CUDA, 0, &x)) {
+        printf("SKIP: %s\n", gpunvme_ops_detail());
+        return 77;
+    }
+    printf("on %s (%s)\n", x.name, x.features);
+#endif
+    return 0;
+}
+
+/* Where the device under test sees `nbytes` of host memory; NULL stays NULL. */
+static inline void *device_in(const void *host, size_t nbytes)
+{
+#ifdef OPS_TEST_CUDA
+    void *device = NULL;
+
+    if (!host)
+        return NULL;
+    assert_int_equal(cudaMalloc(&device, nbytes ? nbytes : 1), 0);
+    assert_int_equal(cudaMemcpy(device, host, nbytes, cudaMemcpyHostToDevice), 0);
+    return device;
+#else
+    (void)nbytes;
+    return (void *)(uintptr_t)host;
+#endif
+}
+
+/* Fetches it back, unless `host` is NULL or not wanted, and ends its life on the device. */
+static inline void device_out(void *host, void *device, size_t nbytes)
+{
+#ifdef OPS_TEST_CUDA
+    if (host && device)
+        assert_int_equal(cudaMemcpy(host, device, nbytes, cudaMemcpyDeviceToHost), 0);
+    assert_int_equal(cudaFree(device), 0);
+#else
+    (void)host;
+    (void)device;
+    (void)nbytes;
+#endif
+}
+
+/* From the first to the last element of a matrix, or a batch of them, in bytes. */
+static inline size_t extent_nbytes(int64_t rows, int64_t cols, int64_t ld, int64_t batch,
+                                   int64_t stride, int dtype)
+{
+    int64_t n = 0;
+
+    if (rows && cols && batch)
+        n = (batch - 1) * stride + (rows > 1 ? (rows - 1) * ld : 0) + cols;
+    return (size_t)n * gpunvme_ops_dtype_nbytes(dtype);
+}
 
 /* Matrices of a batch, `before` elements into a block of `nelements`. */
 struct mat {
@@ -131,12 +200,26 @@ static inline struct workspace workspace_new(size_t nbytes)
 {
     struct workspace w = {NULL, nbytes};
 
-    if (nbytes) {
-        w.data = aligned_alloc(GPUNVME_OPS_WORKSPACE_ALIGN, (nbytes + 255) & ~(size_t)255);
-        assert_non_null(w.data);
-        memset(w.data, 0xff, (nbytes + 255) & ~(size_t)255); /* NaNs */
-    }
+    if (!nbytes)
+        return w;
+#ifdef OPS_TEST_CUDA
+    assert_int_equal(cudaMalloc(&w.data, nbytes), 0);
+    assert_int_equal(cudaMemset(w.data, 0xff, nbytes), 0); /* NaNs */
+#else
+    w.data = aligned_alloc(GPUNVME_OPS_WORKSPACE_ALIGN, (nbytes + 255) & ~(size_t)255);
+    assert_non_null(w.data);
+    memset(w.data, 0xff, (nbytes + 255) & ~(size_t)255);
+#endif
     return w;
+}
+
+static inline void workspace_free(struct workspace *w)
+{
+#ifdef OPS_TEST_CUDA
+    assert_int_equal(cudaFree(w->data), 0);
+#else
+    free(w->data);
+#endif
 }
 
 #define expect_ok(call)                                                                            \
@@ -154,18 +237,39 @@ static inline struct workspace workspace_new(size_t nbytes)
             fail_msg("%s: %s: %s", #call, gpunvme_ops_status_name(status_), gpunvme_ops_detail()); \
     } while (0)
 
-/* Calls test(name) for "auto" and each variant of the CPU that this machine has. */
+/* Calls test(name) for "auto" and each variant of the device that this machine has. */
 static inline void for_each_variant(int op, void (*test)(const char *variant, void *arg), void *arg)
 {
     struct gpunvme_ops_variant v;
 
     test("auto", arg);
-    for (unsigned i = 0; !gpunvme_ops_variant(op, GPUNVME_OPS_CPU, i, &v); i++) {
+    for (unsigned i = 0; !gpunvme_ops_variant(op, TEST_DEVICE, i, &v); i++) {
         if (v.available)
             test(v.name, arg);
         else
             printf("SKIP: variant %s needs %s\n", v.name, v.needs);
     }
+}
+
+/* Are these types the variant's? Where they are not, naming it is refused. */
+static inline bool variant_takes(int op, const char *name, int dtype, int compute)
+{
+    struct gpunvme_ops_variant v;
+
+    for (unsigned i = 0; !gpunvme_ops_variant(op, TEST_DEVICE, i, &v); i++)
+        if (!strcmp(v.name, name))
+            return (v.dtypes & 1u << dtype) &&
+                   (dtype != GPUNVME_OPS_F32 || v.computes & 1u << compute);
+    return true; /* auto */
+}
+
+/* What the ladder says of a variant. */
+static inline bool variant_find(int op, const char *name, struct gpunvme_ops_variant *v)
+{
+    for (unsigned i = 0; !gpunvme_ops_variant(op, TEST_DEVICE, i, v); i++)
+        if (!strcmp(v->name, name))
+            return true;
+    return false;
 }
 
 #endif

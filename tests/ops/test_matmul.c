@@ -12,7 +12,7 @@ struct shape {
 struct request {
     struct shape shape;
     int ta, tb, tc;
-    int dtype, out_dtype;
+    int dtype, out_dtype, compute;
     float alpha, beta;
     int64_t pad;
     int threads;
@@ -73,21 +73,48 @@ static struct gpunvme_matmul describe(const struct request *q, const struct oper
         .transpose_c = q->tc,
         .dtype = q->dtype,
         .out_dtype = q->out_dtype,
+        .compute = q->compute,
     };
+}
+
+static size_t a_nbytes(const struct gpunvme_matmul *p)
+{
+    return extent_nbytes(p->transpose_a ? p->k : p->m, p->transpose_a ? p->m : p->k, p->lda,
+                         p->batch, p->stride_a, p->dtype);
+}
+
+static size_t b_nbytes(const struct gpunvme_matmul *p)
+{
+    return extent_nbytes(p->transpose_b ? p->n : p->k, p->transpose_b ? p->k : p->n, p->ldb,
+                         p->batch, p->stride_b, p->dtype);
+}
+
+static size_t c_nbytes(const struct gpunvme_matmul *p)
+{
+    return extent_nbytes(p->transpose_c ? p->n : p->m, p->transpose_c ? p->m : p->n, p->ldc,
+                         p->batch, p->stride_c, p->out_dtype);
 }
 
 static void call(const char *variant, const struct request *q, const struct gpunvme_matmul *p)
 {
-    struct gpunvme_ops_exec exec = {.variant = variant, .threads = q->threads};
+    struct gpunvme_ops_exec exec = {
+        .device = TEST_DEVICE, .variant = variant, .threads = q->threads};
+    struct gpunvme_matmul x = *p;
     struct workspace w;
     size_t nbytes = 77;
 
-    expect_ok(gpunvme_matmul_workspace(p, &exec, &nbytes));
+    x.a = device_in(p->a, a_nbytes(p));
+    x.b = device_in(p->b, b_nbytes(p));
+    x.c = device_in(p->c, c_nbytes(p));
+    expect_ok(gpunvme_matmul_workspace(&x, &exec, &nbytes));
     w = workspace_new(nbytes);
     exec.workspace = w.data;
     exec.workspace_nbytes = w.nbytes;
-    expect_ok(gpunvme_matmul(p, &exec));
-    free(w.data);
+    expect_ok(gpunvme_matmul(&x, &exec));
+    device_out(p->c, x.c, c_nbytes(p));
+    device_out(NULL, (void *)(uintptr_t)x.a, 0);
+    device_out(NULL, (void *)(uintptr_t)x.b, 0);
+    workspace_free(&w);
 }
 
 static double at(const struct mat *x, int transposed, int64_t b, int64_t i, int64_t j)
@@ -113,6 +140,8 @@ static void expect_element(const char *variant, const struct request *q, const s
     result = (double)q->alpha * sum + added;
     error = ((double)q->shape.k + 3) * F32_EPS * fabs((double)q->alpha) * size +
             3 * F32_EPS * fabs(added) + rounding(q->out_dtype, result);
+    if (q->dtype == GPUNVME_OPS_F32 && q->compute == GPUNVME_OPS_COMPUTE_TF32)
+        error += TF32_EPS * fabs((double)q->alpha) * size;
     if (!(fabs(got - result) <= error))
         fail_msg("%s, %s -> %s, %lldx%lldx%lld, transposed %d%d%d, alpha %g beta %g: element %lld, "
                  "(%lld, %lld) is %.9g, not %.9g +- %g",
@@ -125,10 +154,15 @@ static void expect_element(const char *variant, const struct request *q, const s
 static void test_request(const char *variant, void *arg)
 {
     const struct request *q = arg;
-    struct operands x = make(q);
-    struct mat before = mat_copy(&x.c);
-    struct gpunvme_matmul p = describe(q, &x);
+    struct operands x;
+    struct mat before;
+    struct gpunvme_matmul p;
 
+    if (!variant_takes(GPUNVME_OPS_MATMUL, variant, q->dtype, q->compute))
+        return;
+    x = make(q);
+    before = mat_copy(&x.c);
+    p = describe(q, &x);
     call(variant, q, &p);
     for (int64_t b = 0; b < q->shape.batch; b++)
         for (int64_t i = 0; i < q->shape.m; i++)
@@ -360,6 +394,8 @@ static void expect_same_bits(const char *variant, void *arg)
     struct gpunvme_matmul p = describe(&r->q, &r->x);
     struct mat first;
 
+    if (!variant_takes(GPUNVME_OPS_MATMUL, variant, r->q.dtype, r->q.compute))
+        return;
     call(variant, &r->q, &p);
     first = mat_copy(&r->x.c);
     for (int i = 0; i < 3; i++) {
@@ -373,22 +409,22 @@ static void expect_same_bits(const char *variant, void *arg)
 
 static void results_are_the_same_bits_in_every_run(void **state)
 {
-    struct repeat r = {.q = plain(61, 83, 500)};
-
     (void)state;
-    r.x = make(&r.q);
-    for_each_variant(GPUNVME_OPS_MATMUL, expect_same_bits, &r);
-    drop(&r.x);
+    for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++) {
+        struct repeat r = {.q = plain(61, 83, 500)};
+
+        r.q.dtype = r.q.out_dtype = dtype;
+        r.x = make(&r.q);
+        for_each_variant(GPUNVME_OPS_MATMUL, expect_same_bits, &r);
+        drop(&r.x);
+    }
 }
 
 static bool has(const char *name)
 {
     struct gpunvme_ops_variant v;
 
-    for (unsigned i = 0; !gpunvme_ops_variant(GPUNVME_OPS_MATMUL, GPUNVME_OPS_CPU, i, &v); i++)
-        if (!strcmp(v.name, name))
-            return v.available;
-    return false;
+    return variant_find(GPUNVME_OPS_MATMUL, name, &v) && v.available;
 }
 
 static void threads_do_not_change_the_bits(void **state)
@@ -439,6 +475,8 @@ static void nan_and_infinity_spread(const char *variant, void *arg)
     struct request q = {0};
 
     (void)arg;
+    if (!variant_takes(GPUNVME_OPS_MATMUL, variant, p.dtype, p.compute))
+        return;
     call(variant, &q, &p);
     assert_true(isnan(c[0]));             /* 1 * 1 + infinity * 0 */
     assert_true(isinf(c[1]) && c[1] > 0); /* 1 * 2 + infinity * 1 */
@@ -456,14 +494,55 @@ static void auto_takes_a_variant_that_is_available(void **state)
     struct request q = plain(8, 8, 8);
     struct operands x = make(&q);
     struct gpunvme_matmul p = describe(&q, &x);
+    struct gpunvme_ops_exec exec = {.device = TEST_DEVICE};
     const char *name = NULL;
 
     (void)state;
-    expect_ok(gpunvme_matmul_choose(&p, NULL, &name));
+    expect_ok(gpunvme_matmul_choose(&p, &exec, &name));
     assert_true(has(name));
     drop(&x);
 }
 
+static void f32_can_be_multiplied_as_tf32(void **state)
+{
+    (void)state;
+    for (int t = 0; t < 4; t++) {
+        struct request q = plain(45, 77, 131);
+
+        q.ta = t & 1;
+        q.tb = t >> 1;
+        q.compute = GPUNVME_OPS_COMPUTE_TF32;
+        every_variant(q);
+        q.beta = 0.5f;
+        q.pad = 4; /* so that rows are aligned */
+        every_variant(q);
+    }
+}
+
+/* Larger than the GPU's tiles, in each way that operands can lie and with rows aligned or not. */
+static void several_tiles_are_right_however_operands_lie(void **state)
+{
+    static const struct shape shapes[] = {
+        {130, 258, 66, 1}, {257, 300, 200, 1}, {129, 513, 64, 1}, {64, 40, 328, 3}};
+
+    (void)state;
+    for (int t = 0; t < 4; t++)
+        for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
+            for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+                for (int64_t pad = 0; pad < 9; pad += 8) {
+                    struct request q = plain(0, 0, 0);
+
+                    q.shape = shapes[i];
+                    q.ta = t & 1;
+                    q.tb = t >> 1;
+                    q.dtype = q.out_dtype = dtype;
+                    q.compute = dtype || i % 2 ? 0 : GPUNVME_OPS_COMPUTE_TF32;
+                    q.pad = pad;
+                    every_variant(q);
+                }
+}
+
+#ifndef OPS_TEST_CUDA
 static void metrics_count_what_the_definition_reads(void **state)
 {
     struct gpunvme_matmul p = {.m = 100,
@@ -493,6 +572,141 @@ static void metrics_count_what_the_definition_reads(void **state)
                 packed.memory_efficiency <= 1);
 }
 
+#else
+/* Rungs are told apart by what they read. */
+static void metrics_fall_from_rung_to_rung(void **state)
+{
+    struct gpunvme_matmul p = {.m = 1024,
+                               .n = 1024,
+                               .k = 1024,
+                               .batch = 1,
+                               .lda = 1024,
+                               .ldb = 1024,
+                               .ldc = 1024,
+                               .alpha = 1};
+    static const char *const names[] = {"naive", "tiled", "coarsened"};
+    double before = INFINITY;
+
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        struct gpunvme_ops_exec exec = {.device = TEST_DEVICE, .variant = names[i]};
+        struct gpunvme_matmul_metrics x;
+
+        expect_ok(gpunvme_matmul_analyze(&p, &exec, &x));
+        assert_true(x.global_load_nbytes < before);
+        assert_true(x.registers > 0 && x.threads_per_block > 0 && x.blocks > 0);
+        assert_true(x.occupancy > 0 && x.occupancy <= 1);
+        assert_true(x.memory_efficiency > 0 && x.memory_efficiency <= 1);
+        before = x.global_load_nbytes;
+    }
+}
+
+struct large {
+    struct request q;
+    struct operands x;
+};
+
+/* Thousands of elements out of millions, the last one among them. */
+static void expect_samples(const char *variant, void *arg)
+{
+    struct large *l = arg;
+    struct gpunvme_matmul p = describe(&l->q, &l->x);
+    const struct shape *s = &l->q.shape;
+
+    if (!variant_takes(GPUNVME_OPS_MATMUL, variant, l->q.dtype, l->q.compute))
+        return;
+    mat_poison(&l->x.c);
+    call(variant, &l->q, &p);
+    for (int64_t i = 0; i < s->m; i++)
+        for (int64_t j = 0; j < s->n; j++)
+            if (isnan(mat_get(&l->x.c, 0, i, j)))
+                fail_msg("%s did not write (%lld, %lld)", variant, (long long)i, (long long)j);
+    for (int i = 0; i < 20000; i++)
+        expect_element(variant, &l->q, &l->x, NULL, 0,
+                       (int64_t)(base_random_real(&rng) * (double)s->m),
+                       (int64_t)(base_random_real(&rng) * (double)s->n));
+    expect_element(variant, &l->q, &l->x, NULL, 0, s->m - 1, s->n - 1);
+}
+
+/* More tiles than multiprocessors, so that blocks go on from tile to tile. */
+static void more_tiles_than_multiprocessors_are_right(void **state)
+{
+    (void)state;
+    for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+        for (int ragged = 0; ragged < 2; ragged++)
+            for (int compute = 0; compute < (dtype ? 1 : 2); compute++) {
+                struct large l = {
+                    .q = plain(ragged ? 2999 : 3072, ragged ? 3003 : 3072, ragged ? 333 : 320)};
+
+                l.q.dtype = l.q.out_dtype = dtype;
+                l.q.compute = compute;
+                l.q.pad = ragged ? 1 : 0;
+                l.x = make(&l.q);
+                for_each_variant(GPUNVME_OPS_MATMUL, expect_samples, &l);
+                drop(&l.x);
+            }
+}
+
+/* An element beyond what cudaMalloc() returns: no vector is aligned. */
+static void misaligned_operands_are_right_or_refused(const char *variant, void *arg)
+{
+    struct request q = plain(70, 72, 80);
+    int dtype = *(int *)arg;
+    size_t size = gpunvme_ops_dtype_nbytes(dtype);
+    struct gpunvme_ops_exec exec = {.device = TEST_DEVICE, .variant = variant};
+    struct gpunvme_matmul p, d;
+    struct operands x;
+    struct workspace w;
+    char *memory[3];
+    gpunvme_ops_status_t status;
+
+    if (!variant_takes(GPUNVME_OPS_MATMUL, variant, dtype, 0))
+        return;
+    q.dtype = q.out_dtype = dtype;
+    q.pad = 8;
+    x = make(&q);
+    p = d = describe(&q, &x);
+    memory[0] = device_in(x.a.block, x.a.nbytes);
+    memory[1] = device_in(x.b.block, x.b.nbytes);
+    memory[2] = device_in(x.c.block, x.c.nbytes);
+    for (int i = 0; i < 3; i++) {
+        char *moved = NULL;
+        size_t nbytes = i == 0 ? x.a.nbytes : i == 1 ? x.b.nbytes : x.c.nbytes;
+
+        assert_int_equal(cudaMalloc((void **)&moved, nbytes + size), 0);
+        assert_int_equal(cudaMemcpy(moved + size, memory[i], nbytes, cudaMemcpyDeviceToDevice), 0);
+        device_out(NULL, memory[i], 0);
+        memory[i] = moved;
+    }
+    d.a = memory[0] + size;
+    d.b = memory[1] + size;
+    d.c = memory[2] + size;
+    expect_ok(gpunvme_matmul_workspace(&d, &exec, &exec.workspace_nbytes));
+    w = workspace_new(exec.workspace_nbytes);
+    exec.workspace = w.data;
+    status = gpunvme_matmul(&d, &exec);
+    if (status != GPUNVME_OPS_ERR_ALIGN || !strcmp(variant, "auto"))
+        expect_ok(status);
+    if (!status) {
+        assert_int_equal(cudaMemcpy(p.c, d.c, x.c.nbytes, cudaMemcpyDeviceToHost), 0);
+        for (int64_t i = 0; i < q.shape.m; i++)
+            for (int64_t j = 0; j < q.shape.n; j++)
+                expect_element(variant, &q, &x, NULL, 0, i, j);
+    }
+    for (int i = 0; i < 3; i++)
+        device_out(NULL, memory[i], 0);
+    workspace_free(&w);
+    drop(&x);
+}
+
+static void misaligned_pointers_are_no_error_of_autos(void **state)
+{
+    (void)state;
+    for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+        for_each_variant(GPUNVME_OPS_MATMUL, misaligned_operands_are_right_or_refused, &dtype);
+}
+#endif
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -512,8 +726,19 @@ int main(void)
         cmocka_unit_test(threads_do_not_change_the_bits),
         cmocka_unit_test(nan_and_infinity_spread_as_ieee_says),
         cmocka_unit_test(auto_takes_a_variant_that_is_available),
+        cmocka_unit_test(f32_can_be_multiplied_as_tf32),
+        cmocka_unit_test(several_tiles_are_right_however_operands_lie),
+#ifndef OPS_TEST_CUDA
         cmocka_unit_test(metrics_count_what_the_definition_reads),
+#else
+        cmocka_unit_test(metrics_fall_from_rung_to_rung),
+        cmocka_unit_test(more_tiles_than_multiprocessors_are_right),
+        cmocka_unit_test(misaligned_pointers_are_no_error_of_autos),
+#endif
     };
+
+    if (no_gpu())
+        return 77;
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

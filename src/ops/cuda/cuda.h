@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * What the GPU's variants share: one product of two matrices as the kernels see it, and the rungs
+ * of the ladder, each in a file of its own in matmul/. Read by C, CUDA and tests without either.
+ */
+#ifndef OPS_CUDA_H
+#define OPS_CUDA_H
+
+#include "ops/variant.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Element (i, j) of matrix number b is at data[b * stride + i * rs + j * cs]; rs or cs is 1. */
+struct cuda_operand {
+    const void *data;
+    int64_t rs, cs, stride;
+    int vectors; /* 16 bytes at a time may be read along the direction that is contiguous */
+};
+
+/*
+ * C = alpha A B + beta C for each of the batch, then what a linear layer adds: bias, the
+ * pre-activation kept, the activation. m, n and batch are at least 1. Kernels get it by value.
+ */
+struct cuda_product {
+    int64_t m, n, k, batch;
+    struct cuda_operand a, b;
+    void *c;
+    int64_t ldc, stride_c;
+    const void *bias; /* one a column, or NULL */
+    void *preact;     /* or NULL */
+    int64_t ld_preact;
+    float alpha, beta;
+    int dtype; /* of A, B, bias and preact */
+    int compute;
+    int out_dtype;
+    int activation;
+    int vectors; /* four elements of C (and preact) at a time may be written */
+};
+
+/* A kernel's tiles. A block makes tile_m x tile_n elements of C. */
+struct cuda_tiling {
+    int tile_m, tile_n;
+    int part_m, part_n; /* that are made of what is read from shared memory at once; 0: of none */
+    int threads;
+    size_t shared_nbytes; /* that the launch asks for */
+};
+
+/* How a rung would run a product, for the metrics. */
+struct cuda_launch {
+    struct cuda_tiling tiling;
+    int registers;
+    int64_t blocks, shared_nbytes;
+    double occupancy;
+};
+
+/* A rung. */
+struct cuda_engine {
+    /* Enqueues the product. With `launch` it is only described. */
+    gpunvme_ops_status_t (*multiply)(const struct cuda_product *product, void *workspace,
+                                     void *stream, struct cuda_launch *launch);
+    size_t (*workspace)(const struct cuda_product *product); /* NULL: none */
+};
+
+gpunvme_ops_status_t cuda_multiply_naive(const struct cuda_product *, void *workspace, void *stream,
+                                         struct cuda_launch *);
+gpunvme_ops_status_t cuda_multiply_tiled(const struct cuda_product *, void *workspace, void *stream,
+                                         struct cuda_launch *);
+gpunvme_ops_status_t cuda_multiply_vectorized(const struct cuda_product *, void *workspace,
+                                              void *stream, struct cuda_launch *);
+gpunvme_ops_status_t cuda_multiply_coarsened(const struct cuda_product *, void *workspace,
+                                             void *stream, struct cuda_launch *);
+gpunvme_ops_status_t cuda_multiply_tensorcore(const struct cuda_product *, void *workspace,
+                                              void *stream, struct cuda_launch *);
+gpunvme_ops_status_t cuda_multiply_hopper(const struct cuda_product *, void *workspace,
+                                          void *stream, struct cuda_launch *);
+size_t cuda_workspace_hopper(const struct cuda_product *);
+
+/* A cudaError_t as a status, with what was being done. */
+gpunvme_ops_status_t cuda_status(int error, const char *doing);
+
+/*
+ * Launches `kernel(product)`: as many blocks as there are tiles, but at most the grid's limit, for
+ * kernels go on to further tiles by themselves. With `launch` it only tells about it.
+ */
+gpunvme_ops_status_t cuda_launch_tiles(const void *kernel, const struct cuda_product *product,
+                                       const struct cuda_tiling *tiling, void *stream,
+                                       struct cuda_launch *launch);
+
+/* What the device makes of a kernel. */
+gpunvme_ops_status_t cuda_describe(const void *kernel, const struct cuda_tiling *tiling,
+                                   int64_t blocks, struct cuda_launch *launch);
+
+/* Shared memory beyond 48 KiB must be asked for before a launch. */
+gpunvme_ops_status_t cuda_allow_shared(const void *kernel, size_t nbytes);
+
+/* Multiprocessors of the current device; 1 if it cannot tell. */
+int cuda_units(void);
+
+/* Tiles of m x n that cover C. */
+static inline int64_t cuda_tiles(const struct cuda_product *p, int64_t m, int64_t n)
+{
+    return ((p->m + m - 1) / m) * ((p->n + n - 1) / n) * p->batch;
+}
+
+/* Bytes of a workspace's part, so that the next one is aligned; SIZE_MAX / 4, which nobody has, if
+ * they are more than that. */
+size_t cuda_workspace_part(int64_t rows, int64_t row_nbytes);
+
+/* A product as a rung wants it: strides that no one looks at are made harmless. */
+struct cuda_product cuda_matmul_product(const struct gpunvme_matmul *matmul);
+
+/* Says which way an operand and C can be read and written in vectors; after all else is set. */
+void cuda_set_vectors(struct cuda_product *product);
+
+/* The rung `engine` for a product; what has nothing to multiply is the plainest one's. */
+gpunvme_ops_status_t cuda_run_product(const struct cuda_engine *engine,
+                                      const struct cuda_product *product, void *workspace,
+                                      void *stream);
+size_t cuda_product_workspace(const struct cuda_engine *engine, const struct cuda_product *product);
+
+extern const struct cuda_engine cuda_engines[6]; /* as matmul's ladder has them */
+
+/* The best of them for a product on this device, Hopper's own among them or not. */
+const struct cuda_engine *cuda_best_engine(const struct cuda_product *product, int hopper);
+
+/* Matmul's functions for the table: variant->data is the engine. */
+size_t cuda_matmul_workspace(const struct ops_variant *, const struct ops_problem *,
+                             const struct gpunvme_ops_exec *);
+gpunvme_ops_status_t cuda_matmul_run(const struct ops_variant *, const struct ops_problem *,
+                                     const struct gpunvme_ops_exec *);
+void cuda_matmul_analyze(const struct ops_variant *, const struct ops_problem *,
+                         const struct gpunvme_ops_exec *, struct gpunvme_matmul_metrics *);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * What kernels do to single elements: types to f32 and back, activations, and how a sum becomes an
+ * element of C.
+ */
+#ifndef OPS_CUDA_DEVICE_CUH
+#define OPS_CUDA_DEVICE_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "ops/cuda/cuda.h"
+
+/* Bits of a 16-bit type as f32, exactly, and back, to nearest even. */
+static __device__ __forceinline__ float from_bits(uint16_t bits, int dtype)
+{
+    return dtype == GPUNVME_OPS_F16 ? __half2float(__ushort_as_half(bits))
+                                    : __bfloat162float(__ushort_as_bfloat16(bits));
+}
+
+static __device__ __forceinline__ uint16_t to_bits(float value, int dtype)
+{
+    return dtype == GPUNVME_OPS_F16 ? __half_as_ushort(__float2half_rn(value))
+                                    : __bfloat16_as_ushort(__float2bfloat16_rn(value));
+}
+
+/* Two elements of a 16-bit type in one register, the first in the lower half. */
+static __device__ __forceinline__ uint32_t to_pair(float low, float high, int dtype)
+{
+    return (uint32_t)to_bits(high, dtype) << 16 | to_bits(low, dtype);
+}
+
+static __device__ __forceinline__ float load_element(const void *data, int64_t i, int dtype)
+{
+    if (dtype == GPUNVME_OPS_F32)
+        return ((const float *)data)[i];
+    return from_bits(((const uint16_t *)data)[i], dtype);
+}
+
+static __device__ __forceinline__ void store_element(void *data, int64_t i, int dtype, float value)
+{
+    if (dtype == GPUNVME_OPS_F32)
+        ((float *)data)[i] = value;
+    else
+        ((uint16_t *)data)[i] = to_bits(value, dtype);
+}
+
+static __device__ __forceinline__ float load_operand(const cuda_operand &x, int64_t batch,
+                                                     int64_t i, int64_t j, int dtype)
+{
+    return load_element(x.data, batch * x.stride + i * x.rs + j * x.cs, dtype);
+}
+
+#define SQRT_HALF       0.70710678118654752440f
+#define INV_SQRT_2PI    0.39894228040143267794f
+#define SQRT_2_OVER_PI  0.79788456080286535588f
+#define GELU_TANH_CUBIC 0.044715f
+
+/* As cpu_activate() and cpu_activate_grad() have them. */
+static __device__ __forceinline__ float activate(int activation, float z)
+{
+    switch (activation) {
+    case GPUNVME_OPS_ACT_RELU:
+        return z < 0 ? 0 : z; /* a NaN stays one */
+    case GPUNVME_OPS_ACT_GELU:
+        return 0.5f * z * erfcf(-z * SQRT_HALF); /* 1 + erf, without its cancellation */
+    case GPUNVME_OPS_ACT_GELU_TANH: {
+        float u = SQRT_2_OVER_PI * (z + GELU_TANH_CUBIC * z * z * z);
+
+        return z / (1 + expf(-2 * u)); /* (1 + tanh u) / 2, likewise */
+    }
+    case GPUNVME_OPS_ACT_SILU:
+        return z / (1 + expf(-z));
+    default:
+        return z;
+    }
+}
+
+/* s (1 - s) for s = 1 / (1 + exp(-x)), without overflow to NaN. */
+static __device__ __forceinline__ float sigmoid_slope(float x)
+{
+    float e = expf(-fabsf(x));
+
+    return e / ((1 + e) * (1 + e));
+}
+
+static __device__ __forceinline__ float activate_grad(int activation, float z)
+{
+    switch (activation) {
+    case GPUNVME_OPS_ACT_RELU:
+        return z > 0 ? 1 : (z <= 0 ? 0 : z);
+    case GPUNVME_OPS_ACT_GELU: {
+        float density = INV_SQRT_2PI * expf(-0.5f * z * z);
+
+        return 0.5f * erfcf(-z * SQRT_HALF) + (density > 0 ? z * density : 0);
+    }
+    case GPUNVME_OPS_ACT_GELU_TANH: {
+        float u = SQRT_2_OVER_PI * (z + GELU_TANH_CUBIC * z * z * z);
+        float du = SQRT_2_OVER_PI * (1 + 3 * GELU_TANH_CUBIC * z * z);
+        float slope = sigmoid_slope(2 * u);
+
+        return 1 / (1 + expf(-2 * u)) + (slope > 0 ? 2 * z * du * slope : 0);
+    }
+    case GPUNVME_OPS_ACT_SILU: {
+        float slope = sigmoid_slope(z);
+
+        return 1 / (1 + expf(-z)) + (slope > 0 ? z * slope : 0);
+    }
+    default:
+        return 1;
+    }
+}
+
+/* alpha sum + beta C + bias: what the activation is applied to. */
+static __device__ __forceinline__ float pre_activation(const cuda_product &p, int64_t at, int64_t j,
+                                                       float sum)
+{
+    float z = p.alpha * sum;
+
+    if (p.beta != 0)
+        z += p.beta * load_element(p.c, at, p.out_dtype);
+    if (p.bias)
+        z += load_element(p.bias, j, p.dtype);
+    return z;
+}
+
+/* The sum of element (i, j) becomes an element of C. */
+static __device__ __forceinline__ void finish(const cuda_product &p, int64_t batch, int64_t i,
+                                              int64_t j, float sum)
+{
+    int64_t at = batch * p.stride_c + i * p.ldc + j;
+    float z = pre_activation(p, at, j, sum);
+
+    if (p.preact)
+        store_element(p.preact, i * p.ld_preact + j, p.dtype, z);
+    store_element(p.c, at, p.out_dtype, activate(p.activation, z));
+}
+
+/* Four elements at once, aligned to their size. */
+static __device__ __forceinline__ void store4(void *data, int64_t at, int dtype, const float *z)
+{
+    if (dtype == GPUNVME_OPS_F32)
+        *(float4 *)((float *)data + at) = make_float4(z[0], z[1], z[2], z[3]);
+    else
+        *(uint2 *)((uint16_t *)data + at) =
+            make_uint2(to_pair(z[0], z[1], dtype), to_pair(z[2], z[3], dtype));
+}
+
+/* Likewise for elements j … j + 3, in one store where that can be. j is a multiple of 4. */
+static __device__ __forceinline__ void finish4(const cuda_product &p, int64_t batch, int64_t i,
+                                               int64_t j, const float *sums)
+{
+    if (p.vectors && j + 4 <= p.n) {
+        int64_t at = batch * p.stride_c + i * p.ldc + j;
+        float z[4];
+
+#pragma unroll
+        for (int x = 0; x < 4; x++)
+            z[x] = pre_activation(p, at + x, j + x, sums[x]);
+        if (p.preact)
+            store4(p.preact, i * p.ld_preact + j, p.dtype, z);
+#pragma unroll
+        for (int x = 0; x < 4; x++)
+            z[x] = activate(p.activation, z[x]);
+        store4(p.c, at, p.out_dtype, z);
+        return;
+    }
+#pragma unroll 1
+    for (int x = 0; x < 4; x++)
+        if (j + x < p.n)
+            finish(p, batch, i, j + x, sums[x]);
+}
+
+/*
+ * All threads of a block make elements of C of the sums of ROWS x COLS, which lie in shared memory
+ * with LD floats from row to row. The caller has seen to it that they are there.
+ */
+template <int ROWS, int COLS, int LD, int THREADS>
+static __device__ __forceinline__ void finish_tile(const cuda_product &p, const float *sums,
+                                                   int64_t batch, int64_t row, int64_t col)
+{
+#pragma unroll 1
+    for (int v = threadIdx.x; v < ROWS * COLS / 4; v += THREADS) {
+        int i = v / (COLS / 4), j = v % (COLS / 4) * 4;
+
+        if (row + i < p.m && col + j < p.n)
+            finish4(p, batch, row + i, col + j, sums + i * LD + j);
+    }
+}
+
+/* Where tile number `tile` lies, row by row within each matrix of the batch. */
+struct tile_place {
+    int64_t batch, row, col;
+};
+
+static __device__ __forceinline__ tile_place place_of(const cuda_product &p, int64_t tile, int m,
+                                                      int n)
+{
+    int64_t across = (p.n + n - 1) / n, down = (p.m + m - 1) / m;
+    tile_place x;
+
+    x.col = tile % across * n;
+    x.row = tile / across % down * m;
+    x.batch = tile / across / down;
+    return x;
+}
+
+#endif

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * How kernels are launched, and what the CUDA runtime says of them.
+ */
+#include <cuda_runtime_api.h>
+#include <limits.h>
+#include <stdio.h>
+
+#include "ops/cuda/cuda.h"
+
+gpunvme_ops_status_t cuda_status(int error, const char *doing)
+{
+    if (error == cudaSuccess)
+        return GPUNVME_OPS_OK;
+    return ops_fail(GPUNVME_OPS_ERR_CUDA, "%s: %s (%s)", doing,
+                    cudaGetErrorString((cudaError_t)error), cudaGetErrorName((cudaError_t)error));
+}
+
+int cuda_units(void)
+{
+    int device, units;
+
+    if (cudaGetDevice(&device) ||
+        cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device))
+        return 1;
+    return units;
+}
+
+gpunvme_ops_status_t cuda_allow_shared(const void *kernel, size_t nbytes)
+{
+    if (nbytes <= 48 * 1024)
+        return GPUNVME_OPS_OK;
+    return cuda_status(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)nbytes),
+        "asking for shared memory");
+}
+
+gpunvme_ops_status_t cuda_describe(const void *kernel, const struct cuda_tiling *tiling,
+                                   int64_t blocks, struct cuda_launch *launch)
+{
+    struct cudaFuncAttributes attributes;
+    int device, resident = 0, most = 1;
+    int error = cudaFuncGetAttributes(&attributes, kernel);
+
+    if (!error)
+        error = cudaGetDevice(&device);
+    if (!error)
+        error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxThreadsPerMultiProcessor, device);
+    if (!error)
+        error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, tiling->threads,
+                                                              tiling->shared_nbytes);
+    if (error)
+        return cuda_status(error, "asking about a kernel");
+    launch->tiling = *tiling;
+    launch->registers = attributes.numRegs;
+    launch->blocks = blocks;
+    launch->shared_nbytes = (int64_t)(attributes.sharedSizeBytes + tiling->shared_nbytes);
+    launch->occupancy = (double)resident * tiling->threads / most;
+    return GPUNVME_OPS_OK;
+}
+
+gpunvme_ops_status_t cuda_launch_tiles(const void *kernel, const struct cuda_product *product,
+                                       const struct cuda_tiling *tiling, void *stream,
+                                       struct cuda_launch *launch)
+{
+    int64_t tiles = cuda_tiles(product, tiling->tile_m, tiling->tile_n);
+    struct cuda_product copy = *product;
+    void *args[] = {&copy};
+    dim3 grid = {(unsigned)(tiles < INT_MAX ? tiles : INT_MAX), 1, 1};
+    dim3 block = {(unsigned)tiling->threads, 1, 1};
+    gpunvme_ops_status_t status = cuda_allow_shared(kernel, tiling->shared_nbytes);
+
+    if (status)
+        return status;
+    if (launch)
+        return cuda_describe(kernel, tiling, grid.x, launch);
+    return cuda_status(cudaLaunchKernel(kernel, grid, block, args, tiling->shared_nbytes, stream),
+                       "launching a kernel");
+}
+
+gpunvme_ops_status_t ops_cuda_capability(int index, struct gpunvme_ops_capability *out)
+{
+    struct cudaDeviceProp properties;
+    int count = 0, major = 0, minor = 0, units = 0, shared = 0, cache = 0;
+    int error = cudaGetDeviceCount(&count);
+
+    if (error || !count)
+        return ops_fail(GPUNVME_OPS_ERR_DEVICE, "there is no GPU that CUDA can use: %s",
+                        error ? cudaGetErrorString((cudaError_t)error) : "none was found");
+    if (index >= count)
+        return ops_fail(GPUNVME_OPS_ERR_DEVICE, "there is no GPU number %d: there are %d", index,
+                        count);
+    if (index != OPS_CURRENT_DEVICE) {
+        error = cudaGetDeviceProperties(&properties, index);
+        if (error)
+            return cuda_status(error, "asking for a GPU's properties");
+        snprintf(out->name, sizeof(out->name), "%.95s", properties.name);
+    } else {
+        error = cudaGetDevice(&index);
+    }
+    if (!error)
+        error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
+    if (!error)
+        error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
+    if (!error)
+        error = cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, index);
+    if (!error)
+        error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
+    if (!error)
+        error = cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, index);
+    if (error)
+        return cuda_status(error, "asking for a GPU's attributes");
+    out->index = index;
+    out->sm = 10 * major + minor;
+    out->units = units;
+    out->shared_nbytes = shared;
+    out->cache_nbytes = cache;
+    snprintf(out->features, sizeof(out->features), "sm_%d%s", out->sm, out->sm == 90 ? "a" : "");
+    return GPUNVME_OPS_OK;
+}

@@ -32,7 +32,7 @@ _gpunvme_options() {
         sim) echo "--listen --size --json --help --usage" ;;
         stripe) echo "--unit --force --json --help --usage" ;;
         ops)
-            echo "--variant --shape --dtype --activation --threads --rounds --time --cpu-time --seed" \
+            echo "--variant --shape --device --dtype --activation --threads --rounds --time --cpu-time --seed" \
                 "--json --help --usage"
             ;;
     esac
@@ -43,7 +43,8 @@ _gpunvme_values() {
     case $1 in
         --pattern | -p) echo "random sequential" ;;
         --memory) echo "host pinned gpu" ;;
-        --dtype) echo "f32 f16 bf16" ;;
+        --device) echo "cpu cuda" ;;
+        --dtype) echo "f32 tf32 f16 bf16" ;;
         --activation) echo "none relu gelu gelu_tanh silu" ;;
         --variant) echo "all naive blocked packed avx2 avx512 openmp" ;;
         --profile) gpunvme sim profiles 2>/dev/null | grep -E '^[a-z]' ;;

@@ -27,12 +27,37 @@ int cli_ops_by_name(const char *name)
     return -1;
 }
 
-int cli_ops_dtype_by_name(const char *name)
+int cli_ops_dtype_by_name(const char *name, int *compute)
 {
+    *compute = !strcmp(name, "tf32") ? GPUNVME_OPS_COMPUTE_TF32 : GPUNVME_OPS_COMPUTE_F32;
+    if (*compute)
+        return GPUNVME_OPS_F32;
     for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
         if (!strcmp(gpunvme_ops_dtype_name(dtype), name))
             return dtype;
     return -1;
+}
+
+const char *cli_ops_dtype_name(int dtype, int compute)
+{
+    return dtype == GPUNVME_OPS_F32 && compute == GPUNVME_OPS_COMPUTE_TF32
+               ? "tf32"
+               : gpunvme_ops_dtype_name(dtype);
+}
+
+static const char *const device_names[GPUNVME_OPS_NDEVICES] = {"cpu", "cuda"};
+
+int cli_ops_device_by_name(const char *name)
+{
+    for (int device = 0; device < GPUNVME_OPS_NDEVICES; device++)
+        if (!strcmp(device_names[device], name))
+            return device;
+    return -1;
+}
+
+const char *cli_ops_device_name(int device)
+{
+    return device_names[device];
 }
 
 int cli_ops_activation_by_name(const char *name)
@@ -83,7 +108,7 @@ static void list_variant(const struct gpunvme_ops_variant *v, struct cli_json *j
     }
     cli_json_object(json, NULL);
     cli_json_text(json, "name", v->name);
-    cli_json_text(json, "device", v->device == GPUNVME_OPS_CPU ? "cpu" : "cuda");
+    cli_json_text(json, "device", cli_ops_device_name(v->device));
     cli_json_text(json, "needs", v->needs);
     cli_json_text(json, "changes", v->changes);
     cli_json_bool(json, "available", v->available);
@@ -152,7 +177,7 @@ static int list(int argc, char **argv)
 
 static const struct cli_command commands[] = {
     {"list", "the variants of each operator, and what each changes", list},
-    {"bench", "how fast each variant is, beside its peak and OpenBLAS", cli_ops_bench},
+    {"bench", "how fast each variant is, beside OpenBLAS or cuBLASLt", cli_ops_bench},
     {"check", "whether each variant computes what it should", cli_ops_check},
 };
 

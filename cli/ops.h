@@ -21,7 +21,12 @@ int cli_ops_fail(gpunvme_ops_status_t status);
 int cli_ops_by_name(const char *name);
 const char *cli_ops_name(int op);
 
-int cli_ops_dtype_by_name(const char *name);      /* -1 if there is none */
+/* "tf32" is f32 that is multiplied as tf32: the type, and `compute`. -1 if there is none. */
+int cli_ops_dtype_by_name(const char *name, int *compute);
+const char *cli_ops_dtype_name(int dtype, int compute);
+
+int cli_ops_device_by_name(const char *name); /* "cpu" or "cuda"; -1 if there is none */
+const char *cli_ops_device_name(int device);
 int cli_ops_activation_by_name(const char *name); /* likewise */
 
 /* For matmul m, n, k; for linear layers rows, out, in, which are the same three of its product. */
@@ -32,30 +37,49 @@ struct ops_shape {
 /* "4096x4096x4096", or "512" for all three. */
 bool cli_ops_parse_shape(const char *text, struct ops_shape *shape);
 
+/* Matrices without padding: m x k, k x n (a weight is n x k), m x n, and gradients likewise. */
+enum ops_matrix_name {
+    OPS_A,
+    OPS_B,
+    OPS_C,
+    OPS_BIAS, /* linear layers: n, m x n */
+    OPS_PREACT,
+    OPS_GRAD_Y, /* backward: m x n; C is grad_x, m x k */
+    OPS_GRAD_WEIGHT,
+    OPS_GRAD_BIAS, /* n x k, n */
+    OPS_NMATRICES
+};
+
 struct ops_case {
-    int op, dtype, activation;
+    int op, device, dtype, compute, activation;
     struct ops_shape shape;
     int threads; /* of variants that have threads; 0: all */
     uint64_t seed;
 
-    /* Matrices without padding: m x k, k x n (a weight is n x k), m x n, and gradients likewise. */
-    void *a, *b, *c;
-    void *bias, *preact;           /* linear layers: n, m x n */
-    void *grad_y;                  /* backward: m x n; c is grad_x, m x k */
-    void *grad_weight, *grad_bias; /* backward: n x k, n */
+    void *host[OPS_NMATRICES];
+    void *gpu[OPS_NMATRICES]; /* of a case on the GPU */
+    size_t nbytes[OPS_NMATRICES];
     void *workspace;
     size_t workspace_nbytes;
 };
 
-/* Takes op, dtype, activation, shape, threads and seed. False: out of memory. */
+/* Where the operator sees a matrix. */
+void *ops_case_at(const struct ops_case *c, int matrix);
+
+/* Takes op, device, dtype, compute, activation, shape, threads and seed. False: out of memory. */
 bool ops_case_make(struct ops_case *c);
 void ops_case_drop(struct ops_case *c);
 
-/* Runs it, with a workspace that grows as needed: time a second run. */
+/*
+ * Runs it, with a workspace that grows as needed: time a second run. On the GPU it is only enqueued
+ * (ops_gpu_wait() waits), and results are fetched by ops_case_fetch().
+ */
 gpunvme_ops_status_t ops_case_run(struct ops_case *c, const char *variant);
 
+bool ops_case_fetch(struct ops_case *c);
+
 /* Poisons the results, so that what is not written is seen. */
-void ops_case_poison(struct ops_case *c);
+bool ops_case_poison(struct ops_case *c);
 
 double ops_case_flops(const struct ops_case *c);
 

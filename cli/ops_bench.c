@@ -11,6 +11,7 @@
 #include "cli.h"
 #include "json.h"
 #include "ops.h"
+#include "ops_gpu.h"
 #include "stop.h"
 
 #define MAX_ROUNDS 99
@@ -24,7 +25,7 @@ struct args {
     const char *variant;
     struct ops_shape shapes[MAX_SHAPES];
     unsigned nshapes;
-    int dtype, activation, threads;
+    int device, dtype, compute, activation, threads;
     unsigned rounds;
     uint64_t time_ns;
 };
@@ -32,7 +33,8 @@ struct args {
 struct row {
     char name[24];
     int threads;
-    bool blas;
+    bool blas;      /* the peer: OpenBLAS or cuBLASLt */
+    unsigned batch; /* runs that are timed together, for they are short */
     unsigned nruns;
     double spent; /* seconds */
     double seconds[MAX_ROUNDS];
@@ -43,16 +45,18 @@ struct row {
 struct table {
     const struct args *args;
     struct ops_case data;
-    struct gpunvme_ops_capability cpu;
+    struct gpunvme_ops_capability machine;
     const struct ops_blas *blas; /* NULL: none, or not for these types */
+    struct ops_cublas *cublas;   /* likewise */
     struct row rows[MAX_ROWS];
     unsigned nrows;
-    double peak; /* GFLOP/s of one thread */
+    double peak; /* GFLOP/s of one thread; 0: not measured */
 };
 
 enum {
     KEY_VARIANT = CLI_KEY_OWN,
     KEY_SHAPE,
+    KEY_DEVICE,
     KEY_DTYPE,
     KEY_ACTIVATION,
     KEY_THREADS,
@@ -67,7 +71,9 @@ static const struct argp_option options[] = {
      "Rows and columns of the result, and the sum's length; for linear layers rows, outputs and "
      "inputs. One number is a cube. May be given several times (1024)",
      1},
-    {"dtype", KEY_DTYPE, "f32|f16|bf16", 0, "Type of the matrices (f32)", 2},
+    {"device", KEY_DEVICE, "cpu|cuda", 0, "Where (cpu)", 1},
+    {"dtype", KEY_DTYPE, "f32|tf32|f16|bf16", 0,
+     "Type of the matrices; tf32 is f32 of which tensor cores use the upper bits (f32)", 2},
     {"activation", KEY_ACTIVATION, "NAME", 0, "none, relu, gelu, gelu_tanh or silu (gelu)", 2},
     {"threads", KEY_THREADS, "N", 0, "Of variants that have threads (all processors)", 2},
     {"rounds", KEY_ROUNDS, "N", 0, "Runs of each variant, at most (9)", 3},
@@ -82,14 +88,18 @@ static const struct argp_option options[] = {
 
 static const char doc[] =
     "Times each variant of an operator on random data: median and spread, the share of the "
-    "processor's measured peak, the ratio to the variant before and to OpenBLAS where that can be "
-    "loaded. OPERATOR is matmul, linear-forward, linear-backward or linear, which is both; "
+    "processor's measured peak, the ratio to the variant before and to OpenBLAS (on the GPU "
+    "cuBLASLt) where that can be loaded. OPERATOR is matmul, linear-forward, linear-backward or "
+    "linear, which is both; "
     "without one it is matmul."
     "\vOpenBLAS is given the product alone, without bias and activation, in f32, and as many "
-    "threads as the variant has. OPENBLAS_CORETYPE chooses its code.\n\n"
+    "threads as the variant has. OPENBLAS_CORETYPE chooses its code. cuBLASLt is given as much of "
+    "a linear layer as it can do at once; GPUNVME_CUBLASLT names another library file. On the GPU "
+    "time is the GPU's own, of as many runs in a row as fill 2 ms.\n\n"
     "Examples:\n"
     "  gpunvme ops bench\n"
     "  gpunvme ops bench matmul --shape 2048x2048x2048 --variant avx512\n"
+    "  gpunvme ops bench --device cuda --dtype bf16 --shape 4096\n"
     "  gpunvme ops bench linear --shape 512x4096x1024 --activation gelu --json";
 
 static int parse_name(struct argp_state *state, const char *option, const char *arg,
@@ -130,8 +140,13 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         else if (!cli_ops_parse_shape(arg, &args->shapes[args->nshapes++]))
             argp_error(state, "--shape=%s: must be like 4096x4096x1024, or one number", arg);
         return 0;
+    case KEY_DEVICE:
+        args->device = parse_name(state, "device", arg, cli_ops_device_by_name, "cpu or cuda");
+        return 0;
     case KEY_DTYPE:
-        args->dtype = parse_name(state, "dtype", arg, cli_ops_dtype_by_name, "f32, f16 or bf16");
+        args->dtype = cli_ops_dtype_by_name(arg, &args->compute);
+        if (args->dtype < 0)
+            argp_error(state, "--dtype=%s: must be f32, tf32, f16 or bf16", arg);
         return 0;
     case KEY_ACTIVATION:
         args->activation = parse_name(state, "activation", arg, cli_ops_activation_by_name,
@@ -172,28 +187,42 @@ static void add_row(struct table *t, const char *name, int threads, bool blas)
     snprintf(row->name, sizeof(row->name), "%s", name);
     row->threads = threads;
     row->blas = blas;
+    row->batch = 1;
 }
 
 static int threads_of(const struct table *t, const char *variant)
 {
     if (strcmp(variant, "openmp") != 0)
         return 1;
-    return t->args->threads ? t->args->threads : t->cpu.units;
+    return t->args->threads ? t->args->threads : t->machine.units;
 }
 
-/* A row for each variant, and for OpenBLAS with each number of threads among them. */
-static void make_rows(struct table *t)
+static bool takes(const struct table *t, const struct gpunvme_ops_variant *v)
+{
+    return v->available && v->dtypes & 1u << t->data.dtype &&
+           (t->data.dtype != GPUNVME_OPS_F32 || v->computes & 1u << t->data.compute);
+}
+
+/* A row for each variant. */
+static void add_variants(struct table *t)
 {
     struct gpunvme_ops_variant v;
-    bool one = false;
-    int many = 0;
 
     if (t->args->variant)
         add_row(t, t->args->variant, threads_of(t, t->args->variant), false);
     for (unsigned i = 0;
-         !t->args->variant && !gpunvme_ops_variant(t->data.op, GPUNVME_OPS_CPU, i, &v); i++)
-        if (v.available && v.dtypes & 1u << t->data.dtype)
+         !t->args->variant && !gpunvme_ops_variant(t->data.op, t->data.device, i, &v); i++)
+        if (takes(t, &v))
             add_row(t, v.name, threads_of(t, v.name), false);
+}
+
+/* Then for OpenBLAS with each number of threads among them, or for cuBLASLt. */
+static void make_rows(struct table *t)
+{
+    bool one = false;
+    int many = 0;
+
+    add_variants(t);
     for (unsigned i = 0; i < t->nrows; i++)
         if (t->rows[i].threads == 1)
             one = true;
@@ -203,6 +232,43 @@ static void make_rows(struct table *t)
         add_row(t, "OpenBLAS", 1, true);
     if (t->blas && many)
         add_row(t, "OpenBLAS", many, true);
+    if (t->cublas)
+        add_row(t, "cuBLASLt", 1, true);
+}
+
+/* A run on the GPU is enqueued. */
+struct enqueued {
+    struct table *table;
+    const struct row *row;
+    gpunvme_ops_status_t status;
+};
+
+static bool enqueue(void *arg)
+{
+    struct enqueued *e = arg;
+
+    if (e->row->blas)
+        return ops_cublas_run(e->table->cublas);
+    e->status = ops_case_run(&e->table->data, e->row->name);
+    return !e->status;
+}
+
+#define BATCH_SECONDS 2e-3
+
+static gpunvme_ops_status_t run_on_gpu(struct table *t, struct row *row, double *seconds)
+{
+    struct enqueued e = {t, row, GPUNVME_OPS_OK};
+
+    *seconds = ops_gpu_time(enqueue, &e, row->batch) / row->batch;
+    if (e.status)
+        return e.status;
+    if (*seconds < 0) {
+        cli_say("%s: %s", row->name, ops_gpu_error());
+        return GPUNVME_OPS_ERR_CUDA;
+    }
+    if (!row->nruns && *seconds * row->batch < BATCH_SECONDS && row->batch < 1000)
+        row->batch *= 2;
+    return GPUNVME_OPS_OK;
 }
 
 static gpunvme_ops_status_t run_row(struct table *t, struct row *row, double *seconds)
@@ -210,12 +276,33 @@ static gpunvme_ops_status_t run_row(struct table *t, struct row *row, double *se
     double start = t->args->cpu_time ? ops_cpu_now() : ops_now();
     gpunvme_ops_status_t status = GPUNVME_OPS_OK;
 
+    if (t->data.device == GPUNVME_OPS_CUDA)
+        return run_on_gpu(t, row, seconds);
     if (row->blas)
         ops_blas_run(t->blas, &t->data, row->threads);
     else
         status = ops_case_run(&t->data, row->name);
     *seconds = (t->args->cpu_time ? (ops_cpu_now() - start) / row->threads : ops_now() - start);
     return status;
+}
+
+/* Runs until as many fill a batch as are to. */
+static gpunvme_ops_status_t warm_up(struct table *t)
+{
+    for (unsigned i = 0; i < t->nrows && !cli_stopped(); i++) {
+        unsigned batch;
+
+        do {
+            gpunvme_ops_status_t status;
+            double seconds;
+
+            batch = t->rows[i].batch;
+            status = run_on_gpu(t, &t->rows[i], &seconds);
+            if (status)
+                return status;
+        } while (batch != t->rows[i].batch);
+    }
+    return GPUNVME_OPS_OK;
 }
 
 static bool tired(const struct table *t, const struct row *row)
@@ -226,7 +313,8 @@ static bool tired(const struct table *t, const struct row *row)
 /* One run of every row that has time left. A first run that is short only warms up. */
 static gpunvme_ops_status_t run_round(struct table *t, unsigned round)
 {
-    double peak = ops_peak();
+    bool gpu = t->data.device == GPUNVME_OPS_CUDA;
+    double peak = gpu ? 0 : ops_peak();
 
     t->peak = peak > t->peak ? peak : t->peak;
     for (unsigned i = 0; i < t->nrows && !cli_stopped(); i++) {
@@ -239,10 +327,10 @@ static gpunvme_ops_status_t run_round(struct table *t, unsigned round)
         status = run_row(t, row, &seconds);
         if (status)
             return status;
-        if (!round && seconds * 4e9 < (double)t->args->time_ns)
+        if (!round && !gpu && seconds * 4e9 < (double)t->args->time_ns)
             continue;
         row->seconds[row->nruns++] = seconds;
-        row->spent += seconds;
+        row->spent += seconds * row->batch;
     }
     return GPUNVME_OPS_OK;
 }
@@ -298,14 +386,16 @@ static void print_row(const struct table *t, const struct row *row)
 {
     const struct row *peer = peer_of(t, row);
     bool follows = row > t->rows && !row->blas;
-    char before[24], blas[24], time[BASE_UNITS_TEXT];
+    char before[24], blas[24], share[24] = "-", time[BASE_UNITS_TEXT];
 
     ratio(before, sizeof(before), follows, follows ? row[-1].median / row->median : 0);
     ratio(blas, sizeof(blas), peer && !row->blas, peer ? peer->median / row->median : 0);
-    printf("  %-9s%8d%9.2f%9.2f%7.1f%%%8.1f%%%9s%11s%9s%5u\n", row->name, row->threads,
+    base_format_time((uint64_t)(row->median * 1e9), time, sizeof(time));
+    if (t->peak > 0)
+        snprintf(share, sizeof(share), "%.1f%%", gflops(t, row) / (t->peak * row->threads) * 100);
+    printf("  %-12s%8d%11.2f%11.2f%7.1f%%%9s%9s%11s%9s%5u\n", row->name, row->threads,
            gflops(t, row), ops_case_flops(&t->data) / row->seconds[0] * 1e-9, row->spread * 100,
-           gflops(t, row) / (t->peak * row->threads) * 100, before, blas,
-           base_format_time((uint64_t)(row->median * 1e9), time, sizeof(time)), row->nruns);
+           share, before, blas, time, row->nruns);
 }
 
 static void print_table(const struct table *t)
@@ -313,17 +403,23 @@ static void print_table(const struct table *t)
     const struct ops_shape *s = &t->data.shape;
 
     printf("%s %s, %lld x %lld x %lld", cli_ops_name(t->data.op),
-           gpunvme_ops_dtype_name(t->data.dtype), (long long)s->m, (long long)s->n,
+           cli_ops_dtype_name(t->data.dtype, t->data.compute), (long long)s->m, (long long)s->n,
            (long long)s->k);
     if (t->data.op != GPUNVME_OPS_MATMUL)
         printf(", activation %s", gpunvme_ops_activation_name(t->data.activation));
     if (t->args->cpu_time)
         printf(", by processor time");
-    printf("\n%s (%s); one thread's peak: %.1f GFLOP/s\n", t->cpu.name, t->cpu.features, t->peak);
+    printf("\n%s (%s)", t->machine.name, t->machine.features);
+    if (t->peak > 0)
+        printf("; one thread's peak: %.1f GFLOP/s", t->peak);
+    putchar('\n');
     if (t->blas)
         printf("%s\n", t->blas->config);
-    printf("\n  %-9s%8s%9s%9s%8s%9s%9s%11s%9s%5s\n", "variant", "threads", "GFLOP/s", "best",
-           "spread", "of peak", "x before", "x OpenBLAS", "time", "runs");
+    if (t->cublas)
+        printf("%s%s%s\n", t->cublas->config, *t->cublas->does ? ", given " : "", t->cublas->does);
+    printf("\n  %-12s%8s%11s%11s%8s%9s%9s%11s%9s%5s\n", "variant", "threads", "GFLOP/s", "best",
+           "spread", "of peak", "x before",
+           t->data.device == GPUNVME_OPS_CUDA ? "x cuBLASLt" : "x OpenBLAS", "time", "runs");
     for (unsigned i = 0; i < t->nrows; i++)
         print_row(t, &t->rows[i]);
 }
@@ -341,11 +437,12 @@ static void json_row(const struct table *t, const struct row *row, struct cli_js
     cli_json_real(json, "seconds_max", row->seconds[row->nruns - 1]);
     cli_json_real(json, "spread", row->spread);
     cli_json_real(json, "gflops", gflops(t, row));
-    cli_json_real(json, "of_peak", gflops(t, row) / (t->peak * row->threads));
+    if (t->peak > 0)
+        cli_json_real(json, "of_peak", gflops(t, row) / (t->peak * row->threads));
     if (row > t->rows && !row->blas)
         cli_json_real(json, "to_variant_before", row[-1].median / row->median);
     if (peer)
-        cli_json_real(json, "to_openblas", peer->median / row->median);
+        cli_json_real(json, t->cublas ? "to_cublaslt" : "to_openblas", peer->median / row->median);
     cli_json_close(json);
 }
 
@@ -355,16 +452,23 @@ static void json_table(const struct table *t, struct cli_json *json)
 
     cli_json_object(json, NULL);
     cli_json_text(json, "operator", cli_ops_name(t->data.op));
-    cli_json_text(json, "dtype", gpunvme_ops_dtype_name(t->data.dtype));
+    cli_json_text(json, "device", cli_ops_device_name(t->data.device));
+    cli_json_text(json, "dtype", cli_ops_dtype_name(t->data.dtype, t->data.compute));
     if (t->data.op != GPUNVME_OPS_MATMUL)
         cli_json_text(json, "activation", gpunvme_ops_activation_name(t->data.activation));
     cli_json_u64(json, "m", (uint64_t)s->m);
     cli_json_u64(json, "n", (uint64_t)s->n);
     cli_json_u64(json, "k", (uint64_t)s->k);
-    cli_json_text(json, "cpu", t->cpu.name);
-    cli_json_text(json, "features", t->cpu.features);
-    cli_json_real(json, "peak_gflops", t->peak);
-    cli_json_text(json, "openblas", t->blas ? t->blas->config : NULL);
+    cli_json_text(json, t->data.device == GPUNVME_OPS_CUDA ? "gpu" : "cpu", t->machine.name);
+    cli_json_text(json, "features", t->machine.features);
+    if (t->peak > 0)
+        cli_json_real(json, "peak_gflops", t->peak);
+    if (t->data.device == GPUNVME_OPS_CPU)
+        cli_json_text(json, "openblas", t->blas ? t->blas->config : NULL);
+    else
+        cli_json_text(json, "cublaslt", t->cublas ? t->cublas->config : NULL);
+    if (t->cublas && *t->cublas->does)
+        cli_json_text(json, "cublaslt_does", t->cublas->does);
     cli_json_bool(json, "cpu_time", t->args->cpu_time);
     cli_json_array(json, "variants");
     for (unsigned i = 0; i < t->nrows; i++)
@@ -376,7 +480,7 @@ static void json_table(const struct table *t, struct cli_json *json)
 /* All rounds of one table. */
 static int measure(struct table *t)
 {
-    gpunvme_ops_status_t status = GPUNVME_OPS_OK;
+    gpunvme_ops_status_t status = t->data.device == GPUNVME_OPS_CUDA ? warm_up(t) : GPUNVME_OPS_OK;
 
     for (unsigned round = 0; round <= t->args->rounds && !status && !cli_stopped(); round++)
         status = run_round(t, round);
@@ -389,32 +493,50 @@ static int measure(struct table *t)
     return CLI_OK;
 }
 
-static int bench(const struct args *args, const struct ops_blas *blas, int op,
+struct peers {
+    const struct ops_blas *blas;
+    struct ops_cublas *cublas;
+};
+
+static int measure_case(struct table *t, const struct peers *peers)
+{
+    struct ops_shape *s = &t->data.shape;
+    int code;
+
+    if (!ops_case_make(&t->data)) {
+        cli_say("out of memory: matrices of %lld x %lld x %lld are too large for this machine",
+                (long long)s->m, (long long)s->n, (long long)s->k);
+        return CLI_FAILED;
+    }
+    if (peers->cublas && ops_cublas_prepare(peers->cublas, &t->data))
+        t->cublas = peers->cublas;
+    make_rows(t);
+    code = measure(t);
+    ops_case_drop(&t->data);
+    return code;
+}
+
+static int bench(const struct args *args, const struct peers *peers, int op,
                  const struct ops_shape *shape, struct cli_json *json)
 {
     struct table t = {
         .args = args,
-        .blas = args->dtype == GPUNVME_OPS_F32 ? blas : NULL,
+        .blas = args->dtype == GPUNVME_OPS_F32 ? peers->blas : NULL,
         .data = {.op = op,
+                 .device = args->device,
                  .dtype = args->dtype,
+                 .compute = args->compute,
                  .activation = args->activation,
                  .shape = *shape,
                  .threads = args->threads,
                  .seed = 1},
     };
-    gpunvme_ops_status_t status = gpunvme_ops_capability(GPUNVME_OPS_CPU, 0, &t.cpu);
+    gpunvme_ops_status_t status = gpunvme_ops_capability(args->device, 0, &t.machine);
     int code;
 
     if (status)
         return cli_ops_fail(status);
-    make_rows(&t);
-    if (!ops_case_make(&t.data)) {
-        cli_say("out of memory: matrices of %lld x %lld x %lld are too large for this machine",
-                (long long)shape->m, (long long)shape->n, (long long)shape->k);
-        return CLI_FAILED;
-    }
-    code = measure(&t);
-    ops_case_drop(&t.data);
+    code = measure_case(&t, peers);
     if (code)
         return code;
     if (json)
@@ -424,10 +546,8 @@ static int bench(const struct args *args, const struct ops_blas *blas, int op,
     return CLI_OK;
 }
 
-static int bench_all(const struct args *args, struct cli_json *json)
+static int bench_shapes(const struct args *args, const struct peers *peers, struct cli_json *json)
 {
-    struct ops_blas blas;
-    const struct ops_blas *found = ops_blas_open(&blas) ? &blas : NULL;
     bool first = true;
 
     for (int op = 0; op < GPUNVME_OPS_NOPS; op++)
@@ -437,14 +557,31 @@ static int bench_all(const struct args *args, struct cli_json *json)
             if (!json && !first)
                 putchar('\n');
             first = false;
-            code = bench(args, found, op, &args->shapes[i], json);
+            code = bench(args, peers, op, &args->shapes[i], json);
             fflush(stdout);
             if (code)
                 return code;
         }
-    if (!json && !found)
-        puts("\nOpenBLAS was not found: libopenblas.so.0 (Debian: libopenblas0-pthread).");
     return CLI_OK;
+}
+
+static int bench_all(const struct args *args, struct cli_json *json)
+{
+    bool gpu = args->device == GPUNVME_OPS_CUDA;
+    struct ops_cublas cublas;
+    struct ops_blas blas;
+    struct peers peers = {!gpu && ops_blas_open(&blas) ? &blas : NULL,
+                          gpu && ops_gpu_present() && ops_cublas_open(&cublas) ? &cublas : NULL};
+    int code = bench_shapes(args, &peers, json);
+
+    if (!code && !json && !gpu && !peers.blas)
+        puts("\nOpenBLAS was not found: libopenblas.so.0 (Debian: libopenblas0-pthread).");
+    if (!code && !json && gpu && !peers.cublas)
+        puts(
+            "\ncuBLASLt was not found: libcublasLt.so.13 or .12 (or what GPUNVME_CUBLASLT names).");
+    if (peers.cublas)
+        ops_cublas_close(peers.cublas);
+    return code;
 }
 
 int cli_ops_bench(int argc, char **argv)

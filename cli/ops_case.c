@@ -11,6 +11,7 @@
 #include "base/random.h"
 #include "ops.h"
 #include "ops/cpu/dtype.h"
+#include "ops_gpu.h"
 
 static double seconds_of(clockid_t clock)
 {
@@ -30,17 +31,37 @@ double ops_cpu_now(void)
     return seconds_of(CLOCK_PROCESS_CPUTIME_ID);
 }
 
-/* `n` random elements in [-1, 1). */
-static bool fill(void **data, int64_t n, int dtype, struct base_random *r)
+static bool is_result(const struct ops_case *c, int matrix)
 {
-    size_t nbytes = ((size_t)n * gpunvme_ops_dtype_nbytes(dtype) + 4095) & ~(size_t)4095;
+    return matrix == OPS_C || matrix == OPS_GRAD_WEIGHT || matrix == OPS_GRAD_BIAS ||
+           (matrix == OPS_PREACT && c->op == GPUNVME_OPS_LINEAR_FORWARD);
+}
 
-    *data = aligned_alloc(4096, nbytes ? nbytes : 4096);
-    if (!*data)
+/* `n` elements: random in [-1, 1), results poisoned. */
+static bool make_matrix(struct ops_case *c, int matrix, int64_t n, struct base_random *r)
+{
+    size_t nbytes = (size_t)n * gpunvme_ops_dtype_nbytes(c->dtype);
+    size_t pages = (nbytes + 4095) & ~(size_t)4095;
+    void *data = aligned_alloc(4096, pages ? pages : 4096);
+
+    c->host[matrix] = data;
+    c->nbytes[matrix] = nbytes;
+    if (!data)
         return false;
-    for (int64_t i = 0; i < n; i++)
-        cpu_store(*data, i, dtype, (float)(2 * base_random_real(r) - 1));
-    return true;
+    if (is_result(c, matrix))
+        memset(data, 0xff, nbytes);
+    else
+        for (int64_t i = 0; i < n; i++)
+            cpu_store(data, i, c->dtype, (float)(2 * base_random_real(r) - 1));
+    if (c->device == GPUNVME_OPS_CPU)
+        return true;
+    c->gpu[matrix] = ops_gpu_new(nbytes);
+    return c->gpu[matrix] && ops_gpu_put(c->gpu[matrix], data, nbytes);
+}
+
+void *ops_case_at(const struct ops_case *c, int matrix)
+{
+    return c->device == GPUNVME_OPS_CPU ? c->host[matrix] : c->gpu[matrix];
 }
 
 /* Memory is handed out before it is there: what would not fit is refused, not found out. */
@@ -55,46 +76,60 @@ bool ops_case_make(struct ops_case *c)
 {
     int64_t mk = c->shape.m * c->shape.k, kn = c->shape.k * c->shape.n;
     int64_t mn = c->shape.m * c->shape.n, n = c->shape.n;
-    bool backward = c->op == GPUNVME_OPS_LINEAR_BACKWARD;
+    bool linear = c->op != GPUNVME_OPS_MATMUL, backward = c->op == GPUNVME_OPS_LINEAR_BACKWARD;
+    int64_t counts[OPS_NMATRICES] = {mk, kn, backward ? mk : mn, n, mn, mn, kn, n};
+    int nmatrices = backward ? OPS_NMATRICES : linear ? OPS_GRAD_Y : OPS_BIAS;
     struct base_random r = {.state = c->seed};
-    bool ok = fits(c, 2 * (mk + kn + mn)) && fill(&c->a, mk, c->dtype, &r) &&
-              fill(&c->b, kn, c->dtype, &r) && fill(&c->c, backward ? mk : mn, c->dtype, &r);
+    bool ok = fits(c, 2 * (mk + kn + mn));
 
-    if (ok && c->op != GPUNVME_OPS_MATMUL)
-        ok = fill(&c->bias, n, c->dtype, &r) && fill(&c->preact, mn, c->dtype, &r);
-    if (ok && backward)
-        ok = fill(&c->grad_y, mn, c->dtype, &r) && fill(&c->grad_weight, kn, c->dtype, &r) &&
-             fill(&c->grad_bias, n, c->dtype, &r);
+    for (int i = 0; i < nmatrices && ok; i++)
+        ok = make_matrix(c, i, counts[i], &r);
     if (!ok)
         ops_case_drop(c);
     return ok;
 }
 
-void ops_case_drop(struct ops_case *c)
+static void drop_workspace(struct ops_case *c)
 {
-    void **all[] = {&c->a,      &c->b,           &c->c,         &c->bias,     &c->preact,
-                    &c->grad_y, &c->grad_weight, &c->grad_bias, &c->workspace};
-
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
-        free(*all[i]);
-        *all[i] = NULL;
-    }
+    if (c->device == GPUNVME_OPS_CPU)
+        free(c->workspace);
+    else
+        ops_gpu_drop(c->workspace);
+    c->workspace = NULL;
     c->workspace_nbytes = 0;
 }
 
-void ops_case_poison(struct ops_case *c)
+void ops_case_drop(struct ops_case *c)
 {
-    size_t size = gpunvme_ops_dtype_nbytes(c->dtype);
-    size_t m = (size_t)c->shape.m, n = (size_t)c->shape.n, k = (size_t)c->shape.k;
-    bool backward = c->op == GPUNVME_OPS_LINEAR_BACKWARD;
-
-    memset(c->c, 0xff, m * (backward ? k : n) * size);
-    if (c->op == GPUNVME_OPS_LINEAR_FORWARD)
-        memset(c->preact, 0xff, m * n * size);
-    if (backward) {
-        memset(c->grad_weight, 0xff, n * k * size);
-        memset(c->grad_bias, 0xff, n * size);
+    for (int i = 0; i < OPS_NMATRICES; i++) {
+        free(c->host[i]);
+        ops_gpu_drop(c->gpu[i]);
+        c->host[i] = c->gpu[i] = NULL;
     }
+    drop_workspace(c);
+}
+
+bool ops_case_poison(struct ops_case *c)
+{
+    bool ok = true;
+
+    for (int i = 0; i < OPS_NMATRICES; i++)
+        if (c->host[i] && is_result(c, i)) {
+            memset(c->host[i], 0xff, c->nbytes[i]);
+            if (c->device != GPUNVME_OPS_CPU)
+                ok = ok && ops_gpu_put(c->gpu[i], c->host[i], c->nbytes[i]);
+        }
+    return ok;
+}
+
+bool ops_case_fetch(struct ops_case *c)
+{
+    bool ok = true;
+
+    for (int i = 0; i < OPS_NMATRICES && c->device != GPUNVME_OPS_CPU; i++)
+        if (c->host[i] && is_result(c, i))
+            ok = ok && ops_gpu_get(c->host[i], c->gpu[i], c->nbytes[i]);
+    return ok;
 }
 
 double ops_case_flops(const struct ops_case *c)
@@ -109,14 +144,15 @@ static struct gpunvme_matmul matmul_of(const struct ops_case *c)
                                    .n = c->shape.n,
                                    .k = c->shape.k,
                                    .batch = 1,
-                                   .a = c->a,
-                                   .b = c->b,
-                                   .c = c->c,
+                                   .a = ops_case_at(c, OPS_A),
+                                   .b = ops_case_at(c, OPS_B),
+                                   .c = ops_case_at(c, OPS_C),
                                    .lda = c->shape.k,
                                    .ldb = c->shape.n,
                                    .ldc = c->shape.n,
                                    .alpha = 1,
                                    .dtype = c->dtype,
+                                   .compute = c->compute,
                                    .out_dtype = c->dtype};
 }
 
@@ -125,16 +161,17 @@ static struct gpunvme_linear forward_of(const struct ops_case *c)
     return (struct gpunvme_linear){.rows = c->shape.m,
                                    .in = c->shape.k,
                                    .out = c->shape.n,
-                                   .x = c->a,
-                                   .weight = c->b,
-                                   .bias = c->bias,
-                                   .y = c->c,
-                                   .preact = c->preact,
+                                   .x = ops_case_at(c, OPS_A),
+                                   .weight = ops_case_at(c, OPS_B),
+                                   .bias = ops_case_at(c, OPS_BIAS),
+                                   .y = ops_case_at(c, OPS_C),
+                                   .preact = ops_case_at(c, OPS_PREACT),
                                    .ldx = c->shape.k,
                                    .ldw = c->shape.k,
                                    .ldy = c->shape.n,
                                    .ld_preact = c->shape.n,
                                    .activation = c->activation,
+                                   .compute = c->compute,
                                    .dtype = c->dtype};
 }
 
@@ -143,13 +180,13 @@ static struct gpunvme_linear_grad backward_of(const struct ops_case *c)
     return (struct gpunvme_linear_grad){.rows = c->shape.m,
                                         .in = c->shape.k,
                                         .out = c->shape.n,
-                                        .x = c->a,
-                                        .weight = c->b,
-                                        .grad_y = c->grad_y,
-                                        .preact = c->preact,
-                                        .grad_x = c->c,
-                                        .grad_weight = c->grad_weight,
-                                        .grad_bias = c->grad_bias,
+                                        .x = ops_case_at(c, OPS_A),
+                                        .weight = ops_case_at(c, OPS_B),
+                                        .grad_y = ops_case_at(c, OPS_GRAD_Y),
+                                        .preact = ops_case_at(c, OPS_PREACT),
+                                        .grad_x = ops_case_at(c, OPS_C),
+                                        .grad_weight = ops_case_at(c, OPS_GRAD_WEIGHT),
+                                        .grad_bias = ops_case_at(c, OPS_GRAD_BIAS),
                                         .ldx = c->shape.k,
                                         .ldw = c->shape.k,
                                         .ld_grad_y = c->shape.n,
@@ -157,6 +194,7 @@ static struct gpunvme_linear_grad backward_of(const struct ops_case *c)
                                         .ld_grad_x = c->shape.k,
                                         .ld_grad_weight = c->shape.k,
                                         .activation = c->activation,
+                                        .compute = c->compute,
                                         .dtype = c->dtype,
                                         .grad_dtype = c->dtype};
 }
@@ -188,7 +226,7 @@ static gpunvme_ops_status_t call(struct ops_case *c, const struct gpunvme_ops_ex
 
 gpunvme_ops_status_t ops_case_run(struct ops_case *c, const char *variant)
 {
-    struct gpunvme_ops_exec exec = {.variant = variant, .threads = c->threads};
+    struct gpunvme_ops_exec exec = {.device = c->device, .variant = variant, .threads = c->threads};
     size_t nbytes = 0;
     gpunvme_ops_status_t status = call(c, &exec, &nbytes);
 
@@ -196,8 +234,9 @@ gpunvme_ops_status_t ops_case_run(struct ops_case *c, const char *variant)
         return status;
     if (nbytes > c->workspace_nbytes) {
         nbytes = (nbytes + 4095) & ~(size_t)4095;
-        free(c->workspace);
-        c->workspace = aligned_alloc(4096, nbytes);
+        drop_workspace(c);
+        c->workspace =
+            c->device == GPUNVME_OPS_CPU ? aligned_alloc(4096, nbytes) : ops_gpu_new(nbytes);
         c->workspace_nbytes = c->workspace ? nbytes : 0;
     }
     exec.workspace = c->workspace;
@@ -219,6 +258,24 @@ static double rounding(int dtype, double value)
     default:
         return fabs(value) * EPS;
     }
+}
+
+/* What products lose beyond f32: on the GPU tf32, of which each factor may lose 2^-10. */
+static double tf32_error(const struct ops_case *c)
+{
+    return c->device == GPUNVME_OPS_CUDA && c->dtype == GPUNVME_OPS_F32 &&
+                   c->compute == GPUNVME_OPS_COMPUTE_TF32
+               ? 0x1p-9
+               : 0;
+}
+
+/* What dZ loses: on the GPU it is rounded to the type of the matrices. */
+static double dz_error(const struct ops_case *c)
+{
+    bool rounded = c->device == GPUNVME_OPS_CUDA && c->dtype != GPUNVME_OPS_F32 &&
+                   c->activation != GPUNVME_OPS_ACT_NONE;
+
+    return 2 * ACT_EPS + tf32_error(c) + (rounded ? rounding(c->dtype, 1) : 0);
 }
 
 static double load(const struct ops_case *c, const void *data, int64_t i)
@@ -280,21 +337,21 @@ static double error_of_product(const struct ops_case *c)
             double error, y;
 
             if (linear)
-                z.value = load(c, c->bias, j), z.size = fabs(z.value);
+                z.value = load(c, c->host[OPS_BIAS], j), z.size = fabs(z.value);
             for (int64_t p = 0; p < s.k; p++) {
-                double product =
-                    load(c, c->a, i * s.k + p) * load(c, c->b, linear ? j * s.k + p : p * s.n + j);
+                double product = load(c, c->host[OPS_A], i * s.k + p) *
+                                 load(c, c->host[OPS_B], linear ? j * s.k + p : p * s.n + j);
 
                 z.value += product;
                 z.size += fabs(product);
             }
-            error = (double)(s.k + 3) * EPS * z.size;
+            error = ((double)(s.k + 3) * EPS + tf32_error(c)) * z.size;
             y = linear ? activate(c->activation, z.value) : z.value;
             if (linear)
-                most = worst(most, load(c, c->preact, i * s.n + j), z.value,
+                most = worst(most, load(c, c->host[OPS_PREACT], i * s.n + j), z.value,
                              error + rounding(c->dtype, z.value));
             /* No activation is steeper than 1.13. */
-            most = worst(most, load(c, c->c, i * s.n + j), y,
+            most = worst(most, load(c, c->host[OPS_C], i * s.n + j), y,
                          1.2 * error + ACT_EPS * fabs(z.value) + rounding(c->dtype, y));
         }
     return most;
@@ -310,7 +367,7 @@ static struct sum sum_dz(const struct ops_case *c, const double *dz, int64_t cou
         double y = other ? load(c, other, at + p * stride) : 1;
 
         s.value += dz[first + p * step] * y;
-        s.size += fabs(1.2 * load(c, c->grad_y, first + p * step) * y);
+        s.size += fabs(1.2 * load(c, c->host[OPS_GRAD_Y], first + p * step) * y);
     }
     return s;
 }
@@ -319,7 +376,7 @@ static double worst_sum(const struct ops_case *c, double so_far, double got, str
                         int64_t count)
 {
     return worst(so_far, got, s.value,
-                 ((double)(count + 3) * EPS + 2 * ACT_EPS) * s.size + rounding(c->dtype, s.value));
+                 ((double)(count + 3) * EPS + dz_error(c)) * s.size + rounding(c->dtype, s.value));
 }
 
 static double error_of_gradients(const struct ops_case *c)
@@ -331,16 +388,18 @@ static double error_of_gradients(const struct ops_case *c)
     if (!dz)
         return NAN;
     for (int64_t i = 0; i < m * n; i++)
-        dz[i] = load(c, c->grad_y, i) * slope(c->activation, load(c, c->preact, i));
+        dz[i] =
+            load(c, c->host[OPS_GRAD_Y], i) * slope(c->activation, load(c, c->host[OPS_PREACT], i));
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < k; j++)
-            most = worst_sum(c, most, load(c, c->c, i * k + j),
-                             sum_dz(c, dz, n, i * n, 1, c->b, j, k), n);
+            most = worst_sum(c, most, load(c, c->host[OPS_C], i * k + j),
+                             sum_dz(c, dz, n, i * n, 1, c->host[OPS_B], j, k), n);
     for (int64_t i = 0; i < n; i++) {
         for (int64_t j = 0; j < k; j++)
-            most = worst_sum(c, most, load(c, c->grad_weight, i * k + j),
-                             sum_dz(c, dz, m, i, n, c->a, j, k), m);
-        most = worst_sum(c, most, load(c, c->grad_bias, i), sum_dz(c, dz, m, i, n, NULL, 0, 0), m);
+            most = worst_sum(c, most, load(c, c->host[OPS_GRAD_WEIGHT], i * k + j),
+                             sum_dz(c, dz, m, i, n, c->host[OPS_A], j, k), m);
+        most = worst_sum(c, most, load(c, c->host[OPS_GRAD_BIAS], i),
+                         sum_dz(c, dz, m, i, n, NULL, 0, 0), m);
     }
     free(dz);
     return most;

@@ -9,18 +9,21 @@
 #include "cli.h"
 #include "json.h"
 #include "ops.h"
+#include "ops_gpu.h"
 #include "stop.h"
 
 struct args {
     bool json;
     const char *variant;
+    int device; /* -1: all */
     uint64_t seed;
 };
 
-enum { KEY_VARIANT = CLI_KEY_OWN, KEY_SEED };
+enum { KEY_VARIANT = CLI_KEY_OWN, KEY_DEVICE, KEY_SEED };
 
 static const struct argp_option options[] = {
     {"variant", KEY_VARIANT, "all|NAME", 0, "Which variant (all that this machine has)", 1},
+    {"device", KEY_DEVICE, "all|cpu|cuda", 0, "Where (everywhere that there is)", 1},
     {"seed", KEY_SEED, "N", 0, "Of the random data (1)", 1},
     CLI_OPTION_JSON,
     {0},
@@ -29,9 +32,10 @@ static const struct argp_option options[] = {
 static const char doc[] =
     "Runs each variant of each operator that this machine has, with each type, on several shapes, "
     "and compares with sums in f64. The error is told as a share of what sums in f32 may lose: up "
-    "to 1 is right."
+    "to 1 is right. With a GPU, the GPU's are checked, too."
     "\vExamples:\n"
     "  gpunvme ops check\n"
+    "  gpunvme ops check --device cuda --variant hopper\n"
     "  gpunvme ops check --variant avx512 --seed 7\n\n"
     "Exit codes: 0 all are right, 1 something failed, 2 usage, 3 a result is wrong.";
 
@@ -42,6 +46,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     switch (key) {
     case KEY_VARIANT:
         args->variant = strcmp(arg, "all") != 0 ? arg : NULL;
+        return 0;
+    case KEY_DEVICE:
+        args->device = cli_ops_device_by_name(arg);
+        if (args->device < 0 && strcmp(arg, "all") != 0)
+            argp_error(state, "--device=%s: must be all, cpu or cuda", arg);
         return 0;
     case KEY_SEED:
         args->seed = cli_parse_count(state, "seed", arg, 0, UINT64_MAX);
@@ -57,12 +66,13 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 static const struct argp argp = {options, parse, "", doc, NULL, NULL, NULL};
 
 static const struct ops_shape shapes[] = {
-    {1, 1, 1}, {67, 131, 97}, {13, 33, 1000}, {128, 96, 64}, {485, 9, 31}, {3, 257, 389},
+    {1, 1, 1},    {67, 131, 97}, {13, 33, 1000},  {128, 96, 64},
+    {485, 9, 31}, {3, 257, 389}, {136, 264, 200},
 };
 #define NSHAPES (sizeof(shapes) / sizeof(shapes[0]))
 
 struct result {
-    int op, dtype;
+    int op, device, dtype, compute;
     const char *variant;
     double error; /* the worst of all shapes */
     unsigned ncases;
@@ -73,19 +83,21 @@ static gpunvme_ops_status_t check(const struct args *args, struct result *r)
 {
     for (size_t i = 0; i < NSHAPES && !cli_stopped(); i++) {
         struct ops_case c = {.op = r->op,
+                             .device = r->device,
                              .dtype = r->dtype,
+                             .compute = r->compute,
                              .activation = (int)(i % GPUNVME_OPS_NACTS),
                              .shape = shapes[i],
                              .seed = args->seed + i};
         gpunvme_ops_status_t status = GPUNVME_OPS_OK;
         double error = NAN;
 
-        if (ops_case_make(&c)) {
-            ops_case_poison(&c);
+        if (ops_case_make(&c) && ops_case_poison(&c)) {
             status = ops_case_run(&c, r->variant);
-            error = status ? 0 : ops_case_error(&c);
-            ops_case_drop(&c);
+            if (!status && ops_case_fetch(&c))
+                error = ops_case_error(&c);
         }
+        ops_case_drop(&c);
         if (status)
             return status;
         if (!(error <= r->error))
@@ -100,14 +112,16 @@ static void tell(const struct result *r, struct cli_json *json)
     bool right = r->error <= 1;
 
     if (!json) {
-        printf("  %-17s%-10s%-6s%6u cases%10.3f  %s\n", cli_ops_name(r->op), r->variant,
-               gpunvme_ops_dtype_name(r->dtype), r->ncases, r->error, right ? "right" : "WRONG");
+        printf("  %-17s%-13s%-6s%6u cases%10.3f  %s\n", cli_ops_name(r->op), r->variant,
+               cli_ops_dtype_name(r->dtype, r->compute), r->ncases, r->error,
+               right ? "right" : "WRONG");
         return;
     }
     cli_json_object(json, NULL);
     cli_json_text(json, "operator", cli_ops_name(r->op));
+    cli_json_text(json, "device", cli_ops_device_name(r->device));
     cli_json_text(json, "variant", r->variant);
-    cli_json_text(json, "dtype", gpunvme_ops_dtype_name(r->dtype));
+    cli_json_text(json, "dtype", cli_ops_dtype_name(r->dtype, r->compute));
     cli_json_u64(json, "cases", r->ncases);
     cli_json_real(json, "error", r->error);
     cli_json_bool(json, "right", right);
@@ -116,54 +130,92 @@ static void tell(const struct result *r, struct cli_json *json)
 
 struct count {
     unsigned checked, wrong;
+    bool found;
     int code;
 };
 
+/* Nothing of what was asked for is here: the device says why, or the variant what it needs. */
+static int check_nothing(const struct args *args)
+{
+    struct gpunvme_ops_capability x;
+    gpunvme_ops_status_t status =
+        gpunvme_ops_capability(args->device < 0 ? GPUNVME_OPS_CUDA : args->device, 0, &x);
+
+    if (status)
+        return cli_ops_fail(status);
+    cli_say("nothing was checked: this machine has none of the variants");
+    return CLI_FAILED;
+}
+
+static void check_type(const struct args *args, const struct gpunvme_ops_variant *v, int dtype,
+                       int compute, struct cli_json *json, struct count *count)
+{
+    struct result r = {v->op, v->device, dtype, compute, v->name, 0, 0};
+    gpunvme_ops_status_t status = check(args, &r);
+
+    if (status)
+        count->code = cli_ops_fail(status);
+    else if (cli_stopped())
+        count->code = cli_fail(cli_stop_check());
+    if (count->code)
+        return;
+    tell(&r, json);
+    count->checked++;
+    count->wrong += !(r.error <= 1);
+}
+
+/* Every type; tf32 is one of its own on the GPU, while the CPU computes it as f32. */
 static void check_variant(const struct args *args, const struct gpunvme_ops_variant *v,
                           struct cli_json *json, struct count *count)
 {
     for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES && !count->code; dtype++) {
-        struct result r = {v->op, dtype, v->name, 0, 0};
-        gpunvme_ops_status_t status;
+        bool by_tf32 = dtype == GPUNVME_OPS_F32 && v->device == GPUNVME_OPS_CUDA &&
+                       v->computes & 1u << GPUNVME_OPS_COMPUTE_TF32;
 
         if (!(v->dtypes & 1u << dtype))
             continue;
-        status = check(args, &r);
-        if (status)
-            count->code = cli_ops_fail(status);
-        else if (cli_stopped())
-            count->code = cli_fail(cli_stop_check());
-        if (count->code)
-            return;
-        tell(&r, json);
-        count->checked++;
-        count->wrong += !(r.error <= 1);
+        if (dtype != GPUNVME_OPS_F32 || v->computes & 1u << GPUNVME_OPS_COMPUTE_F32)
+            check_type(args, v, dtype, GPUNVME_OPS_COMPUTE_F32, json, count);
+        if (by_tf32 && !count->code)
+            check_type(args, v, dtype, GPUNVME_OPS_COMPUTE_TF32, json, count);
+    }
+}
+
+static void check_ladder(const struct args *args, int op, int device, struct cli_json *json,
+                         struct count *count)
+{
+    struct gpunvme_ops_variant v;
+
+    for (unsigned i = 0; !gpunvme_ops_variant(op, device, i, &v) && !count->code; i++) {
+        if (args->variant && strcmp(args->variant, v.name) != 0)
+            continue;
+        count->found = true;
+        /* What was named and is not here, is told so; but a name may be on both devices. */
+        if (v.available || (args->variant && args->device >= 0))
+            check_variant(args, &v, json, count);
     }
 }
 
 static void check_all(const struct args *args, struct cli_json *json, struct count *count)
 {
-    struct gpunvme_ops_variant v;
-    bool found = false;
-
-    for (int op = 0; op < GPUNVME_OPS_NOPS; op++)
-        for (unsigned i = 0; !gpunvme_ops_variant(op, GPUNVME_OPS_CPU, i, &v); i++) {
-            if (args->variant && strcmp(args->variant, v.name) != 0)
-                continue;
-            found = true;
-            if (v.available || args->variant)
-                check_variant(args, &v, json, count);
-            if (count->code)
-                return;
-        }
-    if (!found)
+    for (int device = 0; device < GPUNVME_OPS_NDEVICES; device++) {
+        if (args->device >= 0 && args->device != device)
+            continue;
+        if (!json && device == GPUNVME_OPS_CUDA && ops_gpu_present())
+            puts("on the GPU:");
+        for (int op = 0; op < GPUNVME_OPS_NOPS && !count->code; op++)
+            check_ladder(args, op, device, json, count);
+    }
+    if (!count->found && args->variant)
         count->code =
             cli_usage("there is no variant '%s': 'gpunvme ops list' has them", args->variant);
+    else if (!count->checked && !count->code)
+        count->code = check_nothing(args);
 }
 
 int cli_ops_check(int argc, char **argv)
 {
-    struct args args = {.seed = 1};
+    struct args args = {.device = -1, .seed = 1};
     struct count count = {0};
     struct cli_json json;
 
@@ -173,7 +225,7 @@ int cli_ops_check(int argc, char **argv)
         cli_json_begin(&json, stdout);
         cli_json_array(&json, "checks");
     } else {
-        puts("  operator         variant   type               error");
+        puts("  operator         variant      type               error");
     }
     check_all(&args, args.json ? &json : NULL, &count);
     if (args.json)

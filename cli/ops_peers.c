@@ -43,13 +43,16 @@ void ops_blas_run(const struct ops_blas *blas, const struct ops_case *c, int thr
 
     blas->set_num_threads(threads);
     if (c->op == GPUNVME_OPS_MATMUL) {
-        blas->sgemm(ROW_MAJOR, NO_TRANS, NO_TRANS, m, n, k, 1, c->a, k, c->b, n, 0, c->c, n);
+        blas->sgemm(ROW_MAJOR, NO_TRANS, NO_TRANS, m, n, k, 1, c->host[OPS_A], k, c->host[OPS_B], n,
+                    0, c->host[OPS_C], n);
     } else if (c->op == GPUNVME_OPS_LINEAR_FORWARD) {
-        blas->sgemm(ROW_MAJOR, NO_TRANS, TRANS, m, n, k, 1, c->a, k, c->b, k, 0, c->c, n);
+        blas->sgemm(ROW_MAJOR, NO_TRANS, TRANS, m, n, k, 1, c->host[OPS_A], k, c->host[OPS_B], k, 0,
+                    c->host[OPS_C], n);
     } else {
-        blas->sgemm(ROW_MAJOR, NO_TRANS, NO_TRANS, m, k, n, 1, c->grad_y, n, c->b, k, 0, c->c, k);
-        blas->sgemm(ROW_MAJOR, TRANS, NO_TRANS, n, k, m, 1, c->grad_y, n, c->a, k, 0,
-                    c->grad_weight, k);
+        blas->sgemm(ROW_MAJOR, NO_TRANS, NO_TRANS, m, k, n, 1, c->host[OPS_GRAD_Y], n,
+                    c->host[OPS_B], k, 0, c->host[OPS_C], k);
+        blas->sgemm(ROW_MAJOR, TRANS, NO_TRANS, n, k, m, 1, c->host[OPS_GRAD_Y], n, c->host[OPS_A],
+                    k, 0, c->host[OPS_GRAD_WEIGHT], k);
     }
 }
 

@@ -27,9 +27,9 @@ expect_out '"name": "naive"'
 promise "check finds every variant right"
 gpunvme ops check
 expect 0
-expect_out '^  matmul +naive +f32 +6 cases .* right$'
+expect_out '^  matmul +naive +f32 +7 cases .* right$'
 expect_out '^[0-9]+ checked, 0 wrong$'
-gpunvme ops check --variant blocked --seed 5 --json
+gpunvme ops check --device cpu --variant blocked --seed 5 --json
 expect 0
 expect_json
 check test "$(grep -c '"right": true' out)" -eq 9
@@ -77,6 +77,8 @@ gpunvme ops bench --shape 0x1x1
 expect 2 "--shape"
 gpunvme ops bench --dtype f64
 expect 2 "f32, f16 or bf16"
+gpunvme ops bench --device tpu
+expect 2 "cpu or cuda"
 gpunvme ops bench --activation tanh
 expect 2 "gelu_tanh"
 gpunvme ops bench --variant fast --shape 8

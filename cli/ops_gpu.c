@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * gpunvme ops: memory and time of the GPU, by the CUDA runtime.
+ */
+#include <cuda_runtime_api.h>
+
+#include "ops_gpu.h"
+
+static cudaError_t last;
+
+static bool ok(cudaError_t error)
+{
+    if (error)
+        last = error;
+    return !error;
+}
+
+bool ops_gpu_present(void)
+{
+    int count = 0;
+
+    return !cudaGetDeviceCount(&count) && count > 0;
+}
+
+void *ops_gpu_new(size_t nbytes)
+{
+    void *memory = NULL;
+
+    return ok(cudaMalloc(&memory, nbytes ? nbytes : 1)) ? memory : NULL;
+}
+
+void ops_gpu_drop(void *memory)
+{
+    if (memory)
+        ok(cudaFree(memory));
+}
+
+bool ops_gpu_put(void *gpu, const void *host, size_t nbytes)
+{
+    return ops_gpu_wait() && ok(cudaMemcpy(gpu, host, nbytes, cudaMemcpyHostToDevice));
+}
+
+bool ops_gpu_get(void *host, const void *gpu, size_t nbytes)
+{
+    return ops_gpu_wait() && ok(cudaMemcpy(host, gpu, nbytes, cudaMemcpyDeviceToHost));
+}
+
+bool ops_gpu_wait(void)
+{
+    return ok(cudaDeviceSynchronize());
+}
+
+const char *ops_gpu_error(void)
+{
+    return cudaGetErrorString(last);
+}
+
+double ops_gpu_time(bool (*run)(void *arg), void *arg, unsigned count)
+{
+    cudaEvent_t begin = NULL, end = NULL;
+    float milliseconds = -1;
+    bool good = ok(cudaEventCreate(&begin)) && ok(cudaEventCreate(&end)) &&
+                ok(cudaEventRecord(begin, NULL));
+
+    for (unsigned i = 0; i < count && good; i++)
+        good = run(arg);
+    good = good && ok(cudaEventRecord(end, NULL)) && ok(cudaEventSynchronize(end)) &&
+           ok(cudaEventElapsedTime(&milliseconds, begin, end));
+    if (begin)
+        ok(cudaEventDestroy(begin));
+    if (end)
+        ok(cudaEventDestroy(end));
+    return good ? (double)milliseconds * 1e-3 : -1;
+}

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * gpunvme ops without CUDA: there is no GPU.
+ */
+#include "ops_gpu.h"
+
+bool ops_gpu_present(void)
+{
+    return false;
+}
+
+void *ops_gpu_new(size_t nbytes)
+{
+    (void)nbytes;
+    return NULL;
+}
+
+void ops_gpu_drop(void *memory)
+{
+    (void)memory;
+}
+
+bool ops_gpu_put(void *gpu, const void *host, size_t nbytes)
+{
+    (void)gpu;
+    (void)host;
+    (void)nbytes;
+    return false;
+}
+
+bool ops_gpu_get(void *host, const void *gpu, size_t nbytes)
+{
+    (void)gpu;
+    (void)host;
+    (void)nbytes;
+    return false;
+}
+
+bool ops_gpu_wait(void)
+{
+    return false;
+}
+
+const char *ops_gpu_error(void)
+{
+    return "this build has no CUDA";
+}
+
+double ops_gpu_time(bool (*run)(void *arg), void *arg, unsigned count)
+{
+    (void)run;
+    (void)arg;
+    (void)count;
+    return -1;
+}
+
+bool ops_cublas_open(struct ops_cublas *cublas)
+{
+    (void)cublas;
+    return false;
+}
+
+void ops_cublas_close(struct ops_cublas *cublas)
+{
+    (void)cublas;
+}
+
+bool ops_cublas_prepare(struct ops_cublas *cublas, const struct ops_case *c)
+{
+    (void)cublas;
+    (void)c;
+    return false;
+}
+
+void ops_cublas_forget(struct ops_cublas *cublas)
+{
+    (void)cublas;
+}
+
+bool ops_cublas_run(struct ops_cublas *cublas)
+{
+    (void)cublas;
+    return false;
+}

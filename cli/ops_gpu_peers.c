@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * gpunvme ops: what GPU variants are compared with. cuBLASLt is loaded at run time, so that nothing
+ * needs it; its few types and numbers are declared here as its documentation has them
+ * (cublasLt.h). Its first proposal for a product is taken, with 32 MiB of workspace.
+ */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ops_gpu.h"
+
+enum { R_32F = 0, R_16F = 2, R_16BF = 14 };            /* cudaDataType */
+enum { COMPUTE_32F = 68, COMPUTE_32F_FAST_TF32 = 77 }; /* cublasComputeType_t */
+enum {
+    DESC_TRANSA = 3,
+    DESC_TRANSB,
+    DESC_EPILOGUE = 7,
+    DESC_BIAS_POINTER,
+    DESC_AUX_POINTER = 11,
+    DESC_AUX_LD,
+    DESC_BIAS_TYPE = 26
+}; /* cublasLtMatmulDescAttributes_t */
+enum { EPILOGUE_RELU = 2, EPILOGUE_BIAS = 4, EPILOGUE_GELU = 32, EPILOGUE_AUX = 128 };
+enum { PREFERENCE_WORKSPACE = 1 }; /* cublasLtMatmulPreferenceAttributes_t */
+
+#define WORKSPACE ((size_t)32 << 20)
+
+struct heuristic {
+    uint64_t algo[8];
+    size_t workspace;
+    int state;
+    float waves;
+    int reserved[4];
+};
+
+static struct {
+    int (*create)(void **handle);
+    int (*destroy)(void *handle);
+    size_t (*get_version)(void);
+    int (*desc_create)(void **desc, int compute, int scale);
+    int (*desc_set)(void *desc, int attribute, const void *value, size_t nbytes);
+    int (*desc_destroy)(void *desc);
+    int (*layout_create)(void **layout, int type, uint64_t rows, uint64_t cols, int64_t ld);
+    int (*layout_destroy)(void *layout);
+    int (*preference_create)(void **preference);
+    int (*preference_set)(void *preference, int attribute, const void *value, size_t nbytes);
+    int (*preference_destroy)(void *preference);
+    int (*heuristic)(void *handle, void *desc, void *a, void *b, void *c, void *d, void *preference,
+                     int wanted, struct heuristic *results, int *found);
+    int (*matmul)(void *handle, void *desc, const void *alpha, const void *a, void *layout_a,
+                  const void *b, void *layout_b, const void *beta, const void *c, void *layout_c,
+                  void *d, void *layout_d, const void *algo, void *workspace, size_t nbytes,
+                  void *stream);
+} lt;
+
+static bool load_symbols(void *library)
+{
+    const struct {
+        void **to;
+        const char *name;
+    } symbols[] = {
+        {(void **)&lt.create, "cublasLtCreate"},
+        {(void **)&lt.destroy, "cublasLtDestroy"},
+        {(void **)&lt.get_version, "cublasLtGetVersion"},
+        {(void **)&lt.desc_create, "cublasLtMatmulDescCreate"},
+        {(void **)&lt.desc_set, "cublasLtMatmulDescSetAttribute"},
+        {(void **)&lt.desc_destroy, "cublasLtMatmulDescDestroy"},
+        {(void **)&lt.layout_create, "cublasLtMatrixLayoutCreate"},
+        {(void **)&lt.layout_destroy, "cublasLtMatrixLayoutDestroy"},
+        {(void **)&lt.preference_create, "cublasLtMatmulPreferenceCreate"},
+        {(void **)&lt.preference_set, "cublasLtMatmulPreferenceSetAttribute"},
+        {(void **)&lt.preference_destroy, "cublasLtMatmulPreferenceDestroy"},
+        {(void **)&lt.heuristic, "cublasLtMatmulAlgoGetHeuristic"},
+        {(void **)&lt.matmul, "cublasLtMatmul"},
+    };
+
+    for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
+        *symbols[i].to = dlsym(library, symbols[i].name);
+        if (!*symbols[i].to)
+            return false;
+    }
+    return true;
+}
+
+bool ops_cublas_open(struct ops_cublas *cublas)
+{
+    const char *names[] = {getenv("GPUNVME_CUBLASLT"), "libcublasLt.so.13", "libcublasLt.so.12"};
+
+    memset(cublas, 0, sizeof(*cublas));
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && !cublas->library; i++)
+        if (names[i] && *names[i])
+            cublas->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    if (!cublas->library)
+        return false;
+    cublas->workspace = ops_gpu_new(WORKSPACE);
+    if (!load_symbols(cublas->library) || !cublas->workspace || lt.create(&cublas->handle)) {
+        ops_cublas_close(cublas);
+        return false;
+    }
+    snprintf(cublas->config, sizeof(cublas->config), "cuBLASLt %zu", lt.get_version());
+    return true;
+}
+
+void ops_cublas_close(struct ops_cublas *cublas)
+{
+    ops_cublas_forget(cublas);
+    if (cublas->handle)
+        lt.destroy(cublas->handle);
+    ops_gpu_drop(cublas->workspace);
+    if (cublas->library)
+        dlclose(cublas->library);
+    memset(cublas, 0, sizeof(*cublas));
+}
+
+void ops_cublas_forget(struct ops_cublas *cublas)
+{
+    for (unsigned i = 0; i < cublas->nplans; i++) {
+        struct ops_cublas_plan *plan = &cublas->plans[i];
+
+        if (plan->desc)
+            lt.desc_destroy(plan->desc);
+        if (plan->layout_a)
+            lt.layout_destroy(plan->layout_a);
+        if (plan->layout_b)
+            lt.layout_destroy(plan->layout_b);
+        if (plan->layout_c)
+            lt.layout_destroy(plan->layout_c);
+    }
+    memset(cublas->plans, 0, sizeof(cublas->plans));
+    cublas->nplans = 0;
+}
+
+/* A product in cuBLAS's terms, column-major: C (m x n) = op(A) op(B). */
+struct product {
+    int64_t m, n, k, lda, ldb;
+    int transpose_a, transpose_b;
+    const void *a, *b, *bias;
+    void *c, *aux;
+    int epilogue; /* 0: none */
+};
+
+static bool make_layouts(struct ops_cublas_plan *plan, const struct product *p, int type)
+{
+    uint64_t m = (uint64_t)p->m, n = (uint64_t)p->n, k = (uint64_t)p->k;
+
+    return !lt.layout_create(&plan->layout_a, type, p->transpose_a ? k : m, p->transpose_a ? m : k,
+                             p->lda) &&
+           !lt.layout_create(&plan->layout_b, type, p->transpose_b ? n : k, p->transpose_b ? k : n,
+                             p->ldb) &&
+           !lt.layout_create(&plan->layout_c, type, m, n, p->m);
+}
+
+static bool set(void *desc, int attribute, const void *value, size_t nbytes)
+{
+    return !lt.desc_set(desc, attribute, value, nbytes);
+}
+
+static bool make_desc(struct ops_cublas_plan *plan, const struct product *p, int compute, int type)
+{
+    void *desc;
+    bool good = !lt.desc_create(&plan->desc, compute, R_32F);
+
+    desc = plan->desc;
+    good = good && set(desc, DESC_TRANSA, &p->transpose_a, sizeof(p->transpose_a)) &&
+           set(desc, DESC_TRANSB, &p->transpose_b, sizeof(p->transpose_b));
+    if (good && p->epilogue)
+        good = set(desc, DESC_EPILOGUE, &p->epilogue, sizeof(p->epilogue)) &&
+               set(desc, DESC_BIAS_POINTER, &p->bias, sizeof(p->bias)) &&
+               set(desc, DESC_BIAS_TYPE, &type, sizeof(type));
+    if (good && p->epilogue & EPILOGUE_AUX)
+        good = set(desc, DESC_AUX_POINTER, &p->aux, sizeof(p->aux)) &&
+               set(desc, DESC_AUX_LD, &p->m, sizeof(p->m));
+    return good;
+}
+
+static bool propose(struct ops_cublas *cublas, struct ops_cublas_plan *plan)
+{
+    struct heuristic first;
+    void *preference = NULL;
+    size_t nbytes = WORKSPACE;
+    int found = 0;
+    bool good = !lt.preference_create(&preference) &&
+                !lt.preference_set(preference, PREFERENCE_WORKSPACE, &nbytes, sizeof(nbytes)) &&
+                !lt.heuristic(cublas->handle, plan->desc, plan->layout_a, plan->layout_b,
+                              plan->layout_c, plan->layout_c, preference, 1, &first, &found) &&
+                found == 1 && !first.state;
+
+    if (preference)
+        lt.preference_destroy(preference);
+    if (good)
+        memcpy(plan->algo, first.algo, sizeof(plan->algo));
+    return good;
+}
+
+static bool add_plan(struct ops_cublas *cublas, const struct ops_case *c, const struct product *p)
+{
+    static const int types[GPUNVME_OPS_NDTYPES] = {R_32F, R_16F, R_16BF};
+    struct ops_cublas_plan *plan = &cublas->plans[cublas->nplans++];
+    int compute = c->dtype == GPUNVME_OPS_F32 && c->compute == GPUNVME_OPS_COMPUTE_TF32
+                      ? COMPUTE_32F_FAST_TF32
+                      : COMPUTE_32F;
+
+    plan->a = p->a;
+    plan->b = p->b;
+    plan->c = p->c;
+    return make_desc(plan, p, compute, types[c->dtype]) && make_layouts(plan, p, types[c->dtype]) &&
+           propose(cublas, plan);
+}
+
+/* What cuBLASLt can add to a product: bias, and of the activations relu and gelu by tanh. */
+static bool prepare_forward(struct ops_cublas *cublas, const struct ops_case *c)
+{
+    int64_t m = c->shape.m, n = c->shape.n, k = c->shape.k;
+    struct product p = {n,
+                        m,
+                        k,
+                        k,
+                        k,
+                        1,
+                        0,
+                        ops_case_at(c, OPS_B),
+                        ops_case_at(c, OPS_A),
+                        ops_case_at(c, OPS_BIAS),
+                        ops_case_at(c, OPS_C),
+                        ops_case_at(c, OPS_PREACT),
+                        EPILOGUE_BIAS};
+    bool gelu = c->activation == GPUNVME_OPS_ACT_GELU || c->activation == GPUNVME_OPS_ACT_GELU_TANH;
+
+    if (gelu)
+        p.epilogue |= EPILOGUE_GELU | EPILOGUE_AUX;
+    else if (c->activation == GPUNVME_OPS_ACT_RELU)
+        p.epilogue |= EPILOGUE_RELU;
+    snprintf(cublas->does, sizeof(cublas->does), "bias%s",
+             gelu                                    ? ", gelu by tanh, pre-activation kept"
+             : c->activation == GPUNVME_OPS_ACT_RELU ? " and relu"
+                                                     : "");
+    if (add_plan(cublas, c, &p))
+        return true;
+    ops_cublas_forget(cublas);
+    p.epilogue = 0;
+    snprintf(cublas->does, sizeof(cublas->does), "the product alone");
+    return add_plan(cublas, c, &p);
+}
+
+bool ops_cublas_prepare(struct ops_cublas *cublas, const struct ops_case *c)
+{
+    int64_t m = c->shape.m, n = c->shape.n, k = c->shape.k;
+    void *a = ops_case_at(c, OPS_A), *b = ops_case_at(c, OPS_B), *out = ops_case_at(c, OPS_C);
+    struct product matmul = {n, m, k, n, k, 0, 0, b, a, NULL, out, NULL, 0};
+    struct product grad_x = {k,    m,   n,    k, n, 0, 0, b, ops_case_at(c, OPS_GRAD_Y),
+                             NULL, out, NULL, 0};
+    struct product grad_weight = {k,
+                                  n,
+                                  m,
+                                  k,
+                                  n,
+                                  0,
+                                  1,
+                                  a,
+                                  ops_case_at(c, OPS_GRAD_Y),
+                                  NULL,
+                                  ops_case_at(c, OPS_GRAD_WEIGHT),
+                                  NULL,
+                                  0};
+
+    ops_cublas_forget(cublas);
+    cublas->does[0] = 0;
+    if (c->op == GPUNVME_OPS_MATMUL)
+        return add_plan(cublas, c, &matmul);
+    if (c->op == GPUNVME_OPS_LINEAR_FORWARD)
+        return prepare_forward(cublas, c);
+    snprintf(cublas->does, sizeof(cublas->does), "the two products alone");
+    return add_plan(cublas, c, &grad_x) && add_plan(cublas, c, &grad_weight);
+}
+
+bool ops_cublas_run(struct ops_cublas *cublas)
+{
+    const float alpha = 1, beta = 0;
+
+    for (unsigned i = 0; i < cublas->nplans; i++) {
+        struct ops_cublas_plan *p = &cublas->plans[i];
+
+        if (lt.matmul(cublas->handle, p->desc, &alpha, p->a, p->layout_a, p->b, p->layout_b, &beta,
+                      p->c, p->layout_c, p->c, p->layout_c, p->algo, cublas->workspace, WORKSPACE,
+                      NULL))
+            return false;
+    }
+    return true;
+}

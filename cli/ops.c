@@ -101,7 +101,7 @@ int cli_ops_fail(gpunvme_ops_status_t status)
 static void list_variant(const struct gpunvme_ops_variant *v, struct cli_json *json)
 {
     if (!json) {
-        printf("  %-10s%s%s%s\n", v->name, v->available ? "" : "(not here: needs ",
+        printf("  %-12s%s%s%s\n", v->name, v->available ? "" : "(not here: needs ",
                v->available ? "" : v->needs, v->available ? "" : ")");
         cli_print_wrapped(stdout, 12, "", v->changes);
         return;

@@ -16,7 +16,8 @@ extern "C" {
 struct cuda_operand {
     const void *data;
     int64_t rs, cs, stride;
-    int vectors; /* 16 bytes at a time may be read along the direction that is contiguous */
+    int pitched; /* rows begin at multiples of 16 bytes from `data` */
+    int vectors; /* and so does `data`: 16 bytes at a time may be read along them */
 };
 
 /*
@@ -61,6 +62,11 @@ struct cuda_engine {
     gpunvme_ops_status_t (*multiply)(const struct cuda_product *product, void *workspace,
                                      void *stream, struct cuda_launch *launch);
     size_t (*workspace)(const struct cuda_product *product); /* NULL: none */
+
+    /* Can it do the product, pointers aside? And are they not aligned as it needs them? NULL: it
+     * can do any. */
+    int (*suits)(const struct cuda_product *product);
+    int (*misaligned)(const struct cuda_product *product);
 };
 
 gpunvme_ops_status_t cuda_multiply_naive(const struct cuda_product *, void *workspace, void *stream,
@@ -76,6 +82,8 @@ gpunvme_ops_status_t cuda_multiply_tensorcore(const struct cuda_product *, void 
 gpunvme_ops_status_t cuda_multiply_hopper(const struct cuda_product *, void *workspace,
                                           void *stream, struct cuda_launch *);
 size_t cuda_workspace_hopper(const struct cuda_product *);
+int cuda_suits_hopper(const struct cuda_product *);
+int cuda_misaligned_hopper(const struct cuda_product *);
 
 /* A cudaError_t as a status, with what was being done. */
 gpunvme_ops_status_t cuda_status(int error, const char *doing);
@@ -114,16 +122,25 @@ struct cuda_product cuda_matmul_product(const struct gpunvme_matmul *matmul);
 /* Says which way an operand and C can be read and written in vectors; after all else is set. */
 void cuda_set_vectors(struct cuda_product *product);
 
-/* The rung `engine` for a product; what has nothing to multiply is the plainest one's. */
+/*
+ * The rung `engine` for a product; what has nothing to multiply is the plainest one's, and what is
+ * not aligned as the rung needs it the one's before it.
+ */
 gpunvme_ops_status_t cuda_run_product(const struct cuda_engine *engine,
                                       const struct cuda_product *product, void *workspace,
                                       void *stream);
 size_t cuda_product_workspace(const struct cuda_engine *engine, const struct cuda_product *product);
 
+enum { CUDA_NAIVE, CUDA_TILED, CUDA_VECTORIZED, CUDA_COARSENED, CUDA_TENSORCORE, CUDA_HOPPER };
+
 extern const struct cuda_engine cuda_engines[6]; /* as matmul's ladder has them */
 
-/* The best of them for a product on this device, Hopper's own among them or not. */
+/*
+ * The fastest of them for a product. `hopper` says whether the current device has and this build
+ * knows sm_90a's instructions: cuda_has_hopper().
+ */
 const struct cuda_engine *cuda_best_engine(const struct cuda_product *product, int hopper);
+int cuda_has_hopper(void);
 
 /* Matmul's functions for the table: variant->data is the engine. */
 size_t cuda_matmul_workspace(const struct ops_variant *, const struct ops_problem *,

@@ -3,6 +3,8 @@
  * Matrix multiplication on the GPU: from the caller's descriptor to a rung's product, and the
  * metrics.
  */
+#include <string.h>
+
 #include "ops/cuda/cuda.h"
 
 size_t cuda_workspace_part(int64_t rows, int64_t row_nbytes)
@@ -34,11 +36,13 @@ static int multiple(int64_t value, int64_t of)
     return value % of == 0;
 }
 
-static int operand_vectors(const struct cuda_operand *x, int64_t nbytes)
+/* (Both steps may be 1; then ld is that of the other direction, or of the only line.) */
+static void set_operand_vectors(struct cuda_operand *x, int64_t nbytes)
 {
     int64_t n = 16 / nbytes, ld = x->rs == 1 ? x->cs : x->rs;
 
-    return multiple((int64_t)(uintptr_t)x->data, 16) && multiple(ld, n) && multiple(x->stride, n);
+    x->pitched = multiple(ld, n) && multiple(x->stride, n);
+    x->vectors = x->pitched && multiple((int64_t)(uintptr_t)x->data, 16);
 }
 
 void cuda_set_vectors(struct cuda_product *p)
@@ -46,8 +50,8 @@ void cuda_set_vectors(struct cuda_product *p)
     int64_t in = (int64_t)gpunvme_ops_dtype_nbytes(p->dtype);
     int64_t out = (int64_t)gpunvme_ops_dtype_nbytes(p->out_dtype);
 
-    p->a.vectors = operand_vectors(&p->a, in);
-    p->b.vectors = operand_vectors(&p->b, in);
+    set_operand_vectors(&p->a, in);
+    set_operand_vectors(&p->b, in);
     p->vectors = multiple((int64_t)(uintptr_t)p->c, 4 * out) && multiple(p->ldc, 4) &&
                  multiple(p->stride_c, 4);
     if (p->preact)
@@ -84,6 +88,8 @@ gpunvme_ops_status_t cuda_run_product(const struct cuda_engine *engine,
 {
     if (!product->k)
         return cuda_multiply_naive(product, NULL, stream, NULL);
+    if (engine->misaligned && engine->misaligned(product))
+        engine = cuda_best_engine(product, 0);
     return engine->multiply(product, workspace, stream, NULL);
 }
 
@@ -106,7 +112,15 @@ gpunvme_ops_status_t cuda_matmul_run(const struct ops_variant *variant,
                                      const struct gpunvme_ops_exec *exec)
 {
     struct cuda_product x = cuda_matmul_product(problem->u.matmul);
+    const struct cuda_engine *engine = variant->data;
 
+    /* "auto" goes on to another rung. */
+    if (exec->variant && strcmp(exec->variant, "auto") != 0 && x.k && engine->misaligned &&
+        engine->misaligned(&x))
+        return ops_fail(GPUNVME_OPS_ERR_ALIGN,
+                        "variant '%s' needs A and B at multiples of 16 bytes: they are at %p and "
+                        "%p",
+                        variant->name, x.a.data, x.b.data);
     return cuda_run_product(variant->data, &x, exec->workspace, exec->stream);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * The PTX instructions that kernels use, one function each, in the order of the PTX ISA manual
- * (sections are those of version 8.8).
+ * The PTX instructions that kernels use, one function each, named by what the PTX ISA manual calls
+ * them ("Instructions" there has a section for each).
  */
 #ifndef OPS_CUDA_PTX_CUH
 #define OPS_CUDA_PTX_CUH
@@ -15,7 +15,7 @@ static __device__ __forceinline__ uint32_t shared_address(const void *pointer)
 }
 
 /*
- * cp.async (9.7.9.25.3.1): copies `valid` bytes to shared memory without a register in between,
+ * cp.async: copies `valid` bytes to shared memory without a register in between,
  * and zeros up to 4 or 16. Addresses are aligned to that size; `from` is not read if valid is 0.
  */
 static __device__ __forceinline__ void cp_async4(uint32_t to, const void *from, uint32_t valid)
@@ -39,6 +39,266 @@ static __device__ __forceinline__ void cp_async_commit(void)
 template <int PENDING> static __device__ __forceinline__ void cp_async_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/*
+ * ldmatrix: four matrices of 8 x 8 elements of 16 bits, rows of 16 bytes at the
+ * addresses of 8 lanes each. Lane l has elements 2 (l % 4) and one on of row l / 4; transposed,
+ * of column l / 4.
+ */
+static __device__ __forceinline__ void load_matrices(uint32_t (&x)[4], uint32_t from)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void load_matrices_transposed(uint32_t (&x)[4], uint32_t from)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+/* mma: sums of 16 x 8 += 16 x 16 times 16 x 8, or 16 x 8 times 8 x 8 of tf32. */
+#define MMA(name, shape, type)                                                                     \
+    static __device__ __forceinline__ void name(float(&d)[4], const uint32_t(&a)[4], uint32_t b0,  \
+                                                uint32_t b1)                                       \
+    {                                                                                              \
+        asm volatile("mma.sync.aligned." shape ".row.col.f32." type "." type                       \
+                     ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"        \
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                              \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));              \
+    }
+
+MMA(mma_f16, "m16n8k16", "f16")
+MMA(mma_bf16, "m16n8k16", "bf16")
+MMA(mma_tf32, "m16n8k8", "tf32")
+
+/* f32 to the nearest tf32, ties away from zero. */
+static __device__ __forceinline__ uint32_t to_tf32(float x)
+{
+    uint32_t y;
+
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+    return y;
+}
+
+/* 128 threads of a block wait for each other; id is 1 … 15, for 0 is __syncthreads()'s. */
+static __device__ __forceinline__ void barrier_128(int id)
+{
+    asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
+
+/* stmatrix: four matrices of 8 x 8 elements of 16 bits; a lane names one row. */
+static __device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t (&x)[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                 "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+
+/* Shared memory written by this thread will be read by the copy engine or the tensor cores. */
+static __device__ __forceinline__ void fence_async_proxy(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* mbarrier: a phase ends when all have arrived and all bytes expected have come. */
+static __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)
+                 : "memory");
+}
+
+/* Makes initialised barriers known to the cluster and the copy engine. */
+static __device__ __forceinline__ void mbarrier_init_fence(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+static __device__ __forceinline__ void mbarrier_arrive_expecting(uint32_t barrier, uint32_t nbytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+                 "r"(nbytes)
+                 : "memory");
+}
+
+/*
+ * At the barrier in the same place of block `rank` of the cluster. What this thread wrote is not
+ * made known to the cluster (that would be .release.cluster, and a fence that waits for all of it):
+ * what arrives here has only read, by wgmma, which wgmma_wait() has ended.
+ */
+static __device__ __forceinline__ void mbarrier_arrive_at(uint32_t barrier, uint32_t rank)
+{
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+                 "}" ::"r"(barrier),
+                 "r"(rank)
+                 : "memory");
+}
+
+/* Until the phase of this parity has ended. */
+static __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again_%=:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again_%=;\n"
+                 "}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* Of this block in its cluster; how many it has; which cluster of how many this is. */
+static __device__ __forceinline__ uint32_t cluster_rank(void)
+{
+    uint32_t x;
+
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(x));
+    return x;
+}
+
+static __device__ __forceinline__ uint32_t cluster_size(void)
+{
+    uint32_t x;
+
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(x));
+    return x;
+}
+
+/* All threads of the cluster's blocks wait for each other. */
+static __device__ __forceinline__ void cluster_sync(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
+/*
+ * cp.async.bulk.tensor: the box of a tensor map at (x, y, z) to shared memory; the
+ * barrier hears of its bytes. What of the box is outside the tensor becomes 0.
+ */
+static __device__ __forceinline__ void tensor_load(uint32_t to, const void *map, int x, int y,
+                                                   int z, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+                 : "memory");
+}
+
+/* To the same place in each block of the cluster whose bit is set, and to its barrier there. */
+static __device__ __forceinline__ void tensor_load_multicast(uint32_t to, const void *map, int x,
+                                                             int y, int z, uint32_t barrier,
+                                                             uint16_t ranks)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(ranks)
+                 : "memory");
+}
+
+/* From shared memory; what of the box is outside the tensor is not written. */
+static __device__ __forceinline__ void tensor_store(const void *map, uint32_t from, int x, int y,
+                                                    int z)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(
+            map),
+        "r"(x), "r"(y), "r"(z), "r"(from)
+        : "memory");
+}
+
+static __device__ __forceinline__ void tensor_store_commit(void)
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* Until at most PENDING of this thread's groups still read shared memory. */
+template <int PENDING> static __device__ __forceinline__ void tensor_store_wait_read(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+/* setmaxnreg: a warp group gives registers back, or takes those given back. */
+template <int COUNT> static __device__ __forceinline__ void registers_give_back(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT> static __device__ __forceinline__ void registers_take(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+/* wgmma: before the first one on registers that the warp group wrote. */
+static __device__ __forceinline__ void wgmma_fence(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int PENDING> static __device__ __forceinline__ void wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+#define WGMMA_SUMS                                                                                 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "             \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "             \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "   \
+    "%127}"
+#define WGMMA_8(d, i)                                                                              \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
+        "+f"(d[i + 6]), "+f"(d[i + 7])
+#define WGMMA_64(d, i)                                                                             \
+    WGMMA_8(d, i), WGMMA_8(d, i + 8), WGMMA_8(d, i + 16), WGMMA_8(d, i + 24), WGMMA_8(d, i + 32),  \
+        WGMMA_8(d, i + 40), WGMMA_8(d, i + 48), WGMMA_8(d, i + 56)
+
+/*
+ * sums = A B + (accumulate ? sums : 0) for 64 x 256 elements, A and B by their descriptors. The
+ * sum of row 16 w + l / 4 + 8 h, column 8 j + 2 (l % 4) + i is sums[4 j + 2 h + i] of lane l of
+ * warp w ("Accumulator D" there). MN_A and MN_B say that m or n, not k, is contiguous; tf32 has no
+ * such.
+ */
+#define WGMMA_256(name, type, k)                                                                   \
+    template <int MN_A, int MN_B>                                                                  \
+    static __device__ __forceinline__ void name(float(&sums)[128], uint64_t a, uint64_t b,         \
+                                                int accumulate)                                    \
+    {                                                                                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                 \
+                     "wgmma.mma_async.sync.aligned.m64n256k" k ".f32." type "." type               \
+                     " " WGMMA_SUMS ", %128, %129, p, 1, 1, %131, %132;\n}"                        \
+                     : WGMMA_64(sums, 0), WGMMA_64(sums, 64)                                       \
+                     : "l"(a), "l"(b), "r"(accumulate), "n"(MN_A), "n"(MN_B));                     \
+    }
+
+WGMMA_256(wgmma_f16, "f16", "16")
+WGMMA_256(wgmma_bf16, "bf16", "16")
+
+static __device__ __forceinline__ void wgmma_tf32(float (&sums)[128], uint64_t a, uint64_t b,
+                                                  int accumulate)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32 " WGMMA_SUMS
+                 ", %128, %129, p, 1, 1;\n}"
+                 : WGMMA_64(sums, 0), WGMMA_64(sums, 64)
+                 : "l"(a), "l"(b), "r"(accumulate));
 }
 
 #endif

@@ -2,6 +2,8 @@
  *
  * The GPU's ladders.
  */
+#include <limits.h>
+
 #include "ops/cuda/cuda.h"
 
 const struct cuda_engine cuda_engines[6] = {
@@ -9,21 +11,80 @@ const struct cuda_engine cuda_engines[6] = {
     {.multiply = cuda_multiply_tiled},
     {.multiply = cuda_multiply_vectorized},
     {.multiply = cuda_multiply_coarsened},
+    {.multiply = cuda_multiply_tensorcore},
+    {.multiply = cuda_multiply_hopper,
+     .workspace = cuda_workspace_hopper,
+     .suits = cuda_suits_hopper,
+     .misaligned = cuda_misaligned_hopper},
 };
 
-/* The order of the ladder is the order of speed. */
+int cuda_has_hopper(void)
+{
+#ifdef OPS_HAVE_SM90A
+    struct gpunvme_ops_capability x;
+
+    return !ops_cuda_capability(OPS_CURRENT_DEVICE, &x) && x.sm == 90;
+#else
+    return 0;
+#endif
+}
+
+/*
+ * Hopper's rung makes tiles of 128 x 256: where that is most of what there is, or what it would
+ * have to copy first is much of the work, the one before it is the better one.
+ */
+static int hopper_is_worth_it(const struct cuda_product *p)
+{
+    double copied = (double)cuda_product_workspace(&cuda_engines[CUDA_HOPPER], p);
+    double flops = 2.0 * (double)p->m * (double)p->n * (double)p->k * (double)p->batch;
+
+    /* A copy of a byte takes as long as some 500 operations. */
+    return p->n > 64 && p->m > 32 && cuda_suits_hopper(p) && copied * 500 < flops;
+}
+
+const struct cuda_engine *cuda_best_engine(const struct cuda_product *p, int hopper)
+{
+    if (p->dtype == GPUNVME_OPS_F32 && p->compute == GPUNVME_OPS_COMPUTE_F32)
+        return &cuda_engines[CUDA_COARSENED];
+    if (hopper && hopper_is_worth_it(p))
+        return &cuda_engines[CUDA_HOPPER];
+    return &cuda_engines[CUDA_TENSORCORE];
+}
+
+/* The best one's is the highest; those after it follow, for it may not be there. */
 static int rank(const struct ops_variant *variant, const struct ops_problem *problem,
                 const struct gpunvme_ops_exec *exec)
 {
-    (void)problem;
+    struct cuda_product product = cuda_matmul_product(problem->u.matmul);
+    const struct cuda_engine *engine = variant->data;
+
     (void)exec;
-    return 1 + (int)((const struct cuda_engine *)variant->data - cuda_engines);
+    if (engine == &cuda_engines[CUDA_HOPPER] && !hopper_is_worth_it(&product))
+        return 0;
+    return 1 + (int)(engine - cuda_engines);
 }
 
-#define F32        (1u << GPUNVME_OPS_F32)
-#define HALVES     (1u << GPUNVME_OPS_F16 | 1u << GPUNVME_OPS_BF16)
-#define BY_F32     (1u << GPUNVME_OPS_COMPUTE_F32)
-#define BY_TF32    (1u << GPUNVME_OPS_COMPUTE_TF32)
+static gpunvme_ops_status_t suits(const struct ops_variant *variant,
+                                  const struct ops_problem *problem)
+{
+    struct cuda_product product = cuda_matmul_product(problem->u.matmul);
+    const struct cuda_engine *engine = variant->data;
+
+    if (engine->suits && !engine->suits(&product))
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "variant '%s' takes sizes up to 2^30",
+                        variant->name);
+    return GPUNVME_OPS_OK;
+}
+
+#define F32     (1u << GPUNVME_OPS_F32)
+#define HALVES  (1u << GPUNVME_OPS_F16 | 1u << GPUNVME_OPS_BF16)
+#define BY_F32  (1u << GPUNVME_OPS_COMPUTE_F32)
+#define BY_TF32 (1u << GPUNVME_OPS_COMPUTE_TF32)
+#ifdef OPS_HAVE_SM90A
+#define SM90A 90
+#else
+#define SM90A INT_MAX /* which no GPU is */
+#endif
 #define ANY_CUDA   "a GPU of sm_80 or later"
 #define ONLY_SM90A "a GPU of sm_90a, and a build for it"
 
@@ -35,7 +96,7 @@ static int rank(const struct ops_variant *variant, const struct ops_problem *pro
 #define MATMUL(index, name, needs, min_sm, max_sm, dtypes, computes, changes)                      \
     {                                                                                              \
         VARIANT(GPUNVME_OPS_MATMUL, name, needs, min_sm, max_sm, dtypes, computes, changes),       \
-            .workspace = cuda_matmul_workspace, .run = cuda_matmul_run,                            \
+            .suits = suits, .workspace = cuda_matmul_workspace, .run = cuda_matmul_run,            \
             .analyze = cuda_matmul_analyze, .data = &cuda_engines[index]                           \
     }
 
@@ -49,6 +110,11 @@ static const struct ops_variant matmul[] = {
     MATMUL(3, "coarsened", ANY_CUDA, 80, 0, F32, OPS_ALL_COMPUTES,
            "a tile of 16 x 8 (or 8 x 8) elements of C in each thread's registers, asynchronous "
            "copies three stages deep"),
+    MATMUL(4, "tensorcore", ANY_CUDA, 80, 0, OPS_ALL_DTYPES, BY_TF32,
+           "matrices of 16 x 8 multiplied by a warp in one instruction (mma), four stages deep"),
+    MATMUL(5, "hopper", ONLY_SM90A, SM90A, SM90A, OPS_ALL_DTYPES, BY_TF32,
+           "64 x 256 multiplied by four warps from shared memory (wgmma), loads by the copy engine "
+           "(TMA) and a warp group of their own, clusters of two, blocks that stay"),
 };
 
 #define COUNT(table) (sizeof(table) / sizeof((table)[0]))

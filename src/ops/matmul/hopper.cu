@@ -1,0 +1,360 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Rung 6, hopper: what sm_90a has for this and nothing before it had.
+ *
+ *  - The copy engine (TMA) brings tiles to shared memory, four stages ahead: one thread asks for
+ *    them, no registers, no addresses, zeros beyond the edges.
+ *  - wgmma multiplies 64 x 256 elements of C at once from shared memory, by 128 threads.
+ *  - Roles: a warp group that only loads gives its registers to the two that multiply (setmaxnreg).
+ *  - Two blocks of a cluster work below each other and read each column of B once for both, each
+ *    its half (multicast).
+ *  - Blocks stay (a persistent grid): while results of one tile go out, tiles of the next come in.
+ *
+ * A stage is full when its bytes have come, and empty when the warps of both blocks that read it
+ * have said so, for both blocks write to it.
+ */
+#include "ops/cuda/device.cuh"
+#include "ops/cuda/ptx.cuh"
+#include "ops/matmul/hopper_kernel.h"
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define HAVE_HOPPER 1
+#endif
+
+#ifdef HAVE_HOPPER
+/* The stage in turn, and how often all have been used, as its barriers count it. */
+struct turn {
+    int stage;
+    uint32_t parity;
+};
+
+static __device__ __forceinline__ void advance(turn &t)
+{
+    if (++t.stage == HOPPER_STAGES) {
+        t.stage = 0;
+        t.parity ^= 1;
+    }
+}
+
+/* Addresses in shared memory. */
+struct memory {
+    uint32_t stages, out, full, empty;
+};
+
+static __device__ __forceinline__ memory lay_out(const void *dynamic)
+{
+    memory x;
+
+    x.stages = (shared_address(dynamic) + HOPPER_ALIGN - 1) & ~(uint32_t)(HOPPER_ALIGN - 1);
+    x.out = x.stages + HOPPER_STAGES * HOPPER_STAGE_NBYTES;
+    x.full = x.out + 2 * HOPPER_OUT_NBYTES;
+    x.empty = x.full + HOPPER_STAGES * 8;
+    return x;
+}
+
+/* The loads of one stage for tiles at (row, col), elements k and on. */
+template <int MN_A, int MN_B>
+static __device__ __forceinline__ void load_stage(const hopper_work &work, uint32_t a,
+                                                  uint32_t full, const hopper_place &at, int row,
+                                                  int k, uint32_t rank, uint32_t size)
+{
+    uint32_t b = a + HOPPER_A_NBYTES;
+    int z = (int)at.batch, col = (int)at.col;
+    int za = z * work.a_batch, zb = z * work.b_batch;
+
+    if (MN_A) {
+        tensor_load(a, &work.a, row, k, za, full);
+        tensor_load(a + HOPPER_BLOCK, &work.a, row + 64, k, za, full);
+    } else {
+        tensor_load(a, &work.a, k, row, za, full);
+    }
+    for (uint32_t half = rank; half < 2; half += size) {
+        uint32_t to = b + half * (HOPPER_B_NBYTES / 2);
+        int x = col + (int)half * (HOPPER_TILE_N / 2);
+        uint16_t ranks = (uint16_t)((1 << size) - 1);
+
+        for (int block = 0; block < (MN_B ? 2 : 1); block++, x += 64, to += HOPPER_BLOCK)
+            if (size > 1)
+                tensor_load_multicast(to, &work.b, MN_B ? x : k, MN_B ? k : x, zb, full, ranks);
+            else
+                tensor_load(to, &work.b, MN_B ? x : k, MN_B ? k : x, zb, full);
+    }
+}
+
+/* One thread: all loads of all tiles. */
+template <int MN_A, int MN_B>
+static __device__ __forceinline__ void produce(const hopper_work &work, const memory &mem,
+                                               int width)
+{
+    uint32_t rank = cluster_rank(), size = cluster_size();
+    int64_t pairs = hopper_grid_size(&work.grid);
+    turn t = {0, 0};
+
+    for (int64_t i = blockIdx.x / size; i < pairs; i += gridDim.x / size) {
+        hopper_place at = hopper_place_of(&work.grid, i);
+        int row = (int)at.row + (int)rank * HOPPER_TILE_M;
+
+        for (int step = 0; step < work.steps; step++) {
+            uint32_t full = mem.full + t.stage * 8;
+
+            mbarrier_wait(mem.empty + t.stage * 8, t.parity ^ 1);
+            mbarrier_arrive_expecting(full, HOPPER_STAGE_NBYTES);
+            load_stage<MN_A, MN_B>(work, mem.stages + t.stage * HOPPER_STAGE_NBYTES, full, at, row,
+                                   step * width, rank, size);
+            advance(t);
+        }
+    }
+}
+
+template <int DTYPE, int MN_A, int MN_B>
+static __device__ __forceinline__ void multiply_stage(float (&sums)[128], uint32_t a, uint32_t b,
+                                                      bool first)
+{
+    uint64_t x = hopper_tile_descriptor(a, MN_A), y = hopper_tile_descriptor(b, MN_B);
+
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint64_t xi = x + i * hopper_descriptor_step(MN_A);
+        uint64_t yi = y + i * hopper_descriptor_step(MN_B);
+        int accumulate = i > 0 || !first;
+
+        if (DTYPE == GPUNVME_OPS_F16)
+            wgmma_f16<MN_A, MN_B>(sums, xi, yi, accumulate);
+        else if (DTYPE == GPUNVME_OPS_BF16)
+            wgmma_bf16<MN_A, MN_B>(sums, xi, yi, accumulate);
+        else
+            wgmma_tf32(sums, xi, yi, accumulate);
+    }
+    wgmma_commit();
+}
+
+/* This warp has read the stage: both blocks may write there again. */
+static __device__ __forceinline__ void release(const memory &mem, int stage, uint32_t size)
+{
+    if (threadIdx.x % 32 < size)
+        mbarrier_arrive_at(mem.empty + stage * 8, threadIdx.x % 32);
+}
+
+/* All of k for one tile: while one stage is multiplied, the next is waited for. */
+template <int DTYPE, int MN_A, int MN_B>
+static __device__ __forceinline__ void multiply_tile(const hopper_work &work, const memory &mem,
+                                                     turn &t, float (&sums)[128], int group,
+                                                     uint32_t size)
+{
+    int before = 0;
+
+    for (int step = 0; step < work.steps; step++) {
+        uint32_t a = mem.stages + t.stage * HOPPER_STAGE_NBYTES;
+
+        mbarrier_wait(mem.full + t.stage * 8, t.parity);
+        multiply_stage<DTYPE, MN_A, MN_B>(sums, a + group * HOPPER_BLOCK, a + HOPPER_A_NBYTES,
+                                          step == 0);
+        if (step) {
+            wgmma_wait<1>();
+            release(mem, before, size);
+        }
+        before = t.stage;
+        advance(t);
+    }
+    wgmma_wait<0>();
+    release(mem, before, size);
+}
+
+/*
+ * 64 rows go out by the copy engine, 64 columns at a time, through two buffers. Lane l names row
+ * l % 16 of its warp's, and the left or right of two 16 bytes.
+ */
+template <int DTYPE>
+static __device__ __forceinline__ void copy_out(const hopper_work &work, uint32_t out,
+                                                const float (&sums)[128], int64_t batch, int row,
+                                                int col, int group)
+{
+    int thread = threadIdx.x % 128, lane = thread % 32;
+    uint32_t line = thread / 32 * 16 + lane % 16;
+    float alpha = work.product.alpha;
+
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+        uint32_t buffer = out + part % 2 * HOPPER_BLOCK;
+
+        if (!thread)
+            tensor_store_wait_read<1>();
+        barrier_128(1 + group);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float *x = &sums[part * 32 + i * 8];
+            uint32_t pairs[4];
+
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                pairs[j] = to_pair(alpha * x[2 * j], alpha * x[2 * j + 1], DTYPE);
+            store_matrices(buffer + hopper_swizzle(line, (uint32_t)(2 * i + lane / 16) * 16),
+                           pairs);
+        }
+        fence_async_proxy();
+        barrier_128(1 + group);
+        if (!thread) {
+            tensor_store(&work.c, buffer, col + part * 64, row, (int)batch);
+            tensor_store_commit();
+        }
+    }
+}
+
+/*
+ * Likewise by threads, for what the copy engine can't do: other types, beta, a linear layer's
+ * epilogue, rows that are not aligned. 64 x 64 sums at a time go through shared memory, so that
+ * threads have neighbouring elements; 16 bytes number c of row r are at place c ^ (r % 8).
+ */
+static __device__ __forceinline__ void write_out(const hopper_work &work, float *out,
+                                                 const float (&sums)[128], int64_t batch,
+                                                 int64_t row, int64_t col, int group)
+{
+    const cuda_product &p = work.product;
+    int thread = threadIdx.x % 128, lane = thread % 32, line = thread / 32 * 16 + lane / 4;
+
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+        barrier_128(1 + group);
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            int r = line + i % 2 * 8, c = i / 2 * 2 + lane % 4 / 2;
+
+            *(float2 *)(out + r * 64 + (c ^ (r & 7)) * 4 + lane % 2 * 2) =
+                make_float2(sums[part * 32 + 2 * i], sums[part * 32 + 2 * i + 1]);
+        }
+        barrier_128(1 + group);
+#pragma unroll 1
+        for (int v = thread; v < 64 * 16; v += 128) {
+            int r = v / 16, c = v % 16;
+
+            if (row + r < p.m && col + part * 64 + c * 4 < p.n)
+                finish4(p, batch, row + r, col + part * 64 + c * 4,
+                        out + r * 64 + (c ^ (r & 7)) * 4);
+        }
+    }
+}
+
+/* One of two warp groups: multiplies and writes 64 rows of each of the block's tiles. */
+template <int DTYPE, int MN_A, int MN_B>
+static __device__ __forceinline__ void consume(const hopper_work &work, const memory &mem,
+                                               unsigned char *dynamic, int group)
+{
+    uint32_t rank = cluster_rank(), size = cluster_size();
+    uint32_t out = mem.out + group * HOPPER_OUT_NBYTES;
+    float *floats = (float *)(dynamic + (out - shared_address(dynamic)));
+    int64_t pairs = hopper_grid_size(&work.grid);
+    turn t = {0, 0};
+
+    for (int64_t i = blockIdx.x / size; i < pairs; i += gridDim.x / size) {
+        hopper_place at = hopper_place_of(&work.grid, i);
+        int64_t row = at.row + rank * HOPPER_TILE_M + group * 64;
+        float sums[128];
+
+        multiply_tile<DTYPE, MN_A, MN_B>(work, mem, t, sums, group, size);
+        if (DTYPE != GPUNVME_OPS_F32 && work.copies_out)
+            copy_out<DTYPE>(work, out, sums, at.batch, (int)row, (int)at.col, group);
+        else
+            write_out(work, floats, sums, at.batch, row, at.col, group);
+    }
+    if (work.copies_out && threadIdx.x % 128 == 0)
+        tensor_store_wait_read<0>();
+}
+
+/* Nobody uses a barrier before all blocks of the cluster know of it. */
+static __device__ __forceinline__ void start(const memory &mem)
+{
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < HOPPER_STAGES; i++) {
+            mbarrier_init(mem.full + i * 8, 1);
+            mbarrier_init(mem.empty + i * 8, 8 * (int)cluster_size()); /* warps that multiply */
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    cluster_sync();
+}
+#endif
+
+template <int DTYPE, int MN_A, int MN_B>
+static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
+    multiply(const __grid_constant__ hopper_work work)
+{
+#ifdef HAVE_HOPPER
+    extern __shared__ unsigned char dynamic[];
+    memory mem = lay_out(dynamic);
+
+    start(mem);
+    if (threadIdx.x < 128) {
+        registers_give_back<40>();
+        if (threadIdx.x == 0)
+            produce<MN_A, MN_B>(work, mem, DTYPE == GPUNVME_OPS_F32 ? 32 : 64);
+        __syncwarp();
+    } else {
+        registers_take<232>();
+        consume<DTYPE, MN_A, MN_B>(work, mem, dynamic, threadIdx.x / 128 - 1);
+    }
+    cluster_sync(); /* nobody leaves while another may write to it */
+#endif
+}
+
+const void *hopper_kernel(int dtype, int mn_a, int mn_b)
+{
+#define KERNELS(dtype)                                                                             \
+    {                                                                                              \
+        {(const void *)multiply<dtype, 0, 0>, (const void *)multiply<dtype, 0, 1>},                \
+            {(const void *)multiply<dtype, 1, 0>, (const void *)multiply<dtype, 1, 1>},            \
+    }
+    static const void *const kernels[2][2][2] = {KERNELS(GPUNVME_OPS_F16),
+                                                 KERNELS(GPUNVME_OPS_BF16)};
+
+    if (dtype == GPUNVME_OPS_F32)
+        return mn_a || mn_b ? NULL : (const void *)multiply<GPUNVME_OPS_F32, 0, 0>;
+    return kernels[dtype - GPUNVME_OPS_F16][mn_a][mn_b];
+}
+
+#define TILE 32
+
+/* Tiles of 32 x 32, read along whichever direction is contiguous and written along k. */
+template <typename ELEMENT>
+static __global__ void __launch_bounds__(TILE * 8)
+    repack(const ELEMENT *from, int64_t stride, int64_t step_line, int64_t step_k, int64_t lines,
+           int64_t k, int64_t batch, int64_t pitch, ELEMENT *to)
+{
+    __shared__ ELEMENT tile[TILE][TILE + 1];
+    int64_t across = (k + TILE - 1) / TILE, down = (lines + TILE - 1) / TILE;
+    int fast = threadIdx.x % TILE, slow = threadIdx.x / TILE;
+
+    for (int64_t i = blockIdx.x; i < across * down * batch; i += gridDim.x) {
+        int64_t col = i % across * TILE, row = i / across % down * TILE, b = i / across / down;
+
+        for (int j = slow; j < TILE; j += 8) {
+            int r = step_k == 1 ? j : fast, c = step_k == 1 ? fast : j;
+
+            if (row + r < lines && col + c < k)
+                tile[r][c] = from[b * stride + (row + r) * step_line + (col + c) * step_k];
+        }
+        __syncthreads();
+        for (int j = slow; j < TILE; j += 8)
+            if (row + j < lines && col + fast < k)
+                to[(b * lines + row + j) * pitch + col + fast] = tile[j][fast];
+        __syncthreads();
+    }
+}
+
+gpunvme_ops_status_t hopper_repack(const struct cuda_operand *x, int64_t step_line, int64_t step_k,
+                                   int64_t lines, int64_t k, int64_t batch, int64_t pitch, int size,
+                                   void *to, void *stream)
+{
+    int64_t tiles = (lines + TILE - 1) / TILE * ((k + TILE - 1) / TILE) * batch;
+    unsigned blocks = (unsigned)(tiles < 1 << 20 ? tiles : 1 << 20);
+    cudaStream_t on = (cudaStream_t)stream;
+
+    if (size == 4)
+        repack<<<blocks, TILE * 8, 0, on>>>((const float *)x->data, x->stride, step_line, step_k,
+                                            lines, k, batch, pitch, (float *)to);
+    else
+        repack<<<blocks, TILE * 8, 0, on>>>((const uint16_t *)x->data, x->stride, step_line, step_k,
+                                            lines, k, batch, pitch, (uint16_t *)to);
+    return cuda_status(cudaGetLastError(), "launching a copy");
+}

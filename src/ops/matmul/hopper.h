@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The arithmetic of the rung "hopper", for the GPU, for the host that prepares its work, and for
+ * tests that look at it by value: how tiles lie in shared memory and what names them, and who
+ * makes which tile.
+ *
+ * A tile of an operand is 128 bytes wide. Along which direction they lie is the operand's own: k
+ * (as A row-major, B column-major), or m or n. With 16-bit types wgmma takes both; blocks of 64
+ * rows of 128 bytes are the unit of all that follows. Within each group of eight rows the 16 bytes
+ * number c of row r lie at place c ^ r (the swizzle of 128 bytes), so that no two of a column share
+ * a bank.
+ */
+#ifndef OPS_MATMUL_HOPPER_H
+#define OPS_MATMUL_HOPPER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "gpunvme/fn.h"
+
+enum {
+    HOPPER_TILE_M = 128, /* 64 for each of two warp groups */
+    HOPPER_TILE_N = 256,
+    HOPPER_WIDTH = 128, /* bytes of a tile's rows: 64 elements of 16 bits, or 32 of f32 */
+    HOPPER_BLOCK = 64 * HOPPER_WIDTH,
+    HOPPER_A_NBYTES = HOPPER_TILE_M * HOPPER_WIDTH,
+    HOPPER_B_NBYTES = HOPPER_TILE_N * HOPPER_WIDTH,
+    HOPPER_STAGE_NBYTES = HOPPER_A_NBYTES + HOPPER_B_NBYTES,
+    HOPPER_STAGES = 4,
+    HOPPER_OUT_NBYTES = 2 * HOPPER_BLOCK, /* of results on their way out, by warp group */
+    HOPPER_THREADS = 3 * 128,             /* one warp group loads, two multiply */
+    HOPPER_ALIGN = 1024,                  /* of tiles: eight rows, the swizzle's period */
+    HOPPER_SHARED_NBYTES = HOPPER_STAGES * HOPPER_STAGE_NBYTES + 2 * HOPPER_OUT_NBYTES +
+                           2 * HOPPER_STAGES * 8 + HOPPER_ALIGN,
+    HOPPER_GROUP = 8, /* pairs of tiles below each other that are made together */
+};
+
+/*
+ * The descriptor of a matrix in shared memory (PTX ISA, "Matrix Descriptor Format"): address,
+ * leading and stride byte offset, each without its lower four bits, and the swizzle of 128 bytes.
+ */
+GPUNVME_FN uint64_t hopper_descriptor(uint32_t address, uint32_t leading, uint32_t stride)
+{
+    return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)(leading >> 4 & 0x3fff) << 16 |
+           (uint64_t)(stride >> 4 & 0x3fff) << 32 | UINT64_C(1) << 62;
+}
+
+/*
+ * Eight rows further is 1024 bytes further in both directions. Where m or n is contiguous, 64
+ * elements further along it is the next block.
+ */
+GPUNVME_FN uint64_t hopper_tile_descriptor(uint32_t address, int mn_contiguous)
+{
+    return hopper_descriptor(address, mn_contiguous ? HOPPER_BLOCK : 16, 1024);
+}
+
+/* What is added to a descriptor for the next 32 bytes of k: along a row, or 16 rows down. */
+GPUNVME_FN uint64_t hopper_descriptor_step(int mn_contiguous)
+{
+    return (mn_contiguous ? 16 * HOPPER_WIDTH : 32) >> 4;
+}
+
+/* Where byte `x` of row `row` is in a block whose rows are 128 bytes. */
+GPUNVME_FN uint32_t hopper_swizzle(uint32_t row, uint32_t x)
+{
+    return row * HOPPER_WIDTH + (x ^ (row & 7) << 4);
+}
+
+/* What there is to do, in pairs of tiles: `down` by `across` of them, `batch` times. */
+struct hopper_grid {
+    int64_t down, across, batch;
+    int rows; /* tiles of a pair, one for each block of the cluster: 2, or 1 */
+};
+
+struct hopper_place {
+    int64_t batch, row, col; /* of C */
+};
+
+GPUNVME_FN int64_t hopper_grid_size(const struct hopper_grid *grid)
+{
+    return grid->down * grid->across * grid->batch;
+}
+
+/*
+ * Where pair number `index` of tiles begins. Pairs that are made at about the same time should read
+ * the same rows of A and columns of B, which are then in the cache: HOPPER_GROUP below each other,
+ * then those to their right.
+ */
+GPUNVME_FN struct hopper_place hopper_place_of(const struct hopper_grid *grid, int64_t index)
+{
+    int64_t in_batch = grid->down * grid->across, in_group = HOPPER_GROUP * grid->across;
+    int64_t i = index % in_batch, first = i / in_group * HOPPER_GROUP;
+    int64_t rows = grid->down - first < HOPPER_GROUP ? grid->down - first : HOPPER_GROUP;
+    struct hopper_place x;
+
+    x.batch = index / in_batch;
+    x.row = (first + i % in_group % rows) * HOPPER_TILE_M * grid->rows;
+    x.col = i % in_group / rows * HOPPER_TILE_N;
+    return x;
+}
+
+/* A cluster of two reads each column of B once for both: worth it unless much of the last is waste.
+ */
+GPUNVME_FN struct hopper_grid hopper_grid_of(int64_t m, int64_t n, int64_t batch)
+{
+    int64_t tiles = (m + HOPPER_TILE_M - 1) / HOPPER_TILE_M;
+    struct hopper_grid grid;
+
+    grid.rows = tiles % 2 == 0 || tiles > 15 ? 2 : 1;
+    grid.down = (tiles + grid.rows - 1) / grid.rows;
+    grid.across = (n + HOPPER_TILE_N - 1) / HOPPER_TILE_N;
+    grid.batch = batch;
+    return grid;
+}
+
+/* A tensor map's numbers: three dimensions, the contiguous one first, strides in bytes. */
+struct hopper_tensor {
+    uint64_t size[3], stride[2];
+    uint32_t box[3];
+};
+
+/*
+ * An operand of `lines` x `width` elements of `size` bytes, `pitch` elements apart, which is read
+ * in boxes 128 bytes wide. A single matrix for the whole batch has stride 0, which maps have not.
+ */
+GPUNVME_FN struct hopper_tensor hopper_tensor_of(int64_t lines, int64_t width, int64_t pitch,
+                                                 int64_t batch, int64_t stride, int size,
+                                                 int box_lines)
+{
+    struct hopper_tensor x;
+
+    x.size[0] = (uint64_t)width;
+    x.size[1] = (uint64_t)lines;
+    x.size[2] = stride ? (uint64_t)batch : 1;
+    x.stride[0] = (uint64_t)pitch * (uint64_t)size;
+    x.stride[1] = stride ? (uint64_t)stride * (uint64_t)size : x.stride[0];
+    x.box[0] = (uint32_t)(HOPPER_WIDTH / size);
+    x.box[1] = (uint32_t)box_lines;
+    x.box[2] = 1;
+    return x;
+}
+
+/* Lines of the boxes that an operand is read in: all of a load, or those of a block. */
+GPUNVME_FN int hopper_box_lines(int mn_contiguous)
+{
+    return mn_contiguous ? 64 : 128;
+}
+
+#endif

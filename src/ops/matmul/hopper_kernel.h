@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Between the host's half of the rung "hopper" and its kernels.
+ */
+#ifndef OPS_MATMUL_HOPPER_KERNEL_H
+#define OPS_MATMUL_HOPPER_KERNEL_H
+
+#include <cuda.h>
+
+#include "ops/cuda/cuda.h"
+#include "ops/matmul/hopper.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct hopper_work {
+    CUtensorMap a, b, c;
+    struct cuda_product product;
+    struct hopper_grid grid;
+    int steps;            /* of k */
+    int a_batch, b_batch; /* 1 or, if one matrix serves the whole batch, 0 */
+    int copies_out;       /* C is written by the copy engine, by map c */
+};
+
+/* The kernel for a type and orientation; NULL if there is none. */
+const void *hopper_kernel(int dtype, int mn_a, int mn_b);
+
+/*
+ * Copies an operand of `lines` x k elements, wherever they lie, to rows of `pitch` elements that
+ * are contiguous along k.
+ */
+gpunvme_ops_status_t hopper_repack(const struct cuda_operand *x, int64_t step_line, int64_t step_k,
+                                   int64_t lines, int64_t k, int64_t batch, int64_t pitch, int size,
+                                   void *to, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

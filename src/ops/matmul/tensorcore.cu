@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Rung 5, tensorcore: warps multiply matrices of 16 x 16 by 16 x 8 in one instruction (mma, which
+ * every GPU since sm_80 has): f16 and bf16, and f32 rounded to tf32 with k = 8. Eight warps make
+ * 64 x 32 each of a tile of 128 x 128; four stages of k are in shared memory, brought by cp.async.
+ * Operands lie there as they do in memory, k or m and n contiguous; ldmatrix transposes where it
+ * must, and tf32 is read element by element.
+ */
+#include "ops/cuda/device.cuh"
+#include "ops/cuda/ptx.cuh"
+#include "ops/matmul/tensorcore.h"
+
+#define TILE    TENSORCORE_TILE
+#define STAGES  4
+#define THREADS 256
+#define OUT_LD  (TILE + 4)
+
+template <int DTYPE> struct traits {
+    static const int f32 = DTYPE == GPUNVME_OPS_F32;
+    static const int size = f32 ? 4 : 2;
+    static const int depth = TENSORCORE_ROW_NBYTES / size; /* of a stage */
+    static const int chunk = 16 / size;
+};
+
+/* 16 bytes of which some may be missing, one element at a time: where rows are not aligned. */
+static __device__ __forceinline__ void gather32(uint32_t to, const unsigned char *from, int valid)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        cp_async4(to + i * 4, i < valid ? from + i * 4 : from, i < valid ? 4 : 0);
+}
+
+static __device__ __forceinline__ void gather16(uint32_t to, const unsigned char *from, int valid)
+{
+    uint32_t pairs[4];
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint16_t *x = (const uint16_t *)from + 2 * i;
+        uint32_t low = 2 * i < valid ? x[0] : 0, high = 2 * i + 1 < valid ? x[1] : 0;
+
+        pairs[i] = high << 16 | low;
+    }
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(pairs[0]), "r"(pairs[1]),
+                 "r"(pairs[2]), "r"(pairs[3])
+                 : "memory");
+}
+
+/*
+ * A stage of one operand: elements k … of lines first … , zeros beyond k_all and `lines`. `line` is
+ * the distance of lines (of m or n), step_k that of k; one of them is 1.
+ */
+template <int DTYPE, int MN>
+static __device__ __forceinline__ void bring(uint32_t stage, const cuda_operand &x, int64_t batch,
+                                             int64_t line, int64_t step_k, int64_t first,
+                                             int64_t lines, int64_t k, int64_t k_all)
+{
+    typedef traits<DTYPE> t;
+    const int width = (MN ? TILE : t::depth) / t::chunk; /* vectors in a row */
+    const unsigned char *base = (const unsigned char *)x.data;
+
+#pragma unroll
+    for (int i = 0; i < TILE * TENSORCORE_ROW_NBYTES / 16 / THREADS; i++) {
+        int v = threadIdx.x + i * THREADS, row = v / width, chunk = v % width;
+        int64_t at_k = k + (MN ? row : chunk * t::chunk);
+        int64_t at_line = first + (MN ? chunk * t::chunk : row);
+        int64_t left = MN ? lines - at_line : k_all - at_k;
+        bool inside = at_line < lines && at_k < k_all;
+        int valid = !inside ? 0 : left < t::chunk ? (int)left : t::chunk;
+        const unsigned char *from =
+            base + (valid ? (batch * x.stride + at_line * line + at_k * step_k) * t::size : 0);
+        uint32_t to = stage + (t::f32 ? tensorcore_place32(MN, row, chunk * t::chunk)
+                                      : tensorcore_place16(MN, row, chunk));
+
+        if (x.vectors)
+            cp_async16(to, from, valid * t::size);
+        else if (t::f32)
+            gather32(to, from, valid);
+        else
+            gather16(to, from, valid);
+    }
+}
+
+/* A's 16 x 16 elements at line `row` and 16 bytes number `chunk` of k, for mma's 16-bit types. */
+template <int MN>
+static __device__ __forceinline__ void take_a(uint32_t (&x)[4], uint32_t tile, int row, int chunk)
+{
+    int lane = threadIdx.x % 32;
+
+    if (MN)
+        load_matrices_transposed(x,
+                                 tile + tensorcore_place16(1, chunk * 8 + lane % 8 + lane / 16 * 8,
+                                                           row / 8 + lane / 8 % 2));
+    else
+        load_matrices(x, tile + tensorcore_place16(0, row + lane % 16, chunk + lane / 16));
+}
+
+/* B's 16 x 16 at column `col`: two times 16 x 8. */
+template <int MN>
+static __device__ __forceinline__ void take_b(uint32_t (&x)[4], uint32_t tile, int col, int chunk)
+{
+    int lane = threadIdx.x % 32;
+
+    if (MN)
+        load_matrices_transposed(
+            x, tile + tensorcore_place16(1, chunk * 8 + lane % 8 + lane / 8 % 2 * 8,
+                                         col / 8 + lane / 16));
+    else
+        load_matrices(
+            x, tile + tensorcore_place16(0, col + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2));
+}
+
+template <int DTYPE, int MN_A, int MN_B>
+static __device__ __forceinline__ void multiply_stage16(float (&sums)[4][4][4], uint32_t a,
+                                                        uint32_t b, int row, int col)
+{
+#pragma unroll
+    for (int chunk = 0; chunk < 4; chunk += 2) {
+        uint32_t x[4][4], y[2][4];
+
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            take_a<MN_A>(x[i], a, row + i * 16, chunk);
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            take_b<MN_B>(y[j], b, col + j * 16, chunk);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (DTYPE == GPUNVME_OPS_F16)
+                    mma_f16(sums[i][j], x[i], y[j / 2][j % 2 * 2], y[j / 2][j % 2 * 2 + 1]);
+                else
+                    mma_bf16(sums[i][j], x[i], y[j / 2][j % 2 * 2], y[j / 2][j % 2 * 2 + 1]);
+    }
+}
+
+/* Element (line, k) of a tile of f32, as tf32. */
+template <int MN>
+static __device__ __forceinline__ uint32_t take32(const unsigned char *tile, int line, int k)
+{
+    return to_tf32(*(const float *)(tile + (MN ? tensorcore_place32(1, k, line)
+                                               : tensorcore_place32(0, line, k))));
+}
+
+template <int MN_A, int MN_B>
+static __device__ __forceinline__ void multiply_stage32(float (&sums)[4][4][4],
+                                                        const unsigned char *a,
+                                                        const unsigned char *b, int row, int col)
+{
+    int lane = threadIdx.x % 32, line = lane / 4;
+
+#pragma unroll
+    for (int k = lane % 4; k < 16; k += 8) {
+        uint32_t x[4][4], y[4][2];
+
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                x[i][j] = take32<MN_A>(a, row + i * 16 + line + j % 2 * 8, k + j / 2 * 4);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                y[i][j] = take32<MN_B>(b, col + i * 8 + line, k + j * 4);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                mma_tf32(sums[i][j], x[i], y[j][0], y[j][1]);
+    }
+}
+
+/* 64 rows at a time, those of four of the warps, go through shared memory to C. */
+static __device__ __forceinline__ void finish_sums(const cuda_product &p, float *out,
+                                                   const tile_place &at,
+                                                   const float (&sums)[4][4][4], int row, int col)
+{
+    int lane = threadIdx.x % 32;
+
+#pragma unroll 1
+    for (int part = 0; part < TILE; part += 64) {
+        __syncthreads();
+        if (row == part)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+                    *(float2 *)(out + (i * 16 + lane / 4 + j / 4 * 8) * OUT_LD + col + j % 4 * 8 +
+                                lane % 4 * 2) =
+                        make_float2(sums[i][j % 4][j / 4 * 2], sums[i][j % 4][j / 4 * 2 + 1]);
+        __syncthreads();
+        finish_tile<64, TILE, OUT_LD, THREADS>(p, out, at.batch, at.row + part, at.col);
+    }
+}
+
+template <int DTYPE, int MN_A, int MN_B>
+static __device__ __forceinline__ void multiply_tile(const cuda_product &p, unsigned char *memory,
+                                                     const tile_place &at)
+{
+    const int depth = traits<DTYPE>::depth;
+    const uint32_t a_nbytes = tensorcore_nbytes(DTYPE == GPUNVME_OPS_F32, MN_A);
+    const uint32_t nbytes = a_nbytes + tensorcore_nbytes(DTYPE == GPUNVME_OPS_F32, MN_B);
+    int warp = threadIdx.x / 32, row = warp / 4 * 64, col = warp % 4 * 32;
+    uint32_t base = shared_address(memory);
+    int64_t steps = (p.k + depth - 1) / depth;
+    float sums[4][4][4] = {};
+
+    for (int64_t step = 1 - STAGES; step < steps; step++) {
+        int64_t next = step + STAGES - 1;
+
+        if (step >= 0) {
+            cp_async_wait<STAGES - 2>();
+            __syncthreads();
+        }
+        if (next < steps) {
+            uint32_t to = base + (uint32_t)(next % STAGES) * nbytes;
+
+            bring<DTYPE, MN_A>(to, p.a, at.batch, p.a.rs, p.a.cs, at.row, p.m, next * depth, p.k);
+            bring<DTYPE, MN_B>(to + a_nbytes, p.b, at.batch, p.b.cs, p.b.rs, at.col, p.n,
+                               next * depth, p.k);
+        }
+        cp_async_commit();
+        if (step >= 0) {
+            uint32_t from = (uint32_t)(step % STAGES) * nbytes;
+
+            if (DTYPE == GPUNVME_OPS_F32)
+                multiply_stage32<MN_A, MN_B>(sums, memory + from, memory + from + a_nbytes, row,
+                                             col);
+            else
+                multiply_stage16<DTYPE, MN_A, MN_B>(sums, base + from, base + from + a_nbytes, row,
+                                                    col);
+        }
+    }
+    finish_sums(p, (float *)memory, at, sums, row, col);
+}
+
+template <int DTYPE, int MN_A, int MN_B>
+static __global__ void __launch_bounds__(THREADS, 2) multiply(const cuda_product p)
+{
+    extern __shared__ __align__(128) unsigned char memory[];
+    int64_t tiles = (p.n + TILE - 1) / TILE * ((p.m + TILE - 1) / TILE) * p.batch;
+
+    for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        multiply_tile<DTYPE, MN_A, MN_B>(p, memory, place_of(p, tile, TILE, TILE));
+        __syncthreads(); /* nobody reads this tile's memory any more */
+    }
+}
+
+gpunvme_ops_status_t cuda_multiply_tensorcore(const struct cuda_product *p, void *workspace,
+                                              void *stream, struct cuda_launch *launch)
+{
+#define KERNELS(dtype)                                                                             \
+    {                                                                                              \
+        {(const void *)multiply<dtype, 0, 0>, (const void *)multiply<dtype, 0, 1>},                \
+            {(const void *)multiply<dtype, 1, 0>, (const void *)multiply<dtype, 1, 1>},            \
+    }
+    static const void *const kernels[GPUNVME_OPS_NDTYPES][2][2] = {
+        KERNELS(GPUNVME_OPS_F32), KERNELS(GPUNVME_OPS_F16), KERNELS(GPUNVME_OPS_BF16)};
+    int mn_a = p->a.cs != 1, mn_b = p->b.rs != 1, f32 = p->dtype == GPUNVME_OPS_F32;
+    size_t nbytes = STAGES * (tensorcore_nbytes(f32, mn_a) + tensorcore_nbytes(f32, mn_b));
+    cuda_tiling tiling = {TILE, TILE, 64, 32, THREADS, nbytes};
+
+    (void)workspace;
+    static_assert(64 * OUT_LD * 4 <= STAGES * 2 * 128 * 64, "results do not fit");
+    return cuda_launch_tiles(kernels[p->dtype][mn_a][mn_b], p, &tiling, stream, launch);
+}

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The arithmetic of GPU kernels that needs no GPU: who makes which tile, where elements lie in
+ * shared memory, and what names them to the tensor cores and the copy engine.
+ */
+#include "ops/matmul/hopper.h"
+#include "ops/matmul/tensorcore.h"
+#include "ops_test.h"
+
+static void descriptors_hold_address_offsets_and_swizzle(void **state)
+{
+    (void)state;
+    /* PTX ISA, "Matrix Descriptor Format": bits 0-13 address, 16-29 leading, 32-45 stride (all /
+     * 16), 62-63 mode. */
+    assert_true(hopper_descriptor(0x12340, 16, 1024) == UINT64_C(0x4000004000011234));
+    assert_true(hopper_descriptor(0x400, 8192, 1024) == UINT64_C(0x4000004002000040));
+    /* The largest address of shared memory leaves its neighbours alone. */
+    assert_true(hopper_descriptor(0x38ff0, 0, 0) == UINT64_C(0x40000000000038ff));
+}
+
+static void every_tile_is_made_once(void **state)
+{
+    (void)state;
+    for (int64_t m = 1; m < 6000; m += m < 700 ? 127 : 1111)
+        for (int64_t n = 1; n < 4000; n += n < 700 ? 255 : 777)
+            for (int64_t batch = 1; batch < 4; batch++) {
+                struct hopper_grid grid = hopper_grid_of(m, n, batch);
+                int64_t count = hopper_grid_size(&grid), rows = HOPPER_TILE_M * grid.rows;
+                unsigned char *seen = calloc((size_t)count, 1);
+
+                assert_non_null(seen);
+                assert_true(grid.down * rows >= m && (grid.down - 1) * rows < m);
+                for (int64_t i = 0; i < count; i++) {
+                    struct hopper_place x = hopper_place_of(&grid, i);
+                    int64_t down = x.row / rows, across = x.col / HOPPER_TILE_N;
+
+                    assert_true(x.row % rows == 0 && x.col % HOPPER_TILE_N == 0);
+                    assert_true(x.row < m && x.col < n && x.batch < batch);
+                    assert_int_equal(seen[(x.batch * grid.down + down) * grid.across + across]++,
+                                     0);
+                }
+                free(seen);
+            }
+}
+
+static void tiles_made_together_share_rows_and_columns(void **state)
+{
+    struct hopper_grid grid = hopper_grid_of(8192, 8192, 1);
+    int64_t rows = 0, cols = 0;
+
+    (void)state;
+    for (int64_t i = 0; i < 64; i++) {
+        struct hopper_place x = hopper_place_of(&grid, i);
+
+        rows = x.row > rows ? x.row : rows;
+        cols = x.col > cols ? x.col : cols;
+    }
+    assert_int_equal(rows, 7 * 2 * HOPPER_TILE_M);
+    assert_int_equal(cols, 7 * HOPPER_TILE_N);
+}
+
+static void memory_of_a_block_suffices(void **state)
+{
+    (void)state;
+    assert_true(HOPPER_SHARED_NBYTES <= 227 * 1024);
+    assert_true(HOPPER_STAGE_NBYTES % HOPPER_ALIGN == 0 && HOPPER_BLOCK % HOPPER_ALIGN == 0);
+    assert_true(HOPPER_STAGE_NBYTES < 1 << 20); /* what a barrier can count */
+}
+
+static void maps_have_contiguous_elements_first(void **state)
+{
+    struct hopper_tensor x = hopper_tensor_of(300, 200, 208, 5, 70000, 2, 128);
+
+    (void)state;
+    assert_true(x.size[0] == 200 && x.size[1] == 300 && x.size[2] == 5);
+    assert_true(x.stride[0] == 416 && x.stride[1] == 140000);
+    assert_true(x.box[0] == 64 && x.box[1] == 128 && x.box[2] == 1);
+    x = hopper_tensor_of(300, 200, 208, 5, 0, 4, 64);
+    assert_true(x.box[0] == 32 && x.box[1] == 64);
+    assert_true(x.size[2] == 1 && x.stride[1] % 16 == 0 && x.stride[1] > 0);
+}
+
+/* Shared memory, each 16-bit element of which says which of the operand it holds. */
+struct shared {
+    int line[(HOPPER_B_NBYTES + HOPPER_ALIGN) / 2], k[(HOPPER_B_NBYTES + HOPPER_ALIGN) / 2];
+};
+
+/* The swizzle of 128 bytes, as it is defined on addresses: bits 4-6 and 7-9. */
+static uint32_t swizzled(uint32_t address)
+{
+    return address ^ (address >> 7 & 7) << 4;
+}
+
+/* What the copy engine does with a box of 64 elements x `lines`. */
+static void copy_box(struct shared *s, uint32_t to, int mn, int x, int y, int lines)
+{
+    for (int j = 0; j < lines; j++)
+        for (int i = 0; i < 64; i++) {
+            uint32_t at = swizzled(to + (uint32_t)j * 128 + (uint32_t)i * 2) / 2;
+
+            s->line[at] = mn ? x + i : y + j;
+            s->k[at] = mn ? y + j : x + i;
+        }
+}
+
+/*
+ * Where wgmma looks for an element of a matrix (PTX ISA, "Shared Memory Matrix Layout"; 16-byte
+ * units:
+ * ((8,n),2):((8,SBO),1) along k, ((8,n),(8,k)):((1,LBO),(8,SBO)) along m or n).
+ */
+static uint32_t looked_for(uint64_t descriptor, int mn, int line, int k)
+{
+    uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4;
+    uint32_t leading = (uint32_t)(descriptor >> 16 & 0x3fff) << 4;
+    uint32_t stride = (uint32_t)(descriptor >> 32 & 0x3fff) << 4;
+    uint32_t l = (uint32_t)line, d = (uint32_t)k;
+
+    if (mn)
+        return swizzled(start + l % 64 * 2 + l / 64 * leading + d % 8 * 128 + d / 8 * stride);
+    return swizzled(start + l % 8 * 128 + l / 8 * stride + d * 2);
+}
+
+static void tensor_cores_find_what_the_copy_engine_brought(void **state)
+{
+    static struct shared s;
+    const uint32_t base = HOPPER_ALIGN;
+
+    (void)state;
+    for (int mn = 0; mn < 2; mn++) {
+        int lines = hopper_box_lines(mn);
+        uint64_t descriptor = hopper_tile_descriptor(base, mn);
+
+        /* B: 256 columns in boxes of 128 lines of n, or of 64 of k and 64 of n. */
+        memset(&s, 0xff, sizeof(s));
+        for (int i = 0; i < (mn ? 4 : 2); i++)
+            copy_box(&s, base + (uint32_t)(i * lines) * 128, mn, mn ? i * 64 : 0, mn ? 0 : i * 128,
+                     lines);
+        for (int step = 0; step < 4; step++)
+            for (int line = 0; line < 256; line++)
+                for (int k = 0; k < 16; k++) {
+                    uint64_t d = descriptor + (uint64_t)step * hopper_descriptor_step(mn);
+                    uint32_t at = looked_for(d, mn, line, k) / 2;
+
+                    assert_int_equal(s.line[at], line);
+                    assert_int_equal(s.k[at], step * 16 + k);
+                }
+        /* A's second half, which is the second warp group's, is the second block. */
+        descriptor = hopper_tile_descriptor(base + HOPPER_BLOCK, mn);
+        assert_int_equal(s.line[looked_for(descriptor, mn, 5, 3) / 2], 64 + 5);
+        assert_int_equal(s.k[looked_for(descriptor, mn, 5, 3) / 2], 3);
+    }
+}
+
+static void results_leave_as_the_copy_engine_expects(void **state)
+{
+    (void)state;
+    for (uint32_t row = 0; row < 64; row++)
+        for (uint32_t x = 0; x < 128; x += 16)
+            assert_int_equal(hopper_swizzle(row, x), swizzled(row * 128 + x));
+}
+
+/* Eight rows that an instruction reads at once lie in different banks, and nothing lies twice. */
+static void rows_read_at_once_are_in_different_banks(void **state)
+{
+    (void)state;
+    for (int mn = 0; mn < 2; mn++) {
+        uint32_t rows = mn ? 32 : 128, chunks = mn ? 16 : 4;
+        bool seen[512] = {false};
+
+        for (uint32_t row = 0; row < rows; row++)
+            for (uint32_t chunk = 0; chunk < chunks; chunk++) {
+                uint32_t at = tensorcore_place16(mn, row, chunk);
+
+                assert_true(at % 16 == 0 && at / 16 < 512 && !seen[at / 16]);
+                seen[at / 16] = true;
+            }
+        for (uint32_t row = 0; row < rows; row += 8)
+            for (uint32_t chunk = 0; chunk < chunks; chunk++) {
+                unsigned banks = 0;
+
+                for (uint32_t i = 0; i < 8; i++)
+                    banks |= 1u << tensorcore_place16(mn, row + i, chunk) / 16 % 8;
+                assert_int_equal(banks, 0xff);
+            }
+    }
+}
+
+static void a_warps_tf32_is_in_different_banks(void **state)
+{
+    (void)state;
+    for (int mn = 0; mn < 2; mn++) {
+        uint32_t banks = 0;
+
+        for (uint32_t lane = 0; lane < 32; lane++) {
+            uint32_t line = lane / 4, k = lane % 4;
+            uint32_t at = mn ? tensorcore_place32(1, k, line) : tensorcore_place32(0, line, k);
+
+            banks |= 1u << at / 4 % 32;
+        }
+        assert_int_equal(banks, 0xffffffff);
+        assert_true(tensorcore_place32(mn, mn ? 15 : 127, mn ? 127 : 15) + 4 <=
+                    tensorcore_nbytes(1, mn));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(descriptors_hold_address_offsets_and_swizzle),
+        cmocka_unit_test(every_tile_is_made_once),
+        cmocka_unit_test(tiles_made_together_share_rows_and_columns),
+        cmocka_unit_test(memory_of_a_block_suffices),
+        cmocka_unit_test(maps_have_contiguous_elements_first),
+        cmocka_unit_test(tensor_cores_find_what_the_copy_engine_brought),
+        cmocka_unit_test(results_leave_as_the_copy_engine_expects),
+        cmocka_unit_test(rows_read_at_once_are_in_different_banks),
+        cmocka_unit_test(a_warps_tf32_is_in_different_banks),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -4,7 +4,7 @@
  */
 #include <limits.h>
 
-#include "ops/cuda/cuda.h"
+#include "ops/cuda/linear.h"
 
 const struct cuda_engine cuda_engines[6] = {
     {.multiply = cuda_multiply_naive},
@@ -117,7 +117,85 @@ static const struct ops_variant matmul[] = {
            "(TMA) and a warp group of their own, clusters of two, blocks that stay"),
 };
 
+static int rank_forward(const struct ops_variant *variant, const struct ops_problem *problem,
+                        const struct gpunvme_ops_exec *exec)
+{
+    struct cuda_product product = cuda_forward_product(problem->u.forward);
+    const struct cuda_forward_rung *rung = variant->data;
+
+    (void)exec;
+    if (rung->needs_hopper && !hopper_is_worth_it(&product))
+        return 0;
+    return 1 + (int)(rung - cuda_forward_rungs);
+}
+
+static gpunvme_ops_status_t suits_forward(const struct ops_variant *variant,
+                                          const struct ops_problem *problem)
+{
+    struct cuda_product product = cuda_forward_product(problem->u.forward);
+    const struct cuda_forward_rung *rung = variant->data;
+
+    if (rung->needs_hopper && !cuda_suits_hopper(&product))
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "variant '%s' takes sizes up to 2^30",
+                        variant->name);
+    return GPUNVME_OPS_OK;
+}
+
+static int rank_backward(const struct ops_variant *variant, const struct ops_problem *problem,
+                         const struct gpunvme_ops_exec *exec)
+{
+    (void)problem;
+    (void)exec;
+    return 1 + (int)((const struct cuda_backward_rung *)variant->data - cuda_backward_rungs);
+}
+
+#define FORWARD(index, name_, needs_, sm_, max_sm_, computes_, changes_)                           \
+    {                                                                                              \
+        .name = name_, .needs = needs_, .changes = changes_, .op = GPUNVME_OPS_LINEAR_FORWARD,     \
+        .device = GPUNVME_OPS_CUDA, .dtypes = OPS_ALL_DTYPES, .computes = computes_,               \
+        .deterministic = 1, .min_sm = sm_, .max_sm = max_sm_, .suits = suits_forward,              \
+        .rank = rank_forward, .workspace = cuda_forward_workspace, .run = cuda_forward_run,        \
+        .data = &cuda_forward_rungs[index]                                                         \
+    }
+
+static const struct ops_variant forward[] = {
+    FORWARD(0, "naive", ANY_CUDA, 80, 0, OPS_ALL_COMPUTES,
+            "the naive product, whose threads add the bias and apply the activation"),
+    FORWARD(1, "unfused", ANY_CUDA, 80, 0, OPS_ALL_COMPUTES,
+            "the best product into f32, then a pass for bias and activation"),
+    FORWARD(2, "fused", ANY_CUDA, 80, 0, OPS_ALL_COMPUTES,
+            "bias and activation before sums leave the coarsened or tensor cores' product"),
+    FORWARD(3, "persistent", ONLY_SM90A, SM90A, SM90A, BY_TF32,
+            "the same in Hopper's product: blocks stay, and results of a tile leave while the next "
+            "one's operands come"),
+};
+
+#define BACKWARD(index, name_, deterministic_, changes_)                                           \
+    {                                                                                              \
+        .name = name_, .needs = ANY_CUDA, .changes = changes_, .op = GPUNVME_OPS_LINEAR_BACKWARD,  \
+        .device = GPUNVME_OPS_CUDA, .dtypes = OPS_ALL_DTYPES, .computes = OPS_ALL_COMPUTES,        \
+        .deterministic = deterministic_, .min_sm = 80, .rank = rank_backward,                      \
+        .workspace = cuda_backward_workspace, .run = cuda_backward_run,                            \
+        .data = &cuda_backward_rungs[index]                                                        \
+    }
+
+/* dZ has the type of the matrices in all of them. */
+static const struct ops_variant backward[] = {
+    BACKWARD(0, "naive", 0,
+             "naive products; the bias's gradient by atomic additions, in another order each run; "
+             "dZ is rounded to the matrices' type"),
+    BACKWARD(1, "atomic_free", 1,
+             "tiled products; a thread for each column sums the bias's gradient over all rows"),
+    BACKWARD(2, "warp_reduced", 1,
+             "the best products but Hopper's; warps sum rows of vectors and reduce in shared "
+             "memory"),
+    BACKWARD(3, "fused", 1,
+             "dZ and its sums in one pass over grad_y and preact, Hopper's products where they "
+             "are"),
+};
+
 #define COUNT(table) (sizeof(table) / sizeof((table)[0]))
 
 const struct ops_ladder ops_cuda_matmul = {matmul, COUNT(matmul)};
-const struct ops_ladder ops_cuda_linear_forward, ops_cuda_linear_backward;
+const struct ops_ladder ops_cuda_linear_forward = {forward, COUNT(forward)};
+const struct ops_ladder ops_cuda_linear_backward = {backward, COUNT(backward)};

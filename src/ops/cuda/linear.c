@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The linear layer on the GPU: a product with an epilogue forwards, two products and a pass over
+ * dZ backwards. What they need in between lies in the workspace.
+ */
+#include <cuda_runtime_api.h>
+
+#include "ops/cuda/linear.h"
+#include "ops/linear/linear.h"
+
+const struct cuda_forward_rung cuda_forward_rungs[4] = {
+    {CUDA_PRODUCTS_NAIVE, 1, 0},
+    {CUDA_PRODUCTS_BEST_OF_ALL, 0, 0},
+    {CUDA_PRODUCTS_BEST, 1, 0},
+    {CUDA_PRODUCTS_BEST_OF_ALL, 1, 1},
+};
+
+const struct cuda_backward_rung cuda_backward_rungs[4] = {
+    {CUDA_PRODUCTS_NAIVE, CUDA_SUMS_ATOMIC},
+    {CUDA_PRODUCTS_TILED, CUDA_SUMS_BY_COLUMN},
+    {CUDA_PRODUCTS_BEST, CUDA_SUMS_BY_WARPS},
+    {CUDA_PRODUCTS_BEST_OF_ALL, CUDA_SUMS_WITH_DZ},
+};
+
+static const struct cuda_engine *engine_of(enum cuda_products products,
+                                           const struct cuda_product *p)
+{
+    switch (products) {
+    case CUDA_PRODUCTS_NAIVE:
+        return &cuda_engines[CUDA_NAIVE];
+    case CUDA_PRODUCTS_TILED:
+        return &cuda_engines[CUDA_TILED];
+    default:
+        return cuda_best_engine(p, products == CUDA_PRODUCTS_BEST_OF_ALL && cuda_has_hopper());
+    }
+}
+
+/* The leading dimension of a single row may be anything. */
+static int64_t ld_of(int64_t rows, int64_t cols, int64_t ld)
+{
+    return rows > 1 ? ld : (cols + 15) / 16 * 16;
+}
+
+/* A row-major matrix as it is, or its transpose. */
+static struct cuda_operand plain(const void *data, int64_t ld)
+{
+    return (struct cuda_operand){.data = data, .rs = ld, .cs = 1};
+}
+
+static struct cuda_operand transposed(const void *data, int64_t ld)
+{
+    return (struct cuda_operand){.data = data, .rs = 1, .cs = ld};
+}
+
+struct cuda_product cuda_forward_product(const struct gpunvme_linear *p)
+{
+    struct cuda_product x = {
+        .m = p->rows,
+        .n = p->out,
+        .k = p->in,
+        .batch = 1,
+        .a = plain(p->x, ld_of(p->rows, p->in, p->ldx)),
+        .b = transposed(p->weight, ld_of(p->out, p->in, p->ldw)),
+        .c = p->y,
+        .ldc = ld_of(p->rows, p->out, p->ldy),
+        .bias = p->bias,
+        .preact = p->preact,
+        .ld_preact = ld_of(p->rows, p->out, p->ld_preact),
+        .alpha = 1,
+        .dtype = p->dtype,
+        .compute = p->compute,
+        .out_dtype = p->dtype,
+        .activation = p->activation,
+    };
+
+    cuda_set_vectors(&x);
+    return x;
+}
+
+/* The product alone, to f32 in the workspace, where it is not fused. */
+static struct cuda_product product_alone(const struct cuda_product *fused, float *sums)
+{
+    struct cuda_product x = *fused;
+
+    x.c = sums;
+    x.ldc = (fused->n + 3) / 4 * 4;
+    x.out_dtype = GPUNVME_OPS_F32;
+    x.bias = NULL;
+    x.preact = NULL;
+    x.activation = GPUNVME_OPS_ACT_NONE;
+    cuda_set_vectors(&x);
+    return x;
+}
+
+static size_t sums_nbytes(const struct cuda_product *p)
+{
+    return cuda_workspace_part(p->m, (p->n + 3) / 4 * 4 * (int64_t)sizeof(float));
+}
+
+/* The rung that is Hopper's by name is so for any shape. */
+static const struct cuda_engine *forward_engine(const struct cuda_forward_rung *rung,
+                                                const struct cuda_product *p)
+{
+    return rung->needs_hopper ? &cuda_engines[CUDA_HOPPER] : engine_of(rung->products, p);
+}
+
+size_t cuda_forward_workspace(const struct ops_variant *variant, const struct ops_problem *problem,
+                              const struct gpunvme_ops_exec *exec)
+{
+    const struct cuda_forward_rung *rung = variant->data;
+    struct cuda_product p = cuda_forward_product(problem->u.forward);
+    size_t nbytes = cuda_product_workspace(forward_engine(rung, &p), &p);
+
+    (void)exec;
+    return rung->fused ? nbytes : nbytes + sums_nbytes(&p);
+}
+
+gpunvme_ops_status_t cuda_forward_run(const struct ops_variant *variant,
+                                      const struct ops_problem *problem,
+                                      const struct gpunvme_ops_exec *exec)
+{
+    const struct cuda_forward_rung *rung = variant->data;
+    struct cuda_product p = cuda_forward_product(problem->u.forward), alone;
+    const struct cuda_engine *engine = forward_engine(rung, &p);
+    gpunvme_ops_status_t status;
+
+    if (rung->fused)
+        return cuda_run_product(engine, &p, exec->workspace, exec->stream);
+    alone = product_alone(&p, exec->workspace);
+    status =
+        cuda_run_product(engine, &alone, (char *)exec->workspace + sums_nbytes(&p), exec->stream);
+    return status ? status : linear_finish(&p, alone.c, alone.ldc, exec->stream);
+}
+
+/* Where things are that backward needs in between. */
+struct backward {
+    const struct gpunvme_linear_grad *p;
+    const struct cuda_backward_rung *rung;
+    const void *dz; /* grad_y itself without an activation */
+    int64_t ld_dz;
+    char *dz_memory; /* NULL then */
+    float *sums;
+    int64_t parts; /* of sums for each column */
+    char *rest;
+    size_t dz_nbytes, sums_nbytes;
+};
+
+static struct backward backward_of(const struct ops_variant *variant,
+                                   const struct gpunvme_linear_grad *p, void *workspace)
+{
+    struct backward x = {.p = p, .rung = variant->data, .dz = p->grad_y};
+    int64_t size = (int64_t)gpunvme_ops_dtype_nbytes(p->dtype);
+    char *at = workspace;
+
+    x.ld_dz = ld_of(p->rows, p->out, p->ld_grad_y);
+    x.parts = x.rung->sums == CUDA_SUMS_BY_WARPS || x.rung->sums == CUDA_SUMS_WITH_DZ
+                  ? linear_parts(p->rows)
+                  : 1;
+    if (p->activation != GPUNVME_OPS_ACT_NONE) {
+        x.ld_dz = (p->out + 15) / 16 * 16;
+        x.dz_nbytes = cuda_workspace_part(p->rows, x.ld_dz * size);
+        x.dz = x.dz_memory = at;
+    }
+    if (p->grad_bias)
+        x.sums_nbytes = cuda_workspace_part(x.parts, p->out * (int64_t)sizeof(float));
+    x.sums = at && p->grad_bias ? (float *)(void *)(at + x.dz_nbytes) : NULL;
+    x.rest = at ? at + x.dz_nbytes + x.sums_nbytes : NULL;
+    return x;
+}
+
+/* grad_x = dZ W */
+static struct cuda_product grad_x_product(const struct backward *x)
+{
+    const struct gpunvme_linear_grad *p = x->p;
+    struct cuda_product product = {
+        .m = p->rows,
+        .n = p->in,
+        .k = p->out,
+        .batch = 1,
+        .a = plain(x->dz, x->ld_dz),
+        .b = plain(p->weight, ld_of(p->out, p->in, p->ldw)),
+        .c = p->grad_x,
+        .ldc = ld_of(p->rows, p->in, p->ld_grad_x),
+        .alpha = 1,
+        .dtype = p->dtype,
+        .compute = p->compute,
+        .out_dtype = p->dtype,
+    };
+
+    cuda_set_vectors(&product);
+    return product;
+}
+
+/* grad_weight = dZ^T X, or added to */
+static struct cuda_product grad_weight_product(const struct backward *x)
+{
+    const struct gpunvme_linear_grad *p = x->p;
+    struct cuda_product product = {
+        .m = p->out,
+        .n = p->in,
+        .k = p->rows,
+        .batch = 1,
+        .a = transposed(x->dz, x->ld_dz),
+        .b = plain(p->x, ld_of(p->rows, p->in, p->ldx)),
+        .c = p->grad_weight,
+        .ldc = ld_of(p->out, p->in, p->ld_grad_weight),
+        .alpha = 1,
+        .beta = p->accumulate ? 1 : 0,
+        .dtype = p->dtype,
+        .compute = p->compute,
+        .out_dtype = p->grad_dtype,
+    };
+
+    cuda_set_vectors(&product);
+    return product;
+}
+
+static int wants_x(const struct gpunvme_linear_grad *p)
+{
+    return p->grad_x && p->rows && p->in;
+}
+
+static int wants_weight(const struct gpunvme_linear_grad *p)
+{
+    return p->grad_weight && p->out && p->in;
+}
+
+size_t cuda_backward_workspace(const struct ops_variant *variant, const struct ops_problem *problem,
+                               const struct gpunvme_ops_exec *exec)
+{
+    const struct gpunvme_linear_grad *p = problem->u.backward;
+    struct backward x = backward_of(variant, p, NULL);
+    size_t most = 0, nbytes;
+
+    (void)exec;
+    if (wants_x(p)) {
+        struct cuda_product product = grad_x_product(&x);
+
+        most = cuda_product_workspace(engine_of(x.rung->products, &product), &product);
+    }
+    if (wants_weight(p)) {
+        struct cuda_product product = grad_weight_product(&x);
+
+        nbytes = cuda_product_workspace(engine_of(x.rung->products, &product), &product);
+        most = nbytes > most ? nbytes : most;
+    }
+    return x.dz_nbytes + x.sums_nbytes + most;
+}
+
+static int aligned(const void *data, int64_t ld, int64_t nbytes)
+{
+    return (uintptr_t)data % (uintptr_t)nbytes == 0 && ld % 4 == 0;
+}
+
+static struct linear_dz dz_of(const struct backward *x)
+{
+    const struct gpunvme_linear_grad *p = x->p;
+    int64_t four = 4 * (int64_t)gpunvme_ops_dtype_nbytes(p->dtype);
+    struct linear_dz dz = {
+        .rows = p->rows,
+        .out = p->out,
+        .grad_y = p->grad_y,
+        .preact = p->preact,
+        .ld_grad_y = ld_of(p->rows, p->out, p->ld_grad_y),
+        .ld_preact = ld_of(p->rows, p->out, p->ld_preact),
+        .activation = p->activation,
+        .dtype = p->dtype,
+        .dz = x->dz_memory,
+        .ld_dz = x->ld_dz,
+    };
+
+    dz.vectors = aligned(dz.grad_y, dz.ld_grad_y, four) &&
+                 (!dz.dz || aligned(dz.preact, dz.ld_preact, four));
+    return dz;
+}
+
+/* dZ as grad_y of a layer without activation: only sums are wanted of it. */
+static struct linear_dz sums_of_dz(const struct backward *x)
+{
+    int64_t four = 4 * (int64_t)gpunvme_ops_dtype_nbytes(x->p->dtype);
+
+    return (struct linear_dz){
+        .rows = x->p->rows,
+        .out = x->p->out,
+        .grad_y = x->dz,
+        .ld_grad_y = x->ld_dz,
+        .dtype = x->p->dtype,
+        .sums = x->sums,
+        .vectors = aligned(x->dz, x->ld_dz, four),
+    };
+}
+
+/* dZ and the sums of its columns, in one pass or two, for at least one row. */
+static gpunvme_ops_status_t make_dz(const struct backward *x, void *stream)
+{
+    struct linear_dz dz = dz_of(x), sums = sums_of_dz(x);
+    gpunvme_ops_status_t status = GPUNVME_OPS_OK;
+
+    if (x->rung->sums == CUDA_SUMS_ATOMIC) {
+        dz.sums = x->sums;
+        if (dz.sums)
+            status =
+                cuda_status(cudaMemsetAsync(dz.sums, 0, x->sums_nbytes, stream), "clearing sums");
+        if (!status && (dz.dz || dz.sums))
+            status = linear_dz_atomic(&dz, stream);
+        return status;
+    }
+    if (x->rung->sums == CUDA_SUMS_WITH_DZ) {
+        dz.sums = x->sums;
+        return dz.dz || dz.sums ? linear_dz_rows(&dz, stream) : GPUNVME_OPS_OK;
+    }
+    if (dz.dz)
+        status = linear_dz_rows(&dz, stream);
+    if (status || !x->sums)
+        return status;
+    return x->rung->sums == CUDA_SUMS_BY_COLUMN ? linear_sum_columns(&sums, stream)
+                                                : linear_dz_rows(&sums, stream);
+}
+
+gpunvme_ops_status_t cuda_backward_run(const struct ops_variant *variant,
+                                       const struct ops_problem *problem,
+                                       const struct gpunvme_ops_exec *exec)
+{
+    const struct gpunvme_linear_grad *p = problem->u.backward;
+    struct backward x = backward_of(variant, p, exec->workspace);
+    gpunvme_ops_status_t status = GPUNVME_OPS_OK;
+
+    if (p->rows && p->out)
+        status = make_dz(&x, exec->stream);
+    if (!status && p->grad_bias && p->out)
+        status = linear_finish_bias(x.sums, p->rows ? x.parts : 0, p->out, p->grad_bias,
+                                    p->grad_dtype, p->accumulate, exec->stream);
+    if (!status && wants_x(p)) {
+        struct cuda_product product = grad_x_product(&x);
+
+        status =
+            cuda_run_product(engine_of(x.rung->products, &product), &product, x.rest, exec->stream);
+    }
+    if (!status && wants_weight(p)) {
+        struct cuda_product product = grad_weight_product(&x);
+
+        status =
+            cuda_run_product(engine_of(x.rung->products, &product), &product, x.rest, exec->stream);
+    }
+    return status;
+}

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * dZ, and sums of its columns for the bias, in three ways: by atomic additions, a column a thread,
+ * and by warps that read rows and reduce at the end, in the same pass as dZ.
+ */
+#include "ops/cuda/device.cuh"
+#include "ops/linear/linear.h"
+
+#define THREADS 256
+#define WARPS   (THREADS / 32)
+#define COLS    128 /* of a block: four for each lane */
+
+static __device__ __forceinline__ float dz_at(const linear_dz &x, int64_t i, int64_t j)
+{
+    float grad = load_element(x.grad_y, i * x.ld_grad_y + j, x.dtype);
+
+    if (x.activation == GPUNVME_OPS_ACT_NONE)
+        return grad;
+    return grad * activate_grad(x.activation, load_element(x.preact, i * x.ld_preact + j, x.dtype));
+}
+
+static __global__ void __launch_bounds__(THREADS) dz_atomic(const linear_dz x)
+{
+    int64_t count = x.rows * x.out, step = (int64_t)gridDim.x * THREADS;
+
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += step) {
+        float z = dz_at(x, i / x.out, i % x.out);
+
+        if (x.dz)
+            store_element(x.dz, i / x.out * x.ld_dz + i % x.out, x.dtype, z);
+        if (x.sums)
+            atomicAdd(x.sums + i % x.out, z);
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS) sum_columns(const linear_dz x)
+{
+    int64_t step = (int64_t)gridDim.x * THREADS;
+
+    for (int64_t j = (int64_t)blockIdx.x * THREADS + threadIdx.x; j < x.out; j += step) {
+        float sum = 0;
+
+        for (int64_t i = 0; i < x.rows; i++)
+            sum += dz_at(x, i, j);
+        x.sums[j] = sum;
+    }
+}
+
+/* Four elements at once, or those before the edge. */
+static __device__ __forceinline__ void load4(const linear_dz &x, const void *data, int64_t at,
+                                             int left, float *values)
+{
+    if (x.vectors && left >= 4 && x.dtype == GPUNVME_OPS_F32) {
+        float4 v = *(const float4 *)((const float *)data + at);
+
+        values[0] = v.x;
+        values[1] = v.y;
+        values[2] = v.z;
+        values[3] = v.w;
+    } else if (x.vectors && left >= 4) {
+        uint2 v = *(const uint2 *)((const uint16_t *)data + at);
+
+        values[0] = from_bits((uint16_t)v.x, x.dtype);
+        values[1] = from_bits((uint16_t)(v.x >> 16), x.dtype);
+        values[2] = from_bits((uint16_t)v.y, x.dtype);
+        values[3] = from_bits((uint16_t)(v.y >> 16), x.dtype);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            values[i] = i < left ? load_element(data, at + i, x.dtype) : 0;
+    }
+}
+
+/* Four elements of a row of dZ: stored, if wanted, and added to the lane's sums. */
+static __device__ __forceinline__ void do_four(const linear_dz &x, int64_t i, int64_t j, int left,
+                                               float (&sums)[4])
+{
+    float z[4], preact[4];
+
+    load4(x, x.grad_y, i * x.ld_grad_y + j, left, z);
+    if (x.activation != GPUNVME_OPS_ACT_NONE) {
+        load4(x, x.preact, i * x.ld_preact + j, left, preact);
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            z[c] *= activate_grad(x.activation, preact[c]);
+    }
+#pragma unroll
+    for (int c = 0; c < 4; c++)
+        sums[c] += z[c];
+    if (!x.dz)
+        return;
+    if (x.vectors && left >= 4) {
+        store4(x.dz, i * x.ld_dz + j, x.dtype, z);
+        return;
+    }
+#pragma unroll
+    for (int c = 0; c < 4; c++)
+        if (c < left)
+            store_element(x.dz, i * x.ld_dz + j + c, x.dtype, z[c]);
+}
+
+/* A warp has every eighth row; the eight sums of a column are added up by eight lanes. */
+static __global__ void __launch_bounds__(THREADS) dz_rows(const linear_dz x)
+{
+    __shared__ float all[WARPS][COLS + 1];
+    int64_t across = (x.out + COLS - 1) / COLS, parts = (x.rows + LINEAR_ROWS - 1) / LINEAR_ROWS;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+    for (int64_t block = blockIdx.x; block < across * parts; block += gridDim.x) {
+        int64_t part = block / across, col = block % across * COLS, j = col + lane * 4;
+        int64_t last = part * LINEAR_ROWS + LINEAR_ROWS;
+        int left = x.out - j < 4 ? (int)(x.out - j) : 4;
+        float sums[4] = {0, 0, 0, 0};
+
+        last = last < x.rows ? last : x.rows;
+        if (left > 0)
+#pragma unroll 4
+            for (int64_t i = part * LINEAR_ROWS + warp; i < last; i += WARPS)
+                do_four(x, i, j, left, sums);
+        if (!x.sums)
+            continue;
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            all[warp][lane * 4 + c] = sums[c];
+        __syncthreads();
+        for (int c = threadIdx.x / WARPS; c < COLS; c += THREADS / WARPS) {
+            float sum = all[threadIdx.x % WARPS][c];
+
+#pragma unroll
+            for (int offset = WARPS / 2; offset; offset /= 2)
+                sum += __shfl_down_sync(0xffffffffu, sum, offset, WARPS);
+            if (threadIdx.x % WARPS == 0 && col + c < x.out)
+                x.sums[part * x.out + col + c] = sum;
+        }
+        __syncthreads();
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    finish_bias(const float *sums, int64_t parts, int64_t out, void *grad_bias, int dtype,
+                int accumulate)
+{
+    int64_t step = (int64_t)gridDim.x * THREADS;
+
+    for (int64_t j = (int64_t)blockIdx.x * THREADS + threadIdx.x; j < out; j += step) {
+        float sum = accumulate ? load_element(grad_bias, j, dtype) : 0;
+
+        for (int64_t part = 0; part < parts; part++)
+            sum += sums[part * out + j];
+        store_element(grad_bias, j, dtype, sum);
+    }
+}
+
+static unsigned blocks_for(int64_t blocks)
+{
+    return (unsigned)(blocks < 1 << 20 ? blocks : 1 << 20);
+}
+
+gpunvme_ops_status_t linear_dz_atomic(const struct linear_dz *x, void *stream)
+{
+    dz_atomic<<<blocks_for((x->rows * x->out + THREADS - 1) / THREADS), THREADS, 0,
+                (cudaStream_t)stream>>>(*x);
+    return cuda_status(cudaGetLastError(), "launching dZ");
+}
+
+gpunvme_ops_status_t linear_dz_rows(const struct linear_dz *x, void *stream)
+{
+    dz_rows<<<blocks_for((x->out + COLS - 1) / COLS * linear_parts(x->rows)), THREADS, 0,
+              (cudaStream_t)stream>>>(*x);
+    return cuda_status(cudaGetLastError(), "launching dZ");
+}
+
+gpunvme_ops_status_t linear_sum_columns(const struct linear_dz *x, void *stream)
+{
+    sum_columns<<<blocks_for((x->out + THREADS - 1) / THREADS), THREADS, 0, (cudaStream_t)stream>>>(
+        *x);
+    return cuda_status(cudaGetLastError(), "launching sums of columns");
+}
+
+gpunvme_ops_status_t linear_finish_bias(const float *sums, int64_t parts, int64_t out,
+                                        void *grad_bias, int dtype, int accumulate, void *stream)
+{
+    finish_bias<<<blocks_for((out + THREADS - 1) / THREADS), THREADS, 0, (cudaStream_t)stream>>>(
+        sums, parts, out, grad_bias, dtype, accumulate);
+    return cuda_status(cudaGetLastError(), "launching the bias's gradient");
+}

@@ -601,6 +601,15 @@ static void metrics_fall_from_rung_to_rung(void **state)
     }
 }
 
+/* The emulation of tests/ops/emulate has three multiprocessors and is slow. */
+#ifdef OPS_TEST_EMULATED
+#define LARGE   640
+#define SAMPLES 2000
+#else
+#define LARGE   3072
+#define SAMPLES 20000
+#endif
+
 struct large {
     struct request q;
     struct operands x;
@@ -621,7 +630,7 @@ static void expect_samples(const char *variant, void *arg)
         for (int64_t j = 0; j < s->n; j++)
             if (isnan(mat_get(&l->x.c, 0, i, j)))
                 fail_msg("%s did not write (%lld, %lld)", variant, (long long)i, (long long)j);
-    for (int i = 0; i < 20000; i++)
+    for (int i = 0; i < SAMPLES; i++)
         expect_element(variant, &l->q, &l->x, NULL, 0,
                        (int64_t)(base_random_real(&rng) * (double)s->m),
                        (int64_t)(base_random_real(&rng) * (double)s->n));
@@ -636,7 +645,7 @@ static void more_tiles_than_multiprocessors_are_right(void **state)
         for (int ragged = 0; ragged < 2; ragged++)
             for (int compute = 0; compute < (dtype ? 1 : 2); compute++) {
                 struct large l = {
-                    .q = plain(ragged ? 2999 : 3072, ragged ? 3003 : 3072, ragged ? 333 : 320)};
+                    .q = plain(LARGE - ragged * 73, LARGE - ragged * 69, LARGE / 10 + ragged * 26)};
 
                 l.q.dtype = l.q.out_dtype = dtype;
                 l.q.compute = compute;

@@ -11,6 +11,12 @@
 
 #include "ops/cuda/cuda.h"
 
+/* (tests/ops/emulate runs kernels on the CPU, and has its own.) */
+#ifndef LAUNCH
+#define LAUNCH(kernel, blocks, threads, stream, ...)                                               \
+    kernel<<<blocks, threads, 0, (cudaStream_t)(stream)>>>(__VA_ARGS__)
+#endif
+
 /* Bits of a 16-bit type as f32, exactly, and back, to nearest even. */
 static __device__ __forceinline__ float from_bits(uint16_t bits, int dtype)
 {

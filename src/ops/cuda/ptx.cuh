@@ -8,6 +8,14 @@
 
 #include <stdint.h>
 
+/* The memory that a launch asked for, the same one in all kernels. */
+static __device__ __forceinline__ unsigned char *dynamic_shared(void)
+{
+    extern __shared__ __align__(128) unsigned char memory_of_the_launch[];
+
+    return memory_of_the_launch;
+}
+
 /* A pointer to shared memory as instructions take it. */
 static __device__ __forceinline__ uint32_t shared_address(const void *pointer)
 {
@@ -59,6 +67,13 @@ static __device__ __forceinline__ void load_matrices_transposed(uint32_t (&x)[4]
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "r"(from)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void store_shared16(uint32_t to, const uint32_t (&x)[4])
+{
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]),
+                 "r"(x[2]), "r"(x[3])
                  : "memory");
 }
 

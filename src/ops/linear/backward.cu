@@ -158,29 +158,27 @@ static unsigned blocks_for(int64_t blocks)
 
 gpunvme_ops_status_t linear_dz_atomic(const struct linear_dz *x, void *stream)
 {
-    dz_atomic<<<blocks_for((x->rows * x->out + THREADS - 1) / THREADS), THREADS, 0,
-                (cudaStream_t)stream>>>(*x);
+    LAUNCH(dz_atomic, blocks_for((x->rows * x->out + THREADS - 1) / THREADS), THREADS, stream, *x);
     return cuda_status(cudaGetLastError(), "launching dZ");
 }
 
 gpunvme_ops_status_t linear_dz_rows(const struct linear_dz *x, void *stream)
 {
-    dz_rows<<<blocks_for((x->out + COLS - 1) / COLS * linear_parts(x->rows)), THREADS, 0,
-              (cudaStream_t)stream>>>(*x);
+    LAUNCH(dz_rows, blocks_for((x->out + COLS - 1) / COLS * linear_parts(x->rows)), THREADS, stream,
+           *x);
     return cuda_status(cudaGetLastError(), "launching dZ");
 }
 
 gpunvme_ops_status_t linear_sum_columns(const struct linear_dz *x, void *stream)
 {
-    sum_columns<<<blocks_for((x->out + THREADS - 1) / THREADS), THREADS, 0, (cudaStream_t)stream>>>(
-        *x);
+    LAUNCH(sum_columns, blocks_for((x->out + THREADS - 1) / THREADS), THREADS, stream, *x);
     return cuda_status(cudaGetLastError(), "launching sums of columns");
 }
 
 gpunvme_ops_status_t linear_finish_bias(const float *sums, int64_t parts, int64_t out,
                                         void *grad_bias, int dtype, int accumulate, void *stream)
 {
-    finish_bias<<<blocks_for((out + THREADS - 1) / THREADS), THREADS, 0, (cudaStream_t)stream>>>(
-        sums, parts, out, grad_bias, dtype, accumulate);
+    LAUNCH(finish_bias, blocks_for((out + THREADS - 1) / THREADS), THREADS, stream, sums, parts,
+           out, grad_bias, dtype, accumulate);
     return cuda_status(cudaGetLastError(), "launching the bias's gradient");
 }

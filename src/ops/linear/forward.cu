@@ -24,7 +24,7 @@ gpunvme_ops_status_t linear_finish(const struct cuda_product *p, const float *su
 {
     int64_t blocks = ((p->n + 3) / 4 * p->m + THREADS - 1) / THREADS;
 
-    finish_sums<<<(unsigned)(blocks < 1 << 20 ? blocks : 1 << 20), THREADS, 0,
-                  (cudaStream_t)stream>>>(*p, sums, ld);
+    LAUNCH(finish_sums, (unsigned)(blocks < 1 << 20 ? blocks : 1 << 20), THREADS, stream, *p, sums,
+           ld);
     return cuda_status(cudaGetLastError(), "launching the activation");
 }

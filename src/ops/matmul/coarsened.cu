@@ -223,8 +223,7 @@ static __device__ __forceinline__ void multiply_tile(const cuda_product &p, stag
 template <int TM>
 static __global__ void __launch_bounds__(THREADS, TM == 8 ? 2 : 1) multiply(const cuda_product p)
 {
-    extern __shared__ __align__(16) unsigned char memory[];
-    stage<TM> *stages = (stage<TM> *)memory;
+    stage<TM> *stages = (stage<TM> *)dynamic_shared();
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int row = (warp / 2 * 4 + lane / 8) * 4, col = (warp % 2 * 8 + lane % 8) * 4;
     int64_t tiles = (p.n + TILE_N - 1) / TILE_N * ((p.m + TM * 16 - 1) / (TM * 16)) * p.batch;

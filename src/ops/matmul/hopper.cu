@@ -281,7 +281,7 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     multiply(const __grid_constant__ hopper_work work)
 {
 #ifdef HAVE_HOPPER
-    extern __shared__ unsigned char dynamic[];
+    unsigned char *dynamic = dynamic_shared();
     memory mem = lay_out(dynamic);
 
     start(mem);
@@ -348,13 +348,12 @@ gpunvme_ops_status_t hopper_repack(const struct cuda_operand *x, int64_t step_li
 {
     int64_t tiles = (lines + TILE - 1) / TILE * ((k + TILE - 1) / TILE) * batch;
     unsigned blocks = (unsigned)(tiles < 1 << 20 ? tiles : 1 << 20);
-    cudaStream_t on = (cudaStream_t)stream;
 
     if (size == 4)
-        repack<<<blocks, TILE * 8, 0, on>>>((const float *)x->data, x->stride, step_line, step_k,
-                                            lines, k, batch, pitch, (float *)to);
+        LAUNCH(repack<float>, blocks, TILE * 8, stream, (const float *)x->data, x->stride,
+               step_line, step_k, lines, k, batch, pitch, (float *)to);
     else
-        repack<<<blocks, TILE * 8, 0, on>>>((const uint16_t *)x->data, x->stride, step_line, step_k,
-                                            lines, k, batch, pitch, (uint16_t *)to);
+        LAUNCH(repack<uint16_t>, blocks, TILE * 8, stream, (const uint16_t *)x->data, x->stride,
+               step_line, step_k, lines, k, batch, pitch, (uint16_t *)to);
     return cuda_status(cudaGetLastError(), "launching a copy");
 }

@@ -41,9 +41,7 @@ static __device__ __forceinline__ void gather16(uint32_t to, const unsigned char
 
         pairs[i] = high << 16 | low;
     }
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(pairs[0]), "r"(pairs[1]),
-                 "r"(pairs[2]), "r"(pairs[3])
-                 : "memory");
+    store_shared16(to, pairs);
 }
 
 /*
@@ -239,7 +237,7 @@ static __device__ __forceinline__ void multiply_tile(const cuda_product &p, unsi
 template <int DTYPE, int MN_A, int MN_B>
 static __global__ void __launch_bounds__(THREADS, 2) multiply(const cuda_product p)
 {
-    extern __shared__ __align__(128) unsigned char memory[];
+    unsigned char *memory = dynamic_shared();
     int64_t tiles = (p.n + TILE - 1) / TILE * ((p.m + TILE - 1) / TILE) * p.batch;
 
     for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {

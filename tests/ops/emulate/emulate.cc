@@ -1,0 +1,533 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Kernels on the CPU: fibers for threads, and the instructions of emulate.h.
+ */
+#include "emulate.h"
+
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <ucontext.h>
+
+#include <vector>
+
+#include "emulate_map.h"
+
+#define SHARED_NBYTES (232 * 1024) /* what a block can have, and a little */
+#define SHARED_BASE   512          /* addresses do not begin at a multiple of 1024 */
+#define STACK_NBYTES  (96 * 1024)
+#define MAX_FIBERS    1024
+
+emulated_thread emulated;
+
+void emulate_fail(const char *what)
+{
+    fprintf(stderr, "emulation: %s (block %u, thread %u)\n", what, blockIdx.x, threadIdx.x);
+    abort();
+}
+
+struct copy {
+    uint32_t to, nbytes, valid;
+    const void *from;
+    long group;
+};
+
+struct mbarrier {
+    int arrivals, pending;
+    long bytes;
+    uint32_t phase;
+};
+
+struct rendezvous {
+    unsigned arrived;
+    long turn;
+};
+
+struct warp {
+    unsigned char shown[2][32][64];
+    rendezvous meeting;
+    long exchanges[32];
+};
+
+struct block {
+    unsigned char *shared;
+    mbarrier mbarriers[SHARED_NBYTES / 8];
+    rendezvous barriers[16];
+    warp warps[MAX_FIBERS / 32];
+};
+
+struct fiber {
+    ucontext_t context; /* for its start; from then on jumps are faster, without system calls */
+    jmp_buf place;
+    bool started;
+    unsigned char *stack;
+    emulated_thread self;
+    block *of;
+    bool done;
+    std::vector<copy> copies;
+    long group;
+};
+
+static jmp_buf scheduler;
+static fiber *fibers, *current;
+static block *blocks[2];
+static unsigned nfibers, threads_of_block, blocks_of_cluster;
+static rendezvous cluster_barrier;
+static const std::function<void()> *running;
+
+static void yield(void)
+{
+    if (!_setjmp(current->place))
+        _longjmp(scheduler, 1);
+}
+
+static void go_on(fiber *f)
+{
+    current = f;
+    emulated = f->self;
+    if (_setjmp(scheduler))
+        return;
+    if (f->started)
+        _longjmp(f->place, 1);
+    f->started = true;
+    setcontext(&f->context);
+}
+
+/* Whoever comes last lets all go on. */
+static void meet(rendezvous &r, unsigned count)
+{
+    long turn = r.turn;
+
+    if (++r.arrived == count) {
+        r.arrived = 0;
+        r.turn++;
+        return;
+    }
+    while (r.turn == turn)
+        yield();
+}
+
+void emulate_wait_block(int id, unsigned count)
+{
+    meet(current->of->barriers[id], count ? count : threads_of_block);
+}
+
+void emulate_wait_cluster(void)
+{
+    meet(cluster_barrier, nfibers);
+}
+
+/* Two places in turn: nobody writes to one before everybody has read it. */
+const unsigned char *emulate_exchange(const void *mine, size_t nbytes)
+{
+    warp &w = current->of->warps[threadIdx.x / 32];
+    unsigned lane = threadIdx.x % 32, lanes = threads_of_block - threadIdx.x / 32 * 32;
+    int place = (int)(w.exchanges[lane]++ & 1);
+    unsigned char *all = &w.shown[place][0][0];
+
+    memcpy(all + lane * nbytes, mine, nbytes);
+    meet(w.meeting, lanes < 32 ? lanes : 32);
+    return all;
+}
+
+static void enter(void)
+{
+    (*running)();
+    current->done = true;
+    for (;;)
+        yield();
+}
+
+static void prepare_fibers(void)
+{
+    if (fibers)
+        return;
+    fibers = new fiber[MAX_FIBERS]();
+    for (int i = 0; i < MAX_FIBERS; i++)
+        fibers[i].stack = (unsigned char *)malloc(STACK_NBYTES);
+    for (int i = 0; i < 2; i++) {
+        blocks[i] = (block *)calloc(1, sizeof(block));
+        blocks[i]->shared = (unsigned char *)aligned_alloc(4096, SHARED_NBYTES + 4096);
+    }
+}
+
+static void start_fiber(unsigned i, unsigned first, unsigned grid)
+{
+    fiber &f = fibers[i];
+
+    f.of = blocks[i / threads_of_block];
+    f.done = f.started = false;
+    f.copies.clear();
+    f.group = 0;
+    f.self.thread = {i % threads_of_block, 0, 0};
+    f.self.block = {first + i / threads_of_block, 0, 0};
+    f.self.grid = dim3(grid, 1, 1);
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = f.stack;
+    f.context.uc_stack.ss_size = STACK_NBYTES;
+    f.context.uc_link = NULL;
+    makecontext(&f.context, enter, 0);
+}
+
+/* Until all are done; rounds in which nobody gets on are counted, for that is a deadlock. */
+static void run_cluster(unsigned first, unsigned grid)
+{
+    unsigned left = nfibers;
+    long rounds = 0;
+
+    cluster_barrier = {0, 0};
+    for (unsigned b = 0; b < blocks_of_cluster; b++) {
+        unsigned char *shared = blocks[b]->shared;
+
+        memset(blocks[b], 0, sizeof(block));
+        blocks[b]->shared = shared;
+        memset(shared, 0xff, SHARED_NBYTES + 4096); /* NaNs */
+    }
+    for (unsigned i = 0; i < nfibers; i++)
+        start_fiber(i, first, grid);
+    while (left) {
+        if (++rounds > 2000000)
+            emulate_fail("threads wait for each other forever");
+        for (unsigned i = 0; i < nfibers; i++) {
+            if (fibers[i].done)
+                continue;
+            go_on(&fibers[i]);
+            left -= fibers[i].done;
+        }
+    }
+}
+
+void emulate_launch(unsigned grid, unsigned cluster, unsigned threads,
+                    const std::function<void()> &kernel)
+{
+    prepare_fibers();
+    running = &kernel;
+    threads_of_block = threads;
+    blocks_of_cluster = cluster;
+    nfibers = threads * cluster;
+    if (nfibers > MAX_FIBERS || grid % cluster || !grid)
+        emulate_fail("a launch of nonsense");
+    for (unsigned i = 0; i < grid; i += cluster)
+        run_cluster(i, grid);
+}
+
+unsigned char *dynamic_shared(void)
+{
+    return current->of->shared + SHARED_BASE;
+}
+
+uint32_t shared_address(const void *pointer)
+{
+    return (uint32_t)((const unsigned char *)pointer - current->of->shared);
+}
+
+unsigned char *emulate_shared(uint32_t address, uint32_t rank)
+{
+    if (address >= SHARED_NBYTES)
+        emulate_fail("an address is beyond shared memory");
+    return (rank == 0xffffffff ? current->of : blocks[rank])->shared + address;
+}
+
+static void check_aligned(uint64_t address, unsigned to)
+{
+    if (address % to)
+        emulate_fail("an address is not aligned");
+}
+
+static void enqueue(uint32_t to, const void *from, uint32_t valid, uint32_t nbytes)
+{
+    check_aligned(to, nbytes);
+    check_aligned((uintptr_t)from, nbytes);
+    if (valid > nbytes)
+        emulate_fail("cp.async of more than there is");
+    current->copies.push_back({to, nbytes, valid, from, current->group});
+}
+
+void cp_async4(uint32_t to, const void *from, uint32_t valid)
+{
+    enqueue(to, from, valid, 4);
+}
+
+void cp_async16(uint32_t to, const void *from, uint32_t valid)
+{
+    enqueue(to, from, valid, 16);
+}
+
+void cp_async_commit(void)
+{
+    current->group++;
+}
+
+void emulate_cp_async_wait(int pending)
+{
+    std::vector<copy> &copies = current->copies;
+    size_t n = 0;
+
+    while (n < copies.size() && copies[n].group < current->group - pending) {
+        unsigned char *to = emulate_shared(copies[n].to);
+
+        memcpy(to, copies[n].from, copies[n].valid);
+        memset(to + copies[n].valid, 0, copies[n].nbytes - copies[n].valid);
+        n++;
+    }
+    copies.erase(copies.begin(), copies.begin() + (long)n);
+}
+
+static void exchange_rows(uint32_t mine, uint32_t (&rows)[32])
+{
+    check_aligned(mine, 16);
+    memcpy(rows, emulate_exchange(&mine, sizeof(mine)), sizeof(rows));
+}
+
+static uint16_t shared16(uint32_t address)
+{
+    uint16_t x;
+
+    memcpy(&x, emulate_shared(address), sizeof(x));
+    return x;
+}
+
+void load_matrices(uint32_t (&x)[4], uint32_t from)
+{
+    uint32_t rows[32], lane = threadIdx.x % 32;
+
+    exchange_rows(from, rows);
+    for (uint32_t i = 0; i < 4; i++)
+        memcpy(&x[i], emulate_shared(rows[i * 8 + lane / 4] + lane % 4 * 4), 4);
+}
+
+void load_matrices_transposed(uint32_t (&x)[4], uint32_t from)
+{
+    uint32_t rows[32], lane = threadIdx.x % 32;
+
+    exchange_rows(from, rows);
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t low = rows[i * 8 + lane % 4 * 2], high = rows[i * 8 + lane % 4 * 2 + 1];
+
+        x[i] = shared16(low + lane / 4 * 2) | (uint32_t)shared16(high + lane / 4 * 2) << 16;
+    }
+}
+
+void store_matrices(uint32_t to, const uint32_t (&x)[4])
+{
+    uint32_t rows[32], lane = threadIdx.x % 32;
+
+    exchange_rows(to, rows);
+    for (uint32_t i = 0; i < 4; i++)
+        memcpy(emulate_shared(rows[i * 8 + lane / 4] + lane % 4 * 4), &x[i], 4);
+}
+
+void store_shared16(uint32_t to, const uint32_t (&x)[4])
+{
+    check_aligned(to, 16);
+    memcpy(emulate_shared(to), x, 16);
+}
+
+static float real32(uint32_t bits)
+{
+    float x;
+
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+static float real16(int type, uint16_t bits)
+{
+    return type == EMULATE_BF16 ? real32((uint32_t)bits << 16)
+                                : __half2float(__ushort_as_half(bits));
+}
+
+struct operands {
+    uint32_t a[4], b[2];
+};
+
+/* Element (i, k) of A, and (k, j) of B, from where lanes have them. */
+static float mma_a(int type, const operands *all, int i, int k)
+{
+    if (type == EMULATE_TF32)
+        return real32(all[i % 8 * 4 + k % 4].a[i / 8 + k / 4 * 2]);
+    return real16(type, (uint16_t)(all[i % 8 * 4 + k % 8 / 2].a[i / 8 + k / 8 * 2] >> k % 2 * 16));
+}
+
+static float mma_b(int type, const operands *all, int k, int j)
+{
+    if (type == EMULATE_TF32)
+        return real32(all[j * 4 + k % 4].b[k / 4]);
+    return real16(type, (uint16_t)(all[j * 4 + k % 8 / 2].b[k / 8] >> k % 2 * 16));
+}
+
+void emulate_mma(int type, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    operands mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+    const operands *all = (const operands *)emulate_exchange(&mine, sizeof(mine));
+    int lane = threadIdx.x % 32, depth = type == EMULATE_TF32 ? 8 : 16;
+
+    for (int x = 0; x < 4; x++)
+        for (int k = 0; k < depth; k++)
+            d[x] += mma_a(type, all, lane / 4 + x / 2 * 8, k) *
+                    mma_b(type, all, k, lane % 4 * 2 + x % 2);
+}
+
+static mbarrier &barrier_at(uint32_t address, block *of)
+{
+    check_aligned(address, 8);
+    return of->mbarriers[address / 8];
+}
+
+static void end_phase(mbarrier &b)
+{
+    if (b.pending || b.bytes)
+        return;
+    b.phase ^= 1;
+    b.pending = b.arrivals;
+}
+
+void mbarrier_init(uint32_t barrier, int arrivals)
+{
+    barrier_at(barrier, current->of) = {arrivals, arrivals, 0, 0};
+}
+
+static void arrive(mbarrier &b)
+{
+    if (--b.pending < 0)
+        emulate_fail("more arrive at a barrier than it expects");
+    end_phase(b);
+}
+
+void mbarrier_arrive_expecting(uint32_t barrier, uint32_t nbytes)
+{
+    mbarrier &b = barrier_at(barrier, current->of);
+
+    b.bytes += nbytes;
+    arrive(b);
+}
+
+void mbarrier_arrive_at(uint32_t barrier, uint32_t rank)
+{
+    arrive(barrier_at(barrier, blocks[rank]));
+}
+
+void mbarrier_wait(uint32_t barrier, uint32_t parity)
+{
+    while (barrier_at(barrier, current->of).phase == parity)
+        yield();
+}
+
+uint32_t cluster_rank(void)
+{
+    return blockIdx.x % blocks_of_cluster;
+}
+
+uint32_t cluster_size(void)
+{
+    return blocks_of_cluster;
+}
+
+/* Bits 4 to 6 of an address by bits 7 to 9. */
+static uint32_t swizzled(uint32_t address)
+{
+    return address ^ (address >> 7 & 7) << 4;
+}
+
+/* The element of a box at (i, j), or NULL if it is outside the tensor. */
+static unsigned char *element(const emulated_map *m, int64_t x, int64_t y, int64_t z)
+{
+    if (x < 0 || y < 0 || z < 0 || x >= (int64_t)m->size[0] || y >= (int64_t)m->size[1] ||
+        z >= (int64_t)m->size[2])
+        return NULL;
+    return m->data + z * (int64_t)m->stride[1] + y * (int64_t)m->stride[0] + x * m->element;
+}
+
+static const emulated_map *map_at(const void *map)
+{
+    const emulated_map *m = (const emulated_map *)map;
+
+    if (m->magic != EMULATED_MAP)
+        emulate_fail("a tensor map was not encoded");
+    return m;
+}
+
+void tensor_load_multicast(uint32_t to, const void *map, int x, int y, int z, uint32_t barrier,
+                           uint16_t ranks)
+{
+    const emulated_map *m = map_at(map);
+
+    check_aligned(to, 128);
+    for (uint32_t rank = 0; rank < 16; rank++) {
+        if (!(ranks >> rank & 1))
+            continue;
+        for (uint32_t j = 0; j < m->box[1]; j++)
+            for (uint32_t i = 0; i < m->box[0]; i++) {
+                uint32_t at = to + j * m->box[0] * m->element + i * m->element;
+                unsigned char *from = element(m, (int64_t)x + i, (int64_t)y + j, z);
+
+                if (from)
+                    memcpy(emulate_shared(swizzled(at), rank), from, m->element);
+                else
+                    memset(emulate_shared(swizzled(at), rank), 0, m->element);
+            }
+        mbarrier &b = barrier_at(barrier, blocks[rank]);
+
+        b.bytes -= (long)(m->box[0] * m->box[1] * m->element);
+        end_phase(b);
+    }
+}
+
+void tensor_store(const void *map, uint32_t from, int x, int y, int z)
+{
+    const emulated_map *m = map_at(map);
+
+    check_aligned(from, 128);
+    for (uint32_t j = 0; j < m->box[1]; j++)
+        for (uint32_t i = 0; i < m->box[0]; i++) {
+            uint32_t at = from + j * m->box[0] * m->element + i * m->element;
+            unsigned char *to = element(m, (int64_t)x + i, (int64_t)y + j, z);
+
+            if (to)
+                memcpy(to, emulate_shared(swizzled(at)), m->element);
+        }
+}
+
+/* Element (line, k) of the matrix that a descriptor names. */
+static float described(int type, int mn, uint64_t descriptor, uint32_t line, uint32_t k)
+{
+    uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4;
+    uint32_t leading = (uint32_t)(descriptor >> 16 & 0x3fff) << 4;
+    uint32_t stride = (uint32_t)(descriptor >> 32 & 0x3fff) << 4, size = type ? 2 : 4, at;
+    float x;
+
+    if (descriptor >> 62 != 1)
+        emulate_fail("a descriptor has not the swizzle of 128 bytes");
+    at = mn ? start + line % 64 * 2 + line / 64 * leading + k % 8 * 128 + k / 8 * stride
+            : start + line % 8 * 128 + line / 8 * stride + k * size;
+    if (type)
+        return real16(type, shared16(swizzled(at)));
+    memcpy(&x, emulate_shared(swizzled(at)), sizeof(x));
+    return x;
+}
+
+void emulate_wgmma(int type, int mn_a, int mn_b, float (&sums)[128], uint64_t a, uint64_t b,
+                   int accumulate)
+{
+    uint32_t lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
+    uint32_t depth = type == EMULATE_TF32 ? 8 : 16;
+    float x[2][16];
+
+    for (uint32_t k = 0; k < depth; k++)
+        for (uint32_t h = 0; h < 2; h++)
+            x[h][k] = described(type, mn_a, a, row + 8 * h, k);
+    for (uint32_t j = 0; j < 64; j++) {
+        uint32_t col = j / 2 * 8 + lane % 4 * 2 + j % 2;
+        float y[16];
+
+        for (uint32_t k = 0; k < depth; k++)
+            y[k] = described(type, mn_b, b, col, k);
+        for (uint32_t h = 0; h < 2; h++) {
+            float &sum = sums[j / 2 * 4 + h * 2 + j % 2];
+
+            sum = accumulate ? sum : 0;
+            for (uint32_t k = 0; k < depth; k++)
+                sum += x[h][k] * y[k];
+        }
+    }
+}

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Runs kernels on the CPU, so that machines without a GPU test them: this is included before a .cu
+ * file that is compiled as C++, and stands for what nvcc and src/ops/cuda/ptx.cuh bring. A thread
+ * of the GPU is a fiber (emulate.cc); the blocks of a cluster run together, clusters one after
+ * another. Instructions do what the PTX manual says they do, as far as results show it:
+ *
+ *  - cp.async copies when it is waited for, not before, so that a wait that is missing shows;
+ *  - ldmatrix, stmatrix, mma and wgmma exchange fragments in the layouts of the manual, wgmma by
+ *    its descriptors; the copy engine swizzles, and writes zeros for what is outside;
+ *  - barriers count what arrives and what bytes come, also from another block of the cluster;
+ *  - addresses that are not aligned as an instruction needs them end the program.
+ *
+ * What it does not show: races, whose threads here take turns; timing; how tf32 is cut off.
+ */
+#ifndef EMULATE_H
+#define EMULATE_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <functional>
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+#include <vector_functions.h>
+
+#undef __global__
+#undef __device__
+#undef __host__
+#undef __shared__
+#undef __forceinline__
+#undef __launch_bounds__
+#undef __grid_constant__
+#undef __align__
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+/* Blocks that run together use only memory of the launch. */
+#define __shared__ static
+
+struct emulated_thread {
+    uint3 thread, block;
+    dim3 grid;
+};
+
+extern emulated_thread emulated;
+
+#define threadIdx emulated.thread
+#define blockIdx  emulated.block
+#define gridDim   emulated.grid
+
+#define LAUNCH(kernel, blocks, threads, stream, ...)                                               \
+    emulate_launch(blocks, 1, threads, [=] { kernel(__VA_ARGS__); })
+
+void emulate_launch(unsigned blocks, unsigned cluster, unsigned threads,
+                    const std::function<void()> &kernel);
+
+/* What threads of a warp show each other: `nbytes` of each, which all of them get. */
+const unsigned char *emulate_exchange(const void *mine, size_t nbytes);
+
+void emulate_wait_block(int id, unsigned count); /* bar.sync */
+void emulate_wait_cluster(void);
+[[noreturn]] void emulate_fail(const char *what);
+
+unsigned char *emulate_shared(uint32_t address, uint32_t rank_or_self = 0xffffffff);
+
+static inline void __syncthreads(void)
+{
+    emulate_wait_block(0, 0);
+}
+
+static inline void __syncwarp(void)
+{
+    int nothing = 0;
+
+    emulate_exchange(&nothing, sizeof(nothing));
+}
+
+static inline float __shfl_down_sync(unsigned, float x, int offset, int width)
+{
+    const unsigned char *all = emulate_exchange(&x, sizeof(x));
+    int lane = threadIdx.x % 32, from = lane % width + offset < width ? lane + offset : lane;
+    float y;
+
+    memcpy(&y, all + from * sizeof(y), sizeof(y));
+    return y;
+}
+
+static inline void atomicAdd(float *to, float x)
+{
+    *to += x;
+}
+
+/* Instead of src/ops/cuda/ptx.cuh. */
+#define OPS_CUDA_PTX_CUH
+
+unsigned char *dynamic_shared(void);
+uint32_t shared_address(const void *pointer);
+void cp_async4(uint32_t to, const void *from, uint32_t valid);
+void cp_async16(uint32_t to, const void *from, uint32_t valid);
+void cp_async_commit(void);
+void emulate_cp_async_wait(int pending);
+void load_matrices(uint32_t (&x)[4], uint32_t from);
+void load_matrices_transposed(uint32_t (&x)[4], uint32_t from);
+void store_matrices(uint32_t to, const uint32_t (&x)[4]);
+void store_shared16(uint32_t to, const uint32_t (&x)[4]);
+void emulate_mma(int type, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+void mbarrier_init(uint32_t barrier, int arrivals);
+void mbarrier_arrive_expecting(uint32_t barrier, uint32_t nbytes);
+void mbarrier_arrive_at(uint32_t barrier, uint32_t rank);
+void mbarrier_wait(uint32_t barrier, uint32_t parity);
+uint32_t cluster_rank(void);
+uint32_t cluster_size(void);
+void tensor_load_multicast(uint32_t to, const void *map, int x, int y, int z, uint32_t barrier,
+                           uint16_t ranks);
+void tensor_store(const void *map, uint32_t from, int x, int y, int z);
+void emulate_wgmma(int type, int mn_a, int mn_b, float (&sums)[128], uint64_t a, uint64_t b,
+                   int accumulate);
+
+enum { EMULATE_TF32, EMULATE_F16, EMULATE_BF16 };
+
+template <int PENDING> static inline void cp_async_wait(void)
+{
+    emulate_cp_async_wait(PENDING);
+}
+
+static inline void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    emulate_mma(EMULATE_F16, d, a, b0, b1);
+}
+
+static inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    emulate_mma(EMULATE_BF16, d, a, b0, b1);
+}
+
+static inline void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    emulate_mma(EMULATE_TF32, d, a, b0, b1);
+}
+
+static inline uint32_t to_tf32(float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+    return (bits & 0x7fffffff) >= 0x7f800000 ? bits : (bits + 0x1000) & ~0x1fffu;
+}
+
+static inline void barrier_128(int id)
+{
+    emulate_wait_block(id, 128);
+}
+
+static inline void tensor_load(uint32_t to, const void *map, int x, int y, int z, uint32_t barrier)
+{
+    tensor_load_multicast(to, map, x, y, z, barrier, (uint16_t)(1 << cluster_rank()));
+}
+
+static inline void cluster_sync(void)
+{
+    emulate_wait_cluster();
+}
+
+template <int MN_A, int MN_B>
+static inline void wgmma_f16(float (&sums)[128], uint64_t a, uint64_t b, int accumulate)
+{
+    emulate_wgmma(EMULATE_F16, MN_A, MN_B, sums, a, b, accumulate);
+}
+
+template <int MN_A, int MN_B>
+static inline void wgmma_bf16(float (&sums)[128], uint64_t a, uint64_t b, int accumulate)
+{
+    emulate_wgmma(EMULATE_BF16, MN_A, MN_B, sums, a, b, accumulate);
+}
+
+static inline void wgmma_tf32(float (&sums)[128], uint64_t a, uint64_t b, int accumulate)
+{
+    emulate_wgmma(EMULATE_TF32, 0, 0, sums, a, b, accumulate);
+}
+
+/* What is done at once has nothing to wait for. */
+static inline void fence_async_proxy(void)
+{
+}
+static inline void mbarrier_init_fence(void)
+{
+}
+static inline void tensor_store_commit(void)
+{
+}
+static inline void wgmma_fence(void)
+{
+}
+static inline void wgmma_commit(void)
+{
+}
+template <int> static inline void tensor_store_wait_read(void)
+{
+}
+template <int> static inline void registers_give_back(void)
+{
+}
+template <int> static inline void registers_take(void)
+{
+}
+template <int> static inline void wgmma_wait(void)
+{
+}
+
+#endif

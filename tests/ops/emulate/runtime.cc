@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The CUDA runtime of the emulation, as far as the operators and their tests use it: a device of
+ * sm_90 with three multiprocessors, so that blocks have several tiles even of small matrices. Its
+ * memory ends at a page that nobody may touch.
+ */
+#include "emulate.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "emulate_map.h"
+#include "ops/matmul/hopper_kernel.h"
+
+#undef gridDim /* which is a member here */
+
+#define UNITS 3
+
+static_assert(sizeof(emulated_map) <= sizeof(CUtensorMap), "maps are too small");
+
+static size_t pages(size_t nbytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+
+    return (nbytes + page - 1) / page * page;
+}
+
+/* Sizes of allocations, by number: few live at once. */
+static struct {
+    unsigned char *data, *pages;
+    size_t nbytes;
+} allocations[64];
+
+extern "C" {
+cudaError_t cudaMalloc(void **memory, size_t nbytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), rounded = (nbytes + 15) / 16 * 16;
+    unsigned char *all = (unsigned char *)mmap(NULL, pages(rounded) + page, PROT_READ | PROT_WRITE,
+                                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (all == MAP_FAILED)
+        return cudaErrorMemoryAllocation;
+    mprotect(all + pages(rounded), page, PROT_NONE);
+    for (auto &x : allocations)
+        if (!x.pages) {
+            x.pages = all;
+            x.nbytes = pages(rounded) + page;
+            x.data = all + pages(rounded) - rounded;
+            *memory = x.data;
+            return cudaSuccess;
+        }
+    return cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaFree(void *memory)
+{
+    for (auto &x : allocations)
+        if (memory && x.data == memory) {
+            munmap(x.pages, x.nbytes);
+            x.data = x.pages = NULL;
+            return cudaSuccess;
+        }
+    return memory ? cudaErrorInvalidValue : cudaSuccess;
+}
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t nbytes, enum cudaMemcpyKind)
+{
+    memcpy(to, from, nbytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemset(void *memory, int value, size_t nbytes)
+{
+    memset(memory, value, nbytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *memory, int value, size_t nbytes, cudaStream_t)
+{
+    return cudaMemset(memory, value, nbytes);
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    return cudaSuccess;
+}
+
+const char *cudaGetErrorString(cudaError_t)
+{
+    return "an error of the emulation";
+}
+
+const char *cudaGetErrorName(cudaError_t)
+{
+    return "cudaErrorUnknown";
+}
+
+cudaError_t cudaGetDevice(int *device)
+{
+    *device = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int)
+{
+    memset(properties, 0, sizeof(*properties));
+    snprintf(properties->name, sizeof(properties->name), "emulation");
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int)
+{
+    switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = 9;
+        break;
+    case cudaDevAttrMultiProcessorCount:
+        *value = UNITS;
+        break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+        *value = 2048;
+        break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+        *value = 227 * 1024;
+        break;
+    default:
+        *value = 0;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *)
+{
+    memset(attributes, 0, sizeof(*attributes));
+    attributes->numRegs = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(const void *, enum cudaFuncAttribute, int value)
+{
+    return value <= 227 * 1024 ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *count, const void *, int, size_t)
+{
+    *count = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaOccupancyMaxActiveClusters(int *count, const void *, const cudaLaunchConfig_t *c)
+{
+    *count = UNITS / (int)c->attrs[0].val.clusterDim.x;
+    return cudaSuccess;
+}
+
+/* All kernels that are launched so take a product. */
+cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t,
+                             cudaStream_t)
+{
+    const cuda_product *product = (const cuda_product *)args[0];
+
+    emulate_launch(grid.x < UNITS ? grid.x : UNITS, 1, block.x,
+                   [=] { ((void (*)(cuda_product))kernel)(*product); });
+    return cudaSuccess;
+}
+
+/* And these are Hopper's, which take a reference where nvcc lets them take the parameter itself. */
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **args)
+{
+    const hopper_work *work = (const hopper_work *)args[0];
+
+    emulate_launch(config->gridDim.x, config->attrs[0].val.clusterDim.x, config->blockDim.x,
+                   [=] { ((void (*)(hopper_work))kernel)(*work); });
+    return cudaSuccess;
+}
+
+/* What cuTensorMapEncodeTiled() asks for, by its documentation. */
+static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *data,
+                       const cuuint64_t *size, const cuuint64_t *stride, const cuuint32_t *box,
+                       const cuuint32_t *steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
+                       CUtensorMapL2promotion, CUtensorMapFloatOOBfill)
+{
+    emulated_map *m = (emulated_map *)map;
+    uint32_t element = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
+    bool good = (uintptr_t)map % 64 == 0 && rank == 3 && (uintptr_t)data % 16 == 0 &&
+                swizzle == CU_TENSOR_MAP_SWIZZLE_128B && box[0] * element <= 128;
+
+    for (int i = 0; i < 3; i++)
+        good = good && size[i] > 0 && size[i] <= UINT64_C(1) << 32 && box[i] > 0 &&
+               box[i] <= 256 && steps[i] == 1;
+    for (int i = 0; i < 2; i++)
+        good = good && stride[i] % 16 == 0 && stride[i] < UINT64_C(1) << 40;
+    if (!good)
+        return CUDA_ERROR_INVALID_VALUE;
+    *m = {EMULATED_MAP, element, (unsigned char *)data, {size[0], size[1], size[2]},
+          {stride[0], stride[1]}, {box[0], box[1], box[2]}};
+    return CUDA_SUCCESS;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *, void **address, unsigned int,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult *result)
+{
+    *address = (void *)encode;
+    *result = cudaDriverEntryPointSuccess;
+    return cudaSuccess;
+}
+}

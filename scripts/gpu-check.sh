@@ -20,6 +20,10 @@
 #   GPUNVME_CHECK_SECONDS       how long it may take (570)
 #   GPUNVME_CHECK_RACECHECK     tests for compute-sanitizer's racecheck, with seconds for each
 #                               ('test_gpu_memory:15 test_gpu_device:15')
+#   GPUNVME_CHECK_OPS           variants of operators for compute-sanitizer's memcheck ('coarsened
+#                               tensorcore hopper fused persistent'; all there are: naive tiled
+#                               vectorized unfused atomic_free warp_reduced, too)
+#   GPUNVME_CHECK_OPS_RACES     likewise for racecheck ('tiled coarsened tensorcore fused')
 #
 # Neither CUDA_MODULE_LOADING nor CUDA_DEVICE_MAX_CONNECTIONS is set here: tests and benchmarks that
 # need them set them by themselves (docs/SIM.md, "Queues in GPU memory", says why), and what a user
@@ -44,6 +48,9 @@ memcheck_tests=(test_gpu_memory:25 test_gpu_queue:15 test_gpu_api:40 test_gpu_de
 # racecheck sees shared memory only, which of these have the checksum and the kernel that freezes
 # queues. 30 s at most.
 read -ra racecheck_tests <<<"${GPUNVME_CHECK_RACECHECK:-test_gpu_memory:15 test_gpu_device:15}"
+
+ops_variants=${GPUNVME_CHECK_OPS-coarsened tensorcore hopper fused persistent}
+ops_racecheck=${GPUNVME_CHECK_OPS_RACES-tiled coarsened tensorcore fused}
 
 die() {
     echo "gpu-check.sh: $*" >&2
@@ -186,10 +193,45 @@ store_ways() {
     return $status
 }
 
+# Every operator's every variant against sums in f64; GPU variants once more under the sanitizers.
+ops_check() { "$build/cli/gpunvme" ops check --json >"$out/ops_check.json"; }
+
+# ops_sanitizer TOOL VARIANT: a checker on all operators' kernels of a name.
+ops_sanitizer() {
+    local log=$out/$1-ops-$2.tmp good='RACECHECK SUMMARY: 0 hazards' status
+    [ "$1" = memcheck ] && good='ERROR SUMMARY: 0 errors'
+    echo "== $1 ops $2"
+    compute-sanitizer --tool "$1" "$build/cli/gpunvme" ops check --device cuda --variant "$2" 2>&1 |
+        tee "$log"
+    grep -q "$good" "$log"
+    status=$?
+    rm -f "$log"
+    return $status
+}
+
+# ops_bench FILE OPERATOR DTYPE SHAPE…: a ladder beside cuBLASLt, for people and for programs.
+ops_bench() {
+    local file=$out/$1.json op=$2 dtype=$3 options=() shape
+    shift 3
+    for shape in "$@"; do
+        options+=(--shape "$shape")
+    done
+    "$build/cli/gpunvme" ops bench "$op" --device cuda --dtype "$dtype" --rounds 15 --time 300ms \
+        "${options[@]}" --json >"$file"
+}
+
+# The shapes that goals are set for.
+ops_benches() {
+    ops_bench ops_f32 matmul f32 4096 8192 && ops_bench ops_tf32 matmul tf32 4096 &&
+        ops_bench ops_bf16 matmul bf16 2048 4096 8192 8192x16384x4096 4096x4096x4104 \
+            4096x4096x4099 &&
+        ops_bench ops_linear linear bf16 8192x16384x4096 4096
+}
+
 case ${1:-} in
     "") ;;
     --pack) pack "${2:-}"; exit ;;
-    *) sed -n '4,29s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '4,30s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac
 
 mkdir -p "$out" "$build" || die "$out or $build cannot be made"
@@ -200,13 +242,14 @@ need_tools
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 [ -x "$nvcc" ] || die "nvcc is neither on PATH nor in /usr/local/cuda/bin"
 export CUDACXX=$nvcc out build size gpu jobs root
-rm -f "$out"/{build,tests,memcheck,racecheck,quickstart,gpu_memory,store_ways,gpu_sweep}.log \
-    "$out"/*.tmp "$out"/{quickstart,gpu_memory,store_ways,gpu_sweep}.json
+rm -f "$out"/{build,tests,memcheck,racecheck,quickstart,gpu_memory,store_ways,gpu_sweep,ops}.log \
+    "$out"/*.tmp "$out"/ops_*.json "$out"/{quickstart,gpu_memory,store_ways,gpu_sweep}.json
 
 describe_machine 2>&1 | tee "$out/build.log"
 
 # `timeout` runs programs, not functions: those go to a shell of their own.
-export -f build_all sanitizer quickstart gpu_memory store_ways gpu_sweep
+export -f build_all sanitizer quickstart gpu_memory store_ways gpu_sweep ops_check ops_sanitizer \
+    ops_bench ops_benches
 
 if ! step build 300 "$out/build.log" bash -c build_all; then
     die "nothing to test without a build"
@@ -224,6 +267,13 @@ fi
 if [ "$gpu" = yes ] && command -v compute-sanitizer >/dev/null; then
     sanitizers memcheck "${memcheck_tests[@]}"
     sanitizers racecheck "${racecheck_tests[@]}"
+    for variant in $ops_variants; do
+        step "memcheck ops $variant" 30 "$out/memcheck.log" bash -c "ops_sanitizer memcheck $variant"
+    done
+    for variant in $ops_racecheck; do
+        step "racecheck ops $variant" 30 "$out/racecheck.log" \
+            bash -c "ops_sanitizer racecheck $variant"
+    done
 fi
 if [ -x "$build/cli/gpunvme" ]; then
     step quickstart 180 "$out/quickstart.log" bash -c quickstart && cat "$out/quickstart.log"
@@ -238,6 +288,8 @@ cat "$out/store_ways.log"
 if [ "$gpu" = yes ]; then
     step gpu_sweep 150 "$out/gpu_sweep.log" bash -c gpu_sweep
     cat "$out/gpu_sweep.log"
+    step ops_check 60 "$out/ops.log" bash -c ops_check
+    step ops_bench 200 "$out/ops.log" bash -c ops_benches
 fi
 
 echo

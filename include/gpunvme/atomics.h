@@ -123,6 +123,22 @@ GPUNVME_FN uint32_t gpunvme_fetch_and32(uint32_t *p, uint32_t v)
 }
 
 /*
+ * Whether atomics of the GPU's threads among themselves name their state space. Without it the
+ * compiler asks after each atomic of 64 bits whether it was one of shared memory, and so waits for
+ * it before the next instruction.
+ */
+#ifndef GPUNVME_ATOM_GLOBAL
+#define GPUNVME_ATOM_GLOBAL 0
+#endif
+#if GPUNVME_ATOM_GLOBAL
+#define GPUNVME_ATOM_SPACE      ".global"
+#define GPUNVME_ATOM_ADDRESS(p) __cvta_generic_to_global(p)
+#else
+#define GPUNVME_ATOM_SPACE      ""
+#define GPUNVME_ATOM_ADDRESS(p) (p)
+#endif
+
+/*
  * Among the threads of one GPU, on words in its own memory: scope .gpu, whose fences do not wait
  * for what is on its way to the host. The suffix says so; on the CPU they are as the others. Those
  * that are `relaxed` order nothing on the GPU.
@@ -154,23 +170,29 @@ GPUNVME_FN void gpunvme_store_release64_gpu(uint64_t *p, uint64_t v)
 GPUNVME_FN uint32_t gpunvme_exchange32_gpu(uint32_t *p, uint32_t v)
 {
     uint32_t old;
-    asm volatile("atom.acq_rel.gpu.exch.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    asm volatile("atom.acq_rel.gpu" GPUNVME_ATOM_SPACE ".exch.b32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "l"(GPUNVME_ATOM_ADDRESS(p)), "r"(v)
+                 : "memory");
     return old;
 }
 
 GPUNVME_FN uint32_t gpunvme_exchange32_relaxed_gpu(uint32_t *p, uint32_t v)
 {
     uint32_t old;
-    asm volatile("atom.relaxed.gpu.exch.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    asm volatile("atom.relaxed.gpu" GPUNVME_ATOM_SPACE ".exch.b32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "l"(GPUNVME_ATOM_ADDRESS(p)), "r"(v)
+                 : "memory");
     return old;
 }
 
 GPUNVME_FN int gpunvme_cas64_relaxed_gpu(uint64_t *p, uint64_t *expected, uint64_t v)
 {
     uint64_t old, want = *expected;
-    asm volatile("atom.relaxed.gpu.cas.b64 %0, [%1], %2, %3;"
+    asm volatile("atom.relaxed.gpu" GPUNVME_ATOM_SPACE ".cas.b64 %0, [%1], %2, %3;"
                  : "=l"(old)
-                 : "l"(p), "l"(want), "l"(v)
+                 : "l"(GPUNVME_ATOM_ADDRESS(p)), "l"(want), "l"(v)
                  : "memory");
     *expected = old;
     return old == want;
@@ -179,35 +201,50 @@ GPUNVME_FN int gpunvme_cas64_relaxed_gpu(uint64_t *p, uint64_t *expected, uint64
 GPUNVME_FN uint64_t gpunvme_fetch_add64_relaxed_gpu(uint64_t *p, uint64_t v)
 {
     uint64_t old;
-    asm volatile("atom.relaxed.gpu.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+    asm volatile("atom.relaxed.gpu" GPUNVME_ATOM_SPACE ".add.u64 %0, [%1], %2;"
+                 : "=l"(old)
+                 : "l"(GPUNVME_ATOM_ADDRESS(p)), "l"(v)
+                 : "memory");
     return old;
 }
 
 GPUNVME_FN uint32_t gpunvme_fetch_or32_relaxed_gpu(uint32_t *p, uint32_t v)
 {
     uint32_t old;
-    asm volatile("atom.relaxed.gpu.or.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    asm volatile("atom.relaxed.gpu" GPUNVME_ATOM_SPACE ".or.b32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "l"(GPUNVME_ATOM_ADDRESS(p)), "r"(v)
+                 : "memory");
     return old;
 }
 
 GPUNVME_FN uint64_t gpunvme_fetch_or64_acquire_gpu(uint64_t *p, uint64_t v)
 {
     uint64_t old;
-    asm volatile("atom.acquire.gpu.or.b64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+    asm volatile("atom.acquire.gpu" GPUNVME_ATOM_SPACE ".or.b64 %0, [%1], %2;"
+                 : "=l"(old)
+                 : "l"(GPUNVME_ATOM_ADDRESS(p)), "l"(v)
+                 : "memory");
     return old;
 }
 
 GPUNVME_FN uint32_t gpunvme_fetch_or32_acquire_gpu(uint32_t *p, uint32_t v)
 {
     uint32_t old;
-    asm volatile("atom.acquire.gpu.or.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    asm volatile("atom.acquire.gpu" GPUNVME_ATOM_SPACE ".or.b32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "l"(GPUNVME_ATOM_ADDRESS(p)), "r"(v)
+                 : "memory");
     return old;
 }
 
 GPUNVME_FN uint32_t gpunvme_fetch_or32_gpu(uint32_t *p, uint32_t v)
 {
     uint32_t old;
-    asm volatile("atom.acq_rel.gpu.or.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    asm volatile("atom.acq_rel.gpu" GPUNVME_ATOM_SPACE ".or.b32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "l"(GPUNVME_ATOM_ADDRESS(p)), "r"(v)
+                 : "memory");
     return old;
 }
 

@@ -139,6 +139,7 @@ static inline gpunvme_err_t dev_rig_init(struct dev_rig *r, uint32_t i, struct g
         c.cq_doorbell.mmio = gpunvme_ctrl_transport(r->ctrl)->doorbells + 2 * (size_t)c.qid + 1;
         err = gpunvme_qpair_init(&r->cpu[i], &c);
     }
+    q->home = (struct gpunvme_dev_queue *)r->queues.gpu + i;
     q->slots = (struct gpunvme_slot *)r->slots[i].gpu;
     q->ready = (uint32_t *)r->ready[i].gpu;
     q->reaper = r->opts.reaper;

@@ -52,6 +52,30 @@ enum gpunvme_reaper {
  * asked of it is which entry it is, and in which lap. */
 #define GPUNVME_DEV_QUEUE_LOCKED UINT32_C(1)
 
+/*
+ * What may win on one chip and lose on the next: set when the code is built, measured side by side
+ * by bench/gpu_ab.sh. docs/PERFORMANCE.md, "What to try", says what each is to change, and why.
+ */
+
+/* 1: a queue's constants stay in registers, and are not read again behind each atomic. */
+#ifndef GPUNVME_DEV_FIXED
+#define GPUNVME_DEV_FIXED 0
+#endif
+
+/* Further looks at the completion queue when some lanes have found one, but not all. */
+#ifndef GPUNVME_DEV_LINGER
+#define GPUNVME_DEV_LINGER 0
+#endif
+
+/* Completions that each lane takes at once, and marks that it looks at, where lanes are few. */
+#ifndef GPUNVME_DEV_TAKE
+#define GPUNVME_DEV_TAKE 1
+#endif
+#ifndef GPUNVME_DEV_SCAN
+#define GPUNVME_DEV_SCAN 1
+#endif
+#define GPUNVME_DEV_FEW 4u /* lanes */
+
 /* How often a warp that waits looks at the completion queue while it has it. */
 #define GPUNVME_DEV_LOOKS 16u
 
@@ -61,6 +85,7 @@ enum gpunvme_reaper {
 #define GPUNVME_DEV_QUEUE_SLOTS_NBYTES(entries) ((size_t)(entries) * sizeof(struct gpunvme_slot))
 
 struct gpunvme_dev_queue {
+    struct gpunvme_dev_queue *home; /* itself, where its threads find it */
     struct gpunvme_sqe *sq;
     const struct gpunvme_cqe *cq;
     struct gpunvme_slot *slots; /* one for each entry; the first stays taken for ever */
@@ -106,13 +131,86 @@ struct gpunvme_dev_queue {
 gpunvme_err_t gpunvme_dev_queue_init(struct gpunvme_dev_queue *q,
                                      const struct gpunvme_qpair_config *config);
 
+/* Where the words are that threads share: `q` may be a copy of the constants. */
+GPUNVME_FN struct gpunvme_dev_queue *gpunvme_dev_home(struct gpunvme_dev_queue *q)
+{
+    return GPUNVME_DEV_FIXED ? q->home : q;
+}
+
+/*
+ * A copy of a queue's constants, to be passed in the queue's place: the compiler keeps in registers
+ * what is used of it. The queue's own it must read again behind each atomic, and as an acquire
+ * empties the first-level cache of a GPU, that is a round trip to L2, up to twelve times a command.
+ */
+GPUNVME_FN struct gpunvme_dev_queue *gpunvme_dev_queue_fix(struct gpunvme_dev_queue *q,
+                                                           struct gpunvme_dev_queue *copy)
+{
+#if GPUNVME_DEV_FIXED
+    copy->home = q;
+    copy->cq = q->cq;
+    copy->slots = q->slots;
+    copy->mask = q->mask;
+    copy->shift = q->shift;
+    copy->mirror = q->mirror;
+    copy->cq_doorbell = q->cq_doorbell;
+    copy->ring = q->ring;
+    copy->ring_arg = q->ring_arg;
+    return copy;
+#else
+    (void)copy;
+    return q;
+#endif
+}
+
+/* Likewise, what is used to fill entries only: in registers for as short as can be. */
+GPUNVME_FN void gpunvme_dev_queue_fix_submit(struct gpunvme_dev_queue *copy)
+{
+#if GPUNVME_DEV_FIXED
+    copy->sq = copy->home->sq;
+    copy->ready = copy->home->ready;
+    copy->mirror = copy->home->mirror;
+#else
+    (void)copy;
+#endif
+}
+
+/* Of a ticket, or an index modulo the entries. */
+GPUNVME_FN struct gpunvme_slot *gpunvme_dev_slot(const struct gpunvme_dev_queue *q, uint64_t ticket)
+{
+    return q->slots + (ticket & q->mask);
+}
+
+/* By position. */
+GPUNVME_FN struct gpunvme_sqe *gpunvme_dev_sqe(const struct gpunvme_dev_queue *q, uint32_t pos)
+{
+    return q->sq + (pos & q->mask);
+}
+
+GPUNVME_FN const struct gpunvme_cqe *gpunvme_dev_cqe(const struct gpunvme_dev_queue *q,
+                                                     uint32_t pos)
+{
+    return q->cq + (pos & q->mask);
+}
+
+GPUNVME_FN uint32_t *gpunvme_dev_mark(const struct gpunvme_dev_queue *q, uint32_t pos)
+{
+    return q->ready + (pos & q->mask);
+}
+
+/* Whether an entry with this last dword is the completion of the position. */
+GPUNVME_FN int gpunvme_dev_is_new(const struct gpunvme_dev_queue *q, uint32_t pos, uint32_t dw3)
+{
+    return (dw3 >> 16 & 1) != (pos >> q->shift & 1);
+}
+
 /* --- submission ------------------------------------------------------------------------------- */
 
 /* Takes a slot for one lane, if it is free: 1 and the ticket. */
 GPUNVME_FN int gpunvme_dev_slot_take(struct gpunvme_dev_queue *q, uint32_t index, uint64_t *ticket)
 {
     /* Acquire: its last owner is done with what belongs to it. */
-    uint64_t old = gpunvme_fetch_or64_acquire_gpu(&q->slots[index].word, GPUNVME_DEV_SLOT_TAKEN);
+    uint64_t old =
+        gpunvme_fetch_or64_acquire_gpu(&gpunvme_dev_slot(q, index)->word, GPUNVME_DEV_SLOT_TAKEN);
 
     *ticket = old | index;
     return !(old & GPUNVME_DEV_SLOT_TAKEN);
@@ -120,7 +218,7 @@ GPUNVME_FN int gpunvme_dev_slot_take(struct gpunvme_dev_queue *q, uint32_t index
 
 GPUNVME_FN int gpunvme_dev_slot_is_free(const struct gpunvme_dev_queue *q, uint32_t index)
 {
-    return !(gpunvme_load_relaxed64(&q->slots[index].word) & GPUNVME_DEV_SLOT_TAKEN);
+    return !(gpunvme_load_relaxed64(&gpunvme_dev_slot(q, index)->word) & GPUNVME_DEV_SLOT_TAKEN);
 }
 
 /*
@@ -146,7 +244,7 @@ GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t mask
         uint32_t free, nth = gpunvme_warp_rank(need);
 
         base += 37 * lanes; /* odd: enough runs look at all slots */
-        free = gpunvme_warp_ballot(mask, gpunvme_dev_slot_is_free(q, (base + rank) & q->mask));
+        free = gpunvme_warp_ballot(mask, gpunvme_dev_slot_is_free(q, base + rank));
         if (!got && nth < gpunvme_popcount(free)) {
             uint32_t lane;
 
@@ -166,7 +264,7 @@ GPUNVME_FN void gpunvme_dev_slot_unclaim(struct gpunvme_dev_queue *q, uint64_t t
 {
     uint64_t generation = ticket & ~UINT64_C(0xffff);
 
-    gpunvme_store_release64_gpu(&q->slots[ticket & q->mask].word,
+    gpunvme_store_release64_gpu(&gpunvme_dev_slot(q, ticket)->word,
                                 (generation + 0x10000) & ~GPUNVME_DEV_SLOT_TAKEN);
 }
 
@@ -191,9 +289,11 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_place(struct gpunvme_dev_queue *q, uint32_
         return 0;
     if (gpunvme_warp_lane() == gpunvme_warp_leader(in)) {
         /* Both at once: the doorbell is asked for before there is something to ring for. */
-        uint64_t pos = gpunvme_fetch_add64_relaxed_gpu(&q->reserved, gpunvme_popcount(in));
+        uint64_t pos =
+            gpunvme_fetch_add64_relaxed_gpu(&gpunvme_dev_home(q)->reserved, gpunvme_popcount(in));
 
-        place->published = gpunvme_fetch_or32_relaxed_gpu(&q->published, GPUNVME_DEV_QUEUE_LOCKED);
+        place->published = gpunvme_fetch_or32_relaxed_gpu(&gpunvme_dev_home(q)->published,
+                                                          GPUNVME_DEV_QUEUE_LOCKED);
         place->pos = (uint32_t)pos;
         closed = (pos & GPUNVME_QPAIR_CLOSED) != 0;
         /* The reset may be over since the position was asked for: others that were kept from the
@@ -239,7 +339,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_lap(const struct gpunvme_dev_queue *q, uin
 
 GPUNVME_FN int gpunvme_dev_queue_is_ready(const struct gpunvme_dev_queue *q, uint32_t pos)
 {
-    const uint32_t *mark = &q->ready[pos & q->mask];
+    const uint32_t *mark = gpunvme_dev_mark(q, pos);
 
     return GPUNVME_ORDER(LOOK, gpunvme_load_acquire32_gpu, gpunvme_load_relaxed32)(mark) ==
            gpunvme_dev_queue_lap(q, pos);
@@ -296,6 +396,7 @@ GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t 
     uint32_t word = 0;
 
     for (;;) {
+        struct gpunvme_doorbell bell = gpunvme_dev_home(q)->sq_doorbell; /* ahead of the fence */
         int more = 0;
 
         /* Each lane its own: entries, lists and marks that it wrote or found are there first. */
@@ -304,11 +405,12 @@ GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t 
         gpunvme_warp_sync(mask);
         if (is_leader) {
             if (pos != from)
-                gpunvme_dev_queue_ring(q, &q->sq_doorbell, pos);
-            gpunvme_exchange32_gpu(&q->published, pos << 1);
+                gpunvme_dev_queue_ring(q, &bell, pos);
+            gpunvme_exchange32_gpu(&gpunvme_dev_home(q)->published, pos << 1);
             more = gpunvme_dev_queue_is_ready(q, pos);
             if (more)
-                word = gpunvme_fetch_or32_gpu(&q->published, GPUNVME_DEV_QUEUE_LOCKED);
+                word = gpunvme_fetch_or32_gpu(&gpunvme_dev_home(q)->published,
+                                              GPUNVME_DEV_QUEUE_LOCKED);
             more = more && !(word & GPUNVME_DEV_QUEUE_LOCKED);
         }
         if (!gpunvme_warp_ballot(mask, more))
@@ -329,7 +431,7 @@ GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t m
     uint32_t leader = gpunvme_warp_leader(mask);
     uint32_t first = gpunvme_warp_shfl32(mask, place->pos, leader);
     uint32_t word = gpunvme_warp_shfl32(mask, place->published, leader);
-    uint32_t *mark = &q->ready[place->pos & q->mask], lap = gpunvme_dev_queue_lap(q, place->pos);
+    uint32_t *mark = gpunvme_dev_mark(q, place->pos), lap = gpunvme_dev_queue_lap(q, place->pos);
     uint64_t ticket = place->ticket;
 
     cmd->cid = (uint16_t)ticket;
@@ -337,9 +439,9 @@ GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t m
         gpunvme_store_relaxed64(&q->mirror[ticket & q->mask].word,
                                 (ticket & ~UINT64_C(0xffff)) | GPUNVME_SLOT_BUSY);
     else /* as it was claimed: a reset between that and the position has called it done */
-        gpunvme_store64_relaxed_gpu(&q->slots[ticket & q->mask].word,
+        gpunvme_store64_relaxed_gpu(&gpunvme_dev_slot(q, ticket)->word,
                                     (ticket & ~UINT64_C(0xffff)) | GPUNVME_DEV_SLOT_TAKEN);
-    gpunvme_store_64_bytes(&q->sq[place->pos & q->mask], cmd);
+    gpunvme_store_64_bytes(gpunvme_dev_sqe(q, place->pos), cmd);
     if (word == first << 1) { /* it is ours, and nobody is before us: nobody looks at our marks, */
         gpunvme_store32_relaxed_gpu(mark, lap); /* but they must not be of an old lap */
         gpunvme_warp_sync(mask);
@@ -351,7 +453,8 @@ GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t m
     gpunvme_warp_sync(mask);
     if (word & GPUNVME_DEV_QUEUE_LOCKED) {
         if (gpunvme_warp_lane() == leader)
-            word = gpunvme_fetch_or32_gpu(&q->published, GPUNVME_DEV_QUEUE_LOCKED);
+            word =
+                gpunvme_fetch_or32_gpu(&gpunvme_dev_home(q)->published, GPUNVME_DEV_QUEUE_LOCKED);
         word = gpunvme_warp_shfl32(mask, word, leader);
         if (word & GPUNVME_DEV_QUEUE_LOCKED)
             return;
@@ -392,9 +495,9 @@ GPUNVME_FN uint64_t gpunvme_dev_cqe_result(const struct gpunvme_cqe *cqe, uint64
 GPUNVME_FN int gpunvme_dev_queue_has_news(const struct gpunvme_dev_queue *q)
 {
     uint32_t head = gpunvme_load_relaxed32(&q->cq_head) >> 1;
-    uint32_t dw3 = gpunvme_load_relaxed32((const gpunvme_dword *)&q->cq[head & q->mask] + 3);
+    uint32_t dw3 = gpunvme_load_relaxed32((const gpunvme_dword *)gpunvme_dev_cqe(q, head) + 3);
 
-    return (dw3 >> 16 & 1) != (head >> q->shift & 1);
+    return gpunvme_dev_is_new(q, head, dw3);
 }
 
 /*
@@ -405,11 +508,11 @@ GPUNVME_FN void gpunvme_dev_slot_complete(struct gpunvme_dev_queue *q, uint32_t 
                                           uint64_t result)
 {
     uint32_t cid = dw3 & 0xffff;
-    struct gpunvme_slot *slot = &q->slots[cid & q->mask];
+    struct gpunvme_slot *slot = gpunvme_dev_slot(q, cid);
     uint64_t word = gpunvme_load64_fenced_gpu(&slot->word);
 
     if (cid > q->mask || !cid || !(word & GPUNVME_DEV_SLOT_TAKEN) || word & GPUNVME_SLOT_DONE)
-        gpunvme_fetch_add64_relaxed_gpu(&q->spurious, 1);
+        gpunvme_fetch_add64_relaxed_gpu(&gpunvme_dev_home(q)->spurious, 1);
     else if (word & GPUNVME_DEV_SLOT_ABANDONED)
         gpunvme_dev_slot_unclaim(q, (word & ~UINT64_C(0xffff)) | cid);
     else
@@ -421,11 +524,11 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_take(struct gpunvme_dev_queue *q, uint32_t
                                            uint32_t head)
 {
     uint32_t mine = head + gpunvme_warp_rank(mask), dw3, n;
-    const struct gpunvme_cqe *cqe = &q->cq[mine & q->mask];
+    const struct gpunvme_cqe *cqe = gpunvme_dev_cqe(q, mine);
     uint64_t result;
 
     gpunvme_dev_cqe_load(cqe, &result, &dw3);
-    n = gpunvme_dev_prefix(mask, (dw3 >> 16 & 1) != (mine >> q->shift & 1));
+    n = gpunvme_dev_prefix(mask, gpunvme_dev_is_new(q, mine, dw3));
     if (!n)
         return 0;
     /* All have read their entries before the leader's fence, and so before its doorbell gives them
@@ -449,9 +552,10 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t
      * for completions. */
     gpunvme_warp_sync(mask);
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask)) {
-        word = gpunvme_load_relaxed32(&q->cq_head);
+        word = gpunvme_load_relaxed32(&gpunvme_dev_home(q)->cq_head);
         if (!(word & GPUNVME_DEV_QUEUE_LOCKED))
-            word = gpunvme_fetch_or32_acquire_gpu(&q->cq_head, GPUNVME_DEV_QUEUE_LOCKED);
+            word = gpunvme_fetch_or32_acquire_gpu(&gpunvme_dev_home(q)->cq_head,
+                                                  GPUNVME_DEV_QUEUE_LOCKED);
     }
     word = gpunvme_warp_shfl32(mask, word, gpunvme_warp_leader(mask));
     gpunvme_warp_sync(mask); /* the lanes look at entries after the leader has got the lock */
@@ -471,7 +575,9 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t
                                            uint32_t looks)
 {
     uint32_t lanes = gpunvme_popcount(mask), head, n, total = 0;
+    struct gpunvme_dev_queue copy;
 
+    q = gpunvme_dev_queue_fix(q, &copy);
     if (!gpunvme_dev_queue_hold(q, mask, &head))
         return 0;
     do {
@@ -484,7 +590,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t
             gpunvme_dev_queue_ring(q, &q->cq_doorbell, head + total);
         /* Relaxed, behind the fence of what was taken; by an exchange, which passes on what the
          * holder before has done where this one took nothing. */
-        gpunvme_exchange32_relaxed_gpu(&q->cq_head, (head + total) << 1);
+        gpunvme_exchange32_relaxed_gpu(&gpunvme_dev_home(q)->cq_head, (head + total) << 1);
     }
     return total;
 }
@@ -494,9 +600,18 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t
 /* For a mirror, which says of an old ticket that it is done until its slot is taken again. */
 GPUNVME_FN int gpunvme_dev_queue_has_ended(const struct gpunvme_dev_queue *q, uint64_t ticket)
 {
-    uint64_t word = gpunvme_load_relaxed64(&q->slots[ticket & q->mask].word);
+    uint64_t word = gpunvme_load_relaxed64(&gpunvme_dev_slot(q, ticket)->word);
 
     return ((word & ~GPUNVME_DEV_SLOT_TAKEN) ^ ticket) >> 16 || word & GPUNVME_DEV_SLOT_ABANDONED;
+}
+
+/* The slot that who waits looks at. */
+GPUNVME_FN struct gpunvme_slot *gpunvme_dev_status_of(const struct gpunvme_dev_queue *q,
+                                                      uint64_t ticket)
+{
+    struct gpunvme_slot *mirror = q->mirror;
+
+    return mirror ? mirror + (ticket & q->mask) : gpunvme_dev_slot(q, ticket);
 }
 
 /*
@@ -507,7 +622,7 @@ GPUNVME_FN int gpunvme_dev_queue_has_ended(const struct gpunvme_dev_queue *q, ui
 GPUNVME_FN int gpunvme_dev_queue_peek(struct gpunvme_dev_queue *q, uint64_t ticket,
                                       struct gpunvme_completion *c)
 {
-    struct gpunvme_slot *slot = (q->mirror ? q->mirror : q->slots) + (ticket & q->mask);
+    struct gpunvme_slot *slot = gpunvme_dev_status_of(q, ticket);
     uint64_t word = gpunvme_load_relaxed64(&slot->word) & ~GPUNVME_DEV_SLOT_TAKEN;
 
     if ((word ^ ticket) >> 16 || (q->mirror && gpunvme_dev_queue_has_ended(q, ticket)))
@@ -529,7 +644,7 @@ GPUNVME_FN void gpunvme_dev_queue_end(struct gpunvme_dev_queue *q, uint64_t tick
 {
     uint64_t generation = ticket & ~UINT64_C(0xffff);
 
-    gpunvme_store64_relaxed_gpu(&q->slots[ticket & q->mask].word,
+    gpunvme_store64_relaxed_gpu(&gpunvme_dev_slot(q, ticket)->word,
                                 (generation + 0x10000) & ~GPUNVME_DEV_SLOT_TAKEN);
 }
 
@@ -600,7 +715,7 @@ GPUNVME_FN int gpunvme_dev_queue_abandon(struct gpunvme_dev_queue *q, uint64_t t
         if (!((word ^ ticket) >> 16) && word & GPUNVME_SLOT_DONE)
             return GPUNVME_ERR_STALE;
     }
-    return gpunvme_cas64_relaxed_gpu(&q->slots[ticket & q->mask].word, &in_flight,
+    return gpunvme_cas64_relaxed_gpu(&gpunvme_dev_slot(q, ticket)->word, &in_flight,
                                      in_flight | GPUNVME_DEV_SLOT_ABANDONED)
                ? GPUNVME_OK
                : GPUNVME_ERR_STALE;

@@ -298,10 +298,14 @@ GPUNVME_FN int gpunvme_dev_send(const struct gpunvme_dev_ns *ns, struct gpunvme_
                                 const struct gpunvme_dev_buf *buf, uint64_t off, uint64_t *ticket)
 {
     struct gpunvme_dev_place place = GPUNVME_DEV_ZEROES;
+    struct gpunvme_dev_queue copy;
     uint32_t in;
     int err;
 
-    in = gpunvme_dev_queue_reserve(q, mask, gpunvme_dev_hint(ns), &place, &err);
+    q = gpunvme_dev_queue_fix(q, &copy);
+    err = gpunvme_dev_slot_claim(q, mask, gpunvme_dev_hint(ns), &place.ticket);
+    gpunvme_dev_queue_fix_submit(q);
+    in = gpunvme_dev_queue_place(q, mask, gpunvme_warp_ballot(mask, err), &place, &err);
     /* From here to submit nothing waits: others' commands stand behind these. */
     if (in >> gpunvme_warp_lane() & 1) {
         struct gpunvme_sqe cmd = GPUNVME_DEV_ZEROES;
@@ -524,9 +528,12 @@ GPUNVME_FN int gpunvme_dev_run(const struct gpunvme_dev_ns *ns, struct gpunvme_d
  */
 GPUNVME_FN int gpunvme_dev_finish(struct gpunvme_dev_queue *q, uint64_t ticket, int keep)
 {
+    struct gpunvme_dev_queue copy;
     struct gpunvme_completion c;
-    int err = keep ? gpunvme_dev_queue_peek(q, ticket, &c) : gpunvme_dev_queue_test(q, ticket, &c);
+    int err;
 
+    q = gpunvme_dev_queue_fix(q, &copy);
+    err = keep ? gpunvme_dev_queue_peek(q, ticket, &c) : gpunvme_dev_queue_test(q, ticket, &c);
     return err ? err : gpunvme_dev_result(c.status);
 }
 

@@ -30,6 +30,7 @@ gpunvme_err_t gpunvme_dev_queue_init(struct gpunvme_dev_queue *q,
     if (err)
         return err;
     memset(q, 0, sizeof(*q));
+    q->home = q;
     q->sq = c->sq;
     q->cq = c->cq;
     q->slots = c->slots;

@@ -145,6 +145,7 @@ static gpunvme_err_t send_words(struct device_queue *q, struct gpunvme_dev_queue
     uint32_t *ready = image->ready;
     gpunvme_err_t err;
 
+    image->home = q->words;
     image->slots = q->slots;
     image->ready = q->ready;
     err = gpunvme_mem_copy(q->slots, GPUNVME_MEM_GPU, slots, GPUNVME_MEM_HOST,

@@ -76,6 +76,14 @@ enum gpunvme_reaper {
 #endif
 #define GPUNVME_DEV_FEW 4u /* lanes */
 
+/*
+ * 1: a lane that is alone takes its own command's completion at once, not by way of its slot. 2:
+ * and looks at completions with acquire, so that its own needs no fence.
+ */
+#ifndef GPUNVME_DEV_STRAIGHT
+#define GPUNVME_DEV_STRAIGHT 0
+#endif
+
 /* How often a warp that waits looks at the completion queue while it has it. */
 #define GPUNVME_DEV_LOOKS 16u
 
@@ -147,8 +155,10 @@ GPUNVME_FN struct gpunvme_dev_queue *gpunvme_dev_queue_fix(struct gpunvme_dev_qu
 {
 #if GPUNVME_DEV_FIXED
     copy->home = q;
+    copy->sq = q->sq;
     copy->cq = q->cq;
     copy->slots = q->slots;
+    copy->ready = q->ready;
     copy->mask = q->mask;
     copy->shift = q->shift;
     copy->mirror = q->mirror;
@@ -162,15 +172,13 @@ GPUNVME_FN struct gpunvme_dev_queue *gpunvme_dev_queue_fix(struct gpunvme_dev_qu
 #endif
 }
 
-/* Likewise, what is used to fill entries only: in registers for as short as can be. */
-GPUNVME_FN void gpunvme_dev_queue_fix_submit(struct gpunvme_dev_queue *copy)
+/* The constants will be read soon: the round trip is under way meanwhile. */
+GPUNVME_FN void gpunvme_dev_queue_expect(const struct gpunvme_dev_queue *q)
 {
-#if GPUNVME_DEV_FIXED
-    copy->sq = copy->home->sq;
-    copy->ready = copy->home->ready;
-    copy->mirror = copy->home->mirror;
+#if GPUNVME_DEV_FIXED && defined(__CUDA_ARCH__)
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(q)));
 #else
-    (void)copy;
+    (void)q;
 #endif
 }
 
@@ -299,12 +307,12 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_place(struct gpunvme_dev_queue *q, uint32_
         /* The reset may be over since the position was asked for: others that were kept from the
          * doorbell meanwhile rely on whoever lets go of it. */
         if (closed && !(place->published & GPUNVME_DEV_QUEUE_LOCKED))
-            gpunvme_dev_queue_publish(q, UINT32_C(1) << gpunvme_warp_lane(), place->published >> 1,
-                                      place->published >> 1);
+            gpunvme_dev_queue_publish(gpunvme_dev_home(q), UINT32_C(1) << gpunvme_warp_lane(),
+                                      place->published >> 1, place->published >> 1);
     }
     if (gpunvme_warp_ballot(mask, closed != 0)) {
         if (is_in)
-            gpunvme_dev_slot_unclaim(q, place->ticket);
+            gpunvme_dev_slot_unclaim(gpunvme_dev_home(q), place->ticket);
         *err = GPUNVME_ERR_CLOSED;
         return 0;
     }
@@ -326,8 +334,12 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reserve(struct gpunvme_dev_queue *q, uint3
                                               uint32_t hint, struct gpunvme_dev_place *place,
                                               int *err)
 {
-    int is_claimed = gpunvme_dev_slot_claim(q, mask, hint, &place->ticket);
+    struct gpunvme_dev_queue copy;
+    int is_claimed;
 
+    q = gpunvme_dev_queue_fix(q, &copy);
+    is_claimed = gpunvme_dev_slot_claim(q, mask, hint, &place->ticket);
+    gpunvme_dev_queue_expect(gpunvme_dev_home(q));
     return gpunvme_dev_queue_place(q, mask, gpunvme_warp_ballot(mask, is_claimed), place, err);
 }
 
@@ -337,12 +349,16 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_lap(const struct gpunvme_dev_queue *q, uin
     return pos << 1 >> 1 >> q->shift;
 }
 
-GPUNVME_FN int gpunvme_dev_queue_is_ready(const struct gpunvme_dev_queue *q, uint32_t pos)
+GPUNVME_FN uint32_t gpunvme_dev_queue_load_mark(const struct gpunvme_dev_queue *q, uint32_t pos)
 {
     const uint32_t *mark = gpunvme_dev_mark(q, pos);
 
-    return GPUNVME_ORDER(LOOK, gpunvme_load_acquire32_gpu, gpunvme_load_relaxed32)(mark) ==
-           gpunvme_dev_queue_lap(q, pos);
+    return GPUNVME_ORDER(LOOK, gpunvme_load_acquire32_gpu, gpunvme_load_relaxed32)(mark);
+}
+
+GPUNVME_FN int gpunvme_dev_queue_is_ready(const struct gpunvme_dev_queue *q, uint32_t pos)
+{
+    return gpunvme_dev_queue_load_mark(q, pos) == gpunvme_dev_queue_lap(q, pos);
 }
 
 /* The first `lanes` bits of the mask that `condition` holds for without a gap, counted. */
@@ -355,6 +371,28 @@ GPUNVME_FN uint32_t gpunvme_dev_prefix(uint32_t mask, int condition)
     return gpunvme_popcount(mask & ((UINT32_C(1) << gpunvme_lowest_bit(missing)) - 1));
 }
 
+/* How many each lane looks at, at once, where one can look at `most`. */
+GPUNVME_FN uint32_t gpunvme_dev_each(uint32_t lanes, uint32_t most)
+{
+    return most > 1 && lanes <= GPUNVME_DEV_FEW ? most : 1;
+}
+
+/* How many positions from `pos` on are marked ready, as far as the lanes look at once. */
+GPUNVME_FN uint32_t gpunvme_dev_queue_count_ready(const struct gpunvme_dev_queue *q, uint32_t mask,
+                                                  uint32_t pos)
+{
+    uint32_t lanes = gpunvme_popcount(mask), each = gpunvme_dev_each(lanes, GPUNVME_DEV_SCAN);
+    uint32_t laps[GPUNVME_DEV_SCAN], n = 0;
+
+    pos += gpunvme_warp_rank(mask);
+    for (uint32_t i = 0; i < GPUNVME_DEV_SCAN; i++)
+        laps[i] = i < each ? gpunvme_dev_queue_load_mark(q, pos + i * lanes) : 0;
+    for (uint32_t i = 0; i < GPUNVME_DEV_SCAN; i++)
+        if (i < each && n == i * lanes)
+            n += gpunvme_dev_prefix(mask, laps[i] == gpunvme_dev_queue_lap(q, pos + i * lanes));
+    return n;
+}
+
 /* The first position from `pos` on that is not marked ready. */
 GPUNVME_FN uint32_t gpunvme_dev_queue_skip_ready(const struct gpunvme_dev_queue *q, uint32_t mask,
                                                  uint32_t pos)
@@ -362,9 +400,9 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_skip_ready(const struct gpunvme_dev_queue 
     uint32_t lanes = gpunvme_popcount(mask), n;
 
     do {
-        n = gpunvme_dev_prefix(mask, gpunvme_dev_queue_is_ready(q, pos + gpunvme_warp_rank(mask)));
+        n = gpunvme_dev_queue_count_ready(q, mask, pos);
         pos += n;
-    } while (n == lanes);
+    } while (n == gpunvme_dev_each(lanes, GPUNVME_DEV_SCAN) * lanes);
     gpunvme_warp_sync(mask); /* what each lane has acquired, the leader's doorbell comes after */
     return pos;
 }
@@ -464,15 +502,20 @@ GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t m
 
 /* --- completion ------------------------------------------------------------------------------- */
 
-/* An entry; the GPU loads all of it at once. *dw3 says whether it is new. */
-GPUNVME_FN void gpunvme_dev_cqe_load(const struct gpunvme_cqe *cqe, uint64_t *result, uint32_t *dw3)
+/* An entry; the GPU loads all of it at once. *dw3 says whether it is new. `alone`: one lane. */
+GPUNVME_FN void gpunvme_dev_cqe_load(const struct gpunvme_cqe *cqe, int alone, uint64_t *result,
+                                     uint32_t *dw3)
 {
 #if defined(__CUDA_ARCH__)
     uint64_t high;
 
-    gpunvme_load_pair_relaxed((const uint64_t *)cqe, result, &high);
+    if (GPUNVME_DEV_STRAIGHT > 1 && alone)
+        gpunvme_load_pair_acquire((const uint64_t *)cqe, result, &high);
+    else
+        gpunvme_load_pair_relaxed((const uint64_t *)cqe, result, &high);
     *dw3 = (uint32_t)(high >> 32);
 #else
+    (void)alone;
     *result = 0; /* to be read when the entry is known to be new */
     *dw3 = GPUNVME_ORDER(CQE, gpunvme_load_acquire32,
                          gpunvme_load_relaxed32)((const gpunvme_dword *)cqe + 3);
@@ -519,26 +562,103 @@ GPUNVME_FN void gpunvme_dev_slot_complete(struct gpunvme_dev_queue *q, uint32_t 
         gpunvme_store_pair_fenced_gpu(&slot->word, word | GPUNVME_SLOT_DONE | dw3 >> 17, result);
 }
 
-/* Takes the new entries from `head` on, as many as there are lanes. The warp holds the lock. */
-GPUNVME_FN uint32_t gpunvme_dev_queue_take(struct gpunvme_dev_queue *q, uint32_t mask,
-                                           uint32_t head)
+/*
+ * Ends one lane's ticket, whose command is done: the slot is free. Relaxed on the GPU, since the
+ * status that this depends on was read together with the result.
+ */
+GPUNVME_FN void gpunvme_dev_queue_end(struct gpunvme_dev_queue *q, uint64_t ticket)
 {
-    uint32_t mine = head + gpunvme_warp_rank(mask), dw3, n;
-    const struct gpunvme_cqe *cqe = gpunvme_dev_cqe(q, mine);
-    uint64_t result;
+    uint64_t generation = ticket & ~UINT64_C(0xffff);
 
-    gpunvme_dev_cqe_load(cqe, &result, &dw3);
-    n = gpunvme_dev_prefix(mask, gpunvme_dev_is_new(q, mine, dw3));
+    gpunvme_store64_relaxed_gpu(&gpunvme_dev_slot(q, ticket)->word,
+                                (generation + 0x10000) & ~GPUNVME_DEV_SLOT_TAKEN);
+}
+
+/*
+ * What a lane that is alone waits for while it takes completions: if its own is among them, it is
+ * here, its ticket has ended, and `ticket` is 0.
+ */
+struct gpunvme_dev_own {
+    uint64_t ticket;
+    struct gpunvme_completion c;
+};
+
+GPUNVME_FN int gpunvme_dev_is_own(const struct gpunvme_dev_own *own, uint32_t dw3)
+{
+    return own && own->ticket && (dw3 & 0xffff) == (own->ticket & 0xffff);
+}
+
+/* The completion queue is held, so no reset can have ended the ticket before. */
+GPUNVME_FN void gpunvme_dev_take_own(struct gpunvme_dev_queue *q, struct gpunvme_dev_own *own,
+                                     uint32_t dw3, uint64_t result)
+{
+    own->c.status = (uint16_t)(dw3 >> 17);
+    own->c.result = result;
+    gpunvme_dev_queue_end(q, own->ticket);
+    own->ticket = 0;
+}
+
+/* What the lanes have loaded of the completion queue. */
+struct gpunvme_dev_taken {
+    uint32_t dw3[GPUNVME_DEV_TAKE];
+    uint64_t result[GPUNVME_DEV_TAKE];
+};
+
+/* How many entries from `pos` on, which is the lane's first, are new. */
+GPUNVME_FN uint32_t gpunvme_dev_queue_look(const struct gpunvme_dev_queue *q, uint32_t mask,
+                                           uint32_t pos, uint32_t each, struct gpunvme_dev_taken *t)
+{
+    uint32_t lanes = gpunvme_popcount(mask), n = 0;
+
+    for (uint32_t i = 0; i < GPUNVME_DEV_TAKE; i++)
+        if (i < each)
+            gpunvme_dev_cqe_load(gpunvme_dev_cqe(q, pos + i * lanes), lanes == 1, &t->result[i],
+                                 &t->dw3[i]);
+    for (uint32_t i = 0; i < GPUNVME_DEV_TAKE; i++)
+        if (i < each && n == i * lanes)
+            n += gpunvme_dev_prefix(mask, gpunvme_dev_is_new(q, pos + i * lanes, t->dw3[i]));
+    return n;
+}
+
+/*
+ * Takes the new entries from `head` on, as many as the lanes look at together. The warp holds the
+ * lock. `own` is NULL where there are several lanes.
+ */
+GPUNVME_FN uint32_t gpunvme_dev_queue_take(struct gpunvme_dev_queue *q, uint32_t mask,
+                                           uint32_t head, struct gpunvme_dev_own *own)
+{
+    uint32_t lanes = gpunvme_popcount(mask), each = gpunvme_dev_each(lanes, GPUNVME_DEV_TAKE);
+    uint32_t pos = head + gpunvme_warp_rank(mask), left = GPUNVME_DEV_LINGER, n;
+    struct gpunvme_dev_taken t;
+
+    /* Each batch costs a fence: a full one is worth a moment. */
+    do
+        n = gpunvme_dev_queue_look(q, mask, pos, each, &t);
+    while (n && n < lanes && left--);
     if (!n)
         return 0;
     /* All have read their entries before the leader's fence, and so before its doorbell gives them
      * back and the next holder looks at them. */
     gpunvme_warp_sync(mask);
+    if (GPUNVME_DEV_STRAIGHT > 1 && n == 1 && gpunvme_dev_is_own(own, t.dw3[0])) {
+        gpunvme_dev_take_own(q, own, t.dw3[0],
+                             gpunvme_dev_cqe_result(gpunvme_dev_cqe(q, pos), t.result[0]));
+        return n;
+    }
     /* Acquire of the entries, and with that of the data that the controller wrote before them, and
      * of the slots as they were claimed; release of the slots: who sees one done sees its data. */
     gpunvme_fence_sys();
-    if (gpunvme_warp_rank(mask) < n)
-        gpunvme_dev_slot_complete(q, dw3, gpunvme_dev_cqe_result(cqe, result));
+    for (uint32_t i = 0; i < GPUNVME_DEV_TAKE; i++) {
+        uint64_t result;
+
+        if (i >= each || i * lanes + gpunvme_warp_rank(mask) >= n)
+            break;
+        result = gpunvme_dev_cqe_result(gpunvme_dev_cqe(q, pos + i * lanes), t.result[i]);
+        if (GPUNVME_DEV_STRAIGHT && gpunvme_dev_is_own(own, t.dw3[i]))
+            gpunvme_dev_take_own(q, own, t.dw3[i], result);
+        else
+            gpunvme_dev_slot_complete(q, t.dw3[i], result);
+    }
     return n;
 }
 
@@ -571,8 +691,8 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t
  * The queue is held and let go in here, and must be: lanes that leave a loop with it could be kept
  * waiting, where branches meet, for lanes of their own warp that wait for completions.
  */
-GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t mask,
-                                           uint32_t looks)
+GPUNVME_FN uint32_t gpunvme_dev_queue_reap_for(struct gpunvme_dev_queue *q, uint32_t mask,
+                                               uint32_t looks, struct gpunvme_dev_own *own)
 {
     uint32_t lanes = gpunvme_popcount(mask), head, n, total = 0;
     struct gpunvme_dev_queue copy;
@@ -581,9 +701,9 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t
     if (!gpunvme_dev_queue_hold(q, mask, &head))
         return 0;
     do {
-        n = gpunvme_dev_queue_take(q, mask, head + total);
+        n = gpunvme_dev_queue_take(q, mask, head + total, own);
         total += n;
-    } while (total ? n == lanes && total <= q->mask : looks > 1 && looks--);
+    } while (total ? n >= lanes && total <= q->mask : looks > 1 && looks--);
     gpunvme_warp_sync(mask); /* all have stored to their slots before a reset may end them */
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask)) {
         if (total)
@@ -593,6 +713,12 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t
         gpunvme_exchange32_relaxed_gpu(&gpunvme_dev_home(q)->cq_head, (head + total) << 1);
     }
     return total;
+}
+
+GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t mask,
+                                           uint32_t looks)
+{
+    return gpunvme_dev_queue_reap_for(q, mask, looks, NULL);
 }
 
 /* --- tickets ---------------------------------------------------------------------------------- */
@@ -636,19 +762,8 @@ GPUNVME_FN int gpunvme_dev_queue_peek(struct gpunvme_dev_queue *q, uint64_t tick
     return GPUNVME_OK;
 }
 
-/*
- * Ends one lane's ticket, whose command is done: the slot is free. Relaxed on the GPU, since the
- * status that this depends on was read together with the result.
+/* gpunvme_dev_queue_end() after the lane has read memory of the slot's: its bounce block. Release.
  */
-GPUNVME_FN void gpunvme_dev_queue_end(struct gpunvme_dev_queue *q, uint64_t ticket)
-{
-    uint64_t generation = ticket & ~UINT64_C(0xffff);
-
-    gpunvme_store64_relaxed_gpu(&gpunvme_dev_slot(q, ticket)->word,
-                                (generation + 0x10000) & ~GPUNVME_DEV_SLOT_TAKEN);
-}
-
-/* Likewise, after the lane has read memory of the slot's: its bounce block. Release. */
 GPUNVME_FN void gpunvme_dev_queue_end_read(struct gpunvme_dev_queue *q, uint64_t ticket)
 {
     gpunvme_dev_slot_unclaim(q, ticket);

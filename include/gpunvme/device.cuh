@@ -302,10 +302,7 @@ GPUNVME_FN int gpunvme_dev_send(const struct gpunvme_dev_ns *ns, struct gpunvme_
     uint32_t in;
     int err;
 
-    q = gpunvme_dev_queue_fix(q, &copy);
-    err = gpunvme_dev_slot_claim(q, mask, gpunvme_dev_hint(ns), &place.ticket);
-    gpunvme_dev_queue_fix_submit(q);
-    in = gpunvme_dev_queue_place(q, mask, gpunvme_warp_ballot(mask, err), &place, &err);
+    in = gpunvme_dev_queue_reserve(q, mask, gpunvme_dev_hint(ns), &place, &err);
     /* From here to submit nothing waits: others' commands stand behind these. */
     if (in >> gpunvme_warp_lane() & 1) {
         struct gpunvme_sqe cmd = GPUNVME_DEV_ZEROES;
@@ -321,7 +318,7 @@ GPUNVME_FN int gpunvme_dev_send(const struct gpunvme_dev_ns *ns, struct gpunvme_
             else
                 cmd.prp1 = q->bounces_bus + (place.ticket & q->mask) * q->bounce_nbytes;
         }
-        gpunvme_dev_queue_submit(q, in, &place, &cmd);
+        gpunvme_dev_queue_submit(gpunvme_dev_queue_fix(q, &copy), in, &place, &cmd);
         *ticket = place.ticket;
     }
     return err;
@@ -363,12 +360,14 @@ GPUNVME_FN void gpunvme_dev_spin_init(struct gpunvme_dev_spin *s)
 /*
  * Does what there is to do between two looks. Returns whether this lane's deadline is over.
  */
-GPUNVME_FN int gpunvme_dev_turn(struct gpunvme_dev_spin *s, const struct gpunvme_dev_ns *ns,
-                                struct gpunvme_dev_queue *q, uint32_t mask, uint64_t timeout_ns)
+GPUNVME_FN int gpunvme_dev_turn_for(struct gpunvme_dev_spin *s, const struct gpunvme_dev_ns *ns,
+                                    struct gpunvme_dev_queue *q, uint32_t mask, uint64_t timeout_ns,
+                                    struct gpunvme_dev_own *own)
 {
     uint64_t now;
 
-    if (q->reaper != GPUNVME_REAPER_WAITERS || !gpunvme_dev_queue_reap(q, mask, GPUNVME_DEV_LOOKS))
+    if (q->reaper != GPUNVME_REAPER_WAITERS ||
+        !gpunvme_dev_queue_reap_for(q, mask, GPUNVME_DEV_LOOKS, own))
         gpunvme_relax();
     if (++s->turn % 32)
         return 0;
@@ -382,6 +381,12 @@ GPUNVME_FN int gpunvme_dev_turn(struct gpunvme_dev_spin *s, const struct gpunvme
     if (s->deadline < now) /* UINT64_MAX is for ever */
         s->deadline = UINT64_MAX;
     return 0;
+}
+
+GPUNVME_FN int gpunvme_dev_turn(struct gpunvme_dev_spin *s, const struct gpunvme_dev_ns *ns,
+                                struct gpunvme_dev_queue *q, uint32_t mask, uint64_t timeout_ns)
+{
+    return gpunvme_dev_turn_for(s, ns, q, mask, timeout_ns, NULL);
 }
 
 GPUNVME_FN void gpunvme_dev_raise_alarm(const struct gpunvme_dev_ns *ns)
@@ -547,11 +552,22 @@ GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme
                                  uint32_t mask, int sent, uint64_t ticket, int keep,
                                  struct gpunvme_dev_spin *spin, uint64_t timeout_ns)
 {
+    int is_alone = GPUNVME_DEV_STRAIGHT && !keep && sent > 0 && !(mask & (mask - 1));
+    struct gpunvme_dev_own own = GPUNVME_DEV_ZEROES;
     int err = GPUNVME_ERR_AGAIN;
 
+    own.ticket = is_alone ? ticket : 0;
+    if (is_alone) { /* its slot's completion is its own as long as the ticket has not ended */
+        err = gpunvme_dev_finish(q, ticket, 0);
+        if (err != GPUNVME_ERR_AGAIN)
+            return err;
+    }
     do {
-        int late = gpunvme_dev_turn(spin, ns, q, mask, timeout_ns);
+        int late =
+            gpunvme_dev_turn_for(spin, ns, q, mask, timeout_ns, GPUNVME_DEV_STRAIGHT ? &own : NULL);
 
+        if (GPUNVME_DEV_STRAIGHT && is_alone && !own.ticket)
+            return gpunvme_dev_result(own.c.status);
         if (sent > 0 && err == GPUNVME_ERR_AGAIN)
             err = gpunvme_dev_finish(q, ticket, keep);
         if (late && sent >= 0 && err == GPUNVME_ERR_AGAIN)

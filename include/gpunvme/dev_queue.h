@@ -84,6 +84,28 @@ enum gpunvme_reaper {
 #define GPUNVME_DEV_STRAIGHT 0
 #endif
 
+/*
+ * A warp that waits for room in a full queue takes none until it finds this many slots, or one for
+ * each lane, so that it does not fall apart into small groups, each with a doorbell. After so many
+ * tries it takes what there is. 0: from the first.
+ */
+#ifndef GPUNVME_DEV_GROUP
+#define GPUNVME_DEV_GROUP 0u
+#endif
+#ifndef GPUNVME_DEV_GROUP_TRIES
+#define GPUNVME_DEV_GROUP_TRIES 64u
+#endif
+
+/* 1: lanes that call together give their slots back together: neighbours are free at one time. */
+#ifndef GPUNVME_DEV_END_TOGETHER
+#define GPUNVME_DEV_END_TOGETHER 0
+#endif
+
+/* 1: a test that took no completions does not look at its own slot a second time. */
+#ifndef GPUNVME_DEV_ONE_LOOK
+#define GPUNVME_DEV_ONE_LOOK 0
+#endif
+
 /* How often a warp that waits looks at the completion queue while it has it. */
 #define GPUNVME_DEV_LOOKS 16u
 
@@ -229,6 +251,30 @@ GPUNVME_FN int gpunvme_dev_slot_is_free(const struct gpunvme_dev_queue *q, uint3
     return !(gpunvme_load_relaxed64(&gpunvme_dev_slot(q, index)->word) & GPUNVME_DEV_SLOT_TAKEN);
 }
 
+GPUNVME_FN void gpunvme_dev_slot_unclaim(struct gpunvme_dev_queue *q, uint64_t ticket);
+
+/*
+ * How a warp that waits for room goes about it. `least`, at most the lanes of the mask: so many
+ * slots in all, or none; 0: any number. `again`: not its first try, so that it looks at slots
+ * before it takes them: an atomic on each that is taken is in the way of who has it.
+ */
+struct gpunvme_dev_want {
+    uint32_t least, again;
+};
+
+/* The slot that the lane hopes for. */
+GPUNVME_FN int gpunvme_dev_slot_try(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t index,
+                                    struct gpunvme_dev_want want, uint64_t *ticket)
+{
+    if (want.again) {
+        int is_free = gpunvme_dev_slot_is_free(q, index);
+
+        if (gpunvme_popcount(gpunvme_warp_ballot(mask, is_free)) < want.least || !is_free)
+            return 0;
+    }
+    return gpunvme_dev_slot_take(q, index & q->mask, ticket);
+}
+
 /*
  * Claims a slot for each lane: 1 and its ticket, or 0 where none was found. The first try is
  * `hint`, any number that differs between threads; then the lanes look together at runs of slots
@@ -236,23 +282,27 @@ GPUNVME_FN int gpunvme_dev_slot_is_free(const struct gpunvme_dev_queue *q, uint3
  * the same, but in a queue of at most 64 entries on the CPU. The next call looks elsewhere, so that
  * who calls until there is room finds it, wherever it is.
  */
-GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t hint,
-                                      uint64_t *ticket)
+GPUNVME_FN int gpunvme_dev_slot_claim_some(struct gpunvme_dev_queue *q, uint32_t mask,
+                                           uint32_t hint, struct gpunvme_dev_want want,
+                                           uint64_t *ticket)
 {
     uint32_t lanes = gpunvme_popcount(mask), rank = gpunvme_warp_rank(mask), base, need;
     int got;
 
     *ticket = 0;
-    got = gpunvme_dev_slot_take(q, hint & q->mask, ticket);
+    got = gpunvme_dev_slot_try(q, mask, hint, want, ticket);
     if (!(need = gpunvme_warp_ballot(mask, !got)))
         return 1;
     /* Neighbours stay beside each other, but at another place as time goes on. */
     base = gpunvme_warp_shfl32(mask, hint + (gpunvme_noise32() >> 10), gpunvme_warp_leader(mask));
     for (uint32_t run = 0; need && run < GPUNVME_DEV_RUNS; run++) {
-        uint32_t free, nth = gpunvme_warp_rank(need);
+        uint32_t free, nth = gpunvme_warp_rank(need), few = gpunvme_popcount(need);
 
         base += 37 * lanes; /* odd: enough runs look at all slots */
         free = gpunvme_warp_ballot(mask, gpunvme_dev_slot_is_free(q, base + rank));
+        /* Leftovers of others are not worth it, unless they are all that is missing. */
+        if (gpunvme_popcount(free) < (few < want.least ? few : want.least))
+            continue;
         if (!got && nth < gpunvme_popcount(free)) {
             uint32_t lane;
 
@@ -264,7 +314,20 @@ GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t mask
         }
         need = gpunvme_warp_ballot(mask, !got);
     }
+    if (lanes - gpunvme_popcount(need) < want.least && got) {
+        gpunvme_dev_slot_unclaim(q, *ticket);
+        got = 0;
+    }
     return got;
+}
+
+/* Any number, at once. */
+GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t hint,
+                                      uint64_t *ticket)
+{
+    struct gpunvme_dev_want any = {0, 0};
+
+    return gpunvme_dev_slot_claim_some(q, mask, hint, any, ticket);
 }
 
 /* Gives back a slot that no command was submitted for. A reset may have ended it meanwhile. */
@@ -330,17 +393,26 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_place(struct gpunvme_dev_queue *q, uint32_
  * Who waits for room must end its own tickets meanwhile, and a warp those of all its lanes: else
  * all slots may be taken by lanes that wait for their neighbours.
  */
-GPUNVME_FN uint32_t gpunvme_dev_queue_reserve(struct gpunvme_dev_queue *q, uint32_t mask,
-                                              uint32_t hint, struct gpunvme_dev_place *place,
-                                              int *err)
+GPUNVME_FN uint32_t gpunvme_dev_queue_reserve_some(struct gpunvme_dev_queue *q, uint32_t mask,
+                                                   uint32_t hint, struct gpunvme_dev_want want,
+                                                   struct gpunvme_dev_place *place, int *err)
 {
     struct gpunvme_dev_queue copy;
     int is_claimed;
 
     q = gpunvme_dev_queue_fix(q, &copy);
-    is_claimed = gpunvme_dev_slot_claim(q, mask, hint, &place->ticket);
+    is_claimed = gpunvme_dev_slot_claim_some(q, mask, hint, want, &place->ticket);
     gpunvme_dev_queue_expect(gpunvme_dev_home(q));
     return gpunvme_dev_queue_place(q, mask, gpunvme_warp_ballot(mask, is_claimed), place, err);
+}
+
+GPUNVME_FN uint32_t gpunvme_dev_queue_reserve(struct gpunvme_dev_queue *q, uint32_t mask,
+                                              uint32_t hint, struct gpunvme_dev_place *place,
+                                              int *err)
+{
+    struct gpunvme_dev_want any = {0, 0};
+
+    return gpunvme_dev_queue_reserve_some(q, mask, hint, any, place, err);
 }
 
 /* The lap that a position is in, as marks have it. */

@@ -288,21 +288,29 @@ GPUNVME_FN void gpunvme_dev_point(const struct gpunvme_dev_ns *ns, struct gpunvm
     }
 }
 
+GPUNVME_FN struct gpunvme_dev_want gpunvme_dev_any(void)
+{
+    struct gpunvme_dev_want any = {0, 0};
+
+    return any;
+}
+
 /*
  * Submits a command for each lane of the mask, as far as there is room: GPUNVME_OK with *ticket,
  * AGAIN or an error, for each lane by itself. Without a buffer the data goes to the bounce block
  * of the slot. Never waits.
  */
 GPUNVME_FN int gpunvme_dev_send(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
-                                uint32_t mask, uint32_t op, uint64_t slba, uint32_t nlb,
-                                const struct gpunvme_dev_buf *buf, uint64_t off, uint64_t *ticket)
+                                uint32_t mask, struct gpunvme_dev_want want, uint32_t op,
+                                uint64_t slba, uint32_t nlb, const struct gpunvme_dev_buf *buf,
+                                uint64_t off, uint64_t *ticket)
 {
     struct gpunvme_dev_place place = GPUNVME_DEV_ZEROES;
     struct gpunvme_dev_queue copy;
     uint32_t in;
     int err;
 
-    in = gpunvme_dev_queue_reserve(q, mask, gpunvme_dev_hint(ns), &place, &err);
+    in = gpunvme_dev_queue_reserve_some(q, mask, gpunvme_dev_hint(ns), want, &place, &err);
     /* From here to submit nothing waits: others' commands stand behind these. */
     if (in >> gpunvme_warp_lane() & 1) {
         struct gpunvme_sqe cmd = GPUNVME_DEV_ZEROES;
@@ -342,6 +350,12 @@ GPUNVME_FN int gpunvme_dev_result(uint16_t status)
         return GPUNVME_OK;
     return GPUNVME_STATUS_CODE(status) == GPUNVME_SC_HOST_ABORTED ? (int)GPUNVME_ERR_ABORTED
                                                                   : GPUNVME_ERR_NVME(status);
+}
+
+/* Whether a command ended with this result by a completion: then its ticket can be ended. */
+GPUNVME_FN int gpunvme_dev_is_completion(int err)
+{
+    return !err || err == GPUNVME_ERR_ABORTED || err <= GPUNVME_ERR_NVME(0);
 }
 
 /* --- private: waiting ------------------------------------------------------------------------- */
@@ -463,7 +477,9 @@ GPUNVME_FN int gpunvme_dev_job_send(const struct gpunvme_dev_ns *ns, struct gpun
     if (!err && buf && !gpunvme_dev_list_fits(ns, q, nlb, buf, job->off))
         err = GPUNVME_ERR_LIMIT;
     mask = gpunvme_warp_ballot(mask, !err);
-    return err ? err : gpunvme_dev_send(ns, q, mask, op, job->slba, nlb, buf, job->off, ticket);
+    return err ? err
+               : gpunvme_dev_send(ns, q, mask, gpunvme_dev_any(), op, job->slba, nlb, buf, job->off,
+                                  ticket);
 }
 
 /* A command is done: what is left. */
@@ -569,11 +585,45 @@ GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme
         if (GPUNVME_DEV_STRAIGHT && is_alone && !own.ticket)
             return gpunvme_dev_result(own.c.status);
         if (sent > 0 && err == GPUNVME_ERR_AGAIN)
-            err = gpunvme_dev_finish(q, ticket, keep);
+            err = gpunvme_dev_finish(q, ticket, keep || GPUNVME_DEV_END_TOGETHER);
         if (late && sent >= 0 && err == GPUNVME_ERR_AGAIN)
             err = GPUNVME_ERR_TIMEOUT;
     } while (gpunvme_warp_ballot(mask, sent > 0 && err == GPUNVME_ERR_AGAIN));
+    if (GPUNVME_DEV_END_TOGETHER && !keep && sent > 0 && gpunvme_dev_is_completion(err))
+        gpunvme_dev_queue_end(q, ticket);
     return err == GPUNVME_ERR_TIMEOUT ? gpunvme_dev_give_up(ns, q, sent > 0, ticket, keep) : err;
+}
+
+/* What the lanes want at their `tries`th try: see GPUNVME_DEV_GROUP. */
+GPUNVME_FN struct gpunvme_dev_want gpunvme_dev_wants(const struct gpunvme_dev_queue *q,
+                                                     uint32_t lanes, uint32_t tries)
+{
+    struct gpunvme_dev_want want = {0, 0};
+
+#if GPUNVME_DEV_GROUP > 0
+    if (tries < GPUNVME_DEV_GROUP_TRIES) {
+        uint32_t n = gpunvme_popcount(lanes), most = (q->mask + 1) / 4; /* it must be possible */
+
+        want.least = n < GPUNVME_DEV_GROUP ? n : GPUNVME_DEV_GROUP;
+        want.least = want.least < most ? want.least : most;
+        want.again = tries != 0;
+    }
+#else
+    (void)q, (void)lanes, (void)tries;
+#endif
+    return want;
+}
+
+/* Lanes that found no room rest, longer each time. Returns whether this lane's deadline is over. */
+GPUNVME_FN int gpunvme_dev_rest(struct gpunvme_dev_spin *spin, const struct gpunvme_dev_ns *ns,
+                                struct gpunvme_dev_queue *q, uint32_t mask, uint32_t tries,
+                                uint64_t timeout_ns)
+{
+    int late = 0;
+
+    for (uint32_t i = 0; GPUNVME_DEV_GROUP && i < tries && i < 8; i++)
+        late |= gpunvme_dev_turn(spin, ns, q, mask, timeout_ns);
+    return late;
 }
 
 /*
@@ -585,12 +635,12 @@ GPUNVME_FN int gpunvme_dev_command(const struct gpunvme_dev_ns *ns, struct gpunv
                                    const struct gpunvme_dev_buf *buf, uint64_t off,
                                    uint64_t timeout_ns)
 {
-    uint32_t mask = gpunvme_dev_companions(q), lanes;
+    uint32_t mask = gpunvme_dev_companions(q), lanes, tries = 0;
     struct gpunvme_dev_spin spin;
     int err = GPUNVME_ERR_AGAIN;
 
     gpunvme_dev_spin_init(&spin);
-    while ((lanes = gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN))) {
+    for (; (lanes = gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN)); tries++) {
         uint64_t ticket = 0;
         int sent = -1, waited;
 
@@ -598,8 +648,14 @@ GPUNVME_FN int gpunvme_dev_command(const struct gpunvme_dev_ns *ns, struct gpunv
             gpunvme_dev_forget(&slba);
             gpunvme_dev_forget(&off);
             gpunvme_dev_forget32(&nlb);
-            err = gpunvme_dev_send(ns, q, lanes, op, slba, nlb, buf, off, &ticket);
+            err = gpunvme_dev_send(ns, q, lanes, gpunvme_dev_wants(q, lanes, tries), op, slba, nlb,
+                                   buf, off, &ticket);
             sent = !err ? 1 : err == GPUNVME_ERR_AGAIN ? 0 : -1;
+        }
+        if (GPUNVME_DEV_GROUP && !gpunvme_warp_ballot(mask, sent > 0) &&
+            gpunvme_dev_rest(&spin, ns, q, mask, tries, timeout_ns) && !sent) {
+            err = GPUNVME_ERR_TIMEOUT;
+            sent = -1;
         }
         waited = gpunvme_dev_await(ns, q, mask, sent, ticket, 0, &spin, timeout_ns);
         if (sent >= 0)
@@ -658,12 +714,6 @@ GPUNVME_FN struct gpunvme_dev_buf gpunvme_dev_bounce(const struct gpunvme_dev_qu
     return buf;
 }
 
-/* Whether a command ended with this result by a completion: then its ticket can be ended. */
-GPUNVME_FN int gpunvme_dev_is_completion(int err)
-{
-    return !err || err == GPUNVME_ERR_ABORTED || err <= GPUNVME_ERR_NVME(0);
-}
-
 /*
  * Reads a block into the bounce block of its ticket, and from there nbytes from byte `in` on to
  * `to`; or, where `to` is NULL, leaves it there, and the ticket open if that went well. Lanes that
@@ -683,7 +733,8 @@ GPUNVME_FN int gpunvme_dev_fetch(const struct gpunvme_dev_ns *ns, struct gpunvme
         int sent = -1, waited;
 
         if (err == GPUNVME_ERR_AGAIN) {
-            err = gpunvme_dev_send(ns, q, lanes, GPUNVME_CMD_READ, slba, 1, 0, 0, &mine);
+            err = gpunvme_dev_send(ns, q, lanes, gpunvme_dev_any(), GPUNVME_CMD_READ, slba, 1, 0, 0,
+                                   &mine);
             sent = !err ? 1 : err == GPUNVME_ERR_AGAIN ? 0 : -1;
         }
         waited = gpunvme_dev_await(ns, q, mask, sent, mine, 1, &spin, timeout_ns);
@@ -1006,8 +1057,8 @@ GPUNVME_FN int gpunvme_dev_submit(const struct gpunvme_dev_ns *ns, uint32_t op, 
         if (!gpunvme_dev_list_fits(ns, q, nlb, buf, off))
             return GPUNVME_ERR_LIMIT;
     }
-    return gpunvme_dev_send(ns, q, gpunvme_dev_companions(q), op, slba, nlb, buf, off,
-                            &token->ticket);
+    return gpunvme_dev_send(ns, q, gpunvme_dev_companions(q), gpunvme_dev_any(), op, slba, nlb, buf,
+                            off, &token->ticket);
 }
 
 /*
@@ -1050,8 +1101,9 @@ GPUNVME_FN int gpunvme_dev_test(struct gpunvme_dev_token *token)
 
     if (gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN) &&
         q->reaper == GPUNVME_REAPER_WAITERS) {
-        gpunvme_dev_queue_reap(q, mask, 1);
-        if (err == GPUNVME_ERR_AGAIN)
+        uint32_t n = gpunvme_dev_queue_reap(q, mask, 1);
+
+        if (err == GPUNVME_ERR_AGAIN && (n || !GPUNVME_DEV_ONE_LOOK))
             err = gpunvme_dev_finish(q, token->ticket, 0);
     }
     return err;

@@ -189,6 +189,25 @@ static void lanes_share_three_slots(void **state)
     warp_close(&w);
 }
 
+/* Two slots are free, here and there; none of the lanes that wait may want more for ever. */
+static void lanes_get_on_with_two_slots_of_many(void **state)
+{
+    uint64_t tickets[64];
+    struct warp w;
+
+    (void)state;
+    warp_open(&w, "sim:size=1M", 64, 6);
+    for (uint32_t i = 1; i < 64; i++)
+        if (i != 20 && i != 41)
+            assert_true(gpunvme_dev_slot_take(w.f.ns.queues, i, &tickets[i]));
+    warp_run(&w, read_blocks, 10);
+    for (uint32_t i = 1; i < 64; i++)
+        if (i != 20 && i != 41)
+            gpunvme_dev_slot_unclaim(w.f.ns.queues, tickets[i]);
+    warp_run(&w, read_blocks, 10);
+    warp_close(&w);
+}
+
 static void lanes_that_change_blocks_share_three_slots(void **state)
 {
     struct warp w;
@@ -306,6 +325,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lanes_share_three_slots),
+        cmocka_unit_test(lanes_get_on_with_two_slots_of_many),
         cmocka_unit_test(lanes_that_change_blocks_share_three_slots),
         cmocka_unit_test(parts_of_a_warp_do_different_things),
         cmocka_unit_test(a_lane_that_is_through_raises_no_alarm),

@@ -30,7 +30,7 @@
 struct options {
     struct rig_list drives, queues, entries, threads, block, op, inflight, way, reaper, tier,
         batches;
-    uint64_t runs, ms, ops, block_threads, size, seed, cpu, verify;
+    uint64_t runs, ms, ops, block_threads, size, seed, cpu, verify, lanes, gather;
     const char *uri, *label, *help;
 };
 
@@ -52,6 +52,8 @@ static struct options o = {
     .size = 256 << 20,
     .seed = 1,
     .verify = 1,
+    .lanes = 32,
+    .gather = 8,
     .uri = "sim:engine=gpu",
     .label = "",
 };
@@ -76,6 +78,8 @@ static const struct rig_param params[] = {
     {"seed", RIG_NUMBER, &o.seed, NULL, "of the block numbers"},
     {"cpu", RIG_NUMBER, &o.cpu, NULL, "CPU threads that do the same work for comparison; 0: none"},
     {"verify", RIG_NUMBER, &o.verify, NULL, "0: do not check the data first"},
+    {"lanes", RIG_NUMBER, &o.lanes, NULL, "ours: lanes of each warp that work, at most 32"},
+    {"gather", RIG_NUMBER, &o.gather, NULL, "apart: idle lanes that submit together"},
     {"uri", RIG_TEXT, &o.uri, NULL, "of the controllers"},
     {"label", RIG_TEXT, &o.label, NULL, "a word that every row of the JSON has"},
     {"help", RIG_TEXT, &o.help, NULL, "prints this"},
@@ -135,6 +139,8 @@ static void fill_job(struct job *job, const struct point *p)
     job->inflight = (uint32_t)p->inflight;
     job->op = (uint32_t)p->op;
     job->batches = (uint32_t)p->batches;
+    job->lanes = (uint32_t)o.lanes;
+    job->gather = (uint32_t)o.gather;
     job->seed = o.seed;
     if (!is_published(p) && p->reaper == GPUNVME_REAPER_WARP)
         job->reapers = (uint32_t)(p->drives * rig.drives[0].handle.nqueues);
@@ -251,6 +257,8 @@ static const char *shape_of(struct shape *s, const struct point *p, const struct
         return "block must be a multiple of the drive's blocks";
     if (p->way == JOB_LOCKSTEP)
         why = shape_lockstep(s, p);
+    if (!why && o.lanes < 32 && (s->kernel != JOB_KERNEL_OURS || p->op != JOB_READ))
+        why = "only ours, reading, with one command in flight, can leave lanes out";
     if (!why && is_published(p) && (p->block > 8192 || p->inflight > 1 || p->reaper))
         why = "the other ways have no PRP lists, one command in flight, and waiters that reap";
     if (!why && p->way == JOB_TICKET && p->threads > p->drives * p->queues * 65504)
@@ -387,13 +395,14 @@ static void print_point(const struct point *p)
 
     printf("%s\n {\"label\": \"%s\", \"uri\": \"%s\", \"way\": \"%s\", \"op\": \"%s\", "
            "\"drives\": %llu, \"queues\": %llu, \"entries\": %llu, \"threads\": %llu, "
-           "\"block\": %llu, \"inflight\": %llu, \"batches\": %llu, \"tier\": %d, "
-           "\"reaper\": \"%s\"",
+           "\"block\": %llu, \"inflight\": %llu, \"batches\": %llu, \"lanes\": %llu, "
+           "\"gather\": %llu, \"tier\": %d, \"reaper\": \"%s\"",
            separator, o.label, o.uri, rig_word(WAYS, p->way, way, sizeof(way)),
            rig_word(OPS, p->op, op, sizeof(op)), (unsigned long long)p->drives,
            (unsigned long long)p->queues, (unsigned long long)p->entries,
            (unsigned long long)p->threads, (unsigned long long)p->block,
-           (unsigned long long)p->inflight, (unsigned long long)p->batches, (int)rig.info.placement,
+           (unsigned long long)p->inflight, (unsigned long long)p->batches,
+           (unsigned long long)o.lanes, (unsigned long long)o.gather, (int)rig.info.placement,
            rig_word(REAPERS, p->reaper, reaper, sizeof(reaper)));
     separator = ",";
     fprintf(stderr,
@@ -528,7 +537,7 @@ int main(int argc, char **argv)
 
     rig_start("gpu_io");
     rig_args(argc, argv, params);
-    if (o.help || !o.runs || o.runs > MAX_RUNS || !o.ms)
+    if (o.help || !o.runs || o.runs > MAX_RUNS || !o.ms || !o.lanes || o.lanes > 32)
         rig_args(2, (char *[]){"", "help"}, params);
     rig_need_gpu();
     rig_check(gpunvme_mem_gpu_current(&index), "the GPU");

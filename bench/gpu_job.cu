@@ -148,9 +148,11 @@ static __device__ __forceinline__ void ours(const struct job *job, uint32_t op, 
     uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
     struct count c = {0, 0, 0, 0};
     struct worker w;
+    bool works;
 
     if ((job->reapers && reaper(job, &thread)) || !worker_init(&w, job, thread))
         return;
+    works = thread % 32 < job->lanes;
     for (uint32_t i = 0; i < job->ops; i++) {
         uint64_t lba = next_lba(&w, job), off = place(&w, job, 0);
         int err;
@@ -159,6 +161,8 @@ static __device__ __forceinline__ void ours(const struct job *job, uint32_t op, 
             data_fill(&w, job, lba, off, op == JOB_READ);
             __syncwarp();
         }
+        if (!works)
+            continue;
         err = ours_io(&w, op, lba, job->nlb, off);
         count_command(&c, err);
         if (check && op == JOB_WRITE) {
@@ -300,8 +304,6 @@ static __device__ bool late(const struct job *job, uint64_t *deadline)
     return gpunvme_load_relaxed32(&job->outcome->stop) != 0;
 }
 
-#define APART_GATHERED 8 /* lanes that have nothing in flight: so many submit together, or wait */
-
 /*
  * One command in flight for each thread, and none waits for its neighbours' in the warp: in each
  * turn a lane submits, if it has nothing in flight, or looks whether it is done.
@@ -326,7 +328,7 @@ static __device__ __forceinline__ void apart(const struct job *job, uint32_t op,
 
         if (in_flight) {
             err = gpunvme_dev_test(&token);
-        } else if (gpunvme_popcount(idle) >= APART_GATHERED || turn % 4 == 0) {
+        } else if (gpunvme_popcount(idle) >= job->gather || turn % 4 == 0) {
             if (check)
                 data_fill(&w, job, lba, off, op == JOB_READ);
             err =

@@ -60,6 +60,8 @@ struct job {
     uint32_t place_bytes; /* of data for each command in flight */
     uint32_t batches;     /* lockstep: groups of a block's threads that take turns */
     uint32_t reapers;     /* warps at the front of the grid that do nothing but reap */
+    uint32_t lanes;       /* of each warp that work, from the first on; the others wait for them */
+    uint32_t gather;      /* apart: lanes with nothing in flight that submit at once */
     uint32_t op;
     uint64_t seed;
     uint64_t fail_seed, fail_one_in; /* which blocks must fail: lbahash of the controller */

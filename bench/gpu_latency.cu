@@ -5,10 +5,13 @@
  * turns, in one run; every single wait is timed by the thread's own clock. Prints JSON.
  *
  *   gpu_latency [uri=sim:threads=1,spin] [tier=1] [block=4096] [n=2000] [runs=5] [model=0]
+ * [steps=0]
  *
  * `model` is the latency in nanoseconds that the URI asks of the controller: what is left of a read
  * without it is compared with the round trip. A URI with engine=gpu and tier=3 measures the
- * controller on the GPU instead, where the round trip does not limit.
+ * controller on the GPU instead, where the round trip does not limit. `steps=1` also times the
+ * steps of a read by themselves, done by hand: place in the queue, entry and doorbell, completion,
+ * result.
  */
 #include <cuda_runtime.h>
 #include <pthread.h>
@@ -22,8 +25,9 @@
 
 #define MAX_RUNS 64
 #define MAX_N    100000
+#define NSTEPS   4 /* reserve, submit, completion, result */
 
-static uint64_t n = 2000, runs = 5, tier = 1, block = 4096, size = 256 << 20, model;
+static uint64_t n = 2000, runs = 5, tier = 1, block = 4096, size = 256 << 20, model, steps;
 static const char *uri = "sim:threads=1,spin", *label = "";
 
 static const struct rig_param params[] = {
@@ -34,6 +38,7 @@ static const struct rig_param params[] = {
     {"n", RIG_NUMBER, &n, NULL, "reads, and round trips, of each run"},
     {"runs", RIG_NUMBER, &runs, NULL, "runs"},
     {"model", RIG_NUMBER, &model, NULL, "nanoseconds that the controller waits"},
+    {"steps", RIG_NUMBER, &steps, NULL, "1: the steps of a read, too"},
     {"label", RIG_TEXT, &label, NULL, "a word for the JSON"},
     {NULL, RIG_TEXT, NULL, NULL, NULL},
 };
@@ -46,6 +51,7 @@ struct times {
     uint64_t ns, cycles; /* of all together: what a cycle is */
     uint64_t errors;
     uint32_t each[MAX_N]; /* cycles of each wait */
+    uint32_t step[NSTEPS][MAX_N];
 };
 
 struct mailbox {
@@ -92,6 +98,62 @@ static __global__ void reads(const __grid_constant__ struct gpunvme_dev_ns ns,
     times->ns = gpunvme_clock_ns() - t0;
 }
 
+/* One read by the calls that gpunvme_dev_read() is made of, and how long each took. */
+static __device__ __forceinline__ int read_by_steps(const struct gpunvme_dev_ns *ns,
+                                                    const struct gpunvme_dev_buf *buf, uint64_t lba,
+                                                    uint32_t nlb, uint32_t took[NSTEPS])
+{
+    struct gpunvme_dev_queue *q = gpunvme_dev_queue_of_warp(ns);
+    struct gpunvme_dev_place place = {};
+    struct gpunvme_completion c = {};
+    struct gpunvme_sqe cmd = {};
+    uint64_t t[NSTEPS + 1], deadline = gpunvme_clock_ns() + UINT64_C(5000000000);
+    int err;
+
+    cmd.opc = GPUNVME_CMD_READ;
+    cmd.nsid = ns->nsid;
+    cmd.cdw10 = (uint32_t)lba;
+    cmd.cdw11 = (uint32_t)(lba >> 32);
+    cmd.cdw12 = nlb - 1;
+    t[0] = (uint64_t)clock64();
+    if (!gpunvme_dev_queue_reserve(q, 1, gpunvme_dev_hint(ns), &place, &err))
+        return err;
+    gpunvme_dev_point(ns, q, place.ticket, buf, 0, nlb << ns->block_shift, &cmd);
+    t[1] = (uint64_t)clock64();
+    gpunvme_dev_queue_submit(q, 1, &place, &cmd);
+    t[2] = (uint64_t)clock64();
+    while (!gpunvme_dev_queue_reap(q, 1, GPUNVME_DEV_LOOKS))
+        if (gpunvme_clock_ns() > deadline)
+            return GPUNVME_ERR_TIMEOUT;
+    t[3] = (uint64_t)clock64();
+    err = gpunvme_dev_queue_test(q, place.ticket, &c);
+    t[4] = (uint64_t)clock64();
+    for (int i = 0; i < NSTEPS; i++)
+        took[i] = (uint32_t)(t[i + 1] - t[i]);
+    return err ? err : gpunvme_dev_result(c.status);
+}
+
+static __global__ void reads_by_steps(const __grid_constant__ struct gpunvme_dev_ns ns,
+                                      const __grid_constant__ struct gpunvme_dev_buf buf,
+                                      uint32_t nlb, uint32_t count, uint64_t seed,
+                                      struct times *times)
+{
+    uint64_t t0 = gpunvme_clock_ns(), c0 = (uint64_t)clock64(), errors = 0;
+
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t took[NSTEPS] = {0, 0, 0, 0};
+
+        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        errors += read_by_steps(&ns, &buf, (seed >> 33) % (ns.nblocks / nlb) * nlb, nlb, took) != 0;
+        times->each[i] = took[0] + took[1] + took[2] + took[3];
+        for (int k = 0; k < NSTEPS; k++)
+            times->step[k][i] = took[k];
+    }
+    times->errors = errors;
+    times->cycles = (uint64_t)clock64() - c0;
+    times->ns = gpunvme_clock_ns() - t0;
+}
+
 static struct mailbox *box;
 static uint32_t stop;
 
@@ -126,14 +188,14 @@ static void wait_for(cudaEvent_t event)
     must(e == cudaErrorNotReady ? cudaErrorLaunchTimeout : e, "the kernel");
 }
 
-/* The median wait in ns. */
-static double median_ns(const struct times *t)
+/* The median of n times in cycles, in ns. */
+static double median_ns(const struct times *t, const uint32_t *each)
 {
     static double values[MAX_N];
     double per_cycle = (double)t->ns / (double)t->cycles;
 
     for (uint64_t i = 0; i < n; i++)
-        values[i] = t->each[i] * per_cycle;
+        values[i] = each[i] * per_cycle;
     return rig_median(values, (unsigned)n);
 }
 
@@ -145,7 +207,7 @@ struct lab {
     cudaEvent_t end;
     uint32_t nlb;
     uint64_t errors, violations;
-    double round[MAX_RUNS], read[MAX_RUNS], ratio[MAX_RUNS];
+    double round[MAX_RUNS], read[MAX_RUNS], ratio[MAX_RUNS], step[NSTEPS][MAX_RUNS];
 };
 
 static void lab_open(struct lab *l)
@@ -179,11 +241,11 @@ static void lab_close(struct lab *l)
     cudaStreamDestroy(l->stream);
 }
 
+static struct times seen; /* what the last kernel told */
+
 /* Waits for the kernel that was started: the median of what it timed. */
 static double finish(struct lab *l)
 {
-    static struct times seen;
-
     must(cudaGetLastError(), "launch");
     must(cudaEventRecord(l->end, l->stream), "event");
     wait_for(l->end);
@@ -191,7 +253,7 @@ static double finish(struct lab *l)
         gpunvme_mem_copy(&seen, GPUNVME_MEM_HOST, l->times.gpu, GPUNVME_MEM_GPU, sizeof(seen)),
         "the times");
     l->errors += seen.errors;
-    return median_ns(&seen);
+    return median_ns(&seen, seen.each);
 }
 
 static double time_round_trips(struct lab *l, uint32_t first)
@@ -217,6 +279,27 @@ static double time_reads(struct lab *l, uint64_t seed)
     return finish(l);
 }
 
+static void time_steps(struct lab *l, uint64_t seed, uint64_t at)
+{
+    reads_by_steps<<<1, 1, 0, l->stream>>>(l->rig.drives[0].handle, l->rig.drives[0].view, l->nlb,
+                                           (uint32_t)n, seed, (struct times *)l->times.gpu);
+    finish(l);
+    for (int k = 0; k < NSTEPS; k++)
+        l->step[k][at] = median_ns(&seen, seen.step[k]);
+}
+
+static void print_steps(struct lab *l)
+{
+    static const char *const names[NSTEPS] = {"reserve_ns", "submit_ns", "completion_ns",
+                                              "result_ns"};
+
+    for (int k = 0; k < NSTEPS; k++) {
+        printf(",\n ");
+        rig_print_stat(names[k], l->step[k], (unsigned)runs);
+        fprintf(stderr, "  %s %.0f\n", names[k], rig_median(l->step[k], (unsigned)runs));
+    }
+}
+
 static void print(struct lab *l)
 {
     printf("{\"benchmark\": \"gpu_latency\", \"label\": \"%s\", \"uri\": \"%s\", \"tier\": %d, "
@@ -230,6 +313,8 @@ static void print(struct lab *l)
     rig_print_stat("read_ns", l->read, (unsigned)runs);
     printf(",\n ");
     rig_print_stat("ratio", l->ratio, (unsigned)runs);
+    if (steps)
+        print_steps(l);
     printf("}\n");
     fprintf(stderr,
             "tier %d, %llu bytes: read %.0f ns, of which the model %llu; round trip %.0f ns; "
@@ -256,6 +341,8 @@ int main(int argc, char **argv)
         l.round[at] = time_round_trips(&l, (uint32_t)(i * n) + 1);
         l.read[at] = time_reads(&l, i + 1);
         l.ratio[at] = (l.read[at] - (double)model) / l.round[at];
+        if (steps)
+            time_steps(&l, i + 1, at);
     }
     l.violations = rig_violations(&l.rig);
     print(&l);

@@ -109,6 +109,9 @@ enum gpunvme_reaper {
 /* How often a warp that waits looks at the completion queue while it has it. */
 #define GPUNVME_DEV_LOOKS 16u
 
+/* How often a warp rings for others, one after the other, before it goes on with its own. */
+#define GPUNVME_DEV_RINGS 64u
+
 /* How many runs of slots a warp looks at for free ones. */
 #define GPUNVME_DEV_RUNS (GPUNVME_WARP_LANES > 1 ? 6u : 64u)
 
@@ -346,8 +349,7 @@ struct gpunvme_dev_place {
     uint32_t published; /* private: `published` when the doorbell was asked for */
 };
 
-GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t from,
-                                          uint32_t pos);
+GPUNVME_FN void gpunvme_dev_queue_help(struct gpunvme_dev_queue *q, uint32_t mask);
 
 /* Takes positions for the lanes `in`, which have claimed slots, and asks for the doorbell. */
 GPUNVME_FN uint32_t gpunvme_dev_queue_place(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t in,
@@ -369,9 +371,10 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_place(struct gpunvme_dev_queue *q, uint32_
         closed = (pos & GPUNVME_QPAIR_CLOSED) != 0;
         /* The reset may be over since the position was asked for: others that were kept from the
          * doorbell meanwhile rely on whoever lets go of it. */
-        if (closed && !(place->published & GPUNVME_DEV_QUEUE_LOCKED))
-            gpunvme_dev_queue_publish(gpunvme_dev_home(q), UINT32_C(1) << gpunvme_warp_lane(),
-                                      place->published >> 1, place->published >> 1);
+        if (closed && !(place->published & GPUNVME_DEV_QUEUE_LOCKED)) {
+            gpunvme_exchange32_gpu(&gpunvme_dev_home(q)->published, place->published);
+            gpunvme_dev_queue_help(gpunvme_dev_home(q), UINT32_C(1) << gpunvme_warp_lane());
+        }
     }
     if (gpunvme_warp_ballot(mask, closed != 0)) {
         if (is_in)
@@ -497,7 +500,8 @@ GPUNVME_FN void gpunvme_dev_queue_ring(struct gpunvme_dev_queue *q,
  * The holder of the doorbell rings for all positions from `from` up to `pos`, and lets go. Then it
  * looks for marks behind: one that was set before it let go, by a warp that did not get the
  * doorbell, is one that it sees, and rings for. (The exchange that failed and the one that lets go
- * are ordered; both are acquire and release.)
+ * are ordered; both are acquire and release.) After many rounds it leaves what is behind to the
+ * next who submits or waits: under endless load it would ring for others for ever.
  */
 GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t from,
                                           uint32_t pos)
@@ -505,7 +509,7 @@ GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t 
     uint32_t leader = gpunvme_warp_leader(mask), is_leader = gpunvme_warp_lane() == leader;
     uint32_t word = 0;
 
-    for (;;) {
+    for (uint32_t rounds = 1;; rounds++) {
         struct gpunvme_doorbell bell = gpunvme_dev_home(q)->sq_doorbell; /* ahead of the fence */
         int more = 0;
 
@@ -517,7 +521,7 @@ GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t 
             if (pos != from)
                 gpunvme_dev_queue_ring(q, &bell, pos);
             gpunvme_exchange32_gpu(&gpunvme_dev_home(q)->published, pos << 1);
-            more = gpunvme_dev_queue_is_ready(q, pos);
+            more = rounds < GPUNVME_DEV_RINGS && gpunvme_dev_queue_is_ready(q, pos);
             if (more)
                 word = gpunvme_fetch_or32_gpu(&gpunvme_dev_home(q)->published,
                                               GPUNVME_DEV_QUEUE_LOCKED);
@@ -528,6 +532,29 @@ GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t 
         from = gpunvme_warp_shfl32(mask, word, leader) >> 1;
         pos = gpunvme_dev_queue_skip_ready(q, mask, from);
     }
+}
+
+/*
+ * Rings for what is marked and nobody has rung for, as a holder of the doorbell may leave it. Not
+ * in a closed queue: the controller may not have it any more. (Who is kept from the doorbell and
+ * relies on this has found the queue open, so this finds it open as well.)
+ */
+GPUNVME_FN void gpunvme_dev_queue_help(struct gpunvme_dev_queue *q, uint32_t mask)
+{
+    uint32_t leader = gpunvme_warp_leader(mask), word = GPUNVME_DEV_QUEUE_LOCKED;
+
+    if (gpunvme_warp_lane() == leader) {
+        word = gpunvme_load_relaxed32(&q->published);
+        if (!(word & GPUNVME_DEV_QUEUE_LOCKED))
+            word = gpunvme_dev_queue_is_ready(q, word >> 1) &&
+                           !(gpunvme_load_relaxed64(&q->reserved) & GPUNVME_QPAIR_CLOSED)
+                       ? gpunvme_fetch_or32_gpu(&q->published, GPUNVME_DEV_QUEUE_LOCKED)
+                       : GPUNVME_DEV_QUEUE_LOCKED;
+    }
+    word = gpunvme_warp_shfl32(mask, word, leader);
+    if (!(word & GPUNVME_DEV_QUEUE_LOCKED))
+        gpunvme_dev_queue_publish(q, mask, word >> 1,
+                                  gpunvme_dev_queue_skip_ready(q, mask, word >> 1));
 }
 
 /*

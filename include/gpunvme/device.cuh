@@ -33,9 +33,10 @@
  *   ABORTED, CLOSED           a reset ended the command; the queue is closed for one
  *   TIMEOUT                   no completion within the deadline, or no room in the queue
  *
- * Deadlines are of each command, from when it was first looked at (a transfer may be many); 0 is
- * the namespace's own, UINT64_MAX none. They end a wait up to some milliseconds late, because the
- * clock is read at each 32nd turn, and in lanes that call together when all are through.
+ * Deadlines are of each command (a transfer may be many), from when it was first looked at: one for
+ * room in the queue, and once there was room another one for the command. 0 is the namespace's own,
+ * UINT64_MAX none. They end a wait up to some milliseconds late, because the clock is read at each
+ * 32nd turn. Lanes that call together return together, but what is late is given up at once.
  * After a TIMEOUT of a command the host has been asked to look (`alarm`), and the buffer must be
  * left alone: the controller may still use it until gpunvme_device_recover(). A TIMEOUT for want of
  * room asks nobody.
@@ -385,6 +386,7 @@ GPUNVME_FN int gpunvme_dev_turn_for(struct gpunvme_dev_spin *s, const struct gpu
         gpunvme_relax();
     if (++s->turn % 32)
         return 0;
+    gpunvme_dev_queue_help(q, mask);
 #if !defined(__CUDA_ARCH__)
     sched_yield(); /* there may be more threads than processors, the controller's among them */
 #endif
@@ -515,6 +517,8 @@ GPUNVME_FN int gpunvme_dev_run(const struct gpunvme_dev_ns *ns, struct gpunvme_d
 
         if (state == GPUNVME_DEV_READY) {
             err = gpunvme_dev_job_send(ns, q, lanes, op, job, buf, &ticket);
+            if (!err)
+                spin.deadline = 0; /* it was for a slot */
             state = !err                       ? GPUNVME_DEV_IN_FLIGHT
                     : err == GPUNVME_ERR_AGAIN ? GPUNVME_DEV_READY
                                                : GPUNVME_DEV_IDLE;
@@ -586,12 +590,13 @@ GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme
             return gpunvme_dev_result(own.c.status);
         if (sent > 0 && err == GPUNVME_ERR_AGAIN)
             err = gpunvme_dev_finish(q, ticket, keep || GPUNVME_DEV_END_TOGETHER);
+        /* At once: the alarm is what ends the others' waits, whatever their deadlines are. */
         if (late && sent >= 0 && err == GPUNVME_ERR_AGAIN)
-            err = GPUNVME_ERR_TIMEOUT;
+            err = gpunvme_dev_give_up(ns, q, sent > 0, ticket, keep || GPUNVME_DEV_END_TOGETHER);
     } while (gpunvme_warp_ballot(mask, sent > 0 && err == GPUNVME_ERR_AGAIN));
     if (GPUNVME_DEV_END_TOGETHER && !keep && sent > 0 && gpunvme_dev_is_completion(err))
         gpunvme_dev_queue_end(q, ticket);
-    return err == GPUNVME_ERR_TIMEOUT ? gpunvme_dev_give_up(ns, q, sent > 0, ticket, keep) : err;
+    return err;
 }
 
 /* What the lanes want at their `tries`th try: see GPUNVME_DEV_GROUP. */
@@ -651,6 +656,8 @@ GPUNVME_FN int gpunvme_dev_command(const struct gpunvme_dev_ns *ns, struct gpunv
             err = gpunvme_dev_send(ns, q, lanes, gpunvme_dev_wants(q, lanes, tries), op, slba, nlb,
                                    buf, off, &ticket);
             sent = !err ? 1 : err == GPUNVME_ERR_AGAIN ? 0 : -1;
+            if (sent > 0)
+                spin.deadline = 0; /* it was for a slot */
         }
         if (GPUNVME_DEV_GROUP && !gpunvme_warp_ballot(mask, sent > 0) &&
             gpunvme_dev_rest(&spin, ns, q, mask, tries, timeout_ns) && !sent) {
@@ -736,6 +743,8 @@ GPUNVME_FN int gpunvme_dev_fetch(const struct gpunvme_dev_ns *ns, struct gpunvme
             err = gpunvme_dev_send(ns, q, lanes, gpunvme_dev_any(), GPUNVME_CMD_READ, slba, 1, 0, 0,
                                    &mine);
             sent = !err ? 1 : err == GPUNVME_ERR_AGAIN ? 0 : -1;
+            if (sent > 0)
+                spin.deadline = 0; /* it was for a slot */
         }
         waited = gpunvme_dev_await(ns, q, mask, sent, mine, 1, &spin, timeout_ns);
         if (sent > 0 && !waited && to)
@@ -810,6 +819,8 @@ GPUNVME_FN int gpunvme_dev_write_part(const struct gpunvme_dev_ns *ns, struct gp
     int err = q->mask < 2 ? GPUNVME_ERR_LIMIT : GPUNVME_ERR_AGAIN;
 
     gpunvme_dev_spin_init(&spin);
+    spin.turn = 31;
+    (void)gpunvme_dev_turn(&spin, ns, q, mask, timeout_ns); /* the time for a place begins */
     while (gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN)) {
         int late;
 
@@ -817,6 +828,7 @@ GPUNVME_FN int gpunvme_dev_write_part(const struct gpunvme_dev_ns *ns, struct gp
             err = gpunvme_dev_change_block(ns, q, op, slba, in, nbytes, from, timeout_ns);
             gpunvme_fetch_add64_relaxed_gpu(&q->holders, ~UINT64_C(0));
         }
+        spin.turn |= 31; /* the clock is read: a turn may have been a whole deadline of others */
         late = gpunvme_dev_turn(&spin, ns, q, mask, timeout_ns);
         if (late && err == GPUNVME_ERR_AGAIN)
             err = GPUNVME_ERR_TIMEOUT;

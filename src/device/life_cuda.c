@@ -113,12 +113,12 @@ static gpunvme_err_t start(struct life_gpu *life, const struct life_order *order
 }
 
 /*
- * An order that was given up, but had begun: a queue that it froze after all is opened again, since
- * whoever gave the order believes that it is not. All other orders may be carried out twice.
+ * An order that was given up, but had begun: a queue that it froze after all is let go again, since
+ * whoever gave the order believes that it is not frozen. All other orders may be carried out twice.
  */
 static gpunvme_err_t clear_doubt(struct life_gpu *life)
 {
-    struct life_order thaw = {.queue = life->last.queue, .op = LIFE_THAW};
+    struct life_order let_go = {.queue = life->last.queue, .op = LIFE_LET_GO};
     gpunvme_err_t err;
 
     if (!life->in_doubt)
@@ -126,7 +126,7 @@ static gpunvme_err_t clear_doubt(struct life_gpu *life)
     err = wait_for(life, 0);
     if (!err && life->last.op == LIFE_FREEZE && mailbox(life)->result.is_done &&
         !mailbox(life)->result.stuck) {
-        err = start(life, &thaw);
+        err = start(life, &let_go);
         if (!err)
             err = wait_for(life, START_NS);
     }

@@ -38,6 +38,9 @@ GPUNVME_FN void life_begin(const struct life_order *order, struct life_shared *s
     case LIFE_THAW:
         queue_thaw(q);
         break;
+    case LIFE_LET_GO:
+        queue_let_go(q);
+        break;
     case LIFE_SETTLE:
         if (!q->mirror)
             life_reap(q);
@@ -60,7 +63,8 @@ GPUNVME_FN void life_look_at_slots(const struct life_order *order, struct life_s
             continue;
         if (order->op == LIFE_RECLAIM)
             queue_free_slot(&q->slots[i]);
-        else if (!(word & GPUNVME_SLOT_DONE))
+        else if (!(word & GPUNVME_SLOT_DONE) &&
+                 (order->op == LIFE_SETTLE || word & GPUNVME_DEV_SLOT_ABANDONED))
             gpunvme_fetch_add64(&s->in_flight, 1);
     }
 }
@@ -73,7 +77,7 @@ GPUNVME_FN void life_middle(const struct life_order *order, struct life_shared *
         queue_fail(order->queue, order->status, me, n);
         queue_rewind_rings(order->queue, me, n);
     }
-    if (order->op == LIFE_SETTLE || order->op == LIFE_RECLAIM)
+    if (order->op == LIFE_SETTLE || order->op == LIFE_RECLAIM || order->op == LIFE_COUNT_ABANDONED)
         life_look_at_slots(order, s, me, n);
 }
 

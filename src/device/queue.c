@@ -224,7 +224,7 @@ static gpunvme_err_t freeze(void *q_, uint64_t deadline_ns)
         return err;
     err = device_mirror_freeze(q, deadline_ns);
     if (err) {
-        order.op = LIFE_THAW;
+        order.op = LIFE_LET_GO;
         (void)life_run(q->dev->life, &order, NULL);
     }
     return err;

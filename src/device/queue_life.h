@@ -127,6 +127,16 @@ GPUNVME_FN void queue_rewind_rings(struct gpunvme_dev_queue *q, uint32_t me, uin
     }
 }
 
+/*
+ * Takes back a freeze, of a queue that is left out of the reset: it stays closed, so that nobody
+ * rings doorbells that the controller will not have, and can be frozen again.
+ */
+GPUNVME_FN void queue_let_go(struct gpunvme_dev_queue *q)
+{
+    gpunvme_fetch_and32(&q->cq_head, ~GPUNVME_DEV_QUEUE_LOCKED);
+    gpunvme_fetch_and32(&q->published, ~GPUNVME_DEV_QUEUE_LOCKED);
+}
+
 /* Opens a queue that was frozen. */
 GPUNVME_FN void queue_thaw(struct gpunvme_dev_queue *q)
 {

@@ -19,14 +19,32 @@ static uint32_t *alarm_of(const struct gpunvme_device *dev)
 }
 
 /*
+ * Whether a command is in flight that its thread has given up. If not, the one that the alarm was
+ * raised for has ended meanwhile, by itself or by a reset: another reset would only end what others
+ * have submitted since. Where it can't be known there may be one.
+ */
+static bool is_one_late(struct gpunvme_device *dev)
+{
+    for (uint32_t i = 0; i < dev->nqueues; i++) {
+        struct life_order order = {.queue = dev->queues[i].words, .op = LIFE_COUNT_ABANDONED};
+        struct life_result result = {0};
+
+        if (life_run(dev->life, &order, &result) || result.in_flight)
+            return true;
+    }
+    return false;
+}
+
+/*
  * Alarms raised before the reset, and until it is over, are answered by it. One that comes just
  * before the second store is lost: its thread does not wait any more, and recover finds its slot.
  */
 static void answer_alarm(struct gpunvme_device *dev)
 {
     gpunvme_store_release32(alarm_of(dev), 0);
-    if (gpunvme_ctrl_check(dev->ctrl) == GPUNVME_OK)
-        (void)nvme_recover(dev->ctrl); /* what comes of it, waits and recover tell */
+    if (gpunvme_ctrl_check(dev->ctrl) != GPUNVME_OK || !is_one_late(dev))
+        return;
+    (void)nvme_recover(dev->ctrl); /* what comes of it, waits and recover tell */
     gpunvme_store_release32(alarm_of(dev), 0);
 }
 

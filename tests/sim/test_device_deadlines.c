@@ -5,7 +5,13 @@
  */
 #include <sched.h>
 
-/* device.cuh yields at every 32nd turn, just before it reads the clock. */
+#include "gpunvme/atomics.h"
+
+/* device.cuh rests in every turn in vain, */
+static void rest(void);
+#define gpunvme_relax rest
+
+/* and yields at every 32nd turn, just before it reads the clock. */
 static int yield(void);
 #define sched_yield yield
 
@@ -14,16 +20,36 @@ static int yield(void);
 static struct {
     struct gpunvme_dev_queue *queue; /* NULL: only yields */
     unsigned turns, reap_at;         /* yields since, and the one from which on completions come */
+    struct gpunvme_dev_queue *full;  /* all slots are taken; NULL: not so */
+    unsigned rests, free_at;         /* rests since, and the one at which there is room */
+    unsigned done_at;                /* and the one at which completions come */
 } hook;
 
 #undef sched_yield
-static int yield(void)
+#undef gpunvme_relax
+/* Takes completions as soon as there are any. */
+static void reap_some(struct gpunvme_dev_queue *q)
 {
     uint64_t until = gpunvme_clock_ns() + 10000 * MS;
 
+    while (!gpunvme_dev_queue_reap(q, 1, 1) && gpunvme_clock_ns() < until)
+        sched_yield();
+}
+
+static void rest(void)
+{
+    if (!hook.full)
+        return;
+    if (++hook.rests == hook.free_at)
+        gpunvme_dev_slot_unclaim(hook.full, hook.full->slots[1].word | 1);
+    if (hook.rests == hook.done_at)
+        reap_some(hook.full);
+}
+
+static int yield(void)
+{
     if (hook.queue && ++hook.turns >= hook.reap_at)
-        while (!gpunvme_dev_queue_reap(hook.queue, 1, 1) && gpunvme_clock_ns() < until)
-            sched_yield();
+        reap_some(hook.queue);
     return 0;
 }
 
@@ -61,6 +87,32 @@ static void a_command_that_ends_at_its_deadline_does_not_end_the_transfer(void *
     fixture_close_late(&f);
 }
 
+/* It waits for room until the clock has been read once, and for its completion likewise. */
+static void waiting_for_room_takes_nothing_from_the_commands_deadline(void **state)
+{
+    struct dev_rig_opts opts;
+    struct fixture f;
+    uint64_t ticket;
+
+    (void)state;
+    dev_rig_opts_init(&opts);
+    opts.reaper = GPUNVME_REAPER_WARP;
+    opts.entries = 4;
+    fixture_open(&f, "sim:size=1M", &opts);
+    for (uint32_t i = 1; i < 4; i++)
+        assert_true(gpunvme_dev_slot_take(f.ns.queues, i, &ticket));
+    hook.full = f.ns.queues;
+    hook.rests = 0;
+    hook.free_at = 50;
+    hook.done_at = 80; /* after the 64th turn, before the 96th */
+    assert_err(gpunvme_dev_read(&f.ns, 0, 1, &f.buf, 0, 1), GPUNVME_OK);
+    hook.full = NULL;
+    assert_false(dev_rig_alarmed(&f.rig));
+    for (uint32_t i = 2; i < 4; i++)
+        gpunvme_dev_slot_unclaim(f.ns.queues, f.ns.queues->slots[i].word | i);
+    fixture_close(&f);
+}
+
 /* Deadlines are sums with the clock. */
 static void the_longest_deadline_is_not_over_at_once(void **state)
 {
@@ -79,6 +131,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_command_that_ends_at_its_deadline_does_not_end_the_transfer),
+        cmocka_unit_test(waiting_for_room_takes_nothing_from_the_commands_deadline),
         cmocka_unit_test(the_longest_deadline_is_not_over_at_once),
     };
 

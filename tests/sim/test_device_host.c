@@ -5,8 +5,8 @@
  */
 #include <pthread.h>
 
+#include "device/internal.h"
 #include "driver.h"
-#include "gpunvme/device.h"
 #include "no_gpu.h"
 
 #define SECOND   UINT64_C(1000000000)
@@ -639,6 +639,46 @@ static void a_queue_out_of_reach_is_left_out_of_a_reset_and_readmitted(void **st
     rig_close(&r);
 }
 
+/* The thread that reaps stands still in the middle of it. */
+static void a_queue_whose_reaper_does_not_leave_is_left_out_and_closed(void **state)
+{
+    struct gpunvme_dev_place place;
+    struct rig r;
+    int err;
+
+    (void)state;
+    rig_open_small(&r, "sim:size=1M", GPUNVME_REAPER_CPU);
+    while (gpunvme_exchange32(&r.dev->queues[0].reaped.cq_lock, 1))
+        ;
+    assert_ok(gpunvme_ctrl_reset(r.ctrl));
+    assert_int_equal(gpunvme_dev_queue_reserve(&r.handle.queues[0], 1, 1, &place, &err), 0);
+    assert_int_equal(err, GPUNVME_ERR_CLOSED); /* not rung for: the controller has it no more */
+    gpunvme_exchange32(&r.dev->queues[0].reaped.cq_lock, 0);
+    assert_recovers(&r);
+    rig_close(&r);
+}
+
+/* As by a thread that was kept waiting between the end of its patience and the alarm. */
+static void an_alarm_for_a_command_that_has_ended_resets_nothing(void **state)
+{
+    struct gpunvme_device_info info;
+    struct rig r;
+
+    (void)state;
+    rig_open_small(&r, "sim:size=1M", GPUNVME_REAPER_WAITERS);
+    for (unsigned i = 0; i < 3; i++) {
+        gpunvme_store_release32(r.handle.alarm, 1);
+        for (unsigned k = 0; k < 1000 && gpunvme_load_acquire32(r.handle.alarm); k++)
+            wait_ms(1);
+        assert_int_equal(gpunvme_load_acquire32(r.handle.alarm), 0);
+        wait_ms(10);
+    }
+    gpunvme_device_get_info(r.dev, &info);
+    assert_int_equal(info.recoveries, 0);
+    assert_kernel_works(&r);
+    rig_close(&r);
+}
+
 /* The reset that recovery itself needs leaves one out: the queues are not good then. */
 static void recovery_does_not_call_a_queue_good_that_was_left_out(void **state)
 {
@@ -733,6 +773,8 @@ int main(void)
         cmocka_unit_test(recovery_resets_the_controller_for_commands_that_do_not_end),
         cmocka_unit_test(closing_with_commands_in_flight_frees_everything),
         cmocka_unit_test(a_queue_out_of_reach_is_left_out_of_a_reset_and_readmitted),
+        cmocka_unit_test(a_queue_whose_reaper_does_not_leave_is_left_out_and_closed),
+        cmocka_unit_test(an_alarm_for_a_command_that_has_ended_resets_nothing),
         cmocka_unit_test(recovery_does_not_call_a_queue_good_that_was_left_out),
         cmocka_unit_test(a_command_that_is_not_submitted_yet_outlives_a_reset),
         cmocka_unit_test(a_controller_that_must_not_be_reset_says_so),

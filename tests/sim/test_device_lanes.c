@@ -261,6 +261,82 @@ static void a_lane_that_is_through_raises_no_alarm(void **state)
     warp_close(&w);
 }
 
+/* --- a controller that answers no more ---------------------------------------------------------
+ */
+
+/* On a device whose queues resets know, and that has somebody who looks at alarms. */
+static void warp_open_device(struct warp *w, const char *uri, uint32_t entries, uint64_t seed,
+                             struct gpunvme_device **dev)
+{
+    struct gpunvme_device_opts opts;
+
+    warp_open(w, uri, entries, seed);
+    assert_ok(dev_rig_close(&w->f.rig));
+    memset(&w->f.rig, 0, sizeof(w->f.rig));
+    gpunvme_device_opts_init(&opts);
+    opts.queues = 1;
+    opts.entries = entries;
+    assert_ok(gpunvme_device_open(w->f.d.ctrl, &opts, dev));
+    assert_ok(gpunvme_device_ns(*dev, w->f.d.ns, &w->f.ns));
+}
+
+static int read_first_block(struct warp *w, uint32_t lane, unsigned round)
+{
+    int err = gpunvme_dev_read(&w->f.ns, 0, 1, &w->f.buf, lane * PER_LANE, w->timeout_ns[lane]);
+
+    (void)round;
+    return err == GPUNVME_ERR_TIMEOUT || err == GPUNVME_ERR_ABORTED ? (int)GPUNVME_OK : err;
+}
+
+/* The first lane alone has a deadline: what it raises ends the waits of all. */
+static void one_lane_with_a_deadline_frees_those_without(void **state)
+{
+    struct gpunvme_device *dev;
+    struct warp w;
+
+    (void)state;
+    warp_open_device(&w, "sim:size=1M,fault=lose:read:lba=0", 16, 7, &dev);
+    for (uint32_t i = 0; i < LANES; i++)
+        w.timeout_ns[i] = i ? UINT64_MAX : 50 * MS;
+    warp_run(&w, read_first_block, 1);
+    for (uint32_t i = 0; i < LANES; i++)
+        assert_int_equal(w.last[i], 0);
+    assert_ok(gpunvme_device_recover(dev));
+    assert_ok(gpunvme_device_close(dev));
+    fixture_close(&w.f);
+}
+
+static int change_first_block(struct warp *w, uint32_t lane, unsigned round)
+{
+    int err;
+
+    (void)round;
+    memset(w->f.bytes + lane * PER_LANE, 1, 8);
+    err = gpunvme_dev_write_bytes(&w->f.ns, 100, 8, &w->f.buf, lane * PER_LANE, 0,
+                                  w->timeout_ns[lane]);
+    return err == GPUNVME_ERR_TIMEOUT ? (int)GPUNVME_OK : err;
+}
+
+/* There is one place. Who waited for it until its own deadline does not try for another one. */
+static void lanes_do_not_wait_for_each_others_deadlines(void **state)
+{
+    struct gpunvme_dev_queue *q;
+    struct warp w;
+
+    (void)state;
+    warp_open(&w, "sim:size=1M,fault=lose:read:lba=0", 16, 8);
+    q = w.f.ns.queues;
+    q->holders = q->mask / 2 - 1;
+    for (uint32_t i = 0; i < LANES; i++)
+        w.timeout_ns[i] = 200 * MS;
+    warp_run(&w, change_first_block, 1);
+    for (uint32_t i = 0; i < LANES; i++)
+        assert_int_equal(w.last[i], 0);
+    assert_int_equal(q->reserved, 1);
+    assert_int_equal(q->holders, q->mask / 2 - 1);
+    fixture_close(&w.f);
+}
+
 /* --- resets ----------------------------------------------------------------------------------- */
 
 /* Bytes or blocks, by lanes of two groups; errors are those of a reset. */
@@ -289,20 +365,12 @@ static void *reset_now_and_then(void *w_)
 
 static void lanes_get_on_through_resets(void **state)
 {
-    struct gpunvme_device_opts opts;
     struct gpunvme_device *dev;
     pthread_t resetter;
     struct warp w;
 
     (void)state;
-    warp_open(&w, "sim:size=1M,latency=200us", 4, 5);
-    assert_ok(dev_rig_close(&w.f.rig)); /* the queue is to be one that resets know */
-    memset(&w.f.rig, 0, sizeof(w.f.rig));
-    gpunvme_device_opts_init(&opts);
-    opts.queues = 1;
-    opts.entries = 8;
-    assert_ok(gpunvme_device_open(w.f.d.ctrl, &opts, &dev));
-    assert_ok(gpunvme_device_ns(dev, w.f.d.ns, &w.f.ns));
+    warp_open_device(&w, "sim:size=1M,latency=200us", 8, 5, &dev);
     for (uint32_t i = 0; i < LANES; i++)
         w.group_of[i] = i < 3 ? 0x07 : 0xf8;
     assert_int_equal(pthread_create(&resetter, NULL, reset_now_and_then, &w), 0);
@@ -329,6 +397,8 @@ int main(void)
         cmocka_unit_test(lanes_that_change_blocks_share_three_slots),
         cmocka_unit_test(parts_of_a_warp_do_different_things),
         cmocka_unit_test(a_lane_that_is_through_raises_no_alarm),
+        cmocka_unit_test(one_lane_with_a_deadline_frees_those_without),
+        cmocka_unit_test(lanes_do_not_wait_for_each_others_deadlines),
         cmocka_unit_test(lanes_get_on_through_resets),
     };
 

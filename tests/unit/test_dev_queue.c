@@ -44,6 +44,7 @@ struct fixture {
     struct gpunvme_slot mirror[2 * ENTRIES];
     uint32_t doorbells[2];
     uint64_t posted; /* completions written by the device */
+    uint32_t rings;  /* mark_next() */
 };
 
 static int setup(void **state)
@@ -235,6 +236,50 @@ static void the_doorbell_stops_at_the_first_gap(void **state)
     fill(f, &p[1], 0);
     assert_int_equal(f->doorbells[0], 0);
     fill(f, &p[0], 0);
+    assert_int_equal(f->doorbells[0], 2);
+    assert_int_equal(f->q.published, 2 << 1);
+}
+
+/* As others would that submit all the time: there is a mark behind each position that is rung for.
+ */
+static void mark_next(void *f_, uint32_t offset, uint32_t value)
+{
+    struct fixture *f = f_;
+    uint32_t pos = ++f->rings;
+
+    (void)offset;
+    assert_int_equal(value, pos & f->q.mask);
+    f->q.ready[pos & f->q.mask] = gpunvme_dev_queue_lap(&f->q, pos);
+}
+
+static void a_holder_leaves_endless_marks_to_who_waits(void **state)
+{
+    struct fixture *f = *state;
+
+    f->q.sq_doorbell.mmio = NULL;
+    f->q.ring = mark_next;
+    f->q.ring_arg = f;
+    submit(f, 0);
+    assert_int_equal(f->rings, GPUNVME_DEV_RINGS);
+    assert_false(f->q.published & GPUNVME_DEV_QUEUE_LOCKED);
+    gpunvme_dev_queue_help(&f->q, 1);
+    assert_int_equal(f->rings, 2 * GPUNVME_DEV_RINGS);
+}
+
+static void who_waits_rings_for_what_was_left(void **state)
+{
+    struct fixture *f = *state;
+    struct gpunvme_dev_place p[2];
+
+    f->q.published |= GPUNVME_DEV_QUEUE_LOCKED; /* by another, who leaves both marks behind */
+    reserve(f, &p[0]);
+    reserve(f, &p[1]);
+    fill(f, &p[0], 0);
+    fill(f, &p[1], 0);
+    gpunvme_dev_queue_help(&f->q, 1);
+    assert_int_equal(f->doorbells[0], 0);
+    f->q.published &= ~GPUNVME_DEV_QUEUE_LOCKED;
+    gpunvme_dev_queue_help(&f->q, 1);
     assert_int_equal(f->doorbells[0], 2);
     assert_int_equal(f->q.published, 2 << 1);
 }
@@ -443,6 +488,28 @@ static void completions_of_nothing_do_not_keep_a_reset_off(void **state)
     assert_int_equal(f->q.reserved, ENTRIES);
 }
 
+/* The controller has the queue no more: neither those who come nor those who wait may ring for it.
+ */
+static void a_queue_that_is_let_go_stays_closed(void **state)
+{
+    struct fixture *f = *state;
+    struct gpunvme_dev_place p;
+    int err;
+
+    f->q.published |= GPUNVME_DEV_QUEUE_LOCKED; /* by another, who leaves the mark behind */
+    submit(f, 0);
+    f->q.published = 0;
+    freeze(f);
+    queue_let_go(&f->q);
+    assert_int_equal(gpunvme_dev_queue_reserve(&f->q, 1, 2, &p, &err), 0);
+    assert_int_equal(err, GPUNVME_ERR_CLOSED);
+    gpunvme_dev_queue_help(&f->q, 1);
+    assert_int_equal(f->doorbells[0], 0);
+    reset(f); /* it can be frozen again, and is as good as new */
+    submit(f, 1);
+    assert_int_equal(f->doorbells[0], 1);
+}
+
 /* What the reset has seen of the slot is no longer so. */
 static void a_slot_abandoned_during_a_reset_is_given_back(void **state)
 {
@@ -576,6 +643,8 @@ int main(void)
         TEST(an_entry_is_whole_when_the_doorbell_rings),
         TEST(the_holder_rings_for_marks_behind_it),
         TEST(the_doorbell_stops_at_the_first_gap),
+        TEST(a_holder_leaves_endless_marks_to_who_waits),
+        TEST(who_waits_rings_for_what_was_left),
         cmocka_unit_test(whoever_rings_has_the_entries_of_others),
         TEST(a_ticket_ends_once),
         TEST(a_command_id_that_is_not_in_flight_is_counted),
@@ -587,6 +656,7 @@ int main(void)
         TEST(a_slot_claimed_before_a_reset_serves_after_it),
         TEST(a_slot_claimed_while_frozen_serves_after_the_reset),
         TEST(completions_of_nothing_do_not_keep_a_reset_off),
+        TEST(a_queue_that_is_let_go_stays_closed),
         TEST(a_slot_abandoned_during_a_reset_is_given_back),
         TEST(a_slot_given_back_during_a_reset_stays_free),
         TEST(who_is_inside_submit_keeps_the_queue_from_freezing),

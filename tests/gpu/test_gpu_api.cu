@@ -9,9 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "gpu/gpu_test.h"
 #include "gpunvme/device.cuh"
-#include "gpunvme/memory.h"
-#include "gpunvme/sim.h"
 
 #define BLOCKS  2u
 #define THREADS 80u /* two warps and a half */
@@ -239,32 +238,10 @@ struct rig {
     struct gpunvme_dev_buf view;
 };
 
-static int failures;
-
-static int check(gpunvme_err_t err, const char *what)
+static void fill_pattern(void *bytes, size_t nbytes)
 {
-    if (err) {
-        fprintf(stderr, "%s: %s: %s\n", what, gpunvme_err_name(err), gpunvme_err_detail());
-        failures++;
-    }
-    return err != 0;
-}
-
-static gpunvme_err_t write_pattern(struct rig *r)
-{
-    struct gpunvme_buf buf;
-    struct gpunvme_ioq *ioq;
-    gpunvme_err_t err = gpunvme_ioq_create(r->ctrl, 64, &ioq);
-
-    if (!err)
-        err = gpunvme_ctrl_alloc(r->ctrl, NBYTES / 2, GPUNVME_MEM_HOST, &buf);
-    if (err)
-        return err;
-    for (uint64_t i = 0; i < NBYTES / 2; i++)
-        ((uint8_t *)buf.cpu)[i] = byte_at(i, 0);
-    err = gpunvme_write(ioq, r->ns, 0, NBYTES / 2, &buf, 0, 0);
-    gpunvme_ctrl_free(r->ctrl, &buf);
-    return err ? err : gpunvme_ioq_delete(ioq);
+    for (uint64_t i = 0; i < nbytes; i++)
+        ((uint8_t *)bytes)[i] = byte_at(i, 0);
 }
 
 static int rig_open(struct rig *r, const char *uri, enum gpunvme_reaper reaper, uint32_t entries)
@@ -278,7 +255,7 @@ static int rig_open(struct rig *r, const char *uri, enum gpunvme_reaper reaper, 
     opts.entries = entries;
     return check(gpunvme_ctrl_open_uri(uri, NULL, &r->ctrl), "controller") ||
            check(gpunvme_ctrl_ns(r->ctrl, 1, &r->ns), "namespace") ||
-           check(write_pattern(r), "writing") ||
+           check(write_all(r->ctrl, r->ns, NBYTES / 2, fill_pattern), "writing") ||
            check(gpunvme_device_open(r->ctrl, &opts, &r->dev), "device") ||
            check(gpunvme_device_ns(r->dev, r->ns, &r->handle), "handle") ||
            check(gpunvme_device_alloc(r->dev, ALL * PART + BLOCKS * SHARE, &r->data), "data") ||
@@ -289,18 +266,11 @@ static int rig_open(struct rig *r, const char *uri, enum gpunvme_reaper reaper, 
 
 static void rig_close(struct rig *r)
 {
-    struct gpunvme_sim *sim = gpunvme_transport_sim(gpunvme_ctrl_transport(r->ctrl));
-    struct gpunvme_sim_report report;
-
     gpunvme_device_free(r->dev, &r->data);
     check(gpunvme_device_close(r->dev), "closing the device");
     gpunvme_mem_free(&r->out);
     gpunvme_mem_free(&r->vecs);
-    if (sim) {
-        gpunvme_sim_report(sim, &report);
-        if (report.nviolations && ++failures)
-            fprintf(stderr, "violation: %s\n", report.first);
-    }
+    check_violations(r->ctrl);
     check(gpunvme_ctrl_close(r->ctrl), "closing the controller");
 }
 

@@ -10,10 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "gpu/gpu_test.h"
 #include "gpunvme/device.h"
-#include "gpunvme/io.h"
-#include "gpunvme/memory.h"
-#include "gpunvme/sim.h"
 
 #define BLOCKS  2u
 #define THREADS 64u
@@ -135,17 +133,6 @@ struct rig {
     cudaStream_t stream;
 };
 
-static int failures;
-
-static int check(gpunvme_err_t err, const char *what)
-{
-    if (err) {
-        fprintf(stderr, "%s: %s: %s\n", what, gpunvme_err_name(err), gpunvme_err_detail());
-        failures++;
-    }
-    return err != 0;
-}
-
 static void expect(int condition, const char *what, const struct outcome *o)
 {
     if (condition)
@@ -155,24 +142,6 @@ static void expect(int condition, const char *what, const struct outcome *o)
             "last error %d)\n",
             what, o->good, o->wrong, o->aborted, o->closed, o->late, o->failed, o->last_error);
     failures++;
-}
-
-/* Every block holds its number in each of its words. */
-static gpunvme_err_t number_blocks(struct rig *r)
-{
-    struct gpunvme_buf buf;
-    struct gpunvme_ioq *ioq;
-    gpunvme_err_t err = gpunvme_ioq_create(r->ctrl, 64, &ioq);
-
-    if (!err)
-        err = gpunvme_ctrl_alloc(r->ctrl, (size_t)r->ns->nbytes, GPUNVME_MEM_HOST, &buf);
-    if (err)
-        return err;
-    for (uint64_t word = 0; word < r->ns->nbytes / 8; word++)
-        ((uint64_t *)buf.cpu)[word] = word / 64;
-    err = gpunvme_write(ioq, r->ns, 0, (size_t)r->ns->nbytes, &buf, 0, 0);
-    gpunvme_ctrl_free(r->ctrl, &buf);
-    return err ? err : gpunvme_ioq_delete(ioq);
 }
 
 static int rig_open(struct rig *r, const char *uri, enum gpunvme_placement tier,
@@ -189,7 +158,7 @@ static int rig_open(struct rig *r, const char *uri, enum gpunvme_placement tier,
     opts.entries = 64;
     if (check(gpunvme_ctrl_open_uri(uri, NULL, &r->ctrl), "controller") ||
         check(gpunvme_ctrl_ns(r->ctrl, 1, &r->ns), "namespace") ||
-        check(number_blocks(r), "writing") ||
+        check(number_blocks(r->ctrl, r->ns), "writing") ||
         check(gpunvme_device_open(r->ctrl, &opts, &r->dev), "device") ||
         check(gpunvme_device_ns(r->dev, r->ns, &r->handle), "handle") ||
         check(gpunvme_device_alloc(r->dev, BLOCKS * THREADS * 512, &r->data), "data") ||
@@ -202,7 +171,6 @@ static int rig_open(struct rig *r, const char *uri, enum gpunvme_placement tier,
 
 static void rig_close(struct rig *r, int is_alive)
 {
-    struct gpunvme_sim_report report;
     gpunvme_err_t err;
 
     cudaStreamDestroy(r->stream);
@@ -211,11 +179,7 @@ static void rig_close(struct rig *r, int is_alive)
         check(err, "closing the device");
     gpunvme_ctrl_free(r->ctrl, &r->data);
     gpunvme_mem_free(&r->out);
-    gpunvme_sim_report(r->sim, &report);
-    if (report.nviolations) {
-        fprintf(stderr, "violation: %s\n", report.first);
-        failures++;
-    }
+    check_violations(r->ctrl);
     err = gpunvme_ctrl_close(r->ctrl);
     if (is_alive)
         check(err, "closing the controller");

@@ -12,10 +12,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "gpunvme/io.h"
-#include "gpunvme/memory.h"
+#include "gpu/gpu_test.h"
 #include "gpunvme/prp.h"
-#include "gpunvme/sim.h"
 
 #define ENTRIES    256u
 #define BLOCKS     2u
@@ -102,14 +100,7 @@ struct rig {
 
 static gpunvme_err_t admin(struct rig *r, uint8_t opcode, uint64_t prp1, uint32_t cdw11)
 {
-    struct gpunvme_sqe sqe;
-
-    memset(&sqe, 0, sizeof(sqe));
-    sqe.opc = opcode;
-    sqe.prp1 = prp1;
-    sqe.cdw10 = prp1 ? (ENTRIES - 1) << 16 | QID : QID;
-    sqe.cdw11 = cdw11;
-    return gpunvme_ctrl_admin(r->ctrl, &sqe, NULL, 0, false, NULL);
+    return queue_admin(r->ctrl, opcode, QID, ENTRIES, prp1, cdw11);
 }
 
 static gpunvme_err_t allocate(struct rig *r)
@@ -129,11 +120,6 @@ static gpunvme_err_t allocate(struct rig *r)
     r->sq = (PAGE - r->rings.bus % PAGE) % PAGE;
     r->cq = r->sq + GPUNVME_QPAIR_SQ_NBYTES(ENTRIES);
     return err;
-}
-
-static gpunvme_err_t send(const struct gpunvme_buf *to, const void *from)
-{
-    return gpunvme_mem_copy(to->gpu, GPUNVME_MEM_GPU, from, GPUNVME_MEM_HOST, to->nbytes);
 }
 
 /* A new queue pair as driver and controller see it; all in GPU memory. */
@@ -194,8 +180,7 @@ static int open_rig(struct rig *r, const char *uri)
     CHECK(!gpunvme_ctrl_alloc(r->ctrl, r->ns->nbytes, GPUNVME_MEM_HOST, &r->host));
     CHECK(!allocate(r));
     CHECK(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking) == cudaSuccess);
-    for (uint64_t word = 0; word < r->ns->nbytes / 8; word++)
-        ((uint64_t *)r->host.cpu)[word] = word / 64;
+    fill_numbers(r->host.cpu, r->ns->nbytes);
     CHECK(!gpunvme_write(r->ioq, r->ns, 0, r->ns->nbytes, &r->host, 0, 0));
     CHECK(!open_queue(r));
     return 0;

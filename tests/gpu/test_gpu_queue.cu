@@ -11,10 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "gpunvme/io.h"
-#include "gpunvme/memory.h"
+#include "gpu/gpu_test.h"
 #include "gpunvme/prp.h"
-#include "gpunvme/sim.h"
 
 #define ENTRIES 64u
 #define BLOCKS  2u
@@ -66,13 +64,6 @@ struct queue {
     struct gpunvme_buf pair, sq, cq, slots, ready, doorbells;
 };
 
-static gpunvme_err_t check(gpunvme_err_t err, const char *what)
-{
-    if (err)
-        fprintf(stderr, "%s: %s: %s\n", what, gpunvme_err_name(err), gpunvme_err_detail());
-    return err;
-}
-
 static gpunvme_err_t make_queue(struct gpunvme_ctrl *ctrl, struct queue *q)
 {
     struct gpunvme_transport *t = gpunvme_ctrl_transport(ctrl);
@@ -94,12 +85,6 @@ static gpunvme_err_t make_queue(struct gpunvme_ctrl *ctrl, struct queue *q)
         err = gpunvme_mem_register((void *)t->doorbells, t->doorbells_nbytes, GPUNVME_MEM_PINNED,
                                    &q->doorbells);
     return err;
-}
-
-/* Sends what the CPU has initialised to where the GPU finds it. */
-static gpunvme_err_t send(const struct gpunvme_buf *to, const void *from)
-{
-    return gpunvme_mem_copy(to->gpu, GPUNVME_MEM_GPU, from, GPUNVME_MEM_HOST, to->nbytes);
 }
 
 /* Initialised on the CPU with memory of its own, then moved with the GPU's addresses. */
@@ -135,14 +120,7 @@ static gpunvme_err_t init_queue(struct queue *q)
 static gpunvme_err_t create(struct gpunvme_ctrl *ctrl, uint8_t opcode, uint64_t prp1,
                             uint32_t cdw11)
 {
-    struct gpunvme_sqe sqe;
-
-    memset(&sqe, 0, sizeof(sqe));
-    sqe.opc = opcode;
-    sqe.prp1 = prp1;
-    sqe.cdw10 = prp1 ? (ENTRIES - 1) << 16 | QID : QID;
-    sqe.cdw11 = cdw11;
-    return gpunvme_ctrl_admin(ctrl, &sqe, NULL, 0, false, NULL);
+    return queue_admin(ctrl, opcode, QID, ENTRIES, prp1, cdw11);
 }
 
 static int run(struct gpunvme_ctrl *ctrl, const struct gpunvme_ns *ns, struct queue *q)
@@ -171,38 +149,6 @@ static int run(struct gpunvme_ctrl *ctrl, const struct gpunvme_ns *ns, struct qu
     return failed;
 }
 
-/* Every block holds its number in each of its words. */
-static gpunvme_err_t number_blocks(struct gpunvme_ctrl *ctrl, const struct gpunvme_ns *ns)
-{
-    struct gpunvme_buf buf;
-    struct gpunvme_ioq *ioq;
-    gpunvme_err_t err = gpunvme_ioq_create(ctrl, 64, &ioq);
-
-    if (!err)
-        err = gpunvme_ctrl_alloc(ctrl, (size_t)ns->nbytes, GPUNVME_MEM_HOST, &buf);
-    if (err)
-        return err;
-    for (uint64_t word = 0; word < ns->nbytes / 8; word++)
-        ((uint64_t *)buf.cpu)[word] = word / 64;
-    err = gpunvme_write(ioq, ns, 0, (size_t)ns->nbytes, &buf, 0, 0);
-    gpunvme_ctrl_free(ctrl, &buf);
-    return err ? err : gpunvme_ioq_delete(ioq);
-}
-
-/* What the driver did wrong, where the controller is in this process. */
-static int violations(struct gpunvme_ctrl *ctrl)
-{
-    struct gpunvme_sim *sim = gpunvme_transport_sim(gpunvme_ctrl_transport(ctrl));
-    struct gpunvme_sim_report report;
-
-    if (!sim)
-        return 0;
-    gpunvme_sim_report(sim, &report);
-    if (report.nviolations)
-        fprintf(stderr, "violation: %s\n", report.first);
-    return report.nviolations != 0;
-}
-
 int main(int argc, char **argv)
 {
     struct gpunvme_ctrl_opts opts;
@@ -227,14 +173,15 @@ int main(int argc, char **argv)
               "create SQ"))
         return 1;
     failed = run(ctrl, ns, &q);
-    failed |= check(create(ctrl, GPUNVME_ADMIN_DELETE_SQ, 0, 0), "delete SQ") != 0;
-    failed |= check(create(ctrl, GPUNVME_ADMIN_DELETE_CQ, 0, 0), "delete CQ") != 0;
-    failed |= violations(ctrl);
+    check(create(ctrl, GPUNVME_ADMIN_DELETE_SQ, 0, 0), "delete SQ");
+    check(create(ctrl, GPUNVME_ADMIN_DELETE_CQ, 0, 0), "delete CQ");
+    check_violations(ctrl);
     gpunvme_mem_unregister(&q.doorbells);
     gpunvme_mem_free(&q.pair);
     gpunvme_mem_free(&q.slots);
     gpunvme_mem_free(&q.ready);
     gpunvme_ctrl_free(ctrl, &q.sq);
     gpunvme_ctrl_free(ctrl, &q.cq);
-    return failed || check(gpunvme_ctrl_close(ctrl), "close");
+    check(gpunvme_ctrl_close(ctrl), "close");
+    return failed || failures;
 }

@@ -645,7 +645,7 @@ GPUNVME_FN int gpunvme_dev_command(const struct gpunvme_dev_ns *ns, struct gpunv
     int err = GPUNVME_ERR_AGAIN;
 
     gpunvme_dev_spin_init(&spin);
-    for (; (lanes = gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN)); tries++) {
+    while ((lanes = gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN))) {
         uint64_t ticket = 0;
         int sent = -1, waited;
 
@@ -667,6 +667,7 @@ GPUNVME_FN int gpunvme_dev_command(const struct gpunvme_dev_ns *ns, struct gpunv
         waited = gpunvme_dev_await(ns, q, mask, sent, ticket, 0, &spin, timeout_ns);
         if (sent >= 0)
             err = waited;
+        tries++;
     }
     return err;
 }

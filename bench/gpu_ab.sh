@@ -11,6 +11,7 @@
 #
 #   best     16 drives, 512-byte reads, 4,096 and 65,536 threads          tier 3
 #   varied   4 drives, 20 us but 3 in 100 take 200 us, no lane waits for its neighbours (apart)
+#   gather   the same by the last build, where 4, 16 or 24 idle lanes submit together, not 8
 #   queue    one queue pair of 4,096 entries, 1,024 threads
 #   crowd    more threads than slots: 16,384 on 8 queues, 8,192 on one
 #   single   one lane of each warp: 512 lone threads on 4 drives, 256 on one queue
@@ -33,18 +34,18 @@ while (($#)); do
     --seconds) seconds=$2 && shift ;;
     --only) only=$2 && shift ;;
     --out) out=$2 && shift ;;
-    -*) sed -n '6,28s/^# \{0,1\}//p' "$0" && exit 2 ;;
+    -*) sed -n '6,30s/^# \{0,1\}//p' "$0" && exit 2 ;;
     *) builds+=("$1") ;;
     esac
     shift
 done
-((${#builds[@]})) || { sed -n '6,28s/^# \{0,1\}//p' "$0"; exit 2; }
+((${#builds[@]})) || { sed -n '6,30s/^# \{0,1\}//p' "$0"; exit 2; }
 for build in "${builds[@]}"; do
     for program in gpu_io gpu_latency; do
         [[ -x $build/bench/$program ]] || { echo "gpu_ab.sh: no $build/bench/$program" >&2; exit 2; }
     done
 done
-points=best,varied,queue,crowd,single,tier1,latency,tier3,lockstep
+points=best,varied,gather,queue,crowd,single,tier1,latency,tier3,lockstep
 for name in ${only//,/ }; do
     [[ ,$points, == *,$name,* ]] || { echo "gpu_ab.sh: no point $name: $points" >&2; exit 2; }
 done
@@ -102,6 +103,9 @@ for ((round = 0; round < rounds; round++)); do
         take "$build" tier3 "$build/bench/gpu_latency" n=1000 runs=1 size=32M uri=sim:engine=gpu \
             tier=3
     done
+    for gather in 4 16 24; do
+        io "$build" gather "${s4[@]}" uri=$varied way=apart threads=1024 gather=$gather
+    done
     io "${builds[0]}" lockstep "${s16[@]}" way=lockstep threads=4096,65536
     io "${builds[0]}" lockstep "${s4[@]}" uri=$varied way=lockstep threads=256,1024
     echo "gpu_ab.sh: round $((round + 1)) of $rounds, $SECONDS s" >&2
@@ -134,9 +138,10 @@ for line in open(rows):
             wrong.append("%s, %s: errors, wrong data or violations" % (build, point))
         if "iops" in r:
             uri = r["uri"].split("engine=gpu")[-1].split(",size")[0].strip(",")
-            what = "%d threads%s, %d x %d queues%s" % (
+            what = "%d threads%s, %d x %d queues%s%s" % (
                 r["threads"], ", 1 lane" if r["lanes"] == 1 else "", r["drives"], r["queues"],
-                ", varied" if "fault" in uri else "")
+                ", varied" if "fault" in uri else "",
+                ", gather %d" % r["gather"] if point == "gather" else "")
             keep(point, what, "M/s", build, r["iops"]["median"] / 1e6)
         elif "read_ns" in r:
             label = "with %d ns" % r["model_ns"] if r["model_ns"] else "unlimited"

@@ -17,17 +17,12 @@
 
 #include <cmocka.h>
 
-#include <pthread.h>
-#include <sched.h>
-#include <time.h>
-
 #include "device/queue_life.h"
-#include "model_device.h"
+#include "model_threads.h"
 
-#define STUCK_SECONDS 30
-#define FREEZE_NS     UINT64_C(20000000000)
-#define MAX_PENDING   64u
-#define MAX_BATCH     8u
+#define FREEZE_NS   UINT64_C(20000000000)
+#define MAX_PENDING 64u
+#define MAX_BATCH   8u
 
 #define BIT(n) (UINT64_C(1) << (n))
 
@@ -65,23 +60,12 @@ struct run {
     struct gpunvme_qpair cpu; /* of the CPU's reaper: completes the mirror */
     uint32_t *cpu_ready;
     struct model_device device;
-    pthread_mutex_t device_lock;
+    struct model_threads threads;
     struct submitter submitters[MODEL_MAX_SUBMITTERS];
-    int stop; /* for all but the submitters */
     uint64_t first, resets;
 };
 
 #define CHECK(r, condition) MODEL_CHECK(&(r)->device, condition)
-
-static int must_stop(struct run *r)
-{
-    return __atomic_load_n(&r->stop, __ATOMIC_ACQUIRE);
-}
-
-static void sleep_ns(long ns)
-{
-    nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
-}
 
 /* --- submitters ------------------------------------------------------------------------------- */
 
@@ -252,39 +236,24 @@ static void *submitter(void *arg)
 /* --- the device, reapers, resets, the watchdog -------------------------------------------------
  */
 
-static void *device(void *arg)
-{
-    struct run *r = arg;
-
-    while (!must_stop(r)) {
-        bool busy;
-
-        pthread_mutex_lock(&r->device_lock);
-        busy = model_step(&r->device);
-        pthread_mutex_unlock(&r->device_lock);
-        if (!busy)
-            sched_yield();
-    }
-    return NULL;
-}
-
 static void *reaper(void *arg)
 {
     struct run *r = arg;
 
-    while (!must_stop(r)) {
+    while (!model_must_stop(&r->threads)) {
         if (!(r->q.mirror ? gpunvme_qpair_reap(&r->cpu) : reap_once(r)))
             sched_yield();
     }
     return NULL;
 }
 
-static void reset_once(struct run *r)
+static void reset_once(void *r_)
 {
+    struct run *r = r_;
     CHECK(r, queue_freeze(&r->q, gpunvme_clock_ns() + FREEZE_NS) == QUEUE_FROZEN);
     if (r->q.mirror)
         CHECK(r, gpunvme_qpair_freeze(&r->cpu, gpunvme_clock_ns() + FREEZE_NS) == GPUNVME_OK);
-    pthread_mutex_lock(&r->device_lock);
+    pthread_mutex_lock(&r->threads.lock);
     model_reset(&r->device);
     queue_rewind_counters(&r->q);
     queue_fail(&r->q, MODEL_FAILED, 0, 1);
@@ -297,48 +266,18 @@ static void reset_once(struct run *r)
     }
     queue_rewind_rings(&r->q, 0, 1);
     queue_thaw(&r->q);
-    pthread_mutex_unlock(&r->device_lock);
+    pthread_mutex_unlock(&r->threads.lock);
     r->resets++;
 }
 
-static void *resetter(void *arg)
+static uint64_t ended(void *r_)
 {
-    struct run *r = arg;
-    struct base_random random = {.state = r->device.seed + 77};
-
-    while (!must_stop(r)) {
-        sleep_ns((long)base_random_below(&random, 2000000));
-        reset_once(r);
-    }
-    return NULL;
-}
-
-static uint64_t ended(struct run *r)
-{
+    struct run *r = r_;
     uint64_t n = 0;
 
     for (unsigned i = 0; i < r->config->submitters; i++)
         n += __atomic_load_n(&r->submitters[i].ended, __ATOMIC_RELAXED);
     return n;
-}
-
-static void *watchdog(void *arg)
-{
-    struct run *r = arg;
-    uint64_t last = 0, moved = gpunvme_clock_ns();
-
-    while (!must_stop(r)) {
-        uint64_t now = gpunvme_clock_ns(), n = ended(r);
-
-        if (n != last) {
-            last = n;
-            moved = now;
-        }
-        if (now - moved > STUCK_SECONDS * UINT64_C(1000000000))
-            model_die(&r->device, "nothing moves any more");
-        sleep_ns(10000000);
-    }
-    return NULL;
 }
 
 static void show(void *arg)
@@ -383,7 +322,9 @@ static struct run *run_open(const struct run_config *c, uint64_t seed, uint64_t 
     r->device.resets = c->resets;
     r->device.show = show;
     r->device.show_arg = r;
-    pthread_mutex_init(&r->device_lock, NULL);
+    r->threads =
+        (struct model_threads){.device = &r->device, .ended = ended, .reset = reset_once, .arg = r};
+    pthread_mutex_init(&r->threads.lock, NULL);
     config = model_config(&r->device);
     if (c->first_position)
         config.first_position = c->first_position - commands / 2;
@@ -403,16 +344,11 @@ static struct run *run_open(const struct run_config *c, uint64_t seed, uint64_t 
 
 static void run_close(struct run *r)
 {
-    pthread_mutex_destroy(&r->device_lock);
+    pthread_mutex_destroy(&r->threads.lock);
     model_close(&r->device);
     free(r->q.mirror);
     free(r->cpu_ready);
     free(r);
-}
-
-static void start(pthread_t *thread, void *(*function)(void *), void *arg)
-{
-    assert_int_equal(pthread_create(thread, NULL, function, arg), 0);
 }
 
 static void run_threads(struct run *r)
@@ -420,17 +356,17 @@ static void run_threads(struct run *r)
     bool has_reaper = r->config->reaper != GPUNVME_REAPER_WAITERS;
     pthread_t dev, reap, reset, dog;
 
-    start(&dog, watchdog, r);
-    start(&dev, device, r);
+    model_start(&dog, model_watch, &r->threads);
+    model_start(&dev, model_work, &r->threads);
     if (has_reaper)
-        start(&reap, reaper, r);
+        model_start(&reap, reaper, r);
     if (r->config->resets)
-        start(&reset, resetter, r);
+        model_start(&reset, model_reset_now_and_then, &r->threads);
     for (unsigned i = 0; i < r->config->submitters; i++)
-        start(&r->submitters[i].thread, submitter, &r->submitters[i]);
+        model_start(&r->submitters[i].thread, submitter, &r->submitters[i]);
     for (unsigned i = 0; i < r->config->submitters; i++)
         pthread_join(r->submitters[i].thread, NULL);
-    __atomic_store_n(&r->stop, 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&r->threads.stop, 1, __ATOMIC_RELEASE);
     pthread_join(dev, NULL);
     if (has_reaper)
         pthread_join(reap, NULL);

@@ -16,16 +16,11 @@
 
 #include <cmocka.h>
 
-#include <pthread.h>
-#include <sched.h>
-#include <time.h>
+#include "model_threads.h"
 
-#include "model_device.h"
-
-#define STUCK_SECONDS 30
-#define FREEZE_NS     UINT64_C(20000000000)
-#define MAX_BATCH     48u
-#define MAX_PENDING   64u
+#define FREEZE_NS   UINT64_C(20000000000)
+#define MAX_BATCH   48u
+#define MAX_PENDING 64u
 
 #define BIT(n) (UINT64_C(1) << (n))
 
@@ -61,24 +56,13 @@ struct run {
     const struct run_config *config;
     struct gpunvme_qpair q;
     struct model_device device;
-    pthread_mutex_t device_lock;
+    struct model_threads threads;
     struct submitter submitters[MODEL_MAX_SUBMITTERS];
-    int stop;       /* for the device, the resetter and the watchdog */
     uint64_t first; /* position */
     uint64_t resets;
 };
 
 #define CHECK(r, condition) MODEL_CHECK(&(r)->device, condition)
-
-static int must_stop(struct run *r)
-{
-    return __atomic_load_n(&r->stop, __ATOMIC_ACQUIRE);
-}
-
-static void sleep_ns(long ns)
-{
-    nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
-}
 
 /* --- submitters ------------------------------------------------------------------------------- */
 
@@ -188,24 +172,9 @@ static void *submitter(void *arg)
 
 /* --- the device, resets, the watchdog --------------------------------------------------------- */
 
-static void *device(void *arg)
+static void reset_once(void *r_)
 {
-    struct run *r = arg;
-
-    while (!must_stop(r)) {
-        bool busy;
-
-        pthread_mutex_lock(&r->device_lock);
-        busy = model_step(&r->device);
-        pthread_mutex_unlock(&r->device_lock);
-        if (!busy)
-            sched_yield();
-    }
-    return NULL;
-}
-
-static void reset_once(struct run *r)
-{
+    struct run *r = r_;
     uint32_t sq, cq;
     uint64_t rings;
 
@@ -216,7 +185,7 @@ static void reset_once(struct run *r)
     rings = __atomic_load_n(&r->device.sq.rings, __ATOMIC_ACQUIRE);
     for (unsigned i = 0; i < 3; i++)
         sched_yield();
-    pthread_mutex_lock(&r->device_lock);
+    pthread_mutex_lock(&r->threads.lock);
     CHECK(r, __atomic_load_n(&r->device.sq.value, __ATOMIC_ACQUIRE) == sq);
     CHECK(r, __atomic_load_n(&r->device.cq.value, __ATOMIC_ACQUIRE) == cq);
     CHECK(r, __atomic_load_n(&r->device.sq.rings, __ATOMIC_ACQUIRE) == rings);
@@ -225,48 +194,18 @@ static void reset_once(struct run *r)
     sched_yield();
     gpunvme_qpair_rewind(&r->q);
     gpunvme_qpair_thaw(&r->q);
-    pthread_mutex_unlock(&r->device_lock);
+    pthread_mutex_unlock(&r->threads.lock);
     r->resets++;
 }
 
-static void *resetter(void *arg)
+static uint64_t ended(void *r_)
 {
-    struct run *r = arg;
-    struct base_random random = {.state = r->device.seed + 77};
-
-    while (!must_stop(r)) {
-        sleep_ns((long)base_random_below(&random, 2000000));
-        reset_once(r);
-    }
-    return NULL;
-}
-
-static uint64_t ended(struct run *r)
-{
+    struct run *r = r_;
     uint64_t n = 0;
 
     for (unsigned i = 0; i < r->config->submitters; i++)
         n += __atomic_load_n(&r->submitters[i].ended, __ATOMIC_RELAXED);
     return n;
-}
-
-static void *watchdog(void *arg)
-{
-    struct run *r = arg;
-    uint64_t last = 0, moved = gpunvme_clock_ns();
-
-    while (!must_stop(r)) {
-        uint64_t now = gpunvme_clock_ns(), n = ended(r);
-
-        if (n != last) {
-            last = n;
-            moved = now;
-        }
-        if (now - moved > STUCK_SECONDS * UINT64_C(1000000000))
-            model_die(&r->device, "nothing moves any more");
-        sleep_ns(10000000);
-    }
-    return NULL;
 }
 
 static void show(void *arg)
@@ -299,7 +238,9 @@ static struct run *run_open(const struct run_config *c, uint64_t seed, uint64_t 
     r->device.resets = c->resets;
     r->device.show = show;
     r->device.show_arg = r;
-    pthread_mutex_init(&r->device_lock, NULL);
+    r->threads =
+        (struct model_threads){.device = &r->device, .ended = ended, .reset = reset_once, .arg = r};
+    pthread_mutex_init(&r->threads.lock, NULL);
     config = model_config(&r->device);
     if (c->first_position)
         config.first_position = c->first_position - commands / 2;
@@ -314,25 +255,20 @@ static struct run *run_open(const struct run_config *c, uint64_t seed, uint64_t 
     return r;
 }
 
-static void start(pthread_t *thread, void *(*function)(void *), void *arg)
-{
-    assert_int_equal(pthread_create(thread, NULL, function, arg), 0);
-}
-
 static void run_threads(struct run *r)
 {
     pthread_t devices[2], reset, dog;
 
-    start(&dog, watchdog, r);
+    model_start(&dog, model_watch, &r->threads);
     for (unsigned i = 0; i < r->config->devices; i++)
-        start(&devices[i], device, r);
+        model_start(&devices[i], model_work, &r->threads);
     if (r->config->resets)
-        start(&reset, resetter, r);
+        model_start(&reset, model_reset_now_and_then, &r->threads);
     for (unsigned i = 0; i < r->config->submitters; i++)
-        start(&r->submitters[i].thread, submitter, &r->submitters[i]);
+        model_start(&r->submitters[i].thread, submitter, &r->submitters[i]);
     for (unsigned i = 0; i < r->config->submitters; i++)
         pthread_join(r->submitters[i].thread, NULL);
-    __atomic_store_n(&r->stop, 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&r->threads.stop, 1, __ATOMIC_RELEASE);
     for (unsigned i = 0; i < r->config->devices; i++)
         pthread_join(devices[i], NULL);
     if (r->config->resets)
@@ -384,7 +320,7 @@ static void every_ticket_ends_once_with_its_own_completion(void **state)
     run_threads(r);
     check_sums(r);
     check_wraps(r);
-    pthread_mutex_destroy(&r->device_lock);
+    pthread_mutex_destroy(&r->threads.lock);
     model_close(&r->device);
     free(r);
 }

@@ -794,6 +794,8 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap_for(struct gpunvme_dev_queue *q, uint
                                                uint32_t looks, struct gpunvme_dev_own *own)
 {
     uint32_t lanes = gpunvme_popcount(mask), head, n, total = 0;
+    uint32_t most = lanes * gpunvme_dev_each(lanes, GPUNVME_DEV_TAKE);
+    int waits = GPUNVME_DEV_STRAIGHT && own && own->ticket;
     struct gpunvme_dev_queue copy;
 
     q = gpunvme_dev_queue_fix(q, &copy);
@@ -802,7 +804,10 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap_for(struct gpunvme_dev_queue *q, uint
     do {
         n = gpunvme_dev_queue_take(q, mask, head + total, own);
         total += n;
-    } while (total ? n >= lanes && total <= q->mask : looks > 1 && looks--);
+        /* Who has what it waits for does not look for more: in host memory that takes long. */
+        if (waits && !own->ticket)
+            break;
+    } while (total ? n == most && total <= q->mask : looks > 1 && looks--);
     gpunvme_warp_sync(mask); /* all have stored to their slots before a reset may end them */
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask)) {
         if (total)

@@ -100,11 +100,10 @@ static gpunvme_err_t set_sizes(struct gpunvme_store *store, struct posix *posix)
                                  o->map != STORE_OFF);
 }
 
-static void set_route(struct gpunvme_store *store, const struct posix *posix)
+/* Reads at least can be mapped, until it turns out that they can't. */
+static enum gpunvme_route best_route(const struct posix *posix)
 {
-    store->gpu_route = atomic_load(&posix->map.on) && !(store->flags & GPUNVME_OPEN_WRITE)
-                           ? GPUNVME_ROUTE_MAPPED
-                           : GPUNVME_ROUTE_BOUNCE;
+    return atomic_load(&posix->map.on) ? GPUNVME_ROUTE_MAPPED : GPUNVME_ROUTE_BOUNCE;
 }
 
 static gpunvme_err_t posix_close(struct gpunvme_store *store)
@@ -152,7 +151,7 @@ static gpunvme_err_t posix_open(struct gpunvme_store *store)
         posix_close(store);
         return base_restore(&failure);
     }
-    set_route(store, posix);
+    store->gpu_route = best_route(posix);
     return GPUNVME_OK;
 }
 
@@ -238,19 +237,30 @@ static bool has_direct(const struct posix_file *file)
     return file->pays && !atomic_load(&file->no_direct);
 }
 
+/* The first thread's ring may be the last for which there was memory. */
+static bool has_uring(const struct posix *posix)
+{
+    return posix->uring && atomic_load(&posix->nblind) < posix->threads;
+}
+
+static const char *name_of(const struct posix *posix)
+{
+    if (posix->file.in_memory)
+        return "copies of a file in memory";
+    return has_uring(posix) ? "io_uring" : "pread and pwrite";
+}
+
 static void say_how(const struct posix *posix, char *how, size_t room)
 {
     const struct posix_file *file = &posix->file;
 
-    say(how, room, "%s%s",
-        file->in_memory ? "copies of a file in memory"
-        : posix->uring  ? "io_uring"
-                        : "pread and pwrite",
-        has_direct(file) ? ", O_DIRECT" : "");
+    say(how, room, "%s%s", name_of(posix), has_direct(file) ? ", O_DIRECT" : "");
     if (!file->in_memory)
         say(how, room, ", copies of what is cached");
     say(how, room, "; %u of %u threads, pieces of %u KiB, %u a thread", atomic_load(&posix->active),
         posix->threads, atomic_load(&posix->chunk) >> 10, posix->depth);
+    if (posix->uring && atomic_load(&posix->nblind))
+        say(how, room, "; io_uring was refused to %u of them", atomic_load(&posix->nblind));
     if (posix->ring.mem == GPUNVME_MEM_PINNED)
         say(how, room, "; %zu MiB pinned for the GPU", posix->ring.nbytes >> 20);
 }
@@ -280,6 +290,7 @@ static void posix_describe(struct gpunvme_store *store, struct gpunvme_path *pat
 {
     struct posix *posix = store->priv;
 
+    path->gpu_route = best_route(posix);
     path->how[0] = path->why_not[0] = 0;
     say_how(posix, path->how, sizeof(path->how));
     say_why_not(store, posix, path->why_not, sizeof(path->why_not));

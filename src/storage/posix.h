@@ -283,8 +283,9 @@ struct posix {
     struct posix_fill fill;
     pthread_mutex_t write_lock; /* of a file in memory: the kernel's own makes them spin */
     unsigned threads, depth;
-    bool uring;      /* workers have io_uring */
-    int uring_errno; /* why they have not; 0: nobody asked */
+    bool uring;              /* workers have io_uring */
+    int uring_errno;         /* why they have not; 0: nobody asked */
+    _Atomic unsigned nblind; /* workers that got none all the same */
     struct crew *crew;
 
     _Atomic uint32_t chunk;  /* bytes of pieces that are taken; the tuner's */

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/sysinfo.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -108,9 +109,9 @@ void posix_map_destroy(struct posix_map *map)
 
 static uint64_t file_size(const struct posix_map *map)
 {
-    off_t size = lseek(map->fd, 0, SEEK_END); /* nobody uses the place that it sets */
+    struct stat st;
 
-    return size > 0 ? (uint64_t)size : 0;
+    return fstat(map->fd, &st) || st.st_size < 0 ? 0 : (uint64_t)st.st_size;
 }
 
 static gpunvme_err_t pin(struct posix_window *window, unsigned gpu)

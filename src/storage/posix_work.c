@@ -278,7 +278,7 @@ static void work(struct crew_worker *crew_worker)
     pthread_sigmask(SIG_BLOCK, &all, NULL);
     prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0);
     if (w->posix->uring && posix_uring_create(&w->posix->file, w->nops, &w->uring))
-        w->uring = NULL;
+        atomic_fetch_add(&w->posix->nblind, 1);
     while (!stop)
         if (is_needed(w, &stop))
             one_turn(w, &stop);

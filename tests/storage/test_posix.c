@@ -583,6 +583,40 @@ static void a_block_device_is_read_and_written_up_to_its_end(void **state)
     close(device);
 }
 
+static void an_error_of_a_device_ends_a_read_there(void **state)
+{
+    static const char *const options[] = {"", "?direct=off", "?uring=off", "?direct=off,uring=off"};
+    char name[32], loop[64];
+    size_t done = 0;
+    int device = -1;
+
+    (void)state;
+    contains(4 * MIB);
+    if (!make_loop(&device, name, sizeof(name))) {
+        print_message("SKIP: a loop device: %s\n", strerror(errno));
+        skip();
+    }
+    assert_int_equal(ftruncate(fd, (off_t)(2 * MIB)), 0); /* the rest of the device is EIO */
+    for (size_t i = 0; i < 4; i++)
+        for (int gpu_too = 0; gpu_too < 2; gpu_too++) {
+            enum gpunvme_mem mem = gpu_too ? GPUNVME_MEM_GPU : GPUNVME_MEM_HOST;
+
+            snprintf(loop, sizeof(loop), "file:%s%s", name, options[i]);
+            assert_int_equal(gpunvme_open(loop, 0, &store), GPUNVME_OK);
+            gpunvme_mem_fill(at(mem, 0), mem, 0, 4 * MIB);
+            assert_int_equal(gpunvme_store_read(store, 0, at(mem, 0), mem, 4 * MIB, &done),
+                             GPUNVME_ERR_IO);
+            assert_in_range(done, MIB, 2 * MIB); /* pieces are moved or not */
+            gpunvme_mem_copy(host.cpu, GPUNVME_MEM_HOST, at(mem, 0), mem, mem ? done : 0);
+            assert_memory_equal(host.cpu, bytes, done);
+            reads(mem, 5, MIB, 0, MIB); /* … and the store goes on */
+            assert_int_equal(gpunvme_close(store), GPUNVME_OK);
+            store = NULL;
+        }
+    ioctl(device, LOOP_CLR_FD, 0);
+    close(device);
+}
+
 static void the_file_is_the_one_that_was_opened_whatever_its_name_is_now(void **state)
 {
     char other[80];
@@ -623,6 +657,7 @@ int main(void)
          teardown, NULL},
         TEST(what_is_no_file_is_refused_at_once),
         TEST(a_block_device_is_read_and_written_up_to_its_end),
+        TEST(an_error_of_a_device_ends_a_read_there),
         TEST(the_file_is_the_one_that_was_opened_whatever_its_name_is_now),
     };
 

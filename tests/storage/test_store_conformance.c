@@ -372,13 +372,14 @@ static void a_file_may_grow_and_shrink_under_reads(void **state)
 {
     struct base_random random = {.state = rig.seed + 1};
     struct gpunvme_buf bufs[NCHANGING];
-    uint8_t *bytes = malloc(LARGEST);
+    uint8_t *bytes;
     const char *what = NULL;
     pthread_t thread;
 
     (void)state;
     if (!is_file())
         skip();
+    bytes = malloc(LARGEST);
     put_bytes(bytes, 0, LARGEST);
     works(gpunvme_store_write(rig.store, 0, bytes, GPUNVME_MEM_HOST, LARGEST, NULL));
     free(bytes);
@@ -620,9 +621,7 @@ static void a_read_only_store_is_not_written(void **state)
 static void an_error_in_the_middle_tells_how_far_it_came(void **state)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    uint8_t *there =
-        mmap(NULL, 64 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    uint8_t *bytes = malloc(64 * page);
+    uint8_t *there, *bytes;
     struct gpunvme_store *store;
     char uri[128] = "file:/proc/self/mem";
     size_t done = 1;
@@ -630,6 +629,8 @@ static void an_error_in_the_middle_tells_how_far_it_came(void **state)
     (void)state;
     if (row->kind != RIG_FILE || (row->options && strstr(row->options, "=on")))
         skip();
+    there = mmap(NULL, 64 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    bytes = malloc(64 * page);
     if (row->options)
         snprintf(uri, sizeof(uri), "file:/proc/self/mem?%s", row->options);
     put_bytes(there, 0, 64 * page);

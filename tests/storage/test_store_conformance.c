@@ -372,9 +372,9 @@ static void a_file_may_grow_and_shrink_under_reads(void **state)
 {
     struct base_random random = {.state = rig.seed + 1};
     struct gpunvme_buf bufs[NCHANGING];
-    uint8_t *bytes;
     const char *what = NULL;
     pthread_t thread;
+    uint8_t *bytes;
 
     (void)state;
     if (!is_file())
@@ -617,33 +617,35 @@ static void a_read_only_store_is_not_written(void **state)
     same();
 }
 
-/* Memory of this process as a file: what is not mapped is EIO. */
+/* Memory of this process as a file: mapped behind the end of what it maps, it is EIO. */
 static void an_error_in_the_middle_tells_how_far_it_came(void **state)
 {
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    uint8_t *there, *bytes;
-    struct gpunvme_store *store;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), good = 41 * page, all = 64 * page;
     char uri[128] = "file:/proc/self/mem";
+    struct gpunvme_store *store;
+    uint8_t *there, *bytes;
     size_t done = 1;
+    int fd;
 
     (void)state;
     if (row->kind != RIG_FILE || (row->options && strstr(row->options, "=on")))
         skip();
-    there = mmap(NULL, 64 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    bytes = malloc(64 * page);
     if (row->options)
         snprintf(uri, sizeof(uri), "file:/proc/self/mem?%s", row->options);
-    put_bytes(there, 0, 64 * page);
-    munmap(there + 41 * page, 2 * page);
+    fd = memfd_create("short", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(fd, (off_t)good), 0);
+    there = mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    bytes = malloc(all);
+    put_bytes(there, 0, good);
     works(gpunvme_open(uri, 0, &store));
     assert_int_equal(gpunvme_store_read(store, (uint64_t)(uintptr_t)there + 5, bytes,
-                                        GPUNVME_MEM_HOST, 64 * page - 5, &done),
+                                        GPUNVME_MEM_HOST, all - 5, &done),
                      GPUNVME_ERR_IO);
-    assert_int_equal(done, 41 * page - 5);
+    assert_int_equal(done, good - 5);
     assert_memory_equal(bytes, there + 5, done);
     works(gpunvme_close(store));
-    munmap(there, 41 * page);
-    munmap(there + 43 * page, 21 * page);
+    munmap(there, all);
+    close(fd);
     free(bytes);
 }
 

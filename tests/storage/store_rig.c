@@ -121,7 +121,24 @@ static void add_options(struct rig *rig, const char *a, const char *b)
                  a && *a && b && *b ? "," : "", b ? b : "");
 }
 
-/* `gpunvme sim --listen`: ready when its socket is there. */
+/* Whether somebody listens at the socket: unix(7), SO_ACCEPTCON among the flags. */
+static bool is_listening(const char *path)
+{
+    FILE *sockets = fopen("/proc/net/unix", "re");
+    char line[512];
+    bool found = false;
+
+    while (sockets && !found && fgets(line, sizeof(line), sockets)) {
+        line[strcspn(line, "\n")] = 0;
+        found = strlen(line) > strlen(path) && strstr(line, " 00010000 ") &&
+                !strcmp(line + strlen(line) - strlen(path), path);
+    }
+    if (sockets)
+        fclose(sockets);
+    return found;
+}
+
+/* `gpunvme sim --listen` */
 static bool serve(struct rig *rig, const char *options)
 {
     const char *cli = getenv("GPUNVME_TEST_CLI");
@@ -144,9 +161,9 @@ static bool serve(struct rig *rig, const char *options)
         if (error)
             return wrong(rig, cli, strerror(error));
     }
-    for (unsigned i = 0; i < 1000 && access(rig->path, F_OK); i++)
+    for (unsigned i = 0; i < 1000 && !is_listening(rig->path); i++)
         nanosleep(&nap, NULL);
-    return !access(rig->path, F_OK) || wrong(rig, rig->path, "the server made no socket");
+    return is_listening(rig->path) || wrong(rig, rig->path, "the server does not listen");
 }
 
 /* Two files, and a third that is opened as the row says, in small units. */
@@ -175,8 +192,11 @@ static bool make(struct rig *rig, const char *options)
     const struct rig_row *row = rig->row;
 
     switch (row->kind) {
-    case RIG_FILE:
     case RIG_CUFILE:
+        if (!gpunvme_mem_gpu_is_host())
+            unsetenv("GPUNVME_CUFILE_LIBRARY"); /* the stand-in does not reach a GPU's memory */
+        /* fall through */
+    case RIG_FILE:
         scratch(rig, row->folder, "file");
         snprintf(rig->uri, sizeof(rig->uri), "file:%s", rig->path);
         add_options(rig, row->options, options);
@@ -226,7 +246,8 @@ static bool not_here(const struct rig *rig, gpunvme_err_t err)
     const char *options = rig->row->options;
 
     if (rig->row->kind == RIG_CUFILE)
-        return strstr(gpunvme_err_detail(), "libcufile can't be loaded");
+        return err == GPUNVME_ERR_UNSUPPORTED ||
+               strstr(gpunvme_err_detail(), "libcufile can't be loaded");
     return err == GPUNVME_ERR_UNSUPPORTED && rig->row->kind == RIG_FILE && options &&
            strstr(options, "=on");
 }
@@ -295,8 +316,7 @@ bool rig_close(struct rig *rig)
     return !err || wrong(rig, "close", gpunvme_err_detail());
 }
 
-/* ---- Comparing
- * --------------------------------------------------------------------------------
+/* ---- Comparing --------------------------------------------------------------------------------
  */
 
 uint64_t rig_oracle_size(const struct rig *rig)

@@ -37,7 +37,7 @@ struct cuda_product {
     int compute;
     int out_dtype;
     int activation;
-    int vectors; /* four elements of C (and preact) at a time may be written */
+    int vectors; /* four elements of C, preact and bias at a time may be read and written */
 };
 
 /* A kernel's tiles. A block makes tile_m x tile_n elements of C. */

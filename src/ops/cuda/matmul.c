@@ -54,6 +54,8 @@ void cuda_set_vectors(struct cuda_product *p)
     set_operand_vectors(&p->b, in);
     p->vectors = multiple((int64_t)(uintptr_t)p->c, 4 * out) && multiple(p->ldc, 4) &&
                  multiple(p->stride_c, 4);
+    if (p->bias)
+        p->vectors = p->vectors && multiple((int64_t)(uintptr_t)p->bias, 4 * in);
     if (p->preact)
         p->vectors = p->vectors && multiple((int64_t)(uintptr_t)p->preact, 4 * in) &&
                      multiple(p->ld_preact, 4);

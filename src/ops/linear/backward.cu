@@ -16,7 +16,8 @@ static __device__ __forceinline__ float dz_at(const linear_dz &x, int64_t i, int
 
     if (x.activation == GPUNVME_OPS_ACT_NONE)
         return grad;
-    return grad * activate_grad(x.activation, load_element(x.preact, i * x.ld_preact + j, x.dtype));
+    return grad * activate_grad(x.activation, x.dtype,
+                                load_element(x.preact, i * x.ld_preact + j, x.dtype));
 }
 
 static __global__ void __launch_bounds__(THREADS) dz_atomic(const linear_dz x)
@@ -47,28 +48,16 @@ static __global__ void __launch_bounds__(THREADS) sum_columns(const linear_dz x)
 }
 
 /* Four elements at once, or those before the edge. */
-static __device__ __forceinline__ void load4(const linear_dz &x, const void *data, int64_t at,
-                                             int left, float *values)
+static __device__ __forceinline__ void load_some(const linear_dz &x, const void *data, int64_t at,
+                                                 int left, float *values)
 {
-    if (x.vectors && left >= 4 && x.dtype == GPUNVME_OPS_F32) {
-        float4 v = *(const float4 *)((const float *)data + at);
-
-        values[0] = v.x;
-        values[1] = v.y;
-        values[2] = v.z;
-        values[3] = v.w;
-    } else if (x.vectors && left >= 4) {
-        uint2 v = *(const uint2 *)((const uint16_t *)data + at);
-
-        values[0] = from_bits((uint16_t)v.x, x.dtype);
-        values[1] = from_bits((uint16_t)(v.x >> 16), x.dtype);
-        values[2] = from_bits((uint16_t)v.y, x.dtype);
-        values[3] = from_bits((uint16_t)(v.y >> 16), x.dtype);
-    } else {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            values[i] = i < left ? load_element(data, at + i, x.dtype) : 0;
+    if (x.vectors && left >= 4) {
+        load4(data, at, x.dtype, values);
+        return;
     }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        values[i] = i < left ? load_element(data, at + i, x.dtype) : 0;
 }
 
 /* Four elements of a row of dZ: stored, if wanted, and added to the lane's sums. */
@@ -77,12 +66,12 @@ static __device__ __forceinline__ void do_four(const linear_dz &x, int64_t i, in
 {
     float z[4], preact[4];
 
-    load4(x, x.grad_y, i * x.ld_grad_y + j, left, z);
+    load_some(x, x.grad_y, i * x.ld_grad_y + j, left, z);
     if (x.activation != GPUNVME_OPS_ACT_NONE) {
-        load4(x, x.preact, i * x.ld_preact + j, left, preact);
+        load_some(x, x.preact, i * x.ld_preact + j, left, preact);
 #pragma unroll
         for (int c = 0; c < 4; c++)
-            z[c] *= activate_grad(x.activation, preact[c]);
+            z[c] *= activate_grad(x.activation, x.dtype, preact[c]);
     }
 #pragma unroll
     for (int c = 0; c < 4; c++)

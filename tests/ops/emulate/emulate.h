@@ -94,6 +94,14 @@ static inline float __shfl_down_sync(unsigned, float x, int offset, int width)
     return y;
 }
 
+#define __expf expf
+
+/* The quotient, but 0 for divisors beyond 2^126. */
+static inline float __fdividef(float x, float y)
+{
+    return fabsf(y) > 0x1p126f && fabsf(y) < INFINITY ? x * 0 : x / y;
+}
+
 static inline void atomicAdd(float *to, float x)
 {
     *to += x;

@@ -81,6 +81,10 @@ bool ops_case_fetch(struct ops_case *c);
 /* Poisons the results, so that what is not written is seen. */
 bool ops_case_poison(struct ops_case *c);
 
+/* What a matmul's variant does to memory. False: it does not compute that, or is no matmul. */
+bool ops_case_analyze(const struct ops_case *c, const char *variant,
+                      struct gpunvme_matmul_metrics *metrics);
+
 double ops_case_flops(const struct ops_case *c);
 
 /*

@@ -424,6 +424,27 @@ static void print_table(const struct table *t)
         print_row(t, &t->rows[i]);
 }
 
+static void json_metrics(const struct table *t, const struct row *row, struct cli_json *json)
+{
+    struct gpunvme_matmul_metrics x;
+
+    if (row->blas || !ops_case_analyze(&t->data, row->name, &x))
+        return;
+    cli_json_object(json, "metrics");
+    cli_json_real(json, "global_load_bytes", x.global_load_nbytes);
+    cli_json_real(json, "global_store_bytes", x.global_store_nbytes);
+    cli_json_real(json, "shared_load_bytes", x.shared_load_nbytes);
+    cli_json_real(json, "shared_store_bytes", x.shared_store_nbytes);
+    cli_json_real(json, "arithmetic_intensity", x.arithmetic_intensity);
+    cli_json_real(json, "memory_efficiency", x.memory_efficiency);
+    cli_json_u64(json, "registers", (uint64_t)x.registers);
+    cli_json_u64(json, "threads_per_block", (uint64_t)x.threads_per_block);
+    cli_json_u64(json, "blocks", (uint64_t)x.blocks);
+    cli_json_u64(json, "shared_bytes", (uint64_t)x.shared_nbytes);
+    cli_json_real(json, "occupancy", x.occupancy);
+    cli_json_close(json);
+}
+
 static void json_row(const struct table *t, const struct row *row, struct cli_json *json)
 {
     const struct row *peer = row->blas ? NULL : peer_of(t, row);
@@ -443,6 +464,7 @@ static void json_row(const struct table *t, const struct row *row, struct cli_js
         cli_json_real(json, "to_variant_before", row[-1].median / row->median);
     if (peer)
         cli_json_real(json, t->cublas ? "to_cublaslt" : "to_openblas", peer->median / row->median);
+    json_metrics(t, row, json);
     cli_json_close(json);
 }
 

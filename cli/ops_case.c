@@ -244,6 +244,15 @@ gpunvme_ops_status_t ops_case_run(struct ops_case *c, const char *variant)
     return call(c, &exec, NULL);
 }
 
+bool ops_case_analyze(const struct ops_case *c, const char *variant,
+                      struct gpunvme_matmul_metrics *metrics)
+{
+    struct gpunvme_ops_exec exec = {.device = c->device, .variant = variant, .threads = c->threads};
+    struct gpunvme_matmul p = matmul_of(c);
+
+    return c->op == GPUNVME_OPS_MATMUL && !gpunvme_matmul_analyze(&p, &exec, metrics);
+}
+
 /* Half an ulp of f32, and what activations in f32 may lose: see tests/ops/test_linear.c. */
 #define EPS     0x1p-24
 #define ACT_EPS (16 * EPS)

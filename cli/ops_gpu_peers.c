@@ -86,7 +86,8 @@ static bool load_symbols(void *library)
 
 bool ops_cublas_open(struct ops_cublas *cublas)
 {
-    const char *names[] = {getenv("GPUNVME_CUBLASLT"), "libcublasLt.so.13", "libcublasLt.so.12"};
+    const char *names[] = {getenv("GPUNVME_CUBLASLT"), "libcublasLt.so.13", "libcublasLt.so.12",
+                           "/usr/local/cuda/lib64/libcublasLt.so"};
 
     memset(cublas, 0, sizeof(*cublas));
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && !cublas->library; i++)

@@ -62,6 +62,10 @@ expect_json
 expect_out '"operator": "linear-forward"'
 expect_out '"gflops": [0-9.]+'
 expect_out '"peak_gflops": [0-9.]+'
+gpunvme ops bench matmul --shape 32 --rounds 2 --variant packed --json
+expect 0
+expect_json
+expect_out '"global_load_bytes": [0-9.]+'
 
 promise "processor time can be counted instead of the clock's"
 gpunvme ops bench --shape 48 --variant blocked --rounds 1 --cpu-time

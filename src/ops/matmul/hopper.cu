@@ -289,11 +289,11 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
         registers_give_back<40>();
         if (threadIdx.x == 0)
             produce<MN_A, MN_B>(work, mem, DTYPE == GPUNVME_OPS_F32 ? 32 : 64);
-        __syncwarp();
     } else {
         registers_take<232>();
         consume<DTYPE, MN_A, MN_B>(work, mem, dynamic, threadIdx.x / 128 - 1);
     }
+    __syncwarp();   /* the barrier takes warps whose threads come together */
     cluster_sync(); /* nobody leaves while another may write to it */
 #endif
 }

@@ -186,7 +186,7 @@ static void run_cluster(unsigned first, unsigned grid)
     for (unsigned i = 0; i < nfibers; i++)
         start_fiber(i, first, grid);
     while (left) {
-        if (++rounds > 2000000)
+        if (++rounds > 200000)
             emulate_fail("threads wait for each other forever");
         for (unsigned i = 0; i < nfibers; i++) {
             if (fibers[i].done)

@@ -7,7 +7,8 @@
 
 #include <pthread.h>
 
-#define SIZE ((size_t)1 << 20)
+#define SIZE        ((size_t)1 << 20)
+#define LONG_BEFORE UINT64_C(25000000000) /* of 40 s */
 
 static uint8_t memory[SIZE];
 
@@ -146,7 +147,7 @@ static void a_lost_command_of_a_waiting_thread_is_a_timeout(void **state)
 
 static void a_controller_that_fails_is_reset_and_its_commands_sent_again(void **state)
 {
-    struct gpunvme_store *store = opened("sim:size=1M,fault=cfs:io:nth=30?threads=2");
+    struct gpunvme_store *store = opened("sim:size=1M,fault=cfs:io:nth=30?threads=2,timeout=120s");
     static struct gpunvme_io ios[100];
 
     (void)state;
@@ -156,7 +157,7 @@ static void a_controller_that_fails_is_reset_and_its_commands_sent_again(void **
             .op = GPUNVME_OP_WRITE, .offset = 700ull * i, .ptr = memory, .nbytes = 700};
     assert_ok(gpunvme_store_submit(store, ios, 100, NULL));
     for (unsigned i = 0; i < 100; i++)
-        assert_ok(gpunvme_io_wait(&ios[i], 0));
+        assert_ok(gpunvme_io_wait(&ios[i], LONG_BEFORE)); /* a command's time is up */
     memset(memory, 0, SIZE);
     assert_ok(gpunvme_store_read(store, 0, memory, GPUNVME_MEM_HOST, 70000, NULL));
     for (unsigned i = 0; i < 70000; i++)
@@ -164,9 +165,52 @@ static void a_controller_that_fails_is_reset_and_its_commands_sent_again(void **
     closed(store);
 }
 
+static _Atomic bool stop_resetting;
+
+static void *resets(void *store_)
+{
+    struct gpunvme_store *store = store_;
+    struct nvme_store *s = store->priv;
+
+    for (unsigned i = 0; i < 100 && !stop_resetting; i++) {
+        if (gpunvme_ctrl_reset(s->ctrl))
+            return "a reset";
+        usleep(3000);
+    }
+    return NULL;
+}
+
+static void resets_by_others_are_got_over(void **state)
+{
+    struct gpunvme_store *store = opened("sim:size=1M?threads=2,depth=8");
+    static struct gpunvme_io ios[64];
+    pthread_t thread;
+    void *failed;
+
+    (void)state;
+    stop_resetting = false;
+    pthread_create(&thread, NULL, resets, store);
+    for (unsigned round = 0; round < 300; round++) {
+        for (unsigned i = 0; i < 64; i++)
+            ios[i] = (struct gpunvme_io){.op = i % 3 ? GPUNVME_OP_READ : GPUNVME_OP_WRITE,
+                                         .offset = 700ull * i,
+                                         .ptr = memory + 700 * i,
+                                         .nbytes = 700};
+        assert_ok(gpunvme_store_submit(store, ios, 64, NULL));
+        for (unsigned i = 0; i < 64; i++)
+            assert_ok(gpunvme_io_wait(&ios[i], 0));
+        assert_ok(gpunvme_store_read(store, 99, memory + 90000, GPUNVME_MEM_HOST, 5000, NULL));
+    }
+    stop_resetting = true;
+    pthread_join(thread, &failed);
+    assert_null(failed);
+    closed(store);
+}
+
 static void a_drive_that_goes_ends_everything(void **state)
 {
-    struct gpunvme_store *store = opened("sim:size=1M,fault=remove:io:nth=40?threads=2,depth=16");
+    struct gpunvme_store *store =
+        opened("sim:size=1M,fault=remove:io:nth=40?threads=2,depth=16,timeout=120s");
     static struct gpunvme_io ios[500];
     unsigned nremoved = 0;
 
@@ -176,7 +220,7 @@ static void a_drive_that_goes_ends_everything(void **state)
             .op = GPUNVME_OP_READ, .offset = 512ull * i, .ptr = memory + 512ull * i, .nbytes = 512};
     assert_ok(gpunvme_store_submit(store, ios, 500, NULL));
     for (unsigned i = 0; i < 500; i++) {
-        gpunvme_err_t err = gpunvme_io_wait(&ios[i], 0);
+        gpunvme_err_t err = gpunvme_io_wait(&ios[i], LONG_BEFORE);
 
         nremoved += err == GPUNVME_ERR_REMOVED;
         if (err != GPUNVME_ERR_REMOVED)
@@ -266,6 +310,7 @@ int main(void)
         cmocka_unit_test(a_lost_command_is_a_timeout_and_the_others_are_not),
         cmocka_unit_test(a_lost_command_of_a_waiting_thread_is_a_timeout),
         cmocka_unit_test(a_controller_that_fails_is_reset_and_its_commands_sent_again),
+        cmocka_unit_test(resets_by_others_are_got_over),
         cmocka_unit_test(a_drive_that_goes_ends_everything),
         cmocka_unit_test(a_drive_that_goes_ends_the_threads_that_wait),
         cmocka_unit_test(a_drive_that_is_gone_is_not_opened_once_more),

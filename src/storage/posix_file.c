@@ -264,7 +264,8 @@ bool posix_file_is_warm(struct posix_file *file, uint64_t offset)
 
     if (file->in_memory)
         return true;
-    if (atomic_load_explicit(&file->no_nowait, memory_order_relaxed))
+    if (atomic_load_explicit(&file->no_nowait, memory_order_relaxed) ||
+        (file->wanted && posix_file_direct(file, GPUNVME_OP_READ, 0)))
         return false;
     if (!atomic_load_explicit(&file->cold, memory_order_relaxed))
         return true;

@@ -93,9 +93,12 @@ void posix_ring_pin(struct posix_ring *ring, const void *gpu_memory)
     if (atomic_load_explicit(&ring->tried, memory_order_acquire))
         return;
     pthread_mutex_lock(&ring->lock);
+    if (mem_cuda_present() && (gpunvme_mem_kind_of(gpu_memory, &mem, &gpu) || gpu < 0)) {
+        pthread_mutex_unlock(&ring->lock); /* no GPU memory: the copy will say so */
+        return;
+    }
     if (!atomic_load(&ring->tried)) {
-        if (!gpunvme_mem_kind_of(gpu_memory, &mem, &gpu) && gpu >= 0)
-            ring->gpu = (unsigned)gpu;
+        ring->gpu = gpu > 0 ? (unsigned)gpu : 0;
         if (pin(ring))
             snprintf(ring->why_not, sizeof(ring->why_not), "%s", gpunvme_err_detail());
         else

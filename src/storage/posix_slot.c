@@ -67,7 +67,10 @@ static void end_slot(struct posix_worker *w, struct posix_slot *slot, gpunvme_er
         next = op->next;
         posix_end_op(w, op, err);
     }
-    posix_free_slot(w, slot);
+    if (err == GPUNVME_ERR_TIMEOUT)
+        w->nlost++; /* the GPU may still write there, or read */
+    else
+        posix_free_slot(w, slot);
 }
 
 /* Pieces that the GPU could not take from the page cache after all go another way. */

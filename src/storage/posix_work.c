@@ -97,6 +97,10 @@ static void start_gpu(struct posix_worker *w, struct posix_op *op)
         posix_end_op(w, op, err);
         return;
     }
+    if (w->nlost == w->posix->ring.nslots) {
+        posix_end_op(w, op, base_fail(GPUNVME_ERR_GPU, "the GPU does not answer any more"));
+        return;
+    }
     if (!posix_put_in_slot(w, op)) {
         posix_append(&w->waiting, op);
         return;
@@ -243,7 +247,7 @@ static void one_turn(struct posix_worker *w, bool *stop)
         else
             reap_copies(w, true);
     }
-    if (w->waiting.first && w->free_slots) {
+    if (w->waiting.first && (w->free_slots || w->nlost)) {
         start_waiting(w);
         posix_seal(w);
     }

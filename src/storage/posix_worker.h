@@ -62,6 +62,7 @@ struct posix_worker {
     unsigned nops, nfree;
     struct posix_list waiting; /* taken, for want of a slot not started */
     struct posix_slot *slots, *free_slots;
+    unsigned nlost;                           /* slots that the GPU never gave back */
     struct posix_slot *open;                  /* takes small pieces */
     struct posix_slot *moving, **last_moving; /* copies are under way, the oldest first */
     uint64_t moved;                           /* bytes, not told to the tuner yet */

@@ -541,8 +541,12 @@ static bool make_loop(int *device, char *name, size_t room)
     *device = open(name, O_RDWR);
     if (*device < 0)
         return false;
-    if (!ioctl(*device, LOOP_SET_FD, fd))
+    if (!ioctl(*device, LOOP_SET_FD, fd)) {
+        const struct loop_info64 info = {.lo_flags = LO_FLAGS_AUTOCLEAR};
+
+        ioctl(*device, LOOP_SET_STATUS64, &info); /* it goes when nobody has it open */
         return true;
+    }
     close(*device);
     return false;
 }

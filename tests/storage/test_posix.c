@@ -197,7 +197,8 @@ static void holes_are_zeroes(void **state)
 
 static void thousands_of_small_reads_land_each_in_its_place(void **state)
 {
-    enum { N = 4000, SIZE = 700 };
+    /* The second half are neighbours where they pass through, but not in memory. */
+    enum { N = 4000, STEP = 720, SIZE = 704 };
     struct gpunvme_io *ios = calloc(N, sizeof(*ios)), *ended[64];
     struct gpunvme_batch *batch;
     uint8_t *got = malloc(ROOM);
@@ -209,8 +210,8 @@ static void thousands_of_small_reads_land_each_in_its_place(void **state)
     for (size_t i = 0; i < N; i++)
         ios[i] = (struct gpunvme_io){.mem = GPUNVME_MEM_GPU,
                                      .offset = (i * 7919 * 131) % (4 * MIB - SIZE),
-                                     .ptr = at(GPUNVME_MEM_GPU, i * SIZE + i % 3),
-                                     .nbytes = SIZE - 2};
+                                     .ptr = at(GPUNVME_MEM_GPU, i * STEP + (i < N / 2 ? i % 3 : 0)),
+                                     .nbytes = SIZE};
     assert_int_equal(gpunvme_store_submit(store, ios, N, batch), GPUNVME_OK);
     for (size_t n, left = N; left; left -= n)
         assert_int_equal(gpunvme_batch_poll(batch, 1, 64, ended, &n, 20000000000u), GPUNVME_OK);
@@ -218,7 +219,8 @@ static void thousands_of_small_reads_land_each_in_its_place(void **state)
     gpunvme_mem_copy(got, GPUNVME_MEM_HOST, gpu.gpu, GPUNVME_MEM_GPU, ROOM);
     for (size_t i = 0; i < N; i++) {
         assert_int_equal(ios[i].err, GPUNVME_OK);
-        assert_memory_equal(got + i * SIZE + i % 3, bytes + ios[i].offset, SIZE - 2);
+        assert_memory_equal(got + ((uint8_t *)ios[i].ptr - (uint8_t *)gpu.gpu),
+                            bytes + ios[i].offset, SIZE);
     }
     free(got);
     free(ios);
@@ -273,6 +275,43 @@ static void writes_change_what_they_should_and_nothing_else(void **state)
         assert_int_equal(gpunvme_close(store), GPUNVME_OK);
         store = NULL;
     }
+}
+
+static void reads_and_writes_of_a_batch_do_not_mix(void **state)
+{
+    enum { N = 2000, SIZE = 704, STEP = 720 }; /* neighbours in a slot, but not in memory */
+    struct gpunvme_io *ios = calloc(N, sizeof(*ios)), *ended[64];
+    uint8_t *got = malloc(ROOM), *file = malloc(ROOM);
+    struct gpunvme_batch *batch;
+
+    (void)state;
+    contains(4 * MIB);
+    open_as("", GPUNVME_OPEN_WRITE);
+    for (size_t i = 0; i < ROOM; i++)
+        got[i] = (uint8_t)(i * 31 + i / 720);
+    gpunvme_mem_copy(gpu.gpu, GPUNVME_MEM_GPU, got, GPUNVME_MEM_HOST, ROOM);
+    assert_int_equal(gpunvme_batch_create(&batch), GPUNVME_OK);
+    for (size_t i = 0; i < N; i++)
+        ios[i] = (struct gpunvme_io){.op = i % 2 ? GPUNVME_OP_WRITE : GPUNVME_OP_READ,
+                                     .mem = GPUNVME_MEM_GPU,
+                                     .offset = (N - i) * STEP,
+                                     .ptr = at(GPUNVME_MEM_GPU, i * STEP),
+                                     .nbytes = SIZE};
+    assert_int_equal(gpunvme_store_submit(store, ios, N, batch), GPUNVME_OK);
+    for (size_t n, left = N; left; left -= n)
+        assert_int_equal(gpunvme_batch_poll(batch, 1, 64, ended, &n, 20000000000u), GPUNVME_OK);
+    assert_int_equal(gpunvme_batch_destroy(batch), GPUNVME_OK);
+    assert_int_equal(pread(fd, file, 4 * MIB, 0), 4 * MIB);
+    for (size_t i = 0; i < N; i += 2) {
+        memcpy(got + i * STEP, bytes + ios[i].offset, SIZE);           /* read */
+        memcpy(bytes + ios[i + 1].offset, got + (i + 1) * STEP, SIZE); /* written */
+    }
+    assert_memory_equal(file, bytes, 4 * MIB);
+    gpunvme_mem_copy(file, GPUNVME_MEM_HOST, gpu.gpu, GPUNVME_MEM_GPU, ROOM);
+    assert_memory_equal(file, got, ROOM);
+    free(got);
+    free(file);
+    free(ios);
 }
 
 /* A tmpfs of 4 MiB, which only this process sees. */
@@ -652,6 +691,7 @@ int main(void)
         TEST(crooked_places_are_filled_exactly),
         BOTH(holes_are_zeroes),
         BOTH(thousands_of_small_reads_land_each_in_its_place),
+        BOTH(reads_and_writes_of_a_batch_do_not_mix),
         BOTH(writes_change_what_they_should_and_nothing_else),
         TEST(a_full_file_system_in_memory_is_nospc_and_the_store_goes_on),
         BOTH(a_limit_of_file_sizes_is_an_error_and_no_signal),

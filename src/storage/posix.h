@@ -7,6 +7,7 @@
  *   posix_uring.c  a ring of io_uring for each worker
  *   posix_ring.c   pinned memory in slots, and copies between it and the GPU
  *   posix_fill.c   writes into files in memory
+ *   posix_gate.c   writes past the page cache and through it, in turns
  *   posix_map.c    the page cache as the GPU's copy engine sees it
  *   posix_work.c   the worker: takes pieces, starts them, looks what has ended
  *   posix_request.c  what it asks the kernel for
@@ -251,6 +252,18 @@ bool posix_map_check(struct posix_map *map, struct posix_window *window, uint64_
                      size_t nbytes);
 void posix_map_release(struct posix_map *map, struct posix_window *window);
 
+/* ---- posix_gate.c ------------------------------------------------------------------------------
+ */
+
+struct posix_gate {
+    _Atomic int64_t writers; /* under way: > 0 past the page cache, < 0 through it */
+    _Atomic bool wanted;     /* one through it waits for its turn */
+};
+
+/* False: not now. Who wants to go through the page cache asks again until it may. */
+bool posix_gate_enter(struct posix_gate *gate, bool direct);
+void posix_gate_leave(struct posix_gate *gate, bool direct);
+
 /* ---- posix_fill.c ------------------------------------------------------------------------------
  */
 
@@ -281,6 +294,7 @@ struct posix {
     struct posix_ring ring;
     struct posix_map map;
     struct posix_fill fill;
+    struct posix_gate gate;     /* of writes */
     pthread_mutex_t write_lock; /* of a file in memory: the kernel's own makes them spin */
     unsigned threads, depth;
     bool uring;              /* workers have io_uring */

@@ -79,12 +79,57 @@ static void plan(const struct posix_worker *w, struct posix_op *op)
     }
 }
 
+/*
+ * Has other writes make way for this one. A direct one for which they don't goes through the page
+ * cache, where ragged ones go; false: it has to wait, and is kept.
+ */
+static bool enter(struct posix_worker *w, struct posix_op *op)
+{
+    struct posix *posix = w->posix;
+
+    if (posix_is_read(op) || posix->file.in_memory || posix->file.direct_fd < 0)
+        return true;
+    op->in_gate = op->direct && posix_gate_enter(&posix->gate, true);
+    if (!op->in_gate) {
+        op->direct = false;
+        op->in_gate = posix_gate_enter(&posix->gate, false);
+    }
+    if (!op->in_gate) {
+        op->next_gated = w->gated;
+        w->gated = op;
+    }
+    return op->in_gate;
+}
+
+static void leave(struct posix_worker *w, struct posix_op *op)
+{
+    if (op->in_gate)
+        posix_gate_leave(&w->posix->gate, op->direct);
+    op->in_gate = false;
+}
+
+size_t posix_advance_gated(struct posix_worker *w)
+{
+    struct posix_op *next, *op = w->gated;
+    size_t n = 0;
+
+    w->gated = NULL;
+    for (; op; op = next) {
+        next = op->next_gated;
+        posix_advance(w, op);
+    }
+    for (op = w->gated; op; op = op->next_gated)
+        n++;
+    return n;
+}
+
 /* What came of a request: bytes, or -errno. */
 static void took(struct posix_worker *w, struct posix_op *op, ssize_t result)
 {
     struct posix_file *file = &w->posix->file;
     size_t left = op->piece.nbytes - op->done, got;
 
+    leave(w, op);
     if (result == -EINTR || result == -EAGAIN || result == -ECANCELED) {
         op->here = true; /* try it in this thread, where it may wait */
     } else if (result < 0 && op->direct && (result == -EINVAL || result == -EOPNOTSUPP)) {
@@ -161,7 +206,7 @@ void posix_advance(struct posix_worker *w, struct posix_op *op)
 {
     while (!op->error && !op->end && op->done < op->piece.nbytes) {
         plan(w, op);
-        if (ask_uring(w, op))
+        if (!enter(w, op) || ask_uring(w, op))
             return;
         took(w, op, move_here(w, op));
     }

@@ -16,7 +16,8 @@
 
 #define WAIT_BUSY_NS 1000000u     /* for a drive, with pieces in hand: others may come meanwhile */
 #define WAIT_COPY_NS 10000000000u /* for the GPU */
-#define NAP_NS       20000000u    /* of a worker that is not needed */
+#define NAP_GATED_NS 20000u
+#define NAP_NS       20000000u /* of a worker that is not needed */
 
 /* Naps while the GPU copies are short: see posix_slot_wait(). */
 #define TIMER_SLACK_NS 2000ul
@@ -231,6 +232,14 @@ static void map_ahead(struct posix_worker *w)
     w->end = 0;
 }
 
+/* Other workers have writes under way that this one's have to wait for. */
+static void nap(void)
+{
+    const struct timespec time = {.tv_nsec = NAP_GATED_NS};
+
+    nanosleep(&time, NULL);
+}
+
 static void one_turn(struct posix_worker *w, bool *stop)
 {
     size_t n = take(w, stop), ended;
@@ -241,6 +250,8 @@ static void one_turn(struct posix_worker *w, bool *stop)
     ended = reap(w);
     if (!n || !w->free_slots) /* to ask about copies costs more than to ask for some */
         ended += reap_copies(w, false);
+    if (w->gated && posix_advance_gated(w) && !n && !ended && !posix_uring_in_flight(w->uring))
+        nap();
     if (!n && !ended && w->nfree < w->nops) {
         if (posix_uring_in_flight(w->uring))
             posix_uring_submit(w->uring, w->moving ? WAIT_BUSY_NS / 20 : WAIT_BUSY_NS);

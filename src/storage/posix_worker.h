@@ -28,6 +28,8 @@ struct posix_op {
     size_t asked, before; /* the first `before` bytes are not ours, but O_DIRECT wants them */
     uint8_t *memory;
     bool direct;
+    bool in_gate;                /* a write that others make way for */
+    struct posix_op *next_gated; /* of those that others do not make way for yet */
 
     struct posix_window *window; /* mapped: where the GPU reads it */
     struct posix_op *next;       /* of the free ones, of those in a slot, of those that wait */
@@ -61,6 +63,7 @@ struct posix_worker {
     struct crew_piece *pieces;
     unsigned nops, nfree;
     struct posix_list waiting; /* taken, for want of a slot not started */
+    struct posix_op *gated;    /* writes that wait until direct ones have ended */
     struct posix_slot *slots, *free_slots;
     unsigned nlost;                           /* slots that the GPU never gave back */
     struct posix_slot *open;                  /* takes small pieces */
@@ -110,6 +113,10 @@ void posix_slot_is_copied(struct posix_worker *w, struct posix_slot *slot, gpunv
 /* ---- posix_request.c ---------------------------------------------------------------------------
  */
 void posix_advance(struct posix_worker *w, struct posix_op *op);
+
+/* Goes on with writes whose turn it may be; how many wait still. */
+size_t posix_advance_gated(struct posix_worker *w);
+
 void posix_start_flush(struct posix_worker *w, struct posix_op *op);
 
 /* What came of a request of io_uring: bytes, or -errno. */

@@ -4,6 +4,7 @@
  * pair and keeps up to `depth` commands in flight there. A thread that waits for one short transfer
  * of its own does it by itself, on a worker's queue.
  */
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,7 +83,9 @@ static void wait_a_little(struct nvme_store *s, struct gpunvme_ioq *ioq, struct 
         gpunvme_ctrl_check(s->ctrl);
         lull->looked = now;
     }
-    if (waited >= SPIN_NS) {
+    if (waited < SPIN_NS) {
+        sched_yield(); /* to whoever is to complete it, where he is a thread without a core */
+    } else {
         uint64_t ns = waited / 8;
 
         lull->turns -= 1; /* from now on each turn is a sleep */

@@ -8,7 +8,7 @@
  *   store_rate --uri file:/dev/shm/x --make 4G --mem gpu
  *       --op read|write      read
  *       --mem host|pinned|gpu
- *       --total BYTES        to move in a run; the size of the store
+ *       --total BYTES        to move in a run; at most, and without it, the size of the store
  *       --block BYTES        of a request; all in one
  *       --batch N            requests in flight: submitted together, each replaced when it ends;
  *                            0, the default: calls that wait, one after the other
@@ -520,12 +520,11 @@ int main(int argc, char **argv)
         path_of(j.uri, path, sizeof(path));
         make_file(path, j.make);
     }
-    if (!j.total) {
-        check(j.uri, gpunvme_open(j.uri, 0, &j.store));
-        check(j.uri, gpunvme_store_size(j.store, &size));
-        check(j.uri, gpunvme_close(j.store));
+    check(j.uri, gpunvme_open(j.uri, 0, &j.store));
+    check(j.uri, gpunvme_store_size(j.store, &size));
+    check(j.uri, gpunvme_close(j.store));
+    if (!j.total || j.total > size)
         j.total = (size_t)size & ~(size_t)7;
-    }
     if (!j.block)
         j.block = j.total;
     if (j.block > j.total) {

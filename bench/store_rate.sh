@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+#
+# All ways between a file of the kernel and memory: tmpfs, the page cache and the drive, in long
+# reads, random ones and batches of small ones. JSON, a file for each question, in FOLDER.
+#
+#   bench/store_rate.sh BUILD FOLDER [gpu|pinned|host] [BYTES]
+#
+# BYTES (4G) is the size of the files, in /dev/shm and in GPUNVME_DISK_DIR (/tmp).
+set -euo pipefail
+
+build=$1 out=$2 mem=${3:-gpu} size=${4:-4G}
+rate=$build/bench/store_rate
+ram=/dev/shm/gpunvme-rate disk=${GPUNVME_DISK_DIR:-/tmp}/gpunvme-rate
+mkdir -p "$out"
+trap 'rm -f "$ram" "$disk"' EXIT
+
+# ask NAME arguments…
+ask() {
+    local name=$1
+    shift
+    echo "== $name" >&2
+    timeout 300 "$rate" --mem "$mem" "$@" > "$out/$name.json" || echo "$name: no result" >&2
+}
+
+ways=";map=off;map=on;map=off,chunk=256K;map=off,chunk=512K;map=off,chunk=1M;map=off,chunk=2M"
+ways+=";map=off,depth=2,chunk=512K;map=off,threads=8;map=off,threads=12"
+
+ask tmpfs_read --uri "file:$ram" --make "$size" --vary "$ways"
+ask tmpfs_read_whole --uri "file:$ram" --whole --vary ";map=off;map=on"
+ask tmpfs_64k --uri "file:$ram" --block 64K --batch 10000 --random --total 655360000 \
+    --vary ";map=off;map=on;map=off,depth=128"
+ask tmpfs_4k --uri "file:$ram" --block 4K --batch 8192 --random --total 1G \
+    --vary ";map=off;map=on;map=off,depth=128;map=off,threads=4"
+ask tmpfs_4k_calls --uri "file:$ram" --block 4K --random --total 64M
+ask tmpfs_write --uri "file:$ram" --op write --vary ";map=off;chunk=256K;chunk=1M;threads=8"
+rm -f "$ram"
+ask cached_read --uri "file:$disk" --make "$size" --vary "$ways"
+ask cached_read_whole --uri "file:$disk" --whole --vary ";map=off;map=on"
+ask cold_read --uri "file:$disk" --cold --runs 3 \
+    --vary ";direct=off;uring=off;chunk=1M;threads=4,chunk=1M"
+ask cold_64k --uri "file:$disk" --cold --block 64K --batch 256 --random --total 1G --runs 3
+ask cold_4k --uri "file:$disk" --cold --block 4K --batch 1024 --random --total 256M --runs 3

@@ -24,7 +24,7 @@
 #define MAX_SLOTS       8u          /* of a worker */
 #define MIN_SLOTS       2u          /* one is filled while the other is copied */
 #define ENOUGH_SLOTS    64u /* of all workers: to pin more costs time when it is first used */
-#define DEPTH           64u
+#define DEPTH           128u
 #define MAX_THREADS     16u
 #define MIN_THREADS     2u
 #define BLIND_THREADS   8u /* at least, where each waits for one request at a time */

@@ -26,6 +26,7 @@ void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err
     if (done)
         store_moved(w->store, kind, route, done);
     w->moved += done;
+    w->in_hand -= op->piece.nbytes;
     crew_end(&op->piece, err, done);
     op->next = w->free;
     w->free = op;

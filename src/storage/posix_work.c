@@ -14,10 +14,11 @@
 #include "storage/futex.h"
 #include "storage/posix_worker.h"
 
-#define WAIT_BUSY_NS 1000000u     /* for a drive, with pieces in hand: others may come meanwhile */
-#define WAIT_COPY_NS 10000000000u /* for the GPU */
-#define NAP_GATED_NS 20000u
-#define NAP_NS       20000000u /* of a worker that is not needed */
+#define WAIT_BUSY_NS  1000000u     /* for a drive, with pieces in hand: others may come meanwhile */
+#define WAIT_COPY_NS  10000000000u /* for the GPU */
+#define ENOUGH_NBYTES (8u << 20)   /* in a worker's hands */
+#define NAP_GATED_NS  20000u
+#define NAP_NS        20000000u /* of a worker that is not needed */
 
 /* Naps while the GPU copies are short: see posix_slot_wait(). */
 #define TIMER_SLACK_NS 2000ul
@@ -130,6 +131,7 @@ static struct posix_op *new_op(struct posix_worker *w, const struct crew_piece *
     w->nfree--;
     memset(op, 0, sizeof(*op));
     op->piece = *piece;
+    w->in_hand += piece->nbytes;
     if (posix_is_gpu(op) && piece->nbytes)
         op->gpu = posix_gpu_of(piece->ptr);
     return op;
@@ -145,7 +147,8 @@ static size_t take(struct posix_worker *w, bool *stop)
     size_t room = crew_waiting(w->crew->crew) / active;
     bool busy = w->nfree < w->nops;
 
-    if (w->waiting.first)
+    /* More would keep no drive busier, and others from it. */
+    if (w->waiting.first || w->in_hand > ENOUGH_NBYTES)
         return 0;
     if (!room)
         room = 1;

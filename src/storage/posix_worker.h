@@ -62,6 +62,7 @@ struct posix_worker {
     struct posix_op *ops, *free;
     struct crew_piece *pieces;
     unsigned nops, nfree;
+    size_t in_hand;            /* bytes of pieces that are not free */
     struct posix_list waiting; /* taken, for want of a slot not started */
     struct posix_op *gated;    /* writes that wait until direct ones have ended */
     struct posix_slot *slots, *free_slots;

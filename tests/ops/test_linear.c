@@ -43,6 +43,7 @@ struct request {
     struct shape shape;
     int activation, dtype, grad_dtype;
     bool bias, preact, accumulate;
+    bool aligned; /* rows begin at multiples of 16 bytes */
     int threads;
 };
 
@@ -91,15 +92,20 @@ static void expect_near(const char *variant, const struct request *q, const char
                  got, result, error);
 }
 
+static int64_t pad(const struct request *q, int64_t odd)
+{
+    return q->aligned ? 8 : odd;
+}
+
 static void test_forward(const char *variant, void *arg)
 {
     const struct request *q = arg;
     const struct shape *s = &q->shape;
-    struct mat x = mat_new(s->rows, s->in, 3, 1, q->dtype);
-    struct mat w = mat_new(s->out, s->in, 1, 1, q->dtype);
+    struct mat x = mat_new(s->rows, s->in, pad(q, 3), 1, q->dtype);
+    struct mat w = mat_new(s->out, s->in, pad(q, 1), 1, q->dtype);
     struct mat bias = mat_new(1, s->out, 0, 1, q->dtype);
-    struct mat y = mat_new(s->rows, s->out, 5, 1, q->dtype);
-    struct mat preact = mat_new(s->rows, s->out, 2, 1, q->dtype);
+    struct mat y = mat_new(s->rows, s->out, pad(q, 5), 1, q->dtype);
+    struct mat preact = mat_new(s->rows, s->out, pad(q, 2), 1, q->dtype);
     struct gpunvme_linear p = {.rows = s->rows,
                                .in = s->in,
                                .out = s->out,
@@ -177,6 +183,21 @@ static void forward_is_right_for_every_activation(void **state)
                                          .preact = true});
 }
 
+/* What can be read and written in vectors, is: also by several of the GPU's tiles. */
+static void forward_is_right_with_aligned_rows(void **state)
+{
+    (void)state;
+    for (int activation = 0; activation < GPUNVME_OPS_NACTS; activation++)
+        for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+            for (int ragged = 0; ragged < 2; ragged++)
+                forward((struct request){.shape = {136, 72, ragged ? 263 : 264},
+                                         .activation = activation,
+                                         .dtype = dtype,
+                                         .bias = true,
+                                         .preact = activation % 2,
+                                         .aligned = true});
+}
+
 static void bias_and_preactivation_are_optional(void **state)
 {
     (void)state;
@@ -222,9 +243,12 @@ static struct gradients make(const struct request *q)
 {
     const struct shape *s = &q->shape;
     struct gradients g = {
-        mat_new(s->rows, s->in, 3, 1, q->dtype),  mat_new(s->out, s->in, 1, 1, q->dtype),
-        mat_new(s->rows, s->out, 2, 1, q->dtype), mat_new(s->rows, s->out, 4, 1, q->dtype),
-        mat_new(s->rows, s->in, 5, 1, q->dtype),  mat_new(s->out, s->in, 7, 1, q->grad_dtype),
+        mat_new(s->rows, s->in, pad(q, 3), 1, q->dtype),
+        mat_new(s->out, s->in, pad(q, 1), 1, q->dtype),
+        mat_new(s->rows, s->out, pad(q, 2), 1, q->dtype),
+        mat_new(s->rows, s->out, pad(q, 4), 1, q->dtype),
+        mat_new(s->rows, s->in, pad(q, 5), 1, q->dtype),
+        mat_new(s->out, s->in, pad(q, 7), 1, q->grad_dtype),
         mat_new(1, s->out, 0, 1, q->grad_dtype),
     };
 
@@ -425,6 +449,19 @@ static void backward_is_right_for_every_activation(void **state)
                     .grad_dtype = dtype});
 }
 
+static void backward_is_right_with_aligned_rows(void **state)
+{
+    (void)state;
+    for (int activation = 0; activation < GPUNVME_OPS_NACTS; activation++)
+        for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+            backward((struct request){.shape = {264, 48, 136},
+                                      .activation = activation,
+                                      .dtype = dtype,
+                                      .grad_dtype = activation % 2 ? 0 : dtype,
+                                      .accumulate = activation % 2,
+                                      .aligned = true});
+}
+
 static void gradients_of_parameters_can_be_added_to(void **state)
 {
     (void)state;
@@ -568,10 +605,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(forward_is_right_for_every_activation),
+        cmocka_unit_test(forward_is_right_with_aligned_rows),
         cmocka_unit_test(bias_and_preactivation_are_optional),
         cmocka_unit_test(no_rows_are_no_work),
         cmocka_unit_test(activations_hold_at_the_ends),
         cmocka_unit_test(backward_is_right_for_every_activation),
+        cmocka_unit_test(backward_is_right_with_aligned_rows),
         cmocka_unit_test(gradients_of_parameters_can_be_added_to),
         cmocka_unit_test(without_rows_gradients_of_parameters_are_zero),
         cmocka_unit_test(any_of_the_gradients_can_be_left_out),

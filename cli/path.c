@@ -106,7 +106,7 @@ static void describe_faster(const struct cli_device *device, struct cli_path *pa
     SET(faster[path->nfaster++],
         "tier 3, I/O issued by kernels (docs/GPU.md): not by this command");
     if (device->is_sim)
-        SET(faster[path->nfaster++], "GPUDirect Storage (cuFile): not in this build yet");
+        SET(faster[path->nfaster++], "files by GPUDirect Storage (cuFile): gpunvme store");
 }
 
 void cli_path_describe(struct cli_device *device, const struct gpunvme_ns *ns,

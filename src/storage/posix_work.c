@@ -17,6 +17,7 @@
 #define WAIT_BUSY_NS  1000000u     /* for a drive, with pieces in hand: others may come meanwhile */
 #define WAIT_COPY_NS  10000000000u /* for the GPU */
 #define ENOUGH_NBYTES (8u << 20)   /* in a worker's hands */
+#define MAPPED_NBYTES (64u << 10)  /* less is copied sooner than its pages are looked up */
 #define NAP_GATED_NS  20000u
 #define NAP_NS        20000000u /* of a worker that is not needed */
 
@@ -37,6 +38,8 @@ static bool start_mapped(struct posix_worker *w, struct posix_op *op)
 
     if (!atomic_load_explicit(&map->on, memory_order_relaxed) || op->unmapped || !w->free_slots ||
         !posix_is_gpu(op) || !posix_is_read(op))
+        return false;
+    if (piece->nbytes < MAPPED_NBYTES && !map->eager)
         return false;
     end = piece->io->offset + piece->io->nbytes;
     cpu = posix_map_hold(map, piece->offset, piece->nbytes, end, w->posix->ring.gpu, &op->window);

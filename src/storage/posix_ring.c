@@ -144,6 +144,14 @@ static gpunvme_err_t stream_of(struct posix_slot *slot, const struct posix_op *o
     return err;
 }
 
+/* CUDA refuses a copy that goes from one allocation into the next; a transfer's memory is one. */
+static bool is_one_memory(const struct posix_op *a, const struct posix_op *b)
+{
+    const struct gpunvme_io *x = a->piece.io, *y = b->piece.io;
+
+    return x == y || (x->priv.region && x->priv.region == y->priv.region);
+}
+
 /* Pieces that lie one behind the other on both sides, from `op` on, are one copy. */
 static size_t run_of(struct posix_op *op, struct posix_op **next)
 {
@@ -151,7 +159,8 @@ static size_t run_of(struct posix_op *op, struct posix_op **next)
 
     for (*next = op->next; *next; *next = (*next)->next) {
         if ((*next)->cpu != op->cpu + nbytes || (*next)->piece.ptr != op->piece.ptr + nbytes ||
-            (*next)->piece.io->mem != GPUNVME_MEM_GPU || (*next)->window != op->window)
+            (*next)->piece.io->mem != GPUNVME_MEM_GPU || (*next)->window != op->window ||
+            !is_one_memory(op, *next))
             break;
         nbytes += posix_op_nbytes(*next);
     }

@@ -80,6 +80,13 @@ static bool is_crooked(const struct posix_worker *w, const struct posix_op *op)
             (uintptr_t)op->piece.ptr & (file->memory_align - 1));
 }
 
+/* It would be mapped, had it a slot: `require=mapped` is to wait for one. */
+static bool lacks_slot(const struct posix_worker *w, const struct posix_op *op)
+{
+    return atomic_load_explicit(&w->posix->map.on, memory_order_relaxed) && posix_is_read(op) &&
+           !op->unmapped && !w->free_slots && w->nlost < w->posix->ring.nslots;
+}
+
 static void start_host(struct posix_worker *w, struct posix_op *op)
 {
     op->cpu = op->piece.ptr;
@@ -98,6 +105,10 @@ static void start_gpu(struct posix_worker *w, struct posix_op *op)
     if (start_mapped(w, op))
         return;
     err = store_allows(w->store, GPUNVME_MEM_GPU, GPUNVME_ROUTE_BOUNCE);
+    if (err && lacks_slot(w, op)) {
+        posix_append(&w->waiting, op);
+        return;
+    }
     if (err) {
         posix_end_op(w, op, err);
         return;

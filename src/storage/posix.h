@@ -157,6 +157,7 @@ struct posix_ring {
     _Atomic bool tried;
     enum gpunvme_mem mem; /* PINNED, or HOST where it could not be pinned */
     unsigned gpu;         /* for which it was */
+    _Atomic bool lost;    /* a GPU may reach for some of it for ever */
     char why_not[160];
 };
 
@@ -180,6 +181,7 @@ struct posix_slot {
     enum posix_slot_state state;
     bool sealed;    /* takes no more pieces */
     bool mapped;    /* its pieces are in the page cache, its memory is not used */
+    bool lost;      /* copies that were started do not end */
     unsigned nbusy; /* pieces whose bytes the file still moves */
     unsigned gpu;   /* all are on the same */
     struct posix_op *first, **last;
@@ -251,6 +253,9 @@ gpunvme_err_t posix_map_copy_emulated(void *dst, const void *src, size_t nbytes)
 bool posix_map_check(struct posix_map *map, struct posix_window *window, uint64_t offset,
                      size_t nbytes);
 void posix_map_release(struct posix_map *map, struct posix_window *window);
+
+/* Holds it for good: a copy out of it does not end. */
+void posix_map_keep(struct posix_map *map, struct posix_window *window);
 
 /* ---- posix_gate.c ------------------------------------------------------------------------------
  */

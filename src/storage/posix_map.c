@@ -46,7 +46,17 @@ struct posix_window {
     unsigned users;
     uint64_t heat; /* bytes that were read in it */
     size_t number;
+    struct posix_window *next_kept;
 };
+
+static _Atomic(struct posix_window *) kept; /* for as long as the process lives */
+
+static void keep_for_ever(struct posix_window *window)
+{
+    window->next_kept = atomic_load(&kept);
+    while (!atomic_compare_exchange_weak(&kept, &window->next_kept, window))
+        ;
+}
 
 static bool open_pagemap(struct posix_map *map)
 {
@@ -93,6 +103,10 @@ static void unmake(struct posix_window *window)
 void posix_map_destroy(struct posix_map *map)
 {
     for (size_t i = 0; i < map->nwindows; i++) {
+        if (map->windows[i] && map->windows[i]->users) { /* posix_map_keep() */
+            keep_for_ever(map->windows[i]);
+            continue;
+        }
         if (map->windows[i])
             unmake(map->windows[i]);
         free(map->windows[i]);
@@ -361,4 +375,11 @@ void posix_map_release(struct posix_map *map, struct posix_window *window)
         unmake(window);
         free(window);
     }
+}
+
+void posix_map_keep(struct posix_map *map, struct posix_window *window)
+{
+    pthread_mutex_lock(&map->lock);
+    window->users++;
+    pthread_mutex_unlock(&map->lock);
 }

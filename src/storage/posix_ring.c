@@ -65,9 +65,11 @@ gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nworkers, unsi
 
 void posix_ring_destroy(struct posix_ring *ring)
 {
-    gpunvme_mem_unregister(&ring->pinned);
-    if (ring->base)
-        munmap(ring->base, ring->nbytes);
+    if (!atomic_load(&ring->lost)) {
+        gpunvme_mem_unregister(&ring->pinned);
+        if (ring->base)
+            munmap(ring->base, ring->nbytes);
+    }
     if (ring->fd >= 0)
         close(ring->fd);
     pthread_mutex_destroy(&ring->lock);

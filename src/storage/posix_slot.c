@@ -68,10 +68,17 @@ static void end_slot(struct posix_worker *w, struct posix_slot *slot, gpunvme_er
         next = op->next;
         posix_end_op(w, op, err);
     }
-    if (err == GPUNVME_ERR_TIMEOUT)
+    if (slot->lost)
         w->nlost++; /* the GPU may still write there, or read */
     else
         posix_free_slot(w, slot);
+}
+
+/* Their windows must stay as they are: the GPU may still read there. */
+static void keep_windows(struct posix_worker *w, struct posix_slot *slot)
+{
+    for (struct posix_op *op = slot->first; op; op = op->next)
+        posix_map_keep(&w->posix->map, op->window);
 }
 
 /* Pieces that the GPU could not take from the page cache after all go another way. */
@@ -79,6 +86,11 @@ static void end_mapped(struct posix_worker *w, struct posix_slot *slot, gpunvme_
 {
     struct posix_op *next, *op = slot->first;
 
+    if (slot->lost) { /* no other way may end well while this one may still write */
+        keep_windows(w, slot);
+        end_slot(w, slot, err);
+        return;
+    }
     posix_free_slot(w, slot);
     for (; op; op = next) {
         next = op->next;
@@ -100,6 +112,7 @@ void posix_slot_is_copied(struct posix_worker *w, struct posix_slot *slot, gpunv
 {
     struct posix_op *next;
 
+    slot->lost = slot->lost || err == GPUNVME_ERR_TIMEOUT;
     if (slot->mapped) {
         end_mapped(w, slot, err);
     } else if (err || slot->op == GPUNVME_OP_READ) {
@@ -116,14 +129,18 @@ void posix_slot_is_copied(struct posix_worker *w, struct posix_slot *slot, gpunv
 static void copy_slot(struct posix_worker *w, struct posix_slot *slot)
 {
     gpunvme_err_t err = posix_slot_copy(w->posix, slot);
+    struct base_failure failure;
     bool done = false;
 
     slot->state = POSIX_SLOT_MOVING;
     /* A GPU has hardly begun; without one, or without a copy for it, it has been done. */
     if (!err && (gpunvme_mem_gpu_is_host() || !slot->streams[slot->gpu]))
         err = posix_slot_copied(slot, &done);
-    if (err)
-        posix_slot_wait(slot, WAIT_NS); /* for those that were started */
+    if (err) { /* those that were started go on */
+        base_keep(&failure, err);
+        slot->lost = posix_slot_wait(slot, WAIT_NS) == GPUNVME_ERR_TIMEOUT;
+        base_restore(&failure);
+    }
     if (err || done) {
         posix_slot_is_copied(w, slot, err);
         return;

@@ -317,6 +317,14 @@ static void work(struct crew_worker *crew_worker)
     posix_uring_destroy(w->uring);
 }
 
+/* What is on a stream that does not end may still reach for the slot's memory. */
+static void drop_streams(struct posix_worker *w, const struct posix_slot *slot)
+{
+    for (unsigned gpu = 0; gpu < POSIX_MAX_GPUS; gpu++)
+        if (gpunvme_mem_stream_destroy(slot->streams[gpu]) == GPUNVME_ERR_TIMEOUT)
+            atomic_store(&w->posix->ring.lost, true);
+}
+
 static void release(struct crew_worker *crew_worker)
 {
     struct posix_worker *w = crew_worker->state;
@@ -324,8 +332,7 @@ static void release(struct crew_worker *crew_worker)
     if (!w)
         return;
     for (unsigned i = 0; w->slots && i < w->posix->ring.nslots; i++)
-        for (unsigned gpu = 0; gpu < POSIX_MAX_GPUS; gpu++)
-            gpunvme_mem_stream_destroy(w->slots[i].streams[gpu]);
+        drop_streams(w, &w->slots[i]);
     free(w->slots);
     free(w->ops);
     free(w->pieces);

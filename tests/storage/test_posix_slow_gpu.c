@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The posix backend with a GPU that takes its time, fails, or never ends: what the linker puts in
+ * place of the copies' calls (--wrap) plays it, so that this needs no GPU.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/fail.h"
+#include "gpunvme/memory.h"
+#include "gpunvme/storage.h"
+#include "storage/posix.h"
+
+#define KIB    ((size_t)1 << 10)
+#define MIB    ((size_t)1 << 20)
+#define NBYTES (4 * MIB)
+
+static char path[64], uri[160];
+static int fd;
+static uint8_t *bytes;
+static struct gpunvme_buf gpu;
+static struct gpunvme_store *store;
+
+/* ---- The GPU -----------------------------------------------------------------------------------
+ */
+
+static _Atomic unsigned not_yet; /* so many looks say that a copy is not done */
+static _Atomic unsigned hangs;   /* so many waits come to nothing */
+static _Atomic bool fails, stuck;
+static _Atomic size_t largest; /* copy */
+static const void *_Atomic last_src;
+
+gpunvme_err_t __real_gpunvme_mem_stream_query(struct gpunvme_mem_stream *stream, bool *done);
+gpunvme_err_t __wrap_gpunvme_mem_stream_query(struct gpunvme_mem_stream *stream, bool *done);
+gpunvme_err_t __wrap_gpunvme_mem_stream_query(struct gpunvme_mem_stream *stream, bool *done)
+{
+    gpunvme_err_t err = __real_gpunvme_mem_stream_query(stream, done);
+
+    if (not_yet) {
+        not_yet--;
+        *done = false;
+    }
+    return err;
+}
+
+gpunvme_err_t __real_gpunvme_mem_stream_destroy(struct gpunvme_mem_stream *stream);
+gpunvme_err_t __wrap_gpunvme_mem_stream_destroy(struct gpunvme_mem_stream *stream);
+gpunvme_err_t __wrap_gpunvme_mem_stream_destroy(struct gpunvme_mem_stream *stream)
+{
+    gpunvme_err_t err = __real_gpunvme_mem_stream_destroy(stream);
+
+    return stream && stuck ? GPUNVME_ERR_TIMEOUT : err;
+}
+
+static gpunvme_err_t copied(const void *src, size_t nbytes)
+{
+    last_src = src;
+    if (largest < nbytes)
+        largest = nbytes;
+    return fails ? base_fail(GPUNVME_ERR_GPU, "the GPU of this test fails") : GPUNVME_OK;
+}
+
+gpunvme_err_t __real_gpunvme_mem_copy_async(void *dst, enum gpunvme_mem dst_mem, const void *src,
+                                            enum gpunvme_mem src_mem, size_t nbytes,
+                                            struct gpunvme_mem_stream *stream);
+gpunvme_err_t __wrap_gpunvme_mem_copy_async(void *dst, enum gpunvme_mem dst_mem, const void *src,
+                                            enum gpunvme_mem src_mem, size_t nbytes,
+                                            struct gpunvme_mem_stream *stream);
+gpunvme_err_t __wrap_gpunvme_mem_copy_async(void *dst, enum gpunvme_mem dst_mem, const void *src,
+                                            enum gpunvme_mem src_mem, size_t nbytes,
+                                            struct gpunvme_mem_stream *stream)
+{
+    gpunvme_err_t err = copied(src, nbytes);
+
+    return err ? err : __real_gpunvme_mem_copy_async(dst, dst_mem, src, src_mem, nbytes, stream);
+}
+
+gpunvme_err_t __real_gpunvme_mem_copy_batch(const struct gpunvme_mem_piece *pieces, size_t n,
+                                            struct gpunvme_mem_stream *stream);
+gpunvme_err_t __wrap_gpunvme_mem_copy_batch(const struct gpunvme_mem_piece *pieces, size_t n,
+                                            struct gpunvme_mem_stream *stream);
+gpunvme_err_t __wrap_gpunvme_mem_copy_batch(const struct gpunvme_mem_piece *pieces, size_t n,
+                                            struct gpunvme_mem_stream *stream)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    for (size_t i = 0; i < n && !err; i++)
+        err = copied(pieces[i].src, pieces[i].nbytes);
+    return err ? err : __real_gpunvme_mem_copy_batch(pieces, n, stream);
+}
+
+gpunvme_err_t __real_posix_slot_wait(struct posix_slot *slot, uint64_t timeout_ns);
+gpunvme_err_t __wrap_posix_slot_wait(struct posix_slot *slot, uint64_t timeout_ns);
+gpunvme_err_t __wrap_posix_slot_wait(struct posix_slot *slot, uint64_t timeout_ns)
+{
+    if (hangs) {
+        hangs--;
+        not_yet = 0;
+        return base_fail(GPUNVME_ERR_TIMEOUT, "the GPU of this test hangs");
+    }
+    return __real_posix_slot_wait(slot, timeout_ns);
+}
+
+/* ---- Tests -------------------------------------------------------------------------------------
+ */
+
+static int setup(void **state)
+{
+    (void)state;
+    not_yet = 0;
+    fails = stuck = false;
+    hangs = 0;
+    largest = 0;
+    snprintf(path, sizeof(path), "/tmp/gpunvme-slow-XXXXXX");
+    fd = mkstemp(path);
+    bytes = malloc(NBYTES);
+    if (fd < 0 || !bytes || gpunvme_mem_alloc(NBYTES, GPUNVME_MEM_GPU, &gpu))
+        return 1;
+    for (size_t i = 0; i < NBYTES; i++)
+        bytes[i] = (uint8_t)(i * 13 + i / 255);
+    return pwrite(fd, bytes, NBYTES, 0) != (ssize_t)NBYTES;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    gpunvme_close(store);
+    store = NULL;
+    gpunvme_mem_free(&gpu);
+    free(bytes);
+    close(fd);
+    unlink(path);
+    return 0;
+}
+
+static void open_with(const char *options)
+{
+    snprintf(uri, sizeof(uri), "file:%s?%s", path, options);
+    if (gpunvme_open(uri, 0, &store))
+        fail_msg("%s", gpunvme_err_detail());
+}
+
+static gpunvme_err_t reads(size_t nbytes)
+{
+    return gpunvme_store_read(store, 0, gpu.gpu, GPUNVME_MEM_GPU, nbytes, NULL);
+}
+
+static void is_right(size_t nbytes)
+{
+    uint8_t *got = malloc(nbytes);
+
+    assert_int_equal(gpunvme_mem_copy(got, GPUNVME_MEM_HOST, gpu.gpu, GPUNVME_MEM_GPU, nbytes), 0);
+    assert_memory_equal(got, bytes, nbytes);
+    free(got);
+}
+
+static void no_copy_goes_from_one_transfers_memory_into_anothers(void **state)
+{
+    struct gpunvme_io ios[2];
+
+    (void)state;
+    open_with("map=off,threads=1,chunk=1M");
+    memset(ios, 0, sizeof(ios));
+    for (size_t i = 0; i < 2; i++) {
+        ios[i].op = GPUNVME_OP_READ;
+        ios[i].mem = GPUNVME_MEM_GPU;
+        ios[i].offset = i * 128 * KIB;
+        ios[i].ptr = (uint8_t *)gpu.gpu + i * 128 * KIB;
+        ios[i].nbytes = 128 * KIB;
+    }
+    assert_int_equal(gpunvme_store_submit(store, ios, 2, NULL), GPUNVME_OK);
+    for (size_t i = 0; i < 2; i++)
+        assert_int_equal(gpunvme_io_wait(&ios[i], 0), GPUNVME_OK);
+    assert_int_equal(largest, 128 * KIB);
+    is_right(256 * KIB);
+}
+
+/* More pieces than slots, and none of them is done soon. */
+static void a_read_that_must_be_mapped_waits_for_a_slot(void **state)
+{
+    gpunvme_err_t err;
+
+    (void)state;
+    open_with("map=on,require=mapped,threads=1,chunk=64K");
+    not_yet = 200;
+    err = reads(NBYTES);
+    if (err)
+        fail_msg("%s", gpunvme_err_detail());
+    is_right(NBYTES);
+}
+
+static void a_mapped_read_that_does_not_end_is_no_success(void **state)
+{
+    (void)state;
+    open_with("map=on,threads=1");
+    not_yet = UINT32_MAX;
+    hangs = 1;
+    assert_int_equal(reads(64 * KIB), GPUNVME_ERR_TIMEOUT);
+}
+
+/* A copy that was started before another one failed may go on for ever. */
+static void a_slot_whose_copies_go_on_after_an_error_is_left_alone(void **state)
+{
+    const void *slot;
+
+    (void)state;
+    open_with("map=off,threads=1,direct=off");
+    fails = stuck = true;
+    hangs = 1;
+    assert_int_equal(reads(64 * KIB), GPUNVME_ERR_GPU);
+    assert_non_null(strstr(gpunvme_err_detail(), "fails"));
+    slot = last_src;
+    fails = false;
+    assert_int_equal(reads(64 * KIB), GPUNVME_OK);
+    assert_ptr_not_equal(last_src, slot);
+    is_right(64 * KIB);
+    assert_int_equal(gpunvme_close(store), GPUNVME_OK);
+    store = NULL;
+    assert_int_equal(msync((void *)((uintptr_t)slot & ~(uintptr_t)4095), 4096, MS_ASYNC), 0);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(no_copy_goes_from_one_transfers_memory_into_anothers),
+        TEST(a_read_that_must_be_mapped_waits_for_a_slot),
+        TEST(a_mapped_read_that_does_not_end_is_no_success),
+        TEST(a_slot_whose_copies_go_on_after_an_error_is_left_alone),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

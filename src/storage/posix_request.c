@@ -6,9 +6,11 @@
 #include <errno.h>
 
 #include "base/fail.h"
+#include "storage/futex.h"
 #include "storage/posix_worker.h"
 
 #define FILL_NBYTES (64u << 10) /* less is written sooner than pages are mapped */
+#define PATIENCE_NS 20000000u   /* of a direct write that wants its turn */
 
 /* The file has done its part. */
 static void finished(struct posix_worker *w, struct posix_op *op)
@@ -80,8 +82,9 @@ static void plan(const struct posix_worker *w, struct posix_op *op)
 }
 
 /*
- * Has other writes make way for this one. A direct one for which they don't goes through the page
- * cache, where ragged ones go; false: it has to wait, and is kept.
+ * Has other writes make way for this one; false: it has to wait, and is kept. A direct one that has
+ * waited long goes through the page cache, too. Not at once: one ragged write would have all that
+ * are under way with it go there, and those the next ones, to the end of the transfer.
  */
 static bool enter(struct posix_worker *w, struct posix_op *op)
 {
@@ -89,11 +92,13 @@ static bool enter(struct posix_worker *w, struct posix_op *op)
 
     if (posix_is_read(op) || posix->file.in_memory || posix->file.direct_fd < 0)
         return true;
-    op->in_gate = op->direct && posix_gate_enter(&posix->gate, true);
-    if (!op->in_gate) {
+    if (op->direct && op->refused && futex_now() - op->refused > PATIENCE_NS)
         op->direct = false;
-        op->in_gate = posix_gate_enter(&posix->gate, false);
-    }
+    op->in_gate = posix_gate_enter(&posix->gate, op->direct);
+    if (op->direct && op->in_gate)
+        op->refused = 0;
+    else if (op->direct && !op->refused)
+        op->refused = futex_now();
     if (!op->in_gate) {
         op->next_gated = w->gated;
         w->gated = op;

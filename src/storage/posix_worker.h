@@ -28,7 +28,8 @@ struct posix_op {
     size_t asked, before; /* the first `before` bytes are not ours, but O_DIRECT wants them */
     uint8_t *memory;
     bool direct;
-    bool in_gate;                /* a write that others make way for */
+    bool in_gate;     /* a write that others make way for */
+    uint64_t refused; /* since when they don't, for one past the page cache; 0: they do */
     struct posix_op *next_gated; /* of those that others do not make way for yet */
 
     struct posix_window *window; /* mapped: where the GPU reads it */

@@ -8,6 +8,11 @@
  * what works on given memory asks the driver where that memory is (which makes no context), and
  * enters the context of that device for as long as it takes.
  *
+ * While a program captures a graph in the mode "global", the default, what any of its threads asks
+ * of CUDA that could touch the legacy default stream (to pin memory, to ask an event) is refused
+ * and spoils the capture. None of ours does: so it is said of the thread that it knows what it
+ * does.
+ *
  * Copies and kernels run on streams that do not wait for the legacy default stream: neither for
  * what the caller computes there, nor for kernels that in turn wait for these copies.
  */
@@ -51,6 +56,7 @@ struct worker {
     X(ctx_retain, cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain")                            \
     X(ctx_push, cuCtxPushCurrent, "cuCtxPushCurrent_v2")                                           \
     X(ctx_pop, cuCtxPopCurrent, "cuCtxPopCurrent_v2")                                              \
+    X(capture_mode, cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode")        \
     X(error_string, cuGetErrorString, "cuGetErrorString")
 
 static struct {
@@ -266,6 +272,25 @@ static gpunvme_err_t context_of(int device, CUcontext *context)
     return result == CUDA_SUCCESS ? GPUNVME_OK : driver_fail(result, "the context", device);
 }
 
+/* How often the thread has entered, and what it was allowed to do while a graph is captured. */
+static _Thread_local unsigned nrelaxed;
+static _Thread_local CUstreamCaptureMode mode_before;
+
+/* Until tense(): captures by the program do not keep this thread from anything. Nests. */
+static void relax(void)
+{
+    if (nrelaxed++)
+        return;
+    mode_before = CU_STREAM_CAPTURE_MODE_RELAXED;
+    driver.capture_mode(&mode_before);
+}
+
+static void tense(void)
+{
+    if (nrelaxed && !--nrelaxed)
+        driver.capture_mode(&mode_before);
+}
+
 /* Makes `device` the thread's current one until leave(). */
 static gpunvme_err_t enter(int device)
 {
@@ -276,14 +301,17 @@ static gpunvme_err_t enter(int device)
     if (err)
         return err;
     result = driver.ctx_push(context);
-    return result == CUDA_SUCCESS ? GPUNVME_OK
-                                  : driver_fail(result, "entering the context", device);
+    if (result != CUDA_SUCCESS)
+        return driver_fail(result, "entering the context", device);
+    relax();
+    return GPUNVME_OK;
 }
 
 static void leave(void)
 {
     CUcontext context;
 
+    tense();
     driver.ctx_pop(&context); /* fails only if the context is not there: left already */
 }
 
@@ -500,8 +528,11 @@ gpunvme_err_t mem_cuda_fill(void *dst, uint8_t value, size_t nbytes)
 gpunvme_err_t mem_cuda_alloc(size_t nbytes, void **gpu)
 {
     gpunvme_err_t fill_err;
-    cudaError_t err = cudaMalloc(gpu, nbytes);
+    cudaError_t err;
 
+    relax();
+    err = cudaMalloc(gpu, nbytes);
+    tense();
     if (err != cudaSuccess) {
         *gpu = NULL;
         return mem_cuda_fail(err, "cudaMalloc of %zu bytes", nbytes);
@@ -580,10 +611,12 @@ static gpunvme_err_t map_pinned(void *cpu, void **gpu)
 
 gpunvme_err_t mem_cuda_pin(void *cpu, size_t nbytes, void **gpu)
 {
-    cudaError_t err =
-        cudaHostRegister(cpu, nbytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+    cudaError_t err;
 
     *gpu = NULL;
+    relax();
+    err = cudaHostRegister(cpu, nbytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+    tense();
     if (err != cudaSuccess)
         return mem_cuda_fail(err, "cudaHostRegister of %zu bytes", nbytes);
     return map_pinned(cpu, gpu);

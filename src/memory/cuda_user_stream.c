@@ -84,7 +84,12 @@ static gpunvme_err_t enter_current(void)
 
     if (result == CUDA_SUCCESS && !context) {
         err = mem_cuda_current(&device);
-        return err ? err : mem_cuda_enter(device);
+        if (!err)
+            err = mem_cuda_enter(device);
+        if (err)
+            return err;
+        result = driver.ctx_get_current(&context); /* it lives as long as the process */
+        mem_cuda_leave();
     }
     if (result == CUDA_SUCCESS)
         result = driver.ctx_push(context);

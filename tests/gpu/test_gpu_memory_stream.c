@@ -196,6 +196,56 @@ static void a_capture_that_the_legacy_stream_would_break_is_told(void **state)
     assert_int_equal(cudaStreamDestroy(stream), cudaSuccess);
 }
 
+/* What a worker does with GPU memory: CUDA takes exception to most of it while others capture. */
+static void *allocate_and_copy(void *err_)
+{
+    struct gpunvme_buf host = {0}, gpu = {0};
+    struct gpunvme_mem_stream *stream = NULL;
+    gpunvme_err_t *err = err_;
+
+    *err = gpunvme_mem_alloc(4096, GPUNVME_MEM_PINNED, &host);
+    if (!*err)
+        *err = gpunvme_mem_alloc(4096, GPUNVME_MEM_GPU, &gpu);
+    if (!*err)
+        *err = gpunvme_mem_stream_create(&gpu, &stream);
+    for (int i = 0; i < 2 && !*err; i++) {
+        const struct gpunvme_mem_piece piece = {gpu.gpu, host.gpu, 4096};
+
+        *err = i ? gpunvme_mem_copy_batch(&piece, 1, stream)
+                 : gpunvme_mem_copy_async(gpu.gpu, GPUNVME_MEM_GPU, host.cpu, GPUNVME_MEM_PINNED,
+                                          4096, stream);
+        if (!*err)
+            *err = gpunvme_mem_stream_sync(stream, 10000000000u);
+    }
+    gpunvme_mem_stream_destroy(stream);
+    gpunvme_mem_free(&gpu);
+    gpunvme_mem_free(&host);
+    return NULL;
+}
+
+static void a_capture_of_all_threads_bears_our_work(void **state)
+{
+    const struct rig *rig = *state;
+    gpunvme_err_t by_another = GPUNVME_ERR_IO, by_this = GPUNVME_ERR_IO;
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal;
+    cudaGraph_t graph = NULL;
+    pthread_t thread;
+    cudaError_t ended;
+
+    assert_int_equal(cudaStreamBeginCapture(rig->stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+    if (!pthread_create(&thread, NULL, allocate_and_copy, &by_another))
+        pthread_join(thread, NULL);
+    allocate_and_copy(&by_this);
+    ended = cudaStreamEndCapture(rig->stream, &graph);
+    assert_int_equal(by_another, GPUNVME_OK);
+    assert_int_equal(by_this, GPUNVME_OK);
+    assert_int_equal(ended, cudaSuccess);
+    assert_int_equal(cudaGraphDestroy(graph), cudaSuccess);
+    assert_int_equal(cudaThreadExchangeStreamCaptureMode(&mode), cudaSuccess);
+    assert_int_equal(mode, cudaStreamCaptureModeGlobal); /* as it was */
+    assert_int_equal(cudaThreadExchangeStreamCaptureMode(&mode), cudaSuccess);
+}
+
 /* What the host's call saw of the kernel before it. */
 struct seen {
     volatile uint32_t *flag;
@@ -396,6 +446,7 @@ int main(void)
         TEST(the_gpu_of_a_stream_is_told),
         TEST(the_gpu_of_a_stream_is_not_the_threads_current_one),
         TEST(a_capture_is_told),
+        TEST(a_capture_of_all_threads_bears_our_work),
         TEST(a_capture_that_the_legacy_stream_would_break_is_told),
         TEST(the_host_is_called_after_the_kernel_before_it),
         TEST(a_word_that_has_its_value_holds_nobody_up),

@@ -9,6 +9,7 @@
  *   posix_fill.c   writes into files in memory
  *   posix_gate.c   writes past the page cache and through it, in turns
  *   posix_map.c    the page cache as the GPU's copy engine sees it
+ *   posix_limit.c  how much memory there is for this process
  *   posix_work.c   the worker: takes pieces, starts them, looks what has ended
  *   posix_request.c  what it asks the kernel for
  *   posix_slot.c   pieces in slots
@@ -224,8 +225,9 @@ struct posix_map {
     pthread_cond_t made;
     struct posix_window **windows; /* by number, in the file */
     size_t nwindows;
-    uint64_t mapped, budget; /* bytes */
-    unsigned makers;         /* workers that are making one */
+    uint64_t mapped; /* bytes */
+    uint64_t budget; /* of all stores of the process together */
+    unsigned makers; /* workers that are making one */
     unsigned nfailed, ndropped;
     char why_not[160];
 };
@@ -256,6 +258,15 @@ void posix_map_release(struct posix_map *map, struct posix_window *window);
 
 /* Holds it for good: a copy out of it does not end. */
 void posix_map_keep(struct posix_map *map, struct posix_window *window);
+
+/* ---- posix_limit.c -----------------------------------------------------------------------------
+ */
+
+/* The machine's memory, or what this process may have of it. */
+uint64_t posix_memory_nbytes(void);
+
+/* UINT64_MAX: no limit. For tests with their own files in place of the kernel's. */
+uint64_t posix_group_limit(const char *root, const char *groups);
 
 /* ---- posix_gate.c ------------------------------------------------------------------------------
  */

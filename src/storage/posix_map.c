@@ -14,7 +14,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/sysinfo.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -49,6 +48,14 @@ struct posix_window {
     struct posix_window *next_kept;
 };
 
+static _Atomic uint64_t mapped_by_all; /* bytes, of all stores */
+
+static void count(struct posix_map *map, int64_t nbytes)
+{
+    map->mapped += (uint64_t)nbytes;
+    atomic_fetch_add(&mapped_by_all, (uint64_t)nbytes);
+}
+
 static _Atomic(struct posix_window *) kept; /* for as long as the process lives */
 
 static void keep_for_ever(struct posix_window *window)
@@ -71,7 +78,6 @@ void posix_map_init(struct gpunvme_store *store, struct posix_map *map,
                     const struct posix_file *file)
 {
     enum store_switch wanted = store->uri.options.map;
-    struct sysinfo info;
 
     pthread_mutex_init(&map->lock, NULL);
     pthread_cond_init(&map->made, NULL);
@@ -80,8 +86,7 @@ void posix_map_init(struct gpunvme_store *store, struct posix_map *map,
     map->emulated = gpunvme_mem_gpu_is_host();
     map->eager = wanted == STORE_ON || (store->uri.options.require_set &&
                                         store->uri.options.require == GPUNVME_ROUTE_MAPPED);
-    if (!sysinfo(&info))
-        map->budget = (uint64_t)info.totalram * info.mem_unit / 4 * (map->eager ? 3 : 1);
+    map->budget = posix_memory_nbytes() / 4 * (map->eager ? 3 : 1);
     if (wanted == STORE_OFF)
         snprintf(map->why_not, sizeof(map->why_not), "map=off");
     else if (wanted == STORE_AUTO && map->emulated)
@@ -112,6 +117,7 @@ void posix_map_destroy(struct posix_map *map)
         free(map->windows[i]);
     }
     free(map->windows);
+    count(map, -(int64_t)map->mapped);
     if (map->pagemap >= 0)
         close(map->pagemap);
     pthread_cond_destroy(&map->made);
@@ -170,14 +176,14 @@ static void make_unlocked(struct posix_map *map, struct posix_window *window, un
 
     window->state = MAKING;
     map->makers++;
-    map->mapped += WINDOW;
+    count(map, (int64_t)WINDOW);
     pthread_mutex_unlock(&map->lock);
     err = make(map, window, gpu);
     pthread_mutex_lock(&map->lock);
     map->makers--;
     window->state = err ? FAILED : READY;
     if (err) {
-        map->mapped -= WINDOW;
+        count(map, -(int64_t)WINDOW);
         if (++map->nfailed >= MAX_FAILED)
             atomic_store(&map->on, false);
         snprintf(map->why_not, sizeof(map->why_not), "%s", gpunvme_err_detail());
@@ -213,7 +219,7 @@ static struct posix_window *window_at(struct posix_map *map, size_t number)
 
 static bool may_make(const struct posix_map *map, const struct posix_window *window)
 {
-    return window && window->state == NEW && map->mapped + WINDOW <= map->budget;
+    return window && window->state == NEW && atomic_load(&mapped_by_all) + WINDOW <= map->budget;
 }
 
 /* Under the lock: another window, that will be needed soon. False: there is none. */
@@ -353,7 +359,7 @@ bool posix_map_check(struct posix_map *map, struct posix_window *window, uint64_
     if (window->state == READY) {
         window->state = DROPPED;
         map->windows[window->number] = NULL; /* its users have it alone */
-        map->mapped -= WINDOW;
+        count(map, -(int64_t)WINDOW);
         if (++map->ndropped >= MAX_DROPPED) {
             atomic_store(&map->on, false);
             snprintf(map->why_not, sizeof(map->why_not), "pages of the file were replaced %u times",

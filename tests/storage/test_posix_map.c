@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -298,6 +299,64 @@ static void a_window_can_be_made_in_front_of_those_who_read(void **state)
     posix_map_destroy(&map);
 }
 
+static void stores_share_what_may_be_pinned(void **state)
+{
+    struct posix_map first;
+    struct posix_window *window;
+
+    (void)state;
+    open_map(STORE_ON);
+    map.budget = (uint64_t)1 << POSIX_WINDOW_SHIFT;
+    assert_non_null(hold(0, MIB, &window));
+    posix_map_release(&map, window);
+    first = map;
+    open_map(STORE_ON);
+    map.budget = first.budget;
+    assert_null(hold(0, MIB, &window));
+    posix_map_destroy(&first);
+    assert_non_null(hold(0, MIB, &window));
+    posix_map_release(&map, window);
+    posix_map_destroy(&map);
+}
+
+static void put_text(const char *folder, const char *name, const char *text)
+{
+    char file[128];
+    FILE *f;
+
+    snprintf(file, sizeof(file), "%s/%s", folder, name);
+    f = fopen(file, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+static void a_limit_of_a_control_group_is_found(void **state)
+{
+    char root[] = "/tmp/gpunvme-group-XXXXXX", groups[64], inner[64];
+
+    (void)state;
+    assert_non_null(mkdtemp(root));
+    snprintf(groups, sizeof(groups), "%s/groups", root);
+    snprintf(inner, sizeof(inner), "%s/a", root);
+    assert_int_equal(mkdir(inner, 0700), 0);
+    put_text(root, "groups", "12:cpu:/a\n0::/a/b\n");
+    assert_true(posix_group_limit(root, groups) == UINT64_MAX);
+    put_text(inner, "memory.max", "max\n");
+    assert_true(posix_group_limit(root, groups) == UINT64_MAX);
+    put_text(root, "memory.max", "9000000\n");
+    assert_int_equal(posix_group_limit(root, groups), 9000000);
+    put_text(inner, "memory.max", "5000000\n");
+    assert_int_equal(posix_group_limit(root, groups), 5000000);
+    put_text(root, "groups", "3:cpu,memory:/a\n");
+    snprintf(inner, sizeof(inner), "%s/memory", root);
+    assert_int_equal(mkdir(inner, 0700), 0);
+    put_text(inner, "memory.limit_in_bytes", "7000000\n");
+    assert_int_equal(posix_group_limit(root, groups), 7000000);
+    snprintf(groups, sizeof(groups), "rm -r %s", root);
+    assert_int_equal(system(groups), 0);
+}
+
 #define ON(folder, test)                                                                           \
     {                                                                                              \
 #test " in " folder, test, setup, teardown, (void *)(uintptr_t)folder                      \
@@ -320,6 +379,8 @@ int main(void)
         TEST(a_file_that_never_stays_the_same_is_left_alone),
         TEST(unasked_only_what_is_read_again_is_pinned),
         TEST(a_window_can_be_made_in_front_of_those_who_read),
+        TEST(stores_share_what_may_be_pinned),
+        TEST(a_limit_of_a_control_group_is_found),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

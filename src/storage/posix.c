@@ -177,14 +177,11 @@ static gpunvme_err_t posix_resize(struct gpunvme_store *store, uint64_t nbytes)
                  : GPUNVME_OK;
 }
 
+/* Calls no CUDA: for transfers in streams it is CUDA that calls (stream.c). */
 static void posix_submit(struct gpunvme_store *store, struct gpunvme_io *first, size_t n)
 {
-    struct posix *posix = store->priv;
+    const struct posix *posix = store->priv;
 
-    if (!atomic_load_explicit(&posix->ring.tried, memory_order_acquire))
-        for (struct gpunvme_io *io = first; io; io = io->priv.next)
-            if (io->mem == GPUNVME_MEM_GPU && io->op != GPUNVME_OP_FLUSH)
-                posix_ring_pin(&posix->ring, io->ptr);
     crew_submit(posix->crew, first, n);
 }
 

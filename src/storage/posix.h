@@ -167,7 +167,7 @@ gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nworkers, unsi
                                 size_t slot_nbytes, bool in_file);
 void posix_ring_destroy(struct posix_ring *ring);
 
-/* For the GPU that holds `gpu_memory`; others reach it too. */
+/* For the GPU that holds `gpu_memory`; others reach it too. By workers, before they copy. */
 void posix_ring_pin(struct posix_ring *ring, const void *gpu_memory);
 
 struct posix_op;

@@ -102,6 +102,7 @@ static void start_gpu(struct posix_worker *w, struct posix_op *op)
 {
     gpunvme_err_t err;
 
+    posix_ring_pin(&w->posix->ring, op->piece.ptr);
     if (start_mapped(w, op))
         return;
     err = store_allows(w->store, GPUNVME_MEM_GPU, GPUNVME_ROUTE_BOUNCE);

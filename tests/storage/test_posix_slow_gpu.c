@@ -110,6 +110,21 @@ gpunvme_err_t __wrap_posix_slot_wait(struct posix_slot *slot, uint64_t timeout_n
     return __real_posix_slot_wait(slot, timeout_ns);
 }
 
+static pthread_t pinned_by;
+static _Atomic unsigned npinned;
+
+gpunvme_err_t __real_gpunvme_mem_register(void *ptr, size_t nbytes, enum gpunvme_mem mem,
+                                          struct gpunvme_buf *out);
+gpunvme_err_t __wrap_gpunvme_mem_register(void *ptr, size_t nbytes, enum gpunvme_mem mem,
+                                          struct gpunvme_buf *out);
+gpunvme_err_t __wrap_gpunvme_mem_register(void *ptr, size_t nbytes, enum gpunvme_mem mem,
+                                          struct gpunvme_buf *out)
+{
+    pinned_by = pthread_self();
+    npinned++;
+    return __real_gpunvme_mem_register(ptr, nbytes, mem, out);
+}
+
 /* ---- Tests -------------------------------------------------------------------------------------
  */
 
@@ -228,6 +243,17 @@ static void a_slot_whose_copies_go_on_after_an_error_is_left_alone(void **state)
     assert_int_equal(msync((void *)((uintptr_t)slot & ~(uintptr_t)4095), 4096, MS_ASYNC), 0);
 }
 
+/* Who submits may be CUDA itself, when a stream has come to a transfer: it must not be called. */
+static void nothing_is_pinned_by_who_submits(void **state)
+{
+    (void)state;
+    open_with("map=off");
+    npinned = 0;
+    assert_int_equal(reads(64 * KIB), GPUNVME_OK);
+    assert_int_equal(npinned, 1);
+    assert_false(pthread_equal(pinned_by, pthread_self()));
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -236,6 +262,7 @@ int main(void)
         TEST(no_copy_goes_from_one_transfers_memory_into_anothers),
         TEST(a_read_that_must_be_mapped_waits_for_a_slot),
         TEST(a_mapped_read_that_does_not_end_is_no_success),
+        TEST(nothing_is_pinned_by_who_submits),
         TEST(a_slot_whose_copies_go_on_after_an_error_is_left_alone),
     };
 

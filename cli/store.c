@@ -207,8 +207,6 @@ int cli_store(int argc, char **argv)
     uri = cli_uri(args.common.uri);
     if (!uri)
         return CLI_USAGE;
-    err = cli_stop_init();
-    if (!err)
-        err = run(&args, uri);
+    err = run(&args, uri);
     return err ? cli_fail(err) : CLI_OK;
 }

@@ -37,7 +37,7 @@ struct gpunvme_requests;
 /* A table of requests on a store, which stays the caller's and open as long as the table is. */
 gpunvme_err_t gpunvme_requests_create(struct gpunvme_store *store, struct gpunvme_requests **out);
 
-/* Releases all requests: BUSY while one of them is being read. NULL is fine. */
+/* Releases all requests: BUSY, and some are left, where one of them can't be. NULL is fine. */
 gpunvme_err_t gpunvme_requests_destroy(struct gpunvme_requests *table);
 
 /*
@@ -49,7 +49,10 @@ gpunvme_err_t gpunvme_requests_destroy(struct gpunvme_requests *table);
 gpunvme_err_t gpunvme_request_create(struct gpunvme_requests *table, void *ptr, size_t nbytes,
                                      enum gpunvme_mem mem, gpunvme_request_t *id);
 
-/* Forgets a request. NOT_FOUND: there is none of this id; BUSY: it is being read. */
+/*
+ * Forgets a request. NOT_FOUND: there is none of this id; BUSY: it is being read, or a transfer of
+ * the store uses its memory, if only one that was given up (TIMEOUT).
+ */
 gpunvme_err_t gpunvme_request_release(struct gpunvme_requests *table, gpunvme_request_t id);
 
 /*

@@ -32,23 +32,38 @@ static void drop(struct gpunvme_requests *table, struct request *request)
     free(request);
 }
 
+/*
+ * Under the lock: BUSY while it is being read, or a transfer still has its memory, which would stay
+ * registered behind its owner's back.
+ */
+static gpunvme_err_t let_memory_go(struct gpunvme_requests *table, struct request *request)
+{
+    if (request->readers)
+        return base_fail(GPUNVME_ERR_BUSY, "request %llu is being read",
+                         (unsigned long long)request->id);
+    if (request->registered &&
+        gpunvme_store_unregister(table->store, request->ptr) == GPUNVME_ERR_BUSY)
+        return base_fail(GPUNVME_ERR_BUSY, "a transfer uses the memory of request %llu",
+                         (unsigned long long)request->id);
+    request->registered = false;
+    return GPUNVME_OK;
+}
+
 gpunvme_err_t gpunvme_requests_destroy(struct gpunvme_requests *table)
 {
+    gpunvme_err_t err = GPUNVME_OK;
+
     if (!table)
         return GPUNVME_OK;
     pthread_mutex_lock(&table->lock);
-    for (size_t i = 0; i < table->n; i++) {
-        if (table->list[i]->readers) {
-            gpunvme_err_t err = base_fail(GPUNVME_ERR_BUSY, "request %llu is being read",
-                                          (unsigned long long)table->list[i]->id);
-
-            pthread_mutex_unlock(&table->lock);
-            return err;
-        }
+    while (table->n && !err) {
+        err = let_memory_go(table, table->list[table->n - 1]);
+        if (!err)
+            drop(table, table->list[--table->n]);
     }
     pthread_mutex_unlock(&table->lock);
-    for (size_t i = 0; i < table->n; i++)
-        drop(table, table->list[i]);
+    if (err)
+        return err;
     pthread_mutex_destroy(&table->lock);
     free(table->list);
     free(table);
@@ -164,11 +179,12 @@ gpunvme_err_t gpunvme_request_release(struct gpunvme_requests *table, gpunvme_re
     i = index_of(table, id);
     if (i == table->n) {
         err = unknown(id);
-    } else if (table->list[i]->readers) {
-        err = base_fail(GPUNVME_ERR_BUSY, "request %llu is being read", (unsigned long long)id);
     } else {
-        request = table->list[i];
-        table->list[i] = table->list[--table->n];
+        err = let_memory_go(table, table->list[i]);
+        if (!err) {
+            request = table->list[i];
+            table->list[i] = table->list[--table->n];
+        }
     }
     pthread_mutex_unlock(&table->lock);
     if (request)

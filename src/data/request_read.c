@@ -8,6 +8,8 @@
 #include "base/fail.h"
 #include "data/request.h"
 
+#define NOT_BEGUN GPUNVME_ERR_AGAIN /* err of a transfer that was never submitted */
+
 /* One read, resolved. */
 struct range {
     size_t index; /* of the caller's read */
@@ -68,7 +70,8 @@ static size_t merge(const struct request *request, struct range *ranges, size_t 
             *last = (struct gpunvme_io){.op = GPUNVME_OP_READ,
                                         .mem = request->mem,
                                         .offset = range->offset,
-                                        .ptr = range->ptr};
+                                        .ptr = range->ptr,
+                                        .err = NOT_BEGUN};
         }
         range->io = nios - 1;
         range->at = last->nbytes;
@@ -104,6 +107,24 @@ static gpunvme_err_t resolve_all(struct gpunvme_requests *table, const struct re
     return err;
 }
 
+/* What came of each read; the first error of them. `err` is the transfers', with its detail. */
+static gpunvme_err_t tell_each(struct gpunvme_kind_read *reads, const struct range *ranges,
+                               const struct gpunvme_io *ios, size_t n, gpunvme_err_t err)
+{
+    struct base_failure failure;
+
+    base_keep(&failure, err);
+    for (size_t i = 0; i < n; i++) {
+        const struct gpunvme_io *io = &ios[ranges[i].io];
+
+        reads[ranges[i].index].err = io->err == NOT_BEGUN ? err : outcome(&ranges[i], io);
+    }
+    for (size_t i = 0; i < n; i++)
+        if (reads[i].err)
+            return reads[i].err == err ? base_restore(&failure) : reads[i].err;
+    return err ? base_restore(&failure) : GPUNVME_OK;
+}
+
 static gpunvme_err_t read_all(struct gpunvme_requests *table, const struct request *request,
                               struct gpunvme_kind_read *reads, size_t n)
 {
@@ -115,10 +136,7 @@ static gpunvme_err_t read_all(struct gpunvme_requests *table, const struct reque
     if (!err) {
         qsort(ranges, n, sizeof(*ranges), by_offset);
         err = gpunvme_store_transfer(table->store, ios, merge(request, ranges, n, ios));
-        for (size_t i = 0; i < n; i++)
-            reads[ranges[i].index].err = outcome(&ranges[i], &ios[ranges[i].io]);
-        for (size_t i = 0; i < n && !err; i++)
-            err = reads[i].err;
+        err = tell_each(reads, ranges, ios, n, err);
     }
     free(ranges);
     free(ios);

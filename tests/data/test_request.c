@@ -187,6 +187,68 @@ static void a_store_that_has_become_shorter_is_no_success(void **state)
     make_file();
 }
 
+static void a_request_whose_memory_a_transfer_uses_is_not_released(void **state)
+{
+    struct gpunvme_store *slow;
+    struct gpunvme_requests *its;
+    struct gpunvme_io io = {.op = GPUNVME_OP_READ, .mem = GPUNVME_MEM_GPU, .nbytes = 4096};
+    gpunvme_request_t request;
+
+    (void)state;
+    assert_int_equal(gpunvme_open("sim:size=1M,fault=delay=500ms:read", 0, &slow), GPUNVME_OK);
+    assert_int_equal(gpunvme_requests_create(slow, &its), GPUNVME_OK);
+    assert_int_equal(gpunvme_request_create(its, gpu.gpu, 4096, GPUNVME_MEM_GPU, &request),
+                     GPUNVME_OK);
+    io.ptr = gpu.gpu;
+    assert_int_equal(gpunvme_store_submit(slow, &io, 1, NULL), GPUNVME_OK);
+    assert_int_equal(gpunvme_request_release(its, request), GPUNVME_ERR_BUSY);
+    assert_int_equal(gpunvme_requests_destroy(its), GPUNVME_ERR_BUSY);
+    assert_int_equal(gpunvme_io_wait(&io, 0), GPUNVME_OK);
+    assert_int_equal(gpunvme_request_release(its, request), GPUNVME_OK);
+    assert_int_equal(gpunvme_store_unregister(slow, gpu.gpu), GPUNVME_ERR_NOT_FOUND);
+    assert_int_equal(gpunvme_requests_destroy(its), GPUNVME_OK);
+    assert_int_equal(gpunvme_close(slow), GPUNVME_OK);
+}
+
+static void reads_that_were_not_begun_have_the_error_that_says_why(void **state)
+{
+    struct gpunvme_kind_read reads[1] = {{.kind = "a", .dst = gpu.gpu}};
+    gpunvme_request_t bare;
+
+    (void)state;
+    assert_int_equal(gpunvme_request_create(table, NULL, 0, (enum gpunvme_mem)7, &bare),
+                     GPUNVME_OK);
+    assert_int_equal(gpunvme_request_add_kind(table, bare, "a", 0, 8, 512), GPUNVME_OK);
+    assert_int_equal(gpunvme_request_read_kinds(table, bare, reads, 1), GPUNVME_ERR_INVALID);
+    assert_non_null(strstr(gpunvme_err_detail(), "memory of kind 7"));
+    assert_int_equal(reads[0].err, GPUNVME_ERR_INVALID);
+}
+
+static void the_error_is_that_of_the_first_read(void **state)
+{
+    struct gpunvme_kind_read reads[3] = {{.kind = "good"}, {.kind = "late"}, {.kind = "early"}};
+    struct gpunvme_store *bad;
+    struct gpunvme_requests *its;
+    gpunvme_request_t r;
+
+    (void)state;
+    assert_int_equal(gpunvme_open("sim:size=1M,fault=status=2/81:read:lba=8-15,"
+                                  "fault=status=2/82:read:lba=80-87",
+                                  0, &bad),
+                     GPUNVME_OK);
+    assert_int_equal(gpunvme_requests_create(bad, &its), GPUNVME_OK);
+    assert_int_equal(gpunvme_request_create(its, gpu.gpu, 65536, GPUNVME_MEM_GPU, &r), GPUNVME_OK);
+    assert_int_equal(gpunvme_request_add_kind(its, r, "early", 8, 8, 512), GPUNVME_OK);
+    assert_int_equal(gpunvme_request_add_kind(its, r, "good", 40, 8, 512), GPUNVME_OK);
+    assert_int_equal(gpunvme_request_add_kind(its, r, "late", 80, 8, 512), GPUNVME_OK);
+    assert_int_equal(gpunvme_request_read_kinds(its, r, reads, 3), GPUNVME_ERR_NVME(0x282));
+    assert_int_equal(reads[0].err, GPUNVME_OK);
+    assert_int_equal(reads[1].err, GPUNVME_ERR_NVME(0x282));
+    assert_int_equal(reads[2].err, GPUNVME_ERR_NVME(0x281));
+    assert_int_equal(gpunvme_requests_destroy(its), GPUNVME_OK);
+    assert_int_equal(gpunvme_close(bad), GPUNVME_OK);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_table, close_table)
 
 int main(void)
@@ -202,6 +264,9 @@ int main(void)
         TEST(an_id_that_was_released_stays_unknown),
         TEST(a_request_without_a_buffer_needs_pointers),
         TEST(a_store_that_has_become_shorter_is_no_success),
+        TEST(a_request_whose_memory_a_transfer_uses_is_not_released),
+        TEST(reads_that_were_not_begun_have_the_error_that_says_why),
+        TEST(the_error_is_that_of_the_first_read),
     };
 
     return cmocka_run_group_tests(tests, make_all, free_all);

@@ -35,7 +35,10 @@ gpunvme_err_t gpunvme_file_transfer(const char *uri, struct gpunvme_io *ios, siz
  */
 gpunvme_err_t gpunvme_file_prefer(const char *backend);
 
-/* Closes the stores that stayed open; those in use are closed when they no longer are. */
+/*
+ * Closes the stores that stayed open; those in use are closed when they no longer are. TIMEOUT, as
+ * gpunvme_close() has it: some are left, for another call.
+ */
 gpunvme_err_t gpunvme_file_close_all(void);
 
 #ifdef __cplusplus

@@ -2,6 +2,7 @@
  *
  * One-call transfers: stores that stay open between calls.
  */
+#include <ctype.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,6 +67,23 @@ static gpunvme_err_t full_uri(const char *text, char *uri, size_t room)
                        : base_fail(GPUNVME_ERR_URI, "longer than %zu characters", room);
 }
 
+/* Copies a path of `n` bytes, with %XX made the bytes that they stand for in "file:" URIs. */
+static void copy_path(char *to, const char *from, size_t n, bool coded)
+{
+    for (const char *end = from + n; from < end; from++) {
+        unsigned value;
+
+        if (coded && *from == '%' && end - from > 2 && isxdigit((unsigned char)from[1]) &&
+            isxdigit((unsigned char)from[2]) && sscanf(from + 1, "%2x", &value) == 1) {
+            *to++ = (char)value;
+            from += 2;
+        } else {
+            *to++ = *from;
+        }
+    }
+    *to = 0;
+}
+
 /* The file that a path or "file:/path" names now; false: another kind of store, or none. */
 static bool file_of(const char *uri, struct stat *st)
 {
@@ -75,12 +93,14 @@ static bool file_of(const char *uri, struct stat *st)
 
     if (n >= sizeof(path))
         return false;
-    memcpy(path, from, n);
-    path[n] = 0;
+    copy_path(path, from, n, from != uri);
     return !stat(path, st);
 }
 
-/* Under the lock: takes it off the list and closes it, unless somebody uses it. */
+/*
+ * Under the lock: takes it off the list and closes it, unless somebody uses it. TIMEOUT: a transfer
+ * has not ended, and it is on the list again, to be closed later.
+ */
 static gpunvme_err_t forget(struct kept *kept)
 {
     gpunvme_err_t err;
@@ -95,6 +115,12 @@ static gpunvme_err_t forget(struct kept *kept)
     if (kept->users)
         return GPUNVME_OK;
     err = gpunvme_close(kept->store);
+    if (err == GPUNVME_ERR_TIMEOUT) {
+        kept->forgotten = false;
+        kept->next = list;
+        list = kept;
+        return err;
+    }
     free(kept->uri);
     free(kept);
     return err;
@@ -240,9 +266,11 @@ gpunvme_err_t gpunvme_file_close_all(void)
     gpunvme_err_t first = GPUNVME_OK;
 
     pthread_mutex_lock(&lock);
-    while (list) {
-        gpunvme_err_t err = forget(list);
+    for (struct kept *kept = list, *next; kept; kept = next) {
+        gpunvme_err_t err;
 
+        next = kept->next;
+        err = forget(kept);
         if (!first)
             first = err;
     }

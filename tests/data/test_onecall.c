@@ -71,6 +71,29 @@ static void a_path_that_names_another_file_now_is_opened_again(void **state)
     make_file();
 }
 
+static void a_coded_path_that_names_another_file_now_is_opened_again(void **state)
+{
+    char other[80], path[80], uri[100];
+    FILE *f;
+
+    (void)state;
+    snprintf(path, sizeof(path), "%s x", data_path);
+    snprintf(other, sizeof(other), "%s.new", data_path);
+    snprintf(uri, sizeof(uri), "file:%s%%20x", data_path);
+    f = fopen(path, "w");
+    assert_non_null(f);
+    fputs("one", f);
+    fclose(f);
+    assert_int_equal(bring(uri, 0, 100), 3);
+    f = fopen(other, "w");
+    assert_non_null(f);
+    fputs("another", f);
+    fclose(f);
+    assert_int_equal(rename(other, path), 0);
+    assert_int_equal(bring(uri, 0, 100), 7);
+    unlink(path);
+}
+
 static void a_path_that_is_not_there_is_an_error_each_time(void **state)
 {
     (void)state;
@@ -106,6 +129,38 @@ static void not_more_than_a_few_stay_open(void **state)
     assert_in_range(count_open_files(), 0, first + few);
 }
 
+static unsigned count_threads(void)
+{
+    DIR *dir = opendir("/proc/self/task");
+    unsigned n = 0;
+
+    assert_non_null(dir);
+    while (readdir(dir))
+        n++;
+    closedir(dir);
+    return n;
+}
+
+static void a_store_that_could_not_be_closed_is_closed_by_the_next_call(void **state)
+{
+    /* 20 commands of 50 ms each, one after the other */
+    static const char uri[] = "sim:size=1M,fault=delay=50ms:read"
+                              "?timeout=300ms,chunk=4096,depth=1,threads=1";
+    static uint8_t memory[20 * 4096];
+    unsigned before;
+    size_t done;
+
+    (void)state;
+    assert_int_equal(gpunvme_file_close_all(), GPUNVME_OK);
+    before = count_threads();
+    assert_int_equal(gpunvme_file_read(uri, 0, memory, GPUNVME_MEM_HOST, sizeof(memory), &done),
+                     GPUNVME_ERR_TIMEOUT);
+    assert_int_equal(gpunvme_file_close_all(), GPUNVME_ERR_TIMEOUT);
+    while (gpunvme_file_close_all() == GPUNVME_ERR_TIMEOUT)
+        ;
+    assert_int_equal(count_threads(), before);
+}
+
 static void many_transfers_are_one_call(void **state)
 {
     struct gpunvme_io ios[50];
@@ -135,8 +190,10 @@ int main(void)
         TEST(a_read_at_the_end_is_short),
         TEST(a_file_is_made_and_written_by_one_call),
         TEST(a_path_that_names_another_file_now_is_opened_again),
+        TEST(a_coded_path_that_names_another_file_now_is_opened_again),
         TEST(a_path_that_is_not_there_is_an_error_each_time),
         TEST(not_more_than_a_few_stay_open),
+        TEST(a_store_that_could_not_be_closed_is_closed_by_the_next_call),
         TEST(many_transfers_are_one_call),
     };
 

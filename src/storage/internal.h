@@ -201,6 +201,9 @@ void store_io_polled(struct gpunvme_io *io);
 /* What a submission would refuse of it. */
 gpunvme_err_t store_io_check(struct gpunvme_store *store, const struct gpunvme_io *io);
 
+/* Does a transfer in the caller's own thread, where the backend would have it (sync.c). */
+bool store_io_run_here(struct gpunvme_store *store, struct gpunvme_io *io);
+
 /* The two halves of a transfer that its caller waits for, but another one stands for. */
 void store_io_begin(struct gpunvme_store *store, struct gpunvme_io *io);
 void store_io_finish(struct gpunvme_io *io, gpunvme_err_t err, size_t done);

@@ -288,26 +288,29 @@ static void stripe_submit(struct gpunvme_store *store, struct gpunvme_io *first,
         submit_moves(store->priv, moves);
 }
 
-/* A transfer inside one unit is the member's: it knows best who should do it. */
+/*
+ * A transfer inside one unit is the member's, where it would have it in this thread: then nothing
+ * is left of it when this returns. A member that takes longer than the set may is not asked.
+ */
 static bool stripe_direct(struct gpunvme_store *store, struct gpunvme_io *io)
 {
     const struct stripe *s = store->priv;
     size_t nbytes = inside(s, io);
     struct gpunvme_store *member;
+    struct gpunvme_io its = {.op = io->op, .mem = io->mem, .ptr = io->ptr, .nbytes = nbytes};
     struct place p;
 
     if (io->op == GPUNVME_OP_FLUSH || !nbytes)
         return false;
     p = locate(s, io->offset, nbytes);
-    if (p.nbytes < nbytes)
-        return false;
     member = s->members[p.member];
-    if (io->op == GPUNVME_OP_READ)
-        io->err = gpunvme_store_read(member, p.offset, io->ptr, io->mem, nbytes, &io->done);
-    else
-        io->err = gpunvme_store_write(member, p.offset, io->ptr, io->mem, nbytes, &io->done);
-    if (!io->err && io->done < nbytes)
-        io->err = check_end(member, GPUNVME_OK, p.offset, nbytes, io->done);
+    if (p.nbytes < nbytes || member->uri.options.timeout_ns > store->uri.options.timeout_ns)
+        return false;
+    its.offset = p.offset;
+    if (!store_io_run_here(member, &its))
+        return false;
+    io->done = its.done;
+    io->err = its.err ? its.err : check_end(member, GPUNVME_OK, p.offset, nbytes, its.done);
     return true;
 }
 
@@ -430,8 +433,10 @@ static gpunvme_err_t open_member(struct gpunvme_store *store, const char *uri,
         return strstr(failure.detail, uri) ? base_restore(&failure)
                                            : base_fail(err, "%s: %.200s", uri, failure.detail);
     }
-    /* What the set has to keep, its members do. */
-    if (store->uri.options.require_set) {
+    /* What the set has to keep, its members do, unless they have more to keep. */
+    if (store->uri.options.require_set &&
+        (!(*out)->uri.options.require_set ||
+         store->uri.options.require < (*out)->uri.options.require)) {
         (*out)->uri.options.require_set = true;
         (*out)->uri.options.require = store->uri.options.require;
     }

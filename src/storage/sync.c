@@ -119,36 +119,31 @@ static struct waited *make(size_t n)
     return w;
 }
 
-/* In the caller's own thread, where the backend would have it. */
-static bool run_here(struct gpunvme_store *store, struct gpunvme_io *io, gpunvme_err_t *err,
-                     size_t *done)
+bool store_io_run_here(struct gpunvme_store *store, struct gpunvme_io *io)
 {
+    bool has_run;
+
     if (!store->backend->direct || store_io_check(store, io))
         return false; /* submission says what is wrong */
     io->priv.store = store;
     atomic_fetch_add(&store->in_flight, 1);
-    if (!store->backend->direct(store, io)) {
-        atomic_fetch_sub(&store->in_flight, 1);
-        return false;
-    }
-    *err = finish(store, io->err, io->offset, io->nbytes, io->done, done);
+    has_run = store->backend->direct(store, io);
     atomic_fetch_sub(&store->in_flight, 1);
-    return true;
+    return has_run;
 }
 
 static gpunvme_err_t transfer(struct gpunvme_store *store, const struct gpunvme_io *what,
                               size_t *done)
 {
     struct gpunvme_io io = *what;
-    gpunvme_err_t err;
     struct waited *w;
 
     if (done)
         *done = 0;
     if (!store)
         return base_fail(GPUNVME_ERR_INVALID, "store is NULL");
-    if (run_here(store, &io, &err, done))
-        return err;
+    if (store_io_run_here(store, &io))
+        return finish(store, io.err, io.offset, io.nbytes, io.done, done);
     w = make(1);
     if (!w)
         return base_fail(GPUNVME_ERR_NOMEM, "a transfer");

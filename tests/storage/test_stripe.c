@@ -517,6 +517,52 @@ static void a_full_table_of_registrations_of_a_member_is_told(void **state)
     assert_ok(gpunvme_close(store));
 }
 
+/* A set on one namespace, whose image has a header, with a fault and options of its own. */
+static struct gpunvme_store *set_of_one(const char *set_options, const char *fault,
+                                        const char *options)
+{
+    const char *one;
+    char uri[256], stripe[512];
+
+    files(4 * MIB, 0, 0, 0);
+    snprintf(uri, sizeof(uri), "sim:image=%s", paths[0]);
+    one = uri;
+    assert_ok(gpunvme_stripe_create(&one, 1, 256 << 10, 0));
+    snprintf(stripe, sizeof(stripe), "stripe:%s;%s,%s?%s", set_options, uri, fault, options);
+    return opened(stripe);
+}
+
+static void the_time_of_a_call_is_the_set_s(void **state)
+{
+    /* 20 commands of 50 ms each, one after the other */
+    struct gpunvme_store *store = set_of_one("?timeout=20s", "fault=delay=50ms:read:lba=2048-4095",
+                                             "timeout=300ms,chunk=4096,depth=1,threads=1");
+    static uint8_t memory[20 * 4096];
+
+    (void)state;
+    assert_ok(gpunvme_store_read(store, 0, memory, GPUNVME_MEM_HOST, sizeof(memory), NULL));
+    assert_ok(gpunvme_close(store));
+    store = set_of_one("?timeout=300ms", "fault=delay=2s:read:lba=2048-4095", "timeout=20s");
+    assert_err(gpunvme_store_read(store, 0, memory, GPUNVME_MEM_HOST, 4096, NULL),
+               GPUNVME_ERR_TIMEOUT);
+    while (gpunvme_close(store) == GPUNVME_ERR_TIMEOUT)
+        ;
+}
+
+static void a_member_keeps_what_it_requires_itself(void **state)
+{
+    struct gpunvme_store *store =
+        set_of_one("?require=bounce", "fault=delay=1us:read", "require=p2p");
+    struct gpunvme_buf buf;
+
+    (void)state;
+    assert_ok(gpunvme_mem_alloc(4096, GPUNVME_MEM_GPU, &buf));
+    assert_err(gpunvme_store_read(store, 0, buf.gpu, GPUNVME_MEM_GPU, 4096, NULL),
+               GPUNVME_ERR_UNSUPPORTED);
+    assert_ok(gpunvme_mem_free(&buf));
+    assert_ok(gpunvme_close(store));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -536,6 +582,8 @@ int main(void)
         cmocka_unit_test(a_member_that_is_cut_off_meanwhile_is_no_end_of_the_set),
         cmocka_unit_test(a_set_is_as_good_as_its_worst_member),
         cmocka_unit_test(a_full_table_of_registrations_of_a_member_is_told),
+        cmocka_unit_test(the_time_of_a_call_is_the_set_s),
+        cmocka_unit_test(a_member_keeps_what_it_requires_itself),
     };
 
     return cmocka_run_group_tests(tests, make_dir, remove_dir);

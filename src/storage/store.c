@@ -102,6 +102,7 @@ static gpunvme_err_t open_uri(const char *text, unsigned flags, struct gpunvme_s
     }
     if (err) {
         store_regions_free(store);
+        pthread_mutex_destroy(&store->streams_lock);
         pthread_mutex_destroy(&store->trouble_lock);
     }
     return err;
@@ -144,6 +145,17 @@ static gpunvme_err_t wait_for_all(struct gpunvme_store *store)
     return GPUNVME_OK;
 }
 
+/* All is freed: TIMEOUT, of a controller that does not shut down, would say that it is not. */
+static gpunvme_err_t close_error(gpunvme_err_t err)
+{
+    struct base_failure failure;
+
+    if (err != GPUNVME_ERR_TIMEOUT)
+        return err;
+    base_keep(&failure, GPUNVME_ERR_IO);
+    return base_restore(&failure);
+}
+
 gpunvme_err_t gpunvme_close(struct gpunvme_store *store)
 {
     gpunvme_err_t err;
@@ -158,7 +170,8 @@ gpunvme_err_t gpunvme_close(struct gpunvme_store *store)
     }
     store_streams_free(store);
     store_regions_free(store); /* before what they are mapped for */
-    err = store->backend->close(store);
+    err = close_error(store->backend->close(store));
+    pthread_mutex_destroy(&store->streams_lock);
     pthread_mutex_destroy(&store->trouble_lock);
     free(store);
     return err;

@@ -7,6 +7,8 @@
 
 #include <pthread.h>
 
+#include "sim/sim_internal.h"
+
 #define SIZE        ((size_t)1 << 20)
 #define LONG_BEFORE UINT64_C(25000000000) /* of 40 s */
 
@@ -299,6 +301,17 @@ static void close_waits_for_what_is_in_flight(void **state)
     assert_int_equal(io.done, 4096);
 }
 
+/* TIMEOUT would say that the store is still there, to be closed once more. */
+static void a_drive_that_does_not_shut_down_is_closed_all_the_same(void **state)
+{
+    struct gpunvme_store *store = opened("sim:size=1M");
+
+    (void)state;
+    sim_of(store)->config.shutdown_ns = UINT64_C(3600000000000); /* which RTD3E does not say */
+    assert_err(gpunvme_close(store), GPUNVME_ERR_IO);
+    assert_non_null(strstr(gpunvme_err_detail(), "shutting down"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -316,6 +329,7 @@ int main(void)
         cmocka_unit_test(a_drive_that_is_gone_is_not_opened_once_more),
         cmocka_unit_test(a_drive_that_is_not_there_is_told),
         cmocka_unit_test(close_waits_for_what_is_in_flight),
+        cmocka_unit_test(a_drive_that_does_not_shut_down_is_closed_all_the_same),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -237,8 +237,10 @@ static inline gpunvme_err_t gpu_queue_init(struct nvme_gpu_queue *q, const char 
     if (err)
         return err;
     err = create_io_qpair(q, depth);
-    if (err)
+    if (err) {
         gpunvme_close(q->store);
+        q->store = NULL;
+    }
     return err;
 }
 
@@ -294,7 +296,10 @@ static inline int64_t poll_completions(struct nvme_gpu_queue *q)
     return first ? first : total;
 }
 
-/* Waits for what is in flight and closes: TIMEOUT as gpunvme_close() has it. */
+/*
+ * Waits for what is in flight and closes: TIMEOUT as gpunvme_close() has it. One that was not made,
+ * or is closed already, is fine.
+ */
 static inline gpunvme_err_t close_gpu_queue(struct nvme_gpu_queue *q)
 {
     gpunvme_err_t err = gpunvme_close(q->store);
@@ -306,6 +311,8 @@ static inline gpunvme_err_t close_gpu_queue(struct nvme_gpu_queue *q)
             (void)poll_completions(q);
         gpunvme_batch_destroy(q->batch);
     }
+    q->store = NULL;
+    q->batch = NULL;
     nvme_gpu_queue_free(q);
     return err;
 }

@@ -113,9 +113,10 @@ gpunvme_err_t gpunvme_open(const char *uri, unsigned flags, struct gpunvme_store
     struct gpunvme_store *store;
     gpunvme_err_t err;
 
+    if (out)
+        *out = NULL;
     if (!uri || !out)
         return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", uri ? "out" : "uri");
-    *out = NULL;
     if (flags & ~(GPUNVME_OPEN_WRITE | GPUNVME_OPEN_CREATE) || flags == GPUNVME_OPEN_CREATE)
         return base_fail(GPUNVME_ERR_INVALID, "flags %xh: 0, WRITE, or WRITE and CREATE", flags);
     store = calloc(1, sizeof(*store));

@@ -136,6 +136,25 @@ static void a_read_behind_the_end_is_told_by_polling(void **state)
     assert_int_equal(close_gpu_queue(&q), GPUNVME_OK);
 }
 
+static void a_queue_that_was_not_made_may_be_closed(void **state)
+{
+    volatile size_t too_many = SIZE_MAX / 2;
+    struct nvme_gpu_queue q;
+
+    (void)state;
+    memset((void *)&q, 0xff, sizeof(q));
+    assert_int_equal(gpu_queue_init(&q, data_path, too_many), GPUNVME_ERR_NOMEM);
+    assert_null(q.store);
+    assert_int_equal(close_gpu_queue(&q), GPUNVME_OK);
+    memset((void *)&q, 0xff, sizeof(q));
+    assert_int_equal(gpu_queue_init(&q, NULL, 1), GPUNVME_ERR_INVALID);
+    assert_null(q.store);
+    assert_int_equal(gpu_queue_init(&q, data_path, 1), GPUNVME_OK);
+    assert_int_equal(close_gpu_queue(&q), GPUNVME_OK);
+    assert_null(q.store);
+    assert_int_equal(close_gpu_queue(&q), GPUNVME_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -146,6 +165,7 @@ int main(void)
         cmocka_unit_test(files_go_by_cufile_once_its_driver_is_open),
         cmocka_unit_test(reads_of_blocks_are_submitted_and_polled),
         cmocka_unit_test(a_read_behind_the_end_is_told_by_polling),
+        cmocka_unit_test(a_queue_that_was_not_made_may_be_closed),
     };
 
     return cmocka_run_group_tests(tests, make_all, free_all);

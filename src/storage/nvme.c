@@ -442,11 +442,12 @@ static gpunvme_err_t start_workers(struct gpunvme_store *store)
 static gpunvme_err_t start(struct gpunvme_store *store)
 {
     struct nvme_store *s = store->priv;
+    struct nvme_claimed *claimed = nvme_share_claimed(s->share, s->ns->nsid);
     gpunvme_err_t err;
 
     s->workers = calloc(store->threads, sizeof(struct nvme_worker *));
-    if (!s->workers ||
-        !nvme_claims_init(&s->claims, (size_t)store->threads * s->depth + NVME_CALLERS))
+    if (!s->workers || !claimed ||
+        !nvme_claims_init(&s->claims, claimed, (size_t)store->threads * s->depth + NVME_CALLERS))
         return base_fail(GPUNVME_ERR_NOMEM, "%u workers", store->threads);
     if (store->uri.options.gpu_issued)
         return nvme_gpu_start(store);

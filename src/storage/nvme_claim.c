@@ -7,28 +7,50 @@
 
 #include "storage/nvme_claim.h"
 
-bool nvme_claims_init(struct nvme_claims *claims, size_t n)
+void nvme_claimed_init(struct nvme_claimed *claimed)
+{
+    memset(claimed, 0, sizeof(*claimed));
+    pthread_mutex_init(&claimed->lock, NULL);
+}
+
+void nvme_claimed_destroy(struct nvme_claimed *claimed)
+{
+    pthread_mutex_destroy(&claimed->lock);
+}
+
+bool nvme_claims_init(struct nvme_claims *claims, struct nvme_claimed *of, size_t n)
 {
     memset(claims, 0, sizeof(*claims));
-    pthread_mutex_init(&claims->lock, NULL);
-    claims->n = n;
     claims->all = aligned_alloc(64, n * sizeof(claims->all[0]));
-    if (claims->all)
-        memset(claims->all, 0, n * sizeof(claims->all[0]));
-    return claims->all;
+    if (!claims->all)
+        return false;
+    memset(claims->all, 0, n * sizeof(claims->all[0]));
+    claims->n = n;
+    claims->of = of;
+    pthread_mutex_lock(&of->lock);
+    claims->next = of->first;
+    of->first = claims;
+    pthread_mutex_unlock(&of->lock);
+    return true;
 }
 
 void nvme_claims_free(struct nvme_claims *claims)
 {
-    if (!claims->n)
+    struct nvme_claims **link;
+
+    if (!claims->of)
         return;
+    pthread_mutex_lock(&claims->of->lock);
+    for (link = &claims->of->first; *link != claims;)
+        link = &(*link)->next;
+    *link = claims->next;
+    pthread_mutex_unlock(&claims->of->lock);
     free(claims->all);
-    pthread_mutex_destroy(&claims->lock);
 }
 
-/* Whether another claim, a partial one if that is asked for, has one of the blocks. */
-static bool is_taken(const struct nvme_claims *claims, const struct nvme_claim *own, uint64_t first,
-                     uint64_t end, bool by_parts)
+/* Whether another claim of a store, a partial one if that is asked for, has one of the blocks. */
+static bool has_one(const struct nvme_claims *claims, const struct nvme_claim *own, uint64_t first,
+                    uint64_t end, bool by_parts)
 {
     for (size_t i = 0; i < claims->n; i++) {
         const struct nvme_claim *c = &claims->all[i];
@@ -43,37 +65,47 @@ static bool is_taken(const struct nvme_claims *claims, const struct nvme_claim *
     return false;
 }
 
-static bool take_part(struct nvme_claims *claims, struct nvme_claim *own, uint64_t first,
+/* Under the lock: the same of all stores. */
+static bool is_taken(const struct nvme_claimed *claimed, const struct nvme_claim *own,
+                     uint64_t first, uint64_t end, bool by_parts)
+{
+    for (const struct nvme_claims *c = claimed->first; c; c = c->next)
+        if (has_one(c, own, first, end, by_parts))
+            return true;
+    return false;
+}
+
+static bool take_part(struct nvme_claimed *claimed, struct nvme_claim *own, uint64_t first,
                       uint64_t end)
 {
     bool taken;
 
-    pthread_mutex_lock(&claims->lock);
-    atomic_fetch_add(&claims->nparts, 1);
-    taken = is_taken(claims, own, first, end, false);
+    pthread_mutex_lock(&claimed->lock);
+    atomic_fetch_add(&claimed->nparts, 1);
+    taken = is_taken(claimed, own, first, end, false);
     if (taken) {
-        atomic_fetch_sub(&claims->nparts, 1);
+        atomic_fetch_sub(&claimed->nparts, 1);
     } else {
         own->is_partial = true;
         atomic_store(&own->first, first);
         atomic_store(&own->end, end);
     }
-    pthread_mutex_unlock(&claims->lock);
+    pthread_mutex_unlock(&claimed->lock);
     return !taken;
 }
 
-static bool take_whole(struct nvme_claims *claims, struct nvme_claim *own, uint64_t first,
+static bool take_whole(struct nvme_claimed *claimed, struct nvme_claim *own, uint64_t first,
                        uint64_t end)
 {
     bool taken;
 
     atomic_store_explicit(&own->first, first, memory_order_relaxed);
     atomic_store(&own->end, end);
-    if (!atomic_load(&claims->nparts))
+    if (!atomic_load(&claimed->nparts))
         return true;
-    pthread_mutex_lock(&claims->lock);
-    taken = is_taken(claims, own, first, end, true);
-    pthread_mutex_unlock(&claims->lock);
+    pthread_mutex_lock(&claimed->lock);
+    taken = is_taken(claimed, own, first, end, true);
+    pthread_mutex_unlock(&claimed->lock);
     if (taken)
         atomic_store(&own->end, 0);
     return !taken;
@@ -82,7 +114,8 @@ static bool take_whole(struct nvme_claims *claims, struct nvme_claim *own, uint6
 bool nvme_claim_take(struct nvme_claims *claims, size_t index, uint64_t first, uint64_t nblocks,
                      bool partial)
 {
-    return (partial ? take_part : take_whole)(claims, &claims->all[index], first, first + nblocks);
+    return (partial ? take_part : take_whole)(claims->of, &claims->all[index], first,
+                                              first + nblocks);
 }
 
 void nvme_claim_drop(struct nvme_claims *claims, size_t index)
@@ -95,9 +128,9 @@ void nvme_claim_drop(struct nvme_claims *claims, size_t index)
         atomic_store_explicit(&own->end, 0, memory_order_release);
         return;
     }
-    pthread_mutex_lock(&claims->lock);
+    pthread_mutex_lock(&claims->of->lock);
     own->is_partial = false;
     atomic_store(&own->end, 0);
-    atomic_fetch_sub(&claims->nparts, 1);
-    pthread_mutex_unlock(&claims->lock);
+    atomic_fetch_sub(&claims->of->nparts, 1);
+    pthread_mutex_unlock(&claims->of->lock);
 }

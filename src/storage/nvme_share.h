@@ -9,6 +9,7 @@
 
 #include "gpunvme/controller.h"
 #include "storage/internal.h"
+#include "storage/nvme_claim.h"
 
 struct nvme_share;
 
@@ -36,6 +37,9 @@ gpunvme_err_t nvme_share_adopt(const char *target, struct gpunvme_ctrl *ctrl,
                                struct nvme_share **out);
 
 struct gpunvme_ctrl *nvme_share_ctrl(struct nvme_share *share);
+
+/* What the stores of a namespace have claimed, valid while the share is; NULL: no memory. */
+struct nvme_claimed *nvme_share_claimed(struct nvme_share *share, uint32_t nsid);
 
 /* Maps memory with the addresses of `buf`, once for all that ask for the same. */
 gpunvme_err_t nvme_share_map(struct nvme_share *share, const struct gpunvme_buf *buf,

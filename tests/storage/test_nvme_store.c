@@ -224,6 +224,64 @@ static void writers_of_one_block_all_keep_their_bytes(void **state)
     closed(store);
 }
 
+static char image[64];
+
+static int make_image(void **state)
+{
+    int fd;
+
+    (void)state;
+    strcpy(image, "/tmp/gpunvme_nvme_store_XXXXXX");
+    fd = mkstemp(image);
+    if (fd < 0 || ftruncate(fd, 1 << 20))
+        return -1;
+    return close(fd);
+}
+
+static int remove_image(void **state)
+{
+    (void)state;
+    return unlink(image);
+}
+
+/* Each changes a byte of its own of one block, and looks whether it stays. */
+static void *change_own_byte(void *w_)
+{
+    struct writer *w = w_;
+
+    for (unsigned round = 0; round < ROUNDS / 3; round++) {
+        uint8_t byte = (uint8_t)round, back;
+
+        if (gpunvme_store_write(w->store, w->index, &byte, GPUNVME_MEM_HOST, 1, NULL) ||
+            gpunvme_store_read(w->store, w->index, &back, GPUNVME_MEM_HOST, 1, NULL))
+            return "a transfer";
+        if (back != byte)
+            return "a byte";
+    }
+    return NULL;
+}
+
+static void writers_by_two_stores_of_a_namespace_keep_their_bytes(void **state)
+{
+    struct writer w[2];
+    char uri[128];
+
+    (void)state;
+    snprintf(uri, sizeof(uri), "sim:image=%s,fault=delay=1ms:read", image);
+    for (unsigned i = 0; i < 2; i++)
+        w[i] = (struct writer){.store = opened(uri), .index = i};
+    for (unsigned i = 0; i < 2; i++)
+        pthread_create(&w[i].thread, NULL, change_own_byte, &w[i]);
+    for (unsigned i = 0; i < 2; i++) {
+        void *failed;
+
+        pthread_join(w[i].thread, &failed);
+        assert_null(failed);
+    }
+    closed(w[0].store);
+    closed(w[1].store);
+}
+
 static void the_rest_of_a_block_survives_a_part_of_it(void **state)
 {
     (void)state;
@@ -304,6 +362,8 @@ int main(void)
         cmocka_unit_test(namespaces_of_one_drive_are_opened_side_by_side),
         cmocka_unit_test(controllers_in_memory_are_not_shared),
         cmocka_unit_test(writers_of_one_block_all_keep_their_bytes),
+        cmocka_unit_test_setup_teardown(writers_by_two_stores_of_a_namespace_keep_their_bytes,
+                                        make_image, remove_image),
         cmocka_unit_test(the_rest_of_a_block_survives_a_part_of_it),
         cmocka_unit_test(thousands_at_once_are_fine),
         cmocka_unit_test(the_path_counts_registered_gpu_memory_as_p2p),

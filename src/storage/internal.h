@@ -204,6 +204,9 @@ gpunvme_err_t store_io_check(struct gpunvme_store *store, const struct gpunvme_i
 /* Does a transfer in the caller's own thread, where the backend would have it (sync.c). */
 bool store_io_run_here(struct gpunvme_store *store, struct gpunvme_io *io);
 
+/* Submits what was checked before, in a store that waits for it to be closed as well. */
+void store_io_start(struct gpunvme_store *store, struct gpunvme_io *io);
+
 /* The two halves of a transfer that its caller waits for, but another one stands for. */
 void store_io_begin(struct gpunvme_store *store, struct gpunvme_io *io);
 void store_io_finish(struct gpunvme_io *io, gpunvme_err_t err, size_t done);

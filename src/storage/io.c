@@ -107,18 +107,12 @@ static void prepare(struct gpunvme_store *store, struct gpunvme_io *io, struct g
     __atomic_store_n(&io->priv.state, PENDING, __ATOMIC_RELAXED);
 }
 
-gpunvme_err_t gpunvme_store_submit(struct gpunvme_store *store, struct gpunvme_io *ios, size_t n,
-                                   struct gpunvme_batch *batch)
+static void start(struct gpunvme_store *store, struct gpunvme_io *ios, size_t n,
+                  struct gpunvme_batch *batch)
 {
     struct gpunvme_io *first = NULL, **last = &first;
     size_t nlinked = 0, nbatched = 0;
-    gpunvme_err_t err;
 
-    if (!store || (n && !ios))
-        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", store ? "ios" : "store");
-    err = check_all(store, ios, n);
-    if (err)
-        return err;
     atomic_fetch_add(&store->in_flight, n);
     for (size_t i = 0; i < n; i++) {
         prepare(store, &ios[i], batch);
@@ -137,7 +131,24 @@ gpunvme_err_t gpunvme_store_submit(struct gpunvme_store *store, struct gpunvme_i
     }
     if (nlinked)
         store->backend->submit(store, first, nlinked);
-    return GPUNVME_OK;
+}
+
+gpunvme_err_t gpunvme_store_submit(struct gpunvme_store *store, struct gpunvme_io *ios, size_t n,
+                                   struct gpunvme_batch *batch)
+{
+    gpunvme_err_t err;
+
+    if (!store || (n && !ios))
+        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", store ? "ios" : "store");
+    err = check_all(store, ios, n);
+    if (!err)
+        start(store, ios, n, batch);
+    return err;
+}
+
+void store_io_start(struct gpunvme_store *store, struct gpunvme_io *io)
+{
+    start(store, io, 1, NULL);
 }
 
 /* What this thread knows of an error, for the thread that asks about it. */

@@ -39,6 +39,20 @@ struct visit {
     struct visit *next, **at; /* of those that have begun */
 };
 
+/*
+ * Words that streams wait for, pinned; one is one visit's at a time, and only grows. A stream may
+ * come to its wait when the transfer has long ended and the store been closed, so they are never
+ * freed: another store has them next.
+ */
+struct words {
+    struct words *next;
+    struct gpunvme_buf buf;
+    uint32_t values[NWORDS]; /* the last one given for each */
+};
+
+static pthread_mutex_t spare_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct words *spare;
+
 struct store_streams {
     struct gpunvme_store *store;
     pthread_mutex_t lock;
@@ -46,8 +60,7 @@ struct store_streams {
     pthread_t keeper;
     bool stop;
     struct visit *begun;
-    struct gpunvme_buf words; /* pinned; a word is one visit's at a time, and only grows */
-    uint32_t values[NWORDS];  /* the last one given for each */
+    struct words *words;
     unsigned free_words[NWORDS], nfree;
 };
 
@@ -63,7 +76,7 @@ static void tell(struct visit *visit, gpunvme_err_t err, size_t done)
     visit->told = NULL;
     store_io_finish(told, err, done);
     /* Last: what the stream does next may free what the transfer used. */
-    mem_cuda_user_stream_release((uint32_t *)s->words.cpu + visit->word, visit->value);
+    mem_cuda_user_stream_release((uint32_t *)s->words->buf.cpu + visit->word, visit->value);
     s->free_words[s->nfree++] = visit->word;
 }
 
@@ -91,15 +104,20 @@ static void ended(struct gpunvme_io *io)
     free(visit);
 }
 
-/* The stream has come to it. On a thread of CUDA's, which must not call CUDA: nothing here does. */
+/*
+ * The stream has come to it. On a thread of CUDA's, which must not call CUDA: nothing here does. A
+ * store that is being closed waits for it: until it is told, and, since it may be told at any time
+ * once it has begun, until this is over.
+ */
 static void begin(void *visit_)
 {
     struct visit *visit = visit_;
     struct store_streams *s = visit->streams;
-    gpunvme_err_t err;
+    struct gpunvme_store *store = s->store;
 
+    atomic_fetch_add(&store->in_flight, 1);
     pthread_mutex_lock(&s->lock);
-    visit->deadline = futex_deadline(s->store->uri.options.timeout_ns);
+    visit->deadline = futex_deadline(store->uri.options.timeout_ns);
     visit->next = s->begun;
     visit->at = &s->begun;
     if (s->begun)
@@ -107,12 +125,8 @@ static void begin(void *visit_)
     s->begun = visit;
     pthread_cond_signal(&s->wake);
     pthread_mutex_unlock(&s->lock);
-    err = gpunvme_store_submit(s->store, &visit->io, 1, NULL);
-    if (err) {
-        visit->io.err = err;
-        visit->io.done = 0;
-        ended(&visit->io);
-    }
+    store_io_start(store, &visit->io);
+    atomic_fetch_sub(&store->in_flight, 1);
 }
 
 /* ---- The keeper -------------------------------------------------------------------------------
@@ -168,11 +182,45 @@ static void init_sync(struct store_streams *s)
     pthread_condattr_destroy(&attr);
 }
 
+static gpunvme_err_t take_words(struct words **out)
+{
+    struct words *words;
+    gpunvme_err_t err;
+
+    pthread_mutex_lock(&spare_lock);
+    words = spare;
+    if (words)
+        spare = words->next;
+    pthread_mutex_unlock(&spare_lock);
+    *out = words;
+    if (words)
+        return GPUNVME_OK;
+    words = calloc(1, sizeof(*words));
+    if (!words)
+        return base_fail(GPUNVME_ERR_NOMEM, "transfers in streams");
+    err = gpunvme_mem_alloc(NWORDS * sizeof(uint32_t), GPUNVME_MEM_PINNED, &words->buf);
+    if (err)
+        free(words);
+    else
+        *out = words;
+    return err;
+}
+
+static void leave_words(struct words *words)
+{
+    if (!words)
+        return;
+    pthread_mutex_lock(&spare_lock);
+    words->next = spare;
+    spare = words;
+    pthread_mutex_unlock(&spare_lock);
+}
+
 static void free_streams(struct store_streams *s)
 {
     pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->lock);
-    gpunvme_mem_free(&s->words);
+    leave_words(s->words);
     free(s);
 }
 
@@ -203,7 +251,7 @@ static gpunvme_err_t make(struct gpunvme_store *store, struct store_streams **ou
     init_sync(s);
     for (s->nfree = 0; s->nfree < NWORDS; s->nfree++)
         s->free_words[s->nfree] = NWORDS - 1 - s->nfree;
-    err = gpunvme_mem_alloc(NWORDS * sizeof(uint32_t), GPUNVME_MEM_PINNED, &s->words);
+    err = take_words(&s->words);
     if (!err) {
         error = pthread_create(&s->keeper, NULL, keep, s);
         err = error ? base_fail_errno(error, "a thread that looks after streams") : GPUNVME_OK;
@@ -237,7 +285,7 @@ static gpunvme_err_t take_word(struct store_streams *s, struct visit *visit)
     pthread_mutex_lock(&s->lock);
     if (s->nfree) {
         visit->word = s->free_words[--s->nfree];
-        visit->value = ++s->values[visit->word];
+        visit->value = ++s->words->values[visit->word];
     } else {
         err = base_fail(GPUNVME_ERR_AGAIN, "%u transfers are in streams", NWORDS);
     }
@@ -248,7 +296,7 @@ static gpunvme_err_t take_word(struct store_streams *s, struct visit *visit)
 static void give_word_back(struct store_streams *s, const struct visit *visit)
 {
     pthread_mutex_lock(&s->lock);
-    s->values[visit->word]--; /* nobody waits for it */
+    s->words->values[visit->word]--; /* nobody waits for it */
     s->free_words[s->nfree++] = visit->word;
     pthread_mutex_unlock(&s->lock);
 }
@@ -259,7 +307,7 @@ static void give_word_back(struct store_streams *s, const struct visit *visit)
  */
 static gpunvme_err_t enqueue(struct visit *visit, void *stream)
 {
-    const uint32_t *word = (const uint32_t *)visit->streams->words.gpu + visit->word;
+    const uint32_t *word = (const uint32_t *)visit->streams->words->buf.gpu + visit->word;
     uint32_t value = visit->value; /* it may end, and be freed, as soon as the stream has it */
     gpunvme_err_t err = store_stream_ops->wait(stream, word, value - 1);
 

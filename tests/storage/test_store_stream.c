@@ -34,15 +34,17 @@ struct stream {
     pthread_cond_t wake;
     pthread_t thread;
     struct item *first, **last;
-    bool stop, idle, capturing, no_waits;
+    bool stop, idle, capturing, no_waits, late_waits;
 };
 
-static void run_item(const struct item *item)
+static void run_item(const struct stream *s, const struct item *item)
 {
     if (item->fn) {
         item->fn(item->arg);
         return;
     }
+    if (s->late_waits)
+        usleep(100000);
     while ((int32_t)(__atomic_load_n(item->word, __ATOMIC_ACQUIRE) - item->value) < 0)
         usleep(10);
 }
@@ -65,7 +67,7 @@ static void *run_stream(void *stream_)
         if (!s->first)
             s->last = &s->first;
         pthread_mutex_unlock(&s->lock);
-        run_item(item);
+        run_item(s, item);
         free(item);
         pthread_mutex_lock(&s->lock);
     }
@@ -334,6 +336,40 @@ static void a_transfer_that_does_not_end_lets_the_stream_go(void **state)
     store->backend = backend;
 }
 
+static void a_store_may_be_closed_before_the_stream_has_seen_the_end(void **state)
+{
+    struct gpunvme_io io = read_of(100, memory, 5000);
+
+    (void)state;
+    stream.late_waits = true;
+    submitted(&io);
+    assert_int_equal(gpunvme_io_wait(&io, 0), GPUNVME_OK);
+    assert_int_equal(gpunvme_close(store), GPUNVME_OK);
+    store = NULL;
+    stream_sync(&stream);
+}
+
+static void wait_for_closing(void *unused)
+{
+    (void)unused;
+    for (unsigned looks = 0; looks < 10000 && !atomic_load(&store->closing); looks++)
+        usleep(1000);
+}
+
+static void close_waits_for_a_transfer_that_the_stream_has_not_come_to(void **state)
+{
+    struct gpunvme_io io = read_of(100, memory, 5000);
+
+    (void)state;
+    fake_call(&stream, wait_for_closing, NULL);
+    submitted(&io);
+    assert_int_equal(gpunvme_close(store), GPUNVME_OK);
+    store = NULL;
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_OK);
+    assert_int_equal(io.done, 5000);
+    assert_memory_equal(memory, bytes + 100, 5000);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 static int make_file(void **state)
@@ -367,6 +403,8 @@ int main(void)
         TEST(a_callback_is_refused),
         TEST(many_transfers_on_many_streams_keep_their_order),
         TEST(a_transfer_that_does_not_end_lets_the_stream_go),
+        TEST(a_store_may_be_closed_before_the_stream_has_seen_the_end),
+        TEST(close_waits_for_a_transfer_that_the_stream_has_not_come_to),
     };
 
     return cmocka_run_group_tests(tests, make_file, remove_file);

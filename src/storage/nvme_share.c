@@ -10,7 +10,7 @@
 
 #define IO_QUEUES 128u /* asked for; a controller grants as many as it has */
 
-enum state { OPENING, OPEN, FAILED };
+enum state { OPENING, OPEN, FAILED, CLOSING };
 
 /* A namespace that has, or had, stores. */
 struct share_ns {
@@ -36,7 +36,7 @@ struct nvme_share {
 
 /* Guards the list, and `users`, `state` and `namespaces` of all in it. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t opened = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; /* a state, or who is in the list */
 static struct nvme_share *shares;
 
 /* Deadlines of commands are each store's own (nvme_slot.c). */
@@ -51,21 +51,35 @@ static bool is_same(const struct nvme_share *share, const struct store_uri *uri,
                     const struct gpunvme_ctrl_opts *opts)
 {
     return !share->is_private && share->state != FAILED && !strcmp(share->target, uri->target) &&
-           (share->is_adopted || share->opts.no_shadow_doorbells == opts->no_shadow_doorbells);
+           (share->is_adopted || share->state == CLOSING ||
+            share->opts.no_shadow_doorbells == opts->no_shadow_doorbells);
 }
 
-/* Under the lock: waits until whoever opens it is through. Bring-up has deadlines of its own. */
-static struct nvme_share *find(const struct store_uri *uri, const struct gpunvme_ctrl_opts *opts)
+static struct nvme_share *look_for(const struct store_uri *uri,
+                                   const struct gpunvme_ctrl_opts *opts)
 {
     struct nvme_share *share = shares;
 
     while (share && !is_same(share, uri, opts))
         share = share->next;
+    return share;
+}
+
+/*
+ * Under the lock: waits until whoever opens it is through, or who closes it: it can be opened then.
+ * Bring-up and shutdown have deadlines of their own.
+ */
+static struct nvme_share *find(const struct store_uri *uri, const struct gpunvme_ctrl_opts *opts)
+{
+    struct nvme_share *share;
+
+    while ((share = look_for(uri, opts)) && share->state == CLOSING)
+        pthread_cond_wait(&changed, &lock);
     if (!share)
         return NULL;
     share->users++;
     while (share->state == OPENING)
-        pthread_cond_wait(&opened, &lock);
+        pthread_cond_wait(&changed, &lock);
     return share;
 }
 
@@ -89,14 +103,22 @@ static struct nvme_share *add(const char *target, const struct gpunvme_ctrl_opts
 /* Under the lock: true when nobody is left, and the caller is to end it. */
 static bool leave(struct nvme_share *share)
 {
-    struct nvme_share **link = &shares;
-
     if (--share->users)
         return false;
+    share->state = CLOSING;
+    return true;
+}
+
+static void take_off_list(struct nvme_share *share)
+{
+    struct nvme_share **link = &shares;
+
+    pthread_mutex_lock(&lock);
     while (*link != share)
         link = &(*link)->next;
     *link = share->next;
-    return true;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
 }
 
 static gpunvme_err_t end(struct nvme_share *share)
@@ -105,6 +127,7 @@ static gpunvme_err_t end(struct nvme_share *share)
 
     if (share->ctrl && !share->is_adopted)
         err = gpunvme_ctrl_close(share->ctrl);
+    take_off_list(share);
     while (share->namespaces) {
         struct share_ns *ns = share->namespaces;
 
@@ -137,7 +160,7 @@ static void open_ctrl(struct nvme_share *share)
     share->state = err ? FAILED : OPEN;
     if (err)
         base_keep(&share->failure, err);
-    pthread_cond_broadcast(&opened);
+    pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
 

@@ -282,6 +282,30 @@ static void writers_by_two_stores_of_a_namespace_keep_their_bytes(void **state)
     closed(w[1].store);
 }
 
+static void *close_it(void *store)
+{
+    return gpunvme_close(store) ? "close" : NULL;
+}
+
+/* Not while it still shuts down, when it is in use. */
+static void a_drive_is_opened_again_when_it_has_been_closed(void **state)
+{
+    struct gpunvme_store *store;
+    char uri[128];
+    pthread_t closing;
+    void *failed;
+
+    (void)state;
+    snprintf(uri, sizeof(uri), "sim:image=%s,shutdown=500ms", image);
+    store = opened(uri);
+    pthread_create(&closing, NULL, close_it, store);
+    usleep(200000);
+    store = opened(uri);
+    pthread_join(closing, &failed);
+    assert_null(failed);
+    closed(store);
+}
+
 static void the_rest_of_a_block_survives_a_part_of_it(void **state)
 {
     (void)state;
@@ -362,6 +386,8 @@ int main(void)
         cmocka_unit_test(namespaces_of_one_drive_are_opened_side_by_side),
         cmocka_unit_test(controllers_in_memory_are_not_shared),
         cmocka_unit_test(writers_of_one_block_all_keep_their_bytes),
+        cmocka_unit_test_setup_teardown(a_drive_is_opened_again_when_it_has_been_closed, make_image,
+                                        remove_image),
         cmocka_unit_test_setup_teardown(writers_by_two_stores_of_a_namespace_keep_their_bytes,
                                         make_image, remove_image),
         cmocka_unit_test(the_rest_of_a_block_survives_a_part_of_it),

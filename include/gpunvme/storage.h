@@ -68,7 +68,7 @@ struct gpunvme_store_info {
     uint64_t timeout_ns; /* of calls that take none */
 };
 
-/* Facts; the texts are valid while the store is open. */
+/* Facts; the texts are valid while the store is open. All zeroes where `store` is NULL. */
 void gpunvme_store_get_info(struct gpunvme_store *store, struct gpunvme_store_info *info);
 
 /* Its size now, in bytes: that of a file may change. */
@@ -138,8 +138,9 @@ enum gpunvme_op {
  * zeroes), keeps it where it is until it has ended, and may use it again then. It ends once, and
  * its end is learned in one way:
  *
- *   - `callback`, if it is set: called by a thread of the library, which it must not hold up; it
- * may submit, but not wait. The io is the caller's again in it;
+ *   - `callback`, if it is set: called by a thread of the library, which it must not hold up, or,
+ *     if nothing is to be moved, by the one that submits, before submission returns; it may submit,
+ *     but not wait. The io is the caller's again in it;
  *   - else gpunvme_batch_poll(), if it was submitted with a batch;
  *   - else gpunvme_io_test() or gpunvme_io_wait(), by one thread.
  */
@@ -201,7 +202,7 @@ gpunvme_err_t gpunvme_batch_destroy(struct gpunvme_batch *batch);
 /*
  * Gives up to `room` transfers that have ended, in any order; *n says how many. Waits until there
  * are at least `min` (as many as are in flight, if these are fewer), or TIMEOUT after timeout_ns,
- * with *n of them all the same. By one thread at a time.
+ * with *n of them all the same; 0 ns: it does not wait. By one thread at a time.
  */
 gpunvme_err_t gpunvme_batch_poll(struct gpunvme_batch *batch, size_t min, size_t room,
                                  struct gpunvme_io **ended, size_t *n, uint64_t timeout_ns);
@@ -247,8 +248,9 @@ struct gpunvme_path {
     char why_not[512]; /* each faster way, and why it was not taken; "" if there is none */
 };
 
-/* Reports it. `require=p2p` (or mapped, bounce: that or better) makes gpunvme_open() fail instead
- * of taking a slower way, and each transfer that would have to. */
+/* Reports it; all zeroes where `store` is NULL. `require=p2p` (or mapped, bounce: that or better)
+ * makes gpunvme_open() fail instead of taking a slower way, and each transfer that would have to.
+ */
 void gpunvme_store_path(struct gpunvme_store *store, struct gpunvme_path *path);
 
 /* "host", "p2p", "mapped", "bounce", "compat"; static. */

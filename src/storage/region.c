@@ -135,6 +135,8 @@ gpunvme_err_t gpunvme_store_register(struct gpunvme_store *store, void *ptr, siz
 
     if (!store)
         return base_fail(GPUNVME_ERR_INVALID, "store is NULL");
+    if (nbytes > UINTPTR_MAX - (uintptr_t)ptr)
+        return base_fail(GPUNVME_ERR_INVALID, "%zu bytes at %p: memory ends before", nbytes, ptr);
     region = calloc(1, sizeof(*region));
     if (!region)
         return base_fail(GPUNVME_ERR_NOMEM, "a registration");

@@ -51,7 +51,11 @@ gpunvme_err_t store_allows(const struct gpunvme_store *store, enum gpunvme_mem m
 
 void gpunvme_store_path(struct gpunvme_store *store, struct gpunvme_path *path)
 {
+    if (!path)
+        return;
     memset(path, 0, sizeof(*path));
+    if (!store)
+        return;
     path->backend = store->backend->name;
     path->gpu_route = store->gpu_route;
     for (unsigned i = 0; i < GPUNVME_NROUTES; i++) {

@@ -180,6 +180,12 @@ gpunvme_err_t gpunvme_close(struct gpunvme_store *store)
 
 void gpunvme_store_get_info(struct gpunvme_store *store, struct gpunvme_store_info *info)
 {
+    if (!info)
+        return;
+    if (!store) {
+        memset(info, 0, sizeof(*info));
+        return;
+    }
     *info = (struct gpunvme_store_info){
         .backend = store->backend->name,
         .uri = store->uri.text,

@@ -107,8 +107,10 @@ static gpunvme_err_t run(struct gpunvme_store *store, struct waited *w, uint64_t
 
 static struct waited *make(size_t n)
 {
-    struct waited *w = calloc(1, sizeof(*w) + n * sizeof(w->ios[0]));
+    struct waited *w = NULL;
 
+    if (n <= (SIZE_MAX - sizeof(*w)) / sizeof(w->ios[0]))
+        w = calloc(1, sizeof(*w) + n * sizeof(w->ios[0]));
     if (!w)
         return NULL;
     w->n = w->running = n;

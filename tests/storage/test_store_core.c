@@ -396,6 +396,28 @@ static void what_is_in_flight_is_not_submitted_again(void **state)
     assert_int_equal(gpunvme_batch_destroy(batch), GPUNVME_OK);
 }
 
+static void what_makes_no_sense_is_refused(void **state)
+{
+    struct gpunvme_store_info info;
+    struct gpunvme_path way;
+    struct gpunvme_io io = read_of(0, 10);
+    struct gpunvme_vec vec = {memory, 10, GPUNVME_MEM_HOST};
+    size_t too_many = (size_t)1 << 61; /* times the size of a transfer is 0, modulo 2^64 */
+    size_t done;
+
+    (void)state;
+    assert_int_equal(gpunvme_store_transfer(&store, &io, too_many), GPUNVME_ERR_NOMEM);
+    assert_int_equal(gpunvme_store_readv(&store, 0, &vec, too_many, &done), GPUNVME_ERR_NOMEM);
+    assert_int_equal(gpunvme_store_register(&store, memory, SIZE_MAX, GPUNVME_MEM_HOST),
+                     GPUNVME_ERR_INVALID);
+    gpunvme_store_get_info(NULL, &info);
+    assert_null(info.backend);
+    gpunvme_store_path(NULL, &way);
+    assert_null(way.backend);
+    gpunvme_store_get_info(&store, NULL);
+    gpunvme_store_path(&store, NULL);
+}
+
 static _Atomic bool stop_looking;
 
 static void *look_up(void *unused)
@@ -447,6 +469,7 @@ int main(void)
         TEST(a_close_that_times_out_leaves_the_store_as_it_was),
         TEST(registered_memory_that_a_backend_has_no_use_for_is_held_too),
         TEST(what_is_in_flight_is_not_submitted_again),
+        TEST(what_makes_no_sense_is_refused),
         TEST(registration_comes_in_between_transfers),
     };
 

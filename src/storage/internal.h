@@ -195,7 +195,7 @@ extern const struct store_backend store_stripe;
 /* `err`, with the store's name and what was last said of such an error as this thread's detail. */
 gpunvme_err_t store_tell(struct gpunvme_store *store, gpunvme_err_t err);
 
-/* A batch has given it out: it may be submitted again. */
+/* Its end has been told, by a batch or else: it may be submitted again. */
 void store_io_polled(struct gpunvme_io *io);
 
 /* What a submission would refuse of it. */

@@ -260,7 +260,11 @@ gpunvme_err_t gpunvme_io_test(struct gpunvme_io *io)
     if (state != ENDED)
         return GPUNVME_ERR_AGAIN;
     __atomic_store_n(&io->priv.state, IDLE, __ATOMIC_RELAXED);
-    return io->err;
+    if (!io->err)
+        return GPUNVME_OK;
+    /* The store, which may know more, may be closed by now. */
+    return base_fail(io->err, "%zu bytes at offset %llu, of which the first %zu were moved",
+                     io->nbytes, (unsigned long long)io->offset, io->done);
 }
 
 gpunvme_err_t gpunvme_io_wait(struct gpunvme_io *io, uint64_t timeout_ns)

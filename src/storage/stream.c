@@ -321,7 +321,7 @@ static gpunvme_err_t enqueue(struct visit *visit, void *stream)
     if (!err)
         return store_stream_ops->wait(stream, word, value);
     store_io_finish(visit->told, err, 0);
-    gpunvme_io_test(visit->told);
+    store_io_polled(visit->told); /* whoever gets the error asks no more */
     give_word_back(visit->streams, visit);
     free(visit);
     return err;

@@ -396,6 +396,19 @@ static void what_is_in_flight_is_not_submitted_again(void **state)
     assert_int_equal(gpunvme_batch_destroy(batch), GPUNVME_OK);
 }
 
+static void the_detail_of_an_error_is_not_that_of_an_older_one(void **state)
+{
+    struct gpunvme_io io = read_of(7, 10);
+
+    (void)state;
+    submitted(&io);
+    store_io_end(held[0], GPUNVME_ERR_IO, 3);
+    assert_int_equal(gpunvme_store_submit(NULL, &io, 1, NULL), GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_io_wait(&io, 0), GPUNVME_ERR_IO);
+    assert_string_equal(gpunvme_err_detail(),
+                        "10 bytes at offset 7, of which the first 3 were moved");
+}
+
 static void what_makes_no_sense_is_refused(void **state)
 {
     struct gpunvme_store_info info;
@@ -469,6 +482,7 @@ int main(void)
         TEST(a_close_that_times_out_leaves_the_store_as_it_was),
         TEST(registered_memory_that_a_backend_has_no_use_for_is_held_too),
         TEST(what_is_in_flight_is_not_submitted_again),
+        TEST(the_detail_of_an_error_is_not_that_of_an_older_one),
         TEST(what_makes_no_sense_is_refused),
         TEST(registration_comes_in_between_transfers),
     };

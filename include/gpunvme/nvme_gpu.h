@@ -158,12 +158,14 @@ static inline int64_t write_gpu_to_nvme(const char *path, uint64_t offset, size_
 }
 
 /*
- * Does `n` reads at once, of which each says offset, ptr, nbytes and mem, and gets err and done;
- * returns when all have ended, with the first error.
+ * Does `n` reads at once, of which each says offset, ptr, nbytes and mem (its op is set here), and
+ * gets err and done; returns when all have ended, with the first error.
  */
 static inline gpunvme_err_t async_batch_read(const char *path, struct gpunvme_io *requests,
                                              size_t n)
 {
+    for (size_t i = 0; requests && i < n; i++)
+        requests[i].op = GPUNVME_OP_READ;
     return gpunvme_file_transfer(path, requests, n);
 }
 

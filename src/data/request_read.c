@@ -16,7 +16,8 @@ struct range {
     uint64_t offset;
     uint8_t *ptr;
     size_t nbytes;
-    size_t io; /* the transfer that it is part of, and where in it */
+    bool placed; /* in the request's buffer; other pointers may be of several allocations */
+    size_t io;   /* the transfer that it is part of, and where in it */
     size_t at;
 };
 
@@ -41,6 +42,7 @@ static gpunvme_err_t resolve(const struct request *request, const struct gpunvme
     skipped = read->idx * kind.sector_size;
     range->offset = kind.begin + skipped;
     range->nbytes = (size_t)(length * kind.sector_size);
+    range->placed = !read->dst;
     range->ptr = read->dst ? read->dst : request->ptr + kind.place + skipped;
     return GPUNVME_OK;
 }
@@ -64,7 +66,8 @@ static size_t merge(const struct request *request, struct range *ranges, size_t 
         struct range *range = &ranges[i];
         struct gpunvme_io *last = nios ? &ios[nios - 1] : NULL;
 
-        if (!last || last->offset + last->nbytes != range->offset ||
+        if (!last || !range->placed || !range[-1].placed ||
+            last->offset + last->nbytes != range->offset ||
             (uint8_t *)last->ptr + last->nbytes != range->ptr) {
             last = &ios[nios++];
             *last = (struct gpunvme_io){.op = GPUNVME_OP_READ,

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/cond.h"
 #include "base/fail.h"
 #include "device/internal.h"
 #include "memory/cuda.h"
@@ -275,14 +276,10 @@ static gpunvme_err_t start(struct gpunvme_device *dev)
 
 static void init_locks(struct gpunvme_device *dev)
 {
-    pthread_condattr_t attr;
 
     pthread_mutex_init(&dev->views, NULL);
     pthread_mutex_init(&dev->watch_lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&dev->watch_wake, &attr);
-    pthread_condattr_destroy(&attr);
+    base_cond_init(&dev->watch_wake);
 }
 
 gpunvme_err_t gpunvme_device_open(struct gpunvme_ctrl *ctrl, const struct gpunvme_device_opts *opts,

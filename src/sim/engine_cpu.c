@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/cond.h"
 #include "base/fail.h"
 #include "sim/engine_launch.h"
 
@@ -71,15 +72,12 @@ static gpunvme_err_t thread_poll(struct sim_launcher *launcher, bool *running)
 
 static gpunvme_err_t thread_wait(struct sim_launcher *launcher, uint64_t deadline_ns)
 {
-    struct timespec deadline = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
-                                .tv_nsec = (long)(deadline_ns % 1000000000u)};
     struct engine_thread *t = of(launcher);
-    int error = 0;
-    bool running;
+    bool in_time = true, running;
 
     pthread_mutex_lock(&t->lock);
-    while (t->engine && error != ETIMEDOUT)
-        error = pthread_cond_timedwait(&t->changed, &t->lock, &deadline);
+    while (t->engine && in_time)
+        in_time = base_cond_wait(&t->changed, &t->lock, deadline_ns);
     running = t->engine != NULL;
     pthread_mutex_unlock(&t->lock);
     return running ? base_fail(GPUNVME_ERR_TIMEOUT, "the engine does not stop") : GPUNVME_OK;
@@ -102,7 +100,6 @@ static void thread_close(struct sim_launcher *launcher)
 gpunvme_err_t sim_launcher_thread(struct sim_launcher **out)
 {
     struct engine_thread *t = calloc(1, sizeof(*t));
-    pthread_condattr_t attr;
     int error;
 
     if (!t)
@@ -110,10 +107,7 @@ gpunvme_err_t sim_launcher_thread(struct sim_launcher **out)
     t->base = (struct sim_launcher){
         .close = thread_close, .start = thread_start, .poll = thread_poll, .wait = thread_wait};
     pthread_mutex_init(&t->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&t->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    base_cond_init(&t->changed);
     error = pthread_create(&t->pthread, NULL, thread_main, t);
     if (error) {
         pthread_cond_destroy(&t->changed);

@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/cond.h"
 #include "base/fail.h"
 #include "gpunvme/atomics.h"
 
@@ -211,16 +212,12 @@ static bool serve_one(struct gpunvme_sim_server *s, struct serve_command *comman
 
 static void conn_init(struct serve_conn *conn, int fd)
 {
-    pthread_condattr_t attr;
 
     memset(conn, 0, sizeof(*conn));
     vfio_user_channel_init(&conn->ch, fd, SERVE_MSG_MAX);
     atomic_init(&conn->xfer_max, VFIO_USER_DEFAULT_MAX_DATA_XFER_SIZE);
     pthread_mutex_init(&conn->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&conn->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    base_cond_init(&conn->changed);
     conn->commands_tail = &conn->commands;
 }
 

@@ -4,6 +4,7 @@
  */
 #include <stdlib.h>
 
+#include "base/cond.h"
 #include "base/fail.h"
 #include "storage/batch.h"
 #include "storage/futex.h"
@@ -20,7 +21,6 @@ struct gpunvme_batch {
 gpunvme_err_t gpunvme_batch_create(struct gpunvme_batch **out)
 {
     struct gpunvme_batch *batch;
-    pthread_condattr_t attr;
 
     if (!out)
         return base_fail(GPUNVME_ERR_INVALID, "out is NULL");
@@ -29,10 +29,7 @@ gpunvme_err_t gpunvme_batch_create(struct gpunvme_batch **out)
     if (!batch)
         return base_fail(GPUNVME_ERR_NOMEM, "a batch");
     pthread_mutex_init(&batch->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&batch->wake, &attr);
-    pthread_condattr_destroy(&attr);
+    base_cond_init(&batch->wake);
     batch->last = &batch->first;
     *out = batch;
     return GPUNVME_OK;
@@ -108,8 +105,6 @@ gpunvme_err_t gpunvme_batch_poll(struct gpunvme_batch *batch, size_t min, size_t
                                  struct gpunvme_io **ended, size_t *n, uint64_t timeout_ns)
 {
     uint64_t deadline = futex_deadline(timeout_ns);
-    struct timespec at = {.tv_sec = (time_t)(deadline / 1000000000u),
-                          .tv_nsec = (long)(deadline % 1000000000u)};
     gpunvme_err_t err = GPUNVME_OK;
 
     if (!batch || !n || (room && !ended) || min > room)
@@ -118,8 +113,7 @@ gpunvme_err_t gpunvme_batch_poll(struct gpunvme_batch *batch, size_t min, size_t
     pthread_mutex_lock(&batch->lock);
     batch->wanted = min < batch->pending ? min : batch->pending;
     while (batch->nended < batch->wanted && !err)
-        if (pthread_cond_timedwait(&batch->wake, &batch->lock, &at) == ETIMEDOUT &&
-            batch->nended < batch->wanted)
+        if (!base_cond_wait(&batch->wake, &batch->lock, deadline) && batch->nended < batch->wanted)
             err = base_fail(GPUNVME_ERR_TIMEOUT, "%zu of %zu transfers have ended", batch->nended,
                             batch->wanted);
     batch->wanted = 0;

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdlib.h>
 
+#include "base/cond.h"
 #include "base/fail.h"
 #include "base/relax.h"
 #include "storage/crew.h"
@@ -93,13 +94,9 @@ static gpunvme_err_t start_all(struct crew *crew)
 
 static void init_sync(struct crew *crew)
 {
-    pthread_condattr_t attr;
 
     pthread_mutex_init(&crew->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&crew->wake, &attr);
-    pthread_condattr_destroy(&attr);
+    base_cond_init(&crew->wake);
 }
 
 gpunvme_err_t crew_start(struct gpunvme_store *store, const struct crew_ops *ops, unsigned n,
@@ -188,13 +185,11 @@ static struct crew_piece next_piece(struct crew *crew, size_t max_nbytes)
 /* Under the lock: sleeps until there is something to do, or the deadline. */
 static void sleep_until(struct crew *crew, uint64_t deadline)
 {
-    struct timespec at = {.tv_sec = (time_t)(deadline / 1000000000u),
-                          .tv_nsec = (long)(deadline % 1000000000u)};
-    int error = 0;
+    bool in_time = true;
 
     crew->sleepers++;
-    while (!crew->first && !atomic_load(&crew->stop) && error != ETIMEDOUT)
-        error = pthread_cond_timedwait(&crew->wake, &crew->lock, &at);
+    while (!crew->first && !atomic_load(&crew->stop) && in_time)
+        in_time = base_cond_wait(&crew->wake, &crew->lock, deadline);
     crew->sleepers--;
 }
 

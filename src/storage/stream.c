@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/cond.h"
 #include "base/fail.h"
 #include "gpunvme/memory.h"
 #include "memory/cuda.h"
@@ -159,11 +160,9 @@ static void *keep(void *streams_)
     pthread_mutex_lock(&s->lock);
     while (!s->stop) {
         uint64_t next = tell_late(s);
-        struct timespec at = {.tv_sec = (time_t)(next / 1000000000u),
-                              .tv_nsec = (long)(next % 1000000000u)};
 
         if (s->begun)
-            pthread_cond_timedwait(&s->wake, &s->lock, &at);
+            base_cond_wait(&s->wake, &s->lock, next);
         else
             pthread_cond_wait(&s->wake, &s->lock);
     }
@@ -173,13 +172,9 @@ static void *keep(void *streams_)
 
 static void init_sync(struct store_streams *s)
 {
-    pthread_condattr_t attr;
 
     pthread_mutex_init(&s->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->wake, &attr);
-    pthread_condattr_destroy(&attr);
+    base_cond_init(&s->wake);
 }
 
 static gpunvme_err_t take_words(struct words **out)

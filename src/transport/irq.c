@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/cond.h"
 #include "base/fail.h"
 
 #define SECOND UINT64_C(1000000000)
@@ -18,25 +19,20 @@
 gpunvme_err_t transport_irqs_create(uint32_t count, struct transport_irq **out)
 {
     struct transport_irq *irqs = calloc(count, sizeof(*irqs));
-    pthread_condattr_t attr;
 
     if (!irqs)
         return base_fail(GPUNVME_ERR_NOMEM, "%u interrupt vectors", count);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     for (uint32_t i = 0; i < count; i++) {
         pthread_mutex_init(&irqs[i].lock, NULL);
-        pthread_cond_init(&irqs[i].woken, &attr);
+        base_cond_init(&irqs[i].woken);
         irqs[i].fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
         if (irqs[i].fd < 0) {
             gpunvme_err_t err = base_fail_errno(errno, "interrupt vector %u", i);
 
-            pthread_condattr_destroy(&attr);
             transport_irqs_destroy(irqs, i + 1);
             return err;
         }
     }
-    pthread_condattr_destroy(&attr);
     *out = irqs;
     return GPUNVME_OK;
 }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "base/cond.h"
 #include "base/fail.h"
 #include "gpunvme/atomics.h"
 #include "transport/vfio_user.h"
@@ -133,13 +134,9 @@ void vfu_link_stop(struct vfu_link *link)
 
 static gpunvme_err_t enter(struct vfu *v, struct vfu_call *call)
 {
-    pthread_condattr_t attr;
     bool lost;
 
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&call->woken, &attr);
-    pthread_condattr_destroy(&attr);
+    base_cond_init(&call->woken);
     pthread_mutex_lock(&v->call_lock);
     lost = v->lost;
     call->id = v->next_id++;
@@ -165,18 +162,16 @@ static void leave(struct vfu *v, struct vfu_call *call)
 
 static gpunvme_err_t await(struct vfu *v, struct vfu_call *call, uint64_t deadline_ns)
 {
-    struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
-                             .tv_nsec = (long)(deadline_ns % 1000000000u)};
-    int error = 0;
+    bool in_time = true;
 
     pthread_mutex_lock(&v->call_lock);
-    while (!call->done && !error)
-        error = pthread_cond_timedwait(&call->woken, &v->call_lock, &until);
+    while (!call->done && in_time)
+        in_time = base_cond_wait(&call->woken, &v->call_lock, deadline_ns);
     call->done = true;
     pthread_mutex_unlock(&v->call_lock);
     if (call->replied)
         return GPUNVME_OK;
-    if (!error)
+    if (in_time)
         return base_fail(GPUNVME_ERR_REMOVED, "%s: the target has ended the connection",
                          v->base.address);
     return base_fail(GPUNVME_ERR_TIMEOUT, "%s: the target has not answered command %u",

@@ -194,8 +194,11 @@ static inline void nvme_gpu_queue_free(struct nvme_gpu_queue *q)
 /* Makes room for `depth` reads in flight; init_spdk_nvme() comes before it. */
 static inline gpunvme_err_t create_io_qpair(struct nvme_gpu_queue *q, size_t depth)
 {
-    gpunvme_err_t err = gpunvme_batch_create(&q->batch);
+    gpunvme_err_t err;
 
+    if (depth > SIZE_MAX / sizeof(*q->ios))
+        return GPUNVME_ERR_NOMEM;
+    err = gpunvme_batch_create(&q->batch);
     if (err)
         return err;
     q->ios = (struct gpunvme_io *)calloc(depth, sizeof(*q->ios));

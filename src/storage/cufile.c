@@ -60,9 +60,11 @@ static gpunvme_err_t open_files(struct gpunvme_store *store, struct cufile *cufi
     const char *path = store->uri.target;
     struct stat st;
 
-    cufile->fd = open(path, open_flags(store), 0666);
+    /* A FIFO would hold us up until somebody opens its other end. */
+    cufile->fd = open(path, open_flags(store) | O_NONBLOCK, 0666);
     if (cufile->fd < 0 || fstat(cufile->fd, &st))
         return base_fail_errno(errno, "%s", path);
+    fcntl(cufile->fd, F_SETFL, 0);
     cufile->block_device = S_ISBLK(st.st_mode);
     if (!cufile->block_device && !S_ISREG(st.st_mode))
         return base_fail(GPUNVME_ERR_INVALID, "%s is neither a file nor a block device", path);

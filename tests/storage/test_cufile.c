@@ -502,6 +502,19 @@ static void where_cufile_does_not_work_no_file_is_created(void **state)
     assert_int_equal(access(path, F_OK), -1);
 }
 
+static void a_fifo_is_refused_without_waiting_for_its_other_end(void **state)
+{
+    char fifo[64], uri[128];
+    struct gpunvme_store *store;
+
+    (void)state;
+    snprintf(fifo, sizeof(fifo), "/tmp/gpunvme-fifo-%d", getpid());
+    snprintf(uri, sizeof(uri), "file:%s?backend=cufile", fifo);
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    assert_int_equal(gpunvme_open(uri, 0, &store), GPUNVME_ERR_INVALID);
+    unlink(fifo);
+}
+
 static void a_folder_is_refused(void **state)
 {
     struct gpunvme_store *store;
@@ -802,6 +815,7 @@ static const struct CMUnitTest tests[] = {
     TEST(a_write_without_room_tells_how_much_was_written),
     TEST(opening_what_is_not_there_is_not_found),
     TEST(where_cufile_does_not_work_no_file_is_created),
+    TEST(a_fifo_is_refused_without_waiting_for_its_other_end),
     TEST(a_folder_is_refused),
     TEST(a_file_that_cufile_refuses_is_told_and_nothing_is_left),
     TEST(a_file_that_udev_does_not_know_is_refused_with_the_remedy),

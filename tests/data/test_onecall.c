@@ -68,6 +68,7 @@ static void a_path_that_names_another_file_now_is_opened_again(void **state)
     fclose(f);
     assert_int_equal(rename(other, data_path), 0);
     assert_int_equal(bring(data_path, 0, 100), 7);
+    unlink(data_path);
     make_file();
 }
 

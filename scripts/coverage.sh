@@ -19,7 +19,9 @@ mkdir -p $build/report
 cmake --preset coverage
 cmake --build --preset coverage -j "$(nproc)"
 find $build -name '*.gcda' -delete # counts of earlier runs
-ctest --preset coverage -j "$(nproc)" -L '^(unit|sim)$'
+# Few random transfers reach the lines that many reach; and the queue's code with its switches on
+# is the same file once more.
+GPUNVME_TEST_OPS=2000 ctest --preset coverage -j "$(nproc)" -L '^(unit|sim)$' -E '_tuned$'
 
 gcovr --root . --object-directory $build --filter src/ --filter include/ --json $build/lines.json
 gcovr --root . --add-tracefile $build/lines.json --txt --html-details $build/report/index.html

@@ -22,7 +22,6 @@
 #define ENTRIES         256u
 #define STAGE_NBYTES    ((size_t)32 << 20) /* of a worker's own memory, at most */
 #define CPU_THREADS     8u                 /* that stand in for a kernel */
-#define MAX_TRIES       4u
 #define WORK_WAIT_NS    1000000000u
 #define PAUSE_NS        20000
 #define COPY_NS         UINT64_C(10000000000)
@@ -41,7 +40,7 @@ struct task {
     size_t want;
     size_t claim; /* index */
     int part;     /* of the staging memory; -1: none */
-    unsigned tries;
+    struct nvme_tries tries;
     bool runs; /* in this turn */
     struct nvme_job *job;
     gpunvme_err_t err;
@@ -122,7 +121,7 @@ static void begin(struct nvme_store *s, struct task *t, const struct crew_piece 
               : piece->nbytes > size - piece->offset ? (size_t)(size - piece->offset)
                                                      : piece->nbytes;
     t->part = -1;
-    t->tries = 0;
+    t->tries.n = 0;
     t->runs = false;
     t->err = GPUNVME_OK;
 }
@@ -331,7 +330,7 @@ static void collect(struct gpunvme_store *store, struct gpu_worker *w, gpunvme_e
             continue;
         if (dead) {
             t->err = dead;
-        } else if (t->err != GPUNVME_ERR_TIMEOUT && ++t->tries < MAX_TRIES) {
+        } else if (t->err != GPUNVME_ERR_TIMEOUT && nvme_may_try_again(&t->tries)) {
             t->err = GPUNVME_OK;
             let_go(s, w, t); /* and stays in hand */
         }

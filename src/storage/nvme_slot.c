@@ -15,7 +15,6 @@
 /* Where a few bytes are not whole blocks, one command and a copy are cheaper than three commands.
  */
 #define COPY_NBYTES (32u << 10)
-#define MAX_TRIES   4u /* of a command that resets ended; each other's fault */
 
 gpunvme_err_t nvme_bounces_init(struct nvme_store *s, struct nvme_bounces *bounces, unsigned n)
 {
@@ -147,7 +146,7 @@ static bool cut(struct nvme_slot *slot)
     size_t left = slot->want - slot->done, max = (size_t)longest(slot, pos);
 
     slot->is_part = slot->is_read = false;
-    slot->tries = 0;
+    slot->tries.n = 0;
     if (op_of(slot) == GPUNVME_OP_FLUSH) {
         slot->is_direct = true;
         slot->state = SLOT_SUBMIT;
@@ -259,7 +258,7 @@ static bool try_again(struct nvme_slot *slot, gpunvme_err_t err)
 {
     gpunvme_err_t dead;
 
-    if (++slot->tries >= MAX_TRIES)
+    if (!nvme_may_try_again(&slot->tries))
         return end(slot, err);
     dead = gpunvme_ctrl_check(slot->s->ctrl); /* waits for a reset that is under way */
     if (dead)

@@ -10,6 +10,7 @@
 #include "gpunvme/io.h"
 #include "gpunvme/memory.h"
 #include "storage/crew.h"
+#include "storage/futex.h"
 #include "storage/nvme_claim.h"
 #include "storage/nvme_gpu.h"
 #include "storage/nvme_share.h"
@@ -50,6 +51,28 @@ struct nvme_store {
     struct nvme_gpu *gpu;         /* issue=gpu, else NULL */
 };
 
+/*
+ * How often a command was ended by a reset, which is another command's fault. It is sent again, but
+ * one that brings the controller down each time must come to an end: after so many tries, and so
+ * long that a few quick resets in a row, by others, are got over.
+ */
+#define NVME_TRIES    4u
+#define NVME_TRIES_NS UINT64_C(2000000000)
+
+struct nvme_tries {
+    unsigned n;
+    uint64_t since_ns; /* the first */
+};
+
+static inline bool nvme_may_try_again(struct nvme_tries *tries)
+{
+    uint64_t now = futex_now();
+
+    if (!tries->n++)
+        tries->since_ns = now;
+    return tries->n < NVME_TRIES || now - tries->since_ns < NVME_TRIES_NS;
+}
+
 enum nvme_slot_state {
     SLOT_ENDED = 0, /* err and done tell */
     SLOT_CUT,       /* the next command is to be chosen */
@@ -88,7 +111,7 @@ struct nvme_slot {
     bool is_copying; /* a copy was started */
     struct gpunvme_token token;
     uint64_t submitted_ns;
-    unsigned tries;
+    struct nvme_tries tries;
 };
 
 gpunvme_err_t nvme_bounces_init(struct nvme_store *s, struct nvme_bounces *bounces, unsigned n);

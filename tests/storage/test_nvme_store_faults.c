@@ -167,6 +167,19 @@ static void a_controller_that_fails_is_reset_and_its_commands_sent_again(void **
     closed(store);
 }
 
+static void a_command_that_fails_the_controller_each_time_comes_to_an_end(void **state)
+{
+    struct gpunvme_store *store = opened("sim:size=1M,fault=cfs:write:lba=100-101?timeout=120s");
+    size_t done = 0;
+
+    (void)state;
+    assert_int_not_equal(
+        gpunvme_store_write(store, 0, memory, GPUNVME_MEM_HOST, 100 * 512 + 700, &done), 0);
+    assert_in_range(done, 0, 100 * 512);
+    assert_ok(gpunvme_store_write(store, 0, memory, GPUNVME_MEM_HOST, 5000, NULL));
+    closed(store);
+}
+
 static _Atomic bool stop_resetting;
 
 static void *resets(void *store_)
@@ -177,7 +190,7 @@ static void *resets(void *store_)
     for (unsigned i = 0; i < 100 && !stop_resetting; i++) {
         if (gpunvme_ctrl_reset(s->ctrl))
             return "a reset";
-        usleep(3000);
+        usleep(i % 2 ? 6000 : 0); /* two on each other's heels */
     }
     return NULL;
 }
@@ -323,6 +336,7 @@ int main(void)
         cmocka_unit_test(a_lost_command_is_a_timeout_and_the_others_are_not),
         cmocka_unit_test(a_lost_command_of_a_waiting_thread_is_a_timeout),
         cmocka_unit_test(a_controller_that_fails_is_reset_and_its_commands_sent_again),
+        cmocka_unit_test(a_command_that_fails_the_controller_each_time_comes_to_an_end),
         cmocka_unit_test(resets_by_others_are_got_over),
         cmocka_unit_test(a_drive_that_goes_ends_everything),
         cmocka_unit_test(a_drive_that_goes_ends_the_threads_that_wait),

@@ -3,10 +3,7 @@
  * The linear layer, forward and backward: the arguments are checked, then a variant is chosen. What
  * variants do is in cpu/ and linear/.
  */
-#include "ops/check.h"
-#include "ops/variant.h"
-
-static const struct gpunvme_ops_exec default_exec;
+#include "ops/call.h"
 
 static struct ops_matrix matrix(const char *name, const void *data, int64_t rows, int64_t cols,
                                 int64_t ld, int dtype, int result)
@@ -44,21 +41,8 @@ static gpunvme_ops_status_t check_common(const int64_t size[3], int activation, 
     return status;
 }
 
-static gpunvme_ops_status_t check_forward(const struct gpunvme_linear *p,
-                                          const struct gpunvme_ops_exec *exec,
-                                          struct ops_spans *spans)
+static void describe_forward(const struct gpunvme_linear *p, struct ops_spans *spans)
 {
-    gpunvme_ops_status_t status;
-
-    if (!p)
-        return ops_fail(GPUNVME_OPS_ERR_INVALID, "the descriptor is NULL");
-    status = ops_check_exec(exec);
-    if (!status)
-        status = check_common((int64_t[]){p->rows, p->in, p->out}, p->activation, p->dtype,
-                              p->compute, p->reserved);
-    if (status)
-        return status;
-    spans->count = 0;
     add(spans, matrix("x", p->x, p->out ? p->rows : 0, p->in, p->ldx, p->dtype, 0));
     add(spans, matrix("weight", p->weight, p->rows ? p->out : 0, p->in, p->ldw, p->dtype, 0));
     add(spans, matrix("y", p->y, p->rows, p->out, p->ldy, p->dtype, 1));
@@ -66,64 +50,52 @@ static gpunvme_ops_status_t check_forward(const struct gpunvme_linear *p,
         add(spans, matrix("bias", p->bias, p->rows ? 1 : 0, p->out, p->out, p->dtype, 0));
     if (p->preact)
         add(spans, matrix("preact", p->preact, p->rows, p->out, p->ld_preact, p->dtype, 1));
-    return ops_check_shapes(spans);
+}
+
+static gpunvme_ops_status_t begin_forward(const struct gpunvme_linear *p,
+                                          const struct gpunvme_ops_exec *exec,
+                                          struct ops_call *call)
+{
+    gpunvme_ops_status_t status = ops_call_begin(call, GPUNVME_OPS_LINEAR_FORWARD, p, exec);
+
+    if (!status)
+        status = check_common((int64_t[]){p->rows, p->in, p->out}, p->activation, p->dtype,
+                              p->compute, p->reserved);
+    if (status)
+        return status;
+    call->problem.u.forward = p;
+    call->empty = !p->rows || !p->out;
+    describe_forward(p, &call->spans);
+    return ops_check_shapes(&call->spans);
 }
 
 gpunvme_ops_status_t gpunvme_linear_forward(const struct gpunvme_linear *linear,
                                             const struct gpunvme_ops_exec *exec)
 {
-    const struct ops_problem problem = {GPUNVME_OPS_LINEAR_FORWARD, {.forward = linear}};
-    const struct ops_variant *variant;
-    struct ops_spans spans;
-    gpunvme_ops_status_t status;
+    struct ops_call call;
+    gpunvme_ops_status_t status = begin_forward(linear, exec, &call);
 
-    exec = exec ? exec : &default_exec;
-    status = check_forward(linear, exec, &spans);
-    if (!status)
-        status = ops_check_memory(&spans);
-    if (status)
-        return status;
-    if (!linear->rows || !linear->out)
-        return ops_choose(&problem, exec, &variant);
-    return ops_run(&problem, exec, &spans);
+    return status ? status : ops_call_run(&call);
 }
 
 gpunvme_ops_status_t gpunvme_linear_forward_workspace(const struct gpunvme_linear *linear,
                                                       const struct gpunvme_ops_exec *exec,
                                                       size_t *nbytes)
 {
-    const struct ops_problem problem = {GPUNVME_OPS_LINEAR_FORWARD, {.forward = linear}};
-    struct ops_spans spans;
-    gpunvme_ops_status_t status;
+    struct ops_call call;
+    gpunvme_ops_status_t status = begin_forward(linear, exec, &call);
 
-    if (!nbytes)
-        return ops_fail(GPUNVME_OPS_ERR_INVALID, "nbytes is NULL");
-    exec = exec ? exec : &default_exec;
-    status = check_forward(linear, exec, &spans);
-    if (status)
-        return status;
-    *nbytes = 0;
-    return linear->rows && linear->out ? ops_workspace(&problem, exec, nbytes) : GPUNVME_OPS_OK;
+    return status ? status : ops_call_workspace(&call, nbytes);
 }
 
 gpunvme_ops_status_t gpunvme_linear_forward_choose(const struct gpunvme_linear *linear,
                                                    const struct gpunvme_ops_exec *exec,
                                                    const char **name)
 {
-    const struct ops_problem problem = {GPUNVME_OPS_LINEAR_FORWARD, {.forward = linear}};
-    const struct ops_variant *variant;
-    struct ops_spans spans;
-    gpunvme_ops_status_t status;
+    struct ops_call call;
+    gpunvme_ops_status_t status = begin_forward(linear, exec, &call);
 
-    if (!name)
-        return ops_fail(GPUNVME_OPS_ERR_INVALID, "name is NULL");
-    exec = exec ? exec : &default_exec;
-    status = check_forward(linear, exec, &spans);
-    if (!status)
-        status = ops_choose(&problem, exec, &variant);
-    if (!status)
-        *name = variant->name;
-    return status;
+    return status ? status : ops_call_choose(&call, name);
 }
 
 /* Is there an element of a gradient to compute? With rows = 0 gradients of parameters become 0. */
@@ -137,7 +109,6 @@ static void describe_backward(const struct gpunvme_linear_grad *p, struct ops_sp
 {
     int64_t rows = nothing_to_do(p) ? 0 : p->rows;
 
-    spans->count = 0;
     add(spans, matrix("grad_y", p->grad_y, rows, p->out, p->ld_grad_y, p->dtype, 0));
     if (p->activation != GPUNVME_OPS_ACT_NONE)
         add(spans, matrix("preact", p->preact, rows, p->out, p->ld_preact, p->dtype, 0));
@@ -154,15 +125,12 @@ static void describe_backward(const struct gpunvme_linear_grad *p, struct ops_sp
         add(spans, matrix("grad_bias", p->grad_bias, 1, p->out, p->out, p->grad_dtype, 1));
 }
 
-static gpunvme_ops_status_t check_backward(const struct gpunvme_linear_grad *p,
+static gpunvme_ops_status_t begin_backward(const struct gpunvme_linear_grad *p,
                                            const struct gpunvme_ops_exec *exec,
-                                           struct ops_spans *spans)
+                                           struct ops_call *call)
 {
-    gpunvme_ops_status_t status;
+    gpunvme_ops_status_t status = ops_call_begin(call, GPUNVME_OPS_LINEAR_BACKWARD, p, exec);
 
-    if (!p)
-        return ops_fail(GPUNVME_OPS_ERR_INVALID, "the descriptor is NULL");
-    status = ops_check_exec(exec);
     if (!status)
         status = check_common((int64_t[]){p->rows, p->in, p->out}, p->activation, p->dtype,
                               p->compute, p->reserved);
@@ -175,63 +143,37 @@ static gpunvme_ops_status_t check_backward(const struct gpunvme_linear_grad *p,
     if (p->grad_dtype != GPUNVME_OPS_F32 && p->grad_dtype != p->dtype)
         return ops_fail(GPUNVME_OPS_ERR_DTYPE, "grad_dtype is %s: with %s it can be that, or f32",
                         gpunvme_ops_dtype_name(p->grad_dtype), gpunvme_ops_dtype_name(p->dtype));
-    describe_backward(p, spans);
-    return ops_check_shapes(spans);
+    call->problem.u.backward = p;
+    call->empty = nothing_to_do(p);
+    describe_backward(p, &call->spans);
+    return ops_check_shapes(&call->spans);
 }
 
 gpunvme_ops_status_t gpunvme_linear_backward(const struct gpunvme_linear_grad *grad,
                                              const struct gpunvme_ops_exec *exec)
 {
-    const struct ops_problem problem = {GPUNVME_OPS_LINEAR_BACKWARD, {.backward = grad}};
-    const struct ops_variant *variant;
-    struct ops_spans spans;
-    gpunvme_ops_status_t status;
+    struct ops_call call;
+    gpunvme_ops_status_t status = begin_backward(grad, exec, &call);
 
-    exec = exec ? exec : &default_exec;
-    status = check_backward(grad, exec, &spans);
-    if (!status)
-        status = ops_check_memory(&spans);
-    if (status)
-        return status;
-    if (nothing_to_do(grad))
-        return ops_choose(&problem, exec, &variant);
-    return ops_run(&problem, exec, &spans);
+    return status ? status : ops_call_run(&call);
 }
 
 gpunvme_ops_status_t gpunvme_linear_backward_workspace(const struct gpunvme_linear_grad *grad,
                                                        const struct gpunvme_ops_exec *exec,
                                                        size_t *nbytes)
 {
-    const struct ops_problem problem = {GPUNVME_OPS_LINEAR_BACKWARD, {.backward = grad}};
-    struct ops_spans spans;
-    gpunvme_ops_status_t status;
+    struct ops_call call;
+    gpunvme_ops_status_t status = begin_backward(grad, exec, &call);
 
-    if (!nbytes)
-        return ops_fail(GPUNVME_OPS_ERR_INVALID, "nbytes is NULL");
-    exec = exec ? exec : &default_exec;
-    status = check_backward(grad, exec, &spans);
-    if (status)
-        return status;
-    *nbytes = 0;
-    return nothing_to_do(grad) ? GPUNVME_OPS_OK : ops_workspace(&problem, exec, nbytes);
+    return status ? status : ops_call_workspace(&call, nbytes);
 }
 
 gpunvme_ops_status_t gpunvme_linear_backward_choose(const struct gpunvme_linear_grad *grad,
                                                     const struct gpunvme_ops_exec *exec,
                                                     const char **name)
 {
-    const struct ops_problem problem = {GPUNVME_OPS_LINEAR_BACKWARD, {.backward = grad}};
-    const struct ops_variant *variant;
-    struct ops_spans spans;
-    gpunvme_ops_status_t status;
+    struct ops_call call;
+    gpunvme_ops_status_t status = begin_backward(grad, exec, &call);
 
-    if (!name)
-        return ops_fail(GPUNVME_OPS_ERR_INVALID, "name is NULL");
-    exec = exec ? exec : &default_exec;
-    status = check_backward(grad, exec, &spans);
-    if (!status)
-        status = ops_choose(&problem, exec, &variant);
-    if (!status)
-        *name = variant->name;
-    return status;
+    return status ? status : ops_call_choose(&call, name);
 }

@@ -5,10 +5,7 @@
  */
 #include <string.h>
 
-#include "ops/check.h"
-#include "ops/variant.h"
-
-static const struct gpunvme_ops_exec default_exec;
+#include "ops/call.h"
 
 /* The three operands as they lie in memory. */
 static void describe(const struct gpunvme_matmul *p, struct ops_spans *spans)
@@ -54,30 +51,6 @@ static gpunvme_ops_status_t check_enums(const struct gpunvme_matmul *p)
     return GPUNVME_OPS_OK;
 }
 
-static gpunvme_ops_status_t check(const struct gpunvme_matmul *p,
-                                  const struct gpunvme_ops_exec *exec, struct ops_spans *spans)
-{
-    gpunvme_ops_status_t status;
-
-    if (!p)
-        return ops_fail(GPUNVME_OPS_ERR_INVALID, "the descriptor is NULL");
-    status = ops_check_exec(exec);
-    if (!status)
-        status = check_enums(p);
-    if (!status)
-        status = ops_check_size("m", p->m);
-    if (!status)
-        status = ops_check_size("n", p->n);
-    if (!status)
-        status = ops_check_size("k", p->k);
-    if (!status)
-        status = ops_check_size("batch", p->batch);
-    if (status)
-        return status;
-    describe(p, spans);
-    return ops_check_shapes(spans);
-}
-
 /* C^T = B^T A^T: a transposed result is the product of the swapped operands. */
 static struct gpunvme_matmul normal_form(const struct gpunvme_matmul *p)
 {
@@ -99,68 +72,60 @@ static struct gpunvme_matmul normal_form(const struct gpunvme_matmul *p)
     return q;
 }
 
+/* `normal` is what the problem points to. */
+static gpunvme_ops_status_t begin(const struct gpunvme_matmul *p,
+                                  const struct gpunvme_ops_exec *exec, struct ops_call *call,
+                                  struct gpunvme_matmul *normal)
+{
+    gpunvme_ops_status_t status = ops_call_begin(call, GPUNVME_OPS_MATMUL, p, exec);
+
+    if (!status)
+        status = check_enums(p);
+    if (!status)
+        status = ops_check_size("m", p->m);
+    if (!status)
+        status = ops_check_size("n", p->n);
+    if (!status)
+        status = ops_check_size("k", p->k);
+    if (!status)
+        status = ops_check_size("batch", p->batch);
+    if (status)
+        return status;
+    *normal = normal_form(p);
+    call->problem.u.matmul = normal;
+    call->empty = !p->m || !p->n || !p->batch;
+    describe(p, &call->spans);
+    return ops_check_shapes(&call->spans);
+}
+
 gpunvme_ops_status_t gpunvme_matmul(const struct gpunvme_matmul *matmul,
                                     const struct gpunvme_ops_exec *exec)
 {
-    struct ops_spans spans;
     struct gpunvme_matmul normal;
-    const struct ops_problem problem = {GPUNVME_OPS_MATMUL, {.matmul = &normal}};
-    const struct ops_variant *variant;
-    gpunvme_ops_status_t status;
+    struct ops_call call;
+    gpunvme_ops_status_t status = begin(matmul, exec, &call, &normal);
 
-    exec = exec ? exec : &default_exec;
-    status = check(matmul, exec, &spans);
-    if (!status)
-        status = ops_check_memory(&spans);
-    if (status)
-        return status;
-    normal = normal_form(matmul);
-    if (!normal.m || !normal.n || !normal.batch)
-        return ops_choose(&problem, exec, &variant);
-    return ops_run(&problem, exec, &spans);
+    return status ? status : ops_call_run(&call);
 }
 
 gpunvme_ops_status_t gpunvme_matmul_workspace(const struct gpunvme_matmul *matmul,
                                               const struct gpunvme_ops_exec *exec, size_t *nbytes)
 {
-    struct ops_spans spans;
     struct gpunvme_matmul normal;
-    const struct ops_problem problem = {GPUNVME_OPS_MATMUL, {.matmul = &normal}};
-    gpunvme_ops_status_t status;
+    struct ops_call call;
+    gpunvme_ops_status_t status = begin(matmul, exec, &call, &normal);
 
-    if (!nbytes)
-        return ops_fail(GPUNVME_OPS_ERR_INVALID, "nbytes is NULL");
-    exec = exec ? exec : &default_exec;
-    status = check(matmul, exec, &spans);
-    if (status)
-        return status;
-    normal = normal_form(matmul);
-    *nbytes = 0;
-    if (!normal.m || !normal.n || !normal.batch)
-        return GPUNVME_OPS_OK;
-    return ops_workspace(&problem, exec, nbytes);
+    return status ? status : ops_call_workspace(&call, nbytes);
 }
 
 gpunvme_ops_status_t gpunvme_matmul_choose(const struct gpunvme_matmul *matmul,
                                            const struct gpunvme_ops_exec *exec, const char **name)
 {
-    struct ops_spans spans;
     struct gpunvme_matmul normal;
-    const struct ops_problem problem = {GPUNVME_OPS_MATMUL, {.matmul = &normal}};
-    const struct ops_variant *variant;
-    gpunvme_ops_status_t status;
+    struct ops_call call;
+    gpunvme_ops_status_t status = begin(matmul, exec, &call, &normal);
 
-    if (!name)
-        return ops_fail(GPUNVME_OPS_ERR_INVALID, "name is NULL");
-    exec = exec ? exec : &default_exec;
-    status = check(matmul, exec, &spans);
-    if (status)
-        return status;
-    normal = normal_form(matmul);
-    status = ops_choose(&problem, exec, &variant);
-    if (!status)
-        *name = variant->name;
-    return status;
+    return status ? status : ops_call_choose(&call, name);
 }
 
 /* What follows from the counts that the variant gave. */
@@ -184,27 +149,22 @@ gpunvme_ops_status_t gpunvme_matmul_analyze(const struct gpunvme_matmul *matmul,
                                             const struct gpunvme_ops_exec *exec,
                                             struct gpunvme_matmul_metrics *metrics)
 {
-    struct ops_spans spans;
     struct gpunvme_matmul normal;
-    const struct ops_problem problem = {GPUNVME_OPS_MATMUL, {.matmul = &normal}};
+    struct ops_call call;
     const struct ops_variant *variant;
-    gpunvme_ops_status_t status;
+    gpunvme_ops_status_t status = begin(matmul, exec, &call, &normal);
 
-    if (!metrics)
-        return ops_fail(GPUNVME_OPS_ERR_INVALID, "metrics is NULL");
-    exec = exec ? exec : &default_exec;
-    status = check(matmul, exec, &spans);
-    if (status)
-        return status;
-    normal = normal_form(matmul);
-    status = ops_choose(&problem, exec, &variant);
+    if (!status && !metrics)
+        status = ops_fail(GPUNVME_OPS_ERR_INVALID, "metrics is NULL");
+    if (!status)
+        status = ops_choose(&call.problem, call.exec, &variant);
     if (status)
         return status;
     if (!variant->analyze)
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "variant '%s' has no metrics", variant->name);
     memset(metrics, 0, sizeof(*metrics));
-    if (normal.m && normal.n && normal.batch)
-        variant->analyze(variant, &problem, exec, metrics);
+    if (!call.empty)
+        variant->analyze(variant, &call.problem, call.exec, metrics);
     derive(&normal, metrics);
     return GPUNVME_OPS_OK;
 }

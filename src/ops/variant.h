@@ -2,7 +2,7 @@
  *
  * How a variant of an operator enters the table: a `struct ops_variant` in an array, and the array
  * in the list of registry.c. Everything else (arguments checked, aliasing, workspace, choice) is
- * done before a variant is called, for all of them alike.
+ * done before a variant is called, for all of them alike: see call.h.
  */
 #ifndef OPS_VARIANT_H
 #define OPS_VARIANT_H
@@ -90,13 +90,6 @@ gpunvme_ops_status_t ops_cuda_capability(int index, struct gpunvme_ops_capabilit
 gpunvme_ops_status_t ops_choose(const struct ops_problem *problem,
                                 const struct gpunvme_ops_exec *exec,
                                 const struct ops_variant **variant);
-
-/* Chooses and runs, with a look at the workspace; `spans` are the problem's, see check.h. */
-struct ops_spans;
-gpunvme_ops_status_t ops_run(const struct ops_problem *problem, const struct gpunvme_ops_exec *exec,
-                             const struct ops_spans *spans);
-gpunvme_ops_status_t ops_workspace(const struct ops_problem *problem,
-                                   const struct gpunvme_ops_exec *exec, size_t *nbytes);
 
 /* What the variant computes with: its operands' dtype and compute type. */
 int ops_problem_dtype(const struct ops_problem *problem);

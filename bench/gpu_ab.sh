@@ -22,7 +22,7 @@
 #
 # A round takes each point of each build once: some 15 s a build. Told are median, smallest and
 # largest of the rounds. After --seconds nothing more is begun: what there is then is told, with how
-# often it was measured.
+# often it was measured. FILE is written after each round.
 # Exit code 77: no GPU; 1: something failed, or was wrong. FILE is ab.json beside the builds.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -86,32 +86,9 @@ io() { # BUILD POINT PARAMETERS of gpu_io
     take "$build" "$point" "$build/bench/gpu_io" runs=1 ms=40 verify=$((round == 0)) "$@"
 }
 
-for ((round = 0; round < rounds; round++)); do
-    for build in "${builds[@]}"; do
-        io "$build" best "${s16[@]}" threads=4096,65536
-        io "$build" varied "${s4[@]}" uri=$varied way=apart threads=256,1024
-        io "$build" queue drives=1 queues=1 entries=4096 size=32M threads=1024
-        io "$build" crowd drives=1 queues=8 size=32M threads=16384
-        io "$build" crowd drives=1 queues=1 size=32M threads=8192
-        io "$build" single "${s4[@]}" threads=16384 lanes=1
-        io "$build" single drives=1 queues=1 size=32M threads=8192 lanes=1
-        io "$build" tier1 drives=1 queues=8 tier=1 block=4096 size=32M uri=sim:threads=8,spin \
-            threads=1024
-        take "$build" latency "$build/bench/gpu_latency" n=1000 runs=1 steps=1 size=32M
-        take "$build" latency "$build/bench/gpu_latency" n=1000 runs=1 size=32M \
-            uri=sim:threads=1,spin,latency=10us model=10000
-        take "$build" tier3 "$build/bench/gpu_latency" n=1000 runs=1 size=32M uri=sim:engine=gpu \
-            tier=3
-    done
-    for gather in 4 16 24; do
-        io "$build" gather "${s4[@]}" uri=$varied way=apart threads=1024 gather=$gather
-    done
-    io "${builds[0]}" lockstep "${s16[@]}" way=lockstep threads=4096,65536
-    io "${builds[0]}" lockstep "${s4[@]}" uri=$varied way=lockstep threads=256,1024
-    echo "gpu_ab.sh: round $((round + 1)) of $rounds, $SECONDS s" >&2
-done
-
-python3 - "$rows" "$out" "${builds[@]}" <<'PYTHON' || failed=1
+# What there is so far, into FILE and as text.
+tell() {
+    python3 - "$rows" "$out" "${builds[@]}" <<'PYTHON'
 import json, os, statistics, sys
 
 rows, out, builds = sys.argv[1], sys.argv[2], sys.argv[3:]
@@ -180,5 +157,35 @@ for w in sorted(set(wrong)):
     print("WRONG: " + w)
 sys.exit(bool(wrong))
 PYTHON
+}
+
+for ((round = 0; round < rounds; round++)); do
+    for build in "${builds[@]}"; do
+        io "$build" best "${s16[@]}" threads=4096,65536
+        io "$build" varied "${s4[@]}" uri=$varied way=apart threads=256,1024
+        io "$build" queue drives=1 queues=1 entries=4096 size=32M threads=1024
+        io "$build" crowd drives=1 queues=8 size=32M threads=16384
+        io "$build" crowd drives=1 queues=1 size=32M threads=8192
+        io "$build" single "${s4[@]}" threads=16384 lanes=1
+        io "$build" single drives=1 queues=1 size=32M threads=8192 lanes=1
+        io "$build" tier1 drives=1 queues=8 tier=1 block=4096 size=32M uri=sim:threads=8,spin \
+            threads=1024
+        take "$build" latency "$build/bench/gpu_latency" n=1000 runs=1 steps=1 size=32M
+        take "$build" latency "$build/bench/gpu_latency" n=1000 runs=1 size=32M \
+            uri=sim:threads=1,spin,latency=10us model=10000
+        take "$build" tier3 "$build/bench/gpu_latency" n=1000 runs=1 size=32M uri=sim:engine=gpu \
+            tier=3
+    done
+    for gather in 4 16 24; do
+        io "$build" gather "${s4[@]}" uri=$varied way=apart threads=1024 gather=$gather
+    done
+    io "${builds[0]}" lockstep "${s16[@]}" way=lockstep threads=4096,65536
+    io "${builds[0]}" lockstep "${s4[@]}" uri=$varied way=lockstep threads=256,1024
+    ((SECONDS < seconds)) || break
+    tell >/dev/null
+    echo "gpu_ab.sh: round $((round + 1)) of $rounds, $SECONDS s" >&2
+done
+
+tell || failed=1
 echo "$out" >&2
 exit $failed

@@ -6,6 +6,9 @@
  * controller. Prints JSON; exit code 1 if anything was not as it must be.
  *
  *   gpu_errors [commands=1000000000] [one_in=1000000] [size=32G] [queues=1] [threads=1024]
+ *
+ * With seconds= no further kernel is launched after so long; what was read until then is told, and
+ * how it went.
  */
 #include <stdio.h>
 #include <string.h>
@@ -16,6 +19,7 @@
 
 static uint64_t commands = 1000000000, one_in = 1000000, size = UINT64_C(32) << 30, queues = 1;
 static uint64_t threads = 1024, entries = 1024, seed = 1, tier, block_threads = 128, launches = 20;
+static uint64_t seconds;
 static const char *uri = "sim:engine=gpu";
 
 static const struct rig_param params[] = {
@@ -29,6 +33,7 @@ static const struct rig_param params[] = {
     {"seed", RIG_NUMBER, &seed, NULL, "of the software controller, and so of which blocks fail"},
     {"tier", RIG_NUMBER, &tier, NULL, "placement; 0: the highest there is"},
     {"launches", RIG_NUMBER, &launches, NULL, "kernels among which the commands are divided"},
+    {"seconds", RIG_NUMBER, &seconds, NULL, "after which no kernel is launched; 0: all are"},
     {"uri", RIG_TEXT, &uri, NULL, "of the controller; the rule, size and seed are added"},
     {NULL, RIG_TEXT, NULL, NULL, NULL},
 };
@@ -87,6 +92,11 @@ int main(int argc, char **argv)
         sum.unexpected += out.unexpected;
         sum.missing += out.missing;
         ms_sum += ms;
+        if (seconds && ms_sum >= (double)seconds * 1000) {
+            if (sum.commands + sum.errors < commands)
+                commands = sum.commands + sum.errors;
+            break;
+        }
     }
     violations = rig_violations(&rig);
     good = !sum.wrong && !sum.unexpected && !sum.missing && !violations &&

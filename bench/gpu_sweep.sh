@@ -80,7 +80,7 @@ wanted() { # SECTION
     [[ -z $only || ,$only, == *,$1,* ]]
 }
 
-# section NAME COMMAND…: a section may have several commands.
+# section NAME COMMAND…: a section may have several commands. The file is written after each.
 section() {
     local name=$1 start rc n
     shift
@@ -108,6 +108,7 @@ section() {
         cat "$parts/result"
         printf '}'
     } >"$parts/$name.$n"
+    write_file
 }
 
 write_file() {
@@ -141,45 +142,37 @@ run() { # SECTION PARAMETERS of gpu_io
 s16=(drives=16 queues=8)
 run threads "${s16[@]}" threads=$threads
 run threads "${s16[@]}" threads=$few inflight=4
-write_file
 
 run one_queue drives=1 queues=1 entries=4096 threads=256,512,1024,2048 inflight=1,4
-write_file
 
 for latency in "" latency=10us "latency=20us,fault=delay=180us:io:p=0.03"; do
     uri=sim:engine=gpu${latency:+,$latency}
     run ways "${s16[@]}" uri="$uri" way=ours,apart,ticket threads=$few
     run ways "${s16[@]}" uri="$uri" way=lockstep threads=$few
 done
-write_file
 
 for n in 1 4 8; do
     run tier1 drives=1 queues=8 tier=1 block=4096 uri=sim:threads=$n,spin cpu=$((n > 7 ? 7 : n)) \
         threads=1024,4096
 done
-write_file
 
 n=$( ((quick)) && echo 500 || echo 2000)
 section latency "$build/bench/gpu_latency" label=unlimited n="$n"
 section latency "$build/bench/gpu_latency" label=model n="$n" uri=sim:threads=1,spin,latency=10us \
     model=10000
 section latency "$build/bench/gpu_latency" label=tier3 n="$n" uri=sim:engine=gpu tier=3
-write_file
 
 run writes "${s16[@]}" op=read,write threads=4096,16384
 run blocks "${s16[@]}" op=read,write block=$blocks threads=4096,16384
-write_file
 
 run queues drives=1 queues=$queues threads=8192
 run drives drives=$drives queues=8 threads=4096,16384
 run little drives=10 queues=8 uri=sim:engine=gpu,profile=p5800x threads=$threads
-write_file
 
 run reapers "${s16[@]}" reaper=waiters,warp threads=4096,16384
 run reapers drives=1 queues=4 tier=1 block=4096 uri=sim:threads=4,spin reaper=waiters,warp,cpu \
     threads=1024
 section ceiling "$build/bench/gpu_engine_ceiling" "$( ((quick)) && echo 3 || echo 5)"
 section errors "$build/bench/gpu_errors" commands=$errors
-write_file
 echo "$out" >&2
 exit $failed

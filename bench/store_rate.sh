@@ -4,12 +4,14 @@
 # All ways between a file of the kernel and memory: tmpfs, the page cache and the drive, in long
 # reads, random ones and batches of small ones. JSON, a file for each question, in FOLDER.
 #
-#   bench/store_rate.sh BUILD FOLDER [gpu|pinned|host] [BYTES]
+#   bench/store_rate.sh BUILD FOLDER [gpu|pinned|host] [BYTES [SECONDS]]
 #
-# BYTES (4G) is the size of the files, in /dev/shm and in GPUNVME_DISK_DIR (/tmp).
+# BYTES (4G) is the size of the files, in /dev/shm and in GPUNVME_DISK_DIR (/tmp). After SECONDS
+# (1800) nothing more is begun, and what runs is stopped. The exit code is 1 if a question has no
+# whole answer: what there is of it is in its file.
 set -euo pipefail
 
-build=$1 out=$2 mem=${3:-gpu} size=${4:-4G}
+build=$1 out=$2 mem=${3:-gpu} size=${4:-4G} seconds=${5:-1800} failed=0
 rate=$build/bench/store_rate
 ram=/dev/shm/gpunvme-rate disk=${GPUNVME_DISK_DIR:-/tmp}/gpunvme-rate
 mkdir -p "$out"
@@ -19,8 +21,18 @@ trap 'rm -f "$ram" "$disk"' EXIT
 ask() {
     local name=$1
     shift
-    echo "== $name" >&2
-    timeout 300 "$rate" --mem "$mem" "$@" > "$out/$name.json" || echo "$name: no result" >&2
+    local left=$((seconds - SECONDS))
+    if ((left < 2)); then
+        echo "$name: no result: the $seconds s are over" >&2
+        failed=1
+        return
+    fi
+    echo "== $name, after $SECONDS s" >&2
+    # Line by line, so that what was measured is there if it is stopped.
+    timeout --foreground -k 5 $((left < 300 ? left : 300)) stdbuf -oL "$rate" --mem "$mem" "$@" \
+        >"$out/$name.json" && return
+    echo "$name: no whole result" >&2
+    failed=1
 }
 
 ways=";map=off;map=on;map=off,chunk=256K;map=off,chunk=512K;map=off,chunk=1M;map=off,chunk=2M"
@@ -41,3 +53,4 @@ ask cold_read --uri "file:$disk" --cold --runs 3 \
     --vary ";direct=off;uring=off;chunk=1M;threads=4,chunk=1M"
 ask cold_64k --uri "file:$disk" --cold --block 64K --batch 256 --random --total 1G --runs 3
 ask cold_4k --uri "file:$disk" --cold --block 4K --batch 1024 --random --total 256M --runs 3
+exit $failed

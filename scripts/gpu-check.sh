@@ -1,127 +1,133 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
 #
-# Checks this tree on a machine with a GPU, without network and without installing anything:
-# builds it with CUDA, runs all tests, those of stores among them, the GPU's own under
-# compute-sanitizer as well, brings a file into GPU memory with `gpunvme quickstart` and by each of
-# the ways that bench/store_ways.sh compares, and runs the GPU's benchmarks. Every step is run,
-# whatever becomes of the others; fails if any of them failed. Without a GPU it says so and does
-# what is left. All ends within ten minutes: what there is no time for has failed.
+# Checks this tree on a machine with a GPU, without network and without installing anything: what
+# is not built yet is built, or comes packed from elsewhere. In parts, each with a budget of
+# seconds, so that short visits to such a machine will do:
 #
-#   scripts/gpu-check.sh              writes its logs and JSON to $OUT (build/gpu-out)
-#   scripts/gpu-check.sh --pack DIR   unpacks Debian's liburing, cmocka and pkgconf into DIR, for
-#                                     a machine that lacks them; needs apt-get, but not root
+#   tests     every test, those of the GPU first; what failed once more, alone           180 s
+#   sanitize  the GPU's tests and operators under memcheck and racecheck                 180 s
+#   queues    I/O issued by the GPU: bench/gpu_sweep.sh, gpu_errors, gpu_ab.sh           420 s
+#   storage   files into GPU memory: gpu_memory, gpu_copy_batch, gpu_register,
+#             store_rate.sh, store_ways.sh, `gpunvme quickstart`                         300 s
+#   ops       each variant of the operators checked, then timed beside cuBLASLt          360 s
+#
+#   scripts/gpu-check.sh [--seconds N] [PART[:SECONDS]…]    all of them, if none is named
+#   scripts/gpu-check.sh --pack DIR [--built BUILD-DIR] [--cufile pip|WHEEL|LIBRARY]
+#
+# Every step has a limit, and ends with its part's budget; what it measured until then is kept, and
+# the other steps run all the same. Without a GPU it says so and does what is left. At the end come
+# what failed, the figures beside their goals, what could not be run and why. The exit code is 1 if
+# a step failed or was cut off; a goal that was missed is no failure. $OUT (build/gpu-out) gets
+# PART.tar.gz, written anew after each step, and summary.txt.
+#
+# --pack unpacks Debian's liburing, cmocka and pkgconf into DIR, for a machine that lacks them; it
+# needs apt-get, but not root. --built adds the programs of a build, so that nothing is built there
+# (its C library must not be older than here); --cufile adds libcufile, "pip" fetches it.
 #
 # Environment:
 #   GPUNVME_DEPS_DIR            a folder that --pack has filled, taken along to this machine
-#   GPUNVME_BUILD_DIR           where to build (build/gpu)
+#   GPUNVME_BUILD_DIR           where to build or unpack (build/gpu)
 #   GPUNVME_CUDA_ARCHITECTURES  what to build for (90a)
-#   GPUNVME_CHECK_SIZE          size of the file that is moved, as `gpunvme` has it (1G)
-#   GPUNVME_CHECK_SECONDS       how long it may take (570)
-#   GPUNVME_CHECK_RACECHECK     tests for compute-sanitizer's racecheck, with seconds for each
-#                               ('test_gpu_memory:15 test_gpu_device:15')
-#   GPUNVME_CHECK_OPS           variants of operators for compute-sanitizer's memcheck ('coarsened
-#                               tensorcore hopper fused persistent'; all there are: naive tiled
-#                               vectorized unfused atomic_free warp_reduced, too)
-#   GPUNVME_CHECK_OPS_RACES     likewise for racecheck ('tiled coarsened tensorcore fused')
+#   GPUNVME_CUFILE_LIBRARY      libcufile, if it is not packed
+#   GPUNVME_CHECK_UDEV=1        while stores are measured, gives the disk of /tmp the entry in
+#                               /run/udev/data that libcufile wants (needs root)
+#   GPUNVME_CHECK_SIZE          bytes that quickstart moves (1G), and
+#   GPUNVME_CHECK_STORE_SIZE    of the files of store_rate.sh (4G)
+#   GPUNVME_CHECK_TEST_SECONDS  the most that a test may take (75)
+#   GPUNVME_CHECK_SECTIONS      of bench/gpu_sweep.sh ('all': all but errors, which has a step)
+#   GPUNVME_CHECK_AB            builds that gpu_ab.sh compares with the plain one ('all' that are
+#                               there: bench/CMakeLists.txt, GPUNVME_BENCH_AB)
+#   GPUNVME_CHECK_RACECHECK     tests for racecheck ('test_gpu_memory test_gpu_device')
+#   GPUNVME_CHECK_OPS           variants of operators for memcheck, and
+#   GPUNVME_CHECK_OPS_RACES     for racecheck
+#   GPUNVME_CHECK_BENCH         options of `gpunvme ops bench` ('--rounds 15 --time 300ms')
 #
 # Neither CUDA_MODULE_LOADING nor CUDA_DEVICE_MAX_CONNECTIONS is set here: tests and benchmarks that
 # need them set them by themselves (docs/SIM.md, "Queues in GPU memory", says why), and what a user
 # runs without them shall be run without them.
+# shellcheck disable=SC2317 # functions that steps call
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 out=${OUT:-$root/build/gpu-out}
-build=${GPUNVME_BUILD_DIR:-$root/build/gpu}
+base=${GPUNVME_BUILD_DIR:-$root/build/gpu}
 size=${GPUNVME_CHECK_SIZE:-1G}
-seconds_in_all=${GPUNVME_CHECK_SECONDS:-570}
+store_size=${GPUNVME_CHECK_STORE_SIZE:-4G}
+test_seconds=${GPUNVME_CHECK_TEST_SECONDS:-75}
+sections=${GPUNVME_CHECK_SECTIONS:-one_queue,tier1,latency,writes,queues,drives,little,reapers,ceiling}
 jobs=$(nproc)
-failed=()
+declare -A budgets=([tests]=180 [sanitize]=180 [queues]=420 [storage]=300 [ops]=360)
 
-# With kernels of ours that meet nobody else's, or only for moments: 120 s at most. Left out are
+# With kernels of ours that meet nobody else's, or only for moments. Left out are
 #   test_gpu_engine, test_gpu_engine_host   the driver's kernel waits for the controller's, and the
 #                                           sanitizer may let one run only when the other has ended
 #   test_gpu_engine_protocol                likewise with the CPU as the driver, where it lets a
 #                                           launch return only when the kernel has ended
 #   test_gpu_litmus                         races by intent, of blocks that wait for each other
-memcheck_tests=(test_gpu_memory:25 test_gpu_queue:15 test_gpu_api:40 test_gpu_device:40)
+memcheck_tests=(test_gpu_memory test_gpu_queue test_gpu_api test_gpu_device)
 # racecheck sees shared memory only, which of these have the checksum and the kernel that freezes
-# queues. 30 s at most.
-read -ra racecheck_tests <<<"${GPUNVME_CHECK_RACECHECK:-test_gpu_memory:15 test_gpu_device:15}"
-
-ops_variants=${GPUNVME_CHECK_OPS-coarsened tensorcore hopper fused persistent}
-ops_racecheck=${GPUNVME_CHECK_OPS_RACES-tiled coarsened tensorcore fused}
+# queues.
+read -ra racecheck_tests <<<"${GPUNVME_CHECK_RACECHECK-test_gpu_memory test_gpu_device}"
+read -ra ops_variants <<<"${GPUNVME_CHECK_OPS-coarsened tensorcore hopper fused persistent}"
+read -ra ops_racecheck <<<"${GPUNVME_CHECK_OPS_RACES-tiled coarsened tensorcore fused}"
 
 die() {
     echo "gpu-check.sh: $*" >&2
     exit 1
 }
+# shellcheck source=scripts/gpu-pack.sh
+. "$root/scripts/gpu-pack.sh"
 
-pack() {
-    local dir debs deb
-    [ -n "$1" ] || die "--pack needs a folder"
-    mkdir -p "$1" || die "$1: cannot be made"
-    dir=$(cd "$1" && pwd)
-    [ "$dir" != / ] || die "--pack: not into the root"
-    debs=$(mktemp -d) || die "no temporary folder"
-    # apt-get fetches as another user where it can, who must be able to write there
-    chmod 777 "$debs"
-    (cd "$debs" && apt-get download liburing-dev liburing2 libcmocka-dev libcmocka0 \
-        pkgconf pkgconf-bin libpkgconf3) || die "apt-get download failed"
-    for deb in "$debs"/*.deb; do
-        dpkg -x "$deb" "$dir" || die "$deb cannot be unpacked"
-    done
-    rm -rf "$debs"
-    echo "packed into $dir: set GPUNVME_DEPS_DIR to it on the other machine"
+usage() {
+    sed -n '4,47p' "$0" | sed 's/^# \{0,1\}//'
+    exit 2
 }
 
-# Makes what --pack unpacked usable where it lies now: the .pc files name the folder /usr.
-use_deps() {
-    local deps lib pc
-    deps=$(cd "$1" && pwd) || die "GPUNVME_DEPS_DIR: $1 is not there"
-    lib=$(dirname "$(find "$deps/usr/lib" -name liburing.so | head -n 1)")
-    [ -d "$lib/pkgconfig" ] || die "GPUNVME_DEPS_DIR: $1 was not filled by --pack"
-    mkdir -p "$build/pkgconfig"
-    for pc in "$lib"/pkgconfig/*.pc; do
-        sed "s#/usr\b#$deps/usr#g" "$pc" >"$build/pkgconfig/${pc##*/}"
-    done
-    export PKG_CONFIG_PATH=$build/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
-    export LD_LIBRARY_PATH=$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-    command -v pkg-config >/dev/null || export PATH=$PATH:$deps/usr/bin
-}
+# --- steps ----------------------------------------------------------------------------------------
 
-need_tools() {
-    local tool library
-    for tool in cmake ninja pkg-config; do
-        command -v $tool >/dev/null || die "$tool is missing (--pack takes pkg-config along)"
-    done
-    for library in liburing cmocka; do
-        pkg-config --exists $library || die "$library is missing: install it, or run" \
-            "'scripts/gpu-check.sh --pack DIR' elsewhere and set GPUNVME_DEPS_DIR to DIR here"
-    done
-}
-
-# step NAME SECONDS LOG COMMAND…: runs it, shows how it went, remembers if it failed.
+# step NAME SECONDS COMMAND…: runs it, shows in a line how it went, and notes it in steps.tsv. Its
+# log is NAME.log. Exit code 77 says that this machine can't do it, a line "SKIP: " why.
 step() {
-    local name=$1 seconds=$2 log=$3 start=$SECONDS status left=$((seconds_in_all - SECONDS - 5))
-    shift 3
-    if ((left < 1)); then
-        failed+=("$name")
-        echo "FAILED  $name: not run, the ${seconds_in_all} s are over"
+    local name=$1 limit=$2 start=$SECONDS rc how why="" log left=$((part_end - SECONDS))
+    log=$dir/${name//[^A-Za-z0-9_.]/_}.log
+    shift 2
+    if ((left < 3)); then
+        note_step "$name" late 0 "" "there was no time left for it"
         return 1
     fi
-    seconds=$((seconds < left ? seconds : left))
-    timeout -k 5 "$seconds" "$@" >>"$log" 2>&1
-    status=$?
-    if [ $status -eq 0 ]; then
-        echo "ok      $name ($((SECONDS - start)) s)"
-        return 0
-    fi
-    failed+=("$name")
-    echo "FAILED  $name: exit status $status after $((SECONDS - start)) s; the end of $log:"
-    tail -n 30 "$log"
-    return 1
+    # It runs programs, not functions: those go to a shell of their own.
+    # shellcheck disable=SC2016 # expanded by the inner shell
+    timeout -k 5 "$((limit < left ? limit : left))" bash -c '"$@"' - "$@" >"$log" 2>&1 </dev/null
+    rc=$?
+    case $rc in
+        0) how=ok ;;
+        77) how=skipped why=$(sed -n 's/^SKIP: //p' "$log" | head -n 1) ;;
+        124|137) how=cut why="cut off after $((SECONDS - start)) s" ;;
+        *) how=failed why="exit code $rc" ;;
+    esac
+    note_step "$name" "$how" $((SECONDS - start)) "${log##*/}" "$why"
+    return "$rc"
 }
+
+note_step() { # NAME HOW SECONDS LOG WHY
+    printf '%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "$4" "$5" >>"$dir/steps.tsv"
+    printf '%-8s %-8s %s%s (%s s)\n' "$2" "$part" "$1" "${5:+: $5}" "$3"
+    keep
+}
+
+# cannot NAME WHY: what this machine lacks.
+cannot() { note_step "$1" skipped 0 "" "$2"; }
+
+# Whatever becomes of this script, what there is so far lies in $out. Lanes take turns.
+keep() {
+    (
+        flock 9
+        tar -C "$work" -czf "$out/$part.new" "$part" && mv "$out/$part.new" "$out/$part.tar.gz"
+    ) 9>"$work/lock"
+}
+
+# --- machine and build ----------------------------------------------------------------------------
 
 describe_machine() {
     uname -srm
@@ -130,9 +136,12 @@ describe_machine() {
     nvidia-smi -L 2>/dev/null || echo "nvidia-smi: finds no GPU"
     nvidia-smi --query-gpu=driver_version,memory.total,pcie.link.gen.current,pcie.link.width.current \
         --format=csv,noheader 2>/dev/null
-    cmake --version | head -n 1
-    "${CC:-cc}" --version | head -n 1
-    "$nvcc" --version | tail -n 1
+    df -h /tmp /dev/shm | sed 1d
+    if [ -f "$build/commit" ]; then
+        echo "programs: packed, of commit $(cat "$build/commit")"
+    else
+        echo "programs: built here; $("${CC:-cc}" --version | head -n 1)"
+    fi
 }
 
 build_all() {
@@ -141,164 +150,379 @@ build_all() {
         -DGPUNVME_WERROR=OFF) && cmake --build "$build" -j "$jobs"
 }
 
-# sanitizer TOOL PROGRAM: a checker of the GPU's on our own kernels. Errors that calls return are
-# what tests ask for. What counts is its own summary: under it streams may wait for each other,
-# which some of the tests forbid.
-sanitizer() {
-    local log=$out/$1-$2.tmp good='RACECHECK SUMMARY: 0 hazards' options=() status
-    if [ "$1" = memcheck ]; then
-        good='ERROR SUMMARY: 0 errors' options=(--report-api-errors no)
+# A packed build is unpacked, else one is made; sets $build.
+prepare_build() {
+    local deps="" tool library nvcc
+    if [ -n "${GPUNVME_DEPS_DIR:-}" ]; then
+        deps=$(cd "$GPUNVME_DEPS_DIR" && pwd) || die "GPUNVME_DEPS_DIR: no $GPUNVME_DEPS_DIR"
+        cufile=$deps/cufile/libcufile.so.0
+        [ -e "$cufile" ] || cufile=""
     fi
-    echo "== $1 $2"
-    compute-sanitizer --tool "$1" ${options[@]+"${options[@]}"} "$build/tests/gpu/$2" 2>&1 |
-        tee "$log"
-    grep -q "$good" "$log"
-    status=$?
-    rm -f "$log"
-    return $status
+    cufile=${GPUNVME_CUFILE_LIBRARY:-${cufile:-}}
+    unset GPUNVME_CUFILE_LIBRARY
+    if [ -n "$deps" ] && [ -e "$deps/built.tar.xz" ]; then
+        build=$base/packed
+        unpack_build "$deps" "$build" "$root"
+        return
+    fi
+    build=$base
+    mkdir -p "$build"
+    [ -z "$deps" ] || use_debs "$deps" "$build"
+    for tool in cmake ninja pkg-config; do
+        command -v $tool >/dev/null || die "$tool is missing (--pack takes pkg-config along)"
+    done
+    for library in liburing cmocka; do
+        pkg-config --exists $library || die "$library is missing: install it, or run" \
+            "'scripts/gpu-check.sh --pack DIR' elsewhere and set GPUNVME_DEPS_DIR to DIR here"
+    done
+    nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+    [ -x "$nvcc" ] || die "nvcc is neither on PATH nor in /usr/local/cuda/bin"
+    export CUDACXX=$nvcc
+    build_all >"$work/build.log" 2>&1 || {
+        tail -n 30 "$work/build.log"
+        die "nothing to test without a build: $work/build.log"
+    }
 }
 
-# sanitizers TOOL TEST:SECONDS…
-sanitizers() {
-    local tool=$1 test
-    shift
-    for test in "$@"; do
-        step "$tool ${test%:*}" "${test#*:}" "$out/$tool.log" bash -c "sanitizer $tool ${test%:*}"
+# Whether there is a GPU, and why not, by a program of ours.
+look_for_gpu() {
+    why_no_gpu=$(timeout 60 "$build/bench/gpu_io" drives=0 2>&1)
+    if [ $? -eq 77 ]; then
+        gpu=no why_no_gpu=${why_no_gpu#SKIP: }
+    else
+        gpu=yes
+    fi
+}
+
+# needs_gpu NAME: true, or says that NAME can't be run.
+needs_gpu() {
+    [ "$gpu" = yes ] || { cannot "$1" "$why_no_gpu"; return 1; }
+}
+
+# --- tests ----------------------------------------------------------------------------------------
+
+# ctest's lists once more in $work/ctest, with no more than $test_seconds for a test.
+list_tests() {
+    local file
+    rm -rf "$work/ctest"
+    (cd "$build" && find . -path ./packed -prune -o -path ./check -prune -o \
+        -name CTestTestfile.cmake -print) | while read -r file; do
+        mkdir -p "$work/ctest/${file%/*}"
+        awk -v most="$test_seconds" '{
+            if (match($0, /TIMEOUT "[0-9]+"/) && substr($0, RSTART + 9, RLENGTH - 10) + 0 > most)
+                $0 = substr($0, 1, RSTART + 8) most substr($0, RSTART + RLENGTH - 1)
+            print
+        }' "$build/$file" >"$work/ctest/$file"
     done
 }
 
-# Twice: once for people to read, once for programs; the bytes must have been checked by the GPU.
+# run_tests OPTION…: without those that need a build, a virtual machine or stand in for a GPU.
+run_tests() {
+    ctest --test-dir "$work/ctest" --output-on-failure --no-tests=error \
+        -E '_emulated$|^installed_|^guest_|^test_qtest_|^fuzz_' "$@"
+}
+
+with_cufile() {
+    [ -z "$cufile" ] || export GPUNVME_CUFILE_LIBRARY=$cufile
+    "$@"
+}
+
+part_tests() {
+    local again
+    list_tests
+    # Several at once get in each other's way on the GPU; a test that does not end gets no more time
+    # than $test_seconds.
+    step gpu $((part_seconds * 2 / 3)) with_cufile run_tests -L gpu -j 4
+    keep_test_logs gpu
+    again=$(failed_tests)
+    step others "$part_seconds" run_tests -LE gpu -j $((jobs > 4 ? jobs - 2 : jobs))
+    keep_test_logs others
+    again+=" $(failed_tests)"
+    again=$(tr -s ' \n' '|' <<<"$again" | sed 's/^|//; s/|$//')
+    if [ -n "$again" ]; then
+        step again_alone "$part_seconds" with_cufile run_tests -R "^($again)\$"
+        keep_test_logs again_alone
+    fi
+}
+
+keep_test_logs() { # STEP
+    local logs=$work/ctest/Testing/Temporary
+    [ ! -e "$logs/LastTest.log" ] || gzip -c "$logs/LastTest.log" >"$dir/$1.full.log.gz"
+    sed -n 's/^SKIP: //p' "$logs/LastTest.log" 2>/dev/null | sort | uniq -c | sort -rn \
+        >"$dir/$1.skips"
+    last_failed=$logs/LastTestsFailed.log
+    keep
+}
+failed_tests() {
+    cut -d: -f2 "$last_failed" 2>/dev/null
+    rm -f "$last_failed"
+}
+
+# --- sanitize -------------------------------------------------------------------------------------
+
+# sanitizer TOOL COMMAND…: a checker of the GPU's on our own kernels. Errors that calls return are
+# what tests ask for. What counts is its own summary: under it streams may wait for each other,
+# which some of the tests forbid.
+sanitizer() {
+    local tool=$1 log options=() good='RACECHECK SUMMARY: 0 hazards' rc
+    shift
+    if [ "$tool" = memcheck ]; then
+        good='ERROR SUMMARY: 0 errors' options=(--report-api-errors no)
+    fi
+    log=$(mktemp)
+    compute-sanitizer --tool "$tool" ${options[@]+"${options[@]}"} "$@" 2>&1 | tee "$log"
+    if grep -q 'Device not supported' "$log"; then
+        echo "SKIP: compute-sanitizer refuses this device"
+        rc=77
+    else
+        grep -q "$good" "$log"
+        rc=$?
+    fi
+    rm -f "$log"
+    return "$rc"
+}
+
+# Three lanes: each of these programs leaves the GPU idle most of the time.
+part_sanitize() {
+    needs_gpu "memcheck and racecheck" || return
+    command -v compute-sanitizer >/dev/null || {
+        cannot "memcheck and racecheck" "compute-sanitizer is not installed"
+        return
+    }
+    (for name in "${memcheck_tests[@]}"; do
+        step "memcheck $name" 90 sanitizer memcheck "$build/tests/gpu/$name"
+    done) &
+    (for name in ${ops_variants[@]+"${ops_variants[@]}"}; do
+        step "memcheck ops $name" 60 sanitizer memcheck \
+            "$build/cli/gpunvme" ops check --device cuda --variant "$name"
+    done) &
+    (for name in ${racecheck_tests[@]+"${racecheck_tests[@]}"}; do
+        step "racecheck $name" 60 sanitizer racecheck "$build/tests/gpu/$name"
+    done
+    for name in ${ops_racecheck[@]+"${ops_racecheck[@]}"}; do
+        step "racecheck ops $name" 60 sanitizer racecheck \
+            "$build/cli/gpunvme" ops check --device cuda --variant "$name"
+    done) &
+    wait
+}
+
+# --- queues ---------------------------------------------------------------------------------------
+
+# to FILE COMMAND…: what it prints, line by line, so that it is there if it does not end.
+to() {
+    local file=$1
+    shift
+    stdbuf -oL "$@" >"$file"
+}
+
+part_queues() {
+    local ab=("$build") name left only=()
+    needs_gpu "I/O issued by the GPU" || return
+    if [ "$sections" = all ]; then
+        sections=threads,one_queue,ways,tier1,latency,writes,blocks,queues,drives,little,reapers,ceiling
+    fi
+    step sweep $((part_seconds * 4 / 10)) "$root/bench/gpu_sweep.sh" --only "$sections" \
+        --out "$dir/gpu_sweep.json" "$build"
+    left=$((part_end - SECONDS))
+    left=$((left > 230 ? 110 : left / 2 - 5))
+    step errors $((left + 20)) to "$dir/gpu_errors.json" \
+        "$build/bench/gpu_errors" commands=1000000000 launches=50 seconds=$left
+    for name in "$build"/ab/*; do
+        [ -x "$name/bench/gpu_io" ] || continue
+        [[ ${GPUNVME_CHECK_AB-all} != all && " $GPUNVME_CHECK_AB " != *" ${name##*/} "* ]] ||
+            ab+=("$name")
+    done
+    left=$((part_end - SECONDS))
+    # It begins nothing after these seconds; what runs then may take 30 s, but takes one.
+    ((left > 20)) && only=(--seconds $((left - 15)) --rounds 9)
+    step ab $left "$root/bench/gpu_ab.sh" ${only[@]+"${only[@]}"} --out "$dir/gpu_ab.json" "${ab[@]}"
+    [ ${#ab[@]} -gt 1 ] || cannot "other builds of dev_queue.h" \
+        "none are built: -DGPUNVME_BENCH_AB, see bench/CMakeLists.txt"
+}
+
+# --- storage --------------------------------------------------------------------------------------
+
+# libcufile's settings, and where it is.
+cufile_settings() {
+    local folder=$dir/cufile
+    if [ -z "$cufile" ]; then
+        cannot "libcufile that was taken along" "none: --pack DIR --cufile pip, or GPUNVME_CUFILE_LIBRARY"
+        return
+    fi
+    mkdir -p "$folder"
+    printf '{"logging": {"dir": "%s", "level": "ERROR"}, "properties": {"allow_compat_mode": true}}\n' \
+        "$folder" >"$folder/cufile.json"
+    export CUFILE_ENV_PATH_JSON=$folder/cufile.json GPUNVME_CUFILE_LIBRARY=$cufile
+    grep -q '^nvidia_fs ' /proc/modules 2>/dev/null ||
+        cannot "cuFile's direct way" "the module nvidia-fs is not loaded: compat mode only"
+}
+
+# The entry of udev's that libcufile looks for, where there is none and one is asked for.
+udev_entry() {
+    local id
+    id=$(stat -c '%Hd:%Ld' /tmp 2>/dev/null)
+    udev=/run/udev/data/b$id
+    if [ "${GPUNVME_CHECK_UDEV:-}" != 1 ] || [ -e "$udev" ] || [ ! -e "/sys/dev/block/$id" ]; then
+        udev=""
+        return
+    fi
+    mkdir -p /run/udev/data
+    printf 'I:1\nE:ID_FS_TYPE=%s\n' "$(stat -f -c %T /tmp | sed 's#/.*##')" >"$udev" || udev=""
+}
+
 quickstart() {
-    local gpunvme=$build/cli/gpunvme
-    "$gpunvme" quickstart --size "$size" || return 1
-    "$gpunvme" quickstart --size "$size" --json --quiet >"$out/quickstart.json" || return 1
-    if [ "$gpu" = yes ] && ! grep -q '"checksum_by": *"gpu"' "$out/quickstart.json"; then
+    "$build/cli/gpunvme" quickstart --size "$size" --json --quiet >"$dir/quickstart.json" || return 1
+    cat "$dir/quickstart.json"
+    if [ "$gpu" = yes ] && ! grep -q '"checksum_by": *"gpu"' "$dir/quickstart.json"; then
         echo "there is a GPU, but it did not verify the bytes"
         return 1
     fi
 }
 
-# All that is measured of I/O issued by the GPU, once and quickly, and which goals it reached.
-gpu_sweep() {
-    "$root/bench/gpu_sweep.sh" --quick --out "$out/gpu_sweep.json" "$build" || return 1
-    python3 "$root/bench/plot.py" --table "$out/gpu_sweep.json" || true
-}
-gpu_memory() { "$build/bench/gpu_memory" >"$out/gpu_memory.json"; }
-
-# The ways of a file's and a drive's bytes into GPU memory, verified at each point.
-store_ways() {
-    "$root/bench/store_ways.sh" --quick "$build" >"$out/store_ways.json"
-    local status=$?
-    python3 "$root/bench/plot.py" --table "$out/store_ways.json" || true
-    return $status
-}
-
-# Every operator's every variant against sums in f64; GPU variants once more under the sanitizers.
-ops_check() { "$build/cli/gpunvme" ops check --json >"$out/ops_check.json"; }
-
-# ops_sanitizer TOOL VARIANT: a checker on all operators' kernels of a name.
-ops_sanitizer() {
-    local log=$out/$1-ops-$2.tmp good='RACECHECK SUMMARY: 0 hazards' status
-    [ "$1" = memcheck ] && good='ERROR SUMMARY: 0 errors'
-    echo "== $1 ops $2"
-    compute-sanitizer --tool "$1" "$build/cli/gpunvme" ops check --device cuda --variant "$2" 2>&1 |
-        tee "$log"
-    grep -q "$good" "$log"
-    status=$?
-    rm -f "$log"
-    return $status
+part_storage() {
+    local left udev
+    cufile_settings
+    udev_entry
+    step gpu_memory 40 to "$dir/gpu_memory.json" "$build/bench/gpu_memory"
+    step gpu_copy_batch 60 to "$dir/gpu_copy_batch.json" \
+        "$build/bench/gpu_copy_batch" 5
+    step gpu_register 50 to "$dir/gpu_register.json" \
+        "$build/bench/gpu_register" /tmp 512
+    if needs_gpu store_rate; then
+        left=$((part_end - SECONDS - 55))
+        step store_rate $((left + 10)) "$root/bench/store_rate.sh" "$build" "$dir/store_rate" gpu \
+            "$store_size" $((left > 5 ? left : 5))
+    fi
+    step store_ways 45 to "$dir/store_ways.json" "$root/bench/store_ways.sh" --quick "$build" 1G
+    step quickstart 40 quickstart
+    [ -z "$udev" ] || rm -f "$udev"
+    unset GPUNVME_CUFILE_LIBRARY CUFILE_ENV_PATH_JSON
 }
 
-# ops_bench FILE OPERATOR DTYPE SHAPE…: a ladder beside cuBLASLt, for people and for programs.
+# --- ops ------------------------------------------------------------------------------------------
+
+# The variants that run on this GPU, each once.
+list_variants() {
+    "$build/cli/gpunvme" ops list --json | python3 -c 'import json, sys
+seen = []
+for op in json.load(sys.stdin).values():
+    for v in op:
+        if v["device"] == "cuda" and v["name"] not in seen:
+            if v["available"]:
+                seen.append(v["name"])
+print(*seen, sep="\n")'
+}
+
+# ops_bench FILE WHAT…: a ladder beside cuBLASLt.
 ops_bench() {
-    local file=$out/$1.json op=$2 dtype=$3 options=() shape
-    shift 3
+    local file=$1 options
+    shift
+    read -ra options <<<"${GPUNVME_CHECK_BENCH:---rounds 15 --time 300ms}"
+    "$build/cli/gpunvme" ops bench "$@" --device cuda "${options[@]}" --json >"$file"
+}
+
+# One variant alone: it may not be for this type, which is no failure.
+ops_bench_one() {
+    local said rc
+    said=$(ops_bench "$@" 2>&1)
+    rc=$?
+    echo "$said"
+    ((rc != 1)) || { echo "SKIP: ${said##*$'\n'}"; return 77; }
+    return "$rc"
+}
+
+# ladder OPERATOR DTYPE SHAPE…: all variants together; where one of them is known to be bad, or that
+# fails, one after the other.
+ladder() {
+    local op=$1 dtype=$2 shape name variant
+    shift 2
     for shape in "$@"; do
-        options+=(--shape "$shape")
+        name=${op}_${dtype}_$shape
+        if [ -z "$bad" ]; then
+            step "$name" 40 ops_bench "$dir/$name.json" "$op" --dtype "$dtype" \
+                --shape "$shape" && continue
+        fi
+        for variant in "${variants[@]}"; do
+            [[ " $bad " != *" $variant "* ]] || continue
+            step "$name $variant" 15 ops_bench_one "$dir/${name}_$variant.json" \
+                "$op" --dtype "$dtype" --shape "$shape" --variant "$variant"
+        done
     done
-    "$build/cli/gpunvme" ops bench "$op" --device cuda --dtype "$dtype" --rounds 15 --time 300ms \
-        "${options[@]}" --json >"$file"
 }
 
-# The shapes that goals are set for.
-ops_benches() {
-    ops_bench ops_f32 matmul f32 4096 8192 && ops_bench ops_tf32 matmul tf32 4096 &&
-        ops_bench ops_bf16 matmul bf16 2048 4096 8192 8192x16384x4096 4096x4096x4104 \
-            4096x4096x4099 &&
-        ops_bench ops_linear linear bf16 8192x16384x4096 4096
+part_ops() {
+    local variant bad="" variants=()
+    needs_gpu "operators on the GPU" || return
+    mapfile -t variants < <(list_variants)
+    for variant in ${variants[@]+"${variants[@]}"}; do
+        # So long only if a kernel does not end.
+        step "check $variant" 25 to "$dir/check_$variant.json" \
+            "$build/cli/gpunvme" ops check --json --device cuda --variant "$variant" ||
+            bad+="$variant "
+    done
+    [ ${#variants[@]} -gt 0 ] || { cannot "operators on the GPU" "no variant is for it"; return; }
+    # The shapes that goals are set for.
+    ladder matmul f32 4096 8192
+    ladder matmul tf32 4096
+    ladder matmul bf16 2048 4096 8192 8192x16384x4096 4096x4096x4104 4096x4096x4099
+    ladder linear-forward bf16 8192x16384x4096 4096
+    ladder linear-backward bf16 8192x16384x4096 4096
 }
 
-case ${1:-} in
-    "") ;;
-    --pack) pack "${2:-}"; exit ;;
-    *) sed -n '4,30s/^# \{0,1\}//p' "$0"; exit 2 ;;
-esac
+# --------------------------------------------------------------------------------------------------
 
-mkdir -p "$out" "$build" || die "$out or $build cannot be made"
-out=$(cd "$out" && pwd)
-build=$(cd "$build" && pwd)
-[ -z "${GPUNVME_DEPS_DIR:-}" ] || use_deps "$GPUNVME_DEPS_DIR"
-need_tools
-nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
-[ -x "$nvcc" ] || die "nvcc is neither on PATH nor in /usr/local/cuda/bin"
-export CUDACXX=$nvcc out build size gpu jobs root
-rm -f "$out"/{build,tests,memcheck,racecheck,quickstart,gpu_memory,store_ways,gpu_sweep,ops}.log \
-    "$out"/*.tmp "$out"/ops_*.json "$out"/{quickstart,gpu_memory,store_ways,gpu_sweep}.json
+parts=() pack_dir="" pack_built="" pack_cufile="" all_seconds=""
+while (($#)); do
+    case $1 in
+        --pack) pack_dir=${2:-} && shift; [ -n "$pack_dir" ] || die "--pack needs a folder" ;;
+        --built) pack_built=${2:-} && shift ;;
+        --cufile) pack_cufile=${2:-} && shift ;;
+        --seconds) all_seconds=${2:-} && shift ;;
+        -*) usage ;;
+        *) [ -n "${budgets[${1%%:*}]:-}" ] || die "no part ${1%%:*}: ${!budgets[*]}"; parts+=("$1") ;;
+    esac
+    shift
+done
+if [ -n "$pack_dir" ]; then
+    pack "$pack_dir" "$pack_built" "$pack_cufile"
+    exit
+fi
+[[ -z $all_seconds || $all_seconds =~ ^[1-9][0-9]*$ ]] || die "--seconds: $all_seconds is no number"
+((${#parts[@]})) || parts=(tests sanitize queues storage ops)
 
-describe_machine 2>&1 | tee "$out/build.log"
+work=$base/check
+mkdir -p "$out" "$work" || die "$out or $work cannot be made"
+out=$(cd "$out" && pwd) base=$(cd "$base" && pwd) work=$base/check
+cufile=""
+prepare_build
+look_for_gpu
+describe_machine | tee "$work/machine.txt"
 
-# `timeout` runs programs, not functions: those go to a shell of their own.
-export -f build_all sanitizer quickstart gpu_memory store_ways gpu_sweep ops_check ops_sanitizer \
-    ops_bench ops_benches
-
-if ! step build 300 "$out/build.log" bash -c build_all; then
-    die "nothing to test without a build"
-fi
-
-step tests 400 "$out/tests.log" ctest --test-dir "$build" --output-on-failure --no-tests=error \
-    -j "$((jobs > 4 ? jobs / 2 : 1))"
-grep -E 'tests passed|\*\*\*Skipped' "$out/tests.log"
-grep -h '^SKIP: ' "$build/Testing/Temporary/LastTest.log" | sort -u
-gpu=yes
-if grep -qE 'test_gpu_memory .*Skipped' "$out/tests.log"; then
-    gpu=no
-fi
-
-if [ "$gpu" = yes ] && command -v compute-sanitizer >/dev/null; then
-    sanitizers memcheck "${memcheck_tests[@]}"
-    sanitizers racecheck "${racecheck_tests[@]}"
-    for variant in $ops_variants; do
-        step "memcheck ops $variant" 30 "$out/memcheck.log" bash -c "ops_sanitizer memcheck $variant"
-    done
-    for variant in $ops_racecheck; do
-        step "racecheck ops $variant" 30 "$out/racecheck.log" \
-            bash -c "ops_sanitizer racecheck $variant"
-    done
-fi
-if [ -x "$build/cli/gpunvme" ]; then
-    step quickstart 180 "$out/quickstart.log" bash -c quickstart && cat "$out/quickstart.log"
-else
-    failed+=(quickstart)
-    echo "FAILED  quickstart: there is no $build/cli/gpunvme"
-fi
-step gpu_memory 60 "$out/gpu_memory.log" bash -c gpu_memory
-cat "$out/gpu_memory.log"
-step store_ways 60 "$out/store_ways.log" bash -c store_ways
-cat "$out/store_ways.log"
-if [ "$gpu" = yes ]; then
-    step gpu_sweep 150 "$out/gpu_sweep.log" bash -c gpu_sweep
-    cat "$out/gpu_sweep.log"
-    step ops_check 60 "$out/ops.log" bash -c ops_check
-    step ops_bench 200 "$out/ops.log" bash -c ops_benches
-fi
-
-echo
-if [ ${#failed[@]} -gt 0 ]; then
-    echo "gpu-check.sh: FAILED: ${failed[*]} (logs in $out)"
-    exit 1
-fi
-if [ "$gpu" = yes ]; then
-    echo "gpu-check.sh: all passed on the GPU (logs and JSON in $out)"
-else
-    echo "gpu-check.sh: all passed, but without a GPU (logs and JSON in $out)"
-fi
+export -f run_tests with_cufile sanitizer to quickstart ops_bench ops_bench_one
+export build root work size gpu jobs cufile
+for part in "${parts[@]}"; do
+    part_seconds=${all_seconds:-${budgets[${part%%:*}]}}
+    [[ $part != *:* ]] || part_seconds=${part#*:}
+    part=${part%%:*}
+    [[ $part_seconds =~ ^[1-9][0-9]*$ ]] || die "$part: $part_seconds is no number of seconds"
+    dir=$work/$part part_start=$SECONDS part_end=$((SECONDS + part_seconds))
+    export dir
+    rm -rf "$dir"
+    mkdir -p "$dir"
+    cp "$work/machine.txt" "$dir"
+    : >"$dir/steps.tsv"
+    case $part in
+        tests) part_tests ;;
+        sanitize) part_sanitize ;;
+        queues) part_queues ;;
+        storage) part_storage ;;
+        ops) part_ops ;;
+    esac
+    echo "$((SECONDS - part_start)) $part_seconds" >"$dir/seconds"
+    keep
+done
+gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+((gpus > 1)) || echo "a second GPU (there is ${gpus/#0/no GPU}): nothing between two was run" \
+    >"$work/lacking"
+python3 "$root/scripts/gpu-check-summary.py" "$work" "$out" "${parts[@]%%:*}" | tee "$out/summary.txt"
+exit "${PIPESTATUS[0]}"

@@ -35,6 +35,7 @@
 #   GPUNVME_CHECK_SIZE          bytes that quickstart moves (1G), and
 #   GPUNVME_CHECK_STORE_SIZE    of the files of store_rate.sh (4G)
 #   GPUNVME_CHECK_TEST_SECONDS  the most that a test may take (75)
+#   GPUNVME_CHECK_OPS_SECONDS   and the check of a variant of the operators (25)
 #   GPUNVME_CHECK_SECTIONS      of bench/gpu_sweep.sh ('all': all but errors, which has a step)
 #   GPUNVME_CHECK_AB            builds that gpu_ab.sh compares with the plain one ('all' that are
 #                               there: bench/CMakeLists.txt, GPUNVME_BENCH_AB)
@@ -80,7 +81,7 @@ die() {
 . "$root/scripts/gpu-pack.sh"
 
 usage() {
-    sed -n '4,47p' "$0" | sed 's/^# \{0,1\}//'
+    sed -n '4,48p' "$0" | sed 's/^# \{0,1\}//'
     exit 2
 }
 
@@ -456,7 +457,7 @@ part_ops() {
     mapfile -t variants < <(list_variants)
     for variant in ${variants[@]+"${variants[@]}"}; do
         # So long only if a kernel does not end.
-        step "check $variant" 25 to "$dir/check_$variant.json" \
+        step "check $variant" "${GPUNVME_CHECK_OPS_SECONDS:-25}" to "$dir/check_$variant.json" \
             "$build/cli/gpunvme" ops check --json --device cuda --variant "$variant" ||
             bad+="$variant "
     done

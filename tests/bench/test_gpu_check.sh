@@ -1,0 +1,119 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+#
+# scripts/gpu-check.sh with programs that only pretend: what was packed is what runs elsewhere, what
+# fails or does not end is named and nothing after it is lost, and what cannot be run is told.
+# Needs ctest, python3 and xz; no GPU.
+set -euo pipefail
+
+root=$(cd "$(dirname "$0")/../.." && pwd)
+for tool in ctest python3 xz flock; do
+    command -v $tool >/dev/null || { echo "SKIP: no $tool"; exit 77; }
+done
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export OUT=$work/out GPUNVME_BUILD_DIR=$work/gpu TMPDIR=$work
+unset GPUNVME_DEPS_DIR GPUNVME_CUFILE_LIBRARY
+
+fail() {
+    echo "not so: $*" >&2
+    cat "$work/said" >&2
+    exit 1
+}
+says() { grep -qE "$1" "$work/said" || fail "it says $1"; }
+
+# check ARGUMENTS…: the check, and what it says; its exit code is in rc.
+check() {
+    rc=0
+    GPUNVME_DEPS_DIR=$work/deps "$root/scripts/gpu-check.sh" "$@" >"$work/said" 2>&1 || rc=$?
+}
+
+# program PATH: its lines come on standard input.
+program() {
+    mkdir -p "$(dirname "$work/built/$1")"
+    { echo "#!/usr/bin/env bash"; cat; } >"$work/built/$1"
+    chmod +x "$work/built/$1"
+}
+
+# --- a build, with a GPU until the file no_gpu is there ---
+mkdir -p "$work/built" "$work/bin"
+printf '#!/bin/sh\n' >"$work/bin/apt-get"
+chmod +x "$work/bin/apt-get"
+echo "CMAKE_HOME_DIRECTORY:INTERNAL=$root" >"$work/built/CMakeCache.txt"
+program bench/gpu_io <<EOF
+[[ ! -e $work/no_gpu ]] || { echo "SKIP: no GPU: it was taken out"; exit 77; }
+exit 2
+EOF
+program tests/works <<<'exit 0'
+program tests/lacks <<<'echo "SKIP: no such thing"; exit 77'
+program tests/hangs <<<'sleep 100'
+program tests/fails <<'EOF'
+echo "[  ERROR   ] 1 != 2"
+echo "some more"
+exit 1
+EOF
+program cli/gpunvme <<'EOF'
+case "$*" in
+    "ops list"*) echo '{"matmul": [{"name": "good", "device": "cuda", "available": true},
+        {"name": "hung", "device": "cuda", "available": true},
+        {"name": "good", "device": "cpu", "available": true},
+        {"name": "absent", "device": "cuda", "available": false}]}' ;;
+    "ops check"*hung) echo '{"checks": [{"operator": "matmul", "variant": "hung", "dtype": "f32",
+        "right": true},'; sleep 100 ;;
+    "ops check"*) echo '{"checks": []}' ;;
+    "ops bench linear"*) echo "gpunvme: not for this type" >&2; exit 1 ;;
+    "ops bench"*) echo '{"tables": [{"operator": "matmul", "dtype": "bf16", "m": 1, "n": 2, "k": 3,
+        "variants": [{"variant": "good", "seconds": 1, "gflops": 5e5, "to_cublaslt": 0.9}]}]}' ;;
+esac
+EOF
+for name in works lacks hangs fails; do
+    label=unit
+    [[ $name != hangs ]] || label=gpu
+    echo "add_test($name \"$work/built/tests/$name\")"
+    echo "set_tests_properties($name PROPERTIES LABELS $label TIMEOUT \"60\" SKIP_RETURN_CODE 77)"
+done >"$work/built/CTestTestfile.cmake"
+
+PATH=$work/bin:$PATH "$root/scripts/gpu-check.sh" --pack "$work/deps" --built "$work/built" \
+    >"$work/said" 2>&1 || fail "it packs"
+[[ -s $work/deps/built.tar.xz ]] || fail "the programs are packed"
+rm -rf "$work/built"
+
+# --- with a GPU ---
+export GPUNVME_CHECK_TEST_SECONDS=1 GPUNVME_CHECK_OPS_SECONDS=1
+check tests ops
+((rc == 1)) || fail "what failed is told by the exit code"
+says '^failed +tests +gpu'
+says '^  hangs: Timeout; alone, too'
+says '^  fails: Failed; alone, too'
+says '^      \[  ERROR   \] 1 != 2'
+says '^  1 tests or parts of them: no such thing'
+says '^ok +ops +check good'
+says '^  ops, check hung: cut off after'
+says '^ok +ops +matmul_bf16_4096x4096x4099 good'
+says '^  NO  matmul bf16 1 x 2 x 3, good / cuBLASLt: 0\.9, 500 TFLOP/s \(goal 0\.97\)'
+says '^skipped +ops +linear-forward_bf16_4096 good: gpunvme: not for this type'
+! grep -q 'absent' "$work/said" || fail "what this GPU lacks is not tried"
+! grep -qE ' ops +matmul.* hung' "$work/said" || fail "nor is what does not end, again"
+sed -n '/^tests: /,$p' "$work/said" | cmp - "$OUT/summary.txt" || fail "the end is the summary"
+(($(wc -l <"$OUT/summary.txt") <= 60)) || fail "the summary is short"
+tar -xzOf "$OUT/ops.tar.gz" ops/check_hung.json | grep -q '"right": true' ||
+    fail "what there was before it was cut off is kept"
+
+# --- its time ---
+check --seconds 1 tests
+((rc == 1)) || fail "no time is a failure"
+says 'there was no time left for it|cut off after'
+check tests:x
+((rc == 1)) || fail "a number of seconds"
+check nothing
+((rc == 1)) || fail "a part that there is not"
+check --help
+((rc == 2)) || fail "help"
+
+# --- without a GPU ---
+touch "$work/no_gpu"
+check sanitize queues ops
+((rc == 0)) || fail "what can't be run is no failure"
+says '^  I/O issued by the GPU: no GPU: it was taken out'
+says '^gpu-check.sh: all passed that was run'
+echo "all so"

@@ -249,11 +249,12 @@ def figures_of_storage(folder):
         if not all(row.get("verified", True) for row in rows):
             yield f"{what}: bytes", "WRONG", "right", False
     ways = load(folder, "store_ways.json")
-    if ways:
+    if ways and ways["result"]:
+        into = "" if ways["result"].get("gpu") else ", no GPU: into host memory"
         for label, where in plot.ways_labels(ways).items():
             best = plot.best(plot.ways_points(ways, **where))
             if best:
-                yield f"store_ways, {label}", plot.ways_cell(best, "gb_per_s"), "", None
+                yield f"store_ways, {label}{into}", plot.ways_cell(best, "gb_per_s"), "", None
     memory = load(folder, "gpu_memory.json") or {}
     for key in ("gpu_checksum_gb_per_s", "pinned_to_gpu_gb_per_s"):
         if key in memory:
@@ -330,10 +331,22 @@ def lacking(work, parts, steps):
                     reasons[why] = reasons.get(why, 0) + int(count)
         for why, count in sorted(reasons.items(), key=lambda r: -r[1]):
             yield f"{count} tests or parts of them: {why}"
+    ways = (load(work, "storage", "store_ways.json") or {}) if "storage" in parts else {}
+    for way in (ways.get("result") or {}).get("ways", []):
+        if not way["works"]:
+            yield f"store_ways, {way['way']}: {way['why']}"
     yield from lines_of(work, "lacking")
 
 
 # --------------------------------------------------------------------------------------------------
+
+HOLDS = {
+    "tests": "logs of ctest, STEP.full.log.gz with all output",
+    "sanitize": "a log for each program and checker",
+    "queues": "gpu_sweep.json, gpu_errors.json, gpu_ab.json; ab.log has all builds side by side",
+    "storage": "store_rate/*.json, store_ways.json, gpu_{memory,copy_batch,register}.json, quickstart.json",
+    "ops": "check_VARIANT.json, OPERATOR_DTYPE_SHAPE.json",
+}
 
 
 def shortened(found, most, what):
@@ -362,8 +375,8 @@ def summary(work, out, parts):
     lack = ["  " + line for line in lacking(work, parts, steps)]
     lack = ["Not run here:"] + shortened(lack, MOST_LACKING, "") if lack else []
     files = ["Files:"]
-    for name in [f"{part}.tar.gz" for part in parts] + ["summary.txt"]:
-        files.append("  " + os.path.join(out, name))
+    for part in parts:
+        files.append(f"  {os.path.join(out, part)}.tar.gz: steps.tsv, machine.txt, {HOLDS[part]}")
     table = []
     for part in parts:
         for what, value, goal, met in figures(work, part):

@@ -30,7 +30,7 @@
 #   GPUNVME_BUILD_DIR           where to build or unpack (build/gpu)
 #   GPUNVME_CUDA_ARCHITECTURES  what to build for (90a)
 #   GPUNVME_CUFILE_LIBRARY      libcufile, if it is not packed
-#   GPUNVME_CHECK_UDEV=1        while stores are measured, gives the disk of /tmp the entry in
+#   GPUNVME_CHECK_UDEV=1        gives the disk of /tmp, for the time being, the entry in
 #                               /run/udev/data that libcufile wants (needs root)
 #   GPUNVME_CHECK_SIZE          bytes that quickstart moves (1G), and
 #   GPUNVME_CHECK_STORE_SIZE    of the files of store_rate.sh (4G)
@@ -193,6 +193,20 @@ look_for_gpu() {
     else
         gpu=yes
     fi
+}
+
+# The entry of udev's that libcufile looks for, where there is none and one is asked for.
+udev_entry() {
+    local id entry
+    id=$(stat -c '%Hd:%Ld' /tmp 2>/dev/null)
+    entry=/run/udev/data/b$id
+    if [ "${GPUNVME_CHECK_UDEV:-}" != 1 ] || [ -e "$entry" ] || [ ! -e "/sys/dev/block/$id" ]; then
+        return
+    fi
+    mkdir -p /run/udev/data
+    # shellcheck disable=SC2064 # of now
+    printf 'I:1\nE:ID_FS_TYPE=%s\n' "$(stat -f -c %T /tmp | sed 's#/.*##')" >"$entry" &&
+        trap "rm -f '$entry'" EXIT
 }
 
 # needs_gpu NAME: true, or says that NAME can't be run.
@@ -358,19 +372,6 @@ cufile_settings() {
         cannot "cuFile's direct way" "the module nvidia-fs is not loaded: compat mode only"
 }
 
-# The entry of udev's that libcufile looks for, where there is none and one is asked for.
-udev_entry() {
-    local id
-    id=$(stat -c '%Hd:%Ld' /tmp 2>/dev/null)
-    udev=/run/udev/data/b$id
-    if [ "${GPUNVME_CHECK_UDEV:-}" != 1 ] || [ -e "$udev" ] || [ ! -e "/sys/dev/block/$id" ]; then
-        udev=""
-        return
-    fi
-    mkdir -p /run/udev/data
-    printf 'I:1\nE:ID_FS_TYPE=%s\n' "$(stat -f -c %T /tmp | sed 's#/.*##')" >"$udev" || udev=""
-}
-
 quickstart() {
     "$build/cli/gpunvme" quickstart --size "$size" --json --quiet >"$dir/quickstart.json" || return 1
     cat "$dir/quickstart.json"
@@ -381,9 +382,8 @@ quickstart() {
 }
 
 part_storage() {
-    local left udev
+    local left
     cufile_settings
-    udev_entry
     step gpu_memory 40 to "$dir/gpu_memory.json" "$build/bench/gpu_memory"
     step gpu_copy_batch 60 to "$dir/gpu_copy_batch.json" \
         "$build/bench/gpu_copy_batch" 5
@@ -396,7 +396,6 @@ part_storage() {
     fi
     step store_ways 45 to "$dir/store_ways.json" "$root/bench/store_ways.sh" --quick "$build" 1G
     step quickstart 40 quickstart
-    [ -z "$udev" ] || rm -f "$udev"
     unset GPUNVME_CUFILE_LIBRARY CUFILE_ENV_PATH_JSON
 }
 
@@ -412,6 +411,21 @@ for op in json.load(sys.stdin).values():
             if v["available"]:
                 seen.append(v["name"])
 print(*seen, sep="\n")'
+}
+
+# Where CUDA or PyTorch have cuBLASLt, if the loader does not know it.
+find_cublaslt() {
+    local file packages
+    [ -z "${GPUNVME_CUBLASLT:-}" ] || return 0
+    ldconfig_knows libcublasLt.so.13 || ldconfig_knows libcublasLt.so.12 && return 0
+    packages=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    for file in /usr/local/cuda*/lib64/libcublasLt.so.1[32] \
+        "$packages"/nvidia/*/lib/libcublasLt.so.1[32]; do
+        [ -e "$file" ] || continue
+        export GPUNVME_CUBLASLT=$file
+        return 0
+    done
+    cannot "beside cuBLASLt" "there is no libcublasLt.so.13 or .12: GPUNVME_CUBLASLT can name it"
 }
 
 # ops_bench FILE WHAT…: a ladder beside cuBLASLt.
@@ -462,6 +476,7 @@ part_ops() {
             bad+="$variant "
     done
     [ ${#variants[@]} -gt 0 ] || { cannot "operators on the GPU" "no variant is for it"; return; }
+    find_cublaslt
     # The shapes that goals are set for.
     ladder matmul f32 4096 8192
     ladder matmul tf32 4096
@@ -497,6 +512,7 @@ out=$(cd "$out" && pwd) base=$(cd "$base" && pwd) work=$base/check
 cufile=""
 prepare_build
 look_for_gpu
+udev_entry
 describe_machine | tee "$work/machine.txt"
 
 export -f run_tests with_cufile sanitizer to quickstart ops_bench ops_bench_one

@@ -82,7 +82,7 @@ die() {
 . "$root/scripts/gpu-pack.sh"
 
 usage() {
-    sed -n '4,49p' "$0" | sed 's/^# \{0,1\}//'
+    sed -n '4,/GPUNVME_CHECK_BENCH/p' "$0" | sed 's/^# \{0,1\}//'
     exit 2
 }
 

@@ -271,18 +271,22 @@ OPS_GOALS = {
 
 
 def figures_of_ops(folder):
-    best = {}
+    best, bad = {}, []
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     for name in names:
         if not name.endswith(".json") or name.startswith("check_"):
             continue
         for table in (load(folder, name) or {}).get("tables", []):
-            key = (table["operator"], table["dtype"], table["m"], table["n"], table["k"])
+            key = tuple(table[k] for k in ("operator", "dtype", "m", "n", "k"))
+            key += ("" if table.get("preact", True) else " (no pre-activation)",)
             for row in table.get("variants", []):
-                if "to_cublaslt" in row and row["seconds"] < best.get(key, {"seconds": 1e9})["seconds"]:
-                    best[key] = row
-    for (op, dtype, m, n, k), row in sorted(best.items()):
-        what = f"{op} {dtype} {m} x {n} x {k}, {row['variant']} / cuBLASLt"
+                if row.get("right", True) is False:
+                    bad.append(f"{key[0]} {row['variant']} {key[1]}")
+                elif row.get("to_cublaslt") is not None and not row.get("peer"):
+                    if key not in best or row["seconds"] < best[key]["seconds"]:
+                        best[key] = row
+    for (op, dtype, m, n, k, how), row in sorted(best.items()):
+        what = f"{op}{how} {dtype} {m} x {n} x {k}, {row['variant']} / cuBLASLt"
         goal = OPS_GOALS.get((op, dtype))
         note = f", {row['gflops'] / 1e3:.4g} TFLOP/s"
         if goal is None:
@@ -296,6 +300,7 @@ def figures_of_ops(folder):
         for r in (load(folder, name) or {}).get("checks", [])
         if not r.get("right", True)
     ]
+    wrong = sorted(set(wrong + bad))
     if wrong:
         yield "results that are wrong", ", ".join(wrong), "none", False
 

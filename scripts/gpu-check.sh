@@ -414,27 +414,32 @@ for op in json.load(sys.stdin).values():
 print(*seen, sep="\n")'
 }
 
-# Where CUDA or PyTorch have cuBLASLt, if the loader does not know it.
+# PyTorch's cuBLASLt, else what the loader or CUDA's folder has.
 find_cublaslt() {
-    local file packages
+    local file
     [ -z "${GPUNVME_CUBLASLT:-}" ] || return 0
-    ldconfig_knows libcublasLt.so.13 || ldconfig_knows libcublasLt.so.12 && return 0
-    packages=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    for file in /usr/local/cuda*/lib64/libcublasLt.so.1[32] \
-        "$packages"/nvidia/*/lib/libcublasLt.so.1[32]; do
-        [ -e "$file" ] || continue
+    file=$(python3 -c 'import glob, sys
+print(next((f for p in sys.path for f in glob.glob(p + "/nvidia/*/lib/libcublasLt.so.*")), ""))')
+    if [ -z "$file" ]; then
+        ldconfig_knows libcublasLt.so.13 || ldconfig_knows libcublasLt.so.12 && return 0
+        file=$(find /usr/local/cuda*/lib64 -name 'libcublasLt.so.1[23]' 2>/dev/null | head -n 1)
+    fi
+    if [ -n "$file" ]; then
         export GPUNVME_CUBLASLT=$file
-        return 0
-    done
-    cannot "beside cuBLASLt" "there is no libcublasLt.so.13 or .12: GPUNVME_CUBLASLT can name it"
+    else
+        cannot "beside cuBLASLt" "there is no libcublasLt.so.13 or .12: GPUNVME_CUBLASLT can name it"
+    fi
 }
 
-# ops_bench FILE WHAT…: a ladder beside cuBLASLt.
+# ops_bench FILE WHAT…: a ladder beside cuBLASLt; as a table in the log, where plot.py knows it.
 ops_bench() {
-    local file=$1 options
+    local file=$1 options rc
     shift
     read -ra options <<<"${GPUNVME_CHECK_BENCH:---rounds 15 --time 300ms}"
     "$build/cli/gpunvme" ops bench "$@" --device cuda "${options[@]}" --json >"$file"
+    rc=$?
+    python3 "$root/bench/plot.py" --table "$file" 2>/dev/null
+    return "$rc"
 }
 
 # One variant alone: it may not be for this type, which is no failure.
@@ -447,27 +452,29 @@ ops_bench_one() {
     return "$rc"
 }
 
-# ladder OPERATOR DTYPE SHAPE…: all variants together; where one of them is known to be bad, or that
-# fails, one after the other.
+# ladder OPERATOR DTYPE SHAPE…, with the options of more=(): all variants together; where one of them
+# is known to be bad, or nothing comes of it, one after the other.
 ladder() {
     local op=$1 dtype=$2 shape name variant
     shift 2
     for shape in "$@"; do
-        name=${op}_${dtype}_$shape
+        name=${op}_${dtype}_$shape${more[*]+${more[*]//-/_}}
         if [ -z "$bad" ]; then
             step "$name" 40 ops_bench "$dir/$name.json" "$op" --dtype "$dtype" \
-                --shape "$shape" && continue
+                --shape "$shape" ${more[@]+"${more[@]}"}
+            ! grep -q '"variants"' "$dir/$name.json" || continue
         fi
         for variant in "${variants[@]}"; do
             [[ " $bad " != *" $variant "* ]] || continue
             step "$name $variant" 15 ops_bench_one "$dir/${name}_$variant.json" \
-                "$op" --dtype "$dtype" --shape "$shape" --variant "$variant"
+                "$op" --dtype "$dtype" --shape "$shape" --variant "$variant" \
+                ${more[@]+"${more[@]}"}
         done
     done
 }
 
 part_ops() {
-    local variant bad="" variants=()
+    local variant bad="" variants=() more=()
     needs_gpu "operators on the GPU" || return
     mapfile -t variants < <(list_variants)
     for variant in ${variants[@]+"${variants[@]}"}; do
@@ -484,6 +491,10 @@ part_ops() {
     ladder matmul bf16 2048 4096 8192 8192x16384x4096 4096x4096x4104 4096x4096x4099
     ladder linear-forward bf16 8192x16384x4096 4096
     ladder linear-backward bf16 8192x16384x4096 4096
+    if "$build/cli/gpunvme" ops bench --help 2>&1 | grep -q -e --no-preact; then
+        more=(--no-preact)
+        ladder linear-forward bf16 8192x16384x4096 4096
+    fi
 }
 
 # --------------------------------------------------------------------------------------------------

@@ -94,7 +94,8 @@ case "$*" in
     "ops check"*) echo '{"checks": []}' ;;
     "ops bench linear"*) echo "gpunvme: not for this type" >&2; exit 1 ;;
     "ops bench"*) echo '{"tables": [{"operator": "matmul", "dtype": "bf16", "m": 1, "n": 2, "k": 3,
-        "variants": [{"variant": "good", "seconds": 1, "gflops": 5e5, "to_cublaslt": 0.9}]}]}' ;;
+        "variants": [{"variant": "wrong", "right": false, "seconds": 0.1, "to_cublaslt": 5},
+        {"variant": "failed", "to_cublaslt": null}, {"variant": "good", "seconds": 1, "gflops": 5e5, "to_cublaslt": 0.9}]}]}' ;;
 esac
 EOF
 for name in works lacks hangs fails; do
@@ -122,6 +123,7 @@ says '^ok +ops +check good'
 says '^  ops, check hung: cut off after'
 says '^ok +ops +matmul_bf16_4096x4096x4099 good'
 says '^  NO  matmul bf16 1 x 2 x 3, good / cuBLASLt: 0\.9, 500 TFLOP/s \(goal 0\.97\)'
+says '^  NO  results that are wrong: matmul wrong bf16'
 says '^skipped +ops +linear-forward_bf16_4096 good: gpunvme: not for this type'
 ! grep -q 'absent' "$work/said" || fail "what this GPU lacks is not tried"
 ! grep -qE ' ops +matmul.* hung' "$work/said" || fail "nor is what does not end, again"

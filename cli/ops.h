@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * gpunvme ops: what its verbs share. A case is one operator on random data of one shape, which any
- * variant can run; a BLAS and the processor's peak are what it is compared with.
+ * variant can run; a BLAS and the machine's peaks are what it is compared with.
  */
 #ifndef CLI_OPS_H
 #define CLI_OPS_H
@@ -55,10 +55,13 @@ struct ops_case {
     struct ops_shape shape;
     int threads; /* of variants that have threads; 0: all */
     uint64_t seed;
+    bool no_preact;      /* a linear layer forward does not keep the pre-activation */
+    size_t cache_nbytes; /* GPU: as many sets of the matrices as fill the cache some times over */
 
     void *host[OPS_NMATRICES];
-    void *gpu[OPS_NMATRICES]; /* of a case on the GPU */
-    size_t nbytes[OPS_NMATRICES];
+    void *gpu[OPS_NMATRICES]; /* of a case on the GPU: of all sets, `pitch` bytes apart */
+    size_t nbytes[OPS_NMATRICES], pitch[OPS_NMATRICES];
+    unsigned nsets, set; /* all have the same data; `set` is the one that is used */
     void *workspace;
     size_t workspace_nbytes;
 };
@@ -66,7 +69,7 @@ struct ops_case {
 /* Where the operator sees a matrix. */
 void *ops_case_at(const struct ops_case *c, int matrix);
 
-/* Takes op, device, dtype, compute, activation, shape, threads and seed. False: out of memory. */
+/* Takes all up to cache_nbytes. False: out of memory. */
 bool ops_case_make(struct ops_case *c);
 void ops_case_drop(struct ops_case *c);
 
@@ -87,11 +90,25 @@ bool ops_case_analyze(const struct ops_case *c, const char *variant,
 
 double ops_case_flops(const struct ops_case *c);
 
+/* Bytes that must be moved: each matrix once. */
+double ops_case_traffic(const struct ops_case *c);
+
+/* What of a linear layer was computed: variants do all of it, a BLAS the product and what it can.
+ */
+struct ops_done {
+    int activation;
+    bool bias, preact; /* backward: `bias` is its gradient */
+    double slack;      /* what the activation may be off, as a share of its argument */
+};
+
+struct ops_done ops_case_does(const struct ops_case *c);
+
 /*
  * The worst error of the last run, as a share of what sums in f32 may lose: more than 1, or NaN, is
- * wrong. Against sums in f64, so slow.
+ * wrong. Against sums in f64, so slow: of each result at most `lines` rows and columns, from the
+ * first to the last, are looked at; 0 is all.
  */
-double ops_case_error(const struct ops_case *c);
+double ops_case_error(const struct ops_case *c, const struct ops_done *done, int64_t lines);
 
 /* A BLAS, if one can be loaded. */
 struct ops_blas {
@@ -108,8 +125,27 @@ bool ops_blas_open(struct ops_blas *blas);
 /* The products of a case in f32, with `threads`. */
 void ops_blas_run(const struct ops_blas *blas, const struct ops_case *c, int threads);
 
-/* GFLOP/s of multiply-adds in registers by one thread: what no code on one core can exceed. */
-double ops_peak(void);
+/*
+ * What `threads` cores can do at most, measured (ops_peak.c): multiply-adds in registers, and
+ * copies of memory that no cache holds.
+ */
+struct ops_peak {
+    char by[64]; /* what is done */
+    double work; /* floating-point operations, or bytes read and written, of a run */
+    int threads;
+    size_t nbytes; /* of memory that is copied; 0: multiply-adds */
+    char *from, *to;
+};
+
+bool ops_peak_arithmetic(struct ops_peak *peak, int threads);
+bool ops_peak_memory(struct ops_peak *peak, int threads); /* False: out of memory */
+void ops_peak_drop(struct ops_peak *peak);
+
+/*
+ * Seconds of a run; negative: threads could not be started. Multiply-adds count the processors'
+ * time, for neighbours take nothing from a core; copies the clock's, or with `cpu_time` likewise.
+ */
+double ops_peak_run(const struct ops_peak *peak, bool cpu_time);
 
 /* Seconds: by the clock, and of all processors that this process had. */
 double ops_now(void);

@@ -1,57 +1,16 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * gpunvme ops bench: the ladder of an operator, timed. The variants take turns (a machine that
- * slows down does so for all), on the same random data; medians are told, and how far runs lie
- * apart.
+ * gpunvme ops bench: the ladder of an operator, timed. The variants, the BLAS that they are
+ * compared with and what shows the machine's peaks take turns (a machine that slows down does so
+ * for all), on the same random data; before that the result of each is compared with sums in f64.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/units.h"
 #include "cli.h"
-#include "json.h"
-#include "ops.h"
-#include "ops_gpu.h"
+#include "ops_bench.h"
 #include "stop.h"
-
-#define MAX_ROUNDS 99
-#define MAX_ROWS   16
-#define MAX_SHAPES 16
-
-struct args {
-    bool json;
-    bool cpu_time;
-    bool ops[GPUNVME_OPS_NOPS];
-    const char *variant;
-    struct ops_shape shapes[MAX_SHAPES];
-    unsigned nshapes;
-    int device, dtype, compute, activation, threads;
-    unsigned rounds;
-    uint64_t time_ns;
-};
-
-struct row {
-    char name[24];
-    int threads;
-    bool blas;      /* the peer: OpenBLAS or cuBLASLt */
-    unsigned batch; /* runs that are timed together, for they are short */
-    unsigned nruns;
-    double spent; /* seconds */
-    double seconds[MAX_ROUNDS];
-
-    double median, spread; /* seconds; (third - first quartile) / median */
-};
-
-struct table {
-    const struct args *args;
-    struct ops_case data;
-    struct gpunvme_ops_capability machine;
-    const struct ops_blas *blas; /* NULL: none, or not for these types */
-    struct ops_cublas *cublas;   /* likewise */
-    struct row rows[MAX_ROWS];
-    unsigned nrows;
-    double peak; /* GFLOP/s of one thread; 0: not measured */
-};
 
 enum {
     KEY_VARIANT = CLI_KEY_OWN,
@@ -63,6 +22,7 @@ enum {
     KEY_ROUNDS,
     KEY_TIME,
     KEY_CPU_TIME,
+    KEY_NO_PREACT,
 };
 
 static const struct argp_option options[] = {
@@ -75,6 +35,8 @@ static const struct argp_option options[] = {
     {"dtype", KEY_DTYPE, "f32|tf32|f16|bf16", 0,
      "Type of the matrices; tf32 is f32 of which tensor cores use the upper bits (f32)", 2},
     {"activation", KEY_ACTIVATION, "NAME", 0, "none, relu, gelu, gelu_tanh or silu (gelu)", 2},
+    {"no-preact", KEY_NO_PREACT, NULL, 0,
+     "Linear layers forward: do not keep the pre-activation, as who only infers", 2},
     {"threads", KEY_THREADS, "N", 0, "Of variants that have threads (all processors)", 2},
     {"rounds", KEY_ROUNDS, "N", 0, "Runs of each variant, at most (9)", 3},
     {"time", KEY_TIME, "TIME", 0, "A variant that has run so long is not run again (3s)", 3},
@@ -87,20 +49,25 @@ static const struct argp_option options[] = {
 };
 
 static const char doc[] =
-    "Times each variant of an operator on random data: median and spread, the share of the "
-    "processor's measured peak, the ratio to the variant before and to OpenBLAS (on the GPU "
-    "cuBLASLt) where that can be loaded. OPERATOR is matmul, linear-forward, linear-backward or "
-    "linear, which is both; "
-    "without one it is matmul."
+    "Times each variant of an operator on random data: median and spread, operations and bytes a "
+    "second and which share that is of what the machine was measured to do at most, the ratio to "
+    "the variant before and to OpenBLAS (on the GPU cuBLASLt) where that can be loaded. OPERATOR "
+    "is matmul, linear-forward, linear-backward or linear, which is both; without one it is matmul."
     "\vOpenBLAS is given the product alone, without bias and activation, in f32, and as many "
     "threads as the variant has. OPENBLAS_CORETYPE chooses its code. cuBLASLt is given as much of "
     "a linear layer as it can do at once; GPUNVME_CUBLASLT names another library file. On the GPU "
-    "time is the GPU's own, of as many runs in a row as fill 2 ms.\n\n"
+    "time is the GPU's own, of as many runs in a row as fill 2 ms, on matrices that are not in its "
+    "cache.\n\n"
+    "Peaks are measured in the same rounds: multiply-adds in registers (on the GPU's tensor cores "
+    "products of the type, from registers or shared memory), and a copy of memory. GB/s count each "
+    "matrix once. Each result is compared with sums in f64 at some places before it is timed; "
+    "'gpunvme ops check' does so everywhere.\n\n"
     "Examples:\n"
     "  gpunvme ops bench\n"
     "  gpunvme ops bench matmul --shape 2048x2048x2048 --variant avx512\n"
     "  gpunvme ops bench --device cuda --dtype bf16 --shape 4096\n"
-    "  gpunvme ops bench linear --shape 512x4096x1024 --activation gelu --json";
+    "  gpunvme ops bench linear --shape 512x4096x1024 --activation gelu --json\n\n"
+    "Exit codes: 0 all was measured, 1 something failed, 2 usage, 3 a result is wrong.";
 
 static int parse_name(struct argp_state *state, const char *option, const char *arg,
                       int (*by_name)(const char *), const char *names)
@@ -112,7 +79,7 @@ static int parse_name(struct argp_state *state, const char *option, const char *
     return value;
 }
 
-static void parse_operator(struct argp_state *state, const char *arg, struct args *args)
+static void parse_operator(struct argp_state *state, const char *arg, struct ops_bench_args *args)
 {
     int op = cli_ops_by_name(arg);
 
@@ -128,15 +95,15 @@ static void parse_operator(struct argp_state *state, const char *arg, struct arg
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
-    struct args *args = state->input;
+    struct ops_bench_args *args = state->input;
 
     switch (key) {
     case KEY_VARIANT:
         args->variant = strcmp(arg, "all") != 0 ? arg : NULL;
         return 0;
     case KEY_SHAPE:
-        if (args->nshapes == MAX_SHAPES)
-            argp_error(state, "at most %d shapes", MAX_SHAPES);
+        if (args->nshapes == OPS_MAX_SHAPES)
+            argp_error(state, "at most %d shapes", OPS_MAX_SHAPES);
         else if (!cli_ops_parse_shape(arg, &args->shapes[args->nshapes++]))
             argp_error(state, "--shape=%s: must be like 4096x4096x1024, or one number", arg);
         return 0;
@@ -156,13 +123,16 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         args->threads = (int)cli_parse_count(state, "threads", arg, 1, 1024);
         return 0;
     case KEY_ROUNDS:
-        args->rounds = (unsigned)cli_parse_count(state, "rounds", arg, 1, MAX_ROUNDS);
+        args->rounds = (unsigned)cli_parse_count(state, "rounds", arg, 1, OPS_MAX_ROUNDS);
         return 0;
     case KEY_TIME:
         args->time_ns = cli_parse_time(state, "time", arg);
         return 0;
     case KEY_CPU_TIME:
         args->cpu_time = true;
+        return 0;
+    case KEY_NO_PREACT:
+        args->no_preact = true;
         return 0;
     case CLI_KEY_JSON:
         args->json = true;
@@ -177,47 +147,101 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 static const struct argp argp = {options, parse, "[OPERATOR]", doc, NULL, NULL, NULL};
 
-static void add_row(struct table *t, const char *name, int threads, bool blas)
+static struct ops_row *add_row(struct ops_table *t, enum ops_row_kind kind, const char *name,
+                               int threads)
 {
-    struct row *row = &t->rows[t->nrows];
+    struct ops_row *row = &t->rows[t->nrows];
 
-    if (t->nrows == MAX_ROWS)
-        return;
+    if (t->nrows == OPS_MAX_ROWS)
+        return NULL;
     t->nrows++;
     snprintf(row->name, sizeof(row->name), "%s", name);
+    row->kind = kind;
     row->threads = threads;
-    row->blas = blas;
     row->batch = 1;
+    return row;
 }
 
-static int threads_of(const struct table *t, const char *variant)
+static int threads_of(const struct ops_table *t, const char *variant)
 {
     if (strcmp(variant, "openmp") != 0)
         return 1;
     return t->args->threads ? t->args->threads : t->machine.units;
 }
 
-static bool takes(const struct table *t, const struct gpunvme_ops_variant *v)
+static bool takes(const struct ops_table *t, const struct gpunvme_ops_variant *v)
 {
     return v->available && v->dtypes & 1u << t->data.dtype &&
            (t->data.dtype != GPUNVME_OPS_F32 || v->computes & 1u << t->data.compute);
 }
 
 /* A row for each variant. */
-static void add_variants(struct table *t)
+static void add_variants(struct ops_table *t)
 {
     struct gpunvme_ops_variant v;
 
     if (t->args->variant)
-        add_row(t, t->args->variant, threads_of(t, t->args->variant), false);
+        add_row(t, OPS_ROW_VARIANT, t->args->variant, threads_of(t, t->args->variant));
     for (unsigned i = 0;
          !t->args->variant && !gpunvme_ops_variant(t->data.op, t->data.device, i, &v); i++)
         if (takes(t, &v))
-            add_row(t, v.name, threads_of(t, v.name), false);
+            add_row(t, OPS_ROW_VARIANT, v.name, threads_of(t, v.name));
 }
 
-/* Then for OpenBLAS with each number of threads among them, or for cuBLASLt. */
-static void make_rows(struct table *t)
+/* What can't be measured has no row: its column says "-". */
+static void add_cpu_peaks(struct ops_table *t, int threads)
+{
+    struct ops_peak arithmetic, memory;
+    struct ops_row *row;
+
+    if (ops_peak_arithmetic(&arithmetic, threads)) {
+        row = add_row(t, OPS_ROW_ARITHMETIC, arithmetic.by, threads);
+        if (row)
+            row->cpu_peak = arithmetic, row->work = arithmetic.work;
+    }
+    if (ops_peak_memory(&memory, threads)) {
+        row = add_row(t, OPS_ROW_MEMORY, memory.by, threads);
+        if (row)
+            row->cpu_peak = memory, row->work = memory.work;
+        else
+            ops_peak_drop(&memory);
+    }
+}
+
+static void add_gpu_peaks(struct ops_table *t)
+{
+    struct ops_gpu_peak arithmetic, memory;
+    struct ops_row *row;
+
+    if (ops_gpu_peak_arithmetic(&arithmetic, t->data.dtype, t->data.compute)) {
+        row = add_row(t, OPS_ROW_ARITHMETIC, arithmetic.by, 1);
+        if (row)
+            row->gpu_peak = arithmetic, row->work = arithmetic.work;
+    }
+    if (ops_gpu_peak_memory(&memory)) {
+        row = add_row(t, OPS_ROW_MEMORY, memory.by, 1);
+        if (row)
+            row->gpu_peak = memory, row->work = memory.work;
+        else
+            ops_gpu_peak_drop(&memory);
+    }
+}
+
+static void drop_peaks(struct ops_table *t)
+{
+    for (unsigned i = 0; i < t->nrows; i++) {
+        if (t->rows[i].cpu_peak.from)
+            ops_peak_drop(&t->rows[i].cpu_peak);
+        if (t->rows[i].gpu_peak.memory)
+            ops_gpu_peak_drop(&t->rows[i].gpu_peak);
+    }
+}
+
+/*
+ * The variants, then OpenBLAS and the peaks with each number of threads among them, or cuBLASLt and
+ * the GPU's peaks.
+ */
+static void make_rows(struct ops_table *t)
 {
     bool one = false;
     int many = 0;
@@ -228,111 +252,153 @@ static void make_rows(struct table *t)
             one = true;
         else
             many = t->rows[i].threads;
-    if (t->blas && one)
-        add_row(t, "OpenBLAS", 1, true);
-    if (t->blas && many)
-        add_row(t, "OpenBLAS", many, true);
     if (t->cublas)
-        add_row(t, "cuBLASLt", 1, true);
+        add_row(t, OPS_ROW_PEER, "cuBLASLt", 1);
+    if (t->blas && one)
+        add_row(t, OPS_ROW_PEER, "OpenBLAS", 1);
+    if (t->blas && many)
+        add_row(t, OPS_ROW_PEER, "OpenBLAS", many);
+    if (t->data.device == GPUNVME_OPS_CUDA)
+        add_gpu_peaks(t);
+    if (t->data.device == GPUNVME_OPS_CPU && one)
+        add_cpu_peaks(t, 1);
+    if (t->data.device == GPUNVME_OPS_CPU && many)
+        add_cpu_peaks(t, many);
 }
 
-/* A run on the GPU is enqueued. */
+/* A run on the GPU is enqueued, each on the next set of matrices. */
 struct enqueued {
-    struct table *table;
-    const struct row *row;
+    struct ops_table *table;
+    const struct ops_row *row;
     gpunvme_ops_status_t status;
 };
 
 static bool enqueue(void *arg)
 {
     struct enqueued *e = arg;
+    struct ops_case *data = &e->table->data;
 
-    if (e->row->blas)
+    if (ops_row_is_peak(e->row))
+        return ops_gpu_peak_run(&e->row->gpu_peak);
+    data->set = (data->set + 1) % data->nsets;
+    if (e->row->kind == OPS_ROW_PEER)
         return ops_cublas_run(e->table->cublas);
-    e->status = ops_case_run(&e->table->data, e->row->name);
+    e->status = ops_case_run(data, e->row->name);
     return !e->status;
 }
 
-#define BATCH_SECONDS 2e-3
+/* Says in the row why it has no figures. */
+static gpunvme_ops_status_t failed(struct ops_row *row, gpunvme_ops_status_t status)
+{
+    const char *detail = gpunvme_ops_detail();
 
-static gpunvme_ops_status_t run_on_gpu(struct table *t, struct row *row, double *seconds)
+    if (status == GPUNVME_OPS_OK)
+        return status;
+    if (status == GPUNVME_OPS_ERR_CUDA && ops_gpu_failed())
+        detail = ops_gpu_error();
+    else if (row->kind != OPS_ROW_VARIANT)
+        detail = "it refused the work";
+    snprintf(row->failed, sizeof(row->failed), "%s%s%s", detail, *detail ? ": " : "",
+             gpunvme_ops_status_text(status));
+    return status;
+}
+
+static gpunvme_ops_status_t run_on_gpu(struct ops_table *t, struct ops_row *row, double *seconds)
 {
     struct enqueued e = {t, row, GPUNVME_OPS_OK};
 
-    *seconds = ops_gpu_time(enqueue, &e, row->batch) / row->batch;
-    if (e.status)
-        return e.status;
-    if (*seconds < 0) {
-        cli_say("%s: %s", row->name, ops_gpu_error());
-        return GPUNVME_OPS_ERR_CUDA;
-    }
-    if (!row->nruns && *seconds * row->batch < BATCH_SECONDS && row->batch < 1000)
-        row->batch *= 2;
-    return GPUNVME_OPS_OK;
+    *seconds = ops_gpu_time(enqueue, &e, row->batch, &row->lead) / row->batch;
+    if (!e.status && !(*seconds > 0))
+        e.status = GPUNVME_OPS_ERR_CUDA;
+    return failed(row, e.status);
 }
 
-static gpunvme_ops_status_t run_row(struct table *t, struct row *row, double *seconds)
+static gpunvme_ops_status_t run_row(struct ops_table *t, struct ops_row *row, double *seconds)
 {
     double start = t->args->cpu_time ? ops_cpu_now() : ops_now();
     gpunvme_ops_status_t status = GPUNVME_OPS_OK;
 
     if (t->data.device == GPUNVME_OPS_CUDA)
         return run_on_gpu(t, row, seconds);
-    if (row->blas)
+    if (ops_row_is_peak(row)) {
+        *seconds = ops_peak_run(&row->cpu_peak, t->args->cpu_time);
+        return failed(row, *seconds > 0 ? GPUNVME_OPS_OK : GPUNVME_OPS_ERR_DEVICE);
+    }
+    if (row->kind == OPS_ROW_PEER)
         ops_blas_run(t->blas, &t->data, row->threads);
     else
         status = ops_case_run(&t->data, row->name);
     *seconds = (t->args->cpu_time ? (ops_cpu_now() - start) / row->threads : ops_now() - start);
+    return failed(row, status);
+}
+
+/* Of each result so many rows and columns are compared with sums in f64. */
+#define CHECKED_LINES 12
+
+static gpunvme_ops_status_t check_row(struct ops_table *t, struct ops_row *row)
+{
+    struct ops_done product = {.activation = GPUNVME_OPS_ACT_NONE};
+    struct ops_done done = row->kind == OPS_ROW_VARIANT ? ops_case_does(&t->data)
+                           : t->cublas                  ? t->cublas->done
+                                                        : product;
+
+    if (!ops_case_fetch(&t->data))
+        return failed(row, GPUNVME_OPS_ERR_CUDA);
+    row->error = ops_case_error(&t->data, &done, CHECKED_LINES);
+    return GPUNVME_OPS_OK;
+}
+
+#define BATCH_SECONDS 2e-3
+#define MAX_BATCH     1000
+
+/* Runs on the GPU until so many in a row as fill a batch. */
+static gpunvme_ops_status_t fill_batch(struct ops_table *t, struct ops_row *row)
+{
+    gpunvme_ops_status_t status;
+    double seconds = 0;
+
+    for (;;) {
+        status = run_on_gpu(t, row, &seconds);
+        if (status || seconds * row->batch >= BATCH_SECONDS || row->batch * 2 > MAX_BATCH)
+            return status;
+        row->batch *= 2;
+    }
+}
+
+static void add_run(struct ops_row *row, double seconds)
+{
+    row->seconds[row->nruns++] = seconds;
+    row->spent += seconds * row->batch;
+}
+
+/*
+ * The first run, which loads code, brings memory and is checked. On the CPU one that is long
+ * counts; on the GPU more follow, until a batch is long enough.
+ */
+static gpunvme_ops_status_t warm_up(struct ops_table *t, struct ops_row *row)
+{
+    bool gpu = t->data.device == GPUNVME_OPS_CUDA, peak = ops_row_is_peak(row);
+    gpunvme_ops_status_t status;
+    double seconds = 0;
+
+    if (!peak && !ops_case_poison(&t->data))
+        return failed(row, GPUNVME_OPS_ERR_CUDA);
+    /* A run on the GPU goes on to the next set first: that shall be the one that was poisoned. */
+    t->data.set = (t->data.set + t->data.nsets - 1) % t->data.nsets;
+    status = run_row(t, row, &seconds);
+    if (!status && !peak)
+        status = check_row(t, row);
+    if (!status && gpu && seconds < 0.1)
+        status = fill_batch(t, row);
+    if (!status && !gpu && seconds * 4e9 >= (double)t->args->time_ns)
+        add_run(row, seconds);
     return status;
 }
 
-/* Runs until as many fill a batch as are to. */
-static gpunvme_ops_status_t warm_up(struct table *t)
+static bool tired(const struct ops_table *t, const struct ops_row *row)
 {
-    for (unsigned i = 0; i < t->nrows && !cli_stopped(); i++) {
-        unsigned batch;
-
-        do {
-            gpunvme_ops_status_t status;
-            double seconds;
-
-            batch = t->rows[i].batch;
-            status = run_on_gpu(t, &t->rows[i], &seconds);
-            if (status)
-                return status;
-        } while (batch != t->rows[i].batch);
-    }
-    return GPUNVME_OPS_OK;
-}
-
-static bool tired(const struct table *t, const struct row *row)
-{
-    return row->nruns && row->spent * 1e9 >= (double)t->args->time_ns;
-}
-
-/* One run of every row that has time left. A first run that is short only warms up. */
-static gpunvme_ops_status_t run_round(struct table *t, unsigned round)
-{
-    bool gpu = t->data.device == GPUNVME_OPS_CUDA;
-    double peak = gpu ? 0 : ops_peak();
-
-    t->peak = peak > t->peak ? peak : t->peak;
-    for (unsigned i = 0; i < t->nrows && !cli_stopped(); i++) {
-        struct row *row = &t->rows[i];
-        gpunvme_ops_status_t status;
-        double seconds;
-
-        if (tired(t, row))
-            continue;
-        status = run_row(t, row, &seconds);
-        if (status)
-            return status;
-        if (!round && !gpu && seconds * 4e9 < (double)t->args->time_ns)
-            continue;
-        row->seconds[row->nruns++] = seconds;
-        row->spent += seconds * row->batch;
-    }
-    return GPUNVME_OPS_OK;
+    return row->failed[0] || row->nruns >= t->args->rounds ||
+           (row->nruns && row->spent * 1e9 >= (double)t->args->time_ns);
 }
 
 static int compare(const void *a, const void *b)
@@ -351,176 +417,81 @@ static double quantile(const double *sorted, unsigned n, double share)
     return low + 1 < n ? sorted[low] + (at - low) * (sorted[low + 1] - sorted[low]) : sorted[low];
 }
 
-static void evaluate(struct row *row)
+static void evaluate(struct ops_row *row)
 {
     double *s = row->seconds;
 
+    if (!row->nruns)
+        return;
     qsort(s, row->nruns, sizeof(*s), compare);
     row->median = quantile(s, row->nruns, 0.5);
     row->spread = (quantile(s, row->nruns, 0.75) - quantile(s, row->nruns, 0.25)) / row->median;
 }
 
-/* OpenBLAS with as many threads; NULL: none. */
-static const struct row *peer_of(const struct table *t, const struct row *row)
+/* A variant that was asked for by its name and can't is an error; one of all has a reason. */
+static int warm_all_up(struct ops_table *t)
 {
-    for (unsigned i = 0; i < t->nrows; i++)
-        if (t->rows[i].blas && t->rows[i].threads == row->threads)
-            return &t->rows[i];
-    return NULL;
-}
+    unsigned good = 0;
 
-static double gflops(const struct table *t, const struct row *row)
-{
-    return ops_case_flops(&t->data) / row->median * 1e-9;
-}
+    for (unsigned i = 0; i < t->nrows && !cli_stopped(); i++) {
+        gpunvme_ops_status_t status = warm_up(t, &t->rows[i]);
+        bool variant = t->rows[i].kind == OPS_ROW_VARIANT;
 
-static void ratio(char *text, size_t capacity, bool there, double value)
-{
-    if (there)
-        snprintf(text, capacity, "%.2f x", value);
-    else
-        snprintf(text, capacity, "-");
-}
-
-static void print_row(const struct table *t, const struct row *row)
-{
-    const struct row *peer = peer_of(t, row);
-    bool follows = row > t->rows && !row->blas;
-    char before[24], blas[24], share[24] = "-", time[BASE_UNITS_TEXT];
-
-    ratio(before, sizeof(before), follows, follows ? row[-1].median / row->median : 0);
-    ratio(blas, sizeof(blas), peer && !row->blas, peer ? peer->median / row->median : 0);
-    base_format_time((uint64_t)(row->median * 1e9), time, sizeof(time));
-    if (t->peak > 0)
-        snprintf(share, sizeof(share), "%.1f%%", gflops(t, row) / (t->peak * row->threads) * 100);
-    printf("  %-12s%8d%11.2f%11.2f%7.1f%%%9s%9s%11s%9s%5u\n", row->name, row->threads,
-           gflops(t, row), ops_case_flops(&t->data) / row->seconds[0] * 1e-9, row->spread * 100,
-           share, before, blas, time, row->nruns);
-}
-
-static void print_table(const struct table *t)
-{
-    const struct ops_shape *s = &t->data.shape;
-
-    printf("%s %s, %lld x %lld x %lld", cli_ops_name(t->data.op),
-           cli_ops_dtype_name(t->data.dtype, t->data.compute), (long long)s->m, (long long)s->n,
-           (long long)s->k);
-    if (t->data.op != GPUNVME_OPS_MATMUL)
-        printf(", activation %s", gpunvme_ops_activation_name(t->data.activation));
-    if (t->args->cpu_time)
-        printf(", by processor time");
-    printf("\n%s (%s)", t->machine.name, t->machine.features);
-    if (t->peak > 0)
-        printf("; one thread's peak: %.1f GFLOP/s", t->peak);
-    putchar('\n');
-    if (t->blas)
-        printf("%s\n", t->blas->config);
-    if (t->cublas)
-        printf("%s%s%s\n", t->cublas->config, *t->cublas->does ? ", given " : "", t->cublas->does);
-    printf("\n  %-12s%8s%11s%11s%8s%9s%9s%11s%9s%5s\n", "variant", "threads", "GFLOP/s", "best",
-           "spread", "of peak", "x before",
-           t->data.device == GPUNVME_OPS_CUDA ? "x cuBLASLt" : "x OpenBLAS", "time", "runs");
-    for (unsigned i = 0; i < t->nrows; i++)
-        print_row(t, &t->rows[i]);
-}
-
-static void json_metrics(const struct table *t, const struct row *row, struct cli_json *json)
-{
-    struct gpunvme_matmul_metrics x;
-
-    if (row->blas || !ops_case_analyze(&t->data, row->name, &x))
-        return;
-    cli_json_object(json, "metrics");
-    cli_json_real(json, "global_load_bytes", x.global_load_nbytes);
-    cli_json_real(json, "global_store_bytes", x.global_store_nbytes);
-    cli_json_real(json, "shared_load_bytes", x.shared_load_nbytes);
-    cli_json_real(json, "shared_store_bytes", x.shared_store_nbytes);
-    cli_json_real(json, "arithmetic_intensity", x.arithmetic_intensity);
-    cli_json_real(json, "memory_efficiency", x.memory_efficiency);
-    cli_json_u64(json, "registers", (uint64_t)x.registers);
-    cli_json_u64(json, "threads_per_block", (uint64_t)x.threads_per_block);
-    cli_json_u64(json, "blocks", (uint64_t)x.blocks);
-    cli_json_u64(json, "shared_bytes", (uint64_t)x.shared_nbytes);
-    cli_json_real(json, "occupancy", x.occupancy);
-    cli_json_close(json);
-}
-
-static void json_row(const struct table *t, const struct row *row, struct cli_json *json)
-{
-    const struct row *peer = row->blas ? NULL : peer_of(t, row);
-
-    cli_json_object(json, NULL);
-    cli_json_text(json, "variant", row->name);
-    cli_json_u64(json, "threads", (uint64_t)row->threads);
-    cli_json_u64(json, "runs", row->nruns);
-    cli_json_real(json, "seconds", row->median);
-    cli_json_real(json, "seconds_min", row->seconds[0]);
-    cli_json_real(json, "seconds_max", row->seconds[row->nruns - 1]);
-    cli_json_real(json, "spread", row->spread);
-    cli_json_real(json, "gflops", gflops(t, row));
-    if (t->peak > 0)
-        cli_json_real(json, "of_peak", gflops(t, row) / (t->peak * row->threads));
-    if (row > t->rows && !row->blas)
-        cli_json_real(json, "to_variant_before", row[-1].median / row->median);
-    if (peer)
-        cli_json_real(json, t->cublas ? "to_cublaslt" : "to_openblas", peer->median / row->median);
-    json_metrics(t, row, json);
-    cli_json_close(json);
-}
-
-static void json_table(const struct table *t, struct cli_json *json)
-{
-    const struct ops_shape *s = &t->data.shape;
-
-    cli_json_object(json, NULL);
-    cli_json_text(json, "operator", cli_ops_name(t->data.op));
-    cli_json_text(json, "device", cli_ops_device_name(t->data.device));
-    cli_json_text(json, "dtype", cli_ops_dtype_name(t->data.dtype, t->data.compute));
-    if (t->data.op != GPUNVME_OPS_MATMUL)
-        cli_json_text(json, "activation", gpunvme_ops_activation_name(t->data.activation));
-    cli_json_u64(json, "m", (uint64_t)s->m);
-    cli_json_u64(json, "n", (uint64_t)s->n);
-    cli_json_u64(json, "k", (uint64_t)s->k);
-    cli_json_text(json, t->data.device == GPUNVME_OPS_CUDA ? "gpu" : "cpu", t->machine.name);
-    cli_json_text(json, "features", t->machine.features);
-    if (t->peak > 0)
-        cli_json_real(json, "peak_gflops", t->peak);
-    if (t->data.device == GPUNVME_OPS_CPU)
-        cli_json_text(json, "openblas", t->blas ? t->blas->config : NULL);
-    else
-        cli_json_text(json, "cublaslt", t->cublas ? t->cublas->config : NULL);
-    if (t->cublas && *t->cublas->does)
-        cli_json_text(json, "cublaslt_does", t->cublas->does);
-    cli_json_bool(json, "cpu_time", t->args->cpu_time);
-    cli_json_array(json, "variants");
-    for (unsigned i = 0; i < t->nrows; i++)
-        json_row(t, &t->rows[i], json);
-    cli_json_close(json);
-    cli_json_close(json);
+        if (status && variant && t->args->variant && status != GPUNVME_OPS_ERR_CUDA)
+            return cli_ops_fail(status);
+        good += variant && !status;
+    }
+    if (!good && t->nrows && t->rows[0].failed[0]) {
+        cli_say("%s: %s", t->rows[0].name, t->rows[0].failed);
+        return CLI_FAILED;
+    }
+    return CLI_OK;
 }
 
 /* All rounds of one table. */
-static int measure(struct table *t)
+static int measure(struct ops_table *t)
 {
-    gpunvme_ops_status_t status = t->data.device == GPUNVME_OPS_CUDA ? warm_up(t) : GPUNVME_OPS_OK;
+    int code = warm_all_up(t);
 
-    for (unsigned round = 0; round <= t->args->rounds && !status && !cli_stopped(); round++)
-        status = run_round(t, round);
-    if (status)
-        return cli_ops_fail(status);
+    for (unsigned round = 0; round < t->args->rounds && !code; round++)
+        for (unsigned i = 0; i < t->nrows && !cli_stopped(); i++) {
+            struct ops_row *row = &t->rows[i];
+            double seconds;
+
+            if (!tired(t, row) && !run_row(t, row, &seconds))
+                add_run(row, seconds);
+        }
     if (cli_stopped())
         return cli_fail(cli_stop_check());
     for (unsigned i = 0; i < t->nrows; i++)
         evaluate(&t->rows[i]);
-    return CLI_OK;
+    return code;
+}
+
+/* What was told with reasons, as an exit code: wrong before failed. */
+static int code_of(const struct ops_table *t)
+{
+    int code = CLI_OK;
+
+    for (unsigned i = 0; i < t->nrows; i++) {
+        const struct ops_row *row = &t->rows[i];
+
+        if (!ops_row_is_peak(row) && !row->failed[0] && !(row->error <= 1))
+            return CLI_VERIFY;
+        if (row->kind == OPS_ROW_VARIANT && row->failed[0])
+            code = CLI_FAILED;
+    }
+    return code;
 }
 
 struct peers {
     const struct ops_blas *blas;
     struct ops_cublas *cublas;
+    const char *none; /* why there is none */
+    struct gpunvme_ops_capability machine;
 };
 
-static int measure_case(struct table *t, const struct peers *peers)
+static int measure_case(struct ops_table *t, const struct peers *peers)
 {
     struct ops_shape *s = &t->data.shape;
     int code;
@@ -530,20 +501,27 @@ static int measure_case(struct table *t, const struct peers *peers)
                 (long long)s->m, (long long)s->n, (long long)s->k);
         return CLI_FAILED;
     }
+    t->no_peer = peers->none;
     if (peers->cublas && ops_cublas_prepare(peers->cublas, &t->data))
         t->cublas = peers->cublas;
+    else if (peers->cublas)
+        t->no_peer = "cuBLASLt has no way to do this";
+    if (peers->blas && !t->blas)
+        t->no_peer = "OpenBLAS is only compared with in f32";
     make_rows(t);
     code = measure(t);
+    drop_peaks(t);
     ops_case_drop(&t->data);
     return code;
 }
 
-static int bench(const struct args *args, const struct peers *peers, int op,
+static int bench(const struct ops_bench_args *args, const struct peers *peers, int op,
                  const struct ops_shape *shape, struct cli_json *json)
 {
-    struct table t = {
+    struct ops_table t = {
         .args = args,
         .blas = args->dtype == GPUNVME_OPS_F32 ? peers->blas : NULL,
+        .machine = peers->machine,
         .data = {.op = op,
                  .device = args->device,
                  .dtype = args->dtype,
@@ -551,26 +529,27 @@ static int bench(const struct args *args, const struct peers *peers, int op,
                  .activation = args->activation,
                  .shape = *shape,
                  .threads = args->threads,
-                 .seed = 1},
+                 .seed = 1,
+                 .no_preact = args->no_preact,
+                 .cache_nbytes = (size_t)peers->machine.cache_nbytes},
     };
-    gpunvme_ops_status_t status = gpunvme_ops_capability(args->device, 0, &t.machine);
-    int code;
+    int code = measure_case(&t, peers);
 
-    if (status)
-        return cli_ops_fail(status);
-    code = measure_case(&t, peers);
     if (code)
         return code;
     if (json)
-        json_table(&t, json);
+        ops_table_json(&t, json);
     else
-        print_table(&t);
-    return CLI_OK;
+        ops_table_print(&t);
+    return code_of(&t);
 }
 
-static int bench_shapes(const struct args *args, const struct peers *peers, struct cli_json *json)
+/* A wrong result or a variant that failed does not keep others from being measured. */
+static int bench_shapes(const struct ops_bench_args *args, const struct peers *peers,
+                        struct cli_json *json)
 {
     bool first = true;
+    int worst = CLI_OK;
 
     for (int op = 0; op < GPUNVME_OPS_NOPS; op++)
         for (unsigned i = 0; args->ops[op] && i < args->nshapes; i++) {
@@ -581,26 +560,39 @@ static int bench_shapes(const struct args *args, const struct peers *peers, stru
             first = false;
             code = bench(args, peers, op, &args->shapes[i], json);
             fflush(stdout);
-            if (code)
+            if (code == CLI_USAGE || cli_stopped())
                 return code;
+            worst = code > worst ? code : worst;
         }
-    return CLI_OK;
+    return worst;
 }
 
-static int bench_all(const struct args *args, struct cli_json *json)
+static int bench_all(const struct ops_bench_args *args, struct cli_json *json)
 {
     bool gpu = args->device == GPUNVME_OPS_CUDA;
-    struct ops_cublas cublas;
+    struct ops_cublas cublas = {.config = "there is no GPU"};
     struct ops_blas blas;
-    struct peers peers = {!gpu && ops_blas_open(&blas) ? &blas : NULL,
-                          gpu && ops_gpu_present() && ops_cublas_open(&cublas) ? &cublas : NULL};
-    int code = bench_shapes(args, &peers, json);
+    struct peers peers = {0};
+    gpunvme_ops_status_t status = gpunvme_ops_capability(args->device, 0, &peers.machine);
+    char none[256];
+    int code;
 
-    if (!code && !json && !gpu && !peers.blas)
-        puts("\nOpenBLAS was not found: libopenblas.so.0 (Debian: libopenblas0-pthread).");
-    if (!code && !json && gpu && !peers.cublas)
-        puts(
-            "\ncuBLASLt was not found: libcublasLt.so.13 or .12 (or what GPUNVME_CUBLASLT names).");
+    if (status)
+        return cli_ops_fail(status);
+    if (!gpu && ops_blas_open(&blas))
+        peers.blas = &blas;
+    if (gpu && ops_gpu_present() && ops_cublas_open(&cublas))
+        peers.cublas = &cublas;
+    if (gpu)
+        snprintf(none, sizeof(none),
+                 "cuBLASLt was not found (libcublasLt.so.13 or .12, or what GPUNVME_CUBLASLT "
+                 "names): %.150s",
+                 cublas.config);
+    else
+        snprintf(none, sizeof(none),
+                 "OpenBLAS was not found: libopenblas.so.0 (Debian: libopenblas0-pthread)");
+    peers.none = peers.blas || peers.cublas ? NULL : none;
+    code = bench_shapes(args, &peers, json);
     if (peers.cublas)
         ops_cublas_close(peers.cublas);
     return code;
@@ -608,7 +600,8 @@ static int bench_all(const struct args *args, struct cli_json *json)
 
 int cli_ops_bench(int argc, char **argv)
 {
-    struct args args = {.activation = GPUNVME_OPS_ACT_GELU, .rounds = 9, .time_ns = 3000000000u};
+    struct ops_bench_args args = {
+        .activation = GPUNVME_OPS_ACT_GELU, .rounds = 9, .time_ns = 3000000000u};
     struct cli_json json;
     bool any = false;
     int code;

@@ -36,15 +36,41 @@ static bool is_result(const struct ops_case *c, int matrix)
            (matrix == OPS_PREACT && c->op == GPUNVME_OPS_LINEAR_FORWARD);
 }
 
+static size_t pages_of(size_t nbytes)
+{
+    return nbytes ? (nbytes + 4095) & ~(size_t)4095 : 4096;
+}
+
+/* Copies the first set to all others, twice as much each time. */
+static bool fill_sets(const struct ops_case *c, int matrix)
+{
+    size_t pitch = c->pitch[matrix];
+    char *at = c->gpu[matrix];
+    bool ok = true;
+
+    for (size_t have = 1, more; have < c->nsets && ok; have += more) {
+        more = c->nsets - have < have ? c->nsets - have : have;
+        ok = ops_gpu_copy(at + have * pitch, at, more * pitch);
+    }
+    return ok;
+}
+
+static bool make_on_gpu(struct ops_case *c, int matrix)
+{
+    c->gpu[matrix] = ops_gpu_new(c->pitch[matrix] * c->nsets);
+    return c->gpu[matrix] && ops_gpu_put(c->gpu[matrix], c->host[matrix], c->nbytes[matrix]) &&
+           fill_sets(c, matrix);
+}
+
 /* `n` elements: random in [-1, 1), results poisoned. */
 static bool make_matrix(struct ops_case *c, int matrix, int64_t n, struct base_random *r)
 {
     size_t nbytes = (size_t)n * gpunvme_ops_dtype_nbytes(c->dtype);
-    size_t pages = (nbytes + 4095) & ~(size_t)4095;
-    void *data = aligned_alloc(4096, pages ? pages : 4096);
+    void *data = aligned_alloc(4096, pages_of(nbytes));
 
     c->host[matrix] = data;
     c->nbytes[matrix] = nbytes;
+    c->pitch[matrix] = pages_of(nbytes);
     if (!data)
         return false;
     if (is_result(c, matrix))
@@ -52,15 +78,14 @@ static bool make_matrix(struct ops_case *c, int matrix, int64_t n, struct base_r
     else
         for (int64_t i = 0; i < n; i++)
             cpu_store(data, i, c->dtype, (float)(2 * base_random_real(r) - 1));
-    if (c->device == GPUNVME_OPS_CPU)
-        return true;
-    c->gpu[matrix] = ops_gpu_new(nbytes);
-    return c->gpu[matrix] && ops_gpu_put(c->gpu[matrix], data, nbytes);
+    return c->device == GPUNVME_OPS_CPU || make_on_gpu(c, matrix);
 }
 
 void *ops_case_at(const struct ops_case *c, int matrix)
 {
-    return c->device == GPUNVME_OPS_CPU ? c->host[matrix] : c->gpu[matrix];
+    if (c->device == GPUNVME_OPS_CPU || !c->gpu[matrix])
+        return c->device == GPUNVME_OPS_CPU ? c->host[matrix] : NULL;
+    return (char *)c->gpu[matrix] + c->set * c->pitch[matrix];
 }
 
 /* Memory is handed out before it is there: what would not fit is refused, not found out. */
@@ -71,18 +96,54 @@ static bool fits(const struct ops_case *c, int64_t elements)
     return bytes < (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) * 0.8;
 }
 
-bool ops_case_make(struct ops_case *c)
+/* How many elements each matrix has that the operator knows; returns the sum. */
+static int64_t count(const struct ops_case *c, int64_t counts[OPS_NMATRICES])
 {
     int64_t mk = c->shape.m * c->shape.k, kn = c->shape.k * c->shape.n;
-    int64_t mn = c->shape.m * c->shape.n, n = c->shape.n;
+    int64_t mn = c->shape.m * c->shape.n, n = c->shape.n, sum = 0;
     bool linear = c->op != GPUNVME_OPS_MATMUL, backward = c->op == GPUNVME_OPS_LINEAR_BACKWARD;
-    int64_t counts[OPS_NMATRICES] = {mk, kn, backward ? mk : mn, n, mn, mn, kn, n};
+    int64_t all[OPS_NMATRICES] = {mk, kn, backward ? mk : mn, n, mn, mn, kn, n};
     int nmatrices = backward ? OPS_NMATRICES : linear ? OPS_GRAD_Y : OPS_BIAS;
-    struct base_random r = {.state = c->seed};
-    bool ok = fits(c, 2 * (mk + kn + mn));
 
-    for (int i = 0; i < nmatrices && ok; i++)
-        ok = make_matrix(c, i, counts[i], &r);
+    for (int i = 0; i < OPS_NMATRICES; i++) {
+        bool has = i < nmatrices && !(i == OPS_PREACT && !backward && c->no_preact) &&
+                   !(i == OPS_BIAS && backward);
+
+        counts[i] = has ? all[i] : -1;
+        sum += has ? all[i] : 0;
+    }
+    return sum;
+}
+
+double ops_case_traffic(const struct ops_case *c)
+{
+    int64_t counts[OPS_NMATRICES];
+
+    return (double)count(c, counts) * (double)gpunvme_ops_dtype_nbytes(c->dtype);
+}
+
+/*
+ * Runs that follow each other use another set each, so that none finds its operands in the GPU's
+ * cache: together they are some times as large.
+ */
+static unsigned sets_of(const struct ops_case *c, int64_t elements)
+{
+    double all = 4 * (double)c->cache_nbytes;
+    double one = (double)elements * (double)gpunvme_ops_dtype_nbytes(c->dtype) + 1;
+    double sets = 1 + all / one;
+
+    return c->device == GPUNVME_OPS_CPU ? 1 : sets < 4096 ? (unsigned)sets : 4096;
+}
+
+bool ops_case_make(struct ops_case *c)
+{
+    struct base_random r = {.state = c->seed};
+    int64_t counts[OPS_NMATRICES], elements = count(c, counts);
+    bool ok = fits(c, elements);
+
+    c->nsets = sets_of(c, elements);
+    for (int i = 0; i < OPS_NMATRICES && ok; i++)
+        ok = counts[i] < 0 || make_matrix(c, i, counts[i], &r);
     if (!ok)
         ops_case_drop(c);
     return ok;
@@ -116,7 +177,7 @@ bool ops_case_poison(struct ops_case *c)
         if (c->host[i] && is_result(c, i)) {
             memset(c->host[i], 0xff, c->nbytes[i]);
             if (c->device != GPUNVME_OPS_CPU)
-                ok = ok && ops_gpu_put(c->gpu[i], c->host[i], c->nbytes[i]);
+                ok = ok && ops_gpu_put(ops_case_at(c, i), c->host[i], c->nbytes[i]);
         }
     return ok;
 }
@@ -127,7 +188,7 @@ bool ops_case_fetch(struct ops_case *c)
 
     for (int i = 0; i < OPS_NMATRICES && c->device != GPUNVME_OPS_CPU; i++)
         if (c->host[i] && is_result(c, i))
-            ok = ok && ops_gpu_get(c->host[i], c->gpu[i], c->nbytes[i]);
+            ok = ok && ops_gpu_get(c->host[i], ops_case_at(c, i), c->nbytes[i]);
     return ok;
 }
 

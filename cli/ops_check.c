@@ -78,6 +78,13 @@ struct result {
     unsigned ncases;
 };
 
+/* A kernel that fails says so to who asks next. */
+static gpunvme_ops_status_t fetch_failed(const struct result *r)
+{
+    cli_say("%s %s: %s", cli_ops_name(r->op), r->variant, ops_gpu_error());
+    return GPUNVME_OPS_ERR_CUDA;
+}
+
 /* One variant and type on all shapes, linear layers with an activation of each kind in turn. */
 static gpunvme_ops_status_t check(const struct args *args, struct result *r)
 {
@@ -90,12 +97,16 @@ static gpunvme_ops_status_t check(const struct args *args, struct result *r)
                              .shape = shapes[i],
                              .seed = args->seed + i};
         gpunvme_ops_status_t status = GPUNVME_OPS_OK;
-        double error = NAN;
+        double error = NAN; /* out of memory is told as wrong */
 
         if (ops_case_make(&c) && ops_case_poison(&c)) {
+            struct ops_done done = ops_case_does(&c);
+
             status = ops_case_run(&c, r->variant);
             if (!status && ops_case_fetch(&c))
-                error = ops_case_error(&c);
+                error = ops_case_error(&c, &done, 0);
+            else if (!status)
+                status = fetch_failed(r);
         }
         ops_case_drop(&c);
         if (status)

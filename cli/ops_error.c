@@ -34,10 +34,10 @@ static double tf32_error(const struct ops_case *c)
 }
 
 /* What dZ loses: on the GPU it is rounded to the type of the matrices. */
-static double dz_error(const struct ops_case *c)
+static double dz_error(const struct ops_case *c, int activation)
 {
     bool rounded = c->device == GPUNVME_OPS_CUDA && c->dtype != GPUNVME_OPS_F32 &&
-                   c->activation != GPUNVME_OPS_ACT_NONE;
+                   activation != GPUNVME_OPS_ACT_NONE;
 
     return 2 * ACT_EPS + tf32_error(c) + (rounded ? rounding(c->dtype, 1) : 0);
 }
@@ -90,39 +90,82 @@ static double worst(double so_far, double got, double expected, double allowed)
     return share <= so_far || !(so_far <= 1) ? so_far : share;
 }
 
-static double error_of_product(const struct ops_case *c)
+/* Lines of a result that are looked at: all, or `count` from the first to the last of `n`. */
+struct lines {
+    int64_t n, count;
+};
+
+static struct lines lines_of(int64_t n, int64_t most)
 {
-    const struct ops_shape s = c->shape;
+    return (struct lines){n, most && most < n ? most : n};
+}
+
+static int64_t line(const struct lines *x, int64_t i)
+{
+    return x->count < 2 || x->count == x->n
+               ? i
+               : (int64_t)((double)i * (double)(x->n - 1) / (double)(x->count - 1));
+}
+
+/* Element (i, j) of a product before activation. */
+static struct sum sum_product(const struct ops_case *c, bool bias, int64_t i, int64_t j)
+{
+    bool linear = c->op == GPUNVME_OPS_LINEAR_FORWARD;
+    const int64_t n = c->shape.n, k = c->shape.k;
+    struct sum z = {0};
+
+    if (linear && bias)
+        z.value = load(c, c->host[OPS_BIAS], j), z.size = fabs(z.value);
+    for (int64_t p = 0; p < k; p++) {
+        double product = load(c, c->host[OPS_A], i * k + p) *
+                         load(c, c->host[OPS_B], linear ? j * k + p : p * n + j);
+
+        z.value += product;
+        z.size += fabs(product);
+    }
+    return z;
+}
+
+static double error_of_product(const struct ops_case *c, const struct ops_done *done,
+                               int64_t most_lines)
+{
+    const struct lines rows = lines_of(c->shape.m, most_lines);
+    const struct lines cols = lines_of(c->shape.n, most_lines);
     bool linear = c->op == GPUNVME_OPS_LINEAR_FORWARD;
     double most = 0;
 
-    for (int64_t i = 0; i < s.m && most <= 1; i++)
-        for (int64_t j = 0; j < s.n; j++) {
-            struct sum z = {0};
-            double error, y;
+    for (int64_t r = 0; r < rows.count && most <= 1; r++)
+        for (int64_t s = 0; s < cols.count; s++) {
+            int64_t i = line(&rows, r), j = line(&cols, s), at = i * c->shape.n + j;
+            struct sum z = sum_product(c, done->bias, i, j);
+            double error = ((double)(c->shape.k + 3) * EPS + tf32_error(c)) * z.size;
+            double y = linear ? activate(done->activation, z.value) : z.value;
 
-            if (linear)
-                z.value = load(c, c->host[OPS_BIAS], j), z.size = fabs(z.value);
-            for (int64_t p = 0; p < s.k; p++) {
-                double product = load(c, c->host[OPS_A], i * s.k + p) *
-                                 load(c, c->host[OPS_B], linear ? j * s.k + p : p * s.n + j);
-
-                z.value += product;
-                z.size += fabs(product);
-            }
-            error = ((double)(s.k + 3) * EPS + tf32_error(c)) * z.size;
-            y = linear ? activate(c->activation, z.value) : z.value;
-            if (linear)
-                most = worst(most, load(c, c->host[OPS_PREACT], i * s.n + j), z.value,
+            if (linear && done->preact)
+                most = worst(most, load(c, c->host[OPS_PREACT], at), z.value,
                              error + rounding(c->dtype, z.value));
             /* No activation is steeper than 1.13. */
-            most = worst(most, load(c, c->host[OPS_C], i * s.n + j), y,
-                         1.2 * error + ACT_EPS * fabs(z.value) + rounding(c->dtype, y));
+            most = worst(most, load(c, c->host[OPS_C], at), y,
+                         1.2 * error + (ACT_EPS + done->slack) * fabs(z.value) +
+                             rounding(c->dtype, y));
         }
     return most;
 }
 
-/* sum over p < count of dz[first + p * step] * other[at + p * stride]; other NULL is 1. */
+/* dZ[first + p * step] for p < count. */
+static void make_dz(const struct ops_case *c, int activation, double *dz, int64_t count,
+                    int64_t first, int64_t step)
+{
+    for (int64_t p = 0; p < count; p++) {
+        int64_t at = first + p * step;
+
+        dz[p] = load(c, c->host[OPS_GRAD_Y], at);
+        if (activation != GPUNVME_OPS_ACT_NONE)
+            dz[p] *= slope(activation, load(c, c->host[OPS_PREACT], at));
+    }
+}
+
+/* sum over p < count of dz[p] * other[at + p * stride]; other NULL is 1. grad_y is at `first`. */
 static struct sum sum_dz(const struct ops_case *c, const double *dz, int64_t count, int64_t first,
                          int64_t step, const void *other, int64_t at, int64_t stride)
 {
@@ -131,46 +174,87 @@ static struct sum sum_dz(const struct ops_case *c, const double *dz, int64_t cou
     for (int64_t p = 0; p < count; p++) {
         double y = other ? load(c, other, at + p * stride) : 1;
 
-        s.value += dz[first + p * step] * y;
+        s.value += dz[p] * y;
         s.size += fabs(1.2 * load(c, c->host[OPS_GRAD_Y], first + p * step) * y);
     }
     return s;
 }
 
-static double worst_sum(const struct ops_case *c, double so_far, double got, struct sum s,
-                        int64_t count)
+static double worst_sum(const struct ops_case *c, const struct ops_done *done, double so_far,
+                        double got, struct sum s, int64_t count)
 {
-    return worst(so_far, got, s.value,
-                 ((double)(count + 3) * EPS + dz_error(c)) * s.size + rounding(c->dtype, s.value));
+    double share = (double)(count + 3) * EPS + dz_error(c, done->activation);
+
+    return worst(so_far, got, s.value, share * s.size + rounding(c->dtype, s.value));
 }
 
-static double error_of_gradients(const struct ops_case *c)
+static double error_of_grad_x(const struct ops_case *c, const struct ops_done *done,
+                              int64_t most_lines, double *dz)
 {
-    const int64_t m = c->shape.m, n = c->shape.n, k = c->shape.k;
-    double *dz = malloc((size_t)(m * n) * sizeof(*dz));
+    const int64_t n = c->shape.n, k = c->shape.k;
+    const struct lines rows = lines_of(c->shape.m, most_lines), cols = lines_of(k, most_lines);
     double most = 0;
 
-    if (!dz)
-        return NAN;
-    for (int64_t i = 0; i < m * n; i++)
-        dz[i] =
-            load(c, c->host[OPS_GRAD_Y], i) * slope(c->activation, load(c, c->host[OPS_PREACT], i));
-    for (int64_t i = 0; i < m; i++)
-        for (int64_t j = 0; j < k; j++)
-            most = worst_sum(c, most, load(c, c->host[OPS_C], i * k + j),
+    for (int64_t r = 0; r < rows.count; r++) {
+        int64_t i = line(&rows, r);
+
+        make_dz(c, done->activation, dz, n, i * n, 1);
+        for (int64_t s = 0; s < cols.count; s++) {
+            int64_t j = line(&cols, s);
+
+            most = worst_sum(c, done, most, load(c, c->host[OPS_C], i * k + j),
                              sum_dz(c, dz, n, i * n, 1, c->host[OPS_B], j, k), n);
-    for (int64_t i = 0; i < n; i++) {
-        for (int64_t j = 0; j < k; j++)
-            most = worst_sum(c, most, load(c, c->host[OPS_GRAD_WEIGHT], i * k + j),
-                             sum_dz(c, dz, m, i, n, c->host[OPS_A], j, k), m);
-        most = worst_sum(c, most, load(c, c->host[OPS_GRAD_BIAS], i),
-                         sum_dz(c, dz, m, i, n, NULL, 0, 0), m);
+        }
     }
-    free(dz);
     return most;
 }
 
-double ops_case_error(const struct ops_case *c)
+/* Of the weight, and of the bias. */
+static double error_of_grad_weight(const struct ops_case *c, const struct ops_done *done,
+                                   int64_t most_lines, double *dz)
 {
-    return c->op == GPUNVME_OPS_LINEAR_BACKWARD ? error_of_gradients(c) : error_of_product(c);
+    const int64_t m = c->shape.m, n = c->shape.n, k = c->shape.k;
+    const struct lines rows = lines_of(n, most_lines), cols = lines_of(k, most_lines);
+    double most = 0;
+
+    for (int64_t r = 0; r < rows.count; r++) {
+        int64_t i = line(&rows, r);
+
+        make_dz(c, done->activation, dz, m, i, n);
+        for (int64_t s = 0; s < cols.count; s++) {
+            int64_t j = line(&cols, s);
+
+            most = worst_sum(c, done, most, load(c, c->host[OPS_GRAD_WEIGHT], i * k + j),
+                             sum_dz(c, dz, m, i, n, c->host[OPS_A], j, k), m);
+        }
+        if (done->bias)
+            most = worst_sum(c, done, most, load(c, c->host[OPS_GRAD_BIAS], i),
+                             sum_dz(c, dz, m, i, n, NULL, 0, 0), m);
+    }
+    return most;
+}
+
+static double error_of_gradients(const struct ops_case *c, const struct ops_done *done,
+                                 int64_t most_lines)
+{
+    int64_t longest = c->shape.m > c->shape.n ? c->shape.m : c->shape.n;
+    double *dz = malloc((size_t)longest * sizeof(*dz)), x, weight;
+
+    if (!dz)
+        return NAN;
+    x = error_of_grad_x(c, done, most_lines, dz);
+    weight = error_of_grad_weight(c, done, most_lines, dz);
+    free(dz);
+    return x <= weight || !(weight <= 1) ? weight : x;
+}
+
+struct ops_done ops_case_does(const struct ops_case *c)
+{
+    return (struct ops_done){.activation = c->activation, .bias = true, .preact = !c->no_preact};
+}
+
+double ops_case_error(const struct ops_case *c, const struct ops_done *done, int64_t lines)
+{
+    return c->op == GPUNVME_OPS_LINEAR_BACKWARD ? error_of_gradients(c, done, lines)
+                                                : error_of_product(c, done, lines);
 }

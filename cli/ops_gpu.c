@@ -10,8 +10,10 @@ static cudaError_t last;
 
 static bool ok(cudaError_t error)
 {
-    if (error)
+    if (error) {
         last = error;
+        cudaGetLastError(); /* or who looks after a launch would find this one */
+    }
     return !error;
 }
 
@@ -45,9 +47,20 @@ bool ops_gpu_get(void *host, const void *gpu, size_t nbytes)
     return ops_gpu_wait() && ok(cudaMemcpy(host, gpu, nbytes, cudaMemcpyDeviceToHost));
 }
 
+bool ops_gpu_copy(void *to, const void *from, size_t nbytes)
+{
+    return ops_gpu_wait() && ok(cudaMemcpy(to, from, nbytes, cudaMemcpyDeviceToDevice)) &&
+           ops_gpu_wait();
+}
+
 bool ops_gpu_wait(void)
 {
     return ok(cudaDeviceSynchronize());
+}
+
+bool ops_gpu_failed(void)
+{
+    return last != cudaSuccess;
 }
 
 const char *ops_gpu_error(void)
@@ -55,20 +68,33 @@ const char *ops_gpu_error(void)
     return cudaGetErrorString(last);
 }
 
-double ops_gpu_time(bool (*run)(void *arg), void *arg, unsigned count)
+/* What enqueues may fail by something else than CUDA: then the last error says nothing of it. */
+static double time_runs(bool (*run)(void *arg), void *arg, unsigned count, cudaEvent_t begin,
+                        cudaEvent_t end, double *lead)
 {
-    cudaEvent_t begin = NULL, end = NULL;
+    bool good = (*lead <= 0 || ops_gpu_hold(*lead)) && ok(cudaEventRecord(begin, NULL));
+    double start = ops_now();
     float milliseconds = -1;
-    bool good = ok(cudaEventCreate(&begin)) && ok(cudaEventCreate(&end)) &&
-                ok(cudaEventRecord(begin, NULL));
 
     for (unsigned i = 0; i < count && good; i++)
         good = run(arg);
+    *lead = ops_now() - start;
     good = good && ok(cudaEventRecord(end, NULL)) && ok(cudaEventSynchronize(end)) &&
            ok(cudaEventElapsedTime(&milliseconds, begin, end));
+    return good ? (double)milliseconds * 1e-3 : -1;
+}
+
+double ops_gpu_time(bool (*run)(void *arg), void *arg, unsigned count, double *lead)
+{
+    cudaEvent_t begin = NULL, end = NULL;
+    double seconds = -1;
+
+    last = cudaSuccess;
+    if (ok(cudaEventCreate(&begin)) && ok(cudaEventCreate(&end)))
+        seconds = time_runs(run, arg, count, begin, end, lead);
     if (begin)
         ok(cudaEventDestroy(begin));
     if (end)
         ok(cudaEventDestroy(end));
-    return good ? (double)milliseconds * 1e-3 : -1;
+    return seconds;
 }

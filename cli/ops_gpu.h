@@ -17,38 +17,66 @@ void ops_gpu_drop(void *memory);
 /* These wait for all that was enqueued before them. False: CUDA failed, now or before. */
 bool ops_gpu_put(void *gpu, const void *host, size_t nbytes);
 bool ops_gpu_get(void *host, const void *gpu, size_t nbytes);
+bool ops_gpu_copy(void *to, const void *from, size_t nbytes); /* of the GPU */
 bool ops_gpu_wait(void);
 
-/* Of what CUDA reported last: for a message. */
+/* Has CUDA reported an error since ops_gpu_time() began? And which, for a message. */
+bool ops_gpu_failed(void);
 const char *ops_gpu_error(void);
 
-/* Seconds of the GPU's clock that `count` runs take, one after another; negative: it failed. */
-double ops_gpu_time(bool (*run)(void *arg), void *arg, unsigned count);
+/*
+ * Seconds of the GPU's clock that `count` runs take, one after another; negative: it failed. The
+ * GPU waits for `*lead` seconds before the first, so that the host, which enqueues them, stays
+ * ahead; then `*lead` is what the next call of so many needs. 0 at first.
+ */
+double ops_gpu_time(bool (*run)(void *arg), void *arg, unsigned count, double *lead);
+
+/* Enqueues a kernel that does nothing for so long: 10 ms at most. */
+bool ops_gpu_hold(double seconds);
+
+/* What the GPU can do at most, measured by kernels that do nothing else (ops_gpu_peak.cu). */
+struct ops_gpu_peak {
+    char by[64];
+    double work; /* floating-point operations, or bytes read and written, of a run */
+    int unit, blocks;
+    char *memory; /* what is copied, and where to */
+    size_t nbytes;
+};
+
+/* False: it can't be measured here. Of the unit that multiplies this type fastest; of memory. */
+bool ops_gpu_peak_arithmetic(struct ops_gpu_peak *peak, int dtype, int compute);
+bool ops_gpu_peak_memory(struct ops_gpu_peak *peak);
+bool ops_gpu_peak_run(const struct ops_gpu_peak *peak); /* enqueues it */
+void ops_gpu_peak_drop(struct ops_gpu_peak *peak);
 
 /* A product, or two, prepared for cuBLASLt. */
 struct ops_cublas {
     void *library, *handle;
     void *workspace;
     char config[160];
+    const struct ops_case *data;
     struct ops_cublas_plan {
         void *desc, *layout_a, *layout_b, *layout_c;
-        const void *a, *b;
-        void *c;
+        int a, b, c, bias, aux; /* matrices of the case; -1: none */
         uint64_t algo[8];
     } plans[2];
     unsigned nplans;
     char does[64]; /* what of a linear layer it is given */
+    struct ops_done done;
 };
 
-/* False: there is none. GPUNVME_CUBLASLT names another library than libcublasLt.so.13 or .12. */
+/*
+ * False: there is none, and `config` says why. GPUNVME_CUBLASLT names another library than
+ * libcublasLt.so.13 or .12.
+ */
 bool ops_cublas_open(struct ops_cublas *cublas);
 void ops_cublas_close(struct ops_cublas *cublas);
 
-/* False: cuBLASLt has no way to do this case. */
+/* False: cuBLASLt has no way to do this case. The case must live as long. */
 bool ops_cublas_prepare(struct ops_cublas *cublas, const struct ops_case *c);
 void ops_cublas_forget(struct ops_cublas *cublas);
 
-/* Enqueues it. */
+/* Enqueues it, on the case's set of matrices. */
 bool ops_cublas_run(struct ops_cublas *cublas);
 
 #endif

@@ -36,7 +36,20 @@ bool ops_gpu_get(void *host, const void *gpu, size_t nbytes)
     return false;
 }
 
+bool ops_gpu_copy(void *to, const void *from, size_t nbytes)
+{
+    (void)to;
+    (void)from;
+    (void)nbytes;
+    return false;
+}
+
 bool ops_gpu_wait(void)
+{
+    return false;
+}
+
+bool ops_gpu_failed(void)
 {
     return false;
 }
@@ -46,12 +59,38 @@ const char *ops_gpu_error(void)
     return "this build has no CUDA";
 }
 
-double ops_gpu_time(bool (*run)(void *arg), void *arg, unsigned count)
+double ops_gpu_time(bool (*run)(void *arg), void *arg, unsigned count, double *lead)
 {
     (void)run;
     (void)arg;
     (void)count;
+    (void)lead;
     return -1;
+}
+
+bool ops_gpu_peak_arithmetic(struct ops_gpu_peak *peak, int dtype, int compute)
+{
+    (void)peak;
+    (void)dtype;
+    (void)compute;
+    return false;
+}
+
+bool ops_gpu_peak_memory(struct ops_gpu_peak *peak)
+{
+    (void)peak;
+    return false;
+}
+
+bool ops_gpu_peak_run(const struct ops_gpu_peak *peak)
+{
+    (void)peak;
+    return false;
+}
+
+void ops_gpu_peak_drop(struct ops_gpu_peak *peak)
+{
+    (void)peak;
 }
 
 bool ops_cublas_open(struct ops_cublas *cublas)

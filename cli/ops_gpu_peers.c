@@ -84,20 +84,41 @@ static bool load_symbols(void *library)
     return true;
 }
 
-bool ops_cublas_open(struct ops_cublas *cublas)
+/* (Why a file that is there could not be loaded, is worth more than that others are not there.) */
+static void load_library(struct ops_cublas *cublas)
 {
     const char *names[] = {getenv("GPUNVME_CUBLASLT"), "libcublasLt.so.13", "libcublasLt.so.12",
                            "/usr/local/cuda/lib64/libcublasLt.so"};
+    const char *why = NULL;
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && !cublas->library; i++) {
+        if (!names[i] || !*names[i])
+            continue;
+        cublas->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+        if (!cublas->library && !why) {
+            why = dlerror();
+            snprintf(cublas->config, sizeof(cublas->config), "%s", why ? why : "no reason given");
+        }
+    }
+}
+
+bool ops_cublas_open(struct ops_cublas *cublas)
+{
+    const char *failed = NULL;
 
     memset(cublas, 0, sizeof(*cublas));
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && !cublas->library; i++)
-        if (names[i] && *names[i])
-            cublas->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    load_library(cublas);
     if (!cublas->library)
         return false;
-    cublas->workspace = ops_gpu_new(WORKSPACE);
-    if (!load_symbols(cublas->library) || !cublas->workspace || lt.create(&cublas->handle)) {
+    if (!load_symbols(cublas->library))
+        failed = "it lacks functions that cublasLt.h of CUDA 12 has";
+    else if (!(cublas->workspace = ops_gpu_new(WORKSPACE)))
+        failed = "there is no GPU memory for its workspace";
+    else if (lt.create(&cublas->handle))
+        failed = "cublasLtCreate failed";
+    if (failed) {
         ops_cublas_close(cublas);
+        snprintf(cublas->config, sizeof(cublas->config), "%s", failed);
         return false;
     }
     snprintf(cublas->config, sizeof(cublas->config), "cuBLASLt %zu", lt.get_version());
@@ -133,12 +154,12 @@ void ops_cublas_forget(struct ops_cublas *cublas)
     cublas->nplans = 0;
 }
 
-/* A product in cuBLAS's terms, column-major: C (m x n) = op(A) op(B). */
+/* A product in cuBLAS's terms, column-major: C (m x n) = op(A) op(B). -1 is no matrix. */
 struct product {
     int64_t m, n, k, lda, ldb;
     int transpose_a, transpose_b;
-    const void *a, *b, *bias;
-    void *c, *aux;
+    int a, b, c; /* matrices of the case */
+    int bias, aux;
     int epilogue; /* 0: none */
 };
 
@@ -168,12 +189,20 @@ static bool make_desc(struct ops_cublas_plan *plan, const struct product *p, int
            set(desc, DESC_TRANSB, &p->transpose_b, sizeof(p->transpose_b));
     if (good && p->epilogue)
         good = set(desc, DESC_EPILOGUE, &p->epilogue, sizeof(p->epilogue)) &&
-               set(desc, DESC_BIAS_POINTER, &p->bias, sizeof(p->bias)) &&
                set(desc, DESC_BIAS_TYPE, &type, sizeof(type));
-    if (good && p->epilogue & EPILOGUE_AUX)
-        good = set(desc, DESC_AUX_POINTER, &p->aux, sizeof(p->aux)) &&
-               set(desc, DESC_AUX_LD, &p->m, sizeof(p->m));
+    if (good && p->aux >= 0)
+        good = set(desc, DESC_AUX_LD, &p->m, sizeof(p->m));
     return good;
+}
+
+/* Where the matrices are that an epilogue reads and writes: in the case's set of them. */
+static bool point(const struct ops_case *c, const struct ops_cublas_plan *plan)
+{
+    const void *bias = plan->bias >= 0 ? ops_case_at(c, plan->bias) : NULL;
+    const void *aux = plan->aux >= 0 ? ops_case_at(c, plan->aux) : NULL;
+
+    return (!bias || set(plan->desc, DESC_BIAS_POINTER, &bias, sizeof(bias))) &&
+           (!aux || set(plan->desc, DESC_AUX_POINTER, &aux, sizeof(aux)));
 }
 
 static bool propose(struct ops_cublas *cublas, struct ops_cublas_plan *plan)
@@ -206,68 +235,67 @@ static bool add_plan(struct ops_cublas *cublas, const struct ops_case *c, const 
     plan->a = p->a;
     plan->b = p->b;
     plan->c = p->c;
-    return make_desc(plan, p, compute, types[c->dtype]) && make_layouts(plan, p, types[c->dtype]) &&
-           propose(cublas, plan);
+    plan->bias = p->bias;
+    plan->aux = p->aux;
+    return make_desc(plan, p, compute, types[c->dtype]) && point(c, plan) &&
+           make_layouts(plan, p, types[c->dtype]) && propose(cublas, plan);
 }
 
 /* What cuBLASLt can add to a product: bias, and of the activations relu and gelu by tanh. */
-static bool prepare_forward(struct ops_cublas *cublas, const struct ops_case *c)
+static bool add_forward(struct ops_cublas *cublas, const struct ops_case *c, bool with_epilogue,
+                        bool with_aux)
 {
     int64_t m = c->shape.m, n = c->shape.n, k = c->shape.k;
-    struct product p = {n,
-                        m,
-                        k,
-                        k,
-                        k,
-                        1,
-                        0,
-                        ops_case_at(c, OPS_B),
-                        ops_case_at(c, OPS_A),
-                        ops_case_at(c, OPS_BIAS),
-                        ops_case_at(c, OPS_C),
-                        ops_case_at(c, OPS_PREACT),
-                        EPILOGUE_BIAS};
+    struct product p = {n, m, k, k, k, 1, 0, OPS_B, OPS_A, OPS_C, -1, -1, 0};
+    bool gelu = c->activation == GPUNVME_OPS_ACT_GELU || c->activation == GPUNVME_OPS_ACT_GELU_TANH;
+    bool relu = c->activation == GPUNVME_OPS_ACT_RELU;
+    struct ops_done *done = &cublas->done;
+
+    ops_cublas_forget(cublas);
+    *done = (struct ops_done){.activation = GPUNVME_OPS_ACT_NONE};
+    snprintf(cublas->does, sizeof(cublas->does), "the product alone");
+    if (with_epilogue) {
+        p.epilogue = EPILOGUE_BIAS | (gelu ? EPILOGUE_GELU : 0) | (relu ? EPILOGUE_RELU : 0) |
+                     (with_aux ? EPILOGUE_AUX : 0);
+        p.bias = OPS_BIAS;
+        p.aux = with_aux ? OPS_PREACT : -1;
+        /* Its tanh is the GPU's own, which is off by some 2^-11. */
+        *done = (struct ops_done){.activation = gelu   ? GPUNVME_OPS_ACT_GELU_TANH
+                                                : relu ? GPUNVME_OPS_ACT_RELU
+                                                       : GPUNVME_OPS_ACT_NONE,
+                                  .bias = true,
+                                  .preact = with_aux,
+                                  .slack = gelu ? 0x1p-10 : 0};
+        snprintf(cublas->does, sizeof(cublas->does), "bias%s%s",
+                 gelu   ? ", gelu by tanh"
+                 : relu ? " and relu"
+                        : "",
+                 with_aux ? ", pre-activation kept" : "");
+    }
+    return add_plan(cublas, c, &p);
+}
+
+/* (With relu it would keep a mask instead of the pre-activation.) */
+static bool prepare_forward(struct ops_cublas *cublas, const struct ops_case *c)
+{
     bool gelu = c->activation == GPUNVME_OPS_ACT_GELU || c->activation == GPUNVME_OPS_ACT_GELU_TANH;
 
-    if (gelu)
-        p.epilogue |= EPILOGUE_GELU | EPILOGUE_AUX;
-    else if (c->activation == GPUNVME_OPS_ACT_RELU)
-        p.epilogue |= EPILOGUE_RELU;
-    snprintf(cublas->does, sizeof(cublas->does), "bias%s",
-             gelu                                    ? ", gelu by tanh, pre-activation kept"
-             : c->activation == GPUNVME_OPS_ACT_RELU ? " and relu"
-                                                     : "");
-    if (add_plan(cublas, c, &p))
-        return true;
-    ops_cublas_forget(cublas);
-    p.epilogue = 0;
-    snprintf(cublas->does, sizeof(cublas->does), "the product alone");
-    return add_plan(cublas, c, &p);
+    return (gelu && !c->no_preact && add_forward(cublas, c, true, true)) ||
+           add_forward(cublas, c, true, false) || add_forward(cublas, c, false, false);
 }
 
 bool ops_cublas_prepare(struct ops_cublas *cublas, const struct ops_case *c)
 {
     int64_t m = c->shape.m, n = c->shape.n, k = c->shape.k;
-    void *a = ops_case_at(c, OPS_A), *b = ops_case_at(c, OPS_B), *out = ops_case_at(c, OPS_C);
-    struct product matmul = {n, m, k, n, k, 0, 0, b, a, NULL, out, NULL, 0};
-    struct product grad_x = {k,    m,   n,    k, n, 0, 0, b, ops_case_at(c, OPS_GRAD_Y),
-                             NULL, out, NULL, 0};
-    struct product grad_weight = {k,
-                                  n,
-                                  m,
-                                  k,
-                                  n,
-                                  0,
-                                  1,
-                                  a,
-                                  ops_case_at(c, OPS_GRAD_Y),
-                                  NULL,
-                                  ops_case_at(c, OPS_GRAD_WEIGHT),
-                                  NULL,
-                                  0};
+    const struct product matmul = {n, m, k, n, k, 0, 0, OPS_B, OPS_A, OPS_C, -1, -1, 0};
+    const struct product grad_x = {k, m, n, k, n, 0, 0, OPS_B, OPS_GRAD_Y, OPS_C, -1, -1, 0};
+    const struct product grad_weight = {k,  n,  m, k, n, 0, 1, OPS_A, OPS_GRAD_Y, OPS_GRAD_WEIGHT,
+                                        -1, -1, 0};
 
     ops_cublas_forget(cublas);
+    cublas->data = c;
     cublas->does[0] = 0;
+    cublas->done = (struct ops_done){.activation = GPUNVME_OPS_ACT_NONE};
     if (c->op == GPUNVME_OPS_MATMUL)
         return add_plan(cublas, c, &matmul);
     if (c->op == GPUNVME_OPS_LINEAR_FORWARD)
@@ -278,14 +306,17 @@ bool ops_cublas_prepare(struct ops_cublas *cublas, const struct ops_case *c)
 
 bool ops_cublas_run(struct ops_cublas *cublas)
 {
+    const struct ops_case *c = cublas->data;
     const float alpha = 1, beta = 0;
 
     for (unsigned i = 0; i < cublas->nplans; i++) {
         struct ops_cublas_plan *p = &cublas->plans[i];
+        void *out = ops_case_at(c, p->c);
 
-        if (lt.matmul(cublas->handle, p->desc, &alpha, p->a, p->layout_a, p->b, p->layout_b, &beta,
-                      p->c, p->layout_c, p->c, p->layout_c, p->algo, cublas->workspace, WORKSPACE,
-                      NULL))
+        if (!point(c, p) ||
+            lt.matmul(cublas->handle, p->desc, &alpha, ops_case_at(c, p->a), p->layout_a,
+                      ops_case_at(c, p->b), p->layout_b, &beta, out, p->layout_c, out, p->layout_c,
+                      p->algo, cublas->workspace, WORKSPACE, NULL))
             return false;
     }
     return true;

@@ -40,7 +40,8 @@ expect 0
 expect_out '^matmul f32, 64 x 64 x 64$'
 expect_out '^  naive +1 +[0-9.]+ +[0-9.]+ '
 expect_out '^  packed +1 .* x '
-expect_out "one thread's peak: [0-9.]+ GFLOP/s"
+expect_out '^peaks of 1 thread: [0-9.]+ GFLOP/s \(.*multiply-adds.*\), [0-9.]+ GB/s \(memcpy'
+expect_out '^  variant .* GFLOP/s +best +spread +of peak +GB/s +of peak '
 
 promise "bench takes one variant, several shapes, every type"
 for dtype in f32 f16 bf16; do
@@ -66,6 +67,57 @@ gpunvme ops bench matmul --shape 32 --rounds 2 --variant packed --json
 expect 0
 expect_json
 expect_out '"global_load_bytes": [0-9.]+'
+
+promise "shares of peaks are rates by what was measured, and ratios are those of times"
+gpunvme ops bench matmul linear --shape 48 --shape 20x30x40 --rounds 2 --time 200ms --json
+expect 0
+expect_json
+check python3 - out <<'EOF'
+import json, math, sys
+
+tables = json.load(open(sys.argv[1]))["tables"]
+assert len(tables) == 6, len(tables)
+close = lambda a, b: math.isclose(a, b, rel_tol=1e-6)
+for table in tables:
+    peaks = {(p["threads"], rate): p[rate]
+             for p in table["peaks"] for rate in ("gflops", "gb_per_s") if rate in p}
+    before = None
+    assert table["variants"]
+    for row in table["variants"]:
+        assert row["right"] and row["error"] <= 1, row
+        assert row["runs"] >= 1 and row["seconds_min"] <= row["seconds"] <= row["seconds_max"], row
+        assert close(row["gflops"], table["flops"] / row["seconds"] * 1e-9), row
+        assert close(row["gb_per_s"], table["bytes"] / row["seconds"] * 1e-9), row
+        assert close(row["peak_gflops"], peaks[row["threads"], "gflops"]), row
+        assert close(row["peak_gb_per_s"], peaks[row["threads"], "gb_per_s"]), row
+        assert close(row["of_peak"], row["gflops"] / row["peak_gflops"]), row
+        assert close(row["of_bandwidth"], row["gb_per_s"] / row["peak_gb_per_s"]), row
+        if row["peer"]:
+            continue
+        peer = [r for r in table["variants"] if r["peer"] and r["threads"] == row["threads"]]
+        assert close(row["to_openblas"], peer[0]["seconds"] / row["seconds"]) if peer \
+            else row["to_openblas"] is None, row
+        assert close(row["to_variant_before"], before["seconds"] / row["seconds"]) if before \
+            else row["to_variant_before"] is None, row
+        before = row
+EOF
+
+promise "a linear layer can be timed without its pre-activation, which is so many bytes less"
+gpunvme ops bench linear-forward --shape 16x32x8 --variant naive --rounds 1 --no-preact --json
+expect 0
+expect_json
+expect_out '"preact": false'
+expect_out '"bytes": 3712$|"bytes": 3712,'
+gpunvme ops bench linear-forward --shape 16x32x8 --variant naive --rounds 1
+expect 0
+expect_out '^  naive +1 '
+
+promise "no more runs than asked for"
+gpunvme ops bench --shape 8 --variant naive --rounds 99 --time 500ms --json
+expect 0
+expect_json
+expect_out '"runs": 99'
+check test "$(grep -oE '"runs": [0-9]+' out | grep -oE '[0-9]+' | sort -n | tail -n 1)" -eq 99
 
 promise "processor time can be counted instead of the clock's"
 gpunvme ops bench --shape 48 --variant blocked --rounds 1 --cpu-time

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""Draws what bench/gpu_sweep.sh or bench/store_ways.sh measured, and tells it as a table.
+"""Draws what bench/gpu_sweep.sh, bench/store_ways.sh or `gpunvme ops bench --json` measured, and tells
+it as a table.
 
     bench/plot.py [--png] FILE.json [FOLDER]  plots into FOLDER (default: beside FILE), as SVG
     bench/plot.py --table FILE.json           gpu_sweep: the goals and what was reached
                                               store_ways: the best of each way, in Markdown
+                                              ops bench: each ladder in Markdown, and its goal
 
-The exit code of --table is 1 if a goal was not met, or a point of store_ways failed. Drawing needs
+The exit code of --table is 1 if a goal was not met, a point of store_ways failed, or a rung of a
+ladder did or was wrong. Drawing needs
 matplotlib (Debian: python3-matplotlib); the table does not. Nothing is drawn that is not in the
 file, but the line of Little's law, which is arithmetic.
 """
@@ -295,6 +298,126 @@ def print_ways_table(ways):
     return not wrong
 
 
+# --- ladders of operators -------------------------------------------------------------------------
+
+
+def ladder_rungs(table, peer=False):
+    """The variants that were measured and right, or what they are compared with."""
+    return [
+        row
+        for row in table["variants"]
+        if row["peer"] == peer and "gflops" in row and row.get("right")
+    ]
+
+
+def ladder_wrongs(table):
+    """Those that were not, with the reason."""
+    found = []
+    for row in table["variants"]:
+        if "failed" in row:
+            found.append((row["variant"], f"not measured: {row['failed']}"))
+        elif not row["right"]:
+            error = "not a number" if row["error"] is None else f"{row['error']:.3g}"
+            found.append((row["variant"], f"WRONG: the error is {error} of what f32 may lose"))
+    return found
+
+
+def ladder_vendor(table):
+    """Who it is compared with, and the key of the ratio."""
+    return ("cuBLASLt", "to_cublaslt") if table["device"] == "cuda" else ("OpenBLAS", "to_openblas")
+
+
+def ladder_name(table):
+    return "_".join(
+        [table["operator"].replace("-", "_"), table["device"], table["dtype"]]
+        + ["x".join(str(table[key]) for key in "mnk")]
+        + (["no_preact"] if table.get("preact") is False else [])
+    )
+
+
+def ladder_title(table):
+    shape = " × ".join(str(table[key]) for key in "mnk")
+    activation = f", {table['activation']}" if "activation" in table else ""
+    machine = table.get("gpu") or table.get("cpu")
+    return f"{table['operator']} {table['dtype']}, {shape}{activation}: {machine}"
+
+
+def ladder_unit(table):
+    """The name of a unit, and how many GFLOP/s it is."""
+    return ("TFLOP/s", 1e3) if table["device"] == "cuda" else ("GFLOP/s", 1.0)
+
+
+def ladder_goal(table):
+    """The least that the best rung shall be to the vendor's library, for the shapes that have one."""
+    shape = tuple(table[key] for key in "mnk")
+    cube = shape[0] if len(set(shape)) == 1 else None
+    if table["device"] == "cpu":
+        one = (table["operator"], table["dtype"], cube) == ("matmul", "f32", 2048)
+        return 0.8 if one else None
+    if table["operator"] == "linear-forward":
+        return 1.0
+    if table["operator"] == "linear-backward":
+        return 0.97
+    if table["dtype"] in ("f32", "tf32"):
+        return 0.95 if cube == 4096 or (cube == 8192 and table["dtype"] == "f32") else None
+    ragged = shape[2] % 8 != 0 or shape[2] % 64 != 0
+    return 0.97 if cube in (2048, 4096, 8192) or shape == (8192, 16384, 4096) or ragged else None
+
+
+def ladder_reached(table):
+    """The best ratio of a rung to the vendor's library: on a CPU with one thread."""
+    key = ladder_vendor(table)[1]
+    ratios = [
+        row[key]
+        for row in ladder_rungs(table)
+        if row.get(key) is not None and row["threads"] == 1
+    ]
+    return max(ratios, default=None)
+
+
+def share(value):
+    return "-" if value is None else f"{value * 100:.1f} %"
+
+
+def times(value):
+    return "-" if value is None else f"{value:.2f} ×"
+
+
+def print_ladder(table):
+    unit, factor = ladder_unit(table)
+    vendor, ratio = ladder_vendor(table)
+    print(f"\n{ladder_title(table)}\n")
+    print(f"| variant | threads | {unit} | best | of peak | GB/s | of the copy | to the rung before "
+          f"| to {vendor} |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for row in ladder_rungs(table) + ladder_rungs(table, peer=True):
+        fastest = row["gflops"] * row["seconds"] / row["seconds_min"]
+        print(f"| {row['variant']} | {row['threads']} | {row['gflops'] / factor:.4g} "
+              f"| {fastest / factor:.4g} | {share(row['of_peak'])} | {row['gb_per_s']:.4g} "
+              f"| {share(row['of_bandwidth'])} | {times(row.get('to_variant_before'))} "
+              f"| {times(row.get(ratio))} |")
+    for peak in table["peaks"]:
+        rate = peak.get("gflops"), peak.get("gb_per_s")
+        told = f"{rate[0] / factor:.4g} {unit}" if rate[0] else f"{rate[1]:.4g} GB/s" if rate[1] else "-"
+        print(f"\nPeak of {peak['threads']}: {told}, {peak['by']}")
+
+
+def print_ladders(found):
+    good = True
+    for table in found["tables"]:
+        print_ladder(table)
+        for name, why in ladder_wrongs(table):
+            print(f"\n{name}: {why}")
+            good = False
+        goal, reached = ladder_goal(table), ladder_reached(table)
+        if goal is not None:
+            met = reached is not None and reached >= goal
+            good = good and met
+            print(f"\n{'yes' if met else 'NO'}: best rung to {ladder_vendor(table)[0]}: "
+                  f"{number(reached)} (goal {goal})")
+    return good
+
+
 # --- plots ----------------------------------------------------------------------------------------
 
 
@@ -460,6 +583,56 @@ def plot_ways_cpu(plt, ways, folder):
     yield save(plt, figure, ax, folder, "store_cpu")
 
 
+def level(ax, rate, style, color, label):
+    """A line across all rungs."""
+    ax.axhline(rate, linestyle=style, color=color, linewidth=1.2, label=label)
+
+
+def draw_levels(ax, table, factor):
+    """The vendor's library and the peaks, with each number of threads."""
+    several = len({row["threads"] for row in table["variants"]}) > 1
+    styles = {n: s for n, s in zip(sorted({p["threads"] for p in table["peaks"]}), ("--", ":"))}
+
+    def name(what, threads):
+        return f"{what}, {threads} thread{'s' if threads > 1 else ''}" if several else what
+
+    for row in ladder_rungs(table, peer=True):
+        level(ax, row["gflops"] / factor, styles.get(row["threads"], "--"), "tab:orange",
+              name(row["variant"], row["threads"]))
+    for peak in table["peaks"]:
+        if peak.get("gflops"):
+            level(ax, peak["gflops"] / factor, styles[peak["threads"]], "black",
+                  name("peak", peak["threads"]))
+
+
+def plot_ladder(plt, table, folder):
+    """A bar for each rung, from the slowest run to the fastest a whisker."""
+    unit, factor = ladder_unit(table)
+    rungs, wrong = ladder_rungs(table), dict(ladder_wrongs(table))
+    names = [row["variant"] for row in table["variants"] if not row["peer"]]
+    figure, ax = axes(plt, ladder_title(table), "", unit)
+    ax.set_xscale("linear")
+    ax.title.set_fontsize(10)
+    for row in rungs:
+        x, y = names.index(row["variant"]), row["gflops"] / factor
+        slowest, fastest = (y * row["seconds"] / row[key] for key in ("seconds_max", "seconds_min"))
+        ax.bar([x], [y], 0.7, color="tab:blue", yerr=[[y - slowest], [fastest - y]], capsize=3)
+        ax.annotate(f"{y:.3g}", (x, fastest), ha="center", va="bottom", fontsize=8)
+    draw_levels(ax, table, factor)
+    ax.set_xticks(range(len(names)), [n + ("\n(left out)" if n in wrong else "") for n in names])
+    ax.grid(False, axis="x")
+    if rungs:
+        lowest = min(row["gflops"] for row in rungs) / factor
+        ax.set_ylim(bottom=10 ** math.floor(math.log10(lowest)))
+    plain_numbers(ax, rungs)
+    return save(plt, figure, ax, folder, f"ops_{ladder_name(table)}")
+
+
+def plot_ladders(plt, found, folder):
+    for table in found["tables"]:
+        yield plot_ladder(plt, table, folder)
+
+
 def plot_all(sweep, folder, kind="svg"):
     import matplotlib
 
@@ -472,6 +645,8 @@ def plot_all(sweep, folder, kind="svg"):
     plots = (plot_simple, plot_ways, plot_little)
     if sweep["benchmark"] == "store_ways":
         plots = (plot_ways_rate, plot_ways_iops, plot_ways_cpu)
+    if sweep["benchmark"] == "ops":
+        plots = (plot_ladders,)
     paths = []
     for plot in plots:
         paths += plot(plt, sweep, folder)
@@ -479,7 +654,7 @@ def plot_all(sweep, folder, kind="svg"):
 
 
 def load(path):
-    """What one of the two scripts wrote; ValueError for anything else."""
+    """What one of the programs wrote; ValueError for anything else."""
     with open(path, encoding="utf-8") as file:
         found = json.load(file)
     try:
@@ -487,11 +662,17 @@ def load(path):
             if not all("works" in way for way in found["result"]["ways"]):
                 raise KeyError("works")
             found["result"]["points"][:0]
+        elif "tables" in found:
+            for table in found["tables"]:
+                [row["peer"] for row in table["variants"]], table["peaks"][:0], ladder_title(table)
+            found["benchmark"] = "ops"
         else:
             found["sections"].items()
             found.setdefault("benchmark", "gpu_sweep")
     except (KeyError, TypeError, AttributeError):
-        raise ValueError("not what gpu_sweep.sh or store_ways.sh writes") from None
+        raise ValueError(
+            "not what gpu_sweep.sh, store_ways.sh or gpunvme ops bench --json writes"
+        ) from None
     return found
 
 
@@ -508,8 +689,8 @@ def main(arguments):
         print(f"plot.py: {names[0]}: {error}", file=sys.stderr)
         return 2
     if table:
-        tell = print_ways_table if found["benchmark"] == "store_ways" else print_table
-        return 0 if tell(found) else 1
+        tell = {"store_ways": print_ways_table, "ops": print_ladders}
+        return 0 if tell.get(found["benchmark"], print_table)(found) else 1
     folder = names[1] if len(names) > 1 else os.path.dirname(names[0]) or "."
     try:
         paths = plot_all(found, folder, kind)

@@ -3,6 +3,7 @@
 
 import contextlib
 import io
+import json
 import os
 import sys
 import tempfile
@@ -68,6 +69,130 @@ def table_of(ways):
     with contextlib.redirect_stdout(io.StringIO()) as said:
         good = plot.print_ways_table(ways)
     return said.getvalue(), good
+
+
+def rung(variant, gflops, **fields):
+    seconds = 2 * 4096**3 / gflops * 1e-9
+    base = {
+        "variant": variant, "peer": False, "threads": 1, "error": 0.1, "right": True, "runs": 3,
+        "seconds": seconds, "seconds_min": seconds * 0.9, "seconds_max": seconds * 1.2,
+        "gflops": gflops, "peak_gflops": 800e3, "of_peak": gflops / 800e3,
+        "gb_per_s": 100.0, "peak_gb_per_s": 4000.0, "of_bandwidth": 0.025,
+        "to_variant_before": None, "to_cublaslt": gflops / 700e3, "to_openblas": None,
+    }
+    return {**base, **fields}
+
+
+def ladder(*rows, **fields):
+    base = {
+        "operator": "matmul", "device": "cuda", "dtype": "bf16", "m": 4096, "n": 4096, "k": 4096,
+        "gpu": "a GPU", "features": "sm_90a", "cublaslt": "cuBLASLt 1", "variants": list(rows),
+        "peaks": [
+            {"by": "bf16 wgmma in shared memory", "threads": 1, "gflops": 800e3},
+            {"by": "a copy by a kernel", "threads": 1, "gb_per_s": 4000.0},
+        ],
+    }
+    return {**base, **fields}
+
+
+def whole_ladder(**fields):
+    return ladder(
+        rung("naive", 5e3),
+        rung("hopper", 690e3, to_variant_before=138.0),
+        rung("cuBLASLt", 700e3, peer=True, to_cublaslt=None),
+        **fields,
+    )
+
+
+def ladder_text(*tables):
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        good = plot.print_ladders({"benchmark": "ops", "tables": list(tables)})
+    return said.getvalue(), good
+
+
+class Ladders(unittest.TestCase):
+    def test_table_has_rungs_shares_and_ratios(self):
+        text, good = ladder_text(whole_ladder())
+        self.assertTrue(good)
+        self.assertIn("| hopper | 1 | 690 | 766.7 | 86.2 % | 100 | 2.5 % | 138.00 × | 0.99 × |", text)
+        self.assertIn("| cuBLASLt | 1 | 700 |", text)
+        self.assertIn("Peak of 1: 800 TFLOP/s, bf16 wgmma in shared memory", text)
+        self.assertIn("yes: best rung to cuBLASLt: 0.9857 (goal 0.97)", text)
+
+    def test_goal_that_is_missed_fails(self):
+        text, good = ladder_text(ladder(rung("hopper", 600e3), rung("cuBLASLt", 700e3, peer=True)))
+        self.assertFalse(good)
+        self.assertIn("NO: best rung to cuBLASLt: 0.8571", text)
+
+    def test_without_the_vendors_library_the_goal_is_not_met(self):
+        text, good = ladder_text(ladder(rung("hopper", 600e3, to_cublaslt=None)))
+        self.assertFalse(good)
+        self.assertIn("not measured (goal 0.97)", text)
+
+    def test_shapes_without_a_goal_need_none(self):
+        self.assertIsNone(plot.ladder_goal(whole_ladder(m=1024, n=1024, k=1024)))
+        self.assertEqual(plot.ladder_goal(whole_ladder(k=4099)), 0.97)
+        self.assertEqual(plot.ladder_goal(whole_ladder(dtype="f32")), 0.95)
+        self.assertEqual(plot.ladder_goal(whole_ladder(operator="linear-forward")), 1.0)
+
+    def test_wrong_rungs_have_no_figures_and_fail(self):
+        table = whole_ladder()
+        table["variants"][1].update(right=False, error=None)
+        text, good = ladder_text(table)
+        self.assertFalse(good)
+        self.assertNotIn("| hopper |", text)
+        self.assertIn("hopper: WRONG: the error is not a number", text)
+
+    def test_rungs_that_failed_say_why(self):
+        failed = {"variant": "tensorcore", "peer": False, "threads": 1, "failed": "too old a GPU"}
+        text, good = ladder_text(ladder(rung("naive", 5e3), failed, dtype="f16", m=64))
+        self.assertFalse(good)
+        self.assertIn("tensorcore: not measured: too old a GPU", text)
+
+    def test_peak_that_was_not_measured_is_a_dash(self):
+        row = rung("naive", 5e3, peak_gflops=None, of_peak=None, of_bandwidth=None)
+        text, _ = ladder_text(ladder(row, peaks=[], m=64))
+        self.assertIn("| naive | 1 | 5 | 5.556 | - | 100 | - | - | 0.01 × |", text)
+
+    def test_every_table_gets_its_plot(self):
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            self.skipTest("matplotlib is not installed")
+        failed = {"variant": "hopper", "peer": False, "threads": 1, "failed": "too old a GPU"}
+        both = ladder(
+            rung("naive", 2.0), rung("openmp", 400.0, threads=2),
+            rung("OpenBLAS", 200.0, peer=True), rung("OpenBLAS", 390.0, peer=True, threads=2),
+            device="cpu", dtype="f32", operator="linear-forward", activation="gelu", preact=False,
+            peaks=[{"by": "x", "threads": n, "gflops": 250.0 * n} for n in (1, 2)],
+        )
+        tables = [whole_ladder(), both, ladder(rung("naive", 5e3), failed, peaks=[]), ladder(failed)]
+        tables[2]["m"], tables[3]["m"] = 1, 2
+        found = {"benchmark": "ops", "tables": tables}
+        with tempfile.TemporaryDirectory() as folder:
+            for kind, start in (("svg", b"<?xml"), ("png", b"\x89PNG")):
+                paths = plot.plot_all(found, folder, kind)
+                self.assertEqual(
+                    [os.path.basename(path) for path in paths],
+                    [f"ops_matmul_cuda_bf16_4096x4096x4096.{kind}",
+                     f"ops_linear_forward_cpu_f32_4096x4096x4096_no_preact.{kind}",
+                     f"ops_matmul_cuda_bf16_1x4096x4096.{kind}",
+                     f"ops_matmul_cuda_bf16_2x4096x4096.{kind}"],
+                )
+                for path in paths:
+                    with open(path, "rb") as file:
+                        self.assertEqual(file.read(len(start)), start)
+
+    def test_files_of_ops_bench_are_known_and_others_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "ops.json")
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump({"tables": [whole_ladder()]}, file)
+            self.assertEqual(plot.load(path)["benchmark"], "ops")
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump({"tables": [{"variants": []}]}, file)
+            with self.assertRaises(ValueError):
+                plot.load(path)
 
 
 class Ways(unittest.TestCase):

@@ -129,17 +129,24 @@ void ops_blas_run(const struct ops_blas *blas, const struct ops_case *c, int thr
  * What `threads` cores can do at most, measured (ops_peak.c): multiply-adds in registers, and
  * copies of memory that no cache holds.
  */
+struct ops_peak_memory {
+    char *from, *to;
+    size_t nbytes; /* of each; 0: none */
+};
+
 struct ops_peak {
     char by[64]; /* what is done */
     double work; /* floating-point operations, or bytes read and written, of a run */
     int threads;
-    size_t nbytes; /* of memory that is copied; 0: multiply-adds */
-    char *from, *to;
+    struct ops_peak_memory memory; /* that is copied, not its own; none: multiply-adds */
 };
 
+bool ops_peak_memory_new(struct ops_peak_memory *memory); /* False: out of memory */
+void ops_peak_memory_drop(struct ops_peak_memory *memory);
+
+/* False: not with so many threads. */
 bool ops_peak_arithmetic(struct ops_peak *peak, int threads);
-bool ops_peak_memory(struct ops_peak *peak, int threads); /* False: out of memory */
-void ops_peak_drop(struct ops_peak *peak);
+bool ops_peak_copy(struct ops_peak *peak, const struct ops_peak_memory *memory, int threads);
 
 /*
  * Seconds of a run; negative: threads could not be started. Multiply-adds count the processors'

@@ -191,7 +191,7 @@ static void add_variants(struct ops_table *t)
 /* What can't be measured has no row: its column says "-". */
 static void add_cpu_peaks(struct ops_table *t, int threads)
 {
-    struct ops_peak arithmetic, memory;
+    struct ops_peak arithmetic, copy;
     struct ops_row *row;
 
     if (ops_peak_arithmetic(&arithmetic, threads)) {
@@ -199,12 +199,10 @@ static void add_cpu_peaks(struct ops_table *t, int threads)
         if (row)
             row->cpu_peak = arithmetic, row->work = arithmetic.work;
     }
-    if (ops_peak_memory(&memory, threads)) {
-        row = add_row(t, OPS_ROW_MEMORY, memory.by, threads);
+    if (t->memory && ops_peak_copy(&copy, t->memory, threads)) {
+        row = add_row(t, OPS_ROW_MEMORY, copy.by, threads);
         if (row)
-            row->cpu_peak = memory, row->work = memory.work;
-        else
-            ops_peak_drop(&memory);
+            row->cpu_peak = copy, row->work = copy.work;
     }
 }
 
@@ -227,14 +225,11 @@ static void add_gpu_peaks(struct ops_table *t)
     }
 }
 
-static void drop_peaks(struct ops_table *t)
+static void drop_gpu_peaks(struct ops_table *t)
 {
-    for (unsigned i = 0; i < t->nrows; i++) {
-        if (t->rows[i].cpu_peak.from)
-            ops_peak_drop(&t->rows[i].cpu_peak);
+    for (unsigned i = 0; i < t->nrows; i++)
         if (t->rows[i].gpu_peak.memory)
             ops_gpu_peak_drop(&t->rows[i].gpu_peak);
-    }
 }
 
 /*
@@ -489,6 +484,7 @@ struct peers {
     struct ops_cublas *cublas;
     const char *none; /* why there is none */
     struct gpunvme_ops_capability machine;
+    struct ops_peak_memory memory; /* of the CPU, to be copied */
 };
 
 static int measure_case(struct ops_table *t, const struct peers *peers)
@@ -510,7 +506,7 @@ static int measure_case(struct ops_table *t, const struct peers *peers)
         t->no_peer = "OpenBLAS is only compared with in f32";
     make_rows(t);
     code = measure(t);
-    drop_peaks(t);
+    drop_gpu_peaks(t);
     ops_case_drop(&t->data);
     return code;
 }
@@ -522,6 +518,7 @@ static int bench(const struct ops_bench_args *args, const struct peers *peers, i
         .args = args,
         .blas = args->dtype == GPUNVME_OPS_F32 ? peers->blas : NULL,
         .machine = peers->machine,
+        .memory = peers->memory.from ? &peers->memory : NULL,
         .data = {.op = op,
                  .device = args->device,
                  .dtype = args->dtype,
@@ -592,7 +589,10 @@ static int bench_all(const struct ops_bench_args *args, struct cli_json *json)
         snprintf(none, sizeof(none),
                  "OpenBLAS was not found: libopenblas.so.0 (Debian: libopenblas0-pthread)");
     peers.none = peers.blas || peers.cublas ? NULL : none;
+    if (!gpu)
+        ops_peak_memory_new(&peers.memory);
     code = bench_shapes(args, &peers, json);
+    ops_peak_memory_drop(&peers.memory);
     if (peers.cublas)
         ops_cublas_close(peers.cublas);
     return code;

@@ -55,6 +55,7 @@ struct ops_table {
     const struct ops_blas *blas; /* NULL: none, or not for these types */
     struct ops_cublas *cublas;   /* NULL: none, or it can't do this */
     const char *no_peer;         /* why there is none; NULL: there is one, or is not to be one */
+    const struct ops_peak_memory *memory; /* CPU: to be copied; NULL: there was too little */
     struct ops_row rows[OPS_MAX_ROWS];
     unsigned nrows;
 };

@@ -77,11 +77,11 @@ bool ops_peak_arithmetic(struct ops_peak *peak, int threads)
     return true;
 }
 
-/* Of what is read and what is written together: four times the last cache, 64 to 256 MiB. */
+/* Of what is read and what is written together: four times the last cache, 64 MiB to 1 GiB. */
 static size_t copy_nbytes(void)
 {
     long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE), cache = 0;
-    size_t nbytes = (size_t)64 << 20, most = (size_t)256 << 20;
+    size_t nbytes = (size_t)64 << 20, most = (size_t)1 << 30;
 
 #ifdef _SC_LEVEL3_CACHE_SIZE
     cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
@@ -93,35 +93,38 @@ static size_t copy_nbytes(void)
     return (nbytes < most ? nbytes : most) / 2;
 }
 
-bool ops_peak_memory(struct ops_peak *peak, int threads)
+bool ops_peak_memory_new(struct ops_peak_memory *memory)
 {
-    size_t share = copy_nbytes() / (size_t)threads / 4096 * 4096;
-
-    memset(peak, 0, sizeof(*peak));
-    peak->threads = threads;
-    peak->nbytes = share * (size_t)threads;
-    if (!share)
-        return false;
-    peak->work = 2.0 * (double)peak->nbytes;
-    peak->from = aligned_alloc(4096, peak->nbytes);
-    peak->to = aligned_alloc(4096, peak->nbytes);
-    snprintf(peak->by, sizeof(peak->by), "memcpy, read and written");
-    if (!peak->from || !peak->to) {
-        ops_peak_drop(peak);
+    memory->nbytes = copy_nbytes() / 4096 * 4096;
+    memory->from = aligned_alloc(4096, memory->nbytes);
+    memory->to = aligned_alloc(4096, memory->nbytes);
+    if (!memory->from || !memory->to) {
+        ops_peak_memory_drop(memory);
         return false;
     }
     /* Pages must be there, and different: some systems have one page for all zeros. */
-    for (size_t i = 0; i < peak->nbytes; i += 8)
-        memcpy(peak->from + i, &i, 8);
-    memset(peak->to, 0xff, peak->nbytes);
+    for (size_t i = 0; i < memory->nbytes; i += 64)
+        memcpy(memory->from + i, &i, sizeof(i));
+    memset(memory->to, 0xff, memory->nbytes);
     return true;
 }
 
-void ops_peak_drop(struct ops_peak *peak)
+void ops_peak_memory_drop(struct ops_peak_memory *memory)
 {
-    free(peak->from);
-    free(peak->to);
+    free(memory->from);
+    free(memory->to);
+    memset(memory, 0, sizeof(*memory));
+}
+
+bool ops_peak_copy(struct ops_peak *peak, const struct ops_peak_memory *memory, int threads)
+{
     memset(peak, 0, sizeof(*peak));
+    peak->threads = threads;
+    peak->memory = *memory;
+    peak->memory.nbytes = memory->nbytes / (size_t)threads / 4096 * 4096 * (size_t)threads;
+    peak->work = 2.0 * (double)peak->memory.nbytes;
+    snprintf(peak->by, sizeof(peak->by), "memcpy, read and written");
+    return peak->memory.nbytes > 0;
 }
 
 /* A thread's share of a run. */
@@ -146,13 +149,14 @@ static void *work(void *arg)
     static const volatile float one[2] = {1, 0x1p-20f};
     struct worker *w = arg;
     const struct ops_peak *p = w->peak;
-    size_t share = p->nbytes / (size_t)p->threads, at = share * (size_t)w->index;
+    const struct ops_peak_memory *m = &p->memory;
+    size_t share = m->nbytes / (size_t)p->threads, at = share * (size_t)w->index;
     double start = thread_cpu_now();
 
     /* The result is looked at, or the compiler would not compute it. */
-    if (p->nbytes)
-        memcpy(p->to + at, p->from + at, share);
-    w->good = p->nbytes || !isnan(code_of_this_processor().run(one));
+    if (m->nbytes)
+        memcpy(m->to + at, m->from + at, share);
+    w->good = m->nbytes || !isnan(code_of_this_processor().run(one));
     w->cpu_seconds = thread_cpu_now() - start;
     return NULL;
 }
@@ -180,5 +184,5 @@ double ops_peak_run(const struct ops_peak *peak, bool cpu_time)
         cpu += workers[i].cpu_seconds / n;
     }
     free(workers);
-    return good ? (cpu_time || !peak->nbytes ? cpu : seconds) : -1;
+    return good ? (cpu_time || !peak->memory.nbytes ? cpu : seconds) : -1;
 }

@@ -66,8 +66,8 @@ struct ops_cublas {
 };
 
 /*
- * False: there is none, and `config` says why. GPUNVME_CUBLASLT names another library than
- * libcublasLt.so.13 or .12.
+ * False: there is none, and `config` says why. GPUNVME_CUBLASLT names the library, else it
+ * is libcublasLt.so.13 or .12.
  */
 bool ops_cublas_open(struct ops_cublas *cublas);
 void ops_cublas_close(struct ops_cublas *cublas);

@@ -84,21 +84,23 @@ static bool load_symbols(void *library)
     return true;
 }
 
-/* (Why a file that is there could not be loaded, is worth more than that others are not there.) */
+/* The library that is named, and no other; or one of those that there may be. */
 static void load_library(struct ops_cublas *cublas)
 {
-    const char *names[] = {getenv("GPUNVME_CUBLASLT"), "libcublasLt.so.13", "libcublasLt.so.12",
+    const char *named = getenv("GPUNVME_CUBLASLT");
+    const char *names[] = {"libcublasLt.so.13", "libcublasLt.so.12",
                            "/usr/local/cuda/lib64/libcublasLt.so"};
-    const char *why = NULL;
+    size_t count = named && *named ? 1 : sizeof(names) / sizeof(names[0]);
 
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && !cublas->library; i++) {
-        if (!names[i] || !*names[i])
-            continue;
+    if (named && *named)
+        names[0] = named;
+    for (size_t i = 0; i < count && !cublas->library; i++) {
+        const char *why;
+
         cublas->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
-        if (!cublas->library && !why) {
-            why = dlerror();
-            snprintf(cublas->config, sizeof(cublas->config), "%s", why ? why : "no reason given");
-        }
+        why = cublas->library ? NULL : dlerror();
+        if (!i && why)
+            snprintf(cublas->config, sizeof(cublas->config), "%s", why);
     }
 }
 

@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+#
+# gpunvme ops bench on a GPU that is none (fake_gpu.c): what is done with one is, times are not.
+. "$(dirname "$0")/lib.sh"
+
+bench() {
+    gpunvme ops bench --device cuda --rounds 3 --time 50ms "$@"
+}
+
+promise "a ladder on the GPU has TFLOP/s, peaks and no threads"
+bench --shape 24 --shape 8x16x32
+expect 0
+expect_out '^a GPU that is none \(sm_90a\)$'
+expect_out '^peaks: [0-9.]+ TFLOP/s \(nothing much\), [0-9.]+ GB/s \(a small copy\)$'
+expect_out '^  variant +TFLOP/s +best +spread +of peak +GB/s +of peak +x before +x cuBLASLt'
+check test "$(grep -cE '^  (naive|blocked|packed) .*% ' out)" -eq 6
+
+promise "short runs are timed together, on so many sets of matrices that no cache holds them"
+bench --shape 16 --json
+expect 0
+expect_json
+expect_out '"batch": (128|256|512|[0-9]{4})'
+expect_out '"sets": 131'
+
+promise "every type and operator is right, on all sets"
+for dtype in f32 f16 bf16; do
+    bench matmul linear --shape 12x20x8 --dtype $dtype --json
+    expect 0
+    expect_json
+    check test "$(grep -c '"right": true' out)" -ge 9
+    check test "$(grep -c '"right": false' out)" -eq 0
+done
+
+promise "a peak that can't be measured is a dash, or null"
+FAKE_NO_PEAKS=1 bench --shape 8
+expect 0
+expect_out '^  naive +[0-9.]+ +[0-9.]+ +[0-9.]+% +- +[0-9.]+ +- '
+FAKE_NO_PEAKS=1 bench --shape 8 --json
+expect 0
+expect_json
+expect_out '"of_peak": null'
+expect_out '"peak_gb_per_s": null'
+
+promise "a wrong result is told, and is what the exit code says"
+FAKE_WRONG=blocked bench --shape 8 --shape 16
+expect 3
+check test "$(grep -c 'WRONG: its error is' out)" -eq 2
+expect_out '^  packed .*%'
+FAKE_WRONG=blocked bench --shape 8 --json
+expect 3
+expect_json
+expect_out '"error": null'
+expect_out '"right": false'
+
+promise "what was not written is wrong, whatever was there before"
+for operator in matmul linear-forward linear-backward; do
+    for idle in naive blocked packed; do
+        FAKE_IDLE=$idle bench $operator --shape 8
+        expect 3
+        check test "$(grep -c 'WRONG: its error is nan' out)" -eq 1
+    done
+done
+
+promise "a variant that fails says why, and the others are measured"
+FAKE_FAIL=blocked bench --shape 8 --shape 16
+expect 1
+check test "$(grep -c '^  blocked .*not measured: ' out)" -eq 2
+check test "$(grep -cE '^  packed .*%' out)" -eq 2
+FAKE_FAIL=blocked bench --shape 8 --json
+expect 1
+expect_json
+expect_out '"failed": "this variant cannot do this'
+FAKE_FAIL=blocked bench --shape 8 --variant blocked
+expect 1 "cannot do this"
+
+promise "without cuBLASLt it says what was looked for"
+GPUNVME_CUBLASLT=/nowhere/libcublasLt.so bench --shape 8
+expect 0
+expect_out '^cuBLASLt was not found .*/nowhere/libcublasLt.so'
+GPUNVME_CUBLASLT=/nowhere/libcublasLt.so bench --shape 8 --json
+expect 0
+expect_json
+expect_out '"cublaslt": null'
+expect_out '"to_cublaslt": null'
+
+if [ -n "${CLI_TEST_CUBLASLT:-}" ]; then
+    export GPUNVME_CUBLASLT=$CLI_TEST_CUBLASLT
+    promise "cuBLASLt is a row of its own, with what it did of a layer"
+    bench matmul linear --shape 16
+    expect 0
+    check test "$(grep -cE '^  cuBLASLt .*%' out)" -eq 3
+    expect_out '^cuBLASLt 130099, given bias, gelu by tanh, pre-activation kept$'
+    bench linear-forward --shape 16 --no-preact --activation relu --json
+    expect 0
+    expect_json
+    expect_out '"cublaslt_does": "bias and relu"'
+    expect_out '"to_cublaslt": [0-9.]+'
+fi
+
+finish

@@ -122,6 +122,11 @@ static __global__ __launch_bounds__(MMA_THREADS, MMA_BLOCKS) void mma_kernel(flo
 #define WGMMA_STEPS   2000
 #define WGMMA_SHARED  (2 * HOPPER_BLOCK + HOPPER_B_NBYTES + HOPPER_ALIGN)
 
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define WGMMA_HERE 1
+#endif
+
+#ifdef WGMMA_HERE
 /* Random elements: their places do not matter. */
 static __device__ __forceinline__ void fill(uint32_t to, int nbytes, int dtype)
 {
@@ -146,11 +151,12 @@ static __device__ __forceinline__ void multiply_64x256(float (&sums)[128], uint6
     else
         wgmma_bf16<0, 0>(sums, a, b, 1);
 }
+#endif
 
 template <int DTYPE>
 static __global__ __launch_bounds__(WGMMA_THREADS, 1) void wgmma_kernel(float *out)
 {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#ifdef WGMMA_HERE
     uint32_t base =
         (shared_address(dynamic_shared()) + HOPPER_ALIGN - 1) / HOPPER_ALIGN * HOPPER_ALIGN;
     uint64_t a = hopper_tile_descriptor(base + threadIdx.x / 128 * HOPPER_BLOCK, 0);
@@ -288,8 +294,11 @@ extern "C" bool ops_gpu_peak_arithmetic(struct ops_gpu_peak *peak, int dtype, in
     peak->blocks = gpu.units * unit->blocks;
     peak->work = unit->work * unit->threads * peak->blocks;
     snprintf(peak->by, sizeof(peak->by), "%s", unit->by);
-    return !cudaFuncSetAttribute(unit->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)unit->shared_nbytes);
+    if (!cudaFuncSetAttribute(unit->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              (int)unit->shared_nbytes))
+        return true;
+    cudaGetLastError(); /* this build has no code for the GPU: others need not hear of it */
+    return false;
 }
 
 /* Half a gibibyte, or what there is, to another: but at least eight times the cache in all. */

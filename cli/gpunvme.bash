@@ -33,7 +33,7 @@ _gpunvme_options() {
         stripe) echo "--unit --force --json --help --usage" ;;
         ops)
             echo "--variant --shape --device --dtype --activation --no-preact --threads --rounds --time" \
-                "--cpu-time --seed --json --help --usage"
+                "--no-peaks --cpu-time --seed --json --help --usage"
             ;;
     esac
 }

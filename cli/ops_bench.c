@@ -23,6 +23,7 @@ enum {
     KEY_TIME,
     KEY_CPU_TIME,
     KEY_NO_PREACT,
+    KEY_NO_PEAKS,
 };
 
 static const struct argp_option options[] = {
@@ -40,6 +41,7 @@ static const struct argp_option options[] = {
     {"threads", KEY_THREADS, "N", 0, "Of variants that have threads (all processors)", 2},
     {"rounds", KEY_ROUNDS, "N", 0, "Runs of each variant, at most (9)", 3},
     {"time", KEY_TIME, "TIME", 0, "A variant that has run so long is not run again (3s)", 3},
+    {"no-peaks", KEY_NO_PEAKS, NULL, 0, "Do not measure what the machine can do at most", 3},
     {"cpu-time", KEY_CPU_TIME, NULL, 0,
      "Count the processors' time instead of the clock's: for a machine shared with others. Threads "
      "that wait by spinning count, too",
@@ -130,6 +132,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_CPU_TIME:
         args->cpu_time = true;
+        return 0;
+    case KEY_NO_PEAKS:
+        args->no_peaks = true;
         return 0;
     case KEY_NO_PREACT:
         args->no_preact = true;
@@ -253,6 +258,8 @@ static void make_rows(struct ops_table *t)
         add_row(t, OPS_ROW_PEER, "OpenBLAS", 1);
     if (t->blas && many)
         add_row(t, OPS_ROW_PEER, "OpenBLAS", many);
+    if (t->args->no_peaks)
+        return;
     if (t->data.device == GPUNVME_OPS_CUDA)
         add_gpu_peaks(t);
     if (t->data.device == GPUNVME_OPS_CPU && one)
@@ -589,7 +596,7 @@ static int bench_all(const struct ops_bench_args *args, struct cli_json *json)
         snprintf(none, sizeof(none),
                  "OpenBLAS was not found: libopenblas.so.0 (Debian: libopenblas0-pthread)");
     peers.none = peers.blas || peers.cublas ? NULL : none;
-    if (!gpu)
+    if (!gpu && !args->no_peaks)
         ops_peak_memory_new(&peers.memory);
     code = bench_shapes(args, &peers, json);
     ops_peak_memory_drop(&peers.memory);

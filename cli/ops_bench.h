@@ -16,7 +16,7 @@
 struct ops_bench_args {
     bool json;
     bool cpu_time;
-    bool no_preact;
+    bool no_preact, no_peaks;
     bool ops[GPUNVME_OPS_NOPS];
     const char *variant;
     struct ops_shape shapes[OPS_MAX_SHAPES];

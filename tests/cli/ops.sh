@@ -45,13 +45,14 @@ expect_out '^  variant .* GFLOP/s +best +spread +of peak +GB/s +of peak '
 
 promise "bench takes one variant, several shapes, every type"
 for dtype in f32 f16 bf16; do
-    gpunvme ops bench matmul --variant blocked --shape 33x65x17 --shape 40 --dtype $dtype --rounds 1
+    gpunvme ops bench matmul --variant blocked --shape 33x65x17 --shape 40 --dtype $dtype --rounds 1 \
+        --no-peaks
     expect 0
     check test "$(grep -c '^  blocked' out)" -eq 2
 done
 
 promise "bench of linear layers is both directions, with the activation"
-gpunvme ops bench linear --variant packed --shape 32x48x64 --activation silu --rounds 1
+gpunvme ops bench linear --variant packed --shape 32x48x64 --activation silu --rounds 1 --no-peaks
 expect 0
 expect_out '^linear-forward f32, 32 x 48 x 64, activation silu$'
 expect_out '^linear-backward f32, 32 x 48 x 64, activation silu$'
@@ -63,7 +64,7 @@ expect_json
 expect_out '"operator": "linear-forward"'
 expect_out '"gflops": [0-9.]+'
 expect_out '"peak_gflops": [0-9.]+'
-gpunvme ops bench matmul --shape 32 --rounds 2 --variant packed --json
+gpunvme ops bench matmul --shape 32 --rounds 2 --variant packed --no-peaks --json
 expect 0
 expect_json
 expect_out '"global_load_bytes": [0-9.]+'
@@ -103,24 +104,24 @@ for table in tables:
 EOF
 
 promise "a linear layer can be timed without its pre-activation, which is so many bytes less"
-gpunvme ops bench linear-forward --shape 16x32x8 --variant naive --rounds 1 --no-preact --json
+gpunvme ops bench linear-forward --shape 16x32x8 --variant naive --rounds 1 --no-preact --no-peaks --json
 expect 0
 expect_json
 expect_out '"preact": false'
 expect_out '"bytes": 3712$|"bytes": 3712,'
-gpunvme ops bench linear-forward --shape 16x32x8 --variant naive --rounds 1
+gpunvme ops bench linear-forward --shape 16x32x8 --variant naive --rounds 1 --no-peaks
 expect 0
 expect_out '^  naive +1 '
 
 promise "no more runs than asked for"
-gpunvme ops bench --shape 8 --variant naive --rounds 99 --time 500ms --json
+gpunvme ops bench --shape 8 --variant naive --rounds 99 --no-peaks --json
 expect 0
 expect_json
 expect_out '"runs": 99'
 check test "$(grep -oE '"runs": [0-9]+' out | grep -oE '[0-9]+' | sort -n | tail -n 1)" -eq 99
 
 promise "processor time can be counted instead of the clock's"
-gpunvme ops bench --shape 48 --variant blocked --rounds 1 --cpu-time
+gpunvme ops bench --shape 48 --variant blocked --rounds 1 --cpu-time --no-peaks
 expect 0
 expect_out ', by processor time$'
 

@@ -42,6 +42,13 @@ expect_json
 expect_out '"of_peak": null'
 expect_out '"peak_gb_per_s": null'
 
+promise "peaks need not be measured"
+bench --shape 8 --no-peaks --json
+expect 0
+expect_json
+expect_out '"of_peak": null'
+check test "$(grep -c 'small copy' out)" -eq 0
+
 promise "a wrong result is told, and is what the exit code says"
 FAKE_WRONG=blocked bench --shape 8 --shape 16
 expect 3

@@ -430,6 +430,18 @@ static void evaluate(struct ops_row *row)
     row->spread = (quantile(s, row->nruns, 0.75) - quantile(s, row->nruns, 0.25)) / row->median;
 }
 
+/* After a kernel's fault CUDA refuses all further work of the process. */
+static bool gpu_is_lost(const struct ops_table *t)
+{
+    return t->data.device == GPUNVME_OPS_CUDA && !ops_gpu_wait();
+}
+
+static int lost(const struct ops_row *row)
+{
+    cli_say("%s: %s: the GPU takes no more work of this process", row->name, row->failed);
+    return CLI_FAILED;
+}
+
 /* A variant that was asked for by its name and can't is an error; one of all has a reason. */
 static int warm_all_up(struct ops_table *t)
 {
@@ -439,6 +451,8 @@ static int warm_all_up(struct ops_table *t)
         gpunvme_ops_status_t status = warm_up(t, &t->rows[i]);
         bool variant = t->rows[i].kind == OPS_ROW_VARIANT;
 
+        if (status && gpu_is_lost(t))
+            return lost(&t->rows[i]);
         if (status && variant && t->args->variant && status != GPUNVME_OPS_ERR_CUDA)
             return cli_ops_fail(status);
         good += variant && !status;
@@ -450,19 +464,27 @@ static int warm_all_up(struct ops_table *t)
     return CLI_OK;
 }
 
+static int run_once(struct ops_table *t, struct ops_row *row)
+{
+    double seconds;
+
+    if (tired(t, row))
+        return CLI_OK;
+    if (!run_row(t, row, &seconds))
+        add_run(row, seconds);
+    else if (gpu_is_lost(t))
+        return lost(row);
+    return CLI_OK;
+}
+
 /* All rounds of one table. */
 static int measure(struct ops_table *t)
 {
     int code = warm_all_up(t);
 
     for (unsigned round = 0; round < t->args->rounds && !code; round++)
-        for (unsigned i = 0; i < t->nrows && !cli_stopped(); i++) {
-            struct ops_row *row = &t->rows[i];
-            double seconds;
-
-            if (!tired(t, row) && !run_row(t, row, &seconds))
-                add_run(row, seconds);
-        }
+        for (unsigned i = 0; i < t->nrows && !code && !cli_stopped(); i++)
+            code = run_once(t, &t->rows[i]);
     if (cli_stopped())
         return cli_fail(cli_stop_check());
     for (unsigned i = 0; i < t->nrows; i++)
@@ -564,7 +586,8 @@ static int bench_shapes(const struct ops_bench_args *args, const struct peers *p
             first = false;
             code = bench(args, peers, op, &args->shapes[i], json);
             fflush(stdout);
-            if (code == CLI_USAGE || cli_stopped())
+            if (code == CLI_USAGE || cli_stopped() ||
+                (code && args->device == GPUNVME_OPS_CUDA && !ops_gpu_wait()))
                 return code;
             worst = code > worst ? code : worst;
         }

@@ -8,6 +8,7 @@
  *   FAKE_WRONG=VARIANT   spoils an element of its results
  *   FAKE_FAIL=VARIANT    says that it can't
  *   FAKE_IDLE=VARIANT    does nothing, and says that it did
+ *   FAKE_FAULT=VARIANT   its kernel faults: from then on nothing runs
  *   FAKE_NO_PEAKS=1      can't measure any
  */
 #include <math.h>
@@ -19,6 +20,8 @@
 #include "stop.h"
 
 #define CACHE 100000
+
+static bool faulted;
 
 static bool is(const char *variable, const char *value)
 {
@@ -76,6 +79,8 @@ gpunvme_ops_status_t __wrap_gpunvme_ops_variant(int op, int device, unsigned ind
             return GPUNVME_OPS_OK;                                                                 \
         on_cpu.device = GPUNVME_OPS_CPU;                                                           \
         status = __real_##name(p, &on_cpu);                                                        \
+        if (is("FAKE_FAULT", e->variant))                                                          \
+            faulted = true;                                                                        \
         if (is("FAKE_WRONG", e->variant))                                                          \
             *(float *)(p->result) = NAN;                                                           \
         return status;                                                                             \
@@ -129,17 +134,17 @@ bool ops_gpu_copy(void *to, const void *from, size_t nbytes)
 
 bool ops_gpu_wait(void)
 {
-    return true;
+    return !faulted;
 }
 
 bool ops_gpu_failed(void)
 {
-    return false;
+    return faulted;
 }
 
 const char *ops_gpu_error(void)
 {
-    return "no error";
+    return faulted ? "an illegal memory access" : "no error";
 }
 
 double ops_gpu_time(bool (*run)(void *arg), void *arg, unsigned count, double *lead)
@@ -149,6 +154,8 @@ double ops_gpu_time(bool (*run)(void *arg), void *arg, unsigned count, double *l
     for (unsigned i = 0; i < count; i++)
         if (!run(arg))
             return -1;
+    if (faulted)
+        return -1;
     seconds = ops_now() - start;
     *lead = seconds;
     return seconds > 0 ? seconds : 1e-9;

@@ -84,6 +84,13 @@ expect_out '"failed": "this variant cannot do this'
 FAKE_FAIL=blocked bench --shape 8 --variant blocked
 expect 1 "cannot do this"
 
+promise "after a kernel's fault it ends at once, and names the variant"
+FAKE_FAULT=blocked bench --shape 8 --shape 16 --json
+expect 1 "blocked: an illegal memory access"
+expect_json
+check test "$(grep -c variants out)" -eq 0
+check test "$(wc -l <err)" -eq 1
+
 promise "without cuBLASLt it says what was looked for"
 GPUNVME_CUBLASLT=/nowhere/libcublasLt.so bench --shape 8
 expect 0

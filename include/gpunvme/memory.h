@@ -145,7 +145,10 @@ gpunvme_err_t gpunvme_mem_fill(void *dst, enum gpunvme_mem mem, uint8_t value, s
  */
 struct gpunvme_mem_stream;
 
-/* A stream on the GPU that holds `near`; NULL: on the calling thread's current one. */
+/*
+ * A stream on the GPU that holds `near`; NULL: on the calling thread's current one. It has the
+ * highest priority: what is copied by a kernel comes before kernels that wait for room.
+ */
 gpunvme_err_t gpunvme_mem_stream_create(const struct gpunvme_buf *near,
                                         struct gpunvme_mem_stream **out);
 

@@ -415,18 +415,32 @@ static gpunvme_err_t wait_for(cudaStream_t stream, uint64_t timeout_ns)
     }
 }
 
+/*
+ * All streams here have the highest priority: of kernels that wait for room, the GPU takes those
+ * first. What they do is short, and it is what others compute with next.
+ */
+static gpunvme_err_t new_stream(cudaStream_t *stream)
+{
+    int least = 0, greatest = 0;
+    cudaError_t err = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+
+    if (err == cudaSuccess)
+        err = cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, greatest);
+    return err == cudaSuccess ? GPUNVME_OK : mem_cuda_fail(err, "cudaStreamCreateWithPriority");
+}
+
 static gpunvme_err_t new_worker(int device, struct worker **out)
 {
     struct worker *worker = calloc(1, sizeof(*worker));
-    cudaError_t err;
+    gpunvme_err_t err;
 
     if (!worker)
         return base_fail(GPUNVME_ERR_NOMEM, "a stream");
     worker->device = device;
-    err = cudaStreamCreateWithFlags(&worker->stream, cudaStreamNonBlocking);
-    if (err != cudaSuccess) {
+    err = new_stream(&worker->stream);
+    if (err) {
         free(worker);
-        return mem_cuda_fail(err, "cudaStreamCreateWithFlags");
+        return err;
     }
     *out = worker;
     return GPUNVME_OK;
@@ -701,7 +715,6 @@ gpunvme_err_t mem_cuda_stream_create(const void *near, struct mem_cuda_stream **
     struct mem_cuda_stream *stream;
     int device = 0;
     gpunvme_err_t err = near ? device_of(near, &device) : current_device(&device);
-    cudaError_t cuda_err;
 
     *out = NULL;
     if (!err)
@@ -714,11 +727,10 @@ gpunvme_err_t mem_cuda_stream_create(const void *near, struct mem_cuda_stream **
         return base_fail(GPUNVME_ERR_NOMEM, "a stream");
     }
     stream->device = device;
-    cuda_err = cudaStreamCreateWithFlags(&stream->stream, cudaStreamNonBlocking);
-    if (cuda_err != cudaSuccess) {
+    err = new_stream(&stream->stream);
+    if (err) {
         free(stream);
         stream = NULL;
-        err = mem_cuda_fail(cuda_err, "cudaStreamCreateWithFlags");
     }
     leave();
     *out = stream;
@@ -797,14 +809,11 @@ gpunvme_err_t mem_cuda_stream_sync(struct mem_cuda_stream *stream, uint64_t time
 
 gpunvme_err_t mem_cuda_kernels_create(void **stream)
 {
-    int least = 0, greatest = 0;
     cudaStream_t created = NULL;
-    cudaError_t err = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    gpunvme_err_t err = new_stream(&created);
 
-    if (err == cudaSuccess)
-        err = cudaStreamCreateWithPriority(&created, cudaStreamNonBlocking, greatest);
     *stream = created;
-    return err == cudaSuccess ? GPUNVME_OK : mem_cuda_fail(err, "a stream for kernels");
+    return err;
 }
 
 void mem_cuda_kernels_destroy(void *stream)

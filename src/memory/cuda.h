@@ -69,7 +69,10 @@ gpunvme_err_t mem_cuda_pinned_address(void *cpu, void **gpu); /* of memory pinne
 gpunvme_err_t mem_cuda_copy(void *dst, bool dst_gpu, const void *src, bool src_gpu, size_t nbytes);
 gpunvme_err_t mem_cuda_fill(void *dst, uint8_t value, size_t nbytes);
 
-/* Streams; `near` chooses the device, NULL the calling thread's current one. */
+/*
+ * Streams, of the highest priority; `near` chooses the device, NULL the calling thread's current
+ * one.
+ */
 struct mem_cuda_stream;
 gpunvme_err_t mem_cuda_stream_create(const void *near, struct mem_cuda_stream **out);
 gpunvme_err_t mem_cuda_stream_destroy(struct mem_cuda_stream *stream);

@@ -19,6 +19,9 @@ cudaError_t stream_store(uint32_t *word, uint32_t value, cudaStream_t stream);
 /* Adds the n words to *sum, in GPU memory. */
 cudaError_t stream_add_up(const uint32_t *words, size_t n, uint64_t *sum, cudaStream_t stream);
 
+/* Fills the GPU with `nblocks` blocks of 1,024 threads that take `ns` nanoseconds or more each. */
+cudaError_t stream_crowd(unsigned nblocks, unsigned ns, cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -439,6 +439,35 @@ static void copies_by_other_streams_go_on_while_one_is_held_up(void **state)
         assert_int_equal(err[i], GPUNVME_OK);
 }
 
+#define CROWD 20000 /* blocks, many times what a GPU has room for at once */
+
+/* Blocks of a kernel that has the GPU end, one after the other: the next to begin is of our copy.
+ */
+static void a_batch_comes_before_the_blocks_of_a_kernel_that_wait(void **state)
+{
+    const struct rig *rig = *state;
+    const struct gpunvme_mem_piece piece = {rig->data.gpu, rig->bytes.gpu, 4096};
+    struct gpunvme_mem_stream *stream;
+    cudaError_t crowded, other;
+    gpunvme_err_t err;
+
+    assert_int_equal(gpunvme_mem_stream_create(&rig->data, &stream), GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_copy_batch(&piece, 1, stream), GPUNVME_OK); /* sets things up */
+    assert_int_equal(gpunvme_mem_stream_sync(stream, WAIT_NS), GPUNVME_OK);
+    assert_int_equal(stream_crowd(1, 0, rig->stream), cudaSuccess);
+    assert_true(ends_within(rig->stream, 10));
+    crowded = stream_crowd(CROWD, 2000000, rig->stream);
+    err = gpunvme_mem_copy_batch(&piece, 1, stream);
+    if (!err)
+        err = gpunvme_mem_stream_sync(stream, WAIT_NS);
+    other = cudaStreamQuery(rig->stream);
+    assert_true(ends_within(rig->stream, 30));
+    assert_int_equal(gpunvme_mem_stream_destroy(stream), GPUNVME_OK);
+    assert_int_equal(crowded, cudaSuccess);
+    assert_int_equal(err, GPUNVME_OK);
+    assert_int_equal(other, cudaErrorNotReady);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
@@ -454,6 +483,7 @@ int main(void)
         TEST(a_kernel_finds_what_the_host_brought_by_another_stream),
         TEST(an_error_of_the_host_does_not_hang_the_stream),
         TEST(copies_by_other_streams_go_on_while_one_is_held_up),
+        TEST(a_batch_comes_before_the_blocks_of_a_kernel_that_wait),
     };
 #undef TEST
 

@@ -153,13 +153,29 @@ static void work(struct crew_worker *worker)
     }
 }
 
+static gpunvme_err_t make_bounces(struct nvme_store *s, struct nvme_bounces *bounces, unsigned n)
+{
+    gpunvme_err_t err =
+        gpunvme_ctrl_alloc(s->ctrl, n * s->chunk, GPUNVME_MEM_PINNED, &bounces->buf);
+
+    return err ? err : nvme_bounces_init(bounces, n, s->chunk);
+}
+
+static void free_bounces(struct nvme_store *s, struct nvme_bounces *bounces)
+{
+    if (!nvme_bounces_end(bounces, s->is_left ? 0 : s->copy_timeout_ns))
+        s->is_left = true;
+    else if (bounces->buf.nbytes)
+        gpunvme_ctrl_free(s->ctrl, &bounces->buf);
+}
+
 static void free_worker(struct nvme_store *s, struct nvme_worker *w)
 {
     if (!w)
         return;
     for (unsigned i = 0; w->slots && i < s->depth; i++)
         nvme_slot_free(&w->slots[i]);
-    nvme_bounces_free(s, &w->bounces);
+    free_bounces(s, &w->bounces);
     if (w->ioq)
         gpunvme_ioq_delete(w->ioq);
     free(w->slots);
@@ -195,7 +211,7 @@ static gpunvme_err_t make_worker(struct gpunvme_store *store, unsigned index, st
         nbounces = 4;
     if (nbounces > s->depth)
         nbounces = s->depth;
-    err = nvme_bounces_init(s, &w->bounces, nbounces);
+    err = make_bounces(s, &w->bounces, nbounces);
     for (unsigned i = 0; i < s->depth && !err; i++) {
         init_slot(store, &w->slots[i], w->ioq, &w->bounces, (size_t)index * s->depth + i);
         w->busy[i] = &w->slots[i];
@@ -242,7 +258,7 @@ static gpunvme_err_t make_callers(struct gpunvme_store *store)
         return base_fail(GPUNVME_ERR_NOMEM, "slots of callers");
     for (unsigned i = 0; i < NVME_CALLERS; i++) {
         struct nvme_caller *c = &s->callers[i];
-        gpunvme_err_t err = nvme_bounces_init(s, &c->bounces, CALLER_DEPTH);
+        gpunvme_err_t err = make_bounces(s, &c->bounces, CALLER_DEPTH);
 
         if (err)
             return err;
@@ -256,16 +272,22 @@ static void free_callers(struct nvme_store *s)
 {
     for (unsigned i = 0; s->callers && i < NVME_CALLERS; i++) {
         nvme_slot_free(&s->callers[i].slot);
-        nvme_bounces_free(s, &s->callers[i].bounces);
+        free_bounces(s, &s->callers[i].bounces);
     }
     free(s->callers);
 }
 
 static struct nvme_caller *take_caller(struct nvme_store *s)
 {
-    for (unsigned i = 0; i < NVME_CALLERS; i++)
-        if (!atomic_exchange_explicit(&s->callers[i].taken, true, memory_order_acquire))
-            return &s->callers[i];
+    for (unsigned i = 0; i < NVME_CALLERS; i++) {
+        struct nvme_caller *c = &s->callers[i];
+
+        if (atomic_exchange_explicit(&c->taken, true, memory_order_acquire))
+            continue;
+        if (!nvme_bounces_all_lost(&c->bounces))
+            return c;
+        atomic_store_explicit(&c->taken, false, memory_order_release);
+    }
     return NULL;
 }
 
@@ -401,6 +423,8 @@ static void choose(struct gpunvme_store *store, struct nvme_store *s)
     s->entries = choose_entries(o, s->depth, info.max_entries);
     /* A late command ends, by Abort or a reset, before the calls that wait for it give up. */
     s->command_timeout_ns = o->timeout_ns / 3 > MIN_TIMEOUT_NS ? o->timeout_ns / 3 : MIN_TIMEOUT_NS;
+    /* So does a late copy, even one behind a late command. */
+    s->copy_timeout_ns = o->timeout_ns / 2 > MIN_TIMEOUT_NS ? o->timeout_ns / 2 : MIN_TIMEOUT_NS;
     store->block_size = s->ns->block_size;
     store->resizable = false;
     store->threads = choose_threads(o, info.max_io_queues);
@@ -418,7 +442,11 @@ static gpunvme_err_t nvme_close(struct gpunvme_store *store)
         free_callers(s);
     crew_stop(s->crew);
     nvme_claims_free(&s->claims);
-    err = nvme_share_close(s->share);
+    err = s->is_left ? base_fail(GPUNVME_ERR_IO,
+                                 "%.100s: work on the GPU does not end: what it may reach for, the "
+                                 "controller with it, is left to it until the process ends",
+                                 store->uri.target)
+                     : nvme_share_close(s->share);
     free(s->workers);
     free(s);
     return err;

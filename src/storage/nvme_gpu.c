@@ -6,12 +6,15 @@
  * copies in; runs the kernel; copies out; tells the ends. Pieces that can't have what they need in
  * this turn have it in a later one: what others hold is given back at the end of theirs.
  */
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "base/cond.h"
 #include "base/fail.h"
+#include "device/internal.h"
 #include "storage/futex.h"
 #include "storage/nvme_gpu_kernel.h"
 #include "storage/nvme_store.h"
@@ -24,14 +27,29 @@
 #define CPU_THREADS     8u                 /* that stand in for a kernel */
 #define WORK_WAIT_NS    1000000000u
 #define PAUSE_NS        20000
-#define COPY_NS         UINT64_C(10000000000)
+#define STUCK_NS        1000000 /* between looks of a worker whose kernel does not end */
+#define SPIN_NS         200000u /* of a kernel that runs, before the thread sleeps between looks */
+#define KERNEL_NS       1000000000u /* a kernel has so long at least: GPUs are shared */
 
 struct nvme_gpu {
     struct gpunvme_device *dev;
     struct gpunvme_device_info info;
     struct gpunvme_dev_ns ns;
-    pthread_rwlock_t running; /* read: kernels; write: recovery, for which there must be none */
+    uint64_t kernel_timeout_ns;
+    _Atomic unsigned nstuck; /* workers whose kernels did not end in time */
+
+    pthread_mutex_t lock; /* of what follows: a recovery needs that no kernel runs */
+    pthread_cond_t changed;
+    unsigned nkernels;
+    bool recovers;
+
+    struct gpu_worker *left; /* those that kernels may reach for still */
+    struct nvme_gpu *next_left;
 };
+
+/* Kept for whoever looks for leaks. */
+static pthread_mutex_t left_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct nvme_gpu *all_left;
 
 /* A piece that a worker has. */
 struct task {
@@ -44,6 +62,7 @@ struct task {
     bool runs; /* in this turn */
     struct nvme_job *job;
     gpunvme_err_t err;
+    struct base_failure why; /* of err, where it is not the job's */
 };
 
 struct gpu_worker {
@@ -56,7 +75,17 @@ struct gpu_worker {
     struct task **list; /* the first n are in hand */
     unsigned n;
     unsigned njobs;
+    bool is_stuck;  /* the kernel did not end in time: it has all that it was given … */
+    uint16_t *held; /* … these parts of the staging memory among it */
+    unsigned nheld;
+    struct gpu_worker *next_left;
 };
+
+static void blame(struct task *t, gpunvme_err_t err)
+{
+    t->err = err;
+    base_keep(&t->why, err);
+}
 
 /* --- staging memory ----------------------------------------------------------------------------
  */
@@ -85,15 +114,7 @@ static gpunvme_err_t make_stage(struct nvme_store *s, struct gpu_worker *w)
         err = gpunvme_device_buf(s->gpu->dev, &w->stage.buf, &w->stage_view);
     if (err)
         return err;
-    w->stage.part = part_nbytes(s);
-    w->stage.free = calloc(n, sizeof(w->stage.free[0]));
-    if (!w->stage.free)
-        return base_fail(GPUNVME_ERR_NOMEM, "staging memory");
-    while (w->stage.nfree < n) {
-        w->stage.free[w->stage.nfree] = (uint16_t)w->stage.nfree;
-        w->stage.nfree++;
-    }
-    return GPUNVME_OK;
+    return nvme_bounces_init(&w->stage, (unsigned)n, part_nbytes(s));
 }
 
 /* --- tasks -------------------------------------------------------------------------------------
@@ -123,7 +144,7 @@ static void begin(struct nvme_store *s, struct task *t, const struct crew_piece 
     t->part = -1;
     t->tries.n = 0;
     t->runs = false;
-    t->err = GPUNVME_OK;
+    t->err = t->why.err = GPUNVME_OK;
 }
 
 static bool is_flush(const struct task *t)
@@ -140,7 +161,7 @@ static void let_go(struct nvme_store *s, struct gpu_worker *w, struct task *t)
 {
     nvme_claim_drop(&s->claims, t->claim);
     if (t->part >= 0)
-        w->stage.free[w->stage.nfree++] = (uint16_t)t->part;
+        nvme_bounces_give(&w->stage, t->part);
     t->part = -1;
     t->runs = false;
 }
@@ -151,15 +172,18 @@ static bool take_what_it_needs(struct nvme_store *s, struct gpu_worker *w, struc
     uint64_t mask = s->ns->block_size - 1, begin = t->piece.offset, end = begin + t->want;
     bool staged = !t->region && !is_flush(t);
 
-    if (staged && !w->stage.nfree)
-        return false;
+    if (staged) {
+        t->part = nvme_bounces_take(&w->stage);
+        if (t->part < 0)
+            return false;
+    }
     if (is_write(t) &&
         !nvme_claim_take(&s->claims, t->claim, begin >> s->ns->block_shift,
                          ((end + mask) >> s->ns->block_shift) - (begin >> s->ns->block_shift),
-                         (begin | end) & mask))
+                         (begin | end) & mask)) {
+        let_go(s, w, t);
         return false;
-    if (staged)
-        t->part = w->stage.free[--w->stage.nfree];
+    }
     return true;
 }
 
@@ -193,24 +217,63 @@ static gpunvme_err_t copy(struct gpu_worker *w, const struct task *t, bool in)
     return gpunvme_mem_copy_async(t->piece.ptr, mem, stage_at(w, t), ours, t->want, w->stream);
 }
 
-/* Copies for all of this turn that go that way; an error of the stream is the error of each. */
-static void copy_all(struct gpu_worker *w, bool in)
+static bool is_copied(const struct task *t, bool in)
 {
-    gpunvme_err_t err;
+    return t->runs && t->part >= 0 && is_write(t) == in;
+}
+
+/* The GPU may still do them: their parts and the stream are left to it. */
+static void give_up_copies(struct gpu_worker *w, bool in)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < w->n; i++)
+        if (is_copied(w->list[i], in)) {
+            w->held[n++] = (uint16_t)w->list[i]->part;
+            w->list[i]->part = -1;
+        }
+    nvme_bounces_lose(&w->stage, w->stream, w->held, n);
+    w->stream = NULL;
+}
+
+/* An error of the stream is the error of each of the copies. */
+static void end_copies(struct nvme_store *s, struct gpu_worker *w, bool in)
+{
+    gpunvme_err_t err = gpunvme_mem_stream_sync(w->stream, s->copy_timeout_ns);
+
+    if (err == GPUNVME_ERR_TIMEOUT)
+        base_fail(err,
+                  "copies by the GPU are not done after %llu ms: it is busy, or hangs; the memory "
+                  "is in use until the store is closed",
+                  (unsigned long long)(s->copy_timeout_ns / 1000000u));
+    for (unsigned i = 0; err && i < w->n; i++)
+        if (is_copied(w->list[i], in))
+            blame(w->list[i], err);
+    if (err == GPUNVME_ERR_TIMEOUT)
+        give_up_copies(w, in);
+}
+
+/* Copies for all of this turn that go that way. */
+static void copy_all(struct nvme_store *s, struct gpu_worker *w, bool in)
+{
     bool any = false;
 
     for (unsigned i = 0; i < w->n; i++) {
         struct task *t = w->list[i];
+        gpunvme_err_t err = GPUNVME_OK;
 
-        if (t->runs && t->part >= 0 && is_write(t) == in && !t->err) {
-            t->err = copy(w, t, in);
-            any = true;
-        }
+        if (!is_copied(t, in) || t->err)
+            continue;
+        if (!w->stream)
+            err = gpunvme_mem_stream_create(&w->stage.buf, &w->stream);
+        if (!err)
+            err = copy(w, t, in);
+        if (err)
+            blame(t, err);
+        any = true;
     }
-    err = any ? gpunvme_mem_stream_sync(w->stream, COPY_NS) : GPUNVME_OK;
-    for (unsigned i = 0; err && i < w->n; i++)
-        if (w->list[i]->runs && w->list[i]->part >= 0 && is_write(w->list[i]) == in)
-            w->list[i]->err = err;
+    if (any && w->stream)
+        end_copies(s, w, in);
 }
 
 /* --- a turn ------------------------------------------------------------------------------------
@@ -220,15 +283,22 @@ static void gather_one(struct gpunvme_store *store, struct gpu_worker *w, struct
 {
     struct nvme_store *s = store->priv;
 
-    t->err = GPUNVME_OK;
+    t->err = t->why.err = GPUNVME_OK;
     t->job = NULL;
     t->runs = true;
     if (!t->want && !is_flush(t))
         return; /* behind the end: nothing is to be done */
-    if (!t->region && !is_flush(t))
-        t->err = store_allows(store, t->piece.io->mem, GPUNVME_ROUTE_BOUNCE);
-    if (t->err)
-        return;
+    if (!t->region && !is_flush(t)) {
+        gpunvme_err_t err = store_allows(store, t->piece.io->mem, GPUNVME_ROUTE_BOUNCE);
+
+        if (!err && nvme_bounces_all_lost(&w->stage))
+            err = base_fail(GPUNVME_ERR_GPU, "copies that the GPU was given earlier do not end: "
+                                             "they hold all staging memory");
+        if (err) {
+            blame(t, err);
+            return;
+        }
+    }
     t->runs = take_what_it_needs(s, w, t);
     if (t->runs)
         describe_job(s, w, t);
@@ -240,7 +310,7 @@ static void gather(struct gpunvme_store *store, struct gpu_worker *w)
     w->njobs = 0;
     for (unsigned i = 0; i < w->n; i++)
         gather_one(store, w, w->list[i]);
-    copy_all(w, true);
+    copy_all(store->priv, w, true);
     for (unsigned i = 0; i < w->n; i++)
         if (w->list[i]->runs && w->list[i]->job && w->list[i]->err)
             w->list[i]->job->op = NVME_JOB_NOTHING;
@@ -281,17 +351,111 @@ static void run_here(const struct gpunvme_dev_ns *ns, struct nvme_job *jobs, uns
             pthread_join(in[i].thread, NULL);
 }
 
-static gpunvme_err_t run_jobs(struct nvme_gpu *gpu, struct gpu_worker *w)
+/* --- kernels and recoveries ----------------------------------------------------------------------
+ */
+
+static gpunvme_err_t enter_kernels(struct nvme_gpu *gpu)
 {
+    uint64_t deadline = futex_deadline(gpu->kernel_timeout_ns);
     gpunvme_err_t err = GPUNVME_OK;
 
-    pthread_rwlock_rdlock(&gpu->running);
-    if (w->kernels)
-        err = nvme_kernels_run(w->kernels, &gpu->ns, w->jobs.gpu, w->njobs);
-    else
-        run_here(&gpu->ns, w->jobs.cpu, w->njobs);
-    pthread_rwlock_unlock(&gpu->running);
+    pthread_mutex_lock(&gpu->lock);
+    while (gpu->recovers && !err)
+        if (!base_cond_wait(&gpu->changed, &gpu->lock, deadline) && gpu->recovers)
+            err = base_fail(GPUNVME_ERR_TIMEOUT, "queues of the GPU are still being recovered");
+    gpu->nkernels += !err;
+    pthread_mutex_unlock(&gpu->lock);
     return err;
+}
+
+static void leave_kernels(struct nvme_gpu *gpu)
+{
+    pthread_mutex_lock(&gpu->lock);
+    gpu->nkernels--;
+    pthread_cond_broadcast(&gpu->changed);
+    pthread_mutex_unlock(&gpu->lock);
+}
+
+/* Waits until no kernel runs; none begins before leave_recovery(). */
+static gpunvme_err_t enter_recovery(struct nvme_gpu *gpu)
+{
+    uint64_t deadline = futex_deadline(gpu->kernel_timeout_ns);
+    bool in_time = true;
+
+    pthread_mutex_lock(&gpu->lock);
+    while (gpu->recovers && in_time)
+        in_time = base_cond_wait(&gpu->changed, &gpu->lock, deadline);
+    if (in_time) {
+        gpu->recovers = true;
+        while (gpu->nkernels && in_time)
+            in_time = base_cond_wait(&gpu->changed, &gpu->lock, deadline);
+        gpu->recovers = in_time;
+        pthread_cond_broadcast(&gpu->changed);
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    return in_time ? GPUNVME_OK
+                   : base_fail(GPUNVME_ERR_TIMEOUT, "queues of the GPU can't be recovered while a "
+                                                    "kernel that uses them does not end");
+}
+
+static void leave_recovery(struct nvme_gpu *gpu)
+{
+    pthread_mutex_lock(&gpu->lock);
+    gpu->recovers = false;
+    pthread_cond_broadcast(&gpu->changed);
+    pthread_mutex_unlock(&gpu->lock);
+}
+
+static gpunvme_err_t recover(struct nvme_gpu *gpu)
+{
+    gpunvme_err_t err = enter_recovery(gpu);
+
+    if (err)
+        return err;
+    err = gpunvme_device_recover(gpu->dev);
+    leave_recovery(gpu);
+    return err;
+}
+
+/*
+ * A kernel ends by itself, by the deadlines of its commands. But it may have to wait for room on a
+ * GPU that others fill: AGAIN, when the time is up.
+ */
+static gpunvme_err_t wait_for_kernel(struct gpu_worker *w, uint64_t timeout_ns)
+{
+    const struct timespec pause = {.tv_nsec = PAUSE_NS};
+    uint64_t start = futex_now(), waited;
+    gpunvme_err_t err;
+    bool done;
+
+    for (;;) {
+        err = nvme_kernels_query(w->kernels, &done);
+        if (err || done)
+            return err;
+        waited = futex_now() - start;
+        if (waited >= timeout_ns)
+            return GPUNVME_ERR_AGAIN;
+        if (waited < SPIN_NS)
+            sched_yield();
+        else
+            nanosleep(&pause, NULL);
+    }
+}
+
+/* All that the kernel has been given stays as it is until it has ended. */
+static gpunvme_err_t get_stuck(struct nvme_gpu *gpu, struct gpu_worker *w)
+{
+    for (unsigned i = 0; i < w->n; i++)
+        if (w->list[i]->runs && w->list[i]->part >= 0) {
+            w->held[w->nheld++] = (uint16_t)w->list[i]->part;
+            w->list[i]->part = -1;
+        }
+    w->is_stuck = true;
+    atomic_fetch_add(&gpu->nstuck, 1);
+    return base_fail(GPUNVME_ERR_TIMEOUT,
+                     "a kernel that does I/O has not ended after %llu ms: the GPU is busy, or "
+                     "hangs; the memory is in use until the store is closed",
+                     (unsigned long long)(gpu->kernel_timeout_ns / 1000000u));
 }
 
 static bool was_interrupted(gpunvme_err_t err)
@@ -300,47 +464,101 @@ static bool was_interrupted(gpunvme_err_t err)
 }
 
 /*
- * After a kernel: what came of each job. Queues that were reset are made good again, and what the
- * reset ended, but the command that it was made for, is done once more.
+ * The kernel that did not end in time has ended after all: what it had is ours again, and queues
+ * that it left in disorder are recovered. False: it has not.
  */
-static void collect(struct gpunvme_store *store, struct gpu_worker *w, gpunvme_err_t ran)
+static bool get_unstuck(struct nvme_gpu *gpu, struct gpu_worker *w, uint64_t timeout_ns)
 {
-    struct nvme_store *s = store->priv;
-    struct nvme_gpu *gpu = s->gpu;
-    gpunvme_err_t dead = GPUNVME_OK;
-    bool interrupted = false;
+    const struct nvme_job *jobs = w->jobs.cpu;
+    gpunvme_err_t err = wait_for_kernel(w, timeout_ns);
+    bool failed = err != GPUNVME_OK;
 
-    for (unsigned i = 0; i < w->n; i++) {
-        struct task *t = w->list[i];
+    if (err == GPUNVME_ERR_AGAIN)
+        return false;
+    for (unsigned i = 0; i < w->njobs; i++)
+        failed = failed || was_interrupted(jobs[i].err);
+    while (w->nheld)
+        nvme_bounces_give(&w->stage, w->held[--w->nheld]);
+    w->is_stuck = false;
+    atomic_fetch_sub(&gpu->nstuck, 1);
+    leave_kernels(gpu);
+    if (failed)
+        (void)recover(gpu); /* what is still wrong then, the next jobs are told */
+    return true;
+}
 
-        if (!t->runs || !t->job || t->err)
-            continue;
-        t->err = ran ? ran : t->job->err;
-        interrupted |= was_interrupted(t->err);
+static gpunvme_err_t run_jobs(struct nvme_gpu *gpu, struct gpu_worker *w)
+{
+    gpunvme_err_t err = enter_kernels(gpu);
+
+    if (err)
+        return err;
+    if (!w->kernels) {
+        run_here(&gpu->ns, w->jobs.cpu, w->njobs);
+    } else {
+        err = nvme_kernels_start(w->kernels, &gpu->ns, w->jobs.gpu, w->njobs);
+        if (!err)
+            err = wait_for_kernel(w, gpu->kernel_timeout_ns);
+        if (err == GPUNVME_ERR_AGAIN)
+            return get_stuck(gpu, w); /* and still among the kernels */
     }
-    if (!interrupted)
-        return;
-    pthread_rwlock_wrlock(&gpu->running);
-    dead = gpunvme_device_recover(gpu->dev);
-    pthread_rwlock_unlock(&gpu->running);
+    leave_kernels(gpu);
+    return err;
+}
+
+/* Of jobs that a reset ended, all but those that it was made for are done once more. */
+static void try_again(struct nvme_store *s, struct gpu_worker *w)
+{
     for (unsigned i = 0; i < w->n; i++) {
         struct task *t = w->list[i];
 
-        if (!t->runs || !t->job || !was_interrupted(t->err))
+        if (!t->runs || !t->job || t->why.err || !was_interrupted(t->err))
             continue;
-        if (dead) {
-            t->err = dead;
-        } else if (t->err != GPUNVME_ERR_TIMEOUT && nvme_may_try_again(&t->tries)) {
+        if (t->err != GPUNVME_ERR_TIMEOUT && nvme_may_try_again(&t->tries)) {
             t->err = GPUNVME_OK;
             let_go(s, w, t); /* and stays in hand */
         }
     }
 }
 
-static gpunvme_err_t say(const struct nvme_store *s, gpunvme_err_t err)
+/*
+ * Runs the jobs, and finds out what came of each. Queues that were reset are made good again.
+ */
+static void run_all(struct nvme_store *s, struct gpu_worker *w)
+{
+    bool interrupted = false;
+    gpunvme_err_t ran = run_jobs(s->gpu, w), dead;
+
+    for (unsigned i = 0; i < w->n; i++) {
+        struct task *t = w->list[i];
+
+        if (!t->runs || !t->job || t->err)
+            continue;
+        if (ran)
+            blame(t, ran);
+        else
+            t->err = t->job->err;
+        interrupted |= !ran && was_interrupted(t->err);
+    }
+    if (!interrupted)
+        return;
+    dead = recover(s->gpu);
+    for (unsigned i = 0; dead && i < w->n; i++) {
+        struct task *t = w->list[i];
+
+        if (t->runs && t->job && !t->why.err && was_interrupted(t->err))
+            blame(t, dead);
+    }
+    try_again(s, w);
+}
+
+static gpunvme_err_t say(const struct nvme_store *s, const struct task *t)
 {
     const char *address = gpunvme_ctrl_transport(s->ctrl)->address;
+    gpunvme_err_t err = t->err;
 
+    if (t->why.err)
+        return base_restore(&t->why);
     if (gpunvme_err_nvme_status(err))
         return base_fail(err, "%s: status %04xh", address, gpunvme_err_nvme_status(err));
     if (err == GPUNVME_ERR_TIMEOUT)
@@ -351,14 +569,13 @@ static gpunvme_err_t say(const struct nvme_store *s, gpunvme_err_t err)
 static void tell(struct gpunvme_store *store, struct task *t)
 {
     enum gpunvme_route route = GPUNVME_ROUTE_HOST;
-    gpunvme_err_t err = t->err;
     size_t done = t->err ? 0 : t->want;
 
     if (t->piece.io->mem == GPUNVME_MEM_GPU)
         route = t->region ? GPUNVME_ROUTE_P2P : GPUNVME_ROUTE_BOUNCE;
     if (done)
         store_moved(store, t->piece.io->op, route, done);
-    crew_end(&t->piece, err ? say(store->priv, err) : GPUNVME_OK, done);
+    crew_end(&t->piece, t->err ? say(store->priv, t) : GPUNVME_OK, done);
 }
 
 /* Ends what ran; the rest stays in hand, first in the list. */
@@ -391,15 +608,29 @@ static bool turn(struct gpunvme_store *store, struct gpu_worker *w)
 
     gather(store, w);
     if (w->njobs)
-        collect(store, w, run_jobs(s->gpu, w));
-    copy_all(w, false);
+        run_all(s, w);
+    copy_all(s, w, false);
     return end_all(store, w);
+}
+
+/* No worker can start a kernel. */
+static void refuse_all(struct gpunvme_store *store, struct gpu_worker *w)
+{
+    for (unsigned i = 0; i < w->n; i++) {
+        struct task *t = w->list[i];
+
+        t->runs = true;
+        blame(t, base_fail(GPUNVME_ERR_TIMEOUT,
+                           "kernels that do I/O were started earlier and have not ended: the GPU "
+                           "is busy, or hangs"));
+    }
+    end_all(store, w);
 }
 
 /* --- workers -----------------------------------------------------------------------------------
  */
 
-static void take(struct crew_worker *worker, struct gpu_worker *w, bool *stop)
+static void take(struct crew_worker *worker, struct gpu_worker *w, uint64_t wait_ns, bool *stop)
 {
     struct nvme_store *s = worker->store->priv;
     struct crew_piece pieces[64];
@@ -410,10 +641,27 @@ static void take(struct crew_worker *worker, struct gpu_worker *w, bool *stop)
 
         if (!room)
             return;
-        n = crew_take(worker, pieces, room, s->chunk, w->n ? 0 : WORK_WAIT_NS, stop);
+        n = crew_take(worker, pieces, room, s->chunk, w->n ? 0 : wait_ns, stop);
         for (size_t i = 0; i < n; i++)
             begin(s, w->list[w->n++], &pieces[i]);
     } while (n == 64);
+}
+
+/* A worker whose kernel does not end leaves the pieces to others, unless all are like it. */
+static void look_stuck(struct crew_worker *worker, struct gpu_worker *w, bool *stop)
+{
+    const struct timespec pause = {.tv_nsec = STUCK_NS};
+    struct nvme_store *s = worker->store->priv;
+
+    if (get_unstuck(s->gpu, w, 0))
+        return;
+    if (w->n || atomic_load(&s->gpu->nstuck) == worker->store->threads) {
+        take(worker, w, STUCK_NS, stop);
+        refuse_all(worker->store, w);
+    } else {
+        crew_take(worker, NULL, 0, s->chunk, 0, stop); /* none: whether to stop */
+        nanosleep(&pause, NULL);
+    }
 }
 
 static void work(struct crew_worker *worker)
@@ -423,20 +671,38 @@ static void work(struct crew_worker *worker)
     bool stop = false;
 
     while (!stop) {
-        take(worker, w, &stop);
+        if (w->is_stuck) {
+            look_stuck(worker, w, &stop);
+            continue;
+        }
+        take(worker, w, WORK_WAIT_NS, &stop);
         if (w->n && !turn(worker->store, w))
             nanosleep(&pause, NULL); /* all that it has waits for the other worker */
     }
 }
 
+/* Memory that the GPU may reach for is left to it, for good. */
+static void leave_worker(struct nvme_store *s, struct gpu_worker *w)
+{
+    s->is_left = true;
+    w->next_left = s->gpu->left;
+    s->gpu->left = w;
+}
+
 static void free_worker(struct nvme_store *s, struct gpu_worker *w)
 {
+    if (w->is_stuck && !get_unstuck(s->gpu, w, s->is_left ? 0 : s->gpu->kernel_timeout_ns)) {
+        leave_worker(s, w);
+        return;
+    }
     nvme_kernels_close(w->kernels);
     gpunvme_mem_stream_destroy(w->stream);
     gpunvme_mem_free(&w->jobs);
-    if (w->stage.buf.nbytes)
+    if (!nvme_bounces_end(&w->stage, s->is_left ? 0 : s->copy_timeout_ns))
+        s->is_left = true;
+    else if (w->stage.buf.nbytes)
         gpunvme_device_free(s->gpu->dev, &w->stage.buf);
-    free(w->stage.free);
+    free(w->held);
     free(w->tasks);
     free(w->list);
     free(w);
@@ -448,7 +714,8 @@ static gpunvme_err_t make_worker(struct nvme_store *s, unsigned index, struct gp
 
     w->tasks = calloc(s->depth, sizeof(w->tasks[0]));
     w->list = calloc(s->depth, sizeof(struct task *));
-    if (!w->tasks || !w->list)
+    w->held = calloc(s->depth, sizeof(w->held[0]));
+    if (!w->tasks || !w->list || !w->held)
         return base_fail(GPUNVME_ERR_NOMEM, "%u tasks", s->depth);
     for (unsigned i = 0; i < s->depth; i++) {
         w->list[i] = &w->tasks[i];
@@ -517,17 +784,6 @@ static gpunvme_err_t open_device(struct gpunvme_store *store, struct nvme_gpu *g
     return gpunvme_device_ns(gpu->dev, s->ns, &gpu->ns);
 }
 
-/* Who recovers must not wait for ever for workers whose kernels take turns. */
-static void init_lock(struct nvme_gpu *gpu)
-{
-    pthread_rwlockattr_t attr;
-
-    pthread_rwlockattr_init(&attr);
-    pthread_rwlockattr_setkind_np(&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
-    pthread_rwlock_init(&gpu->running, &attr);
-    pthread_rwlockattr_destroy(&attr);
-}
-
 gpunvme_err_t nvme_gpu_start(struct gpunvme_store *store)
 {
     struct nvme_store *s = store->priv;
@@ -536,10 +792,22 @@ gpunvme_err_t nvme_gpu_start(struct gpunvme_store *store)
 
     if (!gpu)
         return base_fail(GPUNVME_ERR_NOMEM, "I/O issued by the GPU");
-    init_lock(gpu);
+    pthread_mutex_init(&gpu->lock, NULL);
+    base_cond_init(&gpu->changed);
+    gpu->kernel_timeout_ns = store->uri.options.timeout_ns;
+    if (gpu->kernel_timeout_ns < KERNEL_NS)
+        gpu->kernel_timeout_ns = KERNEL_NS;
     s->gpu = gpu;
     err = open_device(store, gpu);
     return err ? err : crew_start(store, &crew_ops, store->threads, &s->crew);
+}
+
+static void leave_gpu(struct nvme_gpu *gpu)
+{
+    pthread_mutex_lock(&left_lock);
+    gpu->next_left = all_left;
+    all_left = gpu;
+    pthread_mutex_unlock(&left_lock);
 }
 
 void nvme_gpu_stop(struct gpunvme_store *store)
@@ -550,9 +818,15 @@ void nvme_gpu_stop(struct gpunvme_store *store)
         return;
     crew_stop(s->crew);
     s->crew = NULL;
-    gpunvme_device_close(s->gpu->dev);
-    pthread_rwlock_destroy(&s->gpu->running);
-    free(s->gpu);
+    if (s->gpu->left) {
+        device_leave_alone(s->gpu->dev);
+        leave_gpu(s->gpu);
+    } else {
+        gpunvme_device_close(s->gpu->dev);
+        pthread_cond_destroy(&s->gpu->changed);
+        pthread_mutex_destroy(&s->gpu->lock);
+        free(s->gpu);
+    }
     s->gpu = NULL;
 }
 

@@ -1,19 +1,13 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Starts the kernel of issue=gpu in a stream of its own, and waits for it.
+ * Starts the kernel of issue=gpu in a stream of its own, and asks whether it has ended.
  */
 #include <cuda_runtime_api.h>
-#include <sched.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "base/fail.h"
 #include "memory/cuda.h"
-#include "storage/futex.h"
 #include "storage/nvme_gpu_kernel.h"
-
-#define SPIN_NS  200000u /* of a kernel that runs, before the thread sleeps between looks */
-#define SLEEP_NS 20000
 
 struct nvme_kernels {
     unsigned gpu;
@@ -59,27 +53,8 @@ void nvme_kernels_close(struct nvme_kernels *k)
     free(k);
 }
 
-/*
- * The kernel ends by itself, by the deadlines of its commands. It may have to wait for room on a
- * GPU that others fill: its jobs' memory is in use for as long.
- */
-static gpunvme_err_t wait(struct nvme_kernels *k)
-{
-    const struct timespec pause = {.tv_nsec = SLEEP_NS};
-    uint64_t start = futex_now();
-    cudaError_t err;
-
-    while ((err = cudaStreamQuery((cudaStream_t)k->stream)) == cudaErrorNotReady) {
-        if (futex_now() - start < SPIN_NS)
-            sched_yield();
-        else
-            nanosleep(&pause, NULL);
-    }
-    return err == cudaSuccess ? GPUNVME_OK : cuda_fail(err, "a kernel that does I/O");
-}
-
-gpunvme_err_t nvme_kernels_run(struct nvme_kernels *k, const struct gpunvme_dev_ns *ns,
-                               struct nvme_job *jobs, unsigned n)
+gpunvme_err_t nvme_kernels_start(struct nvme_kernels *k, const struct gpunvme_dev_ns *ns,
+                                 struct nvme_job *jobs, unsigned n)
 {
     gpunvme_err_t err = mem_cuda_enter(k->gpu);
     cudaError_t launched;
@@ -87,7 +62,26 @@ gpunvme_err_t nvme_kernels_run(struct nvme_kernels *k, const struct gpunvme_dev_
     if (err)
         return err;
     launched = (cudaError_t)nvme_kernels_launch(ns, jobs, n, k->stream);
-    err = launched == cudaSuccess ? wait(k) : cuda_fail(launched, "launching the I/O kernel");
+    if (launched != cudaSuccess)
+        err = cuda_fail(launched, "launching the I/O kernel");
+    mem_cuda_leave();
+    return err;
+}
+
+gpunvme_err_t nvme_kernels_query(struct nvme_kernels *k, bool *done)
+{
+    gpunvme_err_t err = mem_cuda_enter(k->gpu);
+    cudaError_t answer;
+
+    *done = false;
+    if (err)
+        return err;
+    answer = cudaStreamQuery((cudaStream_t)k->stream);
+    *done = answer == cudaSuccess;
+    if (answer == cudaErrorNotReady)
+        (void)cudaGetLastError(); /* an answer, not an error */
+    else if (answer != cudaSuccess)
+        err = cuda_fail(answer, "a kernel that does I/O");
     mem_cuda_leave();
     return err;
 }

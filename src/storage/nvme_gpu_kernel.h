@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * The kernel of issue=gpu, seen by the host: nvme_gpu.cu has it, nvme_gpu_cuda.c starts it and
- * waits for it; nvme_gpu_none.c is for builds without CUDA.
+ * asks after it; nvme_gpu_none.c is for builds without CUDA.
  */
 #ifndef STORAGE_NVME_GPU_KERNEL_H
 #define STORAGE_NVME_GPU_KERNEL_H
+
+#include <stdbool.h>
 
 #include "storage/nvme_gpu_job.h"
 
@@ -20,11 +22,14 @@ gpunvme_err_t nvme_kernels_open(int gpu, struct nvme_kernels **out);
 void nvme_kernels_close(struct nvme_kernels *kernels);
 
 /*
- * Runs `n` jobs at `jobs`, a GPU address of pinned memory, and returns when the kernel has ended:
- * each of its waits has a deadline. GPU: it could not be started, or failed.
+ * Starts a kernel for `n` jobs at `jobs`, a GPU address of pinned memory; one at a time. GPU: it
+ * could not be started.
  */
-gpunvme_err_t nvme_kernels_run(struct nvme_kernels *kernels, const struct gpunvme_dev_ns *ns,
-                               struct nvme_job *jobs, unsigned n);
+gpunvme_err_t nvme_kernels_start(struct nvme_kernels *kernels, const struct gpunvme_dev_ns *ns,
+                                 struct nvme_job *jobs, unsigned n);
+
+/* Whether it has ended; GPU: it has, and failed. */
+gpunvme_err_t nvme_kernels_query(struct nvme_kernels *kernels, bool *done);
 
 /* nvme_gpu.cu: cudaError_t as an int, a cudaStream_t as a pointer. */
 int nvme_kernels_launch(const struct gpunvme_dev_ns *ns, struct nvme_job *jobs, unsigned n,

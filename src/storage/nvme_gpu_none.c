@@ -17,11 +17,18 @@ void nvme_kernels_close(struct nvme_kernels *kernels)
     (void)kernels;
 }
 
-gpunvme_err_t nvme_kernels_run(struct nvme_kernels *kernels, const struct gpunvme_dev_ns *ns,
-                               struct nvme_job *jobs, unsigned n)
+gpunvme_err_t nvme_kernels_start(struct nvme_kernels *kernels, const struct gpunvme_dev_ns *ns,
+                                 struct nvme_job *jobs, unsigned n)
 {
     (void)kernels;
     (void)ns;
     (void)jobs;
     return base_fail(GPUNVME_ERR_UNSUPPORTED, "%u jobs: this build has no CUDA", n);
+}
+
+gpunvme_err_t nvme_kernels_query(struct nvme_kernels *kernels, bool *done)
+{
+    (void)kernels;
+    *done = true;
+    return GPUNVME_OK;
 }

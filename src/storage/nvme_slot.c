@@ -5,7 +5,6 @@
  * follow each other, and other slots' commands fill the time. Nothing here waits, but for a command
  * that is late, whose end has to be forced.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/fail.h"
@@ -15,31 +14,6 @@
 /* Where a few bytes are not whole blocks, one command and a copy are cheaper than three commands.
  */
 #define COPY_NBYTES (32u << 10)
-
-gpunvme_err_t nvme_bounces_init(struct nvme_store *s, struct nvme_bounces *bounces, unsigned n)
-{
-    gpunvme_err_t err =
-        gpunvme_ctrl_alloc(s->ctrl, n * s->chunk, GPUNVME_MEM_PINNED, &bounces->buf);
-
-    if (err)
-        return err;
-    bounces->free = calloc(n, sizeof(bounces->free[0]));
-    if (!bounces->free)
-        return base_fail(GPUNVME_ERR_NOMEM, "bounce buffers");
-    bounces->part = s->chunk;
-    while (bounces->nfree < n) {
-        bounces->free[bounces->nfree] = (uint16_t)bounces->nfree;
-        bounces->nfree++;
-    }
-    return GPUNVME_OK;
-}
-
-void nvme_bounces_free(struct nvme_store *s, struct nvme_bounces *bounces)
-{
-    if (bounces->buf.nbytes)
-        gpunvme_ctrl_free(s->ctrl, &bounces->buf);
-    free(bounces->free);
-}
 
 static uint8_t *bounce_cpu(const struct nvme_slot *slot)
 {
@@ -61,7 +35,7 @@ static void let_go(struct nvme_slot *slot)
 {
     nvme_claim_drop(&slot->s->claims, slot->claim);
     if (slot->bounce >= 0)
-        slot->bounces->free[slot->bounces->nfree++] = (uint16_t)slot->bounce;
+        nvme_bounces_give(slot->bounces, slot->bounce);
     slot->bounce = -1;
 }
 
@@ -188,48 +162,77 @@ static bool take_bounce(struct nvme_slot *slot)
         slot->state = SLOT_SUBMIT;
         return true;
     }
-    if (!slot->bounces->nfree)
+    slot->bounce = nvme_bounces_take(slot->bounces);
+    if (slot->bounce < 0 && nvme_bounces_all_lost(slot->bounces))
+        return end(slot, base_fail(GPUNVME_ERR_GPU, "copies that the GPU was given earlier do not "
+                                                    "end: they hold all bounce buffers"));
+    if (slot->bounce < 0)
         return false;
-    slot->bounce = slot->bounces->free[--slot->bounces->nfree];
     slot->state = op_of(slot) == GPUNVME_OP_WRITE && !slot->is_part ? SLOT_COPY_IN : SLOT_SUBMIT;
     return true;
 }
 
-/* Copies between the bounce buffer and the caller's memory; AGAIN: it goes on. */
-static gpunvme_err_t copy(struct nvme_slot *slot, bool in)
+static gpunvme_err_t start_copy(struct nvme_slot *slot, bool in)
 {
     uint8_t *bounce = bounce_cpu(slot) + slot->skip, *ptr = slot->piece.ptr + slot->done;
-    bool done = false;
+    const struct gpunvme_buf near = {.gpu = ptr, .mem = GPUNVME_MEM_GPU};
     gpunvme_err_t err = GPUNVME_OK;
 
+    if (!slot->stream)
+        err = gpunvme_mem_stream_create(&near, &slot->stream);
+    if (err)
+        return err;
+    return in ? gpunvme_mem_copy_async(bounce, GPUNVME_MEM_PINNED, ptr, GPUNVME_MEM_GPU,
+                                       slot->nbytes, slot->stream)
+              : gpunvme_mem_copy_async(ptr, GPUNVME_MEM_GPU, bounce, GPUNVME_MEM_PINNED,
+                                       slot->nbytes, slot->stream);
+}
+
+/* The GPU may still do it, now or in an hour: its bounce buffer and stream are left to it. */
+static gpunvme_err_t give_up_copy(struct nvme_slot *slot)
+{
+    uint16_t part = (uint16_t)slot->bounce;
+
+    nvme_bounces_lose(slot->bounces, slot->stream, &part, 1);
+    slot->stream = NULL;
+    slot->bounce = -1;
+    slot->is_copying = false;
+    return base_fail(GPUNVME_ERR_TIMEOUT,
+                     "a copy of %zu bytes by the GPU is not done after %llu ms: it is busy, or "
+                     "hangs; the memory is in use until the store is closed",
+                     slot->nbytes, (unsigned long long)(slot->s->copy_timeout_ns / 1000000u));
+}
+
+/* Copies between the bounce buffer and the caller's memory; AGAIN: it goes on. */
+static gpunvme_err_t copy(struct nvme_slot *slot, bool in, uint64_t now)
+{
+    bool done = false;
+    gpunvme_err_t err;
+
     if (mem_of(slot) != GPUNVME_MEM_GPU) {
+        uint8_t *bounce = bounce_cpu(slot) + slot->skip, *ptr = slot->piece.ptr + slot->done;
+
         memcpy(in ? bounce : ptr, in ? ptr : bounce, slot->nbytes);
         return GPUNVME_OK;
     }
     if (!slot->is_copying) {
-        const struct gpunvme_buf near = {.gpu = ptr, .mem = GPUNVME_MEM_GPU};
-
-        if (!slot->stream)
-            err = gpunvme_mem_stream_create(&near, &slot->stream);
-        if (!err)
-            err = in ? gpunvme_mem_copy_async(bounce, GPUNVME_MEM_PINNED, ptr, GPUNVME_MEM_GPU,
-                                              slot->nbytes, slot->stream)
-                     : gpunvme_mem_copy_async(ptr, GPUNVME_MEM_GPU, bounce, GPUNVME_MEM_PINNED,
-                                              slot->nbytes, slot->stream);
+        err = start_copy(slot, in);
         if (err)
             return err;
         slot->is_copying = true;
+        slot->copied_ns = now;
     }
     err = gpunvme_mem_stream_query(slot->stream, &done);
     if (!err && !done)
-        return GPUNVME_ERR_AGAIN;
+        return now - slot->copied_ns < slot->s->copy_timeout_ns ? GPUNVME_ERR_AGAIN
+                                                                : give_up_copy(slot);
     slot->is_copying = false;
     return err;
 }
 
-static bool copy_in(struct nvme_slot *slot)
+static bool copy_in(struct nvme_slot *slot, uint64_t now)
 {
-    gpunvme_err_t err = copy(slot, true);
+    gpunvme_err_t err = copy(slot, true, now);
 
     if (err == GPUNVME_ERR_AGAIN)
         return false;
@@ -327,9 +330,9 @@ static bool fly(struct nvme_slot *slot, uint64_t now)
     return err ? end(slot, err) : completed(slot);
 }
 
-static bool copy_out(struct nvme_slot *slot)
+static bool copy_out(struct nvme_slot *slot, uint64_t now)
 {
-    gpunvme_err_t err = copy(slot, false);
+    gpunvme_err_t err = copy(slot, false, now);
 
     if (err == GPUNVME_ERR_AGAIN)
         return false;
@@ -346,13 +349,13 @@ static bool step(struct nvme_slot *slot, uint64_t now)
     case SLOT_BOUNCE:
         return take_bounce(slot);
     case SLOT_COPY_IN:
-        return copy_in(slot);
+        return copy_in(slot, now);
     case SLOT_SUBMIT:
         return submit(slot, now);
     case SLOT_FLY:
         return fly(slot, now);
     case SLOT_COPY_OUT:
-        return copy_out(slot);
+        return copy_out(slot, now);
     default:
         return false;
     }

@@ -11,22 +11,12 @@
 #include "gpunvme/memory.h"
 #include "storage/crew.h"
 #include "storage/futex.h"
+#include "storage/nvme_bounce.h"
 #include "storage/nvme_claim.h"
 #include "storage/nvme_gpu.h"
 #include "storage/nvme_share.h"
 
 #define NVME_CALLERS 8u /* threads at once that do a transfer of their own */
-
-/*
- * Memory that the transport gave, for bytes that can't go straight; lent in parts of `part` bytes
- * by one thread.
- */
-struct nvme_bounces {
-    struct gpunvme_buf buf;
-    size_t part;
-    unsigned nfree;
-    uint16_t *free; /* which parts are */
-};
 
 /* What registered memory has: region->priv. */
 struct nvme_region {
@@ -42,7 +32,8 @@ struct nvme_store {
     unsigned page_shift;
     size_t chunk; /* bytes of a piece, a power of two: one command, but for unaligned ends */
     uint32_t depth, entries;
-    uint64_t command_timeout_ns;
+    uint64_t command_timeout_ns, copy_timeout_ns;
+    bool is_left; /* the GPU may reach for memory of it for ever: the controller stays open */
     char why_no_p2p[256];
     struct nvme_claims claims; /* of the workers' slots, then of the callers' */
     struct crew *crew;
@@ -110,12 +101,9 @@ struct nvme_slot {
     bool is_direct;  /* straight to and from `mem` */
     bool is_copying; /* a copy was started */
     struct gpunvme_token token;
-    uint64_t submitted_ns;
+    uint64_t submitted_ns, copied_ns; /* since when */
     struct nvme_tries tries;
 };
-
-gpunvme_err_t nvme_bounces_init(struct nvme_store *s, struct nvme_bounces *bounces, unsigned n);
-void nvme_bounces_free(struct nvme_store *s, struct nvme_bounces *bounces);
 
 /* The slot takes the piece on; it is SLOT_CUT then, or has ended. */
 void nvme_slot_begin(struct nvme_slot *slot, const struct crew_piece *piece);
@@ -123,7 +111,7 @@ void nvme_slot_begin(struct nvme_slot *slot, const struct crew_piece *piece);
 /*
  * Takes the piece as far as it goes without waiting; true if that was anywhere. Once it is
  * SLOT_ENDED, the slot holds nothing. A command that is late is ended here, which may take a
- * while: abort, reset.
+ * while: abort, reset. A copy that is late is left to the GPU, with its part of the bounce memory.
  */
 bool nvme_slot_turn(struct nvme_slot *slot, uint64_t now);
 

@@ -487,18 +487,22 @@ static bool get_unstuck(struct nvme_gpu *gpu, struct gpu_worker *w, uint64_t tim
     return true;
 }
 
-static gpunvme_err_t run_jobs(struct nvme_gpu *gpu, struct gpu_worker *w)
+/* *failed: the kernel has ended, and badly. */
+static gpunvme_err_t run_jobs(struct nvme_gpu *gpu, struct gpu_worker *w, bool *failed)
 {
     gpunvme_err_t err = enter_kernels(gpu);
 
+    *failed = false;
     if (err)
         return err;
     if (!w->kernels) {
         run_here(&gpu->ns, w->jobs.cpu, w->njobs);
     } else {
         err = nvme_kernels_start(w->kernels, &gpu->ns, w->jobs.gpu, w->njobs);
-        if (!err)
+        if (!err) {
             err = wait_for_kernel(w, gpu->kernel_timeout_ns);
+            *failed = err && err != GPUNVME_ERR_AGAIN;
+        }
         if (err == GPUNVME_ERR_AGAIN)
             return get_stuck(gpu, w); /* and still among the kernels */
     }
@@ -522,12 +526,13 @@ static void try_again(struct nvme_store *s, struct gpu_worker *w)
 }
 
 /*
- * Runs the jobs, and finds out what came of each. Queues that were reset are made good again.
+ * Runs the jobs, and finds out what came of each. Queues that a reset, or a kernel that failed,
+ * left in disorder are made good again.
  */
 static void run_all(struct nvme_store *s, struct gpu_worker *w)
 {
-    bool interrupted = false;
-    gpunvme_err_t ran = run_jobs(s->gpu, w), dead;
+    bool failed, interrupted = false;
+    gpunvme_err_t ran = run_jobs(s->gpu, w, &failed), dead;
 
     for (unsigned i = 0; i < w->n; i++) {
         struct task *t = w->list[i];
@@ -540,7 +545,7 @@ static void run_all(struct nvme_store *s, struct gpu_worker *w)
             t->err = t->job->err;
         interrupted |= !ran && was_interrupted(t->err);
     }
-    if (!interrupted)
+    if (!failed && !interrupted)
         return;
     dead = recover(s->gpu);
     for (unsigned i = 0; dead && i < w->n; i++) {

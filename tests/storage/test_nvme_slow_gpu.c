@@ -82,10 +82,10 @@ struct nvme_kernels {
     struct nvme_job *jobs;
     unsigned n;
     bool runs;
-    _Atomic bool done;
+    _Atomic bool done, failed;
 };
 
-static _Atomic bool plays_kernels, holds_kernels;
+static _Atomic bool plays_kernels, holds_kernels, fails_kernel;
 static _Atomic unsigned nrunning, nkernels;
 static struct nvme_kernels *last_kernel;
 
@@ -112,13 +112,31 @@ void __wrap_nvme_kernels_close(struct nvme_kernels *k)
     free(k);
 }
 
+/* What threads of a kernel that dies leave behind: all slots of the queues taken. */
+static void die(const struct nvme_kernels *k)
+{
+    struct gpunvme_dev_token token;
+
+    for (uint32_t queue = 0; queue < k->ns.nqueues; queue++) {
+        struct gpunvme_dev_ns ns = gpunvme_dev_on_queue(&k->ns, queue);
+
+        for (unsigned refused = 0; refused < 20;)
+            if (gpunvme_dev_submit_read(&ns, 0, 1, &k->jobs[0].buf, k->jobs[0].off, &token)) {
+                usleep(1000); /* the drive takes those that were submitted */
+                refused++;
+            }
+    }
+}
+
 static void *run_kernel(void *k_)
 {
     struct nvme_kernels *k = k_;
 
     while (holds_kernels)
         usleep(1000);
-    for (unsigned i = 0; i < k->n; i++)
+    if (k->failed)
+        die(k);
+    for (unsigned i = 0; i < k->n && !k->failed; i++)
         nvme_job_do(&k->ns, &k->jobs[i]);
     k->done = true;
     return NULL;
@@ -134,6 +152,7 @@ gpunvme_err_t __wrap_nvme_kernels_start(struct nvme_kernels *k, const struct gpu
     k->jobs = jobs;
     k->n = n;
     k->done = false;
+    k->failed = atomic_exchange(&fails_kernel, false);
     k->runs = true;
     last_kernel = k;
     nrunning++;
@@ -150,7 +169,7 @@ gpunvme_err_t __wrap_nvme_kernels_query(struct nvme_kernels *k, bool *done)
     pthread_join(k->thread, NULL);
     k->runs = false;
     nrunning--;
-    return GPUNVME_OK;
+    return k->failed ? base_fail(GPUNVME_ERR_GPU, "the kernel of this test fails") : GPUNVME_OK;
 }
 
 /* ---- Tests -------------------------------------------------------------------------------------
@@ -159,7 +178,7 @@ gpunvme_err_t __wrap_nvme_kernels_query(struct nvme_kernels *k, bool *done)
 static int setup(void **state)
 {
     (void)state;
-    hangs = plays_kernels = holds_kernels = false;
+    hangs = plays_kernels = holds_kernels = fails_kernel = false;
     nhung = nkernels = 0;
     fill_random(bytes, NBYTES, 11);
     memset(back, 0, NBYTES);
@@ -329,6 +348,21 @@ static void a_kernel_that_does_not_end_is_a_timeout_and_keeps_what_it_has(void *
     closed(store);
 }
 
+/* Its threads had slots of the queues, and commands in flight. */
+static void after_a_kernel_that_failed_the_next_transfer_works(void **state)
+{
+    (void)state;
+    need_stand_in();
+    open_store("sim:size=1M?issue=gpu,threads=2,timeout=3s");
+    fails_kernel = true;
+    assert_err(reads_in_background(0, 4096), GPUNVME_ERR_GPU);
+    for (unsigned i = 0; i < 10; i++) {
+        assert_ok(reads_in_background(512, 8192));
+        is_right(512, 8192);
+    }
+    closed(store);
+}
+
 static void a_store_whose_kernel_goes_on_is_closed_around_it(void **state)
 {
     (void)state;
@@ -360,6 +394,7 @@ int main(void)
         TEST(a_store_whose_copies_go_on_is_closed_around_them),
         TEST(a_staging_copy_that_does_not_end_is_a_timeout),
         TEST(a_kernel_that_does_not_end_is_a_timeout_and_keeps_what_it_has),
+        TEST(after_a_kernel_that_failed_the_next_transfer_works),
         TEST(a_store_whose_kernel_goes_on_is_closed_around_it),
     };
 

@@ -176,12 +176,14 @@ struct gpunvme_mem_piece {
  * order: no destination may overlap another piece. `pieces` may go when it returns; the bytes stay
  * as they are until sync or query says that all is done.
  *
- * Addresses are taken as they are, like those that a kernel is given: one that the stream's GPU
- * can't reach breaks the process's work on that GPU. GPU memory of another GPU needs peer access.
+ * A piece that is not all in memory that CUDA knows is refused before anything is started: given
+ * to a kernel, it would break the process's work on that GPU. What is not found out: GPU memory of
+ * another GPU needs peer access. The check costs some nanoseconds a piece, and some microseconds
+ * for each allocation that the pieces lie in.
  *
  * Normally it does not wait; when tables of some 30,000 pieces are in flight on the stream, it
- * waits for the oldest, 10 s at most. Errors: INVALID (NULL, with the piece's index), NOMEM, GPU,
- * TIMEOUT; after an error some of the copies may have been started, or all.
+ * waits for the oldest, 10 s at most. Errors: INVALID (with the piece's index), NOMEM, GPU,
+ * TIMEOUT; after the other errors some of the copies may have been started, or all.
  */
 gpunvme_err_t gpunvme_mem_copy_batch(const struct gpunvme_mem_piece *pieces, size_t n,
                                      struct gpunvme_mem_stream *stream);

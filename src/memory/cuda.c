@@ -52,6 +52,7 @@ struct worker {
 /* X(member, function of cuda.h, its symbol in libcuda.so.1) */
 #define DRIVER_CALLS(X)                                                                            \
     X(pointer_get_attributes, cuPointerGetAttributes, "cuPointerGetAttributes")                    \
+    X(address_range, cuMemGetAddressRange, "cuMemGetAddressRange_v2")                              \
     X(device_get, cuDeviceGet, "cuDeviceGet")                                                      \
     X(ctx_retain, cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain")                            \
     X(ctx_push, cuCtxPushCurrent, "cuCtxPushCurrent_v2")                                           \
@@ -313,6 +314,25 @@ static void leave(void)
 
     tense();
     driver.ctx_pop(&context); /* fails only if the context is not there: left already */
+}
+
+bool mem_cuda_range(const void *ptr, struct mem_range *range)
+{
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    CUdeviceptr begin = 0;
+    size_t nbytes = 0;
+    int device;
+
+    if (mem_cuda_kind(ptr, &device) == MEM_CUDA_UNKNOWN || enter(device))
+        return false;
+    if (driver.address_range(&begin, &nbytes, (CUdeviceptr)(uintptr_t)ptr) != CUDA_SUCCESS ||
+        (uintptr_t)ptr - (uintptr_t)begin >= nbytes) { /* host memory that was pinned, perhaps */
+        begin = (CUdeviceptr)((uintptr_t)ptr & ~(page - 1));
+        nbytes = page;
+    }
+    leave();
+    *range = (struct mem_range){.begin = (uintptr_t)begin, .nbytes = nbytes, .gpu = device};
+    return true;
 }
 
 gpunvme_err_t mem_cuda_enter(unsigned device)

@@ -15,6 +15,7 @@
 
 #include "gpunvme/error.h"
 #include "gpunvme/memory.h"
+#include "memory/ranges.h"
 
 /* True when there is a GPU to work with; decided once. */
 bool mem_cuda_present(void);
@@ -44,6 +45,12 @@ enum mem_cuda_kind {
     MEM_CUDA_MANAGED, /* managed memory, which CUDA moves between GPUs and the host */
 };
 enum mem_cuda_kind mem_cuda_kind(const void *ptr, int *device);
+
+/*
+ * The allocation, or mapped part of a reservation, that `ptr` lies in, or its page where CUDA does
+ * not tell that; false: MEM_CUDA_UNKNOWN. Some microseconds.
+ */
+bool mem_cuda_range(const void *ptr, struct mem_range *range);
 
 /* GPU memory on the calling thread's current device, zeroed. */
 gpunvme_err_t mem_cuda_alloc(size_t nbytes, void **gpu);

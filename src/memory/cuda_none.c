@@ -64,6 +64,13 @@ enum mem_cuda_kind mem_cuda_kind(const void *ptr, int *device)
     return MEM_CUDA_UNKNOWN;
 }
 
+bool mem_cuda_range(const void *ptr, struct mem_range *range)
+{
+    (void)ptr;
+    *range = (struct mem_range){0};
+    return false;
+}
+
 gpunvme_err_t mem_cuda_alloc(size_t nbytes, void **gpu)
 {
     (void)nbytes;

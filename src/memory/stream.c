@@ -78,21 +78,30 @@ static gpunvme_err_t check_pieces(const struct gpunvme_mem_piece *pieces, size_t
     return GPUNVME_OK;
 }
 
-gpunvme_err_t gpunvme_mem_copy_batch(const struct gpunvme_mem_piece *pieces, size_t n,
+gpunvme_err_t mem_copy_batch_checked(const struct gpunvme_mem_piece *pieces, size_t n,
                                      struct gpunvme_mem_stream *stream)
 {
-    gpunvme_err_t err = check_pieces(pieces, n);
-
-    if (err)
-        return err;
-    if (!stream)
-        return base_fail(GPUNVME_ERR_INVALID, "stream is NULL");
     if (stream->cuda)
         return mem_cuda_stream_copy_batch(stream->cuda, pieces, n, MEM_BATCH_AUTO, 0);
     for (size_t i = 0; i < n; i++)
         if (pieces[i].nbytes)
             memcpy(pieces[i].dst, pieces[i].src, pieces[i].nbytes);
     return GPUNVME_OK;
+}
+
+gpunvme_err_t gpunvme_mem_copy_batch(const struct gpunvme_mem_piece *pieces, size_t n,
+                                     struct gpunvme_mem_stream *stream)
+{
+    gpunvme_err_t err = check_pieces(pieces, n);
+    struct mem_ranges ranges;
+
+    if (err)
+        return err;
+    if (!stream)
+        return base_fail(GPUNVME_ERR_INVALID, "stream is NULL");
+    mem_ranges_init(&ranges);
+    err = mem_ranges_check_pieces(&ranges, pieces, n);
+    return err ? err : mem_copy_batch_checked(pieces, n, stream);
 }
 
 gpunvme_err_t gpunvme_mem_stream_sync(struct gpunvme_mem_stream *stream, uint64_t timeout_ns)

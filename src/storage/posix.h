@@ -196,9 +196,6 @@ gpunvme_err_t posix_slot_copied(struct posix_slot *slot, bool *done);
 /* Waits for it. */
 gpunvme_err_t posix_slot_wait(struct posix_slot *slot, uint64_t timeout_ns);
 
-/* The index of the GPU that holds `ptr`, 0 where there is but one. */
-unsigned posix_gpu_of(const void *ptr);
-
 /* ---- posix_map.c -------------------------------------------------------------------------------
  */
 

@@ -110,17 +110,6 @@ void posix_ring_pin(struct posix_ring *ring, const void *gpu_memory)
     pthread_mutex_unlock(&ring->lock);
 }
 
-unsigned posix_gpu_of(const void *ptr)
-{
-    enum gpunvme_mem mem;
-    int gpu = 0;
-
-    if (gpunvme_mem_gpu_count() < 2 || gpunvme_mem_kind_of(ptr, &mem, &gpu) || gpu < 0 ||
-        gpu >= (int)POSIX_MAX_GPUS)
-        return 0;
-    return (unsigned)gpu;
-}
-
 /* ---- Copies ------------------------------------------------------------------------------------
  */
 
@@ -180,7 +169,7 @@ static gpunvme_err_t start_copies(struct copies *c)
 
     c->n = 0;
     if (n > 1 && mem == GPUNVME_MEM_PINNED)
-        return gpunvme_mem_copy_batch(c->pieces, n, c->stream);
+        return mem_copy_batch_checked(c->pieces, n, c->stream);
     for (unsigned i = 0; i < n && !err; i++) {
         const struct gpunvme_mem_piece *piece = &c->pieces[i];
 

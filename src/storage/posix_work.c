@@ -98,10 +98,29 @@ static void start_host(struct posix_worker *w, struct posix_op *op)
     posix_advance(w, op);
 }
 
-static void start_gpu(struct posix_worker *w, struct posix_op *op)
+/* Before anything is done for it: its copy may share a kernel with those of other transfers. */
+static gpunvme_err_t check_memory(struct posix_worker *w, struct posix_op *op)
 {
     gpunvme_err_t err;
+    int gpu;
 
+    if (!w->has_ranges) { /* looks for a GPU, which takes a while */
+        mem_ranges_init(&w->ranges);
+        w->has_ranges = true;
+    }
+    err = mem_ranges_check(&w->ranges, op->piece.ptr, op->piece.nbytes, &gpu);
+    op->gpu = !err && gpu > 0 && gpu < (int)POSIX_MAX_GPUS ? (unsigned)gpu : 0;
+    return err;
+}
+
+static void start_gpu(struct posix_worker *w, struct posix_op *op)
+{
+    gpunvme_err_t err = check_memory(w, op);
+
+    if (err) {
+        posix_end_op(w, op, err);
+        return;
+    }
     posix_ring_pin(&w->posix->ring, op->piece.ptr);
     if (start_mapped(w, op))
         return;
@@ -147,8 +166,6 @@ static struct posix_op *new_op(struct posix_worker *w, const struct crew_piece *
     memset(op, 0, sizeof(*op));
     op->piece = *piece;
     w->in_hand += piece->nbytes;
-    if (posix_is_gpu(op) && piece->nbytes)
-        op->gpu = posix_gpu_of(piece->ptr);
     return op;
 }
 
@@ -262,6 +279,7 @@ static void one_turn(struct posix_worker *w, bool *stop)
 {
     size_t n = take(w, stop), ended;
 
+    mem_ranges_forget(&w->ranges); /* those of the last turn may have been freed */
     for (size_t i = 0; i < n; i++)
         start(w, new_op(w, &w->pieces[i]));
     posix_seal(w);

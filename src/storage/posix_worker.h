@@ -9,6 +9,7 @@
 #ifndef STORAGE_POSIX_WORKER_H
 #define STORAGE_POSIX_WORKER_H
 
+#include "memory/ranges.h"
 #include "storage/posix.h"
 
 struct posix_op {
@@ -58,6 +59,8 @@ struct posix_worker {
     struct crew_worker *crew;
     struct gpunvme_store *store;
     struct posix *posix;
+    struct mem_ranges ranges; /* of GPU memory, that this turn's pieces were found to lie in */
+    bool has_ranges;
     struct posix_uring *uring; /* NULL: requests are made one at a time */
     bool asked_to_keep;        /* the kernel, our slots */
     struct posix_op *ops, *free;

@@ -220,6 +220,36 @@ static void more_batches_than_the_ring_holds_arrive_in_order(void **state)
     free_buf(&dst);
 }
 
+/* Given to the kernel that copies, it would end all work on the GPU. */
+static void a_batch_with_a_wrong_address_is_refused_and_the_gpu_works_on(void **state)
+{
+    struct gpunvme_buf src = new_buf(65536, GPUNVME_MEM_PINNED);
+    struct gpunvme_buf dst = new_buf(65536, GPUNVME_MEM_GPU);
+    uint8_t *host = checked_malloc(4096);
+    struct gpunvme_mem_piece pieces[16];
+    struct gpunvme_mem_stream *stream;
+
+    (void)state;
+    random_bytes(src.cpu, src.nbytes, 23);
+    assert_int_equal(gpunvme_mem_stream_create(&dst, &stream), GPUNVME_OK);
+    for (size_t i = 0; i < 16; i++)
+        pieces[i] = (struct gpunvme_mem_piece){(char *)dst.gpu + i * 4096,
+                                               (char *)src.gpu + i * 4096, 4096};
+    pieces[11].dst = host;
+    assert_int_equal(gpunvme_mem_copy_batch(pieces, 16, stream), GPUNVME_ERR_INVALID);
+    assert_non_null(strstr(gpunvme_err_detail(), "piece 11"));
+    pieces[11].dst = (char *)dst.gpu + 11 * 4096;
+    assert_int_equal(gpunvme_mem_copy_batch(pieces, 16, stream), GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_stream_sync(stream, 10000000000u), GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_verify(&dst, 0, dst.nbytes,
+                                        gpunvme_mem_checksum_host(src.cpu, src.nbytes), NULL),
+                     GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_stream_destroy(stream), GPUNVME_OK);
+    free(host);
+    free_buf(&src);
+    free_buf(&dst);
+}
+
 static void an_address_that_is_no_gpus_is_refused(void **state)
 {
     uint8_t *host = checked_malloc(4096);
@@ -674,6 +704,7 @@ int main(void)
         cmocka_unit_test(batches_of_all_directions_arrive_and_touch_nothing_else),
         cmocka_unit_test(each_way_of_a_batch_copies_the_same),
         cmocka_unit_test(more_batches_than_the_ring_holds_arrive_in_order),
+        cmocka_unit_test(a_batch_with_a_wrong_address_is_refused_and_the_gpu_works_on),
         cmocka_unit_test(an_address_that_is_no_gpus_is_refused),
         cmocka_unit_test(a_copy_beyond_the_memory_is_an_error_of_cuda),
         cmocka_unit_test(too_much_gpu_memory_is_an_error_that_leaves_no_trace),

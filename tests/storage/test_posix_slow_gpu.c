@@ -18,6 +18,7 @@
 #include "base/fail.h"
 #include "gpunvme/memory.h"
 #include "gpunvme/storage.h"
+#include "memory/ranges.h"
 #include "storage/posix.h"
 
 #define KIB    ((size_t)1 << 10)
@@ -84,18 +85,18 @@ gpunvme_err_t __wrap_gpunvme_mem_copy_async(void *dst, enum gpunvme_mem dst_mem,
     return err ? err : __real_gpunvme_mem_copy_async(dst, dst_mem, src, src_mem, nbytes, stream);
 }
 
-gpunvme_err_t __real_gpunvme_mem_copy_batch(const struct gpunvme_mem_piece *pieces, size_t n,
+gpunvme_err_t __real_mem_copy_batch_checked(const struct gpunvme_mem_piece *pieces, size_t n,
                                             struct gpunvme_mem_stream *stream);
-gpunvme_err_t __wrap_gpunvme_mem_copy_batch(const struct gpunvme_mem_piece *pieces, size_t n,
+gpunvme_err_t __wrap_mem_copy_batch_checked(const struct gpunvme_mem_piece *pieces, size_t n,
                                             struct gpunvme_mem_stream *stream);
-gpunvme_err_t __wrap_gpunvme_mem_copy_batch(const struct gpunvme_mem_piece *pieces, size_t n,
+gpunvme_err_t __wrap_mem_copy_batch_checked(const struct gpunvme_mem_piece *pieces, size_t n,
                                             struct gpunvme_mem_stream *stream)
 {
     gpunvme_err_t err = GPUNVME_OK;
 
     for (size_t i = 0; i < n && !err; i++)
         err = copied(pieces[i].src, pieces[i].nbytes);
-    return err ? err : __real_gpunvme_mem_copy_batch(pieces, n, stream);
+    return err ? err : __real_mem_copy_batch_checked(pieces, n, stream);
 }
 
 gpunvme_err_t __real_posix_slot_wait(struct posix_slot *slot, uint64_t timeout_ns);
@@ -108,6 +109,21 @@ gpunvme_err_t __wrap_posix_slot_wait(struct posix_slot *slot, uint64_t timeout_n
         return base_fail(GPUNVME_ERR_TIMEOUT, "the GPU of this test hangs");
     }
     return __real_posix_slot_wait(slot, timeout_ns);
+}
+
+/* GPU memory is host memory here; this address is none of the GPU. */
+static const void *_Atomic no_memory;
+
+gpunvme_err_t __real_mem_ranges_check(struct mem_ranges *ranges, const void *ptr, size_t nbytes,
+                                      int *on);
+gpunvme_err_t __wrap_mem_ranges_check(struct mem_ranges *ranges, const void *ptr, size_t nbytes,
+                                      int *on);
+gpunvme_err_t __wrap_mem_ranges_check(struct mem_ranges *ranges, const void *ptr, size_t nbytes,
+                                      int *on)
+{
+    if (ptr == no_memory)
+        return base_fail(GPUNVME_ERR_INVALID, "%p is no address of this test's GPU", ptr);
+    return __real_mem_ranges_check(ranges, ptr, nbytes, on);
 }
 
 static pthread_t pinned_by;
@@ -135,6 +151,7 @@ static int setup(void **state)
     fails = stuck = false;
     hangs = 0;
     largest = 0;
+    no_memory = NULL;
     snprintf(path, sizeof(path), "/tmp/gpunvme-slow-XXXXXX");
     fd = mkstemp(path);
     bytes = malloc(NBYTES);
@@ -254,6 +271,39 @@ static void nothing_is_pinned_by_who_submits(void **state)
     assert_false(pthread_equal(pinned_by, pthread_self()));
 }
 
+#define NIOS 64u
+
+/* The kernel that copies for all of them would fail, and with it the GPU for this process. */
+static void of_many_small_reads_only_the_one_to_a_wrong_address_fails(void **state)
+{
+    struct gpunvme_io ios[NIOS], *ended[NIOS];
+    struct gpunvme_batch *batch;
+    size_t n;
+
+    (void)state;
+    open_with("map=off,threads=1");
+    memset(ios, 0, sizeof(ios));
+    for (size_t i = 0; i < NIOS; i++) {
+        ios[i].op = GPUNVME_OP_READ;
+        ios[i].mem = GPUNVME_MEM_GPU;
+        ios[i].offset = i * 4 * KIB;
+        ios[i].ptr = (uint8_t *)gpu.gpu + i * 4 * KIB;
+        ios[i].nbytes = 4 * KIB;
+    }
+    no_memory = ios[9].ptr;
+    assert_int_equal(gpunvme_batch_create(&batch), GPUNVME_OK);
+    assert_int_equal(gpunvme_store_submit(store, ios, NIOS, batch), GPUNVME_OK);
+    assert_int_equal(gpunvme_batch_poll(batch, NIOS, NIOS, ended, &n, 20000000000u), GPUNVME_OK);
+    assert_int_equal(gpunvme_batch_destroy(batch), GPUNVME_OK);
+    for (size_t i = 0; i < NIOS; i++)
+        assert_int_equal(ios[i].err, i == 9 ? GPUNVME_ERR_INVALID : GPUNVME_OK);
+    is_right(9 * 4 * KIB);
+    assert_int_equal(gpunvme_store_read(store, 0, (void *)(uintptr_t)no_memory, GPUNVME_MEM_GPU,
+                                        128 * KIB, NULL),
+                     GPUNVME_ERR_INVALID);
+    assert_non_null(strstr(gpunvme_err_detail(), "no address of this test's GPU"));
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -263,6 +313,7 @@ int main(void)
         TEST(a_read_that_must_be_mapped_waits_for_a_slot),
         TEST(a_mapped_read_that_does_not_end_is_no_success),
         TEST(nothing_is_pinned_by_who_submits),
+        TEST(of_many_small_reads_only_the_one_to_a_wrong_address_fails),
         TEST(a_slot_whose_copies_go_on_after_an_error_is_left_alone),
     };
 

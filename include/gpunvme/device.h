@@ -130,11 +130,19 @@ struct gpunvme_dev_buf {
 };
 
 /*
- * The view of a mapped buffer with a GPU address. Owned by dev where it has pages (freed by close);
- * the buffer must stay mapped. GPUNVME_ERR_INVALID: no GPU address, or no bus address.
+ * The view of a mapped buffer with a GPU address; the buffer must stay mapped. Where it has pages,
+ * their table is dev's, until the view is released or dev is closed. GPUNVME_ERR_INVALID: no GPU
+ * address, or no bus address.
  */
 gpunvme_err_t gpunvme_device_buf(struct gpunvme_device *dev, const struct gpunvme_buf *buf,
                                  struct gpunvme_dev_buf *out);
+
+/*
+ * Gives back what one gpunvme_device_buf() gave, once no kernel uses it: its table serves another
+ * view then. Without it a program that makes views of ever new buffers has a table for each until
+ * it closes dev. NULL is fine; nothing waits.
+ */
+void gpunvme_device_buf_release(struct gpunvme_device *dev, const struct gpunvme_dev_buf *view);
 
 /*
  * Looks after the controller now, as the thread does every check_ms, and makes the queues good for

@@ -35,11 +35,15 @@ struct device_queue {
     struct gpunvme_qpair reaped;
 };
 
-/* The page table of a buffer in GPU memory. */
+/*
+ * The page table of a buffer in GPU memory. One that nobody has is kept for the next that needs
+ * one: to free GPU memory would wait for kernels, of the caller's as well.
+ */
 struct device_pages {
     struct device_pages *next;
     struct gpunvme_buf buf;
-    size_t n;
+    unsigned users; /* views */
+    size_t n, room;
     uint64_t table[]; /* the same, to know it again */
 };
 

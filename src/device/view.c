@@ -40,36 +40,73 @@ gpunvme_err_t gpunvme_device_ns(struct gpunvme_device *dev, const struct gpunvme
     return GPUNVME_OK;
 }
 
-/* The table in GPU memory: made, or found where the same one was wanted before. */
-static gpunvme_err_t find_pages(struct gpunvme_device *dev, const uint64_t *table, size_t n,
-                                struct device_pages **out)
+#define LEAST_ROOM 512u /* pages: tables of most buffers can take each other's place */
+
+static struct device_pages *find_same(struct gpunvme_device *dev, const uint64_t *table, size_t n)
 {
     struct device_pages *p = dev->pages;
-    gpunvme_err_t err;
 
     while (p && (p->n != n || memcmp(p->table, table, n * sizeof(*table)) != 0))
         p = p->next;
-    *out = p;
-    if (p)
-        return GPUNVME_OK;
-    p = malloc(sizeof(*p) + n * sizeof(*table));
+    return p;
+}
+
+/* The smallest that nobody has and that has room. */
+static struct device_pages *find_unused(struct gpunvme_device *dev, size_t n)
+{
+    struct device_pages *best = NULL;
+
+    for (struct device_pages *p = dev->pages; p; p = p->next)
+        if (!p->users && p->room >= n && (!best || p->room < best->room))
+            best = p;
+    return best;
+}
+
+static gpunvme_err_t add_pages(struct gpunvme_device *dev, size_t n, struct device_pages **out)
+{
+    size_t room = LEAST_ROOM;
+    struct device_pages *p;
+    gpunvme_err_t err;
+
+    while (room < n)
+        room *= 2;
+    p = calloc(1, sizeof(*p) + room * sizeof(p->table[0]));
     if (!p)
         return base_fail(GPUNVME_ERR_NOMEM, "a table of %zu pages", n);
-    memcpy(p->table, table, n * sizeof(*table));
-    p->n = n;
-    err = gpunvme_mem_alloc(n * sizeof(*table), GPUNVME_MEM_GPU, &p->buf);
-    if (!err) {
-        err = gpunvme_mem_copy(p->buf.gpu, GPUNVME_MEM_GPU, table, GPUNVME_MEM_HOST,
-                               n * sizeof(*table));
-        if (err)
-            gpunvme_mem_free(&p->buf);
-    }
+    err = gpunvme_mem_alloc(room * sizeof(p->table[0]), GPUNVME_MEM_GPU, &p->buf);
     if (err) {
         free(p);
         return err;
     }
+    p->room = room;
     p->next = dev->pages;
     *out = dev->pages = p;
+    return GPUNVME_OK;
+}
+
+/* The table in GPU memory: the one that is the same, one that nobody has, or a new one. */
+static gpunvme_err_t hold_pages(struct gpunvme_device *dev, const uint64_t *table, size_t n,
+                                struct device_pages **out)
+{
+    struct device_pages *p = find_same(dev, table, n);
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (!p) {
+        p = find_unused(dev, n);
+        if (!p)
+            err = add_pages(dev, n, &p);
+        if (err)
+            return err;
+        p->n = 0; /* until it is this one */
+        err = gpunvme_mem_copy(p->buf.gpu, GPUNVME_MEM_GPU, table, GPUNVME_MEM_HOST,
+                               n * sizeof(*table));
+        if (err)
+            return err;
+        memcpy(p->table, table, n * sizeof(*table));
+        p->n = n;
+    }
+    p->users++;
+    *out = p;
     return GPUNVME_OK;
 }
 
@@ -101,7 +138,7 @@ gpunvme_err_t gpunvme_device_buf(struct gpunvme_device *dev, const struct gpunvm
     if (err)
         return err;
     pthread_mutex_lock(&dev->views);
-    err = find_pages(dev, buf->bus_pages, n + 1, &pages);
+    err = hold_pages(dev, buf->bus_pages, n + 1, &pages);
     pthread_mutex_unlock(&dev->views);
     device_leave(dev);
     if (err)
@@ -109,6 +146,17 @@ gpunvme_err_t gpunvme_device_buf(struct gpunvme_device *dev, const struct gpunvm
     out->bus_pages = pages->buf.gpu;
     out->bus_page_shift = buf->bus_page_shift;
     return GPUNVME_OK;
+}
+
+void gpunvme_device_buf_release(struct gpunvme_device *dev, const struct gpunvme_dev_buf *view)
+{
+    if (!dev || !view || !view->bus_pages)
+        return;
+    pthread_mutex_lock(&dev->views);
+    for (struct device_pages *p = dev->pages; p; p = p->next)
+        if (p->buf.gpu == view->bus_pages && p->users)
+            p->users--;
+    pthread_mutex_unlock(&dev->views);
 }
 
 void device_pages_free(struct gpunvme_device *dev)

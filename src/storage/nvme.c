@@ -553,6 +553,8 @@ static void nvme_unmap(struct gpunvme_store *store, struct store_region *region)
     struct nvme_store *s = store->priv;
     struct nvme_region *r = region->priv;
 
+    if (r->has_view)
+        nvme_gpu_drop_view(store, &r->view);
     nvme_share_unmap(s->share, r->mapping);
     free(r);
     region->priv = NULL;

@@ -849,6 +849,15 @@ bool nvme_gpu_view(struct gpunvme_store *store, const struct gpunvme_buf *buf,
     return !gpunvme_device_buf(s->gpu->dev, buf, view);
 }
 
+/* A kernel that has not ended may still use views of transfers that have: they stay, till close. */
+void nvme_gpu_drop_view(struct gpunvme_store *store, const struct gpunvme_dev_buf *view)
+{
+    struct nvme_store *s = store->priv;
+
+    if (!atomic_load(&s->gpu->nstuck))
+        gpunvme_device_buf_release(s->gpu->dev, view);
+}
+
 void nvme_gpu_say_how(const struct gpunvme_store *store, char *text, size_t room)
 {
     const struct nvme_store *s = store->priv;

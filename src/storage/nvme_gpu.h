@@ -25,6 +25,9 @@ void nvme_gpu_stop(struct gpunvme_store *store);
 bool nvme_gpu_view(struct gpunvme_store *store, const struct gpunvme_buf *buf,
                    struct gpunvme_dev_buf *view);
 
+/* Undoes it, when no transfer uses it any more. */
+void nvme_gpu_drop_view(struct gpunvme_store *store, const struct gpunvme_dev_buf *view);
+
 void nvme_gpu_say_how(const struct gpunvme_store *store, char *text, size_t room);
 
 #endif

@@ -403,6 +403,75 @@ static void a_view_shows_the_buffer_and_has_its_pages(void **state)
     rig_close(&r);
 }
 
+static unsigned tables_of(const struct rig *r)
+{
+    unsigned n = 0;
+
+    for (const struct device_pages *p = r->dev->pages; p; p = p->next)
+        n++;
+    return n;
+}
+
+static void tables_of_views_that_were_released_serve_others(void **state)
+{
+    static uint8_t bytes[600 * 4096];
+    uint64_t table[600];
+    struct gpunvme_buf buf = {.cpu = bytes, .gpu = bytes, .bus_pages = table, .bus_page_shift = 12};
+    struct gpunvme_dev_buf views[2];
+    struct rig r;
+
+    (void)state;
+    rig_open(&r, "sim:size=1M", NULL);
+    for (unsigned i = 0; i < 600; i++) { /* buffers of all lengths, two at a time */
+        unsigned n = i + 1;
+
+        for (unsigned k = 0; k < n; k++)
+            table[k] = (uint64_t)(1 + i * 1000 + k * 7 % 600) << 12;
+        buf.bus = table[0];
+        buf.nbytes = (size_t)n << 12;
+        if (i > 1)
+            gpunvme_device_buf_release(r.dev, &views[i % 2]);
+        assert_ok(gpunvme_device_buf(r.dev, &buf, &views[i % 2]));
+        assert_memory_equal(views[i % 2].bus_pages, table, n * sizeof(table[0]));
+        if (i)
+            assert_ptr_not_equal(views[0].bus_pages, views[1].bus_pages);
+    }
+    assert_in_range(tables_of(&r), 2, 4); /* of two sizes */
+    gpunvme_device_buf_release(r.dev, NULL);
+    gpunvme_device_buf_release(r.dev, &r.view);
+    rig_close(&r);
+}
+
+static void a_table_that_two_views_share_is_released_by_both(void **state)
+{
+    static uint8_t bytes[2 * 4096];
+    uint64_t table[] = {0x7000, 0x3000}, other[] = {0x9000, 0x1000};
+    struct gpunvme_buf buf = {.cpu = bytes,
+                              .gpu = bytes,
+                              .bus = 0x7000,
+                              .bus_pages = table,
+                              .bus_page_shift = 12,
+                              .nbytes = sizeof(bytes)};
+    struct gpunvme_dev_buf view, again, next;
+    struct rig r;
+
+    (void)state;
+    rig_open(&r, "sim:size=1M", NULL);
+    assert_ok(gpunvme_device_buf(r.dev, &buf, &view));
+    assert_ok(gpunvme_device_buf(r.dev, &buf, &again));
+    gpunvme_device_buf_release(r.dev, &again);
+    buf.bus_pages = other;
+    assert_ok(gpunvme_device_buf(r.dev, &buf, &next));
+    assert_memory_equal(view.bus_pages, table, sizeof(table));
+    assert_memory_equal(next.bus_pages, other, sizeof(other));
+    gpunvme_device_buf_release(r.dev, &view);
+    buf.bus_pages = table; /* nobody took its place */
+    assert_ok(gpunvme_device_buf(r.dev, &buf, &again));
+    assert_memory_equal(again.bus_pages, table, sizeof(table));
+    assert_int_equal(tables_of(&r), 2);
+    rig_close(&r);
+}
+
 /* --- recovery --------------------------------------------------------------------------------- */
 
 static void rig_open_small(struct rig *r, const char *uri, enum gpunvme_reaper reaper)
@@ -762,6 +831,8 @@ int main(void)
         cmocka_unit_test(every_slot_has_its_list_and_its_bounce_block),
         cmocka_unit_test(a_namespace_without_io_is_refused),
         cmocka_unit_test(a_view_shows_the_buffer_and_has_its_pages),
+        cmocka_unit_test(tables_of_views_that_were_released_serve_others),
+        cmocka_unit_test(a_table_that_two_views_share_is_released_by_both),
         cmocka_unit_test(a_reset_in_the_middle_ends_every_wait),
         cmocka_unit_test(a_reset_in_the_middle_ends_every_wait_where_the_cpu_reaps),
         cmocka_unit_test(a_lost_command_raises_the_alarm_and_its_slot_comes_back),

@@ -133,6 +133,8 @@ enum gpunvme_op {
     GPUNVME_OP_FLUSH = 2, /* of writes that have ended; takes no memory */
 };
 
+#define GPUNVME_IO_DETAIL 192 /* bytes, the 0 at the end among them */
+
 /*
  * One transfer: the request and the token in one. The caller fills in the first part (the rest is
  * zeroes), keeps it where it is until it has ended, and may use it again then. It ends once, and
@@ -153,9 +155,15 @@ struct gpunvme_io {
     void (*callback)(struct gpunvme_io *io);
     void *user; /* the caller's own */
 
-    /* What came of it, as gpunvme_store_read() says; valid when it has ended. */
+    /*
+     * What came of it, as gpunvme_store_read() says; valid when it has ended, for any thread that
+     * knows that it has. `detail` is of `err`, as gpunvme_err_detail() is of a call's: what exactly
+     * went wrong with this transfer, "" without an error. A part of the io like all else here: it
+     * stays until the io is submitted again.
+     */
     gpunvme_err_t err;
     size_t done;
+    char detail[GPUNVME_IO_DETAIL];
 
     struct {
         struct gpunvme_store *store;
@@ -175,7 +183,7 @@ struct gpunvme_io {
  * Submits `n` transfers at once; they end in any order. Either all are submitted, or none and the
  * error says why: INVALID (the detail names the first bad one; one that is in flight is), RANGE,
  * READONLY, CLOSED. What goes wrong
- * with one of them later is told by its own `err`. `batch` may be NULL.
+ * with one of them later is told by its own `err` and `detail`. `batch` may be NULL.
  */
 gpunvme_err_t gpunvme_store_submit(struct gpunvme_store *store, struct gpunvme_io *ios, size_t n,
                                    struct gpunvme_batch *batch);
@@ -186,7 +194,10 @@ gpunvme_err_t gpunvme_store_submit(struct gpunvme_store *store, struct gpunvme_i
  */
 gpunvme_err_t gpunvme_store_transfer(struct gpunvme_store *store, struct gpunvme_io *ios, size_t n);
 
-/* GPUNVME_ERR_AGAIN while it is in flight, else its error; STALE: it is not in flight. */
+/*
+ * GPUNVME_ERR_AGAIN while it is in flight, else its error, with io->detail in this thread's
+ * gpunvme_err_detail(); STALE: it is not in flight.
+ */
 gpunvme_err_t gpunvme_io_test(struct gpunvme_io *io);
 
 /* Waits for it: TIMEOUT after timeout_ns (0: the store's), and it is still in flight. */

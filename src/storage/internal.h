@@ -136,9 +136,6 @@ struct gpunvme_store {
     _Atomic uint64_t moved[2][GPUNVME_NROUTES]; /* bytes by route: read, written */
     pthread_mutex_t streams_lock;               /* of `streams` */
     struct store_streams *streams; /* transfers in CUDA streams; NULL: there were none yet */
-    pthread_mutex_t trouble_lock;
-    gpunvme_err_t trouble; /* the last error of a transfer, and what a thread said of it */
-    char trouble_text[384];
 };
 
 /* ---- For backends ------------------------------------------------------------------------------
@@ -146,7 +143,7 @@ struct gpunvme_store {
 
 /*
  * Ends a transfer as a whole. It is the caller's again at once: touch it no more. The detail of an
- * error is this thread's (base_fail), here and below.
+ * error is this thread's (base_fail), here and below; the transfer keeps it.
  */
 void store_io_end(struct gpunvme_io *io, gpunvme_err_t err, size_t done);
 
@@ -192,8 +189,11 @@ extern const struct store_backend store_stripe;
 /* ---- io.c --------------------------------------------------------------------------------------
  */
 
-/* `err`, with the store's name and what was last said of such an error as this thread's detail. */
-gpunvme_err_t store_tell(struct gpunvme_store *store, gpunvme_err_t err);
+/* `err`, with the store's name and the detail of a transfer as this thread's detail. */
+gpunvme_err_t store_tell(const struct gpunvme_store *store, gpunvme_err_t err, const char *detail);
+
+/* Sets an error of a transfer, with this thread's detail. */
+void store_io_blame(struct gpunvme_io *io, gpunvme_err_t err);
 
 /* Its end has been told, by a batch or else: it may be submitted again. */
 void store_io_polled(struct gpunvme_io *io);
@@ -207,9 +207,8 @@ bool store_io_run_here(struct gpunvme_store *store, struct gpunvme_io *io);
 /* Submits what was checked before, in a store that waits for it to be closed as well. */
 void store_io_start(struct gpunvme_store *store, struct gpunvme_io *io);
 
-/* The two halves of a transfer that its caller waits for, but another one stands for. */
+/* A transfer that its caller waits for, but another one stands for; ended by store_io_end(). */
 void store_io_begin(struct gpunvme_store *store, struct gpunvme_io *io);
-void store_io_finish(struct gpunvme_io *io, gpunvme_err_t err, size_t done);
 
 /* ---- stream.c ----------------------------------------------------------------------------------
  */

@@ -93,6 +93,7 @@ static void prepare(struct gpunvme_store *store, struct gpunvme_io *io, struct g
 {
     io->err = GPUNVME_OK;
     io->done = 0;
+    io->detail[0] = '\0';
     io->priv.store = store;
     io->priv.next = NULL;
     io->priv.batch = io->callback ? NULL : batch;
@@ -151,29 +152,21 @@ void store_io_start(struct gpunvme_store *store, struct gpunvme_io *io)
     start(store, io, 1, NULL);
 }
 
-/* What this thread knows of an error, for the thread that asks about it. */
-static void keep_trouble(struct gpunvme_store *store, gpunvme_err_t err)
+void store_io_blame(struct gpunvme_io *io, gpunvme_err_t err)
 {
-    pthread_mutex_lock(&store->trouble_lock);
-    store->trouble = err;
-    snprintf(store->trouble_text, sizeof(store->trouble_text), "%s", gpunvme_err_detail());
-    pthread_mutex_unlock(&store->trouble_lock);
+    io->err = err;
+    snprintf(io->detail, sizeof(io->detail), "%s", gpunvme_err_detail());
 }
 
 /* A long URI must not push what is said behind it out of the detail. */
 #define NAME_CHARS 40
 
-gpunvme_err_t store_tell(struct gpunvme_store *store, gpunvme_err_t err)
+gpunvme_err_t store_tell(const struct gpunvme_store *store, gpunvme_err_t err, const char *detail)
 {
     bool is_long = strlen(store->uri.text) > NAME_CHARS + 3;
-    char text[sizeof(store->trouble_text)] = "";
 
-    pthread_mutex_lock(&store->trouble_lock);
-    if (store->trouble == err)
-        memcpy(text, store->trouble_text, sizeof(text));
-    pthread_mutex_unlock(&store->trouble_lock);
     return base_fail(err, "%.*s%s%s%s", is_long ? NAME_CHARS : NAME_CHARS + 3, store->uri.text,
-                     is_long ? "..." : "", text[0] ? ": " : "", text);
+                     is_long ? "..." : "", detail[0] ? ": " : "", detail);
 }
 
 static void end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
@@ -208,15 +201,10 @@ void store_io_begin(struct gpunvme_store *store, struct gpunvme_io *io)
     atomic_fetch_add(&store->in_flight, 1);
 }
 
-void store_io_finish(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
-{
-    end(io, err, done);
-}
-
 void store_io_end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
 {
     if (err)
-        keep_trouble(io->priv.store, err);
+        store_io_blame(io, err);
     end(io, err, done);
 }
 
@@ -227,14 +215,16 @@ static void stop_at(struct gpunvme_io *io, size_t at, gpunvme_err_t err)
     if (at < io->priv.stop) {
         io->priv.stop = at;
         io->priv.why = err;
+        if (err)
+            store_io_blame(io, err);
+        else
+            io->detail[0] = '\0';
     }
     pthread_mutex_unlock(&stop_lock);
 }
 
 void store_io_piece(struct gpunvme_io *io, size_t at, size_t nbytes, gpunvme_err_t err, size_t done)
 {
-    if (err)
-        keep_trouble(io->priv.store, err);
     if (err || done < nbytes)
         stop_at(io, at + done, err);
     if (__atomic_sub_fetch(&io->priv.left, nbytes, __ATOMIC_ACQ_REL))
@@ -262,9 +252,9 @@ gpunvme_err_t gpunvme_io_test(struct gpunvme_io *io)
     __atomic_store_n(&io->priv.state, IDLE, __ATOMIC_RELAXED);
     if (!io->err)
         return GPUNVME_OK;
-    /* The store, which may know more, may be closed by now. */
-    return base_fail(io->err, "%zu bytes at offset %llu, of which the first %zu were moved",
-                     io->nbytes, (unsigned long long)io->offset, io->done);
+    return base_fail(io->err, "%s%s%zu bytes at offset %llu, of which the first %zu were moved",
+                     io->detail, io->detail[0] ? "; " : "", io->nbytes,
+                     (unsigned long long)io->offset, io->done);
 }
 
 gpunvme_err_t gpunvme_io_wait(struct gpunvme_io *io, uint64_t timeout_ns)

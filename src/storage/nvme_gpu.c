@@ -568,7 +568,7 @@ static gpunvme_err_t say(const struct nvme_store *s, const struct task *t)
         return base_fail(err, "%s: status %04xh", address, gpunvme_err_nvme_status(err));
     if (err == GPUNVME_ERR_TIMEOUT)
         return base_fail(err, "%s: no completion; the controller was reset", address);
-    return err;
+    return base_fail(err, "%s: %s", address, gpunvme_err_text(err)); /* kernels give no detail */
 }
 
 static void tell(struct gpunvme_store *store, struct task *t)

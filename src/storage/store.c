@@ -91,7 +91,6 @@ static gpunvme_err_t open_uri(const char *text, unsigned flags, struct gpunvme_s
     if (err)
         return err;
     store->flags = flags;
-    pthread_mutex_init(&store->trouble_lock, NULL);
     pthread_mutex_init(&store->streams_lock, NULL);
     store_regions_init(&store->regions);
     err = store->backend->open(store);
@@ -103,7 +102,6 @@ static gpunvme_err_t open_uri(const char *text, unsigned flags, struct gpunvme_s
     if (err) {
         store_regions_free(store);
         pthread_mutex_destroy(&store->streams_lock);
-        pthread_mutex_destroy(&store->trouble_lock);
     }
     return err;
 }
@@ -173,7 +171,6 @@ gpunvme_err_t gpunvme_close(struct gpunvme_store *store)
     store_regions_free(store); /* before what they are mapped for */
     err = close_error(store->backend->close(store));
     pthread_mutex_destroy(&store->streams_lock);
-    pthread_mutex_destroy(&store->trouble_lock);
     free(store);
     return err;
 }

@@ -75,7 +75,7 @@ static void tell(struct visit *visit, gpunvme_err_t err, size_t done)
     struct gpunvme_io *told = visit->told;
 
     visit->told = NULL;
-    store_io_finish(told, err, done);
+    store_io_end(told, err, done);
     /* Last: what the stream does next may free what the transfer used. */
     mem_cuda_user_stream_release((uint32_t *)s->words->buf.cpu + visit->word, visit->value);
     s->free_words[s->nfree++] = visit->word;
@@ -99,8 +99,11 @@ static void ended(struct gpunvme_io *io)
 
     pthread_mutex_lock(&s->lock);
     leave(visit);
-    if (visit->told)
+    if (visit->told) {
+        if (io->err)
+            base_fail(io->err, "%s", io->detail);
         tell(visit, io->err, io->done);
+    }
     pthread_mutex_unlock(&s->lock);
     free(visit);
 }
@@ -144,6 +147,8 @@ static uint64_t tell_late(struct store_streams *s)
 
         if (visit->deadline <= now) {
             leave(visit);
+            base_fail(GPUNVME_ERR_TIMEOUT, "not done within the store's timeout after its stream "
+                                           "came to it; the memory is in use until it is closed");
             tell(visit, GPUNVME_ERR_TIMEOUT, 0);
         } else if (visit->deadline < next) {
             next = visit->deadline;
@@ -315,7 +320,7 @@ static gpunvme_err_t enqueue(struct visit *visit, void *stream)
     err = store_stream_ops->call(stream, begin, visit);
     if (!err)
         return store_stream_ops->wait(stream, word, value);
-    store_io_finish(visit->told, err, 0);
+    store_io_end(visit->told, err, 0);
     store_io_polled(visit->told); /* whoever gets the error asks no more */
     give_word_back(visit->streams, visit);
     free(visit);

@@ -69,14 +69,13 @@ struct group {
 };
 
 /* A member is never shorter than the set's part of it, unless somebody cuts it off meanwhile. */
-static gpunvme_err_t check_end(struct gpunvme_store *member, gpunvme_err_t err, uint64_t offset,
-                               size_t nbytes, size_t done)
+static gpunvme_err_t check_end(struct gpunvme_store *member, const struct gpunvme_io *io)
 {
-    if (err)
-        return store_tell(member, err);
-    if (done < nbytes)
+    if (io->err)
+        return store_tell(member, io->err, io->detail);
+    if (io->done < io->nbytes)
         return base_fail(GPUNVME_ERR_IO, "%s ends at byte %llu, inside the stripe set",
-                         member->uri.text, (unsigned long long)(offset + done));
+                         member->uri.text, (unsigned long long)(io->offset + io->done));
     return GPUNVME_OK;
 }
 
@@ -95,8 +94,7 @@ static void part_ended(struct gpunvme_io *io)
 {
     struct group *g = io->user;
 
-    end_part(g, (size_t)(io - g->ios),
-             check_end(g->member, io->err, io->offset, io->nbytes, io->done));
+    end_part(g, (size_t)(io - g->ios), check_end(g->member, io));
 }
 
 static struct group *make_group(struct gpunvme_store *member, size_t n)
@@ -234,7 +232,7 @@ static void end_flush(struct flush *f, size_t m)
         return;
     m = __atomic_load_n(&f->failed, __ATOMIC_RELAXED);
     if (m < f->s->n)
-        err = store_tell(f->s->members[m], f->ios[m].err);
+        err = store_tell(f->s->members[m], f->ios[m].err, f->ios[m].detail);
     store_io_end(f->whole, err, 0);
     free(f);
 }
@@ -264,7 +262,7 @@ static void submit_flush(struct stripe *s, struct gpunvme_io *whole)
         err = gpunvme_store_submit(s->members[m], &f->ios[m], 1, NULL);
         if (!err)
             continue;
-        f->ios[m].err = err;
+        store_io_blame(&f->ios[m], err);
         end_flush(f, m);
     }
 }
@@ -310,7 +308,7 @@ static bool stripe_direct(struct gpunvme_store *store, struct gpunvme_io *io)
     if (!store_io_run_here(member, &its))
         return false;
     io->done = its.done;
-    io->err = its.err ? its.err : check_end(member, GPUNVME_OK, p.offset, nbytes, its.done);
+    io->err = its.err ? its.err : check_end(member, &its);
     return true;
 }
 

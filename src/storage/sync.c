@@ -3,6 +3,7 @@
  * Transfers that are done when the call returns: one, or a vector of them.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/fail.h"
 #include "storage/futex.h"
@@ -54,13 +55,17 @@ static gpunvme_err_t wait_for(struct gpunvme_store *store, struct waited *w)
 }
 
 /* The bytes of all that were moved before the first that was not; and why it was not. */
-static gpunvme_err_t sum(const struct waited *w, size_t *done)
+static gpunvme_err_t sum(const struct gpunvme_store *store, const struct waited *w, size_t *done)
 {
     *done = 0;
     for (size_t i = 0; i < w->n; i++) {
-        *done += w->ios[i].done;
-        if (w->ios[i].err || w->ios[i].done < w->ios[i].nbytes)
-            return w->ios[i].err;
+        const struct gpunvme_io *io = &w->ios[i];
+
+        *done += io->done;
+        if (io->err)
+            return store_tell(store, io->err, io->detail);
+        if (io->done < io->nbytes)
+            break;
     }
     return GPUNVME_OK;
 }
@@ -77,11 +82,12 @@ static gpunvme_err_t finish(struct gpunvme_store *store, gpunvme_err_t err, uint
     return err;
 }
 
-static gpunvme_err_t first_error(const struct gpunvme_io *ios, size_t n)
+static gpunvme_err_t first_error(const struct gpunvme_store *store, const struct gpunvme_io *ios,
+                                 size_t n)
 {
     for (size_t i = 0; i < n; i++)
         if (ios[i].err)
-            return ios[i].err;
+            return store_tell(store, ios[i].err, ios[i].detail);
     return GPUNVME_OK;
 }
 
@@ -98,9 +104,7 @@ static gpunvme_err_t run(struct gpunvme_store *store, struct waited *w, uint64_t
     err = wait_for(store, w);
     if (err)
         return err;
-    err = sum(w, &moved);
-    if (err)
-        err = store_tell(store, err);
+    err = sum(store, w, &moved);
     free(w);
     return finish(store, err, offset, nbytes, moved, done);
 }
@@ -248,12 +252,15 @@ gpunvme_err_t gpunvme_store_transfer(struct gpunvme_store *store, struct gpunvme
     }
     err = wait_for(store, w);
     for (size_t i = 0; i < n; i++) {
-        ios[i].err = err ? err : w->ios[i].err;
         ios[i].done = err ? 0 : w->ios[i].done;
+        ios[i].err = err ? err : w->ios[i].err;
+        if (err)
+            store_io_blame(&ios[i], err);
+        else
+            memcpy(ios[i].detail, w->ios[i].detail, sizeof(ios[i].detail));
     }
     if (err)
         return err;
     free(w);
-    err = first_error(ios, n);
-    return err ? store_tell(store, err) : GPUNVME_OK;
+    return first_error(store, ios, n);
 }

@@ -163,7 +163,6 @@ static int setup(void **state)
     store.uri.options.timeout_ns = LONG_NS;
     store.uri.options.registrations = 2;
     store_regions_init(&store.regions);
-    pthread_mutex_init(&store.trouble_lock, NULL);
     nseen = nprepared = nreleased = ninside = nblocked = 0;
     fail_at = UINT32_MAX;
     open_gate = true;
@@ -177,7 +176,6 @@ static int teardown(void **state)
     crew_stop(crew);
     crew = NULL;
     store_regions_free(&store);
-    pthread_mutex_destroy(&store.trouble_lock);
     return nprepared == nreleased && !store.in_flight ? 0 : -1;
 }
 

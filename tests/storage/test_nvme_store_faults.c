@@ -57,6 +57,90 @@ static void partial_failures_of_a_batch_are_told_one_by_one(void **state)
     closed(store);
 }
 
+#define TWO_FAULTS "sim:size=1M,fault=status=2/81:read:lba=50,fault=status=2/82:read:lba=60"
+
+static void each_transfer_of_a_batch_has_its_own_detail(void **state)
+{
+    struct gpunvme_store *store = opened(TWO_FAULTS);
+    static struct gpunvme_io ios[100], *ended[100];
+    struct gpunvme_batch *batch;
+    size_t n;
+
+    (void)state;
+    for (unsigned i = 0; i < 100; i++)
+        ios[i] = (struct gpunvme_io){
+            .op = GPUNVME_OP_READ, .offset = 512ull * i, .ptr = memory + 512ull * i, .nbytes = 512};
+    assert_ok(gpunvme_batch_create(&batch));
+    assert_ok(gpunvme_store_submit(store, ios, 100, batch));
+    assert_ok(gpunvme_batch_poll(batch, 100, 100, ended, &n, UINT64_C(20000000000)));
+    assert_non_null(strstr(ios[50].detail, "0281h"));
+    assert_non_null(strstr(ios[60].detail, "0282h"));
+    for (unsigned i = 0; i < 100; i++)
+        if (!ios[i].err)
+            assert_string_equal(ios[i].detail, "");
+    assert_ok(gpunvme_batch_destroy(batch));
+    ios[50].offset = 0; /* and its next transfer has none of it */
+    assert_ok(gpunvme_store_submit(store, &ios[50], 1, NULL));
+    assert_ok(gpunvme_io_wait(&ios[50], 0));
+    assert_string_equal(ios[50].detail, "");
+    closed(store);
+}
+
+static char told[2][GPUNVME_IO_DETAIL];
+static _Atomic unsigned ntold;
+
+static void tells(struct gpunvme_io *io)
+{
+    strcpy(told[io->offset / 512 == 60], io->detail);
+    ntold++;
+}
+
+static void callbacks_and_those_who_wait_have_the_detail_of_theirs(void **state)
+{
+    struct gpunvme_store *store = opened(TWO_FAULTS);
+    struct gpunvme_io ios[2];
+
+    (void)state;
+    for (unsigned by_callback = 0; by_callback < 2; by_callback++) {
+        for (unsigned i = 0; i < 2; i++)
+            ios[i] = (struct gpunvme_io){.op = GPUNVME_OP_READ,
+                                         .offset = i ? 60 * 512 : 50 * 512,
+                                         .ptr = memory + 512 * i,
+                                         .nbytes = 512,
+                                         .callback = by_callback ? tells : NULL};
+        assert_ok(gpunvme_store_submit(store, ios, 2, NULL));
+        for (unsigned i = 0; i < 2 && !by_callback; i++) {
+            assert_err(gpunvme_io_wait(&ios[i], 0), GPUNVME_ERR_NVME(0x281 + i));
+            assert_non_null(strstr(gpunvme_err_detail(), ios[i].detail));
+            assert_non_null(strstr(ios[i].detail, i ? "0282h" : "0281h"));
+        }
+    }
+    while (ntold < 2)
+        usleep(1000);
+    assert_non_null(strstr(told[0], "0281h"));
+    assert_non_null(strstr(told[1], "0282h"));
+    closed(store);
+}
+
+static void each_of_transfers_that_are_waited_for_has_its_own_detail(void **state)
+{
+    struct gpunvme_store *store = opened(TWO_FAULTS);
+    struct gpunvme_io ios[3];
+
+    (void)state;
+    for (unsigned i = 0; i < 3; i++)
+        ios[i] = (struct gpunvme_io){.op = GPUNVME_OP_READ,
+                                     .offset = (40 + 10ull * i) * 512,
+                                     .ptr = memory + 512ull * i,
+                                     .nbytes = 512};
+    assert_err(gpunvme_store_transfer(store, ios, 3), GPUNVME_ERR_NVME(0x281));
+    assert_non_null(strstr(gpunvme_err_detail(), "0281h"));
+    assert_string_equal(ios[0].detail, "");
+    assert_non_null(strstr(ios[1].detail, "0281h"));
+    assert_non_null(strstr(ios[2].detail, "0282h"));
+    closed(store);
+}
+
 static void a_write_that_fails_in_its_reading_half_changes_nothing(void **state)
 {
     struct gpunvme_store *store = opened("sim:size=1M,fault=status=2/81:read:lba=7:nth=1");
@@ -330,6 +414,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_media_error_is_kept_and_what_was_before_it_is_told),
         cmocka_unit_test(partial_failures_of_a_batch_are_told_one_by_one),
+        cmocka_unit_test(each_transfer_of_a_batch_has_its_own_detail),
+        cmocka_unit_test(callbacks_and_those_who_wait_have_the_detail_of_theirs),
+        cmocka_unit_test(each_of_transfers_that_are_waited_for_has_its_own_detail),
         cmocka_unit_test(a_write_that_fails_in_its_reading_half_changes_nothing),
         cmocka_unit_test(a_flush_that_fails_says_so),
         cmocka_unit_test(what_was_flushed_survives_a_power_cut),

@@ -89,7 +89,6 @@ static int setup(void **state)
     store.uri.options.timeout_ns = 20000000;
     store.uri.options.registrations = 2;
     store_regions_init(&store.regions);
-    pthread_mutex_init(&store.trouble_lock, NULL);
     nheld = 0;
     end_by_itself = false;
     map_err = GPUNVME_OK;
@@ -396,17 +395,18 @@ static void what_is_in_flight_is_not_submitted_again(void **state)
     assert_int_equal(gpunvme_batch_destroy(batch), GPUNVME_OK);
 }
 
-static void the_detail_of_an_error_is_not_that_of_an_older_one(void **state)
+static void the_detail_of_an_error_is_that_of_the_transfer(void **state)
 {
     struct gpunvme_io io = read_of(7, 10);
 
     (void)state;
     submitted(&io);
-    store_io_end(held[0], GPUNVME_ERR_IO, 3);
+    store_io_end(held[0], base_fail(GPUNVME_ERR_IO, "the disk is wet"), 3);
     assert_int_equal(gpunvme_store_submit(NULL, &io, 1, NULL), GPUNVME_ERR_INVALID);
+    assert_string_equal(io.detail, "the disk is wet");
     assert_int_equal(gpunvme_io_wait(&io, 0), GPUNVME_ERR_IO);
     assert_string_equal(gpunvme_err_detail(),
-                        "10 bytes at offset 7, of which the first 3 were moved");
+                        "the disk is wet; 10 bytes at offset 7, of which the first 3 were moved");
 }
 
 static void what_makes_no_sense_is_refused(void **state)
@@ -482,7 +482,7 @@ int main(void)
         TEST(a_close_that_times_out_leaves_the_store_as_it_was),
         TEST(registered_memory_that_a_backend_has_no_use_for_is_held_too),
         TEST(what_is_in_flight_is_not_submitted_again),
-        TEST(the_detail_of_an_error_is_not_that_of_an_older_one),
+        TEST(the_detail_of_an_error_is_that_of_the_transfer),
         TEST(what_makes_no_sense_is_refused),
         TEST(registration_comes_in_between_transfers),
     };

@@ -185,6 +185,7 @@ struct posix_slot {
     bool lost;      /* copies that were started do not end */
     unsigned nbusy; /* pieces whose bytes the file still moves */
     unsigned gpu;   /* all are on the same */
+    uint64_t since; /* when its copies were begun */
     struct posix_op *first, **last;
     struct posix_slot *next; /* free, or being copied */
     struct gpunvme_mem_stream *streams[POSIX_MAX_GPUS];

@@ -254,7 +254,9 @@ gpunvme_err_t posix_slot_wait(struct posix_slot *slot, uint64_t timeout_ns)
         if (err || done)
             return err;
         if (futex_now() > deadline)
-            return base_fail(GPUNVME_ERR_TIMEOUT, "a copy by the GPU is not done after %llu ms",
+            return base_fail(GPUNVME_ERR_TIMEOUT,
+                             "a copy by the GPU is not done, and %llu ms more did not help: it is "
+                             "busy, or hangs; the memory is in use until the store is closed",
                              (unsigned long long)(timeout_ns / 1000000));
         if (looks >= WAIT_LOOKS)
             nanosleep(&nap, NULL);

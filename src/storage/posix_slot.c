@@ -4,9 +4,8 @@
  */
 #include "base/fail.h"
 #include "gpunvme/memory.h"
+#include "storage/futex.h"
 #include "storage/posix_worker.h"
-
-#define WAIT_NS 10000000000u /* for the GPU */
 
 /* Gives it back. An error of its own, of the file, is told by its errno. */
 void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err)
@@ -138,13 +137,14 @@ static void copy_slot(struct posix_worker *w, struct posix_slot *slot)
         err = posix_slot_copied(slot, &done);
     if (err) { /* those that were started go on */
         base_keep(&failure, err);
-        slot->lost = posix_slot_wait(slot, WAIT_NS) == GPUNVME_ERR_TIMEOUT;
+        slot->lost = posix_slot_wait(slot, w->copy_ns) == GPUNVME_ERR_TIMEOUT;
         base_restore(&failure);
     }
     if (err || done) {
         posix_slot_is_copied(w, slot, err);
         return;
     }
+    slot->since = futex_now();
     slot->next = NULL;
     *w->last_moving = slot;
     w->last_moving = &slot->next;

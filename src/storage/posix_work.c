@@ -14,10 +14,11 @@
 #include "storage/futex.h"
 #include "storage/posix_worker.h"
 
-#define WAIT_BUSY_NS  1000000u     /* for a drive, with pieces in hand: others may come meanwhile */
-#define WAIT_COPY_NS  10000000000u /* for the GPU */
-#define ENOUGH_NBYTES (8u << 20)   /* in a worker's hands */
-#define MAPPED_NBYTES (64u << 10)  /* less is copied sooner than its pages are looked up */
+#define WAIT_BUSY_NS  1000000u    /* for a drive, with pieces in hand: others may come meanwhile */
+#define LEAST_COPY_NS 20000000u   /* for the GPU, whatever the store's timeout is */
+#define ENOUGH_NBYTES (8u << 20)  /* in a worker's hands */
+#define MAPPED_NBYTES (64u << 10) /* less is copied sooner than its pages are looked up */
+#define LOOK_TURNS    64u         /* of a worker that always finds work, between looks at copies */
 #define NAP_GATED_NS  20000u
 #define NAP_NS        20000000u /* of a worker that is not needed */
 
@@ -207,6 +208,25 @@ static size_t reap(struct posix_worker *w)
     return n;
 }
 
+/*
+ * What came of the copies of a slot. Those that take too long are given up, however much else there
+ * is to do meanwhile.
+ */
+static gpunvme_err_t look_at_copies(const struct posix_worker *w, struct posix_slot *slot,
+                                    bool wait, bool *done)
+{
+    gpunvme_err_t err = posix_slot_copied(slot, done);
+    uint64_t taken;
+
+    if (err || *done)
+        return err;
+    taken = futex_now() - slot->since;
+    if (!wait && taken < w->copy_ns)
+        return GPUNVME_OK;
+    *done = true;
+    return posix_slot_wait(slot, taken < w->copy_ns ? w->copy_ns - taken : 0);
+}
+
 /* Slots whose copies are done; the first of them is waited for, if there is nothing else to do. */
 static size_t reap_copies(struct posix_worker *w, bool wait)
 {
@@ -214,9 +234,8 @@ static size_t reap_copies(struct posix_worker *w, bool wait)
 
     while (w->moving) {
         struct posix_slot *slot = w->moving;
-        bool done = true;
-        gpunvme_err_t err =
-            wait ? posix_slot_wait(slot, WAIT_COPY_NS) : posix_slot_copied(slot, &done);
+        bool done;
+        gpunvme_err_t err = look_at_copies(w, slot, wait, &done);
 
         if (!err && !done)
             break;
@@ -284,7 +303,8 @@ static void one_turn(struct posix_worker *w, bool *stop)
         start(w, new_op(w, &w->pieces[i]));
     posix_seal(w);
     ended = reap(w);
-    if (!n || !w->free_slots) /* to ask about copies costs more than to ask for some */
+    /* To ask about copies costs more than to ask for some. */
+    if (!n || !w->free_slots || ++w->turns % LOOK_TURNS == 0)
         ended += reap_copies(w, false);
     if (w->gated && posix_advance_gated(w) && !n && !ended && !posix_uring_in_flight(w->uring))
         nap();
@@ -369,6 +389,10 @@ static gpunvme_err_t prepare(struct crew_worker *crew_worker)
     w->crew = crew_worker;
     w->store = crew_worker->store;
     w->posix = posix;
+    /* Callers that wait learn of a copy that does not end before they give up themselves. */
+    w->copy_ns = w->store->uri.options.timeout_ns / 2;
+    if (w->copy_ns < LEAST_COPY_NS)
+        w->copy_ns = LEAST_COPY_NS;
     w->nops = w->nfree = posix->depth;
     w->waiting.last = &w->waiting.first;
     w->last_moving = &w->moving;

@@ -73,7 +73,9 @@ struct posix_worker {
     unsigned nlost;                           /* slots that the GPU never gave back */
     struct posix_slot *open;                  /* takes small pieces */
     struct posix_slot *moving, **last_moving; /* copies are under way, the oldest first */
-    uint64_t moved;                           /* bytes, not told to the tuner yet */
+    unsigned turns;
+    uint64_t copy_ns;    /* how long the copies of a slot may take */
+    uint64_t moved;      /* bytes, not told to the tuner yet */
     uint64_t front, end; /* the last piece that was not mapped, and the end of its transfer */
 };
 

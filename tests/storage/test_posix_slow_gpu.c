@@ -271,6 +271,47 @@ static void nothing_is_pinned_by_who_submits(void **state)
     assert_false(pthread_equal(pinned_by, pthread_self()));
 }
 
+#define NBUSY 8u
+
+static _Atomic bool quiet;
+static _Atomic unsigned nbusy;
+
+static void reads_on(struct gpunvme_io *io)
+{
+    if (quiet || gpunvme_store_submit(store, io, 1, NULL))
+        nbusy--;
+}
+
+static void a_copy_that_does_not_end_is_a_timeout_however_busy_the_worker_is(void **state)
+{
+    struct gpunvme_io ios[NBUSY],
+        stuck_one = {
+            .op = GPUNVME_OP_READ, .mem = GPUNVME_MEM_GPU, .ptr = gpu.gpu, .nbytes = 64 * KIB};
+    static uint8_t host[NBUSY][4096];
+    gpunvme_err_t err;
+
+    (void)state;
+    open_with("map=off,direct=off,threads=1,timeout=200ms");
+    quiet = false;
+    nbusy = NBUSY;
+    memset(ios, 0, sizeof(ios));
+    for (size_t i = 0; i < NBUSY; i++) {
+        ios[i].ptr = host[i];
+        ios[i].nbytes = 4096;
+        ios[i].callback = reads_on;
+    }
+    not_yet = UINT32_MAX;
+    assert_int_equal(gpunvme_store_submit(store, ios, NBUSY, NULL), GPUNVME_OK);
+    assert_int_equal(gpunvme_store_submit(store, &stuck_one, 1, NULL), GPUNVME_OK);
+    err = gpunvme_io_wait(&stuck_one, 8000000000u);
+    quiet = true;
+    not_yet = 0;
+    while (nbusy)
+        usleep(1000);
+    assert_int_equal(err, GPUNVME_ERR_TIMEOUT);
+    assert_non_null(strstr(stuck_one.detail, "a copy by the GPU is not done"));
+}
+
 #define NIOS 64u
 
 /* The kernel that copies for all of them would fail, and with it the GPU for this process. */
@@ -312,6 +353,7 @@ int main(void)
         TEST(no_copy_goes_from_one_transfers_memory_into_anothers),
         TEST(a_read_that_must_be_mapped_waits_for_a_slot),
         TEST(a_mapped_read_that_does_not_end_is_no_success),
+        TEST(a_copy_that_does_not_end_is_a_timeout_however_busy_the_worker_is),
         TEST(nothing_is_pinned_by_who_submits),
         TEST(of_many_small_reads_only_the_one_to_a_wrong_address_fails),
         TEST(a_slot_whose_copies_go_on_after_an_error_is_left_alone),

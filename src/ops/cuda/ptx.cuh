@@ -157,16 +157,33 @@ static __device__ __forceinline__ void mbarrier_arrive_at(uint32_t barrier, uint
                  : "memory");
 }
 
-/* Until the phase of this parity has ended. */
+/* A wait as long as this, in ns, will never end. */
+#define MBARRIER_DEADLINE 10000000000
+
+/*
+ * Until the phase of this parity has ended. If it does not for ten seconds, the kernel ends with
+ * an error rather than never. The clock is looked at only where the first try, which waits for
+ * some time itself, was in vain.
+ */
 static __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
 {
     asm volatile("{\n"
                  ".reg .pred done;\n"
+                 ".reg .b64 begin, now;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@done bra ended_%=;\n"
+                 "mov.u64 begin, %%globaltimer;\n"
                  "again_%=:\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again_%=;\n"
+                 "@done bra ended_%=;\n"
+                 "mov.u64 now, %%globaltimer;\n"
+                 "sub.u64 now, now, begin;\n"
+                 "setp.lt.u64 done, now, %2;\n"
+                 "@done bra again_%=;\n"
+                 "trap;\n"
+                 "ended_%=:\n"
                  "}" ::"r"(barrier),
-                 "r"(parity)
+                 "r"(parity), "n"(MBARRIER_DEADLINE)
                  : "memory");
 }
 

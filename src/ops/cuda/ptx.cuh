@@ -303,6 +303,16 @@ template <int PENDING> static __device__ __forceinline__ void wgmma_wait(void)
         WGMMA_8(d, i + 40), WGMMA_8(d, i + 48), WGMMA_8(d, i + 56)
 
 /*
+ * Until all groups have ended. The sums are named so that the compiler, which takes them for
+ * finished since they were asked for, uses them only from here on.
+ */
+static __device__ __forceinline__ void wgmma_wait_for(float (&sums)[128])
+{
+    asm volatile("wgmma.wait_group.sync.aligned 0;"
+                 : WGMMA_64(sums, 0), WGMMA_64(sums, 64)::"memory");
+}
+
+/*
  * sums = A B + (accumulate ? sums : 0) for 64 x 256 elements, A and B by their descriptors. The
  * sum of row 16 w + l / 4 + 8 h, column 8 j + 2 (l % 4) + i is sums[4 j + 2 h + i] of lane l of
  * warp w ("Accumulator D" there). MN_A and MN_B say that m or n, not k, is contiguous; tf32 has no

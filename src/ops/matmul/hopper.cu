@@ -157,7 +157,7 @@ static __device__ __forceinline__ void multiply_tile(const hopper_work &work, co
         before = t.stage;
         advance(t);
     }
-    wgmma_wait<0>();
+    wgmma_wait_for(sums);
     release(mem, before, size);
 }
 

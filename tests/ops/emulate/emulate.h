@@ -223,5 +223,8 @@ template <int> static inline void registers_take(void)
 template <int> static inline void wgmma_wait(void)
 {
 }
+static inline void wgmma_wait_for(float (&)[128])
+{
+}
 
 #endif

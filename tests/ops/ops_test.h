@@ -34,7 +34,7 @@
 #endif
 
 #define F32_EPS  0x1p-24 /* half an ulp of 1 */
-#define TF32_EPS 0x1p-9  /* two factors of which the GPU may cut off what f32 has beyond tf32 */
+#define TF32_EPS 0x1p-10 /* two factors, each of which the GPU rounds to the nearest tf32 */
 
 /* Skips all of a program's tests without a GPU: returns 77 then, else 0. */
 static inline int no_gpu(void)

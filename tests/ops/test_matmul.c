@@ -519,6 +519,42 @@ static void f32_can_be_multiplied_as_tf32(void **state)
     }
 }
 
+/* All elements are just below a number of tf32: cut off, each would lose 2^-10 of its size. */
+static void test_rounding_to_tf32(const char *variant, void *arg)
+{
+    const struct request *q = arg;
+    const float factor = 1 + 0x1p-10f * 15 / 16;
+    double expected = (double)q->shape.k * factor * factor;
+    struct operands x;
+    struct gpunvme_matmul p;
+
+    if (!variant_takes(GPUNVME_OPS_MATMUL, variant, q->dtype, q->compute))
+        return;
+    x = make(q);
+    for (size_t i = 0; i < x.a.nbytes / sizeof(float); i++)
+        ((float *)x.a.block)[i] = factor;
+    for (size_t i = 0; i < x.b.nbytes / sizeof(float); i++)
+        ((float *)x.b.block)[i] = factor;
+    p = describe(q, &x);
+    call(variant, q, &p);
+    for (int64_t i = 0; i < q->shape.m; i++)
+        for (int64_t j = 0; j < q->shape.n; j++)
+            if (!(fabs(mat_get(&x.c, 0, i, j) - expected) <= 0x1p-12 * expected))
+                fail_msg("%s: element (%lld, %lld) is %.9g, not %.9g", variant, (long long)i,
+                         (long long)j, mat_get(&x.c, 0, i, j), expected);
+    drop(&x);
+}
+
+static void tf32_is_rounded_and_not_cut_off(void **state)
+{
+    struct request q = plain(70, 80, 40);
+
+    (void)state;
+    q.compute = GPUNVME_OPS_COMPUTE_TF32;
+    for (q.pad = 4; q.pad < 6; q.pad++) /* rows that are aligned, and not */
+        for_each_variant(GPUNVME_OPS_MATMUL, test_rounding_to_tf32, &q);
+}
+
 /* Larger than the GPU's tiles, in each way that operands can lie and with rows aligned or not. */
 static void several_tiles_are_right_however_operands_lie(void **state)
 {
@@ -736,6 +772,7 @@ int main(void)
         cmocka_unit_test(nan_and_infinity_spread_as_ieee_says),
         cmocka_unit_test(auto_takes_a_variant_that_is_available),
         cmocka_unit_test(f32_can_be_multiplied_as_tf32),
+        cmocka_unit_test(tf32_is_rounded_and_not_cut_off),
         cmocka_unit_test(several_tiles_are_right_however_operands_lie),
 #ifndef OPS_TEST_CUDA
         cmocka_unit_test(metrics_count_what_the_definition_reads),

@@ -134,8 +134,9 @@ static encode_fn find_encode(void)
 static gpunvme_ops_status_t encode(CUtensorMap *map, const void *data, int dtype,
                                    const struct hopper_tensor *x)
 {
+    /* f32 is rounded to the nearest tf32 on its way in; wgmma would cut it off. */
     static const CUtensorMapDataType types[GPUNVME_OPS_NDTYPES] = {
-        CU_TENSOR_MAP_DATA_TYPE_FLOAT32, CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         CU_TENSOR_MAP_DATA_TYPE_BFLOAT16};
     const cuuint32_t steps[3] = {1, 1, 1};
     cuuint64_t size[3] = {x->size[0], x->size[1], x->size[2]};

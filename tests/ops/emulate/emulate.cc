@@ -438,6 +438,17 @@ static unsigned char *element(const emulated_map *m, int64_t x, int64_t y, int64
     return m->data + z * (int64_t)m->stride[1] + y * (int64_t)m->stride[0] + x * m->element;
 }
 
+/* f32 to tf32, to nearest even, as the copy engine does it. */
+static void round_to_tf32(unsigned char *at)
+{
+    uint32_t x;
+
+    memcpy(&x, at, sizeof(x));
+    if ((x & 0x7f800000) != 0x7f800000)
+        x = (x + 0xfff + (x >> 13 & 1)) & ~0x1fffu;
+    memcpy(at, &x, sizeof(x));
+}
+
 static const emulated_map *map_at(const void *map)
 {
     const emulated_map *m = (const emulated_map *)map;
@@ -465,6 +476,8 @@ void tensor_load_multicast(uint32_t to, const void *map, int x, int y, int z, ui
                     memcpy(emulate_shared(swizzled(at), rank), from, m->element);
                 else
                     memset(emulate_shared(swizzled(at), rank), 0, m->element);
+                if (m->rounded)
+                    round_to_tf32(emulate_shared(swizzled(at), rank));
             }
         mbarrier &b = barrier_at(barrier, blocks[rank]);
 
@@ -493,8 +506,7 @@ static float described(int type, int mn, uint64_t descriptor, uint32_t line, uin
 {
     uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4;
     uint32_t leading = (uint32_t)(descriptor >> 16 & 0x3fff) << 4;
-    uint32_t stride = (uint32_t)(descriptor >> 32 & 0x3fff) << 4, size = type ? 2 : 4, at;
-    float x;
+    uint32_t stride = (uint32_t)(descriptor >> 32 & 0x3fff) << 4, size = type ? 2 : 4, at, bits;
 
     if (descriptor >> 62 != 1)
         emulate_fail("a descriptor has not the swizzle of 128 bytes");
@@ -502,8 +514,8 @@ static float described(int type, int mn, uint64_t descriptor, uint32_t line, uin
             : start + line % 8 * 128 + line / 8 * stride + k * size;
     if (type)
         return real16(type, shared16(swizzled(at)));
-    memcpy(&x, emulate_shared(swizzled(at)), sizeof(x));
-    return x;
+    memcpy(&bits, emulate_shared(swizzled(at)), sizeof(bits));
+    return real32(bits & ~0x1fffu); /* tf32 is what is left */
 }
 
 void emulate_wgmma(int type, int mn_a, int mn_b, float (&sums)[128], uint64_t a, uint64_t b,

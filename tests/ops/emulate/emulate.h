@@ -8,10 +8,13 @@
  *  - cp.async copies when it is waited for, not before, so that a wait that is missing shows;
  *  - ldmatrix, stmatrix, mma and wgmma exchange fragments in the layouts of the manual, wgmma by
  *    its descriptors; the copy engine swizzles, and writes zeros for what is outside;
+ *  - what f32 has beyond tf32 is rounded by the copy engine if its map says so, and cut off by
+ * wgmma;
  *  - barriers count what arrives and what bytes come, also from another block of the cluster;
  *  - addresses that are not aligned as an instruction needs them end the program.
  *
- * What it does not show: races, whose threads here take turns; timing; how tf32 is cut off.
+ * What it does not show: races, whose threads here take turns; timing; in which order and how
+ * exactly a matrix instruction adds up.
  */
 #ifndef EMULATE_H
 #define EMULATE_H

@@ -11,6 +11,7 @@
 
 struct emulated_map {
     uint32_t magic, element; /* its size in bytes */
+    uint32_t rounded;        /* f32 to tf32 */
     unsigned char *data;
     uint64_t size[3], stride[2];
     uint32_t box[3];

@@ -189,7 +189,8 @@ static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t ra
                        CUtensorMapL2promotion, CUtensorMapFloatOOBfill)
 {
     emulated_map *m = (emulated_map *)map;
-    uint32_t element = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
+    uint32_t rounded = type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+    uint32_t element = rounded || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
     bool good = (uintptr_t)map % 64 == 0 && rank == 3 && (uintptr_t)data % 16 == 0 &&
                 swizzle == CU_TENSOR_MAP_SWIZZLE_128B && box[0] * element <= 128;
 
@@ -200,7 +201,7 @@ static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t ra
         good = good && stride[i] % 16 == 0 && stride[i] < UINT64_C(1) << 40;
     if (!good)
         return CUDA_ERROR_INVALID_VALUE;
-    *m = {EMULATED_MAP, element, (unsigned char *)data, {size[0], size[1], size[2]},
+    *m = {EMULATED_MAP, element, rounded, (unsigned char *)data, {size[0], size[1], size[2]},
           {stride[0], stride[1]}, {box[0], box[1], box[2]}};
     return CUDA_SUCCESS;
 }

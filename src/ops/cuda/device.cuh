@@ -194,14 +194,17 @@ static __device__ __forceinline__ void finish(const cuda_product &p, int64_t bat
     store_element(p.c, at, p.out_dtype, activate(p.activation, p.out_dtype, z));
 }
 
-/* Four elements at once, aligned to their size. */
+/*
+ * Four elements at once, aligned to their size. (__stwb() is what an assignment is, but that the
+ * assembler of CUDA 13.0 makes four stores of, 16 bytes apart for neighbouring threads.)
+ */
 static __device__ __forceinline__ void store4(void *data, int64_t at, int dtype, const float *z)
 {
     if (dtype == GPUNVME_OPS_F32)
-        *(float4 *)((float *)data + at) = make_float4(z[0], z[1], z[2], z[3]);
+        __stwb((float4 *)((float *)data + at), make_float4(z[0], z[1], z[2], z[3]));
     else
-        *(uint2 *)((uint16_t *)data + at) =
-            make_uint2(to_pair(z[0], z[1], dtype), to_pair(z[2], z[3], dtype));
+        __stwb((uint2 *)((uint16_t *)data + at),
+               make_uint2(to_pair(z[0], z[1], dtype), to_pair(z[2], z[3], dtype)));
 }
 
 static __device__ __forceinline__ void load4(const void *data, int64_t at, int dtype, float *z)

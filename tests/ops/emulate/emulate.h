@@ -105,6 +105,11 @@ static inline float __fdividef(float x, float y)
     return fabsf(y) > 0x1p126f && fabsf(y) < INFINITY ? x * 0 : x / y;
 }
 
+template <typename VECTOR> static inline void __stwb(VECTOR *to, VECTOR x)
+{
+    *to = x;
+}
+
 static inline void atomicAdd(float *to, float x)
 {
     *to += x;

@@ -159,6 +159,37 @@ static void results_leave_as_the_copy_engine_expects(void **state)
             assert_int_equal(hopper_swizzle(row, x), swizzled(row * 128 + x));
 }
 
+/* Results in f32: half a warp writes 8 bytes a thread at once, a quarter reads 16. */
+static void results_in_f32_pass_through_all_banks(void **state)
+{
+    bool seen[64 * 64 / 4] = {false};
+
+    (void)state;
+    for (uint32_t row = 0; row < 64; row++)
+        for (uint32_t chunk = 0; chunk < 16; chunk++) {
+            uint32_t at = hopper_result_place(row, chunk);
+
+            assert_true(at % 4 == 0 && at < 64 * 64 && !seen[at / 4]);
+            seen[at / 4] = true;
+        }
+    for (uint32_t row = 0; row < 64; row += 4)
+        for (uint32_t chunk = 0; chunk < 16; chunk += 2) {
+            unsigned banks = 0;
+
+            for (uint32_t i = 0; i < 8; i++)
+                banks |= 1u << hopper_result_place(row + i / 2, chunk + i % 2) / 4 % 8;
+            assert_int_equal(banks, 0xff);
+        }
+    for (uint32_t row = 0; row < 64; row++)
+        for (uint32_t chunk = 0; chunk < 16; chunk += 8) {
+            unsigned banks = 0;
+
+            for (uint32_t i = 0; i < 8; i++)
+                banks |= 1u << hopper_result_place(row, chunk + i) / 4 % 8;
+            assert_int_equal(banks, 0xff);
+        }
+}
+
 /* Eight rows that an instruction reads at once lie in different banks, and nothing lies twice. */
 static void rows_read_at_once_are_in_different_banks(void **state)
 {
@@ -213,6 +244,7 @@ int main(void)
         cmocka_unit_test(maps_have_contiguous_elements_first),
         cmocka_unit_test(tensor_cores_find_what_the_copy_engine_brought),
         cmocka_unit_test(results_leave_as_the_copy_engine_expects),
+        cmocka_unit_test(results_in_f32_pass_through_all_banks),
         cmocka_unit_test(rows_read_at_once_are_in_different_banks),
         cmocka_unit_test(a_warps_tf32_is_in_different_banks),
     };

@@ -204,7 +204,7 @@ static __device__ __forceinline__ void copy_out(const hopper_work &work, uint32_
 /*
  * Likewise by threads, for what the copy engine can't do: other types, beta, a linear layer's
  * epilogue, rows that are not aligned. 64 x 64 sums at a time go through shared memory, so that
- * threads have neighbouring elements; 16 bytes number c of row r are at place c ^ (r % 8).
+ * threads have neighbouring elements.
  */
 static __device__ __forceinline__ void write_out(const hopper_work &work, float *out,
                                                  const float (&sums)[128], int64_t batch,
@@ -218,9 +218,9 @@ static __device__ __forceinline__ void write_out(const hopper_work &work, float 
         barrier_128(1 + group);
 #pragma unroll
         for (int i = 0; i < 16; i++) {
-            int r = line + i % 2 * 8, c = i / 2 * 2 + lane % 4 / 2;
+            uint32_t r = line + i % 2 * 8, c = i / 2 * 2 + lane % 4 / 2;
 
-            *(float2 *)(out + r * 64 + (c ^ (r & 7)) * 4 + lane % 2 * 2) =
+            *(float2 *)(out + hopper_result_place(r, c) + lane % 2 * 2) =
                 make_float2(sums[part * 32 + 2 * i], sums[part * 32 + 2 * i + 1]);
         }
         barrier_128(1 + group);
@@ -230,7 +230,7 @@ static __device__ __forceinline__ void write_out(const hopper_work &work, float 
 
             if (row + r < p.m && col + part * 64 + c * 4 < p.n)
                 finish4(p, batch, row + r, col + part * 64 + c * 4,
-                        out + r * 64 + (c ^ (r & 7)) * 4);
+                        out + hopper_result_place((uint32_t)r, (uint32_t)c));
         }
     }
 }

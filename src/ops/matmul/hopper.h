@@ -66,6 +66,16 @@ GPUNVME_FN uint32_t hopper_swizzle(uint32_t row, uint32_t x)
     return row * HOPPER_WIDTH + (x ^ (row & 7) << 4);
 }
 
+/*
+ * Where 16 bytes number `chunk` of row `row` of 64 x 64 results in f32 are, in floats. A warp
+ * writes 8 bytes to each of four rows and two chunks at once, and reads 16 bytes of eight chunks of
+ * a row: both from all banks.
+ */
+GPUNVME_FN uint32_t hopper_result_place(uint32_t row, uint32_t chunk)
+{
+    return row * 64 + (chunk ^ (row & 3) << 1) * 4;
+}
+
 /* What there is to do, in pairs of tiles: `down` by `across` of them, `batch` times. */
 struct hopper_grid {
     int64_t down, across, batch;

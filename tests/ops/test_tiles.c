@@ -25,12 +25,12 @@ static void every_tile_is_made_once(void **state)
         for (int64_t n = 1; n < 4000; n += n < 700 ? 255 : 777)
             for (int64_t batch = 1; batch < 4; batch++) {
                 struct hopper_grid grid = hopper_grid_of(m, n, batch);
-                int64_t count = hopper_grid_size(&grid), rows = HOPPER_TILE_M * grid.rows;
+                int64_t count = hopper_grid_size(&grid), rows = HOPPER_TILE_M * (int64_t)grid.rows;
                 unsigned char *seen = calloc((size_t)count, 1);
 
                 assert_non_null(seen);
                 assert_true(grid.down * rows >= m && (grid.down - 1) * rows < m);
-                for (int64_t i = 0; i < count; i++) {
+                for (uint32_t i = 0; i < count; i++) {
                     struct hopper_place x = hopper_place_of(&grid, i);
                     int64_t down = x.row / rows, across = x.col / HOPPER_TILE_N;
 
@@ -49,7 +49,7 @@ static void tiles_made_together_share_rows_and_columns(void **state)
     int64_t rows = 0, cols = 0;
 
     (void)state;
-    for (int64_t i = 0; i < 64; i++) {
+    for (uint32_t i = 0; i < 64; i++) {
         struct hopper_place x = hopper_place_of(&grid, i);
 
         rows = x.row > rows ? x.row : rows;
@@ -57,6 +57,27 @@ static void tiles_made_together_share_rows_and_columns(void **state)
     }
     assert_int_equal(rows, 7 * 2 * HOPPER_TILE_M);
     assert_int_equal(cols, 7 * HOPPER_TILE_N);
+}
+
+/* Beyond that the rung says that it is not for it. */
+static void tiles_are_numbered_as_long_as_31_bits_suffice(void **state)
+{
+    const int64_t large = INT64_C(1) << 30;
+    struct hopper_grid grid = hopper_grid_of(large, 256 * 511, 1);
+    struct hopper_place last;
+
+    (void)state;
+    assert_true(hopper_grid_fits(&grid));
+    last = hopper_place_of(&grid, hopper_grid_size(&grid) - 1);
+    assert_true(last.row == large - 256 && last.col == 256 * 510 && last.batch == 0);
+    grid = hopper_grid_of(large, large, 1);
+    assert_false(hopper_grid_fits(&grid));
+    grid = hopper_grid_of(1, 1, INT32_MAX);
+    assert_true(hopper_grid_fits(&grid));
+    last = hopper_place_of(&grid, INT32_MAX - 1);
+    assert_true(last.row == 0 && last.col == 0 && last.batch == INT32_MAX - 1);
+    grid = hopper_grid_of(1, 257, INT32_MAX);
+    assert_false(hopper_grid_fits(&grid));
 }
 
 static void memory_of_a_block_suffices(void **state)
@@ -240,6 +261,7 @@ int main(void)
         cmocka_unit_test(descriptors_hold_address_offsets_and_swizzle),
         cmocka_unit_test(every_tile_is_made_once),
         cmocka_unit_test(tiles_made_together_share_rows_and_columns),
+        cmocka_unit_test(tiles_are_numbered_as_long_as_31_bits_suffice),
         cmocka_unit_test(memory_of_a_block_suffices),
         cmocka_unit_test(maps_have_contiguous_elements_first),
         cmocka_unit_test(tensor_cores_find_what_the_copy_engine_brought),

@@ -71,7 +71,8 @@ static gpunvme_ops_status_t suits(const struct ops_variant *variant,
     const struct cuda_engine *engine = variant->data;
 
     if (engine->suits && !engine->suits(&product))
-        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "variant '%s' takes sizes up to 2^30",
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                        "variant '%s' takes sizes up to 2^30 and less than 2^31 tiles of C",
                         variant->name);
     return GPUNVME_OPS_OK;
 }
@@ -136,7 +137,8 @@ static gpunvme_ops_status_t suits_forward(const struct ops_variant *variant,
     const struct cuda_forward_rung *rung = variant->data;
 
     if (rung->needs_hopper && !cuda_suits_hopper(&product))
-        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "variant '%s' takes sizes up to 2^30",
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                        "variant '%s' takes sizes up to 2^30 and less than 2^31 tiles of C",
                         variant->name);
     return GPUNVME_OPS_OK;
 }

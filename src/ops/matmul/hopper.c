@@ -76,7 +76,12 @@ int cuda_misaligned_hopper(const struct cuda_product *p)
 
 int cuda_suits_hopper(const struct cuda_product *p)
 {
-    return p->m <= INT_MAX / 2 && p->n <= INT_MAX / 2 && p->k <= INT_MAX / 2 && p->batch <= INT_MAX;
+    struct hopper_grid grid;
+
+    if (p->m > INT_MAX / 2 || p->n > INT_MAX / 2 || p->k > INT_MAX / 2 || p->batch > INT_MAX)
+        return 0;
+    grid = hopper_grid_of(p->m, p->n, p->batch);
+    return hopper_grid_fits(&grid);
 }
 
 /* From then on the operand is its copy. */
@@ -228,8 +233,7 @@ static gpunvme_ops_status_t launch_clusters(const void *kernel, struct hopper_wo
 {
     static const struct cuda_tiling tiling = {HOPPER_TILE_M, HOPPER_TILE_N,  64,
                                               HOPPER_TILE_N, HOPPER_THREADS, HOPPER_SHARED_NBYTES};
-    int rows = work->grid.rows, clusters = 0;
-    int64_t pairs = hopper_grid_size(&work->grid);
+    int rows = (int)work->grid.rows, clusters = 0, pairs = (int)hopper_grid_size(&work->grid);
     cudaLaunchAttribute attribute = {.id = cudaLaunchAttributeClusterDimension,
                                      .val.clusterDim = {(unsigned)rows, 1, 1}};
     cudaLaunchConfig_t config = {.gridDim = {(unsigned)rows, 1, 1},

@@ -87,10 +87,10 @@ static __device__ __forceinline__ void produce(const hopper_work &work, const me
                                                int width)
 {
     uint32_t rank = cluster_rank(), size = cluster_size();
-    int64_t pairs = hopper_grid_size(&work.grid);
+    uint32_t pairs = hopper_grid_size(&work.grid);
     turn t = {0, 0};
 
-    for (int64_t i = blockIdx.x / size; i < pairs; i += gridDim.x / size) {
+    for (uint32_t i = blockIdx.x / size; i < pairs; i += gridDim.x / size) {
         hopper_place at = hopper_place_of(&work.grid, i);
         int row = (int)at.row + (int)rank * HOPPER_TILE_M;
 
@@ -243,10 +243,10 @@ static __device__ __forceinline__ void consume(const hopper_work &work, const me
     uint32_t rank = cluster_rank(), size = cluster_size();
     uint32_t out = mem.out + group * HOPPER_OUT_NBYTES;
     float *floats = (float *)(dynamic + (out - shared_address(dynamic)));
-    int64_t pairs = hopper_grid_size(&work.grid);
+    uint32_t pairs = hopper_grid_size(&work.grid);
     turn t = {0, 0};
 
-    for (int64_t i = blockIdx.x / size; i < pairs; i += gridDim.x / size) {
+    for (uint32_t i = blockIdx.x / size; i < pairs; i += gridDim.x / size) {
         hopper_place at = hopper_place_of(&work.grid, i);
         int64_t row = at.row + rank * HOPPER_TILE_M + group * 64;
         float sums[128];

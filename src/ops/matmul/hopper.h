@@ -76,19 +76,30 @@ GPUNVME_FN uint32_t hopper_result_place(uint32_t row, uint32_t chunk)
     return row * 64 + (chunk ^ (row & 3) << 1) * 4;
 }
 
-/* What there is to do, in pairs of tiles: `down` by `across` of them, `batch` times. */
+/*
+ * What there is to do, in pairs of tiles: `down` by `across` of them, `batch` times. Numbers of 32
+ * bits, by which a GPU divides several times as fast as by 64: hopper_grid_fits().
+ */
 struct hopper_grid {
-    int64_t down, across, batch;
-    int rows; /* tiles of a pair, one for each block of the cluster: 2, or 1 */
+    uint32_t down, across, batch;
+    uint32_t rows; /* tiles of a pair, one for each block of the cluster: 2, or 1 */
 };
 
 struct hopper_place {
     int64_t batch, row, col; /* of C */
 };
 
-GPUNVME_FN int64_t hopper_grid_size(const struct hopper_grid *grid)
+GPUNVME_FN uint32_t hopper_grid_size(const struct hopper_grid *grid)
 {
     return grid->down * grid->across * grid->batch;
+}
+
+/* May pairs be numbered by 31 bits? */
+GPUNVME_FN int hopper_grid_fits(const struct hopper_grid *grid)
+{
+    int64_t in_batch = (int64_t)grid->down * grid->across;
+
+    return in_batch <= INT32_MAX && in_batch * grid->batch <= INT32_MAX;
 }
 
 /*
@@ -96,20 +107,24 @@ GPUNVME_FN int64_t hopper_grid_size(const struct hopper_grid *grid)
  * the same rows of A and columns of B, which are then in the cache: HOPPER_GROUP below each other,
  * then those to their right.
  */
-GPUNVME_FN struct hopper_place hopper_place_of(const struct hopper_grid *grid, int64_t index)
+GPUNVME_FN struct hopper_place hopper_place_of(const struct hopper_grid *grid, uint32_t index)
 {
-    int64_t in_batch = grid->down * grid->across, in_group = HOPPER_GROUP * grid->across;
-    int64_t i = index % in_batch, first = i / in_group * HOPPER_GROUP;
-    int64_t rows = grid->down - first < HOPPER_GROUP ? grid->down - first : HOPPER_GROUP;
+    uint32_t in_batch = grid->down * grid->across, in_group = HOPPER_GROUP * grid->across;
+    uint32_t batch = index / in_batch, i = index - batch * in_batch, group = i / in_group;
+    uint32_t left = grid->down - group * HOPPER_GROUP, j = i - group * in_group;
+    uint32_t rows = left < HOPPER_GROUP ? left : HOPPER_GROUP, across = j / rows;
+    uint32_t down = group * HOPPER_GROUP + j - across * rows;
     struct hopper_place x;
 
-    x.batch = index / in_batch;
-    x.row = (first + i % in_group % rows) * HOPPER_TILE_M * grid->rows;
-    x.col = i % in_group / rows * HOPPER_TILE_N;
+    x.batch = batch;
+    x.row = (int64_t)down * HOPPER_TILE_M * grid->rows;
+    x.col = (int64_t)across * HOPPER_TILE_N;
     return x;
 }
 
-/* A cluster of two reads each column of B once for both: worth it unless much of the last is waste.
+/*
+ * For m, n and batch up to 2^31. A cluster of two reads each column of B once for both: worth it
+ * unless much of the last is waste.
  */
 GPUNVME_FN struct hopper_grid hopper_grid_of(int64_t m, int64_t n, int64_t batch)
 {
@@ -117,9 +132,9 @@ GPUNVME_FN struct hopper_grid hopper_grid_of(int64_t m, int64_t n, int64_t batch
     struct hopper_grid grid;
 
     grid.rows = tiles % 2 == 0 || tiles > 15 ? 2 : 1;
-    grid.down = (tiles + grid.rows - 1) / grid.rows;
-    grid.across = (n + HOPPER_TILE_N - 1) / HOPPER_TILE_N;
-    grid.batch = batch;
+    grid.down = (uint32_t)((tiles + grid.rows - 1) / grid.rows);
+    grid.across = (uint32_t)((n + HOPPER_TILE_N - 1) / HOPPER_TILE_N);
+    grid.batch = (uint32_t)batch;
     return grid;
 }
 

@@ -212,6 +212,12 @@ static __device__ __forceinline__ void cluster_sync(void)
                      : "memory");
 }
 
+/* A tensor map will be needed soon. */
+static __device__ __forceinline__ void tensor_prefetch(const void *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 /*
  * cp.async.bulk.tensor: the box of a tensor map at (x, y, z) to shared memory; the
  * barrier hears of its bytes. What of the box is outside the tensor becomes 0.

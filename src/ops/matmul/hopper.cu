@@ -262,9 +262,11 @@ static __device__ __forceinline__ void consume(const hopper_work &work, const me
 }
 
 /* Nobody uses a barrier before all blocks of the cluster know of it. */
-static __device__ __forceinline__ void start(const memory &mem)
+static __device__ __forceinline__ void start(const hopper_work &work, const memory &mem)
 {
     if (threadIdx.x == 0) {
+        tensor_prefetch(&work.a);
+        tensor_prefetch(&work.b);
         for (int i = 0; i < HOPPER_STAGES; i++) {
             mbarrier_init(mem.full + i * 8, 1);
             mbarrier_init(mem.empty + i * 8, 8 * (int)cluster_size()); /* warps that multiply */
@@ -284,7 +286,7 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     unsigned char *dynamic = dynamic_shared();
     memory mem = lay_out(dynamic);
 
-    start(mem);
+    start(work, mem);
     if (threadIdx.x < 128) {
         registers_give_back<40>();
         if (threadIdx.x == 0)

@@ -210,6 +210,9 @@ static inline void fence_async_proxy(void)
 static inline void mbarrier_init_fence(void)
 {
 }
+static inline void tensor_prefetch(const void *)
+{
+}
 static inline void tensor_store_commit(void)
 {
 }

@@ -44,39 +44,98 @@ static __device__ __forceinline__ void gather16(uint32_t to, const unsigned char
     store_shared16(to, pairs);
 }
 
-/*
- * A stage of one operand: elements k … of lines first … , zeros beyond k_all and `lines`. `line` is
- * the distance of lines (of m or n), step_k that of k; one of them is 1.
- */
+/* Vectors of 16 bytes that a thread copies of each operand for a stage. */
+#define COPIES (TILE * TENSORCORE_ROW_NBYTES / 16 / THREADS)
+
+/* One thread's share of an operand's tile: what doesn't change from stage to stage. */
+struct share {
+    const unsigned char *from;     /* the first vector of the next stage */
+    int64_t next_copy, next_stage; /* bytes from it to the others */
+    int k;                         /* where in the stage it begins */
+    int valid[COPIES];             /* elements that there are but for the end of k */
+    bool whole;                    /* all of the tile can be copied in vectors */
+    uint32_t to;                   /* where it goes in a stage */
+};
+
+/* How many rows of a stage all threads copy at once: a thread's next vector is so many below. */
+template <int DTYPE, int MN> static __device__ __forceinline__ constexpr int rows_of_copy(void)
+{
+    return THREADS / ((MN ? TILE : traits<DTYPE>::depth) / traits<DTYPE>::chunk);
+}
+
+template <int DTYPE, int MN> static __device__ __forceinline__ uint32_t place(int row, int chunk)
+{
+    return traits<DTYPE>::f32 ? tensorcore_place32(MN, row, chunk * traits<DTYPE>::chunk)
+                              : tensorcore_place16(MN, row, chunk);
+}
+
+/* `line` is the distance of lines (of m or n), step_k that of k; one of them is 1. */
 template <int DTYPE, int MN>
-static __device__ __forceinline__ void bring(uint32_t stage, const cuda_operand &x, int64_t batch,
-                                             int64_t line, int64_t step_k, int64_t first,
-                                             int64_t lines, int64_t k, int64_t k_all)
+static __device__ __forceinline__ share share_of(const cuda_operand &x, int64_t batch, int64_t line,
+                                                 int64_t step_k, int64_t first, int64_t lines)
 {
     typedef traits<DTYPE> t;
-    const int width = (MN ? TILE : t::depth) / t::chunk; /* vectors in a row */
-    const unsigned char *base = (const unsigned char *)x.data;
+    const int rows = rows_of_copy<DTYPE, MN>();
+    int row = threadIdx.x / (THREADS / rows), chunk = threadIdx.x % (THREADS / rows);
+    int64_t at_line = first + (MN ? chunk * t::chunk : row);
+    share s;
 
+    s.k = MN ? row : chunk * t::chunk;
+    s.from = (const unsigned char *)x.data +
+             (batch * x.stride + at_line * line + s.k * step_k) * t::size;
+    s.next_copy = rows * (MN ? step_k : line) * t::size;
+    s.next_stage = t::depth * step_k * t::size;
+    s.whole = x.vectors && first + TILE <= lines;
+    s.to = place<DTYPE, MN>(row, chunk);
 #pragma unroll
-    for (int i = 0; i < TILE * TENSORCORE_ROW_NBYTES / 16 / THREADS; i++) {
-        int v = threadIdx.x + i * THREADS, row = v / width, chunk = v % width;
-        int64_t at_k = k + (MN ? row : chunk * t::chunk);
-        int64_t at_line = first + (MN ? chunk * t::chunk : row);
-        int64_t left = MN ? lines - at_line : k_all - at_k;
-        bool inside = at_line < lines && at_k < k_all;
-        int valid = !inside ? 0 : left < t::chunk ? (int)left : t::chunk;
-        const unsigned char *from =
-            base + (valid ? (batch * x.stride + at_line * line + at_k * step_k) * t::size : 0);
-        uint32_t to = stage + (t::f32 ? tensorcore_place32(MN, row, chunk * t::chunk)
-                                      : tensorcore_place16(MN, row, chunk));
+    for (int i = 0; i < COPIES; i++) {
+        int64_t left = lines - at_line - (MN ? 0 : i * rows);
 
-        if (x.vectors)
-            cp_async16(to, from, valid * t::size);
-        else if (t::f32)
-            gather32(to, from, valid);
-        else
-            gather16(to, from, valid);
+        s.valid[i] = left <= 0 ? 0 : MN && left < t::chunk ? (int)left : t::chunk;
     }
+    return s;
+}
+
+/* Where there is an edge, or vectors are not aligned: zeros beyond the former. */
+template <int DTYPE, int MN>
+static __device__ __forceinline__ void bring_some(uint32_t to, const share &s,
+                                                  const cuda_operand &x, int k_left, int i)
+{
+    typedef traits<DTYPE> t;
+    int left = k_left - s.k - (MN ? i * rows_of_copy<DTYPE, MN>() : 0), valid = s.valid[i];
+    const unsigned char *from = s.from + i * s.next_copy;
+
+    if (left <= 0)
+        valid = 0;
+    else if (!MN && left < valid)
+        valid = left;
+    if (!valid)
+        from = (const unsigned char *)x.data;
+    if (x.vectors)
+        cp_async16(to, from, valid * t::size);
+    else if (t::f32)
+        gather32(to, from, valid);
+    else
+        gather16(to, from, valid);
+}
+
+/* The next stage of one operand, for which `k_left` values of k are left. */
+template <int DTYPE, int MN>
+static __device__ __forceinline__ void bring(uint32_t stage, share &s, const cuda_operand &x,
+                                             int k_left)
+{
+    const int rows = rows_of_copy<DTYPE, MN>();
+    const uint32_t next = place<DTYPE, MN>(rows, 0) - place<DTYPE, MN>(0, 0);
+    bool whole = s.whole && k_left == traits<DTYPE>::depth;
+
+    static_assert(rows % 8 == 0, "rows of a thread's vectors differ in their swizzle");
+#pragma unroll
+    for (int i = 0; i < COPIES; i++)
+        if (whole)
+            cp_async16(stage + s.to + i * next, s.from + i * s.next_copy, 16);
+        else
+            bring_some<DTYPE, MN>(stage + s.to + i * next, s, x, k_left, i);
+    s.from += s.next_stage;
 }
 
 /* A's 16 x 16 elements at line `row` and 16 bytes number `chunk` of k, for mma's 16-bit types. */
@@ -203,6 +262,8 @@ static __device__ __forceinline__ void multiply_tile(const cuda_product &p, unsi
     int warp = threadIdx.x / 32, row = warp / 4 * 64, col = warp % 4 * 32;
     uint32_t base = shared_address(memory);
     int64_t steps = (p.k + depth - 1) / depth;
+    share a = share_of<DTYPE, MN_A>(p.a, at.batch, p.a.rs, p.a.cs, at.row, p.m);
+    share b = share_of<DTYPE, MN_B>(p.b, at.batch, p.b.cs, p.b.rs, at.col, p.n);
     float sums[4][4][4] = {};
 
     for (int64_t step = 1 - STAGES; step < steps; step++) {
@@ -214,10 +275,10 @@ static __device__ __forceinline__ void multiply_tile(const cuda_product &p, unsi
         }
         if (next < steps) {
             uint32_t to = base + (uint32_t)(next % STAGES) * nbytes;
+            int k_left = next + 1 < steps ? depth : (int)(p.k - next * depth);
 
-            bring<DTYPE, MN_A>(to, p.a, at.batch, p.a.rs, p.a.cs, at.row, p.m, next * depth, p.k);
-            bring<DTYPE, MN_B>(to + a_nbytes, p.b, at.batch, p.b.cs, p.b.rs, at.col, p.n,
-                               next * depth, p.k);
+            bring<DTYPE, MN_A>(to, a, p.a, k_left);
+            bring<DTYPE, MN_B>(to + a_nbytes, b, p.b, k_left);
         }
         cp_async_commit();
         if (step >= 0) {

@@ -293,7 +293,9 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
             produce<MN_A, MN_B>(work, mem, DTYPE == GPUNVME_OPS_F32 ? 32 : 64);
     } else {
         registers_take<232>();
-        consume<DTYPE, MN_A, MN_B>(work, mem, dynamic, threadIdx.x / 128 - 1);
+        /* One number for the warp, so that the compiler has descriptors in uniform registers. */
+        consume<DTYPE, MN_A, MN_B>(work, mem, dynamic,
+                                   __shfl_sync(0xffffffffu, (int)threadIdx.x / 128 - 1, 0));
     }
     __syncwarp();   /* the barrier takes warps whose threads come together */
     cluster_sync(); /* nobody leaves while another may write to it */

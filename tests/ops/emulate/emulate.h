@@ -97,6 +97,15 @@ static inline float __shfl_down_sync(unsigned, float x, int offset, int width)
     return y;
 }
 
+static inline int __shfl_sync(unsigned, int x, int lane)
+{
+    const unsigned char *all = emulate_exchange(&x, sizeof(x));
+    int y;
+
+    memcpy(&y, all + lane * sizeof(y), sizeof(y));
+    return y;
+}
+
 #define __expf expf
 
 /* The quotient, but 0 for divisors beyond 2^126. */

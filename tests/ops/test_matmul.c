@@ -555,29 +555,6 @@ static void tf32_is_rounded_and_not_cut_off(void **state)
         for_each_variant(GPUNVME_OPS_MATMUL, test_rounding_to_tf32, &q);
 }
 
-/* Larger than the GPU's tiles, in each way that operands can lie and with rows aligned or not. */
-static void several_tiles_are_right_however_operands_lie(void **state)
-{
-    static const struct shape shapes[] = {
-        {130, 258, 66, 1}, {257, 300, 200, 1}, {129, 513, 64, 1}, {64, 40, 328, 3}};
-
-    (void)state;
-    for (int t = 0; t < 4; t++)
-        for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
-            for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
-                for (int64_t pad = 0; pad < 9; pad += 8) {
-                    struct request q = plain(0, 0, 0);
-
-                    q.shape = shapes[i];
-                    q.ta = t & 1;
-                    q.tb = t >> 1;
-                    q.dtype = q.out_dtype = dtype;
-                    q.compute = dtype || i % 2 ? 0 : GPUNVME_OPS_COMPUTE_TF32;
-                    q.pad = pad;
-                    every_variant(q);
-                }
-}
-
 #ifndef OPS_TEST_CUDA
 static void metrics_count_what_the_definition_reads(void **state)
 {
@@ -609,6 +586,29 @@ static void metrics_count_what_the_definition_reads(void **state)
 }
 
 #else
+/* Larger than the GPU's tiles, in each way that operands can lie and with rows aligned or not. */
+static void several_tiles_are_right_however_operands_lie(void **state)
+{
+    static const struct shape shapes[] = {
+        {130, 258, 66, 1}, {257, 300, 200, 1}, {129, 513, 64, 1}, {64, 40, 328, 3}};
+
+    (void)state;
+    for (int t = 0; t < 4; t++)
+        for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
+            for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+                for (int64_t pad = 0; pad < 9; pad += 8) {
+                    struct request q = plain(0, 0, 0);
+
+                    q.shape = shapes[i];
+                    q.ta = t & 1;
+                    q.tb = t >> 1;
+                    q.dtype = q.out_dtype = dtype;
+                    q.compute = dtype || i % 2 ? 0 : GPUNVME_OPS_COMPUTE_TF32;
+                    q.pad = pad;
+                    every_variant(q);
+                }
+}
+
 /* Rungs are told apart by what they read. */
 static void metrics_fall_from_rung_to_rung(void **state)
 {
@@ -773,10 +773,10 @@ int main(void)
         cmocka_unit_test(auto_takes_a_variant_that_is_available),
         cmocka_unit_test(f32_can_be_multiplied_as_tf32),
         cmocka_unit_test(tf32_is_rounded_and_not_cut_off),
-        cmocka_unit_test(several_tiles_are_right_however_operands_lie),
 #ifndef OPS_TEST_CUDA
         cmocka_unit_test(metrics_count_what_the_definition_reads),
 #else
+        cmocka_unit_test(several_tiles_are_right_however_operands_lie),
         cmocka_unit_test(metrics_fall_from_rung_to_rung),
         cmocka_unit_test(more_tiles_than_multiprocessors_are_right),
         cmocka_unit_test(misaligned_pointers_are_no_error_of_autos),

@@ -235,6 +235,9 @@ static void finish_start(struct gpunvme_sim *sim)
     uint16_t status = GPUNVME_SC_SUCCESS;
 
     sim_pause_all(sim);
+    /* Who has not yet seen that the power was gone may have rung since: that reached nobody. */
+    sim_doorbell_wipe(sim);
+    sim_keeper_forget(sim);
     if (!sim->firmware)
         status = sim_cq_create(sim, 0, sim->acq, (uint32_t)GPUNVME_GET(aqa, AQA_ACQS) + 1);
     if (!sim->firmware && !status)

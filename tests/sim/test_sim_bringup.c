@@ -341,6 +341,26 @@ static void a_power_cycle_resets_registers(void **state)
     check_registers_reset(&r);
 }
 
+/* A driver does not see at once that the power was gone. */
+static void doorbells_rung_while_it_was_off_reach_nobody(void **state)
+{
+    struct raw r;
+
+    (void)state;
+    raw_open(&r, "sim:size=1M,queues=4");
+    gpunvme_sim_power_cycle(r.sim);
+    raw_ring(raw_sq_doorbell(&r, 1), 1);
+    raw_ring(raw_cq_doorbell(&r, 1), 1);
+    raw_enable(&r, RAW_CC);
+    for (unsigned i = 0; i < 50; i++) { /* while it looks at doorbells of no queue */
+        assert_int_equal(raw_admin(&r, (struct gpunvme_sqe){.opc = GPUNVME_ADMIN_GET_FEATURES,
+                                                            .cdw10 = GPUNVME_FEAT_NUM_QUEUES}),
+                         0);
+        usleep(1000);
+    }
+    raw_close(&r);
+}
+
 static void a_fatal_controller_stops_until_reset(void **state)
 {
     struct raw r;
@@ -461,6 +481,7 @@ int main(void)
         cmocka_unit_test(a_subsystem_reset_resets_registers),
         cmocka_unit_test(a_function_reset_resets_registers),
         cmocka_unit_test(a_power_cycle_resets_registers),
+        cmocka_unit_test(doorbells_rung_while_it_was_off_reach_nobody),
         cmocka_unit_test(a_fatal_controller_stops_until_reset),
         cmocka_unit_test(a_removed_controller_reads_as_ones),
         cmocka_unit_test(doorbells_may_be_rung_by_register_writes),

@@ -37,9 +37,11 @@
 #   GPUNVME_CHECK_STORE_SIZE    of the files of store_rate.sh (4G)
 #   GPUNVME_CHECK_TEST_SECONDS  the most that a test may take (75)
 #   GPUNVME_CHECK_OPS_SECONDS   and the check of a variant of the operators (25)
+#   GPUNVME_CHECK_GRACE         seconds that what is cut off has to end by itself (5)
 #   GPUNVME_CHECK_SECTIONS      of bench/gpu_sweep.sh ('all': all but errors, which has a step)
 #   GPUNVME_CHECK_AB            builds that gpu_ab.sh compares with the plain one ('all' that are
 #                               there: bench/CMakeLists.txt, GPUNVME_BENCH_AB)
+#   GPUNVME_CHECK_AB_ROUNDS     how often at most (9)
 #   GPUNVME_CHECK_RACECHECK     tests for racecheck ('test_gpu_memory test_gpu_device')
 #   GPUNVME_CHECK_OPS           variants of operators for memcheck, and
 #   GPUNVME_CHECK_OPS_RACES     for racecheck
@@ -57,6 +59,7 @@ base=${GPUNVME_BUILD_DIR:-$root/build/gpu}
 size=${GPUNVME_CHECK_SIZE:-1G}
 store_size=${GPUNVME_CHECK_STORE_SIZE:-4G}
 test_seconds=${GPUNVME_CHECK_TEST_SECONDS:-75}
+grace=${GPUNVME_CHECK_GRACE:-5}
 sections=${GPUNVME_CHECK_SECTIONS:-one_queue,tier1,latency,writes,queues,drives,little,reapers,ceiling}
 jobs=$(nproc)
 declare -A budgets=([tests]=180 [sanitize]=180 [queues]=420 [storage]=300 [ops]=360)
@@ -100,8 +103,10 @@ step() {
     fi
     # It runs programs, not functions: those go to a shell of their own.
     # shellcheck disable=SC2016 # expanded by the inner shell
-    timeout -k 5 "$((limit < left ? limit : left))" bash -c '"$@"' - "$@" >"$log" 2>&1 </dev/null
+    bash -c 'echo $$ >"$0" && exec timeout -k "$@"' "$log.group" "$grace" \
+        "$((limit < left ? limit : left))" bash -c '"$@"' - "$@" >"$log" 2>&1 </dev/null
     rc=$?
+    end_group "$log.group" "$rc"
     case $rc in
         0) how=ok ;;
         77) how=skipped why=$(sed -n 's/^SKIP: //p' "$log" | head -n 1) ;;
@@ -110,6 +115,21 @@ step() {
     esac
     note_step "$name" "$how" $((SECONDS - start)) "${log##*/}" "$why"
     return "$rc"
+}
+
+# end_group FILE RC: ends what a step has left behind in its group, whose number FILE has. timeout
+# returns as soon as its own child has ended; a program that catches SIGTERM and waits for a kernel
+# would stay for good, and keep the GPU.
+end_group() {
+    local group left=$((grace * 10))
+    group=$(cat "$1" 2>/dev/null)
+    rm -f "$1"
+    [ -n "$group" ] || return
+    (($2 == 124)) || left=0
+    while ((left-- > 0)) && kill -0 -- "-$group" 2>/dev/null; do
+        sleep 0.1
+    done
+    kill -KILL -- "-$group" 2>/dev/null
 }
 
 note_step() { # NAME HOW SECONDS LOG WHY
@@ -350,7 +370,7 @@ part_queues() {
     done
     left=$((part_end - SECONDS))
     # It begins nothing after these seconds; what runs then may take 30 s, but takes one.
-    ((left > 20)) && only=(--seconds $((left - 15)) --rounds 9)
+    ((left > 20)) && only=(--seconds $((left - 15)) --rounds "${GPUNVME_CHECK_AB_ROUNDS:-9}")
     step ab $left "$root/bench/gpu_ab.sh" ${only[@]+"${only[@]}"} --out "$dir/gpu_ab.json" "${ab[@]}"
     [ ${#ab[@]} -gt 1 ] || cannot "other builds of dev_queue.h" \
         "none are built: -DGPUNVME_BENCH_AB, see bench/CMakeLists.txt"

@@ -145,19 +145,21 @@ cannot() { note_step "$1" skipped 0 "" "$2"; }
 keep() {
     (
         flock 9
-        tar -C "$work" -czf "$out/$part.new" "$part" && mv "$out/$part.new" "$out/$part.tar.gz"
+        # 1: another lane wrote to a file meanwhile
+        tar -C "$work" -czf "$out/$part.new" "$part" 2>/dev/null
+        (($? < 2)) && mv "$out/$part.new" "$out/$part.tar.gz"
     ) 9>"$work/lock"
 }
 
 # --- machine and build ----------------------------------------------------------------------------
 
 describe_machine() {
+    local query=driver_version,memory.total,pcie.link.gen.current,pcie.link.width.current
     uname -srm
     echo "$(nproc) processors"
     grep -E '^(MemTotal|HugePages_Total)' /proc/meminfo
-    nvidia-smi -L 2>/dev/null || echo "nvidia-smi: finds no GPU"
-    nvidia-smi --query-gpu=driver_version,memory.total,pcie.link.gen.current,pcie.link.width.current \
-        --format=csv,noheader 2>/dev/null
+    timeout 30 nvidia-smi -L 2>/dev/null || echo "nvidia-smi: finds no GPU"
+    timeout 30 nvidia-smi --format=csv,noheader --query-gpu="$query" 2>/dev/null
     df -h /tmp /dev/shm | sed 1d
     if [ -f "$build/commit" ]; then
         echo "programs: packed, of commit $(cat "$build/commit")"
@@ -282,10 +284,13 @@ part_tests() {
 }
 
 keep_test_logs() { # STEP
-    local logs=$work/ctest/Testing/Temporary
-    [ ! -e "$logs/LastTest.log" ] || gzip -c "$logs/LastTest.log" >"$dir/$1.full.log.gz"
-    sed -n 's/^SKIP: //p' "$logs/LastTest.log" 2>/dev/null | sort | uniq -c | sort -rn \
-        >"$dir/$1.skips"
+    local logs=$work/ctest/Testing/Temporary log
+    log=$logs/LastTest.log
+    # ctest gives it its name at its end: one that was stopped has not.
+    [ ! -e "$log.tmp" ] || mv "$log.tmp" "$log"
+    [ ! -e "$log" ] || gzip -c "$log" >"$dir/$1.full.log.gz"
+    sed -n 's/^SKIP: //p' "$log" 2>/dev/null | sort | uniq -c | sort -rn >"$dir/$1.skips"
+    rm -f "$log"
     last_failed=$logs/LastTestsFailed.log
     keep
 }
@@ -423,15 +428,15 @@ part_storage() {
 # --- ops ------------------------------------------------------------------------------------------
 
 # The variants that run on this GPU, each once.
-list_variants() {
-    "$build/cli/gpunvme" ops list --json | python3 -c 'import json, sys
+list_variants() { # FILE
+    python3 -c 'import json, sys
 seen = []
 for op in json.load(sys.stdin).values():
     for v in op:
         if v["device"] == "cuda" and v["name"] not in seen:
             if v["available"]:
                 seen.append(v["name"])
-print(*seen, sep="\n")'
+print(*seen, sep="\n")' <"$1"
 }
 
 # PyTorch's cuBLASLt, else what the loader or CUDA's folder has.
@@ -496,7 +501,8 @@ ladder() {
 part_ops() {
     local variant bad="" variants=() more=()
     needs_gpu "operators on the GPU" || return
-    mapfile -t variants < <(list_variants)
+    step list 60 to "$dir/list.json" "$build/cli/gpunvme" ops list --json
+    mapfile -t variants < <(list_variants "$dir/list.json")
     for variant in ${variants[@]+"${variants[@]}"}; do
         # So long only if a kernel does not end.
         step "check $variant" "${GPUNVME_CHECK_OPS_SECONDS:-25}" to "$dir/check_$variant.json" \
@@ -570,7 +576,7 @@ for part in "${parts[@]}"; do
     echo "$((SECONDS - part_start)) $part_seconds" >"$dir/seconds"
     keep
 done
-gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+gpus=$(grep -c '^GPU' "$work/machine.txt")
 ((gpus > 1)) || echo "a second GPU (there is ${gpus/#0/no GPU}): nothing between two was run" \
     >"$work/lacking"
 python3 "$root/scripts/gpu-check-summary.py" "$work" "$out" "${parts[@]%%:*}" | tee "$out/summary.txt"

@@ -102,6 +102,13 @@ section() {
     elif grep -q '"rows": \[' "$parts/result" && ! tail -n 1 "$parts/result" | grep -q '^\]}$'; then
         printf '\n]}\n' >>"$parts/result"
     fi
+    # One that is cut elsewhere would spoil the file for all sections.
+    if command -v python3 >/dev/null &&
+        ! python3 -c 'import json, sys; json.load(sys.stdin)' <"$parts/result" 2>/dev/null; then
+        echo "   its result is not whole: left out" >&2
+        echo null >"$parts/result"
+        failed=1
+    fi
     {
         printf '{"command": "%s", "rc": %d, "seconds": %d, "result":\n' "${*##*/bench/}" "$rc" \
             $((SECONDS - start))

@@ -316,7 +316,7 @@ def figures(work, part):
     for find in FIGURES.get(part, ()):
         try:
             yield from find(os.path.join(work, part))
-        except (KeyError, TypeError, IndexError, AttributeError, ZeroDivisionError) as error:
+        except Exception as error:  # whatever a program left there: the rest is told all the same
             yield f"{part}: results that can't be read", repr(error), "", False
 
 
@@ -336,11 +336,11 @@ def lacking(work, parts, steps):
                     reasons[why] = reasons.get(why, 0) + int(count)
         for why, count in sorted(reasons.items(), key=lambda r: -r[1]):
             yield f"{count} tests or parts of them: {why}"
+    yield from lines_of(work, "lacking")
     ways = (load(work, "storage", "store_ways.json") or {}) if "storage" in parts else {}
     for way in (ways.get("result") or {}).get("ways", []):
         if not way["works"]:
             yield f"store_ways, {way['way']}: {way['why']}"
-    yield from lines_of(work, "lacking")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -377,7 +377,11 @@ def summary(work, out, parts):
         failed += [f"  {what}"] + [f"      {line}" for line in said]
     if failed:
         text += ["FAILED:"] + shortened(failed, MOST_FAILURES, "lines: see the logs")
-    lack = ["  " + line for line in lacking(work, parts, steps)]
+    lack = []
+    try:
+        lack += ("  " + line for line in lacking(work, parts, steps))
+    except Exception as error:  # as above
+        lack.append(f"  what else: {error!r}")
     lack = ["Not run here:"] + shortened(lack, MOST_LACKING, "") if lack else []
     files = ["Files:"]
     for part in parts:

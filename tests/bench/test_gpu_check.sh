@@ -83,21 +83,28 @@ echo "some more"
 exit 1
 EOF
 program cli/gpunvme <<'EOF'
+out_of_time() { # by what timeout(1) takes for it
+    local group
+    read -r _ _ _ _ group _ </proc/$$/stat
+    kill -ALRM "$group"
+    while sleep 0.2; do :; done
+}
 case "$*" in
     quickstart*) echo '{"checksum_by": "gpu"}' ;;
     "ops list"*) echo '{"matmul": [{"name": "good", "device": "cuda", "available": true},
         {"name": "hung", "device": "cuda", "available": true},
+        {"name": "stuck", "device": "cuda", "available": true},
         {"name": "good", "device": "cpu", "available": true},
         {"name": "absent", "device": "cuda", "available": false}]}' ;;
     "ops check"*hung) echo '{"checks": [{"operator": "matmul", "variant": "hung", "dtype": "f32",
         "right": true},'
         echo $$ >"$TMPDIR/hung"
         trap "" TERM
-        read -r _ _ _ _ group _ </proc/$$/stat
-        kill -ALRM "$group" # which timeout(1) takes for the end of its time
-        while sleep 0.2; do :; done ;;
+        out_of_time ;;
     "ops check"*) echo '{"checks": []}' ;;
-    "ops bench linear"*) echo "gpunvme: not for this type" >&2; exit 1 ;;
+    "ops bench"*stuck*) out_of_time ;;
+    "ops bench linear-forward"*) echo "gpunvme: not this type (GPUNVME_OPS_ERR_DTYPE)" >&2; exit 1 ;;
+    "ops bench linear"*) echo "gpunvme: good: an illegal memory access" >&2; exit 1 ;;
     "ops bench"*) echo '{"tables": [{"operator": "matmul", "dtype": "bf16", "m": 1, "n": 2, "k": 3,
         "variants": [{"variant": "wrong", "right": false, "seconds": 0.1, "to_cublaslt": 5},
         {"variant": "failed", "to_cublaslt": null}, {"variant": "good", "seconds": 1, "gflops": 5e5, "to_cublaslt": 0.9}]}]}' ;;
@@ -133,7 +140,9 @@ says '^  ops, check hung: cut off after'
 says '^ok +ops +matmul_bf16_4096x4096x4099 good'
 says '^  NO  matmul bf16 1 x 2 x 3, good / cuBLASLt: 0\.9, 500 TFLOP/s \(goal 0\.97\)'
 says '^  NO  results that are wrong: matmul wrong bf16'
-says '^skipped +ops +linear-forward_bf16_4096 good: gpunvme: not for this type'
+says '^skipped +ops +linear-forward_bf16_4096 good: gpunvme: not this type'
+says '^failed +ops +linear-backward_bf16_4096 good: exit code 1'
+(($(grep -c '^cut .*stuck' "$work/said") == 1)) || fail "what does not end is tried once"
 ! grep -q 'absent' "$work/said" || fail "what this GPU lacks is not tried"
 ! grep -qE ' ops +matmul.* hung' "$work/said" || fail "nor is what does not end, again"
 sed -n '/^tests: /,$p' "$work/said" | cmp - "$OUT/summary.txt" || fail "the end is the summary"

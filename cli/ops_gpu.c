@@ -89,6 +89,8 @@ double ops_gpu_time(bool (*run)(void *arg), void *arg, unsigned count, double *l
     cudaEvent_t begin = NULL, end = NULL;
     double seconds = -1;
 
+    /* A launch that was refused before, by another variant, is not this one's error. */
+    cudaGetLastError();
     last = cudaSuccess;
     if (ok(cudaEventCreate(&begin)) && ok(cudaEventCreate(&end)))
         seconds = time_runs(run, arg, count, begin, end, lead);

@@ -384,11 +384,18 @@ part_queues() {
 
 # --- storage --------------------------------------------------------------------------------------
 
+# pythons NAME: a library among Python's packages, as PyTorch brings them.
+pythons() {
+    python3 -c 'import glob, sys
+print(next((f for p in sys.path for f in glob.glob(p + "/nvidia/*/lib/" + sys.argv[1])), ""))' "$1"
+}
+
 # libcufile's settings, and where it is.
 cufile_settings() {
     local folder=$dir/cufile
+    [ -n "$cufile" ] || cufile=$(pythons libcufile.so.0)
     if [ -z "$cufile" ]; then
-        cannot "libcufile that was taken along" "none: --pack DIR --cufile pip, or GPUNVME_CUFILE_LIBRARY"
+        cannot "libcufile" "none was taken along: --pack DIR --cufile pip, or GPUNVME_CUFILE_LIBRARY"
         return
     fi
     mkdir -p "$folder"
@@ -444,8 +451,7 @@ print(*seen, sep="\n")' <"$1"
 find_cublaslt() {
     local file
     [ -z "${GPUNVME_CUBLASLT:-}" ] || return 0
-    file=$(python3 -c 'import glob, sys
-print(next((f for p in sys.path for f in glob.glob(p + "/nvidia/*/lib/libcublasLt.so.*")), ""))')
+    file=$(pythons 'libcublasLt.so.*')
     if [ -z "$file" ]; then
         ldconfig_knows libcublasLt.so.13 || ldconfig_knows libcublasLt.so.12 && return 0
         file=$(find /usr/local/cuda*/lib64 -name 'libcublasLt.so.1[23]' 2>/dev/null | head -n 1)
@@ -551,6 +557,7 @@ fi
 [[ -z $all_seconds || $all_seconds =~ ^[1-9][0-9]*$ ]] || die "--seconds: $all_seconds is no number"
 ((${#parts[@]})) || parts=(tests sanitize queues storage ops)
 
+PATH=$PATH:/usr/local/cuda/bin # compute-sanitizer
 work=$base/check
 mkdir -p "$out" "$work" || die "$out or $work cannot be made"
 out=$(cd "$out" && pwd) base=$(cd "$base" && pwd) work=$base/check

@@ -97,14 +97,16 @@ step() {
     local name=$1 limit=$2 start=$SECONDS rc how why="" log left=$((part_end - SECONDS))
     log=$dir/${name//[^A-Za-z0-9_.]/_}.log
     shift 2
-    if ((left < 3)); then
+    limit=$((limit < left ? limit : left))
+    # (timeout 0 is none.)
+    if ((left < 3 || limit < 1)); then
         note_step "$name" late 0 "" "there was no time left for it"
         return 1
     fi
     # It runs programs, not functions: those go to a shell of their own.
     # shellcheck disable=SC2016 # expanded by the inner shell
-    bash -c 'echo $$ >"$0" && exec timeout -k "$@"' "$log.group" "$grace" \
-        "$((limit < left ? limit : left))" bash -c '"$@"' - "$@" >"$log" 2>&1 </dev/null
+    bash -c 'echo $$ >"$0" && exec timeout -k "$@"' "$log.group" "$grace" "$limit" \
+        bash -c '"$@"' - "$@" >"$log" 2>&1 </dev/null
     rc=$?
     end_group "$log.group" "$rc"
     case $rc in
@@ -366,7 +368,7 @@ part_queues() {
     step sweep $((part_seconds * 4 / 10)) "$root/bench/gpu_sweep.sh" --only "$sections" \
         --out "$dir/gpu_sweep.json" "$build"
     left=$((part_end - SECONDS))
-    left=$((left > 230 ? 110 : left / 2 - 5))
+    left=$((left > 230 ? 110 : left > 20 ? left / 2 - 5 : 5))
     step errors $((left + 20)) to "$dir/gpu_errors.json" \
         "$build/bench/gpu_errors" commands=1000000000 launches=50 seconds=$left
     for name in "$build"/ab/*; do
@@ -423,13 +425,13 @@ part_storage() {
         "$build/bench/gpu_copy_batch" 5
     step gpu_register 50 to "$dir/gpu_register.json" \
         "$build/bench/gpu_register" /tmp 512
+    step quickstart 40 quickstart
     if needs_gpu store_rate; then
         left=$((part_end - SECONDS - 55))
         step store_rate $((left + 10)) "$root/bench/store_rate.sh" "$build" "$dir/store_rate" gpu \
             "$store_size" $((left > 5 ? left : 5))
     fi
     step store_ways 45 to "$dir/store_ways.json" "$root/bench/store_ways.sh" --quick "$build" 1G
-    step quickstart 40 quickstart
     unset GPUNVME_CUFILE_LIBRARY CUFILE_ENV_PATH_JSON
 }
 

@@ -32,8 +32,8 @@ _gpunvme_options() {
         sim) echo "--listen --size --json --help --usage" ;;
         stripe) echo "--unit --force --json --help --usage" ;;
         ops)
-            echo "--variant --shape --device --dtype --activation --no-preact --threads --rounds --time" \
-                "--no-peaks --cpu-time --seed --json --help --usage"
+            echo "--variant --without --shape --device --dtype --activation --no-preact --threads" \
+                "--rounds --time --no-peaks --cpu-time --seed --json --help --usage"
             ;;
     esac
 }

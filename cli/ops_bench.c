@@ -24,10 +24,12 @@ enum {
     KEY_CPU_TIME,
     KEY_NO_PREACT,
     KEY_NO_PEAKS,
+    KEY_WITHOUT,
 };
 
 static const struct argp_option options[] = {
     {"variant", KEY_VARIANT, "all|NAME", 0, "Which variant (all that this machine has)", 1},
+    {"without", KEY_WITHOUT, "NAME,...", 0, "All variants but these", 1},
     {"shape", KEY_SHAPE, "MxNxK", 0,
      "Rows and columns of the result, and the sum's length; for linear layers rows, outputs and "
      "inputs. One number is a cube. May be given several times (1024)",
@@ -102,6 +104,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     switch (key) {
     case KEY_VARIANT:
         args->variant = strcmp(arg, "all") != 0 ? arg : NULL;
+        return 0;
+    case KEY_WITHOUT:
+        args->without = arg;
         return 0;
     case KEY_SHAPE:
         if (args->nshapes == OPS_MAX_SHAPES)
@@ -180,6 +185,20 @@ static bool takes(const struct ops_table *t, const struct gpunvme_ops_variant *v
            (t->data.dtype != GPUNVME_OPS_F32 || v->computes & 1u << t->data.compute);
 }
 
+/* Is the name in "one,another"? */
+static bool listed(const char *list, const char *name)
+{
+    size_t n = strlen(name);
+
+    while (list) {
+        if (!strncmp(list, name, n) && (!list[n] || list[n] == ','))
+            return true;
+        list = strchr(list, ',');
+        list += list != NULL;
+    }
+    return false;
+}
+
 /* A row for each variant. */
 static void add_variants(struct ops_table *t)
 {
@@ -189,7 +208,7 @@ static void add_variants(struct ops_table *t)
         add_row(t, OPS_ROW_VARIANT, t->args->variant, threads_of(t, t->args->variant));
     for (unsigned i = 0;
          !t->args->variant && !gpunvme_ops_variant(t->data.op, t->data.device, i, &v); i++)
-        if (takes(t, &v))
+        if (takes(t, &v) && !listed(t->args->without, v.name))
             add_row(t, OPS_ROW_VARIANT, v.name, threads_of(t, v.name));
 }
 

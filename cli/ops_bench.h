@@ -18,7 +18,7 @@ struct ops_bench_args {
     bool cpu_time;
     bool no_preact, no_peaks;
     bool ops[GPUNVME_OPS_NOPS];
-    const char *variant;
+    const char *variant, *without;
     struct ops_shape shapes[OPS_MAX_SHAPES];
     unsigned nshapes;
     int device, dtype, compute, activation, threads;

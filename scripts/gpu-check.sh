@@ -487,28 +487,32 @@ ops_bench_one() {
     return 77
 }
 
-# ladder OPERATOR DTYPE SHAPE…, with the options of more=(): all variants together; where one of them
-# is known not to end (bad), or nothing comes of it, one after the other.
+# ladder OPERATOR DTYPE SHAPE…, with the options of more=(): all variants together but those that do
+# not end (bad); where nothing comes of it, one after the other.
 ladder() {
-    local op=$1 dtype=$2 shape name variant rc
+    local op=$1 dtype=$2 shape name variant rc faulty="" without
     shift 2
     for shape in "$@"; do
         name=${op}_${dtype}_$shape${more[*]+${more[*]//-/_}}
-        if [ -z "$bad" ] || ((part_end - SECONDS < 3)); then
-            step "$name" 40 ops_bench "$dir/$name.json" "$op" --dtype "$dtype" \
-                --shape "$shape" ${more[@]+"${more[@]}"}
-            ! grep -qs '"variants"' "$dir/$name.json" || continue
-        fi
+        without=$bad$faulty
+        without=${without% }
+        step "$name" 40 ops_bench "$dir/$name.json" "$op" --dtype "$dtype" --shape "$shape" \
+            ${without:+--without "${without// /,}"} ${more[@]+"${more[@]}"}
+        ! grep -qs '"variants"' "$dir/$name.json" || continue
         for variant in "${variants[@]}"; do
-            if [[ " $bad " == *" $variant "* ]] || ((part_end - SECONDS < 3)); then
+            if [[ " $bad$faulty" == *" $variant "* ]] || ((part_end - SECONDS < 3)); then
                 continue
             fi
-            rc=0
             step "$name $variant" 25 ops_bench_one "$dir/${name}_$variant.json" \
                 "$op" --dtype "$dtype" --shape "$shape" --variant "$variant" \
-                ${more[@]+"${more[@]}"} || rc=$?
-            # One that does not end takes its time once, not at each shape.
-            ((rc != 124 && rc != 137)) || bad+="$variant "
+                ${more[@]+"${more[@]}"}
+            rc=$?
+            # Once is enough: of what does not end everywhere, of what faults for this type.
+            case $rc in
+                0|3|77) ;;
+                124|137) bad+="$variant " ;;
+                *) faulty+="$variant " ;;
+            esac
         done
     done
 }

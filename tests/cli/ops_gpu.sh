@@ -55,6 +55,12 @@ expect_json
 expect_out '"of_peak": null'
 check test "$(grep -c 'small copy' out)" -eq 0
 
+promise "variants can be left out"
+bench --shape 8 --without blocked,pack,packed
+expect 0
+check test "$(grep -cE '^  (naive|blocked|packed) ' out)" -eq 1
+expect_out '^  naive '
+
 promise "a wrong result is told, and is what the exit code says"
 FAKE_WRONG=blocked bench --shape 8 --shape 16
 expect 3

@@ -339,7 +339,7 @@ void device_leave_alone(struct gpunvme_device *dev)
     device_watch_stop(dev);
     device_reaper_stop(dev);
     for (uint32_t i = 0; i < dev->nqueues; i++)
-        (void)gpunvme_ioq_delete(dev->queues[i].ioq);
+        (void)nvme_ioq_retire(dev->queues[i].ioq);
 }
 
 /* --- what it tells, and memory for data ------------------------------------------------------- */

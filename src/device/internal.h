@@ -119,7 +119,7 @@ void device_watch_stop(struct gpunvme_device *dev);
 /*
  * Instead of gpunvme_device_close(), while a kernel that uses the queues does not end: takes them
  * away from the controller, so that nothing comes of what the kernel may submit yet, and leaves all
- * memory as it is, for good.
+ * memory as it is, for good. No other queue has their ids while the controller is open.
  */
 void device_leave_alone(struct gpunvme_device *dev);
 

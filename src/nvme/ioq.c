@@ -252,15 +252,12 @@ gpunvme_err_t gpunvme_ioq_create(struct gpunvme_ctrl *ctrl, uint32_t entries,
     return err;
 }
 
-gpunvme_err_t gpunvme_ioq_delete(struct gpunvme_ioq *ioq)
+/* Under ctrl->life: neither the controller nor a reset knows it any more. */
+static gpunvme_err_t delete_locked(struct gpunvme_ioq *ioq)
 {
-    struct gpunvme_ctrl *ctrl;
+    struct gpunvme_ctrl *ctrl = ioq->ctrl;
     gpunvme_err_t err = GPUNVME_OK;
 
-    if (!ioq)
-        return GPUNVME_OK;
-    ctrl = ioq->ctrl;
-    pthread_mutex_lock(&ctrl->life);
     ctrl->ioqs[ioq->qpair.qid - 1] = NULL;
     if (nvme_state(ctrl) == CTRL_LIVE && !ioq->is_left_out) {
         err = delete_queue(ioq, GPUNVME_ADMIN_DELETE_SQ);
@@ -274,6 +271,19 @@ gpunvme_err_t gpunvme_ioq_delete(struct gpunvme_ioq *ioq)
             err = nvme_recover_locked(ctrl) ? base_restore(&failure) : GPUNVME_OK;
         }
     }
+    return err;
+}
+
+gpunvme_err_t gpunvme_ioq_delete(struct gpunvme_ioq *ioq)
+{
+    struct gpunvme_ctrl *ctrl;
+    gpunvme_err_t err;
+
+    if (!ioq)
+        return GPUNVME_OK;
+    ctrl = ioq->ctrl;
+    pthread_mutex_lock(&ctrl->life);
+    err = delete_locked(ioq);
     pthread_mutex_unlock(&ctrl->life);
     nvme_ioq_free(ioq);
     return err;
@@ -285,6 +295,31 @@ struct gpunvme_qpair *gpunvme_ioq_qpair(struct gpunvme_ioq *ioq)
 }
 
 /* --- queues whose words are not the CPU's ----------------------------------------------------- */
+
+static gpunvme_err_t freeze_never(void *arg, uint64_t deadline_ns)
+{
+    (void)arg;
+    (void)deadline_ns;
+    return GPUNVME_ERR_CLOSED;
+}
+
+/* A queue that is not on the controller, and that resets leave out. */
+gpunvme_err_t nvme_ioq_retire(struct gpunvme_ioq *ioq)
+{
+    static const struct nvme_foreign_ops retired = {.freeze = freeze_never};
+    struct gpunvme_ctrl *ctrl = ioq->ctrl;
+    gpunvme_err_t err;
+
+    pthread_mutex_lock(&ctrl->life);
+    err = delete_locked(ioq);
+    ioq->foreign = &retired;
+    ioq->foreign_arg = NULL;
+    ioq->frozen = false;
+    ioq->is_left_out = true;
+    ctrl->ioqs[ioq->qpair.qid - 1] = ioq;
+    pthread_mutex_unlock(&ctrl->life);
+    return err;
+}
 
 static gpunvme_err_t create_foreign_locked(struct gpunvme_ctrl *ctrl,
                                            const struct nvme_foreign_config *config,

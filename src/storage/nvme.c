@@ -26,8 +26,9 @@
 #define SPIN_NS        50000u /* of commands that are in flight, before it sleeps */
 #define SLEEP_NS       20000u
 #define MAX_SLEEP_NS   100000u
-#define LOOK_NS        5000000u  /* without a completion, before it looks after the controller */
-#define MIN_TIMEOUT_NS 20000000u /* of a command, by a clock that may be 10 ms late */
+#define LOOK_NS        5000000u    /* without a completion, before it looks after the controller */
+#define MIN_TIMEOUT_NS 20000000u   /* of a command, by a clock that may be 10 ms late */
+#define MIN_KERNEL_NS  1000000000u /* GPUs are shared */
 #define PROBE_NBYTES   (64u << 10)
 
 struct nvme_worker {
@@ -425,6 +426,7 @@ static void choose(struct gpunvme_store *store, struct nvme_store *s)
     s->command_timeout_ns = o->timeout_ns / 3 > MIN_TIMEOUT_NS ? o->timeout_ns / 3 : MIN_TIMEOUT_NS;
     /* So does a late copy, even one behind a late command. */
     s->copy_timeout_ns = o->timeout_ns / 2 > MIN_TIMEOUT_NS ? o->timeout_ns / 2 : MIN_TIMEOUT_NS;
+    s->kernel_timeout_ns = o->timeout_ns > MIN_KERNEL_NS ? o->timeout_ns : MIN_KERNEL_NS;
     store->block_size = s->ns->block_size;
     store->resizable = false;
     store->threads = choose_threads(o, info.max_io_queues);

@@ -29,13 +29,11 @@
 #define PAUSE_NS        20000
 #define STUCK_NS        1000000 /* between looks of a worker whose kernel does not end */
 #define SPIN_NS         200000u /* of a kernel that runs, before the thread sleeps between looks */
-#define KERNEL_NS       1000000000u /* a kernel has so long at least: GPUs are shared */
 
 struct nvme_gpu {
     struct gpunvme_device *dev;
     struct gpunvme_device_info info;
     struct gpunvme_dev_ns ns;
-    uint64_t kernel_timeout_ns;
     _Atomic unsigned nstuck; /* workers whose kernels did not end in time */
 
     pthread_mutex_t lock; /* of what follows: a recovery needs that no kernel runs */
@@ -354,9 +352,9 @@ static void run_here(const struct gpunvme_dev_ns *ns, struct nvme_job *jobs, uns
 /* --- kernels and recoveries ----------------------------------------------------------------------
  */
 
-static gpunvme_err_t enter_kernels(struct nvme_gpu *gpu)
+static gpunvme_err_t enter_kernels(struct nvme_gpu *gpu, uint64_t timeout_ns)
 {
-    uint64_t deadline = futex_deadline(gpu->kernel_timeout_ns);
+    uint64_t deadline = futex_deadline(timeout_ns);
     gpunvme_err_t err = GPUNVME_OK;
 
     pthread_mutex_lock(&gpu->lock);
@@ -377,18 +375,18 @@ static void leave_kernels(struct nvme_gpu *gpu)
 }
 
 /* Waits until no kernel runs; none begins before leave_recovery(). */
-static gpunvme_err_t enter_recovery(struct nvme_gpu *gpu)
+static gpunvme_err_t enter_recovery(struct nvme_gpu *gpu, uint64_t timeout_ns)
 {
-    uint64_t deadline = futex_deadline(gpu->kernel_timeout_ns);
+    uint64_t deadline = futex_deadline(timeout_ns);
     bool in_time = true;
 
     pthread_mutex_lock(&gpu->lock);
     while (gpu->recovers && in_time)
-        in_time = base_cond_wait(&gpu->changed, &gpu->lock, deadline);
+        in_time = base_cond_wait(&gpu->changed, &gpu->lock, deadline) || !gpu->recovers;
     if (in_time) {
         gpu->recovers = true;
         while (gpu->nkernels && in_time)
-            in_time = base_cond_wait(&gpu->changed, &gpu->lock, deadline);
+            in_time = base_cond_wait(&gpu->changed, &gpu->lock, deadline) || !gpu->nkernels;
         gpu->recovers = in_time;
         pthread_cond_broadcast(&gpu->changed);
     }
@@ -406,9 +404,10 @@ static void leave_recovery(struct nvme_gpu *gpu)
     pthread_mutex_unlock(&gpu->lock);
 }
 
-static gpunvme_err_t recover(struct nvme_gpu *gpu)
+static gpunvme_err_t recover(struct nvme_store *s)
 {
-    gpunvme_err_t err = enter_recovery(gpu);
+    struct nvme_gpu *gpu = s->gpu;
+    gpunvme_err_t err = enter_recovery(gpu, s->kernel_timeout_ns);
 
     if (err)
         return err;
@@ -443,7 +442,7 @@ static gpunvme_err_t wait_for_kernel(struct gpu_worker *w, uint64_t timeout_ns)
 }
 
 /* All that the kernel has been given stays as it is until it has ended. */
-static gpunvme_err_t get_stuck(struct nvme_gpu *gpu, struct gpu_worker *w)
+static gpunvme_err_t get_stuck(struct nvme_store *s, struct gpu_worker *w)
 {
     for (unsigned i = 0; i < w->n; i++)
         if (w->list[i]->runs && w->list[i]->part >= 0) {
@@ -451,11 +450,11 @@ static gpunvme_err_t get_stuck(struct nvme_gpu *gpu, struct gpu_worker *w)
             w->list[i]->part = -1;
         }
     w->is_stuck = true;
-    atomic_fetch_add(&gpu->nstuck, 1);
+    atomic_fetch_add(&s->gpu->nstuck, 1);
     return base_fail(GPUNVME_ERR_TIMEOUT,
                      "a kernel that does I/O has not ended after %llu ms: the GPU is busy, or "
                      "hangs; the memory is in use until the store is closed",
-                     (unsigned long long)(gpu->kernel_timeout_ns / 1000000u));
+                     (unsigned long long)(s->kernel_timeout_ns / 1000000u));
 }
 
 static bool was_interrupted(gpunvme_err_t err)
@@ -467,7 +466,7 @@ static bool was_interrupted(gpunvme_err_t err)
  * The kernel that did not end in time has ended after all: what it had is ours again, and queues
  * that it left in disorder are recovered. False: it has not.
  */
-static bool get_unstuck(struct nvme_gpu *gpu, struct gpu_worker *w, uint64_t timeout_ns)
+static bool get_unstuck(struct nvme_store *s, struct gpu_worker *w, uint64_t timeout_ns)
 {
     const struct nvme_job *jobs = w->jobs.cpu;
     gpunvme_err_t err = wait_for_kernel(w, timeout_ns);
@@ -480,17 +479,18 @@ static bool get_unstuck(struct nvme_gpu *gpu, struct gpu_worker *w, uint64_t tim
     while (w->nheld)
         nvme_bounces_give(&w->stage, w->held[--w->nheld]);
     w->is_stuck = false;
-    atomic_fetch_sub(&gpu->nstuck, 1);
-    leave_kernels(gpu);
+    atomic_fetch_sub(&s->gpu->nstuck, 1);
+    leave_kernels(s->gpu);
     if (failed)
-        (void)recover(gpu); /* what is still wrong then, the next jobs are told */
+        (void)recover(s); /* what is still wrong then, the next jobs are told */
     return true;
 }
 
 /* *failed: the kernel has ended, and badly. */
-static gpunvme_err_t run_jobs(struct nvme_gpu *gpu, struct gpu_worker *w, bool *failed)
+static gpunvme_err_t run_jobs(struct nvme_store *s, struct gpu_worker *w, bool *failed)
 {
-    gpunvme_err_t err = enter_kernels(gpu);
+    struct nvme_gpu *gpu = s->gpu;
+    gpunvme_err_t err = enter_kernels(gpu, s->kernel_timeout_ns);
 
     *failed = false;
     if (err)
@@ -500,11 +500,11 @@ static gpunvme_err_t run_jobs(struct nvme_gpu *gpu, struct gpu_worker *w, bool *
     } else {
         err = nvme_kernels_start(w->kernels, &gpu->ns, w->jobs.gpu, w->njobs);
         if (!err) {
-            err = wait_for_kernel(w, gpu->kernel_timeout_ns);
+            err = wait_for_kernel(w, s->kernel_timeout_ns);
             *failed = err && err != GPUNVME_ERR_AGAIN;
         }
         if (err == GPUNVME_ERR_AGAIN)
-            return get_stuck(gpu, w); /* and still among the kernels */
+            return get_stuck(s, w); /* and still among the kernels */
     }
     leave_kernels(gpu);
     return err;
@@ -532,7 +532,7 @@ static void try_again(struct nvme_store *s, struct gpu_worker *w)
 static void run_all(struct nvme_store *s, struct gpu_worker *w)
 {
     bool failed, interrupted = false;
-    gpunvme_err_t ran = run_jobs(s->gpu, w, &failed), dead;
+    gpunvme_err_t ran = run_jobs(s, w, &failed), dead;
 
     for (unsigned i = 0; i < w->n; i++) {
         struct task *t = w->list[i];
@@ -547,7 +547,7 @@ static void run_all(struct nvme_store *s, struct gpu_worker *w)
     }
     if (!failed && !interrupted)
         return;
-    dead = recover(s->gpu);
+    dead = recover(s);
     for (unsigned i = 0; dead && i < w->n; i++) {
         struct task *t = w->list[i];
 
@@ -658,7 +658,7 @@ static void look_stuck(struct crew_worker *worker, struct gpu_worker *w, bool *s
     const struct timespec pause = {.tv_nsec = STUCK_NS};
     struct nvme_store *s = worker->store->priv;
 
-    if (get_unstuck(s->gpu, w, 0))
+    if (get_unstuck(s, w, 0))
         return;
     if (w->n || atomic_load(&s->gpu->nstuck) == worker->store->threads) {
         take(worker, w, STUCK_NS, stop);
@@ -696,7 +696,7 @@ static void leave_worker(struct nvme_store *s, struct gpu_worker *w)
 
 static void free_worker(struct nvme_store *s, struct gpu_worker *w)
 {
-    if (w->is_stuck && !get_unstuck(s->gpu, w, s->is_left ? 0 : s->gpu->kernel_timeout_ns)) {
+    if (w->is_stuck && !get_unstuck(s, w, s->is_left ? 0 : s->kernel_timeout_ns)) {
         leave_worker(s, w);
         return;
     }
@@ -799,9 +799,6 @@ gpunvme_err_t nvme_gpu_start(struct gpunvme_store *store)
         return base_fail(GPUNVME_ERR_NOMEM, "I/O issued by the GPU");
     pthread_mutex_init(&gpu->lock, NULL);
     base_cond_init(&gpu->changed);
-    gpu->kernel_timeout_ns = store->uri.options.timeout_ns;
-    if (gpu->kernel_timeout_ns < KERNEL_NS)
-        gpu->kernel_timeout_ns = KERNEL_NS;
     s->gpu = gpu;
     err = open_device(store, gpu);
     return err ? err : crew_start(store, &crew_ops, store->threads, &s->crew);

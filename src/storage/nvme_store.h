@@ -32,7 +32,7 @@ struct nvme_store {
     unsigned page_shift;
     size_t chunk; /* bytes of a piece, a power of two: one command, but for unaligned ends */
     uint32_t depth, entries;
-    uint64_t command_timeout_ns, copy_timeout_ns;
+    uint64_t command_timeout_ns, copy_timeout_ns, kernel_timeout_ns;
     bool is_left; /* the GPU may reach for memory of it for ever: the controller stays open */
     char why_no_p2p[256];
     struct nvme_claims claims; /* of the workers' slots, then of the callers' */

@@ -192,6 +192,29 @@ static int teardown(void **state)
     return 0;
 }
 
+/*
+ * How long copies and kernels that begin now are waited for: commands, and all that is to end well,
+ * keep the time of the store, so that a slow machine is no slow GPU.
+ */
+static void be_patient(bool yes)
+{
+    struct nvme_store *s = store->priv;
+
+    s->copy_timeout_ns = s->kernel_timeout_ns = yes ? LONG_NS : 1000000;
+}
+
+static void hang(bool yes)
+{
+    be_patient(!yes);
+    hangs = yes;
+}
+
+static void hold_kernels(bool yes)
+{
+    be_patient(!yes);
+    holds_kernels = yes;
+}
+
 /* With bytes on it. */
 static void open_store(const char *uri)
 {
@@ -233,15 +256,15 @@ static void need_stand_in(void)
 static void a_copy_that_does_not_end_is_a_timeout(void **state)
 {
     (void)state;
-    open_store("sim:size=1M?timeout=300ms");
-    hangs = true;
+    open_store("sim:size=1M");
+    hang(true);
     assert_err(reads(0, 4096), GPUNVME_ERR_TIMEOUT);
     assert_non_null(strstr(gpunvme_err_detail(), "copy of 4096 bytes by the GPU"));
     assert_err(reads_in_background(0, 4096), GPUNVME_ERR_TIMEOUT);
     assert_err(gpunvme_store_write(store, 0, gpu.gpu, GPUNVME_MEM_GPU, 4096, NULL),
                GPUNVME_ERR_TIMEOUT);
     nhung = 0;
-    hangs = false;
+    hang(false);
     assert_ok(reads(512, 4096));
     is_right(512, 4096);
     closed(store);
@@ -252,11 +275,11 @@ static void memory_of_a_copy_that_goes_on_is_left_alone(void **state)
     const uint8_t *lost;
 
     (void)state;
-    open_store("sim:size=1M?timeout=300ms,threads=1,depth=2");
-    hangs = true;
+    open_store("sim:size=1M?threads=1,depth=2");
+    hang(true);
     assert_err(reads(0, 4096), GPUNVME_ERR_TIMEOUT);
     lost = last_host;
-    hangs = false;
+    hang(false);
     for (unsigned i = 0; i < 40; i++) {
         assert_ok(i % 2 ? reads(512, 4096) : reads_in_background(512, 4096));
         assert_ptr_not_equal(last_host, lost);
@@ -272,11 +295,11 @@ static void memory_of_a_copy_that_goes_on_is_left_alone(void **state)
 static void a_gpu_that_has_all_memory_is_told_at_once(void **state)
 {
     (void)state;
-    open_store("sim:size=1M?timeout=60ms,threads=1,depth=2");
-    hangs = true;
+    open_store("sim:size=1M?threads=1,depth=2");
+    hang(true);
     for (unsigned i = 0; i < 2 + NVME_CALLERS; i++)
         assert_err(i < 2 ? reads_in_background(0, 4096) : reads(0, 4096), GPUNVME_ERR_TIMEOUT);
-    hangs = false;
+    hang(false);
     assert_err(reads(0, 4096), GPUNVME_ERR_GPU);
     assert_err(gpunvme_store_read(store, 3, back, GPUNVME_MEM_HOST, 9, NULL), GPUNVME_ERR_GPU);
     nhung = 0;
@@ -291,11 +314,11 @@ static void a_store_whose_copies_go_on_is_closed_around_them(void **state)
     const uint8_t *lost;
 
     (void)state;
-    open_store("sim:size=1M?timeout=60ms");
-    hangs = true;
+    open_store("sim:size=1M");
+    hang(true);
     assert_err(reads(0, 4096), GPUNVME_ERR_TIMEOUT);
     lost = last_host;
-    hangs = false;
+    hang(false);
     assert_err(gpunvme_close(store), GPUNVME_ERR_IO);
     assert_non_null(strstr(gpunvme_err_detail(), "does not end"));
     assert_int_equal(msync((void *)((uintptr_t)lost & ~(uintptr_t)4095), 4096, MS_ASYNC), 0);
@@ -306,11 +329,11 @@ static void a_staging_copy_that_does_not_end_is_a_timeout(void **state)
     const uint8_t *lost;
 
     (void)state;
-    open_store("sim:size=1M?issue=gpu,threads=1,timeout=300ms");
-    hangs = true;
+    open_store("sim:size=1M?issue=gpu,threads=1");
+    hang(true);
     assert_err(reads_in_background(0, 4096), GPUNVME_ERR_TIMEOUT);
     lost = last_host;
-    hangs = false;
+    hang(false);
     for (unsigned i = 0; i < 10; i++) {
         assert_ok(reads(512, 4096));
         assert_ptr_not_equal(last_host, lost);
@@ -331,15 +354,15 @@ static void a_kernel_that_does_not_end_is_a_timeout_and_keeps_what_it_has(void *
 {
     (void)state;
     need_stand_in();
-    open_store("sim:size=1M?issue=gpu,threads=2,timeout=300ms");
-    holds_kernels = true;
+    open_store("sim:size=1M?issue=gpu,threads=2");
+    hold_kernels(true);
     for (unsigned i = 0; i < 2; i++)
         assert_err(reads_in_background(0, 4096), GPUNVME_ERR_TIMEOUT);
     assert_int_equal(nrunning, 2); /* the other worker had the second */
     nkernels = 0;
     assert_err(reads_in_background(0, 4096), GPUNVME_ERR_TIMEOUT);
     assert_int_equal(nkernels, 0);
-    holds_kernels = false;
+    hold_kernels(false);
     wait_for_kernels(0);
     for (unsigned i = 0; i < 10; i++) {
         assert_ok(reads_in_background(512, 8192));
@@ -353,7 +376,7 @@ static void after_a_kernel_that_failed_the_next_transfer_works(void **state)
 {
     (void)state;
     need_stand_in();
-    open_store("sim:size=1M?issue=gpu,threads=2,timeout=3s");
+    open_store("sim:size=1M?issue=gpu,threads=2");
     fails_kernel = true;
     assert_err(reads_in_background(0, 4096), GPUNVME_ERR_GPU);
     for (unsigned i = 0; i < 10; i++) {
@@ -367,8 +390,8 @@ static void a_store_whose_kernel_goes_on_is_closed_around_it(void **state)
 {
     (void)state;
     need_stand_in();
-    open_store("sim:size=1M?issue=gpu,threads=2,timeout=300ms");
-    holds_kernels = true;
+    open_store("sim:size=1M?issue=gpu,threads=2,timeout=6s");
+    hold_kernels(true);
     assert_ok(gpunvme_store_register(store, gpu.gpu, NBYTES, GPUNVME_MEM_GPU));
     assert_err(reads_in_background(0, 4096), GPUNVME_ERR_TIMEOUT);
     assert_err(gpunvme_close(store), GPUNVME_ERR_IO);

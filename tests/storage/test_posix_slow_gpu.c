@@ -303,7 +303,7 @@ static void a_copy_that_does_not_end_is_a_timeout_however_busy_the_worker_is(voi
     not_yet = UINT32_MAX;
     assert_int_equal(gpunvme_store_submit(store, ios, NBUSY, NULL), GPUNVME_OK);
     assert_int_equal(gpunvme_store_submit(store, &stuck_one, 1, NULL), GPUNVME_OK);
-    err = gpunvme_io_wait(&stuck_one, 8000000000u);
+    err = gpunvme_io_wait(&stuck_one, 60000000000u);
     quiet = true;
     not_yet = 0;
     while (nbusy)

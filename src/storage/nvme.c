@@ -56,7 +56,7 @@ struct lull {
  * For the deadlines of commands, some milliseconds wrong: an exact clock would be a good part of
  * what a command costs.
  */
-static uint64_t rough_now(void)
+uint64_t nvme_rough_now(void)
 {
     struct timespec t;
 
@@ -117,14 +117,15 @@ static unsigned take(struct crew_worker *worker, struct nvme_worker *w, uint32_t
 }
 
 /* Whether anything happened. */
-static bool turn_all(struct nvme_worker *w, uint64_t now)
+static bool turn_all(struct nvme_worker *w)
 {
+    uint64_t now = nvme_rough_now();
     bool moved = false;
 
     for (unsigned i = 0; i < w->nbusy;) {
         struct nvme_slot *slot = w->busy[i];
 
-        moved |= nvme_slot_turn(slot, now);
+        moved |= nvme_slot_turn(slot, &now);
         if (slot->state != SLOT_ENDED) {
             i++;
             continue;
@@ -146,7 +147,7 @@ static void work(struct crew_worker *worker)
     while (!stop) {
         bool moved = take(worker, w, s->depth, s->chunk, &stop);
 
-        moved |= turn_all(w, rough_now());
+        moved |= turn_all(w);
         if (moved || !w->nbusy)
             lull.turns = 0;
         else
@@ -297,7 +298,9 @@ static void run_to_end(struct nvme_store *s, struct nvme_slot *slot)
     struct lull lull = {0};
 
     while (slot->state != SLOT_ENDED) {
-        if (nvme_slot_turn(slot, rough_now()))
+        uint64_t now = nvme_rough_now();
+
+        if (nvme_slot_turn(slot, &now))
             lull.turns = 0;
         else
             wait_a_little(s, slot->ioq, &lull);

@@ -257,30 +257,31 @@ static gpunvme_err_t submit_command(struct nvme_slot *slot)
 }
 
 /* A reset ended the command, or keeps it from being submitted: whose fault it was is told it. */
-static bool try_again(struct nvme_slot *slot, gpunvme_err_t err)
+static bool try_again(struct nvme_slot *slot, gpunvme_err_t err, uint64_t *now)
 {
     gpunvme_err_t dead;
 
     if (!nvme_may_try_again(&slot->tries))
         return end(slot, err);
     dead = gpunvme_ctrl_check(slot->s->ctrl); /* waits for a reset that is under way */
+    *now = nvme_rough_now();
     if (dead)
         return end(slot, dead);
     slot->state = SLOT_SUBMIT;
     return true;
 }
 
-static bool submit(struct nvme_slot *slot, uint64_t now)
+static bool submit(struct nvme_slot *slot, uint64_t *now)
 {
     gpunvme_err_t err = submit_command(slot);
 
     if (err == GPUNVME_ERR_AGAIN)
         return false;
     if (err == GPUNVME_ERR_CLOSED)
-        return try_again(slot, err);
+        return try_again(slot, err, now);
     if (err)
         return end(slot, err);
-    slot->submitted_ns = now;
+    slot->submitted_ns = *now;
     slot->state = SLOT_FLY;
     return true;
 }
@@ -316,17 +317,18 @@ static bool completed(struct nvme_slot *slot)
     return finish_command(slot);
 }
 
-static bool fly(struct nvme_slot *slot, uint64_t now)
+static bool fly(struct nvme_slot *slot, uint64_t *now)
 {
     gpunvme_err_t err = gpunvme_token_test(&slot->token);
 
     if (err == GPUNVME_ERR_AGAIN) {
-        if (now - slot->submitted_ns < slot->s->command_timeout_ns)
+        if (*now - slot->submitted_ns < slot->s->command_timeout_ns)
             return false;
         err = gpunvme_token_wait(&slot->token, 1); /* abort, or reset: it has ended then */
+        *now = nvme_rough_now();
     }
     if (err == GPUNVME_ERR_ABORTED)
-        return try_again(slot, err);
+        return try_again(slot, err, now);
     return err ? end(slot, err) : completed(slot);
 }
 
@@ -339,7 +341,7 @@ static bool copy_out(struct nvme_slot *slot, uint64_t now)
     return err ? end(slot, err) : finish_command(slot);
 }
 
-static bool step(struct nvme_slot *slot, uint64_t now)
+static bool step(struct nvme_slot *slot, uint64_t *now)
 {
     switch (slot->state) {
     case SLOT_CUT:
@@ -349,19 +351,19 @@ static bool step(struct nvme_slot *slot, uint64_t now)
     case SLOT_BOUNCE:
         return take_bounce(slot);
     case SLOT_COPY_IN:
-        return copy_in(slot, now);
+        return copy_in(slot, *now);
     case SLOT_SUBMIT:
         return submit(slot, now);
     case SLOT_FLY:
         return fly(slot, now);
     case SLOT_COPY_OUT:
-        return copy_out(slot, now);
+        return copy_out(slot, *now);
     default:
         return false;
     }
 }
 
-bool nvme_slot_turn(struct nvme_slot *slot, uint64_t now)
+bool nvme_slot_turn(struct nvme_slot *slot, uint64_t *now)
 {
     bool moved = false;
 

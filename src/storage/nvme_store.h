@@ -111,9 +111,13 @@ void nvme_slot_begin(struct nvme_slot *slot, const struct crew_piece *piece);
 /*
  * Takes the piece as far as it goes without waiting; true if that was anywhere. Once it is
  * SLOT_ENDED, the slot holds nothing. A command that is late is ended here, which may take a
- * while: abort, reset. A copy that is late is left to the GPU, with its part of the bounce memory.
+ * while: abort, reset; *now is the time after that then, lest what begins next is late at once. A
+ * copy that is late is left to the GPU, with its part of the bounce memory.
  */
-bool nvme_slot_turn(struct nvme_slot *slot, uint64_t now);
+bool nvme_slot_turn(struct nvme_slot *slot, uint64_t *now);
+
+/* nvme.c: the time by which slots go. */
+uint64_t nvme_rough_now(void);
 
 void nvme_slot_free(struct nvme_slot *slot);
 

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * A slot on a controller, and with a clock, that the linker puts in place of the real ones
+ * (--wrap).
+ */
+#include "sim/driver.h"
+#include "storage/nvme_store.h"
+
+#define TIMEOUT_NS 1000u
+#define RESET_NS   UINT64_C(3600000000000)
+
+static uint64_t now_ns;
+static unsigned nsubmitted, nlate;
+
+uint64_t __wrap_nvme_rough_now(void);
+uint64_t __wrap_nvme_rough_now(void)
+{
+    return now_ns;
+}
+
+gpunvme_err_t __wrap_gpunvme_submit_flush(struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns,
+                                          struct gpunvme_token *token);
+gpunvme_err_t __wrap_gpunvme_submit_flush(struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns,
+                                          struct gpunvme_token *token)
+{
+    (void)ioq;
+    (void)ns;
+    (void)token;
+    nsubmitted++;
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t __wrap_gpunvme_token_test(struct gpunvme_token *token);
+gpunvme_err_t __wrap_gpunvme_token_test(struct gpunvme_token *token)
+{
+    (void)token;
+    return GPUNVME_ERR_AGAIN;
+}
+
+/* Of a late command: the controller is reset, which takes long. */
+gpunvme_err_t __wrap_gpunvme_token_wait(struct gpunvme_token *token, uint64_t timeout_ns);
+gpunvme_err_t __wrap_gpunvme_token_wait(struct gpunvme_token *token, uint64_t timeout_ns)
+{
+    (void)token;
+    (void)timeout_ns;
+    nlate++;
+    now_ns += RESET_NS;
+    return GPUNVME_ERR_ABORTED;
+}
+
+gpunvme_err_t __wrap_gpunvme_ctrl_check(struct gpunvme_ctrl *ctrl);
+gpunvme_err_t __wrap_gpunvme_ctrl_check(struct gpunvme_ctrl *ctrl)
+{
+    (void)ctrl;
+    now_ns += RESET_NS;
+    return GPUNVME_OK;
+}
+
+static void turn(struct nvme_slot *slots, unsigned n)
+{
+    uint64_t now = now_ns;
+
+    for (unsigned i = 0; i < n; i++)
+        nvme_slot_turn(&slots[i], &now);
+}
+
+static void a_command_that_is_sent_after_a_long_reset_is_not_late(void **state)
+{
+    static struct nvme_store s = {.command_timeout_ns = TIMEOUT_NS};
+    static struct gpunvme_ns ns = {.block_size = 512, .block_shift = 9};
+    static struct nvme_claim claims[2];
+    struct gpunvme_io io = {.op = GPUNVME_OP_FLUSH};
+    const struct crew_piece piece = {.io = &io};
+    struct nvme_slot slots[2] = {{.s = &s, .claim = 0}, {.s = &s, .claim = 1}};
+
+    (void)state;
+    s.ns = &ns;
+    s.claims.all = claims;
+    now_ns = 1;
+    nvme_slot_begin(&slots[0], &piece);
+    turn(slots, 1);
+    assert_int_equal(nsubmitted, 1);
+    now_ns += TIMEOUT_NS;
+    nvme_slot_begin(&slots[1], &piece);
+    turn(slots, 2); /* the first is late; then both are sent */
+    assert_int_equal(nlate, 1);
+    assert_int_equal(nsubmitted, 3);
+    turn(slots, 2);
+    assert_int_equal(nlate, 1);
+    now_ns += TIMEOUT_NS;
+    turn(slots, 1); /* but now it is */
+    assert_int_equal(nlate, 2);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_command_that_is_sent_after_a_long_reset_is_not_late),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -54,8 +54,9 @@ struct task {
     struct crew_piece piece;
     const struct nvme_region *region; /* NULL: it is staged */
     size_t want;
-    size_t claim; /* index */
-    int part;     /* of the staging memory; -1: none */
+    size_t claim;     /* index */
+    bool keeps_claim; /* beyond its end: the kernel did not end in time */
+    int part;         /* of the staging memory; -1: none */
     struct nvme_tries tries;
     bool runs; /* in this turn */
     struct nvme_job *job;
@@ -157,17 +158,31 @@ static bool is_write(const struct task *t)
 
 static void let_go(struct nvme_store *s, struct gpu_worker *w, struct task *t)
 {
-    nvme_claim_drop(&s->claims, t->claim);
+    if (!t->keeps_claim)
+        nvme_claim_drop(&s->claims, t->claim);
     if (t->part >= 0)
         nvme_bounces_give(&w->stage, t->part);
     t->part = -1;
     t->runs = false;
 }
 
+/* False: they are another's. An error if that is for good. */
+static bool claim_blocks(struct nvme_store *s, struct task *t)
+{
+    uint64_t mask = s->ns->block_size - 1, begin = t->piece.offset, end = begin + t->want;
+    uint64_t first = begin >> s->ns->block_shift,
+             nblocks = ((end + mask) >> s->ns->block_shift) - first;
+
+    if (nvme_claim_take(&s->claims, t->claim, first, nblocks, (begin | end) & mask))
+        return true;
+    if (nvme_claim_is_lost(&s->claims, first, nblocks))
+        blame(t, nvme_fail_lost(first, nblocks));
+    return false;
+}
+
 /* Claims its blocks, if it is a write, and room. False: not in this turn. */
 static bool take_what_it_needs(struct nvme_store *s, struct gpu_worker *w, struct task *t)
 {
-    uint64_t mask = s->ns->block_size - 1, begin = t->piece.offset, end = begin + t->want;
     bool staged = !t->region && !is_flush(t);
 
     if (staged) {
@@ -175,10 +190,7 @@ static bool take_what_it_needs(struct nvme_store *s, struct gpu_worker *w, struc
         if (t->part < 0)
             return false;
     }
-    if (is_write(t) &&
-        !nvme_claim_take(&s->claims, t->claim, begin >> s->ns->block_shift,
-                         ((end + mask) >> s->ns->block_shift) - (begin >> s->ns->block_shift),
-                         (begin | end) & mask)) {
+    if (is_write(t) && !claim_blocks(s, t)) {
         let_go(s, w, t);
         return false;
     }
@@ -300,6 +312,8 @@ static void gather_one(struct gpunvme_store *store, struct gpu_worker *w, struct
     t->runs = take_what_it_needs(s, w, t);
     if (t->runs)
         describe_job(s, w, t);
+    else
+        t->runs = t->err != GPUNVME_OK; /* it ends */
 }
 
 /* Makes jobs of all that can run. Those whose bytes could not be copied in do nothing. */
@@ -444,11 +458,16 @@ static gpunvme_err_t wait_for_kernel(struct gpu_worker *w, uint64_t timeout_ns)
 /* All that the kernel has been given stays as it is until it has ended. */
 static gpunvme_err_t get_stuck(struct nvme_store *s, struct gpu_worker *w)
 {
-    for (unsigned i = 0; i < w->n; i++)
-        if (w->list[i]->runs && w->list[i]->part >= 0) {
-            w->held[w->nheld++] = (uint16_t)w->list[i]->part;
-            w->list[i]->part = -1;
+    for (unsigned i = 0; i < w->n; i++) {
+        struct task *t = w->list[i];
+
+        if (t->runs && t->part >= 0) {
+            w->held[w->nheld++] = (uint16_t)t->part;
+            t->part = -1;
         }
+        /* It may yet write the rest of a block as it was before others wrote it. */
+        t->keeps_claim = t->runs && nvme_claim_lose(&s->claims, t->claim);
+    }
     w->is_stuck = true;
     atomic_fetch_add(&s->gpu->nstuck, 1);
     return base_fail(GPUNVME_ERR_TIMEOUT,
@@ -478,6 +497,11 @@ static bool get_unstuck(struct nvme_store *s, struct gpu_worker *w, uint64_t tim
         failed = failed || was_interrupted(jobs[i].err);
     while (w->nheld)
         nvme_bounces_give(&w->stage, w->held[--w->nheld]);
+    for (unsigned i = 0; i < s->depth; i++)
+        if (w->tasks[i].keeps_claim) {
+            w->tasks[i].keeps_claim = false;
+            nvme_claim_drop(&s->claims, w->tasks[i].claim);
+        }
     w->is_stuck = false;
     atomic_fetch_sub(&s->gpu->nstuck, 1);
     leave_kernels(s->gpu);

@@ -151,7 +151,8 @@ static bool cut(struct nvme_slot *slot)
 static bool claim(struct nvme_slot *slot)
 {
     if (!nvme_claim_take(&slot->s->claims, slot->claim, slot->slba, slot->nlb, slot->is_part))
-        return false;
+        return nvme_claim_is_lost(&slot->s->claims, slot->slba, slot->nlb) &&
+               end(slot, nvme_fail_lost(slot->slba, slot->nlb));
     slot->state = SLOT_BOUNCE;
     return true;
 }

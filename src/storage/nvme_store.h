@@ -7,6 +7,7 @@
 #ifndef STORAGE_NVME_STORE_H
 #define STORAGE_NVME_STORE_H
 
+#include "base/fail.h"
 #include "gpunvme/io.h"
 #include "gpunvme/memory.h"
 #include "storage/crew.h"
@@ -62,6 +63,14 @@ static inline bool nvme_may_try_again(struct nvme_tries *tries)
     if (!tries->n++)
         tries->since_ns = now;
     return tries->n < NVME_TRIES || now - tries->since_ns < NVME_TRIES_NS;
+}
+
+/* nvme_claim_is_lost() */
+static inline gpunvme_err_t nvme_fail_lost(uint64_t first, uint64_t nblocks)
+{
+    return base_fail(GPUNVME_ERR_TIMEOUT,
+                     "of blocks %llu to %llu a part is being written by a kernel that does not end",
+                     (unsigned long long)first, (unsigned long long)(first + nblocks - 1));
 }
 
 enum nvme_slot_state {

@@ -92,10 +92,41 @@ static void a_command_that_is_sent_after_a_long_reset_is_not_late(void **state)
     assert_int_equal(nlate, 2);
 }
 
+static void a_write_to_blocks_that_are_lost_ends(void **state)
+{
+    static struct nvme_store s = {.chunk = 4096};
+    static struct gpunvme_store store;
+    static struct gpunvme_ns ns = {.block_size = 512, .block_shift = 9, .nbytes = 8192};
+    static uint8_t bytes[512];
+    struct nvme_claimed claimed;
+    struct gpunvme_io io = {.op = GPUNVME_OP_WRITE, .ptr = bytes, .offset = 512, .nbytes = 512};
+    const struct crew_piece piece = {.io = &io, .offset = 512, .ptr = bytes, .nbytes = 512};
+    struct nvme_slot slot = {.s = &s, .store = &store, .claim = 0};
+
+    (void)state;
+    s.ns = &ns;
+    nvme_claimed_init(&claimed);
+    assert_true(nvme_claims_init(&s.claims, &claimed, 2));
+    assert_true(nvme_claim_take(&s.claims, 1, 1, 1, true));
+    nvme_slot_begin(&slot, &piece);
+    turn(&slot, 1);
+    assert_int_equal(slot.state, SLOT_CLAIM); /* waits for who has it */
+    assert_true(nvme_claim_lose(&s.claims, 1));
+    turn(&slot, 1);
+    assert_int_equal(slot.state, SLOT_ENDED);
+    assert_int_equal(slot.err, GPUNVME_ERR_TIMEOUT);
+    assert_false(nvme_claim_is_lost(&s.claims, 2, 1));
+    nvme_claims_free(&s.claims);
+    assert_int_equal(claimed.nparts, 0);
+    assert_int_equal(claimed.nlost, 0);
+    nvme_claimed_destroy(&claimed);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_command_that_is_sent_after_a_long_reset_is_not_late),
+        cmocka_unit_test(a_write_to_blocks_that_are_lost_ends),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -371,6 +371,37 @@ static void a_kernel_that_does_not_end_is_a_timeout_and_keeps_what_it_has(void *
     closed(store);
 }
 
+static gpunvme_err_t writes_in_background(size_t offset, size_t nbytes)
+{
+    struct gpunvme_io io = {
+        .op = GPUNVME_OP_WRITE, .offset = offset, .ptr = bytes + offset, .nbytes = nbytes};
+
+    assert_ok(gpunvme_store_submit(store, &io, 1, NULL));
+    return gpunvme_io_wait(&io, LONG_NS);
+}
+
+/* It would put the rest of the block back to what that was before. */
+static void a_block_of_which_a_kernel_may_write_a_part_is_kept_from_others(void **state)
+{
+    (void)state;
+    need_stand_in();
+    open_store("sim:size=1M?issue=gpu,threads=2");
+    hold_kernels(true);
+    assert_err(writes_in_background(0, 100), GPUNVME_ERR_TIMEOUT);
+    assert_int_equal(nrunning, 1);
+    nkernels = 0;
+    assert_err(writes_in_background(300, 100), GPUNVME_ERR_TIMEOUT);
+    assert_non_null(strstr(gpunvme_err_detail(), "blocks 0 to 0"));
+    assert_err(writes_in_background(0, 8192), GPUNVME_ERR_TIMEOUT);
+    assert_int_equal(nkernels, 0);
+    hold_kernels(false);
+    for (unsigned i = 0; i < 20000 && writes_in_background(300, 100); i++)
+        usleep(1000); /* until it is over */
+    assert_ok(writes_in_background(300, 100));
+    assert_ok(writes_in_background(0, 8192));
+    closed(store);
+}
+
 /* Its threads had slots of the queues, and commands in flight. */
 static void after_a_kernel_that_failed_the_next_transfer_works(void **state)
 {
@@ -417,6 +448,7 @@ int main(void)
         TEST(a_store_whose_copies_go_on_is_closed_around_them),
         TEST(a_staging_copy_that_does_not_end_is_a_timeout),
         TEST(a_kernel_that_does_not_end_is_a_timeout_and_keeps_what_it_has),
+        TEST(a_block_of_which_a_kernel_may_write_a_part_is_kept_from_others),
         TEST(after_a_kernel_that_failed_the_next_transfer_works),
         TEST(a_store_whose_kernel_goes_on_is_closed_around_it),
     };

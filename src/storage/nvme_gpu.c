@@ -684,13 +684,14 @@ static void look_stuck(struct crew_worker *worker, struct gpu_worker *w, bool *s
 
     if (get_unstuck(s, w, 0))
         return;
-    if (w->n || atomic_load(&s->gpu->nstuck) == worker->store->threads) {
+    if (atomic_load(&s->gpu->nstuck) == worker->store->threads) {
         take(worker, w, STUCK_NS, stop);
-        refuse_all(worker->store, w);
-    } else {
+    } else if (!w->n) {
         crew_take(worker, NULL, 0, s->chunk, 0, stop); /* none: whether to stop */
         nanosleep(&pause, NULL);
+        return;
     }
+    refuse_all(worker->store, w); /* those as well that it had, and could not do in that turn */
 }
 
 static void work(struct crew_worker *worker)

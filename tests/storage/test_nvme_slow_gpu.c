@@ -82,10 +82,11 @@ struct nvme_kernels {
     struct nvme_job *jobs;
     unsigned n;
     bool runs;
-    _Atomic bool done, failed;
+    _Atomic bool done, failed, held;
 };
 
-static _Atomic bool plays_kernels, holds_kernels, fails_kernel;
+static _Atomic bool plays_kernels, fails_kernel;
+static _Atomic bool holds_kernels, holds_no_more; /* than it does */
 static _Atomic unsigned nrunning, nkernels;
 static struct nvme_kernels *last_kernel;
 
@@ -132,7 +133,7 @@ static void *run_kernel(void *k_)
 {
     struct nvme_kernels *k = k_;
 
-    while (holds_kernels)
+    while (k->held && holds_kernels)
         usleep(1000);
     if (k->failed)
         die(k);
@@ -152,6 +153,7 @@ gpunvme_err_t __wrap_nvme_kernels_start(struct nvme_kernels *k, const struct gpu
     k->jobs = jobs;
     k->n = n;
     k->done = false;
+    k->held = !holds_no_more;
     k->failed = atomic_exchange(&fails_kernel, false);
     k->runs = true;
     last_kernel = k;
@@ -179,6 +181,7 @@ static int setup(void **state)
 {
     (void)state;
     hangs = plays_kernels = holds_kernels = fails_kernel = false;
+    holds_no_more = false;
     nhung = nkernels = 0;
     fill_random(bytes, NBYTES, 11);
     memset(back, 0, NBYTES);
@@ -402,6 +405,38 @@ static void a_block_of_which_a_kernel_may_write_a_part_is_kept_from_others(void 
     closed(store);
 }
 
+static struct gpunvme_io next_read;
+
+static void reads_next(struct gpunvme_io *io)
+{
+    (void)io;
+    be_patient(true);
+    holds_no_more = true;
+    if (gpunvme_store_submit(store, &next_read, 1, NULL))
+        next_read.nbytes = 0;
+}
+
+/* Of two that write to one block it has one in the kernel, and the other in hand. */
+static void a_worker_whose_kernel_does_not_end_takes_nothing_that_another_can_do(void **state)
+{
+    struct gpunvme_io ios[2] = {{.op = GPUNVME_OP_WRITE, .ptr = bytes, .nbytes = 100},
+                                {.op = GPUNVME_OP_WRITE, .ptr = bytes, .nbytes = 100}};
+
+    (void)state;
+    need_stand_in();
+    open_store("sim:size=1M?issue=gpu,threads=2");
+    next_read = (struct gpunvme_io){
+        .op = GPUNVME_OP_READ, .mem = GPUNVME_MEM_GPU, .ptr = gpu.gpu, .nbytes = 8192};
+    ios[0].callback = reads_next;
+    hold_kernels(true);
+    assert_ok(gpunvme_store_submit(store, ios, 2, NULL));
+    assert_err(gpunvme_io_wait(&ios[1], LONG_NS), GPUNVME_ERR_TIMEOUT);
+    assert_ok(gpunvme_io_wait(&next_read, LONG_NS));
+    is_right(0, 8192);
+    holds_kernels = false;
+    closed(store);
+}
+
 /* Its threads had slots of the queues, and commands in flight. */
 static void after_a_kernel_that_failed_the_next_transfer_works(void **state)
 {
@@ -449,6 +484,7 @@ int main(void)
         TEST(a_staging_copy_that_does_not_end_is_a_timeout),
         TEST(a_kernel_that_does_not_end_is_a_timeout_and_keeps_what_it_has),
         TEST(a_block_of_which_a_kernel_may_write_a_part_is_kept_from_others),
+        TEST(a_worker_whose_kernel_does_not_end_takes_nothing_that_another_can_do),
         TEST(after_a_kernel_that_failed_the_next_transfer_works),
         TEST(a_store_whose_kernel_goes_on_is_closed_around_it),
     };

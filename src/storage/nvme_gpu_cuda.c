@@ -49,7 +49,10 @@ void nvme_kernels_close(struct nvme_kernels *k)
 {
     if (!k)
         return;
-    mem_cuda_kernels_destroy(k->stream);
+    if (!mem_cuda_enter(k->gpu)) { /* else CUDA makes a context on the thread's own device */
+        mem_cuda_kernels_destroy(k->stream);
+        mem_cuda_leave();
+    }
     free(k);
 }
 

@@ -100,8 +100,10 @@ static gpunvme_err_t hold_pages(struct gpunvme_device *dev, const uint64_t *tabl
         p->n = 0; /* until it is this one */
         err = gpunvme_mem_copy(p->buf.gpu, GPUNVME_MEM_GPU, table, GPUNVME_MEM_HOST,
                                n * sizeof(*table));
-        if (err)
+        if (err) {
+            p->users += err == GPUNVME_ERR_TIMEOUT; /* it may arrive yet: nobody's, for good */
             return err;
+        }
         memcpy(p->table, table, n * sizeof(*table));
         p->n = n;
     }

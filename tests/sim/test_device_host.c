@@ -472,6 +472,45 @@ static void a_table_that_two_views_share_is_released_by_both(void **state)
     rig_close(&r);
 }
 
+static _Atomic bool copies_late;
+
+gpunvme_err_t __real_gpunvme_mem_copy(void *dst, enum gpunvme_mem dst_mem, const void *src,
+                                      enum gpunvme_mem src_mem, size_t nbytes);
+gpunvme_err_t __wrap_gpunvme_mem_copy(void *dst, enum gpunvme_mem dst_mem, const void *src,
+                                      enum gpunvme_mem src_mem, size_t nbytes);
+gpunvme_err_t __wrap_gpunvme_mem_copy(void *dst, enum gpunvme_mem dst_mem, const void *src,
+                                      enum gpunvme_mem src_mem, size_t nbytes)
+{
+    return copies_late ? GPUNVME_ERR_TIMEOUT
+                       : __real_gpunvme_mem_copy(dst, dst_mem, src, src_mem, nbytes);
+}
+
+/* It may come over another view's pages. */
+static void a_table_whose_copy_is_late_serves_no_other_view(void **state)
+{
+    static uint8_t bytes[2 * 4096];
+    uint64_t table[] = {0x7000, 0x3000};
+    struct gpunvme_buf buf = {.cpu = bytes,
+                              .gpu = bytes,
+                              .bus = 0x7000,
+                              .bus_pages = table,
+                              .bus_page_shift = 12,
+                              .nbytes = sizeof(bytes)};
+    const struct device_pages *late;
+    struct gpunvme_dev_buf view;
+    struct rig r;
+
+    (void)state;
+    rig_open(&r, "sim:size=1M", NULL);
+    copies_late = true;
+    assert_err(gpunvme_device_buf(r.dev, &buf, &view), GPUNVME_ERR_TIMEOUT);
+    copies_late = false;
+    late = r.dev->pages;
+    assert_ok(gpunvme_device_buf(r.dev, &buf, &view));
+    assert_ptr_not_equal(view.bus_pages, late->buf.gpu);
+    rig_close(&r);
+}
+
 /* --- left alone ------------------------------------------------------------------------------- */
 
 static struct gpunvme_device *left; /* so that it is no leak */
@@ -863,6 +902,7 @@ int main(void)
         cmocka_unit_test(a_view_shows_the_buffer_and_has_its_pages),
         cmocka_unit_test(tables_of_views_that_were_released_serve_others),
         cmocka_unit_test(a_table_that_two_views_share_is_released_by_both),
+        cmocka_unit_test(a_table_whose_copy_is_late_serves_no_other_view),
         cmocka_unit_test(queues_that_were_left_to_a_kernel_lend_their_ids_to_nobody),
         cmocka_unit_test(a_reset_in_the_middle_ends_every_wait),
         cmocka_unit_test(a_reset_in_the_middle_ends_every_wait_where_the_cpu_reaps),

@@ -10,8 +10,10 @@
 #include <unistd.h>
 
 #include "memory/cuda.h"
+#include "memory/cuda_private.h"
 
 #ifdef GPUNVME_HAVE_CUDA
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #endif
 
@@ -249,6 +251,145 @@ static void a_batch_with_a_wrong_address_is_refused_and_the_gpu_works_on(void **
     free_buf(&src);
     free_buf(&dst);
 }
+
+#ifdef GPUNVME_HAVE_CUDA
+static gpunvme_err_t in_range(const void *ptr, size_t nbytes)
+{
+    struct mem_ranges ranges;
+    int gpu;
+
+    mem_ranges_init(&ranges);
+    return mem_ranges_check(&ranges, ptr, nbytes, &gpu);
+}
+
+/* A batch of one piece, there and back. */
+static void assert_batch_reaches(void *gpu, size_t nbytes)
+{
+    struct gpunvme_buf src = new_buf(nbytes, GPUNVME_MEM_PINNED);
+    struct gpunvme_buf dst = new_buf(nbytes, GPUNVME_MEM_PINNED);
+    const struct gpunvme_mem_piece in = {gpu, src.gpu, nbytes}, out = {dst.gpu, gpu, nbytes};
+    struct gpunvme_mem_stream *stream;
+
+    random_bytes(src.cpu, nbytes, 29);
+    assert_int_equal(gpunvme_mem_stream_create(&src, &stream), GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_copy_batch(&in, 1, stream), GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_copy_batch(&out, 1, stream), GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_stream_sync(stream, 10000000000u), GPUNVME_OK);
+    assert_memory_equal(dst.cpu, src.cpu, nbytes);
+    assert_int_equal(gpunvme_mem_stream_destroy(stream), GPUNVME_OK);
+    free_buf(&src);
+    free_buf(&dst);
+}
+
+static void memory_of_a_pool_is_memory_of_the_gpu(void **state)
+{
+    void *gpu;
+
+    (void)state;
+    if (cudaMallocAsync(&gpu, 1 << 20, NULL) != cudaSuccess)
+        skip();
+    assert_int_equal(cudaStreamSynchronize(NULL), cudaSuccess);
+    assert_int_equal(in_range(gpu, 1 << 20), GPUNVME_OK);
+    assert_batch_reaches((char *)gpu + 4096, 65536);
+    assert_int_equal(cudaFreeAsync(gpu, NULL), cudaSuccess);
+    assert_int_equal(cudaStreamSynchronize(NULL), cudaSuccess);
+}
+
+static void managed_memory_is_memory_of_the_gpu(void **state)
+{
+    void *gpu;
+
+    (void)state;
+    assert_int_equal(cudaMallocManaged(&gpu, 1 << 20, cudaMemAttachGlobal), cudaSuccess);
+    assert_int_equal(in_range(gpu, 1 << 20), GPUNVME_OK);
+    assert_batch_reaches((char *)gpu + 4096, 65536);
+    assert_int_equal(cudaFree(gpu), cudaSuccess);
+}
+
+static void of_host_memory_that_cuda_has_registered_only_that_part_is_the_gpus(void **state)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), nbytes = 16 * page;
+    uint8_t *host = aligned_alloc(page, 2 * nbytes);
+
+    (void)state;
+    assert_non_null(host);
+    assert_int_equal(cudaHostRegister(host, nbytes, cudaHostRegisterMapped), cudaSuccess);
+    assert_int_equal(in_range(host, nbytes), GPUNVME_OK);
+    assert_int_equal(in_range(host + nbytes - 8, 8), GPUNVME_OK);
+    assert_int_equal(in_range(host + nbytes - 8, 16), GPUNVME_ERR_INVALID);
+    assert_int_equal(in_range(host + nbytes, 8), GPUNVME_ERR_INVALID);
+    assert_int_equal(cudaHostUnregister(host), cudaSuccess);
+    free(host);
+}
+
+/* X(function of the driver): linked to nothing, like the library. */
+#define VMM_CALLS(X)                                                                               \
+    X(cuMemGetAllocationGranularity)                                                               \
+    X(cuMemAddressReserve)                                                                         \
+    X(cuMemAddressFree)                                                                            \
+    X(cuMemCreate)                                                                                 \
+    X(cuMemRelease)                                                                                \
+    X(cuMemMap)                                                                                    \
+    X(cuMemUnmap)                                                                                  \
+    X(cuMemSetAccess)
+
+static struct {
+#define X(function) __typeof__(function) *function;
+    VMM_CALLS(X)
+#undef X
+} vmm;
+
+static void look_vmm_up(void)
+{
+    void *symbol;
+
+#define X(function)                                                                                \
+    symbol = mem_cuda_driver_symbol(#function);                                                    \
+    memcpy(&vmm.function, &symbol, sizeof(symbol));                                                \
+    if (!symbol)                                                                                   \
+        skip();
+    VMM_CALLS(X)
+#undef X
+}
+
+/* As allocators have it whose segments grow: a reservation, the first part mapped piece by piece.
+ */
+static void of_a_reservation_what_is_mapped_is_the_gpus(void **state)
+{
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED};
+    CUmemAccessDesc access = {.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUmemGenericAllocationHandle handle;
+    CUdeviceptr at = 0;
+    size_t part = 0;
+    unsigned gpu;
+    char *base;
+
+    (void)state;
+    look_vmm_up();
+    assert_int_equal(gpunvme_mem_gpu_current(&gpu), GPUNVME_OK);
+    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    prop.location.id = (int)gpu;
+    access.location = prop.location;
+    assert_int_equal(
+        vmm.cuMemGetAllocationGranularity(&part, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+        CUDA_SUCCESS);
+    assert_int_equal(vmm.cuMemAddressReserve(&at, 4 * part, 0, 0, 0), CUDA_SUCCESS);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(vmm.cuMemCreate(&handle, part, &prop, 0), CUDA_SUCCESS);
+        assert_int_equal(vmm.cuMemMap(at + i * part, part, 0, handle, 0), CUDA_SUCCESS);
+        assert_int_equal(vmm.cuMemRelease(handle), CUDA_SUCCESS); /* when it is unmapped */
+    }
+    assert_int_equal(vmm.cuMemSetAccess(at, 2 * part, &access, 1), CUDA_SUCCESS);
+    base = (char *)(uintptr_t)at;
+    assert_int_equal(in_range(base, 2 * part), GPUNVME_OK);
+    assert_batch_reaches(base + part - 4096, 8192);
+    assert_int_equal(in_range(base, 2 * part + 8), GPUNVME_ERR_INVALID);
+    assert_int_equal(in_range(base + 2 * part, 8), GPUNVME_ERR_INVALID);
+    assert_int_equal(vmm.cuMemUnmap(at, 2 * part), CUDA_SUCCESS);
+    assert_int_equal(in_range(base, 8), GPUNVME_ERR_INVALID);
+    assert_int_equal(vmm.cuMemAddressFree(at, 4 * part), CUDA_SUCCESS);
+}
+#endif
 
 static void an_address_that_is_no_gpus_is_refused(void **state)
 {
@@ -705,6 +846,12 @@ int main(void)
         cmocka_unit_test(each_way_of_a_batch_copies_the_same),
         cmocka_unit_test(more_batches_than_the_ring_holds_arrive_in_order),
         cmocka_unit_test(a_batch_with_a_wrong_address_is_refused_and_the_gpu_works_on),
+#ifdef GPUNVME_HAVE_CUDA
+        cmocka_unit_test(memory_of_a_pool_is_memory_of_the_gpu),
+        cmocka_unit_test(managed_memory_is_memory_of_the_gpu),
+        cmocka_unit_test(of_host_memory_that_cuda_has_registered_only_that_part_is_the_gpus),
+        cmocka_unit_test(of_a_reservation_what_is_mapped_is_the_gpus),
+#endif
         cmocka_unit_test(an_address_that_is_no_gpus_is_refused),
         cmocka_unit_test(a_copy_beyond_the_memory_is_an_error_of_cuda),
         cmocka_unit_test(too_much_gpu_memory_is_an_error_that_leaves_no_trace),

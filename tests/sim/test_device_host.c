@@ -513,7 +513,7 @@ static void a_table_whose_copy_is_late_serves_no_other_view(void **state)
 
 /* --- left alone ------------------------------------------------------------------------------- */
 
-static struct gpunvme_device *left; /* so that it is no leak */
+static struct gpunvme_device *volatile left; /* so that it is no leak */
 
 /* Their doorbells would be rung by the kernel that does not end. */
 static void queues_that_were_left_to_a_kernel_lend_their_ids_to_nobody(void **state)

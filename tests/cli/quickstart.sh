@@ -104,8 +104,12 @@ truncate -s 8M victim.img
 random_file in8.bin 8388608
 timeout 60 "$program" quickstart in8.bin --uri sim:image=victim.img,bandwidth=8M --force >out 2>err &
 pid=$!
+# Past the page cache, as the controller writes: where both meet, the kernel fails the writing.
+spoil() {
+    dd if=/dev/urandom of=victim.img bs=4096 seek=1953 count=1 conv=notrunc "$@" status=none
+}
 while kill -0 $pid 2>/dev/null; do # again and again, so that it is after the writing too
-    dd if=/dev/urandom of=victim.img bs=1 seek=8000000 count=8 conv=notrunc,fsync status=none
+    spoil oflag=direct 2>direct.err || spoil conv=fsync
     sleep 0.05
 done
 wait $pid

@@ -199,6 +199,28 @@ static bool listed(const char *list, const char *name)
     return false;
 }
 
+/* A name that nothing has would leave nothing out, and nobody would see it: exit code, or 0. */
+static int check_names(const struct ops_bench_args *args)
+{
+    struct gpunvme_ops_variant v;
+    bool found = true;
+
+    for (const char *at = args->without; at && found; at = strchr(at, ',')) {
+        size_t n;
+
+        at += *at == ',';
+        n = strcspn(at, ",");
+        found = false;
+        for (int op = 0; op < GPUNVME_OPS_NOPS; op++)
+            for (unsigned i = 0; !gpunvme_ops_variant(op, args->device, i, &v); i++)
+                found |= strlen(v.name) == n && !strncmp(v.name, at, n);
+        if (!found)
+            return cli_usage("--without: there is no variant '%.*s': 'gpunvme ops list' has them",
+                             (int)n, at);
+    }
+    return args->without && args->variant ? cli_usage("--variant or --without: not both") : 0;
+}
+
 /* A row for each variant. */
 static void add_variants(struct ops_table *t)
 {
@@ -658,6 +680,9 @@ int cli_ops_bench(int argc, char **argv)
 
     if (!cli_parse(&argp, argc, argv, &args))
         return CLI_USAGE;
+    code = check_names(&args);
+    if (code)
+        return code;
     for (int op = 0; op < GPUNVME_OPS_NOPS; op++)
         any |= args.ops[op];
     args.ops[GPUNVME_OPS_MATMUL] |= !any;

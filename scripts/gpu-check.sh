@@ -554,7 +554,11 @@ while (($#)); do
         --cufile) pack_cufile=${2:-} && shift ;;
         --seconds) all_seconds=${2:-} && shift ;;
         -*) usage ;;
-        *) [ -n "${budgets[${1%%:*}]:-}" ] || die "no part ${1%%:*}: ${!budgets[*]}"; parts+=("$1") ;;
+        *)
+            [ -n "${budgets[${1%%:*}]:-}" ] || die "no part ${1%%:*}: ${!budgets[*]}"
+            [[ $1 != *:* || ${1#*:} =~ ^[1-9][0-9]*$ ]] || die "$1: ${1#*:} is no number of seconds"
+            parts+=("$1")
+            ;;
     esac
     shift
 done
@@ -581,7 +585,6 @@ for part in "${parts[@]}"; do
     part_seconds=${all_seconds:-${budgets[${part%%:*}]}}
     [[ $part != *:* ]] || part_seconds=${part#*:}
     part=${part%%:*}
-    [[ $part_seconds =~ ^[1-9][0-9]*$ ]] || die "$part: $part_seconds is no number of seconds"
     dir=$work/$part part_start=$SECONDS part_end=$((SECONDS + part_seconds))
     export dir
     rm -rf "$dir"

@@ -142,6 +142,12 @@ gpunvme ops bench --variant fast --shape 8
 expect 2 "there is no variant 'fast'"
 gpunvme ops check --variant fast
 expect 2 "there is no variant 'fast'"
+gpunvme ops bench --without naive,pack --shape 8
+expect 2 "there is no variant 'pack'"
+gpunvme ops bench --without naive, --shape 8
+expect 2 "there is no variant ''"
+gpunvme ops bench --variant naive --without blocked --shape 8
+expect 2 "not both"
 gpunvme ops bench --shape 999999
 expect 1 "too large"
 

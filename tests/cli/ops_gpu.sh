@@ -56,7 +56,7 @@ expect_out '"of_peak": null'
 check test "$(grep -c 'small copy' out)" -eq 0
 
 promise "variants can be left out"
-bench --shape 8 --without blocked,pack,packed
+bench --shape 8 --without blocked,packed
 expect 0
 check test "$(grep -cE '^  (naive|blocked|packed) ' out)" -eq 1
 expect_out '^  naive '

@@ -24,7 +24,10 @@ static double rounding(int dtype, double value)
     }
 }
 
-/* What products lose beyond f32: on the GPU tf32, of which each factor may lose 2^-10. */
+/*
+ * What products lose beyond f32: on the GPU tf32, of which each factor may lose 2^-10 where it is
+ * cut off, as another library may do it; ours are rounded, which tests/ops looks at.
+ */
 static double tf32_error(const struct ops_case *c)
 {
     return c->device == GPUNVME_OPS_CUDA && c->dtype == GPUNVME_OPS_F32 &&

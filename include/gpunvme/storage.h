@@ -182,8 +182,8 @@ struct gpunvme_io {
 /*
  * Submits `n` transfers at once; they end in any order. Either all are submitted, or none and the
  * error says why: INVALID (the detail names the first bad one; one that is in flight is), RANGE,
- * READONLY, CLOSED. What goes wrong
- * with one of them later is told by its own `err` and `detail`. `batch` may be NULL.
+ * READONLY, CLOSED. What goes wrong with one of them later is told by its own `err` and `detail`.
+ * `batch` may be NULL.
  */
 gpunvme_err_t gpunvme_store_submit(struct gpunvme_store *store, struct gpunvme_io *ios, size_t n,
                                    struct gpunvme_batch *batch);

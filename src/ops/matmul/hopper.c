@@ -175,12 +175,15 @@ static gpunvme_ops_status_t encode_side(CUtensorMap *map, const struct cuda_prod
     return encode(map, s->data, p->dtype, &x);
 }
 
-/* C can be written by the copy engine if it is only written, in 16 bits, and lies as it likes. */
+/*
+ * C can be written by the copy engine if it is only written, in 16 bits, and lies as it likes. Its
+ * rows must end with 16 bytes, too: it writes as many at the least, over their end if need be.
+ */
 static int copies_out(const struct cuda_product *p)
 {
     return p->out_dtype != GPUNVME_OPS_F32 && p->beta == 0 && !p->bias && !p->preact &&
-           p->activation == GPUNVME_OPS_ACT_NONE && (uintptr_t)p->c % 16 == 0 && p->ldc % 8 == 0 &&
-           p->stride_c % 8 == 0;
+           p->activation == GPUNVME_OPS_ACT_NONE && (uintptr_t)p->c % 16 == 0 && p->n % 8 == 0 &&
+           p->ldc % 8 == 0 && p->stride_c % 8 == 0;
 }
 
 static gpunvme_ops_status_t prepare(struct hopper_work *work, const struct cuda_product *p,

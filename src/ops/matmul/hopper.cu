@@ -13,45 +13,10 @@
  * A stage is full when its bytes have come, and empty when the warps of both blocks that read it
  * have said so, for both blocks write to it.
  */
-#include "ops/cuda/device.cuh"
-#include "ops/cuda/ptx.cuh"
-#include "ops/matmul/hopper_kernel.h"
-
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define HAVE_HOPPER 1
-#endif
+#include "ops/matmul/hopper_epilogue.cuh"
+#include "ops/matmul/hopper_pipeline.cuh"
 
 #ifdef HAVE_HOPPER
-/* The stage in turn, and how often all have been used, as its barriers count it. */
-struct turn {
-    int stage;
-    uint32_t parity;
-};
-
-static __device__ __forceinline__ void advance(turn &t)
-{
-    if (++t.stage == HOPPER_STAGES) {
-        t.stage = 0;
-        t.parity ^= 1;
-    }
-}
-
-/* Addresses in shared memory. */
-struct memory {
-    uint32_t stages, out, full, empty;
-};
-
-static __device__ __forceinline__ memory lay_out(const void *dynamic)
-{
-    memory x;
-
-    x.stages = (shared_address(dynamic) + HOPPER_ALIGN - 1) & ~(uint32_t)(HOPPER_ALIGN - 1);
-    x.out = x.stages + HOPPER_STAGES * HOPPER_STAGE_NBYTES;
-    x.full = x.out + 2 * HOPPER_OUT_NBYTES;
-    x.empty = x.full + HOPPER_STAGES * 8;
-    return x;
-}
-
 /* The loads of one stage for tiles at (row, col), elements k and on. */
 template <int MN_A, int MN_B>
 static __device__ __forceinline__ void load_stage(const hopper_work &work, uint32_t a,
@@ -129,13 +94,6 @@ static __device__ __forceinline__ void multiply_stage(float (&sums)[128], uint32
     wgmma_commit();
 }
 
-/* This warp has read the stage: both blocks may write there again. */
-static __device__ __forceinline__ void release(const memory &mem, int stage, uint32_t size)
-{
-    if (threadIdx.x % 32 < size)
-        mbarrier_arrive_at(mem.empty + stage * 8, threadIdx.x % 32);
-}
-
 /* All of k for one tile: while one stage is multiplied, the next is waited for. */
 template <int DTYPE, int MN_A, int MN_B>
 static __device__ __forceinline__ void multiply_tile(const hopper_work &work, const memory &mem,
@@ -159,80 +117,6 @@ static __device__ __forceinline__ void multiply_tile(const hopper_work &work, co
     }
     wgmma_wait_for(sums);
     release(mem, before, size);
-}
-
-/*
- * 64 rows go out by the copy engine, 64 columns at a time, through two buffers. Lane l names row
- * l % 16 of its warp's, and the left or right of two 16 bytes.
- */
-template <int DTYPE>
-static __device__ __forceinline__ void copy_out(const hopper_work &work, uint32_t out,
-                                                const float (&sums)[128], int64_t batch, int row,
-                                                int col, int group)
-{
-    int thread = threadIdx.x % 128, lane = thread % 32;
-    uint32_t line = thread / 32 * 16 + lane % 16;
-    float alpha = work.product.alpha;
-
-#pragma unroll
-    for (int part = 0; part < 4; part++) {
-        uint32_t buffer = out + part % 2 * HOPPER_BLOCK;
-
-        if (!thread)
-            tensor_store_wait_read<1>();
-        barrier_128(1 + group);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float *x = &sums[part * 32 + i * 8];
-            uint32_t pairs[4];
-
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                pairs[j] = to_pair(alpha * x[2 * j], alpha * x[2 * j + 1], DTYPE);
-            store_matrices(buffer + hopper_swizzle(line, (uint32_t)(2 * i + lane / 16) * 16),
-                           pairs);
-        }
-        fence_async_proxy();
-        barrier_128(1 + group);
-        if (!thread) {
-            tensor_store(&work.c, buffer, col + part * 64, row, (int)batch);
-            tensor_store_commit();
-        }
-    }
-}
-
-/*
- * Likewise by threads, for what the copy engine can't do: other types, beta, a linear layer's
- * epilogue, rows that are not aligned. 64 x 64 sums at a time go through shared memory, so that
- * threads have neighbouring elements.
- */
-static __device__ __forceinline__ void write_out(const hopper_work &work, float *out,
-                                                 const float (&sums)[128], int64_t batch,
-                                                 int64_t row, int64_t col, int group)
-{
-    const cuda_product &p = work.product;
-    int thread = threadIdx.x % 128, lane = thread % 32, line = thread / 32 * 16 + lane / 4;
-
-#pragma unroll
-    for (int part = 0; part < 4; part++) {
-        barrier_128(1 + group);
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            uint32_t r = line + i % 2 * 8, c = i / 2 * 2 + lane % 4 / 2;
-
-            *(float2 *)(out + hopper_result_place(r, c) + lane % 2 * 2) =
-                make_float2(sums[part * 32 + 2 * i], sums[part * 32 + 2 * i + 1]);
-        }
-        barrier_128(1 + group);
-#pragma unroll 1
-        for (int v = thread; v < 64 * 16; v += 128) {
-            int r = v / 16, c = v % 16;
-
-            if (row + r < p.m && col + part * 64 + c * 4 < p.n)
-                finish4(p, batch, row + r, col + part * 64 + c * 4,
-                        out + hopper_result_place((uint32_t)r, (uint32_t)c));
-        }
-    }
 }
 
 /* One of two warp groups: multiplies and writes 64 rows of each of the block's tiles. */
@@ -259,22 +143,6 @@ static __device__ __forceinline__ void consume(const hopper_work &work, const me
     }
     if (work.copies_out && threadIdx.x % 128 == 0)
         tensor_store_wait_read<0>();
-}
-
-/* Nobody uses a barrier before all blocks of the cluster know of it. */
-static __device__ __forceinline__ void start(const hopper_work &work, const memory &mem)
-{
-    if (threadIdx.x == 0) {
-        tensor_prefetch(&work.a);
-        tensor_prefetch(&work.b);
-        for (int i = 0; i < HOPPER_STAGES; i++) {
-            mbarrier_init(mem.full + i * 8, 1);
-            mbarrier_init(mem.empty + i * 8, 8 * (int)cluster_size()); /* warps that multiply */
-        }
-        mbarrier_init_fence();
-    }
-    __syncthreads();
-    cluster_sync();
 }
 #endif
 

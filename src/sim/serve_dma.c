@@ -19,6 +19,9 @@
 #include "gpunvme/atomics.h"
 #include "sim/serve.h"
 
+/* Drivers give this to mmap() of their dma-bufs, though it is for the kernel's own use. */
+#define ENOTSUPP 524
+
 /* --- messages --------------------------------------------------------------------------------- */
 
 static struct timespec deadline_after(uint64_t ns)
@@ -156,7 +159,7 @@ static int map_file(struct serve_map *map, int fd, uint64_t offset)
     end = (offset + map->nbytes + page - 1) & ~(page - 1);
     base = mmap(NULL, end - begin, prot, MAP_SHARED, fd, (off_t)begin);
     if (base == MAP_FAILED)
-        return errno;
+        return errno == ENOTSUPP ? ENOTSUP : errno;
     map->base = base;
     map->base_nbytes = end - begin;
     map->memory = (uint8_t *)base + (offset - begin);

@@ -67,6 +67,19 @@ static void remove_mapping(struct vfu *v, struct vfu_mapping *m, bool reuse)
     free(m);
 }
 
+/*
+ * The descriptor of GPU memory is a dma-buf, which the GPU's driver may let no program map. That
+ * the target refuses it says that it does not reach this memory, and nothing of the connection.
+ */
+static gpunvme_err_t say_out_of_reach(gpunvme_err_t err)
+{
+    struct base_failure why;
+
+    base_keep(&why, err);
+    return base_fail(GPUNVME_ERR_UNSUPPORTED, "the target does not map memory of a GPU: %.200s",
+                     why.detail);
+}
+
 static gpunvme_err_t tell_map(struct vfu *v, const struct vfu_mapping *m)
 {
     struct vfio_user_dma_map map = {
@@ -78,6 +91,7 @@ static gpunvme_err_t tell_map(struct vfu *v, const struct vfu_mapping *m)
     struct iovec part = {.iov_base = &map, .iov_len = sizeof(map)};
     struct vfio_user_message reply = {0};
     gpunvme_err_t err;
+    bool refused;
     int fd = -1;
 
     if (!v->caps.max_msg_fds || !m->buf.memory_private ||
@@ -85,11 +99,12 @@ static gpunvme_err_t tell_map(struct vfu *v, const struct vfu_mapping *m)
         fd = -1;
         map.offset = 0;
     }
-    err = vfu_call(v, VFIO_USER_DMA_MAP, &part, 1, &fd, fd >= 0, &reply, NULL);
+    err = vfu_call(v, VFIO_USER_DMA_MAP, &part, 1, &fd, fd >= 0, &reply, &refused);
     vfio_user_message_destroy(&reply);
-    if (fd >= 0)
-        close(fd);
-    return err;
+    if (fd < 0)
+        return err;
+    close(fd);
+    return refused && m->buf.mem == GPUNVME_MEM_GPU ? say_out_of_reach(err) : err;
 }
 
 static gpunvme_err_t tell_unmap(struct vfu *v, const struct vfu_mapping *m)

@@ -266,6 +266,28 @@ static void a_refused_map_is_an_error_and_leaves_nothing(void **state)
     assert_int_equal(t->ops->alloc(t, 4096, GPUNVME_MEM_HOST, &buf), GPUNVME_ERR_PERMISSION);
 }
 
+/* Without a GPU its memory is a file in memory here, with one it is a dma-buf. */
+static void gpu_memory_that_is_refused_is_out_of_reach_and_no_more(void **state)
+{
+    struct gpunvme_buf gpu, host;
+
+    (void)state;
+    open_ok();
+    assert_int_equal(gpunvme_mem_alloc_backed(8192, GPUNVME_MEM_GPU, GPUNVME_BACKING_SHARED, &gpu),
+                     GPUNVME_OK);
+    peer.refuse = PEER_ODD(VFIO_USER_DMA_MAP);
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(t->ops->map(t, &gpu), GPUNVME_ERR_UNSUPPORTED);
+        assert_non_null(strstr(gpunvme_err_detail(), "memory of a GPU"));
+        assert_true(gpu.bus == 0);
+    }
+    peer.refuse = 0;
+    assert_int_equal(t->ops->alloc(t, 4096, GPUNVME_MEM_HOST, &host), GPUNVME_OK);
+    assert_int_equal(read32(4), 0x01020304);
+    t->ops->free(t, &host);
+    assert_int_equal(gpunvme_mem_free(&gpu), GPUNVME_OK);
+}
+
 static char memory[8192] __attribute__((aligned(4096)));
 
 static void map_memory(struct gpunvme_buf *buf, size_t nbytes)
@@ -642,6 +664,7 @@ int main(void)
         T(allocated_memory_is_mapped_by_its_descriptor),
         T(a_target_without_descriptors_gets_none),
         T(a_refused_map_is_an_error_and_leaves_nothing),
+        T(gpu_memory_that_is_refused_is_out_of_reach_and_no_more),
         T(memory_without_a_descriptor_is_read_by_message),
         T(memory_without_a_descriptor_is_written_by_message),
         T(the_twin_socket_is_answered_too),

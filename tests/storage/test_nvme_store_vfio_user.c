@@ -5,16 +5,41 @@
  */
 #include "nvme_promises.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+
 static struct gpunvme_sim *sim;
 static struct gpunvme_sim_server *server;
 static char path[64];
 
+static bool plays_dma_buf;
+
+/*
+ * In place of the dma-buf of a GPU, where there is none: a file that can't be mapped for writing.
+ * The linker puts this in the place of the real one (--wrap).
+ */
+gpunvme_err_t __real_gpunvme_mem_export(const struct gpunvme_buf *buf, int *fd, uint64_t *offset);
+gpunvme_err_t __wrap_gpunvme_mem_export(const struct gpunvme_buf *buf, int *fd, uint64_t *offset);
+gpunvme_err_t __wrap_gpunvme_mem_export(const struct gpunvme_buf *buf, int *fd, uint64_t *offset)
+{
+    if (!plays_dma_buf || !gpunvme_mem_gpu_is_host() || buf->mem != GPUNVME_MEM_GPU)
+        return __real_gpunvme_mem_export(buf, fd, offset);
+    *offset = 0;
+    *fd = memfd_create("a dma-buf", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (*fd < 0 || ftruncate(*fd, (off_t)(buf->nbytes + 4095) & ~(off_t)4095) ||
+        fcntl(*fd, F_ADD_SEALS, F_SEAL_WRITE))
+        fail_msg("no file in memory");
+    return GPUNVME_OK;
+}
+
 static int setup(void **state)
 {
+    static unsigned n; /* a test that fails leaves its connection open */
     struct gpunvme_sim_config config;
 
     (void)state;
-    snprintf(path, sizeof(path), "/tmp/gpunvme-store-%d.sock", (int)getpid());
+    plays_dma_buf = false;
+    snprintf(path, sizeof(path), "/tmp/gpunvme-store-%d-%u.sock", (int)getpid(), n++);
     return gpunvme_sim_config_parse("sim:size=1M,ns=2,size=2M,block=4096", &config) ||
            gpunvme_sim_create(&config, &sim) || gpunvme_sim_serve_start(sim, path, &server);
 }
@@ -41,6 +66,31 @@ static void random_transfers_are_right(void **state)
     (void)state;
     snprintf(uri, sizeof(uri), "vfio-user:%s?threads=2", path);
     random_transfers(uri, 500);
+}
+
+static void gpu_memory_that_the_server_refuses_bounces(void **state)
+{
+    static struct gpunvme_path report;
+    struct gpunvme_store *store;
+    struct gpunvme_buf buf;
+    char uri[96];
+
+    (void)state;
+    plays_dma_buf = true;
+    snprintf(uri, sizeof(uri), "vfio-user:%s", path);
+    random_transfers(uri, 300);
+    store = opened(uri);
+    assert_ok(gpunvme_mem_alloc(65536, GPUNVME_MEM_GPU, &buf));
+    assert_ok(gpunvme_store_register(store, buf.gpu, 65536, GPUNVME_MEM_GPU));
+    assert_ok(gpunvme_store_read(store, 0, buf.gpu, GPUNVME_MEM_GPU, 65536, NULL));
+    gpunvme_store_path(store, &report);
+    assert_int_equal(report.gpu_route, GPUNVME_ROUTE_BOUNCE);
+    assert_int_equal(report.bytes_read[GPUNVME_ROUTE_BOUNCE], 65536);
+    assert_non_null(strstr(report.why_not, "p2p: the target does not map memory of a GPU"));
+    closed(store);
+    assert_ok(gpunvme_mem_free(&buf));
+    snprintf(uri, sizeof(uri), "vfio-user:%s?require=p2p", path);
+    refused(uri, GPUNVME_OPEN_WRITE, GPUNVME_ERR_UNSUPPORTED, "does not map memory of a GPU");
 }
 
 static void two_namespaces_share_the_connection(void **state)
@@ -92,6 +142,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(random_transfers_are_right, setup, teardown),
+        cmocka_unit_test_setup_teardown(gpu_memory_that_the_server_refuses_bounces, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(two_namespaces_share_the_connection, setup, teardown),
         cmocka_unit_test_setup_teardown(a_server_that_goes_ends_everything, setup, teardown),
     };

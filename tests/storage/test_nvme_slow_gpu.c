@@ -24,7 +24,7 @@ static struct gpunvme_store *store;
 static _Atomic bool hangs;                  /* copies that begin now do not end … */
 static struct gpunvme_mem_stream *hung[64]; /* … nor do these streams */
 static _Atomic unsigned nhung;
-static const uint8_t *_Atomic last_host; /* memory of the last copy */
+static const uint8_t *_Atomic last_ours; /* the store's memory of the last copy */
 
 static bool is_hung(const struct gpunvme_mem_stream *stream)
 {
@@ -44,7 +44,8 @@ gpunvme_err_t __wrap_gpunvme_mem_copy_async(void *dst, enum gpunvme_mem dst_mem,
                                             enum gpunvme_mem src_mem, size_t nbytes,
                                             struct gpunvme_mem_stream *stream)
 {
-    last_host = src_mem == GPUNVME_MEM_GPU ? dst : src;
+    /* The store's may be the GPU's, too. */
+    last_ours = (uintptr_t)dst - (uintptr_t)gpu.gpu < NBYTES ? src : dst;
     if (hangs) {
         hung[nhung] = stream;
         nhung++;
@@ -75,7 +76,10 @@ gpunvme_err_t __wrap_gpunvme_mem_stream_sync(struct gpunvme_mem_stream *stream, 
 /* ---- The GPU: kernels --------------------------------------------------------------------------
  */
 
-/* Threads of the test stand in for kernels; a queue of the device is what they share. */
+/*
+ * Where a test plays kernels, threads of it stand in for them; a queue of the device is what they
+ * share. In the other tests a GPU that is there has its own.
+ */
 struct nvme_kernels {
     pthread_t thread;
     struct gpunvme_dev_ns ns;
@@ -99,18 +103,24 @@ void __wrap_gpunvme_device_get_info(struct gpunvme_device *dev, struct gpunvme_d
         info->gpu = 0;
 }
 
+gpunvme_err_t __real_nvme_kernels_open(int number, struct nvme_kernels **out);
 gpunvme_err_t __wrap_nvme_kernels_open(int number, struct nvme_kernels **out);
 gpunvme_err_t __wrap_nvme_kernels_open(int number, struct nvme_kernels **out)
 {
-    (void)number;
+    if (!plays_kernels)
+        return __real_nvme_kernels_open(number, out);
     *out = calloc(1, sizeof(**out));
     return *out ? GPUNVME_OK : GPUNVME_ERR_NOMEM;
 }
 
+void __real_nvme_kernels_close(struct nvme_kernels *k);
 void __wrap_nvme_kernels_close(struct nvme_kernels *k);
 void __wrap_nvme_kernels_close(struct nvme_kernels *k)
 {
-    free(k);
+    if (plays_kernels)
+        free(k);
+    else
+        __real_nvme_kernels_close(k);
 }
 
 /* What threads of a kernel that dies leave behind: all slots of the queues taken. */
@@ -143,11 +153,15 @@ static void *run_kernel(void *k_)
     return NULL;
 }
 
+gpunvme_err_t __real_nvme_kernels_start(struct nvme_kernels *k, const struct gpunvme_dev_ns *ns,
+                                        struct nvme_job *jobs, unsigned n);
 gpunvme_err_t __wrap_nvme_kernels_start(struct nvme_kernels *k, const struct gpunvme_dev_ns *ns,
                                         struct nvme_job *jobs, unsigned n);
 gpunvme_err_t __wrap_nvme_kernels_start(struct nvme_kernels *k, const struct gpunvme_dev_ns *ns,
                                         struct nvme_job *jobs, unsigned n)
 {
+    if (!plays_kernels)
+        return __real_nvme_kernels_start(k, ns, jobs, n);
     assert_false(k->runs); /* its jobs' memory would be written over */
     k->ns = *ns;
     k->jobs = jobs;
@@ -162,9 +176,12 @@ gpunvme_err_t __wrap_nvme_kernels_start(struct nvme_kernels *k, const struct gpu
     return pthread_create(&k->thread, NULL, run_kernel, k) ? GPUNVME_ERR_GPU : GPUNVME_OK;
 }
 
+gpunvme_err_t __real_nvme_kernels_query(struct nvme_kernels *k, bool *done);
 gpunvme_err_t __wrap_nvme_kernels_query(struct nvme_kernels *k, bool *done);
 gpunvme_err_t __wrap_nvme_kernels_query(struct nvme_kernels *k, bool *done)
 {
+    if (!plays_kernels)
+        return __real_nvme_kernels_query(k, done);
     *done = k->done;
     if (!k->done || !k->runs)
         return GPUNVME_OK;
@@ -196,19 +213,26 @@ static int teardown(void **state)
 }
 
 /*
- * How long copies and kernels that begin now are waited for: commands, and all that is to end well,
- * keep the time of the store, so that a slow machine is no slow GPU.
+ * How long copies, or kernels, that begin now are waited for: commands, and all that is to end
+ * well, keep the time of the store, so that a slow machine is no slow GPU.
  */
+static uint64_t patience(bool yes)
+{
+    return yes ? LONG_NS : 1000000;
+}
+
 static void be_patient(bool yes)
 {
     struct nvme_store *s = store->priv;
 
-    s->copy_timeout_ns = s->kernel_timeout_ns = yes ? LONG_NS : 1000000;
+    s->kernel_timeout_ns = patience(yes);
 }
 
 static void hang(bool yes)
 {
-    be_patient(!yes);
+    struct nvme_store *s = store->priv;
+
+    s->copy_timeout_ns = patience(!yes);
     hangs = yes;
 }
 
@@ -281,16 +305,16 @@ static void memory_of_a_copy_that_goes_on_is_left_alone(void **state)
     open_store("sim:size=1M?threads=1,depth=2");
     hang(true);
     assert_err(reads(0, 4096), GPUNVME_ERR_TIMEOUT);
-    lost = last_host;
+    lost = last_ours;
     hang(false);
     for (unsigned i = 0; i < 40; i++) {
         assert_ok(i % 2 ? reads(512, 4096) : reads_in_background(512, 4096));
-        assert_ptr_not_equal(last_host, lost);
+        assert_ptr_not_equal(last_ours, lost);
         is_right(512, 4096);
     }
     nhung = 0; /* it has ended after all */
     assert_ok(reads(512, 4096));
-    assert_ptr_equal(last_host, lost);
+    assert_ptr_equal(last_ours, lost);
     closed(store);
 }
 
@@ -320,7 +344,7 @@ static void a_store_whose_copies_go_on_is_closed_around_them(void **state)
     open_store("sim:size=1M");
     hang(true);
     assert_err(reads(0, 4096), GPUNVME_ERR_TIMEOUT);
-    lost = last_host;
+    lost = last_ours;
     hang(false);
     assert_err(gpunvme_close(store), GPUNVME_ERR_IO);
     assert_non_null(strstr(gpunvme_err_detail(), "does not end"));
@@ -335,11 +359,11 @@ static void a_staging_copy_that_does_not_end_is_a_timeout(void **state)
     open_store("sim:size=1M?issue=gpu,threads=1");
     hang(true);
     assert_err(reads_in_background(0, 4096), GPUNVME_ERR_TIMEOUT);
-    lost = last_host;
+    lost = last_ours;
     hang(false);
     for (unsigned i = 0; i < 10; i++) {
         assert_ok(reads(512, 4096));
-        assert_ptr_not_equal(last_host, lost);
+        assert_ptr_not_equal(last_ours, lost);
         is_right(512, 4096);
     }
     nhung = 0;

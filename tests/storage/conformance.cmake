@@ -4,6 +4,18 @@ target_include_directories(test_store_conformance PRIVATE ${PROJECT_SOURCE_DIR}/
                            ${PROJECT_SOURCE_DIR}/tests)
 target_compile_definitions(test_store_conformance PRIVATE _GNU_SOURCE)
 target_link_libraries(test_store_conformance PRIVATE gpunvme PkgConfig::CMOCKA PkgConfig::LIBURING)
+# conformance_environment(test row): what a row needs, wherever its test runs.
+function(conformance_environment test row)
+    if(TARGET gpunvme_cli)
+        set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT
+                     "GPUNVME_TEST_CLI=$<TARGET_FILE:gpunvme_cli>")
+    endif()
+    if(TARGET fake_cufile AND row MATCHES "cufile")
+        set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT
+                     "GPUNVME_CUFILE_LIBRARY=$<TARGET_FILE:fake_cufile>")
+    endif()
+endfunction()
+
 foreach(row file file_threads1 file_chunk4k file_uring file_uring_direct file_direct file_no_uring
         file_map shm shm_uring shm_map shm_no_map sim sim_4k sim_image sim_issue_gpu vfio_user
         stripe stripe_mixed cufile cufile_batch spdk)
@@ -13,12 +25,12 @@ foreach(row file file_threads1 file_chunk4k file_uring file_uring_direct file_di
         set(label sim)
     endif()
     gpunvme_add_test(test_store_conformance_${row} ${label} 60 test_store_conformance ${row})
-    if(TARGET gpunvme_cli)
-        set_property(TEST test_store_conformance_${row} APPEND PROPERTY ENVIRONMENT
-                     "GPUNVME_TEST_CLI=$<TARGET_FILE:gpunvme_cli>")
-    endif()
-    if(TARGET fake_cufile AND row MATCHES "cufile")
-        set_property(TEST test_store_conformance_${row} APPEND PROPERTY ENVIRONMENT
-                     "GPUNVME_CUFILE_LIBRARY=$<TARGET_FILE:fake_cufile>")
-    endif()
+    conformance_environment(test_store_conformance_${row} ${row})
+endforeach()
+
+# They take all memory of the GPU, which other tests would miss.
+foreach(row file file_direct shm_map sim sim_issue_gpu vfio_user stripe_mixed)
+    gpunvme_add_test(test_store_full_gpu_${row} gpu 60 test_store_conformance ${row} nogpumem)
+    conformance_environment(test_store_full_gpu_${row} ${row})
+    set_tests_properties(test_store_full_gpu_${row} PROPERTIES RUN_SERIAL TRUE)
 endforeach()

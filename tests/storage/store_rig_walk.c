@@ -304,6 +304,14 @@ static bool bad(struct rig_walk *w, const struct rig_plan *plan, const char *wha
                  plan->arena && plan->arena->registered ? ", registered" : "", what, at);
 }
 
+static bool failed(struct rig_walk *w, const struct rig_plan *plan)
+{
+    char what[64 + GPUNVME_IO_DETAIL];
+
+    snprintf(what, sizeof(what), "%s: %s", gpunvme_err_name(plan->io.err), plan->io.detail);
+    return bad(w, plan, what, plan->io.done);
+}
+
 static bool all_poison(const uint8_t *bytes, uint8_t poison)
 {
     for (unsigned i = 0; i < RIG_MARGIN; i++)
@@ -411,7 +419,7 @@ static bool check_one(struct rig_walk *w, struct rig_plan *plan)
     if (w->forgiving && plan->io.err == GPUNVME_ERR_NOMEM)
         return plan->io.op != GPUNVME_OP_WRITE || learn(w, plan);
     if (plan->io.err)
-        return bad(w, plan, gpunvme_err_name(plan->io.err), plan->io.done);
+        return failed(w, plan);
     if (plan->io.done != plan->expected)
         return wrong(w, "op %d, %zu bytes at offset %llu: %zu done, %zu expected, size %llu",
                      (int)plan->io.op, plan->io.nbytes, (unsigned long long)plan->io.offset,
@@ -443,6 +451,12 @@ static bool prepare_group(struct rig_walk *w)
 /* ---- The ways to do it ------------------------------------------------------------------------
  */
 
+/* What this thread's last call said, which tells no more of it than its error. */
+static void keep_detail(struct gpunvme_io *io)
+{
+    snprintf(io->detail, sizeof(io->detail), "%s", io->err ? gpunvme_err_detail() : "");
+}
+
 static bool one_by_one(struct rig_walk *w)
 {
     for (size_t i = 0; i < w->n; i++) {
@@ -456,6 +470,7 @@ static bool one_by_one(struct rig_walk *w)
         else
             io->err = gpunvme_store_write(w->rig->store, io->offset, io->ptr, io->mem, io->nbytes,
                                           &io->done);
+        keep_detail(io);
     }
     return true;
 }
@@ -481,6 +496,7 @@ static bool by_vector(struct rig_walk *w)
         struct gpunvme_io *io = &w->plans[i].io;
 
         io->err = err;
+        keep_detail(io);
         io->done = done < io->nbytes ? done : io->nbytes;
         done -= io->done;
     }
@@ -525,6 +541,7 @@ static bool by_one_call(struct rig_walk *w)
     for (size_t i = 0; i < w->n; i++) {
         w->plans[i].io.err = w->ios[i].err;
         w->plans[i].io.done = w->ios[i].done;
+        memcpy(w->plans[i].io.detail, w->ios[i].detail, sizeof(w->ios[i].detail));
         first = first ? first : w->ios[i].err;
         if (w->forgiving && err == GPUNVME_ERR_NOMEM && !w->ios[i].err)
             w->plans[i].io.err = err; /* none was begun */

@@ -160,7 +160,11 @@ static gpunvme_err_t make_bounces(struct nvme_store *s, struct nvme_bounces *bou
     gpunvme_err_t err =
         gpunvme_ctrl_alloc(s->ctrl, n * s->chunk, GPUNVME_MEM_PINNED, &bounces->buf);
 
-    return err ? err : nvme_bounces_init(bounces, n, s->chunk);
+    if (!err)
+        err = nvme_bounces_init(bounces, n, s->chunk);
+    if (!err)
+        nvme_bounces_keep_spare(bounces);
+    return err;
 }
 
 static void free_bounces(struct nvme_store *s, struct nvme_bounces *bounces)

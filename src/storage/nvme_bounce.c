@@ -93,6 +93,26 @@ bool nvme_bounces_all_lost(struct nvme_bounces *bounces)
     return bounces->nlost == bounces->n;
 }
 
+void nvme_bounces_keep_spare(struct nvme_bounces *bounces)
+{
+    (void)gpunvme_mem_stream_create(NULL, &bounces->spare);
+}
+
+struct gpunvme_mem_stream *nvme_bounces_spare_take(struct nvme_bounces *bounces)
+{
+    struct gpunvme_mem_stream *stream = bounces->spare;
+
+    bounces->spare = NULL;
+    bounces->is_spare_out = stream != NULL;
+    return stream;
+}
+
+void nvme_bounces_spare_give(struct nvme_bounces *bounces, struct gpunvme_mem_stream *stream)
+{
+    bounces->spare = stream;
+    bounces->is_spare_out = false;
+}
+
 static void leave(struct nvme_lost **link)
 {
     struct nvme_lost *lost = *link;
@@ -117,6 +137,8 @@ bool nvme_bounces_end(struct nvme_bounces *bounces, uint64_t timeout_ns)
         else
             find(bounces, &bounces->lost);
     }
+    gpunvme_mem_stream_destroy(bounces->spare);
+    bounces->spare = NULL;
     free(bounces->free);
     bounces->free = NULL;
     return !bounces->nlost;

@@ -17,12 +17,23 @@ struct nvme_bounces {
     struct gpunvme_buf buf; /* the caller's to allocate */
     size_t part;            /* bytes */
     unsigned n, nfree, nlost;
-    uint16_t *free;         /* which parts are */
-    struct nvme_lost *lost; /* those whose copies may end yet */
+    uint16_t *free;                   /* which parts are */
+    struct nvme_lost *lost;           /* those whose copies may end yet */
+    struct gpunvme_mem_stream *spare; /* for copies, where the GPU makes no more streams; or NULL */
+    bool is_spare_out;                /* somebody has it */
 };
 
 /* Divides bounces->buf into `n` parts of `part` bytes. NOMEM. */
 gpunvme_err_t nvme_bounces_init(struct nvme_bounces *bounces, unsigned n, size_t part);
+
+/*
+ * A stream in reserve, made while there is memory for it: others may take all that the GPU has. It
+ * is no error that there is none: take gives NULL then. Who has it gives it back when his copy has
+ * ended, or NULL if it was lost.
+ */
+void nvme_bounces_keep_spare(struct nvme_bounces *bounces);
+struct gpunvme_mem_stream *nvme_bounces_spare_take(struct nvme_bounces *bounces);
+void nvme_bounces_spare_give(struct nvme_bounces *bounces, struct gpunvme_mem_stream *stream);
 
 /*
  * To be called before the memory is freed: false if it must not be, since the GPU may reach for

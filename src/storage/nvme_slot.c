@@ -173,14 +173,40 @@ static bool take_bounce(struct nvme_slot *slot)
     return true;
 }
 
+/* A stream of its own, or the one in reserve, for which it may have to wait: AGAIN. */
+static gpunvme_err_t need_stream(struct nvme_slot *slot, void *ptr)
+{
+    const struct gpunvme_buf near = {.gpu = ptr, .mem = GPUNVME_MEM_GPU};
+    gpunvme_err_t err;
+
+    if (slot->stream)
+        return GPUNVME_OK;
+    if (slot->bounces->is_spare_out)
+        return GPUNVME_ERR_AGAIN;
+    err = gpunvme_mem_stream_create(&near, &slot->stream);
+    if (!err)
+        return GPUNVME_OK;
+    slot->stream = nvme_bounces_spare_take(slot->bounces);
+    slot->has_spare = slot->stream != NULL;
+    return slot->has_spare ? GPUNVME_OK : err;
+}
+
+/* The copy has ended; or the stream, which is lost with it, is no longer the slot's. */
+static void end_copy(struct nvme_slot *slot)
+{
+    slot->is_copying = false;
+    if (!slot->has_spare)
+        return;
+    nvme_bounces_spare_give(slot->bounces, slot->stream);
+    slot->stream = NULL;
+    slot->has_spare = false;
+}
+
 static gpunvme_err_t start_copy(struct nvme_slot *slot, bool in)
 {
     uint8_t *bounce = bounce_cpu(slot) + slot->skip, *ptr = slot->piece.ptr + slot->done;
-    const struct gpunvme_buf near = {.gpu = ptr, .mem = GPUNVME_MEM_GPU};
-    gpunvme_err_t err = GPUNVME_OK;
+    gpunvme_err_t err = need_stream(slot, ptr);
 
-    if (!slot->stream)
-        err = gpunvme_mem_stream_create(&near, &slot->stream);
     if (err)
         return err;
     return in ? gpunvme_mem_copy_async(bounce, GPUNVME_MEM_PINNED, ptr, GPUNVME_MEM_GPU,
@@ -197,7 +223,7 @@ static gpunvme_err_t give_up_copy(struct nvme_slot *slot)
     nvme_bounces_lose(slot->bounces, slot->stream, &part, 1);
     slot->stream = NULL;
     slot->bounce = -1;
-    slot->is_copying = false;
+    end_copy(slot);
     return base_fail(GPUNVME_ERR_TIMEOUT,
                      "a copy of %zu bytes by the GPU is not done after %llu ms: it is busy, or "
                      "hangs; the memory is in use until the store is closed",
@@ -218,6 +244,8 @@ static gpunvme_err_t copy(struct nvme_slot *slot, bool in, uint64_t now)
     }
     if (!slot->is_copying) {
         err = start_copy(slot, in);
+        if (err && err != GPUNVME_ERR_AGAIN)
+            end_copy(slot);
         if (err)
             return err;
         slot->is_copying = true;
@@ -227,7 +255,7 @@ static gpunvme_err_t copy(struct nvme_slot *slot, bool in, uint64_t now)
     if (!err && !done)
         return now - slot->copied_ns < slot->s->copy_timeout_ns ? GPUNVME_ERR_AGAIN
                                                                 : give_up_copy(slot);
-    slot->is_copying = false;
+    end_copy(slot);
     return err;
 }
 

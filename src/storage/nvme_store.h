@@ -90,7 +90,8 @@ struct nvme_slot {
     struct gpunvme_ioq *ioq;
     struct nvme_bounces *bounces;
     size_t claim;                      /* index */
-    struct gpunvme_mem_stream *stream; /* for bounces of GPU memory; made at the first */
+    struct gpunvme_mem_stream *stream; /* for bounces of GPU memory; made at the first … */
+    bool has_spare;                    /* … or that of `bounces`, for one copy */
 
     enum nvme_slot_state state;
     struct crew_piece piece;

@@ -26,6 +26,22 @@ static struct gpunvme_mem_stream *hung[64]; /* … nor do these streams */
 static _Atomic unsigned nhung;
 static const uint8_t *_Atomic last_ours; /* the store's memory of the last copy */
 
+static _Atomic bool is_full;   /* no memory for streams */
+static _Atomic unsigned nslow; /* looks at copies that find them under way */
+
+gpunvme_err_t __real_gpunvme_mem_stream_create(const struct gpunvme_buf *near,
+                                               struct gpunvme_mem_stream **out);
+gpunvme_err_t __wrap_gpunvme_mem_stream_create(const struct gpunvme_buf *near,
+                                               struct gpunvme_mem_stream **out);
+gpunvme_err_t __wrap_gpunvme_mem_stream_create(const struct gpunvme_buf *near,
+                                               struct gpunvme_mem_stream **out)
+{
+    *out = NULL;
+    if (is_full)
+        return base_fail(GPUNVME_ERR_GPU, "the GPU of this test has no memory");
+    return __real_gpunvme_mem_stream_create(near, out);
+}
+
 static bool is_hung(const struct gpunvme_mem_stream *stream)
 {
     for (unsigned i = 0; i < nhung; i++)
@@ -61,6 +77,10 @@ gpunvme_err_t __wrap_gpunvme_mem_stream_query(struct gpunvme_mem_stream *stream,
     gpunvme_err_t err = __real_gpunvme_mem_stream_query(stream, done);
 
     *done = *done && !is_hung(stream);
+    if (nslow) {
+        nslow--;
+        *done = false;
+    }
     return err;
 }
 
@@ -197,9 +217,9 @@ gpunvme_err_t __wrap_nvme_kernels_query(struct nvme_kernels *k, bool *done)
 static int setup(void **state)
 {
     (void)state;
-    hangs = plays_kernels = holds_kernels = fails_kernel = false;
+    hangs = is_full = plays_kernels = holds_kernels = fails_kernel = false;
     holds_no_more = false;
-    nhung = nkernels = 0;
+    nhung = nslow = nkernels = 0;
     fill_random(bytes, NBYTES, 11);
     memset(back, 0, NBYTES);
     return gpunvme_mem_alloc(NBYTES, GPUNVME_MEM_GPU, &gpu);
@@ -349,6 +369,59 @@ static void a_store_whose_copies_go_on_is_closed_around_them(void **state)
     assert_err(gpunvme_close(store), GPUNVME_ERR_IO);
     assert_non_null(strstr(gpunvme_err_detail(), "does not end"));
     assert_int_equal(msync((void *)((uintptr_t)lost & ~(uintptr_t)4095), 4096, MS_ASYNC), 0);
+}
+
+static void transfers_of_all_memory_are_right(enum gpunvme_op op)
+{
+    static struct gpunvme_io ios[NBYTES / 4096];
+
+    for (unsigned i = 0; i < NBYTES / 4096; i++)
+        ios[i] = (struct gpunvme_io){.op = op,
+                                     .mem = GPUNVME_MEM_GPU,
+                                     .offset = 4096 * i,
+                                     .ptr = (uint8_t *)gpu.gpu + 4096 * i,
+                                     .nbytes = 4096};
+    assert_ok(gpunvme_store_submit(store, ios, NBYTES / 4096, NULL));
+    for (unsigned i = 0; i < NBYTES / 4096; i++)
+        assert_ok(gpunvme_io_wait(&ios[i], LONG_NS));
+}
+
+/* Other programs have it all. */
+static void a_gpu_without_memory_for_streams_still_copies(void **state)
+{
+    (void)state;
+    open_store("sim:size=1M?threads=1");
+    is_full = true;
+    nslow = 100;
+    assert_ok(reads(512, 4096));
+    is_right(512, 4096);
+    nslow = 1000;
+    transfers_of_all_memory_are_right(GPUNVME_OP_READ);
+    is_right(0, NBYTES);
+    fill_random(bytes, NBYTES, 12);
+    assert_ok(gpunvme_mem_copy(gpu.gpu, GPUNVME_MEM_GPU, bytes, GPUNVME_MEM_HOST, NBYTES));
+    nslow = 1000;
+    transfers_of_all_memory_are_right(GPUNVME_OP_WRITE);
+    assert_ok(gpunvme_store_read(store, 0, back, GPUNVME_MEM_HOST, NBYTES, NULL));
+    assert_memory_equal(back, bytes, NBYTES);
+    closed(store);
+}
+
+static void the_last_stream_lost_is_an_error_until_there_are_more(void **state)
+{
+    (void)state;
+    open_store("sim:size=1M?threads=1");
+    is_full = true;
+    hang(true);
+    assert_err(reads_in_background(0, 4096), GPUNVME_ERR_TIMEOUT);
+    hang(false);
+    assert_err(reads_in_background(0, 4096), GPUNVME_ERR_GPU);
+    assert_non_null(strstr(gpunvme_err_detail(), "has no memory"));
+    is_full = false;
+    assert_ok(reads_in_background(0, 4096));
+    is_right(0, 4096);
+    nhung = 0;
+    closed(store);
 }
 
 static void a_staging_copy_that_does_not_end_is_a_timeout(void **state)
@@ -505,6 +578,8 @@ int main(void)
         TEST(memory_of_a_copy_that_goes_on_is_left_alone),
         TEST(a_gpu_that_has_all_memory_is_told_at_once),
         TEST(a_store_whose_copies_go_on_is_closed_around_them),
+        TEST(a_gpu_without_memory_for_streams_still_copies),
+        TEST(the_last_stream_lost_is_an_error_until_there_are_more),
         TEST(a_staging_copy_that_does_not_end_is_a_timeout),
         TEST(a_kernel_that_does_not_end_is_a_timeout_and_keeps_what_it_has),
         TEST(a_block_of_which_a_kernel_may_write_a_part_is_kept_from_others),

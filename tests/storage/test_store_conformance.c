@@ -949,6 +949,21 @@ static bool reads_to(const struct gpunvme_buf *target, bool may_fail)
     return !err || (may_fail && (err == GPUNVME_ERR_GPU || err == GPUNVME_ERR_NOMEM));
 }
 
+/* Stores that our driver serves have what their copies need from the opening on. */
+static bool needs_no_more(struct hoard *h, const struct gpunvme_buf *target)
+{
+    bool ok;
+
+    if (row->kind != RIG_VFIO_USER && (row->kind != RIG_SIM || row->options))
+        return true;
+    if (!rig_close(&rig) || !rig_open(&rig, row, NULL) || !rig_fill(&rig, RIG_NBYTES / 2))
+        return said(rig.why);
+    hoard_take(h);
+    ok = reads_to(target, false);
+    hoard_free(h);
+    return ok;
+}
+
 /* All of the GPU's memory is taken by others: what there is serves, and later all. */
 static int child_no_gpu_memory(void)
 {
@@ -966,7 +981,7 @@ static int child_no_gpu_memory(void)
     ok = ok && (rig_fill(&rig, RIG_NBYTES / 2) || said(rig.why));
     ok = ok && reads_to(&target, true);
     hoard_free(&hoard);
-    ok = ok && reads_to(&target, false);
+    ok = ok && reads_to(&target, false) && needs_no_more(&hoard, &target);
     ok = rig_close(&rig) && ok;
     gpunvme_mem_free(&target);
     return !ok;

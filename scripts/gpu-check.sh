@@ -5,7 +5,8 @@
 # is not built yet is built, or comes packed from elsewhere. In parts, each with a budget of
 # seconds, so that short visits to such a machine will do:
 #
-#   tests     every test, those of the GPU first; what failed once more, alone           180 s
+#   tests     every test that uses a GPU, those that are for it first; what failed
+#             once more, alone                                                           200 s
 #   sanitize  the GPU's tests and operators under memcheck and racecheck                 180 s
 #   queues    I/O issued by the GPU: bench/gpu_sweep.sh, gpu_errors, gpu_ab.sh           420 s
 #   storage   files into GPU memory: gpu_memory, gpu_copy_batch, gpu_register,
@@ -62,7 +63,7 @@ test_seconds=${GPUNVME_CHECK_TEST_SECONDS:-75}
 grace=${GPUNVME_CHECK_GRACE:-5}
 sections=${GPUNVME_CHECK_SECTIONS:-one_queue,tier1,latency,writes,queues,drives,little,reapers,ceiling}
 jobs=$(nproc)
-declare -A budgets=([tests]=180 [sanitize]=180 [queues]=420 [storage]=300 [ops]=360)
+declare -A budgets=([tests]=200 [sanitize]=180 [queues]=420 [storage]=300 [ops]=360)
 
 # With kernels of ours that meet nobody else's, or only for moments. Left out are
 #   test_gpu_engine, test_gpu_engine_host   the driver's kernel waits for the controller's, and the
@@ -70,6 +71,7 @@ declare -A budgets=([tests]=180 [sanitize]=180 [queues]=420 [storage]=300 [ops]=
 #   test_gpu_engine_protocol                likewise with the CPU as the driver, where it lets a
 #                                           launch return only when the kernel has ended
 #   test_gpu_litmus                         races by intent, of blocks that wait for each other
+# and by GPUNVME_TEST_SANITIZER of test_gpu_device what needs two kernels at a time.
 memcheck_tests=(test_gpu_memory test_gpu_queue test_gpu_api test_gpu_device)
 # racecheck sees shared memory only, which of these have the checksum and the kernel that freezes
 # queues.
@@ -257,27 +259,41 @@ list_tests() {
     done
 }
 
-# run_tests OPTION…: without those that need a build, a virtual machine or stand in for a GPU.
+# run_tests OPTION…: without those that need a build, a virtual machine or stand in for a GPU, and
+# without $left_out.
 run_tests() {
+    local without='_emulated$|^test_gpu_check$|^installed_|^guest_|^test_qtest_|^fuzz_'
     ctest --test-dir "$work/ctest" --output-on-failure --no-tests=error \
-        -E '_emulated$|^test_gpu_check$|^installed_|^guest_|^test_qtest_|^fuzz_' "$@"
+        -E "$without${left_out:+|$left_out}" "$@"
 }
+
+# What is the same with a GPU as without: specifications, parsers, queues and the controller in host
+# memory, threads that stand in for a GPU's. A test that is not named here is run.
+no_gpu_tests='^nvme_h_|^readme_|^cli_(hist|json|ops|errors_doc|bind|faults|guard|help|image|interrupt'
+no_gpu_tests+='|listen|sim)|^test_(queue|dev_queue|prp|error|nvme_spec|status|guard|units|params|iova'
+no_gpu_tests+='|irq|pci|vfio$|vfio_user|store_uri|store_ways|crew|cufile_api|spdk_address|nvme_slot'
+no_gpu_tests+='|posix_gate|posix_tune|litmus|config|model|fault|image|write_cache|sim_|engine'
+no_gpu_tests+='|device_(api|deadlines|lanes|threads|page)|signature|serve|ops_(arguments|dtype|tiles'
+no_gpu_tests+='|matmul$|linear$)|plot|ways|gpu_ab)'
 
 with_cufile() {
     [ -z "$cufile" ] || export GPUNVME_CUFILE_LIBRARY=$cufile
     "$@"
 }
 
+# All at once as far as they allow it (tests/gpu/CMakeLists.txt); a test that does not end gets no
+# more time than $test_seconds.
 part_tests() {
-    local again
+    local again left_out=""
     list_tests
-    # Several at once get in each other's way on the GPU; a test that does not end gets no more time
-    # than $test_seconds.
-    step gpu $((part_seconds * 2 / 3)) with_cufile run_tests -L gpu -j 4
+    step gpu $((part_seconds * 7 / 10)) with_cufile run_tests -L gpu -j "$jobs"
     keep_test_logs gpu
     again=$(failed_tests)
-    step others "$part_seconds" run_tests -LE gpu -j $((jobs > 4 ? jobs - 2 : jobs))
+    [ "$gpu" = no ] || left_out=$no_gpu_tests
+    export left_out
+    step others "$part_seconds" run_tests -LE gpu -j "$jobs"
     keep_test_logs others
+    export -n left_out
     again+=" $(failed_tests)"
     again=$(tr -s ' \n' '|' <<<"$again" | sed 's/^|//; s/|$//')
     if [ -n "$again" ]; then
@@ -314,7 +330,8 @@ sanitizer() {
         good='ERROR SUMMARY: 0 errors' options=(--report-api-errors no)
     fi
     log=$(mktemp)
-    compute-sanitizer --tool "$tool" ${options[@]+"${options[@]}"} "$@" 2>&1 | tee "$log"
+    GPUNVME_TEST_SANITIZER=1 compute-sanitizer --tool "$tool" ${options[@]+"${options[@]}"} "$@" \
+        2>&1 | tee "$log"
     if grep -q 'Device not supported' "$log"; then
         echo "SKIP: compute-sanitizer refuses this device"
         rc=77

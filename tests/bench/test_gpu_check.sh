@@ -114,7 +114,8 @@ case "$*" in
     "ops bench"*) out_of_time ;;
 esac
 EOF
-for name in works lacks hangs fails; do
+program tests/test_prp <<<'exit 1'
+for name in works lacks hangs fails test_prp; do
     label=unit limit=600
     [[ $name != hangs ]] || label=gpu limit=1
     echo "add_test($name \"$work/built/tests/$name\")"
@@ -139,6 +140,7 @@ says '^  hangs: Timeout; alone, too'
 says '^  fails: Failed; alone, too'
 says '^      \[  ERROR   \] 1 != 2'
 says '^  1 tests or parts of them: no such thing'
+! grep -q test_prp "$work/said" || fail "tests that do not touch a GPU are left out"
 says '^ok +ops +check good'
 says '^  ops, check hung: cut off after'
 says '^cut +ops +matmul_f32_4096: '

@@ -71,7 +71,8 @@ declare -A budgets=([tests]=200 [sanitize]=180 [queues]=420 [storage]=300 [ops]=
 #   test_gpu_engine_protocol                likewise with the CPU as the driver, where it lets a
 #                                           launch return only when the kernel has ended
 #   test_gpu_litmus                         races by intent, of blocks that wait for each other
-# and by GPUNVME_TEST_SANITIZER of test_gpu_device what needs two kernels at a time.
+# and by GPUNVME_TEST_SANITIZER, in test_gpu_device and test_gpu_memory, what needs two things at a
+# time.
 memcheck_tests=(test_gpu_memory test_gpu_queue test_gpu_api test_gpu_device)
 # racecheck sees shared memory only, which of these have the checksum and the kernel that freezes
 # queues.

@@ -667,11 +667,14 @@ static void CUDART_CB wait_at_the_gate(void *arg)
 static void work_does_not_wait_for_the_callers_stream(void **state)
 {
     struct gate gate = {.lock = PTHREAD_MUTEX_INITIALIZER, .opened = PTHREAD_COND_INITIALIZER};
-    struct gpunvme_buf gpu = new_buf(65536, GPUNVME_MEM_GPU);
+    struct gpunvme_buf gpu;
     uint8_t bytes[4096];
     uint64_t sum;
 
     (void)state;
+    if (getenv("GPUNVME_TEST_SANITIZER")) /* which has each kernel wait for all that was queued */
+        skip();
+    gpu = new_buf(65536, GPUNVME_MEM_GPU);
     random_bytes(bytes, sizeof(bytes), 17);
     /* First uses load the kernel and allocate, and those do wait. */
     assert_int_equal(gpunvme_mem_checksum(&gpu, 0, 65536, &sum, NULL), GPUNVME_OK);

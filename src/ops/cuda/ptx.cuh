@@ -92,6 +92,49 @@ MMA(mma_f16, "m16n8k16", "f16")
 MMA(mma_bf16, "m16n8k16", "bf16")
 MMA(mma_tf32, "m16n8k8", "tf32")
 
+/* By the special function unit: 2^x within 2 ulp, results below 2^-126 as 0; 1 / x within 1. */
+static __device__ __forceinline__ float fast_exp2(float x)
+{
+    float y;
+
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float fast_reciprocal(float x)
+{
+    float y;
+
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* The larger one, or NaN if one is. */
+static __device__ __forceinline__ float max_or_nan(float x, float y)
+{
+    float z;
+
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+
+/* Two elements of a 16-bit type in one register, the first in the lower half. */
+static __device__ __forceinline__ uint32_t pack_f16(float low, float high)
+{
+    uint32_t pair;
+
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+static __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
+{
+    uint32_t pair;
+
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
 /* f32 to the nearest tf32, ties away from zero. */
 static __device__ __forceinline__ uint32_t to_tf32(float x)
 {
@@ -210,6 +253,20 @@ static __device__ __forceinline__ void cluster_sync(void)
     asm volatile("barrier.cluster.arrive.release.aligned;\n"
                  "barrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
+}
+
+/*
+ * Programmatic dependent launch: the kernel after this one may have its blocks put where there is
+ * room; and this one waits for the kernels before it, whose writes it then sees.
+ */
+static __device__ __forceinline__ void let_next_kernel_start(void)
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+static __device__ __forceinline__ void wait_for_kernels_before(void)
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 /* A tensor map will be needed soon. */

@@ -176,14 +176,25 @@ static gpunvme_ops_status_t encode_side(CUtensorMap *map, const struct cuda_prod
 }
 
 /*
- * C can be written by the copy engine if it is only written, in 16 bits, and lies as it likes. Its
- * rows must end with 16 bytes, too: it writes as many at the least, over their end if need be.
+ * The copy engine can write a matrix of 16 bits whose rows begin at multiples of 16 bytes and end
+ * there, too: it writes as many at the least, over a row's end if need be.
  */
-static int copies_out(const struct cuda_product *p)
+static int can_copy_to(const struct cuda_product *p, const void *to, int64_t ld, int64_t stride)
 {
-    return p->out_dtype != GPUNVME_OPS_F32 && p->beta == 0 && !p->bias && !p->preact &&
-           p->activation == GPUNVME_OPS_ACT_NONE && (uintptr_t)p->c % 16 == 0 && p->n % 8 == 0 &&
-           p->ldc % 8 == 0 && p->stride_c % 8 == 0;
+    return (uintptr_t)to % 16 == 0 && p->n % 8 == 0 && ld % 8 == 0 && stride % 8 == 0;
+}
+
+/* What a linear layer adds is done on the way if operands are as they are there. */
+static int copies_out(const struct cuda_product *p, const struct side *a, const struct side *b)
+{
+    int plain = !p->bias && !p->preact && p->activation == GPUNVME_OPS_ACT_NONE;
+
+    if (p->out_dtype == GPUNVME_OPS_F32 || p->beta != 0 ||
+        !can_copy_to(p, p->c, p->ldc, p->stride_c))
+        return 0;
+    return plain || (!a->mn && !b->mn && p->dtype == p->out_dtype && p->alpha == 1 &&
+                     p->batch == 1 && (uintptr_t)p->bias % 4 == 0 &&
+                     (!p->preact || can_copy_to(p, p->preact, p->ld_preact, 0)));
 }
 
 static gpunvme_ops_status_t prepare(struct hopper_work *work, const struct cuda_product *p,
@@ -197,13 +208,19 @@ static gpunvme_ops_status_t prepare(struct hopper_work *work, const struct cuda_
     work->steps = (int)((p->k + width - 1) / width);
     work->a_batch = a->stride != 0;
     work->b_batch = b->stride != 0;
-    work->copies_out = copies_out(p);
+    work->copies_out = copies_out(p, a, b);
+    work->begins_with_bias = work->copies_out && p->bias;
     if (!status)
         status = encode_side(&work->b, p, b);
     if (!status && work->copies_out) {
         struct hopper_tensor c = hopper_tensor_of(p->m, p->n, p->ldc, p->batch, p->stride_c, 2, 64);
 
         status = encode(&work->c, p->c, p->out_dtype, &c);
+    }
+    if (!status && work->copies_out && p->preact) {
+        struct hopper_tensor z = hopper_tensor_of(p->m, p->n, p->ld_preact, 1, 0, 2, 64);
+
+        status = encode(&work->preact, p->preact, p->dtype, &z);
     }
     return status;
 }
@@ -237,14 +254,16 @@ static gpunvme_ops_status_t launch_clusters(const void *kernel, struct hopper_wo
     static const struct cuda_tiling tiling = {HOPPER_TILE_M, HOPPER_TILE_N,  64,
                                               HOPPER_TILE_N, HOPPER_THREADS, HOPPER_SHARED_NBYTES};
     int rows = (int)work->grid.rows, clusters = 0, pairs = (int)hopper_grid_size(&work->grid);
-    cudaLaunchAttribute attribute = {.id = cudaLaunchAttributeClusterDimension,
-                                     .val.clusterDim = {(unsigned)rows, 1, 1}};
+    cudaLaunchAttribute attributes[] = {
+        {.id = cudaLaunchAttributeClusterDimension, .val.clusterDim = {(unsigned)rows, 1, 1}},
+        {.id = cudaLaunchAttributeProgrammaticStreamSerialization,
+         .val.programmaticStreamSerializationAllowed = 1}};
     cudaLaunchConfig_t config = {.gridDim = {(unsigned)rows, 1, 1},
                                  .blockDim = {HOPPER_THREADS, 1, 1},
                                  .dynamicSmemBytes = HOPPER_SHARED_NBYTES,
                                  .stream = stream,
-                                 .attrs = &attribute,
-                                 .numAttrs = 1};
+                                 .attrs = attributes,
+                                 .numAttrs = 2};
     void *args[] = {work};
     gpunvme_ops_status_t status = cuda_allow_shared(kernel, HOPPER_SHARED_NBYTES);
 

@@ -94,11 +94,12 @@ static __device__ __forceinline__ void multiply_stage(float (&sums)[128], uint32
     wgmma_commit();
 }
 
-/* All of k for one tile: while one stage is multiplied, the next is waited for. */
+/* All of k for one tile, added to what was begun: while one stage is multiplied, the next is waited
+ * for. */
 template <int DTYPE, int MN_A, int MN_B>
 static __device__ __forceinline__ void multiply_tile(const hopper_work &work, const memory &mem,
-                                                     turn &t, float (&sums)[128], int group,
-                                                     uint32_t size)
+                                                     turn &t, float (&sums)[128], bool begun,
+                                                     int group, uint32_t size)
 {
     int before = 0;
 
@@ -107,7 +108,7 @@ static __device__ __forceinline__ void multiply_tile(const hopper_work &work, co
 
         mbarrier_wait(mem.full + t.stage * 8, t.parity);
         multiply_stage<DTYPE, MN_A, MN_B>(sums, a + group * HOPPER_BLOCK, a + HOPPER_A_NBYTES,
-                                          step == 0);
+                                          step == 0 && !begun);
         if (step) {
             wgmma_wait<1>();
             release(mem, before, size);
@@ -127,19 +128,34 @@ static __device__ __forceinline__ void consume(const hopper_work &work, const me
     uint32_t rank = cluster_rank(), size = cluster_size();
     uint32_t out = mem.out + group * HOPPER_OUT_NBYTES;
     float *floats = (float *)(dynamic + (out - shared_address(dynamic)));
-    uint32_t pairs = hopper_grid_size(&work.grid);
+    bool biased = DTYPE != GPUNVME_OPS_F32 && !MN_A && !MN_B && work.begins_with_bias;
+    uint32_t pairs = hopper_grid_size(&work.grid), step = gridDim.x / size;
+    uint32_t i = blockIdx.x / size;
+    hopper_place at = hopper_place_of(&work.grid, i);
     turn t = {0, 0};
+    hopper_bias bias;
 
-    for (uint32_t i = blockIdx.x / size; i < pairs; i += gridDim.x / size) {
-        hopper_place at = hopper_place_of(&work.grid, i);
-        int64_t row = at.row + rank * HOPPER_TILE_M + group * 64;
+    if (biased)
+        ask_for_bias(bias, work, at.col);
+    while (i < pairs) {
+        hopper_place now = at;
+        int64_t row = now.row + rank * HOPPER_TILE_M + group * 64;
         float sums[128];
 
-        multiply_tile<DTYPE, MN_A, MN_B>(work, mem, t, sums, group, size);
+        if (biased)
+            begin_with_bias<DTYPE>(sums, bias);
+        multiply_tile<DTYPE, MN_A, MN_B>(work, mem, t, sums, biased, group, size);
+        i += step;
+        if (i < pairs) {
+            at = hopper_place_of(&work.grid, i);
+            if (biased)
+                ask_for_bias(bias, work, at.col);
+        }
         if (DTYPE != GPUNVME_OPS_F32 && work.copies_out)
-            copy_out<DTYPE>(work, out, sums, at.batch, (int)row, (int)at.col, group);
+            copy_out_any<DTYPE, MN_A || MN_B>(work, out, sums, now.batch, (int)row, (int)now.col,
+                                              group);
         else
-            write_out(work, floats, sums, at.batch, row, at.col, group);
+            write_out(work, floats, sums, now.batch, row, now.col, group);
     }
     if (work.copies_out && threadIdx.x % 128 == 0)
         tensor_store_wait_read<0>();
@@ -155,6 +171,8 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     memory mem = lay_out(dynamic);
 
     start(work, mem);
+    let_next_kernel_start();
+    wait_for_kernels_before();
     if (threadIdx.x < 128) {
         registers_give_back<40>();
         if (threadIdx.x == 0)

@@ -8,49 +8,118 @@
 #include "ops/matmul/hopper_pipeline.cuh"
 
 #ifdef HAVE_HOPPER
-/*
- * 64 rows go out by the copy engine, 64 columns at a time, through two buffers. Lane l names row
- * l % 16 of its warp's, and the left or right of two 16 bytes.
- */
-template <int DTYPE>
-static __device__ __forceinline__ void copy_out(const hopper_work &work, uint32_t out,
-                                                const float (&sums)[128], int64_t batch, int row,
-                                                int col, int group)
+/* Bits of two neighbours of the bias for each eight columns, asked for while others multiply. */
+struct hopper_bias {
+    uint32_t pairs[HOPPER_TILE_N / 8];
+};
+
+static __device__ __forceinline__ void ask_for_bias(hopper_bias &bias, const hopper_work &work,
+                                                    int64_t col)
 {
-    int thread = threadIdx.x % 128, lane = thread % 32;
-    uint32_t line = thread / 32 * 16 + lane % 16;
-    float alpha = work.product.alpha;
+    const uint16_t *from = (const uint16_t *)work.product.bias;
+    int64_t first = col + threadIdx.x % 4 * 2;
 
 #pragma unroll
-    for (int part = 0; part < 4; part++) {
-        uint32_t buffer = out + part % 2 * HOPPER_BLOCK;
+    for (int i = 0; i < HOPPER_TILE_N / 8; i++)
+        bias.pairs[i] =
+            first + i * 8 < work.product.n ? *(const uint32_t *)(from + first + i * 8) : 0;
+}
 
-        if (!thread)
-            tensor_store_wait_read<1>();
-        barrier_128(1 + group);
+/* Sums begin with the bias: it costs no addition. */
+template <int DTYPE>
+static __device__ __forceinline__ void begin_with_bias(float (&sums)[128], const hopper_bias &bias)
+{
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float *x = &sums[part * 32 + i * 8];
-            uint32_t pairs[4];
-
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                pairs[j] = to_pair(alpha * x[2 * j], alpha * x[2 * j + 1], DTYPE);
-            store_matrices(buffer + hopper_swizzle(line, (uint32_t)(2 * i + lane / 16) * 16),
-                           pairs);
-        }
-        fence_async_proxy();
-        barrier_128(1 + group);
-        if (!thread) {
-            tensor_store(&work.c, buffer, col + part * 64, row, (int)batch);
-            tensor_store_commit();
-        }
+    for (int i = 0; i < HOPPER_TILE_N / 8; i++) {
+        sums[4 * i] = sums[4 * i + 2] = from_bits((uint16_t)bias.pairs[i], DTYPE);
+        sums[4 * i + 1] = sums[4 * i + 3] = from_bits((uint16_t)(bias.pairs[i] >> 16), DTYPE);
     }
 }
 
 /*
- * Likewise by threads, for what the copy engine can't do: other types, beta, a linear layer's
- * epilogue, rows that are not aligned. 64 x 64 sums at a time go through shared memory, so that
+ * The copy engine takes 64 x 64 results of 16 bits from one of two buffers, while the other is
+ * filled. Lane l names row l % 16 of its warp's, and the left or right of two 16 bytes.
+ */
+static __device__ __forceinline__ void send_block(const CUtensorMap &map, uint32_t buffer,
+                                                  const uint32_t (&pairs)[16], int group, int x,
+                                                  int y, int z)
+{
+    int thread = threadIdx.x % 128, lane = thread % 32;
+    uint32_t line = thread / 32 * 16 + lane % 16;
+
+    if (!thread)
+        tensor_store_wait_read<1>();
+    barrier_128(1 + group);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        store_matrices(buffer + hopper_swizzle(line, (uint32_t)(2 * i + lane / 16) * 16),
+                       {pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]});
+    fence_async_proxy();
+    barrier_128(1 + group);
+    if (!thread) {
+        tensor_store(&map, buffer, x, y, z);
+        tensor_store_commit();
+    }
+}
+
+/*
+ * 64 rows go out by the copy engine, with what a linear layer wants of them on the way; alpha is 1
+ * there.
+ */
+template <int DTYPE, int ACTIVATION>
+static __device__ __forceinline__ void copy_out(const hopper_work &work, uint32_t out,
+                                                const float (&sums)[128], int64_t batch, int row,
+                                                int col, int group)
+{
+    float alpha = ACTIVATION == GPUNVME_OPS_ACT_NONE ? work.product.alpha : 1;
+    int sent = 0;
+
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+        const float *x = &sums[part * 32];
+        int at = col + part * 64;
+        uint32_t pairs[16];
+
+        if (work.product.preact) {
+#pragma unroll
+            for (int i = 0; i < 16; i++)
+                pairs[i] = to_pair(alpha * x[2 * i], alpha * x[2 * i + 1], DTYPE);
+            send_block(work.preact, out + sent++ % 2 * HOPPER_BLOCK, pairs, group, at, row, 0);
+        }
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            float y[2] = {alpha * x[2 * i], alpha * x[2 * i + 1]};
+
+            activate_pair<ACTIVATION>(y);
+            pairs[i] = to_pair(y[0], y[1], DTYPE);
+        }
+        send_block(work.c, out + sent++ % 2 * HOPPER_BLOCK, pairs, group, at, row, (int)batch);
+    }
+}
+
+/* The activation is chosen once for a tile. Operands of linear layers are contiguous along k. */
+template <int DTYPE, int MN>
+static __device__ __forceinline__ void copy_out_any(const hopper_work &work, uint32_t out,
+                                                    const float (&sums)[128], int64_t batch,
+                                                    int row, int col, int group)
+{
+    int activation = MN ? GPUNVME_OPS_ACT_NONE : work.product.activation;
+
+    if (activation == GPUNVME_OPS_ACT_NONE)
+        copy_out<DTYPE, GPUNVME_OPS_ACT_NONE>(work, out, sums, batch, row, col, group);
+    else if (activation == GPUNVME_OPS_ACT_RELU)
+        copy_out<DTYPE, GPUNVME_OPS_ACT_RELU>(work, out, sums, batch, row, col, group);
+    else if (activation == GPUNVME_OPS_ACT_GELU)
+        copy_out<DTYPE, GPUNVME_OPS_ACT_GELU>(work, out, sums, batch, row, col, group);
+    else if (activation == GPUNVME_OPS_ACT_GELU_TANH)
+        copy_out<DTYPE, GPUNVME_OPS_ACT_GELU_TANH>(work, out, sums, batch, row, col, group);
+    else
+        copy_out<DTYPE, GPUNVME_OPS_ACT_SILU>(work, out, sums, batch, row, col, group);
+}
+
+/*
+ * Likewise by threads, for what the copy engine can't do: other types, beta, rows that are not
+ * aligned. 64 x 64 sums at a time go through shared memory, so that
  * threads have neighbouring elements.
  */
 static __device__ __forceinline__ void write_out(const hopper_work &work, float *out,

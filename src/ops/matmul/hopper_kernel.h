@@ -15,12 +15,13 @@ extern "C" {
 #endif
 
 struct hopper_work {
-    CUtensorMap a, b, c;
+    CUtensorMap a, b, c, preact;
     struct cuda_product product;
     struct hopper_grid grid;
     int steps;            /* of k */
     int a_batch, b_batch; /* 1 or, if one matrix serves the whole batch, 0 */
-    int copies_out;       /* C is written by the copy engine, by map c */
+    int copies_out;       /* C and pre-activations are written by the copy engine, by their maps */
+    int begins_with_bias; /* for then sums begin with it */
 };
 
 /* The kernel for a type and orientation; NULL if there is none. */

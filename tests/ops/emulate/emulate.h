@@ -127,6 +127,41 @@ static inline void atomicAdd(float *to, float x)
 /* Instead of src/ops/cuda/ptx.cuh. */
 #define OPS_CUDA_PTX_CUH
 
+static inline float fast_exp2(float x)
+{
+    return exp2f(x);
+}
+
+static inline float fast_reciprocal(float x)
+{
+    return 1 / x;
+}
+
+static inline float max_or_nan(float x, float y)
+{
+    return isnan(x) || x > y ? x : y;
+}
+
+static inline uint32_t pack_f16(float low, float high)
+{
+    return (uint32_t)__half_as_ushort(__float2half_rn(high)) << 16 |
+           __half_as_ushort(__float2half_rn(low));
+}
+
+static inline uint32_t pack_bf16(float low, float high)
+{
+    return (uint32_t)__bfloat16_as_ushort(__float2bfloat16_rn(high)) << 16 |
+           __bfloat16_as_ushort(__float2bfloat16_rn(low));
+}
+
+static inline void let_next_kernel_start(void)
+{
+}
+
+static inline void wait_for_kernels_before(void)
+{
+}
+
 unsigned char *dynamic_shared(void);
 uint32_t shared_address(const void *pointer);
 void cp_async4(uint32_t to, const void *from, uint32_t valid);

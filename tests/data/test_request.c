@@ -63,24 +63,33 @@ static void kinds_have_places_one_after_the_other(void **state)
     assert_untouched(6120, 512);
 }
 
+/* By all routes: one store may take several, `gpu_route` is the best that it can. */
+static uint64_t bytes_read_so_far(void)
+{
+    struct gpunvme_path way;
+    uint64_t nbytes = 0;
+
+    gpunvme_store_path(store, &way);
+    for (unsigned i = 0; i < GPUNVME_NROUTES; i++)
+        nbytes += way.bytes_read[i];
+    return nbytes;
+}
+
 static void kinds_that_follow_one_another_become_one_transfer(void **state)
 {
     struct gpunvme_kind_read reads[3] = {{.kind = "c"}, {.kind = "a"}, {.kind = "b", .idx = 0}};
-    struct gpunvme_path way;
     uint64_t before;
 
     (void)state;
     add("a", 0, 8, 512);
     add("b", 8, 8, 512);
     add("c", 64, 8, 512);
-    gpunvme_store_path(store, &way);
-    before = way.bytes_read[way.gpu_route];
+    before = bytes_read_so_far();
     assert_int_equal(gpunvme_request_read_kinds(table, id, reads, 3), GPUNVME_OK);
     assert_bytes(0, 0, 8192);
     assert_bytes(8192, 64 * 512, 4096);
     assert_untouched(12288, 512);
-    gpunvme_store_path(store, &way);
-    assert_int_equal(way.bytes_read[way.gpu_route] - before, 12288);
+    assert_int_equal(bytes_read_so_far() - before, 12288);
 }
 
 static void one_bad_read_begins_none(void **state)

@@ -11,6 +11,7 @@
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <setjmp.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -433,17 +434,50 @@ static bool forbid_uring(void)
            !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
 }
 
-/* In a process of its own: 0 is good, 77 to skip. */
-static int in_a_process(int (*body)(void))
+/*
+ * In a process of its own, which this program begins anew: CUDA does not survive a fork(), and what
+ * it has mapped already would count as the child's. 0 is good, 77 to skip.
+ */
+static int in_a_process(const char *child)
 {
+    char *const args[] = {(char *)"test_posix", (char *)(uintptr_t)child, path, NULL};
     int status = 1;
-    pid_t pid = fork();
+    pid_t pid;
 
-    if (pid == 0)
-        _exit(body());
-    assert_true(pid > 0);
+    fflush(NULL);
+    assert_int_equal(posix_spawn(&pid, "/proc/self/exe", NULL, NULL, args, environ), 0);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+/* Of a child: that step failed, and why. */
+static int failed(int step, const char *what)
+{
+    fprintf(stderr, "%s: %s\n", what, gpunvme_err_detail());
+    return step;
+}
+
+/* What the parent's setup has made, and wrote to the file. */
+static bool have_memory(void)
+{
+    bytes = malloc(ROOM);
+    if (!bytes || gpunvme_mem_alloc(ROOM, GPUNVME_MEM_HOST, &host) ||
+        gpunvme_mem_alloc(ROOM, GPUNVME_MEM_GPU, &gpu))
+        return false;
+    make_bytes(bytes, ROOM, 1);
+    return true;
+}
+
+/* Reads all of the file but its first byte to the GPU. */
+static bool reads_to_gpu(void)
+{
+    static uint8_t got[3 * MIB];
+    size_t done = 0;
+
+    return !gpunvme_store_read(store, 1, gpu.gpu, GPUNVME_MEM_GPU, 3 * MIB, &done) &&
+           done == 3 * MIB - 1 &&
+           !gpunvme_mem_copy(got, GPUNVME_MEM_HOST, gpu.gpu, GPUNVME_MEM_GPU, done) &&
+           !memcmp(got, bytes + 1, done);
 }
 
 static int work_without_uring(void)
@@ -453,22 +487,23 @@ static int work_without_uring(void)
 
     if (!forbid_uring())
         return 77;
+    if (!have_memory())
+        return failed(1, "memory");
     snprintf(uri, sizeof(uri), "file:%s?uring=on", path);
     if (gpunvme_open(uri, 0, &other) != GPUNVME_ERR_UNSUPPORTED)
-        return 1;
+        return failed(2, "uring=on");
     snprintf(uri, sizeof(uri), "file:%s", path);
     if (gpunvme_open(uri, 0, &store))
-        return 2;
+        return failed(3, "open");
     if (gpunvme_store_read(store, 0, host.cpu, GPUNVME_MEM_HOST, 3 * MIB, &done) ||
         done != 3 * MIB || memcmp(host.cpu, bytes, done))
-        return 3;
-    if (gpunvme_store_read(store, 1, gpu.gpu, GPUNVME_MEM_GPU, 3 * MIB, &done) ||
-        done != 3 * MIB - 1)
-        return 4;
+        return failed(4, "to host memory");
+    if (!reads_to_gpu())
+        return failed(5, "to GPU memory");
     if (!strstr(path_of_store().how, "pread") ||
         !strstr(path_of_store().why_not, "io_uring: Operation not permitted"))
-        return 5;
-    return gpunvme_close(store) ? 6 : 0;
+        return failed(6, path_of_store().why_not);
+    return gpunvme_close(store) ? failed(7, "close") : 0;
 }
 
 static void where_io_uring_is_forbidden_it_does_without_and_says_so(void **state)
@@ -477,7 +512,7 @@ static void where_io_uring_is_forbidden_it_does_without_and_says_so(void **state
 
     (void)state;
     contains(3 * MIB);
-    result = in_a_process(work_without_uring);
+    result = in_a_process("without_uring");
     if (result == 77) {
         print_message("SKIP: no seccomp filters here\n");
         skip();
@@ -489,16 +524,19 @@ static void where_io_uring_is_forbidden_it_does_without_and_says_so(void **state
 static int work_without_locked_memory(void)
 {
     const struct rlimit none = {0, 0};
-    size_t done = 0;
 
     if (setrlimit(RLIMIT_MEMLOCK, &none) || (geteuid() == 0 && setuid(65534)))
         return 77;
+    prctl(PR_SET_DUMPABLE, 1, 0, 0,
+          0); /* its own /proc is open to it, as to who began as that user */
+    if (!have_memory())
+        return failed(1, "memory");
+    snprintf(uri, sizeof(uri), "file:%s?direct=on", path);
     if (gpunvme_open(uri, 0, &store))
-        return 1;
-    if (gpunvme_store_read(store, 1, gpu.gpu, GPUNVME_MEM_GPU, 3 * MIB, &done) ||
-        done != 3 * MIB - 1)
-        return 2;
-    return gpunvme_close(store) ? 3 : 0;
+        return failed(2, "open");
+    if (!reads_to_gpu())
+        return failed(3, "to GPU memory");
+    return gpunvme_close(store) ? failed(4, "close") : 0;
 }
 
 static void without_locked_memory_it_works_all_the_same(void **state)
@@ -508,8 +546,7 @@ static void without_locked_memory_it_works_all_the_same(void **state)
     (void)state;
     contains(3 * MIB);
     assert_int_equal(fchmod(fd, 0644), 0);
-    snprintf(uri, sizeof(uri), "file:%s?direct=on", path);
-    result = in_a_process(work_without_locked_memory);
+    result = in_a_process("without_locked_memory");
     if (result == 77) {
         print_message("SKIP: this process cannot become another user\n");
         skip();
@@ -517,21 +554,37 @@ static void without_locked_memory_it_works_all_the_same(void **state)
     assert_int_equal(result, 0);
 }
 
+/* No more addresses than the process has now, and 256 MiB: CUDA's library alone has many. */
+static bool limit_address_space(void)
+{
+    FILE *statm = fopen("/proc/self/statm", "re");
+    unsigned long pages = 0;
+    struct rlimit tight;
+
+    if (!statm || fscanf(statm, "%lu", &pages) != 1)
+        return false;
+    fclose(statm);
+    tight.rlim_cur = tight.rlim_max = pages * (rlim_t)sysconf(_SC_PAGESIZE) + 256 * MIB;
+    return !setrlimit(RLIMIT_AS, &tight);
+}
+
 static int work_without_address_space(void)
 {
-    const struct rlimit tight = {256 * MIB, 256 * MIB};
     gpunvme_err_t err;
 
-    if (setrlimit(RLIMIT_AS, &tight))
+    /* A GPU's context takes more addresses than there is memory. */
+    setenv("CUDA_VISIBLE_DEVICES", "", 1);
+    if (!gpunvme_mem_gpu_is_host() || !limit_address_space())
         return 77;
+    snprintf(uri, sizeof(uri), "file:%s?threads=256,chunk=1M", path);
     err = gpunvme_open(uri, 0, &store);
     if (err && err != GPUNVME_ERR_NOMEM && err != GPUNVME_ERR_BUSY)
-        return 1;
+        return failed(1, "256 threads");
     if (err && !gpunvme_err_detail()[0])
-        return 2;
+        return failed(2, "no detail");
     snprintf(uri, sizeof(uri), "file:%s?threads=1,chunk=4K,depth=2", path);
     gpunvme_close(err ? NULL : store);
-    return gpunvme_open(uri, 0, &store) || gpunvme_close(store) ? 3 : 0;
+    return gpunvme_open(uri, 0, &store) || gpunvme_close(store) ? failed(3, "one thread") : 0;
 }
 
 static void without_memory_for_its_slots_it_is_not_opened_but_a_smaller_one_is(void **state)
@@ -544,8 +597,7 @@ static void without_memory_for_its_slots_it_is_not_opened_but_a_smaller_one_is(v
     skip();
 #endif
     contains(4096);
-    snprintf(uri, sizeof(uri), "file:%s?threads=256,chunk=1M", path);
-    result = in_a_process(work_without_address_space);
+    result = in_a_process("without_address_space");
     if (result == 77) {
         print_message("SKIP: RLIMIT_AS cannot be set\n");
         skip();
@@ -680,10 +732,28 @@ static void the_file_is_the_one_that_was_opened_whatever_its_name_is_now(void **
 #test " (in memory)", test, setup_in_memory, teardown, NULL                                \
     }
 
-int main(void)
+static const struct {
+    const char *name;
+    int (*work)(void);
+} children[] = {
+    {"without_uring", work_without_uring},
+    {"without_locked_memory", work_without_locked_memory},
+    {"without_address_space", work_without_address_space},
+};
+
+/* test_posix CHILD FILE: in_a_process() */
+static int work_as(const char *child, const char *file)
+{
+    snprintf(path, sizeof(path), "%s", file);
+    for (size_t i = 0; i < sizeof(children) / sizeof(children[0]); i++)
+        if (!strcmp(child, children[i].name))
+            return children[i].work();
+    return 1;
+}
+
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        /* Those that fork come first: threads do not come along. */
         TEST(where_io_uring_is_forbidden_it_does_without_and_says_so),
         TEST(without_locked_memory_it_works_all_the_same),
         TEST(without_memory_for_its_slots_it_is_not_opened_but_a_smaller_one_is),
@@ -705,5 +775,7 @@ int main(void)
         TEST(the_file_is_the_one_that_was_opened_whatever_its_name_is_now),
     };
 
+    if (argc > 2)
+        return work_as(argv[1], argv[2]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

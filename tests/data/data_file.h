@@ -44,7 +44,8 @@ static inline int make_all(void **state)
 {
     (void)state;
     make_file();
-    assert_int_equal(gpunvme_mem_alloc(FILE_NBYTES, GPUNVME_MEM_GPU, &gpu), GPUNVME_OK);
+    if (gpunvme_mem_alloc(FILE_NBYTES, GPUNVME_MEM_GPU, &gpu))
+        fail_msg("%s", gpunvme_err_detail());
     return 0;
 }
 

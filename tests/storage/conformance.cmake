@@ -12,7 +12,7 @@ function(conformance_environment test row)
     endif()
     if(TARGET fake_cufile AND row MATCHES "cufile")
         set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT
-                     "GPUNVME_CUFILE_LIBRARY=$<TARGET_FILE:fake_cufile>")
+                     "GPUNVME_TEST_CUFILE=$<TARGET_FILE:fake_cufile>")
     endif()
 endfunction()
 

@@ -193,8 +193,9 @@ static bool make(struct rig *rig, const char *options)
 
     switch (row->kind) {
     case RIG_CUFILE:
-        if (!gpunvme_mem_gpu_is_host())
-            unsetenv("GPUNVME_CUFILE_LIBRARY"); /* the stand-in does not reach a GPU's memory */
+        /* The stand-in does not reach a GPU's memory. */
+        if (gpunvme_mem_gpu_is_host() && getenv("GPUNVME_TEST_CUFILE"))
+            setenv("GPUNVME_CUFILE_LIBRARY", getenv("GPUNVME_TEST_CUFILE"), 1);
         /* fall through */
     case RIG_FILE:
         scratch(rig, row->folder, "file");

@@ -9,7 +9,8 @@
  *                                         use it meanwhile: a store then fails at most
  *
  * Environment: GPUNVME_TEST_SEED, GPUNVME_TEST_OPS (random transfers of a walk), GPUNVME_TEST_CLI
- * (the program that serves controllers). Where there is a GPU, GPU memory is on it.
+ * (the program that serves controllers), GPUNVME_TEST_CUFILE (what stands in for libcufile where
+ * there is no GPU). Where there is a GPU, GPU memory is on it.
  */
 #include <dirent.h>
 #include <errno.h>

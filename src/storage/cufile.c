@@ -80,18 +80,25 @@ static gpunvme_err_t open_files(struct gpunvme_store *store, struct cufile *cufi
 
 /*
  * libcufile asks udev's database what a file is on, also for its compat mode, and says "internal
- * error" (1.14) or "not registered" (1.15, 1.20) where that has no entry, as in most containers.
+ * error" (1.14) or "not registered" (1.15, 1.20) where that does not tell, as in most containers.
+ * It says the same of other files that it does not take.
  */
 static gpunvme_err_t explain(const struct cufile *cufile, struct cufile_error error)
 {
     bool vague = error.err == 5027 || error.err == 5030;
+    const struct cufile_where *where = &cufile->where;
 
-    if (!vague || cufile->where.in_udev)
+    if (!vague)
         return cufile_fail(error, "cuFileHandleRegister");
+    if (where->udev_lacks)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                         "cuFileHandleRegister: %s: udev's database has no %s for %s: give the "
+                         "container /run/udev, take another file system, or backend=posix",
+                         cufile_error_name(error.err), where->udev_lacks, where->what);
     return base_fail(GPUNVME_ERR_UNSUPPORTED,
-                     "cuFileHandleRegister: %s: udev's database has no entry for %s: give the "
-                     "container /run/udev, take another file system, or backend=posix",
-                     cufile_error_name(error.err), cufile->where.what);
+                     "cuFileHandleRegister: %s: libcufile does not take this file, on %s, and says "
+                     "why in cufile.log only: take another file system, or backend=posix",
+                     cufile_error_name(error.err), where->what);
 }
 
 static gpunvme_err_t register_fd(struct cufile *cufile, bool o_direct)

@@ -300,13 +300,20 @@ gpunvme_err_t cufile_driver_release(const struct cufile_api *api);
 
 /* Which kind of storage a file is on, as far as it matters for a direct path. */
 struct cufile_where {
-    int target;    /* CUFILE_TARGET_*, -1: nothing that cuFile has a direct path to */
-    bool in_udev;  /* udev's database has the device: libcufile looks there */
-    char what[64]; /* "ext4 on nvme0n1", "tmpfs" */
+    int target;             /* CUFILE_TARGET_*, -1: nothing that cuFile has a direct path to */
+    const char *udev_lacks; /* cufile_udev_lacks() of the device */
+    char what[64];          /* "ext4 on nvme0n1", "tmpfs" */
 };
 
 /* Looks; never fails: what can't be found out is -1 and says so. */
 void cufile_where(int fd, struct cufile_where *where);
+
+/*
+ * What libcufile looks for in the file `entry`, a device's in udev's database, and would not find:
+ * "entry", and for a file system's device "ID_FS_TYPE" and "ID_FS_USAGE" too (seen with 1.20: it
+ * takes any values). NULL: it is all there. Static.
+ */
+const char *cufile_udev_lacks(const char *entry, bool of_file_system);
 
 /*
  * Whether transfers between this file and GPU memory are expected to be direct, and if not why, in

@@ -63,19 +63,28 @@ static void block_name(dev_t dev, char *name, size_t capacity)
     snprintf(name, capacity, "%.*s", (int)capacity - 1, last ? last + 1 : target);
 }
 
-static bool in_udev(dev_t dev)
+/* systemd's udev writes a line "E:NAME=value" for each property. */
+const char *cufile_udev_lacks(const char *entry, bool of_file_system)
 {
-    char path[64];
+    bool type = !of_file_system, usage = type;
+    FILE *file = fopen(entry, "re");
+    char line[512];
 
-    snprintf(path, sizeof(path), "/run/udev/data/b%u:%u", major(dev), minor(dev));
-    return access(path, R_OK) == 0;
+    if (!file)
+        return "entry";
+    while (fgets(line, sizeof(line), file)) {
+        type = type || !strncmp(line, "E:ID_FS_TYPE=", 13);
+        usage = usage || !strncmp(line, "E:ID_FS_USAGE=", 14);
+    }
+    fclose(file);
+    return !type ? "ID_FS_TYPE" : !usage ? "ID_FS_USAGE" : NULL;
 }
 
 void cufile_where(int fd, struct cufile_where *where)
 {
     const struct file_system *fs = file_system_of(fd);
     struct stat st;
-    char device[24];
+    char device[24], entry[64];
     dev_t dev;
 
     memset(where, 0, sizeof(*where));
@@ -85,7 +94,8 @@ void cufile_where(int fd, struct cufile_where *where)
         return;
     dev = S_ISBLK(st.st_mode) ? st.st_rdev : st.st_dev;
     block_name(dev, device, sizeof(device));
-    where->in_udev = in_udev(dev);
+    snprintf(entry, sizeof(entry), "/run/udev/data/b%u:%u", major(dev), minor(dev));
+    where->udev_lacks = cufile_udev_lacks(entry, !S_ISBLK(st.st_mode));
     if (S_ISBLK(st.st_mode)) {
         snprintf(where->what, sizeof(where->what), "block device %s", device);
         where->target = strncmp(device, "nvme", 4) ? -1 : CUFILE_TARGET_NVME;

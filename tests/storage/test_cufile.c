@@ -552,6 +552,30 @@ static void a_file_that_udev_does_not_know_is_refused_with_the_remedy(void **sta
     }
 }
 
+/* Linked with --wrap: as if udev's database had all that libcufile wants. */
+static bool udev_has_all;
+void __real_cufile_where(int fd, struct cufile_where *where);
+void __wrap_cufile_where(int fd, struct cufile_where *where);
+void __wrap_cufile_where(int fd, struct cufile_where *where)
+{
+    __real_cufile_where(fd, where);
+    if (udev_has_all)
+        where->udev_lacks = NULL;
+}
+
+static void a_file_that_is_refused_for_no_known_reason_is_unsupported_too(void **state)
+{
+    struct gpunvme_store *store;
+
+    (void)state;
+    udev_has_all = true;
+    fake_set("FAIL", "cuFileHandleRegister=5027");
+    assert_int_equal(open_with("", 0, &store), GPUNVME_ERR_UNSUPPORTED);
+    udev_has_all = false;
+    assert_detail_has("cufile.log");
+    assert_detail_has("backend=posix");
+}
+
 static void a_library_that_wants_o_direct_gets_it(void **state)
 {
     struct gpunvme_store *store;
@@ -819,6 +843,7 @@ static const struct CMUnitTest tests[] = {
     TEST(a_folder_is_refused),
     TEST(a_file_that_cufile_refuses_is_told_and_nothing_is_left),
     TEST(a_file_that_udev_does_not_know_is_refused_with_the_remedy),
+    TEST(a_file_that_is_refused_for_no_known_reason_is_unsupported_too),
     TEST(a_library_that_wants_o_direct_gets_it),
     TEST(direct_off_gives_cufile_no_o_direct),
     TEST(bytes_are_counted_as_compat_without_nvidia_fs_and_it_says_why),

@@ -388,7 +388,7 @@ static void a_forced_compat_mode_is_compat_though_nvidia_fs_is_there(void **stat
 
 static const struct cufile_mode p2p = {
     .nvfs = true, .compat_allowed = true, .dstatusflags = 1u << CUFILE_TARGET_NVME};
-static const struct cufile_where on_nvme = {CUFILE_TARGET_NVME, true, "ext4 on nvme0n1"};
+static const struct cufile_where on_nvme = {CUFILE_TARGET_NVME, NULL, "ext4 on nvme0n1"};
 
 static void a_file_on_nvme_is_expected_to_be_direct(void **state)
 {
@@ -431,7 +431,7 @@ static void a_target_that_the_driver_does_not_name_is_expected_through_host_memo
 
 static void where_compat_mode_is_off_what_cufile_takes_is_direct(void **state)
 {
-    const struct cufile_where on_md = {-1, true, "XFS on md0"};
+    const struct cufile_where on_md = {-1, NULL, "XFS on md0"};
     struct cufile_mode mode = p2p;
     char why[128];
 
@@ -452,6 +452,36 @@ static void the_file_system_of_a_file_is_named(void **state)
     assert_int_equal(where.target, -1);
     assert_string_equal(where.what, "tmpfs");
     close(fd);
+}
+
+static void what_udevs_database_lacks_is_found_out(void **state)
+{
+    static const struct {
+        const char *entry, *lacks;
+    } cases[] = {
+        {"", "ID_FS_TYPE"},
+        {"I:1\nE:ID_FS_TYPE=ext4\n", "ID_FS_USAGE"},
+        {"I:1\nE:ID_FS_USAGE=filesystem\n", "ID_FS_TYPE"},
+        {"E:NOT_ID_FS_TYPE=a\nE:ID_FS_USAGE=b\nG:E:ID_FS_TYPE=c\n", "ID_FS_TYPE"},
+        {"S:disk/by-id/x\nE:ID_FS_TYPE=xfs\nE:ID_FS_USAGE=filesystem\n", NULL},
+    };
+    char path[] = "/tmp/gpunvme_cufile_XXXXXX";
+
+    (void)state;
+    close(mkstemp(path));
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        FILE *file = fopen(path, "w");
+
+        fputs(cases[i].entry, file);
+        fclose(file);
+        assert_null(cufile_udev_lacks(path, false));
+        if (cases[i].lacks)
+            assert_string_equal(cufile_udev_lacks(path, true), cases[i].lacks);
+        else
+            assert_null(cufile_udev_lacks(path, true));
+    }
+    unlink(path);
+    assert_string_equal(cufile_udev_lacks(path, false), "entry");
 }
 
 /* --- the calls themselves, as the ABI has them --- */
@@ -590,6 +620,7 @@ int main(void)
         TEST(a_target_that_the_driver_does_not_name_is_expected_through_host_memory),
         TEST(where_compat_mode_is_off_what_cufile_takes_is_direct),
         TEST(the_file_system_of_a_file_is_named),
+        TEST(what_udevs_database_lacks_is_found_out),
         TEST(bytes_written_are_read_at_their_offsets),
         TEST(a_batch_gives_each_request_its_own_result),
         TEST(a_transfer_on_a_stream_tells_how_many_bytes_it_moved),

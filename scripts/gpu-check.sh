@@ -234,7 +234,8 @@ udev_entry() {
     fi
     mkdir -p /run/udev/data
     # shellcheck disable=SC2064 # of now
-    printf 'I:1\nE:ID_FS_TYPE=%s\n' "$(stat -f -c %T /tmp | sed 's#/.*##')" >"$entry" &&
+    printf 'I:1\nE:ID_FS_TYPE=%s\nE:ID_FS_USAGE=filesystem\n' \
+        "$(df --output=fstype /tmp | tail -n 1)" >"$entry" &&
         trap "rm -f '$entry'" EXIT
 }
 

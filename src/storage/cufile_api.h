@@ -283,7 +283,8 @@ char *cufile_mode_text(const struct cufile_mode *mode, char *text, size_t capaci
 /*
  * Opens the driver for one more user: the first one's settings hold until the last has released
  * it. A user who asks for other ones in the meantime gets BUSY, and so does the first whose compat
- * mode can't be set. NO_GPU without a CUDA driver; UNSUPPORTED where cuFileDriverOpen() would hang.
+ * mode can't be set. NO_GPU without a CUDA driver; GPU where a GPU gives no context; UNSUPPORTED
+ * where cuFileDriverOpen() would hang.
  * Thread-safe.
  */
 gpunvme_err_t cufile_driver_acquire(const struct cufile_api *api,

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/fail.h"
+#include "memory/cuda.h"
 #include "storage/cufile_api.h"
 
 /* One driver a process: the library's own rule. */
@@ -43,6 +44,29 @@ static gpunvme_err_t check_machine(const struct cufile_api *api)
                          "/proc/modules can't be read, and cuFile would hang without it: use "
                          "a kernel that has modules, or backend=posix");
     return GPUNVME_OK;
+}
+
+/*
+ * The threads of libcufile's pool retain each GPU's primary context as the driver opens, and a
+ * failed assertion ends the process where one can't be had: 1.14, 1.15 and 1.20 do, as when others
+ * have all of a GPU's memory. Contexts that we have (and keep) can be had.
+ */
+static gpunvme_err_t have_contexts(const struct cufile_api *api)
+{
+    struct base_failure failure;
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (api->needs_no_gpu)
+        return GPUNVME_OK;
+    for (unsigned i = 0; !err && i < mem_cuda_count(); i++) {
+        err = mem_cuda_enter(i);
+        if (!err)
+            mem_cuda_leave();
+    }
+    if (!err)
+        return GPUNVME_OK;
+    base_keep(&failure, err);
+    return base_fail(err, "cuFile opens every GPU that the process sees: %s", failure.detail);
 }
 
 static gpunvme_err_t set_sizes(const struct cufile_api *api, const struct cufile_settings *s)
@@ -188,8 +212,10 @@ static gpunvme_err_t open_first(const struct cufile_api *api,
 {
     /* Where someone else holds the driver open it stays as they made it. */
     bool foreign = api->use_count && api->use_count() > 0;
-    gpunvme_err_t err = check_machine(api);
+    gpunvme_err_t err = foreign ? GPUNVME_OK : have_contexts(api);
 
+    if (!err)
+        err = check_machine(api);
     if (!err && !foreign)
         err = apply(api, settings);
     if (!err)

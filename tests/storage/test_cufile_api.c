@@ -2,6 +2,7 @@
  *
  * The wall around libcufile, with a stand-in behind it.
  */
+#include "base/fail.h"
 #include "cufile_rig.h"
 
 #include <errno.h>
@@ -169,6 +170,47 @@ static void the_driver_is_opened_once_for_all_users_and_closed_by_the_last(void 
     close_driver(*state);
     assert_int_equal(fake_calls("cuFileDriverOpen"), 1);
     assert_int_equal(fake_calls("cuFileDriverClose_v2"), 1);
+}
+
+/* Linked with --wrap: GPUs that give contexts, or some that do not. */
+static unsigned ngpus, ncontexts, nentered;
+unsigned __wrap_mem_cuda_count(void);
+gpunvme_err_t __wrap_mem_cuda_enter(unsigned device);
+void __wrap_mem_cuda_leave(void);
+
+unsigned __wrap_mem_cuda_count(void)
+{
+    return ngpus;
+}
+
+gpunvme_err_t __wrap_mem_cuda_enter(unsigned device)
+{
+    if (device >= ncontexts)
+        return base_fail(GPUNVME_ERR_GPU, "the context of GPU %u: out of memory", device);
+    nentered++;
+    return GPUNVME_OK;
+}
+
+void __wrap_mem_cuda_leave(void)
+{
+    nentered--;
+}
+
+/* libcufile would end the process. */
+static void a_gpu_without_room_for_a_context_is_an_error_before_the_driver_opens(void **state)
+{
+    struct cufile_api api = *(const struct cufile_api *)*state;
+    struct cufile_mode mode;
+
+    api.needs_no_gpu = false;
+    ngpus = 3;
+    ncontexts = 1;
+    assert_int_equal(cufile_driver_acquire(&api, &no_settings, &mode), GPUNVME_ERR_GPU);
+    ngpus = 0;
+    assert_detail_has("the context of GPU 1: out of memory");
+    assert_int_equal(nentered, 0);
+    assert_int_equal(fake_calls("cuFileDriverOpen"), 0);
+    assert_int_equal(cufile_driver_release(&api), GPUNVME_ERR_INVALID);
 }
 
 static void a_driver_that_someone_else_opened_is_left_open(void **state)
@@ -597,6 +639,7 @@ int main(void)
         TEST(a_transfer_that_gave_an_error_of_cufile_is_told_by_its_name),
         TEST(without_nvidia_fs_and_compat_mode_the_detail_names_both_remedies),
         TEST(the_driver_is_opened_once_for_all_users_and_closed_by_the_last),
+        TEST(a_gpu_without_room_for_a_context_is_an_error_before_the_driver_opens),
         TEST(a_driver_that_someone_else_opened_is_left_open),
         TEST(already_open_is_as_good_as_opened_and_left_open),
         TEST(releasing_what_is_not_open_is_refused),

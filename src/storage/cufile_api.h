@@ -143,6 +143,11 @@ enum {
 /*
  * X(field, symbol, result, arguments): the functions that every version has, and those that came
  * later. A stream is a cudaStream_t, a handle a CUfileHandle_t, a batch a CUfileBatchHandle_t.
+ *
+ * read_async and write_async tell how they ended in *done alone, when their turn in the stream has
+ * come: a negative number is an error. All that their pointers name must stay until then. For
+ * memory that is not registered *base_offset must be 0: 1.20 takes *nbytes as all that there is
+ * from `base` on, succeeds, and gives *done = -5.
  */
 #define CUFILE_REQUIRED(X)                                                                         \
     X(driver_open, cuFileDriverOpen, struct cufile_error, (void))                                  \

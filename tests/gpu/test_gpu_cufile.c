@@ -411,6 +411,34 @@ static void require_p2p_is_kept_or_refused(void **state)
 
 #ifdef GPUNVME_HAVE_CUDA
 
+/* What a transfer on a stream reads when its turn comes; it must stay until then. */
+struct in_turn {
+    size_t nbytes;
+    off_t at, base_at;
+    ssize_t done;
+};
+
+/*
+ * Fills the memory on the stream, then reads to byte `base_at` of it: all of it comes, behind the
+ * fill. Of memory that is not registered libcufile 1.20 takes the size of the transfer as that of
+ * the buffer, and gives -5 as its bytes for an offset in it, though the call was a success.
+ */
+static void read_in_turn(const struct cufile_api *api, void *fh, struct gpunvme_buf *buf,
+                         cudaStream_t stream, off_t base_at)
+{
+    struct in_turn turn = {.nbytes = 65536, .at = 4096, .base_at = base_at, .done = -99};
+    struct cufile_error error;
+
+    assert_int_equal(cudaMemsetAsync(buf->gpu, POISON, buf->nbytes, stream), cudaSuccess);
+    error =
+        api->read_async(fh, buf->gpu, &turn.nbytes, &turn.at, &turn.base_at, &turn.done, stream);
+    assert_int_equal(cudaStreamSynchronize(stream), cudaSuccess);
+    if (error.err)
+        fail_msg("cuFileReadAsync: %s", cufile_error_name(error.err));
+    assert_int_equal(turn.done, 65536);
+    assert_only_range_is(buf, POISON, (size_t)base_at, content + 4096, 65536);
+}
+
 static void a_read_on_a_stream_comes_in_its_turn(void **state)
 {
     struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
@@ -418,11 +446,7 @@ static void a_read_on_a_stream_comes_in_its_turn(void **state)
     struct cufile_descr descr = {.type = CUFILE_HANDLE_FD};
     const struct cufile_api *api;
     struct cufile_mode mode;
-    size_t nbytes = 65536;
-    off_t at = 4096, base_at = 8192;
-    ssize_t done = -99;
     cudaStream_t stream;
-    struct cufile_error error;
     void *fh;
 
     (void)state;
@@ -433,16 +457,11 @@ static void a_read_on_a_stream_comes_in_its_turn(void **state)
     descr.handle.fd = open(path, O_RDWR);
     assert_int_equal(cufile_fail(api->handle_register(&fh, &descr), "register"), GPUNVME_OK);
     assert_int_equal(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    error = api->stream_register(stream, 0);
-    print_message("cuFileStreamRegister: %s\n", cufile_error_name(error.err));
-    assert_int_equal(cudaMemsetAsync(buf.gpu, POISON, MIB, stream), cudaSuccess);
-    error = api->read_async(fh, buf.gpu, &nbytes, &at, &base_at, &done, stream);
-    print_message("cuFileReadAsync: %s\n", cufile_error_name(error.err));
-    assert_int_equal(cudaStreamSynchronize(stream), cudaSuccess);
-    if (!error.err) {
-        assert_int_equal(done, 65536);
-        assert_only_range_is(&buf, POISON, 8192, content + 4096, 65536);
-    }
+    assert_int_equal(api->stream_register(stream, 0).err, 0);
+    read_in_turn(api, fh, &buf, stream, 0);
+    assert_int_equal(api->buf_register(buf.gpu, buf.nbytes, 0).err, 0);
+    read_in_turn(api, fh, &buf, stream, 8192);
+    assert_int_equal(api->buf_deregister(buf.gpu).err, 0);
     api->stream_deregister(stream);
     cudaStreamDestroy(stream);
     api->handle_deregister(fh);

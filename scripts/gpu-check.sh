@@ -278,17 +278,13 @@ no_gpu_tests+='|posix_gate|posix_tune|litmus|config|model|fault|image|write_cach
 no_gpu_tests+='|device_(api|deadlines|lanes|threads|page)|signature|serve|ops_(arguments|dtype|tiles'
 no_gpu_tests+='|matmul$|linear$)|plot|ways|gpu_ab)'
 
-with_cufile() {
-    [ -z "$cufile" ] || export GPUNVME_CUFILE_LIBRARY=$cufile
-    "$@"
-}
-
 # All at once as far as they allow it (tests/gpu/CMakeLists.txt); a test that does not end gets no
 # more time than $test_seconds.
 part_tests() {
     local again left_out=""
     list_tests
-    step gpu $((part_seconds * 7 / 10)) with_cufile run_tests -L gpu -j "$jobs"
+    cufile_settings
+    step gpu $((part_seconds * 7 / 10)) run_tests -L gpu -j "$jobs"
     keep_test_logs gpu
     again=$(failed_tests)
     [ "$gpu" = no ] || left_out=$no_gpu_tests
@@ -299,9 +295,10 @@ part_tests() {
     again+=" $(failed_tests)"
     again=$(tr -s ' \n' '|' <<<"$again" | sed 's/^|//; s/|$//')
     if [ -n "$again" ]; then
-        step again_alone "$part_seconds" with_cufile run_tests -R "^($again)\$"
+        step again_alone "$part_seconds" run_tests -R "^($again)\$"
         keep_test_logs again_alone
     fi
+    unset GPUNVME_CUFILE_LIBRARY CUFILE_ENV_PATH_JSON
 }
 
 keep_test_logs() { # STEP
@@ -598,7 +595,7 @@ look_for_gpu
 udev_entry
 describe_machine | tee "$work/machine.txt"
 
-export -f run_tests with_cufile sanitizer to quickstart ops_bench ops_bench_one
+export -f run_tests sanitizer to quickstart ops_bench ops_bench_one
 export build root work size gpu jobs cufile
 for part in "${parts[@]}"; do
     part_seconds=${all_seconds:-${budgets[${part%%:*}]}}

@@ -41,29 +41,54 @@ static __device__ __forceinline__ float sum_of(const float *sums, int n)
     return sum;
 }
 
-/* Multiply-adds: 8 x 8 sums of a thread, as a product has them. */
+/*
+ * Multiply-adds: 8 x 8 sums of a thread, as a product has them. The even and the odd registers give
+ * one operand each in a cycle, and the third one must have been kept from the instruction before:
+ * so one goes to and fro through the sums, and these lie where b does not. Loads and stores of four
+ * registers at once, one after the other, tell the compiler; a pair's sums are exchanged.
+ */
 #define FMA_THREADS 256
 #define FMA_BLOCKS  2 /* on a multiprocessor */
 #define FMA_STEPS   8000
 
 static __global__ __launch_bounds__(FMA_THREADS, FMA_BLOCKS) void fma_kernel(float *out)
 {
+    __shared__ __align__(16) float factors[16][FMA_THREADS];
     uint32_t me = blockIdx.x * blockDim.x + threadIdx.x;
+    float4 ab[4];
     float a[8], b[8], sums[64];
 
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        a[i] = noise(me, i), b[i] = noise(me, i + 8);
+    for (int i = 0; i < 16; i++)
+        factors[i][threadIdx.x] = noise(me, i);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        ab[i] = ((const float4 *)factors)[threadIdx.x + i * FMA_THREADS];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        a[4 * i] = ab[i].x, a[4 * i + 1] = ab[i].y, a[4 * i + 2] = ab[i].z;
+        a[4 * i + 3] = ab[i].w;
+        b[4 * i] = ab[i + 2].x, b[4 * i + 1] = ab[i + 2].y, b[4 * i + 2] = ab[i + 2].z;
+        b[4 * i + 3] = ab[i + 2].w;
+    }
 #pragma unroll
     for (int i = 0; i < 64; i++)
         sums[i] = noise(me, i + 16);
-#pragma unroll 1
+#pragma unroll 4
     for (int step = 0; step < FMA_STEPS; step++)
 #pragma unroll
-        for (int i = 0; i < 64; i++)
-            sums[i] = fmaf(a[i / 8], b[i % 8], sums[i]);
-    if (sum_of(sums, 64) == NEVER)
-        *out = NEVER;
+        for (int i = 0; i < 64; i++) {
+            int at = i / 8 % 2 ? i ^ 7 : i;
+
+            sums[at] = fmaf(a[at / 8], b[at % 8], sums[at]);
+        }
+    if (!out)
+        return; /* as ever: but the compiler can't know */
+#pragma unroll
+    for (int i = 0; i < 64; i += 4)
+        ((float4 *)out)[me * 16 + i / 4] =
+            make_float4(sums[i + 1], sums[i], sums[i + 3], sums[i + 2]);
 }
 
 /* Tensor cores by mma: a warp's 64 x 32 sums, with operands in registers. */

@@ -589,8 +589,9 @@ static void metrics_count_what_the_definition_reads(void **state)
 /* Larger than the GPU's tiles, in each way that operands can lie and with rows aligned or not. */
 static void several_tiles_are_right_however_operands_lie(void **state)
 {
-    static const struct shape shapes[] = {
-        {130, 258, 66, 1}, {257, 300, 200, 1}, {129, 513, 64, 1}, {64, 40, 328, 3}};
+    static const struct shape shapes[] = {{130, 258, 66, 1}, {257, 300, 200, 1},
+                                          {129, 513, 64, 1}, {64, 40, 328, 3},
+                                          {264, 132, 72, 1}, {136, 136, 104, 1}};
 
     (void)state;
     for (int t = 0; t < 4; t++)

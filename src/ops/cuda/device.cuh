@@ -285,7 +285,11 @@ static __device__ __forceinline__ void load4(const void *data, int64_t at, int d
     }
 }
 
-/* Elements j … j + 3 of a row, all of which there are and whose vectors are aligned. */
+/*
+ * Elements j … j + 3 of a row, all of which there are and whose vectors are aligned. The sum of
+ * element j + x is sums[x ^ SWAP].
+ */
+template <int SWAP = 0>
 static __device__ __forceinline__ void finish_vector(const cuda_product &p, int64_t batch,
                                                      int64_t i, int64_t j, const float *sums)
 {
@@ -294,7 +298,7 @@ static __device__ __forceinline__ void finish_vector(const cuda_product &p, int6
 
 #pragma unroll
     for (int x = 0; x < 4; x++)
-        z[x] = p.alpha * sums[x];
+        z[x] = p.alpha * sums[x ^ SWAP];
     if (p.beta != 0) {
         load4(p.c, at, p.out_dtype, more);
 #pragma unroll
@@ -317,24 +321,26 @@ static __device__ __forceinline__ void finish_vector(const cuda_product &p, int6
 }
 
 /* Elements j … j + 3, as far as there are. j is a multiple of 4. */
+template <int SWAP = 0>
 static __device__ __forceinline__ void finish4(const cuda_product &p, int64_t batch, int64_t i,
                                                int64_t j, const float *sums)
 {
     if (p.vectors && j + 4 <= p.n) {
-        finish_vector(p, batch, i, j, sums);
+        finish_vector<SWAP>(p, batch, i, j, sums);
         return;
     }
 #pragma unroll 1
     for (int x = 0; x < 4; x++)
         if (j + x < p.n)
-            finish(p, batch, i, j + x, sums[x]);
+            finish(p, batch, i, j + x, sums[x ^ SWAP]);
 }
 
 /*
  * All threads of a block make elements of C of the sums of ROWS x COLS, which lie in shared memory
- * with LD floats from row to row. The caller has seen to it that they are there.
+ * with LD floats from row to row; column j at j ^ SWAP. The caller has seen to it that they are
+ * there.
  */
-template <int ROWS, int COLS, int LD, int THREADS>
+template <int ROWS, int COLS, int LD, int THREADS, int SWAP = 0>
 static __device__ __forceinline__ void finish_tile(const cuda_product &p, const float *sums,
                                                    int64_t batch, int64_t row, int64_t col)
 {
@@ -343,7 +349,7 @@ static __device__ __forceinline__ void finish_tile(const cuda_product &p, const 
         int i = v / (COLS / 4), j = v % (COLS / 4) * 4;
 
         if (row + i < p.m && col + j < p.n)
-            finish4(p, batch, row + i, col + j, sums + i * LD + j);
+            finish4<SWAP>(p, batch, row + i, col + j, sums + i * LD + j);
     }
 }
 

@@ -7,104 +7,115 @@
  * copies of one run while another is multiplied.
  *
  * f32 by CUDA cores: every instruction that is no FFMA takes an FFMA's place. For each k a warp
- * does TM * 8 of them for (TM + 8) / 4 loads.
+ * does TM * 8 of them for (TM + 8) / 4 loads. Tiles that are all there have a loop with hardly
+ * anything else in it; the last steps of a tile, and the edges of C, have another one.
  */
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/ptx.cuh"
 
-#define TILE_N  128
-#define TILE_K  16
-#define STAGES  3
-#define THREADS 256
-#define PAD     4 /* floats: rows of neighbouring k begin in other banks, and stay aligned */
+#define TILE_N   128
+#define TILE_K   16
+#define STAGES   3
+#define THREADS  256
+#define PAD      4 /* floats: rows of neighbouring k begin in other banks, and stay aligned */
+#define TOGETHER 2 /* pieces of a stage whose copies are enqueued at once */
 
-/*
- * How one thread copies its share of an operand's tile: `x` is the direction of m or n. Element i
- * of its share is at (k + i * dk, x + i * dx), as from[i * step] in memory.
- */
-struct share {
-    const float *from; /* at k = 0 */
-    int64_t step;      /* elements from one to the next in memory */
-    int64_t step_k;    /* elements from one k to the next */
-    int k, x, dk, dx;
-    int to, to_step; /* bytes: where in a stage */
-    int left;        /* elements of the tile in direction x that there are */
-    bool vectors;
+/* Which direction of an operand is contiguous in memory: that of m or n, called x, or k. */
+enum { ALONG_X, ALONG_K };
+
+/* An operand's tile, for all k. Strides are bytes. */
+struct source {
+    const char *data; /* (0, 0) */
+    int64_t stride_x, stride_k;
+    int64_t left; /* in direction x: may be more than the tile has */
 };
 
-/* A warp reads 8 values of k of 4 rows, or 32 neighbours: its stores have a bank each. */
-template <int WIDTH>
-static __device__ share share_of(const cuda_operand &operand, int64_t step_x, int64_t step_k,
-                                 int64_t batch, int64_t first, int64_t size)
+static __device__ __forceinline__ source source_of(const cuda_operand &operand, int64_t stride_x,
+                                                   int64_t stride_k, int64_t batch, int64_t first,
+                                                   int64_t size)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    share s;
+    source s;
 
-    s.vectors = step_x == 1 && operand.vectors;
-    if (s.vectors) {
-        s.k = threadIdx.x / (WIDTH / 4);
-        s.x = threadIdx.x % (WIDTH / 4) * 4;
-        s.dk = THREADS / (WIDTH / 4);
-        s.dx = 0;
-    } else if (step_x == 1) {
-        s.k = threadIdx.x / WIDTH;
-        s.x = threadIdx.x % WIDTH;
-        s.dk = THREADS / WIDTH;
-        s.dx = 0;
-    } else {
-        s.k = lane % 8 + warp % 2 * 8;
-        s.x = lane / 8 + warp / 2 * 4;
-        s.dk = 0;
-        s.dx = 16;
-    }
-    s.step = s.dk * step_k + s.dx * step_x;
-    s.step_k = step_k;
-    s.from = (const float *)operand.data + batch * operand.stride + (first + s.x) * step_x +
-             s.k * step_k;
-    s.to = (s.k * (WIDTH + PAD) + s.x) * 4;
-    s.to_step = (s.dk * (WIDTH + PAD) + s.dx) * 4;
-    s.left = (int)(size - first < WIDTH ? size - first : WIDTH);
+    s.data =
+        (const char *)((const float *)operand.data + batch * operand.stride + first * stride_x);
+    s.stride_x = stride_x * 4;
+    s.stride_k = stride_k * 4;
+    s.left = size - first;
     return s;
 }
 
-/* Bytes of a copy of WIDTH elements that are inside. */
-template <int COUNT> static __device__ uint32_t valid_nbytes(const share &s, int i, int k_left)
-{
-    int n = s.left - s.x - i * s.dx;
+/*
+ * How a thread copies its share of whole stages: COUNT pieces, each 16 bytes along x, or one
+ * element in eight along k. A warp reads 8 values of k of 4 rows then: its stores have a bank each.
+ */
+template <int WIDTH, int WAY> struct share {
+    static const int COUNT = WIDTH * TILE_K / THREADS / (WAY == ALONG_X ? 4 : TILE_K / 8);
+    static const int ACROSS = WAY == ALONG_X ? WIDTH / 4 : 8, LD = WIDTH + PAD;
 
-    n = n < 0 ? 0 : n > COUNT ? COUNT : n;
-    return s.k + i * s.dk < k_left ? n * 4 : 0;
+    const char *from;
+    int64_t step, back; /* to the next piece; from the last one to the next stage's first */
+    uint32_t to;        /* from the stage's beginning */
+};
+
+template <int WIDTH, int WAY>
+static __device__ __forceinline__ share<WIDTH, WAY> share_of(const source &s)
+{
+    typedef share<WIDTH, WAY> mine;
+    int along = threadIdx.x % mine::ACROSS, down = threadIdx.x / mine::ACROSS;
+    int k = WAY == ALONG_X ? down : along, x = WAY == ALONG_X ? along * 4 : down;
+    mine m;
+
+    m.from = s.data + k * s.stride_k + x * s.stride_x;
+    m.step = THREADS / mine::ACROSS * (WAY == ALONG_X ? s.stride_k : s.stride_x);
+    m.back = TILE_K * s.stride_k - (mine::COUNT - 1) * m.step;
+    m.to = (uint32_t)(k * mine::LD + x) * 4;
+    return m;
 }
 
-/* Enqueues the copies for k … k + TILE_K. What lies outside becomes 0; its address is not used. */
-template <int WIDTH>
-static __device__ __forceinline__ void bring(uint32_t stage, const share &s, int64_t k,
-                                             int64_t k_all, const void *anywhere)
+/* Enqueues the copy of piece i, after that of piece i - 1. */
+template <int WIDTH, int WAY>
+static __device__ __forceinline__ void copy_piece(uint32_t stage, share<WIDTH, WAY> &m, int i)
 {
-    const int singles = WIDTH * TILE_K / THREADS, vectors = singles / 4;
-    const float *from = s.from + k * s.step_k;
-    uint32_t to = stage + s.to;
-    int k_left = (int)(k_all - k < TILE_K ? k_all - k : TILE_K);
-    bool whole = s.left == WIDTH && k_left == TILE_K;
+    const int down = THREADS / m.ACROSS;
 
-    if (s.vectors) {
-#pragma unroll
-        for (int i = 0; i < vectors; i++) {
-            uint32_t n = whole ? 16 : valid_nbytes<4>(s, i, k_left);
-
-            cp_async16(to + i * s.to_step, n ? from + i * s.step : anywhere, n);
-        }
-    } else if (whole) {
-#pragma unroll
-        for (int i = 0; i < singles; i++)
-            cp_async4(to + i * s.to_step, from + i * s.step, 4);
+    if (WAY == ALONG_X) {
+        cp_async16(stage + m.to + i * (down * m.LD * 4), m.from, 16);
     } else {
 #pragma unroll
-        for (int i = 0; i < singles; i++) {
-            uint32_t n = valid_nbytes<1>(s, i, k_left);
+        for (int k = 0; k < TILE_K; k += m.ACROSS)
+            cp_async4(stage + m.to + (k * m.LD + i * down) * 4, m.from + k * 4, 4);
+    }
+    m.from += i == m.COUNT - 1 ? m.back : m.step;
+}
 
-            cp_async4(to + i * s.to_step, n ? from + i * s.step : anywhere, n);
-        }
+template <int WIDTH, int WAY>
+static __device__ __forceinline__ void copy_whole(uint32_t stage, share<WIDTH, WAY> &m)
+{
+#pragma unroll
+    for (int i = 0; i < m.COUNT; i++)
+        copy_piece(stage, m, i);
+}
+
+/*
+ * The same for a stage that is not all there, or not aligned. What lies outside becomes 0; its
+ * address is not used.
+ */
+template <int WIDTH, int WAY>
+static __device__ __forceinline__ void copy_edge(uint32_t stage, const source &s, int64_t k_first,
+                                                 int64_t k_all)
+{
+    const int across = WAY == ALONG_X ? WIDTH : TILE_K;
+
+#pragma unroll 2
+    for (int i = 0; i < WIDTH * TILE_K / THREADS; i++) {
+        int along = threadIdx.x % across, down = threadIdx.x / across;
+        int k = WAY == ALONG_X ? down + i * (THREADS / across) : along;
+        int x = WAY == ALONG_X ? along : down + i * (THREADS / across);
+        bool inside = k_first + k < k_all && x < s.left;
+        int64_t from = (k_first + k) * s.stride_k + x * s.stride_x;
+
+        cp_async4(stage + (uint32_t)(k * (WIDTH + PAD) + x) * 4, s.data + (inside ? from : 0),
+                  inside ? 4 : 0);
     }
 }
 
@@ -123,36 +134,34 @@ static __device__ __forceinline__ void take(float (&values)[COUNT], const float 
     }
 }
 
-/* What one stage holds is multiplied; values for the next k are loaded while this one's are used.
+/*
+ * TM x 8 products. An FFMA has three operands, but the two banks of registers (even and odd
+ * numbers) give one each in a cycle: one must be kept from the FFMA before. So one walks to and
+ * fro: along a row it is x[i], and from row to row y[j].
  */
 template <int TM>
-static __device__ __forceinline__ void multiply_stage(float (&sums)[TM][8], const float *a,
-                                                      const float *b)
+static __device__ __forceinline__ void multiply_add(float (&sums)[TM][8], const float (&x)[TM],
+                                                    const float (&y)[8])
 {
-    const int lda = TM * 16 + PAD, ldb = TILE_N + PAD;
-    float x[2][TM], y[2][8];
+#pragma unroll
+    for (int i = 0; i < TM; i++)
+#pragma unroll
+        for (int step = 0; step < 8; step++) {
+            int j = i % 2 ? 7 - step : step;
 
-    take(x[0], a);
-    take(y[0], b);
-#pragma unroll
-    for (int k = 0; k < TILE_K; k++) {
-        if (k + 1 < TILE_K) {
-            take(x[(k + 1) % 2], a + (k + 1) * lda);
-            take(y[(k + 1) % 2], b + (k + 1) * ldb);
+            sums[i][j] += x[i] * y[j];
         }
-#pragma unroll
-        for (int i = 0; i < TM; i++)
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                sums[i][j] += x[k % 2][i] * y[k % 2][j];
-    }
 }
 
 template <int TM> struct stage {
     float a[TILE_K][TM * 16 + PAD], b[TILE_K][TILE_N + PAD];
 };
 
-/* 64 rows at a time go through shared memory, which turns columns of threads into rows of C. */
+/*
+ * 64 rows at a time go through shared memory, which turns columns of threads into rows of C.
+ * Neighbours are exchanged there, so that sums that are stored together, in registers one after the
+ * other, have even numbers where the y that they are made of have odd ones.
+ */
 template <int TM>
 static __device__ __forceinline__ void finish_sums(const cuda_product &p, float *memory,
                                                    const tile_place &at, const float (&sums)[TM][8],
@@ -171,56 +180,151 @@ static __device__ __forceinline__ void finish_sums(const cuda_product &p, float 
                 const float *x = &sums[part * 4 + i][j];
 
                 *(float4 *)(memory + (row + i) * ld + col + j / 4 * 64) =
-                    make_float4(x[0], x[1], x[2], x[3]);
+                    make_float4(x[1], x[0], x[3], x[2]);
             }
         __syncthreads();
-        finish_tile<64, TILE_N, ld, THREADS>(p, memory, at.batch, at.row + part * 64, at.col);
+        finish_tile<64, TILE_N, ld, THREADS, 1>(p, memory, at.batch, at.row + part * 64, at.col);
     }
 }
 
-template <int TM>
+/* A product's tile, and how far it has come. */
+template <int TM, int WAY_A, int WAY_B> struct work {
+    source from_a, from_b;
+    share<TM * 16, WAY_A> a;
+    share<TILE_N, WAY_B> b;
+    uint32_t steps, whole; /* of k, TILE_K each; those that are copied whole */
+    uint32_t base, fill;   /* of the stages; which is filled next, in bytes from there */
+    uint32_t use;          /* likewise: which is used */
+};
+
+static __device__ __forceinline__ uint32_t after(uint32_t at, uint32_t size)
+{
+    return at + size == STAGES * size ? 0 : at + size;
+}
+
+template <int TM, int WAY_A, int WAY_B>
+static __device__ __forceinline__ void start(work<TM, WAY_A, WAY_B> &w, const cuda_product &p,
+                                             const stage<TM> *stages, const tile_place &at)
+{
+    bool aligned = (WAY_A == ALONG_K || p.a.vectors) && (WAY_B == ALONG_K || p.b.vectors);
+
+    w.from_a = source_of(p.a, p.a.rs, p.a.cs, at.batch, at.row, p.m);
+    w.from_b = source_of(p.b, p.b.cs, p.b.rs, at.batch, at.col, p.n);
+    w.a = share_of<TM * 16, WAY_A>(w.from_a);
+    w.b = share_of<TILE_N, WAY_B>(w.from_b);
+    w.steps = (uint32_t)((p.k + TILE_K - 1) / TILE_K); /* 2^32 of them fit in no memory */
+    w.whole = aligned && w.from_a.left >= TM * 16 && w.from_b.left >= TILE_N
+                  ? (uint32_t)(p.k / TILE_K)
+                  : 0;
+    w.base = shared_address(stages);
+    w.fill = w.use = 0;
+}
+
+/* Enqueues the copies of step `next`, if there is one. */
+template <int TM, int WAY_A, int WAY_B>
+static __device__ __forceinline__ void bring(work<TM, WAY_A, WAY_B> &w, const cuda_product &p,
+                                             uint32_t next)
+{
+    uint32_t a = w.base + w.fill, b = a + TILE_K * w.a.LD * 4;
+    int64_t k = (int64_t)next * TILE_K;
+
+    if (next < w.whole) {
+        copy_whole(a, w.a);
+        copy_whole(b, w.b);
+    } else if (next < w.steps) {
+        copy_edge<TM * 16, WAY_A>(a, w.from_a, k, p.k);
+        copy_edge<TILE_N, WAY_B>(b, w.from_b, k, p.k);
+    }
+    cp_async_commit();
+    w.fill = after(w.fill, sizeof(stage<TM>));
+}
+
+/*
+ * The steps whose copies are whole ones, until these have been enqueued; returns the first step
+ * that is left. Registers are loaded for the next k while this one's are multiplied, from the next
+ * stage too. Copies are spread, for a load waits for the copies before it.
+ */
+template <int TM, int WAY_A, int WAY_B>
+static __device__ __forceinline__ uint32_t multiply_whole(work<TM, WAY_A, WAY_B> &w,
+                                                          float (&sums)[TM][8],
+                                                          const stage<TM> *stages, int row, int col)
+{
+    const uint32_t size = sizeof(stage<TM>);
+    float x[2][TM], y[2][8];
+    uint32_t step = 0;
+
+    static_assert(w.a.COUNT + w.b.COUNT <= TOGETHER * (TILE_K - 1), "copies come too late");
+    if (STAGES - 1 >= w.whole)
+        return 0;
+    cp_async_wait<STAGES - 2>();
+    __syncthreads();
+    take(x[0], &stages->a[0][row]);
+    take(y[0], &stages->b[0][col]);
+#pragma unroll 1
+    for (; step + STAGES - 1 < w.whole; step++) {
+        uint32_t to_a = w.base + w.fill, to_b = to_a + TILE_K * w.a.LD * 4;
+
+#pragma unroll
+        for (int k = 0; k < TILE_K; k++) {
+            const stage<TM> *from;
+
+            if (k == TILE_K - 1) {
+                cp_async_commit();
+                w.fill = after(w.fill, size);
+                /* This thread's copies of the next stage have come; after the barrier everybody's
+                 * have, and nobody reads this one any more. */
+                cp_async_wait<STAGES - 2>();
+                __syncthreads();
+                w.use = after(w.use, size);
+            }
+            from = (const stage<TM> *)((const char *)stages + w.use);
+            take(x[(k + 1) % 2], &from->a[(k + 1) % TILE_K][row]);
+            take(y[(k + 1) % 2], &from->b[(k + 1) % TILE_K][col]);
+#pragma unroll
+            for (int i = k * TOGETHER; i < (k + 1) * TOGETHER; i++)
+                if (i < w.a.COUNT)
+                    copy_piece(to_a, w.a, i);
+                else if (i < w.a.COUNT + w.b.COUNT)
+                    copy_piece(to_b, w.b, i - w.a.COUNT);
+            multiply_add<TM>(sums, x[k % 2], y[k % 2]);
+        }
+    }
+    return step;
+}
+
+template <int TM, int WAY_A, int WAY_B>
 static __device__ __forceinline__ void multiply_tile(const cuda_product &p, stage<TM> *stages,
                                                      const tile_place &at, int row, int col)
 {
-    const int tile_m = TM * 16;
-    share a = share_of<tile_m>(p.a, p.a.rs, p.a.cs, at.batch, at.row, p.m);
-    share b = share_of<TILE_N>(p.b, p.b.cs, p.b.rs, at.batch, at.col, p.n);
-    int64_t steps = (p.k + TILE_K - 1) / TILE_K;
-    uint32_t base = shared_address(stages);
+    work<TM, WAY_A, WAY_B> w;
     float sums[TM][8] = {};
-    int use = 0, fill = STAGES - 1;
+    uint32_t step;
 
-    for (int i = 0; i < STAGES - 1; i++) {
-        if (i < steps) {
-            uint32_t to = base + i * (uint32_t)sizeof(stage<TM>);
+    start(w, p, stages, at);
+    for (uint32_t next = 0; next < STAGES - 1; next++)
+        bring(w, p, next);
+    step = multiply_whole(w, sums, stages, row, col);
+    for (; step < w.steps; step++) {
+        const stage<TM> *from = (const stage<TM> *)((const char *)stages + w.use);
 
-            bring<tile_m>(to, a, (int64_t)i * TILE_K, p.k, p.a.data);
-            bring<TILE_N>(to + (uint32_t)sizeof(stages->a), b, (int64_t)i * TILE_K, p.k, p.b.data);
-        }
-        cp_async_commit();
-    }
-    for (int64_t step = 0; step < steps; step++) {
-        /* This thread's copies of the stage have come; after the barrier everybody's have, and
-         * nobody reads the stage that is filled next. */
         cp_async_wait<STAGES - 2>();
         __syncthreads();
-        if (step + STAGES - 1 < steps) {
-            uint32_t to = base + fill * (uint32_t)sizeof(stage<TM>);
-            int64_t k = (step + STAGES - 1) * TILE_K;
+        bring(w, p, step + STAGES - 1);
+#pragma unroll 4
+        for (int k = 0; k < TILE_K; k++) {
+            float x[TM], y[8];
 
-            bring<tile_m>(to, a, k, p.k, p.a.data);
-            bring<TILE_N>(to + (uint32_t)sizeof(stages->a), b, k, p.k, p.b.data);
+            take(x, &from->a[k][row]);
+            take(y, &from->b[k][col]);
+            multiply_add<TM>(sums, x, y);
         }
-        cp_async_commit();
-        multiply_stage<TM>(sums, &stages[use].a[0][row], &stages[use].b[0][col]);
-        use = use + 1 == STAGES ? 0 : use + 1;
-        fill = fill + 1 == STAGES ? 0 : fill + 1;
+        w.use = after(w.use, sizeof(stage<TM>));
     }
     finish_sums<TM>(p, (float *)stages, at, sums, row, col);
 }
 
 /* A warp's threads are 4 x 8: it reads 16 neighbouring values of A, and 32 of B. */
-template <int TM>
+template <int TM, int WAY_A, int WAY_B>
 static __global__ void __launch_bounds__(THREADS, TM == 8 ? 2 : 1) multiply(const cuda_product p)
 {
     stage<TM> *stages = (stage<TM> *)dynamic_shared();
@@ -229,7 +333,9 @@ static __global__ void __launch_bounds__(THREADS, TM == 8 ? 2 : 1) multiply(cons
     int64_t tiles = (p.n + TILE_N - 1) / TILE_N * ((p.m + TM * 16 - 1) / (TM * 16)) * p.batch;
 
     for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        multiply_tile<TM>(p, stages, place_of(p, tile, TM * 16, TILE_N), row, col);
+        tile_place at = place_of(p, tile, TM * 16, TILE_N);
+
+        multiply_tile<TM, WAY_A, WAY_B>(p, stages, at, row, col);
         __syncthreads(); /* nobody reads the stages of this tile any more */
     }
 }
@@ -240,9 +346,16 @@ gpunvme_ops_status_t cuda_multiply_coarsened(const struct cuda_product *p, void 
 {
     static const cuda_tiling large = {256, TILE_N, 16, 8, THREADS, STAGES * sizeof(stage<16>)};
     static const cuda_tiling small = {128, TILE_N, 8, 8, THREADS, STAGES * sizeof(stage<8>)};
+    typedef void (*kernel)(const cuda_product);
+    static const kernel kernels[2][2][2] = {
+        {{multiply<16, ALONG_X, ALONG_X>, multiply<16, ALONG_X, ALONG_K>},
+         {multiply<16, ALONG_K, ALONG_X>, multiply<16, ALONG_K, ALONG_K>}},
+        {{multiply<8, ALONG_X, ALONG_X>, multiply<8, ALONG_X, ALONG_K>},
+         {multiply<8, ALONG_K, ALONG_X>, multiply<8, ALONG_K, ALONG_K>}},
+    };
+    bool few = cuda_tiles(p, large.tile_m, large.tile_n) < cuda_units();
 
     (void)workspace;
-    if (cuda_tiles(p, large.tile_m, large.tile_n) >= cuda_units())
-        return cuda_launch_tiles((const void *)multiply<16>, p, &large, stream, launch);
-    return cuda_launch_tiles((const void *)multiply<8>, p, &small, stream, launch);
+    return cuda_launch_tiles((const void *)kernels[few][p->a.rs != 1][p->b.cs != 1], p,
+                             few ? &small : &large, stream, launch);
 }

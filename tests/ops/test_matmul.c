@@ -539,9 +539,9 @@ static void test_rounding_to_tf32(const char *variant, void *arg)
     call(variant, q, &p);
     for (int64_t i = 0; i < q->shape.m; i++)
         for (int64_t j = 0; j < q->shape.n; j++)
-            if (!(fabs(mat_get(&x.c, 0, i, j) - expected) <= 0x1p-12 * expected))
+            if (!(fabs(at(&x.c, q->tc, 0, i, j) - expected) <= 0x1p-12 * expected))
                 fail_msg("%s: element (%lld, %lld) is %.9g, not %.9g", variant, (long long)i,
-                         (long long)j, mat_get(&x.c, 0, i, j), expected);
+                         (long long)j, at(&x.c, q->tc, 0, i, j), expected);
     drop(&x);
 }
 
@@ -551,8 +551,13 @@ static void tf32_is_rounded_and_not_cut_off(void **state)
 
     (void)state;
     q.compute = GPUNVME_OPS_COMPUTE_TF32;
-    for (q.pad = 4; q.pad < 6; q.pad++) /* rows that are aligned, and not */
-        for_each_variant(GPUNVME_OPS_MATMUL, test_rounding_to_tf32, &q);
+    for (int t = 0; t < 8; t++) {
+        q.ta = t & 1;
+        q.tb = t >> 1 & 1;
+        q.tc = t >> 2;
+        for (q.pad = 4; q.pad < 6; q.pad++) /* rows that are aligned, and not */
+            for_each_variant(GPUNVME_OPS_MATMUL, test_rounding_to_tf32, &q);
+    }
 }
 
 #ifndef OPS_TEST_CUDA
@@ -608,6 +613,34 @@ static void several_tiles_are_right_however_operands_lie(void **state)
                     q.pad = pad;
                     every_variant(q);
                 }
+}
+
+/*
+ * How 32-bit operands lie decides who reads them and which way results are turned: all ways, with
+ * rows that are aligned, tiles that are and are not full, C that is and is not read.
+ */
+static void tf32_is_right_whichever_way_matrices_lie(void **state)
+{
+    static const struct request requests[] = {
+        {.shape = {132, 300, 68, 1}, .pad = 4},  {.shape = {141, 265, 97, 1}, .pad = 3},
+        {.shape = {264, 72, 36, 3}, .pad = 0},   {.shape = {8, 520, 164, 2}, .pad = 4},
+        {.shape = {257, 129, 33, 1}, .pad = 11}, {.shape = {68, 76, 132, 3}, .pad = 5},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(requests) / sizeof(requests[0]); i++)
+        for (int t = 0; t < 8; t++) {
+            struct request q = requests[i];
+
+            q.compute = GPUNVME_OPS_COMPUTE_TF32;
+            q.ta = t & 1;
+            q.tb = t >> 1 & 1;
+            q.tc = t >> 2;
+            q.alpha = -0.75f;
+            every_variant(q);
+            q.beta = 0.5f;
+            every_variant(q);
+        }
 }
 
 /* Rungs are told apart by what they read. */
@@ -778,6 +811,7 @@ int main(void)
         cmocka_unit_test(metrics_count_what_the_definition_reads),
 #else
         cmocka_unit_test(several_tiles_are_right_however_operands_lie),
+        cmocka_unit_test(tf32_is_right_whichever_way_matrices_lie),
         cmocka_unit_test(metrics_fall_from_rung_to_rung),
         cmocka_unit_test(more_tiles_than_multiprocessors_are_right),
         cmocka_unit_test(misaligned_pointers_are_no_error_of_autos),

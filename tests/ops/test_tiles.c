@@ -148,7 +148,7 @@ static void tensor_cores_find_what_the_copy_engine_brought(void **state)
 
     (void)state;
     for (int mn = 0; mn < 2; mn++) {
-        int lines = hopper_box_lines(mn);
+        int lines = hopper_box_lines(mn, 2);
         uint64_t descriptor = hopper_tile_descriptor(base, mn);
 
         /* B: 256 columns in boxes of 128 lines of n, or of 64 of k and 64 of n. */
@@ -211,6 +211,88 @@ static void results_in_f32_pass_through_all_banks(void **state)
         }
 }
 
+/* Half a warp's 8 bytes each: are they from all banks? `at` is of bytes, by lane. */
+static bool from_all_banks(const uint32_t *at)
+{
+    unsigned banks = 0;
+
+    for (int lane = 0; lane < 16; lane++) {
+        if (at[lane] % 8)
+            return false;
+        banks |= 1u << at[lane] / 8 % 16;
+    }
+    return banks == 0xffff;
+}
+
+/* f32 along m or n: what a warp group's threads read is all of its 64 lines x 32 of k, once. */
+static void fragments_are_where_the_copy_engine_put_them(void **state)
+{
+    bool seen[64][32] = {{false}};
+
+    (void)state;
+    for (uint32_t thread = 0; thread < 128; thread++)
+        for (uint32_t h = 0; h < 2; h++)
+            for (uint32_t k = thread % 4; k < 32; k += 4) {
+                uint32_t line = hopper_fragment_line(thread) + h;
+                /* Boxes of 32 lines, rows of k. */
+                uint32_t box = line / 32 * (uint32_t)HOPPER_TF32_BOX;
+
+                assert_true(line < 64 && !seen[line][k]);
+                seen[line][k] = true;
+                assert_int_equal(hopper_fragment_place(line, k),
+                                 swizzled(box + k * 128 + line % 32 * 4));
+            }
+    assert_int_equal(2 * HOPPER_TF32_BOX, HOPPER_BLOCK);
+}
+
+static void fragments_are_read_from_all_banks(void **state)
+{
+    (void)state;
+    for (uint32_t half = 0; half < 8; half++)
+        for (uint32_t k = 0; k < 32; k += 4) {
+            uint32_t at[16];
+
+            for (uint32_t i = 0; i < 16; i++)
+                at[i] = hopper_fragment_place(hopper_fragment_line(half * 16 + i), k + i % 4);
+            assert_true(from_all_banks(at));
+        }
+}
+
+/* 64 lines x 32 columns of sums: two boxes of 32 x 32 of C, either way round. */
+static void sums_of_fragments_leave_as_the_copy_engine_expects(void **state)
+{
+    (void)state;
+    for (int exchanged = 0; exchanged < 2; exchanged++)
+        for (uint32_t line = 0; line < 64; line++)
+            for (uint32_t col = 0; col < 32; col++) {
+                uint32_t row = exchanged ? col : line % 32, x = exchanged ? line % 32 : col;
+
+                assert_int_equal(hopper_sum_place(exchanged, line, col),
+                                 line / 32 * (uint32_t)HOPPER_TF32_BOX +
+                                     swizzled(row * 128 + x * 4));
+            }
+}
+
+static void sums_of_fragments_are_written_to_all_banks(void **state)
+{
+    (void)state;
+    for (int exchanged = 0; exchanged < 2; exchanged++)
+        for (uint32_t half = 0; half < 8; half++)
+            for (uint32_t col = 0; col < 32; col += 8)
+                for (uint32_t i = 0; i < 2; i++) {
+                    uint32_t at[16];
+
+                    for (uint32_t lane = 0; lane < 16; lane++) {
+                        uint32_t line = hopper_fragment_line(half * 16 + lane);
+                        uint32_t j = col + lane % 4 * 2;
+
+                        at[lane] = exchanged ? hopper_sum_place(1, line, j + i)
+                                             : hopper_sum_place(0, line + i, j);
+                    }
+                    assert_true(from_all_banks(at));
+                }
+}
+
 /* Eight rows that an instruction reads at once lie in different banks, and nothing lies twice. */
 static void rows_read_at_once_are_in_different_banks(void **state)
 {
@@ -267,6 +349,10 @@ int main(void)
         cmocka_unit_test(tensor_cores_find_what_the_copy_engine_brought),
         cmocka_unit_test(results_leave_as_the_copy_engine_expects),
         cmocka_unit_test(results_in_f32_pass_through_all_banks),
+        cmocka_unit_test(fragments_are_where_the_copy_engine_put_them),
+        cmocka_unit_test(fragments_are_read_from_all_banks),
+        cmocka_unit_test(sums_of_fragments_leave_as_the_copy_engine_expects),
+        cmocka_unit_test(sums_of_fragments_are_written_to_all_banks),
         cmocka_unit_test(rows_read_at_once_are_in_different_banks),
         cmocka_unit_test(a_warps_tf32_is_in_different_banks),
     };

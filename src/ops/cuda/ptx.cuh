@@ -77,6 +77,17 @@ static __device__ __forceinline__ void store_shared16(uint32_t to, const uint32_
                  : "memory");
 }
 
+/* Two words, aligned to 8 bytes. */
+static __device__ __forceinline__ void load_shared8(uint32_t &x, uint32_t &y, uint32_t from)
+{
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "r"(from) : "memory");
+}
+
+static __device__ __forceinline__ void store_shared8(uint32_t to, float x, float y)
+{
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
+}
+
 /* mma: sums of 16 x 8 += 16 x 16 times 16 x 8, or 16 x 8 times 8 x 8 of tf32. */
 #define MMA(name, shape, type)                                                                     \
     static __device__ __forceinline__ void name(float(&d)[4], const uint32_t(&a)[4], uint32_t b0,  \
@@ -404,6 +415,44 @@ static __device__ __forceinline__ void wgmma_tf32(float (&sums)[128], uint64_t a
                  ", %128, %129, p, 1, 1;\n}"
                  : WGMMA_64(sums, 0), WGMMA_64(sums, 64)
                  : "l"(a), "l"(b), "r"(accumulate));
+}
+
+/* Four of A's fragments for wgmma_tf32_by_registers(). */
+struct wgmma_fragments {
+    uint32_t x[16];
+};
+
+/*
+ * Likewise with A from registers: x[4 i + 2 g + h] of lane l of warp w is row 16 w + l / 4 + 8 h,
+ * k = l % 4 + 4 g of fragment i ("Register Fragments for wgmma.mma_async.m64nNk8"). They belong to
+ * the instruction until it has ended: see wgmma_wait_keeping().
+ */
+static __device__ __forceinline__ void wgmma_tf32_by_registers(float (&sums)[128],
+                                                               const wgmma_fragments &a, int i,
+                                                               uint64_t b, int accumulate)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32 " WGMMA_SUMS
+                 ", {%128, %129, %130, %131}, %132, p, 1, 1;\n}"
+                 : WGMMA_64(sums, 0), WGMMA_64(sums, 64)
+                 : "r"(a.x[4 * i]), "r"(a.x[4 * i + 1]), "r"(a.x[4 * i + 2]), "r"(a.x[4 * i + 3]),
+                   "l"(b), "r"(accumulate));
+}
+
+#define WGMMA_KEEP_8(x, i)                                                                         \
+    "+r"(x[i]), "+r"(x[i + 1]), "+r"(x[i + 2]), "+r"(x[i + 3]), "+r"(x[i + 4]), "+r"(x[i + 5]),    \
+        "+r"(x[i + 6]), "+r"(x[i + 7])
+
+/*
+ * Until at most PENDING groups are under way. The fragments of those that ended are named, so that
+ * the compiler leaves their registers alone until then.
+ */
+template <int PENDING> static __device__ __forceinline__ void wgmma_wait_keeping(wgmma_fragments &a)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %16;"
+                 : WGMMA_KEEP_8(a.x, 0), WGMMA_KEEP_8(a.x, 8)
+                 : "n"(PENDING)
+                 : "memory");
 }
 
 #endif

@@ -3,9 +3,9 @@
  * The host's half of the rung "hopper": tensor maps, copies of what the copy engine can't read, and
  * the launch of clusters.
  *
- * The copy engine reads rows that begin at multiples of 16 bytes, and tf32 only what is contiguous
- * along k. Operands that are not so are copied to the workspace first, which costs one read and one
- * write of them.
+ * The copy engine reads rows that begin at multiples of 16 bytes, and of two operands for tf32 one
+ * must be contiguous along k. What is not so is copied to the workspace first, which costs one read
+ * and one write of it.
  */
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -29,24 +29,44 @@ static struct side side_of(const struct cuda_operand *x, int64_t step_line, int6
     int64_t size = (int64_t)gpunvme_ops_dtype_nbytes(dtype);
     struct side s = {x->data, lines, k, step_line, step_k, x->stride, step_k != 1, 0, 0};
 
-    s.copy = !x->pitched || (s.mn && dtype == GPUNVME_OPS_F32);
+    s.copy = !x->pitched;
     s.pitch = (k + 16 / size - 1) / (16 / size) * (16 / size);
     return s;
-}
-
-static struct side side_a(const struct cuda_product *p)
-{
-    return side_of(&p->a, p->a.rs, p->a.cs, p->m, p->k, p->dtype);
-}
-
-static struct side side_b(const struct cuda_product *p)
-{
-    return side_of(&p->b, p->b.cs, p->b.rs, p->n, p->k, p->dtype);
 }
 
 static int64_t copies_of(const struct side *s, int64_t batch)
 {
     return s->stride ? batch : 1;
+}
+
+struct sides {
+    struct side a, b;
+};
+
+/* The smaller one is copied, if one must be. */
+static struct sides sides_of(const struct cuda_product *p)
+{
+    struct sides s = {side_of(&p->a, p->a.rs, p->a.cs, p->m, p->k, p->dtype),
+                      side_of(&p->b, p->b.cs, p->b.rs, p->n, p->k, p->dtype)};
+
+    if (p->dtype == GPUNVME_OPS_F32 && s.a.mn && s.b.mn && !s.a.copy && !s.b.copy) {
+        int smaller = s.a.lines * copies_of(&s.a, p->batch) < s.b.lines * copies_of(&s.b, p->batch);
+
+        *(smaller ? &s.a.copy : &s.b.copy) = 1;
+    }
+    return s;
+}
+
+/* Does it lie along m or n, once it has been copied where it must be? */
+static int lies_across(const struct side *s)
+{
+    return s->mn && !s->copy;
+}
+
+/* tf32 whose operands are exchanged, so that B is the first. */
+static int is_exchanged(const struct cuda_product *p, const struct sides *s)
+{
+    return p->dtype == GPUNVME_OPS_F32 && lies_across(&s->b);
 }
 
 static size_t copy_nbytes(const struct cuda_product *p, const struct side *s)
@@ -62,26 +82,27 @@ static size_t copy_nbytes(const struct cuda_product *p, const struct side *s)
 
 size_t cuda_workspace_hopper(const struct cuda_product *p)
 {
-    struct side a = side_a(p), b = side_b(p);
+    struct sides s = sides_of(p);
 
-    return copy_nbytes(p, &a) + copy_nbytes(p, &b);
+    return copy_nbytes(p, &s.a) + copy_nbytes(p, &s.b);
 }
 
 int cuda_misaligned_hopper(const struct cuda_product *p)
 {
-    struct side a = side_a(p), b = side_b(p);
+    struct sides s = sides_of(p);
 
-    return (!a.copy && (uintptr_t)a.data % 16) || (!b.copy && (uintptr_t)b.data % 16);
+    return (!s.a.copy && (uintptr_t)s.a.data % 16) || (!s.b.copy && (uintptr_t)s.b.data % 16);
 }
 
 int cuda_suits_hopper(const struct cuda_product *p)
 {
-    struct hopper_grid grid;
+    struct hopper_grid grid, exchanged;
 
     if (p->m > INT_MAX / 2 || p->n > INT_MAX / 2 || p->k > INT_MAX / 2 || p->batch > INT_MAX)
         return 0;
     grid = hopper_grid_of(p->m, p->n, p->batch);
-    return hopper_grid_fits(&grid);
+    exchanged = hopper_grid_of(p->n, p->m, p->batch);
+    return hopper_grid_fits(&grid) && hopper_grid_fits(&exchanged);
 }
 
 /* From then on the operand is its copy. */
@@ -99,7 +120,7 @@ static gpunvme_ops_status_t make_copy(const struct cuda_product *p, const struct
     s->step_line = s->pitch;
     s->step_k = 1;
     s->stride = s->stride ? s->lines * s->pitch : 0;
-    s->mn = 0;
+    s->mn = s->copy = 0;
     return status;
 }
 
@@ -136,13 +157,17 @@ static encode_fn find_encode(void)
     return found;
 }
 
-static gpunvme_ops_status_t encode(CUtensorMap *map, const void *data, int dtype,
+/* f32 is rounded to the nearest tf32 on its way in; wgmma would cut it off. */
+static const CUtensorMapDataType types_in[GPUNVME_OPS_NDTYPES] = {CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
+                                                                  CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                                                                  CU_TENSOR_MAP_DATA_TYPE_BFLOAT16};
+static const CUtensorMapDataType types_out[GPUNVME_OPS_NDTYPES] = {
+    CU_TENSOR_MAP_DATA_TYPE_FLOAT32, CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+    CU_TENSOR_MAP_DATA_TYPE_BFLOAT16};
+
+static gpunvme_ops_status_t encode(CUtensorMap *map, const void *data, CUtensorMapDataType type,
                                    const struct hopper_tensor *x)
 {
-    /* f32 is rounded to the nearest tf32 on its way in; wgmma would cut it off. */
-    static const CUtensorMapDataType types[GPUNVME_OPS_NDTYPES] = {
-        CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        CU_TENSOR_MAP_DATA_TYPE_BFLOAT16};
     const cuuint32_t steps[3] = {1, 1, 1};
     cuuint64_t size[3] = {x->size[0], x->size[1], x->size[2]};
     cuuint64_t stride[2] = {x->stride[0], x->stride[1]};
@@ -152,7 +177,7 @@ static gpunvme_ops_status_t encode(CUtensorMap *map, const void *data, int dtype
     if (!function)
         return ops_fail(GPUNVME_OPS_ERR_CUDA, "the driver has no cuTensorMapEncodeTiled: it must "
                                               "be one for CUDA 12.0 or later");
-    result = function(map, types[dtype], 3, (void *)(uintptr_t)data, size, stride, x->box, steps,
+    result = function(map, type, 3, (void *)(uintptr_t)data, size, stride, x->box, steps,
                       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result)
@@ -170,58 +195,77 @@ static gpunvme_ops_status_t encode_side(CUtensorMap *map, const struct cuda_prod
     int size = (int)gpunvme_ops_dtype_nbytes(p->dtype);
     struct hopper_tensor x = hopper_tensor_of(
         s->mn ? s->k : s->lines, s->mn ? s->lines : s->k, s->mn ? s->step_k : s->step_line,
-        copies_of(s, p->batch), s->stride, size, hopper_box_lines(s->mn));
+        copies_of(s, p->batch), s->stride, size, hopper_box_lines(s->mn, size));
 
-    return encode(map, s->data, p->dtype, &x);
+    return encode(map, s->data, types_in[p->dtype], &x);
 }
 
 /*
- * The copy engine can write a matrix of 16 bits whose rows begin at multiples of 16 bytes and end
- * there, too: it writes as many at the least, over a row's end if need be.
+ * The copy engine can write a matrix whose rows begin at multiples of 16 bytes and end there, too:
+ * it writes as many at the least, over a row's end if need be.
  */
 static int can_copy_to(const struct cuda_product *p, const void *to, int64_t ld, int64_t stride)
 {
-    return (uintptr_t)to % 16 == 0 && p->n % 8 == 0 && ld % 8 == 0 && stride % 8 == 0;
+    int64_t x = 16 / (int64_t)gpunvme_ops_dtype_nbytes(p->out_dtype);
+
+    return (uintptr_t)to % 16 == 0 && p->n % x == 0 && ld % x == 0 && stride % x == 0;
 }
 
-/* What a linear layer adds is done on the way if operands are as they are there. */
-static int copies_out(const struct cuda_product *p, const struct side *a, const struct side *b)
+/*
+ * What a linear layer adds is done on the way if operands lie as they do there and have 16 bits.
+ * In f32 the copy engine has been taught so far where an operand lies across.
+ */
+static int copies_out(const struct cuda_product *p, const struct sides *s)
 {
     int plain = !p->bias && !p->preact && p->activation == GPUNVME_OPS_ACT_NONE;
+    int taught = p->dtype == GPUNVME_OPS_F32 ? lies_across(&s->a) || lies_across(&s->b)
+                                             : p->out_dtype != GPUNVME_OPS_F32;
 
-    if (p->out_dtype == GPUNVME_OPS_F32 || p->beta != 0 ||
-        !can_copy_to(p, p->c, p->ldc, p->stride_c))
+    if (!taught || p->beta != 0 || !can_copy_to(p, p->c, p->ldc, p->stride_c))
         return 0;
-    return plain || (!a->mn && !b->mn && p->dtype == p->out_dtype && p->alpha == 1 &&
-                     p->batch == 1 && (uintptr_t)p->bias % 4 == 0 &&
+    return plain || (p->dtype != GPUNVME_OPS_F32 && p->dtype == p->out_dtype && !s->a.mn &&
+                     !s->b.mn && p->alpha == 1 && p->batch == 1 && (uintptr_t)p->bias % 4 == 0 &&
                      (!p->preact || can_copy_to(p, p->preact, p->ld_preact, 0)));
 }
 
+static gpunvme_ops_status_t encode_out(CUtensorMap *map, const struct cuda_product *p,
+                                       const void *to, int64_t ld, int64_t stride)
+{
+    int size = (int)gpunvme_ops_dtype_nbytes(p->out_dtype);
+    struct hopper_tensor x =
+        hopper_tensor_of(p->m, p->n, ld, p->batch, stride, size, HOPPER_WIDTH / size);
+
+    return encode(map, to, types_out[p->out_dtype], &x);
+}
+
+static struct hopper_grid grid_of(const struct cuda_product *p, const struct sides *s)
+{
+    return is_exchanged(p, s) ? hopper_grid_of(p->n, p->m, p->batch)
+                              : hopper_grid_of(p->m, p->n, p->batch);
+}
+
+/* The operands are as the kernel will read them. */
 static gpunvme_ops_status_t prepare(struct hopper_work *work, const struct cuda_product *p,
-                                    const struct side *a, const struct side *b)
+                                    const struct sides *s)
 {
     int width = HOPPER_WIDTH / (int)gpunvme_ops_dtype_nbytes(p->dtype);
-    gpunvme_ops_status_t status = encode_side(&work->a, p, a);
+    const struct side *first = is_exchanged(p, s) ? &s->b : &s->a;
+    const struct side *second = is_exchanged(p, s) ? &s->a : &s->b;
+    gpunvme_ops_status_t status = encode_side(&work->a, p, first);
 
     work->product = *p;
-    work->grid = hopper_grid_of(p->m, p->n, p->batch);
+    work->grid = grid_of(p, s);
     work->steps = (int)((p->k + width - 1) / width);
-    work->a_batch = a->stride != 0;
-    work->b_batch = b->stride != 0;
-    work->copies_out = copies_out(p, a, b);
+    work->a_batch = first->stride != 0;
+    work->b_batch = second->stride != 0;
+    work->copies_out = copies_out(p, s);
     work->begins_with_bias = work->copies_out && p->bias;
     if (!status)
-        status = encode_side(&work->b, p, b);
-    if (!status && work->copies_out) {
-        struct hopper_tensor c = hopper_tensor_of(p->m, p->n, p->ldc, p->batch, p->stride_c, 2, 64);
-
-        status = encode(&work->c, p->c, p->out_dtype, &c);
-    }
-    if (!status && work->copies_out && p->preact) {
-        struct hopper_tensor z = hopper_tensor_of(p->m, p->n, p->ld_preact, 1, 0, 2, 64);
-
-        status = encode(&work->preact, p->preact, p->dtype, &z);
-    }
+        status = encode_side(&work->b, p, second);
+    if (!status && work->copies_out)
+        status = encode_out(&work->c, p, p->c, p->ldc, p->stride_c);
+    if (!status && work->copies_out && p->preact)
+        status = encode_out(&work->preact, p, p->preact, p->ld_preact, 0);
     return status;
 }
 
@@ -249,10 +293,11 @@ static gpunvme_ops_status_t resident_clusters(const void *kernel, const cudaLaun
 }
 
 static gpunvme_ops_status_t launch_clusters(const void *kernel, struct hopper_work *work,
-                                            void *stream, struct cuda_launch *launch)
+                                            int exchanged, void *stream, struct cuda_launch *launch)
 {
-    static const struct cuda_tiling tiling = {HOPPER_TILE_M, HOPPER_TILE_N,  64,
-                                              HOPPER_TILE_N, HOPPER_THREADS, HOPPER_SHARED_NBYTES};
+    static const struct cuda_tiling tilings[2] = {
+        {HOPPER_TILE_M, HOPPER_TILE_N, 64, HOPPER_TILE_N, HOPPER_THREADS, HOPPER_SHARED_NBYTES},
+        {HOPPER_TILE_N, HOPPER_TILE_M, HOPPER_TILE_N, 64, HOPPER_THREADS, HOPPER_SHARED_NBYTES}};
     int rows = (int)work->grid.rows, clusters = 0, pairs = (int)hopper_grid_size(&work->grid);
     cudaLaunchAttribute attributes[] = {
         {.id = cudaLaunchAttributeClusterDimension, .val.clusterDim = {(unsigned)rows, 1, 1}},
@@ -273,28 +318,28 @@ static gpunvme_ops_status_t launch_clusters(const void *kernel, struct hopper_wo
         return status;
     config.gridDim.x = (unsigned)((pairs < clusters ? pairs : clusters) * rows);
     if (launch)
-        return cuda_describe(kernel, &tiling, config.gridDim.x, launch);
+        return cuda_describe(kernel, &tilings[exchanged], config.gridDim.x, launch);
     return cuda_status(cudaLaunchKernelExC(&config, kernel, args), "launching clusters");
 }
 
 gpunvme_ops_status_t cuda_multiply_hopper(const struct cuda_product *p, void *workspace,
                                           void *stream, struct cuda_launch *launch)
 {
-    struct side a = side_a(p), b = side_b(p);
-    char *to_a = workspace, *to_b = workspace ? to_a + copy_nbytes(p, &a) : NULL;
+    struct sides s = sides_of(p);
+    const void *kernel = hopper_kernel(p->dtype, lies_across(&s.a), lies_across(&s.b));
+    int exchanged = is_exchanged(p, &s);
+    char *to_a = workspace, *to_b = workspace ? to_a + copy_nbytes(p, &s.a) : NULL;
     struct hopper_work work;
     gpunvme_ops_status_t status;
 
     if (launch) {
-        work.grid = hopper_grid_of(p->m, p->n, p->batch);
-        return launch_clusters(hopper_kernel(p->dtype, a.mn && !a.copy, b.mn && !b.copy), &work,
-                               stream, launch);
+        work.grid = grid_of(p, &s);
+        return launch_clusters(kernel, &work, exchanged, stream, launch);
     }
-    status = make_copy(p, &p->a, &a, to_a, stream);
+    status = make_copy(p, &p->a, &s.a, to_a, stream);
     if (!status)
-        status = make_copy(p, &p->b, &b, to_b, stream);
+        status = make_copy(p, &p->b, &s.b, to_b, stream);
     if (!status)
-        status = prepare(&work, p, &a, &b);
-    return status ? status
-                  : launch_clusters(hopper_kernel(p->dtype, a.mn, b.mn), &work, stream, NULL);
+        status = prepare(&work, p, &s);
+    return status ? status : launch_clusters(kernel, &work, exchanged, stream, NULL);
 }

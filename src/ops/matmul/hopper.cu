@@ -171,8 +171,6 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     memory mem = lay_out(dynamic);
 
     start(work, mem);
-    let_next_kernel_start();
-    wait_for_kernels_before();
     if (threadIdx.x < 128) {
         registers_give_back<40>();
         if (threadIdx.x == 0)
@@ -199,7 +197,9 @@ const void *hopper_kernel(int dtype, int mn_a, int mn_b)
                                                  KERNELS(GPUNVME_OPS_BF16)};
 
     if (dtype == GPUNVME_OPS_F32)
-        return mn_a || mn_b ? NULL : (const void *)multiply<GPUNVME_OPS_F32, 0, 0>;
+        return mn_a && mn_b   ? NULL
+               : mn_a || mn_b ? hopper_tf32_kernel(mn_b)
+                              : (const void *)multiply<GPUNVME_OPS_F32, 0, 0>;
     return kernels[dtype - GPUNVME_OPS_F16][mn_a][mn_b];
 }
 

@@ -77,6 +77,45 @@ GPUNVME_FN uint32_t hopper_result_place(uint32_t row, uint32_t chunk)
 }
 
 /*
+ * With f32, wgmma takes what lies along m or n only from registers, and only as its first operand,
+ * of 64 lines. In shared memory it is boxes of 32 lines (128 bytes) by 32 of k, HOPPER_TF32_BOX
+ * bytes each. Thread t of a warp group has lines hopper_fragment_line(t) and the next one, of
+ * k = t % 4 and 4 more ("Register Fragments" there). Which lines wgmma takes for those is ours to
+ * choose, if results are found there again: neighbours, so that both are read and written at once,
+ * and those of eight lanes so that half a warp reads from all banks, and writes its sums to all:
+ * it reads 16 bytes number c and c ^ 5 of rows r to r + 3, and writes those of four even or odd
+ * rows.
+ */
+enum {
+    HOPPER_TF32_BOX = 32 * HOPPER_WIDTH,
+    HOPPER_TF32_PARTS = 8, /* of a warp group's sums on their way out, 32 columns of sums each */
+};
+
+GPUNVME_FN uint32_t hopper_fragment_line(uint32_t thread)
+{
+    uint32_t warp = thread / 32, group = thread % 32 / 4;
+    uint32_t chunk = (group / 2 % 2 * 5) ^ (group / 4 * 2) ^ warp % 2;
+
+    return warp / 2 * 32 + chunk * 4 + group % 2 * 2;
+}
+
+/* Where line `line` of the operand at `k` is, in bytes. */
+GPUNVME_FN uint32_t hopper_fragment_place(uint32_t line, uint32_t k)
+{
+    return line / 32 * HOPPER_TF32_BOX + hopper_swizzle(k, line % 32 * 4);
+}
+
+/*
+ * Where the sum of a line and one of 32 columns is on its way out, in bytes: in one of two boxes of
+ * 32 x 32 elements of C, rows of 128 bytes. If the operands were exchanged, lines are C's columns.
+ */
+GPUNVME_FN uint32_t hopper_sum_place(int exchanged, uint32_t line, uint32_t col)
+{
+    return line / 32 * HOPPER_TF32_BOX +
+           (exchanged ? hopper_swizzle(col, line % 32 * 4) : hopper_swizzle(line % 32, col * 4));
+}
+
+/*
  * What there is to do, in pairs of tiles: `down` by `across` of them, `batch` times. Numbers of 32
  * bits, by which a GPU divides several times as fast as by 64: hopper_grid_fits().
  */
@@ -165,10 +204,13 @@ GPUNVME_FN struct hopper_tensor hopper_tensor_of(int64_t lines, int64_t width, i
     return x;
 }
 
-/* Lines of the boxes that an operand is read in: all of a load, or those of a block. */
-GPUNVME_FN int hopper_box_lines(int mn_contiguous)
+/*
+ * Lines of the boxes that an operand with elements of `size` bytes is read in: all of a load, or,
+ * of k, as many as elements fit in 128 bytes.
+ */
+GPUNVME_FN int hopper_box_lines(int mn_contiguous, int size)
 {
-    return mn_contiguous ? 64 : 128;
+    return mn_contiguous ? HOPPER_WIDTH / size : 128;
 }
 
 #endif

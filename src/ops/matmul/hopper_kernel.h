@@ -14,6 +14,7 @@
 extern "C" {
 #endif
 
+/* (In hopper_tf32_kernel()'s, which may exchange A and B, a and b are its first and second.) */
 struct hopper_work {
     CUtensorMap a, b, c, preact;
     struct cuda_product product;
@@ -26,6 +27,12 @@ struct hopper_work {
 
 /* The kernel for a type and orientation; NULL if there is none. */
 const void *hopper_kernel(int dtype, int mn_a, int mn_b);
+
+/*
+ * That for f32 of which one operand, the first, lies along m or n. `exchanged`: it is B, and the
+ * product is made as the transpose of B^T A^T.
+ */
+const void *hopper_tf32_kernel(int exchanged);
 
 /*
  * Copies an operand of `lines` x k elements, wherever they lie, to rows of `pitch` elements that

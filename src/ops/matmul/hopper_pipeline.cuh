@@ -52,7 +52,10 @@ static __device__ __forceinline__ void release(const memory &mem, int stage, uin
         mbarrier_arrive_at(mem.empty + stage * 8, threadIdx.x % 32);
 }
 
-/* Nobody uses a barrier before all blocks of the cluster know of it. */
+/*
+ * Nobody uses a barrier before all blocks of the cluster know of it, nor memory before the kernels
+ * before have ended.
+ */
 static __device__ __forceinline__ void start(const hopper_work &work, const memory &mem)
 {
     if (threadIdx.x == 0) {
@@ -66,6 +69,8 @@ static __device__ __forceinline__ void start(const hopper_work &work, const memo
     }
     __syncthreads();
     cluster_sync();
+    let_next_kernel_start();
+    wait_for_kernels_before();
 }
 #endif
 

@@ -323,6 +323,20 @@ void store_shared16(uint32_t to, const uint32_t (&x)[4])
     memcpy(emulate_shared(to), x, 16);
 }
 
+void load_shared8(uint32_t &x, uint32_t &y, uint32_t from)
+{
+    check_aligned(from, 8);
+    memcpy(&x, emulate_shared(from), 4);
+    memcpy(&y, emulate_shared(from + 4), 4);
+}
+
+void store_shared8(uint32_t to, float x, float y)
+{
+    check_aligned(to, 8);
+    memcpy(emulate_shared(to), &x, 4);
+    memcpy(emulate_shared(to + 4), &y, 4);
+}
+
 static float real32(uint32_t bits)
 {
     float x;
@@ -518,18 +532,12 @@ static float described(int type, int mn, uint64_t descriptor, uint32_t line, uin
     return real32(bits & ~0x1fffu); /* tf32 is what is left */
 }
 
-void emulate_wgmma(int type, int mn_a, int mn_b, float (&sums)[128], uint64_t a, uint64_t b,
-                   int accumulate)
+/* The sums of two rows of A, of `depth` elements of k, which this thread has. */
+static void add_up(int type, int mn_b, float (&sums)[128], const float (&x)[2][16], uint32_t depth,
+                   uint64_t b, int accumulate)
 {
-    uint32_t lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
-    uint32_t depth = type == EMULATE_TF32 ? 8 : 16;
-    float x[2][16];
-
-    for (uint32_t k = 0; k < depth; k++)
-        for (uint32_t h = 0; h < 2; h++)
-            x[h][k] = described(type, mn_a, a, row + 8 * h, k);
     for (uint32_t j = 0; j < 64; j++) {
-        uint32_t col = j / 2 * 8 + lane % 4 * 2 + j % 2;
+        uint32_t col = j / 2 * 8 + threadIdx.x % 4 * 2 + j % 2;
         float y[16];
 
         for (uint32_t k = 0; k < depth; k++)
@@ -542,4 +550,31 @@ void emulate_wgmma(int type, int mn_a, int mn_b, float (&sums)[128], uint64_t a,
                 sum += x[h][k] * y[k];
         }
     }
+}
+
+void emulate_wgmma(int type, int mn_a, int mn_b, float (&sums)[128], uint64_t a, uint64_t b,
+                   int accumulate)
+{
+    uint32_t row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    uint32_t depth = type == EMULATE_TF32 ? 8 : 16;
+    float x[2][16];
+
+    for (uint32_t k = 0; k < depth; k++)
+        for (uint32_t h = 0; h < 2; h++)
+            x[h][k] = described(type, mn_a, a, row + 8 * h, k);
+    add_up(type, mn_b, sums, x, depth, b, accumulate);
+}
+
+/* Rows l / 4 + 8 h of the warp's: lane l has elements l % 4 + 4 g of them in its registers. */
+void wgmma_tf32_by_registers(float (&sums)[128], const wgmma_fragments &a, int i, uint64_t b,
+                             int accumulate)
+{
+    const uint32_t *all = (const uint32_t *)emulate_exchange(&a.x[4 * i], 16);
+    float x[2][16];
+
+    for (uint32_t k = 0; k < 8; k++)
+        for (uint32_t h = 0; h < 2; h++)
+            x[h][k] =
+                real32(all[(threadIdx.x % 32 / 4 * 4 + k % 4) * 4 + k / 4 * 2 + h] & ~0x1fffu);
+    add_up(EMULATE_TF32, 0, sums, x, 8, b, accumulate);
 }

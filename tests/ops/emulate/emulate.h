@@ -172,6 +172,8 @@ void load_matrices(uint32_t (&x)[4], uint32_t from);
 void load_matrices_transposed(uint32_t (&x)[4], uint32_t from);
 void store_matrices(uint32_t to, const uint32_t (&x)[4]);
 void store_shared16(uint32_t to, const uint32_t (&x)[4]);
+void load_shared8(uint32_t &x, uint32_t &y, uint32_t from);
+void store_shared8(uint32_t to, float x, float y);
 void emulate_mma(int type, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 void mbarrier_init(uint32_t barrier, int arrivals);
 void mbarrier_arrive_expecting(uint32_t barrier, uint32_t nbytes);
@@ -184,6 +186,13 @@ void tensor_load_multicast(uint32_t to, const void *map, int x, int y, int z, ui
 void tensor_store(const void *map, uint32_t from, int x, int y, int z);
 void emulate_wgmma(int type, int mn_a, int mn_b, float (&sums)[128], uint64_t a, uint64_t b,
                    int accumulate);
+
+struct wgmma_fragments {
+    uint32_t x[16];
+};
+
+void wgmma_tf32_by_registers(float (&sums)[128], const wgmma_fragments &a, int i, uint64_t b,
+                             int accumulate);
 
 enum { EMULATE_TF32, EMULATE_F16, EMULATE_BF16 };
 
@@ -279,6 +288,9 @@ template <int> static inline void wgmma_wait(void)
 {
 }
 static inline void wgmma_wait_for(float (&)[128])
+{
+}
+template <int> static inline void wgmma_wait_keeping(wgmma_fragments &)
 {
 }
 

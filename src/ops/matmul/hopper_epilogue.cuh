@@ -145,8 +145,8 @@ static __device__ __forceinline__ void write_out(const hopper_work &work, float 
             int r = v / 16, c = v % 16;
 
             if (row + r < p.m && col + part * 64 + c * 4 < p.n)
-                finish4(p, batch, row + r, col + part * 64 + c * 4,
-                        out + hopper_result_place((uint32_t)r, (uint32_t)c));
+                finish4_aligned(p, batch, row + r, col + part * 64 + c * 4,
+                                out + hopper_result_place((uint32_t)r, (uint32_t)c));
         }
     }
 }

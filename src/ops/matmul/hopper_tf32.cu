@@ -185,7 +185,7 @@ static __device__ __forceinline__ void finish_part(const cuda_product &p, const 
             sums + hopper_sum_place(EXCHANGED, EXCHANGED ? c : r, EXCHANGED ? r : c) / 4;
 
         if (row + r < p.m && col + c < p.n)
-            finish4(p, batch, row + r, col + c, x);
+            finish4_aligned(p, batch, row + r, col + c, x);
     }
 }
 

@@ -194,22 +194,81 @@ static __device__ __forceinline__ float sigmoid_slope(float x)
     return e / ((1 + e) * (1 + e));
 }
 
-/* cpu_activate_grad() */
-static __device__ __forceinline__ float activate_grad(int activation, int dtype, float z)
+#define LOG2_E 1.44269504088896340736f
+
+/* 1 / (1 + 2^-x). */
+static __device__ __forceinline__ float logistic2(float x)
+{
+    return approximate_reciprocal(1 + approximate_exp2(-x));
+}
+
+/* more + x y, but where z is so large that y is 0 and x y might be infinity times that, just more;
+ * a NaN is in `more` already. */
+static __device__ __forceinline__ float add_product(float more, float x, float y, float z)
+{
+    return fabsf(z) < 64 ? x * y + more : more;
+}
+
+/*
+ * GELU's derivative for matrices of 16 bits: the share s of a normal distribution below z, and z
+ * times its density. s is a logistic function of an odd polynomial of degree 9, which is fitted to
+ * err by 1e-5 at most and by the least share of the derivative for z in [-5, -1.5]; its highest
+ * coefficient is positive, so that s goes to 0 and 1 by itself. Of all values of bf16 and f16 the
+ * error is 1.01e-5 at most; of the derivative it is 1.4e-5 for z > 0, 7e-4 from -2 down to -5,
+ * where the derivative is -7e-6, and 2.3 % beyond.
+ */
+static __device__ __forceinline__ float fast_gelu_grad(float z)
+{
+    float w = z * z, p = 1.15943899e-6f, density;
+
+    p = p * w - 4.19647299e-5f;
+    p = p * w - 6.20914167e-4f;
+    p = p * w + 0.105628515f;
+    p = p * w + 2.30194136f;
+    density = approximate_exp2(w * (-0.5f * LOG2_E) - 1.32574806473616f); /* sqrt(2 pi), by log2 */
+    return add_product(logistic2(z * p), z, density, z);
+}
+
+/*
+ * cpu_activate_grad() for matrices of 16 bits, whose products round it by more, in a third of the
+ * instructions. GELU by tanh and SiLU err by 2e-6 and 1e-6 at most.
+ */
+static __device__ __forceinline__ float fast_activate_grad(int activation, float z)
 {
     switch (activation) {
     case GPUNVME_OPS_ACT_RELU:
         return z > 0 ? 1 : (z <= 0 ? 0 : z);
-    case GPUNVME_OPS_ACT_GELU: {
-        float e, below;
+    case GPUNVME_OPS_ACT_GELU:
+        return fast_gelu_grad(z);
+    case GPUNVME_OPS_ACT_GELU_TANH: {
+        float w = z * z;
+        float s = logistic2(z * (2 * LOG2_E * SQRT_2_OVER_PI) * (1 + GELU_TANH_CUBIC * w));
+        float zu = z * (2 * SQRT_2_OVER_PI) * (1 + 3 * GELU_TANH_CUBIC * w);
 
-        if (dtype == GPUNVME_OPS_F32) {
-            below = 0.5f * erfcf(-z * SQRT_HALF);
-            e = expf(-0.5f * z * z);
-        } else {
-            below = fast_normal(z, &e);
-        }
-        return below + (e > 0 ? z * INV_SQRT_2PI * e : 0);
+        return add_product(s, s - s * s, zu, z);
+    }
+    case GPUNVME_OPS_ACT_SILU: {
+        float s = logistic2(z * LOG2_E);
+
+        return add_product(s, s - s * s, z, z);
+    }
+    default:
+        return 1;
+    }
+}
+
+/* cpu_activate_grad() */
+static __device__ __forceinline__ float activate_grad(int activation, int dtype, float z)
+{
+    if (dtype != GPUNVME_OPS_F32)
+        return fast_activate_grad(activation, z);
+    switch (activation) {
+    case GPUNVME_OPS_ACT_RELU:
+        return z > 0 ? 1 : (z <= 0 ? 0 : z);
+    case GPUNVME_OPS_ACT_GELU: {
+        float e = expf(-0.5f * z * z);
+
+        return 0.5f * erfcf(-z * SQRT_HALF) + (e > 0 ? z * INV_SQRT_2PI * e : 0);
     }
     case GPUNVME_OPS_ACT_GELU_TANH: {
         float u = SQRT_2_OVER_PI * (z + GELU_TANH_CUBIC * z * z * z);

@@ -155,6 +155,23 @@ static __device__ __forceinline__ uint32_t to_tf32(float x)
     return y;
 }
 
+/* ex2.approx and rcp.approx: off by 2^-22 and one ulp; what is subnormal becomes 0. */
+static __device__ __forceinline__ float approximate_exp2(float x)
+{
+    float y;
+
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float approximate_reciprocal(float x)
+{
+    float y;
+
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* 128 threads of a block wait for each other; id is 1 … 15, for 0 is __syncthreads()'s. */
 static __device__ __forceinline__ void barrier_128(int id)
 {

@@ -3,8 +3,7 @@
  * dZ, and sums of its columns for the bias, in three ways: by atomic additions, a column a thread,
  * and by warps that read rows and reduce at the end, in the same pass as dZ.
  */
-#include "ops/cuda/device.cuh"
-#include "ops/linear/linear.h"
+#include "ops/linear/dz.cuh"
 
 #define THREADS 256
 #define WARPS   (THREADS / 32)
@@ -125,6 +124,43 @@ static __global__ void __launch_bounds__(THREADS) dz_rows(const linear_dz x)
     }
 }
 
+/* Likewise for what suits dz_suits(): a warp reads 512 bytes of a row at once. */
+template <int DTYPE, int ACTIVATION>
+static __global__ void __launch_bounds__(THREADS, 3) dz_rows_by_eight(const linear_dz x)
+{
+    __shared__ float all[WARPS][DZ_COLS];
+    int64_t across = (x.out + DZ_COLS - 1) / DZ_COLS;
+    int64_t parts = (x.rows + LINEAR_ROWS - 1) / LINEAR_ROWS;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+    for (int64_t block = blockIdx.x; block < across * parts; block += gridDim.x) {
+        int64_t part = block / across, col = block % across * DZ_COLS, j = col + lane * 8;
+        int64_t last = part * LINEAR_ROWS + LINEAR_ROWS;
+        float sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+
+        last = last < x.rows ? last : x.rows;
+        if (j < x.out)
+            dz_rows_of_lane<DTYPE, ACTIVATION, 4>(x, part * LINEAR_ROWS + warp, last, WARPS, j,
+                                                  sums);
+        if (!x.sums)
+            continue;
+#pragma unroll
+        for (int c = 0; c < 8; c += 4)
+            *(float4 *)&all[warp][lane * 8 + c] =
+                make_float4(sums[c], sums[c + 1], sums[c + 2], sums[c + 3]);
+        __syncthreads();
+        if (col + threadIdx.x < x.out) {
+            float sum = 0;
+
+#pragma unroll
+            for (int w = 0; w < WARPS; w++)
+                sum += all[w][threadIdx.x];
+            x.sums[part * x.out + col + threadIdx.x] = sum;
+        }
+        __syncthreads();
+    }
+}
+
 static __global__ void __launch_bounds__(THREADS)
     finish_bias(const float *sums, int64_t parts, int64_t out, void *grad_bias, int dtype,
                 int accumulate)
@@ -145,6 +181,36 @@ static unsigned blocks_for(int64_t blocks)
     return (unsigned)(blocks < 1 << 20 ? blocks : 1 << 20);
 }
 
+template <int DTYPE> static void launch_by_eight_of(const struct linear_dz *x, void *stream)
+{
+    unsigned blocks = blocks_for((x->out + DZ_COLS - 1) / DZ_COLS * linear_parts(x->rows));
+
+    switch (x->activation) {
+    case GPUNVME_OPS_ACT_RELU:
+        LAUNCH((dz_rows_by_eight<DTYPE, GPUNVME_OPS_ACT_RELU>), blocks, THREADS, stream, *x);
+        break;
+    case GPUNVME_OPS_ACT_GELU:
+        LAUNCH((dz_rows_by_eight<DTYPE, GPUNVME_OPS_ACT_GELU>), blocks, THREADS, stream, *x);
+        break;
+    case GPUNVME_OPS_ACT_GELU_TANH:
+        LAUNCH((dz_rows_by_eight<DTYPE, GPUNVME_OPS_ACT_GELU_TANH>), blocks, THREADS, stream, *x);
+        break;
+    case GPUNVME_OPS_ACT_SILU:
+        LAUNCH((dz_rows_by_eight<DTYPE, GPUNVME_OPS_ACT_SILU>), blocks, THREADS, stream, *x);
+        break;
+    default:
+        LAUNCH((dz_rows_by_eight<DTYPE, GPUNVME_OPS_ACT_NONE>), blocks, THREADS, stream, *x);
+    }
+}
+
+static void launch_by_eight(const struct linear_dz *x, void *stream)
+{
+    if (x->dtype == GPUNVME_OPS_F16)
+        launch_by_eight_of<GPUNVME_OPS_F16>(x, stream);
+    else
+        launch_by_eight_of<GPUNVME_OPS_BF16>(x, stream);
+}
+
 gpunvme_ops_status_t linear_dz_atomic(const struct linear_dz *x, void *stream)
 {
     LAUNCH(dz_atomic, blocks_for((x->rows * x->out + THREADS - 1) / THREADS), THREADS, stream, *x);
@@ -153,6 +219,10 @@ gpunvme_ops_status_t linear_dz_atomic(const struct linear_dz *x, void *stream)
 
 gpunvme_ops_status_t linear_dz_rows(const struct linear_dz *x, void *stream)
 {
+    if (dz_suits(x)) {
+        launch_by_eight(x, stream);
+        return cuda_status(cudaGetLastError(), "launching dZ");
+    }
     LAUNCH(dz_rows, blocks_for((x->out + COLS - 1) / COLS * linear_parts(x->rows)), THREADS, stream,
            *x);
     return cuda_status(cudaGetLastError(), "launching dZ");

@@ -119,6 +119,11 @@ template <typename VECTOR> static inline void __stwb(VECTOR *to, VECTOR x)
     *to = x;
 }
 
+template <typename VECTOR> static inline VECTOR __ldcs(const VECTOR *from)
+{
+    return *from;
+}
+
 static inline void atomicAdd(float *to, float x)
 {
     *to += x;
@@ -222,6 +227,17 @@ static inline uint32_t to_tf32(float x)
 
     memcpy(&bits, &x, sizeof(bits));
     return (bits & 0x7fffffff) >= 0x7f800000 ? bits : (bits + 0x1000) & ~0x1fffu;
+}
+
+/* (Results that are subnormal may be 0 or not.) */
+static inline float approximate_exp2(float x)
+{
+    return exp2f(x);
+}
+
+static inline float approximate_reciprocal(float x)
+{
+    return 1 / x;
 }
 
 static inline void barrier_128(int id)

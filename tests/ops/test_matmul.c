@@ -643,6 +643,32 @@ static void tf32_is_right_whichever_way_matrices_lie(void **state)
         }
 }
 
+/* tf32 with aligned rows: the smaller operand, and only where both lie along m or n. */
+static void hopper_copies_only_what_it_cannot_read(void **state)
+{
+    (void)state;
+    if (!has("hopper")) {
+        printf("SKIP: no sm_90a\n");
+        skip();
+    }
+    for (int t = 0; t < 4; t++) {
+        struct request q = {.shape = {128, 96, 64, 1}, .compute = GPUNVME_OPS_COMPUTE_TF32};
+        struct gpunvme_ops_exec exec = {.device = TEST_DEVICE, .variant = "hopper"};
+        struct operands x;
+        struct gpunvme_matmul p;
+        size_t nbytes = 77;
+
+        q.ta = t & 1;
+        q.tb = t >> 1;
+        q.alpha = 1;
+        x = make(&q);
+        p = describe(&q, &x);
+        expect_ok(gpunvme_matmul_workspace(&p, &exec, &nbytes));
+        assert_int_equal(nbytes, q.ta && !q.tb ? 96 * 64 * sizeof(float) : 0);
+        drop(&x);
+    }
+}
+
 /* Rungs are told apart by what they read. */
 static void metrics_fall_from_rung_to_rung(void **state)
 {
@@ -812,6 +838,7 @@ int main(void)
 #else
         cmocka_unit_test(several_tiles_are_right_however_operands_lie),
         cmocka_unit_test(tf32_is_right_whichever_way_matrices_lie),
+        cmocka_unit_test(hopper_copies_only_what_it_cannot_read),
         cmocka_unit_test(metrics_fall_from_rung_to_rung),
         cmocka_unit_test(more_tiles_than_multiprocessors_are_right),
         cmocka_unit_test(misaligned_pointers_are_no_error_of_autos),

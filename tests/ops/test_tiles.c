@@ -224,24 +224,26 @@ static bool from_all_banks(const uint32_t *at)
     return banks == 0xffff;
 }
 
-/* f32 along m or n: what a warp group's threads read is all of its 64 lines x 32 of k, once. */
+/* f32: what a warp group's threads read is all of its 64 lines x 32 of k, once. */
 static void fragments_are_where_the_copy_engine_put_them(void **state)
 {
-    bool seen[64][32] = {{false}};
-
     (void)state;
-    for (uint32_t thread = 0; thread < 128; thread++)
-        for (uint32_t h = 0; h < 2; h++)
-            for (uint32_t k = thread % 4; k < 32; k += 4) {
-                uint32_t line = hopper_fragment_line(thread) + h;
-                /* Boxes of 32 lines, rows of k. */
-                uint32_t box = line / 32 * (uint32_t)HOPPER_TF32_BOX;
+    for (int mn = 0; mn < 2; mn++) {
+        bool seen[64][32] = {{false}};
 
-                assert_true(line < 64 && !seen[line][k]);
-                seen[line][k] = true;
-                assert_int_equal(hopper_fragment_place(line, k),
-                                 swizzled(box + k * 128 + line % 32 * 4));
-            }
+        for (uint32_t thread = 0; thread < 128; thread++)
+            for (uint32_t h = 0; h < 2; h++)
+                for (uint32_t k = thread % 4; k < 32; k += 4) {
+                    uint32_t line = hopper_fragment_line(mn, thread) + h * hopper_fragment_next(mn);
+                    /* Boxes of 32 lines, rows of k; or rows of lines. */
+                    uint32_t box = line / 32 * (uint32_t)HOPPER_TF32_BOX;
+                    uint32_t at = mn ? box + k * 128 + line % 32 * 4 : line * 128 + k * 4;
+
+                    assert_true(line < 64 && !seen[line][k]);
+                    seen[line][k] = true;
+                    assert_int_equal(hopper_fragment_place(mn, line, k), swizzled(at));
+                }
+    }
     assert_int_equal(2 * HOPPER_TF32_BOX, HOPPER_BLOCK);
 }
 
@@ -253,8 +255,18 @@ static void fragments_are_read_from_all_banks(void **state)
             uint32_t at[16];
 
             for (uint32_t i = 0; i < 16; i++)
-                at[i] = hopper_fragment_place(hopper_fragment_line(half * 16 + i), k + i % 4);
+                at[i] = hopper_fragment_place(1, hopper_fragment_line(1, half * 16 + i), k + i % 4);
             assert_true(from_all_banks(at));
+        }
+    for (uint32_t warp = 0; warp < 4; warp++)
+        for (uint32_t k = 0; k < 32; k += 4) {
+            uint32_t banks = 0;
+
+            for (uint32_t i = 0; i < 32; i++)
+                banks |= 1u << hopper_fragment_place(0, hopper_fragment_line(0, warp * 32 + i),
+                                                     k + i % 4) /
+                                   4 % 32;
+            assert_int_equal(banks, 0xffffffff);
         }
 }
 
@@ -273,21 +285,26 @@ static void sums_of_fragments_leave_as_the_copy_engine_expects(void **state)
             }
 }
 
+/* (That of exchanged operands is along n.) */
 static void sums_of_fragments_are_written_to_all_banks(void **state)
 {
+    static const int ways[3][2] = {{0, 0}, {1, 0}, {1, 1}};
+
     (void)state;
-    for (int exchanged = 0; exchanged < 2; exchanged++)
+    for (int way = 0; way < 3; way++)
         for (uint32_t half = 0; half < 8; half++)
             for (uint32_t col = 0; col < 32; col += 8)
                 for (uint32_t i = 0; i < 2; i++) {
+                    int mn = ways[way][0], exchanged = ways[way][1];
                     uint32_t at[16];
 
                     for (uint32_t lane = 0; lane < 16; lane++) {
-                        uint32_t line = hopper_fragment_line(half * 16 + lane);
+                        uint32_t line = hopper_fragment_line(mn, half * 16 + lane);
+                        uint32_t next = line + i * hopper_fragment_next(mn);
                         uint32_t j = col + lane % 4 * 2;
 
                         at[lane] = exchanged ? hopper_sum_place(1, line, j + i)
-                                             : hopper_sum_place(0, line + i, j);
+                                             : hopper_sum_place(0, next, j);
                     }
                     assert_true(from_all_banks(at));
                 }

@@ -77,7 +77,15 @@ static __device__ __forceinline__ void store_shared16(uint32_t to, const uint32_
                  : "memory");
 }
 
-/* Two words, aligned to 8 bytes. */
+/* A word, and two aligned to 8 bytes. */
+static __device__ __forceinline__ uint32_t load_shared4(uint32_t from)
+{
+    uint32_t x;
+
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
+    return x;
+}
+
 static __device__ __forceinline__ void load_shared8(uint32_t &x, uint32_t &y, uint32_t from)
 {
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "r"(from) : "memory");

@@ -212,19 +212,17 @@ static int can_copy_to(const struct cuda_product *p, const void *to, int64_t ld,
 }
 
 /*
- * What a linear layer adds is done on the way if operands lie as they do there and have 16 bits.
- * In f32 the copy engine has been taught so far where an operand lies across.
+ * Results of the type that the kernel is for can leave so if C is only written. What a linear layer
+ * adds is done on the way if operands lie as they do there and have 16 bits.
  */
 static int copies_out(const struct cuda_product *p, const struct sides *s)
 {
     int plain = !p->bias && !p->preact && p->activation == GPUNVME_OPS_ACT_NONE;
-    int taught = p->dtype == GPUNVME_OPS_F32 ? lies_across(&s->a) || lies_across(&s->b)
-                                             : p->out_dtype != GPUNVME_OPS_F32;
 
-    if (!taught || p->beta != 0 || !can_copy_to(p, p->c, p->ldc, p->stride_c))
+    if (p->out_dtype != p->dtype || p->beta != 0 || !can_copy_to(p, p->c, p->ldc, p->stride_c))
         return 0;
-    return plain || (p->dtype != GPUNVME_OPS_F32 && p->dtype == p->out_dtype && !s->a.mn &&
-                     !s->b.mn && p->alpha == 1 && p->batch == 1 && (uintptr_t)p->bias % 4 == 0 &&
+    return plain || (p->dtype != GPUNVME_OPS_F32 && !s->a.mn && !s->b.mn && p->alpha == 1 &&
+                     p->batch == 1 && (uintptr_t)p->bias % 4 == 0 &&
                      (!p->preact || can_copy_to(p, p->preact, p->ld_preact, 0)));
 }
 

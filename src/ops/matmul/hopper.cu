@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Rung 6, hopper: what sm_90a has for this and nothing before it had.
+ * Rung 6, hopper: what sm_90a has for this and nothing before it had. (f32: hopper_tf32.cu.)
  *
  *  - The copy engine (TMA) brings tiles to shared memory, four stages ahead: one thread asks for
  *    them, no registers, no addresses, zeros beyond the edges.
@@ -48,8 +48,7 @@ static __device__ __forceinline__ void load_stage(const hopper_work &work, uint3
 
 /* One thread: all loads of all tiles. */
 template <int MN_A, int MN_B>
-static __device__ __forceinline__ void produce(const hopper_work &work, const memory &mem,
-                                               int width)
+static __device__ __forceinline__ void produce(const hopper_work &work, const memory &mem)
 {
     uint32_t rank = cluster_rank(), size = cluster_size();
     uint32_t pairs = hopper_grid_size(&work.grid);
@@ -65,7 +64,7 @@ static __device__ __forceinline__ void produce(const hopper_work &work, const me
             mbarrier_wait(mem.empty + t.stage * 8, t.parity ^ 1);
             mbarrier_arrive_expecting(full, HOPPER_STAGE_NBYTES);
             load_stage<MN_A, MN_B>(work, mem.stages + t.stage * HOPPER_STAGE_NBYTES, full, at, row,
-                                   step * width, rank, size);
+                                   step * 64, rank, size);
             advance(t);
         }
     }
@@ -86,10 +85,8 @@ static __device__ __forceinline__ void multiply_stage(float (&sums)[128], uint32
 
         if (DTYPE == GPUNVME_OPS_F16)
             wgmma_f16<MN_A, MN_B>(sums, xi, yi, accumulate);
-        else if (DTYPE == GPUNVME_OPS_BF16)
-            wgmma_bf16<MN_A, MN_B>(sums, xi, yi, accumulate);
         else
-            wgmma_tf32(sums, xi, yi, accumulate);
+            wgmma_bf16<MN_A, MN_B>(sums, xi, yi, accumulate);
     }
     wgmma_commit();
 }
@@ -128,7 +125,7 @@ static __device__ __forceinline__ void consume(const hopper_work &work, const me
     uint32_t rank = cluster_rank(), size = cluster_size();
     uint32_t out = mem.out + group * HOPPER_OUT_NBYTES;
     float *floats = (float *)(dynamic + (out - shared_address(dynamic)));
-    bool biased = DTYPE != GPUNVME_OPS_F32 && !MN_A && !MN_B && work.begins_with_bias;
+    bool biased = !MN_A && !MN_B && work.begins_with_bias;
     uint32_t pairs = hopper_grid_size(&work.grid), step = gridDim.x / size;
     uint32_t i = blockIdx.x / size;
     hopper_place at = hopper_place_of(&work.grid, i);
@@ -151,7 +148,7 @@ static __device__ __forceinline__ void consume(const hopper_work &work, const me
             if (biased)
                 ask_for_bias(bias, work, at.col);
         }
-        if (DTYPE != GPUNVME_OPS_F32 && work.copies_out)
+        if (work.copies_out)
             copy_out_any<DTYPE, MN_A || MN_B>(work, out, sums, now.batch, (int)row, (int)now.col,
                                               group);
         else
@@ -174,7 +171,7 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     if (threadIdx.x < 128) {
         registers_give_back<40>();
         if (threadIdx.x == 0)
-            produce<MN_A, MN_B>(work, mem, DTYPE == GPUNVME_OPS_F32 ? 32 : 64);
+            produce<MN_A, MN_B>(work, mem);
     } else {
         registers_take<232>();
         /* One number for the warp, so that the compiler has descriptors in uniform registers. */
@@ -197,9 +194,7 @@ const void *hopper_kernel(int dtype, int mn_a, int mn_b)
                                                  KERNELS(GPUNVME_OPS_BF16)};
 
     if (dtype == GPUNVME_OPS_F32)
-        return mn_a && mn_b   ? NULL
-               : mn_a || mn_b ? hopper_tf32_kernel(mn_b)
-                              : (const void *)multiply<GPUNVME_OPS_F32, 0, 0>;
+        return hopper_tf32_kernel(mn_a, mn_b);
     return kernels[dtype - GPUNVME_OPS_F16][mn_a][mn_b];
 }
 

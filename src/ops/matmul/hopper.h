@@ -78,31 +78,41 @@ GPUNVME_FN uint32_t hopper_result_place(uint32_t row, uint32_t chunk)
 
 /*
  * With f32, wgmma takes what lies along m or n only from registers, and only as its first operand,
- * of 64 lines. In shared memory it is boxes of 32 lines (128 bytes) by 32 of k, HOPPER_TF32_BOX
- * bytes each. Thread t of a warp group has lines hopper_fragment_line(t) and the next one, of
- * k = t % 4 and 4 more ("Register Fragments" there). Which lines wgmma takes for those is ours to
- * choose, if results are found there again: neighbours, so that both are read and written at once,
- * and those of eight lanes so that half a warp reads from all banks, and writes its sums to all:
- * it reads 16 bytes number c and c ^ 5 of rows r to r + 3, and writes those of four even or odd
- * rows.
+ * of 64 lines. In shared memory that is boxes of 32 lines (128 bytes) by 32 of k, HOPPER_TF32_BOX
+ * bytes each; or a block, if it lies along k. A thread has two lines of k = thread % 4 and each
+ * fourth from there ("Register Fragments" there). Which lines wgmma takes for those is ours to
+ * choose, if results are found there again, so that warps read from all banks and write sums to
+ * all:
+ *
+ *  - along m or n: two neighbours, read and written at once by half a warp at a time, which reads
+ * 16 bytes number c and c ^ 5 of rows r to r + 3 and writes those of four even or odd rows;
+ *  - along k: eight different rows by a warp, four even and four odd.
  */
 enum {
     HOPPER_TF32_BOX = 32 * HOPPER_WIDTH,
     HOPPER_TF32_PARTS = 8, /* of a warp group's sums on their way out, 32 columns of sums each */
 };
 
-GPUNVME_FN uint32_t hopper_fragment_line(uint32_t thread)
+/* A thread's first line; the second is hopper_fragment_next() further. */
+GPUNVME_FN uint32_t hopper_fragment_line(int mn_contiguous, uint32_t thread)
 {
     uint32_t warp = thread / 32, group = thread % 32 / 4;
     uint32_t chunk = (group / 2 % 2 * 5) ^ (group / 4 * 2) ^ warp % 2;
 
-    return warp / 2 * 32 + chunk * 4 + group % 2 * 2;
+    return mn_contiguous ? warp / 2 * 32 + chunk * 4 + group % 2 * 2
+                         : warp * 16 + group % 4 * 2 + group / 4;
+}
+
+GPUNVME_FN uint32_t hopper_fragment_next(int mn_contiguous)
+{
+    return mn_contiguous ? 1 : 8;
 }
 
 /* Where line `line` of the operand at `k` is, in bytes. */
-GPUNVME_FN uint32_t hopper_fragment_place(uint32_t line, uint32_t k)
+GPUNVME_FN uint32_t hopper_fragment_place(int mn_contiguous, uint32_t line, uint32_t k)
 {
-    return line / 32 * HOPPER_TF32_BOX + hopper_swizzle(k, line % 32 * 4);
+    return mn_contiguous ? line / 32 * HOPPER_TF32_BOX + hopper_swizzle(k, line % 32 * 4)
+                         : hopper_swizzle(line, k * 4);
 }
 
 /*

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-/* (In hopper_tf32_kernel()'s, which may exchange A and B, a and b are its first and second.) */
+/* (For hopper_tf32_kernel()s, which may exchange A and B, a and b are their first and second.) */
 struct hopper_work {
     CUtensorMap a, b, c, preact;
     struct cuda_product product;
@@ -25,14 +25,12 @@ struct hopper_work {
     int begins_with_bias; /* for then sums begin with it */
 };
 
-/* The kernel for a type and orientation; NULL if there is none. */
-const void *hopper_kernel(int dtype, int mn_a, int mn_b);
-
 /*
- * That for f32 of which one operand, the first, lies along m or n. `exchanged`: it is B, and the
- * product is made as the transpose of B^T A^T.
+ * The kernel for a type and orientation; NULL if there is none. For f32 they are hopper_tf32.cu's,
+ * which has none if both lie along m or n, and of B that does makes the first operand.
  */
-const void *hopper_tf32_kernel(int exchanged);
+const void *hopper_kernel(int dtype, int mn_a, int mn_b);
+const void *hopper_tf32_kernel(int mn_a, int mn_b);
 
 /*
  * Copies an operand of `lines` x k elements, wherever they lie, to rows of `pitch` elements that

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Rung 6, hopper, for f32 of which one operand lies along m or n: wgmma takes such 32-bit operands
- * from registers only, and only as its first. So that operand is the first, whichever it is (B is
- * by C^T = B^T A^T), and warps that multiply read it from shared memory themselves: fragments of a
- * stage while the one before is multiplied. All else is as in hopper.cu.
+ * Rung 6, hopper, for f32. wgmma takes 32-bit operands that lie along m or n from registers only,
+ * and only as its first. So one that does is the first, whichever it is (B is by C^T = B^T A^T),
+ * and warps that multiply read it from shared memory themselves: fragments of a stage while the one
+ * before is multiplied. If both lie along k, A is read so, too. All else is as in hopper.cu.
  *
  * A stage is empty when both have been read: fragments have when they are multiplied.
  */
@@ -12,6 +12,7 @@
 #ifdef HAVE_HOPPER
 /* The loads of one stage: 128 lines of the first operand from `row`, 256 of the second from `col`.
  */
+template <int MN>
 static __device__ __forceinline__ void load_stage(const hopper_work &work, uint32_t a,
                                                   uint32_t full, const hopper_place &at, int row,
                                                   int k, uint32_t rank, uint32_t size)
@@ -19,8 +20,11 @@ static __device__ __forceinline__ void load_stage(const hopper_work &work, uint3
     int z = (int)at.batch, col = (int)at.col;
     int za = z * work.a_batch, zb = z * work.b_batch;
 
-    for (int box = 0; box < HOPPER_TILE_M / 32; box++)
-        tensor_load(a + box * HOPPER_TF32_BOX, &work.a, row + box * 32, k, za, full);
+    if (MN)
+        for (int box = 0; box < HOPPER_TILE_M / 32; box++)
+            tensor_load(a + box * HOPPER_TF32_BOX, &work.a, row + box * 32, k, za, full);
+    else
+        tensor_load(a, &work.a, k, row, za, full);
     for (uint32_t half = rank; half < 2; half += size) {
         uint32_t to = a + HOPPER_A_NBYTES + half * (HOPPER_B_NBYTES / 2);
         int y = col + (int)half * (HOPPER_TILE_N / 2);
@@ -33,6 +37,7 @@ static __device__ __forceinline__ void load_stage(const hopper_work &work, uint3
 }
 
 /* One thread: all loads of all tiles. */
+template <int MN>
 static __device__ __forceinline__ void produce(const hopper_work &work, const memory &mem)
 {
     uint32_t rank = cluster_rank(), size = cluster_size();
@@ -48,24 +53,29 @@ static __device__ __forceinline__ void produce(const hopper_work &work, const me
 
             mbarrier_wait(mem.empty + t.stage * 8, t.parity ^ 1);
             mbarrier_arrive_expecting(full, HOPPER_STAGE_NBYTES);
-            load_stage(work, mem.stages + t.stage * HOPPER_STAGE_NBYTES, full, at, row, step * 32,
-                       rank, size);
+            load_stage<MN>(work, mem.stages + t.stage * HOPPER_STAGE_NBYTES, full, at, row,
+                           step * 32, rank, size);
             advance(t);
         }
     }
 }
 
 /* This thread's fragments of a stage: two lines, and each fourth of 32 k. */
+template <int MN>
 static __device__ __forceinline__ void load_fragments(wgmma_fragments &x, uint32_t a)
 {
-    uint32_t line = hopper_fragment_line(threadIdx.x % 128), k = threadIdx.x % 4;
-    uint32_t low = a + hopper_fragment_place(line, k),
-             high = a + hopper_fragment_place(line, k + 4);
+    uint32_t line = hopper_fragment_line(MN, threadIdx.x % 128), k = threadIdx.x % 4;
 
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        load_shared8(x.x[4 * i], x.x[4 * i + 1], low + i * 8 * HOPPER_WIDTH);
-        load_shared8(x.x[4 * i + 2], x.x[4 * i + 3], high + i * 8 * HOPPER_WIDTH);
+    for (int i = 0; i < 8; i++) {
+        uint32_t from = a + hopper_fragment_place(MN, line, MN ? i % 2 * 4 + k : i * 4 + k);
+
+        if (MN) {
+            load_shared8(x.x[2 * i], x.x[2 * i + 1], from + i / 2 * 8 * HOPPER_WIDTH);
+        } else {
+            x.x[2 * i] = load_shared4(from);
+            x.x[2 * i + 1] = load_shared4(from + hopper_fragment_next(0) * HOPPER_WIDTH);
+        }
     }
 }
 
@@ -73,16 +83,16 @@ static __device__ __forceinline__ void load_fragments(wgmma_fragments &x, uint32
  * Multiplies one stage. When the one before, of fragments `last`, has been multiplied while this
  * one's were fetched, that is empty.
  */
-static __device__ __forceinline__ void multiply_stage(const memory &mem, turn &t,
-                                                      float (&sums)[128], wgmma_fragments &now,
-                                                      wgmma_fragments &last, int &before, int group,
-                                                      uint32_t size)
+template <int MN>
+static __device__ __forceinline__ void
+multiply_stage(const memory &mem, turn &t, float (&sums)[128], wgmma_fragments &now,
+               wgmma_fragments &last, int &before, int group, uint32_t size)
 {
     uint32_t a = mem.stages + t.stage * HOPPER_STAGE_NBYTES;
     uint64_t y = hopper_tile_descriptor(a + HOPPER_A_NBYTES, 0);
 
     mbarrier_wait(mem.full + t.stage * 8, t.parity);
-    load_fragments(now, a + group * HOPPER_BLOCK);
+    load_fragments<MN>(now, a + group * HOPPER_BLOCK);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -99,6 +109,7 @@ static __device__ __forceinline__ void multiply_stage(const memory &mem, turn &t
 }
 
 /* All of k for one tile. */
+template <int MN>
 static __device__ __forceinline__ void multiply_tile(const hopper_work &work, const memory &mem,
                                                      turn &t, float (&sums)[128], int group,
                                                      uint32_t size)
@@ -108,9 +119,9 @@ static __device__ __forceinline__ void multiply_tile(const hopper_work &work, co
 
 #pragma unroll 1
     for (int step = 0; step < work.steps; step += 2) {
-        multiply_stage(mem, t, sums, x, y, before, group, size);
+        multiply_stage<MN>(mem, t, sums, x, y, before, group, size);
         if (step + 1 < work.steps)
-            multiply_stage(mem, t, sums, y, x, before, group, size);
+            multiply_stage<MN>(mem, t, sums, y, x, before, group, size);
     }
     wgmma_wait_for(sums);
     wgmma_wait_keeping<0>(x);
@@ -120,15 +131,15 @@ static __device__ __forceinline__ void multiply_tile(const hopper_work &work, co
 }
 
 /* One part of a group's sums, 64 lines by 32 columns, to two boxes. */
-template <int EXCHANGED>
+template <int MN, int EXCHANGED>
 static __device__ __forceinline__ void put_part(uint32_t to, const float (&sums)[128], int part,
                                                 float factor)
 {
-    uint32_t line = hopper_fragment_line(threadIdx.x % 128), col = threadIdx.x % 4 * 2;
+    uint32_t line = hopper_fragment_line(MN, threadIdx.x % 128), col = threadIdx.x % 4 * 2;
 
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        const float *x = &sums[part * 16 + j * 4]; /* x[2 h + i]: line + h, column + i */
+        const float *x = &sums[part * 16 + j * 4]; /* x[2 h + i]: line h, column + i */
 
 #pragma unroll
         for (int i = 0; i < 2; i++)
@@ -136,13 +147,14 @@ static __device__ __forceinline__ void put_part(uint32_t to, const float (&sums)
                 store_shared8(to + hopper_sum_place(1, line, 8 * j + col + i), factor * x[i],
                               factor * x[2 + i]);
             else
-                store_shared8(to + hopper_sum_place(0, line + i, 8 * j + col), factor * x[2 * i],
-                              factor * x[2 * i + 1]);
+                store_shared8(
+                    to + hopper_sum_place(0, line + i * hopper_fragment_next(MN), 8 * j + col),
+                    factor * x[2 * i], factor * x[2 * i + 1]);
     }
 }
 
 /* Sums of 64 lines go out by the copy engine, through two buffers. */
-template <int EXCHANGED>
+template <int MN, int EXCHANGED>
 static __device__ __forceinline__ void copy_out(const hopper_work &work, uint32_t out,
                                                 const float (&sums)[128], int batch, int line,
                                                 int col, int group)
@@ -158,7 +170,7 @@ static __device__ __forceinline__ void copy_out(const hopper_work &work, uint32_
         if (first)
             tensor_store_wait_read<1>();
         barrier_128(1 + group);
-        put_part<EXCHANGED>(buffer, sums, part, alpha);
+        put_part<MN, EXCHANGED>(buffer, sums, part, alpha);
         fence_async_proxy();
         barrier_128(1 + group);
         if (first) {
@@ -193,7 +205,7 @@ static __device__ __forceinline__ void finish_part(const cuda_product &p, const 
  * Likewise by threads, for what the copy engine can't do. (Code of which there is much is there
  * once; which part's sums it gets, is asked.)
  */
-template <int EXCHANGED>
+template <int MN, int EXCHANGED>
 static __device__ __forceinline__ void
 write_out(const hopper_work &work, unsigned char *dynamic, uint32_t out, const float (&sums)[128],
           int64_t batch, int64_t line, int64_t col, int group)
@@ -205,7 +217,7 @@ write_out(const hopper_work &work, unsigned char *dynamic, uint32_t out, const f
 #pragma unroll
         for (int i = 0; i < HOPPER_TF32_PARTS; i++)
             if (i == part)
-                put_part<EXCHANGED>(buffer, sums, i, 1);
+                put_part<MN, EXCHANGED>(buffer, sums, i, 1);
         barrier_128(1 + group); /* that the part before has been read, too */
         finish_part<EXCHANGED>(work.product,
                                (const float *)(dynamic + (buffer - shared_address(dynamic))), batch,
@@ -214,7 +226,7 @@ write_out(const hopper_work &work, unsigned char *dynamic, uint32_t out, const f
 }
 
 /* One of two warp groups: multiplies and writes 64 lines of each of the block's tiles. */
-template <int EXCHANGED>
+template <int MN, int EXCHANGED>
 static __device__ __forceinline__ void consume(const hopper_work &work, const memory &mem,
                                                unsigned char *dynamic, int group)
 {
@@ -228,18 +240,18 @@ static __device__ __forceinline__ void consume(const hopper_work &work, const me
         int64_t line = at.row + rank * HOPPER_TILE_M + group * 64;
         float sums[128];
 
-        multiply_tile(work, mem, t, sums, group, size);
+        multiply_tile<MN>(work, mem, t, sums, group, size);
         if (work.copies_out)
-            copy_out<EXCHANGED>(work, out, sums, (int)at.batch, (int)line, (int)at.col, group);
+            copy_out<MN, EXCHANGED>(work, out, sums, (int)at.batch, (int)line, (int)at.col, group);
         else
-            write_out<EXCHANGED>(work, dynamic, out, sums, at.batch, line, at.col, group);
+            write_out<MN, EXCHANGED>(work, dynamic, out, sums, at.batch, line, at.col, group);
     }
     if (work.copies_out && threadIdx.x % 128 == 0)
         tensor_store_wait_read<0>();
 }
 #endif
 
-template <int EXCHANGED>
+template <int MN, int EXCHANGED>
 static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     multiply_tf32(const __grid_constant__ hopper_work work)
 {
@@ -251,19 +263,23 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     if (threadIdx.x < 128) {
         registers_give_back<40>();
         if (threadIdx.x == 0)
-            produce(work, mem);
+            produce<MN>(work, mem);
     } else {
         registers_take<232>();
         /* One number for the warp, so that the compiler has descriptors in uniform registers. */
-        consume<EXCHANGED>(work, mem, dynamic,
-                           __shfl_sync(0xffffffffu, (int)threadIdx.x / 128 - 1, 0));
+        consume<MN, EXCHANGED>(work, mem, dynamic,
+                               __shfl_sync(0xffffffffu, (int)threadIdx.x / 128 - 1, 0));
     }
     __syncwarp();   /* the barrier takes warps whose threads come together */
     cluster_sync(); /* nobody leaves while another may write to it */
 #endif
 }
 
-const void *hopper_tf32_kernel(int exchanged)
+const void *hopper_tf32_kernel(int mn_a, int mn_b)
 {
-    return exchanged ? (const void *)multiply_tf32<1> : (const void *)multiply_tf32<0>;
+    if (mn_a && mn_b)
+        return NULL;
+    return mn_b   ? (const void *)multiply_tf32<1, 1>
+           : mn_a ? (const void *)multiply_tf32<1, 0>
+                  : (const void *)multiply_tf32<0, 0>;
 }

@@ -323,6 +323,15 @@ void store_shared16(uint32_t to, const uint32_t (&x)[4])
     memcpy(emulate_shared(to), x, 16);
 }
 
+uint32_t load_shared4(uint32_t from)
+{
+    uint32_t x;
+
+    check_aligned(from, 4);
+    memcpy(&x, emulate_shared(from), 4);
+    return x;
+}
+
 void load_shared8(uint32_t &x, uint32_t &y, uint32_t from)
 {
     check_aligned(from, 8);

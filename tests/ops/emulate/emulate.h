@@ -177,6 +177,7 @@ void load_matrices(uint32_t (&x)[4], uint32_t from);
 void load_matrices_transposed(uint32_t (&x)[4], uint32_t from);
 void store_matrices(uint32_t to, const uint32_t (&x)[4]);
 void store_shared16(uint32_t to, const uint32_t (&x)[4]);
+uint32_t load_shared4(uint32_t from);
 void load_shared8(uint32_t &x, uint32_t &y, uint32_t from);
 void store_shared8(uint32_t to, float x, float y);
 void emulate_mma(int type, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);

@@ -8,7 +8,10 @@
 #include "ops/matmul/hopper_pipeline.cuh"
 
 #ifdef HAVE_HOPPER
-/* Bits of two neighbours of the bias for each eight columns, asked for while others multiply. */
+/*
+ * Bits of two neighbours of the bias for each eight columns, asked for while others multiply; zeros
+ * if sums do not begin with it.
+ */
 struct hopper_bias {
     uint32_t pairs[HOPPER_TILE_N / 8];
 };
@@ -21,8 +24,9 @@ static __device__ __forceinline__ void ask_for_bias(hopper_bias &bias, const hop
 
 #pragma unroll
     for (int i = 0; i < HOPPER_TILE_N / 8; i++)
-        bias.pairs[i] =
-            first + i * 8 < work.product.n ? *(const uint32_t *)(from + first + i * 8) : 0;
+        bias.pairs[i] = work.begins_with_bias && first + i * 8 < work.product.n
+                            ? *(const uint32_t *)(from + first + i * 8)
+                            : 0;
 }
 
 /* Sums begin with the bias: it costs no addition. */

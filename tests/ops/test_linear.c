@@ -43,7 +43,9 @@ struct request {
     struct shape shape;
     int activation, dtype, grad_dtype;
     bool bias, preact, accumulate;
-    bool aligned; /* rows begin at multiples of 16 bytes */
+    bool aligned;  /* rows begin at multiples of 16 bytes */
+    bool no_bias;  /* its gradient is not wanted */
+    int64_t every; /* only every so many-th element of each row is looked at; 0: all */
     int threads;
 };
 
@@ -245,6 +247,7 @@ static void activations_hold_at_the_ends(void **state)
 
 struct gradients {
     struct mat x, w, grad_y, preact, grad_x, grad_w, grad_b;
+    double *dz; /* what it should be */
 };
 
 static struct gradients make(const struct request *q)
@@ -258,12 +261,22 @@ static struct gradients make(const struct request *q)
         mat_new(s->rows, s->in, pad(q, 5), 1, q->dtype),
         mat_new(s->out, s->in, pad(q, 7), 1, q->grad_dtype),
         mat_new(1, s->out, 0, 1, q->grad_dtype),
+        malloc((size_t)(s->rows * s->out + 1) * sizeof(double)),
     };
 
+    assert_non_null(g.dz);
     mat_random(&g.x, &rng);
     mat_random(&g.w, &rng);
     mat_random(&g.grad_y, &rng);
     mat_random(&g.preact, &rng);
+    for (int64_t i = 0; i < s->rows; i++)
+        for (int64_t j = 0; j < s->out; j++) {
+            double grad = mat_get(&g.grad_y, 0, i, j);
+
+            if (q->activation)
+                grad *= slope(q->activation, mat_get(&g.preact, 0, i, j));
+            g.dz[i * s->out + j] = grad;
+        }
     mat_poison(&g.grad_x);
     if (q->accumulate) {
         mat_random(&g.grad_w, &rng);
@@ -284,6 +297,7 @@ static void drop(struct gradients *g)
     mat_free(&g->grad_x);
     mat_free(&g->grad_w);
     mat_free(&g->grad_b);
+    free(g->dz);
 }
 
 static struct gpunvme_linear_grad describe(const struct request *q, const struct gradients *g)
@@ -348,9 +362,7 @@ static void run_backward(const char *variant, const struct request *q,
 
 static double dz_of(const struct request *q, const struct gradients *g, int64_t i, int64_t j)
 {
-    double grad = mat_get(&g->grad_y, 0, i, j);
-
-    return q->activation ? grad * slope(q->activation, mat_get(&g->preact, 0, i, j)) : grad;
+    return g->dz[i * q->shape.out + j];
 }
 
 /* dZ is off by a few ulps of grad_y, for slopes are at most 1.13; f64's difference by 1e-9. */
@@ -364,10 +376,16 @@ static double dz_error(const struct request *q)
     return DZ_ERROR + (rounded ? rounding(q->dtype, 1) : 0);
 }
 
+/* Of a row's elements, when not all are: another in each row. */
+static int64_t first_seen(const struct request *q, int64_t row)
+{
+    return q->every ? row * 7 % q->every : 0;
+}
+
 static void expect_grad_x(const char *variant, const struct request *q, const struct gradients *g)
 {
     for (int64_t i = 0; i < q->shape.rows; i++)
-        for (int64_t k = 0; k < q->shape.in; k++) {
+        for (int64_t k = first_seen(q, i); k < q->shape.in; k += q->every ? q->every : 1) {
             double sum = 0, size = 0;
 
             for (int64_t j = 0; j < q->shape.out; j++) {
@@ -384,7 +402,7 @@ static void expect_grad_weight(const char *variant, const struct request *q,
                                const struct gradients *g, const struct mat *before)
 {
     for (int64_t j = 0; j < q->shape.out; j++)
-        for (int64_t k = 0; k < q->shape.in; k++) {
+        for (int64_t k = first_seen(q, j); k < q->shape.in; k += q->every ? q->every : 1) {
             double sum = q->accumulate ? mat_get(before, 0, j, k) : 0, size = fabs(sum);
 
             for (int64_t i = 0; i < q->shape.rows; i++) {
@@ -420,10 +438,13 @@ static void test_backward(const char *variant, void *arg)
     struct mat weight_before = mat_copy(&g.grad_w), bias_before = mat_copy(&g.grad_b);
     struct gpunvme_linear_grad p = describe(q, &g);
 
+    if (q->no_bias)
+        p.grad_bias = NULL;
     run_backward(variant, q, &p);
     expect_grad_x(variant, q, &g);
     expect_grad_weight(variant, q, &g, &weight_before);
-    expect_grad_bias(variant, q, &g, &bias_before);
+    if (!q->no_bias)
+        expect_grad_bias(variant, q, &g, &bias_before);
     mat_expect_padding(&g.grad_x);
     mat_expect_padding(&g.grad_w);
     mat_free(&weight_before);
@@ -469,6 +490,43 @@ static void backward_is_right_with_aligned_rows(void **state)
                                       .accumulate = activation % 2,
                                       .aligned = true});
 }
+
+/*
+ * Where one kernel makes dZ and multiplies it: several of its pieces down and across, edges within
+ * them, all activations, with and without each of the rest.
+ */
+static void dz_made_beside_the_product_is_right(void **state)
+{
+    static const struct shape some[] = {{300, 72, 1096}, {33, 264, 136}, {129, 80, 1024}};
+
+    (void)state;
+    for (int activation = 0; activation < GPUNVME_OPS_NACTS; activation++)
+        for (int dtype = GPUNVME_OPS_F16; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+            for (int i = 0; i < 3; i++)
+                test_backward("auto", &(struct request){.shape = some[i],
+                                                        .activation = activation,
+                                                        .dtype = dtype,
+                                                        .grad_dtype = i == 1 ? 0 : dtype,
+                                                        .accumulate = i == 1,
+                                                        .no_bias = i == 2,
+                                                        .aligned = true,
+                                                        .every = 9});
+}
+
+#if defined(OPS_TEST_CUDA) && !defined(OPS_TEST_EMULATED)
+/* More tiles than a GPU has room for at once, so that blocks wait for pieces made meanwhile. */
+static void dz_made_while_blocks_have_several_tiles_is_right(void **state)
+{
+    (void)state;
+    for (int dtype = GPUNVME_OPS_F16; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+        test_backward("auto", &(struct request){.shape = {6600, 1640, 3080},
+                                                .activation = GPUNVME_OPS_ACT_GELU,
+                                                .dtype = dtype,
+                                                .grad_dtype = dtype,
+                                                .aligned = true,
+                                                .every = 1601});
+}
+#endif
 
 static void gradients_of_parameters_can_be_added_to(void **state)
 {
@@ -619,6 +677,10 @@ int main(void)
         cmocka_unit_test(activations_hold_at_the_ends),
         cmocka_unit_test(backward_is_right_for_every_activation),
         cmocka_unit_test(backward_is_right_with_aligned_rows),
+        cmocka_unit_test(dz_made_beside_the_product_is_right),
+#if defined(OPS_TEST_CUDA) && !defined(OPS_TEST_EMULATED)
+        cmocka_unit_test(dz_made_while_blocks_have_several_tiles_is_right),
+#endif
         cmocka_unit_test(gradients_of_parameters_can_be_added_to),
         cmocka_unit_test(without_rows_gradients_of_parameters_are_zero),
         cmocka_unit_test(any_of_the_gradients_can_be_left_out),

@@ -3,6 +3,7 @@
  * The arithmetic of GPU kernels that needs no GPU: who makes which tile, where elements lie in
  * shared memory, and what names them to the tensor cores and the copy engine.
  */
+#include "ops/linear/dz.h"
 #include "ops/matmul/hopper.h"
 #include "ops/matmul/tensorcore.h"
 #include "ops_test.h"
@@ -78,6 +79,61 @@ static void tiles_are_numbered_as_long_as_31_bits_suffice(void **state)
     assert_true(last.row == 0 && last.col == 0 && last.batch == INT32_MAX - 1);
     grid = hopper_grid_of(1, 257, INT32_MAX);
     assert_false(hopper_grid_fits(&grid));
+}
+
+/* Of dZ beside a product: each piece belongs to the flag of its panel and chunk. */
+static void expect_all_pieces(const struct dz_order *order)
+{
+    uint32_t count = dz_pieces(order), down = order->panels * (DZ_PANEL / DZ_PIECE_ROWS);
+    uint32_t across = order->chunks * (DZ_CHUNK / DZ_COLS);
+    unsigned char *seen = calloc(count, 1);
+
+    assert_non_null(seen);
+    assert_int_equal(count, down * across);
+    assert_true(dz_early_pieces(order) <= count);
+    for (uint32_t i = 0; i < count; i++) {
+        struct dz_piece x = dz_piece_of(order, i);
+        uint32_t row = (uint32_t)(x.row / DZ_PIECE_ROWS), col = (uint32_t)(x.col / DZ_COLS);
+
+        assert_true(x.row % DZ_PIECE_ROWS == 0 && x.col % DZ_COLS == 0);
+        assert_true(row < down && col < across);
+        assert_int_equal(seen[row * across + col]++, 0);
+        assert_int_equal(x.flag, x.row / DZ_PANEL * order->chunks + x.col / DZ_CHUNK);
+    }
+    free(seen);
+}
+
+static void every_piece_of_dz_is_made_once(void **state)
+{
+    (void)state;
+    for (uint32_t panels = 1; panels < 20; panels += 3)
+        for (uint32_t chunks = 1; chunks < 8; chunks += 2)
+            for (uint32_t first = 1; first <= panels; first += 2)
+                for (uint32_t set = 1; set < 9; set += 3)
+                    expect_all_pieces(&(struct dz_order){panels, chunks, first, set});
+}
+
+/* First the beginnings of the rows that all blocks read at once, then the rest of these rows. */
+static void pieces_of_dz_are_made_in_the_order_they_are_read(void **state)
+{
+    const struct dz_order order = {64, 16, 12, 8};
+    int64_t row = 0, col = 0;
+
+    (void)state;
+    for (uint32_t i = 0; i < dz_pieces(&order); i++) {
+        struct dz_piece x = dz_piece_of(&order, i);
+
+        if (x.col < col)
+            assert_true(x.row > row);
+        if (i < dz_early_pieces(&order))
+            assert_true(x.row < 12 * DZ_PANEL && x.col < 4 * DZ_CHUNK);
+        if (i < 12 * 16 * DZ_PIECES)
+            assert_true(x.row < 12 * DZ_PANEL);
+        else
+            assert_true(x.row >= 12 * DZ_PANEL);
+        row = x.row > row ? x.row : row;
+        col = x.col / DZ_CHUNK * DZ_CHUNK;
+    }
 }
 
 static void memory_of_a_block_suffices(void **state)
@@ -361,6 +417,8 @@ int main(void)
         cmocka_unit_test(every_tile_is_made_once),
         cmocka_unit_test(tiles_made_together_share_rows_and_columns),
         cmocka_unit_test(tiles_are_numbered_as_long_as_31_bits_suffice),
+        cmocka_unit_test(every_piece_of_dz_is_made_once),
+        cmocka_unit_test(pieces_of_dz_are_made_in_the_order_they_are_read),
         cmocka_unit_test(memory_of_a_block_suffices),
         cmocka_unit_test(maps_have_contiguous_elements_first),
         cmocka_unit_test(tensor_cores_find_what_the_copy_engine_brought),

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * The linear layer on the GPU: a product with an epilogue forwards, two products and a pass over
- * dZ backwards. What they need in between lies in the workspace.
+ * dZ backwards, or none where the first product makes it. What they need in between lies in the
+ * workspace.
  */
 #include <cuda_runtime_api.h>
 
 #include "ops/cuda/linear.h"
-#include "ops/linear/linear.h"
+#include "ops/linear/dz.h"
 
 const struct cuda_forward_rung cuda_forward_rungs[4] = {
     {CUDA_PRODUCTS_NAIVE, 1, 0},
@@ -140,32 +141,21 @@ struct backward {
     int64_t ld_dz;
     char *dz_memory; /* NULL then */
     float *sums;
-    int64_t parts; /* of sums for each column */
+    int64_t parts;  /* of sums for each column */
+    int in_product; /* dZ is made by the kernel that makes grad_x of it */
+    void *counters; /* for that */
     char *rest;
-    size_t dz_nbytes, sums_nbytes;
+    size_t dz_nbytes, sums_nbytes, needs; /* the last: all before the rest */
 };
 
-static struct backward backward_of(const struct ops_variant *variant,
-                                   const struct gpunvme_linear_grad *p, void *workspace)
+static int wants_x(const struct gpunvme_linear_grad *p)
 {
-    struct backward x = {.p = p, .rung = variant->data, .dz = p->grad_y};
-    int64_t size = (int64_t)gpunvme_ops_dtype_nbytes(p->dtype);
-    char *at = workspace;
+    return p->grad_x && p->rows && p->in;
+}
 
-    x.ld_dz = ld_of(p->rows, p->out, p->ld_grad_y);
-    x.parts = x.rung->sums == CUDA_SUMS_BY_WARPS || x.rung->sums == CUDA_SUMS_WITH_DZ
-                  ? linear_parts(p->rows)
-                  : 1;
-    if (p->activation != GPUNVME_OPS_ACT_NONE) {
-        x.ld_dz = (p->out + 15) / 16 * 16;
-        x.dz_nbytes = cuda_workspace_part(p->rows, x.ld_dz * size);
-        x.dz = x.dz_memory = at;
-    }
-    if (p->grad_bias)
-        x.sums_nbytes = cuda_workspace_part(x.parts, p->out * (int64_t)sizeof(float));
-    x.sums = at && p->grad_bias ? (float *)(void *)(at + x.dz_nbytes) : NULL;
-    x.rest = at ? at + x.dz_nbytes + x.sums_nbytes : NULL;
-    return x;
+static int wants_weight(const struct gpunvme_linear_grad *p)
+{
+    return p->grad_weight && p->out && p->in;
 }
 
 /* grad_x = dZ W */
@@ -215,38 +205,6 @@ static struct cuda_product grad_weight_product(const struct backward *x)
     return product;
 }
 
-static int wants_x(const struct gpunvme_linear_grad *p)
-{
-    return p->grad_x && p->rows && p->in;
-}
-
-static int wants_weight(const struct gpunvme_linear_grad *p)
-{
-    return p->grad_weight && p->out && p->in;
-}
-
-size_t cuda_backward_workspace(const struct ops_variant *variant, const struct ops_problem *problem,
-                               const struct gpunvme_ops_exec *exec)
-{
-    const struct gpunvme_linear_grad *p = problem->u.backward;
-    struct backward x = backward_of(variant, p, NULL);
-    size_t most = 0, nbytes;
-
-    (void)exec;
-    if (wants_x(p)) {
-        struct cuda_product product = grad_x_product(&x);
-
-        most = cuda_product_workspace(engine_of(x.rung->products, &product), &product);
-    }
-    if (wants_weight(p)) {
-        struct cuda_product product = grad_weight_product(&x);
-
-        nbytes = cuda_product_workspace(engine_of(x.rung->products, &product), &product);
-        most = nbytes > most ? nbytes : most;
-    }
-    return x.dz_nbytes + x.sums_nbytes + most;
-}
-
 static int aligned(const void *data, int64_t ld, int64_t nbytes)
 {
     return (uintptr_t)data % (uintptr_t)nbytes == 0 && ld % 4 == 0;
@@ -272,6 +230,92 @@ static struct linear_dz dz_of(const struct backward *x)
     dz.vectors = aligned(dz.grad_y, dz.ld_grad_y, four) &&
                  (!dz.dz || aligned(dz.preact, dz.ld_preact, four));
     return dz;
+}
+
+/*
+ * Could the kernel of the product grad_x make dZ, too, pointers aside? Hopper's must be the
+ * product's rung, and it must read both operands as they lie in memory.
+ */
+static int may_be_in_product(const struct backward *x)
+{
+    const struct gpunvme_linear_grad *p = x->p;
+    struct cuda_product product = grad_x_product(x);
+    struct linear_dz dz = dz_of(x);
+
+    dz.grad_y = dz.preact = dz.dz = NULL;
+    return x->rung->sums == CUDA_SUMS_WITH_DZ && x->dz_nbytes && wants_x(p) && dz_suits(&dz) &&
+           dz_fits(p->rows, p->out) &&
+           engine_of(x->rung->products, &product) == &cuda_engines[CUDA_HOPPER] &&
+           !cuda_workspace_hopper(&product);
+}
+
+static int is_aligned_for_it(const struct backward *x)
+{
+    struct cuda_product product = grad_x_product(x);
+    struct linear_dz dz = dz_of(x);
+
+    return !cuda_misaligned_hopper(&product) && dz_suits(&dz);
+}
+
+static struct backward backward_of(const struct ops_variant *variant,
+                                   const struct gpunvme_linear_grad *p, void *workspace)
+{
+    struct backward x = {.p = p, .rung = variant->data, .dz = p->grad_y};
+    int64_t size = (int64_t)gpunvme_ops_dtype_nbytes(p->dtype);
+    size_t counters_nbytes = 0;
+    char *at = workspace;
+    int64_t parts;
+    int may_be;
+
+    x.ld_dz = ld_of(p->rows, p->out, p->ld_grad_y);
+    if (p->activation != GPUNVME_OPS_ACT_NONE) {
+        x.ld_dz = (p->out + 15) / 16 * 16;
+        x.dz_nbytes = cuda_workspace_part(p->rows, x.ld_dz * size);
+        x.dz = x.dz_memory = at;
+    }
+    may_be = may_be_in_product(&x);
+    x.in_product = may_be && is_aligned_for_it(&x);
+    if (x.in_product)
+        x.parts = dz_parts(p->rows);
+    else if (x.rung->sums == CUDA_SUMS_BY_WARPS || x.rung->sums == CUDA_SUMS_WITH_DZ)
+        x.parts = linear_parts(p->rows);
+    else
+        x.parts = 1;
+    /* How much is needed shall not depend on where things are. */
+    parts = may_be ? dz_parts(p->rows) : x.parts;
+    if (p->grad_bias)
+        x.sums_nbytes = cuda_workspace_part(parts, p->out * (int64_t)sizeof(float));
+    if (may_be)
+        counters_nbytes = cuda_workspace_part(1, (int64_t)dz_counters_nbytes(p->rows, p->out));
+    x.needs = x.dz_nbytes + x.sums_nbytes + counters_nbytes;
+    if (!at)
+        return x;
+    x.sums = p->grad_bias ? (float *)(void *)(at + x.dz_nbytes) : NULL;
+    x.counters = at + x.dz_nbytes + x.sums_nbytes;
+    x.rest = at + x.needs;
+    return x;
+}
+
+size_t cuda_backward_workspace(const struct ops_variant *variant, const struct ops_problem *problem,
+                               const struct gpunvme_ops_exec *exec)
+{
+    const struct gpunvme_linear_grad *p = problem->u.backward;
+    struct backward x = backward_of(variant, p, NULL);
+    size_t most = 0, nbytes;
+
+    (void)exec;
+    if (wants_x(p)) {
+        struct cuda_product product = grad_x_product(&x);
+
+        most = cuda_product_workspace(engine_of(x.rung->products, &product), &product);
+    }
+    if (wants_weight(p)) {
+        struct cuda_product product = grad_weight_product(&x);
+
+        nbytes = cuda_product_workspace(engine_of(x.rung->products, &product), &product);
+        most = nbytes > most ? nbytes : most;
+    }
+    return x.needs + most;
 }
 
 /* dZ as grad_y of a layer without activation: only sums are wanted of it. */
@@ -317,25 +361,38 @@ static gpunvme_ops_status_t make_dz(const struct backward *x, void *stream)
                                                 : linear_dz_rows(&sums, stream);
 }
 
+/* grad_x, and dZ before it or with it. */
+static gpunvme_ops_status_t make_dz_and_grad_x(const struct backward *x, void *stream)
+{
+    const struct gpunvme_linear_grad *p = x->p;
+    struct cuda_product product = grad_x_product(x);
+    gpunvme_ops_status_t status = GPUNVME_OPS_OK;
+
+    if (x->in_product) {
+        struct linear_dz dz = dz_of(x);
+
+        dz.sums = x->sums;
+        return hopper_multiply_making_dz(&product, &dz, x->counters, stream);
+    }
+    if (p->rows && p->out)
+        status = make_dz(x, stream);
+    if (!status && wants_x(p))
+        status =
+            cuda_run_product(engine_of(x->rung->products, &product), &product, x->rest, stream);
+    return status;
+}
+
 gpunvme_ops_status_t cuda_backward_run(const struct ops_variant *variant,
                                        const struct ops_problem *problem,
                                        const struct gpunvme_ops_exec *exec)
 {
     const struct gpunvme_linear_grad *p = problem->u.backward;
     struct backward x = backward_of(variant, p, exec->workspace);
-    gpunvme_ops_status_t status = GPUNVME_OPS_OK;
+    gpunvme_ops_status_t status = make_dz_and_grad_x(&x, exec->stream);
 
-    if (p->rows && p->out)
-        status = make_dz(&x, exec->stream);
     if (!status && p->grad_bias && p->out)
         status = linear_finish_bias(x.sums, p->rows ? x.parts : 0, p->out, p->grad_bias,
                                     p->grad_dtype, p->accumulate, exec->stream);
-    if (!status && wants_x(p)) {
-        struct cuda_product product = grad_x_product(&x);
-
-        status =
-            cuda_run_product(engine_of(x.rung->products, &product), &product, x.rest, exec->stream);
-    }
     if (!status && wants_weight(p)) {
         struct cuda_product product = grad_weight_product(&x);
 

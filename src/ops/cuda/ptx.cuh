@@ -200,6 +200,22 @@ static __device__ __forceinline__ void fence_async_proxy(void)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/*
+ * Likewise global memory: by who wrote it, before the release by which others learn of it, and by
+ * who asks the copy engine for it, after the acquire (PTX ISA, "Proxies": the order of memory
+ * reaches another proxy only through a proxy fence).
+ */
+static __device__ __forceinline__ void fence_async_proxy_global(void)
+{
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+/* A count in global memory: one more, after all that this thread did or knows of. */
+static __device__ __forceinline__ void count_up(uint32_t *count)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
+}
+
 /* mbarrier: a phase ends when all have arrived and all bytes expected have come. */
 static __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals)
 {
@@ -263,6 +279,33 @@ static __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t 
                  "ended_%=:\n"
                  "}" ::"r"(barrier),
                  "r"(parity), "n"(MBARRIER_DEADLINE)
+                 : "memory");
+}
+
+/* Until a count in global memory is as high, and what was done before it is known here. */
+static __device__ __forceinline__ void wait_for_count(const uint32_t *count, uint32_t least)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 ".reg .b32 value;\n"
+                 ".reg .b64 begin, now;\n"
+                 "ld.acquire.gpu.global.u32 value, [%0];\n"
+                 "setp.ge.u32 done, value, %1;\n"
+                 "@done bra ended_%=;\n"
+                 "mov.u64 begin, %%globaltimer;\n"
+                 "again_%=:\n"
+                 "nanosleep.u32 64;\n"
+                 "ld.acquire.gpu.global.u32 value, [%0];\n"
+                 "setp.ge.u32 done, value, %1;\n"
+                 "@done bra ended_%=;\n"
+                 "mov.u64 now, %%globaltimer;\n"
+                 "sub.u64 now, now, begin;\n"
+                 "setp.lt.u64 done, now, %2;\n"
+                 "@done bra again_%=;\n"
+                 "trap;\n"
+                 "ended_%=:\n"
+                 "}" ::"l"(count),
+                 "r"(least), "n"(MBARRIER_DEADLINE)
                  : "memory");
 }
 

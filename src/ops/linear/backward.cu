@@ -139,9 +139,7 @@ static __global__ void __launch_bounds__(THREADS, 3) dz_rows_by_eight(const line
         float sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
 
         last = last < x.rows ? last : x.rows;
-        if (j < x.out)
-            dz_rows_of_lane<DTYPE, ACTIVATION, 4>(x, part * LINEAR_ROWS + warp, last, WARPS, j,
-                                                  sums);
+        dz_rows_of_lane<DTYPE, ACTIVATION, 4>(x, part * LINEAR_ROWS + warp, last, WARPS, j, sums);
         if (!x.sums)
             continue;
 #pragma unroll

@@ -7,23 +7,15 @@
 #define OPS_LINEAR_DZ_CUH
 
 #include "ops/cuda/device.cuh"
-#include "ops/linear/linear.h"
+#include "ops/linear/dz.h"
 
-enum { DZ_COLS = 32 * 8 /* of a warp */ };
-
-static inline int dz_aligned(const void *data, int64_t ld)
-{
-    return (uintptr_t)data % 16 == 0 && ld % 8 == 0;
-}
-
-/* Can it be done here? Rows end with a lane's eight elements, so that there is no edge to look at.
+/*
+ * Rows that a warp beside the product has on their way: enough to be ahead of it, but not so many
+ * that the product's own loads wait for memory.
  */
-static inline int dz_suits(const struct linear_dz *x)
-{
-    return x->dtype != GPUNVME_OPS_F32 && x->out % 8 == 0 && dz_aligned(x->grad_y, x->ld_grad_y) &&
-           (x->activation == GPUNVME_OPS_ACT_NONE ||
-            (dz_aligned(x->preact, x->ld_preact) && dz_aligned(x->dz, x->ld_dz)));
-}
+#ifndef DZ_LATER_AT_ONCE
+#define DZ_LATER_AT_ONCE 2
+#endif
 
 /* Two elements, and the two of the pre-activation: their dZ, which is added to sums, too. */
 template <int DTYPE, int ACTIVATION>
@@ -52,44 +44,161 @@ static __device__ __forceinline__ uint4 dz_eight(uint4 grad, uint4 preact, float
     return z;
 }
 
+/* Where a lane is in rows of dZ, and how many bytes further the next row is. */
+struct dz_place {
+    const char *grad, *preact;
+    char *dz;
+    int64_t grad_step, preact_step, dz_step;
+    bool inside; /* else it is beyond the edge: it reads what another lane does, and writes nothing
+                  */
+};
+
+/* The lane's elements of the next row. What is read here is read only once. */
+template <int ACTIVATION>
+static __device__ __forceinline__ void dz_load_row(dz_place &at, uint4 &grad, uint4 &preact)
+{
+    grad = __ldcs((const uint4 *)at.grad);
+    at.grad += at.grad_step;
+    if (ACTIVATION == GPUNVME_OPS_ACT_NONE)
+        return;
+    preact = __ldcs((const uint4 *)at.preact);
+    at.preact += at.preact_step;
+}
+
+template <int DTYPE, int ACTIVATION>
+static __device__ __forceinline__ void dz_make_row(dz_place &at, const uint4 &grad,
+                                                   const uint4 &preact, float (&sums)[8])
+{
+    uint4 z = dz_eight<DTYPE, ACTIVATION>(grad, preact, sums);
+
+    if (ACTIVATION == GPUNVME_OPS_ACT_NONE)
+        return;
+    if (at.inside)
+        __stwb((uint4 *)at.dz, z);
+    at.dz += at.dz_step;
+}
+
 /*
- * A lane's columns j … j + 7 of rows i, i + step, … before `last`: dZ is stored, unless there is no
- * activation and it is grad_y, and added to sums. AT_ONCE rows are loaded before the first is used.
- * What is read here is read only once.
+ * A lane's columns j … j + 7 of rows i, i + step, … before `last`: dZ is stored, unless
+ * there is no activation and it is grad_y, and added to sums. AT_ONCE rows are on their way: where
+ * one has been used, the one so much further is asked for. All lanes of the warp
+ * come here, with the same rows.
  */
 template <int DTYPE, int ACTIVATION, int AT_ONCE>
 static __device__ __forceinline__ void dz_rows_of_lane(const linear_dz &x, int64_t i, int64_t last,
-                                                       int64_t step, int64_t j, float (&sums)[8])
+                                                       int step, int64_t j, float (&sums)[8])
 {
-    const uint16_t *grads = (const uint16_t *)x.grad_y + i * x.ld_grad_y + j;
-    const uint16_t *preacts = (const uint16_t *)x.preact + i * x.ld_preact + j;
-    uint16_t *dz = (uint16_t *)x.dz + i * x.ld_dz + j;
+    uint4 grad[AT_ONCE], preact[AT_ONCE];
+    dz_place at;
     int left = (int)((last - i + step - 1) / step);
 
+    at.inside = j < x.out;
+    j = at.inside ? j : x.out - 8;
+    at.grad = (const char *)x.grad_y + (i * x.ld_grad_y + j) * 2;
+    at.preact = (const char *)x.preact + (i * x.ld_preact + j) * 2;
+    at.dz = (char *)x.dz + (i * x.ld_dz + j) * 2;
+    at.grad_step = step * x.ld_grad_y * 2;
+    at.preact_step = step * x.ld_preact * 2;
+    at.dz_step = step * x.ld_dz * 2;
+    if (left >= AT_ONCE)
+#pragma unroll
+        for (int r = 0; r < AT_ONCE; r++)
+            dz_load_row<ACTIVATION>(at, grad[r], preact[r]);
 #pragma unroll 1
-    for (; left > 0; left -= AT_ONCE) {
-        uint4 grad[AT_ONCE], preact[AT_ONCE];
-
+    for (; left >= AT_ONCE; left -= AT_ONCE)
 #pragma unroll
         for (int r = 0; r < AT_ONCE; r++) {
-            grad[r] = preact[r] = make_uint4(0, 0, 0, 0);
-            if (r < left) {
-                grad[r] = __ldcs((const uint4 *)(grads + r * step * x.ld_grad_y));
-                if (ACTIVATION != GPUNVME_OPS_ACT_NONE)
-                    preact[r] = __ldcs((const uint4 *)(preacts + r * step * x.ld_preact));
-            }
+            dz_make_row<DTYPE, ACTIVATION>(at, grad[r], preact[r], sums);
+            if (left >= 2 * AT_ONCE)
+                dz_load_row<ACTIVATION>(at, grad[r], preact[r]);
         }
-#pragma unroll
-        for (int r = 0; r < AT_ONCE; r++) {
-            uint4 z = dz_eight<DTYPE, ACTIVATION>(grad[r], preact[r], sums);
-
-            if (ACTIVATION != GPUNVME_OPS_ACT_NONE && r < left)
-                __stwb((uint4 *)(dz + r * step * x.ld_dz), z);
-        }
-        grads += AT_ONCE * step * x.ld_grad_y;
-        preacts += AT_ONCE * step * x.ld_preact;
-        dz += AT_ONCE * step * x.ld_dz;
+#pragma unroll 1
+    for (; left > 0; left--) {
+        dz_load_row<ACTIVATION>(at, grad[0], preact[0]);
+        dz_make_row<DTYPE, ACTIVATION>(at, grad[0], preact[0], sums);
     }
+}
+
+/* Likewise, of a warp: a piece of dZ and its sums. */
+template <int DTYPE, int AT_ONCE>
+static __device__ __forceinline__ void dz_make_piece(const linear_dz &x, const dz_piece &at)
+{
+    int64_t j = at.col + threadIdx.x % 32 * 8;
+    int64_t last = at.row + DZ_PIECE_ROWS < x.rows ? at.row + DZ_PIECE_ROWS : x.rows;
+    float sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+
+    if (at.col >= x.out || at.row >= last)
+        return;
+    switch (x.activation) {
+    case GPUNVME_OPS_ACT_RELU:
+        dz_rows_of_lane<DTYPE, GPUNVME_OPS_ACT_RELU, AT_ONCE>(x, at.row, last, 1, j, sums);
+        break;
+    case GPUNVME_OPS_ACT_GELU:
+        dz_rows_of_lane<DTYPE, GPUNVME_OPS_ACT_GELU, AT_ONCE>(x, at.row, last, 1, j, sums);
+        break;
+    case GPUNVME_OPS_ACT_GELU_TANH:
+        dz_rows_of_lane<DTYPE, GPUNVME_OPS_ACT_GELU_TANH, AT_ONCE>(x, at.row, last, 1, j, sums);
+        break;
+    default:
+        dz_rows_of_lane<DTYPE, GPUNVME_OPS_ACT_SILU, AT_ONCE>(x, at.row, last, 1, j, sums);
+    }
+    if (x.sums && j < x.out) {
+        float *to = x.sums + at.row / DZ_PIECE_ROWS * x.out + j;
+
+        store4(to, 0, GPUNVME_OPS_F32, sums);
+        store4(to, 4, GPUNVME_OPS_F32, sums + 4);
+    }
+}
+
+/*
+ * A warp makes pieces, from number `begin` on, until all before `end` are claimed. Each lane has
+ * its part of dZ known to the copy engine, and then, when all have, one adds to the flag and
+ * releases with it what they wrote.
+ */
+template <int DTYPE, int AT_ONCE>
+static __device__ __forceinline__ void dz_make_pieces(const dz_plan &plan, uint32_t *claimed,
+                                                      uint32_t begin, uint32_t end)
+{
+    int lane = threadIdx.x % 32;
+
+    for (;;) {
+        uint32_t mine = lane ? 0 : atomicAdd(claimed, 1u);
+        uint32_t index = begin + (uint32_t)__shfl_sync(0xffffffffu, (int)mine, 0);
+
+        if (index >= end)
+            return;
+        dz_piece at = dz_piece_of(&plan.order, index);
+
+        dz_make_piece<DTYPE, AT_ONCE>(plan.dz, at);
+        fence_async_proxy_global();
+        __syncwarp();
+        if (!lane)
+            count_up(plan.counters + DZ_FLAGS + at.flag);
+    }
+}
+
+/* By warps that will multiply, before they can. */
+template <int DTYPE> static __device__ __forceinline__ void dz_make_early(const dz_plan &plan)
+{
+    dz_make_pieces<DTYPE, 4>(plan, plan.counters + DZ_EARLY, 0, dz_early_pieces(&plan.order));
+}
+
+/* By warps that have nothing else to do, from the beginning on. */
+template <int DTYPE> static __device__ __forceinline__ void dz_make_later(const dz_plan &plan)
+{
+    dz_make_pieces<DTYPE, DZ_LATER_AT_ONCE>(plan, plan.counters + DZ_LATER,
+                                            dz_early_pieces(&plan.order), dz_pieces(&plan.order));
+}
+
+/* Until the copy engine, asked by this thread, may read columns k … of a tile's rows. */
+static __device__ __forceinline__ void dz_wait(const dz_plan &plan, int row, int k)
+{
+    if (k % DZ_CHUNK || row >= plan.dz.rows)
+        return;
+    wait_for_count(plan.counters + DZ_FLAGS + row / DZ_PANEL * (int)plan.order.chunks +
+                       k / DZ_CHUNK,
+                   DZ_PIECES);
+    fence_async_proxy_global();
 }
 
 #endif

@@ -258,6 +258,7 @@ static gpunvme_ops_status_t prepare(struct hopper_work *work, const struct cuda_
     work->b_batch = second->stride != 0;
     work->copies_out = copies_out(p, s);
     work->begins_with_bias = work->copies_out && p->bias;
+    work->dz.counters = NULL;
     if (!status)
         status = encode_side(&work->b, p, second);
     if (!status && work->copies_out)
@@ -290,6 +291,30 @@ static gpunvme_ops_status_t resident_clusters(const void *kernel, const cudaLaun
     return GPUNVME_OPS_OK;
 }
 
+/*
+ * The panels of the tiles that all clusters make first, for those are needed at once. Tiles are
+ * made in groups of fewer below each other than elsewhere, so that these are not many: some columns
+ * of B more are read for it, from the cache.
+ */
+static struct dz_order order_of(const struct hopper_work *work, const struct linear_dz *dz,
+                                uint32_t clusters)
+{
+    const struct hopper_grid *grid = &work->grid;
+    uint32_t panels = (uint32_t)dz_panels(dz->rows), pairs = hopper_grid_size(grid), first = 0;
+
+    for (uint32_t i = 0; i < clusters && i < pairs; i++) {
+        struct hopper_place x = hopper_place_of(grid, i);
+        uint32_t end = (uint32_t)(x.row / HOPPER_TILE_M) + grid->rows;
+
+        first = end > first ? end : first;
+    }
+    return (struct dz_order){panels, (uint32_t)dz_chunks(dz->out), first < panels ? first : panels,
+                             grid->group * grid->rows};
+}
+
+_Static_assert((int)DZ_PANEL == (int)HOPPER_TILE_M && DZ_CHUNK * 2 % (int)HOPPER_WIDTH == 0,
+               "a tile's stages are each of one panel and chunk");
+
 static gpunvme_ops_status_t launch_clusters(const void *kernel, struct hopper_work *work,
                                             int exchanged, void *stream, struct cuda_launch *launch)
 {
@@ -315,9 +340,30 @@ static gpunvme_ops_status_t launch_clusters(const void *kernel, struct hopper_wo
     if (status)
         return status;
     config.gridDim.x = (unsigned)((pairs < clusters ? pairs : clusters) * rows);
+    if (work->dz.counters)
+        work->dz.order = order_of(work, &work->dz.dz, (uint32_t)clusters);
     if (launch)
         return cuda_describe(kernel, &tilings[exchanged], config.gridDim.x, launch);
     return cuda_status(cudaLaunchKernelExC(&config, kernel, args), "launching clusters");
+}
+
+gpunvme_ops_status_t hopper_multiply_making_dz(const struct cuda_product *p,
+                                               const struct linear_dz *dz, void *counters,
+                                               void *stream)
+{
+    struct sides s = sides_of(p);
+    struct hopper_work work;
+    gpunvme_ops_status_t status = prepare(&work, p, &s);
+
+    work.grid.group = HOPPER_GROUP / 2;
+    work.dz.dz = *dz;
+    work.dz.counters = counters;
+    if (!status)
+        status =
+            cuda_status(cudaMemsetAsync(counters, 0, dz_counters_nbytes(dz->rows, dz->out), stream),
+                        "clearing counters");
+    return status ? status
+                  : launch_clusters(hopper_kernel_making_dz(p->dtype), &work, 0, stream, NULL);
 }
 
 gpunvme_ops_status_t cuda_multiply_hopper(const struct cuda_product *p, void *workspace,
@@ -331,6 +377,7 @@ gpunvme_ops_status_t cuda_multiply_hopper(const struct cuda_product *p, void *wo
     gpunvme_ops_status_t status;
 
     if (launch) {
+        work.dz.counters = NULL;
         work.grid = grid_of(p, &s);
         return launch_clusters(kernel, &work, exchanged, stream, launch);
     }

@@ -10,9 +10,12 @@
  *    its half (multicast).
  *  - Blocks stay (a persistent grid): while results of one tile go out, tiles of the next come in.
  *
+ * Where A is a linear layer's dZ, warps that have nothing to load make it (ops/linear/dz.h).
+ *
  * A stage is full when its bytes have come, and empty when the warps of both blocks that read it
  * have said so, for both blocks write to it.
  */
+#include "ops/linear/dz.cuh"
 #include "ops/matmul/hopper_epilogue.cuh"
 #include "ops/matmul/hopper_pipeline.cuh"
 
@@ -47,7 +50,7 @@ static __device__ __forceinline__ void load_stage(const hopper_work &work, uint3
 }
 
 /* One thread: all loads of all tiles. */
-template <int MN_A, int MN_B>
+template <int MN_A, int MN_B, int MAKES_DZ>
 static __device__ __forceinline__ void produce(const hopper_work &work, const memory &mem)
 {
     uint32_t rank = cluster_rank(), size = cluster_size();
@@ -61,6 +64,8 @@ static __device__ __forceinline__ void produce(const hopper_work &work, const me
         for (int step = 0; step < work.steps; step++) {
             uint32_t full = mem.full + t.stage * 8;
 
+            if (MAKES_DZ)
+                dz_wait(work.dz, row, step * 64);
             mbarrier_wait(mem.empty + t.stage * 8, t.parity ^ 1);
             mbarrier_arrive_expecting(full, HOPPER_STAGE_NBYTES);
             load_stage<MN_A, MN_B>(work, mem.stages + t.stage * HOPPER_STAGE_NBYTES, full, at, row,
@@ -160,7 +165,11 @@ static __device__ __forceinline__ void consume(const hopper_work &work, const me
 }
 #endif
 
-template <int DTYPE, int MN_A, int MN_B>
+/* Registers that the group that loads keeps, and that the others have then. */
+#define FEW(makes_dz)  ((makes_dz) ? 104 : 40)
+#define MANY(makes_dz) ((makes_dz) ? 200 : 232)
+
+template <int DTYPE, int MN_A, int MN_B, int MAKES_DZ>
 static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     multiply(const __grid_constant__ hopper_work work)
 {
@@ -170,11 +179,16 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
 
     start(work, mem);
     if (threadIdx.x < 128) {
-        registers_give_back<40>();
+        registers_give_back<FEW(MAKES_DZ)>();
         if (threadIdx.x == 0)
-            produce<MN_A, MN_B>(work, mem);
+            produce<MN_A, MN_B, MAKES_DZ>(work, mem);
+        if constexpr (MAKES_DZ)
+            if (threadIdx.x >= 32)
+                dz_make_later<DTYPE>(work.dz);
     } else {
-        registers_take<232>();
+        if constexpr (MAKES_DZ)
+            dz_make_early<DTYPE>(work.dz); /* while there is nothing to multiply yet */
+        registers_take<MANY(MAKES_DZ)>();
         /* One number for the warp, so that the compiler has descriptors in uniform registers. */
         consume<DTYPE, MN_A, MN_B>(work, mem, dynamic,
                                    __shfl_sync(0xffffffffu, (int)threadIdx.x / 128 - 1, 0));
@@ -188,8 +202,8 @@ const void *hopper_kernel(int dtype, int mn_a, int mn_b)
 {
 #define KERNELS(dtype)                                                                             \
     {                                                                                              \
-        {(const void *)multiply<dtype, 0, 0>, (const void *)multiply<dtype, 0, 1>},                \
-            {(const void *)multiply<dtype, 1, 0>, (const void *)multiply<dtype, 1, 1>},            \
+        {(const void *)multiply<dtype, 0, 0, 0>, (const void *)multiply<dtype, 0, 1, 0>},          \
+            {(const void *)multiply<dtype, 1, 0, 0>, (const void *)multiply<dtype, 1, 1, 0>},      \
     }
     static const void *const kernels[2][2][2] = {KERNELS(GPUNVME_OPS_F16),
                                                  KERNELS(GPUNVME_OPS_BF16)};
@@ -197,6 +211,12 @@ const void *hopper_kernel(int dtype, int mn_a, int mn_b)
     if (dtype == GPUNVME_OPS_F32)
         return hopper_tf32_kernel(mn_a, mn_b);
     return kernels[dtype - GPUNVME_OPS_F16][mn_a][mn_b];
+}
+
+const void *hopper_kernel_making_dz(int dtype)
+{
+    return dtype == GPUNVME_OPS_F16 ? (const void *)multiply<GPUNVME_OPS_F16, 0, 1, 1>
+                                    : (const void *)multiply<GPUNVME_OPS_BF16, 0, 1, 1>;
 }
 
 #define TILE 32

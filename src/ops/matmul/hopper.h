@@ -32,7 +32,7 @@ enum {
     HOPPER_ALIGN = 1024,                  /* of tiles: eight rows, the swizzle's period */
     HOPPER_SHARED_NBYTES = HOPPER_STAGES * HOPPER_STAGE_NBYTES + 2 * HOPPER_OUT_NBYTES +
                            2 * HOPPER_STAGES * 8 + HOPPER_ALIGN,
-    HOPPER_GROUP = 8, /* pairs of tiles below each other that are made together */
+    HOPPER_GROUP = 8,
 };
 
 /*
@@ -131,7 +131,8 @@ GPUNVME_FN uint32_t hopper_sum_place(int exchanged, uint32_t line, uint32_t col)
  */
 struct hopper_grid {
     uint32_t down, across, batch;
-    uint32_t rows; /* tiles of a pair, one for each block of the cluster: 2, or 1 */
+    uint32_t rows;  /* tiles of a pair, one for each block of the cluster: 2, or 1 */
+    uint32_t group; /* pairs below each other that are made together: HOPPER_GROUP, or fewer */
 };
 
 struct hopper_place {
@@ -153,16 +154,16 @@ GPUNVME_FN int hopper_grid_fits(const struct hopper_grid *grid)
 
 /*
  * Where pair number `index` of tiles begins. Pairs that are made at about the same time should read
- * the same rows of A and columns of B, which are then in the cache: HOPPER_GROUP below each other,
- * then those to their right.
+ * the same rows of A and columns of B, which are then in the cache: a group below each other, then
+ * those to their right.
  */
 GPUNVME_FN struct hopper_place hopper_place_of(const struct hopper_grid *grid, uint32_t index)
 {
-    uint32_t in_batch = grid->down * grid->across, in_group = HOPPER_GROUP * grid->across;
+    uint32_t in_batch = grid->down * grid->across, in_group = grid->group * grid->across;
     uint32_t batch = index / in_batch, i = index - batch * in_batch, group = i / in_group;
-    uint32_t left = grid->down - group * HOPPER_GROUP, j = i - group * in_group;
-    uint32_t rows = left < HOPPER_GROUP ? left : HOPPER_GROUP, across = j / rows;
-    uint32_t down = group * HOPPER_GROUP + j - across * rows;
+    uint32_t left = grid->down - group * grid->group, j = i - group * in_group;
+    uint32_t rows = left < grid->group ? left : grid->group, across = j / rows;
+    uint32_t down = group * grid->group + j - across * rows;
     struct hopper_place x;
 
     x.batch = batch;
@@ -184,6 +185,7 @@ GPUNVME_FN struct hopper_grid hopper_grid_of(int64_t m, int64_t n, int64_t batch
     grid.down = (uint32_t)((tiles + grid.rows - 1) / grid.rows);
     grid.across = (uint32_t)((n + HOPPER_TILE_N - 1) / HOPPER_TILE_N);
     grid.batch = (uint32_t)batch;
+    grid.group = HOPPER_GROUP;
     return grid;
 }
 

@@ -8,6 +8,7 @@
 #include <cuda.h>
 
 #include "ops/cuda/cuda.h"
+#include "ops/linear/dz.h"
 #include "ops/matmul/hopper.h"
 
 #ifdef __cplusplus
@@ -23,6 +24,7 @@ struct hopper_work {
     int a_batch, b_batch; /* 1 or, if one matrix serves the whole batch, 0 */
     int copies_out;       /* C and pre-activations are written by the copy engine, by their maps */
     int begins_with_bias; /* for then sums begin with it */
+    struct dz_plan dz;    /* A, for hopper_kernel_making_dz() */
 };
 
 /*
@@ -31,6 +33,9 @@ struct hopper_work {
  */
 const void *hopper_kernel(int dtype, int mn_a, int mn_b);
 const void *hopper_tf32_kernel(int mn_a, int mn_b);
+
+/* One that makes A itself, as work.dz says: contiguous along k, and B along n, both of 16 bits. */
+const void *hopper_kernel_making_dz(int dtype);
 
 /*
  * Copies an operand of `lines` x k elements, wherever they lie, to rows of `pitch` elements that

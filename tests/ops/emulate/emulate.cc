@@ -436,6 +436,12 @@ void mbarrier_wait(uint32_t barrier, uint32_t parity)
         yield();
 }
 
+void wait_for_count(const uint32_t *count, uint32_t least)
+{
+    while (*count < least)
+        yield();
+}
+
 uint32_t cluster_rank(void)
 {
     return blockIdx.x % blocks_of_cluster;

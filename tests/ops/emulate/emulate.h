@@ -129,6 +129,14 @@ static inline void atomicAdd(float *to, float x)
     *to += x;
 }
 
+static inline unsigned atomicAdd(unsigned *to, unsigned x)
+{
+    unsigned before = *to;
+
+    *to += x;
+    return before;
+}
+
 /* Instead of src/ops/cuda/ptx.cuh. */
 #define OPS_CUDA_PTX_CUH
 
@@ -185,6 +193,7 @@ void mbarrier_init(uint32_t barrier, int arrivals);
 void mbarrier_arrive_expecting(uint32_t barrier, uint32_t nbytes);
 void mbarrier_arrive_at(uint32_t barrier, uint32_t rank);
 void mbarrier_wait(uint32_t barrier, uint32_t parity);
+void wait_for_count(const uint32_t *count, uint32_t least);
 uint32_t cluster_rank(void);
 uint32_t cluster_size(void);
 void tensor_load_multicast(uint32_t to, const void *map, int x, int y, int z, uint32_t barrier,
@@ -241,6 +250,11 @@ static inline float approximate_reciprocal(float x)
     return 1 / x;
 }
 
+static inline void count_up(uint32_t *count)
+{
+    ++*count;
+}
+
 static inline void barrier_128(int id)
 {
     emulate_wait_block(id, 128);
@@ -275,6 +289,9 @@ static inline void wgmma_tf32(float (&sums)[128], uint64_t a, uint64_t b, int ac
 
 /* What is done at once has nothing to wait for. */
 static inline void fence_async_proxy(void)
+{
+}
+static inline void fence_async_proxy_global(void)
 {
 }
 static inline void mbarrier_init_fence(void)

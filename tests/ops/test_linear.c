@@ -586,13 +586,12 @@ static void any_of_the_gradients_can_be_left_out(void **state)
 
 static void expect_same_bits(const char *variant, void *arg)
 {
-    struct request q = {.shape = {61, 300, 83}, .activation = GPUNVME_OPS_ACT_GELU};
+    struct request q = *(const struct request *)arg;
     struct gradients g = make(&q);
     struct gpunvme_linear_grad p = describe(&q, &g);
     struct gpunvme_ops_variant v;
     struct mat x, w, b;
 
-    (void)arg;
     if (variant_find(GPUNVME_OPS_LINEAR_BACKWARD, variant, &v) && !v.deterministic) {
         drop(&g);
         return;
@@ -618,8 +617,16 @@ static void expect_same_bits(const char *variant, void *arg)
 
 static void gradients_are_the_same_bits_with_any_number_of_threads(void **state)
 {
+    struct request f32 = {.shape = {61, 300, 83}, .activation = GPUNVME_OPS_ACT_GELU};
+    struct request bf16 = {.shape = {161, 72, 1096},
+                           .activation = GPUNVME_OPS_ACT_GELU,
+                           .dtype = GPUNVME_OPS_BF16,
+                           .grad_dtype = GPUNVME_OPS_BF16,
+                           .aligned = true};
+
     (void)state;
-    for_each_variant(GPUNVME_OPS_LINEAR_BACKWARD, expect_same_bits, NULL);
+    for_each_variant(GPUNVME_OPS_LINEAR_BACKWARD, expect_same_bits, &f32);
+    expect_same_bits("auto", &bf16);
 }
 
 static void bad_arguments_are_refused(void **state)

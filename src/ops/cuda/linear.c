@@ -361,8 +361,8 @@ static gpunvme_ops_status_t make_dz(const struct backward *x, void *stream)
                                                 : linear_dz_rows(&sums, stream);
 }
 
-/* grad_x, and dZ before it or with it. */
-static gpunvme_ops_status_t make_dz_and_grad_x(const struct backward *x, void *stream)
+/* grad_x and grad_bias, and dZ before them or with them. */
+static gpunvme_ops_status_t make_all_but_grad_weight(const struct backward *x, void *stream)
 {
     const struct gpunvme_linear_grad *p = x->p;
     struct cuda_product product = grad_x_product(x);
@@ -370,12 +370,16 @@ static gpunvme_ops_status_t make_dz_and_grad_x(const struct backward *x, void *s
 
     if (x->in_product) {
         struct linear_dz dz = dz_of(x);
+        struct dz_bias bias = {p->grad_bias, p->grad_dtype, p->accumulate};
 
         dz.sums = x->sums;
-        return hopper_multiply_making_dz(&product, &dz, x->counters, stream);
+        return hopper_multiply_making_dz(&product, &dz, &bias, x->counters, stream);
     }
     if (p->rows && p->out)
         status = make_dz(x, stream);
+    if (!status && p->grad_bias && p->out)
+        status = linear_finish_bias(x->sums, p->rows ? x->parts : 0, p->out, p->grad_bias,
+                                    p->grad_dtype, p->accumulate, stream);
     if (!status && wants_x(p))
         status =
             cuda_run_product(engine_of(x->rung->products, &product), &product, x->rest, stream);
@@ -388,11 +392,8 @@ gpunvme_ops_status_t cuda_backward_run(const struct ops_variant *variant,
 {
     const struct gpunvme_linear_grad *p = problem->u.backward;
     struct backward x = backward_of(variant, p, exec->workspace);
-    gpunvme_ops_status_t status = make_dz_and_grad_x(&x, exec->stream);
+    gpunvme_ops_status_t status = make_all_but_grad_weight(&x, exec->stream);
 
-    if (!status && p->grad_bias && p->out)
-        status = linear_finish_bias(x.sums, p->rows ? x.parts : 0, p->out, p->grad_bias,
-                                    p->grad_dtype, p->accumulate, exec->stream);
     if (!status && wants_weight(p)) {
         struct cuda_product product = grad_weight_product(&x);
 

@@ -190,6 +190,43 @@ template <int DTYPE> static __device__ __forceinline__ void dz_make_later(const 
                                             dz_early_pieces(&plan.order), dz_pieces(&plan.order));
 }
 
+/*
+ * A warp that has found no piece left makes the bias's gradient, four columns a lane, as others do:
+ * sums are added up from the first rows to the last, whoever does it.
+ */
+static __device__ __forceinline__ void dz_finish_bias(const dz_plan &plan)
+{
+    uint32_t lane = threadIdx.x % 32, flags = plan.order.panels * plan.order.chunks;
+    int64_t out = plan.dz.out, parts = (plan.dz.rows + DZ_PIECE_ROWS - 1) / DZ_PIECE_ROWS;
+
+    if (!plan.bias.grad)
+        return;
+    for (uint32_t i = lane; i < flags; i += 32)
+        wait_for_count(plan.counters + DZ_FLAGS + i, DZ_PIECES);
+    __syncwarp();
+    for (;;) {
+        uint32_t mine = lane ? 0 : atomicAdd(plan.counters + DZ_BIAS, 1u);
+        int64_t col = (int64_t)__shfl_sync(0xffffffffu, (int)mine, 0) * 128, j = col + lane * 4;
+        float sum[4] = {0, 0, 0, 0}, more[4];
+
+        if (col >= out)
+            return;
+        if (j >= out)
+            continue;
+        if (plan.bias.accumulate)
+            for (int c = 0; c < 4; c++)
+                sum[c] = load_element(plan.bias.grad, j + c, plan.bias.dtype);
+#pragma unroll 8
+        for (int64_t part = 0; part < parts; part++) {
+            load4(plan.dz.sums, part * out + j, GPUNVME_OPS_F32, more);
+            for (int c = 0; c < 4; c++)
+                sum[c] += more[c];
+        }
+        for (int c = 0; c < 4; c++)
+            store_element(plan.bias.grad, j + c, plan.bias.dtype, sum[c]);
+    }
+}
+
 /* Until the copy engine, asked by this thread, may read columns k … of a tile's rows. */
 static __device__ __forceinline__ void dz_wait(const dz_plan &plan, int row, int k)
 {

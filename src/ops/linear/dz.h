@@ -11,7 +11,8 @@
  *
  * Nobody can wait forever: a piece is claimed by a warp that runs, which makes it without waiting
  * for anything, and warps claim until none is left. So whatever a block waits for is being made or
- * will be claimed, if need be by its own warps, no matter whether other blocks have begun.
+ * will be claimed, if need be by its own warps, no matter whether other blocks have begun. Only who
+ * has found no piece left waits for the last ones, to make the bias's gradient of their sums.
  */
 #ifndef OPS_LINEAR_DZ_H
 #define OPS_LINEAR_DZ_H
@@ -80,13 +81,20 @@ GPUNVME_FN struct dz_piece dz_piece_of(const struct dz_order *order, uint32_t in
 
 /* Flags and counters in the workspace, all 0 at the beginning, those of each kind in lines of
  * memory of their own. */
-enum { DZ_EARLY = 0, DZ_LATER = 32, DZ_FLAGS = 64 };
+enum { DZ_EARLY = 0, DZ_LATER = 32, DZ_BIAS = 64, DZ_FLAGS = 96 };
+
+/* The bias's gradient, which is made of dZ's sums when all of it is there; NULL: not wanted. */
+struct dz_bias {
+    void *grad;
+    int dtype, accumulate;
+};
 
 /* What a kernel needs to make dZ; sums are of DZ_PIECE_ROWS rows each. */
 struct dz_plan {
     struct linear_dz dz;
+    struct dz_bias bias;
     struct dz_order order;
-    uint32_t *counters; /* pieces claimed, and from DZ_FLAGS on pieces made */
+    uint32_t *counters; /* pieces claimed, columns of bias, and from DZ_FLAGS on pieces made */
 };
 
 static inline int64_t dz_panels(int64_t rows)
@@ -132,11 +140,13 @@ static inline int dz_suits(const struct linear_dz *x)
 }
 
 /*
- * By the rung "hopper": dZ, its sums over DZ_PIECE_ROWS rows each, and `product`, whose A is that
- * dZ as it is in memory and whose B needs no copy. `counters` has dz_counters_nbytes().
+ * By the rung "hopper": dZ, its sums over DZ_PIECE_ROWS rows each and the bias's gradient of these,
+ * if wanted, and `product`, whose A is that dZ as it is in memory and whose B needs no copy.
+ * `counters` has dz_counters_nbytes().
  */
 gpunvme_ops_status_t hopper_multiply_making_dz(const struct cuda_product *product,
-                                               const struct linear_dz *dz, void *counters,
+                                               const struct linear_dz *dz,
+                                               const struct dz_bias *bias, void *counters,
                                                void *stream);
 
 #ifdef __cplusplus

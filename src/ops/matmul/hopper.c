@@ -348,7 +348,8 @@ static gpunvme_ops_status_t launch_clusters(const void *kernel, struct hopper_wo
 }
 
 gpunvme_ops_status_t hopper_multiply_making_dz(const struct cuda_product *p,
-                                               const struct linear_dz *dz, void *counters,
+                                               const struct linear_dz *dz,
+                                               const struct dz_bias *bias, void *counters,
                                                void *stream)
 {
     struct sides s = sides_of(p);
@@ -357,6 +358,7 @@ gpunvme_ops_status_t hopper_multiply_making_dz(const struct cuda_product *p,
 
     work.grid.group = HOPPER_GROUP / 2;
     work.dz.dz = *dz;
+    work.dz.bias = *bias;
     work.dz.counters = counters;
     if (!status)
         status =

@@ -183,8 +183,10 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
         if (threadIdx.x == 0)
             produce<MN_A, MN_B, MAKES_DZ>(work, mem);
         if constexpr (MAKES_DZ)
-            if (threadIdx.x >= 32)
+            if (threadIdx.x >= 32) {
                 dz_make_later<DTYPE>(work.dz);
+                dz_finish_bias(work.dz);
+            }
     } else {
         if constexpr (MAKES_DZ)
             dz_make_early<DTYPE>(work.dz); /* while there is nothing to multiply yet */

@@ -123,25 +123,14 @@ GPUNVME_FN uint32_t gpunvme_fetch_and32(uint32_t *p, uint32_t v)
 }
 
 /*
- * Whether atomics of the GPU's threads among themselves name their state space. Without it the
- * compiler asks after each atomic of 64 bits whether it was one of shared memory, and so waits for
- * it before the next instruction.
- */
-#ifndef GPUNVME_ATOM_GLOBAL
-#define GPUNVME_ATOM_GLOBAL 0
-#endif
-#if GPUNVME_ATOM_GLOBAL
-#define GPUNVME_ATOM_SPACE      ".global"
-#define GPUNVME_ATOM_ADDRESS(p) __cvta_generic_to_global(p)
-#else
-#define GPUNVME_ATOM_SPACE      ""
-#define GPUNVME_ATOM_ADDRESS(p) (p)
-#endif
-
-/*
  * Among the threads of one GPU, on words in its own memory: scope .gpu, whose fences do not wait
  * for what is on its way to the host. The suffix says so; on the CPU they are as the others. Those
  * that are `relaxed` order nothing on the GPU.
+ *
+ * Their atomics take words in global memory only, by any address of it, never in shared or local
+ * memory: they name the state space. Else the compiler asks behind each atomic of 64 bits whether
+ * it was one of shared memory, and so waits for it before the next instruction. A counter of a
+ * block in its shared memory takes those of system scope, above.
  */
 GPUNVME_FN uint32_t gpunvme_load_acquire32_gpu(const uint32_t *p)
 {
@@ -170,9 +159,9 @@ GPUNVME_FN void gpunvme_store_release64_gpu(uint64_t *p, uint64_t v)
 GPUNVME_FN uint32_t gpunvme_exchange32_gpu(uint32_t *p, uint32_t v)
 {
     uint32_t old;
-    asm volatile("atom.acq_rel.gpu" GPUNVME_ATOM_SPACE ".exch.b32 %0, [%1], %2;"
+    asm volatile("atom.acq_rel.gpu.global.exch.b32 %0, [%1], %2;"
                  : "=r"(old)
-                 : "l"(GPUNVME_ATOM_ADDRESS(p)), "r"(v)
+                 : "l"(__cvta_generic_to_global(p)), "r"(v)
                  : "memory");
     return old;
 }
@@ -180,9 +169,9 @@ GPUNVME_FN uint32_t gpunvme_exchange32_gpu(uint32_t *p, uint32_t v)
 GPUNVME_FN uint32_t gpunvme_exchange32_relaxed_gpu(uint32_t *p, uint32_t v)
 {
     uint32_t old;
-    asm volatile("atom.relaxed.gpu" GPUNVME_ATOM_SPACE ".exch.b32 %0, [%1], %2;"
+    asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], %2;"
                  : "=r"(old)
-                 : "l"(GPUNVME_ATOM_ADDRESS(p)), "r"(v)
+                 : "l"(__cvta_generic_to_global(p)), "r"(v)
                  : "memory");
     return old;
 }
@@ -190,9 +179,9 @@ GPUNVME_FN uint32_t gpunvme_exchange32_relaxed_gpu(uint32_t *p, uint32_t v)
 GPUNVME_FN int gpunvme_cas64_relaxed_gpu(uint64_t *p, uint64_t *expected, uint64_t v)
 {
     uint64_t old, want = *expected;
-    asm volatile("atom.relaxed.gpu" GPUNVME_ATOM_SPACE ".cas.b64 %0, [%1], %2, %3;"
+    asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
                  : "=l"(old)
-                 : "l"(GPUNVME_ATOM_ADDRESS(p)), "l"(want), "l"(v)
+                 : "l"(__cvta_generic_to_global(p)), "l"(want), "l"(v)
                  : "memory");
     *expected = old;
     return old == want;
@@ -201,9 +190,9 @@ GPUNVME_FN int gpunvme_cas64_relaxed_gpu(uint64_t *p, uint64_t *expected, uint64
 GPUNVME_FN uint64_t gpunvme_fetch_add64_relaxed_gpu(uint64_t *p, uint64_t v)
 {
     uint64_t old;
-    asm volatile("atom.relaxed.gpu" GPUNVME_ATOM_SPACE ".add.u64 %0, [%1], %2;"
+    asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;"
                  : "=l"(old)
-                 : "l"(GPUNVME_ATOM_ADDRESS(p)), "l"(v)
+                 : "l"(__cvta_generic_to_global(p)), "l"(v)
                  : "memory");
     return old;
 }
@@ -211,9 +200,9 @@ GPUNVME_FN uint64_t gpunvme_fetch_add64_relaxed_gpu(uint64_t *p, uint64_t v)
 GPUNVME_FN uint32_t gpunvme_fetch_or32_relaxed_gpu(uint32_t *p, uint32_t v)
 {
     uint32_t old;
-    asm volatile("atom.relaxed.gpu" GPUNVME_ATOM_SPACE ".or.b32 %0, [%1], %2;"
+    asm volatile("atom.relaxed.gpu.global.or.b32 %0, [%1], %2;"
                  : "=r"(old)
-                 : "l"(GPUNVME_ATOM_ADDRESS(p)), "r"(v)
+                 : "l"(__cvta_generic_to_global(p)), "r"(v)
                  : "memory");
     return old;
 }
@@ -221,9 +210,9 @@ GPUNVME_FN uint32_t gpunvme_fetch_or32_relaxed_gpu(uint32_t *p, uint32_t v)
 GPUNVME_FN uint64_t gpunvme_fetch_or64_acquire_gpu(uint64_t *p, uint64_t v)
 {
     uint64_t old;
-    asm volatile("atom.acquire.gpu" GPUNVME_ATOM_SPACE ".or.b64 %0, [%1], %2;"
+    asm volatile("atom.acquire.gpu.global.or.b64 %0, [%1], %2;"
                  : "=l"(old)
-                 : "l"(GPUNVME_ATOM_ADDRESS(p)), "l"(v)
+                 : "l"(__cvta_generic_to_global(p)), "l"(v)
                  : "memory");
     return old;
 }
@@ -231,9 +220,9 @@ GPUNVME_FN uint64_t gpunvme_fetch_or64_acquire_gpu(uint64_t *p, uint64_t v)
 GPUNVME_FN uint32_t gpunvme_fetch_or32_acquire_gpu(uint32_t *p, uint32_t v)
 {
     uint32_t old;
-    asm volatile("atom.acquire.gpu" GPUNVME_ATOM_SPACE ".or.b32 %0, [%1], %2;"
+    asm volatile("atom.acquire.gpu.global.or.b32 %0, [%1], %2;"
                  : "=r"(old)
-                 : "l"(GPUNVME_ATOM_ADDRESS(p)), "r"(v)
+                 : "l"(__cvta_generic_to_global(p)), "r"(v)
                  : "memory");
     return old;
 }
@@ -241,9 +230,9 @@ GPUNVME_FN uint32_t gpunvme_fetch_or32_acquire_gpu(uint32_t *p, uint32_t v)
 GPUNVME_FN uint32_t gpunvme_fetch_or32_gpu(uint32_t *p, uint32_t v)
 {
     uint32_t old;
-    asm volatile("atom.acq_rel.gpu" GPUNVME_ATOM_SPACE ".or.b32 %0, [%1], %2;"
+    asm volatile("atom.acq_rel.gpu.global.or.b32 %0, [%1], %2;"
                  : "=r"(old)
-                 : "l"(GPUNVME_ATOM_ADDRESS(p)), "r"(v)
+                 : "l"(__cvta_generic_to_global(p)), "r"(v)
                  : "memory");
     return old;
 }

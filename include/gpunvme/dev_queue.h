@@ -13,13 +13,14 @@
  *            rings for its own entries and for all that are marked ready behind them. Who does not
  *            get it marks its entries and leaves: the holder looks again after it let go.
  *   reap     Whoever gets the completion queue (a try-lock) takes as many entries at a time as
- * there are lanes, and writes status and result to the slots that they name. wait     Each lane
- * looks at one word of its own: its slot's.
+ *            there are lanes, and writes status and result to the slots that they name.
  *
- * Nobody waits for a lock, or for another's command. The functions with a `mask`
- * are called by all lanes of the mask together, with the same queue. The words that threads share
- * (struct gpunvme_dev_queue, slots, marks) must lie in memory of their own GPU; entries and
- * doorbells may lie anywhere.
+ *   wait     Each lane looks at one word of its own: its slot's.
+ *
+ * Nobody waits for a lock, or for another's command. The functions with a `mask` are called by all
+ * lanes of the mask together, with the same queue. The words that threads share (struct
+ * gpunvme_dev_queue, slots, marks) must lie in memory of their own GPU, not in shared or local
+ * memory (atomics.h); entries and doorbells may lie anywhere.
  *
  * Why the order of all these stores is enough, for each placement: docs/ORDERING.md.
  */
@@ -56,11 +57,6 @@ enum gpunvme_reaper {
  * What may win on one chip and lose on the next: set when the code is built, measured side by side
  * by bench/gpu_ab.sh. docs/PERFORMANCE.md, "What to try", says what each is to change, and why.
  */
-
-/* 1: a queue's constants stay in registers, and are not read again behind each atomic. */
-#ifndef GPUNVME_DEV_FIXED
-#define GPUNVME_DEV_FIXED 0
-#endif
 
 /* Further looks at the completion queue when some lanes have found one, but not all. */
 #ifndef GPUNVME_DEV_LINGER
@@ -118,7 +114,7 @@ enum gpunvme_reaper {
 #define GPUNVME_DEV_QUEUE_SLOTS_NBYTES(entries) ((size_t)(entries) * sizeof(struct gpunvme_slot))
 
 struct gpunvme_dev_queue {
-    struct gpunvme_dev_queue *home; /* itself, where its threads find it */
+    struct gpunvme_dev_queue *home; /* itself, where its threads find it; in copies as well */
     struct gpunvme_sqe *sq;
     const struct gpunvme_cqe *cq;
     struct gpunvme_slot *slots; /* one for each entry; the first stays taken for ever */
@@ -156,9 +152,9 @@ struct gpunvme_dev_queue {
 
 /*
  * Initialises a queue on the CPU, with slots and marks in memory of the CPU's; whoever moves them
- * to a GPU changes the addresses. All memory stays the caller's. Of the configuration, doorbells
- * are without shadows, first_position is rounded to a lap (and 2^63 is never reached: at 10^9
- * commands a second that takes 292 years), and first_generation has 47 bits.
+ * to a GPU changes the addresses, `home` too. All memory stays the caller's. Of the configuration,
+ * doorbells are without shadows, first_position is rounded to a lap (and 2^63 is never reached: at
+ * 10^9 commands a second that takes 292 years), and first_generation has 47 bits.
  * GPUNVME_ERR_INVALID as gpunvme_qpair_init().
  */
 gpunvme_err_t gpunvme_dev_queue_init(struct gpunvme_dev_queue *q,
@@ -167,7 +163,7 @@ gpunvme_err_t gpunvme_dev_queue_init(struct gpunvme_dev_queue *q,
 /* Where the words are that threads share: `q` may be a copy of the constants. */
 GPUNVME_FN struct gpunvme_dev_queue *gpunvme_dev_home(struct gpunvme_dev_queue *q)
 {
-    return GPUNVME_DEV_FIXED ? q->home : q;
+    return q->home;
 }
 
 /*
@@ -178,7 +174,6 @@ GPUNVME_FN struct gpunvme_dev_queue *gpunvme_dev_home(struct gpunvme_dev_queue *
 GPUNVME_FN struct gpunvme_dev_queue *gpunvme_dev_queue_fix(struct gpunvme_dev_queue *q,
                                                            struct gpunvme_dev_queue *copy)
 {
-#if GPUNVME_DEV_FIXED
     copy->home = q;
     copy->sq = q->sq;
     copy->cq = q->cq;
@@ -191,16 +186,12 @@ GPUNVME_FN struct gpunvme_dev_queue *gpunvme_dev_queue_fix(struct gpunvme_dev_qu
     copy->ring = q->ring;
     copy->ring_arg = q->ring_arg;
     return copy;
-#else
-    (void)copy;
-    return q;
-#endif
 }
 
 /* The constants will be read soon: the round trip is under way meanwhile. */
 GPUNVME_FN void gpunvme_dev_queue_expect(const struct gpunvme_dev_queue *q)
 {
-#if GPUNVME_DEV_FIXED && defined(__CUDA_ARCH__)
+#if defined(__CUDA_ARCH__)
     asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(q)));
 #else
     (void)q;

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 #
 # A kernel that reads a block by device.cuh needs at most 48 registers on Hopper and no local memory
-# anywhere; earlier GPUs get a few more. Needs nvcc, no GPU.
+# anywhere; earlier GPUs get a few more. Its atomics name the global state space: else each of 64
+# bits is waited for, while it is found out whether it was one of shared memory. Needs nvcc, no GPU.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -24,4 +25,11 @@ check() { # architecture, most registers
 }
 check 80 56
 check 90a 48
+
+"$nvcc" -std=c++17 -arch=sm_90a -ptx -I "$here/../../include" -o "$work/kernel.ptx" \
+    "$here/read_a_block.cu"
+atomics=$(grep -oE '\b(atom|red)\.[a-z0-9_.]+' "$work/kernel.ptx")
+generic=$(grep -vF .global. <<<"$atomics" || true)
+echo "atomics: $(wc -l <<<"$atomics"), without a state space: ${generic:-0}"
+[ -z "$generic" ] || failed=1
 exit $failed

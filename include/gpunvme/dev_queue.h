@@ -58,20 +58,6 @@ enum gpunvme_reaper {
  * by bench/gpu_ab.sh. docs/PERFORMANCE.md, "What to try", says what each is to change, and why.
  */
 
-/* Further looks at the completion queue when some lanes have found one, but not all. */
-#ifndef GPUNVME_DEV_LINGER
-#define GPUNVME_DEV_LINGER 0
-#endif
-
-/* Completions that each lane takes at once, and marks that it looks at, where lanes are few. */
-#ifndef GPUNVME_DEV_TAKE
-#define GPUNVME_DEV_TAKE 1
-#endif
-#ifndef GPUNVME_DEV_SCAN
-#define GPUNVME_DEV_SCAN 1
-#endif
-#define GPUNVME_DEV_FEW 4u /* lanes */
-
 /*
  * 1: a lane that is alone takes its own command's completion at once, not by way of its slot. 2:
  * and looks at completions with acquire, so that its own needs no fence.
@@ -95,11 +81,6 @@ enum gpunvme_reaper {
 /* 1: lanes that call together give their slots back together: neighbours are free at one time. */
 #ifndef GPUNVME_DEV_END_TOGETHER
 #define GPUNVME_DEV_END_TOGETHER 0
-#endif
-
-/* 1: a test that took no completions does not look at its own slot a second time. */
-#ifndef GPUNVME_DEV_ONE_LOOK
-#define GPUNVME_DEV_ONE_LOOK 0
 #endif
 
 /* How often a warp that waits looks at the completion queue while it has it. */
@@ -415,16 +396,12 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_lap(const struct gpunvme_dev_queue *q, uin
     return pos << 1 >> 1 >> q->shift;
 }
 
-GPUNVME_FN uint32_t gpunvme_dev_queue_load_mark(const struct gpunvme_dev_queue *q, uint32_t pos)
+GPUNVME_FN int gpunvme_dev_queue_is_ready(const struct gpunvme_dev_queue *q, uint32_t pos)
 {
     const uint32_t *mark = gpunvme_dev_mark(q, pos);
 
-    return GPUNVME_ORDER(LOOK, gpunvme_load_acquire32_gpu, gpunvme_load_relaxed32)(mark);
-}
-
-GPUNVME_FN int gpunvme_dev_queue_is_ready(const struct gpunvme_dev_queue *q, uint32_t pos)
-{
-    return gpunvme_dev_queue_load_mark(q, pos) == gpunvme_dev_queue_lap(q, pos);
+    return GPUNVME_ORDER(LOOK, gpunvme_load_acquire32_gpu, gpunvme_load_relaxed32)(mark) ==
+           gpunvme_dev_queue_lap(q, pos);
 }
 
 /* The first `lanes` bits of the mask that `condition` holds for without a gap, counted. */
@@ -437,26 +414,11 @@ GPUNVME_FN uint32_t gpunvme_dev_prefix(uint32_t mask, int condition)
     return gpunvme_popcount(mask & ((UINT32_C(1) << gpunvme_lowest_bit(missing)) - 1));
 }
 
-/* How many each lane looks at, at once, where one can look at `most`. */
-GPUNVME_FN uint32_t gpunvme_dev_each(uint32_t lanes, uint32_t most)
-{
-    return most > 1 && lanes <= GPUNVME_DEV_FEW ? most : 1;
-}
-
 /* How many positions from `pos` on are marked ready, as far as the lanes look at once. */
 GPUNVME_FN uint32_t gpunvme_dev_queue_count_ready(const struct gpunvme_dev_queue *q, uint32_t mask,
                                                   uint32_t pos)
 {
-    uint32_t lanes = gpunvme_popcount(mask), each = gpunvme_dev_each(lanes, GPUNVME_DEV_SCAN);
-    uint32_t laps[GPUNVME_DEV_SCAN], n = 0;
-
-    pos += gpunvme_warp_rank(mask);
-    for (uint32_t i = 0; i < GPUNVME_DEV_SCAN; i++)
-        laps[i] = i < each ? gpunvme_dev_queue_load_mark(q, pos + i * lanes) : 0;
-    for (uint32_t i = 0; i < GPUNVME_DEV_SCAN; i++)
-        if (i < each && n == i * lanes)
-            n += gpunvme_dev_prefix(mask, laps[i] == gpunvme_dev_queue_lap(q, pos + i * lanes));
-    return n;
+    return gpunvme_dev_prefix(mask, gpunvme_dev_queue_is_ready(q, pos + gpunvme_warp_rank(mask)));
 }
 
 /* The first position from `pos` on that is not marked ready. */
@@ -468,7 +430,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_skip_ready(const struct gpunvme_dev_queue 
     do {
         n = gpunvme_dev_queue_count_ready(q, mask, pos);
         pos += n;
-    } while (n == gpunvme_dev_each(lanes, GPUNVME_DEV_SCAN) * lanes);
+    } while (n == lanes);
     gpunvme_warp_sync(mask); /* what each lane has acquired, the leader's doorbell comes after */
     return pos;
 }
@@ -688,28 +650,6 @@ GPUNVME_FN void gpunvme_dev_take_own(struct gpunvme_dev_queue *q, struct gpunvme
     own->ticket = 0;
 }
 
-/* What the lanes have loaded of the completion queue. */
-struct gpunvme_dev_taken {
-    uint32_t dw3[GPUNVME_DEV_TAKE];
-    uint64_t result[GPUNVME_DEV_TAKE];
-};
-
-/* How many entries from `pos` on, which is the lane's first, are new. */
-GPUNVME_FN uint32_t gpunvme_dev_queue_look(const struct gpunvme_dev_queue *q, uint32_t mask,
-                                           uint32_t pos, uint32_t each, struct gpunvme_dev_taken *t)
-{
-    uint32_t lanes = gpunvme_popcount(mask), n = 0;
-
-    for (uint32_t i = 0; i < GPUNVME_DEV_TAKE; i++)
-        if (i < each)
-            gpunvme_dev_cqe_load(gpunvme_dev_cqe(q, pos + i * lanes), lanes == 1, &t->result[i],
-                                 &t->dw3[i]);
-    for (uint32_t i = 0; i < GPUNVME_DEV_TAKE; i++)
-        if (i < each && n == i * lanes)
-            n += gpunvme_dev_prefix(mask, gpunvme_dev_is_new(q, pos + i * lanes, t->dw3[i]));
-    return n;
-}
-
 /*
  * Takes the new entries from `head` on, as many as the lanes look at together. The warp holds the
  * lock. `own` is NULL where there are several lanes.
@@ -717,38 +657,31 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_look(const struct gpunvme_dev_queue *q, ui
 GPUNVME_FN uint32_t gpunvme_dev_queue_take(struct gpunvme_dev_queue *q, uint32_t mask,
                                            uint32_t head, struct gpunvme_dev_own *own)
 {
-    uint32_t lanes = gpunvme_popcount(mask), each = gpunvme_dev_each(lanes, GPUNVME_DEV_TAKE);
-    uint32_t pos = head + gpunvme_warp_rank(mask), left = GPUNVME_DEV_LINGER, n;
-    struct gpunvme_dev_taken t;
+    uint32_t pos = head + gpunvme_warp_rank(mask), dw3, n;
+    const struct gpunvme_cqe *cqe = gpunvme_dev_cqe(q, pos);
+    uint64_t result;
 
-    /* Each batch costs a fence: a full one is worth a moment. */
-    do
-        n = gpunvme_dev_queue_look(q, mask, pos, each, &t);
-    while (n && n < lanes && left--);
+    gpunvme_dev_cqe_load(cqe, !(mask & (mask - 1)), &result, &dw3);
+    n = gpunvme_dev_prefix(mask, gpunvme_dev_is_new(q, pos, dw3));
     if (!n)
         return 0;
     /* All have read their entries before the leader's fence, and so before its doorbell gives them
      * back and the next holder looks at them. */
     gpunvme_warp_sync(mask);
-    if (GPUNVME_DEV_STRAIGHT > 1 && n == 1 && gpunvme_dev_is_own(own, t.dw3[0])) {
-        gpunvme_dev_take_own(q, own, t.dw3[0],
-                             gpunvme_dev_cqe_result(gpunvme_dev_cqe(q, pos), t.result[0]));
+    if (GPUNVME_DEV_STRAIGHT > 1 && gpunvme_dev_is_own(own, dw3)) {
+        gpunvme_dev_take_own(q, own, dw3, gpunvme_dev_cqe_result(cqe, result));
         return n;
     }
     /* Acquire of the entries, and with that of the data that the controller wrote before them, and
      * of the slots as they were claimed; release of the slots: who sees one done sees its data. */
     gpunvme_fence_sys();
-    for (uint32_t i = 0; i < GPUNVME_DEV_TAKE; i++) {
-        uint64_t result;
-
-        if (i >= each || i * lanes + gpunvme_warp_rank(mask) >= n)
-            break;
-        result = gpunvme_dev_cqe_result(gpunvme_dev_cqe(q, pos + i * lanes), t.result[i]);
-        if (GPUNVME_DEV_STRAIGHT && gpunvme_dev_is_own(own, t.dw3[i]))
-            gpunvme_dev_take_own(q, own, t.dw3[i], result);
-        else
-            gpunvme_dev_slot_complete(q, t.dw3[i], result);
-    }
+    if (gpunvme_warp_rank(mask) >= n)
+        return n;
+    result = gpunvme_dev_cqe_result(cqe, result);
+    if (GPUNVME_DEV_STRAIGHT && gpunvme_dev_is_own(own, dw3))
+        gpunvme_dev_take_own(q, own, dw3, result);
+    else
+        gpunvme_dev_slot_complete(q, dw3, result);
     return n;
 }
 
@@ -785,7 +718,6 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap_for(struct gpunvme_dev_queue *q, uint
                                                uint32_t looks, struct gpunvme_dev_own *own)
 {
     uint32_t lanes = gpunvme_popcount(mask), head, n, total = 0;
-    uint32_t most = lanes * gpunvme_dev_each(lanes, GPUNVME_DEV_TAKE);
     int waits = GPUNVME_DEV_STRAIGHT && own && own->ticket;
     struct gpunvme_dev_queue copy;
 
@@ -798,7 +730,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap_for(struct gpunvme_dev_queue *q, uint
         /* Who has what it waits for does not look for more: in host memory that takes long. */
         if (waits && !own->ticket)
             break;
-    } while (total ? n == most && total <= q->mask : looks > 1 && looks--);
+    } while (total ? n == lanes && total <= q->mask : looks > 1 && looks--);
     gpunvme_warp_sync(mask); /* all have stored to their slots before a reset may end them */
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask)) {
         if (total)

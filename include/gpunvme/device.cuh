@@ -1114,9 +1114,8 @@ GPUNVME_FN int gpunvme_dev_test(struct gpunvme_dev_token *token)
 
     if (gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN) &&
         q->reaper == GPUNVME_REAPER_WAITERS) {
-        uint32_t n = gpunvme_dev_queue_reap(q, mask, 1);
-
-        if (err == GPUNVME_ERR_AGAIN && (n || !GPUNVME_DEV_ONE_LOOK))
+        gpunvme_dev_queue_reap(q, mask, 1);
+        if (err == GPUNVME_ERR_AGAIN)
             err = gpunvme_dev_finish(q, token->ticket, 0);
     }
     return err;

@@ -515,15 +515,18 @@ void tensor_load_multicast(uint32_t to, const void *map, int x, int y, int z, ui
     }
 }
 
+/* As an H200 was seen to do it: a row is clipped at 16 bytes, not at its last element. */
 void tensor_store(const void *map, uint32_t from, int x, int y, int z)
 {
     const emulated_map *m = map_at(map);
+    emulated_map written = *m;
 
+    written.size[0] = (m->size[0] * m->element + 15) / 16 * 16 / m->element;
     check_aligned(from, 128);
     for (uint32_t j = 0; j < m->box[1]; j++)
         for (uint32_t i = 0; i < m->box[0]; i++) {
             uint32_t at = from + j * m->box[0] * m->element + i * m->element;
-            unsigned char *to = element(m, (int64_t)x + i, (int64_t)y + j, z);
+            unsigned char *to = element(&written, (int64_t)x + i, (int64_t)y + j, z);
 
             if (to)
                 memcpy(to, emulate_shared(swizzled(at)), m->element);

@@ -294,18 +294,20 @@ const void *posix_map_hold(struct posix_map *map, uint64_t offset, size_t nbytes
     pthread_mutex_lock(&map->lock);
     window = window_at(map, number);
     if (window) {
+        window->users++; /* lest it be dropped and freed while it is waited for */
         window->heat += nbytes;
         if (map->eager)
             make_eagerly(map, window, end, gpu);
         else if (window->heat > HEAT && !map->makers && may_make(map, window))
             make_unlocked(map, window, gpu);
         if (covers(map, window, offset, nbytes)) {
-            window->users++;
             *out = window;
             cpu = window->cpu + (offset & (WINDOW - 1));
         }
     }
     pthread_mutex_unlock(&map->lock);
+    if (window && !cpu)
+        posix_map_release(map, window);
     return cpu;
 }
 

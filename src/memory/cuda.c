@@ -506,6 +506,22 @@ static void stop(struct worker *worker, gpunvme_err_t err)
     leave();
 }
 
+gpunvme_err_t mem_cuda_keep_ready(const void *gpu)
+{
+    struct worker *workers[MEM_CUDA_READY];
+    unsigned n = 0;
+    int device = 0;
+    gpunvme_err_t err = device_of(gpu, &device);
+
+    while (!err && n < MEM_CUDA_READY) {
+        err = start(device, &workers[n]);
+        n += !err;
+    }
+    while (n)
+        stop(workers[--n], GPUNVME_OK);
+    return err;
+}
+
 static gpunvme_err_t start_copy(void *dst, const void *src, size_t nbytes, cudaStream_t stream)
 {
     cudaError_t err = cudaMemcpyAsync(dst, src, nbytes, cudaMemcpyDefault, stream);

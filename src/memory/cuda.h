@@ -76,6 +76,10 @@ gpunvme_err_t mem_cuda_pinned_address(void *cpu, void **gpu); /* of memory pinne
 gpunvme_err_t mem_cuda_copy(void *dst, bool dst_gpu, const void *src, bool src_gpu, size_t nbytes);
 gpunvme_err_t mem_cuda_fill(void *dst, uint8_t value, size_t nbytes);
 
+/* Makes now what MEM_CUDA_READY such calls at once need on the GPU that has this memory. */
+#define MEM_CUDA_READY 16u
+gpunvme_err_t mem_cuda_keep_ready(const void *gpu);
+
 /*
  * Streams, of the highest priority; `near` chooses the device, NULL the calling thread's current
  * one.

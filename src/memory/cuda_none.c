@@ -188,6 +188,12 @@ gpunvme_err_t mem_cuda_stream_sync(struct mem_cuda_stream *stream, uint64_t time
     return fail();
 }
 
+gpunvme_err_t mem_cuda_keep_ready(const void *gpu)
+{
+    (void)gpu;
+    return fail();
+}
+
 gpunvme_err_t mem_cuda_checksum(const void *gpu, size_t nbytes, uint64_t *sum)
 {
     (void)gpu;

@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 
 #include "gpunvme/storage.h"
+#include "storage/alone.h"
 
 #define STORE_TARGET_ROOM 4096 /* PATH_MAX */
 
@@ -114,6 +115,14 @@ struct store_backend {
     gpunvme_err_t (*map)(struct gpunvme_store *store, struct store_region *region);
     void (*unmap)(struct gpunvme_store *store, struct store_region *region);
 
+    /*
+     * A transfer is about to be put into a stream, in the thread that submits it: makes all that
+     * serving it takes of CUDA calls that alone.h speaks of, or refuses it. unexpect follows when
+     * it has ended, in any thread, and calls no CUDA. NULL: nothing to do.
+     */
+    gpunvme_err_t (*expect)(struct gpunvme_store *store, const struct gpunvme_io *io);
+    void (*unexpect)(struct gpunvme_store *store);
+
     /* Sets `works` and `why`: whether it can be used here at all. Opens nothing for long. */
     void (*about)(struct gpunvme_backend_info *info);
 
@@ -135,6 +144,7 @@ struct gpunvme_store {
     _Atomic bool closing;
     _Atomic uint64_t moved[2][GPUNVME_NROUTES]; /* bytes by route: read, written */
     pthread_mutex_t streams_lock;               /* of `streams` */
+    struct store_alone alone;
     struct store_streams *streams; /* transfers in CUDA streams; NULL: there were none yet */
 };
 

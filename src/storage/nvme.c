@@ -13,6 +13,7 @@
 #include "base/fail.h"
 #include "base/relax.h"
 #include "gpunvme/memory.h"
+#include "memory/cuda.h"
 #include "storage/futex.h"
 #include "storage/nvme_store.h"
 
@@ -21,6 +22,7 @@
 #define MIN_ENTRIES    256u
 #define BOUNCE_NBYTES  (8u << 20) /* of a worker, about */
 #define CALLER_DEPTH   1u
+#define WORKER_STREAMS 8u          /* of each, made before a transfer goes into a stream */
 #define WORK_WAIT_NS   1000000000u /* of a worker without work, before it looks around */
 #define SPIN_TURNS     32u
 #define SPIN_NS        50000u /* of commands that are in flight, before it sleeps */
@@ -569,6 +571,25 @@ static void nvme_unmap(struct gpunvme_store *store, struct store_region *region)
     region->priv = NULL;
 }
 
+/*
+ * Streams for what goes by bounce buffers, and for the copies of a simulated controller: workers,
+ * and its threads, would make them when they first need them. Fewer are fine: each worker has one.
+ */
+static gpunvme_err_t nvme_expect(struct gpunvme_store *store, const struct gpunvme_io *io)
+{
+    struct nvme_store *s = store->priv;
+    enum gpunvme_mem mem;
+    int gpu = -1;
+
+    if (io->op == GPUNVME_OP_FLUSH || io->mem != GPUNVME_MEM_GPU || gpunvme_mem_gpu_is_host() ||
+        gpunvme_mem_kind_of(io->ptr, &mem, &gpu) || gpu < 0 || gpu >= 64 ||
+        atomic_fetch_or(&s->ready_gpus, UINT64_C(1) << gpu) >> gpu & 1)
+        return GPUNVME_OK;
+    if (!s->gpu)
+        (void)store_keep_streams(store, io->ptr, store->threads * WORKER_STREAMS);
+    return strcmp(store->uri.scheme, "sim") ? GPUNVME_OK : mem_cuda_keep_ready(io->ptr);
+}
+
 static void say_how(const struct gpunvme_store *store, const struct nvme_store *s, char *text,
                     size_t room)
 {
@@ -621,6 +642,7 @@ const struct store_backend store_nvme = {
     .size = nvme_size,
     .submit = nvme_submit,
     .direct = nvme_direct,
+    .expect = nvme_expect,
     .map = nvme_map,
     .unmap = nvme_unmap,
     .about = nvme_about,

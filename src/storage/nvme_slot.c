@@ -173,17 +173,19 @@ static bool take_bounce(struct nvme_slot *slot)
     return true;
 }
 
-/* A stream of its own, or the one in reserve, for which it may have to wait: AGAIN. */
+/*
+ * A stream of its own, if one can be made (storage/alone.h), or the one in reserve, for which it
+ * may have to wait: AGAIN.
+ */
 static gpunvme_err_t need_stream(struct nvme_slot *slot, void *ptr)
 {
-    const struct gpunvme_buf near = {.gpu = ptr, .mem = GPUNVME_MEM_GPU};
     gpunvme_err_t err;
 
     if (slot->stream)
         return GPUNVME_OK;
     if (slot->bounces->is_spare_out)
         return GPUNVME_ERR_AGAIN;
-    err = gpunvme_mem_stream_create(&near, &slot->stream);
+    err = store_take_stream(slot->store, ptr, &slot->stream);
     if (!err)
         return GPUNVME_OK;
     slot->stream = nvme_bounces_spare_take(slot->bounces);

@@ -35,6 +35,7 @@ struct nvme_store {
     uint32_t depth, entries;
     uint64_t command_timeout_ns, copy_timeout_ns, kernel_timeout_ns;
     bool is_left; /* the GPU may reach for memory of it for ever: the controller stays open */
+    _Atomic uint64_t ready_gpus; /* a bit for each whose streams are made: nvme_expect() */
     char why_no_p2p[256];
     struct nvme_claims claims; /* of the workers' slots, then of the callers' */
     struct crew *crew;

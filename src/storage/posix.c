@@ -134,6 +134,7 @@ static gpunvme_err_t posix_open(struct gpunvme_store *store)
     if (!posix)
         return base_fail(GPUNVME_ERR_NOMEM, "a store");
     store->priv = posix;
+    posix->store = store;
     pthread_mutex_init(&posix->tune_lock, NULL);
     pthread_mutex_init(&posix->write_lock, NULL);
     posix_ring_init(&posix->ring);
@@ -183,6 +184,25 @@ static void posix_submit(struct gpunvme_store *store, struct gpunvme_io *first, 
     const struct posix *posix = store->priv;
 
     crew_submit(posix->crew, first, n);
+}
+
+/*
+ * Streams for all slots, and their memory pinned: workers would do it when they first need it. For
+ * transfers of host memory, too: the same workers serve others meanwhile.
+ */
+static gpunvme_err_t posix_expect(struct gpunvme_store *store, const struct gpunvme_io *io)
+{
+    const struct store_options *o = &store->uri.options;
+    struct posix *posix = store->priv;
+    const void *gpu_memory = io->mem == GPUNVME_MEM_GPU ? io->ptr : NULL;
+
+    if (o->require_set && o->require == GPUNVME_ROUTE_MAPPED)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                         "require=mapped: what is to be mapped may have to be pinned first, which "
+                         "would wait for the stream that waits for it; open another store for "
+                         "transfers in streams");
+    posix_ring_pin(&posix->ring, gpu_memory);
+    return store_keep_streams(store, gpu_memory, posix->threads * posix->ring.nslots);
 }
 
 void posix_tune_look(struct posix *posix, uint64_t now)
@@ -273,6 +293,8 @@ static void say_why_not(const struct gpunvme_store *store, struct posix *posix, 
         say(text, room, "; mapped: %s", posix->map.why_not);
     else if (store->flags & GPUNVME_OPEN_WRITE)
         say(text, room, "; mapped: reads only");
+    if (posix->map.held_back)
+        say(text, room, "; mapped: nothing is pinned while transfers are in streams");
     pthread_mutex_unlock(&posix->map.lock);
     if (!has_direct(file))
         say(text, room, "; O_DIRECT: %s", direct_why_not(file));
@@ -308,6 +330,7 @@ const struct store_backend store_posix = {
     .resize = posix_resize,
     .submit = posix_submit,
     .direct = posix_direct,
+    .expect = posix_expect,
     .describe = posix_describe,
     .about = posix_about,
 };

@@ -167,7 +167,10 @@ gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nworkers, unsi
                                 size_t slot_nbytes, bool in_file);
 void posix_ring_destroy(struct posix_ring *ring);
 
-/* For the GPU that holds `gpu_memory`; others reach it too. By workers, before they copy. */
+/*
+ * For the GPU that holds `gpu_memory`, or the current one where it is NULL; others reach it too. By
+ * workers, before they copy, and before a transfer goes into a stream.
+ */
 void posix_ring_pin(struct posix_ring *ring, const void *gpu_memory);
 
 struct posix_op;
@@ -189,6 +192,7 @@ struct posix_slot {
     struct posix_op *first, **last;
     struct posix_slot *next; /* free, or being copied */
     struct gpunvme_mem_stream *streams[POSIX_MAX_GPUS];
+    bool batched[POSIX_MAX_GPUS]; /* a batch was copied on that stream */
 };
 
 /* Starts copies of all its pieces for GPU memory; the rest is copied at once. */
@@ -218,15 +222,18 @@ struct posix_map {
     _Atomic bool on; /* at all */
     bool eager;      /* map=on: a window is made when it is first asked for */
     bool emulated;   /* no GPU: the "copy engine" is the kernel's, and stops at what is not there */
+    struct gpunvme_store *store;
     int fd, pagemap;
     pthread_mutex_t lock;
     pthread_cond_t made;
+    struct posix_window *dropped;  /* whose pins are not taken away yet */
     struct posix_window **windows; /* by number, in the file */
     size_t nwindows;
     uint64_t mapped; /* bytes */
     uint64_t budget; /* of all stores of the process together */
     unsigned makers; /* workers that are making one */
     unsigned nfailed, ndropped;
+    bool held_back; /* a window was not made for transfers in streams (storage/alone.h) */
     char why_not[160];
 };
 
@@ -304,6 +311,7 @@ size_t posix_fill_write(struct posix_fill *fill, int from, uint64_t from_offset,
  */
 
 struct posix {
+    struct gpunvme_store *store;
     struct posix_file file;
     struct posix_ring ring;
     struct posix_map map;

@@ -45,7 +45,7 @@ struct posix_window {
     unsigned users;
     uint64_t heat; /* bytes that were read in it */
     size_t number;
-    struct posix_window *next_kept;
+    struct posix_window *next; /* of those that are kept, or dropped */
 };
 
 static _Atomic uint64_t mapped_by_all; /* bytes, of all stores */
@@ -60,8 +60,8 @@ static _Atomic(struct posix_window *) kept; /* for as long as the process lives 
 
 static void keep_for_ever(struct posix_window *window)
 {
-    window->next_kept = atomic_load(&kept);
-    while (!atomic_compare_exchange_weak(&kept, &window->next_kept, window))
+    window->next = atomic_load(&kept);
+    while (!atomic_compare_exchange_weak(&kept, &window->next, window))
         ;
 }
 
@@ -81,6 +81,7 @@ void posix_map_init(struct gpunvme_store *store, struct posix_map *map,
 
     pthread_mutex_init(&map->lock, NULL);
     pthread_cond_init(&map->made, NULL);
+    map->store = store;
     map->fd = file->fd;
     map->pagemap = -1;
     map->emulated = gpunvme_mem_gpu_is_host();
@@ -105,8 +106,21 @@ static void unmake(struct posix_window *window)
     window->cpu = NULL;
 }
 
+/* Takes away the pins of windows that were dropped. */
+static void unmake_dropped(struct posix_window *window)
+{
+    while (window) {
+        struct posix_window *next = window->next;
+
+        unmake(window);
+        free(window);
+        window = next;
+    }
+}
+
 void posix_map_destroy(struct posix_map *map)
 {
+    unmake_dropped(map->dropped);
     for (size_t i = 0; i < map->nwindows; i++) {
         if (map->windows[i] && map->windows[i]->users) { /* posix_map_keep() */
             keep_for_ever(map->windows[i]);
@@ -217,9 +231,18 @@ static struct posix_window *window_at(struct posix_map *map, size_t number)
     return map->windows[number];
 }
 
-static bool may_make(const struct posix_map *map, const struct posix_window *window)
+/* Under the lock, which is let go of meanwhile: makes the window, if that may be now. */
+static bool try_to_make(struct posix_map *map, struct posix_window *window, unsigned gpu)
 {
-    return window && window->state == NEW && atomic_load(&mapped_by_all) + WINDOW <= map->budget;
+    if (!window || window->state != NEW || atomic_load(&mapped_by_all) + WINDOW > map->budget)
+        return false;
+    if (!store_alone_enter(map->store)) {
+        map->held_back = true;
+        return false;
+    }
+    make_unlocked(map, window, gpu);
+    store_alone_leave(map->store);
+    return true;
 }
 
 /* Under the lock: another window, that will be needed soon. False: there is none. */
@@ -231,10 +254,8 @@ static bool make_a_later_one(struct posix_map *map, size_t number, uint64_t end,
         if ((uint64_t)i << POSIX_WINDOW_SHIFT >= end)
             return false;
         window = window_at(map, i);
-        if (may_make(map, window)) {
-            make_unlocked(map, window, gpu);
+        if (try_to_make(map, window, gpu))
             return true;
-        }
     }
     return false;
 }
@@ -248,8 +269,7 @@ static void make_eagerly(struct posix_map *map, struct posix_window *window, uin
     while (futex_now() < deadline) {
         struct timespec at;
 
-        if (may_make(map, window))
-            make_unlocked(map, window, gpu);
+        try_to_make(map, window, gpu);
         if (window->state != MAKING)
             return;
         if (make_a_later_one(map, window->number, end, gpu) || window->state != MAKING)
@@ -282,6 +302,27 @@ static bool covers(const struct posix_map *map, const struct posix_window *windo
            offset + nbytes <= file_size(map);
 }
 
+/* Those that were dropped while that could not be done go with this one. */
+void posix_map_release(struct posix_map *map, struct posix_window *window)
+{
+    struct posix_window *dropped = NULL;
+
+    pthread_mutex_lock(&map->lock);
+    if (!--window->users && window->state == DROPPED) {
+        window->next = map->dropped;
+        map->dropped = window;
+        if (store_alone_enter(map->store)) {
+            dropped = map->dropped;
+            map->dropped = NULL;
+        }
+    }
+    pthread_mutex_unlock(&map->lock);
+    if (!dropped)
+        return;
+    unmake_dropped(dropped);
+    store_alone_leave(map->store);
+}
+
 const void *posix_map_hold(struct posix_map *map, uint64_t offset, size_t nbytes, uint64_t end,
                            unsigned gpu, struct posix_window **out)
 {
@@ -298,8 +339,8 @@ const void *posix_map_hold(struct posix_map *map, uint64_t offset, size_t nbytes
         window->heat += nbytes;
         if (map->eager)
             make_eagerly(map, window, end, gpu);
-        else if (window->heat > HEAT && !map->makers && may_make(map, window))
-            make_unlocked(map, window, gpu);
+        else if (window->heat > HEAT && !map->makers)
+            try_to_make(map, window, gpu);
         if (covers(map, window, offset, nbytes)) {
             *out = window;
             cpu = window->cpu + (offset & (WINDOW - 1));
@@ -370,19 +411,6 @@ bool posix_map_check(struct posix_map *map, struct posix_window *window, uint64_
     }
     pthread_mutex_unlock(&map->lock);
     return false;
-}
-
-void posix_map_release(struct posix_map *map, struct posix_window *window)
-{
-    bool last;
-
-    pthread_mutex_lock(&map->lock);
-    last = !--window->users && window->state == DROPPED;
-    pthread_mutex_unlock(&map->lock);
-    if (last) {
-        unmake(window);
-        free(window);
-    }
 }
 
 void posix_map_keep(struct posix_map *map, struct posix_window *window)

@@ -87,20 +87,36 @@ static gpunvme_err_t pin(struct posix_ring *ring)
     return err;
 }
 
-void posix_ring_pin(struct posix_ring *ring, const void *gpu_memory)
+/* False: that is no GPU memory. */
+static bool gpu_for(const void *gpu_memory, unsigned *gpu)
 {
     enum gpunvme_mem mem;
-    int gpu = -1;
+    int device = -1;
+
+    *gpu = 0;
+    if (!mem_cuda_present())
+        return true;
+    if (!gpu_memory)
+        return !gpunvme_mem_gpu_current(gpu);
+    if (gpunvme_mem_kind_of(gpu_memory, &mem, &device) || device < 0)
+        return false;
+    *gpu = (unsigned)device;
+    return true;
+}
+
+void posix_ring_pin(struct posix_ring *ring, const void *gpu_memory)
+{
+    unsigned gpu;
 
     if (atomic_load_explicit(&ring->tried, memory_order_acquire))
         return;
     pthread_mutex_lock(&ring->lock);
-    if (mem_cuda_present() && (gpunvme_mem_kind_of(gpu_memory, &mem, &gpu) || gpu < 0)) {
+    if (!gpu_for(gpu_memory, &gpu)) {
         pthread_mutex_unlock(&ring->lock); /* no GPU memory: the copy will say so */
         return;
     }
     if (!atomic_load(&ring->tried)) {
-        ring->gpu = gpu > 0 ? (unsigned)gpu : 0;
+        ring->gpu = gpu;
         if (pin(ring))
             snprintf(ring->why_not, sizeof(ring->why_not), "%s", gpunvme_err_detail());
         else
@@ -123,13 +139,16 @@ struct copies {
     void *hosts[COPIES];                     /* their host memory as the CPU does */
 };
 
-static gpunvme_err_t stream_of(struct posix_slot *slot, const struct posix_op *op,
-                               struct gpunvme_mem_stream **out)
+/* Those of posix_expect(), where there are transfers in streams. */
+static gpunvme_err_t stream_of(const struct posix *posix, struct posix_slot *slot,
+                               const struct posix_op *op, struct gpunvme_mem_stream **out)
 {
     struct gpunvme_buf near = {.mem = GPUNVME_MEM_GPU, .gpu = op->piece.ptr};
     gpunvme_err_t err = GPUNVME_OK;
 
     if (!slot->streams[slot->gpu])
+        err = store_take_stream(posix->store, op->piece.ptr, &slot->streams[slot->gpu]);
+    if (err == GPUNVME_ERR_AGAIN) /* a GPU that no stream's transfer goes to: it may have to wait */
         err = gpunvme_mem_stream_create(&near, &slot->streams[slot->gpu]);
     *out = slot->streams[slot->gpu];
     return err;
@@ -158,6 +177,20 @@ static size_t run_of(struct posix_op *op, struct posix_op **next)
     return nbytes;
 }
 
+/* A stream's first batch allocates and may load a kernel. False: it can't be made now. */
+static bool start_batch(struct copies *c, unsigned n, gpunvme_err_t *err)
+{
+    bool *batched = &c->slot->batched[c->slot->gpu], first = !*batched;
+
+    if (first && !store_alone_enter(c->posix->store))
+        return false;
+    *err = mem_copy_batch_checked(c->pieces, n, c->stream);
+    if (first)
+        store_alone_leave(c->posix->store);
+    *batched = *batched || !*err;
+    return true;
+}
+
 /* One is left to the copy engine, several go as a batch. Copies of memory that could not be pinned
  * are CUDA's own business. */
 static gpunvme_err_t start_copies(struct copies *c)
@@ -168,8 +201,8 @@ static gpunvme_err_t start_copies(struct copies *c)
     gpunvme_err_t err = GPUNVME_OK;
 
     c->n = 0;
-    if (n > 1 && mem == GPUNVME_MEM_PINNED)
-        return mem_copy_batch_checked(c->pieces, n, c->stream);
+    if (n > 1 && mem == GPUNVME_MEM_PINNED && start_batch(c, n, &err))
+        return err;
     for (unsigned i = 0; i < n && !err; i++) {
         const struct gpunvme_mem_piece *piece = &c->pieces[i];
 
@@ -218,7 +251,7 @@ gpunvme_err_t posix_slot_copy(const struct posix *posix, struct posix_slot *slot
             size_t nbytes = run_of(op, &next);
 
             if (!c.stream)
-                err = stream_of(slot, op, &c.stream);
+                err = stream_of(posix, slot, op, &c.stream);
             if (!err)
                 err = add_copy(&c, op, nbytes);
         } else {

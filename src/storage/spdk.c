@@ -182,7 +182,9 @@ static gpunvme_err_t copy(struct worker *w, struct slot *slot)
     if (!slot->stream) {
         const struct gpunvme_buf near = {.gpu = slot->piece.ptr, .mem = GPUNVME_MEM_GPU};
 
-        err = gpunvme_mem_stream_create(&near, &slot->stream);
+        err = store_take_stream(slot->piece.io->priv.store, slot->piece.ptr, &slot->stream);
+        if (err == GPUNVME_ERR_AGAIN) /* a GPU that no stream's transfer goes to */
+            err = gpunvme_mem_stream_create(&near, &slot->stream);
     }
     if (err)
         return err;
@@ -606,6 +608,16 @@ static gpunvme_err_t spdk_open(struct gpunvme_store *store)
     return base_restore(&failure);
 }
 
+/* Streams for all slots, which workers would make when they first need them. */
+static gpunvme_err_t spdk_expect(struct gpunvme_store *store, const struct gpunvme_io *io)
+{
+    const struct spdk *spdk = store->priv;
+
+    if (io->op == GPUNVME_OP_FLUSH || io->mem != GPUNVME_MEM_GPU || gpunvme_mem_gpu_is_host())
+        return GPUNVME_OK;
+    return store_keep_streams(store, io->ptr, store->threads * spdk->depth);
+}
+
 static void spdk_describe(struct gpunvme_store *store, struct gpunvme_path *path)
 {
     const struct spdk *spdk = store->priv;
@@ -633,6 +645,7 @@ const struct store_backend store_spdk = {
     .submit = spdk_submit,
     .map = spdk_map,
     .unmap = spdk_unmap,
+    .expect = spdk_expect,
     .about = spdk_about,
     .describe = spdk_describe,
 };

@@ -79,6 +79,7 @@ static void tell(struct visit *visit, gpunvme_err_t err, size_t done)
     /* Last: what the stream does next may free what the transfer used. */
     mem_cuda_user_stream_release((uint32_t *)s->words->buf.cpu + visit->word, visit->value);
     s->free_words[s->nfree++] = visit->word;
+    store_unexpect(s->store); /* which can't be closed before the lock is let go of */
 }
 
 static void leave(struct visit *visit)
@@ -293,12 +294,17 @@ static gpunvme_err_t take_word(struct store_streams *s, struct visit *visit)
     return err;
 }
 
-static void give_word_back(struct store_streams *s, const struct visit *visit)
+/* The stream did not take it. */
+static void give_up(struct visit *visit)
 {
+    struct store_streams *s = visit->streams;
+
     pthread_mutex_lock(&s->lock);
     s->words->values[visit->word]--; /* nobody waits for it */
     s->free_words[s->nfree++] = visit->word;
+    store_unexpect(s->store);
     pthread_mutex_unlock(&s->lock);
+    free(visit);
 }
 
 /*
@@ -312,8 +318,7 @@ static gpunvme_err_t enqueue(struct visit *visit, void *stream)
     gpunvme_err_t err = store_stream_ops->wait(stream, word, value - 1);
 
     if (err) {
-        give_word_back(visit->streams, visit);
-        free(visit);
+        give_up(visit);
         return err;
     }
     store_io_begin(visit->streams->store, visit->told);
@@ -322,8 +327,7 @@ static gpunvme_err_t enqueue(struct visit *visit, void *stream)
         return store_stream_ops->wait(stream, word, value);
     store_io_end(visit->told, err, 0);
     store_io_polled(visit->told); /* whoever gets the error asks no more */
-    give_word_back(visit->streams, visit);
-    free(visit);
+    give_up(visit);
     return err;
 }
 
@@ -356,10 +360,13 @@ gpunvme_err_t gpunvme_store_submit_on_stream(struct gpunvme_store *store, struct
     visit->io.user = visit;
     visit->told = io;
     visit->streams = streams;
-    err = take_word(streams, visit);
-    if (err) {
-        free(visit);
-        return err;
+    err = store_expect(store, io);
+    if (!err) {
+        err = take_word(streams, visit);
+        if (!err)
+            return enqueue(visit, stream);
+        store_unexpect(store);
     }
-    return enqueue(visit, stream);
+    free(visit);
+    return err;
 }

@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -305,6 +306,155 @@ static void many_transfers_on_many_streams_keep_their_order(void **state)
     }
 }
 
+/* ---- CUDA calls that want a context for themselves ---------------------------------------------
+ */
+
+static _Atomic unsigned ncalls; /* that wait for streams */
+
+gpunvme_err_t __real_gpunvme_mem_register(void *ptr, size_t nbytes, enum gpunvme_mem mem,
+                                          struct gpunvme_buf *out);
+gpunvme_err_t __wrap_gpunvme_mem_register(void *ptr, size_t nbytes, enum gpunvme_mem mem,
+                                          struct gpunvme_buf *out);
+gpunvme_err_t __wrap_gpunvme_mem_register(void *ptr, size_t nbytes, enum gpunvme_mem mem,
+                                          struct gpunvme_buf *out)
+{
+    ncalls++;
+    return __real_gpunvme_mem_register(ptr, nbytes, mem, out);
+}
+
+gpunvme_err_t __real_gpunvme_mem_register_readonly(const void *ptr, size_t nbytes,
+                                                   struct gpunvme_buf *out);
+gpunvme_err_t __wrap_gpunvme_mem_register_readonly(const void *ptr, size_t nbytes,
+                                                   struct gpunvme_buf *out);
+gpunvme_err_t __wrap_gpunvme_mem_register_readonly(const void *ptr, size_t nbytes,
+                                                   struct gpunvme_buf *out)
+{
+    ncalls++;
+    return __real_gpunvme_mem_register_readonly(ptr, nbytes, out);
+}
+
+gpunvme_err_t __real_gpunvme_mem_unregister(struct gpunvme_buf *buf);
+gpunvme_err_t __wrap_gpunvme_mem_unregister(struct gpunvme_buf *buf);
+gpunvme_err_t __wrap_gpunvme_mem_unregister(struct gpunvme_buf *buf)
+{
+    ncalls++;
+    return __real_gpunvme_mem_unregister(buf);
+}
+
+gpunvme_err_t __real_gpunvme_mem_stream_create(const struct gpunvme_buf *near,
+                                               struct gpunvme_mem_stream **out);
+gpunvme_err_t __wrap_gpunvme_mem_stream_create(const struct gpunvme_buf *near,
+                                               struct gpunvme_mem_stream **out);
+gpunvme_err_t __wrap_gpunvme_mem_stream_create(const struct gpunvme_buf *near,
+                                               struct gpunvme_mem_stream **out)
+{
+    ncalls++;
+    return __real_gpunvme_mem_stream_create(near, out);
+}
+
+static struct gpunvme_buf gpu;
+
+static void open_with(const char *options)
+{
+    char uri[128];
+
+    assert_int_equal(gpunvme_close(store), GPUNVME_OK);
+    store = NULL;
+    snprintf(uri, sizeof(uri), "file:%s?%s", path, options);
+    if (gpunvme_open(uri, 0, &store))
+        fail_msg("%s", gpunvme_err_detail());
+}
+
+static int setup_gpu(void **state)
+{
+    return setup(state) || gpunvme_mem_alloc(NBYTES, GPUNVME_MEM_GPU, &gpu);
+}
+
+static int teardown_gpu(void **state)
+{
+    return teardown(state) || gpunvme_mem_free(&gpu);
+}
+
+static struct gpunvme_io gpu_read(size_t nbytes)
+{
+    struct gpunvme_io io = read_of(0, gpu.gpu, nbytes);
+
+    io.mem = GPUNVME_MEM_GPU;
+    return io;
+}
+
+static void is_read(size_t nbytes)
+{
+    static uint8_t copy[NBYTES];
+
+    assert_int_equal(gpunvme_mem_copy(copy, GPUNVME_MEM_HOST, gpu.gpu, GPUNVME_MEM_GPU, nbytes), 0);
+    assert_memory_equal(copy, bytes, nbytes);
+}
+
+static _Atomic bool goes_on;
+
+static void wait_to_go_on(void *unused)
+{
+    (void)unused;
+    while (!goes_on)
+        usleep(100);
+}
+
+static void while_its_stream_waits_a_read_pins_nothing_and_makes_no_stream(void **state)
+{
+    struct gpunvme_io io = gpu_read(NBYTES), plain = gpu_read(NBYTES);
+    struct gpunvme_path p;
+
+    (void)state;
+    open_with("map=on");
+    goes_on = false;
+    fake_call(&stream, wait_to_go_on, NULL);
+    submitted(&io);
+    ncalls = 0;
+    goes_on = true;
+    stream_sync(&stream);
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_OK);
+    assert_int_equal(ncalls, 0);
+    is_read(NBYTES);
+    gpunvme_store_path(store, &p);
+    assert_int_equal(p.bytes_read[GPUNVME_ROUTE_BOUNCE], NBYTES);
+    assert_non_null(strstr(p.why_not, "in streams"));
+    /* Nothing waits any more. */
+    assert_int_equal(gpunvme_store_submit(store, &plain, 1, NULL), GPUNVME_OK);
+    assert_int_equal(gpunvme_io_wait(&plain, 0), GPUNVME_OK);
+    assert_int_not_equal(ncalls, 0);
+}
+
+/* Its worker would wait for the stream, which waits for that worker. */
+static void nor_does_another_read_meanwhile(void **state)
+{
+    struct gpunvme_io io = read_of(0, memory, 100), other = gpu_read(NBYTES);
+
+    (void)state;
+    open_with("map=on");
+    goes_on = false;
+    fake_call(&stream, wait_to_go_on, NULL);
+    submitted(&io);
+    ncalls = 0;
+    assert_int_equal(gpunvme_store_submit(store, &other, 1, NULL), GPUNVME_OK);
+    assert_int_equal(gpunvme_io_wait(&other, 0), GPUNVME_OK);
+    assert_int_equal(ncalls, 0);
+    goes_on = true;
+    stream_sync(&stream);
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_OK);
+}
+
+static void what_must_be_mapped_is_refused_in_a_stream(void **state)
+{
+    struct gpunvme_io io = gpu_read(NBYTES);
+
+    (void)state;
+    open_with("map=on,require=mapped");
+    assert_int_equal(gpunvme_store_submit_on_stream(store, &io, &stream), GPUNVME_ERR_UNSUPPORTED);
+    assert_non_null(strstr(gpunvme_err_detail(), "require=mapped"));
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_ERR_STALE);
+}
+
 /* ---- A store that does not answer --------------------------------------------------------------
  */
 
@@ -370,7 +520,8 @@ static void close_waits_for_a_transfer_that_the_stream_has_not_come_to(void **st
     assert_memory_equal(memory, bytes + 100, 5000);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define GPU_TEST(name) cmocka_unit_test_setup_teardown(name, setup_gpu, teardown_gpu)
+#define TEST(name)     cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 static int make_file(void **state)
 {
@@ -402,6 +553,9 @@ int main(void)
         TEST(without_waits_for_memory_nothing_is_submitted),
         TEST(a_callback_is_refused),
         TEST(many_transfers_on_many_streams_keep_their_order),
+        GPU_TEST(while_its_stream_waits_a_read_pins_nothing_and_makes_no_stream),
+        GPU_TEST(nor_does_another_read_meanwhile),
+        GPU_TEST(what_must_be_mapped_is_refused_in_a_stream),
         TEST(a_transfer_that_does_not_end_lets_the_stream_go),
         TEST(a_store_may_be_closed_before_the_stream_has_seen_the_end),
         TEST(close_waits_for_a_transfer_that_the_stream_has_not_come_to),

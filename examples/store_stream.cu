@@ -57,6 +57,18 @@ static unsigned long long expected(struct gpunvme_store *store, size_t n)
     return sum;
 }
 
+/*
+ * CUDA loads a kernel when it is first launched, and may wait for all streams of the context to do
+ * so, with the context locked: for the one that waits for the read, too, which then can't end. So
+ * what is launched behind a transfer is loaded before it is submitted.
+ */
+static void load_kernel(void)
+{
+    struct cudaFuncAttributes attributes;
+
+    check_cuda(cudaFuncGetAttributes(&attributes, add_up));
+}
+
 int main(int argc, char **argv)
 {
     const char *uri = argc > 1 ? argv[1] : "/proc/self/exe";
@@ -78,6 +90,7 @@ int main(int argc, char **argv)
     check(gpunvme_mem_alloc(sizeof(sum), GPUNVME_MEM_GPU, &result)); /* zeroed */
     check(gpunvme_store_register(store, data.gpu, nbytes, GPUNVME_MEM_GPU));
     check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    load_kernel();
 
     io.op = GPUNVME_OP_READ;
     io.mem = GPUNVME_MEM_GPU;

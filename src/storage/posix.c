@@ -282,20 +282,31 @@ static void say_how(const struct posix *posix, char *how, size_t room)
         say(how, room, "; %zu MiB pinned for the GPU", posix->ring.nbytes >> 20);
 }
 
+/* Where it is on, some parts of the file may have gone another way all the same. */
+static void say_why_not_mapped(const struct gpunvme_store *store, struct posix_map *map, char *text,
+                               size_t room)
+{
+    pthread_mutex_lock(&map->lock);
+    if (!atomic_load(&map->on))
+        say(text, room, "; mapped: %s", map->why_not);
+    else if (store->flags & GPUNVME_OPEN_WRITE)
+        say(text, room, "; mapped: reads only");
+    if (atomic_load(&map->on) && map->nfailed)
+        say(text, room, "; mapped: not pinned %u times: %s", map->nfailed, map->why_not);
+    if (atomic_load(&map->on) && map->ndropped)
+        say(text, room, "; mapped: pinned pages were not the file's %u times", map->ndropped);
+    if (map->held_back)
+        say(text, room, "; mapped: nothing is pinned while transfers are in streams");
+    pthread_mutex_unlock(&map->lock);
+}
+
 static void say_why_not(const struct gpunvme_store *store, struct posix *posix, char *text,
                         size_t room)
 {
     const struct posix_file *file = &posix->file;
 
     say(text, room, "p2p: a file's bytes go through the kernel's memory");
-    pthread_mutex_lock(&posix->map.lock);
-    if (!atomic_load(&posix->map.on))
-        say(text, room, "; mapped: %s", posix->map.why_not);
-    else if (store->flags & GPUNVME_OPEN_WRITE)
-        say(text, room, "; mapped: reads only");
-    if (posix->map.held_back)
-        say(text, room, "; mapped: nothing is pinned while transfers are in streams");
-    pthread_mutex_unlock(&posix->map.lock);
+    say_why_not_mapped(store, &posix->map, text, room);
     if (!has_direct(file))
         say(text, room, "; O_DIRECT: %s", direct_why_not(file));
     if (!posix->uring)

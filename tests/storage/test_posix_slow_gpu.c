@@ -141,6 +141,20 @@ gpunvme_err_t __wrap_gpunvme_mem_register(void *ptr, size_t nbytes, enum gpunvme
     return __real_gpunvme_mem_register(ptr, nbytes, mem, out);
 }
 
+static _Atomic bool no_pins;
+
+gpunvme_err_t __real_gpunvme_mem_register_readonly(const void *ptr, size_t nbytes,
+                                                   struct gpunvme_buf *out);
+gpunvme_err_t __wrap_gpunvme_mem_register_readonly(const void *ptr, size_t nbytes,
+                                                   struct gpunvme_buf *out);
+gpunvme_err_t __wrap_gpunvme_mem_register_readonly(const void *ptr, size_t nbytes,
+                                                   struct gpunvme_buf *out)
+{
+    if (no_pins)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED, "the GPU of this test pins nothing");
+    return __real_gpunvme_mem_register_readonly(ptr, nbytes, out);
+}
+
 /* ---- Tests -------------------------------------------------------------------------------------
  */
 
@@ -148,7 +162,7 @@ static int setup(void **state)
 {
     (void)state;
     not_yet = 0;
-    fails = stuck = false;
+    fails = stuck = no_pins = false;
     hangs = 0;
     largest = 0;
     no_memory = NULL;
@@ -222,12 +236,26 @@ static void a_read_that_must_be_mapped_waits_for_a_slot(void **state)
     gpunvme_err_t err;
 
     (void)state;
-    open_with("map=on,require=mapped,threads=1,chunk=64K");
+    open_with("map=on,require=mapped,threads=1,chunk=64K,timeout=12s");
     not_yet = 200;
     err = reads(NBYTES);
     if (err)
         fail_msg("%s", gpunvme_err_detail());
     is_right(NBYTES);
+}
+
+static void a_file_that_is_not_pinned_is_read_and_the_path_tells_why(void **state)
+{
+    struct gpunvme_path p;
+
+    (void)state;
+    open_with("map=on");
+    no_pins = true;
+    assert_int_equal(reads(64 * KIB), GPUNVME_OK);
+    is_right(64 * KIB);
+    gpunvme_store_path(store, &p);
+    assert_int_equal(p.bytes_read[GPUNVME_ROUTE_BOUNCE], 64 * KIB);
+    assert_non_null(strstr(p.why_not, "pins nothing"));
 }
 
 static void a_mapped_read_that_does_not_end_is_no_success(void **state)
@@ -352,6 +380,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(no_copy_goes_from_one_transfers_memory_into_anothers),
         TEST(a_read_that_must_be_mapped_waits_for_a_slot),
+        TEST(a_file_that_is_not_pinned_is_read_and_the_path_tells_why),
         TEST(a_mapped_read_that_does_not_end_is_no_success),
         TEST(a_copy_that_does_not_end_is_a_timeout_however_busy_the_worker_is),
         TEST(nothing_is_pinned_by_who_submits),

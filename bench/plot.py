@@ -616,7 +616,7 @@ def plot_ladder(plt, table, folder):
     for row in rungs:
         x, y = names.index(row["variant"]), row["gflops"] / factor
         slowest, fastest = (y * row["seconds"] / row[key] for key in ("seconds_max", "seconds_min"))
-        ax.bar([x], [y], 0.7, color="tab:blue", yerr=[[y - slowest], [fastest - y]], capsize=3)
+        ax.bar([x], [y], 0.7, color="tab:blue", yerr=[[max(y - slowest, 0)], [max(fastest - y, 0)]], capsize=3)
         ax.annotate(f"{y:.3g}", (x, fastest), ha="center", va="bottom", fontsize=8)
     draw_levels(ax, table, factor)
     ax.set_xticks(range(len(names)), [n + ("\n(left out)" if n in wrong else "") for n in names])

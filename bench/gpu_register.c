@@ -2,8 +2,8 @@
  *
  * Mappings of files that the copy engine reads in place: at what rate pages are pinned and let go,
  * by size of the piece and number of threads; at what rate they are then copied; and the rate of
- * all three overlapped, each thread pinning its next piece while the last one is copied. On tmpfs
- * (shared mapping), and of a file in the page cache (private mapping for reading).
+ * all three overlapped, each thread pinning its next piece while the last one is copied. Shared
+ * mappings for reading, on tmpfs and of a file in the page cache.
  *
  *   gpu_register [FOLDER [MiB]]       prints JSON, and a table on standard error
  *
@@ -36,7 +36,6 @@ enum job { PIN, UNPIN, WHOLE };
 struct bench {
     size_t nbytes;
     int fd;
-    int flags; /* of the mapping */
     const char *source;
     char *mapping;
     struct gpunvme_buf gpu;
@@ -179,7 +178,7 @@ static double copy_all(struct bench *b)
 
 static void map(struct bench *b)
 {
-    b->mapping = mmap(NULL, b->nbytes, PROT_READ, b->flags, b->fd, 0);
+    b->mapping = mmap(NULL, b->nbytes, PROT_READ, MAP_SHARED, b->fd, 0);
     check_os(b->mapping != MAP_FAILED, "mmap");
 }
 
@@ -306,11 +305,9 @@ int main(int argc, char **argv)
            info.name, b.nbytes, ROUNDS);
     b.source = "tmpfs";
     b.fd = memfd_create("gpu_register", MFD_CLOEXEC);
-    b.flags = MAP_SHARED;
     sweep(&b);
     b.source = "page_cache";
     b.fd = make_file(argc > 1 ? argv[1] : ".");
-    b.flags = MAP_PRIVATE;
     sweep(&b);
     printf("\n]}\n");
     check(gpunvme_mem_free(&b.gpu));

@@ -15,7 +15,11 @@ import json
 import statistics
 import sys
 
-import torch
+try:
+    import torch
+except ImportError:
+    print("SKIP: no PyTorch")
+    sys.exit(77)
 
 CUDA, BF16, GELU_TANH = 1, 2, 3
 P, I64, I32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -44,7 +48,11 @@ Exec = struct(
 
 class Library:
     def __init__(self, path):
-        self.lib = ctypes.CDLL(path)
+        try:
+            self.lib = ctypes.CDLL(path)
+        except OSError as e:
+            sys.exit(f"ops_torch.py: {e}: --library wants one of a build with "
+                     "-DBUILD_SHARED_LIBS=ON")
         self.lib.gpunvme_ops_detail.restype = ctypes.c_char_p
 
     def prepare(self, function, problem):
@@ -146,12 +154,26 @@ def measure(library, make, shape, rounds):
     return result
 
 
+def count_of(text):
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
+def shape_of(text):
+    shape = [count_of(n) for n in text.split("x")]
+    if len(shape) != 3:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ROWSxOUTxIN")
+    return shape
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", default="libgpunvme_ops.so", help="the shared library")
-    parser.add_argument("--shape", action="append", help="ROWSxOUTxIN, may be given several times")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--shape", action="append", type=shape_of, metavar="ROWSxOUTxIN",
+                        help="may be given several times")
+    parser.add_argument("--rounds", type=count_of, default=15, metavar="N")
     parser.add_argument("--json", help="where to write the results")
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -160,11 +182,12 @@ def main():
     library = Library(args.library)
     results = []
     with torch.no_grad():
-        for shape in args.shape or ["8192x16384x4096", "4096x4096x4096"]:
+        for shape in args.shape or [[8192, 16384, 4096], [4096, 4096, 4096]]:
             for make in (forward, backward):
-                r = measure(library, make, [int(n) for n in shape.split("x")], args.rounds)
+                r = measure(library, make, shape, args.rounds)
                 results.append(r)
-                print(f"{r['operator']:16} {shape:16} gpunvme {r['gpunvme']['tflops']:.1f}, PyTorch "
+                name = "x".join(map(str, shape))
+                print(f"{r['operator']:16} {name:16} gpunvme {r['gpunvme']['tflops']:.1f}, PyTorch "
                       f"{r['torch']['tflops']:.1f} TFLOP/s: {r['ratio']:.3f} x", flush=True)
     if args.json:
         with open(args.json, "w", encoding="utf-8") as f:

@@ -7,7 +7,8 @@
  * stream goes on (a launch that loads its kernel, a copy of memory that is not pinned), and the
  * stream until a transfer ends. Who serves the transfer must not wait for them then. So a store
  * makes such calls only while none of its transfers is expected in a stream, and has made those
- * that serving will take before it expects one.
+ * that serving will take before it expects one. (Other stores of the process are not asked: a call
+ * of one may still hold up a transfer in a stream of another, until its time is up.)
  */
 #ifndef STORAGE_ALONE_H
 #define STORAGE_ALONE_H
@@ -26,7 +27,7 @@ struct store_alone {
     pthread_mutex_t lock;
     pthread_cond_t idle;
     unsigned calls;             /* under way */
-    _Atomic size_t expected;    /* transfers; changed under the lock */
+    _Atomic size_t expected;    /* transfers; raised under the lock */
     struct alone_spare *spares; /* streams made before they are needed */
     pthread_mutex_t making;     /* of them: never held by who serves */
 };

@@ -62,27 +62,7 @@ static __device__ __forceinline__ float load_operand(const cuda_operand &x, int6
 #define INV_SQRT_2PI    0.39894228040143267794f
 #define SQRT_2_OVER_PI  0.79788456080286535588f
 #define GELU_TANH_CUBIC 0.044715f
-
-/*
- * The share of a normal distribution below z, for results of 16 bits: off by 3e-7 at most, and in
- * the left tail by 1e-5 of its value. exp(x^2) erfc(x) is t P(t) with t = 1 / (1 + 0.6 x), x >= 0;
- * P interpolates it in Chebyshev's points up to x = 10, within 4e-7. `e` becomes exp(-z^2 / 2).
- */
-static __device__ __forceinline__ float fast_normal(float z, float *e)
-{
-    float x = fabsf(z) * SQRT_HALF, t = __fdividef(1, 1 + 0.6f * x), tail = -0.0916909873f;
-
-    tail = tail * t + 0.4105538726f;
-    tail = tail * t - 0.6425124407f;
-    tail = tail * t + 0.2824350595f;
-    tail = tail * t + 0.0738669708f;
-    tail = tail * t + 0.2915381491f;
-    tail = tail * t + 0.3372483850f;
-    tail = tail * t + 0.3385606706f;
-    *e = __expf(-x * x);
-    tail *= 0.5f * t * *e;
-    return z > 0 ? 1 - tail : tail;
-}
+#define LOG2_E          1.44269504088896340736f
 
 /* Activations as cpu_activate() has them. */
 static __device__ __forceinline__ float exact_activate(int activation, float z)
@@ -115,7 +95,6 @@ static __device__ __forceinline__ float exact_activate(int activation, float z)
  */
 #define SOFT_LEAST (-6.0f)
 #define SILU_LEAST (-40.0f)
-#define LOG2_E     1.44269504088896340736f
 
 template <int ACTIVATION> static __device__ __forceinline__ float soft_exponent(float z)
 {
@@ -194,12 +173,10 @@ static __device__ __forceinline__ float sigmoid_slope(float x)
     return e / ((1 + e) * (1 + e));
 }
 
-#define LOG2_E 1.44269504088896340736f
-
 /* 1 / (1 + 2^-x). */
 static __device__ __forceinline__ float logistic2(float x)
 {
-    return approximate_reciprocal(1 + approximate_exp2(-x));
+    return fast_reciprocal(1 + fast_exp2(-x));
 }
 
 /* more + x y, but where z is so large that y is 0 and x y might be infinity times that, just more;
@@ -225,7 +202,7 @@ static __device__ __forceinline__ float fast_gelu_grad(float z)
     p = p * w - 6.20914167e-4f;
     p = p * w + 0.105628515f;
     p = p * w + 2.30194136f;
-    density = approximate_exp2(w * (-0.5f * LOG2_E) - 1.32574806473616f); /* sqrt(2 pi), by log2 */
+    density = fast_exp2(w * (-0.5f * LOG2_E) - 1.32574806473616f); /* sqrt(2 pi), by log2 */
     return add_product(logistic2(z * p), z, density, z);
 }
 

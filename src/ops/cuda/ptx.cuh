@@ -111,7 +111,7 @@ MMA(mma_f16, "m16n8k16", "f16")
 MMA(mma_bf16, "m16n8k16", "bf16")
 MMA(mma_tf32, "m16n8k8", "tf32")
 
-/* By the special function unit: 2^x within 2 ulp, results below 2^-126 as 0; 1 / x within 1. */
+/* ex2.approx and rcp.approx: off by 2^-22 and one ulp; what is subnormal becomes 0. */
 static __device__ __forceinline__ float fast_exp2(float x)
 {
     float y;
@@ -160,23 +160,6 @@ static __device__ __forceinline__ uint32_t to_tf32(float x)
     uint32_t y;
 
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-    return y;
-}
-
-/* ex2.approx and rcp.approx: off by 2^-22 and one ulp; what is subnormal becomes 0. */
-static __device__ __forceinline__ float approximate_exp2(float x)
-{
-    float y;
-
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-static __device__ __forceinline__ float approximate_reciprocal(float x)
-{
-    float y;
-
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 

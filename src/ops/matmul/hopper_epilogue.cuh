@@ -123,8 +123,7 @@ static __device__ __forceinline__ void copy_out_any(const hopper_work &work, uin
 
 /*
  * Likewise by threads, for what the copy engine can't do: other types, beta, rows that are not
- * aligned. 64 x 64 sums at a time go through shared memory, so that
- * threads have neighbouring elements.
+ * aligned. 64 x 64 sums at a time go through shared memory, so that threads have neighbours.
  */
 static __device__ __forceinline__ void write_out(const hopper_work &work, float *out,
                                                  const float (&sums)[128], int64_t batch,

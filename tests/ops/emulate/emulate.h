@@ -106,14 +106,6 @@ static inline int __shfl_sync(unsigned, int x, int lane)
     return y;
 }
 
-#define __expf expf
-
-/* The quotient, but 0 for divisors beyond 2^126. */
-static inline float __fdividef(float x, float y)
-{
-    return fabsf(y) > 0x1p126f && fabsf(y) < INFINITY ? x * 0 : x / y;
-}
-
 template <typename VECTOR> static inline void __stwb(VECTOR *to, VECTOR x)
 {
     *to = x;
@@ -237,17 +229,6 @@ static inline uint32_t to_tf32(float x)
 
     memcpy(&bits, &x, sizeof(bits));
     return (bits & 0x7fffffff) >= 0x7f800000 ? bits : (bits + 0x1000) & ~0x1fffu;
-}
-
-/* (Results that are subnormal may be 0 or not.) */
-static inline float approximate_exp2(float x)
-{
-    return exp2f(x);
-}
-
-static inline float approximate_reciprocal(float x)
-{
-    return 1 / x;
 }
 
 static inline void count_up(uint32_t *count)

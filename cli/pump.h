@@ -39,7 +39,7 @@ struct cli_pump {
     struct cli_slot *slots;
     unsigned *order; /* slot numbers: nbusy busy ones, then the free ones */
     unsigned nbusy;
-    uint64_t idle_since_ns, checked_ns;
+    uint64_t idle_since_ns, checked_ns, ended_ns;
     unsigned idle_rounds;
     bool interrupts; /* rests until the queue's */
     uint64_t seen;

@@ -36,7 +36,8 @@ struct gpunvme_ioq {
     size_t host_nbytes;
     bool sq_is_in_cmb;
     bool frozen;
-    bool is_left_out; /* foreign: could not be frozen, so it is not created on the controller */
+    bool is_left_out;   /* foreign: could not be frozen, so it is not created on the controller */
+    uint64_t looked_ns; /* atomic: when a wait last looked after the controller */
 };
 
 /* An admin command that nobody waits for any more, though the controller may still have it. */

@@ -29,6 +29,7 @@
 #define SLEEP_NS       20000u
 #define MAX_SLEEP_NS   100000u
 #define LOOK_NS        5000000u    /* without a completion, before it looks after the controller */
+#define BUSY_LOOK_NS   100000000u  /* between looks where there are completions all the time */
 #define MIN_TIMEOUT_NS 20000000u   /* of a command, by a clock that may be 10 ms late */
 #define MIN_KERNEL_NS  1000000000u /* GPUs are shared */
 #define PROBE_NBYTES   (64u << 10)
@@ -39,6 +40,7 @@ struct nvme_worker {
     struct nvme_slot *slots; /* depth of them */
     struct nvme_slot **busy; /* the first nbusy; then those that are free */
     unsigned nbusy;
+    uint64_t looked_ns; /* by nvme_rough_now() */
 };
 
 /* For a thread that does its own transfer. */
@@ -118,10 +120,19 @@ static unsigned take(struct crew_worker *worker, struct nvme_worker *w, uint32_t
     return n;
 }
 
-/* Whether anything happened. */
-static bool turn_all(struct nvme_worker *w)
+/* Whatever there is to do: for threads that do their own transfers, and because the kernel may ask
+ * for a function that works. */
+static void look_after(struct nvme_store *s, struct nvme_worker *w, uint64_t now)
 {
-    uint64_t now = nvme_rough_now();
+    if (now - w->looked_ns < BUSY_LOOK_NS)
+        return;
+    gpunvme_ctrl_check(s->ctrl); /* what it finds, the commands are told */
+    w->looked_ns = now;
+}
+
+/* Whether anything happened. */
+static bool turn_all(struct nvme_worker *w, uint64_t now)
+{
     bool moved = false;
 
     for (unsigned i = 0; i < w->nbusy;) {
@@ -148,8 +159,10 @@ static void work(struct crew_worker *worker)
 
     while (!stop) {
         bool moved = take(worker, w, s->depth, s->chunk, &stop);
+        uint64_t now = nvme_rough_now();
 
-        moved |= turn_all(w);
+        look_after(s, w, now);
+        moved |= turn_all(w, now);
         if (moved || !w->nbusy)
             lull.turns = 0;
         else

@@ -1239,6 +1239,32 @@ static void removal_while_waiting_ends_everything(void **state)
     take_down(l.m, l.ctrl);
 }
 
+static gpunvme_err_t read_ones(struct gpunvme_transport *t, uint32_t offset, uint32_t *value)
+{
+    (void)t;
+    (void)offset;
+    *value = UINT32_MAX;
+    return GPUNVME_OK;
+}
+
+/* As a transport does whose function the kernel wants back. */
+static void removal_is_noticed_though_all_commands_end_at_once(void **state)
+{
+    struct line l = line_open();
+    uint64_t start;
+
+    (void)state;
+    assert_works(l.ctrl, l.a);
+    l.m->tick_ns = MOCK_MS / 4;
+    l.m->ops.read32 = read_ones;
+    start = l.m->now_ns;
+    while (!gpunvme_flush(l.a, first_ns(l.ctrl)))
+        assert_true(l.m->now_ns - start < 200 * MOCK_MS);
+    assert_err(gpunvme_flush(l.b, first_ns(l.ctrl)), GPUNVME_ERR_REMOVED);
+    l.m->removed = true;
+    take_down(l.m, l.ctrl);
+}
+
 static void removal_during_an_admin_command_ends_it(void **state)
 {
     struct line l = line_open();
@@ -1351,6 +1377,7 @@ int main(void)
         cmocka_unit_test(check_resets_a_controller_that_somebody_else_reset),
         cmocka_unit_test(without_recovery_a_failed_controller_stays_failed),
         cmocka_unit_test(removal_while_waiting_ends_everything),
+        cmocka_unit_test(removal_is_noticed_though_all_commands_end_at_once),
         cmocka_unit_test(removal_during_an_admin_command_ends_it),
         cmocka_unit_test(removal_during_abort_and_reset_ends_everything),
         cmocka_unit_test(a_controller_out_of_reach_ends_everything),

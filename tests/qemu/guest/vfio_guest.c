@@ -10,6 +10,7 @@
  *   vfio_guest reset URI              a function reset, then everything works again
  *   vfio_guest limit URI              memory beyond RLIMIT_MEMLOCK: says so
  *   vfio_guest hold URI               reads until that fails, which must be with REMOVED
+ *   vfio_guest store URI              the same, by a store
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -21,6 +22,7 @@
 #include "gpunvme/io.h"
 #include "gpunvme/memory.h"
 #include "gpunvme/nvme.h"
+#include "gpunvme/storage.h"
 #include "transport/vfio.h"
 
 #define NTHREADS 8
@@ -274,6 +276,23 @@ static void hold(const char *uri)
     printf("let go\n");
 }
 
+static void hold_store(const char *uri)
+{
+    static char bytes[NBYTES];
+    struct gpunvme_store *store;
+    gpunvme_err_t err = GPUNVME_OK;
+
+    succeed(gpunvme_open(uri, 0, &store), "open");
+    printf("holding\n");
+    fflush(stdout);
+    while (!err)
+        err = gpunvme_store_read(store, 0, bytes, GPUNVME_MEM_HOST, sizeof(bytes), NULL);
+    printf("%s\n", gpunvme_err_name(err));
+    require(err == GPUNVME_ERR_REMOVED, "another error");
+    succeed(gpunvme_close(store), "close");
+    printf("let go\n");
+}
+
 int main(int argc, char **argv)
 {
     const char *word = argc > 2 ? argv[1] : "";
@@ -292,6 +311,8 @@ int main(int argc, char **argv)
         limit(argv[2]);
     else if (!strcmp(word, "hold"))
         hold(argv[2]);
+    else if (!strcmp(word, "store"))
+        hold_store(argv[2]);
     else
         return 2;
     return 0;

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 #
-# The kernel asks for the function twice: for its own driver, and because the drive is pulled out.
-# Each time everything in flight ends with GPUNVME_ERR_REMOVED, and the process lets go.
+# The kernel asks for the function: for another driver, and because the drive is pulled out. Each
+# time everything in flight ends with GPUNVME_ERR_REMOVED, and the process lets go, which it notices
+# with a drive that works as well.
 # MODULES: vfio-pci vfio_iommu_type1 nvme
 # PROGRAMS: tests/qemu/guest/vfio_guest
 # IOMMU: yes
@@ -11,14 +12,20 @@
 # QMP: pull it out => {"execute":"device_del","arguments":{"id":"nv0"}}
 
 modprobe vfio_iommu_type1
-for turn in 1 2 3 4; do
+for turn in hold hold hold hold store; do
     bind_to vfio-pci
     rm -f held
-    vfio_guest hold "nvme:$BDF" >held 2>&1 &
+    vfio_guest $turn "nvme:$BDF" >held 2>&1 &
     wait_for 20 grep -q holding held
     unbind
-    wait $! || { cat held; fail "turn $turn"; }
+    wait $! || { cat held; fail "$turn"; }
 done
+bind_to vfio-pci
+gpunvme bench "nvme:$BDF" --depth 4 --time 100s --quiet >held 2>&1 &
+wait_for 20 masters_bus
+unbind
+if wait $!; then fail "the measurement did not notice"; fi
+grep -q GPUNVME_ERR_REMOVED held
 drive=$(kernel_drive)
 dd if="$drive" of=got bs=1M count=1
 

@@ -234,6 +234,9 @@ struct posix_map {
     unsigned makers; /* workers that are making one */
     unsigned nfailed, ndropped;
     bool held_back; /* a window was not made for transfers in streams (storage/alone.h) */
+    bool over_budget, impatient;
+    _Atomic bool works;   /* a copy was found to be of the file's bytes */
+    uint64_t patience_ns; /* for a window that is being made */
     char why_not[160];
 };
 
@@ -260,6 +263,9 @@ gpunvme_err_t posix_map_copy_emulated(void *dst, const void *src, size_t nbytes)
 bool posix_map_check(struct posix_map *map, struct posix_window *window, uint64_t offset,
                      size_t nbytes);
 void posix_map_release(struct posix_map *map, struct posix_window *window);
+
+/* Why something was not mapped: the gravest reason that there was. */
+void posix_map_why_not(struct posix_map *map, char *text, size_t room);
 
 /* Holds it for good: a copy out of it does not end. */
 void posix_map_keep(struct posix_map *map, struct posix_window *window);

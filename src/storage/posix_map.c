@@ -17,6 +17,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/cond.h"
 #include "base/fail.h"
 #include "gpunvme/memory.h"
 #include "memory/cuda.h"
@@ -30,7 +31,8 @@
 #define HEAT        (2 * WINDOW) /* bytes read, before a window of which nobody knew is made */
 #define MAX_DROPPED 64u
 #define MAX_FAILED  4u
-#define WAIT_NS     1000000000u
+#define MAX_BAD     4u          /* windows dropped, where none was ever good */
+#define WAIT_NS     1000000000u /* for a window, where there is another way */
 
 #define PRESENT     ((uint64_t)1 << 63) /* proc(5), pagemap: in memory … */
 #define OF_THE_FILE ((uint64_t)1 << 61) /* … and the file's own page, not a copy of it */
@@ -43,7 +45,8 @@ struct posix_window {
     size_t nbytes; /* whole pages, up to the end of the file as it was */
     struct gpunvme_buf buf;
     unsigned users;
-    uint64_t heat; /* bytes that were read in it */
+    uint64_t heat;  /* bytes that were read in it */
+    uint64_t since; /* when its making began */
     size_t number;
     struct posix_window *next; /* of those that are kept, or dropped */
 };
@@ -74,19 +77,29 @@ static bool open_pagemap(struct posix_map *map)
     return false;
 }
 
+/* How long a window may take, before what lies in it goes another way or, with `require`, fails. */
+static uint64_t patience(const struct store_options *o, bool required)
+{
+    if (required)
+        return o->timeout_ns < INT64_MAX ? o->timeout_ns / 2 : INT64_MAX / 2;
+    return o->timeout_ns / 4 < WAIT_NS ? o->timeout_ns / 4 : WAIT_NS;
+}
+
 void posix_map_init(struct gpunvme_store *store, struct posix_map *map,
                     const struct posix_file *file)
 {
-    enum store_switch wanted = store->uri.options.map;
+    const struct store_options *o = &store->uri.options;
+    bool required = o->require_set && o->require == GPUNVME_ROUTE_MAPPED;
+    enum store_switch wanted = o->map;
 
     pthread_mutex_init(&map->lock, NULL);
-    pthread_cond_init(&map->made, NULL);
+    base_cond_init(&map->made);
     map->store = store;
     map->fd = file->fd;
     map->pagemap = -1;
     map->emulated = gpunvme_mem_gpu_is_host();
-    map->eager = wanted == STORE_ON || (store->uri.options.require_set &&
-                                        store->uri.options.require == GPUNVME_ROUTE_MAPPED);
+    map->eager = wanted == STORE_ON || required;
+    map->patience_ns = patience(o, required);
     map->budget = posix_memory_nbytes() / 4 * (map->eager ? 3 : 1);
     if (wanted == STORE_OFF)
         snprintf(map->why_not, sizeof(map->why_not), "map=off");
@@ -190,6 +203,7 @@ static void make_unlocked(struct posix_map *map, struct posix_window *window, un
     gpunvme_err_t err;
 
     window->state = MAKING;
+    window->since = futex_now();
     map->makers++;
     count(map, (int64_t)WINDOW);
     pthread_mutex_unlock(&map->lock);
@@ -235,8 +249,14 @@ static struct posix_window *window_at(struct posix_map *map, size_t number)
 /* Under the lock, which is let go of meanwhile: makes the window, if that may be now. */
 static bool try_to_make(struct posix_map *map, struct posix_window *window, unsigned gpu)
 {
-    if (!window || window->state != NEW || atomic_load(&mapped_by_all) + WINDOW > map->budget)
+    if (!window || window->state != NEW || !atomic_load(&map->on))
         return false;
+    if (file_size(map) <= (uint64_t)window->number << POSIX_WINDOW_SHIFT)
+        return false; /* no failure of the pinning's */
+    if (atomic_load(&mapped_by_all) + WINDOW > map->budget) {
+        map->over_budget = true;
+        return false;
+    }
     if (!store_alone_enter(map->store)) {
         map->held_back = true;
         return false;
@@ -261,24 +281,19 @@ static bool make_a_later_one(struct posix_map *map, size_t number, uint64_t end,
     return false;
 }
 
-/* Under the lock, map=on: until the window is READY, or will never be. */
+/* Under the lock, map=on: until the window is READY, will never be, or has taken too long. */
 static void make_eagerly(struct posix_map *map, struct posix_window *window, uint64_t end,
                          unsigned gpu)
 {
-    uint64_t deadline = futex_now() + WAIT_NS;
+    uint64_t deadline;
 
-    while (futex_now() < deadline) {
-        struct timespec at;
-
-        try_to_make(map, window, gpu);
-        if (window->state != MAKING)
-            return;
-        if (make_a_later_one(map, window->number, end, gpu) || window->state != MAKING)
-            continue;
-        clock_gettime(CLOCK_REALTIME, &at);
-        at.tv_sec++;
-        pthread_cond_timedwait(&map->made, &map->lock, &at);
-    }
+    try_to_make(map, window, gpu);
+    deadline = window->since + map->patience_ns;
+    while (window->state == MAKING && futex_now() < deadline)
+        if (!make_a_later_one(map, window->number, end, gpu) && window->state == MAKING)
+            base_cond_wait(&map->made, &map->lock, deadline);
+    if (window->state == MAKING)
+        map->impatient = true;
 }
 
 void posix_map_ahead(struct posix_map *map, uint64_t front, uint64_t end, unsigned gpu)
@@ -397,17 +412,23 @@ bool posix_map_check(struct posix_map *map, struct posix_window *window, uint64_
                      size_t nbytes)
 {
     if (are_there(map, window->cpu + (offset & (WINDOW - 1)), nbytes) &&
-        offset + nbytes <= file_size(map))
+        offset + nbytes <= file_size(map)) {
+        if (!atomic_load_explicit(&map->works, memory_order_relaxed))
+            atomic_store(&map->works, true);
         return true;
+    }
     pthread_mutex_lock(&map->lock);
     if (window->state == READY) {
         window->state = DROPPED;
         map->windows[window->number] = NULL; /* its users have it alone */
         count(map, -(int64_t)WINDOW);
-        if (++map->ndropped >= MAX_DROPPED) {
+        if (++map->ndropped >= (atomic_load(&map->works) ? MAX_DROPPED : MAX_BAD)) {
             atomic_store(&map->on, false);
-            snprintf(map->why_not, sizeof(map->why_not), "pages of the file were replaced %u times",
-                     map->ndropped);
+            snprintf(map->why_not, sizeof(map->why_not),
+                     atomic_load(&map->works) ? "pages of the file were replaced %u times"
+                                              : "what was pinned were no pages of the file, or "
+                                                "replaced meanwhile, %u times of %u",
+                     map->ndropped, map->ndropped);
         }
     }
     pthread_mutex_unlock(&map->lock);
@@ -418,5 +439,28 @@ void posix_map_keep(struct posix_map *map, struct posix_window *window)
 {
     pthread_mutex_lock(&map->lock);
     window->users++;
+    pthread_mutex_unlock(&map->lock);
+}
+
+/* Under the lock. */
+static const char *last_reason(const struct posix_map *map)
+{
+    if (!atomic_load(&map->on) || map->nfailed)
+        return map->why_not;
+    if (map->ndropped)
+        return "what was pinned were no pages of the file, or replaced meanwhile";
+    if (map->impatient)
+        return "a part of the file takes too long to be pinned";
+    if (map->held_back)
+        return "nothing is pinned while transfers are in streams";
+    if (map->over_budget)
+        return "no more memory may be pinned, by all stores together";
+    return "the file ends there";
+}
+
+void posix_map_why_not(struct posix_map *map, char *text, size_t room)
+{
+    pthread_mutex_lock(&map->lock);
+    snprintf(text, room, "%s", last_reason(map));
     pthread_mutex_unlock(&map->lock);
 }

@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -114,6 +115,20 @@ static gpunvme_err_t check_memory(struct posix_worker *w, struct posix_op *op)
     return err;
 }
 
+/* No way but "mapped" is allowed, and that is not to be had. */
+static gpunvme_err_t refuse(struct posix_worker *w, const struct posix_op *op, gpunvme_err_t err)
+{
+    char why[160];
+
+    if (!posix_is_read(op))
+        return err;
+    if (w->nlost == w->posix->ring.nslots)
+        snprintf(why, sizeof(why), "the GPU does not answer any more");
+    else
+        posix_map_why_not(&w->posix->map, why, sizeof(why));
+    return base_fail(err, "%s; mapped: %s", gpunvme_err_detail(), why);
+}
+
 static void start_gpu(struct posix_worker *w, struct posix_op *op)
 {
     gpunvme_err_t err = check_memory(w, op);
@@ -131,7 +146,7 @@ static void start_gpu(struct posix_worker *w, struct posix_op *op)
         return;
     }
     if (err) {
-        posix_end_op(w, op, err);
+        posix_end_op(w, op, refuse(w, op, err));
         return;
     }
     if (w->nlost == w->posix->ring.nslots) {

@@ -141,7 +141,9 @@ gpunvme_err_t __wrap_gpunvme_mem_register(void *ptr, size_t nbytes, enum gpunvme
     return __real_gpunvme_mem_register(ptr, nbytes, mem, out);
 }
 
-static _Atomic bool no_pins;
+static _Atomic bool no_pins, pins_copies;
+static _Atomic bool pins_late; /* until it is false: for so long a call of CUDA's goes on */
+static _Atomic unsigned nwindows;
 
 gpunvme_err_t __real_gpunvme_mem_register_readonly(const void *ptr, size_t nbytes,
                                                    struct gpunvme_buf *out);
@@ -152,6 +154,13 @@ gpunvme_err_t __wrap_gpunvme_mem_register_readonly(const void *ptr, size_t nbyte
 {
     if (no_pins)
         return base_fail(GPUNVME_ERR_UNSUPPORTED, "the GPU of this test pins nothing");
+    nwindows++;
+    while (pins_late)
+        usleep(1000);
+    if (pins_copies) /* what Linux does where a mapping is private */
+        assert_ptr_equal(mmap((void *)(uintptr_t)ptr, nbytes, PROT_READ,
+                              MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0),
+                         ptr);
     return __real_gpunvme_mem_register_readonly(ptr, nbytes, out);
 }
 
@@ -162,7 +171,8 @@ static int setup(void **state)
 {
     (void)state;
     not_yet = 0;
-    fails = stuck = no_pins = false;
+    fails = stuck = no_pins = pins_copies = pins_late = false;
+    nwindows = 0;
     hangs = 0;
     largest = 0;
     no_memory = NULL;
@@ -256,6 +266,58 @@ static void a_file_that_is_not_pinned_is_read_and_the_path_tells_why(void **stat
     gpunvme_store_path(store, &p);
     assert_int_equal(p.bytes_read[GPUNVME_ROUTE_BOUNCE], 64 * KIB);
     assert_non_null(strstr(p.why_not, "pins nothing"));
+}
+
+static void pages_that_are_never_the_files_are_read_another_way_and_soon_left_alone(void **state)
+{
+    struct gpunvme_path p;
+
+    (void)state;
+    open_with("map=on,chunk=64K,timeout=12s");
+    pins_copies = true;
+    for (int i = 0; i < 10; i++) {
+        assert_int_equal(gpunvme_mem_fill(gpu.gpu, GPUNVME_MEM_GPU, 0xee, NBYTES), GPUNVME_OK);
+        assert_int_equal(reads(NBYTES), GPUNVME_OK);
+        is_right(NBYTES);
+    }
+    gpunvme_store_path(store, &p);
+    assert_int_equal(p.bytes_read[GPUNVME_ROUTE_MAPPED], 0);
+    assert_int_equal(p.bytes_read[GPUNVME_ROUTE_BOUNCE], 10 * NBYTES);
+    assert_int_equal(p.gpu_route, GPUNVME_ROUTE_BOUNCE);
+    assert_non_null(strstr(p.why_not, "no pages of the file"));
+    assert_in_range(nwindows, 1, 4);
+}
+
+/* It ends, and tells why: neither by the store's timeout nor by the other way. */
+static void refuses(const char *why)
+{
+    struct gpunvme_path p;
+
+    assert_int_equal(reads(NBYTES), GPUNVME_ERR_UNSUPPORTED);
+    if (!strstr(gpunvme_err_detail(), why))
+        fail_msg("\"%s\" is not in \"%s\"", why, gpunvme_err_detail());
+    gpunvme_store_path(store, &p);
+    assert_int_equal(p.bytes_read[GPUNVME_ROUTE_BOUNCE], 0);
+}
+
+static void what_must_be_mapped_and_is_never_the_files_is_an_error_that_says_so(void **state)
+{
+    (void)state;
+    open_with("map=on,require=mapped,threads=1,chunk=64K,timeout=12s");
+    pins_copies = true;
+    not_yet = 200;
+    for (int i = 0; i < 10; i++)
+        refuses("no pages of the file");
+}
+
+static void what_must_be_mapped_and_is_not_pinned_is_an_error_that_says_so(void **state)
+{
+    (void)state;
+    open_with("map=on,require=mapped,threads=1,chunk=64K,timeout=12s");
+    no_pins = true;
+    not_yet = 200;
+    for (int i = 0; i < 10; i++)
+        refuses("pins nothing");
 }
 
 static void a_mapped_read_that_does_not_end_is_no_success(void **state)
@@ -381,6 +443,9 @@ int main(void)
         TEST(no_copy_goes_from_one_transfers_memory_into_anothers),
         TEST(a_read_that_must_be_mapped_waits_for_a_slot),
         TEST(a_file_that_is_not_pinned_is_read_and_the_path_tells_why),
+        TEST(pages_that_are_never_the_files_are_read_another_way_and_soon_left_alone),
+        TEST(what_must_be_mapped_and_is_never_the_files_is_an_error_that_says_so),
+        TEST(what_must_be_mapped_and_is_not_pinned_is_an_error_that_says_so),
         TEST(a_mapped_read_that_does_not_end_is_no_success),
         TEST(a_copy_that_does_not_end_is_a_timeout_however_busy_the_worker_is),
         TEST(nothing_is_pinned_by_who_submits),

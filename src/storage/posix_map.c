@@ -184,7 +184,9 @@ static gpunvme_err_t make(const struct posix_map *map, struct posix_window *wind
         return base_fail(GPUNVME_ERR_RANGE, "the file has become shorter");
     window->nbytes = size - begin < WINDOW ? (size_t)(size - begin) : WINDOW;
     window->nbytes = (window->nbytes + POSIX_PAGE - 1) & ~(size_t)(POSIX_PAGE - 1);
-    /* Shared: of a private mapping Linux since 6.2 pins copies of its pages, made for that. */
+    /* Shared: of a private mapping Linux since 6.2 pins copies of its pages, made for that. And may
+     * do so for ever where the page cache has a folio of 2 MiB: taken apart to copy a page of it,
+     * it is mapped whole again by the next fault. */
     cpu = mmap(NULL, window->nbytes, PROT_READ, MAP_SHARED, map->fd, (off_t)begin);
     if (cpu == MAP_FAILED)
         return base_fail_errno(errno, "mapping %zu bytes of the file", window->nbytes);

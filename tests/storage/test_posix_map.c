@@ -305,6 +305,23 @@ static void a_window_can_be_made_in_front_of_those_who_read(void **state)
     posix_map_destroy(&map);
 }
 
+static void what_lies_behind_the_end_is_no_failure(void **state)
+{
+    const uint64_t window_nbytes = (uint64_t)1 << POSIX_WINDOW_SHIFT;
+    struct posix_window *window;
+
+    (void)state;
+    open_map(STORE_ON);
+    for (unsigned i = 0; i < 8; i++) {
+        assert_null(hold((i + 1) * window_nbytes, MIB, &window));
+        posix_map_ahead(&map, i * window_nbytes, 100 * window_nbytes, 0);
+    }
+    assert_true(atomic_load(&map.on));
+    assert_non_null(hold(0, MIB, &window));
+    posix_map_release(&map, window);
+    posix_map_destroy(&map);
+}
+
 static void stores_share_what_may_be_pinned(void **state)
 {
     struct posix_map first;
@@ -385,6 +402,7 @@ int main(void)
         TEST(a_file_that_never_stays_the_same_is_left_alone),
         TEST(unasked_only_what_is_read_again_is_pinned),
         TEST(a_window_can_be_made_in_front_of_those_who_read),
+        TEST(what_lies_behind_the_end_is_no_failure),
         TEST(stores_share_what_may_be_pinned),
         TEST(a_limit_of_a_control_group_is_found),
     };

@@ -144,6 +144,22 @@ gpunvme_err_t __wrap_gpunvme_mem_register(void *ptr, size_t nbytes, enum gpunvme
 static _Atomic bool no_pins, pins_copies;
 static _Atomic bool pins_late; /* until it is false: for so long a call of CUDA's goes on */
 static _Atomic unsigned nwindows;
+static _Atomic bool private_windows;
+
+static bool is_private(const void *ptr)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    unsigned long first, last;
+    char line[512], what[8] = "";
+    bool found = false;
+
+    while (maps && !found && fgets(line, sizeof(line), maps))
+        found = sscanf(line, "%lx-%lx %7s", &first, &last, what) == 3 && (uintptr_t)ptr >= first &&
+                (uintptr_t)ptr < last;
+    if (maps)
+        fclose(maps);
+    return !found || what[3] != 's';
+}
 
 gpunvme_err_t __real_gpunvme_mem_register_readonly(const void *ptr, size_t nbytes,
                                                    struct gpunvme_buf *out);
@@ -155,6 +171,8 @@ gpunvme_err_t __wrap_gpunvme_mem_register_readonly(const void *ptr, size_t nbyte
     if (no_pins)
         return base_fail(GPUNVME_ERR_UNSUPPORTED, "the GPU of this test pins nothing");
     nwindows++;
+    if (is_private(ptr))
+        private_windows = true;
     while (pins_late)
         usleep(1000);
     if (pins_copies) /* what Linux does where a mapping is private */
@@ -171,7 +189,7 @@ static int setup(void **state)
 {
     (void)state;
     not_yet = 0;
-    fails = stuck = no_pins = pins_copies = pins_late = false;
+    fails = stuck = no_pins = pins_copies = pins_late = private_windows = false;
     nwindows = 0;
     hangs = 0;
     largest = 0;
@@ -320,6 +338,74 @@ static void what_must_be_mapped_and_is_not_pinned_is_an_error_that_says_so(void 
         refuses("pins nothing");
 }
 
+/*
+ * Of a private mapping Linux since 6.2 pins copies. And for ever where the page cache has the file
+ * in folios of 2 MiB: each is mapped whole again as soon as it was taken apart to be copied.
+ */
+static void what_is_pinned_is_a_shared_mapping(void **state)
+{
+    (void)state;
+    open_with("map=on,require=mapped");
+    assert_int_equal(reads(NBYTES), GPUNVME_OK);
+    assert_int_not_equal(nwindows, 0);
+    assert_false(private_windows);
+}
+
+static uint64_t bounced(void)
+{
+    struct gpunvme_path p;
+
+    gpunvme_store_path(store, &p);
+    return p.bytes_read[GPUNVME_ROUTE_BOUNCE];
+}
+
+/* Two workers: one in a call that does not end, with a piece in its hands. */
+static void while_a_call_pins_for_ever_the_other_pieces_go_another_way(void **state)
+{
+    struct gpunvme_io io = {
+        .op = GPUNVME_OP_READ, .mem = GPUNVME_MEM_GPU, .ptr = gpu.gpu, .nbytes = NBYTES};
+    uint64_t moved = 0;
+
+    (void)state;
+    open_with("map=on,threads=2,chunk=64K,timeout=1s");
+    pins_late = true;
+    assert_int_equal(gpunvme_store_submit(store, &io, 1, NULL), GPUNVME_OK);
+    for (int i = 0; i < 20000 && moved < NBYTES - 64 * KIB; i++) {
+        usleep(1000);
+        moved = bounced();
+    }
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_ERR_AGAIN);
+    pins_late = false;
+    assert_int_equal(gpunvme_io_wait(&io, 60000000000u), GPUNVME_OK);
+    assert_int_equal(moved, NBYTES - 64 * KIB);
+    is_right(NBYTES);
+}
+
+static void what_must_be_mapped_is_an_error_where_pinning_does_not_end(void **state)
+{
+    struct gpunvme_io io[2];
+
+    (void)state;
+    open_with("map=on,require=mapped,threads=2,chunk=64K,timeout=200ms");
+    pins_late = true;
+    memset(io, 0, sizeof(io));
+    for (unsigned i = 0; i < 2; i++)
+        io[i] = (struct gpunvme_io){.op = GPUNVME_OP_READ,
+                                    .mem = GPUNVME_MEM_GPU,
+                                    .ptr = (uint8_t *)gpu.gpu + i * 64 * KIB,
+                                    .offset = i * 64 * KIB,
+                                    .nbytes = 64 * KIB};
+    assert_int_equal(gpunvme_store_submit(store, io, 2, NULL), GPUNVME_OK);
+    while (gpunvme_io_test(&io[0]) == GPUNVME_ERR_AGAIN &&
+           gpunvme_io_test(&io[1]) == GPUNVME_ERR_AGAIN)
+        usleep(1000);
+    pins_late = false;
+    for (unsigned i = 0; i < 2; i++)
+        gpunvme_io_wait(&io[i], 60000000000u);
+    assert_int_equal(io[0].err ? io[0].err : io[1].err, GPUNVME_ERR_UNSUPPORTED);
+    assert_non_null(strstr(io[0].err ? io[0].detail : io[1].detail, "too long"));
+}
+
 static void a_mapped_read_that_does_not_end_is_no_success(void **state)
 {
     (void)state;
@@ -446,6 +532,9 @@ int main(void)
         TEST(pages_that_are_never_the_files_are_read_another_way_and_soon_left_alone),
         TEST(what_must_be_mapped_and_is_never_the_files_is_an_error_that_says_so),
         TEST(what_must_be_mapped_and_is_not_pinned_is_an_error_that_says_so),
+        TEST(what_is_pinned_is_a_shared_mapping),
+        TEST(while_a_call_pins_for_ever_the_other_pieces_go_another_way),
+        TEST(what_must_be_mapped_is_an_error_where_pinning_does_not_end),
         TEST(a_mapped_read_that_does_not_end_is_no_success),
         TEST(a_copy_that_does_not_end_is_a_timeout_however_busy_the_worker_is),
         TEST(nothing_is_pinned_by_who_submits),

@@ -199,7 +199,8 @@ static gpunvme_err_t make(const struct posix_map *map, struct posix_window *wind
     return err;
 }
 
-/* Under the lock, which is let go of meanwhile. */
+/* Under the lock, which is let go of meanwhile. A store is not closed before it is over: a call of
+ * CUDA's that does not end is to be a timeout of the closing, too. */
 static void make_unlocked(struct posix_map *map, struct posix_window *window, unsigned gpu)
 {
     gpunvme_err_t err;
@@ -208,9 +209,11 @@ static void make_unlocked(struct posix_map *map, struct posix_window *window, un
     window->since = futex_now();
     map->makers++;
     count(map, (int64_t)WINDOW);
+    atomic_fetch_add(&map->store->in_flight, 1);
     pthread_mutex_unlock(&map->lock);
     err = make(map, window, gpu);
     pthread_mutex_lock(&map->lock);
+    atomic_fetch_sub(&map->store->in_flight, 1);
     map->makers--;
     window->state = err ? FAILED : READY;
     if (err) {

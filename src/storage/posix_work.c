@@ -126,7 +126,7 @@ static gpunvme_err_t refuse(struct posix_worker *w, const struct posix_op *op, g
         snprintf(why, sizeof(why), "the GPU does not answer any more");
     else
         posix_map_why_not(&w->posix->map, why, sizeof(why));
-    return base_fail(err, "%s; mapped: %s", gpunvme_err_detail(), why);
+    return base_fail(err, "require=mapped: %s", why);
 }
 
 static void start_gpu(struct posix_worker *w, struct posix_op *op)

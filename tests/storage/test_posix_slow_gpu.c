@@ -3,6 +3,7 @@
  * The posix backend with a GPU that takes its time, fails, or never ends: what the linker puts in
  * place of the copies' calls (--wrap) plays it, so that this needs no GPU.
  */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -406,6 +407,31 @@ static void what_must_be_mapped_is_an_error_where_pinning_does_not_end(void **st
     assert_non_null(strstr(io[0].err ? io[0].detail : io[1].detail, "too long"));
 }
 
+static void *makes_a_window(void *map)
+{
+    posix_map_ahead(map, 0, (uint64_t)4 << POSIX_WINDOW_SHIFT, 0);
+    return NULL;
+}
+
+/* Nobody's piece is in the hands of who makes a window in front of the others. */
+static void a_store_that_pins_is_not_closed(void **state)
+{
+    struct posix *posix;
+    pthread_t thread;
+
+    (void)state;
+    assert_int_equal(ftruncate(fd, (off_t)4 << POSIX_WINDOW_SHIFT), 0);
+    open_with("map=on,timeout=100ms");
+    posix = store->priv;
+    pins_late = true;
+    assert_int_equal(pthread_create(&thread, NULL, makes_a_window, &posix->map), 0);
+    while (!nwindows)
+        usleep(1000);
+    assert_int_equal(gpunvme_close(store), GPUNVME_ERR_TIMEOUT);
+    pins_late = false;
+    pthread_join(thread, NULL);
+}
+
 static void a_mapped_read_that_does_not_end_is_no_success(void **state)
 {
     (void)state;
@@ -535,6 +561,7 @@ int main(void)
         TEST(what_is_pinned_is_a_shared_mapping),
         TEST(while_a_call_pins_for_ever_the_other_pieces_go_another_way),
         TEST(what_must_be_mapped_is_an_error_where_pinning_does_not_end),
+        TEST(a_store_that_pins_is_not_closed),
         TEST(a_mapped_read_that_does_not_end_is_no_success),
         TEST(a_copy_that_does_not_end_is_a_timeout_however_busy_the_worker_is),
         TEST(nothing_is_pinned_by_who_submits),

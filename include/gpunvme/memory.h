@@ -93,11 +93,13 @@ gpunvme_err_t gpunvme_mem_register(void *ptr, size_t nbytes, enum gpunvme_mem me
  * Pins whole pages of a mapping that the GPU shall only read: so that the copy engine reads a file
  * out of the page cache, which nobody copied before. *out is a PINNED buffer with addresses cpu and
  * gpu; to write to it, from either side, is an error of the caller's. Meant for what mmap() of a
- * file gave as MAP_PRIVATE with PROT_READ alone, or of a file on tmpfs in any way; CUDA decides
- * what it takes. Pieces of one mapping are registered and unregistered each for itself, by any
- * thread, with transfers going on in others; pieces must not overlap, and no copy may reach from
- * one into the next. No piece may reach behind the file's last page, and the file must not be made
- * smaller while a piece of it is registered.
+ * file gave as MAP_SHARED with PROT_READ alone, or of one on tmpfs with PROT_WRITE as well; CUDA
+ * decides what it takes. Don't map it MAP_PRIVATE: Linux since 6.2 pins copies of the pages then,
+ * made for that, and where the page cache has the file in folios of 2 MiB the call may never
+ * return. Pieces of one mapping are registered and unregistered each for itself, by any thread,
+ * with transfers going on in others; pieces must not overlap, and no copy may reach from one into
+ * the next. No piece may reach behind the file's last page, and the file must not be made smaller
+ * while a piece of it is registered.
  *
  * `ptr` must be the first byte of a page; `nbytes` may be any number but 0. The pages are pinned
  * for all GPUs; the calling thread's current one gets a context, if it has none. Undone by

@@ -93,14 +93,26 @@ static void a_private_mapping_of_tmpfs_is_read_in_place(void **state)
     check_mapping(map(make_file(NULL, NBYTES, 3), NBYTES, PROT_READ, MAP_PRIVATE), NBYTES);
 }
 
-static void a_private_mapping_of_a_file_in_the_page_cache_is_read_in_place(void **state)
+static void a_file_in_the_page_cache_is_read_in_place(void **state)
 {
     int fd = make_file("gpunvme-test-readonly.tmp", NBYTES, 4);
 
     (void)state;
     if (fd < 0)
         skip();
-    check_mapping(map(fd, NBYTES, PROT_READ, MAP_PRIVATE), NBYTES);
+    check_mapping(map(fd, NBYTES, PROT_READ, MAP_SHARED), NBYTES);
+}
+
+/* What one call writes the page cache has in folios of 2 MiB, where the file system has them. */
+static void a_file_in_large_folios_is_read_in_place(void **state)
+{
+    const size_t nbytes = 5 * PIECE + 1234;
+    int fd = make_file("gpunvme-test-readonly.tmp", nbytes, 6);
+
+    (void)state;
+    if (fd < 0)
+        skip();
+    check_mapping(map(fd, nbytes, PROT_READ, MAP_SHARED), nbytes);
 }
 
 static void memory_that_can_not_be_read_is_refused_with_cudas_words(void **state)
@@ -205,7 +217,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_shared_mapping_of_tmpfs_is_read_in_place),
         cmocka_unit_test(a_private_mapping_of_tmpfs_is_read_in_place),
-        cmocka_unit_test(a_private_mapping_of_a_file_in_the_page_cache_is_read_in_place),
+        cmocka_unit_test(a_file_in_the_page_cache_is_read_in_place),
+        cmocka_unit_test(a_file_in_large_folios_is_read_in_place),
         cmocka_unit_test(memory_that_can_not_be_read_is_refused_with_cudas_words),
         cmocka_unit_test(pages_behind_the_end_of_the_file_are_refused),
         cmocka_unit_test(what_is_pinned_already_is_refused),

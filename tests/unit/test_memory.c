@@ -658,7 +658,7 @@ static const uint8_t *map_file(size_t nbytes)
     void *mapping;
 
     assert_true(fd >= 0);
-    mapping = mmap(NULL, nbytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    mapping = mmap(NULL, nbytes, PROT_READ, MAP_SHARED, fd, 0);
     assert_true(mapping != MAP_FAILED);
     close(fd);
     return mapping;

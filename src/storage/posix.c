@@ -278,7 +278,7 @@ static void say_how(const struct posix *posix, char *how, size_t room)
         posix->threads, atomic_load(&posix->chunk) >> 10, posix->depth);
     if (posix->uring && atomic_load(&posix->nblind))
         say(how, room, "; io_uring was refused to %u of them", atomic_load(&posix->nblind));
-    if (posix->ring.mem == GPUNVME_MEM_PINNED)
+    if (atomic_load(&posix->ring.tried) && posix->ring.mem == GPUNVME_MEM_PINNED)
         say(how, room, "; %zu MiB pinned for the GPU", posix->ring.nbytes >> 20);
 }
 

@@ -407,6 +407,30 @@ static void what_must_be_mapped_is_an_error_where_pinning_does_not_end(void **st
     assert_non_null(strstr(io[0].err ? io[0].detail : io[1].detail, "too long"));
 }
 
+/* As while a transfer is in a stream, which never comes to it. */
+static void while_nothing_may_be_pinned_nobody_waits_for_it(void **state)
+{
+    struct gpunvme_path p;
+
+    (void)state;
+    open_with("map=on,chunk=64K,timeout=12s");
+    atomic_store(&store->alone.expected, 1);
+    assert_int_equal(reads(NBYTES), GPUNVME_OK);
+    is_right(NBYTES);
+    assert_true(bounced() == NBYTES);
+    gpunvme_store_path(store, &p);
+    assert_non_null(strstr(p.why_not, "while transfers are in streams"));
+    atomic_store(&store->alone.expected, 0);
+    assert_int_equal(reads(NBYTES), GPUNVME_OK);
+    assert_true(bounced() == NBYTES);
+    assert_int_equal(gpunvme_close(store), GPUNVME_OK);
+
+    open_with("map=on,require=mapped,chunk=64K,timeout=12s");
+    atomic_store(&store->alone.expected, 1);
+    refuses("while transfers are in streams");
+    atomic_store(&store->alone.expected, 0);
+}
+
 static void *makes_a_window(void *map)
 {
     posix_map_ahead(map, 0, (uint64_t)4 << POSIX_WINDOW_SHIFT, 0);
@@ -561,6 +585,7 @@ int main(void)
         TEST(what_is_pinned_is_a_shared_mapping),
         TEST(while_a_call_pins_for_ever_the_other_pieces_go_another_way),
         TEST(what_must_be_mapped_is_an_error_where_pinning_does_not_end),
+        TEST(while_nothing_may_be_pinned_nobody_waits_for_it),
         TEST(a_store_that_pins_is_not_closed),
         TEST(a_mapped_read_that_does_not_end_is_no_success),
         TEST(a_copy_that_does_not_end_is_a_timeout_however_busy_the_worker_is),

@@ -354,6 +354,12 @@ GPUNVME_FN void gpunvme_relax(void)
     __nanosleep(32);
 }
 
+/* For about so long; at most 1,000,000. */
+GPUNVME_FN void gpunvme_relax_for(uint32_t ns)
+{
+    __nanosleep(ns);
+}
+
 #else /* the CPU */
 
 GPUNVME_FN uint32_t gpunvme_load_acquire32(const uint32_t *p)
@@ -592,6 +598,12 @@ GPUNVME_FN void gpunvme_relax(void)
 #elif defined(__aarch64__)
     __asm__ volatile("isb" ::: "memory");
 #endif
+}
+
+GPUNVME_FN void gpunvme_relax_for(uint32_t ns)
+{
+    for (; ns > 32; ns -= 32)
+        gpunvme_relax();
 }
 
 #endif

@@ -83,6 +83,19 @@ enum gpunvme_reaper {
 #define GPUNVME_DEV_END_TOGETHER 0
 #endif
 
+/*
+ * In GROUP's place, without END_TOGETHER: a warp that finds its queue full takes no slots until it
+ * has found this many, or one for each lane, and sleeps between its looks, longer each time. After
+ * each GROUP_TRIES tries half as many do. Who gets the slots that it hopes for goes on at once, and
+ * a slot is free as soon as its own command is done. 0: from the first.
+ */
+#ifndef GPUNVME_DEV_GROUP_WHEN_FULL
+#define GPUNVME_DEV_GROUP_WHEN_FULL 0u
+#endif
+#if GPUNVME_DEV_GROUP_WHEN_FULL > 0 && GPUNVME_DEV_GROUP > 0
+#error "GPUNVME_DEV_GROUP_WHEN_FULL is in GPUNVME_DEV_GROUP's place"
+#endif
+
 /* How often a warp that waits looks at the completion queue while it has it. */
 #define GPUNVME_DEV_LOOKS 16u
 
@@ -91,6 +104,10 @@ enum gpunvme_reaper {
 
 /* How many runs of slots a warp looks at for free ones. */
 #define GPUNVME_DEV_RUNS (GPUNVME_WARP_LANES > 1 ? 6u : 64u)
+
+/* With GROUP_WHEN_FULL: how many slots a lane looks at at once, and how often before it rests. */
+#define GPUNVME_DEV_SEES   4u
+#define GPUNVME_DEV_SIGHTS 4u
 
 #define GPUNVME_DEV_QUEUE_SLOTS_NBYTES(entries) ((size_t)(entries) * sizeof(struct gpunvme_slot))
 
@@ -231,10 +248,11 @@ GPUNVME_FN void gpunvme_dev_slot_unclaim(struct gpunvme_dev_queue *q, uint64_t t
 /*
  * How a warp that waits for room goes about it. `least`, at most the lanes of the mask: so many
  * slots in all, or none; 0: any number. `again`: not its first try, so that it looks at slots
- * before it takes them: an atomic on each that is taken is in the way of who has it.
+ * before it takes them: an atomic on each that is taken is in the way of who has it. `together`:
+ * by claim_together(); a constant, so that what is built is one way or the other.
  */
 struct gpunvme_dev_want {
-    uint32_t least, again;
+    uint32_t least, again, together;
 };
 
 /* The slot that the lane hopes for. */
@@ -296,11 +314,71 @@ GPUNVME_FN int gpunvme_dev_slot_claim_some(struct gpunvme_dev_queue *q, uint32_t
     return got;
 }
 
+/* One of some slots that is free, for a lane that looks at all of them at once; below 0: none. */
+GPUNVME_FN int32_t gpunvme_dev_slot_see(const struct gpunvme_dev_queue *q, uint32_t index,
+                                        uint32_t step)
+{
+    int32_t seen = -1;
+
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+    for (uint32_t i = 0; i < GPUNVME_DEV_SEES; i++, index += step)
+        seen = gpunvme_dev_slot_is_free(q, index) ? (int32_t)(index & q->mask) : seen;
+    return seen;
+}
+
+/*
+ * claim_some() with GROUP_WHEN_FULL. Each lane takes what it has found itself: four loads under way
+ * at once, then one atomic, where claim_some() does both for each run of slots. All lanes together
+ * look at every slot sooner or later. A full warp begins at multiples of 32 from its hint, so that
+ * the slots it leaves are another warp's as they are. Fewer than wanted at a look: the queue is
+ * full, or nearly.
+ */
+GPUNVME_FN int gpunvme_dev_slot_claim_together(struct gpunvme_dev_queue *q, uint32_t mask,
+                                               uint32_t hint, struct gpunvme_dev_want want,
+                                               uint64_t *ticket)
+{
+    uint32_t lanes = gpunvme_popcount(mask), most = (q->mask + 1) / 4; /* it must be possible */
+    uint32_t need = mask, index, least;
+    int got = 0;
+
+    *ticket = 0;
+    if (!want.again) {
+        got = gpunvme_dev_slot_take(q, hint & q->mask, ticket);
+        if (!(need = gpunvme_warp_ballot(mask, !got)))
+            return 1;
+    }
+    least = want.least < most ? want.least : most;
+    least = least < lanes ? least : lanes;
+    index = hint + (gpunvme_noise32() >> 10) * lanes;
+    index = gpunvme_warp_shfl32(mask, index, gpunvme_warp_leader(mask)) + gpunvme_warp_rank(mask);
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
+    for (uint32_t sight = 0; need && sight < GPUNVME_DEV_SIGHTS; sight++) {
+        int32_t seen = got ? -1 : gpunvme_dev_slot_see(q, index, 37 * lanes);
+        uint32_t found = gpunvme_popcount(gpunvme_warp_ballot(mask, seen >= 0));
+
+        if (lanes - gpunvme_popcount(need) + found < least)
+            break;
+        if (seen >= 0)
+            got = gpunvme_dev_slot_take(q, (uint32_t)seen, ticket);
+        need = gpunvme_warp_ballot(mask, !got);
+        index += 37 * GPUNVME_DEV_SEES * lanes;
+    }
+    if (lanes - gpunvme_popcount(need) < least && got) {
+        gpunvme_dev_slot_unclaim(q, *ticket);
+        got = 0;
+    }
+    return got;
+}
+
 /* Any number, at once. */
 GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t hint,
                                       uint64_t *ticket)
 {
-    struct gpunvme_dev_want any = {0, 0};
+    struct gpunvme_dev_want any = {0, 0, 0};
 
     return gpunvme_dev_slot_claim_some(q, mask, hint, any, ticket);
 }
@@ -376,7 +454,9 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reserve_some(struct gpunvme_dev_queue *q, 
     int is_claimed;
 
     q = gpunvme_dev_queue_fix(q, &copy);
-    is_claimed = gpunvme_dev_slot_claim_some(q, mask, hint, want, &place->ticket);
+    is_claimed = want.together
+                     ? gpunvme_dev_slot_claim_together(q, mask, hint, want, &place->ticket)
+                     : gpunvme_dev_slot_claim_some(q, mask, hint, want, &place->ticket);
     gpunvme_dev_queue_expect(gpunvme_dev_home(q));
     return gpunvme_dev_queue_place(q, mask, gpunvme_warp_ballot(mask, is_claimed), place, err);
 }
@@ -385,7 +465,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reserve(struct gpunvme_dev_queue *q, uint3
                                               uint32_t hint, struct gpunvme_dev_place *place,
                                               int *err)
 {
-    struct gpunvme_dev_want any = {0, 0};
+    struct gpunvme_dev_want any = {0, 0, 0};
 
     return gpunvme_dev_queue_reserve_some(q, mask, hint, any, place, err);
 }

@@ -291,7 +291,7 @@ GPUNVME_FN void gpunvme_dev_point(const struct gpunvme_dev_ns *ns, struct gpunvm
 
 GPUNVME_FN struct gpunvme_dev_want gpunvme_dev_any(void)
 {
-    struct gpunvme_dev_want any = {0, 0};
+    struct gpunvme_dev_want any = {0, 0, 0};
 
     return any;
 }
@@ -599,13 +599,21 @@ GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme
     return err;
 }
 
-/* What the lanes want at their `tries`th try: see GPUNVME_DEV_GROUP. */
+/* What the lanes want at their `tries`th try: see GPUNVME_DEV_GROUP and _GROUP_WHEN_FULL. */
 GPUNVME_FN struct gpunvme_dev_want gpunvme_dev_wants(const struct gpunvme_dev_queue *q,
                                                      uint32_t lanes, uint32_t tries)
 {
-    struct gpunvme_dev_want want = {0, 0};
+    struct gpunvme_dev_want want = {0, 0, 0};
 
-#if GPUNVME_DEV_GROUP > 0
+#if GPUNVME_DEV_GROUP_WHEN_FULL > 0
+    uint32_t halved = tries / GPUNVME_DEV_GROUP_TRIES;
+
+    (void)q, (void)lanes;
+    want.least = halved < 31 ? GPUNVME_DEV_GROUP_WHEN_FULL >> halved : 0;
+    want.least += !want.least;
+    want.again = tries != 0;
+    want.together = 1;
+#elif GPUNVME_DEV_GROUP > 0
     if (tries < GPUNVME_DEV_GROUP_TRIES) {
         uint32_t n = gpunvme_popcount(lanes), most = (q->mask + 1) / 4; /* it must be possible */
 
@@ -629,6 +637,17 @@ GPUNVME_FN int gpunvme_dev_rest(struct gpunvme_dev_spin *spin, const struct gpun
     for (uint32_t i = 0; GPUNVME_DEV_GROUP && i < tries && i < 8; i++)
         late |= gpunvme_dev_turn(spin, ns, q, mask, timeout_ns);
     return late;
+}
+
+/*
+ * The same with GROUP_WHEN_FULL: asleep, so that those who wait are not in the way of those who
+ * submit and reap. At most a tenth of what a full queue takes at 25 million commands a second.
+ */
+GPUNVME_FN void gpunvme_dev_sleep(const struct gpunvme_dev_queue *q, uint32_t tries)
+{
+    uint32_t nap = UINT32_C(32) << (tries < 10 ? tries : 10), most = 4 * (q->mask + 1);
+
+    gpunvme_relax_for(nap < most ? nap : most);
 }
 
 /*
@@ -658,6 +677,12 @@ GPUNVME_FN int gpunvme_dev_command(const struct gpunvme_dev_ns *ns, struct gpunv
             sent = !err ? 1 : err == GPUNVME_ERR_AGAIN ? 0 : -1;
             if (sent > 0)
                 spin.deadline = 0; /* it was for a slot */
+        }
+        if (GPUNVME_DEV_GROUP_WHEN_FULL) {
+            if (gpunvme_warp_ballot(mask, sent > 0))
+                tries = 0; /* there is room again */
+            else
+                gpunvme_dev_sleep(q, tries);
         }
         if (GPUNVME_DEV_GROUP && !gpunvme_warp_ballot(mask, sent > 0) &&
             gpunvme_dev_rest(&spin, ns, q, mask, tries, timeout_ns) && !sent) {

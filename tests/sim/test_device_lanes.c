@@ -208,6 +208,53 @@ static void lanes_get_on_with_two_slots_of_many(void **state)
     warp_close(&w);
 }
 
+/* Claims slots for a group, and gives them back. `written` counts the slots that were found. */
+static int claim_together(struct warp *w, uint32_t lane, unsigned round)
+{
+    struct gpunvme_dev_want want = {(uint32_t)w->timeout_ns[lane], round != 0, 1};
+    struct gpunvme_dev_queue *q = w->f.ns.queues;
+    uint64_t ticket;
+    int got = gpunvme_dev_slot_claim_together(q, ALL, lane, want, &ticket);
+    uint32_t found = gpunvme_popcount(gpunvme_warp_ballot(ALL, got));
+
+    if (got) /* before the others look again */
+        gpunvme_dev_slot_unclaim(q, ticket);
+    gpunvme_warp_sync(ALL);
+    if (lane == 0)
+        w->written += found;
+    return !found || found >= want.least ? (int)GPUNVME_OK : (int)GPUNVME_ERR_VERIFY;
+}
+
+static uint64_t found_together(struct warp *w, uint32_t least, unsigned rounds)
+{
+    for (uint32_t i = 0; i < LANES; i++)
+        w->timeout_ns[i] = least;
+    w->written = 0;
+    warp_run(w, claim_together, rounds);
+    return w->written;
+}
+
+/* Three slots are free, of three lanes, and in runs that a lane may look at at once. */
+static void a_group_takes_as_many_slots_as_it_wants_or_none(void **state)
+{
+    uint64_t tickets[64];
+    struct warp w;
+
+    (void)state;
+    warp_open(&w, "sim:size=1M", 64, 9);
+    for (uint32_t i = 1; i < 64; i++)
+        if (i != 4 && i != 17 && i != 42)
+            assert_true(gpunvme_dev_slot_take(w.f.ns.queues, i, &tickets[i]));
+    assert_int_equal(found_together(&w, 4, 200), 0);
+    assert_true(found_together(&w, 3, 2000) >= 3);
+    assert_true(found_together(&w, 1, 200) >= 1);
+    for (uint32_t i = 1; i < 64; i++)
+        if (i != 4 && i != 17 && i != 42)
+            gpunvme_dev_slot_unclaim(w.f.ns.queues, tickets[i]);
+    assert_int_equal(found_together(&w, 8, 100), 800);
+    warp_close(&w);
+}
+
 static void lanes_that_change_blocks_share_three_slots(void **state)
 {
     struct warp w;
@@ -394,6 +441,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lanes_share_three_slots),
         cmocka_unit_test(lanes_get_on_with_two_slots_of_many),
+        cmocka_unit_test(a_group_takes_as_many_slots_as_it_wants_or_none),
         cmocka_unit_test(lanes_that_change_blocks_share_three_slots),
         cmocka_unit_test(parts_of_a_warp_do_different_things),
         cmocka_unit_test(a_lane_that_is_through_raises_no_alarm),

@@ -96,6 +96,11 @@ enum gpunvme_reaper {
 #error "GPUNVME_DEV_GROUP_WHEN_FULL is in GPUNVME_DEV_GROUP's place"
 #endif
 
+/* 1: warps whose numbers are some power of two apart do not hope for the same slots. */
+#ifndef GPUNVME_DEV_SPREAD
+#define GPUNVME_DEV_SPREAD 0
+#endif
+
 /* How often a warp that waits looks at the completion queue while it has it. */
 #define GPUNVME_DEV_LOOKS 16u
 

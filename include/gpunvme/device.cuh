@@ -118,6 +118,9 @@ GPUNVME_FN uint32_t gpunvme_dev_hint(const struct gpunvme_dev_ns *ns)
 
     if (!(n & (n - 1)))
         warp >>= gpunvme_popcount(n - 1);
+    /* Of a caller that chooses its queue itself: it may do so by bits of the warp's number. */
+    if (GPUNVME_DEV_SPREAD)
+        warp += (warp >> 5) + (warp >> 10);
     return warp * GPUNVME_WARP_LANES + gpunvme_warp_lane();
 }
 

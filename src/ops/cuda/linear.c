@@ -7,7 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include "ops/cuda/linear.h"
-#include "ops/linear/dz.h"
+#include "ops/linear/linear.h"
 
 const struct cuda_forward_rung cuda_forward_rungs[4] = {
     {CUDA_PRODUCTS_NAIVE, 1, 0},

@@ -5,7 +5,7 @@
 #ifndef OPS_LINEAR_LINEAR_H
 #define OPS_LINEAR_LINEAR_H
 
-#include "ops/cuda/cuda.h"
+#include "ops/cuda/dz.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -14,18 +14,6 @@ extern "C" {
 /* Bias, pre-activation and activation from sums in f32, `ld` from row to row: what is not fused. */
 gpunvme_ops_status_t linear_finish(const struct cuda_product *product, const float *sums,
                                    int64_t ld, void *stream);
-
-/* dZ = grad_y * act'(preact). */
-struct linear_dz {
-    int64_t rows, out;
-    const void *grad_y, *preact;
-    int64_t ld_grad_y, ld_preact;
-    int activation, dtype;
-    void *dz; /* of `dtype`; NULL: not wanted */
-    int64_t ld_dz;
-    float *sums; /* over rows; NULL: not wanted */
-    int vectors; /* four elements at once may be read and written */
-};
 
 enum { LINEAR_ROWS = 256 }; /* of which a block makes one sum for each column */
 

@@ -10,12 +10,12 @@
  *    its half (multicast).
  *  - Blocks stay (a persistent grid): while results of one tile go out, tiles of the next come in.
  *
- * Where A is a linear layer's dZ, warps that have nothing to load make it (ops/linear/dz.h).
+ * Where A is a linear layer's dZ, warps that have nothing to load make it (ops/cuda/dz.h).
  *
  * A stage is full when its bytes have come, and empty when the warps of both blocks that read it
  * have said so, for both blocks write to it.
  */
-#include "ops/linear/dz.cuh"
+#include "ops/cuda/dz.cuh"
 #include "ops/matmul/hopper_epilogue.cuh"
 #include "ops/matmul/hopper_pipeline.cuh"
 

@@ -8,7 +8,7 @@
 #include <cuda.h>
 
 #include "ops/cuda/cuda.h"
-#include "ops/linear/dz.h"
+#include "ops/cuda/dz.h"
 #include "ops/matmul/hopper.h"
 
 #ifdef __cplusplus

@@ -14,15 +14,27 @@
  * will be claimed, if need be by its own warps, no matter whether other blocks have begun. Only who
  * has found no piece left waits for the last ones, to make the bias's gradient of their sums.
  */
-#ifndef OPS_LINEAR_DZ_H
-#define OPS_LINEAR_DZ_H
+#ifndef OPS_CUDA_DZ_H
+#define OPS_CUDA_DZ_H
 
 #include "gpunvme/fn.h"
-#include "ops/linear/linear.h"
+#include "ops/cuda/cuda.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* dZ = grad_y * act'(preact). */
+struct linear_dz {
+    int64_t rows, out;
+    const void *grad_y, *preact;
+    int64_t ld_grad_y, ld_preact;
+    int activation, dtype;
+    void *dz; /* of `dtype`; NULL: not wanted */
+    int64_t ld_dz;
+    float *sums; /* over rows; NULL: not wanted */
+    int vectors; /* four elements at once may be read and written */
+};
 
 enum {
     DZ_COLS = 32 * 8,   /* of a piece: eight elements for each lane */

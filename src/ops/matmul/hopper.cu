@@ -20,61 +20,6 @@
 #include "ops/matmul/hopper_pipeline.cuh"
 
 #ifdef HAVE_HOPPER
-/* The loads of one stage for tiles at (row, col), elements k and on. */
-template <int MN_A, int MN_B>
-static __device__ __forceinline__ void load_stage(const hopper_work &work, uint32_t a,
-                                                  uint32_t full, const hopper_place &at, int row,
-                                                  int k, uint32_t rank, uint32_t size)
-{
-    uint32_t b = a + HOPPER_A_NBYTES;
-    int z = (int)at.batch, col = (int)at.col;
-    int za = z * work.a_batch, zb = z * work.b_batch;
-
-    if (MN_A) {
-        tensor_load(a, &work.a, row, k, za, full);
-        tensor_load(a + HOPPER_BLOCK, &work.a, row + 64, k, za, full);
-    } else {
-        tensor_load(a, &work.a, k, row, za, full);
-    }
-    for (uint32_t half = rank; half < 2; half += size) {
-        uint32_t to = b + half * (HOPPER_B_NBYTES / 2);
-        int x = col + (int)half * (HOPPER_TILE_N / 2);
-        uint16_t ranks = (uint16_t)((1 << size) - 1);
-
-        for (int block = 0; block < (MN_B ? 2 : 1); block++, x += 64, to += HOPPER_BLOCK)
-            if (size > 1)
-                tensor_load_multicast(to, &work.b, MN_B ? x : k, MN_B ? k : x, zb, full, ranks);
-            else
-                tensor_load(to, &work.b, MN_B ? x : k, MN_B ? k : x, zb, full);
-    }
-}
-
-/* One thread: all loads of all tiles. */
-template <int MN_A, int MN_B, int MAKES_DZ>
-static __device__ __forceinline__ void produce(const hopper_work &work, const memory &mem)
-{
-    uint32_t rank = cluster_rank(), size = cluster_size();
-    uint32_t pairs = hopper_grid_size(&work.grid);
-    turn t = {0, 0};
-
-    for (uint32_t i = blockIdx.x / size; i < pairs; i += gridDim.x / size) {
-        hopper_place at = hopper_place_of(&work.grid, i);
-        int row = (int)at.row + (int)rank * HOPPER_TILE_M;
-
-        for (int step = 0; step < work.steps; step++) {
-            uint32_t full = mem.full + t.stage * 8;
-
-            if (MAKES_DZ)
-                dz_wait(work.dz, row, step * 64);
-            mbarrier_wait(mem.empty + t.stage * 8, t.parity ^ 1);
-            mbarrier_arrive_expecting(full, HOPPER_STAGE_NBYTES);
-            load_stage<MN_A, MN_B>(work, mem.stages + t.stage * HOPPER_STAGE_NBYTES, full, at, row,
-                                   step * 64, rank, size);
-            advance(t);
-        }
-    }
-}
-
 template <int DTYPE, int MN_A, int MN_B>
 static __device__ __forceinline__ void multiply_stage(float (&sums)[128], uint32_t a, uint32_t b,
                                                       bool first)
@@ -181,7 +126,7 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     if (threadIdx.x < 128) {
         registers_give_back<FEW(MAKES_DZ)>();
         if (threadIdx.x == 0)
-            produce<MN_A, MN_B, MAKES_DZ>(work, mem);
+            produce<2, MN_A, MN_B, MAKES_DZ>(work, mem);
         if constexpr (MAKES_DZ)
             if (threadIdx.x >= 32) {
                 dz_make_later<DTYPE>(work.dz);

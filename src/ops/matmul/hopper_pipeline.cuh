@@ -7,6 +7,7 @@
 #define OPS_MATMUL_HOPPER_PIPELINE_CUH
 
 #include "ops/cuda/device.cuh"
+#include "ops/cuda/dz.cuh"
 #include "ops/cuda/ptx.cuh"
 #include "ops/matmul/hopper_kernel.h"
 
@@ -71,6 +72,66 @@ static __device__ __forceinline__ void start(const hopper_work &work, const memo
     cluster_sync();
     let_next_kernel_start();
     wait_for_kernels_before();
+}
+
+/*
+ * The loads of one stage for tiles at (row, col), elements k and on, of SIZE bytes each: all of the
+ * first operand, and of the second what is this block's part. What lies along m or n is read in
+ * boxes of as many lines of k as there are elements in a box's row.
+ */
+template <int SIZE, int MN_A, int MN_B>
+static __device__ __forceinline__ void load_stage(const hopper_work &work, uint32_t a,
+                                                  uint32_t full, const hopper_place &at, int row,
+                                                  int k, uint32_t rank, uint32_t size)
+{
+    const int width = HOPPER_WIDTH / SIZE, box_nbytes = width * HOPPER_WIDTH;
+    int z = (int)at.batch, col = (int)at.col;
+    int za = z * work.a_batch, zb = z * work.b_batch;
+
+    if (MN_A)
+        for (int box = 0; box < HOPPER_TILE_M / width; box++)
+            tensor_load(a + box * box_nbytes, &work.a, row + box * width, k, za, full);
+    else
+        tensor_load(a, &work.a, k, row, za, full);
+    for (uint32_t half = rank; half < 2; half += size) {
+        uint32_t to = a + HOPPER_A_NBYTES + half * (HOPPER_B_NBYTES / 2);
+        int x = col + (int)half * (HOPPER_TILE_N / 2);
+        uint16_t ranks = (uint16_t)((1 << size) - 1);
+        const int boxes = MN_B ? HOPPER_TILE_N / 2 / width : 1;
+
+        for (int box = 0; box < boxes; box++, x += width, to += box_nbytes)
+            if (size > 1)
+                tensor_load_multicast(to, &work.b, MN_B ? x : k, MN_B ? k : x, zb, full, ranks);
+            else
+                tensor_load(to, &work.b, MN_B ? x : k, MN_B ? k : x, zb, full);
+    }
+}
+
+/* One thread: all loads of all tiles. */
+template <int SIZE, int MN_A, int MN_B, int MAKES_DZ>
+static __device__ __forceinline__ void produce(const hopper_work &work, const memory &mem)
+{
+    const int width = HOPPER_WIDTH / SIZE;
+    uint32_t rank = cluster_rank(), size = cluster_size();
+    uint32_t pairs = hopper_grid_size(&work.grid);
+    turn t = {0, 0};
+
+    for (uint32_t i = blockIdx.x / size; i < pairs; i += gridDim.x / size) {
+        hopper_place at = hopper_place_of(&work.grid, i);
+        int row = (int)at.row + (int)rank * HOPPER_TILE_M;
+
+        for (int step = 0; step < work.steps; step++) {
+            uint32_t full = mem.full + t.stage * 8;
+
+            if (MAKES_DZ)
+                dz_wait(work.dz, row, step * width);
+            mbarrier_wait(mem.empty + t.stage * 8, t.parity ^ 1);
+            mbarrier_arrive_expecting(full, HOPPER_STAGE_NBYTES);
+            load_stage<SIZE, MN_A, MN_B>(work, mem.stages + t.stage * HOPPER_STAGE_NBYTES, full, at,
+                                         row, step * width, rank, size);
+            advance(t);
+        }
+    }
 }
 #endif
 

@@ -10,56 +10,6 @@
 #include "ops/matmul/hopper_pipeline.cuh"
 
 #ifdef HAVE_HOPPER
-/* The loads of one stage: 128 lines of the first operand from `row`, 256 of the second from `col`.
- */
-template <int MN>
-static __device__ __forceinline__ void load_stage(const hopper_work &work, uint32_t a,
-                                                  uint32_t full, const hopper_place &at, int row,
-                                                  int k, uint32_t rank, uint32_t size)
-{
-    int z = (int)at.batch, col = (int)at.col;
-    int za = z * work.a_batch, zb = z * work.b_batch;
-
-    if (MN)
-        for (int box = 0; box < HOPPER_TILE_M / 32; box++)
-            tensor_load(a + box * HOPPER_TF32_BOX, &work.a, row + box * 32, k, za, full);
-    else
-        tensor_load(a, &work.a, k, row, za, full);
-    for (uint32_t half = rank; half < 2; half += size) {
-        uint32_t to = a + HOPPER_A_NBYTES + half * (HOPPER_B_NBYTES / 2);
-        int y = col + (int)half * (HOPPER_TILE_N / 2);
-
-        if (size > 1)
-            tensor_load_multicast(to, &work.b, k, y, zb, full, (uint16_t)((1 << size) - 1));
-        else
-            tensor_load(to, &work.b, k, y, zb, full);
-    }
-}
-
-/* One thread: all loads of all tiles. */
-template <int MN>
-static __device__ __forceinline__ void produce(const hopper_work &work, const memory &mem)
-{
-    uint32_t rank = cluster_rank(), size = cluster_size();
-    uint32_t pairs = hopper_grid_size(&work.grid);
-    turn t = {0, 0};
-
-    for (uint32_t i = blockIdx.x / size; i < pairs; i += gridDim.x / size) {
-        hopper_place at = hopper_place_of(&work.grid, i);
-        int row = (int)at.row + (int)rank * HOPPER_TILE_M;
-
-        for (int step = 0; step < work.steps; step++) {
-            uint32_t full = mem.full + t.stage * 8;
-
-            mbarrier_wait(mem.empty + t.stage * 8, t.parity ^ 1);
-            mbarrier_arrive_expecting(full, HOPPER_STAGE_NBYTES);
-            load_stage<MN>(work, mem.stages + t.stage * HOPPER_STAGE_NBYTES, full, at, row,
-                           step * 32, rank, size);
-            advance(t);
-        }
-    }
-}
-
 /* This thread's fragments of a stage: two lines, and each fourth of 32 k. */
 template <int MN>
 static __device__ __forceinline__ void load_fragments(wgmma_fragments &x, uint32_t a)
@@ -263,7 +213,7 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     if (threadIdx.x < 128) {
         registers_give_back<40>();
         if (threadIdx.x == 0)
-            produce<MN>(work, mem);
+            produce<4, MN, 0, 0>(work, mem);
     } else {
         registers_take<232>();
         /* One number for the warp, so that the compiler has descriptors in uniform registers. */

@@ -347,6 +347,33 @@ static gpunvme_ops_status_t launch_clusters(const void *kernel, struct hopper_wo
     return cuda_status(cudaLaunchKernelExC(&config, kernel, args), "launching clusters");
 }
 
+/*
+ * Makes counters 0 before the next kernel counts, and after the kernel before has ended. It uses no
+ * shared memory but asks for as much as products have, since a multiprocessor that shall have more
+ * or less must be empty first.
+ */
+static gpunvme_ops_status_t clear(void *counters, size_t nbytes, void *stream)
+{
+    const void *kernel = hopper_clear_kernel();
+    uint32_t count = (uint32_t)(nbytes / sizeof(uint32_t));
+    uint32_t blocks = (count + HOPPER_CLEAR_WORDS - 1) / HOPPER_CLEAR_WORDS;
+    cudaLaunchAttribute early = {.id = cudaLaunchAttributeProgrammaticStreamSerialization,
+                                 .val.programmaticStreamSerializationAllowed = 1};
+    cudaLaunchConfig_t config = {
+        .gridDim = {blocks < HOPPER_CLEAR_BLOCKS ? blocks : HOPPER_CLEAR_BLOCKS, 1, 1},
+        .blockDim = {HOPPER_CLEAR_THREADS, 1, 1},
+        .stream = stream,
+        .attrs = &early,
+        .numAttrs = 1};
+    void *args[] = {&counters, &count};
+    int error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                     cudaSharedmemCarveoutMaxShared);
+
+    if (!error)
+        error = cudaLaunchKernelExC(&config, kernel, args);
+    return cuda_status(error, "clearing counters");
+}
+
 gpunvme_ops_status_t hopper_multiply_making_dz(const struct cuda_product *p,
                                                const struct linear_dz *dz,
                                                const struct dz_bias *bias, void *counters,
@@ -361,9 +388,7 @@ gpunvme_ops_status_t hopper_multiply_making_dz(const struct cuda_product *p,
     work.dz.bias = *bias;
     work.dz.counters = counters;
     if (!status)
-        status =
-            cuda_status(cudaMemsetAsync(counters, 0, dz_counters_nbytes(dz->rows, dz->out), stream),
-                        "clearing counters");
+        status = clear(counters, dz_counters_nbytes(dz->rows, dz->out), stream);
     return status ? status
                   : launch_clusters(hopper_kernel_making_dz(p->dtype), &work, 0, stream, NULL);
 }

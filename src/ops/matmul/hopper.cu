@@ -166,6 +166,45 @@ const void *hopper_kernel_making_dz(int dtype)
                                     : (const void *)multiply<GPUNVME_OPS_BF16, 0, 1, 1>;
 }
 
+/*
+ * Zeros for the kernel after this one, which counts there. cudaMemsetAsync() would break the chain
+ * of programmatic dependent launches: it starts when all before it has ended, and what is after it
+ * is not launched before it has.
+ *
+ * Why all of a stream is in order nevertheless, though each kernel waits only for the one before:
+ * that one ends only after its own wait, so whoever has waited knows that all before has ended, and
+ * sees what it wrote. What counts on it is that each thread waits before it touches memory:
+ *
+ *  - here, since the product before, a call that is still at work, may use the same workspace;
+ *  - in the kernel after this one in start(), which all its threads pass, those that make dZ, those
+ *    that count and wait for counts, and those that read by the copy engine;
+ *  - in the product after that, which has been launched by then, maybe, there as well.
+ *
+ * When the next one may be launched says nothing of what it sees: that is its wait's (PTX ISA,
+ * "griddepcontrol"). So the earliest moment is right. A kernel without the attribute, before or
+ * after, is in order by the stream.
+ *
+ * A block is one warp without shared memory, for which a multiprocessor has room beside a block of
+ * a product (which leaves 1024 registers and 2 KiB, of which 1 is any block's): so it is there
+ * before that ends.
+ */
+static __global__ void __launch_bounds__(HOPPER_CLEAR_THREADS)
+    clear(uint32_t *words, uint32_t count)
+{
+#ifdef HAVE_HOPPER
+    let_next_kernel_start();
+    wait_for_kernels_before();
+    for (uint32_t i = blockIdx.x * HOPPER_CLEAR_THREADS + threadIdx.x; i < count;
+         i += gridDim.x * HOPPER_CLEAR_THREADS)
+        words[i] = 0;
+#endif
+}
+
+const void *hopper_clear_kernel(void)
+{
+    return (const void *)clear;
+}
+
 #define TILE 32
 
 /* Tiles of 32 x 32, read along whichever direction is contiguous and written along k. */

@@ -38,6 +38,18 @@ const void *hopper_tf32_kernel(int mn_a, int mn_b);
 const void *hopper_kernel_making_dz(int dtype);
 
 /*
+ * kernel(uint32_t *words, uint32_t count): makes them 0 by blocks of HOPPER_CLEAR_THREADS. It is
+ * one of those that are launched before the kernel before has ended.
+ */
+const void *hopper_clear_kernel(void);
+
+enum {
+    HOPPER_CLEAR_THREADS = 32,
+    HOPPER_CLEAR_WORDS = 8 * HOPPER_CLEAR_THREADS, /* of a block */
+    HOPPER_CLEAR_BLOCKS = 64, /* at most: fewer than there are multiprocessors */
+};
+
+/*
  * Copies an operand of `lines` x k elements, wherever they lie, to rows of `pitch` elements that
  * are contiguous along k.
  */

@@ -66,6 +66,7 @@ struct fiber {
     bool done;
     std::vector<copy> copies;
     long group;
+    bool waited; /* for kernels before */
 };
 
 static jmp_buf scheduler;
@@ -74,6 +75,7 @@ static block *blocks[2];
 static unsigned nfibers, threads_of_block, blocks_of_cluster;
 static rendezvous cluster_barrier;
 static const std::function<void()> *running;
+static bool running_early;
 
 static void yield(void)
 {
@@ -130,9 +132,21 @@ const unsigned char *emulate_exchange(const void *mine, size_t nbytes)
     return all;
 }
 
+void wait_for_kernels_before(void)
+{
+    current->waited = true;
+}
+
+void emulate_check_waited(void)
+{
+    if (running_early && !current->waited)
+        emulate_fail("a kernel launched early has not waited for the one before");
+}
+
 static void enter(void)
 {
     (*running)();
+    emulate_check_waited();
     current->done = true;
     for (;;)
         yield();
@@ -159,6 +173,7 @@ static void start_fiber(unsigned i, unsigned first, unsigned grid)
     f.done = f.started = false;
     f.copies.clear();
     f.group = 0;
+    f.waited = false;
     f.self.thread = {i % threads_of_block, 0, 0};
     f.self.block = {first + i / threads_of_block, 0, 0};
     f.self.grid = dim3(grid, 1, 1);
@@ -198,10 +213,11 @@ static void run_cluster(unsigned first, unsigned grid)
 }
 
 void emulate_launch(unsigned grid, unsigned cluster, unsigned threads,
-                    const std::function<void()> &kernel)
+                    const std::function<void()> &kernel, bool early)
 {
     prepare_fibers();
     running = &kernel;
+    running_early = early;
     threads_of_block = threads;
     blocks_of_cluster = cluster;
     nfibers = threads * cluster;
@@ -438,6 +454,7 @@ void mbarrier_wait(uint32_t barrier, uint32_t parity)
 
 void wait_for_count(const uint32_t *count, uint32_t least)
 {
+    emulate_check_waited();
     while (*count < least)
         yield();
 }
@@ -492,6 +509,7 @@ void tensor_load_multicast(uint32_t to, const void *map, int x, int y, int z, ui
 {
     const emulated_map *m = map_at(map);
 
+    emulate_check_waited();
     check_aligned(to, 128);
     for (uint32_t rank = 0; rank < 16; rank++) {
         if (!(ranks >> rank & 1))
@@ -521,6 +539,7 @@ void tensor_store(const void *map, uint32_t from, int x, int y, int z)
     const emulated_map *m = map_at(map);
     emulated_map written = *m;
 
+    emulate_check_waited();
     written.size[0] = (m->size[0] * m->element + 15) / 16 * 16 / m->element;
     check_aligned(from, 128);
     for (uint32_t j = 0; j < m->box[1]; j++)

@@ -11,7 +11,9 @@
  *  - what f32 has beyond tf32 is rounded by the copy engine if its map says so, and cut off by
  * wgmma;
  *  - barriers count what arrives and what bytes come, also from another block of the cluster;
- *  - addresses that are not aligned as an instruction needs them end the program.
+ *  - addresses that are not aligned as an instruction needs them end the program, and so does a
+ * kernel that may be launched before the one before has ended, if a thread counts, waits for a
+ * count, asks the copy engine or ends without having waited for that.
  *
  * What it does not show: races, whose threads here take turns; timing; in which order and how
  * exactly a matrix instruction adds up.
@@ -63,8 +65,9 @@ extern emulated_thread emulated;
 #define LAUNCH(kernel, blocks, threads, stream, ...)                                               \
     emulate_launch(blocks, 1, threads, [=] { kernel(__VA_ARGS__); })
 
+/* `early`: on a GPU it might be launched before the kernel before has ended. */
 void emulate_launch(unsigned blocks, unsigned cluster, unsigned threads,
-                    const std::function<void()> &kernel);
+                    const std::function<void()> &kernel, bool early = false);
 
 /* What threads of a warp show each other: `nbytes` of each, which all of them get. */
 const unsigned char *emulate_exchange(const void *mine, size_t nbytes);
@@ -72,6 +75,7 @@ const unsigned char *emulate_exchange(const void *mine, size_t nbytes);
 void emulate_wait_block(int id, unsigned count); /* bar.sync */
 void emulate_wait_cluster(void);
 [[noreturn]] void emulate_fail(const char *what);
+void emulate_check_waited(void); /* fails in a kernel launched early that has not waited yet */
 
 unsigned char *emulate_shared(uint32_t address, uint32_t rank_or_self = 0xffffffff);
 
@@ -125,6 +129,7 @@ static inline unsigned atomicAdd(unsigned *to, unsigned x)
 {
     unsigned before = *to;
 
+    emulate_check_waited();
     *to += x;
     return before;
 }
@@ -163,9 +168,7 @@ static inline void let_next_kernel_start(void)
 {
 }
 
-static inline void wait_for_kernels_before(void)
-{
-}
+void wait_for_kernels_before(void);
 
 unsigned char *dynamic_shared(void);
 uint32_t shared_address(const void *pointer);

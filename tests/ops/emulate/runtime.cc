@@ -176,9 +176,26 @@ cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **a
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **args)
 {
     const hopper_work *work = (const hopper_work *)args[0];
+    unsigned cluster = 1;
+    bool early = false;
 
-    emulate_launch(config->gridDim.x, config->attrs[0].val.clusterDim.x, config->blockDim.x,
-                   [=] { ((void (*)(hopper_work))kernel)(*work); });
+    for (unsigned i = 0; i < config->numAttrs; i++) {
+        const cudaLaunchAttribute *x = &config->attrs[i];
+
+        if (x->id == cudaLaunchAttributeClusterDimension)
+            cluster = x->val.clusterDim.x;
+        if (x->id == cudaLaunchAttributeProgrammaticStreamSerialization)
+            early = x->val.programmaticStreamSerializationAllowed;
+    }
+    if (kernel == hopper_clear_kernel()) {
+        uint32_t *words = *(uint32_t **)args[0], count = *(uint32_t *)args[1];
+
+        emulate_launch(config->gridDim.x, cluster, config->blockDim.x,
+                       [=] { ((void (*)(uint32_t *, uint32_t))kernel)(words, count); }, early);
+    } else {
+        emulate_launch(config->gridDim.x, cluster, config->blockDim.x,
+                       [=] { ((void (*)(hopper_work))kernel)(*work); }, early);
+    }
     return cudaSuccess;
 }
 

@@ -326,37 +326,62 @@ static struct gpunvme_linear_grad describe(const struct request *q, const struct
     };
 }
 
-static void run_backward(const char *variant, const struct request *q,
-                         const struct gpunvme_linear_grad *p)
+static size_t grad_x_nbytes(const struct gpunvme_linear_grad *p)
 {
-    struct gpunvme_ops_exec exec = {
-        .device = TEST_DEVICE, .variant = variant, .threads = q->threads};
-    size_t x_nbytes = matrix_nbytes(p->rows, p->in, p->ld_grad_x, p->dtype);
-    size_t w_nbytes = matrix_nbytes(p->out, p->in, p->ld_grad_weight, p->grad_dtype);
-    size_t b_nbytes = matrix_nbytes(1, p->out, 0, p->grad_dtype);
+    return matrix_nbytes(p->rows, p->in, p->ld_grad_x, p->dtype);
+}
+
+static size_t grad_weight_nbytes(const struct gpunvme_linear_grad *p)
+{
+    return matrix_nbytes(p->out, p->in, p->ld_grad_weight, p->grad_dtype);
+}
+
+static size_t grad_bias_nbytes(const struct gpunvme_linear_grad *p)
+{
+    return matrix_nbytes(1, p->out, 0, p->grad_dtype);
+}
+
+/* The same on the device. */
+static struct gpunvme_linear_grad put_backward(const struct gpunvme_linear_grad *p)
+{
     struct gpunvme_linear_grad d = *p;
-    struct workspace w;
-    size_t nbytes = 77;
 
     d.x = device_in(p->x, matrix_nbytes(p->rows, p->in, p->ldx, p->dtype));
     d.weight = device_in(p->weight, matrix_nbytes(p->out, p->in, p->ldw, p->dtype));
     d.grad_y = device_in(p->grad_y, matrix_nbytes(p->rows, p->out, p->ld_grad_y, p->dtype));
     d.preact = device_in(p->preact, matrix_nbytes(p->rows, p->out, p->ld_preact, p->dtype));
-    d.grad_x = device_in(p->grad_x, x_nbytes);
-    d.grad_weight = device_in(p->grad_weight, w_nbytes);
-    d.grad_bias = device_in(p->grad_bias, b_nbytes);
+    d.grad_x = device_in(p->grad_x, grad_x_nbytes(p));
+    d.grad_weight = device_in(p->grad_weight, grad_weight_nbytes(p));
+    d.grad_bias = device_in(p->grad_bias, grad_bias_nbytes(p));
+    return d;
+}
+
+static void get_backward(const struct gpunvme_linear_grad *p, const struct gpunvme_linear_grad *d)
+{
+    device_out(p->grad_x, d->grad_x, grad_x_nbytes(p));
+    device_out(p->grad_weight, d->grad_weight, grad_weight_nbytes(p));
+    device_out(p->grad_bias, d->grad_bias, grad_bias_nbytes(p));
+    device_out(NULL, (void *)(uintptr_t)d->x, 0);
+    device_out(NULL, (void *)(uintptr_t)d->weight, 0);
+    device_out(NULL, (void *)(uintptr_t)d->grad_y, 0);
+    device_out(NULL, (void *)(uintptr_t)d->preact, 0);
+}
+
+static void run_backward(const char *variant, const struct request *q,
+                         const struct gpunvme_linear_grad *p)
+{
+    struct gpunvme_ops_exec exec = {
+        .device = TEST_DEVICE, .variant = variant, .threads = q->threads};
+    struct gpunvme_linear_grad d = put_backward(p);
+    struct workspace w;
+    size_t nbytes = 77;
+
     expect_ok(gpunvme_linear_backward_workspace(&d, &exec, &nbytes));
     w = workspace_new(nbytes);
     exec.workspace = w.data;
     exec.workspace_nbytes = w.nbytes;
     expect_ok(gpunvme_linear_backward(&d, &exec));
-    device_out(p->grad_x, d.grad_x, x_nbytes);
-    device_out(p->grad_weight, d.grad_weight, w_nbytes);
-    device_out(p->grad_bias, d.grad_bias, b_nbytes);
-    device_out(NULL, (void *)(uintptr_t)d.x, 0);
-    device_out(NULL, (void *)(uintptr_t)d.weight, 0);
-    device_out(NULL, (void *)(uintptr_t)d.grad_y, 0);
-    device_out(NULL, (void *)(uintptr_t)d.preact, 0);
+    get_backward(p, &d);
     workspace_free(&w);
 }
 
@@ -629,6 +654,59 @@ static void gradients_are_the_same_bits_with_any_number_of_threads(void **state)
     expect_same_bits("auto", &bf16);
 }
 
+/*
+ * Two layers' gradients in turn, with one workspace and nothing between them: each must begin with
+ * it when the one before has done with it, and find nothing of that.
+ */
+static void calls_in_a_row_can_share_a_workspace(void **state)
+{
+#if defined(OPS_TEST_CUDA) && !defined(OPS_TEST_EMULATED)
+    const struct shape shape = {2056, 1032, 3080};
+#else
+    const struct shape shape = {161, 72, 1096};
+#endif
+    struct request q = {.shape = shape,
+                        .activation = GPUNVME_OPS_ACT_GELU,
+                        .dtype = GPUNVME_OPS_BF16,
+                        .grad_dtype = GPUNVME_OPS_BF16,
+                        .aligned = true};
+    struct gpunvme_ops_exec exec = {.device = TEST_DEVICE, .variant = "auto"};
+    struct gpunvme_linear_grad p[2], d[2];
+    struct mat x[2], w[2], b[2];
+    struct gradients g[2];
+    struct workspace space;
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        g[i] = make(&q);
+        p[i] = describe(&q, &g[i]);
+        run_backward("auto", &q, &p[i]);
+        x[i] = mat_copy(&g[i].grad_x);
+        w[i] = mat_copy(&g[i].grad_w);
+        b[i] = mat_copy(&g[i].grad_b);
+        mat_poison(&g[i].grad_x);
+        mat_poison(&g[i].grad_w);
+        mat_poison(&g[i].grad_b);
+        d[i] = put_backward(&p[i]);
+    }
+    expect_ok(gpunvme_linear_backward_workspace(&d[0], &exec, &exec.workspace_nbytes));
+    space = workspace_new(exec.workspace_nbytes);
+    exec.workspace = space.data;
+    for (int i = 0; i < 6; i++)
+        expect_ok(gpunvme_linear_backward(&d[i % 2], &exec));
+    for (int i = 0; i < 2; i++) {
+        get_backward(&p[i], &d[i]);
+        assert_memory_equal(x[i].block, g[i].grad_x.block, x[i].nbytes);
+        assert_memory_equal(w[i].block, g[i].grad_w.block, w[i].nbytes);
+        assert_memory_equal(b[i].block, g[i].grad_b.block, b[i].nbytes);
+        mat_free(&x[i]);
+        mat_free(&w[i]);
+        mat_free(&b[i]);
+        drop(&g[i]);
+    }
+    workspace_free(&space);
+}
+
 static void bad_arguments_are_refused(void **state)
 {
     float x[64] = {0}, w[64] = {0}, y[64], z[64];
@@ -692,6 +770,7 @@ int main(void)
         cmocka_unit_test(without_rows_gradients_of_parameters_are_zero),
         cmocka_unit_test(any_of_the_gradients_can_be_left_out),
         cmocka_unit_test(gradients_are_the_same_bits_with_any_number_of_threads),
+        cmocka_unit_test(calls_in_a_row_can_share_a_workspace),
         cmocka_unit_test(bad_arguments_are_refused),
     };
 

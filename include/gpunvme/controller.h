@@ -185,7 +185,10 @@ gpunvme_err_t gpunvme_ctrl_next_event(struct gpunvme_ctrl *ctrl, struct gpunvme_
 
 /*
  * Looks after the controller: reads CSTS. GPUNVME_ERR_REMOVED ends everything in flight; a fatal
- * status is recovered from by a reset unless the options forbid it. Waits do this by themselves.
+ * status is recovered from by a reset unless the options forbid it. Waits do this by themselves, at
+ * least each 100 ms of a busy queue. Who only tests tokens, or has nothing in flight for long,
+ * calls it now and then: another driver that wants the function waits until it has been closed
+ * here.
  */
 gpunvme_err_t gpunvme_ctrl_check(struct gpunvme_ctrl *ctrl);
 

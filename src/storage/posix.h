@@ -264,6 +264,9 @@ bool posix_map_check(struct posix_map *map, struct posix_window *window, uint64_
                      size_t nbytes);
 void posix_map_release(struct posix_map *map, struct posix_window *window);
 
+/* How many of the bytes the file has now. */
+size_t posix_map_clip(const struct posix_map *map, uint64_t offset, size_t nbytes);
+
 /* Why something was not mapped: the gravest reason that there was. */
 void posix_map_why_not(struct posix_map *map, char *text, size_t room);
 

@@ -323,6 +323,15 @@ static bool covers(const struct posix_map *map, const struct posix_window *windo
            offset + nbytes <= file_size(map);
 }
 
+size_t posix_map_clip(const struct posix_map *map, uint64_t offset, size_t nbytes)
+{
+    uint64_t size = file_size(map);
+
+    if (offset >= size)
+        return 0;
+    return nbytes < size - offset ? nbytes : (size_t)(size - offset);
+}
+
 /* Those that were dropped while that could not be done go with this one. */
 void posix_map_release(struct posix_map *map, struct posix_window *window)
 {
@@ -460,7 +469,7 @@ static const char *last_reason(const struct posix_map *map)
         return "nothing is pinned while transfers are in streams";
     if (map->over_budget)
         return "no more memory may be pinned, by all stores together";
-    return "the file ends there";
+    return "the file was changed meanwhile";
 }
 
 void posix_map_why_not(struct posix_map *map, char *text, size_t room)

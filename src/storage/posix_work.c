@@ -36,6 +36,7 @@ static bool start_mapped(struct posix_worker *w, struct posix_op *op)
     const struct crew_piece *piece = &op->piece;
     struct posix_slot *slot = w->open;
     const void *cpu;
+    size_t nbytes;
     uint64_t end;
 
     if (!atomic_load_explicit(&map->on, memory_order_relaxed) || op->unmapped || !w->free_slots ||
@@ -43,8 +44,11 @@ static bool start_mapped(struct posix_worker *w, struct posix_op *op)
         return false;
     if (piece->nbytes < MAPPED_NBYTES && !map->eager)
         return false;
+    nbytes = posix_map_clip(map, piece->offset, piece->nbytes);
+    if (!nbytes)
+        return false;
     end = piece->io->offset + piece->io->nbytes;
-    cpu = posix_map_hold(map, piece->offset, piece->nbytes, end, w->posix->ring.gpu, &op->window);
+    cpu = posix_map_hold(map, piece->offset, nbytes, end, w->posix->ring.gpu, &op->window);
     if (!cpu) {
         w->front = piece->offset;
         w->end = end;
@@ -57,7 +61,7 @@ static bool start_mapped(struct posix_worker *w, struct posix_op *op)
         slot->gpu = op->gpu;
     }
     op->cpu = (uint8_t *)(uintptr_t)cpu;
-    op->done = piece->nbytes;
+    op->done = nbytes;
     op->slot = slot;
     posix_slot_append(slot, op);
     return true;
@@ -115,6 +119,15 @@ static gpunvme_err_t check_memory(struct posix_worker *w, struct posix_op *op)
     return err;
 }
 
+/* A read there gives nothing, by whatever way. */
+static bool is_behind_the_end(const struct posix_worker *w, const struct posix_op *op)
+{
+    uint64_t size;
+
+    return posix_is_read(op) && !posix_file_size(&w->posix->file, &size) &&
+           op->piece.offset >= size;
+}
+
 /* No way but "mapped" is allowed, and that is not to be had. */
 static gpunvme_err_t refuse(struct posix_worker *w, const struct posix_op *op, gpunvme_err_t err)
 {
@@ -146,7 +159,7 @@ static void start_gpu(struct posix_worker *w, struct posix_op *op)
         return;
     }
     if (err) {
-        posix_end_op(w, op, refuse(w, op, err));
+        posix_end_op(w, op, is_behind_the_end(w, op) ? GPUNVME_OK : refuse(w, op, err));
         return;
     }
     if (w->nlost == w->posix->ring.nslots) {

@@ -339,6 +339,28 @@ static void what_must_be_mapped_and_is_not_pinned_is_an_error_that_says_so(void 
         refuses("pins nothing");
 }
 
+static void what_must_be_mapped_ends_where_the_file_does(void **state)
+{
+    const size_t size = NBYTES - 1001;
+    size_t done;
+
+    (void)state;
+    assert_int_equal(ftruncate(fd, (off_t)size), 0);
+    open_with("map=on,require=mapped,chunk=64K");
+    assert_int_equal(gpunvme_mem_fill(gpu.gpu, GPUNVME_MEM_GPU, 0xee, NBYTES), GPUNVME_OK);
+    memset(bytes + size, 0xee, NBYTES - size);
+    assert_int_equal(gpunvme_store_read(store, 0, gpu.gpu, GPUNVME_MEM_GPU, NBYTES, &done),
+                     GPUNVME_OK);
+    assert_int_equal(done, size);
+    is_right(NBYTES);
+    for (uint64_t at = size; at < size + (64 << 20); at += 1 << 20) {
+        assert_int_equal(gpunvme_store_read(store, at, gpu.gpu, GPUNVME_MEM_GPU, 100, &done),
+                         GPUNVME_OK);
+        assert_int_equal(done, 0);
+    }
+    is_right(NBYTES);
+}
+
 /*
  * Of a private mapping Linux since 6.2 pins copies. And for ever where the page cache has the file
  * in folios of 2 MiB: each is mapped whole again as soon as it was taken apart to be copied.
@@ -582,6 +604,7 @@ int main(void)
         TEST(pages_that_are_never_the_files_are_read_another_way_and_soon_left_alone),
         TEST(what_must_be_mapped_and_is_never_the_files_is_an_error_that_says_so),
         TEST(what_must_be_mapped_and_is_not_pinned_is_an_error_that_says_so),
+        TEST(what_must_be_mapped_ends_where_the_file_does),
         TEST(what_is_pinned_is_a_shared_mapping),
         TEST(while_a_call_pins_for_ever_the_other_pieces_go_another_way),
         TEST(what_must_be_mapped_is_an_error_where_pinning_does_not_end),

@@ -234,6 +234,7 @@ struct posix_map {
     unsigned makers; /* workers that are making one */
     unsigned nfailed, ndropped;
     bool held_back; /* a window was not made for transfers in streams (storage/alone.h) */
+    bool stuck;     /* one is being made for too long: nobody begins another */
     bool over_budget, impatient;
     _Atomic bool works;   /* a copy was found to be of the file's bytes */
     uint64_t patience_ns; /* for a window that is being made */

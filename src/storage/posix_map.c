@@ -199,8 +199,20 @@ static gpunvme_err_t make(const struct posix_map *map, struct posix_window *wind
     return err;
 }
 
-/* Under the lock, which is let go of meanwhile. A store is not closed before it is over: a call of
- * CUDA's that does not end is to be a timeout of the closing, too. */
+/*
+ * A store is not closed before a window is made: a call of CUDA's that does not end is to be a
+ * timeout of the closing, too. Who closes says so first, and counts then.
+ */
+static bool keep_open(struct gpunvme_store *store)
+{
+    atomic_fetch_add(&store->in_flight, 1);
+    if (!atomic_load(&store->closing))
+        return true;
+    atomic_fetch_sub(&store->in_flight, 1);
+    return false;
+}
+
+/* Under the lock, which is let go of meanwhile. */
 static void make_unlocked(struct posix_map *map, struct posix_window *window, unsigned gpu)
 {
     gpunvme_err_t err;
@@ -209,12 +221,11 @@ static void make_unlocked(struct posix_map *map, struct posix_window *window, un
     window->since = futex_now();
     map->makers++;
     count(map, (int64_t)WINDOW);
-    atomic_fetch_add(&map->store->in_flight, 1);
     pthread_mutex_unlock(&map->lock);
     err = make(map, window, gpu);
     pthread_mutex_lock(&map->lock);
-    atomic_fetch_sub(&map->store->in_flight, 1);
     map->makers--;
+    map->stuck = false;
     window->state = err ? FAILED : READY;
     if (err) {
         count(map, -(int64_t)WINDOW);
@@ -251,10 +262,16 @@ static struct posix_window *window_at(struct posix_map *map, size_t number)
     return map->windows[number];
 }
 
+/* One worker at least pins nothing: it brings what it has another way if the others never end. */
+static bool may_more_pin(const struct posix_map *map)
+{
+    return !map->stuck && (map->store->threads < 2 || map->makers + 1 < map->store->threads);
+}
+
 /* Under the lock, which is let go of meanwhile: makes the window, if that may be now. */
 static bool try_to_make(struct posix_map *map, struct posix_window *window, unsigned gpu)
 {
-    if (!window || window->state != NEW || !atomic_load(&map->on))
+    if (!window || window->state != NEW || !atomic_load(&map->on) || !may_more_pin(map))
         return false;
     if (file_size(map) <= (uint64_t)window->number << POSIX_WINDOW_SHIFT)
         return false; /* no failure of the pinning's */
@@ -262,13 +279,16 @@ static bool try_to_make(struct posix_map *map, struct posix_window *window, unsi
         map->over_budget = true;
         return false;
     }
-    if (!store_alone_enter(map->store)) {
-        map->held_back = true;
+    if (!keep_open(map->store))
         return false;
+    if (store_alone_enter(map->store)) {
+        make_unlocked(map, window, gpu);
+        store_alone_leave(map->store);
+    } else {
+        map->held_back = true;
     }
-    make_unlocked(map, window, gpu);
-    store_alone_leave(map->store);
-    return true;
+    atomic_fetch_sub(&map->store->in_flight, 1);
+    return window->state != NEW;
 }
 
 /* Under the lock: another window, that will be needed soon. False: there is none. */
@@ -286,19 +306,32 @@ static bool make_a_later_one(struct posix_map *map, size_t number, uint64_t end,
     return false;
 }
 
+/* It is being made, or will be when another one has been. */
+static bool is_awaited(const struct posix_map *map, const struct posix_window *window)
+{
+    return window->state == MAKING ||
+           (window->state == NEW && !map->stuck && !may_more_pin(map) && atomic_load(&map->on));
+}
+
 /* Under the lock, map=on: until the window is READY, will never be, or has taken too long. */
 static void make_eagerly(struct posix_map *map, struct posix_window *window, uint64_t end,
                          unsigned gpu)
 {
-    uint64_t deadline;
+    uint64_t begin = futex_now();
 
-    try_to_make(map, window, gpu);
-    deadline = window->since + map->patience_ns;
-    while (window->state == MAKING && futex_now() < deadline)
-        if (!make_a_later_one(map, window->number, end, gpu) && window->state == MAKING)
+    for (;;) {
+        uint64_t deadline;
+
+        try_to_make(map, window, gpu);
+        if (!is_awaited(map, window))
+            return;
+        deadline = (window->state == MAKING ? window->since : begin) + map->patience_ns;
+        if (futex_now() >= deadline)
+            break;
+        if (!make_a_later_one(map, window->number, end, gpu) && is_awaited(map, window))
             base_cond_wait(&map->made, &map->lock, deadline);
-    if (window->state == MAKING)
-        map->impatient = true;
+    }
+    map->stuck = map->impatient = true;
 }
 
 void posix_map_ahead(struct posix_map *map, uint64_t front, uint64_t end, unsigned gpu)

@@ -90,7 +90,9 @@ static gpunvme_err_t look(struct gpunvme_ctrl *ctrl)
  */
 static bool is_look_due(struct gpunvme_ioq *ioq, uint64_t now)
 {
-    if (now - __atomic_load_n(&ioq->looked_ns, __ATOMIC_RELAXED) < BUSY_LOOK_NS)
+    uint64_t looked = __atomic_load_n(&ioq->looked_ns, __ATOMIC_RELAXED);
+
+    if (now < looked + BUSY_LOOK_NS) /* looked may be later, another thread's */
         return false;
     __atomic_store_n(&ioq->looked_ns, now, __ATOMIC_RELAXED);
     return true;

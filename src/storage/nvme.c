@@ -122,8 +122,10 @@ static unsigned take(struct crew_worker *worker, struct nvme_worker *w, uint32_t
 
 /* Whatever there is to do: for threads that do their own transfers, and because the kernel may ask
  * for a function that works. */
-static void look_after(struct nvme_store *s, struct nvme_worker *w, uint64_t now)
+static void look_after(struct nvme_store *s, struct nvme_worker *w)
 {
+    uint64_t now = nvme_rough_now();
+
     if (now - w->looked_ns < BUSY_LOOK_NS)
         return;
     gpunvme_ctrl_check(s->ctrl); /* what it finds, the commands are told */
@@ -131,8 +133,9 @@ static void look_after(struct nvme_store *s, struct nvme_worker *w, uint64_t now
 }
 
 /* Whether anything happened. */
-static bool turn_all(struct nvme_worker *w, uint64_t now)
+static bool turn_all(struct nvme_worker *w)
 {
+    uint64_t now = nvme_rough_now();
     bool moved = false;
 
     for (unsigned i = 0; i < w->nbusy;) {
@@ -159,10 +162,9 @@ static void work(struct crew_worker *worker)
 
     while (!stop) {
         bool moved = take(worker, w, s->depth, s->chunk, &stop);
-        uint64_t now = nvme_rough_now();
 
-        look_after(s, w, now);
-        moved |= turn_all(w, now);
+        look_after(s, w);
+        moved |= turn_all(w);
         if (moved || !w->nbusy)
             lull.turns = 0;
         else

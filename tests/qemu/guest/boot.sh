@@ -185,7 +185,7 @@ give_up_boot() {
     local ask='{"execute":"human-monitor-command","arguments":{"command-line":"info registers -a"}}'
     echo "boot.sh: the guest's kernel did not get to its first process within $boot_deadline s"
     echo "$ask" >&7
-    timeout 1 cat <&8 | sed 's/\\r\\n/\n/g' | grep -v '^[XY]MM\|^FPR\|^DR' || true
+    timeout 5 grep -m 1 'CPU#' <&8 | sed 's/\\r\\n/\n/g' | grep -v '^[XY]MM\|^FPR\|^DR' || true
     kill "$qemu_pid" 2>/dev/null || true
     wait "$qemu_pid" || true
     : >"$dir/console"

@@ -23,6 +23,7 @@ done
 bind_to vfio-pci
 gpunvme bench "nvme:$BDF" --depth 4 --time 100s --quiet >held 2>&1 &
 wait_for 20 masters_bus
+sleep 2 # it is busy by now
 unbind
 if wait $!; then fail "the measurement did not notice"; fi
 grep -q GPUNVME_ERR_REMOVED held

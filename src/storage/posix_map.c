@@ -474,8 +474,8 @@ bool posix_map_check(struct posix_map *map, struct posix_window *window, uint64_
             snprintf(map->why_not, sizeof(map->why_not),
                      atomic_load(&map->works) ? "pages of the file were replaced %u times"
                                               : "what was pinned were no pages of the file, or "
-                                                "replaced meanwhile, %u times of %u",
-                     map->ndropped, map->ndropped);
+                                                "replaced meanwhile, each of %u times",
+                     map->ndropped);
         }
     }
     pthread_mutex_unlock(&map->lock);

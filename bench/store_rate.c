@@ -149,37 +149,51 @@ static void drop_cache(const struct job *j)
     close(fd);
 }
 
+static void *memory_at(const struct job *j, size_t at)
+{
+    return (uint8_t *)(j->mem == GPUNVME_MEM_GPU ? j->buf.gpu : j->buf.cpu) + at;
+}
+
+/* The parts of a block: byte `at` of memory on, and where in the store they come from. */
+static size_t part_of(const struct job *j, size_t at, uint64_t *offset)
+{
+    size_t in_block = at % j->block, left = j->block - in_block;
+
+    *offset = offset_of(j, at / j->block) + in_block;
+    return left < PART ? left : PART;
+}
+
 /* Memory as it is when block i has the bytes of the store's block order[i]. */
 static void set_memory(const struct job *j, bool right)
 {
-    uint64_t *words = malloc(j->block < PART ? PART : j->block);
-    void *ptr = j->mem == GPUNVME_MEM_GPU ? j->buf.gpu : j->buf.cpu;
+    uint64_t *words = malloc(PART), offset;
 
     if (!words)
         die_errno("memory");
     if (!right)
-        check("memory", gpunvme_mem_fill(ptr, j->mem, 0xa5, j->total));
-    for (size_t i = 0; right && i < j->nblocks; i++) {
-        fill(words, j->block, offset_of(j, i));
-        check("memory", gpunvme_mem_copy((uint8_t *)ptr + i * j->block, j->mem, words,
-                                         GPUNVME_MEM_HOST, j->block));
+        check("memory", gpunvme_mem_fill(memory_at(j, 0), j->mem, 0xa5, j->total));
+    for (size_t at = 0, some; right && at < j->total; at += some) {
+        some = part_of(j, at, &offset);
+        fill(words, some, offset);
+        check("memory", gpunvme_mem_copy(memory_at(j, at), j->mem, words, GPUNVME_MEM_HOST, some));
     }
     free(words);
 }
 
 static void verify_memory(const struct job *j)
 {
-    uint64_t *words = malloc(2 * j->block);
-    const uint8_t *ptr = j->mem == GPUNVME_MEM_GPU ? j->buf.gpu : j->buf.cpu;
+    uint64_t *words = malloc(2 * (size_t)PART), offset;
 
     if (!words)
         die_errno("memory");
-    for (size_t i = 0; i < j->nblocks; i++) {
-        fill(words, j->block, offset_of(j, i));
-        check("memory", gpunvme_mem_copy(words + j->block / 8, GPUNVME_MEM_HOST, ptr + i * j->block,
-                                         j->mem, j->block));
-        if (memcmp(words, words + j->block / 8, j->block)) {
-            fprintf(stderr, "store_rate: %s: block %zu has the wrong bytes\n", j->opened, i);
+    for (size_t at = 0, some; at < j->total; at += some) {
+        some = part_of(j, at, &offset);
+        fill(words, some, offset);
+        check("memory", gpunvme_mem_copy((uint8_t *)words + PART, GPUNVME_MEM_HOST,
+                                         memory_at(j, at), j->mem, some));
+        if (memcmp(words, (uint8_t *)words + PART, some)) {
+            fprintf(stderr, "store_rate: %s: wrong bytes behind offset %llu\n", j->opened,
+                    (unsigned long long)offset);
             exit(1);
         }
     }
@@ -214,22 +228,17 @@ static void verify_file(const struct job *j)
 /* ---- Moving ------------------------------------------------------------------------------------
  */
 
-static uint8_t *memory_of(const struct job *j, size_t i)
-{
-    return (uint8_t *)(j->mem == GPUNVME_MEM_GPU ? j->buf.gpu : j->buf.cpu) + i * j->block;
-}
-
 static void move_one_by_one(struct job *j)
 {
     for (size_t i = 0; i < j->nblocks; i++) {
         uint64_t offset = offset_of(j, i);
 
         if (j->op == GPUNVME_OP_READ)
-            check("read",
-                  gpunvme_store_read(j->store, offset, memory_of(j, i), j->mem, j->block, NULL));
+            check("read", gpunvme_store_read(j->store, offset, memory_at(j, i * j->block), j->mem,
+                                             j->block, NULL));
         else
-            check("write",
-                  gpunvme_store_write(j->store, offset, memory_of(j, i), j->mem, j->block, NULL));
+            check("write", gpunvme_store_write(j->store, offset, memory_at(j, i * j->block), j->mem,
+                                               j->block, NULL));
     }
 }
 
@@ -238,7 +247,7 @@ static struct gpunvme_io io_of(const struct job *j, size_t i)
     return (struct gpunvme_io){.op = j->op,
                                .mem = j->mem,
                                .offset = offset_of(j, i),
-                               .ptr = memory_of(j, i),
+                               .ptr = memory_at(j, i * j->block),
                                .nbytes = j->block};
 }
 

@@ -10,7 +10,7 @@
 #   sanitize  the GPU's tests and operators under memcheck and racecheck                 180 s
 #   queues    I/O issued by the GPU: bench/gpu_sweep.sh, gpu_errors, gpu_ab.sh           420 s
 #   storage   files into GPU memory: gpu_memory, gpu_copy_batch, gpu_register,
-#             store_rate.sh, store_ways.sh, `gpunvme quickstart`                         300 s
+#             store_rate.sh, disk_vs_fio.py, store_ways.sh, `gpunvme quickstart`         300 s
 #   ops       each variant of the operators checked, then timed beside cuBLASLt          360 s
 #
 #   scripts/gpu-check.sh [--seconds N] [PART[:SECONDS]…]    all of them, if none is named
@@ -190,6 +190,7 @@ prepare_build() {
     fi
     cufile=${GPUNVME_CUFILE_LIBRARY:-${cufile:-}}
     unset GPUNVME_CUFILE_LIBRARY
+    [ -z "$deps" ] || use_fio "$deps" "$base"
     if [ -n "$deps" ] && [ -e "$deps/built.tar.xz" ]; then
         build=$base/packed
         unpack_build "$deps" "$build" "$root"
@@ -443,9 +444,11 @@ part_storage() {
         "$build/bench/gpu_register" /tmp 512
     step quickstart 40 quickstart
     if needs_gpu store_rate; then
-        left=$((part_end - SECONDS - 55))
+        left=$((part_end - SECONDS - 120))
         step store_rate $((left + 10)) "$root/bench/store_rate.sh" "$build" "$dir/store_rate" gpu \
             "$store_size" $((left > 5 ? left : 5))
+        step disk_vs_fio 90 "$root/bench/disk_vs_fio.py" --size "$store_size" --seconds 45 \
+            --out "$dir/disk_vs_fio.json" "$build"
     fi
     step store_ways 45 to "$dir/store_ways.json" "$root/bench/store_ways.sh" --quick "$build" 1G
     unset GPUNVME_CUFILE_LIBRARY CUFILE_ENV_PATH_JSON

@@ -6,6 +6,7 @@
 #
 #   usr/          of Debian's packages: liburing, cmocka, pkgconf
 #   built.tar.xz  with --built: programs and lists of tests of a build, and libraries that they need
+#   fio.tar.xz    fio and its libraries, where it is installed
 #   cufile/       with --cufile: libcufile
 #
 # die() is the caller's.
@@ -17,6 +18,7 @@ pack() {
     dir=$(cd "$1" && pwd)
     [ "$dir" != / ] || die "--pack: not into the root"
     pack_debs "$dir"
+    pack_fio "$dir"
     [ -z "$2" ] || pack_build "$2" "$dir"
     [ -z "$3" ] || pack_cufile "$3" "$dir"
     du -sh "$dir"/*
@@ -39,15 +41,30 @@ pack_debs() {
 
 # The C library and the loader are the other machine's own; all else it may lack.
 pack_libraries() { # BUILD-DIR TO
+    built_programs "$1" | (cd "$1" && pack_libraries_of "$2" "$1")
+}
+
+# pack_libraries_of TO [BUT-IN]: those of the programs that are named on standard input.
+pack_libraries_of() {
     local library
-    mkdir -p "$2"
-    built_programs "$1" | (cd "$1" && xargs -d '\n' ldd 2>/dev/null) |
+    mkdir -p "$1"
+    xargs -d '\n' ldd 2>/dev/null |
         sed -n 's/^.* => \(\/[^ ]*\) .*/\1/p' | sort -u | while read -r library; do
         case ${library##*/} in
             libc.so.*|libm.so.*|libdl.so.*|librt.so.*|libpthread.so.*|ld-linux*) ;;
-            *) case $library in "$1"/*) ;; *) cp -L "$library" "$2" ;; esac ;;
+            *) case $library in "${2:-/-}"/*) ;; *) cp -L "$library" "$1" ;; esac ;;
         esac
     done
+}
+
+pack_fio() { # DIR
+    local fio stage
+    fio=$(command -v fio) || { echo "fio is not installed: left out"; return; }
+    stage=$(mktemp -d) || die "no temporary folder"
+    cp -L "$fio" "$stage/fio"
+    echo "$fio" | pack_libraries_of "$stage/lib"
+    tar -C "$stage" -cf - . | xz -6 -T0 >"$1/fio.tar.xz" || die "fio.tar.xz cannot be made"
+    rm -rf "$stage"
 }
 
 built_programs() { # BUILD-DIR: their paths in it
@@ -116,9 +133,7 @@ unpack_build() {
     if [ "$(cat "$2/unpacked" 2>/dev/null)" != "$sum" ]; then
         rm -rf "$2"
         mkdir -p "$2" || die "$2: cannot be made"
-        # Not every machine has xz; Python has it built in.
-        tar -C "$2" -xJf "$1/built.tar.xz" 2>/dev/null || python3 -c 'import sys, tarfile
-tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$1/built.tar.xz" "$2" ||
+        unpack_xz "$1/built.tar.xz" "$2" ||
             die "$1/built.tar.xz cannot be unpacked: neither xz nor Python's lzma?"
         find "$2" -name CTestTestfile.cmake -exec sed -i -e "s#@BUILD@#$2#g" -e "s#@ROOT@#$3#g" {} +
         printf '%s\n' "$sum" >"$2/unpacked"
@@ -138,6 +153,23 @@ tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$1/built.tar.xz" "$2" ||
 
 ldconfig_knows() { # SONAME
     PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | grep -qF "	$1 "
+}
+
+# use_fio DEPS BUILD: sets $GPUNVME_FIO, where this machine has none and one was packed.
+use_fio() {
+    if command -v fio >/dev/null || [ ! -e "$1/fio.tar.xz" ]; then
+        return
+    fi
+    mkdir -p "$2/fio" && unpack_xz "$1/fio.tar.xz" "$2/fio" || return
+    printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "$2/fio/lib" "$2/fio/fio" >"$2/fio/run"
+    chmod +x "$2/fio/run"
+    export GPUNVME_FIO=$2/fio/run
+}
+
+# Not every machine has xz; Python has it built in.
+unpack_xz() { # FILE FOLDER
+    tar -C "$2" -xJf "$1" 2>/dev/null || python3 -c 'import sys, tarfile
+tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$1" "$2"
 }
 
 # use_debs DEPS BUILD: the .pc files name the folder /usr.

@@ -56,6 +56,7 @@ struct job {
     struct gpunvme_io *ios;
     struct gpunvme_io **ended;
     struct gpunvme_batch *poll;
+    double opening[MAX_RUNS], closing[MAX_RUNS]; /* ms, of --whole */
 };
 
 static void die(const char *what, gpunvme_err_t err)
@@ -288,21 +289,31 @@ static void open_store(struct job *j)
     check(j->opened, gpunvme_open(j->opened, flags, &j->store));
 }
 
-/* Seconds, of the clock and of the CPU. */
-static void run_once(struct job *j, double *wall, double *cpu)
+static double ms_since(double then)
 {
+    return (now_s() - then) * 1e3;
+}
+
+/* Run number i. Seconds, of the clock and of the CPU. */
+static void run_once(struct job *j, unsigned i, double *wall, double *cpu)
+{
+    double closed;
+
     if (j->cold)
         drop_cache(j);
     *wall = now_s();
     *cpu = cpu_s();
     if (j->whole)
         open_store(j);
+    j->opening[i] = ms_since(*wall);
     if (j->batch)
         move_in_batches(j);
     else
         move_one_by_one(j);
+    closed = now_s();
     if (j->whole)
         check("close", gpunvme_close(j->store));
+    j->closing[i] = ms_since(closed);
     *wall = now_s() - *wall;
     *cpu = cpu_s() - *cpu;
 }
@@ -342,7 +353,7 @@ static void print_routes(const struct gpunvme_path *path, enum gpunvme_op op)
     printf("}");
 }
 
-static void tell(const struct job *j, struct bench_stat gb, struct bench_stat cpu,
+static void tell(struct job *j, struct bench_stat gb, struct bench_stat cpu,
                  const struct gpunvme_path *path)
 {
     static bool another;
@@ -358,6 +369,10 @@ static void tell(const struct job *j, struct bench_stat gb, struct bench_stat cp
     print_stat("gb_per_s", gb);
     printf(", \"requests_per_s\": %.0f", gb.median * 1e9 / (double)j->block);
     print_stat("cpu_s_per_gb", cpu);
+    if (j->whole) {
+        print_stat("open_ms", bench_stat(j->opening, j->runs));
+        print_stat("close_ms", bench_stat(j->closing, j->runs));
+    }
     print_text("uri", j->opened);
     print_text("backend", path->backend);
     print_text("how", path->how);
@@ -402,13 +417,13 @@ static void measure(struct job *j)
     set_memory(j, j->op == GPUNVME_OP_WRITE);
     if (!j->whole)
         open_store(j);
-    run_once(j, &wall, &cpu);
+    run_once(j, 0, &wall, &cpu);
     if (j->op == GPUNVME_OP_READ)
         verify_memory(j);
     else
         verify_file(j);
     for (unsigned i = 0; i < j->runs; i++) {
-        run_once(j, &wall, &cpu);
+        run_once(j, i, &wall, &cpu);
         rates[i] = (double)j->total / wall * 1e-9;
         cpus[i] = cpu / ((double)j->total * 1e-9);
     }

@@ -153,6 +153,17 @@ size_t crew_waiting(struct crew *crew)
     return atomic_load_explicit(&crew->waiting, memory_order_relaxed);
 }
 
+/* What a piece may have at most of a transfer of which so much is left: each thread has its share.
+ */
+static size_t share_of(struct crew *crew, size_t left, size_t max_nbytes)
+{
+    size_t share = left / crew->n * crew_waiting(crew), least = crew->ops->least_nbytes;
+
+    while (least && max_nbytes > least && max_nbytes > share)
+        max_nbytes /= 2;
+    return max_nbytes;
+}
+
 /* The next piece of the first transfer, which goes to the end of the list if there is more of it.
  */
 static struct crew_piece next_piece(struct crew *crew, size_t max_nbytes)
@@ -161,6 +172,7 @@ static struct crew_piece next_piece(struct crew *crew, size_t max_nbytes)
     struct crew_piece piece = {.io = io, .at = io->priv.taken};
     size_t left = io->nbytes - io->priv.taken;
 
+    max_nbytes = share_of(crew, left, max_nbytes);
     piece.offset = io->offset + piece.at;
     piece.ptr = io->ptr ? (uint8_t *)io->ptr + piece.at : NULL;
     piece.nbytes = max_nbytes - (size_t)(piece.offset & (max_nbytes - 1));

@@ -4,7 +4,8 @@
  * as it likes, and gives each back when it has ended. Knows nothing of how bytes are moved.
  *
  * Transfers are served in turn, a piece of each, so that small ones do not wait for large ones.
- * Pieces end at multiples of the piece size in the store, whatever a transfer begins with.
+ * Pieces end at multiples of the piece size in the store, whatever a transfer begins with. Where
+ * less is left than a piece for each thread, they become smaller, so that all end together.
  */
 #ifndef STORAGE_CREW_H
 #define STORAGE_CREW_H
@@ -35,6 +36,9 @@ struct crew_ops {
     void (*release)(struct crew_worker *worker);
     /* The thread: takes pieces until crew_take() says stop. */
     void (*work)(struct crew_worker *worker);
+    /* Pieces are smaller than asked for, a power of two and so much at least, while there would be
+     * fewer than threads; 0: never. */
+    size_t least_nbytes;
 };
 
 /* Starts `n` threads; on failure nothing is left. */

@@ -17,13 +17,13 @@
 #include "storage/posix.h"
 
 /* What an H200 machine of 16 cores and smaller ones were happy with; see bench/store_rate.c. */
-#define CHUNK_SHIFT     19u /* 512 KiB: 4 of them stay in a core's second-level cache */
-#define MIN_CHUNK_SHIFT 16u
-#define MAX_CHUNK_SHIFT 20u
+#define CHUNK_SHIFT     21u /* 2 MiB: each copy costs the copy engine 3 us beside its bytes */
+#define MIN_CHUNK_SHIFT 19u
+#define MAX_CHUNK_SHIFT 21u
 #define LARGEST_CHUNK   (16u << 20) /* that chunk= can ask for */
 #define MAX_SLOTS       8u          /* of a worker */
 #define MIN_SLOTS       2u          /* one is filled while the other is copied */
-#define ENOUGH_SLOTS    64u /* of all workers: to pin more costs time when it is first used */
+#define ENOUGH_NBYTES   (64u << 20) /* of all slots: to pin more costs time when it is first used */
 #define DEPTH           128u
 #define MAX_THREADS     16u
 #define MIN_THREADS     2u
@@ -85,7 +85,9 @@ static gpunvme_err_t set_sizes(struct gpunvme_store *store, struct posix *posix)
     atomic_store(&posix->chunk, 1u << posix->tune.chunk_shift);
     atomic_store(&posix->active, posix->threads);
     posix->epoch = futex_now();
-    nslots = ENOUGH_SLOTS / posix->threads;
+    if (largest < POSIX_LEAST_SLOT)
+        largest = POSIX_LEAST_SLOT;
+    nslots = (unsigned)(ENOUGH_NBYTES / largest / posix->threads);
     if (nslots > MAX_SLOTS)
         nslots = MAX_SLOTS;
     if (nslots > posix->depth)
@@ -93,8 +95,6 @@ static gpunvme_err_t set_sizes(struct gpunvme_store *store, struct posix *posix)
     if (nslots < MIN_SLOTS)
         nslots = MIN_SLOTS;
     /* Two pages more: what is read past the page cache is whole blocks. */
-    if (largest < POSIX_LEAST_SLOT)
-        largest = POSIX_LEAST_SLOT;
     return posix_ring_create(&posix->ring, posix->threads, nslots, largest + 2 * POSIX_PAGE,
                              posix->file.in_memory && store->flags & GPUNVME_OPEN_WRITE &&
                                  o->map != STORE_OFF);
@@ -201,7 +201,7 @@ static gpunvme_err_t posix_expect(struct gpunvme_store *store, const struct gpun
                          "require=mapped: what is to be mapped may have to be pinned first, which "
                          "would wait for the stream that waits for it; open another store for "
                          "transfers in streams");
-    posix_ring_pin(&posix->ring, gpu_memory);
+    posix_ring_pin_all(&posix->ring, gpu_memory);
     return store_keep_streams(store, gpu_memory, posix->threads * posix->ring.nslots);
 }
 
@@ -278,8 +278,9 @@ static void say_how(const struct posix *posix, char *how, size_t room)
         posix->threads, atomic_load(&posix->chunk) >> 10, posix->depth);
     if (posix->uring && atomic_load(&posix->nblind))
         say(how, room, "; io_uring was refused to %u of them", atomic_load(&posix->nblind));
-    if (atomic_load(&posix->ring.tried) && posix->ring.mem == GPUNVME_MEM_PINNED)
-        say(how, room, "; %zu MiB pinned for the GPU", posix->ring.nbytes >> 20);
+    if (atomic_load(&posix->ring.npinned))
+        say(how, room, "; %zu MiB pinned for the GPU",
+            atomic_load(&posix->ring.npinned) * posix->ring.part_nbytes >> 20);
 }
 
 /* Where it is on, some parts of the file may have gone another way all the same. */
@@ -312,7 +313,7 @@ static void say_why_not(const struct gpunvme_store *store, struct posix *posix, 
     if (!posix->uring)
         say(text, room, "; io_uring: %s",
             posix->uring_errno ? strerror(posix->uring_errno) : "uring=off");
-    if (atomic_load(&posix->ring.tried) && posix->ring.mem != GPUNVME_MEM_PINNED)
+    if (atomic_load(&posix->ring.nrefused))
         say(text, room, "; pinned memory: %s", posix->ring.why_not);
 }
 

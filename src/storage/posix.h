@@ -94,10 +94,11 @@ bool posix_file_direct(const struct posix_file *file, enum gpunvme_op op, size_t
  * workers take part (`active`), and whether one of them pins windows of the page cache in front of
  * the others (`ahead`, 0 or 1; posix_map.c). While there is more to do than hands to do it, time is
  * cut into epochs of some ms; each gives a rate. One number at a time is moved by one step, up and
- * then down; the step stays if the rate grew by more than 1/32 (for fewer workers: did not fall, as
- * they cost less), else it is taken back. When neither way helps, the next number's turn comes;
- * when all have had theirs, nothing is tried for REST epochs. An epoch without pressure says
- * nothing of what could be done and is left out.
+ * then down, for an epoch between epochs without it. The step stays if the rate grew twice by more
+ * than 1/32 (for fewer workers: did not fall, as they cost less): one epoch may be lucky. When
+ * neither way helps, the next number's turn comes; when all have had theirs, and before the first,
+ * nothing is tried for a while. An epoch without pressure says nothing of what could be done and is
+ * left out.
  */
 struct posix_tune {
     uint32_t chunk_shift, min_shift, max_shift; /* pieces of 2^chunk_shift bytes */
@@ -105,10 +106,11 @@ struct posix_tune {
     uint32_t ahead, may_ahead;
     bool fixed_chunk, fixed_active;
 
-    double best;     /* rate of what is set now, bytes/ns; 0: not known yet */
+    double rate;     /* of the epoch before a trial, bytes/ns */
     uint32_t turn;   /* which trial is on: index into the list of trials */
     uint32_t before; /* what the number was */
     bool trying;
+    bool won;      /* it was better once */
     uint32_t rest; /* epochs left without trials */
 };
 
@@ -146,20 +148,30 @@ unsigned posix_uring_in_flight(const struct posix_uring *uring);
 /* ---- posix_ring.c ------------------------------------------------------------------------------
  */
 
-/* The memory of all slots of all workers. Pinned when GPU memory is first met. */
-struct posix_ring {
+/*
+ * A worker's slots. It pins them itself when it first meets GPU memory: the zeroing of new memory,
+ * which is half of the work, is done by all workers at once, and who is ready begins to copy.
+ */
+struct posix_part {
     uint8_t *base;
-    size_t nbytes;
-    int fd; /* of a file in memory that it is made of; -1: none */
-    size_t slot_nbytes;
-    unsigned nslots; /* of each worker */
-    pthread_mutex_t lock;
     struct gpunvme_buf pinned; /* .cpu: NULL before */
     _Atomic bool tried;
     enum gpunvme_mem mem; /* PINNED, or HOST where it could not be pinned */
-    unsigned gpu;         /* for which it was */
-    _Atomic bool lost;    /* a GPU may reach for some of it for ever */
-    char why_not[160];
+};
+
+/* The memory of all slots of all workers. */
+struct posix_ring {
+    uint8_t *base;
+    size_t nbytes, part_nbytes;
+    int fd; /* of a file in memory that it is made of; -1: none */
+    size_t slot_nbytes;
+    unsigned nslots, nparts; /* of each worker; workers */
+    struct posix_part *parts;
+    pthread_mutex_t lock;
+    _Atomic unsigned npinned, nrefused; /* parts that were, and could not be */
+    _Atomic unsigned gpu;               /* for which the first part was pinned */
+    _Atomic bool lost;                  /* a GPU may reach for some of it for ever */
+    char why_not[160];                  /* the first could not be */
 };
 
 void posix_ring_init(struct posix_ring *ring);
@@ -168,10 +180,11 @@ gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nworkers, unsi
 void posix_ring_destroy(struct posix_ring *ring);
 
 /*
- * For the GPU that holds `gpu_memory`, or the current one where it is NULL; others reach it too. By
- * workers, before they copy, and before a transfer goes into a stream.
+ * For the GPU that holds `gpu_memory`, or the current one where it is NULL; others reach it too. A
+ * worker pins its own part, before it copies; all are pinned before a transfer goes into a stream.
  */
-void posix_ring_pin(struct posix_ring *ring, const void *gpu_memory);
+void posix_ring_pin(struct posix_ring *ring, struct posix_part *part, const void *gpu_memory);
+void posix_ring_pin_all(struct posix_ring *ring, const void *gpu_memory);
 
 struct posix_op;
 
@@ -180,6 +193,7 @@ enum posix_slot_state { POSIX_SLOT_FREE, POSIX_SLOT_FILLING, POSIX_SLOT_MOVING }
 /* Some memory, and the pieces that lie in it one behind the other. All read, or all are written. */
 struct posix_slot {
     uint8_t *cpu;
+    const struct posix_part *part; /* that it lies in */
     size_t used;
     enum gpunvme_op op;
     enum posix_slot_state state;
@@ -232,6 +246,7 @@ struct posix_map {
     uint64_t mapped; /* bytes */
     uint64_t budget; /* of all stores of the process together */
     unsigned makers; /* workers that are making one */
+    uint64_t rest_until;
     unsigned nfailed, ndropped;
     bool held_back; /* a window was not made for transfers in streams (storage/alone.h) */
     bool stuck;     /* one is being made for too long: nobody begins another */

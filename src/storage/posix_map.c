@@ -4,8 +4,8 @@
  *
  * Who makes a window: with map=on any worker that needs one, or the next ones while another makes
  * it. With map=auto one worker at a time, and only what the copying workers will not have been
- * through before it is done: a part of a long read a few windows ahead of them, or one that has
- * been read before.
+ * through before it is done: a part of a long read a few windows ahead of them, where that was
+ * found to pay (posix_tune.c), or one that has been read before, for an eighth of the time at most.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -33,6 +33,7 @@
 #define MAX_FAILED  4u
 #define MAX_BAD     4u          /* windows dropped, where none was ever good */
 #define WAIT_NS     1000000000u /* for a window, where there is another way */
+#define REST        7u          /* times as long nothing is pinned: it stops the copies of others */
 
 #define PRESENT     ((uint64_t)1 << 63) /* proc(5), pagemap: in memory … */
 #define OF_THE_FILE ((uint64_t)1 << 61) /* … and the file's own page, not a copy of it */
@@ -226,6 +227,7 @@ static void make_unlocked(struct posix_map *map, struct posix_window *window, un
     pthread_mutex_lock(&map->lock);
     map->makers--;
     map->stuck = false;
+    map->rest_until = futex_now() + REST * (futex_now() - window->since);
     window->state = err ? FAILED : READY;
     if (err) {
         count(map, -(int64_t)WINDOW);
@@ -402,7 +404,7 @@ const void *posix_map_hold(struct posix_map *map, uint64_t offset, size_t nbytes
         window->heat += nbytes;
         if (map->eager)
             make_eagerly(map, window, end, gpu);
-        else if (window->heat > HEAT && !map->makers)
+        else if (window->heat > HEAT && !map->makers && futex_now() >= map->rest_until)
             try_to_make(map, window, gpu);
         if (covers(map, window, offset, nbytes)) {
             *out = window;

@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -25,7 +26,6 @@
 void posix_ring_init(struct posix_ring *ring)
 {
     pthread_mutex_init(&ring->lock, NULL);
-    ring->mem = GPUNVME_MEM_HOST;
     ring->fd = -1;
 }
 
@@ -46,9 +46,14 @@ gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nworkers, unsi
 {
     void *base;
 
+    ring->parts = calloc(nworkers, sizeof(*ring->parts));
+    if (!ring->parts)
+        return base_fail(GPUNVME_ERR_NOMEM, "the slots of %u threads", nworkers);
     ring->slot_nbytes = slot_nbytes;
     ring->nslots = nslots;
-    ring->nbytes = slot_nbytes * nslots * nworkers;
+    ring->nparts = nworkers;
+    ring->part_nbytes = slot_nbytes * nslots;
+    ring->nbytes = ring->part_nbytes * nworkers;
     ring->fd = in_file ? memory_file(ring->nbytes) : -1;
     base = mmap(NULL, ring->nbytes, PROT_READ | PROT_WRITE,
                 ring->fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, ring->fd, 0);
@@ -58,6 +63,9 @@ gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nworkers, unsi
                                "or a smaller chunk or depth",
                                ring->nbytes);
     ring->base = base;
+    for (unsigned i = 0; i < nworkers; i++)
+        ring->parts[i] = (struct posix_part){.base = ring->base + i * ring->part_nbytes,
+                                             .mem = GPUNVME_MEM_HOST};
     if (ring->nbytes >= HUGE_PAGE)
         madvise(base, ring->nbytes, MADV_HUGEPAGE); /* a wish: fine without */
     return GPUNVME_OK;
@@ -66,22 +74,24 @@ gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nworkers, unsi
 void posix_ring_destroy(struct posix_ring *ring)
 {
     if (!atomic_load(&ring->lost)) {
-        gpunvme_mem_unregister(&ring->pinned);
+        for (unsigned i = 0; i < ring->nparts; i++)
+            gpunvme_mem_unregister(&ring->parts[i].pinned);
         if (ring->base)
             munmap(ring->base, ring->nbytes);
     }
+    free(ring->parts);
     if (ring->fd >= 0)
         close(ring->fd);
     pthread_mutex_destroy(&ring->lock);
 }
 
-static gpunvme_err_t pin(struct posix_ring *ring)
+static gpunvme_err_t pin(struct posix_part *part, size_t nbytes, unsigned gpu)
 {
-    gpunvme_err_t err = mem_cuda_present() ? mem_cuda_enter(ring->gpu) : GPUNVME_OK;
+    gpunvme_err_t err = mem_cuda_present() ? mem_cuda_enter(gpu) : GPUNVME_OK;
 
     if (err)
         return err;
-    err = gpunvme_mem_register(ring->base, ring->nbytes, GPUNVME_MEM_PINNED, &ring->pinned);
+    err = gpunvme_mem_register(part->base, nbytes, GPUNVME_MEM_PINNED, &part->pinned);
     if (mem_cuda_present())
         mem_cuda_leave();
     return err;
@@ -104,26 +114,42 @@ static bool gpu_for(const void *gpu_memory, unsigned *gpu)
     return true;
 }
 
-void posix_ring_pin(struct posix_ring *ring, const void *gpu_memory)
+/* Under the lock. */
+static void try_to_pin(struct posix_ring *ring, struct posix_part *part, unsigned gpu)
+{
+    if (!atomic_load(&ring->npinned))
+        atomic_store(&ring->gpu, gpu);
+    if (!pin(part, ring->part_nbytes, atomic_load(&ring->gpu))) {
+        part->mem = GPUNVME_MEM_PINNED;
+        atomic_fetch_add(&ring->npinned, 1);
+    } else {
+        if (!atomic_load(&ring->nrefused)) /* others may read it from then on */
+            snprintf(ring->why_not, sizeof(ring->why_not), "%s", gpunvme_err_detail());
+        atomic_fetch_add(&ring->nrefused, 1);
+    }
+    atomic_store_explicit(&part->tried, true, memory_order_release);
+}
+
+void posix_ring_pin(struct posix_ring *ring, struct posix_part *part, const void *gpu_memory)
 {
     unsigned gpu;
 
-    if (atomic_load_explicit(&ring->tried, memory_order_acquire))
+    if (atomic_load_explicit(&part->tried, memory_order_acquire))
         return;
+    if (!gpu_for(gpu_memory, &gpu))
+        return; /* no GPU memory: the copy will say so */
+    if (mem_cuda_present())
+        madvise(part->base, ring->part_nbytes, MADV_POPULATE_WRITE); /* fine without, but slower */
     pthread_mutex_lock(&ring->lock);
-    if (!gpu_for(gpu_memory, &gpu)) {
-        pthread_mutex_unlock(&ring->lock); /* no GPU memory: the copy will say so */
-        return;
-    }
-    if (!atomic_load(&ring->tried)) {
-        ring->gpu = gpu;
-        if (pin(ring))
-            snprintf(ring->why_not, sizeof(ring->why_not), "%s", gpunvme_err_detail());
-        else
-            ring->mem = GPUNVME_MEM_PINNED;
-        atomic_store_explicit(&ring->tried, true, memory_order_release);
-    }
+    if (!atomic_load(&part->tried))
+        try_to_pin(ring, part, gpu);
     pthread_mutex_unlock(&ring->lock);
+}
+
+void posix_ring_pin_all(struct posix_ring *ring, const void *gpu_memory)
+{
+    for (unsigned i = 0; i < ring->nparts; i++)
+        posix_ring_pin(ring, &ring->parts[i], gpu_memory);
 }
 
 /* ---- Copies ------------------------------------------------------------------------------------
@@ -195,7 +221,7 @@ static bool start_batch(struct copies *c, unsigned n, gpunvme_err_t *err)
  * are CUDA's own business. */
 static gpunvme_err_t start_copies(struct copies *c)
 {
-    enum gpunvme_mem mem = c->slot->mapped ? GPUNVME_MEM_PINNED : c->posix->ring.mem;
+    enum gpunvme_mem mem = c->slot->mapped ? GPUNVME_MEM_PINNED : c->slot->part->mem;
     bool read = c->slot->op == GPUNVME_OP_READ;
     unsigned n = c->n;
     gpunvme_err_t err = GPUNVME_OK;
@@ -216,19 +242,17 @@ static gpunvme_err_t start_copies(struct copies *c)
 
 /* The address of its host memory that a GPU has; pinned memory has the same for both on all
  * machines that this was seen on, but nobody promises it. */
-static void *gpu_address(const struct posix *posix, const struct posix_op *op)
+static void *gpu_address(const struct posix_part *part, const struct posix_op *op)
 {
-    const struct posix_ring *ring = &posix->ring;
-
     if (op->window)
         return posix_window_gpu(op->window, op->cpu);
-    return ring->mem == GPUNVME_MEM_PINNED ? (uint8_t *)ring->pinned.gpu + (op->cpu - ring->base)
+    return part->mem == GPUNVME_MEM_PINNED ? (uint8_t *)part->pinned.gpu + (op->cpu - part->base)
                                            : op->cpu;
 }
 
 static gpunvme_err_t add_copy(struct copies *c, const struct posix_op *op, size_t nbytes)
 {
-    void *host = gpu_address(c->posix, op);
+    void *host = gpu_address(c->slot->part, op);
     bool read = c->slot->op == GPUNVME_OP_READ;
 
     if (!nbytes)

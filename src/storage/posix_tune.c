@@ -5,7 +5,8 @@
  */
 #include "storage/posix.h"
 
-#define REST 64u /* epochs */
+#define REST  64u /* epochs */
+#define START 16u /* a short transfer is over before trials cost it anything */
 
 enum trial { CHUNK_UP, CHUNK_DOWN, FEWER, MORE, AHEAD, NOT_AHEAD, NTRIALS };
 
@@ -18,6 +19,7 @@ void posix_tune_init(struct posix_tune *t, uint32_t chunk_shift, uint32_t min_sh
         .max_shift = max_shift,
         .active = max_active,
         .max_active = max_active,
+        .rest = START,
     };
 }
 
@@ -60,7 +62,7 @@ static bool step(struct posix_tune *t)
 /* Starts the next trial that can be made, or rests. */
 static void next_trial(struct posix_tune *t)
 {
-    for (t->trying = false; t->turn < NTRIALS; t->turn++) {
+    for (; t->turn < NTRIALS; t->turn++, t->won = false) {
         bool fixed = t->turn <= CHUNK_DOWN ? t->fixed_chunk
                      : t->turn <= MORE     ? t->fixed_active
                                            : false;
@@ -74,21 +76,33 @@ static void next_trial(struct posix_tune *t)
     t->rest = REST;
 }
 
+/* A trial has ended: whether it was better than the epoch before it. */
+static void judge(struct posix_tune *t, double rate)
+{
+    double enough = t->turn == FEWER ? 1 : 33.0 / 32;
+    bool better = rate >= t->rate * enough;
+
+    t->trying = false;
+    if (better && t->won) {
+        t->won = false; /* it stays, and the same step is tried again */
+        return;
+    }
+    *number_of(t) = t->before;
+    t->won = better;
+    if (!better)
+        t->turn++;
+}
+
 void posix_tune_epoch(struct posix_tune *t, uint64_t nbytes, uint64_t ns)
 {
     double rate = (double)nbytes / (double)(ns ? ns : 1);
-    double enough = t->turn == FEWER ? 1 : 33.0 / 32;
 
     if (t->rest) {
         t->rest--;
-        return;
-    }
-    if (t->trying && !(rate >= t->best * enough)) {
-        *number_of(t) = t->before;
-        t->turn++;
+    } else if (t->trying) {
+        judge(t, rate);
+    } else {
+        t->rate = rate;
         next_trial(t);
-        return;
     }
-    t->best = rate;
-    next_trial(t); /* again the same way, or the first one */
 }

@@ -15,11 +15,12 @@
 #include "storage/futex.h"
 #include "storage/posix_worker.h"
 
-#define WAIT_BUSY_NS  1000000u    /* for a drive, with pieces in hand: others may come meanwhile */
-#define LEAST_COPY_NS 20000000u   /* for the GPU, whatever the store's timeout is */
-#define ENOUGH_NBYTES (8u << 20)  /* in a worker's hands */
-#define MAPPED_NBYTES (64u << 10) /* less is copied sooner than its pages are looked up */
-#define LOOK_TURNS    64u         /* of a worker that always finds work, between looks at copies */
+#define WAIT_BUSY_NS  1000000u     /* for a drive, with pieces in hand: others may come meanwhile */
+#define LEAST_COPY_NS 20000000u    /* for the GPU, whatever the store's timeout is */
+#define ENOUGH_NBYTES (8u << 20)   /* in a worker's hands */
+#define LEAST_SHARE   (256u << 10) /* smaller pieces are not made to have one for each worker */
+#define MAPPED_NBYTES (64u << 10)  /* less is copied sooner than its pages are looked up */
+#define LOOK_TURNS    64u          /* of a worker that always finds work, between looks at copies */
 #define NAP_GATED_NS  20000u
 #define NAP_NS        20000000u /* of a worker that is not needed */
 
@@ -48,7 +49,8 @@ static bool start_mapped(struct posix_worker *w, struct posix_op *op)
     if (!nbytes)
         return false;
     end = piece->io->offset + piece->io->nbytes;
-    cpu = posix_map_hold(map, piece->offset, nbytes, end, w->posix->ring.gpu, &op->window);
+    cpu = posix_map_hold(map, piece->offset, nbytes, end, atomic_load(&w->posix->ring.gpu),
+                         &op->window);
     if (!cpu) {
         w->front = piece->offset;
         w->end = end;
@@ -150,7 +152,7 @@ static void start_gpu(struct posix_worker *w, struct posix_op *op)
         posix_end_op(w, op, err);
         return;
     }
-    posix_ring_pin(&w->posix->ring, op->piece.ptr);
+    posix_ring_pin(&w->posix->ring, w->part, op->piece.ptr);
     if (start_mapped(w, op))
         return;
     err = store_allows(w->store, GPUNVME_MEM_GPU, GPUNVME_ROUTE_BOUNCE);
@@ -310,7 +312,7 @@ static void map_ahead(struct posix_worker *w)
 
     if (w->crew->index == 0 && atomic_load(&posix->ahead) && w->end > w->front &&
         posix_file_is_warm(&posix->file, w->front))
-        posix_map_ahead(&posix->map, w->front, w->end, posix->ring.gpu);
+        posix_map_ahead(&posix->map, w->front, w->end, atomic_load(&posix->ring.gpu));
     w->end = 0;
 }
 
@@ -417,6 +419,7 @@ static gpunvme_err_t prepare(struct crew_worker *crew_worker)
     w->crew = crew_worker;
     w->store = crew_worker->store;
     w->posix = posix;
+    w->part = &posix->ring.parts[crew_worker->index];
     /* Callers that wait learn of a copy that does not end before they give up themselves. */
     w->copy_ns = w->store->uri.options.timeout_ns / 2;
     if (w->copy_ns < LEAST_COPY_NS)
@@ -437,11 +440,12 @@ static gpunvme_err_t prepare(struct crew_worker *crew_worker)
         w->free = &w->ops[i];
     }
     for (unsigned i = ring->nslots; i-- > 0;) {
-        w->slots[i].cpu =
-            ring->base + ring->slot_nbytes * ((size_t)crew_worker->index * ring->nslots + i);
+        w->slots[i].cpu = w->part->base + ring->slot_nbytes * i;
+        w->slots[i].part = w->part;
         posix_free_slot(w, &w->slots[i]);
     }
     return GPUNVME_OK;
 }
 
-const struct crew_ops posix_crew_ops = {.prepare = prepare, .release = release, .work = work};
+const struct crew_ops posix_crew_ops = {
+    .prepare = prepare, .release = release, .work = work, .least_nbytes = LEAST_SHARE};

@@ -59,6 +59,7 @@ struct posix_worker {
     struct crew_worker *crew;
     struct gpunvme_store *store;
     struct posix *posix;
+    struct posix_part *part;  /* where its slots are */
     struct mem_ranges ranges; /* of GPU memory, that this turn's pieces were found to lie in */
     bool has_ranges;
     struct posix_uring *uring; /* NULL: requests are made one at a time */

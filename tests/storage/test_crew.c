@@ -149,9 +149,11 @@ static void work_together(struct crew_worker *worker)
     }
 }
 
-static const struct crew_ops by_one = {prepare, release, work_by_one};
-static const struct crew_ops in_flight = {prepare, release, work_in_flight};
-static const struct crew_ops together = {prepare, release, work_together};
+static const struct crew_ops by_one = {prepare, release, work_by_one, 0};
+static const struct crew_ops in_flight = {prepare, release, work_in_flight, 0};
+static const struct crew_ops together = {prepare, release, work_together, 0};
+
+static const struct crew_ops sharing = {prepare, release, work_by_one, PIECE / 4};
 
 static int setup(void **state)
 {
@@ -278,6 +280,51 @@ static void one_worker_that_takes_many_takes_them_in_turn(void **state)
     ended(&ios[0]);
     ended(&ios[1]);
     open_gate = true;
+}
+
+/* Four threads; what another one takes while they wait at the gate. */
+static void what_is_left_is_shared_by_the_threads(void **state)
+{
+    const size_t lengths[] = {4096, 2048, 2048, 2048, 1024, 1024, 1024, 1024, 1024, 1024};
+    struct gpunvme_io io = io_of(0, 4 * PIECE);
+    struct crew_worker worker;
+    struct crew_piece pieces[16];
+    bool stop;
+
+    (void)state;
+    open_gate = false;
+    started(&sharing, NWORKERS);
+    worker = (struct crew_worker){.crew = crew, .store = &store};
+    submitted(&io, 1);
+    assert_int_equal(crew_take(&worker, pieces, 16, PIECE, 0, &stop), 10);
+    for (unsigned i = 0; i < 10; i++) {
+        assert_int_equal(pieces[i].nbytes, lengths[i]);
+        crew_end(&pieces[i], GPUNVME_OK, pieces[i].nbytes);
+    }
+    ended(&io);
+    open_gate = true;
+}
+
+static void transfers_for_all_threads_are_not_cut(void **state)
+{
+    struct gpunvme_io ios[NWORKERS];
+    struct crew_worker worker;
+    struct crew_piece pieces[NWORKERS];
+    bool stop;
+
+    (void)state;
+    for (unsigned i = 0; i < NWORKERS; i++)
+        ios[i] = io_of(i * PIECE, PIECE);
+    open_gate = false;
+    started(&sharing, NWORKERS);
+    worker = (struct crew_worker){.crew = crew, .store = &store};
+    submitted(ios, NWORKERS);
+    assert_int_equal(crew_take(&worker, pieces, 1, PIECE, 0, &stop), 1);
+    assert_int_equal(pieces[0].nbytes, PIECE);
+    crew_end(&pieces[0], GPUNVME_OK, PIECE);
+    open_gate = true;
+    for (unsigned i = 0; i < NWORKERS; i++)
+        ended(&ios[i]);
 }
 
 static void a_flush_is_a_piece_of_nothing(void **state)
@@ -416,6 +463,8 @@ int main(void)
         TEST(pieces_end_at_multiples_of_the_piece_size),
         TEST(a_small_transfer_does_not_wait_for_a_huge_one),
         TEST(one_worker_that_takes_many_takes_them_in_turn),
+        TEST(what_is_left_is_shared_by_the_threads),
+        TEST(transfers_for_all_threads_are_not_cut),
         TEST(a_flush_is_a_piece_of_nothing),
         TEST(sleepers_are_woken_to_stop),
         TEST(a_worker_that_can_not_be_prepared_leaves_nothing),

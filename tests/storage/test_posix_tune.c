@@ -139,6 +139,38 @@ static void what_the_user_has_set_is_not_touched(void **state)
     assert_int_equal(t.chunk_shift, 18);
 }
 
+/* As likes_large, but an epoch may be a tenth luckier or unluckier than another. */
+static uint64_t is_moody(const struct posix_tune *t)
+{
+    static uint32_t state = 1;
+
+    state = state * 1664525u + 1013904223u;
+    return likes_large(t) / 1000 * (900 + (state >> 8) % 200);
+}
+
+static void luck_sends_no_worker_home(void **state)
+{
+    struct posix_tune t = fresh();
+
+    (void)state;
+    for (int i = 0; i < 10000; i++) {
+        run(&t, is_moody, 1);
+        assert_in_range(t.active, t.trying ? 8 : 12, 16);
+    }
+}
+
+static void a_short_transfer_meets_no_trial(void **state)
+{
+    struct posix_tune t = fresh();
+
+    (void)state;
+    for (int i = 0; i < 16; i++) {
+        run(&t, likes_large, 1);
+        assert_int_equal(t.chunk_shift, 18);
+        assert_int_equal(t.active, 16);
+    }
+}
+
 static void it_rests_between_trials(void **state)
 {
     struct posix_tune t = fresh();
@@ -174,6 +206,8 @@ int main(void)
         cmocka_unit_test(pieces_stay_as_they_are_where_their_size_is_all_one),
         cmocka_unit_test(windows_are_pinned_early_where_that_pays_and_is_possible),
         cmocka_unit_test(what_the_user_has_set_is_not_touched),
+        cmocka_unit_test(luck_sends_no_worker_home),
+        cmocka_unit_test(a_short_transfer_meets_no_trial),
         cmocka_unit_test(it_rests_between_trials),
         cmocka_unit_test(an_epoch_of_no_time_is_survived),
     };

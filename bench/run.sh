@@ -49,6 +49,8 @@ measure sim_rate "$build/bench/sim_rate" 9 1
 measure footprint "$build/bench/footprint"
 without image_vs_fio fio jq || measure image_vs_fio bench/image_vs_fio.sh "$build"
 measure store_ways bench/store_ways.sh "$build"
+bench/store_rate.sh "$build" "$out/store_rate" || failed=1
+without disk_vs_fio fio || measure disk_vs_fio bench/disk_vs_fio.py "$build"
 if [[ -x $build/bench/gpu_io ]]; then
     bench/gpu_sweep.sh --out "$out/gpu_sweep.json" "$build"
     rc=$?

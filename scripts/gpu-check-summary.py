@@ -248,6 +248,10 @@ def figures_of_storage(folder):
             yield at_least(what, store_value(plain, key), goal, "", note)
         if not all(row.get("verified", True) for row in rows):
             yield f"{what}: bytes", "WRONG", "right", False
+    cold = load(folder, "disk_vs_fio.json")
+    if cold:
+        yield at_least("cold file to GPU / fio's best", cold["ratio"], 0.97, "",
+                       f", {cold['store']['gb_per_s']['median']:.3g} GB/s")
     ways = load(folder, "store_ways.json")
     if ways and ways["result"]:
         into = "" if ways["result"].get("gpu") else ", no GPU: into host memory"
@@ -349,7 +353,7 @@ HOLDS = {
     "tests": "logs of ctest, STEP.full.log.gz with all output",
     "sanitize": "a log for each program and checker",
     "queues": "gpu_sweep.json, gpu_errors.json, gpu_ab.json; ab.log has all builds side by side",
-    "storage": "store_rate/*.json, store_ways.json, gpu_{memory,copy_batch,register}.json, quickstart.json",
+    "storage": "store_rate/*.json, disk_vs_fio.json, store_ways.json, gpu_{memory,copy_batch,register}.json, quickstart.json",
     "ops": "check_VARIANT.json, OPERATOR_DTYPE_SHAPE.json",
 }
 

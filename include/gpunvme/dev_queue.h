@@ -84,13 +84,17 @@ enum gpunvme_reaper {
 #endif
 
 /*
- * In GROUP's place, without END_TOGETHER: a warp that finds its queue full takes no slots until it
- * has found this many, or one for each lane, and sleeps between its looks, longer each time. After
- * each GROUP_TRIES tries half as many do. Who gets the slots that it hopes for goes on at once, and
- * a slot is free as soon as its own command is done. 0: from the first.
+ * In GROUP's place: a warp that finds its queue full takes no slots until it has found this many,
+ * or one for each lane, and sleeps between its looks, longer each time, at most SLEEP ns for each
+ * entry of the queue. After each GROUP_TRIES tries half as many do. Who gets the slots that it
+ * hopes for goes on at once. 0: from the first. With 32u and END_TOGETHER the queue is shared out
+ * to whole warps, and none is left with a few lanes to be served.
  */
 #ifndef GPUNVME_DEV_GROUP_WHEN_FULL
 #define GPUNVME_DEV_GROUP_WHEN_FULL 0u
+#endif
+#ifndef GPUNVME_DEV_SLEEP
+#define GPUNVME_DEV_SLEEP 4u
 #endif
 #if GPUNVME_DEV_GROUP_WHEN_FULL > 0 && GPUNVME_DEV_GROUP > 0
 #error "GPUNVME_DEV_GROUP_WHEN_FULL is in GPUNVME_DEV_GROUP's place"
@@ -99,6 +103,24 @@ enum gpunvme_reaper {
 /* 1: warps whose numbers are some power of two apart do not hope for the same slots. */
 #ifndef GPUNVME_DEV_SPREAD
 #define GPUNVME_DEV_SPREAD 0
+#endif
+
+/*
+ * 1: each lane looks at four marks at once, when somebody rings for others. Who has the doorbell
+ * may be one lane, and goes through all that a full queue's warps submit meanwhile: one load after
+ * the other, 330 cycles each, is 6 million commands a second.
+ */
+#ifndef GPUNVME_DEV_FOUR_MARKS
+#define GPUNVME_DEV_FOUR_MARKS 0
+#endif
+
+/*
+ * 1: lanes that wait together look at the last one's slot only, until that is done, and then at
+ * their own. Commands of a warp stand behind each other in the queue; and of what the GPU's memory
+ * is asked for, most is asked by who waits.
+ */
+#ifndef GPUNVME_DEV_LAST
+#define GPUNVME_DEV_LAST 0
 #endif
 
 /* How often a warp that waits looks at the completion queue while it has it. */
@@ -506,12 +528,46 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_count_ready(const struct gpunvme_dev_queue
     return gpunvme_dev_prefix(mask, gpunvme_dev_queue_is_ready(q, pos + gpunvme_warp_rank(mask)));
 }
 
+/* Which of the four positions from `pos` on, a multiple of 4, are marked ready: a bit for each. */
+GPUNVME_FN uint32_t gpunvme_dev_queue_four_ready(const struct gpunvme_dev_queue *q, uint32_t pos)
+{
+    uint32_t marks[4], lap = gpunvme_dev_queue_lap(q, pos), bits = 0;
+
+    gpunvme_load_four_acquire32_gpu(gpunvme_dev_mark(q, pos), marks);
+    for (uint32_t i = 0; i < 4; i++)
+        bits |= (uint32_t)(marks[i] == lap) << i;
+    return bits;
+}
+
+/* skip_ready() where each lane looks at four marks at a time. The queue has at least 4 entries. */
+GPUNVME_FN uint32_t gpunvme_dev_queue_skip_fours(const struct gpunvme_dev_queue *q, uint32_t mask,
+                                                 uint32_t pos)
+{
+    uint32_t rank = gpunvme_warp_rank(mask), before = pos & 3, bits, missing, first;
+
+    for (pos -= before;; pos += 4 * gpunvme_popcount(mask), before = 0) {
+        bits = gpunvme_dev_queue_four_ready(q, pos + 4 * rank);
+        if (!rank) /* behind us */
+            bits |= (UINT32_C(1) << before) - 1;
+        missing = gpunvme_warp_ballot(mask, bits != 15);
+        if (missing)
+            break;
+    }
+    first = gpunvme_lowest_bit(missing);
+    pos += 4 * gpunvme_popcount(mask & ((UINT32_C(1) << first) - 1));
+    pos += gpunvme_warp_shfl32(mask, gpunvme_lowest_bit(~bits), first);
+    gpunvme_warp_sync(mask); /* as in skip_ready() */
+    return pos;
+}
+
 /* The first position from `pos` on that is not marked ready. */
 GPUNVME_FN uint32_t gpunvme_dev_queue_skip_ready(const struct gpunvme_dev_queue *q, uint32_t mask,
                                                  uint32_t pos)
 {
     uint32_t lanes = gpunvme_popcount(mask), n;
 
+    if (GPUNVME_DEV_FOUR_MARKS && q->mask >= 3)
+        return gpunvme_dev_queue_skip_fours(q, mask, pos);
     do {
         n = gpunvme_dev_queue_count_ready(q, mask, pos);
         pos += n;
@@ -712,27 +768,31 @@ GPUNVME_FN void gpunvme_dev_queue_end(struct gpunvme_dev_queue *q, uint64_t tick
 }
 
 /*
- * What a lane that is alone waits for while it takes completions: if its own is among them, it is
- * here, its ticket has ended, and `ticket` is 0.
+ * What a lane that is alone waits for while it takes completions: if its own is among them, its
+ * ticket has ended, and `status` is no longer GPUNVME_DEV_OWN_WAITS but that of the command.
  */
 struct gpunvme_dev_own {
     uint64_t ticket;
-    struct gpunvme_completion c;
+    uint32_t status;
 };
+#define GPUNVME_DEV_OWN_WAITS UINT32_C(0x8000) /* a status has 15 bits */
+
+GPUNVME_FN int gpunvme_dev_waits(const struct gpunvme_dev_own *own)
+{
+    return own && own->status == GPUNVME_DEV_OWN_WAITS;
+}
 
 GPUNVME_FN int gpunvme_dev_is_own(const struct gpunvme_dev_own *own, uint32_t dw3)
 {
-    return own && own->ticket && (dw3 & 0xffff) == (own->ticket & 0xffff);
+    return gpunvme_dev_waits(own) && (dw3 & 0xffff) == (own->ticket & 0xffff);
 }
 
 /* The completion queue is held, so no reset can have ended the ticket before. */
 GPUNVME_FN void gpunvme_dev_take_own(struct gpunvme_dev_queue *q, struct gpunvme_dev_own *own,
-                                     uint32_t dw3, uint64_t result)
+                                     uint32_t dw3)
 {
-    own->c.status = (uint16_t)(dw3 >> 17);
-    own->c.result = result;
+    own->status = dw3 >> 17;
     gpunvme_dev_queue_end(q, own->ticket);
-    own->ticket = 0;
 }
 
 /*
@@ -745,6 +805,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_take(struct gpunvme_dev_queue *q, uint32_t
     uint32_t pos = head + gpunvme_warp_rank(mask), dw3, n;
     const struct gpunvme_cqe *cqe = gpunvme_dev_cqe(q, pos);
     uint64_t result;
+    int is_own;
 
     gpunvme_dev_cqe_load(cqe, !(mask & (mask - 1)), &result, &dw3);
     n = gpunvme_dev_prefix(mask, gpunvme_dev_is_new(q, pos, dw3));
@@ -753,20 +814,17 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_take(struct gpunvme_dev_queue *q, uint32_t
     /* All have read their entries before the leader's fence, and so before its doorbell gives them
      * back and the next holder looks at them. */
     gpunvme_warp_sync(mask);
-    if (GPUNVME_DEV_STRAIGHT > 1 && gpunvme_dev_is_own(own, dw3)) {
-        gpunvme_dev_take_own(q, own, dw3, gpunvme_dev_cqe_result(cqe, result));
-        return n;
-    }
+    is_own = GPUNVME_DEV_STRAIGHT && gpunvme_dev_is_own(own, dw3);
     /* Acquire of the entries, and with that of the data that the controller wrote before them, and
      * of the slots as they were claimed; release of the slots: who sees one done sees its data. */
-    gpunvme_fence_sys();
+    if (GPUNVME_DEV_STRAIGHT < 2 || !is_own)
+        gpunvme_fence_sys();
     if (gpunvme_warp_rank(mask) >= n)
         return n;
-    result = gpunvme_dev_cqe_result(cqe, result);
-    if (GPUNVME_DEV_STRAIGHT && gpunvme_dev_is_own(own, dw3))
-        gpunvme_dev_take_own(q, own, dw3, result);
+    if (is_own)
+        gpunvme_dev_take_own(q, own, dw3);
     else
-        gpunvme_dev_slot_complete(q, dw3, result);
+        gpunvme_dev_slot_complete(q, dw3, gpunvme_dev_cqe_result(cqe, result));
     return n;
 }
 
@@ -803,7 +861,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap_for(struct gpunvme_dev_queue *q, uint
                                                uint32_t looks, struct gpunvme_dev_own *own)
 {
     uint32_t lanes = gpunvme_popcount(mask), head, n, total = 0;
-    int waits = GPUNVME_DEV_STRAIGHT && own && own->ticket;
+    int waits = GPUNVME_DEV_STRAIGHT && gpunvme_dev_waits(own);
     struct gpunvme_dev_queue copy;
 
     q = gpunvme_dev_queue_fix(q, &copy);
@@ -813,7 +871,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap_for(struct gpunvme_dev_queue *q, uint
         n = gpunvme_dev_queue_take(q, mask, head + total, own);
         total += n;
         /* Who has what it waits for does not look for more: in host memory that takes long. */
-        if (waits && !own->ticket)
+        if (waits && !gpunvme_dev_waits(own))
             break;
     } while (total ? n == lanes && total <= q->mask : looks > 1 && looks--);
     gpunvme_warp_sync(mask); /* all have stored to their slots before a reset may end them */
@@ -850,6 +908,18 @@ GPUNVME_FN struct gpunvme_slot *gpunvme_dev_status_of(const struct gpunvme_dev_q
     struct gpunvme_slot *mirror = q->mirror;
 
     return mirror ? mirror + (ticket & q->mask) : gpunvme_dev_slot(q, ticket);
+}
+
+/* Whether peek() would give AGAIN; by one load, which orders nothing. */
+GPUNVME_FN int gpunvme_dev_queue_is_open(const struct gpunvme_dev_queue *q, uint64_t ticket)
+{
+    uint64_t word = gpunvme_load_relaxed64(&gpunvme_dev_status_of(q, ticket)->word);
+
+    if (q->mirror && gpunvme_dev_queue_has_ended(q, ticket))
+        return 0;
+    word &= ~GPUNVME_DEV_SLOT_TAKEN;
+    return !((word ^ ticket) >> 16) && !(word & GPUNVME_SLOT_DONE) &&
+           (q->mirror || !(word & GPUNVME_DEV_SLOT_ABANDONED));
 }
 
 /*

@@ -550,6 +550,15 @@ GPUNVME_FN int gpunvme_dev_run(const struct gpunvme_dev_ns *ns, struct gpunvme_d
     return err;
 }
 
+/* finish() with the queue's constants in `q`. */
+GPUNVME_FN int gpunvme_dev_finish_fixed(struct gpunvme_dev_queue *q, uint64_t ticket, int keep)
+{
+    struct gpunvme_completion c;
+    int err = keep ? gpunvme_dev_queue_peek(q, ticket, &c) : gpunvme_dev_queue_test(q, ticket, &c);
+
+    return err ? err : gpunvme_dev_result(c.status);
+}
+
 /*
  * The result of one lane's command, whose ticket has then ended, unless it is kept; AGAIN while it
  * is in flight.
@@ -557,12 +566,27 @@ GPUNVME_FN int gpunvme_dev_run(const struct gpunvme_dev_ns *ns, struct gpunvme_d
 GPUNVME_FN int gpunvme_dev_finish(struct gpunvme_dev_queue *q, uint64_t ticket, int keep)
 {
     struct gpunvme_dev_queue copy;
-    struct gpunvme_completion c;
-    int err;
+
+    return gpunvme_dev_finish_fixed(gpunvme_dev_queue_fix(q, &copy), ticket, keep);
+}
+
+/*
+ * With GPUNVME_DEV_LAST: finish() of the lanes that `waits` holds for, each its own, as soon as the
+ * last of them is done; until then AGAIN. All lanes of the mask call; the others get AGAIN as well.
+ */
+GPUNVME_FN int gpunvme_dev_finish_last(struct gpunvme_dev_queue *q, uint32_t mask, int waits,
+                                       uint64_t ticket, int keep)
+{
+    uint32_t open = gpunvme_warp_ballot(mask, waits);
+    struct gpunvme_dev_queue copy;
 
     q = gpunvme_dev_queue_fix(q, &copy);
-    err = keep ? gpunvme_dev_queue_peek(q, ticket, &c) : gpunvme_dev_queue_test(q, ticket, &c);
-    return err ? err : gpunvme_dev_result(c.status);
+    if (open & (open - 1)) {
+        int is_last = open >> gpunvme_warp_lane() == 1;
+
+        waits &= gpunvme_warp_ballot(mask, is_last && !gpunvme_dev_queue_is_open(q, ticket)) != 0;
+    }
+    return waits ? gpunvme_dev_finish_fixed(q, ticket, keep) : (int)GPUNVME_ERR_AGAIN;
 }
 
 /*
@@ -576,10 +600,9 @@ GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme
                                  struct gpunvme_dev_spin *spin, uint64_t timeout_ns)
 {
     int is_alone = GPUNVME_DEV_STRAIGHT && !keep && sent > 0 && !(mask & (mask - 1));
-    struct gpunvme_dev_own own = GPUNVME_DEV_ZEROES;
+    struct gpunvme_dev_own own = {ticket, is_alone ? GPUNVME_DEV_OWN_WAITS : 0};
     int err = GPUNVME_ERR_AGAIN;
 
-    own.ticket = is_alone ? ticket : 0;
     if (is_alone) { /* its slot's completion is its own as long as the ticket has not ended */
         err = gpunvme_dev_finish(q, ticket, 0);
         if (err != GPUNVME_ERR_AGAIN)
@@ -589,10 +612,16 @@ GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme
         int late =
             gpunvme_dev_turn_for(spin, ns, q, mask, timeout_ns, GPUNVME_DEV_STRAIGHT ? &own : NULL);
 
-        if (GPUNVME_DEV_STRAIGHT && is_alone && !own.ticket)
-            return gpunvme_dev_result(own.c.status);
-        if (sent > 0 && err == GPUNVME_ERR_AGAIN)
+        if (GPUNVME_DEV_STRAIGHT && is_alone && !gpunvme_dev_waits(&own))
+            return gpunvme_dev_result((uint16_t)own.status);
+        if (GPUNVME_DEV_LAST) {
+            int now = gpunvme_dev_finish_last(q, mask, sent > 0 && err == GPUNVME_ERR_AGAIN, ticket,
+                                              keep || GPUNVME_DEV_END_TOGETHER);
+
+            err = err == GPUNVME_ERR_AGAIN ? now : err;
+        } else if (sent > 0 && err == GPUNVME_ERR_AGAIN) {
             err = gpunvme_dev_finish(q, ticket, keep || GPUNVME_DEV_END_TOGETHER);
+        }
         /* At once: the alarm is what ends the others' waits, whatever their deadlines are. */
         if (late && sent >= 0 && err == GPUNVME_ERR_AGAIN)
             err = gpunvme_dev_give_up(ns, q, sent > 0, ticket, keep || GPUNVME_DEV_END_TOGETHER);
@@ -644,11 +673,13 @@ GPUNVME_FN int gpunvme_dev_rest(struct gpunvme_dev_spin *spin, const struct gpun
 
 /*
  * The same with GROUP_WHEN_FULL: asleep, so that those who wait are not in the way of those who
- * submit and reap. At most a tenth of what a full queue takes at 25 million commands a second.
+ * submit and reap. As SLEEP is, at most a tenth of what a full queue takes at 25 million commands
+ * a second.
  */
 GPUNVME_FN void gpunvme_dev_sleep(const struct gpunvme_dev_queue *q, uint32_t tries)
 {
-    uint32_t nap = UINT32_C(32) << (tries < 10 ? tries : 10), most = 4 * (q->mask + 1);
+    uint32_t nap = UINT32_C(32) << (tries < 10 ? tries : 10),
+             most = GPUNVME_DEV_SLEEP * (q->mask + 1);
 
     gpunvme_relax_for(nap < most ? nap : most);
 }

@@ -284,6 +284,32 @@ static void who_waits_rings_for_what_was_left(void **state)
     assert_int_equal(f->q.published, 2 << 1);
 }
 
+/* From wherever it begins, over the end of the ring and of the positions. */
+static void who_rings_goes_up_to_the_first_gap(void **state)
+{
+    const uint32_t starts[] = {0, 16, 24, UINT32_C(0x80000000) - 8}; /* modulo 2^31 */
+    uint32_t ready[8];
+    struct gpunvme_dev_queue q = {.ready = ready, .mask = 7, .shift = 3};
+
+    (void)state;
+    for (unsigned i = 0; i < 4; i++)
+        for (uint32_t from = starts[i]; from < starts[i] + 8; from++)
+            for (uint32_t marked = 0; marked < 8; marked++) {
+                for (uint32_t k = 0; k < 8; k++) { /* the others are of the lap before */
+                    uint32_t pos = from + k;
+
+                    ready[pos & 7] = gpunvme_dev_queue_lap(&q, k < marked ? pos : pos - 8);
+                }
+                assert_int_equal((gpunvme_dev_queue_skip_ready(&q, 1, from) - from) << 1 >> 1,
+                                 marked);
+                if (marked < 6) { /* one behind the gap */
+                    ready[(from + marked + 1) & 7] = gpunvme_dev_queue_lap(&q, from + marked + 1);
+                    assert_int_equal((gpunvme_dev_queue_skip_ready(&q, 1, from) - from) << 1 >> 1,
+                                     marked);
+                }
+            }
+}
+
 static void *mark_only(void *arg)
 {
     void **job = arg;
@@ -644,6 +670,7 @@ int main(void)
         TEST(the_holder_rings_for_marks_behind_it),
         TEST(the_doorbell_stops_at_the_first_gap),
         TEST(a_holder_leaves_endless_marks_to_who_waits),
+        TEST(who_rings_goes_up_to_the_first_gap),
         TEST(who_waits_rings_for_what_was_left),
         cmocka_unit_test(whoever_rings_has_the_entries_of_others),
         TEST(a_ticket_ends_once),

@@ -593,7 +593,9 @@ GPUNVME_FN int gpunvme_dev_finish_last(struct gpunvme_dev_queue *q, uint32_t mas
  * Waits until the commands of the lanes that have sent one are done; all lanes of the mask call
  * together. Those without a command, and all if none has one, get AGAIN after a turn or more, or
  * TIMEOUT. Only deadline and turn are kept between calls. `sent` is below 0 in lanes that are
- * through and here for the others only: they are never late, and raise no alarm.
+ * through and here for the others only: they are never late, and raise no alarm. With
+ * GPUNVME_DEV_STRAIGHT a ticket that has been sent has not ended before the call: what a completion
+ * has for its command id is then its own.
  */
 GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
                                  uint32_t mask, int sent, uint64_t ticket, int keep,
@@ -603,11 +605,6 @@ GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme
     struct gpunvme_dev_own own = {ticket, is_alone ? GPUNVME_DEV_OWN_WAITS : 0};
     int err = GPUNVME_ERR_AGAIN;
 
-    if (is_alone) { /* its slot's completion is its own as long as the ticket has not ended */
-        err = gpunvme_dev_finish(q, ticket, 0);
-        if (err != GPUNVME_ERR_AGAIN)
-            return err;
-    }
     do {
         int late =
             gpunvme_dev_turn_for(spin, ns, q, mask, timeout_ns, GPUNVME_DEV_STRAIGHT ? &own : NULL);
@@ -1188,11 +1185,17 @@ GPUNVME_FN int gpunvme_dev_wait(const struct gpunvme_dev_ns *ns, struct gpunvme_
                                 uint64_t timeout_ns)
 {
     struct gpunvme_dev_queue *q = token->queue;
+    uint32_t mask = gpunvme_dev_companions(q);
     struct gpunvme_dev_spin spin;
 
+    if (GPUNVME_DEV_STRAIGHT && !(mask & (mask - 1))) { /* which relies on an open ticket */
+        int err = gpunvme_dev_finish(q, token->ticket, 0);
+
+        if (err != GPUNVME_ERR_AGAIN)
+            return err;
+    }
     gpunvme_dev_spin_init(&spin);
-    return gpunvme_dev_await(ns, q, gpunvme_dev_companions(q), 1, token->ticket, 0, &spin,
-                             timeout_ns);
+    return gpunvme_dev_await(ns, q, mask, 1, token->ticket, 0, &spin, timeout_ns);
 }
 
 /* --- each thread for itself ------------------------------------------------------------------- */

@@ -14,6 +14,7 @@
 #   gather   the same by the last build, where 4, 16 or 24 idle lanes submit together, not 8
 #   queue    one queue pair of 4,096 entries, 1,024 threads
 #   crowd    more threads than slots: 16,384 on 8 queues, 8,192 on one
+#   uneven   the first of these, on a drive as with `varied`
 #   single   one lane of each warp: 512 lone threads on 4 drives, 256 on one queue
 #   tier1    4 KiB, 8 controller threads, 1,024 threads
 #   latency  one thread, 4 KiB, tier 1: as fast as can be, with 10 us, and step by step
@@ -45,7 +46,7 @@ for build in "${builds[@]}"; do
         [[ -x $build/bench/$program ]] || { echo "gpu_ab.sh: no $build/bench/$program" >&2; exit 2; }
     done
 done
-points=best,varied,gather,queue,crowd,single,tier1,latency,tier3,lockstep
+points=best,varied,gather,queue,crowd,uneven,single,tier1,latency,tier3,lockstep
 for name in ${only//,/ }; do
     [[ ,$points, == *,$name,* ]] || { echo "gpu_ab.sh: no point $name: $points" >&2; exit 2; }
 done
@@ -166,6 +167,7 @@ for ((round = 0; round < rounds; round++)); do
         io "$build" queue drives=1 queues=1 entries=4096 size=32M threads=1024
         io "$build" crowd drives=1 queues=8 size=32M threads=16384
         io "$build" crowd drives=1 queues=1 size=32M threads=8192
+        io "$build" uneven drives=1 queues=8 size=32M uri=$varied threads=16384
         io "$build" single "${s4[@]}" threads=16384 lanes=1
         io "$build" single drives=1 queues=1 size=32M threads=8192 lanes=1
         io "$build" tier1 drives=1 queues=8 tier=1 block=4096 size=32M uri=sim:threads=8,spin \

@@ -227,10 +227,13 @@ struct posix_window;
  *
  * A pinned page stays what it is while it is in the page cache, but the file may be cut, punched or
  * written past the cache; then the file has other pages, and we would read old ones. The kernel
- * takes such pages out of the page table of every mapping first. So after a copy its pages are
- * looked up in /proc/self/pagemap: those that are still there are the file's, and were so all the
- * time; else the window is dropped and the bytes are read again in another way. Nothing here is
- * touched by the CPU, which a cut file would kill (SIGBUS).
+ * takes such pages out of the page table of every mapping first. So a window is mapped twice: what
+ * is pinned, and, made before that, a witness into which no page ever comes again. After a copy its
+ * pages are looked up in /proc/self/pagemap: where the witness still has one, it is the file's, was
+ * so all the time, and is the one that was pinned; else the window is dropped and the bytes are
+ * read again in another way. The mapping that is pinned says nothing of that: whoever touches it,
+ * or pins a page beside, brings the new page into its page table, and the GPU has the old one.
+ * Nothing here is touched by the CPU, which a cut file would kill (SIGBUS).
  */
 struct posix_map {
     _Atomic bool on; /* at all */

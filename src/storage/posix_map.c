@@ -26,9 +26,10 @@
 
 #define WINDOW      ((size_t)1 << POSIX_WINDOW_SHIFT)
 #define MAX_WINDOWS ((size_t)1 << 20)
-#define AHEAD       3u           /* windows, which the others copy while one is made */
-#define LOOK_AHEAD  32u          /* windows that are made early with map=on */
-#define HEAT        (2 * WINDOW) /* bytes read, before a window of which nobody knew is made */
+#define HUGE_PAGE   ((size_t)2 << 20) /* files of huge pages are mapped at multiples of it */
+#define AHEAD       3u                /* windows, which the others copy while one is made */
+#define LOOK_AHEAD  32u               /* windows that are made early with map=on */
+#define HEAT        (2 * WINDOW)      /* bytes read, before a window of which nobody knew is made */
 #define MAX_DROPPED 64u
 #define MAX_FAILED  4u
 #define MAX_BAD     4u          /* windows dropped, where none was ever good */
@@ -42,8 +43,10 @@ enum state { NEW, MAKING, READY, FAILED, DROPPED };
 
 struct posix_window {
     enum state state;
-    uint8_t *cpu;
-    size_t nbytes; /* whole pages, up to the end of the file as it was */
+    uint8_t *cpu;     /* what is pinned */
+    uint8_t *witness; /* the same pages, that nothing ever touches */
+    uint8_t *room;    /* where it lies, with guard pages on both sides */
+    size_t nbytes;    /* whole pages, up to the end of the file as it was */
     struct gpunvme_buf buf;
     unsigned users;
     uint64_t heat;  /* bytes that were read in it */
@@ -112,12 +115,19 @@ void posix_map_init(struct gpunvme_store *store, struct posix_map *map,
         map->on = open_pagemap(map);
 }
 
+static void unmap(struct posix_window *window)
+{
+    if (window->cpu)
+        munmap(window->cpu, window->nbytes);
+    if (window->room)
+        munmap(window->room, window->nbytes + 2 * HUGE_PAGE);
+    window->cpu = window->witness = window->room = NULL;
+}
+
 static void unmake(struct posix_window *window)
 {
     gpunvme_mem_unregister(&window->buf);
-    if (window->cpu)
-        munmap(window->cpu, window->nbytes);
-    window->cpu = NULL;
+    unmap(window);
 }
 
 /* Takes away the pins of windows that were dropped. */
@@ -174,29 +184,59 @@ static gpunvme_err_t pin(struct posix_window *window, unsigned gpu)
     return err;
 }
 
+/*
+ * A second mapping, with the pages of now, for posix_map_check(). A page that is cut off leaves it
+ * and must not come back: not by a touch, which its protection forbids (to mlockall(2), too), and
+ * not by a fault beside it, for which Linux maps pages around. So it has nothing beside it that the
+ * kernel would take for the same mapping. It is there before the pages are pinned.
+ */
+static gpunvme_err_t call_witness(const struct posix_map *map, struct posix_window *window,
+                                  uint64_t begin)
+{
+    size_t nbytes = window->nbytes;
+    uint8_t *room = mmap(NULL, nbytes + 2 * HUGE_PAGE, PROT_NONE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    if (room == MAP_FAILED)
+        return base_fail_errno(errno, "%zu bytes of addresses", nbytes);
+    window->room = room;
+    window->witness = room + HUGE_PAGE - ((uintptr_t)room & (HUGE_PAGE - 1));
+    if (mmap(window->witness, nbytes, PROT_READ, MAP_SHARED | MAP_FIXED | MAP_POPULATE, map->fd,
+             (off_t)begin) == MAP_FAILED ||
+        mprotect(window->witness, nbytes, PROT_NONE))
+        return base_fail_errno(errno, "mapping %zu bytes of the file", nbytes);
+    return GPUNVME_OK;
+}
+
+/* Shared: of a private mapping Linux since 6.2 pins copies of its pages, made for that. And may do
+ * so for ever where the page cache has a folio of 2 MiB: taken apart to copy a page of it, it is
+ * mapped whole again by the next fault. */
+static gpunvme_err_t map_and_pin(const struct posix_map *map, struct posix_window *window,
+                                 uint64_t begin, unsigned gpu)
+{
+    void *cpu = mmap(NULL, window->nbytes, PROT_READ, MAP_SHARED, map->fd, (off_t)begin);
+
+    if (cpu == MAP_FAILED)
+        return base_fail_errno(errno, "mapping %zu bytes of the file", window->nbytes);
+    window->cpu = cpu;
+    return pin(window, gpu);
+}
+
 /* Without the lock; the window is MAKING and nobody else touches it. */
 static gpunvme_err_t make(const struct posix_map *map, struct posix_window *window, unsigned gpu)
 {
     uint64_t begin = (uint64_t)window->number << POSIX_WINDOW_SHIFT, size = file_size(map);
     gpunvme_err_t err;
-    void *cpu;
 
     if (size <= begin)
         return base_fail(GPUNVME_ERR_RANGE, "the file has become shorter");
     window->nbytes = size - begin < WINDOW ? (size_t)(size - begin) : WINDOW;
     window->nbytes = (window->nbytes + POSIX_PAGE - 1) & ~(size_t)(POSIX_PAGE - 1);
-    /* Shared: of a private mapping Linux since 6.2 pins copies of its pages, made for that. And may
-     * do so for ever where the page cache has a folio of 2 MiB: taken apart to copy a page of it,
-     * it is mapped whole again by the next fault. */
-    cpu = mmap(NULL, window->nbytes, PROT_READ, MAP_SHARED, map->fd, (off_t)begin);
-    if (cpu == MAP_FAILED)
-        return base_fail_errno(errno, "mapping %zu bytes of the file", window->nbytes);
-    window->cpu = cpu;
-    err = pin(window, gpu);
-    if (err) {
-        munmap(cpu, window->nbytes);
-        window->cpu = NULL;
-    }
+    err = call_witness(map, window, begin);
+    if (!err)
+        err = map_and_pin(map, window, begin, gpu);
+    if (err)
+        unmap(window);
     return err;
 }
 
@@ -457,11 +497,20 @@ static bool are_there(const struct posix_map *map, const uint8_t *cpu, size_t nb
     return true;
 }
 
+/* What is pinned are the file's pages, no copies, and they have not left it. */
+static bool are_the_files(const struct posix_map *map, const struct posix_window *window,
+                          uint64_t offset, size_t nbytes)
+{
+    size_t at = (size_t)(offset & (WINDOW - 1));
+
+    return are_there(map, window->witness + at, nbytes) &&
+           are_there(map, window->cpu + at, nbytes) && offset + nbytes <= file_size(map);
+}
+
 bool posix_map_check(struct posix_map *map, struct posix_window *window, uint64_t offset,
                      size_t nbytes)
 {
-    if (are_there(map, window->cpu + (offset & (WINDOW - 1)), nbytes) &&
-        offset + nbytes <= file_size(map)) {
+    if (are_the_files(map, window, offset, nbytes)) {
         if (!atomic_load_explicit(&map->works, memory_order_relaxed))
             atomic_store(&map->works, true);
         return true;

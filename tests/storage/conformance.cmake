@@ -1,9 +1,11 @@
 # The same tests for each backend: one program, a ctest entry for each row of store_rig.c.
-add_executable(test_store_conformance test_store_conformance.c store_rig.c store_rig_walk.c)
+add_executable(test_store_conformance test_store_conformance.c store_rig.c store_rig_walk.c
+               pinned_pages.c)
 target_include_directories(test_store_conformance PRIVATE ${PROJECT_SOURCE_DIR}/src
                            ${PROJECT_SOURCE_DIR}/tests)
 target_compile_definitions(test_store_conformance PRIVATE _GNU_SOURCE)
 target_link_libraries(test_store_conformance PRIVATE gpunvme PkgConfig::CMOCKA PkgConfig::LIBURING)
+pinned_pages(test_store_conformance)
 # conformance_environment(test row): what a row needs, wherever its test runs.
 function(conformance_environment test row)
     if(TARGET gpunvme_cli)

@@ -2,7 +2,7 @@
  *
  * Parts of a file that the GPU's copy engine reads out of the page cache: that they are the file's
  * bytes, whatever others do to the file meanwhile, and that no signal comes of it. Without a GPU
- * the kernel copies in the engine's place.
+ * pinned_pages.c copies in the engine's place.
  */
 #include <fcntl.h>
 #include <setjmp.h>
@@ -12,12 +12,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "gpunvme/memory.h"
+#include "storage/pinned_pages.h"
 #include "storage/posix.h"
 
 #define MIB    ((size_t)1 << 20)
@@ -230,6 +232,9 @@ static void pages_that_were_replaced_after_a_copy_are_noticed(void **state)
     posix_map_destroy(&map);
 }
 
+/* What the library's own stand-in does. */
+gpunvme_err_t __real_posix_map_copy_emulated(void *dst, const void *src, size_t nbytes);
+
 static void what_is_not_there_is_an_error_and_no_signal(void **state)
 {
     struct posix_window *window;
@@ -240,10 +245,165 @@ static void what_is_not_there_is_an_error_and_no_signal(void **state)
     cpu = hold(2 * MIB, MIB, &window);
     assert_non_null(cpu);
     assert_int_equal(ftruncate(fd, 100), 0);
-    assert_int_not_equal(posix_map_copy_emulated(bytes, cpu, MIB), GPUNVME_OK);
+    assert_int_not_equal(__real_posix_map_copy_emulated(bytes, cpu, MIB), GPUNVME_OK);
     assert_false(posix_map_check(&map, window, 2 * MIB, MIB));
     posix_map_release(&map, window);
     posix_map_destroy(&map);
+}
+
+/* By the copy engine, where there is one, out of what it has pinned. */
+static gpunvme_err_t copy_pinned(uint8_t *got, struct posix_window *window, const void *cpu,
+                                 size_t nbytes)
+{
+    gpunvme_err_t err;
+
+    if (gpunvme_mem_gpu_is_host())
+        return posix_map_copy_emulated(got, cpu, nbytes);
+    err = gpunvme_mem_copy(memory.gpu, GPUNVME_MEM_GPU, posix_window_gpu(window, cpu),
+                           GPUNVME_MEM_PINNED, nbytes);
+    return err ? err : gpunvme_mem_copy(got, GPUNVME_MEM_HOST, memory.gpu, GPUNVME_MEM_GPU, nbytes);
+}
+
+/* Either the check says that they were not the file's bytes, or they are. */
+static void is_noticed_or_right(struct posix_window *window, const void *cpu, uint64_t offset,
+                                size_t nbytes)
+{
+    uint8_t *got = malloc(nbytes);
+    gpunvme_err_t err = copy_pinned(got, window, cpu, nbytes);
+
+    if (!err && posix_map_check(&map, window, offset, nbytes))
+        assert_memory_equal(got, bytes + offset, nbytes);
+    free(got);
+}
+
+/* As a driver may do by the CPU; or a fault beside it, which maps pages around (Linux does). */
+static void pages_that_were_replaced_and_touched_are_noticed(void **state)
+{
+    struct posix_window *window;
+    const void *cpu;
+
+    (void)state;
+    open_map(STORE_ON);
+    cpu = hold(0, MIB, &window);
+    assert_non_null(cpu);
+    assert_int_equal(ftruncate(fd, 4096), 0);
+    put(3, 0, NBYTES);
+    assert_int_equal(((const volatile uint8_t *)cpu)[MIB / 2], bytes[MIB / 2]);
+    is_noticed_or_right(window, cpu, 0, MIB);
+    is_noticed_or_right(window, (const uint8_t *)cpu + MIB / 2, MIB / 2, 1);
+    posix_map_release(&map, window);
+    posix_map_destroy(&map);
+}
+
+static bool is_in_page_table(const void *cpu)
+{
+    int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    uint64_t entry = 0;
+
+    assert_true(pagemap >= 0);
+    assert_int_equal(pread(pagemap, &entry, 8, (off_t)((uintptr_t)cpu / POSIX_PAGE * 8)), 8);
+    close(pagemap);
+    return entry >> 63;
+}
+
+/* Says of which copies the page table shows a trace: a CPU must have read for them. */
+static void a_copy_of_replaced_pages_is_noticed_whoever_copies(void **state)
+{
+    static const size_t sizes[] = {1, 64, 4096, 17000, 35763, 65536, MIB};
+
+    (void)state;
+    for (unsigned i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        struct posix_window *window;
+        const uint8_t *cpu;
+
+        open_map(STORE_ON);
+        put((uint8_t)i, 0, NBYTES);
+        cpu = hold(0, MIB, &window);
+        assert_non_null(cpu);
+        assert_int_equal(ftruncate(fd, 0), 0);
+        put((uint8_t)(i + 99), 0, NBYTES);
+        assert_false(is_in_page_table(cpu));
+        is_noticed_or_right(window, cpu, 0, sizes[i]);
+        if (is_in_page_table(cpu))
+            print_message("a copy of %zu bytes brought pages into the page table\n", sizes[i]);
+        is_noticed_or_right(window, cpu, 0, MIB);
+        posix_map_release(&map, window);
+        posix_map_destroy(&map);
+    }
+}
+
+static _Atomic unsigned replace_after;
+
+static void replace_pages(const void *cpu)
+{
+    (void)cpu;
+    if (!replace_after || --replace_after)
+        return;
+    assert_int_equal(ftruncate(fd, 0), 0);
+    put(55, 0, NBYTES);
+}
+
+/* The fault for the next one maps those around it, which are not those that were pinned. */
+static void pages_that_are_replaced_while_others_are_pinned_are_noticed(void **state)
+{
+    struct posix_window *window;
+
+    (void)state;
+    for (unsigned i = 1; i < 40; i += 3) {
+        const uint8_t *cpu;
+
+        open_map(STORE_ON);
+        put(1, 0, NBYTES);
+        replace_after = i;
+        atomic_store(&pinned_pages_meanwhile, replace_pages);
+        cpu = hold(0, MIB, &window);
+        atomic_store(&pinned_pages_meanwhile, NULL);
+        for (size_t at = 0; cpu && at < MIB; at += POSIX_PAGE)
+            is_noticed_or_right(window, cpu + at, at, POSIX_PAGE);
+        if (cpu)
+            posix_map_release(&map, window);
+        posix_map_destroy(&map);
+    }
+}
+
+/* Two windows may lie side by side in memory as they do in the file: one mapping, for the kernel.
+ */
+static void a_window_is_not_changed_by_one_made_beside_it(void **state)
+{
+    const size_t window_nbytes = (size_t)1 << POSIX_WINDOW_SHIFT, tail = 15 * POSIX_PAGE;
+    uint64_t at = window_nbytes - tail;
+    struct posix_window *first, *second;
+    const void *cpu, *other;
+
+    (void)state;
+    free(bytes);
+    bytes = calloc(1, 2 * window_nbytes);
+    assert_non_null(bytes);
+    for (unsigned i = 0; i < 16; i++) {
+        const size_t above = 2 * window_nbytes + i * POSIX_PAGE; /* moves them by pages */
+        void *room = mmap(NULL, above, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+        open_map(STORE_ON);
+        assert_int_equal(ftruncate(fd, (off_t)(2 * window_nbytes)), 0);
+        put((uint8_t)i, at, tail + MIB);
+        other = hold(window_nbytes, MIB, &second);
+        cpu = hold(at, tail, &first);
+        assert_non_null(cpu);
+        assert_non_null(other);
+        assert_int_equal(ftruncate(fd, (off_t)at), 0);
+        assert_int_equal(ftruncate(fd, (off_t)(2 * window_nbytes)), 0);
+        put((uint8_t)(i + 100), at, tail + MIB);
+        assert_false(posix_map_check(&map, second, window_nbytes, MIB));
+        posix_map_release(&map, second);
+        other = hold(window_nbytes, MIB, &second); /* is made again, where the old one was */
+        for (size_t k = 0; k < tail; k += POSIX_PAGE)
+            is_noticed_or_right(first, (const uint8_t *)cpu + k, at + k, POSIX_PAGE);
+        if (other)
+            posix_map_release(&map, second);
+        posix_map_release(&map, first);
+        posix_map_destroy(&map);
+        munmap(room, above);
+    }
 }
 
 static void a_file_that_never_stays_the_same_is_left_alone(void **state)
@@ -398,6 +558,10 @@ int main(void)
         TEST(what_a_file_grew_by_is_read_too),
         TEST(require_is_kept),
         TEST(pages_that_were_replaced_after_a_copy_are_noticed),
+        TEST(pages_that_were_replaced_and_touched_are_noticed),
+        TEST(a_copy_of_replaced_pages_is_noticed_whoever_copies),
+        TEST(pages_that_are_replaced_while_others_are_pinned_are_noticed),
+        TEST(a_window_is_not_changed_by_one_made_beside_it),
         TEST(what_is_not_there_is_an_error_and_no_signal),
         TEST(a_file_that_never_stays_the_same_is_left_alone),
         TEST(unasked_only_what_is_read_again_is_pinned),

@@ -104,6 +104,14 @@ struct rig_plan {
     uint8_t poison;          /* of the margins, and of what a read has not filled */
 };
 
+/* A write, or a change of the size (source: NULL), that has been done. */
+#define RIG_HISTORY 16384u
+struct rig_past {
+    uint64_t group, offset, nbytes;
+    enum gpunvme_mem mem;
+    const uint8_t *source;
+};
+
 struct rig_walk {
     struct rig *rig;
     struct base_random random;
@@ -118,6 +126,8 @@ struct rig_walk {
     struct gpunvme_batch *batch;
     uint64_t nops, ngroups, nbytes; /* done so far */
     uint64_t nforgiven;
+    struct rig_past *history; /* the last RIG_HISTORY of them */
+    uint64_t nhistory;
     char why[640];
 };
 

@@ -79,7 +79,9 @@ bool rig_walk_init(struct rig_walk *w, struct rig *rig, uint64_t seed)
     w->back = malloc(MAX_ONE + 2 * RIG_MARGIN);
     w->ios = calloc(MAX_PLANS, sizeof(*w->ios));
     w->want = malloc(MAX_ONE);
-    if (!w->plans || !w->pool || !w->back || !w->ios || !w->want || gpunvme_batch_create(&w->batch))
+    w->history = calloc(RIG_HISTORY, sizeof(*w->history));
+    if (!w->plans || !w->pool || !w->back || !w->ios || !w->want || !w->history ||
+        gpunvme_batch_create(&w->batch))
         return wrong(w, "no memory for the test itself");
     for (size_t i = 0; i < POOL; i += 8) {
         uint64_t word = base_random_u64(&w->random);
@@ -105,6 +107,7 @@ void rig_walk_free(struct rig_walk *w)
     free(w->back);
     free(w->ios);
     free(w->want);
+    free(w->history);
 }
 
 /* ---- Planning ---------------------------------------------------------------------------------
@@ -293,11 +296,10 @@ static const uint8_t *look(struct rig_walk *w, const struct rig_plan *plan)
 }
 
 static const char *const mems[] = {"host", "pinned", "GPU"};
+static const char *const ops[] = {"read", "write", "flush"};
 
 static bool bad(struct rig_walk *w, const struct rig_plan *plan, const char *what, size_t at)
 {
-    static const char *const ops[] = {"read", "write", "flush"};
-
     return wrong(w, "%s of %zu bytes at offset %llu, %s memory at %p%s: %s (byte %zu)",
                  ops[plan->io.op], plan->io.nbytes, (unsigned long long)plan->io.offset,
                  mems[plan->io.mem], plan->io.ptr,
@@ -331,6 +333,110 @@ static size_t first_difference(const uint8_t *a, const uint8_t *b, size_t n)
     return i;
 }
 
+/* ---- What a wrong read tells ------------------------------------------------------------------
+ */
+
+static void remember(struct rig_walk *w, uint64_t offset, uint64_t nbytes, enum gpunvme_mem mem,
+                     const uint8_t *source)
+{
+    w->history[w->nhistory++ % RIG_HISTORY] =
+        (struct rig_past){w->ngroups, offset, nbytes, mem, source};
+}
+
+/* What was done to the byte at `at`, the last first; `got`: some bytes from there on. */
+static void tell_past(const struct rig_walk *w, uint64_t at, const uint8_t *got, size_t n)
+{
+    unsigned told = 0;
+
+    for (uint64_t i = w->nhistory; i-- > 0 && i + RIG_HISTORY > w->nhistory && told < 12;) {
+        const struct rig_past *past = &w->history[i % RIG_HISTORY];
+        size_t skip = (size_t)(at - past->offset);
+
+        if (!past->source && past->nbytes <= at) {
+            fprintf(stderr, "  group %llu cut the file to %llu bytes\n",
+                    (unsigned long long)past->group, (unsigned long long)past->nbytes);
+            told++;
+        } else if (past->source && past->offset <= at && at - past->offset < past->nbytes) {
+            size_t left = (size_t)past->nbytes - skip;
+
+            fprintf(stderr, "  group %llu wrote %llu bytes at %llu out of %s memory%s\n",
+                    (unsigned long long)past->group, (unsigned long long)past->nbytes,
+                    (unsigned long long)past->offset, mems[past->mem],
+                    memcmp(past->source + skip, got, n < left ? n : left)
+                        ? ""
+                        : ": these are the bytes that were read");
+            told++;
+        }
+    }
+}
+
+/* Whether the same is read again, into host memory and, by the way that it went, to where it is. */
+static void tell_again(struct rig_walk *w, const struct rig_plan *plan)
+{
+    const enum gpunvme_mem to[] = {GPUNVME_MEM_HOST, plan->io.mem};
+    uint8_t *bytes = malloc(plan->io.nbytes);
+
+    for (unsigned i = 0; bytes && i < 2; i++) {
+        void *ptr = to[i] == GPUNVME_MEM_HOST ? bytes : plan->io.ptr;
+        size_t done = 0;
+
+        if (gpunvme_store_read(w->rig->store, plan->io.offset, ptr, to[i], plan->io.nbytes,
+                               &done) ||
+            (ptr != bytes &&
+             gpunvme_mem_copy(bytes, GPUNVME_MEM_HOST, ptr, to[i], plan->io.nbytes)))
+            fprintf(stderr, "  again, into %s memory: %s\n", mems[to[i]], gpunvme_err_detail());
+        else
+            fprintf(stderr, "  again, into %s memory: %s\n", mems[to[i]],
+                    done == plan->expected && !memcmp(bytes, w->want, done) ? "as the oracle"
+                                                                            : "wrong");
+    }
+    free(bytes);
+}
+
+static void tell_bytes(const char *what, const uint8_t *bytes, size_t n)
+{
+    fprintf(stderr, "  %s", what);
+    for (size_t i = 0; i < n; i++)
+        fprintf(stderr, " %02x", bytes[i]);
+    fprintf(stderr, "\n");
+}
+
+/* Before anything else is done with the store: `got` and w->want differ from byte `first` on. */
+static void tell_more(struct rig_walk *w, const struct rig_plan *plan, const uint8_t *got,
+                      size_t first)
+{
+    size_t ndiffer = 0, last = first, npoison = 0, nzero = 0;
+    size_t few = plan->expected - first < 16 ? plan->expected - first : 16;
+    struct gpunvme_path path;
+
+    for (size_t i = first; i < plan->expected; i++) {
+        if (got[i] == w->want[i])
+            continue;
+        last = i;
+        ndiffer++;
+        npoison += got[i] == plan->poison;
+        nzero += got[i] == 0;
+    }
+    fprintf(stderr,
+            "wrong bytes: %zu, from %zu to %zu; %zu as before the read (%02x), %zu zero; transfers "
+            "of the group: %zu, size of the file: %llu\n",
+            ndiffer, first, last, npoison, plan->poison, nzero, w->n,
+            (unsigned long long)rig_oracle_size(w->rig));
+    tell_bytes("got     ", got + first, few);
+    tell_bytes("expected", w->want + first, few);
+    tell_past(w, plan->io.offset + first, got + first, few);
+    tell_again(w, plan);
+    gpunvme_store_path(w->rig->store, &path);
+    fprintf(stderr, "  %s\n  %s\n", path.how, path.why_not);
+    for (size_t i = 0; i < w->n && w->n <= 20; i++)
+        fprintf(stderr, "  %s of %zu bytes at %llu, %s memory at %p\n", ops[w->plans[i].io.op],
+                w->plans[i].io.nbytes, (unsigned long long)w->plans[i].io.offset,
+                mems[w->plans[i].io.mem], w->plans[i].io.ptr);
+}
+
+/* ---- Checking ---------------------------------------------------------------------------------
+ */
+
 /* The oracle's bytes, for a read. */
 static bool check_read(struct rig_walk *w, const struct rig_plan *plan, const uint8_t *got)
 {
@@ -339,6 +445,8 @@ static bool check_read(struct rig_walk *w, const struct rig_plan *plan, const ui
 
     if (n != (ssize_t)plan->expected)
         return wrong(w, "the oracle gave %zd bytes", n);
+    if (same < plan->expected)
+        tell_more(w, plan, got, same);
     return same == plan->expected || bad(w, plan, "other bytes than the oracle's", same);
 }
 
@@ -386,9 +494,11 @@ static bool oracle_writes(struct rig_walk *w)
     for (size_t i = 0; i < w->n; i++) {
         const struct gpunvme_io *io = &w->plans[i].io;
 
-        if (io->op == GPUNVME_OP_WRITE && io->nbytes &&
-            pwrite(w->rig->oracle, w->plans[i].source, io->nbytes, (off_t)io->offset) !=
-                (ssize_t)io->nbytes)
+        if (io->op != GPUNVME_OP_WRITE || !io->nbytes)
+            continue;
+        remember(w, io->offset, io->nbytes, io->mem, w->plans[i].source);
+        if (pwrite(w->rig->oracle, w->plans[i].source, io->nbytes, (off_t)io->offset) !=
+            (ssize_t)io->nbytes)
             return wrong(w, "the oracle does not write");
     }
     return true;
@@ -581,9 +691,13 @@ static bool by_callbacks(struct rig_walk *w)
     return ok;
 }
 
-/* In submissions of several: ios lie in an array, plans do not. */
+/*
+ * In submissions of several: ios lie in an array, plans do not. How often it is polled is a matter
+ * of time, and must not change what comes later: a walk is the same for the same seed.
+ */
 static bool by_batch(struct rig_walk *w)
 {
+    struct base_random polls = {.state = base_random_u64(&w->random)};
     struct gpunvme_io *ios = w->ios, *ended[64];
     size_t left = w->n, n, at = 0;
     bool ok = true;
@@ -596,7 +710,7 @@ static bool by_batch(struct rig_walk *w)
         at += n;
     }
     while (ok && left) {
-        size_t min = (size_t)below(w, 65);
+        size_t min = (size_t)base_random_below(&polls, 65);
         gpunvme_err_t err = gpunvme_batch_poll(w->batch, min, 64, ended, &n, WAIT_NS);
 
         if (err)
@@ -675,6 +789,7 @@ static bool resize(struct rig_walk *w)
         return err == GPUNVME_ERR_UNSUPPORTED || wrong(w, "resize: %s", gpunvme_err_name(err));
     if (err || ftruncate(w->rig->oracle, (off_t)nbytes))
         return wrong(w, "resize: %s", gpunvme_err_detail());
+    remember(w, 0, nbytes, GPUNVME_MEM_HOST, NULL);
     return check_size(w);
 }
 

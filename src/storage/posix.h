@@ -240,6 +240,7 @@ struct posix_map {
     bool eager;      /* map=on: a window is made when it is first asked for */
     bool emulated;   /* no GPU: the "copy engine" is the kernel's, and stops at what is not there */
     struct gpunvme_store *store;
+    struct posix_file *file;
     int fd, pagemap;
     pthread_mutex_t lock;
     pthread_cond_t made;
@@ -259,8 +260,7 @@ struct posix_map {
     char why_not[160];
 };
 
-void posix_map_init(struct gpunvme_store *store, struct posix_map *map,
-                    const struct posix_file *file);
+void posix_map_init(struct gpunvme_store *store, struct posix_map *map, struct posix_file *file);
 void posix_map_destroy(struct posix_map *map);
 
 /*

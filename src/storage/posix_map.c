@@ -89,8 +89,7 @@ static uint64_t patience(const struct store_options *o, bool required)
     return o->timeout_ns / 4 < WAIT_NS ? o->timeout_ns / 4 : WAIT_NS;
 }
 
-void posix_map_init(struct gpunvme_store *store, struct posix_map *map,
-                    const struct posix_file *file)
+void posix_map_init(struct gpunvme_store *store, struct posix_map *map, struct posix_file *file)
 {
     const struct store_options *o = &store->uri.options;
     bool required = o->require_set && o->require == GPUNVME_ROUTE_MAPPED;
@@ -99,6 +98,7 @@ void posix_map_init(struct gpunvme_store *store, struct posix_map *map,
     pthread_mutex_init(&map->lock, NULL);
     base_cond_init(&map->made);
     map->store = store;
+    map->file = file;
     map->fd = file->fd;
     map->pagemap = -1;
     map->emulated = gpunvme_mem_gpu_is_host();
@@ -428,6 +428,13 @@ void posix_map_release(struct posix_map *map, struct posix_window *window)
     store_alone_leave(map->store);
 }
 
+/* Under the lock, map=auto: it has been read before, and is in the page cache. */
+static bool is_due(const struct posix_map *map, const struct posix_window *window, uint64_t offset)
+{
+    return window->heat > HEAT && window->state == NEW && !map->makers &&
+           futex_now() >= map->rest_until && posix_file_is_warm(map->file, offset);
+}
+
 const void *posix_map_hold(struct posix_map *map, uint64_t offset, size_t nbytes, uint64_t end,
                            unsigned gpu, struct posix_window **out)
 {
@@ -444,7 +451,7 @@ const void *posix_map_hold(struct posix_map *map, uint64_t offset, size_t nbytes
         window->heat += nbytes;
         if (map->eager)
             make_eagerly(map, window, end, gpu);
-        else if (window->heat > HEAT && !map->makers && futex_now() >= map->rest_until)
+        else if (is_due(map, window, offset))
             try_to_make(map, window, gpu);
         if (covers(map, window, offset, nbytes)) {
             *out = window;

@@ -206,7 +206,7 @@ static const void *hold(uint64_t offset, size_t nbytes, struct posix_window **wi
 static void open_map(enum store_switch how)
 {
     static struct gpunvme_store s;
-    const struct posix_file file = {.fd = fd};
+    struct posix_file file = {.fd = fd};
 
     memset(&s, 0, sizeof(s));
     memset(&map, 0, sizeof(map));

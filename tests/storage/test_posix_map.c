@@ -214,6 +214,19 @@ static void open_map(enum store_switch how)
     posix_map_init(&s, &map, &file);
 }
 
+/* By the copy engine, where there is one, out of what it has pinned. */
+static gpunvme_err_t copy_pinned(uint8_t *got, struct posix_window *window, const void *cpu,
+                                 size_t nbytes)
+{
+    gpunvme_err_t err;
+
+    if (gpunvme_mem_gpu_is_host())
+        return posix_map_copy_emulated(got, cpu, nbytes);
+    err = gpunvme_mem_copy(memory.gpu, GPUNVME_MEM_GPU, posix_window_gpu(window, cpu),
+                           GPUNVME_MEM_PINNED, nbytes);
+    return err ? err : gpunvme_mem_copy(got, GPUNVME_MEM_HOST, memory.gpu, GPUNVME_MEM_GPU, nbytes);
+}
+
 static void pages_that_were_replaced_after_a_copy_are_noticed(void **state)
 {
     struct posix_window *window;
@@ -223,7 +236,7 @@ static void pages_that_were_replaced_after_a_copy_are_noticed(void **state)
     open_map(STORE_ON);
     cpu = hold(0, MIB, &window);
     assert_non_null(cpu);
-    assert_int_equal(posix_map_copy_emulated(bytes + NBYTES, cpu, MIB), GPUNVME_OK);
+    assert_int_equal(copy_pinned(bytes + NBYTES, window, cpu, MIB), GPUNVME_OK);
     assert_true(posix_map_check(&map, window, 0, MIB));
     assert_int_equal(ftruncate(fd, 4096), 0);
     put(3, 0, NBYTES);
@@ -249,19 +262,6 @@ static void what_is_not_there_is_an_error_and_no_signal(void **state)
     assert_false(posix_map_check(&map, window, 2 * MIB, MIB));
     posix_map_release(&map, window);
     posix_map_destroy(&map);
-}
-
-/* By the copy engine, where there is one, out of what it has pinned. */
-static gpunvme_err_t copy_pinned(uint8_t *got, struct posix_window *window, const void *cpu,
-                                 size_t nbytes)
-{
-    gpunvme_err_t err;
-
-    if (gpunvme_mem_gpu_is_host())
-        return posix_map_copy_emulated(got, cpu, nbytes);
-    err = gpunvme_mem_copy(memory.gpu, GPUNVME_MEM_GPU, posix_window_gpu(window, cpu),
-                           GPUNVME_MEM_PINNED, nbytes);
-    return err ? err : gpunvme_mem_copy(got, GPUNVME_MEM_HOST, memory.gpu, GPUNVME_MEM_GPU, nbytes);
 }
 
 /* Either the check says that they were not the file's bytes, or they are. */

@@ -91,7 +91,7 @@ enum gpunvme_reaper {
  * to whole warps, and none is left with a few lanes to be served.
  */
 #ifndef GPUNVME_DEV_GROUP_WHEN_FULL
-#define GPUNVME_DEV_GROUP_WHEN_FULL 0u
+#define GPUNVME_DEV_GROUP_WHEN_FULL (GPUNVME_DEV_GROUP ? 0u : 16u)
 #endif
 #ifndef GPUNVME_DEV_SLEEP
 #define GPUNVME_DEV_SLEEP 4u
@@ -102,7 +102,7 @@ enum gpunvme_reaper {
 
 /* 1: warps whose numbers are some power of two apart do not hope for the same slots. */
 #ifndef GPUNVME_DEV_SPREAD
-#define GPUNVME_DEV_SPREAD 0
+#define GPUNVME_DEV_SPREAD 1
 #endif
 
 /*
@@ -111,7 +111,7 @@ enum gpunvme_reaper {
  * the other, 330 cycles each, is 6 million commands a second.
  */
 #ifndef GPUNVME_DEV_FOUR_MARKS
-#define GPUNVME_DEV_FOUR_MARKS 0
+#define GPUNVME_DEV_FOUR_MARKS 1
 #endif
 
 /*

@@ -54,73 +54,40 @@ enum gpunvme_reaper {
 #define GPUNVME_DEV_QUEUE_LOCKED UINT32_C(1)
 
 /*
- * What may win on one chip and lose on the next: set when the code is built, measured side by side
- * by bench/gpu_ab.sh. docs/PERFORMANCE.md, "What to try", says what each is to change, and why.
+ * What may win on one chip or for one load and lose elsewhere: set when the code is built, measured
+ * side by side by bench/gpu_ab.sh. docs/PERFORMANCE.md says what was found.
  */
 
 /*
  * 1: a lane that is alone takes its own command's completion at once, not by way of its slot. 2:
- * and looks at completions with acquire, so that its own needs no fence.
+ * and looks at completions with acquire, so that its own needs no fence. One command in flight is
+ * done sooner. But where many lanes are alone on a queue, who has its own takes no more for the
+ * others, and with 2 each look empties the first-level cache.
  */
 #ifndef GPUNVME_DEV_STRAIGHT
 #define GPUNVME_DEV_STRAIGHT 0
 #endif
 
 /*
- * A warp that waits for room in a full queue takes none until it finds this many slots, or one for
- * each lane, so that it does not fall apart into small groups, each with a doorbell. After so many
- * tries it takes what there is. 0: from the first.
+ * A warp that finds its queue full takes no slots until it has found this many, or one for each
+ * lane, and sleeps between its looks. After each GROUP_TRIES tries half as many do. Who gets the
+ * slots that it hopes for goes on at once. 1: any number. Large groups ring fewer doorbells and
+ * leave fewer lanes behind, for which a warp comes again; small ones wait less.
  */
 #ifndef GPUNVME_DEV_GROUP
-#define GPUNVME_DEV_GROUP 0u
+#define GPUNVME_DEV_GROUP 16u
 #endif
 #ifndef GPUNVME_DEV_GROUP_TRIES
 #define GPUNVME_DEV_GROUP_TRIES 64u
 #endif
 
-/* 1: lanes that call together give their slots back together: neighbours are free at one time. */
+/*
+ * 1: lanes that call together give their slots back together: neighbours are free at one time, and
+ * with GROUP 32u a full queue is shared out to whole warps. But slots are kept until the slowest
+ * command of the warp is done.
+ */
 #ifndef GPUNVME_DEV_END_TOGETHER
 #define GPUNVME_DEV_END_TOGETHER 0
-#endif
-
-/*
- * In GROUP's place: a warp that finds its queue full takes no slots until it has found this many,
- * or one for each lane, and sleeps between its looks, longer each time, at most SLEEP ns for each
- * entry of the queue. After each GROUP_TRIES tries half as many do. Who gets the slots that it
- * hopes for goes on at once. 0: from the first. With 32u and END_TOGETHER the queue is shared out
- * to whole warps, and none is left with a few lanes to be served.
- */
-#ifndef GPUNVME_DEV_GROUP_WHEN_FULL
-#define GPUNVME_DEV_GROUP_WHEN_FULL (GPUNVME_DEV_GROUP ? 0u : 16u)
-#endif
-#ifndef GPUNVME_DEV_SLEEP
-#define GPUNVME_DEV_SLEEP 4u
-#endif
-#if GPUNVME_DEV_GROUP_WHEN_FULL > 0 && GPUNVME_DEV_GROUP > 0
-#error "GPUNVME_DEV_GROUP_WHEN_FULL is in GPUNVME_DEV_GROUP's place"
-#endif
-
-/* 1: warps whose numbers are some power of two apart do not hope for the same slots. */
-#ifndef GPUNVME_DEV_SPREAD
-#define GPUNVME_DEV_SPREAD 1
-#endif
-
-/*
- * 1: each lane looks at four marks at once, when somebody rings for others. Who has the doorbell
- * may be one lane, and goes through all that a full queue's warps submit meanwhile: one load after
- * the other, 330 cycles each, is 6 million commands a second.
- */
-#ifndef GPUNVME_DEV_FOUR_MARKS
-#define GPUNVME_DEV_FOUR_MARKS 1
-#endif
-
-/*
- * 1: lanes that wait together look at the last one's slot only, until that is done, and then at
- * their own. Commands of a warp stand behind each other in the queue; and of what the GPU's memory
- * is asked for, most is asked by who waits.
- */
-#ifndef GPUNVME_DEV_LAST
-#define GPUNVME_DEV_LAST 0
 #endif
 
 /* How often a warp that waits looks at the completion queue while it has it. */
@@ -132,9 +99,12 @@ enum gpunvme_reaper {
 /* How many runs of slots a warp looks at for free ones. */
 #define GPUNVME_DEV_RUNS (GPUNVME_WARP_LANES > 1 ? 6u : 64u)
 
-/* With GROUP_WHEN_FULL: how many slots a lane looks at at once, and how often before it rests. */
-#define GPUNVME_DEV_SEES   4u
-#define GPUNVME_DEV_SIGHTS 4u
+/* Of a warp that waits for a group: how many slots a lane looks at at once, how often before it
+ * rests, and for how many ns at most, for each entry of the queue: a tenth of what a full queue
+ * takes at 25 million commands a second. */
+#define GPUNVME_DEV_SEES     4u
+#define GPUNVME_DEV_SIGHTS   4u
+#define GPUNVME_DEV_SLEEP_NS 4u
 
 #define GPUNVME_DEV_QUEUE_SLOTS_NBYTES(entries) ((size_t)(entries) * sizeof(struct gpunvme_slot))
 
@@ -270,29 +240,13 @@ GPUNVME_FN int gpunvme_dev_slot_is_free(const struct gpunvme_dev_queue *q, uint3
     return !(gpunvme_load_relaxed64(&gpunvme_dev_slot(q, index)->word) & GPUNVME_DEV_SLOT_TAKEN);
 }
 
-GPUNVME_FN void gpunvme_dev_slot_unclaim(struct gpunvme_dev_queue *q, uint64_t ticket);
-
-/*
- * How a warp that waits for room goes about it. `least`, at most the lanes of the mask: so many
- * slots in all, or none; 0: any number. `again`: not its first try, so that it looks at slots
- * before it takes them: an atomic on each that is taken is in the way of who has it. `together`:
- * by claim_together(); a constant, so that what is built is one way or the other.
- */
-struct gpunvme_dev_want {
-    uint32_t least, again, together;
-};
-
-/* The slot that the lane hopes for. */
-GPUNVME_FN int gpunvme_dev_slot_try(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t index,
-                                    struct gpunvme_dev_want want, uint64_t *ticket)
+/* Gives back a slot that no command was submitted for. A reset may have ended it meanwhile. */
+GPUNVME_FN void gpunvme_dev_slot_unclaim(struct gpunvme_dev_queue *q, uint64_t ticket)
 {
-    if (want.again) {
-        int is_free = gpunvme_dev_slot_is_free(q, index);
+    uint64_t generation = ticket & ~UINT64_C(0xffff);
 
-        if (gpunvme_popcount(gpunvme_warp_ballot(mask, is_free)) < want.least || !is_free)
-            return 0;
-    }
-    return gpunvme_dev_slot_take(q, index & q->mask, ticket);
+    gpunvme_store_release64_gpu(&gpunvme_dev_slot(q, ticket)->word,
+                                (generation + 0x10000) & ~GPUNVME_DEV_SLOT_TAKEN);
 }
 
 /*
@@ -302,27 +256,23 @@ GPUNVME_FN int gpunvme_dev_slot_try(struct gpunvme_dev_queue *q, uint32_t mask, 
  * the same, but in a queue of at most 64 entries on the CPU. The next call looks elsewhere, so that
  * who calls until there is room finds it, wherever it is.
  */
-GPUNVME_FN int gpunvme_dev_slot_claim_some(struct gpunvme_dev_queue *q, uint32_t mask,
-                                           uint32_t hint, struct gpunvme_dev_want want,
-                                           uint64_t *ticket)
+GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t hint,
+                                      uint64_t *ticket)
 {
     uint32_t lanes = gpunvme_popcount(mask), rank = gpunvme_warp_rank(mask), base, need;
     int got;
 
     *ticket = 0;
-    got = gpunvme_dev_slot_try(q, mask, hint, want, ticket);
+    got = gpunvme_dev_slot_take(q, hint & q->mask, ticket);
     if (!(need = gpunvme_warp_ballot(mask, !got)))
         return 1;
     /* Neighbours stay beside each other, but at another place as time goes on. */
     base = gpunvme_warp_shfl32(mask, hint + (gpunvme_noise32() >> 10), gpunvme_warp_leader(mask));
     for (uint32_t run = 0; need && run < GPUNVME_DEV_RUNS; run++) {
-        uint32_t free, nth = gpunvme_warp_rank(need), few = gpunvme_popcount(need);
+        uint32_t free, nth = gpunvme_warp_rank(need);
 
         base += 37 * lanes; /* odd: enough runs look at all slots */
         free = gpunvme_warp_ballot(mask, gpunvme_dev_slot_is_free(q, base + rank));
-        /* Leftovers of others are not worth it, unless they are all that is missing. */
-        if (gpunvme_popcount(free) < (few < want.least ? few : want.least))
-            continue;
         if (!got && nth < gpunvme_popcount(free)) {
             uint32_t lane;
 
@@ -334,12 +284,18 @@ GPUNVME_FN int gpunvme_dev_slot_claim_some(struct gpunvme_dev_queue *q, uint32_t
         }
         need = gpunvme_warp_ballot(mask, !got);
     }
-    if (lanes - gpunvme_popcount(need) < want.least && got) {
-        gpunvme_dev_slot_unclaim(q, *ticket);
-        got = 0;
-    }
     return got;
 }
+
+/*
+ * How a warp goes about room that it waits for: `least` slots in all, or one for each lane, or
+ * none. `again`: not its first try, so that it looks at slots before it takes them: an atomic on
+ * each that is taken is in the way of who has it. `together`: by claim_together(), else any number
+ * by claim(); a constant, so that what is built is one way or the other.
+ */
+struct gpunvme_dev_want {
+    uint32_t least, again, together;
+};
 
 /* One of some slots that is free, for a lane that looks at all of them at once; below 0: none. */
 GPUNVME_FN int32_t gpunvme_dev_slot_see(const struct gpunvme_dev_queue *q, uint32_t index,
@@ -356,11 +312,10 @@ GPUNVME_FN int32_t gpunvme_dev_slot_see(const struct gpunvme_dev_queue *q, uint3
 }
 
 /*
- * claim_some() with GROUP_WHEN_FULL. Each lane takes what it has found itself: four loads under way
- * at once, then one atomic, where claim_some() does both for each run of slots. All lanes together
- * look at every slot sooner or later. A full warp begins at multiples of 32 from its hint, so that
- * the slots it leaves are another warp's as they are. Fewer than wanted at a look: the queue is
- * full, or nearly.
+ * claim() for a group. Each lane takes what it has found itself: four loads under way at once, then
+ * one atomic, where claim() does both for each run of slots. All lanes together look at every slot
+ * sooner or later. A full warp begins at multiples of 32 from its hint, so that the slots it leaves
+ * are another warp's as they are. Fewer than wanted at a look: the queue is full, or nearly.
  */
 GPUNVME_FN int gpunvme_dev_slot_claim_together(struct gpunvme_dev_queue *q, uint32_t mask,
                                                uint32_t hint, struct gpunvme_dev_want want,
@@ -399,24 +354,6 @@ GPUNVME_FN int gpunvme_dev_slot_claim_together(struct gpunvme_dev_queue *q, uint
         got = 0;
     }
     return got;
-}
-
-/* Any number, at once. */
-GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t hint,
-                                      uint64_t *ticket)
-{
-    struct gpunvme_dev_want any = {0, 0, 0};
-
-    return gpunvme_dev_slot_claim_some(q, mask, hint, any, ticket);
-}
-
-/* Gives back a slot that no command was submitted for. A reset may have ended it meanwhile. */
-GPUNVME_FN void gpunvme_dev_slot_unclaim(struct gpunvme_dev_queue *q, uint64_t ticket)
-{
-    uint64_t generation = ticket & ~UINT64_C(0xffff);
-
-    gpunvme_store_release64_gpu(&gpunvme_dev_slot(q, ticket)->word,
-                                (generation + 0x10000) & ~GPUNVME_DEV_SLOT_TAKEN);
 }
 
 /* What a lane has reserved. Positions are modulo 2^31. */
@@ -483,7 +420,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reserve_some(struct gpunvme_dev_queue *q, 
     q = gpunvme_dev_queue_fix(q, &copy);
     is_claimed = want.together
                      ? gpunvme_dev_slot_claim_together(q, mask, hint, want, &place->ticket)
-                     : gpunvme_dev_slot_claim_some(q, mask, hint, want, &place->ticket);
+                     : gpunvme_dev_slot_claim(q, mask, hint, &place->ticket);
     gpunvme_dev_queue_expect(gpunvme_dev_home(q));
     return gpunvme_dev_queue_place(q, mask, gpunvme_warp_ballot(mask, is_claimed), place, err);
 }
@@ -539,7 +476,11 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_four_ready(const struct gpunvme_dev_queue 
     return bits;
 }
 
-/* skip_ready() where each lane looks at four marks at a time. The queue has at least 4 entries. */
+/*
+ * skip_ready() where each lane looks at four marks at once, of a queue with at least 4 entries. Who
+ * has the doorbell may be one lane, and goes through all that a full queue's warps submit
+ * meanwhile: one load after the other, 330 cycles each, is 6 million commands a second.
+ */
 GPUNVME_FN uint32_t gpunvme_dev_queue_skip_fours(const struct gpunvme_dev_queue *q, uint32_t mask,
                                                  uint32_t pos)
 {
@@ -566,7 +507,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_skip_ready(const struct gpunvme_dev_queue 
 {
     uint32_t lanes = gpunvme_popcount(mask), n;
 
-    if (GPUNVME_DEV_FOUR_MARKS && q->mask >= 3)
+    if (q->mask >= 3)
         return gpunvme_dev_queue_skip_fours(q, mask, pos);
     do {
         n = gpunvme_dev_queue_count_ready(q, mask, pos);
@@ -908,18 +849,6 @@ GPUNVME_FN struct gpunvme_slot *gpunvme_dev_status_of(const struct gpunvme_dev_q
     struct gpunvme_slot *mirror = q->mirror;
 
     return mirror ? mirror + (ticket & q->mask) : gpunvme_dev_slot(q, ticket);
-}
-
-/* Whether peek() would give AGAIN; by one load, which orders nothing. */
-GPUNVME_FN int gpunvme_dev_queue_is_open(const struct gpunvme_dev_queue *q, uint64_t ticket)
-{
-    uint64_t word = gpunvme_load_relaxed64(&gpunvme_dev_status_of(q, ticket)->word);
-
-    if (q->mirror && gpunvme_dev_queue_has_ended(q, ticket))
-        return 0;
-    word &= ~GPUNVME_DEV_SLOT_TAKEN;
-    return !((word ^ ticket) >> 16) && !(word & GPUNVME_SLOT_DONE) &&
-           (q->mirror || !(word & GPUNVME_DEV_SLOT_ABANDONED));
 }
 
 /*

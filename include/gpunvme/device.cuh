@@ -111,6 +111,9 @@ GPUNVME_FN uint32_t gpunvme_dev_warp_index(void)
 
 /*
  * Where this thread begins to look for a slot: warps that share a queue begin beside each other.
+ * Where the caller chose the queue itself, it may have done so by bits of the warp's number: the
+ * higher ones are added, so that warps whose numbers are some power of two apart do not all hope
+ * for the same slots.
  */
 GPUNVME_FN uint32_t gpunvme_dev_hint(const struct gpunvme_dev_ns *ns)
 {
@@ -118,9 +121,7 @@ GPUNVME_FN uint32_t gpunvme_dev_hint(const struct gpunvme_dev_ns *ns)
 
     if (!(n & (n - 1)))
         warp >>= gpunvme_popcount(n - 1);
-    /* Of a caller that chooses its queue itself: it may do so by bits of the warp's number. */
-    if (GPUNVME_DEV_SPREAD)
-        warp += (warp >> 5) + (warp >> 10);
+    warp += (warp >> 5) + (warp >> 10);
     return warp * GPUNVME_WARP_LANES + gpunvme_warp_lane();
 }
 
@@ -550,15 +551,6 @@ GPUNVME_FN int gpunvme_dev_run(const struct gpunvme_dev_ns *ns, struct gpunvme_d
     return err;
 }
 
-/* finish() with the queue's constants in `q`. */
-GPUNVME_FN int gpunvme_dev_finish_fixed(struct gpunvme_dev_queue *q, uint64_t ticket, int keep)
-{
-    struct gpunvme_completion c;
-    int err = keep ? gpunvme_dev_queue_peek(q, ticket, &c) : gpunvme_dev_queue_test(q, ticket, &c);
-
-    return err ? err : gpunvme_dev_result(c.status);
-}
-
 /*
  * The result of one lane's command, whose ticket has then ended, unless it is kept; AGAIN while it
  * is in flight.
@@ -566,27 +558,12 @@ GPUNVME_FN int gpunvme_dev_finish_fixed(struct gpunvme_dev_queue *q, uint64_t ti
 GPUNVME_FN int gpunvme_dev_finish(struct gpunvme_dev_queue *q, uint64_t ticket, int keep)
 {
     struct gpunvme_dev_queue copy;
-
-    return gpunvme_dev_finish_fixed(gpunvme_dev_queue_fix(q, &copy), ticket, keep);
-}
-
-/*
- * With GPUNVME_DEV_LAST: finish() of the lanes that `waits` holds for, each its own, as soon as the
- * last of them is done; until then AGAIN. All lanes of the mask call; the others get AGAIN as well.
- */
-GPUNVME_FN int gpunvme_dev_finish_last(struct gpunvme_dev_queue *q, uint32_t mask, int waits,
-                                       uint64_t ticket, int keep)
-{
-    uint32_t open = gpunvme_warp_ballot(mask, waits);
-    struct gpunvme_dev_queue copy;
+    struct gpunvme_completion c;
+    int err;
 
     q = gpunvme_dev_queue_fix(q, &copy);
-    if (open & (open - 1)) {
-        int is_last = open >> gpunvme_warp_lane() == 1;
-
-        waits &= gpunvme_warp_ballot(mask, is_last && !gpunvme_dev_queue_is_open(q, ticket)) != 0;
-    }
-    return waits ? gpunvme_dev_finish_fixed(q, ticket, keep) : (int)GPUNVME_ERR_AGAIN;
+    err = keep ? gpunvme_dev_queue_peek(q, ticket, &c) : gpunvme_dev_queue_test(q, ticket, &c);
+    return err ? err : gpunvme_dev_result(c.status);
 }
 
 /*
@@ -611,14 +588,8 @@ GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme
 
         if (GPUNVME_DEV_STRAIGHT && is_alone && !gpunvme_dev_waits(&own))
             return gpunvme_dev_result((uint16_t)own.status);
-        if (GPUNVME_DEV_LAST) {
-            int now = gpunvme_dev_finish_last(q, mask, sent > 0 && err == GPUNVME_ERR_AGAIN, ticket,
-                                              keep || GPUNVME_DEV_END_TOGETHER);
-
-            err = err == GPUNVME_ERR_AGAIN ? now : err;
-        } else if (sent > 0 && err == GPUNVME_ERR_AGAIN) {
+        if (sent > 0 && err == GPUNVME_ERR_AGAIN)
             err = gpunvme_dev_finish(q, ticket, keep || GPUNVME_DEV_END_TOGETHER);
-        }
         /* At once: the alarm is what ends the others' waits, whatever their deadlines are. */
         if (late && sent >= 0 && err == GPUNVME_ERR_AGAIN)
             err = gpunvme_dev_give_up(ns, q, sent > 0, ticket, keep || GPUNVME_DEV_END_TOGETHER);
@@ -628,55 +599,24 @@ GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme
     return err;
 }
 
-/* What the lanes want at their `tries`th try: see GPUNVME_DEV_GROUP and _GROUP_WHEN_FULL. */
-GPUNVME_FN struct gpunvme_dev_want gpunvme_dev_wants(const struct gpunvme_dev_queue *q,
-                                                     uint32_t lanes, uint32_t tries)
+/* What the lanes want at their `tries`th try: see GPUNVME_DEV_GROUP. */
+GPUNVME_FN struct gpunvme_dev_want gpunvme_dev_wants(uint32_t tries)
 {
-    struct gpunvme_dev_want want = {0, 0, 0};
-
-#if GPUNVME_DEV_GROUP_WHEN_FULL > 0
     uint32_t halved = tries / GPUNVME_DEV_GROUP_TRIES;
+    struct gpunvme_dev_want want = {halved < 31 ? GPUNVME_DEV_GROUP >> halved : 0, tries != 0, 1};
 
-    (void)q, (void)lanes;
-    want.least = halved < 31 ? GPUNVME_DEV_GROUP_WHEN_FULL >> halved : 0;
     want.least += !want.least;
-    want.again = tries != 0;
-    want.together = 1;
-#elif GPUNVME_DEV_GROUP > 0
-    if (tries < GPUNVME_DEV_GROUP_TRIES) {
-        uint32_t n = gpunvme_popcount(lanes), most = (q->mask + 1) / 4; /* it must be possible */
-
-        want.least = n < GPUNVME_DEV_GROUP ? n : GPUNVME_DEV_GROUP;
-        want.least = want.least < most ? want.least : most;
-        want.again = tries != 0;
-    }
-#else
-    (void)q, (void)lanes, (void)tries;
-#endif
     return want;
 }
 
-/* Lanes that found no room rest, longer each time. Returns whether this lane's deadline is over. */
-GPUNVME_FN int gpunvme_dev_rest(struct gpunvme_dev_spin *spin, const struct gpunvme_dev_ns *ns,
-                                struct gpunvme_dev_queue *q, uint32_t mask, uint32_t tries,
-                                uint64_t timeout_ns)
-{
-    int late = 0;
-
-    for (uint32_t i = 0; GPUNVME_DEV_GROUP && i < tries && i < 8; i++)
-        late |= gpunvme_dev_turn(spin, ns, q, mask, timeout_ns);
-    return late;
-}
-
 /*
- * The same with GROUP_WHEN_FULL: asleep, so that those who wait are not in the way of those who
- * submit and reap. As SLEEP is, at most a tenth of what a full queue takes at 25 million commands
- * a second.
+ * Lanes that found no room sleep, longer each time, so that those who wait are not in the way of
+ * those who submit and reap.
  */
 GPUNVME_FN void gpunvme_dev_sleep(const struct gpunvme_dev_queue *q, uint32_t tries)
 {
     uint32_t nap = UINT32_C(32) << (tries < 10 ? tries : 10),
-             most = GPUNVME_DEV_SLEEP * (q->mask + 1);
+             most = GPUNVME_DEV_SLEEP_NS * (q->mask + 1);
 
     gpunvme_relax_for(nap < most ? nap : most);
 }
@@ -703,23 +643,16 @@ GPUNVME_FN int gpunvme_dev_command(const struct gpunvme_dev_ns *ns, struct gpunv
             gpunvme_dev_forget(&slba);
             gpunvme_dev_forget(&off);
             gpunvme_dev_forget32(&nlb);
-            err = gpunvme_dev_send(ns, q, lanes, gpunvme_dev_wants(q, lanes, tries), op, slba, nlb,
-                                   buf, off, &ticket);
+            err = gpunvme_dev_send(ns, q, lanes, gpunvme_dev_wants(tries), op, slba, nlb, buf, off,
+                                   &ticket);
             sent = !err ? 1 : err == GPUNVME_ERR_AGAIN ? 0 : -1;
             if (sent > 0)
                 spin.deadline = 0; /* it was for a slot */
         }
-        if (GPUNVME_DEV_GROUP_WHEN_FULL) {
-            if (gpunvme_warp_ballot(mask, sent > 0))
-                tries = 0; /* there is room again */
-            else
-                gpunvme_dev_sleep(q, tries);
-        }
-        if (GPUNVME_DEV_GROUP && !gpunvme_warp_ballot(mask, sent > 0) &&
-            gpunvme_dev_rest(&spin, ns, q, mask, tries, timeout_ns) && !sent) {
-            err = GPUNVME_ERR_TIMEOUT;
-            sent = -1;
-        }
+        if (gpunvme_warp_ballot(mask, sent > 0))
+            tries = 0; /* there is room again */
+        else
+            gpunvme_dev_sleep(q, tries);
         waited = gpunvme_dev_await(ns, q, mask, sent, ticket, 0, &spin, timeout_ns);
         if (sent >= 0)
             err = waited;

@@ -153,11 +153,14 @@ size_t crew_waiting(struct crew *crew)
     return atomic_load_explicit(&crew->waiting, memory_order_relaxed);
 }
 
-/* What a piece may have at most of a transfer of which so much is left: each thread has its share.
+/*
+ * What a piece may have at most of a transfer of which so much is left: each thread has its share,
+ * if others in flight are like it. Those that are all taken count as well: their threads are busy.
  */
 static size_t share_of(struct crew *crew, size_t left, size_t max_nbytes)
 {
-    size_t share = left / crew->n * crew_waiting(crew), least = crew->ops->least_nbytes;
+    size_t share = left / crew->n * atomic_load(&crew->store->in_flight);
+    size_t least = crew->ops->least_nbytes;
 
     while (least && max_nbytes > least && max_nbytes > share)
         max_nbytes /= 2;

@@ -305,6 +305,7 @@ static void what_is_left_is_shared_by_the_threads(void **state)
     open_gate = true;
 }
 
+/* Nor is the last of them, which waits alone. */
 static void transfers_for_all_threads_are_not_cut(void **state)
 {
     struct gpunvme_io ios[NWORKERS];
@@ -319,9 +320,11 @@ static void transfers_for_all_threads_are_not_cut(void **state)
     started(&sharing, NWORKERS);
     worker = (struct crew_worker){.crew = crew, .store = &store};
     submitted(ios, NWORKERS);
-    assert_int_equal(crew_take(&worker, pieces, 1, PIECE, 0, &stop), 1);
-    assert_int_equal(pieces[0].nbytes, PIECE);
-    crew_end(&pieces[0], GPUNVME_OK, PIECE);
+    assert_int_equal(crew_take(&worker, pieces, NWORKERS, PIECE, 0, &stop), NWORKERS);
+    for (unsigned i = 0; i < NWORKERS; i++)
+        assert_int_equal(pieces[i].nbytes, PIECE);
+    for (unsigned i = 0; i < NWORKERS; i++)
+        crew_end(&pieces[i], GPUNVME_OK, PIECE);
     open_gate = true;
     for (unsigned i = 0; i < NWORKERS; i++)
         ended(&ios[i]);

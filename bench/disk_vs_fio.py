@@ -109,6 +109,7 @@ def main():
     parser.add_argument("--out", default=None)
     parser.add_argument("build")
     args = parser.parse_args()
+    args.size = max(args.size >> 26, 1) << 26  # whole blocks for each thread
     fio, started = os.environ.get("GPUNVME_FIO", "fio"), time.monotonic()
     try:
         subprocess.run([fio, "--version"], stdout=subprocess.PIPE, check=True)

@@ -154,15 +154,15 @@ size_t crew_waiting(struct crew *crew)
 }
 
 /*
- * What a piece may have at most of a transfer of which so much is left: each thread has its share,
- * if others in flight are like it. Those that are all taken count as well: their threads are busy.
+ * What a piece may have at most of a transfer of which so much is left: there shall be one for each
+ * thread, if others in flight are like it. Those that are all taken count as well: they keep
+ * threads busy.
  */
 static size_t share_of(struct crew *crew, size_t left, size_t max_nbytes)
 {
-    size_t share = left / crew->n * atomic_load(&crew->store->in_flight);
-    size_t least = crew->ops->least_nbytes;
+    size_t like_it = atomic_load(&crew->store->in_flight), least = crew->ops->least_nbytes;
 
-    while (least && max_nbytes > least && max_nbytes > share)
+    while (least && max_nbytes > least && ((left - 1) / max_nbytes + 1) * like_it < crew->n)
         max_nbytes /= 2;
     return max_nbytes;
 }

@@ -213,7 +213,8 @@ void posix_tune_look(struct posix *posix, uint64_t now)
         pthread_mutex_trylock(&posix->tune_lock))
         return;
     nbytes = atomic_exchange(&posix->epoch_nbytes, 0);
-    if (!atomic_exchange(&posix->slack, false)) {
+    /* One with a pause in it says nothing, either. */
+    if (!atomic_exchange(&posix->slack, false) && now - posix->epoch < 8ull * POSIX_EPOCH_NS) {
         posix_tune_epoch(&posix->tune, nbytes, now - posix->epoch);
         posix->tune.may_ahead = atomic_load(&posix->map.on) && !posix->map.eager;
         atomic_store(&posix->chunk, 1u << posix->tune.chunk_shift);

@@ -27,9 +27,14 @@
 #ifndef STORAGE_POSIX_H
 #define STORAGE_POSIX_H
 
+#include <sys/mman.h>
 #include <sys/types.h>
 
 #include "storage/crew.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
 
 #define POSIX_PAGE       4096u
 #define POSIX_NOPS       128u /* pieces that a worker has in hand */
@@ -297,6 +302,9 @@ void posix_map_keep(struct posix_map *map, struct posix_window *window);
 
 /* The machine's memory, or what this process may have of it. */
 uint64_t posix_memory_nbytes(void);
+
+/* That a process may have; UINT64_MAX: no limit. */
+uint64_t posix_max_mappings(void);
 
 /* UINT64_MAX: no limit. For tests with their own files in place of the kernel's. */
 uint64_t posix_group_limit(const char *root, const char *groups);

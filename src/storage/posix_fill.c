@@ -15,10 +15,6 @@
 
 #include "storage/posix.h"
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
-#endif
-
 #define WINDOW_SHIFT  26 /* 64 MiB */
 #define WINDOW        ((size_t)1 << WINDOW_SHIFT)
 #define GRANULE_SHIFT 18 /* pages are asked for in so many bytes at once */

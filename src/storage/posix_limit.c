@@ -74,6 +74,11 @@ uint64_t posix_group_limit(const char *root, const char *groups)
     return least;
 }
 
+uint64_t posix_max_mappings(void)
+{
+    return read_limit("/proc/sys/vm/max_map_count");
+}
+
 uint64_t posix_memory_nbytes(void)
 {
     uint64_t limit = posix_group_limit("/sys/fs/cgroup", "/proc/self/cgroup"), all = 0;

@@ -9,12 +9,14 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/cond.h"
@@ -26,10 +28,11 @@
 
 #define WINDOW      ((size_t)1 << POSIX_WINDOW_SHIFT)
 #define MAX_WINDOWS ((size_t)1 << 20)
-#define HUGE_PAGE   ((size_t)2 << 20) /* files of huge pages are mapped at multiples of it */
-#define AHEAD       3u                /* windows, which the others copy while one is made */
-#define LOOK_AHEAD  32u               /* windows that are made early with map=on */
-#define HEAT        (2 * WINDOW)      /* bytes read, before a window of which nobody knew is made */
+#define HUGE_PAGE   (2 << 20)    /* files of larger ones can't be mapped in windows */
+#define MAPPINGS    2u           /* of a window; the process has a limit, and other uses for them */
+#define AHEAD       3u           /* windows, which the others copy while one is made */
+#define LOOK_AHEAD  32u          /* windows that are made early with map=on */
+#define HEAT        (2 * WINDOW) /* bytes read, before a window of which nobody knew is made */
 #define MAX_DROPPED 64u
 #define MAX_FAILED  4u
 #define MAX_BAD     4u          /* windows dropped, where none was ever good */
@@ -45,7 +48,6 @@ struct posix_window {
     enum state state;
     uint8_t *cpu;     /* what is pinned */
     uint8_t *witness; /* the same pages, that nothing ever touches */
-    uint8_t *room;    /* where it lies, with guard pages on both sides */
     size_t nbytes;    /* whole pages, up to the end of the file as it was */
     struct gpunvme_buf buf;
     unsigned users;
@@ -94,6 +96,8 @@ void posix_map_init(struct gpunvme_store *store, struct posix_map *map, struct p
     const struct store_options *o = &store->uri.options;
     bool required = o->require_set && o->require == GPUNVME_ROUTE_MAPPED;
     enum store_switch wanted = o->map;
+    struct statfs fs;
+    uint64_t most;
 
     pthread_mutex_init(&map->lock, NULL);
     base_cond_init(&map->made);
@@ -105,12 +109,18 @@ void posix_map_init(struct gpunvme_store *store, struct posix_map *map, struct p
     map->eager = wanted == STORE_ON || required;
     map->patience_ns = patience(o, required);
     map->budget = posix_memory_nbytes() / 4 * (map->eager ? 3 : 1);
+    most = posix_max_mappings() / 4 / MAPPINGS;
+    if (map->budget / WINDOW > most)
+        map->budget = most * WINDOW;
     if (wanted == STORE_OFF)
         snprintf(map->why_not, sizeof(map->why_not), "map=off");
     else if (wanted == STORE_AUTO && map->emulated)
         snprintf(map->why_not, sizeof(map->why_not), "GPU memory is host memory");
     else if (file->block_device)
         snprintf(map->why_not, sizeof(map->why_not), "a block device has no pages of a file");
+    else if (!fstatfs(file->fd, &fs) && fs.f_type == HUGETLBFS_MAGIC && fs.f_bsize > HUGE_PAGE)
+        snprintf(map->why_not, sizeof(map->why_not), "the file's pages are of %ld MiB",
+                 (long)fs.f_bsize >> 20);
     else
         map->on = open_pagemap(map);
 }
@@ -119,9 +129,9 @@ static void unmap(struct posix_window *window)
 {
     if (window->cpu)
         munmap(window->cpu, window->nbytes);
-    if (window->room)
-        munmap(window->room, window->nbytes + 2 * HUGE_PAGE);
-    window->cpu = window->witness = window->room = NULL;
+    if (window->witness)
+        munmap(window->witness, window->nbytes);
+    window->cpu = window->witness = NULL;
 }
 
 static void unmake(struct posix_window *window)
@@ -186,25 +196,21 @@ static gpunvme_err_t pin(struct posix_window *window, unsigned gpu)
 
 /*
  * A second mapping, with the pages of now, for posix_map_check(). A page that is cut off leaves it
- * and must not come back: not by a touch, which its protection forbids (to mlockall(2), too), and
- * not by a fault beside it, for which Linux maps pages around. So it has nothing beside it that the
- * kernel would take for the same mapping. It is there before the pages are pinned.
+ * and can't come back: its protection forbids every touch (to mlockall(2), too), and a fault in
+ * another mapping, for which Linux maps pages around, leaves it alone: one that may be read is
+ * never taken for the same. It is there before the pages are pinned.
  */
 static gpunvme_err_t call_witness(const struct posix_map *map, struct posix_window *window,
                                   uint64_t begin)
 {
     size_t nbytes = window->nbytes;
-    uint8_t *room = mmap(NULL, nbytes + 2 * HUGE_PAGE, PROT_NONE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *witness = mmap(NULL, nbytes, PROT_READ, MAP_SHARED | MAP_POPULATE, map->fd, (off_t)begin);
 
-    if (room == MAP_FAILED)
-        return base_fail_errno(errno, "%zu bytes of addresses", nbytes);
-    window->room = room;
-    window->witness = room + HUGE_PAGE - ((uintptr_t)room & (HUGE_PAGE - 1));
-    if (mmap(window->witness, nbytes, PROT_READ, MAP_SHARED | MAP_FIXED | MAP_POPULATE, map->fd,
-             (off_t)begin) == MAP_FAILED ||
-        mprotect(window->witness, nbytes, PROT_NONE))
+    if (witness == MAP_FAILED)
         return base_fail_errno(errno, "mapping %zu bytes of the file", nbytes);
+    window->witness = witness;
+    if (mprotect(witness, nbytes, PROT_NONE))
+        return base_fail_errno(errno, "protecting %zu mapped bytes of the file", nbytes);
     return GPUNVME_OK;
 }
 

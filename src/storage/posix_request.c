@@ -65,7 +65,8 @@ static void plan(const struct posix_worker *w, struct posix_op *op)
     op->asked = op->piece.nbytes - op->done;
     op->before = 0;
     op->direct = false;
-    if (op->buffered || !posix_file_direct(file, op->piece.io->op, op->piece.nbytes))
+    /* Of the transfer: its last piece may be small. */
+    if (op->buffered || !posix_file_direct(file, op->piece.io->op, op->piece.io->nbytes))
         return;
     if (!posix_is_read(op)) {
         plan_write(w, op);

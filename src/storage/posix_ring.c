@@ -44,6 +44,7 @@ static int memory_file(size_t nbytes)
 gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nworkers, unsigned nslots,
                                 size_t slot_nbytes, bool in_file)
 {
+    size_t page;
     void *base;
 
     ring->parts = calloc(nworkers, sizeof(*ring->parts));
@@ -52,7 +53,8 @@ gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nworkers, unsi
     ring->slot_nbytes = slot_nbytes;
     ring->nslots = nslots;
     ring->nparts = nworkers;
-    ring->part_nbytes = slot_nbytes * nslots;
+    page = (size_t)sysconf(_SC_PAGESIZE); /* what is pinned is whole ones */
+    ring->part_nbytes = (slot_nbytes * nslots + page - 1) / page * page;
     ring->nbytes = ring->part_nbytes * nworkers;
     ring->fd = in_file ? memory_file(ring->nbytes) : -1;
     base = mmap(NULL, ring->nbytes, PROT_READ | PROT_WRITE,

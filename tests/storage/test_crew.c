@@ -175,6 +175,7 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     (void)state;
+    open_gate = true;
     crew_stop(crew);
     crew = NULL;
     store_regions_free(&store);

@@ -205,6 +205,15 @@ static gpunvme_err_t posix_expect(struct gpunvme_store *store, const struct gpun
     return store_keep_streams(store, gpu_memory, posix->threads * posix->ring.nslots);
 }
 
+/* Whether the epoch that ends tells what could be done. */
+static bool tells(struct posix *posix, uint64_t ns)
+{
+    bool slack = atomic_exchange(&posix->slack, false);
+    bool in_between = atomic_exchange(&posix->map.in_between, false);
+
+    return !slack && !in_between && ns < 8ull * POSIX_EPOCH_NS;
+}
+
 void posix_tune_look(struct posix *posix, uint64_t now)
 {
     uint64_t nbytes;
@@ -213,8 +222,7 @@ void posix_tune_look(struct posix *posix, uint64_t now)
         pthread_mutex_trylock(&posix->tune_lock))
         return;
     nbytes = atomic_exchange(&posix->epoch_nbytes, 0);
-    /* One with a pause in it says nothing, either. */
-    if (!atomic_exchange(&posix->slack, false) && now - posix->epoch < 8ull * POSIX_EPOCH_NS) {
+    if (tells(posix, now - posix->epoch)) {
         posix_tune_epoch(&posix->tune, nbytes, now - posix->epoch);
         posix->tune.may_ahead = atomic_load(&posix->map.on) && !posix->map.eager;
         atomic_store(&posix->chunk, 1u << posix->tune.chunk_shift);

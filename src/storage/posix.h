@@ -102,8 +102,8 @@ bool posix_file_direct(const struct posix_file *file, enum gpunvme_op op, size_t
  * then down, for an epoch between epochs without it. The step stays if the rate grew twice by more
  * than 1/32 (for fewer workers: did not fall, as they cost less): one epoch may be lucky. When
  * neither way helps, the next number's turn comes; when all have had theirs, and before the first,
- * nothing is tried for a while. An epoch without pressure says nothing of what could be done and is
- * left out.
+ * nothing is tried for a while. An epoch without pressure, one with a pause in it, or in which a
+ * window was pinned that nobody waited for, says nothing of what could be done and is left out.
  */
 struct posix_tune {
     uint32_t chunk_shift, min_shift, max_shift; /* pieces of 2^chunk_shift bytes */
@@ -256,6 +256,7 @@ struct posix_map {
     uint64_t budget; /* of all stores of the process together */
     unsigned makers; /* workers that are making one */
     uint64_t rest_until;
+    _Atomic bool in_between; /* one was made beside the copies: they were slower meanwhile */
     unsigned nfailed, ndropped;
     bool held_back; /* a window was not made for transfers in streams (storage/alone.h) */
     bool stuck;     /* one is being made for too long: nobody begins another */

@@ -441,6 +441,15 @@ static bool is_due(const struct posix_map *map, const struct posix_window *windo
            futex_now() >= map->rest_until && posix_file_is_warm(map->file, offset);
 }
 
+/* Under the lock, which is let go of meanwhile. Said before and after: it may take several epochs.
+ */
+static void make_in_between(struct posix_map *map, struct posix_window *window, unsigned gpu)
+{
+    atomic_store(&map->in_between, true);
+    try_to_make(map, window, gpu);
+    atomic_store(&map->in_between, true);
+}
+
 const void *posix_map_hold(struct posix_map *map, uint64_t offset, size_t nbytes, uint64_t end,
                            unsigned gpu, struct posix_window **out)
 {
@@ -458,7 +467,7 @@ const void *posix_map_hold(struct posix_map *map, uint64_t offset, size_t nbytes
         if (map->eager)
             make_eagerly(map, window, end, gpu);
         else if (is_due(map, window, offset))
-            try_to_make(map, window, gpu);
+            make_in_between(map, window, gpu);
         if (covers(map, window, offset, nbytes)) {
             *out = window;
             cpu = window->cpu + (offset & (WINDOW - 1));

@@ -187,6 +187,34 @@ static void it_rests_between_trials(void **state)
     assert_in_range(nchanges, 1, 100);
 }
 
+/* An epoch of a store's ends; whether the tuner was told. */
+static bool is_told(struct posix *posix, uint64_t ns)
+{
+    uint32_t rest = posix->tune.rest;
+
+    posix_tune_look(posix, posix->epoch + ns);
+    return posix->tune.rest != rest;
+}
+
+static void an_epoch_that_says_nothing_is_left_out(void **state)
+{
+    static struct posix posix;
+
+    (void)state;
+    posix.tune = fresh();
+    posix.epoch = 1000;
+    pthread_mutex_init(&posix.tune_lock, NULL);
+    assert_true(is_told(&posix, EPOCH));
+    atomic_store(&posix.slack, true);
+    assert_false(is_told(&posix, EPOCH));
+    atomic_store(&posix.map.in_between, true);
+    assert_false(is_told(&posix, EPOCH));
+    assert_false(is_told(&posix, 8ull * EPOCH));
+    assert_false(is_told(&posix, EPOCH - 1));
+    assert_true(is_told(&posix, EPOCH));
+    pthread_mutex_destroy(&posix.tune_lock);
+}
+
 static void an_epoch_of_no_time_is_survived(void **state)
 {
     struct posix_tune t = fresh();
@@ -209,6 +237,7 @@ int main(void)
         cmocka_unit_test(luck_sends_no_worker_home),
         cmocka_unit_test(a_short_transfer_meets_no_trial),
         cmocka_unit_test(it_rests_between_trials),
+        cmocka_unit_test(an_epoch_that_says_nothing_is_left_out),
         cmocka_unit_test(an_epoch_of_no_time_is_survived),
     };
 

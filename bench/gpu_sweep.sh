@@ -124,7 +124,7 @@ write_file() {
     {
         printf '{"benchmark": "gpu_sweep", "quick": %s, "date": "%s", "commit": "%s",\n "sections": {' \
             "$( ((quick)) && echo true || echo false)" "$(date -u +%FT%TZ)" \
-            "$(git rev-parse --short HEAD 2>/dev/null)"
+            "$(cut -c1-7 "$build/commit" 2>/dev/null || git rev-parse --short HEAD 2>/dev/null)"
         for name in ${all[@]+"${all[@]}"}; do
             ((first)) || printf ','
             first=0

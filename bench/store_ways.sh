@@ -61,7 +61,7 @@ if ! tail -n 1 "$folder/result" | grep -q '^ \]}$'; then
 fi
 printf '{"benchmark": "store_ways", "command": %s, "date": "%s", "commit": "%s",\n' \
     "$(text "$command")" "$(date -u +%FT%TZ)" \
-    "$(git -C "$root" rev-parse --short HEAD 2>/dev/null)"
+    "$(cut -c1-7 "$build/commit" 2>/dev/null || git -C "$root" rev-parse --short HEAD 2>/dev/null)"
 printf ' "machine": {"host": %s, "cpu": %s, "processors": %d, "file_system": %s}, "rc": %d,\n' \
     "$(text "$(hostname)")" "$(text "$cpu")" "$(nproc)" \
     "$(text "$(stat -f -c %T "$folder" 2>/dev/null)")" "$rc"

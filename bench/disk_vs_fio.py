@@ -27,7 +27,13 @@ BLOCKS, DEPTHS, JOBS = ("128k", "1m", "4m"), (4, 32), (1, 4)
 
 def nbytes(text):
     units = {"K": 10, "M": 20, "G": 30}
-    return int(text[:-1]) << units[text[-1]] if text[-1] in units else int(text)
+    return int(text[:-1]) << units[text[-1]] if text[-1:] in units else int(text)
+
+
+def at_least_one(text):
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: not a number from 1 on")
+    return int(text)
 
 
 def drop_cache(path):
@@ -39,8 +45,11 @@ def drop_cache(path):
 
 def run(command, seconds):
     """What it prints, as JSON."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          timeout=seconds)
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              timeout=seconds)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        sys.exit(f"disk_vs_fio: {error}")
     if done.returncode:
         sys.exit(f"disk_vs_fio: {command[0]}: exit code {done.returncode}: {done.stderr[-500:]}")
     return json.loads(done.stdout[done.stdout.index("{"):])
@@ -104,7 +113,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--mem", default="gpu", choices=("gpu", "pinned", "host"))
     parser.add_argument("--size", default="4G", type=nbytes)
-    parser.add_argument("--rounds", default=5, type=int)
+    parser.add_argument("--rounds", default=5, type=at_least_one)
     parser.add_argument("--seconds", default=120, type=float)
     parser.add_argument("--out", default=None)
     parser.add_argument("build")

@@ -260,10 +260,13 @@ static bool keep_open(struct gpunvme_store *store)
 }
 
 /* Under the lock, which is let go of meanwhile. */
-static void make_unlocked(struct posix_map *map, struct posix_window *window, unsigned gpu)
+static void make_unlocked(struct posix_map *map, struct posix_window *window, unsigned gpu,
+                          bool in_between)
 {
     gpunvme_err_t err;
 
+    if (in_between) /* and once more at its end: it may take several epochs */
+        atomic_store(&map->in_between, true);
     window->state = MAKING;
     window->since = futex_now();
     map->makers++;
@@ -273,6 +276,8 @@ static void make_unlocked(struct posix_map *map, struct posix_window *window, un
     pthread_mutex_lock(&map->lock);
     map->makers--;
     map->stuck = false;
+    if (in_between)
+        atomic_store(&map->in_between, true);
     map->rest_until = futex_now() + REST * (futex_now() - window->since);
     window->state = err ? FAILED : READY;
     if (err) {
@@ -316,21 +321,30 @@ static bool may_more_pin(const struct posix_map *map)
     return !map->stuck && (map->store->threads < 2 || map->makers + 1 < map->store->threads);
 }
 
-/* Under the lock, which is let go of meanwhile: makes the window, if that may be now. */
-static bool try_to_make(struct posix_map *map, struct posix_window *window, unsigned gpu)
+static bool is_over_budget(const struct posix_map *map)
+{
+    return atomic_load(&mapped_by_all) + WINDOW > map->budget;
+}
+
+/*
+ * Under the lock, which is let go of meanwhile: makes the window, if that may be now. `in_between`:
+ * beside the copies of all, who did not ask for it.
+ */
+static bool try_to_make(struct posix_map *map, struct posix_window *window, unsigned gpu,
+                        bool in_between)
 {
     if (!window || window->state != NEW || !atomic_load(&map->on) || !may_more_pin(map))
         return false;
     if (file_size(map) <= (uint64_t)window->number << POSIX_WINDOW_SHIFT)
         return false; /* no failure of the pinning's */
-    if (atomic_load(&mapped_by_all) + WINDOW > map->budget) {
+    if (is_over_budget(map)) {
         map->over_budget = true;
         return false;
     }
     if (!keep_open(map->store))
         return false;
     if (store_alone_enter(map->store)) {
-        make_unlocked(map, window, gpu);
+        make_unlocked(map, window, gpu, in_between);
         store_alone_leave(map->store);
     } else {
         map->held_back = true;
@@ -348,7 +362,7 @@ static bool make_a_later_one(struct posix_map *map, size_t number, uint64_t end,
         if ((uint64_t)i << POSIX_WINDOW_SHIFT >= end)
             return false;
         window = window_at(map, i);
-        if (try_to_make(map, window, gpu))
+        if (try_to_make(map, window, gpu, false))
             return true;
     }
     return false;
@@ -370,7 +384,7 @@ static void make_eagerly(struct posix_map *map, struct posix_window *window, uin
     for (;;) {
         uint64_t deadline;
 
-        try_to_make(map, window, gpu);
+        try_to_make(map, window, gpu, false);
         if (!is_awaited(map, window))
             return;
         deadline = (window->state == MAKING ? window->since : begin) + map->patience_ns;
@@ -437,17 +451,8 @@ void posix_map_release(struct posix_map *map, struct posix_window *window)
 /* Under the lock, map=auto: it has been read before, and is in the page cache. */
 static bool is_due(const struct posix_map *map, const struct posix_window *window, uint64_t offset)
 {
-    return window->heat > HEAT && window->state == NEW && !map->makers &&
+    return window->heat > HEAT && window->state == NEW && !map->makers && !is_over_budget(map) &&
            futex_now() >= map->rest_until && posix_file_is_warm(map->file, offset);
-}
-
-/* Under the lock, which is let go of meanwhile. Said before and after: it may take several epochs.
- */
-static void make_in_between(struct posix_map *map, struct posix_window *window, unsigned gpu)
-{
-    atomic_store(&map->in_between, true);
-    try_to_make(map, window, gpu);
-    atomic_store(&map->in_between, true);
 }
 
 const void *posix_map_hold(struct posix_map *map, uint64_t offset, size_t nbytes, uint64_t end,
@@ -467,7 +472,7 @@ const void *posix_map_hold(struct posix_map *map, uint64_t offset, size_t nbytes
         if (map->eager)
             make_eagerly(map, window, end, gpu);
         else if (is_due(map, window, offset))
-            make_in_between(map, window, gpu);
+            try_to_make(map, window, gpu, true);
         if (covers(map, window, offset, nbytes)) {
             *out = window;
             cpu = window->cpu + (offset & (WINDOW - 1));

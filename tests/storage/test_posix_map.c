@@ -228,19 +228,34 @@ static gpunvme_err_t copy_pinned(uint8_t *got, struct posix_window *window, cons
     return err ? err : gpunvme_mem_copy(got, GPUNVME_MEM_HOST, memory.gpu, GPUNVME_MEM_GPU, nbytes);
 }
 
+/* The file's first MiB, pinned. */
+static const void *open_and_hold(struct posix_window **window)
+{
+    const void *cpu;
+
+    open_map(STORE_ON);
+    cpu = hold(0, MIB, window);
+    assert_non_null(cpu);
+    return cpu;
+}
+
+/* The file has other pages from `from` on, with other bytes. */
+static void replace_from(off_t from, uint8_t seed)
+{
+    assert_int_equal(ftruncate(fd, from), 0);
+    put(seed, 0, NBYTES);
+}
+
 static void pages_that_were_replaced_after_a_copy_are_noticed(void **state)
 {
     struct posix_window *window;
     const void *cpu;
 
     (void)state;
-    open_map(STORE_ON);
-    cpu = hold(0, MIB, &window);
-    assert_non_null(cpu);
+    cpu = open_and_hold(&window);
     assert_int_equal(copy_pinned(bytes + NBYTES, window, cpu, MIB), GPUNVME_OK);
     assert_true(posix_map_check(&map, window, 0, MIB));
-    assert_int_equal(ftruncate(fd, 4096), 0);
-    put(3, 0, NBYTES);
+    replace_from(4096, 3);
     assert_false(posix_map_check(&map, window, 0, MIB));
     posix_map_release(&map, window);
     posix_map_destroy(&map);
@@ -284,11 +299,8 @@ static void pages_that_were_replaced_and_touched_are_noticed(void **state)
     const void *cpu;
 
     (void)state;
-    open_map(STORE_ON);
-    cpu = hold(0, MIB, &window);
-    assert_non_null(cpu);
-    assert_int_equal(ftruncate(fd, 4096), 0);
-    put(3, 0, NBYTES);
+    cpu = open_and_hold(&window);
+    replace_from(4096, 3);
     assert_int_equal(((const volatile uint8_t *)cpu)[MIB / 2], bytes[MIB / 2]);
     is_noticed_or_right(window, cpu, 0, MIB);
     is_noticed_or_right(window, (const uint8_t *)cpu + MIB / 2, MIB / 2, 1);
@@ -317,12 +329,9 @@ static void a_copy_of_replaced_pages_is_noticed_whoever_copies(void **state)
         struct posix_window *window;
         const uint8_t *cpu;
 
-        open_map(STORE_ON);
         put((uint8_t)i, 0, NBYTES);
-        cpu = hold(0, MIB, &window);
-        assert_non_null(cpu);
-        assert_int_equal(ftruncate(fd, 0), 0);
-        put((uint8_t)(i + 99), 0, NBYTES);
+        cpu = open_and_hold(&window);
+        replace_from(0, (uint8_t)(i + 99));
         assert_false(is_in_page_table(cpu));
         is_noticed_or_right(window, cpu, 0, sizes[i]);
         if (is_in_page_table(cpu))
@@ -340,8 +349,7 @@ static void replace_pages(const void *cpu)
     (void)cpu;
     if (!replace_after || --replace_after)
         return;
-    assert_int_equal(ftruncate(fd, 0), 0);
-    put(55, 0, NBYTES);
+    replace_from(0, 55);
 }
 
 /* The fault for the next one maps those around it, which are not those that were pinned. */
@@ -431,25 +439,46 @@ static void a_file_that_never_stays_the_same_is_left_alone(void **state)
     posix_map_destroy(&map);
 }
 
-static void unasked_only_what_is_read_again_is_pinned(void **state)
+/* As with a GPU. */
+static void open_auto(void)
 {
-    struct posix_window *window;
-
-    (void)state;
     open_map(STORE_AUTO);
     assert_int_equal(atomic_load(&map.on), !gpunvme_mem_gpu_is_host());
     atomic_store(&map.on, true);
     if (map.pagemap < 0)
         map.pagemap = open("/proc/self/pagemap", O_RDONLY);
+}
+
+static void unasked_only_what_is_read_again_is_pinned(void **state)
+{
+    struct posix_window *window;
+
+    (void)state;
+    open_auto();
     assert_null(hold(0, MIB, &window));
     for (int i = 0; i < 64; i++)
         if (hold(0, MIB, &window)) {
             posix_map_release(&map, window);
             assert_in_range(i, 16, 63);
+            assert_true(atomic_load(&map.in_between)); /* copies were slower meanwhile */
             posix_map_destroy(&map);
             return;
         }
     fail_msg("64 MiB were read in a window of 16, and it was not pinned");
+}
+
+/* Or no tuning would ever be done beside a file that is larger than what may be pinned. */
+static void what_may_not_be_pinned_disturbs_no_tuning(void **state)
+{
+    struct posix_window *window;
+
+    (void)state;
+    open_auto();
+    map.budget = 0;
+    for (int i = 0; i < 64; i++)
+        assert_null(hold(0, MIB, &window));
+    assert_false(atomic_load(&map.in_between));
+    posix_map_destroy(&map);
 }
 
 static void a_window_can_be_made_in_front_of_those_who_read(void **state)
@@ -570,6 +599,7 @@ int main(void)
         TEST(what_is_not_there_is_an_error_and_no_signal),
         TEST(a_file_that_never_stays_the_same_is_left_alone),
         TEST(unasked_only_what_is_read_again_is_pinned),
+        TEST(what_may_not_be_pinned_disturbs_no_tuning),
         TEST(a_window_can_be_made_in_front_of_those_who_read),
         TEST(what_lies_behind_the_end_is_no_failure),
         TEST(stores_share_what_may_be_pinned),

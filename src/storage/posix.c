@@ -214,14 +214,16 @@ static bool tells(struct posix *posix, uint64_t ns)
     return !slack && !in_between && ns < 8ull * POSIX_EPOCH_NS;
 }
 
-void posix_tune_look(struct posix *posix, uint64_t now)
+/* Another worker may have begun a new one after the caller looked at the clock. */
+static bool is_over(const struct posix *posix, uint64_t now)
 {
-    uint64_t nbytes;
+    return (int64_t)(now - __atomic_load_n(&posix->epoch, __ATOMIC_RELAXED)) >= POSIX_EPOCH_NS;
+}
 
-    if (now - __atomic_load_n(&posix->epoch, __ATOMIC_RELAXED) < POSIX_EPOCH_NS ||
-        pthread_mutex_trylock(&posix->tune_lock))
-        return;
-    nbytes = atomic_exchange(&posix->epoch_nbytes, 0);
+static void end_epoch(struct posix *posix, uint64_t now)
+{
+    uint64_t nbytes = atomic_exchange(&posix->epoch_nbytes, 0);
+
     if (tells(posix, now - posix->epoch)) {
         posix_tune_epoch(&posix->tune, nbytes, now - posix->epoch);
         posix->tune.may_ahead = atomic_load(&posix->map.on) && !posix->map.eager;
@@ -233,6 +235,14 @@ void posix_tune_look(struct posix *posix, uint64_t now)
         }
     }
     __atomic_store_n(&posix->epoch, now, __ATOMIC_RELAXED);
+}
+
+void posix_tune_look(struct posix *posix, uint64_t now)
+{
+    if (!is_over(posix, now) || pthread_mutex_trylock(&posix->tune_lock))
+        return;
+    if (is_over(posix, now))
+        end_epoch(posix, now);
     pthread_mutex_unlock(&posix->tune_lock);
 }
 

@@ -99,11 +99,13 @@ bool posix_file_direct(const struct posix_file *file, enum gpunvme_op op, size_t
  * workers take part (`active`), and whether one of them pins windows of the page cache in front of
  * the others (`ahead`, 0 or 1; posix_map.c). While there is more to do than hands to do it, time is
  * cut into epochs of some ms; each gives a rate. One number at a time is moved by one step, up and
- * then down, for an epoch between epochs without it. The step stays if the rate grew twice by more
- * than 1/32 (for fewer workers: did not fall, as they cost less): one epoch may be lucky. When
- * neither way helps, the next number's turn comes; when all have had theirs, and before the first,
- * nothing is tried for a while. An epoch without pressure, one with a pause in it, or in which a
- * window was pinned that nobody waited for, says nothing of what could be done and is left out.
+ * then down, for an epoch between epochs without it. The first epoch after each change is not
+ * counted: workers that were sent home still move what they had in hand, others only begin. The
+ * step stays if the rate grew three times in a row by more than 1/32 (for fewer workers: did not
+ * fall, as they cost less): one epoch may be lucky. When neither way helps, the next number's turn
+ * comes; when all have had theirs, and before the first, nothing is tried for a while. An epoch
+ * without pressure, one with a pause in it, or in which a window was pinned that nobody waited for,
+ * says nothing of what could be done and is left out.
  */
 struct posix_tune {
     uint32_t chunk_shift, min_shift, max_shift; /* pieces of 2^chunk_shift bytes */
@@ -114,8 +116,9 @@ struct posix_tune {
     double rate;     /* of the epoch before a trial, bytes/ns */
     uint32_t turn;   /* which trial is on: index into the list of trials */
     uint32_t before; /* what the number was */
+    uint32_t nwon;   /* it was better, in a row */
     bool trying;
-    bool won;      /* it was better once */
+    bool settling; /* something was changed in this epoch */
     uint32_t rest; /* epochs left without trials */
 };
 

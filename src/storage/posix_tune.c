@@ -7,6 +7,7 @@
 
 #define REST  64u /* epochs */
 #define START 16u /* a short transfer is over before trials cost it anything */
+#define WINS  3u  /* one epoch may be lucky */
 
 enum trial { CHUNK_UP, CHUNK_DOWN, FEWER, MORE, AHEAD, NOT_AHEAD, NTRIALS };
 
@@ -62,13 +63,13 @@ static bool step(struct posix_tune *t)
 /* Starts the next trial that can be made, or rests. */
 static void next_trial(struct posix_tune *t)
 {
-    for (; t->turn < NTRIALS; t->turn++, t->won = false) {
+    for (; t->turn < NTRIALS; t->turn++, t->nwon = 0) {
         bool fixed = t->turn <= CHUNK_DOWN ? t->fixed_chunk
                      : t->turn <= MORE     ? t->fixed_active
                                            : false;
 
         if (!fixed && step(t)) {
-            t->trying = true;
+            t->trying = t->settling = true;
             return;
         }
     }
@@ -83,12 +84,13 @@ static void judge(struct posix_tune *t, double rate)
     bool better = rate >= t->rate * enough;
 
     t->trying = false;
-    if (better && t->won) {
-        t->won = false; /* it stays, and the same step is tried again */
+    t->nwon = better ? t->nwon + 1 : 0;
+    if (t->nwon == WINS) {
+        t->nwon = 0; /* it stays, and the same step is tried again */
         return;
     }
     *number_of(t) = t->before;
-    t->won = better;
+    t->settling = true;
     if (!better)
         t->turn++;
 }
@@ -97,7 +99,9 @@ void posix_tune_epoch(struct posix_tune *t, uint64_t nbytes, uint64_t ns)
 {
     double rate = (double)nbytes / (double)(ns ? ns : 1);
 
-    if (t->rest) {
+    if (t->settling) {
+        t->settling = false;
+    } else if (t->rest) {
         t->rest--;
     } else if (t->trying) {
         judge(t, rate);

@@ -17,17 +17,18 @@
 #include "storage/posix.h"
 
 /* What an H200 machine of 16 cores and smaller ones were happy with; see bench/store_rate.c. */
-#define CHUNK_SHIFT     21u /* 2 MiB: each copy costs the copy engine 3 us beside its bytes */
-#define MIN_CHUNK_SHIFT 19u
-#define MAX_CHUNK_SHIFT 21u
-#define LARGEST_CHUNK   (16u << 20) /* that chunk= can ask for */
-#define MAX_SLOTS       8u          /* of a worker */
-#define MIN_SLOTS       2u          /* one is filled while the other is copied */
-#define ENOUGH_NBYTES   (64u << 20) /* of all slots: to pin more costs time when it is first used */
-#define DEPTH           128u
-#define MAX_THREADS     16u
-#define MIN_THREADS     2u
-#define BLIND_THREADS   8u /* at least, where each waits for one request at a time */
+#define CHUNK_SHIFT        21u /* 2 MiB: each copy costs the copy engine 3 us beside its bytes */
+#define MEMORY_CHUNK_SHIFT 22u /* no drive has to be kept busy by many at a time */
+#define MIN_CHUNK_SHIFT    19u
+#define LARGEST_CHUNK      (16u << 20) /* that chunk= can ask for */
+#define MAX_SLOTS          8u          /* of a worker */
+#define MIN_SLOTS          2u          /* one is filled while the other is copied */
+#define ENOUGH_NBYTES      (64u << 20) /* of all slots: to pin them takes time, at first use */
+#define ENOUGH_PART        (16u << 20) /* of a worker's */
+#define DEPTH              128u
+#define MAX_THREADS        16u
+#define MIN_THREADS        2u
+#define BLIND_THREADS      8u /* at least, where each waits for one request at a time */
 
 static unsigned threads_of(const struct gpunvme_store *store, bool uring)
 {
@@ -73,13 +74,14 @@ static gpunvme_err_t set_sizes(struct gpunvme_store *store, struct posix *posix)
 {
     const struct store_options *o = &store->uri.options;
     uint64_t chunk = o->chunk_nbytes < LARGEST_CHUNK ? o->chunk_nbytes : LARGEST_CHUNK;
-    uint64_t largest = chunk ? chunk : 1u << MAX_CHUNK_SHIFT;
+    uint32_t most = posix->file.in_memory ? MEMORY_CHUNK_SHIFT : CHUNK_SHIFT;
+    uint64_t largest = chunk ? chunk : 1u << most;
     unsigned nslots;
 
     posix->threads = store->threads = threads_of(store, posix->uring);
     posix->depth = o->depth ? o->depth : DEPTH;
-    posix_tune_init(&posix->tune, chunk ? shift_of(chunk) : CHUNK_SHIFT, MIN_CHUNK_SHIFT,
-                    MAX_CHUNK_SHIFT, posix->threads);
+    posix_tune_init(&posix->tune, chunk ? shift_of(chunk) : most, MIN_CHUNK_SHIFT, most,
+                    posix->threads);
     posix->tune.fixed_chunk = chunk != 0;
     posix->tune.fixed_active = o->threads != 0;
     atomic_store(&posix->chunk, 1u << posix->tune.chunk_shift);
@@ -88,6 +90,8 @@ static gpunvme_err_t set_sizes(struct gpunvme_store *store, struct posix *posix)
     if (largest < POSIX_LEAST_SLOT)
         largest = POSIX_LEAST_SLOT;
     nslots = (unsigned)(ENOUGH_NBYTES / largest / posix->threads);
+    if (nslots > ENOUGH_PART / largest)
+        nslots = (unsigned)(ENOUGH_PART / largest);
     if (nslots > MAX_SLOTS)
         nslots = MAX_SLOTS;
     if (nslots > posix->depth)

@@ -61,9 +61,9 @@ struct gpunvme_device;
  * in emulated ones) it is reset once to do without, or, if it has I/O queues of the CPU that rely
  * on them, this fails: open it with no_shadow_doorbells. `opts` may be NULL. The controller stays
  * the caller's, and open as long as this is. Errors: UNSUPPORTED (the transport's doorbells cannot
- * be mapped, or it cannot reach the memory that the placement asks for: the detail says which),
- * LIMIT (no queue is free, or the controller's queues and transfers are smaller than what was asked
- * for), INVALID, NOMEM, GPU.
+ * be mapped, it cannot reach the memory that the placement asks for, or the GPU does not order what
+ * drives write there: the detail says which), LIMIT (no queue is free, or the controller's queues
+ * and transfers are smaller than what was asked for), INVALID, NOMEM, GPU.
  */
 gpunvme_err_t gpunvme_device_open(struct gpunvme_ctrl *ctrl, const struct gpunvme_device_opts *opts,
                                   struct gpunvme_device **out);

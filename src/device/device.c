@@ -188,18 +188,45 @@ static const char *tier3_lacks(const struct gpunvme_device *dev)
     return NULL;
 }
 
+/*
+ * Where the GPU does not order what other devices write to it, a kernel may see a completion before
+ * its data (docs/ORDERING.md, Placement), and only a flush by the CPU between the two would help.
+ * The software controller writes by copies that have ended, or by the stores of a kernel.
+ */
+const char *device_writes_lack(const struct gpunvme_device *dev)
+{
+    int ordering = dev->ordering.writes_ordering;
+
+    if (!dev->has_gpu || !strcmp(dev->transport->ops->name, "sim") ||
+        ordering >= LIFE_ORDERED_FOR_OWNER)
+        return NULL;
+    return ordering < 0 ? "CUDA does not say how this GPU orders what other devices write to it: "
+                          "take tier 1"
+                        : "this GPU does not order what other devices write to it: take tier 1";
+}
+
+/* Whether the controller reaches memory of the GPU at all, and what it writes there is in order. */
+static gpunvme_err_t check_gpu_memory(struct gpunvme_device *dev)
+{
+    const char *lacks = device_writes_lack(dev);
+    struct device_mem probe = {0};
+    gpunvme_err_t err;
+
+    if (lacks)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED, "%s", lacks);
+    err = device_mem_alloc(dev, 4096, GPUNVME_MEM_GPU, &probe);
+    device_mem_free(dev, &probe);
+    return err;
+}
+
 static gpunvme_err_t try_tier(struct gpunvme_device *dev, enum gpunvme_placement tier)
 {
     static const char *const what[] = {"", "", "data", "queues"};
     gpunvme_err_t err = GPUNVME_OK;
 
     dev->placement = tier;
-    if (tier != GPUNVME_PLACEMENT_TIER1) { /* whether the controller reaches such memory at all */
-        struct device_mem probe = {0};
-
-        err = device_mem_alloc(dev, 4096, GPUNVME_MEM_GPU, &probe);
-        device_mem_free(dev, &probe);
-    }
+    if (tier != GPUNVME_PLACEMENT_TIER1)
+        err = check_gpu_memory(dev);
     if (!err)
         err = open_queues(dev);
     if (err && !*dev->why_not_higher)

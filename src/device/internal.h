@@ -82,6 +82,8 @@ struct gpunvme_device {
 enum gpunvme_mem device_data_mem(const struct gpunvme_device *dev);
 gpunvme_err_t device_enter(const struct gpunvme_device *dev); /* its GPU is the thread's */
 void device_leave(const struct gpunvme_device *dev);
+/* Why the controller must not write to this GPU's memory; NULL: it may. */
+const char *device_writes_lack(const struct gpunvme_device *dev);
 
 /* doorbell.c. Windows are shared: the same memory is mapped once for all who ask. */
 gpunvme_err_t device_window_open(volatile void *cpu, size_t nbytes, bool is_unsafe_allowed,

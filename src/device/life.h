@@ -40,6 +40,8 @@ struct life_ordering {
     int flush_options;   /* cudaFlushGPUDirectRDMAWritesOptions; likewise */
 };
 
+#define LIFE_ORDERED_FOR_OWNER 100 /* cudaGPUDirectRDMAWritesOrderingOwner; more is better */
+
 struct life;
 
 /* On GPU number `gpu`, where there is one. Loads the kernel, so that no order waits for that. */

@@ -288,6 +288,29 @@ static void the_defaults_take_what_is_free(void **state)
     rig_close(&r);
 }
 
+static void drives_write_only_to_gpus_that_order_what_they_write(void **state)
+{
+    static const struct gpunvme_transport_ops drive = {.name = "nvme"}, sim = {.name = "sim"};
+    struct gpunvme_transport transport = {.ops = &drive};
+    struct gpunvme_device dev = {.transport = &transport, .has_gpu = true};
+
+    (void)state;
+    dev.ordering.writes_ordering = 0; /* none */
+    assert_non_null(device_writes_lack(&dev));
+    dev.ordering.writes_ordering = -1; /* unknown */
+    assert_non_null(device_writes_lack(&dev));
+    dev.ordering.writes_ordering = 100; /* for its owner */
+    assert_null(device_writes_lack(&dev));
+    dev.ordering.writes_ordering = 200; /* for all */
+    assert_null(device_writes_lack(&dev));
+    dev.ordering.writes_ordering = 0;
+    dev.has_gpu = false; /* its memory is the host's */
+    assert_null(device_writes_lack(&dev));
+    dev.has_gpu = true;
+    transport.ops = &sim;
+    assert_null(device_writes_lack(&dev));
+}
+
 static void shadow_doorbells_are_given_up_unless_the_cpu_relies_on_them(void **state)
 {
     struct gpunvme_ctrl_info info;
@@ -896,6 +919,7 @@ int main(void)
         cmocka_unit_test(a_device_opens_and_works_at_every_placement_with_every_reaper),
         cmocka_unit_test(what_the_controller_has_not_is_refused),
         cmocka_unit_test(the_defaults_take_what_is_free),
+        cmocka_unit_test(drives_write_only_to_gpus_that_order_what_they_write),
         cmocka_unit_test(shadow_doorbells_are_given_up_unless_the_cpu_relies_on_them),
         cmocka_unit_test(every_slot_has_its_list_and_its_bounce_block),
         cmocka_unit_test(a_namespace_without_io_is_refused),

@@ -1308,8 +1308,7 @@ GPUNVME_FN void gpunvme_dev_reap(const struct gpunvme_dev_ns *ns, uint32_t first
     struct gpunvme_dev_group g = gpunvme_dev_warp();
     uint32_t stopped;
 
-    stride = stride ? stride : 1;
-
+    stride = !stride ? 1 : stride < ns->nqueues ? stride : ns->nqueues; /* base does not wrap */
     do {
         uint32_t taken = 0;
 

@@ -388,6 +388,38 @@ static void a_warp_of_its_own_can_reap(void **state)
     check_reaper(GPUNVME_REAPER_WARP, reap_as_a_warp);
 }
 
+/* One look of a reaper that has been stopped already. */
+static void reap_once(struct fixture *f, uint32_t first, uint32_t stride)
+{
+    const uint32_t stop = 1;
+
+    gpunvme_dev_reap(&f->ns, first, stride, &stop);
+}
+
+static void a_reaper_of_one_queue_leaves_the_others_alone(void **state)
+{
+    uint64_t until = gpunvme_clock_ns() + 10000 * MS;
+    struct gpunvme_dev_token token;
+    struct gpunvme_dev_ns zeroth;
+    struct dev_rig_opts opts;
+    struct fixture f;
+
+    (void)state;
+    dev_rig_opts_init(&opts);
+    opts.nqueues = 2;
+    opts.reaper = GPUNVME_REAPER_WARP;
+    fixture_open(&f, "sim:size=512K", &opts);
+    zeroth = gpunvme_dev_on_queue(&f.ns, 0);
+    assert_int_equal(gpunvme_dev_submit_read(&zeroth, 0, 1, &f.buf, 0, &token), GPUNVME_OK);
+    while (!gpunvme_dev_queue_has_news(token.queue) && gpunvme_clock_ns() < until)
+        sched_yield();
+    reap_once(&f, 1, UINT32_MAX);
+    assert_int_equal(gpunvme_dev_test(&token), GPUNVME_ERR_AGAIN);
+    reap_once(&f, 0, UINT32_MAX);
+    assert_int_equal(gpunvme_dev_test(&token), GPUNVME_OK);
+    fixture_close(&f);
+}
+
 static void a_thread_of_the_cpu_can_reap(void **state)
 {
     (void)state;
@@ -405,6 +437,7 @@ int main(void)
         cmocka_unit_test(no_lock_is_held_across_io),
         cmocka_unit_test(tokens_that_nobody_waits_for_stop_nobody),
         cmocka_unit_test(a_warp_of_its_own_can_reap),
+        cmocka_unit_test(a_reaper_of_one_queue_leaves_the_others_alone),
         cmocka_unit_test(a_thread_of_the_cpu_can_reap),
     };
 

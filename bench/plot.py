@@ -93,6 +93,18 @@ def quotient(a, b):
     return a / b if a and b else None
 
 
+def goals_of_tier1(sweep):
+    """One for each controller, so that what one reaches does not hide what another does not."""
+    found = {}
+    for row in rows(sweep, "tier1"):
+        if "cpu_iops" in row:
+            ratio = row["iops"]["median"] / row["cpu_iops"]["median"]
+            found[row["uri"]] = max(ratio, found.get(row["uri"], 0))
+    for uri, ratio in (found or {"": None}).items():
+        name = uri and f", {uri}"
+        yield f"tier 1{name}: by the GPU / by CPU threads, best thread count", 0.85, ratio
+
+
 def goals_of_ways(sweep):
     uris = {row["uri"] for row in rows(sweep, "ways")}
     for uri in sorted(uris):
@@ -140,7 +152,6 @@ def goals(sweep):
     """Name, what is wanted, what was reached (None: not measured), whether that is enough."""
     threads, writes = rows(sweep, "threads", block=512), rows(sweep, "writes")
     few = [row for row in threads if row["threads"] <= 4096]
-    tier1 = rows(sweep, "tier1")
     blocks = rows(sweep, "blocks", block=4096, op="read")
     at_least = [
         ("512-byte reads/s", 100e6, fastest(threads)),
@@ -152,16 +163,9 @@ def goals(sweep):
             ratios([r for r in writes if r["op"] == "write"], [r for r in writes if r["op"] == "read"]),
         ),
         ("4 KiB reads/s", 50e6, fastest(blocks)),
-        (
-            "tier 1: by the GPU / by CPU threads",
-            0.85,
-            max(
-                (r["iops"]["median"] / r["cpu_iops"]["median"] for r in tier1 if "cpu_iops" in r),
-                default=None,
-            ),
-        ),
     ]
     table = [(*goal, None) for goal in at_least]
+    table += [(*goal, None) for goal in goals_of_tier1(sweep)]
     table += [(*goal, None) for goal in goals_of_ways(sweep)]
     table += [(*goal, None) for goal in goals_of_errors(sweep)]
     table = [(n, w, g, g is not None and g >= w) for n, w, g, _ in table]

@@ -337,6 +337,19 @@ class Plot(unittest.TestCase):
         name = f"{uri[15:]}: apart / lockstep, at most 4096 threads"
         self.assertEqual(reached(s, name), (2, False))
 
+    def test_each_controller_on_cpu_threads_has_the_goal_for_itself(self):
+        few, many = "sim:threads=1,spin", "sim:threads=8,spin"
+        s = sweep(
+            tier1=[
+                row(uri=few, iops=1e6, cpu_iops={"median": 2e6}),
+                row(uri=many, iops=1e6, cpu_iops={"median": 4e6}),
+                row(uri=many, iops=9e6, cpu_iops={"median": 9e6}, threads=4096),
+            ]
+        )
+        name = "tier 1, {}: by the GPU / by CPU threads, best thread count"
+        self.assertEqual(reached(s, name.format(few)), (0.5, False))
+        self.assertEqual(reached(s, name.format(many)), (1, True))
+
     def test_latency_must_be_at_most_its_goal(self):
         s = sweep()
         result = {"tier": 1, "label": "x", "ratio": {"median": 1.6, "min": 1.5, "max": 1.7}}

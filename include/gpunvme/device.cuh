@@ -10,8 +10,8 @@
  *
  * Three ways to call, which may be mixed in one kernel and on one queue:
  *
- *   by itself     gpunvme_dev_read, _write, _flush, _read_bytes, …: each thread for itself, from
- *                 any branch. Lanes of a warp that call together share one reservation and one
+ *   by itself     gpunvme_dev_read, _write, _flush, _readv, _read_bytes, …: each thread for itself,
+ *                 from any branch. Lanes of a warp that call together share one reservation and one
  *                 doorbell.
  *   split phase   gpunvme_dev_submit_read, …, then gpunvme_dev_test or _wait with the token.
  *   together      gpunvme_dev_warp_… and gpunvme_dev_block_…: all threads of the warp, or block,
@@ -1005,6 +1005,18 @@ GPUNVME_FN int gpunvme_dev_group_vec(const struct gpunvme_dev_ns *ns, struct gpu
         &g, gpunvme_dev_run(ns, gpunvme_dev_queue_of_warp(ns), g.mask, op, &job, buf, timeout_ns));
 }
 
+/* One flush for all: what any of them has written before they call is complete by then. */
+GPUNVME_FN int gpunvme_dev_group_flush(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_group g,
+                                       uint64_t timeout_ns)
+{
+    int err = GPUNVME_OK;
+
+    if (!g.unit)
+        err = gpunvme_dev_command(ns, gpunvme_dev_queue_of_warp(ns), GPUNVME_CMD_FLUSH, 0, 1, 0, 0,
+                                  timeout_ns);
+    return gpunvme_dev_agree(&g, err);
+}
+
 /*
  * Bytes: a lane takes the part of the first block, another that of the last one. What is between
  * is shared as a range, or block by block where it is not at a dword in memory.
@@ -1155,6 +1167,34 @@ GPUNVME_FN int gpunvme_dev_flush(const struct gpunvme_dev_ns *ns, uint64_t timeo
                                timeout_ns);
 }
 
+/* n elements of this thread's own, one after the other; the first error ends it. */
+GPUNVME_FN int gpunvme_dev_vector(const struct gpunvme_dev_ns *ns, uint32_t op,
+                                  const struct gpunvme_dev_vec *vec, uint64_t n,
+                                  const struct gpunvme_dev_buf *buf, uint64_t timeout_ns)
+{
+    struct gpunvme_dev_queue *q = gpunvme_dev_queue_of_warp(ns);
+    struct gpunvme_dev_job job = GPUNVME_DEV_ZEROES;
+
+    job.vec = vec;
+    job.n = n;
+    job.stride = 1;
+    return gpunvme_dev_run(ns, q, gpunvme_dev_companions(q), op, &job, buf, timeout_ns);
+}
+
+GPUNVME_FN int gpunvme_dev_readv(const struct gpunvme_dev_ns *ns, const struct gpunvme_dev_vec *vec,
+                                 uint64_t n, const struct gpunvme_dev_buf *buf, uint64_t timeout_ns)
+{
+    return gpunvme_dev_vector(ns, GPUNVME_CMD_READ, vec, n, buf, timeout_ns);
+}
+
+GPUNVME_FN int gpunvme_dev_writev(const struct gpunvme_dev_ns *ns,
+                                  const struct gpunvme_dev_vec *vec, uint64_t n,
+                                  const struct gpunvme_dev_buf *buf, unsigned flags,
+                                  uint64_t timeout_ns)
+{
+    return gpunvme_dev_vector(ns, gpunvme_dev_write_op(flags), vec, n, buf, timeout_ns);
+}
+
 /*
  * Any bytes of the namespace, to or from any byte of the buffer. Whole blocks go directly, where
  * they are at a dword in memory; ends that are not whole blocks go through a bounce block. A write
@@ -1223,6 +1263,12 @@ GPUNVME_FN int gpunvme_dev_warp_writev(const struct gpunvme_dev_ns *ns,
                                  timeout_ns);
 }
 
+/* gpunvme_dev_flush(), once, of what all lanes have written. */
+GPUNVME_FN int gpunvme_dev_warp_flush(const struct gpunvme_dev_ns *ns, uint64_t timeout_ns)
+{
+    return gpunvme_dev_group_flush(ns, gpunvme_dev_warp(), timeout_ns);
+}
+
 /* gpunvme_dev_read_bytes() and gpunvme_dev_write_bytes() of a warp. */
 GPUNVME_FN int gpunvme_dev_warp_read_bytes(const struct gpunvme_dev_ns *ns, uint64_t offset,
                                            uint64_t nbytes, const struct gpunvme_dev_buf *buf,
@@ -1275,6 +1321,11 @@ GPUNVME_FN int gpunvme_dev_block_writev(const struct gpunvme_dev_ns *ns,
 {
     return gpunvme_dev_group_vec(ns, gpunvme_dev_block(), gpunvme_dev_write_op(flags), vec, n, buf,
                                  timeout_ns);
+}
+
+GPUNVME_FN int gpunvme_dev_block_flush(const struct gpunvme_dev_ns *ns, uint64_t timeout_ns)
+{
+    return gpunvme_dev_group_flush(ns, gpunvme_dev_block(), timeout_ns);
 }
 
 GPUNVME_FN int gpunvme_dev_block_read_bytes(const struct gpunvme_dev_ns *ns, uint64_t offset,

@@ -110,6 +110,7 @@ static __global__ void threads_write(struct gpunvme_dev_ns ns, struct gpunvme_de
 {
     unsigned t = thread_index();
     uint64_t lba = HALF + t * 16, off = (uint64_t)t * PART;
+    struct gpunvme_dev_vec own[] = {{lba, off, 3}, {lba + 8, off + 4096, 5}};
 
     for (unsigned nlb = 1; nlb <= 16; nlb += 3) {
         fill(&buf, off, lba * 512, nlb * 512, nlb, 0, 1);
@@ -120,6 +121,13 @@ static __global__ void threads_write(struct gpunvme_dev_ns ns, struct gpunvme_de
         verify(o, &buf, off, lba * 512, nlb * 512, nlb, 0, 1);
     }
     count(o, gpunvme_dev_flush(&ns, 0), GPUNVME_OK);
+    fill(&buf, off, 0, 16 * 512, 99, 0, 1);
+    count(o, gpunvme_dev_readv(&ns, own, 2, &buf, 0), GPUNVME_OK);
+    verify(o, &buf, off, lba * 512, 3 * 512, 16, 0, 1);
+    verify(o, &buf, off + 4096, (lba + 8) * 512, 5 * 512, 16, 0, 1);
+    count(o, gpunvme_dev_writev(&ns, own, 2, &buf, 0, 0), GPUNVME_OK);
+    count(o, gpunvme_dev_read(&ns, lba, 16, &buf, off, 0), GPUNVME_OK);
+    verify(o, &buf, off, lba * 512, 16 * 512, 16, 0, 1);
 }
 
 static __global__ void threads_move_bytes(struct gpunvme_dev_ns ns, struct gpunvme_dev_buf buf,
@@ -157,6 +165,7 @@ static __global__ void warps_share(struct gpunvme_dev_ns ns, struct gpunvme_dev_
         verify(o, &buf, off + 1, (HALF + lba) * 512 + 5, nlb * 512 - 9, nlb, lane, lanes);
         __syncwarp();
     }
+    count(o, gpunvme_dev_warp_flush(&ns, 0), GPUNVME_OK);
     count(o, gpunvme_dev_warp_read(&ns, ns.nblocks - 1, 2, &buf, off, 0), GPUNVME_ERR_RANGE);
 }
 
@@ -178,6 +187,7 @@ static __global__ void blocks_share(struct gpunvme_dev_ns ns, struct gpunvme_dev
         verify(o, &buf, off, (HALF + lba) * 512, nlb * 512, nlb, threadIdx.x, THREADS);
         __syncthreads();
     }
+    count(o, gpunvme_dev_block_flush(&ns, 0), GPUNVME_OK);
     for (unsigned i = threadIdx.x; i < 200; i += THREADS) {
         vec[i].slba = i * 7919 % (HALF - 16);
         vec[i].off = off + i * 8192;

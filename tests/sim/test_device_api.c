@@ -295,6 +295,43 @@ static void vectors_move_each_element(void **state)
     fixture_close(&f);
 }
 
+static void a_thread_moves_a_vector_of_its_own(void **state)
+{
+    struct gpunvme_dev_vec vec[3] = {{7, 4, 40}, {1900, 65536, 0}, {2000, 65540, 48}};
+    struct fixture f;
+
+    (void)state;
+    fixture_open(&f, "sim:size=1M,mdts=1", NULL);
+    image_fill(&f, 15);
+    assert_err(gpunvme_dev_readv(&f.ns, vec, 3, &f.buf, 0), GPUNVME_OK);
+    assert_memory_equal(f.bytes + 4, f.image + 7 * 512, 40 * 512);
+    assert_memory_equal(f.bytes + 65540, f.image + 2000 * 512, 48 * 512);
+    vec[0].slba = 100;
+    memcpy(f.image + 100 * 512, f.bytes + 4, 40 * 512);
+    assert_err(gpunvme_dev_writev(&f.ns, vec, 3, &f.buf, GPUNVME_IO_FUA, 0), GPUNVME_OK);
+    vec[0].slba = 2009; /* beyond the end: nothing of it, and nothing after it */
+    memset(f.bytes, 0xaa, DEVICE_BUF_NBYTES);
+    assert_err(gpunvme_dev_writev(&f.ns, vec, 3, &f.buf, 0, 0), GPUNVME_ERR_RANGE);
+    assert_err(gpunvme_dev_readv(&f.ns, vec, 0, &f.buf, 0), GPUNVME_OK);
+    image_assert(&f);
+    fixture_close(&f);
+}
+
+static void warp_and_block_flush_once(void **state)
+{
+    struct gpunvme_sim_report before, after;
+    struct fixture f;
+
+    (void)state;
+    fixture_open(&f, "sim:size=1M,vwc", NULL);
+    gpunvme_sim_report(f.d.sim, &before);
+    assert_err(gpunvme_dev_warp_flush(&f.ns, 0), GPUNVME_OK);
+    assert_err(gpunvme_dev_block_flush(&f.ns, 0), GPUNVME_OK);
+    gpunvme_sim_report(f.d.sim, &after);
+    assert_int_equal(after.commands[1] - before.commands[1], 2);
+    fixture_close(&f);
+}
+
 static void vectors_tell_of_an_element_that_is_wrong(void **state)
 {
     struct gpunvme_dev_vec vec[3] = {{.nlb = 1}, {.slba = 2048, .nlb = 1}, {.nlb = 1}};
@@ -815,6 +852,8 @@ int main(void)
         cmocka_unit_test(a_write_by_fua_is_on_the_medium),
         cmocka_unit_test(warp_and_block_share_a_range),
         cmocka_unit_test(vectors_move_each_element),
+        cmocka_unit_test(a_thread_moves_a_vector_of_its_own),
+        cmocka_unit_test(warp_and_block_flush_once),
         cmocka_unit_test(vectors_tell_of_an_element_that_is_wrong),
         cmocka_unit_test(byte_ranges_of_any_place_are_right),
         cmocka_unit_test(byte_ranges_on_blocks_of_4_kib_are_right),

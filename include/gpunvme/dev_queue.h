@@ -898,7 +898,10 @@ GPUNVME_FN int gpunvme_dev_queue_await(struct gpunvme_dev_queue *q, uint32_t mas
         if (q->reaper != GPUNVME_REAPER_WAITERS ||
             !gpunvme_dev_queue_reap(q, mask, GPUNVME_DEV_LOOKS))
             gpunvme_relax();
-        if (turn % 32 == 0 && err == GPUNVME_ERR_AGAIN && gpunvme_clock_ns() >= deadline_ns)
+        if (turn % 32)
+            continue;
+        gpunvme_dev_queue_help(q, mask);
+        if (err == GPUNVME_ERR_AGAIN && gpunvme_clock_ns() >= deadline_ns)
             err = GPUNVME_ERR_TIMEOUT;
     }
 }

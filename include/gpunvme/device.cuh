@@ -1105,7 +1105,8 @@ GPUNVME_FN int gpunvme_dev_submit_flush(const struct gpunvme_dev_ns *ns,
 
 /*
  * Ends a token if its command is done: GPUNVME_OK or the error that it ended with; AGAIN while it
- * is in flight. Looks for completions once, where the waiting threads do that.
+ * is in flight. Looks for completions once, where the waiting threads do that. Nothing ends a loop
+ * of tests but the command's end, or a reset: who wants a deadline takes gpunvme_dev_wait().
  */
 GPUNVME_FN int gpunvme_dev_test(struct gpunvme_dev_token *token)
 {
@@ -1113,12 +1114,17 @@ GPUNVME_FN int gpunvme_dev_test(struct gpunvme_dev_token *token)
     uint32_t mask = gpunvme_dev_companions(q);
     int err = gpunvme_dev_finish(q, token->ticket, 0);
 
-    if (gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN) &&
-        q->reaper == GPUNVME_REAPER_WAITERS) {
+    if (!gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN))
+        return err;
+    if (q->reaper == GPUNVME_REAPER_WAITERS) {
         gpunvme_dev_queue_reap(q, mask, 1);
         if (err == GPUNVME_ERR_AGAIN)
             err = gpunvme_dev_finish(q, token->ticket, 0);
     }
+    /* A loop of tests is a wait: now and then, as there, for entries that nobody has rung for. */
+    if (gpunvme_warp_ballot(mask, gpunvme_warp_lane() == gpunvme_warp_leader(mask) &&
+                                      !(gpunvme_noise32() * UINT32_C(0x9e3779b9) >> 29)))
+        gpunvme_dev_queue_help(q, mask);
     return err;
 }
 

@@ -579,6 +579,25 @@ static void commands_that_a_reset_ends_are_told(void **state)
     fixture_close(&f);
 }
 
+/* A holder of the doorbell may leave marks behind; nobody else submits or waits here. */
+static void tests_of_a_token_ring_for_what_was_left(void **state)
+{
+    uint64_t until = gpunvme_clock_ns() + 10000 * MS;
+    struct gpunvme_dev_token token;
+    struct fixture f;
+    int err;
+
+    (void)state;
+    fixture_open(&f, "sim:size=1M", NULL);
+    gpunvme_fetch_or32(&f.ns.queues->published, GPUNVME_DEV_QUEUE_LOCKED);
+    assert_err(gpunvme_dev_submit_read(&f.ns, 0, 1, &f.buf, 0, &token), GPUNVME_OK);
+    gpunvme_fetch_and32(&f.ns.queues->published, ~GPUNVME_DEV_QUEUE_LOCKED);
+    while ((err = gpunvme_dev_test(&token)) == GPUNVME_ERR_AGAIN && gpunvme_clock_ns() < until)
+        sched_yield();
+    assert_err(err, GPUNVME_OK);
+    fixture_close(&f);
+}
+
 static void a_token_ends_once(void **state)
 {
     struct gpunvme_dev_token t;
@@ -868,6 +887,7 @@ int main(void)
         cmocka_unit_test(a_full_queue_says_so),
         cmocka_unit_test(a_closed_queue_says_so),
         cmocka_unit_test(commands_that_a_reset_ends_are_told),
+        cmocka_unit_test(tests_of_a_token_ring_for_what_was_left),
         cmocka_unit_test(a_token_ends_once),
         cmocka_unit_test(a_token_of_nothing_is_stale),
         cmocka_unit_test(a_token_that_was_given_up_is_stale),

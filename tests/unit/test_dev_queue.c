@@ -266,6 +266,22 @@ static void a_holder_leaves_endless_marks_to_who_waits(void **state)
     assert_int_equal(f->rings, 2 * GPUNVME_DEV_RINGS);
 }
 
+static void a_wait_rings_for_what_was_left(void **state)
+{
+    struct fixture *f = *state;
+    struct gpunvme_completion c;
+    struct gpunvme_dev_place p;
+
+    f->q.published |= GPUNVME_DEV_QUEUE_LOCKED; /* by another, who leaves the mark behind */
+    reserve(f, &p);
+    fill(f, &p, 0);
+    f->q.published &= ~GPUNVME_DEV_QUEUE_LOCKED;
+    assert_int_equal(f->doorbells[0], 0);
+    assert_int_equal(gpunvme_dev_queue_wait(&f->q, 1, p.ticket, gpunvme_clock_ns(), &c),
+                     GPUNVME_ERR_TIMEOUT);
+    assert_int_equal(f->doorbells[0], 1);
+}
+
 static void who_waits_rings_for_what_was_left(void **state)
 {
     struct fixture *f = *state;
@@ -671,6 +687,7 @@ int main(void)
         TEST(the_doorbell_stops_at_the_first_gap),
         TEST(a_holder_leaves_endless_marks_to_who_waits),
         TEST(who_rings_goes_up_to_the_first_gap),
+        TEST(a_wait_rings_for_what_was_left),
         TEST(who_waits_rings_for_what_was_left),
         cmocka_unit_test(whoever_rings_has_the_entries_of_others),
         TEST(a_ticket_ends_once),

@@ -316,8 +316,6 @@ gpunvme_err_t gpunvme_request_kind(struct gpunvme_requests *table, gpunvme_reque
         return err;
     pthread_mutex_lock(&table->lock);
     err = request_find_kind(request, name, &kind);
-    request->readers--;
-    pthread_mutex_unlock(&table->lock);
     if (!err)
         *out = (struct gpunvme_kind){
             .start_lba = kind.start_lba,
@@ -325,5 +323,7 @@ gpunvme_err_t gpunvme_request_kind(struct gpunvme_requests *table, gpunvme_reque
             .sector_size = kind.sector_size,
             .place = request->nbytes ? request->ptr + kind.place : NULL,
         };
+    request->readers--; /* the last touch: now it may be released */
+    pthread_mutex_unlock(&table->lock);
     return err;
 }

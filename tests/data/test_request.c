@@ -2,6 +2,8 @@
  *
  * Requests by kind: what their dictionaries take and refuse, and which bytes their reads bring.
  */
+#include <pthread.h>
+
 #include "data_file.h"
 #include "gpunvme/request.h"
 
@@ -168,6 +170,46 @@ static void an_id_that_was_released_stays_unknown(void **state)
     assert_int_equal(gpunvme_request_release(table, 0), GPUNVME_ERR_NOT_FOUND);
 }
 
+/* The last id that was made; 0: no more will come. */
+static gpunvme_request_t newest;
+
+static void *make_and_release(void *not_made)
+{
+    for (unsigned i = 0; i < 2000; i++) {
+        gpunvme_request_t other;
+
+        *(unsigned *)not_made += gpunvme_request_create(table, NULL, 0, GPUNVME_MEM_GPU, &other) ||
+                                 gpunvme_request_add_kind(table, other, "a", 7, 1, 512);
+        __atomic_store_n(&newest, other, __ATOMIC_RELEASE);
+        while (gpunvme_request_release(table, other) == GPUNVME_ERR_BUSY)
+            ;
+    }
+    __atomic_store_n(&newest, 0, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+/* What is read of one that is freed meanwhile, sanitizers see. */
+static void a_kind_may_be_looked_up_while_its_request_is_released(void **state)
+{
+    unsigned not_made = 0, wrong = 0;
+    gpunvme_request_t other = id;
+    pthread_t thread;
+
+    (void)state;
+    newest = id;
+    assert_int_equal(pthread_create(&thread, NULL, make_and_release, &not_made), 0);
+    for (; other; other = __atomic_load_n(&newest, __ATOMIC_ACQUIRE)) {
+        struct gpunvme_kind kind;
+        gpunvme_err_t err = gpunvme_request_kind(table, other, "a", &kind);
+
+        if (err ? err != GPUNVME_ERR_NOT_FOUND : kind.start_lba != 7 || kind.place)
+            wrong++; /* not fail(): the thread still runs */
+    }
+    pthread_join(thread, NULL);
+    assert_int_equal(not_made, 0);
+    assert_int_equal(wrong, 0);
+}
+
 static void a_request_without_a_buffer_needs_pointers(void **state)
 {
     gpunvme_request_t bare;
@@ -271,6 +313,7 @@ int main(void)
         TEST(kinds_that_are_too_large_are_refused),
         TEST(names_and_sizes_that_mean_nothing_are_refused),
         TEST(an_id_that_was_released_stays_unknown),
+        TEST(a_kind_may_be_looked_up_while_its_request_is_released),
         TEST(a_request_without_a_buffer_needs_pointers),
         TEST(a_store_that_has_become_shorter_is_no_success),
         TEST(a_request_whose_memory_a_transfer_uses_is_not_released),

@@ -139,11 +139,12 @@ static void make_room(void)
         forget(oldest);
 }
 
-static bool is_same(const struct kept *kept, const char *uri, unsigned flags, bool is_file,
-                    const struct stat *st)
+/* Of a path that names nothing any more `st` is zeroes: what it named may live on without a name.
+ */
+static bool is_same(const struct kept *kept, const char *uri, unsigned flags, const struct stat *st)
 {
-    return !strcmp(kept->uri, uri) && (kept->flags & flags) == flags &&
-           (!is_file || (kept->dev == st->st_dev && kept->ino == st->st_ino));
+    return !strcmp(kept->uri, uri) && (kept->flags & flags) == flags && kept->dev == st->st_dev &&
+           kept->ino == st->st_ino;
 }
 
 /* `text` is what the caller wrote for `uri`. */
@@ -182,15 +183,15 @@ static gpunvme_err_t take(const char *text, unsigned flags, struct kept **out)
     gpunvme_err_t err;
     char uri[4096];
     struct stat st;
-    bool is_file;
     struct kept *k = NULL;
 
     if (!text)
         return base_fail(GPUNVME_ERR_INVALID, "uri is NULL");
     pthread_mutex_lock(&lock);
-    is_file = file_of(text, &st);
+    if (!file_of(text, &st))
+        st = (struct stat){.st_ino = 0};
     err = full_uri(text, uri, sizeof(uri));
-    for (k = err ? NULL : list; k && !is_same(k, uri, flags, is_file, &st);)
+    for (k = err ? NULL : list; k && !is_same(k, uri, flags, &st);)
         k = k->next;
     if (!err && !k)
         err = open_kept(text, uri, flags, &k);

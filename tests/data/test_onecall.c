@@ -72,6 +72,25 @@ static void a_path_that_names_another_file_now_is_opened_again(void **state)
     make_file();
 }
 
+static void a_path_that_names_nothing_any_more_is_not_what_it_was(void **state)
+{
+    char other[80];
+    size_t done;
+
+    (void)state;
+    snprintf(other, sizeof(other), "%s.new", data_path);
+    assert_int_equal(bring(data_path, 0, 10000), 10000);
+    assert_int_equal(gpunvme_file_write(other, 0, gpu.gpu, GPUNVME_MEM_GPU, 10000, NULL),
+                     GPUNVME_OK);
+    assert_int_equal(unlink(other), 0);
+    assert_int_equal(bring(other, 0, 10000), GPUNVME_ERR_NOT_FOUND);
+    assert_int_equal(gpunvme_file_write(other, 0, gpu.gpu, GPUNVME_MEM_GPU, 100, &done),
+                     GPUNVME_OK);
+    assert_int_equal(access(other, F_OK), 0);
+    assert_int_equal(bring(other, 0, 10000), 100);
+    unlink(other);
+}
+
 static void a_coded_path_that_names_another_file_now_is_opened_again(void **state)
 {
     char other[80], path[80], uri[100];
@@ -191,6 +210,7 @@ int main(void)
         TEST(a_read_at_the_end_is_short),
         TEST(a_file_is_made_and_written_by_one_call),
         TEST(a_path_that_names_another_file_now_is_opened_again),
+        TEST(a_path_that_names_nothing_any_more_is_not_what_it_was),
         TEST(a_coded_path_that_names_another_file_now_is_opened_again),
         TEST(a_path_that_is_not_there_is_an_error_each_time),
         TEST(not_more_than_a_few_stay_open),

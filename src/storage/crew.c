@@ -167,6 +167,38 @@ static size_t share_of(struct crew *crew, size_t left, size_t max_nbytes)
     return max_nbytes;
 }
 
+/* Takes the first transfer from the list. */
+static struct gpunvme_io *unlink_first(struct crew *crew)
+{
+    struct gpunvme_io *io = crew->first;
+
+    crew->first = io->priv.next;
+    if (!crew->first)
+        crew->last = &crew->first;
+    io->priv.next = NULL;
+    return io;
+}
+
+/*
+ * A part before what is left of it has stopped short: at the end of the store, or by an error. What
+ * is left may be 2^60 bytes, and would change nothing.
+ */
+static bool is_moot(const struct gpunvme_io *io)
+{
+    return __atomic_load_n(&io->priv.stop, __ATOMIC_RELAXED) < io->priv.taken;
+}
+
+/* Without the lock, for a callback may submit. */
+static void end_moot(struct gpunvme_io *io)
+{
+    struct gpunvme_io *next;
+
+    for (; io; io = next) {
+        next = io->priv.next;
+        store_io_piece(io, io->priv.taken, io->nbytes - io->priv.taken, GPUNVME_OK, 0);
+    }
+}
+
 /* The next piece of the first transfer, which goes to the end of the list if there is more of it.
  */
 static struct crew_piece next_piece(struct crew *crew, size_t max_nbytes)
@@ -183,11 +215,8 @@ static struct crew_piece next_piece(struct crew *crew, size_t max_nbytes)
         piece.nbytes = left;
     if (io->op == GPUNVME_OP_FLUSH)
         piece.nbytes = 0;
-    crew->first = io->priv.next;
-    if (!crew->first)
-        crew->last = &crew->first;
+    unlink_first(crew);
     io->priv.taken += piece.nbytes;
-    io->priv.next = NULL;
     if (piece.nbytes < left && io->op != GPUNVME_OP_FLUSH) {
         *crew->last = io;
         crew->last = &io->priv.next;
@@ -215,11 +244,31 @@ static void look_around(struct crew *crew)
         base_relax();
 }
 
+/* Under the lock: up to `room` pieces; *moot gets the transfers of which none is needed any more.
+ */
+static size_t take_pieces(struct crew *crew, struct crew_piece *pieces, size_t room,
+                          size_t max_nbytes, struct gpunvme_io **moot)
+{
+    size_t n = 0;
+
+    while (n < room && crew->first) {
+        if (!is_moot(crew->first)) {
+            pieces[n++] = next_piece(crew, max_nbytes);
+            continue;
+        }
+        *moot = unlink_first(crew);
+        moot = &(*moot)->priv.next;
+        atomic_fetch_sub(&crew->waiting, 1);
+    }
+    return n;
+}
+
 size_t crew_take(struct crew_worker *worker, struct crew_piece *pieces, size_t room,
                  size_t max_nbytes, uint64_t wait_ns, bool *stop)
 {
     struct crew *crew = worker->crew;
-    size_t n = 0;
+    struct gpunvme_io *moot = NULL;
+    size_t n;
 
     if (!crew_waiting(crew)) {
         if (!wait_ns) {
@@ -231,12 +280,12 @@ size_t crew_take(struct crew_worker *worker, struct crew_piece *pieces, size_t r
     pthread_mutex_lock(&crew->lock);
     if (!crew->first && wait_ns)
         sleep_until(crew, futex_deadline(wait_ns));
-    while (n < room && crew->first)
-        pieces[n++] = next_piece(crew, max_nbytes);
+    n = take_pieces(crew, pieces, room, max_nbytes, &moot);
     if (n && crew->first && crew->sleepers)
         pthread_cond_signal(&crew->wake); /* who submitted can't know what a piece is */
     *stop = !n && atomic_load(&crew->stop);
     pthread_mutex_unlock(&crew->lock);
+    end_moot(moot);
     return n;
 }
 

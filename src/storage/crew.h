@@ -5,7 +5,8 @@
  *
  * Transfers are served in turn, a piece of each, so that small ones do not wait for large ones.
  * Pieces end at multiples of the piece size in the store, whatever a transfer begins with. Where
- * less is left than a piece for each thread, they become smaller, so that all end together.
+ * less is left than a piece for each thread, they become smaller, so that all end together. Once a
+ * piece has stopped short, what nobody has taken of its transfer is not tried any more.
  */
 #ifndef STORAGE_CREW_H
 #define STORAGE_CREW_H

@@ -213,7 +213,7 @@ static void stop_at(struct gpunvme_io *io, size_t at, gpunvme_err_t err)
 {
     pthread_mutex_lock(&stop_lock);
     if (at < io->priv.stop) {
-        io->priv.stop = at;
+        __atomic_store_n(&io->priv.stop, at, __ATOMIC_RELAXED); /* the crew looks at it */
         io->priv.why = err;
         if (err)
             store_io_blame(io, err);

@@ -102,6 +102,25 @@ static void work_by_one(struct crew_worker *worker)
     }
 }
 
+/* The same of a store of FILE_SIZE bytes; a piece at its end is short. */
+static void work_to_the_end(struct crew_worker *worker)
+{
+    struct crew_piece piece;
+    bool stop = false;
+
+    while (!stop) {
+        size_t done = 0;
+
+        if (!crew_take(worker, &piece, 1, PIECE, LONG_NS, &stop))
+            continue;
+        see(&piece);
+        if (piece.offset < FILE_SIZE)
+            done = FILE_SIZE - piece.offset < piece.nbytes ? FILE_SIZE - (size_t)piece.offset
+                                                           : piece.nbytes;
+        crew_end(&piece, GPUNVME_OK, done);
+    }
+}
+
 /* Up to 8 in flight, ended in another order; looks for more without waiting while it has some. */
 static void work_in_flight(struct crew_worker *worker)
 {
@@ -150,6 +169,7 @@ static void work_together(struct crew_worker *worker)
 }
 
 static const struct crew_ops by_one = {prepare, release, work_by_one, 0};
+static const struct crew_ops to_the_end = {prepare, release, work_to_the_end, 0};
 static const struct crew_ops in_flight = {prepare, release, work_in_flight, 0};
 static const struct crew_ops together = {prepare, release, work_together, 0};
 
@@ -331,6 +351,49 @@ static void transfers_for_all_threads_are_not_cut(void **state)
         ended(&ios[i]);
 }
 
+static _Atomic bool has_submitted;
+
+static void submit_the_next(struct gpunvme_io *io)
+{
+    submitted(io->user, 1);
+    has_submitted = true;
+}
+
+static void what_lies_behind_a_short_piece_is_not_tried(void **state)
+{
+    struct gpunvme_io next = io_of(0, PIECE), many = io_of(0, (size_t)1 << 60);
+
+    (void)state;
+    has_submitted = false;
+    many.callback = submit_the_next;
+    many.user = &next;
+    started(&to_the_end, 1);
+    submitted(&many, 1);
+    while (!has_submitted && nseen < MAX_SEEN)
+        sched_yield();
+    assert_in_range(nseen, FILE_SIZE / PIECE + 1, FILE_SIZE / PIECE + 2);
+    ended(&next);
+    assert_int_equal(many.done, FILE_SIZE);
+    assert_int_equal(many.err, GPUNVME_OK);
+    assert_int_equal(crew_waiting(crew), 0);
+}
+
+static void what_lies_behind_the_end_is_not_tried_by_many(void **state)
+{
+    struct gpunvme_io ios[8];
+
+    (void)state;
+    started(&to_the_end, NWORKERS);
+    for (unsigned i = 0; i < 8; i++)
+        ios[i] = io_of(i * 1000, (size_t)1 << 60);
+    submitted(ios, 8);
+    for (unsigned i = 0; i < 8; i++) {
+        assert_int_equal(gpunvme_io_wait(&ios[i], LONG_NS), GPUNVME_OK);
+        assert_int_equal(ios[i].done, FILE_SIZE - i * 1000);
+    }
+    assert_int_equal(crew_waiting(crew), 0);
+}
+
 static void a_flush_is_a_piece_of_nothing(void **state)
 {
     struct gpunvme_io io = {.op = GPUNVME_OP_FLUSH, .nbytes = 12345, .offset = 77};
@@ -469,6 +532,8 @@ int main(void)
         TEST(one_worker_that_takes_many_takes_them_in_turn),
         TEST(what_is_left_is_shared_by_the_threads),
         TEST(transfers_for_all_threads_are_not_cut),
+        TEST(what_lies_behind_a_short_piece_is_not_tried),
+        TEST(what_lies_behind_the_end_is_not_tried_by_many),
         TEST(a_flush_is_a_piece_of_nothing),
         TEST(sleepers_are_woken_to_stop),
         TEST(a_worker_that_can_not_be_prepared_leaves_nothing),

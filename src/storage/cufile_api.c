@@ -137,7 +137,7 @@ gpunvme_err_t cufile_api_load(const char *path, struct cufile_api *api)
     if (!lib) {
         const char *why = dlerror();
 
-        return base_fail(GPUNVME_ERR_NOT_FOUND,
+        return base_fail(GPUNVME_ERR_UNSUPPORTED, /* NOT_FOUND is a file that is not there */
                          "libcufile can't be loaded: install it (package libcufile or "
                          "nvidia-cufile), or name it in %s: %.100s",
                          CUFILE_LIBRARY_VARIABLE, why ? why : "");

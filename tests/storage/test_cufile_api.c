@@ -63,7 +63,7 @@ static void a_library_that_is_not_there_is_told_with_the_variable_that_names_one
     struct cufile_api api;
 
     (void)state;
-    assert_int_equal(cufile_api_load("/nowhere/libcufile.so", &api), GPUNVME_ERR_NOT_FOUND);
+    assert_int_equal(cufile_api_load("/nowhere/libcufile.so", &api), GPUNVME_ERR_UNSUPPORTED);
     assert_detail_has(CUFILE_LIBRARY_VARIABLE);
     assert_detail_has("/nowhere/libcufile.so");
 }

@@ -32,16 +32,16 @@ static gpunvme_err_t set_switch(enum store_switch *to, const struct base_param *
 {
     bool on;
     const struct base_param_spec spec = {.name = item->key, .type = BASE_PARAM_BOOL};
-    gpunvme_err_t err;
 
     if (!strcmp(item->value, "auto")) {
         *to = STORE_AUTO;
         return GPUNVME_OK;
     }
-    err = base_param_set(&spec, &on, item);
-    if (!err)
-        *to = on ? STORE_ON : STORE_OFF;
-    return err;
+    if (base_param_set(&spec, &on, item))
+        return base_fail(GPUNVME_ERR_URI, "%s=%.64s: write auto, on or off", item->key,
+                         item->value);
+    *to = on ? STORE_ON : STORE_OFF;
+    return GPUNVME_OK;
 }
 
 static gpunvme_err_t set_direct(void *o, const struct base_param *item)

@@ -83,7 +83,7 @@ static void bad_options_are_named(void **state)
     is_refused("file:/a?thread=4", GPUNVME_ERR_URI_PARAM, "threads");
     is_refused("file:/a?threads=0", GPUNVME_ERR_URI, "threads");
     is_refused("file:/a?chunk=5000", GPUNVME_ERR_URI, "power of two");
-    is_refused("file:/a?direct=maybe", GPUNVME_ERR_URI, "direct");
+    is_refused("file:/a?direct=maybe", GPUNVME_ERR_URI, "direct=maybe: write auto, on or off");
     is_refused("file:/a?require=host", GPUNVME_ERR_URI, "p2p");
     is_refused("sim:?issue=fpga", GPUNVME_ERR_URI, "fpga");
     is_refused("", GPUNVME_ERR_URI, "empty");

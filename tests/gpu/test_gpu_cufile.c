@@ -457,12 +457,10 @@ static void a_read_on_a_stream_comes_in_its_turn(void **state)
     descr.handle.fd = open(path, O_RDWR);
     assert_int_equal(cufile_fail(api->handle_register(&fh, &descr), "register"), GPUNVME_OK);
     assert_int_equal(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    assert_int_equal(api->stream_register(stream, 0).err, 0);
     read_in_turn(api, fh, &buf, stream, 0);
     assert_int_equal(api->buf_register(buf.gpu, buf.nbytes, 0).err, 0);
     read_in_turn(api, fh, &buf, stream, 8192);
     assert_int_equal(api->buf_deregister(buf.gpu).err, 0);
-    api->stream_deregister(stream);
     cudaStreamDestroy(stream);
     api->handle_deregister(fh);
     close(descr.handle.fd);

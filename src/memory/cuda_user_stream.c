@@ -96,8 +96,7 @@ static gpunvme_err_t enter_current(void)
     return result == CUDA_SUCCESS ? GPUNVME_OK : driver_fail(result, "the current context");
 }
 
-/* Makes the stream's context the current one, until leave(). */
-static gpunvme_err_t enter(cudaStream_t stream)
+gpunvme_err_t mem_cuda_user_stream_enter(void *stream)
 {
     CUcontext context = NULL;
     CUresult result;
@@ -113,7 +112,7 @@ static gpunvme_err_t enter(cudaStream_t stream)
     return result == CUDA_SUCCESS ? GPUNVME_OK : driver_fail(result, "the stream's context");
 }
 
-static void leave(void)
+void mem_cuda_user_stream_leave(void)
 {
     CUcontext context;
 
@@ -127,11 +126,11 @@ gpunvme_err_t mem_cuda_user_stream_device(void *stream, unsigned *device)
     gpunvme_err_t err;
 
     *device = 0;
-    err = enter(stream);
+    err = mem_cuda_user_stream_enter(stream);
     if (err)
         return err;
     result = driver.ctx_get_device(&handle);
-    leave();
+    mem_cuda_user_stream_leave();
     if (result != CUDA_SUCCESS)
         return driver_fail(result, "the stream's GPU");
     *device = (unsigned)handle;
@@ -145,11 +144,11 @@ gpunvme_err_t mem_cuda_user_stream_capturing(void *stream, bool *capturing)
     gpunvme_err_t err;
 
     *capturing = false;
-    err = enter(stream);
+    err = mem_cuda_user_stream_enter(stream);
     if (err)
         return err;
     cuda_err = cudaStreamIsCapturing(stream, &status);
-    leave();
+    mem_cuda_user_stream_leave();
     /* Another stream is, which what is put on the legacy stream would break. */
     *capturing = cuda_err == cudaErrorStreamCaptureImplicit ||
                  (cuda_err == cudaSuccess && status != cudaStreamCaptureStatusNone);
@@ -162,13 +161,13 @@ gpunvme_err_t mem_cuda_user_stream_capturing(void *stream, bool *capturing)
 
 gpunvme_err_t mem_cuda_user_stream_call(void *stream, void (*fn)(void *), void *arg)
 {
-    gpunvme_err_t err = enter(stream);
+    gpunvme_err_t err = mem_cuda_user_stream_enter(stream);
     cudaError_t cuda_err;
 
     if (err)
         return err;
     cuda_err = cudaLaunchHostFunc(stream, fn, arg);
-    leave();
+    mem_cuda_user_stream_leave();
     return cuda_err == cudaSuccess ? GPUNVME_OK : mem_cuda_fail(cuda_err, "cudaLaunchHostFunc");
 }
 
@@ -189,14 +188,14 @@ static unsigned wait_flags(void)
 
 gpunvme_err_t mem_cuda_user_stream_wait(void *stream, const uint32_t *gpu_word, uint32_t value)
 {
-    gpunvme_err_t err = enter(stream);
+    gpunvme_err_t err = mem_cuda_user_stream_enter(stream);
     CUresult result = CUDA_ERROR_NOT_SUPPORTED;
 
     if (err)
         return err;
     if (driver.wait_value)
         result = driver.wait_value(stream, (CUdeviceptr)(uintptr_t)gpu_word, value, wait_flags());
-    leave();
+    mem_cuda_user_stream_leave();
     if (result == CUDA_ERROR_NOT_SUPPORTED)
         return base_fail(GPUNVME_ERR_UNSUPPORTED,
                          "this driver or GPU lets no stream wait for a word in memory "

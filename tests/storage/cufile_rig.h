@@ -36,13 +36,13 @@ static void fake_clear(void)
     fake_reset();
 }
 
-/* To be called first in main(): the process's libcufile is the stand-in from now on. */
-static void use_fake(void)
+/* To be called first in main(): the process's libcufile is this stand-in from now on. */
+static void *use_fake_library(const char *path)
 {
     void *lib;
 
-    setenv(CUFILE_LIBRARY_VARIABLE, FAKE_CUFILE, 1);
-    lib = dlopen(FAKE_CUFILE, RTLD_NOW);
+    setenv(CUFILE_LIBRARY_VARIABLE, path, 1);
+    lib = dlopen(path, RTLD_NOW);
     if (!lib) {
         fprintf(stderr, "%s\n", dlerror());
         exit(1);
@@ -52,6 +52,12 @@ static void use_fake(void)
     *(void **)&fake_held = dlsym(lib, "fake_cufile_held");
     if (!fake_calls || !fake_reset || !fake_held)
         exit(1);
+    return lib;
+}
+
+static inline void use_fake(void)
+{
+    use_fake_library(FAKE_CUFILE);
 }
 
 static inline void fake_set(const char *variable, const char *value)

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Streams that are threads, for tests of transfers in the order of streams: store_stream_ops is to
+ * be set to &fake.
+ */
+#ifndef THREAD_STREAM_H
+#define THREAD_STREAM_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/fail.h"
+#include "storage/stream.h"
+
+struct item {
+    void (*fn)(void *);
+    void *arg;
+    const uint32_t *word; /* fn is NULL: wait for this one */
+    uint32_t value;
+    struct item *next;
+};
+
+struct stream {
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    pthread_t thread;
+    struct item *first, **last;
+    bool stop, idle, capturing, no_waits, late_waits;
+};
+
+static void run_item(const struct stream *s, const struct item *item)
+{
+    if (item->fn) {
+        item->fn(item->arg);
+        return;
+    }
+    if (s->late_waits)
+        usleep(100000);
+    while ((int32_t)(__atomic_load_n(item->word, __ATOMIC_ACQUIRE) - item->value) < 0)
+        usleep(10);
+}
+
+static void *run_stream(void *stream_)
+{
+    struct stream *s = stream_;
+
+    pthread_mutex_lock(&s->lock);
+    while (!s->stop || s->first) {
+        struct item *item = s->first;
+
+        s->idle = !item;
+        pthread_cond_broadcast(&s->wake);
+        if (!item) {
+            pthread_cond_wait(&s->wake, &s->lock);
+            continue;
+        }
+        s->first = item->next;
+        if (!s->first)
+            s->last = &s->first;
+        pthread_mutex_unlock(&s->lock);
+        run_item(s, item);
+        free(item);
+        pthread_mutex_lock(&s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+static inline void stream_open(struct stream *s)
+{
+    memset(s, 0, sizeof(*s));
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->wake, NULL);
+    s->last = &s->first;
+    assert_int_equal(pthread_create(&s->thread, NULL, run_stream, s), 0);
+}
+
+static inline void stream_sync(struct stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    while (s->first || !s->idle)
+        pthread_cond_wait(&s->wake, &s->lock);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static inline void stream_close(struct stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->stop = true;
+    pthread_cond_broadcast(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    pthread_join(s->thread, NULL);
+}
+
+static void put(struct stream *s, struct item what)
+{
+    struct item *item = malloc(sizeof(*item));
+
+    *item = what;
+    pthread_mutex_lock(&s->lock);
+    *s->last = item;
+    s->last = &item->next;
+    s->idle = false;
+    pthread_cond_broadcast(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* What the streams stand for that have no object: NULL, cudaStreamLegacy, cudaStreamPerThread. */
+static struct stream *default_stream;
+
+static inline struct stream *stream_of(void *stream)
+{
+    return (uintptr_t)stream <= 2 ? default_stream : stream;
+}
+
+static gpunvme_err_t fake_capturing(void *stream, bool *capturing)
+{
+    *capturing = stream_of(stream)->capturing;
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t fake_call(void *stream, void (*fn)(void *), void *arg)
+{
+    put(stream_of(stream), (struct item){.fn = fn, .arg = arg});
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t fake_wait(void *stream, const uint32_t *word, uint32_t value)
+{
+    if (stream_of(stream)->no_waits)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED, "no waits");
+    put(stream_of(stream), (struct item){.word = word, .value = value});
+    return GPUNVME_OK;
+}
+
+static _Thread_local unsigned nentered;
+
+static gpunvme_err_t fake_enter(void *stream)
+{
+    (void)stream;
+    nentered++;
+    return GPUNVME_OK;
+}
+
+static void fake_leave(void)
+{
+    nentered--;
+}
+
+static const struct store_stream_ops fake = {fake_capturing, fake_call, fake_wait, fake_enter,
+                                             fake_leave};
+
+#endif

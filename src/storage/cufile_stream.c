@@ -4,9 +4,8 @@
  *
  * They are for those who ask for them, since they can't keep all that is promised of streams: what
  * libcufile has put on a stream can't be taken back, so one that does not end holds up the stream
- * beyond its deadline; and the call itself pins memory and loads kernels of its own, which alone.h
- * would not have. In compat mode libcufile reads the file on the thread on which CUDA calls back,
- * one transfer after the other.
+ * beyond its deadline; and the call may pin memory and load kernels of its own, which alone.h would
+ * not have. A transfer is one call here, which the store's threads have no part in.
  *
  * Workers finish what such a call leaves (stream.c): they find the end of the file, or the error,
  * whose errno cuFile does not tell here (*done is -1, or a number that is not even one of its own).

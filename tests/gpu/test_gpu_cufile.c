@@ -468,6 +468,215 @@ static void a_read_on_a_stream_comes_in_its_turn(void **state)
     free_buf(&buf);
 }
 
+/* --- transfers of a store in the order of a stream, by its threads and by cuFile's own calls ---
+ */
+
+struct rig {
+    struct gpunvme_store *store;
+    struct gpunvme_buf buf, copy; /* registered GPU memory, pinned memory */
+    cudaStream_t stream;
+};
+
+static struct rig new_rig(const char *options)
+{
+    struct rig r = {.store = opened(options),
+                    .buf = new_buf(4 * MIB, GPUNVME_MEM_GPU),
+                    .copy = new_buf(4 * MIB, GPUNVME_MEM_PINNED)};
+
+    assert_int_equal(gpunvme_store_register(r.store, r.buf.gpu, r.buf.nbytes, r.buf.mem), 0);
+    assert_int_equal(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking), cudaSuccess);
+    return r;
+}
+
+static void free_rig(struct rig *r)
+{
+    struct gpunvme_path p;
+
+    gpunvme_store_path(r->store, &p);
+    print_message("%s\n", p.how);
+    closed(r->store);
+    cudaStreamDestroy(r->stream);
+    free_buf(&r->copy);
+    free_buf(&r->buf);
+}
+
+static struct gpunvme_io io_of(const struct rig *r, enum gpunvme_op op, uint64_t offset, size_t at,
+                               size_t nbytes)
+{
+    return (struct gpunvme_io){.op = op,
+                               .mem = GPUNVME_MEM_GPU,
+                               .offset = offset,
+                               .ptr = (uint8_t *)r->buf.gpu + at,
+                               .nbytes = nbytes};
+}
+
+static void submitted(const struct rig *r, struct gpunvme_io *io)
+{
+    if (gpunvme_store_submit_on_stream(r->store, io, r->stream))
+        fail_msg("%s", gpunvme_err_detail());
+}
+
+static void synchronised(const struct rig *r, struct gpunvme_io *io, size_t there)
+{
+    assert_int_equal(cudaStreamSynchronize(r->stream), cudaSuccess);
+    if (gpunvme_io_test(io))
+        fail_msg("%s", gpunvme_err_detail());
+    assert_int_equal(io->done, there);
+}
+
+/* A fill before it, a copy behind it: the copy has the file's bytes, and nothing but them. */
+static void reads_between(struct rig *r, uint64_t offset, size_t at, size_t nbytes, size_t there)
+{
+    struct gpunvme_io io = io_of(r, GPUNVME_OP_READ, offset, at, nbytes);
+
+    assert_int_equal(cudaMemsetAsync(r->buf.gpu, POISON, r->buf.nbytes, r->stream), cudaSuccess);
+    submitted(r, &io);
+    assert_int_equal(
+        cudaMemcpyAsync(r->copy.cpu, r->buf.gpu, r->buf.nbytes, cudaMemcpyDeviceToHost, r->stream),
+        cudaSuccess);
+    synchronised(r, &io, there);
+    assert_only_range_is(&r->copy, POISON, at, content + offset, there);
+}
+
+/* What a copy before it brings is in the file. */
+static void writes_behind(struct rig *r, uint64_t offset, size_t nbytes)
+{
+    struct gpunvme_io io = io_of(r, GPUNVME_OP_WRITE, offset, 8192, nbytes);
+    uint8_t *to = (uint8_t *)r->buf.gpu + 8192;
+
+    for (size_t i = 0; i < nbytes; i++)
+        content[offset + i] ^= 0x5a;
+    memcpy(r->copy.cpu, content + offset, nbytes);
+    assert_int_equal(cudaMemcpyAsync(to, r->copy.cpu, nbytes, cudaMemcpyHostToDevice, r->stream),
+                     cudaSuccess);
+    submitted(r, &io);
+    synchronised(r, &io, nbytes);
+    assert_file_is(RAGGED);
+}
+
+static void CUDART_CB cut_file(void *failed)
+{
+    *(int *)failed = truncate(path, 5000);
+}
+
+static void in_their_turn(const char *options)
+{
+    struct rig r = new_rig(options);
+    struct gpunvme_path p;
+    int failed = 1;
+
+    reads_between(&r, 0, 0, MIB, MIB);
+    reads_between(&r, 4097, 12345, 100000, 100000);
+    reads_between(&r, RAGGED - 100, 4096, 8192, 100);
+    reads_between(&r, RAGGED + 4096, 4096, 8192, 0);
+    writes_behind(&r, 65536, MIB);
+    writes_behind(&r, 77, 5000);
+    assert_int_equal(cudaLaunchHostFunc(r.stream, cut_file, &failed), cudaSuccess);
+    reads_between(&r, 4096, 0, 8192, 5000 - 4096);
+    assert_int_equal(failed, 0);
+    gpunvme_store_path(r.store, &p);
+    if (strstr(options, "async") && !strstr(p.how, "no async"))
+        assert_non_null(strstr(p.how, "async in streams: 6,")); /* not the ragged write */
+    free_rig(&r);
+}
+
+static void transfers_on_a_stream_come_in_their_turn(void **state)
+{
+    (void)state;
+    if (gpunvme_mem_gpu_is_host())
+        skip();
+    in_their_turn("");
+}
+
+static void transfers_on_a_stream_by_cufile_come_in_their_turn(void **state)
+{
+    (void)state;
+    if (gpunvme_mem_gpu_is_host())
+        skip();
+    in_their_turn(",async=1");
+}
+
+static void transfers_on_a_stream_by_cufile_and_o_direct_come_in_their_turn(void **state)
+{
+    (void)state;
+    need_o_direct();
+    if (gpunvme_mem_gpu_is_host())
+        skip();
+    in_their_turn(",async=1,direct=on");
+}
+
+static void many_on_two_streams_by_cufile_give_the_files_bytes(void **state)
+{
+    enum { N = 64 };
+    static struct gpunvme_io ios[N];
+    struct rig r;
+    cudaStream_t other;
+
+    (void)state;
+    if (gpunvme_mem_gpu_is_host())
+        skip();
+    r = new_rig(",async=1");
+    assert_int_equal(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
+    for (unsigned i = 0; i < N; i++) {
+        ios[i] = io_of(&r, GPUNVME_OP_READ, i * 65536, i * 65536, 65536);
+        if (gpunvme_store_submit_on_stream(r.store, &ios[i], i & 1 ? other : r.stream))
+            fail_msg("%u: %s", i, gpunvme_err_detail());
+    }
+    assert_int_equal(cudaStreamSynchronize(other), cudaSuccess);
+    for (unsigned i = 0; i < N; i++)
+        synchronised(&r, &ios[i], 65536);
+    assert_only_range_is(&r.buf, POISON, 0, content, 4 * MIB);
+    cudaStreamDestroy(other);
+    free_rig(&r);
+}
+
+/* For the eye: whether the submission waits for the work before it, and how fast it is. */
+static _Atomic int let_go;
+
+static void CUDART_CB hold_two_seconds(void *unused)
+{
+    (void)unused;
+    for (int i = 0; i < 2000 && !let_go; i++)
+        usleep(1000);
+}
+
+static double seconds(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void submission_and_speed_on_a_stream_are_told(void **state)
+{
+    static const char *const ways[] = {"", ",async=1"};
+
+    (void)state;
+    if (gpunvme_mem_gpu_is_host())
+        skip();
+    for (size_t i = 0; i < 2; i++) {
+        struct rig r = new_rig(ways[i]);
+        struct gpunvme_io io = io_of(&r, GPUNVME_OP_READ, 0, 0, 4 * MIB);
+        double begin = seconds(), taken;
+
+        let_go = 0;
+        assert_int_equal(cudaLaunchHostFunc(r.stream, hold_two_seconds, NULL), cudaSuccess);
+        submitted(&r, &io);
+        taken = seconds() - begin;
+        let_go = 1;
+        synchronised(&r, &io, 4 * MIB);
+        begin = seconds();
+        for (int round = 0; round < 64; round++) {
+            submitted(&r, &io);
+            synchronised(&r, &io, 4 * MIB);
+        }
+        print_message("%s on a stream %s: first submission %.3f s, then %.2f GB/s\n", path, ways[i],
+                      taken, 64 * 4 * MIB / 1e9 / (seconds() - begin));
+        free_rig(&r);
+    }
+}
+
 #endif
 
 static void fill(size_t nbytes)
@@ -601,6 +810,11 @@ static const struct CMUnitTest all_tests[] = {
     DISK(require_p2p_is_kept_or_refused),
 #ifdef GPUNVME_HAVE_CUDA
     BOTH(a_read_on_a_stream_comes_in_its_turn),
+    BOTH(transfers_on_a_stream_come_in_their_turn),
+    BOTH(transfers_on_a_stream_by_cufile_come_in_their_turn),
+    BOTH(transfers_on_a_stream_by_cufile_and_o_direct_come_in_their_turn),
+    BOTH(many_on_two_streams_by_cufile_give_the_files_bytes),
+    BOTH(submission_and_speed_on_a_stream_are_told),
 #endif
     BOTH(how_fast_it_reads_is_told),
 };

@@ -441,6 +441,7 @@ static void a_turn_that_does_not_end_is_told_and_keeps_what_it_uses(void **state
     submitted(&after, &stream);
     goes_on = true; /* the stream goes on behind it, as after any other */
     assert_comes(&after, 100);
+    assert_memory_equal(memory, content, BLOCK); /* what it was to do was not written over */
     assert_int_equal(gpunvme_store_unregister(store, memory), GPUNVME_OK);
     stream_close(&other);
 }

@@ -8,6 +8,8 @@
 #ifndef GPUNVME_TRANSPORT_H
 #define GPUNVME_TRANSPORT_H
 
+#include <stdbool.h>
+
 #include "gpunvme/buf.h"
 #include "gpunvme/error.h"
 
@@ -103,6 +105,11 @@ struct gpunvme_transport {
      * mapped ones serve all queues: then register those with the GPU.
      */
     volatile uint32_t *gpu_doorbells;
+    /*
+     * Memory that gpunvme_mem_export() has a descriptor of, that of `alloc` among it, is reached as
+     * it is; all other by messages, and a copy through memory of `alloc` is faster than that.
+     */
+    bool prefers_export;
     char address[128]; /* the URI that was opened, for messages */
 };
 

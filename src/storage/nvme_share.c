@@ -4,8 +4,10 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/fail.h"
+#include "gpunvme/memory.h"
 #include "storage/nvme_share.h"
 
 #define IO_QUEUES 128u /* asked for; a controller grants as many as it has */
@@ -275,12 +277,36 @@ static struct nvme_mapping *find_mapping(struct nvme_share *share, const struct 
     return NULL;
 }
 
+/* Memory that the controller reaches, but slower than by a bounce buffer, is of no use to a store.
+ */
+static gpunvme_err_t check_worth(struct nvme_share *share, const struct gpunvme_buf *buf)
+{
+    const struct gpunvme_transport *t = gpunvme_ctrl_transport(share->ctrl);
+    struct base_failure why;
+    uint64_t offset;
+    int fd;
+
+    if (!t->prefers_export)
+        return GPUNVME_OK;
+    if (gpunvme_mem_export(buf, &fd, &offset) == GPUNVME_OK) {
+        close(fd);
+        return GPUNVME_OK;
+    }
+    base_keep(&why, GPUNVME_ERR_UNSUPPORTED);
+    return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                     "by %s, memory without a descriptor is slower than a bounce buffer: %.150s",
+                     t->ops->name, why.detail);
+}
+
 static gpunvme_err_t map_new(struct nvme_share *share, const struct gpunvme_buf *buf,
                              struct nvme_mapping **out)
 {
-    struct nvme_mapping *m = calloc(1, sizeof(*m));
-    gpunvme_err_t err;
+    gpunvme_err_t err = check_worth(share, buf);
+    struct nvme_mapping *m;
 
+    if (err)
+        return err;
+    m = calloc(1, sizeof(*m));
     if (!m)
         return base_fail(GPUNVME_ERR_NOMEM, "a mapping");
     m->buf = *buf;

@@ -41,7 +41,10 @@ struct gpunvme_ctrl *nvme_share_ctrl(struct nvme_share *share);
 /* What the stores of a namespace have claimed, valid while the share is; NULL: no memory. */
 struct nvme_claimed *nvme_share_claimed(struct nvme_share *share, uint32_t nsid);
 
-/* Maps memory with the addresses of `buf`, once for all that ask for the same. */
+/*
+ * Maps memory with the addresses of `buf`, once for all that ask for the same. UNSUPPORTED for
+ * memory that is out of reach, or that bytes are faster copied to than moved by the controller.
+ */
 gpunvme_err_t nvme_share_map(struct nvme_share *share, const struct gpunvme_buf *buf,
                              struct nvme_mapping **out);
 void nvme_share_unmap(struct nvme_share *share, struct nvme_mapping *mapping);

@@ -211,6 +211,7 @@ gpunvme_err_t vfu_open_socket(int fd, const char *address, uint64_t timeout_ns,
         err = vfu_link_start(v, &v->main, fd);
     if (!err)
         err = negotiate(v);
+    v->base.prefers_export = v->caps.max_msg_fds != 0;
     if (!err)
         err = device_info(v);
     if (!err)

@@ -1,18 +1,34 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Stores on a controller behind a socket: what can't be mapped bounces, and namespaces share the
- * one connection.
+ * Stores on a controller behind a socket: what can't be mapped bounces, no bytes go by message, and
+ * namespaces share the one connection.
  */
 #include "nvme_promises.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
 
+#include "transport/vfio_user.h"
+
 static struct gpunvme_sim *sim;
 static struct gpunvme_sim_server *server;
 static char path[64];
 
 static bool plays_dma_buf;
+
+/* Messages by which the server asked for bytes of memory. The linker's doing as well. */
+static atomic_uint nmessages;
+
+gpunvme_err_t __real_vfu_answer(struct vfu *v, struct vfio_user_channel *ch,
+                                const struct vfio_user_message *m);
+gpunvme_err_t __wrap_vfu_answer(struct vfu *v, struct vfio_user_channel *ch,
+                                const struct vfio_user_message *m);
+gpunvme_err_t __wrap_vfu_answer(struct vfu *v, struct vfio_user_channel *ch,
+                                const struct vfio_user_message *m)
+{
+    atomic_fetch_add(&nmessages, 1);
+    return __real_vfu_answer(v, ch, m);
+}
 
 /*
  * In place of the dma-buf of a GPU, where there is none: a file that can't be mapped for writing.
@@ -39,6 +55,7 @@ static int setup(void **state)
 
     (void)state;
     plays_dma_buf = false;
+    atomic_store(&nmessages, 0);
     snprintf(path, sizeof(path), "/tmp/gpunvme-store-%d-%u.sock", (int)getpid(), n++);
     return gpunvme_sim_config_parse("sim:size=1M,ns=2,size=2M,block=4096", &config) ||
            gpunvme_sim_create(&config, &sim) || gpunvme_sim_serve_start(sim, path, &server);
@@ -93,6 +110,38 @@ static void gpu_memory_that_the_server_refuses_bounces(void **state)
     refused(uri, GPUNVME_OPEN_WRITE, GPUNVME_ERR_UNSUPPORTED, "does not map memory of a GPU");
 }
 
+static void write_and_read(struct gpunvme_store *store, uint8_t *bytes, size_t nbytes)
+{
+    for (size_t i = 0; i < nbytes; i++)
+        bytes[i] = (uint8_t)(i * 7 + i / 512);
+    assert_ok(gpunvme_store_write(store, 0, bytes, GPUNVME_MEM_HOST, nbytes, NULL));
+    memset(bytes, 0, nbytes);
+    assert_ok(gpunvme_store_read(store, 0, bytes, GPUNVME_MEM_HOST, nbytes, NULL));
+    for (size_t i = 0; i < nbytes; i++)
+        if (bytes[i] != (uint8_t)(i * 7 + i / 512))
+            fail_msg("byte %zu is wrong", i);
+}
+
+/* From the opening of the controller on: nor do queues, lists and data structures. */
+static void no_bytes_of_host_memory_go_by_message(void **state)
+{
+    static uint8_t bytes[512 << 10] __attribute__((aligned(4096)));
+    struct gpunvme_store *store;
+    char uri[96];
+
+    (void)state;
+    snprintf(uri, sizeof(uri), "vfio-user:%s?threads=2", path);
+    store = opened(uri);
+    write_and_read(store, bytes, 512);
+    write_and_read(store, bytes, sizeof(bytes));
+    assert_ok(gpunvme_store_register(store, bytes, sizeof(bytes), GPUNVME_MEM_HOST));
+    write_and_read(store, bytes, 512);
+    write_and_read(store, bytes + 4, sizeof(bytes) - 4);
+    assert_ok(gpunvme_store_unregister(store, bytes));
+    closed(store);
+    assert_int_equal(atomic_load(&nmessages), 0);
+}
+
 static void two_namespaces_share_the_connection(void **state)
 {
     struct gpunvme_store *a, *b;
@@ -144,6 +193,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(random_transfers_are_right, setup, teardown),
         cmocka_unit_test_setup_teardown(gpu_memory_that_the_server_refuses_bounces, setup,
                                         teardown),
+        cmocka_unit_test_setup_teardown(no_bytes_of_host_memory_go_by_message, setup, teardown),
         cmocka_unit_test_setup_teardown(two_namespaces_share_the_connection, setup, teardown),
         cmocka_unit_test_setup_teardown(a_server_that_goes_ends_everything, setup, teardown),
     };

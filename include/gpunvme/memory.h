@@ -63,9 +63,10 @@ gpunvme_err_t gpunvme_mem_alloc_backed(size_t nbytes, enum gpunvme_mem mem,
 
 /*
  * A file descriptor by which another process or driver reaches the buffer's bytes, which begin at
- * *offset of it: the memory file of a SHARED or HUGE buffer, or a dma-buf of GPU memory, made of
- * whole pages of the host. The caller closes it; it may outlive the buffer. UNSUPPORTED where the
- * memory, or the GPU's driver, has no such thing.
+ * *offset of it: the memory file of a SHARED or HUGE buffer, also where a part of it was registered
+ * by its address, or a dma-buf of GPU memory, made of whole pages of the host. The caller closes
+ * it; it may outlive the buffer. UNSUPPORTED where the memory, or the GPU's driver, has no such
+ * thing.
  */
 gpunvme_err_t gpunvme_mem_export(const struct gpunvme_buf *buf, int *fd, uint64_t *offset);
 

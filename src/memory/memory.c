@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -31,9 +32,15 @@ struct origin {
 /* Of memory with a file behind it. */
 struct shared_origin {
     struct origin origin; /* first: memory_private points to it */
+    struct shared_origin *next;
+    void *base;
     int fd;
     size_t size; /* of the file and the mapping */
 };
+
+/* All of it: who registers a part by its address has the same file. */
+static pthread_mutex_t shared_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct shared_origin *shared_list;
 
 static gpunvme_err_t check_kind(enum gpunvme_mem mem)
 {
@@ -92,11 +99,46 @@ static gpunvme_err_t host_unmap(struct gpunvme_buf *buf)
 
 /* --- memory with a file behind it ------------------------------------------------------------- */
 
+static void shared_add(struct shared_origin *shared)
+{
+    pthread_mutex_lock(&shared_lock);
+    shared->next = shared_list;
+    shared_list = shared;
+    pthread_mutex_unlock(&shared_lock);
+}
+
+static void shared_remove(const struct shared_origin *shared)
+{
+    struct shared_origin **link = &shared_list;
+
+    pthread_mutex_lock(&shared_lock);
+    while (*link != shared)
+        link = &(*link)->next;
+    *link = shared->next;
+    pthread_mutex_unlock(&shared_lock);
+}
+
+/* The file that all bytes of the buffer are in, of which *offset is the first; -1: there is none.
+ */
+static int shared_file(const struct gpunvme_buf *buf, uint64_t *offset)
+{
+    const struct shared_origin *s = shared_list;
+
+    while (s && ((uintptr_t)buf->cpu - (uintptr_t)s->base >= s->size ||
+                 buf->nbytes > s->size - ((uintptr_t)buf->cpu - (uintptr_t)s->base)))
+        s = s->next;
+    if (!s)
+        return -1;
+    *offset = (uintptr_t)buf->cpu - (uintptr_t)s->base;
+    return s->fd;
+}
+
 static gpunvme_err_t shared_unmap(struct gpunvme_buf *buf)
 {
     struct shared_origin *shared = buf->memory_private;
     gpunvme_err_t err = GPUNVME_OK;
 
+    shared_remove(shared);
     if (munmap(buf->cpu, shared->size) != 0)
         err = base_fail_errno(errno, "munmap of %zu bytes", shared->size);
     close(shared->fd);
@@ -149,8 +191,28 @@ static gpunvme_err_t shared_map(bool huge, struct gpunvme_buf *buf)
         free(shared);
         return err;
     }
+    shared->base = buf->cpu;
+    shared_add(shared);
     buf->memory_private = shared;
     return GPUNVME_OK;
+}
+
+static gpunvme_err_t shared_export(const struct gpunvme_buf *buf, int *fd, uint64_t *offset)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+    int file;
+
+    pthread_mutex_lock(&shared_lock);
+    file = shared_file(buf, offset);
+    *fd = file < 0 ? -1 : fcntl(file, F_DUPFD_CLOEXEC, 0);
+    if (file < 0)
+        err = base_fail(GPUNVME_ERR_UNSUPPORTED,
+                        "only GPU memory, and memory allocated as GPUNVME_BACKING_SHARED or "
+                        "_HUGE, can be exported");
+    else if (*fd < 0)
+        err = base_fail_errno(errno, "a file descriptor");
+    pthread_mutex_unlock(&shared_lock);
+    return err;
 }
 
 /* --- allocation ------------------------------------------------------------------------------- */
@@ -256,21 +318,11 @@ gpunvme_err_t gpunvme_mem_alloc(size_t nbytes, enum gpunvme_mem mem, struct gpun
 
 gpunvme_err_t gpunvme_mem_export(const struct gpunvme_buf *buf, int *fd, uint64_t *offset)
 {
-    const struct origin *origin = buf ? buf->memory_private : NULL;
-
-    if (!origin || !fd || !offset)
+    if (!buf || !buf->memory_private || !fd || !offset)
         return base_fail(GPUNVME_ERR_INVALID, "NULL argument, or a buffer without memory");
     if (is_device(buf->mem))
         return mem_cuda_export(buf->gpu, buf->nbytes, fd, offset);
-    if (origin->release != shared_unmap && origin->release != shared_unpin_and_unmap)
-        return base_fail(GPUNVME_ERR_UNSUPPORTED,
-                         "only GPU memory, and memory allocated as GPUNVME_BACKING_SHARED or "
-                         "_HUGE, can be exported");
-    *fd = fcntl(((const struct shared_origin *)origin)->fd, F_DUPFD_CLOEXEC, 0);
-    if (*fd < 0)
-        return base_fail_errno(errno, "a file descriptor");
-    *offset = 0;
-    return GPUNVME_OK;
+    return shared_export(buf, fd, offset);
 }
 
 static gpunvme_err_t release(struct gpunvme_buf *buf, bool registered)

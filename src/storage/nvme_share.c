@@ -277,8 +277,7 @@ static struct nvme_mapping *find_mapping(struct nvme_share *share, const struct 
     return NULL;
 }
 
-/* Memory that the controller reaches, but slower than by a bounce buffer, is of no use to a store.
- */
+/* Memory that the controller reaches slower than by a bounce buffer is of no use to a store. */
 static gpunvme_err_t check_worth(struct nvme_share *share, const struct gpunvme_buf *buf)
 {
     const struct gpunvme_transport *t = gpunvme_ctrl_transport(share->ctrl);

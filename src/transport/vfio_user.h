@@ -26,6 +26,7 @@
 struct vfu_mapping {
     struct vfu_mapping *next;
     uint64_t iova, size; /* as the target knows it: whole pages */
+    uint64_t in_page;    /* where in the first of them the buffer begins */
     struct gpunvme_buf buf;
 };
 

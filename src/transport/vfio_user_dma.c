@@ -45,6 +45,7 @@ static gpunvme_err_t insert(struct vfu *v, struct vfu_mapping *m)
     pthread_rwlock_wrlock(&v->map_lock);
     err = iova_alloc(&v->space, m->size, align, &m->iova);
     if (!err) {
+        m->buf.bus = m->iova + m->in_page;
         m->next = v->mappings;
         v->mappings = m;
     }
@@ -80,11 +81,25 @@ static gpunvme_err_t say_out_of_reach(gpunvme_err_t err)
                      why.detail);
 }
 
-static gpunvme_err_t tell_map(struct vfu *v, const struct vfu_mapping *m)
+/* A descriptor of the buffer's memory, if it has one and the target takes it, else -1. */
+static int descriptor_of(const struct vfu *v, const struct gpunvme_buf *buf, uint64_t *offset)
+{
+    int fd;
+
+    if (v->caps.max_msg_fds && buf->memory_private &&
+        gpunvme_mem_export(buf, &fd, offset) == GPUNVME_OK)
+        return fd;
+    *offset = 0;
+    return -1;
+}
+
+/* `fd` stays the caller's; the first page that is mapped is at `offset` of it. */
+static gpunvme_err_t tell_map(struct vfu *v, const struct vfu_mapping *m, int fd, uint64_t offset)
 {
     struct vfio_user_dma_map map = {
         .argsz = sizeof(map),
         .flags = VFIO_USER_DMA_READABLE | VFIO_USER_DMA_WRITEABLE,
+        .offset = offset,
         .address = m->iova,
         .size = m->size,
     };
@@ -92,19 +107,10 @@ static gpunvme_err_t tell_map(struct vfu *v, const struct vfu_mapping *m)
     struct vfio_user_message reply = {0};
     gpunvme_err_t err;
     bool refused;
-    int fd = -1;
 
-    if (!v->caps.max_msg_fds || !m->buf.memory_private ||
-        gpunvme_mem_export(&m->buf, &fd, &map.offset) != GPUNVME_OK) {
-        fd = -1;
-        map.offset = 0;
-    }
     err = vfu_call(v, VFIO_USER_DMA_MAP, &part, 1, &fd, fd >= 0, &reply, &refused);
     vfio_user_message_destroy(&reply);
-    if (fd < 0)
-        return err;
-    close(fd);
-    return refused && m->buf.mem == GPUNVME_MEM_GPU ? say_out_of_reach(err) : err;
+    return fd >= 0 && refused && m->buf.mem == GPUNVME_MEM_GPU ? say_out_of_reach(err) : err;
 }
 
 static gpunvme_err_t tell_unmap(struct vfu *v, const struct vfu_mapping *m)
@@ -119,6 +125,28 @@ static gpunvme_err_t tell_unmap(struct vfu *v, const struct vfu_mapping *m)
     return err;
 }
 
+/* Maps whole pages: of the descriptor's file, and of bus addresses. Frees *m where it fails. */
+static gpunvme_err_t map_pages(struct vfu *v, struct vfu_mapping *m)
+{
+    uint64_t offset;
+    int fd = descriptor_of(v, &m->buf, &offset);
+    gpunvme_err_t err;
+
+    m->in_page = offset & (v->page - 1);
+    m->size = (m->in_page + m->buf.nbytes + v->page - 1) & ~(v->page - 1);
+    err = insert(v, m);
+    if (err) {
+        free(m);
+    } else {
+        err = tell_map(v, m, fd, offset - m->in_page);
+        if (err)
+            remove_mapping(v, m, true);
+    }
+    if (fd >= 0)
+        close(fd);
+    return err;
+}
+
 gpunvme_err_t vfu_map(struct gpunvme_transport *t, struct gpunvme_buf *buf)
 {
     struct vfu *v = vfu_of(t);
@@ -127,25 +155,16 @@ gpunvme_err_t vfu_map(struct gpunvme_transport *t, struct gpunvme_buf *buf)
 
     if (buf->bus)
         return base_fail(GPUNVME_ERR_BUSY, "the buffer has a bus address already");
-    if (!buf->nbytes || buf->nbytes > SIZE_MAX - v->page)
+    if (!buf->nbytes || buf->nbytes > SIZE_MAX - 2 * v->page)
         return base_fail(GPUNVME_ERR_INVALID, "a buffer of %zu bytes", buf->nbytes);
     m = calloc(1, sizeof(*m));
     if (!m)
         return base_fail(GPUNVME_ERR_NOMEM, "a mapping");
     m->buf = *buf;
-    m->size = (buf->nbytes + v->page - 1) & ~(v->page - 1);
-    err = insert(v, m);
-    if (err) {
-        free(m);
-        return err;
-    }
-    err = tell_map(v, m);
-    if (err) {
-        remove_mapping(v, m, true);
-        return err;
-    }
-    buf->bus = m->iova;
-    return GPUNVME_OK;
+    err = map_pages(v, m);
+    if (!err)
+        buf->bus = m->buf.bus;
+    return err;
 }
 
 void vfu_unmap(struct gpunvme_transport *t, struct gpunvme_buf *buf)
@@ -156,7 +175,7 @@ void vfu_unmap(struct gpunvme_transport *t, struct gpunvme_buf *buf)
     if (vfu_unmap_bar(v, buf) || !buf->bus)
         return;
     pthread_rwlock_rdlock(&v->map_lock);
-    for (m = v->mappings; m && m->iova != buf->bus; m = m->next)
+    for (m = v->mappings; m && m->buf.bus != buf->bus; m = m->next)
         ;
     pthread_rwlock_unlock(&v->map_lock);
     if (!m)
@@ -172,9 +191,9 @@ void vfu_unmap(struct gpunvme_transport *t, struct gpunvme_buf *buf)
 static const struct vfu_mapping *find(const struct vfu *v, uint64_t address, uint64_t *left)
 {
     for (const struct vfu_mapping *m = v->mappings; m; m = m->next) {
-        if (address < m->iova || address - m->iova >= m->buf.nbytes)
+        if (address < m->buf.bus || address - m->buf.bus >= m->buf.nbytes)
             continue;
-        *left = m->buf.nbytes - (address - m->iova);
+        *left = m->buf.nbytes - (address - m->buf.bus);
         return m;
     }
     return NULL;
@@ -198,8 +217,8 @@ static int copy(struct vfu *v, uint64_t address, char *data, uint64_t count, boo
         if (n > count)
             n = count;
         DEVICE_ACCESS_BEGIN();
-        err = write ? transport_copy_to(&v->base, &m->buf, address - m->iova, data, n)
-                    : transport_copy_from(&v->base, data, &m->buf, address - m->iova, n);
+        err = write ? transport_copy_to(&v->base, &m->buf, address - m->buf.bus, data, n)
+                    : transport_copy_from(&v->base, data, &m->buf, address - m->buf.bus, n);
         DEVICE_ACCESS_END();
         if (err)
             error = EIO;

@@ -245,6 +245,36 @@ static void allocated_memory_is_mapped_by_its_descriptor(void **state)
     assert_int_equal(peer.count[VFIO_USER_DMA_UNMAP], 1);
 }
 
+static void a_part_of_shared_memory_is_mapped_by_its_descriptor(void **state)
+{
+    const size_t offset = 4096 + 100;
+    struct gpunvme_buf whole, part;
+    char *theirs;
+
+    (void)state;
+    open_ok();
+    assert_int_equal(
+        gpunvme_mem_alloc_backed(12288, GPUNVME_MEM_HOST, GPUNVME_BACKING_SHARED, &whole),
+        GPUNVME_OK);
+    assert_int_equal(
+        gpunvme_mem_register((char *)whole.cpu + offset, 5000, GPUNVME_MEM_HOST, &part),
+        GPUNVME_OK);
+    assert_int_equal(t->ops->map(t, &part), GPUNVME_OK);
+    assert_true(peer.map_fd[0] >= 0);
+    assert_int_equal(peer.map_offset[0], 4096);
+    assert_int_equal(peer.map_size[0], 8192);
+    assert_true(part.bus == peer.map_address[0] + 100);
+    theirs = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, peer.map_fd[0],
+                  (off_t)peer.map_offset[0]);
+    strcpy(theirs + (part.bus - peer.map_address[0]), "from the target");
+    assert_string_equal(part.cpu, "from the target");
+    munmap(theirs, 8192);
+    t->ops->unmap(t, &part);
+    assert_int_equal(peer.count[VFIO_USER_DMA_UNMAP], 1);
+    assert_int_equal(gpunvme_mem_unregister(&part), GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_free(&whole), GPUNVME_OK);
+}
+
 static void a_target_without_descriptors_gets_none(void **state)
 {
     struct gpunvme_buf buf;
@@ -662,6 +692,7 @@ int main(void)
         T(capabilities_in_a_circle_end),
         T(a_part_of_a_bar_is_mapped_and_taken_back),
         T(allocated_memory_is_mapped_by_its_descriptor),
+        T(a_part_of_shared_memory_is_mapped_by_its_descriptor),
         T(a_target_without_descriptors_gets_none),
         T(a_refused_map_is_an_error_and_leaves_nothing),
         T(gpu_memory_that_is_refused_is_out_of_reach_and_no_more),

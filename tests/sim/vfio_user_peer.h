@@ -42,7 +42,7 @@ struct peer {
     uint64_t bar[PEER_BAR_NBYTES / 8];
     uint8_t config[256];
     int file; /* of BAR 0 */
-    uint64_t map_address[64], map_size[64];
+    uint64_t map_address[64], map_size[64], map_offset[64];
     int map_fd[64]; /* -1: without a descriptor */
     unsigned nmaps;
     int irq_fd[PEER_IRQS];
@@ -183,6 +183,7 @@ static inline void peer_map(struct peer *p, struct vfio_user_message *m)
     const struct vfio_user_dma_map *map = m->body;
 
     p->map_address[p->nmaps] = map->address;
+    p->map_offset[p->nmaps] = map->offset;
     p->map_size[p->nmaps] = map->size;
     p->map_fd[p->nmaps++] = vfio_user_message_take(m, 0);
     peer_reply(p, m, 0, NULL, 0, NULL, 0, NULL, 0);

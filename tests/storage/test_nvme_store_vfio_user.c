@@ -142,6 +142,40 @@ static void no_bytes_of_host_memory_go_by_message(void **state)
     assert_int_equal(atomic_load(&nmessages), 0);
 }
 
+/* By the GPU's name for it, since its route tells where the bytes went. */
+static void shared_memory_is_reached_without_a_copy(void **state)
+{
+    static struct gpunvme_path report;
+    const size_t nbytes = 65536, offset = 1028;
+    struct gpunvme_store *store;
+    struct gpunvme_buf buf;
+    char uri[96];
+
+    (void)state;
+    if (!gpunvme_mem_gpu_is_host()) /* whose memory is not made of shared pages */
+        skip();
+    snprintf(uri, sizeof(uri), "vfio-user:%s", path);
+    store = opened(uri);
+    assert_ok(
+        gpunvme_mem_alloc_backed(nbytes + 4096, GPUNVME_MEM_GPU, GPUNVME_BACKING_SHARED, &buf));
+    assert_ok(gpunvme_store_register(store, (uint8_t *)buf.gpu + offset, nbytes, GPUNVME_MEM_GPU));
+    memset(buf.cpu, 0x5a, nbytes + 4096);
+    assert_ok(
+        gpunvme_store_write(store, 0, (uint8_t *)buf.gpu + offset, GPUNVME_MEM_GPU, nbytes, NULL));
+    memset(buf.cpu, 0, nbytes + 4096);
+    assert_ok(
+        gpunvme_store_read(store, 0, (uint8_t *)buf.gpu + offset, GPUNVME_MEM_GPU, nbytes, NULL));
+    for (size_t i = 0; i < nbytes + 4096; i++)
+        if (((uint8_t *)buf.cpu)[i] != (i >= offset && i < offset + nbytes ? 0x5a : 0))
+            fail_msg("byte %zu is wrong", i);
+    gpunvme_store_path(store, &report);
+    assert_int_equal(report.bytes_read[GPUNVME_ROUTE_P2P], nbytes);
+    assert_int_equal(report.bytes_written[GPUNVME_ROUTE_P2P], nbytes);
+    closed(store);
+    assert_ok(gpunvme_mem_free(&buf));
+    assert_int_equal(atomic_load(&nmessages), 0);
+}
+
 static void two_namespaces_share_the_connection(void **state)
 {
     struct gpunvme_store *a, *b;
@@ -194,6 +228,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(gpu_memory_that_the_server_refuses_bounces, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(no_bytes_of_host_memory_go_by_message, setup, teardown),
+        cmocka_unit_test_setup_teardown(shared_memory_is_reached_without_a_copy, setup, teardown),
         cmocka_unit_test_setup_teardown(two_namespaces_share_the_connection, setup, teardown),
         cmocka_unit_test_setup_teardown(a_server_that_goes_ends_everything, setup, teardown),
     };

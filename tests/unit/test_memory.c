@@ -445,6 +445,33 @@ static void shared_memory_can_be_mapped_by_others(void **state)
     }
 }
 
+static void a_part_of_shared_memory_that_is_registered_can_be_mapped_by_others(void **state)
+{
+    const size_t offset = 4096 + 8, nbytes = 8192 - offset;
+    struct gpunvme_buf buf, part;
+    uint64_t at = 0;
+    int fd;
+
+    (void)state;
+    assert_int_equal(gpunvme_mem_alloc_backed(8192, GPUNVME_MEM_HOST, GPUNVME_BACKING_SHARED, &buf),
+                     GPUNVME_OK);
+    assert_int_equal(
+        gpunvme_mem_register((char *)buf.cpu + offset, nbytes, GPUNVME_MEM_HOST, &part),
+        GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_export(&part, &fd, &at), GPUNVME_OK);
+    assert_int_equal(at, offset);
+    assert_int_equal(pwrite(fd, "by its file", 12, (off_t)at), 12);
+    assert_string_equal(part.cpu, "by its file");
+    close(fd);
+    gpunvme_mem_unregister(&part);
+    assert_int_equal(
+        gpunvme_mem_register((char *)buf.cpu + offset, nbytes + 4, GPUNVME_MEM_HOST, &part),
+        GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_export(&part, &fd, &at), GPUNVME_ERR_UNSUPPORTED);
+    gpunvme_mem_unregister(&part);
+    free_buf(&buf);
+}
+
 static void shared_memory_cannot_be_made_smaller_by_others(void **state)
 {
     struct gpunvme_buf buf;
@@ -827,6 +854,7 @@ int main(void)
         cmocka_unit_test(fill_touches_its_range_alone),
         cmocka_unit_test(copies_of_one_stream_happen_in_order),
         cmocka_unit_test(shared_memory_can_be_mapped_by_others),
+        cmocka_unit_test(a_part_of_shared_memory_that_is_registered_can_be_mapped_by_others),
         cmocka_unit_test(shared_memory_cannot_be_made_smaller_by_others),
         cmocka_unit_test(memory_without_a_file_is_not_exported),
         cmocka_unit_test(huge_pages_are_given_or_the_way_to_get_them_is_told),

@@ -11,6 +11,7 @@
 #include "base/fail.h"
 #include "device/internal.h"
 #include "memory/cuda.h"
+#include "transport/common.h"
 
 #define DEFAULT_ENTRIES      1024u
 #define DEFAULT_MAX_TRANSFER (128u << 10)
@@ -188,32 +189,15 @@ static const char *tier3_lacks(const struct gpunvme_device *dev)
     return NULL;
 }
 
-/*
- * Where the GPU does not order what other devices write to it, a kernel may see a completion before
- * its data (docs/ORDERING.md, Placement), and only a flush by the CPU between the two would help.
- * The software controller writes by copies that have ended, or by the stores of a kernel.
- */
-const char *device_writes_lack(const struct gpunvme_device *dev)
-{
-    int ordering = dev->ordering.writes_ordering;
-
-    if (!dev->has_gpu || !strcmp(dev->transport->ops->name, "sim") ||
-        ordering >= LIFE_ORDERED_FOR_OWNER)
-        return NULL;
-    return ordering < 0 ? "CUDA does not say how this GPU orders what other devices write to it: "
-                          "take tier 1"
-                        : "this GPU does not order what other devices write to it: take tier 1";
-}
-
 /* Whether the controller reaches memory of the GPU at all, and what it writes there is in order. */
 static gpunvme_err_t check_gpu_memory(struct gpunvme_device *dev)
 {
-    const char *lacks = device_writes_lack(dev);
+    const char *lacks = transport_writes_lack(dev->transport, dev->gpu);
     struct device_mem probe = {0};
     gpunvme_err_t err;
 
     if (lacks)
-        return base_fail(GPUNVME_ERR_UNSUPPORTED, "%s", lacks);
+        return base_fail(GPUNVME_ERR_UNSUPPORTED, "%s: take tier 1", lacks);
     err = device_mem_alloc(dev, 4096, GPUNVME_MEM_GPU, &probe);
     device_mem_free(dev, &probe);
     return err;
@@ -270,13 +254,13 @@ static gpunvme_err_t find_gpu(struct gpunvme_device *dev)
 {
     gpunvme_err_t err;
 
-    dev->ordering = (struct life_ordering){-1, -1};
+    dev->ordering = (struct mem_ordering){-1, -1};
     dev->has_gpu = !gpunvme_mem_gpu_is_host();
     if (!dev->has_gpu)
         return GPUNVME_OK;
     err = gpunvme_mem_gpu_current(&dev->gpu);
     if (!err)
-        dev->ordering = life_gpu_ordering(dev->gpu);
+        dev->ordering = mem_cuda_ordering(dev->gpu);
     return err;
 }
 
@@ -393,7 +377,7 @@ void gpunvme_device_get_info(struct gpunvme_device *dev, struct gpunvme_device_i
         .reaper = dev->opts.reaper,
         .recoveries = ctrl.resets - dev->resets_before,
         .gpu = dev->has_gpu ? (int)dev->gpu : -1,
-        .gpu_writes_ordering = dev->ordering.writes_ordering,
+        .gpu_writes_ordering = dev->ordering.writes,
         .gpu_flush_options = dev->ordering.flush_options,
     };
     add_nbytes(&dev->words, info);

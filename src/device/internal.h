@@ -10,6 +10,7 @@
 #include "device/life.h"
 #include "gpunvme/device.h"
 #include "gpunvme/memory.h"
+#include "memory/ordering.h"
 #include "nvme/foreign.h"
 
 /* Memory in one piece on the bus: a part of a buffer from the transport. */
@@ -54,8 +55,8 @@ struct gpunvme_device {
     enum gpunvme_placement placement;
     char why_not_higher[256];
     bool has_gpu;
-    unsigned gpu; /* CUDA's number */
-    struct life_ordering ordering;
+    unsigned gpu;                 /* CUDA's number */
+    struct mem_ordering ordering; /* for the report */
 
     unsigned page_shift;
     uint32_t list_nbytes, bounce_nbytes; /* 0: none */
@@ -82,8 +83,6 @@ struct gpunvme_device {
 enum gpunvme_mem device_data_mem(const struct gpunvme_device *dev);
 gpunvme_err_t device_enter(const struct gpunvme_device *dev); /* its GPU is the thread's */
 void device_leave(const struct gpunvme_device *dev);
-/* Why the controller must not write to this GPU's memory; NULL: it may. */
-const char *device_writes_lack(const struct gpunvme_device *dev);
 
 /* doorbell.c. Windows are shared: the same memory is mapped once for all who ask. */
 gpunvme_err_t device_window_open(volatile void *cpu, size_t nbytes, bool is_unsafe_allowed,

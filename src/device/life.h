@@ -34,14 +34,6 @@ struct life_result {
     uint64_t in_flight; /* LIFE_SETTLE, LIFE_COUNT_ABANDONED */
 };
 
-/* How writes of other PCIe devices into GPU memory are ordered: what CUDA says. */
-struct life_ordering {
-    int writes_ordering; /* cudaGPUDirectRDMAWritesOrdering; -1: unknown, or no GPU */
-    int flush_options;   /* cudaFlushGPUDirectRDMAWritesOptions; likewise */
-};
-
-#define LIFE_ORDERED_FOR_OWNER 100 /* cudaGPUDirectRDMAWritesOrderingOwner; more is better */
-
 struct life;
 
 /* On GPU number `gpu`, where there is one. Loads the kernel, so that no order waits for that. */
@@ -61,6 +53,5 @@ gpunvme_err_t life_gpu_open(unsigned gpu, struct life_gpu **out);
 gpunvme_err_t life_gpu_close(struct life_gpu *life);
 gpunvme_err_t life_gpu_run(struct life_gpu *life, const struct life_order *order,
                            struct life_result *result);
-struct life_ordering life_gpu_ordering(unsigned gpu);
 
 #endif

@@ -180,18 +180,3 @@ gpunvme_err_t life_gpu_close(struct life_gpu *life)
     mem_cuda_leave();
     return err;
 }
-
-struct life_ordering life_gpu_ordering(unsigned gpu)
-{
-    struct life_ordering o = {-1, -1};
-    int device = (int)gpu;
-
-    if (cudaDeviceGetAttribute(&o.writes_ordering, cudaDevAttrGPUDirectRDMAWritesOrdering,
-                               device) != cudaSuccess)
-        o.writes_ordering = -1;
-    if (cudaDeviceGetAttribute(&o.flush_options, cudaDevAttrGPUDirectRDMAFlushWritesOptions,
-                               device) != cudaSuccess)
-        o.flush_options = -1;
-    (void)cudaGetLastError();
-    return o;
-}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * life.h in a build without CUDA: there is no GPU, so none of these is called but the last.
+ * life.h in a build without CUDA: there is no GPU, so none of these is called.
  */
 #include "base/fail.h"
 #include "device/life.h"
@@ -27,10 +27,4 @@ gpunvme_err_t life_gpu_run(struct life_gpu *life, const struct life_order *order
 {
     (void)life, (void)order, (void)result;
     return no_cuda();
-}
-
-struct life_ordering life_gpu_ordering(unsigned gpu)
-{
-    (void)gpu;
-    return (struct life_ordering){-1, -1};
 }

@@ -211,6 +211,29 @@ gpunvme_err_t mem_cuda_info(unsigned index, struct gpunvme_gpu_info *info)
     return GPUNVME_OK;
 }
 
+static int attribute(unsigned index, enum cudaDeviceAttr which)
+{
+    int value;
+
+    if (cudaDeviceGetAttribute(&value, which, (int)index) == cudaSuccess)
+        return value;
+    (void)cudaGetLastError();
+    return -1;
+}
+
+struct mem_ordering mem_cuda_ordering(unsigned index)
+{
+    struct mem_ordering none = {-1, -1};
+
+    pthread_once(&probed, probe);
+    if (index >= ndevices)
+        return none;
+    return (struct mem_ordering){
+        .writes = attribute(index, cudaDevAttrGPUDirectRDMAWritesOrdering),
+        .flush_options = attribute(index, cudaDevAttrGPUDirectRDMAFlushWritesOptions),
+    };
+}
+
 static gpunvme_err_t current_device(int *device)
 {
     cudaError_t err = cudaGetDevice(device);

@@ -3,8 +3,8 @@
  * The wall between this project and CUDA: cuda.c and checksum.cu stand behind it in a build with
  * CUDA, cuda_none.c in a build without. It deals in plain addresses and knows no buffers.
  *
- * Everything but mem_cuda_present(), _why_not(), _count(), _info() and _user_stream_*() is called
- * only when mem_cuda_present() says yes.
+ * Everything but mem_cuda_present(), _why_not(), _count(), _info(), _ordering() and
+ * _user_stream_*() is called only when mem_cuda_present() says yes.
  */
 #ifndef MEMORY_CUDA_H
 #define MEMORY_CUDA_H
@@ -15,6 +15,7 @@
 
 #include "gpunvme/error.h"
 #include "gpunvme/memory.h"
+#include "memory/ordering.h"
 #include "memory/ranges.h"
 
 /* True when there is a GPU to work with; decided once. */
@@ -23,6 +24,7 @@ const char *mem_cuda_why_not(void); /* "" when there is one */
 unsigned mem_cuda_count(void);
 gpunvme_err_t mem_cuda_info(unsigned index, struct gpunvme_gpu_info *info);
 gpunvme_err_t mem_cuda_current(unsigned *index);
+struct mem_ordering mem_cuda_ordering(unsigned index);
 
 /*
  * Makes `device` the calling thread's current one, until mem_cuda_leave(). Nests. Touches no other

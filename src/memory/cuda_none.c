@@ -40,6 +40,12 @@ gpunvme_err_t mem_cuda_current(unsigned *index)
     return fail();
 }
 
+struct mem_ordering mem_cuda_ordering(unsigned index)
+{
+    (void)index;
+    return (struct mem_ordering){-1, -1};
+}
+
 gpunvme_err_t mem_cuda_enter(unsigned device)
 {
     (void)device;

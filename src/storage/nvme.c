@@ -14,8 +14,10 @@
 #include "base/relax.h"
 #include "gpunvme/memory.h"
 #include "memory/cuda.h"
+#include "memory/ordering.h"
 #include "storage/futex.h"
 #include "storage/nvme_store.h"
+#include "transport/common.h"
 
 #define DEFAULT_CHUNK  (128u << 10)
 #define DEFAULT_DEPTH  32u
@@ -419,6 +421,23 @@ static uint32_t choose_threads(const struct store_options *o, uint32_t most)
     return n < most ? n : most;
 }
 
+/*
+ * Maps memory for the controller, unless it is a GPU's whose kernels might see less of it than has
+ * arrived when a transfer has ended.
+ */
+static gpunvme_err_t map_memory(struct nvme_store *s, const struct gpunvme_buf *buf,
+                                struct nvme_mapping **out)
+{
+    const char *lacks =
+        buf->mem == GPUNVME_MEM_GPU
+            ? transport_writes_lack(gpunvme_ctrl_transport(s->ctrl), mem_gpu_of(buf))
+            : NULL;
+
+    if (lacks)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED, "%s", lacks);
+    return nvme_share_map(s->share, buf, out);
+}
+
 /* Whether the controller reaches memory of the GPU, found out by a small piece of it. */
 static void probe_p2p(struct gpunvme_store *store, struct nvme_store *s)
 {
@@ -427,7 +446,7 @@ static void probe_p2p(struct gpunvme_store *store, struct nvme_store *s)
     gpunvme_err_t err = gpunvme_mem_alloc(PROBE_NBYTES, GPUNVME_MEM_GPU, &buf);
 
     if (!err)
-        err = nvme_share_map(s->share, &buf, &mapping);
+        err = map_memory(s, &buf, &mapping);
     if (err)
         snprintf(s->why_no_p2p, sizeof(s->why_no_p2p), "%s", gpunvme_err_detail());
     else
@@ -564,7 +583,7 @@ static gpunvme_err_t nvme_map(struct gpunvme_store *store, struct store_region *
 
     if (!r)
         return base_fail(GPUNVME_ERR_NOMEM, "a registration");
-    err = nvme_share_map(s->share, &region->buf, &r->mapping);
+    err = map_memory(s, &region->buf, &r->mapping);
     if (err) {
         free(r);
         return err;

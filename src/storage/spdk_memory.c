@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "gpunvme/memory.h"
+#include "memory/ordering.h"
 
 #define PAGE_4K (1ul << 12)
 #define PAGE_2M (1ul << 21)
@@ -119,7 +120,12 @@ static void register_gpu(const struct gpunvme_buf *buf, struct gspdk_region *out
     uint64_t offset = 0;
     int fd = -1;
     size_t nbytes;
+    const char *lacks = mem_gpu_writes_lack(mem_gpu_of(buf));
 
+    if (lacks) {
+        snprintf(out->why_not, sizeof(out->why_not), "%s", lacks);
+        return;
+    }
     if (gpunvme_mem_export(buf, &fd, &offset)) {
         snprintf(out->why_not, sizeof(out->why_not), "GPU memory: %.130s", gpunvme_err_detail());
         return;

@@ -11,6 +11,7 @@
 
 #include "base/fail.h"
 #include "gpunvme/atomics.h"
+#include "memory/ordering.h"
 
 #define UNIT        ((size_t)4096) /* what chunks are cut into */
 #define CHUNK       ((size_t)2 << 20)
@@ -241,4 +242,9 @@ void transport_pause_ns(struct gpunvme_transport *t, uint64_t ns)
                               .tv_nsec = (long)(ns % 1000000000u)};
         nanosleep(&ts, NULL);
     }
+}
+
+const char *transport_writes_lack(const struct gpunvme_transport *t, unsigned gpu)
+{
+    return strcmp(t->ops->name, "sim") ? mem_gpu_writes_lack(gpu) : NULL;
 }

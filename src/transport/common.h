@@ -41,4 +41,12 @@ gpunvme_err_t transport_copy_from(struct gpunvme_transport *t, void *dst,
 uint64_t transport_now_ns(struct gpunvme_transport *t);
 void transport_pause_ns(struct gpunvme_transport *t, uint64_t ns);
 
+/*
+ * Why the controller must not write to the memory of GPU number `gpu`; NULL: it may. Where the GPU
+ * does not order what other devices write to it, a kernel may see that a command has completed
+ * before it sees the data (docs/ORDERING.md, Placement). The software controller is no such device:
+ * it writes by copies that have ended, or by the stores of a kernel.
+ */
+const char *transport_writes_lack(const struct gpunvme_transport *t, unsigned gpu);
+
 #endif

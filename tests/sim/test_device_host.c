@@ -288,27 +288,49 @@ static void the_defaults_take_what_is_free(void **state)
     rig_close(&r);
 }
 
+static const char *writes_lack;
+
+/* In place of what CUDA says of the GPU: the linker puts this there (--wrap). */
+const char *__wrap_mem_gpu_writes_lack(unsigned gpu);
+const char *__wrap_mem_gpu_writes_lack(unsigned gpu)
+{
+    (void)gpu;
+    return writes_lack;
+}
+
+static gpunvme_err_t open_tier2(struct gpunvme_ctrl *ctrl)
+{
+    struct gpunvme_device_opts opts;
+    struct gpunvme_device *dev;
+    gpunvme_err_t err;
+
+    gpunvme_device_opts_init(&opts);
+    opts.placement = GPUNVME_PLACEMENT_TIER2;
+    err = gpunvme_device_open(ctrl, &opts, &dev);
+    if (!err)
+        assert_ok(gpunvme_device_close(dev));
+    return err;
+}
+
 static void drives_write_only_to_gpus_that_order_what_they_write(void **state)
 {
-    static const struct gpunvme_transport_ops drive = {.name = "nvme"}, sim = {.name = "sim"};
-    struct gpunvme_transport transport = {.ops = &drive};
-    struct gpunvme_device dev = {.transport = &transport, .has_gpu = true};
+    struct gpunvme_transport_ops drive;
+    struct gpunvme_transport *t;
+    struct rig r;
 
     (void)state;
-    dev.ordering.writes_ordering = 0; /* none */
-    assert_non_null(device_writes_lack(&dev));
-    dev.ordering.writes_ordering = -1; /* unknown */
-    assert_non_null(device_writes_lack(&dev));
-    dev.ordering.writes_ordering = 100; /* for its owner */
-    assert_null(device_writes_lack(&dev));
-    dev.ordering.writes_ordering = 200; /* for all */
-    assert_null(device_writes_lack(&dev));
-    dev.ordering.writes_ordering = 0;
-    dev.has_gpu = false; /* its memory is the host's */
-    assert_null(device_writes_lack(&dev));
-    dev.has_gpu = true;
-    transport.ops = &sim;
-    assert_null(device_writes_lack(&dev));
+    rig_open_ctrl(&r, "sim:size=1M,shadow=off");
+    writes_lack = "no order at all";
+    assert_ok(open_tier2(r.ctrl)); /* the software controller is no such device */
+    t = gpunvme_ctrl_transport(r.ctrl);
+    drive = *t->ops;
+    drive.name = "a drive";
+    t->ops = &drive;
+    assert_err(open_tier2(r.ctrl), GPUNVME_ERR_UNSUPPORTED);
+    assert_string_equal(gpunvme_err_detail(), "no order at all: take tier 1");
+    writes_lack = NULL;
+    assert_ok(open_tier2(r.ctrl));
+    assert_ok(gpunvme_ctrl_close(r.ctrl));
 }
 
 static void shadow_doorbells_are_given_up_unless_the_cpu_relies_on_them(void **state)

@@ -48,6 +48,16 @@ gpunvme_err_t __wrap_gpunvme_mem_export(const struct gpunvme_buf *buf, int *fd, 
     return GPUNVME_OK;
 }
 
+static const char *writes_lack;
+
+/* In place of what CUDA says of a GPU, by the linker as well. */
+const char *__wrap_mem_gpu_writes_lack(unsigned gpu);
+const char *__wrap_mem_gpu_writes_lack(unsigned gpu)
+{
+    (void)gpu;
+    return writes_lack;
+}
+
 static int setup(void **state)
 {
     static unsigned n; /* a test that fails leaves its connection open */
@@ -55,6 +65,7 @@ static int setup(void **state)
 
     (void)state;
     plays_dma_buf = false;
+    writes_lack = NULL;
     atomic_store(&nmessages, 0);
     snprintf(path, sizeof(path), "/tmp/gpunvme-store-%d-%u.sock", (int)getpid(), n++);
     return gpunvme_sim_config_parse("sim:size=1M,ns=2,size=2M,block=4096", &config) ||
@@ -176,6 +187,38 @@ static void shared_memory_is_reached_without_a_copy(void **state)
     assert_int_equal(atomic_load(&nmessages), 0);
 }
 
+static void memory_of_a_gpu_that_does_not_order_writes_bounces(void **state)
+{
+    static const char *const options[] = {"", "?issue=gpu"};
+    static struct gpunvme_path report;
+    struct gpunvme_store *store;
+    struct gpunvme_buf buf;
+    char uri[96];
+
+    (void)state;
+    writes_lack = "no order at all";
+    assert_ok(gpunvme_mem_alloc(65536, GPUNVME_MEM_GPU, &buf));
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(uri, sizeof(uri), "vfio-user:%s%s", path, options[i]);
+        store = opened(uri);
+        assert_ok(gpunvme_store_register(store, buf.gpu, 65536, GPUNVME_MEM_GPU));
+        assert_ok(gpunvme_store_read(store, 0, buf.gpu, GPUNVME_MEM_GPU, 65536, NULL));
+        gpunvme_store_path(store, &report);
+        assert_int_equal(report.gpu_route, GPUNVME_ROUTE_BOUNCE);
+        assert_int_equal(report.bytes_read[GPUNVME_ROUTE_BOUNCE], 65536);
+        assert_int_equal(report.bytes_read[GPUNVME_ROUTE_P2P], 0);
+        assert_non_null(strstr(report.why_not, "p2p: no order at all"));
+        closed(store);
+    }
+    assert_ok(gpunvme_mem_free(&buf));
+    snprintf(uri, sizeof(uri), "vfio-user:%s", path);
+    random_transfers(uri, 300);
+    snprintf(uri, sizeof(uri), "vfio-user:%s?require=p2p", path);
+    refused(uri, GPUNVME_OPEN_WRITE, GPUNVME_ERR_UNSUPPORTED, "no order at all");
+    assert_ok(gpunvme_open("sim:size=1M?require=p2p", 0, &store)); /* it is no such device */
+    closed(store);
+}
+
 static void two_namespaces_share_the_connection(void **state)
 {
     struct gpunvme_store *a, *b;
@@ -229,6 +272,8 @@ int main(void)
                                         teardown),
         cmocka_unit_test_setup_teardown(no_bytes_of_host_memory_go_by_message, setup, teardown),
         cmocka_unit_test_setup_teardown(shared_memory_is_reached_without_a_copy, setup, teardown),
+        cmocka_unit_test_setup_teardown(memory_of_a_gpu_that_does_not_order_writes_bounces, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(two_namespaces_share_the_connection, setup, teardown),
         cmocka_unit_test_setup_teardown(a_server_that_goes_ends_everything, setup, teardown),
     };

@@ -18,6 +18,7 @@ function(conformance_environment test row)
     endif()
 endfunction()
 
+# The walks have 90 seconds at most (RIG_DEADLINE_NS).
 foreach(row file file_threads1 file_chunk4k file_uring file_uring_direct file_direct file_no_uring
         file_map shm shm_uring shm_map shm_no_map sim sim_4k sim_image sim_issue_gpu vfio_user
         stripe stripe_mixed cufile cufile_batch spdk)
@@ -26,13 +27,13 @@ foreach(row file file_threads1 file_chunk4k file_uring file_uring_direct file_di
     else()
         set(label sim)
     endif()
-    gpunvme_add_test(test_store_conformance_${row} ${label} 60 test_store_conformance ${row})
+    gpunvme_add_test(test_store_conformance_${row} ${label} 120 test_store_conformance ${row})
     conformance_environment(test_store_conformance_${row} ${row})
 endforeach()
 
 # They take all memory of the GPU, which other tests would miss.
 foreach(row file file_direct shm_map sim sim_issue_gpu vfio_user stripe_mixed)
-    gpunvme_add_test(test_store_full_gpu_${row} gpu 60 test_store_conformance ${row} nogpumem)
+    gpunvme_add_test(test_store_full_gpu_${row} gpu 120 test_store_conformance ${row} nogpumem)
     conformance_environment(test_store_full_gpu_${row} ${row})
     set_tests_properties(test_store_full_gpu_${row} PROPERTIES RUN_SERIAL TRUE)
 endforeach()

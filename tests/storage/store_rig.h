@@ -135,7 +135,11 @@ bool rig_walk_init(struct rig_walk *walk, struct rig *rig, uint64_t seed);
 void rig_walk_free(struct rig_walk *walk);
 /* One group of transfers: false when something is wrong, which `why` says. */
 bool rig_step(struct rig_walk *walk);
-/* Steps until both numbers are reached, or the time is up. */
+/*
+ * Steps until there have been `nops` transfers, however long they take, and as many groups as asked
+ * for, or as there is time for. Transfers that are not done by RIG_DEADLINE_NS are an error.
+ */
+#define RIG_DEADLINE_NS ((RIG_SLOW ? 240ull : 90ull) * 1000000000u)
 bool rig_walk(struct rig_walk *walk, uint64_t nops, uint64_t ngroups, uint64_t time_ns);
 
 #endif

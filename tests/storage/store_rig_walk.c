@@ -900,10 +900,18 @@ bool rig_step(struct rig_walk *w)
 
 bool rig_walk(struct rig_walk *w, uint64_t nops, uint64_t ngroups, uint64_t time_ns)
 {
-    uint64_t deadline = now_ns() + time_ns;
+    uint64_t begin = now_ns(), now = begin;
 
-    while ((w->nops < nops || w->ngroups < ngroups) && now_ns() < deadline)
+    while (w->nops < nops || (w->ngroups < ngroups && now - begin < time_ns)) {
+        if (now - begin >= RIG_DEADLINE_NS) {
+            snprintf(w->why, sizeof(w->why), "only %llu of %llu transfers in %llu s",
+                     (unsigned long long)w->nops, (unsigned long long)nops,
+                     (unsigned long long)((now - begin) / 1000000000u));
+            return false;
+        }
         if (!rig_step(w))
             return false;
+        now = now_ns();
+    }
     return true;
 }

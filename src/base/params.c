@@ -257,3 +257,26 @@ gpunvme_err_t base_param_set(const struct base_param_spec *spec, void *target,
                                         : base_parse_probability(item->value, field);
     return err ? base_fail(GPUNVME_ERR_URI, "%s: %s", item->key, gpunvme_err_detail()) : err;
 }
+
+gpunvme_err_t base_params_set(const struct base_param_spec *table, void *target, const char *text,
+                              char separator)
+{
+    struct base_params list;
+    struct base_param item;
+    uint64_t seen = 0; /* a bit for each row of the table */
+
+    base_params_init(&list, text, separator);
+    while (base_params_next(&list, &item)) {
+        const struct base_param_spec *spec;
+        gpunvme_err_t err = base_param_find(table, &item, &spec);
+
+        if (!err && seen >> (spec - table) & 1)
+            err = base_fail(GPUNVME_ERR_URI, "%s is there twice", item.key);
+        if (!err)
+            err = base_param_set(spec, target, &item);
+        if (err)
+            return err;
+        seen |= UINT64_C(1) << (spec - table);
+    }
+    return list.err;
+}

@@ -74,6 +74,13 @@ gpunvme_err_t base_param_set(const struct base_param_spec *spec, void *target,
                              const struct base_param *item);
 
 /*
+ * Sets what a list says, by a table of at most 64 rows. One that is there twice is GPUNVME_ERR_URI
+ * with its name in the detail.
+ */
+gpunvme_err_t base_params_set(const struct base_param_spec *table, void *target, const char *text,
+                              char separator);
+
+/*
  * The word of a list nearest to `word` by edit distance, NULL when none is near enough to be a
  * slip of the pen; case does not count. The list is an array of `count` elements of `stride` bytes,
  * each of which begins with the pointer to its word.

@@ -104,24 +104,6 @@ static const struct base_param_spec table[] = {
     {NULL, BASE_PARAM_BOOL, 0, 0, 0, NULL, 0},
 };
 
-static gpunvme_err_t parse_options(const char *text, struct store_options *options)
-{
-    struct base_params list;
-    struct base_param item;
-
-    base_params_init(&list, text, ',');
-    while (base_params_next(&list, &item)) {
-        const struct base_param_spec *spec;
-        gpunvme_err_t err = base_param_find(table, &item, &spec);
-
-        if (!err)
-            err = base_param_set(spec, options, &item);
-        if (err)
-            return err;
-    }
-    return list.err;
-}
-
 /*
  * The options of a URI, NULL if there are none. A stripe set has its own before the first member,
  * "stripe:?timeout=5s;URI;URI", which are copied to `room`; its members' are theirs.
@@ -230,7 +212,7 @@ static gpunvme_err_t parse_stripe(struct store_uri *uri, size_t n)
     strcpy(uri->target, members);
     if (!*members)
         return base_fail(GPUNVME_ERR_URI, "\"%s\": no members", uri->text);
-    return options ? parse_options(options, &uri->options) : GPUNVME_OK;
+    return options ? base_params_set(table, &uri->options, options, ',') : GPUNVME_OK;
 }
 
 static gpunvme_err_t parse_scheme(struct store_uri *uri, size_t n)
@@ -257,7 +239,7 @@ static gpunvme_err_t parse_scheme(struct store_uri *uri, size_t n)
     }
     if (is_file && !uri->target[0])
         return base_fail(GPUNVME_ERR_URI, "\"%s\": no path", uri->text);
-    return options ? parse_options(options + 1, &uri->options) : GPUNVME_OK;
+    return options ? base_params_set(table, &uri->options, options + 1, ',') : GPUNVME_OK;
 }
 
 gpunvme_err_t store_uri_parse(const char *text, struct store_uri *uri)

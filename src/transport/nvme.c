@@ -34,24 +34,6 @@ static const struct base_param_spec params[] = {
     {.name = NULL},
 };
 
-static gpunvme_err_t parse(const char *text, struct options *options)
-{
-    struct base_params list;
-    struct base_param item;
-
-    base_params_init(&list, text, ',');
-    while (base_params_next(&list, &item)) {
-        const struct base_param_spec *spec;
-        gpunvme_err_t err = base_param_find(params, &item, &spec);
-
-        if (!err)
-            err = base_param_set(spec, options, &item);
-        if (err)
-            return err;
-    }
-    return list.err;
-}
-
 /* A function that the kernel's own driver has is never taken from it here. */
 static gpunvme_err_t no_way(const struct pci_function *f)
 {
@@ -77,7 +59,7 @@ gpunvme_err_t transport_nvme_open(const char *uri, struct gpunvme_transport **ou
         return base_fail(GPUNVME_ERR_URI, "\"%s\": no PCI address", uri);
     memcpy(bdf, rest, n);
     bdf[n] = 0;
-    err = rest[n] ? parse(rest + n + 1, &options) : GPUNVME_OK;
+    err = rest[n] ? base_params_set(params, &options, rest + n + 1, ',') : GPUNVME_OK;
     if (!err)
         err = pci_find(bdf, &f);
     if (err)

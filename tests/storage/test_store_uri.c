@@ -92,6 +92,18 @@ static void bad_options_are_named(void **state)
     is_refused("file:/etc/passwd%00.bin", GPUNVME_ERR_URI, "%00");
 }
 
+static void an_option_that_is_there_twice_is_named(void **state)
+{
+    (void)state;
+    is_refused("file:/a?threads=1,threads=2", GPUNVME_ERR_URI, "threads is there twice");
+    is_refused("file:/a?threads=1,depth=4,threads=1", GPUNVME_ERR_URI, "threads is there twice");
+    is_refused("sim:?backend=nvme,backend=nvme", GPUNVME_ERR_URI, "backend is there twice");
+    is_refused("nvme:0000:01:00.0?issue=gpu,issue=cpu", GPUNVME_ERR_URI, "issue is there twice");
+    is_refused("stripe:?timeout=5s,timeout=6s;/a;/b", GPUNVME_ERR_URI, "timeout is there twice");
+    is_refused("file:/a?depth=1&depth=2", GPUNVME_ERR_URI, "depth");
+    is_refused("file:/a?map=on&map=off", GPUNVME_ERR_URI, "map=on&map=off");
+}
+
 static void options_of_other_backends_are_refused(void **state)
 {
     (void)state;
@@ -123,6 +135,7 @@ int main(void)
         cmocka_unit_test(the_namespace_of_a_drive_is_behind_a_slash_or_an_option),
         cmocka_unit_test(what_transports_understand_is_left_to_them),
         cmocka_unit_test(bad_options_are_named),
+        cmocka_unit_test(an_option_that_is_there_twice_is_named),
         cmocka_unit_test(options_of_other_backends_are_refused),
         cmocka_unit_test(a_uri_that_is_too_long_is_refused),
     };

@@ -96,9 +96,9 @@ struct gpunvme_kind_read {
 
 /*
  * Reads several in one go. Those that follow one another on the store, and go to their places
- * in the buffer, become one transfer. If any of them is wrong none is begun, and the error is that
- * of the first one; else all are tried, each has its own `err`, and the first of these errors is
- * returned.
+ * in the buffer, become one transfer. If any of them is wrong none is begun: the error is that of
+ * the first such one, which has it as its own `err`, and the others have GPUNVME_ERR_AGAIN; else
+ * all are tried, each has its own `err`, and the first of these errors is returned.
  */
 gpunvme_err_t gpunvme_request_read_kinds(struct gpunvme_requests *table, gpunvme_request_t id,
                                          struct gpunvme_kind_read *reads, size_t n);

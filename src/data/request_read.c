@@ -94,19 +94,21 @@ static gpunvme_err_t outcome(const struct range *range, const struct gpunvme_io 
                      (unsigned long long)(io->offset + io->done));
 }
 
-/* The reads of `reads` in the order of the store, all of them good. */
+/* The bytes of all reads; the first that is wrong is told so, and none is good then. */
 static gpunvme_err_t resolve_all(struct gpunvme_requests *table, const struct request *request,
-                                 const struct gpunvme_kind_read *reads, size_t n,
-                                 struct range *ranges)
+                                 struct gpunvme_kind_read *reads, size_t n, struct range *ranges)
 {
     gpunvme_err_t err = GPUNVME_OK;
 
     pthread_mutex_lock(&table->lock);
     for (size_t i = 0; i < n && !err; i++) {
         ranges[i].index = i;
-        err = resolve(request, &reads[i], &ranges[i]);
+        err = reads[i].err = resolve(request, &reads[i], &ranges[i]);
     }
     pthread_mutex_unlock(&table->lock);
+    for (size_t i = 0; i < n; i++)
+        if (err && !reads[i].err)
+            reads[i].err = NOT_BEGUN;
     return err;
 }
 
@@ -158,7 +160,7 @@ gpunvme_err_t gpunvme_request_read_kinds(struct gpunvme_requests *table, gpunvme
     if (err)
         return err;
     for (size_t i = 0; i < n; i++)
-        reads[i].err = GPUNVME_OK;
+        reads[i].err = NOT_BEGUN;
     if (n)
         err = read_all(table, request, reads, n);
     request_let_go(table, request);

@@ -101,6 +101,8 @@ static void one_bad_read_begins_none(void **state)
     (void)state;
     add("a", 0, 8, 512);
     assert_int_equal(gpunvme_request_read_kinds(table, id, reads, 2), GPUNVME_ERR_NOT_FOUND);
+    assert_int_equal(reads[0].err, GPUNVME_ERR_AGAIN);
+    assert_int_equal(reads[1].err, GPUNVME_ERR_NOT_FOUND);
     assert_untouched(0, 4096);
     reads[1] = (struct gpunvme_kind_read){.kind = "a", .idx = 7, .length = 2};
     assert_int_equal(gpunvme_request_read_kinds(table, id, reads, 2), GPUNVME_ERR_RANGE);

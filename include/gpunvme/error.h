@@ -24,7 +24,7 @@ typedef int gpunvme_err_t;
 #define GPUNVME_ERRORS(X)                                                                          \
     X(INVALID, -1, "invalid argument: see the detail for which one")                               \
     X(NOMEM, -2, "out of memory: free some, or ask for less")                                      \
-    X(RANGE, -3, "beyond the end of the namespace: check offset and length")                       \
+    X(RANGE, -3, "beyond the end of the store, file or namespace: check offset and length")        \
     X(ALIGN, -4, "misaligned address, offset or length: align it as the detail says")              \
     X(NOT_FOUND, -5, "no such file or device: check the name")                                     \
     X(NO_NAMESPACE, -6, "no such namespace: 'gpunvme identify' lists the active ones")             \
@@ -82,6 +82,16 @@ const char *gpunvme_err_text(gpunvme_err_t err);
  * GPUNVME_ERR_AGAIN of a submission or a test says nothing and leaves the text as it is.
  */
 const char *gpunvme_err_detail(void);
+
+/*
+ * For what is built on this library: makes a text, as printf() does, this thread's
+ * gpunvme_err_detail(), and returns `err`.
+ */
+#ifdef __GNUC__
+__attribute__((format(printf, 2, 3)))
+#endif
+gpunvme_err_t
+gpunvme_err_set(gpunvme_err_t err, const char *format, ...);
 
 #ifdef __cplusplus
 }

@@ -197,7 +197,7 @@ static inline gpunvme_err_t create_io_qpair(struct nvme_gpu_queue *q, size_t dep
     gpunvme_err_t err;
 
     if (depth > SIZE_MAX / sizeof(*q->ios))
-        return GPUNVME_ERR_NOMEM;
+        return gpunvme_err_set(GPUNVME_ERR_NOMEM, "room for %llu reads", (unsigned long long)depth);
     err = gpunvme_batch_create(&q->batch);
     if (err)
         return err;
@@ -207,7 +207,7 @@ static inline gpunvme_err_t create_io_qpair(struct nvme_gpu_queue *q, size_t dep
         nvme_gpu_queue_free(q);
         gpunvme_batch_destroy(q->batch);
         q->batch = NULL;
-        return GPUNVME_ERR_NOMEM;
+        return gpunvme_err_set(GPUNVME_ERR_NOMEM, "room for %llu reads", (unsigned long long)depth);
     }
     for (q->nfree = 0; q->nfree < depth; q->nfree++)
         q->free_ios[q->nfree] = &q->ios[q->nfree];
@@ -259,7 +259,8 @@ static inline gpunvme_err_t submit_gpu_read(struct nvme_gpu_queue *q, uint64_t l
     if (!q->nfree)
         return GPUNVME_ERR_AGAIN;
     if (lba > (uint64_t)INT64_MAX / q->block_size)
-        return GPUNVME_ERR_RANGE;
+        return gpunvme_err_set(GPUNVME_ERR_RANGE, "no store has a block %llu",
+                               (unsigned long long)lba);
     io = q->free_ios[q->nfree - 1];
     io->op = GPUNVME_OP_READ;
     io->mem = GPUNVME_MEM_GPU;
@@ -270,6 +271,17 @@ static inline gpunvme_err_t submit_gpu_read(struct nvme_gpu_queue *q, uint64_t l
     if (!err)
         q->nfree--;
     return err;
+}
+
+/* What came of a read, with its detail. */
+static inline gpunvme_err_t nvme_gpu_outcome(const struct gpunvme_io *io)
+{
+    if (io->err)
+        return gpunvme_err_set(io->err, "%s", io->detail);
+    if (io->done < io->nbytes)
+        return gpunvme_err_set(GPUNVME_ERR_RANGE, "the store ends at byte %llu",
+                               (unsigned long long)(io->offset + io->done));
+    return GPUNVME_OK;
 }
 
 /*
@@ -289,11 +301,8 @@ static inline int64_t poll_completions(struct nvme_gpu_queue *q)
         if (err)
             return err;
         for (size_t i = 0; i < n; i++) {
-            err = ended[i]->err;
-            if (!err && ended[i]->done < ended[i]->nbytes)
-                err = GPUNVME_ERR_RANGE;
             if (!first)
-                first = err;
+                first = nvme_gpu_outcome(ended[i]);
             q->free_ios[q->nfree++] = ended[i];
         }
         total += (int64_t)n;

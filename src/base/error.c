@@ -55,15 +55,31 @@ const char *gpunvme_err_detail(void)
     return detail;
 }
 
-gpunvme_err_t base_fail(gpunvme_err_t err, const char *format, ...)
+static void keep(const char *format, va_list args)
 {
     char text[sizeof(detail)]; /* the arguments may point into detail */
+
+    vsnprintf(text, sizeof(text), format, args);
+    memcpy(detail, text, sizeof(text));
+}
+
+gpunvme_err_t base_fail(gpunvme_err_t err, const char *format, ...)
+{
     va_list args;
 
     va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
+    keep(format, args);
     va_end(args);
-    memcpy(detail, text, sizeof(text));
+    return err;
+}
+
+gpunvme_err_t gpunvme_err_set(gpunvme_err_t err, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    keep(format, args);
+    va_end(args);
     return err;
 }
 

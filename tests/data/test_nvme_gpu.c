@@ -119,6 +119,7 @@ static void reads_of_blocks_are_submitted_and_polled(void **state)
     for (unsigned i = 0; i < 4; i++)
         assert_bytes(i * size, 3 * i * size, size);
     assert_int_equal(submit_gpu_read(&q, UINT64_MAX / size, 1, gpu.gpu), GPUNVME_ERR_RANGE);
+    assert_non_null(strstr(gpunvme_err_detail(), "no store has a block"));
     assert_int_equal(submit_gpu_read(&q, FILE_NBYTES / size, 1, gpu.gpu), GPUNVME_OK);
     assert_int_equal(close_gpu_queue(&q), GPUNVME_OK); /* with one that nobody has polled */
 }
@@ -126,6 +127,7 @@ static void reads_of_blocks_are_submitted_and_polled(void **state)
 static void a_read_behind_the_end_is_told_by_polling(void **state)
 {
     struct nvme_gpu_queue q;
+    char ends[64];
     int64_t n = 0;
 
     (void)state;
@@ -137,6 +139,27 @@ static void a_read_behind_the_end_is_told_by_polling(void **state)
         usleep(100);
     }
     assert_int_equal(n, GPUNVME_ERR_RANGE);
+    snprintf(ends, sizeof(ends), "the store ends at byte %u", (unsigned)FILE_NBYTES);
+    assert_string_equal(gpunvme_err_detail(), ends);
+    assert_int_equal(close_gpu_queue(&q), GPUNVME_OK);
+}
+
+static void a_read_that_fails_is_told_with_its_detail(void **state)
+{
+    struct nvme_gpu_queue q;
+    int64_t n = 0;
+
+    (void)state;
+    assert_int_equal(gpu_queue_init(&q, "sim:size=1M,fault=status=2/81:read:lba=8", 2), GPUNVME_OK);
+    assert_int_equal(submit_gpu_read(&q, 8, 1, gpu.gpu), GPUNVME_OK);
+    assert_int_equal(gpunvme_err_set(GPUNVME_ERR_IO, "of something %s", "else"), GPUNVME_ERR_IO);
+    assert_string_equal(gpunvme_err_detail(), "of something else");
+    for (unsigned looks = 0; !n && looks < 20000; looks++) {
+        n = poll_completions(&q);
+        usleep(100);
+    }
+    assert_int_equal(n, GPUNVME_ERR_NVME(0x281));
+    assert_string_not_equal(gpunvme_err_detail(), "of something else");
     assert_int_equal(close_gpu_queue(&q), GPUNVME_OK);
 }
 
@@ -148,6 +171,7 @@ static void a_queue_that_was_not_made_may_be_closed(void **state)
     (void)state;
     memset((void *)&q, 0xff, sizeof(q));
     assert_int_equal(gpu_queue_init(&q, data_path, too_many), GPUNVME_ERR_NOMEM);
+    assert_non_null(strstr(gpunvme_err_detail(), "room for"));
     assert_null(q.store);
     assert_int_equal(close_gpu_queue(&q), GPUNVME_OK);
     memset((void *)&q, 0xff, sizeof(q));
@@ -169,6 +193,7 @@ int main(void)
         cmocka_unit_test(files_go_by_cufile_once_its_driver_is_open),
         cmocka_unit_test(reads_of_blocks_are_submitted_and_polled),
         cmocka_unit_test(a_read_behind_the_end_is_told_by_polling),
+        cmocka_unit_test(a_read_that_fails_is_told_with_its_detail),
         cmocka_unit_test(a_queue_that_was_not_made_may_be_closed),
     };
 

@@ -9,8 +9,14 @@
 #include "storage/internal.h"
 #include "storage/spdk_address.h"
 
+/* What the build found out of an SPDK that was there (cmake/Spdk.cmake). */
+#ifdef GPUNVME_SPDK_LACKS
+static const char lacks[] = "built without SPDK: " GPUNVME_SPDK_LACKS "; build again with one that "
+                            "does (PKG_CONFIG_PATH)";
+#else
 static const char lacks[] = "built without SPDK: install it so that pkg-config finds spdk_nvme "
                             "(PKG_CONFIG_PATH), and build again";
+#endif
 
 static gpunvme_err_t none_open(struct gpunvme_store *store)
 {

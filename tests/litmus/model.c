@@ -39,7 +39,7 @@ static bool is_acyclic(const relation r, unsigned n)
 {
     relation closed;
 
-    memcpy(closed, r, sizeof(closed));
+    memcpy(closed, r, n * sizeof(closed[0]));
     close_transitively(closed, n);
     for (unsigned i = 0; i < n; i++)
         if (closed[i] >> i & 1)

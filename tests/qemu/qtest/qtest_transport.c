@@ -73,6 +73,7 @@ static gpunvme_err_t dead(struct qtest_transport *q, const char *why)
 
 static gpunvme_err_t read_line(struct qtest_transport *q, char *line, size_t size)
 {
+    size_t length;
     char *end;
 
     while (!(end = memchr(q->received, '\n', q->nreceived))) {
@@ -82,9 +83,11 @@ static gpunvme_err_t read_line(struct qtest_transport *q, char *line, size_t siz
             return dead(q, n ? "no answer" : "closed");
         q->nreceived += (size_t)n;
     }
-    *end++ = 0;
-    strncpy(line, q->received, size - 1);
-    line[size - 1] = 0;
+    length = (size_t)(end++ - q->received);
+    if (length >= size)
+        length = size - 1;
+    memcpy(line, q->received, length);
+    line[length] = 0;
     q->nreceived -= (size_t)(end - q->received);
     memmove(q->received, end, q->nreceived);
     return GPUNVME_OK;

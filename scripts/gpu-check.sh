@@ -6,7 +6,7 @@
 # seconds, so that short visits to such a machine will do:
 #
 #   tests     every test that uses a GPU, those that are for it first; what failed
-#             once more, alone                                                           200 s
+#             once more, alone                                                           240 s
 #   sanitize  the GPU's tests and operators under memcheck and racecheck                 180 s
 #   queues    I/O issued by the GPU: bench/gpu_sweep.sh, gpu_errors, gpu_ab.sh           420 s
 #   storage   files into GPU memory: gpu_memory, gpu_copy_batch, gpu_register,
@@ -63,7 +63,7 @@ test_seconds=${GPUNVME_CHECK_TEST_SECONDS:-75}
 grace=${GPUNVME_CHECK_GRACE:-5}
 sections=${GPUNVME_CHECK_SECTIONS:-one_queue,tier1,latency,writes,queues,drives,little,reapers,ceiling}
 jobs=$(nproc)
-declare -A budgets=([tests]=200 [sanitize]=180 [queues]=420 [storage]=300 [ops]=360)
+declare -A budgets=([tests]=240 [sanitize]=180 [queues]=420 [storage]=300 [ops]=360)
 
 # With kernels of ours that meet nobody else's, or only for moments. Left out are
 #   test_gpu_engine, test_gpu_engine_host   the driver's kernel waits for the controller's, and the

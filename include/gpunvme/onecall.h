@@ -5,7 +5,8 @@
  *     gpunvme_file_read("/data/weights.bin", 0, gpu_ptr, GPUNVME_MEM_GPU, nbytes, &done);
  *
  * The stores that this takes stay open for the next call, the last few of them; a path that has
- * come to name another file, or none, is opened again. Threads: any.
+ * come to name another file, or none, is opened again. A file that is removed keeps its space until
+ * then, or until others have taken its place. Threads: any.
  */
 #ifndef GPUNVME_ONECALL_H
 #define GPUNVME_ONECALL_H

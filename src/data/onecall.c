@@ -141,10 +141,31 @@ static void make_room(void)
 
 /* Of a path that names nothing any more `st` is zeroes: what it named may live on without a name.
  */
-static bool is_same(const struct kept *kept, const char *uri, unsigned flags, const struct stat *st)
+static bool is_of_file(const struct kept *kept, const struct stat *st)
 {
-    return !strcmp(kept->uri, uri) && (kept->flags & flags) == flags && kept->dev == st->st_dev &&
-           kept->ino == st->st_ino;
+    return kept->dev == st->st_dev && kept->ino == st->st_ino;
+}
+
+/* Under the lock: what the path does not name any more would keep its space on the disk. */
+static void forget_others(const char *uri, const struct stat *st)
+{
+    struct kept *next;
+
+    for (struct kept *k = list; k; k = next) {
+        next = k->next;
+        if (!strcmp(k->uri, uri) && !is_of_file(k, st))
+            forget(k);
+    }
+}
+
+/* One that is open already, not one that could not be closed; NULL: none. */
+static struct kept *find(const char *uri, unsigned flags, const struct stat *st)
+{
+    struct kept *k = list;
+
+    while (k && (strcmp(k->uri, uri) || (k->flags & flags) != flags || !is_of_file(k, st)))
+        k = k->next;
+    return k;
 }
 
 /* `text` is what the caller wrote for `uri`. */
@@ -191,8 +212,10 @@ static gpunvme_err_t take(const char *text, unsigned flags, struct kept **out)
     if (!file_of(text, &st))
         st = (struct stat){.st_ino = 0};
     err = full_uri(text, uri, sizeof(uri));
-    for (k = err ? NULL : list; k && !is_same(k, uri, flags, &st);)
-        k = k->next;
+    if (!err) {
+        forget_others(uri, &st);
+        k = find(uri, flags, &st);
+    }
     if (!err && !k)
         err = open_kept(text, uri, flags, &k);
     if (!err) {

@@ -91,6 +91,35 @@ static void a_path_that_names_nothing_any_more_is_not_what_it_was(void **state)
     unlink(other);
 }
 
+/* Descriptors of a file without a name, as the kernel tells them. */
+static unsigned count_open_deleted(const char *path)
+{
+    char link[64], to[200], wanted[100];
+    unsigned n = 0;
+
+    snprintf(wanted, sizeof(wanted), "%s (deleted)", path);
+    for (int fd = 0; fd < 256; fd++) {
+        snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+        memset(to, 0, sizeof(to));
+        n += readlink(link, to, sizeof(to) - 1) > 0 && !strcmp(to, wanted);
+    }
+    return n;
+}
+
+static void a_file_without_a_name_is_closed_when_its_path_is_used_again(void **state)
+{
+    char other[80];
+
+    (void)state;
+    snprintf(other, sizeof(other), "%s.new", data_path);
+    assert_int_equal(gpunvme_file_write(other, 0, gpu.gpu, GPUNVME_MEM_GPU, 100, NULL), GPUNVME_OK);
+    assert_int_equal(bring(other, 0, 100), 100);
+    assert_int_equal(unlink(other), 0);
+    assert_in_range(count_open_deleted(other), 1, 10);
+    assert_int_equal(bring(other, 0, 100), GPUNVME_ERR_NOT_FOUND);
+    assert_int_equal(count_open_deleted(other), 0);
+}
+
 static void a_coded_path_that_names_another_file_now_is_opened_again(void **state)
 {
     char other[80], path[80], uri[100];
@@ -211,6 +240,7 @@ int main(void)
         TEST(a_file_is_made_and_written_by_one_call),
         TEST(a_path_that_names_another_file_now_is_opened_again),
         TEST(a_path_that_names_nothing_any_more_is_not_what_it_was),
+        TEST(a_file_without_a_name_is_closed_when_its_path_is_used_again),
         TEST(a_coded_path_that_names_another_file_now_is_opened_again),
         TEST(a_path_that_is_not_there_is_an_error_each_time),
         TEST(not_more_than_a_few_stay_open),

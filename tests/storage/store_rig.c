@@ -2,6 +2,7 @@
  *
  * The rows, and how a store of each is made, compared and deleted.
  */
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -60,8 +61,17 @@ const struct rig_row *rig_row_named(const char *name)
 uint64_t rig_number(const char *name, uint64_t otherwise)
 {
     const char *text = getenv(name);
+    unsigned long long number;
+    char *end;
 
-    return text && *text ? strtoull(text, NULL, 0) : otherwise;
+    if (!text || !*text)
+        return otherwise;
+    number = strtoull(text, &end, 0);
+    if (*end || !isdigit((unsigned char)*text)) {
+        fprintf(stderr, "%s=%s is no number\n", name, text);
+        exit(2);
+    }
+    return number;
 }
 
 /* Writes down what is wrong. */

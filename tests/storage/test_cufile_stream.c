@@ -191,26 +191,8 @@ static void what_comes_before_a_write_by_cufile_is_written(void **state)
 
 static void many_on_many_streams_keep_their_order(void **state)
 {
-    enum { STREAMS = 4, EACH = 100 };
-    static struct gpunvme_io ios[STREAMS][EACH];
-    struct stream streams[STREAMS];
-
     (void)state;
-    for (unsigned s = 0; s < STREAMS; s++)
-        stream_open(&streams[s]);
-    for (unsigned i = 0; i < EACH; i++)
-        for (unsigned s = 0; s < STREAMS; s++) {
-            /* each overwrites what the one before it read: the last one stays */
-            ios[s][i] = read_of((i * 37u + s * 1000u) % 60000u, memory + s * BLOCK, BLOCK);
-            submitted(&ios[s][i], &streams[s]);
-        }
-    for (unsigned s = 0; s < STREAMS; s++) {
-        stream_sync(&streams[s]);
-        for (unsigned i = 0; i < EACH; i++)
-            assert_int_equal(gpunvme_io_test(&ios[s][i]), GPUNVME_OK);
-        assert_memory_equal(memory + s * BLOCK, content + ios[s][EACH - 1].offset, BLOCK);
-        stream_close(&streams[s]);
-    }
+    check_order_on_many_streams(store, memory, GPUNVME_MEM_GPU, content);
     assert_turns(STREAMS * EACH, 0);
 }
 

@@ -165,27 +165,8 @@ static void a_callback_is_refused(void **state)
 
 static void many_transfers_on_many_streams_keep_their_order(void **state)
 {
-    enum { STREAMS = 4, EACH = 200 };
-    static struct gpunvme_io ios[STREAMS][EACH];
-    struct stream streams[STREAMS];
-
     (void)state;
-    for (unsigned s = 0; s < STREAMS; s++)
-        stream_open(&streams[s]);
-    for (unsigned i = 0; i < EACH; i++)
-        for (unsigned s = 0; s < STREAMS; s++) {
-            /* each overwrites what the one before it read: the last one stays */
-            ios[s][i] = read_of((i * 37u + s * 1000u) % 60000u, memory + s * 4096, 4096);
-            if (gpunvme_store_submit_on_stream(store, &ios[s][i], &streams[s]))
-                fail_msg("%s", gpunvme_err_detail());
-        }
-    for (unsigned s = 0; s < STREAMS; s++) {
-        stream_sync(&streams[s]);
-        for (unsigned i = 0; i < EACH; i++)
-            assert_int_equal(gpunvme_io_test(&ios[s][i]), GPUNVME_OK);
-        assert_memory_equal(memory + s * 4096, bytes + ios[s][EACH - 1].offset, 4096);
-        stream_close(&streams[s]);
-    }
+    check_order_on_many_streams(store, memory, GPUNVME_MEM_HOST, bytes);
 }
 
 /* ---- CUDA calls that want a context for themselves ---------------------------------------------

@@ -158,4 +158,36 @@ static void fake_leave(void)
 static const struct store_stream_ops fake = {fake_capturing, fake_call, fake_wait, fake_enter,
                                              fake_leave};
 
+/* Reads of 4 KiB on several streams at once; each overwrites what the one before it on its stream
+ * has read, and the last one stays. `content`: 64 KiB at least of what is read. */
+enum { STREAMS = 4, EACH = 200 };
+
+static inline void check_order_on_many_streams(struct gpunvme_store *store, uint8_t *memory,
+                                               enum gpunvme_mem mem, const uint8_t *content)
+{
+    static struct gpunvme_io ios[STREAMS][EACH];
+    struct stream streams[STREAMS];
+    const size_t nbytes = 4096;
+
+    for (unsigned s = 0; s < STREAMS; s++)
+        stream_open(&streams[s]);
+    for (unsigned i = 0; i < EACH; i++)
+        for (unsigned s = 0; s < STREAMS; s++) {
+            ios[s][i] = (struct gpunvme_io){.op = GPUNVME_OP_READ,
+                                            .mem = mem,
+                                            .offset = (i * 37u + s * 1000u) % 60000u,
+                                            .ptr = memory + s * nbytes,
+                                            .nbytes = nbytes};
+            if (gpunvme_store_submit_on_stream(store, &ios[s][i], &streams[s]))
+                fail_msg("%s", gpunvme_err_detail());
+        }
+    for (unsigned s = 0; s < STREAMS; s++) {
+        stream_sync(&streams[s]);
+        for (unsigned i = 0; i < EACH; i++)
+            assert_int_equal(gpunvme_io_test(&ios[s][i]), GPUNVME_OK);
+        assert_memory_equal(memory + s * nbytes, content + ios[s][EACH - 1].offset, nbytes);
+        stream_close(&streams[s]);
+    }
+}
+
 #endif

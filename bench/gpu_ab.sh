@@ -11,7 +11,7 @@
 #
 #   best     16 drives, 512-byte reads, 4,096 and 65,536 threads          tier 3
 #   varied   4 drives, 20 us but 3 in 100 take 200 us, no lane waits for its neighbours (apart)
-#   gather   the same by the last build, where 4, 16 or 24 idle lanes submit together, not 8
+#   gather   the same by the last build, where 8, 16 or 24 idle lanes submit together, not 4
 #   queue    one queue pair of 4,096 entries, 1,024 threads
 #   crowd    more threads than slots: 16,384 on 8 queues, 8,192 on one
 #   uneven   the first of these, on a drive as with `varied`
@@ -178,7 +178,7 @@ for ((round = 0; round < rounds; round++)); do
         take "$build" tier3 "$build/bench/gpu_latency" n=1000 runs=1 size=32M uri=sim:engine=gpu \
             tier=3
     done
-    for gather in 4 16 24; do
+    for gather in 8 16 24; do
         io "$build" gather "${s4[@]}" uri=$varied way=apart threads=1024 gather=$gather
     done
     io "${builds[0]}" lockstep "${s16[@]}" way=lockstep threads=4096,65536

@@ -53,7 +53,7 @@ static struct options o = {
     .seed = 1,
     .verify = 1,
     .lanes = 32,
-    .gather = 8,
+    .gather = 4,
     .uri = "sim:engine=gpu",
     .label = "",
 };

@@ -306,39 +306,28 @@ static __device__ bool late(const struct job *job, uint64_t *deadline)
 
 /*
  * One command in flight for each thread, and none waits for its neighbours' in the warp: in each
- * turn a lane submits, if it has nothing in flight, or looks whether it is done.
+ * turn a lane looks whether its command is done, and then submits the next one. All that still run
+ * begin a turn together (gpunvme_dev_test() says why).
  */
 static __device__ __forceinline__ void apart(const struct job *job, uint32_t op, bool check)
 {
-    uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x, done = 0, turn = 0;
+    uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x, lane = gpunvme_warp_lane();
+    uint32_t running, idle, done = 0, turn = 0;
     struct gpunvme_dev_token token = {};
     struct count c = {0, 0, 0, 0};
-    bool in_flight = false;
+    bool in_flight = false, stopped = false;
     uint64_t lba, off, deadline = 0;
     struct worker w;
+    int err;
 
     if ((job->reapers && reaper(job, &thread)) || !worker_init(&w, job, thread))
         return;
     lba = next_lba(&w, job);
     off = place(&w, job, 0);
-    while (done < job->ops) {
-        uint32_t idle = gpunvme_warp_ballot(gpunvme_warp_active(), !in_flight);
-        bool ended = in_flight;
-        int err = GPUNVME_ERR_AGAIN;
-
-        if (in_flight) {
-            err = gpunvme_dev_test(&token);
-        } else if (gpunvme_popcount(idle) >= job->gather || turn % 4 == 0) {
-            if (check)
-                data_fill(&w, job, lba, off, op == JOB_READ);
-            err =
-                op == JOB_WRITE
-                    ? gpunvme_dev_submit_write(&w.ns, lba, job->nlb, &w.drive->data, off, 0, &token)
-                    : gpunvme_dev_submit_read(&w.ns, lba, job->nlb, &w.drive->data, off, &token);
-            in_flight = !err;
-            ended = err && err != GPUNVME_ERR_AGAIN;
-        }
-        if (ended && err != GPUNVME_ERR_AGAIN) {
+    running = gpunvme_warp_active();
+    while ((running = gpunvme_warp_ballot(running, done < job->ops && !stopped)) >> lane & 1) {
+        err = in_flight ? gpunvme_dev_test(&token) : (int)GPUNVME_ERR_AGAIN;
+        if (err != GPUNVME_ERR_AGAIN) {
             count_command(&c, err);
             if (check && op == JOB_READ && !err)
                 c.wrong += data_wrong(&w, job, lba, off);
@@ -346,8 +335,22 @@ static __device__ __forceinline__ void apart(const struct job *job, uint32_t op,
             in_flight = false;
             done++;
         }
-        if (++turn % 4096 == 0 && late(job, &deadline))
-            break;
+        idle = gpunvme_warp_ballot(running, !in_flight && done < job->ops);
+        if (idle >> lane & 1 && (gpunvme_popcount(idle) >= job->gather || turn % 4 == 0)) {
+            if (check)
+                data_fill(&w, job, lba, off, op == JOB_READ);
+            err =
+                op == JOB_WRITE
+                    ? gpunvme_dev_submit_write(&w.ns, lba, job->nlb, &w.drive->data, off, 0, &token)
+                    : gpunvme_dev_submit_read(&w.ns, lba, job->nlb, &w.drive->data, off, &token);
+            in_flight = !err;
+            if (err && err != GPUNVME_ERR_AGAIN) {
+                count_command(&c, err);
+                lba = next_lba(&w, job);
+                done++;
+            }
+        }
+        stopped = ++turn % 4096 == 0 && late(job, &deadline);
     }
     __syncwarp();
     report(job, &c);

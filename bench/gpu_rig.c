@@ -195,7 +195,7 @@ void rig_job(const struct rig *rig, unsigned n, uint32_t nbytes, struct job *job
     job->nchoices = (uint32_t)(ns->nblocks / (job->nlb ? job->nlb : 1));
     job->inflight = job->batches = 1;
     job->lanes = 32;
-    job->gather = 8;
+    job->gather = 4;
     for (unsigned i = 0; i < n; i++) {
         job->drives[i].ns = rig->drives[i].handle;
         job->drives[i].data = rig->drives[i].view;

@@ -1107,6 +1107,14 @@ GPUNVME_FN int gpunvme_dev_submit_flush(const struct gpunvme_dev_ns *ns,
  * Ends a token if its command is done: GPUNVME_OK or the error that it ended with; AGAIN while it
  * is in flight. Looks for completions once, where the waiting threads do that. Nothing ends a loop
  * of tests but the command's end, or a reset: who wants a deadline takes gpunvme_dev_wait().
+ *
+ * Lanes that test share the look. In a loop in which some lanes of a warp test while others submit,
+ * keep them together: begin each turn with a ballot of all that still run,
+ *
+ *   while ((running = gpunvme_warp_ballot(running, more)) >> gpunvme_warp_lane() & 1)
+ *
+ * Else it is the compiler's affair whether those that test go round among themselves until the last
+ * of them is done, or each lane goes on alone: right either way, but up to eight times slower.
  */
 GPUNVME_FN int gpunvme_dev_test(struct gpunvme_dev_token *token)
 {

@@ -265,7 +265,7 @@ list_tests() {
 # run_tests OPTION…: without those that need a build, a virtual machine or stand in for a GPU, and
 # without $left_out.
 run_tests() {
-    local without='_emulated$|^test_gpu_check$|^installed_|^guest_|^test_qtest_|^fuzz_'
+    local without='_emulated$|^test_gpu_check$|^installed_|^guest_|^test_qtest_|^fuzz_|^spdk_that_'
     ctest --test-dir "$work/ctest" --output-on-failure --no-tests=error \
         -E "$without${left_out:+|$left_out}" "$@"
 }

@@ -288,6 +288,8 @@ static void describe_turns(const struct gpunvme_store *store, char *text, size_t
     text[0] = '\0';
     if (store->uri.options.async && !cufile->api->has_stream)
         snprintf(text, room, ", no async: an older libcufile");
+    else if (store->uri.options.async && cufile->mode.compat_allowed)
+        snprintf(text, room, ", no async where compat mode is allowed");
     else if (store->uri.options.async)
         snprintf(text, room, ", async in streams: %llu, cut short %llu",
                  (unsigned long long)atomic_load(&cufile->turns),

@@ -29,6 +29,10 @@ static bool is_near(const struct store_region *region, void *stream)
 }
 
 /*
+ * Not where cuFile may go by host memory, its compat mode: libcufile 1.20 mixes up there what two
+ * streams, or a stream and a thread, do with one registered buffer, and says nothing;
+ * docs/STORAGE.md has the figures.
+ *
  * Memory that is not registered has no offset there (cufile_api.h); ragged writes take turns
  * (cufile.h), which a stream can't.
  */
@@ -37,8 +41,9 @@ static bool takes(struct gpunvme_store *store, const struct gpunvme_io *io,
 {
     const struct cufile *cufile = store->priv;
 
-    if (!store->uri.options.async || !cufile->api->has_stream || is_default(stream) || !region ||
-        !region->mapped || !io->nbytes)
+    if (!store->uri.options.async || !cufile->api->has_stream || cufile->mode.compat_allowed)
+        return false;
+    if (is_default(stream) || !region || !region->mapped || !io->nbytes)
         return false;
     if (io->op == GPUNVME_OP_WRITE && cufile_is_ragged(io->offset, io->nbytes))
         return false;

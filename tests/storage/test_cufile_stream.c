@@ -57,12 +57,10 @@ static void open_with(const char *options)
         fail_msg("%s", gpunvme_err_detail());
 }
 
-static int set_up(void **state)
+static int set_up_with(const char *options)
 {
     int fd;
 
-    (void)state;
-    fake_clear();
     strcpy(path, "/tmp/gpunvme_turns_XXXXXX");
     fd = mkstemp(path);
     if (fd < 0 || pwrite(fd, content, RAGGED, 0) != (ssize_t)RAGGED || close(fd))
@@ -74,8 +72,23 @@ static int set_up(void **state)
     stalls = 0;
     stream_open(&stream);
     default_stream = &stream;
-    open_with(",async=1");
+    open_with(options);
     return 0;
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    fake_clear();
+    fake_set("NVFS", "2.17");
+    return set_up_with(",async=1,require=p2p");
+}
+
+static int set_up_compat(void **state)
+{
+    (void)state;
+    fake_clear();
+    return set_up_with(",async=1");
 }
 
 static int tear_down(void **state)
@@ -160,7 +173,7 @@ static void what_comes_after_a_read_by_cufile_sees_its_bytes(void **state)
     assert_turns(1, 0);
     assert_int_equal(fake_calls("cuFileRead"), 0);
     gpunvme_store_path(store, &p);
-    assert_int_equal(p.bytes_read[GPUNVME_ROUTE_COMPAT], 50000);
+    assert_int_equal(p.bytes_read[GPUNVME_ROUTE_P2P], 50000);
 }
 
 static void change(void *unused)
@@ -186,7 +199,7 @@ static void what_comes_before_a_write_by_cufile_is_written(void **state)
     assert_int_equal(gpunvme_store_read(store, BLOCK, spare, PINNED, 3 * BLOCK, NULL), GPUNVME_OK);
     assert_memory_equal(spare, content + 5, 3 * BLOCK);
     gpunvme_store_path(store, &p);
-    assert_int_equal(p.bytes_written[GPUNVME_ROUTE_COMPAT], 3 * BLOCK);
+    assert_int_equal(p.bytes_written[GPUNVME_ROUTE_P2P], 3 * BLOCK);
 }
 
 static void many_on_many_streams_keep_their_order(void **state)
@@ -194,6 +207,33 @@ static void many_on_many_streams_keep_their_order(void **state)
     (void)state;
     check_order_on_many_streams(store, memory, GPUNVME_MEM_GPU, content);
     assert_turns(STREAMS * EACH, 0);
+}
+
+static void streams_and_threads_give_the_files_bytes(void **state)
+{
+    enum { N = 64, ROUNDS = 200, PART = 2048 };
+    static struct gpunvme_io ios[N];
+    struct stream other;
+
+    (void)state;
+    stream_open(&other);
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        memset(memory, 0xee, NBYTES);
+        for (unsigned i = 0; i < N; i++) {
+            ios[i] = read_of(i * PART, memory + i * PART, PART);
+            if (i % 4 < 2)
+                submitted(&ios[i], i % 2 ? &other : &stream);
+            else
+                assert_int_equal(gpunvme_store_submit(store, &ios[i], 1, NULL), GPUNVME_OK);
+        }
+        stream_sync(&other);
+        stream_sync(&stream);
+        for (unsigned i = 0; i < N; i++)
+            assert_int_equal(gpunvme_io_wait(&ios[i], 10000000000u), GPUNVME_OK);
+        assert_memory_equal(memory, content, NBYTES);
+    }
+    assert_turns(ROUNDS * N / 2, 0);
+    stream_close(&other);
 }
 
 /* ---- Short reads and errors -------------------------------------------------------------------
@@ -295,6 +335,23 @@ static void without_async_threads_do_it(void **state)
     assert_int_equal(fake_calls("cuFileReadAsync"), 0);
     gpunvme_store_path(store, &p);
     assert_null(strstr(p.how, "async"));
+}
+
+static void where_compat_mode_is_allowed_threads_do_it_and_that_is_told(void **state)
+{
+    struct gpunvme_io io = read_of(100, memory, 50000);
+    struct gpunvme_path p;
+
+    (void)state;
+    for (unsigned nvfs = 0; nvfs < 2; nvfs++) {
+        submitted(&io, &stream);
+        assert_comes(&io, 50000);
+        assert_int_equal(fake_calls("cuFileReadAsync"), 0);
+        gpunvme_store_path(store, &p);
+        assert_non_null(strstr(p.how, "no async where compat mode is allowed"));
+        fake_set("NVFS", "2.17"); /* each transfer still may go by host memory */
+        open_with(",async=1");
+    }
 }
 
 static void memory_that_is_not_registered_goes_by_threads(void **state)
@@ -431,18 +488,21 @@ static void a_turn_that_does_not_end_is_told_and_keeps_what_it_uses(void **state
 /* ---- main() -----------------------------------------------------------------------------------
  */
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define TEST(name)   cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define COMPAT(name) cmocka_unit_test_setup_teardown(name, set_up_compat, tear_down)
 
 static const struct CMUnitTest tests[] = {
     TEST(what_comes_after_a_read_by_cufile_sees_its_bytes),
     TEST(what_comes_before_a_write_by_cufile_is_written),
     TEST(many_on_many_streams_keep_their_order),
+    TEST(streams_and_threads_give_the_files_bytes),
     TEST(a_read_over_the_end_is_short),
     TEST(the_end_is_where_it_is_when_the_stream_comes_to_the_read),
     TEST(what_cufile_leaves_is_done_by_threads),
     TEST(a_turn_that_fails_is_tried_by_threads),
     TEST(an_error_that_threads_meet_too_is_the_transfers),
     TEST(without_async_threads_do_it),
+    COMPAT(where_compat_mode_is_allowed_threads_do_it_and_that_is_told),
     TEST(memory_that_is_not_registered_goes_by_threads),
     TEST(host_memory_goes_by_threads),
     TEST(ragged_writes_go_by_threads),
@@ -453,7 +513,7 @@ static const struct CMUnitTest tests[] = {
 };
 
 static const struct CMUnitTest old_tests[] = {
-    TEST(an_old_library_does_it_by_threads_and_that_is_told),
+    COMPAT(an_old_library_does_it_by_threads_and_that_is_told),
 };
 
 static void use_streams(void *lib)

@@ -18,6 +18,7 @@ import json
 import math
 import os
 import sys
+import textwrap
 
 
 def rows(sweep, section, **where):
@@ -425,9 +426,16 @@ def print_ladders(found):
 # --- plots ----------------------------------------------------------------------------------------
 
 
-def axes(plt, title, x, y="million commands a second", logy=True):
+def drives(found, count=None):
+    """What the commands went to, for a title: nobody shall take a simulated drive for a real one."""
+    kind = "simulated drive" if all(row["uri"].startswith("sim:") for row in found) else "drive"
+    count = count or max((row["drives"] for row in found), default=1)
+    return f"{count} {kind}s" if count != 1 else f"one {kind}"
+
+
+def axes(plt, title, x, y="million commands/s", logy=True):
     figure, ax = plt.subplots(figsize=(7, 4.5))
-    ax.set_title(title)
+    ax.set_title(textwrap.fill(title, 72), fontsize=11)
     ax.set_xscale("log", base=2)
     if logy:
         ax.set_yscale("log")
@@ -442,15 +450,26 @@ def draw(ax, rows, key, label):
         return
     xs, medians, spread = line(rows, key)
     ax.errorbar(xs, medians, yerr=spread, marker="o", markersize=4, capsize=2, label=label)
+
+
+def ticks(ax, found, key):
+    """A tick for each x that some line has, and numbers on y as people write them."""
+    xs = sorted({row[key] for row in found})
     ax.set_xticks(xs, [f"{x // 1024}K" if x >= 1024 and x % 1024 == 0 else str(x) for x in xs])
+    ax.xaxis.set_minor_locator(matplotlib_ticker().NullLocator())
+    plain_numbers(ax, found)
 
 
 def save(plt, figure, ax, folder, name):
-    if ax.get_legend_handles_labels()[0]:
-        ax.legend()
+    """The legend stands below the plot, where it hides nothing."""
+    labels = ax.get_legend_handles_labels()[1]
+    if labels:
+        columns = 2 if max(map(len, labels)) > 24 else min(len(labels), 4)
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncol=columns, frameon=False,
+                  fontsize=9)
     kind = plt.rcParams["savefig.format"]
     path = os.path.join(folder, f"{name}.{kind}")
-    figure.savefig(path, metadata={"Date": None} if kind == "svg" else None)
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None} if kind == "svg" else None)
     plt.close(figure)
     return path
 
@@ -458,29 +477,42 @@ def save(plt, figure, ax, folder, name):
 def plot_simple(plt, sweep, folder):
     """A section a plot: a line for each of the values of one key."""
     plots = [
-        ("threads", "threads", "inflight", "512-byte random reads, 16 drives", "GPU threads"),
-        ("one_queue", "threads", "inflight", "One queue pair, 512-byte reads", "GPU threads"),
-        ("queues", "queues", None, "512-byte reads, one drive, 8192 threads", "queue pairs"),
-        ("drives", "drives", "threads", "512-byte reads, 8 queue pairs a drive", "drives"),
-        ("blocks", "block", "op", "16 drives, the better of 4096 and 16384 threads", "bytes of a command"),
+        ("threads", "threads", "inflight", "512-byte random reads by the GPU, {}", "GPU threads"),
+        ("one_queue", "threads", "inflight", "512-byte reads by the GPU, one queue pair, {}", "GPU threads"),
+        ("queues", "queues", None, "512-byte reads by 8192 GPU threads, {}", "queue pairs"),
+        ("drives", "drives", "threads", "512-byte reads by the GPU, 8 queue pairs per drive, {}", "drives"),
+        ("blocks", "block", "op", "Commands by the GPU, {}, better of 4096 and 16384 threads",
+         "bytes per command"),
     ]
     for section, key, split, title, x in plots:
         found = rows(sweep, section)
         if not found:
             continue
-        figure, ax = axes(plt, title, x)
+        figure, ax = axes(plt, title.format(drives(found)), x)
         for value in sorted({row[split] for row in found}, key=str) if split else [None]:
-            name = {"inflight": f"{value} in flight a thread", "threads": f"{value} threads"}
+            name = {"inflight": f"{value} in flight per thread", "threads": f"{value} GPU threads"}
             draw(ax, [r for r in found if not split or r[split] == value], key,
                  name.get(split, value))
+        ticks(ax, found, key)
         yield save(plt, figure, ax, folder, f"gpu_{section}")
+
+
+WAYS = {
+    "ours": "gpunvme, blocking calls",
+    "apart": "gpunvme, split phase",
+    "lockstep": "a block owns a queue, in lockstep",
+    "ticket": "ticket and lock",
+}
 
 
 def plot_ways(plt, sweep, folder):
     for i, uri in enumerate(sorted({row["uri"] for row in rows(sweep, "ways")})):
-        figure, ax = axes(plt, f"Ways to share queues: {uri}", "GPU threads")
-        for way in ("ours", "apart", "lockstep", "ticket"):
-            draw(ax, rows(sweep, "ways", uri=uri, way=way), "threads", way)
+        found = rows(sweep, "ways", uri=uri)
+        figure, ax = axes(plt, f"512-byte reads by the GPU, ways to share a queue, {drives(found)}: {uri}",
+                          "GPU threads")
+        for way, label in WAYS.items():
+            draw(ax, rows(sweep, "ways", uri=uri, way=way), "threads", label)
+        ticks(ax, found, "threads")
         yield save(plt, figure, ax, folder, f"gpu_ways_{i}")
 
 
@@ -488,17 +520,24 @@ def plot_little(plt, sweep, folder):
     found = rows(sweep, "little")
     if not found:
         return
-    figure, ax = axes(plt, "10 drives as a P5800X: Little's law", "GPU threads")
+    title = f"512-byte reads by the GPU, {drives(found, 10)} with a P5800X's latency and rate"
+    figure, ax = axes(plt, title, "GPU threads")
     draw(ax, found, "threads", "measured")
+    ticks(ax, found, "threads")
     xs = sorted({row["threads"] for row in found})
     model = [little(x, 10, P5800X_LATENCY_S, P5800X_IOPS) / 1e6 for x in xs]
-    ax.plot(xs, model, "--", color="black", label="threads / latency, at most 10 x 4.6 M/s")
+    ax.plot(xs, model, "--", color="black", label="Little's law: threads / latency, at most 10 × 4.6 M/s")
     yield save(plt, figure, ax, folder, "gpu_little")
 
 
 def ways_title(ways):
     result = ways["result"]
     return f"{result['gpu'] or 'no GPU: into host memory'}, {result['medium']} file"
+
+
+def plot_label(label, where):
+    """A way, and whether its drive is one."""
+    return f"{label} (simulated drive)" if where["uri"].startswith("sim:") else label
 
 
 def draw_ways(ax, points, key, what, label, factor=1.0):
@@ -542,11 +581,11 @@ def plot_ways_rate(plt, ways, folder):
     """How fast is each way at each size of a block?"""
     for pattern in ("sequential", "random"):
         figure, ax = axes(
-            plt, f"{pattern}, the best depth: {ways_title(ways)}", "block", "GB/s"
+            plt, f"{pattern.capitalize()} reads, best depth: {ways_title(ways)}", "block size", "GB/s (10⁹ bytes)"
         )
         for label, where in ways_labels(ways).items():
             points = ways_points(ways, pattern=pattern, **where)
-            draw_ways(ax, points, "block", "gb_per_s", label)
+            draw_ways(ax, points, "block", "gb_per_s", plot_label(label, where))
         ways_ticks(ax, ways_points(ways, pattern=pattern), "block")
         plain_numbers(ax, ways_points(ways, pattern=pattern))
         yield save(plt, figure, ax, folder, f"store_rate_{pattern}")
@@ -555,11 +594,11 @@ def plot_ways_rate(plt, ways, folder):
 def plot_ways_iops(plt, ways, folder):
     """How many small reads does each way make, with so many in flight?"""
     figure, ax = axes(
-        plt, f"4 KiB random: {ways_title(ways)}", "blocks in flight", "thousand reads a second"
+        plt, f"4 KiB random reads: {ways_title(ways)}", "blocks in flight", "thousand reads/s"
     )
     for label, where in ways_labels(ways).items():
         points = ways_points(ways, pattern="random", block=4096, **where)
-        draw_ways(ax, points, "depth", "iops", label, 1e-3)
+        draw_ways(ax, points, "depth", "iops", plot_label(label, where), 1e-3)
     ways_ticks(ax, ways_points(ways, pattern="random", block=4096), "depth")
     plain_numbers(ax, ways_points(ways, pattern="random", block=4096))
     yield save(plt, figure, ax, folder, "store_iops")
@@ -569,7 +608,7 @@ def plot_ways_cpu(plt, ways, folder):
     """What does each way cost of the CPU, where it is fastest?"""
     labels = ways_labels(ways)
     blocks = [b for b in (4096, 65536, 1048576) if ways_points(ways, block=b)]
-    figure, ax = axes(plt, f"sequential, the best depth: {ways_title(ways)}", "",
+    figure, ax = axes(plt, f"Sequential reads, best depth: {ways_title(ways)}", "",
                       "CPU seconds per GB (10⁹ bytes)")
     ax.set_xscale("linear")
     width = 0.8 / max(len(blocks), 1)
@@ -580,10 +619,10 @@ def plot_ways_cpu(plt, ways, folder):
             if point:
                 bars.append((at + (i - (len(blocks) - 1) / 2) * width, point["cpu_s_per_gb"]["median"]))
         ax.bar([x for x, _ in bars], [y for _, y in bars], width, label=size_text(block))
-    ax.set_xticks(range(len(labels)), list(labels), fontsize=8)
+    names = [textwrap.fill(plot_label(*each), 14) for each in labels.items()]
+    ax.set_xticks(range(len(labels)), names, fontsize=7)
     ax.grid(False, axis="x")
     plain_numbers(ax, ways_points(ways, pattern="sequential"))
-    figure.autofmt_xdate(rotation=15)
     yield save(plt, figure, ax, folder, "store_cpu")
 
 

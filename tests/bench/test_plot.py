@@ -293,6 +293,13 @@ class Plot(unittest.TestCase):
         self.assertEqual(plot.rows(s, "threads"), [])
         self.assertIn("does not fit", plot.wrongs(s)[0])
 
+    def test_titles_and_labels_say_that_a_drive_is_simulated(self):
+        self.assertEqual(plot.drives([row(drives=16)]), "16 simulated drives")
+        self.assertEqual(plot.drives([row(drives=1)]), "one simulated drive")
+        self.assertEqual(plot.drives([row(uri="nvme:0000:01:00.0")]), "one drive")
+        self.assertEqual(plot.plot_label("driver", {"uri": "sim:"}), "driver (simulated drive)")
+        self.assertEqual(plot.plot_label("store", {"uri": "/data"}), "store")
+
     def test_a_file_that_is_no_sweep_is_refused(self):
         with tempfile.TemporaryDirectory() as folder:
             for name, text in (("broken", "{"), ("other", "{}"), ("list", "[]"),

@@ -12,30 +12,46 @@
 
 #define MS UINT64_C(1000000)
 
-/* Gives the command a data buffer that the controller can reach. */
-static gpunvme_err_t attach_data(struct gpunvme_ctrl *ctrl, struct gpunvme_sqe *sqe,
-                                 struct gpunvme_buf *buf, struct gpunvme_list *list, size_t nbytes)
+/*
+ * Gives the command a data buffer that the controller can reach. The PRP list is an item of its
+ * own: a large buffer may be in pieces on the bus, and a list must not be. Bring-up, when there is
+ * no pool yet, moves no more than the page that PRP1 points to.
+ */
+static gpunvme_err_t attach_data(struct gpunvme_ctrl *ctrl, struct gpunvme_sqe *sqe, size_t nbytes,
+                                 struct nvme_admin_data *data)
 {
     size_t page = (size_t)1 << ctrl->page_shift;
-    size_t data = (nbytes + page - 1) & ~(page - 1);
-    size_t pages = data >> ctrl->page_shift;
-    size_t lists = gpunvme_prp_list_nbytes(pages, ctrl->page_shift);
+    size_t whole = (nbytes + page - 1) & ~(page - 1);
     struct gpunvme_transport *t = ctrl->transport;
-    gpunvme_err_t err = t->ops->alloc(t, data + lists, GPUNVME_MEM_HOST, buf);
+    gpunvme_err_t err = t->ops->alloc(t, whole, GPUNVME_MEM_HOST, &data->buf);
 
     if (err)
         return err;
-    *list = (struct gpunvme_list){
-        .cpu = (uint64_t *)((char *)buf->cpu + data), .bus = buf->bus + data, .nbytes = lists};
-    return gpunvme_prp_build(sqe, buf, 0, nbytes, ctrl->page_shift, list);
+    if (whole > 2 * page) {
+        data->list = nvme_pool_get(&ctrl->lists);
+        if (!data->list)
+            return base_fail(GPUNVME_ERR_NOMEM, "a PRP list");
+    }
+    return gpunvme_prp_build(sqe, &data->buf, 0, nbytes, ctrl->page_shift,
+                             data->list ? &data->list->list : NULL);
 }
 
-/* The command stays with the controller, and so does its buffer, until the reset that follows. */
-static void lose(struct gpunvme_ctrl *ctrl, uint64_t ticket, struct gpunvme_buf *buf)
+static void release_data(struct gpunvme_ctrl *ctrl, struct nvme_admin_data *data)
+{
+    struct gpunvme_transport *t = ctrl->transport;
+
+    if (data->buf.nbytes)
+        t->ops->free(t, &data->buf);
+    nvme_pool_put(&ctrl->lists, data->list);
+    *data = (struct nvme_admin_data){0};
+}
+
+/* The command stays with the controller, and so does its data, until the reset that follows. */
+static void lose(struct gpunvme_ctrl *ctrl, uint64_t ticket, struct nvme_admin_data *data)
 {
     if (ctrl->nlost < NVME_MAX_LOST)
-        ctrl->lost[ctrl->nlost++] = (struct nvme_lost){.ticket = ticket, .buf = *buf};
-    *buf = (struct gpunvme_buf){0};
+        ctrl->lost[ctrl->nlost++] = (struct nvme_lost){.ticket = ticket, .data = *data};
+    *data = (struct nvme_admin_data){0};
 }
 
 /*
@@ -44,15 +60,14 @@ static void lose(struct gpunvme_ctrl *ctrl, uint64_t ticket, struct gpunvme_buf 
  */
 void nvme_admin_drop(struct gpunvme_ctrl *ctrl, bool is_quiet)
 {
-    struct gpunvme_transport *t = ctrl->transport;
     struct gpunvme_completion c;
 
     while (ctrl->nlost) {
         struct nvme_lost *lost = &ctrl->lost[--ctrl->nlost];
 
         gpunvme_qpair_test(&ctrl->admin->qpair, lost->ticket, &c);
-        if (lost->buf.nbytes && is_quiet)
-            t->ops->free(t, &lost->buf);
+        if (is_quiet)
+            release_data(ctrl, &lost->data);
     }
 }
 
@@ -74,7 +89,7 @@ static gpunvme_err_t submit(struct gpunvme_ctrl *ctrl, const struct gpunvme_sqe 
 }
 
 static gpunvme_err_t submit_and_wait(struct gpunvme_ctrl *ctrl, const struct gpunvme_sqe *sqe,
-                                     bool locked, struct gpunvme_buf *buf,
+                                     bool locked, struct nvme_admin_data *data,
                                      struct gpunvme_completion *c)
 {
     uint64_t timeout = ctrl->opts.admin_timeout_ms * MS;
@@ -88,7 +103,7 @@ static gpunvme_err_t submit_and_wait(struct gpunvme_ctrl *ctrl, const struct gpu
     err = nvme_wait_plain(ctrl->admin, ticket, timeout, c);
     if (!err)
         return nvme_completion_err(ctrl, c);
-    lose(ctrl, ticket, buf);
+    lose(ctrl, ticket, data);
     if (err == GPUNVME_ERR_TIMEOUT)
         base_fail(err, "admin command %s: no completion", gpunvme_admin_opcode_name(sqe->opc));
     return err;
@@ -97,24 +112,21 @@ static gpunvme_err_t submit_and_wait(struct gpunvme_ctrl *ctrl, const struct gpu
 static gpunvme_err_t run(struct gpunvme_ctrl *ctrl, struct gpunvme_sqe *sqe, void *data,
                          size_t nbytes, bool to_controller, bool locked, uint32_t *result)
 {
-    struct gpunvme_transport *t = ctrl->transport;
     struct gpunvme_completion c = {0};
-    struct gpunvme_buf buf = {0};
-    struct gpunvme_list list;
+    struct nvme_admin_data own = {0};
     gpunvme_err_t err = GPUNVME_OK;
 
     if (nbytes)
-        err = attach_data(ctrl, sqe, &buf, &list, nbytes);
+        err = attach_data(ctrl, sqe, nbytes, &own);
     if (!err && nbytes && to_controller)
-        memcpy(buf.cpu, data, nbytes);
+        memcpy(own.buf.cpu, data, nbytes);
     if (!err)
-        err = submit_and_wait(ctrl, sqe, locked, &buf, &c);
+        err = submit_and_wait(ctrl, sqe, locked, &own, &c);
     if (!err && nbytes && !to_controller)
-        memcpy(data, buf.cpu, nbytes);
+        memcpy(data, own.buf.cpu, nbytes);
     if (!err && result)
         *result = (uint32_t)c.result;
-    if (buf.nbytes)
-        t->ops->free(t, &buf);
+    release_data(ctrl, &own);
     return err;
 }
 

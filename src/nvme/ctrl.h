@@ -40,10 +40,16 @@ struct gpunvme_ioq {
     uint64_t looked_ns; /* atomic: when a wait last looked after the controller */
 };
 
+/* The memory of one admin command. */
+struct nvme_admin_data {
+    struct gpunvme_buf buf;      /* nbytes 0: none */
+    struct nvme_pool_item *list; /* NULL: none */
+};
+
 /* An admin command that nobody waits for any more, though the controller may still have it. */
 struct nvme_lost {
     uint64_t ticket;
-    struct gpunvme_buf buf; /* nbytes 0: none */
+    struct nvme_admin_data data;
 };
 
 struct gpunvme_ctrl {

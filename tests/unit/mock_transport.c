@@ -12,6 +12,8 @@
 
 #define LENGTH(array) (sizeof(array) / sizeof((array)[0]))
 
+#define CONTIGUOUS ((size_t)2 << 20) /* what transport.h promises of alloc */
+
 static struct mock *of(struct gpunvme_transport *t)
 {
     return (struct mock *)t;
@@ -919,51 +921,6 @@ static void op_pause_ns(struct gpunvme_transport *t, uint64_t ns)
     op_now_ns(t);
 }
 
-static gpunvme_err_t op_alloc(struct gpunvme_transport *t, size_t nbytes, enum gpunvme_mem kind,
-                              struct gpunvme_buf *buf)
-{
-    struct mock *m = of(t);
-    size_t whole = (nbytes + 4095) & ~(size_t)4095;
-    struct mock_memory *mem = &m->memory[m->nmemory];
-
-    if ((int)m->allocs++ == m->fail_at_alloc)
-        return GPUNVME_ERR_NOMEM;
-    if (kind != GPUNVME_MEM_HOST)
-        return GPUNVME_ERR_UNSUPPORTED;
-    if (!nbytes || m->nmemory == LENGTH(m->memory)) {
-        wrong(m, "no bytes are allocated, or too often some");
-        return GPUNVME_ERR_NOMEM;
-    }
-    mem->cpu = aligned_alloc(4096, whole);
-    if (!mem->cpu)
-        abort();
-    memset(mem->cpu, 0, whole);
-    mem->bus = new_bus(m, nbytes);
-    mem->nbytes = nbytes;
-    m->nmemory++;
-    add_region(m, mem->bus, mem->cpu, nbytes);
-    *buf = (struct gpunvme_buf){
-        .cpu = mem->cpu, .bus = mem->bus, .nbytes = nbytes, .mem = GPUNVME_MEM_HOST};
-    return GPUNVME_OK;
-}
-
-static void op_free(struct gpunvme_transport *t, struct gpunvme_buf *buf)
-{
-    struct mock *m = of(t);
-
-    for (unsigned i = 0; i < m->nmemory; i++) {
-        if (m->memory[i].cpu != buf->cpu)
-            continue;
-        check_unused(m, m->memory[i].bus, m->memory[i].nbytes);
-        remove_regions(m, buf->cpu, buf->nbytes);
-        free(buf->cpu);
-        m->memory[i] = m->memory[--m->nmemory];
-        *buf = (struct gpunvme_buf){0};
-        return;
-    }
-    wrong(m, "memory is freed that was not allocated");
-}
-
 /* Pieces in a strange order on the bus: some neighbours, some not. */
 static void scatter(struct mock *m, struct gpunvme_buf *buf, void *memory)
 {
@@ -986,6 +943,55 @@ static void scatter(struct mock *m, struct gpunvme_buf *buf, void *memory)
     buf->bus = pages[0];
     buf->bus_pages = pages;
     buf->bus_page_shift = m->scatter_shift;
+}
+
+static gpunvme_err_t op_alloc(struct gpunvme_transport *t, size_t nbytes, enum gpunvme_mem kind,
+                              struct gpunvme_buf *buf)
+{
+    struct mock *m = of(t);
+    size_t whole = (nbytes + 4095) & ~(size_t)4095;
+    struct mock_memory *mem = &m->memory[m->nmemory];
+
+    if ((int)m->allocs++ == m->fail_at_alloc)
+        return GPUNVME_ERR_NOMEM;
+    if (kind != GPUNVME_MEM_HOST)
+        return GPUNVME_ERR_UNSUPPORTED;
+    if (!nbytes || m->nmemory == LENGTH(m->memory)) {
+        wrong(m, "no bytes are allocated, or too often some");
+        return GPUNVME_ERR_NOMEM;
+    }
+    mem->cpu = aligned_alloc(4096, whole);
+    if (!mem->cpu)
+        abort();
+    memset(mem->cpu, 0, whole);
+    *buf = (struct gpunvme_buf){.cpu = mem->cpu, .nbytes = nbytes, .mem = GPUNVME_MEM_HOST};
+    if (m->scatter_shift && nbytes > CONTIGUOUS) {
+        scatter(m, buf, mem->cpu);
+    } else {
+        buf->bus = new_bus(m, nbytes);
+        add_region(m, buf->bus, mem->cpu, nbytes);
+    }
+    mem->bus = buf->bus;
+    mem->nbytes = nbytes;
+    m->nmemory++;
+    return GPUNVME_OK;
+}
+
+static void op_free(struct gpunvme_transport *t, struct gpunvme_buf *buf)
+{
+    struct mock *m = of(t);
+
+    for (unsigned i = 0; i < m->nmemory; i++) {
+        if (m->memory[i].cpu != buf->cpu)
+            continue;
+        check_unused(m, m->memory[i].bus, m->memory[i].nbytes);
+        remove_regions(m, buf->cpu, buf->nbytes);
+        free(buf->cpu);
+        m->memory[i] = m->memory[--m->nmemory];
+        *buf = (struct gpunvme_buf){0};
+        return;
+    }
+    wrong(m, "memory is freed that was not allocated");
 }
 
 static gpunvme_err_t op_map(struct gpunvme_transport *t, struct gpunvme_buf *buf)

@@ -150,7 +150,9 @@ struct mock {
     unsigned allocs, maps; /* calls so far */
     int fail_at_alloc;     /* by number, -1: never */
     uint64_t next_bus;
-    unsigned scatter_shift; /* map gives pieces of this size, in a strange order; 0: one piece */
+    /* map gives pieces of this size, in a strange order, and so does alloc where 2 MiB are not
+     * enough; 0: one piece */
+    unsigned scatter_shift;
     uint64_t *scattered[64];
     unsigned nscattered;
 

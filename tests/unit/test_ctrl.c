@@ -422,6 +422,29 @@ static void data_goes_to_the_controller_and_back(void **state)
     take_down(m, ctrl);
 }
 
+/* Huge pages that are no neighbours on the bus: the list lies beside them, in one piece. */
+static void an_admin_command_in_pieces_has_its_list_where_prp2_says(void **state)
+{
+    struct mock *m = mock_open();
+    struct gpunvme_ctrl *ctrl;
+    size_t nbytes = (size_t)4 << 20, before;
+    uint8_t *data = calloc(1, nbytes);
+
+    (void)state;
+    m->id.mdts = 10; /* 4 MiB */
+    m->scatter_shift = 21;
+    ctrl = bring_up(m);
+    assert_ok(gpunvme_ctrl_get_log(ctrl, 0x07, 0xffffffff, 0, data, nbytes));
+    for (size_t i = 0; i < nbytes; i++)
+        assert_int_equal(data[i], 0x07);
+    before = mock_nbytes(m);
+    for (unsigned i = 0; i < 20; i++)
+        assert_ok(gpunvme_ctrl_get_log(ctrl, 0x07, 0xffffffff, 0, data, nbytes));
+    assert_int_equal(mock_nbytes(m), before);
+    free(data);
+    take_down(m, ctrl);
+}
+
 static void an_admin_command_longer_than_mdts_is_refused(void **state)
 {
     struct mock *m = mock_open();
@@ -1340,6 +1363,7 @@ int main(void)
         cmocka_unit_test(features_are_got_and_set),
         cmocka_unit_test(an_admin_status_reaches_the_caller_whole),
         cmocka_unit_test(data_goes_to_the_controller_and_back),
+        cmocka_unit_test(an_admin_command_in_pieces_has_its_list_where_prp2_says),
         cmocka_unit_test(an_admin_command_longer_than_mdts_is_refused),
         cmocka_unit_test(a_queue_pair_is_made_completion_queue_first),
         cmocka_unit_test(the_lowest_free_queue_id_is_taken),

@@ -44,8 +44,8 @@ struct gpunvme_transport_ops {
      * Memory that the controller can reach: zeroed, mapped, and as map says where it is of a kind
      * that the controller can't reach. Host memory, which queues and lists are made of, is
      * contiguous on the bus up to 2 MiB, and begins there at a multiple of 64 KiB or, where it is
-     * smaller than that, of its size rounded up to a power of two, 4 KiB or more: so it suits any
-     * memory page size of a controller.
+     * smaller than that, of its size rounded up to a power of two, 4 KiB or more. So memory that is
+     * to begin at a memory page of the controller is asked for in whole ones.
      */
     gpunvme_err_t (*alloc)(struct gpunvme_transport *t, size_t nbytes, enum gpunvme_mem mem,
                            struct gpunvme_buf *buf);

@@ -31,12 +31,16 @@ static bool is_one_piece(const struct gpunvme_buf *buf, size_t at, size_t nbytes
     return true;
 }
 
-/* In one piece on the bus, beginning at a page of the controller. */
+/*
+ * In one piece on the bus, beginning at a page of the controller. Memory of a GPU, and any memory
+ * where those pages are larger than the host's may be, has to be cut to that.
+ */
 gpunvme_err_t device_mem_alloc(struct gpunvme_device *dev, size_t nbytes, enum gpunvme_mem mem,
                                struct device_mem *out)
 {
     struct gpunvme_transport *t = dev->transport;
-    size_t page = (size_t)1 << dev->page_shift, slack = mem == GPUNVME_MEM_GPU ? page : 0, at;
+    size_t page = (size_t)1 << dev->page_shift, at;
+    size_t slack = mem == GPUNVME_MEM_GPU || page > 4096 ? page : 0;
     gpunvme_err_t err = t->ops->alloc(t, nbytes + slack, mem, &out->buf);
 
     if (err) {

@@ -20,14 +20,11 @@
 static gpunvme_err_t attach_data(struct gpunvme_ctrl *ctrl, struct gpunvme_sqe *sqe, size_t nbytes,
                                  struct nvme_admin_data *data)
 {
-    size_t page = (size_t)1 << ctrl->page_shift;
-    size_t whole = (nbytes + page - 1) & ~(page - 1);
-    struct gpunvme_transport *t = ctrl->transport;
-    gpunvme_err_t err = t->ops->alloc(t, whole, GPUNVME_MEM_HOST, &data->buf);
+    gpunvme_err_t err = nvme_alloc(ctrl, nbytes, &data->buf);
 
     if (err)
         return err;
-    if (whole > 2 * page) {
+    if (nbytes > (size_t)2 << ctrl->page_shift) {
         data->list = nvme_pool_get(&ctrl->lists);
         if (!data->list)
             return base_fail(GPUNVME_ERR_NOMEM, "a PRP list");

@@ -100,6 +100,9 @@ gpunvme_err_t nvme_bringup_enable(struct gpunvme_ctrl *ctrl);
 gpunvme_err_t nvme_bringup_shutdown(struct gpunvme_ctrl *ctrl, uint32_t shn);
 gpunvme_err_t nvme_read_csts(struct gpunvme_ctrl *ctrl, uint32_t *csts);
 
+/* memory.c: host memory of whole pages of the controller, beginning at one. Any may be freed. */
+gpunvme_err_t nvme_alloc(struct gpunvme_ctrl *ctrl, size_t nbytes, struct gpunvme_buf *buf);
+
 /* cmb.c: alloc gives what no queue in ctrl->ioqs has; the caller holds ctrl->life. */
 gpunvme_err_t nvme_cmb_start(struct gpunvme_ctrl *ctrl);
 gpunvme_err_t nvme_cmb_alloc(struct gpunvme_ctrl *ctrl, size_t nbytes, struct gpunvme_buf *buf);

@@ -73,18 +73,14 @@ static void *alloc_lines(size_t nbytes)
 /* In the controller memory buffer where that is in use: its fetches then stay inside. */
 static gpunvme_err_t alloc_sq(struct gpunvme_ioq *ioq, uint32_t qid, size_t nbytes)
 {
-    struct gpunvme_transport *t = ioq->ctrl->transport;
-
     ioq->sq_is_in_cmb = qid && ioq->ctrl->cmb.nbytes;
-    if (ioq->sq_is_in_cmb)
-        return nvme_cmb_alloc(ioq->ctrl, nbytes, &ioq->sq_mem);
-    return t->ops->alloc(t, nbytes, GPUNVME_MEM_HOST, &ioq->sq_mem);
+    return ioq->sq_is_in_cmb ? nvme_cmb_alloc(ioq->ctrl, nbytes, &ioq->sq_mem)
+                             : nvme_alloc(ioq->ctrl, nbytes, &ioq->sq_mem);
 }
 
 gpunvme_err_t nvme_ioq_alloc(struct gpunvme_ctrl *ctrl, uint32_t qid, uint32_t entries,
                              struct gpunvme_ioq **out)
 {
-    struct gpunvme_transport *t = ctrl->transport;
     struct gpunvme_ioq *ioq = alloc_lines(sizeof(*ioq));
     struct gpunvme_slot *slots = alloc_lines(GPUNVME_QPAIR_SLOTS_NBYTES(entries));
     uint32_t *ready = alloc_lines(GPUNVME_QPAIR_READY_NBYTES(entries));
@@ -102,7 +98,7 @@ gpunvme_err_t nvme_ioq_alloc(struct gpunvme_ctrl *ctrl, uint32_t qid, uint32_t e
     ioq->qpair.ready = ready;
     err = alloc_sq(ioq, qid, GPUNVME_QPAIR_SQ_NBYTES(entries));
     if (!err)
-        err = t->ops->alloc(t, GPUNVME_QPAIR_CQ_NBYTES(entries), GPUNVME_MEM_HOST, &ioq->cq_mem);
+        err = nvme_alloc(ctrl, GPUNVME_QPAIR_CQ_NBYTES(entries), &ioq->cq_mem);
     if (!err)
         err = init_qpair(ioq, qid, entries, slots, ready);
     if (err) {
@@ -371,15 +367,12 @@ gpunvme_err_t nvme_ioq_create_foreign(struct gpunvme_ctrl *ctrl,
 
 /* --- shadow doorbells ------------------------------------------------------------------------- */
 
+/* A page each. */
 static gpunvme_err_t alloc_shadow(struct gpunvme_ctrl *ctrl)
 {
-    struct gpunvme_transport *t = ctrl->transport;
-    size_t page = (size_t)1 << ctrl->page_shift;
-    gpunvme_err_t err = t->ops->alloc(t, page, GPUNVME_MEM_HOST, &ctrl->shadow);
+    gpunvme_err_t err = nvme_alloc(ctrl, 1, &ctrl->shadow);
 
-    if (!err)
-        err = t->ops->alloc(t, page, GPUNVME_MEM_HOST, &ctrl->event_index);
-    return err;
+    return err ? err : nvme_alloc(ctrl, 1, &ctrl->event_index);
 }
 
 /* One page holds the doorbells of so many queues: those behind it have none to shadow. */

@@ -73,11 +73,14 @@ static uint64_t page_of(const struct mock *m)
     return UINT64_C(1) << (12 + GPUNVME_GET(m->cap, CAP_MPSMIN));
 }
 
-/* Bus addresses on a multiple of the smallest page, and of no larger one. */
+/* Bus addresses on a multiple of what transport.h promises for this size, and of no more. */
 static uint64_t new_bus(struct mock *m, size_t nbytes)
 {
-    uint64_t page = page_of(m), bus = (m->next_bus + 2 * page - 1) / (2 * page) * 2 * page + page;
+    uint64_t align = 4096, bus;
 
+    while (align < nbytes && align < 65536)
+        align *= 2;
+    bus = (m->next_bus + 2 * align - 1) / (2 * align) * 2 * align + align;
     m->next_bus = bus + nbytes;
     return bus;
 }
@@ -954,7 +957,7 @@ static gpunvme_err_t op_alloc(struct gpunvme_transport *t, size_t nbytes, enum g
 
     if ((int)m->allocs++ == m->fail_at_alloc)
         return GPUNVME_ERR_NOMEM;
-    if (kind != GPUNVME_MEM_HOST)
+    if (kind == GPUNVME_MEM_GPU)
         return GPUNVME_ERR_UNSUPPORTED;
     if (!nbytes || m->nmemory == LENGTH(m->memory)) {
         wrong(m, "no bytes are allocated, or too often some");
@@ -964,7 +967,9 @@ static gpunvme_err_t op_alloc(struct gpunvme_transport *t, size_t nbytes, enum g
     if (!mem->cpu)
         abort();
     memset(mem->cpu, 0, whole);
-    *buf = (struct gpunvme_buf){.cpu = mem->cpu, .nbytes = nbytes, .mem = GPUNVME_MEM_HOST};
+    *buf = (struct gpunvme_buf){.cpu = mem->cpu, .nbytes = nbytes, .mem = kind};
+    if (kind == GPUNVME_MEM_PINNED)
+        buf->gpu = mem->cpu;
     if (m->scatter_shift && nbytes > CONTIGUOUS) {
         scatter(m, buf, mem->cpu);
     } else {

@@ -4,7 +4,9 @@
  * order, what CAP says, and every way in which it does not come up or go down. The clock is the
  * mock's: no timeout here takes any time.
  */
+#include "gpunvme/device.h"
 #include "mock_test.h"
+#include "no_gpu.h"
 
 #define RDY ((uint32_t)GPUNVME_SET(1, CSTS_RDY))
 #define CFS ((uint32_t)GPUNVME_SET(1, CSTS_CFS))
@@ -499,6 +501,29 @@ static void memory_pages_are_the_smallest_that_the_controller_has(void **state)
     }
 }
 
+/* Small ones too, which a transport aligns by their size alone. */
+static void the_queues_of_a_device_begin_at_pages_of_the_controller(void **state)
+{
+    (void)state;
+    for (unsigned mps = 0; mps <= 4; mps++) {
+        struct mock *m = mock_open();
+        struct gpunvme_device_opts opts;
+        struct gpunvme_device *dev;
+        struct gpunvme_ctrl *ctrl;
+
+        SET_CAP(m, MPSMIN, mps);
+        SET_CAP(m, MPSMAX, 15);
+        ctrl = bring_up(m);
+        gpunvme_device_opts_init(&opts);
+        opts.queues = 2;
+        opts.entries = 16;
+        opts.check_ms = 3600000; /* the mock is for one thread */
+        assert_ok(gpunvme_device_open(ctrl, &opts, &dev));
+        assert_ok(gpunvme_device_close(dev));
+        take_down(m, ctrl);
+    }
+}
+
 static void pages_above_64_kib_are_not_supported(void **state)
 {
     for (unsigned mps = 5; mps <= 15; mps += 5) {
@@ -875,6 +900,7 @@ int main(void)
         cmocka_unit_test(queues_are_no_larger_than_mqes_allows),
         cmocka_unit_test(mqes_of_zero_is_against_the_specification),
         cmocka_unit_test(memory_pages_are_the_smallest_that_the_controller_has),
+        cmocka_unit_test(the_queues_of_a_device_begin_at_pages_of_the_controller),
         cmocka_unit_test(pages_above_64_kib_are_not_supported),
         cmocka_unit_test(page_sizes_upside_down_are_against_the_specification),
         cmocka_unit_test(a_controller_without_the_nvm_command_set_is_not_supported),

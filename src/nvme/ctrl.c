@@ -8,6 +8,8 @@
 #include "base/fail.h"
 #include "nvme/ctrl.h"
 
+#define POOL_NBYTES ((size_t)2 << 20) /* of lists at once: more need not be in one piece */
+
 void gpunvme_ctrl_opts_init(struct gpunvme_ctrl_opts *opts)
 {
     *opts = (struct gpunvme_ctrl_opts){
@@ -53,13 +55,25 @@ static gpunvme_err_t check_demands(const struct gpunvme_ctrl *ctrl)
     return GPUNVME_OK;
 }
 
+/* Bytes of the longest list that one command may need. */
+static size_t list_nbytes(const struct gpunvme_ctrl *ctrl)
+{
+    size_t page = (size_t)1 << ctrl->page_shift;
+    size_t pages = (size_t)(ctrl->max_transfer >> ctrl->page_shift) + 1;
+    size_t nbytes = gpunvme_prp_list_nbytes(pages, ctrl->page_shift);
+
+    /* By SGLs alone, also where each page needs a descriptor: then twice the size of a PRP. */
+    if (ctrl->opts.data_format == GPUNVME_DATA_SGL)
+        nbytes = pages * sizeof(struct gpunvme_sgl_desc);
+    return nbytes > page ? (nbytes + page - 1) & ~(page - 1) : page;
+}
+
 static void make_pools(struct gpunvme_ctrl *ctrl)
 {
-    size_t pages = (size_t)(ctrl->max_transfer >> ctrl->page_shift) + 1;
-    size_t list = gpunvme_prp_list_nbytes(pages, ctrl->page_shift);
-    size_t page = (size_t)1 << ctrl->page_shift;
+    size_t list = list_nbytes(ctrl);
+    size_t at_once = POOL_NBYTES / list;
 
-    nvme_pool_init(&ctrl->lists, ctrl->transport, list > page ? list : page, 16);
+    nvme_pool_init(&ctrl->lists, ctrl->transport, list, at_once < 16 ? (unsigned)at_once : 16);
     nvme_pool_init(&ctrl->bounces, ctrl->transport, NVME_BOUNCE_NBYTES, 4);
 }
 

@@ -371,6 +371,36 @@ static void an_sgl_is_used_where_it_saves_a_list(void **state)
     bench_close(&s);
 }
 
+/* Each run on the bus takes a descriptor, and there may be as many as pages. */
+static void the_longest_command_in_pieces_fits_its_sgl(void **state)
+{
+    (void)state;
+    for (uint8_t mdts = 5; mdts <= 10; mdts++) { /* 128 KiB to 4 MiB */
+        struct gpunvme_ctrl_opts opts = opts_for(&(struct way){.format = GPUNVME_DATA_SGL});
+        struct gpunvme_buf buf = {.nbytes = (size_t)4096 << mdts};
+        struct mock *m = mock_open();
+        struct gpunvme_token token;
+        struct gpunvme_ctrl *ctrl;
+        struct gpunvme_ioq *ioq;
+
+        mock_remove_namespaces(m);
+        mock_add_ns(m, 1, 1024, 12, false);
+        m->id.mdts = mdts;
+        m->id.sgls = GPUNVME_SGLS_SUPPORT_DWORD;
+        m->scatter_shift = 12;
+        ctrl = bring_up_with(m, &opts);
+        assert_ok(gpunvme_ioq_create(ctrl, 64, &ioq));
+        buf.cpu = aligned_alloc(4096, buf.nbytes);
+        assert_ok(gpunvme_ctrl_map(ctrl, &buf));
+        assert_ok(
+            gpunvme_submit_read(ioq, gpunvme_ctrl_ns_at(ctrl, 0), 0, 1u << mdts, &buf, 0, &token));
+        assert_ok(gpunvme_token_wait(&token, 0));
+        gpunvme_ctrl_unmap(ctrl, &buf);
+        free(buf.cpu);
+        take_down(m, ctrl);
+    }
+}
+
 /* --- single commands -------------------------------------------------------------------------- */
 
 static void a_block_beyond_32_bits_is_addressed_whole(void **state)
@@ -832,6 +862,7 @@ static const struct CMUnitTest singles[] = {
     cmocka_unit_test(fua_is_on_every_write_of_a_transfer_and_on_no_read),
     cmocka_unit_test(no_bytes_are_no_commands),
     cmocka_unit_test(an_sgl_is_used_where_it_saves_a_list),
+    cmocka_unit_test(the_longest_command_in_pieces_fits_its_sgl),
     cmocka_unit_test(a_block_beyond_32_bits_is_addressed_whole),
     cmocka_unit_test(tokens_end_in_any_order_with_their_bytes),
     cmocka_unit_test(as_many_lists_as_commands_are_there),

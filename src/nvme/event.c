@@ -16,17 +16,29 @@ static unsigned max_aers(const struct gpunvme_ctrl *ctrl)
 static gpunvme_err_t submit_aer(struct gpunvme_ctrl *ctrl)
 {
     struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_ASYNC_EVENT};
-    int taken;
+    int taken = gpunvme_qpair_submit(&ctrl->admin->qpair, &sqe, 1, &ctrl->aers[ctrl->naers]);
 
-    if (ctrl->naers == max_aers(ctrl)) /* a reset meanwhile has sent them all anew */
-        return GPUNVME_OK;
-    taken = gpunvme_qpair_submit(&ctrl->admin->qpair, &sqe, 1, &ctrl->aers[ctrl->naers]);
     if (taken < 0)
         return taken;
     if (!taken)
         return GPUNVME_ERR_AGAIN;
     ctrl->naers++;
     return GPUNVME_OK;
+}
+
+/*
+ * Sends as many requests as may wait. Where the admin queue has no room for all, some are missing
+ * until the next look: each look for an event begins with this.
+ */
+static gpunvme_err_t send_requests(struct gpunvme_ctrl *ctrl)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    pthread_mutex_lock(&ctrl->aer_lock);
+    while (!err && ctrl->naers < max_aers(ctrl))
+        err = submit_aer(ctrl);
+    pthread_mutex_unlock(&ctrl->aer_lock);
+    return err == GPUNVME_ERR_AGAIN ? GPUNVME_OK : err;
 }
 
 /* All health warnings, and the notices that this library could act on. */
@@ -45,11 +57,7 @@ gpunvme_err_t nvme_aer_start(struct gpunvme_ctrl *ctrl)
 {
     gpunvme_err_t err = configure_events(ctrl);
 
-    pthread_mutex_lock(&ctrl->aer_lock);
-    while (!err && ctrl->naers < max_aers(ctrl))
-        err = submit_aer(ctrl);
-    pthread_mutex_unlock(&ctrl->aer_lock);
-    return err == GPUNVME_ERR_AGAIN ? GPUNVME_OK : err;
+    return err ? err : send_requests(ctrl);
 }
 
 /* A reset has ended the requests: their tickets are taken off the queue. */
@@ -99,6 +107,7 @@ gpunvme_err_t gpunvme_ctrl_next_event(struct gpunvme_ctrl *ctrl, struct gpunvme_
 
     if (!ctrl || !event)
         return base_fail(GPUNVME_ERR_INVALID, "NULL argument");
+    (void)send_requests(ctrl);
     pthread_mutex_lock(&ctrl->aer_lock);
     err = take_completion(ctrl, &c);
     pthread_mutex_unlock(&ctrl->aer_lock);
@@ -113,8 +122,6 @@ gpunvme_err_t gpunvme_ctrl_next_event(struct gpunvme_ctrl *ctrl, struct gpunvme_
     event->log_page = (uint8_t)GPUNVME_GET(c.result, AER_LID);
     /* The event stands whatever becomes of its log page. */
     (void)clear_event(ctrl, event->log_page);
-    pthread_mutex_lock(&ctrl->aer_lock);
-    (void)submit_aer(ctrl);
-    pthread_mutex_unlock(&ctrl->aer_lock);
+    (void)send_requests(ctrl);
     return GPUNVME_OK;
 }

@@ -5,6 +5,7 @@
  * reset, a controller that fails or goes away.
  */
 #include "mock_test.h"
+#include "nvme/ctrl.h"
 
 #define CFS ((uint32_t)GPUNVME_SET(1, CSTS_CFS))
 
@@ -821,6 +822,48 @@ static void a_reset_while_an_events_log_page_is_read_leaves_as_many_requests(voi
     take_down(m, ctrl);
 }
 
+/* Commands of others', which fill the admin queue as soon as it has room. */
+static struct {
+    struct gpunvme_ctrl *ctrl;
+    void (*free)(struct gpunvme_transport *t, struct gpunvme_buf *buf);
+    uint64_t tickets[8];
+    int n;
+} rush;
+
+static void fill_then_free(struct gpunvme_transport *t, struct gpunvme_buf *buf)
+{
+    struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_KEEP_ALIVE};
+
+    rush.free(t, buf);
+    while (gpunvme_qpair_submit(&rush.ctrl->admin->qpair, &sqe, 1, &rush.tickets[rush.n]) == 1)
+        rush.n++;
+}
+
+static void a_request_that_finds_no_room_is_sent_when_there_is(void **state)
+{
+    struct mock *m = mock_open();
+    struct gpunvme_ctrl_opts opts;
+    struct gpunvme_completion c;
+    struct gpunvme_event event;
+
+    (void)state;
+    gpunvme_ctrl_opts_init(&opts);
+    opts.admin_entries = 8;
+    rush.ctrl = bring_up_with(m, &opts);
+    rush.free = m->ops.free;
+    assert_true(mock_event(m, 0x00020101, 0));
+    m->ops.free = fill_then_free; /* the log page's buffer, before the request is sent */
+    assert_ok(gpunvme_ctrl_next_event(rush.ctrl, &event));
+    m->ops.free = rush.free;
+    assert_int_equal(m->aers, 3);
+    gpunvme_qpair_reap(&rush.ctrl->admin->qpair);
+    while (rush.n)
+        assert_ok(gpunvme_qpair_test(&rush.ctrl->admin->qpair, rush.tickets[--rush.n], &c));
+    assert_err(gpunvme_ctrl_next_event(rush.ctrl, &event), GPUNVME_ERR_AGAIN);
+    assert_int_equal(m->aers, 4);
+    take_down(m, rush.ctrl);
+}
+
 static void an_event_request_that_fails_is_told(void **state)
 {
     struct mock *m = mock_open();
@@ -831,6 +874,7 @@ static void an_event_request_that_fails_is_told(void **state)
     assert_true(mock_event(m, 0, GPUNVME_SC_INTERNAL));
     assert_err(gpunvme_ctrl_next_event(ctrl, &event), GPUNVME_ERR_NVME(GPUNVME_SC_INTERNAL));
     assert_err(gpunvme_ctrl_next_event(ctrl, &event), GPUNVME_ERR_AGAIN);
+    assert_int_equal(m->aers, 4); /* another one is there in its place */
     assert_err(gpunvme_ctrl_next_event(NULL, &event), GPUNVME_ERR_INVALID);
     assert_err(gpunvme_ctrl_next_event(ctrl, NULL), GPUNVME_ERR_INVALID);
     take_down(m, ctrl);
@@ -1383,6 +1427,7 @@ int main(void)
         cmocka_unit_test(events_that_came_together_are_all_told),
         cmocka_unit_test(an_event_stands_whatever_becomes_of_its_log_page),
         cmocka_unit_test(a_reset_while_an_events_log_page_is_read_leaves_as_many_requests),
+        cmocka_unit_test(a_request_that_finds_no_room_is_sent_when_there_is),
         cmocka_unit_test(an_event_request_that_fails_is_told),
         cmocka_unit_test(a_late_command_is_aborted_by_its_id_and_queue),
         cmocka_unit_test(the_time_given_to_a_wait_is_its_deadline),

@@ -49,31 +49,20 @@ static gpunvme_err_t open_driver(struct gpunvme_store *store, struct cufile *cuf
     return err;
 }
 
-static int open_flags(const struct gpunvme_store *store)
-{
-    return O_CLOEXEC | (store->flags & GPUNVME_OPEN_WRITE ? O_RDWR : O_RDONLY) |
-           (store->flags & GPUNVME_OPEN_CREATE ? O_CREAT : 0);
-}
-
 static gpunvme_err_t open_files(struct gpunvme_store *store, struct cufile *cufile)
 {
     const char *path = store->uri.target;
-    struct stat st;
+    int how = O_CLOEXEC | (store->flags & GPUNVME_OPEN_WRITE ? O_RDWR : O_RDONLY);
+    gpunvme_err_t err = store_open_fd(store, &cufile->fd);
 
-    /* A FIFO would hold us up until somebody opens its other end. */
-    cufile->fd = open(path, open_flags(store) | O_NONBLOCK, 0666);
-    if (cufile->fd < 0 || fstat(cufile->fd, &st))
-        return base_fail_errno(errno, "%s", path);
-    fcntl(cufile->fd, F_SETFL, 0);
-    cufile->block_device = S_ISBLK(st.st_mode);
-    if (!cufile->block_device && !S_ISREG(st.st_mode))
-        return base_fail(GPUNVME_ERR_INVALID, "%s is neither a file nor a block device", path);
+    if (err)
+        return err;
+    cufile->block_device = !store->resizable;
     cufile_where(cufile->fd, &cufile->where);
     if (store->uri.options.direct != STORE_OFF)
-        cufile->direct_fd = open(path, (open_flags(store) | O_DIRECT) & ~O_CREAT);
+        cufile->direct_fd = open(path, how | O_DIRECT);
     if (cufile->direct_fd < 0 && store->uri.options.direct == STORE_ON)
         return base_fail_errno(errno, "%s: direct=on, and O_DIRECT is refused", path);
-    store->resizable = !cufile->block_device;
     store->block_size = CUFILE_EDGE;
     return GPUNVME_OK;
 }

@@ -255,6 +255,16 @@ void store_io_start(struct gpunvme_store *store, struct gpunvme_io *io);
 /* A transfer that its caller waits for, but another one stands for; ended by store_io_end(). */
 void store_io_begin(struct gpunvme_store *store, struct gpunvme_io *io);
 
+/* ---- posix_file.c ------------------------------------------------------------------------------
+ */
+
+/*
+ * Opens the file or block device that store->uri names, as store->flags say; sets resizable and
+ * block_size. *fd may be open after an error, too. BUSY: a block device that is mounted or in use
+ * otherwise is not opened for writing.
+ */
+gpunvme_err_t store_open_fd(struct gpunvme_store *store, int *fd);
+
 /* ---- stream.c ----------------------------------------------------------------------------------
  */
 void store_streams_free(struct gpunvme_store *store);

@@ -33,25 +33,51 @@
 #define SYS_cachestat 451 /* Linux 6.5, the same number everywhere */
 #endif
 
-static gpunvme_err_t open_fd(struct gpunvme_store *store, struct posix_file *file)
+/*
+ * O_EXCL for a block device that is opened for writing: the kernel grants it only if nobody else
+ * has claimed the device, by a mount, as swap, or for a RAID or volume group. (For files O_EXCL
+ * means something else.) The claim lasts until the descriptor is closed.
+ */
+static int claim(const char *path, bool writing)
 {
-    int how = O_CLOEXEC | (store->flags & GPUNVME_OPEN_WRITE ? O_RDWR : O_RDONLY) |
-              (store->flags & GPUNVME_OPEN_CREATE ? O_CREAT : 0);
     struct stat st;
 
+    return writing && !stat(path, &st) && S_ISBLK(st.st_mode) ? O_EXCL : 0;
+}
+
+static gpunvme_err_t fail_to_open(const char *path, int how, int error)
+{
+    if (error == EBUSY && how & O_EXCL)
+        return base_fail(
+            GPUNVME_ERR_BUSY,
+            "%s is mounted, or is in use as swap or by a RAID, a volume group or another "
+            "program: it is not opened for writing",
+            path);
+    return base_fail_errno(error, "%s", path);
+}
+
+gpunvme_err_t store_open_fd(struct gpunvme_store *store, int *fd)
+{
+    bool writing = store->flags & GPUNVME_OPEN_WRITE;
+    const char *path = store->uri.target;
+    int how = O_CLOEXEC | (writing ? O_RDWR : O_RDONLY) | claim(path, writing);
+    struct stat st;
+
+    if (store->flags & GPUNVME_OPEN_CREATE && !(how & O_EXCL))
+        how |= O_CREAT;
     /* A FIFO would hold us up until somebody opens its other end. For the rest it means nothing,
      * but io_uring asks for it: it would not wait for some file systems. */
-    file->fd = open(store->uri.target, how | O_NONBLOCK, 0666);
-    if (file->fd < 0)
-        return base_fail_errno(errno, "%s", store->uri.target);
-    if (fstat(file->fd, &st))
-        return base_fail_errno(errno, "%s", store->uri.target);
-    fcntl(file->fd, F_SETFL, 0);
-    file->block_device = S_ISBLK(st.st_mode);
-    if (!file->block_device && !S_ISREG(st.st_mode))
-        return base_fail(GPUNVME_ERR_INVALID, "%s is neither a file nor a block device",
-                         store->uri.target);
-    store->resizable = !file->block_device;
+    *fd = open(path, how | O_NONBLOCK, 0666);
+    if (*fd < 0)
+        return fail_to_open(path, how, errno);
+    if (fstat(*fd, &st))
+        return base_fail_errno(errno, "%s", path);
+    fcntl(*fd, F_SETFL, 0);
+    if (!S_ISBLK(st.st_mode) && !S_ISREG(st.st_mode))
+        return base_fail(GPUNVME_ERR_INVALID, "%s is neither a file nor a block device", path);
+    if (writing && S_ISBLK(st.st_mode) && !(how & O_EXCL))
+        return base_fail(GPUNVME_ERR_BUSY, "%s has become a block device meanwhile", path);
+    store->resizable = !S_ISBLK(st.st_mode);
     store->block_size = st.st_blksize > 0 ? (uint32_t)st.st_blksize : POSIX_PAGE;
     return GPUNVME_OK;
 }
@@ -132,9 +158,10 @@ gpunvme_err_t posix_file_open(struct gpunvme_store *store, struct posix_file *fi
     gpunvme_err_t err;
 
     file->fd = file->direct_fd = -1;
-    err = open_fd(store, file);
+    err = store_open_fd(store, &file->fd);
     if (err)
         return err;
+    file->block_device = !store->resizable;
     file->in_memory = is_in_memory(file->fd);
     atomic_store(&file->cold, 1);
     return open_direct(store, file);

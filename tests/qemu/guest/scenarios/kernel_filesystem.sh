@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 #
 # Files in a file system (ext4) that the kernel wrote are found, byte by byte, in what
-# `gpunvme read` gives of the drive.
+# `gpunvme read` gives of the drive. While it is mounted, the drive is not opened for writing,
+# whatever is forced.
 # TOOLS: mke2fs
 # MODULES: nvme ext4 loop
 # DRIVE: 64M
@@ -15,7 +16,11 @@ random_bytes 3000000 >/mnt/random.bin
 mkdir /mnt/folder
 echo "written by the kernel" >/mnt/folder/text.txt
 (cd /mnt && sha256sum random.bin folder/text.txt) >sums
+expect_fail "is mounted" gpunvme stripe create "$drive"
+expect_fail "is mounted" gpunvme stripe create --force "$drive"
+gpunvme store --memory host --length 64K "$drive"
 umount /mnt
+expect_fail "ext4" gpunvme stripe create "$drive"
 unbind
 
 # What ours reads of the whole drive, the kernel mounts from a file.

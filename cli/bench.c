@@ -235,7 +235,7 @@ static gpunvme_err_t open_device(struct bench *bench)
     opts.interrupts = args->common.interrupts;
     if (args->queues > opts.io_queues)
         opts.io_queues = args->queues;
-    err = cli_device_open(&bench->device, args->common.uri, &opts);
+    err = cli_device_open(&bench->device, args->common.uri, args->force, &opts);
     if (!err)
         err = cli_device_ns(&bench->device, args->common.nsid, &bench->ns);
     if (err)

@@ -186,7 +186,7 @@ static bool check_machine(struct check *c)
 static bool check_transport(struct check *c)
 {
     static const char name[] = "transport";
-    gpunvme_err_t err = cli_device_open(&c->device, c->uri, NULL);
+    gpunvme_err_t err = cli_device_open(&c->device, c->uri, false, NULL);
     struct gpunvme_ctrl_info info;
 
     if (!err)

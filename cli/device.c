@@ -19,6 +19,7 @@
 #include "stop.h"
 
 #define DISABLE_NS UINT64_C(1000000000)
+#define URI_ROOM   8192
 
 static struct cli_device *device_of(struct gpunvme_transport *t)
 {
@@ -84,11 +85,16 @@ gpunvme_err_t cli_device_attach(struct cli_device *device, const char *uri)
     return GPUNVME_OK;
 }
 
-gpunvme_err_t cli_device_open(struct cli_device *device, const char *uri,
+gpunvme_err_t cli_device_open(struct cli_device *device, const char *uri, bool force,
                               const struct gpunvme_ctrl_opts *opts)
 {
-    gpunvme_err_t err = cli_device_attach(device, uri);
+    char forced[URI_ROOM];
+    gpunvme_err_t err = GPUNVME_OK;
 
+    if (force)
+        err = gpunvme_sim_uri_force(uri, forced, sizeof(forced));
+    if (!err)
+        err = cli_device_attach(device, force ? forced : uri);
     if (err)
         return err;
     device->opening = true;

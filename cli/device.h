@@ -26,10 +26,11 @@ struct cli_device {
 gpunvme_err_t cli_device_attach(struct cli_device *device, const char *uri);
 
 /*
- * Opens the transport and brings the controller up with `opts` (may be NULL). A signal ends a
- * bring-up that takes long: GPUNVME_ERR_INTERRUPTED. On failure nothing is left open.
+ * Opens the transport and brings the controller up with `opts` (may be NULL). `force`: image files
+ * are written to even if they hold data of others. A signal ends a bring-up that takes long:
+ * GPUNVME_ERR_INTERRUPTED. On failure nothing is left open.
  */
-gpunvme_err_t cli_device_open(struct cli_device *device, const char *uri,
+gpunvme_err_t cli_device_open(struct cli_device *device, const char *uri, bool force,
                               const struct gpunvme_ctrl_opts *opts);
 
 /* Namespace `nsid`; 0 is the first one. Its format must be one that can be used. */

@@ -291,7 +291,7 @@ int cli_dump_bar0(int argc, char **argv)
 
     if (!cli_parse(&argp, argc, argv, &args) || !(args.common.uri = cli_uri(args.common.uri)))
         return CLI_USAGE;
-    err = args.up ? cli_device_open(&device, args.common.uri, NULL)
+    err = args.up ? cli_device_open(&device, args.common.uri, false, NULL)
                   : cli_device_attach(&device, args.common.uri);
     if (!err)
         err = dump(device.transport, args.common.json);

@@ -12,8 +12,9 @@
 bool cli_guard_is_kept(const struct cli_device *device, const struct gpunvme_ns *ns);
 
 /*
- * GPUNVME_OK if `ns` may be written to: `force` was said, its bytes are in this process's memory,
- * or it holds nothing that is known. Otherwise GPUNVME_ERR_INVALID, with what was found and
+ * GPUNVME_OK if `ns` may be written to: `force` was given, its bytes are in this process's memory,
+ * or no signature is known on it and it is no image file of others. Otherwise GPUNVME_ERR_INVALID,
+ * with what was found and
  * --force in the detail. What can't be looked at may not be written to. Uses a queue of its own,
  * which is gone when it returns.
  */

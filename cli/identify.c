@@ -243,7 +243,7 @@ int cli_identify(int argc, char **argv)
 
     if (!cli_parse(&argp, argc, argv, &common) || !(common.uri = cli_uri(common.uri)))
         return CLI_USAGE;
-    err = cli_device_open(&device, common.uri, NULL);
+    err = cli_device_open(&device, common.uri, false, NULL);
     if (!err && common.nsid) {
         err = cli_device_ns(&device, common.nsid, &ns);
         if (err == GPUNVME_ERR_FORMAT) /* one that can't be used is shown all the same */

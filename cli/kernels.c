@@ -28,7 +28,7 @@ static gpunvme_err_t look(struct gpunvme_ctrl *ctrl, struct cli_kernels *out)
 int cli_kernels_look(const char *uri, struct cli_kernels *out)
 {
     struct cli_device device;
-    gpunvme_err_t err = cli_device_open(&device, uri, NULL);
+    gpunvme_err_t err = cli_device_open(&device, uri, false, NULL);
 
     *out = (struct cli_kernels){.uri = uri};
     if (!err)

@@ -375,7 +375,7 @@ static gpunvme_err_t check_room(const struct job *job)
 
 static gpunvme_err_t open_controller(struct job *job, enum gpunvme_mem mem)
 {
-    gpunvme_err_t err = cli_device_open(&job->device, job->uri, NULL);
+    gpunvme_err_t err = cli_device_open(&job->device, job->uri, job->args.force, NULL);
 
     if (!err)
         err = cli_device_ns(&job->device, job->args.common.nsid, &job->ns);

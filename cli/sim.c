@@ -172,22 +172,21 @@ static int profiles(int argc, char **argv)
     return CLI_OK;
 }
 
-static void image_result(const struct args *args, const struct stat *st, bool existed)
+static void image_result(const struct args *args, uint64_t nbytes, uint64_t on_disk, bool existed)
 {
     char size[BASE_UNITS_TEXT], used[BASE_UNITS_TEXT];
-    uint64_t on_disk = (uint64_t)st->st_blocks * 512;
     struct cli_json json;
 
     if (!args->json) {
         printf("%s: %s (%" PRIu64 " bytes), %s of it on disk%s\n", args->word,
-               base_format_size((uint64_t)st->st_size, size, sizeof(size)), (uint64_t)st->st_size,
+               base_format_size(nbytes, size, sizeof(size)), nbytes,
                base_format_size(on_disk, used, sizeof(used)), existed ? ", existed already" : "");
         printf("Use it as sim:image=%s\n", args->word);
         return;
     }
     cli_json_begin(&json, stdout);
     cli_json_text(&json, "image", args->word);
-    cli_json_u64(&json, "bytes", (uint64_t)st->st_size);
+    cli_json_u64(&json, "bytes", nbytes);
     cli_json_u64(&json, "bytes_on_disk", on_disk);
     cli_json_bool(&json, "existed", existed);
     cli_json_end(&json);
@@ -197,6 +196,7 @@ static int image(int argc, char **argv)
 {
     struct args args = {0};
     gpunvme_err_t err = GPUNVME_OK;
+    uint64_t nbytes;
     struct stat st;
     bool existed;
 
@@ -209,11 +209,13 @@ static int image(int argc, char **argv)
         return cli_usage("%s does not exist: say its --size", args.word);
     if (args.size)
         err = gpunvme_sim_image_create(args.word, args.size);
+    if (!err)
+        err = gpunvme_sim_image_size(args.word, &nbytes);
     if (err)
         return cli_fail(err);
     if (stat(args.word, &st))
         return cli_fail(base_fail(GPUNVME_ERR_NOT_FOUND, "%s", args.word));
-    image_result(&args, &st, existed);
+    image_result(&args, nbytes, (uint64_t)st.st_blocks * 512, existed);
     return CLI_OK;
 }
 

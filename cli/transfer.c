@@ -80,7 +80,7 @@ gpunvme_err_t cli_transfer_open(struct cli_transfer *t)
     gpunvme_ctrl_opts_init(&opts);
     opts.io_timeout_ms = (uint32_t)(t->timeout_ns / 1000000);
     opts.interrupts = t->common.interrupts;
-    err = cli_device_open(&t->device, t->common.uri, &opts);
+    err = cli_device_open(&t->device, t->common.uri, t->force, &opts);
     if (!err)
         err = cli_device_ns(&t->device, t->common.nsid, &t->ns);
     if (err)

@@ -212,10 +212,10 @@ static int run(struct cli_transfer *t)
         err = cli_transfer_open(t);
     if (!err)
         err = check_input(t);
-    if (!err && t->ns->readonly)
-        err = base_fail(GPUNVME_ERR_READONLY, "namespace %u is write protected", t->ns->nsid);
     if (!err)
         err = cli_guard_write(&t->device, t->ns, t->force);
+    if (!err && t->ns->readonly)
+        err = base_fail(GPUNVME_ERR_READONLY, "namespace %u is write protected", t->ns->nsid);
     if (!err)
         err = cli_transfer_start(t);
     if (!err) {

@@ -32,6 +32,12 @@ struct gpunvme_sim_ns_config {
     uint16_t metadata_size; /* bytes of metadata a block; drivers here must refuse it; default 0 */
     char image[256];        /* path of the image file; "" keeps the bytes in memory */
     bool readonly;          /* the namespace is write protected, the image opened read-only */
+
+    /*
+     * Set by the controller: the image holds data that gpunvme did not write, and `force` was not
+     * given. `readonly` is set then, too.
+     */
+    bool is_foreign;
 };
 
 /* A device's speed. 0 is: no limit. See gpunvme_sim_profile(). */
@@ -70,6 +76,7 @@ struct gpunvme_sim_config {
     bool sgl;            /* Identify SGLS: SGLs supported; default true */
     bool shadow;         /* Doorbell Buffer Config supported; default true */
     bool vwc;            /* a volatile write cache, lost on power loss; default false */
+    bool force; /* write to images that hold other data, too (docs/SIM.md); default false */
 
     uint32_t threads;      /* controller threads; default 1 */
     bool spin;             /* threads never sleep: lowest latency, a core each; default false */
@@ -106,8 +113,20 @@ struct gpunvme_sim_profile {
 };
 const struct gpunvme_sim_profile *gpunvme_sim_profile(unsigned index);
 
-/* Makes (or checks) an image file of `nbytes`, sparse. Fails if it exists with another size. */
+/*
+ * Writes `uri` with "force" added to `out`, of `room` bytes. URIs of other schemes are copied as
+ * they are. Error: URI, the result does not fit.
+ */
+gpunvme_err_t gpunvme_sim_uri_force(const char *uri, char *out, size_t room);
+
+/*
+ * Makes (or checks) an image file for a namespace of `nbytes`, sparse. Behind the namespace the
+ * file has 4 KiB more, by which it is known as an image. Fails if it exists with another size.
+ */
 gpunvme_err_t gpunvme_sim_image_create(const char *path, uint64_t nbytes);
+
+/* The size of the namespace that the file `path` holds, in bytes. */
+gpunvme_err_t gpunvme_sim_image_size(const char *path, uint64_t *nbytes);
 
 struct gpunvme_sim;
 

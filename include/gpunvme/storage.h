@@ -43,11 +43,16 @@ struct gpunvme_batch;
     0x2u /* makes the file if there is none; with WRITE, for files alone                           \
           */
 
+/* With WRITE: write to an image file (sim:image=) even if it holds data of others. */
+#define GPUNVME_OPEN_FORCE 0x4u
+
 /*
- * Opens a store; *out is the caller's, to be given to gpunvme_close(). Errors: URI, URI_PARAM (the
- * detail says what is possible), NOT_FOUND, PERMISSION, READONLY, BUSY, NO_NAMESPACE, UNSUPPORTED
- * (the backend is not in this build, or `require=` asks for a way that there is not: the detail
- * says why), and what bringing up a controller gives.
+ * Opens a store; *out is the caller's, to be given to gpunvme_close(). With WRITE, a block device
+ * is BUSY if it is mounted or otherwise in use, and an image file that holds data that gpunvme did
+ * not write is READONLY without FORCE. Errors: URI, URI_PARAM (the detail says what is possible),
+ * NOT_FOUND, PERMISSION, READONLY, BUSY, NO_NAMESPACE, UNSUPPORTED (the backend is not in this
+ * build, or `require=` asks for a way that there is not: the detail says why), and what bringing up
+ * a controller gives.
  */
 gpunvme_err_t gpunvme_open(const char *uri, unsigned flags, struct gpunvme_store **out);
 
@@ -320,10 +325,11 @@ gpunvme_err_t gpunvme_cufile_close(void);
 /*
  * Makes a set of `n` stores, 1 to 128, in units of `unit` bytes, a power of two from 4 KiB to 1 GiB
  * (0: GPUNVME_STRIPE_UNIT). Writes zeroes and a header to the first MiB of each; what lies behind
- * is lost as well, sooner or later. Without GPUNVME_STRIPE_FORCE, INVALID where a member holds a
- * header of a set, or a signature that is known (signature.h), or what it holds can't be told;
- * with or without it INVALID where two of them are the same store. Nothing has changed then. URI,
- * RANGE (too small) and the errors of opening, reading and writing a store.
+ * is lost as well, sooner or later. Without GPUNVME_STRIPE_FORCE, INVALID where the first MiB of a
+ * member is not zero, it has a signature that is known (signature.h), or what it holds can't be
+ * told; READONLY where it is an image file that gpunvme did not write; with or without it INVALID
+ * where two of them are the same store. Nothing has changed then. URI, RANGE (too small) and the
+ * errors of opening, reading and writing a store.
  */
 gpunvme_err_t gpunvme_stripe_create(const char *const *uris, size_t n, uint64_t unit,
                                     unsigned flags);

@@ -25,6 +25,7 @@ struct sim_backend {
     uint8_t *direct;  /* the bytes, where the CPU reaches them */
     uint8_t *gpu;     /* the bytes, where they are in GPU memory */
     const char *path; /* for sim_store_path() */
+    bool is_foreign;  /* for sim_store_is_foreign() */
 };
 
 gpunvme_err_t sim_ram_open(const struct sim_store_config *config, struct sim_backend **out);

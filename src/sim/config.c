@@ -341,6 +341,7 @@ static const struct base_param_spec keys[] = {
     {"sgl", BASE_PARAM_BOOL, CONFIG(sgl)},
     {"shadow", BASE_PARAM_BOOL, CONFIG(shadow)},
     {"vwc", BASE_PARAM_BOOL, CONFIG(vwc)},
+    {"force", BASE_PARAM_BOOL, CONFIG(force)},
     {"threads", BASE_PARAM_U32, CONFIG(threads), .min = 1, .max = SIM_CONFIG_MAX_THREADS},
     {"spin", BASE_PARAM_BOOL, CONFIG(spin)},
     {"seed", BASE_PARAM_U64, CONFIG(seed)},
@@ -398,4 +399,14 @@ gpunvme_err_t gpunvme_sim_config_parse(const char *uri, struct gpunvme_sim_confi
     if (!err)
         err = parse_pass(list, &target, false);
     return err ? err : sim_config_complete(config);
+}
+
+gpunvme_err_t gpunvme_sim_uri_force(const char *uri, char *out, size_t room)
+{
+    bool is_sim = !strncmp(uri, "sim", 3) && (!uri[3] || uri[3] == ':');
+    const char *join = !is_sim ? "" : !uri[3] ? ":force" : uri[4] ? ",force" : "force";
+
+    if ((size_t)snprintf(out, room, "%s%s", uri, join) >= room)
+        return base_fail(GPUNVME_ERR_URI, "longer than %zu characters", room - 1);
+    return GPUNVME_OK;
 }

@@ -2,9 +2,11 @@
  *
  * An image file: found or made, checked, locked. Knows nothing of transfers.
  */
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,6 +15,79 @@
 #include "base/units.h"
 #include "gpunvme/sim.h"
 #include "sim/image_file.h"
+
+#define BLANK_NBYTES (1u << 20) /* zero in all of these: nobody's data */
+#define PIECE_NBYTES (64u << 10)
+
+struct mark {
+    char magic[16];
+    uint64_t version; /* little-endian, as the next */
+    uint64_t nbytes;  /* of the namespace: a file that was made longer or shorter has lost it */
+};
+
+static struct mark mark_of(uint64_t nbytes)
+{
+    return (struct mark){
+        .magic = "gpunvme image\r\n", .version = htole64(1), .nbytes = htole64(nbytes)};
+}
+
+/* Writes the mark behind the namespace. The memory suits O_DIRECT, which may be on. */
+static int write_mark(int fd, uint64_t nbytes)
+{
+    _Alignas(SIM_IMAGE_MARK_NBYTES) char block[SIM_IMAGE_MARK_NBYTES] = {0};
+    struct mark mark = mark_of(nbytes);
+    ssize_t n;
+
+    memcpy(block, &mark, sizeof(mark));
+    do {
+        n = pwrite(fd, block, sizeof(block), (off_t)nbytes);
+    } while (n < 0 && errno == EINTR);
+    return n < 0 ? errno : n == (ssize_t)sizeof(block) ? 0 : ENOSPC;
+}
+
+static bool has_mark(int fd, uint64_t file_nbytes)
+{
+    struct mark found, wanted;
+
+    if (file_nbytes <= SIM_IMAGE_MARK_NBYTES)
+        return false;
+    wanted = mark_of(file_nbytes - SIM_IMAGE_MARK_NBYTES);
+    return pread(fd, &found, sizeof(found), (off_t)(file_nbytes - SIM_IMAGE_MARK_NBYTES)) ==
+               (ssize_t)sizeof(found) &&
+           !memcmp(&found, &wanted, sizeof(found));
+}
+
+/* Whether the first MiB is zero; false when it can't be read. */
+static bool is_blank(int fd, uint64_t file_nbytes)
+{
+    uint64_t end = file_nbytes < BLANK_NBYTES ? file_nbytes : BLANK_NBYTES;
+    char *piece = malloc(PIECE_NBYTES);
+    bool blank = piece;
+
+    for (uint64_t at = 0; blank && at < end;) {
+        ssize_t n = pread(fd, piece, PIECE_NBYTES, (off_t)at);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        blank = n > 0 && !piece[0] && !memcmp(piece, piece + 1, (size_t)n - 1);
+        at += (uint64_t)n;
+    }
+    free(piece);
+    return blank;
+}
+
+int sim_image_file_mark(struct sim_image_file *file)
+{
+    int error_number;
+
+    if (atomic_load_explicit(&file->is_marked, memory_order_relaxed) ||
+        atomic_exchange(&file->is_marked, true))
+        return 0;
+    error_number = write_mark(file->fd, file->nbytes);
+    if (error_number)
+        atomic_store(&file->is_marked, false);
+    return error_number;
+}
 
 /* Says what is wrong with a path that exists but can't be an image; GPUNVME_OK for a file. */
 static gpunvme_err_t check_kind(const char *path, mode_t mode)
@@ -35,7 +110,7 @@ static gpunvme_err_t fail_to_open(const char *path, bool readonly, int error_num
     return base_fail_errno(error_number, "image %s", path);
 }
 
-/* Makes the file and gives it its size; nothing is left behind on failure. */
+/* Makes the file, with its mark; nothing is left behind on failure. */
 static gpunvme_err_t make(const char *path, uint64_t nbytes, int *out)
 {
     char size[BASE_UNITS_TEXT];
@@ -43,11 +118,14 @@ static gpunvme_err_t make(const char *path, uint64_t nbytes, int *out)
 
     if (fd < 0)
         return fail_to_open(path, false, errno);
-    if (!flock(fd, LOCK_EX | LOCK_NB) && !ftruncate(fd, (off_t)nbytes)) {
+    if (flock(fd, LOCK_EX | LOCK_NB) || ftruncate(fd, (off_t)nbytes))
+        error_number = errno;
+    else
+        error_number = write_mark(fd, nbytes);
+    if (!error_number) {
         *out = fd;
         return GPUNVME_OK;
     }
-    error_number = errno;
     unlink(path);
     close(fd);
     return base_fail_errno(error_number, "image %s: making it %s large", path,
@@ -135,9 +213,28 @@ bool sim_image_file_set_direct(const struct sim_image_file *file)
     return flags >= 0 && !fcntl(file->fd, F_SETFL, flags | O_DIRECT);
 }
 
-gpunvme_err_t sim_image_file_open(const char *path, uint64_t nbytes, uint32_t block_size,
-                                  bool readonly, struct sim_image_file *out)
+/* Takes what is known of an open file; decides whether it may be written to. */
+static gpunvme_err_t look_at(const struct sim_image_request *request, int fd,
+                             struct sim_image_file *out)
 {
+    bool marked;
+    struct stat st;
+
+    if (fstat(fd, &st))
+        return base_fail_errno(errno, "image %s", request->path);
+    marked = has_mark(fd, (uint64_t)st.st_size);
+    out->fd = fd;
+    out->nbytes = (uint64_t)st.st_size - (marked ? SIM_IMAGE_MARK_NBYTES : 0);
+    atomic_init(&out->is_marked, marked);
+    out->is_foreign =
+        !marked && !request->readonly && !request->force && !is_blank(fd, out->nbytes);
+    return check_size(request->path, out->nbytes, request->nbytes, request->block_size);
+}
+
+gpunvme_err_t sim_image_file_open(const struct sim_image_request *request,
+                                  struct sim_image_file *out)
+{
+    const char *path = request->path;
     struct stat st;
     gpunvme_err_t err;
     int fd = -1;
@@ -145,42 +242,64 @@ gpunvme_err_t sim_image_file_open(const char *path, uint64_t nbytes, uint32_t bl
     if (!path[0])
         return base_fail(GPUNVME_ERR_INVALID, "an image needs a path");
     if (!stat(path, &st))
-        err = open_existing(path, &st, readonly, &fd);
+        err = open_existing(path, &st, request->readonly, &fd);
     else if (errno != ENOENT)
         err = base_fail_errno(errno, "image %s", path);
-    else if (readonly || !nbytes)
+    else if (request->readonly || !request->nbytes)
         err = base_fail(GPUNVME_ERR_NOT_FOUND, "image %s does not exist%s", path,
-                        readonly ? "" : ": to make it, say size=");
+                        request->readonly ? "" : ": to make it, say size=");
     else
-        err = make(path, nbytes, &fd);
+        err = make(path, request->nbytes, &fd);
     if (err)
         return err;
-    err = fstat(fd, &st) ? base_fail_errno(errno, "image %s", path)
-                         : check_size(path, (uint64_t)st.st_size, nbytes, block_size);
+    err = look_at(request, fd, out);
     if (err) {
         close(fd);
         return err;
     }
-    out->fd = fd;
-    out->nbytes = (uint64_t)st.st_size;
-    find_direct(out, block_size);
+    if (out->is_foreign)
+        flock(fd, LOCK_SH | LOCK_NB);
+    find_direct(out, request->block_size);
     return GPUNVME_OK;
 }
 
-gpunvme_err_t gpunvme_sim_image_create(const char *path, uint64_t nbytes)
+gpunvme_err_t gpunvme_sim_image_size(const char *path, uint64_t *nbytes)
 {
     struct stat st;
     gpunvme_err_t err;
     int fd;
 
+    if (!path || !nbytes)
+        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", path ? "nbytes" : "path");
+    if (stat(path, &st))
+        return base_fail_errno(errno, "image %s", path);
+    err = check_kind(path, st.st_mode);
+    if (err)
+        return err;
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return fail_to_open(path, true, errno);
+    *nbytes = (uint64_t)st.st_size;
+    if (has_mark(fd, *nbytes))
+        *nbytes -= SIM_IMAGE_MARK_NBYTES;
+    close(fd);
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t gpunvme_sim_image_create(const char *path, uint64_t nbytes)
+{
+    gpunvme_err_t err;
+    uint64_t has;
+    int fd;
+
     if (!path || !path[0])
         return base_fail(GPUNVME_ERR_INVALID, "an image needs a path");
-    if (!nbytes || nbytes % 512 || nbytes > INT64_MAX)
+    if (!nbytes || nbytes % 512 || nbytes > INT64_MAX - SIM_IMAGE_MARK_NBYTES)
         return base_fail(GPUNVME_ERR_INVALID, "an image of %llu bytes: use a multiple of 512",
                          (unsigned long long)nbytes);
-    if (!stat(path, &st)) {
-        err = check_kind(path, st.st_mode);
-        return err ? err : check_size(path, (uint64_t)st.st_size, nbytes, 512);
+    if (!access(path, F_OK)) {
+        err = gpunvme_sim_image_size(path, &has);
+        return err ? err : check_size(path, has, nbytes, 512);
     }
     if (errno != ENOENT)
         return base_fail_errno(errno, "image %s", path);

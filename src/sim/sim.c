@@ -41,6 +41,7 @@ static gpunvme_err_t open_namespace(struct gpunvme_sim *sim, uint32_t i)
         .in_gpu = sim->config.engine == GPUNVME_SIM_ENGINE_GPU,
         .gpu = sim->config.gpu,
         .readonly = config->readonly,
+        .force = sim->config.force,
         .vwc = sim->config.vwc,
         .seed = sim->config.seed + config->nsid,
         .nlanes = sim->nthreads,
@@ -51,6 +52,8 @@ static gpunvme_err_t open_namespace(struct gpunvme_sim *sim, uint32_t i)
     if (err)
         return err;
     config->nbytes = sim_store_nbytes(ns->store);
+    config->is_foreign = sim_store_is_foreign(ns->store);
+    config->readonly |= config->is_foreign;
     ns->config = config;
     ns->direct = sim_store_direct(ns->store);
     ns->nsid = config->nsid;

@@ -22,13 +22,13 @@ gpunvme_err_t sim_store_open(const struct sim_store_config *config, struct sim_s
 
     if (!store)
         return base_fail(GPUNVME_ERR_NOMEM, "a store");
-    store->readonly = config->readonly;
     if (image)
         err = sim_image_open(config, &store->backend);
     else if (config->in_gpu)
         err = sim_gpu_open(config, &store->backend);
     else
         err = sim_ram_open(config, &store->backend);
+    store->readonly = config->readonly || (!err && store->backend->is_foreign);
     if (!err && config->vwc)
         err = sim_cache_create(config, store->backend, &store->cache);
     if (err) {
@@ -52,6 +52,11 @@ void sim_store_close(struct sim_store *store)
 uint64_t sim_store_nbytes(const struct sim_store *store)
 {
     return store->backend->nbytes;
+}
+
+bool sim_store_is_foreign(const struct sim_store *store)
+{
+    return store->backend->is_foreign;
 }
 
 const char *sim_store_path(const struct sim_store *store)

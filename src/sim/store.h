@@ -53,7 +53,8 @@ struct sim_store_config {
     uint64_t nbytes; /* 0: the image's own size */
     uint32_t block_size;
     bool readonly;
-    bool vwc; /* model a volatile write cache */
+    bool force; /* an image: write to it even if it holds data and is none of gpunvme's */
+    bool vwc;   /* model a volatile write cache */
     uint64_t seed;
     unsigned nlanes;
     enum sim_store_engine engine;
@@ -66,6 +67,9 @@ gpunvme_err_t sim_store_open(const struct sim_store_config *config, struct sim_s
 void sim_store_close(struct sim_store *store); /* writes back; no transfer may be in flight */
 
 uint64_t sim_store_nbytes(const struct sim_store *store);
+
+/* True for an image that holds somebody else's data: it was opened as if `readonly` were set. */
+bool sim_store_is_foreign(const struct sim_store *store);
 
 /* How the bytes are reached, for reports: "memory", "image by io_uring, O_DIRECT", …; static. */
 const char *sim_store_path(const struct sim_store *store);

@@ -191,11 +191,20 @@ static gpunvme_err_t fail(const struct sim_store_io *io, int error_number)
                            (unsigned long long)io->nbytes, (unsigned long long)io->off);
 }
 
+static bool changes(const struct sim_store_io *io)
+{
+    return io->op == SIM_STORE_WRITE || io->op == SIM_STORE_ZERO;
+}
+
 static gpunvme_err_t image_now(struct sim_backend *backend, const struct sim_store_io *io)
 {
-    const struct image *image = (const struct image *)backend;
+    struct image *image = (struct image *)backend;
     int error_number = 0;
 
+    if (changes(io))
+        error_number = sim_image_file_mark(&image->file);
+    if (error_number)
+        return fail(io, error_number);
     if (io->op == SIM_STORE_READ || io->op == SIM_STORE_WRITE)
         error_number = transfer(image, io);
     else if (io->op == SIM_STORE_ZERO)
@@ -396,7 +405,12 @@ static int init_rings(struct image *image, unsigned nlanes)
 static void image_submit(struct sim_backend *backend, unsigned lane_, struct sim_store_io *io)
 {
     struct image *image = (struct image *)backend;
+    int error_number = changes(io) ? sim_image_file_mark(&image->file) : 0;
 
+    if (error_number) {
+        io->done(io, fail(io, error_number));
+        return;
+    }
     io->lane_private.bounce = NULL;
     io->lane_private.syncing = false;
     if (image->uring && (io->op == SIM_STORE_READ || io->op == SIM_STORE_WRITE) &&
@@ -463,19 +477,24 @@ static gpunvme_err_t choose_engine(struct image *image, const struct sim_store_c
 
 gpunvme_err_t sim_image_open(const struct sim_store_config *config, struct sim_backend **out)
 {
+    const struct sim_image_request request = {.path = config->image,
+                                              .nbytes = config->nbytes,
+                                              .block_size = config->block_size,
+                                              .readonly = config->readonly,
+                                              .force = config->force};
     struct image *image = calloc(1, sizeof(*image) + config->nlanes * sizeof(image->lanes[0]));
     gpunvme_err_t err;
 
     if (!image)
         return base_fail(GPUNVME_ERR_NOMEM, "an image");
-    err = sim_image_file_open(config->image, config->nbytes, config->block_size, config->readonly,
-                              &image->file);
+    err = sim_image_file_open(&request, &image->file);
     if (err) {
         free(image);
         return err;
     }
     image->base.ops = &image_ops;
     image->base.nbytes = image->file.nbytes;
+    image->base.is_foreign = image->file.is_foreign;
     for (unsigned i = 0; i < config->nlanes; i++)
         image->lanes[i].last = &image->lanes[i].first;
     err = choose_engine(image, config);

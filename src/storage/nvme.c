@@ -13,6 +13,7 @@
 #include "base/fail.h"
 #include "base/relax.h"
 #include "gpunvme/memory.h"
+#include "gpunvme/sim.h"
 #include "memory/cuda.h"
 #include "memory/ordering.h"
 #include "storage/futex.h"
@@ -357,6 +358,17 @@ static bool nvme_direct(struct gpunvme_store *store, struct gpunvme_io *io)
 /* ---- Opening ----------------------------------------------------------------------------------
  */
 
+static bool is_foreign(const struct nvme_store *s)
+{
+    const struct gpunvme_sim *sim = gpunvme_transport_sim(gpunvme_ctrl_transport(s->ctrl));
+    const struct gpunvme_sim_config *config = sim ? gpunvme_sim_config_of(sim) : NULL;
+
+    for (uint32_t i = 0; config && i < config->nnamespaces; i++)
+        if (config->ns[i].nsid == s->ns->nsid)
+            return config->ns[i].is_foreign;
+    return false;
+}
+
 static gpunvme_err_t find_ns(struct gpunvme_store *store, struct nvme_store *s)
 {
     uint32_t nsid = store->uri.options.nsid;
@@ -367,8 +379,11 @@ static gpunvme_err_t find_ns(struct gpunvme_store *store, struct nvme_store *s)
         return base_fail(GPUNVME_ERR_NO_NAMESPACE, "%s has no namespace", store->uri.target);
     err = gpunvme_ctrl_ns(s->ctrl, nsid ? nsid : first->nsid, &s->ns);
     if (!err && s->ns->readonly && store->flags & GPUNVME_OPEN_WRITE)
-        return base_fail(GPUNVME_ERR_READONLY, "namespace %u of %s is write protected", s->ns->nsid,
-                         store->uri.target);
+        return base_fail(GPUNVME_ERR_READONLY, "namespace %u of %s is write protected%s",
+                         s->ns->nsid, store->uri.target,
+                         is_foreign(s) ? ": the image holds data that gpunvme did not write; "
+                                         "--force (GPUNVME_OPEN_FORCE, sim:…,force) overwrites it"
+                                       : "");
     return err;
 }
 

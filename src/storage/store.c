@@ -6,9 +6,11 @@
 #include <string.h>
 
 #include "base/fail.h"
+#include "gpunvme/sim.h"
 #include "storage/futex.h"
 #include "storage/internal.h"
 
+#define ALL_FLAGS     (GPUNVME_OPEN_WRITE | GPUNVME_OPEN_CREATE | GPUNVME_OPEN_FORCE)
 #define CLOSE_LOOK_NS 100000u /* between looks whether all has ended */
 
 /* By scheme; of several, the first is the one that is taken unasked. */
@@ -80,6 +82,15 @@ static gpunvme_err_t keep_promise(struct gpunvme_store *store)
                      gpunvme_route_name(store->uri.options.require), path.why_not);
 }
 
+/* An image learns of FORCE by its URI. */
+static gpunvme_err_t force(struct store_uri *uri)
+{
+    char target[STORE_TARGET_ROOM];
+
+    strcpy(target, uri->target);
+    return gpunvme_sim_uri_force(target, uri->target, sizeof(uri->target));
+}
+
 static gpunvme_err_t open_uri(const char *text, unsigned flags, struct gpunvme_store *store)
 {
     gpunvme_err_t err = store_uri_parse(text, &store->uri);
@@ -88,6 +99,8 @@ static gpunvme_err_t open_uri(const char *text, unsigned flags, struct gpunvme_s
         err = choose(&store->uri, &store->backend);
     if (!err)
         err = store_uri_check(&store->uri, store->backend->option_bit, store->backend->name);
+    if (!err && flags & GPUNVME_OPEN_FORCE && !strcmp(store->uri.scheme, "sim"))
+        err = force(&store->uri);
     if (err)
         return err;
     store->flags = flags;
@@ -117,8 +130,9 @@ gpunvme_err_t gpunvme_open(const char *uri, unsigned flags, struct gpunvme_store
         *out = NULL;
     if (!uri || !out)
         return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", uri ? "out" : "uri");
-    if (flags & ~(GPUNVME_OPEN_WRITE | GPUNVME_OPEN_CREATE) || flags == GPUNVME_OPEN_CREATE)
-        return base_fail(GPUNVME_ERR_INVALID, "flags %xh: 0, WRITE, or WRITE and CREATE", flags);
+    if (flags & ~ALL_FLAGS || (flags && !(flags & GPUNVME_OPEN_WRITE)))
+        return base_fail(GPUNVME_ERR_INVALID, "flags %xh: 0, or WRITE with CREATE and FORCE",
+                         flags);
     store = calloc(1, sizeof(*store));
     if (!store)
         return base_fail(GPUNVME_ERR_NOMEM, "a store");

@@ -422,7 +422,8 @@ gpunvme_err_t stripe_read_header(struct gpunvme_store *member, struct stripe_hea
 static gpunvme_err_t open_member(struct gpunvme_store *store, const char *uri,
                                  struct stripe_member *member, struct gpunvme_store **out)
 {
-    gpunvme_err_t err = gpunvme_open(uri, store->flags & GPUNVME_OPEN_WRITE, out);
+    gpunvme_err_t err =
+        gpunvme_open(uri, store->flags & (GPUNVME_OPEN_WRITE | GPUNVME_OPEN_FORCE), out);
 
     if (err) {
         struct base_failure failure;

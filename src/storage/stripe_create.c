@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Makes stripe sets, and reads what members say. Looks first at what is there (docs/SAFETY.md):
- * until all members have been looked at nothing is written, and what is written before the last
+ * Makes stripe sets, and reads what members say. Looks first at what is there (docs/SAFETY.md): a
+ * member must be zero in the first MiB, which the set takes, and must have no known signature.
+ * Until all members have been looked at nothing is written, and what is written before the last
  * check is put back if that fails.
  */
 #include <stdlib.h>
@@ -45,6 +46,25 @@ static bool may_be_a_drive(const struct gpunvme_store *member)
     return !member->resizable && strcmp(member->uri.scheme, "sim") != 0;
 }
 
+/* libblkid knows no databases or archives: whatever is there, the set must not overwrite it. */
+static gpunvme_err_t check_zero(struct gpunvme_store *member)
+{
+    uint8_t *bytes = malloc(STRIPE_DATA_OFFSET);
+    size_t n = 0;
+    gpunvme_err_t err;
+
+    if (!bytes)
+        return base_fail(GPUNVME_ERR_NOMEM, "the first MiB of a member");
+    err = gpunvme_store_read(member, 0, bytes, GPUNVME_MEM_HOST, STRIPE_DATA_OFFSET, &n);
+    if (!err && n && (bytes[0] || memcmp(bytes, bytes + 1, n - 1) != 0))
+        err = base_fail(GPUNVME_ERR_INVALID,
+                        "%s holds data (its first MiB is not zero): nothing was written; say "
+                        "--force (GPUNVME_STRIPE_FORCE) if that is to be overwritten",
+                        member->uri.text);
+    free(bytes);
+    return err;
+}
+
 static gpunvme_err_t look_at(struct gpunvme_store *member, const uint8_t *first)
 {
     struct gpunvme_signature signature;
@@ -59,7 +79,7 @@ static gpunvme_err_t look_at(struct gpunvme_store *member, const uint8_t *first)
                          "is to be lost",
                          member->uri.text, err ? ", damaged or of another version" : "");
     if (!gpunvme_signature_supported() && !may_be_a_drive(member))
-        return GPUNVME_OK;
+        return check_zero(member);
     err = gpunvme_signature_find_store(member, &signature);
     if (err) {
         base_keep(&failure, err);
@@ -69,7 +89,7 @@ static gpunvme_err_t look_at(struct gpunvme_store *member, const uint8_t *first)
                          member->uri.text, failure.detail);
     }
     if (signature.kind == GPUNVME_SIGNATURE_NONE)
-        return GPUNVME_OK;
+        return check_zero(member);
     return base_fail(GPUNVME_ERR_INVALID,
                      "%s holds %s: nothing was written; say --force (GPUNVME_STRIPE_FORCE) if that "
                      "is to be overwritten",
@@ -109,15 +129,18 @@ static gpunvme_err_t measure(struct making *m)
 
 static gpunvme_err_t open_and_look(struct making *m, const char *const *uris, unsigned flags)
 {
+    bool forced = flags & GPUNVME_STRIPE_FORCE;
+
     for (size_t i = 0; i < m->n; i++) {
-        gpunvme_err_t err = gpunvme_open(uris[i], GPUNVME_OPEN_WRITE, &m->members[i]);
+        gpunvme_err_t err = gpunvme_open(
+            uris[i], GPUNVME_OPEN_WRITE | (forced ? GPUNVME_OPEN_FORCE : 0), &m->members[i]);
 
         if (!err && !strcmp(m->members[i]->backend->name, "stripe"))
             err = base_fail(GPUNVME_ERR_INVALID, "%s: a set is no member of another", uris[i]);
         if (!err)
             err = gpunvme_store_read(m->members[i], 0, m->before[i], GPUNVME_MEM_HOST,
                                      STRIPE_HEADER_NBYTES, NULL);
-        if (!err && !(flags & GPUNVME_STRIPE_FORCE))
+        if (!err && !forced)
             err = look_at(m->members[i], m->before[i]);
         if (err)
             return err;

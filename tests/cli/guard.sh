@@ -6,6 +6,61 @@
 PATH=$PATH:/usr/sbin:/sbin
 random_file in.bin 100000
 
+promise "a file that is no image is not written to without --force, and is read"
+make_valuables
+for file in my.db my.tar my.safetensors; do
+    cp "$file" before
+    gpunvme write "sim:image=$file" -i in.bin --length 512
+    expect 1 "holds data that gpunvme did not write"
+    expect 1 "--force"
+    gpunvme write "sim:image=$file" -i in.bin --length 512 --offset 4K --fua
+    expect 1 "--force"
+    gpunvme read "sim:image=$file" --length 8192 -o out.bin
+    expect 0
+    same -n 8192 out.bin before
+    gpunvme identify "sim:image=$file"
+    expect 0
+    same "$file" before
+    gpunvme write "sim:image=$file" -i in.bin --length 512 --force
+    expect 0
+    same -n 512 "$file" in.bin
+    same -i 512 -n 60000 "$file" before
+done
+
+promise "a file that was forced is an image from then on"
+gpunvme write sim:image=my.db -i in.bin --length 4K
+expect 0
+cp my.db copy.db
+gpunvme write sim:image=copy.db -i in.bin --length 4K
+expect 0
+
+promise "the URI of an image can force it, too"
+make_valuables
+gpunvme write sim:image=my.db,force -i in.bin --length 512
+expect 0
+
+promise "a file that is zero in its first MiB becomes an image by the first write"
+truncate -s 8M zero.img
+gpunvme identify sim:image=zero.img
+expect 0
+check test "$(stat -c %s zero.img)" -eq 8388608
+gpunvme write sim:image=zero.img -i in.bin
+expect 0
+gpunvme write sim:image=zero.img -i in.bin
+expect 0
+gpunvme identify sim:image=zero.img
+expect_out '8 MiB \(8388608 bytes\)|8388608'
+
+promise "an image from before there were marks needs --force once"
+truncate -s 8M old.img
+dd if=in.bin of=old.img conv=notrunc status=none
+gpunvme write sim:image=old.img -i in.bin
+expect 1 "--force"
+gpunvme write sim:image=old.img -i in.bin --force
+expect 0
+gpunvme write sim:image=old.img -i in.bin
+expect 0
+
 if [ "${CLI_TEST_BLKID:-1}" != 1 ]; then
     promise "without libblkid image files are written to as before"
     truncate -s 8M disk.img
@@ -37,6 +92,9 @@ refused() {
     gpunvme write "$uri" -i in.bin --offset 1M --force
     expect 0
     same -n 100000 -i 1048576:0 "$image" in.bin
+    # It is an image now, and what is on it still asks for --force.
+    gpunvme write "$uri" -i in.bin --offset 1M
+    expect 1 "$1"
 }
 
 promise "a namespace with nothing on it, or with a file, needs no --force"

@@ -13,7 +13,7 @@ expect 1 GPUNVME_ERR_NOT_FOUND
 check test ! -e new.img
 gpunvme identify sim:image=new.img,size=2M
 expect 0
-check test "$(stat -c %s new.img)" -eq 2097152
+check test "$(stat -c %s new.img)" -eq $((2097152 + 4096))
 
 promise "an image of another size is told"
 gpunvme identify sim:image=disk.img,size=32M

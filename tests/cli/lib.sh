@@ -71,6 +71,28 @@ nothing_left() {
     rm -rf "${TMPDIR:?}"/*
 }
 
+# make_valuables: files that libblkid does not know, whose loss somebody would mind.
+make_valuables() {
+    # A page of SQLite: the header of the file format, and rows in it.
+    {
+        printf 'SQLite format 3\000\020\000\001\001\000\100\040\040'
+        head -c 65512 /dev/urandom
+    } >my.db
+    random_file member 200000
+    tar cf my.tar member
+    {
+        printf '\100\000\000\000\000\000\000\000%-64s' '{"w":{"dtype":"U8","shape":[65464],"data_offsets":[0,65464]}}'
+        head -c 65464 /dev/urandom
+    } >my.safetensors
+}
+
+# random_image FILE NBYTES: an image whose namespace is full of random bytes.
+random_image() {
+    rm -f "$1"
+    "$program" sim image "$1" --size "$2" >/dev/null || fail "no image $1"
+    head -c "$2" /dev/urandom | dd of="$1" bs=1M iflag=fullblock conv=notrunc status=none
+}
+
 random_file() {
     head -c "$2" /dev/urandom >"$1"
 }

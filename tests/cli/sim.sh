@@ -14,10 +14,11 @@ gpunvme sim profiles --json
 expect 0
 expect_json
 
-promise "an image is made sparse, with exactly the size"
+promise "an image is made sparse, with the size and 4 KiB for its mark"
 gpunvme sim image disk.img --size 1G
 expect 0
-check test "$(stat -c %s disk.img)" -eq 1073741824
+expect_out "1 GiB \\(1073741824 bytes\\)"
+check test "$(stat -c %s disk.img)" -eq 1073745920
 check test "$(stat -c %b disk.img)" -lt 2048
 
 promise "an image that exists is checked and left alone"
@@ -30,7 +31,7 @@ check test "$(head -c 4 disk.img)" = data
 promise "an image of another size is refused, and stays as it is"
 gpunvme sim image disk.img --size 2G
 expect 1 GPUNVME_ERR_IMAGE_SIZE
-check test "$(stat -c %s disk.img)" -eq 1073741824
+check test "$(stat -c %s disk.img)" -eq 1073745920
 
 promise "nonsense is refused as usage"
 gpunvme sim image new.img

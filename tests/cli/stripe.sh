@@ -49,8 +49,10 @@ if [ "${CLI_TEST_BLKID:-1}" = 1 ]; then
     printf '\x83\0\0\0\x01\0\0\0\x64' | dd of=d.img bs=1 seek=450 conv=notrunc status=none
     printf '\x55\xaa' | dd of=d.img bs=1 seek=510 conv=notrunc status=none
     cp d.img before.img
-    gpunvme stripe create sim:image=d.img
+    gpunvme stripe create d.img
     expect 1 "MBR"
+    expect 1 "--force"
+    gpunvme stripe create sim:image=d.img
     expect 1 "--force"
     same d.img before.img
     gpunvme stripe create sim:image=d.img --force
@@ -58,6 +60,22 @@ if [ "${CLI_TEST_BLKID:-1}" = 1 ]; then
 else
     skip "no libblkid"
 fi
+
+promise "files with data are taken for no set without --force, as files and as images"
+make_valuables
+for file in my.db my.tar my.safetensors; do
+    for uri in "$file" "sim:image=$file"; do
+        rm -f new.img
+        truncate -s 4M "$file" new.img
+        cp "$file" before.img
+        gpunvme stripe create new.img "$uri" --unit 64K
+        expect 1 "$file"
+        expect 1 "--force"
+        same "$file" before.img
+    done
+    gpunvme stripe create new.img "sim:image=$file" --unit 64K --force
+    expect 0
+done
 
 promise "one store twice is refused"
 truncate -s 4M e.img

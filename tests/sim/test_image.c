@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 
 #include "gpunvme/sim.h"
+#include "sim/image_file.h"
 #include "store_util.h"
 
 static uint8_t *a, *b; /* 64 KiB each */
@@ -165,6 +166,62 @@ static void a_write_protected_image_is_opened_for_reading_only(void **state)
     sim_store_close(store);
 }
 
+/* A file of `nbytes` bytes that are none of gpunvme's. */
+static void make_file(size_t nbytes)
+{
+    int fd = creat(scratch_path("image"), 0600);
+
+    fill(a, 0, 65536, 7);
+    for (size_t at = 0; at < nbytes; at += 65536)
+        assert_int_equal(pwrite(fd, a, 65536, (off_t)at), 65536);
+    close(fd);
+}
+
+static void a_file_of_others_is_read_and_not_written(void **state)
+{
+    struct sim_store *store;
+
+    (void)state;
+    make_file(1 << 20);
+    store = open_ok(0, false);
+    assert_true(sim_store_is_foreign(store));
+    assert_int_equal(store_read(store, 0, b, 65536), GPUNVME_OK);
+    assert_memory_equal(a, b, 65536);
+    assert_int_equal(store_write(store, 0, a, 512), GPUNVME_ERR_READONLY);
+    assert_int_equal(store_do(store, SIM_STORE_ZERO, 0, NULL, 512), GPUNVME_ERR_READONLY);
+    sim_store_close(store);
+}
+
+static void a_file_that_is_forced_becomes_an_image(void **state)
+{
+    struct sim_store_config config = {
+        .image = scratch_path("image"), .block_size = 512, .force = true, .nlanes = 1};
+    struct sim_store *store;
+
+    (void)state;
+    make_file(1 << 20);
+    assert_int_equal(sim_store_open(&config, &store), GPUNVME_OK);
+    assert_false(sim_store_is_foreign(store));
+    assert_int_equal(store_write(store, 512, a, 512), GPUNVME_OK);
+    sim_store_close(store);
+    store = open_ok(1 << 20, false);
+    assert_false(sim_store_is_foreign(store));
+    sim_store_close(store);
+}
+
+static void a_mark_that_is_not_at_the_end_is_none(void **state)
+{
+    struct sim_store *store = open_ok(1 << 20, false);
+
+    (void)state;
+    assert_int_equal(store_write(store, 0, a, 512), GPUNVME_OK);
+    sim_store_close(store);
+    assert_int_equal(truncate(scratch_path("image"), 2 << 20), 0);
+    store = open_ok(2 << 20, false);
+    assert_true(sim_store_is_foreign(store));
+    sim_store_close(store);
+}
+
 static void create_makes_a_sparse_image(void **state)
 {
     struct stat st;
@@ -172,7 +229,7 @@ static void create_makes_a_sparse_image(void **state)
     (void)state;
     assert_int_equal(gpunvme_sim_image_create(scratch_path("image"), 1ULL << 36), GPUNVME_OK);
     assert_int_equal(stat(scratch_path("image"), &st), 0);
-    assert_int_equal(st.st_size, 1ULL << 36);
+    assert_int_equal(st.st_size, (1ULL << 36) + SIM_IMAGE_MARK_NBYTES);
     assert_true(st.st_blocks < 100);
 }
 
@@ -203,7 +260,7 @@ static void an_image_too_large_for_the_file_system_leaves_nothing(void **state)
     gpunvme_err_t err;
 
     (void)state;
-    err = gpunvme_sim_image_create(scratch_path("image"), INT64_MAX & ~511ULL);
+    err = gpunvme_sim_image_create(scratch_path("image"), (INT64_MAX - 4096) & ~511ULL);
     if (!err) {
         print_message("SKIP: this file system takes a file of 8 EiB\n");
         skip();
@@ -445,6 +502,9 @@ int main(void)
         TEST(a_missing_image_needs_a_size),
         TEST(what_is_no_file_is_refused),
         TEST(a_write_protected_image_is_opened_for_reading_only),
+        TEST(a_file_of_others_is_read_and_not_written),
+        TEST(a_file_that_is_forced_becomes_an_image),
+        TEST(a_mark_that_is_not_at_the_end_is_none),
         TEST(create_makes_a_sparse_image),
         TEST(create_checks_an_image_that_exists),
         TEST(create_refuses_what_can_be_no_image),

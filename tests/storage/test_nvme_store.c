@@ -5,6 +5,7 @@
  */
 #include "nvme_promises.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 
 static void random_transfers_are_right(void **state)
@@ -244,6 +245,30 @@ static int remove_image(void **state)
     return unlink(image);
 }
 
+static void an_image_with_data_of_others_is_opened_for_reading_alone(void **state)
+{
+    struct gpunvme_store *store;
+    char uri[128], data[16] = "precious", back[16];
+    int fd = open(image, O_RDWR | O_CLOEXEC);
+
+    (void)state;
+    assert_int_equal(pwrite(fd, data, sizeof(data), 0), sizeof(data));
+    snprintf(uri, sizeof(uri), "sim:image=%s", image);
+    assert_int_equal(gpunvme_open(uri, GPUNVME_OPEN_WRITE, &store), GPUNVME_ERR_READONLY);
+    assert_non_null(strstr(gpunvme_err_detail(), "--force"));
+    assert_ok(gpunvme_open(uri, 0, &store));
+    assert_ok(gpunvme_store_read(store, 0, back, GPUNVME_MEM_HOST, sizeof(back), NULL));
+    assert_memory_equal(data, back, sizeof(back));
+    closed(store);
+    assert_ok(gpunvme_open(uri, GPUNVME_OPEN_WRITE | GPUNVME_OPEN_FORCE, &store));
+    assert_ok(gpunvme_store_write(store, 4096, data, GPUNVME_MEM_HOST, sizeof(data), NULL));
+    closed(store);
+    /* It is an image from now on. */
+    assert_ok(gpunvme_open(uri, GPUNVME_OPEN_WRITE, &store));
+    closed(store);
+    close(fd);
+}
+
 /* Each changes a byte of its own of one block, and looks whether it stays. */
 static void *change_own_byte(void *w_)
 {
@@ -386,6 +411,8 @@ int main(void)
         cmocka_unit_test(namespaces_of_one_drive_are_opened_side_by_side),
         cmocka_unit_test(controllers_in_memory_are_not_shared),
         cmocka_unit_test(writers_of_one_block_all_keep_their_bytes),
+        cmocka_unit_test_setup_teardown(an_image_with_data_of_others_is_opened_for_reading_alone,
+                                        make_image, remove_image),
         cmocka_unit_test_setup_teardown(a_drive_is_opened_again_when_it_has_been_closed, make_image,
                                         remove_image),
         cmocka_unit_test_setup_teardown(writers_by_two_stores_of_a_namespace_keep_their_bytes,

@@ -285,7 +285,7 @@ static void one_store_twice_is_refused_and_left_as_it_was(void **state)
     poke(0, 0, mark, sizeof(mark));
     unlink(paths[1]);
     assert_int_equal(symlink(paths[0], paths[1]), 0);
-    create_refused(2, 4096, 0, GPUNVME_ERR_INVALID, "are the same store");
+    create_refused(2, 4096, GPUNVME_STRIPE_FORCE, GPUNVME_ERR_INVALID, "are the same store");
     peek(0, 0, back, sizeof(back));
     assert_memory_equal(mark, back, sizeof(mark));
 }

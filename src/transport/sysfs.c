@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
@@ -409,8 +410,10 @@ static void close_(struct gpunvme_transport *t)
         close(s->uio_fd);
     if (s->pagemap_fd >= 0)
         close(s->pagemap_fd);
-    if (s->config_fd >= 0)
+    if (s->config_fd >= 0) {
+        flock(s->config_fd, LOCK_UN); /* the guard may have its copy a moment longer */
         close(s->config_fd);
+    }
     free(s);
 }
 
@@ -498,6 +501,27 @@ static gpunvme_err_t quiesce(struct sysfs_transport *s)
     return GPUNVME_OK;
 }
 
+/*
+ * Two programs on one controller would take each other's queues and memory away. The lock is on the
+ * configuration space's file, of which the guard has a copy: after a program that was killed it is
+ * held until the controller reaches no memory any more.
+ */
+static gpunvme_err_t lock_function(struct sysfs_transport *s)
+{
+    gpunvme_err_t err = pci_open_attr(&s->f, "config", O_RDWR, &s->config_fd);
+    int error;
+
+    if (err || !flock(s->config_fd, LOCK_EX | LOCK_NB))
+        return err;
+    error = errno;
+    close(s->config_fd);
+    s->config_fd = -1; /* so that closing changes nothing of the other's */
+    if (error == EWOULDBLOCK)
+        return base_fail(GPUNVME_ERR_BUSY, "%s is in use: a program drives it through sysfs or uio",
+                         s->f.bdf);
+    return base_fail_errno(error, "a lock on %s/config", s->f.path);
+}
+
 static gpunvme_err_t open_uio(struct sysfs_transport *s)
 {
     char path[512];
@@ -539,9 +563,9 @@ static gpunvme_err_t open_all(struct sysfs_transport *s, bool uio)
     gpunvme_err_t err = refuse_iommu(&s->f);
 
     if (!err)
-        err = uio ? open_uio(s) : enable(s);
+        err = lock_function(s);
     if (!err)
-        err = pci_open_attr(&s->f, "config", O_RDWR, &s->config_fd);
+        err = uio ? open_uio(s) : enable(s);
     if (!err)
         err = pci_command(&s->f, PCI_COMMAND_MEMORY | PCI_COMMAND_INTX_OFF, PCI_COMMAND_MASTER);
     if (!err)

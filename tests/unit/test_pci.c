@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -188,6 +189,30 @@ static void nvme_says_who_has_the_function(void **state)
     assert_int_equal(gpunvme_transport_open("nvme:" BDF ",via=none", &t), GPUNVME_ERR_URI);
 }
 
+/* Whoever has the lock keeps the controller as it is: bus mastering stays on. */
+static void a_function_without_a_driver_has_one_user_at_a_time(void **state)
+{
+    struct gpunvme_transport *t;
+    struct pci_function f;
+    unsigned char config[64];
+    char path[256];
+    int fd;
+
+    (void)state;
+    snprintf(path, sizeof(path), "%s/" BDF "/driver", devices);
+    assert_int_equal(unlink(path), 0);
+    put(BDF, "enable", "1\n", 2);
+    assert_int_equal(pci_find(BDF, &f), 0);
+    assert_int_equal(pci_command(&f, PCI_COMMAND_MASTER, 0), 0);
+    assert_int_equal(pci_open_attr(&f, "config", O_RDONLY, &fd), 0);
+    assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
+    assert_int_equal(gpunvme_transport_open("nvme:" BDF ",via=sysfs", &t), GPUNVME_ERR_BUSY);
+    assert_non_null(strstr(gpunvme_err_detail(), "in use"));
+    assert_int_equal(pread(fd, config, sizeof(config), 0), sizeof(config));
+    assert_true(config[4] & PCI_COMMAND_MASTER);
+    close(fd);
+}
+
 static void vfio_says_that_there_is_no_iommu(void **state)
 {
     struct gpunvme_transport *t;
@@ -233,6 +258,7 @@ int main(void)
         T(attributes_are_one_line_without_its_end),
         T(bits_of_the_command_register_are_set_and_cleared),
         T(nvme_says_who_has_the_function),
+        T(a_function_without_a_driver_has_one_user_at_a_time),
         T(vfio_says_that_there_is_no_iommu),
         T(vfio_lists_the_functions_that_keep_a_group_from_use),
     };

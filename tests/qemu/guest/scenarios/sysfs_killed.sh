@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 #
+# While a process drives the controller, a second one is refused.
 # A process that is killed while the drive reads and writes its memory (sysfs alone) leaves a controller
 # that no longer reaches memory, no huge page in use, and a drive that the kernel's driver takes.
 # MODULES: nvme
@@ -9,6 +10,8 @@ gpunvme bench --quiet --force --read-share 50 "nvme:$BDF" --time 60s >bench.out 
 bench=$!
 wait_for 10 masters_bus
 sleep 1
+expect_fail "is in use" gpunvme identify "nvme:$BDF"
+masters_bus
 kill -0 $bench
 kill -9 $bench
 wait_for 5 eval '! masters_bus'

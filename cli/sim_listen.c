@@ -43,6 +43,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_LISTEN:
         if (args->n == MOST)
             argp_error(state, "--listen: %d controllers at most", MOST);
+        if (!strncmp(arg, "--", 2))
+            argp_error(state,
+                       "--listen wants the socket's path, not the option %s (a file of that "
+                       "name is ./%s)",
+                       arg, arg);
         args->controllers[args->n++].path = arg;
         return 0;
     case CLI_KEY_JSON:

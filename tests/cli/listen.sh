@@ -83,6 +83,11 @@ promise "more URIs than sockets are an error of usage"
 gpunvme sim --listen "$work/a" sim: sim:
 expect 2 "2 URIs for 1 sockets"
 
+promise "an option is not taken for the socket's path"
+gpunvme sim --listen --help
+expect 2 "not the option --help"
+check [ ! -e ./--help ]
+
 promise "the URI may stand before the socket"
 gpunvme sim sim:size=1M --listen "$work/none/b"
 expect 1 "none/b"

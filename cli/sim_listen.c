@@ -120,9 +120,10 @@ static void tell(const struct controller *c)
     const struct gpunvme_sim_report *r = &c->report;
 
     printf("%s: %" PRIu64 " admin commands, %" PRIu64 " I/O commands, %" PRIu64
-           " bytes read, %" PRIu64 " written, %" PRIu64 " errors, %" PRIu64 " violations\n",
+           " bytes read, %" PRIu64 " written, %" PRIu64 " errors, %" PRIu64 " violations, %" PRIu64
+           " warnings\n",
            c->path, r->commands[0], r->commands[1], r->bytes_read, r->bytes_written, r->errors,
-           r->nviolations);
+           r->nviolations, r->nwarnings);
 }
 
 static void tell_json(const struct args *args)
@@ -144,6 +145,8 @@ static void tell_json(const struct args *args)
         cli_json_u64(&json, "errors", r->errors);
         cli_json_u64(&json, "violations", r->nviolations);
         cli_json_text(&json, "first_violation", r->nviolations ? r->first : NULL);
+        cli_json_u64(&json, "warnings", r->nwarnings);
+        cli_json_text(&json, "first_warning", r->nwarnings ? r->first_warning : NULL);
         cli_json_close(&json);
     }
     cli_json_end(&json);

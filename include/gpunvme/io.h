@@ -70,7 +70,11 @@ gpunvme_err_t gpunvme_write(struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns
                             size_t nbytes, const struct gpunvme_buf *buf, size_t buf_off,
                             unsigned flags);
 
-/* The others, by whole blocks, split where the controller asks for it. */
+/*
+ * The others, by whole blocks, split where the controller asks for it. `deallocate` is a hint: the
+ * blocks read as zeroes either way, and a namespace without the DEAC bit (DLFEAT bit 3) is not
+ * given it.
+ */
 gpunvme_err_t gpunvme_flush(struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns);
 gpunvme_err_t gpunvme_write_zeroes(struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns,
                                    uint64_t slba, uint64_t nlb, bool deallocate);

@@ -75,6 +75,7 @@ struct gpunvme_sim_config {
     uint16_t noiob;      /* Identify Namespace NOIOB, in blocks; default 0: no boundary */
     bool sgl;            /* Identify SGLS: SGLs supported; default true */
     bool shadow;         /* Doorbell Buffer Config supported; default true */
+    bool deac;           /* DLFEAT bit 3: Write Zeroes has the DEAC bit; default true */
     bool vwc;            /* a volatile write cache, lost on power loss; default false */
     bool force; /* write to images that hold other data, too (docs/SIM.md); default false */
 
@@ -203,7 +204,6 @@ void gpunvme_sim_event(struct gpunvme_sim *sim, uint8_t type, uint8_t info, uint
     X(SGL_INVALID, "a malformed SGL")                                                              \
     X(DMA_UNMAPPED, "a bus address that is not mapped")                                            \
     X(QUEUE_MEMORY, "queue memory was touched after its queue was deleted, or unmapped under it")  \
-    X(PHASE, "a completion queue was not zeroed: its phase tags were wrong from the start")        \
     X(REGISTER_ACCESS, "a register access of a wrong size, offset or at a wrong time")             \
     X(CC_CHANGE, "CC fields changed while the controller was enabled")                             \
     X(ENABLE_ORDER, "the controller was enabled with admin queues that are not set up")            \
@@ -217,11 +217,29 @@ enum gpunvme_sim_violation {
         GPUNVME_SIM_NVIOLATIONS
 };
 
+/*
+ * What deserves a look though the driver may have its reasons. Linux and SPDK do the first: after a
+ * reset they reuse a completion queue and zero it once the controller is enabled.
+ */
+#define GPUNVME_SIM_WARNINGS(X)                                                                    \
+    X(PHASE, "a completion queue had phase tags of an earlier use when it was created")            \
+    X(UNSEALED, "memory of a client that may shrink is reached by messages")
+
+enum gpunvme_sim_warning {
+#define X(name, text) GPUNVME_SIM_WARNING_##name,
+    GPUNVME_SIM_WARNINGS(X)
+#undef X
+        GPUNVME_SIM_NWARNINGS
+};
+
 struct gpunvme_sim_report {
     uint64_t violations[GPUNVME_SIM_NVIOLATIONS];
     uint64_t nviolations; /* their sum: 0 for a correct driver */
     char first[256];      /* the first one, told in full; "" when there was none */
-    uint64_t commands[2]; /* completed: admin, I/O */
+    uint64_t warnings[GPUNVME_SIM_NWARNINGS];
+    uint64_t nwarnings;      /* their sum */
+    char first_warning[256]; /* likewise */
+    uint64_t commands[2];    /* completed: admin, I/O */
     uint64_t bytes_read, bytes_written;
     uint64_t errors;          /* completions with a status other than success */
     uint64_t faults;          /* faults injected */
@@ -229,6 +247,7 @@ struct gpunvme_sim_report {
 };
 void gpunvme_sim_report(struct gpunvme_sim *sim, struct gpunvme_sim_report *report);
 const char *gpunvme_sim_violation_text(enum gpunvme_sim_violation violation);
+const char *gpunvme_sim_warning_text(enum gpunvme_sim_warning warning);
 
 /*
  * A vfio-user server: other processes drive the controller by way of a UNIX socket, one after the

@@ -99,7 +99,7 @@ gpunvme_err_t gpunvme_write_zeroes(struct gpunvme_ioq *ioq, const struct gpunvme
     if (err)
         return err;
     return over_blocks(ioq, ns, GPUNVME_CMD_WRITE_ZEROES, slba, nlb,
-                       deallocate ? GPUNVME_WZ_DEAC : 0);
+                       deallocate && ns->id.dlfeat & GPUNVME_DLFEAT_DEAC ? GPUNVME_WZ_DEAC : 0);
 }
 
 gpunvme_err_t gpunvme_verify(struct gpunvme_ioq *ioq, const struct gpunvme_ns *ns, uint64_t slba,

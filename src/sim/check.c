@@ -39,10 +39,10 @@ const char *sim_what_text(enum sim_what what)
     return (unsigned)what < SIM_NWHATS ? texts[what] : "";
 }
 
-static bool find_rule(bool admin, uint8_t opc, struct sim_rule *rule)
+static bool find_rule(const struct gpunvme_sim *sim, bool admin, uint8_t opc, struct sim_rule *rule)
 {
     if (!admin)
-        return sim_io_rule(opc, rule);
+        return sim_io_rule(opc, sim->config.deac, rule);
     for (size_t i = 0; i < sizeof(admin_rules) / sizeof(*admin_rules); i++) {
         if (admin_rules[i].opc == opc) {
             *rule = admin_rules[i];
@@ -60,7 +60,7 @@ bool sim_command_supported(const struct gpunvme_sim *sim, bool admin, uint8_t op
         return sim->config.shadow;
     if (!admin && opc == GPUNVME_CMD_DSM && sim->config.engine != GPUNVME_SIM_ENGINE_CPU)
         return false; /* the engine does not have it */
-    return find_rule(admin, opc, &rule);
+    return find_rule(sim, admin, opc, &rule);
 }
 
 static void tell(struct sim_cmd *cmd, enum sim_what what, uint64_t bits)
@@ -84,7 +84,7 @@ uint16_t sim_check_command(struct sim_cmd *cmd)
 
     if (!sim_command_supported(cmd->thread->sim, admin, cmd->sqe.opc))
         return GPUNVME_SC_INVALID_OPCODE;
-    find_rule(admin, cmd->sqe.opc, &rule);
+    find_rule(cmd->thread->sim, admin, cmd->sqe.opc, &rule);
     status = sim_command_form(&cmd->sqe, &rule, admin, cmd->thread->sim->config.sgl, &wrong);
     for (; wrong; wrong &= wrong - 1) {
         enum sim_what what = (enum sim_what)__builtin_ctz(wrong);

@@ -100,8 +100,9 @@ struct sim_rule {
       SIM_RULE_ALL, SIM_RULE_ALL, SIM_RULE_ALL)                                                    \
     X(GPUNVME_CMD_VERIFY, SIM_RULE_ANY_NSID, 0, 0, 0x03ff0000, SIM_RULE_ALL, 0, 0)
 
-/* The rule of an I/O command; 0: there is no such command. */
-GPUNVME_FN int sim_io_rule(uint8_t opc, struct sim_rule *rule)
+/* The rule of an I/O command; 0: there is no such command. `deac`: DLFEAT bit 3 is set, else the
+ * DEAC bit of Write Zeroes is a reserved one. */
+GPUNVME_FN int sim_io_rule(uint8_t opc, int deac, struct sim_rule *rule)
 {
     switch (opc) {
 #define X(code, how, d10, d11, d12, d13, d14, d15)                                                 \
@@ -119,6 +120,8 @@ GPUNVME_FN int sim_io_rule(uint8_t opc, struct sim_rule *rule)
     default:
         return 0;
     }
+    if (opc == GPUNVME_CMD_WRITE_ZEROES && !deac)
+        rule->cdw12 |= GPUNVME_WZ_DEAC;
     rule->opc = opc;
     return 1;
 }

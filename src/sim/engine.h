@@ -218,6 +218,7 @@ struct sim_engine {
     uint32_t page;                                      /* CC.MPS as bytes */
     uint64_t max_transfer;                              /* MDTS as bytes; 0: no limit */
     uint32_t sgl;                                       /* SGLs are supported */
+    uint32_t deac;                                      /* Write Zeroes has DEAC */
     uint32_t nrules;
     uint64_t seed;    /* of all that is random */
     uint64_t idle_ns; /* leave when there was nothing to do for so long; 0: never */

@@ -255,6 +255,7 @@ static void fill_engine(struct sim_keeper *k)
         .ranges = (const struct sim_engine_range *)(const void *)keeper_at(k, k->at.ranges),
         .max_transfer = config->mdts ? 4096ull << config->mdts : 0,
         .sgl = config->sgl,
+        .deac = config->deac,
         .seed = config->seed,
         .idle_ns = k->on_thread ? THREAD_IDLE_NS : IDLE_NS,
     };

@@ -113,7 +113,7 @@ struct sim_engine_block {
     uint16_t mine[SIM_ENGINE_MINE];
 
     /* copies of what does not change */
-    uint32_t nns, nranges, page, sgl, nrules;
+    uint32_t nns, nranges, page, sgl, deac, nrules;
     uint64_t max_transfer;
     struct sim_engine_ns ns[SIM_ENGINE_MAX_NAMESPACES];
     struct sim_engine_range near_ranges[SIM_ENGINE_NEAR];
@@ -619,7 +619,7 @@ GPUNVME_FN uint16_t sim_engine_check(struct sim_engine *e, struct sim_engine_blo
     uint32_t wrong;
     uint16_t status;
 
-    if (!sim_engine_has(work->sqe.opc) || !sim_io_rule(work->sqe.opc, &rule))
+    if (!sim_engine_has(work->sqe.opc) || !sim_io_rule(work->sqe.opc, (int)b->deac, &rule))
         return GPUNVME_SC_INVALID_OPCODE;
     status = sim_command_form(&work->sqe, &rule, 0, (int)b->sgl, &wrong);
     if (wrong)
@@ -1397,6 +1397,7 @@ GPUNVME_FN void sim_engine_prepare(struct sim_engine *e, struct sim_engine_block
     b->nns = e->nns;
     b->page = e->page;
     b->sgl = e->sgl;
+    b->deac = e->deac;
     b->nrules = e->nrules;
     b->max_transfer = e->max_transfer;
     b->idle_ns = e->idle_ns;

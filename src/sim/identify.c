@@ -114,23 +114,17 @@ static uint16_t identify_ctrl(struct sim_cmd *cmd)
     return sim_data_give(cmd, &id, sizeof(id));
 }
 
-/* What is the same whatever the namespace, for NSID FFFFFFFFh. */
-static void make_ns_common(const struct sim_ns *ns, struct gpunvme_id_ns *id)
-{
-    id->dlfeat = GPUNVME_DLFEAT_READ_00 | GPUNVME_DLFEAT_DEAC;
-    id->lbaf[0].lbads = (uint8_t)ns->shift;
-    id->lbaf[0].ms = ns->config->metadata_size;
-    if (ns->config->metadata_size)
-        id->mc = GPUNVME_MC_EXTENDED;
-}
-
 static void make_ns(const struct gpunvme_sim *sim, const struct sim_ns *ns,
                     struct gpunvme_id_ns *id)
 {
-    make_ns_common(ns, id);
+    id->dlfeat = (uint8_t)(GPUNVME_DLFEAT_READ_00 | (sim->config.deac ? GPUNVME_DLFEAT_DEAC : 0));
+    id->lbaf[0].lbads = (uint8_t)ns->shift;
+    id->lbaf[0].ms = ns->config->metadata_size;
     id->nsze = id->ncap = id->nuse = ns->nblocks;
-    if (ns->config->metadata_size)
+    if (ns->config->metadata_size) {
+        id->mc = GPUNVME_MC_EXTENDED;
         id->flbas = GPUNVME_FLBAS_EXTENDED;
+    }
     id->noiob = sim->config.noiob;
     id->nvmcap[0] = ns->nblocks << ns->shift;
     id->nsattr = ns->config->readonly ? GPUNVME_NSATTR_WRITE_PROTECTED : 0;
@@ -145,11 +139,7 @@ static uint16_t identify_ns(struct sim_cmd *cmd)
     struct sim_ns *ns;
     uint16_t status;
 
-    if (cmd->sqe.nsid == GPUNVME_NSID_ALL) {
-        if (sim->nns)
-            make_ns_common(&sim->ns[0], &id);
-        return sim_data_give(cmd, &id, sizeof(id));
-    }
+    /* NSID FFFFFFFFh asks for what is common to all; that takes Namespace Management. */
     status = sim_ns_check(sim, cmd->sqe.nsid, &ns);
     if (status == GPUNVME_SC_INVALID_NS)
         return status;

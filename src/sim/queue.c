@@ -23,7 +23,7 @@ static bool memory_mapped(struct gpunvme_sim *sim, const char *kind, uint16_t qi
     return false;
 }
 
-/* The phase tags of a new completion queue must be 0: the first entries posted have 1. */
+/* The phase tags of a new completion queue should be 0: the first entries posted have 1. */
 static void check_phases(struct gpunvme_sim *sim, const struct sim_cq *cq)
 {
     struct gpunvme_cqe entries[64];
@@ -37,9 +37,9 @@ static void check_phases(struct gpunvme_sim *sim, const struct sim_cq *cq)
         for (uint32_t i = 0; i < n; i++) {
             if (!(entries[i].status & GPUNVME_CQE_PHASE))
                 continue;
-            sim_violate(sim, GPUNVME_SIM_VIOLATION_PHASE,
-                        "completion queue %u: entry %u has its phase tag set at creation", cq->qid,
-                        at + i);
+            sim_warn(sim, GPUNVME_SIM_WARNING_PHASE,
+                     "completion queue %u: entry %u has its phase tag set at creation", cq->qid,
+                     at + i);
             return;
         }
     }

@@ -226,13 +226,14 @@ void gpunvme_sim_faults_clear(struct gpunvme_sim *sim)
     sim_keeper_refault(sim);
 }
 
-static void count_violations(struct gpunvme_sim *sim, enum gpunvme_sim_violation violation,
-                             uint64_t n, const char *format, va_list args)
+/* Adds to a count; `first` gets the text where it has none yet. */
+static void tell(struct gpunvme_sim *sim, uint64_t *count, char first[256], uint64_t n,
+                 const char *format, va_list args)
 {
     pthread_mutex_lock(&sim->violation_lock);
-    if (!sim->first_violation[0])
-        vsnprintf(sim->first_violation, sizeof(sim->first_violation), format, args);
-    sim->violations[violation] += n;
+    if (!first[0])
+        vsnprintf(first, 256, format, args);
+    *count += n;
     pthread_mutex_unlock(&sim->violation_lock);
 }
 
@@ -242,7 +243,7 @@ void sim_violate(struct gpunvme_sim *sim, enum gpunvme_sim_violation violation, 
     va_list args;
 
     va_start(args, format);
-    count_violations(sim, violation, 1, format, args);
+    tell(sim, &sim->violations[violation], sim->first_violation, 1, format, args);
     va_end(args);
 }
 
@@ -252,7 +253,16 @@ void sim_violate_more(struct gpunvme_sim *sim, enum gpunvme_sim_violation violat
     va_list args;
 
     va_start(args, format);
-    count_violations(sim, violation, n, format, args);
+    tell(sim, &sim->violations[violation], sim->first_violation, n, format, args);
+    va_end(args);
+}
+
+void sim_warn(struct gpunvme_sim *sim, enum gpunvme_sim_warning warning, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    tell(sim, &sim->warnings[warning], sim->first_warning, 1, format, args);
     va_end(args);
 }
 
@@ -268,6 +278,17 @@ const char *gpunvme_sim_violation_text(enum gpunvme_sim_violation violation)
         break;
     }
     return "unknown violation";
+}
+
+const char *gpunvme_sim_warning_text(enum gpunvme_sim_warning warning)
+{
+    static const char *const texts[] = {
+#define X(name, text) text,
+        GPUNVME_SIM_WARNINGS(X)
+#undef X
+    };
+
+    return (unsigned)warning < GPUNVME_SIM_NWARNINGS ? texts[warning] : "unknown warning";
 }
 
 uint64_t sim_counter_sum(struct gpunvme_sim *sim, size_t offset)
@@ -298,7 +319,11 @@ void gpunvme_sim_report(struct gpunvme_sim *sim, struct gpunvme_sim_report *repo
     pthread_mutex_lock(&sim->violation_lock);
     memcpy(report->violations, sim->violations, sizeof(report->violations));
     memcpy(report->first, sim->first_violation, sizeof(report->first));
+    memcpy(report->warnings, sim->warnings, sizeof(report->warnings));
+    memcpy(report->first_warning, sim->first_warning, sizeof(report->first_warning));
     pthread_mutex_unlock(&sim->violation_lock);
     for (unsigned i = 0; i < GPUNVME_SIM_NVIOLATIONS; i++)
         report->nviolations += report->violations[i];
+    for (unsigned i = 0; i < GPUNVME_SIM_NWARNINGS; i++)
+        report->nwarnings += report->warnings[i];
 }

@@ -349,9 +349,10 @@ struct gpunvme_sim {
 
     _Atomic uint64_t power_cycles, unsafe_shutdowns;
 
-    pthread_mutex_t violation_lock; /* guards the violations */
+    pthread_mutex_t violation_lock; /* guards violations and warnings */
     uint64_t violations[GPUNVME_SIM_NVIOLATIONS];
-    char first_violation[256];
+    uint64_t warnings[GPUNVME_SIM_NWARNINGS];
+    char first_violation[256], first_warning[256];
 };
 
 /* sim.c */
@@ -362,6 +363,8 @@ void sim_violate(struct gpunvme_sim *sim, enum gpunvme_sim_violation violation, 
 /* The same, n times (or none): the text is for the report where nothing was told before. */
 void sim_violate_more(struct gpunvme_sim *sim, enum gpunvme_sim_violation violation, uint64_t n,
                       const char *format, ...) __attribute__((format(printf, 4, 5)));
+void sim_warn(struct gpunvme_sim *sim, enum gpunvme_sim_warning warning, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 struct sim_ns *sim_ns_find(struct gpunvme_sim *sim, uint32_t nsid);
 uint64_t sim_counter_sum(struct gpunvme_sim *sim, size_t offset);
 

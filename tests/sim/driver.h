@@ -66,9 +66,9 @@ static inline void device_assert_no_violation(struct device *d)
     struct gpunvme_sim_report report;
 
     gpunvme_sim_report(d->sim, &report);
-    if (report.nviolations)
-        print_error("violation: %s\n", report.first);
-    assert_int_equal(report.nviolations, 0);
+    if (report.nviolations || report.nwarnings)
+        print_error("violation: %s%s\n", report.first, report.first_warning);
+    assert_int_equal(report.nviolations + report.nwarnings, 0);
 }
 
 /* Closes the device, which must be alive and have nothing to complain of. */

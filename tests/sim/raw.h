@@ -357,9 +357,9 @@ static inline void raw_close(struct raw *r)
 {
     struct gpunvme_sim_report report = raw_report(r);
 
-    if (report.nviolations)
-        print_error("%s\n", report.first);
-    assert_int_equal(report.nviolations, 0);
+    if (report.nviolations || report.nwarnings)
+        print_error("%s%s\n", report.first, report.first_warning);
+    assert_int_equal(report.nviolations + report.nwarnings, 0);
     raw_destroy(r);
 }
 

@@ -45,7 +45,7 @@ static void the_defaults_are_one_namespace_of_1_gib(void **state)
         assert_int_equal(config.mdts, 8);
         assert_int_equal(config.timeout, 4);
         assert_int_equal(config.mpsmax, 4);
-        assert_true(config.sgl && config.shadow && !config.vwc && !config.spin);
+        assert_true(config.sgl && config.shadow && config.deac && !config.vwc && !config.spin);
         assert_int_equal(config.threads, 1);
         assert_int_equal(config.seed, 1);
         assert_int_equal(config.engine, GPUNVME_SIM_ENGINE_CPU);
@@ -112,6 +112,7 @@ static void every_key_of_the_controller_is_set(void **state)
 {
     (void)state;
     parse("sim:mqes=63,queues=4,mdts=5,dstrd=2,timeout=20,mpsmax=0,noiob=256,sgl=off,shadow=no,"
+          "deac=0,"
           "vwc,threads=3,spin=on,seed=99,ready=10ms,shutdown=20ms,initial_cc=0x460001,"
           "initial_csts=1");
     assert_int_equal(config.mqes, 63);
@@ -121,7 +122,7 @@ static void every_key_of_the_controller_is_set(void **state)
     assert_int_equal(config.timeout, 20);
     assert_int_equal(config.mpsmax, 0);
     assert_int_equal(config.noiob, 256);
-    assert_true(!config.sgl && !config.shadow && config.vwc && config.spin);
+    assert_true(!config.sgl && !config.shadow && !config.deac && config.vwc && config.spin);
     assert_int_equal(config.threads, 3);
     assert_int_equal(config.seed, 99);
     assert_int_equal(config.ready_ns, 10000000);

@@ -120,7 +120,7 @@ static struct rig *rig_make(uint32_t size)
     r->engine.nranges = 1;
     r->engine.page = PAGE;
     r->engine.max_transfer = 64 << 10;
-    r->engine.sgl = 1;
+    r->engine.sgl = r->engine.deac = 1;
     r->engine.seed = 7;
     add_queue(r, size);
     for (uint32_t i = 0; i < NBLOCKS * 512 / 4; i++)

@@ -93,7 +93,7 @@ static void open_both(struct both *b)
     e->nranges = 1;
     e->page = 4096;
     e->max_transfer = 4096 << config.mdts;
-    e->sgl = 1;
+    e->sgl = e->deac = 1;
     b->phase = 1;
     assert_int_equal(pthread_create(&b->thread, NULL, run, e), 0);
 }

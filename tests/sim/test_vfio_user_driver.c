@@ -45,10 +45,10 @@ static int serve(const char *config_uri, int ready, int until)
         usleep(1000); /* it notices that the client left */
     gpunvme_sim_serve_stop(s);
     gpunvme_sim_report(sim, &report);
-    if (report.nviolations)
+    if (report.nviolations || report.nwarnings)
         fprintf(stderr, "violation: %s\n", report.first);
     gpunvme_sim_destroy(sim);
-    return report.nviolations ? 1 : 0;
+    return report.nviolations || report.nwarnings ? 1 : 0;
 }
 
 static void start(const char *config_uri)

@@ -569,7 +569,7 @@ static void commands_over_many_blocks_are_cut(void **state)
 
     (void)state;
     mock_remove_namespaces(m);
-    mock_add_ns(m, 1, UINT64_C(1) << 34, 9, false);
+    mock_add_ns(m, 1, UINT64_C(1) << 34, 9, false)->id.dlfeat = GPUNVME_DLFEAT_DEAC;
     ctrl = bring_up(m);
     ns = gpunvme_ctrl_ns_at(ctrl, 0);
     assert_ok(gpunvme_ioq_create(ctrl, 8, &ioq));
@@ -590,6 +590,22 @@ static void commands_over_many_blocks_are_cut(void **state)
     /* A range has 32 bits of blocks. */
     assert_ok(gpunvme_deallocate(ioq, ns, 1, (UINT64_C(1) << 33) + 5));
     assert_int_equal(m->nio, 3);
+    take_down(m, ctrl);
+}
+
+static void deac_is_not_set_where_the_namespace_lacks_it(void **state)
+{
+    struct mock *m = mock_open();
+    struct gpunvme_ctrl *ctrl;
+    struct gpunvme_ioq *ioq;
+
+    (void)state;
+    m->ns[0].id.dlfeat = (uint8_t)~GPUNVME_DLFEAT_DEAC;
+    ctrl = bring_up(m);
+    assert_ok(gpunvme_ioq_create(ctrl, 8, &ioq));
+    assert_ok(gpunvme_write_zeroes(ioq, gpunvme_ctrl_ns_at(ctrl, 0), 0, 8, true));
+    assert_int_equal(m->io[0].opcode, GPUNVME_CMD_WRITE_ZEROES);
+    assert_int_equal(m->io[0].cdw12, 7);
     take_down(m, ctrl);
 }
 
@@ -870,6 +886,7 @@ static const struct CMUnitTest singles[] = {
     cmocka_unit_test(a_transfer_that_cannot_be_is_refused),
     cmocka_unit_test(a_write_protected_namespace_is_read_only),
     cmocka_unit_test(commands_over_many_blocks_are_cut),
+    cmocka_unit_test(deac_is_not_set_where_the_namespace_lacks_it),
     cmocka_unit_test(zeroes_and_deallocation_reach_their_blocks),
     cmocka_unit_test(compare_finds_what_differs),
     cmocka_unit_test(a_command_that_the_controller_does_not_have_is_not_sent),

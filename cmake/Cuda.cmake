@@ -39,8 +39,7 @@ else()
         find_package(CUDAToolkit)
         if(TARGET CUDA::cudart_static)
             set(GPUNVME_HAVE_CUDA ON)
-            # nvcc's host code refers to the C++ runtime; programs in C must link it too.
-            set(GPUNVME_CUDA_LIBRARIES CUDA::cudart_static stdc++)
+            set(GPUNVME_CUDA_LIBRARIES CUDA::cudart_static)
             add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall>")
         else()
             set(why "the CUDA toolkit of ${CMAKE_CUDA_COMPILER} has no libcudart_static")
@@ -60,3 +59,13 @@ elseif(GPUNVME_CUDA STREQUAL "ON")
 else()
     message(STATUS "CUDA: not built, ${why}")
 endif()
+
+# gpunvme_cuda_without_cxx(target): the host's half of its kernels needs no C++ runtime, so programs
+# in C link none. Two things would need one: tables for exceptions, and the guarded static variables
+# in which the launch of nvcc 13 keeps a kernel's handle. __NV_LEGACY_LAUNCH is the launch without
+# them (crt/host_runtime.h), which earlier versions take anyway.
+function(gpunvme_cuda_without_cxx target)
+    target_compile_options(${target} PRIVATE
+        $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fno-exceptions,-D__NV_LEGACY_LAUNCH>)
+    set_target_properties(${target} PROPERTIES LINKER_LANGUAGE C)
+endfunction()

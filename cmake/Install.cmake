@@ -17,7 +17,11 @@ if(TARGET gpunvme_cli)
     install(FILES cli/gpunvme.bash RENAME gpunvme
             DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
 endif()
-install(FILES LICENSE README.md CHANGELOG.md TYPE DOC)
+# The pages, with the examples where their links have them; and the scripts that need no source tree.
+install(FILES LICENSE README.md CHANGELOG.md CONTRIBUTING.md TYPE DOC)
+install(DIRECTORY docs examples TYPE DOC)
+install(PROGRAMS scripts/check-prereqs.sh scripts/pci.sh scripts/quickstart.sh scripts/vfio-bind.sh
+                 scripts/vfio-unbind.sh DESTINATION ${CMAKE_INSTALL_DATADIR}/gpunvme/scripts)
 
 # find_package(gpunvme) gives gpunvme::gpunvme and gpunvme::gpunvme_ops.
 set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/gpunvme)
@@ -41,22 +45,23 @@ if(NOT BUILD_SHARED_LIBS)
     string(JOIN " " spdk_libs ${GPUNVME_SPDK_LIBRARIES})
     string(APPEND pc_libs " ${spdk_libs} -pthread -lm")
     if(GPUNVME_HAVE_CUDA)
-        string(APPEND pc_libs " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt -lstdc++")
+        string(APPEND pc_libs " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")
     endif()
 endif()
 configure_file(cmake/gpunvme.pc.in gpunvme.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/gpunvme.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
-# The operators stand alone. OpenMP's flag is the compiler's: it links what that needs.
+# The operators stand alone.
 set(pc_ops_libs "-lgpunvme_ops")
 if(NOT BUILD_SHARED_LIBS)
     string(APPEND pc_ops_libs " -lm")
     if(OpenMP_C_FOUND)
-        string(APPEND pc_ops_libs " ${OpenMP_C_FLAGS}")
+        list(TRANSFORM OpenMP_C_LIB_NAMES PREPEND " -l" OUTPUT_VARIABLE openmp)
+        string(APPEND pc_ops_libs ${openmp})
     endif()
     if(GPUNVME_HAVE_CUDA)
         string(APPEND pc_ops_libs
-               " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt -lstdc++ -pthread")
+               " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt -pthread")
     endif()
 endif()
 configure_file(cmake/gpunvme_ops.pc.in gpunvme_ops.pc @ONLY)

@@ -13,6 +13,6 @@ target_include_directories(gpunvme_shared INTERFACE
     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 target_link_options(gpunvme_shared PRIVATE
     -Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/gpunvme.map -Wl,--no-undefined)
-target_link_libraries(gpunvme_shared PRIVATE Threads::Threads m PkgConfig::LIBURING
+target_link_libraries(gpunvme_shared PRIVATE pthread m PkgConfig::LIBURING
                       $<$<BOOL:${BLKID_FOUND}>:PkgConfig::BLKID> ${GPUNVME_CUDA_LIBRARIES}
                       ${GPUNVME_SPDK_LIBRARIES})

@@ -49,7 +49,7 @@ int main(void)
 try_compile(links ${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/spdk_links ${source}
             CMAKE_FLAGS "-DINCLUDE_DIRECTORIES=${SPDK_INCLUDE_DIRS}"
             COMPILE_DEFINITIONS -D_GNU_SOURCE
-            LINK_LIBRARIES ${GPUNVME_SPDK_LIBRARIES} Threads::Threads
+            LINK_LIBRARIES ${GPUNVME_SPDK_LIBRARIES} pthread
             OUTPUT_VARIABLE said)
 if(links)
     set(GPUNVME_HAVE_SPDK ON)

@@ -3,7 +3,8 @@
 #
 # From a fresh machine to verified bytes in one command: installs what is missing, builds, and
 # runs `gpunvme quickstart`, which writes FILE to a namespace of the software controller, reads it
-# back into GPU memory and verifies it. Without FILE it makes one.
+# back into GPU memory and verifies it. Without FILE it makes one. As a part of an installed gpunvme
+# it runs the command that is installed.
 #
 #   scripts/quickstart.sh [FILE]
 set -euo pipefail
@@ -12,6 +13,9 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 build=$root/build/quickstart # of its own: what is set here stays set in a build folder
 log=$build/quickstart.log
 
+if [ ! -e "$root/CMakeLists.txt" ]; then # share/gpunvme
+    exec "$root/../../bin/gpunvme" quickstart "$@"
+fi
 "$root/scripts/install-deps.sh" build
 
 echo "building (log: $log)"

@@ -593,6 +593,11 @@ GPUNVME_FN void gpunvme_prefetch_write(const void *p)
 #endif
 }
 
+#ifndef CLOCK_MONOTONIC /* -std=c11 hides what POSIX adds to <time.h>: here as Linux has it */
+#define CLOCK_MONOTONIC 1
+extern int clock_gettime(int clock, struct timespec *t);
+#endif
+
 GPUNVME_FN uint64_t gpunvme_clock_ns(void)
 {
     struct timespec t;

@@ -125,10 +125,11 @@ GPUNVME_FN size_t gpunvme_sgl_run(const struct gpunvme_buf *buf, size_t off, siz
 
 GPUNVME_FN struct gpunvme_sgl_desc gpunvme_sgl_make(uint64_t bus, uint64_t nbytes, uint8_t type)
 {
-    struct gpunvme_sgl_desc d = {0};
+    struct gpunvme_sgl_desc d;
 
     d.addr = bus;
     d.length = (uint32_t)nbytes;
+    d.rsvd12[0] = d.rsvd12[1] = d.rsvd12[2] = 0;
     d.id = GPUNVME_SGL_ID(type, GPUNVME_SGL_SUBTYPE_ADDRESS);
     return d;
 }

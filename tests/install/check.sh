@@ -1,15 +1,20 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
 #
-# Installs a build into an empty folder, and builds and runs a program against what lies there:
-# once with pkg-config, once with CMake's find_package.
+# Installs a build into an empty folder, and builds and runs programs against what lies there: with
+# pkg-config, and with CMake's find_package in projects of each language. Headers, pages, examples
+# and scripts are tried where they lie.
 #
-#   check.sh BUILD_DIRECTORY       (CC and CMAKE name the compiler and CMake)
+#   check.sh BUILD_DIRECTORY       (CC, CXX, CUDACXX and CMAKE name the compilers and CMake;
+#                                  CUDACXX is empty where the build has no CUDA)
 set -euo pipefail
 
 build=$1
 consumer=$(cd "$(dirname "$0")/consumer" && pwd)
 CC=${CC:-cc}
+CXX=${CXX:-c++}
+CUDACXX=${CUDACXX:-}
+export CC CXX CUDACXX
 CMAKE=${CMAKE:-cmake}
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
@@ -37,14 +42,63 @@ awk '/^```c$/ { code = 1; text = ""; next }
 "$CC" -Wall -Werror "$dir/readme.c" -o "$dir/readme" "${flags[@]}"
 "$dir/readme"
 
-echo "with find_package"
-"$CMAKE" -S "$consumer" -B "$dir/build" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" \
-    -DCMAKE_C_COMPILER="$CC" >"$dir/configure.log" || { cat "$dir/configure.log"; exit 1; }
-"$CMAKE" --build "$dir/build" >"$dir/build.log" || { cat "$dir/build.log"; exit 1; }
-"$dir/build/consumer"
-"$dir/build/ops"
+# try COMMAND…: what it printed is shown if it fails.
+try() {
+    "$@" >"$dir/log" 2>&1 || { tail -n 30 "$dir/log"; return 1; }
+}
+
+# No C++ and no OpenMP of theirs is asked of projects: the one language is what they have.
+languages=(C)
+if command -v "$CXX" >/dev/null; then languages+=(CXX); fi
+if [ -n "$CUDACXX" ]; then languages+=(CUDA); fi
+for language in "${languages[@]}"; do
+    echo "with find_package, in a project of $language alone"
+    try "$CMAKE" -S "$consumer" -B "$dir/$language" -G Ninja -DLANGUAGE="$language" \
+        -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_CUDA_ARCHITECTURES=90
+    try "$CMAKE" --build "$dir/$language"
+    "$dir/$language/consumer"
+    "$dir/$language/ops"
+done
+
+echo "without a C++ runtime"
+for program in with-pkg-config ops-with-pkg-config C/consumer C/ops prefix/bin/gpunvme; do
+    if [ -e "$dir/$program" ] && readelf -d "$dir/$program" | grep 'NEEDED.*stdc++'; then
+        echo "$program needs the C++ runtime"
+        exit 1
+    fi
+done
+
+echo "the headers, each alone"
+echo 'int unused;' >"$dir/empty"
+for compiler in "$CC c c11" "$CXX c++ c++17" "clang c c11" "clang++ c++ c++17"; do
+    read -r program language standard <<<"$compiler"
+    command -v "$program" >/dev/null || continue
+    for header in "$prefix"/include/gpunvme/*.h "$prefix"/include/gpunvme/*.cuh; do
+        try "$program" -x "$language" -std="$standard" -Wall -Wextra -Werror -fsyntax-only \
+            -I"$prefix/include" -include "$header" "$dir/empty"
+    done
+done
+
+echo "the pages, whose links to pages and examples lead to what is there"
+pages=$prefix/share/doc/gpunvme
+for page in "$pages"/README.md "$pages"/docs/*.md; do
+    while read -r link; do
+        case $link in ../include/* | ../src/* | ../tests/* | ../bench/* | ../kmod/*) continue ;; esac
+        [ -e "${page%/*}/$link" ] || { echo "$page: $link is not there"; exit 1; }
+    done < <(grep -o '](\([^)#:]*\)[)#]' "$page" | sed 's/^](//; s/[)#]$//; /^$/d')
+done
+
+echo "the examples"
+try "$CMAKE" -S "$pages/examples" -B "$dir/examples" -G Ninja -DCMAKE_PREFIX_PATH="$prefix"
+try "$CMAKE" --build "$dir/examples" --target example_store_read
+"$dir/examples/example_store_read"
 
 if [ -x "$prefix/bin/gpunvme" ]; then
-    echo "the command"
+    echo "the command, its page and the scripts"
     "$prefix/bin/gpunvme" --version
+    [ -s "$prefix/share/man/man1/gpunvme.1" ]
+    scripts=$prefix/share/gpunvme/scripts
+    try "$scripts/quickstart.sh" --size 8K
+    "$scripts/vfio-bind.sh" --help >/dev/null
+    "$scripts/check-prereqs.sh" >"$dir/log" 2>&1 || [ $? = 1 ] || { cat "$dir/log"; exit 1; }
 fi

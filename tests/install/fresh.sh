@@ -41,6 +41,7 @@ fi
 echo "quickstart.sh builds in a folder of its own"
 # With a cmake that notes its arguments and "builds" a command.
 mkdir -p tree/scripts tree/build/release bin
+: >tree/CMakeLists.txt
 cp "$source"/scripts/quickstart.sh tree/scripts
 printf '#!/bin/sh\n' >tree/scripts/install-deps.sh
 chmod +x tree/scripts/install-deps.sh

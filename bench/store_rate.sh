@@ -35,23 +35,21 @@ ask() {
     failed=1
 }
 
-ways=";map=off;map=on;map=off,chunk=256K;map=off,chunk=512K;map=off,chunk=1M;map=off,chunk=4M"
-ways+=";map=off,threads=8;map=off,threads=12"
+ways=";chunk=256K;chunk=512K;chunk=1M;chunk=4M;threads=8;threads=12"
 
 ask tmpfs_read --uri "file:$ram" --make "$size" --vary "$ways"
-ask tmpfs_read_whole --uri "file:$ram" --whole --vary ";map=off;map=on"
+ask tmpfs_read_whole --uri "file:$ram" --whole
 ask tmpfs_64k --uri "file:$ram" --block 64K --batch 10000 --random --total 655360000 \
-    --vary ";map=off;map=on;map=off,chunk=256K"
+    --vary ";chunk=256K"
 ask tmpfs_4k --uri "file:$ram" --block 4K --batch 8192 --random --total 1G \
-    --vary ";map=off;map=on;map=off,threads=8"
+    --vary ";threads=8"
 ask tmpfs_4k_calls --uri "file:$ram" --block 4K --random --total 64M
-ask tmpfs_write --uri "file:$ram" --op write --vary ";map=off;chunk=512K;chunk=1M;threads=8"
+ask tmpfs_write --uri "file:$ram" --op write --vary ";chunk=512K;chunk=1M;threads=8"
 rm -f "$ram"
 ask cached_read --uri "file:$disk" --make "$size" --vary "$ways"
-ask cached_read_whole --uri "file:$disk" --whole --vary ";map=off;map=on"
-# What is pinned can't be dropped from the cache: map=off.
+ask cached_read_whole --uri "file:$disk" --whole
 ask cold_read --uri "file:$disk" --cold --runs 3 \
-    --vary "map=off;map=off,direct=off;map=off,uring=off;map=off,chunk=512K;map=off,threads=4"
-ask cold_64k --uri "file:$disk?map=off" --cold --block 64K --batch 256 --random --total 1G --runs 3
-ask cold_4k --uri "file:$disk?map=off" --cold --block 4K --batch 1024 --random --total 256M --runs 3
+    --vary ";direct=off;uring=off;chunk=512K;threads=4"
+ask cold_64k --uri "file:$disk" --cold --block 64K --batch 256 --random --total 1G --runs 3
+ask cold_4k --uri "file:$disk" --cold --block 4K --batch 1024 --random --total 256M --runs 3
 exit $failed

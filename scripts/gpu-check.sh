@@ -9,8 +9,8 @@
 #             once more, alone                                                           240 s
 #   sanitize  the GPU's tests and operators under memcheck and racecheck                 180 s
 #   queues    I/O issued by the GPU: bench/gpu_sweep.sh, gpu_errors, gpu_ab.sh           420 s
-#   storage   files into GPU memory: gpu_memory, gpu_copy_batch, gpu_register,
-#             store_rate.sh, disk_vs_fio.py, store_ways.sh, `gpunvme quickstart`         300 s
+#   storage   files into GPU memory: gpu_memory, gpu_copy_batch, store_rate.sh,
+#             disk_vs_fio.py, store_ways.sh, `gpunvme quickstart`                        300 s
 #   ops       each variant of the operators checked, then timed beside cuBLASLt          360 s
 #
 #   scripts/gpu-check.sh [--seconds N] [PART[:SECONDS]…]    all of them, if none is named
@@ -440,8 +440,6 @@ part_storage() {
     step gpu_memory 40 to "$dir/gpu_memory.json" "$build/bench/gpu_memory"
     step gpu_copy_batch 60 to "$dir/gpu_copy_batch.json" \
         "$build/bench/gpu_copy_batch" 5
-    step gpu_register 50 to "$dir/gpu_register.json" \
-        "$build/bench/gpu_register" /tmp 512
     step quickstart 40 quickstart
     if needs_gpu store_rate; then
         left=$((part_end - SECONDS - 120))

@@ -90,31 +90,7 @@ gpunvme_err_t gpunvme_mem_free(struct gpunvme_buf *buf);
 gpunvme_err_t gpunvme_mem_register(void *ptr, size_t nbytes, enum gpunvme_mem mem,
                                    struct gpunvme_buf *out);
 
-/*
- * Pins whole pages of a mapping that the GPU shall only read: so that the copy engine reads a file
- * out of the page cache, which nobody copied before. *out is a PINNED buffer with addresses cpu and
- * gpu; to write to it, from either side, is an error of the caller's. Meant for what mmap() of a
- * file gave as MAP_SHARED with PROT_READ alone, or of one on tmpfs with PROT_WRITE as well; CUDA
- * decides what it takes. Don't map it MAP_PRIVATE: Linux since 6.2 pins copies of the pages then,
- * made for that, and where the page cache has the file in folios of 2 MiB the call may never
- * return. Pieces of one mapping are registered and unregistered each for itself, by any thread,
- * with transfers going on in others; pieces must not overlap, and no copy may reach from one into
- * the next. No piece may reach behind the file's last page, and the file must not be made smaller
- * while a piece of it is registered.
- *
- * `ptr` must be the first byte of a page; `nbytes` may be any number but 0. The pages are pinned
- * for all GPUs; the calling thread's current one gets a context, if it has none. Undone by
- * gpunvme_mem_unregister(), before munmap(). Without a GPU nothing is pinned, and gpu is cpu.
- *
- * Errors: INVALID (NULL, a size of 0, memory of a GPU, memory that is pinned already, if only in
- * part), ALIGN; UNSUPPORTED where CUDA refuses this memory, with CUDA's text: copy through pinned
- * memory instead; GPU for all else that CUDA reports.
- */
-gpunvme_err_t gpunvme_mem_register_readonly(const void *ptr, size_t nbytes,
-                                            struct gpunvme_buf *out);
-
-/* Undoes gpunvme_mem_register() and _register_readonly(), before the caller frees the memory. As
- * gpunvme_mem_free(). */
+/* Undoes gpunvme_mem_register(), before the caller frees the memory. As gpunvme_mem_free(). */
 gpunvme_err_t gpunvme_mem_unregister(struct gpunvme_buf *buf);
 
 /*

@@ -241,11 +241,11 @@ size_t gpunvme_batch_pending(struct gpunvme_batch *batch);
  * CUDA_MODULE_LOADING=EAGER for the process): to load one at its first launch may wait for all
  * streams. Else the transfer ends with TIMEOUT. docs/STORAGE.md has more of it.
  *
- * Until all transfers in streams have ended, the store pins no file and makes no stream, so some
- * bytes of other transfers, too, take a slower way; what it needs is made by the first submission.
+ * Until all transfers in streams have ended, the store makes no stream; what it needs is made
+ * by the first submission.
  *
  * Errors, with nothing submitted: as gpunvme_store_submit(); NO_GPU; UNSUPPORTED while the stream
- * is being captured into a graph, where the driver has no waits for memory, or with require=mapped;
+ * is being captured into a graph, or where the driver has no waits for memory;
  * AGAIN: 1,024 transfers are in streams; what making streams and pinning memory gives; TIMEOUT: a
  * thread of the store is in such a call. If CUDA fails in the middle (GPU), what is on the stream
  * is in doubt, and the transfer may be in flight: wait for it. If the work before it fails, CUDA
@@ -260,11 +260,10 @@ gpunvme_err_t gpunvme_store_submit_on_stream(struct gpunvme_store *store, struct
 enum gpunvme_route {
     GPUNVME_ROUTE_HOST = 0,   /* between the store and host memory: no GPU in it */
     GPUNVME_ROUTE_P2P = 1,    /* the drive moves them to or from GPU memory by itself */
-    GPUNVME_ROUTE_MAPPED = 2, /* the GPU's copy engine takes them from the page cache */
-    GPUNVME_ROUTE_BOUNCE = 3, /* through pinned host memory */
-    GPUNVME_ROUTE_COMPAT = 4, /* by cuFile in its compatibility mode */
+    GPUNVME_ROUTE_BOUNCE = 2, /* through pinned host memory */
+    GPUNVME_ROUTE_COMPAT = 3, /* by cuFile in its compatibility mode */
 };
-#define GPUNVME_NROUTES 5
+#define GPUNVME_NROUTES 4
 
 struct gpunvme_path {
     const char *backend;
@@ -275,12 +274,12 @@ struct gpunvme_path {
     char why_not[512]; /* each faster way, and why it was not taken; "" if there is none */
 };
 
-/* Reports it; all zeroes where `store` is NULL. `require=p2p` (or mapped, bounce: that or better)
+/* Reports it; all zeroes where `store` is NULL. `require=p2p` (or bounce: that or better)
  * makes gpunvme_open() fail instead of taking a slower way, and each transfer that would have to.
  */
 void gpunvme_store_path(struct gpunvme_store *store, struct gpunvme_path *path);
 
-/* "host", "p2p", "mapped", "bounce", "compat"; static. */
+/* "host", "p2p", "bounce", "compat"; static. */
 const char *gpunvme_route_name(enum gpunvme_route route);
 
 /* A backend of this build, on this machine. The texts `name` and `uris` are static. */

@@ -695,39 +695,6 @@ gpunvme_err_t mem_cuda_pin(void *cpu, size_t nbytes, void **gpu)
     return map_pinned(cpu, gpu);
 }
 
-/*
- * What says that it is this memory, not the GPU, with which something is wrong. Pages that can't be
- * pinned are "out of memory", too.
- */
-static bool is_refusal(cudaError_t err)
-{
-    return err == cudaErrorNotSupported || err == cudaErrorInvalidValue ||
-           err == cudaErrorNotPermitted || err == cudaErrorOperatingSystem ||
-           err == cudaErrorMemoryAllocation;
-}
-
-gpunvme_err_t mem_cuda_pin_readonly(void *cpu, size_t nbytes, void **gpu)
-{
-    cudaError_t err = cudaHostRegister(
-        cpu, nbytes, cudaHostRegisterPortable | cudaHostRegisterMapped | cudaHostRegisterReadOnly);
-
-    *gpu = NULL;
-    if (is_refusal(err)) {
-        (void)cudaGetLastError();
-        return base_fail(GPUNVME_ERR_UNSUPPORTED,
-                         "CUDA does not pin these %zu bytes for reading: %s (%s)", nbytes,
-                         cudaGetErrorString(err), cudaGetErrorName(err));
-    }
-    if (err == cudaErrorHostMemoryAlreadyRegistered) {
-        (void)cudaGetLastError();
-        return base_fail(GPUNVME_ERR_INVALID, "a part of %zu bytes at %p is pinned already", nbytes,
-                         cpu);
-    }
-    if (err != cudaSuccess)
-        return mem_cuda_fail(err, "cudaHostRegister of %zu bytes for reading", nbytes);
-    return map_pinned(cpu, gpu);
-}
-
 gpunvme_err_t mem_cuda_unpin(void *cpu)
 {
     int device = 0;

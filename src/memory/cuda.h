@@ -66,11 +66,6 @@ gpunvme_err_t mem_cuda_export(const void *gpu, size_t nbytes, int *fd, uint64_t 
 
 /* Pins host memory for all GPUs and maps it into the current one. */
 gpunvme_err_t mem_cuda_pin(void *cpu, size_t nbytes, void **gpu);
-/*
- * The same for pages that GPUs only read; UNSUPPORTED where CUDA does not take such memory, INVALID
- * where some of it is pinned already.
- */
-gpunvme_err_t mem_cuda_pin_readonly(void *cpu, size_t nbytes, void **gpu);
 gpunvme_err_t mem_cuda_unpin(void *cpu);
 gpunvme_err_t mem_cuda_pinned_address(void *cpu, void **gpu); /* of memory pinned by others */
 

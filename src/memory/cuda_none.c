@@ -107,11 +107,6 @@ gpunvme_err_t mem_cuda_pin(void *cpu, size_t nbytes, void **gpu)
     return fail();
 }
 
-gpunvme_err_t mem_cuda_pin_readonly(void *cpu, size_t nbytes, void **gpu)
-{
-    return mem_cuda_pin(cpu, nbytes, gpu);
-}
-
 gpunvme_err_t mem_cuda_unpin(void *cpu)
 {
     (void)cpu;

@@ -457,58 +457,6 @@ gpunvme_err_t gpunvme_mem_register(void *ptr, size_t nbytes, enum gpunvme_mem me
     return err;
 }
 
-/*
- * Whole pages. What is pinned already is refused, not borrowed: whoever pinned it may be another
- * thread at another piece of the same file, which lets go when it is done.
- */
-static gpunvme_err_t pin_readonly(struct gpunvme_buf *out)
-{
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    int device;
-
-    switch (mem_cuda_kind(out->cpu, &device)) {
-    case MEM_CUDA_DEVICE:
-        return base_fail(GPUNVME_ERR_INVALID, "%p is GPU memory", out->cpu);
-    case MEM_CUDA_MANAGED:
-        return refuse_managed(out->cpu);
-    case MEM_CUDA_PINNED:
-        return base_fail(GPUNVME_ERR_INVALID, "memory at %p is pinned already: use it as it is",
-                         out->cpu);
-    default:
-        return mem_cuda_pin_readonly(out->cpu, round_up(out->nbytes, page), &out->gpu);
-    }
-}
-
-gpunvme_err_t gpunvme_mem_register_readonly(const void *ptr, size_t nbytes, struct gpunvme_buf *out)
-{
-    long page = sysconf(_SC_PAGESIZE);
-    gpunvme_err_t err;
-
-    if (!out)
-        return base_fail(GPUNVME_ERR_INVALID, "out is NULL");
-    memset(out, 0, sizeof(*out));
-    err = check_registered(ptr, nbytes);
-    if (err)
-        return err;
-    if ((uintptr_t)ptr % (uintptr_t)page)
-        return base_fail(GPUNVME_ERR_ALIGN, "address %p is not a multiple of %ld, a page", ptr,
-                         page);
-    *out = (struct gpunvme_buf){
-        .cpu = (void *)(uintptr_t)ptr, /* the buffer has one address for all; see the header */
-        .nbytes = nbytes,
-        .mem = GPUNVME_MEM_PINNED,
-        .memory_private = (void *)&from_caller,
-    };
-    out->gpu = out->cpu;
-    if (!mem_cuda_present())
-        return GPUNVME_OK;
-    err = pin_readonly(out);
-    out->memory_private = (void *)&from_caller_pinned_here;
-    if (err)
-        memset(out, 0, sizeof(*out));
-    return err;
-}
-
 gpunvme_err_t gpunvme_mem_kind_of(const void *ptr, enum gpunvme_mem *mem, int *gpu)
 {
     enum mem_cuda_kind kind = MEM_CUDA_UNKNOWN;

@@ -298,8 +298,8 @@ static void cufile_describe(struct gpunvme_store *store, struct gpunvme_path *pa
              cufile->o_direct ? ", O_DIRECT" : "", store->threads, cufile->chunk >> 10, batch,
              turns);
     if (store->gpu_route == GPUNVME_ROUTE_COMPAT)
-        snprintf(path->why_not, sizeof(path->why_not),
-                 "p2p: %s; mapped, bounce: ways of backend=posix", cufile->why_not_direct);
+        snprintf(path->why_not, sizeof(path->why_not), "p2p: %s; bounce: a way of backend=posix",
+                 cufile->why_not_direct);
 }
 
 /* The driver is not opened: it takes a second, GPU memory, and leaves a log. */

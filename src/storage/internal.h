@@ -29,7 +29,6 @@ struct store_options {
     uint32_t registrations;   /* room of the table of registered memory */
     enum store_switch direct; /* posix, cufile: O_DIRECT */
     enum store_switch uring;  /* posix: io_uring */
-    enum store_switch map;    /* posix: the copy engine reads the page cache */
     bool batch;               /* cufile: its batch calls */
     bool async;               /* cufile: its calls in streams */
     uint32_t nsid;            /* nvme, spdk; 0: the first one */

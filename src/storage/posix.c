@@ -100,14 +100,7 @@ static gpunvme_err_t set_sizes(struct gpunvme_store *store, struct posix *posix)
         nslots = MIN_SLOTS;
     /* Two pages more: what is read past the page cache is whole blocks. */
     return posix_ring_create(&posix->ring, posix->threads, nslots, largest + 2 * POSIX_PAGE,
-                             posix->file.in_memory && store->flags & GPUNVME_OPEN_WRITE &&
-                                 o->map != STORE_OFF);
-}
-
-/* Reads at least can be mapped, until it turns out that they can't. */
-static enum gpunvme_route best_route(const struct posix *posix)
-{
-    return atomic_load(&posix->map.on) ? GPUNVME_ROUTE_MAPPED : GPUNVME_ROUTE_BOUNCE;
+                             posix->file.in_memory && store->flags & GPUNVME_OPEN_WRITE);
 }
 
 static gpunvme_err_t posix_close(struct gpunvme_store *store)
@@ -119,7 +112,6 @@ static gpunvme_err_t posix_close(struct gpunvme_store *store)
     __atomic_fetch_add(&posix->change, 1, __ATOMIC_ACQ_REL);
     futex_wake(&posix->change, INT_MAX);
     crew_stop(posix->crew);
-    posix_map_destroy(&posix->map);
     posix_fill_destroy(&posix->fill);
     posix_ring_destroy(&posix->ring);
     err = posix_file_close(&posix->file);
@@ -143,7 +135,6 @@ static gpunvme_err_t posix_open(struct gpunvme_store *store)
     pthread_mutex_init(&posix->write_lock, NULL);
     posix_ring_init(&posix->ring);
     err = posix_file_open(store, &posix->file);
-    posix_map_init(store, &posix->map, &posix->file);
     posix_fill_init(&posix->fill, posix->file.fd);
     if (!err)
         err = ask_for_uring(store, posix);
@@ -156,7 +147,7 @@ static gpunvme_err_t posix_open(struct gpunvme_store *store)
         posix_close(store);
         return base_restore(&failure);
     }
-    store->gpu_route = best_route(posix);
+    store->gpu_route = GPUNVME_ROUTE_BOUNCE;
     return GPUNVME_OK;
 }
 
@@ -196,15 +187,9 @@ static void posix_submit(struct gpunvme_store *store, struct gpunvme_io *first, 
  */
 static gpunvme_err_t posix_expect(struct gpunvme_store *store, const struct gpunvme_io *io)
 {
-    const struct store_options *o = &store->uri.options;
     struct posix *posix = store->priv;
     const void *gpu_memory = io->mem == GPUNVME_MEM_GPU ? io->ptr : NULL;
 
-    if (o->require_set && o->require == GPUNVME_ROUTE_MAPPED)
-        return base_fail(GPUNVME_ERR_UNSUPPORTED,
-                         "require=mapped: what is to be mapped may have to be pinned first, which "
-                         "would wait for the stream that waits for it; open another store for "
-                         "transfers in streams");
     posix_ring_pin_all(&posix->ring, gpu_memory);
     return store_keep_streams(store, gpu_memory, posix->threads * posix->ring.nslots);
 }
@@ -213,9 +198,8 @@ static gpunvme_err_t posix_expect(struct gpunvme_store *store, const struct gpun
 static bool tells(struct posix *posix, uint64_t ns)
 {
     bool slack = atomic_exchange(&posix->slack, false);
-    bool in_between = atomic_exchange(&posix->map.in_between, false);
 
-    return !slack && !in_between && ns < 8ull * POSIX_EPOCH_NS;
+    return !slack && ns < 8ull * POSIX_EPOCH_NS;
 }
 
 /* Another worker may have begun a new one after the caller looked at the clock. */
@@ -230,9 +214,7 @@ static void end_epoch(struct posix *posix, uint64_t now)
 
     if (tells(posix, now - posix->epoch)) {
         posix_tune_epoch(&posix->tune, nbytes, now - posix->epoch);
-        posix->tune.may_ahead = atomic_load(&posix->map.on) && !posix->map.eager;
         atomic_store(&posix->chunk, 1u << posix->tune.chunk_shift);
-        atomic_store(&posix->ahead, posix->tune.ahead);
         if (atomic_exchange(&posix->active, posix->tune.active) < posix->tune.active) {
             __atomic_fetch_add(&posix->change, 1, __ATOMIC_ACQ_REL);
             futex_wake(&posix->change, INT_MAX);
@@ -306,31 +288,11 @@ static void say_how(const struct posix *posix, char *how, size_t room)
             atomic_load(&posix->ring.npinned) * posix->ring.part_nbytes >> 20);
 }
 
-/* Where it is on, some parts of the file may have gone another way all the same. */
-static void say_why_not_mapped(const struct gpunvme_store *store, struct posix_map *map, char *text,
-                               size_t room)
-{
-    pthread_mutex_lock(&map->lock);
-    if (!atomic_load(&map->on))
-        say(text, room, "; mapped: %s", map->why_not);
-    else if (store->flags & GPUNVME_OPEN_WRITE)
-        say(text, room, "; mapped: reads only");
-    if (atomic_load(&map->on) && map->nfailed)
-        say(text, room, "; mapped: not pinned %u times: %s", map->nfailed, map->why_not);
-    if (atomic_load(&map->on) && map->ndropped)
-        say(text, room, "; mapped: pinned pages were not the file's %u times", map->ndropped);
-    if (map->held_back)
-        say(text, room, "; mapped: nothing is pinned while transfers are in streams");
-    pthread_mutex_unlock(&map->lock);
-}
-
-static void say_why_not(const struct gpunvme_store *store, struct posix *posix, char *text,
-                        size_t room)
+static void say_why_not(const struct posix *posix, char *text, size_t room)
 {
     const struct posix_file *file = &posix->file;
 
     say(text, room, "p2p: a file's bytes go through the kernel's memory");
-    say_why_not_mapped(store, &posix->map, text, room);
     if (!has_direct(file))
         say(text, room, "; O_DIRECT: %s", direct_why_not(file));
     if (!posix->uring)
@@ -342,12 +304,11 @@ static void say_why_not(const struct gpunvme_store *store, struct posix *posix, 
 
 static void posix_describe(struct gpunvme_store *store, struct gpunvme_path *path)
 {
-    struct posix *posix = store->priv;
+    const struct posix *posix = store->priv;
 
-    path->gpu_route = best_route(posix);
     path->how[0] = path->why_not[0] = 0;
     say_how(posix, path->how, sizeof(path->how));
-    say_why_not(store, posix, path->why_not, sizeof(path->why_not));
+    say_why_not(posix, path->why_not, sizeof(path->why_not));
 }
 
 static void posix_about(struct gpunvme_backend_info *info)

@@ -8,8 +8,6 @@
  *   posix_ring.c   pinned memory in slots, and copies between it and the GPU
  *   posix_fill.c   writes into files in memory
  *   posix_gate.c   writes past the page cache and through it, in turns
- *   posix_map.c    the page cache as the GPU's copy engine sees it
- *   posix_limit.c  how much memory there is for this process
  *   posix_work.c   the worker: takes pieces, starts them, looks what has ended
  *   posix_request.c  what it asks the kernel for
  *   posix_slot.c   pieces in slots
@@ -21,8 +19,8 @@
  * next slot is being filled. Writes do the same the other way round.
  *
  * Where the bytes of a file are decides who fetches them: what is in the page cache is copied out
- * of it by the worker (no faster way is known but the copy engine, posix_map.c); what is not is
- * asked for by io_uring, past the page cache (O_DIRECT) where the file system lets us.
+ * of it by the worker; what is not is asked for by io_uring, past the page cache (O_DIRECT) where
+ * the file system lets us.
  */
 #ifndef STORAGE_POSIX_H
 #define STORAGE_POSIX_H
@@ -95,22 +93,19 @@ bool posix_file_direct(const struct posix_file *file, enum gpunvme_op op, size_t
  */
 
 /*
- * Three numbers are found out at run time: the size of pieces that are copied (`chunk`), how many
- * workers take part (`active`), and whether one of them pins windows of the page cache in front of
- * the others (`ahead`, 0 or 1; posix_map.c). While there is more to do than hands to do it, time is
+ * Two numbers are found out at run time: the size of pieces that are copied (`chunk`), and how many
+ * workers take part (`active`). While there is more to do than hands to do it, time is
  * cut into epochs of some ms; each gives a rate. One number at a time is moved by one step, up and
  * then down, for an epoch between epochs without it. The first epoch after each change is not
  * counted: workers that were sent home still move what they had in hand, others only begin. The
  * step stays if the rate grew three times in a row by more than 1/32 (for fewer workers: did not
  * fall, as they cost less): one epoch may be lucky. When neither way helps, the next number's turn
  * comes; when all have had theirs, and before the first, nothing is tried for a while. An epoch
- * without pressure, one with a pause in it, or in which a window was pinned that nobody waited for,
- * says nothing of what could be done and is left out.
+ * without pressure, or one with a pause in it, says nothing of what could be done and is left out.
  */
 struct posix_tune {
     uint32_t chunk_shift, min_shift, max_shift; /* pieces of 2^chunk_shift bytes */
     uint32_t active, max_active;
-    uint32_t ahead, may_ahead;
     bool fixed_chunk, fixed_active;
 
     double rate;     /* of the epoch before a trial, bytes/ns */
@@ -206,7 +201,6 @@ struct posix_slot {
     enum gpunvme_op op;
     enum posix_slot_state state;
     bool sealed;    /* takes no more pieces */
-    bool mapped;    /* its pieces are in the page cache, its memory is not used */
     bool lost;      /* copies that were started do not end */
     unsigned nbusy; /* pieces whose bytes the file still moves */
     unsigned gpu;   /* all are on the same */
@@ -222,96 +216,6 @@ gpunvme_err_t posix_slot_copy(const struct posix *posix, struct posix_slot *slot
 gpunvme_err_t posix_slot_copied(struct posix_slot *slot, bool *done);
 /* Waits for it. */
 gpunvme_err_t posix_slot_wait(struct posix_slot *slot, uint64_t timeout_ns);
-
-/* ---- posix_map.c -------------------------------------------------------------------------------
- */
-
-#define POSIX_WINDOW_SHIFT 24 /* 16 MiB */
-
-struct posix_window;
-
-/*
- * Parts of the file ("windows") mapped, and pinned for the GPU.
- *
- * A pinned page stays what it is while it is in the page cache, but the file may be cut, punched or
- * written past the cache; then the file has other pages, and we would read old ones. The kernel
- * takes such pages out of the page table of every mapping first. So a window is mapped twice: what
- * is pinned, and, made before that, a witness into which no page ever comes again. After a copy its
- * pages are looked up in /proc/self/pagemap: where the witness still has one, it is the file's, was
- * so all the time, and is the one that was pinned; else the window is dropped and the bytes are
- * read again in another way. The mapping that is pinned says nothing of that: whoever touches it,
- * or pins a page beside, brings the new page into its page table, and the GPU has the old one.
- * Nothing here is touched by the CPU, which a cut file would kill (SIGBUS).
- */
-struct posix_map {
-    _Atomic bool on; /* at all */
-    bool eager;      /* map=on: a window is made when it is first asked for */
-    bool emulated;   /* no GPU: the "copy engine" is the kernel's, and stops at what is not there */
-    struct gpunvme_store *store;
-    struct posix_file *file;
-    int fd, pagemap;
-    pthread_mutex_t lock;
-    pthread_cond_t made;
-    struct posix_window *dropped;  /* whose pins are not taken away yet */
-    struct posix_window **windows; /* by number, in the file */
-    size_t nwindows;
-    uint64_t mapped; /* bytes */
-    uint64_t budget; /* of all stores of the process together */
-    unsigned makers; /* workers that are making one */
-    uint64_t rest_until;
-    _Atomic bool in_between; /* one was made beside the copies: they were slower meanwhile */
-    unsigned nfailed, ndropped;
-    bool held_back; /* a window was not made for transfers in streams (storage/alone.h) */
-    bool stuck;     /* one is being made for too long: nobody begins another */
-    bool over_budget, impatient;
-    _Atomic bool works;   /* a copy was found to be of the file's bytes */
-    uint64_t patience_ns; /* for a window that is being made */
-    char why_not[160];
-};
-
-void posix_map_init(struct gpunvme_store *store, struct posix_map *map, struct posix_file *file);
-void posix_map_destroy(struct posix_map *map);
-
-/*
- * The address that the copy engine has for these bytes of the file, and holds the window; NULL:
- * there is none. The transfer goes on up to byte `end` of the file.
- */
-const void *posix_map_hold(struct posix_map *map, uint64_t offset, size_t nbytes, uint64_t end,
-                           unsigned gpu, struct posix_window **window);
-
-/* Makes a window in front of workers that are at byte `front`, if nobody makes one. */
-void posix_map_ahead(struct posix_map *map, uint64_t front, uint64_t end, unsigned gpu);
-
-/* The address that the GPU has for an address in a window. */
-void *posix_window_gpu(const struct posix_window *window, const void *cpu);
-
-gpunvme_err_t posix_map_copy_emulated(void *dst, const void *src, size_t nbytes);
-
-/* After the copy. False: they were not all the file's bytes. */
-bool posix_map_check(struct posix_map *map, struct posix_window *window, uint64_t offset,
-                     size_t nbytes);
-void posix_map_release(struct posix_map *map, struct posix_window *window);
-
-/* How many of the bytes the file has now. */
-size_t posix_map_clip(const struct posix_map *map, uint64_t offset, size_t nbytes);
-
-/* Why something was not mapped: the gravest reason that there was. */
-void posix_map_why_not(struct posix_map *map, char *text, size_t room);
-
-/* Holds it for good: a copy out of it does not end. */
-void posix_map_keep(struct posix_map *map, struct posix_window *window);
-
-/* ---- posix_limit.c -----------------------------------------------------------------------------
- */
-
-/* The machine's memory, or what this process may have of it. */
-uint64_t posix_memory_nbytes(void);
-
-/* That a process may have; UINT64_MAX: no limit. */
-uint64_t posix_max_mappings(void);
-
-/* UINT64_MAX: no limit. For tests with their own files in place of the kernel's. */
-uint64_t posix_group_limit(const char *root, const char *groups);
 
 /* ---- posix_gate.c ------------------------------------------------------------------------------
  */
@@ -354,7 +258,6 @@ struct posix {
     struct gpunvme_store *store;
     struct posix_file file;
     struct posix_ring ring;
-    struct posix_map map;
     struct posix_fill fill;
     struct posix_gate gate;     /* of writes */
     pthread_mutex_t write_lock; /* of a file in memory: the kernel's own makes them spin */
@@ -366,7 +269,6 @@ struct posix {
 
     _Atomic uint32_t chunk;  /* bytes of pieces that are taken; the tuner's */
     _Atomic uint32_t active; /* workers that take some; the tuner's */
-    _Atomic uint32_t ahead;  /* one makes windows in front of the others; the tuner's */
     uint32_t change;         /* futex of those that do not */
     uint32_t ending;         /* they have to */
     pthread_mutex_t tune_lock;

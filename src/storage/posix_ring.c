@@ -197,8 +197,7 @@ static size_t run_of(struct posix_op *op, struct posix_op **next)
 
     for (*next = op->next; *next; *next = (*next)->next) {
         if ((*next)->cpu != op->cpu + nbytes || (*next)->piece.ptr != op->piece.ptr + nbytes ||
-            (*next)->piece.io->mem != GPUNVME_MEM_GPU || (*next)->window != op->window ||
-            !is_one_memory(op, *next))
+            (*next)->piece.io->mem != GPUNVME_MEM_GPU || !is_one_memory(op, *next))
             break;
         nbytes += posix_op_nbytes(*next);
     }
@@ -223,7 +222,7 @@ static bool start_batch(struct copies *c, unsigned n, gpunvme_err_t *err)
  * are CUDA's own business. */
 static gpunvme_err_t start_copies(struct copies *c)
 {
-    enum gpunvme_mem mem = c->slot->mapped ? GPUNVME_MEM_PINNED : c->slot->part->mem;
+    enum gpunvme_mem mem = c->slot->part->mem;
     bool read = c->slot->op == GPUNVME_OP_READ;
     unsigned n = c->n;
     gpunvme_err_t err = GPUNVME_OK;
@@ -246,8 +245,6 @@ static gpunvme_err_t start_copies(struct copies *c)
  * machines that this was seen on, but nobody promises it. */
 static void *gpu_address(const struct posix_part *part, const struct posix_op *op)
 {
-    if (op->window)
-        return posix_window_gpu(op->window, op->cpu);
     return part->mem == GPUNVME_MEM_PINNED ? (uint8_t *)part->pinned.gpu + (op->cpu - part->base)
                                            : op->cpu;
 }
@@ -259,8 +256,6 @@ static gpunvme_err_t add_copy(struct copies *c, const struct posix_op *op, size_
 
     if (!nbytes)
         return GPUNVME_OK;
-    if (op->window && c->posix->map.emulated)
-        return posix_map_copy_emulated(op->piece.ptr, op->cpu, nbytes);
     c->hosts[c->n] = op->cpu;
     c->pieces[c->n++] = (struct gpunvme_mem_piece){
         .dst = read ? op->piece.ptr : host, .src = read ? host : op->piece.ptr, .nbytes = nbytes};

@@ -11,13 +11,9 @@
 void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err)
 {
     enum gpunvme_op kind = op->piece.io->op;
-    enum gpunvme_route route = !posix_is_gpu(op) ? GPUNVME_ROUTE_HOST
-                               : op->window      ? GPUNVME_ROUTE_MAPPED
-                                                 : GPUNVME_ROUTE_BOUNCE;
+    enum gpunvme_route route = posix_is_gpu(op) ? GPUNVME_ROUTE_BOUNCE : GPUNVME_ROUTE_HOST;
     size_t done = err ? 0 : op->done;
 
-    if (op->window)
-        posix_map_release(&w->posix->map, op->window);
     if (!err && op->error)
         err = base_fail_errno(
             op->error, "%s%zu bytes at offset %llu", kind == GPUNVME_OP_FLUSH ? "flush of " : "",
@@ -43,7 +39,7 @@ struct posix_slot *posix_take_slot(struct posix_worker *w, enum gpunvme_op op)
     slot->used = 0;
     slot->op = op;
     slot->state = POSIX_SLOT_FILLING;
-    slot->sealed = slot->mapped = false;
+    slot->sealed = false;
     slot->nbusy = 0;
     slot->gpu = 0;
     slot->first = NULL;
@@ -73,48 +69,13 @@ static void end_slot(struct posix_worker *w, struct posix_slot *slot, gpunvme_er
         posix_free_slot(w, slot);
 }
 
-/* Their windows must stay as they are: the GPU may still read there. */
-static void keep_windows(struct posix_worker *w, struct posix_slot *slot)
-{
-    for (struct posix_op *op = slot->first; op; op = op->next)
-        posix_map_keep(&w->posix->map, op->window);
-}
-
-/* Pieces that the GPU could not take from the page cache after all go another way. */
-static void end_mapped(struct posix_worker *w, struct posix_slot *slot, gpunvme_err_t err)
-{
-    struct posix_op *next, *op = slot->first;
-
-    if (slot->lost) { /* no other way may end well while this one may still write */
-        keep_windows(w, slot);
-        end_slot(w, slot, err);
-        return;
-    }
-    posix_free_slot(w, slot);
-    for (; op; op = next) {
-        next = op->next;
-        if (!err && posix_map_check(&w->posix->map, op->window, op->piece.offset, op->done)) {
-            posix_end_op(w, op, GPUNVME_OK);
-            continue;
-        }
-        posix_map_release(&w->posix->map, op->window);
-        op->window = NULL;
-        op->unmapped = true;
-        op->slot = NULL;
-        op->done = 0;
-        posix_append(&w->waiting, op);
-    }
-}
-
 /* Its copies are done, or have failed. */
 void posix_slot_is_copied(struct posix_worker *w, struct posix_slot *slot, gpunvme_err_t err)
 {
     struct posix_op *next;
 
     slot->lost = slot->lost || err == GPUNVME_ERR_TIMEOUT;
-    if (slot->mapped) {
-        end_mapped(w, slot, err);
-    } else if (err || slot->op == GPUNVME_OP_READ) {
+    if (err || slot->op == GPUNVME_OP_READ) {
         end_slot(w, slot, err);
     } else {
         slot->state = POSIX_SLOT_FILLING;
@@ -159,7 +120,7 @@ void posix_seal(struct posix_worker *w)
     if (!slot)
         return;
     slot->sealed = true;
-    if (slot->op == GPUNVME_OP_WRITE || slot->mapped || !slot->nbusy)
+    if (slot->op == GPUNVME_OP_WRITE || !slot->nbusy)
         copy_slot(w, slot);
 }
 
@@ -183,7 +144,7 @@ static bool fits(const struct posix_worker *w, const struct posix_slot *slot,
     size_t room = atomic_load_explicit(&w->posix->chunk, memory_order_relaxed);
     size_t most = w->posix->ring.slot_nbytes - POSIX_PAGE; /* a last block may be read whole */
 
-    if (slot->op != op->piece.io->op || slot->mapped || slot->gpu != op->gpu)
+    if (slot->op != op->piece.io->op || slot->gpu != op->gpu)
         return false;
     if (room < POSIX_LEAST_SLOT)
         room = POSIX_LEAST_SLOT;

@@ -9,7 +9,7 @@
 #define START 16u /* a short transfer is over before trials cost it anything */
 #define WINS  3u  /* one epoch may be lucky */
 
-enum trial { CHUNK_UP, CHUNK_DOWN, FEWER, MORE, AHEAD, NOT_AHEAD, NTRIALS };
+enum trial { CHUNK_UP, CHUNK_DOWN, FEWER, MORE, NTRIALS };
 
 void posix_tune_init(struct posix_tune *t, uint32_t chunk_shift, uint32_t min_shift,
                      uint32_t max_shift, uint32_t max_active)
@@ -26,7 +26,7 @@ void posix_tune_init(struct posix_tune *t, uint32_t chunk_shift, uint32_t min_sh
 
 static uint32_t *number_of(struct posix_tune *t)
 {
-    return t->turn <= CHUNK_DOWN ? &t->chunk_shift : t->turn <= MORE ? &t->active : &t->ahead;
+    return t->turn <= CHUNK_DOWN ? &t->chunk_shift : &t->active;
 }
 
 /* Makes the step whose turn it is; false where there is no room for it. */
@@ -48,12 +48,6 @@ static bool step(struct posix_tune *t)
     case MORE:
         t->active = t->active + some < t->max_active ? t->active + some : t->max_active;
         break;
-    case AHEAD:
-        t->ahead = t->may_ahead;
-        break;
-    case NOT_AHEAD:
-        t->ahead = 0;
-        break;
     case NTRIALS:
         break;
     }
@@ -64,9 +58,7 @@ static bool step(struct posix_tune *t)
 static void next_trial(struct posix_tune *t)
 {
     for (; t->turn < NTRIALS; t->turn++, t->nwon = 0) {
-        bool fixed = t->turn <= CHUNK_DOWN ? t->fixed_chunk
-                     : t->turn <= MORE     ? t->fixed_active
-                                           : false;
+        bool fixed = t->turn <= CHUNK_DOWN ? t->fixed_chunk : t->fixed_active;
 
         if (!fixed && step(t)) {
             t->trying = t->settling = true;

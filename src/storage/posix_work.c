@@ -19,7 +19,6 @@
 #define LEAST_COPY_NS 20000000u    /* for the GPU, whatever the store's timeout is */
 #define ENOUGH_NBYTES (8u << 20)   /* in a worker's hands */
 #define LEAST_SHARE   (256u << 10) /* smaller pieces are not made to have one for each worker */
-#define MAPPED_NBYTES (64u << 10)  /* less is copied sooner than its pages are looked up */
 #define LOOK_TURNS    64u          /* of a worker that always finds work, between looks at copies */
 #define NAP_GATED_NS  20000u
 #define NAP_NS        20000000u /* of a worker that is not needed */
@@ -29,45 +28,6 @@
 
 /* ---- Starting pieces ---------------------------------------------------------------------------
  */
-
-/* Lets the copy engine read the page cache, if this part of it is pinned. */
-static bool start_mapped(struct posix_worker *w, struct posix_op *op)
-{
-    struct posix_map *map = &w->posix->map;
-    const struct crew_piece *piece = &op->piece;
-    struct posix_slot *slot = w->open;
-    const void *cpu;
-    size_t nbytes;
-    uint64_t end;
-
-    if (!atomic_load_explicit(&map->on, memory_order_relaxed) || op->unmapped || !w->free_slots ||
-        !posix_is_gpu(op) || !posix_is_read(op))
-        return false;
-    if (piece->nbytes < MAPPED_NBYTES && !map->eager)
-        return false;
-    nbytes = posix_map_clip(map, piece->offset, piece->nbytes);
-    if (!nbytes)
-        return false;
-    end = piece->io->offset + piece->io->nbytes;
-    cpu = posix_map_hold(map, piece->offset, nbytes, end, atomic_load(&w->posix->ring.gpu),
-                         &op->window);
-    if (!cpu) {
-        w->front = piece->offset;
-        w->end = end;
-        return false;
-    }
-    if (!slot || !slot->mapped || slot->gpu != op->gpu) {
-        posix_seal(w);
-        slot = w->open = posix_take_slot(w, GPUNVME_OP_READ);
-        slot->mapped = true;
-        slot->gpu = op->gpu;
-    }
-    op->cpu = (uint8_t *)(uintptr_t)cpu;
-    op->done = nbytes;
-    op->slot = slot;
-    posix_slot_append(slot, op);
-    return true;
-}
 
 /* Takes from the page cache what is there. */
 static void look(struct posix_worker *w, struct posix_op *op)
@@ -86,13 +46,6 @@ static bool is_crooked(const struct posix_worker *w, const struct posix_op *op)
     return !op->done && !op->end && posix_file_direct(file, GPUNVME_OP_READ, op->piece.nbytes) &&
            ((op->piece.offset | op->piece.nbytes) & (file->align - 1) ||
             (uintptr_t)op->piece.ptr & (file->memory_align - 1));
-}
-
-/* It would be mapped, had it a slot: `require=mapped` is to wait for one. */
-static bool lacks_slot(const struct posix_worker *w, const struct posix_op *op)
-{
-    return atomic_load_explicit(&w->posix->map.on, memory_order_relaxed) && posix_is_read(op) &&
-           !op->unmapped && !w->free_slots && w->nlost < w->posix->ring.nslots;
 }
 
 static void start_host(struct posix_worker *w, struct posix_op *op)
@@ -121,29 +74,6 @@ static gpunvme_err_t check_memory(struct posix_worker *w, struct posix_op *op)
     return err;
 }
 
-/* A read there gives nothing, by whatever way. */
-static bool is_behind_the_end(const struct posix_worker *w, const struct posix_op *op)
-{
-    uint64_t size;
-
-    return posix_is_read(op) && !posix_file_size(&w->posix->file, &size) &&
-           op->piece.offset >= size;
-}
-
-/* No way but "mapped" is allowed, and that is not to be had. */
-static gpunvme_err_t refuse(struct posix_worker *w, const struct posix_op *op, gpunvme_err_t err)
-{
-    char why[160];
-
-    if (!posix_is_read(op))
-        return err;
-    if (w->nlost == w->posix->ring.nslots)
-        snprintf(why, sizeof(why), "the GPU does not answer any more");
-    else
-        posix_map_why_not(&w->posix->map, why, sizeof(why));
-    return base_fail(err, "require=mapped: %s", why);
-}
-
 static void start_gpu(struct posix_worker *w, struct posix_op *op)
 {
     gpunvme_err_t err = check_memory(w, op);
@@ -153,17 +83,6 @@ static void start_gpu(struct posix_worker *w, struct posix_op *op)
         return;
     }
     posix_ring_pin(&w->posix->ring, w->part, op->piece.ptr);
-    if (start_mapped(w, op))
-        return;
-    err = store_allows(w->store, GPUNVME_MEM_GPU, GPUNVME_ROUTE_BOUNCE);
-    if (err && lacks_slot(w, op)) {
-        posix_append(&w->waiting, op);
-        return;
-    }
-    if (err) {
-        posix_end_op(w, op, is_behind_the_end(w, op) ? GPUNVME_OK : refuse(w, op, err));
-        return;
-    }
     if (w->nlost == w->posix->ring.nslots) {
         posix_end_op(w, op, base_fail(GPUNVME_ERR_GPU, "the GPU does not answer any more"));
         return;
@@ -305,17 +224,6 @@ static void tune(struct posix_worker *w)
     posix_tune_look(posix, futex_now());
 }
 
-/* One worker makes windows in front of the others, of what is cached. */
-static void map_ahead(struct posix_worker *w)
-{
-    struct posix *posix = w->posix;
-
-    if (w->crew->index == 0 && atomic_load(&posix->ahead) && w->end > w->front &&
-        posix_file_is_warm(&posix->file, w->front))
-        posix_map_ahead(&posix->map, w->front, w->end, atomic_load(&posix->ring.gpu));
-    w->end = 0;
-}
-
 /* Other workers have writes under way that this one's have to wait for. */
 static void nap(void)
 {
@@ -348,8 +256,6 @@ static void one_turn(struct posix_worker *w, bool *stop)
         start_waiting(w);
         posix_seal(w);
     }
-    if (w->end)
-        map_ahead(w);
     if (w->moved)
         tune(w);
 }

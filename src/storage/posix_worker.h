@@ -21,7 +21,6 @@ struct posix_op {
     bool end;                /* the file ended there */
     bool buffered;           /* O_DIRECT did not want it */
     bool here;               /* io_uring did not */
-    bool unmapped;           /* the copy engine did not */
     unsigned gpu;            /* that its memory is on */
 
     /* The request that is on its way: `asked` bytes from `at` of the file, to or from `memory`. */
@@ -33,8 +32,7 @@ struct posix_op {
     uint64_t refused; /* since when they don't, for one past the page cache; 0: they do */
     struct posix_op *next_gated; /* of those that others do not make way for yet */
 
-    struct posix_window *window; /* mapped: where the GPU reads it */
-    struct posix_op *next;       /* of the free ones, of those in a slot, of those that wait */
+    struct posix_op *next; /* of the free ones, of those in a slot, of those that wait */
 };
 
 /* How much of it there is to copy: what was read, or all that shall be written. */
@@ -75,9 +73,8 @@ struct posix_worker {
     struct posix_slot *open;                  /* takes small pieces */
     struct posix_slot *moving, **last_moving; /* copies are under way, the oldest first */
     unsigned turns;
-    uint64_t copy_ns;    /* how long the copies of a slot may take */
-    uint64_t moved;      /* bytes, not told to the tuner yet */
-    uint64_t front, end; /* the last piece that was not mapped, and the end of its transfer */
+    uint64_t copy_ns; /* how long the copies of a slot may take */
+    uint64_t moved;   /* bytes, not told to the tuner yet */
 };
 
 static inline void posix_append(struct posix_list *list, struct posix_op *op)

@@ -9,8 +9,9 @@
 #include "storage/route.h"
 
 static const char *const names[GPUNVME_NROUTES] = {
-    [GPUNVME_ROUTE_HOST] = "host",     [GPUNVME_ROUTE_P2P] = "p2p",
-    [GPUNVME_ROUTE_MAPPED] = "mapped", [GPUNVME_ROUTE_BOUNCE] = "bounce",
+    [GPUNVME_ROUTE_HOST] = "host",
+    [GPUNVME_ROUTE_P2P] = "p2p",
+    [GPUNVME_ROUTE_BOUNCE] = "bounce",
     [GPUNVME_ROUTE_COMPAT] = "compat",
 };
 

@@ -24,7 +24,7 @@ static gpunvme_err_t set_require(void *options_, const struct base_param *item)
     o->require_set = true;
     if (store_route_of(item->value, &o->require))
         return GPUNVME_OK;
-    return base_fail(GPUNVME_ERR_URI, "require=%s: p2p, mapped, bounce and compat are possible",
+    return base_fail(GPUNVME_ERR_URI, "require=%s: p2p, bounce and compat are possible",
                      item->value);
 }
 
@@ -52,11 +52,6 @@ static gpunvme_err_t set_direct(void *o, const struct base_param *item)
 static gpunvme_err_t set_uring(void *o, const struct base_param *item)
 {
     return set_switch(&((struct store_options *)o)->uring, item);
-}
-
-static gpunvme_err_t set_map(void *o, const struct base_param *item)
-{
-    return set_switch(&((struct store_options *)o)->map, item);
 }
 
 static gpunvme_err_t set_chunk(void *options_, const struct base_param *item)
@@ -95,7 +90,6 @@ static const struct base_param_spec table[] = {
     {"depth", BASE_PARAM_U32, OPTION(depth), 1, 4096, NULL, STORE_ANY & ~STORE_STRIPE},
     {"direct", BASE_PARAM_CALL, 0, 0, 0, set_direct, STORE_POSIX | STORE_CUFILE},
     {"uring", BASE_PARAM_CALL, 0, 0, 0, set_uring, STORE_POSIX},
-    {"map", BASE_PARAM_CALL, 0, 0, 0, set_map, STORE_POSIX},
     {"batch", BASE_PARAM_BOOL, OPTION(batch), 0, 0, NULL, STORE_CUFILE},
     {"async", BASE_PARAM_BOOL, OPTION(async), 0, 0, NULL, STORE_CUFILE},
     {"nsid", BASE_PARAM_U32, OPTION(nsid), 1, 0xfffffffe, NULL, STORE_NVME | STORE_SPDK},

@@ -58,14 +58,14 @@ program bench/gpu_errors <<EOF
 echo "\$*" >$work/errors
 echo '{"commands": 5e8, "good": true}'
 EOF
-for name in gpu_memory gpu_copy_batch gpu_register; do
+for name in gpu_memory gpu_copy_batch; do
     program bench/$name <<<'echo "{}"'
 done
 program bench/store_rate <<'EOF'
 [[ $* != *rate*--cold*64K* ]] || { echo '{"results": ['; exit 1; }
 echo '{"results": [
     {"uri": "file:/x", "gb_per_s": {"median": 41}, "requests_per_s": 10, "cpu_s_per_gb": {"median": 1}},
-    {"uri": "file:/x?map=on", "gb_per_s": {"median": 42}, "requests_per_s": 2, "cpu_s_per_gb":
+    {"uri": "file:/x?chunk=1M", "gb_per_s": {"median": 42}, "requests_per_s": 2, "cpu_s_per_gb":
         {"median": 1}, "verified": true}
 ]}'
 EOF
@@ -170,7 +170,7 @@ says '^  yes 512-byte reads/s, 4096 threads \(ab\): 70 M \(goal 62 M\)'
 says '^      other: rates beside the plain build.s, [0-9]+ points: x 1\.000'
 says '^  NO  reads with errors among them: 500 M'
 says '^failed +storage +store_rate: exit code 1'
-says '^  yes tmpfs to GPU: 41, 1 CPU s/GB; best 42, map=on \(goal 40\)'
+says '^  yes tmpfs to GPU: 41, 1 CPU s/GB; best 42, chunk=1M \(goal 40\)'
 says '^  store_ways, cufile: no libcufile'
 says "^  (libcufile|cuFile's direct way): " # the machine's Python may have one
 

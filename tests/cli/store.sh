@@ -12,14 +12,14 @@ expect 0
 expect_out '^  backend     posix'
 expect_out '^  size        2.86 MiB'
 expect_out '^  read        2.86 MiB in '
-expect_out 'by the way "(bounce|mapped|p2p)"'
+expect_out 'by the way "(bounce|p2p)"'
 
 promise "--json has the same"
 gpunvme store --json "file:$PWD/file?threads=2"
 expect 0
 expect_json
 expect_out '"bytes": 3000001'
-expect_out '"to_gpu": "(bounce|mapped|p2p)"'
+expect_out '"to_gpu": "(bounce|p2p)"'
 
 promise "a part is read, into memory of any kind, registered or not"
 for memory in host pinned gpu; do

@@ -1,11 +1,9 @@
 # The same tests for each backend: one program, a ctest entry for each row of store_rig.c.
-add_executable(test_store_conformance test_store_conformance.c store_rig.c store_rig_walk.c
-               pinned_pages.c)
+add_executable(test_store_conformance test_store_conformance.c store_rig.c store_rig_walk.c)
 target_include_directories(test_store_conformance PRIVATE ${PROJECT_SOURCE_DIR}/src
                            ${PROJECT_SOURCE_DIR}/tests)
 target_compile_definitions(test_store_conformance PRIVATE _GNU_SOURCE)
 target_link_libraries(test_store_conformance PRIVATE gpunvme PkgConfig::CMOCKA PkgConfig::LIBURING)
-pinned_pages(test_store_conformance)
 # conformance_environment(test row): what a row needs, wherever its test runs.
 function(conformance_environment test row)
     if(TARGET gpunvme_cli)
@@ -20,7 +18,7 @@ endfunction()
 
 # The walks have 90 seconds at most (RIG_DEADLINE_NS).
 foreach(row file file_threads1 file_chunk4k file_uring file_uring_direct file_direct file_no_uring
-        file_map shm shm_uring shm_map shm_no_map sim sim_4k sim_image sim_issue_gpu vfio_user
+        shm shm_uring sim sim_4k sim_image sim_issue_gpu vfio_user
         stripe stripe_mixed cufile cufile_batch spdk)
     if(row MATCHES "file|shm")
         set(label unit)
@@ -32,7 +30,7 @@ foreach(row file file_threads1 file_chunk4k file_uring file_uring_direct file_di
 endforeach()
 
 # They take all memory of the GPU, which other tests would miss.
-foreach(row file file_direct shm_map sim sim_issue_gpu vfio_user stripe_mixed)
+foreach(row file file_direct shm sim sim_issue_gpu vfio_user stripe_mixed)
     gpunvme_add_test(test_store_full_gpu_${row} gpu 120 test_store_conformance ${row} nogpumem)
     conformance_environment(test_store_full_gpu_${row} ${row})
     set_tests_properties(test_store_full_gpu_${row} PROPERTIES RUN_SERIAL TRUE)

@@ -260,7 +260,7 @@ static void writes_change_what_they_should_and_nothing_else(void **state)
         {0, 1, 0},          {4095, 2, 1},        {1, 2 * MIB, 4096},      {MIB, MIB, 0},
         {300, MIB + 77, 5}, {2 * MIB + 1, 1, 9}, {3 * MIB, 300 * KIB, 0}, {5 * MIB + 3, MIB, 64},
     };
-    static const char *const options[] = {"", "direct=on", "uring=off", "direct=off,map=off"};
+    static const char *const options[] = {"", "direct=on", "uring=off", "direct=off"};
 
     (void)state;
     for (size_t k = 0; k < sizeof(options) / sizeof(options[0]); k++) {
@@ -378,7 +378,7 @@ static void routes_are_counted_to_the_byte(void **state)
 
     (void)state;
     contains(2 * MIB + 10);
-    open_as("map=off", GPUNVME_OPEN_WRITE);
+    open_as("", GPUNVME_OPEN_WRITE);
     reads(GPUNVME_MEM_HOST, 0, 4 * MIB, 0, 2 * MIB + 10);
     reads(GPUNVME_MEM_GPU, 5, MIB, 0, MIB);
     reads(GPUNVME_MEM_GPU, 5, 100, 0, 100);
@@ -397,14 +397,13 @@ static void what_was_switched_off_is_told(void **state)
 
     (void)state;
     contains(4096);
-    open_as("direct=off,uring=off,map=off,threads=3,chunk=128K,depth=5", 0);
+    open_as("direct=off,uring=off,threads=3,chunk=128K,depth=5", 0);
     p = path_of_store();
     says(p.how, "pread");
     says(p.how, "3 of 3 threads, pieces of 128 KiB, 5 a thread");
     assert_null(strstr(p.how, "O_DIRECT"));
     says(p.why_not, "O_DIRECT: direct=off");
     says(p.why_not, "io_uring: uring=off");
-    says(p.why_not, "mapped: map=off");
 }
 
 static void a_file_in_memory_is_said_to_be_one(void **state)

@@ -142,47 +142,6 @@ gpunvme_err_t __wrap_gpunvme_mem_register(void *ptr, size_t nbytes, enum gpunvme
     return __real_gpunvme_mem_register(ptr, nbytes, mem, out);
 }
 
-static _Atomic bool no_pins, pins_copies;
-static _Atomic bool pins_late; /* until it is false: for so long a call of CUDA's goes on */
-static _Atomic unsigned nwindows;
-static _Atomic bool private_windows;
-
-static bool is_private(const void *ptr)
-{
-    FILE *maps = fopen("/proc/self/maps", "re");
-    unsigned long first, last;
-    char line[512], what[8] = "";
-    bool found = false;
-
-    while (maps && !found && fgets(line, sizeof(line), maps))
-        found = sscanf(line, "%lx-%lx %7s", &first, &last, what) == 3 && (uintptr_t)ptr >= first &&
-                (uintptr_t)ptr < last;
-    if (maps)
-        fclose(maps);
-    return !found || what[3] != 's';
-}
-
-gpunvme_err_t __real_gpunvme_mem_register_readonly(const void *ptr, size_t nbytes,
-                                                   struct gpunvme_buf *out);
-gpunvme_err_t __wrap_gpunvme_mem_register_readonly(const void *ptr, size_t nbytes,
-                                                   struct gpunvme_buf *out);
-gpunvme_err_t __wrap_gpunvme_mem_register_readonly(const void *ptr, size_t nbytes,
-                                                   struct gpunvme_buf *out)
-{
-    if (no_pins)
-        return base_fail(GPUNVME_ERR_UNSUPPORTED, "the GPU of this test pins nothing");
-    nwindows++;
-    if (is_private(ptr))
-        private_windows = true;
-    while (pins_late)
-        usleep(1000);
-    if (pins_copies && /* what Linux does where a mapping is private */
-        mmap((void *)(uintptr_t)ptr, nbytes, PROT_READ,
-             MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0) != ptr)
-        abort(); /* this is no thread of the tests' */
-    return __real_gpunvme_mem_register_readonly(ptr, nbytes, out);
-}
-
 /* ---- Tests -------------------------------------------------------------------------------------
  */
 
@@ -190,8 +149,7 @@ static int setup(void **state)
 {
     (void)state;
     not_yet = 0;
-    fails = stuck = no_pins = pins_copies = pins_late = private_windows = false;
-    nwindows = 0;
+    fails = stuck = false;
     hangs = 0;
     largest = 0;
     no_memory = NULL;
@@ -243,7 +201,7 @@ static void no_copy_goes_from_one_transfers_memory_into_anothers(void **state)
     struct gpunvme_io ios[2];
 
     (void)state;
-    open_with("map=off,threads=1,chunk=1M");
+    open_with("threads=1,chunk=1M");
     memset(ios, 0, sizeof(ios));
     for (size_t i = 0; i < 2; i++) {
         ios[i].op = GPUNVME_OP_READ;
@@ -259,269 +217,13 @@ static void no_copy_goes_from_one_transfers_memory_into_anothers(void **state)
     is_right(256 * KIB);
 }
 
-/* More pieces than slots, and none of them is done soon. */
-static void a_read_that_must_be_mapped_waits_for_a_slot(void **state)
-{
-    gpunvme_err_t err;
-
-    (void)state;
-    open_with("map=on,require=mapped,threads=1,chunk=64K,timeout=12s");
-    not_yet = 200;
-    err = reads(NBYTES);
-    if (err)
-        fail_msg("%s", gpunvme_err_detail());
-    is_right(NBYTES);
-}
-
-static void a_file_that_is_not_pinned_is_read_and_the_path_tells_why(void **state)
-{
-    struct gpunvme_path p;
-
-    (void)state;
-    open_with("map=on");
-    no_pins = true;
-    assert_int_equal(reads(64 * KIB), GPUNVME_OK);
-    is_right(64 * KIB);
-    gpunvme_store_path(store, &p);
-    assert_int_equal(p.bytes_read[GPUNVME_ROUTE_BOUNCE], 64 * KIB);
-    assert_non_null(strstr(p.why_not, "pins nothing"));
-}
-
-static void pages_that_are_never_the_files_are_read_another_way_and_soon_left_alone(void **state)
-{
-    struct gpunvme_path p;
-
-    (void)state;
-    open_with("map=on,chunk=64K,timeout=12s");
-    pins_copies = true;
-    for (int i = 0; i < 10; i++) {
-        assert_int_equal(gpunvme_mem_fill(gpu.gpu, GPUNVME_MEM_GPU, 0xee, NBYTES), GPUNVME_OK);
-        assert_int_equal(reads(NBYTES), GPUNVME_OK);
-        is_right(NBYTES);
-    }
-    gpunvme_store_path(store, &p);
-    assert_int_equal(p.bytes_read[GPUNVME_ROUTE_MAPPED], 0);
-    assert_int_equal(p.bytes_read[GPUNVME_ROUTE_BOUNCE], 10 * NBYTES);
-    assert_int_equal(p.gpu_route, GPUNVME_ROUTE_BOUNCE);
-    assert_non_null(strstr(p.why_not, "no pages of the file"));
-    assert_in_range(nwindows, 1, 4);
-}
-
-/* It ends, and tells why: neither by the store's timeout nor by the other way. */
-static void refuses(const char *why)
-{
-    struct gpunvme_path p;
-
-    assert_int_equal(reads(NBYTES), GPUNVME_ERR_UNSUPPORTED);
-    if (!strstr(gpunvme_err_detail(), why))
-        fail_msg("\"%s\" is not in \"%s\"", why, gpunvme_err_detail());
-    gpunvme_store_path(store, &p);
-    assert_int_equal(p.bytes_read[GPUNVME_ROUTE_BOUNCE], 0);
-}
-
-static void what_must_be_mapped_and_is_never_the_files_is_an_error_that_says_so(void **state)
-{
-    (void)state;
-    open_with("map=on,require=mapped,threads=1,chunk=64K,timeout=12s");
-    pins_copies = true;
-    not_yet = 200;
-    for (int i = 0; i < 10; i++)
-        refuses("no pages of the file");
-}
-
-static void what_must_be_mapped_and_is_not_pinned_is_an_error_that_says_so(void **state)
-{
-    (void)state;
-    open_with("map=on,require=mapped,threads=1,chunk=64K,timeout=12s");
-    no_pins = true;
-    not_yet = 200;
-    for (int i = 0; i < 10; i++)
-        refuses("pins nothing");
-}
-
-static void what_must_be_mapped_ends_where_the_file_does(void **state)
-{
-    const size_t size = NBYTES - 1001;
-    size_t done;
-
-    (void)state;
-    assert_int_equal(ftruncate(fd, (off_t)size), 0);
-    open_with("map=on,require=mapped,chunk=64K");
-    assert_int_equal(gpunvme_mem_fill(gpu.gpu, GPUNVME_MEM_GPU, 0xee, NBYTES), GPUNVME_OK);
-    memset(bytes + size, 0xee, NBYTES - size);
-    assert_int_equal(gpunvme_store_read(store, 0, gpu.gpu, GPUNVME_MEM_GPU, NBYTES, &done),
-                     GPUNVME_OK);
-    assert_int_equal(done, size);
-    is_right(NBYTES);
-    for (uint64_t at = size; at < size + (64 << 20); at += 1 << 20) {
-        assert_int_equal(gpunvme_store_read(store, at, gpu.gpu, GPUNVME_MEM_GPU, 100, &done),
-                         GPUNVME_OK);
-        assert_int_equal(done, 0);
-    }
-    is_right(NBYTES);
-}
-
-/*
- * Of a private mapping Linux since 6.2 pins copies. And for ever where the page cache has the file
- * in folios of 2 MiB: each is mapped whole again as soon as it was taken apart to be copied.
- */
-static void what_is_pinned_is_a_shared_mapping(void **state)
-{
-    (void)state;
-    open_with("map=on,require=mapped");
-    assert_int_equal(reads(NBYTES), GPUNVME_OK);
-    assert_int_not_equal(nwindows, 0);
-    assert_false(private_windows);
-}
-
-static uint64_t bounced(void)
-{
-    struct gpunvme_path p;
-
-    gpunvme_store_path(store, &p);
-    return p.bytes_read[GPUNVME_ROUTE_BOUNCE];
-}
-
-/* Two workers: one in a call that does not end, with a piece in its hands. */
-static void while_a_call_pins_for_ever_the_other_pieces_go_another_way(void **state)
-{
-    struct gpunvme_io io = {
-        .op = GPUNVME_OP_READ, .mem = GPUNVME_MEM_GPU, .ptr = gpu.gpu, .nbytes = NBYTES};
-    uint64_t moved = 0;
-
-    (void)state;
-    open_with("map=on,threads=2,chunk=64K,timeout=1s");
-    pins_late = true;
-    assert_int_equal(gpunvme_store_submit(store, &io, 1, NULL), GPUNVME_OK);
-    for (int i = 0; i < 20000 && moved < NBYTES - 64 * KIB; i++) {
-        usleep(1000);
-        moved = bounced();
-    }
-    assert_int_equal(gpunvme_io_test(&io), GPUNVME_ERR_AGAIN);
-    pins_late = false;
-    assert_int_equal(gpunvme_io_wait(&io, 60000000000u), GPUNVME_OK);
-    assert_int_equal(moved, NBYTES - 64 * KIB);
-    is_right(NBYTES);
-}
-
-/* Each piece lies in a window of its own: whoever begins to pin one does not come back. */
-static void one_worker_pins_nothing_while_all_others_do(void **state)
-{
-    struct gpunvme_io ios[8];
-    uint64_t moved = 0;
-
-    (void)state;
-    assert_int_equal(ftruncate(fd, (off_t)8 << POSIX_WINDOW_SHIFT), 0);
-    open_with("map=on,threads=3,chunk=64K,timeout=1s");
-    pins_late = true;
-    for (unsigned i = 0; i < 8; i++)
-        ios[i] = (struct gpunvme_io){.op = GPUNVME_OP_READ,
-                                     .mem = GPUNVME_MEM_GPU,
-                                     .ptr = (uint8_t *)gpu.gpu + i * 64 * KIB,
-                                     .offset = (uint64_t)i << POSIX_WINDOW_SHIFT,
-                                     .nbytes = 64 * KIB};
-    assert_int_equal(gpunvme_store_submit(store, ios, 8, NULL), GPUNVME_OK);
-    for (int i = 0; i < 20000 && !moved; i++) {
-        usleep(1000);
-        moved = bounced();
-    }
-    pins_late = false;
-    for (unsigned i = 0; i < 8; i++)
-        assert_int_equal(gpunvme_io_wait(&ios[i], 60000000000u), GPUNVME_OK);
-    assert_int_not_equal(moved, 0);
-    assert_in_range(nwindows, 1, 8);
-}
-
-static void what_must_be_mapped_is_an_error_where_pinning_does_not_end(void **state)
-{
-    struct gpunvme_io io[2];
-
-    (void)state;
-    open_with("map=on,require=mapped,threads=2,chunk=64K,timeout=200ms");
-    pins_late = true;
-    memset(io, 0, sizeof(io));
-    for (unsigned i = 0; i < 2; i++)
-        io[i] = (struct gpunvme_io){.op = GPUNVME_OP_READ,
-                                    .mem = GPUNVME_MEM_GPU,
-                                    .ptr = (uint8_t *)gpu.gpu + i * 64 * KIB,
-                                    .offset = i * 64 * KIB,
-                                    .nbytes = 64 * KIB};
-    assert_int_equal(gpunvme_store_submit(store, io, 2, NULL), GPUNVME_OK);
-    while (gpunvme_io_test(&io[0]) == GPUNVME_ERR_AGAIN &&
-           gpunvme_io_test(&io[1]) == GPUNVME_ERR_AGAIN)
-        usleep(1000);
-    pins_late = false;
-    for (unsigned i = 0; i < 2; i++)
-        gpunvme_io_wait(&io[i], 60000000000u);
-    assert_int_equal(io[0].err ? io[0].err : io[1].err, GPUNVME_ERR_UNSUPPORTED);
-    assert_non_null(strstr(io[0].err ? io[0].detail : io[1].detail, "too long"));
-}
-
-/* As while a transfer is in a stream, which never comes to it. */
-static void while_nothing_may_be_pinned_nobody_waits_for_it(void **state)
-{
-    struct gpunvme_path p;
-
-    (void)state;
-    open_with("map=on,chunk=64K,timeout=12s");
-    atomic_store(&store->alone.expected, 1);
-    assert_int_equal(reads(NBYTES), GPUNVME_OK);
-    is_right(NBYTES);
-    assert_true(bounced() == NBYTES);
-    gpunvme_store_path(store, &p);
-    assert_non_null(strstr(p.why_not, "while transfers are in streams"));
-    atomic_store(&store->alone.expected, 0);
-    assert_int_equal(reads(NBYTES), GPUNVME_OK);
-    assert_true(bounced() == NBYTES);
-    assert_int_equal(gpunvme_close(store), GPUNVME_OK);
-
-    open_with("map=on,require=mapped,chunk=64K,timeout=12s");
-    atomic_store(&store->alone.expected, 1);
-    refuses("while transfers are in streams");
-    atomic_store(&store->alone.expected, 0);
-}
-
-static void *makes_a_window(void *map)
-{
-    posix_map_ahead(map, 0, (uint64_t)4 << POSIX_WINDOW_SHIFT, 0);
-    return NULL;
-}
-
-/* Nobody's piece is in the hands of who makes a window in front of the others. */
-static void a_store_that_pins_is_not_closed(void **state)
-{
-    struct posix *posix;
-    pthread_t thread;
-
-    (void)state;
-    assert_int_equal(ftruncate(fd, (off_t)4 << POSIX_WINDOW_SHIFT), 0);
-    open_with("map=on,timeout=100ms");
-    posix = store->priv;
-    pins_late = true;
-    assert_int_equal(pthread_create(&thread, NULL, makes_a_window, &posix->map), 0);
-    while (!nwindows)
-        usleep(1000);
-    assert_int_equal(gpunvme_close(store), GPUNVME_ERR_TIMEOUT);
-    pins_late = false;
-    pthread_join(thread, NULL);
-}
-
-static void a_mapped_read_that_does_not_end_is_no_success(void **state)
-{
-    (void)state;
-    open_with("map=on,threads=1");
-    not_yet = UINT32_MAX;
-    hangs = 1;
-    assert_int_equal(reads(64 * KIB), GPUNVME_ERR_TIMEOUT);
-}
-
 /* A copy that was started before another one failed may go on for ever. */
 static void a_slot_whose_copies_go_on_after_an_error_is_left_alone(void **state)
 {
     const void *slot;
 
     (void)state;
-    open_with("map=off,threads=1,direct=off");
+    open_with("threads=1,direct=off");
     fails = stuck = true;
     hangs = 1;
     assert_int_equal(reads(64 * KIB), GPUNVME_ERR_GPU);
@@ -540,7 +242,7 @@ static void a_slot_whose_copies_go_on_after_an_error_is_left_alone(void **state)
 static void nothing_is_pinned_by_who_submits(void **state)
 {
     (void)state;
-    open_with("map=off");
+    open_with("");
     npinned = 0;
     assert_int_equal(reads(64 * KIB), GPUNVME_OK);
     assert_int_equal(npinned, 1);
@@ -567,7 +269,7 @@ static void a_copy_that_does_not_end_is_a_timeout_however_busy_the_worker_is(voi
     gpunvme_err_t err;
 
     (void)state;
-    open_with("map=off,direct=off,threads=1,timeout=200ms");
+    open_with("direct=off,threads=1,timeout=200ms");
     quiet = false;
     nbusy = NBUSY;
     memset(ios, 0, sizeof(ios));
@@ -598,7 +300,7 @@ static void of_many_small_reads_only_the_one_to_a_wrong_address_fails(void **sta
     size_t n;
 
     (void)state;
-    open_with("map=off,threads=1");
+    open_with("threads=1");
     memset(ios, 0, sizeof(ios));
     for (size_t i = 0; i < NIOS; i++) {
         ios[i].op = GPUNVME_OP_READ;
@@ -627,19 +329,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(no_copy_goes_from_one_transfers_memory_into_anothers),
-        TEST(a_read_that_must_be_mapped_waits_for_a_slot),
-        TEST(a_file_that_is_not_pinned_is_read_and_the_path_tells_why),
-        TEST(pages_that_are_never_the_files_are_read_another_way_and_soon_left_alone),
-        TEST(what_must_be_mapped_and_is_never_the_files_is_an_error_that_says_so),
-        TEST(what_must_be_mapped_and_is_not_pinned_is_an_error_that_says_so),
-        TEST(what_must_be_mapped_ends_where_the_file_does),
-        TEST(what_is_pinned_is_a_shared_mapping),
-        TEST(while_a_call_pins_for_ever_the_other_pieces_go_another_way),
-        TEST(one_worker_pins_nothing_while_all_others_do),
-        TEST(what_must_be_mapped_is_an_error_where_pinning_does_not_end),
-        TEST(while_nothing_may_be_pinned_nobody_waits_for_it),
-        TEST(a_store_that_pins_is_not_closed),
-        TEST(a_mapped_read_that_does_not_end_is_no_success),
         TEST(a_copy_that_does_not_end_is_a_timeout_however_busy_the_worker_is),
         TEST(nothing_is_pinned_by_who_submits),
         TEST(of_many_small_reads_only_the_one_to_a_wrong_address_fails),

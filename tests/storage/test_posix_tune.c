@@ -102,27 +102,6 @@ static void pieces_stay_as_they_are_where_their_size_is_all_one(void **state)
     assert_int_equal(t.chunk_shift, 18);
 }
 
-/* Windows that are pinned early are of use, and nothing else is. */
-static uint64_t likes_windows(const struct posix_tune *t)
-{
-    return 100000000 + 50000000 * t->ahead;
-}
-
-static void windows_are_pinned_early_where_that_pays_and_is_possible(void **state)
-{
-    struct posix_tune t = fresh();
-
-    (void)state;
-    settle(&t, likes_windows);
-    assert_int_equal(t.ahead, 0);
-    t.may_ahead = 1;
-    settle(&t, likes_windows);
-    assert_int_equal(t.ahead, 1);
-    settle(&t, does_not_care);
-    settle(&t, does_not_care);
-    assert_in_range(t.ahead, 0, 1);
-}
-
 static void what_the_user_has_set_is_not_touched(void **state)
 {
     struct posix_tune t = fresh();
@@ -254,8 +233,6 @@ static void an_epoch_that_says_nothing_is_left_out(void **state)
     assert_true(is_told(&posix, EPOCH));
     atomic_store(&posix.slack, true);
     assert_false(is_told(&posix, EPOCH));
-    atomic_store(&posix.map.in_between, true);
-    assert_false(is_told(&posix, EPOCH));
     assert_false(is_told(&posix, 8ull * EPOCH));
     assert_false(is_told(&posix, EPOCH - 1));
     assert_true(is_told(&posix, EPOCH));
@@ -296,7 +273,6 @@ int main(void)
         cmocka_unit_test(workers_that_are_of_no_use_are_sent_home),
         cmocka_unit_test(they_come_back_when_they_are_needed),
         cmocka_unit_test(pieces_stay_as_they_are_where_their_size_is_all_one),
-        cmocka_unit_test(windows_are_pinned_early_where_that_pays_and_is_possible),
         cmocka_unit_test(what_the_user_has_set_is_not_touched),
         cmocka_unit_test(luck_costs_little),
         cmocka_unit_test(the_epoch_of_a_change_is_not_counted),

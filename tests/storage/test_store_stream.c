@@ -185,17 +185,6 @@ gpunvme_err_t __wrap_gpunvme_mem_register(void *ptr, size_t nbytes, enum gpunvme
     return __real_gpunvme_mem_register(ptr, nbytes, mem, out);
 }
 
-gpunvme_err_t __real_gpunvme_mem_register_readonly(const void *ptr, size_t nbytes,
-                                                   struct gpunvme_buf *out);
-gpunvme_err_t __wrap_gpunvme_mem_register_readonly(const void *ptr, size_t nbytes,
-                                                   struct gpunvme_buf *out);
-gpunvme_err_t __wrap_gpunvme_mem_register_readonly(const void *ptr, size_t nbytes,
-                                                   struct gpunvme_buf *out)
-{
-    ncalls++;
-    return __real_gpunvme_mem_register_readonly(ptr, nbytes, out);
-}
-
 gpunvme_err_t __real_gpunvme_mem_unregister(struct gpunvme_buf *buf);
 gpunvme_err_t __wrap_gpunvme_mem_unregister(struct gpunvme_buf *buf);
 gpunvme_err_t __wrap_gpunvme_mem_unregister(struct gpunvme_buf *buf)
@@ -265,11 +254,10 @@ static void wait_to_go_on(void *unused)
 
 static void while_its_stream_waits_a_read_pins_nothing_and_makes_no_stream(void **state)
 {
-    struct gpunvme_io io = gpu_read(NBYTES), plain = gpu_read(NBYTES);
-    struct gpunvme_path p;
+    struct gpunvme_io io = gpu_read(NBYTES);
 
     (void)state;
-    open_with("map=on");
+    open_with("threads=2");
     goes_on = false;
     fake_call(&stream, wait_to_go_on, NULL);
     submitted(&io);
@@ -279,13 +267,6 @@ static void while_its_stream_waits_a_read_pins_nothing_and_makes_no_stream(void 
     assert_int_equal(gpunvme_io_test(&io), GPUNVME_OK);
     assert_int_equal(ncalls, 0);
     is_read(NBYTES);
-    gpunvme_store_path(store, &p);
-    assert_int_equal(p.bytes_read[GPUNVME_ROUTE_BOUNCE], NBYTES);
-    assert_non_null(strstr(p.why_not, "in streams"));
-    /* Nothing waits any more. */
-    assert_int_equal(gpunvme_store_submit(store, &plain, 1, NULL), GPUNVME_OK);
-    assert_int_equal(gpunvme_io_wait(&plain, 0), GPUNVME_OK);
-    assert_int_not_equal(ncalls, 0);
 }
 
 /* Its worker would wait for the stream, which waits for that worker. */
@@ -294,7 +275,7 @@ static void nor_does_another_read_meanwhile(void **state)
     struct gpunvme_io io = read_of(0, memory, 100), other = gpu_read(NBYTES);
 
     (void)state;
-    open_with("map=on");
+    open_with("threads=2");
     goes_on = false;
     fake_call(&stream, wait_to_go_on, NULL);
     submitted(&io);
@@ -305,17 +286,6 @@ static void nor_does_another_read_meanwhile(void **state)
     goes_on = true;
     stream_sync(&stream);
     assert_int_equal(gpunvme_io_test(&io), GPUNVME_OK);
-}
-
-static void what_must_be_mapped_is_refused_in_a_stream(void **state)
-{
-    struct gpunvme_io io = gpu_read(NBYTES);
-
-    (void)state;
-    open_with("map=on,require=mapped");
-    assert_int_equal(gpunvme_store_submit_on_stream(store, &io, &stream), GPUNVME_ERR_UNSUPPORTED);
-    assert_non_null(strstr(gpunvme_err_detail(), "require=mapped"));
-    assert_int_equal(gpunvme_io_test(&io), GPUNVME_ERR_STALE);
 }
 
 /* ---- A store that does not answer --------------------------------------------------------------
@@ -418,7 +388,6 @@ int main(void)
         TEST(many_transfers_on_many_streams_keep_their_order),
         GPU_TEST(while_its_stream_waits_a_read_pins_nothing_and_makes_no_stream),
         GPU_TEST(nor_does_another_read_meanwhile),
-        GPU_TEST(what_must_be_mapped_is_refused_in_a_stream),
         TEST(a_transfer_that_does_not_end_lets_the_stream_go),
         TEST(a_store_may_be_closed_before_the_stream_has_seen_the_end),
         TEST(close_waits_for_a_transfer_that_the_stream_has_not_come_to),

@@ -42,11 +42,10 @@ static void a_plain_path_is_a_file_and_has_no_options(void **state)
 static void a_file_has_options_and_escapes(void **state)
 {
     (void)state;
-    parses("file:/tmp/a%3Fb%?direct=on,uring=off,map=auto,threads=3,chunk=64K,depth=8,timeout=2s");
+    parses("file:/tmp/a%3Fb%?direct=on,uring=off,threads=3,chunk=64K,depth=8,timeout=2s");
     assert_string_equal(uri.target, "/tmp/a?b%");
     assert_int_equal(uri.options.direct, STORE_ON);
     assert_int_equal(uri.options.uring, STORE_OFF);
-    assert_int_equal(uri.options.map, STORE_AUTO);
     assert_int_equal(uri.options.threads, 3);
     assert_int_equal(uri.options.chunk_nbytes, 65536);
     assert_int_equal(uri.options.depth, 8);
@@ -101,7 +100,7 @@ static void an_option_that_is_there_twice_is_named(void **state)
     is_refused("nvme:0000:01:00.0?issue=gpu,issue=cpu", GPUNVME_ERR_URI, "issue is there twice");
     is_refused("stripe:?timeout=5s,timeout=6s;/a;/b", GPUNVME_ERR_URI, "timeout is there twice");
     is_refused("file:/a?depth=1&depth=2", GPUNVME_ERR_URI, "depth");
-    is_refused("file:/a?map=on&map=off", GPUNVME_ERR_URI, "map=on&map=off");
+    is_refused("file:/a?uring=on&uring=off", GPUNVME_ERR_URI, "uring=on&uring=off");
 }
 
 static void options_of_other_backends_are_refused(void **state)

@@ -678,65 +678,6 @@ static void without_a_gpu_the_reason_is_told(void **state)
     assert_string_equal(gpunvme_err_detail(), gpunvme_mem_gpu_why_not());
 }
 
-/* A mapping of a file, for reading. */
-static const uint8_t *map_file(size_t nbytes)
-{
-    int fd = make_file(NULL, nbytes, 41);
-    void *mapping;
-
-    assert_true(fd >= 0);
-    mapping = mmap(NULL, nbytes, PROT_READ, MAP_SHARED, fd, 0);
-    assert_true(mapping != MAP_FAILED);
-    close(fd);
-    return mapping;
-}
-
-static void a_readonly_mapping_registers_piece_by_piece_and_is_copied_from(void **state)
-{
-    const size_t nbytes = 5 * 4096 + 100;
-    const uint8_t *mapping = map_file(nbytes);
-    struct gpunvme_buf pieces[3], dst = new_buf(nbytes, GPUNVME_MEM_GPU);
-    const size_t at[] = {0, 4096, 3 * 4096, nbytes};
-
-    (void)state;
-    if (!gpunvme_mem_gpu_is_host())
-        skip(); /* test_gpu_memory_readonly */
-    for (int i = 0; i < 3; i++) {
-        size_t n = at[i + 1] - at[i];
-
-        assert_int_equal(gpunvme_mem_register_readonly(mapping + at[i], n, &pieces[i]), GPUNVME_OK);
-        assert_ptr_equal(pieces[i].cpu, mapping + at[i]);
-        assert_ptr_equal(pieces[i].gpu, mapping + at[i]);
-        assert_int_equal(pieces[i].mem, GPUNVME_MEM_PINNED);
-        assert_int_equal(pieces[i].nbytes, n);
-        assert_int_equal(gpunvme_mem_copy((uint8_t *)dst.gpu + at[i], GPUNVME_MEM_GPU,
-                                          pieces[i].cpu, GPUNVME_MEM_PINNED, n),
-                         GPUNVME_OK);
-    }
-    assert_memory_equal(dst.cpu, mapping, nbytes);
-    for (int i = 2; i >= 0; i--)
-        assert_int_equal(gpunvme_mem_unregister(&pieces[i]), GPUNVME_OK);
-    free_buf(&dst);
-    munmap((void *)(uintptr_t)mapping, nbytes);
-}
-
-static void what_is_no_whole_page_is_not_registered_for_reading(void **state)
-{
-    const uint8_t *mapping = map_file(8192);
-    struct gpunvme_buf buf;
-
-    (void)state;
-    assert_int_equal(gpunvme_mem_register_readonly(mapping + 512, 4096, &buf), GPUNVME_ERR_ALIGN);
-    assert_detail_has("a page");
-    assert_true(is_empty(&buf));
-    assert_int_equal(gpunvme_mem_register_readonly(NULL, 4096, &buf), GPUNVME_ERR_INVALID);
-    assert_int_equal(gpunvme_mem_register_readonly(mapping, 0, &buf), GPUNVME_ERR_INVALID);
-    assert_int_equal(gpunvme_mem_register_readonly(mapping, SIZE_MAX, &buf), GPUNVME_ERR_INVALID);
-    assert_true(is_empty(&buf));
-    assert_int_equal(gpunvme_mem_register_readonly(mapping, 4096, NULL), GPUNVME_ERR_INVALID);
-    munmap((void *)(uintptr_t)mapping, 8192);
-}
-
 static void without_a_gpu_all_memory_is_the_hosts(void **state)
 {
     (void)state;
@@ -867,8 +808,6 @@ int main(void)
         cmocka_unit_test(zeroes_of_another_length_have_another_checksum),
         cmocka_unit_test(a_wrong_checksum_fails_to_verify),
         cmocka_unit_test(a_checksum_beyond_the_buffer_is_refused),
-        cmocka_unit_test(a_readonly_mapping_registers_piece_by_piece_and_is_copied_from),
-        cmocka_unit_test(what_is_no_whole_page_is_not_registered_for_reading),
         cmocka_unit_test(without_a_gpu_all_memory_is_the_hosts),
         cmocka_unit_test(ordinary_memory_is_the_hosts),
         cmocka_unit_test(null_has_no_kind),

@@ -275,7 +275,7 @@ run_tests() {
 no_gpu_tests='^nvme_h_|^readme_|^cli_(hist|json|ops|errors_doc|bind|faults|guard|help|image|interrupt'
 no_gpu_tests+='|listen|sim)|^test_(queue|dev_queue|prp|error|nvme_spec|status|guard|units|params|iova'
 no_gpu_tests+='|irq|pci|vfio$|vfio_user|store_uri|store_ways|crew|cufile_api|spdk_address|nvme_slot'
-no_gpu_tests+='|posix_gate|posix_tune|litmus|config|model|fault|image|write_cache|sim_|engine'
+no_gpu_tests+='|posix_gate|litmus|config|model|fault|image|write_cache|sim_|engine'
 no_gpu_tests+='|device_(api|deadlines|lanes|threads|page)|signature|serve|ops_(arguments|dtype|tiles'
 no_gpu_tests+='|matmul$|linear$)|plot|ways|gpu_ab)'
 

@@ -63,7 +63,7 @@ size_t crew_take(struct crew_worker *worker, struct crew_piece *pieces, size_t r
 /* Ends a piece: store_io_piece(), or for a flush store_io_end(). */
 void crew_end(const struct crew_piece *piece, gpunvme_err_t err, size_t done);
 
-/* How many transfers wait for a thread: what a worker that tunes itself looks at. */
+/* How many transfers wait for a thread. */
 size_t crew_waiting(struct crew *crew);
 
 #endif

@@ -3,7 +3,6 @@
  * The posix backend: files and block devices of the kernel. posix.h has the plan of it.
  */
 #include <errno.h>
-#include <limits.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -13,22 +12,20 @@
 
 #include "base/fail.h"
 #include "gpunvme/memory.h"
-#include "storage/futex.h"
 #include "storage/posix.h"
 
 /* What an H200 machine of 16 cores and smaller ones were happy with; see bench/store_rate.c. */
-#define CHUNK_SHIFT        21u /* 2 MiB: each copy costs the copy engine 3 us beside its bytes */
-#define MEMORY_CHUNK_SHIFT 22u /* no drive has to be kept busy by many at a time */
-#define MIN_CHUNK_SHIFT    19u
-#define LARGEST_CHUNK      (16u << 20) /* that chunk= can ask for */
-#define MAX_SLOTS          8u          /* of a worker */
-#define MIN_SLOTS          2u          /* one is filled while the other is copied */
-#define ENOUGH_NBYTES      (64u << 20) /* of all slots: to pin them takes time, at first use */
-#define ENOUGH_PART        (16u << 20) /* of a worker's */
-#define DEPTH              128u
-#define MAX_THREADS        16u
-#define MIN_THREADS        2u
-#define BLIND_THREADS      8u /* at least, where each waits for one request at a time */
+#define CHUNK         (2u << 20)  /* each copy costs the copy engine 3 us beside its bytes */
+#define MEMORY_CHUNK  (4u << 20)  /* no drive has to be kept busy by many at a time */
+#define LARGEST_CHUNK (16u << 20) /* that chunk= can ask for */
+#define MAX_SLOTS     8u          /* of a worker */
+#define MIN_SLOTS     2u          /* one is filled while the other is copied */
+#define ENOUGH_NBYTES (64u << 20) /* of all slots: to pin them takes time, at first use */
+#define ENOUGH_PART   (16u << 20) /* of a worker's */
+#define DEPTH         128u
+#define MAX_THREADS   16u /* fewer copy no faster than half of what the copy engine moves */
+#define MIN_THREADS   2u
+#define BLIND_THREADS 8u /* at least, where each waits for one request at a time */
 
 static unsigned threads_of(const struct gpunvme_store *store, bool uring)
 {
@@ -64,31 +61,18 @@ static gpunvme_err_t ask_for_uring(struct gpunvme_store *store, struct posix *po
     return GPUNVME_OK;
 }
 
-static uint32_t shift_of(uint64_t power_of_two)
-{
-    return (uint32_t)__builtin_ctzll(power_of_two);
-}
-
-/* Slots, and what the tuner may choose from. */
+/* Pieces, and the slots for them. */
 static gpunvme_err_t set_sizes(struct gpunvme_store *store, struct posix *posix)
 {
     const struct store_options *o = &store->uri.options;
     uint64_t chunk = o->chunk_nbytes < LARGEST_CHUNK ? o->chunk_nbytes : LARGEST_CHUNK;
-    uint32_t most = posix->file.in_memory ? MEMORY_CHUNK_SHIFT : CHUNK_SHIFT;
-    uint64_t largest = chunk ? chunk : 1u << most;
+    uint32_t largest;
     unsigned nslots;
 
     posix->threads = store->threads = threads_of(store, posix->uring);
     posix->depth = o->depth ? o->depth : DEPTH;
-    posix_tune_init(&posix->tune, chunk ? shift_of(chunk) : most, MIN_CHUNK_SHIFT, most,
-                    posix->threads);
-    posix->tune.fixed_chunk = chunk != 0;
-    posix->tune.fixed_active = o->threads != 0;
-    atomic_store(&posix->chunk, 1u << posix->tune.chunk_shift);
-    atomic_store(&posix->active, posix->threads);
-    posix->epoch = futex_now();
-    if (largest < POSIX_LEAST_SLOT)
-        largest = POSIX_LEAST_SLOT;
+    posix->chunk = chunk ? (uint32_t)chunk : posix->file.in_memory ? MEMORY_CHUNK : CHUNK;
+    largest = posix->chunk < POSIX_LEAST_SLOT ? POSIX_LEAST_SLOT : posix->chunk;
     nslots = (unsigned)(ENOUGH_NBYTES / largest / posix->threads);
     if (nslots > ENOUGH_PART / largest)
         nslots = (unsigned)(ENOUGH_PART / largest);
@@ -108,14 +92,10 @@ static gpunvme_err_t posix_close(struct gpunvme_store *store)
     struct posix *posix = store->priv;
     gpunvme_err_t err;
 
-    __atomic_store_n(&posix->ending, 1, __ATOMIC_RELEASE);
-    __atomic_fetch_add(&posix->change, 1, __ATOMIC_ACQ_REL);
-    futex_wake(&posix->change, INT_MAX);
     crew_stop(posix->crew);
     posix_fill_destroy(&posix->fill);
     posix_ring_destroy(&posix->ring);
     err = posix_file_close(&posix->file);
-    pthread_mutex_destroy(&posix->tune_lock);
     pthread_mutex_destroy(&posix->write_lock);
     free(posix);
     return err;
@@ -131,7 +111,6 @@ static gpunvme_err_t posix_open(struct gpunvme_store *store)
         return base_fail(GPUNVME_ERR_NOMEM, "a store");
     store->priv = posix;
     posix->store = store;
-    pthread_mutex_init(&posix->tune_lock, NULL);
     pthread_mutex_init(&posix->write_lock, NULL);
     posix_ring_init(&posix->ring);
     err = posix_file_open(store, &posix->file);
@@ -194,44 +173,6 @@ static gpunvme_err_t posix_expect(struct gpunvme_store *store, const struct gpun
     return store_keep_streams(store, gpu_memory, posix->threads * posix->ring.nslots);
 }
 
-/* Whether the epoch that ends tells what could be done. */
-static bool tells(struct posix *posix, uint64_t ns)
-{
-    bool slack = atomic_exchange(&posix->slack, false);
-
-    return !slack && ns < 8ull * POSIX_EPOCH_NS;
-}
-
-/* Another worker may have begun a new one after the caller looked at the clock. */
-static bool is_over(const struct posix *posix, uint64_t now)
-{
-    return (int64_t)(now - __atomic_load_n(&posix->epoch, __ATOMIC_RELAXED)) >= POSIX_EPOCH_NS;
-}
-
-static void end_epoch(struct posix *posix, uint64_t now)
-{
-    uint64_t nbytes = atomic_exchange(&posix->epoch_nbytes, 0);
-
-    if (tells(posix, now - posix->epoch)) {
-        posix_tune_epoch(&posix->tune, nbytes, now - posix->epoch);
-        atomic_store(&posix->chunk, 1u << posix->tune.chunk_shift);
-        if (atomic_exchange(&posix->active, posix->tune.active) < posix->tune.active) {
-            __atomic_fetch_add(&posix->change, 1, __ATOMIC_ACQ_REL);
-            futex_wake(&posix->change, INT_MAX);
-        }
-    }
-    __atomic_store_n(&posix->epoch, now, __ATOMIC_RELAXED);
-}
-
-void posix_tune_look(struct posix *posix, uint64_t now)
-{
-    if (!is_over(posix, now) || pthread_mutex_trylock(&posix->tune_lock))
-        return;
-    if (is_over(posix, now))
-        end_epoch(posix, now);
-    pthread_mutex_unlock(&posix->tune_lock);
-}
-
 /* ---- What it says of itself --------------------------------------------------------------------
  */
 
@@ -279,8 +220,8 @@ static void say_how(const struct posix *posix, char *how, size_t room)
     say(how, room, "%s%s", name_of(posix), has_direct(file) ? ", O_DIRECT" : "");
     if (!file->in_memory)
         say(how, room, ", copies of what is cached");
-    say(how, room, "; %u of %u threads, pieces of %u KiB, %u a thread", atomic_load(&posix->active),
-        posix->threads, atomic_load(&posix->chunk) >> 10, posix->depth);
+    say(how, room, "; %u threads, pieces of %u KiB, %u a thread", posix->threads,
+        posix->chunk >> 10, posix->depth);
     if (posix->uring && atomic_load(&posix->nblind))
         say(how, room, "; io_uring was refused to %u of them", atomic_load(&posix->nblind));
     if (atomic_load(&posix->ring.npinned))

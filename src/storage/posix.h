@@ -12,7 +12,6 @@
  *   posix_request.c  what it asks the kernel for
  *   posix_slot.c   pieces in slots
  *   posix_direct.c small transfers in the caller's own thread
- *   posix_tune.c   pieces and threads: how many, how large
  *
  * A read for host memory goes straight to where it belongs. One for GPU memory goes into a slot of
  * pinned memory, several small ones into the same, and from there by the copy engine, while the
@@ -39,7 +38,6 @@
 #define POSIX_MAX_GPUS   64u  /* a slot has a stream on each that it met */
 #define POSIX_WAIT_NS    1000000000u
 #define POSIX_LEAST_SLOT (64u << 10) /* bytes: many small pieces fit */
-#define POSIX_EPOCH_NS   5000000u    /* of the tuner */
 
 struct posix;
 
@@ -88,40 +86,6 @@ bool posix_file_is_warm(struct posix_file *file, uint64_t offset);
 
 /* O_DIRECT is there and may be used for this much. */
 bool posix_file_direct(const struct posix_file *file, enum gpunvme_op op, size_t nbytes);
-
-/* ---- posix_tune.c ------------------------------------------------------------------------------
- */
-
-/*
- * Two numbers are found out at run time: the size of pieces that are copied (`chunk`), and how many
- * workers take part (`active`). While there is more to do than hands to do it, time is
- * cut into epochs of some ms; each gives a rate. One number at a time is moved by one step, up and
- * then down, for an epoch between epochs without it. The first epoch after each change is not
- * counted: workers that were sent home still move what they had in hand, others only begin. The
- * step stays if the rate grew three times in a row by more than 1/32 (for fewer workers: did not
- * fall, as they cost less): one epoch may be lucky. When neither way helps, the next number's turn
- * comes; when all have had theirs, and before the first, nothing is tried for a while. An epoch
- * without pressure, or one with a pause in it, says nothing of what could be done and is left out.
- */
-struct posix_tune {
-    uint32_t chunk_shift, min_shift, max_shift; /* pieces of 2^chunk_shift bytes */
-    uint32_t active, max_active;
-    bool fixed_chunk, fixed_active;
-
-    double rate;     /* of the epoch before a trial, bytes/ns */
-    uint32_t turn;   /* which trial is on: index into the list of trials */
-    uint32_t before; /* what the number was */
-    uint32_t nwon;   /* it was better, in a row */
-    bool trying;
-    bool settling; /* something was changed in this epoch */
-    uint32_t rest; /* epochs left without trials */
-};
-
-void posix_tune_init(struct posix_tune *t, uint32_t chunk_shift, uint32_t min_shift,
-                     uint32_t max_shift, uint32_t max_active);
-
-/* An epoch has ended in which `nbytes` were moved under pressure in `ns`. */
-void posix_tune_epoch(struct posix_tune *t, uint64_t nbytes, uint64_t ns);
 
 /* ---- posix_uring.c -----------------------------------------------------------------------------
  */
@@ -262,24 +226,12 @@ struct posix {
     struct posix_gate gate;     /* of writes */
     pthread_mutex_t write_lock; /* of a file in memory: the kernel's own makes them spin */
     unsigned threads, depth;
+    uint32_t chunk;          /* bytes of a piece, at most; a power of two */
     bool uring;              /* workers have io_uring */
     int uring_errno;         /* why they have not; 0: nobody asked */
     _Atomic unsigned nblind; /* workers that got none all the same */
     struct crew *crew;
-
-    _Atomic uint32_t chunk;  /* bytes of pieces that are taken; the tuner's */
-    _Atomic uint32_t active; /* workers that take some; the tuner's */
-    uint32_t change;         /* futex of those that do not */
-    uint32_t ending;         /* they have to */
-    pthread_mutex_t tune_lock;
-    struct posix_tune tune;
-    uint64_t epoch; /* when it began */
-    _Atomic uint64_t epoch_nbytes;
-    _Atomic bool slack; /* there was less to do than hands, in this epoch */
 };
-
-/* Ends an epoch if it is time. */
-void posix_tune_look(struct posix *posix, uint64_t now);
 
 extern const struct crew_ops posix_crew_ops;
 

@@ -20,7 +20,6 @@ void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err
             op->piece.nbytes - op->done, (unsigned long long)(op->piece.offset + op->done));
     if (done)
         store_moved(w->store, kind, route, done);
-    w->moved += done;
     w->in_hand -= op->piece.nbytes;
     crew_end(&op->piece, err, done);
     op->next = w->free;
@@ -141,7 +140,7 @@ static size_t place_of(const struct posix_worker *w, const struct posix_op *op, 
 static bool fits(const struct posix_worker *w, const struct posix_slot *slot,
                  const struct posix_op *op)
 {
-    size_t room = atomic_load_explicit(&w->posix->chunk, memory_order_relaxed);
+    size_t room = w->posix->chunk;
     size_t most = w->posix->ring.slot_nbytes - POSIX_PAGE; /* a last block may be read whole */
 
     if (slot->op != op->piece.io->op || slot->gpu != op->gpu)

@@ -21,7 +21,6 @@
 #define LEAST_SHARE   (256u << 10) /* smaller pieces are not made to have one for each worker */
 #define LOOK_TURNS    64u          /* of a worker that always finds work, between looks at copies */
 #define NAP_GATED_NS  20000u
-#define NAP_NS        20000000u /* of a worker that is not needed */
 
 /* Naps while the GPU copies are short: see posix_slot_wait(). */
 #define TIMER_SLACK_NS 2000ul
@@ -125,8 +124,7 @@ static struct posix_op *new_op(struct posix_worker *w, const struct crew_piece *
 /* A fair share of what there is to do. */
 static size_t take(struct posix_worker *w, bool *stop)
 {
-    uint32_t active = atomic_load_explicit(&w->posix->active, memory_order_relaxed);
-    size_t room = crew_waiting(w->crew->crew) / active;
+    size_t room = crew_waiting(w->crew->crew) / w->posix->threads;
     bool busy = w->nfree < w->nops;
 
     /* More would keep no drive busier, and others from it. */
@@ -138,9 +136,7 @@ static size_t take(struct posix_worker *w, bool *stop)
         room = w->nfree;
     if (!room)
         return 0;
-    return crew_take(w->crew, w->pieces, room,
-                     atomic_load_explicit(&w->posix->chunk, memory_order_relaxed),
-                     busy ? 0 : POSIX_WAIT_NS, stop);
+    return crew_take(w->crew, w->pieces, room, w->posix->chunk, busy ? 0 : POSIX_WAIT_NS, stop);
 }
 
 static size_t reap(struct posix_worker *w)
@@ -210,20 +206,6 @@ static void start_waiting(struct posix_worker *w)
     }
 }
 
-/* Tells the tuner what was done, and takes over what it thinks. */
-static void tune(struct posix_worker *w)
-{
-    struct posix *posix = w->posix;
-
-    atomic_fetch_add_explicit(&posix->epoch_nbytes, w->moved, memory_order_relaxed);
-    w->moved = 0;
-    if (posix->tune.fixed_chunk && posix->tune.fixed_active)
-        return;
-    if (!crew_waiting(w->crew->crew))
-        atomic_store_explicit(&posix->slack, true, memory_order_relaxed);
-    posix_tune_look(posix, futex_now());
-}
-
 /* Other workers have writes under way that this one's have to wait for. */
 static void nap(void)
 {
@@ -256,22 +238,6 @@ static void one_turn(struct posix_worker *w, bool *stop)
         start_waiting(w);
         posix_seal(w);
     }
-    if (w->moved)
-        tune(w);
-}
-
-/* Sleeps while it is not needed. */
-static bool is_needed(struct posix_worker *w, bool *stop)
-{
-    struct posix *posix = w->posix;
-    uint32_t change = __atomic_load_n(&posix->change, __ATOMIC_ACQUIRE);
-
-    if (w->crew->index < atomic_load(&posix->active) || w->nfree < w->nops)
-        return true;
-    if (!__atomic_load_n(&posix->ending, __ATOMIC_ACQUIRE))
-        futex_wait(&posix->change, change, futex_deadline(NAP_NS));
-    crew_take(w->crew, NULL, 0, POSIX_PAGE, 0, stop);
-    return false;
 }
 
 static void work(struct crew_worker *crew_worker)
@@ -287,8 +253,7 @@ static void work(struct crew_worker *crew_worker)
     if (w->posix->uring && posix_uring_create(&w->posix->file, w->nops, &w->uring))
         atomic_fetch_add(&w->posix->nblind, 1);
     while (!stop)
-        if (is_needed(w, &stop))
-            one_turn(w, &stop);
+        one_turn(w, &stop);
     posix_uring_destroy(w->uring);
 }
 

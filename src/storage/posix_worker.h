@@ -74,7 +74,6 @@ struct posix_worker {
     struct posix_slot *moving, **last_moving; /* copies are under way, the oldest first */
     unsigned turns;
     uint64_t copy_ns; /* how long the copies of a slot may take */
-    uint64_t moved;   /* bytes, not told to the tuner yet */
 };
 
 static inline void posix_append(struct posix_list *list, struct posix_op *op)

@@ -400,7 +400,7 @@ static void what_was_switched_off_is_told(void **state)
     open_as("direct=off,uring=off,threads=3,chunk=128K,depth=5", 0);
     p = path_of_store();
     says(p.how, "pread");
-    says(p.how, "3 of 3 threads, pieces of 128 KiB, 5 a thread");
+    says(p.how, "3 threads, pieces of 128 KiB, 5 a thread");
     assert_null(strstr(p.how, "O_DIRECT"));
     says(p.why_not, "O_DIRECT: direct=off");
     says(p.why_not, "io_uring: uring=off");

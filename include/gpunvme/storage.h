@@ -232,8 +232,7 @@ size_t gpunvme_batch_pending(struct gpunvme_batch *batch);
  * has ended, well or badly. It has no callback, and its fields stay as they are until then. Its end
  * is learned by gpunvme_io_test() or _wait(); when a synchronisation with the stream returns it has
  * ended. A transfer that has not ended within the store's timeout after it began ends with TIMEOUT
- * and holds up the stream no longer; its memory must stay until the store is closed. (With async=1,
- * an option of the cufile backend, the stream waits for libcufile, however long that takes.)
+ * and holds up the stream no longer; its memory must stay until the store is closed.
  *
  * While the stream waits, no thread may be in a call of CUDA that locks the context and waits for
  * the stream: the store's threads need the context to copy. So kernels that are launched behind a

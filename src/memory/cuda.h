@@ -114,10 +114,6 @@ gpunvme_err_t mem_cuda_stream_sync(struct mem_cuda_stream *stream, uint64_t time
 /* The GPU that the stream is on. */
 gpunvme_err_t mem_cuda_user_stream_device(void *stream, unsigned *device);
 
-/* Makes the context of the stream the calling thread's current one, until leave. */
-gpunvme_err_t mem_cuda_user_stream_enter(void *stream);
-void mem_cuda_user_stream_leave(void);
-
 /*
  * Whether what is put on the stream now goes into a graph (or would break one, for the legacy
  * stream while another stream is captured) instead of being done.

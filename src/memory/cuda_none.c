@@ -231,16 +231,6 @@ gpunvme_err_t mem_cuda_user_stream_device(void *stream, unsigned *device)
     return fail();
 }
 
-gpunvme_err_t mem_cuda_user_stream_enter(void *stream)
-{
-    (void)stream;
-    return fail();
-}
-
-void mem_cuda_user_stream_leave(void)
-{
-}
-
 gpunvme_err_t mem_cuda_user_stream_capturing(void *stream, bool *capturing)
 {
     (void)stream;

@@ -96,7 +96,8 @@ static gpunvme_err_t enter_current(void)
     return result == CUDA_SUCCESS ? GPUNVME_OK : driver_fail(result, "the current context");
 }
 
-gpunvme_err_t mem_cuda_user_stream_enter(void *stream)
+/* Makes the context of the stream the calling thread's current one, until leave(). */
+static gpunvme_err_t enter(void *stream)
 {
     CUcontext context = NULL;
     CUresult result;
@@ -112,7 +113,7 @@ gpunvme_err_t mem_cuda_user_stream_enter(void *stream)
     return result == CUDA_SUCCESS ? GPUNVME_OK : driver_fail(result, "the stream's context");
 }
 
-void mem_cuda_user_stream_leave(void)
+static void leave(void)
 {
     CUcontext context;
 
@@ -126,11 +127,11 @@ gpunvme_err_t mem_cuda_user_stream_device(void *stream, unsigned *device)
     gpunvme_err_t err;
 
     *device = 0;
-    err = mem_cuda_user_stream_enter(stream);
+    err = enter(stream);
     if (err)
         return err;
     result = driver.ctx_get_device(&handle);
-    mem_cuda_user_stream_leave();
+    leave();
     if (result != CUDA_SUCCESS)
         return driver_fail(result, "the stream's GPU");
     *device = (unsigned)handle;
@@ -144,11 +145,11 @@ gpunvme_err_t mem_cuda_user_stream_capturing(void *stream, bool *capturing)
     gpunvme_err_t err;
 
     *capturing = false;
-    err = mem_cuda_user_stream_enter(stream);
+    err = enter(stream);
     if (err)
         return err;
     cuda_err = cudaStreamIsCapturing(stream, &status);
-    mem_cuda_user_stream_leave();
+    leave();
     /* Another stream is, which what is put on the legacy stream would break. */
     *capturing = cuda_err == cudaErrorStreamCaptureImplicit ||
                  (cuda_err == cudaSuccess && status != cudaStreamCaptureStatusNone);
@@ -161,13 +162,13 @@ gpunvme_err_t mem_cuda_user_stream_capturing(void *stream, bool *capturing)
 
 gpunvme_err_t mem_cuda_user_stream_call(void *stream, void (*fn)(void *), void *arg)
 {
-    gpunvme_err_t err = mem_cuda_user_stream_enter(stream);
+    gpunvme_err_t err = enter(stream);
     cudaError_t cuda_err;
 
     if (err)
         return err;
     cuda_err = cudaLaunchHostFunc(stream, fn, arg);
-    mem_cuda_user_stream_leave();
+    leave();
     return cuda_err == cudaSuccess ? GPUNVME_OK : mem_cuda_fail(cuda_err, "cudaLaunchHostFunc");
 }
 
@@ -188,14 +189,14 @@ static unsigned wait_flags(void)
 
 gpunvme_err_t mem_cuda_user_stream_wait(void *stream, const uint32_t *gpu_word, uint32_t value)
 {
-    gpunvme_err_t err = mem_cuda_user_stream_enter(stream);
+    gpunvme_err_t err = enter(stream);
     CUresult result = CUDA_ERROR_NOT_SUPPORTED;
 
     if (err)
         return err;
     if (driver.wait_value)
         result = driver.wait_value(stream, (CUdeviceptr)(uintptr_t)gpu_word, value, wait_flags());
-    mem_cuda_user_stream_leave();
+    leave();
     if (result == CUDA_ERROR_NOT_SUPPORTED)
         return base_fail(GPUNVME_ERR_UNSUPPORTED,
                          "this driver or GPU lets no stream wait for a word in memory "

@@ -269,34 +269,16 @@ static void cufile_unmap(struct gpunvme_store *store, struct store_region *regio
     cufile_buffer_forget(cufile->api, region->priv);
 }
 
-/* What async=1 came to. */
-static void describe_turns(const struct gpunvme_store *store, char *text, size_t room)
-{
-    const struct cufile *cufile = store->priv;
-
-    text[0] = '\0';
-    if (store->uri.options.async && !cufile->api->has_stream)
-        snprintf(text, room, ", no async: an older libcufile");
-    else if (store->uri.options.async && cufile->mode.compat_allowed)
-        snprintf(text, room, ", no async where compat mode is allowed");
-    else if (store->uri.options.async)
-        snprintf(text, room, ", async in streams: %llu, cut short %llu",
-                 (unsigned long long)atomic_load(&cufile->turns),
-                 (unsigned long long)atomic_load(&cufile->cut));
-}
-
 static void cufile_describe(struct gpunvme_store *store, struct gpunvme_path *path)
 {
     const struct cufile *cufile = store->priv;
-    char mode[CUFILE_MODE_TEXT], batch[32] = "", turns[80];
+    char mode[CUFILE_MODE_TEXT], batch[32] = "";
 
     if (cufile->batch)
         snprintf(batch, sizeof(batch), ", batches of %u", cufile->batch);
-    describe_turns(store, turns, sizeof(turns));
-    snprintf(path->how, sizeof(path->how), "%s; %s%s, %u threads, pieces of %zu KiB%s%s",
+    snprintf(path->how, sizeof(path->how), "%s; %s%s, %u threads, pieces of %zu KiB%s",
              cufile_mode_text(&cufile->mode, mode, sizeof(mode)), cufile->where.what,
-             cufile->o_direct ? ", O_DIRECT" : "", store->threads, cufile->chunk >> 10, batch,
-             turns);
+             cufile->o_direct ? ", O_DIRECT" : "", store->threads, cufile->chunk >> 10, batch);
     if (store->gpu_route == GPUNVME_ROUTE_COMPAT)
         snprintf(path->why_not, sizeof(path->why_not), "p2p: %s; bounce: a way of backend=posix",
                  cufile->why_not_direct);
@@ -334,7 +316,6 @@ const struct store_backend store_cufile = {
     .submit = cufile_submit,
     .map = cufile_map,
     .unmap = cufile_unmap,
-    .turns = &cufile_turns,
     .about = cufile_about,
     .describe = cufile_describe,
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * What the files of the cufile backend share: cufile.c opens and describes, cufile_move.c moves
- * bytes, cufile_stream.c has a stream move them, cufile_buffers.c registers memory.
+ * bytes, cufile_buffers.c registers memory.
  */
 #ifndef STORAGE_CUFILE_H
 #define STORAGE_CUFILE_H
@@ -26,7 +26,6 @@ struct cufile {
     unsigned batch; /* requests in a batch; 0: one call each */
     struct crew *crew;
     char why_not_direct[256];
-    _Atomic uint64_t turns, cut; /* transfers by cuFile's calls in streams; that left something */
 
     /*
      * cuFile reads, changes and writes the blocks at ragged ends of a write. Two such writes in one
@@ -37,20 +36,6 @@ struct cufile {
 
 /* cufile_move.c: the crew's functions. */
 extern const struct crew_ops cufile_crew_ops;
-
-/*
- * How many of `nbytes` bytes at `offset` there are: cuFile is never asked for what is behind the
- * end of a file, where not all versions answer like pread(2). And whether a transfer has an end
- * within a block.
- */
-gpunvme_err_t cufile_there(const struct cufile *cufile, uint64_t offset, size_t *nbytes);
-static inline bool cufile_is_ragged(uint64_t offset, size_t nbytes)
-{
-    return ((offset | nbytes) & (CUFILE_EDGE - 1)) != 0;
-}
-
-/* cufile_stream.c */
-extern const struct store_turns cufile_turns;
 
 /*
  * cufile_buffers.c: registers GPU memory with cuFile, which knows each buffer once in a process: a

@@ -96,7 +96,6 @@ static void find_optional(void *lib, struct cufile_api *api)
     }
     api->has_batch = api->batch_setup && api->batch_submit && api->batch_status &&
                      api->batch_cancel && api->batch_destroy;
-    api->has_stream = api->read_async && api->write_async;
 }
 
 /* The version may be asked for before the driver is open, and without a GPU. */

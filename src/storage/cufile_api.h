@@ -134,16 +134,7 @@ enum {
 
 /*
  * X(field, symbol, result, arguments): the functions that every version has, and those that came
- * later. A stream is a cudaStream_t, a handle a CUfileHandle_t, a batch a CUfileBatchHandle_t.
- *
- * read_async and write_async tell how they ended in *done alone, when their turn in the stream has
- * come: a negative number is an error. All that their pointers name must stay until then. For
- * memory that is not registered *base_offset must be 0: 1.20 takes *nbytes as all that there is
- * from `base` on, succeeds, and gives *done = -5. A stream of NULL makes the call synchronous.
- *
- * cuFileStreamRegister() is left out: it waits for all that is on the stream, and has to be undone
- * before the stream is destroyed, which is its owner's to know. Without it the parameters are read
- * when the stream comes to them.
+ * later. A handle is a CUfileHandle_t, a batch a CUfileBatchHandle_t.
  */
 #define CUFILE_REQUIRED(X)                                                                         \
     X(driver_open, cuFileDriverOpen, struct cufile_error, (void))                                  \
@@ -178,12 +169,6 @@ enum {
        struct timespec *timeout))                                                                  \
     X(batch_cancel, cuFileBatchIOCancel, struct cufile_error, (void *batch))                       \
     X(batch_destroy, cuFileBatchIODestroy, void, (void *batch))                                    \
-    X(read_async, cuFileReadAsync, struct cufile_error,                                            \
-      (void *fh, void *base, size_t *nbytes, off_t *file_offset, off_t *base_offset,               \
-       ssize_t *done, void *stream))                                                               \
-    X(write_async, cuFileWriteAsync, struct cufile_error,                                          \
-      (void *fh, void *base, size_t *nbytes, off_t *file_offset, off_t *base_offset,               \
-       ssize_t *done, void *stream))                                                               \
     X(get_bool, cuFileGetParameterBool, struct cufile_error, (int parameter, bool *value))         \
     X(set_bool, cuFileSetParameterBool, struct cufile_error, (int parameter, bool value))
 
@@ -191,7 +176,6 @@ struct cufile_api {
     char library[256]; /* the name under which it was found */
     unsigned version;  /* 1000 × major + 10 × minor (1.14 is 1140); 0: older than 1.8 */
     bool has_batch;    /* all five batch functions are there */
-    bool has_stream;   /* both functions for streams are there */
     char missing[384]; /* names of the optional functions that are not there; "" when all are */
     bool needs_no_gpu; /* a stand-in of the tests, which works in host memory */
 #define X(field, symbol, result, arguments) result(*field) arguments;

@@ -41,10 +41,15 @@ struct worker_state {
 
 static bool is_ragged(const struct crew_piece *piece)
 {
-    return piece->io->op == GPUNVME_OP_WRITE && cufile_is_ragged(piece->offset, piece->nbytes);
+    return piece->io->op == GPUNVME_OP_WRITE &&
+           ((piece->offset | piece->nbytes) & (CUFILE_EDGE - 1)) != 0;
 }
 
-gpunvme_err_t cufile_there(const struct cufile *cufile, uint64_t offset, size_t *nbytes)
+/*
+ * How many of `nbytes` bytes at `offset` there are: cuFile is never asked for what is behind the
+ * end of a file, where not all versions answer like pread(2).
+ */
+static gpunvme_err_t there_are(const struct cufile *cufile, uint64_t offset, size_t *nbytes)
 {
     struct stat st;
 
@@ -71,7 +76,7 @@ static gpunvme_err_t call_once(const struct cufile *cufile, const struct move *m
 
     *n = 0;
     if (!write)
-        err = cufile_there(cufile, (uint64_t)at, &nbytes);
+        err = there_are(cufile, (uint64_t)at, &nbytes);
     if (err || !nbytes)
         return err;
     if (!m->in_region)
@@ -198,7 +203,7 @@ static bool to_request(const struct cufile *cufile, struct move *m, struct cufil
     bool write = m->piece.io->op == GPUNVME_OP_WRITE;
 
     if (m->is_split || is_ragged(&m->piece) ||
-        (!write && cufile_there(cufile, m->piece.offset, &nbytes)) || !nbytes)
+        (!write && there_are(cufile, m->piece.offset, &nbytes)) || !nbytes)
         return false;
     *p = (struct cufile_io_params){
         .mode = CUFILE_BATCH,

@@ -30,7 +30,6 @@ struct store_options {
     enum store_switch direct; /* posix, cufile: O_DIRECT */
     enum store_switch uring;  /* posix: io_uring */
     bool batch;               /* cufile: its batch calls */
-    bool async;               /* cufile: its calls in streams */
     uint32_t nsid;            /* nvme, spdk; 0: the first one */
     uint32_t entries;         /* nvme: of a queue */
     bool gpu_issued;          /* nvme: issue=gpu */
@@ -81,36 +80,6 @@ struct store_regions {
 struct gpunvme_store;
 
 /*
- * What a backend's own call in a stream is given by address: it is read, and `done` written, when
- * the stream comes to it. In pinned memory, which is never freed.
- */
-struct store_turn {
-    size_t nbytes;
-    off_t at, base_at;
-    ssize_t done;
-};
-
-/*
- * Calls of a backend that move bytes in the order of a stream by themselves. What such a call
- * leaves, by an error too, is submitted to the backend like any transfer, when it is over.
- */
-struct store_turns {
-    /* Whether there is one for this transfer; `region`: registered memory that it lies in, or NULL.
-     */
-    bool (*takes)(struct gpunvme_store *store, const struct gpunvme_io *io,
-                  const struct store_region *region, void *stream);
-    /* Puts it on the stream, whose context is the current one; turn->done is 0. May fail. */
-    void (*put)(struct gpunvme_store *store, const struct gpunvme_io *io,
-                const struct store_region *region, struct store_turn *turn, void *stream);
-    /* The stream comes to it, or it is over: on a thread of CUDA's. `over` gives the bytes moved.
-     */
-    void (*comes)(struct gpunvme_store *store, const struct gpunvme_io *io,
-                  struct store_turn *turn);
-    size_t (*over)(struct gpunvme_store *store, const struct gpunvme_io *io,
-                   const struct store_turn *turn);
-};
-
-/*
  * A backend. All functions may be called from several threads at once, but open and close.
  */
 struct store_backend {
@@ -153,9 +122,6 @@ struct store_backend {
      */
     gpunvme_err_t (*expect)(struct gpunvme_store *store, const struct gpunvme_io *io);
     void (*unexpect)(struct gpunvme_store *store);
-
-    /* NULL: its threads do transfers in streams. */
-    const struct store_turns *turns;
 
     /* Sets `works` and `why`: whether it can be used here at all. Opens nothing for long. */
     void (*about)(struct gpunvme_backend_info *info);

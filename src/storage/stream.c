@@ -3,10 +3,6 @@
  * Transfers in the order of CUDA streams. The stream calls a function that submits the transfer,
  * and then waits for a word in pinned memory, which the transfer's end releases. The GPU knows no
  * deadline, so a thread of the store looks after those that do not end.
- *
- * Where the backend has calls of its own for streams, its turn comes before: the stream calls a
- * function, does what the backend has put there, and then calls the function that submits what is
- * left of the transfer.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -25,8 +21,6 @@ static const struct store_stream_ops cuda_ops = {
     .capturing = mem_cuda_user_stream_capturing,
     .call = mem_cuda_user_stream_call,
     .wait = mem_cuda_user_stream_wait,
-    .enter = mem_cuda_user_stream_enter,
-    .leave = mem_cuda_user_stream_leave,
 };
 
 const struct store_stream_ops *store_stream_ops = &cuda_ops;
@@ -44,17 +38,12 @@ struct visit {
     uint32_t value; /* that releases the stream */
     uint64_t deadline;
     struct visit *next, **at; /* of those that have begun */
-
-    /* The backend's turn, until it is over; it keeps the word and the memory. */
-    struct store_turn *turn;
-    struct store_region *region; /* that the memory lies in */
-    size_t moved;                /* bytes, in its turn */
 };
 
 /*
  * Words that streams wait for, pinned; one is one visit's at a time, and only grows. A stream may
  * come to its wait when the transfer has long ended and the store been closed, so they are never
- * freed: another store has them next. Behind them is a turn for each.
+ * freed: another store has them next.
  */
 struct words {
     struct words *next;
@@ -89,8 +78,7 @@ static void tell(struct visit *visit, gpunvme_err_t err, size_t done)
     store_io_end(told, err, done);
     /* Last: what the stream does next may free what the transfer used. */
     mem_cuda_user_stream_release((uint32_t *)s->words->buf.cpu + visit->word, visit->value);
-    if (!visit->turn)
-        s->free_words[s->nfree++] = visit->word;
+    s->free_words[s->nfree++] = visit->word;
     store_unexpect(s->store); /* which can't be closed before the lock is let go of */
 }
 
@@ -115,7 +103,7 @@ static void ended(struct gpunvme_io *io)
     if (visit->told) {
         if (io->err)
             base_fail(io->err, "%s", io->detail);
-        tell(visit, io->err, visit->moved + io->done);
+        tell(visit, io->err, io->done);
     }
     pthread_mutex_unlock(&s->lock);
     free(visit);
@@ -137,37 +125,6 @@ static void enlist(struct visit *visit)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* The backend's turn has come. The store can't be closed before it is over. */
-static void begin_turn(void *visit_)
-{
-    struct visit *visit = visit_;
-    struct gpunvme_store *store = visit->streams->store;
-
-    atomic_fetch_add(&store->in_flight, 1);
-    enlist(visit);
-    store->backend->turns->comes(store, &visit->io, visit->turn);
-}
-
-/* What is left of the transfer then; nothing of one that is late. */
-static void end_turn(struct visit *visit)
-{
-    struct store_streams *s = visit->streams;
-    size_t moved = s->store->backend->turns->over(s->store, &visit->io, visit->turn);
-
-    store_region_release(visit->region);
-    pthread_mutex_lock(&s->lock);
-    visit->turn = NULL;
-    if (!visit->told) {
-        s->free_words[s->nfree++] = visit->word;
-        moved = visit->io.nbytes;
-    }
-    pthread_mutex_unlock(&s->lock);
-    visit->moved = moved;
-    visit->io.ptr = (uint8_t *)visit->io.ptr + moved;
-    visit->io.offset += moved;
-    visit->io.nbytes -= moved;
-}
-
 /*
  * The stream has come to it. On a thread of CUDA's, which must not call CUDA: nothing here does. A
  * store that is being closed waits for it: until it is told, and, since it may be told at any time
@@ -178,12 +135,8 @@ static void begin(void *visit_)
     struct visit *visit = visit_;
     struct gpunvme_store *store = visit->streams->store;
 
-    if (visit->turn) {
-        end_turn(visit);
-    } else {
-        atomic_fetch_add(&store->in_flight, 1);
-        enlist(visit);
-    }
+    atomic_fetch_add(&store->in_flight, 1);
+    enlist(visit);
     store_io_start(store, &visit->io);
     atomic_fetch_sub(&store->in_flight, 1);
 }
@@ -252,8 +205,7 @@ static gpunvme_err_t take_words(struct words **out)
     words = calloc(1, sizeof(*words));
     if (!words)
         return base_fail(GPUNVME_ERR_NOMEM, "transfers in streams");
-    err = gpunvme_mem_alloc(NWORDS * (sizeof(uint32_t) + sizeof(struct store_turn)),
-                            GPUNVME_MEM_PINNED, &words->buf);
+    err = gpunvme_mem_alloc(NWORDS * sizeof(uint32_t), GPUNVME_MEM_PINNED, &words->buf);
     if (err)
         free(words);
     else
@@ -348,49 +300,11 @@ static gpunvme_err_t take_word(struct store_streams *s, struct visit *visit)
     return err;
 }
 
-/* Finds out whether the backend does it in the stream, and sees to what that takes. */
-static void plan_turn(struct visit *visit, void *stream)
-{
-    struct gpunvme_store *store = visit->streams->store;
-    const struct store_turns *turns = store->backend->turns;
-    const struct gpunvme_io *io = &visit->io;
-    struct store_turn *all;
-
-    if (!turns || io->op == GPUNVME_OP_FLUSH || io->mem != GPUNVME_MEM_GPU)
-        return;
-    visit->region = store_regions_hold(&store->regions, io->ptr, io->nbytes, io->mem);
-    if (!turns->takes(store, io, visit->region, stream)) {
-        store_region_release(visit->region);
-        return;
-    }
-    all = (struct store_turn *)((uint32_t *)visit->streams->words->buf.cpu + NWORDS);
-    visit->turn = &all[visit->word];
-    *visit->turn = (struct store_turn){.nbytes = io->nbytes, .at = (off_t)io->offset};
-}
-
-/* Puts the turn on the stream, if there is one. What it does not do is left to begin(). */
-static gpunvme_err_t enqueue_turn(struct visit *visit, void *stream)
-{
-    struct gpunvme_store *store = visit->streams->store;
-    gpunvme_err_t err;
-
-    if (!visit->turn)
-        return GPUNVME_OK;
-    err = store_stream_ops->call(stream, begin_turn, visit);
-    if (!err && !store_stream_ops->enter(stream)) {
-        store->backend->turns->put(store, &visit->io, visit->region, visit->turn, stream);
-        store_stream_ops->leave();
-    }
-    return err;
-}
-
 /* The stream did not take it. */
 static void give_up(struct visit *visit)
 {
     struct store_streams *s = visit->streams;
 
-    if (visit->turn)
-        store_region_release(visit->region);
     pthread_mutex_lock(&s->lock);
     s->words->values[visit->word]--; /* nobody waits for it */
     s->free_words[s->nfree++] = visit->word;
@@ -408,23 +322,15 @@ static gpunvme_err_t enqueue(struct visit *visit, void *stream)
     const uint32_t *word = (const uint32_t *)visit->streams->words->buf.gpu + visit->word;
     uint32_t value = visit->value; /* it may end, and be freed, as soon as the stream has it */
     gpunvme_err_t err = store_stream_ops->wait(stream, word, value - 1);
-    bool has_turn;
 
     if (err) {
         give_up(visit);
         return err;
     }
-    plan_turn(visit, stream);
-    has_turn = visit->turn;
     store_io_begin(visit->streams->store, visit->told);
-    err = enqueue_turn(visit, stream);
-    if (!err) {
-        err = store_stream_ops->call(stream, begin, visit);
-        if (!err)
-            return store_stream_ops->wait(stream, word, value);
-        if (has_turn) /* which is on the stream, and ends with TIMEOUT if CUDA comes to it */
-            return err;
-    }
+    err = store_stream_ops->call(stream, begin, visit);
+    if (!err)
+        return store_stream_ops->wait(stream, word, value);
     store_io_end(visit->told, err, 0);
     store_io_polled(visit->told); /* whoever gets the error asks no more */
     give_up(visit);

@@ -91,7 +91,6 @@ static const struct base_param_spec table[] = {
     {"direct", BASE_PARAM_CALL, 0, 0, 0, set_direct, STORE_POSIX | STORE_CUFILE},
     {"uring", BASE_PARAM_CALL, 0, 0, 0, set_uring, STORE_POSIX},
     {"batch", BASE_PARAM_BOOL, OPTION(batch), 0, 0, NULL, STORE_CUFILE},
-    {"async", BASE_PARAM_BOOL, OPTION(async), 0, 0, NULL, STORE_CUFILE},
     {"nsid", BASE_PARAM_U32, OPTION(nsid), 1, 0xfffffffe, NULL, STORE_NVME | STORE_SPDK},
     {"entries", BASE_PARAM_U32, OPTION(entries), 2, 65536, NULL, STORE_NVME},
     {"issue", BASE_PARAM_CALL, 0, 0, 0, set_issue, STORE_NVME},

@@ -407,69 +407,9 @@ static void require_p2p_is_kept_or_refused(void **state)
     closed(store);
 }
 
-/* --- cuFile's own transfers on a stream, through the wall --- */
-
 #ifdef GPUNVME_HAVE_CUDA
 
-/* What a transfer on a stream reads when its turn comes; it must stay until then. */
-struct in_turn {
-    size_t nbytes;
-    off_t at, base_at;
-    ssize_t done;
-};
-
-/*
- * Fills the memory on the stream, then reads to byte `base_at` of it: all of it comes, behind the
- * fill. Of memory that is not registered libcufile 1.20 takes the size of the transfer as that of
- * the buffer, and gives -5 as its bytes for an offset in it, though the call was a success.
- */
-static void read_in_turn(const struct cufile_api *api, void *fh, struct gpunvme_buf *buf,
-                         cudaStream_t stream, off_t base_at)
-{
-    struct in_turn turn = {.nbytes = 65536, .at = 4096, .base_at = base_at, .done = -99};
-    struct cufile_error error;
-
-    assert_int_equal(cudaMemsetAsync(buf->gpu, POISON, buf->nbytes, stream), cudaSuccess);
-    error =
-        api->read_async(fh, buf->gpu, &turn.nbytes, &turn.at, &turn.base_at, &turn.done, stream);
-    assert_int_equal(cudaStreamSynchronize(stream), cudaSuccess);
-    if (error.err)
-        fail_msg("cuFileReadAsync: %s", cufile_error_name(error.err));
-    assert_int_equal(turn.done, 65536);
-    assert_only_range_is(buf, POISON, (size_t)base_at, content + 4096, 65536);
-}
-
-static void a_read_on_a_stream_comes_in_its_turn(void **state)
-{
-    struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
-    struct gpunvme_buf buf = new_buf(MIB, GPUNVME_MEM_GPU);
-    struct cufile_descr descr = {.type = CUFILE_HANDLE_FD};
-    const struct cufile_api *api;
-    struct cufile_mode mode;
-    cudaStream_t stream;
-    void *fh;
-
-    (void)state;
-    assert_int_equal(cufile_api(&api), GPUNVME_OK);
-    if (!api->has_stream || gpunvme_mem_gpu_is_host())
-        skip();
-    assert_int_equal(cufile_driver_acquire(api, &settings, &mode), GPUNVME_OK);
-    descr.handle.fd = open(path, O_RDWR);
-    assert_int_equal(cufile_fail(api->handle_register(&fh, &descr), "register"), GPUNVME_OK);
-    assert_int_equal(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    read_in_turn(api, fh, &buf, stream, 0);
-    assert_int_equal(api->buf_register(buf.gpu, buf.nbytes, 0).err, 0);
-    read_in_turn(api, fh, &buf, stream, 8192);
-    assert_int_equal(api->buf_deregister(buf.gpu).err, 0);
-    cudaStreamDestroy(stream);
-    api->handle_deregister(fh);
-    close(descr.handle.fd);
-    assert_int_equal(cufile_driver_release(api), GPUNVME_OK);
-    free_buf(&buf);
-}
-
-/* --- transfers of a store in the order of a stream, by its threads and by cuFile's own calls ---
- */
+/* --- transfers of a store in the order of a stream --- */
 
 struct rig {
     struct gpunvme_store *store;
@@ -477,9 +417,9 @@ struct rig {
     cudaStream_t stream;
 };
 
-static struct rig new_rig(const char *options)
+static struct rig new_rig(void)
 {
-    struct rig r = {.store = opened(options),
+    struct rig r = {.store = opened(""),
                     .buf = new_buf(4 * MIB, GPUNVME_MEM_GPU),
                     .copy = new_buf(4 * MIB, GPUNVME_MEM_PINNED)};
 
@@ -559,20 +499,9 @@ static void CUDART_CB cut_file(void *failed)
     *(int *)failed = truncate(path, 5000);
 }
 
-/* Or by threads, in compat mode or with an older libcufile. */
-static bool is_by_cufile(const struct rig *r, unsigned turns)
+static void in_their_turn(void)
 {
-    struct gpunvme_path p;
-    char text[40];
-
-    gpunvme_store_path(r->store, &p);
-    snprintf(text, sizeof(text), "async in streams: %u,", turns);
-    return strstr(p.how, text) || strstr(p.how, "no async");
-}
-
-static void in_their_turn(const char *options)
-{
-    struct rig r = new_rig(options);
+    struct rig r = new_rig();
     int failed = 1;
 
     reads_between(&r, 0, 0, MIB, MIB);
@@ -584,8 +513,6 @@ static void in_their_turn(const char *options)
     assert_int_equal(cudaLaunchHostFunc(r.stream, cut_file, &failed), cudaSuccess);
     reads_between(&r, 4096, 0, 8192, 5000 - 4096);
     assert_int_equal(failed, 0);
-    if (strstr(options, "async"))
-        assert_true(is_by_cufile(&r, 6)); /* not the ragged write */
     free_rig(&r);
 }
 
@@ -594,28 +521,11 @@ static void transfers_on_a_stream_come_in_their_turn(void **state)
     (void)state;
     if (gpunvme_mem_gpu_is_host())
         skip();
-    in_their_turn("");
-}
-
-static void transfers_on_a_stream_by_cufile_come_in_their_turn(void **state)
-{
-    (void)state;
-    if (gpunvme_mem_gpu_is_host())
-        skip();
-    in_their_turn(",async=1");
-}
-
-static void transfers_on_a_stream_by_cufile_and_o_direct_come_in_their_turn(void **state)
-{
-    (void)state;
-    need_o_direct();
-    if (gpunvme_mem_gpu_is_host())
-        skip();
-    in_their_turn(",async=1,direct=on");
+    in_their_turn();
 }
 
 /* Reads of one memory's parts by two streams, and by threads at the same time. */
-static void streams_and_threads_by_cufile_give_the_files_bytes(void **state)
+static void streams_and_threads_give_the_files_bytes(void **state)
 {
     enum { N = 64, ROUNDS = 16, PART = 65536 };
     static struct gpunvme_io ios[N];
@@ -625,7 +535,7 @@ static void streams_and_threads_by_cufile_give_the_files_bytes(void **state)
     (void)state;
     if (gpunvme_mem_gpu_is_host())
         skip();
-    r = new_rig(",async=1");
+    r = new_rig();
     assert_int_equal(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
     for (unsigned round = 1; round <= ROUNDS; round++) {
         assert_int_equal(cudaMemset(r.buf.gpu, POISON, r.buf.nbytes), cudaSuccess);
@@ -649,56 +559,8 @@ static void streams_and_threads_by_cufile_give_the_files_bytes(void **state)
         }
         assert_only_range_is(&r.buf, POISON, 0, content, N * PART);
     }
-    assert_true(is_by_cufile(&r, ROUNDS * N / 2));
     cudaStreamDestroy(other);
     free_rig(&r);
-}
-
-/* For the eye: whether the submission waits for the work before it, and how fast it is. */
-static _Atomic int let_go;
-
-static void CUDART_CB hold_two_seconds(void *unused)
-{
-    (void)unused;
-    for (int i = 0; i < 2000 && !let_go; i++)
-        usleep(1000);
-}
-
-static double seconds(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-static void submission_and_speed_on_a_stream_are_told(void **state)
-{
-    static const char *const ways[] = {"", ",async=1"};
-
-    (void)state;
-    if (gpunvme_mem_gpu_is_host())
-        skip();
-    for (size_t i = 0; i < 2; i++) {
-        struct rig r = new_rig(ways[i]);
-        struct gpunvme_io io = io_of(&r, GPUNVME_OP_READ, 0, 0, 4 * MIB);
-        double begin = seconds(), taken;
-
-        let_go = 0;
-        assert_int_equal(cudaLaunchHostFunc(r.stream, hold_two_seconds, NULL), cudaSuccess);
-        submitted(&r, &io);
-        taken = seconds() - begin;
-        let_go = 1;
-        synchronised(&r, &io, 4 * MIB);
-        begin = seconds();
-        for (int round = 0; round < 64; round++) {
-            submitted(&r, &io);
-            synchronised(&r, &io, 4 * MIB);
-        }
-        print_message("%s on a stream %s: first submission %.3f s, then %.2f GB/s\n", path, ways[i],
-                      taken, 64 * 4 * MIB / 1e9 / (seconds() - begin));
-        free_rig(&r);
-    }
 }
 
 #endif
@@ -833,12 +695,8 @@ static const struct CMUnitTest all_tests[] = {
     DISK(pinned_and_host_memory_are_read_too),
     DISK(require_p2p_is_kept_or_refused),
 #ifdef GPUNVME_HAVE_CUDA
-    BOTH(a_read_on_a_stream_comes_in_its_turn),
     BOTH(transfers_on_a_stream_come_in_their_turn),
-    BOTH(transfers_on_a_stream_by_cufile_come_in_their_turn),
-    BOTH(transfers_on_a_stream_by_cufile_and_o_direct_come_in_their_turn),
-    BOTH(streams_and_threads_by_cufile_give_the_files_bytes),
-    BOTH(submission_and_speed_on_a_stream_are_told),
+    BOTH(streams_and_threads_give_the_files_bytes),
 #endif
     BOTH(how_fast_it_reads_is_told),
 };

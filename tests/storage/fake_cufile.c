@@ -324,19 +324,6 @@ static bool fits(const char *base, off_t base_offset, size_t nbytes)
     return ok;
 }
 
-#ifndef FAKE_CUFILE_OLD
-static bool is_registered(const char *base)
-{
-    bool found = false;
-
-    pthread_mutex_lock(&fake.lock);
-    for (int i = 0; i < MAX_BUFFERS; i++)
-        found |= fake.buffers[i].base == base;
-    pthread_mutex_unlock(&fake.lock);
-    return found;
-}
-#endif
-
 /* What the failure `err` of a transfer is returned as. */
 static ssize_t refused(int err)
 {
@@ -530,76 +517,6 @@ EXPORT void cuFileBatchIODestroy(void *handle)
 {
     called(__func__);
     free(handle);
-}
-
-/* --- streams: whoever tests has them; without, a transfer is done when it is submitted --- */
-
-static fake_cufile_stream_fn *put_on_stream;
-
-EXPORT fake_cufile_streams_fn fake_cufile_streams;
-
-void fake_cufile_streams(fake_cufile_stream_fn *put)
-{
-    put_on_stream = put;
-}
-
-struct turn {
-    bool write;
-    struct file *file;
-    char *base;
-    size_t *nbytes, most;
-    off_t *file_offset, *base_offset;
-    ssize_t *done;
-};
-
-static void take_turn(void *turn_)
-{
-    struct turn *t = turn_;
-
-    if (*t->nbytes > t->most)
-        *t->done = -5022;
-    else if (!is_registered(t->base) && *t->base_offset)
-        *t->done = -5; /* as 1.20 */
-    else
-        *t->done = transfer("async", t->write, t->file, t->base, *t->nbytes, *t->file_offset,
-                            *t->base_offset);
-    free(t);
-}
-
-static struct cufile_error submit_turn(const char *name, struct turn turn, void *stream)
-{
-    int err = called(name);
-    struct turn *t;
-
-    if (err)
-        return result(err);
-    if (*turn.done)
-        return result(5022);
-    t = malloc(sizeof(*t));
-    *t = turn;
-    t->most = __atomic_load_n(turn.nbytes, __ATOMIC_RELAXED);
-    if (put_on_stream && stream)
-        put_on_stream(stream, take_turn, t);
-    else
-        take_turn(t);
-    return result(0);
-}
-
-EXPORT struct cufile_error cuFileReadAsync(void *fh, void *base, size_t *nbytes, off_t *file_offset,
-                                           off_t *base_offset, ssize_t *done, void *stream)
-{
-    struct turn turn = {false, fh, base, nbytes, 0, file_offset, base_offset, done};
-
-    return submit_turn(__func__, turn, stream);
-}
-
-EXPORT struct cufile_error cuFileWriteAsync(void *fh, void *base, size_t *nbytes,
-                                            off_t *file_offset, off_t *base_offset, ssize_t *done,
-                                            void *stream)
-{
-    struct turn turn = {true, fh, base, nbytes, 0, file_offset, base_offset, done};
-
-    return submit_turn(__func__, turn, stream);
 }
 
 #endif

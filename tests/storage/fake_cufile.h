@@ -6,8 +6,7 @@
  *   FAKE_CUFILE_FAIL     "cuFileBufRegister=5036,cuFileRead=-5@2": the function fails with this
  *                        number, each time or the nth time from now on only. For cuFileRead and
  *                        cuFileWrite a number below 1000 is an errno, which they give as -1;
- *                        for a batch's request ("request=5@3", its third) and a transfer in a
- *                        stream ("async=5") likewise; 6000 is one
+ *                        for a batch's request ("request=5@3", its third) likewise; 6000 is one
  *                        that timed out, in an event that has its size all the same.
  *   FAKE_CUFILE_SHORT    a transfer moves at most so many bytes
  *   FAKE_CUFILE_NVFS     "2.17": nvidia-fs is there, in this version; otherwise it is not
@@ -30,9 +29,5 @@ typedef void fake_cufile_reset_fn(void);
 
 /* Registered buffers and files: what a test expects to be 0 at its end. */
 typedef unsigned fake_cufile_held_fn(void);
-
-/* Has transfers on streams done by streams of the test: put(stream, fn, arg) calls fn(arg). */
-typedef void fake_cufile_stream_fn(void *stream, void (*fn)(void *), void *arg);
-typedef void fake_cufile_streams_fn(fake_cufile_stream_fn *put);
 
 #endif

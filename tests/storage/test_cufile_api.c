@@ -53,7 +53,7 @@ static void all_functions_of_a_new_library_are_found(void **state)
     const struct cufile_api *api = *state;
 
     assert_string_equal(api->missing, "");
-    assert_true(api->has_batch && api->has_stream);
+    assert_true(api->has_batch);
     assert_int_equal(api->version, 1140);
     assert_string_equal(api->library, FAKE_CUFILE);
 }
@@ -74,10 +74,9 @@ static void an_old_library_is_used_without_what_it_lacks_and_that_is_told(void *
 
     (void)state;
     assert_int_equal(cufile_api_load(FAKE_CUFILE_OLD, &api), GPUNVME_OK);
-    assert_false(api.has_batch || api.has_stream);
+    assert_false(api.has_batch);
     assert_int_equal(api.version, 0);
     assert_non_null(strstr(api.missing, "cuFileBatchIOSubmit"));
-    assert_non_null(strstr(api.missing, "cuFileReadAsync"));
     assert_non_null(strstr(api.missing, "cuFileSetParameterBool"));
     assert_null(strstr(api.missing, "cuFileHandleRegister"));
 }
@@ -599,27 +598,6 @@ static void a_batch_gives_each_request_its_own_result(void **state)
     close(fd);
 }
 
-static void a_transfer_on_a_stream_tells_how_many_bytes_it_moved(void **state)
-{
-    const struct cufile_api *api = *state;
-    size_t nbytes = 8;
-    off_t at = 0, base_at = 0;
-    ssize_t done = 0;
-    char buffer[16] = "";
-    int fd = new_file();
-    void *fh;
-
-    assert_int_equal(pwrite(fd, "abcde", 5, 0), 5);
-    open_driver(api);
-    fh = register_file(api, fd);
-    assert_int_equal(api->read_async(fh, buffer, &nbytes, &at, &base_at, &done, NULL).err, 0);
-    assert_int_equal(done, 5);
-    assert_string_equal(buffer, "abcde");
-    api->handle_deregister(fh);
-    close_driver(api);
-    close(fd);
-}
-
 #define TEST(name) cmocka_unit_test_setup(name, set_up)
 
 int main(void)
@@ -664,7 +642,6 @@ int main(void)
         TEST(what_udevs_database_lacks_is_found_out),
         TEST(bytes_written_are_read_at_their_offsets),
         TEST(a_batch_gives_each_request_its_own_result),
-        TEST(a_transfer_on_a_stream_tells_how_many_bytes_it_moved),
     };
 
     use_fake();

@@ -113,50 +113,27 @@ static void put(struct stream *s, struct item what)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* What the streams stand for that have no object: NULL, cudaStreamLegacy, cudaStreamPerThread. */
-static struct stream *default_stream;
-
-static inline struct stream *stream_of(void *stream)
-{
-    return (uintptr_t)stream <= 2 ? default_stream : stream;
-}
-
 static gpunvme_err_t fake_capturing(void *stream, bool *capturing)
 {
-    *capturing = stream_of(stream)->capturing;
+    *capturing = ((const struct stream *)stream)->capturing;
     return GPUNVME_OK;
 }
 
 static gpunvme_err_t fake_call(void *stream, void (*fn)(void *), void *arg)
 {
-    put(stream_of(stream), (struct item){.fn = fn, .arg = arg});
+    put(stream, (struct item){.fn = fn, .arg = arg});
     return GPUNVME_OK;
 }
 
 static gpunvme_err_t fake_wait(void *stream, const uint32_t *word, uint32_t value)
 {
-    if (stream_of(stream)->no_waits)
+    if (((const struct stream *)stream)->no_waits)
         return base_fail(GPUNVME_ERR_UNSUPPORTED, "no waits");
-    put(stream_of(stream), (struct item){.word = word, .value = value});
+    put(stream, (struct item){.word = word, .value = value});
     return GPUNVME_OK;
 }
 
-static _Thread_local unsigned nentered;
-
-static gpunvme_err_t fake_enter(void *stream)
-{
-    (void)stream;
-    nentered++;
-    return GPUNVME_OK;
-}
-
-static void fake_leave(void)
-{
-    nentered--;
-}
-
-static const struct store_stream_ops fake = {fake_capturing, fake_call, fake_wait, fake_enter,
-                                             fake_leave};
+static const struct store_stream_ops fake = {fake_capturing, fake_call, fake_wait};
 
 /* Reads of 4 KiB on several streams at once; each overwrites what the one before it on its stream
  * has read, and the last one stays. `content`: 64 KiB at least of what is read. */

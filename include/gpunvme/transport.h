@@ -85,6 +85,13 @@ struct gpunvme_transport_ops {
     gpunvme_err_t (*map_bar)(struct gpunvme_transport *t, unsigned bir, uint64_t offset,
                              size_t nbytes, struct gpunvme_buf *buf);
 
+    /*
+     * Takes the function's access to memory away, or gives it back: bus mastering, in PCI's command
+     * register. When `off` has succeeded the controller reads and writes no memory any more,
+     * whatever state it is in. NULL where the transport can't.
+     */
+    gpunvme_err_t (*bus_master)(struct gpunvme_transport *t, bool on);
+
     /* Resets the PCIe function; NULL where the transport has no such thing. */
     gpunvme_err_t (*reset)(struct gpunvme_transport *t);
 

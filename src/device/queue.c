@@ -63,8 +63,7 @@ gpunvme_err_t device_mem_alloc(struct gpunvme_device *dev, size_t nbytes, enum g
 
 void device_mem_free(struct gpunvme_device *dev, struct device_mem *mem)
 {
-    if (mem->buf.nbytes)
-        dev->transport->ops->free(dev->transport, &mem->buf);
+    gpunvme_ctrl_free(dev->ctrl, &mem->buf);
     *mem = (struct device_mem){0};
 }
 

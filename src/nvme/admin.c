@@ -35,10 +35,7 @@ static gpunvme_err_t attach_data(struct gpunvme_ctrl *ctrl, struct gpunvme_sqe *
 
 static void release_data(struct gpunvme_ctrl *ctrl, struct nvme_admin_data *data)
 {
-    struct gpunvme_transport *t = ctrl->transport;
-
-    if (data->buf.nbytes)
-        t->ops->free(t, &data->buf);
+    nvme_free(ctrl, &data->buf);
     nvme_pool_put(&ctrl->lists, data->list);
     *data = (struct nvme_admin_data){0};
 }
@@ -51,11 +48,8 @@ static void lose(struct gpunvme_ctrl *ctrl, uint64_t ticket, struct nvme_admin_d
     *data = (struct nvme_admin_data){0};
 }
 
-/*
- * A reset has ended what was lost. Unless the controller is quiet (disabled, or gone) it may still
- * write to the buffers: then they are left to the transport, which frees them at its own close.
- */
-void nvme_admin_drop(struct gpunvme_ctrl *ctrl, bool is_quiet)
+/* A reset has ended what was lost. */
+void nvme_admin_drop(struct gpunvme_ctrl *ctrl)
 {
     struct gpunvme_completion c;
 
@@ -63,8 +57,7 @@ void nvme_admin_drop(struct gpunvme_ctrl *ctrl, bool is_quiet)
         struct nvme_lost *lost = &ctrl->lost[--ctrl->nlost];
 
         gpunvme_qpair_test(&ctrl->admin->qpair, lost->ticket, &c);
-        if (is_quiet)
-            release_data(ctrl, &lost->data);
+        release_data(ctrl, &lost->data);
     }
 }
 

@@ -216,6 +216,21 @@ gpunvme_err_t nvme_bringup_disable(struct gpunvme_ctrl *ctrl)
     return err ? err : GPUNVME_OK; /* enabling may clear CFS; if not, that step says so */
 }
 
+static gpunvme_err_t bus_master(struct gpunvme_ctrl *ctrl, bool on)
+{
+    struct gpunvme_transport *t = ctrl->transport;
+    gpunvme_err_t err = t->ops->bus_master ? t->ops->bus_master(t, on) : GPUNVME_ERR_UNSUPPORTED;
+
+    if (!err)
+        ctrl->is_cut_off = !on;
+    return err;
+}
+
+gpunvme_err_t nvme_bringup_cut_off(struct gpunvme_ctrl *ctrl)
+{
+    return bus_master(ctrl, false);
+}
+
 static gpunvme_err_t write_admin_queues(struct gpunvme_ctrl *ctrl)
 {
     struct gpunvme_transport *t = ctrl->transport;
@@ -240,8 +255,10 @@ gpunvme_err_t nvme_bringup_enable(struct gpunvme_ctrl *ctrl)
                   GPUNVME_SET(ctrl->page_shift - 12, CC_MPS) |
                   GPUNVME_SET(6, CC_IOSQES) | /* 2^6 bytes an entry */
                   GPUNVME_SET(4, CC_IOCQES);  /* 2^4 */
-    gpunvme_err_t err = write_admin_queues(ctrl);
+    gpunvme_err_t err = ctrl->is_cut_off ? bus_master(ctrl, true) : GPUNVME_OK;
 
+    if (!err)
+        err = write_admin_queues(ctrl);
     if (!err)
         err = write32(ctrl, GPUNVME_REG_CC, cc);
     if (err)

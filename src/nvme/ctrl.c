@@ -73,8 +73,8 @@ static void make_pools(struct gpunvme_ctrl *ctrl)
     size_t list = list_nbytes(ctrl);
     size_t at_once = POOL_NBYTES / list;
 
-    nvme_pool_init(&ctrl->lists, ctrl->transport, list, at_once < 16 ? (unsigned)at_once : 16);
-    nvme_pool_init(&ctrl->bounces, ctrl->transport, NVME_BOUNCE_NBYTES, 4);
+    nvme_pool_init(&ctrl->lists, ctrl, list, at_once < 16 ? (unsigned)at_once : 16);
+    nvme_pool_init(&ctrl->bounces, ctrl, NVME_BOUNCE_NBYTES, 4);
 }
 
 /* A vector for the admin queue and one for each I/O queue, or as many as there are. */
@@ -280,6 +280,6 @@ gpunvme_err_t gpunvme_ctrl_alloc(struct gpunvme_ctrl *ctrl, size_t nbytes, enum 
 
 void gpunvme_ctrl_free(struct gpunvme_ctrl *ctrl, struct gpunvme_buf *buf)
 {
-    if (ctrl && buf && buf->nbytes)
-        ctrl->transport->ops->free(ctrl->transport, buf);
+    if (ctrl && buf)
+        nvme_free(ctrl, buf);
 }

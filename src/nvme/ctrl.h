@@ -80,7 +80,9 @@ struct gpunvme_ctrl {
     uint64_t resets;
     unsigned nlost;
     struct nvme_lost lost[NVME_MAX_LOST];
-    int state; /* enum ctrl_state; written under `life`, read atomically anywhere */
+    int state;           /* enum ctrl_state; written under `life`, read atomically anywhere */
+    bool is_cut_off;     /* it was given up, and has no access to memory until it is enabled */
+    bool is_unstoppable; /* atomic: it was given up, and may still use memory of ours */
 
     struct gpunvme_buf shadow, event_index; /* Doorbell Buffer Config; nbytes 0: not in use */
 
@@ -96,12 +98,19 @@ struct gpunvme_ctrl {
 /* bringup.c: registers. Errors name the step in their detail. */
 gpunvme_err_t nvme_bringup_probe(struct gpunvme_ctrl *ctrl);
 gpunvme_err_t nvme_bringup_disable(struct gpunvme_ctrl *ctrl);
+gpunvme_err_t
+nvme_bringup_cut_off(struct gpunvme_ctrl *ctrl); /* from memory, until it is enabled */
 gpunvme_err_t nvme_bringup_enable(struct gpunvme_ctrl *ctrl);
 gpunvme_err_t nvme_bringup_shutdown(struct gpunvme_ctrl *ctrl, uint32_t shn);
 gpunvme_err_t nvme_read_csts(struct gpunvme_ctrl *ctrl, uint32_t *csts);
 
-/* memory.c: host memory of whole pages of the controller, beginning at one. Any may be freed. */
+/*
+ * memory.c: host memory of whole pages of the controller, beginning at one. What a controller that
+ * could not be stopped may still use is not freed, but left to the transport: when it is closed it
+ * stops the controller first, and then frees all.
+ */
 gpunvme_err_t nvme_alloc(struct gpunvme_ctrl *ctrl, size_t nbytes, struct gpunvme_buf *buf);
+void nvme_free(struct gpunvme_ctrl *ctrl, struct gpunvme_buf *buf);
 
 /* cmb.c: alloc gives what no queue in ctrl->ioqs has; the caller holds ctrl->life. */
 gpunvme_err_t nvme_cmb_start(struct gpunvme_ctrl *ctrl);
@@ -119,7 +128,7 @@ gpunvme_err_t nvme_closed_err(struct gpunvme_ctrl *ctrl);
 /* admin.c. _locked: inside bring-up and reset, where a failure must not start another reset. */
 gpunvme_err_t nvme_admin_locked(struct gpunvme_ctrl *ctrl, struct gpunvme_sqe *sqe, void *data,
                                 size_t nbytes, bool to_controller, uint32_t *result);
-void nvme_admin_drop(struct gpunvme_ctrl *ctrl, bool is_quiet);
+void nvme_admin_drop(struct gpunvme_ctrl *ctrl);
 gpunvme_err_t nvme_identify_ctrl(struct gpunvme_ctrl *ctrl);
 gpunvme_err_t nvme_set_num_queues(struct gpunvme_ctrl *ctrl);
 

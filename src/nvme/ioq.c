@@ -114,15 +114,11 @@ gpunvme_err_t nvme_ioq_alloc(struct gpunvme_ctrl *ctrl, uint32_t qid, uint32_t e
 
 void nvme_ioq_free(struct gpunvme_ioq *ioq)
 {
-    struct gpunvme_transport *t;
-
     if (!ioq)
         return;
-    t = ioq->ctrl->transport;
-    if (ioq->sq_mem.nbytes && !ioq->sq_is_in_cmb)
-        t->ops->free(t, &ioq->sq_mem);
-    if (ioq->cq_mem.nbytes)
-        t->ops->free(t, &ioq->cq_mem);
+    if (!ioq->sq_is_in_cmb)
+        nvme_free(ioq->ctrl, &ioq->sq_mem);
+    nvme_free(ioq->ctrl, &ioq->cq_mem);
     free(ioq->qpair.slots);
     free(ioq->qpair.ready);
     free(ioq);
@@ -440,11 +436,7 @@ gpunvme_err_t nvme_shadow_stop(struct gpunvme_ctrl *ctrl)
 
 void nvme_shadow_free(struct gpunvme_ctrl *ctrl)
 {
-    struct gpunvme_transport *t = ctrl->transport;
-
-    if (ctrl->shadow.nbytes)
-        t->ops->free(t, &ctrl->shadow);
-    if (ctrl->event_index.nbytes)
-        t->ops->free(t, &ctrl->event_index);
+    nvme_free(ctrl, &ctrl->shadow);
+    nvme_free(ctrl, &ctrl->event_index);
     ctrl->shadow = ctrl->event_index = (struct gpunvme_buf){0};
 }

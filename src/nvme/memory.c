@@ -15,3 +15,9 @@ gpunvme_err_t nvme_alloc(struct gpunvme_ctrl *ctrl, size_t nbytes, struct gpunvm
 
     return t->ops->alloc(t, (nbytes + in_page) & ~in_page, GPUNVME_MEM_HOST, buf);
 }
+
+void nvme_free(struct gpunvme_ctrl *ctrl, struct gpunvme_buf *buf)
+{
+    if (buf->nbytes && !__atomic_load_n(&ctrl->is_unstoppable, __ATOMIC_ACQUIRE))
+        ctrl->transport->ops->free(ctrl->transport, buf);
+}

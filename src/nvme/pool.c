@@ -2,10 +2,10 @@
  *
  * Pools of memory that the controller can reach.
  */
-#include "nvme/pool.h"
-
 #include <stdlib.h>
 #include <string.h>
+
+#include "nvme/ctrl.h"
 
 struct nvme_pool_chunk {
     struct nvme_pool_chunk *next;
@@ -13,11 +13,11 @@ struct nvme_pool_chunk {
     struct nvme_pool_item items[];
 };
 
-void nvme_pool_init(struct nvme_pool *pool, struct gpunvme_transport *transport, size_t item_nbytes,
+void nvme_pool_init(struct nvme_pool *pool, struct gpunvme_ctrl *ctrl, size_t item_nbytes,
                     unsigned items_per_chunk)
 {
     memset(pool, 0, sizeof(*pool));
-    pool->transport = transport;
+    pool->ctrl = ctrl;
     pool->item_nbytes = item_nbytes;
     pool->items_per_chunk = items_per_chunk;
     pthread_mutex_init(&pool->lock, NULL);
@@ -27,11 +27,11 @@ void nvme_pool_destroy(struct nvme_pool *pool)
 {
     struct nvme_pool_chunk *chunk;
 
-    if (!pool->transport)
+    if (!pool->ctrl)
         return;
     while ((chunk = pool->chunks)) {
         pool->chunks = chunk->next;
-        pool->transport->ops->free(pool->transport, &chunk->mem);
+        nvme_free(pool->ctrl, &chunk->mem);
         free(chunk);
     }
     pthread_mutex_destroy(&pool->lock);
@@ -60,7 +60,7 @@ static void grow(struct nvme_pool *pool)
 
     if (!chunk)
         return;
-    if (pool->transport->ops->alloc(pool->transport, nbytes, GPUNVME_MEM_HOST, &chunk->mem)) {
+    if (nvme_alloc(pool->ctrl, nbytes, &chunk->mem)) {
         free(chunk);
         return;
     }

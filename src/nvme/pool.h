@@ -8,8 +8,8 @@
 
 #include <pthread.h>
 
+#include "gpunvme/controller.h"
 #include "gpunvme/prp.h"
-#include "gpunvme/transport.h"
 
 struct nvme_pool_item {
     struct gpunvme_list list;    /* as lists want it */
@@ -18,7 +18,7 @@ struct nvme_pool_item {
 };
 
 struct nvme_pool {
-    struct gpunvme_transport *transport;
+    struct gpunvme_ctrl *ctrl;
     size_t item_nbytes;
     unsigned items_per_chunk;
     pthread_mutex_t lock;
@@ -27,7 +27,7 @@ struct nvme_pool {
     size_t nbytes; /* allocated so far */
 };
 
-void nvme_pool_init(struct nvme_pool *pool, struct gpunvme_transport *transport, size_t item_nbytes,
+void nvme_pool_init(struct nvme_pool *pool, struct gpunvme_ctrl *ctrl, size_t item_nbytes,
                     unsigned items_per_chunk);
 void nvme_pool_destroy(struct nvme_pool *pool); /* every item was put back, or is abandoned */
 

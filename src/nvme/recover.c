@@ -65,13 +65,13 @@ static void fail_and_rewind(struct gpunvme_ioq *ioq)
     gpunvme_qpair_rewind(&ioq->qpair);
 }
 
-static void fail_and_rewind_all(struct gpunvme_ctrl *ctrl, bool is_quiet)
+static void fail_and_rewind_all(struct gpunvme_ctrl *ctrl)
 {
     fail_and_rewind(ctrl->admin);
     for (uint32_t i = 0; i < ctrl->max_io_queues; i++)
         fail_and_rewind(ctrl->ioqs[i]);
     nvme_aer_drop(ctrl);
-    nvme_admin_drop(ctrl, is_quiet);
+    nvme_admin_drop(ctrl);
 }
 
 static void thaw(struct gpunvme_ioq *ioq)
@@ -88,7 +88,8 @@ static void thaw(struct gpunvme_ioq *ioq)
 /*
  * Ends everything for good. The queues stay frozen: submissions give GPUNVME_ERR_CLOSED, or
  * _REMOVED. The state is set before the queues freeze and the tickets end, so that whoever sees
- * either can tell why.
+ * either can tell why. A ticket that has ended gives its memory back, so the controller must have
+ * stopped before: one that does not obey loses its access to memory.
  */
 void nvme_give_up_locked(struct gpunvme_ctrl *ctrl, enum ctrl_state state)
 {
@@ -97,8 +98,10 @@ void nvme_give_up_locked(struct gpunvme_ctrl *ctrl, enum ctrl_state state)
     nvme_set_state(ctrl, state);
     freeze_all(ctrl);
     if (!is_quiet)
-        is_quiet = nvme_bringup_disable(ctrl) == GPUNVME_OK; /* as far as it obeys */
-    fail_and_rewind_all(ctrl, is_quiet);
+        is_quiet =
+            nvme_bringup_disable(ctrl) == GPUNVME_OK || nvme_bringup_cut_off(ctrl) == GPUNVME_OK;
+    __atomic_store_n(&ctrl->is_unstoppable, !is_quiet, __ATOMIC_RELEASE);
+    fail_and_rewind_all(ctrl);
 }
 
 /*
@@ -172,7 +175,8 @@ gpunvme_err_t nvme_reset_locked(struct gpunvme_ctrl *ctrl)
         err = nvme_bringup_disable(ctrl);
     }
     if (!err) {
-        fail_and_rewind_all(ctrl, true);
+        __atomic_store_n(&ctrl->is_unstoppable, false, __ATOMIC_RELEASE);
+        fail_and_rewind_all(ctrl);
         err = nvme_start(ctrl);
     }
     if (err) {

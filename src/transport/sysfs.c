@@ -382,6 +382,19 @@ static gpunvme_err_t write_attr(const struct pci_function *f, const char *name, 
     return err;
 }
 
+/* The read is answered behind all that the function has still sent (PCIe ordering). */
+static gpunvme_err_t bus_master(struct gpunvme_transport *t, bool on)
+{
+    struct sysfs_transport *s = of(t);
+    gpunvme_err_t err =
+        pci_command(&s->f, on ? PCI_COMMAND_MASTER : 0, on ? 0 : PCI_COMMAND_MASTER);
+    uint32_t flush;
+
+    if (!err && !on)
+        (void)!pread(s->config_fd, &flush, sizeof(flush), PCI_COMMAND);
+    return err;
+}
+
 /* The kernel keeps what configuration space says, bus mastering included. */
 static gpunvme_err_t reset(struct gpunvme_transport *t)
 {
@@ -432,6 +445,7 @@ static const struct gpunvme_transport_ops sysfs_ops = {
     .now_ns = transport_now_ns,
     .pause_ns = transport_pause_ns,
     .map_bar = map_bar,
+    .bus_master = bus_master,
     .reset = reset,
     .close = close_,
 };
@@ -453,6 +467,7 @@ static const struct gpunvme_transport_ops uio_ops = {
     .irq_setup = irq_setup,
     .irq_wait = irq_wait,
     .map_bar = map_bar,
+    .bus_master = bus_master,
     .reset = reset,
     .close = close_,
 };

@@ -141,6 +141,24 @@ static gpunvme_err_t write64(struct gpunvme_transport *t, uint32_t offset, uint6
     return err ? err : write32(t, offset + 4, (uint32_t)(value >> 32));
 }
 
+/* The read is answered behind all that the function has still sent (PCIe ordering). */
+static gpunvme_err_t bus_master(struct gpunvme_transport *t, bool on)
+{
+    struct vfio_transport *v = vfio_of(t);
+    gpunvme_err_t err = GPUNVME_OK;
+    uint32_t flush;
+
+    if (is_gone(v))
+        return on ? base_fail(GPUNVME_ERR_REMOVED, "%s", t->address) : GPUNVME_OK;
+    pthread_mutex_lock(&v->lock); /* after is_gone() it does not get the bus back */
+    if (!atomic_load(&v->gone))
+        err = command(v, on ? PCI_COMMAND_MASTER : 0, on ? 0 : PCI_COMMAND_MASTER);
+    pthread_mutex_unlock(&v->lock);
+    if (!err && !on)
+        (void)!pread(v->device, &flush, 4, (off_t)(v->config.offset + PCI_COMMAND));
+    return err;
+}
+
 static gpunvme_err_t reset(struct gpunvme_transport *t)
 {
     struct vfio_transport *v = vfio_of(t);
@@ -215,6 +233,7 @@ static const struct gpunvme_transport_ops ops = {
     .irq_setup = vfio_irq_setup,
     .irq_wait = vfio_irq_wait,
     .map_bar = vfio_map_bar,
+    .bus_master = bus_master,
     .reset = reset,
     .close = close_,
 };

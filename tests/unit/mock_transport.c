@@ -89,7 +89,14 @@ static uint64_t new_bus(struct mock *m, size_t nbytes)
 
 static bool is_alive(const struct mock *m)
 {
-    return !m->removed && !m->unreachable && GPUNVME_GET(m->cc, CC_EN) &&
+    return !m->removed && !m->unreachable && !m->is_cut_off && GPUNVME_GET(m->cc, CC_EN) &&
+           GPUNVME_GET(m->csts, CSTS_RDY);
+}
+
+/* CC.EN = 0, but not obeyed yet: it may still finish what it has begun. */
+static bool is_stopping(const struct mock *m)
+{
+    return !m->removed && !m->unreachable && !m->is_cut_off && !GPUNVME_GET(m->cc, CC_EN) &&
            GPUNVME_GET(m->csts, CSTS_RDY);
 }
 
@@ -101,6 +108,8 @@ static bool overlaps(uint64_t a, size_t na, uint64_t b, size_t nb)
 /* Memory is taken away: does the controller still use it? */
 static void check_unused(struct mock *m, uint64_t bus, size_t nbytes)
 {
+    if (is_stopping(m))
+        wrong(m, "memory is taken away before the controller has stopped");
     if (!is_alive(m))
         return;
     for (unsigned i = 0; i < MOCK_MAX_QUEUES; i++) {
@@ -1049,6 +1058,12 @@ gpunvme_err_t mock_copy_from(struct gpunvme_transport *t, void *dst, const struc
     return GPUNVME_OK;
 }
 
+static gpunvme_err_t op_bus_master(struct gpunvme_transport *t, bool on)
+{
+    of(t)->is_cut_off = !on;
+    return GPUNVME_OK;
+}
+
 static void op_close(struct gpunvme_transport *t)
 {
     struct mock *m = of(t);
@@ -1095,6 +1110,7 @@ struct mock *mock_open(void)
                                             .free = op_free,
                                             .now_ns = op_now_ns,
                                             .pause_ns = op_pause_ns,
+                                            .bus_master = op_bus_master,
                                             .close = op_close};
     m->base.ops = &m->ops;
     strcpy(m->base.address, "mock:");

@@ -127,6 +127,7 @@ struct mock {
     bool cfs_sticks;         /* CFS is cleared by a reset of the function only */
     bool reset_fixes;        /* a reset of the function makes all delays 0 */
     gpunvme_err_t reset_err; /* of ops.reset */
+    bool is_cut_off;         /* ops.bus_master has taken its access to memory away */
     uint64_t change_at_ns;   /* when CSTS gets `change_to`; MOCK_NEVER: nothing is under way */
     uint32_t change_to;
     unsigned function_resets, enables, disables, shutdowns;

@@ -1200,6 +1200,55 @@ static void a_reset_that_cannot_disable_or_enable_ends_everything(void **state)
     }
 }
 
+/* A controller that does not stop, with a command that may still write to its buffer. */
+static struct line line_with_a_lost_log_page(void)
+{
+    struct line l = line_open();
+    uint8_t page[4096];
+
+    l.m->disable_ns = MOCK_NEVER;
+    mock_on_admin(l.m, GPUNVME_ADMIN_GET_LOG_PAGE, 0, MOCK_LOST, 0);
+    assert_err(gpunvme_ctrl_get_log(l.ctrl, 2, 0, 0, page, sizeof(page)), GPUNVME_ERR_TIMEOUT);
+    assert_true(l.m->csts & (uint32_t)GPUNVME_SET(1, CSTS_RDY));
+    return l;
+}
+
+/* The mock says what is freed too early. */
+static void a_controller_that_does_not_stop_loses_its_access_before_memory_is_freed(void **state)
+{
+    struct line l = line_with_a_lost_log_page();
+
+    (void)state;
+    assert_true(l.m->is_cut_off);
+    l.m->disable_ns = 0;
+    l.m->csts = l.m->nrules = 0; /* now it has */
+    assert_ok(gpunvme_ctrl_reset(l.ctrl));
+    assert_false(l.m->is_cut_off);
+    assert_works(l.ctrl, l.a);
+    take_down(l.m, l.ctrl);
+}
+
+/* By a transport that can't take its access away: the memory stays until the transport is closed.
+ */
+static void memory_of_a_controller_that_nothing_stops_is_left_to_the_transport(void **state)
+{
+    struct line l = {.m = mock_open()};
+    struct gpunvme_buf mine;
+    size_t before;
+
+    (void)state;
+    l.m->ops.bus_master = NULL;
+    l.ctrl = bring_up(l.m);
+    assert_ok(gpunvme_ctrl_alloc(l.ctrl, 4096, GPUNVME_MEM_HOST, &mine));
+    l.m->disable_ns = MOCK_NEVER;
+    assert_err(gpunvme_ctrl_reset(l.ctrl), GPUNVME_ERR_TIMEOUT);
+    before = mock_nbytes(l.m);
+    gpunvme_ctrl_free(l.ctrl, &mine); /* as the program does, when its tokens have ended */
+    assert_ok(gpunvme_ctrl_close(l.ctrl));
+    assert_int_equal(mock_nbytes(l.m), before);
+    mock_done(l.m);
+}
+
 /* A queue that the controller no longer grants. */
 static void a_reset_after_which_fewer_queues_are_granted_says_so(void **state)
 {
@@ -1440,6 +1489,8 @@ int main(void)
         cmocka_unit_test(a_reset_ends_what_is_in_flight_and_keeps_the_queues),
         cmocka_unit_test(a_reset_that_fails_at_any_command_ends_everything),
         cmocka_unit_test(a_reset_that_cannot_disable_or_enable_ends_everything),
+        cmocka_unit_test(a_controller_that_does_not_stop_loses_its_access_before_memory_is_freed),
+        cmocka_unit_test(memory_of_a_controller_that_nothing_stops_is_left_to_the_transport),
         cmocka_unit_test(a_reset_after_which_fewer_queues_are_granted_says_so),
         cmocka_unit_test(a_failed_controller_is_reset_by_whoever_waits),
         cmocka_unit_test(check_resets_a_failed_controller),

@@ -23,6 +23,13 @@ struct device_mem {
 /* Memory of the host that others made, as the GPU sees it. */
 struct device_window;
 
+/* What the host knows of a queue's words; an order that finds no room on the GPU is in doubt. */
+enum device_words {
+    DEVICE_WORDS_OPEN,
+    DEVICE_WORDS_FROZEN,
+    DEVICE_WORDS_THAWING, /* frozen, or open: to be thawed once more */
+};
+
 struct device_queue {
     struct gpunvme_device *dev;
     struct gpunvme_ioq *ioq;
@@ -30,6 +37,7 @@ struct device_queue {
     struct gpunvme_slot *slots;      /* likewise */
     uint32_t *ready;                 /* likewise */
     struct device_mem sq, cq, lists, bounces;
+    enum device_words state; /* guarded by the controller's `life` */
 
     /* GPUNVME_REAPER_CPU: the completion queue as the CPU's thread has it, with the mirror. */
     struct gpunvme_buf mirror;

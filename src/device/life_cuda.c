@@ -114,7 +114,8 @@ static gpunvme_err_t start(struct life_gpu *life, const struct life_order *order
 
 /*
  * An order that was given up, but had begun: a queue that it froze after all is let go again, since
- * whoever gave the order believes that it is not frozen. All other orders may be carried out twice.
+ * whoever gave the order believes that it is not frozen. To let go is never given up: it is carried
+ * out as soon as there is room, and before any other order. The others may be carried out twice.
  */
 static gpunvme_err_t clear_doubt(struct life_gpu *life)
 {
@@ -145,7 +146,8 @@ static gpunvme_err_t run(struct life_gpu *life, const struct life_order *order,
         return err;
     err = wait_for(life, order->budget_ns + START_NS);
     if (err == GPUNVME_ERR_TIMEOUT) {
-        gpunvme_store_release64(&mailbox(life)->cancelled, life->number);
+        if (order->op != LIFE_LET_GO)
+            gpunvme_store_release64(&mailbox(life)->cancelled, life->number);
         life->in_doubt = true;
     }
     *result = mailbox(life)->result;

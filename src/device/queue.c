@@ -214,6 +214,17 @@ static gpunvme_err_t init(void *q_, uint32_t qid, const struct nvme_foreign_bell
     return err;
 }
 
+/* Words that are open already stay so: then the order was carried out after all. */
+static gpunvme_err_t thaw_words(struct device_queue *q)
+{
+    struct life_order order = {.queue = q->words, .op = LIFE_THAW};
+    gpunvme_err_t err = life_run(q->dev->life, &order, NULL);
+
+    if (!err)
+        q->state = DEVICE_WORDS_OPEN;
+    return err;
+}
+
 static gpunvme_err_t freeze(void *q_, uint64_t deadline_ns)
 {
     struct device_queue *q = q_;
@@ -221,15 +232,23 @@ static gpunvme_err_t freeze(void *q_, uint64_t deadline_ns)
     struct life_order order = {.queue = q->words,
                                .op = LIFE_FREEZE,
                                .budget_ns = deadline_ns > now ? deadline_ns - now : 0};
-    gpunvme_err_t err = life_run(q->dev->life, &order, NULL);
+    gpunvme_err_t err = GPUNVME_OK;
 
-    if (err || !q->mirror.nbytes)
-        return err;
-    err = device_mirror_freeze(q, deadline_ns);
-    if (err) {
-        order.op = LIFE_LET_GO;
-        (void)life_run(q->dev->life, &order, NULL);
+    if (q->state == DEVICE_WORDS_FROZEN)
+        return GPUNVME_OK;
+    if (q->state == DEVICE_WORDS_THAWING) /* it can't be told from one that a thread has locked */
+        err = thaw_words(q);
+    if (!err)
+        err = life_run(q->dev->life, &order, NULL);
+    if (!err && q->mirror.nbytes) {
+        err = device_mirror_freeze(q, deadline_ns);
+        if (err) {
+            order.op = LIFE_LET_GO;
+            (void)life_run(q->dev->life, &order, NULL);
+        }
     }
+    if (!err)
+        q->state = DEVICE_WORDS_FROZEN;
     return err;
 }
 
@@ -244,14 +263,14 @@ static gpunvme_err_t fail_and_rewind(void *q_, uint16_t status)
     return err;
 }
 
-static void thaw(void *q_)
+static gpunvme_err_t thaw(void *q_)
 {
     struct device_queue *q = q_;
-    struct life_order order = {.queue = q->words, .op = LIFE_THAW};
 
-    if (q->mirror.nbytes)
+    if (q->mirror.nbytes && q->state == DEVICE_WORDS_FROZEN)
         device_mirror_thaw(q);
-    (void)life_run(q->dev->life, &order, NULL); /* one that stays closed is found by recover */
+    q->state = DEVICE_WORDS_THAWING;
+    return thaw_words(q);
 }
 
 static const struct nvme_foreign_ops foreign_ops = {

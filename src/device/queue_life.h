@@ -137,9 +137,11 @@ GPUNVME_FN void queue_let_go(struct gpunvme_dev_queue *q)
     gpunvme_fetch_and32(&q->published, ~GPUNVME_DEV_QUEUE_LOCKED);
 }
 
-/* Opens a queue that was frozen. */
+/* Opens a queue that was frozen; nothing happens to one that is open. */
 GPUNVME_FN void queue_thaw(struct gpunvme_dev_queue *q)
 {
+    if (!(gpunvme_load_acquire64(&q->reserved) & GPUNVME_QPAIR_CLOSED))
+        return;
     gpunvme_fetch_and32(&q->cq_head, ~GPUNVME_DEV_QUEUE_LOCKED);
     gpunvme_fetch_and32(&q->published, ~GPUNVME_DEV_QUEUE_LOCKED);
     gpunvme_store_release64(&q->reserved, q->closed_at);

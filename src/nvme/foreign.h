@@ -18,15 +18,16 @@ struct nvme_foreign_bells {
 
 /*
  * Called with the controller's `life` held: they must not call the controller. freeze,
- * fail_and_rewind and thaw do what queue.h says of gpunvme_qpair_*. A queue that can't be frozen
- * is left out of the reset: its commands end by their deadlines, the controller no longer has it,
- * and nvme_ioq_readmit() makes it good when its threads are gone.
+ * fail_and_rewind and thaw do what queue.h says of gpunvme_qpair_*; each may be called again where
+ * it has been done, or may have been. A queue that can't be frozen is left out of the reset: its
+ * commands end by their deadlines, the controller no longer has it, and nvme_ioq_readmit() makes it
+ * good when its threads are gone; likewise one that can't be thawed, which stays closed.
  */
 struct nvme_foreign_ops {
     gpunvme_err_t (*init)(void *arg, uint32_t qid, const struct nvme_foreign_bells *bells);
     gpunvme_err_t (*freeze)(void *arg, uint64_t deadline_ns);
     gpunvme_err_t (*fail_and_rewind)(void *arg, uint16_t status);
-    void (*thaw)(void *arg);
+    gpunvme_err_t (*thaw)(void *arg);
 };
 
 struct nvme_foreign_config {
@@ -50,7 +51,10 @@ gpunvme_err_t nvme_ioq_retire(struct gpunvme_ioq *ioq);
 /* Whether a reset had to leave it out. */
 bool nvme_ioq_is_left_out(struct gpunvme_ioq *ioq);
 
-/* No thread uses the queue: makes it good again where a reset had to leave it out. */
+/*
+ * No thread uses the queue: makes it good again where a reset had to leave it out, or could not
+ * open it. It may take another reset.
+ */
 gpunvme_err_t nvme_ioq_readmit(struct gpunvme_ioq *ioq);
 
 /*

@@ -27,12 +27,14 @@ static gpunvme_err_t freeze(struct gpunvme_ioq *ioq)
     uint64_t deadline_ns = gpunvme_clock_ns() + FREEZE_NS;
     gpunvme_err_t err;
 
-    if (!ioq || ioq->frozen)
+    if (!ioq)
         return GPUNVME_OK;
-    if (ioq->foreign) {
+    if (ioq->foreign) { /* a frozen one too: whether its last thaw was done may be in doubt */
         freeze_foreign(ioq, deadline_ns);
         return GPUNVME_OK;
     }
+    if (ioq->frozen)
+        return GPUNVME_OK;
     err = gpunvme_qpair_freeze(&ioq->qpair, deadline_ns);
     if (!err)
         ioq->frozen = true;
@@ -74,15 +76,18 @@ static void fail_and_rewind_all(struct gpunvme_ctrl *ctrl)
     nvme_admin_drop(ctrl);
 }
 
-static void thaw(struct gpunvme_ioq *ioq)
+static gpunvme_err_t thaw(struct gpunvme_ioq *ioq)
 {
+    gpunvme_err_t err = GPUNVME_OK;
+
     if (!ioq || !ioq->frozen || ioq->is_left_out)
-        return;
-    ioq->frozen = false;
+        return GPUNVME_OK;
     if (ioq->foreign)
-        ioq->foreign->thaw(ioq->foreign_arg);
+        err = ioq->foreign->thaw(ioq->foreign_arg);
     else
         gpunvme_qpair_thaw(&ioq->qpair);
+    ioq->frozen = err != GPUNVME_OK;
+    return err;
 }
 
 /*
@@ -140,7 +145,7 @@ static gpunvme_err_t recreate_queues(struct gpunvme_ctrl *ctrl)
 static void thaw_ioqs(struct gpunvme_ctrl *ctrl)
 {
     for (uint32_t i = 0; i < ctrl->max_io_queues; i++)
-        thaw(ctrl->ioqs[i]);
+        (void)thaw(ctrl->ioqs[i]); /* one that stays closed is readmitted later */
 }
 
 /* From a disabled controller with an empty admin queue to a working one. */
@@ -152,7 +157,7 @@ gpunvme_err_t nvme_start(struct gpunvme_ctrl *ctrl)
         err = nvme_bringup_enable(ctrl);
     if (err)
         return err;
-    thaw(ctrl->admin);
+    (void)thaw(ctrl->admin); /* the CPU's: that can't fail */
     err = configure(ctrl);
     if (!err)
         err = recreate_queues(ctrl);
@@ -228,28 +233,33 @@ gpunvme_err_t nvme_recover(struct gpunvme_ctrl *ctrl)
     return err;
 }
 
-static gpunvme_err_t readmit_locked(struct gpunvme_ioq *ioq)
+/* A queue that the controller does not have, from its words on. */
+static gpunvme_err_t create_again(struct gpunvme_ioq *ioq)
 {
-    gpunvme_err_t err;
+    gpunvme_err_t err = ioq->foreign->freeze(ioq->foreign_arg, gpunvme_clock_ns() + FREEZE_NS);
 
-    if (!ioq->is_left_out)
-        return GPUNVME_OK;
-    if (nvme_state(ioq->ctrl) != CTRL_LIVE)
-        return nvme_closed_err(ioq->ctrl);
-    if (!ioq->frozen) {
-        err = ioq->foreign->freeze(ioq->foreign_arg, gpunvme_clock_ns() + FREEZE_NS);
-        if (err)
-            return err;
-        ioq->frozen = true;
-    }
-    err = ioq->foreign->fail_and_rewind(ioq->foreign_arg, GPUNVME_SC_HOST_ABORTED);
+    ioq->frozen = !err;
     if (!err)
-        err = nvme_ioq_create_on_device(ioq);
+        err = ioq->foreign->fail_and_rewind(ioq->foreign_arg, GPUNVME_SC_HOST_ABORTED);
     if (err)
         return err;
+    err = nvme_ioq_create_on_device(ioq);
+    if (gpunvme_err_nvme_status(err))
+        return err;
     ioq->is_left_out = false;
-    thaw(ioq);
-    return GPUNVME_OK;
+    /* It may have the queue now, or not: the reset makes it anew. */
+    return err ? nvme_recover_locked(ioq->ctrl) : GPUNVME_OK;
+}
+
+static gpunvme_err_t readmit_locked(struct gpunvme_ioq *ioq)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (nvme_state(ioq->ctrl) != CTRL_LIVE)
+        return nvme_closed_err(ioq->ctrl);
+    if (ioq->is_left_out)
+        err = create_again(ioq);
+    return err ? err : thaw(ioq);
 }
 
 bool nvme_ioq_is_left_out(struct gpunvme_ioq *ioq)

@@ -40,22 +40,32 @@ static void number_blocks(struct rig *r)
     assert_ok(gpunvme_ioq_delete(ioq));
 }
 
-static void rig_open_ctrl(struct rig *r, const char *uri)
+static void rig_open_ctrl_with(struct rig *r, const char *uri, const struct gpunvme_ctrl_opts *opts)
 {
     memset(r, 0, sizeof(*r));
-    assert_ok(gpunvme_ctrl_open_uri(uri, NULL, &r->ctrl));
+    assert_ok(gpunvme_ctrl_open_uri(uri, opts, &r->ctrl));
     r->sim = gpunvme_transport_sim(gpunvme_ctrl_transport(r->ctrl));
     r->ns = gpunvme_ctrl_ns_at(r->ctrl, 0);
     number_blocks(r);
 }
 
-static void rig_open(struct rig *r, const char *uri, const struct gpunvme_device_opts *opts)
+static void rig_open_ctrl(struct rig *r, const char *uri)
 {
-    rig_open_ctrl(r, uri);
+    rig_open_ctrl_with(r, uri, NULL);
+}
+
+static void rig_open_device(struct rig *r, const struct gpunvme_device_opts *opts)
+{
     assert_ok(gpunvme_device_open(r->ctrl, opts, &r->dev));
     assert_ok(gpunvme_device_ns(r->dev, r->ns, &r->handle));
     assert_ok(gpunvme_device_alloc(r->dev, BUF_NBYTES, &r->buf));
     assert_ok(gpunvme_device_buf(r->dev, &r->buf, &r->view));
+}
+
+static void rig_open(struct rig *r, const char *uri, const struct gpunvme_device_opts *opts)
+{
+    rig_open_ctrl(r, uri);
+    rig_open_device(r, opts);
 }
 
 static void assert_no_violation(struct rig *r)
@@ -822,6 +832,95 @@ static void a_queue_out_of_reach_is_left_out_of_a_reset_and_readmitted(void **st
     rig_close(&r);
 }
 
+/* A GPU that is full: what becomes of an order to the words of a queue (device/life.h). */
+enum room { ROOM, NO_ROOM, ROOM_AFTER_ALL /* carried out, behind the back of who gave it up */ };
+
+static struct {
+    uint32_t room;   /* atomic: enum room */
+    uint32_t thaws;  /* atomic: so many of these orders alone */
+    uint32_t orders; /* atomic: that found no room */
+} full_gpu;
+
+gpunvme_err_t __real_life_run(struct life *life, const struct life_order *order,
+                              struct life_result *result);
+gpunvme_err_t __wrap_life_run(struct life *life, const struct life_order *order,
+                              struct life_result *result);
+gpunvme_err_t __wrap_life_run(struct life *life, const struct life_order *order,
+                              struct life_result *result)
+{
+    uint32_t room = gpunvme_load_acquire32(&full_gpu.room);
+
+    if (room && gpunvme_load_acquire32(&full_gpu.thaws)) {
+        if (order->op == LIFE_THAW)
+            __atomic_sub_fetch(&full_gpu.thaws, 1, __ATOMIC_ACQ_REL);
+        else
+            room = ROOM;
+        if (!gpunvme_load_acquire32(&full_gpu.thaws))
+            gpunvme_store_release32(&full_gpu.room, ROOM);
+    }
+    if (room != NO_ROOM) {
+        gpunvme_err_t err = __real_life_run(life, order, result);
+
+        if (room == ROOM)
+            return err;
+    }
+    __atomic_add_fetch(&full_gpu.orders, 1, __ATOMIC_RELAXED);
+    return GPUNVME_ERR_TIMEOUT;
+}
+
+static void lose_thaws(enum room room, uint32_t n)
+{
+    gpunvme_store_release32(&full_gpu.thaws, n);
+    gpunvme_store_release32(&full_gpu.room, room);
+}
+
+/* By recovery, by the next reset, and whether or not the order was carried out after all. */
+static void a_queue_whose_thaw_found_no_room_is_opened_later(void **state)
+{
+    (void)state;
+    for (int way = 0; way < 8; way++) {
+        struct rig r;
+
+        rig_open_small(&r, "sim:size=1M", way & 4 ? GPUNVME_REAPER_CPU : GPUNVME_REAPER_WAITERS);
+        assert_kernel_works(&r);
+        lose_thaws(way & 1 ? ROOM_AFTER_ALL : NO_ROOM, 1);
+        assert_ok(gpunvme_ctrl_reset(r.ctrl));
+        assert_int_equal(full_gpu.room, ROOM);
+        if (way & 1)
+            assert_kernel_works(&r);
+        if (way & 2)
+            assert_ok(gpunvme_ctrl_reset(r.ctrl));
+        else
+            assert_ok(gpunvme_device_recover(r.dev));
+        assert_kernel_works(&r);
+        assert_recovers(&r);
+        rig_close(&r);
+    }
+}
+
+/* Its completion queue is there then, as far as anybody knows: the next try would be refused. */
+static void a_queue_whose_creation_is_lost_is_readmitted_all_the_same(void **state)
+{
+    struct gpunvme_ctrl_opts ctrl_opts;
+    struct gpunvme_device_opts opts;
+    struct rig r;
+
+    (void)state;
+    gpunvme_ctrl_opts_init(&ctrl_opts);
+    ctrl_opts.admin_timeout_ms = 1000;
+    rig_open_ctrl_with(&r, "sim:size=1M", &ctrl_opts);
+    gpunvme_device_opts_init(&opts);
+    opts.queues = 2;
+    opts.entries = 16;
+    rig_open_device(&r, &opts);
+    gpunvme_store_release32(&full_gpu.room, NO_ROOM);
+    assert_ok(gpunvme_ctrl_reset(r.ctrl));
+    gpunvme_store_release32(&full_gpu.room, ROOM);
+    assert_ok(gpunvme_sim_fault(r.sim, "lose:create_cq:once"));
+    assert_recovers(&r);
+    rig_close(&r);
+}
+
 /* The thread that reaps stands still in the middle of it. */
 static void a_queue_whose_reaper_does_not_leave_is_left_out_and_closed(void **state)
 {
@@ -961,6 +1060,8 @@ int main(void)
         cmocka_unit_test(recovery_resets_the_controller_for_commands_that_do_not_end),
         cmocka_unit_test(closing_with_commands_in_flight_frees_everything),
         cmocka_unit_test(a_queue_out_of_reach_is_left_out_of_a_reset_and_readmitted),
+        cmocka_unit_test(a_queue_whose_thaw_found_no_room_is_opened_later),
+        cmocka_unit_test(a_queue_whose_creation_is_lost_is_readmitted_all_the_same),
         cmocka_unit_test(a_queue_whose_reaper_does_not_leave_is_left_out_and_closed),
         cmocka_unit_test(an_alarm_for_a_command_that_has_ended_resets_nothing),
         cmocka_unit_test(recovery_does_not_call_a_queue_good_that_was_left_out),

@@ -40,6 +40,7 @@ struct check {
 
     char uri[300];
     bool is_sim;
+    bool is_simulated; /* the GPU, too: there is none */
     struct pci_function function;
     struct cli_device device;
     const struct gpunvme_ns *ns;
@@ -209,9 +210,11 @@ static bool check_gpu(struct check *c, struct gpunvme_gpu_info *gpu)
     gpunvme_err_t err;
 
     memset(gpu, 0, sizeof(*gpu));
-    if (gpunvme_mem_gpu_is_host() && c->is_sim)
-        return note(c, name, STEP_OK, "none (%s): host memory plays its part",
-                    gpunvme_mem_gpu_why_not());
+    if (c->is_simulated) {
+        note(c, name, STEP_SKIPPED, "none (%s): simulated, host memory stands in for the GPU's",
+             gpunvme_mem_gpu_why_not());
+        return true;
+    }
     err = gpunvme_mem_gpu_current(&index);
     if (!err)
         err = gpunvme_mem_gpu_info(index, gpu);
@@ -347,8 +350,8 @@ static bool check_data(struct check *c)
         note(c, "data", STEP_SKIPPED, "GPU memory has no bus address");
         return false;
     }
-    note(c, "bus address", STEP_OK, "GPU memory is at bus address 0x%" PRIx64,
-         gpunvme_buf_bus(&gpu, 0));
+    note(c, "bus address", STEP_OK, "%s is at bus address 0x%" PRIx64,
+         c->is_simulated ? "host memory in its place" : "GPU memory", gpunvme_buf_bus(&gpu, 0));
     err = gpunvme_ctrl_alloc(ctrl, DATA_NBYTES, GPUNVME_MEM_HOST, &host);
     if (!err)
         err = read_both(c, &host, &gpu);
@@ -358,8 +361,7 @@ static bool check_data(struct check *c)
                "in the way; a slot below one switch helps");
     else
         works = note(c, "data", STEP_OK, "the drive's bytes came into %s and are the right ones",
-                     gpunvme_mem_gpu_is_host() ? "host memory, which plays the GPU's part"
-                                               : "GPU memory");
+                     c->is_simulated ? "host memory in its place" : "GPU memory");
     gpunvme_ctrl_free(ctrl, &host);
     gpunvme_ctrl_free(ctrl, &gpu);
     return works;
@@ -376,7 +378,7 @@ static void try_all(struct check *c)
         return;
     registers = check_registers(c);
     data = check_data(c);
-    if (data)
+    if (data && !c->is_simulated)
         c->tier = registers ? 3 : 2;
 }
 
@@ -397,7 +399,10 @@ static const char *tier_text(const struct check *c)
     case 0:
         return "nothing was reached: see the step that says no";
     case 1:
-        return "tier 1: queues and data in host memory; to the GPU the CPU copies";
+        return c->is_simulated
+                   ? "tier 1; what lies above it needs a GPU: simulated, host memory stood in for "
+                     "it"
+                   : "tier 1: queues and data in host memory; to the GPU the CPU copies";
     case 2:
         return c->is_sim ? "tier 2, by the software controller: it puts data into GPU memory itself"
                          : "tier 2: the drive moves data into GPU memory by itself";
@@ -426,6 +431,7 @@ static void json_result(const struct check *c)
     cli_json_begin(&json, stdout);
     cli_json_text(&json, "uri", c->uri);
     cli_json_u64(&json, "tier", c->tier);
+    cli_json_bool(&json, "simulated_gpu", c->is_simulated);
     cli_json_text(&json, "reached", tier_text(c));
     cli_json_array(&json, "steps");
     for (unsigned i = 0; i < c->nsteps; i++) {
@@ -446,6 +452,7 @@ static int run(struct check *c)
     snprintf(devices, sizeof(devices), "%.250s/sys/bus/pci/devices", c->root);
     pci_sysfs = devices;
     c->is_sim = !strncmp(c->common.uri, "sim:", 4);
+    c->is_simulated = c->is_sim && gpunvme_mem_gpu_is_host();
     snprintf(c->uri, sizeof(c->uri), "%s%.280s",
              strncmp(c->common.uri, "nvme:", 5) && !c->is_sim ? "nvme:" : "", c->common.uri);
     try_all(c);

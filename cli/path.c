@@ -71,11 +71,12 @@ static void describe_data(const struct cli_path_use *use, struct cli_path *path)
         SET(data, "%sGPU memory",
             use->host_writes ? "written from pinned host memory, read into " : "");
     else if (use->mem == GPUNVME_MEM_GPU)
-        SET(data, "host memory in place of GPU memory (%s)", why_not);
+        SET(data, "simulated: host memory stands in for the GPU's (%s)", why_not);
     else
         SET(data, "host memory");
     if (use->bounced)
-        SET(dma, "through a bounce buffer in host memory, then copied to the GPU");
+        SET(dma, "through a bounce buffer in host memory, then copied%s",
+            path->tier == 2 ? " to the GPU" : "");
     else
         SET(dma, "direct: the controller moves the bytes itself, no bounce buffer in the driver");
 }

@@ -131,15 +131,15 @@ static gpunvme_err_t look_at(struct gpunvme_store *store, const struct args *arg
 static void print(const struct args *args, const struct look *look)
 {
     char size[BASE_UNITS_TEXT], moved[BASE_UNITS_TEXT];
-    bool is_host = args->mem == GPUNVME_MEM_GPU && gpunvme_mem_gpu_is_host();
 
     printf("  %-12s%s\n", "store", look->info.uri);
     printf("  %-12s%s, blocks of %u bytes\n", "size",
            base_format_size(look->size, size, sizeof(size)), look->info.block_size);
     printf("  %-12s%s\n", "backend", look->path.backend);
     cli_print_wrapped(stdout, 14, "how", look->path.how);
-    printf("  %-12s%s%s\n", "to the GPU", gpunvme_route_name(look->path.gpu_route),
-           is_host ? " (host memory in its place: no GPU)" : "");
+    printf("  %-12s%s\n", "to the GPU",
+           gpunvme_mem_gpu_is_host() ? "simulated: host memory stands in for the GPU's"
+                                     : gpunvme_route_name(look->path.gpu_route));
     if (look->path.why_not[0])
         cli_print_wrapped(stdout, 14, "not faster", look->path.why_not);
     if (!args->nbytes)

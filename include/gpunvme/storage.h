@@ -266,7 +266,8 @@ enum gpunvme_route {
 
 struct gpunvme_path {
     const char *backend;
-    enum gpunvme_route gpu_route;            /* the best that is open to GPU memory here */
+    enum gpunvme_route gpu_route;            /* the best that is open to GPU memory here; HOST
+                                                without a GPU, as for all bytes then */
     uint64_t bytes_read[GPUNVME_NROUTES];    /* since it was opened */
     uint64_t bytes_written[GPUNVME_NROUTES]; /* */
     char how[256];     /* what does the work: "io_uring, O_DIRECT, 4 threads, 1 MiB pieces" */

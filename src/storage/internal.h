@@ -165,6 +165,13 @@ void store_io_end(struct gpunvme_io *io, gpunvme_err_t err, size_t done);
 void store_io_piece(struct gpunvme_io *io, size_t at, size_t nbytes, gpunvme_err_t err,
                     size_t done);
 
+/*
+ * For tests: host memory stands in for a GPU that is not there, so routes are reported and required
+ * as if it were. Otherwise no route leads to a GPU without one: all bytes are HOST, and `require=`
+ * fails. Set before stores are opened.
+ */
+extern bool store_gpu_stand_in;
+
 /* Counts bytes that have taken a route; from any thread. */
 void store_moved(struct gpunvme_store *store, enum gpunvme_op op, enum gpunvme_route route,
                  uint64_t nbytes);

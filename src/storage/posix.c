@@ -225,8 +225,10 @@ static void say_how(const struct posix *posix, char *how, size_t room)
     if (posix->uring && atomic_load(&posix->nblind))
         say(how, room, "; io_uring was refused to %u of them", atomic_load(&posix->nblind));
     if (atomic_load(&posix->ring.npinned))
-        say(how, room, "; %zu MiB pinned for the GPU",
-            atomic_load(&posix->ring.npinned) * posix->ring.part_nbytes >> 20);
+        say(how, room, "; %zu MiB %s",
+            atomic_load(&posix->ring.npinned) * posix->ring.part_nbytes >> 20,
+            gpunvme_mem_gpu_is_host() ? "in place of what is pinned for a GPU"
+                                      : "pinned for the GPU");
 }
 
 static void say_why_not(const struct posix *posix, char *text, size_t room)

@@ -2,9 +2,11 @@
  *
  * The routes that bytes take: their names, what was counted, and which a store may take.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/fail.h"
+#include "gpunvme/memory.h"
 #include "storage/internal.h"
 #include "storage/route.h"
 
@@ -31,9 +33,19 @@ bool store_route_of(const char *name, enum gpunvme_route *route)
     return false;
 }
 
+bool store_gpu_stand_in;
+
+/* Nothing reaches a GPU that is not there: bytes for its memory end in host memory. */
+static bool no_gpu(void)
+{
+    return gpunvme_mem_gpu_is_host() && !store_gpu_stand_in;
+}
+
 void store_moved(struct gpunvme_store *store, enum gpunvme_op op, enum gpunvme_route route,
                  uint64_t nbytes)
 {
+    if (no_gpu())
+        route = GPUNVME_ROUTE_HOST;
     atomic_fetch_add_explicit(&store->moved[op == GPUNVME_OP_WRITE][route], nbytes,
                               memory_order_relaxed);
 }
@@ -44,7 +56,12 @@ gpunvme_err_t store_allows(const struct gpunvme_store *store, enum gpunvme_mem m
 {
     const struct store_options *o = &store->uri.options;
 
-    if (mem != GPUNVME_MEM_GPU || !o->require_set || route <= o->require)
+    if (mem != GPUNVME_MEM_GPU || !o->require_set)
+        return GPUNVME_OK;
+    if (no_gpu())
+        return base_fail(GPUNVME_ERR_UNSUPPORTED, "%s: require=%s, but there is no GPU: %s",
+                         store->uri.text, names[o->require], gpunvme_mem_gpu_why_not());
+    if (route <= o->require)
         return GPUNVME_OK;
     return base_fail(GPUNVME_ERR_UNSUPPORTED, "%s: require=%s, but the way would be %s",
                      store->uri.text, names[o->require], names[route]);
@@ -64,4 +81,10 @@ void gpunvme_store_path(struct gpunvme_store *store, struct gpunvme_path *path)
         path->bytes_written[i] = atomic_load(&store->moved[1][i]);
     }
     store->backend->describe(store, path);
+    if (no_gpu()) {
+        path->gpu_route = GPUNVME_ROUTE_HOST;
+        snprintf(path->why_not, sizeof(path->why_not),
+                 "there is no GPU (%s): host memory stands in for its memory",
+                 gpunvme_mem_gpu_why_not());
+    }
 }

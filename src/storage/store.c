@@ -78,7 +78,7 @@ static gpunvme_err_t keep_promise(struct gpunvme_store *store)
         return GPUNVME_OK;
     gpunvme_store_path(store, &path);
     return base_fail(err, "%s: the way to GPU memory is \"%s\", require=%s; %s", store->uri.text,
-                     gpunvme_route_name(store->gpu_route),
+                     gpunvme_route_name(path.gpu_route),
                      gpunvme_route_name(store->uri.options.require), path.why_not);
 }
 

@@ -12,14 +12,14 @@ expect 0
 expect_out '^  backend     posix'
 expect_out '^  size        2.86 MiB'
 expect_out '^  read        2.86 MiB in '
-expect_out 'by the way "(bounce|p2p)"'
+expect_out 'by the way "(bounce|p2p|host)"'
 
 promise "--json has the same"
 gpunvme store --json "file:$PWD/file?threads=2"
 expect 0
 expect_json
 expect_out '"bytes": 3000001'
-expect_out '"to_gpu": "(bounce|p2p)"'
+expect_out '"to_gpu": "(bounce|p2p|host)"'
 
 promise "a part is read, into memory of any kind, registered or not"
 for memory in host pinned gpu; do
@@ -38,6 +38,22 @@ expect_out '"bytes": 0'
 promise "a way that is not there is an error where it is required"
 gpunvme store "file:$PWD/file?require=p2p"
 expect 1 "require=p2p"
+
+promise "without a GPU no way leads to one: what stands in is told, and no way is met"
+gpunvme info --json
+if ! grep -q '"no_gpu": null' out; then
+    for uri in sim:size=1M "file:$PWD/file"; do
+        gpunvme store "$uri"
+        expect 0
+        expect_out "to the GPU  simulated: host memory stands in for the GPU's"
+        expect_out 'by the way "host"'
+        check test "$(grep -c p2p out)" -eq 0
+        for way in p2p mapped bounce compat; do
+            gpunvme store "$uri?require=$way"
+            expect 1 "there is no GPU"
+        done
+    done
+fi
 
 promise "what can't be opened is told"
 gpunvme store nowhere

@@ -395,6 +395,34 @@ static void require_p2p_fails_instead_of_bouncing(void **state)
     assert_ok(gpunvme_mem_free(&buf));
 }
 
+static void without_a_gpu_nothing_goes_to_one(void **state)
+{
+    struct gpunvme_store *store;
+    struct gpunvme_path path;
+    struct gpunvme_buf buf;
+
+    (void)state;
+    if (!gpunvme_mem_gpu_is_host()) {
+        print_message("SKIP: there is a GPU\n");
+        skip();
+    }
+    store_gpu_stand_in = false;
+    assert_err(gpunvme_open("sim:size=1M?require=p2p", 0, &store), GPUNVME_ERR_UNSUPPORTED);
+    assert_non_null(strstr(gpunvme_err_detail(), "there is no GPU"));
+    store = opened("sim:size=1M");
+    assert_ok(gpunvme_mem_alloc(65536, GPUNVME_MEM_GPU, &buf));
+    assert_ok(gpunvme_store_register(store, buf.gpu, 65536, GPUNVME_MEM_GPU));
+    assert_ok(gpunvme_store_read(store, 0, buf.gpu, GPUNVME_MEM_GPU, 4096, NULL));
+    gpunvme_store_path(store, &path);
+    store_gpu_stand_in = true;
+    assert_int_equal(path.gpu_route, GPUNVME_ROUTE_HOST);
+    assert_int_equal(path.bytes_read[GPUNVME_ROUTE_HOST], 4096);
+    assert_int_equal(path.bytes_read[GPUNVME_ROUTE_P2P], 0);
+    assert_non_null(strstr(path.why_not, "there is no GPU"));
+    closed(store);
+    assert_ok(gpunvme_mem_free(&buf));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -421,6 +449,7 @@ int main(void)
         cmocka_unit_test(thousands_at_once_are_fine),
         cmocka_unit_test(the_path_counts_registered_gpu_memory_as_p2p),
         cmocka_unit_test(require_p2p_fails_instead_of_bouncing),
+        cmocka_unit_test(without_a_gpu_nothing_goes_to_one),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

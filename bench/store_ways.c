@@ -9,13 +9,12 @@
  *   pinned    pread() into two pinned buffers, copied asynchronously  a thread for each two
  *   cufile    a store with backend=cufile, directly or in its compat mode
  *   store     a store of the plain path: what a user gets who chooses nothing
- *   gpu       a store on each drive, its commands issued by a kernel (issue=gpu)
- *   driver    the same, issued by the CPU
+ *   driver    a store on each drive, by this library's driver
  *
  * PATH is made, filled with random bytes, and removed at the end; nothing may be there before.
  * medium=disk goes past the page cache where the way has a choice. Drives are "sim:…" (filled with
  * the same bytes unless it has an image) or others, which are only read. Without drive=: the
- * software controller on threads, and as a kernel of the GPU where there is one.
+ * software controller.
  *
  * Each store is read once when it is opened, for 2 s at most, so that what it does at the first
  * touch is not measured; nor is opening it. Each point: a window that does not count, then
@@ -39,7 +38,7 @@
 #define VERIFY_BLOCKS 512u
 #define CHUNK         ((size_t)1 << 20)
 #define MAX_DRIVES    8u
-#define MAX_WAYS      (4u + 2u * MAX_DRIVES)
+#define MAX_WAYS      (4u + MAX_DRIVES)
 #define MAX_DEPTH     1024u
 
 struct sweep {
@@ -382,12 +381,11 @@ static struct way *add(struct sweep *s, const char *name, const struct way_ops *
     return way;
 }
 
-static void add_drive(struct sweep *s, const char *drive, bool by_gpu)
+static void add_drive(struct sweep *s, const char *drive)
 {
-    struct way *way = add(s, by_gpu ? "gpu" : "driver", &way_store);
+    struct way *way = add(s, "driver", &way_store);
 
-    snprintf(way->uri, sizeof(way->uri), "%s%s%s", drive,
-             by_gpu ? (strchr(drive, '?') ? "," : "?") : "", by_gpu ? "issue=gpu" : "");
+    snprintf(way->uri, sizeof(way->uri), "%s", drive);
     way->fill = !strncmp(drive, "sim:", 4) && !strstr(drive, "image=");
     way->foreign = !way->fill;
 }
@@ -395,7 +393,7 @@ static void add_drive(struct sweep *s, const char *drive, bool by_gpu)
 /* A quarter of the processors, four at most, are the software controller's. */
 static void add_drives(struct sweep *s)
 {
-    static char on_threads[96], on_gpu[96];
+    static char on_threads[96];
     long ncpus = sysconf(_SC_NPROCESSORS_ONLN);
     unsigned long long size = s->size;
 
@@ -403,17 +401,10 @@ static void add_drives(struct sweep *s)
              ncpus >= 16  ? 4
              : ncpus >= 8 ? 2
                           : 1);
-    snprintf(on_gpu, sizeof(on_gpu), "sim:size=%llu,engine=gpu", size);
-    if (!s->ndrives) {
+    if (!s->ndrives)
         s->drives[s->ndrives++] = on_threads;
-        if (!gpunvme_mem_gpu_is_host())
-            s->drives[s->ndrives++] = on_gpu;
-    }
-    for (unsigned i = 0; i < s->ndrives; i++) {
-        add_drive(s, s->drives[i], true);
-        if (!strstr(s->drives[i], "engine=gpu")) /* its other queues are served by threads */
-            add_drive(s, s->drives[i], false);
-    }
+    for (unsigned i = 0; i < s->ndrives; i++)
+        add_drive(s, s->drives[i]);
 }
 
 static void add_ways(struct sweep *s)

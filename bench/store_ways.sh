@@ -8,7 +8,7 @@
 #   --quick      few points, 30 seconds at most, and 64M of FILE-SIZE instead of 1G; else 4 minutes
 #   --disk       past the page cache where the way has a choice: for a DIR on a drive
 #   --dir DIR    where the file is made, and removed (TMPDIR, or /tmp)
-#   --drive URI  for the ways `gpu` and `driver`, instead of the software controller: nvme:BDF or
+#   --drive URI  for the way `driver`, instead of the software controller: nvme:BDF or
 #                vfio-user:…, which is only read, or sim:…; may be given several times
 #
 # bench/store_ways.c says what the ways are and what is measured. Exit code 1: a point failed or

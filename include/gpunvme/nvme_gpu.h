@@ -234,7 +234,7 @@ static inline gpunvme_err_t init_spdk_nvme(struct nvme_gpu_queue *q, const char 
     return GPUNVME_OK;
 }
 
-/* The same with room for `depth` reads; with "nvme:…?issue=gpu" a kernel issues them. */
+/* The same with room for `depth` reads. */
 static inline gpunvme_err_t gpu_queue_init(struct nvme_gpu_queue *q, const char *uri, size_t depth)
 {
     gpunvme_err_t err = init_spdk_nvme(q, uri);

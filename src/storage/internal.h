@@ -32,7 +32,6 @@ struct store_options {
     bool batch;               /* cufile: its batch calls */
     uint32_t nsid;            /* nvme, spdk; 0: the first one */
     uint32_t entries;         /* nvme: of a queue */
-    bool gpu_issued;          /* nvme: issue=gpu */
 };
 
 struct store_uri {

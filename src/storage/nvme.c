@@ -31,10 +31,9 @@
 #define SPIN_NS        50000u /* of commands that are in flight, before it sleeps */
 #define SLEEP_NS       20000u
 #define MAX_SLEEP_NS   100000u
-#define LOOK_NS        5000000u    /* without a completion, before it looks after the controller */
-#define BUSY_LOOK_NS   100000000u  /* between looks where there are completions all the time */
-#define MIN_TIMEOUT_NS 20000000u   /* of a command, by a clock that may be 10 ms late */
-#define MIN_KERNEL_NS  1000000000u /* GPUs are shared */
+#define LOOK_NS        5000000u   /* without a completion, before it looks after the controller */
+#define BUSY_LOOK_NS   100000000u /* between looks where there are completions all the time */
+#define MIN_TIMEOUT_NS 20000000u  /* of a command, by a clock that may be 10 ms late */
 #define PROBE_NBYTES   (64u << 10)
 
 struct nvme_worker {
@@ -338,7 +337,7 @@ static bool nvme_direct(struct gpunvme_store *store, struct gpunvme_io *io)
         .io = io, .offset = io->offset, .ptr = io->ptr, .nbytes = io->nbytes};
     struct nvme_caller *caller;
 
-    if (io->nbytes > s->chunk || s->gpu)
+    if (io->nbytes > s->chunk)
         return false;
     caller = take_caller(s);
     if (!caller)
@@ -484,12 +483,9 @@ static void choose(struct gpunvme_store *store, struct nvme_store *s)
     s->command_timeout_ns = o->timeout_ns / 3 > MIN_TIMEOUT_NS ? o->timeout_ns / 3 : MIN_TIMEOUT_NS;
     /* So does a late copy, even one behind a late command. */
     s->copy_timeout_ns = o->timeout_ns / 2 > MIN_TIMEOUT_NS ? o->timeout_ns / 2 : MIN_TIMEOUT_NS;
-    s->kernel_timeout_ns = o->timeout_ns > MIN_KERNEL_NS ? o->timeout_ns : MIN_KERNEL_NS;
     store->block_size = s->ns->block_size;
     store->resizable = false;
     store->threads = choose_threads(o, info.max_io_queues);
-    if (o->gpu_issued)
-        nvme_gpu_choose(o, &store->threads, &s->depth);
 }
 
 static gpunvme_err_t nvme_close(struct gpunvme_store *store)
@@ -497,7 +493,6 @@ static gpunvme_err_t nvme_close(struct gpunvme_store *store)
     struct nvme_store *s = store->priv;
     gpunvme_err_t err;
 
-    nvme_gpu_stop(store);
     if (s->callers)
         free_callers(s);
     crew_stop(s->crew);
@@ -537,8 +532,6 @@ static gpunvme_err_t start(struct gpunvme_store *store)
     if (!s->workers || !claimed ||
         !nvme_claims_init(&s->claims, claimed, (size_t)store->threads * s->depth + NVME_CALLERS))
         return base_fail(GPUNVME_ERR_NOMEM, "%u workers", store->threads);
-    if (store->uri.options.gpu_issued)
-        return nvme_gpu_start(store);
     err = start_workers(store);
     return err ? err : make_callers(store);
 }
@@ -552,7 +545,7 @@ static gpunvme_err_t nvme_open(struct gpunvme_store *store)
     if (!s)
         return base_fail(GPUNVME_ERR_NOMEM, "a store");
     store->priv = s;
-    err = nvme_share_open(&store->uri, &s->share);
+    err = nvme_share_open(store->uri.target, &s->share);
     if (err) {
         free(s);
         return err;
@@ -593,30 +586,19 @@ static void nvme_submit(struct gpunvme_store *store, struct gpunvme_io *first, s
 static gpunvme_err_t nvme_map(struct gpunvme_store *store, struct store_region *region)
 {
     struct nvme_store *s = store->priv;
-    struct nvme_region *r = calloc(1, sizeof(*r));
-    gpunvme_err_t err;
+    struct nvme_mapping *mapping;
+    gpunvme_err_t err = map_memory(s, &region->buf, &mapping);
 
-    if (!r)
-        return base_fail(GPUNVME_ERR_NOMEM, "a registration");
-    err = map_memory(s, &region->buf, &r->mapping);
-    if (err) {
-        free(r);
-        return err;
-    }
-    r->has_view = s->gpu && nvme_gpu_view(store, &r->mapping->buf, &r->view);
-    region->priv = r;
-    return GPUNVME_OK;
+    if (!err)
+        region->priv = mapping;
+    return err;
 }
 
 static void nvme_unmap(struct gpunvme_store *store, struct store_region *region)
 {
     struct nvme_store *s = store->priv;
-    struct nvme_region *r = region->priv;
 
-    if (r->has_view)
-        nvme_gpu_drop_view(store, &r->view);
-    nvme_share_unmap(s->share, r->mapping);
-    free(r);
+    nvme_share_unmap(s->share, region->priv);
     region->priv = NULL;
 }
 
@@ -634,8 +616,7 @@ static gpunvme_err_t nvme_expect(struct gpunvme_store *store, const struct gpunv
         gpunvme_mem_kind_of(io->ptr, &mem, &gpu) || gpu < 0 || gpu >= 64 ||
         atomic_fetch_or(&s->ready_gpus, UINT64_C(1) << gpu) >> gpu & 1)
         return GPUNVME_OK;
-    if (!s->gpu)
-        (void)store_keep_streams(store, io->ptr, store->threads * WORKER_STREAMS);
+    (void)store_keep_streams(store, io->ptr, store->threads * WORKER_STREAMS);
     return strcmp(store->uri.scheme, "sim") ? GPUNVME_OK : mem_cuda_keep_ready(io->ptr);
 }
 
@@ -644,7 +625,7 @@ static void say_how(const struct gpunvme_store *store, const struct nvme_store *
 {
     snprintf(text, room,
              "own driver over %s, namespace %u, %u queue%s of %u entries, %u commands each, pieces "
-             "of %zu KiB, commands issued by the CPU",
+             "of %zu KiB",
              gpunvme_ctrl_transport(s->ctrl)->ops->name, s->ns->nsid, store->threads,
              store->threads == 1 ? "" : "s", s->entries, s->depth, s->chunk >> 10);
 }
@@ -655,10 +636,7 @@ static void nvme_describe(struct gpunvme_store *store, struct gpunvme_path *path
     bool bounced =
         path->bytes_read[GPUNVME_ROUTE_BOUNCE] || path->bytes_written[GPUNVME_ROUTE_BOUNCE];
 
-    if (s->gpu)
-        nvme_gpu_say_how(store, path->how, sizeof(path->how));
-    else
-        say_how(store, s, path->how, sizeof(path->how));
+    say_how(store, s, path->how, sizeof(path->how));
     if (store->gpu_route != GPUNVME_ROUTE_P2P)
         snprintf(path->why_not, sizeof(path->why_not), "p2p: %s", s->why_no_p2p);
     else if (gpunvme_mem_gpu_is_host())
@@ -679,8 +657,7 @@ static void nvme_about(struct gpunvme_backend_info *info)
 {
     info->works = true;
     snprintf(info->why, sizeof(info->why),
-             "this library's own driver, wherever a controller can be reached%s",
-             gpunvme_mem_gpu_is_host() ? "; without a GPU, issue=gpu is by threads" : "");
+             "this library's own driver, wherever a controller can be reached");
 }
 
 const struct store_backend store_nvme = {

@@ -4,7 +4,6 @@
  */
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/fail.h"
 #include "storage/futex.h"
@@ -13,8 +12,7 @@
 struct nvme_lost {
     struct nvme_lost *next;
     struct gpunvme_mem_stream *stream;
-    unsigned n;
-    uint16_t parts[];
+    int part;
 };
 
 /* What was never found: kept for whoever looks for leaks. */
@@ -37,30 +35,25 @@ void nvme_bounces_give(struct nvme_bounces *bounces, int part)
     bounces->free[bounces->nfree++] = (uint16_t)part;
 }
 
-void nvme_bounces_lose(struct nvme_bounces *bounces, struct gpunvme_mem_stream *stream,
-                       const uint16_t *parts, unsigned n)
+void nvme_bounces_lose(struct nvme_bounces *bounces, struct gpunvme_mem_stream *stream, int part)
 {
-    struct nvme_lost *lost = malloc(sizeof(*lost) + n * sizeof(lost->parts[0]));
+    struct nvme_lost *lost = malloc(sizeof(*lost));
 
-    bounces->nlost += n;
+    bounces->nlost++;
     if (!lost)
         return; /* for good */
-    lost->stream = stream;
-    lost->n = n;
-    memcpy(lost->parts, parts, n * sizeof(lost->parts[0]));
-    lost->next = bounces->lost;
+    *lost = (struct nvme_lost){.next = bounces->lost, .stream = stream, .part = part};
     bounces->lost = lost;
 }
 
-/* Its copies have ended, well or badly: in either way nothing touches its parts any more. */
+/* Its copy has ended, well or badly: in either way nothing touches its part any more. */
 static void find(struct nvme_bounces *bounces, struct nvme_lost **link)
 {
     struct nvme_lost *lost = *link;
 
     *link = lost->next;
-    for (unsigned i = 0; i < lost->n; i++)
-        nvme_bounces_give(bounces, lost->parts[i]);
-    bounces->nlost -= lost->n;
+    nvme_bounces_give(bounces, lost->part);
+    bounces->nlost--;
     gpunvme_mem_stream_destroy(lost->stream);
     free(lost);
 }

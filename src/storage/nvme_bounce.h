@@ -46,11 +46,10 @@ int nvme_bounces_take(struct nvme_bounces *bounces);
 void nvme_bounces_give(struct nvme_bounces *bounces, int part);
 
 /*
- * `n` parts that were taken, and the stream on which copies of them do not end: neither is the
- * caller's any more.
+ * A part that was taken, and the stream on which its copy does not end: neither is the caller's any
+ * more.
  */
-void nvme_bounces_lose(struct nvme_bounces *bounces, struct gpunvme_mem_stream *stream,
-                       const uint16_t *parts, unsigned n);
+void nvme_bounces_lose(struct nvme_bounces *bounces, struct gpunvme_mem_stream *stream, int part);
 
 /* Whether they all are, so that there is nothing to wait for. */
 bool nvme_bounces_all_lost(struct nvme_bounces *bounces);

@@ -44,11 +44,6 @@ void nvme_claims_free(struct nvme_claims *claims)
     for (link = &claims->of->first; *link != claims;)
         link = &(*link)->next;
     *link = claims->next;
-    for (size_t i = 0; i < claims->n; i++)
-        if (claims->all[i].is_lost) {
-            atomic_fetch_sub(&claims->of->nparts, 1);
-            atomic_fetch_sub(&claims->of->nlost, 1);
-        }
     pthread_mutex_unlock(&claims->of->lock);
     free(claims->all);
 }
@@ -123,43 +118,6 @@ bool nvme_claim_take(struct nvme_claims *claims, size_t index, uint64_t first, u
                                               first + nblocks);
 }
 
-bool nvme_claim_lose(struct nvme_claims *claims, size_t index)
-{
-    struct nvme_claim *own = &claims->all[index];
-
-    if (!own->is_partial)
-        return false;
-    pthread_mutex_lock(&claims->of->lock);
-    own->is_lost = true;
-    atomic_fetch_add(&claims->of->nlost, 1);
-    pthread_mutex_unlock(&claims->of->lock);
-    return true;
-}
-
-static bool has_lost(const struct nvme_claims *claims, uint64_t first, uint64_t end)
-{
-    for (size_t i = 0; i < claims->n; i++) {
-        const struct nvme_claim *c = &claims->all[i];
-
-        if (c->is_lost && first < atomic_load(&c->end) && atomic_load(&c->first) < end)
-            return true;
-    }
-    return false;
-}
-
-bool nvme_claim_is_lost(struct nvme_claims *claims, uint64_t first, uint64_t nblocks)
-{
-    bool lost = false;
-
-    if (!atomic_load(&claims->of->nlost))
-        return false;
-    pthread_mutex_lock(&claims->of->lock);
-    for (const struct nvme_claims *c = claims->of->first; c && !lost; c = c->next)
-        lost = has_lost(c, first, first + nblocks);
-    pthread_mutex_unlock(&claims->of->lock);
-    return lost;
-}
-
 void nvme_claim_drop(struct nvme_claims *claims, size_t index)
 {
     struct nvme_claim *own = &claims->all[index];
@@ -171,9 +129,7 @@ void nvme_claim_drop(struct nvme_claims *claims, size_t index)
         return;
     }
     pthread_mutex_lock(&claims->of->lock);
-    if (own->is_lost)
-        atomic_fetch_sub(&claims->of->nlost, 1);
-    own->is_partial = own->is_lost = false;
+    own->is_partial = false;
     atomic_store(&own->end, 0);
     atomic_fetch_sub(&claims->of->nparts, 1);
     pthread_mutex_unlock(&claims->of->lock);

@@ -23,7 +23,7 @@
 struct nvme_claim {
     _Alignas(64) _Atomic uint64_t first;
     _Atomic uint64_t end;
-    bool is_partial, is_lost; /* under the lock */
+    bool is_partial; /* under the lock */
 };
 
 /* The claims of one store: `n` of them. */
@@ -38,7 +38,6 @@ struct nvme_claims {
 struct nvme_claimed {
     pthread_mutex_t lock;
     _Atomic uint32_t nparts; /* partial claims that are held, or asked for */
-    _Atomic uint32_t nlost;
     struct nvme_claims *first;
 };
 
@@ -52,15 +51,6 @@ void nvme_claims_free(struct nvme_claims *claims); /* nothing if they were not i
 /* Takes blocks for the claim with this index; false: not now, ask again. Never waits. */
 bool nvme_claim_take(struct nvme_claims *claims, size_t index, uint64_t first, uint64_t nblocks,
                      bool partial);
-
-/*
- * Who has a partial one does not end, and may yet write what he has read: it stays as it is, for
- * others are not to write there meanwhile. False, and nothing: it is no partial one.
- */
-bool nvme_claim_lose(struct nvme_claims *claims, size_t index);
-
-/* Of blocks that were not to be had: whether they are lost, so that to ask again is no use. */
-bool nvme_claim_is_lost(struct nvme_claims *claims, uint64_t first, uint64_t nblocks);
 
 /* Gives them back; nothing if it has none. */
 void nvme_claim_drop(struct nvme_claims *claims, size_t index);

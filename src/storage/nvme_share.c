@@ -24,9 +24,8 @@ struct share_ns {
 struct nvme_share {
     struct nvme_share *next;
     bool is_private; /* not found by others */
-    bool is_adopted; /* the controller is somebody else's, whatever its options */
+    bool is_adopted; /* the controller is somebody else's */
     char target[STORE_TARGET_ROOM];
-    struct gpunvme_ctrl_opts opts;
     unsigned users;
     enum state state;
     struct base_failure failure; /* of opening it */
@@ -41,28 +40,11 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; /* a state, or who is in the list */
 static struct nvme_share *shares;
 
-/* Deadlines of commands are each store's own (nvme_slot.c). */
-static void choose_opts(const struct store_options *o, struct gpunvme_ctrl_opts *opts)
-{
-    gpunvme_ctrl_opts_init(opts);
-    opts->io_queues = IO_QUEUES;
-    opts->no_shadow_doorbells = o->gpu_issued; /* which queues of a GPU don't have */
-}
-
-static bool is_same(const struct nvme_share *share, const struct store_uri *uri,
-                    const struct gpunvme_ctrl_opts *opts)
-{
-    return !share->is_private && share->state != FAILED && !strcmp(share->target, uri->target) &&
-           (share->is_adopted || share->state == CLOSING ||
-            share->opts.no_shadow_doorbells == opts->no_shadow_doorbells);
-}
-
-static struct nvme_share *look_for(const struct store_uri *uri,
-                                   const struct gpunvme_ctrl_opts *opts)
+static struct nvme_share *look_for(const char *target)
 {
     struct nvme_share *share = shares;
 
-    while (share && !is_same(share, uri, opts))
+    while (share && (share->is_private || share->state == FAILED || strcmp(share->target, target)))
         share = share->next;
     return share;
 }
@@ -71,11 +53,11 @@ static struct nvme_share *look_for(const struct store_uri *uri,
  * Under the lock: waits until whoever opens it is through, or who closes it: it can be opened then.
  * Bring-up and shutdown have deadlines of their own.
  */
-static struct nvme_share *find(const struct store_uri *uri, const struct gpunvme_ctrl_opts *opts)
+static struct nvme_share *find(const char *target)
 {
     struct nvme_share *share;
 
-    while ((share = look_for(uri, opts)) && share->state == CLOSING)
+    while ((share = look_for(target)) && share->state == CLOSING)
         pthread_cond_wait(&changed, &lock);
     if (!share)
         return NULL;
@@ -86,7 +68,7 @@ static struct nvme_share *find(const struct store_uri *uri, const struct gpunvme
 }
 
 /* Under the lock. */
-static struct nvme_share *add(const char *target, const struct gpunvme_ctrl_opts *opts)
+static struct nvme_share *add(const char *target)
 {
     struct nvme_share *share = calloc(1, sizeof(*share));
 
@@ -94,7 +76,6 @@ static struct nvme_share *add(const char *target, const struct gpunvme_ctrl_opts
         return NULL;
     share->is_private = !strncmp(target, "sim:", 4) && !strstr(target, "image=");
     strcpy(share->target, target);
-    share->opts = *opts;
     share->users = 1;
     pthread_mutex_init(&share->map_lock, NULL);
     share->next = shares;
@@ -142,23 +123,15 @@ static gpunvme_err_t end(struct nvme_share *share)
     return err;
 }
 
-/* Under the lock: whether another share has the same target. */
-static bool is_open_otherwise(const struct nvme_share *share)
-{
-    for (const struct nvme_share *s = shares; s; s = s->next)
-        if (s != share && s->state == OPEN && !strcmp(s->target, share->target))
-            return true;
-    return false;
-}
-
 static void open_ctrl(struct nvme_share *share)
 {
-    gpunvme_err_t err = gpunvme_ctrl_open_uri(share->target, &share->opts, &share->ctrl);
+    struct gpunvme_ctrl_opts opts;
+    gpunvme_err_t err;
 
+    gpunvme_ctrl_opts_init(&opts); /* deadlines of commands are each store's own (nvme_slot.c) */
+    opts.io_queues = IO_QUEUES;
+    err = gpunvme_ctrl_open_uri(share->target, &opts, &share->ctrl);
     pthread_mutex_lock(&lock);
-    if (err == GPUNVME_ERR_BUSY && is_open_otherwise(share))
-        base_fail(err,
-                  "%.100s is open in this process already, with another issue=", share->target);
     share->state = err ? FAILED : OPEN;
     if (err)
         base_keep(&share->failure, err);
@@ -166,21 +139,19 @@ static void open_ctrl(struct nvme_share *share)
     pthread_mutex_unlock(&lock);
 }
 
-gpunvme_err_t nvme_share_open(const struct store_uri *uri, struct nvme_share **out)
+gpunvme_err_t nvme_share_open(const char *target, struct nvme_share **out)
 {
-    struct gpunvme_ctrl_opts opts;
     struct base_failure failure = {.err = GPUNVME_OK};
     struct nvme_share *share;
     gpunvme_err_t err;
     bool is_new;
 
     *out = NULL;
-    choose_opts(&uri->options, &opts);
     pthread_mutex_lock(&lock);
-    share = find(uri, &opts);
+    share = find(target);
     is_new = !share;
     if (is_new)
-        share = add(uri->target, &opts);
+        share = add(target);
     pthread_mutex_unlock(&lock);
     if (!share)
         return base_fail(GPUNVME_ERR_NOMEM, "a controller");
@@ -205,12 +176,10 @@ gpunvme_err_t nvme_share_open(const struct store_uri *uri, struct nvme_share **o
 gpunvme_err_t nvme_share_adopt(const char *target, struct gpunvme_ctrl *ctrl,
                                struct nvme_share **out)
 {
-    struct gpunvme_ctrl_opts opts;
     struct nvme_share *share;
 
-    gpunvme_ctrl_opts_init(&opts);
     pthread_mutex_lock(&lock);
-    share = add(target, &opts);
+    share = add(target);
     if (share) {
         share->is_adopted = true;
         share->ctrl = ctrl;

@@ -21,10 +21,10 @@ struct nvme_mapping {
 };
 
 /*
- * The controller that uri->target names: one that is open already, if it was opened with the same
- * issue=, or a new one. "sim:" without an image is always a new one: its bytes are nobody else's.
+ * The controller that a URI without a store's options names: one that is open already, or a new
+ * one. "sim:" without an image is always a new one: its bytes are nobody else's.
  */
-gpunvme_err_t nvme_share_open(const struct store_uri *uri, struct nvme_share **out);
+gpunvme_err_t nvme_share_open(const char *target, struct nvme_share **out);
 
 /* The last to leave closes the controller; the error is of that. NULL is fine. */
 gpunvme_err_t nvme_share_close(struct nvme_share *share);

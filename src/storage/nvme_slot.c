@@ -15,6 +15,14 @@
  */
 #define COPY_NBYTES (32u << 10)
 
+/*
+ * How often a command is sent again that was ended by a reset, which is another command's fault.
+ * One that brings the controller down each time must come to an end: after so many tries, and so
+ * long that a few quick resets in a row, by others, are got over.
+ */
+#define TRIES    4u
+#define TRIES_NS UINT64_C(2000000000)
+
 static uint8_t *bounce_cpu(const struct nvme_slot *slot)
 {
     return (uint8_t *)slot->bounces->buf.cpu + (size_t)slot->bounce * slot->bounces->part;
@@ -50,12 +58,12 @@ static bool end(struct nvme_slot *slot, gpunvme_err_t err)
 void nvme_slot_begin(struct nvme_slot *slot, const struct crew_piece *piece)
 {
     const struct store_region *region = store_io_region(piece->io);
-    const struct nvme_region *mapped = region ? region->priv : NULL;
+    const struct nvme_mapping *mapping = region ? region->priv : NULL;
     uint64_t size = slot->s->ns->nbytes;
 
     slot->piece = *piece;
-    slot->mem = mapped ? &mapped->mapping->buf : NULL;
-    slot->mem_off = mapped ? (size_t)(piece->ptr - region->ptr) : 0;
+    slot->mem = mapping ? &mapping->buf : NULL;
+    slot->mem_off = mapping ? (size_t)(piece->ptr - region->ptr) : 0;
     slot->want = piece->offset >= size                  ? 0
                  : piece->nbytes > size - piece->offset ? (size_t)(size - piece->offset)
                                                         : piece->nbytes;
@@ -120,7 +128,7 @@ static bool cut(struct nvme_slot *slot)
     size_t left = slot->want - slot->done, max = (size_t)longest(slot, pos);
 
     slot->is_part = slot->is_read = false;
-    slot->tries.n = 0;
+    slot->ntries = 0;
     if (op_of(slot) == GPUNVME_OP_FLUSH) {
         slot->is_direct = true;
         slot->state = SLOT_SUBMIT;
@@ -151,8 +159,7 @@ static bool cut(struct nvme_slot *slot)
 static bool claim(struct nvme_slot *slot)
 {
     if (!nvme_claim_take(&slot->s->claims, slot->claim, slot->slba, slot->nlb, slot->is_part))
-        return nvme_claim_is_lost(&slot->s->claims, slot->slba, slot->nlb) &&
-               end(slot, nvme_fail_lost(slot->slba, slot->nlb));
+        return false;
     slot->state = SLOT_BOUNCE;
     return true;
 }
@@ -220,9 +227,7 @@ static gpunvme_err_t start_copy(struct nvme_slot *slot, bool in)
 /* The GPU may still do it, now or in an hour: its bounce buffer and stream are left to it. */
 static gpunvme_err_t give_up_copy(struct nvme_slot *slot)
 {
-    uint16_t part = (uint16_t)slot->bounce;
-
-    nvme_bounces_lose(slot->bounces, slot->stream, &part, 1);
+    nvme_bounces_lose(slot->bounces, slot->stream, slot->bounce);
     slot->stream = NULL;
     slot->bounce = -1;
     end_copy(slot);
@@ -287,12 +292,21 @@ static gpunvme_err_t submit_command(struct nvme_slot *slot)
     return gpunvme_submit_write(slot->ioq, ns, slot->slba, slot->nlb, buf, off, 0, &slot->token);
 }
 
+static bool may_try_again(struct nvme_slot *slot)
+{
+    uint64_t now = futex_now();
+
+    if (!slot->ntries++)
+        slot->tried_ns = now;
+    return slot->ntries < TRIES || now - slot->tried_ns < TRIES_NS;
+}
+
 /* A reset ended the command, or keeps it from being submitted: whose fault it was is told it. */
 static bool try_again(struct nvme_slot *slot, gpunvme_err_t err, uint64_t *now)
 {
     gpunvme_err_t dead;
 
-    if (!nvme_may_try_again(&slot->tries))
+    if (!may_try_again(slot))
         return end(slot, err);
     dead = gpunvme_ctrl_check(slot->s->ctrl); /* waits for a reset that is under way */
     *now = nvme_rough_now();

@@ -2,7 +2,7 @@
  *
  * What the files of the nvme backend share: the store's own part, and a slot, which carries one
  * piece of a transfer through its commands. nvme.c opens stores and has the threads; nvme_slot.c
- * knows what commands a piece needs; nvme_gpu.c lets a kernel issue them.
+ * knows what commands a piece needs.
  */
 #ifndef STORAGE_NVME_STORE_H
 #define STORAGE_NVME_STORE_H
@@ -14,17 +14,9 @@
 #include "storage/futex.h"
 #include "storage/nvme_bounce.h"
 #include "storage/nvme_claim.h"
-#include "storage/nvme_gpu.h"
 #include "storage/nvme_share.h"
 
 #define NVME_CALLERS 8u /* threads at once that do a transfer of their own */
-
-/* What registered memory has: region->priv. */
-struct nvme_region {
-    struct nvme_mapping *mapping;
-    bool has_view;
-    struct gpunvme_dev_buf view; /* issue=gpu: for kernels */
-};
 
 struct nvme_store {
     struct nvme_share *share;
@@ -33,7 +25,7 @@ struct nvme_store {
     unsigned page_shift;
     size_t chunk; /* bytes of a piece, a power of two: one command, but for unaligned ends */
     uint32_t depth, entries;
-    uint64_t command_timeout_ns, copy_timeout_ns, kernel_timeout_ns;
+    uint64_t command_timeout_ns, copy_timeout_ns;
     bool is_left; /* the GPU may reach for memory of it for ever: the controller stays open */
     _Atomic uint64_t ready_gpus; /* a bit for each whose streams are made: nvme_expect() */
     char why_no_p2p[256];
@@ -41,38 +33,7 @@ struct nvme_store {
     struct crew *crew;
     struct nvme_worker **workers; /* by index */
     struct nvme_caller *callers;  /* NVME_CALLERS of them */
-    struct nvme_gpu *gpu;         /* issue=gpu, else NULL */
 };
-
-/*
- * How often a command was ended by a reset, which is another command's fault. It is sent again, but
- * one that brings the controller down each time must come to an end: after so many tries, and so
- * long that a few quick resets in a row, by others, are got over.
- */
-#define NVME_TRIES    4u
-#define NVME_TRIES_NS UINT64_C(2000000000)
-
-struct nvme_tries {
-    unsigned n;
-    uint64_t since_ns; /* the first */
-};
-
-static inline bool nvme_may_try_again(struct nvme_tries *tries)
-{
-    uint64_t now = futex_now();
-
-    if (!tries->n++)
-        tries->since_ns = now;
-    return tries->n < NVME_TRIES || now - tries->since_ns < NVME_TRIES_NS;
-}
-
-/* nvme_claim_is_lost() */
-static inline gpunvme_err_t nvme_fail_lost(uint64_t first, uint64_t nblocks)
-{
-    return base_fail(GPUNVME_ERR_TIMEOUT,
-                     "of blocks %llu to %llu a part is being written by a kernel that does not end",
-                     (unsigned long long)first, (unsigned long long)(first + nblocks - 1));
-}
 
 enum nvme_slot_state {
     SLOT_ENDED = 0, /* err and done tell */
@@ -113,7 +74,8 @@ struct nvme_slot {
     bool is_copying; /* a copy was started */
     struct gpunvme_token token;
     uint64_t submitted_ns, copied_ns; /* since when */
-    struct nvme_tries tries;
+    unsigned ntries;                  /* that a reset ended … */
+    uint64_t tried_ns;                /* … since when */
 };
 
 /* The slot takes the piece on; it is SLOT_CUT then, or has ended. */

@@ -66,16 +66,6 @@ static gpunvme_err_t set_chunk(void *options_, const struct base_param *item)
     return err;
 }
 
-static gpunvme_err_t set_issue(void *options_, const struct base_param *item)
-{
-    struct store_options *o = options_;
-
-    o->gpu_issued = !strcmp(item->value, "gpu");
-    if (!o->gpu_issued && strcmp(item->value, "cpu"))
-        return base_fail(GPUNVME_ERR_URI, "issue=%s: cpu and gpu are possible", item->value);
-    return GPUNVME_OK;
-}
-
 #define OPTION(field) offsetof(struct store_options, field)
 
 /* `group`: the backends that know it. */
@@ -93,7 +83,6 @@ static const struct base_param_spec table[] = {
     {"batch", BASE_PARAM_BOOL, OPTION(batch), 0, 0, NULL, STORE_CUFILE},
     {"nsid", BASE_PARAM_U32, OPTION(nsid), 1, 0xfffffffe, NULL, STORE_NVME | STORE_SPDK},
     {"entries", BASE_PARAM_U32, OPTION(entries), 2, 65536, NULL, STORE_NVME},
-    {"issue", BASE_PARAM_CALL, 0, 0, 0, set_issue, STORE_NVME},
     {NULL, BASE_PARAM_BOOL, 0, 0, 0, NULL, 0},
 };
 

@@ -13,7 +13,7 @@ import tempfile
 import unittest
 
 SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
-WAYS = ("pageable", "pinned", "cufile", "store", "gpu", "driver")
+WAYS = ("pageable", "pinned", "cufile", "store", "driver")
 BUILD = None
 
 

@@ -4,6 +4,5 @@
 # else need it for themselves, because kernels of theirs poll. A build does not know where its tests
 # will be run. Those that are not built are no error here.
 if(EXISTS /dev/nvidiactl OR EXISTS /dev/dxg)
-    set_tests_properties(test_nvme_store_gpu test_nvme_slow_gpu test_nvme_gpu
-                         test_store_conformance_sim_issue_gpu PROPERTIES RUN_SERIAL ON)
+    set_tests_properties(test_nvme_slow_gpu test_nvme_gpu PROPERTIES RUN_SERIAL ON)
 endif()

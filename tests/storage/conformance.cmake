@@ -19,7 +19,7 @@ endfunction()
 
 # The walks have 90 seconds at most (RIG_DEADLINE_NS).
 foreach(row file file_threads1 file_chunk4k file_uring file_uring_direct file_direct file_no_uring
-        shm shm_uring sim sim_4k sim_image sim_issue_gpu vfio_user
+        shm shm_uring sim sim_4k sim_image vfio_user
         stripe stripe_mixed cufile cufile_batch spdk)
     if(row MATCHES "file|shm")
         set(label unit)
@@ -31,7 +31,7 @@ foreach(row file file_threads1 file_chunk4k file_uring file_uring_direct file_di
 endforeach()
 
 # They take all memory of the GPU, which other tests would miss.
-foreach(row file file_direct shm sim sim_issue_gpu vfio_user stripe_mixed)
+foreach(row file file_direct shm sim vfio_user stripe_mixed)
     gpunvme_add_test(test_store_full_gpu_${row} gpu 120 test_store_conformance ${row} nogpumem)
     conformance_environment(test_store_full_gpu_${row} ${row})
     set_tests_properties(test_store_full_gpu_${row} PROPERTIES RUN_SERIAL TRUE)

@@ -37,7 +37,6 @@ const struct rig_row rig_rows[] = {
     {"sim", RIG_SIM, NULL, NULL},
     {"sim_4k", RIG_SIM, NULL, "block=4096"},
     {"sim_image", RIG_IMAGE, "/tmp", NULL},
-    {"sim_issue_gpu", RIG_SIM, NULL, "block=512?issue=gpu"},
     {"vfio_user", RIG_VFIO_USER, NULL, NULL},
     {"stripe", RIG_STRIPE, "/tmp", "file:"},
     {"stripe_mixed", RIG_STRIPE, "/tmp", "sim:image="},

@@ -189,7 +189,6 @@ static void shared_memory_is_reached_without_a_copy(void **state)
 
 static void memory_of_a_gpu_that_does_not_order_writes_bounces(void **state)
 {
-    static const char *const options[] = {"", "?issue=gpu"};
     static struct gpunvme_path report;
     struct gpunvme_store *store;
     struct gpunvme_buf buf;
@@ -198,20 +197,17 @@ static void memory_of_a_gpu_that_does_not_order_writes_bounces(void **state)
     (void)state;
     writes_lack = "no order at all";
     assert_ok(gpunvme_mem_alloc(65536, GPUNVME_MEM_GPU, &buf));
-    for (size_t i = 0; i < 2; i++) {
-        snprintf(uri, sizeof(uri), "vfio-user:%s%s", path, options[i]);
-        store = opened(uri);
-        assert_ok(gpunvme_store_register(store, buf.gpu, 65536, GPUNVME_MEM_GPU));
-        assert_ok(gpunvme_store_read(store, 0, buf.gpu, GPUNVME_MEM_GPU, 65536, NULL));
-        gpunvme_store_path(store, &report);
-        assert_int_equal(report.gpu_route, GPUNVME_ROUTE_BOUNCE);
-        assert_int_equal(report.bytes_read[GPUNVME_ROUTE_BOUNCE], 65536);
-        assert_int_equal(report.bytes_read[GPUNVME_ROUTE_P2P], 0);
-        assert_non_null(strstr(report.why_not, "p2p: no order at all"));
-        closed(store);
-    }
-    assert_ok(gpunvme_mem_free(&buf));
     snprintf(uri, sizeof(uri), "vfio-user:%s", path);
+    store = opened(uri);
+    assert_ok(gpunvme_store_register(store, buf.gpu, 65536, GPUNVME_MEM_GPU));
+    assert_ok(gpunvme_store_read(store, 0, buf.gpu, GPUNVME_MEM_GPU, 65536, NULL));
+    gpunvme_store_path(store, &report);
+    assert_int_equal(report.gpu_route, GPUNVME_ROUTE_BOUNCE);
+    assert_int_equal(report.bytes_read[GPUNVME_ROUTE_BOUNCE], 65536);
+    assert_int_equal(report.bytes_read[GPUNVME_ROUTE_P2P], 0);
+    assert_non_null(strstr(report.why_not, "p2p: no order at all"));
+    closed(store);
+    assert_ok(gpunvme_mem_free(&buf));
     random_transfers(uri, 300);
     snprintf(uri, sizeof(uri), "vfio-user:%s?require=p2p", path);
     refused(uri, GPUNVME_OPEN_WRITE, GPUNVME_ERR_UNSUPPORTED, "no order at all");

@@ -55,10 +55,10 @@ static void a_file_has_options_and_escapes(void **state)
 static void the_namespace_of_a_drive_is_behind_a_slash_or_an_option(void **state)
 {
     (void)state;
-    parses("nvme:0000:01:00.0,via=vfio/2?issue=gpu");
+    parses("nvme:0000:01:00.0,via=vfio/2?entries=64");
     assert_string_equal(uri.target, "nvme:0000:01:00.0,via=vfio");
     assert_int_equal(uri.options.nsid, 2);
-    assert_true(uri.options.gpu_issued);
+    assert_int_equal(uri.options.entries, 64);
     parses("nvme:0000:01:00.0?nsid=3");
     assert_int_equal(uri.options.nsid, 3);
     parses("vfio-user:/run/a/b");
@@ -84,7 +84,6 @@ static void bad_options_are_named(void **state)
     is_refused("file:/a?chunk=5000", GPUNVME_ERR_URI, "power of two");
     is_refused("file:/a?direct=maybe", GPUNVME_ERR_URI, "direct=maybe: write auto, on or off");
     is_refused("file:/a?require=host", GPUNVME_ERR_URI, "p2p");
-    is_refused("sim:?issue=fpga", GPUNVME_ERR_URI, "fpga");
     is_refused("", GPUNVME_ERR_URI, "empty");
     is_refused("file:", GPUNVME_ERR_URI, "no path");
     is_refused("file:?direct=on", GPUNVME_ERR_URI, "no path");
@@ -97,7 +96,7 @@ static void an_option_that_is_there_twice_is_named(void **state)
     is_refused("file:/a?threads=1,threads=2", GPUNVME_ERR_URI, "threads is there twice");
     is_refused("file:/a?threads=1,depth=4,threads=1", GPUNVME_ERR_URI, "threads is there twice");
     is_refused("sim:?backend=nvme,backend=nvme", GPUNVME_ERR_URI, "backend is there twice");
-    is_refused("nvme:0000:01:00.0?issue=gpu,issue=cpu", GPUNVME_ERR_URI, "issue is there twice");
+    is_refused("nvme:0000:01:00.0?nsid=1,nsid=2", GPUNVME_ERR_URI, "nsid is there twice");
     is_refused("stripe:?timeout=5s,timeout=6s;/a;/b", GPUNVME_ERR_URI, "timeout is there twice");
     is_refused("file:/a?depth=1&depth=2", GPUNVME_ERR_URI, "depth");
     is_refused("file:/a?uring=on&uring=off", GPUNVME_ERR_URI, "uring=on&uring=off");

@@ -51,7 +51,6 @@ static const struct unit count_units[] = {
 };
 
 static const struct unit time_units[] = {
-    {"", 1},
     {"ns", 1},
     {"us", K10},
     {"ms", K10 *K10},
@@ -192,6 +191,17 @@ gpunvme_err_t base_parse_count(const char *text, uint64_t *count)
 
 gpunvme_err_t base_parse_time(const char *text, uint64_t *ns)
 {
+    struct decimal n;
+    const char *rest = read_decimal(text, &n);
+
+    /* "2" would be seconds to one reader, milliseconds to another. Nothing is nothing in any unit. */
+    if (rest && !*rest && n.digits)
+        return base_fail(GPUNVME_ERR_INVALID, "'%s': a time needs a unit: %ss, %sms, %sus or %sns",
+                         text, text, text, text, text);
+    if (rest && !*rest) {
+        *ns = 0;
+        return GPUNVME_OK;
+    }
     return parse(text, time_units, strcmp, "write times like 200ns, 50us, 1.5ms or 3s", ns);
 }
 

@@ -98,4 +98,8 @@ expect 1 GPUNVME_ERR_LIMIT
 gpunvme bench sim:size=16M,mqes=7 -d 8
 expect 1 GPUNVME_ERR_LIMIT
 
+promise "a time without a unit is refused, not taken for nanoseconds"
+gpunvme bench sim: -t 2
+expect 2 "'2': a time needs a unit: 2s"
+
 finish

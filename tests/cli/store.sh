@@ -48,7 +48,7 @@ if ! grep -q '"no_gpu": null' out; then
         expect_out "to the GPU  simulated: host memory stands in for the GPU's"
         expect_out 'by the way "host"'
         check test "$(grep -c p2p out)" -eq 0
-        for way in p2p mapped bounce compat; do
+        for way in p2p bounce compat; do
             gpunvme store "$uri?require=$way"
             expect 1 "there is no GPU"
         done
@@ -64,5 +64,9 @@ gpunvme store "nothing:x"
 check test $code -ne 0
 gpunvme store --memory disk file
 expect 2 "host, pinned or gpu"
+
+promise "a timeout without a unit is refused, with the unit that it lacks"
+gpunvme store 'sim:?timeout=30'
+expect 2 "'30': a time needs a unit: 30s"
 
 finish

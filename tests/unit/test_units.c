@@ -93,10 +93,12 @@ static void counts_have_decimal_units(void **state)
     expect_refused(base_parse_count, "1m", "unknown unit 'm'");
 }
 
-static void times_are_in_nanoseconds(void **state)
+static void times_have_a_unit(void **state)
 {
     (void)state;
-    expect(base_parse_time, "200", 200);
+    expect(base_parse_time, "0", 0);
+    expect_refused(base_parse_time, "200", "needs a unit: 200s, 200ms");
+    expect_refused(base_parse_time, "0.5", "needs a unit");
     expect(base_parse_time, "200ns", 200);
     expect(base_parse_time, "50us", 50000);
     expect(base_parse_time, "3s", 3000000000);
@@ -237,7 +239,7 @@ int main(void)
         cmocka_unit_test(sizes_with_a_b_and_no_i_are_decimal),
         cmocka_unit_test(fractions_are_exact),
         cmocka_unit_test(counts_have_decimal_units),
-        cmocka_unit_test(times_are_in_nanoseconds),
+        cmocka_unit_test(times_have_a_unit),
         cmocka_unit_test(hexadecimal_numbers_are_taken),
         cmocka_unit_test(the_largest_values_fit_and_larger_ones_are_refused),
         cmocka_unit_test(what_is_no_number_is_refused),

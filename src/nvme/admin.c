@@ -86,6 +86,8 @@ static gpunvme_err_t submit_and_wait(struct gpunvme_ctrl *ctrl, const struct gpu
     uint64_t ticket = 0;
     gpunvme_err_t err = submit(ctrl, sqe, &ticket);
 
+    if (err == GPUNVME_ERR_CLOSED && !locked && nvme_is_open_again(ctrl))
+        err = submit(ctrl, sqe, &ticket);
     if (err)
         return err;
     if (!locked)

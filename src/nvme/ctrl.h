@@ -22,9 +22,9 @@
 
 enum ctrl_state {
     CTRL_LIVE,
-    CTRL_RESETTING,
-    CTRL_FAILED,  /* given up: disabled as far as it would, everything ended */
-    CTRL_REMOVED, /* registers read as ones */
+    CTRL_RESETTING, /* by a thread that holds `life`, or by whoever looks next */
+    CTRL_FAILED,    /* given up: disabled as far as it would, everything ended */
+    CTRL_REMOVED,   /* registers read as ones */
 };
 
 struct gpunvme_ioq {
@@ -140,6 +140,9 @@ gpunvme_err_t nvme_ns_check(const struct gpunvme_ns *ns); /* its error: max_bloc
 gpunvme_err_t nvme_aer_start(struct gpunvme_ctrl *ctrl);
 void nvme_aer_drop(struct gpunvme_ctrl *ctrl);
 
+/* qpair.c: ends what is in flight in a queue that can't be frozen; false: nor can that be done. */
+bool nvme_qpair_end(struct gpunvme_qpair *q, uint16_t status);
+
 /* ioq.c */
 gpunvme_err_t nvme_ioq_alloc(struct gpunvme_ctrl *ctrl, uint32_t qid, uint32_t entries,
                              struct gpunvme_ioq **out);
@@ -151,9 +154,11 @@ void nvme_shadow_free(struct gpunvme_ctrl *ctrl);
 
 /*
  * recover.c: the caller holds ctrl->life. But not for nvme_look_after, which is gpunvme_ctrl_check
- * for waits: it leaves the controller to a thread that is at it already.
+ * for waits: it leaves the controller to a thread that is at it already, and is no error while a
+ * reset can't go on. Nor for nvme_is_open_again.
  */
 gpunvme_err_t nvme_look_after(struct gpunvme_ctrl *ctrl);
+bool nvme_is_open_again(struct gpunvme_ctrl *ctrl); /* to be asked when its queues were closed */
 gpunvme_err_t nvme_start(struct gpunvme_ctrl *ctrl);
 gpunvme_err_t nvme_reset_locked(struct gpunvme_ctrl *ctrl);
 gpunvme_err_t nvme_recover_locked(struct gpunvme_ctrl *ctrl);

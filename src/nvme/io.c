@@ -91,6 +91,8 @@ gpunvme_err_t nvme_submit(struct gpunvme_ioq *ioq, const struct gpunvme_sqe *sqe
 {
     int taken = gpunvme_qpair_submit(&ioq->qpair, sqe, 1, &token->ticket);
 
+    if (taken < 0 && nvme_is_open_again(ioq->ctrl))
+        taken = gpunvme_qpair_submit(&ioq->qpair, sqe, 1, &token->ticket);
     if (taken == 1) {
         token->ioq = ioq;
         token->list = item;

@@ -385,6 +385,8 @@ gpunvme_err_t nvme_shadow_start(struct gpunvme_ctrl *ctrl)
     struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_DOORBELL_BUFFER_CONFIG};
     gpunvme_err_t err = GPUNVME_OK;
 
+    if (ctrl->opts.no_shadow_doorbells)
+        nvme_shadow_free(ctrl); /* the reset has made the controller forget them */
     if (ctrl->opts.no_shadow_doorbells || !(ctrl->id.oacs & GPUNVME_OACS_DBBUF) || !fits_page(ctrl))
         return GPUNVME_OK;
     if (!ctrl->shadow.nbytes)
@@ -407,8 +409,6 @@ gpunvme_err_t nvme_shadow_start(struct gpunvme_ctrl *ctrl)
 
 static gpunvme_err_t stop_locked(struct gpunvme_ctrl *ctrl)
 {
-    gpunvme_err_t err;
-
     if (!ctrl->shadow.nbytes)
         return GPUNVME_OK;
     for (uint32_t i = 0; i < ctrl->max_io_queues; i++)
@@ -418,10 +418,7 @@ static gpunvme_err_t stop_locked(struct gpunvme_ctrl *ctrl)
                              "a GPU can't have: open the controller with no_shadow_doorbells",
                              ctrl->transport->address);
     ctrl->opts.no_shadow_doorbells = true;
-    err = nvme_reset_locked(ctrl);
-    if (!err)
-        nvme_shadow_free(ctrl);
-    return err;
+    return nvme_reset_locked(ctrl);
 }
 
 gpunvme_err_t nvme_shadow_stop(struct gpunvme_ctrl *ctrl)

@@ -7,7 +7,7 @@
 
 #include "base/fail.h"
 #include "gpunvme/queue.h"
-#include "nvme/foreign.h"
+#include "nvme/ctrl.h"
 
 /* Nothing is ready: every mark holds the lap before the one that begins at `pos`. */
 static void clear_ready(struct gpunvme_qpair *q, uint64_t pos)
@@ -131,6 +131,16 @@ void gpunvme_qpair_fail(struct gpunvme_qpair *q, uint16_t status)
         gpunvme_store_release64(&q->slots[i].word,
                                 (word & ~UINT64_C(0xffff)) | GPUNVME_SLOT_DONE | status);
     }
+}
+
+/* Who holds the completion queue may be about to end a slot, so that nobody else may. */
+bool nvme_qpair_end(struct gpunvme_qpair *q, uint16_t status)
+{
+    if (!lock_until(&q->cq_lock, gpunvme_clock_ns()))
+        return false;
+    gpunvme_qpair_fail(q, status);
+    gpunvme_exchange32(&q->cq_lock, 0);
+    return true;
 }
 
 void gpunvme_qpair_rewind(struct gpunvme_qpair *q)

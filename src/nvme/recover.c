@@ -10,7 +10,9 @@
 #include "base/fail.h"
 #include "nvme/ctrl.h"
 
-#define FREEZE_NS UINT64_C(2000000000) /* how long threads may take to leave submit and reap */
+/* How long threads may take to leave submit and reap: those of all queues, and of each at least. */
+#define FREEZE_NS       UINT64_C(2000000000)
+#define FREEZE_LEAST_NS UINT64_C(100000000)
 
 /*
  * A foreign queue whose words are out of reach (a kernel that leaves no room on the GPU) does not
@@ -22,11 +24,13 @@ static void freeze_foreign(struct gpunvme_ioq *ioq, uint64_t deadline_ns)
     ioq->is_left_out = !ioq->frozen;
 }
 
-static gpunvme_err_t freeze(struct gpunvme_ioq *ioq)
+static gpunvme_err_t freeze(struct gpunvme_ioq *ioq, uint64_t deadline_ns)
 {
-    uint64_t deadline_ns = gpunvme_clock_ns() + FREEZE_NS;
+    uint64_t least_ns = gpunvme_clock_ns() + FREEZE_LEAST_NS;
     gpunvme_err_t err;
 
+    if (deadline_ns < least_ns)
+        deadline_ns = least_ns;
     if (!ioq)
         return GPUNVME_OK;
     if (ioq->foreign) { /* a frozen one too: whether its last thaw was done may be in doubt */
@@ -43,10 +47,11 @@ static gpunvme_err_t freeze(struct gpunvme_ioq *ioq)
 
 static gpunvme_err_t freeze_all(struct gpunvme_ctrl *ctrl)
 {
-    gpunvme_err_t first = freeze(ctrl->admin);
+    uint64_t deadline_ns = gpunvme_clock_ns() + FREEZE_NS;
+    gpunvme_err_t first = freeze(ctrl->admin, deadline_ns);
 
     for (uint32_t i = 0; i < ctrl->max_io_queues; i++) {
-        gpunvme_err_t err = freeze(ctrl->ioqs[i]);
+        gpunvme_err_t err = freeze(ctrl->ioqs[i], deadline_ns);
 
         if (!first)
             first = err;
@@ -56,8 +61,12 @@ static gpunvme_err_t freeze_all(struct gpunvme_ctrl *ctrl)
 
 static void fail_and_rewind(struct gpunvme_ioq *ioq)
 {
-    if (!ioq || !ioq->frozen)
+    if (!ioq || (ioq->foreign && !ioq->frozen))
         return;
+    if (!ioq->frozen) { /* a thread stands still in it: its commands at least are over */
+        (void)nvme_qpair_end(&ioq->qpair, GPUNVME_SC_HOST_ABORTED);
+        return;
+    }
     if (ioq->foreign) {
         /* What can't be rewound can't be created again: it stays frozen. */
         ioq->is_left_out = ioq->foreign->fail_and_rewind(ioq->foreign_arg, GPUNVME_SC_HOST_ABORTED);
@@ -168,20 +177,27 @@ gpunvme_err_t nvme_start(struct gpunvme_ctrl *ctrl)
     return err;
 }
 
+/*
+ * A thread that stands still in submit or reap (in a debugger, in a page fault) must leave before
+ * its queue begins anew. The controller does not wait for it: it is disabled, and what is in flight
+ * ends. But it is not given up: it stays CTRL_RESETTING, with GPUNVME_ERR_TIMEOUT, and whoever
+ * looks after it next goes on from here.
+ */
 gpunvme_err_t nvme_reset_locked(struct gpunvme_ctrl *ctrl)
 {
+    struct base_failure stuck;
     gpunvme_err_t err;
 
     if (nvme_state(ctrl) == CTRL_REMOVED)
         return nvme_closed_err(ctrl);
-    err = freeze_all(ctrl);
-    if (!err) {
-        nvme_set_state(ctrl, CTRL_RESETTING);
-        err = nvme_bringup_disable(ctrl);
-    }
+    nvme_set_state(ctrl, CTRL_RESETTING);
+    base_keep(&stuck, freeze_all(ctrl));
+    err = nvme_bringup_disable(ctrl);
     if (!err) {
         __atomic_store_n(&ctrl->is_unstoppable, false, __ATOMIC_RELEASE);
         fail_and_rewind_all(ctrl);
+        if (stuck.err)
+            return base_restore(&stuck);
         err = nvme_start(ctrl);
     }
     if (err) {
@@ -290,6 +306,8 @@ static gpunvme_err_t check_locked(struct gpunvme_ctrl *ctrl)
 
     if (nvme_state(ctrl) == CTRL_REMOVED)
         return nvme_closed_err(ctrl);
+    if (nvme_state(ctrl) == CTRL_RESETTING)
+        return nvme_reset_locked(ctrl);
     if (nvme_state(ctrl) == CTRL_FAILED)
         return base_fail(GPUNVME_ERR_FATAL, "%s was given up", ctrl->transport->address);
     err = nvme_read_csts(ctrl, &csts);
@@ -325,6 +343,15 @@ gpunvme_err_t nvme_look_after(struct gpunvme_ctrl *ctrl)
     if (pthread_mutex_trylock(&ctrl->life))
         return GPUNVME_OK;
     err = check_locked(ctrl);
+    if (nvme_state(ctrl) == CTRL_RESETTING)
+        err = GPUNVME_OK;
     pthread_mutex_unlock(&ctrl->life);
     return err;
+}
+
+bool nvme_is_open_again(struct gpunvme_ctrl *ctrl)
+{
+    if (nvme_state(ctrl) == CTRL_RESETTING)
+        (void)nvme_look_after(ctrl);
+    return nvme_state(ctrl) == CTRL_LIVE;
 }

@@ -161,7 +161,8 @@ static gpunvme_err_t abort_command(struct gpunvme_ioq *ioq, uint64_t ticket,
 
 /*
  * The time is up. Whatever happens here, the ticket has ended when it returns: by itself at the
- * last moment (its own status), by Abort, or by a reset.
+ * last moment (its own status), by Abort, or by a reset; and the controller has no part in it any
+ * more. Only where a thread stands still while it reaps does a ticket end later.
  */
 static gpunvme_err_t end_late_command(struct gpunvme_ioq *ioq, uint64_t ticket,
                                       struct gpunvme_completion *c)

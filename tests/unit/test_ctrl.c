@@ -1249,6 +1249,83 @@ static void memory_of_a_controller_that_nothing_stops_is_left_to_the_transport(v
     mock_done(l.m);
 }
 
+/* A place in the queue that a thread has taken and not filled: it stands still in between. */
+static uint64_t stand_still(struct gpunvme_qpair *q)
+{
+    uint64_t pos;
+
+    assert_int_equal(gpunvme_qpair_reserve(q, 1, &pos), 1);
+    return pos;
+}
+
+/* … and goes on. */
+static void go_on(struct gpunvme_ioq *ioq, uint64_t pos, struct gpunvme_token *token)
+{
+    struct gpunvme_qpair *q = gpunvme_ioq_qpair(ioq);
+    struct gpunvme_sqe flush = {.opc = GPUNVME_CMD_FLUSH, .nsid = 1};
+
+    *token = (struct gpunvme_token){.ioq = ioq, .ticket = gpunvme_qpair_claim_slot(q, pos)};
+    gpunvme_qpair_fill(q, pos, token->ticket, &flush);
+    gpunvme_qpair_publish(q);
+}
+
+/* The controller is stopped, what is in flight ends, and the reset ends when the thread goes on. */
+static void a_thread_that_stands_still_delays_a_reset_and_no_more(void **state)
+{
+    struct line l = line_open();
+    struct gpunvme_token lost[2], token;
+    uint64_t pos;
+
+    (void)state;
+    mock_on_io(l.m, -1, -1, MOCK_LOST, 0);
+    lost[0] = flush_of(&l, l.a);
+    lost[1] = flush_of(&l, l.b);
+    l.m->nrules = 0;
+    pos = stand_still(gpunvme_ioq_qpair(l.a));
+    assert_err(gpunvme_ctrl_reset(l.ctrl), GPUNVME_ERR_TIMEOUT);
+    assert_detail("did not leave submit");
+    assert_false(GPUNVME_GET(l.m->cc, CC_EN));
+    for (unsigned i = 0; i < 2; i++)
+        assert_err(gpunvme_token_wait(&lost[i], 0), GPUNVME_ERR_ABORTED);
+    assert_err(gpunvme_submit_flush(l.b, first_ns(l.ctrl), &token), GPUNVME_ERR_CLOSED);
+    assert_err(gpunvme_ctrl_check(l.ctrl), GPUNVME_ERR_TIMEOUT);
+    go_on(l.a, pos, &token);
+    assert_works(l.ctrl, l.b); /* whoever comes first ends the reset */
+    assert_err(gpunvme_token_wait(&token, 0), GPUNVME_ERR_ABORTED);
+    assert_works(l.ctrl, l.a);
+    assert_int_equal(info_of(l.ctrl).resets, 1);
+    take_down(l.m, l.ctrl);
+}
+
+/* The same of the admin queue, and of a thread that reaps. */
+static void a_thread_that_stands_still_anywhere_costs_no_controller(void **state)
+{
+    struct line l = line_open();
+    struct gpunvme_token token;
+    struct gpunvme_qpair *q = &l.ctrl->admin->qpair;
+    uint32_t value;
+
+    (void)state;
+    gpunvme_exchange32(&q->sq_lock, 1);
+    assert_err(gpunvme_ctrl_reset(l.ctrl), GPUNVME_ERR_TIMEOUT);
+    gpunvme_exchange32(&q->sq_lock, 0);
+    assert_ok(gpunvme_ctrl_get_feature(l.ctrl, 7, 0, &value));
+
+    mock_on_io(l.m, -1, -1, MOCK_LOST, 0);
+    token = flush_of(&l, l.a);
+    l.m->nrules = 0;
+    q = gpunvme_ioq_qpair(l.a);
+    gpunvme_exchange32(&q->cq_lock, 1);
+    assert_err(gpunvme_ctrl_reset(l.ctrl), GPUNVME_ERR_TIMEOUT);
+    assert_err(gpunvme_token_test(&token), GPUNVME_ERR_AGAIN); /* its thread may be ending it */
+    gpunvme_exchange32(&q->cq_lock, 0);
+    assert_ok(gpunvme_ctrl_check(l.ctrl));
+    assert_err(gpunvme_token_wait(&token, 0), GPUNVME_ERR_ABORTED);
+    assert_works(l.ctrl, l.a);
+    assert_int_equal(info_of(l.ctrl).resets, 2);
+    take_down(l.m, l.ctrl);
+}
+
 /* A queue that the controller no longer grants. */
 static void a_reset_after_which_fewer_queues_are_granted_says_so(void **state)
 {
@@ -1491,6 +1568,8 @@ int main(void)
         cmocka_unit_test(a_reset_that_cannot_disable_or_enable_ends_everything),
         cmocka_unit_test(a_controller_that_does_not_stop_loses_its_access_before_memory_is_freed),
         cmocka_unit_test(memory_of_a_controller_that_nothing_stops_is_left_to_the_transport),
+        cmocka_unit_test(a_thread_that_stands_still_delays_a_reset_and_no_more),
+        cmocka_unit_test(a_thread_that_stands_still_anywhere_costs_no_controller),
         cmocka_unit_test(a_reset_after_which_fewer_queues_are_granted_says_so),
         cmocka_unit_test(a_failed_controller_is_reset_by_whoever_waits),
         cmocka_unit_test(check_resets_a_failed_controller),

@@ -240,15 +240,14 @@ size_t gpunvme_batch_pending(struct gpunvme_batch *batch);
  * CUDA_MODULE_LOADING=EAGER for the process): to load one at its first launch may wait for all
  * streams. Else the transfer ends with TIMEOUT. docs/STORAGE.md has more of it.
  *
- * Until all transfers in streams have ended, the store makes no stream; what it needs is made
- * by the first submission.
+ * The first submission for a GPU makes what the store needs there.
  *
  * Errors, with nothing submitted: as gpunvme_store_submit(); NO_GPU; UNSUPPORTED while the stream
- * is being captured into a graph, or where the driver has no waits for memory;
- * AGAIN: 1,024 transfers are in streams; what making streams and pinning memory gives; TIMEOUT: a
- * thread of the store is in such a call. If CUDA fails in the middle (GPU), what is on the stream
- * is in doubt, and the transfer may be in flight: wait for it. If the work before it fails, CUDA
- * never begins it: the store can't be closed then (TIMEOUT), as little as that GPU can be used.
+ * is being captured into a graph, or where the driver has no waits for memory; AGAIN: 1,024
+ * transfers are in streams; what making streams and pinning memory gives. If CUDA fails in the
+ * middle (GPU), what is on the stream is in doubt, and the transfer may be in flight: wait for it.
+ * If the work before it fails, CUDA never begins it: the store can't be closed then (TIMEOUT), as
+ * little as that GPU can be used.
  */
 gpunvme_err_t gpunvme_store_submit_on_stream(struct gpunvme_store *store, struct gpunvme_io *io,
                                              void *stream);

@@ -109,3 +109,10 @@ extern "C" cudaError_t mem_batch_launch(const struct mem_batch_unit *units, size
     copy<<<(unsigned)nblocks, threads, 0, stream>>>(units, nunits);
     return cudaGetLastError();
 }
+
+extern "C" cudaError_t mem_batch_preload(void)
+{
+    struct cudaFuncAttributes attributes;
+
+    return cudaFuncGetAttributes(&attributes, copy);
+}

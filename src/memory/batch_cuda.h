@@ -24,6 +24,9 @@ extern "C" {
  * Starts the kernel on `stream`, whose device must be the current one. The table and all that its
  * units name must be addresses of that device. 0 < nunits; max_blocks 0: MEM_BATCH_MAX_BLOCKS.
  */
+/* Loads the kernel, which else the first launch does. */
+cudaError_t mem_batch_preload(void);
+
 cudaError_t mem_batch_launch(const struct mem_batch_unit *units, size_t nunits, unsigned max_blocks,
                              cudaStream_t stream);
 

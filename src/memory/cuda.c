@@ -529,15 +529,14 @@ static void stop(struct worker *worker, gpunvme_err_t err)
     leave();
 }
 
-gpunvme_err_t mem_cuda_keep_ready(const void *gpu)
+gpunvme_err_t mem_cuda_keep_ready(unsigned device)
 {
     struct worker *workers[MEM_CUDA_READY];
     unsigned n = 0;
-    int device = 0;
-    gpunvme_err_t err = device_of(gpu, &device);
+    gpunvme_err_t err = GPUNVME_OK;
 
     while (!err && n < MEM_CUDA_READY) {
-        err = start(device, &workers[n]);
+        err = start((int)device, &workers[n]);
         n += !err;
     }
     while (n)
@@ -733,8 +732,10 @@ gpunvme_err_t mem_cuda_pinned_address(void *cpu, void **gpu)
 struct mem_cuda_stream {
     cudaStream_t stream;
     int device;
-    struct mem_cuda_batch *batch; /* made when needed */
+    struct mem_cuda_batch *batch; /* made when needed, under batch_lock */
 };
+
+static pthread_mutex_t batch_lock = PTHREAD_MUTEX_INITIALIZER;
 
 gpunvme_err_t mem_cuda_stream_create(const void *near, struct mem_cuda_stream **out)
 {
@@ -794,6 +795,34 @@ gpunvme_err_t mem_cuda_stream_copy(struct mem_cuda_stream *stream, void *dst, bo
     return err;
 }
 
+/* With its device the current one. */
+static gpunvme_err_t need_batch(struct mem_cuda_stream *stream)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+    struct mem_cuda_batch *batch;
+
+    if (__atomic_load_n(&stream->batch, __ATOMIC_ACQUIRE))
+        return GPUNVME_OK;
+    pthread_mutex_lock(&batch_lock);
+    if (!stream->batch) {
+        err = mem_cuda_batch_create(&batch);
+        __atomic_store_n(&stream->batch, batch, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&batch_lock);
+    return err;
+}
+
+gpunvme_err_t mem_cuda_stream_prepare_batches(struct mem_cuda_stream *stream)
+{
+    gpunvme_err_t err = enter(stream->device);
+
+    if (err)
+        return err;
+    err = need_batch(stream);
+    leave();
+    return err;
+}
+
 gpunvme_err_t mem_cuda_stream_copy_batch(struct mem_cuda_stream *stream,
                                          const struct gpunvme_mem_piece *pieces, size_t n,
                                          enum mem_batch_way way, unsigned max_blocks)
@@ -802,8 +831,7 @@ gpunvme_err_t mem_cuda_stream_copy_batch(struct mem_cuda_stream *stream,
 
     if (err)
         return err;
-    if (!stream->batch)
-        err = mem_cuda_batch_create(&stream->batch);
+    err = need_batch(stream);
     if (!err)
         err = mem_cuda_batch_copy(stream->batch, pieces, n, way, max_blocks, stream->stream);
     leave();

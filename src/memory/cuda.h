@@ -73,9 +73,9 @@ gpunvme_err_t mem_cuda_pinned_address(void *cpu, void **gpu); /* of memory pinne
 gpunvme_err_t mem_cuda_copy(void *dst, bool dst_gpu, const void *src, bool src_gpu, size_t nbytes);
 gpunvme_err_t mem_cuda_fill(void *dst, uint8_t value, size_t nbytes);
 
-/* Makes now what MEM_CUDA_READY such calls at once need on the GPU that has this memory. */
+/* Makes now what MEM_CUDA_READY such calls at once need on this GPU. */
 #define MEM_CUDA_READY 16u
-gpunvme_err_t mem_cuda_keep_ready(const void *gpu);
+gpunvme_err_t mem_cuda_keep_ready(unsigned device);
 
 /*
  * Streams, of the highest priority; `near` chooses the device, NULL the calling thread's current
@@ -102,6 +102,8 @@ enum mem_batch_way {
 gpunvme_err_t mem_cuda_stream_copy_batch(struct mem_cuda_stream *stream,
                                          const struct gpunvme_mem_piece *pieces, size_t n,
                                          enum mem_batch_way way, unsigned max_blocks);
+/* Makes what the first batch on the stream would make. By any thread. */
+gpunvme_err_t mem_cuda_stream_prepare_batches(struct mem_cuda_stream *stream);
 gpunvme_err_t mem_cuda_stream_query(struct mem_cuda_stream *stream, bool *done);
 gpunvme_err_t mem_cuda_stream_sync(struct mem_cuda_stream *stream, uint64_t timeout_ns);
 

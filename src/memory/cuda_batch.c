@@ -53,6 +53,8 @@ gpunvme_err_t mem_cuda_batch_create(struct mem_cuda_batch **out)
     batch->gpu = gpu;
     if (err == cudaSuccess)
         err = create_events(batch);
+    if (err == cudaSuccess)
+        err = mem_batch_preload();
     if (err != cudaSuccess) {
         mem_cuda_batch_destroy(batch);
         return mem_cuda_fail(err, "a ring of batches");

@@ -163,6 +163,12 @@ gpunvme_err_t mem_cuda_stream_copy(struct mem_cuda_stream *stream, void *dst, bo
     return fail();
 }
 
+gpunvme_err_t mem_cuda_stream_prepare_batches(struct mem_cuda_stream *stream)
+{
+    (void)stream;
+    return fail();
+}
+
 gpunvme_err_t mem_cuda_stream_copy_batch(struct mem_cuda_stream *stream,
                                          const struct gpunvme_mem_piece *pieces, size_t n,
                                          enum mem_batch_way way, unsigned max_blocks)
@@ -189,9 +195,9 @@ gpunvme_err_t mem_cuda_stream_sync(struct mem_cuda_stream *stream, uint64_t time
     return fail();
 }
 
-gpunvme_err_t mem_cuda_keep_ready(const void *gpu)
+gpunvme_err_t mem_cuda_keep_ready(unsigned device)
 {
-    (void)gpu;
+    (void)device;
     return fail();
 }
 

@@ -89,6 +89,11 @@ gpunvme_err_t mem_copy_batch_checked(const struct gpunvme_mem_piece *pieces, siz
     return GPUNVME_OK;
 }
 
+gpunvme_err_t mem_stream_prepare_batches(struct gpunvme_mem_stream *stream)
+{
+    return stream->cuda ? mem_cuda_stream_prepare_batches(stream->cuda) : GPUNVME_OK;
+}
+
 gpunvme_err_t gpunvme_mem_copy_batch(const struct gpunvme_mem_piece *pieces, size_t n,
                                      struct gpunvme_mem_stream *stream)
 {

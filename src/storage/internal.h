@@ -11,7 +11,6 @@
 #include <sys/types.h>
 
 #include "gpunvme/storage.h"
-#include "storage/alone.h"
 
 #define STORE_TARGET_ROOM 4096 /* PATH_MAX */
 
@@ -115,12 +114,12 @@ struct store_backend {
     void (*unmap)(struct gpunvme_store *store, struct store_region *region);
 
     /*
-     * A transfer is about to be put into a stream, in the thread that submits it: makes all that
-     * serving it takes of CUDA calls that alone.h speaks of, or refuses it. unexpect follows when
-     * it has ended, in any thread, and calls no CUDA. NULL: nothing to do.
+     * A transfer is about to be put into a stream, in the thread that submits it. Makes what
+     * serving transfers on this GPU takes and would else be made when it is first needed: pinned
+     * memory, streams, loaded kernels. The calls for these may wait for all streams of the context,
+     * and one of them will wait for the transfer. NULL: nothing to do.
      */
-    gpunvme_err_t (*expect)(struct gpunvme_store *store, const struct gpunvme_io *io);
-    void (*unexpect)(struct gpunvme_store *store);
+    gpunvme_err_t (*prepare)(struct gpunvme_store *store, unsigned gpu);
 
     /* Sets `works` and `why`: whether it can be used here at all. Opens nothing for long. */
     void (*about)(struct gpunvme_backend_info *info);
@@ -143,7 +142,6 @@ struct gpunvme_store {
     _Atomic bool closing;
     _Atomic uint64_t moved[2][GPUNVME_NROUTES]; /* bytes by route: read, written */
     pthread_mutex_t streams_lock;               /* of `streams` */
-    struct store_alone alone;
     struct store_streams *streams; /* transfers in CUDA streams; NULL: there were none yet */
 };
 

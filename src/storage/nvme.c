@@ -25,7 +25,6 @@
 #define MIN_ENTRIES    256u
 #define BOUNCE_NBYTES  (8u << 20) /* of a worker, about */
 #define CALLER_DEPTH   1u
-#define WORKER_STREAMS 8u          /* of each, made before a transfer goes into a stream */
 #define WORK_WAIT_NS   1000000000u /* of a worker without work, before it looks around */
 #define SPIN_TURNS     32u
 #define SPIN_NS        50000u /* of commands that are in flight, before it sleeps */
@@ -179,11 +178,7 @@ static gpunvme_err_t make_bounces(struct nvme_store *s, struct nvme_bounces *bou
     gpunvme_err_t err =
         gpunvme_ctrl_alloc(s->ctrl, n * s->chunk, GPUNVME_MEM_PINNED, &bounces->buf);
 
-    if (!err)
-        err = nvme_bounces_init(bounces, n, s->chunk);
-    if (!err)
-        nvme_bounces_keep_spare(bounces);
-    return err;
+    return err ? err : nvme_bounces_init(bounces, n, s->chunk);
 }
 
 static void free_bounces(struct nvme_store *s, struct nvme_bounces *bounces)
@@ -198,8 +193,6 @@ static void free_worker(struct nvme_store *s, struct nvme_worker *w)
 {
     if (!w)
         return;
-    for (unsigned i = 0; w->slots && i < s->depth; i++)
-        nvme_slot_free(&w->slots[i]);
     free_bounces(s, &w->bounces);
     if (w->ioq)
         gpunvme_ioq_delete(w->ioq);
@@ -296,7 +289,6 @@ static gpunvme_err_t make_callers(struct gpunvme_store *store)
 static void free_callers(struct nvme_store *s)
 {
     for (unsigned i = 0; s->callers && i < NVME_CALLERS; i++) {
-        nvme_slot_free(&s->callers[i].slot);
         free_bounces(s, &s->callers[i].bounces);
     }
     free(s->callers);
@@ -602,22 +594,12 @@ static void nvme_unmap(struct gpunvme_store *store, struct store_region *region)
     region->priv = NULL;
 }
 
-/*
- * Streams for what goes by bounce buffers, and for the copies of a simulated controller: workers,
- * and its threads, would make them when they first need them. Fewer are fine: each worker has one.
- */
-static gpunvme_err_t nvme_expect(struct gpunvme_store *store, const struct gpunvme_io *io)
+/* The threads of a simulated controller copy as well. */
+static gpunvme_err_t nvme_prepare(struct gpunvme_store *store, unsigned gpu)
 {
-    struct nvme_store *s = store->priv;
-    enum gpunvme_mem mem;
-    int gpu = -1;
-
-    if (io->op == GPUNVME_OP_FLUSH || io->mem != GPUNVME_MEM_GPU || gpunvme_mem_gpu_is_host() ||
-        gpunvme_mem_kind_of(io->ptr, &mem, &gpu) || gpu < 0 || gpu >= 64 ||
-        atomic_fetch_or(&s->ready_gpus, UINT64_C(1) << gpu) >> gpu & 1)
+    if (strcmp(store->uri.scheme, "sim") || gpunvme_mem_gpu_is_host())
         return GPUNVME_OK;
-    (void)store_keep_streams(store, io->ptr, store->threads * WORKER_STREAMS);
-    return strcmp(store->uri.scheme, "sim") ? GPUNVME_OK : mem_cuda_keep_ready(io->ptr);
+    return mem_cuda_keep_ready(gpu);
 }
 
 static void say_how(const struct gpunvme_store *store, const struct nvme_store *s, char *text,
@@ -668,7 +650,7 @@ const struct store_backend store_nvme = {
     .size = nvme_size,
     .submit = nvme_submit,
     .direct = nvme_direct,
-    .expect = nvme_expect,
+    .prepare = nvme_prepare,
     .map = nvme_map,
     .unmap = nvme_unmap,
     .about = nvme_about,

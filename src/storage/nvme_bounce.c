@@ -9,25 +9,33 @@
 #include "storage/futex.h"
 #include "storage/nvme_bounce.h"
 
-struct nvme_lost {
-    struct nvme_lost *next;
-    struct gpunvme_mem_stream *stream;
-    int part;
-};
-
-/* What was never found: kept for whoever looks for leaks. */
+/* With streams that are left to the GPU: kept for whoever looks for leaks. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct nvme_lost *for_good;
+static struct nvme_part *all_left;
 
 gpunvme_err_t nvme_bounces_init(struct nvme_bounces *bounces, unsigned n, size_t part)
 {
     bounces->part = part;
     bounces->free = calloc(n, sizeof(bounces->free[0]));
-    if (!bounces->free)
+    bounces->parts = calloc(n, sizeof(bounces->parts[0]));
+    if (!bounces->free || !bounces->parts)
         return base_fail(GPUNVME_ERR_NOMEM, "bounce buffers");
-    while (bounces->n < n)
-        nvme_bounces_give(bounces, (int)bounces->n++);
+    for (; bounces->n < n; bounces->n++) {
+        nvme_bounces_give(bounces, (int)bounces->n);
+        (void)gpunvme_mem_stream_create(NULL, &bounces->parts[bounces->n].stream);
+    }
     return GPUNVME_OK;
+}
+
+gpunvme_err_t nvme_bounces_stream(struct nvme_bounces *bounces, int part, void *near,
+                                  struct gpunvme_mem_stream **out)
+{
+    const struct gpunvme_buf gpu = {.mem = GPUNVME_MEM_GPU, .gpu = near};
+    struct nvme_part *p = &bounces->parts[part];
+    gpunvme_err_t err = p->stream ? GPUNVME_OK : gpunvme_mem_stream_create(&gpu, &p->stream);
+
+    *out = p->stream;
+    return err;
 }
 
 void nvme_bounces_give(struct nvme_bounces *bounces, int part)
@@ -35,46 +43,30 @@ void nvme_bounces_give(struct nvme_bounces *bounces, int part)
     bounces->free[bounces->nfree++] = (uint16_t)part;
 }
 
-void nvme_bounces_lose(struct nvme_bounces *bounces, struct gpunvme_mem_stream *stream, int part)
+void nvme_bounces_lose(struct nvme_bounces *bounces, int part)
 {
-    struct nvme_lost *lost = malloc(sizeof(*lost));
-
+    bounces->parts[part].is_lost = true;
     bounces->nlost++;
-    if (!lost)
-        return; /* for good */
-    *lost = (struct nvme_lost){.next = bounces->lost, .stream = stream, .part = part};
-    bounces->lost = lost;
 }
 
-/* Its copy has ended, well or badly: in either way nothing touches its part any more. */
-static void find(struct nvme_bounces *bounces, struct nvme_lost **link)
-{
-    struct nvme_lost *lost = *link;
-
-    *link = lost->next;
-    nvme_bounces_give(bounces, lost->part);
-    bounces->nlost--;
-    gpunvme_mem_stream_destroy(lost->stream);
-    free(lost);
-}
-
+/* Gives back those whose copies have ended, well or badly: nothing touches them any more. */
 static void look(struct nvme_bounces *bounces)
 {
-    struct nvme_lost **link = &bounces->lost;
-
-    while (*link) {
+    for (unsigned i = 0; i < bounces->n; i++) {
+        struct nvme_part *part = &bounces->parts[i];
         bool done = false;
 
-        if (gpunvme_mem_stream_query((*link)->stream, &done) || done)
-            find(bounces, link);
-        else
-            link = &(*link)->next;
+        if (!part->is_lost || (!gpunvme_mem_stream_query(part->stream, &done) && !done))
+            continue;
+        part->is_lost = false;
+        bounces->nlost--;
+        nvme_bounces_give(bounces, (int)i);
     }
 }
 
 int nvme_bounces_take(struct nvme_bounces *bounces)
 {
-    if (!bounces->nfree && bounces->lost)
+    if (!bounces->nfree && bounces->nlost)
         look(bounces);
     return bounces->nfree ? bounces->free[--bounces->nfree] : -1;
 }
@@ -86,53 +78,37 @@ bool nvme_bounces_all_lost(struct nvme_bounces *bounces)
     return bounces->nlost == bounces->n;
 }
 
-void nvme_bounces_keep_spare(struct nvme_bounces *bounces)
+static void leave(struct nvme_part *parts)
 {
-    (void)gpunvme_mem_stream_create(NULL, &bounces->spare);
-}
-
-struct gpunvme_mem_stream *nvme_bounces_spare_take(struct nvme_bounces *bounces)
-{
-    struct gpunvme_mem_stream *stream = bounces->spare;
-
-    bounces->spare = NULL;
-    bounces->is_spare_out = stream != NULL;
-    return stream;
-}
-
-void nvme_bounces_spare_give(struct nvme_bounces *bounces, struct gpunvme_mem_stream *stream)
-{
-    bounces->spare = stream;
-    bounces->is_spare_out = false;
-}
-
-static void leave(struct nvme_lost **link)
-{
-    struct nvme_lost *lost = *link;
-
-    *link = lost->next;
     pthread_mutex_lock(&lock);
-    lost->next = for_good;
-    for_good = lost;
+    parts->next_left = all_left;
+    all_left = parts;
     pthread_mutex_unlock(&lock);
 }
 
 bool nvme_bounces_end(struct nvme_bounces *bounces, uint64_t timeout_ns)
 {
     uint64_t deadline = futex_deadline(timeout_ns);
+    bool all_ended = true;
 
-    while (bounces->lost) {
+    for (unsigned i = 0; i < bounces->n; i++) {
+        struct nvme_part *part = &bounces->parts[i];
         uint64_t now = futex_now();
 
-        if (gpunvme_mem_stream_sync(bounces->lost->stream, now < deadline ? deadline - now : 0) ==
-            GPUNVME_ERR_TIMEOUT)
-            leave(&bounces->lost);
+        if (part->is_lost &&
+            gpunvme_mem_stream_sync(part->stream, now < deadline ? deadline - now : 0) ==
+                GPUNVME_ERR_TIMEOUT)
+            all_ended = false; /* the stream is left to the GPU, too */
         else
-            find(bounces, &bounces->lost);
+            gpunvme_mem_stream_destroy(part->stream);
     }
-    gpunvme_mem_stream_destroy(bounces->spare);
-    bounces->spare = NULL;
+    if (all_ended)
+        free(bounces->parts);
+    else
+        leave(bounces->parts);
     free(bounces->free);
+    bounces->parts = NULL;
     bounces->free = NULL;
-    return !bounces->nlost;
+    bounces->n = bounces->nfree = bounces->nlost = 0;
+    return all_ended;
 }

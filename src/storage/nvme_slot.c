@@ -180,41 +180,10 @@ static bool take_bounce(struct nvme_slot *slot)
     return true;
 }
 
-/*
- * A stream of its own, if one can be made (storage/alone.h), or the one in reserve, for which it
- * may have to wait: AGAIN.
- */
-static gpunvme_err_t need_stream(struct nvme_slot *slot, void *ptr)
-{
-    gpunvme_err_t err;
-
-    if (slot->stream)
-        return GPUNVME_OK;
-    if (slot->bounces->is_spare_out)
-        return GPUNVME_ERR_AGAIN;
-    err = store_take_stream(slot->store, ptr, &slot->stream);
-    if (!err)
-        return GPUNVME_OK;
-    slot->stream = nvme_bounces_spare_take(slot->bounces);
-    slot->has_spare = slot->stream != NULL;
-    return slot->has_spare ? GPUNVME_OK : err;
-}
-
-/* The copy has ended; or the stream, which is lost with it, is no longer the slot's. */
-static void end_copy(struct nvme_slot *slot)
-{
-    slot->is_copying = false;
-    if (!slot->has_spare)
-        return;
-    nvme_bounces_spare_give(slot->bounces, slot->stream);
-    slot->stream = NULL;
-    slot->has_spare = false;
-}
-
 static gpunvme_err_t start_copy(struct nvme_slot *slot, bool in)
 {
     uint8_t *bounce = bounce_cpu(slot) + slot->skip, *ptr = slot->piece.ptr + slot->done;
-    gpunvme_err_t err = need_stream(slot, ptr);
+    gpunvme_err_t err = nvme_bounces_stream(slot->bounces, slot->bounce, ptr, &slot->stream);
 
     if (err)
         return err;
@@ -224,13 +193,12 @@ static gpunvme_err_t start_copy(struct nvme_slot *slot, bool in)
                                        slot->nbytes, slot->stream);
 }
 
-/* The GPU may still do it, now or in an hour: its bounce buffer and stream are left to it. */
+/* The GPU may still do it, now or in an hour: its bounce buffer is left to it. */
 static gpunvme_err_t give_up_copy(struct nvme_slot *slot)
 {
-    nvme_bounces_lose(slot->bounces, slot->stream, slot->bounce);
-    slot->stream = NULL;
+    nvme_bounces_lose(slot->bounces, slot->bounce);
     slot->bounce = -1;
-    end_copy(slot);
+    slot->is_copying = false;
     return base_fail(GPUNVME_ERR_TIMEOUT,
                      "a copy of %zu bytes by the GPU is not done after %llu ms: it is busy, or "
                      "hangs; the memory is in use until the store is closed",
@@ -251,8 +219,6 @@ static gpunvme_err_t copy(struct nvme_slot *slot, bool in, uint64_t now)
     }
     if (!slot->is_copying) {
         err = start_copy(slot, in);
-        if (err && err != GPUNVME_ERR_AGAIN)
-            end_copy(slot);
         if (err)
             return err;
         slot->is_copying = true;
@@ -262,7 +228,7 @@ static gpunvme_err_t copy(struct nvme_slot *slot, bool in, uint64_t now)
     if (!err && !done)
         return now - slot->copied_ns < slot->s->copy_timeout_ns ? GPUNVME_ERR_AGAIN
                                                                 : give_up_copy(slot);
-    end_copy(slot);
+    slot->is_copying = false;
     return err;
 }
 
@@ -415,9 +381,4 @@ bool nvme_slot_turn(struct nvme_slot *slot, uint64_t *now)
     while (step(slot, now))
         moved = true;
     return moved;
-}
-
-void nvme_slot_free(struct nvme_slot *slot)
-{
-    gpunvme_mem_stream_destroy(slot->stream);
 }

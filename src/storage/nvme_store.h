@@ -27,7 +27,6 @@ struct nvme_store {
     uint32_t depth, entries;
     uint64_t command_timeout_ns, copy_timeout_ns;
     bool is_left; /* the GPU may reach for memory of it for ever: the controller stays open */
-    _Atomic uint64_t ready_gpus; /* a bit for each whose streams are made: nvme_expect() */
     char why_no_p2p[256];
     struct nvme_claims claims; /* of the workers' slots, then of the callers' */
     struct crew *crew;
@@ -51,9 +50,7 @@ struct nvme_slot {
     struct nvme_store *s;
     struct gpunvme_ioq *ioq;
     struct nvme_bounces *bounces;
-    size_t claim;                      /* index */
-    struct gpunvme_mem_stream *stream; /* for bounces of GPU memory; made at the first … */
-    bool has_spare;                    /* … or that of `bounces`, for one copy */
+    size_t claim; /* index */
 
     enum nvme_slot_state state;
     struct crew_piece piece;
@@ -67,11 +64,12 @@ struct nvme_slot {
     uint64_t slba;
     uint32_t nlb;
     size_t skip, nbytes;
-    bool is_part;    /* a write of a part of a block … */
-    bool is_read;    /* … whose block has been read */
-    int bounce;      /* which part of the bounce memory; -1: none */
-    bool is_direct;  /* straight to and from `mem` */
-    bool is_copying; /* a copy was started */
+    bool is_part;                      /* a write of a part of a block … */
+    bool is_read;                      /* … whose block has been read */
+    int bounce;                        /* which part of the bounce memory; -1: none */
+    bool is_direct;                    /* straight to and from `mem` */
+    struct gpunvme_mem_stream *stream; /* of the bounce buffer, while a copy … */
+    bool is_copying;                   /* … was started */
     struct gpunvme_token token;
     uint64_t submitted_ns, copied_ns; /* since when */
     unsigned ntries;                  /* that a reset ended … */
@@ -91,7 +89,5 @@ bool nvme_slot_turn(struct nvme_slot *slot, uint64_t *now);
 
 /* nvme.c: the time by which slots go. */
 uint64_t nvme_rough_now(void);
-
-void nvme_slot_free(struct nvme_slot *slot);
 
 #endif

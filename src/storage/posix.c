@@ -160,17 +160,21 @@ static void posix_submit(struct gpunvme_store *store, struct gpunvme_io *first, 
     crew_submit(posix->crew, first, n);
 }
 
-/*
- * Streams for all slots, and their memory pinned: workers would do it when they first need it. For
- * transfers of host memory, too: the same workers serve others meanwhile.
- */
-static gpunvme_err_t posix_expect(struct gpunvme_store *store, const struct gpunvme_io *io)
+static gpunvme_err_t posix_prepare(struct gpunvme_store *store, unsigned gpu)
 {
     struct posix *posix = store->priv;
-    const void *gpu_memory = io->mem == GPUNVME_MEM_GPU ? io->ptr : NULL;
+    struct posix_ring *ring = &posix->ring;
+    gpunvme_err_t err = GPUNVME_OK;
 
-    posix_ring_pin_all(&posix->ring, gpu_memory);
-    return store_keep_streams(store, gpu_memory, posix->threads * posix->ring.nslots);
+    if (gpu >= POSIX_MAX_GPUS || atomic_load(&posix->ready_gpus) >> gpu & 1)
+        return GPUNVME_OK;
+    for (unsigned i = 0; i < ring->nparts; i++)
+        posix_ring_pin(ring, &ring->parts[i], gpu);
+    for (size_t i = 0; i < (size_t)ring->nparts * ring->nslots && !err; i++)
+        err = posix_slot_prepare(ring, &ring->slots[i], gpu);
+    if (!err)
+        atomic_fetch_or(&posix->ready_gpus, UINT64_C(1) << gpu);
+    return err;
 }
 
 /* ---- What it says of itself --------------------------------------------------------------------
@@ -269,7 +273,7 @@ const struct store_backend store_posix = {
     .resize = posix_resize,
     .submit = posix_submit,
     .direct = posix_direct,
-    .expect = posix_expect,
+    .prepare = posix_prepare,
     .describe = posix_describe,
     .about = posix_about,
 };

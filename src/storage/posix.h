@@ -134,6 +134,7 @@ struct posix_ring {
     size_t slot_nbytes;
     unsigned nslots, nparts; /* of each worker; workers */
     struct posix_part *parts;
+    struct posix_slot *slots; /* nslots of each worker, one worker's behind the other's */
     pthread_mutex_t lock;
     _Atomic unsigned npinned, nrefused; /* parts that were, and could not be */
     _Atomic unsigned gpu;               /* for which the first part was pinned */
@@ -146,12 +147,8 @@ gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nworkers, unsi
                                 size_t slot_nbytes, bool in_file);
 void posix_ring_destroy(struct posix_ring *ring);
 
-/*
- * For the GPU that holds `gpu_memory`, or the current one where it is NULL; others reach it too. A
- * worker pins its own part, before it copies; all are pinned before a transfer goes into a stream.
- */
-void posix_ring_pin(struct posix_ring *ring, struct posix_part *part, const void *gpu_memory);
-void posix_ring_pin_all(struct posix_ring *ring, const void *gpu_memory);
+/* For this GPU; others reach it too. A worker pins its own part, before it copies. */
+void posix_ring_pin(struct posix_ring *ring, struct posix_part *part, unsigned gpu);
 
 struct posix_op;
 
@@ -170,14 +167,15 @@ struct posix_slot {
     unsigned gpu;   /* all are on the same */
     uint64_t since; /* when its copies were begun */
     struct posix_op *first, **last;
-    struct posix_slot *next; /* free, or being copied */
-    struct gpunvme_mem_stream *streams[POSIX_MAX_GPUS];
-    bool batched[POSIX_MAX_GPUS]; /* a batch was copied on that stream */
+    struct posix_slot *next;                                      /* free, or being copied */
+    _Atomic(struct gpunvme_mem_stream *) streams[POSIX_MAX_GPUS]; /* made under the ring's lock */
 };
 
 /* Starts copies of all its pieces for GPU memory; the rest is copied at once. */
-gpunvme_err_t posix_slot_copy(const struct posix *posix, struct posix_slot *slot);
+gpunvme_err_t posix_slot_copy(struct posix_ring *ring, struct posix_slot *slot);
 gpunvme_err_t posix_slot_copied(struct posix_slot *slot, bool *done);
+/* Makes what copies to and from this GPU take. By any thread. */
+gpunvme_err_t posix_slot_prepare(struct posix_ring *ring, struct posix_slot *slot, unsigned gpu);
 /* Waits for it. */
 gpunvme_err_t posix_slot_wait(struct posix_slot *slot, uint64_t timeout_ns);
 
@@ -231,6 +229,7 @@ struct posix {
     int uring_errno;         /* why they have not; 0: nobody asked */
     _Atomic unsigned nblind; /* workers that got none all the same */
     struct crew *crew;
+    _Atomic uint64_t ready_gpus; /* a bit for each for which all slots are prepared */
 };
 
 extern const struct crew_ops posix_crew_ops;

@@ -48,7 +48,8 @@ gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nworkers, unsi
     void *base;
 
     ring->parts = calloc(nworkers, sizeof(*ring->parts));
-    if (!ring->parts)
+    ring->slots = calloc((size_t)nworkers * nslots, sizeof(*ring->slots));
+    if (!ring->parts || !ring->slots)
         return base_fail(GPUNVME_ERR_NOMEM, "the slots of %u threads", nworkers);
     ring->slot_nbytes = slot_nbytes;
     ring->nslots = nslots;
@@ -82,6 +83,7 @@ void posix_ring_destroy(struct posix_ring *ring)
             munmap(ring->base, ring->nbytes);
     }
     free(ring->parts);
+    free(ring->slots);
     if (ring->fd >= 0)
         close(ring->fd);
     pthread_mutex_destroy(&ring->lock);
@@ -97,23 +99,6 @@ static gpunvme_err_t pin(struct posix_part *part, size_t nbytes, unsigned gpu)
     if (mem_cuda_present())
         mem_cuda_leave();
     return err;
-}
-
-/* False: that is no GPU memory. */
-static bool gpu_for(const void *gpu_memory, unsigned *gpu)
-{
-    enum gpunvme_mem mem;
-    int device = -1;
-
-    *gpu = 0;
-    if (!mem_cuda_present())
-        return true;
-    if (!gpu_memory)
-        return !gpunvme_mem_gpu_current(gpu);
-    if (gpunvme_mem_kind_of(gpu_memory, &mem, &device) || device < 0)
-        return false;
-    *gpu = (unsigned)device;
-    return true;
 }
 
 /* Under the lock. */
@@ -132,14 +117,10 @@ static void try_to_pin(struct posix_ring *ring, struct posix_part *part, unsigne
     atomic_store_explicit(&part->tried, true, memory_order_release);
 }
 
-void posix_ring_pin(struct posix_ring *ring, struct posix_part *part, const void *gpu_memory)
+void posix_ring_pin(struct posix_ring *ring, struct posix_part *part, unsigned gpu)
 {
-    unsigned gpu;
-
     if (atomic_load_explicit(&part->tried, memory_order_acquire))
         return;
-    if (!gpu_for(gpu_memory, &gpu))
-        return; /* no GPU memory: the copy will say so */
     if (mem_cuda_present())
         madvise(part->base, ring->part_nbytes, MADV_POPULATE_WRITE); /* fine without, but slower */
     pthread_mutex_lock(&ring->lock);
@@ -148,18 +129,11 @@ void posix_ring_pin(struct posix_ring *ring, struct posix_part *part, const void
     pthread_mutex_unlock(&ring->lock);
 }
 
-void posix_ring_pin_all(struct posix_ring *ring, const void *gpu_memory)
-{
-    for (unsigned i = 0; i < ring->nparts; i++)
-        posix_ring_pin(ring, &ring->parts[i], gpu_memory);
-}
-
 /* ---- Copies ------------------------------------------------------------------------------------
  */
 
 /* Copies of a slot, collected. */
 struct copies {
-    const struct posix *posix;
     struct posix_slot *slot;
     struct gpunvme_mem_stream *stream;
     unsigned n;
@@ -167,19 +141,42 @@ struct copies {
     void *hosts[COPIES];                     /* their host memory as the CPU does */
 };
 
-/* Those of posix_expect(), where there are transfers in streams. */
-static gpunvme_err_t stream_of(const struct posix *posix, struct posix_slot *slot,
-                               const struct posix_op *op, struct gpunvme_mem_stream **out)
+static gpunvme_err_t make_stream(unsigned gpu, struct gpunvme_mem_stream **out)
 {
-    struct gpunvme_buf near = {.mem = GPUNVME_MEM_GPU, .gpu = op->piece.ptr};
+    gpunvme_err_t err = mem_cuda_present() ? mem_cuda_enter(gpu) : GPUNVME_OK;
+
+    if (err)
+        return err;
+    err = gpunvme_mem_stream_create(NULL, out);
+    if (mem_cuda_present())
+        mem_cuda_leave();
+    return err;
+}
+
+static gpunvme_err_t stream_of(struct posix_ring *ring, struct posix_slot *slot, unsigned gpu,
+                               struct gpunvme_mem_stream **out)
+{
     gpunvme_err_t err = GPUNVME_OK;
 
-    if (!slot->streams[slot->gpu])
-        err = store_take_stream(posix->store, op->piece.ptr, &slot->streams[slot->gpu]);
-    if (err == GPUNVME_ERR_AGAIN) /* a GPU that no stream's transfer goes to: it may have to wait */
-        err = gpunvme_mem_stream_create(&near, &slot->streams[slot->gpu]);
-    *out = slot->streams[slot->gpu];
+    *out = atomic_load_explicit(&slot->streams[gpu], memory_order_acquire);
+    if (*out)
+        return GPUNVME_OK;
+    pthread_mutex_lock(&ring->lock);
+    *out = atomic_load(&slot->streams[gpu]);
+    if (!*out) {
+        err = make_stream(gpu, out);
+        atomic_store_explicit(&slot->streams[gpu], *out, memory_order_release);
+    }
+    pthread_mutex_unlock(&ring->lock);
     return err;
+}
+
+gpunvme_err_t posix_slot_prepare(struct posix_ring *ring, struct posix_slot *slot, unsigned gpu)
+{
+    struct gpunvme_mem_stream *stream;
+    gpunvme_err_t err = stream_of(ring, slot, gpu, &stream);
+
+    return err ? err : mem_stream_prepare_batches(stream);
 }
 
 /* CUDA refuses a copy that goes from one allocation into the next; a transfer's memory is one. */
@@ -204,20 +201,6 @@ static size_t run_of(struct posix_op *op, struct posix_op **next)
     return nbytes;
 }
 
-/* A stream's first batch allocates and may load a kernel. False: it can't be made now. */
-static bool start_batch(struct copies *c, unsigned n, gpunvme_err_t *err)
-{
-    bool *batched = &c->slot->batched[c->slot->gpu], first = !*batched;
-
-    if (first && !store_alone_enter(c->posix->store))
-        return false;
-    *err = mem_copy_batch_checked(c->pieces, n, c->stream);
-    if (first)
-        store_alone_leave(c->posix->store);
-    *batched = *batched || !*err;
-    return true;
-}
-
 /* One is left to the copy engine, several go as a batch. Copies of memory that could not be pinned
  * are CUDA's own business. */
 static gpunvme_err_t start_copies(struct copies *c)
@@ -228,8 +211,8 @@ static gpunvme_err_t start_copies(struct copies *c)
     gpunvme_err_t err = GPUNVME_OK;
 
     c->n = 0;
-    if (n > 1 && mem == GPUNVME_MEM_PINNED && start_batch(c, n, &err))
-        return err;
+    if (n > 1 && mem == GPUNVME_MEM_PINNED)
+        return mem_copy_batch_checked(c->pieces, n, c->stream);
     for (unsigned i = 0; i < n && !err; i++) {
         const struct gpunvme_mem_piece *piece = &c->pieces[i];
 
@@ -262,9 +245,9 @@ static gpunvme_err_t add_copy(struct copies *c, const struct posix_op *op, size_
     return c->n == COPIES ? start_copies(c) : GPUNVME_OK;
 }
 
-gpunvme_err_t posix_slot_copy(const struct posix *posix, struct posix_slot *slot)
+gpunvme_err_t posix_slot_copy(struct posix_ring *ring, struct posix_slot *slot)
 {
-    struct copies c = {.posix = posix, .slot = slot};
+    struct copies c = {.slot = slot};
     gpunvme_err_t err = GPUNVME_OK;
 
     for (struct posix_op *op = slot->first, *next; op && !err; op = next) {
@@ -272,7 +255,7 @@ gpunvme_err_t posix_slot_copy(const struct posix *posix, struct posix_slot *slot
             size_t nbytes = run_of(op, &next);
 
             if (!c.stream)
-                err = stream_of(posix, slot, op, &c.stream);
+                err = stream_of(ring, slot, slot->gpu, &c.stream);
             if (!err)
                 err = add_copy(&c, op, nbytes);
         } else {

@@ -87,7 +87,7 @@ void posix_slot_is_copied(struct posix_worker *w, struct posix_slot *slot, gpunv
 
 static void copy_slot(struct posix_worker *w, struct posix_slot *slot)
 {
-    gpunvme_err_t err = posix_slot_copy(w->posix, slot);
+    gpunvme_err_t err = posix_slot_copy(&w->posix->ring, slot);
     struct base_failure failure;
     bool done = false;
 

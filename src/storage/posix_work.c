@@ -81,7 +81,7 @@ static void start_gpu(struct posix_worker *w, struct posix_op *op)
         posix_end_op(w, op, err);
         return;
     }
-    posix_ring_pin(&w->posix->ring, w->part, op->piece.ptr);
+    posix_ring_pin(&w->posix->ring, w->part, op->gpu);
     if (w->nlost == w->posix->ring.nslots) {
         posix_end_op(w, op, base_fail(GPUNVME_ERR_GPU, "the GPU does not answer any more"));
         return;
@@ -271,9 +271,8 @@ static void release(struct crew_worker *crew_worker)
 
     if (!w)
         return;
-    for (unsigned i = 0; w->slots && i < w->posix->ring.nslots; i++)
+    for (unsigned i = 0; i < w->posix->ring.nslots; i++)
         drop_streams(w, &w->slots[i]);
-    free(w->slots);
     free(w->ops);
     free(w->pieces);
     free(w);
@@ -300,8 +299,8 @@ static gpunvme_err_t prepare(struct crew_worker *crew_worker)
     w->last_moving = &w->moving;
     w->ops = calloc(w->nops, sizeof(*w->ops));
     w->pieces = calloc(w->nops, sizeof(*w->pieces));
-    w->slots = calloc(ring->nslots, sizeof(*w->slots));
-    if (!w->ops || !w->pieces || !w->slots) {
+    w->slots = &ring->slots[(size_t)crew_worker->index * ring->nslots];
+    if (!w->ops || !w->pieces) {
         release(crew_worker);
         crew_worker->state = NULL;
         return base_fail(GPUNVME_ERR_NOMEM, "a worker with %u pieces in hand", posix->depth);

@@ -60,7 +60,7 @@ struct slot {
     size_t nbytes;   /* of the piece that the store has */
     uint32_t holds;  /* of the lock: 0, 1 or ALONE */
     enum gpunvme_route route;
-    struct gpunvme_mem_stream *stream; /* for GPU memory, made when it is needed */
+    struct gpunvme_mem_stream *stream; /* for GPU memory; NULL: there is no GPU, or no room there */
 };
 
 struct worker {
@@ -171,6 +171,7 @@ static void start(struct crew_worker *crew_worker, struct slot *slot, enum gspdk
 static gpunvme_err_t copy(struct worker *w, struct slot *slot)
 {
     uint8_t *bounce = slot->bounce + slot->skip;
+    const struct gpunvme_buf near = {.gpu = slot->piece.ptr, .mem = GPUNVME_MEM_GPU};
     enum gpunvme_mem mem = w->pinned.cpu ? GPUNVME_MEM_PINNED : GPUNVME_MEM_HOST;
     bool out = slot->piece.io->op == GPUNVME_OP_READ;
     gpunvme_err_t err = GPUNVME_OK;
@@ -179,13 +180,8 @@ static gpunvme_err_t copy(struct worker *w, struct slot *slot)
         memcpy(out ? slot->piece.ptr : bounce, out ? bounce : slot->piece.ptr, slot->nbytes);
         return GPUNVME_OK;
     }
-    if (!slot->stream) {
-        const struct gpunvme_buf near = {.gpu = slot->piece.ptr, .mem = GPUNVME_MEM_GPU};
-
-        err = store_take_stream(slot->piece.io->priv.store, slot->piece.ptr, &slot->stream);
-        if (err == GPUNVME_ERR_AGAIN) /* a GPU that no stream's transfer goes to */
-            err = gpunvme_mem_stream_create(&near, &slot->stream);
-    }
+    if (!slot->stream)
+        err = gpunvme_mem_stream_create(&near, &slot->stream);
     if (err)
         return err;
     return out ? gpunvme_mem_copy_async(slot->piece.ptr, GPUNVME_MEM_GPU, bounce, mem, slot->nbytes,
@@ -441,6 +437,8 @@ static gpunvme_err_t make_slots(struct spdk *spdk, struct worker *w)
         struct slot *slot = &w->slots[i];
 
         slot->bounce = w->bounce + i * spdk->chunk;
+        if (!gpunvme_mem_gpu_is_host())
+            (void)gpunvme_mem_stream_create(NULL, &slot->stream);
         slot->next = w->free;
         w->free = slot;
     }
@@ -608,16 +606,6 @@ static gpunvme_err_t spdk_open(struct gpunvme_store *store)
     return base_restore(&failure);
 }
 
-/* Streams for all slots, which workers would make when they first need them. */
-static gpunvme_err_t spdk_expect(struct gpunvme_store *store, const struct gpunvme_io *io)
-{
-    const struct spdk *spdk = store->priv;
-
-    if (io->op == GPUNVME_OP_FLUSH || io->mem != GPUNVME_MEM_GPU || gpunvme_mem_gpu_is_host())
-        return GPUNVME_OK;
-    return store_keep_streams(store, io->ptr, store->threads * spdk->depth);
-}
-
 static void spdk_describe(struct gpunvme_store *store, struct gpunvme_path *path)
 {
     const struct spdk *spdk = store->priv;
@@ -645,7 +633,6 @@ const struct store_backend store_spdk = {
     .submit = spdk_submit,
     .map = spdk_map,
     .unmap = spdk_unmap,
-    .expect = spdk_expect,
     .about = spdk_about,
     .describe = spdk_describe,
 };

@@ -105,7 +105,6 @@ static gpunvme_err_t open_uri(const char *text, unsigned flags, struct gpunvme_s
         return err;
     store->flags = flags;
     pthread_mutex_init(&store->streams_lock, NULL);
-    store_alone_init(&store->alone);
     store_regions_init(&store->regions);
     err = store->backend->open(store);
     if (!err) {
@@ -115,7 +114,6 @@ static gpunvme_err_t open_uri(const char *text, unsigned flags, struct gpunvme_s
     }
     if (err) {
         store_regions_free(store);
-        store_alone_destroy(&store->alone);
         pthread_mutex_destroy(&store->streams_lock);
     }
     return err;
@@ -186,7 +184,6 @@ gpunvme_err_t gpunvme_close(struct gpunvme_store *store)
     store_streams_free(store);
     store_regions_free(store); /* before what they are mapped for */
     err = close_error(store->backend->close(store));
-    store_alone_destroy(&store->alone);
     pthread_mutex_destroy(&store->streams_lock);
     free(store);
     return err;

@@ -18,6 +18,7 @@
 #define NWORDS 1024u /* in flight on streams at once, of one store */
 
 static const struct store_stream_ops cuda_ops = {
+    .device = mem_cuda_user_stream_device,
     .capturing = mem_cuda_user_stream_capturing,
     .call = mem_cuda_user_stream_call,
     .wait = mem_cuda_user_stream_wait,
@@ -79,7 +80,6 @@ static void tell(struct visit *visit, gpunvme_err_t err, size_t done)
     /* Last: what the stream does next may free what the transfer used. */
     mem_cuda_user_stream_release((uint32_t *)s->words->buf.cpu + visit->word, visit->value);
     s->free_words[s->nfree++] = visit->word;
-    store_unexpect(s->store); /* which can't be closed before the lock is let go of */
 }
 
 static void leave(struct visit *visit)
@@ -308,7 +308,6 @@ static void give_up(struct visit *visit)
     pthread_mutex_lock(&s->lock);
     s->words->values[visit->word]--; /* nobody waits for it */
     s->free_words[s->nfree++] = visit->word;
-    store_unexpect(s->store);
     pthread_mutex_unlock(&s->lock);
     free(visit);
 }
@@ -337,6 +336,22 @@ static gpunvme_err_t enqueue(struct visit *visit, void *stream)
     return err;
 }
 
+/* The GPU that will move its bytes; for host memory the stream's, for others meanwhile. */
+static gpunvme_err_t prepare(struct gpunvme_store *store, const struct gpunvme_io *io, void *stream)
+{
+    enum gpunvme_mem mem;
+    unsigned of_stream = 0;
+    gpunvme_err_t err;
+    int gpu = -1;
+
+    if (!store->backend->prepare)
+        return GPUNVME_OK;
+    if (io->mem == GPUNVME_MEM_GPU && !gpunvme_mem_kind_of(io->ptr, &mem, &gpu) && gpu >= 0)
+        return store->backend->prepare(store, (unsigned)gpu);
+    err = store_stream_ops->device(stream, &of_stream);
+    return err ? err : store->backend->prepare(store, of_stream);
+}
+
 gpunvme_err_t gpunvme_store_submit_on_stream(struct gpunvme_store *store, struct gpunvme_io *io,
                                              void *stream)
 {
@@ -355,6 +370,8 @@ gpunvme_err_t gpunvme_store_submit_on_stream(struct gpunvme_store *store, struct
         err = base_fail(GPUNVME_ERR_UNSUPPORTED,
                         "the stream is being captured into a graph: read before the capture");
     if (!err)
+        err = prepare(store, io, stream);
+    if (!err)
         err = streams_of(store, &streams);
     if (err)
         return err;
@@ -366,13 +383,9 @@ gpunvme_err_t gpunvme_store_submit_on_stream(struct gpunvme_store *store, struct
     visit->io.user = visit;
     visit->told = io;
     visit->streams = streams;
-    err = store_expect(store, io);
-    if (!err) {
-        err = take_word(streams, visit);
-        if (!err)
-            return enqueue(visit, stream);
-        store_unexpect(store);
-    }
+    err = take_word(streams, visit);
+    if (!err)
+        return enqueue(visit, stream);
     free(visit);
     return err;
 }

@@ -10,8 +10,9 @@
 
 #include "gpunvme/error.h"
 
-/* As mem_cuda_user_stream_capturing(), _call() and _wait(). */
+/* As mem_cuda_user_stream_device(), _capturing(), _call() and _wait(). */
 struct store_stream_ops {
+    gpunvme_err_t (*device)(void *stream, unsigned *gpu);
     gpunvme_err_t (*capturing)(void *stream, bool *capturing);
     gpunvme_err_t (*call)(void *stream, void (*fn)(void *), void *arg);
     gpunvme_err_t (*wait)(void *stream, const uint32_t *gpu_word, uint32_t value);

@@ -556,28 +556,15 @@ static gpunvme_err_t stripe_size(struct gpunvme_store *store, uint64_t *nbytes)
     return GPUNVME_OK;
 }
 
-static gpunvme_err_t stripe_expect(struct gpunvme_store *store, const struct gpunvme_io *io)
+static gpunvme_err_t stripe_prepare(struct gpunvme_store *store, unsigned gpu)
 {
     const struct stripe *s = store->priv;
+    gpunvme_err_t err = GPUNVME_OK;
 
-    for (size_t m = 0; m < s->n; m++) {
-        gpunvme_err_t err = store_expect(s->members[m], io);
-
-        if (err) {
-            while (m)
-                store_unexpect(s->members[--m]);
-            return err;
-        }
-    }
-    return GPUNVME_OK;
-}
-
-static void stripe_unexpect(struct gpunvme_store *store)
-{
-    const struct stripe *s = store->priv;
-
-    for (size_t m = 0; m < s->n; m++)
-        store_unexpect(s->members[m]);
+    for (size_t m = 0; m < s->n && !err; m++)
+        if (s->members[m]->backend->prepare)
+            err = s->members[m]->backend->prepare(s->members[m], gpu);
+    return err;
 }
 
 /* Bytes are the members', each by its own way; so are the reasons, of which the first differs. */
@@ -622,8 +609,7 @@ const struct store_backend store_stripe = {
     .size = stripe_size,
     .submit = stripe_submit,
     .direct = stripe_direct,
-    .expect = stripe_expect,
-    .unexpect = stripe_unexpect,
+    .prepare = stripe_prepare,
     .map = stripe_map,
     .unmap = stripe_unmap,
     .about = stripe_about,

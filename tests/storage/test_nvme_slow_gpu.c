@@ -262,23 +262,6 @@ static void a_gpu_without_memory_for_streams_still_copies(void **state)
     closed(store);
 }
 
-static void the_last_stream_lost_is_an_error_until_there_are_more(void **state)
-{
-    (void)state;
-    open_store("sim:size=1M?threads=1");
-    is_full = true;
-    hang(true);
-    assert_err(reads_in_background(0, 4096), GPUNVME_ERR_TIMEOUT);
-    hang(false);
-    assert_err(reads_in_background(0, 4096), GPUNVME_ERR_GPU);
-    assert_non_null(strstr(gpunvme_err_detail(), "has no memory"));
-    is_full = false;
-    assert_ok(reads_in_background(0, 4096));
-    is_right(0, 4096);
-    nhung = 0;
-    closed(store);
-}
-
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -289,7 +272,6 @@ int main(void)
         TEST(a_gpu_that_has_all_memory_is_told_at_once),
         TEST(a_store_whose_copies_go_on_is_closed_around_them),
         TEST(a_gpu_without_memory_for_streams_still_copies),
-        TEST(the_last_stream_lost_is_an_error_until_there_are_more),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

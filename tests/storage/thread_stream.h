@@ -113,6 +113,13 @@ static void put(struct stream *s, struct item what)
     pthread_mutex_unlock(&s->lock);
 }
 
+static gpunvme_err_t fake_device(void *stream, unsigned *gpu)
+{
+    (void)stream;
+    *gpu = 0;
+    return GPUNVME_OK;
+}
+
 static gpunvme_err_t fake_capturing(void *stream, bool *capturing)
 {
     *capturing = ((const struct stream *)stream)->capturing;
@@ -133,7 +140,7 @@ static gpunvme_err_t fake_wait(void *stream, const uint32_t *word, uint32_t valu
     return GPUNVME_OK;
 }
 
-static const struct store_stream_ops fake = {fake_capturing, fake_call, fake_wait};
+static const struct store_stream_ops fake = {fake_device, fake_capturing, fake_call, fake_wait};
 
 /* Reads of 4 KiB on several streams at once; each overwrites what the one before it on its stream
  * has read, and the last one stays. `content`: 64 KiB at least of what is read. */

@@ -70,7 +70,7 @@ struct gpunvme_sim_config {
     uint16_t max_queues; /* I/O queue pairs that it has; default 128 */
     uint8_t mdts;        /* Identify MDTS, a power of two of 4 KiB pages; default 8 (1 MiB) */
     uint8_t dstrd;       /* CAP.DSTRD; default 0 */
-    uint8_t timeout;     /* CAP.TO in units of 500 ms; default 4 */
+    uint8_t timeout;     /* CAP.TO in units of 500 ms; default 60 (30 s) */
     uint8_t mpsmax;      /* CAP.MPSMAX; default 4 (64 KiB); MPSMIN is 0 (4 KiB) */
     uint16_t noiob;      /* Identify Namespace NOIOB, in blocks; default 0: no boundary */
     bool sgl;            /* Identify SGLS: SGLs supported; default true */

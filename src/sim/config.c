@@ -24,7 +24,7 @@ void gpunvme_sim_config_init(struct gpunvme_sim_config *config)
         .mqes = 4095,
         .max_queues = 128,
         .mdts = 8,
-        .timeout = 4,
+        .timeout = 60,
         .mpsmax = 4,
         .sgl = true,
         .shadow = true,

@@ -43,7 +43,7 @@ static void the_defaults_are_one_namespace_of_1_gib(void **state)
         assert_int_equal(config.mqes, 4095);
         assert_int_equal(config.max_queues, 128);
         assert_int_equal(config.mdts, 8);
-        assert_int_equal(config.timeout, 4);
+        assert_int_equal(config.timeout, 60);
         assert_int_equal(config.mpsmax, 4);
         assert_true(config.sgl && config.shadow && config.deac && !config.vwc && !config.spin);
         assert_int_equal(config.threads, 1);

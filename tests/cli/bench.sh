@@ -50,7 +50,7 @@ check test "$(cmp disk.img before.img | wc -l)" -eq 1
 # Changes the image under a running bench: the image is locked against others who ask.
 bench_while() {
     truncate -s 1M victim.img
-    timeout 60 "$program" bench sim:image=victim.img --verify --force --length 64K -t 50s -q \
+    timeout 300 "$program" bench sim:image=victim.img --verify --force --length 64K -t 50s -q \
         >out 2>err &
     local pid=$!
     for _ in $(seq 800); do # until it is filled, which takes long under a sanitizer

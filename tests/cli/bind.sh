@@ -50,7 +50,7 @@ disk() { # DIRECTORY MAJ:MIN
 }
 
 script() {
-    timeout -k 5 60 "$source_dir/scripts/vfio-$1.sh" "${@:2}" >"$work/out" 2>"$work/err" </dev/null
+    timeout -k 5 300 "$source_dir/scripts/vfio-$1.sh" "${@:2}" >"$work/out" 2>"$work/err" </dev/null
     code=$?
 }
 bound_to() {

@@ -30,7 +30,7 @@ expect 1 "empty.img"
 
 promise "an image in use by another process is told"
 hold_image() {
-    timeout 60 "$program" bench sim:image=disk.img -t 30s -q >/dev/null 2>&1 &
+    timeout 300 "$program" bench sim:image=disk.img -t 30s -q >/dev/null 2>&1 &
     other=$!
 }
 hold_image
@@ -56,7 +56,7 @@ before=$(stat -c %s disk.img)
 (
     ulimit -f 1024 # KiB: no write goes beyond the first MiB of any file
     # --force: what is on the image can't be looked at under such a limit.
-    timeout 60 "$program" write sim:image=disk.img -i in.bin --force >out 2>err
+    timeout 300 "$program" write sim:image=disk.img -i in.bin --force >out 2>err
 )
 code=$?
 expect 1 "the file system under the image is full"
@@ -68,7 +68,7 @@ same -n 10000000 disk.img in.bin
 promise "a full disk where an image is made is told, and no half image stays"
 (
     ulimit -f 1024
-    timeout 60 "$program" sim image half.img --size 4M >out 2>err
+    timeout 300 "$program" sim image half.img --size 4M >out 2>err
 )
 code=$?
 expect 1 GPUNVME_ERR_NOSPC
@@ -77,7 +77,7 @@ check test ! -e half.img
 promise "a full disk under quickstart is told, and nothing is left behind"
 (
     ulimit -f 1024
-    timeout 60 "$program" quickstart in.bin >out 2>err
+    timeout 300 "$program" quickstart in.bin >out 2>err
 )
 code=$?
 expect 1 GPUNVME_ERR_NOSPC
@@ -104,11 +104,11 @@ else
     as_other=""
 fi
 if $as_other test -x "$program" 2>/dev/null; then
-    $as_other timeout 60 "$program" identify sim:image=disk.img >out 2>err
+    $as_other timeout 300 "$program" identify sim:image=disk.img >out 2>err
     code=$?
     check test $code -eq 1
     check grep -qE 'GPUNVME_ERR_(READONLY|PERMISSION)' err
-    $as_other timeout 60 "$program" read sim:image=disk.img,readonly --length 1000 2>err |
+    $as_other timeout 300 "$program" read sim:image=disk.img,readonly --length 1000 2>err |
         cmp -n 1000 - disk.img || fail "a read-only image can't be read"
 else
     skip "another user can't run the program here: no test of a read-only image"

@@ -31,7 +31,7 @@ machine() {
 script() {
     (
         ulimit -l "${1:-unlimited}" 2>/dev/null || ulimit -S -l "$(ulimit -H -l)"
-        timeout 60 "$source_dir/scripts/check-prereqs.sh" "${@:2}"
+        timeout 300 "$source_dir/scripts/check-prereqs.sh" "${@:2}"
     ) >out 2>err </dev/null
     code=$?
 }

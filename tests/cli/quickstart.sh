@@ -102,7 +102,7 @@ expect_out 'p5800x'
 promise "wrong bytes are found, with the place, and exit code 3"
 truncate -s 8M victim.img
 random_file in8.bin 8388608
-timeout 60 "$program" quickstart in8.bin --uri sim:image=victim.img,bandwidth=8M --force >out 2>err &
+timeout 300 "$program" quickstart in8.bin --uri sim:image=victim.img,bandwidth=8M --force >out 2>err &
 pid=$!
 # Past the page cache, as the controller writes: where both meet, the kernel fails the writing.
 spoil() {

@@ -43,10 +43,10 @@ for block in 512 4096; do
 done
 
 promise "a pipe of unknown length is written to its end"
-cat in.bin | timeout 60 "$program" write sim:image=disk.img --offset 100 -q 2>err
+cat in.bin | timeout 300 "$program" write sim:image=disk.img --offset 100 -q 2>err
 code=$?
 expect 0
-timeout 60 "$program" read sim:image=disk.img --offset 100 --length 3000001 2>err | cmp - in.bin ||
+timeout 300 "$program" read sim:image=disk.img --offset 100 --length 3000001 2>err | cmp - in.bin ||
     fail "the pipe's bytes differ"
 
 promise "without --length all to the end of the namespace is read"
@@ -90,13 +90,13 @@ expect 1 GPUNVME_ERR_RANGE
 same disk.img before.img
 
 promise "a pipe that does not fit fills the namespace and says so"
-cat in.bin | timeout 60 "$program" write sim:image=disk.img --offset 6M -q 2>err
+cat in.bin | timeout 300 "$program" write sim:image=disk.img --offset 6M -q 2>err
 code=$?
 expect 1 "the namespace is full after 2097152 bytes"
 same -i 6291456:0 -n 2097152 disk.img in.bin
 
 promise "an input shorter than --length is told"
-printf hello | timeout 60 "$program" write sim:image=disk.img --length 10 2>err
+printf hello | timeout 300 "$program" write sim:image=disk.img --length 10 2>err
 code=$?
 expect 1 "ended after 5 of 10 bytes"
 check test "$(head -c 5 disk.img)" = hello
@@ -149,20 +149,20 @@ expect 1 "is the image of namespace 2"
 same disk.img before.img
 
 promise "a reader that leaves is an error, not a signal"
-timeout 60 "$program" read sim:size=64M 2>err | head -c 10 >/dev/null
+timeout 300 "$program" read sim:size=64M 2>err | head -c 10 >/dev/null
 code=${PIPESTATUS[0]}
 expect 1 "Broken pipe"
 
 promise "a standard stream that is closed fails, and no file takes its number"
-timeout 60 "$program" write sim:image=disk.img <&- 2>err
+timeout 300 "$program" write sim:image=disk.img <&- 2>err
 code=$?
 expect 1 "standard input"
-timeout 60 "$program" read sim:image=disk.img >&- 2>err
+timeout 300 "$program" read sim:image=disk.img >&- 2>err
 code=$?
 expect 1 "standard output"
 cp disk.img oracle.img
 dd if=in.bin of=oracle.img conv=notrunc status=none
-timeout 60 "$program" write sim:image=disk.img -i in.bin <&- >&- 2>&-
+timeout 300 "$program" write sim:image=disk.img -i in.bin <&- >&- 2>&-
 code=$?
 expect 0
 same disk.img oracle.img

@@ -20,8 +20,9 @@ endif()
 # The pages, with the examples where their links have them; and the scripts that need no source tree.
 install(FILES LICENSE README.md CHANGELOG.md CONTRIBUTING.md TYPE DOC)
 install(DIRECTORY docs examples TYPE DOC)
-install(PROGRAMS scripts/check-prereqs.sh scripts/pci.sh scripts/quickstart.sh scripts/vfio-bind.sh
-                 scripts/vfio-unbind.sh DESTINATION ${CMAKE_INSTALL_DATADIR}/gpunvme/scripts)
+install(PROGRAMS scripts/check-prereqs.sh scripts/holders.pl scripts/pci.sh scripts/quickstart.sh
+                 scripts/vfio-bind.sh scripts/vfio-unbind.sh
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/gpunvme/scripts)
 
 # find_package(gpunvme) gives gpunvme::gpunvme and gpunvme::gpunvme_ops.
 set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/gpunvme)

@@ -79,6 +79,7 @@ look() {
     tool mkfs.ext4 || wanted+=("e2fsprogs: mkfs.ext4, to test that a file system is recognised")
     tool mkfs.vfat || wanted+=("dosfstools: mkfs.vfat, likewise")
     tool sfdisk || wanted+=("fdisk: sfdisk, likewise for partition tables")
+    tool dmsetup || wanted+=("dmsetup: dmsetup, to test that a volume's drive stays with the kernel")
     have shellcheck || wanted+=("shellcheck: shellcheck, for the scripts")
     clang_format_14 || wanted+=("clang-format-14: clang-format 14, for scripts/format.sh")
 }

@@ -4,24 +4,37 @@
 # What vfio-bind.sh and vfio-unbind.sh share: a PCI function in sysfs, who uses the drive behind
 # it, and writes that say what they are. Sourced; the caller has set `set -euo pipefail` and me=.
 #
-# For tests, GPUNVME_SYSFS, GPUNVME_PROC and GPUNVME_RUN put other folders in the place of /sys,
-# /proc and /run/gpunvme, and GPUNVME_KERNEL names a program that plays the kernel: it is called
-# after each write with the file and the value, or with "modprobe" and the module.
+# For tests, GPUNVME_SYSFS, GPUNVME_PROC, GPUNVME_DEV and GPUNVME_RUN put other folders in the place
+# of /sys, /proc, /dev and /run/gpunvme, and GPUNVME_KERNEL names a program that plays the kernel: it
+# is called after each write with the file and the value, or with "modprobe" and the module.
+PATH=$PATH:/usr/sbin:/sbin # modprobe, blkid and zpool, which not every path has
 sysfs=${GPUNVME_SYSFS:-/sys}
 proc=${GPUNVME_PROC:-/proc}
+dev=${GPUNVME_DEV:-/dev}
 # shellcheck disable=SC2034 # used by whoever sources this
 run=${GPUNVME_RUN:-/run/gpunvme}
 kernel=""
 [ "$sysfs" = /sys ] || kernel=${GPUNVME_KERNEL:-}
 dry_run=no
-deadline_s=30 # of one write: the kernel waits for whoever has the device open
+force=no
+deadline_s=30 # of one step: the kernel may wait for whoever has the device open
 
 : "${me:=pci.sh}" # who is speaking
 say() { printf '%s: %s\n' "$me" "$*"; }
 die() {
+    told=yes
     printf '%s: %s\n' "$me" "$*" >&2
     exit 1
 }
+
+told=no # why the script ends
+finish() {
+    local status=$?
+    release
+    [ $status -eq 0 ] || [ $told = yes ] ||
+        printf '%s: stopped by a failure that it does not expect (%s)\n' "$me" $status >&2
+}
+trap finish EXIT
 
 # "1:0.0", "01:00.0", "0000:01:00.0" as the kernel writes it, or nothing if it is no address.
 normal_bdf() {
@@ -34,8 +47,10 @@ normal_bdf() {
 
 # The name that a link points to; nothing if there is no link.
 link_name() {
+    local target
     [ -L "$1" ] || return 0
-    basename "$(readlink "$1")"
+    target=$(readlink "$1")
+    echo "${target##*/}"
 }
 
 line_of() { { read -r line <"$1" && printf '%s\n' "$line"; } 2>/dev/null || true; }
@@ -51,8 +66,10 @@ put() {
     [ -z "$kernel" ] || "$kernel" "$2" "$1"
 }
 
+is_root() { [ -w "$sysfs/bus/pci/drivers_probe" ]; }
+
 need_root() {
-    [ "$dry_run" = yes ] || [ -w "$sysfs/bus/pci/drivers_probe" ] ||
+    [ "$dry_run" = yes ] || is_root ||
         die "this needs root: sudo $0 …, or --dry-run to see what it would do"
 }
 
@@ -64,92 +81,246 @@ need_nvme() {
     [ $((class)) -eq $((0x010802)) ] || die "$1 is no NVMe controller: its class is $class"
 }
 
-# The block devices of a function: namespaces and their partitions, by name. With multipath the
-# namespace that is used belongs to the subsystem, and other controllers may lead to it as well.
-block_devices() {
-    local ctrl subsystem place
-    for ctrl in "$sysfs/bus/pci/devices/$1"/nvme/nvme*; do
-        [ -d "$ctrl" ] || continue
-        list_disks "$ctrl"
-        for subsystem in "$sysfs"/class/nvme-subsystem/*; do
-            place=$subsystem/$(basename "$ctrl")
-            if [ -e "$place" ] || [ -L "$place" ]; then
-                list_disks "$subsystem"
-            fi
+# "b|c MAJ:MIN NAME DIRECTORY" of each device by which a function is used: disks, partitions, and
+# what takes commands or drives it (nvme0, ng0n1, its VFIO group and device, uio's, this project's
+# module's). NAME is below /dev, DIRECTORY is in sysfs.
+devices_of() {
+    local dir=$sysfs/bus/pci/devices/$1 ctrl subsystem folder disk partition group
+    for ctrl in "$dir"/nvme/nvme*; do
+        # With multipath the namespace that is used belongs to the subsystem, and other
+        # controllers may lead to it as well.
+        for subsystem in "" "$sysfs"/class/nvme-subsystem/*; do
+            folder=${subsystem:-$ctrl}
+            [ -z "$subsystem" ] || [ -L "$subsystem/${ctrl##*/}" ] || continue
+            for disk in "$folder"/nvme*n*; do
+                device b "$disk"
+                for partition in "$disk"/nvme*; do
+                    [ ! -e "$partition/partition" ] || device b "$partition"
+                done
+            done
+            for disk in "$folder" "$folder"/ng*; do
+                device c "$disk"
+            done
         done
-    done | sort -u
-}
-
-# "name directory" of each disk in a folder and of each of its partitions.
-list_disks() {
-    local disk partition
-    for disk in "$1"/nvme*n*; do
-        [ -e "$disk/dev" ] || [ -d "$disk/holders" ] || continue
-        echo "$(basename "$disk") $disk"
-        for partition in "$disk"/nvme*; do
-            [ ! -e "$partition/partition" ] || echo "$(basename "$partition") $partition"
-        done
+    done
+    group=$(link_name "$dir/iommu_group")
+    for folder in "$dir"/{uio/uio*,misc/*,vfio-dev/vfio*} \
+        "$sysfs"/class/vfio/{,noiommu-}"${group:-none}"; do
+        device c "$folder"
     done
 }
 
-# Where block device NAME (MAJ:MIN) is mounted, in any mount namespace that can be seen.
-mounts_of() {
-    local name=$1 number=$2 source where
-    {
-        cat "$proc"/self/mountinfo "$proc"/[0-9]*/mountinfo 2>/dev/null |
-            awk -v n="$number" '$3 == n { print $5 }'
-        while read -r source where _; do
-            [[ $source == /* ]] || continue
-            [ "$(basename "$(readlink -f -- "$source" || echo "$source")")" != "$name" ] ||
-                echo "$where"
-        done < <(cat "$proc/mounts" "$proc"/[0-9]*/mounts 2>/dev/null | sort -u)
-    } | sort -u
+device() { # TYPE DIRECTORY
+    local name=""
+    [ -e "$2/dev" ] || return 0
+    [ ! -e "$2/uevent" ] || name=$(<"$2/uevent")
+    [[ $name =~ DEVNAME=([^[:space:]]+) ]] && name=${BASH_REMATCH[1]} || name=${2##*/}
+    echo "$1 $(line_of "$2/dev") $name $2"
 }
 
-is_swap() {
-    local source
-    while read -r source _; do
-        [ "$(basename "$(readlink -f -- "$source" || echo "$source")")" != "$1" ] || return 0
-    done < <(tail -n +2 "$proc/swaps" 2>/dev/null)
-    return 1
+# "MAJ:MIN SOURCE WHERE" of every mount in every mount namespace that a process is in. Processes may
+# end meanwhile, hence the silence.
+list_mounts() {
+    { cat "$proc"/self/mountinfo "$proc"/[0-9]*/mountinfo 2>/dev/null || true; } | awk '{
+        for (i = 7; i < NF; i++)
+            if ($i == "-") { print $3, $(i + 2), $5; break }
+    }' | sort -u
 }
 
-# One line for each use of block device NAME at DIRECTORY; nothing if it is free.
+# "PATH USE" of what the kernel uses without claiming it: each PATH names a device that was opened.
+list_kernel_users() {
+    local file dir path
+    while read -r path _; do
+        echo "$path is used as swap: swapoff $path"
+    done < <(sed 1d "$proc/swaps")
+    for file in "$sysfs"/block/loop*/loop/backing_file; do
+        dir=${file%/loop/backing_file}
+        [ ! -e "$file" ] || echo "$(line_of "$file") backs ${dir##*/}: losetup -d /dev/${dir##*/}"
+    done
+    for file in "$sysfs"/kernel/config/nvmet/subsystems/*/{namespaces/*,passthru}/device_path \
+        "$sysfs"/kernel/config/target/core/*/*/udev_path; do
+        dir=${file%/*}
+        if [ -e "$file" ] && [ "$(line_of "$dir/enable")" = 1 ]; then
+            echo "$(line_of "$file") is exported: echo 0 > $dir/enable"
+        fi
+    done
+}
+
+# same_device PATH NAME MAJ:MIN: the path leads to that device.
+same_device() {
+    local number path
+    path=$(readlink -f -- "$1") || path=$1
+    [ "${path##*/}" != "$2" ] || return 0
+    number=$(stat -L -c '0x%t 0x%T' -- "$1" 2>/dev/null) || return 1 # there is no such file
+    [ "$((${number% *})):$((${number#* }))" = "$3" ]
+}
+
+# What sysfs and procfs say of the uses of a device, as in devices_of().
 uses_of() {
-    local name=$1 dir=$2 where holder link
-    while read -r where; do
+    local type=$1 number=$2 name=$3 dir=$4 other source where link
+    while read -r source where; do
+        [ -z "$source" ] || ! same_device "$source" "$name" "$number" || echo "$name $where"
+    done <<<"$kernel_users"
+    [ "$type" = b ] || return 0
+    while read -r other source where; do
+        # btrfs and ZFS mount under a device number of their own.
+        [ "$other" = "$number" ] || { [[ $other == 0:* && $source == /* ]] &&
+            same_device "$source" "$name" "$number"; } || continue
         case $where in
             / | /boot | /boot/* | /usr) echo "$name is mounted on $where: this is the boot drive" ;;
-            *) echo "$name is mounted on $where" ;;
+            *) echo "$name is mounted on $where: umount $where" ;;
         esac
-    done < <(mounts_of "$name" "$(line_of "$dir/dev")")
-    ! is_swap "$name" || echo "$name is used as swap"
-    for holder in "$dir"/holders/*; do
-        [ -e "$holder" ] || [ -L "$holder" ] || continue
-        link=$(line_of "$holder/dm/name")
-        echo "$name is part of $(basename "$holder")${link:+ ($link)}"
+    done <<<"$mounts"
+    for link in "$dir"/holders/*; do
+        [ -e "$link" ] || [ -L "$link" ] || continue
+        where=$(line_of "$link/dm/name")
+        case ${link##*/} in
+            md*) echo "$name is part of ${link##*/}: mdadm --stop /dev/${link##*/}" ;;
+            *) echo "$name is part of ${link##*/}${where:+ ($where)}: stop that (LVM: vgchange -an," \
+                "LUKS: cryptsetup close, other maps: dmsetup remove)" ;;
+        esac
     done
     for link in "$sysfs"/fs/btrfs/*/devices/"$name"; do
         [ ! -e "$link" ] && [ ! -L "$link" ] ||
-            echo "$name is part of a mounted btrfs file system"
+            echo "$name is part of a mounted btrfs file system: umount it"
     done
-    if command -v zpool >/dev/null && timeout 20 zpool status -LP 2>/dev/null |
+    if [ -d "$sysfs/module/zfs" ] && timeout 20 zpool status -LP |
         awk -v d="/dev/$name" '$1 == d { found = 1 } END { exit !found }'; then
-        echo "$name is part of a ZFS pool"
-    fi
-    # Whoever has claimed the device keeps others from claiming it: file systems, RAID, ZFS, all.
-    if [ "$sysfs" = /sys ] && [ -b "/dev/$name" ] && [ -w "/dev/$name" ] &&
-        ! dd if=/dev/null of="/dev/$name" count=0 conv=nocreat,notrunc oflag=excl status=none \
-            2>/dev/null; then
-        echo "$name is in use (the kernel refuses an exclusive open)"
+        echo "$name is part of a ZFS pool: zpool export it"
     fi
 }
 
-uses() {
-    local name dir
-    while read -r name dir; do
-        uses_of "$name" "$dir"
-    done < <(block_devices "$1")
+# What is on block device NAME: "doubt …" if it speaks against taking it, else "note …".
+contents_of() {
+    local name=$1 found status=0 key value type="" usage=""
+    found=$(timeout 20 blkid -p -o export "$dev/$name") || status=$?
+    case $status in
+        0) ;;
+        2) return 0 ;; # nothing that blkid knows
+        *)
+            echo "doubt what $name holds could not be found out (blkid failed with $status)"
+            return 0
+            ;;
+    esac
+    while IFS='=' read -r key value; do
+        case $key=$value in
+            TYPE=*) type=$value ;;
+            USAGE=*) usage=$value ;;
+            PART_ENTRY_TYPE=0xef | PART_ENTRY_TYPE=c12a7328-f81f-11d2-ba4b-00a0c93ec93b)
+                echo "doubt $name is an EFI system partition" ;;
+            PART_ENTRY_TYPE=21686148-6449-6e6f-744e-656564454649)
+                echo "doubt $name is a BIOS boot partition" ;;
+            PART_ENTRY_TYPE=bc13c2ff-59e6-4262-a352-b275fd6f7172)
+                echo "doubt $name is an extended boot partition" ;;
+        esac
+    done <<<"$found"
+    case $usage/$type in
+        raid/* | */*_member | */bcache) echo "doubt $name is an inactive member of a set ($type)" ;;
+        */?*) echo "note $name holds $type, and nothing uses it" ;;
+    esac
+}
+
+# look BDF: finds out who uses a function. Fills
+#   in_use   a line for each use: the function must not be taken
+#   doubts   what else speaks against taking it, or could not be found out: --force overrides these
+# and prints what else is on the drive. Its disks stay claimed until `release`, so that nobody mounts
+# one meanwhile. The claims decide: they fail for whatever in the kernel has claimed a drive, also if
+# no file in /sys or /proc tells of it. The rest names the user and what to do, and finds the users
+# that claim nothing: processes, targets, loop devices.
+look() {
+    local devices mounts kernel_users type number name dir line word rest
+    local ask=() busy=() disks=() pipe
+    in_use=() doubts=()
+    devices=$(devices_of "$1" | sort -u)
+    mounts=$(list_mounts)
+    kernel_users=$(list_kernel_users)
+    while read -r type number name dir; do
+        [ -n "$name" ] || continue
+        mapfile -t -O "${#in_use[@]}" in_use < <(uses_of "$type" "$number" "$name" "$dir")
+        ask+=("$type" "$number" "/dev/$name")
+        case $type$name in
+            b*)
+                disks+=("$name")
+                [ -e "$dir/partition" ] || ask+=(claim "$dev/$name")
+                ;;
+            cvfio/devices/*) ;;
+            cvfio/*) [ ! -e "$dev/$name" ] || ask+=(try "$dev/$name") ;;
+        esac
+    done <<<"$devices"
+    if [ ${#disks[@]} -gt 0 ] && [ -d "$sysfs/module/nvmet" ] && [ ! -d "$sysfs/kernel/config/nvmet" ]; then
+        doubts+=("what the NVMe target exports can't be seen: mount -t configfs none /sys/kernel/config")
+    fi
+    if ! is_root; then
+        say "only root can see which processes have the drive open, and what is on it" >&2
+        return 0
+    fi
+    for line in "$sysfs/bus/pci/devices/$1"/resource[0-9]*; do
+        ask+=(f "$line" "${line##*/} of $1")
+    done
+    command -v perl >/dev/null ||
+        die "perl is not here, and this script can't find out without it who has $1 open: install" \
+            "it (Debian: perl-base, Fedora: perl-interpreter). Nothing was changed"
+    exec {pipe}< <(exec perl "$(dirname "${BASH_SOURCE[0]}")/holders.pl" "$proc" "${ask[@]}")
+    holders=$!
+    word=""
+    while [ "$word" != end ]; do
+        read -r -t "$deadline_s" -u "$pipe" word rest ||
+            die "holders.pl did not find out who has $1 open. Nothing was changed"
+        case $word in
+            busy) busy+=("$rest (this must be opened exclusively; nothing tells who has it)") ;;
+            held)
+                case $rest in
+                    *"(gpunvme-guard)") in_use+=("$rest, which ends when its program has") ;;
+                    *) in_use+=("$rest: end that first") ;;
+                esac
+                ;;
+            denied) doubts+=("$rest") ;;
+        esac
+    done
+    exec {pipe}<&-
+    [ ${#in_use[@]} -gt 0 ] || in_use=("${busy[@]}") # else it is explained already
+    [ ${#in_use[@]} -eq 0 ] || return 0
+    for name in "${disks[@]}"; do
+        while read -r word rest; do
+            case $word in
+                doubt) doubts+=("$rest") ;;
+                note) say "$rest" ;;
+            esac
+        done < <(contents_of "$name")
+    done
+}
+
+holders="" # the process that has the claims
+release() {
+    [ -n "$holders" ] || return 0
+    local tries=50
+    kill "$holders" 2>/dev/null || true # it may have failed
+    while [ $tries -gt 0 ] && kill -0 "$holders" 2>/dev/null; do
+        sleep 0.1
+        tries=$((tries - 1))
+    done
+    holders=""
+}
+
+# Ends the script if function $1 is used, or by what was found must not be taken without --force.
+refuse_if_used() {
+    look "$1"
+    if [ ${#in_use[@]} -gt 0 ]; then
+        printf '%s\n' "${in_use[@]}" >&2
+        die "$1 is in use and stays where it is: nothing was changed"
+    fi
+    if [ ${#doubts[@]} -gt 0 ]; then
+        printf '%s\n' "${doubts[@]}" >&2
+        [ "$force" = yes ] || die "nothing was changed: --force takes $1 all the same"
+    fi
+}
+
+# " (MODEL, serial SERIAL)" as the kernel's driver knows them, or nothing.
+identity_of() {
+    local ctrl
+    for ctrl in "$sysfs/bus/pci/devices/$1"/nvme/nvme*; do
+        [ ! -e "$ctrl/model" ] || echo " ($(line_of "$ctrl/model"), serial $(line_of "$ctrl/serial"))"
+    done
 }
 
 # Functions of the same IOMMU group that keep it from programs: a bridge or an idle one does not.
@@ -187,25 +358,10 @@ rebind() {
     if [ -n "$old" ] && [ "$old" != "$2" ]; then
         put "$1" "$sysfs/bus/pci/drivers/$old/unbind" || return 1
     fi
+    release # what was claimed is gone, and would keep its name from coming back
     if [ "$2" != none ] && [ "$old" != "$2" ]; then
         put "$1" "$sysfs/bus/pci/drivers_probe" || return 1
     fi
     [ "$dry_run" = no ] || return 0
     [ "$(driver_of "$1")" = "${2/#none/}" ]
-}
-
-# The processes that have the function open by VFIO, as far as they can be seen.
-open_by() {
-    local group fd target names
-    group=$(link_name "$sysfs/bus/pci/devices/$1/iommu_group")
-    names=" /dev/vfio/${group:-none} /dev/vfio/noiommu-${group:-none} "
-    for fd in "$sysfs/bus/pci/devices/$1"/vfio-dev/*; do
-        names+="/dev/vfio/devices/$(basename "$fd") "
-    done
-    for fd in "$proc"/[0-9]*/fd/*; do
-        target=$(readlink "$fd" 2>/dev/null) || continue
-        case $names in
-            *" $target "*) basename "${fd%/fd/*}" ;;
-        esac
-    done | sort -u
 }

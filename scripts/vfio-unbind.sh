@@ -3,19 +3,21 @@
 #
 # Gives an NVMe drive back to the driver that it had before scripts/vfio-bind.sh.
 #
-#   scripts/vfio-unbind.sh [--dry-run] [--driver DRIVER] BDF
+#   scripts/vfio-unbind.sh [--dry-run] [--force] [--driver DRIVER] BDF
 #
 #   BDF        the drive's PCI address, 0000:01:00.0
 #   --driver   which driver gets it, whatever was remembered: nvme, for instance, or none
+#   --force    although it could not be found out whether a process has it open
 #   --dry-run  only say what would be done
 #
 # It is safe after a crash of a program that used the drive: the kernel resets the drive when a
-# program lets go of it, and the driver that gets it brings it up anew.
+# program lets go of it, and the driver that gets it brings it up anew. It needs bash and perl.
 set -euo pipefail
 me=vfio-unbind.sh
 . "$(dirname "$0")/pci.sh"
 
 usage() {
+    told=yes
     sed -n '4,14s/^# \{0,1\}//p' "$0"
     exit "$1"
 }
@@ -25,6 +27,7 @@ while [ $# -gt 0 ]; do
     case $1 in
         --driver) driver=${2-} && shift ;;
         --driver=*) driver=${1#*=} ;;
+        --force) force=yes ;;
         --dry-run | -n) dry_run=yes ;;
         --help | -h) usage 0 ;;
         -*) usage 2 >&2 ;;
@@ -56,15 +59,8 @@ else
 fi
 [[ $driver =~ ^[A-Za-z0-9_-]+$ ]] || die "\"$driver\" is no driver's name"
 
-in_use=$(uses "$bdf")
-if [ -n "$in_use" ] && [ "$old" != "$driver" ]; then
-    printf '%s\n' "$in_use" >&2
-    die "$bdf is in use and stays where it is: nothing was changed"
-fi
-busy=$(open_by "$bdf")
-[ -z "$busy" ] || die "$bdf is open in process ${busy//$'\n'/, }: end that first"
-
 need_root
+[ "$old" = "${driver/#none/}" ] || refuse_if_used "$bdf"
 say "$bdf goes from ${old:-no driver} back to $driver"
 [ "$driver" = none ] || need_driver "$driver"
 rebind "$bdf" "$driver" "$override" ||

@@ -100,5 +100,6 @@ if [ -x "$prefix/bin/gpunvme" ]; then
     scripts=$prefix/share/gpunvme/scripts
     try "$scripts/quickstart.sh" --size 8K
     "$scripts/vfio-bind.sh" --help >/dev/null
+    [ -r "$scripts/pci.sh" ] && [ -x "$scripts/holders.pl" ] # which it needs
     "$scripts/check-prereqs.sh" >"$dir/log" 2>&1 || [ $? = 1 ] || { cat "$dir/log"; exit 1; }
 fi

@@ -8,7 +8,7 @@
 #     --kernel FOLDER    as kernel.sh takes it
 #     --program FILE     one more program for the guest's /bin; may be given again
 #     --module NAME|FILE one more kernel module; may be given again
-#     --timeout SECONDS  the guest's time (120)
+#     --timeout SECONDS  the guest's time (as the scenario says, else 120)
 #     --boot SECONDS     how long its kernel may take until the scenario begins (60)
 #     --verbose          show the console whatever happens
 #
@@ -24,10 +24,13 @@
 #   # EXTRA-MODULES: kmod/x.ko   modules built out of tree, by path in the build folder
 #   # PROGRAMS: tests/x          programs besides gpunvme, by path in the build folder
 #   # TOOLS: mke2fs              programs of this machine; without one the scenario is skipped
+#   # FILES: scripts/pci.sh      files of this project, put at the same path from the guest's /
+#   # PERL: Fcntl                this machine's perl with these modules
 #   # NVME: nvme,drive=d0,…      controllers, as for -device; default: one, id nv0, on drive d0
 #   # DRIVE: 64M                 the size of drive d0, a raw file full of zeroes (256M)
 #   # IOMMU: yes                 the machine has one
 #   # MEMORY: 512                the guest's memory in MiB (384)
+#   # SECONDS: 300             the guest's time (120)
 #   # CPUS: 2                    its processors (1)
 #   # QEMU: -device x …          further options, before those of NVME; @DIR@ is a folder for files
 #   # QMP: WORDS => {"execute":…}   sent to QEMU when the scenario calls `tell_host WORDS`
@@ -37,7 +40,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../../.." && pwd)
 build=$top/build/release
 kernel=
-deadline=120
+deadline=
 boot_deadline=60
 verbose=
 packed=()
@@ -71,6 +74,7 @@ directive() {
 }
 
 [ -r "$scenario" ] || { echo "boot.sh: there is no $scenario" >&2; exit 2; }
+deadline=${deadline:-$(directive SECONDS 120)}
 [ "$(uname -m)" = x86_64 ] || skip "the guests are for x86-64"
 for tool in qemu-system-x86_64 busybox cpio depmod modprobe; do
     command -v "$tool" >/dev/null || PATH=$PATH:/usr/sbin:/sbin command -v "$tool" >/dev/null ||
@@ -108,6 +112,20 @@ for tool in $(directive TOOLS); do
     file=$(command -v "$tool") || skip "$tool is not here"
     packed+=(--program "$file")
 done
+for file in $(directive FILES); do
+    packed+=(--file "$top/$file" "/$file")
+done
+read -r -a modules <<<"$(directive PERL)"
+if [ ${#modules[@]} -gt 0 ]; then
+    # shellcheck disable=SC2016 # Perl's variables
+    files=$(perl -e 'eval "require $_" || die $@ for @ARGV;
+        print "$_\n" for values %INC, @DynaLoader::dl_shared_objects' "${modules[@]}") ||
+        skip "perl is not here, or lacks one of: ${modules[*]}"
+    packed+=(--program "$(command -v perl)")
+    for file in $files; do
+        packed+=(--file "$file" "$file")
+    done
+fi
 for module in $(directive MODULES); do
     packed+=(--module "$module")
 done

@@ -4,10 +4,11 @@
 # Packs what a guest boots into: busybox, the kernel's modules, the scenario, programs.
 #
 #   initramfs.sh KERNEL_FOLDER SCENARIO OUT [--module NAME|FILE.ko]... [--program FILE]...
+#                [--file FILE PATH]...
 #
 # A module by NAME is one of the kernel's, and brings those that it needs; a FILE is one built
-# out of tree. Programs go to /bin with the shared libraries that ldd names. In the guest all
-# modules are loaded by `modprobe NAME`.
+# out of tree. Programs go to /bin with the shared libraries that ldd names, other files to PATH. In
+# the guest all modules are loaded by `modprobe NAME`.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -65,6 +66,10 @@ while [ $# -gt 0 ]; do
     case $1 in
         --module) add_module "$2" ;;
         --program) add_program "$2" ;;
+        --file)
+            install -D -m 755 "$2" "$root$3"
+            shift
+            ;;
         *) echo "initramfs.sh: unknown option $1" >&2; exit 2 ;;
     esac
     shift 2

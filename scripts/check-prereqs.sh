@@ -78,6 +78,20 @@ check_vfio() {
     fi
 }
 
+# What scripts/vfio-bind.sh finds out with who uses a drive. Root's path has blkid.
+check_tools() {
+    local tool
+    title "Tools"
+    for tool in perl blkid; do
+        if PATH=$PATH:/usr/sbin:/sbin command -v $tool >/dev/null; then
+            ok "$tool is there"
+        else
+            no "no $tool, without which scripts/vfio-bind.sh can't tell whether a drive is in use"
+            how "install perl and util-linux (Debian: perl-base; Fedora: perl-interpreter)"
+        fi
+    done
+}
+
 check_memory() {
     local limit caps total=0 free=0
     title "Memory"
@@ -106,6 +120,10 @@ check_memory() {
 check_secure_boot() {
     local file value
     title "Secure Boot"
+    case $(line_of "$sysfs/kernel/security/lockdown") in
+        *"[integrity]"* | *"[confidentiality]"*)
+            note "the kernel is locked down: BARs can't be mapped by way of sysfs" ;;
+    esac
     for file in "$sysfs"/firmware/efi/efivars/SecureBoot-*; do
         [ -e "$file" ] || continue
         value=$(od -An -t u1 -j 4 -N 1 "$file" 2>/dev/null | tr -d ' ' || true)
@@ -124,10 +142,6 @@ check_secure_boot() {
     else
         ok "none: this machine was not booted by UEFI"
     fi
-    case $(line_of "$sysfs/kernel/security/lockdown") in
-        *"[integrity]"* | *"[confidentiality]"*)
-            note "the kernel is locked down: BARs can't be mapped by way of sysfs" ;;
-    esac
 }
 
 # size_of BDF BAR: bytes of a BAR, from the line "start end flags" of `resource`.
@@ -245,6 +259,7 @@ check_machine() {
 check_machine
 check_iommu
 check_vfio
+check_tools
 check_memory
 check_secure_boot
 check_drives

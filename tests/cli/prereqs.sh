@@ -66,6 +66,20 @@ script
 expect 1
 expect_out 'no    none on the PCI bus'
 
+machine
+mkdir bin
+for tool in bash basename dirname readlink sed head grep tr od id timeout; do
+    ln -s "$(command -v $tool)" bin/
+done
+if [ -e /usr/sbin/perl ] || [ -e /sbin/perl ]; then
+    skip "perl is in root's path: its absence can't be tested"
+else
+    PATH=$work/bin script
+    expect 1
+    expect_out '  no    no perl'
+    expect_out 'perl-interpreter'
+fi
+
 promise "what only a faster path needs is a note"
 machine
 echo 0 >sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages
@@ -73,12 +87,15 @@ rm -r sys/module/nvidia_fs
 echo 'NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.1' >proc/driver/nvidia/version
 sed -i 's/0x00003807ffffffff/0x000038000fffffff/' sys/bus/pci/devices/0000:02:00.0/resource
 mkdir -p sys/firmware/efi/efivars
+mkdir -p sys/kernel/security
+echo 'none [integrity] confidentiality' >sys/kernel/security/lockdown
 printf '\6\0\0\0\1' >sys/firmware/efi/efivars/SecureBoot-8be4df61
 script
 expect_out 'note  no free huge pages'
 expect_out 'note  nvidia-fs'
 expect_out 'closed kernel modules'
 expect_out 'Resizable BAR'
+expect_out 'note  the kernel is locked down'
 expect_out 'note  on: the kernel loads signed modules only'
 
 promise "the BAR of a GPU that shows its memory is found wherever it is"

@@ -135,8 +135,7 @@ gpunvme_err_t cli_device_close(struct cli_device *device)
 int cli_report_violations(const struct gpunvme_sim_report *report)
 {
     if (report->nwarnings)
-        cli_say("%" PRIu64 " warnings about the driver, first: %s", report->nwarnings,
-                report->first_warning);
+        cli_say("%" PRIu64 " warnings, first: %s", report->nwarnings, report->first_warning);
     if (!report->nviolations)
         return CLI_OK;
     cli_say("the driver broke the specification %" PRIu64 " times, first: %s; please report this",

@@ -29,7 +29,7 @@ _gpunvme_options() {
         check-p2p) echo "--nsid --force-unsafe --json --help --usage" ;;
         store) echo "--memory --length --offset --unregistered --json --help --usage" ;;
         topology) echo "--svg --xml --json --help --usage" ;;
-        sim) echo "--listen --size --json --help --usage" ;;
+        sim) echo "--listen --trust --size --json --help --usage" ;;
         stripe) echo "--unit --force --json --help --usage" ;;
         ops)
             echo "--variant --without --shape --device --dtype --activation --no-preact --threads" \

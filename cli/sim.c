@@ -321,7 +321,7 @@ static const struct cli_verbs verbs = {
     .nverbs = sizeof(commands) / sizeof(commands[0]),
     .names = "profiles, image or check",
     .head = "Usage: gpunvme sim VERB [OPTION...] [ARGUMENT...]\n"
-            "       gpunvme sim --listen PATH... [--json] [URI...]\n"
+            "       gpunvme sim --listen PATH... [--trust] [--json] [URI...]\n"
             "The software NVMe controller, which is named by URIs that begin with sim:\n\n",
     .tail = "  --listen    serves a controller to other processes, by vfio-user\n"
             "\nExamples:\n"

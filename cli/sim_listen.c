@@ -25,15 +25,16 @@ struct controller {
     struct gpunvme_sim *sim;
     struct gpunvme_sim_server *server;
     struct gpunvme_sim_report report;
+    bool told; /* that memory is reached by messages */
 };
 
 struct args {
     struct controller controllers[MOST];
     unsigned n, nuris;
-    bool json;
+    bool trust, json;
 };
 
-enum { KEY_LISTEN = CLI_KEY_OWN };
+enum { KEY_LISTEN = CLI_KEY_OWN, KEY_TRUST };
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -50,6 +51,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
                        arg, arg);
         args->controllers[args->n++].path = arg;
         return 0;
+    case KEY_TRUST:
+        args->trust = true;
+        return 0;
     case CLI_KEY_JSON:
         args->json = true;
         return 0;
@@ -65,6 +69,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option options[] = {
     {"listen", KEY_LISTEN, "PATH", 0, "The socket of a controller; once for each of them", 0},
+    {"trust", KEY_TRUST, NULL, 0,
+     "Map memory that a client can take away again: for clients that are trusted, such as SPDK", 0},
     CLI_OPTION_JSON,
     {0},
 };
@@ -83,7 +89,7 @@ static const struct argp argp = {
     NULL,
     NULL};
 
-static gpunvme_err_t start(struct controller *c)
+static gpunvme_err_t start(struct controller *c, bool trust)
 {
     struct gpunvme_sim_config *config = malloc(sizeof(*config));
     gpunvme_err_t err;
@@ -95,7 +101,8 @@ static gpunvme_err_t start(struct controller *c)
         err = gpunvme_sim_create(config, &c->sim);
     free(config);
     if (!err)
-        err = gpunvme_sim_serve_start(c->sim, c->path, &c->server);
+        err = gpunvme_sim_serve_start(c->sim, c->path, trust ? GPUNVME_SIM_SERVE_TRUST : 0,
+                                      &c->server);
     return err;
 }
 
@@ -107,12 +114,26 @@ static void stop(struct controller *c)
     gpunvme_sim_destroy(c->sim);
 }
 
-static void wait_for_signal(void)
+/* Once for each controller, while there is time to do something about it. */
+static void tell_unsealed(struct controller *c)
+{
+    gpunvme_sim_report(c->sim, &c->report);
+    if (c->told || !c->report.warnings[GPUNVME_SIM_WARNING_UNSEALED])
+        return;
+    c->told = true;
+    cli_say("%s: %s, which is slow; --trust maps it", c->path,
+            gpunvme_sim_warning_text(GPUNVME_SIM_WARNING_UNSEALED));
+}
+
+static void wait_for_signal(struct args *args)
 {
     struct pollfd p = {.fd = cli_stop_fd(), .events = POLLIN};
 
-    while (!cli_stopped())
+    while (!cli_stopped()) {
         poll(&p, 1, 1000);
+        for (unsigned i = 0; i < args->n; i++)
+            tell_unsealed(&args->controllers[i]);
+    }
 }
 
 static void tell(const struct controller *c)
@@ -159,7 +180,7 @@ static int serve(struct args *args)
 
     for (; n < args->n && code == CLI_OK; n++) {
         struct controller *c = &args->controllers[n];
-        gpunvme_err_t err = start(c);
+        gpunvme_err_t err = start(c, args->trust);
 
         if (err)
             code = cli_fail(err);
@@ -168,7 +189,7 @@ static int serve(struct args *args)
     }
     fflush(stdout);
     if (code == CLI_OK)
-        wait_for_signal();
+        wait_for_signal(args);
     for (unsigned i = 0; i < n; i++)
         stop(&args->controllers[i]);
     if (code != CLI_OK)

@@ -255,9 +255,17 @@ const char *gpunvme_sim_warning_text(enum gpunvme_sim_warning warning);
  * in use gives GPUNVME_ERR_BUSY. When a client leaves, the controller is reset and its memory let
  * go. The doorbells must not be in use otherwise: they move into memory that clients can map.
  * stop ends a connection that there is and removes the file; call it before destroy.
+ *
+ * flags: 0 or GPUNVME_SIM_SERVE_TRUST. A client's memory is mapped only where it can't harm the
+ * server: a memfd sealed with F_SEAL_SHRINK and without huge pages, or a dma-buf. All other memory
+ * is reached by messages, which is slow, and counts as GPUNVME_SIM_WARNING_UNSEALED. With TRUST
+ * every descriptor is mapped: a client can then end the server by SIGBUS, or stop it for good.
+ * SPDK's driver needs that, since it answers no messages.
  */
+#define GPUNVME_SIM_SERVE_TRUST 1u
+
 struct gpunvme_sim_server;
-gpunvme_err_t gpunvme_sim_serve_start(struct gpunvme_sim *sim, const char *path,
+gpunvme_err_t gpunvme_sim_serve_start(struct gpunvme_sim *sim, const char *path, unsigned flags,
                                       struct gpunvme_sim_server **out);
 void gpunvme_sim_serve_stop(struct gpunvme_sim_server *server);
 bool gpunvme_sim_serve_connected(const struct gpunvme_sim_server *server); /* is a client there? */

@@ -362,7 +362,7 @@ static void remove_socket(struct gpunvme_sim_server *s)
         close(s->listen_fd);
 }
 
-gpunvme_err_t gpunvme_sim_serve_start(struct gpunvme_sim *sim, const char *path,
+gpunvme_err_t gpunvme_sim_serve_start(struct gpunvme_sim *sim, const char *path, unsigned flags,
                                       struct gpunvme_sim_server **out)
 {
     struct gpunvme_sim_server *s;
@@ -371,9 +371,12 @@ gpunvme_err_t gpunvme_sim_serve_start(struct gpunvme_sim *sim, const char *path,
 
     if (!sim || !path || !out)
         return base_fail(GPUNVME_ERR_INVALID, "a controller, a path and a place are needed");
+    if (flags & ~GPUNVME_SIM_SERVE_TRUST)
+        return base_fail(GPUNVME_ERR_INVALID, "flags %xh", flags);
     err = sim_server_create(sim, &s);
     if (err)
         return err;
+    s->trust = flags & GPUNVME_SIM_SERVE_TRUST;
     atomic_store(&sim->remaps, true);
     err = open_socket(s, path);
     if (!err) {

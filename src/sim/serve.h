@@ -5,7 +5,8 @@
  * Threads. The server's own thread accepts a client and obeys its commands one after the other. A
  * second one, the reader, receives: it queues commands and hands replies to those who wait for
  * them. So the controller's threads get answers to their DMA messages even while a command waits
- * for a lock that they hold.
+ * for a lock that they hold. A third one, the notifier, writes to the client's eventfds: a full one
+ * makes it wait, and nobody else.
  *
  *     order:  the controller's locks, then conn->lock or irqs.lock; nothing under these two
  */
@@ -71,16 +72,29 @@ struct serve_conn {
     bool ended; /* nothing more will be received */
 };
 
+/* An interrupt of the client's. */
+struct serve_event {
+    int fd;   /* an eventfd; -1: none */
+    bool due; /* the notifier is to write to it */
+};
+
 struct serve_irqs {
-    pthread_mutex_t lock; /* guards all below, and the configuration space */
-    int *msix;            /* eventfds, -1 for none */
+    pthread_mutex_t lock;       /* guards all below, and the configuration space */
+    struct serve_event *events; /* MSI-X vectors, then INTx, ERR and REQ */
     uint32_t nmsix, nmsix_set;
-    int intx, err, req;
     bool intx_masked;
+
+    pthread_t notifier;
+    pthread_cond_t changed; /* an event is due, the notifier is to end, or has written */
+    bool started, stopping;
+    uint32_t next;  /* where the notifier looks first */
+    int writing;    /* what it writes to, without the lock; -1: nothing */
+    bool is_orphan; /* nobody else has that any more: the notifier closes it */
 };
 
 struct gpunvme_sim_server {
     struct gpunvme_sim *sim;
+    bool trust; /* GPUNVME_SIM_SERVE_TRUST */
     struct sockaddr_un address;
     dev_t socket_dev; /* of the socket's file, to remove no other */
     ino_t socket_ino;

@@ -1,18 +1,26 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * The memory of a vfio-user client: mapped here where it came with a file descriptor, reached by
- * DMA_READ and DMA_WRITE messages where not.
+ * The memory of a vfio-user client: mapped here where it came with a file descriptor that can do no
+ * harm, reached by DMA_READ and DMA_WRITE messages where not.
  *
- * A client that shrinks a file under the controller ends the server, by SIGBUS: the size is checked
- * when it is mapped, and then no more.
+ * The file is the client's. One that can shrink, or lose pages that nobody can replace, would end
+ * the server by SIGBUS. One of a file system that is a program (FUSE) would keep the server waiting
+ * in fstat(), mmap() and at every page. So a descriptor is asked only what the kernel knows without
+ * a file system, its seals and fdinfo. Clients that are trusted (GPUNVME_SIM_SERVE_TRUST) are not
+ * examined: SPDK's driver offers huge pages without seals, and answers no messages.
  *
- * Source: the vfio-user specification, "VFIO_USER_DMA_MAP" to "VFIO_USER_DMA_WRITE".
+ * Source: the vfio-user specification, "VFIO_USER_DMA_MAP" to "VFIO_USER_DMA_WRITE"; fcntl(2),
+ * "File sealing"; Linux, driver-api/dma-buf.rst.
  */
 #include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -131,6 +139,50 @@ static bool move(void *map_, uint64_t bus, void *memory_, size_t nbytes, bool to
 
 /* --- mappings --------------------------------------------------------------------------------- */
 
+/* A dma-buf keeps its size and its pages, and is the only file with this line in its fdinfo. */
+static bool is_dma_buf(int fd)
+{
+    char text[512];
+    ssize_t n;
+    int info;
+
+    snprintf(text, sizeof(text), "/proc/self/fdinfo/%d", fd);
+    info = open(text, O_RDONLY | O_CLOEXEC);
+    if (info < 0)
+        return false;
+    n = read(info, text, sizeof(text) - 1);
+    close(info);
+    text[n > 0 ? n : 0] = '\0';
+    return strstr(text, "\nexp_name:");
+}
+
+/* Why the file must not be mapped; NULL: it may. See above. */
+static const char *danger(int fd)
+{
+    int seals = fcntl(fd, F_GET_SEALS);
+    struct statfs fs;
+
+    if (seals < 0)
+        return is_dma_buf(fd) ? NULL : "is neither a memfd nor a dma-buf";
+    if (!(seals & F_SEAL_SHRINK))
+        return "is not sealed against shrinking (F_SEAL_SHRINK)";
+    if (fstatfs(fd, &fs) || fs.f_type == HUGETLBFS_MAGIC)
+        return "has huge pages, which its owner can take away";
+    return NULL;
+}
+
+/* May the descriptor be mapped? Tells why not. */
+static bool may_map(struct gpunvme_sim_server *s, const struct serve_map *map, int fd)
+{
+    const char *why = s->trust ? NULL : danger(fd);
+
+    if (why)
+        sim_warn(s->sim, GPUNVME_SIM_WARNING_UNSEALED,
+                 "%llu bytes at bus address %llxh are reached by messages: the client's file %s",
+                 (unsigned long long)map->nbytes, (unsigned long long)map->bus, why);
+    return !why;
+}
+
 /* Bytes of the file, 0 where it does not say. */
 static uint64_t file_size(int fd, const struct stat *st)
 {
@@ -224,7 +276,7 @@ int serve_dma_map(struct gpunvme_sim_server *s, struct vfio_user_message *m)
     map->nbytes = ask.size;
     map->readable = ask.flags & VFIO_USER_DMA_READABLE;
     map->writable = ask.flags & VFIO_USER_DMA_WRITEABLE;
-    if (m->nfds)
+    if (m->nfds && may_map(s, map, m->fds[0]))
         error = map_file(map, m->fds[0], ask.offset);
     if (!error && attach(s, map))
         error = ENOMEM;

@@ -13,6 +13,7 @@
 
 #include "base/fail.h"
 #include "gpunvme/atomics.h"
+#include "vfio_user/descriptor.h"
 
 #define PARTS 3
 
@@ -211,7 +212,7 @@ static void close_fds(struct vfio_user_message *m)
 {
     for (unsigned i = 0; i < m->nfds; i++) {
         if (m->fds[i] >= 0)
-            close(m->fds[i]);
+            vfio_user_discard(m->fds[i]);
     }
     m->nfds = 0;
 }
@@ -247,7 +248,7 @@ static void collect(struct msghdr *msg, struct vfio_user_message *m, bool *too_m
             if (m->nfds < VFIO_USER_CHANNEL_FDS) {
                 m->fds[m->nfds++] = fd;
             } else {
-                close(fd);
+                vfio_user_discard(fd);
                 *too_many = true;
             }
         }
@@ -268,8 +269,12 @@ static gpunvme_err_t recv_all(struct vfio_user_channel *ch, void *data, size_t n
                              .msg_iovlen = 1,
                              .msg_control = &control,
                              .msg_controllen = sizeof(control)};
-        ssize_t n = recvmsg(ch->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        ssize_t n;
 
+        /* Without room for descriptors the kernel drops them, and says that it did. */
+        if (vfio_user_discards_are_stuck())
+            msg.msg_controllen = 0;
+        n = recvmsg(ch->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
         if (n > 0) {
             *begun = true;
             have += (size_t)n;
@@ -342,7 +347,9 @@ gpunvme_err_t vfio_user_recv(struct vfio_user_channel *ch, struct vfio_user_mess
     }
     if (too_many) {
         close_fds(m);
-        return base_fail(GPUNVME_ERR_LIMIT, "vfio-user: more than %d descriptors in a message",
+        return base_fail(GPUNVME_ERR_LIMIT,
+                         "vfio-user: more than %d descriptors in a message, or some of earlier "
+                         "messages do not close",
                          VFIO_USER_CHANNEL_FDS);
     }
     return GPUNVME_OK;

@@ -79,8 +79,9 @@ gpunvme_err_t vfio_user_wait(struct vfio_user_channel *ch, int wake_fd, uint64_t
  *   REMOVED   it has done so within one
  *   TIMEOUT   the message was not here at the deadline
  *   PROTOCOL  its size is below 16 or above message_max; m->header tells
- *   LIMIT     it had too many descriptors; m has header and body, and none of the descriptors. The
- *             channel is as good as before
+ *   LIMIT     it had too many descriptors, or some and those of earlier messages do not close
+ *             (descriptor.h); m has header and body, and none of the descriptors. The channel is
+ *             as good as before
  *   IO, NOMEM
  */
 gpunvme_err_t vfio_user_recv(struct vfio_user_channel *ch, struct vfio_user_message *m,

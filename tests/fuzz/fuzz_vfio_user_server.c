@@ -4,6 +4,7 @@
  * descriptors of any kind, cut off anywhere. It may refuse everything and close, but must serve
  * the next client.
  */
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -41,10 +42,11 @@ static int make_fd(uint8_t kind)
 {
     int fd;
 
-    if (kind % 3 == 0)
+    if (kind % 4 == 0)
         return eventfd(0, EFD_NONBLOCK);
-    fd = memfd_create("fuzz", 0);
-    require(!ftruncate(fd, kind % 3 == 1 ? 65536 : 100));
+    fd = memfd_create("fuzz", MFD_ALLOW_SEALING);
+    require(!ftruncate(fd, kind % 4 == 1 ? 100 : 65536));
+    require(kind % 4 == 3 || !fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK));
     return fd;
 }
 

@@ -4,6 +4,8 @@
  */
 #include "sim/vfu.h"
 
+#include <stdatomic.h>
+
 static struct served s;
 static struct vfu *v;
 
@@ -81,6 +83,95 @@ static void queues_work_in_memory_that_only_messages_reach(void **state)
     write_and_read_back(VFU_FAR + 65536, v->far + 65536);
 }
 
+/* Serves again, as the flags say. */
+static void serve_again(unsigned flags)
+{
+    vfu_close(v);
+    gpunvme_sim_serve_stop(s.server);
+    assert_ok(gpunvme_sim_serve_start(s.sim, s.path, flags, &s.server));
+    v = vfu_connect(s.path);
+    vfu_memory(v);
+}
+
+/* Puts memory of that file in the place of what only messages reach, and moves bytes. */
+static uint64_t warnings_about(int fd)
+{
+    struct gpunvme_sim_report report;
+
+    assert_int_equal(vfu_unmap(v, VFU_FAR, VFU_NBYTES, 0), 0);
+    assert_int_equal(vfu_map(v, VFU_FAR, VFU_NBYTES, 0, 3, fd), 0);
+    assert_int_equal(ftruncate(fd, 0), 0);
+    vfu_enable(v, false);
+    vfu_io_queue(v, false, 0);
+    write_and_read_back(VFU_FAR + 65536, v->far + 65536);
+    assert_int_not_equal(v->ndma, 0);
+    close(fd);
+    gpunvme_sim_report(s.sim, &report);
+    return report.warnings[GPUNVME_SIM_WARNING_UNSEALED];
+}
+
+static void memory_that_was_shrunk_is_reached_by_messages(void **state)
+{
+    (void)state;
+    assert_int_equal(warnings_about(vfu_memfd(VFU_NBYTES, F_SEAL_GROW)), 1);
+}
+
+static void a_file_of_a_file_system_is_reached_by_messages(void **state)
+{
+    char name[] = "/tmp/gpunvme-vfu-file-XXXXXX";
+    int fd = mkstemp(name);
+
+    (void)state;
+    unlink(name);
+    assert_int_equal(ftruncate(fd, VFU_NBYTES), 0);
+    assert_int_equal(warnings_about(fd), 1);
+}
+
+/* Its owner may take them away by a hole, with no page left to take their place. */
+static void huge_pages_are_reached_by_messages(void **state)
+{
+    int fd = memfd_create("huge", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+
+    (void)state;
+    if (fd < 0) {
+        print_message("SKIP: this kernel has no huge pages\n");
+        skip();
+    }
+    assert_int_equal(ftruncate(fd, VFU_NBYTES), 0);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    assert_int_equal(vfu_map(v, VFU_BUS + VFU_NBYTES, VFU_NBYTES, 0, 3, fd), 0);
+    close(fd);
+}
+
+static void memory_of_a_trusted_client_is_mapped_as_it_is(void **state)
+{
+    int fd = vfu_memfd(VFU_NBYTES, F_SEAL_GROW);
+    uint8_t *bytes = mmap(NULL, VFU_NBYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+    (void)state;
+    assert_true(bytes != MAP_FAILED);
+    serve_again(GPUNVME_SIM_SERVE_TRUST);
+    assert_int_equal(vfu_map(v, VFU_FAR + VFU_NBYTES, VFU_NBYTES, 0, 3, fd), 0);
+    vfu_enable(v, false);
+    vfu_io_queue(v, false, 0);
+    write_and_read_back(VFU_FAR + VFU_NBYTES, bytes);
+    assert_int_equal(v->ndma, 0);
+    munmap(bytes, VFU_NBYTES);
+    close(fd);
+}
+
+static void shadow_doorbells_that_only_messages_reach_are_refused(void **state)
+{
+    struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_DOORBELL_BUFFER_CONFIG,
+                              .prp1 = VFU_FAR + 65536,
+                              .prp2 = VFU_FAR + 69632};
+
+    (void)state;
+    vfu_enable(v, false);
+    assert_int_equal(vfu_do(v, 0, sqe), GPUNVME_SC_DATA_TRANSFER_ERROR);
+    assert_no_violation();
+}
+
 static void messages_are_no_larger_than_the_client_takes(void **state)
 {
     (void)state;
@@ -150,6 +241,39 @@ static void a_completion_signals_the_eventfd_of_its_vector(void **state)
     assert_true(vfu_silent(fds[0]));
     close(fds[0]);
     close(fds[1]);
+}
+
+/* The client's counter is full by the time that it is written to: the linker puts this in. */
+static atomic_bool filled_late;
+
+int __real_poll(struct pollfd *p, nfds_t n, int timeout_ms);
+int __wrap_poll(struct pollfd *p, nfds_t n, int timeout_ms);
+int __wrap_poll(struct pollfd *p, nfds_t n, int timeout_ms)
+{
+    if (n != 1 || p->events != POLLOUT || !atomic_load(&filled_late))
+        return __real_poll(p, n, timeout_ms);
+    p->revents = POLLOUT;
+    return 1;
+}
+
+static void a_full_eventfd_holds_up_nobody(void **state)
+{
+    int fd = eventfd(0, 0);
+
+    (void)state;
+    assert_int_equal(eventfd_write(fd, UINT64_MAX - 1), 0);
+    atomic_store(&filled_late, true);
+    assert_int_equal(vfu_set_irqs(v, VFIO_PCI_MSIX_IRQ_INDEX, 0x24, 0, 1, &fd, 1), 0);
+    vfu_enable(v, false);
+    for (unsigned i = 0; i < 5; i++)
+        assert_int_equal(vfu_do(v, 0, (struct gpunvme_sqe){.opc = GPUNVME_ADMIN_KEEP_ALIVE}), 0);
+    assert_int_equal(vfu_set_irqs(v, VFIO_PCI_MSIX_IRQ_INDEX, 0x21, 0, 0, NULL, 0), 0);
+    vfu_close(v); /* with the counter still full */
+    v = vfu_connect(s.path);
+    vfu_memory(v);
+    vfu_enable(v, false);
+    atomic_store(&filled_late, false);
+    close(fd);
 }
 
 static void interrupts_that_were_switched_off_are_silent(void **state)
@@ -293,7 +417,7 @@ static void a_socket_that_is_in_use_is_not_taken(void **state)
     struct gpunvme_sim_server *second;
 
     (void)state;
-    assert_string_equal(gpunvme_err_name(gpunvme_sim_serve_start(s.sim, s.path, &second)),
+    assert_string_equal(gpunvme_err_name(gpunvme_sim_serve_start(s.sim, s.path, 0, &second)),
                         "GPUNVME_ERR_BUSY");
 }
 
@@ -308,7 +432,7 @@ static void a_socket_left_over_is_replaced(void **state)
     strcpy(address.sun_path, s.path);
     assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
     close(fd);
-    assert_ok(gpunvme_sim_serve_start(s.sim, s.path, &s.server));
+    assert_ok(gpunvme_sim_serve_start(s.sim, s.path, 0, &s.server));
     v = vfu_connect(s.path);
 }
 
@@ -318,7 +442,7 @@ static void stopping_removes_the_socket_and_ends_the_connection(void **state)
     gpunvme_sim_serve_stop(s.server);
     assert_int_equal(access(s.path, F_OK), -1);
     assert_false(vfu_recv_all(v, v->reply, 1));
-    assert_ok(gpunvme_sim_serve_start(s.sim, s.path, &s.server));
+    assert_ok(gpunvme_sim_serve_start(s.sim, s.path, 0, &s.server));
 }
 
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -330,11 +454,17 @@ int main(void)
         T(bytes_are_moved_with_doorbells_by_messages),
         T(bytes_are_moved_to_memory_that_only_messages_reach),
         T(queues_work_in_memory_that_only_messages_reach),
+        T(memory_that_was_shrunk_is_reached_by_messages),
+        T(a_file_of_a_file_system_is_reached_by_messages),
+        T(huge_pages_are_reached_by_messages),
+        T(memory_of_a_trusted_client_is_mapped_as_it_is),
+        T(shadow_doorbells_that_only_messages_reach_are_refused),
         T(messages_are_no_larger_than_the_client_takes),
         T(queues_outlive_memory_that_goes_and_comes_back),
         T(memory_that_is_read_only_is_not_written),
         T(a_message_that_the_client_refuses_fails_the_command),
         T(a_completion_signals_the_eventfd_of_its_vector),
+        T(a_full_eventfd_holds_up_nobody),
         T(interrupts_that_were_switched_off_are_silent),
         T(intx_is_masked_when_it_fired_and_fires_again_when_unmasked),
         T(a_device_reset_disables_the_controller),

@@ -32,7 +32,7 @@ static int serve(const char *config_uri, int ready, int until)
 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (!config || gpunvme_sim_config_parse(config_uri, config) ||
-        gpunvme_sim_create(config, &sim) || gpunvme_sim_serve_start(sim, path, &s)) {
+        gpunvme_sim_create(config, &sim) || gpunvme_sim_serve_start(sim, path, 0, &s)) {
         fprintf(stderr, "server: %s\n", gpunvme_err_detail());
         return 2;
     }

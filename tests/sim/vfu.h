@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/vfio.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -86,7 +87,7 @@ static inline void serve(struct served *s, const char *uri)
     strcpy(s->dir, "/tmp/gpunvme-vfu-XXXXXX");
     assert_non_null(mkdtemp(s->dir));
     snprintf(s->path, sizeof(s->path), "%s/cntrl", s->dir);
-    assert_ok(gpunvme_sim_serve_start(s->sim, s->path, &s->server));
+    assert_ok(gpunvme_sim_serve_start(s->sim, s->path, 0, &s->server));
 }
 
 static inline void unserve(struct served *s)
@@ -344,11 +345,20 @@ static inline int vfu_unmap(struct vfu *v, uint64_t bus, uint64_t nbytes, unsign
     return vfu_call(v, UNMAP, body, 24, NULL, 0);
 }
 
+/* A file in memory, sealed as a server wants it, or not at all. */
+static inline int vfu_memfd(size_t nbytes, int seals)
+{
+    int fd = memfd_create("vfu", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    assert_int_equal(ftruncate(fd, (off_t)nbytes), 0);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
+    return fd;
+}
+
 /* Memory of both kinds, readable and writable. */
 static inline void vfu_memory(struct vfu *v)
 {
-    v->memfd = memfd_create("vfu", MFD_CLOEXEC);
-    assert_int_equal(ftruncate(v->memfd, VFU_NBYTES), 0);
+    v->memfd = vfu_memfd(VFU_NBYTES, F_SEAL_SHRINK);
     v->memory = mmap(NULL, VFU_NBYTES, PROT_READ | PROT_WRITE, MAP_SHARED, v->memfd, 0);
     assert_true(v->memory != MAP_FAILED);
     v->far = calloc(1, VFU_NBYTES);

@@ -156,7 +156,10 @@ static bool serve(struct rig *rig, const char *options)
         return skip(rig, "GPUNVME_TEST_CLI", "names no program that could serve a controller");
     snprintf(spec, sizeof(spec), "sim:size=%u%.*s", RIG_NBYTES, n, n ? options : "");
     {
-        char *const args[] = {(char *)(uintptr_t)cli, "sim", "--listen", rig->path, spec, NULL};
+        /* SPDK answers no messages, and its memory is not sealed. */
+        char *trust = rig->row->kind == RIG_SPDK ? "--trust" : NULL;
+        char *const args[] = {
+            (char *)(uintptr_t)cli, "sim", "--listen", rig->path, spec, trust, NULL};
         posix_spawn_file_actions_t actions;
         int error;
 

@@ -43,7 +43,7 @@ gpunvme_err_t __wrap_gpunvme_mem_export(const struct gpunvme_buf *buf, int *fd, 
     *offset = 0;
     *fd = memfd_create("a dma-buf", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (*fd < 0 || ftruncate(*fd, (off_t)(buf->nbytes + 4095) & ~(off_t)4095) ||
-        fcntl(*fd, F_ADD_SEALS, F_SEAL_WRITE))
+        fcntl(*fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK))
         fail_msg("no file in memory");
     return GPUNVME_OK;
 }
@@ -69,7 +69,7 @@ static int setup(void **state)
     atomic_store(&nmessages, 0);
     snprintf(path, sizeof(path), "/tmp/gpunvme-store-%d-%u.sock", (int)getpid(), n++);
     return gpunvme_sim_config_parse("sim:size=1M,ns=2,size=2M,block=4096", &config) ||
-           gpunvme_sim_create(&config, &sim) || gpunvme_sim_serve_start(sim, path, &server);
+           gpunvme_sim_create(&config, &sim) || gpunvme_sim_serve_start(sim, path, 0, &server);
 }
 
 static int teardown(void **state)

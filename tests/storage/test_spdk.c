@@ -41,7 +41,7 @@ static void serve(const char *config_uri)
     assert_non_null(config);
     snprintf(path, sizeof(path), "%s/cntrl", folder);
     if (gpunvme_sim_config_parse(config_uri, config) || gpunvme_sim_create(config, &sim) ||
-        gpunvme_sim_serve_start(sim, path, &server))
+        gpunvme_sim_serve_start(sim, path, GPUNVME_SIM_SERVE_TRUST, &server))
         fail_msg("%s: %s", config_uri, gpunvme_err_detail());
     free(config);
 }

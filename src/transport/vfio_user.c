@@ -142,6 +142,8 @@ static void close_(struct gpunvme_transport *t)
 {
     struct vfu *v = vfu_of(t);
 
+    if (v->irq_count && v->irq_index == VFIO_PCI_MSIX_IRQ_INDEX && !vfu_is_lost(v))
+        vfu_msix_disable(v);
     transport_memory_destroy(&v->memory); /* which tells the target, if it still listens */
     vfu_link_stop(&v->twin);
     vfu_link_stop(&v->main);
@@ -216,6 +218,8 @@ gpunvme_err_t vfu_open_socket(int fd, const char *address, uint64_t timeout_ns,
         err = device_info(v);
     if (!err)
         err = vfu_config_enable(v, false);
+    if (!err)
+        vfu_msix_disable(v);
     if (!err)
         err = vfu_regs_open(v);
     if (err) {

@@ -158,6 +158,9 @@ gpunvme_err_t vfu_irq_setup(struct gpunvme_transport *t, uint32_t wanted, uint32
 gpunvme_err_t vfu_irq_wait(struct gpunvme_transport *t, uint32_t vector, uint64_t *seen,
                            uint64_t timeout_ns);
 
+/* Takes MSI-X back, whoever enabled it: at the begin, and at the end. */
+void vfu_msix_disable(struct vfu *v);
+
 /* Tells the target again where its interrupts go, after a reset. */
 gpunvme_err_t vfu_irq_restore(struct vfu *v);
 

@@ -122,6 +122,21 @@ static void enable_msix(struct vfu *v)
     }
 }
 
+/*
+ * A target may keep its configuration space from one client to the next. One that finds MSI-X
+ * enabled there signals vectors that nobody has set, and may take that for a fatal error.
+ */
+void vfu_msix_disable(struct vfu *v)
+{
+    uint8_t at = find_msix(v);
+    uint16_t control;
+
+    if (!at || !config_read(v, at + 2u, &control, 2) || !(control & MSIX_ENABLE))
+        return;
+    control = (uint16_t)(control & ~MSIX_ENABLE);
+    (void)vfu_region_write(v, VFU_REGION_CONFIG, at + 2u, &control, 2, NULL);
+}
+
 gpunvme_err_t vfu_irq_restore(struct vfu *v)
 {
     gpunvme_err_t err = GPUNVME_OK;

@@ -475,6 +475,39 @@ static void without_msix_there_is_one_line(void **state)
     assert_int_equal(peer.count[VFIO_USER_DEVICE_SET_IRQS], 2); /* and unmasked again */
 }
 
+/* An MSI-X capability in the configuration space, which the peer keeps as it was written. */
+static void give_msix(uint16_t control)
+{
+    peer.config[0x06] = 0x10; /* there is a list of capabilities */
+    peer.config[0x34] = 0x40;
+    peer.config[0x40] = 0x11;
+    memcpy(&peer.config[0x42], &control, 2);
+    peer.config[0x44] = 4; /* the table is in BAR 4, which this peer does not have */
+}
+
+static void msix_that_was_left_enabled_is_disabled_at_opening(void **state)
+{
+    (void)state;
+    give_msix(0x8000 | (PEER_IRQS - 1));
+    open_ok();
+    assert_int_equal(peer.config[0x43], 0);
+    assert_int_equal(peer.config[0x42], PEER_IRQS - 1);
+}
+
+static void msix_is_disabled_again_at_closing(void **state)
+{
+    uint32_t granted = 0;
+
+    (void)state;
+    give_msix(PEER_IRQS - 1);
+    open_ok();
+    assert_int_equal(t->ops->irq_setup(t, 2, &granted), GPUNVME_OK);
+    assert_int_equal(peer.config[0x43], 0x80);
+    t->ops->close(t);
+    t = NULL;
+    assert_int_equal(peer.config[0x43], 0);
+}
+
 static void a_target_without_interrupts_says_so(void **state)
 {
     uint32_t granted = 0;
@@ -703,6 +736,8 @@ int main(void)
         T(a_command_that_no_server_sends_is_refused),
         T(vectors_are_sent_as_many_at_a_time_as_the_target_takes),
         T(vectors_that_must_be_set_at_once_are_as_many_as_fit),
+        T(msix_that_was_left_enabled_is_disabled_at_opening),
+        T(msix_is_disabled_again_at_closing),
         T(without_msix_there_is_one_line),
         T(a_target_without_interrupts_says_so),
         T(after_a_reset_the_device_is_as_it_was),

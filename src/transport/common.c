@@ -13,15 +13,16 @@
 #include "gpunvme/atomics.h"
 #include "memory/ordering.h"
 
-#define UNIT        ((size_t)4096) /* what chunks are cut into */
-#define CHUNK       ((size_t)2 << 20)
-#define CHUNK_UNITS (CHUNK / UNIT)
-#define ALIGN_UNITS 16 /* 64 KiB: no piece begins at a multiple of more */
+#define UNIT        ((size_t)4096)     /* what chunks are cut into */
+#define CHUNK       ((size_t)2 << 20)  /* the least */
+#define CHUNK_MAX   ((size_t)64 << 20) /* where chunks grow */
+#define ALIGN_UNITS 16                 /* 64 KiB: no piece begins at a multiple of more */
 
 struct transport_chunk {
     struct transport_chunk *next;
     struct gpunvme_buf buf;
-    bool used[CHUNK_UNITS];
+    size_t nunits, nfree;
+    bool used[];
 };
 
 struct transport_piece {
@@ -38,6 +39,12 @@ void transport_memory_init(struct transport_memory *m, struct gpunvme_transport 
     pthread_mutex_init(&m->lock, NULL);
 }
 
+/* Large buffers say nothing of how many small ones will come. */
+static size_t counted(const struct gpunvme_buf *buf)
+{
+    return buf->nbytes <= CHUNK_MAX ? buf->nbytes : 0;
+}
+
 static gpunvme_err_t make(struct transport_memory *m, size_t nbytes, enum gpunvme_mem mem,
                           struct gpunvme_buf *buf)
 {
@@ -48,11 +55,14 @@ static gpunvme_err_t make(struct transport_memory *m, size_t nbytes, enum gpunvm
     err = m->transport->ops->map(m->transport, buf);
     if (err)
         gpunvme_mem_free(buf);
+    else
+        m->nbytes += counted(buf);
     return err;
 }
 
 static void unmake(struct transport_memory *m, struct gpunvme_buf *buf)
 {
+    m->nbytes -= counted(buf);
     m->transport->ops->unmap(m->transport, buf);
     gpunvme_mem_free(buf);
 }
@@ -81,10 +91,11 @@ static bool cut_from(struct transport_chunk *chunk, struct transport_piece *piec
 {
     size_t align = alignment_of(piece->nunits);
 
-    for (size_t first = 0; first + piece->nunits <= CHUNK_UNITS; first += align) {
+    for (size_t first = 0; first + piece->nunits <= chunk->nunits; first += align) {
         if (!is_free(chunk, first, piece->nunits))
             continue;
         memset(&chunk->used[first], true, piece->nunits);
+        chunk->nfree -= piece->nunits;
         piece->chunk = chunk;
         piece->first = first;
         return true;
@@ -92,27 +103,62 @@ static bool cut_from(struct transport_chunk *chunk, struct transport_piece *piec
     return false;
 }
 
-static gpunvme_err_t cut(struct transport_memory *m, struct transport_piece *piece)
+static size_t next_chunk(const struct transport_memory *m)
 {
-    struct transport_chunk *chunk;
+    size_t half = m->nbytes / 2 & ~(CHUNK - 1);
+
+    if (!m->grows || half < CHUNK)
+        return CHUNK;
+    return half < CHUNK_MAX ? half : CHUNK_MAX;
+}
+
+static gpunvme_err_t add_chunk(struct transport_memory *m, size_t nbytes, enum gpunvme_mem mem)
+{
+    struct transport_chunk *chunk = calloc(1, sizeof(*chunk) + nbytes / UNIT);
     gpunvme_err_t err;
 
-    for (chunk = m->chunks; chunk; chunk = chunk->next) {
-        if (cut_from(chunk, piece))
-            return GPUNVME_OK;
-    }
-    chunk = calloc(1, sizeof(*chunk));
     if (!chunk)
         return base_fail(GPUNVME_ERR_NOMEM, "a chunk of memory");
-    err = make(m, CHUNK, GPUNVME_MEM_HOST, &chunk->buf);
+    err = make(m, nbytes, mem, &chunk->buf);
     if (err) {
         free(chunk);
         return err;
     }
+    chunk->nunits = chunk->nfree = nbytes / UNIT;
     chunk->next = m->chunks;
     m->chunks = chunk;
-    cut_from(chunk, piece);
     return GPUNVME_OK;
+}
+
+static bool cut(struct transport_memory *m, enum gpunvme_mem mem, struct transport_piece *piece)
+{
+    for (struct transport_chunk *chunk = m->chunks; chunk; chunk = chunk->next) {
+        if (chunk->buf.mem == mem && chunk->nfree >= piece->nunits && cut_from(chunk, piece))
+            return true;
+    }
+    return false;
+}
+
+/* A part of a chunk, or memory of its own where that would be most of one. */
+static gpunvme_err_t take(struct transport_memory *m, size_t nbytes, enum gpunvme_mem mem,
+                          struct transport_piece *piece)
+{
+    bool is_cut = mem == GPUNVME_MEM_HOST || (mem == GPUNVME_MEM_PINNED && m->grows);
+    size_t chunk = next_chunk(m);
+    bool is_large = nbytes > chunk / 2;
+    gpunvme_err_t err;
+
+    piece->nunits = (nbytes + UNIT - 1) / UNIT;
+    if (is_cut && (m->grows || !is_large) && cut(m, mem, piece))
+        return GPUNVME_OK;
+    if (!is_cut || is_large)
+        return make(m, nbytes, mem, &piece->whole);
+    err = add_chunk(m, chunk, mem);
+    if (err && chunk > CHUNK) /* that much may not be allowed (ulimit -l) */
+        return make(m, nbytes, mem, &piece->whole);
+    if (!err)
+        cut(m, mem, piece);
+    return err;
 }
 
 static void describe(const struct transport_piece *piece, size_t nbytes, struct gpunvme_buf *buf)
@@ -124,8 +170,9 @@ static void describe(const struct transport_piece *piece, size_t nbytes, struct 
         const struct gpunvme_buf *whole = &piece->chunk->buf;
 
         *buf = (struct gpunvme_buf){.cpu = (char *)whole->cpu + offset,
+                                    .gpu = whole->gpu ? (char *)whole->gpu + offset : NULL,
                                     .bus = gpunvme_buf_bus(whole, offset),
-                                    .mem = GPUNVME_MEM_HOST};
+                                    .mem = whole->mem};
         memset(buf->cpu, 0, nbytes);
     }
     buf->nbytes = nbytes;
@@ -141,12 +188,8 @@ gpunvme_err_t transport_memory_alloc(struct transport_memory *m, size_t nbytes,
 
     if (!piece)
         return base_fail(GPUNVME_ERR_NOMEM, "%zu bytes", nbytes);
-    piece->nunits = (nbytes + UNIT - 1) / UNIT;
     pthread_mutex_lock(&m->lock);
-    if (mem == GPUNVME_MEM_HOST && nbytes <= CHUNK / 2)
-        err = cut(m, piece);
-    else
-        err = make(m, nbytes, mem, &piece->whole);
+    err = take(m, nbytes, mem, piece);
     if (!err) {
         piece->next = m->pieces;
         if (m->pieces)
@@ -160,6 +203,22 @@ gpunvme_err_t transport_memory_alloc(struct transport_memory *m, size_t nbytes,
     return err;
 }
 
+/* A large chunk without pieces is given back. */
+static void put_back(struct transport_memory *m, const struct transport_piece *piece)
+{
+    struct transport_chunk *chunk = piece->chunk, **link = &m->chunks;
+
+    memset(&chunk->used[piece->first], false, piece->nunits);
+    chunk->nfree += piece->nunits;
+    if (chunk->nfree < chunk->nunits || chunk->buf.nbytes <= CHUNK)
+        return;
+    while (*link != chunk)
+        link = &(*link)->next;
+    *link = chunk->next;
+    unmake(m, &chunk->buf);
+    free(chunk);
+}
+
 static void release(struct transport_memory *m, struct transport_piece *piece)
 {
     if (piece->prev)
@@ -169,7 +228,7 @@ static void release(struct transport_memory *m, struct transport_piece *piece)
     if (piece->next)
         piece->next->prev = piece->prev;
     if (piece->chunk)
-        memset(&piece->chunk->used[piece->first], false, piece->nunits);
+        put_back(m, piece);
     else
         unmake(m, &piece->whole);
     free(piece);

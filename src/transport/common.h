@@ -13,11 +13,17 @@
 /*
  * The memory that a transport has allocated. Small pieces of host memory are cut from chunks of
  * 2 MiB, each mapped once, so that a command's list costs no call to the kernel or to a server.
+ *
+ * Where mappings are few (`grows`), pinned memory is cut as well, and a new chunk is half as large
+ * as all memory that there is, up to 64 MiB: 1 GiB in small pieces takes some 25 mappings.
+ * Elsewhere chunks stay small, since a larger one need not be contiguous on the bus.
  */
 struct transport_memory {
     struct gpunvme_transport *transport;
     enum gpunvme_mem_backing backing;
+    bool grows; /* may be set after init */
     pthread_mutex_t lock;
+    size_t nbytes; /* mapped, without large buffers */
     struct transport_chunk *chunks;
     struct transport_piece *pieces; /* all that is handed out */
 };

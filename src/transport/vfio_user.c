@@ -205,6 +205,7 @@ gpunvme_err_t vfu_open_socket(int fd, const char *address, uint64_t timeout_ns,
     pthread_mutex_init(&v->irq_lock, NULL);
     pthread_rwlock_init(&v->map_lock, NULL);
     transport_memory_init(&v->memory, &v->base, GPUNVME_BACKING_SHARED);
+    v->memory.grows = true;
     iova_init(&v->space);
     err = iova_add(&v->space, BUS_FIRST, BUS_LAST);
     if (err)

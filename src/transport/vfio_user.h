@@ -72,6 +72,7 @@ struct vfu {
     pthread_rwlock_t map_lock;
     struct iova_space space;
     struct vfu_mapping *mappings;
+    uint64_t nmappings, mapped_nbytes;
 
     /* interrupts: made once; receivers look at them under irq_lock */
     pthread_mutex_t irq_lock;

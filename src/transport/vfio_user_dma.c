@@ -35,6 +35,17 @@ void AnnotateIgnoreWritesEnd(const char *file, int line);
 
 /* --- maps ------------------------------------------------------------------------------------- */
 
+/* What the target has of us already: one that allows little need not say what its limit is. */
+static gpunvme_err_t say_full(const struct vfu_mapping *m, gpunvme_err_t err, uint64_t nregions,
+                              uint64_t nbytes, const char *why)
+{
+    return base_fail(err,
+                     "no %llu KiB of memory more for the target, which has %llu regions, %llu KiB "
+                     "in all: %.120s",
+                     (unsigned long long)(m->size >> 10), (unsigned long long)nregions,
+                     (unsigned long long)(nbytes >> 10), why);
+}
+
 static gpunvme_err_t insert(struct vfu *v, struct vfu_mapping *m)
 {
     uint64_t align = m->size >= ALIGN_LARGE ? ALIGN_LARGE : ALIGN_SMALL;
@@ -43,8 +54,14 @@ static gpunvme_err_t insert(struct vfu *v, struct vfu_mapping *m)
     if (align < v->page)
         align = v->page;
     pthread_rwlock_wrlock(&v->map_lock);
-    err = iova_alloc(&v->space, m->size, align, &m->iova);
+    if (v->nmappings >= v->caps.max_dma_maps)
+        err = say_full(m, GPUNVME_ERR_NOSPC, v->nmappings, v->mapped_nbytes,
+                       "it allows no more regions (max_dma_maps)");
+    else
+        err = iova_alloc(&v->space, m->size, align, &m->iova);
     if (!err) {
+        v->nmappings++;
+        v->mapped_nbytes += m->size;
         m->buf.bus = m->iova + m->in_page;
         m->next = v->mappings;
         v->mappings = m;
@@ -62,6 +79,8 @@ static void remove_mapping(struct vfu *v, struct vfu_mapping *m, bool reuse)
     while (*at != m)
         at = &(*at)->next;
     *at = m->next;
+    v->nmappings--;
+    v->mapped_nbytes -= m->size;
     if (reuse)
         iova_free(&v->space, m->iova, m->size);
     pthread_rwlock_unlock(&v->map_lock);
@@ -79,6 +98,20 @@ static gpunvme_err_t say_out_of_reach(gpunvme_err_t err)
     base_keep(&why, err);
     return base_fail(GPUNVME_ERR_UNSUPPORTED, "the target does not map memory of a GPU: %.200s",
                      why.detail);
+}
+
+/* The mapping itself is counted already. */
+static gpunvme_err_t say_refused(struct vfu *v, const struct vfu_mapping *m, gpunvme_err_t err)
+{
+    struct base_failure why;
+    uint64_t nregions, nbytes;
+
+    base_keep(&why, err);
+    pthread_rwlock_rdlock(&v->map_lock);
+    nregions = v->nmappings - 1;
+    nbytes = v->mapped_nbytes - m->size;
+    pthread_rwlock_unlock(&v->map_lock);
+    return say_full(m, err, nregions, nbytes, why.detail);
 }
 
 /* A descriptor of the buffer's memory, if it has one and the target takes it, else -1. */
@@ -110,7 +143,10 @@ static gpunvme_err_t tell_map(struct vfu *v, const struct vfu_mapping *m, int fd
 
     err = vfu_call(v, VFIO_USER_DMA_MAP, &part, 1, &fd, fd >= 0, &reply, &refused);
     vfio_user_message_destroy(&reply);
-    return fd >= 0 && refused && m->buf.mem == GPUNVME_MEM_GPU ? say_out_of_reach(err) : err;
+    if (!refused)
+        return err;
+    return fd >= 0 && m->buf.mem == GPUNVME_MEM_GPU ? say_out_of_reach(err)
+                                                    : say_refused(v, m, err);
 }
 
 static gpunvme_err_t tell_unmap(struct vfu *v, const struct vfu_mapping *m)

@@ -421,6 +421,45 @@ static void a_command_that_no_server_sends_is_refused(void **state)
     unmap_memory(&buf);
 }
 
+/* As many as one that is in use allows; it does not say so, and refuses with EINVAL. */
+static void sixteen_queues_of_256_entries_take_few_regions(void **state)
+{
+    static const size_t sizes[] = {16 << 10, 4 << 10, 1 << 20, 1 << 20}; /* rings, lists, bounces */
+    struct gpunvme_buf buf;
+
+    (void)state;
+    peer.maps_max = 12;
+    open_ok();
+    for (unsigned i = 0; i < 64; i++)
+        assert_int_equal(t->ops->alloc(t, sizes[i % 4], GPUNVME_MEM_PINNED, &buf), GPUNVME_OK);
+}
+
+static void a_target_that_takes_no_more_regions_is_told_with_their_number(void **state)
+{
+    struct gpunvme_buf buf[3] = {{0}};
+
+    (void)state;
+    peer.maps_max = 2;
+    open_ok();
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(t->ops->alloc(t, 8 << 20, GPUNVME_MEM_HOST, &buf[i]), GPUNVME_OK);
+    assert_int_equal(t->ops->alloc(t, 8 << 20, GPUNVME_MEM_HOST, &buf[2]), GPUNVME_ERR_INVALID);
+    assert_non_null(strstr(gpunvme_err_detail(), "2 regions, 16384 KiB"));
+}
+
+static void the_number_of_regions_that_a_target_names_is_kept(void **state)
+{
+    struct gpunvme_buf buf;
+
+    (void)state;
+    peer.json = "{\"capabilities\":{\"max_msg_fds\":8,\"max_dma_maps\":1}}";
+    open_ok();
+    assert_int_equal(t->ops->alloc(t, 8 << 20, GPUNVME_MEM_HOST, &buf), GPUNVME_OK);
+    assert_int_equal(t->ops->alloc(t, 8 << 20, GPUNVME_MEM_HOST, &buf), GPUNVME_ERR_NOSPC);
+    assert_non_null(strstr(gpunvme_err_detail(), "1 regions"));
+    assert_int_equal(peer.count[VFIO_USER_DMA_MAP], 1);
+}
+
 /* --- interrupts and reset --------------------------------------------------------------------- */
 
 static void expect_vector(uint32_t vector)
@@ -734,6 +773,9 @@ int main(void)
         T(the_twin_socket_is_answered_too),
         T(memory_beyond_the_buffer_is_not_given_away),
         T(a_command_that_no_server_sends_is_refused),
+        T(sixteen_queues_of_256_entries_take_few_regions),
+        T(a_target_that_takes_no_more_regions_is_told_with_their_number),
+        T(the_number_of_regions_that_a_target_names_is_kept),
         T(vectors_are_sent_as_many_at_a_time_as_the_target_takes),
         T(vectors_that_must_be_set_at_once_are_as_many_as_fit),
         T(msix_that_was_left_enabled_is_disabled_at_opening),

@@ -43,8 +43,8 @@ struct peer {
     uint8_t config[256];
     int file; /* of BAR 0 */
     uint64_t map_address[64], map_size[64], map_offset[64];
-    int map_fd[64]; /* -1: without a descriptor */
-    unsigned nmaps;
+    int map_fd[64];           /* -1: without a descriptor */
+    unsigned nmaps, maps_max; /* it takes no more; 0: all */
     int irq_fd[PEER_IRQS];
     uint32_t irq_index, irq_largest; /* the most in one message */
 
@@ -182,6 +182,10 @@ static inline void peer_map(struct peer *p, struct vfio_user_message *m)
 {
     const struct vfio_user_dma_map *map = m->body;
 
+    if (p->maps_max && p->nmaps == p->maps_max) {
+        peer_reply(p, m, EINVAL, NULL, 0, NULL, 0, NULL, 0);
+        return;
+    }
     p->map_address[p->nmaps] = map->address;
     p->map_offset[p->nmaps] = map->offset;
     p->map_size[p->nmaps] = map->size;

@@ -23,6 +23,7 @@ struct bus {
     uint64_t next;
     unsigned mapped, maps;
     gpunvme_err_t refuse;
+    size_t most; /* that is mapped at once; 0: no limit */
 };
 
 static gpunvme_err_t map(struct gpunvme_transport *t, struct gpunvme_buf *buf)
@@ -31,6 +32,8 @@ static gpunvme_err_t map(struct gpunvme_transport *t, struct gpunvme_buf *buf)
 
     if (bus->refuse)
         return bus->refuse;
+    if (bus->most && buf->nbytes > bus->most)
+        return GPUNVME_ERR_NOMEM;
     buf->bus = bus->next;
     bus->next += (buf->nbytes + (2 << 20)) & ~(uint64_t)((2 << 20) - 1);
     bus->mapped++;
@@ -156,6 +159,52 @@ static void memory_that_cannot_be_mapped_is_told_and_not_kept(void **state)
     tear_down(&bus);
 }
 
+static void where_mappings_are_few_chunks_grow(void **state)
+{
+    struct bus bus;
+
+    (void)state;
+    set_up(&bus);
+    bus.memory.grows = true;
+    for (unsigned i = 0; i < 1024; i++) /* 256 MiB */
+        take(&bus, 256 * KIB);
+    assert_true(bus.maps <= 16);
+    tear_down(&bus);
+}
+
+static void a_grown_chunk_without_pieces_is_given_back(void **state)
+{
+    struct gpunvme_buf buf[96];
+    struct bus bus;
+
+    (void)state;
+    set_up(&bus);
+    bus.memory.grows = true;
+    for (unsigned i = 0; i < 96; i++)
+        buf[i] = take(&bus, 512 * KIB);
+    for (unsigned i = 0; i < 96; i++)
+        transport_memory_free(&bus.memory, &buf[i]);
+    assert_true(bus.memory.nbytes <= 12 << 20);
+    assert_true(bus.mapped < bus.maps);
+    tear_down(&bus);
+}
+
+/* As little as is asked for, of a bus that takes no large pieces. */
+static void a_chunk_that_is_too_large_to_be_mapped_is_done_without(void **state)
+{
+    struct bus bus;
+
+    (void)state;
+    set_up(&bus);
+    bus.memory.grows = true;
+    for (unsigned i = 0; i < 8; i++)
+        take(&bus, 1 << 20);
+    bus.most = 2 << 20;
+    for (unsigned i = 0; i < 8; i++)
+        take(&bus, 1 << 20);
+    tear_down(&bus);
+}
+
 static void memory_of_others_is_left_alone(void **state)
 {
     char bytes[16] = "theirs";
@@ -204,6 +253,9 @@ int main(void)
         cmocka_unit_test(pieces_begin_at_a_multiple_of_their_size),
         cmocka_unit_test(a_piece_is_zeroed_whatever_was_there),
         cmocka_unit_test(memory_that_cannot_be_mapped_is_told_and_not_kept),
+        cmocka_unit_test(where_mappings_are_few_chunks_grow),
+        cmocka_unit_test(a_grown_chunk_without_pieces_is_given_back),
+        cmocka_unit_test(a_chunk_that_is_too_large_to_be_mapped_is_done_without),
         cmocka_unit_test(memory_of_others_is_left_alone),
         cmocka_unit_test(random_pieces_never_overlap),
     };

@@ -46,6 +46,7 @@ struct bench {
     uint64_t nfilled; /* bytes written beforehand */
     struct cli_hist hist[2];
     uint64_t nbytes[2];
+    struct bench_errors errors;
     char profile[32];
 };
 
@@ -94,6 +95,7 @@ static const char doc[] =
     "  gpunvme bench sim:size=1G --read-share 70 --queues 4 --time 10s\n"
     "  gpunvme bench sim:size=64M,fault=status=2/81:p=0.001 --count 100k --verify\n"
     "  gpunvme bench sim:size=1G --json --quiet | jq .read.iops\n\n"
+    "A command that fails is counted, and the measurement goes on; the exit code is 1 then.\n\n"
     "Exit codes: 0 done, 1 failed, 2 usage, 3 wrong bytes, 130 interrupted.";
 
 static void parse_pattern(struct argp_state *state, const char *arg, struct bench_plan *plan)
@@ -357,13 +359,19 @@ static void gather(struct bench *bench)
                                .command_nbytes = bench->args.block_nbytes,
                                .mem = bench->args.plan.mem};
 
-    for (uint32_t i = 0; i < bench->nworkers; i++)
+    for (uint32_t i = 0; i < bench->nworkers; i++) {
+        const struct bench_errors *errors = bench_worker_errors(bench->workers[i]);
+
+        if (errors->count && !bench->errors.count)
+            bench->errors.first = errors->first;
+        bench->errors.count += errors->count;
         for (unsigned write = 0; write < 2; write++) {
             const struct cli_pump *pump = bench_worker_pump(bench->workers[i]);
 
             cli_hist_merge(&bench->hist[write], &pump->hist[write]);
             bench->nbytes[write] += pump->nbytes[write];
         }
+    }
     cli_path_describe(&bench->device, bench->ns, &use, &bench->path);
 }
 
@@ -384,6 +392,9 @@ static void print_result(const struct bench *bench)
     if (args->plan.verify)
         printf("\nVerified: every block of %" PRIu64 " reads is the one that was asked for.\n",
                bench->hist[0].count);
+    if (bench->errors.count)
+        printf("\nErrors: %" PRIu64 " command%s failed; no rate and no latency includes them.\n",
+               bench->errors.count, bench->errors.count == 1 ? "" : "s");
     putchar('\n');
     cli_path_print(&bench->path, stdout);
 }
@@ -413,8 +424,19 @@ static void json_result(const struct bench *bench)
     cli_json_real(&json, "seconds", (double)bench->elapsed_ns / 1e9);
     cli_stats_json(&read, &json);
     cli_stats_json(&write, &json);
+    cli_json_u64(&json, "errors", bench->errors.count);
     cli_path_json(&bench->path, &json);
     cli_json_end(&json);
+}
+
+/* The exit code of a measurement that went on although commands failed. */
+static int tell_errors(const struct bench *bench)
+{
+    if (!bench->errors.count)
+        return CLI_OK;
+    cli_say("%" PRIu64 " command%s failed; the first:", bench->errors.count,
+            bench->errors.count == 1 ? "" : "s");
+    return cli_device_tell(&bench->device, base_restore(&bench->errors.first));
 }
 
 static int run(struct bench *bench)
@@ -442,7 +464,7 @@ static int run(struct bench *bench)
         json_result(bench);
     else if (code == CLI_OK)
         print_result(bench);
-    return code;
+    return code == CLI_OK ? tell_errors(bench) : code;
 }
 
 int cli_bench(int argc, char **argv)

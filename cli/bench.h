@@ -7,6 +7,7 @@
 
 #include <stdatomic.h>
 
+#include "base/fail.h"
 #include "device.h"
 #include "progress.h"
 #include "pump.h"
@@ -31,6 +32,12 @@ struct bench_shared {
     atomic_uint nended;
 };
 
+/* Commands that failed while the measurement went on. */
+struct bench_errors {
+    uint64_t count;
+    struct base_failure first;
+};
+
 struct bench_worker;
 
 /*
@@ -52,10 +59,11 @@ gpunvme_err_t bench_worker_start(struct bench_worker *worker);
 /* Waits for the thread. The error is its first one, with its detail. */
 gpunvme_err_t bench_worker_join(struct bench_worker *worker);
 
-/* Commands that have ended; may be asked while it runs. */
+/* Commands that have ended, well or badly; may be asked while it runs. */
 uint64_t bench_worker_done(struct bench_worker *worker);
 
 /* Its results, when it has ended. */
 const struct cli_pump *bench_worker_pump(const struct bench_worker *worker);
+const struct bench_errors *bench_worker_errors(const struct bench_worker *worker);
 
 #endif

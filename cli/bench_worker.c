@@ -36,8 +36,8 @@ struct bench_worker {
     uint64_t first, share, cursor; /* sequential: its own part of the region, in commands */
 
     pthread_t thread;
-    gpunvme_err_t err;
-    char detail[256];
+    struct base_failure failure; /* that ended the thread, if one did */
+    struct bench_errors errors;
     atomic_ullong ndone;
 };
 
@@ -116,6 +116,23 @@ static gpunvme_err_t on_done(void *context, const struct cli_slot *slot)
     atomic_fetch_add_explicit(&w->ndone, 1, memory_order_relaxed);
     if (!slot->is_write && w->plan->verify)
         return check_piece(w, slot->slba, slot->buf_off);
+    return GPUNVME_OK;
+}
+
+/*
+ * And this for each that failed. One that the controller or the driver ended is counted, and the
+ * measurement goes on: the queue is still good. Whatever else happens ends it.
+ */
+static gpunvme_err_t on_failed(void *context, const struct cli_slot *slot, gpunvme_err_t err)
+{
+    struct bench_worker *w = context;
+
+    if (!gpunvme_err_nvme_status(err) && err != GPUNVME_ERR_TIMEOUT && err != GPUNVME_ERR_ABORTED)
+        return err;
+    w->free_pieces[w->nfree++] = (uint32_t)(slot->buf_off / w->piece_nbytes);
+    if (!w->errors.count++)
+        base_keep(&w->errors.first, err);
+    atomic_fetch_add_explicit(&w->ndone, 1, memory_order_relaxed);
     return GPUNVME_OK;
 }
 
@@ -232,6 +249,8 @@ gpunvme_err_t bench_worker_fill(struct bench_worker *w, struct cli_progress *pro
     if (!err)
         err = cli_pump_wait(&w->pump, NULL);
     cli_pump_stop(&w->pump);
+    if (!err)
+        err = gpunvme_flush(w->ioq, w->ns);
     if (err)
         return err;
     /* What was filled is not part of the measurement. */
@@ -270,6 +289,7 @@ static void *run(void *worker)
     uint64_t left = quota(w);
     gpunvme_err_t err = GPUNVME_OK;
 
+    w->pump.failed = on_failed;
     while (!err && left-- && !atomic_load_explicit(&w->shared->finish, memory_order_relaxed)) {
         bool is_write = next_is_write(w);
 
@@ -278,8 +298,7 @@ static void *run(void *worker)
     if (!err)
         err = cli_pump_wait(&w->pump, NULL);
     if (err) {
-        w->err = err;
-        strncpy(w->detail, gpunvme_err_detail(), sizeof(w->detail) - 1);
+        base_keep(&w->failure, err);
         atomic_store(&w->shared->finish, true);
     }
     atomic_fetch_add(&w->shared->nended, 1);
@@ -296,7 +315,7 @@ gpunvme_err_t bench_worker_start(struct bench_worker *w)
 gpunvme_err_t bench_worker_join(struct bench_worker *w)
 {
     pthread_join(w->thread, NULL);
-    return w->err ? base_fail(w->err, "%s", w->detail) : GPUNVME_OK;
+    return w->failure.err ? base_restore(&w->failure) : GPUNVME_OK;
 }
 
 uint64_t bench_worker_done(struct bench_worker *w)
@@ -307,4 +326,9 @@ uint64_t bench_worker_done(struct bench_worker *w)
 const struct cli_pump *bench_worker_pump(const struct bench_worker *w)
 {
     return &w->pump;
+}
+
+const struct bench_errors *bench_worker_errors(const struct bench_worker *w)
+{
+    return &w->errors;
 }

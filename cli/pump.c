@@ -49,16 +49,24 @@ static gpunvme_err_t tell(const struct cli_pump *pump, const struct cli_slot *sl
     const char *what = slot->is_write ? "write" : "read";
     uint64_t last = slot->slba + slot->nlb - 1;
     struct gpunvme_ctrl_info info;
+    struct base_failure failure;
 
     if (gpunvme_err_nvme_status(err))
-        return base_fail(err, "%s of blocks %" PRIu64 " to %" PRIu64, what, slot->slba, last);
+        return base_fail(err, "%s of blocks %" PRIu64 " to %" PRIu64 " of namespace %u", what,
+                         slot->slba, last, pump->ns->nsid);
+    if (err == GPUNVME_ERR_TIMEOUT) {
+        base_keep(&failure, err);
+        return base_fail(err, "%s of blocks %" PRIu64 " to %" PRIu64 " of namespace %u: %.120s",
+                         what, slot->slba, last, pump->ns->nsid, failure.detail);
+    }
     if (err != GPUNVME_ERR_ABORTED)
         return err;
     gpunvme_ctrl_get_info(pump->ns->ctrl, &info);
-    return base_fail(err,
-                     "%s of blocks %" PRIu64 " to %" PRIu64
-                     ": the controller failed and was reset (resets so far: %" PRIu64 ")",
-                     what, slot->slba, last, info.resets);
+    return base_fail(
+        err,
+        "%s of blocks %" PRIu64 " to %" PRIu64
+        " of namespace %u: the controller failed and was reset (resets so far: %" PRIu64 ")",
+        what, slot->slba, last, pump->ns->nsid, info.resets);
 }
 
 static void account(struct cli_pump *pump, const struct cli_slot *slot, uint64_t now)
@@ -74,8 +82,10 @@ static void account(struct cli_pump *pump, const struct cli_slot *slot, uint64_t
 static gpunvme_err_t conclude(struct cli_pump *pump, struct cli_slot *slot, gpunvme_err_t err,
                               uint64_t now)
 {
-    if (err)
-        return tell(pump, slot, err);
+    if (err) {
+        err = tell(pump, slot, err);
+        return pump->failed ? pump->failed(pump->context, slot, err) : err;
+    }
     account(pump, slot, now);
     return pump->done ? pump->done(pump->context, slot) : GPUNVME_OK;
 }

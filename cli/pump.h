@@ -30,6 +30,11 @@ struct cli_pump {
 
     /* Called as a command ended well, before its slot is free again; may be NULL. */
     gpunvme_err_t (*done)(void *context, const struct cli_slot *slot);
+    /*
+     * Called as a command failed, with its error and the detail of it: what it returns is the
+     * pump's error, and with GPUNVME_OK the pump goes on. NULL: the first failure ends the pump.
+     */
+    gpunvme_err_t (*failed)(void *context, const struct cli_slot *slot, gpunvme_err_t err);
     void *context;
 
     struct cli_hist hist[2]; /* latencies of reads and of writes */
@@ -45,7 +50,7 @@ struct cli_pump {
     uint64_t seen;
 };
 
-/* The fields above `done` and it are given; the others are zeroes. */
+/* The fields up to `context` are given; the others are zeroes. */
 gpunvme_err_t cli_pump_start(struct cli_pump *pump);
 
 /*

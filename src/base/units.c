@@ -194,7 +194,8 @@ gpunvme_err_t base_parse_time(const char *text, uint64_t *ns)
     struct decimal n;
     const char *rest = read_decimal(text, &n);
 
-    /* "2" would be seconds to one reader, milliseconds to another. Nothing is nothing in any unit. */
+    /* "2" would be seconds to one reader, milliseconds to another. Nothing is nothing in any unit.
+     */
     if (rest && !*rest && n.digits)
         return base_fail(GPUNVME_ERR_INVALID, "'%s': a time needs a unit: %ss, %sms, %sus or %sns",
                          text, text, text, text, text);

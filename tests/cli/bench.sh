@@ -27,7 +27,7 @@ gpunvme bench sim:size=16M,noiob=64 --verify -c 500 -b 4K
 expect 0
 
 promise "a run by time ends by time and tells reads and writes apart"
-gpunvme bench sim:size=16M -t 200ms --read-share 50
+gpunvme bench sim:size=16M -t 2s --read-share 50
 expect 0
 expect_out '^  read  '
 expect_out '^  write '

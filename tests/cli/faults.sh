@@ -13,6 +13,7 @@ promise "an NVMe status is told by name, with the blocks"
 bench fault=status=2/81:read:nth=1000
 expect 1 GPUNVME_SC_UNRECOVERED_READ
 expect 1 "read of blocks"
+expect 1 "of namespace 1"
 bench fault=status=2/80:write:nth=10 --read-share 0
 expect 1 GPUNVME_SC_WRITE_FAULT
 gpunvme read sim:size=1M,fault=status=2/81:lba=100-103:read -o out.bin -b 4K
@@ -26,6 +27,22 @@ expect 1 GPUNVME_SC_INTERNAL
 promise "a lost completion ends by the deadline"
 bench fault=lose:read:nth=100 --timeout 200ms
 expect 1 GPUNVME_ERR_TIMEOUT
+
+promise "bench counts the commands that fail and goes on to its end"
+bench fault=status=2/81:p=0.01 --json
+expect 1 "commands failed; the first:"
+expect_json
+ended=$(awk -F'[:,]' '/"commands"|"errors"/ { sum += $2 } END { print sum }' out)
+check test "$ended" -eq 2000
+bench fault=status=2/81:read:nth=1000
+expect 1 "1 command failed"
+expect_out "Errors: 1 command failed"
+bench fault=lose:read:nth=100 --timeout 200ms -Q 2
+expect 1 "read of blocks"
+expect_out "Errors: "
+bench fault=cfs:read:nth=100
+expect 1 "was reset"
+expect_out "Errors: "
 
 promise "late completions are waited for"
 bench fault=delay=100ms:read:nth=100 --verify

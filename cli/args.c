@@ -94,15 +94,46 @@ int cli_exit_code(gpunvme_err_t err)
     }
 }
 
-int cli_fail(gpunvme_err_t err)
+/*
+ * Whether an error's own text belongs behind a detail. It does where the detail tells what it is
+ * about, and the error what happened. Details of all other errors say both; a general text behind
+ * them could only repeat or contradict them.
+ */
+static bool completes(gpunvme_err_t err)
+{
+    switch (err) {
+    case GPUNVME_ERR_NOMEM:
+    case GPUNVME_ERR_ABORTED:
+    case GPUNVME_ERR_REMOVED:
+    case GPUNVME_ERR_FATAL:
+    case GPUNVME_ERR_STALE:
+        return true;
+    default:
+        return gpunvme_err_nvme_status(err);
+    }
+}
+
+void cli_describe(gpunvme_err_t err, char *text, size_t room)
 {
     const char *detail = gpunvme_err_detail();
 
+    if (!*detail)
+        snprintf(text, room, "%s", gpunvme_err_text(err));
+    else if (completes(err))
+        snprintf(text, room, "%s: %s", detail, gpunvme_err_text(err));
+    else
+        snprintf(text, room, "%s", detail);
+}
+
+int cli_fail(gpunvme_err_t err)
+{
+    char text[1024];
+
+    cli_describe(err, text, sizeof(text));
     if (err == GPUNVME_ERR_INTERRUPTED)
         cli_say("interrupted");
     else
-        cli_say("%s%s%s (%s)", detail, *detail ? ": " : "", gpunvme_err_text(err),
-                gpunvme_err_name(err));
+        cli_say("%s (%s)", text, gpunvme_err_name(err));
     return cli_exit_code(err);
 }
 

@@ -114,10 +114,10 @@ __attribute__((format(printf, 4, 5))) static bool note(struct check *c, const ch
 
 static bool failed(struct check *c, const char *name, gpunvme_err_t err, const char *help)
 {
-    const char *detail = gpunvme_err_detail();
+    char text[1024];
 
-    return note(c, name, STEP_NO, "%s%s%s. %s", detail, *detail ? ": " : "", gpunvme_err_text(err),
-                help);
+    cli_describe(err, text, sizeof(text));
+    return note(c, name, STEP_NO, "%s. %s", text, help);
 }
 
 static bool is_virtual(const struct check *c)

@@ -46,10 +46,13 @@ int cli_ops(int argc, char **argv);
 /* "gpunvme read": stands before every message. */
 extern const char *cli_name;
 
+/* What failed, in words: this thread's detail of its last failure, and what `err` adds to it. */
+void cli_describe(gpunvme_err_t err, char *text, size_t room);
+
 /*
- * Says on stderr what failed, "NAME: DETAIL: TEXT (GPUNVME_ERR_…)", and returns the exit code
- * that goes with the error. The detail is that of this thread's last failure. An interruption
- * is answered by its exit code alone.
+ * Says on stderr what failed, "NAME: TEXT (GPUNVME_ERR_…)", with the text of cli_describe(), and
+ * returns the exit code that goes with the error. An interruption is answered by its exit code
+ * alone.
  */
 int cli_fail(gpunvme_err_t err);
 

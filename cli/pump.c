@@ -42,31 +42,21 @@ gpunvme_err_t cli_pump_start(struct cli_pump *pump)
     return GPUNVME_OK;
 }
 
-/* Says which command it was. The driver's own errors have a detail already. */
+/* Says which blocks it was about. A status says the rest by its own name. */
 static gpunvme_err_t tell(const struct cli_pump *pump, const struct cli_slot *slot,
                           gpunvme_err_t err)
 {
-    const char *what = slot->is_write ? "write" : "read";
-    uint64_t last = slot->slba + slot->nlb - 1;
     struct gpunvme_ctrl_info info;
-    struct base_failure failure;
 
     if (gpunvme_err_nvme_status(err))
-        return base_fail(err, "%s of blocks %" PRIu64 " to %" PRIu64 " of namespace %u", what,
-                         slot->slba, last, pump->ns->nsid);
-    if (err == GPUNVME_ERR_TIMEOUT) {
-        base_keep(&failure, err);
-        return base_fail(err, "%s of blocks %" PRIu64 " to %" PRIu64 " of namespace %u: %.120s",
-                         what, slot->slba, last, pump->ns->nsid, failure.detail);
+        base_fail(err, "%s", "");
+    if (err == GPUNVME_ERR_ABORTED) {
+        gpunvme_ctrl_get_info(pump->ns->ctrl, &info);
+        base_fail(err, "the controller failed and was reset (resets so far: %" PRIu64 ")",
+                  info.resets);
     }
-    if (err != GPUNVME_ERR_ABORTED)
-        return err;
-    gpunvme_ctrl_get_info(pump->ns->ctrl, &info);
-    return base_fail(
-        err,
-        "%s of blocks %" PRIu64 " to %" PRIu64
-        " of namespace %u: the controller failed and was reset (resets so far: %" PRIu64 ")",
-        what, slot->slba, last, pump->ns->nsid, info.resets);
+    return base_fail_blocks(err, slot->is_write ? "write" : "read", slot->slba, slot->nlb,
+                            pump->ns->nsid);
 }
 
 static void account(struct cli_pump *pump, const struct cli_slot *slot, uint64_t now)

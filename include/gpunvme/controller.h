@@ -195,9 +195,9 @@ gpunvme_err_t gpunvme_ctrl_check(struct gpunvme_ctrl *ctrl);
 /*
  * Resets the controller and re-creates its I/O queues, which keep their handles. Every token in
  * flight ends with GPUNVME_ERR_ABORTED. Submissions meanwhile give GPUNVME_ERR_CLOSED. A thread
- * that does not leave a call on a queue within 2 s (in a debugger, say) delays the end of the reset:
- * GPUNVME_ERR_TIMEOUT. All else has ended then, and the next submission, check or reset that finds
- * the thread gone on ends the reset as well.
+ * that does not leave a call on a queue within 2 s (in a debugger, say) delays the end of the
+ * reset: GPUNVME_ERR_TIMEOUT. All else has ended then, and the next submission, check or reset that
+ * finds the thread gone on ends the reset as well.
  */
 gpunvme_err_t gpunvme_ctrl_reset(struct gpunvme_ctrl *ctrl);
 

@@ -29,12 +29,12 @@ typedef int gpunvme_err_t;
     X(NOT_FOUND, -5, "no such file or device: check the name")                                     \
     X(NO_NAMESPACE, -6, "no such namespace: 'gpunvme identify' lists the active ones")             \
     X(FORMAT, -7, "the namespace's format is not supported: format it without metadata")           \
-    X(UNSUPPORTED, -8, "the controller or this build does not support it")                         \
-    X(BUSY, -9, "in use by another process: close it there first")                                 \
+    X(UNSUPPORTED, -8, "not supported here: see the detail for what lacks")                        \
+    X(BUSY, -9, "in use: see the detail for what uses it")                                         \
     X(AGAIN, -10, "the queue is full: wait for a token in flight, then submit again")              \
     X(TIMEOUT, -11, "the deadline passed: the controller did not answer in time")                  \
     X(ABORTED, -12, "ended by a controller reset: submit it again")                                \
-    X(REMOVED, -13, "the controller is gone (registers read all ones): reopen it when it is back") \
+    X(REMOVED, -13, "the controller is gone: reopen it when it is back")                           \
     X(FATAL, -14, "the controller reports a fatal status (CSTS.CFS): reset it")                    \
     X(IO, -15, "the operating system reported an I/O error: see the detail")                       \
     X(NOSPC, -16, "no space left on the file system: free some, then retry")                       \

@@ -3,6 +3,7 @@
  * The texts of errors, and the detail that each thread keeps of its last failure.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -124,6 +125,19 @@ gpunvme_err_t base_fail_errno(int error_number, const char *format, ...)
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     return base_fail(base_err_from_errno(error_number), "%s: %s", text, strerror(error_number));
+}
+
+gpunvme_err_t base_fail_blocks(gpunvme_err_t err, const char *what, uint64_t slba, uint64_t nlb,
+                               uint32_t nsid)
+{
+    char blocks[64];
+
+    if (nlb == 1)
+        snprintf(blocks, sizeof(blocks), "block %" PRIu64, slba);
+    else
+        snprintf(blocks, sizeof(blocks), "blocks %" PRIu64 " to %" PRIu64, slba, slba + nlb - 1);
+    return base_fail(err, "%s of %s of namespace %u%s%s", what, blocks, nsid, *detail ? ": " : "",
+                     detail);
 }
 
 void base_keep(struct base_failure *failure, gpunvme_err_t err)

@@ -19,6 +19,13 @@ gpunvme_err_t base_fail_errno(int error_number, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /*
+ * Puts in front of this thread's detail which blocks the failure is about: "read of blocks 8 to 15
+ * of namespace 1: …". `what` is the command's name. Returns `err`.
+ */
+gpunvme_err_t base_fail_blocks(gpunvme_err_t err, const char *what, uint64_t slba, uint64_t nlb,
+                               uint32_t nsid);
+
+/*
  * A failure that is kept while something is cleaned up, which may fail as well:
  * base_keep() before, and base_restore() after, returns the error with its own detail.
  */

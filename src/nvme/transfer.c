@@ -108,11 +108,19 @@ static gpunvme_err_t submit_piece(const struct transfer *t, struct piece *p)
                           &p->token);
 }
 
+static const char *name_of(uint8_t opcode)
+{
+    return opcode == GPUNVME_CMD_READ ? "read" : opcode == GPUNVME_CMD_WRITE ? "write" : "compare";
+}
+
 /* Waits for a piece and brings a bounced read home. */
 static gpunvme_err_t finish_piece(const struct transfer *t, struct piece *p)
 {
     gpunvme_err_t err = gpunvme_token_wait(&p->token, 0);
 
+    if (err)
+        base_fail_blocks(err, name_of(t->opcode), p->pos >> t->ns->block_shift, blocks_of(t, p),
+                         t->ns->nsid);
     if (!err && p->bounce && t->opcode == GPUNVME_CMD_READ)
         err = copy_to_buf(t, p->pos + t->to_buf, (const char *)p->bounce->buf.cpu + p->skip,
                           p->nbytes);

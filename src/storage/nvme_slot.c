@@ -328,6 +328,16 @@ static bool completed(struct nvme_slot *slot)
     return finish_command(slot);
 }
 
+/* The command failed: says which blocks it was about. */
+static bool end_command(struct nvme_slot *slot, gpunvme_err_t err)
+{
+    bool is_read = op_of(slot) == GPUNVME_OP_READ || (slot->is_part && !slot->is_read);
+
+    if (op_of(slot) != GPUNVME_OP_FLUSH)
+        base_fail_blocks(err, is_read ? "read" : "write", slot->slba, slot->nlb, slot->s->ns->nsid);
+    return end(slot, err);
+}
+
 static bool fly(struct nvme_slot *slot, uint64_t *now)
 {
     gpunvme_err_t err = gpunvme_token_test(&slot->token);
@@ -340,7 +350,7 @@ static bool fly(struct nvme_slot *slot, uint64_t *now)
     }
     if (err == GPUNVME_ERR_ABORTED)
         return try_again(slot, err, now);
-    return err ? end(slot, err) : completed(slot);
+    return err ? end_command(slot, err) : completed(slot);
 }
 
 static bool copy_out(struct nvme_slot *slot, uint64_t now)

@@ -14,6 +14,8 @@ bench fault=status=2/81:read:nth=1000
 expect 1 GPUNVME_SC_UNRECOVERED_READ
 expect 1 "read of blocks"
 expect 1 "of namespace 1"
+gpunvme store --memory host "sim:size=1M,fault=status=2/81:lba=100:read?chunk=4096"
+expect 1 "read of blocks 96 to 103 of namespace 1"
 bench fault=status=2/80:write:nth=10 --read-share 0
 expect 1 GPUNVME_SC_WRITE_FAULT
 gpunvme read sim:size=1M,fault=status=2/81:lba=100-103:read -o out.bin -b 4K

@@ -15,6 +15,10 @@ gpunvme identify sim:image=new.img,size=2M
 expect 0
 check test "$(stat -c %s new.img)" -eq $((2097152 + 4096))
 
+promise "an error is told by its detail alone, with no general text behind it"
+gpunvme identify sim:image=new.img,size=4M
+check test "$(cat err)" = "gpunvme identify: image new.img: has 2097152 bytes, asked for 4194304 (GPUNVME_ERR_IMAGE_SIZE)"
+
 promise "an image of another size is told"
 gpunvme identify sim:image=disk.img,size=32M
 expect 1 GPUNVME_ERR_IMAGE_SIZE

@@ -52,6 +52,7 @@ static void a_media_error_is_told_for_the_blocks_it_hits(void **state)
     assert_ok(gpunvme_sim_fault(d.sim, "status=2/81:lba=100-107:read"));
     assert_err(gpunvme_read(d.ioq, d.ns, 107 * 512, 512, &d.buf, 0),
                GPUNVME_ERR_NVME(GPUNVME_SC_UNRECOVERED_READ));
+    assert_non_null(strstr(gpunvme_err_detail(), "of namespace 1"));
     assert_err(gpunvme_read(d.ioq, d.ns, 0, 1 << 20, &d.buf, 0),
                GPUNVME_ERR_NVME(GPUNVME_SC_UNRECOVERED_READ));
     assert_ok(gpunvme_read(d.ioq, d.ns, 108 * 512, 512, &d.buf, 0));

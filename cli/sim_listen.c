@@ -89,6 +89,16 @@ static const struct argp argp = {
     NULL,
     NULL};
 
+/* Whoever serves a file of others learns why no client can write to it. */
+static void note_foreign(const struct gpunvme_sim_config *config)
+{
+    for (uint32_t i = 0; i < config->nnamespaces; i++)
+        if (config->ns[i].is_foreign)
+            cli_say("note: %s holds data that gpunvme did not write, so namespace %u is write "
+                    "protected; add force to its URI to overwrite the data",
+                    config->ns[i].image, config->ns[i].nsid);
+}
+
 static gpunvme_err_t start(struct controller *c, bool trust)
 {
     struct gpunvme_sim_config *config = malloc(sizeof(*config));
@@ -100,6 +110,8 @@ static gpunvme_err_t start(struct controller *c, bool trust)
     if (!err)
         err = gpunvme_sim_create(config, &c->sim);
     free(config);
+    if (!err)
+        note_foreign(gpunvme_sim_config_of(c->sim));
     if (!err)
         err = gpunvme_sim_serve_start(c->sim, c->path, trust ? GPUNVME_SIM_SERVE_TRUST : 0,
                                       &c->server);

@@ -88,7 +88,7 @@ gpunvme_err_t gpunvme_store_resize(struct gpunvme_store *store, uint64_t nbytes)
  * `ptr` is a multiple of 4, of the kind `mem`: as gpunvme_mem_register() has it. The memory must
  * outlive the registration. A range inside one that is registered counts as another registration of
  * that, which holds until each has been undone; one that overlaps it in part is INVALID. LIMIT: the
- * table is full (`registrations=`), or the backend's is; UNSUPPORTED by the backend is no error:
+ * backend's table is full; UNSUPPORTED by the backend is no error:
  * then transfers go through a bounce buffer. unregister undoes one registration of the range that
  * `ptr` lies in: NOT_FOUND if there is none, BUSY while a transfer uses it.
  */

@@ -45,7 +45,7 @@ void crew_stop(struct crew *crew)
     pthread_mutex_unlock(&crew->lock);
     for (unsigned i = 0; i < crew->nstarted; i++)
         pthread_join(crew->threads[i], NULL);
-    for (unsigned i = 0; i < crew->nprepared; i++)
+    for (unsigned i = 0; i < crew->nprepared && crew->ops->release; i++)
         crew->ops->release(&crew->workers[i]);
     pthread_cond_destroy(&crew->wake);
     pthread_mutex_destroy(&crew->lock);
@@ -79,7 +79,7 @@ static gpunvme_err_t start_all(struct crew *crew)
         worker->crew = crew;
         worker->store = crew->store;
         worker->index = crew->nprepared;
-        err = crew->ops->prepare(worker);
+        err = crew->ops->prepare ? crew->ops->prepare(worker) : GPUNVME_OK;
         if (err)
             return err;
     }

@@ -32,7 +32,8 @@ struct crew_worker {
 };
 
 struct crew_ops {
-    /* In the opener's thread, for each worker; release undoes it when the thread has ended. */
+    /* In the opener's thread, for each worker; release undoes it when the thread has ended. Both
+     * may be NULL. */
     gpunvme_err_t (*prepare)(struct crew_worker *worker);
     void (*release)(struct crew_worker *worker);
     /* The thread: takes pieces until crew_take() says stop. */

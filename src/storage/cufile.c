@@ -23,14 +23,13 @@
 
 #define DEFAULT_CHUNK   (1u << 20)
 #define DEFAULT_THREADS 8u
-#define DEFAULT_BATCH   32u
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
 static gpunvme_err_t open_driver(struct gpunvme_store *store, struct cufile *cufile)
 {
     const struct store_options *o = &store->uri.options;
-    struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
+    enum cufile_compat compat = CUFILE_COMPAT_AS_CONFIGURED;
     gpunvme_err_t err = cufile_api(&cufile->api);
 
     if (err)
@@ -38,13 +37,9 @@ static gpunvme_err_t open_driver(struct gpunvme_store *store, struct cufile *cuf
     if (gpunvme_mem_gpu_is_host() && !cufile->api->needs_no_gpu)
         return base_fail(GPUNVME_ERR_NO_GPU, "cuFile needs a GPU: %s; use backend=posix",
                          gpunvme_mem_gpu_why_not());
-    if (o->batch && !cufile->api->has_batch)
-        return base_fail(GPUNVME_ERR_UNSUPPORTED,
-                         "%s has no batches (missing: %.120s): leave batch=1 out",
-                         cufile->api->library, cufile->api->missing);
     if (o->require_set)
-        settings.allow_compat = o->require == GPUNVME_ROUTE_COMPAT;
-    err = cufile_driver_acquire(cufile->api, &settings, &cufile->mode);
+        compat = o->require == GPUNVME_ROUTE_COMPAT ? CUFILE_COMPAT_ON : CUFILE_COMPAT_OFF;
+    err = cufile_driver_acquire(cufile->api, compat, &cufile->mode);
     cufile->driver_held = !err;
     return err;
 }
@@ -133,15 +128,9 @@ static void set_route(struct gpunvme_store *store, struct cufile *cufile)
 static void set_sizes(struct gpunvme_store *store, struct cufile *cufile)
 {
     const struct store_options *o = &store->uri.options;
-    unsigned most = cufile->mode.max_batch;
 
     store->threads = o->threads ? o->threads : DEFAULT_THREADS;
     cufile->chunk = o->chunk_nbytes ? o->chunk_nbytes : DEFAULT_CHUNK;
-    if (!o->batch)
-        return;
-    most = most < CUFILE_BATCH_MAX ? most : CUFILE_BATCH_MAX;
-    cufile->batch = o->depth ? o->depth : DEFAULT_BATCH;
-    cufile->batch = cufile->batch < most ? cufile->batch : most;
 }
 
 /* Undoes what has been done of opening. */
@@ -195,13 +184,12 @@ static gpunvme_err_t cufile_open(struct gpunvme_store *store)
 
 gpunvme_err_t gpunvme_cufile_open(char *mode_text, size_t room)
 {
-    const struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
     const struct cufile_api *api;
     struct cufile_mode mode;
     gpunvme_err_t err = cufile_api(&api);
 
     if (!err)
-        err = cufile_driver_acquire(api, &settings, &mode);
+        err = cufile_driver_acquire(api, CUFILE_COMPAT_AS_CONFIGURED, &mode);
     if (!err && room)
         cufile_mode_text(&mode, mode_text, room);
     return err;
@@ -272,13 +260,11 @@ static void cufile_unmap(struct gpunvme_store *store, struct store_region *regio
 static void cufile_describe(struct gpunvme_store *store, struct gpunvme_path *path)
 {
     const struct cufile *cufile = store->priv;
-    char mode[CUFILE_MODE_TEXT], batch[32] = "";
+    char mode[CUFILE_MODE_TEXT];
 
-    if (cufile->batch)
-        snprintf(batch, sizeof(batch), ", batches of %u", cufile->batch);
-    snprintf(path->how, sizeof(path->how), "%s; %s%s, %u threads, pieces of %zu KiB%s",
+    snprintf(path->how, sizeof(path->how), "%s; %s%s, %u threads, pieces of %zu KiB",
              cufile_mode_text(&cufile->mode, mode, sizeof(mode)), cufile->where.what,
-             cufile->o_direct ? ", O_DIRECT" : "", store->threads, cufile->chunk >> 10, batch);
+             cufile->o_direct ? ", O_DIRECT" : "", store->threads, cufile->chunk >> 10);
     if (store->gpu_route == GPUNVME_ROUTE_COMPAT)
         snprintf(path->why_not, sizeof(path->why_not), "p2p: %s; bounce: a way of backend=posix",
                  cufile->why_not_direct);
@@ -301,9 +287,8 @@ static void cufile_about(struct gpunvme_backend_info *info)
     info->works = true;
     if (access("/proc/driver/nvidia-fs/version", F_OK))
         text = ", nvidia-fs is not loaded";
-    snprintf(info->why, sizeof(info->why), "%.120s, version %u.%u%s%s", api->library,
-             api->version / 1000, api->version % 1000 / 10, text,
-             api->has_batch ? "" : ", no batches");
+    snprintf(info->why, sizeof(info->why), "%.120s, version %u.%u%s", api->library,
+             api->version / 1000, api->version % 1000 / 10, text);
 }
 
 const struct store_backend store_cufile = {

@@ -35,21 +35,6 @@ _Static_assert(sizeof(struct cufile_descr) == 24, "CUfileDescr_t");
 _Static_assert(offsetof(struct cufile_descr, handle) == 8, "CUfileDescr_t");
 _Static_assert(offsetof(struct cufile_descr, fs_ops) == 16, "CUfileDescr_t");
 
-#define PARAMS_AT(field, at)                                                                       \
-    _Static_assert(offsetof(struct cufile_io_params, field) == (at), #field)
-_Static_assert(sizeof(struct cufile_io_params) == 64, "CUfileIOParams_t");
-PARAMS_AT(batch.devPtr_base, 8);
-PARAMS_AT(batch.file_offset, 16);
-PARAMS_AT(batch.devPtr_offset, 24);
-PARAMS_AT(batch.size, 32);
-PARAMS_AT(fh, 40);
-PARAMS_AT(opcode, 48);
-PARAMS_AT(cookie, 56);
-
-_Static_assert(sizeof(struct cufile_io_event) == 24, "CUfileIOEvents_t");
-_Static_assert(offsetof(struct cufile_io_event, status) == 8, "CUfileIOEvents_t");
-_Static_assert(offsetof(struct cufile_io_event, ret) == 16, "CUfileIOEvents_t");
-
 /* What a stand-in for the library exports to say that it works in host memory. */
 #define STAND_IN_SYMBOL "gpunvme_cufile_stand_in"
 
@@ -94,8 +79,6 @@ static void find_optional(void *lib, struct cufile_api *api)
         used += (size_t)snprintf(api->missing + used, sizeof(api->missing) - used, "%s%s",
                                  used ? " " : "", name);
     }
-    api->has_batch = api->batch_setup && api->batch_submit && api->batch_status &&
-                     api->batch_cancel && api->batch_destroy;
 }
 
 /* The version may be asked for before the driver is open, and without a GPU. */

@@ -22,7 +22,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
-#include <time.h>
 
 #include "gpunvme/error.h"
 
@@ -49,7 +48,7 @@ struct cufile_props {
         unsigned dstatusflags;  /* bits: CUFILE_TARGET_* */
         unsigned dcontrolflags; /* bits: CUFILE_CONTROL_* */
     } nvfs;
-    unsigned fflags; /* bits: CUFILE_FEATURE_* */
+    unsigned fflags;
     unsigned max_device_cache_size;
     unsigned per_buffer_cache_size;
     unsigned max_device_pinned_mem_size; /* KiB */
@@ -76,9 +75,8 @@ enum {
     CUFILE_TARGET_PANFS = 14,
 };
 
-/* CUfileDriverControlFlags, CUfileFeatureFlags: numbers of bits. */
+/* CUfileDriverControlFlags: numbers of bits. */
 enum { CUFILE_CONTROL_POLL = 0, CUFILE_CONTROL_COMPAT = 1, CUFILE_CONTROL_POSIX = 2 };
-enum { CUFILE_FEATURE_BATCH = 1, CUFILE_FEATURE_STREAMS = 2, CUFILE_FEATURE_P2PDMA = 4 };
 
 /* CUfileDescr_t */
 enum { CUFILE_HANDLE_FD = 1 };
@@ -89,37 +87,6 @@ struct cufile_descr {
         void *handle;
     } handle;
     const void *fs_ops;
-};
-
-/* CUfileIOParams_t and CUfileIOEvents_t */
-enum { CUFILE_READ = 0, CUFILE_WRITE = 1 };
-enum { CUFILE_BATCH = 1 };
-enum { CUFILE_BATCH_MAX = 128 }; /* requests in a batch that every version takes */
-struct cufile_io_params {
-    int mode; /* CUFILE_BATCH */
-    struct {
-        void *devPtr_base;
-        off_t file_offset;
-        off_t devPtr_offset;
-        size_t size;
-    } batch;
-    void *fh;
-    int opcode;
-    void *cookie;
-};
-enum {
-    CUFILE_IO_WAITING = 0x01,
-    CUFILE_IO_PENDING = 0x02,
-    CUFILE_IO_INVALID = 0x04,
-    CUFILE_IO_CANCELED = 0x08,
-    CUFILE_IO_COMPLETE = 0x10,
-    CUFILE_IO_TIMEOUT = 0x20,
-    CUFILE_IO_FAILED = 0x40,
-};
-struct cufile_io_event {
-    void *cookie;
-    int status;
-    size_t ret; /* bytes, or a negative error */
 };
 
 /* CUFileBoolConfigParameter_t: those that are used here */
@@ -134,18 +101,13 @@ enum {
 
 /*
  * X(field, symbol, result, arguments): the functions that every version has, and those that came
- * later. A handle is a CUfileHandle_t, a batch a CUfileBatchHandle_t.
+ * later. A handle is a CUfileHandle_t.
  */
 #define CUFILE_REQUIRED(X)                                                                         \
     X(driver_open, cuFileDriverOpen, struct cufile_error, (void))                                  \
     X(driver_close, cuFileDriverClose, struct cufile_error, (void))                                \
     X(get_properties, cuFileDriverGetProperties, struct cufile_error,                              \
       (struct cufile_props * props))                                                               \
-    X(set_poll_mode, cuFileDriverSetPollMode, struct cufile_error,                                 \
-      (bool poll, size_t threshold_kib))                                                           \
-    X(set_max_direct_io, cuFileDriverSetMaxDirectIOSize, struct cufile_error, (size_t kib))        \
-    X(set_max_cache, cuFileDriverSetMaxCacheSize, struct cufile_error, (size_t kib))               \
-    X(set_max_pinned, cuFileDriverSetMaxPinnedMemSize, struct cufile_error, (size_t kib))          \
     X(handle_register, cuFileHandleRegister, struct cufile_error,                                  \
       (void **fh, struct cufile_descr *descr))                                                     \
     X(handle_deregister, cuFileHandleDeregister, void, (void *fh))                                 \
@@ -161,21 +123,12 @@ enum {
     X(driver_close_v2, cuFileDriverClose_v2, struct cufile_error, (void))                          \
     X(use_count, cuFileUseCount, long, (void))                                                     \
     X(get_version, cuFileGetVersion, struct cufile_error, (int *version))                          \
-    X(batch_setup, cuFileBatchIOSetUp, struct cufile_error, (void **batch, unsigned n))            \
-    X(batch_submit, cuFileBatchIOSubmit, struct cufile_error,                                      \
-      (void *batch, unsigned n, struct cufile_io_params *params, unsigned flags))                  \
-    X(batch_status, cuFileBatchIOGetStatus, struct cufile_error,                                   \
-      (void *batch, unsigned min, unsigned *n, struct cufile_io_event *events,                     \
-       struct timespec *timeout))                                                                  \
-    X(batch_cancel, cuFileBatchIOCancel, struct cufile_error, (void *batch))                       \
-    X(batch_destroy, cuFileBatchIODestroy, void, (void *batch))                                    \
     X(get_bool, cuFileGetParameterBool, struct cufile_error, (int parameter, bool *value))         \
     X(set_bool, cuFileSetParameterBool, struct cufile_error, (int parameter, bool value))
 
 struct cufile_api {
     char library[256]; /* the name under which it was found */
     unsigned version;  /* 1000 × major + 10 × minor (1.14 is 1140); 0: older than 1.8 */
-    bool has_batch;    /* all five batch functions are there */
     char missing[384]; /* names of the optional functions that are not there; "" when all are */
     bool needs_no_gpu; /* a stand-in of the tests, which works in host memory */
 #define X(field, symbol, result, arguments) result(*field) arguments;
@@ -213,19 +166,12 @@ gpunvme_err_t cufile_fail_io(ssize_t result, int error_number, const char *what)
 
 /* --- driver --- */
 
-/* What to set before the driver opens; negative numbers and zeroes leave what cufile.json says. */
-struct cufile_settings {
-    int allow_compat;           /* 0: refuse to work without a direct path; 1: allow it */
-    int poll;                   /* 1: small transfers poll, 0: not */
-    uint64_t poll_nbytes;       /* largest transfer that polls */
-    uint64_t max_direct_nbytes; /* largest piece given to the driver */
-    uint64_t max_cache_nbytes;  /* GPU memory for the library's own buffers */
-    uint64_t max_pinned_nbytes; /* memory that may be registered */
+/* What compat mode has to be. */
+enum cufile_compat {
+    CUFILE_COMPAT_AS_CONFIGURED, /* as cufile.json says */
+    CUFILE_COMPAT_OFF,           /* to refuse to work without a direct path */
+    CUFILE_COMPAT_ON,
 };
-#define CUFILE_SETTINGS_DEFAULT                                                                    \
-    {                                                                                              \
-        .allow_compat = -1, .poll = -1                                                             \
-    }
 
 /*
  * What the library said after the driver was opened. compat mode: the bytes go from the file to
@@ -241,10 +187,6 @@ struct cufile_mode {
     bool compat_forced;  /* every transfer does */
     bool compat_known;   /* false: the library couldn't be asked about compat_forced and p2pdma */
     unsigned dstatusflags;
-    unsigned fflags;
-    unsigned max_batch; /* requests in a batch, at least 1 */
-    uint64_t max_direct_nbytes;
-    uint64_t max_pinned_nbytes;
 };
 
 /* No transfer can be direct. */
@@ -264,14 +206,12 @@ const char *cufile_mode_why(const struct cufile_mode *mode);
 char *cufile_mode_text(const struct cufile_mode *mode, char *text, size_t capacity);
 
 /*
- * Opens the driver for one more user: the first one's settings hold until the last has released
- * it. A user who asks for other ones in the meantime gets BUSY, and so does the first whose compat
- * mode can't be set. NO_GPU without a CUDA driver; GPU where a GPU gives no context; UNSUPPORTED
- * where cuFileDriverOpen() would hang.
- * Thread-safe.
+ * Opens the driver for one more user: the first one's compat mode holds until the last has released
+ * it. A user who asks for the other one in the meantime gets BUSY, and so does the first whose
+ * compat mode can't be set. NO_GPU without a CUDA driver; GPU where a GPU gives no context;
+ * UNSUPPORTED where cuFileDriverOpen() would hang. Thread-safe.
  */
-gpunvme_err_t cufile_driver_acquire(const struct cufile_api *api,
-                                    const struct cufile_settings *settings,
+gpunvme_err_t cufile_driver_acquire(const struct cufile_api *api, enum cufile_compat compat,
                                     struct cufile_mode *mode);
 
 /*

@@ -19,7 +19,6 @@ static struct {
     pthread_mutex_t lock;
     unsigned users;
     bool close_at_end; /* it was not open before the first user */
-    struct cufile_settings settings;
     struct cufile_mode mode;
 } driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -69,33 +68,6 @@ static gpunvme_err_t have_contexts(const struct cufile_api *api)
     return base_fail(err, "cuFile opens every GPU that the process sees: %s", failure.detail);
 }
 
-static gpunvme_err_t set_sizes(const struct cufile_api *api, const struct cufile_settings *s)
-{
-    gpunvme_err_t err = GPUNVME_OK;
-
-    if (s->max_direct_nbytes)
-        err = cufile_fail(api->set_max_direct_io(s->max_direct_nbytes >> 10),
-                          "cuFileDriverSetMaxDirectIOSize");
-    if (!err && s->max_cache_nbytes)
-        err = cufile_fail(api->set_max_cache(s->max_cache_nbytes >> 10),
-                          "cuFileDriverSetMaxCacheSize");
-    if (!err && s->max_pinned_nbytes)
-        err = cufile_fail(api->set_max_pinned(s->max_pinned_nbytes >> 10),
-                          "cuFileDriverSetMaxPinnedMemSize");
-    return err;
-}
-
-/* What has to be said before the driver opens. */
-static gpunvme_err_t apply(const struct cufile_api *api, const struct cufile_settings *s)
-{
-    gpunvme_err_t err = GPUNVME_OK;
-
-    if (s->poll >= 0)
-        err = cufile_fail(api->set_poll_mode(s->poll != 0, s->poll_nbytes >> 10),
-                          "cuFileDriverSetPollMode");
-    return err ? err : set_sizes(api, s);
-}
-
 static bool ask_bool(const struct cufile_api *api, int parameter, bool *value)
 {
     *value = false;
@@ -119,10 +91,6 @@ static gpunvme_err_t ask_mode(const struct cufile_api *api, struct cufile_mode *
     mode->nvfs = props.nvfs.major_version || props.nvfs.minor_version;
     mode->compat_allowed = props.nvfs.dcontrolflags >> CUFILE_CONTROL_COMPAT & 1;
     mode->dstatusflags = props.nvfs.dstatusflags;
-    mode->fflags = props.fflags;
-    mode->max_batch = props.max_batch_io_size ? props.max_batch_io_size : 1;
-    mode->max_direct_nbytes = (uint64_t)props.nvfs.max_direct_io_size << 10;
-    mode->max_pinned_nbytes = (uint64_t)props.max_device_pinned_mem_size << 10;
     known = ask_bool(api, CUFILE_BOOL_FORCE_COMPAT, &mode->compat_forced);
     mode->compat_known = ask_bool(api, CUFILE_BOOL_P2PDMA, &mode->p2pdma) && known;
     return GPUNVME_OK;
@@ -135,12 +103,11 @@ static gpunvme_err_t close_driver(const struct cufile_api *api)
 }
 
 /* UNSUPPORTED or BUSY where compat mode is not as it is asked for. */
-static gpunvme_err_t check_compat(const struct cufile_settings *asked,
-                                  const struct cufile_mode *mode)
+static gpunvme_err_t check_compat(enum cufile_compat asked, const struct cufile_mode *mode)
 {
-    if (asked->allow_compat < 0 || (asked->allow_compat != 0) == mode->compat_allowed)
+    if (asked == CUFILE_COMPAT_AS_CONFIGURED || (asked == CUFILE_COMPAT_ON) == mode->compat_allowed)
         return GPUNVME_OK;
-    if (!asked->allow_compat && cufile_mode_is_compat(mode))
+    if (asked == CUFILE_COMPAT_OFF && cufile_mode_is_compat(mode))
         return base_fail(GPUNVME_ERR_UNSUPPORTED,
                          "cuFile has no direct path here: %s (modprobe nvidia-fs, or see "
                          "/etc/cufile.json)",
@@ -148,7 +115,7 @@ static gpunvme_err_t check_compat(const struct cufile_settings *asked,
     return base_fail(GPUNVME_ERR_BUSY,
                      "cuFile is open in this process, with compat mode %s: close what uses it "
                      "first, or set allow_compat_mode in cufile.json",
-                     asked->allow_compat ? "off" : "on");
+                     asked == CUFILE_COMPAT_ON ? "off" : "on");
 }
 
 /* Opens it and asks for its mode. *foreign: someone else had opened it. */
@@ -187,28 +154,27 @@ static gpunvme_err_t open_with_compat(const struct cufile_api *api, bool allow, 
  * be had, is it opened again with that: a setting can't be taken back once it is made, except by an
  * open that succeeds, and would be in force for whoever opens cuFile next.
  */
-static gpunvme_err_t open_as_asked(const struct cufile_api *api,
-                                   const struct cufile_settings *settings, bool *foreign)
+static gpunvme_err_t open_as_asked(const struct cufile_api *api, enum cufile_compat compat,
+                                   bool *foreign)
 {
     struct base_failure failure;
     gpunvme_err_t err = open_driver(api, foreign);
     bool possible = !*foreign && api->set_bool;
 
     if (err)
-        return possible && err == GPUNVME_ERR_UNSUPPORTED && settings->allow_compat > 0
+        return possible && err == GPUNVME_ERR_UNSUPPORTED && compat == CUFILE_COMPAT_ON
                    ? open_with_compat(api, true, foreign)
                    : err;
-    err = check_compat(settings, &driver.mode);
+    err = check_compat(compat, &driver.mode);
     if (!err || *foreign)
         return err;
     base_keep(&failure, err);
     if (close_driver(api) || !possible || err == GPUNVME_ERR_UNSUPPORTED)
         return base_restore(&failure);
-    return open_with_compat(api, settings->allow_compat != 0, foreign);
+    return open_with_compat(api, compat == CUFILE_COMPAT_ON, foreign);
 }
 
-static gpunvme_err_t open_first(const struct cufile_api *api,
-                                const struct cufile_settings *settings)
+static gpunvme_err_t open_first(const struct cufile_api *api, enum cufile_compat compat)
 {
     /* Where someone else holds the driver open it stays as they made it. */
     bool foreign = api->use_count && api->use_count() > 0;
@@ -216,46 +182,21 @@ static gpunvme_err_t open_first(const struct cufile_api *api,
 
     if (!err)
         err = check_machine(api);
-    if (!err && !foreign)
-        err = apply(api, settings);
     if (!err)
-        err = open_as_asked(api, settings, &foreign);
+        err = open_as_asked(api, compat, &foreign);
     driver.close_at_end = !foreign;
     return err;
 }
 
-static bool differs(uint64_t asked, uint64_t held)
-{
-    return asked && asked != held;
-}
-
-/* Settings hold for the process: a later user may only ask for what is in force. */
-static gpunvme_err_t check_same(const struct cufile_settings *asked)
-{
-    const struct cufile_settings *held = &driver.settings;
-
-    if ((asked->poll >= 0 && asked->poll != held->poll) ||
-        (asked->poll > 0 && differs(asked->poll_nbytes, held->poll_nbytes)) ||
-        differs(asked->max_direct_nbytes, held->max_direct_nbytes) ||
-        differs(asked->max_cache_nbytes, held->max_cache_nbytes) ||
-        differs(asked->max_pinned_nbytes, held->max_pinned_nbytes))
-        return base_fail(GPUNVME_ERR_BUSY,
-                         "cuFile is open with other settings, which hold for the whole process: "
-                         "close the stores that use it first, or ask for the same");
-    return check_compat(asked, &driver.mode);
-}
-
-gpunvme_err_t cufile_driver_acquire(const struct cufile_api *api,
-                                    const struct cufile_settings *settings,
+gpunvme_err_t cufile_driver_acquire(const struct cufile_api *api, enum cufile_compat compat,
                                     struct cufile_mode *mode)
 {
     gpunvme_err_t err;
 
     pthread_mutex_lock(&driver.lock);
-    err = driver.users ? check_same(settings) : open_first(api, settings);
+    err = driver.users ? check_compat(compat, &driver.mode) : open_first(api, compat);
     if (!err) {
-        if (!driver.users++)
-            driver.settings = *settings;
+        driver.users++;
         *mode = driver.mode;
     }
     pthread_mutex_unlock(&driver.lock);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * How the cufile backend moves bytes: workers give pieces for GPU memory to cuFileRead() and
- * cuFileWrite(), or several at a time to its batches, and move those for host memory themselves.
+ * cuFileWrite(), and move those for host memory themselves.
  *
  * cuFile's calls have no deadline. A worker that is stuck in one stays there; whoever waits for
  * the transfer has a deadline of its own.
@@ -28,15 +28,6 @@ struct move {
     bool is_split;  /* it is not, and meets registered memory: several calls */
     size_t done;
     gpunvme_err_t err;
-    bool in_batch;
-};
-
-struct worker_state {
-    struct move *moves; /* as many as are taken at a time */
-    size_t room;
-    void *batch; /* CUfileBatchHandle_t; NULL: none yet */
-    struct cufile_io_params *params;
-    struct cufile_io_event *events;
 };
 
 static bool is_ragged(const struct crew_piece *piece)
@@ -96,7 +87,7 @@ static gpunvme_err_t call_once(const struct cufile *cufile, const struct move *m
     return GPUNVME_OK;
 }
 
-/* By single calls, with the memory's GPU the current one: all of it, or up to the end. */
+/* With the memory's GPU the current one: all of it, or up to the end. */
 static void move_gpu(struct cufile *cufile, struct move *m)
 {
     bool write = m->piece.io->op == GPUNVME_OP_WRITE;
@@ -187,139 +178,6 @@ static void serve_gpu(struct crew_worker *worker, struct move *m)
     end(worker, m);
 }
 
-/* ---- Batches --------------------------------------------------------------------------------- */
-
-static void drop_batch(const struct cufile *cufile, struct worker_state *state)
-{
-    if (state->batch)
-        cufile->api->batch_destroy(state->batch);
-    state->batch = NULL;
-}
-
-/* A request for what is to be moved; false when there is nothing, or only single calls will do. */
-static bool to_request(const struct cufile *cufile, struct move *m, struct cufile_io_params *p)
-{
-    size_t nbytes = m->piece.nbytes;
-    bool write = m->piece.io->op == GPUNVME_OP_WRITE;
-
-    if (m->is_split || is_ragged(&m->piece) ||
-        (!write && there_are(cufile, m->piece.offset, &nbytes)) || !nbytes)
-        return false;
-    *p = (struct cufile_io_params){
-        .mode = CUFILE_BATCH,
-        .batch = {m->base, (off_t)m->piece.offset, m->base_offset, nbytes},
-        .fh = cufile->handle,
-        .opcode = write ? CUFILE_WRITE : CUFILE_READ,
-        .cookie = m,
-    };
-    m->in_batch = true;
-    return true;
-}
-
-/*
- * What an event says of its request. One that failed or moved less is left to single calls, from
- * where it stands: they find the end of the file, or the error.
- */
-static void take_event(const struct cufile_io_event *event)
-{
-    struct move *m = event->cookie;
-
-    m->in_batch = false;
-    if (event->status == CUFILE_IO_COMPLETE && (ssize_t)event->ret > 0 &&
-        event->ret <= m->piece.nbytes)
-        m->done = event->ret;
-}
-
-/* Collects `n` requests that were submitted; those that don't end in time stay `in_batch`. */
-static gpunvme_err_t collect(const struct cufile *cufile, struct worker_state *state, unsigned n,
-                             uint64_t timeout_ns)
-{
-    uint64_t deadline = futex_deadline(timeout_ns);
-
-    while (n) {
-        struct timespec wait = {.tv_nsec = 100000000};
-        unsigned got = n;
-        gpunvme_err_t err =
-            cufile_fail(cufile->api->batch_status(state->batch, 1, &got, state->events, &wait),
-                        "cuFileBatchIOGetStatus");
-
-        if (err)
-            return err;
-        for (unsigned i = 0; i < got && i < n; i++)
-            take_event(&state->events[i]);
-        n -= got < n ? got : n;
-        if (n && futex_now() > deadline)
-            return base_fail(GPUNVME_ERR_TIMEOUT, "%u requests of a batch have not ended", n);
-    }
-    return GPUNVME_OK;
-}
-
-/*
- * Those that the library still has after a failure end with its error, once it has let go of their
- * memory, which is when the batch is destroyed.
- */
-static void abandon(struct crew_worker *worker, size_t nmoves, gpunvme_err_t err)
-{
-    struct cufile *cufile = worker->store->priv;
-    struct worker_state *state = worker->state;
-    struct base_failure failure;
-
-    base_keep(&failure, err);
-    cufile->api->batch_cancel(state->batch);
-    drop_batch(cufile, state);
-    for (size_t i = 0; i < nmoves; i++)
-        if (state->moves[i].in_batch)
-            state->moves[i].err = base_restore(&failure);
-}
-
-/* Submits what can be; afterwards nothing is in flight, and `done` and `err` say what was. */
-static void run_batch(struct crew_worker *worker, size_t nmoves)
-{
-    struct cufile *cufile = worker->store->priv;
-    struct worker_state *state = worker->state;
-    gpunvme_err_t err = GPUNVME_OK;
-    unsigned n = 0;
-
-    for (size_t i = 0; i < nmoves; i++)
-        n += to_request(cufile, &state->moves[i], &state->params[n]);
-    if (n && !state->batch)
-        err = cufile_fail(cufile->api->batch_setup(&state->batch, cufile->batch),
-                          "cuFileBatchIOSetUp");
-    if (n && !err)
-        err = cufile_fail(cufile->api->batch_submit(state->batch, n, state->params, 0),
-                          "cuFileBatchIOSubmit");
-    if (err) { /* nothing was started: single calls will do it */
-        drop_batch(cufile, state);
-        for (size_t i = 0; i < nmoves; i++)
-            state->moves[i].in_batch = false;
-    } else if (n) {
-        err = collect(cufile, state, n, worker->store->uri.options.timeout_ns);
-        if (err)
-            abandon(worker, nmoves, err);
-    }
-}
-
-/* Pieces for the memory of one GPU, by a batch; what it leaves undone by single calls. */
-static void serve_batch(struct crew_worker *worker, size_t nmoves, int device)
-{
-    struct worker_state *state = worker->state;
-    gpunvme_err_t err = device < 0 ? GPUNVME_OK : mem_cuda_enter((unsigned)device);
-
-    if (!err)
-        run_batch(worker, nmoves);
-    for (size_t i = 0; i < nmoves; i++) {
-        struct move *m = &state->moves[i];
-
-        if (err)
-            m->err = err;
-        else if (!m->err)
-            move_gpu(worker->store->priv, m);
-        end(worker, m);
-    }
-    if (!err && device >= 0)
-        mem_cuda_leave();
-}
-
 /* ---- Workers --------------------------------------------------------------------------------- */
 
 static struct move to_move(const struct crew_piece *piece)
@@ -342,78 +200,23 @@ static struct move to_move(const struct crew_piece *piece)
     return m;
 }
 
-/*
- * Serves the pieces: GPU memory of one GPU may go together, all else goes one by one. Host memory
- * must not be in a batch: of a file with O_DIRECT, libcufile 1.14 to 1.20 then ignores
- * devPtr_offset, and says that all went well.
- */
-static void serve(struct crew_worker *worker, const struct crew_piece *pieces, size_t n)
-{
-    struct cufile *cufile = worker->store->priv;
-    struct worker_state *state = worker->state;
-    size_t together = 0;
-    int device = -1;
-
-    for (size_t i = 0; i < n; i++) {
-        struct move m = to_move(&pieces[i]);
-
-        if (m.piece.io->mem != GPUNVME_MEM_GPU || m.piece.io->op == GPUNVME_OP_FLUSH) {
-            serve_host(worker, &m);
-        } else if (!cufile->batch || (together && device_of(&m) != device)) {
-            serve_gpu(worker, &m);
-        } else {
-            device = device_of(&m);
-            state->moves[together++] = m;
-        }
-    }
-    if (together)
-        serve_batch(worker, together, device);
-}
-
 static void work(struct crew_worker *worker)
 {
     struct cufile *cufile = worker->store->priv;
-    struct worker_state *state = worker->state;
-    struct crew_piece pieces[CUFILE_BATCH_MAX];
+    struct crew_piece piece;
     bool stop = false;
 
     while (!stop) {
-        size_t n = crew_take(worker, pieces, state->room, cufile->chunk, WAIT_NS, &stop);
+        struct move m;
 
-        if (n)
-            serve(worker, pieces, n);
+        if (!crew_take(worker, &piece, 1, cufile->chunk, WAIT_NS, &stop))
+            continue;
+        m = to_move(&piece);
+        if (m.piece.io->mem != GPUNVME_MEM_GPU || m.piece.io->op == GPUNVME_OP_FLUSH)
+            serve_host(worker, &m);
+        else
+            serve_gpu(worker, &m);
     }
 }
 
-static void release(struct crew_worker *worker)
-{
-    struct cufile *cufile = worker->store->priv;
-    struct worker_state *state = worker->state;
-
-    drop_batch(cufile, state);
-    free(state->moves);
-    free(state->params);
-    free(state->events);
-    free(state);
-}
-
-static gpunvme_err_t prepare(struct crew_worker *worker)
-{
-    struct cufile *cufile = worker->store->priv;
-    struct worker_state *state = calloc(1, sizeof(*state));
-
-    if (!state)
-        return base_fail(GPUNVME_ERR_NOMEM, "a worker");
-    worker->state = state;
-    state->room = cufile->batch ? cufile->batch : 1;
-    state->moves = calloc(state->room, sizeof(*state->moves));
-    state->params = calloc(state->room, sizeof(*state->params));
-    state->events = calloc(state->room, sizeof(*state->events));
-    if (!state->moves || !state->params || !state->events) {
-        release(worker);
-        return base_fail(GPUNVME_ERR_NOMEM, "a worker's requests");
-    }
-    return GPUNVME_OK;
-}
-
-const struct crew_ops cufile_crew_ops = {.prepare = prepare, .release = release, .work = work};
+const struct crew_ops cufile_crew_ops = {.work = work};

@@ -25,12 +25,9 @@ struct store_options {
     uint32_t threads;         /* 0: the backend decides */
     uint64_t chunk_nbytes;    /* of a piece; 0: likewise */
     uint32_t depth;           /* in flight per thread; 0: likewise */
-    uint32_t registrations;   /* room of the table of registered memory */
     enum store_switch direct; /* posix, cufile: O_DIRECT */
     enum store_switch uring;  /* posix: io_uring */
-    bool batch;               /* cufile: its batch calls */
     uint32_t nsid;            /* nvme, spdk; 0: the first one */
-    uint32_t entries;         /* nvme: of a queue */
 };
 
 struct store_uri {

@@ -408,12 +408,10 @@ static size_t choose_chunk(const struct store_options *o, const struct gpunvme_n
     return (size_t)(chunk < ns->block_size ? ns->block_size : chunk);
 }
 
-static uint32_t choose_entries(const struct store_options *o, uint32_t depth, uint32_t most)
+static uint32_t choose_entries(uint32_t depth, uint32_t most)
 {
     uint32_t entries = MIN_ENTRIES;
 
-    if (o->entries)
-        return o->entries;
     while (entries < 2 * (depth + NVME_CALLERS) && entries < most)
         entries *= 2;
     return entries < most ? entries : most;
@@ -470,7 +468,7 @@ static void choose(struct gpunvme_store *store, struct nvme_store *s)
     s->page_shift = log2_of(info.page_size);
     s->chunk = choose_chunk(o, s->ns);
     s->depth = o->depth ? o->depth : DEFAULT_DEPTH;
-    s->entries = choose_entries(o, s->depth, info.max_entries);
+    s->entries = choose_entries(s->depth, info.max_entries);
     /* A late command ends, by Abort or a reset, before the calls that wait for it give up. */
     s->command_timeout_ns = o->timeout_ns / 3 > MIN_TIMEOUT_NS ? o->timeout_ns / 3 : MIN_TIMEOUT_NS;
     /* So does a late copy, even one behind a late command. */

@@ -73,17 +73,11 @@ void store_region_release(struct store_region *region)
         atomic_fetch_sub(&region->users, 1);
 }
 
-static gpunvme_err_t make_room(struct gpunvme_store *store)
+static gpunvme_err_t make_room(struct store_regions *regions)
 {
-    struct store_regions *regions = &store->regions;
     struct store_region **list;
     size_t room = regions->room ? 2 * regions->room : 16;
 
-    if (regions->n >= store->uri.options.registrations)
-        return base_fail(GPUNVME_ERR_LIMIT,
-                         "%zu ranges are registered with %s: unregister some, or open it with "
-                         "registrations=%zu",
-                         regions->n, store->uri.text, 2 * regions->n);
     if (regions->n < regions->room)
         return GPUNVME_OK;
     list = realloc(regions->list, room * sizeof(struct store_region *));
@@ -111,7 +105,7 @@ static gpunvme_err_t add(struct gpunvme_store *store, struct store_region *regio
         (uintptr_t)regions->list[i]->ptr < (uintptr_t)region->ptr + region->nbytes)
         return base_fail(GPUNVME_ERR_INVALID, "%zu bytes at %p: part of them is registered already",
                          region->nbytes, (void *)region->ptr);
-    err = make_room(store);
+    err = make_room(regions);
     if (!err && store->backend->map) {
         err = store->backend->map(store, region);
         region->mapped = !err;

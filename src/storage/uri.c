@@ -13,9 +13,8 @@
 #include "storage/internal.h"
 #include "storage/route.h"
 
-#define DEFAULT_TIMEOUT_NS    30000000000u
-#define DEFAULT_REGISTRATIONS 65536u
-#define MAX_TIMEOUT_NS        (86400ull * 1000000000u)
+#define DEFAULT_TIMEOUT_NS 30000000000u
+#define MAX_TIMEOUT_NS     (86400ull * 1000000000u)
 
 static gpunvme_err_t set_require(void *options_, const struct base_param *item)
 {
@@ -74,15 +73,12 @@ static const struct base_param_spec table[] = {
      NULL, STORE_ANY},
     {"require", BASE_PARAM_CALL, 0, 0, 0, set_require, STORE_ANY},
     {"timeout", BASE_PARAM_TIME, OPTION(timeout_ns), 1000000, MAX_TIMEOUT_NS, NULL, STORE_ANY},
-    {"registrations", BASE_PARAM_U32, OPTION(registrations), 1, 1u << 24, NULL, STORE_ANY},
     {"threads", BASE_PARAM_U32, OPTION(threads), 1, 256, NULL, STORE_ANY & ~STORE_STRIPE},
     {"chunk", BASE_PARAM_CALL, 0, 0, 0, set_chunk, STORE_ANY & ~STORE_STRIPE},
-    {"depth", BASE_PARAM_U32, OPTION(depth), 1, 4096, NULL, STORE_ANY & ~STORE_STRIPE},
+    {"depth", BASE_PARAM_U32, OPTION(depth), 1, 4096, NULL, STORE_POSIX | STORE_NVME | STORE_SPDK},
     {"direct", BASE_PARAM_CALL, 0, 0, 0, set_direct, STORE_POSIX | STORE_CUFILE},
     {"uring", BASE_PARAM_CALL, 0, 0, 0, set_uring, STORE_POSIX},
-    {"batch", BASE_PARAM_BOOL, OPTION(batch), 0, 0, NULL, STORE_CUFILE},
     {"nsid", BASE_PARAM_U32, OPTION(nsid), 1, 0xfffffffe, NULL, STORE_NVME | STORE_SPDK},
-    {"entries", BASE_PARAM_U32, OPTION(entries), 2, 65536, NULL, STORE_NVME},
     {NULL, BASE_PARAM_BOOL, 0, 0, 0, NULL, 0},
 };
 
@@ -231,7 +227,6 @@ gpunvme_err_t store_uri_parse(const char *text, struct store_uri *uri)
 
     memset(uri, 0, sizeof(*uri));
     uri->options.timeout_ns = DEFAULT_TIMEOUT_NS;
-    uri->options.registrations = DEFAULT_REGISTRATIONS;
     if (strlen(text) >= sizeof(uri->text))
         return base_fail(GPUNVME_ERR_URI, "longer than %zu characters", sizeof(uri->text) - 1);
     if (!text[0])

@@ -32,9 +32,7 @@ static void check_options(const struct store_options *o)
     require(o->threads <= 256 && o->depth <= 4096);
     require(!o->chunk_nbytes || (o->chunk_nbytes >= 4096 && o->chunk_nbytes <= 1u << 30));
     require(!(o->chunk_nbytes & (o->chunk_nbytes - 1)));
-    require(o->registrations >= 1 && o->registrations <= 1u << 24);
     require(o->nsid < 0xffffffff);
-    require(o->entries <= 65536 && o->entries != 1);
 }
 
 static void check_taken(const struct store_uri *uri, const char *text)

@@ -294,19 +294,7 @@ static void many_reads(const char *options, bool registered)
 static void many_reads_at_once_give_the_files_bytes(void **state)
 {
     (void)state;
-    many_reads("", false);
-}
-
-static void many_reads_by_batches_give_the_files_bytes(void **state)
-{
-    (void)state;
-    many_reads(",batch=1,threads=2", false);
-}
-
-static void batches_find_registered_memory_by_base_and_offset(void **state)
-{
-    (void)state;
-    many_reads(",batch=1,threads=2", true);
+    many_reads("", true);
 }
 
 /* Two thousand random transfers of one thread, with what was written as the oracle. */
@@ -344,12 +332,6 @@ static void random_transfers_agree_with_posix(void **state)
     hammered("");
 }
 
-static void random_transfers_by_batches_agree_with_posix(void **state)
-{
-    (void)state;
-    hammered(",batch=1,threads=2,chunk=64K");
-}
-
 static void need_o_direct(void)
 {
     int fd = open(path, O_RDONLY | O_DIRECT);
@@ -364,13 +346,6 @@ static void random_transfers_by_o_direct_agree_with_posix(void **state)
     (void)state;
     need_o_direct();
     hammered(",direct=on");
-}
-
-static void random_transfers_by_o_direct_and_batches_agree_with_posix(void **state)
-{
-    (void)state;
-    need_o_direct();
-    hammered(",direct=on,batch=1,threads=2,chunk=64K");
 }
 
 static void pinned_and_host_memory_are_read_too(void **state)
@@ -578,8 +553,7 @@ static void fill(size_t nbytes)
 /* How fast it is, for the eye: nothing is asserted of it. */
 static void how_fast_it_reads_is_told(void **state)
 {
-    static const char *const ways[] = {"", ",threads=16", ",chunk=4M", ",chunk=4M,threads=16",
-                                       ",batch=1,threads=4"};
+    static const char *const ways[] = {"", ",threads=16", ",chunk=4M", ",chunk=4M,threads=16"};
     const size_t nbytes = gpunvme_mem_gpu_is_host() ? 16 * MIB : 1024 * MIB;
     struct gpunvme_buf buf = new_buf(nbytes, GPUNVME_MEM_GPU);
 
@@ -686,12 +660,8 @@ static const struct CMUnitTest all_tests[] = {
     BOTH(a_write_over_the_end_makes_the_file_as_long_as_it_reaches),
     BOTH(neighbours_in_one_block_written_at_once_are_both_there),
     BOTH(many_reads_at_once_give_the_files_bytes),
-    BOTH(many_reads_by_batches_give_the_files_bytes),
-    BOTH(batches_find_registered_memory_by_base_and_offset),
     BOTH(random_transfers_agree_with_posix),
-    BOTH(random_transfers_by_batches_agree_with_posix),
     BOTH(random_transfers_by_o_direct_agree_with_posix),
-    BOTH(random_transfers_by_o_direct_and_batches_agree_with_posix),
     DISK(pinned_and_host_memory_are_read_too),
     DISK(require_p2p_is_kept_or_refused),
 #ifdef GPUNVME_HAVE_CUDA

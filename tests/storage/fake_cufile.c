@@ -21,10 +21,9 @@
 
 EXPORT const int gpunvme_cufile_stand_in = 1;
 
-#define MAX_NAMES    32
-#define MAX_BUFFERS  64
-#define MAX_FILES    64
-#define MAX_REQUESTS 128
+#define MAX_NAMES   32
+#define MAX_BUFFERS 64
+#define MAX_FILES   64
 
 static struct {
     pthread_mutex_t lock;
@@ -201,28 +200,9 @@ EXPORT struct cufile_error cuFileDriverGetProperties(struct cufile_props *props)
     }
     props->max_device_cache_size = 131072;
     props->max_device_pinned_mem_size = 1u << 20;
-    props->max_batch_io_size = MAX_REQUESTS;
     props->max_batch_io_timeout_msecs = 5;
     return result(called(__func__));
 }
-
-EXPORT struct cufile_error cuFileDriverSetPollMode(bool poll, size_t threshold_kib)
-{
-    (void)poll;
-    (void)threshold_kib;
-    return result(called(__func__));
-}
-
-#define SETTER(name)                                                                               \
-    EXPORT struct cufile_error name(size_t kib)                                                    \
-    {                                                                                              \
-        int err = called(#name);                                                                   \
-                                                                                                   \
-        return result(err ? err : kib ? 0 : 5022);                                                 \
-    }
-SETTER(cuFileDriverSetMaxDirectIOSize)
-SETTER(cuFileDriverSetMaxCacheSize)
-SETTER(cuFileDriverSetMaxPinnedMemSize)
 
 /* --- files and buffers --- */
 
@@ -426,97 +406,6 @@ EXPORT struct cufile_error cuFileSetParameterBool(int parameter, bool value)
         fake.compat = value;
     }
     return result(err);
-}
-
-/* --- batches: done when asked for, last one first --- */
-
-struct batch {
-    unsigned capacity, queued;
-    struct cufile_io_params requests[MAX_REQUESTS];
-};
-
-EXPORT struct cufile_error cuFileBatchIOSetUp(void **out, unsigned n)
-{
-    int err = called(__func__);
-    struct batch *batch;
-
-    if (!err && !fake.users)
-        err = 5001;
-    if (!err && (!n || n > MAX_REQUESTS))
-        err = 5022;
-    if (err)
-        return result(err);
-    batch = calloc(1, sizeof(*batch));
-    if (!batch)
-        return result(5030);
-    batch->capacity = n;
-    *out = batch;
-    return result(0);
-}
-
-EXPORT struct cufile_error cuFileBatchIOSubmit(void *handle, unsigned n,
-                                               struct cufile_io_params *params, unsigned flags)
-{
-    struct batch *batch = handle;
-    int err = called(__func__);
-
-    if (!err && flags)
-        err = 5022;
-    if (!err && batch->queued + n > batch->capacity)
-        err = 5037;
-    for (unsigned i = 0; i < n && !err; i++) {
-        if (params[i].mode != CUFILE_BATCH)
-            err = 5022;
-        batch->requests[batch->queued++] = params[i];
-    }
-    return result(err);
-}
-
-static void do_request(const struct cufile_io_params *request, struct cufile_io_event *event)
-{
-    bool write = request->opcode == CUFILE_WRITE;
-    ssize_t n =
-        transfer("request", write, request->fh, request->batch.devPtr_base, request->batch.size,
-                 request->batch.file_offset, request->batch.devPtr_offset);
-
-    event->cookie = request->cookie;
-    event->status = n < 0 ? CUFILE_IO_FAILED : CUFILE_IO_COMPLETE;
-    event->ret = n == -1 ? (size_t)-errno : (size_t)n;
-    if (n == -FAKE_CUFILE_TIMED_OUT) {
-        event->status = CUFILE_IO_TIMEOUT;
-        event->ret = request->batch.size;
-    }
-}
-
-EXPORT struct cufile_error cuFileBatchIOGetStatus(void *handle, unsigned min, unsigned *n,
-                                                  struct cufile_io_event *events,
-                                                  struct timespec *timeout)
-{
-    struct batch *batch = handle;
-    int err = called(__func__);
-    unsigned room = *n, most = 3; /* a few at a time */
-
-    (void)timeout;
-    *n = 0;
-    if (err)
-        return result(err);
-    if (most < min)
-        most = min;
-    while (*n < room && *n < most && batch->queued)
-        do_request(&batch->requests[--batch->queued], &events[(*n)++]);
-    return result(0);
-}
-
-EXPORT struct cufile_error cuFileBatchIOCancel(void *handle)
-{
-    ((struct batch *)handle)->queued = 0;
-    return result(called(__func__));
-}
-
-EXPORT void cuFileBatchIODestroy(void *handle)
-{
-    called(__func__);
-    free(handle);
 }
 
 #endif

@@ -5,9 +5,7 @@
  *
  *   FAKE_CUFILE_FAIL     "cuFileBufRegister=5036,cuFileRead=-5@2": the function fails with this
  *                        number, each time or the nth time from now on only. For cuFileRead and
- *                        cuFileWrite a number below 1000 is an errno, which they give as -1;
- *                        for a batch's request ("request=5@3", its third) likewise; 6000 is one
- *                        that timed out, in an event that has its size all the same.
+ *                        cuFileWrite a number below 1000 is an errno, which they give as -1.
  *   FAKE_CUFILE_SHORT    a transfer moves at most so many bytes
  *   FAKE_CUFILE_NVFS     "2.17": nvidia-fs is there, in this version; otherwise it is not
  *   FAKE_CUFILE_COMPAT   0: compat mode is off in the configuration
@@ -18,8 +16,6 @@
  */
 #ifndef FAKE_CUFILE_H
 #define FAKE_CUFILE_H
-
-#define FAKE_CUFILE_TIMED_OUT 6000
 
 /* How often a function was called since the last reset: unsigned fake_cufile_calls(name). */
 typedef unsigned fake_cufile_calls_fn(const char *function);

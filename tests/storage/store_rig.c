@@ -41,7 +41,6 @@ const struct rig_row rig_rows[] = {
     {"stripe", RIG_STRIPE, "/tmp", "file:"},
     {"stripe_mixed", RIG_STRIPE, "/tmp", "sim:image="},
     {"cufile", RIG_CUFILE, "/tmp", "backend=cufile"},
-    {"cufile_batch", RIG_CUFILE, "/tmp", "backend=cufile,batch=on"},
     {"spdk", RIG_SPDK, NULL, NULL},
 };
 const size_t rig_nrows = sizeof(rig_rows) / sizeof(rig_rows[0]);

@@ -183,7 +183,6 @@ static int setup(void **state)
     store.flags = GPUNVME_OPEN_WRITE;
     strcpy(store.uri.text, "crew:");
     store.uri.options.timeout_ns = LONG_NS;
-    store.uri.options.registrations = 2;
     store_regions_init(&store.regions);
     nseen = nprepared = nreleased = ninside = nblocked = 0;
     fail_at = UINT32_MAX;

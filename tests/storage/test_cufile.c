@@ -266,12 +266,6 @@ static void threads_at_once_find_their_own_bytes(void **state)
     hammered(",chunk=4096");
 }
 
-static void threads_at_once_find_their_own_bytes_by_batches_too(void **state)
-{
-    (void)state;
-    hammered(",chunk=4096,batch=1");
-}
-
 /* --- registered memory --- */
 
 static void registered_memory_is_registered_once_and_addressed_by_its_base(void **state)
@@ -326,7 +320,7 @@ static void a_part_of_memory_that_another_store_registered_is_addressed_from_its
 /* They begin in front of what is registered, in it, or in what another store registered. */
 static void transfers_over_the_edges_of_registered_memory_are_whole(void **state)
 {
-    struct gpunvme_store *stores[] = {opened(""), opened(",batch=on")};
+    struct gpunvme_store *stores[] = {opened(""), opened(",threads=1")};
     const size_t begins[] = {0, 4096, 5000, 69999, 70001, 78191};
 
     (void)state;
@@ -688,127 +682,6 @@ static void cufile_serves_only_files(void **state)
     assert_int_equal(gpunvme_open("sim:?backend=cufile", 0, &store), GPUNVME_ERR_URI);
 }
 
-/* --- batches --- */
-
-#define N 300
-
-static void submit_all(struct gpunvme_store *store, struct gpunvme_batch *batch,
-                       struct gpunvme_io *ios)
-{
-    for (size_t i = 0; i < N; i++)
-        ios[i] = (struct gpunvme_io){.op = GPUNVME_OP_READ,
-                                     .mem = i % 7 ? GPU : HOST,
-                                     .offset = i * 8191,
-                                     .ptr = memory + i * 4096,
-                                     .nbytes = 4096 - i % 3};
-    assert_int_equal(gpunvme_store_submit(store, ios, N, batch), GPUNVME_OK);
-}
-
-static void poll_all(struct gpunvme_batch *batch)
-{
-    struct gpunvme_io *ended[N];
-    size_t n;
-
-    assert_int_equal(gpunvme_batch_poll(batch, N, N, ended, &n, 10000000000u), GPUNVME_OK);
-    assert_int_equal(n, N);
-}
-
-/* N reads; each ends with `bad` errors at most, its bytes right where it has none. */
-static size_t many_reads(const char *options)
-{
-    struct gpunvme_store *store = opened(options);
-    struct gpunvme_batch *batch;
-    static struct gpunvme_io ios[N];
-    size_t nbad = 0;
-
-    assert_int_equal(gpunvme_batch_create(&batch), GPUNVME_OK);
-    submit_all(store, batch, ios);
-    poll_all(batch);
-    for (size_t i = 0; i < N; i++) {
-        nbad += ios[i].err != GPUNVME_OK;
-        if (!ios[i].err)
-            assert_int_equal(ios[i].done, ios[i].nbytes);
-        assert_memory_equal(ios[i].ptr, content + ios[i].offset, ios[i].done);
-    }
-    assert_int_equal(gpunvme_batch_destroy(batch), GPUNVME_OK);
-    closed(store);
-    return nbad;
-}
-
-static void batches_are_used_when_asked_for(void **state)
-{
-    (void)state;
-    assert_int_equal(many_reads(",batch=1,threads=2"), 0);
-    assert_true(fake_calls("cuFileBatchIOSubmit") > 0);
-    assert_int_equal(fake_calls("cuFileRead"), 0);
-    assert_int_equal(fake_calls("cuFileBatchIODestroy"), fake_calls("cuFileBatchIOSetUp"));
-}
-
-static void batches_are_not_used_unasked(void **state)
-{
-    (void)state;
-    assert_int_equal(many_reads(""), 0);
-    assert_int_equal(fake_calls("cuFileBatchIOSubmit"), 0);
-}
-
-static void a_request_of_a_batch_that_fails_is_tried_by_itself(void **state)
-{
-    (void)state;
-    fake_set("FAIL", "request=5@17");
-    assert_int_equal(many_reads(",batch=1"), 0);
-    assert_int_equal(fake_calls("cuFileRead"), 1);
-}
-
-static void a_request_that_timed_out_is_not_taken_for_done(void **state)
-{
-    (void)state;
-    fake_set("FAIL", "request=6000@17");
-    assert_int_equal(many_reads(",batch=1"), 0);
-    assert_int_equal(fake_calls("cuFileRead"), 1);
-}
-
-static void a_request_that_fails_by_itself_too_fails_alone(void **state)
-{
-    (void)state;
-    fake_set("FAIL", "request=5@17,cuFileRead=5@1");
-    assert_int_equal(many_reads(",batch=1"), 1);
-}
-
-static void parts_of_a_batch_that_moved_less_are_completed(void **state)
-{
-    (void)state;
-    fake_set("SHORT", "1500");
-    assert_int_equal(many_reads(",batch=1"), 0);
-}
-
-static void a_batch_that_can_not_be_submitted_is_done_by_single_calls(void **state)
-{
-    (void)state;
-    fake_set("FAIL", "cuFileBatchIOSubmit=5035");
-    assert_int_equal(many_reads(",batch=1"), 0);
-    assert_true(fake_calls("cuFileRead") > 0);
-}
-
-static void a_batch_whose_status_is_unknown_ends_its_transfers_with_the_error(void **state)
-{
-    (void)state;
-    fake_set("FAIL", "cuFileBatchIOGetStatus=5041@1");
-    assert_true(many_reads(",batch=1,threads=1") > 0);
-    assert_true(fake_calls("cuFileBatchIOCancel") > 0);
-}
-
-static void an_unaligned_write_is_no_part_of_a_batch(void **state)
-{
-    struct gpunvme_store *store = opened(",batch=1");
-
-    (void)state;
-    assert_int_equal(gpunvme_store_write(store, 1, content + 1, GPU, 4096, NULL), GPUNVME_OK);
-    assert_int_equal(fake_calls("request"), 0);
-    assert_int_equal(gpunvme_store_write(store, 4096, content + 4096, GPU, 4096, NULL), GPUNVME_OK);
-    assert_int_equal(fake_calls("request"), 1);
-    closed(store);
-}
-
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 static const struct CMUnitTest tests[] = {
@@ -821,12 +694,9 @@ static const struct CMUnitTest tests[] = {
     TEST(transfers_that_cufile_does_in_parts_are_whole),
     TEST(host_memory_does_not_go_through_cufile),
     TEST(threads_at_once_find_their_own_bytes),
-    TEST(threads_at_once_find_their_own_bytes_by_batches_too),
     TEST(registered_memory_is_registered_once_and_addressed_by_its_base),
     TEST(two_stores_share_the_registration_of_the_same_memory),
     TEST(transfers_over_the_edges_of_registered_memory_are_whole),
-    cmocka_unit_test_setup_teardown(transfers_over_the_edges_of_registered_memory_are_whole, set_up,
-                                    tear_down),
     TEST(a_part_of_memory_that_another_store_registered_is_addressed_from_its_base),
     TEST(registrations_that_cufile_refuses_fail_with_the_remedy),
     TEST(host_memory_is_registered_without_cufile),
@@ -852,15 +722,6 @@ static const struct CMUnitTest tests[] = {
     TEST(require_compat_switches_compat_mode_on),
     TEST(the_backend_tells_the_library_that_it_works_with),
     TEST(cufile_serves_only_files),
-    TEST(batches_are_used_when_asked_for),
-    TEST(batches_are_not_used_unasked),
-    TEST(a_request_of_a_batch_that_fails_is_tried_by_itself),
-    TEST(a_request_that_timed_out_is_not_taken_for_done),
-    TEST(a_request_that_fails_by_itself_too_fails_alone),
-    TEST(parts_of_a_batch_that_moved_less_are_completed),
-    TEST(a_batch_that_can_not_be_submitted_is_done_by_single_calls),
-    TEST(a_batch_whose_status_is_unknown_ends_its_transfers_with_the_error),
-    TEST(an_unaligned_write_is_no_part_of_a_batch),
 };
 
 int main(void)

@@ -9,8 +9,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-static const struct cufile_settings no_settings = CUFILE_SETTINGS_DEFAULT;
-
 static int set_up(void **state)
 {
     const struct cufile_api *api;
@@ -26,7 +24,7 @@ static struct cufile_mode open_driver(const struct cufile_api *api)
 {
     struct cufile_mode mode;
 
-    assert_int_equal(cufile_driver_acquire(api, &no_settings, &mode), GPUNVME_OK);
+    assert_int_equal(cufile_driver_acquire(api, CUFILE_COMPAT_AS_CONFIGURED, &mode), GPUNVME_OK);
     return mode;
 }
 
@@ -53,7 +51,6 @@ static void all_functions_of_a_new_library_are_found(void **state)
     const struct cufile_api *api = *state;
 
     assert_string_equal(api->missing, "");
-    assert_true(api->has_batch);
     assert_int_equal(api->version, 1140);
     assert_string_equal(api->library, FAKE_CUFILE);
 }
@@ -74,9 +71,7 @@ static void an_old_library_is_used_without_what_it_lacks_and_that_is_told(void *
 
     (void)state;
     assert_int_equal(cufile_api_load(FAKE_CUFILE_OLD, &api), GPUNVME_OK);
-    assert_false(api.has_batch);
     assert_int_equal(api.version, 0);
-    assert_non_null(strstr(api.missing, "cuFileBatchIOSubmit"));
     assert_non_null(strstr(api.missing, "cuFileSetParameterBool"));
     assert_null(strstr(api.missing, "cuFileHandleRegister"));
 }
@@ -152,7 +147,8 @@ static void without_nvidia_fs_and_compat_mode_the_detail_names_both_remedies(voi
     struct cufile_mode mode;
 
     fake_set("COMPAT", "0");
-    assert_int_equal(cufile_driver_acquire(*state, &no_settings, &mode), GPUNVME_ERR_UNSUPPORTED);
+    assert_int_equal(cufile_driver_acquire(*state, CUFILE_COMPAT_AS_CONFIGURED, &mode),
+                     GPUNVME_ERR_UNSUPPORTED);
     assert_detail_has("modprobe nvidia-fs");
     assert_detail_has("allow_compat_mode: true");
     assert_detail_has("CUFILE_ENV_PATH_JSON");
@@ -204,7 +200,8 @@ static void a_gpu_without_room_for_a_context_is_an_error_before_the_driver_opens
     api.needs_no_gpu = false;
     ngpus = 3;
     ncontexts = 1;
-    assert_int_equal(cufile_driver_acquire(&api, &no_settings, &mode), GPUNVME_ERR_GPU);
+    assert_int_equal(cufile_driver_acquire(&api, CUFILE_COMPAT_AS_CONFIGURED, &mode),
+                     GPUNVME_ERR_GPU);
     ngpus = 0;
     assert_detail_has("the context of GPU 1: out of memory");
     assert_int_equal(nentered, 0);
@@ -238,77 +235,38 @@ static void a_driver_without_properties_is_closed_again(void **state)
     struct cufile_mode mode;
 
     fake_set("FAIL", "cuFileDriverGetProperties=5030");
-    assert_int_equal(cufile_driver_acquire(*state, &no_settings, &mode), GPUNVME_ERR_IO);
+    assert_int_equal(cufile_driver_acquire(*state, CUFILE_COMPAT_AS_CONFIGURED, &mode),
+                     GPUNVME_ERR_IO);
     assert_detail_has("cuFileDriverGetProperties");
     assert_int_equal(fake_calls("cuFileDriverClose_v2"), 1);
 }
 
-static void settings_are_made_before_the_driver_opens(void **state)
+static void a_second_user_with_another_compat_mode_is_refused(void **state)
 {
-    struct cufile_settings settings = {.allow_compat = 0,
-                                       .poll = 1,
-                                       .poll_nbytes = 4096,
-                                       .max_direct_nbytes = 1 << 20,
-                                       .max_cache_nbytes = 1 << 20,
-                                       .max_pinned_nbytes = 1 << 30};
-    struct cufile_mode mode;
-
-    fake_set("NVFS", "2.17");
-    assert_int_equal(cufile_driver_acquire(*state, &settings, &mode), GPUNVME_OK);
-    assert_false(mode.compat_allowed);
-    assert_int_equal(fake_calls("cuFileDriverSetPollMode"), 1);
-    assert_int_equal(fake_calls("cuFileDriverSetMaxDirectIOSize"), 1);
-    assert_int_equal(fake_calls("cuFileDriverSetMaxCacheSize"), 1);
-    assert_int_equal(fake_calls("cuFileDriverSetMaxPinnedMemSize"), 1);
-    close_driver(*state);
-}
-
-static void a_setting_that_the_library_refuses_is_told_and_nothing_is_opened(void **state)
-{
-    struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
-    struct cufile_mode mode;
-
-    settings.max_pinned_nbytes = 1 << 30;
-    fake_set("FAIL", "cuFileDriverSetMaxPinnedMemSize=5003");
-    assert_int_equal(cufile_driver_acquire(*state, &settings, &mode), GPUNVME_ERR_LIMIT);
-    assert_detail_has("cuFileDriverSetMaxPinnedMemSize");
-    assert_int_equal(fake_calls("cuFileDriverOpen"), 0);
-}
-
-static void a_second_user_with_other_settings_is_refused(void **state)
-{
-    struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
     struct cufile_mode mode;
 
     fake_set("NVFS", "2.17");
     open_driver(*state);
-    settings.allow_compat = 0;
-    assert_int_equal(cufile_driver_acquire(*state, &settings, &mode), GPUNVME_ERR_BUSY);
-    settings.allow_compat = -1;
-    settings.max_pinned_nbytes = 1 << 30;
-    assert_int_equal(cufile_driver_acquire(*state, &settings, &mode), GPUNVME_ERR_BUSY);
+    assert_int_equal(cufile_driver_acquire(*state, CUFILE_COMPAT_OFF, &mode), GPUNVME_ERR_BUSY);
     close_driver(*state);
 }
 
 static void a_second_user_who_asks_for_what_is_in_force_is_welcome(void **state)
 {
-    struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
     struct cufile_mode mode;
 
     open_driver(*state);
-    settings.allow_compat = 1;
-    assert_int_equal(cufile_driver_acquire(*state, &settings, &mode), GPUNVME_OK);
+    assert_int_equal(cufile_driver_acquire(*state, CUFILE_COMPAT_ON, &mode), GPUNVME_OK);
     close_driver(*state);
     close_driver(*state);
 }
 
 static void a_direct_path_that_there_is_not_is_refused_without_a_trace(void **state)
 {
-    struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
     struct cufile_mode mode;
 
-    settings.allow_compat = 0;
-    assert_int_equal(cufile_driver_acquire(*state, &settings, &mode), GPUNVME_ERR_UNSUPPORTED);
+    assert_int_equal(cufile_driver_acquire(*state, CUFILE_COMPAT_OFF, &mode),
+                     GPUNVME_ERR_UNSUPPORTED);
     assert_detail_has("nvidia-fs is");
     assert_int_equal(fake_calls("cuFileSetParameterBool"), 0);
     mode = open_driver(*state);
@@ -318,54 +276,47 @@ static void a_direct_path_that_there_is_not_is_refused_without_a_trace(void **st
 
 static void compat_mode_is_switched_on_for_who_asks_and_not_for_the_next(void **state)
 {
-    struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
     struct cufile_mode mode;
 
     fake_set("COMPAT", "0");
-    settings.allow_compat = 1;
-    assert_int_equal(cufile_driver_acquire(*state, &settings, &mode), GPUNVME_OK);
+    assert_int_equal(cufile_driver_acquire(*state, CUFILE_COMPAT_ON, &mode), GPUNVME_OK);
     assert_true(mode.compat_allowed);
     close_driver(*state);
-    assert_int_equal(cufile_driver_acquire(*state, &no_settings, &mode), GPUNVME_ERR_UNSUPPORTED);
+    assert_int_equal(cufile_driver_acquire(*state, CUFILE_COMPAT_AS_CONFIGURED, &mode),
+                     GPUNVME_ERR_UNSUPPORTED);
 }
 
 static void a_direct_path_is_asked_for_beside_users_of_compat_mode_in_vain(void **state)
 {
-    struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
     struct cufile_mode mode;
 
     open_driver(*state);
-    settings.allow_compat = 0;
-    assert_int_equal(cufile_driver_acquire(*state, &settings, &mode), GPUNVME_ERR_UNSUPPORTED);
+    assert_int_equal(cufile_driver_acquire(*state, CUFILE_COMPAT_OFF, &mode),
+                     GPUNVME_ERR_UNSUPPORTED);
     close_driver(*state);
 }
 
 static void an_old_library_must_be_in_the_compat_mode_that_is_asked_for(void **state)
 {
-    struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
     struct cufile_mode mode;
     struct cufile_api api;
 
     (void)state;
     assert_int_equal(cufile_api_load(FAKE_CUFILE_OLD, &api), GPUNVME_OK);
     fake_set("NVFS", "2.17");
-    settings.allow_compat = 1;
-    assert_int_equal(cufile_driver_acquire(&api, &settings, &mode), GPUNVME_OK);
+    assert_int_equal(cufile_driver_acquire(&api, CUFILE_COMPAT_ON, &mode), GPUNVME_OK);
     close_driver(&api);
-    settings.allow_compat = 0;
-    assert_int_equal(cufile_driver_acquire(&api, &settings, &mode), GPUNVME_ERR_BUSY);
+    assert_int_equal(cufile_driver_acquire(&api, CUFILE_COMPAT_OFF, &mode), GPUNVME_ERR_BUSY);
     assert_detail_has("cufile.json");
 }
 
 static void a_compat_mode_that_someone_else_has_in_force_is_not_changed(void **state)
 {
-    struct cufile_settings settings = CUFILE_SETTINGS_DEFAULT;
     struct cufile_mode mode;
 
     fake_set("OPEN", "1");
     fake_set("NVFS", "2.17");
-    settings.allow_compat = 0;
-    assert_int_equal(cufile_driver_acquire(*state, &settings, &mode), GPUNVME_ERR_BUSY);
+    assert_int_equal(cufile_driver_acquire(*state, CUFILE_COMPAT_OFF, &mode), GPUNVME_ERR_BUSY);
     assert_int_equal(fake_calls("cuFileSetParameterBool"), 0);
 }
 
@@ -553,51 +504,6 @@ static void bytes_written_are_read_at_their_offsets(void **state)
     close(fd);
 }
 
-static void a_batch_gives_each_request_its_own_result(void **state)
-{
-    const struct cufile_api *api = *state;
-    struct cufile_io_params requests[5];
-    struct cufile_io_event events[5];
-    unsigned done = 0, n;
-    char buffer[5] = "";
-    int fd = new_file();
-    void *fh, *batch;
-
-    assert_int_equal(pwrite(fd, "abcde", 5, 0), 5);
-    open_driver(api);
-    fh = register_file(api, fd);
-    fake_set("FAIL", "request=5@2");
-    assert_int_equal(api->batch_setup(&batch, 5).err, 0);
-    for (unsigned i = 0; i < 5; i++)
-        requests[i] = (struct cufile_io_params){.mode = CUFILE_BATCH,
-                                                .batch = {buffer, i, i, 1},
-                                                .fh = fh,
-                                                .opcode = CUFILE_READ,
-                                                .cookie = &buffer[i]};
-    assert_int_equal(api->batch_submit(batch, 5, requests, 0).err, 0);
-    for (; done < 5; done += n) {
-        n = 5 - done;
-        assert_int_equal(api->batch_status(batch, 1, &n, events + done, NULL).err, 0);
-        assert_true(n > 0);
-    }
-    for (unsigned i = 0; i < 5; i++) {
-        char *cookie = events[i].cookie;
-
-        if (i == 1) {
-            assert_int_equal(events[i].status, CUFILE_IO_FAILED);
-            assert_int_equal((ssize_t)events[i].ret, -EIO);
-            continue;
-        }
-        assert_int_equal(events[i].status, CUFILE_IO_COMPLETE);
-        assert_int_equal(events[i].ret, 1);
-        assert_int_equal(*cookie, "abcde"[cookie - buffer]);
-    }
-    api->batch_destroy(batch);
-    api->handle_deregister(fh);
-    close_driver(api);
-    close(fd);
-}
-
 #define TEST(name) cmocka_unit_test_setup(name, set_up)
 
 int main(void)
@@ -620,9 +526,7 @@ int main(void)
         TEST(already_open_is_as_good_as_opened_and_left_open),
         TEST(releasing_what_is_not_open_is_refused),
         TEST(a_driver_without_properties_is_closed_again),
-        TEST(settings_are_made_before_the_driver_opens),
-        TEST(a_setting_that_the_library_refuses_is_told_and_nothing_is_opened),
-        TEST(a_second_user_with_other_settings_is_refused),
+        TEST(a_second_user_with_another_compat_mode_is_refused),
         TEST(a_second_user_who_asks_for_what_is_in_force_is_welcome),
         TEST(a_direct_path_that_there_is_not_is_refused_without_a_trace),
         TEST(compat_mode_is_switched_on_for_who_asks_and_not_for_the_next),
@@ -641,7 +545,6 @@ int main(void)
         TEST(the_file_system_of_a_file_is_named),
         TEST(what_udevs_database_lacks_is_found_out),
         TEST(bytes_written_are_read_at_their_offsets),
-        TEST(a_batch_gives_each_request_its_own_result),
     };
 
     use_fake();

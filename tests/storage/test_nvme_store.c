@@ -36,7 +36,7 @@ static void random_transfers_are_right_across_odd_boundaries(void **state)
 static void random_transfers_are_right_on_queues_that_are_always_full(void **state)
 {
     (void)state;
-    random_transfers("sim:size=1M,queues=1?threads=4,entries=2,depth=64,chunk=4096", 400);
+    random_transfers("sim:size=1M,queues=1,mqes=1?threads=4,depth=64,chunk=4096", 400);
 }
 
 /* --- ends, sizes, namespaces ------------------------------------------------------------------ */
@@ -91,8 +91,7 @@ static void namespaces_that_can_not_be_opened_are_refused(void **state)
     refused("sim:size=1M?nsid=2", 0, GPUNVME_ERR_NO_NAMESPACE, "2");
     refused("sim:size=1M,metadata=8", 0, GPUNVME_ERR_FORMAT, "");
     refused("sim:size=1M,readonly", GPUNVME_OPEN_WRITE, GPUNVME_ERR_READONLY, "write protected");
-    refused("sim:size=1M?entries=4096,direct=on", 0, GPUNVME_ERR_URI_PARAM, "direct");
-    refused("sim:size=1M,mqes=63?entries=128", 0, GPUNVME_ERR_LIMIT, "64");
+    refused("sim:size=1M?depth=4,direct=on", 0, GPUNVME_ERR_URI_PARAM, "direct");
     refused("sim:size=1X", 0, GPUNVME_ERR_URI, "");
 }
 

@@ -403,41 +403,6 @@ static void a_file_may_grow_and_shrink_under_reads(void **state)
         fail_msg("%s", what);
 }
 
-/* ---- Registration -----------------------------------------------------------------------------
- */
-
-static int setup_few(void **state)
-{
-    (void)state;
-    return setup_with(row->kind == RIG_SIM && row->options ? NULL : "registrations=3");
-}
-
-static void a_full_table_of_registrations_stops_no_transfer(void **state)
-{
-    static uint8_t memory[5][8192] __attribute__((aligned(4096)));
-    uint8_t expected[8192];
-    size_t done;
-
-    (void)state;
-    if (row->kind == RIG_SIM && row->options)
-        skip();
-    filled();
-    assert_int_equal(pread(rig.oracle, expected, 8192, 100), 8192);
-    for (unsigned i = 0; i < 3; i++)
-        works(gpunvme_store_register(rig.store, memory[i], 8192, GPUNVME_MEM_HOST));
-    assert_int_equal(gpunvme_store_register(rig.store, memory[3], 8192, GPUNVME_MEM_HOST),
-                     GPUNVME_ERR_LIMIT);
-    for (unsigned i = 0; i < 5; i++) {
-        works(gpunvme_store_read(rig.store, 100, memory[i], GPUNVME_MEM_HOST, 8192, &done));
-        assert_int_equal(done, 8192);
-        assert_memory_equal(memory[i], expected, 8192);
-    }
-    works(gpunvme_store_unregister(rig.store, memory[1]));
-    works(gpunvme_store_register(rig.store, memory[3], 8192, GPUNVME_MEM_HOST));
-    works(gpunvme_store_read(rig.store, 100, memory[3], GPUNVME_MEM_HOST, 8192, &done));
-    assert_memory_equal(memory[3], expected, 8192);
-}
-
 /* ---- Many at once, and the end ----------------------------------------------------------------
  */
 
@@ -1062,8 +1027,6 @@ static int run_groups(void)
         TEST(a_read_across_the_end_is_short),
         TEST(a_write_behind_the_end_lengthens_a_file_and_nothing_else),
         TEST(a_file_may_grow_and_shrink_under_reads),
-        cmocka_unit_test_setup_teardown(a_full_table_of_registrations_stops_no_transfer, setup_few,
-                                        teardown),
         TEST(closing_waits_for_the_last_callback),
         TEST(stores_share_a_batch_while_memory_comes_and_goes),
         TEST(a_read_only_store_is_not_written),

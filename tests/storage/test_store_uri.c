@@ -55,10 +55,10 @@ static void a_file_has_options_and_escapes(void **state)
 static void the_namespace_of_a_drive_is_behind_a_slash_or_an_option(void **state)
 {
     (void)state;
-    parses("nvme:0000:01:00.0,via=vfio/2?entries=64");
+    parses("nvme:0000:01:00.0,via=vfio/2?depth=64");
     assert_string_equal(uri.target, "nvme:0000:01:00.0,via=vfio");
     assert_int_equal(uri.options.nsid, 2);
-    assert_int_equal(uri.options.entries, 64);
+    assert_int_equal(uri.options.depth, 64);
     parses("nvme:0000:01:00.0?nsid=3");
     assert_int_equal(uri.options.nsid, 3);
     parses("vfio-user:/run/a/b");
@@ -71,9 +71,9 @@ static void the_namespace_of_a_drive_is_behind_a_slash_or_an_option(void **state
 static void what_transports_understand_is_left_to_them(void **state)
 {
     (void)state;
-    parses("sim:size=1G,image=/tmp/x?nsid=1,entries=64");
+    parses("sim:size=1G,image=/tmp/x?nsid=1,depth=64");
     assert_string_equal(uri.target, "sim:size=1G,image=/tmp/x");
-    assert_int_equal(uri.options.entries, 64);
+    assert_int_equal(uri.options.depth, 64);
 }
 
 static void bad_options_are_named(void **state)

@@ -495,28 +495,6 @@ static void a_set_is_as_good_as_its_worst_member(void **state)
     refused(uri, 0, GPUNVME_ERR_UNSUPPORTED, "require=p2p");
 }
 
-static void a_full_table_of_registrations_of_a_member_is_told(void **state)
-{
-    static uint8_t memory[3 * 4096] __attribute__((aligned(4096)));
-    const char *one;
-    char uri[256], stripe[300];
-    struct gpunvme_store *store;
-
-    (void)state;
-    files(2 * MIB, 0, 0, 0);
-    snprintf(uri, sizeof(uri), "file:%s?registrations=2", paths[0]);
-    one = uri;
-    assert_ok(gpunvme_stripe_create(&one, 1, 4096, 0));
-    snprintf(stripe, sizeof(stripe), "stripe:%s", uri);
-    store = opened(stripe);
-    for (unsigned i = 0; i < 3; i++)
-        assert_err(gpunvme_store_register(store, memory + 4096 * i, 4096, GPUNVME_MEM_HOST),
-                   i < 2 ? GPUNVME_OK : GPUNVME_ERR_LIMIT);
-    assert_ok(gpunvme_store_unregister(store, memory));
-    assert_ok(gpunvme_store_register(store, memory + 8192, 4096, GPUNVME_MEM_HOST));
-    assert_ok(gpunvme_close(store));
-}
-
 /* A set on one namespace, whose image has a header, with a fault and options of its own. */
 static struct gpunvme_store *set_of_one(const char *set_options, const char *fault,
                                         const char *options)
@@ -581,7 +559,6 @@ int main(void)
         cmocka_unit_test(a_flush_fails_when_a_member_s_does),
         cmocka_unit_test(a_member_that_is_cut_off_meanwhile_is_no_end_of_the_set),
         cmocka_unit_test(a_set_is_as_good_as_its_worst_member),
-        cmocka_unit_test(a_full_table_of_registrations_of_a_member_is_told),
         cmocka_unit_test(the_time_of_a_call_is_the_set_s),
         cmocka_unit_test(a_member_keeps_what_it_requires_itself),
     };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0
  *
  * The parts of the module gpunvme: main.c has the PCI driver and the character device, map.c the
- * mappings of host memory and their handles, dmabuf.c and nvidia.c those of other drivers'
- * memory, irq.c the interrupts.
+ * mappings of host memory and their handles, dmabuf.c those of other drivers' memory,
+ * irq.c the interrupts.
  *
  * Locks, in the order in which they are taken:
  *   gpunvme_dev.lock      all of struct gpunvme_dev and of its opener, but what is named below
@@ -86,15 +86,6 @@ int gpunvme_add(struct gpunvme_file *f, struct gpunvme_map *map, u32 *handle);
 long gpunvme_map_dmabuf(struct gpunvme_file *f, void __user *arg);
 #else
 static inline long gpunvme_map_dmabuf(struct gpunvme_file *f, void __user *arg)
-{
-    return -EOPNOTSUPP;
-}
-#endif
-
-#ifdef GPUNVME_HAVE_NV_P2P
-long gpunvme_map_nvidia(struct gpunvme_file *f, void __user *arg);
-#else
-static inline long gpunvme_map_nvidia(struct gpunvme_file *f, void __user *arg)
 {
     return -EOPNOTSUPP;
 }

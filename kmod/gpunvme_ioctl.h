@@ -19,7 +19,6 @@
 /* info.flags */
 #define GPUNVME_IOC_IOMMU  (1u << 0) /* the controller reaches only what is mapped */
 #define GPUNVME_IOC_DMABUF (1u << 1) /* MAP_DMABUF is built in */
-#define GPUNVME_IOC_NVIDIA (1u << 2) /* MAP_NVIDIA is built in */
 
 struct gpunvme_ioc_info {
     __u32 version; /* GPUNVME_IOC_VERSION */
@@ -58,17 +57,6 @@ struct gpunvme_ioc_map_dmabuf {
     __u32 npages; /* out */
 };
 
-/* Memory of an NVIDIA GPU by its address in this process, both multiples of 64 KiB. */
-struct gpunvme_ioc_map_nvidia {
-    __u64 gpu;
-    __u64 len;
-    __u64 pages;
-    __u32 capacity;
-    __u32 reserved;
-    __u32 handle; /* out */
-    __u32 npages; /* out */
-};
-
 struct gpunvme_ioc_unmap {
     __u32 handle;
     __u32 reserved;
@@ -95,7 +83,6 @@ struct gpunvme_ioc_event {
 #define GPUNVME_IOC_INFO       _IOR('N', 0xa0, struct gpunvme_ioc_info)
 #define GPUNVME_IOC_MAP_USER   _IOWR('N', 0xa1, struct gpunvme_ioc_map_user)
 #define GPUNVME_IOC_MAP_DMABUF _IOWR('N', 0xa2, struct gpunvme_ioc_map_dmabuf)
-#define GPUNVME_IOC_MAP_NVIDIA _IOWR('N', 0xa3, struct gpunvme_ioc_map_nvidia)
 #define GPUNVME_IOC_UNMAP      _IOW('N', 0xa4, struct gpunvme_ioc_unmap)
 #define GPUNVME_IOC_RESET      _IOW('N', 0xa5, struct gpunvme_ioc_reset)
 #define GPUNVME_IOC_IRQ        _IOWR('N', 0xa6, struct gpunvme_ioc_irq)

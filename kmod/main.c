@@ -299,9 +299,6 @@ static long info(struct gpunvme_dev *d, void __user *arg)
 #ifdef CONFIG_DMA_SHARED_BUFFER
     a.flags |= GPUNVME_IOC_DMABUF;
 #endif
-#ifdef GPUNVME_HAVE_NV_P2P
-    a.flags |= GPUNVME_IOC_NVIDIA;
-#endif
     spin_lock(&d->master);
     a.nrevoked = d->nrevoked;
     spin_unlock(&d->master);
@@ -362,8 +359,6 @@ static long call(struct gpunvme_file *f, unsigned int cmd, void __user *arg)
         return gpunvme_map_user(f, arg);
     case GPUNVME_IOC_MAP_DMABUF:
         return gpunvme_map_dmabuf(f, arg);
-    case GPUNVME_IOC_MAP_NVIDIA:
-        return gpunvme_map_nvidia(f, arg);
     case GPUNVME_IOC_UNMAP:
         return gpunvme_unmap(f, arg);
     case GPUNVME_IOC_RESET:

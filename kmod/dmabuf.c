@@ -6,7 +6,6 @@
 #include <linux/dma-buf.h>
 #include <linux/dma-resv.h>
 #include <linux/slab.h>
-#include <linux/uaccess.h>
 
 #include "gpunvme.h"
 
@@ -20,12 +19,28 @@
 #endif
 
 struct dmabuf_map {
-    struct gpunvme_map map; /* first: it is freed by this address */
+    struct gpunvme_map map;
     struct dma_buf *dmabuf;
+    u64 offset;
     struct dma_buf_attachment *attach;
     bool pinned;          /* this and sgt under the lock of the dma-buf's reservation */
     struct sg_table *sgt; /* NULL once it was taken back */
 };
+
+static struct dmabuf_map *of(struct gpunvme_map *map)
+{
+    return container_of(map, struct dmabuf_map, map);
+}
+
+/* The reservation is locked. */
+static void unmap_locked(struct dmabuf_map *m)
+{
+    if (!m->sgt)
+        return;
+    dma_buf_unmap_attachment(m->attach, m->sgt, DMA_BIDIRECTIONAL);
+    m->sgt = NULL;
+    gpunvme_flush(m->map.dev);
+}
 
 /* Called with the reservation locked. */
 static void taken_back(struct dma_buf_attachment *attach)
@@ -33,10 +48,7 @@ static void taken_back(struct dma_buf_attachment *attach)
     struct dmabuf_map *m = attach->importer_priv;
 
     gpunvme_revoke(&m->map);
-    if (!m->sgt)
-        return;
-    dma_buf_unmap_attachment(attach, m->sgt, DMA_BIDIRECTIONAL);
-    m->sgt = NULL;
+    unmap_locked(m);
 }
 
 static const struct dma_buf_attach_ops attach_ops = {
@@ -44,23 +56,19 @@ static const struct dma_buf_attach_ops attach_ops = {
     .compat_move_notify = taken_back,
 };
 
-static void release(struct gpunvme_map *map)
+static void dmabuf_detach(struct gpunvme_map *map)
 {
-    struct dmabuf_map *m = container_of(map, struct dmabuf_map, map);
+    struct dmabuf_map *m = of(map);
 
-    if (m->attach) {
-        dma_resv_lock(m->dmabuf->resv, NULL);
-        if (m->sgt) {
-            dma_buf_unmap_attachment(m->attach, m->sgt, DMA_BIDIRECTIONAL);
-            gpunvme_flush(map->dev);
-        }
-        m->sgt = NULL;
-        if (m->pinned)
-            dma_buf_unpin(m->attach);
-        dma_resv_unlock(m->dmabuf->resv);
-        dma_buf_detach(m->dmabuf, m->attach);
-    }
-    dma_buf_put(m->dmabuf);
+    if (!m->attach)
+        return;
+    dma_resv_lock(m->dmabuf->resv, NULL);
+    unmap_locked(m);
+    if (m->pinned)
+        dma_buf_unpin(m->attach);
+    dma_resv_unlock(m->dmabuf->resv);
+    dma_buf_detach(m->dmabuf, m->attach);
+    m->attach = NULL;
 }
 
 /* The reservation is locked. */
@@ -84,79 +92,65 @@ static int map_locked(struct dmabuf_map *m)
     return left ? 0 : -ETIMEDOUT;
 }
 
-/* On failure, release() takes back what was done. */
-static int make(struct dmabuf_map *m)
+static int dmabuf_attach(struct gpunvme_map *map, u64 *pages, u32 npages)
 {
+    struct dmabuf_map *m = of(map);
     struct dma_buf_attachment *attach;
     int err;
 
-    attach = dma_buf_dynamic_attach(m->dmabuf, &m->map.dev->pdev->dev, &attach_ops, m);
+    attach = dma_buf_dynamic_attach(m->dmabuf, &map->dev->pdev->dev, &attach_ops, m);
     if (IS_ERR(attach))
         return PTR_ERR(attach);
     m->attach = attach;
     dma_resv_lock(m->dmabuf->resv, NULL);
     err = map_locked(m);
+    if (!err)
+        err = gpunvme_list_sgt(m->sgt, m->offset, pages, npages);
     dma_resv_unlock(m->dmabuf->resv);
     return err;
 }
 
-/* Listed under the lock, for the memory may be taken back; copied without, for that may fault. */
-static int tell(struct dmabuf_map *m, const struct gpunvme_ioc_map_dmabuf *a)
+static void dmabuf_release(struct gpunvme_map *map)
 {
-    u64 *pages = kvmalloc_array(a->npages, sizeof(*pages), GFP_KERNEL_ACCOUNT);
-    int err = -ESTALE;
+    struct dmabuf_map *m = of(map);
 
-    if (!pages)
-        return -ENOMEM;
-    dma_resv_lock(m->dmabuf->resv, NULL);
-    if (m->sgt)
-        err = gpunvme_list_sgt(m->sgt, a->offset, pages, a->npages);
-    dma_resv_unlock(m->dmabuf->resv);
-    if (!err && copy_to_user(u64_to_user_ptr(a->pages), pages, a->npages * sizeof(*pages)))
-        err = -EFAULT;
-    kvfree(pages);
-    return err;
+    dma_buf_put(m->dmabuf);
+    kfree(m);
 }
 
-long gpunvme_map_dmabuf(struct gpunvme_file *f, void __user *arg)
+static const struct gpunvme_map_ops dmabuf_ops = {
+    .attach = dmabuf_attach,
+    .detach = dmabuf_detach,
+    .release = dmabuf_release,
+};
+
+int gpunvme_map_dmabuf(struct gpunvme_file *f, struct gpunvme_ioc_map_dmabuf *a)
 {
-    struct gpunvme_ioc_map_dmabuf a;
     struct dmabuf_map *m;
-    long err;
+    int err;
 
-    if (copy_from_user(&a, arg, sizeof(a)))
-        return -EFAULT;
-    if (a.reserved || a.reserved2 || a.handle || a.npages)
+    if (a->reserved || a->reserved2 || a->handle || a->npages)
         return -EINVAL;
-    err = gpunvme_check_range(a.offset, a.len, GPUNVME_IOC_PAGE, a.capacity, &a.npages);
+    err = gpunvme_check_range(a->offset, a->len, GPUNVME_IOC_PAGE, a->capacity, &a->npages);
     if (err)
         return err;
     m = kzalloc(sizeof(*m), GFP_KERNEL_ACCOUNT);
     if (!m)
         return -ENOMEM;
+    m->map.ops = &dmabuf_ops;
     m->map.dev = f->dev;
-    m->map.release = release;
-    m->dmabuf = dma_buf_get(a.fd);
+    m->offset = a->offset;
+    m->dmabuf = dma_buf_get(a->fd);
     if (IS_ERR(m->dmabuf)) {
         err = PTR_ERR(m->dmabuf);
         kfree(m);
         return err;
     }
-    if (a.len > m->dmabuf->size || a.offset > m->dmabuf->size - a.len)
-        err = -EINVAL;
-    if (!err)
-        err = make(m);
-    if (!err)
-        err = tell(m, &a);
-    if (!err)
-        err = gpunvme_add(f, &m->map, &a.handle);
-    if (!err && copy_to_user(arg, &a, sizeof(a))) {
-        xa_erase(&f->maps, a.handle);
-        err = -EFAULT;
+    if (a->len > m->dmabuf->size || a->offset > m->dmabuf->size - a->len) {
+        dmabuf_release(&m->map);
+        return -EINVAL;
     }
-    if (err)
-        gpunvme_drop(&m->map);
-    return err;
+    return gpunvme_publish(f, &m->map, a->pages, a->npages, &a->handle);
 }
 
 COMPAT_IMPORT_NS(DMA_BUF);

@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0
  *
  * The parts of the module gpunvme: main.c has the PCI driver and the character device, map.c the
- * mappings of host memory and their handles, dmabuf.c those of other drivers' memory,
+ * handles of mappings and the mappings of host memory, dmabuf.c those of other drivers' memory,
  * irq.c the interrupts.
  *
+ * A fault in user memory can last for ever (FUSE, userfaultfd). So no lock is held while user
+ * memory is read, written, pinned or unpinned: unbinding waits for `lock`.
+ *
  * Locks, in the order in which they are taken:
+ *   misc_mtx              the kernel's, held during open() by which everybody opens a misc device:
+ *                         open() must not wait
  *   gpunvme_dev.lock      all of struct gpunvme_dev and of its opener, but what is named below
- *   mmap_lock             of a process, by access to its memory
  *   gpunvme_dev.map_lock  `removed`, for page faults, which can't take `lock`
  *   gpunvme_dev.master    bus mastering, `nrevoked` and `event`, for callbacks, which take
  *                         neither: a spinlock
@@ -27,7 +31,12 @@
 #include "compat.h"
 #include "gpunvme_ioctl.h"
 
-struct gpunvme_irq;
+#ifndef CONFIG_64BIT
+#error "addresses of user memory are taken to have 64 bits"
+#endif
+
+struct gpunvme_irqs;
+struct gpunvme_map;
 
 struct gpunvme_dev {
     struct kref ref; /* the binding's, and the opener's */
@@ -44,6 +53,7 @@ struct gpunvme_dev {
 
     void __iomem *regs; /* the first page of BAR0 */
     resource_size_t bar0, bar0_len, mmap_len;
+    unsigned int nvectors;
 
     struct gpunvme_file *file; /* the one opener, or NULL */
 };
@@ -51,21 +61,29 @@ struct gpunvme_dev {
 struct gpunvme_file {
     struct gpunvme_dev *dev;
     struct address_space *mapping;
+    bool ready;         /* the controller was disabled for this opener */
     struct xarray maps; /* by handle, from 1 on */
-    struct gpunvme_irq *irqs;
-    unsigned int nirqs;
+    struct gpunvme_irqs *irqs;
     struct page *ones[2]; /* what a removed function reads as: its registers, and all else */
 };
 
-/*
- * A mapping, the first member of a structure that kzalloc() gave. release takes everything back
- * but that structure, also of a mapping made by halves; after it no callback may come.
- */
-struct gpunvme_map {
-    struct gpunvme_dev *dev;
+struct gpunvme_map_ops {
+    /* Under dev->lock: maps the memory for the controller, and lists its bus addresses. */
+    int (*attach)(struct gpunvme_map *map, u64 *pages, u32 npages);
+    /* Under dev->lock: undoes attach, also one that failed. No callback may come afterwards. */
+    void (*detach)(struct gpunvme_map *map);
+    /* Without locks, after detach: lets the memory go, and frees `map`. */
     void (*release)(struct gpunvme_map *map);
+};
+
+struct gpunvme_map {
+    const struct gpunvme_map_ops *ops;
+    struct gpunvme_dev *dev;
     bool revoked; /* under dev->master */
 };
+
+/* main.c: takes dev->lock for a call. Fails if the function is gone or can't be disabled. */
+int gpunvme_lock(struct gpunvme_file *f);
 
 /* main.c: called from anywhere. The memory of `map` goes away: the controller stops first. */
 void gpunvme_revoke(struct gpunvme_map *map);
@@ -73,26 +91,36 @@ void gpunvme_revoke(struct gpunvme_map *map);
 /* main.c: after this the IOMMU remembers nothing that was unmapped, so memory may go. */
 void gpunvme_flush(struct gpunvme_dev *d);
 
-/* map.c; all under dev->lock. */
-long gpunvme_map_user(struct gpunvme_file *f, void __user *arg);
-long gpunvme_unmap(struct gpunvme_file *f, void __user *arg);
-void gpunvme_unmap_all(struct gpunvme_file *f);
-void gpunvme_drop(struct gpunvme_map *map);
+/*
+ * map.c: attaches `map`, gives it a handle, and writes its bus addresses to user memory. Owns
+ * `map` from the call on, whatever comes of it.
+ */
+int gpunvme_publish(struct gpunvme_file *f, struct gpunvme_map *map, u64 user_pages, u32 npages,
+                    u32 *handle);
+
+/* map.c: the calls; without locks. */
+int gpunvme_map_user(struct gpunvme_file *f, struct gpunvme_ioc_map_user *a);
+int gpunvme_unmap(struct gpunvme_file *f, u32 handle);
+
+/* map.c: all mappings; the first under dev->lock, the second for a file that is being closed. */
+void gpunvme_detach_all(struct gpunvme_file *f);
+void gpunvme_release_all(struct gpunvme_file *f);
+
 int gpunvme_check_range(u64 start, u64 len, u64 granule, u32 capacity, u32 *npages);
 int gpunvme_list_sgt(struct sg_table *sgt, u64 offset, u64 *pages, u32 npages);
-int gpunvme_add(struct gpunvme_file *f, struct gpunvme_map *map, u32 *handle);
 
+/* dmabuf.c; without locks. */
 #ifdef CONFIG_DMA_SHARED_BUFFER
-long gpunvme_map_dmabuf(struct gpunvme_file *f, void __user *arg);
+int gpunvme_map_dmabuf(struct gpunvme_file *f, struct gpunvme_ioc_map_dmabuf *a);
 #else
-static inline long gpunvme_map_dmabuf(struct gpunvme_file *f, void __user *arg)
+static inline int gpunvme_map_dmabuf(struct gpunvme_file *f, struct gpunvme_ioc_map_dmabuf *a)
 {
     return -EOPNOTSUPP;
 }
 #endif
 
-/* irq.c; both under dev->lock. */
-long gpunvme_irq_set(struct gpunvme_file *f, void __user *arg);
+/* irq.c: the first without locks, the second under dev->lock. */
+int gpunvme_irq_set(struct gpunvme_file *f, struct gpunvme_ioc_irq *a);
 void gpunvme_irq_free(struct gpunvme_file *f);
 
 #endif

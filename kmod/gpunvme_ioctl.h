@@ -4,7 +4,11 @@
  * width and the same layout for 32 and 64 bits; reserved fields are 0 or the call is refused.
  *
  * Bus addresses are given for pieces of 4 KiB (GPUNVME_IOC_PAGE), whatever the kernel's pages
- * are. Every call fails with ENODEV once the function is removed or unbound.
+ * are. Every call fails with ENODEV once the function is removed or unbound. The first call after
+ * open() disables the controller, which can take seconds, and fails with EIO if it can't.
+ *
+ * Calls are safe from several threads. A MAP call that fails leaves nothing mapped. After an IRQ
+ * call that fails there may be no interrupts.
  */
 #ifndef GPUNVME_IOCTL_H
 #define GPUNVME_IOCTL_H
@@ -30,9 +34,9 @@ struct gpunvme_ioc_info {
 };
 
 /*
- * Memory of the calling process, page-aligned, `len` a multiple of the page size. It is pinned,
- * counts as locked (RLIMIT_MEMLOCK), and `pages` gets len / 4096 bus addresses: ENOSPC if
- * `capacity` is less.
+ * Memory of the calling process, page-aligned, `len` a multiple of the page size. It is pinned
+ * until it is unmapped or the file is closed, counts as locked (RLIMIT_MEMLOCK), and `pages` gets
+ * len / 4096 bus addresses: ENOSPC if `capacity` is less.
  */
 struct gpunvme_ioc_map_user {
     __u64 addr;

@@ -8,106 +8,104 @@
 
 #include "gpunvme.h"
 
-struct gpunvme_irq {
-    struct eventfd_ctx *ctx;
-    bool requested;
+struct gpunvme_irqs {
+    unsigned int nctxs, nrequested;
+    struct eventfd_ctx *ctxs[]; /* by vector */
 };
 
 static irqreturn_t fired(int number, void *data)
 {
-    struct gpunvme_irq *irq = data;
+    struct eventfd_ctx *ctx = data;
 
-    compat_eventfd_signal(irq->ctx);
+    compat_eventfd_signal(ctx);
     return IRQ_HANDLED;
+}
+
+static void free_irqs(struct pci_dev *pdev, struct gpunvme_irqs *irqs)
+{
+    unsigned int i;
+
+    for (i = 0; i < irqs->nrequested; i++)
+        free_irq(pci_irq_vector(pdev, i), irqs->ctxs[i]);
+    for (i = 0; i < irqs->nctxs; i++)
+        eventfd_ctx_put(irqs->ctxs[i]);
+    kvfree(irqs);
 }
 
 void gpunvme_irq_free(struct gpunvme_file *f)
 {
-    struct pci_dev *pdev = f->dev->pdev;
-    unsigned int i;
-
     if (!f->irqs)
         return;
-    for (i = 0; i < f->nirqs; i++) {
-        if (f->irqs[i].requested)
-            free_irq(pci_irq_vector(pdev, i), &f->irqs[i]);
-        if (f->irqs[i].ctx)
-            eventfd_ctx_put(f->irqs[i].ctx);
-    }
-    pci_free_irq_vectors(pdev);
-    kfree(f->irqs);
+    free_irqs(f->dev->pdev, f->irqs);
+    pci_free_irq_vectors(f->dev->pdev);
     f->irqs = NULL;
-    f->nirqs = 0;
 }
 
-/* Takes the eventfds of all vectors; what was taken is in f->irqs, for gpunvme_irq_free(). */
-static int take_fds(struct gpunvme_file *f, const s32 __user *fds)
+/* Takes the eventfds; what was taken is in `irqs` also after a failure. */
+static int take_fds(struct gpunvme_irqs *irqs, const s32 __user *fds, unsigned int n)
 {
-    unsigned int i;
-
-    for (i = 0; i < f->nirqs; i++) {
+    for (; irqs->nctxs < n; irqs->nctxs++) {
         struct eventfd_ctx *ctx;
         s32 fd;
 
-        if (get_user(fd, &fds[i]))
+        if (get_user(fd, &fds[irqs->nctxs]))
             return -EFAULT;
         ctx = eventfd_ctx_fdget(fd);
         if (IS_ERR(ctx))
             return PTR_ERR(ctx);
-        f->irqs[i].ctx = ctx;
+        irqs->ctxs[irqs->nctxs] = ctx;
     }
     return 0;
 }
 
-static int request(struct gpunvme_file *f, unsigned int granted)
+/* Under dev->lock, with f->irqs set. */
+static int request(struct gpunvme_file *f, u32 *granted)
 {
-    unsigned int i;
+    struct gpunvme_irqs *irqs = f->irqs;
+    struct pci_dev *pdev = f->dev->pdev;
+    int i, n = pci_alloc_irq_vectors(pdev, 1, irqs->nctxs, PCI_IRQ_MSIX);
 
-    for (i = 0; i < granted; i++) {
-        int err = request_irq(pci_irq_vector(f->dev->pdev, i), fired, 0, f->dev->name,
-                              &f->irqs[i]);
+    if (n < 0)
+        return n;
+    for (i = 0; i < n; i++) {
+        int err = request_irq(pci_irq_vector(pdev, i), fired, 0, f->dev->name, irqs->ctxs[i]);
 
         if (err)
             return err;
-        f->irqs[i].requested = true;
+        irqs->nrequested++;
     }
+    *granted = n;
     return 0;
 }
 
-long gpunvme_irq_set(struct gpunvme_file *f, void __user *arg)
+int gpunvme_irq_set(struct gpunvme_file *f, struct gpunvme_ioc_irq *a)
 {
-    struct pci_dev *pdev = f->dev->pdev;
-    struct gpunvme_ioc_irq a;
-    int most = pci_msix_vec_count(pdev);
-    int granted;
-    long err;
+    struct gpunvme_dev *d = f->dev;
+    struct gpunvme_irqs *irqs;
+    int err;
 
-    if (copy_from_user(&a, arg, sizeof(a)))
-        return -EFAULT;
-    if (a.granted)
+    if (a->granted)
         return -EINVAL;
-    if (a.wanted && most <= 0)
+    if (a->wanted && !d->nvectors)
         return -EOPNOTSUPP;
-    if (a.wanted && a.wanted > (unsigned int)most)
+    if (a->wanted > d->nvectors)
         return -EINVAL;
-    gpunvme_irq_free(f);
-    if (!a.wanted)
-        return 0;
-    f->irqs = kcalloc(a.wanted, sizeof(*f->irqs), GFP_KERNEL_ACCOUNT);
-    if (!f->irqs)
+    irqs = kvzalloc(struct_size(irqs, ctxs, a->wanted), GFP_KERNEL_ACCOUNT);
+    if (!irqs)
         return -ENOMEM;
-    f->nirqs = a.wanted;
-    err = take_fds(f, u64_to_user_ptr(a.fds));
-    if (!err) {
-        granted = pci_alloc_irq_vectors(pdev, 1, a.wanted, PCI_IRQ_MSIX);
-        err = granted < 0 ? granted : request(f, granted);
+    err = take_fds(irqs, u64_to_user_ptr(a->fds), a->wanted);
+    if (!err)
+        err = gpunvme_lock(f);
+    if (err) {
+        free_irqs(d->pdev, irqs);
+        return err;
     }
-    if (!err) {
-        a.granted = granted;
-        if (copy_to_user(arg, &a, sizeof(a)))
-            err = -EFAULT;
-    }
-    if (err)
+    gpunvme_irq_free(f);
+    f->irqs = irqs;
+    if (a->wanted)
+        err = request(f, &a->granted);
+    if (err || !a->wanted)
         gpunvme_irq_free(f);
+    mutex_unlock(&d->lock);
     return err;
 }

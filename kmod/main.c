@@ -123,7 +123,10 @@ void gpunvme_flush(struct gpunvme_dev *d)
         iommu_flush_iotlb_all(domain);
 }
 
-/* Under d->lock: nothing of the opener's is in use any more. */
+/*
+ * Under d->lock: the function has nothing of the opener's any more. The memory itself goes when the
+ * file is closed, since unpinning it may wait for others.
+ */
 static void tear_down(struct gpunvme_file *f)
 {
     struct gpunvme_dev *d = f->dev;
@@ -131,7 +134,7 @@ static void tear_down(struct gpunvme_file *f)
 
     stop(d);
     gpunvme_irq_free(f);
-    gpunvme_unmap_all(f);
+    gpunvme_detach_all(f);
     spin_lock(&d->master);
     event = d->event;
     d->event = NULL;
@@ -175,39 +178,31 @@ static struct gpunvme_file *new_file(struct gpunvme_dev *d, struct file *filp)
     return f;
 }
 
-static int take(struct gpunvme_dev *d, struct gpunvme_file *f)
-{
-    int err = 0;
-
-    mutex_lock(&d->lock);
-    if (d->removed)
-        err = -ENODEV;
-    else if (d->file)
-        err = -EBUSY;
-    /* Firmware or an opener before may have left it running, with queues in others' memory. */
-    if (!err && !stop(d) && (pci_try_reset_function(d->pdev) || !stop(d)))
-        err = -EIO;
-    if (!err) {
-        d->file = f;
-        want_dma(d, true);
-    }
-    mutex_unlock(&d->lock);
-    return err;
-}
-
+/*
+ * Called under misc_mtx, which every open of any misc device takes: so it waits for nothing, and
+ * leaves the controller to the first call. Nor can the misc device go away meanwhile.
+ */
 static int dev_open(struct inode *inode, struct file *filp)
 {
-    /* The misc device can't go away meanwhile: misc_deregister() waits for this call. */
     struct gpunvme_dev *d = container_of(filp->private_data, struct gpunvme_dev, misc);
     struct gpunvme_file *f;
-    int err;
+    int err = 0;
 
     if (!behind_iommu(d) && !unsafe_no_iommu && !capable(CAP_SYS_RAWIO))
         return -EPERM;
     f = new_file(d, filp);
     if (!f)
         return -ENOMEM;
-    err = take(d, f);
+    /* Who has the lock either has the file open or unbinds the function. */
+    if (!mutex_trylock(&d->lock)) {
+        free_file(f);
+        return -EBUSY;
+    }
+    if (d->file)
+        err = -EBUSY;
+    else
+        d->file = f;
+    mutex_unlock(&d->lock);
     if (err) {
         free_file(f);
         return err;
@@ -227,9 +222,37 @@ static int dev_release(struct inode *inode, struct file *filp)
         tear_down(f);
     d->file = NULL;
     mutex_unlock(&d->lock);
+    gpunvme_release_all(f);
     free_file(f);
     kref_put(&d->ref, free_dev);
     return 0;
+}
+
+/* Firmware or an opener before may have left it running, with queues in others' memory. */
+static int make_ready(struct gpunvme_file *f)
+{
+    struct gpunvme_dev *d = f->dev;
+
+    if (!stop(d) && (pci_try_reset_function(d->pdev) || !stop(d)))
+        return -EIO;
+    want_dma(d, true);
+    f->ready = true;
+    return 0;
+}
+
+int gpunvme_lock(struct gpunvme_file *f)
+{
+    int err = 0;
+
+    if (mutex_lock_killable(&f->dev->lock))
+        return -EINTR;
+    if (f->dev->removed)
+        err = -ENODEV;
+    else if (!f->ready)
+        err = make_ready(f);
+    if (err)
+        mutex_unlock(&f->dev->lock);
+    return err;
 }
 
 /*
@@ -285,37 +308,40 @@ static int dev_mmap(struct file *filp, struct vm_area_struct *vma)
     return 0;
 }
 
-static long info(struct gpunvme_dev *d, void __user *arg)
+static int info(struct gpunvme_file *f, struct gpunvme_ioc_info *a)
 {
-    struct gpunvme_ioc_info a = {
-        .version = GPUNVME_IOC_VERSION,
-        .bar0_len = d->bar0_len,
-        .mmap_len = d->mmap_len,
-        .nvectors = max(pci_msix_vec_count(d->pdev), 0),
-    };
+    struct gpunvme_dev *d = f->dev;
+    int err = gpunvme_lock(f);
 
+    if (err)
+        return err;
+    *a = (struct gpunvme_ioc_info){.version = GPUNVME_IOC_VERSION,
+                                   .bar0_len = d->bar0_len,
+                                   .mmap_len = d->mmap_len,
+                                   .nvectors = d->nvectors};
     if (behind_iommu(d))
-        a.flags |= GPUNVME_IOC_IOMMU;
-#ifdef CONFIG_DMA_SHARED_BUFFER
-    a.flags |= GPUNVME_IOC_DMABUF;
-#endif
+        a->flags |= GPUNVME_IOC_IOMMU;
+    if (IS_ENABLED(CONFIG_DMA_SHARED_BUFFER))
+        a->flags |= GPUNVME_IOC_DMABUF;
     spin_lock(&d->master);
-    a.nrevoked = d->nrevoked;
+    a->nrevoked = d->nrevoked;
     spin_unlock(&d->master);
-    return copy_to_user(arg, &a, sizeof(a)) ? -EFAULT : 0;
+    mutex_unlock(&d->lock);
+    return 0;
 }
 
 /* The reset restores the command register that it finds, so DMA is off around it. */
-static long reset(struct gpunvme_dev *d, void __user *arg)
+static int reset(struct gpunvme_file *f, const struct gpunvme_ioc_reset *a)
 {
-    struct gpunvme_ioc_reset a;
+    struct gpunvme_dev *d = f->dev;
     bool had_dma;
-    long err;
+    int err;
 
-    if (copy_from_user(&a, arg, sizeof(a)))
-        return -EFAULT;
-    if (a.flags || a.reserved)
+    if (a->flags || a->reserved)
         return -EINVAL;
+    err = gpunvme_lock(f);
+    if (err)
+        return err;
     spin_lock(&d->master);
     had_dma = d->master_wanted;
     spin_unlock(&d->master);
@@ -324,64 +350,99 @@ static long reset(struct gpunvme_dev *d, void __user *arg)
     err = pci_try_reset_function(d->pdev);
     /* Without the reset, DMA that memory's revocation has ended stays off. */
     want_dma(d, !err || had_dma);
+    mutex_unlock(&d->lock);
     return err;
 }
 
-static long set_event(struct gpunvme_dev *d, void __user *arg)
+static int set_event(struct gpunvme_file *f, const struct gpunvme_ioc_event *a)
 {
-    struct gpunvme_ioc_event a;
-    struct eventfd_ctx *new = NULL, *old;
+    struct gpunvme_dev *d = f->dev;
+    struct eventfd_ctx *ctx = NULL;
+    int err;
 
-    if (copy_from_user(&a, arg, sizeof(a)))
-        return -EFAULT;
-    if (a.reserved || a.fd < -1)
+    if (a->reserved || a->fd < -1)
         return -EINVAL;
-    if (a.fd >= 0) {
-        new = eventfd_ctx_fdget(a.fd);
-        if (IS_ERR(new))
-            return PTR_ERR(new);
+    if (a->fd >= 0) {
+        ctx = eventfd_ctx_fdget(a->fd);
+        if (IS_ERR(ctx))
+            return PTR_ERR(ctx);
     }
-    spin_lock(&d->master);
-    old = d->event;
-    d->event = new;
-    spin_unlock(&d->master);
-    if (old)
-        eventfd_ctx_put(old);
-    return 0;
+    err = gpunvme_lock(f);
+    if (!err) {
+        spin_lock(&d->master);
+        swap(d->event, ctx);
+        spin_unlock(&d->master);
+        mutex_unlock(&d->lock);
+    }
+    if (ctx) /* the old one, or one that came too late */
+        eventfd_ctx_put(ctx);
+    return err;
 }
 
-static long call(struct gpunvme_file *f, unsigned int cmd, void __user *arg)
+union argument {
+    struct gpunvme_ioc_info info;
+    struct gpunvme_ioc_map_user user;
+    struct gpunvme_ioc_map_dmabuf dmabuf;
+    struct gpunvme_ioc_unmap unmap;
+    struct gpunvme_ioc_reset reset;
+    struct gpunvme_ioc_irq irq;
+    struct gpunvme_ioc_event event;
+};
+
+static int call(struct gpunvme_file *f, unsigned int cmd, union argument *a)
 {
     switch (cmd) {
     case GPUNVME_IOC_INFO:
-        return info(f->dev, arg);
+        return info(f, &a->info);
     case GPUNVME_IOC_MAP_USER:
-        return gpunvme_map_user(f, arg);
+        return gpunvme_map_user(f, &a->user);
     case GPUNVME_IOC_MAP_DMABUF:
-        return gpunvme_map_dmabuf(f, arg);
+        return gpunvme_map_dmabuf(f, &a->dmabuf);
     case GPUNVME_IOC_UNMAP:
-        return gpunvme_unmap(f, arg);
+        return a->unmap.reserved ? -EINVAL : gpunvme_unmap(f, a->unmap.handle);
     case GPUNVME_IOC_RESET:
-        return reset(f->dev, arg);
+        return reset(f, &a->reset);
     case GPUNVME_IOC_IRQ:
-        return gpunvme_irq_set(f, arg);
+        return gpunvme_irq_set(f, &a->irq);
     case GPUNVME_IOC_EVENT:
-        return set_event(f->dev, arg);
+        return set_event(f, &a->event);
     default:
         return -ENOTTY;
     }
 }
 
+/* The caller does not learn what it got, so it gets nothing. */
+static void undo(struct gpunvme_file *f, unsigned int cmd, const union argument *a)
+{
+    struct gpunvme_ioc_irq none = {0};
+
+    if (cmd == GPUNVME_IOC_MAP_USER)
+        gpunvme_unmap(f, a->user.handle);
+    else if (cmd == GPUNVME_IOC_MAP_DMABUF)
+        gpunvme_unmap(f, a->dmabuf.handle);
+    else if (cmd == GPUNVME_IOC_IRQ)
+        gpunvme_irq_set(f, &none);
+}
+
 static long dev_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 {
     struct gpunvme_file *f = filp->private_data;
-    struct gpunvme_dev *d = f->dev;
-    long err;
+    void __user *user = (void __user *)arg;
+    union argument a = {0};
+    size_t n = _IOC_SIZE(cmd);
+    int err;
 
-    if (mutex_lock_killable(&d->lock))
-        return -EINTR;
-    err = d->removed ? -ENODEV : call(f, cmd, (void __user *)arg);
-    mutex_unlock(&d->lock);
+    if (READ_ONCE(f->dev->removed))
+        return -ENODEV;
+    if (n > sizeof(a))
+        return -ENOTTY;
+    if (_IOC_DIR(cmd) & _IOC_WRITE && copy_from_user(&a, user, n))
+        return -EFAULT;
+    err = call(f, cmd, &a);
+    if (!err && _IOC_DIR(cmd) & _IOC_READ && copy_to_user(user, &a, n)) {
+        undo(f, cmd, &a);
+        err = -EFAULT;
+    }
     return err;
 }
 
@@ -461,6 +522,7 @@ static int start(struct gpunvme_dev *d)
     d->bar0 = pci_resource_start(pdev, 0);
     d->bar0_len = pci_resource_len(pdev, 0);
     d->mmap_len = mappable(pdev);
+    d->nvectors = max(pci_msix_vec_count(pdev), 0);
     d->regs = ioremap(d->bar0, DOORBELLS);
     err = d->regs ? 0 : -ENOMEM;
     if (err)

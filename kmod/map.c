@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Memory of the opener's process, pinned and mapped for the controller; and the handles of all
- * mappings, which belong to one open file and mean nothing elsewhere.
+ * The handles of all mappings, which belong to one open file and mean nothing elsewhere; and
+ * memory of the calling process, pinned and mapped for the controller.
  */
 #include <linux/dma-mapping.h>
 #include <linux/overflow.h>
 #include <linux/sched/mm.h>
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
@@ -13,16 +14,7 @@
 
 #define MAX_HANDLE 65536
 
-struct user_map {
-    struct gpunvme_map map; /* first: it is freed by this address */
-    struct mm_struct *mm; /* whose locked memory it counts as */
-    struct page **pages;
-    unsigned long npages;
-    unsigned long npinned;
-    bool accounted;
-    bool mapped;
-    struct sg_table sgt;
-};
+/* --- all mappings ----------------------------------------------------------------------------- */
 
 /* Checks a range; *npages is what the caller's array must hold. */
 int gpunvme_check_range(u64 start, u64 len, u64 granule, u32 capacity, u32 *npages)
@@ -64,27 +56,110 @@ int gpunvme_list_sgt(struct sg_table *sgt, u64 offset, u64 *pages, u32 npages)
     return -EINVAL;
 }
 
-int gpunvme_add(struct gpunvme_file *f, struct gpunvme_map *map, u32 *handle)
+/* Under dev->lock. */
+static void detach(struct gpunvme_map *map)
 {
-    return xa_alloc(&f->maps, handle, map, XA_LIMIT(1, MAX_HANDLE), GFP_KERNEL_ACCOUNT);
+    struct gpunvme_dev *d = map->dev;
+
+    map->ops->detach(map); /* after which no callback comes */
+    spin_lock(&d->master);
+    if (map->revoked)
+        d->nrevoked--;
+    map->revoked = false;
+    spin_unlock(&d->master);
 }
 
-static void release(struct gpunvme_map *map)
+int gpunvme_publish(struct gpunvme_file *f, struct gpunvme_map *map, u64 user_pages, u32 npages,
+                    u32 *handle)
 {
-    struct user_map *u = container_of(map, struct user_map, map);
+    u64 *pages = kvmalloc_array(npages, sizeof(*pages), GFP_KERNEL_ACCOUNT);
+    int err = pages ? gpunvme_lock(f) : -ENOMEM;
 
-    if (u->mapped) {
-        dma_unmap_sgtable(&map->dev->pdev->dev, &u->sgt, DMA_BIDIRECTIONAL, 0);
-        gpunvme_flush(map->dev);
+    if (!err) {
+        err = map->ops->attach(map, pages, npages);
+        if (!err)
+            err = xa_alloc(&f->maps, handle, map, XA_LIMIT(1, MAX_HANDLE), GFP_KERNEL_ACCOUNT);
+        if (err)
+            detach(map);
+        mutex_unlock(&f->dev->lock);
     }
-    sg_free_table(&u->sgt);
-    if (u->npinned)
-        unpin_user_pages_dirty_lock(u->pages, u->npinned, true);
-    if (u->accounted)
-        account_locked_vm(u->mm, u->npages, false);
-    if (u->mm)
-        mmdrop(u->mm);
-    kvfree(u->pages);
+    if (err) {
+        map->ops->release(map);
+    } else if (copy_to_user(u64_to_user_ptr(user_pages), pages, npages * sizeof(*pages))) {
+        /* By its handle: another thread may have ended the mapping already. */
+        gpunvme_unmap(f, *handle);
+        err = -EFAULT;
+    }
+    kvfree(pages);
+    return err;
+}
+
+int gpunvme_unmap(struct gpunvme_file *f, u32 handle)
+{
+    struct gpunvme_map *map;
+    int err = gpunvme_lock(f);
+
+    if (err)
+        return err;
+    map = xa_erase(&f->maps, handle);
+    if (map)
+        detach(map);
+    mutex_unlock(&f->dev->lock);
+    if (!map)
+        return -ENOENT;
+    map->ops->release(map);
+    return 0;
+}
+
+void gpunvme_detach_all(struct gpunvme_file *f)
+{
+    struct gpunvme_map *map;
+    unsigned long handle;
+
+    xa_for_each(&f->maps, handle, map) {
+        detach(map);
+        cond_resched();
+    }
+}
+
+void gpunvme_release_all(struct gpunvme_file *f)
+{
+    struct gpunvme_map *map;
+    unsigned long handle;
+
+    xa_for_each(&f->maps, handle, map) {
+        xa_erase(&f->maps, handle);
+        map->ops->release(map);
+        cond_resched();
+    }
+}
+
+/* --- memory of the calling process ------------------------------------------------------------ */
+
+struct user_map {
+    struct gpunvme_map map;
+    struct mm_struct *mm; /* whose locked memory it counts as; NULL if nobody's */
+    struct page **pages;
+    unsigned long npages;
+    unsigned long npinned;
+    bool mapped;
+    struct sg_table sgt;
+};
+
+static struct user_map *of(struct gpunvme_map *map)
+{
+    return container_of(map, struct user_map, map);
+}
+
+static int account(struct user_map *u)
+{
+    int err = account_locked_vm(current->mm, u->npages, true);
+
+    if (err)
+        return err;
+    mmgrab(current->mm);
+    u->mm = current->mm;
+    return 0;
 }
 
 static int pin(struct user_map *u, u64 addr)
@@ -103,118 +178,75 @@ static int pin(struct user_map *u, u64 addr)
     return 0;
 }
 
-/* On failure, release() takes back what was done. */
-static int make(struct user_map *u, u64 addr, u64 len)
+static int user_attach(struct gpunvme_map *map, u64 *pages, u32 npages)
 {
-    int err;
+    struct user_map *u = of(map);
+    int err = dma_map_sgtable(&map->dev->pdev->dev, &u->sgt, DMA_BIDIRECTIONAL, 0);
 
-    u->npages = len >> PAGE_SHIFT;
-    u->pages = kvmalloc_array(u->npages, sizeof(*u->pages), GFP_KERNEL_ACCOUNT);
-    if (!u->pages)
-        return -ENOMEM;
-    mmgrab(current->mm);
-    u->mm = current->mm;
-    err = account_locked_vm(u->mm, u->npages, true);
     if (err)
         return err;
-    u->accounted = true;
-    err = pin(u, addr);
-    if (err)
-        return err;
-    err = sg_alloc_table_from_pages(&u->sgt, u->pages, u->npages, 0, len, GFP_KERNEL_ACCOUNT);
-    if (err)
-        return err;
-    err = dma_map_sgtable(&u->map.dev->pdev->dev, &u->sgt, DMA_BIDIRECTIONAL, 0);
-    u->mapped = !err;
-    return err;
+    u->mapped = true;
+    return gpunvme_list_sgt(&u->sgt, 0, pages, npages);
 }
 
-static int tell(struct user_map *u, const struct gpunvme_ioc_map_user *a)
+static void user_detach(struct gpunvme_map *map)
 {
-    u64 *pages = kvmalloc_array(a->npages, sizeof(*pages), GFP_KERNEL_ACCOUNT);
-    int err;
+    struct user_map *u = of(map);
 
-    if (!pages)
-        return -ENOMEM;
-    err = gpunvme_list_sgt(&u->sgt, 0, pages, a->npages);
-    if (!err && copy_to_user(u64_to_user_ptr(a->pages), pages, a->npages * sizeof(*pages)))
-        err = -EFAULT;
-    kvfree(pages);
-    return err;
+    if (u->mapped) {
+        dma_unmap_sgtable(&map->dev->pdev->dev, &u->sgt, DMA_BIDIRECTIONAL, 0);
+        gpunvme_flush(map->dev);
+    }
+    u->mapped = false;
 }
 
-long gpunvme_map_user(struct gpunvme_file *f, void __user *arg)
+static void user_release(struct gpunvme_map *map)
 {
-    struct gpunvme_ioc_map_user a;
+    struct user_map *u = of(map);
+
+    sg_free_table(&u->sgt);
+    if (u->npinned)
+        unpin_user_pages_dirty_lock(u->pages, u->npinned, true);
+    if (u->mm) {
+        account_locked_vm(u->mm, u->npages, false);
+        mmdrop(u->mm);
+    }
+    kvfree(u->pages);
+    kfree(u);
+}
+
+static const struct gpunvme_map_ops user_ops = {
+    .attach = user_attach,
+    .detach = user_detach,
+    .release = user_release,
+};
+
+int gpunvme_map_user(struct gpunvme_file *f, struct gpunvme_ioc_map_user *a)
+{
     struct user_map *u;
-    long err;
+    int err;
 
-    if (copy_from_user(&a, arg, sizeof(a)))
-        return -EFAULT;
-    if (a.reserved || a.handle || a.npages)
+    if (a->reserved || a->handle || a->npages)
         return -EINVAL;
-    err = gpunvme_check_range(a.addr, a.len, PAGE_SIZE, a.capacity, &a.npages);
+    err = gpunvme_check_range(a->addr, a->len, PAGE_SIZE, a->capacity, &a->npages);
     if (err)
         return err;
     u = kzalloc(sizeof(*u), GFP_KERNEL_ACCOUNT);
     if (!u)
         return -ENOMEM;
+    u->map.ops = &user_ops;
     u->map.dev = f->dev;
-    u->map.release = release;
-    err = make(u, a.addr, a.len);
+    u->npages = a->len >> PAGE_SHIFT;
+    u->pages = kvmalloc_array(u->npages, sizeof(*u->pages), GFP_KERNEL_ACCOUNT);
+    err = u->pages ? account(u) : -ENOMEM;
     if (!err)
-        err = tell(u, &a);
+        err = pin(u, a->addr);
     if (!err)
-        err = gpunvme_add(f, &u->map, &a.handle);
+        err = sg_alloc_table_from_pages(&u->sgt, u->pages, u->npages, 0, a->len,
+                                        GFP_KERNEL_ACCOUNT);
     if (err) {
-        gpunvme_drop(&u->map);
+        user_release(&u->map);
         return err;
     }
-    if (copy_to_user(arg, &a, sizeof(a))) {
-        xa_erase(&f->maps, a.handle);
-        gpunvme_drop(&u->map);
-        return -EFAULT;
-    }
-    return 0;
-}
-
-/* Ends a mapping that has no handle any more. */
-void gpunvme_drop(struct gpunvme_map *map)
-{
-    struct gpunvme_dev *d = map->dev;
-
-    map->release(map); /* after which no callback comes */
-    spin_lock(&d->master);
-    if (map->revoked)
-        d->nrevoked--;
-    spin_unlock(&d->master);
-    kfree(map);
-}
-
-long gpunvme_unmap(struct gpunvme_file *f, void __user *arg)
-{
-    struct gpunvme_ioc_unmap a;
-    struct gpunvme_map *map;
-
-    if (copy_from_user(&a, arg, sizeof(a)))
-        return -EFAULT;
-    if (a.reserved)
-        return -EINVAL;
-    map = xa_erase(&f->maps, a.handle);
-    if (!map)
-        return -ENOENT;
-    gpunvme_drop(map);
-    return 0;
-}
-
-void gpunvme_unmap_all(struct gpunvme_file *f)
-{
-    struct gpunvme_map *map;
-    unsigned long handle;
-
-    xa_for_each(&f->maps, handle, map) {
-        xa_erase(&f->maps, handle);
-        gpunvme_drop(map);
-        cond_resched();
-    }
+    return gpunvme_publish(f, &u->map, a->pages, a->npages, &a->handle);
 }

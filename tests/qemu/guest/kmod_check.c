@@ -3,18 +3,17 @@
  * Talks to the kernel module's device directly, inside a guest: what it must refuse, dma-bufs,
  * and what an open file sees when the function is unbound. One check a run:
  *
- *   kmod_check /dev/gpunvme/BDF refusals|second|dmabuf|reset|limit|hold
+ *   kmod_check /dev/gpunvme/BDF refusals|second|dmabuf|reset|limit|threads|hold
  *
  * "hold" opens the device, says "held", waits for a line, and then checks that the function is
  * gone. Prints what failed and ends with 1; 77 where the kernel can't do it.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
 #include <linux/udmabuf.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -23,9 +22,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "../../../kmod/gpunvme_ioctl.h"
-
-#define PAGE 4096u
+#include "kmod_check.h"
 
 /* Of the kernel's drm.h and drm_mode.h, which Debian's C library headers leave out. */
 struct dumb_create {
@@ -44,17 +41,9 @@ struct prime_handle {
 #define MAP_DUMB     _IOWR('d', 0xb3, struct dumb_map)
 #define HANDLE_TO_FD _IOWR('d', 0x2d, struct prime_handle)
 
-static int failures, fd;
+static int fd;
 static char page[4 * PAGE] __attribute__((aligned(PAGE)));
 static uint64_t pages[8];
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            printf("FAILED line %d: %s (errno %d)\n", __LINE__, #condition, errno);                \
-            failures++;                                                                            \
-        }                                                                                          \
-    } while (0)
 
 /* The call fails with this error. */
 #define REFUSED(request, argument, error)                                                          \
@@ -138,12 +127,20 @@ static void other_refusals(void)
 static void limit(void)
 {
     struct rlimit small = {.rlim_cur = 2 * PAGE, .rlim_max = 2 * PAGE};
-    struct gpunvme_ioc_map_user a = good();
+    struct gpunvme_ioc_map_user a = good(), *constant;
     struct gpunvme_ioc_unmap u;
 
     CHECK(setrlimit(RLIMIT_MEMLOCK, &small) == 0 && setuid(1000) == 0);
     a.len = 4 * PAGE;
     REFUSED(GPUNVME_IOC_MAP_USER, &a, ENOMEM);
+
+    /* An answer that can't be written leaves nothing mapped. */
+    constant = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(constant != MAP_FAILED);
+    *constant = good();
+    constant->len = 2 * PAGE;
+    CHECK(mprotect(constant, PAGE, PROT_READ) == 0);
+    REFUSED(GPUNVME_IOC_MAP_USER, constant, EFAULT);
     for (int i = 0; i < 3; i++) {
         a = good();
         a.len = 2 * PAGE;
@@ -153,6 +150,40 @@ static void limit(void)
         REFUSED(GPUNVME_IOC_MAP_USER, &a, ENOMEM);
         CHECK(ioctl(fd, GPUNVME_IOC_UNMAP, &u) == 0);
     }
+}
+
+static void *call_at_random(void *arg)
+{
+    unsigned int seed = (unsigned int)(uintptr_t)arg;
+    int32_t event = eventfd(0, 0);
+    uint64_t list[4];
+
+    for (int i = 0; i < 300; i++) {
+        struct gpunvme_ioc_map_user a = good();
+        struct gpunvme_ioc_unmap u = {.handle = 1 + (uint32_t)rand_r(&seed) % 4};
+        struct gpunvme_ioc_irq irq = {.wanted = (uint32_t)i & 1, .fds = (uintptr_t)&event};
+        struct gpunvme_ioc_event e = {.fd = i & 1 ? event : -1};
+
+        a.len = 4 * PAGE;
+        a.pages = (uintptr_t)list;
+        CHECK(ioctl(fd, GPUNVME_IOC_MAP_USER, &a) == 0);
+        CHECK(ioctl(fd, GPUNVME_IOC_UNMAP, &u) == 0 || errno == ENOENT);
+        CHECK(ioctl(fd, GPUNVME_IOC_EVENT, &e) == 0);
+        CHECK(i % 10 || ioctl(fd, GPUNVME_IOC_IRQ, &irq) == 0);
+    }
+    close(event);
+    return NULL;
+}
+
+/* Threads that end each other's mappings. What they leave goes with the file. */
+static void threads(void)
+{
+    pthread_t ids[4];
+
+    for (uintptr_t i = 0; i < 4; i++)
+        CHECK(pthread_create(&ids[i], NULL, call_at_random, (void *)(i + 1)) == 0);
+    for (int i = 0; i < 4; i++)
+        CHECK(pthread_join(ids[i], NULL) == 0);
 }
 
 static void wait_for_bit(volatile uint32_t *csts, uint32_t value)
@@ -315,6 +346,8 @@ int main(int argc, char **argv)
         dmabuf();
     } else if (!strcmp(what, "reset")) {
         reset();
+    } else if (!strcmp(what, "threads")) {
+        threads();
     } else if (!strcmp(what, "hold")) {
         hold();
     } else {

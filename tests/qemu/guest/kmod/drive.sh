@@ -2,15 +2,16 @@
 #
 # The kernel module, built for this kernel, gives a drive to programs: it is driven through it,
 # what must be refused is, and the kernel's nvme driver gets it back after a killed process.
-# MODULES: nvme vgem
+# MODULES: nvme vgem fuse
 
 hugepages 8
 modprobe vgem
+modprobe fuse
 bind_to gpunvme
 device=/dev/gpunvme/$BDF
 [ "$(stat -c %a "$device")" = 600 ]
 
-for check in refusals second limit dmabuf reset; do
+for check in refusals second limit dmabuf reset threads; do
     kmod_check "$device" $check || [ $? = 77 ]
 done
 
@@ -44,6 +45,11 @@ holder=$!
 wait_for 10 grep -q held held
 unbind
 wait $holder || { cat held; fail "the holder"; }
+[ ! -e "$device" ]
+
+# Processes that are stuck in their own memory hold up nobody, and the function can be unbound.
+bind_to gpunvme
+kmod_stuck "$device"
 [ ! -e "$device" ]
 rmmod gpunvme
 drive=$(kernel_drive)

@@ -8,7 +8,7 @@
 modprobe vgem
 bind_to gpunvme
 device=/dev/gpunvme/$BDF
-for check in refusals second limit dmabuf reset; do
+for check in refusals second limit dmabuf reset threads; do
     kmod_check "$device" $check || [ $? = 77 ]
 done
 random_bytes 1048576 >sent

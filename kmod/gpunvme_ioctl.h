@@ -35,8 +35,9 @@ struct gpunvme_ioc_info {
 
 /*
  * Memory of the calling process, page-aligned, `len` a multiple of the page size. It is pinned
- * until it is unmapped or the file is closed, counts as locked (RLIMIT_MEMLOCK), and `pages` gets
- * len / 4096 bus addresses: ENOSPC if `capacity` is less.
+ * until it is unmapped or the file is closed, and `pages` gets len / 4096 bus addresses: ENOSPC if
+ * `capacity` is less. It counts as locked memory of the calling user, over all processes, as with
+ * io_uring: ENOMEM beyond the caller's RLIMIT_MEMLOCK, unless it has CAP_IPC_LOCK.
  */
 struct gpunvme_ioc_map_user {
     __u64 addr;

@@ -3,10 +3,11 @@
  * The handles of all mappings, which belong to one open file and mean nothing elsewhere; and
  * memory of the calling process, pinned and mapped for the controller.
  */
+#include <linux/capability.h>
 #include <linux/dma-mapping.h>
 #include <linux/overflow.h>
-#include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
+#include <linux/sched/user.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
@@ -138,7 +139,7 @@ void gpunvme_release_all(struct gpunvme_file *f)
 
 struct user_map {
     struct gpunvme_map map;
-    struct mm_struct *mm; /* whose locked memory it counts as; NULL if nobody's */
+    struct user_struct *user; /* whose locked memory it counts as; NULL if nobody's */
     struct page **pages;
     unsigned long npages;
     unsigned long npinned;
@@ -151,14 +152,23 @@ static struct user_map *of(struct gpunvme_map *map)
     return container_of(map, struct user_map, map);
 }
 
+/*
+ * By user, not by process: a process that forks has as many address spaces as it likes, and what
+ * a child has mapped stays pinned when the child has ended.
+ */
 static int account(struct user_map *u)
 {
-    int err = account_locked_vm(current->mm, u->npages, true);
+    struct user_struct *user = current_user();
+    unsigned long limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
+    long old = atomic_long_read(&user->locked_vm);
 
-    if (err)
-        return err;
-    mmgrab(current->mm);
-    u->mm = current->mm;
+    if (capable(CAP_IPC_LOCK))
+        return 0;
+    do {
+        if (old + u->npages > limit)
+            return -ENOMEM;
+    } while (!atomic_long_try_cmpxchg(&user->locked_vm, &old, old + u->npages));
+    u->user = get_uid(user);
     return 0;
 }
 
@@ -207,9 +217,9 @@ static void user_release(struct gpunvme_map *map)
     sg_free_table(&u->sgt);
     if (u->npinned)
         unpin_user_pages_dirty_lock(u->pages, u->npinned, true);
-    if (u->mm) {
-        account_locked_vm(u->mm, u->npages, false);
-        mmdrop(u->mm);
+    if (u->user) {
+        atomic_long_sub(u->npages, &u->user->locked_vm);
+        free_uid(u->user);
     }
     kvfree(u->pages);
     kfree(u);

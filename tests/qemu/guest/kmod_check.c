@@ -20,6 +20,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "kmod_check.h"
@@ -123,16 +124,42 @@ static void other_refusals(void)
     CHECK(mremap(all, info.mmap_len, 2 * info.mmap_len, MREMAP_MAYMOVE) == MAP_FAILED);
 }
 
-/* Locked memory counts, and is given back. */
+/* Maps `len` bytes in a child that ends at once; its handle, or 0 and the child's errno. */
+static uint32_t map_in_child(uint64_t len)
+{
+    uint32_t *shared = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct gpunvme_ioc_map_user a = good();
+    uint32_t handle;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        a.len = len;
+        if (ioctl(fd, GPUNVME_IOC_MAP_USER, &a))
+            shared[1] = (uint32_t)errno;
+        shared[0] = a.handle;
+        _exit(0);
+    }
+    CHECK(pid > 0 && waitpid(pid, NULL, 0) == pid);
+    errno = (int)shared[1];
+    handle = shared[0];
+    munmap(shared, PAGE);
+    return handle;
+}
+
+/* Locked memory counts, whichever child of the process maps it, and is given back. */
 static void limit(void)
 {
     struct rlimit small = {.rlim_cur = 2 * PAGE, .rlim_max = 2 * PAGE};
     struct gpunvme_ioc_map_user a = good(), *constant;
-    struct gpunvme_ioc_unmap u;
+    struct gpunvme_ioc_unmap u = {0};
 
     CHECK(setrlimit(RLIMIT_MEMLOCK, &small) == 0 && setuid(1000) == 0);
     a.len = 4 * PAGE;
     REFUSED(GPUNVME_IOC_MAP_USER, &a, ENOMEM);
+    u.handle = map_in_child(2 * PAGE);
+    CHECK(u.handle);
+    CHECK(!map_in_child(PAGE) && errno == ENOMEM);
+    CHECK(ioctl(fd, GPUNVME_IOC_UNMAP, &u) == 0);
 
     /* An answer that can't be written leaves nothing mapped. */
     constant = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

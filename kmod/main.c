@@ -14,6 +14,7 @@
 #include <linux/iommu.h>
 #include <linux/module.h>
 #include <linux/sched/signal.h>
+#include <linux/security.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
@@ -179,6 +180,27 @@ static struct gpunvme_file *new_file(struct gpunvme_dev *d, struct file *filp)
 }
 
 /*
+ * Without an IOMMU that translates, whoever drives the controller has all memory. An identity
+ * domain (iommu=pt) translates nothing.
+ */
+static int may_open(struct gpunvme_dev *d)
+{
+    int err;
+
+    if (behind_iommu(d))
+        return 0;
+    if (!unsafe_no_iommu && !capable(CAP_SYS_RAWIO))
+        return -EPERM;
+    err = security_locked_down(LOCKDOWN_PCI_ACCESS);
+    if (err)
+        return err;
+    add_taint(TAINT_USER, LOCKDEP_STILL_OK);
+    pci_warn(d->pdev, "opened without an IOMMU by %s:%d, which can now reach all memory\n",
+             current->comm, task_pid_nr(current));
+    return 0;
+}
+
+/*
  * Called under misc_mtx, which every open of any misc device takes: so it waits for nothing, and
  * leaves the controller to the first call. Nor can the misc device go away meanwhile.
  */
@@ -186,23 +208,19 @@ static int dev_open(struct inode *inode, struct file *filp)
 {
     struct gpunvme_dev *d = container_of(filp->private_data, struct gpunvme_dev, misc);
     struct gpunvme_file *f;
-    int err = 0;
+    int err = -EBUSY;
 
-    if (!behind_iommu(d) && !unsafe_no_iommu && !capable(CAP_SYS_RAWIO))
-        return -EPERM;
     f = new_file(d, filp);
     if (!f)
         return -ENOMEM;
     /* Who has the lock either has the file open or unbinds the function. */
-    if (!mutex_trylock(&d->lock)) {
-        free_file(f);
-        return -EBUSY;
+    if (mutex_trylock(&d->lock)) {
+        if (!d->file)
+            err = may_open(d);
+        if (!err)
+            d->file = f;
+        mutex_unlock(&d->lock);
     }
-    if (d->file)
-        err = -EBUSY;
-    else
-        d->file = f;
-    mutex_unlock(&d->lock);
     if (err) {
         free_file(f);
         return err;

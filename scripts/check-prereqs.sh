@@ -49,8 +49,8 @@ check_iommu() {
         no "off, or there is none"
         how "in the BIOS turn on VT-d (Intel), or AMD-Vi / IOMMU (AMD);"
         case $vendor in
-            GenuineIntel) how "then boot Linux with intel_iommu=on iommu=pt" ;;
-            *) how "then boot Linux with iommu=pt" ;;
+            GenuineIntel) how "then boot Linux with intel_iommu=on" ;;
+            *) how "then boot Linux: it turns the IOMMU on by itself" ;;
         esac
         how "without one: scripts/vfio-bind.sh --driver uio_pci_generic BDF, as root, and take care:" \
             "a drive without an IOMMU before it can write anywhere in memory"
@@ -253,6 +253,7 @@ check_machine() {
     fi
     if grep -qw 'iommu=pt' "$proc/cmdline" 2>/dev/null; then
         ok "iommu=pt: the kernel's own devices pay nothing for the IOMMU"
+        note "the module of kmod/ then protects no memory, and wants root: docs/HARDWARE.md, section 2"
     fi
 }
 

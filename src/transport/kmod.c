@@ -387,8 +387,8 @@ static gpunvme_err_t open_device(struct kmod_transport *k)
     k->fd = open(k->path, O_RDWR | O_CLOEXEC);
     if (k->fd < 0 && errno == EPERM)
         return base_fail(GPUNVME_ERR_PERMISSION,
-                         "%s: without an IOMMU it gives access to all memory: run as root, or "
-                         "turn the IOMMU on",
+                         "%s: without an IOMMU (off, or iommu=pt) it gives access to all memory: "
+                         "turn the IOMMU on, or run as root on a kernel that isn't locked down",
                          k->path);
     if (k->fd < 0)
         return base_fail_errno(errno, "%s", k->path);

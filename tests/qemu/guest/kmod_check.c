@@ -3,10 +3,11 @@
  * Talks to the kernel module's device directly, inside a guest: what it must refuse, dma-bufs,
  * and what an open file sees when the function is unbound. One check a run:
  *
- *   kmod_check /dev/gpunvme/BDF refusals|second|dmabuf|reset|limit|threads|hold
+ *   kmod_check /dev/gpunvme/BDF refusals|second|dmabuf|reset|limit|threads|info|hold
  *
  * "hold" opens the device, says "held", waits for a line, and then checks that the function is
- * gone. Prints what failed and ends with 1; 77 where the kernel can't do it.
+ * gone; "info" tells whether the IOMMU protects memory. Prints what failed and ends with 1; 77
+ * where the kernel can't do it.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -375,6 +376,11 @@ int main(int argc, char **argv)
         reset();
     } else if (!strcmp(what, "threads")) {
         threads();
+    } else if (!strcmp(what, "info")) {
+        struct gpunvme_ioc_info i = {0};
+
+        CHECK(ioctl(fd, GPUNVME_IOC_INFO, &i) == 0);
+        puts(i.flags & GPUNVME_IOC_IOMMU ? "behind an IOMMU" : "no IOMMU");
     } else if (!strcmp(what, "hold")) {
         hold();
     } else {

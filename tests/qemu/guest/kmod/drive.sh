@@ -11,6 +11,13 @@ bind_to gpunvme
 device=/dev/gpunvme/$BDF
 [ "$(stat -c %a "$device")" = 600 ]
 
+# Without an IOMMU the opener can reach all memory: it needs more than the file, and is told of.
+[ "$(kmod_check "$device" info | head -n 1)" = "no IOMMU" ]
+dmesg | grep "opened without an IOMMU by kmod_check"
+[ $(($(cat /proc/sys/kernel/tainted) & 64)) -ne 0 ] # "U", as VFIO's no-IOMMU mode sets it
+chown 1000 "$device"
+expect_fail "errno 1)" as_user "kmod_check $device info"
+
 for check in refusals second limit dmabuf reset threads; do
     kmod_check "$device" $check || [ $? = 77 ]
 done

@@ -210,6 +210,8 @@ static int dev_open(struct inode *inode, struct file *filp)
     struct gpunvme_file *f;
     int err = -EBUSY;
 
+    if (!(filp->f_mode & FMODE_WRITE))
+        return -EACCES;
     f = new_file(d, filp);
     if (!f)
         return -ENOMEM;
@@ -287,15 +289,18 @@ static vm_fault_t dev_fault(struct vm_fault *vmf)
     struct gpunvme_dev *d = f->dev;
     struct vm_area_struct *vma = vmf->vma;
     unsigned long pgoff = vma->vm_pgoff, at, pfn;
+    pgprot_t prot = vma->vm_page_prot;
     vm_fault_t ret = VM_FAULT_NOPAGE;
 
     down_read(&d->map_lock);
+    if (!d->removed)
+        prot = pgprot_decrypted(prot); /* AMD's memory encryption knows no registers */
     for (at = vma->vm_start; at < vma->vm_end && ret == VM_FAULT_NOPAGE; at += PAGE_SIZE) {
         if (d->removed)
             pfn = page_to_pfn(f->ones[pgoff != 0]);
         else
             pfn = (d->bar0 >> PAGE_SHIFT) + pgoff;
-        ret = vmf_insert_pfn(vma, at, pfn);
+        ret = vmf_insert_pfn_prot(vma, at, pfn, prot);
         pgoff++;
     }
     up_read(&d->map_lock);

@@ -368,6 +368,7 @@ int main(int argc, char **argv)
         other_refusals();
     } else if (!strcmp(what, "second")) {
         CHECK(open(argv[1], O_RDWR) == -1 && errno == EBUSY);
+        CHECK(open(argv[1], O_RDONLY) == -1 && errno == EACCES);
     } else if (!strcmp(what, "limit")) {
         limit();
     } else if (!strcmp(what, "dmabuf")) {

@@ -7,7 +7,7 @@
 #   build-for-debian.sh RELEASE FOLDER    RELEASE as uname -r says it, "6.1.0-56-amd64"
 #
 # Prints the module's path, FOLDER/kmod-RELEASE/gpunvme.ko. What is there is used again; the
-# module is built again when its source is newer. Ends with 77 and "SKIP: reason" where there is
+# module is built again when its source is another. Ends with 77 and "SKIP: reason" where there is
 # no such package or no compiler.
 set -euo pipefail
 
@@ -50,8 +50,12 @@ done
 exec 9>"$folder/kmod.lock"
 flock -w 400 9 || skip "somebody else has been building the module for minutes"
 [ -e "$headers" ] || get_headers
+sources=("$here"/*.[ch] "$here/Kbuild" "$here/Makefile")
+for file in "${sources[@]}"; do
+    cmp -s "$file" "$built/${file##*/}" || rm -rf "$built"
+done
 mkdir -p "$built"
-cp -u "$here"/*.[ch] "$here/Kbuild" "$here/Makefile" "$built/"
+cp -u "${sources[@]}" "$built/"
 make -C "$built" KDIR="$headers/usr/src/linux-headers-$release" CC="${CC:-gcc}" \
     >"$built/log" 2>&1 || { cat "$built/log" >&2; exit 1; }
 echo "$built/gpunvme.ko"

@@ -63,6 +63,7 @@ gpunvme_err_t sim_server_create(struct gpunvme_sim *sim, struct gpunvme_sim_serv
     if (!s)
         return base_fail(GPUNVME_ERR_NOMEM, "a vfio-user server");
     s->sim = sim;
+    atomic_init(&s->first_ns, SERVE_FIRST_NS);
     s->listen_fd = s->doorbells_fd = -1;
     s->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     err = s->stop_fd < 0 ? base_fail_errno(errno, "an eventfd") : GPUNVME_OK;
@@ -91,7 +92,7 @@ void sim_server_destroy(struct gpunvme_sim_server *s)
 
 /* --- a connection ----------------------------------------------------------------------------- */
 
-static void end(struct serve_conn *conn)
+void serve_conn_end(struct serve_conn *conn)
 {
     pthread_mutex_lock(&conn->lock);
     conn->ended = true;
@@ -99,10 +100,11 @@ static void end(struct serve_conn *conn)
     pthread_mutex_unlock(&conn->lock);
 }
 
-/* Small messages aren't free, and descriptors are few: 128 of them fill a queue. */
+/* Small messages aren't free, and descriptors are few: 4096 of those or 128 of these fill a queue.
+ */
 static size_t cost(const struct serve_command *command)
 {
-    return sizeof(*command) + command->m.header.message_size +
+    return SERVE_QUEUED_MAX / 4096 + command->m.header.message_size +
            command->m.nfds * (SERVE_QUEUED_MAX / 128);
 }
 
@@ -144,14 +146,17 @@ static void free_command(struct serve_command *command)
     free(command);
 }
 
-static gpunvme_err_t receive(struct gpunvme_sim_server *s, struct vfio_user_message *m)
+/* Whoever connects and says nothing keeps others out: only the first message has a deadline. */
+static gpunvme_err_t receive(struct gpunvme_sim_server *s, bool is_first,
+                             struct vfio_user_message *m)
 {
     struct vfio_user_channel *ch = &s->conn->ch;
+    uint64_t patience_ns = is_first ? atomic_load(&s->first_ns) : SERVE_IDLE_NS;
     gpunvme_err_t err;
 
     do
-        err = vfio_user_wait(ch, s->stop_fd, gpunvme_clock_ns() + SERVE_IDLE_NS);
-    while (err == GPUNVME_ERR_TIMEOUT);
+        err = vfio_user_wait(ch, s->stop_fd, gpunvme_clock_ns() + patience_ns);
+    while (err == GPUNVME_ERR_TIMEOUT && !is_first);
     if (!err)
         err = vfio_user_recv(ch, m, gpunvme_clock_ns() + SERVE_WAIT_NS);
     return err;
@@ -163,10 +168,10 @@ static bool is_reply(const struct vfio_user_message *m)
 }
 
 /* Receives one message and hands it on; false when there will be none any more. */
-static bool read_one(struct gpunvme_sim_server *s)
+static bool read_one(struct gpunvme_sim_server *s, bool is_first)
 {
     struct serve_command *command = calloc(1, sizeof(*command));
-    gpunvme_err_t err = command ? receive(s, &command->m) : GPUNVME_ERR_NOMEM;
+    gpunvme_err_t err = command ? receive(s, is_first, &command->m) : GPUNVME_ERR_NOMEM;
     bool is_command = false;
 
     if (err == GPUNVME_ERR_LIMIT && !is_reply(&command->m))
@@ -188,10 +193,11 @@ static bool read_one(struct gpunvme_sim_server *s)
 static void *reader_main(void *s_)
 {
     struct gpunvme_sim_server *s = s_;
+    bool is_first = true;
 
-    while (read_one(s))
-        ;
-    end(s->conn);
+    while (read_one(s, is_first))
+        is_first = false;
+    serve_conn_end(s->conn);
     return NULL;
 }
 
@@ -257,15 +263,15 @@ void sim_server_run(struct gpunvme_sim_server *s, int fd)
     s->conn = &conn;
     gpunvme_sim_set_irq(s->sim, serve_irq_raise, s);
     if (pthread_create(&conn.reader, NULL, reader_main, s)) {
-        end(&conn);
+        serve_conn_end(&conn);
     } else {
         atomic_store(&s->connected, true);
-        while (go_on && (command = dequeue(&conn))) {
+        while (go_on && !atomic_load(&s->stopping) && (command = dequeue(&conn))) {
             go_on = serve_one(s, command);
             free_command(command);
         }
         vfio_user_channel_shutdown(&conn.ch);
-        end(&conn);
+        serve_conn_end(&conn);
         pthread_join(conn.reader, NULL);
     }
     sim_server_reset(s);
@@ -404,6 +410,7 @@ void gpunvme_sim_serve_stop(struct gpunvme_sim_server *s)
 
     if (!s)
         return;
+    atomic_store(&s->stopping, true);
     if (write(s->stop_fd, &one, sizeof(one)) == sizeof(one))
         pthread_join(s->thread, NULL);
     remove_socket(s);

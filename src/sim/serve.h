@@ -21,11 +21,12 @@
 #include "sim/sim_internal.h"
 #include "vfio_user/channel.h"
 
-#define SERVE_XFER_MAX   (1u << 20)              /* data in one message */
-#define SERVE_MSG_MAX    (SERVE_XFER_MAX + 64u)  /* a message */
-#define SERVE_MAPS_MAX   65535u                  /* pieces of DMA memory */
-#define SERVE_QUEUED_MAX (8u << 20)              /* cost, in bytes, of commands not obeyed yet */
-#define SERVE_WAIT_NS    UINT64_C(5000000000)    /* for a client that has to act */
+#define SERVE_XFER_MAX   (1u << 20)             /* data in one message */
+#define SERVE_MSG_MAX    (SERVE_XFER_MAX + 64u) /* a message */
+#define SERVE_MAPS_MAX   32768u                 /* pieces of DMA memory: half of vm.max_map_count */
+#define SERVE_QUEUED_MAX (8u << 20)             /* cost, in bytes, of commands not obeyed yet */
+#define SERVE_WAIT_NS    UINT64_C(5000000000)   /* for a client that has to act */
+#define SERVE_FIRST_NS   UINT64_C(30000000000)  /* for its version, the first thing it says */
 #define SERVE_IDLE_NS    UINT64_C(3600000000000) /* a client may be silent, but waits have ends */
 #define SERVE_VECTORS    2048u                   /* MSI-X has no more */
 
@@ -94,13 +95,14 @@ struct serve_irqs {
 
 struct gpunvme_sim_server {
     struct gpunvme_sim *sim;
-    bool trust; /* GPUNVME_SIM_SERVE_TRUST */
+    bool trust;                /* GPUNVME_SIM_SERVE_TRUST */
+    _Atomic uint64_t first_ns; /* SERVE_FIRST_NS, or what a test sets */
     struct sockaddr_un address;
     dev_t socket_dev; /* of the socket's file, to remove no other */
     ino_t socket_ino;
     int listen_fd, stop_fd;
     pthread_t thread;
-    _Atomic bool connected;
+    _Atomic bool connected, stopping;
 
     int doorbells_fd; /* BAR0 as a file: the doorbells at their place in it */
     uint64_t bar0_nbytes, table_nbytes;
@@ -125,6 +127,8 @@ struct serve_reply {
 /* serve.c: without the socket's file and the thread; for tests that bring a connection. */
 gpunvme_err_t sim_server_create(struct gpunvme_sim *sim, struct gpunvme_sim_server **out);
 void sim_server_destroy(struct gpunvme_sim_server *s);
+/* Nothing will be received any more: all that wait for the client end. */
+void serve_conn_end(struct serve_conn *conn);
 /* Serves one client until it leaves or the server stops; closes fd. */
 void sim_server_run(struct gpunvme_sim_server *s, int fd);
 void sim_server_reset(struct gpunvme_sim_server *s); /* a reset of the PCI function */

@@ -21,9 +21,9 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/cond.h"
 #include "gpunvme/atomics.h"
 #include "sim/serve.h"
 
@@ -32,13 +32,11 @@
 
 /* --- messages --------------------------------------------------------------------------------- */
 
-static struct timespec deadline_after(uint64_t ns)
+/* It would keep the controller waiting for each of its commands. */
+static void give_up(struct serve_conn *conn)
 {
-    struct timespec ts;
-
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    ts.tv_sec += (time_t)(ns / 1000000000u);
-    return ts;
+    vfio_user_channel_shutdown(&conn->ch);
+    serve_conn_end(conn);
 }
 
 static void enqueue_wait(struct serve_conn *conn, struct serve_wait *w)
@@ -53,20 +51,19 @@ static void enqueue_wait(struct serve_conn *conn, struct serve_wait *w)
 /* Waits for the reply; in any case *w is nobody's when this returns. */
 static bool await(struct serve_conn *conn, struct serve_wait *w)
 {
-    struct timespec end = deadline_after(SERVE_WAIT_NS);
+    uint64_t deadline_ns = gpunvme_clock_ns() + SERVE_WAIT_NS;
     struct serve_wait **link = &conn->waits;
-    int error = 0;
+    bool in_time = true;
 
     pthread_mutex_lock(&conn->lock);
-    while (!w->done && !conn->ended && !error)
-        error = pthread_cond_timedwait(&conn->changed, &conn->lock, &end);
-    while (*link && *link != w)
+    while (!w->done && !conn->ended && in_time)
+        in_time = base_cond_wait(&conn->changed, &conn->lock, deadline_ns);
+    while (*link != w)
         link = &(*link)->next;
-    if (*link)
-        *link = w->next;
+    *link = w->next;
     pthread_mutex_unlock(&conn->lock);
-    if (error) /* it would keep the controller waiting for each of its commands */
-        vfio_user_channel_shutdown(&conn->ch);
+    if (!w->done && !in_time)
+        give_up(conn);
     return w->done && w->ok;
 }
 
@@ -85,7 +82,7 @@ static bool transfer(struct serve_conn *conn, uint64_t bus, void *memory, size_t
     header.message_id = w.id;
     if (vfio_user_send(&conn->ch, &header, parts, to_client ? 2 : 1, NULL, 0,
                        gpunvme_clock_ns() + SERVE_WAIT_NS))
-        vfio_user_channel_shutdown(&conn->ch);
+        give_up(conn);
     return await(conn, &w);
 }
 

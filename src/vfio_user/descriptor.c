@@ -11,11 +11,16 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "gpunvme/atomics.h"
+
 #define CLOSING_MAX 32u
+#define STUCK_NS    UINT64_C(1000000000)
 
 static atomic_uint nclosing;
+static atomic_uint_least64_t full_since_ns; /* when the last of CLOSING_MAX threads began */
 
 bool vfio_user_is_eventfd(int fd)
 {
@@ -32,7 +37,14 @@ bool vfio_user_is_eventfd(int fd)
 
 bool vfio_user_discards_are_stuck(void)
 {
-    return atomic_load(&nclosing) >= CLOSING_MAX;
+    const struct timespec nap = {.tv_nsec = 1000000};
+
+    while (atomic_load(&nclosing) >= CLOSING_MAX) {
+        if (gpunvme_clock_ns() - atomic_load(&full_since_ns) > STUCK_NS)
+            return true;
+        nanosleep(&nap, NULL);
+    }
+    return false;
 }
 
 static void *close_main(void *fd)
@@ -50,7 +62,8 @@ static bool close_aside(int fd)
     pthread_t thread;
     int error;
 
-    atomic_fetch_add(&nclosing, 1);
+    if (atomic_fetch_add(&nclosing, 1) + 1 == CLOSING_MAX)
+        atomic_store(&full_since_ns, gpunvme_clock_ns());
     pthread_attr_init(&attr);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     sigfillset(&all); /* signals are for the program's own threads */

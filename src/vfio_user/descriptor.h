@@ -17,7 +17,10 @@ bool vfio_user_is_eventfd(int fd);
  */
 void vfio_user_discard(int fd);
 
-/* So many descriptors do not close that no more should be taken from peers for the time being. */
+/*
+ * So many descriptors do not close that no more should be taken from peers for the time being.
+ * Waits up to a second for those that only take their time.
+ */
 bool vfio_user_discards_are_stuck(void);
 
 #endif

@@ -6,6 +6,8 @@
 
 #include <stdatomic.h>
 
+#include "sim/serve.h"
+
 static struct served s;
 static struct vfu *v;
 
@@ -393,6 +395,20 @@ static void a_client_that_vanishes_within_a_message_leaves_the_server_ready(void
     }
 }
 
+static void a_client_that_says_nothing_is_not_waited_for(void **state)
+{
+    uint8_t byte;
+
+    (void)state;
+    vfu_close(v);
+    s.server->first_ns = 1000000;
+    v = vfu_connect_raw(s.path);
+    assert_false(vfu_recv_all(v, &byte, 1));
+    vfu_close(v);
+    s.server->first_ns = SERVE_FIRST_NS;
+    v = vfu_connect(s.path);
+}
+
 static void two_controllers_are_served_at_once(void **state)
 {
     struct served other;
@@ -473,6 +489,7 @@ int main(void)
         T(doorbells_of_a_client_that_left_ring_nothing),
         T(a_client_that_vanishes_within_a_transfer_leaves_the_server_ready),
         T(a_client_that_vanishes_within_a_message_leaves_the_server_ready),
+        T(a_client_that_says_nothing_is_not_waited_for),
         T(two_controllers_are_served_at_once),
         T(a_socket_that_is_in_use_is_not_taken),
         T(a_socket_left_over_is_replaced),

@@ -178,6 +178,7 @@ struct nvme_gpu_queue {
     struct gpunvme_batch *batch;
     struct gpunvme_io *ios;       /* `depth` of them */
     struct gpunvme_io **free_ios; /* those not in flight */
+    struct gpunvme_io *failed;    /* a read whose error the next poll tells; NULL: none */
     size_t depth, nfree;
     uint32_t block_size;
 };
@@ -224,6 +225,7 @@ static inline gpunvme_err_t init_spdk_nvme(struct nvme_gpu_queue *q, const char 
     q->batch = NULL;
     q->ios = NULL;
     q->free_ios = NULL;
+    q->failed = NULL;
     q->depth = q->nfree = 0;
     q->block_size = 0;
     err = gpunvme_open(uri, 0, &q->store);
@@ -285,29 +287,31 @@ static inline gpunvme_err_t nvme_gpu_outcome(const struct gpunvme_io *io)
 }
 
 /*
- * How many reads have ended since the last call, without waiting. The first error of theirs is
- * returned instead, and a read that met the end of the store is GPUNVME_ERR_RANGE.
+ * How many reads have ended well since the last call, without waiting. A read that failed is told
+ * by a call of its own, which returns its error and stands for that one read; one that met the end
+ * of the store is GPUNVME_ERR_RANGE. So every read is counted once, whatever became of the others.
  */
 static inline int64_t poll_completions(struct nvme_gpu_queue *q)
 {
-    struct gpunvme_io *ended[64];
-    gpunvme_err_t first = GPUNVME_OK;
     int64_t total = 0;
-    size_t n;
 
-    do {
-        gpunvme_err_t err = gpunvme_batch_poll(q->batch, 0, 64, ended, &n, 0);
+    for (;; total++) {
+        struct gpunvme_io *io = q->failed;
+        gpunvme_err_t err = GPUNVME_OK;
+        size_t n = 1;
 
+        if (!io)
+            err = gpunvme_batch_poll(q->batch, 0, 1, &io, &n, 0);
+        if (err || !n)
+            return err ? err : total;
+        err = nvme_gpu_outcome(io);
+        q->failed = err && total ? io : NULL;
+        if (q->failed)
+            return total;
+        q->free_ios[q->nfree++] = io;
         if (err)
             return err;
-        for (size_t i = 0; i < n; i++) {
-            if (!first)
-                first = nvme_gpu_outcome(ended[i]);
-            q->free_ios[q->nfree++] = ended[i];
-        }
-        total += (int64_t)n;
-    } while (n == 64);
-    return first ? first : total;
+    }
 }
 
 /*

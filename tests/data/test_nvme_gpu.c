@@ -163,6 +163,32 @@ static void a_read_that_fails_is_told_with_its_detail(void **state)
     assert_int_equal(close_gpu_queue(&q), GPUNVME_OK);
 }
 
+static void a_read_that_fails_does_not_hide_those_that_ended_well(void **state)
+{
+    struct nvme_gpu_queue q;
+    unsigned nfailed = 0;
+    int64_t ngood = 0;
+
+    (void)state;
+    assert_int_equal(gpu_queue_init(&q, "sim:size=1M,fault=status=2/81:read:lba=8", 4), GPUNVME_OK);
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(submit_gpu_read(&q, i == 2 ? 8 : i, 1, gpu.gpu), GPUNVME_OK);
+    usleep(200000); /* so that one poll finds all of them */
+    for (unsigned looks = 0; ngood + nfailed < 4 && looks < 20000; looks++) {
+        int64_t n = poll_completions(&q);
+
+        if (n < 0)
+            assert_int_equal(n, GPUNVME_ERR_NVME(0x281));
+        nfailed += n < 0;
+        ngood += n > 0 ? n : 0;
+        usleep(100);
+    }
+    assert_int_equal(ngood, 3);
+    assert_int_equal(nfailed, 1);
+    assert_int_equal(q.nfree, 4);
+    assert_int_equal(close_gpu_queue(&q), GPUNVME_OK);
+}
+
 static void a_queue_that_was_not_made_may_be_closed(void **state)
 {
     volatile size_t too_many = SIZE_MAX / 2;
@@ -194,6 +220,7 @@ int main(void)
         cmocka_unit_test(reads_of_blocks_are_submitted_and_polled),
         cmocka_unit_test(a_read_behind_the_end_is_told_by_polling),
         cmocka_unit_test(a_read_that_fails_is_told_with_its_detail),
+        cmocka_unit_test(a_read_that_fails_does_not_hide_those_that_ended_well),
         cmocka_unit_test(a_queue_that_was_not_made_may_be_closed),
     };
 

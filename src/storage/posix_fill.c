@@ -8,9 +8,11 @@
  * which knows the reason.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "storage/posix.h"
@@ -100,6 +102,19 @@ static void have_pages(struct posix_fill_window *window, size_t at, size_t nbyte
     }
 }
 
+/*
+ * Pages behind the end of the file, before the file is made longer: where there is no room for all
+ * of them it would end with zeroes that nobody has written.
+ */
+static bool has_room(int fd, uint64_t offset, size_t nbytes)
+{
+    struct stat st;
+
+    if (!fstat(fd, &st) && (uint64_t)st.st_size >= offset + nbytes)
+        return true;
+    return !fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)nbytes);
+}
+
 size_t posix_fill_write(struct posix_fill *fill, int from, uint64_t from_offset,
                         const uint8_t *last, size_t nbytes, uint64_t offset)
 {
@@ -112,7 +127,8 @@ size_t posix_fill_write(struct posix_fill *fill, int from, uint64_t from_offset,
     window = window_at(fill, (size_t)(offset >> WINDOW_SHIFT));
     pthread_mutex_unlock(&fill->lock);
     /* The last byte makes the file long enough, and its times right. */
-    if (!window || pwrite(fill->fd, last, 1, (off_t)(offset + nbytes - 1)) != 1)
+    if (!window || !has_room(fill->fd, offset, nbytes) ||
+        pwrite(fill->fd, last, 1, (off_t)(offset + nbytes - 1)) != 1)
         return 0;
     have_pages(window, at, nbytes);
     while (done < nbytes) {

@@ -319,7 +319,7 @@ static void reads_and_writes_of_a_batch_do_not_mix(void **state)
 static bool mount_small(const char *folder)
 {
     return !unshare(CLONE_NEWNS) && !mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) &&
-           !mkdir(folder, 0700) && !mount("none", folder, "tmpfs", 0, "size=4m");
+           !mkdir(folder, 0700) && !mount("none", folder, "tmpfs", 0, "size=3500k");
 }
 
 static void a_full_file_system_in_memory_is_nospc_and_the_store_goes_on(void **state)
@@ -327,6 +327,7 @@ static void a_full_file_system_in_memory_is_nospc_and_the_store_goes_on(void **s
     char folder[] = "/tmp/gpunvme-full", file[64];
     size_t done = 0;
     gpunvme_err_t err;
+    uint64_t size = 0;
 
     (void)state;
     if (!mount_small(folder)) {
@@ -334,11 +335,15 @@ static void a_full_file_system_in_memory_is_nospc_and_the_store_goes_on(void **s
         print_message("SKIP: mounting a tmpfs: %s\n", strerror(errno));
         skip();
     }
-    snprintf(file, sizeof(file), "file:%s/x", folder);
+    snprintf(file, sizeof(file), "file:%s/x?threads=1,chunk=1M", folder);
     assert_int_equal(gpunvme_open(file, GPUNVME_OPEN_WRITE | GPUNVME_OPEN_CREATE, &store), 0);
     err = gpunvme_store_write(store, 0, gpu.gpu, GPUNVME_MEM_GPU, 6 * MIB, &done);
     assert_int_equal(err, GPUNVME_ERR_NOSPC);
-    assert_in_range(done, 0, 4 * MIB);
+    gpunvme_mem_copy(gpu.gpu, GPUNVME_MEM_GPU, bytes, GPUNVME_MEM_HOST, ROOM);
+    assert_in_range(done, MIB, 4 * MIB);
+    assert_int_equal(gpunvme_store_size(store, &size), GPUNVME_OK);
+    assert_int_equal(size, done); /* nothing behind what was written, as with pwrite(2) */
+    reads(GPUNVME_MEM_HOST, 0, done, 0, done);
     assert_int_equal(gpunvme_store_resize(store, 0), GPUNVME_OK);
     make_bytes(bytes, ROOM, 9);
     gpunvme_mem_copy(gpu.gpu, GPUNVME_MEM_GPU, bytes, GPUNVME_MEM_HOST, ROOM);

@@ -136,8 +136,8 @@ static void took(struct posix_worker *w, struct posix_op *op, ssize_t result)
     size_t left = op->piece.nbytes - op->done, got;
 
     leave(w, op);
-    if (result == -EINTR || result == -EAGAIN || result == -ECANCELED) {
-        op->here = true; /* try it in this thread, where it may wait */
+    if ((result == -EINTR || result == -EAGAIN || result == -ECANCELED) && !op->here) {
+        op->here = true; /* once more, in this thread, where it may wait */
     } else if (result < 0 && op->direct && (result == -EINVAL || result == -EOPNOTSUPP)) {
         op->buffered = true;
         if (!atomic_load_explicit(&file->direct_works, memory_order_relaxed))

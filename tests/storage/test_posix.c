@@ -31,6 +31,7 @@
 
 #include "gpunvme/memory.h"
 #include "gpunvme/storage.h"
+#include "storage/posix.h"
 
 #define KIB  ((size_t)1 << 10)
 #define MIB  ((size_t)1 << 20)
@@ -325,9 +326,9 @@ static bool mount_small(const char *folder)
 static void a_full_file_system_in_memory_is_nospc_and_the_store_goes_on(void **state)
 {
     char folder[] = "/tmp/gpunvme-full", file[64];
+    uint64_t size = 0;
     size_t done = 0;
     gpunvme_err_t err;
-    uint64_t size = 0;
 
     (void)state;
     if (!mount_small(folder)) {
@@ -337,9 +338,9 @@ static void a_full_file_system_in_memory_is_nospc_and_the_store_goes_on(void **s
     }
     snprintf(file, sizeof(file), "file:%s/x?threads=1,chunk=1M", folder);
     assert_int_equal(gpunvme_open(file, GPUNVME_OPEN_WRITE | GPUNVME_OPEN_CREATE, &store), 0);
+    gpunvme_mem_copy(gpu.gpu, GPUNVME_MEM_GPU, bytes, GPUNVME_MEM_HOST, ROOM);
     err = gpunvme_store_write(store, 0, gpu.gpu, GPUNVME_MEM_GPU, 6 * MIB, &done);
     assert_int_equal(err, GPUNVME_ERR_NOSPC);
-    gpunvme_mem_copy(gpu.gpu, GPUNVME_MEM_GPU, bytes, GPUNVME_MEM_HOST, ROOM);
     assert_in_range(done, MIB, 4 * MIB);
     assert_int_equal(gpunvme_store_size(store, &size), GPUNVME_OK);
     assert_int_equal(size, done); /* nothing behind what was written, as with pwrite(2) */
@@ -353,6 +354,50 @@ static void a_full_file_system_in_memory_is_nospc_and_the_store_goes_on(void **s
     store = NULL;
     umount2(folder, MNT_DETACH);
     rmdir(folder);
+}
+
+/* ---- A kernel that puts reads off --------------------------------------------------------------
+ */
+
+static _Atomic bool puts_off;
+static _Atomic unsigned nput_off;
+
+ssize_t __real_posix_file_move(int file, enum gpunvme_op op, uint8_t *cpu, size_t nbytes,
+                               uint64_t offset);
+ssize_t __wrap_posix_file_move(int file, enum gpunvme_op op, uint8_t *cpu, size_t nbytes,
+                               uint64_t offset);
+ssize_t __wrap_posix_file_move(int file, enum gpunvme_op op, uint8_t *cpu, size_t nbytes,
+                               uint64_t offset)
+{
+    if (!puts_off)
+        return __real_posix_file_move(file, op, cpu, nbytes, offset);
+    nput_off++;
+    return -EAGAIN;
+}
+
+bool __real_posix_file_is_warm(struct posix_file *file, uint64_t offset);
+bool __wrap_posix_file_is_warm(struct posix_file *file, uint64_t offset);
+bool __wrap_posix_file_is_warm(struct posix_file *file, uint64_t offset)
+{
+    return !puts_off && __real_posix_file_is_warm(file, offset);
+}
+
+static void a_read_that_is_put_off_again_and_again_is_an_error(void **state)
+{
+    gpunvme_err_t err;
+    size_t done = 1;
+
+    (void)state;
+    contains(MIB);
+    open_as("uring=off,direct=off,threads=1,timeout=5s", 0);
+    nput_off = 0;
+    puts_off = true;
+    err = gpunvme_store_read(store, 0, host.cpu, GPUNVME_MEM_HOST, MIB, &done);
+    puts_off = false;
+    assert_int_equal(err, GPUNVME_ERR_BUSY);
+    assert_int_equal(done, 0);
+    assert_in_range(nput_off, 1, 64);
+    reads(GPUNVME_MEM_HOST, 0, MIB, 0, MIB);
 }
 
 static void a_limit_of_file_sizes_is_an_error_and_no_signal(void **state)
@@ -768,6 +813,7 @@ int main(int argc, char **argv)
         BOTH(reads_and_writes_of_a_batch_do_not_mix),
         BOTH(writes_change_what_they_should_and_nothing_else),
         TEST(a_full_file_system_in_memory_is_nospc_and_the_store_goes_on),
+        TEST(a_read_that_is_put_off_again_and_again_is_an_error),
         BOTH(a_limit_of_file_sizes_is_an_error_and_no_signal),
         BOTH(routes_are_counted_to_the_byte),
         TEST(what_was_switched_off_is_told),

@@ -54,8 +54,7 @@ void crew_stop(struct crew *crew)
     free(crew);
 }
 
-/* The program's signals are for its own threads; those of a fault are for who made it. */
-static int start_thread(struct crew *crew, unsigned i)
+int store_start_thread(pthread_t *thread, void *(*main_)(void *), void *arg)
 {
     static const int faults[] = {SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGTRAP, SIGPROF};
     sigset_t most, before;
@@ -65,7 +64,7 @@ static int start_thread(struct crew *crew, unsigned i)
     for (unsigned k = 0; k < sizeof(faults) / sizeof(faults[0]); k++)
         sigdelset(&most, faults[k]);
     pthread_sigmask(SIG_SETMASK, &most, &before);
-    error = pthread_create(&crew->threads[i], NULL, thread_main, &crew->workers[i]);
+    error = pthread_create(thread, NULL, main_, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return error;
 }
@@ -84,7 +83,8 @@ static gpunvme_err_t start_all(struct crew *crew)
             return err;
     }
     for (; crew->nstarted < crew->n; crew->nstarted++) {
-        int error = start_thread(crew, crew->nstarted);
+        unsigned i = crew->nstarted;
+        int error = store_start_thread(&crew->threads[i], thread_main, &crew->workers[i]);
 
         if (error)
             return base_fail_errno(error, "a thread for %s", crew->store->uri.text);

@@ -231,6 +231,13 @@ void store_io_begin(struct gpunvme_store *store, struct gpunvme_io *io);
  */
 gpunvme_err_t store_open_fd(struct gpunvme_store *store, int *fd);
 
+/* crew.c */
+/*
+ * pthread_create() of a thread that gets no signals of the program's, but those of faults that it
+ * makes itself. 0 or an errno.
+ */
+int store_start_thread(pthread_t *thread, void *(*main_)(void *), void *arg);
+
 /* ---- stream.c ----------------------------------------------------------------------------------
  */
 void store_streams_free(struct gpunvme_store *store);

@@ -3,7 +3,6 @@
  * What a worker does: takes pieces, has many under way, and ends each. posix.h has the plan of it.
  */
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -244,11 +243,7 @@ static void work(struct crew_worker *crew_worker)
 {
     struct posix_worker *w = crew_worker->state;
     bool stop = false;
-    sigset_t all;
 
-    /* Signals are for the program's own threads; SIGXFSZ here would end it, not the transfer. */
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, NULL);
     prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0);
     if (w->posix->uring && posix_uring_create(&w->posix->file, w->nops, &w->uring))
         atomic_fetch_add(&w->posix->nblind, 1);

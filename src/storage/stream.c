@@ -260,7 +260,7 @@ static gpunvme_err_t make(struct gpunvme_store *store, struct store_streams **ou
         s->free_words[s->nfree] = NWORDS - 1 - s->nfree;
     err = take_words(&s->words);
     if (!err) {
-        error = pthread_create(&s->keeper, NULL, keep, s);
+        error = store_start_thread(&s->keeper, keep, s);
         err = error ? base_fail_errno(error, "a thread that looks after streams") : GPUNVME_OK;
     }
     if (err)

@@ -3,6 +3,7 @@
  * The posix backend on files and devices of all sorts: what it says of itself is true, it does
  * without what the kernel refuses, and no byte goes where it does not belong.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/audit.h>
@@ -398,6 +399,54 @@ static void a_read_that_is_put_off_again_and_again_is_an_error(void **state)
     assert_int_equal(done, 0);
     assert_in_range(nput_off, 1, 64);
     reads(GPUNVME_MEM_HOST, 0, MIB, 0, MIB);
+}
+
+/* The set of signals that a thread of this process blocks. */
+static unsigned long long blocked_by(const char *thread)
+{
+    char name[300], line[256];
+    unsigned long long set = 0;
+    FILE *status;
+
+    snprintf(name, sizeof(name), "/proc/self/task/%s/status", thread);
+    status = fopen(name, "re");
+    while (status && fgets(line, sizeof(line), status))
+        if (sscanf(line, "SigBlk: %llx", &set) == 1)
+            break;
+    if (status)
+        fclose(status);
+    return set;
+}
+
+static bool is_in(unsigned long long set, int signal)
+{
+    return set >> (signal - 1) & 1;
+}
+
+static void threads_of_a_store_block_all_signals_but_those_of_faults(void **state)
+{
+    const struct dirent *entry;
+    unsigned nothers = 0;
+    DIR *tasks;
+
+    (void)state;
+    contains(MIB);
+    open_as("threads=3", 0);
+    reads(GPUNVME_MEM_GPU, 0, MIB, 0, MIB); /* they run */
+    usleep(100000);
+    tasks = opendir("/proc/self/task");
+    assert_non_null(tasks);
+    while ((entry = readdir(tasks))) {
+        unsigned long long set = blocked_by(entry->d_name);
+
+        if (entry->d_name[0] == '.' || atoi(entry->d_name) == getpid())
+            continue;
+        nothers++;
+        assert_true(is_in(set, SIGTERM) && is_in(set, SIGXFSZ));
+        assert_false(is_in(set, SIGSEGV) || is_in(set, SIGBUS));
+    }
+    closedir(tasks);
+    assert_in_range(nothers, 3, 100);
 }
 
 static void a_limit_of_file_sizes_is_an_error_and_no_signal(void **state)
@@ -814,6 +863,7 @@ int main(int argc, char **argv)
         BOTH(writes_change_what_they_should_and_nothing_else),
         TEST(a_full_file_system_in_memory_is_nospc_and_the_store_goes_on),
         TEST(a_read_that_is_put_off_again_and_again_is_an_error),
+        TEST(threads_of_a_store_block_all_signals_but_those_of_faults),
         BOTH(a_limit_of_file_sizes_is_an_error_and_no_signal),
         BOTH(routes_are_counted_to_the_byte),
         TEST(what_was_switched_off_is_told),

@@ -47,7 +47,7 @@ static gpunvme_err_t open_driver(struct gpunvme_store *store, struct cufile *cuf
 static gpunvme_err_t open_files(struct gpunvme_store *store, struct cufile *cufile)
 {
     const char *path = store->uri.target;
-    int how = O_CLOEXEC | (store->flags & GPUNVME_OPEN_WRITE ? O_RDWR : O_RDONLY);
+    int how = O_DIRECT | (store->flags & GPUNVME_OPEN_WRITE ? O_RDWR : O_RDONLY);
     gpunvme_err_t err = store_open_fd(store, &cufile->fd);
 
     if (err)
@@ -55,7 +55,7 @@ static gpunvme_err_t open_files(struct gpunvme_store *store, struct cufile *cufi
     cufile->block_device = !store->resizable;
     cufile_where(cufile->fd, &cufile->where);
     if (store->uri.options.direct != STORE_OFF)
-        cufile->direct_fd = open(path, how | O_DIRECT);
+        cufile->direct_fd = store_reopen_fd(cufile->fd, path, how);
     if (cufile->direct_fd < 0 && store->uri.options.direct == STORE_ON)
         return base_fail_errno(errno, "%s: direct=on, and O_DIRECT is refused", path);
     store->block_size = CUFILE_EDGE;

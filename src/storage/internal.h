@@ -231,6 +231,12 @@ void store_io_begin(struct gpunvme_store *store, struct gpunvme_io *io);
  */
 gpunvme_err_t store_open_fd(struct gpunvme_store *store, int *fd);
 
+/*
+ * A second descriptor of the file that `fd` is open on, with other flags; -1 and errno. ESTALE: the
+ * path names another file by now, and /proc, which would not need the path, is not there.
+ */
+int store_reopen_fd(int fd, const char *path, int flags);
+
 /* crew.c */
 /*
  * pthread_create() of a thread that gets no signals of the program's, but those of faults that it

@@ -86,6 +86,31 @@ static bool is_in_memory(int fd)
 {
     struct statfs fs;
 
+static bool is_same_file(int a, int b)
+{
+    struct stat x, y;
+
+    return !fstat(a, &x) && !fstat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+int store_reopen_fd(int fd, const char *path, int flags)
+{
+    char name[32];
+    int again;
+
+    snprintf(name, sizeof(name), "/proc/self/fd/%d", fd);
+    again = open(name, flags | O_CLOEXEC);
+    if (again >= 0 || errno != ENOENT)
+        return again;
+    again = open(path, flags | O_CLOEXEC | O_NONBLOCK); /* it may name a FIFO by now */
+    if (again >= 0 && !is_same_file(fd, again)) {
+        close(again);
+        errno = ESTALE;
+        return -1;
+    }
+    return again;
+}
+
     return !fstatfs(fd, &fs) &&
            (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC || fs.f_type == HUGETLBFS_MAGIC);
 }
@@ -122,8 +147,7 @@ static void ask_alignment(struct posix_file *file)
 static gpunvme_err_t open_direct(struct gpunvme_store *store, struct posix_file *file)
 {
     enum store_switch wanted = store->uri.options.direct;
-    int how = O_CLOEXEC | O_DIRECT | (store->flags & GPUNVME_OPEN_WRITE ? O_RDWR : O_RDONLY);
-    char again[32];
+    int how = O_DIRECT | (store->flags & GPUNVME_OPEN_WRITE ? O_RDWR : O_RDONLY);
 
     if (wanted == STORE_OFF) {
         snprintf(file->why_not, sizeof(file->why_not), "direct=off");
@@ -133,11 +157,7 @@ static gpunvme_err_t open_direct(struct gpunvme_store *store, struct posix_file 
         snprintf(file->why_not, sizeof(file->why_not), "the file is in memory");
         return GPUNVME_OK;
     }
-    /* The same file, whatever its name means by now. */
-    snprintf(again, sizeof(again), "/proc/self/fd/%d", file->fd);
-    file->direct_fd = open(again, how);
-    if (file->direct_fd < 0 && errno == ENOENT)
-        file->direct_fd = open(store->uri.target, how);
+    file->direct_fd = store_reopen_fd(file->fd, store->uri.target, how);
     if (file->direct_fd < 0) {
         int error = errno;
 

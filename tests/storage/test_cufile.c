@@ -682,6 +682,41 @@ static void cufile_serves_only_files(void **state)
     assert_int_equal(gpunvme_open("sim:?backend=cufile", 0, &store), GPUNVME_ERR_URI);
 }
 
+/* --- a path that comes to name another file --- */
+
+static bool is_replaced; /* right after it was opened */
+
+gpunvme_err_t __real_store_open_fd(struct gpunvme_store *store, int *fd);
+gpunvme_err_t __wrap_store_open_fd(struct gpunvme_store *store, int *fd);
+gpunvme_err_t __wrap_store_open_fd(struct gpunvme_store *store, int *fd)
+{
+    gpunvme_err_t err = __real_store_open_fd(store, fd);
+    char other[80];
+    int made;
+
+    if (!is_replaced)
+        return err;
+    snprintf(other, sizeof(other), "%s.other", path);
+    made = open(other, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    if (made < 0 || pwrite(made, memory, NBYTES, 0) != NBYTES || rename(other, path))
+        return GPUNVME_ERR_IO;
+    close(made);
+    return err;
+}
+
+static void both_descriptors_are_of_the_file_that_was_opened(void **state)
+{
+    struct gpunvme_store *store;
+
+    (void)state;
+    is_replaced = true;
+    store = opened(",direct=on");
+    is_replaced = false;
+    assert_reads(store, 4096, 100000, 100000, GPU);
+    assert_reads(store, 4096, 100000, 100000, HOST);
+    closed(store);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 static const struct CMUnitTest tests[] = {
@@ -707,6 +742,7 @@ static const struct CMUnitTest tests[] = {
     TEST(an_interrupted_call_is_made_again),
     TEST(an_error_in_the_middle_leaves_the_bytes_before_it),
     TEST(a_write_without_room_tells_how_much_was_written),
+    TEST(both_descriptors_are_of_the_file_that_was_opened),
     TEST(opening_what_is_not_there_is_not_found),
     TEST(where_cufile_does_not_work_no_file_is_created),
     TEST(a_fifo_is_refused_without_waiting_for_its_other_end),

@@ -42,6 +42,9 @@ struct store_uri {
 /* Takes a URI apart: URI, URI_PARAM. A path without a scheme is "file" and all of it the path. */
 gpunvme_err_t store_uri_parse(const char *text, struct store_uri *uri);
 
+/* Whether it is a path, and no URI: it begins with no scheme that there is. */
+bool store_uri_is_plain(const char *text);
+
 /* Which backends know an option: bits. */
 enum {
     STORE_POSIX = 1,

@@ -53,6 +53,8 @@ static gpunvme_err_t fail_to_open(const char *path, int how, int error)
             "%s is mounted, or is in use as swap or by a RAID, a volume group or another "
             "program: it is not opened for writing",
             path);
+    if (error == ENOENT && path[strcspn(path, ":/")] == ':')
+        return base_fail_errno(error, "%s: there is no such file, nor a scheme of this name", path);
     return base_fail_errno(error, "%s", path);
 }
 

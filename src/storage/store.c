@@ -50,20 +50,15 @@ bool gpunvme_backend_at(unsigned index, struct gpunvme_backend_info *info)
 static gpunvme_err_t choose(const struct store_uri *uri, const struct store_backend **out)
 {
     const char *wanted = uri->options.backend;
-    bool scheme_known = false;
 
     for (size_t i = 0; i < NSCHEMES; i++) {
         if (strcmp(schemes[i].scheme, uri->scheme))
             continue;
-        scheme_known = true;
         if (wanted[0] && strcmp(wanted, schemes[i].backend->name))
             continue;
         *out = schemes[i].backend;
         return GPUNVME_OK;
     }
-    if (!scheme_known)
-        return base_fail(GPUNVME_ERR_URI, "\"%s\": this build opens no %s: URIs", uri->text,
-                         uri->scheme);
     return base_fail(GPUNVME_ERR_URI, "backend=%s: no such backend for %s: URIs", wanted,
                      uri->scheme);
 }

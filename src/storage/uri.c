@@ -167,14 +167,23 @@ static gpunvme_err_t split_nsid(struct store_uri *uri)
     return GPUNVME_OK;
 }
 
-/* Letters, digits, '-' in front of a ':' that no '/' comes before. */
+/* A name that is no scheme of ours belongs to a path: "run:1/epoch". */
 static size_t scheme_length(const char *text)
 {
-    size_t n = 0;
+    static const char *const schemes[] = {"file", "nvme", "vfio-user", "sim", "spdk", "stripe"};
 
-    while (isalnum((unsigned char)text[n]) || text[n] == '-')
-        n++;
-    return n > 1 && text[n] == ':' ? n : 0;
+    for (size_t i = 0; i < sizeof(schemes) / sizeof(schemes[0]); i++) {
+        size_t n = strlen(schemes[i]);
+
+        if (!strncmp(text, schemes[i], n) && text[n] == ':')
+            return n;
+    }
+    return 0;
+}
+
+bool store_uri_is_plain(const char *text)
+{
+    return !scheme_length(text);
 }
 
 /* "stripe:?options;URI;URI": the target is the members, whatever is in them. */
@@ -199,8 +208,6 @@ static gpunvme_err_t parse_scheme(struct store_uri *uri, size_t n)
     size_t length = options ? (size_t)(options - uri->text) : strlen(uri->text);
     bool is_file;
 
-    if (n >= sizeof(uri->scheme))
-        return base_fail(GPUNVME_ERR_URI, "\"%s\": no such scheme", uri->text);
     memcpy(uri->scheme, uri->text, n);
     uri->scheme[n] = 0;
     if (!strcmp(uri->scheme, "stripe"))

@@ -39,6 +39,20 @@ static void a_plain_path_is_a_file_and_has_no_options(void **state)
     assert_string_equal(uri.scheme, "file");
 }
 
+static void a_plain_path_may_have_a_colon(void **state)
+{
+    static const char *const paths[] = {
+        "shard-00:of-10.bin", "run1:epoch2.ckpt", "a_b:c", "files:/x", "nvm:0", "simulation:?x=1"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++) {
+        parses(paths[i]);
+        assert_true(uri.plain);
+        assert_string_equal(uri.scheme, "file");
+        assert_string_equal(uri.target, paths[i]);
+    }
+}
+
 static void a_file_has_options_and_escapes(void **state)
 {
     (void)state;
@@ -129,6 +143,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_plain_path_is_a_file_and_has_no_options),
+        cmocka_unit_test(a_plain_path_may_have_a_colon),
         cmocka_unit_test(a_file_has_options_and_escapes),
         cmocka_unit_test(the_namespace_of_a_drive_is_behind_a_slash_or_an_option),
         cmocka_unit_test(what_transports_understand_is_left_to_them),

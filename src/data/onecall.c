@@ -11,23 +11,23 @@
 
 #include "base/fail.h"
 #include "gpunvme/onecall.h"
+#include "storage/internal.h"
 
 #define MAX_OPEN 8u
 
-/* A store that stays open. `dev` and `ino` say which file a path named; 0 for other URIs. */
+/* A store that stays open; whoever opens it, or closes it, does so without the lock. */
 struct kept {
     char *uri;
     unsigned flags;
-    dev_t dev;
-    ino_t ino;
-    struct gpunvme_store *store;
+    struct gpunvme_store *store; /* NULL: it is being opened */
     unsigned users;
     uint64_t used_at; /* by the count of calls */
-    bool forgotten;   /* to be closed by its last user */
+    bool forgotten;   /* not on the list: to be closed by its last user */
     struct kept *next;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t opened = PTHREAD_COND_INITIALIZER; /* one of those that are being opened */
 static struct kept *list;
 static uint64_t ncalls;
 static char preferred[16]; /* backend for plain paths; "": gpunvme_open() decides */
@@ -42,18 +42,12 @@ gpunvme_err_t gpunvme_file_prefer(const char *backend)
     return GPUNVME_OK;
 }
 
-/* A path without a scheme: what comes before its first ':', if there is one, has a '/' in it. */
-static bool is_plain(const char *uri)
-{
-    return uri[strcspn(uri, ":/")] != ':';
-}
-
 /* Under the lock: the URI that stands for what the caller wrote. URI where it is too long. */
 static gpunvme_err_t full_uri(const char *text, char *uri, size_t room)
 {
     size_t used = 0;
 
-    if (!preferred[0] || !is_plain(text)) {
+    if (!preferred[0] || !store_uri_is_plain(text)) {
         used = (size_t)snprintf(uri, room, "%s", text);
     } else {
         used = (size_t)snprintf(uri, room, "file:");
@@ -84,50 +78,68 @@ static void copy_path(char *to, const char *from, size_t n, bool coded)
     *to = 0;
 }
 
-/* The file that a path or "file:/path" names now; false: another kind of store, or none. */
-static bool file_of(const char *uri, struct stat *st)
+/* The file that a path or "file:/path" names now; zeroes: another kind of store, or none. */
+static void file_of(const char *uri, struct stat *st)
 {
     char path[4096];
     const char *from = strncmp(uri, "file:", 5) ? uri : uri + 5;
     size_t n = from == uri ? strlen(from) : strcspn(from, "?");
 
-    if (n >= sizeof(path))
-        return false;
-    copy_path(path, from, n, from != uri);
-    return !stat(path, st);
+    if (n < sizeof(path)) {
+        copy_path(path, from, n, from != uri);
+        if (!stat(path, st))
+            return;
+    }
+    memset(st, 0, sizeof(*st));
+}
+
+/* Under the lock: takes it off the list, and puts it on another if nobody uses it. */
+static void forget(struct kept *kept, struct kept **closing)
+{
+    struct kept **at = &list;
+
+    while (*at && *at != kept)
+        at = &(*at)->next;
+    if (*at)
+        *at = kept->next;
+    kept->forgotten = true;
+    if (kept->users)
+        return;
+    kept->next = *closing;
+    *closing = kept;
 }
 
 /*
- * Under the lock: takes it off the list and closes it, unless somebody uses it. TIMEOUT: a transfer
- * has not ended, and it is on the list again, to be closed later.
+ * Closes those that were forgotten, without the lock. TIMEOUT: a transfer has not ended, and its
+ * store is on the list again, to be closed later.
  */
-static gpunvme_err_t forget(struct kept *kept)
+static gpunvme_err_t close_forgotten(struct kept *closing)
 {
-    gpunvme_err_t err;
+    gpunvme_err_t first = GPUNVME_OK;
 
-    for (struct kept **at = &list; *at; at = &(*at)->next) {
-        if (*at == kept) {
-            *at = kept->next;
-            break;
+    while (closing) {
+        struct kept *kept = closing;
+        gpunvme_err_t err = gpunvme_close(kept->store);
+
+        closing = kept->next;
+        if (!first)
+            first = err;
+        if (err == GPUNVME_ERR_TIMEOUT) {
+            pthread_mutex_lock(&lock);
+            kept->forgotten = false;
+            kept->next = list;
+            list = kept;
+            pthread_mutex_unlock(&lock);
+            continue;
         }
+        free(kept->uri);
+        free(kept);
     }
-    kept->forgotten = true;
-    if (kept->users)
-        return GPUNVME_OK;
-    err = gpunvme_close(kept->store);
-    if (err == GPUNVME_ERR_TIMEOUT) {
-        kept->forgotten = false;
-        kept->next = list;
-        list = kept;
-        return err;
-    }
-    free(kept->uri);
-    free(kept);
-    return err;
+    return first;
 }
 
 /* Under the lock: keeps the list short; the one that was used longest ago goes. */
-static void make_room(void)
+static void make_room(struct kept **closing)
 {
     struct kept *oldest = NULL;
     unsigned n = 0;
@@ -135,105 +147,126 @@ static void make_room(void)
     for (struct kept *k = list; k; k = k->next, n++)
         if (!k->users && (!oldest || k->used_at < oldest->used_at))
             oldest = k;
-    if (n >= MAX_OPEN && oldest)
-        forget(oldest);
+    if (n > MAX_OPEN && oldest)
+        forget(oldest, closing);
 }
 
 /* Of a path that names nothing any more `st` is zeroes: what it named may live on without a name.
  */
 static bool is_of_file(const struct kept *kept, const struct stat *st)
 {
-    return kept->dev == st->st_dev && kept->ino == st->st_ino;
+    return kept->store->dev == st->st_dev && kept->store->ino == st->st_ino;
 }
 
 /* Under the lock: what the path does not name any more would keep its space on the disk. */
-static void forget_others(const char *uri, const struct stat *st)
+static void forget_others(const char *uri, const struct stat *st, struct kept **closing)
 {
     struct kept *next;
 
     for (struct kept *k = list; k; k = next) {
         next = k->next;
-        if (!strcmp(k->uri, uri) && !is_of_file(k, st))
-            forget(k);
+        if (k->store && !strcmp(k->uri, uri) && !is_of_file(k, st))
+            forget(k, closing);
     }
 }
 
-/* One that is open already, not one that could not be closed; NULL: none. */
+/* Under the lock: one that is open, or is being opened; NULL: none. */
 static struct kept *find(const char *uri, unsigned flags, const struct stat *st)
 {
     struct kept *k = list;
 
-    while (k && (strcmp(k->uri, uri) || (k->flags & flags) != flags || !is_of_file(k, st)))
+    while (k &&
+           (strcmp(k->uri, uri) || (k->flags & flags) != flags || (k->store && !is_of_file(k, st))))
         k = k->next;
     return k;
 }
 
-/* `text` is what the caller wrote for `uri`. */
-static gpunvme_err_t open_kept(const char *text, const char *uri, unsigned flags, struct kept **out)
+/* Under the lock: one that nobody else opens meanwhile; NULL: no memory. */
+static struct kept *add(const char *uri, unsigned flags)
 {
     struct kept *kept = calloc(1, sizeof(*kept));
-    gpunvme_err_t err;
-    struct stat st;
 
     if (kept)
         kept->uri = strdup(uri);
     if (!kept || !kept->uri) {
         free(kept);
-        return base_fail(GPUNVME_ERR_NOMEM, "a store");
-    }
-    make_room();
-    err = gpunvme_open(uri, flags, &kept->store);
-    if (err) {
-        free(kept->uri);
-        free(kept);
-        return err;
-    }
-    if (file_of(text, &st)) {
-        kept->dev = st.st_dev;
-        kept->ino = st.st_ino;
+        return NULL;
     }
     kept->flags = flags;
+    kept->users = 1;
     kept->next = list;
     list = kept;
-    *out = kept;
-    return GPUNVME_OK;
+    return kept;
+}
+
+/* Which file it is the store itself says: the path may name another one by now. */
+static gpunvme_err_t open_added(struct kept *kept)
+{
+    struct gpunvme_store *store;
+    struct kept *dropped = NULL;
+    gpunvme_err_t err = gpunvme_open(kept->uri, kept->flags, &store);
+
+    pthread_mutex_lock(&lock);
+    if (err) {
+        kept->users = 0;
+        forget(kept, &dropped);
+    } else {
+        kept->store = store;
+    }
+    pthread_cond_broadcast(&opened);
+    pthread_mutex_unlock(&lock);
+    if (dropped) {
+        free(dropped->uri);
+        free(dropped);
+    }
+    return err;
 }
 
 static gpunvme_err_t take(const char *text, unsigned flags, struct kept **out)
 {
+    struct kept *closing = NULL, *k = NULL;
+    bool is_new = false;
     gpunvme_err_t err;
     char uri[4096];
     struct stat st;
-    struct kept *k = NULL;
 
     if (!text)
         return base_fail(GPUNVME_ERR_INVALID, "uri is NULL");
+    file_of(text, &st);
     pthread_mutex_lock(&lock);
-    if (!file_of(text, &st))
-        st = (struct stat){.st_ino = 0};
     err = full_uri(text, uri, sizeof(uri));
     if (!err) {
-        forget_others(uri, &st);
-        k = find(uri, flags, &st);
+        forget_others(uri, &st, &closing);
+        while ((k = find(uri, flags, &st)) && !k->store)
+            pthread_cond_wait(&opened, &lock);
+        is_new = !k;
+        if (k)
+            k->users++;
+        else if (!(k = add(uri, flags)))
+            err = base_fail(GPUNVME_ERR_NOMEM, "a store");
     }
-    if (!err && !k)
-        err = open_kept(text, uri, flags, &k);
-    if (!err) {
-        k->users++;
+    if (k)
         k->used_at = ++ncalls;
-        *out = k;
-    }
+    if (is_new)
+        make_room(&closing);
     pthread_mutex_unlock(&lock);
+    (void)close_forgotten(closing);
+    if (!err && is_new)
+        err = open_added(k);
+    *out = k;
     return err;
 }
 
 static void give_back(struct kept *kept)
 {
+    struct kept *closing = NULL;
+
     pthread_mutex_lock(&lock);
     kept->users--;
     if (kept->forgotten)
-        forget(kept);
+        forget(kept, &closing);
     pthread_mutex_unlock(&lock);
+    (void)close_forgotten(closing);
 }
 
 gpunvme_err_t gpunvme_file_read(const char *uri, uint64_t offset, void *ptr, enum gpunvme_mem mem,
@@ -287,17 +320,13 @@ gpunvme_err_t gpunvme_file_transfer(const char *uri, struct gpunvme_io *ios, siz
 
 gpunvme_err_t gpunvme_file_close_all(void)
 {
-    gpunvme_err_t first = GPUNVME_OK;
+    struct kept *closing = NULL, *next;
 
     pthread_mutex_lock(&lock);
-    for (struct kept *kept = list, *next; kept; kept = next) {
-        gpunvme_err_t err;
-
+    for (struct kept *kept = list; kept; kept = next) {
         next = kept->next;
-        err = forget(kept);
-        if (!first)
-            first = err;
+        forget(kept, &closing);
     }
     pthread_mutex_unlock(&lock);
-    return first;
+    return close_forgotten(closing);
 }

@@ -135,6 +135,8 @@ struct gpunvme_store {
     void *priv; /* the backend's */
     uint32_t block_size;
     bool resizable;
+    dev_t dev; /* which file it is; 0, 0: none of the kernel's */
+    ino_t ino;
     uint32_t threads;
     enum gpunvme_route gpu_route;
     struct store_regions regions;

@@ -79,14 +79,12 @@ gpunvme_err_t store_open_fd(struct gpunvme_store *store, int *fd)
         return base_fail(GPUNVME_ERR_INVALID, "%s is neither a file nor a block device", path);
     if (writing && S_ISBLK(st.st_mode) && !(how & O_EXCL))
         return base_fail(GPUNVME_ERR_BUSY, "%s has become a block device meanwhile", path);
+    store->dev = st.st_dev;
+    store->ino = st.st_ino;
     store->resizable = !S_ISBLK(st.st_mode);
     store->block_size = st.st_blksize > 0 ? (uint32_t)st.st_blksize : POSIX_PAGE;
     return GPUNVME_OK;
 }
-
-static bool is_in_memory(int fd)
-{
-    struct statfs fs;
 
 static bool is_same_file(int a, int b)
 {
@@ -112,6 +110,10 @@ int store_reopen_fd(int fd, const char *path, int flags)
     }
     return again;
 }
+
+static bool is_in_memory(int fd)
+{
+    struct statfs fs;
 
     return !fstatfs(fd, &fs) &&
            (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC || fs.f_type == HUGETLBFS_MAGIC);

@@ -3,6 +3,7 @@
  * Files by one call: right bytes, whatever happened to the path between two calls.
  */
 #include <dirent.h>
+#include <pthread.h>
 
 #include "data_file.h"
 #include "gpunvme/onecall.h"
@@ -143,6 +144,79 @@ static void a_coded_path_that_names_another_file_now_is_opened_again(void **stat
     unlink(path);
 }
 
+static const char *replaced; /* a path: right after it was opened another file gets its name */
+static _Atomic bool is_slow, other_done, waited_in_vain;
+
+gpunvme_err_t __real_gpunvme_open(const char *uri, unsigned flags, struct gpunvme_store **out);
+gpunvme_err_t __wrap_gpunvme_open(const char *uri, unsigned flags, struct gpunvme_store **out);
+gpunvme_err_t __wrap_gpunvme_open(const char *uri, unsigned flags, struct gpunvme_store **out)
+{
+    gpunvme_err_t err = __real_gpunvme_open(uri, flags, out);
+    char other[100];
+
+    if (replaced && !strcmp(uri, replaced)) {
+        snprintf(other, sizeof(other), "%s.other", replaced);
+        rename(other, replaced);
+        replaced = NULL;
+    }
+    if (is_slow && strstr(uri, ".slow")) {
+        for (unsigned i = 0; i < 2000 && !other_done; i++)
+            usleep(10000);
+        waited_in_vain = !other_done;
+    }
+    return err;
+}
+
+static void make_small(const char *path, const char *text)
+{
+    FILE *f = fopen(path, "w");
+
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+static void a_path_that_is_replaced_while_it_is_opened_is_not_the_old_file_for_ever(void **state)
+{
+    char path[80], other[100];
+
+    (void)state;
+    snprintf(path, sizeof(path), "%s.latest", data_path);
+    snprintf(other, sizeof(other), "%s.other", path);
+    make_small(path, "old");
+    make_small(other, "newer");
+    replaced = path;
+    assert_int_equal(bring(path, 0, 100), 3); /* it was, when the call began */
+    assert_int_equal(bring(path, 0, 100), 5);
+    unlink(path);
+}
+
+static void *bring_slowly(void *path)
+{
+    return (void *)(intptr_t)bring(path, 0, 100);
+}
+
+static void a_store_that_takes_long_to_open_holds_up_no_other(void **state)
+{
+    char slow[80];
+    pthread_t thread;
+    void *n;
+
+    (void)state;
+    snprintf(slow, sizeof(slow), "%s.slow", data_path);
+    make_small(slow, "slow");
+    is_slow = true;
+    assert_int_equal(pthread_create(&thread, NULL, bring_slowly, slow), 0);
+    usleep(100000);
+    assert_int_equal(bring(data_path, 0, 100), 100);
+    other_done = true;
+    pthread_join(thread, &n);
+    is_slow = false;
+    assert_int_equal((intptr_t)n, 4);
+    assert_false(waited_in_vain);
+    unlink(slow);
+}
+
 static void a_path_that_is_not_there_is_an_error_each_time(void **state)
 {
     (void)state;
@@ -242,6 +316,8 @@ int main(void)
         TEST(a_path_that_names_nothing_any_more_is_not_what_it_was),
         TEST(a_file_without_a_name_is_closed_when_its_path_is_used_again),
         TEST(a_coded_path_that_names_another_file_now_is_opened_again),
+        TEST(a_path_that_is_replaced_while_it_is_opened_is_not_the_old_file_for_ever),
+        TEST(a_store_that_takes_long_to_open_holds_up_no_other),
         TEST(a_path_that_is_not_there_is_an_error_each_time),
         TEST(not_more_than_a_few_stay_open),
         TEST(a_store_that_could_not_be_closed_is_closed_by_the_next_call),

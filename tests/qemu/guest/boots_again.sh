@@ -40,9 +40,9 @@ fail() {
 }
 
 build=$1
-boot 1 --boot 60
+boot 1 --boot 25
 [ "$status" -eq 0 ] || fail "the second guest was to run"
-grep -q "did not get to its first process within 60 s" <<<"$output" || fail "the first is not told"
+grep -q "did not get to its first process within 25 s" <<<"$output" || fail "the first is not told"
 grep -q "EIP\|RIP" <<<"$output" || fail "the first's registers are not told"
 [ "$(grep -c "^the scenario runs" <<<"$output")" -eq 1 ] || fail "the scenario was to run once"
 

@@ -1252,7 +1252,7 @@ static void memory_of_a_controller_that_nothing_stops_is_left_to_the_transport(v
 /* A place in the queue that a thread has taken and not filled: it stands still in between. */
 static uint64_t stand_still(struct gpunvme_qpair *q)
 {
-    uint64_t pos;
+    uint64_t pos = 0;
 
     assert_int_equal(gpunvme_qpair_reserve(q, 1, &pos), 1);
     return pos;

@@ -166,25 +166,25 @@ static void where_mappings_are_few_chunks_grow(void **state)
     (void)state;
     set_up(&bus);
     bus.memory.grows = true;
-    for (unsigned i = 0; i < 1024; i++) /* 256 MiB */
+    for (unsigned i = 0; i < 160; i++) /* 40 MiB */
         take(&bus, 256 * KIB);
-    assert_true(bus.maps <= 16);
+    assert_true(bus.maps <= 9);
     tear_down(&bus);
 }
 
 static void a_grown_chunk_without_pieces_is_given_back(void **state)
 {
-    struct gpunvme_buf buf[96];
+    struct gpunvme_buf buf[32];
     struct bus bus;
 
     (void)state;
     set_up(&bus);
     bus.memory.grows = true;
-    for (unsigned i = 0; i < 96; i++)
+    for (unsigned i = 0; i < 32; i++)
         buf[i] = take(&bus, 512 * KIB);
-    for (unsigned i = 0; i < 96; i++)
+    for (unsigned i = 0; i < 32; i++)
         transport_memory_free(&bus.memory, &buf[i]);
-    assert_true(bus.memory.nbytes <= 12 << 20);
+    assert_true(bus.memory.nbytes <= 8 << 20);
     assert_true(bus.mapped < bus.maps);
     tear_down(&bus);
 }

@@ -279,6 +279,9 @@ static gpunvme_err_t start(struct gpunvme_device *dev)
     if (!err)
         err = choose_placement(dev);
     if (!err)
+        err = gpunvme_mem_alloc(GPUNVME_DEV_QUEUE_SLOTS_NBYTES(dev->opts.entries),
+                                GPUNVME_MEM_PINNED, &dev->seen);
+    if (!err)
         err = device_reaper_start(dev);
     if (!err)
         err = device_watch_start(dev);
@@ -338,6 +341,7 @@ gpunvme_err_t gpunvme_device_close(struct gpunvme_device *dev)
     device_pages_free(dev);
     life_err = life_close(dev->life);
     gpunvme_mem_free(&dev->alarm);
+    gpunvme_mem_free(&dev->seen);
     pthread_mutex_destroy(&dev->views);
     pthread_mutex_destroy(&dev->watch_lock);
     pthread_cond_destroy(&dev->watch_wake);
@@ -418,17 +422,16 @@ static gpunvme_err_t count_in_flight(struct gpunvme_device *dev, uint64_t *n)
     *n = 0;
     for (uint32_t i = 0; i < dev->nqueues; i++) {
         struct device_queue *q = &dev->queues[i];
-        struct life_order order = {.queue = q->words, .op = LIFE_SETTLE};
-        struct life_result result = {0};
         gpunvme_err_t err = GPUNVME_OK;
+        uint64_t in_flight;
 
         if (q->mirror.nbytes)
-            result.in_flight = device_mirror_in_flight(q);
+            in_flight = device_mirror_in_flight(q);
         else
-            err = life_run(dev->life, &order, &result);
+            err = device_queue_settle(q, &in_flight);
         if (err)
             return err;
-        *n += result.in_flight;
+        *n += in_flight;
     }
     return GPUNVME_OK;
 }

@@ -38,6 +38,7 @@ struct device_queue {
     uint32_t *ready;                 /* likewise */
     struct device_mem sq, cq, lists, bounces;
     enum device_words state; /* guarded by the controller's `life` */
+    uint64_t *aborted;       /* by slot: its word, when the controller said to have aborted it */
 
     /* GPUNVME_REAPER_CPU: the completion queue as the CPU's thread has it, with the mirror. */
     struct gpunvme_buf mirror;
@@ -73,6 +74,7 @@ struct gpunvme_device {
     struct gpunvme_buf words; /* of all queues */
     struct device_window *doorbells;
     struct gpunvme_buf alarm;
+    struct gpunvme_buf seen; /* the watching thread's copy of one queue's slots */
     struct life *life;
 
     pthread_mutex_t views; /* guards `pages` */
@@ -109,6 +111,13 @@ gpunvme_err_t device_queues_close(struct gpunvme_device *dev);
 gpunvme_err_t device_mem_alloc(struct gpunvme_device *dev, size_t nbytes, enum gpunvme_mem mem,
                                struct device_mem *out);
 void device_mem_free(struct gpunvme_device *dev, struct device_mem *mem);
+/*
+ * Takes the completions of a queue that nobody has taken, as a kernel beside others; *in_flight may
+ * be NULL. Fails where the GPU has no room.
+ */
+gpunvme_err_t device_queue_settle(struct device_queue *q, uint64_t *in_flight);
+/* Copies the words of its slots to dev->seen, which needs no room on the GPU. */
+gpunvme_err_t device_queue_look(struct device_queue *q);
 
 /* reaper.c */
 void device_mirror_init(struct device_queue *q, const struct nvme_foreign_bells *bells,

@@ -15,10 +15,9 @@ enum life_op {
     LIFE_FREEZE,          /* keeps all threads out, or tells that it can't in time */
     LIFE_FAIL_AND_REWIND, /* ends what is in flight with `status`; rings begin at entry 0 */
     LIFE_THAW,
-    LIFE_LET_GO,          /* takes back a freeze: the queue stays closed */
-    LIFE_COUNT_ABANDONED, /* commands in flight that threads have given up */
-    LIFE_SETTLE,          /* takes completions, and counts what is still in flight */
-    LIFE_RECLAIM,         /* frees every slot: no thread uses the queue any more */
+    LIFE_LET_GO,  /* takes back a freeze: the queue stays closed */
+    LIFE_SETTLE,  /* takes completions, and counts what is still in flight */
+    LIFE_RECLAIM, /* frees every slot: no thread uses the queue any more */
 };
 
 struct life_order {
@@ -31,7 +30,7 @@ struct life_order {
 struct life_result {
     uint32_t is_done;   /* 0: the order was cancelled before it began */
     uint32_t stuck;     /* LIFE_FREEZE: enum queue_stuck */
-    uint64_t in_flight; /* LIFE_SETTLE, LIFE_COUNT_ABANDONED */
+    uint64_t in_flight; /* LIFE_SETTLE */
 };
 
 struct life;

@@ -16,11 +16,21 @@ struct life_shared {
     uint32_t is_cancelled;
 };
 
-/* As a warp of one lane. */
+/* As a warp of one lane; of those that come meanwhile no more than a queue holds. */
 GPUNVME_FN void life_reap(struct gpunvme_dev_queue *q)
 {
-    while (gpunvme_dev_queue_reap(q, 1, 1))
+    for (uint32_t i = 0; i <= q->mask && gpunvme_dev_queue_reap(q, 1, 1); i++)
         ;
+}
+
+/*
+ * Whether a command that its thread has given up has ended: where the CPU reaps only the mirror
+ * says so, and nobody else frees the slot.
+ */
+GPUNVME_FN int life_is_over(const struct gpunvme_dev_queue *q, uint32_t i, uint64_t word)
+{
+    return q->mirror && word & GPUNVME_DEV_SLOT_ABANDONED &&
+           gpunvme_load_acquire64(&q->mirror[i].word) & GPUNVME_SLOT_DONE;
 }
 
 /* By one thread. */
@@ -61,10 +71,9 @@ GPUNVME_FN void life_look_at_slots(const struct life_order *order, struct life_s
 
         if (!i || !(word & GPUNVME_DEV_SLOT_TAKEN))
             continue;
-        if (order->op == LIFE_RECLAIM)
+        if (order->op == LIFE_RECLAIM || life_is_over(q, i, word))
             queue_free_slot(&q->slots[i]);
-        else if (!(word & GPUNVME_SLOT_DONE) &&
-                 (order->op == LIFE_SETTLE || word & GPUNVME_DEV_SLOT_ABANDONED))
+        else if (!(word & GPUNVME_SLOT_DONE))
             gpunvme_fetch_add64(&s->in_flight, 1);
     }
 }
@@ -77,7 +86,7 @@ GPUNVME_FN void life_middle(const struct life_order *order, struct life_shared *
         queue_fail(order->queue, order->status, me, n);
         queue_rewind_rings(order->queue, me, n);
     }
-    if (order->op == LIFE_SETTLE || order->op == LIFE_RECLAIM || order->op == LIFE_COUNT_ABANDONED)
+    if (order->op == LIFE_SETTLE || order->op == LIFE_RECLAIM)
         life_look_at_slots(order, s, me, n);
 }
 

@@ -97,6 +97,9 @@ static gpunvme_err_t alloc_queue(struct device_queue *q)
         err = device_mem_alloc(dev, (size_t)entries * dev->list_nbytes, ring_mem(dev), &q->lists);
     if (!err && dev->bounce_nbytes)
         err = alloc_bounces(q, entries);
+    q->aborted = calloc(entries, sizeof(*q->aborted));
+    if (!q->aborted && !err)
+        err = base_fail(GPUNVME_ERR_NOMEM, "%u entries", entries);
     if (!err && dev->opts.reaper == GPUNVME_REAPER_CPU)
         err = gpunvme_mem_alloc(GPUNVME_DEV_QUEUE_SLOTS_NBYTES(entries), GPUNVME_MEM_PINNED,
                                 &q->mirror);
@@ -110,6 +113,7 @@ static void free_queue(struct device_queue *q)
     device_mem_free(q->dev, &q->lists);
     device_mem_free(q->dev, &q->bounces);
     gpunvme_mem_free(&q->mirror);
+    free(q->aborted);
 }
 
 /* --- words ------------------------------------------------------------------------------------ */
@@ -194,6 +198,30 @@ static gpunvme_err_t init_words(struct device_queue *q, uint32_t qid,
     image.bounces_bus = q->bounces.bus;
     image.bounce_nbytes = dev->bounce_nbytes;
     return send_words(q, &image);
+}
+
+gpunvme_err_t device_queue_settle(struct device_queue *q, uint64_t *in_flight)
+{
+    struct life_order order = {.queue = q->words, .op = LIFE_SETTLE};
+    struct life_result result = {0};
+    gpunvme_err_t err = life_run(q->dev->life, &order, &result);
+
+    if (in_flight)
+        *in_flight = result.in_flight;
+    return err;
+}
+
+gpunvme_err_t device_queue_look(struct device_queue *q)
+{
+    struct gpunvme_slot *seen = q->dev->seen.cpu;
+    uint32_t entries = q->dev->opts.entries;
+
+    if (q->dev->has_gpu)
+        return gpunvme_mem_copy(seen, GPUNVME_MEM_PINNED, q->slots, GPUNVME_MEM_GPU,
+                                GPUNVME_DEV_QUEUE_SLOTS_NBYTES(entries));
+    for (uint32_t i = 0; i < entries; i++)
+        seen[i].word = gpunvme_load_acquire64(&q->slots[i].word);
+    return GPUNVME_OK;
 }
 
 /* --- what the controller object asks for ------------------------------------------------------ */

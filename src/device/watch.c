@@ -2,7 +2,8 @@
  *
  * The thread that looks after the controller while kernels use it: a removal or a fatal status ends
  * every wait on the GPU. So does the alarm, which a thread of the GPU raises when its command is
- * late: the GPU can't abort a command, and a command that never ends keeps its slot.
+ * late: the GPU can't abort a command, and a command that never ends keeps its slot. The host tries
+ * Abort, and if that does not help, a reset.
  */
 #include <time.h>
 
@@ -19,20 +20,77 @@ static uint32_t *alarm_of(const struct gpunvme_device *dev)
 }
 
 /*
- * Whether a command is in flight that its thread has given up. If not, the one that the alarm was
- * raised for has ended meanwhile, by itself or by a reset: another reset would only end what others
- * have submitted since. Where it can't be known there may be one.
+ * As seen: a command is in flight that its thread has given up. One that was aborted is not, though
+ * its slot may look so until somebody takes the completion.
  */
-static bool is_one_late(struct gpunvme_device *dev)
+static bool is_late(const struct device_queue *q, uint32_t slot)
+{
+    const struct gpunvme_slot *seen = q->dev->seen.cpu, *mirror = q->mirror.cpu;
+    uint64_t word = seen[slot].word;
+
+    return word & GPUNVME_DEV_SLOT_TAKEN && word & GPUNVME_DEV_SLOT_ABANDONED &&
+           !(word & GPUNVME_SLOT_DONE) && word != q->aborted[slot] &&
+           !(mirror && gpunvme_load_acquire64(&mirror[slot].word) & GPUNVME_SLOT_DONE);
+}
+
+/* Whether that is still so. Where it can't be known it may be. */
+static bool is_late_still(struct device_queue *q, uint32_t slot)
+{
+    (void)device_queue_settle(q, NULL);
+    return device_queue_look(q) != GPUNVME_OK || is_late(q, slot);
+}
+
+/*
+ * Aborts one command. The slot is nobody's meanwhile, so that a command that ends in this very
+ * moment may have left it to another, which is then aborted instead: that one is told, where a
+ * reset would have ended them all.
+ */
+static bool abort_one(struct device_queue *q, uint32_t slot)
+{
+    const struct gpunvme_slot *seen = q->dev->seen.cpu;
+    bool is_aborted;
+
+    if (nvme_ioq_abort(q->ioq, (uint16_t)slot, &is_aborted))
+        return false;
+    if (is_aborted)
+        q->aborted[slot] = seen[slot].word;
+    return is_aborted || !is_late_still(q, slot);
+}
+
+/* Whether Abort ends every late command of a queue. */
+static bool abort_late(struct device_queue *q)
+{
+    bool any = false;
+
+    for (uint32_t slot = 1; slot < q->dev->opts.entries; slot++) {
+        if (!is_late(q, slot))
+            continue;
+        any = true;
+        if (!abort_one(q, slot))
+            return false;
+    }
+    if (any)
+        (void)device_queue_settle(q, NULL);
+    return true;
+}
+
+/*
+ * Whether no command is late any more, without a reset. The one that the alarm was raised for may
+ * have ended meanwhile. A queue that was left out of a reset has no command in flight, whatever its
+ * slots say: another reset would change nothing, and end what others have submitted since.
+ */
+static bool end_late_commands(struct gpunvme_device *dev)
 {
     for (uint32_t i = 0; i < dev->nqueues; i++) {
-        struct life_order order = {.queue = dev->queues[i].words, .op = LIFE_COUNT_ABANDONED};
-        struct life_result result = {0};
+        struct device_queue *q = &dev->queues[i];
 
-        if (life_run(dev->life, &order, &result) || result.in_flight)
-            return true;
+        if (nvme_ioq_is_left_out(q->ioq))
+            continue;
+        (void)device_queue_settle(q, NULL); /* without room the slots tell all the same */
+        if (device_queue_look(q) || !abort_late(q))
+            return false;
     }
-    return false;
+    return true;
 }
 
 /*
@@ -42,7 +100,7 @@ static bool is_one_late(struct gpunvme_device *dev)
 static void answer_alarm(struct gpunvme_device *dev)
 {
     gpunvme_store_release32(alarm_of(dev), 0);
-    if (gpunvme_ctrl_check(dev->ctrl) != GPUNVME_OK || !is_one_late(dev))
+    if (gpunvme_ctrl_check(dev->ctrl) != GPUNVME_OK || end_late_commands(dev))
         return;
     (void)nvme_recover(dev->ctrl); /* what comes of it, waits and recover tell */
     gpunvme_store_release32(alarm_of(dev), 0);

@@ -58,6 +58,13 @@ bool nvme_ioq_is_left_out(struct gpunvme_ioq *ioq);
 gpunvme_err_t nvme_ioq_readmit(struct gpunvme_ioq *ioq);
 
 /*
+ * Asks the controller to abort a command. *is_aborted: it says that it has, and the completion
+ * comes, or has come; so also where the controller has none of the queue's commands, as a reset has
+ * ended them. After an error nvme_recover() must follow.
+ */
+gpunvme_err_t nvme_ioq_abort(struct gpunvme_ioq *ioq, uint16_t cid, bool *is_aborted);
+
+/*
  * The controller can't be left as it is, since a command does not end: a reset, or the end where
  * the controller's options forbid that.
  */

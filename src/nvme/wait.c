@@ -146,17 +146,37 @@ gpunvme_err_t nvme_wait_plain(struct gpunvme_ioq *ioq, uint64_t ticket, uint64_t
     return wait_until(ioq, ticket, timeout_ns, c, look);
 }
 
+static gpunvme_err_t send_abort(struct gpunvme_ioq *ioq, uint16_t cid, uint32_t *result)
+{
+    struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_ABORT,
+                              .cdw10 = (uint32_t)cid << 16 | ioq->qpair.qid};
+
+    return nvme_admin_locked(ioq->ctrl, &sqe, NULL, 0, false, result);
+}
+
 /* Asks the controller to abort a command, and gives it a moment to end. */
 static gpunvme_err_t abort_command(struct gpunvme_ioq *ioq, uint64_t ticket,
                                    struct gpunvme_completion *c)
 {
-    struct gpunvme_sqe sqe = {.opc = GPUNVME_ADMIN_ABORT,
-                              .cdw10 = (uint32_t)(ticket & 0xffff) << 16 | ioq->qpair.qid};
-    gpunvme_err_t err = nvme_admin_locked(ioq->ctrl, &sqe, NULL, 0, false, NULL);
+    gpunvme_err_t err = send_abort(ioq, (uint16_t)ticket, NULL);
 
-    if (err)
-        return err;
-    return nvme_wait_plain(ioq, ticket, GRACE_NS, c);
+    return err ? err : nvme_wait_plain(ioq, ticket, GRACE_NS, c);
+}
+
+gpunvme_err_t nvme_ioq_abort(struct gpunvme_ioq *ioq, uint16_t cid, bool *is_aborted)
+{
+    struct gpunvme_ctrl *ctrl = ioq->ctrl;
+    gpunvme_err_t err = GPUNVME_OK;
+    uint32_t result = 0;
+
+    pthread_mutex_lock(&ctrl->life);
+    if (ctrl->opts.no_recovery)
+        err = base_fail(GPUNVME_ERR_UNSUPPORTED, "the options forbid recovery");
+    else if (nvme_state(ctrl) == CTRL_LIVE && !ioq->is_left_out)
+        err = send_abort(ioq, cid, &result);
+    pthread_mutex_unlock(&ctrl->life);
+    *is_aborted = !(result & GPUNVME_ABORT_NOT_ABORTED);
+    return err;
 }
 
 /*

@@ -78,6 +78,13 @@ static void assert_no_violation(struct rig *r)
     assert_int_equal(report.nviolations, 0);
 }
 
+static void rig_close_unchecked(struct rig *r)
+{
+    gpunvme_device_free(r->dev, &r->buf);
+    (void)gpunvme_device_close(r->dev);
+    (void)gpunvme_ctrl_close(r->ctrl);
+}
+
 static void rig_close(struct rig *r)
 {
     gpunvme_device_free(r->dev, &r->buf);
@@ -874,6 +881,78 @@ static void lose_thaws(enum room room, uint32_t n)
     gpunvme_store_release32(&full_gpu.room, room);
 }
 
+static void raise_alarm(struct rig *r)
+{
+    gpunvme_store_release32(r->handle.alarm, 1);
+    for (unsigned i = 0; i < 6000 && gpunvme_load_acquire32(r->handle.alarm); i++)
+        wait_ms(10);
+    assert_int_equal(gpunvme_load_acquire32(r->handle.alarm), 0);
+}
+
+static uint64_t recoveries(struct rig *r)
+{
+    struct gpunvme_device_info info;
+
+    gpunvme_device_get_info(r->dev, &info);
+    return info.recoveries;
+}
+
+/* One command ends too late; nothing but that happens to the others. */
+static void late_is_aborted(enum gpunvme_reaper reaper, enum room room)
+{
+    struct player sum;
+    struct kernel k;
+    struct rig r;
+
+    rig_open_small(&r, "sim:size=1M,fault=delay=1000s:io:read:nth=50", reaper);
+    gpunvme_store_release32(&full_gpu.room, room);
+    kernel_start(&k, &r, ROUNDS, 3 * SECOND);
+    sum = kernel_end(&k);
+    assert_int_equal(sum.late, 1);
+    assert_int_equal(sum.good, NPLAYERS * ROUNDS - 1);
+    raise_alarm(&r); /* the first has been answered when this is */
+    assert_int_equal(recoveries(&r), 0);
+    gpunvme_store_release32(&full_gpu.room, ROOM);
+    assert_recovers(&r);
+    assert_int_equal(recoveries(&r), 0);
+    rig_close(&r);
+}
+
+static void a_late_command_is_aborted_without_a_reset(void **state)
+{
+    (void)state;
+    late_is_aborted(GPUNVME_REAPER_WAITERS, ROOM);
+    late_is_aborted(GPUNVME_REAPER_CPU, ROOM);
+}
+
+static void a_late_command_is_aborted_though_the_gpu_is_full(void **state)
+{
+    (void)state;
+    late_is_aborted(GPUNVME_REAPER_WAITERS, NO_ROOM);
+    late_is_aborted(GPUNVME_REAPER_CPU, NO_ROOM);
+}
+
+/* The reset has to leave the queues out, and what their threads wait for goes on being late. */
+static void alarms_from_a_full_gpu_cost_one_reset(void **state)
+{
+    struct player sum;
+    struct kernel k;
+    struct rig r;
+
+    (void)state;
+    rig_open_small(&r, "sim:size=1M,fault=lose:io:read:nth=50", GPUNVME_REAPER_WAITERS);
+    gpunvme_store_release32(&full_gpu.room, NO_ROOM);
+    kernel_start(&k, &r, 100, SECOND);
+    sum = kernel_end(&k);
+    assert_true(sum.late >= 1);
+    for (unsigned i = 0; i < 10; i++)
+        raise_alarm(&r);
+    assert_int_equal(recoveries(&r), 1);
+    gpunvme_store_release32(&full_gpu.room, ROOM);
+    assert_recovers(&r);
+    rig_close_unchecked(&r); /* its threads have rung for queues that were left out */
+}
+
 /* By recovery, by the next reset, and whether or not the order was carried out after all. */
 static void a_queue_whose_thaw_found_no_room_is_opened_later(void **state)
 {
@@ -1060,6 +1139,9 @@ int main(void)
         cmocka_unit_test(recovery_resets_the_controller_for_commands_that_do_not_end),
         cmocka_unit_test(closing_with_commands_in_flight_frees_everything),
         cmocka_unit_test(a_queue_out_of_reach_is_left_out_of_a_reset_and_readmitted),
+        cmocka_unit_test(a_late_command_is_aborted_without_a_reset),
+        cmocka_unit_test(a_late_command_is_aborted_though_the_gpu_is_full),
+        cmocka_unit_test(alarms_from_a_full_gpu_cost_one_reset),
         cmocka_unit_test(a_queue_whose_thaw_found_no_room_is_opened_later),
         cmocka_unit_test(a_queue_whose_creation_is_lost_is_readmitted_all_the_same),
         cmocka_unit_test(a_queue_whose_reaper_does_not_leave_is_left_out_and_closed),

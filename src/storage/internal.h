@@ -226,7 +226,7 @@ void store_io_start(struct gpunvme_store *store, struct gpunvme_io *io);
 /* A transfer that its caller waits for, but another one stands for; ended by store_io_end(). */
 void store_io_begin(struct gpunvme_store *store, struct gpunvme_io *io);
 
-/* ---- posix_file.c ------------------------------------------------------------------------------
+/* ---- posix/file.c ------------------------------------------------------------------------------
  */
 
 /*

@@ -8,7 +8,7 @@
 
 #include "fuzz/feed.h"
 #include "gpunvme/memory.h"
-#include "storage/stripe_header.h"
+#include "storage/stripe/header.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #include "gpunvme/storage.h"
-#include "storage/cufile_api.h"
+#include "storage/cufile/api.h"
 
 #ifdef GPUNVME_HAVE_CUDA
 #include <cuda_runtime_api.h>

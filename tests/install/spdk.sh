@@ -64,9 +64,9 @@ expect "CMake Warning"
 PKG_CONFIG_PATH=$folder${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH} "$CMAKE" -S "$source" -B whole -G Ninja \
     -DCMAKE_C_COMPILER="$CC" -DGPUNVME_CUDA=OFF -DGPUNVME_BUILD_TESTS=OFF -DGPUNVME_BUILD_BENCH=OFF \
     -DGPUNVME_BUILD_CLI=OFF -DGPUNVME_OPENMP=OFF >log 2>&1 || { cat log; exit 1; }
-"$CMAKE" --build whole --target CMakeFiles/gpunvme.dir/src/storage/spdk_none.c.o >log 2>&1 ||
+"$CMAKE" --build whole --target CMakeFiles/gpunvme.dir/src/storage/spdk/none.c.o >log 2>&1 ||
     { cat log; exit 1; }
-cp whole/CMakeFiles/gpunvme.dir/src/storage/spdk_none.c.o log
+cp whole/CMakeFiles/gpunvme.dir/src/storage/spdk/none.c.o log
 expect "built without SPDK: SPDK 1.2, as pkg-config finds it, does not link (cannot find"
 
 # In the same build folder: once it links it is taken.

@@ -17,7 +17,7 @@
 #include <string.h>
 
 #include "fake_cufile.h"
-#include "storage/cufile_api.h"
+#include "storage/cufile/api.h"
 
 static fake_cufile_calls_fn *fake_calls;
 static fake_cufile_reset_fn *fake_reset;

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "storage/cufile_api.h"
+#include "storage/cufile/api.h"
 
 #define EXPORT __attribute__((visibility("default")))
 

@@ -9,7 +9,7 @@
 #include "gpunvme/memory.h"
 #include "gpunvme/storage.h"
 #include "sim/driver.h"
-#include "storage/nvme_store.h"
+#include "storage/nvme/store.h"
 
 static inline struct gpunvme_store *opened(const char *uri)
 {

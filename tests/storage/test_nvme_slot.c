@@ -4,7 +4,7 @@
  * (--wrap).
  */
 #include "sim/driver.h"
-#include "storage/nvme_store.h"
+#include "storage/nvme/store.h"
 
 #define TIMEOUT_NS 1000u
 #define RESET_NS   UINT64_C(3600000000000)

@@ -32,7 +32,7 @@
 
 #include "gpunvme/memory.h"
 #include "gpunvme/storage.h"
-#include "storage/posix.h"
+#include "storage/posix/posix.h"
 
 #define KIB  ((size_t)1 << 10)
 #define MIB  ((size_t)1 << 20)

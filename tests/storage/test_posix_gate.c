@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-#include "storage/posix.h"
+#include "storage/posix/posix.h"
 
 static struct posix_gate gate;
 

@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "gpunvme/storage.h"
-#include "storage/spdk_address.h"
+#include "storage/spdk/address.h"
 
 static struct gspdk_address address;
 

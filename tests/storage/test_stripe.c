@@ -8,7 +8,7 @@
 #include <fcntl.h>
 
 #include "gpunvme/signature.h"
-#include "storage/stripe_header.h"
+#include "storage/stripe/header.h"
 
 #define MIB ((size_t)1 << 20)
 

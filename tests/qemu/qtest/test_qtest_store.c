@@ -6,7 +6,7 @@
 #include "gpunvme/memory.h"
 #include "gpunvme/storage.h"
 #include "qemu/qtest/rig.h"
-#include "storage/nvme_share.h"
+#include "storage/nvme/share.h"
 
 #define MIB    (UINT64_C(1) << 20)
 #define SIZE   ((size_t)1 << 20)

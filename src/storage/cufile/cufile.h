@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * What the files of the cufile backend share: cufile.c opens and describes, move.c moves
+ * bytes, buffers.c registers memory.
+ */
+#ifndef STORAGE_CUFILE_H
+#define STORAGE_CUFILE_H
+
+#include "storage/crew.h"
+#include "storage/cufile/api.h"
+
+#define CUFILE_EDGE 4096u /* what cuFile moves directly is whole blocks of this, in the file */
+
+struct cufile {
+    const struct cufile_api *api;
+    struct cufile_mode mode;
+    bool driver_held;
+    struct cufile_where where;
+    int fd;        /* for host memory, sizes and flushes */
+    int direct_fd; /* with O_DIRECT, -1: none */
+    bool o_direct; /* which of the two cuFile has */
+    bool block_device;
+    bool registered; /* `handle` is valid */
+    void *handle;    /* CUfileHandle_t */
+    size_t chunk;
+    struct crew *crew;
+    char why_not_direct[256];
+
+    /*
+     * cuFile reads, changes and writes the blocks at ragged ends of a write. Two such writes in one
+     * block would lose bytes of one of them, so they go one at a time.
+     */
+    pthread_mutex_t edge;
+};
+
+/* move.c: the crew's functions. */
+extern const struct crew_ops cufile_crew_ops;
+
+/*
+ * buffers.c: registers GPU memory with cuFile, which knows each buffer once in a process: a
+ * range that lies in one that some store has registered is counted there. `*out` is for the
+ * transfers and for forget.
+ */
+struct cufile_buffer;
+gpunvme_err_t cufile_buffer_register(const struct cufile_api *api, void *base, size_t nbytes,
+                                     struct cufile_buffer **out);
+void cufile_buffer_forget(const struct cufile_api *api, struct cufile_buffer *buffer);
+
+/* The GPU whose memory is at `ptr`, -1: none (GPU memory is host memory). */
+int cufile_device_of(const void *ptr);
+
+/*
+ * Where cuFile finds memory that lies in no one region of a store: what a registered buffer has of
+ * it by that buffer's base, the rest by itself. *nbytes becomes less where one of the two ends.
+ */
+void cufile_buffer_place(uint8_t *ptr, size_t *nbytes, uint8_t **base, off_t *base_offset);
+/* The same of a registered buffer, without asking CUDA again; and where cuFile has it begin. */
+int cufile_buffer_device(const struct cufile_buffer *buffer);
+uint8_t *cufile_buffer_base(const struct cufile_buffer *buffer);
+
+#endif

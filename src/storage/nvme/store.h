@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * What the files of the nvme backend share: the store's own part, and a slot, which carries one
+ * piece of a transfer through its commands. nvme.c opens stores and has the threads; slot.c
+ * knows what commands a piece needs.
+ */
+#ifndef STORAGE_NVME_STORE_H
+#define STORAGE_NVME_STORE_H
+
+#include "base/fail.h"
+#include "gpunvme/io.h"
+#include "gpunvme/memory.h"
+#include "storage/crew.h"
+#include "storage/futex.h"
+#include "storage/nvme/bounce.h"
+#include "storage/nvme/claim.h"
+#include "storage/nvme/share.h"
+
+#define NVME_CALLERS 8u /* threads at once that do a transfer of their own */
+
+struct nvme_store {
+    struct nvme_share *share;
+    struct gpunvme_ctrl *ctrl;
+    const struct gpunvme_ns *ns;
+    unsigned page_shift;
+    size_t chunk; /* bytes of a piece, a power of two: one command, but for unaligned ends */
+    uint32_t depth, entries;
+    uint64_t command_timeout_ns, copy_timeout_ns;
+    bool is_left; /* the GPU may reach for memory of it for ever: the controller stays open */
+    char why_no_p2p[256];
+    struct nvme_claims claims; /* of the workers' slots, then of the callers' */
+    struct crew *crew;
+    struct nvme_worker **workers; /* by index */
+    struct nvme_caller *callers;  /* NVME_CALLERS of them */
+};
+
+enum nvme_slot_state {
+    SLOT_ENDED = 0, /* err and done tell */
+    SLOT_CUT,       /* the next command is to be chosen */
+    SLOT_CLAIM,     /* its blocks are to be claimed */
+    SLOT_BOUNCE,    /* it needs a bounce buffer */
+    SLOT_COPY_IN,   /* bytes go into the bounce buffer */
+    SLOT_SUBMIT,    /* the command is to be submitted */
+    SLOT_FLY,       /* it is with the controller */
+    SLOT_COPY_OUT,  /* bytes come from the bounce buffer */
+};
+
+struct nvme_slot {
+    struct gpunvme_store *store;
+    struct nvme_store *s;
+    struct gpunvme_ioq *ioq;
+    struct nvme_bounces *bounces;
+    size_t claim; /* index */
+
+    enum nvme_slot_state state;
+    struct crew_piece piece;
+    const struct gpunvme_buf *mem; /* the piece's memory if it is mapped, else NULL */
+    size_t mem_off;
+    size_t want; /* bytes of the piece inside the namespace */
+    size_t done;
+    gpunvme_err_t err;
+
+    /* The command at hand: blocks, and the bytes of them that are the piece's. */
+    uint64_t slba;
+    uint32_t nlb;
+    size_t skip, nbytes;
+    bool is_part;                      /* a write of a part of a block … */
+    bool is_read;                      /* … whose block has been read */
+    int bounce;                        /* which part of the bounce memory; -1: none */
+    bool is_direct;                    /* straight to and from `mem` */
+    struct gpunvme_mem_stream *stream; /* of the bounce buffer, while a copy … */
+    bool is_copying;                   /* … was started */
+    struct gpunvme_token token;
+    uint64_t submitted_ns, copied_ns; /* since when */
+    unsigned ntries;                  /* that a reset ended … */
+    uint64_t tried_ns;                /* … since when */
+};
+
+/* The slot takes the piece on; it is SLOT_CUT then, or has ended. */
+void nvme_slot_begin(struct nvme_slot *slot, const struct crew_piece *piece);
+
+/*
+ * Takes the piece as far as it goes without waiting; true if that was anywhere. Once it is
+ * SLOT_ENDED, the slot holds nothing. A command that is late is ended here, which may take a
+ * while: abort, reset; *now is the time after that then, lest what begins next is late at once. A
+ * copy that is late is left to the GPU, with its part of the bounce memory.
+ */
+bool nvme_slot_turn(struct nvme_slot *slot, uint64_t *now);
+
+/* nvme.c: the time by which slots go. */
+uint64_t nvme_rough_now(void);
+
+#endif

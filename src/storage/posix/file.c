@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Files and block devices: descriptors, what their file system can do, and calls that move bytes
+ * at once. Knows nothing of transfers.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <linux/magic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "base/fail.h"
+#include "storage/posix/posix.h"
+
+#define LIES      8u  /* looks in a row that were wrong, before most are left out */
+#define LIES_STEP 64u /* … and of how many one is not */
+
+/* Past the page cache smaller writes cost more than they gain: the drive is waited for. */
+#define DIRECT_WRITE_NBYTES (256u << 10)
+
+#ifndef HUGETLBFS_MAGIC
+#define HUGETLBFS_MAGIC 0x958458f6
+#endif
+#ifndef SYS_cachestat
+#define SYS_cachestat 451 /* Linux 6.5, the same number everywhere */
+#endif
+
+/*
+ * O_EXCL for a block device that is opened for writing: the kernel grants it only if nobody else
+ * has claimed the device, by a mount, as swap, or for a RAID or volume group. (For files O_EXCL
+ * means something else.) The claim lasts until the descriptor is closed.
+ */
+static int claim(const char *path, bool writing)
+{
+    struct stat st;
+
+    return writing && !stat(path, &st) && S_ISBLK(st.st_mode) ? O_EXCL : 0;
+}
+
+static gpunvme_err_t fail_to_open(const char *path, int how, int error)
+{
+    if (error == EBUSY && how & O_EXCL)
+        return base_fail(
+            GPUNVME_ERR_BUSY,
+            "%s is mounted, or is in use as swap or by a RAID, a volume group or another "
+            "program: it is not opened for writing",
+            path);
+    if (error == ENOENT && path[strcspn(path, ":/")] == ':')
+        return base_fail_errno(error, "%s: there is no such file, nor a scheme of this name", path);
+    return base_fail_errno(error, "%s", path);
+}
+
+gpunvme_err_t store_open_fd(struct gpunvme_store *store, int *fd)
+{
+    bool writing = store->flags & GPUNVME_OPEN_WRITE;
+    const char *path = store->uri.target;
+    int how = O_CLOEXEC | (writing ? O_RDWR : O_RDONLY) | claim(path, writing);
+    struct stat st;
+
+    if (store->flags & GPUNVME_OPEN_CREATE && !(how & O_EXCL))
+        how |= O_CREAT;
+    /* A FIFO would hold us up until somebody opens its other end. For the rest it means nothing,
+     * but io_uring asks for it: it would not wait for some file systems. */
+    *fd = open(path, how | O_NONBLOCK, 0666);
+    if (*fd < 0)
+        return fail_to_open(path, how, errno);
+    if (fstat(*fd, &st))
+        return base_fail_errno(errno, "%s", path);
+    fcntl(*fd, F_SETFL, 0);
+    if (!S_ISBLK(st.st_mode) && !S_ISREG(st.st_mode))
+        return base_fail(GPUNVME_ERR_INVALID, "%s is neither a file nor a block device", path);
+    if (writing && S_ISBLK(st.st_mode) && !(how & O_EXCL))
+        return base_fail(GPUNVME_ERR_BUSY, "%s has become a block device meanwhile", path);
+    store->dev = st.st_dev;
+    store->ino = st.st_ino;
+    store->resizable = !S_ISBLK(st.st_mode);
+    store->block_size = st.st_blksize > 0 ? (uint32_t)st.st_blksize : POSIX_PAGE;
+    return GPUNVME_OK;
+}
+
+static bool is_same_file(int a, int b)
+{
+    struct stat x, y;
+
+    return !fstat(a, &x) && !fstat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+int store_reopen_fd(int fd, const char *path, int flags)
+{
+    char name[32];
+    int again;
+
+    snprintf(name, sizeof(name), "/proc/self/fd/%d", fd);
+    again = open(name, flags | O_CLOEXEC);
+    if (again >= 0 || errno != ENOENT)
+        return again;
+    again = open(path, flags | O_CLOEXEC | O_NONBLOCK); /* it may name a FIFO by now */
+    if (again >= 0 && !is_same_file(fd, again)) {
+        close(again);
+        errno = ESTALE;
+        return -1;
+    }
+    return again;
+}
+
+static bool is_in_memory(int fd)
+{
+    struct statfs fs;
+
+    return !fstatfs(fd, &fs) &&
+           (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC || fs.f_type == HUGETLBFS_MAGIC);
+}
+
+static bool power_of_two(uint32_t x)
+{
+    return x && !(x & (x - 1));
+}
+
+/* What O_DIRECT wants: as the kernel says it, else the device's sector, else a page. */
+static void ask_alignment(struct posix_file *file)
+{
+    int sector = 0;
+
+    file->align = file->memory_align = POSIX_PAGE;
+    if (file->block_device && !ioctl(file->fd, BLKSSZGET, &sector) && sector > 0)
+        file->align = file->memory_align = (uint32_t)sector;
+#ifdef STATX_DIOALIGN
+    struct statx stx;
+
+    if (!statx(file->fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &stx) &&
+        stx.stx_mask & STATX_DIOALIGN && stx.stx_dio_offset_align) {
+        file->align = stx.stx_dio_offset_align;
+        file->memory_align = stx.stx_dio_mem_align;
+    }
+#endif
+    if (!power_of_two(file->align) || file->align > POSIX_PAGE)
+        file->align = POSIX_PAGE;
+    if (!power_of_two(file->memory_align) || file->memory_align > POSIX_PAGE)
+        file->memory_align = POSIX_PAGE;
+}
+
+/* A second descriptor past the page cache, if there can be one and it is wanted. */
+static gpunvme_err_t open_direct(struct gpunvme_store *store, struct posix_file *file)
+{
+    enum store_switch wanted = store->uri.options.direct;
+    int how = O_DIRECT | (store->flags & GPUNVME_OPEN_WRITE ? O_RDWR : O_RDONLY);
+
+    if (wanted == STORE_OFF) {
+        snprintf(file->why_not, sizeof(file->why_not), "direct=off");
+        return GPUNVME_OK;
+    }
+    if (wanted == STORE_AUTO && file->in_memory) {
+        snprintf(file->why_not, sizeof(file->why_not), "the file is in memory");
+        return GPUNVME_OK;
+    }
+    file->direct_fd = store_reopen_fd(file->fd, store->uri.target, how);
+    if (file->direct_fd < 0) {
+        int error = errno;
+
+        snprintf(file->why_not, sizeof(file->why_not), "open: %s", strerror(error));
+        if (wanted == STORE_ON)
+            return base_fail_errno(error, "%s with O_DIRECT; direct=auto does without",
+                                   store->uri.target);
+        return GPUNVME_OK;
+    }
+    ask_alignment(file);
+    file->pays = true;
+    file->wanted = wanted == STORE_ON;
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t posix_file_open(struct gpunvme_store *store, struct posix_file *file)
+{
+    gpunvme_err_t err;
+
+    file->fd = file->direct_fd = -1;
+    err = store_open_fd(store, &file->fd);
+    if (err)
+        return err;
+    file->block_device = !store->resizable;
+    file->in_memory = is_in_memory(file->fd);
+    atomic_store(&file->cold, 1);
+    return open_direct(store, file);
+}
+
+gpunvme_err_t posix_file_close(struct posix_file *file)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (file->direct_fd >= 0)
+        close(file->direct_fd);
+    if (file->fd >= 0 && close(file->fd) && errno != EINTR)
+        err = base_fail_errno(errno, "close");
+    file->fd = file->direct_fd = -1;
+    return err;
+}
+
+gpunvme_err_t posix_file_size(const struct posix_file *file, uint64_t *nbytes)
+{
+    struct stat st;
+
+    if (file->block_device)
+        return ioctl(file->fd, BLKGETSIZE64, nbytes) ? base_fail_errno(errno, "its size")
+                                                     : GPUNVME_OK;
+    if (fstat(file->fd, &st))
+        return base_fail_errno(errno, "its size");
+    *nbytes = (uint64_t)st.st_size;
+    return GPUNVME_OK;
+}
+
+int posix_file_flush(const struct posix_file *file)
+{
+    int error;
+
+    do {
+        error = fdatasync(file->fd) ? errno : 0;
+    } while (error == EINTR);
+    return error;
+}
+
+ssize_t posix_file_move(int fd, enum gpunvme_op op, uint8_t *cpu, size_t nbytes, uint64_t offset)
+{
+    ssize_t n;
+
+    do {
+        n = op == GPUNVME_OP_READ ? pread(fd, cpu, nbytes, (off_t)offset)
+                                  : pwrite(fd, cpu, nbytes, (off_t)offset);
+    } while (n < 0 && errno == EINTR);
+    return n < 0 ? -errno : n;
+}
+
+static ssize_t read_nowait(int fd, uint8_t *cpu, size_t nbytes, uint64_t offset)
+{
+    const struct iovec iov = {.iov_base = cpu, .iov_len = nbytes};
+    ssize_t n;
+
+    do {
+        n = preadv2(fd, &iov, 1, (off_t)offset, RWF_NOWAIT);
+    } while (n < 0 && errno == EINTR);
+    return n < 0 ? -errno : n;
+}
+
+enum posix_look posix_file_look(struct posix_file *file, uint8_t *cpu, size_t nbytes,
+                                uint64_t offset, size_t *done, bool *end)
+{
+    *done = 0;
+    *end = false;
+    while (*done < nbytes) {
+        ssize_t n = file->in_memory
+                        ? posix_file_move(file->fd, GPUNVME_OP_READ, cpu + *done, nbytes - *done,
+                                          offset + *done)
+                        : read_nowait(file->fd, cpu + *done, nbytes - *done, offset + *done);
+
+        if (n == 0) {
+            *end = true;
+            break;
+        }
+        if (n == -EOPNOTSUPP || n == -ENOSYS)
+            atomic_store(&file->no_nowait, true);
+        if (n < 0) { /* EAGAIN: a drive is needed. An error is met again by who asks it */
+            atomic_fetch_add_explicit(&file->cold, 1, memory_order_relaxed);
+            if (!*done)
+                atomic_fetch_add_explicit(&file->lies, 1, memory_order_relaxed);
+            return POSIX_LOOK_PART;
+        }
+        *done += (size_t)n;
+    }
+    if (atomic_load_explicit(&file->cold, memory_order_relaxed)) {
+        atomic_store_explicit(&file->cold, 0, memory_order_relaxed);
+        atomic_store_explicit(&file->lies, 0, memory_order_relaxed);
+    }
+    return POSIX_LOOK_ALL;
+}
+
+/* By mincore(2), through a mapping that nobody touches. */
+static bool page_is_mapped_in(int fd, uint64_t offset)
+{
+    unsigned char in = 0;
+    void *page = mmap(NULL, POSIX_PAGE, PROT_READ, MAP_SHARED, fd,
+                      (off_t)(offset & ~(uint64_t)(POSIX_PAGE - 1)));
+
+    if (page == MAP_FAILED)
+        return false;
+    if (mincore(page, POSIX_PAGE, &in))
+        in = 0;
+    munmap(page, POSIX_PAGE);
+    return in & 1;
+}
+
+static bool page_is_cached(int fd, uint64_t offset)
+{
+    struct {
+        uint64_t offset, nbytes;
+    } range = {offset, 1};
+    struct {
+        uint64_t ncached, ndirty, nwriteback, nevicted, nrecently_evicted;
+    } found = {0};
+
+    if (!syscall(SYS_cachestat, fd, &range, &found, 0u))
+        return found.ncached;
+    return page_is_mapped_in(fd, offset);
+}
+
+bool posix_file_is_warm(struct posix_file *file, uint64_t offset)
+{
+    uint32_t lies;
+
+    if (file->in_memory)
+        return true;
+    if (atomic_load_explicit(&file->no_nowait, memory_order_relaxed) ||
+        (file->wanted && posix_file_direct(file, GPUNVME_OP_READ, 0)))
+        return false;
+    if (!atomic_load_explicit(&file->cold, memory_order_relaxed))
+        return true;
+    /* Who may not know what is cached is told that all is (mincore(2)). */
+    lies = atomic_load_explicit(&file->lies, memory_order_relaxed);
+    if (lies > LIES && atomic_fetch_add_explicit(&file->lies, 1, memory_order_relaxed) % LIES_STEP)
+        return false;
+    return page_is_cached(file->fd, offset);
+}
+
+bool posix_file_direct(const struct posix_file *file, enum gpunvme_op op, size_t nbytes)
+{
+    if (!file->pays || atomic_load_explicit(&file->no_direct, memory_order_relaxed))
+        return false;
+    return op == GPUNVME_OP_READ || file->block_device || file->wanted ||
+           nbytes >= DIRECT_WRITE_NBYTES;
+}

@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The posix backend inside: files and block devices of the kernel.
+ *
+ *   posix.c    the backend: open, close, what it says of itself
+ *   file.c     descriptors, what the file system can do, calls that move bytes at once
+ *   uring.c    a ring of io_uring for each worker
+ *   ring.c     pinned memory in slots, and copies between it and the GPU
+ *   fill.c     writes into files in memory
+ *   gate.c     writes past the page cache and through it, in turns
+ *   work.c     the worker: takes pieces, starts them, looks what has ended
+ *   request.c  what it asks the kernel for
+ *   slot.c     pieces in slots
+ *   direct.c   small transfers in the caller's own thread
+ *
+ * A read for host memory goes straight to where it belongs. One for GPU memory goes into a slot of
+ * pinned memory, several small ones into the same, and from there by the copy engine, while the
+ * next slot is being filled. Writes do the same the other way round.
+ *
+ * Where the bytes of a file are decides who fetches them: what is in the page cache is copied out
+ * of it by the worker; what is not is asked for by io_uring, past the page cache (O_DIRECT) where
+ * the file system lets us.
+ */
+#ifndef STORAGE_POSIX_H
+#define STORAGE_POSIX_H
+
+#include <sys/mman.h>
+#include <sys/types.h>
+
+#include "storage/crew.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
+
+#define POSIX_PAGE       4096u
+#define POSIX_NOPS       128u /* pieces that a worker has in hand */
+#define POSIX_MAX_GPUS   64u  /* a slot has a stream on each that it met */
+#define POSIX_WAIT_NS    1000000000u
+#define POSIX_LEAST_SLOT (64u << 10) /* bytes: many small pieces fit */
+
+struct posix;
+
+/* ---- file.c ------------------------------------------------------------------------------
+ */
+
+struct posix_file {
+    int fd;        /* through the page cache */
+    int direct_fd; /* O_DIRECT; -1: none */
+    bool block_device;
+    bool in_memory; /* tmpfs and the like: nothing is faster than to copy it */
+    bool pays;      /* O_DIRECT is to be used at all */
+    bool wanted;    /* … whenever it can be: direct=on */
+    uint32_t align; /* of offsets and lengths with O_DIRECT: a power of two, at most a page */
+    uint32_t memory_align;
+    _Atomic bool no_direct; /* the kernel refused it after all */
+    _Atomic bool direct_works;
+    _Atomic bool no_nowait; /* RWF_NOWAIT is not known here */
+    _Atomic uint32_t cold;  /* pieces in a row that were not cached */
+    _Atomic uint32_t lies;  /* looks in a row that said so, and were wrong */
+    char why_not[120];      /* there is no O_DIRECT */
+};
+
+gpunvme_err_t posix_file_open(struct gpunvme_store *store, struct posix_file *file);
+gpunvme_err_t posix_file_close(struct posix_file *file);
+gpunvme_err_t posix_file_size(const struct posix_file *file, uint64_t *nbytes);
+
+/* 0, or an errno. */
+int posix_file_flush(const struct posix_file *file);
+
+/* One read or write at once, through the page cache or past it; -errno, or bytes. Not EINTR. */
+ssize_t posix_file_move(int fd, enum gpunvme_op op, uint8_t *cpu, size_t nbytes, uint64_t offset);
+
+/* What came of looking into the page cache. */
+enum posix_look {
+    POSIX_LOOK_ALL,  /* everything was there, or all up to the end of the file */
+    POSIX_LOOK_PART, /* *done bytes were, perhaps 0 */
+};
+
+/* Reads what is in the page cache, without waiting for a drive. *end: the file ends there. */
+enum posix_look posix_file_look(struct posix_file *file, uint8_t *cpu, size_t nbytes,
+                                uint64_t offset, size_t *done, bool *end);
+
+/* Whether that is worth a call: what came of the last ones decides, and a look at the page. */
+bool posix_file_is_warm(struct posix_file *file, uint64_t offset);
+
+/* O_DIRECT is there and may be used for this much. */
+bool posix_file_direct(const struct posix_file *file, enum gpunvme_op op, size_t nbytes);
+
+/* ---- uring.c -----------------------------------------------------------------------------
+ */
+
+struct posix_uring;
+
+/* 0 or an errno: why this process can have no io_uring. */
+int posix_uring_create(const struct posix_file *file, unsigned depth, struct posix_uring **out);
+void posix_uring_destroy(struct posix_uring *uring);
+
+/* Lets the kernel keep this memory: requests within it cost less. False: it would not. */
+bool posix_uring_keep(struct posix_uring *uring, void *cpu, size_t nbytes);
+
+/* Queues a request; false: no room until some are reaped. `user` comes back with its end. */
+bool posix_uring_move(struct posix_uring *uring, bool direct, enum gpunvme_op op, uint8_t *cpu,
+                      size_t nbytes, uint64_t offset, void *user);
+bool posix_uring_flush(struct posix_uring *uring, void *user);
+
+/*
+ * Hands over what was queued and gives what has ended: *user and *result (bytes or -errno), false
+ * when there is nothing. Waits for the first end up to wait_ns.
+ */
+void posix_uring_submit(struct posix_uring *uring, uint64_t wait_ns);
+bool posix_uring_next(struct posix_uring *uring, void **user, int *result);
+unsigned posix_uring_in_flight(const struct posix_uring *uring);
+
+/* ---- ring.c ------------------------------------------------------------------------------
+ */
+
+/*
+ * A worker's slots. It pins them itself when it first meets GPU memory: the zeroing of new memory,
+ * which is half of the work, is done by all workers at once, and who is ready begins to copy.
+ */
+struct posix_part {
+    uint8_t *base;
+    struct gpunvme_buf pinned; /* .cpu: NULL before */
+    _Atomic bool tried;
+    enum gpunvme_mem mem; /* PINNED, or HOST where it could not be pinned */
+};
+
+/* The memory of all slots of all workers. */
+struct posix_ring {
+    uint8_t *base;
+    size_t nbytes, part_nbytes;
+    int fd; /* of a file in memory that it is made of; -1: none */
+    size_t slot_nbytes;
+    unsigned nslots, nparts; /* of each worker; workers */
+    struct posix_part *parts;
+    struct posix_slot *slots; /* nslots of each worker, one worker's behind the other's */
+    pthread_mutex_t lock;
+    _Atomic unsigned npinned, nrefused; /* parts that were, and could not be */
+    _Atomic unsigned gpu;               /* for which the first part was pinned */
+    _Atomic bool lost;                  /* a GPU may reach for some of it for ever */
+    char why_not[160];                  /* the first could not be */
+};
+
+void posix_ring_init(struct posix_ring *ring);
+gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nworkers, unsigned nslots,
+                                size_t slot_nbytes, bool in_file);
+void posix_ring_destroy(struct posix_ring *ring);
+
+/* For this GPU; others reach it too. A worker pins its own part, before it copies. */
+void posix_ring_pin(struct posix_ring *ring, struct posix_part *part, unsigned gpu);
+
+struct posix_op;
+
+enum posix_slot_state { POSIX_SLOT_FREE, POSIX_SLOT_FILLING, POSIX_SLOT_MOVING };
+
+/* Some memory, and the pieces that lie in it one behind the other. All read, or all are written. */
+struct posix_slot {
+    uint8_t *cpu;
+    const struct posix_part *part; /* that it lies in */
+    size_t used;
+    enum gpunvme_op op;
+    enum posix_slot_state state;
+    bool sealed;    /* takes no more pieces */
+    bool lost;      /* copies that were started do not end */
+    unsigned nbusy; /* pieces whose bytes the file still moves */
+    unsigned gpu;   /* all are on the same */
+    uint64_t since; /* when its copies were begun */
+    struct posix_op *first, **last;
+    struct posix_slot *next;                                      /* free, or being copied */
+    _Atomic(struct gpunvme_mem_stream *) streams[POSIX_MAX_GPUS]; /* made under the ring's lock */
+};
+
+/* Starts copies of all its pieces for GPU memory; the rest is copied at once. */
+gpunvme_err_t posix_slot_copy(struct posix_ring *ring, struct posix_slot *slot);
+gpunvme_err_t posix_slot_copied(struct posix_slot *slot, bool *done);
+/* Makes what copies to and from this GPU take. By any thread. */
+gpunvme_err_t posix_slot_prepare(struct posix_ring *ring, struct posix_slot *slot, unsigned gpu);
+/* Waits for it. */
+gpunvme_err_t posix_slot_wait(struct posix_slot *slot, uint64_t timeout_ns);
+
+/* ---- gate.c ------------------------------------------------------------------------------
+ */
+
+struct posix_gate {
+    _Atomic int64_t writers; /* under way: > 0 past the page cache, < 0 through it */
+    _Atomic bool wanted;     /* one through it waits for its turn */
+};
+
+/* False: not now. Who wants to go through the page cache asks again until it may. */
+bool posix_gate_enter(struct posix_gate *gate, bool direct);
+void posix_gate_leave(struct posix_gate *gate, bool direct);
+
+/* ---- fill.c ------------------------------------------------------------------------------
+ */
+
+struct posix_fill_window;
+
+struct posix_fill {
+    int fd;
+    pthread_mutex_t lock;
+    struct posix_fill_window **windows;
+    size_t nwindows;
+};
+
+void posix_fill_init(struct posix_fill *fill, int fd);
+void posix_fill_destroy(struct posix_fill *fill);
+
+/*
+ * Writes bytes that lie at `from_offset` of the file `from`, of which `last` is the last one's
+ * address. Returns how many were written; fewer: pwrite(2) would say why.
+ */
+size_t posix_fill_write(struct posix_fill *fill, int from, uint64_t from_offset,
+                        const uint8_t *last, size_t nbytes, uint64_t offset);
+
+/* ---- All together ------------------------------------------------------------------------------
+ */
+
+struct posix {
+    struct gpunvme_store *store;
+    struct posix_file file;
+    struct posix_ring ring;
+    struct posix_fill fill;
+    struct posix_gate gate;     /* of writes */
+    pthread_mutex_t write_lock; /* of a file in memory: the kernel's own makes them spin */
+    unsigned threads, depth;
+    uint32_t chunk;          /* bytes of a piece, at most; a power of two */
+    bool uring;              /* workers have io_uring */
+    int uring_errno;         /* why they have not; 0: nobody asked */
+    _Atomic unsigned nblind; /* workers that got none all the same */
+    struct crew *crew;
+    _Atomic uint64_t ready_gpus; /* a bit for each for which all slots are prepared */
+};
+
+extern const struct crew_ops posix_crew_ops;
+
+/* store_backend.direct */
+bool posix_direct(struct gpunvme_store *store, struct gpunvme_io *io);
+
+#endif

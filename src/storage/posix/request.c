@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Requests to the kernel: what is asked for next of a piece, by io_uring or at once, past the page
+ * cache or through it, and what came of it.
+ */
+#include <errno.h>
+
+#include "base/fail.h"
+#include "storage/futex.h"
+#include "storage/posix/worker.h"
+
+#define FILL_NBYTES (64u << 10) /* less is written sooner than pages are mapped */
+#define PATIENCE_NS 20000000u   /* of a direct write that wants its turn */
+
+/* The file has done its part. */
+static void finished(struct posix_worker *w, struct posix_op *op)
+{
+    struct posix_slot *slot = op->slot;
+
+    if (!slot) {
+        posix_end_op(w, op, GPUNVME_OK);
+        return;
+    }
+    posix_slot_finished(w, slot);
+}
+
+/* Straight into the caller's memory: no byte behind the end of the file may be touched. */
+static size_t straight_nbytes(const struct posix_worker *w, const struct posix_op *op)
+{
+    const struct posix_file *file = &w->posix->file;
+    size_t left = op->piece.nbytes - op->done;
+    uint64_t size;
+
+    if (op->at & (file->align - 1) || (uintptr_t)op->memory & (file->memory_align - 1) ||
+        posix_file_size(file, &size) || size <= op->at)
+        return 0;
+    if (left > size - op->at)
+        left = (size_t)(size - op->at);
+    return left & ~(size_t)(file->align - 1);
+}
+
+/* Whole pages of a write go past the page cache, what is ragged through it. */
+static void plan_write(const struct posix_worker *w, struct posix_op *op)
+{
+    size_t in_page = (size_t)(op->at & (POSIX_PAGE - 1));
+
+    if (in_page) {
+        if (op->asked > POSIX_PAGE - in_page)
+            op->asked = POSIX_PAGE - in_page;
+    } else if (op->asked >= POSIX_PAGE &&
+               !((uintptr_t)op->memory & (w->posix->file.memory_align - 1))) {
+        op->asked &= ~(size_t)(POSIX_PAGE - 1);
+        op->direct = true;
+    }
+}
+
+/* Its next request. */
+static void plan(const struct posix_worker *w, struct posix_op *op)
+{
+    const struct posix_file *file = &w->posix->file;
+    size_t mask = file->align - 1, straight;
+
+    op->at = op->piece.offset + op->done;
+    op->memory = op->cpu + op->done;
+    op->asked = op->piece.nbytes - op->done;
+    op->before = 0;
+    op->direct = false;
+    /* Of the transfer: its last piece may be small. */
+    if (op->buffered || !posix_file_direct(file, op->piece.io->op, op->piece.io->nbytes))
+        return;
+    if (!posix_is_read(op)) {
+        plan_write(w, op);
+    } else if (op->slot) {
+        op->before = (size_t)(op->at & mask);
+        op->memory -= op->before;
+        op->at -= op->before;
+        op->asked = (op->before + op->asked + mask) & ~mask;
+        op->direct = true;
+    } else if ((straight = straight_nbytes(w, op))) {
+        op->asked = straight;
+        op->direct = true;
+    }
+}
+
+/*
+ * Has other writes make way for this one; false: it has to wait, and is kept. A direct one that has
+ * waited long goes through the page cache, too. Not at once: one ragged write would have all that
+ * are under way with it go there, and those the next ones, to the end of the transfer.
+ */
+static bool enter(struct posix_worker *w, struct posix_op *op)
+{
+    struct posix *posix = w->posix;
+
+    if (posix_is_read(op) || posix->file.in_memory || posix->file.direct_fd < 0)
+        return true;
+    if (op->direct && op->refused && futex_now() - op->refused > PATIENCE_NS)
+        op->direct = false;
+    op->in_gate = posix_gate_enter(&posix->gate, op->direct);
+    if (op->direct && op->in_gate)
+        op->refused = 0;
+    else if (op->direct && !op->refused)
+        op->refused = futex_now();
+    if (!op->in_gate) {
+        op->next_gated = w->gated;
+        w->gated = op;
+    }
+    return op->in_gate;
+}
+
+static void leave(struct posix_worker *w, struct posix_op *op)
+{
+    if (op->in_gate)
+        posix_gate_leave(&w->posix->gate, op->direct);
+    op->in_gate = false;
+}
+
+size_t posix_advance_gated(struct posix_worker *w)
+{
+    struct posix_op *next, *op = w->gated;
+    size_t n = 0;
+
+    w->gated = NULL;
+    for (; op; op = next) {
+        next = op->next_gated;
+        posix_advance(w, op);
+    }
+    for (op = w->gated; op; op = op->next_gated)
+        n++;
+    return n;
+}
+
+/* What came of a request: bytes, or -errno. */
+static void took(struct posix_worker *w, struct posix_op *op, ssize_t result)
+{
+    struct posix_file *file = &w->posix->file;
+    size_t left = op->piece.nbytes - op->done, got;
+
+    leave(w, op);
+    if ((result == -EINTR || result == -EAGAIN || result == -ECANCELED) && !op->here) {
+        op->here = true; /* once more, in this thread, where it may wait */
+    } else if (result < 0 && op->direct && (result == -EINVAL || result == -EOPNOTSUPP)) {
+        op->buffered = true;
+        if (!atomic_load_explicit(&file->direct_works, memory_order_relaxed))
+            atomic_store(&file->no_direct, true);
+    } else if (result < 0) {
+        op->error = (int)-result;
+    } else {
+        got = (size_t)result > op->before ? (size_t)result - op->before : 0;
+        op->done += got < left ? got : left;
+        if (!got && posix_is_read(op))
+            op->end = true;
+        else if (!got)
+            op->error = ENOSPC;
+        if (op->direct && got && !atomic_load_explicit(&file->direct_works, memory_order_relaxed))
+            atomic_store(&file->direct_works, true);
+    }
+}
+
+/* The kernel keeps our slots, if it will: io_uring's requests cost less. */
+static void keep_slots(struct posix_worker *w)
+{
+    const struct posix_ring *ring = &w->posix->ring;
+
+    if (w->asked_to_keep)
+        return;
+    w->asked_to_keep = true;
+    posix_uring_keep(w->uring, w->slots[0].cpu, ring->slot_nbytes * ring->nslots);
+}
+
+static bool ask_uring(struct posix_worker *w, struct posix_op *op)
+{
+    if (!w->uring || w->posix->file.in_memory || op->here)
+        return false;
+    if (op->slot)
+        keep_slots(w);
+    return posix_uring_move(w->uring, op->direct, op->piece.io->op, op->memory, op->asked, op->at,
+                            op);
+}
+
+/* A write of a file in memory: not by all threads at once, unless the bytes are in a slot. */
+static ssize_t write_memory(struct posix_worker *w, struct posix_op *op)
+{
+    struct posix *posix = w->posix;
+    const struct posix_ring *ring = &posix->ring;
+    size_t n = 0;
+    ssize_t result;
+
+    if (op->slot && ring->fd >= 0 && op->asked >= FILL_NBYTES)
+        n = posix_fill_write(&posix->fill, ring->fd, (uint64_t)(op->memory - ring->base),
+                             op->memory + op->asked - 1, op->asked, op->at);
+    if (n)
+        return (ssize_t)n;
+    if (op->asked < FILL_NBYTES)
+        return posix_file_move(posix->file.fd, GPUNVME_OP_WRITE, op->memory, op->asked, op->at);
+    pthread_mutex_lock(&posix->write_lock);
+    result = posix_file_move(posix->file.fd, GPUNVME_OP_WRITE, op->memory, op->asked, op->at);
+    pthread_mutex_unlock(&posix->write_lock);
+    return result;
+}
+
+static ssize_t move_here(struct posix_worker *w, struct posix_op *op)
+{
+    const struct posix_file *file = &w->posix->file;
+
+    if (file->in_memory && !posix_is_read(op))
+        return write_memory(w, op);
+    return posix_file_move(op->direct ? file->direct_fd : file->fd, op->piece.io->op, op->memory,
+                           op->asked, op->at);
+}
+
+void posix_advance(struct posix_worker *w, struct posix_op *op)
+{
+    while (!op->error && !op->end && op->done < op->piece.nbytes) {
+        plan(w, op);
+        if (!enter(w, op) || ask_uring(w, op))
+            return;
+        took(w, op, move_here(w, op));
+    }
+    finished(w, op);
+}
+
+void posix_start_flush(struct posix_worker *w, struct posix_op *op)
+{
+    if (w->uring && posix_uring_flush(w->uring, op))
+        return;
+    op->error = posix_file_flush(&w->posix->file);
+    posix_end_op(w, op, GPUNVME_OK);
+}
+
+void posix_uring_ended(struct posix_worker *w, struct posix_op *op, int result)
+{
+    if (op->piece.io->op == GPUNVME_OP_FLUSH) {
+        op->error = result < 0 ? -result : 0;
+        posix_end_op(w, op, GPUNVME_OK);
+    } else {
+        took(w, op, result);
+        posix_advance(w, op);
+    }
+}

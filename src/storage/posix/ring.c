@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Slots of pinned memory between files and GPU memory, and the copies between slots and GPU.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/fail.h"
+#include "base/relax.h"
+#include "gpunvme/memory.h"
+#include "memory/cuda.h"
+#include "storage/futex.h"
+#include "storage/posix/worker.h"
+
+#define HUGE_PAGE (2u << 20)
+#define COPIES    128u /* of a batch */
+
+#define WAIT_LOOKS  8u
+#define WAIT_RELAX  32u /* pauses of the processor between them: about a microsecond */
+#define WAIT_NAP_NS 20000u
+
+void posix_ring_init(struct posix_ring *ring)
+{
+    pthread_mutex_init(&ring->lock, NULL);
+    ring->fd = -1;
+}
+
+static int memory_file(size_t nbytes)
+{
+    int fd = memfd_create("gpunvme-slots", MFD_CLOEXEC);
+
+    if (fd >= 0 && ftruncate(fd, (off_t)nbytes)) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+/* Address space; memory comes with the first touch. */
+gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nworkers, unsigned nslots,
+                                size_t slot_nbytes, bool in_file)
+{
+    size_t page;
+    void *base;
+
+    ring->parts = calloc(nworkers, sizeof(*ring->parts));
+    ring->slots = calloc((size_t)nworkers * nslots, sizeof(*ring->slots));
+    if (!ring->parts || !ring->slots)
+        return base_fail(GPUNVME_ERR_NOMEM, "the slots of %u threads", nworkers);
+    ring->slot_nbytes = slot_nbytes;
+    ring->nslots = nslots;
+    ring->nparts = nworkers;
+    page = (size_t)sysconf(_SC_PAGESIZE); /* what is pinned is whole ones */
+    ring->part_nbytes = (slot_nbytes * nslots + page - 1) / page * page;
+    ring->nbytes = ring->part_nbytes * nworkers;
+    ring->fd = in_file ? memory_file(ring->nbytes) : -1;
+    base = mmap(NULL, ring->nbytes, PROT_READ | PROT_WRITE,
+                ring->fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, ring->fd, 0);
+    if (base == MAP_FAILED)
+        return base_fail_errno(errno,
+                               "%zu bytes of memory for slots: open it with fewer threads, "
+                               "or a smaller chunk or depth",
+                               ring->nbytes);
+    ring->base = base;
+    for (unsigned i = 0; i < nworkers; i++)
+        ring->parts[i] = (struct posix_part){.base = ring->base + i * ring->part_nbytes,
+                                             .mem = GPUNVME_MEM_HOST};
+    if (ring->nbytes >= HUGE_PAGE)
+        madvise(base, ring->nbytes, MADV_HUGEPAGE); /* a wish: fine without */
+    return GPUNVME_OK;
+}
+
+void posix_ring_destroy(struct posix_ring *ring)
+{
+    if (!atomic_load(&ring->lost)) {
+        for (unsigned i = 0; i < ring->nparts; i++)
+            gpunvme_mem_unregister(&ring->parts[i].pinned);
+        if (ring->base)
+            munmap(ring->base, ring->nbytes);
+    }
+    free(ring->parts);
+    free(ring->slots);
+    if (ring->fd >= 0)
+        close(ring->fd);
+    pthread_mutex_destroy(&ring->lock);
+}
+
+static gpunvme_err_t pin(struct posix_part *part, size_t nbytes, unsigned gpu)
+{
+    gpunvme_err_t err = mem_cuda_present() ? mem_cuda_enter(gpu) : GPUNVME_OK;
+
+    if (err)
+        return err;
+    err = gpunvme_mem_register(part->base, nbytes, GPUNVME_MEM_PINNED, &part->pinned);
+    if (mem_cuda_present())
+        mem_cuda_leave();
+    return err;
+}
+
+/* Under the lock. */
+static void try_to_pin(struct posix_ring *ring, struct posix_part *part, unsigned gpu)
+{
+    if (!atomic_load(&ring->npinned))
+        atomic_store(&ring->gpu, gpu);
+    if (!pin(part, ring->part_nbytes, atomic_load(&ring->gpu))) {
+        part->mem = GPUNVME_MEM_PINNED;
+        atomic_fetch_add(&ring->npinned, 1);
+    } else {
+        if (!atomic_load(&ring->nrefused)) /* others may read it from then on */
+            snprintf(ring->why_not, sizeof(ring->why_not), "%s", gpunvme_err_detail());
+        atomic_fetch_add(&ring->nrefused, 1);
+    }
+    atomic_store_explicit(&part->tried, true, memory_order_release);
+}
+
+void posix_ring_pin(struct posix_ring *ring, struct posix_part *part, unsigned gpu)
+{
+    if (atomic_load_explicit(&part->tried, memory_order_acquire))
+        return;
+    if (mem_cuda_present())
+        madvise(part->base, ring->part_nbytes, MADV_POPULATE_WRITE); /* fine without, but slower */
+    pthread_mutex_lock(&ring->lock);
+    if (!atomic_load(&part->tried))
+        try_to_pin(ring, part, gpu);
+    pthread_mutex_unlock(&ring->lock);
+}
+
+/* ---- Copies ------------------------------------------------------------------------------------
+ */
+
+/* Copies of a slot, collected. */
+struct copies {
+    struct posix_slot *slot;
+    struct gpunvme_mem_stream *stream;
+    unsigned n;
+    struct gpunvme_mem_piece pieces[COPIES]; /* as the GPU sees them */
+    void *hosts[COPIES];                     /* their host memory as the CPU does */
+};
+
+static gpunvme_err_t make_stream(unsigned gpu, struct gpunvme_mem_stream **out)
+{
+    gpunvme_err_t err = mem_cuda_present() ? mem_cuda_enter(gpu) : GPUNVME_OK;
+
+    if (err)
+        return err;
+    err = gpunvme_mem_stream_create(NULL, out);
+    if (mem_cuda_present())
+        mem_cuda_leave();
+    return err;
+}
+
+static gpunvme_err_t stream_of(struct posix_ring *ring, struct posix_slot *slot, unsigned gpu,
+                               struct gpunvme_mem_stream **out)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    *out = atomic_load_explicit(&slot->streams[gpu], memory_order_acquire);
+    if (*out)
+        return GPUNVME_OK;
+    pthread_mutex_lock(&ring->lock);
+    *out = atomic_load(&slot->streams[gpu]);
+    if (!*out) {
+        err = make_stream(gpu, out);
+        atomic_store_explicit(&slot->streams[gpu], *out, memory_order_release);
+    }
+    pthread_mutex_unlock(&ring->lock);
+    return err;
+}
+
+gpunvme_err_t posix_slot_prepare(struct posix_ring *ring, struct posix_slot *slot, unsigned gpu)
+{
+    struct gpunvme_mem_stream *stream;
+    gpunvme_err_t err = stream_of(ring, slot, gpu, &stream);
+
+    return err ? err : mem_stream_prepare_batches(stream);
+}
+
+/* CUDA refuses a copy that goes from one allocation into the next; a transfer's memory is one. */
+static bool is_one_memory(const struct posix_op *a, const struct posix_op *b)
+{
+    const struct gpunvme_io *x = a->piece.io, *y = b->piece.io;
+
+    return x == y || (x->priv.region && x->priv.region == y->priv.region);
+}
+
+/* Pieces that lie one behind the other on both sides, from `op` on, are one copy. */
+static size_t run_of(struct posix_op *op, struct posix_op **next)
+{
+    size_t nbytes = posix_op_nbytes(op);
+
+    for (*next = op->next; *next; *next = (*next)->next) {
+        if ((*next)->cpu != op->cpu + nbytes || (*next)->piece.ptr != op->piece.ptr + nbytes ||
+            (*next)->piece.io->mem != GPUNVME_MEM_GPU || !is_one_memory(op, *next))
+            break;
+        nbytes += posix_op_nbytes(*next);
+    }
+    return nbytes;
+}
+
+/* One is left to the copy engine, several go as a batch. Copies of memory that could not be pinned
+ * are CUDA's own business. */
+static gpunvme_err_t start_copies(struct copies *c)
+{
+    enum gpunvme_mem mem = c->slot->part->mem;
+    bool read = c->slot->op == GPUNVME_OP_READ;
+    unsigned n = c->n;
+    gpunvme_err_t err = GPUNVME_OK;
+
+    c->n = 0;
+    if (n > 1 && mem == GPUNVME_MEM_PINNED)
+        return mem_copy_batch_checked(c->pieces, n, c->stream);
+    for (unsigned i = 0; i < n && !err; i++) {
+        const struct gpunvme_mem_piece *piece = &c->pieces[i];
+
+        err = read ? gpunvme_mem_copy_async(piece->dst, GPUNVME_MEM_GPU, c->hosts[i], mem,
+                                            piece->nbytes, c->stream)
+                   : gpunvme_mem_copy_async(c->hosts[i], mem, piece->src, GPUNVME_MEM_GPU,
+                                            piece->nbytes, c->stream);
+    }
+    return err;
+}
+
+/* The address of its host memory that a GPU has; pinned memory has the same for both on all
+ * machines that this was seen on, but nobody promises it. */
+static void *gpu_address(const struct posix_part *part, const struct posix_op *op)
+{
+    return part->mem == GPUNVME_MEM_PINNED ? (uint8_t *)part->pinned.gpu + (op->cpu - part->base)
+                                           : op->cpu;
+}
+
+static gpunvme_err_t add_copy(struct copies *c, const struct posix_op *op, size_t nbytes)
+{
+    void *host = gpu_address(c->slot->part, op);
+    bool read = c->slot->op == GPUNVME_OP_READ;
+
+    if (!nbytes)
+        return GPUNVME_OK;
+    c->hosts[c->n] = op->cpu;
+    c->pieces[c->n++] = (struct gpunvme_mem_piece){
+        .dst = read ? op->piece.ptr : host, .src = read ? host : op->piece.ptr, .nbytes = nbytes};
+    return c->n == COPIES ? start_copies(c) : GPUNVME_OK;
+}
+
+gpunvme_err_t posix_slot_copy(struct posix_ring *ring, struct posix_slot *slot)
+{
+    struct copies c = {.slot = slot};
+    gpunvme_err_t err = GPUNVME_OK;
+
+    for (struct posix_op *op = slot->first, *next; op && !err; op = next) {
+        if (op->piece.io->mem == GPUNVME_MEM_GPU) {
+            size_t nbytes = run_of(op, &next);
+
+            if (!c.stream)
+                err = stream_of(ring, slot, slot->gpu, &c.stream);
+            if (!err)
+                err = add_copy(&c, op, nbytes);
+        } else {
+            next = op->next;
+            if (slot->op == GPUNVME_OP_READ)
+                memcpy(op->piece.ptr, op->cpu, posix_op_nbytes(op));
+        }
+    }
+    return err || !c.n ? err : start_copies(&c);
+}
+
+gpunvme_err_t posix_slot_copied(struct posix_slot *slot, bool *done)
+{
+    *done = true;
+    if (!slot->streams[slot->gpu])
+        return GPUNVME_OK;
+    return gpunvme_mem_stream_query(slot->streams[slot->gpu], done);
+}
+
+/*
+ * To ask takes a lock of the driver, which those need who start copies: so it is asked a few times,
+ * which is enough for a small copy alone, and then now and then.
+ */
+gpunvme_err_t posix_slot_wait(struct posix_slot *slot, uint64_t timeout_ns)
+{
+    const struct timespec nap = {.tv_nsec = WAIT_NAP_NS};
+    uint64_t deadline = futex_deadline(timeout_ns);
+
+    for (unsigned looks = 0;; looks++) {
+        bool done;
+        gpunvme_err_t err = posix_slot_copied(slot, &done);
+
+        if (err || done)
+            return err;
+        if (futex_now() > deadline)
+            return base_fail(GPUNVME_ERR_TIMEOUT,
+                             "a copy by the GPU is not done, and %llu ms more did not help: it is "
+                             "busy, or hangs; the memory is in use until the store is closed",
+                             (unsigned long long)(timeout_ns / 1000000));
+        if (looks >= WAIT_LOOKS)
+            nanosleep(&nap, NULL);
+        for (unsigned i = 0; i < WAIT_RELAX && looks < WAIT_LOOKS; i++)
+            base_relax();
+    }
+}

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Pieces in slots: where they lie, when their copies begin, and their end.
+ */
+#include "base/fail.h"
+#include "gpunvme/memory.h"
+#include "storage/futex.h"
+#include "storage/posix/worker.h"
+
+/* Gives it back. An error of its own, of the file, is told by its errno. */
+void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err)
+{
+    enum gpunvme_op kind = op->piece.io->op;
+    enum gpunvme_route route = posix_is_gpu(op) ? GPUNVME_ROUTE_BOUNCE : GPUNVME_ROUTE_HOST;
+    size_t done = err ? 0 : op->done;
+
+    if (!err && op->error)
+        err = base_fail_errno(
+            op->error, "%s%zu bytes at offset %llu", kind == GPUNVME_OP_FLUSH ? "flush of " : "",
+            op->piece.nbytes - op->done, (unsigned long long)(op->piece.offset + op->done));
+    if (done)
+        store_moved(w->store, kind, route, done);
+    w->in_hand -= op->piece.nbytes;
+    crew_end(&op->piece, err, done);
+    op->next = w->free;
+    w->free = op;
+    w->nfree++;
+}
+
+struct posix_slot *posix_take_slot(struct posix_worker *w, enum gpunvme_op op)
+{
+    struct posix_slot *slot = w->free_slots;
+
+    if (!slot)
+        return NULL;
+    w->free_slots = slot->next;
+    slot->next = NULL;
+    slot->used = 0;
+    slot->op = op;
+    slot->state = POSIX_SLOT_FILLING;
+    slot->sealed = false;
+    slot->nbusy = 0;
+    slot->gpu = 0;
+    slot->first = NULL;
+    slot->last = &slot->first;
+    return slot;
+}
+
+/* The one that was used last is taken next: it is in the processor's cache. */
+void posix_free_slot(struct posix_worker *w, struct posix_slot *slot)
+{
+    slot->state = POSIX_SLOT_FREE;
+    slot->next = w->free_slots;
+    w->free_slots = slot;
+}
+
+static void end_slot(struct posix_worker *w, struct posix_slot *slot, gpunvme_err_t err)
+{
+    struct posix_op *next;
+
+    for (struct posix_op *op = slot->first; op; op = next) {
+        next = op->next;
+        posix_end_op(w, op, err);
+    }
+    if (slot->lost)
+        w->nlost++; /* the GPU may still write there, or read */
+    else
+        posix_free_slot(w, slot);
+}
+
+/* Its copies are done, or have failed. */
+void posix_slot_is_copied(struct posix_worker *w, struct posix_slot *slot, gpunvme_err_t err)
+{
+    struct posix_op *next;
+
+    slot->lost = slot->lost || err == GPUNVME_ERR_TIMEOUT;
+    if (err || slot->op == GPUNVME_OP_READ) {
+        end_slot(w, slot, err);
+    } else {
+        slot->state = POSIX_SLOT_FILLING;
+        for (struct posix_op *op = slot->first; op; op = next) {
+            next = op->next; /* the last one's end frees the slot */
+            posix_advance(w, op);
+        }
+    }
+}
+
+static void copy_slot(struct posix_worker *w, struct posix_slot *slot)
+{
+    gpunvme_err_t err = posix_slot_copy(&w->posix->ring, slot);
+    struct base_failure failure;
+    bool done = false;
+
+    slot->state = POSIX_SLOT_MOVING;
+    /* A GPU has hardly begun; without one, or without a copy for it, it has been done. */
+    if (!err && (gpunvme_mem_gpu_is_host() || !slot->streams[slot->gpu]))
+        err = posix_slot_copied(slot, &done);
+    if (err) { /* those that were started go on */
+        base_keep(&failure, err);
+        slot->lost = posix_slot_wait(slot, w->copy_ns) == GPUNVME_ERR_TIMEOUT;
+        base_restore(&failure);
+    }
+    if (err || done) {
+        posix_slot_is_copied(w, slot, err);
+        return;
+    }
+    slot->since = futex_now();
+    slot->next = NULL;
+    *w->last_moving = slot;
+    w->last_moving = &slot->next;
+}
+
+/* The open slot takes no more: what lies in it goes on. */
+void posix_seal(struct posix_worker *w)
+{
+    struct posix_slot *slot = w->open;
+
+    w->open = NULL;
+    if (!slot)
+        return;
+    slot->sealed = true;
+    if (slot->op == GPUNVME_OP_WRITE || !slot->nbusy)
+        copy_slot(w, slot);
+}
+
+/*
+ * Where a piece of `nbytes` begins in a slot that is used up to `used`. With O_DIRECT it lies in
+ * its page as in the file's; else as its memory lies within 16 bytes, which copies fastest, and
+ * makes one copy of neighbours.
+ */
+static size_t place_of(const struct posix_worker *w, const struct posix_op *op, size_t used)
+{
+    if (w->posix->file.direct_fd < 0)
+        return used + (((uintptr_t)op->piece.ptr - used) & 15);
+    used = (used + POSIX_PAGE - 1) & ~(size_t)(POSIX_PAGE - 1);
+    return used + (size_t)(op->piece.offset & (POSIX_PAGE - 1));
+}
+
+/* Behind others; a piece that is alone fits always. */
+static bool fits(const struct posix_worker *w, const struct posix_slot *slot,
+                 const struct posix_op *op)
+{
+    size_t room = w->posix->chunk;
+    size_t most = w->posix->ring.slot_nbytes - POSIX_PAGE; /* a last block may be read whole */
+
+    if (slot->op != op->piece.io->op || slot->gpu != op->gpu)
+        return false;
+    if (room < POSIX_LEAST_SLOT)
+        room = POSIX_LEAST_SLOT;
+    return place_of(w, op, slot->used) + op->piece.nbytes <= (room < most ? room : most);
+}
+
+/* Finds it a place in a slot; false: there is none now. */
+bool posix_put_in_slot(struct posix_worker *w, struct posix_op *op)
+{
+    struct posix_slot *slot = w->open;
+
+    if (slot && !fits(w, slot, op)) {
+        posix_seal(w);
+        slot = NULL;
+    }
+    if (!slot) {
+        slot = posix_take_slot(w, op->piece.io->op);
+        if (!slot)
+            return false;
+        slot->gpu = op->gpu;
+        w->open = slot;
+    }
+    slot->used = place_of(w, op, slot->used);
+    op->cpu = slot->cpu + slot->used;
+    slot->used += op->piece.nbytes;
+    posix_slot_append(slot, op);
+    slot->nbusy++;
+    return true;
+}
+
+void posix_slot_finished(struct posix_worker *w, struct posix_slot *slot)
+{
+    if (--slot->nbusy || !slot->sealed)
+        return;
+    if (slot->op == GPUNVME_OP_READ)
+        copy_slot(w, slot);
+    else
+        end_slot(w, slot, GPUNVME_OK);
+}

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * A ring of io_uring: requests for one file, with the file, and if the kernel will, the memory of
+ * the slots registered. Used by one thread. Knows nothing of transfers.
+ */
+#include <errno.h>
+#include <liburing.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+
+#include "storage/posix/posix.h"
+
+struct posix_uring {
+    struct io_uring ring;
+    int fds[2];       /* buffered, direct */
+    bool fixed_files; /* numbers 0 and 1 are these */
+    uint8_t *kept;    /* registered memory: buffer 0 */
+    size_t kept_nbytes;
+    unsigned in_flight; /* queued, and not yet given back */
+};
+
+/* Ends are looked for: there is no need to interrupt the thread for them. */
+static int init(struct io_uring *ring, unsigned depth)
+{
+    static const unsigned wishes[] = {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN |
+                                          IORING_SETUP_TASKRUN_FLAG,
+                                      IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG, 0};
+    int err = -EINVAL;
+
+    for (unsigned i = 0; i < sizeof(wishes) / sizeof(wishes[0]) && err == -EINVAL; i++) {
+        struct io_uring_params params = {.flags = wishes[i]};
+
+        err = io_uring_queue_init_params(depth, ring, &params);
+    }
+    return err;
+}
+
+static bool has_operations(struct io_uring *ring)
+{
+    struct io_uring_probe *probe = io_uring_get_probe_ring(ring);
+    bool ok = probe && io_uring_opcode_supported(probe, IORING_OP_READ) &&
+              io_uring_opcode_supported(probe, IORING_OP_WRITE);
+
+    io_uring_free_probe(probe);
+    return ok;
+}
+
+int posix_uring_create(const struct posix_file *file, unsigned depth, struct posix_uring **out)
+{
+    struct posix_uring *uring = calloc(1, sizeof(*uring));
+    int err;
+
+    *out = NULL;
+    if (!uring)
+        return ENOMEM;
+    err = init(&uring->ring, depth);
+    if (!err && !has_operations(&uring->ring)) {
+        io_uring_queue_exit(&uring->ring);
+        err = -ENOSYS;
+    }
+    if (err) {
+        free(uring);
+        return -err;
+    }
+    uring->fds[0] = file->fd;
+    uring->fds[1] = file->direct_fd;
+    uring->fixed_files =
+        !io_uring_register_files(&uring->ring, uring->fds, file->direct_fd < 0 ? 1 : 2);
+    *out = uring;
+    return 0;
+}
+
+void posix_uring_destroy(struct posix_uring *uring)
+{
+    if (!uring)
+        return;
+    io_uring_queue_exit(&uring->ring);
+    free(uring);
+}
+
+bool posix_uring_keep(struct posix_uring *uring, void *cpu, size_t nbytes)
+{
+    const struct iovec iov = {.iov_base = cpu, .iov_len = nbytes};
+
+    if (io_uring_register_buffers(&uring->ring, &iov, 1))
+        return false; /* RLIMIT_MEMLOCK, mostly */
+    uring->kept = cpu;
+    uring->kept_nbytes = nbytes;
+    return true;
+}
+
+static bool is_kept(const struct posix_uring *uring, const uint8_t *cpu, size_t nbytes)
+{
+    return uring->kept && cpu >= uring->kept && cpu + nbytes <= uring->kept + uring->kept_nbytes;
+}
+
+static void queued(struct posix_uring *uring, struct io_uring_sqe *sqe, void *user)
+{
+    if (uring->fixed_files)
+        io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
+    io_uring_sqe_set_data(sqe, user);
+    uring->in_flight++;
+}
+
+bool posix_uring_move(struct posix_uring *uring, bool direct, enum gpunvme_op op, uint8_t *cpu,
+                      size_t nbytes, uint64_t offset, void *user)
+{
+    struct io_uring_sqe *sqe = io_uring_get_sqe(&uring->ring);
+    int fd = uring->fixed_files ? direct : uring->fds[direct];
+    unsigned n = nbytes > INT32_MAX ? INT32_MAX & ~(POSIX_PAGE - 1) : (unsigned)nbytes;
+    bool kept = is_kept(uring, cpu, n);
+
+    if (!sqe)
+        return false;
+    if (op == GPUNVME_OP_READ && kept)
+        io_uring_prep_read_fixed(sqe, fd, cpu, n, offset, 0);
+    else if (op == GPUNVME_OP_READ)
+        io_uring_prep_read(sqe, fd, cpu, n, offset);
+    else if (kept)
+        io_uring_prep_write_fixed(sqe, fd, cpu, n, offset, 0);
+    else
+        io_uring_prep_write(sqe, fd, cpu, n, offset);
+    queued(uring, sqe, user);
+    return true;
+}
+
+bool posix_uring_flush(struct posix_uring *uring, void *user)
+{
+    struct io_uring_sqe *sqe = io_uring_get_sqe(&uring->ring);
+
+    if (!sqe)
+        return false;
+    io_uring_prep_fsync(sqe, uring->fixed_files ? 0 : uring->fds[0], IORING_FSYNC_DATASYNC);
+    queued(uring, sqe, user);
+    return true;
+}
+
+/* What the kernel does not take now (EAGAIN, EBUSY) stays queued for the next time. */
+void posix_uring_submit(struct posix_uring *uring, uint64_t wait_ns)
+{
+    struct __kernel_timespec wait = {.tv_sec = (long long)(wait_ns / 1000000000u),
+                                     .tv_nsec = (long long)(wait_ns % 1000000000u)};
+    struct io_uring_cqe *cqe;
+
+    if (!wait_ns || !uring->in_flight) {
+        if (io_uring_sq_ready(&uring->ring) || IO_URING_READ_ONCE(*uring->ring.sq.kflags))
+            io_uring_submit_and_get_events(&uring->ring);
+    } else {
+        io_uring_submit_and_wait_timeout(&uring->ring, &cqe, 1, &wait, NULL);
+    }
+}
+
+bool posix_uring_next(struct posix_uring *uring, void **user, int *result)
+{
+    struct io_uring_cqe *cqe;
+
+    if (!uring->in_flight || io_uring_peek_cqe(&uring->ring, &cqe))
+        return false;
+    *user = io_uring_cqe_get_data(cqe);
+    *result = cqe->res;
+    io_uring_cqe_seen(&uring->ring, cqe);
+    uring->in_flight--;
+    return true;
+}
+
+unsigned posix_uring_in_flight(const struct posix_uring *uring)
+{
+    return uring ? uring->in_flight : 0;
+}

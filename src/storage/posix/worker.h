@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * A worker of the posix backend, and the pieces of transfers in its hands.
+ *
+ * A piece is "started" when it has a place in memory; "advanced" by one request after the other
+ * until its bytes are moved, the file ends, or an error; "finished" when the file has done its
+ * part. One in a slot is ended when the slot's copies are done, others at once.
+ */
+#ifndef STORAGE_POSIX_WORKER_H
+#define STORAGE_POSIX_WORKER_H
+
+#include "memory/ranges.h"
+#include "storage/posix/posix.h"
+
+struct posix_op {
+    struct crew_piece piece;
+    struct posix_slot *slot; /* that its bytes go through; NULL: none */
+    uint8_t *cpu;            /* its first byte in host memory */
+    size_t done;             /* bytes that the file has moved */
+    int error;               /* errno that stopped it; 0: none */
+    bool end;                /* the file ended there */
+    bool buffered;           /* O_DIRECT did not want it */
+    bool here;               /* io_uring did not */
+    unsigned gpu;            /* that its memory is on */
+
+    /* The request that is on its way: `asked` bytes from `at` of the file, to or from `memory`. */
+    uint64_t at;
+    size_t asked, before; /* the first `before` bytes are not ours, but O_DIRECT wants them */
+    uint8_t *memory;
+    bool direct;
+    bool in_gate;     /* a write that others make way for */
+    uint64_t refused; /* since when they don't, for one past the page cache; 0: they do */
+    struct posix_op *next_gated; /* of those that others do not make way for yet */
+
+    struct posix_op *next; /* of the free ones, of those in a slot, of those that wait */
+};
+
+/* How much of it there is to copy: what was read, or all that shall be written. */
+static inline size_t posix_op_nbytes(const struct posix_op *op)
+{
+    return op->piece.io->op == GPUNVME_OP_READ ? op->done : op->piece.nbytes;
+}
+
+static inline void posix_slot_append(struct posix_slot *slot, struct posix_op *op)
+{
+    op->slot = slot;
+    op->next = NULL;
+    *slot->last = op;
+    slot->last = &op->next;
+}
+
+struct posix_list {
+    struct posix_op *first, **last;
+};
+
+struct posix_worker {
+    struct crew_worker *crew;
+    struct gpunvme_store *store;
+    struct posix *posix;
+    struct posix_part *part;  /* where its slots are */
+    struct mem_ranges ranges; /* of GPU memory, that this turn's pieces were found to lie in */
+    bool has_ranges;
+    struct posix_uring *uring; /* NULL: requests are made one at a time */
+    bool asked_to_keep;        /* the kernel, our slots */
+    struct posix_op *ops, *free;
+    struct crew_piece *pieces;
+    unsigned nops, nfree;
+    size_t in_hand;            /* bytes of pieces that are not free */
+    struct posix_list waiting; /* taken, for want of a slot not started */
+    struct posix_op *gated;    /* writes that wait until direct ones have ended */
+    struct posix_slot *slots, *free_slots;
+    unsigned nlost;                           /* slots that the GPU never gave back */
+    struct posix_slot *open;                  /* takes small pieces */
+    struct posix_slot *moving, **last_moving; /* copies are under way, the oldest first */
+    unsigned turns;
+    uint64_t copy_ns; /* how long the copies of a slot may take */
+};
+
+static inline void posix_append(struct posix_list *list, struct posix_op *op)
+{
+    op->next = NULL;
+    *list->last = op;
+    list->last = &op->next;
+}
+
+static inline bool posix_is_read(const struct posix_op *op)
+{
+    return op->piece.io->op == GPUNVME_OP_READ;
+}
+
+static inline bool posix_is_gpu(const struct posix_op *op)
+{
+    return op->piece.io->mem == GPUNVME_MEM_GPU;
+}
+
+/* ---- slot.c ------------------------------------------------------------------------------
+ */
+
+/* Gives a piece back. An error of its own, of the file, is told by its errno. */
+void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err);
+
+struct posix_slot *posix_take_slot(struct posix_worker *w, enum gpunvme_op op);
+void posix_free_slot(struct posix_worker *w, struct posix_slot *slot);
+
+/* Finds a piece a place in a slot; false: there is none now. */
+bool posix_put_in_slot(struct posix_worker *w, struct posix_op *op);
+
+/* The open slot takes no more: what lies in it goes on. */
+void posix_seal(struct posix_worker *w);
+
+/* The file has done its part with a piece in a slot. */
+void posix_slot_finished(struct posix_worker *w, struct posix_slot *slot);
+
+/* The copies of a slot are done, or have failed. */
+void posix_slot_is_copied(struct posix_worker *w, struct posix_slot *slot, gpunvme_err_t err);
+
+/* ---- request.c ---------------------------------------------------------------------------
+ */
+void posix_advance(struct posix_worker *w, struct posix_op *op);
+
+/* Goes on with writes whose turn it may be; how many wait still. */
+size_t posix_advance_gated(struct posix_worker *w);
+
+void posix_start_flush(struct posix_worker *w, struct posix_op *op);
+
+/* What came of a request of io_uring: bytes, or -errno. */
+void posix_uring_ended(struct posix_worker *w, struct posix_op *op, int result);
+
+#endif

@@ -58,7 +58,7 @@ class StoreWays(unittest.TestCase):
     def test_stores_tell_the_route_of_their_bytes(self):
         for way in self.found["result"]["ways"]:
             if way["works"] and way["way"] not in ("pageable", "pinned"):
-                self.assertIn(way["route"], ("p2p", "mapped", "bounce", "compat"))
+                self.assertIn(way["route"], ("p2p", "bounce", "compat"))
                 self.assertTrue(way["how"])
 
     def test_points_have_figures_and_right_bytes_or_say_why_not(self):

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/fail.h"
+#include "base/log.h"
 #include "gpunvme/nvme.h"
 
 static _Thread_local char detail[sizeof(((struct base_failure *)0)->detail)];
@@ -71,6 +72,8 @@ gpunvme_err_t base_fail(gpunvme_err_t err, const char *format, ...)
     va_start(args, format);
     keep(format, args);
     va_end(args);
+    if (err)
+        base_log(BASE_LOG_DEBUG, "%s: %s", gpunvme_err_name(err), detail);
     return err;
 }
 

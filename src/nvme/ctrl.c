@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/fail.h"
+#include "base/log.h"
 #include "nvme/ctrl.h"
 
 #define POOL_NBYTES ((size_t)2 << 20) /* of lists at once: more need not be in one piece */
@@ -142,6 +143,12 @@ gpunvme_err_t gpunvme_ctrl_open(struct gpunvme_transport *transport,
         return base_restore(&failure);
     }
     nvme_set_state(ctrl, CTRL_LIVE);
+    base_log(BASE_LOG_INFO, "%s: opened, %u I/O queues of up to %u entries, %s doorbells, %s",
+             transport->address, ctrl->max_io_queues, ctrl->max_entries,
+             ctrl->shadow.nbytes    ? "shadow"
+             : transport->doorbells ? "mapped"
+                                    : "written",
+             ctrl->vectors ? "interrupts" : "polling");
     *out = ctrl;
     return GPUNVME_OK;
 }

@@ -8,6 +8,7 @@
 #include <inttypes.h>
 
 #include "base/fail.h"
+#include "base/log.h"
 #include "nvme/ctrl.h"
 
 /* How long threads may take to leave submit and reap: those of all queues, and of each at least. */
@@ -177,6 +178,16 @@ gpunvme_err_t nvme_start(struct gpunvme_ctrl *ctrl)
     return err;
 }
 
+/* The controller is of no use any more, because of `err`. */
+static void lose(struct gpunvme_ctrl *ctrl, gpunvme_err_t err)
+{
+    bool gone = err == GPUNVME_ERR_REMOVED;
+
+    base_log(BASE_LOG_ERROR, "%s: %s, all its commands end (%s)", ctrl->transport->address,
+             gone ? "gone" : "given up", gpunvme_err_name(err));
+    nvme_give_up_locked(ctrl, gone ? CTRL_REMOVED : CTRL_FAILED);
+}
+
 /*
  * A thread that stands still in submit or reap (in a debugger, in a page fault) must leave before
  * its queue begins anew. The controller does not wait for it: it is disabled, and what is in flight
@@ -204,11 +215,14 @@ gpunvme_err_t nvme_reset_locked(struct gpunvme_ctrl *ctrl)
         struct base_failure failure;
 
         base_keep(&failure, err);
-        nvme_give_up_locked(ctrl, err == GPUNVME_ERR_REMOVED ? CTRL_REMOVED : CTRL_FAILED);
+        lose(ctrl, err);
         return base_restore(&failure);
     }
     ctrl->resets++;
     nvme_set_state(ctrl, CTRL_LIVE);
+    base_log(BASE_LOG_WARN,
+             "%s: reset, the commands in flight were ended (resets so far: %" PRIu64 ")",
+             ctrl->transport->address, ctrl->resets);
     return GPUNVME_OK;
 }
 
@@ -221,7 +235,7 @@ gpunvme_err_t nvme_recover_locked(struct gpunvme_ctrl *ctrl)
     if (!ctrl->opts.no_recovery)
         return nvme_reset_locked(ctrl);
     err = nvme_read_csts(ctrl, &csts);
-    nvme_give_up_locked(ctrl, err == GPUNVME_ERR_REMOVED ? CTRL_REMOVED : CTRL_FAILED);
+    lose(ctrl, err ? err : GPUNVME_ERR_FATAL);
     return base_fail(GPUNVME_ERR_FATAL,
                      "%s: given up, since the options forbid a reset; CSTS %08" PRIx32 "h",
                      ctrl->transport->address, csts);
@@ -315,7 +329,7 @@ static gpunvme_err_t check_locked(struct gpunvme_ctrl *ctrl)
         struct base_failure failure;
 
         base_keep(&failure, err);
-        nvme_give_up_locked(ctrl, err == GPUNVME_ERR_REMOVED ? CTRL_REMOVED : CTRL_FAILED);
+        lose(ctrl, err);
         return base_restore(&failure);
     }
     /* Not ready, and nobody here disabled it: it lost power, or was reset behind our back. */

@@ -6,6 +6,7 @@
 #include <inttypes.h>
 
 #include "base/fail.h"
+#include "base/log.h"
 #include "nvme/ctrl.h"
 
 #define US UINT64_C(1000)
@@ -202,6 +203,11 @@ static gpunvme_err_t end_late_command(struct gpunvme_ioq *ioq, uint64_t ticket,
     }
     pthread_mutex_unlock(&ctrl->life);
 
+    base_log(BASE_LOG_WARN, "%s: queue %u, command %04x did not end in time: %s",
+             ctrl->transport->address, ioq->qpair.qid, cid,
+             reset_err ? "no reset was possible"
+             : err     ? "the controller was reset"
+                       : "aborted");
     if (!err && GPUNVME_STATUS_CODE(c->status) != GPUNVME_SC_ABORT_REQUESTED)
         return nvme_completion_err(ctrl, c); /* by itself, after all */
     if (nvme_state(ctrl) == CTRL_REMOVED)

@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "base/fail.h"
+#include "base/log.h"
 #include "sim/config.h"
 #include "sim/engine_host.h"
 #include "sim/sim_internal.h"
@@ -54,6 +55,13 @@ static gpunvme_err_t open_namespace(struct gpunvme_sim *sim, uint32_t i)
     config->nbytes = sim_store_nbytes(ns->store);
     config->is_foreign = sim_store_is_foreign(ns->store);
     config->readonly |= config->is_foreign;
+    if (config->is_foreign)
+        base_log(BASE_LOG_WARN,
+                 "image %s holds data that gpunvme did not write: namespace %u is write protected",
+                 config->image, config->nsid);
+    else if (config->image[0])
+        base_log(BASE_LOG_INFO, "image %s is namespace %u: %s", config->image, config->nsid,
+                 sim_store_path(ns->store));
     ns->config = config;
     ns->direct = sim_store_direct(ns->store);
     ns->nsid = config->nsid;
@@ -226,15 +234,23 @@ void gpunvme_sim_faults_clear(struct gpunvme_sim *sim)
     sim_keeper_refault(sim);
 }
 
-/* Adds to a count; `first` gets the text where it has none yet. */
+/* Adds to a count; `first` gets the text where it has none yet. The log gets the first of a kind.
+ */
 static void tell(struct gpunvme_sim *sim, uint64_t *count, char first[256], uint64_t n,
                  const char *format, va_list args)
 {
+    char text[256];
+    bool is_new;
+
+    vsnprintf(text, sizeof(text), format, args);
     pthread_mutex_lock(&sim->violation_lock);
+    is_new = !*count;
     if (!first[0])
-        vsnprintf(first, 256, format, args);
+        memcpy(first, text, sizeof(text));
     *count += n;
     pthread_mutex_unlock(&sim->violation_lock);
+    if (is_new)
+        base_log(BASE_LOG_WARN, "the software controller finds fault with its driver: %s", text);
 }
 
 void sim_violate(struct gpunvme_sim *sim, enum gpunvme_sim_violation violation, const char *format,

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/fail.h"
+#include "base/log.h"
 #include "gpunvme/sim.h"
 #include "storage/futex.h"
 #include "storage/internal.h"
@@ -114,6 +115,20 @@ static gpunvme_err_t open_uri(const char *text, unsigned flags, struct gpunvme_s
     return err;
 }
 
+/* The path taken, and why no faster one is. */
+static void tell_path(struct gpunvme_store *store)
+{
+    struct gpunvme_path path;
+
+    if (!base_log_on(BASE_LOG_INFO))
+        return;
+    gpunvme_store_path(store, &path);
+    base_log(BASE_LOG_INFO, "%s: opened, backend %s, to the GPU by way \"%s\": %s", store->uri.text,
+             path.backend, gpunvme_route_name(path.gpu_route), path.how);
+    if (path.why_not[0])
+        base_log(BASE_LOG_INFO, "%s: not faster: %s", store->uri.text, path.why_not);
+}
+
 gpunvme_err_t gpunvme_open(const char *uri, unsigned flags, struct gpunvme_store **out)
 {
     struct gpunvme_store *store;
@@ -134,6 +149,7 @@ gpunvme_err_t gpunvme_open(const char *uri, unsigned flags, struct gpunvme_store
         free(store);
         return err;
     }
+    tell_path(store);
     *out = store;
     return GPUNVME_OK;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/fail.h"
+#include "base/log.h"
 #include "transport/transports.h"
 
 static const struct scheme {
@@ -21,8 +22,10 @@ gpunvme_err_t gpunvme_transport_open(const char *uri, struct gpunvme_transport *
     if (!uri || !out)
         return base_fail(GPUNVME_ERR_INVALID, "NULL argument");
     for (size_t i = 0; i < sizeof(schemes) / sizeof(schemes[0]); i++) {
-        if (!strncmp(uri, schemes[i].name, strlen(schemes[i].name)))
+        if (!strncmp(uri, schemes[i].name, strlen(schemes[i].name))) {
+            base_log(BASE_LOG_DEBUG, "opening %s", uri);
             return schemes[i].open(uri, out);
+        }
     }
     return base_fail(GPUNVME_ERR_URI, "\"%s\": this build opens sim:…, nvme:BDF, vfio-user:/socket",
                      uri);

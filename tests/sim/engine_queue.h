@@ -11,10 +11,10 @@
 #include "gpunvme/memory.h"
 #include "gpunvme/prp.h"
 #include "gpunvme/queue.h"
+#include "patience.h"
 #include "sim/driver.h"
 
-#define EQ_ENTRIES     64u
-#define EQ_DEADLINE_NS UINT64_C(60000000000)
+#define EQ_ENTRIES 64u
 
 struct engine_queue {
     struct device *device;
@@ -134,7 +134,7 @@ static inline struct gpunvme_sqe eq_rw(const struct engine_queue *q, uint8_t opc
 
 static inline uint64_t eq_submit(struct engine_queue *q, const struct gpunvme_sqe *sqe)
 {
-    uint64_t deadline = gpunvme_clock_ns() + EQ_DEADLINE_NS, ticket = 0;
+    uint64_t deadline = gpunvme_clock_ns() + PATIENCE_NS, ticket = 0;
     int taken;
 
     while (!(taken = gpunvme_qpair_submit(&q->pair, sqe, 1, &ticket)) &&
@@ -170,7 +170,7 @@ static inline int eq_wait(struct engine_queue *q, uint64_t ticket, uint64_t time
 
 static inline int eq_run(struct engine_queue *q, const struct gpunvme_sqe *sqe)
 {
-    return eq_wait(q, eq_submit(q, sqe), EQ_DEADLINE_NS);
+    return eq_wait(q, eq_submit(q, sqe), PATIENCE_NS);
 }
 
 static inline int eq_read(struct engine_queue *q, uint64_t slba, uint32_t nlb, size_t off)

@@ -22,13 +22,13 @@
 
 #include "gpunvme/nvme.h"
 #include "gpunvme/sim.h"
+#include "patience.h"
 
-#define RAW_BUS       0x4000000000ull /* bus address of the arena */
-#define RAW_NBYTES    (16u << 20)
-#define RAW_PAGE      4096u
-#define RAW_QUEUES    9
-#define RAW_TIMEOUT_S 20      /* for hangs only */
-#define RAW_LATE      0xffffu /* what raw_wait() returns when nothing came */
+#define RAW_BUS    0x4000000000ull /* bus address of the arena */
+#define RAW_NBYTES (16u << 20)
+#define RAW_PAGE   4096u
+#define RAW_QUEUES 9
+#define RAW_LATE   0xffffu /* what raw_wait() returns when nothing came */
 
 #define assert_ok(err)                                                                             \
     do {                                                                                           \
@@ -65,7 +65,7 @@ static inline bool raw_expired(time_t *end)
 
     clock_gettime(CLOCK_MONOTONIC, &now);
     if (!*end)
-        *end = now.tv_sec + RAW_TIMEOUT_S;
+        *end = now.tv_sec + PATIENCE_S;
     nanosleep(&pause, NULL);
     return now.tv_sec > *end;
 }

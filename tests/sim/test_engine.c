@@ -25,15 +25,15 @@
 #include <cuda_runtime_api.h>
 
 #include "gpunvme/memory.h"
+#include "patience.h"
 #endif
 
-#define BUS      0x4000000000ull
-#define NBYTES   (1u << 20)
-#define NBLOCKS  512u
-#define PAGE     4096u
-#define MAX_Q    4
-#define LATE     0xffffu      /* what take() returns when nothing came */
-#define PATIENCE 20000000000u /* for hangs only */
+#define BUS     0x4000000000ull
+#define NBYTES  (1u << 20)
+#define NBLOCKS 512u
+#define PAGE    4096u
+#define MAX_Q   4
+#define LATE    0xffffu /* what take() returns when nothing came */
 
 struct queue {
     struct gpunvme_sqe *sq;
@@ -140,7 +140,7 @@ static void launch(struct rig *r, unsigned blocks)
 
 static void join(struct rig *r)
 {
-    assert_int_equal(sim_engine_wait(stream, gpunvme_clock_ns() + PATIENCE), 0);
+    assert_int_equal(sim_engine_wait(stream, gpunvme_clock_ns() + PATIENCE_NS), 0);
     r->nthreads = 0;
 }
 #else
@@ -266,7 +266,7 @@ static uint16_t take_for(struct queue *q, uint64_t patience_ns)
 
 static uint16_t take(struct queue *q)
 {
-    return take_for(q, PATIENCE);
+    return take_for(q, PATIENCE_NS);
 }
 
 static uint16_t command(struct rig *r, struct gpunvme_sqe sqe)

@@ -33,7 +33,7 @@ static struct gpunvme_sim_report report_of(struct device *d)
 /* Waits for what the controller does by itself. */
 static void wait_csts(struct device *d, uint32_t mask, uint32_t value)
 {
-    uint64_t deadline = gpunvme_clock_ns() + EQ_DEADLINE_NS;
+    uint64_t deadline = gpunvme_clock_ns() + PATIENCE_NS;
 
     while ((gpunvme_sim_reg_read(d->sim, GPUNVME_REG_CSTS, 4) & mask) != value) {
         if (gpunvme_clock_ns() > deadline)
@@ -297,7 +297,7 @@ static void what_is_in_flight_ends_when_its_queue_is_deleted(void **state)
         usleep(1000);
     assert_ok(eq_delete_sq(&q));
     for (unsigned i = 0; i < 20; i++)
-        assert_int_equal(eq_wait(&q, tickets[i], EQ_DEADLINE_NS), GPUNVME_SC_ABORT_SQ_DELETED);
+        assert_int_equal(eq_wait(&q, tickets[i], PATIENCE_NS), GPUNVME_SC_ABORT_SQ_DELETED);
     assert_int_equal(report_of(&d).nviolations, 0); /* its head was told to the right doorbell */
     assert_ok(eq_delete_cq(&q));
     eq_free(&q);
@@ -630,7 +630,7 @@ static void violations_are_counted_and_the_first_is_told(void **state)
     assert_non_null(strstr(report.first, "queue 9, command id "));
     assert_non_null(strstr(report.first, "opcode 02h: reserved bits 77h of CDW2 are set"));
     __atomic_store_n(eq_doorbell(&d, 2 * QID), EQ_ENTRIES, __ATOMIC_RELEASE);
-    deadline = gpunvme_clock_ns() + EQ_DEADLINE_NS;
+    deadline = gpunvme_clock_ns() + PATIENCE_NS;
     do {
         report = report_of(&d);
         assert_true(gpunvme_clock_ns() < deadline);
@@ -673,7 +673,7 @@ static void doorbells_of_no_queue_and_of_the_wrong_kind_are_violations(void **st
     __atomic_store_n(eq_doorbell(&d, 2 * (QID + 1)), 1, __ATOMIC_RELEASE);
     assert_int_equal(report_of(&d).violations[GPUNVME_SIM_VIOLATION_DOORBELL_REGISTER], 1);
     __atomic_store_n(gpunvme_sim_doorbells(d.sim, NULL) + 2 * QID, 1, __ATOMIC_RELEASE);
-    deadline = gpunvme_clock_ns() + EQ_DEADLINE_NS;
+    deadline = gpunvme_clock_ns() + PATIENCE_NS;
     do {
         report = report_of(&d);
         assert_true(gpunvme_clock_ns() < deadline);
@@ -717,7 +717,7 @@ static void queue_memory_that_goes_away_is_a_violation_and_is_left_alone(void **
     ticket = eq_submit(&q, &sqe);
     assert_int_equal(eq_wait(&q, ticket, 20000000), -1);
     assert_ok(gpunvme_sim_dma_map(d.sim, sq.bus, sq.nbytes, &sq));
-    assert_int_equal(eq_wait(&q, ticket, EQ_DEADLINE_NS), 0); /* and is back */
+    assert_int_equal(eq_wait(&q, ticket, PATIENCE_NS), 0); /* and is back */
     close_lost(&d, &q);
 }
 

@@ -14,13 +14,13 @@
 
 #include <cmocka.h>
 
+#include "patience.h"
 #include "sim/engine_run.h"
 
 #define BUS       0x4000000000ull
 #define WARPS     4u
 #define COMMANDS  20000u
 #define NBLOCKS   256u
-#define PATIENCE  20000000000u /* for hangs only */
 #define MAX_DEPTH 64u
 
 struct rig {
@@ -91,7 +91,7 @@ static void drive(struct rig *r)
 {
     uint32_t size = r->queue.sq_size, cq_size = r->queue.cq_size;
     uint32_t sent = 0, done = 0, tail = 0, head = 0, told = 0, phase = 1;
-    uint64_t busy = 0, deadline = gpunvme_clock_ns() + PATIENCE;
+    uint64_t busy = 0, deadline = gpunvme_clock_ns() + PATIENCE_NS;
     uint32_t lba[MAX_DEPTH];
 
     while (done < COMMANDS) {

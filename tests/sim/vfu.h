@@ -31,12 +31,12 @@
 
 #include "gpunvme/nvme.h"
 #include "gpunvme/sim.h"
+#include "patience.h"
 
-#define VFU_BUS       0x100000000ull /* of memory with a descriptor */
-#define VFU_FAR       0x200000000ull /* of memory without */
-#define VFU_NBYTES    (4u << 20)     /* of either */
-#define VFU_TIMEOUT_S 20             /* for hangs only */
-#define VFU_CLOSED    0xffff         /* instead of an errno: the server closed the connection */
+#define VFU_BUS    0x100000000ull /* of memory with a descriptor */
+#define VFU_FAR    0x200000000ull /* of memory without */
+#define VFU_NBYTES (4u << 20)     /* of either */
+#define VFU_CLOSED 0xffff         /* instead of an errno: the server closed the connection */
 
 enum { VERSION = 1, MAP, UNMAP, INFO, REGION, IO_FDS, IRQ, SET_IRQS, READ, WRITE, DMA_READ };
 enum { DMA_WRITE = 12, RESET };
@@ -103,7 +103,7 @@ static inline bool vfu_expired(time_t *end)
 
     clock_gettime(CLOCK_MONOTONIC, &now);
     if (!*end)
-        *end = now.tv_sec + VFU_TIMEOUT_S;
+        *end = now.tv_sec + PATIENCE_S;
     nanosleep(&pause, NULL);
     return now.tv_sec > *end;
 }
@@ -176,7 +176,7 @@ static inline bool vfu_recv_all(struct vfu *v, uint8_t *to, size_t nbytes)
         struct cmsghdr *c;
         ssize_t n;
 
-        assert_int_equal(poll(&p, 1, VFU_TIMEOUT_S * 1000), 1);
+        assert_int_equal(poll(&p, 1, PATIENCE_S * 1000), 1);
         n = recvmsg(v->fd, &msg, 0);
         if (n <= 0)
             return false;
@@ -554,7 +554,7 @@ static inline uint64_t vfu_fired(int fd)
     struct pollfd p = {.fd = fd, .events = POLLIN};
     uint64_t count = 0;
 
-    assert_int_equal(poll(&p, 1, VFU_TIMEOUT_S * 1000), 1);
+    assert_int_equal(poll(&p, 1, PATIENCE_S * 1000), 1);
     assert_int_equal(read(fd, &count, sizeof(count)), sizeof(count));
     return count;
 }

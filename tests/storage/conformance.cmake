@@ -17,7 +17,7 @@ function(conformance_environment test row)
     endif()
 endfunction()
 
-# The walks have 90 seconds at most (RIG_DEADLINE_NS).
+# Their limit is above that of the walks (RIG_DEADLINE_NS).
 foreach(row file file_threads1 file_chunk4k file_uring file_uring_direct file_direct file_no_uring
         shm shm_uring sim sim_4k sim_image vfio_user
         stripe stripe_mixed cufile spdk)

@@ -17,6 +17,7 @@
 #include "base/random.h"
 #include "gpunvme/memory.h"
 #include "gpunvme/storage.h"
+#include "patience.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define RIG_SLOW 1
@@ -139,7 +140,7 @@ bool rig_step(struct rig_walk *walk);
  * Steps until there have been `nops` transfers, however long they take, and as many groups as asked
  * for, or as there is time for. Transfers that are not done by RIG_DEADLINE_NS are an error.
  */
-#define RIG_DEADLINE_NS ((RIG_SLOW ? 240ull : 90ull) * 1000000000u)
+#define RIG_DEADLINE_NS (2 * PATIENCE_NS)
 bool rig_walk(struct rig_walk *walk, uint64_t nops, uint64_t ngroups, uint64_t time_ns);
 
 #endif

@@ -14,12 +14,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "patience.h"
 #include "storage/store_rig.h"
 
 #define POOL      (8u << 20)
 #define MAX_PLANS 3000u
 #define MAX_ONE   (4u << 20) /* bytes of one transfer; of a group, too */
-#define WAIT_NS   60000000000u
 
 static bool wrong(struct rig_walk *w, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
@@ -630,7 +630,7 @@ static bool by_tokens(struct rig_walk *w)
             return false;
     for (size_t i = 0; i < w->n; i++) {
         struct gpunvme_io *io = &w->plans[w->n - 1 - i].io;
-        gpunvme_err_t err = gpunvme_io_wait(io, WAIT_NS);
+        gpunvme_err_t err = gpunvme_io_wait(io, PATIENCE_NS);
 
         if (err != io->err)
             ok = wrong(w, "a wait: %s, the transfer %s", gpunvme_err_name(err),
@@ -711,7 +711,7 @@ static bool by_batch(struct rig_walk *w)
     }
     while (ok && left) {
         size_t min = (size_t)base_random_below(&polls, 65);
-        gpunvme_err_t err = gpunvme_batch_poll(w->batch, min, 64, ended, &n, WAIT_NS);
+        gpunvme_err_t err = gpunvme_batch_poll(w->batch, min, 64, ended, &n, PATIENCE_NS);
 
         if (err)
             ok = wrong(w, "poll: %s", gpunvme_err_detail());

@@ -19,8 +19,8 @@
 
 #include "device/queue_life.h"
 #include "model_threads.h"
+#include "patience.h"
 
-#define FREEZE_NS   UINT64_C(20000000000)
 #define MAX_PENDING 64u
 #define MAX_BATCH   8u
 
@@ -250,9 +250,9 @@ static void *reaper(void *arg)
 static void reset_once(void *r_)
 {
     struct run *r = r_;
-    CHECK(r, queue_freeze(&r->q, gpunvme_clock_ns() + FREEZE_NS) == QUEUE_FROZEN);
+    CHECK(r, queue_freeze(&r->q, gpunvme_clock_ns() + PATIENCE_NS) == QUEUE_FROZEN);
     if (r->q.mirror)
-        CHECK(r, gpunvme_qpair_freeze(&r->cpu, gpunvme_clock_ns() + FREEZE_NS) == GPUNVME_OK);
+        CHECK(r, gpunvme_qpair_freeze(&r->cpu, gpunvme_clock_ns() + PATIENCE_NS) == GPUNVME_OK);
     pthread_mutex_lock(&r->threads.lock);
     model_reset(&r->device);
     queue_rewind_counters(&r->q);

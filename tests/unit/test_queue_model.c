@@ -17,8 +17,8 @@
 #include <cmocka.h>
 
 #include "model_threads.h"
+#include "patience.h"
 
-#define FREEZE_NS   UINT64_C(20000000000)
 #define MAX_BATCH   48u
 #define MAX_PENDING 64u
 
@@ -178,7 +178,7 @@ static void reset_once(void *r_)
     uint32_t sq, cq;
     uint64_t rings;
 
-    CHECK(r, gpunvme_qpair_freeze(&r->q, gpunvme_clock_ns() + FREEZE_NS) == GPUNVME_OK);
+    CHECK(r, gpunvme_qpair_freeze(&r->q, gpunvme_clock_ns() + PATIENCE_NS) == GPUNVME_OK);
     /* The device works on for a while; nobody rings it any more. */
     sq = __atomic_load_n(&r->device.sq.value, __ATOMIC_ACQUIRE);
     cq = __atomic_load_n(&r->device.cq.value, __ATOMIC_ACQUIRE);

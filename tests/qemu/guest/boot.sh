@@ -9,7 +9,7 @@
 #     --program FILE     one more program for the guest's /bin; may be given again
 #     --module NAME|FILE one more kernel module; may be given again
 #     --timeout SECONDS  the guest's time (as the scenario says, else 120)
-#     --boot SECONDS     how long its kernel may take until the scenario begins (60)
+#     --boot SECONDS     how long its kernel may take until the scenario begins (120)
 #     --verbose          show the console whatever happens
 #
 # The scenario's exit status comes back as boot.sh's own: 0, 77 (skipped) or another; the console
@@ -30,7 +30,7 @@
 #   # DRIVE: 64M                 the size of drive d0, a raw file full of zeroes (256M)
 #   # IOMMU: yes                 the machine has one
 #   # MEMORY: 512                the guest's memory in MiB (384)
-#   # SECONDS: 300             the guest's time (120)
+#   # SECONDS: 900             the guest's time (400)
 #   # CPUS: 2                    its processors (1)
 #   # QEMU: -device x …          further options, before those of NVME; @DIR@ is a folder for files
 #   # QMP: WORDS => {"execute":…}   sent to QEMU when the scenario calls `tell_host WORDS`
@@ -41,7 +41,7 @@ top=$(cd "$here/../../.." && pwd)
 build=$top/build/release
 kernel=
 deadline=
-boot_deadline=60
+boot_deadline=120
 verbose=
 packed=()
 
@@ -74,7 +74,7 @@ directive() {
 }
 
 [ -r "$scenario" ] || { echo "boot.sh: there is no $scenario" >&2; exit 2; }
-deadline=${deadline:-$(directive SECONDS 120)}
+deadline=${deadline:-$(directive SECONDS 400)}
 [ "$(uname -m)" = x86_64 ] || skip "the guests are for x86-64"
 for tool in qemu-system-x86_64 busybox cpio depmod modprobe; do
     command -v "$tool" >/dev/null || PATH=$PATH:/usr/sbin:/sbin command -v "$tool" >/dev/null ||

@@ -3,6 +3,7 @@
  * A client of QEMU's machine protocol (QMP).
  */
 #include "qmp.h"
+#include "patience.h"
 
 #include <poll.h>
 #include <setjmp.h>
@@ -16,8 +17,6 @@
 
 #include <cmocka.h>
 
-#define DEADLINE_MS 20000
-
 /* The next line, without its end. */
 static void read_line(struct qmp *qmp, char *line, size_t size)
 {
@@ -28,7 +27,7 @@ static void read_line(struct qmp *qmp, char *line, size_t size)
         ssize_t n;
 
         assert_true(qmp->nbytes < sizeof(qmp->text));
-        assert_int_equal(poll(&p, 1, DEADLINE_MS), 1);
+        assert_int_equal(poll(&p, 1, PATIENCE_S * 1000), 1);
         n = recv(qmp->fd, qmp->text + qmp->nbytes, sizeof(qmp->text) - qmp->nbytes, 0);
         assert_true(n > 0);
         qmp->nbytes += (unsigned)n;

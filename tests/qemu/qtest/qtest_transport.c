@@ -18,11 +18,11 @@
 #include "base/fail.h"
 #include "gpunvme/atomics.h"
 #include "gpunvme/nvme.h"
+#include "patience.h"
 #include "transport/common.h"
 
 #define UNIT        4096u
 #define FIRST_UNIT  256u /* below 1 MiB there is more than RAM */
-#define DEADLINE_S  20
 #define MAX_PENDING 128u /* answers that may wait in the socket */
 #define MAX_VECTORS 64u
 #define LINE        64u /* bytes of the memory buffer that are stored at once */
@@ -542,7 +542,7 @@ static const struct gpunvme_transport_ops ops = {
 gpunvme_err_t qtest_transport_open(int fd, void *ram, size_t nbytes, struct gpunvme_transport **out)
 {
     struct qtest_transport *q = calloc(1, sizeof(*q));
-    struct timeval deadline = {.tv_sec = DEADLINE_S};
+    struct timeval deadline = {.tv_sec = PATIENCE_S};
     gpunvme_err_t err;
 
     if (!q)

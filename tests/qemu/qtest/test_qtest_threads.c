@@ -7,12 +7,12 @@
 #include <sched.h>
 #include <time.h>
 
+#include "patience.h"
 #include "qemu/qtest/rig.h"
 
-#define MIB      (UINT64_C(1) << 20)
-#define THREADS  8
-#define PATIENCE 60                  /* seconds */
-#define PART     ((size_t)512 << 10) /* of the namespace, and of the buffer, for each thread */
+#define MIB     (UINT64_C(1) << 20)
+#define THREADS 8
+#define PART    ((size_t)512 << 10) /* of the namespace, and of the buffer, for each thread */
 
 struct worker {
     struct rig *rig;
@@ -53,7 +53,7 @@ static void *work(void *arg)
 {
     struct worker *w = arg;
     uint64_t seed = w->index * 1000 + 1;
-    time_t until = time(NULL) + PATIENCE;
+    time_t until = time(NULL) + PATIENCE_S;
 
     while (w->done < w->turns && !w->err) {
         gpunvme_err_t err = write_and_read(w, &seed);

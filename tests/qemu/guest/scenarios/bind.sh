@@ -9,7 +9,7 @@
 # FILES: scripts/check-prereqs.sh
 # IOMMU: yes
 # CPUS: 2
-# SECONDS: 400
+# SECONDS: 900
 # DRIVE: 64M
 # QEMU: -drive if=none,id=d1,format=raw,file.driver=null-co,file.size=67108864,file.read-zeroes=on
 # NVME: nvme,id=nv0,drive=d0,serial=GUEST0001

@@ -11,7 +11,8 @@
 #include "device/internal.h"
 
 #define MS        UINT64_C(1000000)
-#define ALARM_NS  MS /* how soon an alarm is seen */
+#define ALARM_NS  MS          /* how soon an alarm is seen */
+#define ABORTS_NS (5000 * MS) /* after which a controller that is slow to abort is reset */
 #define SECOND_NS 1000000000
 
 static uint32_t *alarm_of(const struct gpunvme_device *dev)
@@ -57,17 +58,18 @@ static bool abort_one(struct device_queue *q, uint32_t slot)
     return is_aborted || !is_late_still(q, slot);
 }
 
-/* Whether Abort ends every late command of a queue. */
+/* Whether Abort ends every late command of a queue, in time. */
 static bool abort_late(struct device_queue *q)
 {
+    uint64_t until = gpunvme_clock_ns() + ABORTS_NS;
     bool any = false;
 
     for (uint32_t slot = 1; slot < q->dev->opts.entries; slot++) {
         if (!is_late(q, slot))
             continue;
-        any = true;
-        if (!abort_one(q, slot))
+        if ((any && gpunvme_clock_ns() >= until) || !abort_one(q, slot))
             return false;
+        any = true;
     }
     if (any)
         (void)device_queue_settle(q, NULL);

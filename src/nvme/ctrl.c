@@ -172,12 +172,16 @@ gpunvme_err_t gpunvme_ctrl_open_uri(const char *uri, const struct gpunvme_ctrl_o
     return GPUNVME_OK;
 }
 
-/* Normal shutdown asks for the queues to be deleted first (Base 1.4, section 7.6.2). */
+/*
+ * Normal shutdown asks for the queues to be deleted first (Base 1.4, section 7.6.2). A controller
+ * that had to be reset for one of them is not asked for the others: each could take as long.
+ */
 static gpunvme_err_t delete_queues(struct gpunvme_ctrl *ctrl)
 {
+    uint64_t resets = ctrl->resets;
     gpunvme_err_t first = GPUNVME_OK;
 
-    for (uint32_t i = 0; i < ctrl->max_io_queues; i++) {
+    for (uint32_t i = 0; i < ctrl->max_io_queues && ctrl->resets == resets; i++) {
         gpunvme_err_t err = gpunvme_ioq_delete(ctrl->ioqs[i]);
 
         if (!first)

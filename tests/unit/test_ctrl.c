@@ -590,6 +590,24 @@ static void a_queue_that_cannot_be_deleted_goes_with_a_reset(void **state)
     }
 }
 
+/* The reset for the first has told enough of the controller. */
+static void closing_waits_for_one_lost_deletion_and_no_more(void **state)
+{
+    struct gpunvme_ctrl_opts opts = impatient();
+    struct mock *m = mock_open();
+    struct gpunvme_ctrl *ctrl = bring_up_with(m, &opts);
+    struct gpunvme_ioq *ioq;
+
+    (void)state;
+    for (unsigned i = 0; i < 8; i++)
+        assert_ok(gpunvme_ioq_create(ctrl, 4, &ioq));
+    mock_on_admin(m, GPUNVME_ADMIN_DELETE_SQ, -1, MOCK_LOST, 0);
+    assert_ok(gpunvme_ctrl_close(ctrl));
+    assert_int_equal(sent(m, GPUNVME_ADMIN_DELETE_SQ), 1);
+    assert_int_equal(mock_nbytes(m), 0);
+    mock_done(m);
+}
+
 static void no_memory_for_a_queue_is_told_and_leaves_nothing_behind(void **state)
 {
     (void)state;
@@ -1541,6 +1559,7 @@ int main(void)
         cmocka_unit_test(a_queue_that_the_controller_refuses_leaves_nothing_behind),
         cmocka_unit_test(a_queue_whose_creation_is_lost_is_not_freed_under_the_controller),
         cmocka_unit_test(a_queue_that_cannot_be_deleted_goes_with_a_reset),
+        cmocka_unit_test(closing_waits_for_one_lost_deletion_and_no_more),
         cmocka_unit_test(no_memory_for_a_queue_is_told_and_leaves_nothing_behind),
         cmocka_unit_test(buffers_are_mapped_and_allocated_by_the_transport),
         cmocka_unit_test(io_queues_ring_their_shadows),

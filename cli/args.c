@@ -11,6 +11,7 @@
 
 #include "base/units.h"
 #include "cli.h"
+#include "json.h"
 
 #define WIDTH 79
 
@@ -130,6 +131,9 @@ int cli_fail(gpunvme_err_t err)
     char text[1024];
 
     cli_describe(err, text, sizeof(text));
+    if (err == GPUNVME_ERR_INTERRUPTED)
+        snprintf(text, sizeof(text), "interrupted");
+    cli_json_note_failure(gpunvme_err_name(err), err, text);
     if (err == GPUNVME_ERR_INTERRUPTED)
         cli_say("interrupted");
     else

@@ -460,11 +460,14 @@ static int run(struct bench *bench)
     }
     free(bench->workers);
     code = cli_device_finish(&bench->device, code);
-    if (code == CLI_OK && bench->args.common.json)
+    if (code != CLI_OK)
+        return code;
+    code = tell_errors(bench);
+    if (bench->args.common.json)
         json_result(bench);
-    else if (code == CLI_OK)
+    else
         print_result(bench);
-    return code == CLI_OK ? tell_errors(bench) : code;
+    return code;
 }
 
 int cli_bench(int argc, char **argv)

@@ -15,6 +15,7 @@
 
 #include "base/fail.h"
 #include "cli.h"
+#include "json.h"
 #include "progress.h"
 #include "stop.h"
 
@@ -138,6 +139,8 @@ int cli_report_violations(const struct gpunvme_sim_report *report)
         cli_say("%" PRIu64 " warnings, first: %s", report->nwarnings, report->first_warning);
     if (!report->nviolations)
         return CLI_OK;
+    cli_json_note_failure(gpunvme_err_name(GPUNVME_ERR_PROTOCOL), GPUNVME_ERR_PROTOCOL,
+                          report->first);
     cli_say("the driver broke the specification %" PRIu64 " times, first: %s; please report this",
             report->nviolations, report->first);
     return CLI_VERIFY;

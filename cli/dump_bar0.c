@@ -233,10 +233,13 @@ static gpunvme_err_t dump(struct gpunvme_transport *t, bool as_json)
     version = values[1];
     if ((uint32_t)version == GPUNVME_REG_ALL_ONES)
         return base_fail(GPUNVME_ERR_REMOVED, "%s", t->address);
-    if (as_json)
+    if (as_json) {
         cli_json_begin(&json, stdout);
-    else
+        cli_json_text(&json, "uri", t->address);
+        cli_json_object(&json, "registers");
+    } else {
         printf("Registers of %s\n", t->address);
+    }
     for (unsigned i = 0; i < NREGS; i++) {
         if (version < regs[i].since)
             continue;

@@ -183,7 +183,7 @@ static void json_ctrl(struct gpunvme_ctrl *ctrl, struct cli_json *json)
     struct gpunvme_ctrl_info info;
 
     gpunvme_ctrl_get_info(ctrl, &info);
-    cli_json_text(json, "address", gpunvme_ctrl_transport(ctrl)->address);
+    cli_json_text(json, "uri", gpunvme_ctrl_transport(ctrl)->address);
     cli_json_text(json, "model", n.model);
     cli_json_text(json, "serial", n.serial);
     cli_json_text(json, "firmware", n.firmware);

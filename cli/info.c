@@ -305,7 +305,7 @@ static void json_drives(const struct cli_machine *m, struct cli_json *json)
         const struct cli_drive *d = &m->drives[i];
 
         cli_json_object(json, NULL);
-        cli_json_text(json, "address", d->address);
+        cli_json_text(json, "pci_address", d->address);
         cli_json_u64(json, "vendor", d->vendor);
         cli_json_u64(json, "device", d->device);
         cli_json_text(json, "driver", *d->driver ? d->driver : NULL);

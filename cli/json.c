@@ -81,10 +81,35 @@ static void open_with(struct cli_json *json, const char *key, char opener, char 
     json->filled = false;
 }
 
+static const char *command;
+static bool begun;
+static struct {
+    const char *name; /* NULL: none */
+    int code;
+    char text[1024];
+} failure;
+
+void cli_json_set_command(const char *command_)
+{
+    command = command_;
+}
+
+void cli_json_note_failure(const char *name, int code, const char *text)
+{
+    if (failure.name)
+        return;
+    failure.name = name;
+    failure.code = code;
+    snprintf(failure.text, sizeof(failure.text), "%s", text);
+}
+
 void cli_json_begin(struct cli_json *json, FILE *out)
 {
     *json = (struct cli_json){.out = out};
+    begun = true;
     open_with(json, NULL, '{', '}');
+    if (command)
+        cli_json_text(json, "command", command);
 }
 
 void cli_json_object(struct cli_json *json, const char *key)
@@ -110,9 +135,28 @@ void cli_json_close(struct cli_json *json)
 
 void cli_json_end(struct cli_json *json)
 {
-    while (json->depth)
+    while (json->depth > 1)
         cli_json_close(json);
+    if (failure.name) {
+        cli_json_object(json, "error");
+        cli_json_text(json, "name", failure.name);
+        put_key(json, "code");
+        fprintf(json->out, "%d", failure.code);
+        cli_json_text(json, "text", failure.text);
+        cli_json_close(json);
+    }
+    cli_json_close(json);
     fputc('\n', json->out);
+}
+
+void cli_json_failure(FILE *out)
+{
+    struct cli_json json;
+
+    if (begun || !failure.name)
+        return;
+    cli_json_begin(&json, out);
+    cli_json_end(&json);
 }
 
 void cli_json_text(struct cli_json *json, const char *key, const char *value)

@@ -17,8 +17,20 @@ struct cli_json {
     char closers[16];
 };
 
-void cli_json_begin(struct cli_json *json, FILE *out); /* opens the outermost object */
-void cli_json_end(struct cli_json *json);              /* closes whatever is open */
+/* Opens the outermost object, whose "command" is the one that was set, if one was. */
+void cli_json_begin(struct cli_json *json, FILE *out);
+
+/* Closes whatever is open; the outermost object gets "error" if a failure was noted. */
+void cli_json_end(struct cli_json *json);
+
+/* The subcommand, "sim image"; static. */
+void cli_json_set_command(const char *command);
+
+/* Notes what went wrong, the first time it is called: "error" of the document. `name` is static. */
+void cli_json_note_failure(const char *name, int code, const char *text);
+
+/* A document of nothing but the failure, if one was noted and no document was begun. */
+void cli_json_failure(FILE *out);
 
 void cli_json_object(struct cli_json *json, const char *key);
 void cli_json_array(struct cli_json *json, const char *key);

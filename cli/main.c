@@ -11,6 +11,7 @@
 
 #include "base/params.h"
 #include "cli.h"
+#include "json.h"
 #include "stop.h"
 #include "temp.h"
 
@@ -57,13 +58,28 @@ static void print_help(FILE *out)
           out);
 }
 
-static int print_version(bool json)
+static int print_version(bool as_json)
 {
-    if (json)
-        puts("{\"version\": \"" CLI_VERSION "\"}");
-    else
+    struct cli_json json;
+
+    if (!as_json) {
         puts("gpunvme " CLI_VERSION);
+        return CLI_OK;
+    }
+    cli_json_set_command("version");
+    cli_json_begin(&json, stdout);
+    cli_json_text(&json, "version", CLI_VERSION);
+    cli_json_end(&json);
     return CLI_OK;
+}
+
+/* argp takes any beginning of an option that no other option has. */
+static bool wants_json(int argc, char **argv)
+{
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+        if (strlen(argv[i]) > 2 && !strncmp(argv[i], "--json", strlen(argv[i])))
+            return true;
+    return false;
 }
 
 static const struct cli_command *find(const char *name)
@@ -93,6 +109,7 @@ static int run(const char *name, int argc, char **argv)
     snprintf(full_name, sizeof(full_name), "gpunvme %s", name);
     cli_name = full_name;
     argv[0] = full_name;
+    cli_json_set_command(command->name);
     return command->run(argc, argv);
 }
 
@@ -142,6 +159,7 @@ static bool occupy_standard_streams(void)
 
 int main(int argc, char **argv)
 {
+    bool json = wants_json(argc, argv); /* before argp changes the order of the arguments */
     int code;
 
     if (!occupy_standard_streams())
@@ -150,6 +168,8 @@ int main(int argc, char **argv)
     setenv("ARGP_HELP_FMT", "no-dup-args-note", 0); /* a remark that only confuses */
     code = dispatch(argc, argv);
     cli_temp_remove();
+    if (json)
+        cli_json_failure(stdout);
     /* A full disk behind standard output shows only here. */
     if ((fflush(stdout) || ferror(stdout)) && code == CLI_OK) {
         cli_say("standard output: %s", strerror(errno));

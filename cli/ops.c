@@ -163,8 +163,10 @@ static int list(int argc, char **argv)
 
     if (!cli_parse(&list_argp, argc, argv, &json))
         return CLI_USAGE;
-    if (json)
+    if (json) {
         cli_json_begin(&writer, stdout);
+        cli_json_object(&writer, "operators");
+    }
     for (int op = 0; op < GPUNVME_OPS_NOPS; op++) {
         if (!json && op)
             putchar('\n');

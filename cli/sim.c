@@ -252,11 +252,12 @@ static void print_config(const struct gpunvme_sim_config *c)
         printf("  %-18s%s\n", i ? "" : "faults", c->faults[i]);
 }
 
-static void json_config(const struct gpunvme_sim_config *c)
+static void json_config(const char *uri, const struct gpunvme_sim_config *c)
 {
     struct cli_json json;
 
     cli_json_begin(&json, stdout);
+    cli_json_text(&json, "uri", uri);
     cli_json_array(&json, "namespaces");
     for (uint32_t i = 0; i < c->nnamespaces; i++) {
         const struct gpunvme_sim_ns_config *ns = &c->ns[i];
@@ -303,7 +304,7 @@ static int check(int argc, char **argv)
         return cli_fail(base_fail(GPUNVME_ERR_NOMEM, "a configuration"));
     err = gpunvme_sim_config_parse(args.word, config);
     if (!err && args.json)
-        json_config(config);
+        json_config(args.word, config);
     else if (!err)
         print_config(config);
     free(config);

@@ -159,7 +159,7 @@ static void print_json(const struct args *args, const struct look *look)
     struct cli_json json;
 
     cli_json_begin(&json, stdout);
-    cli_json_text(&json, "store", look->info.uri);
+    cli_json_text(&json, "uri", look->info.uri);
     cli_json_u64(&json, "size", look->size);
     cli_json_u64(&json, "block_size", look->info.block_size);
     cli_json_text(&json, "backend", look->path.backend);

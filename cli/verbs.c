@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/params.h"
+#include "json.h"
 
 static void print_help(const struct cli_verbs *set, FILE *out)
 {
@@ -49,6 +50,7 @@ int cli_verbs_run(const struct cli_verbs *set, int argc, char **argv)
         snprintf(name, sizeof(name), "%s %s", cli_name, argv[1]);
         cli_name = name;
         argv[1] = name;
+        cli_json_set_command(name + sizeof("gpunvme ") - 1);
         return set->verbs[i].run(argc - 1, argv + 1);
     }
     return unknown(set, argv[1]);

@@ -458,7 +458,7 @@ part_storage() {
 list_variants() { # FILE
     python3 -c 'import json, sys
 seen = []
-for op in json.load(sys.stdin).values():
+for op in json.load(sys.stdin)["operators"].values():
     for v in op:
         if v["device"] == "cuda" and v["name"] not in seen:
             if v["available"]:

@@ -92,11 +92,11 @@ out_of_time() { # by what timeout(1) takes for it
 }
 case "$*" in
     quickstart*) echo '{"checksum_by": "gpu"}' ;;
-    "ops list"*) echo '{"matmul": [{"name": "good", "device": "cuda", "available": true},
+    "ops list"*) echo '{"operators": {"matmul": [{"name": "good", "device": "cuda", "available": true},
         {"name": "hung", "device": "cuda", "available": true},
         {"name": "stuck", "device": "cuda", "available": true},
         {"name": "good", "device": "cpu", "available": true},
-        {"name": "absent", "device": "cuda", "available": false}]}' ;;
+        {"name": "absent", "device": "cuda", "available": false}]}}' ;;
     "ops check"*hung) echo '{"checks": [{"operator": "matmul", "variant": "hung", "dtype": "f32",
         "right": true},'
         echo $$ >"$TMPDIR/hung"

@@ -18,6 +18,7 @@
 #include <cmocka.h>
 
 #include "gpunvme/atomics.h"
+#include "patience.h"
 #include "sim/command.h"
 #include "sim/engine.h"
 
@@ -25,7 +26,6 @@
 #include <cuda_runtime_api.h>
 
 #include "gpunvme/memory.h"
-#include "patience.h"
 #endif
 
 #define BUS     0x4000000000ull

@@ -3,7 +3,6 @@
  * A client of QEMU's machine protocol (QMP).
  */
 #include "qmp.h"
-#include "patience.h"
 
 #include <poll.h>
 #include <setjmp.h>
@@ -16,6 +15,8 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+
+#include "patience.h"
 
 /* The next line, without its end. */
 static void read_line(struct qmp *qmp, char *line, size_t size)

@@ -75,8 +75,6 @@ refused() { # TEXT…
     done
     bound_to nvme
     check test ! -e run/$bdf
-    script bind --dry-run $bdf
-    expect 1
 }
 
 promise "a free drive goes to vfio-pci and comes back as it was"
@@ -169,6 +167,9 @@ refused "nvme0n1p2 is mounted on /data" "in use"
 machine
 echo '30 1 0:44 / /pool rw shared:1 - btrfs /dev/nvme0n1 rw' >proc/self/mountinfo
 refused "nvme0n1 is mounted on /pool: umount /pool"
+promise "--dry-run refuses likewise"
+script bind --dry-run $bdf
+expect 1 "nvme0n1 is mounted on /pool: umount /pool"
 promise "the boot drive is refused, and named as such"
 machine
 echo '30 1 259:1 / /boot/efi rw - vfat /dev/nvme0n1p1 rw' >proc/self/mountinfo

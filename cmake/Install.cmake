@@ -17,9 +17,10 @@ if(TARGET gpunvme_cli)
     install(FILES cli/gpunvme.bash RENAME gpunvme
             DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
 endif()
-# The pages, with the examples where their links have them; and the scripts that need no source tree.
+# The pages, with the examples and the kernel module where their links have them; and the scripts that
+# need no source tree.
 install(FILES LICENSE README.md CHANGELOG.md CONTRIBUTING.md TYPE DOC)
-install(DIRECTORY docs examples TYPE DOC)
+install(DIRECTORY docs examples kmod TYPE DOC)
 install(PROGRAMS scripts/check-prereqs.sh scripts/holders.pl scripts/pci.sh scripts/quickstart.sh
                  scripts/vfio-bind.sh scripts/vfio-unbind.sh
         DESTINATION ${CMAKE_INSTALL_DATADIR}/gpunvme/scripts)

@@ -23,6 +23,7 @@
 #define DEFAULT_TIME_NS      UINT64_C(5000000000)
 #define DEFAULT_VERIFY_BYTES (UINT64_C(256) << 20)
 #define TICK_MS              50
+#define STORE_BLOCK_SHIFT    9 /* a store has bytes; blocks are for the stamps of --verify */
 
 struct args {
     struct cli_common common;
@@ -201,9 +202,8 @@ static gpunvme_err_t plan_region(struct bench *bench)
         length = DEFAULT_VERIFY_BYTES;
     plan->command_blocks = (uint32_t)(args->block_nbytes >> ns->block_shift);
     if (args->block_nbytes % ns->block_size || args->offset % ns->block_size)
-        return base_fail(GPUNVME_ERR_ALIGN,
-                         "--block-size and --offset: namespace %u has blocks of %u bytes", ns->nsid,
-                         ns->block_size);
+        return base_fail(GPUNVME_ERR_ALIGN, "--block-size and --offset: %s has blocks of %u bytes",
+                         bench->device.what, ns->block_size);
     if (plan->command_blocks > ns->max_blocks)
         return base_fail(GPUNVME_ERR_LIMIT,
                          "--block-size: a command of this controller moves %u "
@@ -219,10 +219,31 @@ static gpunvme_err_t plan_region(struct bench *bench)
     plan->ncommands = length / args->block_nbytes;
     if (length > left || plan->ncommands < args->queues)
         return base_fail(GPUNVME_ERR_RANGE,
-                         "the region of %" PRIu64 " bytes at %" PRIu64 ": namespace %u has %" PRIu64
+                         "the region of %" PRIu64 " bytes at %" PRIu64 ": %s has %" PRIu64
                          ", and each queue needs room for a command",
-                         length, args->offset, ns->nsid, ns->nbytes);
+                         length, args->offset, bench->device.what, ns->nbytes);
     return GPUNVME_OK;
+}
+
+static gpunvme_err_t open_store(struct bench *bench)
+{
+    const struct args *args = &bench->args;
+    bool writes = args->plan.read_percent < 100 || args->plan.verify;
+    unsigned flags = writes ? GPUNVME_OPEN_WRITE | (args->force ? GPUNVME_OPEN_FORCE : 0) : 0;
+    gpunvme_err_t err;
+
+    if (args->common.nsid || args->common.interrupts)
+        return base_fail(
+            GPUNVME_ERR_UNSUPPORTED,
+            "%s is a store: --nsid and --interrupts are for controllers; a store's URI "
+            "names the namespace (?nsid=)",
+            args->common.uri);
+    err = cli_device_open_store(&bench->device, args->common.uri, flags, STORE_BLOCK_SHIFT);
+    if (!err)
+        err = cli_device_ns(&bench->device, 0, &bench->ns);
+    if (!err)
+        err = plan_region(bench);
+    return err ? err : check_writes(bench);
 }
 
 static gpunvme_err_t open_device(struct bench *bench)
@@ -232,6 +253,8 @@ static gpunvme_err_t open_device(struct bench *bench)
     struct gpunvme_ctrl_info info;
     gpunvme_err_t err;
 
+    if (cli_is_store(args->common.uri))
+        return open_store(bench);
     gpunvme_ctrl_opts_init(&opts);
     opts.io_timeout_ms = (uint32_t)(args->timeout_ns / 1000000);
     opts.interrupts = args->common.interrupts;

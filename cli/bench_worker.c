@@ -18,7 +18,7 @@
 #define SPREAD UINT64_C(0xd1342543de82ef95)
 
 struct bench_worker {
-    struct gpunvme_ctrl *ctrl;
+    struct cli_device *device;
     const struct gpunvme_ns *ns;
     const struct bench_plan *plan;
     struct bench_shared *shared;
@@ -150,12 +150,13 @@ static gpunvme_err_t alloc_memory(struct bench_worker *w)
         w->free_pieces[w->nfree] = depth - 1 - w->nfree;
         w->nfree++;
     }
-    return gpunvme_ctrl_alloc(w->ctrl, depth * w->piece_nbytes, w->plan->mem, &w->buf);
+    return cli_device_alloc(w->device, depth * w->piece_nbytes, w->plan->mem, &w->buf);
 }
 
 static void pump_init(struct bench_worker *w)
 {
     w->pump = (struct cli_pump){.ioq = w->ioq,
+                                .store = w->device->store,
                                 .ns = w->ns,
                                 .depth = w->plan->depth,
                                 .timeout_ns = w->plan->timeout_ns,
@@ -172,7 +173,7 @@ gpunvme_err_t bench_worker_create(struct cli_device *device, const struct gpunvm
 
     if (!w)
         return base_fail(GPUNVME_ERR_NOMEM, "queue %u", index);
-    w->ctrl = device->ctrl;
+    w->device = device;
     w->ns = ns;
     w->plan = plan;
     w->shared = shared;
@@ -202,7 +203,7 @@ gpunvme_err_t bench_worker_destroy(struct bench_worker *w)
     if (w->pump.slots)
         cli_pump_stop(&w->pump);
     err = gpunvme_ioq_delete(w->ioq);
-    gpunvme_ctrl_free(w->ctrl, &w->buf);
+    cli_device_free(w->device, &w->buf);
     free(w->free_pieces);
     free(w->expected);
     free(w->scratch);
@@ -250,7 +251,7 @@ gpunvme_err_t bench_worker_fill(struct bench_worker *w, struct cli_progress *pro
         err = cli_pump_wait(&w->pump, NULL);
     cli_pump_stop(&w->pump);
     if (!err)
-        err = gpunvme_flush(w->ioq, w->ns);
+        err = cli_device_flush(w->device, w->ioq, w->ns);
     if (err)
         return err;
     /* What was filled is not part of the measurement. */

@@ -15,12 +15,16 @@
 
 #include "base/fail.h"
 #include "cli.h"
+#include "gpunvme/memory.h"
 #include "json.h"
 #include "progress.h"
 #include "stop.h"
 
 #define DISABLE_NS UINT64_C(1000000000)
 #define URI_ROOM   8192
+
+/* The most bytes of a transfer with a store. */
+#define MOST_NBYTES (64u << 20)
 
 static struct cli_device *device_of(struct gpunvme_transport *t)
 {
@@ -71,7 +75,7 @@ gpunvme_err_t cli_device_attach(struct cli_device *device, const char *uri)
     struct gpunvme_transport *t;
     gpunvme_err_t err;
 
-    *device = (struct cli_device){0};
+    *device = (struct cli_device){.uri = uri};
     err = gpunvme_transport_open(uri, &t);
     if (err)
         return err;
@@ -111,25 +115,110 @@ gpunvme_err_t cli_device_open(struct cli_device *device, const char *uri, bool f
     return err;
 }
 
+bool cli_is_store(const char *uri)
+{
+    if (!strncmp(uri, "nvme:", 5))
+        return strpbrk(uri, "/?");
+    if (!strncmp(uri, "sim:", 4) || !strncmp(uri, "vfio-user:", 10))
+        return strchr(uri, '?');
+    return true;
+}
+
+static gpunvme_err_t describe_store(struct cli_device *device, unsigned flags, unsigned block_shift)
+{
+    struct gpunvme_store_info info;
+    uint64_t nbytes;
+    gpunvme_err_t err = gpunvme_store_size(device->store, &nbytes);
+
+    if (err)
+        return err;
+    gpunvme_store_get_info(device->store, &info);
+    if (info.resizable && flags & GPUNVME_OPEN_WRITE && !block_shift)
+        nbytes = INT64_MAX; /* it grows */
+    device->bytes = (struct gpunvme_ns){.block_size = 1u << block_shift,
+                                        .block_shift = block_shift,
+                                        .nblocks = nbytes >> block_shift,
+                                        .nbytes = nbytes,
+                                        .max_blocks = MOST_NBYTES >> block_shift};
+    snprintf(device->what, sizeof(device->what), "%s", device->uri);
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t cli_device_open_store(struct cli_device *device, const char *uri, unsigned flags,
+                                    unsigned block_shift)
+{
+    gpunvme_err_t err;
+
+    *device = (struct cli_device){.uri = uri};
+    err = gpunvme_open(uri, flags, &device->store);
+    if (err == GPUNVME_ERR_NOT_FOUND && flags & GPUNVME_OPEN_WRITE)
+        err = gpunvme_open(uri, flags | GPUNVME_OPEN_CREATE, &device->store);
+    return err ? err : describe_store(device, flags, block_shift);
+}
+
+static void *address_of(const struct gpunvme_buf *buf)
+{
+    return buf->mem == GPUNVME_MEM_GPU ? buf->gpu : buf->cpu;
+}
+
+gpunvme_err_t cli_device_alloc(struct cli_device *device, size_t nbytes, enum gpunvme_mem mem,
+                               struct gpunvme_buf *buf)
+{
+    gpunvme_err_t err;
+
+    if (!device->store)
+        return gpunvme_ctrl_alloc(device->ctrl, nbytes, mem, buf);
+    err = gpunvme_mem_alloc(nbytes, mem, buf);
+    return err ? err : gpunvme_store_register(device->store, address_of(buf), nbytes, mem);
+}
+
+void cli_device_free(struct cli_device *device, struct gpunvme_buf *buf)
+{
+    if (!buf->nbytes)
+        return;
+    if (!device->store)
+        gpunvme_ctrl_free(device->ctrl, buf);
+    else if (gpunvme_store_unregister(device->store, address_of(buf)) != GPUNVME_ERR_BUSY)
+        gpunvme_mem_free(buf); /* a transfer that is still in flight keeps it */
+}
+
+gpunvme_err_t cli_device_flush(struct cli_device *device, struct gpunvme_ioq *ioq,
+                               const struct gpunvme_ns *ns)
+{
+    return device->store ? gpunvme_store_flush(device->store) : gpunvme_flush(ioq, ns);
+}
+
 gpunvme_err_t cli_device_ns(struct cli_device *device, uint32_t nsid, const struct gpunvme_ns **out)
 {
-    const struct gpunvme_ns *first = gpunvme_ctrl_ns_at(device->ctrl, 0);
+    const struct gpunvme_ns *first;
+    gpunvme_err_t err;
 
+    if (device->store) {
+        *out = &device->bytes;
+        return GPUNVME_OK;
+    }
+    first = gpunvme_ctrl_ns_at(device->ctrl, 0);
     if (!nsid && !first)
         return base_fail(GPUNVME_ERR_NO_NAMESPACE, "%s has no active namespace",
                          device->transport->address);
-    return gpunvme_ctrl_ns(device->ctrl, nsid ? nsid : first->nsid, out);
+    err = gpunvme_ctrl_ns(device->ctrl, nsid ? nsid : first->nsid, out);
+    if (!err)
+        snprintf(device->what, sizeof(device->what), "namespace %u", (*out)->nsid);
+    return err;
 }
 
 gpunvme_err_t cli_device_close(struct cli_device *device)
 {
     gpunvme_err_t err = GPUNVME_OK;
 
-    if (device->ctrl)
+    if (device->store)
+        err = gpunvme_close(device->store);
+    else if (device->ctrl)
         err = gpunvme_ctrl_close(device->ctrl);
     else if (device->transport)
         close_transport(device->transport);
     device->ctrl = NULL;
+    device->store = NULL;
     return err;
 }
 
@@ -180,6 +269,9 @@ gpunvme_err_t cli_queue_create(struct cli_device *device, uint32_t depth, struct
     struct gpunvme_ctrl_info info;
     uint32_t entries = 2;
 
+    *out = NULL;
+    if (device->store)
+        return GPUNVME_OK;
     gpunvme_ctrl_get_info(device->ctrl, &info);
     if (depth >= info.max_entries)
         return base_fail(GPUNVME_ERR_LIMIT, "depth %u: this controller's queues hold %u commands",

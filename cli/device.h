@@ -8,9 +8,18 @@
 
 #include "gpunvme/io.h"
 #include "gpunvme/sim.h"
+#include "gpunvme/storage.h"
 
+/*
+ * A controller that the command drives itself, or a store that the storage API drives: a file, a
+ * block device, a stripe set, a namespace with options of a store.
+ */
 struct cli_device {
-    struct gpunvme_ctrl *ctrl;
+    const char *uri;
+    struct gpunvme_ctrl *ctrl;   /* NULL for a store */
+    struct gpunvme_store *store; /* NULL for a controller */
+    struct gpunvme_ns bytes;     /* a store, as the namespace that subcommands see; its nsid is 0 */
+    char what[96];               /* for messages: "namespace 1", or the store's URI */
     struct gpunvme_transport *transport;
     struct gpunvme_sim *sim;          /* while it is open, if it is a software controller */
     bool is_sim;                      /* still told afterwards */
@@ -32,6 +41,25 @@ gpunvme_err_t cli_device_attach(struct cli_device *device, const char *uri);
  */
 gpunvme_err_t cli_device_open(struct cli_device *device, const char *uri, bool force,
                               const struct gpunvme_ctrl_opts *opts);
+
+/* Whether a URI names a store, and no controller (docs/STORAGE.md has both). */
+bool cli_is_store(const char *uri);
+
+/*
+ * Opens a store, with GPUNVME_OPEN_* flags; with WRITE, a file that does not exist is made. It is
+ * seen as a namespace of blocks of 1 << block_shift bytes.
+ */
+gpunvme_err_t cli_device_open_store(struct cli_device *device, const char *uri, unsigned flags,
+                                    unsigned block_shift);
+
+/* Memory for transfers, of either kind of device; freed before the device is closed. */
+gpunvme_err_t cli_device_alloc(struct cli_device *device, size_t nbytes, enum gpunvme_mem mem,
+                               struct gpunvme_buf *buf);
+void cli_device_free(struct cli_device *device, struct gpunvme_buf *buf);
+
+/* What was written is on the medium when it returns; `ioq` is NULL for a store. */
+gpunvme_err_t cli_device_flush(struct cli_device *device, struct gpunvme_ioq *ioq,
+                               const struct gpunvme_ns *ns);
 
 /* Namespace `nsid`; 0 is the first one. Its format must be one that can be used. */
 gpunvme_err_t cli_device_ns(struct cli_device *device, uint32_t nsid,

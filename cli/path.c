@@ -110,12 +110,38 @@ static void describe_faster(const struct cli_device *device, struct cli_path *pa
         SET(faster[path->nfaster++], "files by GPUDirect Storage (cuFile): gpunvme store");
 }
 
+/* A store tells its own path. */
+static void describe_store(struct cli_device *device, const struct cli_path_use *use,
+                           struct cli_path *path)
+{
+    struct gpunvme_path own;
+    char size[BASE_UNITS_TEXT];
+
+    gpunvme_store_path(device->store, &own);
+    describe_data(use, path);
+    path->bounced = use->mem == GPUNVME_MEM_GPU && own.gpu_route != GPUNVME_ROUTE_P2P;
+    path->tier = path->bounced ? 1 : path->tier;
+    SET(transport, "storage API, backend %s", own.backend);
+    SET(backing, "%.200s", device->uri);
+    SET(queues, "the backend's");
+    SET(doorbells, "the backend's");
+    SET(dma, "%.240s", own.how);
+    SET(commands, "transfers of %s each, %u in flight",
+        base_format_size(use->command_nbytes, size, sizeof(size)), use->depth);
+    if (own.why_not[0])
+        SET(faster[path->nfaster++], "%.240s", own.why_not);
+}
+
 void cli_path_describe(struct cli_device *device, const struct gpunvme_ns *ns,
                        const struct cli_path_use *use, struct cli_path *path)
 {
     struct gpunvme_ctrl_info info;
 
     memset(path, 0, sizeof(*path));
+    if (device->store) {
+        describe_store(device, use, path);
+        return;
+    }
     gpunvme_ctrl_get_info(device->ctrl, &info);
     if (device->is_sim) {
         describe_sim(device, ns, path);

@@ -28,8 +28,10 @@ gpunvme_err_t cli_pump_start(struct cli_pump *pump)
 {
     struct gpunvme_ctrl_info info;
 
-    gpunvme_ctrl_get_info(pump->ns->ctrl, &info);
-    pump->interrupts = info.vectors;
+    if (!pump->store) {
+        gpunvme_ctrl_get_info(pump->ns->ctrl, &info);
+        pump->interrupts = info.vectors;
+    }
     pump->slots = calloc(pump->depth, sizeof(*pump->slots));
     pump->order = calloc(pump->depth, sizeof(*pump->order));
     if (!pump->slots || !pump->order) {
@@ -47,7 +49,15 @@ static gpunvme_err_t tell(const struct cli_pump *pump, const struct cli_slot *sl
                           gpunvme_err_t err)
 {
     struct gpunvme_ctrl_info info;
+    struct base_failure failure;
 
+    if (pump->store) { /* which names itself, and the blocks of a namespace */
+        base_keep(&failure, err);
+        return base_fail(err, "%s of %" PRIu64 " bytes at %" PRIu64 ": %s",
+                         slot->is_write ? "write" : "read",
+                         (uint64_t)slot->nlb << pump->ns->block_shift,
+                         slot->slba << pump->ns->block_shift, failure.detail);
+    }
     if (gpunvme_err_nvme_status(err))
         base_fail(err, "%s", "");
     if (err == GPUNVME_ERR_ABORTED) {
@@ -89,6 +99,18 @@ static void free_slot(struct cli_pump *pump, unsigned i)
     pump->order[pump->nbusy] = number;
 }
 
+static gpunvme_err_t test(struct cli_pump *pump, struct cli_slot *slot)
+{
+    gpunvme_err_t err;
+
+    if (!pump->store)
+        return gpunvme_token_test(&slot->token);
+    err = gpunvme_io_test(&slot->io);
+    if (!err && slot->io.done < slot->io.nbytes)
+        err = base_fail(GPUNVME_ERR_RANGE, "the store ends after %zu of them", slot->io.done);
+    return err;
+}
+
 /*
  * Looks at every busy slot once, up to the first command that failed: its detail must last. What
  * is left then is looked at in the end.
@@ -100,7 +122,7 @@ static gpunvme_err_t sweep(struct cli_pump *pump, unsigned *nended)
     for (unsigned i = 0; !err && i < pump->nbusy;) {
         struct cli_slot *slot = &pump->slots[pump->order[i]];
 
-        err = gpunvme_token_test(&slot->token);
+        err = test(pump, slot);
         if (err == GPUNVME_ERR_AGAIN) {
             err = GPUNVME_OK;
             i++;
@@ -123,6 +145,11 @@ static gpunvme_err_t expire(struct cli_pump *pump, uint64_t now)
 
         if (now - slot->start_ns < pump->timeout_ns)
             continue;
+        /* A store has deadlines of its own; what has none left stays in flight until it is closed.
+         */
+        if (pump->store)
+            return base_fail(GPUNVME_ERR_TIMEOUT, "a transfer of %zu bytes at %" PRIu64,
+                             slot->io.nbytes, slot->io.offset);
         err = gpunvme_token_wait(&slot->token, 1);
         free_slot(pump, i);
         return conclude(pump, slot, err, now);
@@ -133,7 +160,7 @@ static gpunvme_err_t expire(struct cli_pump *pump, uint64_t now)
 static gpunvme_err_t check(struct cli_pump *pump, uint64_t now)
 {
     pump->checked_ns = now;
-    return gpunvme_ctrl_check(pump->ns->ctrl);
+    return pump->store ? GPUNVME_OK : gpunvme_ctrl_check(pump->ns->ctrl);
 }
 
 /* Nothing has ended: makes room for the others on this machine, and looks after the controller. */
@@ -153,7 +180,9 @@ static gpunvme_err_t rest(struct cli_pump *pump)
         sched_yield();
         return GPUNVME_OK;
     }
-    if (!pump->interrupts)
+    if (pump->store)
+        nanosleep(&(struct timespec){.tv_nsec = REST_NS}, NULL);
+    else if (!pump->interrupts)
         gpunvme_ioq_sleep(pump->ioq, &pump->seen, REST_NS);
     pump->idle_rounds = YIELD_ROUNDS - 1; /* from now on, sleep after every look */
     if (now - pump->checked_ns < CHECK_NS)
@@ -183,6 +212,16 @@ gpunvme_err_t cli_pump_poll(struct cli_pump *pump)
 static gpunvme_err_t submit(struct cli_pump *pump, struct cli_slot *slot,
                             const struct gpunvme_buf *buf)
 {
+    if (pump->store) {
+        char *data = buf->mem == GPUNVME_MEM_GPU ? buf->gpu : buf->cpu;
+
+        slot->io = (struct gpunvme_io){.op = slot->is_write ? GPUNVME_OP_WRITE : GPUNVME_OP_READ,
+                                       .mem = buf->mem,
+                                       .offset = slot->slba << pump->ns->block_shift,
+                                       .ptr = data + slot->buf_off,
+                                       .nbytes = (size_t)slot->nlb << pump->ns->block_shift};
+        return gpunvme_store_submit(pump->store, &slot->io, 1, NULL);
+    }
     if (slot->is_write)
         return gpunvme_submit_write(pump->ioq, pump->ns, slot->slba, slot->nlb, buf, slot->buf_off,
                                     pump->write_flags, &slot->token);

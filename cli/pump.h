@@ -7,12 +7,14 @@
 #define CLI_PUMP_H
 
 #include "gpunvme/io.h"
+#include "gpunvme/storage.h"
 
 #include "hist.h"
 
 /* One command in flight, or room for one. */
 struct cli_slot {
     struct gpunvme_token token;
+    struct gpunvme_io io; /* of a store */
     uint64_t start_ns;
     uint64_t slba;
     uint32_t nlb;
@@ -23,6 +25,7 @@ struct cli_slot {
 
 struct cli_pump {
     struct gpunvme_ioq *ioq;
+    struct gpunvme_store *store; /* instead of the queue; NULL: the queue */
     const struct gpunvme_ns *ns;
     unsigned depth;
     uint64_t timeout_ns; /* of one command; then it is aborted, or the controller reset */

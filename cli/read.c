@@ -4,6 +4,7 @@
  * what was asked for of them is written in order.
  */
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,15 +22,17 @@ static const struct argp_option options[] = {
     {0},
 };
 
-static const char doc[] = "Reads bytes of a namespace, from any offset and of any length."
-                          "\vSizes take units: 4K, 1MiB, 1.5GB, 0x1000.\n\n"
-                          "Examples:\n"
-                          "  gpunvme read sim:image=disk.img --length 64 | xxd\n"
-                          "  gpunvme read sim:image=disk.img --offset 1M --length 10G -o out.bin\n"
-                          "  export GPUNVME_URI=sim:image=disk.img\n"
-                          "  gpunvme read -n 2 -o whole-namespace.bin\n\n"
-                          "Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted. After a failure "
-                          "FILE has the bytes from before it.";
+static const char doc[] =
+    "Reads bytes of a namespace, from any offset and of any length."
+    "\vThe URI names a controller or any store: a file, a block device, a stripe set. "
+    "Sizes take units: 4K, 1MiB, 1.5GB, 0x1000.\n\n"
+    "Examples:\n"
+    "  gpunvme read sim:image=disk.img --length 64 | xxd\n"
+    "  gpunvme read sim:image=disk.img --offset 1M --length 10G -o out.bin\n"
+    "  export GPUNVME_URI=sim:image=disk.img\n"
+    "  gpunvme read -n 2 -o whole-namespace.bin\n\n"
+    "Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted. After a failure "
+    "FILE has the bytes from before it.";
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -111,13 +114,29 @@ static gpunvme_err_t read_all(struct cli_transfer *t)
     return err;
 }
 
-/* An image that is also the output would be cut to nothing before it is read. */
+/* Whether a store is this very file. */
+static bool is_store(const struct cli_transfer *t, const struct stat *output)
+{
+    const char *path = strncmp(t->common.uri, "file:", 5) ? t->common.uri : t->common.uri + 5;
+    char name[PATH_MAX];
+    struct stat st;
+
+    snprintf(name, sizeof(name), "%.*s", (int)strcspn(path, "?"), path);
+    return (!stat(path, &st) || !stat(name, &st)) && st.st_dev == output->st_dev &&
+           st.st_ino == output->st_ino;
+}
+
+/* What is read and is also the output would be cut to nothing before it is read. */
 static gpunvme_err_t check_output(const struct cli_transfer *t)
 {
     const struct gpunvme_sim_config *config;
     struct stat image, output;
 
-    if (!t->device.is_sim || !strcmp(t->file, "-") || stat(t->file, &output))
+    if (!strcmp(t->file, "-") || stat(t->file, &output))
+        return GPUNVME_OK;
+    if (t->device.store && is_store(t, &output))
+        return base_fail(GPUNVME_ERR_INVALID, "%s is what is read: name another output", t->file);
+    if (!t->device.is_sim)
         return GPUNVME_OK;
     config = gpunvme_sim_config_of(t->device.sim);
     for (uint32_t i = 0; i < config->nnamespaces; i++)

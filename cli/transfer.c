@@ -61,14 +61,13 @@ static gpunvme_err_t check_range(const struct cli_transfer *t)
     uint64_t nbytes = t->ns->nbytes;
 
     if (t->offset > nbytes)
-        return base_fail(GPUNVME_ERR_RANGE, "offset %" PRIu64 " (%s): namespace %u has %s",
-                         t->offset, base_format_size(t->offset, at, sizeof(at)), t->ns->nsid,
+        return base_fail(GPUNVME_ERR_RANGE, "offset %" PRIu64 " (%s): %s has %s", t->offset,
+                         base_format_size(t->offset, at, sizeof(at)), t->device.what,
                          base_format_size(nbytes, has, sizeof(has)));
     if (t->length != CLI_TRANSFER_NO_LENGTH && t->length > nbytes - t->offset)
         return base_fail(GPUNVME_ERR_RANGE,
-                         "%" PRIu64 " bytes at %" PRIu64 ": namespace %u ends %" PRIu64
-                         " bytes from there",
-                         t->length, t->offset, t->ns->nsid, nbytes - t->offset);
+                         "%" PRIu64 " bytes at %" PRIu64 ": %s ends %" PRIu64 " bytes from there",
+                         t->length, t->offset, t->device.what, nbytes - t->offset);
     return GPUNVME_OK;
 }
 
@@ -77,6 +76,17 @@ gpunvme_err_t cli_transfer_open(struct cli_transfer *t)
     struct gpunvme_ctrl_opts opts;
     gpunvme_err_t err;
 
+    if (cli_is_store(t->common.uri)) {
+        if (t->common.nsid || t->common.interrupts || t->fua)
+            return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                             "%s is a store: --nsid, --interrupts and --fua are for controllers; a "
+                             "store's URI names the namespace (?nsid=)",
+                             t->common.uri);
+        err = cli_device_open_store(&t->device, t->common.uri, t->open_flags, 0);
+        if (!err)
+            err = cli_device_ns(&t->device, 0, &t->ns);
+        return err ? err : check_range(t);
+    }
     gpunvme_ctrl_opts_init(&opts);
     opts.io_timeout_ms = (uint32_t)(t->timeout_ns / 1000000);
     opts.interrupts = t->common.interrupts;
@@ -97,14 +107,14 @@ gpunvme_err_t cli_transfer_start(struct cli_transfer *t)
     t->piece_nbytes =
         (uint64_t)cli_piece(t->ns, 0, (t->block_nbytes + block_size - 1) / block_size) * block_size;
     if (!err)
-        err = gpunvme_ctrl_alloc(t->device.ctrl, t->depth * t->piece_nbytes, GPUNVME_MEM_HOST,
-                                 &t->buf);
+        err = cli_device_alloc(&t->device, t->depth * t->piece_nbytes, GPUNVME_MEM_HOST, &t->buf);
     if (err)
         return err;
     t->pending = calloc(t->depth, sizeof(*t->pending));
     if (!t->pending)
         return base_fail(GPUNVME_ERR_NOMEM, "%u pieces", t->depth);
     t->pump = (struct cli_pump){.ioq = t->ioq,
+                                .store = t->device.store,
                                 .ns = t->ns,
                                 .depth = t->depth,
                                 .timeout_ns = t->timeout_ns,
@@ -118,8 +128,8 @@ static void print_result(const struct cli_transfer *t, uint64_t elapsed_ns)
     char size[BASE_UNITS_TEXT], time[BASE_UNITS_TEXT], rate[BASE_UNITS_TEXT];
     uint64_t bytes_per_s = elapsed_ns ? (uint64_t)((double)t->ndone * 1e9 / (double)elapsed_ns) : 0;
 
-    cli_say("%s (%" PRIu64 " bytes) at %" PRIu64 " of namespace %u in %s, %s/s",
-            base_format_size(t->ndone, size, sizeof(size)), t->ndone, t->offset, t->nsid,
+    cli_say("%s (%" PRIu64 " bytes) at %" PRIu64 " of %s in %s, %s/s",
+            base_format_size(t->ndone, size, sizeof(size)), t->ndone, t->offset, t->device.what,
             base_format_time(elapsed_ns, time, sizeof(time)),
             base_format_bytes(bytes_per_s, rate, sizeof(rate)));
 }
@@ -132,7 +142,10 @@ static void json_result(const struct cli_transfer *t, uint64_t elapsed_ns)
 
     cli_json_begin(&json, stdout);
     cli_json_text(&json, "uri", t->common.uri);
-    cli_json_u64(&json, "nsid", t->nsid);
+    if (t->nsid)
+        cli_json_u64(&json, "nsid", t->nsid);
+    else
+        cli_json_text(&json, "nsid", NULL); /* a store */
     cli_json_u64(&json, "offset", t->offset);
     cli_json_u64(&json, "bytes", t->ndone);
     cli_json_real(&json, "seconds", seconds);
@@ -148,8 +161,7 @@ static gpunvme_err_t release(struct cli_transfer *t)
     if (t->pump.slots)
         cli_pump_stop(&t->pump);
     deleted = gpunvme_ioq_delete(t->ioq);
-    if (t->buf.nbytes)
-        gpunvme_ctrl_free(t->device.ctrl, &t->buf);
+    cli_device_free(&t->device, &t->buf);
     free(t->pending);
     return err ? err : deleted;
 }

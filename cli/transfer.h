@@ -22,6 +22,7 @@ struct cli_transfer {
     uint64_t timeout_ns;
     uint32_t depth;
     bool fua, force;
+    unsigned open_flags; /* of a store: GPUNVME_OPEN_* */
 
     struct cli_device device;
     const struct gpunvme_ns *ns;

@@ -28,7 +28,10 @@ static const char doc[] =
     "Writes bytes to a namespace, at any offset and of any length, and flushes. What is there is "
     "overwritten without asking, unless the namespace holds a file system, a partition table or "
     "the like: that needs --force."
-    "\vSizes take units: 4K, 1MiB, 1.5GB, 0x1000. A pipe is written until it ends; with --length, "
+    "\vThe URI names a controller or any store: a file, a block device, a stripe set. A file or "
+    "block device that is not zero in its first MiB needs --force; a file that does not exist is "
+    "made. Sizes take units: 4K, 1MiB, 1.5GB, 0x1000. A pipe is written until it ends; with "
+    "--length, "
     "an input that ends early is an error.\n\n"
     "Examples:\n"
     "  gpunvme write sim:image=disk.img -i model.safetensors\n"
@@ -65,8 +68,8 @@ static gpunvme_err_t check_input(const struct cli_transfer *t)
     if (t->length == CLI_TRANSFER_NO_LENGTH && t->stream.nbytes != UINT64_MAX &&
         t->stream.nbytes > room)
         return base_fail(GPUNVME_ERR_RANGE,
-                         "%s has %" PRIu64 " bytes, namespace %u has %" PRIu64 " from there on",
-                         t->stream.name, t->stream.nbytes, t->ns->nsid, room);
+                         "%s has %" PRIu64 " bytes, %s has %" PRIu64 " from there on",
+                         t->stream.name, t->stream.nbytes, t->device.what, room);
     return GPUNVME_OK;
 }
 
@@ -182,7 +185,7 @@ static gpunvme_err_t write_all(struct cli_transfer *t)
     if (!err || err == GPUNVME_ERR_RANGE) {
         drained = cli_pump_wait(&t->pump, NULL);
         if (!drained && t->ndone)
-            drained = gpunvme_flush(t->ioq, t->ns);
+            drained = cli_device_flush(&t->device, t->ioq, t->ns);
         err = drained ? drained : err;
     }
     cli_progress_end(&progress);
@@ -208,6 +211,7 @@ static int run(struct cli_transfer *t)
 {
     gpunvme_err_t err = cli_stream_open_input(t->file, &t->stream);
 
+    t->open_flags = GPUNVME_OPEN_WRITE | (t->force ? GPUNVME_OPEN_FORCE : 0);
     if (!err)
         err = cli_transfer_open(t);
     if (!err)

@@ -211,4 +211,53 @@ if [ "${CLI_TEST_USE_SIM:-0}" = 0 ]; then
     expect 2 "GPUNVME_URI"
 fi
 
+promise "read, write and bench take every URI of a store"
+gpunvme write new.bin -i in.bin
+expect 0
+same new.bin in.bin
+gpunvme read "file:$PWD/new.bin?threads=2" --offset 5 --length 100000 -o back.bin
+expect 0
+same -n 100000 -i 5:0 new.bin back.bin
+gpunvme write "sim:image=disk.img?chunk=4096" -i in.bin --offset 7
+expect 0
+gpunvme read "sim:image=disk.img?depth=4" --offset 7 --length 3000001 -o back.bin
+expect 0
+same back.bin in.bin
+truncate -s 4M one.bin two.bin
+gpunvme stripe create one.bin two.bin
+cat in.bin | timeout 300 "$program" write "stripe:one.bin;two.bin" --offset 1000 -q
+gpunvme read "stripe:two.bin;one.bin" --offset 1000 --length 3000001 -o back.bin
+expect 0
+same back.bin in.bin
+for uri in new.bin "sim:size=4M?threads=2" "stripe:one.bin;two.bin"; do
+    gpunvme bench "$uri" -c 100 -q --json
+    expect 0
+    expect_json
+    expect_out '"commands": 100'
+done
+gpunvme bench "sim:size=4M?threads=2" -c 200 -q --verify --read-share 50 -Q 2
+expect 0
+
+promise "a file with data is not written to without --force"
+gpunvme write new.bin -i in.bin --length 10
+expect 1 "--force"
+gpunvme bench new.bin --read-share 50 -c 10
+expect 1 "--force"
+same new.bin in.bin
+gpunvme write new.bin -i in.bin --length 10 --force
+expect 0
+
+promise "what only controllers have is refused for stores, and the rest is told"
+gpunvme write new.bin -i in.bin --fua --force
+expect 1 "new.bin is a store"
+gpunvme read new.bin -n 2 -o back.bin
+expect 1 "?nsid="
+gpunvme read new.bin -o new.bin
+expect 1 "name another output"
+same new.bin in.bin
+gpunvme read nowhere.bin -o back.bin
+expect 1 "nowhere.bin"
+gpunvme read "sim:size=1M,fault=status=2/81:lba=100:read?chunk=4096" -o back.bin
+expect 1 "of namespace 1"
+
 finish

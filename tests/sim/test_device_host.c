@@ -8,6 +8,7 @@
 #include "device/internal.h"
 #include "driver.h"
 #include "no_gpu.h"
+#include "patience.h"
 
 #define SECOND   UINT64_C(1000000000)
 #define ROUNDS   200u
@@ -211,7 +212,7 @@ static void assert_kernel_works(struct rig *r)
     struct kernel k;
     struct player sum;
 
-    kernel_start(&k, r, ROUNDS, 10 * SECOND);
+    kernel_start(&k, r, ROUNDS, PATIENCE_NS);
     sum = kernel_end(&k);
     assert_int_equal(sum.good, NPLAYERS * ROUNDS);
 }
@@ -652,7 +653,7 @@ static void resets_end_every_wait(enum gpunvme_reaper reaper)
     struct rig r;
 
     rig_open_small(&r, "sim:size=1M,latency=3ms", reaper);
-    kernel_start(&k, &r, 200, 20 * SECOND);
+    kernel_start(&k, &r, 200, PATIENCE_NS);
     /* At least five, and until one has caught a command. */
     while (resets < 5 || (resets < 50 && !gpunvme_load_acquire32(&k.players[0].was_aborted))) {
         wait_ms(20);
@@ -722,10 +723,8 @@ static void a_fatal_status_is_recovered_from(void **state)
     struct rig r;
 
     (void)state;
-    rig_open_small(&r, "sim:size=1M,latency=3ms", GPUNVME_REAPER_WAITERS);
-    kernel_start(&k, &r, 200, 20 * SECOND);
-    wait_ms(50);
-    gpunvme_sim_fatal(r.sim);
+    rig_open_small(&r, "sim:size=1M,latency=3ms,fault=cfs:io:read:nth=50", GPUNVME_REAPER_WAITERS);
+    kernel_start(&k, &r, 200, PATIENCE_NS);
     sum = kernel_end(&k);
     assert_true(sum.aborted > 0);
     assert_int_equal(sum.good + sum.aborted + sum.closed, NPLAYERS * 200);
@@ -739,10 +738,8 @@ static void removal_ends_every_wait(enum gpunvme_reaper reaper)
     struct kernel k;
     struct rig r;
 
-    rig_open_small(&r, "sim:size=1M,latency=3ms", reaper);
-    kernel_start(&k, &r, 200, 20 * SECOND);
-    wait_ms(50);
-    gpunvme_sim_remove(r.sim);
+    rig_open_small(&r, "sim:size=1M,latency=3ms,fault=remove:io:read:nth=50", reaper);
+    kernel_start(&k, &r, 200, PATIENCE_NS);
     sum = kernel_end(&k);
     assert_true(sum.aborted > 0 && sum.closed > 0);
     assert_int_equal(sum.good + sum.aborted + sum.closed, NPLAYERS * 200);

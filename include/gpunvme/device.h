@@ -27,7 +27,9 @@ extern "C" {
 
 /* Where queues and data are. */
 enum gpunvme_placement {
-    GPUNVME_PLACEMENT_AUTO = 0,  /* the highest tier that the transport can do */
+    /* The highest tier that works; 1 where the software controller runs on threads of the CPU,
+     * which reach GPU memory by CUDA's copies only. */
+    GPUNVME_PLACEMENT_AUTO = 0,
     GPUNVME_PLACEMENT_TIER1 = 1, /* queues and data in host memory */
     GPUNVME_PLACEMENT_TIER2 = 2, /* queues in host memory, data in GPU memory */
     GPUNVME_PLACEMENT_TIER3 = 3, /* queues and data in GPU memory */

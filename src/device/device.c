@@ -178,15 +178,23 @@ static gpunvme_err_t open_queues(struct gpunvme_device *dev)
     }
 }
 
-/* Why not tier 3, known without trying; NULL: it may work. */
-static const char *tier3_lacks(const struct gpunvme_device *dev)
+/* The highest tier that AUTO tries, and why not a higher one. */
+static enum gpunvme_placement highest_tier(struct gpunvme_device *dev)
 {
-    if (dev->opts.reaper == GPUNVME_REAPER_CPU)
-        return "a thread of the CPU can't reap queues in GPU memory";
-    if (!strcmp(dev->transport->ops->name, "sim") && !dev->transport->gpu_doorbells)
-        return "the software controller's threads reach queues in GPU memory by copies only; its "
-               "engine on the GPU (engine=gpu) has them";
-    return NULL;
+    enum gpunvme_placement tier = GPUNVME_PLACEMENT_TIER3;
+    const char *why = "";
+
+    if (!strcmp(dev->transport->ops->name, "sim") && !dev->transport->gpu_doorbells) {
+        tier = GPUNVME_PLACEMENT_TIER1;
+        why = "the software controller's threads reach GPU memory by CUDA's copies only, which are "
+              "slower, and which kernels on many streams can block (SIM.md); its engine on the GPU "
+              "(engine=gpu) has queues and data there";
+    } else if (dev->opts.reaper == GPUNVME_REAPER_CPU) {
+        tier = GPUNVME_PLACEMENT_TIER2;
+        why = "a thread of the CPU can't reap queues in GPU memory";
+    }
+    snprintf(dev->why_not_higher, sizeof(dev->why_not_higher), "%s", why);
+    return tier;
 }
 
 /* Whether the controller reaches memory of the GPU at all, and what it writes there is in order. */
@@ -222,7 +230,7 @@ static gpunvme_err_t try_tier(struct gpunvme_device *dev, enum gpunvme_placement
 
 static gpunvme_err_t choose_placement(struct gpunvme_device *dev)
 {
-    const char *lacks = tier3_lacks(dev);
+    enum gpunvme_placement tier;
     gpunvme_err_t err;
 
     if (dev->opts.placement != GPUNVME_PLACEMENT_AUTO) {
@@ -238,13 +246,10 @@ static gpunvme_err_t choose_placement(struct gpunvme_device *dev)
         dev->placement = GPUNVME_PLACEMENT_TIER1;
         return open_queues(dev);
     }
-    if (lacks)
-        snprintf(dev->why_not_higher, sizeof(dev->why_not_higher), "%s", lacks);
-    err = lacks ? GPUNVME_ERR_UNSUPPORTED : try_tier(dev, GPUNVME_PLACEMENT_TIER3);
-    if (is_of_placement(err))
-        err = try_tier(dev, GPUNVME_PLACEMENT_TIER2);
-    if (is_of_placement(err))
-        err = try_tier(dev, GPUNVME_PLACEMENT_TIER1);
+    tier = highest_tier(dev);
+    err = try_tier(dev, tier);
+    while (is_of_placement(err) && tier > GPUNVME_PLACEMENT_TIER1)
+        err = try_tier(dev, --tier);
     return err;
 }
 

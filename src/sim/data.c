@@ -117,10 +117,10 @@ uint16_t sim_data_next(struct sim_thread *t, struct sim_data *data, uint64_t mos
     return GPUNVME_SC_SUCCESS;
 }
 
-static uint16_t copy_piece(const struct sim_data *data, const struct sim_piece *piece,
-                           uint8_t *memory)
+static uint16_t copy_piece(struct sim_thread *t, const struct sim_data *data,
+                           const struct sim_piece *piece, uint8_t *memory)
 {
-    gpunvme_err_t err = GPUNVME_OK;
+    bool done = true;
 
     if (piece->far && !piece->far->move(piece->far->move_arg, piece->bus, memory, piece->nbytes,
                                         data->walk.to_host))
@@ -130,10 +130,10 @@ static uint16_t copy_piece(const struct sim_data *data, const struct sim_piece *
     else if (piece->cpu)
         memcpy(memory, piece->cpu, piece->nbytes);
     else if (piece->gpu && data->walk.to_host)
-        err = gpunvme_mem_copy(piece->gpu, piece->mem, memory, GPUNVME_MEM_HOST, piece->nbytes);
+        done = sim_mover_copy(t, piece->gpu, piece->mem, memory, GPUNVME_MEM_HOST, piece->nbytes);
     else if (piece->gpu)
-        err = gpunvme_mem_copy(memory, GPUNVME_MEM_HOST, piece->gpu, piece->mem, piece->nbytes);
-    return err ? GPUNVME_SC_DATA_TRANSFER_ERROR : GPUNVME_SC_SUCCESS;
+        done = sim_mover_copy(t, memory, GPUNVME_MEM_HOST, piece->gpu, piece->mem, piece->nbytes);
+    return done ? GPUNVME_SC_SUCCESS : GPUNVME_SC_DATA_TRANSFER_ERROR;
 }
 
 /* Moves the next nbytes between `memory` and the host, in the direction of the transfer. */
@@ -146,7 +146,7 @@ uint16_t sim_data_copy(struct sim_thread *t, struct sim_data *data, void *memory
         uint16_t status = sim_data_next(t, data, nbytes, &piece);
 
         if (!status)
-            status = copy_piece(data, &piece, at);
+            status = copy_piece(t, data, &piece, at);
         if (status)
             return status;
         at += piece.nbytes;
@@ -168,7 +168,7 @@ uint16_t sim_data_compare(struct sim_thread *t, struct sim_data *data, const voi
         uint16_t status = sim_data_next(t, data, most, &piece);
 
         if (!status)
-            status = copy_piece(data, &piece, bounce);
+            status = copy_piece(t, data, &piece, bounce);
         if (status)
             return status;
         if (memcmp(bounce, at, piece.nbytes) != 0)

@@ -88,9 +88,10 @@ static bool move(struct sim_thread *t, uint64_t bus, uint8_t *memory, size_t nby
         } else if (range->cpu) {
             memcpy(to_bus ? range->cpu + at : memory, to_bus ? memory : range->cpu + at, here);
         } else if (to_bus) {
-            if (gpunvme_mem_copy(range->gpu + at, range->mem, memory, GPUNVME_MEM_HOST, here))
+            if (!sim_mover_copy(t, range->gpu + at, range->mem, memory, GPUNVME_MEM_HOST, here))
                 return false;
-        } else if (gpunvme_mem_copy(memory, GPUNVME_MEM_HOST, range->gpu + at, range->mem, here)) {
+        } else if (!sim_mover_copy(t, memory, GPUNVME_MEM_HOST, range->gpu + at, range->mem,
+                                   here)) {
             return false;
         }
         memory += here;
@@ -177,6 +178,8 @@ gpunvme_err_t gpunvme_sim_dma_map(struct gpunvme_sim *sim, uint64_t bus, uint64_
     range.gpu = buf->gpu;
     range.mem = buf->mem;
     err = sim_keeper_reach(sim, &range);
+    if (!err && !range.cpu)
+        err = sim_movers_open(sim, buf, &range);
     if (err)
         return err;
     sim_pause_all(sim);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * The short way: a read or write of at most one memory page, nothing unusual about it, between
- * mapped host memory and a store in memory. Whatever is not so goes the long way (queue.c), which
- * does the same and tells what is wrong; nothing here may report anything.
+ * mapped memory and a store in memory. Whatever is not so goes the long way (queue.c), which does
+ * the same and tells what is wrong; nothing here may report anything. GPU memory is reached by one
+ * copy for the whole batch.
  */
 #include <string.h>
 
@@ -86,9 +87,11 @@ bool sim_fast_prepare(struct sim_thread *t, struct sim_sq *sq, const struct gpun
     if ((sqe->prp1 & (t->sim->page - 1)) + nbytes > t->sim->page)
         return false;
     range = sim_dma_find(t->sim, &t->last_data, sqe->prp1);
-    if (!range || !range->cpu || range->nbytes - (sqe->prp1 - range->bus) < nbytes)
+    if (!range || range->move || range->nbytes - (sqe->prp1 - range->bus) < nbytes)
         return false;
-    memory = range->cpu + (sqe->prp1 - range->bus);
+    if (!range->cpu && (!range->in_batches || nbytes > SIM_MOVE_BYTES))
+        return false;
+    memory = (range->cpu ? range->cpu : range->gpu) + (sqe->prp1 - range->bus);
     media = ns->direct + (slba << ns->shift);
     *word |= bit;
     t->batch_cids[t->nbatch++] = sqe->cid;
@@ -96,9 +99,20 @@ bool sim_fast_prepare(struct sim_thread *t, struct sim_sq *sq, const struct gpun
                               .from = write ? memory : media,
                               .nbytes = nbytes,
                               .cid = sqe->cid,
-                              .write = write};
-    prefetch(move->from, nbytes);
+                              .write = write,
+                              .by_copy = !range->cpu};
+    if (range->cpu || !write)
+        prefetch(move->from, nbytes);
     return true;
+}
+
+/* Commands whose data could not be moved: seldom, so one by one. */
+static void post_failed(struct sim_thread *t, struct sim_sq *sq, const struct sim_move *moves,
+                        uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        sim_post(t, &(struct sim_pending){
+                        .sq = sq, .cid = moves[i].cid, .status = GPUNVME_SC_DATA_TRANSFER_ERROR});
 }
 
 /* Copies and completes what was prepared. */
@@ -106,9 +120,17 @@ void sim_fast_finish(struct sim_thread *t, struct sim_sq *sq, const struct sim_m
                      uint32_t n)
 {
     uint64_t nbytes[2] = {0}, nwrites = 0;
+    bool by_copy = false;
 
+    for (uint32_t i = 0; i < n; i++)
+        by_copy |= moves[i].by_copy;
+    if (by_copy && !sim_mover_batch(t, moves, n)) {
+        post_failed(t, sq, moves, n);
+        return;
+    }
     for (uint32_t i = 0; i < n; i++) {
-        memcpy(moves[i].to, moves[i].from, moves[i].nbytes);
+        if (!moves[i].by_copy)
+            memcpy(moves[i].to, moves[i].from, moves[i].nbytes);
         nbytes[moves[i].write] += moves[i].nbytes;
         nwrites += moves[i].write;
     }

@@ -169,6 +169,7 @@ gpunvme_err_t gpunvme_sim_create(const struct gpunvme_sim_config *config, struct
     pthread_mutex_init(&sim->log_lock, NULL);
     pthread_mutex_init(&sim->violation_lock, NULL);
     pthread_mutex_init(&sim->irq_lock, NULL);
+    pthread_mutex_init(&sim->mover_lock, NULL);
     sim->config = *config;
     sim->created_ns = sim_now_ns();
     err = sim_config_complete(&sim->config);
@@ -204,6 +205,8 @@ void gpunvme_sim_destroy(struct gpunvme_sim *sim)
     pthread_mutex_destroy(&sim->log_lock);
     pthread_mutex_destroy(&sim->violation_lock);
     pthread_mutex_destroy(&sim->irq_lock);
+    sim_movers_close(sim);
+    pthread_mutex_destroy(&sim->mover_lock);
     free(sim);
 }
 

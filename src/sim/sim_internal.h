@@ -30,6 +30,8 @@
 #define SIM_BATCH       32           /* entries fetched from a queue before the next one's turn */
 #define SIM_COMMANDS    256          /* commands in work at once, by thread */
 #define SIM_IOVECS      64           /* pieces of one transfer to or from a store */
+#define SIM_MOVERS      2            /* streams on which GPU memory is reached: see mover.c */
+#define SIM_MOVE_BYTES  4096u        /* the most that a command of a batch of copies moves */
 #define SIM_STAGES      8            /* bounce buffers, by thread */
 #define SIM_STAGE_BYTES (256u << 10) /* of this size: for GPU memory and ragged SGLs */
 #define SIM_HELD        256          /* completions that a shuffle can hold back, by thread */
@@ -62,6 +64,7 @@ struct sim_range {
     sim_move_fn *move;
     void *move_arg;
     enum gpunvme_mem mem;
+    bool in_batches; /* without cpu: the movers' batches reach it */
 };
 
 struct sim_ns {
@@ -241,6 +244,13 @@ struct sim_thread {
     struct sim_counters counters;
 };
 
+/* A stream for copies, of one thread at a time. */
+struct sim_mover {
+    atomic_bool held;
+    struct gpunvme_mem_stream *stream;
+    struct gpunvme_buf stage; /* pinned: SIM_MOVE_BYTES for each command of a batch */
+};
+
 enum sim_phase {
     SIM_PHASE_OFF,
     SIM_PHASE_STARTING,
@@ -288,6 +298,11 @@ struct gpunvme_sim {
     struct sim_keeper *keeper; /* of the engine; NULL: none */
     uint64_t cap;
     uint64_t created_ns;
+
+    pthread_mutex_t mover_lock; /* for who opens them: */
+    bool movers_open;           /* memory that is reached by copies only was mapped, */
+    int mover_gpu;              /* first that of this GPU; -1: there is none */
+    struct sim_mover movers[SIM_MOVERS];
 
     volatile uint32_t *doorbells;
     size_t doorbells_nbytes;
@@ -399,6 +414,17 @@ bool sim_dma_write(struct sim_thread *t, uint64_t bus, const void *from, size_t 
 gpunvme_err_t sim_dma_map_far(struct gpunvme_sim *sim, uint64_t bus, uint64_t nbytes,
                               sim_move_fn *move, void *arg);
 
+/* mover.c: for memory that the CPU does not reach, once sim_movers_open() has returned GPUNVME_OK
+ */
+gpunvme_err_t sim_movers_open(struct gpunvme_sim *sim, const struct gpunvme_buf *buf,
+                              struct sim_range *range);
+void sim_movers_close(struct gpunvme_sim *sim);
+bool sim_mover_copy(struct sim_thread *t, void *dst, enum gpunvme_mem dst_mem, const void *src,
+                    enum gpunvme_mem src_mem, size_t nbytes);
+struct sim_move;
+/* Of n <= SIM_BATCH moves, those that are by copy. */
+bool sim_mover_batch(struct sim_thread *t, const struct sim_move *moves, uint32_t n);
+
 /* data.c: functions that return a status give GPUNVME_SC_SUCCESS or what the command ends with */
 void sim_data_begin(struct sim_cmd *cmd, uint64_t nbytes, bool to_host);
 uint16_t sim_data_next(struct sim_thread *t, struct sim_data *data, uint64_t most,
@@ -434,7 +460,6 @@ void sim_sq_free(struct gpunvme_sim *sim, struct sim_sq *sq);
 void sim_cq_free(struct gpunvme_sim *sim, struct sim_cq *cq);
 void sim_queues_wipe(struct gpunvme_sim *sim);
 bool sim_fetch(struct sim_thread *t, struct sim_sq *sq);
-struct sim_move;
 void sim_post_done(struct sim_thread *t, struct sim_sq *sq, const struct sim_move *moves,
                    uint32_t n);
 bool sim_post(struct sim_thread *t, const struct sim_pending *pending);
@@ -459,13 +484,15 @@ void sim_irq_forget(struct sim_cq *cq);
 unsigned sim_irq_collect(struct sim_thread *t, uint16_t vectors[SIM_IRQS]);
 void sim_irq_tell(struct gpunvme_sim *sim, const uint16_t *vectors, unsigned n);
 
-/* fast.c: reads and writes of one page between mapped memory and a store in memory */
+/* fast.c: reads and writes of one page between mapped memory, the GPU's too, and a store in memory
+ */
 struct sim_move {
     uint8_t *to;
     const uint8_t *from;
     uint64_t nbytes;
     uint16_t cid;
     bool write;
+    bool by_copy; /* one of the addresses is the GPU's */
 };
 void sim_fast_expect(const struct sim_sq *sq, const struct gpunvme_sqe *from, uint32_t n);
 bool sim_fast_prepare(struct sim_thread *t, struct sim_sq *sq, const struct gpunvme_sqe *sqe,

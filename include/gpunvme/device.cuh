@@ -1146,15 +1146,17 @@ GPUNVME_FN int gpunvme_dev_wait(const struct gpunvme_dev_ns *ns, struct gpunvme_
     struct gpunvme_dev_queue *q = token->queue;
     uint32_t mask = gpunvme_dev_companions(q);
     struct gpunvme_dev_spin spin;
+    int err, is_done, waited;
 
-    if (GPUNVME_DEV_STRAIGHT && !(mask & (mask - 1))) { /* which relies on an open ticket */
-        int err = gpunvme_dev_finish(q, token->ticket, 0);
-
-        if (err != GPUNVME_ERR_AGAIN)
-            return err;
-    }
+    /* First its own slot: with several tokens, the waits for others have taken most completions, and
+     * a look at the queue is a round trip to where it lies. */
+    err = gpunvme_dev_finish(q, token->ticket, 0);
+    if (!gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN))
+        return err;
     gpunvme_dev_spin_init(&spin);
-    return gpunvme_dev_await(ns, q, mask, 1, token->ticket, 0, &spin, timeout_ns);
+    is_done = err != GPUNVME_ERR_AGAIN;
+    waited = gpunvme_dev_await(ns, q, mask, is_done ? -1 : 1, token->ticket, 0, &spin, timeout_ns);
+    return is_done ? err : waited;
 }
 
 /* --- each thread for itself ------------------------------------------------------------------- */

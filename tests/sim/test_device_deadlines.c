@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * Deadlines of device.cuh in the moments that timing alone seldom hits: nobody takes completions
- * but the test, at the turn of a wait that it chooses.
+ * but the test, at the turn of a wait that it chooses. And how often a wait takes the completion
+ * queue.
  */
 #include <sched.h>
 
@@ -15,7 +16,13 @@ static void rest(void);
 static int yield(void);
 #define sched_yield yield
 
+/* Whoever takes completions takes this lock first. */
+static uint32_t take_lock(uint32_t *word, uint32_t bits);
+#define gpunvme_fetch_or32_acquire_gpu take_lock
+
 #include "sim/device_fixture.h"
+
+static unsigned locks_taken;
 
 static struct {
     struct gpunvme_dev_queue *queue; /* NULL: only yields */
@@ -27,6 +34,13 @@ static struct {
 
 #undef sched_yield
 #undef gpunvme_relax
+#undef gpunvme_fetch_or32_acquire_gpu
+static uint32_t take_lock(uint32_t *word, uint32_t bits)
+{
+    locks_taken++;
+    return gpunvme_fetch_or32_acquire_gpu(word, bits);
+}
+
 /* Takes completions as soon as there are any. */
 static void reap_some(struct gpunvme_dev_queue *q)
 {
@@ -127,9 +141,32 @@ static void the_longest_deadline_is_not_over_at_once(void **state)
     fixture_close(&f);
 }
 
+/* Each look at the completion queue is a round trip across PCIe. */
+static void a_wait_for_a_command_that_is_done_leaves_the_completion_queue_alone(void **state)
+{
+    struct gpunvme_dev_token tokens[4];
+    uint64_t until = gpunvme_clock_ns() + 10000 * MS;
+    struct fixture f;
+    unsigned taken = 0;
+
+    (void)state;
+    fixture_open(&f, "sim:size=1M", NULL);
+    for (unsigned i = 0; i < 4; i++)
+        assert_err(gpunvme_dev_submit_read(&f.ns, i, 1, &f.buf, 512 * i, &tokens[i]), GPUNVME_OK);
+    while (taken < 4 && gpunvme_clock_ns() < until)
+        taken += gpunvme_dev_queue_reap(f.ns.queues, 1, 1);
+    assert_int_equal(taken, 4);
+    locks_taken = 0;
+    for (unsigned i = 0; i < 4; i++)
+        assert_err(gpunvme_dev_wait(&f.ns, &tokens[i], 0), GPUNVME_OK);
+    assert_int_equal(locks_taken, 0);
+    fixture_close(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_wait_for_a_command_that_is_done_leaves_the_completion_queue_alone),
         cmocka_unit_test(a_command_that_ends_at_its_deadline_does_not_end_the_transfer),
         cmocka_unit_test(waiting_for_room_takes_nothing_from_the_commands_deadline),
         cmocka_unit_test(the_longest_deadline_is_not_over_at_once),

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 #
 # The same measurements with several builds, in turns, so that what changes on the machine meanwhile
-# changes for all of them: which choice of dev_queue.h wins where.
+# changes for all of them: which build wins where.
 #
 #   bench/gpu_ab.sh [--rounds 5] [--seconds 230] [--only POINT,…] [--out FILE] BUILD-DIR…
 #
 # A build is a folder with bench/gpu_io and bench/gpu_latency; the first one is what the others are
-# compared with. bench/CMakeLists.txt, GPUNVME_BENCH_AB, makes several in one go. The points:
+# compared with, of another commit for example. The points:
 #
 #   best     16 drives, 512-byte reads, 4,096 and 65,536 threads          tier 3
 #   varied   4 drives, 20 us but 3 in 100 take 200 us, no lane waits for its neighbours (apart)

@@ -121,13 +121,13 @@ static __device__ __forceinline__ int read_by_steps(const struct gpunvme_dev_ns 
         return err;
     gpunvme_dev_point(ns, q, place.ticket, buf, 0, nlb << ns->block_shift, &cmd);
     t[1] = (uint64_t)clock64();
-    gpunvme_dev_queue_submit(gpunvme_dev_queue_fix(q, &copy), 1, &place, &cmd);
+    gpunvme_dev_queue_submit(gpunvme_dev_queue_copy_constants(q, &copy), 1, &place, &cmd);
     t[2] = (uint64_t)clock64();
     while (!gpunvme_dev_queue_reap(q, 1, GPUNVME_DEV_LOOKS))
         if (gpunvme_clock_ns() > deadline)
             return GPUNVME_ERR_TIMEOUT;
     t[3] = (uint64_t)clock64();
-    err = gpunvme_dev_queue_test(gpunvme_dev_queue_fix(q, &again), place.ticket, &c);
+    err = gpunvme_dev_queue_test(gpunvme_dev_queue_copy_constants(q, &again), place.ticket, &c);
     t[4] = (uint64_t)clock64();
     for (int i = 0; i < NSTEPS; i++)
         took[i] = (uint32_t)(t[i + 1] - t[i]);

@@ -41,7 +41,7 @@
 #   GPUNVME_CHECK_GRACE         seconds that what is cut off has to end by itself (5)
 #   GPUNVME_CHECK_SECTIONS      of bench/gpu_sweep.sh ('all': all but errors, which has a step)
 #   GPUNVME_CHECK_AB            builds that gpu_ab.sh compares with the plain one ('all' that are
-#                               there: bench/CMakeLists.txt, GPUNVME_BENCH_AB)
+#                               there, in build/gpu/ab/NAME/bench)
 #   GPUNVME_CHECK_AB_ROUNDS     how often at most (9)
 #   GPUNVME_CHECK_RACECHECK     tests for racecheck ('test_gpu_memory test_gpu_device')
 #   GPUNVME_CHECK_OPS           variants of operators for memcheck, and
@@ -398,7 +398,7 @@ part_queues() {
     ((left > 20)) && only=(--seconds $((left - 15)) --rounds "${GPUNVME_CHECK_AB_ROUNDS:-9}")
     step ab $left "$root/bench/gpu_ab.sh" ${only[@]+"${only[@]}"} --out "$dir/gpu_ab.json" "${ab[@]}"
     [ ${#ab[@]} -gt 1 ] || cannot "other builds of dev_queue.h" \
-        "none are built: -DGPUNVME_BENCH_AB, see bench/CMakeLists.txt"
+        "there is no other build in $build/ab"
 }
 
 # --- storage --------------------------------------------------------------------------------------

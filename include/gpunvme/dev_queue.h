@@ -53,42 +53,16 @@ enum gpunvme_reaper {
  * asked of it is which entry it is, and in which lap. */
 #define GPUNVME_DEV_QUEUE_LOCKED UINT32_C(1)
 
-/*
- * What may win on one chip or for one load and lose elsewhere: set when the code is built, measured
- * side by side by bench/gpu_ab.sh. docs/PERFORMANCE.md says what was found.
- */
-
-/*
- * 1: a lane that is alone takes its own command's completion at once, not by way of its slot. 2:
- * and looks at completions with acquire, so that its own needs no fence. One command in flight is
- * done sooner. But where many lanes are alone on a queue, who has its own takes no more for the
- * others, and with 2 each look empties the first-level cache.
- */
-#ifndef GPUNVME_DEV_STRAIGHT
-#define GPUNVME_DEV_STRAIGHT 0
-#endif
+/* Constants, chosen by measurement: docs/PERFORMANCE.md, "What was chosen". */
 
 /*
  * A warp that finds its queue full takes no slots until it has found this many, or one for each
- * lane, and sleeps between its looks. After each GROUP_TRIES tries half as many do. Who gets the
- * slots that it hopes for goes on at once. 1: any number. Large groups ring fewer doorbells and
- * leave fewer lanes behind, for which a warp comes again; small ones wait less.
+ * lane, and sleeps between its tries. After each GROUP_TRIES tries half as many are enough. Large
+ * groups ring fewer doorbells and leave fewer lanes behind, for which a warp comes again; small
+ * ones wait less.
  */
-#ifndef GPUNVME_DEV_GROUP
-#define GPUNVME_DEV_GROUP 16u
-#endif
-#ifndef GPUNVME_DEV_GROUP_TRIES
+#define GPUNVME_DEV_GROUP       (GPUNVME_WARP_LANES / 2)
 #define GPUNVME_DEV_GROUP_TRIES 64u
-#endif
-
-/*
- * 1: lanes that call together give their slots back together: neighbours are free at one time, and
- * with GROUP 32u a full queue is shared out to whole warps. But slots are kept until the slowest
- * command of the warp is done.
- */
-#ifndef GPUNVME_DEV_END_TOGETHER
-#define GPUNVME_DEV_END_TOGETHER 0
-#endif
 
 /* How often a warp that waits looks at the completion queue while it has it. */
 #define GPUNVME_DEV_LOOKS 16u
@@ -162,12 +136,12 @@ GPUNVME_FN struct gpunvme_dev_queue *gpunvme_dev_home(struct gpunvme_dev_queue *
 }
 
 /*
- * A copy of a queue's constants, to be passed in the queue's place: the compiler keeps in registers
- * what is used of it. The queue's own it must read again behind each atomic, and as an acquire
- * empties the first-level cache of a GPU, that is a round trip to L2, up to twelve times a command.
+ * Copies a queue's constants, to be passed in the queue's place: the compiler keeps in registers
+ * what is used of the copy. Fields read through the queue's own pointer are reloaded after every
+ * atomic. As an acquire empties the first-level cache of a GPU, each reload is a round trip to L2.
  */
-GPUNVME_FN struct gpunvme_dev_queue *gpunvme_dev_queue_fix(struct gpunvme_dev_queue *q,
-                                                           struct gpunvme_dev_queue *copy)
+GPUNVME_FN struct gpunvme_dev_queue *
+gpunvme_dev_queue_copy_constants(struct gpunvme_dev_queue *q, struct gpunvme_dev_queue *copy)
 {
     copy->home = q;
     copy->sq = q->sq;
@@ -183,8 +157,8 @@ GPUNVME_FN struct gpunvme_dev_queue *gpunvme_dev_queue_fix(struct gpunvme_dev_qu
     return copy;
 }
 
-/* The constants will be read soon: the round trip is under way meanwhile. */
-GPUNVME_FN void gpunvme_dev_queue_expect(const struct gpunvme_dev_queue *q)
+/* Fetches the constants into the first-level cache, without waiting for them. */
+GPUNVME_FN void gpunvme_dev_queue_prefetch(const struct gpunvme_dev_queue *q)
 {
 #if defined(__CUDA_ARCH__)
     asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(q)));
@@ -417,11 +391,11 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reserve_some(struct gpunvme_dev_queue *q, 
     struct gpunvme_dev_queue copy;
     int is_claimed;
 
-    q = gpunvme_dev_queue_fix(q, &copy);
+    q = gpunvme_dev_queue_copy_constants(q, &copy);
     is_claimed = want.together
                      ? gpunvme_dev_slot_claim_together(q, mask, hint, want, &place->ticket)
                      : gpunvme_dev_slot_claim(q, mask, hint, &place->ticket);
-    gpunvme_dev_queue_expect(gpunvme_dev_home(q));
+    gpunvme_dev_queue_prefetch(gpunvme_dev_home(q));
     return gpunvme_dev_queue_place(q, mask, gpunvme_warp_ballot(mask, is_claimed), place, err);
 }
 
@@ -636,20 +610,15 @@ GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t m
 
 /* --- completion ------------------------------------------------------------------------------- */
 
-/* An entry; the GPU loads all of it at once. *dw3 says whether it is new. `alone`: one lane. */
-GPUNVME_FN void gpunvme_dev_cqe_load(const struct gpunvme_cqe *cqe, int alone, uint64_t *result,
-                                     uint32_t *dw3)
+/* An entry; the GPU loads all of it at once. *dw3 says whether it is new. */
+GPUNVME_FN void gpunvme_dev_cqe_load(const struct gpunvme_cqe *cqe, uint64_t *result, uint32_t *dw3)
 {
 #if defined(__CUDA_ARCH__)
     uint64_t high;
 
-    if (GPUNVME_DEV_STRAIGHT > 1 && alone)
-        gpunvme_load_pair_acquire((const uint64_t *)cqe, result, &high);
-    else
-        gpunvme_load_pair_relaxed((const uint64_t *)cqe, result, &high);
+    gpunvme_load_pair_relaxed((const uint64_t *)cqe, result, &high);
     *dw3 = (uint32_t)(high >> 32);
 #else
-    (void)alone;
     *result = 0; /* to be read when the entry is known to be new */
     *dw3 = GPUNVME_ORDER(CQE, gpunvme_load_acquire32,
                          gpunvme_load_relaxed32)((const gpunvme_dword *)cqe + 3);
@@ -709,62 +678,27 @@ GPUNVME_FN void gpunvme_dev_queue_end(struct gpunvme_dev_queue *q, uint64_t tick
 }
 
 /*
- * What a lane that is alone waits for while it takes completions: if its own is among them, its
- * ticket has ended, and `status` is no longer GPUNVME_DEV_OWN_WAITS but that of the command.
- */
-struct gpunvme_dev_own {
-    uint64_t ticket;
-    uint32_t status;
-};
-#define GPUNVME_DEV_OWN_WAITS UINT32_C(0x8000) /* a status has 15 bits */
-
-GPUNVME_FN int gpunvme_dev_waits(const struct gpunvme_dev_own *own)
-{
-    return own && own->status == GPUNVME_DEV_OWN_WAITS;
-}
-
-GPUNVME_FN int gpunvme_dev_is_own(const struct gpunvme_dev_own *own, uint32_t dw3)
-{
-    return gpunvme_dev_waits(own) && (dw3 & 0xffff) == (own->ticket & 0xffff);
-}
-
-/* The completion queue is held, so no reset can have ended the ticket before. */
-GPUNVME_FN void gpunvme_dev_take_own(struct gpunvme_dev_queue *q, struct gpunvme_dev_own *own,
-                                     uint32_t dw3)
-{
-    own->status = dw3 >> 17;
-    gpunvme_dev_queue_end(q, own->ticket);
-}
-
-/*
  * Takes the new entries from `head` on, as many as the lanes look at together. The warp holds the
- * lock. `own` is NULL where there are several lanes.
+ * lock.
  */
 GPUNVME_FN uint32_t gpunvme_dev_queue_take(struct gpunvme_dev_queue *q, uint32_t mask,
-                                           uint32_t head, struct gpunvme_dev_own *own)
+                                           uint32_t head)
 {
     uint32_t pos = head + gpunvme_warp_rank(mask), dw3, n;
     const struct gpunvme_cqe *cqe = gpunvme_dev_cqe(q, pos);
     uint64_t result;
-    int is_own;
 
-    gpunvme_dev_cqe_load(cqe, !(mask & (mask - 1)), &result, &dw3);
+    gpunvme_dev_cqe_load(cqe, &result, &dw3);
     n = gpunvme_dev_prefix(mask, gpunvme_dev_is_new(q, pos, dw3));
     if (!n)
         return 0;
     /* All have read their entries before the leader's fence, and so before its doorbell gives them
      * back and the next holder looks at them. */
     gpunvme_warp_sync(mask);
-    is_own = GPUNVME_DEV_STRAIGHT && gpunvme_dev_is_own(own, dw3);
     /* Acquire of the entries, and with that of the data that the controller wrote before them, and
      * of the slots as they were claimed; release of the slots: who sees one done sees its data. */
-    if (GPUNVME_DEV_STRAIGHT < 2 || !is_own)
-        gpunvme_fence_sys();
-    if (gpunvme_warp_rank(mask) >= n)
-        return n;
-    if (is_own)
-        gpunvme_dev_take_own(q, own, dw3);
-    else
+    gpunvme_fence_sys();
+    if (gpunvme_warp_rank(mask) < n)
         gpunvme_dev_slot_complete(q, dw3, gpunvme_dev_cqe_result(cqe, result));
     return n;
 }
@@ -798,22 +732,18 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t
  * The queue is held and let go in here, and must be: lanes that leave a loop with it could be kept
  * waiting, where branches meet, for lanes of their own warp that wait for completions.
  */
-GPUNVME_FN uint32_t gpunvme_dev_queue_reap_for(struct gpunvme_dev_queue *q, uint32_t mask,
-                                               uint32_t looks, struct gpunvme_dev_own *own)
+GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t mask,
+                                           uint32_t looks)
 {
     uint32_t lanes = gpunvme_popcount(mask), head, n, total = 0;
-    int waits = GPUNVME_DEV_STRAIGHT && gpunvme_dev_waits(own);
     struct gpunvme_dev_queue copy;
 
-    q = gpunvme_dev_queue_fix(q, &copy);
+    q = gpunvme_dev_queue_copy_constants(q, &copy);
     if (!gpunvme_dev_queue_hold(q, mask, &head))
         return 0;
     do {
-        n = gpunvme_dev_queue_take(q, mask, head + total, own);
+        n = gpunvme_dev_queue_take(q, mask, head + total);
         total += n;
-        /* Who has what it waits for does not look for more: in host memory that takes long. */
-        if (waits && !gpunvme_dev_waits(own))
-            break;
     } while (total ? n == lanes && total <= q->mask : looks > 1 && looks--);
     gpunvme_warp_sync(mask); /* all have stored to their slots before a reset may end them */
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask)) {
@@ -824,12 +754,6 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap_for(struct gpunvme_dev_queue *q, uint
         gpunvme_exchange32_relaxed_gpu(&gpunvme_dev_home(q)->cq_head, (head + total) << 1);
     }
     return total;
-}
-
-GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t mask,
-                                           uint32_t looks)
-{
-    return gpunvme_dev_queue_reap_for(q, mask, looks, NULL);
 }
 
 /* --- tickets ---------------------------------------------------------------------------------- */

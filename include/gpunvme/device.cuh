@@ -230,10 +230,10 @@ GPUNVME_FN uint64_t gpunvme_dev_bus(const struct gpunvme_dev_buf *buf, uint64_t 
 }
 
 /*
- * Makes the compiler forget what it knows of a value: what follows from it is then computed where
- * it is needed, not ahead of a loop that seldom turns, and takes no registers meanwhile.
+ * Keeps the compiler from computing what follows from a value ahead of a loop that seldom turns:
+ * it is computed where it is needed, and takes no registers meanwhile.
  */
-GPUNVME_FN void gpunvme_dev_forget(uint64_t *value)
+GPUNVME_FN void gpunvme_dev_compiler_barrier(uint64_t *value)
 {
 #if defined(__CUDA_ARCH__)
     asm volatile("" : "+l"(*value));
@@ -242,7 +242,7 @@ GPUNVME_FN void gpunvme_dev_forget(uint64_t *value)
 #endif
 }
 
-GPUNVME_FN void gpunvme_dev_forget32(uint32_t *value)
+GPUNVME_FN void gpunvme_dev_compiler_barrier32(uint32_t *value)
 {
 #if defined(__CUDA_ARCH__)
     asm volatile("" : "+r"(*value));
@@ -257,7 +257,7 @@ GPUNVME_FN uint32_t gpunvme_dev_list_entries(const struct gpunvme_dev_ns *ns, ui
 {
     uint32_t shift = ns->page_shift, entries;
 
-    gpunvme_dev_forget32(&shift);
+    gpunvme_dev_compiler_barrier32(&shift);
     entries = (((uint32_t)bus & ((UINT32_C(1) << shift) - 1)) + nbytes - 1) >> shift;
     return entries > 1 ? entries : 0;
 }
@@ -270,7 +270,7 @@ GPUNVME_FN void gpunvme_dev_point(const struct gpunvme_dev_ns *ns, struct gpunvm
     uint64_t bus = gpunvme_dev_bus(buf, off);
     uint32_t shift = ns->page_shift, page, in_first, entries;
 
-    gpunvme_dev_forget32(&shift);
+    gpunvme_dev_compiler_barrier32(&shift);
     page = UINT32_C(1) << shift;
     in_first = page - ((uint32_t)bus & (page - 1));
     cmd->prp1 = bus;
@@ -331,7 +331,7 @@ GPUNVME_FN int gpunvme_dev_send(const struct gpunvme_dev_ns *ns, struct gpunvme_
             else
                 cmd.prp1 = q->bounces_bus + (place.ticket & q->mask) * q->bounce_nbytes;
         }
-        gpunvme_dev_queue_submit(gpunvme_dev_queue_fix(q, &copy), in, &place, &cmd);
+        gpunvme_dev_queue_submit(gpunvme_dev_queue_copy_constants(q, &copy), in, &place, &cmd);
         *ticket = place.ticket;
     }
     return err;
@@ -379,14 +379,12 @@ GPUNVME_FN void gpunvme_dev_spin_init(struct gpunvme_dev_spin *s)
 /*
  * Does what there is to do between two looks. Returns whether this lane's deadline is over.
  */
-GPUNVME_FN int gpunvme_dev_turn_for(struct gpunvme_dev_spin *s, const struct gpunvme_dev_ns *ns,
-                                    struct gpunvme_dev_queue *q, uint32_t mask, uint64_t timeout_ns,
-                                    struct gpunvme_dev_own *own)
+GPUNVME_FN int gpunvme_dev_turn(struct gpunvme_dev_spin *s, const struct gpunvme_dev_ns *ns,
+                                struct gpunvme_dev_queue *q, uint32_t mask, uint64_t timeout_ns)
 {
     uint64_t now;
 
-    if (q->reaper != GPUNVME_REAPER_WAITERS ||
-        !gpunvme_dev_queue_reap_for(q, mask, GPUNVME_DEV_LOOKS, own))
+    if (q->reaper != GPUNVME_REAPER_WAITERS || !gpunvme_dev_queue_reap(q, mask, GPUNVME_DEV_LOOKS))
         gpunvme_relax();
     if (++s->turn % 32)
         return 0;
@@ -401,12 +399,6 @@ GPUNVME_FN int gpunvme_dev_turn_for(struct gpunvme_dev_spin *s, const struct gpu
     if (s->deadline < now) /* UINT64_MAX is for ever */
         s->deadline = UINT64_MAX;
     return 0;
-}
-
-GPUNVME_FN int gpunvme_dev_turn(struct gpunvme_dev_spin *s, const struct gpunvme_dev_ns *ns,
-                                struct gpunvme_dev_queue *q, uint32_t mask, uint64_t timeout_ns)
-{
-    return gpunvme_dev_turn_for(s, ns, q, mask, timeout_ns, NULL);
 }
 
 GPUNVME_FN void gpunvme_dev_raise_alarm(const struct gpunvme_dev_ns *ns)
@@ -561,7 +553,7 @@ GPUNVME_FN int gpunvme_dev_finish(struct gpunvme_dev_queue *q, uint64_t ticket, 
     struct gpunvme_completion c;
     int err;
 
-    q = gpunvme_dev_queue_fix(q, &copy);
+    q = gpunvme_dev_queue_copy_constants(q, &copy);
     err = keep ? gpunvme_dev_queue_peek(q, ticket, &c) : gpunvme_dev_queue_test(q, ticket, &c);
     return err ? err : gpunvme_dev_result(c.status);
 }
@@ -570,32 +562,23 @@ GPUNVME_FN int gpunvme_dev_finish(struct gpunvme_dev_queue *q, uint64_t ticket, 
  * Waits until the commands of the lanes that have sent one are done; all lanes of the mask call
  * together. Those without a command, and all if none has one, get AGAIN after a turn or more, or
  * TIMEOUT. Only deadline and turn are kept between calls. `sent` is below 0 in lanes that are
- * through and here for the others only: they are never late, and raise no alarm. With
- * GPUNVME_DEV_STRAIGHT a ticket that has been sent has not ended before the call: what a completion
- * has for its command id is then its own.
+ * through and here for the others only: they are never late, and raise no alarm.
  */
 GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
                                  uint32_t mask, int sent, uint64_t ticket, int keep,
                                  struct gpunvme_dev_spin *spin, uint64_t timeout_ns)
 {
-    int is_alone = GPUNVME_DEV_STRAIGHT && !keep && sent > 0 && !(mask & (mask - 1));
-    struct gpunvme_dev_own own = {ticket, is_alone ? GPUNVME_DEV_OWN_WAITS : 0};
     int err = GPUNVME_ERR_AGAIN;
 
     do {
-        int late =
-            gpunvme_dev_turn_for(spin, ns, q, mask, timeout_ns, GPUNVME_DEV_STRAIGHT ? &own : NULL);
+        int late = gpunvme_dev_turn(spin, ns, q, mask, timeout_ns);
 
-        if (GPUNVME_DEV_STRAIGHT && is_alone && !gpunvme_dev_waits(&own))
-            return gpunvme_dev_result((uint16_t)own.status);
         if (sent > 0 && err == GPUNVME_ERR_AGAIN)
-            err = gpunvme_dev_finish(q, ticket, keep || GPUNVME_DEV_END_TOGETHER);
+            err = gpunvme_dev_finish(q, ticket, keep);
         /* At once: the alarm is what ends the others' waits, whatever their deadlines are. */
         if (late && sent >= 0 && err == GPUNVME_ERR_AGAIN)
-            err = gpunvme_dev_give_up(ns, q, sent > 0, ticket, keep || GPUNVME_DEV_END_TOGETHER);
+            err = gpunvme_dev_give_up(ns, q, sent > 0, ticket, keep);
     } while (gpunvme_warp_ballot(mask, sent > 0 && err == GPUNVME_ERR_AGAIN));
-    if (GPUNVME_DEV_END_TOGETHER && !keep && sent > 0 && gpunvme_dev_is_completion(err))
-        gpunvme_dev_queue_end(q, ticket);
     return err;
 }
 
@@ -640,9 +623,9 @@ GPUNVME_FN int gpunvme_dev_command(const struct gpunvme_dev_ns *ns, struct gpunv
         int sent = -1, waited;
 
         if (err == GPUNVME_ERR_AGAIN) {
-            gpunvme_dev_forget(&slba);
-            gpunvme_dev_forget(&off);
-            gpunvme_dev_forget32(&nlb);
+            gpunvme_dev_compiler_barrier(&slba);
+            gpunvme_dev_compiler_barrier(&off);
+            gpunvme_dev_compiler_barrier32(&nlb);
             err = gpunvme_dev_send(ns, q, lanes, gpunvme_dev_wants(tries), op, slba, nlb, buf, off,
                                    &ticket);
             sent = !err ? 1 : err == GPUNVME_ERR_AGAIN ? 0 : -1;
@@ -1148,8 +1131,8 @@ GPUNVME_FN int gpunvme_dev_wait(const struct gpunvme_dev_ns *ns, struct gpunvme_
     struct gpunvme_dev_spin spin;
     int err, is_done, waited;
 
-    /* First its own slot: with several tokens, the waits for others have taken most completions, and
-     * a look at the queue is a round trip to where it lies. */
+    /* First its own slot: with several tokens, the waits for others have taken most completions,
+     * and a look at the queue is a round trip to where it lies. */
     err = gpunvme_dev_finish(q, token->ticket, 0);
     if (!gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN))
         return err;

@@ -101,11 +101,6 @@ static const struct model_program programs[] = {
         R_RELAXED(0, CQE, 1), FENCE(0, SYS, "TAKE"), W_GPU(0, WORD, 1),
         R_RELAXED(1, WORD, 1), R_ACQUIRE(1, WORD, 1, SYS, "WAIT"), BAD(1, DATA, 0),
     }},
-    /* 0 takes its own command's completion (GPUNVME_DEV_STRAIGHT 2); 1 is the controller. */
-    {"nor who takes its own without a fence", 1, {
-        W(1, DATA, 1), W_RELEASE(1, CQE, 1, SYS, NULL),
-        R_ACQUIRE(0, CQE, 1, SYS, "OWN"), BAD(0, DATA, 0),
-    }},
     /* 0 fills, 1 left the mark behind when it let go; 2 waits, sees it, and rings: it finds the
      * entry, and its doorbell is after that of 1. 3 is the controller. */
     {"who rings for what was left has the entry", 3, {
@@ -231,13 +226,6 @@ static const struct {
     {{"a ticket ended by a relaxed store", 4, TWO_LISTS(W_GPU(2, WORD, 2))}, true},
     {{"by a relaxed atomic", 4, TWO_LISTS(RMW(2, WORD, 1, 2, RELAXED, NULL))}, false},
     {{"by a release", 4, TWO_LISTS(W_RELEASE(2, WORD, 2, GPU, NULL))}, false},
-    /* 0 takes its own completion with acquire, and gives the entry back; 1 is the controller. */
-    {{"an entry taken without a fence is overwritten before it is read", 1, {
-        W_RELEASE(1, CQE, 1, SYS, NULL), R_ACQUIRE(1, DOORBELL, 1, SYS, NULL),
-        {.kind = MODEL_STORE, .thread = 1, .where = CQE, .writes = 2, .order = RELEASE,
-         .scope = SYS, AFTER(OP(1))},
-        BAD_RELAXED(0, CQE, 2), {.kind = MODEL_STORE, .thread = 0, .where = DOORBELL, .writes = 1,
-                                 .order = RELAXED, .scope = SYS, AFTER(OP(3))}}}, false},
     /* 0 stores to a slot, 1 leads its warp and lets go; 2 is the reset. */
     {{"a slot stored to before a reset looks at it", 3, {
         W_GPU(0, WORD, 1), MEET(0, 0, NULL),
@@ -339,7 +327,7 @@ static void each_place_is_needed(void **state)
     static const char *const places[] = {
         "MARK",     "LOOK",  "RING_SYNC", "FILL_SYNC",  "PUBLISH_SYNC", "LOCK",
         "DOORBELL", "TAKE",  "TAKE_SYNC", "WAIT",       "REAP_LOCK",    "REAP_SYNC",
-        "FREE",     "CLAIM", "CPU_CQE",   "CPU_STATUS", "OWN",
+        "FREE",     "CLAIM", "CPU_CQE",   "CPU_STATUS",
     };
 
     (void)state;

@@ -12,7 +12,7 @@
 
 #include "gpunvme/storage.h"
 
-#define STORE_TARGET_ROOM 4096 /* PATH_MAX */
+#define STORE_TARGET_ROOM 4096 /* PATH_MAX: the longest URI, with its 0 */
 
 enum store_switch { STORE_AUTO, STORE_ON, STORE_OFF };
 
@@ -31,16 +31,19 @@ struct store_options {
 };
 
 struct store_uri {
-    bool plain;                     /* a path without a scheme */
-    char text[STORE_TARGET_ROOM];   /* as it was given */
-    char scheme[16];                /* "file", "nvme", "sim", "vfio-user", "spdk", "stripe" */
-    char target[STORE_TARGET_ROOM]; /* file: the path. Others: the URI without options (nvme:
-                                       without its "/nsid") */
+    bool plain;      /* a path without a scheme */
+    char *text;      /* as it was given */
+    char scheme[16]; /* "file", "nvme", "sim", "vfio-user", "spdk", "stripe" */
+    char *target;    /* file: the path. Others: the URI without options (nvme: without its "/nsid") */
     struct store_options options;
 };
 
-/* Takes a URI apart: URI, URI_PARAM. A path without a scheme is "file" and all of it the path. */
+/*
+ * Takes a URI apart: URI, URI_PARAM, NOMEM. A path without a scheme is "file" and all of it the
+ * path. store_uri_free() frees the texts, after an error too.
+ */
 gpunvme_err_t store_uri_parse(const char *text, struct store_uri *uri);
+void store_uri_free(struct store_uri *uri);
 
 /* Whether it is a path, and no URI: it begins with no scheme that there is. */
 bool store_uri_is_plain(const char *text);

@@ -82,9 +82,14 @@ static gpunvme_err_t keep_promise(struct gpunvme_store *store)
 static gpunvme_err_t force(struct store_uri *uri)
 {
     char target[STORE_TARGET_ROOM];
+    gpunvme_err_t err = gpunvme_sim_uri_force(uri->target, target, sizeof(target));
+    char *forced = err ? NULL : strdup(target);
 
-    strcpy(target, uri->target);
-    return gpunvme_sim_uri_force(target, uri->target, sizeof(uri->target));
+    if (err || !forced)
+        return err ? err : base_fail(GPUNVME_ERR_NOMEM, "a URI");
+    free(uri->target);
+    uri->target = forced;
+    return GPUNVME_OK;
 }
 
 static gpunvme_err_t open_uri(const char *text, unsigned flags, struct gpunvme_store *store)
@@ -146,6 +151,7 @@ gpunvme_err_t gpunvme_open(const char *uri, unsigned flags, struct gpunvme_store
         return base_fail(GPUNVME_ERR_NOMEM, "a store");
     err = open_uri(uri, flags, store);
     if (err) {
+        store_uri_free(&store->uri);
         free(store);
         return err;
     }
@@ -196,6 +202,7 @@ gpunvme_err_t gpunvme_close(struct gpunvme_store *store)
     store_regions_free(store); /* before what they are mapped for */
     err = close_error(store->backend->close(store));
     pthread_mutex_destroy(&store->streams_lock);
+    store_uri_free(&store->uri);
     free(store);
     return err;
 }

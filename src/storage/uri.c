@@ -234,17 +234,26 @@ gpunvme_err_t store_uri_parse(const char *text, struct store_uri *uri)
 
     memset(uri, 0, sizeof(*uri));
     uri->options.timeout_ns = DEFAULT_TIMEOUT_NS;
-    if (strlen(text) >= sizeof(uri->text))
-        return base_fail(GPUNVME_ERR_URI, "longer than %zu characters", sizeof(uri->text) - 1);
+    if (strlen(text) >= STORE_TARGET_ROOM)
+        return base_fail(GPUNVME_ERR_URI, "longer than %d characters", STORE_TARGET_ROOM - 1);
     if (!text[0])
         return base_fail(GPUNVME_ERR_URI, "an empty URI");
-    strcpy(uri->text, text);
+    uri->text = strdup(text);
+    uri->target = strdup(text); /* what is written there is no longer */
+    if (!uri->text || !uri->target)
+        return base_fail(GPUNVME_ERR_NOMEM, "a URI");
     if (n) {
         err = parse_scheme(uri, n);
         return err || strcmp(uri->scheme, "nvme") ? err : split_nsid(uri);
     }
     uri->plain = true;
     strcpy(uri->scheme, "file");
-    strcpy(uri->target, text);
     return GPUNVME_OK;
+}
+
+void store_uri_free(struct store_uri *uri)
+{
+    free(uri->text);
+    free(uri->target);
+    uri->text = uri->target = NULL;
 }

@@ -36,6 +36,7 @@ static _Atomic unsigned nblocked; /* workers whose thread has SIGUSR1 blocked */
 static uint8_t file[FILE_SIZE];
 
 static struct gpunvme_store store;
+static char name[] = "crew:";
 static struct crew *crew;
 
 static gpunvme_err_t no_size(struct gpunvme_store *s, uint64_t *nbytes)
@@ -181,7 +182,7 @@ static int setup(void **state)
     memset(&store, 0, sizeof(store));
     store.backend = &backend;
     store.flags = GPUNVME_OPEN_WRITE;
-    strcpy(store.uri.text, "crew:");
+    store.uri.text = name;
     store.uri.options.timeout_ns = LONG_NS;
     store_regions_init(&store.regions);
     nseen = nprepared = nreleased = ninside = nblocked = 0;

@@ -78,6 +78,7 @@ static const struct store_backend hand = {
 };
 
 static struct gpunvme_store store;
+static char name[] = "hand:";
 
 static int setup(void **state)
 {
@@ -85,7 +86,7 @@ static int setup(void **state)
     memset(&store, 0, sizeof(store));
     store.backend = &hand;
     store.flags = GPUNVME_OPEN_WRITE;
-    strcpy(store.uri.text, "hand:");
+    store.uri.text = name;
     store.uri.options.timeout_ns = 20000000;
     store_regions_init(&store.regions);
     nheld = 0;

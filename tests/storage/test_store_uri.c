@@ -16,6 +16,7 @@ static struct store_uri uri;
 
 static void parses(const char *text)
 {
+    store_uri_free(&uri);
     if (store_uri_parse(text, &uri))
         fail_msg("%s: %s", text, gpunvme_err_detail());
     assert_string_equal(uri.text, text);
@@ -23,6 +24,7 @@ static void parses(const char *text)
 
 static void is_refused(const char *text, gpunvme_err_t err, const char *detail)
 {
+    store_uri_free(&uri);
     assert_int_equal(store_uri_parse(text, &uri), err);
     if (!strstr(gpunvme_err_detail(), detail))
         fail_msg("%s: \"%s\"", text, gpunvme_err_detail());
@@ -137,6 +139,7 @@ static void a_uri_that_is_too_long_is_refused(void **state)
     is_refused(text, GPUNVME_ERR_URI, "longer than");
     text[STORE_TARGET_ROOM - 1] = 0;
     parses(text);
+    store_uri_free(&uri);
 }
 
 int main(void)

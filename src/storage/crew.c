@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Threads that serve a store's transfers. See crew.h.
+ * Threads that serve the transfers of stores. See crew.h.
  */
 #include <signal.h>
 #include <stdlib.h>
@@ -14,12 +14,14 @@
 #define LOOKS 200u /* for work, before a thread sleeps: some microseconds */
 
 struct crew {
-    struct gpunvme_store *store;
+    struct gpunvme_store *store; /* the only one; NULL: many */
+    void *shared;
     const struct crew_ops *ops;
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    struct gpunvme_io *first, **last; /* with bytes that nobody has taken, by priv.next */
-    _Atomic size_t waiting;           /* how many of them */
+    struct gpunvme_store *first, **last; /* that have transfers in their queues, by queue.next */
+    size_t nready;                       /* how many stores */
+    _Atomic size_t waiting;              /* how many transfers */
     unsigned sleepers;
     _Atomic bool stop;
     unsigned n, nprepared, nstarted;
@@ -77,6 +79,7 @@ static gpunvme_err_t start_all(struct crew *crew)
 
         worker->crew = crew;
         worker->store = crew->store;
+        worker->shared = crew->shared;
         worker->index = crew->nprepared;
         err = crew->ops->prepare ? crew->ops->prepare(worker) : GPUNVME_OK;
         if (err)
@@ -87,20 +90,19 @@ static gpunvme_err_t start_all(struct crew *crew)
         int error = store_start_thread(&crew->threads[i], thread_main, &crew->workers[i]);
 
         if (error)
-            return base_fail_errno(error, "a thread for %s", crew->store->uri.text);
+            return base_fail_errno(error, "thread %u of %u", i + 1, crew->n);
     }
     return GPUNVME_OK;
 }
 
 static void init_sync(struct crew *crew)
 {
-
     pthread_mutex_init(&crew->lock, NULL);
     base_cond_init(&crew->wake);
 }
 
-gpunvme_err_t crew_start(struct gpunvme_store *store, const struct crew_ops *ops, unsigned n,
-                         struct crew **out)
+static gpunvme_err_t start(struct gpunvme_store *store, void *shared, const struct crew_ops *ops,
+                           unsigned n, struct crew **out)
 {
     struct crew *crew = calloc(1, sizeof(*crew));
     gpunvme_err_t err = GPUNVME_OK;
@@ -109,6 +111,7 @@ gpunvme_err_t crew_start(struct gpunvme_store *store, const struct crew_ops *ops
     if (!crew)
         return base_fail(GPUNVME_ERR_NOMEM, "a crew");
     crew->store = store;
+    crew->shared = shared;
     crew->ops = ops;
     crew->n = n;
     crew->last = &crew->first;
@@ -127,6 +130,42 @@ gpunvme_err_t crew_start(struct gpunvme_store *store, const struct crew_ops *ops
     return GPUNVME_OK;
 }
 
+gpunvme_err_t crew_start(struct gpunvme_store *store, const struct crew_ops *ops, unsigned n,
+                         struct crew **out)
+{
+    return start(store, NULL, ops, n, out);
+}
+
+gpunvme_err_t crew_start_shared(void *shared, const struct crew_ops *ops, unsigned n,
+                                struct crew **out)
+{
+    return start(NULL, shared, ops, n, out);
+}
+
+/* Under the lock: it is the last one whose turn it is. */
+static void append_store(struct crew *crew, struct gpunvme_store *store)
+{
+    store->queue.next = NULL;
+    *crew->last = store;
+    crew->last = &store->queue.next;
+    crew->nready++;
+}
+
+/* Under the lock. */
+static void append(struct crew *crew, struct gpunvme_io *first, struct gpunvme_io *last)
+{
+    struct gpunvme_store *store = first->priv.store;
+    struct crew_queue *queue = &store->queue;
+
+    if (queue->first) {
+        *queue->last = first;
+    } else {
+        queue->first = first;
+        append_store(crew, store);
+    }
+    queue->last = &last->priv.next;
+}
+
 void crew_submit(struct crew *crew, struct gpunvme_io *first, size_t n)
 {
     struct gpunvme_io *last = first;
@@ -135,8 +174,7 @@ void crew_submit(struct crew *crew, struct gpunvme_io *first, size_t n)
     while (last->priv.next)
         last = last->priv.next;
     pthread_mutex_lock(&crew->lock);
-    *crew->last = first;
-    crew->last = &last->priv.next;
+    append(crew, first, last);
     atomic_fetch_add(&crew->waiting, n);
     for (struct gpunvme_io *io = first; io && npieces <= crew->sleepers; io = io->priv.next)
         npieces += 1 + io->nbytes / (1u << 20); /* about so many threads find work */
@@ -155,26 +193,39 @@ size_t crew_waiting(struct crew *crew)
 
 /*
  * What a piece may have at most of a transfer of which so much is left: there shall be one for each
- * thread, if others in flight are like it. Those that are all taken count as well: they keep
- * threads busy.
+ * thread, if others in flight are like it. Those of its store that are all taken count as well:
+ * they keep threads busy. Of other stores one counts for each that waits.
  */
-static size_t share_of(struct crew *crew, size_t left, size_t max_nbytes)
+static size_t share_of(const struct crew *crew, const struct gpunvme_store *store, size_t left)
 {
-    size_t like_it = atomic_load(&crew->store->in_flight), least = crew->ops->least_nbytes;
+    size_t like_it = atomic_load(&store->in_flight) + crew->nready - 1;
+    size_t max_nbytes = store->queue.piece_nbytes, least = store->queue.least_nbytes;
 
     while (least && max_nbytes > least && ((left - 1) / max_nbytes + 1) * like_it < crew->n)
         max_nbytes /= 2;
     return max_nbytes;
 }
 
-/* Takes the first transfer from the list. */
-static struct gpunvme_io *unlink_first(struct crew *crew)
+/* Takes the store whose turn it is from the list. */
+static struct gpunvme_store *unlink_store(struct crew *crew)
 {
-    struct gpunvme_io *io = crew->first;
+    struct gpunvme_store *store = crew->first;
 
-    crew->first = io->priv.next;
+    crew->first = store->queue.next;
     if (!crew->first)
         crew->last = &crew->first;
+    crew->nready--;
+    return store;
+}
+
+/* Takes the first transfer from a store's queue. */
+static struct gpunvme_io *unlink_first(struct crew_queue *queue)
+{
+    struct gpunvme_io *io = queue->first;
+
+    queue->first = io->priv.next;
+    if (!queue->first)
+        queue->last = &queue->first;
     io->priv.next = NULL;
     return io;
 }
@@ -199,15 +250,15 @@ static void end_moot(struct gpunvme_io *io)
     }
 }
 
-/* The next piece of the first transfer, which goes to the end of the list if there is more of it.
- */
-static struct crew_piece next_piece(struct crew *crew, size_t max_nbytes)
+/* The next piece of a store's first transfer, which goes to the end of the queue if there is more
+ * of it. */
+static struct crew_piece next_piece(struct crew *crew, struct gpunvme_store *store)
 {
-    struct gpunvme_io *io = crew->first;
+    struct gpunvme_io *io = store->queue.first;
     struct crew_piece piece = {.io = io, .at = io->priv.taken};
     size_t left = io->nbytes - io->priv.taken;
+    size_t max_nbytes = share_of(crew, store, left);
 
-    max_nbytes = share_of(crew, left, max_nbytes);
     piece.offset = io->offset + piece.at;
     piece.ptr = io->ptr ? (uint8_t *)io->ptr + piece.at : NULL;
     piece.nbytes = max_nbytes - (size_t)(piece.offset & (max_nbytes - 1));
@@ -215,11 +266,11 @@ static struct crew_piece next_piece(struct crew *crew, size_t max_nbytes)
         piece.nbytes = left;
     if (io->op == GPUNVME_OP_FLUSH)
         piece.nbytes = 0;
-    unlink_first(crew);
+    unlink_first(&store->queue);
     io->priv.taken += piece.nbytes;
     if (piece.nbytes < left && io->op != GPUNVME_OP_FLUSH) {
-        *crew->last = io;
-        crew->last = &io->priv.next;
+        *store->queue.last = io;
+        store->queue.last = &io->priv.next;
     } else {
         atomic_fetch_sub(&crew->waiting, 1);
     }
@@ -244,27 +295,34 @@ static void look_around(struct crew *crew)
         base_relax();
 }
 
-/* Under the lock: up to `room` pieces; *moot gets the transfers of which none is needed any more.
+/*
+ * Under the lock: up to `room` pieces, one of each store in turn; *moot gets the transfers of which
+ * none is needed any more.
  */
 static size_t take_pieces(struct crew *crew, struct crew_piece *pieces, size_t room,
-                          size_t max_nbytes, struct gpunvme_io **moot)
+                          struct gpunvme_io **moot)
 {
     size_t n = 0;
 
     while (n < room && crew->first) {
-        if (!is_moot(crew->first)) {
-            pieces[n++] = next_piece(crew, max_nbytes);
-            continue;
+        struct gpunvme_store *store = crew->first;
+
+        if (is_moot(store->queue.first)) {
+            *moot = unlink_first(&store->queue);
+            moot = &(*moot)->priv.next;
+            atomic_fetch_sub(&crew->waiting, 1);
+        } else {
+            pieces[n++] = next_piece(crew, store);
         }
-        *moot = unlink_first(crew);
-        moot = &(*moot)->priv.next;
-        atomic_fetch_sub(&crew->waiting, 1);
+        unlink_store(crew);
+        if (store->queue.first)
+            append_store(crew, store);
     }
     return n;
 }
 
 size_t crew_take(struct crew_worker *worker, struct crew_piece *pieces, size_t room,
-                 size_t max_nbytes, uint64_t wait_ns, bool *stop)
+                 uint64_t wait_ns, bool *stop)
 {
     struct crew *crew = worker->crew;
     struct gpunvme_io *moot = NULL;
@@ -280,7 +338,7 @@ size_t crew_take(struct crew_worker *worker, struct crew_piece *pieces, size_t r
     pthread_mutex_lock(&crew->lock);
     if (!crew->first && wait_ns)
         sleep_until(crew, futex_deadline(wait_ns));
-    n = take_pieces(crew, pieces, room, max_nbytes, &moot);
+    n = take_pieces(crew, pieces, room, &moot);
     if (n && crew->first && crew->sleepers)
         pthread_cond_signal(&crew->wake); /* who submitted can't know what a piece is */
     *stop = !n && atomic_load(&crew->stop);

@@ -34,7 +34,7 @@ struct store_uri {
     bool plain;      /* a path without a scheme */
     char *text;      /* as it was given */
     char scheme[16]; /* "file", "nvme", "sim", "vfio-user", "spdk", "stripe" */
-    char *target;    /* file: the path. Others: the URI without options (nvme: without its "/nsid") */
+    char *target; /* file: the path. Others: the URI without options (nvme: without its "/nsid") */
     struct store_options options;
 };
 
@@ -131,6 +131,16 @@ struct store_backend {
     void (*describe)(struct gpunvme_store *store, struct gpunvme_path *path);
 };
 
+/* Transfers of a store that wait for a crew, whose lock guards it; crew.h. */
+struct crew_queue {
+    struct gpunvme_io *first, **last; /* with bytes that nobody has taken, by priv.next */
+    struct gpunvme_store *next;       /* whose turn it is after this one's */
+    size_t piece_nbytes;              /* a piece at most: a power of two. Set by the backend */
+    /* Pieces are smaller, a power of two and so much at least, while there would be fewer than
+     * threads; 0: never. Set by the backend. */
+    size_t least_nbytes;
+};
+
 struct gpunvme_store {
     const struct store_backend *backend;
     struct store_uri uri;
@@ -143,6 +153,7 @@ struct gpunvme_store {
     uint32_t threads;
     enum gpunvme_route gpu_route;
     struct store_regions regions;
+    struct crew_queue queue;
     _Atomic size_t in_flight;
     _Atomic bool closing;
     _Atomic uint64_t moved[2][GPUNVME_NROUTES]; /* bytes by route: read, written */

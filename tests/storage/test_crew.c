@@ -35,7 +35,7 @@ static _Atomic bool open_gate;
 static _Atomic unsigned nblocked; /* workers whose thread has SIGUSR1 blocked */
 static uint8_t file[FILE_SIZE];
 
-static struct gpunvme_store store;
+static struct gpunvme_store store, other;
 static char name[] = "crew:";
 static struct crew *crew;
 
@@ -96,7 +96,7 @@ static void work_by_one(struct crew_worker *worker)
             sched_yield();
             continue;
         }
-        if (crew_take(worker, &piece, 1, PIECE, LONG_NS, &stop)) {
+        if (crew_take(worker, &piece, 1, LONG_NS, &stop)) {
             see(&piece);
             crew_end(&piece, GPUNVME_OK, piece.nbytes);
         }
@@ -112,7 +112,7 @@ static void work_to_the_end(struct crew_worker *worker)
     while (!stop) {
         size_t done = 0;
 
-        if (!crew_take(worker, &piece, 1, PIECE, LONG_NS, &stop))
+        if (!crew_take(worker, &piece, 1, LONG_NS, &stop))
             continue;
         see(&piece);
         if (piece.offset < FILE_SIZE)
@@ -131,8 +131,7 @@ static void work_in_flight(struct crew_worker *worker)
     bool stop = false;
 
     while (!stop || n) {
-        size_t taken =
-            stop ? 0 : crew_take(worker, pieces + n, 8 - n, PIECE, n ? 0 : LONG_NS, &stop);
+        size_t taken = stop ? 0 : crew_take(worker, pieces + n, 8 - n, n ? 0 : LONG_NS, &stop);
 
         for (size_t i = n; i < n + taken; i++)
             if (pieces[i].nbytes)
@@ -160,7 +159,7 @@ static void work_together(struct crew_worker *worker)
     while (!stop) {
         struct timespec nap = {.tv_nsec = 1000000};
 
-        if (!crew_take(worker, &piece, 1, PIECE, LONG_NS, &stop))
+        if (!crew_take(worker, &piece, 1, LONG_NS, &stop))
             continue;
         ninside++;
         for (unsigned i = 0; i < 10000 && ninside < NWORKERS; i++)
@@ -169,22 +168,27 @@ static void work_together(struct crew_worker *worker)
     }
 }
 
-static const struct crew_ops by_one = {prepare, release, work_by_one, 0};
-static const struct crew_ops to_the_end = {prepare, release, work_to_the_end, 0};
-static const struct crew_ops in_flight = {prepare, release, work_in_flight, 0};
-static const struct crew_ops together = {prepare, release, work_together, 0};
+static const struct crew_ops by_one = {prepare, release, work_by_one};
+static const struct crew_ops to_the_end = {prepare, release, work_to_the_end};
+static const struct crew_ops in_flight = {prepare, release, work_in_flight};
+static const struct crew_ops together = {prepare, release, work_together};
 
-static const struct crew_ops sharing = {prepare, release, work_by_one, PIECE / 4};
+static void make(struct gpunvme_store *s)
+{
+    memset(s, 0, sizeof(*s));
+    s->backend = &backend;
+    s->flags = GPUNVME_OPEN_WRITE;
+    s->uri.text = name;
+    s->uri.options.timeout_ns = LONG_NS;
+    s->queue.piece_nbytes = PIECE;
+    store_regions_init(&s->regions);
+}
 
 static int setup(void **state)
 {
     (void)state;
-    memset(&store, 0, sizeof(store));
-    store.backend = &backend;
-    store.flags = GPUNVME_OPEN_WRITE;
-    store.uri.text = name;
-    store.uri.options.timeout_ns = LONG_NS;
-    store_regions_init(&store.regions);
+    make(&store);
+    make(&other);
     nseen = nprepared = nreleased = ninside = nblocked = 0;
     fail_at = UINT32_MAX;
     open_gate = true;
@@ -199,7 +203,8 @@ static int teardown(void **state)
     crew_stop(crew);
     crew = NULL;
     store_regions_free(&store);
-    return nprepared == nreleased && !store.in_flight ? 0 : -1;
+    store_regions_free(&other);
+    return nprepared == nreleased && !store.in_flight && !other.in_flight ? 0 : -1;
 }
 
 static void started(const struct crew_ops *ops, unsigned n)
@@ -286,15 +291,15 @@ static void one_worker_that_takes_many_takes_them_in_turn(void **state)
     started(&by_one, 1);
     worker = (struct crew_worker){.crew = crew, .store = &store};
     submitted(ios, 2);
-    assert_int_equal(crew_take(&worker, pieces, 4, PIECE, 0, &stop), 4);
+    assert_int_equal(crew_take(&worker, pieces, 4, 0, &stop), 4);
     assert_false(stop);
     assert_ptr_equal(pieces[0].io, &ios[0]);
     assert_ptr_equal(pieces[1].io, &ios[1]);
     assert_ptr_equal(pieces[2].io, &ios[0]);
     assert_ptr_equal(pieces[3].io, &ios[1]);
-    assert_int_equal(crew_take(&worker, pieces + 4, 4, PIECE, 0, &stop), 1);
-    assert_int_equal(crew_take(&worker, pieces + 5, 3, PIECE, 0, &stop), 0);
-    assert_int_equal(crew_take(&worker, pieces + 5, 3, PIECE, 1000000, &stop), 0);
+    assert_int_equal(crew_take(&worker, pieces + 4, 4, 0, &stop), 1);
+    assert_int_equal(crew_take(&worker, pieces + 5, 3, 0, &stop), 0);
+    assert_int_equal(crew_take(&worker, pieces + 5, 3, 1000000, &stop), 0);
     assert_false(stop);
     for (unsigned i = 5; i > 0; i--)
         crew_end(&pieces[i - 1], GPUNVME_OK, pieces[i - 1].nbytes);
@@ -314,10 +319,11 @@ static void what_is_left_is_shared_by_the_threads(void **state)
 
     (void)state;
     open_gate = false;
-    started(&sharing, NWORKERS);
+    store.queue.least_nbytes = PIECE / 4;
+    started(&by_one, NWORKERS);
     worker = (struct crew_worker){.crew = crew, .store = &store};
     submitted(&io, 1);
-    assert_int_equal(crew_take(&worker, pieces, 16, PIECE, 0, &stop), 10);
+    assert_int_equal(crew_take(&worker, pieces, 16, 0, &stop), 10);
     for (unsigned i = 0; i < 10; i++) {
         assert_int_equal(pieces[i].nbytes, lengths[i]);
         crew_end(&pieces[i], GPUNVME_OK, pieces[i].nbytes);
@@ -338,10 +344,11 @@ static void transfers_for_all_threads_are_not_cut(void **state)
     for (unsigned i = 0; i < NWORKERS; i++)
         ios[i] = io_of(i * PIECE, PIECE);
     open_gate = false;
-    started(&sharing, NWORKERS);
+    store.queue.least_nbytes = PIECE / 4;
+    started(&by_one, NWORKERS);
     worker = (struct crew_worker){.crew = crew, .store = &store};
     submitted(ios, NWORKERS);
-    assert_int_equal(crew_take(&worker, pieces, NWORKERS, PIECE, 0, &stop), NWORKERS);
+    assert_int_equal(crew_take(&worker, pieces, NWORKERS, 0, &stop), NWORKERS);
     for (unsigned i = 0; i < NWORKERS; i++)
         assert_int_equal(pieces[i].nbytes, PIECE);
     for (unsigned i = 0; i < NWORKERS; i++)
@@ -453,6 +460,66 @@ static void signals_are_for_the_callers_threads(void **state)
     assert_false(sigismember(&blocked, SIGUSR1));
 }
 
+/* ---- Many stores -------------------------------------------------------------------------------
+ */
+
+static void started_for_many(unsigned n)
+{
+    if (crew_start_shared(&store, &by_one, n, &crew))
+        fail_msg("%s", gpunvme_err_detail());
+}
+
+#define NQUEUED 4000u
+
+static void a_store_with_thousands_of_transfers_does_not_hold_up_anothers(void **state)
+{
+    static struct gpunvme_io many[NQUEUED];
+    struct gpunvme_io one = io_of(0, 3 * PIECE);
+
+    (void)state;
+    for (unsigned i = 0; i < NQUEUED; i++)
+        many[i] = io_of(i * 8, 8);
+    open_gate = false;
+    started_for_many(1);
+    submitted(many, NQUEUED);
+    if (gpunvme_store_submit(&other, &one, 1, NULL))
+        fail_msg("%s", gpunvme_err_detail());
+    assert_int_equal(crew_waiting(crew), NQUEUED + 1);
+    open_gate = true;
+    ended(&one);
+    for (unsigned i = 0; i < NQUEUED; i++)
+        ended(&many[i]);
+    for (unsigned i = 0; i < 6; i++)
+        assert_ptr_equal(seen[i].io->priv.store, i % 2 ? &other : &store);
+    assert_int_equal(nseen, NQUEUED + 3);
+    assert_int_equal(crew_waiting(crew), 0);
+}
+
+/* A store that is closed as soon as its transfer has ended, while others have some. */
+static void a_crew_lets_go_of_a_store_whose_transfers_have_ended(void **state)
+{
+    struct gpunvme_io huge = io_of(0, 100000 * (size_t)PIECE);
+
+    (void)state;
+    started_for_many(NWORKERS);
+    submitted(&huge, 1);
+    for (unsigned i = 0; i < 200; i++) {
+        struct gpunvme_store *s = malloc(sizeof(*s));
+        struct gpunvme_io io = io_of(0, 2 * PIECE);
+
+        assert_non_null(s);
+        make(s);
+        assert_int_equal(gpunvme_store_submit(s, &io, 1, NULL), GPUNVME_OK);
+        ended(&io);
+        while (s->in_flight)
+            sched_yield();
+        store_regions_free(s);
+        memset(s, 0xff, sizeof(*s));
+        free(s);
+    }
+    ended(&huge);
+}
+
 /* ---- Many submitters --------------------------------------------------------------------------
  */
 
@@ -540,6 +607,8 @@ int main(void)
         TEST(all_workers_share_the_pieces_of_one_transfer),
         TEST(signals_are_for_the_callers_threads),
         TEST(many_submitters_get_their_own_bytes),
+        TEST(a_store_with_thousands_of_transfers_does_not_hold_up_anothers),
+        TEST(a_crew_lets_go_of_a_store_whose_transfers_have_ended),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

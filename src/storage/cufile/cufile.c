@@ -172,6 +172,7 @@ static gpunvme_err_t cufile_open(struct gpunvme_store *store)
     if (!err) {
         set_route(store, cufile);
         set_sizes(store, cufile);
+        store->queue.piece_nbytes = cufile->chunk;
         err = crew_start(store, &cufile_crew_ops, store->threads, &cufile->crew);
     }
     if (err) {

@@ -202,14 +202,13 @@ static struct move to_move(const struct crew_piece *piece)
 
 static void work(struct crew_worker *worker)
 {
-    struct cufile *cufile = worker->store->priv;
     struct crew_piece piece;
     bool stop = false;
 
     while (!stop) {
         struct move m;
 
-        if (!crew_take(worker, &piece, 1, cufile->chunk, WAIT_NS, &stop))
+        if (!crew_take(worker, &piece, 1, WAIT_NS, &stop))
             continue;
         m = to_move(&piece);
         if (m.piece.io->mem != GPUNVME_MEM_GPU || m.piece.io->op == GPUNVME_OP_FLUSH)

@@ -105,8 +105,7 @@ static void wait_a_little(struct nvme_store *s, struct gpunvme_ioq *ioq, struct 
 /* ---- Workers ----------------------------------------------------------------------------------
  */
 
-static unsigned take(struct crew_worker *worker, struct nvme_worker *w, uint32_t depth,
-                     size_t chunk, bool *stop)
+static unsigned take(struct crew_worker *worker, struct nvme_worker *w, uint32_t depth, bool *stop)
 {
     struct crew_piece pieces[64];
     unsigned room = depth - w->nbusy, n;
@@ -115,7 +114,7 @@ static unsigned take(struct crew_worker *worker, struct nvme_worker *w, uint32_t
         room = 64;
     if (!room)
         return 0;
-    n = (unsigned)crew_take(worker, pieces, room, chunk, w->nbusy ? 0 : WORK_WAIT_NS, stop);
+    n = (unsigned)crew_take(worker, pieces, room, w->nbusy ? 0 : WORK_WAIT_NS, stop);
     for (unsigned i = 0; i < n; i++)
         nvme_slot_begin(w->busy[w->nbusy++], &pieces[i]);
     return n;
@@ -162,7 +161,7 @@ static void work(struct crew_worker *worker)
     bool stop = false;
 
     while (!stop) {
-        bool moved = take(worker, w, s->depth, s->chunk, &stop);
+        bool moved = take(worker, w, s->depth, &stop);
 
         look_after(s, w);
         moved |= turn_all(w);
@@ -466,7 +465,7 @@ static void choose(struct gpunvme_store *store, struct nvme_store *s)
 
     gpunvme_ctrl_get_info(s->ctrl, &info);
     s->page_shift = log2_of(info.page_size);
-    s->chunk = choose_chunk(o, s->ns);
+    store->queue.piece_nbytes = s->chunk = choose_chunk(o, s->ns);
     s->depth = o->depth ? o->depth : DEFAULT_DEPTH;
     s->entries = choose_entries(s->depth, info.max_entries);
     /* A late command ends, by Abort or a reset, before the calls that wait for it give up. */

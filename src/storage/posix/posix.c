@@ -23,6 +23,7 @@
 #define ENOUGH_NBYTES (64u << 20) /* of all slots: to pin them takes time, at first use */
 #define ENOUGH_PART   (16u << 20) /* of a worker's */
 #define DEPTH         128u
+#define LEAST_SHARE   (256u << 10) /* smaller pieces are not made to have one for each worker */
 #define MAX_THREADS   16u /* fewer copy no faster than half of what the copy engine moves */
 #define MIN_THREADS   2u
 #define BLIND_THREADS 8u /* at least, where each waits for one request at a time */
@@ -72,6 +73,8 @@ static gpunvme_err_t set_sizes(struct gpunvme_store *store, struct posix *posix)
     posix->threads = store->threads = threads_of(store, posix->uring);
     posix->depth = o->depth ? o->depth : DEPTH;
     posix->chunk = chunk ? (uint32_t)chunk : posix->file.in_memory ? MEMORY_CHUNK : CHUNK;
+    store->queue.piece_nbytes = posix->chunk;
+    store->queue.least_nbytes = LEAST_SHARE;
     largest = posix->chunk < POSIX_LEAST_SLOT ? POSIX_LEAST_SLOT : posix->chunk;
     nslots = (unsigned)(ENOUGH_NBYTES / largest / posix->threads);
     if (nslots > ENOUGH_PART / largest)

@@ -14,11 +14,10 @@
 #include "storage/futex.h"
 #include "storage/posix/worker.h"
 
-#define WAIT_BUSY_NS  1000000u     /* for a drive, with pieces in hand: others may come meanwhile */
-#define LEAST_COPY_NS 20000000u    /* for the GPU, whatever the store's timeout is */
-#define ENOUGH_NBYTES (8u << 20)   /* in a worker's hands */
-#define LEAST_SHARE   (256u << 10) /* smaller pieces are not made to have one for each worker */
-#define LOOK_TURNS    64u          /* of a worker that always finds work, between looks at copies */
+#define WAIT_BUSY_NS  1000000u   /* for a drive, with pieces in hand: others may come meanwhile */
+#define LEAST_COPY_NS 20000000u  /* for the GPU, whatever the store's timeout is */
+#define ENOUGH_NBYTES (8u << 20) /* in a worker's hands */
+#define LOOK_TURNS    64u        /* of a worker that always finds work, between looks at copies */
 #define NAP_GATED_NS  20000u
 
 /* Naps while the GPU copies are short: see posix_slot_wait(). */
@@ -135,7 +134,7 @@ static size_t take(struct posix_worker *w, bool *stop)
         room = w->nfree;
     if (!room)
         return 0;
-    return crew_take(w->crew, w->pieces, room, w->posix->chunk, busy ? 0 : POSIX_WAIT_NS, stop);
+    return crew_take(w->crew, w->pieces, room, busy ? 0 : POSIX_WAIT_NS, stop);
 }
 
 static size_t reap(struct posix_worker *w)
@@ -312,5 +311,4 @@ static gpunvme_err_t prepare(struct crew_worker *crew_worker)
     return GPUNVME_OK;
 }
 
-const struct crew_ops posix_crew_ops = {
-    .prepare = prepare, .release = release, .work = work, .least_nbytes = LEAST_SHARE};
+const struct crew_ops posix_crew_ops = {.prepare = prepare, .release = release, .work = work};

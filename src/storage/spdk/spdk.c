@@ -391,7 +391,7 @@ static void work(struct crew_worker *crew_worker)
         size_t room = w->nfree < TAKE ? w->nfree : TAKE, n = 0;
 
         if (room)
-            n = crew_take(crew_worker, pieces, room, spdk->chunk, busy ? 0 : WAIT_NS, &stop);
+            n = crew_take(crew_worker, pieces, room, busy ? 0 : WAIT_NS, &stop);
         w->deadline_ns = futex_now() + spdk->timeout_ns;
         for (size_t i = 0; i < n; i++)
             begin(crew_worker, &pieces[i]);
@@ -597,6 +597,8 @@ static gpunvme_err_t spdk_open(struct gpunvme_store *store)
         return base_fail(GPUNVME_ERR_NOMEM, "a store");
     store->priv = spdk;
     err = open_namespace(store, spdk);
+    if (!err)
+        store->queue.piece_nbytes = spdk->chunk;
     if (!err)
         err = crew_start(store, &crew_ops, store->threads, &spdk->crew);
     if (!err)

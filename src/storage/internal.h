@@ -145,7 +145,8 @@ struct gpunvme_store {
     const struct store_backend *backend;
     struct store_uri uri;
     unsigned flags;
-    void *priv; /* the backend's */
+    unsigned nforks; /* of this process's forebears when it was opened: store_is_ours() */
+    void *priv;      /* the backend's */
     uint32_t block_size;
     bool resizable;
     dev_t dev; /* which file it is; 0, 0: none of the kernel's */
@@ -160,6 +161,12 @@ struct gpunvme_store {
     pthread_mutex_t streams_lock;               /* of `streams` */
     struct store_streams *streams; /* transfers in CUDA streams; NULL: there were none yet */
 };
+
+/*
+ * UNSUPPORTED in a child that has the store from before fork(2): it has none of the threads that
+ * serve it.
+ */
+gpunvme_err_t store_is_ours(const struct gpunvme_store *store);
 
 /* ---- For backends ------------------------------------------------------------------------------
  */

@@ -32,6 +32,10 @@ static bool is_in_flight(const struct gpunvme_io *io)
 
 static gpunvme_err_t check(const struct gpunvme_store *store, const struct gpunvme_io *io, size_t i)
 {
+    gpunvme_err_t err = store_is_ours(store);
+
+    if (err)
+        return err;
     if (io->op != GPUNVME_OP_READ && io->op != GPUNVME_OP_WRITE && io->op != GPUNVME_OP_FLUSH)
         return base_fail(GPUNVME_ERR_INVALID, "transfer %zu: op %d", i, (int)io->op);
     if (is_in_flight(io))

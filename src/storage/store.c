@@ -64,6 +64,34 @@ static gpunvme_err_t choose(const struct store_uri *uri, const struct store_back
                      uri->scheme);
 }
 
+/* ---- fork(2) ---------------------------------------------------------------------------------
+ */
+
+static _Atomic unsigned nforks; /* that lie between this process and the first that used stores */
+
+static void forked(void)
+{
+    atomic_fetch_add(&nforks, 1);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forked);
+}
+
+gpunvme_err_t store_is_ours(const struct gpunvme_store *store)
+{
+    if (store->nforks == atomic_load_explicit(&nforks, memory_order_relaxed))
+        return GPUNVME_OK;
+    return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                     "%s was opened before fork(2), and the threads that serve it are in the "
+                     "parent: open it again in the child",
+                     store->uri.text);
+}
+
+/* ---- Opening -----------------------------------------------------------------------------------
+ */
+
 /* `require=` is kept, or the store is not opened. */
 static gpunvme_err_t keep_promise(struct gpunvme_store *store)
 {
@@ -136,6 +164,7 @@ static void tell_path(struct gpunvme_store *store)
 
 gpunvme_err_t gpunvme_open(const char *uri, unsigned flags, struct gpunvme_store **out)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     struct gpunvme_store *store;
     gpunvme_err_t err;
 
@@ -146,9 +175,11 @@ gpunvme_err_t gpunvme_open(const char *uri, unsigned flags, struct gpunvme_store
     if (flags & ~ALL_FLAGS || (flags && !(flags & GPUNVME_OPEN_WRITE)))
         return base_fail(GPUNVME_ERR_INVALID, "flags %xh: 0, or WRITE with CREATE and FORCE",
                          flags);
+    pthread_once(&once, watch_forks);
     store = calloc(1, sizeof(*store));
     if (!store)
         return base_fail(GPUNVME_ERR_NOMEM, "a store");
+    store->nforks = atomic_load(&nforks);
     err = open_uri(uri, flags, store);
     if (err) {
         store_uri_free(&store->uri);
@@ -192,6 +223,9 @@ gpunvme_err_t gpunvme_close(struct gpunvme_store *store)
 
     if (!store)
         return GPUNVME_OK;
+    err = store_is_ours(store);
+    if (err)
+        return err;
     atomic_store(&store->closing, true);
     err = wait_for_all(store);
     if (err) {

@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-#include "storage/posix/posix.h"
+#include "storage/posix/engine.h"
 
 static struct posix_gate gate;
 
@@ -121,7 +121,7 @@ static struct gpunvme_store *write_beside(char *path, struct gpunvme_io *io, boo
     assert_int_equal(gpunvme_store_submit(store, io, 1, NULL), GPUNVME_OK);
     if (wait)
         assert_int_equal(gpunvme_io_wait(io, 0), GPUNVME_OK);
-    while (crew_waiting(posix->crew))
+    while (crew_waiting(posix->engine->crew))
         usleep(100);
     usleep(5000); /* a worker has it, and asks for its turn */
     posix_gate_leave(&posix->gate, false);

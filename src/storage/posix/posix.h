@@ -3,6 +3,7 @@
  * The posix backend inside: files and block devices of the kernel.
  *
  *   posix.c    the backend: open, close, what it says of itself
+ *   engine.c   what serves the stores: one engine a process, unless a store asks for its own
  *   file.c     descriptors, what the file system can do, calls that move bytes at once
  *   uring.c    a ring of io_uring for each worker
  *   ring.c     pinned memory in slots, and copies between it and the GPU
@@ -34,12 +35,11 @@
 #endif
 
 #define POSIX_PAGE       4096u
-#define POSIX_NOPS       128u /* pieces that a worker has in hand */
-#define POSIX_MAX_GPUS   64u  /* a slot has a stream on each that it met */
-#define POSIX_WAIT_NS    1000000000u
+#define POSIX_NOPS       128u        /* pieces that a worker has in hand */
+#define POSIX_MAX_GPUS   64u         /* a slot has a stream on each that it met */
 #define POSIX_LEAST_SLOT (64u << 10) /* bytes: many small pieces fit */
 
-struct posix;
+struct posix_engine;
 
 /* ---- file.c ------------------------------------------------------------------------------
  */
@@ -93,16 +93,19 @@ bool posix_file_direct(const struct posix_file *file, enum gpunvme_op op, size_t
 struct posix_uring;
 
 /* 0 or an errno: why this process can have no io_uring. */
-int posix_uring_create(const struct posix_file *file, unsigned depth, struct posix_uring **out);
+int posix_uring_create(unsigned depth, struct posix_uring **out);
 void posix_uring_destroy(struct posix_uring *uring);
+
+/* That errno tells of a shortage of descriptors, which may be over soon. */
+bool posix_uring_may_come(int error);
 
 /* Lets the kernel keep this memory: requests within it cost less. False: it would not. */
 bool posix_uring_keep(struct posix_uring *uring, void *cpu, size_t nbytes);
 
 /* Queues a request; false: no room until some are reaped. `user` comes back with its end. */
-bool posix_uring_move(struct posix_uring *uring, bool direct, enum gpunvme_op op, uint8_t *cpu,
+bool posix_uring_move(struct posix_uring *uring, int fd, enum gpunvme_op op, uint8_t *cpu,
                       size_t nbytes, uint64_t offset, void *user);
-bool posix_uring_flush(struct posix_uring *uring, void *user);
+bool posix_uring_flush(struct posix_uring *uring, int fd, void *user);
 
 /*
  * Hands over what was queued and gives what has ended: *user and *result (bytes or -errno), false
@@ -126,7 +129,7 @@ struct posix_part {
     enum gpunvme_mem mem; /* PINNED, or HOST where it could not be pinned */
 };
 
-/* The memory of all slots of all workers. */
+/* The memory of all slots of one kind of all workers. */
 struct posix_ring {
     uint8_t *base;
     size_t nbytes, part_nbytes;
@@ -138,6 +141,7 @@ struct posix_ring {
     pthread_mutex_t lock;
     _Atomic unsigned npinned, nrefused; /* parts that were, and could not be */
     _Atomic unsigned gpu;               /* for which the first part was pinned */
+    _Atomic uint64_t ready_gpus;        /* a bit for each for which all slots are prepared */
     _Atomic bool lost;                  /* a GPU may reach for some of it for ever */
     char why_not[160];                  /* the first could not be */
 };
@@ -151,6 +155,7 @@ void posix_ring_destroy(struct posix_ring *ring);
 void posix_ring_pin(struct posix_ring *ring, struct posix_part *part, unsigned gpu);
 
 struct posix_op;
+struct posix_set;
 
 enum posix_slot_state { POSIX_SLOT_FREE, POSIX_SLOT_FILLING, POSIX_SLOT_MOVING };
 
@@ -158,24 +163,27 @@ enum posix_slot_state { POSIX_SLOT_FREE, POSIX_SLOT_FILLING, POSIX_SLOT_MOVING }
 struct posix_slot {
     uint8_t *cpu;
     const struct posix_part *part; /* that it lies in */
+    struct posix_set *set;         /* of its worker */
     size_t used;
     enum gpunvme_op op;
     enum posix_slot_state state;
-    bool sealed;    /* takes no more pieces */
-    bool lost;      /* copies that were started do not end */
-    unsigned nbusy; /* pieces whose bytes the file still moves */
-    unsigned gpu;   /* all are on the same */
-    uint64_t since; /* when its copies were begun */
+    bool sealed;      /* takes no more pieces */
+    bool lost;        /* copies that were started do not end */
+    unsigned nbusy;   /* pieces whose bytes the file still moves */
+    unsigned gpu;     /* all are on the same */
+    uint64_t since;   /* when its copies were begun */
+    uint64_t copy_ns; /* how long they may take: the timeout of its pieces' stores says it */
     struct posix_op *first, **last;
     struct posix_slot *next;                                      /* free, or being copied */
     _Atomic(struct gpunvme_mem_stream *) streams[POSIX_MAX_GPUS]; /* made under the ring's lock */
 };
 
+/* Pins all slots and makes their streams to this GPU; once. */
+gpunvme_err_t posix_ring_prepare(struct posix_ring *ring, unsigned gpu);
+
 /* Starts copies of all its pieces for GPU memory; the rest is copied at once. */
 gpunvme_err_t posix_slot_copy(struct posix_ring *ring, struct posix_slot *slot);
 gpunvme_err_t posix_slot_copied(struct posix_slot *slot, bool *done);
-/* Makes what copies to and from this GPU take. By any thread. */
-gpunvme_err_t posix_slot_prepare(struct posix_ring *ring, struct posix_slot *slot, unsigned gpu);
 /* Waits for it. */
 gpunvme_err_t posix_slot_wait(struct posix_slot *slot, uint64_t timeout_ns);
 
@@ -216,20 +224,13 @@ size_t posix_fill_write(struct posix_fill *fill, int from, uint64_t from_offset,
 /* ---- All together ------------------------------------------------------------------------------
  */
 
+/* What belongs to a file; what serves it is the engine's. */
 struct posix {
-    struct gpunvme_store *store;
     struct posix_file file;
-    struct posix_ring ring;
     struct posix_fill fill;
     struct posix_gate gate;     /* of writes */
     pthread_mutex_t write_lock; /* of a file in memory: the kernel's own makes them spin */
-    unsigned threads, depth;
-    uint32_t chunk;          /* bytes of a piece, at most; a power of two */
-    bool uring;              /* workers have io_uring */
-    int uring_errno;         /* why they have not; 0: nobody asked */
-    _Atomic unsigned nblind; /* workers that got none all the same */
-    struct crew *crew;
-    _Atomic uint64_t ready_gpus; /* a bit for each for which all slots are prepared */
+    struct posix_engine *engine;
 };
 
 extern const struct crew_ops posix_crew_ops;

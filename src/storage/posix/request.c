@@ -25,9 +25,9 @@ static void finished(struct posix_worker *w, struct posix_op *op)
 }
 
 /* Straight into the caller's memory: no byte behind the end of the file may be touched. */
-static size_t straight_nbytes(const struct posix_worker *w, const struct posix_op *op)
+static size_t straight_nbytes(const struct posix_op *op)
 {
-    const struct posix_file *file = &w->posix->file;
+    const struct posix_file *file = &posix_of(op)->file;
     size_t left = op->piece.nbytes - op->done;
     uint64_t size;
 
@@ -40,7 +40,7 @@ static size_t straight_nbytes(const struct posix_worker *w, const struct posix_o
 }
 
 /* Whole pages of a write go past the page cache, what is ragged through it. */
-static void plan_write(const struct posix_worker *w, struct posix_op *op)
+static void plan_write(struct posix_op *op)
 {
     size_t in_page = (size_t)(op->at & (POSIX_PAGE - 1));
 
@@ -48,16 +48,16 @@ static void plan_write(const struct posix_worker *w, struct posix_op *op)
         if (op->asked > POSIX_PAGE - in_page)
             op->asked = POSIX_PAGE - in_page;
     } else if (op->asked >= POSIX_PAGE &&
-               !((uintptr_t)op->memory & (w->posix->file.memory_align - 1))) {
+               !((uintptr_t)op->memory & (posix_of(op)->file.memory_align - 1))) {
         op->asked &= ~(size_t)(POSIX_PAGE - 1);
         op->direct = true;
     }
 }
 
 /* Its next request. */
-static void plan(const struct posix_worker *w, struct posix_op *op)
+static void plan(struct posix_op *op)
 {
-    const struct posix_file *file = &w->posix->file;
+    const struct posix_file *file = &posix_of(op)->file;
     size_t mask = file->align - 1, straight;
 
     op->at = op->piece.offset + op->done;
@@ -69,14 +69,14 @@ static void plan(const struct posix_worker *w, struct posix_op *op)
     if (op->buffered || !posix_file_direct(file, op->piece.io->op, op->piece.io->nbytes))
         return;
     if (!posix_is_read(op)) {
-        plan_write(w, op);
+        plan_write(op);
     } else if (op->slot) {
         op->before = (size_t)(op->at & mask);
         op->memory -= op->before;
         op->at -= op->before;
         op->asked = (op->before + op->asked + mask) & ~mask;
         op->direct = true;
-    } else if ((straight = straight_nbytes(w, op))) {
+    } else if ((straight = straight_nbytes(op))) {
         op->asked = straight;
         op->direct = true;
     }
@@ -89,7 +89,7 @@ static void plan(const struct posix_worker *w, struct posix_op *op)
  */
 static bool enter(struct posix_worker *w, struct posix_op *op)
 {
-    struct posix *posix = w->posix;
+    struct posix *posix = posix_of(op);
 
     if (posix_is_read(op) || posix->file.in_memory || posix->file.direct_fd < 0)
         return true;
@@ -107,10 +107,10 @@ static bool enter(struct posix_worker *w, struct posix_op *op)
     return op->in_gate;
 }
 
-static void leave(struct posix_worker *w, struct posix_op *op)
+static void leave(struct posix_op *op)
 {
     if (op->in_gate)
-        posix_gate_leave(&w->posix->gate, op->direct);
+        posix_gate_leave(&posix_of(op)->gate, op->direct);
     op->in_gate = false;
 }
 
@@ -130,12 +130,12 @@ size_t posix_advance_gated(struct posix_worker *w)
 }
 
 /* What came of a request: bytes, or -errno. */
-static void took(struct posix_worker *w, struct posix_op *op, ssize_t result)
+static void took(struct posix_op *op, ssize_t result)
 {
-    struct posix_file *file = &w->posix->file;
+    struct posix_file *file = &posix_of(op)->file;
     size_t left = op->piece.nbytes - op->done, got;
 
-    leave(w, op);
+    leave(op);
     if ((result == -EINTR || result == -EAGAIN || result == -ECANCELED) && !op->here) {
         op->here = true; /* once more, in this thread, where it may wait */
     } else if (result < 0 && op->direct && (result == -EINVAL || result == -EOPNOTSUPP)) {
@@ -159,35 +159,54 @@ static void took(struct posix_worker *w, struct posix_op *op, ssize_t result)
 /* The kernel keeps our slots, if it will: io_uring's requests cost less. */
 static void keep_slots(struct posix_worker *w)
 {
-    const struct posix_ring *ring = &w->posix->ring;
+    const struct posix_set *set = &w->sets[POSIX_SLOTS];
 
     if (w->asked_to_keep)
         return;
     w->asked_to_keep = true;
-    posix_uring_keep(w->uring, w->slots[0].cpu, ring->slot_nbytes * ring->nslots);
+    posix_uring_keep(w->uring, set->slots[0].cpu, set->ring->slot_nbytes * set->ring->nslots);
+}
+
+/* A worker's ring is made when its first request wants one. */
+static bool has_uring(struct posix_worker *w)
+{
+    int error;
+
+    if (w->uring || w->blind || !w->engine->uring)
+        return w->uring;
+    error = posix_uring_create(w->nops, &w->uring);
+    if (error && !posix_uring_may_come(error)) {
+        w->blind = true;
+        atomic_fetch_add(&w->engine->nblind, 1);
+    }
+    return !error;
 }
 
 static bool ask_uring(struct posix_worker *w, struct posix_op *op)
 {
-    if (!w->uring || w->posix->file.in_memory || op->here)
+    const struct posix_file *file = &posix_of(op)->file;
+
+    if (file->in_memory || op->here || !has_uring(w))
         return false;
     if (op->slot)
         keep_slots(w);
-    return posix_uring_move(w->uring, op->direct, op->piece.io->op, op->memory, op->asked, op->at,
-                            op);
+    return posix_uring_move(w->uring, op->direct ? file->direct_fd : file->fd, op->piece.io->op,
+                            op->memory, op->asked, op->at, op);
 }
 
 /* A write of a file in memory: not by all threads at once, unless the bytes are in a slot. */
-static ssize_t write_memory(struct posix_worker *w, struct posix_op *op)
+static ssize_t write_memory(struct posix_op *op)
 {
-    struct posix *posix = w->posix;
-    const struct posix_ring *ring = &posix->ring;
+    struct posix *posix = posix_of(op);
     size_t n = 0;
     ssize_t result;
 
-    if (op->slot && ring->fd >= 0 && op->asked >= FILL_NBYTES)
+    if (op->slot && op->slot->set->ring->fd >= 0 && op->asked >= FILL_NBYTES) {
+        const struct posix_ring *ring = op->slot->set->ring;
+
         n = posix_fill_write(&posix->fill, ring->fd, (uint64_t)(op->memory - ring->base),
                              op->memory + op->asked - 1, op->asked, op->at);
+    }
     if (n)
         return (ssize_t)n;
     if (op->asked < FILL_NBYTES)
@@ -198,12 +217,12 @@ static ssize_t write_memory(struct posix_worker *w, struct posix_op *op)
     return result;
 }
 
-static ssize_t move_here(struct posix_worker *w, struct posix_op *op)
+static ssize_t move_here(struct posix_op *op)
 {
-    const struct posix_file *file = &w->posix->file;
+    const struct posix_file *file = &posix_of(op)->file;
 
     if (file->in_memory && !posix_is_read(op))
-        return write_memory(w, op);
+        return write_memory(op);
     return posix_file_move(op->direct ? file->direct_fd : file->fd, op->piece.io->op, op->memory,
                            op->asked, op->at);
 }
@@ -211,19 +230,21 @@ static ssize_t move_here(struct posix_worker *w, struct posix_op *op)
 void posix_advance(struct posix_worker *w, struct posix_op *op)
 {
     while (!op->error && !op->end && op->done < op->piece.nbytes) {
-        plan(w, op);
+        plan(op);
         if (!enter(w, op) || ask_uring(w, op))
             return;
-        took(w, op, move_here(w, op));
+        took(op, move_here(op));
     }
     finished(w, op);
 }
 
 void posix_start_flush(struct posix_worker *w, struct posix_op *op)
 {
-    if (w->uring && posix_uring_flush(w->uring, op))
+    const struct posix_file *file = &posix_of(op)->file;
+
+    if (has_uring(w) && posix_uring_flush(w->uring, file->fd, op))
         return;
-    op->error = posix_file_flush(&w->posix->file);
+    op->error = posix_file_flush(file);
     posix_end_op(w, op, GPUNVME_OK);
 }
 
@@ -233,7 +254,7 @@ void posix_uring_ended(struct posix_worker *w, struct posix_op *op, int result)
         op->error = result < 0 ? -result : 0;
         posix_end_op(w, op, GPUNVME_OK);
     } else {
-        took(w, op, result);
+        took(op, result);
         posix_advance(w, op);
     }
 }

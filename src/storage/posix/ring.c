@@ -171,12 +171,23 @@ static gpunvme_err_t stream_of(struct posix_ring *ring, struct posix_slot *slot,
     return err;
 }
 
-gpunvme_err_t posix_slot_prepare(struct posix_ring *ring, struct posix_slot *slot, unsigned gpu)
+gpunvme_err_t posix_ring_prepare(struct posix_ring *ring, unsigned gpu)
 {
     struct gpunvme_mem_stream *stream;
-    gpunvme_err_t err = stream_of(ring, slot, gpu, &stream);
+    gpunvme_err_t err = GPUNVME_OK;
 
-    return err ? err : mem_stream_prepare_batches(stream);
+    if (gpu >= POSIX_MAX_GPUS || atomic_load(&ring->ready_gpus) >> gpu & 1)
+        return GPUNVME_OK;
+    for (unsigned i = 0; i < ring->nparts; i++)
+        posix_ring_pin(ring, &ring->parts[i], gpu);
+    for (size_t i = 0; i < (size_t)ring->nparts * ring->nslots && !err; i++) {
+        err = stream_of(ring, &ring->slots[i], gpu, &stream);
+        if (!err)
+            err = mem_stream_prepare_batches(stream);
+    }
+    if (!err)
+        atomic_fetch_or(&ring->ready_gpus, UINT64_C(1) << gpu);
+    return err;
 }
 
 /* CUDA refuses a copy that goes from one allocation into the next; a transfer's memory is one. */
@@ -293,7 +304,7 @@ gpunvme_err_t posix_slot_wait(struct posix_slot *slot, uint64_t timeout_ns)
         if (futex_now() > deadline)
             return base_fail(GPUNVME_ERR_TIMEOUT,
                              "a copy by the GPU is not done, and %llu ms more did not help: it is "
-                             "busy, or hangs; the memory is in use until the store is closed",
+                             "busy, or hangs; the memory may be in use as long as it does",
                              (unsigned long long)(timeout_ns / 1000000));
         if (looks >= WAIT_LOOKS)
             nanosleep(&nap, NULL);

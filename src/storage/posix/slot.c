@@ -7,6 +7,8 @@
 #include "storage/futex.h"
 #include "storage/posix/worker.h"
 
+#define LEAST_COPY_NS 20000000u /* for the GPU, whatever a store's timeout is */
+
 /* Gives it back. An error of its own, of the file, is told by its errno. */
 void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err)
 {
@@ -19,7 +21,7 @@ void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err
             op->error, "%s%zu bytes at offset %llu", kind == GPUNVME_OP_FLUSH ? "flush of " : "",
             op->piece.nbytes - op->done, (unsigned long long)(op->piece.offset + op->done));
     if (done)
-        store_moved(w->store, kind, route, done);
+        store_moved(op->piece.io->priv.store, kind, route, done);
     w->in_hand -= op->piece.nbytes;
     crew_end(&op->piece, err, done);
     op->next = w->free;
@@ -27,31 +29,41 @@ void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err
     w->nfree++;
 }
 
-struct posix_slot *posix_take_slot(struct posix_worker *w, enum gpunvme_op op)
+/* Callers that wait learn of a copy that does not end before they give up themselves. */
+static uint64_t copy_ns_of(const struct posix_op *op)
 {
-    struct posix_slot *slot = w->free_slots;
+    uint64_t half = op->piece.io->priv.store->uri.options.timeout_ns / 2;
+
+    return half < LEAST_COPY_NS ? LEAST_COPY_NS : half;
+}
+
+/* For pieces like this one. */
+static struct posix_slot *take_slot(struct posix_set *set, const struct posix_op *op)
+{
+    struct posix_slot *slot = set->free;
 
     if (!slot)
         return NULL;
-    w->free_slots = slot->next;
+    set->free = slot->next;
     slot->next = NULL;
     slot->used = 0;
-    slot->op = op;
+    slot->op = op->piece.io->op;
+    slot->gpu = op->gpu;
+    slot->copy_ns = copy_ns_of(op);
     slot->state = POSIX_SLOT_FILLING;
     slot->sealed = false;
     slot->nbusy = 0;
-    slot->gpu = 0;
     slot->first = NULL;
     slot->last = &slot->first;
     return slot;
 }
 
 /* The one that was used last is taken next: it is in the processor's cache. */
-void posix_free_slot(struct posix_worker *w, struct posix_slot *slot)
+void posix_free_slot(struct posix_slot *slot)
 {
     slot->state = POSIX_SLOT_FREE;
-    slot->next = w->free_slots;
-    w->free_slots = slot;
+    slot->next = slot->set->free;
+    slot->set->free = slot;
 }
 
 static void end_slot(struct posix_worker *w, struct posix_slot *slot, gpunvme_err_t err)
@@ -63,9 +75,9 @@ static void end_slot(struct posix_worker *w, struct posix_slot *slot, gpunvme_er
         posix_end_op(w, op, err);
     }
     if (slot->lost)
-        w->nlost++; /* the GPU may still write there, or read */
+        slot->set->nlost++; /* the GPU may still write there, or read */
     else
-        posix_free_slot(w, slot);
+        posix_free_slot(slot);
 }
 
 /* Its copies are done, or have failed. */
@@ -87,7 +99,7 @@ void posix_slot_is_copied(struct posix_worker *w, struct posix_slot *slot, gpunv
 
 static void copy_slot(struct posix_worker *w, struct posix_slot *slot)
 {
-    gpunvme_err_t err = posix_slot_copy(&w->posix->ring, slot);
+    gpunvme_err_t err = posix_slot_copy(slot->set->ring, slot);
     struct base_failure failure;
     bool done = false;
 
@@ -97,7 +109,7 @@ static void copy_slot(struct posix_worker *w, struct posix_slot *slot)
         err = posix_slot_copied(slot, &done);
     if (err) { /* those that were started go on */
         base_keep(&failure, err);
-        slot->lost = posix_slot_wait(slot, w->copy_ns) == GPUNVME_ERR_TIMEOUT;
+        slot->lost = posix_slot_wait(slot, slot->copy_ns) == GPUNVME_ERR_TIMEOUT;
         base_restore(&failure);
     }
     if (err || done) {
@@ -128,47 +140,58 @@ void posix_seal(struct posix_worker *w)
  * its page as in the file's; else as its memory lies within 16 bytes, which copies fastest, and
  * makes one copy of neighbours.
  */
-static size_t place_of(const struct posix_worker *w, const struct posix_op *op, size_t used)
+static size_t place_of(const struct posix_op *op, size_t used)
 {
-    if (w->posix->file.direct_fd < 0)
+    if (posix_of(op)->file.direct_fd < 0)
         return used + (((uintptr_t)op->piece.ptr - used) & 15);
     used = (used + POSIX_PAGE - 1) & ~(size_t)(POSIX_PAGE - 1);
     return used + (size_t)(op->piece.offset & (POSIX_PAGE - 1));
+}
+
+/* What is used of a slot behind a piece: with O_DIRECT the rest of its last page is read, too. */
+static size_t used_behind(const struct posix_op *op, size_t place)
+{
+    size_t used = place + op->piece.nbytes;
+
+    if (posix_of(op)->file.direct_fd < 0)
+        return used;
+    return (used + POSIX_PAGE - 1) & ~(size_t)(POSIX_PAGE - 1);
 }
 
 /* Behind others; a piece that is alone fits always. */
 static bool fits(const struct posix_worker *w, const struct posix_slot *slot,
                  const struct posix_op *op)
 {
-    size_t room = w->posix->chunk;
-    size_t most = w->posix->ring.slot_nbytes - POSIX_PAGE; /* a last block may be read whole */
+    size_t room = w->engine->chunk;
+    size_t most = slot->set->ring->slot_nbytes - POSIX_PAGE; /* a last block may be read whole */
 
-    if (slot->op != op->piece.io->op || slot->gpu != op->gpu)
+    if (slot->op != op->piece.io->op || slot->gpu != op->gpu || slot->copy_ns != copy_ns_of(op))
         return false;
     if (room < POSIX_LEAST_SLOT)
         room = POSIX_LEAST_SLOT;
-    return place_of(w, op, slot->used) + op->piece.nbytes <= (room < most ? room : most);
+    return place_of(op, slot->used) + op->piece.nbytes <= (room < most ? room : most);
 }
 
 /* Finds it a place in a slot; false: there is none now. */
 bool posix_put_in_slot(struct posix_worker *w, struct posix_op *op)
 {
+    struct posix_set *set = posix_set_for(w, op);
     struct posix_slot *slot = w->open;
+    size_t place;
 
-    if (slot && !fits(w, slot, op)) {
+    if (slot && (slot->set != set || !fits(w, slot, op))) {
         posix_seal(w);
         slot = NULL;
     }
     if (!slot) {
-        slot = posix_take_slot(w, op->piece.io->op);
+        slot = take_slot(set, op);
         if (!slot)
             return false;
-        slot->gpu = op->gpu;
         w->open = slot;
     }
-    slot->used = place_of(w, op, slot->used);
-    op->cpu = slot->cpu + slot->used;
-    slot->used += op->piece.nbytes;
+    place = place_of(op, slot->used);
+    op->cpu = slot->cpu + place;
+    slot->used = used_behind(op, place);
     posix_slot_append(slot, op);
     slot->nbusy++;
     return true;

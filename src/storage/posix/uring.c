@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * A ring of io_uring: requests for one file, with the file, and if the kernel will, the memory of
- * the slots registered. Used by one thread. Knows nothing of transfers.
+ * A ring of io_uring: requests for any files, if the kernel will with the memory of the slots
+ * registered. Used by one thread. Knows nothing of transfers.
  */
 #include <errno.h>
 #include <liburing.h>
@@ -13,9 +13,7 @@
 
 struct posix_uring {
     struct io_uring ring;
-    int fds[2];       /* buffered, direct */
-    bool fixed_files; /* numbers 0 and 1 are these */
-    uint8_t *kept;    /* registered memory: buffer 0 */
+    uint8_t *kept; /* registered memory: buffer 0 */
     size_t kept_nbytes;
     unsigned in_flight; /* queued, and not yet given back */
 };
@@ -46,7 +44,7 @@ static bool has_operations(struct io_uring *ring)
     return ok;
 }
 
-int posix_uring_create(const struct posix_file *file, unsigned depth, struct posix_uring **out)
+int posix_uring_create(unsigned depth, struct posix_uring **out)
 {
     struct posix_uring *uring = calloc(1, sizeof(*uring));
     int err;
@@ -63,10 +61,6 @@ int posix_uring_create(const struct posix_file *file, unsigned depth, struct pos
         free(uring);
         return -err;
     }
-    uring->fds[0] = file->fd;
-    uring->fds[1] = file->direct_fd;
-    uring->fixed_files =
-        !io_uring_register_files(&uring->ring, uring->fds, file->direct_fd < 0 ? 1 : 2);
     *out = uring;
     return 0;
 }
@@ -77,6 +71,11 @@ void posix_uring_destroy(struct posix_uring *uring)
         return;
     io_uring_queue_exit(&uring->ring);
     free(uring);
+}
+
+bool posix_uring_may_come(int error)
+{
+    return error == EMFILE || error == ENFILE;
 }
 
 bool posix_uring_keep(struct posix_uring *uring, void *cpu, size_t nbytes)
@@ -97,17 +96,14 @@ static bool is_kept(const struct posix_uring *uring, const uint8_t *cpu, size_t 
 
 static void queued(struct posix_uring *uring, struct io_uring_sqe *sqe, void *user)
 {
-    if (uring->fixed_files)
-        io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
     io_uring_sqe_set_data(sqe, user);
     uring->in_flight++;
 }
 
-bool posix_uring_move(struct posix_uring *uring, bool direct, enum gpunvme_op op, uint8_t *cpu,
+bool posix_uring_move(struct posix_uring *uring, int fd, enum gpunvme_op op, uint8_t *cpu,
                       size_t nbytes, uint64_t offset, void *user)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(&uring->ring);
-    int fd = uring->fixed_files ? direct : uring->fds[direct];
     unsigned n = nbytes > INT32_MAX ? INT32_MAX & ~(POSIX_PAGE - 1) : (unsigned)nbytes;
     bool kept = is_kept(uring, cpu, n);
 
@@ -125,13 +121,13 @@ bool posix_uring_move(struct posix_uring *uring, bool direct, enum gpunvme_op op
     return true;
 }
 
-bool posix_uring_flush(struct posix_uring *uring, void *user)
+bool posix_uring_flush(struct posix_uring *uring, int fd, void *user)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(&uring->ring);
 
     if (!sqe)
         return false;
-    io_uring_prep_fsync(sqe, uring->fixed_files ? 0 : uring->fds[0], IORING_FSYNC_DATASYNC);
+    io_uring_prep_fsync(sqe, fd, IORING_FSYNC_DATASYNC);
     queued(uring, sqe, user);
     return true;
 }

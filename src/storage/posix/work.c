@@ -15,7 +15,6 @@
 #include "storage/posix/worker.h"
 
 #define WAIT_BUSY_NS  1000000u   /* for a drive, with pieces in hand: others may come meanwhile */
-#define LEAST_COPY_NS 20000000u  /* for the GPU, whatever the store's timeout is */
 #define ENOUGH_NBYTES (8u << 20) /* in a worker's hands */
 #define LOOK_TURNS    64u        /* of a worker that always finds work, between looks at copies */
 #define NAP_GATED_NS  20000u
@@ -27,18 +26,18 @@
  */
 
 /* Takes from the page cache what is there. */
-static void look(struct posix_worker *w, struct posix_op *op)
+static void look(struct posix_op *op)
 {
-    struct posix_file *file = &w->posix->file;
+    struct posix_file *file = &posix_of(op)->file;
 
     if (posix_file_is_warm(file, op->piece.offset))
         posix_file_look(file, op->cpu, op->piece.nbytes, op->piece.offset, &op->done, &op->end);
 }
 
 /* A read into the caller's memory that O_DIRECT does not take goes through a slot. */
-static bool is_crooked(const struct posix_worker *w, const struct posix_op *op)
+static bool is_crooked(const struct posix_op *op)
 {
-    const struct posix_file *file = &w->posix->file;
+    const struct posix_file *file = &posix_of(op)->file;
 
     return !op->done && !op->end && posix_file_direct(file, GPUNVME_OP_READ, op->piece.nbytes) &&
            ((op->piece.offset | op->piece.nbytes) & (file->align - 1) ||
@@ -49,8 +48,8 @@ static void start_host(struct posix_worker *w, struct posix_op *op)
 {
     op->cpu = op->piece.ptr;
     if (posix_is_read(op)) {
-        look(w, op);
-        if (is_crooked(w, op))
+        look(op);
+        if (is_crooked(op))
             posix_put_in_slot(w, op); /* else through the page cache */
     }
     posix_advance(w, op);
@@ -73,14 +72,15 @@ static gpunvme_err_t check_memory(struct posix_worker *w, struct posix_op *op)
 
 static void start_gpu(struct posix_worker *w, struct posix_op *op)
 {
+    struct posix_set *set = posix_set_for(w, op);
     gpunvme_err_t err = check_memory(w, op);
 
     if (err) {
         posix_end_op(w, op, err);
         return;
     }
-    posix_ring_pin(&w->posix->ring, w->part, op->gpu);
-    if (w->nlost == w->posix->ring.nslots) {
+    posix_ring_pin(set->ring, set->part, op->gpu);
+    if (set->nlost == set->ring->nslots) {
         posix_end_op(w, op, base_fail(GPUNVME_ERR_GPU, "the GPU does not answer any more"));
         return;
     }
@@ -89,7 +89,7 @@ static void start_gpu(struct posix_worker *w, struct posix_op *op)
         return;
     }
     if (posix_is_read(op)) {
-        look(w, op);
+        look(op);
         posix_advance(w, op);
     }
 }
@@ -122,7 +122,7 @@ static struct posix_op *new_op(struct posix_worker *w, const struct crew_piece *
 /* A fair share of what there is to do. */
 static size_t take(struct posix_worker *w, bool *stop)
 {
-    size_t room = crew_waiting(w->crew->crew) / w->posix->threads;
+    size_t room = crew_waiting(w->crew->crew) / w->engine->threads;
     bool busy = w->nfree < w->nops;
 
     /* More would keep no drive busier, and others from it. */
@@ -134,7 +134,7 @@ static size_t take(struct posix_worker *w, bool *stop)
         room = w->nfree;
     if (!room)
         return 0;
-    return crew_take(w->crew, w->pieces, room, busy ? 0 : POSIX_WAIT_NS, stop);
+    return crew_take(w->crew, w->pieces, room, busy ? 0 : CREW_FOR_EVER, stop);
 }
 
 static size_t reap(struct posix_worker *w)
@@ -155,8 +155,7 @@ static size_t reap(struct posix_worker *w)
  * What came of the copies of a slot. Those that take too long are given up, however much else there
  * is to do meanwhile.
  */
-static gpunvme_err_t look_at_copies(const struct posix_worker *w, struct posix_slot *slot,
-                                    bool wait, bool *done)
+static gpunvme_err_t look_at_copies(struct posix_slot *slot, bool wait, bool *done)
 {
     gpunvme_err_t err = posix_slot_copied(slot, done);
     uint64_t taken;
@@ -164,10 +163,10 @@ static gpunvme_err_t look_at_copies(const struct posix_worker *w, struct posix_s
     if (err || *done)
         return err;
     taken = futex_now() - slot->since;
-    if (!wait && taken < w->copy_ns)
+    if (!wait && taken < slot->copy_ns)
         return GPUNVME_OK;
     *done = true;
-    return posix_slot_wait(slot, taken < w->copy_ns ? w->copy_ns - taken : 0);
+    return posix_slot_wait(slot, taken < slot->copy_ns ? slot->copy_ns - taken : 0);
 }
 
 /* Slots whose copies are done; the first of them is waited for, if there is nothing else to do. */
@@ -178,7 +177,7 @@ static size_t reap_copies(struct posix_worker *w, bool wait)
     while (w->moving) {
         struct posix_slot *slot = w->moving;
         bool done;
-        gpunvme_err_t err = look_at_copies(w, slot, wait, &done);
+        gpunvme_err_t err = look_at_copies(slot, wait, &done);
 
         if (!err && !done)
             break;
@@ -212,6 +211,24 @@ static void nap(void)
     nanosleep(&time, NULL);
 }
 
+/* There is a kind of which none is free. */
+static bool lacks_slots(const struct posix_worker *w)
+{
+    for (unsigned i = 0; i < POSIX_NRINGS; i++)
+        if (!w->sets[i].free && w->sets[i].ring->nslots)
+            return true;
+    return false;
+}
+
+/* A piece that waits for a slot may find one, or that it never will. */
+static bool may_go_on(const struct posix_worker *w)
+{
+    for (unsigned i = 0; i < POSIX_NRINGS; i++)
+        if (w->sets[i].free || w->sets[i].nlost)
+            return true;
+    return false;
+}
+
 static void one_turn(struct posix_worker *w, bool *stop)
 {
     size_t n = take(w, stop), ended;
@@ -222,7 +239,7 @@ static void one_turn(struct posix_worker *w, bool *stop)
     posix_seal(w);
     ended = reap(w);
     /* To ask about copies costs more than to ask for some. */
-    if (!n || !w->free_slots || ++w->turns % LOOK_TURNS == 0)
+    if (!n || lacks_slots(w) || ++w->turns % LOOK_TURNS == 0)
         ended += reap_copies(w, false);
     if (w->gated && posix_advance_gated(w) && !n && !ended && !posix_uring_in_flight(w->uring))
         nap();
@@ -232,7 +249,7 @@ static void one_turn(struct posix_worker *w, bool *stop)
         else
             reap_copies(w, true);
     }
-    if (w->waiting.first && (w->free_slots || w->nlost)) {
+    if (w->waiting.first && may_go_on(w)) {
         start_waiting(w);
         posix_seal(w);
     }
@@ -244,19 +261,17 @@ static void work(struct crew_worker *crew_worker)
     bool stop = false;
 
     prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0);
-    if (w->posix->uring && posix_uring_create(&w->posix->file, w->nops, &w->uring))
-        atomic_fetch_add(&w->posix->nblind, 1);
     while (!stop)
         one_turn(w, &stop);
     posix_uring_destroy(w->uring);
 }
 
 /* What is on a stream that does not end may still reach for the slot's memory. */
-static void drop_streams(struct posix_worker *w, const struct posix_slot *slot)
+static void drop_streams(struct posix_ring *ring, const struct posix_slot *slot)
 {
     for (unsigned gpu = 0; gpu < POSIX_MAX_GPUS; gpu++)
         if (gpunvme_mem_stream_destroy(slot->streams[gpu]) == GPUNVME_ERR_TIMEOUT)
-            atomic_store(&w->posix->ring.lost, true);
+            atomic_store(&ring->lost, true);
 }
 
 static void release(struct crew_worker *crew_worker)
@@ -265,48 +280,54 @@ static void release(struct crew_worker *crew_worker)
 
     if (!w)
         return;
-    for (unsigned i = 0; i < w->posix->ring.nslots; i++)
-        drop_streams(w, &w->slots[i]);
+    for (unsigned k = 0; k < POSIX_NRINGS; k++)
+        for (unsigned i = 0; i < w->sets[k].ring->nslots; i++)
+            drop_streams(w->sets[k].ring, &w->sets[k].slots[i]);
     free(w->ops);
     free(w->pieces);
     free(w);
 }
 
+/* The part of a ring that is this worker's. A ring that nobody needs has no parts. */
+static void take_part(struct posix_set *set, struct posix_ring *ring, unsigned index)
+{
+    set->ring = ring;
+    if (!ring->nslots)
+        return;
+    set->part = &ring->parts[index];
+    set->slots = &ring->slots[(size_t)index * ring->nslots];
+    for (unsigned i = ring->nslots; i-- > 0;) {
+        set->slots[i].cpu = set->part->base + ring->slot_nbytes * i;
+        set->slots[i].part = set->part;
+        set->slots[i].set = set;
+        posix_free_slot(&set->slots[i]);
+    }
+}
+
 static gpunvme_err_t prepare(struct crew_worker *crew_worker)
 {
     struct posix_worker *w = crew_worker->state = calloc(1, sizeof(*w));
-    struct posix *posix = crew_worker->store->priv;
-    const struct posix_ring *ring = &posix->ring;
+    struct posix_engine *engine = crew_worker->shared;
 
     if (!w)
         return base_fail(GPUNVME_ERR_NOMEM, "a worker");
     w->crew = crew_worker;
-    w->store = crew_worker->store;
-    w->posix = posix;
-    w->part = &posix->ring.parts[crew_worker->index];
-    /* Callers that wait learn of a copy that does not end before they give up themselves. */
-    w->copy_ns = w->store->uri.options.timeout_ns / 2;
-    if (w->copy_ns < LEAST_COPY_NS)
-        w->copy_ns = LEAST_COPY_NS;
-    w->nops = w->nfree = posix->depth;
+    w->engine = engine;
+    for (unsigned i = 0; i < POSIX_NRINGS; i++)
+        take_part(&w->sets[i], &engine->rings[i], crew_worker->index);
+    w->nops = w->nfree = engine->depth;
     w->waiting.last = &w->waiting.first;
     w->last_moving = &w->moving;
     w->ops = calloc(w->nops, sizeof(*w->ops));
     w->pieces = calloc(w->nops, sizeof(*w->pieces));
-    w->slots = &ring->slots[(size_t)crew_worker->index * ring->nslots];
     if (!w->ops || !w->pieces) {
         release(crew_worker);
         crew_worker->state = NULL;
-        return base_fail(GPUNVME_ERR_NOMEM, "a worker with %u pieces in hand", posix->depth);
+        return base_fail(GPUNVME_ERR_NOMEM, "a worker with %u pieces in hand", engine->depth);
     }
     for (unsigned i = 0; i < w->nops; i++) {
         w->ops[i].next = w->free;
         w->free = &w->ops[i];
-    }
-    for (unsigned i = ring->nslots; i-- > 0;) {
-        w->slots[i].cpu = w->part->base + ring->slot_nbytes * i;
-        w->slots[i].part = w->part;
-        posix_free_slot(w, &w->slots[i]);
     }
     return GPUNVME_OK;
 }

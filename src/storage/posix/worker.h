@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * A worker of the posix backend, and the pieces of transfers in its hands.
+ * A worker of an engine of the posix backend, and the pieces of transfers in its hands. They are of
+ * any stores. A store may be closed as soon as its last piece has been given back.
  *
  * A piece is "started" when it has a place in memory; "advanced" by one request after the other
  * until its bytes are moved, the file ends, or an error; "finished" when the file has done its
@@ -10,7 +11,7 @@
 #define STORAGE_POSIX_WORKER_H
 
 #include "memory/ranges.h"
-#include "storage/posix/posix.h"
+#include "storage/posix/engine.h"
 
 struct posix_op {
     struct crew_piece piece;
@@ -35,6 +36,12 @@ struct posix_op {
     struct posix_op *next; /* of the free ones, of those in a slot, of those that wait */
 };
 
+/* Its file, and what belongs to it. */
+static inline struct posix *posix_of(const struct posix_op *op)
+{
+    return op->piece.io->priv.store->priv;
+}
+
 /* How much of it there is to copy: what was read, or all that shall be written. */
 static inline size_t posix_op_nbytes(const struct posix_op *op)
 {
@@ -53,27 +60,32 @@ struct posix_list {
     struct posix_op *first, **last;
 };
 
+/* A worker's slots of one kind. */
+struct posix_set {
+    struct posix_ring *ring;
+    struct posix_part *part;
+    struct posix_slot *slots, *free;
+    unsigned nlost; /* slots that the GPU never gave back */
+};
+
 struct posix_worker {
     struct crew_worker *crew;
-    struct gpunvme_store *store;
-    struct posix *posix;
-    struct posix_part *part;  /* where its slots are */
+    struct posix_engine *engine;
+    struct posix_set sets[POSIX_NRINGS];
     struct mem_ranges ranges; /* of GPU memory, that this turn's pieces were found to lie in */
     bool has_ranges;
-    struct posix_uring *uring; /* NULL: requests are made one at a time */
+    struct posix_uring *uring; /* NULL: none yet, or requests are made one at a time */
+    bool blind;                /* it is refused */
     bool asked_to_keep;        /* the kernel, our slots */
     struct posix_op *ops, *free;
     struct crew_piece *pieces;
     unsigned nops, nfree;
-    size_t in_hand;            /* bytes of pieces that are not free */
-    struct posix_list waiting; /* taken, for want of a slot not started */
-    struct posix_op *gated;    /* writes that wait until direct ones have ended */
-    struct posix_slot *slots, *free_slots;
-    unsigned nlost;                           /* slots that the GPU never gave back */
+    size_t in_hand;                           /* bytes of pieces that are not free */
+    struct posix_list waiting;                /* taken, for want of a slot not started */
+    struct posix_op *gated;                   /* writes that wait until direct ones have ended */
     struct posix_slot *open;                  /* takes small pieces */
     struct posix_slot *moving, **last_moving; /* copies are under way, the oldest first */
     unsigned turns;
-    uint64_t copy_ns; /* how long the copies of a slot may take */
 };
 
 static inline void posix_append(struct posix_list *list, struct posix_op *op)
@@ -99,8 +111,13 @@ static inline bool posix_is_gpu(const struct posix_op *op)
 /* Gives a piece back. An error of its own, of the file, is told by its errno. */
 void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err);
 
-struct posix_slot *posix_take_slot(struct posix_worker *w, enum gpunvme_op op);
-void posix_free_slot(struct posix_worker *w, struct posix_slot *slot);
+void posix_free_slot(struct posix_slot *slot);
+
+/* The worker's slots that a piece may lie in. */
+static inline struct posix_set *posix_set_for(struct posix_worker *w, const struct posix_op *op)
+{
+    return &w->sets[posix_ring_for(&posix_of(op)->file, op->piece.io->op)];
+}
 
 /* Finds a piece a place in a slot; false: there is none now. */
 bool posix_put_in_slot(struct posix_worker *w, struct posix_op *op);

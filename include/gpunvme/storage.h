@@ -17,6 +17,10 @@
  * gpunvme_close() and gpunvme_batch_destroy() exclude other calls on what they end. Transfers in
  * flight at the same time that overlap, one of them a write, leave either's bytes.
  *
+ * After fork(2) the child has none of the threads that serve a store. There, transfers
+ * of a store that was opened before, and gpunvme_close(), return UNSUPPORTED; the child opens stores
+ * of its own.
+ *
  * Nothing waits for ever: calls that wait have a deadline, of `timeout` (an option, 30 s) where
  * they take none.
  */
@@ -59,7 +63,8 @@ gpunvme_err_t gpunvme_open(const char *uri, unsigned flags, struct gpunvme_store
 /*
  * Waits for what is in flight, lets go of registered memory, and frees the store. TIMEOUT, after
  * `timeout`: something did not end, the store stays as it was, and may be closed again later. Other
- * errors are of the backend, and all is freed. NULL is fine.
+ * errors are of the backend, and all is freed. UNSUPPORTED, of a store from before fork(2): nothing
+ * was done. NULL is fine.
  */
 gpunvme_err_t gpunvme_close(struct gpunvme_store *store);
 
@@ -69,7 +74,7 @@ struct gpunvme_store_info {
     uint32_t block_size; /* bytes; transfers of whole blocks at multiples of it cost least */
     bool writable;       /* opened for writing */
     bool resizable;      /* a file: it grows by writes behind its end */
-    uint32_t threads;    /* that serve it */
+    uint32_t threads;    /* that serve it; files share them (docs/STORAGE.md) */
     uint64_t timeout_ns; /* of calls that take none */
 };
 

@@ -167,6 +167,8 @@ struct posix_slot {
     size_t used;
     enum gpunvme_op op;
     enum posix_slot_state state;
+    dev_t dev;        /* of the first one's file */
+    bool quick;       /* no piece has to be waited for, as far as is known */
     bool sealed;      /* takes no more pieces */
     bool lost;        /* copies that were started do not end */
     unsigned nbusy;   /* pieces whose bytes the file still moves */

@@ -50,6 +50,8 @@ static struct posix_slot *take_slot(struct posix_set *set, const struct posix_op
     slot->op = op->piece.io->op;
     slot->gpu = op->gpu;
     slot->copy_ns = copy_ns_of(op);
+    slot->dev = op->piece.io->priv.store->dev;
+    slot->quick = true;
     slot->state = POSIX_SLOT_FILLING;
     slot->sealed = false;
     slot->nbusy = 0;
@@ -158,6 +160,24 @@ static size_t used_behind(const struct posix_op *op, size_t place)
     return (used + POSIX_PAGE - 1) & ~(size_t)(POSIX_PAGE - 1);
 }
 
+/* Its bytes come at once: no drive, nor a file system that hangs, is waited for. */
+static bool is_quick(const struct posix_op *op)
+{
+    struct posix_file *file = &posix_of(op)->file;
+
+    return file->in_memory || (op->piece.io->op == GPUNVME_OP_READ &&
+                               !atomic_load_explicit(&file->cold, memory_order_relaxed));
+}
+
+/*
+ * All pieces of a slot end together. So they are of files on one device, which hang together, or
+ * none of them has to be waited for.
+ */
+static bool may_share(const struct posix_slot *slot, const struct posix_op *op)
+{
+    return slot->dev == op->piece.io->priv.store->dev || (slot->quick && is_quick(op));
+}
+
 /* Behind others; a piece that is alone fits always. */
 static bool fits(const struct posix_worker *w, const struct posix_slot *slot,
                  const struct posix_op *op)
@@ -165,7 +185,8 @@ static bool fits(const struct posix_worker *w, const struct posix_slot *slot,
     size_t room = w->engine->chunk;
     size_t most = slot->set->ring->slot_nbytes - POSIX_PAGE; /* a last block may be read whole */
 
-    if (slot->op != op->piece.io->op || slot->gpu != op->gpu || slot->copy_ns != copy_ns_of(op))
+    if (slot->op != op->piece.io->op || slot->gpu != op->gpu || slot->copy_ns != copy_ns_of(op) ||
+        !may_share(slot, op))
         return false;
     if (room < POSIX_LEAST_SLOT)
         room = POSIX_LEAST_SLOT;
@@ -192,6 +213,7 @@ bool posix_put_in_slot(struct posix_worker *w, struct posix_op *op)
     place = place_of(op, slot->used);
     op->cpu = slot->cpu + place;
     slot->used = used_behind(op, place);
+    slot->quick = slot->quick && is_quick(op);
     posix_slot_append(slot, op);
     slot->nbusy++;
     return true;

@@ -18,8 +18,8 @@
  * flight at the same time that overlap, one of them a write, leave either's bytes.
  *
  * After fork(2) the child has none of the threads that serve a store. There, transfers
- * of a store that was opened before, and gpunvme_close(), return UNSUPPORTED; the child opens stores
- * of its own.
+ * of a store that was opened before, and gpunvme_close(), return UNSUPPORTED; the child opens
+ * stores of its own.
  *
  * Nothing waits for ever: calls that wait have a deadline, of `timeout` (an option, 30 s) where
  * they take none.

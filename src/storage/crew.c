@@ -4,6 +4,7 @@
  */
 #include <signal.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "base/cond.h"
 #include "base/fail.h"
@@ -11,7 +12,8 @@
 #include "storage/crew.h"
 #include "storage/futex.h"
 
-#define LOOKS 200u /* for work, before a thread sleeps: some microseconds */
+#define LOOKS    200u      /* for work, before a thread sleeps: some microseconds */
+#define STALL_NS 20000000u /* a worker that has not asked for work so long is held up */
 
 struct crew {
     struct gpunvme_store *store; /* the only one; NULL: many */
@@ -23,6 +25,9 @@ struct crew {
     size_t nready;                       /* how many stores */
     _Atomic size_t waiting;              /* how many transfers */
     unsigned sleepers;
+    unsigned nregular;           /* workers but the one in reserve */
+    pthread_cond_t reserve_wake; /* for the one in reserve */
+    bool reserve_sleeps;         /* until somebody wakes it */
     _Atomic bool stop;
     unsigned n, nprepared, nstarted;
     pthread_t *threads;
@@ -44,12 +49,14 @@ void crew_stop(struct crew *crew)
     pthread_mutex_lock(&crew->lock);
     atomic_store(&crew->stop, true);
     pthread_cond_broadcast(&crew->wake);
+    pthread_cond_broadcast(&crew->reserve_wake);
     pthread_mutex_unlock(&crew->lock);
     for (unsigned i = 0; i < crew->nstarted; i++)
         pthread_join(crew->threads[i], NULL);
     for (unsigned i = 0; i < crew->nprepared && crew->ops->release; i++)
         crew->ops->release(&crew->workers[i]);
     pthread_cond_destroy(&crew->wake);
+    pthread_cond_destroy(&crew->reserve_wake);
     pthread_mutex_destroy(&crew->lock);
     free(crew->threads);
     free(crew->workers);
@@ -99,10 +106,11 @@ static void init_sync(struct crew *crew)
 {
     pthread_mutex_init(&crew->lock, NULL);
     base_cond_init(&crew->wake);
+    base_cond_init(&crew->reserve_wake);
 }
 
 static gpunvme_err_t start(struct gpunvme_store *store, void *shared, const struct crew_ops *ops,
-                           unsigned n, struct crew **out)
+                           unsigned n, bool reserve, struct crew **out)
 {
     struct crew *crew = calloc(1, sizeof(*crew));
     gpunvme_err_t err = GPUNVME_OK;
@@ -113,7 +121,8 @@ static gpunvme_err_t start(struct gpunvme_store *store, void *shared, const stru
     crew->store = store;
     crew->shared = shared;
     crew->ops = ops;
-    crew->n = n;
+    crew->nregular = n;
+    crew->n = n = n + reserve;
     crew->last = &crew->first;
     init_sync(crew);
     crew->threads = calloc(n, sizeof(*crew->threads));
@@ -133,13 +142,13 @@ static gpunvme_err_t start(struct gpunvme_store *store, void *shared, const stru
 gpunvme_err_t crew_start(struct gpunvme_store *store, const struct crew_ops *ops, unsigned n,
                          struct crew **out)
 {
-    return start(store, NULL, ops, n, out);
+    return start(store, NULL, ops, n, false, out);
 }
 
-gpunvme_err_t crew_start_shared(void *shared, const struct crew_ops *ops, unsigned n,
+gpunvme_err_t crew_start_shared(void *shared, const struct crew_ops *ops, unsigned n, bool reserve,
                                 struct crew **out)
 {
-    return start(NULL, shared, ops, n, out);
+    return start(NULL, shared, ops, n, reserve, out);
 }
 
 /* Under the lock: it is the last one whose turn it is. */
@@ -166,6 +175,13 @@ static void append(struct crew *crew, struct gpunvme_io *first, struct gpunvme_i
     queue->last = &last->priv.next;
 }
 
+/* Under the lock. All regular workers have something to do, and there is more. */
+static void wake_reserve(struct crew *crew)
+{
+    if (crew->reserve_sleeps && crew->first && !crew->sleepers)
+        pthread_cond_signal(&crew->reserve_wake);
+}
+
 void crew_submit(struct crew *crew, struct gpunvme_io *first, size_t n)
 {
     struct gpunvme_io *last = first;
@@ -183,6 +199,7 @@ void crew_submit(struct crew *crew, struct gpunvme_io *first, size_t n)
             pthread_cond_signal(&crew->wake);
     else if (crew->sleepers)
         pthread_cond_broadcast(&crew->wake);
+    wake_reserve(crew);
     pthread_mutex_unlock(&crew->lock);
 }
 
@@ -201,9 +218,18 @@ static size_t share_of(const struct crew *crew, const struct gpunvme_store *stor
     size_t like_it = atomic_load(&store->in_flight) + crew->nready - 1;
     size_t max_nbytes = store->queue.piece_nbytes, least = store->queue.least_nbytes;
 
-    while (least && max_nbytes > least && ((left - 1) / max_nbytes + 1) * like_it < crew->n)
+    while (least && max_nbytes > least && ((left - 1) / max_nbytes + 1) * like_it < crew->nregular)
         max_nbytes /= 2;
     return max_nbytes;
+}
+
+/* To some milliseconds. */
+static uint64_t rough_now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 /* Takes the store whose turn it is from the list. */
@@ -321,6 +347,85 @@ static size_t take_pieces(struct crew *crew, struct crew_piece *pieces, size_t r
     return n;
 }
 
+/* ---- The worker in reserve ---------------------------------------------------------------------
+ */
+
+/* Under the lock: makes the first store one that holds nobody up. False: there is none. */
+static bool find_store_that_works(struct crew *crew)
+{
+    for (size_t i = crew->nready; i > 0; i--) {
+        if (!atomic_load(&crew->first->queue.in_hand))
+            return true;
+        append_store(crew, unlink_store(crew));
+    }
+    return false;
+}
+
+/* None of the regular workers sleeps, nor has one asked for work lately. */
+static bool all_are_held_up(struct crew *crew)
+{
+    uint64_t now = rough_now();
+
+    for (unsigned i = 0; i < crew->nregular; i++) {
+        uint64_t seen_at = atomic_load(&crew->workers[i].seen_at);
+
+        if (!seen_at || seen_at + STALL_NS >= now)
+            return false;
+    }
+    return !crew->sleepers;
+}
+
+/* Under the lock. */
+static bool is_needed(struct crew *crew)
+{
+    return crew->first && all_are_held_up(crew) && find_store_that_works(crew);
+}
+
+/* Under the lock. It sleeps until all others are busy; then it looks now and then. */
+static void wait_until_needed(struct crew *crew)
+{
+    while (!atomic_load(&crew->stop) && !is_needed(crew)) {
+        crew->reserve_sleeps = !crew->first;
+        if (crew->reserve_sleeps)
+            pthread_cond_wait(&crew->reserve_wake, &crew->lock);
+        else
+            base_cond_wait(&crew->reserve_wake, &crew->lock, futex_deadline(STALL_NS));
+        crew->reserve_sleeps = false;
+    }
+}
+
+static size_t take_in_reserve(struct crew *crew, struct crew_piece *pieces, size_t room, bool wait,
+                              bool *stop)
+{
+    struct gpunvme_io *moot = NULL, **last = &moot;
+    size_t n = 0;
+
+    pthread_mutex_lock(&crew->lock);
+    if (wait)
+        wait_until_needed(crew);
+    while (n < room && is_needed(crew)) {
+        n += take_pieces(crew, pieces + n, 1, last);
+        while (*last)
+            last = &(*last)->priv.next;
+    }
+    for (size_t i = 0; i < n; i++)
+        pieces[i].in_reserve = true;
+    *stop = !n && atomic_load(&crew->stop);
+    pthread_mutex_unlock(&crew->lock);
+    end_moot(moot);
+    return n;
+}
+
+/* ---- What workers call -------------------------------------------------------------------------
+ */
+
+/* For the one in reserve. */
+static void is_seen(struct crew_worker *worker)
+{
+    if (worker->crew->n > worker->crew->nregular)
+        atomic_store_explicit(&worker->seen_at, rough_now(), memory_order_relaxed);
+}
+
 size_t crew_take(struct crew_worker *worker, struct crew_piece *pieces, size_t room,
                  uint64_t wait_ns, bool *stop)
 {
@@ -328,6 +433,9 @@ size_t crew_take(struct crew_worker *worker, struct crew_piece *pieces, size_t r
     struct gpunvme_io *moot = NULL;
     size_t n;
 
+    if (worker->index >= crew->nregular)
+        return take_in_reserve(crew, pieces, room, wait_ns, stop);
+    is_seen(worker);
     if (!crew_waiting(crew)) {
         if (!wait_ns) {
             *stop = atomic_load(&crew->stop);
@@ -339,8 +447,12 @@ size_t crew_take(struct crew_worker *worker, struct crew_piece *pieces, size_t r
     if (!crew->first && wait_ns)
         sleep_until(crew, futex_deadline(wait_ns));
     n = take_pieces(crew, pieces, room, &moot);
+    for (size_t i = 0; i < n; i++)
+        atomic_fetch_add(&pieces[i].io->priv.store->queue.in_hand, 1);
+    is_seen(worker);
     if (n && crew->first && crew->sleepers)
         pthread_cond_signal(&crew->wake); /* who submitted can't know what a piece is */
+    wake_reserve(crew);
     *stop = !n && atomic_load(&crew->stop);
     pthread_mutex_unlock(&crew->lock);
     end_moot(moot);
@@ -349,6 +461,8 @@ size_t crew_take(struct crew_worker *worker, struct crew_piece *pieces, size_t r
 
 void crew_end(const struct crew_piece *piece, gpunvme_err_t err, size_t done)
 {
+    if (!piece->in_reserve)
+        atomic_fetch_sub(&piece->io->priv.store->queue.in_hand, 1);
     if (piece->io->op == GPUNVME_OP_FLUSH)
         store_io_end(piece->io, err, 0);
     else

@@ -4,6 +4,9 @@
  * as many in flight as it likes, and gives each back when it has ended. Knows nothing of how bytes
  * are moved.
  *
+ * A crew of many stores may have a worker in reserve. When all others are held up it serves stores
+ * of which they have nothing in hand: where a file system hangs, stores on others go on.
+ *
  * Stores are served in turn, and so are the transfers of a store: a piece of each, so that small
  * ones do not wait for large ones, nor a store with one for a store with thousands.
  * Pieces end at multiples of the piece size in the store, whatever a transfer begins with. Where
@@ -24,6 +27,7 @@ struct crew_piece {
     uint64_t offset; /* byte of the store */
     uint8_t *ptr;
     size_t nbytes;
+    bool in_reserve; /* the worker in reserve has it */
 };
 
 struct crew_worker {
@@ -31,7 +35,8 @@ struct crew_worker {
     struct gpunvme_store *store; /* crew_start(); else NULL */
     void *shared;                /* crew_start_shared() */
     unsigned index;
-    void *state; /* the backend's */
+    void *state;              /* the backend's */
+    _Atomic uint64_t seen_at; /* when it asked for work last; 0: it has not begun */
 };
 
 struct crew_ops {
@@ -47,8 +52,11 @@ struct crew_ops {
 gpunvme_err_t crew_start(struct gpunvme_store *store, const struct crew_ops *ops, unsigned n,
                          struct crew **out);
 
-/* The same for stores that come and go. `shared` is for the workers. */
-gpunvme_err_t crew_start_shared(void *shared, const struct crew_ops *ops, unsigned n,
+/*
+ * The same for stores that come and go. `shared` is for the workers. With `reserve` there is one
+ * worker more, whose index is n.
+ */
+gpunvme_err_t crew_start_shared(void *shared, const struct crew_ops *ops, unsigned n, bool reserve,
                                 struct crew **out);
 
 /* Ends them; nothing is in flight. NULL is fine. */

@@ -139,6 +139,7 @@ struct crew_queue {
     /* Pieces are smaller, a power of two and so much at least, while there would be fewer than
      * threads; 0: never. Set by the backend. */
     size_t least_nbytes;
+    _Atomic size_t in_hand; /* pieces that regular workers have taken and not ended */
 };
 
 struct gpunvme_store {

@@ -463,9 +463,9 @@ static void signals_are_for_the_callers_threads(void **state)
 /* ---- Many stores -------------------------------------------------------------------------------
  */
 
-static void started_for_many(unsigned n)
+static void started_for_many(const struct crew_ops *ops, unsigned n, bool reserve)
 {
-    if (crew_start_shared(&store, &by_one, n, &crew))
+    if (crew_start_shared(&store, ops, n, reserve, &crew))
         fail_msg("%s", gpunvme_err_detail());
 }
 
@@ -480,7 +480,7 @@ static void a_store_with_thousands_of_transfers_does_not_hold_up_anothers(void *
     for (unsigned i = 0; i < NQUEUED; i++)
         many[i] = io_of(i * 8, 8);
     open_gate = false;
-    started_for_many(1);
+    started_for_many(&by_one, 1, false);
     submitted(many, NQUEUED);
     if (gpunvme_store_submit(&other, &one, 1, NULL))
         fail_msg("%s", gpunvme_err_detail());
@@ -501,7 +501,7 @@ static void a_crew_lets_go_of_a_store_whose_transfers_have_ended(void **state)
     struct gpunvme_io huge = io_of(0, 100000 * (size_t)PIECE);
 
     (void)state;
-    started_for_many(NWORKERS);
+    started_for_many(&by_one, NWORKERS, false);
     submitted(&huge, 1);
     for (unsigned i = 0; i < 200; i++) {
         struct gpunvme_store *s = malloc(sizeof(*s));
@@ -518,6 +518,52 @@ static void a_crew_lets_go_of_a_store_whose_transfers_have_ended(void **state)
         free(s);
     }
     ended(&huge);
+}
+
+/* Pieces of `store` hang until the gate is open. */
+static void work_and_hang(struct crew_worker *worker)
+{
+    const struct timespec nap = {.tv_nsec = 1000000};
+    struct crew_piece piece;
+    bool stop = false;
+
+    while (!stop) {
+        if (!crew_take(worker, &piece, 1, LONG_NS, &stop))
+            continue;
+        if (piece.io->priv.store == &store) {
+            ninside++;
+            while (!open_gate)
+                nanosleep(&nap, NULL);
+        }
+        crew_end(&piece, GPUNVME_OK, piece.nbytes);
+    }
+}
+
+static const struct crew_ops hanging = {prepare, release, work_and_hang};
+
+static void a_store_that_hangs_does_not_stop_others(void **state)
+{
+    struct gpunvme_io hung[2 * NWORKERS], ios[100];
+
+    (void)state;
+    open_gate = false;
+    started_for_many(&hanging, NWORKERS, true);
+    for (unsigned i = 0; i < 2 * NWORKERS; i++)
+        hung[i] = io_of(i * PIECE, PIECE);
+    submitted(hung, 2 * NWORKERS);
+    while (ninside < NWORKERS)
+        sched_yield();
+    for (unsigned i = 0; i < 100; i++) {
+        ios[i] = io_of(i * PIECE, PIECE);
+        if (gpunvme_store_submit(&other, &ios[i], 1, NULL))
+            fail_msg("%s", gpunvme_err_detail());
+    }
+    for (unsigned i = 0; i < 100; i++)
+        ended(&ios[i]);
+    assert_int_equal(ninside, NWORKERS); /* the one in reserve does not try what hangs */
+    open_gate = true;
+    for (unsigned i = 0; i < 2 * NWORKERS; i++)
+        ended(&hung[i]);
 }
 
 /* ---- Many submitters --------------------------------------------------------------------------
@@ -608,6 +654,7 @@ int main(void)
         TEST(signals_are_for_the_callers_threads),
         TEST(many_submitters_get_their_own_bytes),
         TEST(a_store_with_thousands_of_transfers_does_not_hold_up_anothers),
+        TEST(a_store_that_hangs_does_not_stop_others),
         TEST(a_crew_lets_go_of_a_store_whose_transfers_have_ended),
     };
 

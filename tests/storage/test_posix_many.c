@@ -23,6 +23,7 @@
 #include "gpunvme/memory.h"
 #include "gpunvme/storage.h"
 #include "patience.h"
+#include "storage/posix/posix.h"
 
 #define MIB         ((size_t)1 << 20)
 #define NFILES      8u /* that the stores are opened on in turn */
@@ -207,7 +208,7 @@ static void two_thousand_files_cost_their_descriptors_alone(void **state)
     }
     rss = rss_nbytes() - rss;
     fds = nfds() - fds;
-    for (unsigned i = 0; i < NSTORES; i++)
+    for (unsigned i = 0; i < NSTORES; i += is_instrumented() ? 50 : 1)
         reads(stores[i], i);
     assert_in_range(nthreads(&before), 3, MAX_THREADS + 1 * is_instrumented());
     assert_in_range(fds, 1, 2 * NSTORES + MORE_FDS);
@@ -298,6 +299,64 @@ static void stores_are_closed_while_others_are_busy(void **state)
     for (unsigned i = 0; i < NFILES; i++)
         assert_int_equal(gpunvme_close(busy[i]), GPUNVME_OK);
     gpunvme_mem_free(&many);
+}
+
+/* Looks into the cache for this file hang, as do calls for a file system that does not answer. */
+static struct posix_file *_Atomic hung;
+static _Atomic unsigned nhanging;
+
+enum posix_look __real_posix_file_look(struct posix_file *file, uint8_t *cpu, size_t nbytes,
+                                       uint64_t offset, size_t *done, bool *end);
+enum posix_look __wrap_posix_file_look(struct posix_file *file, uint8_t *cpu, size_t nbytes,
+                                       uint64_t offset, size_t *done, bool *end);
+enum posix_look __wrap_posix_file_look(struct posix_file *file, uint8_t *cpu, size_t nbytes,
+                                       uint64_t offset, size_t *done, bool *end)
+{
+    nhanging += file == hung;
+    while (file == hung)
+        usleep(1000);
+    return __real_posix_file_look(file, cpu, nbytes, offset, done, end);
+}
+
+bool __real_posix_file_is_warm(struct posix_file *file, uint64_t offset);
+bool __wrap_posix_file_is_warm(struct posix_file *file, uint64_t offset);
+bool __wrap_posix_file_is_warm(struct posix_file *file, uint64_t offset)
+{
+    return file == hung || __real_posix_file_is_warm(file, offset);
+}
+
+#define NHUNG 64u
+
+static void a_file_that_hangs_does_not_stop_others(void **state)
+{
+    static struct gpunvme_io ios[NHUNG];
+    static uint8_t got[NHUNG][4096];
+    struct gpunvme_store *hanging = opened(path_of(0));
+    struct gpunvme_store_info info;
+
+    (void)state;
+    gpunvme_store_get_info(hanging, &info);
+    nhanging = 0;
+    hung = &((struct posix *)hanging->priv)->file;
+    for (unsigned i = 0; i < NHUNG; i++) {
+        ios[i] = (struct gpunvme_io){.op = GPUNVME_OP_READ, .ptr = got[i], .nbytes = 4096};
+        assert_int_equal(gpunvme_store_submit(hanging, &ios[i], 1, NULL), GPUNVME_OK);
+    }
+    for (unsigned i = 0; nhanging < info.threads && i < PATIENCE_S * 1000; i++)
+        usleep(1000);
+    for (unsigned i = 0; i < 50; i++) {
+        struct gpunvme_store *store = opened(path_of(i));
+
+        reads(store, i);
+        assert_int_equal(gpunvme_close(store), GPUNVME_OK);
+    }
+    assert_int_equal(nhanging, info.threads);
+    hung = NULL;
+    for (unsigned i = 0; i < NHUNG; i++) {
+        assert_int_equal(gpunvme_io_wait(&ios[i], PATIENCE_NS), GPUNVME_OK);
+        assert_memory_equal(got[i], bytes_of(0), 4096);
+    }
+    assert_int_equal(gpunvme_close(hanging), GPUNVME_OK);
 }
 
 /* In the child: 0, or the step that went wrong. */
@@ -412,6 +471,7 @@ int main(void)
         cmocka_unit_test(a_store_with_options_of_its_own_has_threads_of_its_own),
         cmocka_unit_test(stores_are_closed_while_others_are_busy),
         cmocka_unit_test(files_of_all_kinds_are_written_and_read_at_once),
+        cmocka_unit_test(a_file_that_hangs_does_not_stop_others),
         cmocka_unit_test(a_child_is_told_to_open_files_again),
     };
 

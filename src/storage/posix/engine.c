@@ -89,7 +89,7 @@ static gpunvme_err_t ask_for_uring(const struct store_options *o, struct posix_e
     return GPUNVME_OK;
 }
 
-static gpunvme_err_t make_slots(struct posix_engine *engine, bool fills)
+static gpunvme_err_t make_slots(struct posix_engine *engine, unsigned nworkers, bool fills)
 {
     uint32_t largest = engine->chunk < POSIX_LEAST_SLOT ? POSIX_LEAST_SLOT : engine->chunk;
     unsigned nslots = (unsigned)(ENOUGH_NBYTES / largest / engine->threads);
@@ -105,8 +105,8 @@ static gpunvme_err_t make_slots(struct posix_engine *engine, bool fills)
         nslots = MIN_SLOTS;
     /* Two pages more: what is read past the page cache is whole blocks. */
     for (unsigned i = 0; i < (fills ? POSIX_NRINGS : POSIX_FILL_SLOTS) && !err; i++)
-        err = posix_ring_create(&engine->rings[i], engine->threads, nslots,
-                                largest + 2 * POSIX_PAGE, i == POSIX_FILL_SLOTS);
+        err = posix_ring_create(&engine->rings[i], nworkers, nslots, largest + 2 * POSIX_PAGE,
+                                i == POSIX_FILL_SLOTS);
     return err;
 }
 
@@ -119,7 +119,8 @@ static void destroy(struct posix_engine *engine)
 }
 
 /* Under the lock. */
-static gpunvme_err_t make(const struct store_options *o, bool fills, struct posix_engine **out)
+static gpunvme_err_t make(const struct store_options *o, bool is_shared, bool fills,
+                          struct posix_engine **out)
 {
     struct posix_engine *engine = calloc(1, sizeof(*engine));
     uint64_t chunk = o->chunk_nbytes < LARGEST_CHUNK ? o->chunk_nbytes : LARGEST_CHUNK;
@@ -128,6 +129,7 @@ static gpunvme_err_t make(const struct store_options *o, bool fills, struct posi
 
     if (!engine)
         return base_fail(GPUNVME_ERR_NOMEM, "an engine");
+    engine->is_shared = is_shared;
     for (unsigned i = 0; i < POSIX_NRINGS; i++)
         posix_ring_init(&engine->rings[i]);
     err = ask_for_uring(o, engine);
@@ -135,9 +137,9 @@ static gpunvme_err_t make(const struct store_options *o, bool fills, struct posi
     engine->depth = o->depth ? o->depth : DEPTH;
     engine->chunk = chunk ? (uint32_t)chunk : CHUNK;
     if (!err)
-        err = make_slots(engine, fills);
+        err = make_slots(engine, engine->threads + is_shared, fills);
     if (!err)
-        err = crew_start_shared(engine, &posix_crew_ops, engine->threads, &engine->crew);
+        err = crew_start_shared(engine, &posix_crew_ops, engine->threads, is_shared, &engine->crew);
     if (err) {
         base_keep(&failure, err);
         destroy(engine);
@@ -156,10 +158,10 @@ gpunvme_err_t posix_engine_take(const struct store_options *o, bool fills,
     pthread_once(&once, watch_forks);
     pthread_mutex_lock(&lock);
     if (own) {
-        err = make(o, fills, out);
+        err = make(o, false, fills, out);
     } else {
-        if (!shared && !(err = make(o, true, &shared)))
-            shared->is_shared = true;
+        if (!shared)
+            err = make(o, true, true, &shared);
         *out = shared;
     }
     pthread_mutex_unlock(&lock);

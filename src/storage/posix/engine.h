@@ -15,7 +15,7 @@ enum { POSIX_SLOTS, POSIX_FILL_SLOTS, POSIX_NRINGS };
 
 struct posix_engine {
     struct crew *crew;
-    bool is_shared;
+    bool is_shared; /* by all stores; then there is a thread more, in reserve */
     unsigned threads, depth;
     uint32_t chunk;          /* bytes of a piece, at most; a power of two */
     bool uring;              /* workers may have io_uring */

@@ -29,8 +29,38 @@ struct kept {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t opened = PTHREAD_COND_INITIALIZER; /* one of those that are being opened */
 static struct kept *list;
+static struct kept *inherited; /* a parent's stores: nothing here serves them */
 static uint64_t ncalls;
 static char preferred[16]; /* backend for plain paths; "": gpunvme_open() decides */
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void in_parent(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+/* The child opens its own. */
+static void in_child(void)
+{
+    struct kept **last = &list;
+
+    while (*last)
+        last = &(*last)->next;
+    *last = inherited;
+    inherited = list;
+    list = NULL;
+    opened = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    pthread_mutex_unlock(&lock);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(before_fork, in_parent, in_child);
+}
 
 gpunvme_err_t gpunvme_file_prefer(const char *backend)
 {
@@ -225,6 +255,7 @@ static gpunvme_err_t open_added(struct kept *kept)
 static gpunvme_err_t take(const char *text, unsigned flags, struct kept **out)
 {
     struct kept *closing = NULL, *k = NULL;
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     bool is_new = false;
     gpunvme_err_t err;
     char uri[4096];
@@ -232,6 +263,7 @@ static gpunvme_err_t take(const char *text, unsigned flags, struct kept **out)
 
     if (!text)
         return base_fail(GPUNVME_ERR_INVALID, "uri is NULL");
+    pthread_once(&once, watch_forks);
     file_of(text, &st);
     pthread_mutex_lock(&lock);
     err = full_uri(text, uri, sizeof(uri));

@@ -4,9 +4,11 @@
  */
 #include <dirent.h>
 #include <pthread.h>
+#include <sys/wait.h>
 
 #include "data_file.h"
 #include "gpunvme/onecall.h"
+#include "patience.h"
 
 static int close_all(void **state)
 {
@@ -304,6 +306,31 @@ static void many_transfers_are_one_call(void **state)
     }
 }
 
+static void a_child_opens_files_of_its_own(void **state)
+{
+    static uint8_t byte;
+    int status = 1;
+    pid_t pid;
+
+    (void)state;
+#ifdef __SANITIZE_THREAD__
+    print_message("SKIP: ThreadSanitizer starts no threads after fork(2)\n");
+    skip();
+#endif
+    assert_int_equal(bring(data_path, 777, 5000), 5000);
+    fflush(NULL);
+    pid = fork();
+    assert_true(pid >= 0);
+    if (!pid) { /* a GPU's memory does not survive it */
+        alarm(PATIENCE_S);
+        _exit(gpunvme_file_read(data_path, 777, &byte, GPUNVME_MEM_HOST, 1, NULL) ? 1 : 0);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    assert_int_equal(bring(data_path, 777, 5000), 5000);
+    assert_bytes(0, 777, 5000);
+}
+
 #define TEST(name) cmocka_unit_test_teardown(name, close_all)
 
 int main(void)
@@ -322,6 +349,7 @@ int main(void)
         TEST(not_more_than_a_few_stay_open),
         TEST(a_store_that_could_not_be_closed_is_closed_by_the_next_call),
         TEST(many_transfers_are_one_call),
+        TEST(a_child_opens_files_of_its_own),
     };
 
     return cmocka_run_group_tests(tests, make_all, free_all);

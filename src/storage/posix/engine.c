@@ -11,7 +11,6 @@
 #include "storage/posix/engine.h"
 
 /* What an H200 machine of 16 cores and smaller ones were happy with; see bench/store_rate.c. */
-#define CHUNK         (2u << 20)  /* each copy costs the copy engine 3 us beside its bytes */
 #define LARGEST_CHUNK (16u << 20) /* that chunk= can ask for */
 #define MAX_SLOTS     8u          /* of a worker */
 #define MIN_SLOTS     2u          /* one is filled while the other is copied */
@@ -135,7 +134,7 @@ static gpunvme_err_t make(const struct store_options *o, bool is_shared, bool fi
     err = ask_for_uring(o, engine);
     engine->threads = threads_of(o, engine->uring);
     engine->depth = o->depth ? o->depth : DEPTH;
-    engine->chunk = chunk ? (uint32_t)chunk : CHUNK;
+    engine->chunk = chunk ? (uint32_t)chunk : POSIX_MEMORY_CHUNK;
     if (!err)
         err = make_slots(engine, engine->threads + is_shared, fills);
     if (!err)

@@ -13,6 +13,7 @@
 #include "gpunvme/memory.h"
 #include "storage/posix/engine.h"
 
+#define CHUNK       (2u << 20)   /* each copy costs the copy engine 3 us beside its bytes */
 #define LEAST_SHARE (256u << 10) /* smaller pieces are not made to have one for each worker */
 
 static gpunvme_err_t posix_close(struct gpunvme_store *store)
@@ -49,7 +50,8 @@ static gpunvme_err_t posix_open(struct gpunvme_store *store)
         posix_close(store);
         return base_restore(&failure);
     }
-    store->queue.piece_nbytes = posix->engine->chunk;
+    store->queue.piece_nbytes =
+        !store->uri.options.chunk_nbytes && !posix->file.in_memory ? CHUNK : posix->engine->chunk;
     store->queue.least_nbytes = LEAST_SHARE;
     store->threads = posix->engine->threads;
     store->gpu_route = GPUNVME_ROUTE_BOUNCE;
@@ -144,7 +146,7 @@ static size_t pinned_nbytes(const struct posix_engine *engine)
     return nbytes;
 }
 
-static void say_how(const struct posix *posix, char *how, size_t room)
+static void say_how(const struct posix *posix, size_t piece, char *how, size_t room)
 {
     const struct posix_file *file = &posix->file;
     const struct posix_engine *engine = posix->engine;
@@ -153,8 +155,8 @@ static void say_how(const struct posix *posix, char *how, size_t room)
     say(how, room, "%s%s", name_of(posix), has_direct(file) ? ", O_DIRECT" : "");
     if (!file->in_memory)
         say(how, room, ", copies of what is cached");
-    say(how, room, "; %u threads%s, pieces of %u KiB, %u a thread", engine->threads,
-        engine->is_shared ? " shared by all files" : "", engine->chunk >> 10, engine->depth);
+    say(how, room, "; %u threads%s, pieces of %zu KiB, %u a thread", engine->threads,
+        engine->is_shared ? " shared by all files" : "", piece >> 10, engine->depth);
     if (engine->uring && atomic_load(&engine->nblind))
         say(how, room, "; io_uring was refused to %u of them", atomic_load(&engine->nblind));
     if (pinned)
@@ -187,7 +189,7 @@ static void posix_describe(struct gpunvme_store *store, struct gpunvme_path *pat
     const struct posix *posix = store->priv;
 
     path->how[0] = path->why_not[0] = 0;
-    say_how(posix, path->how, sizeof(path->how));
+    say_how(posix, store->queue.piece_nbytes, path->how, sizeof(path->how));
     say_why_not(posix, path->why_not, sizeof(path->why_not));
 }
 

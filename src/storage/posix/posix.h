@@ -34,10 +34,11 @@
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
 
-#define POSIX_PAGE       4096u
-#define POSIX_NOPS       128u        /* pieces that a worker has in hand */
-#define POSIX_MAX_GPUS   64u         /* a slot has a stream on each that it met */
-#define POSIX_LEAST_SLOT (64u << 10) /* bytes: many small pieces fit */
+#define POSIX_PAGE         4096u
+#define POSIX_NOPS         128u        /* pieces that a worker has in hand */
+#define POSIX_MAX_GPUS     64u         /* a slot has a stream on each that it met */
+#define POSIX_MEMORY_CHUNK (4u << 20)  /* no drive has to be kept busy by many at a time */
+#define POSIX_LEAST_SLOT   (64u << 10) /* bytes: many small pieces fit */
 
 struct posix_engine;
 

@@ -179,10 +179,9 @@ static bool may_share(const struct posix_slot *slot, const struct posix_op *op)
 }
 
 /* Behind others; a piece that is alone fits always. */
-static bool fits(const struct posix_worker *w, const struct posix_slot *slot,
-                 const struct posix_op *op)
+static bool fits(const struct posix_slot *slot, const struct posix_op *op)
 {
-    size_t room = w->engine->chunk;
+    size_t room = op->piece.io->priv.store->queue.piece_nbytes;
     size_t most = slot->set->ring->slot_nbytes - POSIX_PAGE; /* a last block may be read whole */
 
     if (slot->op != op->piece.io->op || slot->gpu != op->gpu || slot->copy_ns != copy_ns_of(op) ||
@@ -200,7 +199,7 @@ bool posix_put_in_slot(struct posix_worker *w, struct posix_op *op)
     struct posix_slot *slot = w->open;
     size_t place;
 
-    if (slot && (slot->set != set || !fits(w, slot, op))) {
+    if (slot && (slot->set != set || !fits(slot, op))) {
         posix_seal(w);
         slot = NULL;
     }

@@ -13,7 +13,7 @@
 
 #include "bench.h"
 #include "gpunvme/memory.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 
 static const char *program = "bench";
 

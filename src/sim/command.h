@@ -67,7 +67,7 @@ enum sim_what {
         SIM_NWHATS
 };
 
-/* "CDW12", "a PRP entry behind the first"; check.c */
+/* "CDW12", "a PRP entry behind the first"; device/check.c */
 const char *sim_what_text(enum sim_what what);
 
 /*

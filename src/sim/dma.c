@@ -10,7 +10,7 @@
 
 #include "base/fail.h"
 #include "gpunvme/memory.h"
-#include "sim/engine_host.h"
+#include "sim/engine/host.h"
 #include "sim/sim_internal.h"
 
 /* Index of the first range that ends behind `bus`. */

@@ -8,7 +8,7 @@
 
 #include "gpunvme/nvme.h"
 #include "gpunvme/sim.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 
 enum sim_fault_kind {
     SIM_FAULT_NONE,

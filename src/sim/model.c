@@ -27,7 +27,7 @@
 
 #include "base/fail.h"
 #include "base/random.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 #include "sim/model.h"
 
 #define NQUANTILES   4096

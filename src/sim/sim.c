@@ -11,7 +11,7 @@
 #include "base/fail.h"
 #include "base/log.h"
 #include "sim/config.h"
-#include "sim/engine_host.h"
+#include "sim/engine/host.h"
 #include "sim/sim_internal.h"
 
 #define DOORBELLS_MOST (1ull << 30)

@@ -7,7 +7,7 @@
  * store; all of that is guarded by the thread's lock, which the thread holds while it works. Who
  * wants to change what threads look up (queues, DMA ranges) takes their locks: sim_pause_all().
  *
- *     order:  reg_lock, then thread locks by rising index, then the keeper's (engine_host.h), then
+ *     order:  reg_lock, then thread locks by rising index, then the keeper's (engine/host.h), then
  *             the leaf locks
  *     leaves: violation_lock, event_lock, log_lock, irq_lock; nothing is locked under one of them
  *
@@ -25,7 +25,7 @@
 #include "sim/command.h"
 #include "sim/fault.h"
 #include "sim/model.h"
-#include "sim/store.h"
+#include "sim/store/store.h"
 
 #define SIM_BATCH       32           /* entries fetched from a queue before the next one's turn */
 #define SIM_COMMANDS    256          /* commands in work at once, by thread */
@@ -106,7 +106,7 @@ struct sim_cq {
     bool engine;             /* the engine posts here, or did: no thread does */
     bool irq;                /* interrupts are enabled, for `vector` */
     bool irq_due;            /* it is in its thread's list: */
-    struct sim_cq *irq_next; /* see irq.c */
+    struct sim_cq *irq_next; /* see device/irq.c */
 };
 
 struct sim_sq {
@@ -395,7 +395,7 @@ bool sim_quiesce(struct gpunvme_sim *sim, struct sim_thread *self);
 void sim_run_ended(struct sim_thread *t);
 uint64_t sim_random(struct sim_thread *t);
 
-/* control.c: the states of the controller */
+/* device/control.c: the states of the controller */
 void sim_control_power_on(struct gpunvme_sim *sim);
 void sim_control_write_cc(struct gpunvme_sim *sim, uint32_t value);
 void sim_control_reset(struct gpunvme_sim *sim, struct sim_thread *self, bool power,
@@ -425,7 +425,8 @@ struct sim_move;
 /* Of n <= SIM_BATCH moves, those that are by copy. */
 bool sim_mover_batch(struct sim_thread *t, const struct sim_move *moves, uint32_t n);
 
-/* data.c: functions that return a status give GPUNVME_SC_SUCCESS or what the command ends with */
+/* device/data.c: functions that return a status give GPUNVME_SC_SUCCESS or what the command ends
+ * with */
 void sim_data_begin(struct sim_cmd *cmd, uint64_t nbytes, bool to_host);
 uint16_t sim_data_next(struct sim_thread *t, struct sim_data *data, uint64_t most,
                        struct sim_piece *piece);
@@ -437,7 +438,7 @@ uint16_t sim_data_end(struct sim_thread *t, struct sim_data *data);
 uint16_t sim_data_give(struct sim_cmd *cmd, const void *memory, uint64_t nbytes);
 uint16_t sim_data_take(struct sim_cmd *cmd, void *memory, uint64_t nbytes);
 
-/* doorbell.c */
+/* device/doorbell.c */
 void sim_doorbell_init(struct gpunvme_sim *sim, struct sim_doorbell *doorbell, unsigned index);
 bool sim_sq_poll(struct sim_thread *t, struct sim_sq *sq);
 void sim_cq_poll(struct sim_thread *t, struct sim_cq *cq);
@@ -452,7 +453,7 @@ gpunvme_err_t sim_doorbells_share(struct gpunvme_sim *sim, int *fd);
 void sim_shadow_attach(struct gpunvme_sim *sim); /* to the queues that there are */
 void sim_shadow_forget(struct gpunvme_sim *sim);
 
-/* queue.c */
+/* device/queue.c */
 uint16_t sim_cq_create(struct gpunvme_sim *sim, uint16_t qid, uint64_t bus, uint32_t size);
 uint16_t sim_sq_create(struct gpunvme_sim *sim, uint16_t qid, uint64_t bus, uint32_t size,
                        struct sim_cq *cq);
@@ -478,13 +479,14 @@ static inline uint32_t sim_cq_room(const struct sim_cq *cq)
     return used < cq->size - 1 ? cq->size - 1 - used : 0;
 }
 
-/* irq.c */
+/* device/irq.c */
 void sim_irq_post(struct sim_cq *cq);
 void sim_irq_forget(struct sim_cq *cq);
 unsigned sim_irq_collect(struct sim_thread *t, uint16_t vectors[SIM_IRQS]);
 void sim_irq_tell(struct gpunvme_sim *sim, const uint16_t *vectors, unsigned n);
 
-/* fast.c: reads and writes of one page between mapped memory, the GPU's too, and a store in memory
+/* device/fast.c: reads and writes of one page between mapped memory, the GPU's too, and a store in
+ * memory
  */
 struct sim_move {
     uint8_t *to;
@@ -500,7 +502,7 @@ bool sim_fast_prepare(struct sim_thread *t, struct sim_sq *sq, const struct gpun
 void sim_fast_finish(struct sim_thread *t, struct sim_sq *sq, const struct sim_move *moves,
                      uint32_t n);
 
-/* complete.c */
+/* device/complete.c */
 void sim_cmd_end(struct sim_cmd *cmd, uint16_t status);
 void sim_cmd_free(struct sim_cmd *cmd);
 struct sim_cmd *sim_cmd_alloc(struct sim_thread *t);
@@ -511,11 +513,11 @@ bool sim_complete_abort(struct sim_thread *t, struct sim_sq *sq, uint16_t cid);
 void sim_complete_abort_all(struct sim_thread *t, struct sim_sq *sq, uint16_t status);
 uint64_t sim_complete_next_ns(const struct sim_thread *t);
 
-/* check.c */
+/* device/check.c */
 uint16_t sim_check_command(struct sim_cmd *cmd);
 bool sim_command_supported(const struct gpunvme_sim *sim, bool admin, uint8_t opc);
 
-/* admin.c and its parts, all on thread 0 */
+/* device/admin.c and its parts, all on thread 0 */
 void sim_admin(struct sim_cmd *cmd);
 uint16_t sim_admin_queue(struct sim_cmd *cmd); /* the four that create and delete queues */
 uint16_t sim_admin_dbbuf(struct sim_cmd *cmd);
@@ -526,7 +528,7 @@ uint16_t sim_set_features(struct sim_cmd *cmd);
 void sim_features_reset(struct gpunvme_sim *sim);
 uint8_t sim_critical_warning(const struct gpunvme_sim *sim);
 
-/* event.c */
+/* device/event.c */
 void sim_event_raise(struct gpunvme_sim *sim, uint8_t type, uint8_t info, uint8_t log_page);
 void sim_event_request(struct sim_cmd *cmd);
 void sim_events_deliver(struct sim_thread *t);
@@ -534,10 +536,10 @@ void sim_events_read(struct gpunvme_sim *sim, uint8_t log_page);
 void sim_events_reset(struct gpunvme_sim *sim);
 bool sim_event_abort(struct sim_thread *t, uint16_t cid);
 
-/* log.c */
+/* device/log.c */
 void sim_log_error(struct gpunvme_sim *sim, const struct gpunvme_error_log_entry *entry);
 
-/* io.c */
+/* device/io.c */
 void sim_io(struct sim_cmd *cmd);
 void sim_io_retry_waiting(struct sim_thread *t);
 void sim_io_abort_waiting(struct sim_thread *t, struct sim_sq *sq, uint16_t status);

@@ -10,7 +10,7 @@
 
 #include "base/fail.h"
 #include "base/relax.h"
-#include "sim/engine_host.h"
+#include "sim/engine/host.h"
 #include "sim/sim_internal.h"
 
 #define SPIN_NS         30000u /* how long to look for work before sleeping */

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "fuzz/feed.h"
-#include "sim/serve.h"
+#include "sim/serve/serve.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -15,7 +15,7 @@
 #include "gpunvme/atomics.h"
 #include "gpunvme/nvme.h"
 #include "sim/command.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 
 #define LOAD_BUS  0x4000000000ull
 #define LOAD_PAGE 4096u

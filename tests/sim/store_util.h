@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-#include "sim/store.h"
+#include "sim/store/store.h"
 
 /* A transfer and how it ended. */
 struct transfer {

@@ -20,7 +20,7 @@
 #include "gpunvme/atomics.h"
 #include "patience.h"
 #include "sim/command.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 
 #ifdef ENGINE_ON_GPU
 #include <cuda_runtime_api.h>

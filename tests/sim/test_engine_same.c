@@ -9,7 +9,7 @@
 #include "raw.h"
 
 #include "gpunvme/atomics.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 
 #define NCOMMANDS 6000u
 #define DATA      (1u << 20) /* where data lies in the arena, and where lists do */

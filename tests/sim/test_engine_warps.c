@@ -15,7 +15,7 @@
 #include <cmocka.h>
 
 #include "patience.h"
-#include "sim/engine_run.h"
+#include "sim/engine/run.h"
 
 #define BUS       0x4000000000ull
 #define WARPS     4u

@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 
 #include "gpunvme/sim.h"
-#include "sim/image_file.h"
+#include "sim/store/image_file.h"
 #include "store_util.h"
 
 static uint8_t *a, *b; /* 64 KiB each */

@@ -3,7 +3,7 @@
  * What io_uring may answer and seldom does: parts of a transfer, put-offs, refusals. The answers
  * are given to the store's own functions, which are included for that.
  */
-#include "sim/store_image.c"
+#include "sim/store/image.c"
 
 #include "store_util.h"
 

@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 #include "sim/model.h"
 
 #define SECOND 1000000000ULL

@@ -6,7 +6,7 @@
 
 #include <stdatomic.h>
 
-#include "sim/serve.h"
+#include "sim/serve/serve.h"
 
 static struct served s;
 static struct vfu *v;

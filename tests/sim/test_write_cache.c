@@ -3,7 +3,7 @@
  * The volatile write cache: what a power loss may do and what not; and, over a backend that ends
  * transfers only when told, the order in which flushes, reads and writes pass each other.
  */
-#include "sim/backend.h"
+#include "sim/store/backend.h"
 #include "store_util.h"
 
 #define BLOCK   512U

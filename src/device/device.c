@@ -354,14 +354,6 @@ gpunvme_err_t gpunvme_device_close(struct gpunvme_device *dev)
     return err ? err : life_err;
 }
 
-void device_leave_alone(struct gpunvme_device *dev)
-{
-    device_watch_stop(dev);
-    device_reaper_stop(dev);
-    for (uint32_t i = 0; i < dev->nqueues; i++)
-        (void)nvme_ioq_retire(dev->queues[i].ioq);
-}
-
 /* --- what it tells, and memory for data ------------------------------------------------------- */
 
 static void add_nbytes(const struct gpunvme_buf *buf, struct gpunvme_device_info *info)

@@ -133,14 +133,6 @@ void device_reaper_stop(struct gpunvme_device *dev);
 gpunvme_err_t device_watch_start(struct gpunvme_device *dev);
 void device_watch_stop(struct gpunvme_device *dev);
 
-/* device.c */
-/*
- * Instead of gpunvme_device_close(), while a kernel that uses the queues does not end: takes them
- * away from the controller, so that nothing comes of what the kernel may submit yet, and leaves all
- * memory as it is, for good. No other queue has their ids while the controller is open.
- */
-void device_leave_alone(struct gpunvme_device *dev);
-
 /* view.c */
 void device_pages_free(struct gpunvme_device *dev);
 

@@ -42,12 +42,6 @@ gpunvme_err_t nvme_ioq_create_foreign(struct gpunvme_ctrl *ctrl,
                                       const struct nvme_foreign_config *config,
                                       struct gpunvme_ioq **out);
 
-/*
- * Deletes it on the controller, but keeps its id from other queues for as long as the controller is
- * open: its threads do not end, and what they write to its doorbells must reach no other queue.
- */
-gpunvme_err_t nvme_ioq_retire(struct gpunvme_ioq *ioq);
-
 /* Whether a reset had to leave it out. */
 bool nvme_ioq_is_left_out(struct gpunvme_ioq *ioq);
 

@@ -288,31 +288,6 @@ struct gpunvme_qpair *gpunvme_ioq_qpair(struct gpunvme_ioq *ioq)
 
 /* --- queues whose words are not the CPU's ----------------------------------------------------- */
 
-static gpunvme_err_t freeze_never(void *arg, uint64_t deadline_ns)
-{
-    (void)arg;
-    (void)deadline_ns;
-    return GPUNVME_ERR_CLOSED;
-}
-
-/* A queue that is not on the controller, and that resets leave out. */
-gpunvme_err_t nvme_ioq_retire(struct gpunvme_ioq *ioq)
-{
-    static const struct nvme_foreign_ops retired = {.freeze = freeze_never};
-    struct gpunvme_ctrl *ctrl = ioq->ctrl;
-    gpunvme_err_t err;
-
-    pthread_mutex_lock(&ctrl->life);
-    err = delete_locked(ioq);
-    ioq->foreign = &retired;
-    ioq->foreign_arg = NULL;
-    ioq->frozen = false;
-    ioq->is_left_out = true;
-    ctrl->ioqs[ioq->qpair.qid - 1] = ioq;
-    pthread_mutex_unlock(&ctrl->life);
-    return err;
-}
-
 static gpunvme_err_t create_foreign_locked(struct gpunvme_ctrl *ctrl,
                                            const struct nvme_foreign_config *config,
                                            struct gpunvme_ioq **out)

@@ -574,36 +574,6 @@ static void a_table_whose_copy_is_late_serves_no_other_view(void **state)
     rig_close(&r);
 }
 
-/* --- left alone ------------------------------------------------------------------------------- */
-
-static struct gpunvme_device *volatile left; /* so that it is no leak */
-
-/* Their doorbells would be rung by the kernel that does not end. */
-static void queues_that_were_left_to_a_kernel_lend_their_ids_to_nobody(void **state)
-{
-    struct gpunvme_device_opts opts;
-    struct gpunvme_ioq *ioq;
-    struct rig r;
-
-    (void)state;
-    gpunvme_device_opts_init(&opts);
-    opts.queues = 2;
-    rig_open(&r, "sim:size=1M,queues=4", &opts);
-    left = r.dev;
-    device_leave_alone(r.dev);
-    for (unsigned i = 0; i < 2; i++) {
-        assert_ok(gpunvme_ioq_create(r.ctrl, 64, &ioq));
-        for (uint32_t k = 0; k < r.dev->nqueues; k++)
-            assert_int_not_equal(gpunvme_ioq_qpair(ioq)->qid,
-                                 gpunvme_ioq_qpair(r.dev->queues[k].ioq)->qid);
-        assert_ok(gpunvme_ctrl_reset(r.ctrl));
-    }
-    assert_err(gpunvme_ioq_create(r.ctrl, 64, &ioq), GPUNVME_ERR_LIMIT);
-    assert_no_violation(&r);
-    gpunvme_device_free(r.dev, &r.buf);
-    assert_ok(gpunvme_ctrl_close(r.ctrl));
-}
-
 /* --- recovery --------------------------------------------------------------------------------- */
 
 static void rig_open_small(struct rig *r, const char *uri, enum gpunvme_reaper reaper)
@@ -1124,7 +1094,6 @@ int main(void)
         cmocka_unit_test(tables_of_views_that_were_released_serve_others),
         cmocka_unit_test(a_table_that_two_views_share_is_released_by_both),
         cmocka_unit_test(a_table_whose_copy_is_late_serves_no_other_view),
-        cmocka_unit_test(queues_that_were_left_to_a_kernel_lend_their_ids_to_nobody),
         cmocka_unit_test(a_reset_in_the_middle_ends_every_wait),
         cmocka_unit_test(a_reset_in_the_middle_ends_every_wait_where_the_cpu_reaps),
         cmocka_unit_test(a_lost_command_raises_the_alarm_and_its_slot_comes_back),

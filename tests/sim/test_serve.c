@@ -7,25 +7,6 @@
 #define CONFIG VFIO_PCI_CONFIG_REGION_INDEX
 #define BAR0   VFIO_PCI_BAR0_REGION_INDEX
 
-static struct served s;
-static struct vfu *v;
-
-static int setup(void **state)
-{
-    (void)state;
-    serve(&s, "sim:size=1M,queues=7");
-    v = vfu_connect(s.path);
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    vfu_close(v);
-    unserve(&s);
-    return 0;
-}
-
 static void reconnect_raw(void)
 {
     vfu_close(v);
@@ -372,7 +353,7 @@ static void too_many_descriptors_are_refused_and_the_connection_goes_on(void **s
     assert_int_equal(vfu_call(v, RESET, NULL, 0, NULL, 0), 0);
 }
 
-#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define T(name) cmocka_unit_test_setup_teardown(name, vfu_setup, vfu_teardown)
 
 int main(void)
 {

@@ -102,25 +102,6 @@ static bool mount_file_system(void)
     return file_fd >= 0;
 }
 
-static struct served s;
-static struct vfu *v;
-
-static int setup(void **state)
-{
-    (void)state;
-    serve(&s, "sim:size=1M,queues=7");
-    v = vfu_connect(s.path);
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    vfu_close(v);
-    unserve(&s);
-    return 0;
-}
-
 static void the_next_client_is_served(void)
 {
     vfu_close(v);
@@ -165,7 +146,7 @@ static void files_that_never_close_are_not_taken_for_ever(void **state)
     the_next_client_is_served();
 }
 
-#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define T(name) cmocka_unit_test_setup_teardown(name, vfu_setup, vfu_teardown)
 
 int main(void)
 {

@@ -8,23 +8,10 @@
 
 #include "sim/serve/serve.h"
 
-static struct served s;
-static struct vfu *v;
-
 static int setup(void **state)
 {
-    (void)state;
-    serve(&s, "sim:size=1M,queues=7");
-    v = vfu_connect(s.path);
+    vfu_setup(state);
     vfu_memory(v);
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    vfu_close(v);
-    unserve(&s);
     return 0;
 }
 
@@ -461,7 +448,7 @@ static void stopping_removes_the_socket_and_ends_the_connection(void **state)
     assert_ok(gpunvme_sim_serve_start(s.sim, s.path, 0, &s.server));
 }
 
-#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define T(name) cmocka_unit_test_setup_teardown(name, setup, vfu_teardown)
 
 int main(void)
 {

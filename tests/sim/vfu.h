@@ -566,4 +566,25 @@ static inline bool vfu_silent(int fd)
     return poll(&p, 1, 20) == 0;
 }
 
+/* --- What each test has: a controller of 1 MiB, and a client of its server -------------------- */
+
+static struct served s;
+static struct vfu *v;
+
+static inline int vfu_setup(void **state)
+{
+    (void)state;
+    serve(&s, "sim:size=1M,queues=7");
+    v = vfu_connect(s.path);
+    return 0;
+}
+
+static inline int vfu_teardown(void **state)
+{
+    (void)state;
+    vfu_close(v);
+    unserve(&s);
+    return 0;
+}
+
 #endif

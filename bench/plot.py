@@ -231,7 +231,7 @@ def ways_labels(ways):
 
 
 def short_uri(uri):
-    """Without what all have: the size, and who issues the commands."""
+    """Without what all have: the size, and issue=gpu, which stores no longer know (h200/store_ways.json)."""
     head, _, options = uri.partition("?")
     scheme, colon, rest = head.partition(":")
     rest = ",".join(key for key in rest.split(",") if not key.startswith("size="))

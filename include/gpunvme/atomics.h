@@ -17,8 +17,8 @@
 #include "gpunvme/fn.h"
 
 /*
- * What orders at a place that docs/ORDERING.md names. Tests of that, and nothing else, build with
- * -DGPUNVME_BREAK_<place>=0, (comma included), and get `broken` there.
+ * What orders at a place that docs/ORDERING.md names. Only tests of that build with
+ * -DGPUNVME_BREAK_<place>=0, (comma included), which selects `broken` there.
  */
 #define GPUNVME_ORDER(place, whole, broken)                                                        \
     GPUNVME_ORDER_PICK(GPUNVME_BREAK_##place broken, whole, unused)
@@ -124,13 +124,12 @@ GPUNVME_FN uint32_t gpunvme_fetch_and32(uint32_t *p, uint32_t v)
 
 /*
  * Among the threads of one GPU, on words in its own memory: scope .gpu, whose fences do not wait
- * for what is on its way to the host. The suffix says so; on the CPU they are as the others. Those
+ * for stores on their way to the host. The suffix says so; on the CPU they are as the others. Those
  * that are `relaxed` order nothing on the GPU.
  *
- * Their atomics take words in global memory only, by any address of it, never in shared or local
- * memory: they name the state space. Else the compiler asks behind each atomic of 64 bits whether
- * it was one of shared memory, and so waits for it before the next instruction. A counter of a
- * block in its shared memory takes those of system scope, above.
+ * Their atomics name the state space, so they take any address in global memory, but none in shared
+ * or local memory. Otherwise the compiler checks after each 64-bit atomic whether it was in shared
+ * memory, and so waits for it. For a counter in shared memory use those of system scope, above.
  */
 GPUNVME_FN uint32_t gpunvme_load_acquire32_gpu(const uint32_t *p)
 {
@@ -363,7 +362,7 @@ GPUNVME_FN void gpunvme_relax(void)
     __nanosleep(32);
 }
 
-/* For about so long; at most 1,000,000. */
+/* Rests for about `ns`, at most 1,000,000. */
 GPUNVME_FN void gpunvme_relax_for(uint32_t ns)
 {
     __nanosleep(ns);

@@ -29,9 +29,9 @@ struct gpunvme_buf {
     enum gpunvme_mem mem; /* where the bytes are */
 
     /*
-     * Memory that is not contiguous on the bus: the bus address of each piece of
-     * 2^bus_page_shift bytes, the first piece beginning at the buffer's first byte. NULL where
-     * the buffer is contiguous. `bus` is then bus_pages[0].
+     * Bus addresses of memory that is not contiguous on the bus, one for each piece of
+     * 2^bus_page_shift bytes. The first piece begins at the buffer's first byte; `bus` is
+     * bus_pages[0]. NULL if the buffer is contiguous.
      */
     const uint64_t *bus_pages;
     unsigned bus_page_shift;

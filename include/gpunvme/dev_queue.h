@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * The queue pair for warps: what threads of a kernel use, any number of them at once. The entries,
- * tickets and rules are those of queue.h; the way there is another, since on a GPU a round trip to
- * memory costs 0.2 us, an atomic 0.3, a fence 0.3 to 0.5, and 32 lanes do each at the price of
- * one. On the CPU a warp has one lane, and all of this runs on threads. Knows neither namespaces
- * nor data: those are device.cuh's.
+ * tickets and rules are those of queue.h. The implementation differs: on a GPU a round trip to
+ * memory costs 0.2 us, an atomic 0.3, a fence 0.3 to 0.5, and each costs the same for 32 lanes as
+ * for one. On the CPU a warp has one lane, and all of this runs on threads. Knows neither
+ * namespaces nor data: those are device.cuh's.
  *
  *   reserve  Each lane claims a slot, whose index is its command id, by one atomic on that slot;
  *            one lane then takes positions in the submission queue for all, by one more. There are
- *            fewer slots than entries: who has a slot has room.
- *   submit   Each lane writes its entry by vector stores. Whoever gets the doorbell (a try-lock)
- *            rings for its own entries and for all that are marked ready behind them. Who does not
- *            get it marks its entries and leaves: the holder looks again after it let go.
- *   reap     Whoever gets the completion queue (a try-lock) takes as many entries at a time as
- *            there are lanes, and writes status and result to the slots that they name.
+ *            fewer slots than entries, so a lane that has a slot has room.
+ *   submit   Each lane writes its entry by vector stores. The warp that gets the doorbell (a
+ *            try-lock) rings for its own entries and for all that are marked ready behind them. A
+ *            warp that does not get it marks its entries and leaves: the holder looks again after
+ *            unlocking.
+ *   reap     The warp that gets the completion queue (a try-lock) takes as many entries at a time
+ *            as it has lanes, and writes status and result to the slots that they name.
+ *   wait     Each lane polls one word of its own: its slot's.
  *
- *   wait     Each lane looks at one word of its own: its slot's.
+ * No thread waits for a lock, or for another thread's command. The functions with a `mask` are
+ * called by all lanes of the mask together, with the same queue. The words that threads share
+ * (struct gpunvme_dev_queue, slots, marks) must be in memory of their own GPU, not in shared or
+ * local memory (atomics.h); entries and doorbells may be anywhere.
  *
- * Nobody waits for a lock, or for another's command. The functions with a `mask` are called by all
- * lanes of the mask together, with the same queue. The words that threads share (struct
- * gpunvme_dev_queue, slots, marks) must lie in memory of their own GPU, not in shared or local
- * memory (atomics.h); entries and doorbells may lie anywhere.
- *
- * Why the order of all these stores is enough, for each placement: docs/ORDERING.md.
+ * docs/ORDERING.md explains why these stores are ordered enough, for each placement.
  */
 #ifndef GPUNVME_DEV_QUEUE_H
 #define GPUNVME_DEV_QUEUE_H
@@ -49,8 +49,8 @@ enum gpunvme_reaper {
 #define GPUNVME_DEV_SLOT_TAKEN     (UINT64_C(1) << 63)
 #define GPUNVME_DEV_SLOT_ABANDONED GPUNVME_SLOT_BUSY /* in flight, but nobody will ask */
 
-/* In `published` and `cq_head`, beside the position, which counts modulo 2^31 there: all that is
- * asked of it is which entry it is, and in which lap. */
+/* In `published` and `cq_head`, beside the position, which counts modulo 2^31 there: enough to
+ * tell its entry and its lap. */
 #define GPUNVME_DEV_QUEUE_LOCKED UINT32_C(1)
 
 /* Constants, chosen by measurement: docs/PERFORMANCE.md, "What was chosen". */
@@ -58,8 +58,7 @@ enum gpunvme_reaper {
 /*
  * A warp that finds its queue full takes no slots until it has found this many, or one for each
  * lane, and sleeps between its tries. After each GROUP_TRIES tries half as many are enough. Large
- * groups ring fewer doorbells and leave fewer lanes behind, for which a warp comes again; small
- * ones wait less.
+ * groups ring fewer doorbells and leave fewer lanes for another try; small ones wait less.
  */
 #define GPUNVME_DEV_GROUP       (GPUNVME_WARP_LANES / 2)
 #define GPUNVME_DEV_GROUP_TRIES 64u
@@ -73,9 +72,9 @@ enum gpunvme_reaper {
 /* How many runs of slots a warp looks at for free ones. */
 #define GPUNVME_DEV_RUNS (GPUNVME_WARP_LANES > 1 ? 6u : 64u)
 
-/* Of a warp that waits for a group: how many slots a lane looks at at once, how often before it
- * rests, and for how many ns at most, for each entry of the queue: a tenth of what a full queue
- * takes at 25 million commands a second. */
+/* For a warp that waits for a group: the slots that a lane looks at at once, the looks before a
+ * rest, and the longest rest in ns per entry of the queue: a tenth of the time of a full queue at
+ * 25 million commands a second. */
 #define GPUNVME_DEV_SEES     4u
 #define GPUNVME_DEV_SIGHTS   4u
 #define GPUNVME_DEV_SLEEP_NS 4u
@@ -94,8 +93,9 @@ struct gpunvme_dev_queue {
     uint32_t reaper; /* enum gpunvme_reaper */
     /*
      * For GPUNVME_REAPER_CPU, else NULL: slots as queue.h has them, in pinned host memory, which a
-     * CPU thread completes by gpunvme_qpair_reap() of a queue pair of its own. The GPU only stores
-     * to them, since its atomics are none there; it claims and frees `slots` as ever.
+     * CPU thread completes by gpunvme_qpair_reap() of a queue pair of its own. The GPU only loads
+     * and stores them, since its atomics are not atomic there; it claims and frees `slots` as
+     * always.
      */
     struct gpunvme_slot *mirror;
     struct gpunvme_doorbell sq_doorbell, cq_doorbell;         /* without shadows */
@@ -110,26 +110,25 @@ struct gpunvme_dev_queue {
     uint64_t bounces_bus;
     uint32_t bounce_nbytes;
 
-    /* The words that all fight for: each on lines of its own. */
+    /* Contended words, each on cache lines of its own. */
     __attribute__((aligned(128))) uint64_t reserved;  /* next position, GPUNVME_QPAIR_CLOSED */
     __attribute__((aligned(128))) uint32_t published; /* next position not rung for << 1, LOCKED */
     __attribute__((aligned(128))) uint32_t cq_head;   /* next position << 1, LOCKED */
-    uint64_t holders;   /* tickets kept by who needs another one to end them: see device.cuh */
+    uint64_t holders;   /* tickets kept by threads that need one more to end them: see device.cuh */
     uint64_t spurious;  /* completions with a command id that is not in flight */
-    uint64_t closed_at; /* position at which the queue was closed; written by who closes it */
+    uint64_t closed_at; /* position at which the queue was closed; written by the closing thread */
 };
 
 /*
- * Initialises a queue on the CPU, with slots and marks in memory of the CPU's; whoever moves them
- * to a GPU changes the addresses, `home` too. All memory stays the caller's. Of the configuration,
- * doorbells are without shadows, first_position is rounded to a lap (and 2^63 is never reached: at
- * 10^9 commands a second that takes 292 years), and first_generation has 47 bits.
- * GPUNVME_ERR_INVALID as gpunvme_qpair_init().
+ * Initialises a queue on the CPU, with slots and marks in CPU memory; code that moves them to a GPU
+ * must change the addresses, `home` too. All memory stays the caller's. Doorbells have no shadows,
+ * first_position is rounded to a lap (and 2^63 is never reached: at 10^9 commands a second that
+ * takes 292 years), and first_generation has 47 bits. GPUNVME_ERR_INVALID as gpunvme_qpair_init().
  */
 gpunvme_err_t gpunvme_dev_queue_init(struct gpunvme_dev_queue *q,
                                      const struct gpunvme_qpair_config *config);
 
-/* Where the words are that threads share: `q` may be a copy of the constants. */
+/* The queue itself, with the words that threads share: `q` may be a copy of the constants. */
 GPUNVME_FN struct gpunvme_dev_queue *gpunvme_dev_home(struct gpunvme_dev_queue *q)
 {
     return q->home;
@@ -224,11 +223,11 @@ GPUNVME_FN void gpunvme_dev_slot_unclaim(struct gpunvme_dev_queue *q, uint64_t t
 }
 
 /*
- * Claims a slot for each lane: 1 and its ticket, or 0 where none was found. The first try is
- * `hint`, any number that differs between threads; then the lanes look together at runs of slots
- * here and there, and share what is free. They end after some runs: there may be a free slot all
- * the same, but in a queue of at most 64 entries on the CPU. The next call looks elsewhere, so that
- * who calls until there is room finds it, wherever it is.
+ * Claims a slot for each lane: 1 and its ticket, or 0 if none was found. The first try is `hint`,
+ * any number that differs between threads; then the lanes look together at runs of slots here and
+ * there, and share what is free. After some runs they give up, though a slot may be free (except in
+ * a queue of at most 64 entries on the CPU). The next call looks elsewhere, so repeated calls find
+ * any free slot.
  */
 GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t hint,
                                       uint64_t *ticket)
@@ -240,7 +239,7 @@ GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t mask
     got = gpunvme_dev_slot_take(q, hint & q->mask, ticket);
     if (!(need = gpunvme_warp_ballot(mask, !got)))
         return 1;
-    /* Neighbours stay beside each other, but at another place as time goes on. */
+    /* Neighbours stay beside each other; the place changes with time. */
     base = gpunvme_warp_shfl32(mask, hint + (gpunvme_noise32() >> 10), gpunvme_warp_leader(mask));
     for (uint32_t run = 0; need && run < GPUNVME_DEV_RUNS; run++) {
         uint32_t free, nth = gpunvme_warp_rank(need);
@@ -262,16 +261,16 @@ GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t mask
 }
 
 /*
- * How a warp goes about room that it waits for: `least` slots in all, or one for each lane, or
- * none. `again`: not its first try, so that it looks at slots before it takes them: an atomic on
- * each that is taken is in the way of who has it. `together`: by claim_together(), else any number
- * by claim(); a constant, so that what is built is one way or the other.
+ * How a warp claims slots. `least`: so many slots, or one for each lane, or none at all. `again`:
+ * not its first try, so it looks at slots before it takes them: an atomic on a taken slot disturbs
+ * its owner. `together`: by claim_together(), else any number by claim(); a constant, so that only
+ * one of the two is compiled.
  */
 struct gpunvme_dev_want {
     uint32_t least, again, together;
 };
 
-/* One of some slots that is free, for a lane that looks at all of them at once; below 0: none. */
+/* A free one of GPUNVME_DEV_SEES slots, all looked at at once; below 0: none. */
 GPUNVME_FN int32_t gpunvme_dev_slot_see(const struct gpunvme_dev_queue *q, uint32_t index,
                                         uint32_t step)
 {
@@ -286,10 +285,10 @@ GPUNVME_FN int32_t gpunvme_dev_slot_see(const struct gpunvme_dev_queue *q, uint3
 }
 
 /*
- * claim() for a group. Each lane takes what it has found itself: four loads under way at once, then
- * one atomic, where claim() does both for each run of slots. All lanes together look at every slot
- * sooner or later. A full warp begins at multiples of 32 from its hint, so that the slots it leaves
- * are another warp's as they are. Fewer than wanted at a look: the queue is full, or nearly.
+ * claim() for a group. Each lane takes what it has found itself: four loads in flight at once, then
+ * one atomic, where claim() does both for each run of slots. Together the lanes look at every slot
+ * sooner or later. A full warp begins at multiples of 32 from its hint, so that it leaves whole
+ * groups of slots for other warps. If a look finds fewer than wanted, the queue is full, or nearly.
  */
 GPUNVME_FN int gpunvme_dev_slot_claim_together(struct gpunvme_dev_queue *q, uint32_t mask,
                                                uint32_t hint, struct gpunvme_dev_want want,
@@ -357,8 +356,8 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_place(struct gpunvme_dev_queue *q, uint32_
                                                           GPUNVME_DEV_QUEUE_LOCKED);
         place->pos = (uint32_t)pos;
         closed = (pos & GPUNVME_QPAIR_CLOSED) != 0;
-        /* The reset may be over since the position was asked for: others that were kept from the
-         * doorbell meanwhile rely on whoever lets go of it. */
+        /* The reset may have ended since the position was taken: others that failed to get the
+         * doorbell meanwhile rely on the thread that unlocks it. */
         if (closed && !(place->published & GPUNVME_DEV_QUEUE_LOCKED)) {
             gpunvme_exchange32_gpu(&gpunvme_dev_home(q)->published, place->published);
             gpunvme_dev_queue_help(gpunvme_dev_home(q), UINT32_C(1) << gpunvme_warp_lane());
@@ -381,8 +380,8 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_place(struct gpunvme_dev_queue *q, uint32_
  * hold the doorbell. The others have *err: GPUNVME_ERR_AGAIN without a free slot, or
  * GPUNVME_ERR_CLOSED. Never waits.
  *
- * Who waits for room must end its own tickets meanwhile, and a warp those of all its lanes: else
- * all slots may be taken by lanes that wait for their neighbours.
+ * A thread that waits for room must end its own tickets meanwhile, and a warp those of all its
+ * lanes: otherwise lanes that wait for their neighbours may hold all slots.
  */
 GPUNVME_FN uint32_t gpunvme_dev_queue_reserve_some(struct gpunvme_dev_queue *q, uint32_t mask,
                                                    uint32_t hint, struct gpunvme_dev_want want,
@@ -422,7 +421,7 @@ GPUNVME_FN int gpunvme_dev_queue_is_ready(const struct gpunvme_dev_queue *q, uin
            gpunvme_dev_queue_lap(q, pos);
 }
 
-/* The first `lanes` bits of the mask that `condition` holds for without a gap, counted. */
+/* How many lanes of the mask, counted from its first, meet `condition` without a gap. */
 GPUNVME_FN uint32_t gpunvme_dev_prefix(uint32_t mask, int condition)
 {
     uint32_t missing = gpunvme_warp_ballot(mask, !condition);
@@ -451,8 +450,8 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_four_ready(const struct gpunvme_dev_queue 
 }
 
 /*
- * skip_ready() where each lane looks at four marks at once, of a queue with at least 4 entries. Who
- * has the doorbell may be one lane, and goes through all that a full queue's warps submit
+ * skip_ready() for a queue of at least 4 entries: each lane looks at four marks at once. The
+ * doorbell's holder may be one lane, and goes through all that a full queue's warps submit
  * meanwhile: one load after the other, 330 cycles each, is 6 million commands a second.
  */
 GPUNVME_FN uint32_t gpunvme_dev_queue_skip_fours(const struct gpunvme_dev_queue *q, uint32_t mask,
@@ -491,7 +490,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_skip_ready(const struct gpunvme_dev_queue 
     return pos;
 }
 
-/* One lane rings; of entries after gpunvme_fence_sys(). */
+/* One lane rings. For entries, gpunvme_fence_sys() comes first. */
 GPUNVME_FN void gpunvme_dev_queue_ring(struct gpunvme_dev_queue *q,
                                        const struct gpunvme_doorbell *db, uint32_t pos)
 {
@@ -506,11 +505,11 @@ GPUNVME_FN void gpunvme_dev_queue_ring(struct gpunvme_dev_queue *q,
 }
 
 /*
- * The holder of the doorbell rings for all positions from `from` up to `pos`, and lets go. Then it
- * looks for marks behind: one that was set before it let go, by a warp that did not get the
- * doorbell, is one that it sees, and rings for. (The exchange that failed and the one that lets go
- * are ordered; both are acquire and release.) After many rounds it leaves what is behind to the
- * next who submits or waits: under endless load it would ring for others for ever.
+ * The holder of the doorbell rings for all positions from `from` up to `pos`, and unlocks. Then it
+ * looks for marks behind: it sees, and rings for, any mark that a warp which failed to get the
+ * doorbell set before the unlock. (The exchange that failed and the one that unlocks are ordered;
+ * both are acquire and release.) After many rounds it leaves the rest to the next thread that
+ * submits or waits: under endless load it would ring for others for ever.
  */
 GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t from,
                                           uint32_t pos)
@@ -522,7 +521,7 @@ GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t 
         struct gpunvme_doorbell bell = gpunvme_dev_home(q)->sq_doorbell; /* ahead of the fence */
         int more = 0;
 
-        /* Each lane its own: entries, lists and marks that it wrote or found are there first. */
+        /* Each lane makes one: entries, lists and marks that it wrote or found come first. */
         if (pos != from)
             gpunvme_fence_sys();
         gpunvme_warp_sync(mask);
@@ -544,9 +543,9 @@ GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t 
 }
 
 /*
- * Rings for what is marked and nobody has rung for, as a holder of the doorbell may leave it. Not
- * in a closed queue: the controller may not have it any more. (Who is kept from the doorbell and
- * relies on this has found the queue open, so this finds it open as well.)
+ * Rings for marked positions that a holder of the doorbell left behind. Not in a closed queue: the
+ * controller may not have it any more. (A thread that relies on this found the queue open when it
+ * failed to get the doorbell, so this finds it open as well.)
  */
 GPUNVME_FN void gpunvme_dev_queue_help(struct gpunvme_dev_queue *q, uint32_t mask)
 {
@@ -584,7 +583,7 @@ GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t m
     if (q->mirror)
         gpunvme_store_relaxed64(&q->mirror[ticket & q->mask].word,
                                 (ticket & ~UINT64_C(0xffff)) | GPUNVME_SLOT_BUSY);
-    else /* as it was claimed: a reset between that and the position has called it done */
+    else /* as it was claimed: a reset since then may have marked it done */
         gpunvme_store64_relaxed_gpu(&gpunvme_dev_slot(q, ticket)->word,
                                     (ticket & ~UINT64_C(0xffff)) | GPUNVME_DEV_SLOT_TAKEN);
     gpunvme_store_64_bytes(gpunvme_dev_sqe(q, place->pos), cmd);
@@ -594,7 +593,7 @@ GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t m
         gpunvme_dev_queue_publish(q, mask, first, first + gpunvme_popcount(mask));
         return;
     }
-    /* Release: who finds the mark finds the entry, and what else the command uses. */
+    /* Release: a thread that sees the mark sees the entry, and what else the command uses. */
     GPUNVME_ORDER(MARK, gpunvme_store_release32_gpu, gpunvme_store_relaxed32)(mark, lap);
     gpunvme_warp_sync(mask);
     if (word & GPUNVME_DEV_QUEUE_LOCKED) {
@@ -709,7 +708,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t
 {
     uint32_t word = GPUNVME_DEV_QUEUE_LOCKED;
 
-    /* All are here before one takes the lock: it would keep it while it waits for lanes that wait
+    /* All arrive before one takes the lock: it would hold it while it waits for lanes that wait
      * for completions. */
     gpunvme_warp_sync(mask);
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask)) {
@@ -725,12 +724,12 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t
 }
 
 /*
- * Takes new completions, if no other warp is at it: looks up to `looks` times, at least once, until
- * there are any, and takes all. Returns how many. So one warp at a time reads the queue's memory,
- * which may be the host's, however many wait.
+ * Takes new completions, unless another warp is doing so: looks up to `looks` times, at least once,
+ * until there are any, and takes all. Returns how many. So one warp at a time reads the queue's
+ * memory, which may be the host's, however many wait.
  *
- * The queue is held and let go in here, and must be: lanes that leave a loop with it could be kept
- * waiting, where branches meet, for lanes of their own warp that wait for completions.
+ * The lock must be taken and released in here: lanes that left a loop with it could be kept
+ * waiting, where branches reconverge, for lanes of their own warp that wait for completions.
  */
 GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t mask,
                                            uint32_t looks)
@@ -749,8 +748,8 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask)) {
         if (total)
             gpunvme_dev_queue_ring(q, &q->cq_doorbell, head + total);
-        /* Relaxed, behind the fence of what was taken; by an exchange, which passes on what the
-         * holder before has done where this one took nothing. */
+        /* Relaxed: it follows the fence of what was taken. An exchange, because it passes on the
+         * previous holder's release if nothing was taken. */
         gpunvme_exchange32_relaxed_gpu(&gpunvme_dev_home(q)->cq_head, (head + total) << 1);
     }
     return total;
@@ -758,7 +757,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t
 
 /* --- tickets ---------------------------------------------------------------------------------- */
 
-/* For a mirror, which says of an old ticket that it is done until its slot is taken again. */
+/* For a mirror, which reports an old ticket as done until its slot is taken again. */
 GPUNVME_FN int gpunvme_dev_queue_has_ended(const struct gpunvme_dev_queue *q, uint64_t ticket)
 {
     uint64_t word = gpunvme_load_relaxed64(&gpunvme_dev_slot(q, ticket)->word);
@@ -766,7 +765,7 @@ GPUNVME_FN int gpunvme_dev_queue_has_ended(const struct gpunvme_dev_queue *q, ui
     return ((word & ~GPUNVME_DEV_SLOT_TAKEN) ^ ticket) >> 16 || word & GPUNVME_DEV_SLOT_ABANDONED;
 }
 
-/* The slot that who waits looks at. */
+/* The slot that a waiting thread polls. */
 GPUNVME_FN struct gpunvme_slot *gpunvme_dev_status_of(const struct gpunvme_dev_queue *q,
                                                       uint64_t ticket)
 {
@@ -778,7 +777,7 @@ GPUNVME_FN struct gpunvme_slot *gpunvme_dev_status_of(const struct gpunvme_dev_q
 /*
  * Whether the command of one lane's ticket is done: GPUNVME_OK with *c filled in, GPUNVME_ERR_AGAIN
  * while it is in flight, GPUNVME_ERR_STALE for a ticket that has ended or was abandoned. Does not
- * look for completions. The ticket has not ended by this: gpunvme_dev_queue_end() does that.
+ * reap, and does not end the ticket: gpunvme_dev_queue_end() does that.
  */
 GPUNVME_FN int gpunvme_dev_queue_peek(struct gpunvme_dev_queue *q, uint64_t ticket,
                                       struct gpunvme_completion *c)
@@ -791,7 +790,7 @@ GPUNVME_FN int gpunvme_dev_queue_peek(struct gpunvme_dev_queue *q, uint64_t tick
     if (!(word & GPUNVME_SLOT_DONE))
         return word & GPUNVME_DEV_SLOT_ABANDONED && !q->mirror ? GPUNVME_ERR_STALE
                                                                : GPUNVME_ERR_AGAIN;
-    /* Once more, with acquire: polling with it would throw the L1 cache away at each turn. */
+    /* Again, with acquire: polling with it would empty the L1 cache at each turn. */
     gpunvme_load_pair_acquire(&slot->word, &word, &c->result);
     c->status = (uint16_t)(word & 0x7fff);
     return GPUNVME_OK;
@@ -805,9 +804,9 @@ GPUNVME_FN void gpunvme_dev_queue_end_read(struct gpunvme_dev_queue *q, uint64_t
 }
 
 /*
- * Reaps, where that is the waiters' affair, until the commands of all lanes are done or their
- * deadlines (gpunvme_clock_ns()) over: each lane has its own result, GPUNVME_OK, _STALE, or
- * _TIMEOUT, with which the command is still in flight. Ends no ticket.
+ * Waits, and reaps if waiters do that, until the commands of all lanes are done or past their
+ * deadlines (gpunvme_clock_ns()). Each lane has its own result: GPUNVME_OK, _STALE, or _TIMEOUT,
+ * with which the command is still in flight. Ends no ticket.
  */
 GPUNVME_FN int gpunvme_dev_queue_await(struct gpunvme_dev_queue *q, uint32_t mask, uint64_t ticket,
                                        uint64_t deadline_ns, struct gpunvme_completion *c)
@@ -853,10 +852,10 @@ GPUNVME_FN int gpunvme_dev_queue_wait(struct gpunvme_dev_queue *q, uint32_t mask
 }
 
 /*
- * Lets one lane's ticket go that nobody will wait for any more, after a timeout: its slot, its list
- * and its memory stay in use until the command ends (where the CPU reaps: until a reset), or a
- * reset ends it. If it ends in this very moment, only gpunvme_device_recover() gives the slot back.
- * GPUNVME_ERR_STALE when it is done already, and must be ended.
+ * Abandons one lane's ticket after a timeout: nobody will wait for it any more. Its slot, list and
+ * memory stay in use until the command ends (if the CPU reaps: until a reset), or a reset ends it.
+ * If it ends at this very moment, only gpunvme_device_recover() frees the slot. GPUNVME_ERR_STALE:
+ * it is done already, and must be ended.
  */
 GPUNVME_FN int gpunvme_dev_queue_abandon(struct gpunvme_dev_queue *q, uint64_t ticket)
 {

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Errors are values. Every function that can fail returns a gpunvme_err_t: 0 is success, a
- * negative number is an error. Two families share the negative numbers:
+ * Errors are values. Every function that can fail returns a gpunvme_err_t: 0 is success, a negative
+ * number is an error. Two families share the negative numbers:
  *
  *   -1 … -999             errors of this library, the GPUNVME_ERR_* below
- *   -0x8000 - status      an NVMe status that the controller gave; gpunvme_err_nvme_status()
- *                         takes it out again, so that a status is never dropped on the way up
+ *   -0x8000 - status      an NVMe status from the controller; gpunvme_err_nvme_status() extracts it
  */
 #ifndef GPUNVME_ERROR_H
 #define GPUNVME_ERROR_H
@@ -77,15 +76,15 @@ const char *gpunvme_err_name(gpunvme_err_t err);
 const char *gpunvme_err_text(gpunvme_err_t err);
 
 /*
- * What exactly went wrong in the last call of this thread that failed: "image /x: 4 GiB, asked
- * for 8 GiB". Empty when nothing more is known. Valid until this thread's next failing call. A
- * GPUNVME_ERR_AGAIN of a submission or a test says nothing and leaves the text as it is.
+ * Details of this thread's last failing call: "image /x: 4 GiB, asked for 8 GiB". Empty if nothing
+ * more is known. Valid until this thread's next failing call. A GPUNVME_ERR_AGAIN from a submission
+ * or a test does not change it.
  */
 const char *gpunvme_err_detail(void);
 
 /*
- * For what is built on this library: makes a text, as printf() does, this thread's
- * gpunvme_err_detail(), and returns `err`.
+ * For code built on this library: sets this thread's gpunvme_err_detail() by a printf() format and
+ * returns `err`.
  */
 #ifdef __GNUC__
 __attribute__((format(printf, 2, 3)))

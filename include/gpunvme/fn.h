@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * GPUNVME_FN: what begins a function that is compiled for the CPU and, by nvcc, for the GPU too.
+ * GPUNVME_FN begins a function that is compiled for the CPU and, by nvcc, for the GPU too.
  */
 #ifndef GPUNVME_FN_H
 #define GPUNVME_FN_H

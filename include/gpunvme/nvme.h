@@ -9,7 +9,7 @@
  * Zoned Namespace Command Set Specification 1.1. Fields keep the specification's abbreviations;
  * where it has none, its words. "0's based" means that the value 0 stands for 1.
  *
- * All is little-endian, and so must the machine be.
+ * Everything is little-endian, and the machine must be too.
  */
 #ifndef GPUNVME_NVME_H
 #define GPUNVME_NVME_H
@@ -210,7 +210,7 @@ extern "C" {
 #define GPUNVME_CMBLOC_CQPDS_MASK    0x1u
 #define GPUNVME_CMBLOC_CDPMLS_SHIFT  5 /* data pointers may mix CMB and host memory */
 #define GPUNVME_CMBLOC_CDPMLS_MASK   0x1u
-#define GPUNVME_CMBLOC_CDPCILS_SHIFT 6 /* lists may lie where their command does not */
+#define GPUNVME_CMBLOC_CDPCILS_SHIFT 6 /* lists may be in other memory than their command */
 #define GPUNVME_CMBLOC_CDPCILS_MASK  0x1u
 #define GPUNVME_CMBLOC_CDMMMS_SHIFT  7 /* data and metadata may mix CMB and host memory */
 #define GPUNVME_CMBLOC_CDMMMS_MASK   0x1u
@@ -269,7 +269,7 @@ extern "C" {
 #define GPUNVME_CMBSWTP_CMBSWTV_SHIFT 8
 #define GPUNVME_CMBSWTP_CMBSWTV_MASK  0xffffffu
 
-/* CRTO: 2.0 section 3.1.3 "CRTO"; both in 500 ms; where CAP.CRMS is not 0 they go before CAP.TO */
+/* CRTO: 2.0 section 3.1.3 "CRTO"; both in 500 ms; if CAP.CRMS is not 0 they replace CAP.TO */
 #define GPUNVME_CRTO_CRWMT_SHIFT 0 /* ready with media */
 #define GPUNVME_CRTO_CRWMT_MASK  0xffffu
 #define GPUNVME_CRTO_CRIMT_SHIFT 16 /* ready independent of media */
@@ -364,8 +364,8 @@ enum gpunvme_sgl_subtype {
 
 /*
  * A submission queue entry. 1.4 section 4.2 "Submission Queue Entry - Command Format", 2.0
- * section 3.3.3.1. An entry of a queue lies on a multiple of 64 bytes; 16 is what vector stores
- * of the GPU need, and what malloc() gives to structures that contain an entry.
+ * section 3.3.3.1. In a queue it is aligned to 64 bytes. The type is aligned to 16, which the
+ * GPU's vector stores need and malloc() provides.
  */
 struct gpunvme_sqe {
     uint8_t opc;   /* opcode */
@@ -442,7 +442,7 @@ GPUNVME_ASSERT_OFFSET(gpunvme_cqe, status, 14);
 #define GPUNVME_STATUS_MORE (1u << 13) /* the error log has more */
 #define GPUNVME_STATUS_DNR  (1u << 14) /* do not retry: it would fail again */
 
-/* Status code and type together: what is compared with GPUNVME_SC_*. */
+/* Status code and type together, to be compared with GPUNVME_SC_*. */
 #define GPUNVME_STATUS_CODE(status)    ((status)&0x7ffu)
 #define GPUNVME_STATUS_SC(status)      ((status)&0xffu)
 #define GPUNVME_STATUS_SCT(status)     ((status) >> 8 & 0x7u)

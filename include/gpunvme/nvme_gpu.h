@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * Short names over the API of storage.h, request.h and onecall.h, for programs and bindings that
- * want few calls. All are inline: nothing with these names is in the library, and nothing happens
- * here that those headers do not say. What returns a gpunvme_err_t is 0 or a negative error; what
- * returns a number of bytes or transfers is negative on error. Memory is GPU memory throughout.
+ * want few calls. All are inline, so the library does not contain these names; they add nothing to
+ * what those headers say. A gpunvme_err_t is 0 or a negative error; a number of bytes or transfers
+ * is negative on error. Memory is always GPU memory.
  *
  *     nvme_gpu_init(&g, "nvme:0000:01:00.0/1");           a store, read into GPU memory
  *     nvme_gpu_create_request(&g, buffer, nbytes, &id);   requests by kind on it
@@ -28,8 +28,7 @@ struct nvme_gpu {
     struct gpunvme_requests *requests;
 };
 
-/* Opens a store for reading; to be ended by nvme_gpu_cleanup(), after a failure too if one likes.
- */
+/* Opens a store for reading. nvme_gpu_cleanup() closes it, and is allowed after a failure. */
 static inline gpunvme_err_t nvme_gpu_init(struct nvme_gpu *g, const char *uri)
 {
     gpunvme_err_t err;
@@ -118,9 +117,8 @@ static inline gpunvme_err_t nvme_gpu_release_request(struct nvme_gpu *g, uint64_
  */
 
 /*
- * Opens cuFile's driver, and has the functions below take files by it. Without this, and after an
- * error here, they take the posix backend: slower ways are chosen by you, not behind your back.
- * Call cleanup_gds() once for each success.
+ * Opens cuFile's driver and makes the functions below use cuFile. Without this, or if it fails,
+ * they use the posix backend. Call cleanup_gds() once for each success.
  */
 static inline gpunvme_err_t init_gds(void)
 {
@@ -158,8 +156,8 @@ static inline int64_t write_gpu_to_nvme(const char *path, uint64_t offset, size_
 }
 
 /*
- * Does `n` reads at once, of which each says offset, ptr, nbytes and mem (its op is set here), and
- * gets err and done; returns when all have ended, with the first error.
+ * Does `n` reads at once. The caller sets offset, ptr, nbytes and mem of each; this sets op, err
+ * and done. Returns when all have ended, with the first error.
  */
 static inline gpunvme_err_t async_batch_read(const char *path, struct gpunvme_io *requests,
                                              size_t n)
@@ -172,7 +170,7 @@ static inline gpunvme_err_t async_batch_read(const char *path, struct gpunvme_io
 /* ---- Blocks, submitted and polled --------------------------------------------------------------
  */
 
-/* By one thread. */
+/* For one thread. */
 struct nvme_gpu_queue {
     struct gpunvme_store *store;
     struct gpunvme_batch *batch;
@@ -275,7 +273,7 @@ static inline gpunvme_err_t submit_gpu_read(struct nvme_gpu_queue *q, uint64_t l
     return err;
 }
 
-/* What came of a read, with its detail. */
+/* The result of a read, with its detail. */
 static inline gpunvme_err_t nvme_gpu_outcome(const struct gpunvme_io *io)
 {
     if (io->err)
@@ -287,9 +285,9 @@ static inline gpunvme_err_t nvme_gpu_outcome(const struct gpunvme_io *io)
 }
 
 /*
- * How many reads have ended well since the last call, without waiting. A read that failed is told
- * by a call of its own, which returns its error and stands for that one read; one that met the end
- * of the store is GPUNVME_ERR_RANGE. So every read is counted once, whatever became of the others.
+ * Returns how many reads have succeeded since the last call, without waiting. A failed read is
+ * reported by a call of its own, which returns its error; a read that met the end of the store is
+ * GPUNVME_ERR_RANGE. So every read is counted exactly once.
  */
 static inline int64_t poll_completions(struct nvme_gpu_queue *q)
 {
@@ -315,8 +313,8 @@ static inline int64_t poll_completions(struct nvme_gpu_queue *q)
 }
 
 /*
- * Waits for what is in flight and closes: TIMEOUT as gpunvme_close() has it. One that was not made,
- * or is closed already, is fine.
+ * Waits for reads in flight and closes the store. TIMEOUT as gpunvme_close(). A queue that was not
+ * created, or is closed already, is allowed.
  */
 static inline gpunvme_err_t close_gpu_queue(struct nvme_gpu_queue *q)
 {

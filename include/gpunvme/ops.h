@@ -5,29 +5,28 @@
  *
  * Every operator is a ladder of variants, from the plainest to the fastest. They compute the same;
  * `gpunvme_ops_exec.variant` names one, "auto" takes the best for shape, dtype and device.
- * docs/OPERATORS.md tells what each rung changes and what it gains.
+ * docs/OPERATORS.md says what each rung changes and gains.
  *
  * Rules for all functions:
  *
  *  - The library allocates nothing. What a variant needs beyond its operands is the workspace: ask
  *    gpunvme_*_workspace() for the size, with the same descriptor and exec as the call itself.
  *  - Matrices are row-major: element (i, j) is at p[i * ld + j]. A transposed operand is stored as
- *    its transpose. A column-major matrix is the transpose of a row-major one, so its transpose
- * flag makes it fit. Leading dimensions and strides count elements, not bytes.
- *  - Operands are aligned to their element; a variant that needs more says GPUNVME_OPS_ERR_ALIGN or
- *    is not chosen by "auto". Padding (columns from the width to ld) is never read or written.
+ *    its transpose. A column-major matrix is the transpose of a row-major one: set its transpose
+ *    flag. Leading dimensions and strides count elements, not bytes.
+ *  - Operands are aligned to their element. A variant that needs more returns GPUNVME_OPS_ERR_ALIGN
+ *    or is not chosen by "auto". Padding (columns from the width to ld) is never read or written.
  *  - A result may not overlap an operand or another result: GPUNVME_OPS_ERR_ALIAS. Operands may
- *    overlap each other. Matrices that are disjoint column ranges of one wide matrix (the same ld)
- *    are told apart.
- *  - A pointer may be NULL where no element of it is read or written.
- *  - Arguments are checked before anything is computed: a call that fails for its arguments wrote
- *    nothing. On the CPU a call returns when the result is there; with CUDA it is enqueued to the
- *    stream and errors of execution show as they do for any kernel.
+ *    overlap each other. Disjoint column ranges of one wide matrix (with the same ld) do not
+ *    overlap.
+ *  - A pointer may be NULL if no element of it is read or written.
+ *  - Arguments are checked before anything is computed: a call that fails for its arguments writes
+ *    nothing. On the CPU a call returns when the result is complete. With CUDA it is enqueued to
+ *    the stream, and errors of execution are reported as for any kernel.
  *  - Thread safe: any function may be called by several threads at once, if no result or workspace
  *    is shared between them.
  *  - Arithmetic: f16 and bf16 elements are multiplied and summed in f32 and rounded once, to
- * nearest even, when the result is stored. Results are IEEE: NaN and infinity spread as they do
- * there.
+ *    nearest even, when the result is stored. NaN and infinity propagate as in IEEE 754.
  *
  * Descriptors are plain structures: set them to 0, then fill in what is wanted. 0 is the default of
  * every field that has one.
@@ -71,7 +70,7 @@ const char *gpunvme_ops_status_name(gpunvme_ops_status_t status);
 /* What happened and what to do; static, never NULL. */
 const char *gpunvme_ops_status_text(gpunvme_ops_status_t status);
 
-/* What exactly was wrong in this thread's last call that failed; valid until its next one. */
+/* Details of this thread's last failing call; valid until its next one. */
 const char *gpunvme_ops_detail(void);
 
 enum gpunvme_ops_op {
@@ -89,7 +88,7 @@ enum gpunvme_ops_dtype {
     GPUNVME_OPS_NDTYPES
 };
 
-/* What f32 operands are multiplied as. 16-bit operands know only F32, which is exact for them. */
+/* How f32 operands are multiplied. 16-bit operands allow only F32, which is exact for them. */
 enum gpunvme_ops_compute {
     GPUNVME_OPS_COMPUTE_F32 = 0,
     GPUNVME_OPS_COMPUTE_TF32 = 1, /* 10 bits of mantissa, for tensor cores; the CPU uses f32 */
@@ -98,7 +97,7 @@ enum gpunvme_ops_compute {
 
 enum gpunvme_ops_device {
     GPUNVME_OPS_CPU = 0,
-    GPUNVME_OPS_CUDA = 1, /* pointers and workspace are the current device's; see `stream` */
+    GPUNVME_OPS_CUDA = 1, /* pointers and workspace are on the current device; see `stream` */
     GPUNVME_OPS_NDEVICES
 };
 
@@ -111,16 +110,16 @@ enum gpunvme_ops_activation {
     GPUNVME_OPS_NACTS
 };
 
-/* "f32", "gelu"; "?" for a number that is none. */
+/* "f32", "gelu"; "?" for an invalid number. */
 const char *gpunvme_ops_op_name(int op);
 const char *gpunvme_ops_dtype_name(int dtype);
 const char *gpunvme_ops_activation_name(int activation);
-size_t gpunvme_ops_dtype_nbytes(int dtype); /* 0 for a number that is none */
+size_t gpunvme_ops_dtype_nbytes(int dtype); /* 0 for an invalid number */
 
 /* What a workspace must be aligned to, in bytes. */
 #define GPUNVME_OPS_WORKSPACE_ALIGN 256
 
-/* Only variants whose results are the same bits in every run; others are refused by name. */
+/* Use only variants whose results are the same bits in every run; naming another fails. */
 #define GPUNVME_OPS_DETERMINISTIC 1u
 
 /* Where and how a call runs. */
@@ -130,12 +129,12 @@ struct gpunvme_ops_exec {
     void *stream;            /* CUDA: a cudaStream_t, NULL is the default stream */
     const char *variant;     /* NULL is "auto" */
     void *workspace;         /* aligned to GPUNVME_OPS_WORKSPACE_ALIGN; NULL if none is needed */
-    size_t workspace_nbytes; /* of it, that may be used */
+    size_t workspace_nbytes; /* its size */
     uint32_t flags;          /* GPUNVME_OPS_DETERMINISTIC */
     uint32_t reserved;       /* 0 */
 };
 
-/* What a device can do, as variants ask for it. */
+/* A device's capabilities. */
 struct gpunvme_ops_capability {
     int32_t device;
     int32_t index;         /* CUDA: the device's number */
@@ -152,14 +151,14 @@ struct gpunvme_ops_capability {
 #define GPUNVME_OPS_CPU_AVX512 (UINT64_C(1) << 1) /* AVX-512F */
 #define GPUNVME_OPS_CPU_OPENMP (UINT64_C(1) << 2) /* this build has OpenMP */
 
-/* ERR_DEVICE if there is no such device, ERR_INVALID for a device kind that does not exist. */
+/* ERR_DEVICE: no such device; ERR_INVALID: no such kind of device. */
 gpunvme_ops_status_t gpunvme_ops_capability(int device, int index,
                                             struct gpunvme_ops_capability *capability);
 
 /* One rung of a ladder. */
 struct gpunvme_ops_variant {
     const char *name;    /* for gpunvme_ops_exec.variant */
-    const char *needs;   /* of the machine: "AVX-512F"; "nothing" */
+    const char *needs;   /* what the machine must have: "AVX-512F"; "nothing" */
     const char *changes; /* against the rung before it */
     int32_t op, device;
     uint32_t dtypes;   /* bit 1 << dtype for each type of operand */
@@ -182,14 +181,14 @@ gpunvme_ops_status_t gpunvme_ops_variant(int op, int device, unsigned index,
  *   b   k x n, ldb >= n; transpose_b: stored n x k, ldb >= k
  *   c   m x n, ldc >= n; transpose_c: stored n x m, ldc >= m
  *
- * Any size may be 0: without a row or column there is nothing to do, with k = 0 C becomes beta C.
- * Where beta is 0, C is not read: it may hold anything. Where alpha is 0, A and B are not read. A
- * leading dimension of a matrix with fewer than two rows, and a stride of fewer than two matrices,
- * is not looked at. stride_a and stride_b may be 0: one matrix for all of the batch. The matrices
- * of C must not overlap each other; they may be interleaved within rows (attention's heads).
+ * Any size may be 0: without rows or columns nothing is done; with k = 0 C becomes beta C. If beta
+ * is 0, C is not read and may be uninitialised. If alpha is 0, A and B are not read. The leading
+ * dimension of a matrix with fewer than two rows is ignored, and so is the stride of fewer than two
+ * matrices. stride_a and stride_b may be 0: one matrix for the whole batch. The matrices of C must
+ * not overlap each other; they may be interleaved within rows (attention's heads).
  */
 struct gpunvme_matmul {
-    int64_t m, n, k, batch; /* a batch of 0 is nothing to do: 1 for a single product */
+    int64_t m, n, k, batch; /* batch: 1 for a single product; with 0 nothing is done */
     const void *a, *b;
     void *c;
     int64_t lda, ldb, ldc;
@@ -204,35 +203,35 @@ struct gpunvme_matmul {
 gpunvme_ops_status_t gpunvme_matmul(const struct gpunvme_matmul *matmul,
                                     const struct gpunvme_ops_exec *exec);
 
-/* Bytes of workspace that gpunvme_matmul() will need; pointers are not looked at. */
+/* Bytes of workspace that gpunvme_matmul() needs. Pointers are ignored. */
 gpunvme_ops_status_t gpunvme_matmul_workspace(const struct gpunvme_matmul *matmul,
                                               const struct gpunvme_ops_exec *exec, size_t *nbytes);
 
-/* The name of the variant that gpunvme_matmul() will run, which "auto" does not tell. */
+/* The name of the variant that gpunvme_matmul() will run, for "auto". */
 gpunvme_ops_status_t gpunvme_matmul_choose(const struct gpunvme_matmul *matmul,
                                            const struct gpunvme_ops_exec *exec, const char **name);
 
 /*
- * What a variant does to memory, computed from its tiles. On a GPU `global` is the traffic that
- * leaves the multiprocessors (L2 and beyond) and `shared` that of shared memory. On the CPU
- * `global` is what is read from and written to the matrices themselves, `shared` what the innermost
- * loop reads of copies that lie in a cache.
+ * A variant's memory traffic, computed from its tiles. On a GPU `global` is the traffic that leaves
+ * the multiprocessors (L2 and beyond) and `shared` that of shared memory. On the CPU `global` is
+ * what is read from and written to the matrices themselves, `shared` what the innermost loop reads
+ * from copies in a cache.
  */
 struct gpunvme_matmul_metrics {
     double flops; /* 2 m n k batch */
     double global_load_nbytes, global_store_nbytes;
     double shared_load_nbytes, shared_store_nbytes;
     double ideal_nbytes;         /* each element of A, B and C once */
-    double arithmetic_intensity; /* flops by byte of global traffic */
-    double memory_efficiency;    /* ideal_nbytes by global traffic; more than 1 is never */
+    double arithmetic_intensity; /* flops per byte of global traffic */
+    double memory_efficiency;    /* ideal_nbytes / global traffic; at most 1 */
     int32_t registers;           /* GPU: of a thread; CPU: vector registers of the micro-kernel */
     int32_t threads_per_block;   /* GPU */
     int64_t blocks;              /* GPU */
     int64_t shared_nbytes;       /* GPU: of a block; CPU: of the copies in caches, by thread */
-    double occupancy;            /* GPU: resident warps by what a multiprocessor holds; else 0 */
+    double occupancy;            /* GPU: resident warps / warps that fit; else 0 */
 };
 
-/* ERR_UNSUPPORTED if the variant does not compute them. Pointers are not looked at. */
+/* ERR_UNSUPPORTED: the variant does not compute them. Pointers are ignored. */
 gpunvme_ops_status_t gpunvme_matmul_analyze(const struct gpunvme_matmul *matmul,
                                             const struct gpunvme_ops_exec *exec,
                                             struct gpunvme_matmul_metrics *metrics);
@@ -275,11 +274,10 @@ gpunvme_ops_status_t gpunvme_linear_forward_choose(const struct gpunvme_linear *
  *   grad_weight out x in,   ld_grad_weight >= in:  dZ^T X, or with `accumulate` added to
  *   grad_bias   out elements:                      the sum of dZ over the rows, likewise
  *
- * Each of the three may be NULL: then it is not computed, and what only it needs (weight for
- * grad_x, x for grad_weight) may be NULL too. preact is read unless the activation is none. The
- * derivative of relu at 0 is 0. grad_weight and grad_bias have the type grad_dtype (`dtype`, or
- * F32 to accumulate in), all else has `dtype`. dZ is kept in f32 or in `dtype`, as the variant's
- * text says.
+ * Each of the three may be NULL, and is then not computed. What only it needs (weight for grad_x, x
+ * for grad_weight) may be NULL too. preact is read unless the activation is none. The derivative of
+ * relu at 0 is 0. grad_weight and grad_bias have the type grad_dtype (`dtype`, or F32 to accumulate
+ * in); everything else has `dtype`. dZ is kept in f32 or in `dtype`, as the variant's text says.
  */
 struct gpunvme_linear_grad {
     int64_t rows, in, out;

@@ -27,7 +27,7 @@ struct gpunvme_list {
     size_t nbytes;
 };
 
-/* Memory pages that `nbytes` from bus address `bus` on touch; nbytes > 0. */
+/* The number of memory pages that `nbytes` at bus address `bus` touch; nbytes > 0. */
 GPUNVME_FN size_t gpunvme_prp_pages(uint64_t bus, size_t nbytes, unsigned page_shift)
 {
     uint64_t page = (uint64_t)1 << page_shift;
@@ -35,7 +35,7 @@ GPUNVME_FN size_t gpunvme_prp_pages(uint64_t bus, size_t nbytes, unsigned page_s
     return (size_t)(((bus & (page - 1)) + nbytes + page - 1) >> page_shift);
 }
 
-/* Bytes of list that so many pages need: none for two, and a link at the end of each full page. */
+/* Bytes of list for so many pages: none for up to two; a full list page ends with a link. */
 GPUNVME_FN size_t gpunvme_prp_list_nbytes(size_t pages, unsigned page_shift)
 {
     size_t per_page = ((size_t)1 << page_shift) / 8;
@@ -47,8 +47,8 @@ GPUNVME_FN size_t gpunvme_prp_list_nbytes(size_t pages, unsigned page_shift)
 }
 
 /*
- * Whether a buffer can be described by PRPs at all: dwords, and where it is in pieces on the bus,
- * pieces of whole memory pages that begin at one.
+ * Whether PRPs can describe a buffer: its bus address is a multiple of 4, and its pieces, if it is
+ * not contiguous on the bus, are whole memory pages.
  */
 GPUNVME_FN int gpunvme_prp_is_possible(const struct gpunvme_buf *buf, size_t off,
                                        unsigned page_shift)
@@ -60,7 +60,7 @@ GPUNVME_FN int gpunvme_prp_is_possible(const struct gpunvme_buf *buf, size_t off
     return !(gpunvme_buf_bus(buf, off) & 3);
 }
 
-/* Writes the entries for the pages from `off` on, which begins a page, chaining full pages. */
+/* Writes the entries for the pages from `off`, where a page begins, and links the list's pages. */
 GPUNVME_FN void gpunvme_prp_fill_list(const struct gpunvme_buf *buf, size_t off, size_t entries,
                                       unsigned page_shift, const struct gpunvme_list *list)
 {
@@ -68,7 +68,7 @@ GPUNVME_FN void gpunvme_prp_fill_list(const struct gpunvme_buf *buf, size_t off,
     size_t at = 0;
 
     for (; entries; entries--, off += (size_t)1 << page_shift) {
-        /* The last entry of a page leads on, unless it is the last of all. */
+        /* The last entry of a list page links to the next one, unless it is the last of all. */
         if (at % per_page == per_page - 1 && entries > 1) {
             list->cpu[at] = list->bus + (at + 1) * 8;
             at++;
@@ -78,9 +78,9 @@ GPUNVME_FN void gpunvme_prp_fill_list(const struct gpunvme_buf *buf, size_t off,
 }
 
 /*
- * Fills in prp1, prp2 and PSDT for `nbytes` (> 0) from byte `off` of the buffer on, which must
- * satisfy gpunvme_prp_is_possible() and have room. `list` may be NULL for up to two pages; it stays
- * with the command until that has ended. GPUNVME_ERR_LIMIT: the list is too short.
+ * Fills in prp1, prp2 and PSDT for `nbytes` (> 0) from byte `off` of the buffer, which must satisfy
+ * gpunvme_prp_is_possible() and be large enough. `list` may be NULL for up to two pages; the
+ * command owns it until it has ended. GPUNVME_ERR_LIMIT: the list is too short.
  */
 GPUNVME_FN int gpunvme_prp_build(struct gpunvme_sqe *sqe, const struct gpunvme_buf *buf, size_t off,
                                  size_t nbytes, unsigned page_shift,
@@ -109,7 +109,7 @@ GPUNVME_FN int gpunvme_prp_build(struct gpunvme_sqe *sqe, const struct gpunvme_b
 /* --- SGL ---------------------------------------------------------------------------------------
  */
 
-/* Bytes from `off` on, at most nbytes, that are contiguous on the bus. */
+/* Bytes from `off`, at most nbytes, that are contiguous on the bus. */
 GPUNVME_FN size_t gpunvme_sgl_run(const struct gpunvme_buf *buf, size_t off, size_t nbytes)
 {
     size_t piece, run;
@@ -135,9 +135,9 @@ GPUNVME_FN struct gpunvme_sgl_desc gpunvme_sgl_make(uint64_t bus, uint64_t nbyte
 }
 
 /*
- * Fills in sgl1 and PSDT for `nbytes` (> 0, < 4 GiB) from byte `off` on: one data block where the
- * bytes are contiguous, else a last segment of data blocks in `list`. GPUNVME_ERR_LIMIT: the list
- * is NULL or too short for the number of runs.
+ * Fills in sgl1 and PSDT for `nbytes` (> 0, < 4 GiB) from byte `off`: one data block if the bytes
+ * are contiguous, else a last segment of data blocks in `list`. GPUNVME_ERR_LIMIT: the list is NULL
+ * or too short for the number of runs.
  */
 GPUNVME_FN int gpunvme_sgl_build(struct gpunvme_sqe *sqe, const struct gpunvme_buf *buf, size_t off,
                                  size_t nbytes, const struct gpunvme_list *list)

@@ -9,20 +9,19 @@
  *
  *   submit   A compare-and-swap on `reserved` takes positions in the submission queue. For each
  *            one a free slot is claimed, whose index is the command id, the entry is written, and
- *            the position marked ready. Whoever gets the doorbell (a try-lock) rings it once for
- *            the whole run of ready positions; a thread that does not get it leaves, because the
- *            holder looks again after it let go.
- *   reap     Whoever gets the completion queue (a try-lock) takes every new entry, writes result
- *            and status into the slot that the command id names, and rings the doorbell once.
- *   wait     Each waiter looks at one word of its own: its slot's.
+ *            the position marked ready. The thread that gets the doorbell (a try-lock) rings it for
+ *            the whole run of ready positions. The others return at once: the holder looks again
+ *            after unlocking.
+ *   reap     The thread that gets the completion queue (a try-lock) takes every new entry, writes
+ *            result and status into the slot that the command id names, and rings once.
+ *   wait     Each thread polls one word of its own: its slot's.
  *
- * A ticket is (generation << 16 | slot). A slot's generation grows each time it is freed, so that
- * a ticket is never mistaken for a later one's. Completions come in any order.
+ * A ticket is (generation << 16 | slot). A slot's generation grows each time it is freed, so an old
+ * ticket never matches a later command. Completions come in any order.
  *
- * The number of tickets that have not ended is at most entries - 1 (`capacity`). From that follows
- * everything that keeps the rings whole: a free slot is always found, the submission queue is
- * never overrun (its oldest unfetched entry is younger than capacity), neither is the completion
- * queue.
+ * At most entries - 1 tickets (`capacity`) are open at a time. Therefore a free slot is always
+ * found, and neither the submission queue (its oldest unfetched entry is younger than capacity) nor
+ * the completion queue is ever overrun.
  *
  * Source: Base 1.4, section 4.1 (queues), 4.2 and 4.6 (entries), 7.2 (command processing).
  */
@@ -59,7 +58,7 @@ struct gpunvme_slot {
 #define GPUNVME_QPAIR_READY_NBYTES(entries) ((size_t)(entries) * sizeof(uint32_t))
 #define GPUNVME_QPAIR_MAX_ENTRIES           16384u /* so that a slot is a command id below FFFFh */
 
-/* One doorbell of the two: how it is rung. */
+/* One of the two doorbells: how it is rung. */
 struct gpunvme_doorbell {
     volatile uint32_t *mmio; /* the register; NULL: `ring` writes it */
     uint32_t offset;         /* of the register in BAR0, for `ring` */
@@ -69,8 +68,8 @@ struct gpunvme_doorbell {
 };
 
 /*
- * Everything above the first line of padding is constant while the queue is open. The words that
- * threads fight for stand on cache lines of their own.
+ * The fields before the first aligned one are constant while the queue is open. Contended words are
+ * on cache lines of their own.
  */
 struct gpunvme_qpair {
     struct gpunvme_sqe *sq;
@@ -91,7 +90,7 @@ struct gpunvme_qpair {
     __attribute__((aligned(64))) uint32_t sq_lock;  /* held: `published` and the SQ doorbell */
     uint64_t published;                             /* next position that is not yet rung for */
     __attribute__((aligned(64))) uint32_t cq_lock;  /* held: `cq_head` and the CQ doorbell */
-    uint64_t cq_head;                               /* next position; read by anybody */
+    uint64_t cq_head;                               /* next position; read without the lock, too */
     uint64_t spurious; /* completions with a command id that is not in flight */
 };
 
@@ -104,9 +103,9 @@ struct gpunvme_completion {
 /* --- one slot --------------------------------------------------------------------------------- */
 
 /*
- * Claims a free slot for a reserved position and returns its ticket. There is one: the tickets
- * that have not ended, this one among them, are fewer than the slots. The search begins where no
- * other position of this lap begins.
+ * Claims a free slot for a reserved position and returns its ticket. There always is one: open
+ * tickets, this one included, are fewer than slots. Each position of a lap begins its search at a
+ * slot of its own.
  */
 GPUNVME_FN uint64_t gpunvme_slot_claim(struct gpunvme_slot *slots, uint32_t slot_mask, uint64_t pos)
 {
@@ -128,9 +127,9 @@ GPUNVME_FN uint64_t gpunvme_qpair_claim_slot(struct gpunvme_qpair *q, uint64_t p
 /* --- doorbells -------------------------------------------------------------------------------- */
 
 /*
- * Base 2.0, "Doorbell Buffer Config": the register must be written when the value passes the one
- * that the controller asked to be told about. All three count modulo the queue, compared in 16
- * bits: a queue has at most 65,536 entries, and a wrap of the queue is a large step.
+ * Base 2.0, "Doorbell Buffer Config": the register must be written when the value passes the
+ * controller's event index. All three count modulo the queue and are compared in 16 bits: a queue
+ * has at most 65,536 entries, and a wrap of the queue is a large step.
  */
 GPUNVME_FN int gpunvme_doorbell_is_wanted(uint32_t event_index, uint32_t value, uint32_t old)
 {
@@ -162,7 +161,7 @@ GPUNVME_FN void gpunvme_qpair_ring(struct gpunvme_qpair *q, struct gpunvme_doorb
 
 /* --- submission ------------------------------------------------------------------------------- */
 
-/* The lap of a position, as `ready` holds it: the same with and without the bits of 2^63 on. */
+/* The lap of a position, as `ready` holds it; bit 63 makes no difference. */
 GPUNVME_FN uint32_t gpunvme_qpair_lap(const struct gpunvme_qpair *q, uint64_t pos)
 {
     return (uint32_t)(pos >> q->shift);
@@ -181,8 +180,8 @@ GPUNVME_FN int gpunvme_qpair_reserve(struct gpunvme_qpair *q, uint32_t n, uint64
 
         if (tail & GPUNVME_QPAIR_CLOSED)
             return GPUNVME_ERR_CLOSED;
-        /* `tail` may be old; then the count is wrong, and so is the comparison below. Acquire:
-         * what the threads did that freed these slots is done. */
+        /* A stale `tail` gives a wrong count, but then the compare-and-swap below fails. Acquire:
+         * the threads that freed these slots have finished with them. */
         outstanding = (tail - gpunvme_load_acquire64(&q->released)) & GPUNVME_QPAIR_POSITION;
         room = outstanding < q->capacity ? q->capacity - outstanding : 0;
         if (room > n)
@@ -203,8 +202,8 @@ GPUNVME_FN int gpunvme_qpair_reserve(struct gpunvme_qpair *q, uint32_t n, uint64
 }
 
 /*
- * Writes a command with a claimed ticket into its entry and marks the position ready. Release: who
- * finds it ready finds the whole entry.
+ * Writes a command with a claimed ticket into its entry and marks the position ready. Release: a
+ * thread that sees the mark sees the whole entry.
  */
 GPUNVME_FN void gpunvme_entry_fill(struct gpunvme_sqe *sqe, uint32_t *ready, uint32_t lap,
                                    uint64_t ticket, const struct gpunvme_sqe *cmd)
@@ -233,10 +232,9 @@ GPUNVME_FN int gpunvme_qpair_is_ready(const struct gpunvme_qpair *q, uint64_t po
 }
 
 /*
- * Rings the doorbell for all positions that are ready, up to the first that is not. When another
- * thread is ringing it leaves that to the other: the exchange that failed and the exchange that
- * unlocks are ordered, so either the holder finds our positions on its second look, or we would
- * have got the lock.
+ * Rings the doorbell for all positions that are ready, up to the first that is not. Returns at once
+ * while another thread is ringing: its unlocking exchange is ordered with our failed one, so either
+ * it finds our positions when it looks again, or we would have got the lock.
  */
 GPUNVME_FN void gpunvme_qpair_publish(struct gpunvme_qpair *q)
 {
@@ -268,7 +266,7 @@ GPUNVME_FN void gpunvme_qpair_publish(struct gpunvme_qpair *q)
 GPUNVME_FN int gpunvme_qpair_submit(struct gpunvme_qpair *q, const struct gpunvme_sqe *cmds,
                                     uint32_t n, uint64_t *tickets)
 {
-    /* In registers: behind each atomic the compiler would load them again. */
+    /* In registers: the compiler would reload them after each atomic. */
     struct gpunvme_slot *slots = q->slots;
     struct gpunvme_sqe *sq = q->sq;
     uint32_t *ready = q->ready;
@@ -307,16 +305,16 @@ GPUNVME_FN int gpunvme_slot_complete(struct gpunvme_slot *slots, uint32_t slot_m
 #if defined(__CUDA_ARCH__)
     uint64_t word = gpunvme_load_relaxed64(&slot->word);
 #else
-    /* Who had the slot before has read its result: the controller could only answer what was
-     * claimed after that. Acquire says so to a thread sanitizer, which does not see through a
-     * controller in another process, and costs no instruction on x86. */
+    /* The slot's last owner has read its result, since the controller can answer only what was
+     * claimed after that. Acquire tells a thread sanitizer, which does not see through a
+     * controller in another process; it costs no instruction on x86. */
     uint64_t word = gpunvme_load_acquire64(&slot->word);
 #endif
 
     if (cid > slot_mask || (word & 0xffff) != GPUNVME_SLOT_BUSY)
         return 0;
     slot->result = (uint64_t)cqe->dw1 << 32 | cqe->dw0;
-    /* Release: who sees the slot done sees the result, and the data that came before. */
+    /* Release: a thread that sees the slot done sees the result, and the data before it. */
     gpunvme_store_release64(&slot->word,
                             (word & ~UINT64_C(0xffff)) | GPUNVME_SLOT_DONE | dw3 >> 17);
     return 1;
@@ -324,8 +322,9 @@ GPUNVME_FN int gpunvme_slot_complete(struct gpunvme_slot *slots, uint32_t slot_m
 
 /*
  * Whether the entry at `head` is a new completion; its last dword is in *dw3. Acquire: the phase
- * tag is written last, so the rest of the entry and the data that the controller wrote before it
- * are there. Cid and status are one word with it. The tag is 1 in the first lap, 0 in the second, …
+ * tag is written last, so the rest of the entry, and the data that the controller wrote before it,
+ * are visible. Cid and status are in the same word. The tag is 1 in the first lap, 0 in the second,
+ * …
  */
 GPUNVME_FN int gpunvme_cqe_is_new(const struct gpunvme_cqe *cqe, uint64_t head, uint32_t shift,
                                   uint32_t *dw3)
@@ -334,7 +333,7 @@ GPUNVME_FN int gpunvme_cqe_is_new(const struct gpunvme_cqe *cqe, uint64_t head, 
     return (*dw3 >> 16 & 1) != (head >> shift & 1);
 }
 
-/* Takes every new completion. Returns how many; 0 also when another thread is at it. */
+/* Takes every new completion. Returns how many; 0 also if another thread is reaping. */
 GPUNVME_FN uint32_t gpunvme_qpair_reap(struct gpunvme_qpair *q)
 {
     const struct gpunvme_cqe *cq = q->cq;
@@ -343,8 +342,8 @@ GPUNVME_FN uint32_t gpunvme_qpair_reap(struct gpunvme_qpair *q)
     uint32_t n = 0, spurious = 0, dw3;
     uint64_t head = gpunvme_load_relaxed64(&q->cq_head);
 
-    /* Mostly there is nothing, and that can be seen without the lock. An old head may mislead,
-     * but only a thread whose completions somebody else is taking. */
+    /* Usually nothing is new, which shows without the lock. A stale head is harmless: another
+     * thread is reaping. */
     if (!gpunvme_cqe_is_new(&cq[head & mask], head, shift, &dw3) ||
         gpunvme_exchange32(&q->cq_lock, 1))
         return 0;
@@ -362,8 +361,8 @@ GPUNVME_FN uint32_t gpunvme_qpair_reap(struct gpunvme_qpair *q)
 
 /*
  * Ends a ticket if its command is done: GPUNVME_OK with *c filled in (c->status may still be an
- * error), GPUNVME_ERR_AGAIN while it is in flight, GPUNVME_ERR_STALE when it has ended already. A
- * ticket is tested by one thread at a time. Does not look for completions: that is reap.
+ * error), GPUNVME_ERR_AGAIN while it is in flight, GPUNVME_ERR_STALE if it has ended already. A
+ * ticket is tested by one thread at a time. Does not reap.
  */
 GPUNVME_FN int gpunvme_qpair_test(struct gpunvme_qpair *q, uint64_t ticket,
                                   struct gpunvme_completion *c)
@@ -383,8 +382,8 @@ GPUNVME_FN int gpunvme_qpair_test(struct gpunvme_qpair *q, uint64_t ticket,
 }
 
 /*
- * Reaps and tests until the ticket has ended or gpunvme_clock_ns() reaches deadline_ns:
- * GPUNVME_ERR_TIMEOUT, and the command is still in flight.
+ * Reaps and tests until the ticket has ended or gpunvme_clock_ns() reaches deadline_ns. After
+ * GPUNVME_ERR_TIMEOUT the command is still in flight.
  */
 GPUNVME_FN int gpunvme_qpair_wait(struct gpunvme_qpair *q, uint64_t ticket, uint64_t deadline_ns,
                                   struct gpunvme_completion *c)
@@ -413,7 +412,7 @@ GPUNVME_FN uint32_t gpunvme_qpair_outstanding(struct gpunvme_qpair *q)
 /* --- life of a queue pair (CPU; src/nvme/qpair.c) ----------------------------------------------
  */
 
-/* What a queue pair is made of; all memory is the caller's and stays valid. */
+/* What a queue pair consists of. All memory stays the caller's and must stay valid. */
 struct gpunvme_qpair_config {
     uint32_t qid;
     uint32_t entries;           /* a power of two, 2 … GPUNVME_QPAIR_MAX_ENTRIES */
@@ -423,7 +422,7 @@ struct gpunvme_qpair_config {
     struct gpunvme_doorbell sq_doorbell, cq_doorbell;
     void (*ring)(void *arg, uint32_t offset, uint32_t value);
     void *ring_arg;
-    uint64_t first_position;   /* 0, but in tests of wrap-around; rounded to a lap */
+    uint64_t first_position;   /* 0, except in tests of wrap-around; rounded to a lap */
     uint64_t first_generation; /* likewise, 48 bits */
 };
 
@@ -435,11 +434,11 @@ gpunvme_err_t gpunvme_qpair_init(struct gpunvme_qpair *q,
                                  const struct gpunvme_qpair_config *config);
 
 /*
- * For a reset, in this order: freeze closes the queue to new submissions, waits (until
- * gpunvme_clock_ns() reaches deadline_ns) for threads inside submit and reap to leave, and keeps
- * everybody out: from then on nobody rings a doorbell or writes an entry. fail ends every command
- * in flight with `status`. rewind makes the rings start again from entry 0, as a newly created
- * queue does; tickets live on. thaw opens the queue. Threads may test and wait all the time.
+ * For a reset, in this order. freeze closes the queue to new submissions and waits, until
+ * gpunvme_clock_ns() reaches deadline_ns, for threads to leave submit and reap; from then on no
+ * thread rings a doorbell or writes an entry. fail ends every command in flight with `status`.
+ * rewind restarts the rings at entry 0, as in a new queue; tickets stay valid. thaw opens the
+ * queue. Threads may test and wait at any time.
  */
 gpunvme_err_t gpunvme_qpair_freeze(struct gpunvme_qpair *q, uint64_t deadline_ns);
 void gpunvme_qpair_fail(struct gpunvme_qpair *q, uint16_t status);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * The software NVMe controller. It plays the device's side of the specification for a driver in
- * the same process: it runs on threads of its own, checks what the driver does, models a device's
- * speed, and injects faults. Nothing here is used by the driver itself; transport "sim" joins the
+ * The software NVMe controller. It plays the device's side of the specification for a driver in the
+ * same process: it runs on threads of its own, checks what the driver does, models a device's
+ * speed, and injects faults. The driver itself uses nothing of it; transport "sim" connects the
  * two.
  *
  * All functions may be called from several threads at once, except create and destroy.
@@ -24,12 +24,12 @@ extern "C" {
 #define GPUNVME_SIM_MAX_NAMESPACES 16
 #define GPUNVME_SIM_MAX_FAULTS     32
 
-/* One namespace. Zeroes mean the defaults given. */
+/* One namespace. A field of 0 means its default. */
 struct gpunvme_sim_ns_config {
-    uint32_t nsid;          /* 1 … ; gaps are allowed; default: one more than the one before */
+    uint32_t nsid;          /* 1 … ; gaps are allowed; default: the previous one plus 1 */
     uint64_t nbytes;        /* size; default the image's, or 1 GiB */
     uint32_t block_size;    /* 512 (default) or 4096 */
-    uint16_t metadata_size; /* bytes of metadata a block; drivers here must refuse it; default 0 */
+    uint16_t metadata_size; /* bytes of metadata a block, which our driver refuses; default 0 */
     char image[256];        /* path of the image file; "" keeps the bytes in memory */
     bool readonly;          /* the namespace is write protected, the image opened read-only */
 
@@ -40,7 +40,7 @@ struct gpunvme_sim_ns_config {
     bool is_foreign;
 };
 
-/* A device's speed. 0 is: no limit. See gpunvme_sim_profile(). */
+/* A device's speed; 0 means no limit. See gpunvme_sim_profile(). */
 struct gpunvme_sim_model {
     uint64_t read_latency_ns;  /* median time from fetching a read to its completion */
     uint64_t write_latency_ns; /* the same for writes */
@@ -53,7 +53,7 @@ struct gpunvme_sim_model {
     uint32_t channels; /* commands worked on at once; more wait */
 };
 
-/* Who serves I/O queues that are in GPU memory. All other queues are the threads'. */
+/* What serves I/O queues in GPU memory. Threads serve all other queues. */
 enum gpunvme_sim_engine {
     GPUNVME_SIM_ENGINE_CPU = 0, /* the controller's threads, by copies */
     GPUNVME_SIM_ENGINE_GPU = 1, /* the engine, a kernel; the namespaces are in GPU memory then */
@@ -88,7 +88,7 @@ struct gpunvme_sim_config {
     uint32_t initial_csts; /* CSTS likewise: CFS or RDY may be set; default 0 */
 
     enum gpunvme_sim_engine engine; /* default GPUNVME_SIM_ENGINE_CPU */
-    int gpu; /* the engine's: CUDA's number of the device; default -1: the caller's current one */
+    int gpu; /* the engine's CUDA device; default -1: the caller's current one */
 
     uint32_t nfaults;
     char faults[GPUNVME_SIM_MAX_FAULTS][128]; /* rules, see gpunvme_sim_fault() */
@@ -97,15 +97,15 @@ struct gpunvme_sim_config {
 void gpunvme_sim_config_init(struct gpunvme_sim_config *config);
 
 /*
- * Parses a URI "sim:key=value,key=value…" into `config`, which is initialised first. Sizes take
- * units (512M, 1GiB), times too (50us, 3s). The keys stand for the fields of the structures above;
- * ns=… begins a further namespace (the first, when nothing described one before), fault=… adds a
- * rule. docs/SIM.md lists them. The first of errors is told by gpunvme_err_detail(), an unknown
- * key with the nearest known one.
+ * Parses a URI "sim:key=value,key=value…" into `config`, which is initialised first. Sizes and
+ * times take units (512M, 1GiB, 50us, 3s). The keys are the fields of the structures above; ns=…
+ * begins another namespace (or the first), fault=… adds a rule. docs/SIM.md lists them.
+ * gpunvme_err_detail() describes the first error; for an unknown key it names the nearest known
+ * one.
  */
 gpunvme_err_t gpunvme_sim_config_parse(const char *uri, struct gpunvme_sim_config *config);
 
-/* The named profiles, by index from 0; NULL behind the last. */
+/* The named profiles, by index from 0; NULL after the last. */
 struct gpunvme_sim_profile {
     const char *name; /* "unlimited", "p5800x", "consumer-pcie4", "datacenter-pcie5" */
     const char *text; /* what drive it stands for and where its numbers come from */
@@ -115,14 +115,14 @@ struct gpunvme_sim_profile {
 const struct gpunvme_sim_profile *gpunvme_sim_profile(unsigned index);
 
 /*
- * Writes `uri` with "force" added to `out`, of `room` bytes. URIs of other schemes are copied as
- * they are. Error: URI, the result does not fit.
+ * Writes `uri` with "force" added to `out`, of `room` bytes. URIs of other schemes are copied
+ * unchanged. Error: URI, the result does not fit.
  */
 gpunvme_err_t gpunvme_sim_uri_force(const char *uri, char *out, size_t room);
 
 /*
- * Makes (or checks) an image file for a namespace of `nbytes`, sparse. Behind the namespace the
- * file has 4 KiB more, by which it is known as an image. Fails if it exists with another size.
+ * Creates a sparse image file for a namespace of `nbytes`, or checks an existing one; fails if that
+ * has another size. The file is 4 KiB longer than the namespace; these mark it as an image.
  */
 gpunvme_err_t gpunvme_sim_image_create(const char *path, uint64_t nbytes);
 
@@ -132,9 +132,9 @@ gpunvme_err_t gpunvme_sim_image_size(const char *path, uint64_t *nbytes);
 struct gpunvme_sim;
 
 /*
- * Powers a controller on, with its threads. An image is locked: one that is open elsewhere gives
- * GPUNVME_ERR_BUSY. destroy stops the threads, writes images back and frees all; it must not run
- * beside other calls on the same controller.
+ * Powers on a controller and starts its threads. Images are locked: one that is open elsewhere
+ * gives GPUNVME_ERR_BUSY. destroy stops the threads, writes images back and frees everything. No
+ * other call on the controller may run during destroy.
  */
 gpunvme_err_t gpunvme_sim_create(const struct gpunvme_sim_config *config, struct gpunvme_sim **out);
 void gpunvme_sim_destroy(struct gpunvme_sim *sim);
@@ -142,18 +142,17 @@ void gpunvme_sim_destroy(struct gpunvme_sim *sim);
 const struct gpunvme_sim_config *gpunvme_sim_config_of(const struct gpunvme_sim *sim);
 
 /*
- * What the bus does: register accesses (offset into BAR0, size 4 or 8), the doorbell page that
- * may be stored to directly, and memory that the controller may reach. A bus address that is not
- * mapped is a violation when the controller is told to use it. `cpu` is where the bytes are for
- * GPUNVME_MEM_HOST and PINNED; for GPUNVME_MEM_GPU `gpu` is a device pointer, and the controller
- * copies by the memory module.
+ * The bus: register accesses (offset into BAR0, size 4 or 8), the doorbells, which may be stored to
+ * directly, and the memory that the controller may reach. If the controller is told to use an
+ * unmapped bus address, that is a violation. For GPUNVME_MEM_HOST and PINNED the bytes are at
+ * `cpu`; for GPUNVME_MEM_GPU `gpu` is a device pointer, and the controller copies by memory.h.
  */
 uint64_t gpunvme_sim_reg_read(struct gpunvme_sim *sim, uint32_t offset, unsigned size);
 void gpunvme_sim_reg_write(struct gpunvme_sim *sim, uint32_t offset, unsigned size, uint64_t value);
 volatile uint32_t *gpunvme_sim_doorbells(struct gpunvme_sim *sim, size_t *nbytes);
 /*
- * The doorbells of queues that the engine serves: the same layout in GPU memory, as a GPU address.
- * NULL without the engine.
+ * GPU address of the doorbells of queues that the engine serves, in the same layout. NULL without
+ * the engine.
  */
 void *gpunvme_sim_gpu_doorbells(struct gpunvme_sim *sim, size_t *nbytes);
 gpunvme_err_t gpunvme_sim_dma_map(struct gpunvme_sim *sim, uint64_t bus, uint64_t nbytes,
@@ -162,11 +161,11 @@ gpunvme_err_t gpunvme_sim_dma_unmap(struct gpunvme_sim *sim, uint64_t bus, uint6
 void gpunvme_sim_function_reset(struct gpunvme_sim *sim);
 
 /*
- * Interrupts: `irq` is called, on a controller thread, after completions were posted to a queue
- * that has them enabled (the admin queue always, with vector 0) and whose vector INTMS does not
- * mask. It may not call the controller. NULL: nobody asks any more; when this returns no call is
- * under way. irq_again calls it for every such queue that has completions which the driver has
- * not taken yet: for a pin that was masked. Writing INTMC does the same.
+ * Interrupts. A controller thread calls `irq` after it has posted completions to a queue that has
+ * them enabled (the admin queue always, with vector 0) and whose vector INTMS does not mask. `irq`
+ * must not call the controller. NULL ends this: when set_irq returns, no call is running. irq_again
+ * calls it for every such queue that has completions which the driver has not taken yet: for a pin
+ * that was masked. Writing INTMC does the same.
  */
 void gpunvme_sim_set_irq(struct gpunvme_sim *sim, void (*irq)(void *arg, uint16_t vector),
                          void *arg);
@@ -218,8 +217,8 @@ enum gpunvme_sim_violation {
 };
 
 /*
- * What deserves a look though the driver may have its reasons. Linux and SPDK do the first: after a
- * reset they reuse a completion queue and zero it once the controller is enabled.
+ * Suspicious, but not wrong. Linux and SPDK do the first: after a reset they reuse a completion
+ * queue and zero it once the controller is enabled.
  */
 #define GPUNVME_SIM_WARNINGS(X)                                                                    \
     X(PHASE, "a completion queue had phase tags of an earlier use when it was created")            \
@@ -235,7 +234,7 @@ enum gpunvme_sim_warning {
 struct gpunvme_sim_report {
     uint64_t violations[GPUNVME_SIM_NVIOLATIONS];
     uint64_t nviolations; /* their sum: 0 for a correct driver */
-    char first[256];      /* the first one, told in full; "" when there was none */
+    char first[256];      /* the first one in full; "" if there was none */
     uint64_t warnings[GPUNVME_SIM_NWARNINGS];
     uint64_t nwarnings;      /* their sum */
     char first_warning[256]; /* likewise */
@@ -250,17 +249,17 @@ const char *gpunvme_sim_violation_text(enum gpunvme_sim_violation violation);
 const char *gpunvme_sim_warning_text(enum gpunvme_sim_warning warning);
 
 /*
- * A vfio-user server: other processes drive the controller by way of a UNIX socket, one after the
- * other. `path` is the socket's file; one left over from a server that was killed is replaced, one
- * in use gives GPUNVME_ERR_BUSY. When a client leaves, the controller is reset and its memory let
- * go. The doorbells must not be in use otherwise: they move into memory that clients can map.
- * stop ends a connection that there is and removes the file; call it before destroy.
+ * A vfio-user server: other processes drive the controller over a UNIX socket, one at a time.
+ * `path` is the socket's file; a stale one is replaced, one in use gives GPUNVME_ERR_BUSY. When a
+ * client leaves, the controller is reset and the client's memory released. The doorbells must not
+ * be in use otherwise: they move into memory that clients can map. stop ends the connection, if
+ * there is one, and removes the file; call it before destroy.
  *
- * flags: 0 or GPUNVME_SIM_SERVE_TRUST. A client's memory is mapped only where it can't harm the
+ * flags: 0 or GPUNVME_SIM_SERVE_TRUST. A client's memory is mapped only if it can't harm the
  * server: a memfd sealed with F_SEAL_SHRINK and without huge pages, or a dma-buf. All other memory
  * is reached by messages, which is slow, and counts as GPUNVME_SIM_WARNING_UNSEALED. With TRUST
- * every descriptor is mapped: a client can then end the server by SIGBUS, or stop it for good.
- * SPDK's driver needs that, since it answers no messages.
+ * every descriptor is mapped: a client can then kill the server by SIGBUS, or hang it. SPDK's
+ * driver needs TRUST, since it answers no messages.
  */
 #define GPUNVME_SIM_SERVE_TRUST 1u
 
@@ -268,7 +267,7 @@ struct gpunvme_sim_server;
 gpunvme_err_t gpunvme_sim_serve_start(struct gpunvme_sim *sim, const char *path, unsigned flags,
                                       struct gpunvme_sim_server **out);
 void gpunvme_sim_serve_stop(struct gpunvme_sim_server *server);
-bool gpunvme_sim_serve_connected(const struct gpunvme_sim_server *server); /* is a client there? */
+bool gpunvme_sim_serve_connected(const struct gpunvme_sim_server *server); /* a client is */
 
 #ifdef __cplusplus
 }

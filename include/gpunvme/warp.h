@@ -27,7 +27,7 @@ GPUNVME_FN uint32_t gpunvme_warp_lane(void)
     return lane;
 }
 
-/* The lanes that are here now: a snapshot, which may leave out lanes that come a moment later. */
+/* The lanes that are active now: a snapshot, which may miss lanes that arrive a moment later. */
 GPUNVME_FN uint32_t gpunvme_warp_active(void)
 {
     return __activemask();
@@ -56,7 +56,7 @@ GPUNVME_FN uint32_t gpunvme_warp_match64(uint32_t mask, uint64_t value)
     return __match_any_sync(mask, (unsigned long long)value);
 }
 
-/* Lanes meet; what each wrote before, the others see after. */
+/* Waits for all lanes of the mask; what each wrote before, the others see after. */
 GPUNVME_FN void gpunvme_warp_sync(uint32_t mask)
 {
     __syncwarp(mask);
@@ -127,7 +127,7 @@ GPUNVME_FN uint32_t gpunvme_lowest_bit(uint32_t bits)
 
 #endif
 
-/* The lowest lane of the mask does what is done once for all. */
+/* The lowest lane of the mask, which does what is done once for all. */
 GPUNVME_FN uint32_t gpunvme_warp_leader(uint32_t mask)
 {
     return gpunvme_lowest_bit(mask);

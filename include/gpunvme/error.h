@@ -28,7 +28,7 @@ typedef int gpunvme_err_t;
     X(NOT_FOUND, -5, "no such file or device: check the name")                                     \
     X(NO_NAMESPACE, -6, "no such namespace: 'gpunvme identify' lists the active ones")             \
     X(FORMAT, -7, "the namespace's format is not supported: format it without metadata")           \
-    X(UNSUPPORTED, -8, "not supported here: see the detail for what lacks")                        \
+    X(UNSUPPORTED, -8, "not supported here: see the detail for what is missing")                   \
     X(BUSY, -9, "in use: see the detail for what uses it")                                         \
     X(AGAIN, -10, "the queue is full: wait for a token in flight, then submit again")              \
     X(TIMEOUT, -11, "the deadline passed: the controller did not answer in time")                  \

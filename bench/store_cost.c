@@ -110,9 +110,11 @@ static void store_many(struct rig *r, unsigned n, uint8_t *memory, unsigned dept
     unsigned started = 0, done = 0;
 
     for (unsigned i = 0; i < depth; i++, started++)
-        ios[i] = (struct gpunvme_io){
-            .offset = block(r) * BLOCK, .ptr = memory + (size_t)i * BLOCK, .nbytes = BLOCK};
-    check(gpunvme_store_submit(r->store, ios, depth, r->batch));
+        ios[i] = (struct gpunvme_io){.store = r->store,
+                                     .offset = block(r) * BLOCK,
+                                     .ptr = memory + (size_t)i * BLOCK,
+                                     .nbytes = BLOCK};
+    check(gpunvme_io_submit(ios, depth, r->batch));
     while (done < n) {
         size_t k;
 
@@ -121,7 +123,7 @@ static void store_many(struct rig *r, unsigned n, uint8_t *memory, unsigned dept
         for (size_t i = 0; i < k && started < n; i++, started++) {
             check(ended[i]->err);
             ended[i]->offset = block(r) * BLOCK;
-            check(gpunvme_store_submit(r->store, ended[i], 1, r->batch));
+            check(gpunvme_io_submit(ended[i], 1, r->batch));
         }
     }
 }
@@ -185,13 +187,14 @@ static void open_rig(struct rig *r)
         exit(1);
     memset(r->plain, 0, nbytes);
     memset(r->registered, 0, nbytes);
-    check(gpunvme_store_register(r->store, r->registered, nbytes, GPUNVME_MEM_HOST));
+    check(gpunvme_register(NULL, r->registered, nbytes, GPUNVME_MEM_HOST));
 }
 
 static void close_rig(struct rig *r)
 {
     check(gpunvme_batch_destroy(r->batch));
     check(gpunvme_close(r->store));
+    check(gpunvme_unregister(NULL, r->registered));
     gpunvme_ctrl_free(r->ctrl, &r->buf);
     check(gpunvme_ctrl_close(r->ctrl));
     free(r->registered);

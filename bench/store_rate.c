@@ -245,7 +245,8 @@ static void move_one_by_one(struct job *j)
 
 static struct gpunvme_io io_of(const struct job *j, size_t i)
 {
-    return (struct gpunvme_io){.op = j->op,
+    return (struct gpunvme_io){.store = j->store,
+                               .op = j->op,
                                .mem = j->mem,
                                .offset = offset_of(j, i),
                                .ptr = memory_at(j, i * j->block),
@@ -265,7 +266,7 @@ static void move_in_batches(struct job *j)
         if (n && (n >= j->batch / 4 || n == j->nblocks - next)) {
             for (size_t i = 0; i < n; i++)
                 j->ios[next + i] = io_of(j, next + i);
-            check("submit", gpunvme_store_submit(j->store, &j->ios[first], n, j->poll));
+            check("submit", gpunvme_io_submit(&j->ios[first], n, j->poll));
             next += n;
             in_flight += n;
         }

@@ -71,8 +71,7 @@ static gpunvme_err_t prepare(struct way *way)
     if (!err && way->fill)
         err = fill(way);
     if (!err)
-        err = gpunvme_store_register(way->store, way->target->gpu, way->target->nbytes,
-                                     GPUNVME_MEM_GPU);
+        err = gpunvme_register(NULL, way->target->gpu, way->target->nbytes, GPUNVME_MEM_GPU);
     if (!err)
         err = touch(way);
     if (!err)
@@ -84,6 +83,7 @@ static void close_store(struct way *way)
 {
     if (gpunvme_close(way->store))
         fprintf(stderr, "store_ways: %s: %s\n", way->uri, gpunvme_err_detail());
+    gpunvme_unregister(NULL, way->target->gpu);
     gpunvme_batch_destroy(way->batch);
     way->store = NULL;
     way->batch = NULL;
@@ -147,6 +147,7 @@ static gpunvme_err_t run_one(struct flight *f, struct ways_meter *meter)
 static void describe(struct flight *f, unsigned i)
 {
     f->ios[i] = (struct gpunvme_io){
+        .store = f->way->store,
         .op = GPUNVME_OP_READ,
         .mem = GPUNVME_MEM_GPU,
         .offset = ways_offset(f->way, f->point, f->next++, &f->random),
@@ -166,7 +167,7 @@ static gpunvme_err_t refill(struct flight *f)
 
         while (f->flying + n < f->point->depth && first + n < f->nios && !f->busy[first + n])
             describe(f, first + n++);
-        err = gpunvme_store_submit(f->way->store, &f->ios[first], n, f->way->batch);
+        err = gpunvme_io_submit(&f->ios[first], n, f->way->batch);
         if (err)
             break;
         f->flying += n;

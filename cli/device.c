@@ -169,7 +169,7 @@ gpunvme_err_t cli_device_alloc(struct cli_device *device, size_t nbytes, enum gp
     if (!device->store)
         return gpunvme_ctrl_alloc(device->ctrl, nbytes, mem, buf);
     err = gpunvme_mem_alloc(nbytes, mem, buf);
-    return err ? err : gpunvme_store_register(device->store, address_of(buf), nbytes, mem);
+    return err ? err : gpunvme_register(NULL, address_of(buf), nbytes, mem);
 }
 
 void cli_device_free(struct cli_device *device, struct gpunvme_buf *buf)
@@ -178,7 +178,7 @@ void cli_device_free(struct cli_device *device, struct gpunvme_buf *buf)
         return;
     if (!device->store)
         gpunvme_ctrl_free(device->ctrl, buf);
-    else if (gpunvme_store_unregister(device->store, address_of(buf)) != GPUNVME_ERR_BUSY)
+    else if (gpunvme_unregister(NULL, address_of(buf)) != GPUNVME_ERR_BUSY)
         gpunvme_mem_free(buf); /* a transfer that is still in flight keeps it */
 }
 

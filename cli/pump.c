@@ -215,12 +215,13 @@ static gpunvme_err_t submit(struct cli_pump *pump, struct cli_slot *slot,
     if (pump->store) {
         char *data = buf->mem == GPUNVME_MEM_GPU ? buf->gpu : buf->cpu;
 
-        slot->io = (struct gpunvme_io){.op = slot->is_write ? GPUNVME_OP_WRITE : GPUNVME_OP_READ,
+        slot->io = (struct gpunvme_io){.store = pump->store,
+                                       .op = slot->is_write ? GPUNVME_OP_WRITE : GPUNVME_OP_READ,
                                        .mem = buf->mem,
                                        .offset = slot->slba << pump->ns->block_shift,
                                        .ptr = data + slot->buf_off,
                                        .nbytes = (size_t)slot->nlb << pump->ns->block_shift};
-        return gpunvme_store_submit(pump->store, &slot->io, 1, NULL);
+        return gpunvme_io_submit(&slot->io, 1, NULL);
     }
     if (slot->is_write)
         return gpunvme_submit_write(pump->ioq, pump->ns, slot->slba, slot->nlb, buf, slot->buf_off,

@@ -120,8 +120,8 @@ static gpunvme_err_t look_at(struct gpunvme_store *store, const struct args *arg
     if (!err && args->nbytes)
         err = gpunvme_mem_alloc(BUFFER_NBYTES, args->mem, buf);
     if (!err && args->nbytes && !args->no_register)
-        err = gpunvme_store_register(store, args->mem == GPUNVME_MEM_GPU ? buf->gpu : buf->cpu,
-                                     buf->nbytes, args->mem);
+        err = gpunvme_register(NULL, args->mem == GPUNVME_MEM_GPU ? buf->gpu : buf->cpu,
+                               buf->nbytes, args->mem);
     if (!err && args->nbytes)
         err = read_some(store, args, look);
     gpunvme_store_path(store, &look->path);
@@ -192,7 +192,8 @@ static gpunvme_err_t run(const struct args *args, const char *uri)
     else if (!failure.err)
         print(args, &look);
     err = gpunvme_close(store);
-    gpunvme_mem_free(&look.buf); /* after the registration, which close has undone */
+    gpunvme_unregister(NULL, look.buf.gpu ? look.buf.gpu : look.buf.cpu);
+    gpunvme_mem_free(&look.buf);
     return failure.err ? base_restore(&failure) : err;
 }
 

@@ -63,22 +63,24 @@ int main(int argc, char **argv)
     check(gpunvme_store_size(store, &size));
     check(size < BLOCK ? GPUNVME_ERR_RANGE : GPUNVME_OK);
     check(gpunvme_mem_alloc(n * BLOCK, GPUNVME_MEM_GPU, &buf));
-    check(gpunvme_store_register(store, buf.gpu, buf.nbytes, GPUNVME_MEM_GPU));
+    check(gpunvme_register(NULL, buf.gpu, buf.nbytes, GPUNVME_MEM_GPU));
     check(gpunvme_batch_create(&batch));
 
     for (size_t i = 0; i < n; i++)
-        ios[i] = (struct gpunvme_io){.op = GPUNVME_OP_READ,
+        ios[i] = (struct gpunvme_io){.store = store,
+                                     .op = GPUNVME_OP_READ,
                                      .mem = GPUNVME_MEM_GPU,
                                      .offset = place(i, size / BLOCK),
                                      .ptr = (char *)buf.gpu + i * BLOCK,
                                      .nbytes = BLOCK};
-    check(gpunvme_store_submit(store, ios, n, batch)); /* all or none */
+    check(gpunvme_io_submit(ios, n, batch)); /* all or none */
     nbytes = take_all(batch, &nwrong);
     printf("%zu reads of %d bytes from %s: %llu bytes, %zu reads failed\n", n, BLOCK, uri,
            (unsigned long long)nbytes, nwrong);
 
     check(gpunvme_batch_destroy(batch));
     check(gpunvme_close(store));
+    check(gpunvme_unregister(NULL, buf.gpu));
     check(gpunvme_mem_free(&buf));
     free(ios);
     return nwrong != 0;

@@ -49,7 +49,7 @@ int main(int argc, char **argv)
     check(gpunvme_open(uri, 0, &store));
     check(gpunvme_mem_alloc(nbytes, GPUNVME_MEM_GPU, &buf));
     /* Once for memory that is used again and again: it may then be the drive's own target. */
-    check(gpunvme_store_register(store, buf.gpu, nbytes, GPUNVME_MEM_GPU));
+    check(gpunvme_register(NULL, buf.gpu, nbytes, GPUNVME_MEM_GPU));
     check(gpunvme_store_read(store, 0, buf.gpu, GPUNVME_MEM_GPU, nbytes, &done));
     if (done) /* fewer than nbytes at the end of the store */
         check(gpunvme_mem_checksum(&buf, 0, done, &sum, &by_gpu));
@@ -60,7 +60,7 @@ int main(int argc, char **argv)
     printf("\n");
     tell_way(store);
 
-    check(gpunvme_store_unregister(store, buf.gpu));
+    check(gpunvme_unregister(NULL, buf.gpu));
     check(gpunvme_close(store));
     check(gpunvme_mem_free(&buf));
     return 0;

@@ -77,6 +77,7 @@ int main(int argc, char **argv)
     struct gpunvme_io io = {};
     unsigned long long sum = 0;
     struct gpunvme_buf data, result;
+    struct gpunvme_order order = {};
     cudaStream_t stream;
 
     if (gpunvme_mem_gpu_is_host()) {
@@ -88,15 +89,19 @@ int main(int argc, char **argv)
     nbytes = nbytes < size ? nbytes : size;
     check(gpunvme_mem_alloc(nbytes, GPUNVME_MEM_GPU, &data));
     check(gpunvme_mem_alloc(sizeof(sum), GPUNVME_MEM_GPU, &result)); /* zeroed */
-    check(gpunvme_store_register(store, data.gpu, nbytes, GPUNVME_MEM_GPU));
+    check(gpunvme_register(NULL, data.gpu, nbytes, GPUNVME_MEM_GPU));
     check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     load_kernel();
 
+    io.store = store;
     io.op = GPUNVME_OP_READ;
     io.mem = GPUNVME_MEM_GPU;
     io.ptr = data.gpu;
     io.nbytes = nbytes;
-    check(gpunvme_store_submit_on_stream(store, &io, stream));
+    /* Behind what is on the stream, and before what comes next. */
+    order.flags = GPUNVME_AFTER_STREAM | GPUNVME_BEFORE_STREAM;
+    order.stream = stream;
+    check(gpunvme_io_submit_ordered(&io, 1, NULL, &order));
     add_up<<<64, 256, 0, stream>>>((const unsigned char *)data.gpu, nbytes,
                                    (unsigned long long *)result.gpu);
     check_cuda(cudaGetLastError());
@@ -108,7 +113,7 @@ int main(int argc, char **argv)
     printf("%zu bytes of %s, sum %llu by the GPU and by the CPU\n", io.done, uri, sum);
 
     check_cuda(cudaStreamDestroy(stream));
-    check(gpunvme_store_unregister(store, data.gpu));
+    check(gpunvme_unregister(NULL, data.gpu));
     check(gpunvme_close(store));
     check(gpunvme_mem_free(&data));
     return gpunvme_mem_free(&result) != GPUNVME_OK;

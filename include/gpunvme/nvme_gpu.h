@@ -75,12 +75,13 @@ static inline gpunvme_err_t nvme_gpu_read_async(struct nvme_gpu *g, uint64_t off
                                                 void *gpu_buffer, struct gpunvme_io *io)
 {
     memset(io, 0, sizeof(*io));
+    io->store = g->store;
     io->op = GPUNVME_OP_READ;
     io->mem = GPUNVME_MEM_GPU;
     io->offset = offset;
     io->ptr = gpu_buffer;
     io->nbytes = nbytes;
-    return gpunvme_store_submit(g->store, io, 1, NULL);
+    return gpunvme_io_submit(io, 1, NULL);
 }
 
 static inline gpunvme_err_t nvme_gpu_create_request(struct nvme_gpu *g, void *gpu_buffer,
@@ -262,12 +263,13 @@ static inline gpunvme_err_t submit_gpu_read(struct nvme_gpu_queue *q, uint64_t l
         return gpunvme_err_set(GPUNVME_ERR_RANGE, "no store has a block %llu",
                                (unsigned long long)lba);
     io = q->free_ios[q->nfree - 1];
+    io->store = q->store;
     io->op = GPUNVME_OP_READ;
     io->mem = GPUNVME_MEM_GPU;
     io->offset = lba * q->block_size;
     io->nbytes = (size_t)lba_count * q->block_size;
     io->ptr = gpu_buffer;
-    err = gpunvme_store_submit(q->store, io, 1, q->batch);
+    err = gpunvme_io_submit(io, 1, q->batch);
     if (!err)
         q->nfree--;
     return err;
@@ -276,8 +278,10 @@ static inline gpunvme_err_t submit_gpu_read(struct nvme_gpu_queue *q, uint64_t l
 /* The result of a read, with its detail. */
 static inline gpunvme_err_t nvme_gpu_outcome(const struct gpunvme_io *io)
 {
+    char text[256];
+
     if (io->err)
-        return gpunvme_err_set(io->err, "%s", io->detail);
+        return gpunvme_err_set(io->err, "%s", gpunvme_io_detail(io, text, sizeof(text)));
     if (io->done < io->nbytes)
         return gpunvme_err_set(GPUNVME_ERR_RANGE, "the store ends at byte %llu",
                                (unsigned long long)(io->offset + io->done));

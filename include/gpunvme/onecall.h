@@ -26,7 +26,7 @@ gpunvme_err_t gpunvme_file_read(const char *uri, uint64_t offset, void *ptr, enu
 gpunvme_err_t gpunvme_file_write(const char *uri, uint64_t offset, const void *ptr,
                                  enum gpunvme_mem mem, size_t nbytes, size_t *done);
 
-/* Does `n` transfers on one store, as gpunvme_store_transfer(). */
+/* Does `n` transfers of one store, as gpunvme_io_run(); their `store` is not used. */
 gpunvme_err_t gpunvme_file_transfer(const char *uri, struct gpunvme_io *ios, size_t n);
 
 /*

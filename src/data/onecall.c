@@ -345,7 +345,11 @@ gpunvme_err_t gpunvme_file_transfer(const char *uri, struct gpunvme_io *ios, siz
     err = take(uri, flags, &kept);
     if (err)
         return err;
-    err = gpunvme_store_transfer(kept->store, ios, n);
+    for (size_t i = 0; i < n; i++)
+        ios[i].store = kept->store;
+    err = gpunvme_io_run(ios, n);
+    for (size_t i = 0; i < n; i++)
+        ios[i].store = NULL; /* it may be closed by the time that this returns */
     give_back(kept);
     return err;
 }

@@ -27,7 +27,7 @@ gpunvme_err_t gpunvme_requests_create(struct gpunvme_store *store, struct gpunvm
 static void drop(struct gpunvme_requests *table, struct request *request)
 {
     if (request->registered)
-        gpunvme_store_unregister(table->store, request->ptr);
+        gpunvme_unregister(gpunvme_store_engine(table->store), request->ptr);
     free(request->kinds);
     free(request);
 }
@@ -42,7 +42,7 @@ static gpunvme_err_t let_memory_go(struct gpunvme_requests *table, struct reques
         return base_fail(GPUNVME_ERR_BUSY, "request %llu is being read",
                          (unsigned long long)request->id);
     if (request->registered &&
-        gpunvme_store_unregister(table->store, request->ptr) == GPUNVME_ERR_BUSY)
+        gpunvme_unregister(gpunvme_store_engine(table->store), request->ptr) == GPUNVME_ERR_BUSY)
         return base_fail(GPUNVME_ERR_BUSY, "a transfer uses the memory of request %llu",
                          (unsigned long long)request->id);
     request->registered = false;
@@ -135,7 +135,8 @@ static gpunvme_err_t register_memory(struct gpunvme_requests *table, struct requ
     gpunvme_err_t err = GPUNVME_OK;
 
     if (request->nbytes)
-        err = gpunvme_store_register(table->store, request->ptr, request->nbytes, request->mem);
+        err = gpunvme_register(gpunvme_store_engine(table->store), request->ptr, request->nbytes,
+                               request->mem);
     request->registered = request->nbytes && !err;
     return err;
 }

@@ -57,8 +57,8 @@ static int by_offset(const void *a_, const void *b_)
 }
 
 /* Makes transfers of ranges in the order of the store; how many. */
-static size_t merge(const struct request *request, struct range *ranges, size_t n,
-                    struct gpunvme_io *ios)
+static size_t merge(const struct gpunvme_requests *table, const struct request *request,
+                    struct range *ranges, size_t n, struct gpunvme_io *ios)
 {
     size_t nios = 0;
 
@@ -70,7 +70,8 @@ static size_t merge(const struct request *request, struct range *ranges, size_t 
             last->offset + last->nbytes != range->offset ||
             (uint8_t *)last->ptr + last->nbytes != range->ptr) {
             last = &ios[nios++];
-            *last = (struct gpunvme_io){.op = GPUNVME_OP_READ,
+            *last = (struct gpunvme_io){.store = table->store,
+                                        .op = GPUNVME_OP_READ,
                                         .mem = request->mem,
                                         .offset = range->offset,
                                         .ptr = range->ptr,
@@ -140,7 +141,7 @@ static gpunvme_err_t read_all(struct gpunvme_requests *table, const struct reque
 
     if (!err) {
         qsort(ranges, n, sizeof(*ranges), by_offset);
-        err = gpunvme_store_transfer(table->store, ios, merge(request, ranges, n, ios));
+        err = gpunvme_io_run(ios, merge(table, request, ranges, n, ios));
         err = tell_each(reads, ranges, ios, n, err);
     }
     free(ranges);

@@ -144,6 +144,15 @@ gpunvme_err_t mem_cuda_user_stream_call(void *stream, void (*fn)(void *), void *
  */
 gpunvme_err_t mem_cuda_user_stream_wait(void *stream, const uint32_t *gpu_word, uint32_t value);
 
+/* Holds up what comes later on the stream until an event (a cudaEvent_t) has happened. */
+gpunvme_err_t mem_cuda_user_stream_wait_event(void *stream, void *event);
+
+/* The event happens when all that is on the stream now is done. */
+gpunvme_err_t mem_cuda_user_stream_record(void *stream, void *event);
+
+/* A stream for waits, of the lowest priority, on the calling thread's current GPU. */
+gpunvme_err_t mem_cuda_user_stream_create(void **stream);
+
 /* Releases whoever waits for the word (its address on the CPU) to be `value`. Never fails. */
 static inline void mem_cuda_user_stream_release(uint32_t *cpu_word, uint32_t value)
 {

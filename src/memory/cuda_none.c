@@ -259,3 +259,23 @@ gpunvme_err_t mem_cuda_user_stream_wait(void *stream, const uint32_t *gpu_word, 
     (void)value;
     return fail();
 }
+
+gpunvme_err_t mem_cuda_user_stream_wait_event(void *stream, void *event)
+{
+    (void)stream;
+    (void)event;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_user_stream_record(void *stream, void *event)
+{
+    (void)stream;
+    (void)event;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_user_stream_create(void **stream)
+{
+    *stream = NULL;
+    return fail();
+}

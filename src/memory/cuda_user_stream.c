@@ -203,3 +203,44 @@ gpunvme_err_t mem_cuda_user_stream_wait(void *stream, const uint32_t *gpu_word, 
                          "(cuStreamWaitValue32, from CUDA 11.7 on)");
     return result == CUDA_SUCCESS ? GPUNVME_OK : driver_fail(result, "cuStreamWaitValue32");
 }
+
+gpunvme_err_t mem_cuda_user_stream_wait_event(void *stream, void *event)
+{
+    gpunvme_err_t err = enter(stream);
+    cudaError_t cuda_err;
+
+    if (err)
+        return err;
+    cuda_err = cudaStreamWaitEvent(stream, event, 0);
+    leave();
+    return cuda_err == cudaSuccess ? GPUNVME_OK : mem_cuda_fail(cuda_err, "cudaStreamWaitEvent");
+}
+
+gpunvme_err_t mem_cuda_user_stream_record(void *stream, void *event)
+{
+    gpunvme_err_t err = enter(stream);
+    cudaError_t cuda_err;
+
+    if (err)
+        return err;
+    cuda_err = cudaEventRecord(event, stream);
+    leave();
+    return cuda_err == cudaSuccess ? GPUNVME_OK : mem_cuda_fail(cuda_err, "cudaEventRecord");
+}
+
+gpunvme_err_t mem_cuda_user_stream_create(void **stream)
+{
+    gpunvme_err_t err = enter(NULL);
+    cudaStream_t made = NULL;
+    int least = 0, greatest = 0;
+    cudaError_t cuda_err;
+
+    if (err)
+        return err;
+    cuda_err = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    if (cuda_err == cudaSuccess)
+        cuda_err = cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, least);
+    leave();
+    *stream = made;
+    return cuda_err == cudaSuccess ? GPUNVME_OK : mem_cuda_fail(cuda_err, "a stream");
+}

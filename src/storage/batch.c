@@ -2,7 +2,10 @@
  *
  * Batches: a list of transfers that have ended, which any thread pushes to and one takes from.
  */
+#include <errno.h>
 #include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include "base/cond.h"
 #include "base/fail.h"
@@ -14,8 +17,11 @@ struct gpunvme_batch {
     pthread_cond_t wake;
     struct gpunvme_io *first, **last; /* ended, in that order, linked by priv.next */
     size_t nended;
+    struct gpunvme_io *running; /* in flight, linked by priv.after */
+    size_t nrunning;
     size_t pending; /* submitted and not polled */
     size_t wanted;  /* who polls sleeps until so many have ended; 0: nobody sleeps */
+    int event;      /* an eventfd, readable while there are ended ones; -1: nobody asked for it */
 };
 
 gpunvme_err_t gpunvme_batch_create(struct gpunvme_batch **out)
@@ -31,6 +37,7 @@ gpunvme_err_t gpunvme_batch_create(struct gpunvme_batch **out)
     pthread_mutex_init(&batch->lock, NULL);
     base_cond_init(&batch->wake);
     batch->last = &batch->first;
+    batch->event = -1;
     *out = batch;
     return GPUNVME_OK;
 }
@@ -46,23 +53,112 @@ gpunvme_err_t gpunvme_batch_destroy(struct gpunvme_batch *batch)
     pthread_mutex_unlock(&batch->lock);
     if (pending)
         return base_fail(GPUNVME_ERR_BUSY, "%zu transfers have not been polled", pending);
+    if (batch->event >= 0)
+        close(batch->event);
     pthread_cond_destroy(&batch->wake);
     pthread_mutex_destroy(&batch->lock);
     free(batch);
     return GPUNVME_OK;
 }
 
-void store_batch_expect(struct gpunvme_batch *batch, size_t n)
+void store_batch_expect(struct gpunvme_batch *batch, struct gpunvme_io *ios, size_t n)
 {
     pthread_mutex_lock(&batch->lock);
-    batch->pending += n;
+    for (size_t i = 0; i < n; i++) {
+        struct gpunvme_io *io = &ios[i];
+
+        if (io->priv.batch != batch)
+            continue;
+        io->priv.before = NULL;
+        io->priv.after = batch->running;
+        if (batch->running)
+            batch->running->priv.before = io;
+        batch->running = io;
+        batch->nrunning++;
+        batch->pending++;
+    }
     pthread_mutex_unlock(&batch->lock);
+}
+
+/* Under the lock: it is in flight no more. */
+static void unlink_running(struct gpunvme_batch *batch, struct gpunvme_io *io)
+{
+    if (io->priv.before)
+        io->priv.before->priv.after = io->priv.after;
+    else
+        batch->running = io->priv.after;
+    if (io->priv.after)
+        io->priv.after->priv.before = io->priv.before;
+    batch->nrunning--;
+}
+
+void store_batch_forget(struct gpunvme_batch *batch, struct gpunvme_io *io)
+{
+    pthread_mutex_lock(&batch->lock);
+    unlink_running(batch, io);
+    batch->pending--;
+    pthread_mutex_unlock(&batch->lock);
+}
+
+/* What they point to stays there until it is polled, which whoever cancels does not do meanwhile.
+ */
+gpunvme_err_t gpunvme_batch_cancel(struct gpunvme_batch *batch)
+{
+    struct gpunvme_io **ios, *io;
+    size_t n = 0;
+
+    if (!batch)
+        return base_fail(GPUNVME_ERR_INVALID, "batch is NULL");
+    pthread_mutex_lock(&batch->lock);
+    ios = malloc((batch->nrunning + 1) * sizeof(struct gpunvme_io *));
+    for (io = batch->running; io && ios; io = io->priv.after)
+        ios[n++] = io;
+    pthread_mutex_unlock(&batch->lock);
+    if (!ios)
+        return base_fail(GPUNVME_ERR_NOMEM, "a list of transfers");
+    for (size_t i = 0; i < n; i++)
+        gpunvme_io_cancel(ios[i]);
+    free(ios);
+    return GPUNVME_OK;
+}
+
+/* Under the lock: the eventfd says whether there are ended ones. */
+static void show(const struct gpunvme_batch *batch, bool any)
+{
+    if (batch->event < 0)
+        return;
+    if (any)
+        eventfd_write(batch->event, 1);
+    else
+        eventfd_read(batch->event, &(eventfd_t){0});
+}
+
+int gpunvme_batch_fd(struct gpunvme_batch *batch)
+{
+    int event;
+
+    if (!batch) {
+        errno = EINVAL;
+        return -1;
+    }
+    pthread_mutex_lock(&batch->lock);
+    if (batch->event < 0) {
+        batch->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        if (batch->first)
+            show(batch, true);
+    }
+    event = batch->event;
+    pthread_mutex_unlock(&batch->lock);
+    return event;
 }
 
 void store_batch_push(struct gpunvme_batch *batch, struct gpunvme_io *io)
 {
     pthread_mutex_lock(&batch->lock);
+    unlink_running(batch, io);
     io->priv.next = NULL;
+    if (!batch->first)
+        show(batch, true);
     *batch->last = io;
     batch->last = &io->priv.next;
     batch->nended++;
@@ -94,8 +190,11 @@ static size_t take(struct gpunvme_batch *batch, size_t room, struct gpunvme_io *
         store_io_polled(io);
         ended[n++] = io;
     }
-    if (!batch->first)
+    if (!batch->first) {
         batch->last = &batch->first;
+        if (n)
+            show(batch, false);
+    }
     batch->nended -= n;
     batch->pending -= n;
     return n;

@@ -7,8 +7,11 @@
 
 #include "storage/internal.h"
 
-/* `n` more will be pushed. */
-void store_batch_expect(struct gpunvme_batch *batch, size_t n);
+/* Those of them that have it as their batch will be pushed. */
+void store_batch_expect(struct gpunvme_batch *batch, struct gpunvme_io *ios, size_t n);
+
+/* One of them will not. */
+void store_batch_forget(struct gpunvme_batch *batch, struct gpunvme_io *io);
 
 /* One has ended. The batch may be destroyed as soon as its last one has been polled. */
 void store_batch_push(struct gpunvme_batch *batch, struct gpunvme_io *io);

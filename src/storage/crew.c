@@ -58,6 +58,8 @@ void crew_stop(struct crew *crew)
     pthread_cond_destroy(&crew->wake);
     pthread_cond_destroy(&crew->reserve_wake);
     pthread_mutex_destroy(&crew->lock);
+    for (unsigned i = 0; crew->workers && i < crew->n; i++)
+        free(crew->workers[i].hands);
     free(crew->threads);
     free(crew->workers);
     free(crew);
@@ -161,18 +163,19 @@ static void append_store(struct crew *crew, struct gpunvme_store *store)
 }
 
 /* Under the lock. */
-static void append(struct crew *crew, struct gpunvme_io *first, struct gpunvme_io *last)
+static void append(struct crew *crew, struct gpunvme_io *io)
 {
-    struct gpunvme_store *store = first->priv.store;
+    struct gpunvme_store *store = io->store;
     struct crew_queue *queue = &store->queue;
 
+    io->priv.next = NULL;
     if (queue->first) {
-        *queue->last = first;
+        *queue->last = io;
     } else {
-        queue->first = first;
+        queue->first = io;
         append_store(crew, store);
     }
-    queue->last = &last->priv.next;
+    queue->last = &io->priv.next;
 }
 
 /* Under the lock. All regular workers have something to do, and there is more. */
@@ -184,16 +187,15 @@ static void wake_reserve(struct crew *crew)
 
 void crew_submit(struct crew *crew, struct gpunvme_io *first, size_t n)
 {
-    struct gpunvme_io *last = first;
     size_t npieces = 0;
 
-    while (last->priv.next)
-        last = last->priv.next;
     pthread_mutex_lock(&crew->lock);
-    append(crew, first, last);
     atomic_fetch_add(&crew->waiting, n);
-    for (struct gpunvme_io *io = first; io && npieces <= crew->sleepers; io = io->priv.next)
-        npieces += 1 + io->nbytes / (1u << 20); /* about so many threads find work */
+    for (struct gpunvme_io *io = first, *next; io; io = next) {
+        next = io->priv.next;
+        npieces += 1 + io->priv.total / (1u << 20); /* about so many threads find work */
+        append(crew, io);
+    }
     if (npieces < crew->sleepers)
         for (size_t i = 0; i < npieces; i++)
             pthread_cond_signal(&crew->wake);
@@ -272,8 +274,54 @@ static void end_moot(struct gpunvme_io *io)
 
     for (; io; io = next) {
         next = io->priv.next;
-        store_io_piece(io, io->priv.taken, io->nbytes - io->priv.taken, GPUNVME_OK, 0);
+        store_io_piece(io, io->priv.taken, io->priv.total - io->priv.taken, GPUNVME_OK, 0);
     }
+}
+
+/* ---- Pieces ------------------------------------------------------------------------------------
+ */
+
+/* What is next of a transfer, as long as it is one range of the store and of memory. */
+static struct crew_piece rest_of(struct gpunvme_io *io)
+{
+    struct crew_piece rest = {.io = io,
+                              .store = io->store,
+                              .at = io->priv.taken,
+                              .op = io->op,
+                              .mem = io->mem,
+                              .region = io->priv.region};
+    size_t in = io->priv.in;
+
+    if (io->vecs) {
+        const struct gpunvme_vec *vec = &io->vecs[io->priv.at];
+
+        rest.offset = io->offset + rest.at;
+        rest.ptr = (uint8_t *)vec->ptr + in;
+        rest.nbytes = vec->nbytes - in;
+        rest.mem = vec->mem;
+    } else if (io->offsets) {
+        rest.offset = io->offsets[io->priv.at] + in;
+        rest.ptr = (uint8_t *)io->ptr + io->priv.at * io->stride + in;
+        rest.nbytes = io->nbytes - in;
+    } else {
+        rest.offset = io->offset + rest.at;
+        rest.ptr = io->ptr ? (uint8_t *)io->ptr + rest.at : NULL;
+        rest.nbytes = io->priv.total - rest.at;
+    }
+    return rest;
+}
+
+/* `piece` of what is next has been taken. */
+static void advance(struct gpunvme_io *io, const struct crew_piece *piece, bool is_all)
+{
+    io->priv.taken += piece->nbytes;
+    io->priv.in += piece->nbytes;
+    if (!is_all)
+        return;
+    io->priv.in = 0;
+    io->priv.at++;
+    while (io->vecs && io->priv.at < io->n && !io->vecs[io->priv.at].nbytes)
+        io->priv.at++;
 }
 
 /* The next piece of a store's first transfer, which goes to the end of the queue if there is more
@@ -281,26 +329,151 @@ static void end_moot(struct gpunvme_io *io)
 static struct crew_piece next_piece(struct crew *crew, struct gpunvme_store *store)
 {
     struct gpunvme_io *io = store->queue.first;
-    struct crew_piece piece = {.io = io, .at = io->priv.taken};
-    size_t left = io->nbytes - io->priv.taken;
+    size_t left = io->priv.total - io->priv.taken;
     size_t max_nbytes = share_of(crew, store, left);
+    struct crew_piece piece = rest_of(io);
+    size_t rest = piece.nbytes;
 
-    piece.offset = io->offset + piece.at;
-    piece.ptr = io->ptr ? (uint8_t *)io->ptr + piece.at : NULL;
     piece.nbytes = max_nbytes - (size_t)(piece.offset & (max_nbytes - 1));
-    if (piece.nbytes > left)
-        piece.nbytes = left;
-    if (io->op == GPUNVME_OP_FLUSH)
-        piece.nbytes = 0;
+    if (piece.nbytes > rest)
+        piece.nbytes = rest;
     unlink_first(&store->queue);
-    io->priv.taken += piece.nbytes;
-    if (piece.nbytes < left && io->op != GPUNVME_OP_FLUSH) {
+    advance(io, &piece, piece.nbytes == rest);
+    if (piece.nbytes < left) {
         *store->queue.last = io;
         store->queue.last = &io->priv.next;
     } else {
         atomic_fetch_sub(&crew->waiting, 1);
     }
     return piece;
+}
+
+/* Under the lock: sees to it that a worker can take `room` pieces; how many it can. */
+static size_t make_hands(struct crew_worker *worker, size_t room)
+{
+    unsigned n = worker->nhands;
+    struct crew_hand *hands;
+
+    if (worker->nfree_hands >= room)
+        return room;
+    hands = realloc(worker->hands, (n + room) * sizeof(*hands));
+    if (!hands)
+        return worker->nfree_hands;
+    worker->hands = hands;
+    for (worker->nhands += (unsigned)room; n < worker->nhands; n++) {
+        hands[n] = (struct crew_hand){.next_free = worker->free_hand};
+        worker->free_hand = n;
+    }
+    worker->nfree_hands += (unsigned)room;
+    return room;
+}
+
+/* Under the lock: notes that a worker has a piece. */
+static void take_in_hand(struct crew_worker *worker, struct crew_piece *piece)
+{
+    struct crew_hand *hand = &worker->hands[worker->free_hand];
+
+    piece->worker = worker;
+    piece->hand = worker->free_hand;
+    worker->free_hand = hand->next_free;
+    worker->nfree_hands--;
+    hand->at = piece->at;
+    atomic_store_explicit(&hand->io, piece->io, memory_order_release);
+}
+
+/* By its worker. */
+static void let_go(const struct crew_piece *piece)
+{
+    struct crew_worker *worker = piece->worker;
+    struct crew_hand *hand = &worker->hands[piece->hand];
+
+    atomic_store_explicit(&hand->io, NULL, memory_order_release);
+    hand->next_free = worker->free_hand;
+    worker->free_hand = piece->hand;
+    worker->nfree_hands++;
+}
+
+/* Without the lock: each element of a vector may lie in registered memory of its own. */
+static void find_regions(struct crew_piece *pieces, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        struct crew_piece *piece = &pieces[i];
+
+        if (!piece->io->vecs || piece->op == GPUNVME_OP_FLUSH)
+            continue;
+        piece->region = store_regions_hold(store_engine_regions(piece->store->engine), piece->ptr,
+                                           piece->nbytes, piece->mem);
+        piece->holds_region = piece->region;
+    }
+}
+
+size_t crew_prefix(struct crew *crew, const struct gpunvme_io *io)
+{
+    size_t prefix;
+
+    pthread_mutex_lock(&crew->lock);
+    prefix = io->priv.taken;
+    for (unsigned i = 0; i < crew->n; i++) {
+        const struct crew_worker *worker = &crew->workers[i];
+
+        for (unsigned k = 0; k < worker->nhands; k++)
+            if (atomic_load_explicit(&worker->hands[k].io, memory_order_acquire) == io &&
+                worker->hands[k].at < prefix)
+                prefix = worker->hands[k].at;
+    }
+    pthread_mutex_unlock(&crew->lock);
+    return prefix;
+}
+
+/* Under the lock. */
+static void unlink_this_store(struct crew *crew, struct gpunvme_store *store)
+{
+    struct gpunvme_store **link = &crew->first;
+
+    while (*link != store)
+        link = &(*link)->queue.next;
+    *link = store->queue.next;
+    if (!*link)
+        crew->last = link;
+    crew->nready--;
+}
+
+/* Under the lock: takes a transfer out of its store's queue; false: it is not there. */
+static bool unlink_io(struct crew *crew, struct gpunvme_io *io)
+{
+    struct crew_queue *queue = &io->store->queue;
+    struct gpunvme_io **link = &queue->first;
+
+    while (*link && *link != io)
+        link = &(*link)->priv.next;
+    if (!*link)
+        return false;
+    *link = io->priv.next;
+    if (!*link)
+        queue->last = link;
+    if (!queue->first)
+        unlink_this_store(crew, io->store);
+    atomic_fetch_sub(&crew->waiting, 1);
+    io->priv.next = NULL;
+    return true;
+}
+
+void crew_cancel(struct crew *crew, struct gpunvme_io *io)
+{
+    bool is_ours;
+
+    pthread_mutex_lock(&crew->lock);
+    is_ours = unlink_io(crew, io);
+    pthread_mutex_unlock(&crew->lock);
+    if (!is_ours)
+        return;
+    base_fail(GPUNVME_ERR_CANCELED, "after %zu of %zu bytes were begun", io->priv.taken,
+              io->priv.total);
+    if (io->op == GPUNVME_OP_FLUSH)
+        store_io_end(io, GPUNVME_ERR_CANCELED, 0);
+    else
+        store_io_piece(io, io->priv.taken, io->priv.total - io->priv.taken, GPUNVME_ERR_CANCELED,
+                       0);
 }
 
 /* Under the lock: sleeps until there is something to do, or the deadline. */
@@ -325,11 +498,13 @@ static void look_around(struct crew *crew)
  * Under the lock: up to `room` pieces, one of each store in turn; *moot gets the transfers of which
  * none is needed any more.
  */
-static size_t take_pieces(struct crew *crew, struct crew_piece *pieces, size_t room,
+static size_t take_pieces(struct crew_worker *worker, struct crew_piece *pieces, size_t room,
                           struct gpunvme_io **moot)
 {
+    struct crew *crew = worker->crew;
     size_t n = 0;
 
+    room = make_hands(worker, room);
     while (n < room && crew->first) {
         struct gpunvme_store *store = crew->first;
 
@@ -338,7 +513,8 @@ static size_t take_pieces(struct crew *crew, struct crew_piece *pieces, size_t r
             moot = &(*moot)->priv.next;
             atomic_fetch_sub(&crew->waiting, 1);
         } else {
-            pieces[n++] = next_piece(crew, store);
+            pieces[n] = next_piece(crew, store);
+            take_in_hand(worker, &pieces[n++]);
         }
         unlink_store(crew);
         if (store->queue.first)
@@ -394,9 +570,10 @@ static void wait_until_needed(struct crew *crew)
     }
 }
 
-static size_t take_in_reserve(struct crew *crew, struct crew_piece *pieces, size_t room, bool wait,
-                              bool *stop)
+static size_t take_in_reserve(struct crew_worker *worker, struct crew_piece *pieces, size_t room,
+                              bool wait, bool *stop)
 {
+    struct crew *crew = worker->crew;
     struct gpunvme_io *moot = NULL, **last = &moot;
     size_t n = 0;
 
@@ -404,7 +581,7 @@ static size_t take_in_reserve(struct crew *crew, struct crew_piece *pieces, size
     if (wait)
         wait_until_needed(crew);
     while (n < room && is_needed(crew)) {
-        n += take_pieces(crew, pieces + n, 1, last);
+        n += take_pieces(worker, pieces + n, 1, last);
         while (*last)
             last = &(*last)->priv.next;
     }
@@ -412,6 +589,7 @@ static size_t take_in_reserve(struct crew *crew, struct crew_piece *pieces, size
         pieces[i].in_reserve = true;
     *stop = !n && atomic_load(&crew->stop);
     pthread_mutex_unlock(&crew->lock);
+    find_regions(pieces, n);
     end_moot(moot);
     return n;
 }
@@ -434,7 +612,7 @@ size_t crew_take(struct crew_worker *worker, struct crew_piece *pieces, size_t r
     size_t n;
 
     if (worker->index >= crew->nregular)
-        return take_in_reserve(crew, pieces, room, wait_ns, stop);
+        return take_in_reserve(worker, pieces, room, wait_ns, stop);
     is_seen(worker);
     if (!crew_waiting(crew)) {
         if (!wait_ns) {
@@ -446,25 +624,35 @@ size_t crew_take(struct crew_worker *worker, struct crew_piece *pieces, size_t r
     pthread_mutex_lock(&crew->lock);
     if (!crew->first && wait_ns)
         sleep_until(crew, futex_deadline(wait_ns));
-    n = take_pieces(crew, pieces, room, &moot);
+    n = take_pieces(worker, pieces, room, &moot);
     for (size_t i = 0; i < n; i++)
-        atomic_fetch_add(&pieces[i].io->priv.store->queue.in_hand, 1);
+        atomic_fetch_add(&pieces[i].store->queue.in_hand, 1);
     is_seen(worker);
     if (n && crew->first && crew->sleepers)
         pthread_cond_signal(&crew->wake); /* who submitted can't know what a piece is */
     wake_reserve(crew);
     *stop = !n && atomic_load(&crew->stop);
     pthread_mutex_unlock(&crew->lock);
+    find_regions(pieces, n);
     end_moot(moot);
     return n;
 }
 
 void crew_end(const struct crew_piece *piece, gpunvme_err_t err, size_t done)
 {
+    struct gpunvme_io *io = piece->io;
+
     if (!piece->in_reserve)
-        atomic_fetch_sub(&piece->io->priv.store->queue.in_hand, 1);
-    if (piece->io->op == GPUNVME_OP_FLUSH)
-        store_io_end(piece->io, err, 0);
-    else
-        store_io_piece(piece->io, piece->at, piece->nbytes, err, done);
+        atomic_fetch_sub(&piece->store->queue.in_hand, 1);
+    if (piece->holds_region)
+        store_region_release(piece->region);
+    if (piece->op == GPUNVME_OP_FLUSH) {
+        let_go(piece);
+        store_io_end(io, err, 0);
+        return;
+    }
+    if (err || done < piece->nbytes)
+        store_io_stop(io, piece->at + done, err);
+    let_go(piece); /* who asks for the valid prefix finds either the piece or where it stopped */
+    store_io_ended(io, piece->nbytes);
 }

@@ -20,14 +20,28 @@
 
 struct crew;
 
-/* A piece of a transfer; one of 0 bytes is a flush. */
+/* A piece of a transfer: one range of the store, and of memory. One of 0 bytes is a flush. */
 struct crew_piece {
     struct gpunvme_io *io;
+    struct gpunvme_store *store;
     size_t at;       /* byte of the transfer that it begins at */
     uint64_t offset; /* byte of the store */
     uint8_t *ptr;
     size_t nbytes;
-    bool in_reserve; /* the worker in reserve has it */
+    enum gpunvme_op op;
+    enum gpunvme_mem mem;
+    struct store_region *region; /* registered memory that it lies in; NULL: none */
+    bool holds_region;           /* it does, not its transfer */
+    bool in_reserve;             /* the worker in reserve has it */
+    struct crew_worker *worker;  /* in whose hands it is … */
+    unsigned hand;               /* … and in which of them */
+};
+
+/* Where a piece that a worker has begins; io is NULL: it has none there. */
+struct crew_hand {
+    _Atomic(const struct gpunvme_io *) io;
+    size_t at;
+    unsigned next_free;
 };
 
 struct crew_worker {
@@ -37,6 +51,8 @@ struct crew_worker {
     unsigned index;
     void *state;              /* the backend's */
     _Atomic uint64_t seen_at; /* when it asked for work last; 0: it has not begun */
+    struct crew_hand *hands;  /* moved under the crew's lock, by the worker alone */
+    unsigned nhands, nfree_hands, free_hand;
 };
 
 struct crew_ops {
@@ -63,10 +79,17 @@ gpunvme_err_t crew_start_shared(void *shared, const struct crew_ops *ops, unsign
 void crew_stop(struct crew *crew);
 
 /*
- * Gives the crew transfers of one store, linked by priv.next (store_backend.submit). The crew does
- * not touch the store any more once all of them have ended.
+ * Gives the crew transfers of any of its stores, linked by priv.next. The crew does not touch a
+ * store any more once all of its transfers have ended.
  */
 void crew_submit(struct crew *crew, struct gpunvme_io *first, size_t n);
+
+/* Takes a transfer back, as far as no worker has it: it ends with CANCELED behind what they have.
+ */
+void crew_cancel(struct crew *crew, struct gpunvme_io *io);
+
+/* The length of a transfer's valid prefix by now. */
+size_t crew_prefix(struct crew *crew, const struct gpunvme_io *io);
 
 /*
  * Takes up to `room` pieces, none larger than its store's queue.piece_nbytes. Waits up to wait_ns

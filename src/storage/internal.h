@@ -45,6 +45,9 @@ struct store_uri {
 gpunvme_err_t store_uri_parse(const char *text, struct store_uri *uri);
 void store_uri_free(struct store_uri *uri);
 
+/* The URI of a file that was opened already, which `name` is not used for. */
+gpunvme_err_t store_uri_of_file(const char *name, const char *options, struct store_uri *uri);
+
 /* Whether it is a path, and no URI: it begins with no scheme that there is. */
 bool store_uri_is_plain(const char *text);
 
@@ -61,21 +64,43 @@ enum {
 /* URI_PARAM for an option that is known, but not to this backend (a bit), called `name`. */
 gpunvme_err_t store_uri_check(const struct store_uri *uri, unsigned backend, const char *name);
 
-/* Registered memory. `buf` has the addresses that memory.h gave; the rest is the backend's. */
+#define STORE_DOMAINS 64u /* of an engine at a time */
+
+/*
+ * What memory is mapped for: a controller, cuFile, … All stores of an engine that have the same
+ * share one.
+ */
+struct store_domain_ops {
+    /*
+     * Takes memory in: sets *priv. UNSUPPORTED: out of its reach, transfers go another way. LIMIT:
+     * there is no room for it. May be called from several threads at once.
+     */
+    gpunvme_err_t (*map)(void *key, const struct gpunvme_buf *buf, void **priv);
+    void (*unmap)(void *key, void *priv);
+};
+
+struct store_domain {
+    const struct store_domain_ops *ops; /* NULL: free */
+    void *key;                          /* which controller, … */
+    unsigned users;                     /* stores */
+};
+
+/* Registered memory. `buf` has the addresses that memory.h gave. */
 struct store_region {
     struct gpunvme_buf buf;
     uint8_t *ptr; /* as it was registered: the address that goes with buf.mem */
     size_t nbytes;
-    _Atomic uint32_t users; /* transfers that hold it */
-    unsigned count;         /* registrations that it stands for */
-    bool mapped;            /* the backend has taken it: `priv` is set, or buf.bus */
-    void *priv;
+    _Atomic uint32_t users;              /* transfers that hold it */
+    unsigned count;                      /* registrations that it stands for */
+    _Atomic(void *) maps[STORE_DOMAINS]; /* by domain; NULL: not mapped */
 };
 
+/* Registered memory of an engine, and what it is mapped for. */
 struct store_regions {
     pthread_rwlock_t lock;
     struct store_region **list; /* by address */
     size_t n, room;
+    struct store_domain domains[STORE_DOMAINS];
 };
 
 struct gpunvme_store;
@@ -97,24 +122,28 @@ struct store_backend {
     gpunvme_err_t (*size)(struct gpunvme_store *store, uint64_t *nbytes);
     gpunvme_err_t (*resize)(struct gpunvme_store *store, uint64_t nbytes); /* NULL: fixed */
 
+    /* A hint; NULL: hints mean nothing. */
+    gpunvme_err_t (*advise)(struct gpunvme_store *store, uint64_t offset, uint64_t nbytes,
+                            enum gpunvme_advice advice);
+
     /*
      * Starts `n` checked transfers, linked by priv.next; each is ended once, now or later, by
-     * store_io_end() or, in pieces, by store_io_piece(). It does not block for long.
+     * store_io_end() or, in pieces, by store_io_piece(). It does not block for long. NULL: the
+     * store's crew serves them.
      */
     void (*submit)(struct gpunvme_store *store, struct gpunvme_io *first, size_t n);
 
+    /* Cancels what has not begun of a transfer. NULL: the store's crew does. */
+    void (*cancel)(struct gpunvme_store *store, struct gpunvme_io *io);
+
+    /* The length of a transfer's valid prefix. NULL: the store's crew knows it. */
+    size_t (*prefix)(struct gpunvme_store *store, const struct gpunvme_io *io);
+
     /*
-     * A transfer of a thread that waits for nothing else: true when it has been done in the
+     * A plain transfer of a thread that waits for nothing else: true when it has been done in the
      * caller's own thread, with io->err and io->done filled in (no store_io_end). NULL: never.
      */
     bool (*direct)(struct gpunvme_store *store, struct gpunvme_io *io);
-
-    /*
-     * Takes memory in for good: sets region->priv, buf.bus, … UNSUPPORTED: out of its reach, the
-     * region is kept all the same and gets no `mapped`. Both NULL: nothing to do.
-     */
-    gpunvme_err_t (*map)(struct gpunvme_store *store, struct store_region *region);
-    void (*unmap)(struct gpunvme_store *store, struct store_region *region);
 
     /*
      * A transfer is about to be put into a stream, in the thread that submits it. Makes what
@@ -147,20 +176,22 @@ struct gpunvme_store {
     struct store_uri uri;
     unsigned flags;
     unsigned nforks; /* of this process's forebears when it was opened: store_is_ours() */
-    void *priv;      /* the backend's */
+    struct gpunvme_engine *engine;
+    struct crew *crew; /* that serves it; NULL: backend->submit */
+    void *priv;        /* the backend's */
+    unsigned domain;   /* of the engine's regions; STORE_DOMAINS: none */
     uint32_t block_size;
     bool resizable;
-    dev_t dev; /* which file it is; 0, 0: none of the kernel's */
+    int given_fd; /* gpunvme_open_fd(); -1: none. While it is being opened */
+    dev_t dev;    /* which file it is; 0, 0: none of the kernel's */
     ino_t ino;
     uint32_t threads;
     enum gpunvme_route gpu_route;
-    struct store_regions regions;
     struct crew_queue queue;
     _Atomic size_t in_flight;
+    _Atomic uint64_t progress; /* counts pieces that have ended */
     _Atomic bool closing;
     _Atomic uint64_t moved[2][GPUNVME_NROUTES]; /* bytes by route: read, written */
-    pthread_mutex_t streams_lock;               /* of `streams` */
-    struct store_streams *streams; /* transfers in CUDA streams; NULL: there were none yet */
 };
 
 /*
@@ -186,6 +217,11 @@ void store_io_end(struct gpunvme_io *io, gpunvme_err_t err, size_t done);
 void store_io_piece(struct gpunvme_io *io, size_t at, size_t nbytes, gpunvme_err_t err,
                     size_t done);
 
+/* The two halves of it: a part stopped short at this byte, by an error or 0; so many bytes ended.
+ */
+void store_io_stop(struct gpunvme_io *io, size_t at, gpunvme_err_t err);
+void store_io_ended(struct gpunvme_io *io, size_t nbytes);
+
 /*
  * For tests: host memory stands in for a GPU that is not there, so routes are reported and required
  * as if it were. Otherwise no route leads to a GPU without one: all bytes are HOST, and `require=`
@@ -204,17 +240,6 @@ void store_moved(struct gpunvme_store *store, enum gpunvme_op op, enum gpunvme_r
 gpunvme_err_t store_allows(const struct gpunvme_store *store, enum gpunvme_mem mem,
                            enum gpunvme_route route);
 
-/*
- * The registered memory that io's range lies in, NULL for none that is mapped; held by io until it
- * ends.
- */
-static inline struct store_region *store_io_region(const struct gpunvme_io *io)
-{
-    struct store_region *region = io->priv.region;
-
-    return region && region->mapped ? region : NULL;
-}
-
 /* ---- Backends, by URI scheme --------------------------------------------------------------------
  */
 
@@ -230,23 +255,32 @@ extern const struct store_backend store_stripe;
 /* `err`, with the store's name and the detail of a transfer as this thread's detail. */
 gpunvme_err_t store_tell(const struct gpunvme_store *store, gpunvme_err_t err, const char *detail);
 
+/* store_tell() of a transfer that has ended with an error. */
+gpunvme_err_t store_tell_of(const struct gpunvme_io *io);
+
 /* Sets an error of a transfer, with this thread's detail. */
 void store_io_blame(struct gpunvme_io *io, gpunvme_err_t err);
 
 /* Its end has been told, by a batch or else: it may be submitted again. */
 void store_io_polled(struct gpunvme_io *io);
 
-/* What a submission would refuse of it. */
-gpunvme_err_t store_io_check(struct gpunvme_store *store, const struct gpunvme_io *io);
+/* What a submission would refuse of them. */
+gpunvme_err_t store_io_check(const struct gpunvme_io *ios, size_t n);
 
 /* Does a transfer in the caller's own thread, where the backend would have it (sync.c). */
-bool store_io_run_here(struct gpunvme_store *store, struct gpunvme_io *io);
+bool store_io_run_here(struct gpunvme_io *io);
 
-/* Submits what was checked before, in a store that waits for it to be closed as well. */
-void store_io_start(struct gpunvme_store *store, struct gpunvme_io *io);
+/* Submits what was checked before, in stores that wait for it to be closed as well. */
+void store_io_start(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batch);
 
-/* A transfer that its caller waits for, but another one stands for; ended by store_io_end(). */
-void store_io_begin(struct gpunvme_store *store, struct gpunvme_io *io);
+/* Transfers that others stand for; each is ended by store_io_end(). */
+void store_io_begin(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batch);
+
+/* Counts up as long as their stores move anything. */
+uint64_t store_io_progress(const struct gpunvme_io *ios, size_t n);
+
+/* The longest timeout of their stores. */
+uint64_t store_io_timeout(const struct gpunvme_io *ios, size_t n);
 
 /* ---- posix/file.c ------------------------------------------------------------------------------
  */
@@ -271,16 +305,41 @@ int store_reopen_fd(int fd, const char *path, int flags);
  */
 int store_start_thread(pthread_t *thread, void *(*main_)(void *), void *arg);
 
-/* ---- stream.c ----------------------------------------------------------------------------------
- */
-void store_streams_free(struct gpunvme_store *store);
-
 /* ---- region.c ----------------------------------------------------------------------------------
  */
 void store_regions_init(struct store_regions *regions);
-void store_regions_free(struct gpunvme_store *store); /* unmaps and frees them all */
+void store_regions_free(struct store_regions *regions); /* unmaps and frees them all */
 struct store_region *store_regions_hold(struct store_regions *regions, const void *ptr,
                                         size_t nbytes, enum gpunvme_mem mem);
 void store_region_release(struct store_region *region);
+gpunvme_err_t store_regions_add(struct store_regions *regions, void *ptr, size_t nbytes,
+                                enum gpunvme_mem mem);
+gpunvme_err_t store_regions_remove(struct store_regions *regions, void *ptr);
+
+/*
+ * A store joins the domain with this key, or makes it: then all memory that is registered is
+ * mapped, as far as that goes. Where there are too many domains it has none. Leave undoes it.
+ */
+void store_domain_join(struct gpunvme_store *store, const struct store_domain_ops *ops, void *key);
+void store_domain_leave(struct gpunvme_store *store);
+
+/* What map() made of a region for a store; NULL: it is not mapped, or there is no region. */
+static inline void *store_region_map(const struct gpunvme_store *store, struct store_region *region)
+{
+    return region && store->domain < STORE_DOMAINS
+               ? atomic_load_explicit(&region->maps[store->domain], memory_order_acquire)
+               : NULL;
+}
+
+/* ---- engine.c ----------------------------------------------------------------------------------
+ */
+
+/* A store is opened or closed on it; NULL is the process's, made now. */
+gpunvme_err_t store_engine_enter(struct gpunvme_engine *engine, struct gpunvme_engine **out);
+void store_engine_leave(struct gpunvme_engine *engine);
+struct store_regions *store_engine_regions(struct gpunvme_engine *engine);
+
+/* How many forks lie between this process and the first that used this library. */
+unsigned store_nforks(void);
 
 #endif

@@ -3,12 +3,12 @@
  * Transfers: what they are checked for, how their parts come together, and how their end is told.
  */
 #include <limits.h>
-
 #include <stdio.h>
 #include <string.h>
 
 #include "base/fail.h"
 #include "storage/batch.h"
+#include "storage/crew.h"
 #include "storage/futex.h"
 #include "storage/internal.h"
 
@@ -30,10 +30,87 @@ static bool is_in_flight(const struct gpunvme_io *io)
     return state == PENDING || state == WAITED || state == COLLECTED;
 }
 
-static gpunvme_err_t check(const struct gpunvme_store *store, const struct gpunvme_io *io, size_t i)
-{
-    gpunvme_err_t err = store_is_ours(store);
+/* ---- Checks ------------------------------------------------------------------------------------
+ */
 
+static gpunvme_err_t check_memory(const void *ptr, size_t nbytes, enum gpunvme_mem mem, size_t i)
+{
+    if (mem != GPUNVME_MEM_HOST && mem != GPUNVME_MEM_PINNED && mem != GPUNVME_MEM_GPU)
+        return base_fail(GPUNVME_ERR_INVALID, "transfer %zu: memory of kind %d", i, (int)mem);
+    if (nbytes && !ptr)
+        return base_fail(GPUNVME_ERR_INVALID, "transfer %zu: %zu bytes at NULL", i, nbytes);
+    return GPUNVME_OK;
+}
+
+/* A range of a store. Those of fixed size refuse what does not fit before anything is written. */
+static gpunvme_err_t check_range(const struct gpunvme_io *io, uint64_t offset, size_t nbytes,
+                                 uint64_t store_nbytes, size_t i)
+{
+    if (offset > INT64_MAX || nbytes > INT64_MAX - offset)
+        return base_fail(GPUNVME_ERR_RANGE, "transfer %zu: %zu bytes at offset %llu", i, nbytes,
+                         (unsigned long long)offset);
+    if (io->op == GPUNVME_OP_WRITE && (offset > store_nbytes || nbytes > store_nbytes - offset))
+        return base_fail(GPUNVME_ERR_RANGE, "transfer %zu: %zu bytes at offset %llu, of %llu", i,
+                         nbytes, (unsigned long long)offset, (unsigned long long)store_nbytes);
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t check_vector(const struct gpunvme_io *io, uint64_t store_nbytes, size_t i)
+{
+    size_t total = 0;
+
+    for (size_t k = 0; k < io->n; k++) {
+        const struct gpunvme_vec *vec = &io->vecs[k];
+        gpunvme_err_t err = check_memory(vec->ptr, vec->nbytes, vec->mem, i);
+
+        if (err)
+            return err;
+        if (__builtin_add_overflow(total, vec->nbytes, &total))
+            return base_fail(GPUNVME_ERR_RANGE, "transfer %zu: more than 2^64 bytes", i);
+    }
+    return check_range(io, io->offset, total, store_nbytes, i);
+}
+
+static gpunvme_err_t check_gather(const struct gpunvme_io *io, uint64_t store_nbytes, size_t i)
+{
+    gpunvme_err_t err = check_memory(io->ptr, io->n ? io->nbytes : 0, io->mem, i);
+    size_t total, place;
+
+    if (!err && (__builtin_mul_overflow(io->n, io->nbytes, &total) ||
+                 __builtin_mul_overflow(io->n, io->stride, &place)))
+        err = base_fail(GPUNVME_ERR_RANGE, "transfer %zu: more than 2^64 bytes", i);
+    if (!err && io->op == GPUNVME_OP_READ && io->n > 1 && io->stride < io->nbytes)
+        err = base_fail(GPUNVME_ERR_INVALID,
+                        "transfer %zu: ranges of %zu bytes at a stride of %zu overlap", i,
+                        io->nbytes, io->stride);
+    for (size_t k = 0; k < io->n && !err; k++)
+        err = check_range(io, io->offsets[k], io->nbytes, store_nbytes, i);
+    return err;
+}
+
+static gpunvme_err_t check_shape(const struct gpunvme_io *io, uint64_t store_nbytes, size_t i)
+{
+    gpunvme_err_t err;
+
+    if (io->vecs && io->offsets)
+        return base_fail(GPUNVME_ERR_INVALID, "transfer %zu: both vecs and offsets", i);
+    if (io->vecs)
+        return check_vector(io, store_nbytes, i);
+    if (io->offsets)
+        return check_gather(io, store_nbytes, i);
+    err = check_memory(io->ptr, io->nbytes, io->mem, i);
+    return err ? err : check_range(io, io->offset, io->nbytes, store_nbytes, i);
+}
+
+static gpunvme_err_t check(const struct gpunvme_io *io, size_t i)
+{
+    struct gpunvme_store *store = io->store;
+    uint64_t store_nbytes = UINT64_MAX;
+    gpunvme_err_t err;
+
+    if (!store)
+        return base_fail(GPUNVME_ERR_INVALID, "transfer %zu: its store is NULL", i);
+    err = store_is_ours(store);
     if (err)
         return err;
     if (io->op != GPUNVME_OP_READ && io->op != GPUNVME_OP_WRITE && io->op != GPUNVME_OP_FLUSH)
@@ -46,120 +123,173 @@ static gpunvme_err_t check(const struct gpunvme_store *store, const struct gpunv
     if (io->op == GPUNVME_OP_WRITE && !(store->flags & GPUNVME_OPEN_WRITE))
         return base_fail(GPUNVME_ERR_READONLY, "transfer %zu: %s was opened for reading", i,
                          store->uri.text);
-    if (io->mem != GPUNVME_MEM_HOST && io->mem != GPUNVME_MEM_PINNED && io->mem != GPUNVME_MEM_GPU)
-        return base_fail(GPUNVME_ERR_INVALID, "transfer %zu: memory of kind %d", i, (int)io->mem);
-    if (io->nbytes && !io->ptr)
-        return base_fail(GPUNVME_ERR_INVALID, "transfer %zu: %zu bytes at NULL", i, io->nbytes);
-    if (io->offset > INT64_MAX || io->nbytes > INT64_MAX - io->offset)
-        return base_fail(GPUNVME_ERR_RANGE, "transfer %zu: %zu bytes at offset %llu", i, io->nbytes,
-                         (unsigned long long)io->offset);
-    return GPUNVME_OK;
+    if (io->op == GPUNVME_OP_WRITE && !store->resizable)
+        err = store->backend->size(store, &store_nbytes);
+    return err ? err : check_shape(io, store_nbytes, i);
 }
 
-/* Stores of fixed size refuse what does not fit before anything is written. */
-static gpunvme_err_t check_fits(struct gpunvme_store *store, const struct gpunvme_io *io, size_t i)
-{
-    uint64_t nbytes = 0;
-    gpunvme_err_t err;
-
-    if (store->resizable || io->op != GPUNVME_OP_WRITE)
-        return GPUNVME_OK;
-    err = store->backend->size(store, &nbytes);
-    if (!err && (io->offset > nbytes || io->nbytes > nbytes - io->offset))
-        return base_fail(GPUNVME_ERR_RANGE, "transfer %zu: %zu bytes at offset %llu, of %llu", i,
-                         io->nbytes, (unsigned long long)io->offset, (unsigned long long)nbytes);
-    return err;
-}
-
-gpunvme_err_t store_io_check(struct gpunvme_store *store, const struct gpunvme_io *io)
-{
-    gpunvme_err_t err = check(store, io, 0);
-
-    return err ? err : check_fits(store, io, 0);
-}
-
-static gpunvme_err_t check_all(struct gpunvme_store *store, const struct gpunvme_io *ios, size_t n)
+gpunvme_err_t store_io_check(const struct gpunvme_io *ios, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        gpunvme_err_t err = check(store, &ios[i], i);
+        gpunvme_err_t err = check(&ios[i], i);
 
-        if (!err)
-            err = check_fits(store, &ios[i], i);
         if (err)
             return err;
     }
-    return atomic_load(&store->closing)
-               ? base_fail(GPUNVME_ERR_CLOSED, "%s is being closed", store->uri.text)
-               : GPUNVME_OK;
+    for (size_t i = 0; i < n; i++)
+        if (atomic_load(&ios[i].store->closing))
+            return base_fail(GPUNVME_ERR_CLOSED, "%s is being closed", ios[i].store->uri.text);
+    return GPUNVME_OK;
 }
 
-static void prepare(struct gpunvme_store *store, struct gpunvme_io *io, struct gpunvme_batch *batch)
+/* ---- Submission --------------------------------------------------------------------------------
+ */
+
+static size_t total_of(const struct gpunvme_io *io)
+{
+    size_t total = 0;
+
+    if (io->op == GPUNVME_OP_FLUSH)
+        return 0;
+    if (io->offsets)
+        return io->n * io->nbytes;
+    if (!io->vecs)
+        return io->nbytes;
+    for (size_t k = 0; k < io->n; k++)
+        total += io->vecs[k].nbytes;
+    return total;
+}
+
+/* Of a vector each element has its own: the crew looks for them. */
+static struct store_region *region_of(const struct gpunvme_io *io)
+{
+    size_t nbytes = io->nbytes;
+
+    if (io->op == GPUNVME_OP_FLUSH || io->vecs)
+        return NULL;
+    if (io->offsets)
+        nbytes = io->n ? (io->n - 1) * io->stride + io->nbytes : 0;
+    return store_regions_hold(store_engine_regions(io->store->engine), io->ptr, nbytes, io->mem);
+}
+
+static void prepare(struct gpunvme_io *io, struct gpunvme_batch *batch)
 {
     io->err = GPUNVME_OK;
     io->done = 0;
-    io->detail[0] = '\0';
-    io->priv.store = store;
     io->priv.next = NULL;
     io->priv.batch = io->callback ? NULL : batch;
-    io->priv.region = io->op == GPUNVME_OP_FLUSH
-                          ? NULL
-                          : store_regions_hold(&store->regions, io->ptr, io->nbytes, io->mem);
-    io->priv.taken = 0;
-    io->priv.left = io->nbytes;
+    io->priv.region = region_of(io);
+    io->priv.total = io->priv.left = total_of(io);
+    io->priv.taken = io->priv.at = io->priv.in = 0;
+    while (io->vecs && io->priv.at < io->n && !io->vecs[io->priv.at].nbytes)
+        io->priv.at++;
     io->priv.stop = SIZE_MAX;
     io->priv.why = GPUNVME_OK;
-    io->priv.scratch[0] = io->priv.scratch[1] = 0;
+    io->priv.detail = 0;
+    atomic_fetch_add(&io->store->in_flight, 1);
     __atomic_store_n(&io->priv.state, PENDING, __ATOMIC_RELAXED);
 }
 
-static void start(struct gpunvme_store *store, struct gpunvme_io *ios, size_t n,
-                  struct gpunvme_batch *batch)
+void store_io_begin(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batch)
 {
-    struct gpunvme_io *first = NULL, **last = &first;
-    size_t nlinked = 0, nbatched = 0;
-
-    atomic_fetch_add(&store->in_flight, n);
-    for (size_t i = 0; i < n; i++) {
-        prepare(store, &ios[i], batch);
-        nbatched += ios[i].priv.batch != NULL;
-    }
-    if (nbatched)
-        store_batch_expect(batch, nbatched);
-    for (size_t i = 0; i < n; i++) {
-        if (!ios[i].nbytes && ios[i].op != GPUNVME_OP_FLUSH) {
-            store_io_end(&ios[i], GPUNVME_OK, 0);
-            continue;
-        }
-        *last = &ios[i];
-        last = &ios[i].priv.next;
-        nlinked++;
-    }
-    if (nlinked)
-        store->backend->submit(store, first, nlinked);
+    for (size_t i = 0; i < n; i++)
+        prepare(&ios[i], batch);
+    if (batch)
+        store_batch_expect(batch, ios, n);
 }
 
-gpunvme_err_t gpunvme_store_submit(struct gpunvme_store *store, struct gpunvme_io *ios, size_t n,
-                                   struct gpunvme_batch *batch)
+/* Those that one crew serves go to it at once, others to their backends. */
+struct run {
+    struct gpunvme_store *store; /* the first one's */
+    struct gpunvme_io *first, **last;
+    size_t n;
+};
+
+static void hand_over(struct run *run)
+{
+    if (!run->n)
+        return;
+    if (run->store->crew)
+        crew_submit(run->store->crew, run->first, run->n);
+    else
+        run->store->backend->submit(run->store, run->first, run->n);
+    run->n = 0;
+}
+
+static bool goes_with(const struct run *run, const struct gpunvme_io *io)
+{
+    return run->store == io->store || (run->store->crew && run->store->crew == io->store->crew);
+}
+
+void store_io_start(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batch)
+{
+    struct run run = {0};
+
+    store_io_begin(ios, n, batch);
+    for (size_t i = 0; i < n; i++) {
+        struct gpunvme_io *io = &ios[i];
+
+        if (!io->priv.total && io->op != GPUNVME_OP_FLUSH) {
+            store_io_end(io, GPUNVME_OK, 0);
+            continue;
+        }
+        if (run.n && !goes_with(&run, io))
+            hand_over(&run);
+        if (!run.n)
+            run = (struct run){.store = io->store, .last = &run.first};
+        *run.last = io;
+        run.last = &io->priv.next;
+        run.n++;
+    }
+    hand_over(&run);
+}
+
+gpunvme_err_t gpunvme_io_submit(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batch)
 {
     gpunvme_err_t err;
 
-    if (!store || (n && !ios))
-        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", store ? "ios" : "store");
-    err = check_all(store, ios, n);
+    if (n && !ios)
+        return base_fail(GPUNVME_ERR_INVALID, "ios is NULL");
+    err = store_io_check(ios, n);
     if (!err)
-        start(store, ios, n, batch);
+        store_io_start(ios, n, batch);
     return err;
 }
 
-void store_io_start(struct gpunvme_store *store, struct gpunvme_io *io)
-{
-    start(store, io, 1, NULL);
-}
+/* ---- What went wrong ---------------------------------------------------------------------------
+ */
+
+#define NDETAILS    256u
+#define DETAIL_ROOM 256u
+
+/* Of the transfers that failed last; a transfer knows the number of its text. */
+static struct {
+    pthread_mutex_t lock;
+    uint64_t last; /* numbers from 1 on */
+    char texts[NDETAILS][DETAIL_ROOM];
+} details = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 void store_io_blame(struct gpunvme_io *io, gpunvme_err_t err)
 {
     io->err = err;
-    snprintf(io->detail, sizeof(io->detail), "%s", gpunvme_err_detail());
+    pthread_mutex_lock(&details.lock);
+    io->priv.detail = ++details.last;
+    snprintf(details.texts[details.last % NDETAILS], DETAIL_ROOM, "%s", gpunvme_err_detail());
+    pthread_mutex_unlock(&details.lock);
+}
+
+const char *gpunvme_io_detail(const struct gpunvme_io *io, char *text, size_t room)
+{
+    if (!text || !room)
+        return "";
+    text[0] = 0;
+    if (!io || !io->err || !io->priv.detail)
+        return text;
+    pthread_mutex_lock(&details.lock);
+    if (details.last - io->priv.detail < NDETAILS)
+        snprintf(text, room, "%s", details.texts[io->priv.detail % NDETAILS]);
+    pthread_mutex_unlock(&details.lock);
+    return text;
 }
 
 /* A long URI must not push what is said behind it out of the detail. */
@@ -173,9 +303,19 @@ gpunvme_err_t store_tell(const struct gpunvme_store *store, gpunvme_err_t err, c
                      is_long ? "..." : "", detail[0] ? ": " : "", detail);
 }
 
+gpunvme_err_t store_tell_of(const struct gpunvme_io *io)
+{
+    char text[DETAIL_ROOM];
+
+    return store_tell(io->store, io->err, gpunvme_io_detail(io, text, sizeof(text)));
+}
+
+/* ---- The end -----------------------------------------------------------------------------------
+ */
+
 static void end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
 {
-    struct gpunvme_store *store = io->priv.store;
+    struct gpunvme_store *store = io->store;
     struct gpunvme_batch *batch = io->priv.batch;
 
     store_region_release(io->priv.region);
@@ -199,12 +339,6 @@ void store_io_polled(struct gpunvme_io *io)
     __atomic_store_n(&io->priv.state, IDLE, __ATOMIC_RELAXED);
 }
 
-void store_io_begin(struct gpunvme_store *store, struct gpunvme_io *io)
-{
-    prepare(store, io, NULL);
-    atomic_fetch_add(&store->in_flight, 1);
-}
-
 void store_io_end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
 {
     if (err)
@@ -213,7 +347,7 @@ void store_io_end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
 }
 
 /* The lowest place where a part stopped short decides; an error there, if it was one. */
-static void stop_at(struct gpunvme_io *io, size_t at, gpunvme_err_t err)
+void store_io_stop(struct gpunvme_io *io, size_t at, gpunvme_err_t err)
 {
     pthread_mutex_lock(&stop_lock);
     if (at < io->priv.stop) {
@@ -221,29 +355,40 @@ static void stop_at(struct gpunvme_io *io, size_t at, gpunvme_err_t err)
         io->priv.why = err;
         if (err)
             store_io_blame(io, err);
-        else
-            io->detail[0] = '\0';
     }
     pthread_mutex_unlock(&stop_lock);
+}
+
+void store_io_ended(struct gpunvme_io *io, size_t nbytes)
+{
+    atomic_fetch_add_explicit(&io->store->progress, 1, memory_order_relaxed);
+    if (__atomic_sub_fetch(&io->priv.left, nbytes, __ATOMIC_ACQ_REL))
+        return;
+    if (io->priv.stop == SIZE_MAX)
+        end(io, GPUNVME_OK, io->priv.total);
+    else
+        end(io, io->priv.why, io->priv.stop);
 }
 
 void store_io_piece(struct gpunvme_io *io, size_t at, size_t nbytes, gpunvme_err_t err, size_t done)
 {
     if (err || done < nbytes)
-        stop_at(io, at + done, err);
-    if (__atomic_sub_fetch(&io->priv.left, nbytes, __ATOMIC_ACQ_REL))
-        return;
-    if (io->priv.stop == SIZE_MAX)
-        end(io, GPUNVME_OK, io->nbytes);
-    else
-        end(io, io->priv.why, io->priv.stop);
+        store_io_stop(io, at + done, err);
+    store_io_ended(io, nbytes);
 }
 
 /* ---- Waiting ----------------------------------------------------------------------------------
  */
 
+/* Where it begins in its store, for messages. */
+static uint64_t first_of(const struct gpunvme_io *io)
+{
+    return io->offsets && io->n ? io->offsets[0] : io->offset;
+}
+
 gpunvme_err_t gpunvme_io_test(struct gpunvme_io *io)
 {
+    char text[DETAIL_ROOM];
     uint32_t state;
 
     if (!io)
@@ -256,31 +401,101 @@ gpunvme_err_t gpunvme_io_test(struct gpunvme_io *io)
     __atomic_store_n(&io->priv.state, IDLE, __ATOMIC_RELAXED);
     if (!io->err)
         return GPUNVME_OK;
+    gpunvme_io_detail(io, text, sizeof(text));
     return base_fail(io->err, "%s%s%zu bytes at offset %llu, of which the first %zu were moved",
-                     io->detail, io->detail[0] ? "; " : "", io->nbytes,
-                     (unsigned long long)io->offset, io->done);
+                     text, text[0] ? "; " : "", io->priv.total, (unsigned long long)first_of(io),
+                     io->done);
+}
+
+uint64_t store_io_progress(const struct gpunvme_io *ios, size_t n)
+{
+    uint64_t progress = 0;
+
+    for (size_t i = 0; i < n; i++)
+        progress += atomic_load_explicit(&ios[i].store->progress, memory_order_relaxed);
+    return progress;
+}
+
+uint64_t store_io_timeout(const struct gpunvme_io *ios, size_t n)
+{
+    uint64_t longest = 0;
+
+    for (size_t i = 0; i < n; i++)
+        if (ios[i].store->uri.options.timeout_ns > longest)
+            longest = ios[i].store->uri.options.timeout_ns;
+    return longest;
+}
+
+/* Sleeps until it may have ended; false: it has not, and nothing has moved for that long. */
+static bool wait_for_end(struct gpunvme_io *io, uint64_t timeout_ns)
+{
+    uint64_t progress = store_io_progress(io, 1);
+
+    for (;;) {
+        uint64_t now;
+
+        if (futex_wait(&io->priv.state, WAITED, futex_deadline(timeout_ns)))
+            return true;
+        now = store_io_progress(io, 1);
+        if (now == progress)
+            return false;
+        progress = now;
+    }
 }
 
 gpunvme_err_t gpunvme_io_wait(struct gpunvme_io *io, uint64_t timeout_ns)
 {
     gpunvme_err_t err = gpunvme_io_test(io);
-    uint64_t deadline;
 
     if (err != GPUNVME_ERR_AGAIN)
         return err;
-    deadline = futex_deadline(timeout_ns ? timeout_ns : io->priv.store->uri.options.timeout_ns);
+    if (!timeout_ns)
+        timeout_ns = store_io_timeout(io, 1);
     for (;;) {
         uint32_t state = PENDING;
 
         __atomic_compare_exchange_n(&io->priv.state, &state, WAITED, false, __ATOMIC_ACQ_REL,
                                     __ATOMIC_ACQUIRE);
-        if (state != ENDED && !futex_wait(&io->priv.state, WAITED, deadline))
+        if (state != ENDED && !wait_for_end(io, timeout_ns))
             return base_fail(GPUNVME_ERR_TIMEOUT,
-                             "a transfer of %zu bytes at offset %llu is still "
-                             "in flight",
-                             io->nbytes, (unsigned long long)io->offset);
+                             "a transfer of %zu bytes at offset %llu is still in flight, and "
+                             "nothing has moved for %llu ms",
+                             io->priv.total, (unsigned long long)first_of(io),
+                             (unsigned long long)(timeout_ns / 1000000));
         err = gpunvme_io_test(io);
         if (err != GPUNVME_ERR_AGAIN)
             return err;
     }
+}
+
+/* ---- While it is in flight ---------------------------------------------------------------------
+ */
+
+size_t gpunvme_io_moved(const struct gpunvme_io *io)
+{
+    const struct gpunvme_store *store;
+    uint32_t state;
+    size_t prefix, stop;
+
+    if (!io)
+        return 0;
+    store = io->store;
+    state = __atomic_load_n(&io->priv.state, __ATOMIC_ACQUIRE);
+    if (state != PENDING && state != WAITED)
+        return io->done;
+    prefix = store->crew ? crew_prefix(store->crew, io) : store->backend->prefix(io->store, io);
+    stop = __atomic_load_n(&io->priv.stop, __ATOMIC_ACQUIRE);
+    return prefix < stop ? prefix : stop;
+}
+
+void gpunvme_io_cancel(struct gpunvme_io *io)
+{
+    uint32_t state = io ? __atomic_load_n(&io->priv.state, __ATOMIC_ACQUIRE) : IDLE;
+
+    if (state != PENDING && state != WAITED)
+        return;
+    if (io->store->crew)
+        crew_cancel(io->store->crew, io);
+    else
+        io->store->backend->cancel(io->store, io);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Registered memory of a store: a table by address, in which transfers find what they lie in.
+ * Registered memory of an engine: a table by address, in which transfers find what they lie in, and
+ * the domains that it is mapped for.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -88,10 +89,45 @@ static gpunvme_err_t make_room(struct store_regions *regions)
     return GPUNVME_OK;
 }
 
-/* Under the lock. *counted: it lies in one that is registered, which counts for it too. */
-static gpunvme_err_t add(struct gpunvme_store *store, struct store_region *region, bool *counted)
+static void unmap_all(struct store_regions *regions, struct store_region *region)
 {
-    struct store_regions *regions = &store->regions;
+    for (unsigned d = 0; d < STORE_DOMAINS; d++) {
+        void *map = atomic_exchange(&region->maps[d], NULL);
+
+        if (map)
+            regions->domains[d].ops->unmap(regions->domains[d].key, map);
+    }
+}
+
+static gpunvme_err_t map_one(const struct store_domain *domain, struct store_region *region,
+                             unsigned d)
+{
+    void *map = NULL;
+    gpunvme_err_t err = domain->ops->map(domain->key, &region->buf, &map);
+
+    if (!err)
+        atomic_store_explicit(&region->maps[d], map, memory_order_release);
+    return err == GPUNVME_ERR_UNSUPPORTED ? GPUNVME_OK : err;
+}
+
+static gpunvme_err_t map_all(struct store_regions *regions, struct store_region *region)
+{
+    struct base_failure failure;
+    gpunvme_err_t err = GPUNVME_OK;
+
+    for (unsigned d = 0; d < STORE_DOMAINS && !err; d++)
+        if (regions->domains[d].ops)
+            err = map_one(&regions->domains[d], region, d);
+    if (!err)
+        return GPUNVME_OK;
+    base_keep(&failure, err);
+    unmap_all(regions, region);
+    return base_restore(&failure);
+}
+
+/* Under the lock. *counted: it lies in one that is registered, which counts for it too. */
+static gpunvme_err_t add(struct store_regions *regions, struct store_region *region, bool *counted)
+{
     size_t i = find(regions, region->ptr);
     gpunvme_err_t err;
 
@@ -106,12 +142,8 @@ static gpunvme_err_t add(struct gpunvme_store *store, struct store_region *regio
         return base_fail(GPUNVME_ERR_INVALID, "%zu bytes at %p: part of them is registered already",
                          region->nbytes, (void *)region->ptr);
     err = make_room(regions);
-    if (!err && store->backend->map) {
-        err = store->backend->map(store, region);
-        region->mapped = !err;
-        if (err == GPUNVME_ERR_UNSUPPORTED)
-            err = GPUNVME_OK; /* known, and of no use: as the header says */
-    }
+    if (!err)
+        err = map_all(regions, region);
     if (err)
         return err;
     memmove(&regions->list[i + 1], &regions->list[i], (regions->n - i) * sizeof(region));
@@ -120,15 +152,13 @@ static gpunvme_err_t add(struct gpunvme_store *store, struct store_region *regio
     return GPUNVME_OK;
 }
 
-gpunvme_err_t gpunvme_store_register(struct gpunvme_store *store, void *ptr, size_t nbytes,
-                                     enum gpunvme_mem mem)
+gpunvme_err_t store_regions_add(struct store_regions *regions, void *ptr, size_t nbytes,
+                                enum gpunvme_mem mem)
 {
     struct store_region *region;
     bool counted = false;
     gpunvme_err_t err;
 
-    if (!store)
-        return base_fail(GPUNVME_ERR_INVALID, "store is NULL");
     if (nbytes > UINTPTR_MAX - (uintptr_t)ptr)
         return base_fail(GPUNVME_ERR_INVALID, "%zu bytes at %p: memory ends before", nbytes, ptr);
     region = calloc(1, sizeof(*region));
@@ -139,9 +169,9 @@ gpunvme_err_t gpunvme_store_register(struct gpunvme_store *store, void *ptr, siz
     region->count = 1;
     err = gpunvme_mem_register(ptr, nbytes, mem, &region->buf);
     if (!err) {
-        pthread_rwlock_wrlock(&store->regions.lock);
-        err = add(store, region, &counted);
-        pthread_rwlock_unlock(&store->regions.lock);
+        pthread_rwlock_wrlock(&regions->lock);
+        err = add(regions, region, &counted);
+        pthread_rwlock_unlock(&regions->lock);
         if (err || counted)
             gpunvme_mem_unregister(&region->buf);
     }
@@ -150,23 +180,18 @@ gpunvme_err_t gpunvme_store_register(struct gpunvme_store *store, void *ptr, siz
     return err;
 }
 
-static void drop(struct gpunvme_store *store, struct store_region *region)
+static void drop(struct store_regions *regions, struct store_region *region)
 {
-    if (region->mapped && store->backend->unmap)
-        store->backend->unmap(store, region);
+    unmap_all(regions, region);
     gpunvme_mem_unregister(&region->buf);
     free(region);
 }
 
-gpunvme_err_t gpunvme_store_unregister(struct gpunvme_store *store, void *ptr)
+gpunvme_err_t store_regions_remove(struct store_regions *regions, void *ptr)
 {
-    struct store_regions *regions;
     gpunvme_err_t err = GPUNVME_OK;
     size_t i;
 
-    if (!store)
-        return base_fail(GPUNVME_ERR_INVALID, "store is NULL");
-    regions = &store->regions;
     pthread_rwlock_wrlock(&regions->lock);
     i = find(regions, ptr);
     if (i == regions->n || !is_inside(regions->list[i], ptr, 0, regions->list[i]->buf.mem)) {
@@ -176,7 +201,7 @@ gpunvme_err_t gpunvme_store_unregister(struct gpunvme_store *store, void *ptr)
     } else if (atomic_load(&regions->list[i]->users)) {
         err = base_fail(GPUNVME_ERR_BUSY, "the memory at %p is in use by a transfer", ptr);
     } else {
-        drop(store, regions->list[i]);
+        drop(regions, regions->list[i]);
         regions->n--;
         memmove(&regions->list[i], &regions->list[i + 1],
                 (regions->n - i) * sizeof(regions->list[0]));
@@ -185,10 +210,68 @@ gpunvme_err_t gpunvme_store_unregister(struct gpunvme_store *store, void *ptr)
     return err;
 }
 
-void store_regions_free(struct gpunvme_store *store)
+void store_regions_free(struct store_regions *regions)
 {
-    for (size_t i = 0; i < store->regions.n; i++)
-        drop(store, store->regions.list[i]);
-    free(store->regions.list);
-    pthread_rwlock_destroy(&store->regions.lock);
+    for (size_t i = 0; i < regions->n; i++)
+        drop(regions, regions->list[i]);
+    free(regions->list);
+    pthread_rwlock_destroy(&regions->lock);
+}
+
+/* ---- Domains -----------------------------------------------------------------------------------
+ */
+
+/* Under the lock: the domain with this key, or a free one; STORE_DOMAINS: neither. */
+static unsigned find_domain(const struct store_regions *regions, const struct store_domain_ops *ops,
+                            const void *key)
+{
+    unsigned free_one = STORE_DOMAINS;
+
+    for (unsigned d = 0; d < STORE_DOMAINS; d++) {
+        const struct store_domain *domain = &regions->domains[d];
+
+        if (domain->ops == ops && domain->key == key)
+            return d;
+        if (!domain->ops && free_one == STORE_DOMAINS)
+            free_one = d;
+    }
+    return free_one;
+}
+
+void store_domain_join(struct gpunvme_store *store, const struct store_domain_ops *ops, void *key)
+{
+    struct store_regions *regions = store_engine_regions(store->engine);
+    unsigned d;
+
+    pthread_rwlock_wrlock(&regions->lock);
+    d = find_domain(regions, ops, key);
+    if (d < STORE_DOMAINS && !regions->domains[d].users++) {
+        regions->domains[d].ops = ops;
+        regions->domains[d].key = key;
+        for (size_t i = 0; i < regions->n; i++)
+            (void)map_one(&regions->domains[d], regions->list[i], d);
+    }
+    store->domain = d;
+    pthread_rwlock_unlock(&regions->lock);
+}
+
+void store_domain_leave(struct gpunvme_store *store)
+{
+    struct store_regions *regions = store_engine_regions(store->engine);
+    struct store_domain *domain = &regions->domains[store->domain];
+
+    if (store->domain >= STORE_DOMAINS)
+        return;
+    pthread_rwlock_wrlock(&regions->lock);
+    if (!--domain->users) {
+        for (size_t i = 0; i < regions->n; i++) {
+            void *map = atomic_exchange(&regions->list[i]->maps[store->domain], NULL);
+
+            if (map)
+                domain->ops->unmap(domain->key, map);
+        }
+        domain->ops = NULL;
+    }
+    pthread_rwlock_unlock(&regions->lock);
+    store->domain = STORE_DOMAINS;
 }

@@ -2,6 +2,7 @@
  *
  * Stores: opening by URI, closing, facts.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +12,9 @@
 #include "storage/futex.h"
 #include "storage/internal.h"
 
-#define ALL_FLAGS     (GPUNVME_OPEN_WRITE | GPUNVME_OPEN_CREATE | GPUNVME_OPEN_FORCE)
+#define ALL_FLAGS                                                                                  \
+    (GPUNVME_OPEN_WRITE | GPUNVME_OPEN_CREATE | GPUNVME_OPEN_FORCE | GPUNVME_OPEN_TRUNCATE |       \
+     GPUNVME_OPEN_EXCL)
 #define CLOSE_LOOK_NS 100000u /* between looks whether all has ended */
 
 /* By scheme; of several, the first is the one that is taken unasked. */
@@ -64,24 +67,9 @@ static gpunvme_err_t choose(const struct store_uri *uri, const struct store_back
                      uri->scheme);
 }
 
-/* ---- fork(2) ---------------------------------------------------------------------------------
- */
-
-static _Atomic unsigned nforks; /* that lie between this process and the first that used stores */
-
-static void forked(void)
-{
-    atomic_fetch_add(&nforks, 1);
-}
-
-static void watch_forks(void)
-{
-    pthread_atfork(NULL, NULL, forked);
-}
-
 gpunvme_err_t store_is_ours(const struct gpunvme_store *store)
 {
-    if (store->nforks == atomic_load_explicit(&nforks, memory_order_relaxed))
+    if (store->nforks == store_nforks())
         return GPUNVME_OK;
     return base_fail(GPUNVME_ERR_UNSUPPORTED,
                      "%s was opened before fork(2), and the threads that serve it are in the "
@@ -120,31 +108,21 @@ static gpunvme_err_t force(struct store_uri *uri)
     return GPUNVME_OK;
 }
 
-static gpunvme_err_t open_uri(const char *text, unsigned flags, struct gpunvme_store *store)
+static gpunvme_err_t open_backend(struct gpunvme_store *store)
 {
-    gpunvme_err_t err = store_uri_parse(text, &store->uri);
+    gpunvme_err_t err = choose(&store->uri, &store->backend);
 
     if (!err)
-        err = choose(&store->uri, &store->backend);
-    if (!err)
         err = store_uri_check(&store->uri, store->backend->option_bit, store->backend->name);
-    if (!err && flags & GPUNVME_OPEN_FORCE && !strcmp(store->uri.scheme, "sim"))
+    if (!err && store->flags & GPUNVME_OPEN_FORCE && !strcmp(store->uri.scheme, "sim"))
         err = force(&store->uri);
+    if (!err)
+        err = store->backend->open(store);
     if (err)
         return err;
-    store->flags = flags;
-    pthread_mutex_init(&store->streams_lock, NULL);
-    store_regions_init(&store->regions);
-    err = store->backend->open(store);
-    if (!err) {
-        err = keep_promise(store);
-        if (err)
-            store->backend->close(store);
-    }
-    if (err) {
-        store_regions_free(store);
-        pthread_mutex_destroy(&store->streams_lock);
-    }
+    err = keep_promise(store);
+    if (err)
+        store->backend->close(store);
     return err;
 }
 
@@ -162,25 +140,26 @@ static void tell_path(struct gpunvme_store *store)
         base_log(BASE_LOG_INFO, "%s: not faster: %s", store->uri.text, path.why_not);
 }
 
-gpunvme_err_t gpunvme_open(const char *uri, unsigned flags, struct gpunvme_store **out)
+static gpunvme_err_t check_flags(unsigned flags)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    struct gpunvme_store *store;
-    gpunvme_err_t err;
-
-    if (out)
-        *out = NULL;
-    if (!uri || !out)
-        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", uri ? "out" : "uri");
     if (flags & ~ALL_FLAGS || (flags && !(flags & GPUNVME_OPEN_WRITE)))
-        return base_fail(GPUNVME_ERR_INVALID, "flags %xh: 0, or WRITE with CREATE and FORCE",
-                         flags);
-    pthread_once(&once, watch_forks);
-    store = calloc(1, sizeof(*store));
-    if (!store)
-        return base_fail(GPUNVME_ERR_NOMEM, "a store");
-    store->nforks = atomic_load(&nforks);
-    err = open_uri(uri, flags, store);
+        return base_fail(GPUNVME_ERR_INVALID, "flags %xh: 0, or WRITE with others", flags);
+    if (flags & GPUNVME_OPEN_EXCL && !(flags & GPUNVME_OPEN_CREATE))
+        return base_fail(GPUNVME_ERR_INVALID, "EXCL without CREATE");
+    return GPUNVME_OK;
+}
+
+/* Opens what store->uri names; the store is freed where that fails. */
+static gpunvme_err_t finish_open(struct gpunvme_engine *engine, struct gpunvme_store *store,
+                                 gpunvme_err_t err, struct gpunvme_store **out)
+{
+    if (!err)
+        err = store_engine_enter(engine, &store->engine);
+    if (!err) {
+        err = open_backend(store);
+        if (err)
+            store_engine_leave(store->engine);
+    }
     if (err) {
         store_uri_free(&store->uri);
         free(store);
@@ -189,6 +168,63 @@ gpunvme_err_t gpunvme_open(const char *uri, unsigned flags, struct gpunvme_store
     tell_path(store);
     *out = store;
     return GPUNVME_OK;
+}
+
+static gpunvme_err_t new_store(unsigned flags, struct gpunvme_store **out)
+{
+    struct gpunvme_store *store = calloc(1, sizeof(*store));
+
+    if (!store)
+        return base_fail(GPUNVME_ERR_NOMEM, "a store");
+    store->flags = flags;
+    store->nforks = store_nforks();
+    store->domain = STORE_DOMAINS;
+    store->given_fd = -1;
+    *out = store;
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t gpunvme_open_on(struct gpunvme_engine *engine, const char *uri, unsigned flags,
+                              struct gpunvme_store **out)
+{
+    struct gpunvme_store *store = NULL;
+    gpunvme_err_t err;
+
+    if (out)
+        *out = NULL;
+    if (!uri || !out)
+        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", uri ? "out" : "uri");
+    err = check_flags(flags);
+    if (!err)
+        err = new_store(flags, &store);
+    return err ? err : finish_open(engine, store, store_uri_parse(uri, &store->uri), out);
+}
+
+gpunvme_err_t gpunvme_open(const char *uri, unsigned flags, struct gpunvme_store **out)
+{
+    return gpunvme_open_on(NULL, uri, flags, out);
+}
+
+gpunvme_err_t gpunvme_open_fd(struct gpunvme_engine *engine, int fd, const char *name,
+                              const char *options, unsigned flags, struct gpunvme_store **out)
+{
+    struct gpunvme_store *store = NULL;
+    char of_number[16];
+    gpunvme_err_t err;
+
+    if (out)
+        *out = NULL;
+    if (!out || fd < 0)
+        return base_fail(GPUNVME_ERR_INVALID, out ? "descriptor %d" : "out is NULL", fd);
+    if (flags & ~GPUNVME_OPEN_WRITE)
+        return base_fail(GPUNVME_ERR_INVALID, "flags %xh: 0 or WRITE", flags);
+    snprintf(of_number, sizeof(of_number), "fd:%d", fd);
+    err = new_store(flags, &store);
+    if (err)
+        return err;
+    store->given_fd = fd;
+    err = store_uri_of_file(name ? name : of_number, options ? options : "", &store->uri);
+    return finish_open(engine, store, err, out);
 }
 
 static gpunvme_err_t wait_for_all(struct gpunvme_store *store)
@@ -232,10 +268,8 @@ gpunvme_err_t gpunvme_close(struct gpunvme_store *store)
         atomic_store(&store->closing, false);
         return err;
     }
-    store_streams_free(store);
-    store_regions_free(store); /* before what they are mapped for */
     err = close_error(store->backend->close(store));
-    pthread_mutex_destroy(&store->streams_lock);
+    store_engine_leave(store->engine);
     store_uri_free(&store->uri);
     free(store);
     return err;
@@ -260,6 +294,11 @@ void gpunvme_store_get_info(struct gpunvme_store *store, struct gpunvme_store_in
     };
 }
 
+struct gpunvme_engine *gpunvme_store_engine(struct gpunvme_store *store)
+{
+    return store ? store->engine : NULL;
+}
+
 gpunvme_err_t gpunvme_store_size(struct gpunvme_store *store, uint64_t *nbytes)
 {
     if (!store || !nbytes)
@@ -276,4 +315,18 @@ gpunvme_err_t gpunvme_store_resize(struct gpunvme_store *store, uint64_t nbytes)
     if (!(store->flags & GPUNVME_OPEN_WRITE))
         return base_fail(GPUNVME_ERR_READONLY, "%s was opened for reading", store->uri.text);
     return store->backend->resize(store, nbytes);
+}
+
+gpunvme_err_t gpunvme_store_advise(struct gpunvme_store *store, uint64_t offset, uint64_t nbytes,
+                                   enum gpunvme_advice advice)
+{
+    if (!store)
+        return base_fail(GPUNVME_ERR_INVALID, "store is NULL");
+    if (advice < GPUNVME_ADVICE_NORMAL || advice > GPUNVME_ADVICE_DONT_NEED)
+        return base_fail(GPUNVME_ERR_INVALID, "advice %d", (int)advice);
+    if (offset > INT64_MAX || nbytes > INT64_MAX - offset)
+        return base_fail(GPUNVME_ERR_RANGE, "%llu bytes at offset %llu", (unsigned long long)nbytes,
+                         (unsigned long long)offset);
+    return store->backend->advise ? store->backend->advise(store, offset, nbytes, advice)
+                                  : GPUNVME_OK;
 }

@@ -1,391 +1,449 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Transfers in the order of CUDA streams. The stream calls a function that submits the transfer,
- * and then waits for a word in pinned memory, which the transfer's end releases. The GPU knows no
- * deadline, so a thread of the store looks after those that do not end.
+ * Transfers in CUDA's order. A stream calls a function that submits them, and then waits for a word
+ * in pinned memory, which the end of the last one releases. The GPU knows no deadline, so a thread
+ * looks after those that make no progress.
  */
-#include <errno.h>
+#include "storage/stream.h"
+
 #include <stdlib.h>
 
 #include "base/cond.h"
 #include "base/fail.h"
 #include "gpunvme/memory.h"
 #include "memory/cuda.h"
+#include "storage/batch.h"
 #include "storage/futex.h"
 #include "storage/internal.h"
-#include "storage/stream.h"
 
-#define NWORDS 1024u /* in flight on streams at once, of one store */
+#define NWORDS 1024u /* submissions in flight at once */
 
 static const struct store_stream_ops cuda_ops = {
     .device = mem_cuda_user_stream_device,
     .capturing = mem_cuda_user_stream_capturing,
     .call = mem_cuda_user_stream_call,
     .wait = mem_cuda_user_stream_wait,
+    .wait_event = mem_cuda_user_stream_wait_event,
+    .record = mem_cuda_user_stream_record,
+    .create = mem_cuda_user_stream_create,
 };
 
 const struct store_stream_ops *store_stream_ops = &cuda_ops;
 
+struct visit;
+
 /*
- * A transfer in a stream. Its life, under the lock: WAITING for the stream to come to it, BEGUN,
- * and then either the transfer ends or its time is up (LATE), which tells the caller; the
- * transfer's own end, then, is all that is left.
+ * The transfers of one submission. Its life, under the lock: waiting for the stream to come to it;
+ * begun; and ended when all have ended, or before that, late, when they made no progress for too
+ * long. Then their callers have been told, and the transfers' own end is all that is left.
  */
-struct visit {
-    struct gpunvme_io io;    /* ours: what the backend serves */
-    struct gpunvme_io *told; /* the caller's: whose end is told; NULL once it has been */
-    struct store_streams *streams;
-    unsigned word;
-    uint32_t value; /* that releases the stream */
-    uint64_t deadline;
-    struct visit *next, **at; /* of those that have begun */
+struct group {
+    size_t n, running; /* transfers; those that have not ended, and one for whoever works on it */
+    int word;          /* -1: nobody waits for it */
+    uint32_t value;    /* that releases the stream */
+    void *stream;      /* of ours; NULL: none */
+    uint64_t deadline, progress;
+    struct group *next, **at; /* of those that have begun */
+    struct gpunvme_io *told;  /* the callers': whose ends are told */
+    bool *is_told;            /* by transfer */
+    struct gpunvme_io ios[];  /* ours: what the backends serve */
+};
+
+struct own_stream {
+    struct own_stream *next;
+    void *stream;
 };
 
 /*
- * Words that streams wait for, pinned; one is one visit's at a time, and only grows. A stream may
- * come to its wait when the transfer has long ended and the store been closed, so they are never
- * freed: another store has them next.
+ * One a process. Words, and the streams of our own, are never freed: a stream may come to its wait
+ * when the transfer has long ended. A word is one group's at a time, and only grows.
  */
-struct words {
-    struct words *next;
-    struct gpunvme_buf buf;
-    uint32_t values[NWORDS]; /* the last one given for each */
-};
-
-static pthread_mutex_t spare_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct words *spare;
-
-struct store_streams {
-    struct gpunvme_store *store;
+static struct order {
     pthread_mutex_t lock;
     pthread_cond_t wake;
+    bool is_made;
+    unsigned nforks; /* when it was made */
     pthread_t keeper;
-    bool stop;
-    struct visit *begun;
-    struct words *words;
+    struct group *begun;
+    struct gpunvme_buf words;
+    uint32_t values[NWORDS]; /* the last one given for each */
     unsigned free_words[NWORDS], nfree;
-};
+    struct own_stream *streams;
+} order = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- The end ----------------------------------------------------------------------------------
  */
 
-/* Tells the caller and lets the stream go on. Under the lock; once. */
-static void tell(struct visit *visit, gpunvme_err_t err, size_t done)
+/* Tells the caller of one transfer. Under the lock; once. */
+static void tell(struct group *group, size_t i, gpunvme_err_t err, size_t done)
 {
-    struct store_streams *s = visit->streams;
-    struct gpunvme_io *told = visit->told;
-
-    visit->told = NULL;
-    store_io_end(told, err, done);
-    /* Last: what the stream does next may free what the transfer used. */
-    mem_cuda_user_stream_release((uint32_t *)s->words->buf.cpu + visit->word, visit->value);
-    s->free_words[s->nfree++] = visit->word;
+    group->is_told[i] = true;
+    store_io_end(&group->told[i], err, done);
 }
 
-static void leave(struct visit *visit)
+/* All have been told: lets the stream go on. Under the lock. */
+static void release(struct group *group)
 {
-    if (!visit->at)
+    struct own_stream *own;
+
+    if (group->word >= 0) {
+        /* Last: what the stream does next may free what the transfers used. */
+        mem_cuda_user_stream_release((uint32_t *)order.words.cpu + group->word, group->value);
+        order.free_words[order.nfree++] = (unsigned)group->word;
+        group->word = -1;
+    }
+    own = group->stream ? malloc(sizeof(*own)) : NULL;
+    if (own) {
+        *own = (struct own_stream){.next = order.streams, .stream = group->stream};
+        order.streams = own;
+    }
+    group->stream = NULL;
+}
+
+static void leave(struct group *group)
+{
+    if (!group->at)
         return;
-    *visit->at = visit->next;
-    if (visit->next)
-        visit->next->at = visit->at;
-    visit->at = NULL;
+    *group->at = group->next;
+    if (group->next)
+        group->next->at = group->at;
+    group->at = NULL;
 }
 
-/* The transfer has ended: io.callback. */
+/* Under the lock: one that worked on it does so no more. */
+static void let_go(struct group *group)
+{
+    if (--group->running)
+        return;
+    leave(group);
+    release(group);
+    free(group->is_told);
+    free(group);
+}
+
+/* One of ours has ended: its callback. */
 static void ended(struct gpunvme_io *io)
 {
-    struct visit *visit = io->user;
-    struct store_streams *s = visit->streams;
+    struct group *group = io->user;
+    size_t i = (size_t)(io - group->ios);
+    char text[256];
 
-    pthread_mutex_lock(&s->lock);
-    leave(visit);
-    if (visit->told) {
+    pthread_mutex_lock(&order.lock);
+    if (!group->is_told[i]) {
         if (io->err)
-            base_fail(io->err, "%s", io->detail);
-        tell(visit, io->err, io->done);
+            base_fail(io->err, "%s", gpunvme_io_detail(io, text, sizeof(text)));
+        tell(group, i, io->err, io->done);
     }
-    pthread_mutex_unlock(&s->lock);
-    free(visit);
+    let_go(group);
+    pthread_mutex_unlock(&order.lock);
+}
+
+static void set_deadline(struct group *group)
+{
+    group->progress = store_io_progress(group->ios, group->n);
+    group->deadline = futex_deadline(store_io_timeout(group->ios, group->n));
 }
 
 /* From now on it has a deadline. */
-static void enlist(struct visit *visit)
+static void enlist(struct group *group)
 {
-    struct store_streams *s = visit->streams;
-
-    pthread_mutex_lock(&s->lock);
-    visit->deadline = futex_deadline(s->store->uri.options.timeout_ns);
-    visit->next = s->begun;
-    visit->at = &s->begun;
-    if (s->begun)
-        s->begun->at = &visit->next;
-    s->begun = visit;
-    pthread_cond_signal(&s->wake);
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_lock(&order.lock);
+    set_deadline(group);
+    group->next = order.begun;
+    group->at = &order.begun;
+    if (order.begun)
+        order.begun->at = &group->next;
+    order.begun = group;
+    pthread_cond_signal(&order.wake);
+    pthread_mutex_unlock(&order.lock);
 }
 
 /*
- * The stream has come to it. On a thread of CUDA's, which must not call CUDA: nothing here does. A
- * store that is being closed waits for it: until it is told, and, since it may be told at any time
- * once it has begun, until this is over.
+ * The stream has come to it. On a thread of CUDA's, which must not call CUDA: nothing here does.
+ * Those whose ends are to be told keep their stores open until they are.
  */
-static void begin(void *visit_)
+static void begin(void *group_)
 {
-    struct visit *visit = visit_;
-    struct gpunvme_store *store = visit->streams->store;
+    struct group *group = group_;
 
-    atomic_fetch_add(&store->in_flight, 1);
-    enlist(visit);
-    store_io_start(store, &visit->io);
-    atomic_fetch_sub(&store->in_flight, 1);
+    store_io_start(group->ios, group->n, NULL);
+    enlist(group);
+    pthread_mutex_lock(&order.lock);
+    let_go(group);
+    pthread_mutex_unlock(&order.lock);
 }
 
 /* ---- The keeper -------------------------------------------------------------------------------
  */
 
-/* Tells all that are late; when the next one will be. Under the lock. */
-static uint64_t tell_late(struct store_streams *s)
+/* Under the lock: tells those that have not ended, and whoever waits for them. */
+static void tell_late(struct group *group)
 {
-    uint64_t now = futex_now(), next = now + 1000000000u;
-    struct visit *visit = s->begun;
-
-    while (visit) {
-        struct visit *after = visit->next;
-
-        if (visit->deadline <= now) {
-            leave(visit);
-            base_fail(GPUNVME_ERR_TIMEOUT, "not done within the store's timeout after its stream "
-                                           "came to it; the memory is in use until it is closed");
-            tell(visit, GPUNVME_ERR_TIMEOUT, 0);
-        } else if (visit->deadline < next) {
-            next = visit->deadline;
-        }
-        visit = after;
+    leave(group);
+    for (size_t i = 0; i < group->n; i++) {
+        if (group->is_told[i])
+            continue;
+        base_fail(GPUNVME_ERR_TIMEOUT, "nothing has moved for the store's timeout since its stream "
+                                       "came to it; the memory is in use until it is closed");
+        tell(group, i, GPUNVME_ERR_TIMEOUT, gpunvme_io_moved(&group->ios[i]));
     }
-    return next;
+    release(group);
 }
 
-static void *keep(void *streams_)
+/* Without the lock, which the ends of those that are canceled take. */
+static void cancel_rest(struct group *group)
 {
-    struct store_streams *s = streams_;
+    pthread_mutex_unlock(&order.lock);
+    for (size_t i = 0; i < group->n; i++)
+        gpunvme_io_cancel(&group->ios[i]);
+    pthread_mutex_lock(&order.lock);
+    let_go(group);
+}
 
-    pthread_mutex_lock(&s->lock);
-    while (!s->stop) {
-        uint64_t next = tell_late(s);
+/* Under the lock: one that is late; *next is when to look again. */
+static struct group *find_late(uint64_t *next)
+{
+    uint64_t now = futex_now();
 
-        if (s->begun)
-            base_cond_wait(&s->wake, &s->lock, next);
-        else
-            pthread_cond_wait(&s->wake, &s->lock);
+    *next = now + 1000000000u;
+    for (struct group *group = order.begun; group; group = group->next) {
+        if (group->deadline <= now) {
+            if (store_io_progress(group->ios, group->n) == group->progress)
+                return group;
+            set_deadline(group);
+        }
+        if (group->deadline < *next)
+            *next = group->deadline;
     }
-    pthread_mutex_unlock(&s->lock);
     return NULL;
 }
 
-static void init_sync(struct store_streams *s)
+static void *keep(void *unused)
 {
-    pthread_mutex_init(&s->lock, NULL);
-    base_cond_init(&s->wake);
+    (void)unused;
+    pthread_mutex_lock(&order.lock);
+    for (;;) {
+        uint64_t next;
+        struct group *late = find_late(&next);
+
+        if (late) {
+            late->running++;
+            tell_late(late);
+            cancel_rest(late);
+        } else if (order.begun) {
+            base_cond_wait(&order.wake, &order.lock, next);
+        } else {
+            pthread_cond_wait(&order.wake, &order.lock);
+        }
+    }
+    return NULL;
 }
 
-static gpunvme_err_t take_words(struct words **out)
+/* Under the lock. In a child the parent's keeper is missing, and so may be its words. */
+static gpunvme_err_t make_order(void)
 {
-    struct words *words;
-    gpunvme_err_t err;
-
-    pthread_mutex_lock(&spare_lock);
-    words = spare;
-    if (words)
-        spare = words->next;
-    pthread_mutex_unlock(&spare_lock);
-    *out = words;
-    if (words)
-        return GPUNVME_OK;
-    words = calloc(1, sizeof(*words));
-    if (!words)
-        return base_fail(GPUNVME_ERR_NOMEM, "transfers in streams");
-    err = gpunvme_mem_alloc(NWORDS * sizeof(uint32_t), GPUNVME_MEM_PINNED, &words->buf);
-    if (err)
-        free(words);
-    else
-        *out = words;
-    return err;
-}
-
-static void leave_words(struct words *words)
-{
-    if (!words)
-        return;
-    pthread_mutex_lock(&spare_lock);
-    words->next = spare;
-    spare = words;
-    pthread_mutex_unlock(&spare_lock);
-}
-
-static void free_streams(struct store_streams *s)
-{
-    pthread_cond_destroy(&s->wake);
-    pthread_mutex_destroy(&s->lock);
-    leave_words(s->words);
-    free(s);
-}
-
-void store_streams_free(struct gpunvme_store *store)
-{
-    struct store_streams *s = store->streams;
-
-    if (!s)
-        return;
-    pthread_mutex_lock(&s->lock);
-    s->stop = true;
-    pthread_cond_signal(&s->wake);
-    pthread_mutex_unlock(&s->lock);
-    pthread_join(s->keeper, NULL);
-    free_streams(s);
-    store->streams = NULL;
-}
-
-static gpunvme_err_t make(struct gpunvme_store *store, struct store_streams **out)
-{
-    struct store_streams *s = calloc(1, sizeof(*s));
     gpunvme_err_t err;
     int error;
 
-    if (!s)
-        return base_fail(GPUNVME_ERR_NOMEM, "transfers in streams");
-    s->store = store;
-    init_sync(s);
-    for (s->nfree = 0; s->nfree < NWORDS; s->nfree++)
-        s->free_words[s->nfree] = NWORDS - 1 - s->nfree;
-    err = take_words(&s->words);
-    if (!err) {
-        error = store_start_thread(&s->keeper, keep, s);
-        err = error ? base_fail_errno(error, "a thread that looks after streams") : GPUNVME_OK;
-    }
+    if (order.is_made && order.nforks == store_nforks())
+        return GPUNVME_OK;
+    err = gpunvme_mem_alloc(NWORDS * sizeof(uint32_t), GPUNVME_MEM_PINNED, &order.words);
     if (err)
-        free_streams(s);
-    else
-        *out = s;
-    return err;
-}
-
-static gpunvme_err_t streams_of(struct gpunvme_store *store, struct store_streams **out)
-{
-    gpunvme_err_t err = GPUNVME_OK;
-
-    pthread_mutex_lock(&store->streams_lock);
-    if (!store->streams)
-        err = make(store, &store->streams);
-    *out = store->streams;
-    pthread_mutex_unlock(&store->streams_lock);
-    return err;
+        return err;
+    for (order.nfree = 0; order.nfree < NWORDS; order.nfree++)
+        order.free_words[order.nfree] = NWORDS - 1 - order.nfree;
+    for (unsigned i = 0; i < NWORDS; i++)
+        order.values[i] = 0;
+    order.begun = NULL;
+    base_cond_init(&order.wake);
+    error = store_start_thread(&order.keeper, keep, NULL);
+    if (error) {
+        gpunvme_mem_free(&order.words);
+        return base_fail_errno(error, "a thread that looks after streams");
+    }
+    order.nforks = store_nforks();
+    order.is_made = true;
+    return GPUNVME_OK;
 }
 
 /* ---- Submission -------------------------------------------------------------------------------
  */
 
-static gpunvme_err_t take_word(struct store_streams *s, struct visit *visit)
+static struct group *new_group(struct gpunvme_io *ios, size_t n)
 {
-    gpunvme_err_t err = GPUNVME_OK;
+    struct group *group = calloc(1, sizeof(*group) + n * sizeof(group->ios[0]));
+    bool *is_told = calloc(n + 1, sizeof(*is_told));
 
-    pthread_mutex_lock(&s->lock);
-    if (s->nfree) {
-        visit->word = s->free_words[--s->nfree];
-        visit->value = ++s->words->values[visit->word];
-    } else {
-        err = base_fail(GPUNVME_ERR_AGAIN, "%u transfers are in streams", NWORDS);
+    if (!group || !is_told) {
+        free(group);
+        free(is_told);
+        return NULL;
     }
-    pthread_mutex_unlock(&s->lock);
+    group->n = n;
+    group->running = n + 1;
+    group->word = -1;
+    group->told = ios;
+    group->is_told = is_told;
+    for (size_t i = 0; i < n; i++) {
+        group->ios[i] = ios[i];
+        group->ios[i].callback = ended;
+        group->ios[i].user = group;
+    }
+    return group;
+}
+
+/* Its word, where somebody will wait for it, and a stream of ours where none was given. */
+static gpunvme_err_t equip(struct group *group, const struct gpunvme_order *o)
+{
+    bool is_waited = o->flags & GPUNVME_BEFORE_STREAM || o->done;
+    bool own = (o->after && !(o->flags & GPUNVME_AFTER_STREAM)) ||
+               (o->done && !(o->flags & GPUNVME_BEFORE_STREAM));
+    gpunvme_err_t err;
+
+    pthread_mutex_lock(&order.lock);
+    err = make_order();
+    if (!err && is_waited && !order.nfree)
+        err = base_fail(GPUNVME_ERR_AGAIN, "%u submissions are in CUDA's order", NWORDS);
+    if (!err && own && order.streams) {
+        struct own_stream *stream = order.streams;
+
+        order.streams = stream->next;
+        group->stream = stream->stream;
+        free(stream);
+    } else if (!err && own) {
+        err = store_stream_ops->create(&group->stream);
+    }
+    if (!err && is_waited) {
+        group->word = (int)order.free_words[--order.nfree];
+        group->value = ++order.values[group->word];
+    }
+    pthread_mutex_unlock(&order.lock);
     return err;
 }
 
-/* The stream did not take it. */
-static void give_up(struct visit *visit)
+/* The streams did not take it, and nobody was told. */
+static void give_up(struct group *group)
 {
-    struct store_streams *s = visit->streams;
+    pthread_mutex_lock(&order.lock);
+    release(group);
+    pthread_mutex_unlock(&order.lock);
+    free(group->is_told);
+    free(group);
+}
 
-    pthread_mutex_lock(&s->lock);
-    s->words->values[visit->word]--; /* nobody waits for it */
-    s->free_words[s->nfree++] = visit->word;
-    pthread_mutex_unlock(&s->lock);
-    free(visit);
+/* What was begun for the callers is undone. */
+static void untell(struct group *group, gpunvme_err_t err)
+{
+    struct base_failure failure;
+
+    base_keep(&failure, err);
+    for (size_t i = 0; i < group->n; i++) {
+        if (group->told[i].priv.batch)
+            store_batch_forget(group->told[i].priv.batch, &group->told[i]);
+        group->told[i].priv.batch = NULL;
+        store_io_end(&group->told[i], base_restore(&failure), 0);
+        store_io_polled(&group->told[i]); /* whoever gets the error asks no more */
+    }
+    base_restore(&failure);
 }
 
 /*
  * A wait that is over already shows whether the driver has them, before anything else is on the
- * stream.
+ * stream. The group may end, and be freed, as soon as a stream has it.
  */
-static gpunvme_err_t enqueue(struct visit *visit, void *stream)
+static gpunvme_err_t enqueue(struct group *group, struct gpunvme_batch *batch,
+                             const struct gpunvme_order *o)
 {
-    const uint32_t *word = (const uint32_t *)visit->streams->words->buf.gpu + visit->word;
-    uint32_t value = visit->value; /* it may end, and be freed, as soon as the stream has it */
-    gpunvme_err_t err = store_stream_ops->wait(stream, word, value - 1);
+    const uint32_t *word = group->word < 0 ? NULL : (const uint32_t *)order.words.gpu + group->word;
+    void *first = o->flags & GPUNVME_AFTER_STREAM ? o->stream : group->stream;
+    void *last = o->flags & GPUNVME_BEFORE_STREAM ? o->stream : group->stream;
+    bool is_ordered = o->flags & GPUNVME_AFTER_STREAM || o->after;
+    uint32_t value = group->value;
+    gpunvme_err_t err = word ? store_stream_ops->wait(last, word, value - 1) : GPUNVME_OK;
 
+    if (!err && o->after)
+        err = store_stream_ops->wait_event(first, o->after);
     if (err) {
-        give_up(visit);
+        give_up(group);
         return err;
     }
-    store_io_begin(visit->streams->store, visit->told);
-    err = store_stream_ops->call(stream, begin, visit);
-    if (!err)
-        return store_stream_ops->wait(stream, word, value);
-    store_io_end(visit->told, err, 0);
-    store_io_polled(visit->told); /* whoever gets the error asks no more */
-    give_up(visit);
+    store_io_begin(group->told, group->n, batch);
+    if (is_ordered)
+        err = store_stream_ops->call(first, begin, group);
+    if (err) {
+        untell(group, err);
+        give_up(group);
+        return err;
+    }
+    if (word)
+        err = store_stream_ops->wait(last, word, value);
+    if (!err && o->done)
+        err = store_stream_ops->record(last, o->done);
+    if (!is_ordered)
+        begin(group);
+    return err;
+}
+
+static gpunvme_err_t check_order(const struct gpunvme_order *o)
+{
+    bool capturing = false;
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (o->flags & ~(GPUNVME_AFTER_STREAM | GPUNVME_BEFORE_STREAM))
+        return base_fail(GPUNVME_ERR_INVALID, "flags %xh: AFTER_STREAM and BEFORE_STREAM",
+                         o->flags);
+    if (!o->flags && !o->after && !o->done)
+        return base_fail(GPUNVME_ERR_INVALID, "no order: neither a stream nor an event");
+    if (o->flags)
+        err = store_stream_ops->capturing(o->stream, &capturing);
+    if (!err && capturing)
+        err = base_fail(GPUNVME_ERR_UNSUPPORTED,
+                        "the stream is being captured into a graph: read before the capture");
     return err;
 }
 
 /* The GPU that will move its bytes; for host memory the stream's, for others meanwhile. */
-static gpunvme_err_t prepare(struct gpunvme_store *store, const struct gpunvme_io *io, void *stream)
+static gpunvme_err_t prepare(const struct gpunvme_io *io, const struct gpunvme_order *o)
 {
+    const struct store_backend *backend = io->store->backend;
     enum gpunvme_mem mem;
     unsigned of_stream = 0;
     gpunvme_err_t err;
     int gpu = -1;
 
-    if (!store->backend->prepare)
+    if (!backend->prepare)
         return GPUNVME_OK;
     if (io->mem == GPUNVME_MEM_GPU && !gpunvme_mem_kind_of(io->ptr, &mem, &gpu) && gpu >= 0)
-        return store->backend->prepare(store, (unsigned)gpu);
-    err = store_stream_ops->device(stream, &of_stream);
-    return err ? err : store->backend->prepare(store, of_stream);
+        return backend->prepare(io->store, (unsigned)gpu);
+    err = store_stream_ops->device(o->flags ? o->stream : NULL, &of_stream);
+    return err ? err : backend->prepare(io->store, of_stream);
 }
 
-gpunvme_err_t gpunvme_store_submit_on_stream(struct gpunvme_store *store, struct gpunvme_io *io,
-                                             void *stream)
+gpunvme_err_t gpunvme_io_submit_ordered(struct gpunvme_io *ios, size_t n,
+                                        struct gpunvme_batch *batch, const struct gpunvme_order *o)
 {
-    struct store_streams *streams = NULL;
-    bool capturing = false;
-    struct visit *visit;
+    struct group *group;
     gpunvme_err_t err;
 
-    if (!store || !io || io->callback)
-        return base_fail(GPUNVME_ERR_INVALID, "%s",
-                         store && io ? "a transfer in a stream has no callback" : "NULL argument");
-    err = store_io_check(store, io);
+    if ((n && !ios) || !o)
+        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", o ? "ios" : "order");
+    for (size_t i = 0; i < n; i++)
+        if (ios[i].callback)
+            return base_fail(GPUNVME_ERR_INVALID,
+                             "transfer %zu: one in CUDA's order has no callback", i);
+    err = store_io_check(ios, n);
     if (!err)
-        err = store_stream_ops->capturing(stream, &capturing);
-    if (!err && capturing)
-        err = base_fail(GPUNVME_ERR_UNSUPPORTED,
-                        "the stream is being captured into a graph: read before the capture");
-    if (!err)
-        err = prepare(store, io, stream);
-    if (!err)
-        err = streams_of(store, &streams);
+        err = check_order(o);
+    for (size_t i = 0; i < n && !err; i++)
+        err = prepare(&ios[i], o);
     if (err)
         return err;
-    visit = calloc(1, sizeof(*visit));
-    if (!visit)
-        return base_fail(GPUNVME_ERR_NOMEM, "a transfer in a stream");
-    visit->io = *io;
-    visit->io.callback = ended;
-    visit->io.user = visit;
-    visit->told = io;
-    visit->streams = streams;
-    err = take_word(streams, visit);
+    group = new_group(ios, n);
+    if (!group)
+        return base_fail(GPUNVME_ERR_NOMEM, "%zu transfers in CUDA's order", n);
+    err = equip(group, o);
     if (!err)
-        return enqueue(visit, stream);
-    free(visit);
+        return enqueue(group, batch, o);
+    give_up(group);
     return err;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * What transfers in streams need of a stream: CUDA's (memory/cuda.h), or one that a test made.
+ * What transfers in CUDA's order need of streams and events: CUDA's (memory/cuda.h), or those that
+ * a test made.
  */
 #ifndef STORAGE_STREAM_H
 #define STORAGE_STREAM_H
@@ -10,12 +11,15 @@
 
 #include "gpunvme/error.h"
 
-/* As mem_cuda_user_stream_device(), _capturing(), _call() and _wait(). */
+/* As mem_cuda_user_stream_device(), …_capturing(), and so on. */
 struct store_stream_ops {
     gpunvme_err_t (*device)(void *stream, unsigned *gpu);
     gpunvme_err_t (*capturing)(void *stream, bool *capturing);
     gpunvme_err_t (*call)(void *stream, void (*fn)(void *), void *arg);
     gpunvme_err_t (*wait)(void *stream, const uint32_t *gpu_word, uint32_t value);
+    gpunvme_err_t (*wait_event)(void *stream, void *event);
+    gpunvme_err_t (*record)(void *stream, void *event);
+    gpunvme_err_t (*create)(void **stream);
 };
 
 /* Which are used: CUDA's, but for tests. */

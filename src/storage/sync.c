@@ -16,7 +16,7 @@
 struct waited {
     size_t n, running;
     uint32_t word;
-    struct gpunvme_io ios[];
+    struct gpunvme_io ios[]; /* copies of the caller's */
 };
 
 enum { WAITING, ALL_ENDED, LEFT };
@@ -35,81 +35,48 @@ static void one_ended(struct gpunvme_io *io)
         futex_wake(&w->word, 1);
 }
 
-/* TIMEOUT: `w` is not the caller's any more. */
-static gpunvme_err_t wait_for(struct gpunvme_store *store, struct waited *w)
+/* False: they have not ended, and nothing has moved for their stores' timeout. */
+static bool wait_for(struct waited *w, uint64_t timeout_ns)
 {
-    uint64_t deadline = futex_deadline(store->uri.options.timeout_ns);
-    uint32_t word = WAITING;
+    uint64_t progress = store_io_progress(w->ios, w->n);
 
     while (__atomic_load_n(&w->word, __ATOMIC_ACQUIRE) == WAITING) {
-        if (futex_wait(&w->word, WAITING, deadline))
+        uint64_t now;
+
+        if (futex_wait(&w->word, WAITING, futex_deadline(timeout_ns)))
             continue;
-        if (__atomic_compare_exchange_n(&w->word, &word, LEFT, false, __ATOMIC_ACQ_REL,
-                                        __ATOMIC_ACQUIRE))
-            return base_fail(GPUNVME_ERR_TIMEOUT,
-                             "%s: not done after %llu ms; the memory is in use until it is closed",
-                             store->uri.text,
-                             (unsigned long long)(store->uri.options.timeout_ns / 1000000u));
+        now = store_io_progress(w->ios, w->n);
+        if (now == progress)
+            return false;
+        progress = now;
     }
-    return GPUNVME_OK;
+    return true;
 }
 
-/* The bytes of all that were moved before the first that was not; and why it was not. */
-static gpunvme_err_t sum(const struct gpunvme_store *store, const struct waited *w, size_t *done)
+/*
+ * Their time is up: cancels what has not begun. True: all have ended after all; else `w` is not the
+ * caller's any more.
+ */
+static bool give_up(struct waited *w, struct gpunvme_io *ios)
 {
-    *done = 0;
-    for (size_t i = 0; i < w->n; i++) {
-        const struct gpunvme_io *io = &w->ios[i];
+    uint32_t word = WAITING;
 
-        *done += io->done;
-        if (io->err)
-            return store_tell(store, io->err, io->detail);
-        if (io->done < io->nbytes)
-            break;
-    }
-    return GPUNVME_OK;
+    for (size_t i = 0; i < w->n; i++)
+        gpunvme_io_cancel(&w->ios[i]);
+    for (size_t i = 0; i < w->n; i++)
+        ios[i].done = gpunvme_io_moved(&w->ios[i]);
+    return !__atomic_compare_exchange_n(&w->word, &word, LEFT, false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_ACQUIRE);
 }
 
-static gpunvme_err_t finish(struct gpunvme_store *store, gpunvme_err_t err, uint64_t offset,
-                            size_t nbytes, size_t moved, size_t *done)
+static gpunvme_err_t too_late(const struct gpunvme_io *io, uint64_t timeout_ns)
 {
-    if (done)
-        *done = moved;
-    else if (!err && moved < nbytes)
-        return base_fail(GPUNVME_ERR_RANGE,
-                         "%s ends %zu bytes behind offset %llu, of %zu asked for", store->uri.text,
-                         moved, (unsigned long long)offset, nbytes);
-    return err;
+    return base_fail(GPUNVME_ERR_TIMEOUT,
+                     "%s: nothing has moved for %llu ms; the memory is in use until it is closed",
+                     io->store->uri.text, (unsigned long long)(timeout_ns / 1000000u));
 }
 
-static gpunvme_err_t first_error(const struct gpunvme_store *store, const struct gpunvme_io *ios,
-                                 size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (ios[i].err)
-            return store_tell(store, ios[i].err, ios[i].detail);
-    return GPUNVME_OK;
-}
-
-static gpunvme_err_t run(struct gpunvme_store *store, struct waited *w, uint64_t offset,
-                         size_t nbytes, size_t *done)
-{
-    gpunvme_err_t err = gpunvme_store_submit(store, w->ios, w->n, NULL);
-    size_t moved = 0;
-
-    if (err) {
-        free(w);
-        return err;
-    }
-    err = wait_for(store, w);
-    if (err)
-        return err;
-    err = sum(store, w, &moved);
-    free(w);
-    return finish(store, err, offset, nbytes, moved, done);
-}
-
-static struct waited *make(size_t n)
+static struct waited *make(const struct gpunvme_io *ios, size_t n)
 {
     struct waited *w = NULL;
 
@@ -119,101 +86,148 @@ static struct waited *make(size_t n)
         return NULL;
     w->n = w->running = n;
     for (size_t i = 0; i < n; i++) {
+        w->ios[i] = ios[i];
         w->ios[i].callback = one_ended;
         w->ios[i].user = w;
     }
     return w;
 }
 
-bool store_io_run_here(struct gpunvme_store *store, struct gpunvme_io *io)
+/*
+ * Does them, and tells each what came of it. The error is that of the submission, or TIMEOUT, which
+ * those have that did not end.
+ */
+static gpunvme_err_t run(struct gpunvme_io *ios, size_t n)
 {
+    struct waited *w = make(ios, n);
+    uint64_t timeout_ns;
+    bool in_time;
+    gpunvme_err_t err;
+
+    if (!w)
+        return base_fail(GPUNVME_ERR_NOMEM, "%zu transfers", n);
+    err = gpunvme_io_submit(w->ios, n, NULL);
+    if (err) {
+        free(w);
+        return err;
+    }
+    timeout_ns = store_io_timeout(ios, n);
+    in_time = wait_for(w, timeout_ns);
+    if (!in_time && !give_up(w, ios)) {
+        for (size_t i = 0; i < n; i++) {
+            err = too_late(&ios[i], timeout_ns);
+            store_io_blame(&ios[i], err);
+        }
+        return err;
+    }
+    for (size_t i = 0; i < n; i++) {
+        ios[i].done = w->ios[i].done;
+        ios[i].err = w->ios[i].err;
+        ios[i].priv.detail = w->ios[i].priv.detail;
+        if (ios[i].err == GPUNVME_ERR_CANCELED && !in_time) {
+            err = too_late(&ios[i], timeout_ns);
+            store_io_blame(&ios[i], err);
+        }
+    }
+    free(w);
+    return err;
+}
+
+/* ---- One transfer ------------------------------------------------------------------------------
+ */
+
+static gpunvme_err_t finish(const struct gpunvme_io *io, size_t nbytes, size_t *done)
+{
+    if (done)
+        *done = io->done;
+    if (io->err)
+        return store_tell_of(io);
+    if (!done && io->done < nbytes)
+        return base_fail(GPUNVME_ERR_RANGE, "%s ends behind %zu of %zu bytes", io->store->uri.text,
+                         io->done, nbytes);
+    return GPUNVME_OK;
+}
+
+bool store_io_run_here(struct gpunvme_io *io)
+{
+    struct gpunvme_store *store = io->store;
     bool has_run;
 
-    if (!store->backend->direct || store_io_check(store, io))
+    if (!store->backend->direct || io->vecs || io->offsets || store_io_check(io, 1))
         return false; /* submission says what is wrong */
-    io->priv.store = store;
     atomic_fetch_add(&store->in_flight, 1);
     has_run = store->backend->direct(store, io);
+    if (has_run && io->err)
+        store_io_blame(io, io->err);
     atomic_fetch_sub(&store->in_flight, 1);
     return has_run;
 }
 
-static gpunvme_err_t transfer(struct gpunvme_store *store, const struct gpunvme_io *what,
-                              size_t *done)
+/* `nbytes` is how many it is about. */
+static gpunvme_err_t transfer(struct gpunvme_io *io, size_t nbytes, size_t *done)
 {
-    struct gpunvme_io io = *what;
-    struct waited *w;
+    gpunvme_err_t err;
 
     if (done)
         *done = 0;
-    if (!store)
+    if (!io->store)
         return base_fail(GPUNVME_ERR_INVALID, "store is NULL");
-    if (store_io_run_here(store, &io))
-        return finish(store, io.err, io.offset, io.nbytes, io.done, done);
-    w = make(1);
-    if (!w)
-        return base_fail(GPUNVME_ERR_NOMEM, "a transfer");
-    io.callback = one_ended;
-    io.user = w;
-    w->ios[0] = io;
-    return run(store, w, io.offset, io.nbytes, done);
+    if (store_io_run_here(io))
+        return finish(io, nbytes, done);
+    err = run(io, 1);
+    if (err && done)
+        *done = io->done;
+    if (err == GPUNVME_ERR_TIMEOUT)
+        return too_late(io, store_io_timeout(io, 1));
+    return err ? err : finish(io, nbytes, done);
 }
 
 gpunvme_err_t gpunvme_store_read(struct gpunvme_store *store, uint64_t offset, void *ptr,
                                  enum gpunvme_mem mem, size_t nbytes, size_t *done)
 {
-    struct gpunvme_io io = {
-        .op = GPUNVME_OP_READ, .mem = mem, .offset = offset, .ptr = ptr, .nbytes = nbytes};
+    struct gpunvme_io io = {.store = store,
+                            .op = GPUNVME_OP_READ,
+                            .mem = mem,
+                            .offset = offset,
+                            .ptr = ptr,
+                            .nbytes = nbytes};
 
-    return transfer(store, &io, done);
+    return transfer(&io, nbytes, done);
 }
 
 gpunvme_err_t gpunvme_store_write(struct gpunvme_store *store, uint64_t offset, const void *ptr,
                                   enum gpunvme_mem mem, size_t nbytes, size_t *done)
 {
-    struct gpunvme_io io = {.op = GPUNVME_OP_WRITE,
+    struct gpunvme_io io = {.store = store,
+                            .op = GPUNVME_OP_WRITE,
                             .mem = mem,
                             .offset = offset,
                             .ptr = (void *)(uintptr_t)ptr,
                             .nbytes = nbytes};
 
-    return transfer(store, &io, done);
+    return transfer(&io, nbytes, done);
 }
 
 gpunvme_err_t gpunvme_store_flush(struct gpunvme_store *store)
 {
-    struct gpunvme_io io = {.op = GPUNVME_OP_FLUSH};
+    struct gpunvme_io io = {.store = store, .op = GPUNVME_OP_FLUSH};
 
-    return transfer(store, &io, NULL);
+    return transfer(&io, 0, NULL);
 }
 
 static gpunvme_err_t vector(struct gpunvme_store *store, enum gpunvme_op op, uint64_t offset,
                             const struct gpunvme_vec *vecs, size_t n, size_t *done)
 {
-    struct waited *w;
+    struct gpunvme_io io = {.store = store, .op = op, .offset = offset, .vecs = vecs, .n = n};
     size_t nbytes = 0;
 
     if (done)
         *done = 0;
-    if (!store || (n && !vecs))
-        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", store ? "vecs" : "store");
-    if (!n)
-        return GPUNVME_OK;
-    w = make(n);
-    if (!w)
-        return base_fail(GPUNVME_ERR_NOMEM, "%zu transfers", n);
-    for (size_t i = 0; i < n; i++) {
-        w->ios[i].op = op;
-        w->ios[i].mem = vecs[i].mem;
-        w->ios[i].offset = offset + nbytes;
-        w->ios[i].ptr = vecs[i].ptr;
-        w->ios[i].nbytes = vecs[i].nbytes;
-        if (__builtin_add_overflow(nbytes, vecs[i].nbytes, &nbytes)) {
-            free(w);
-            return base_fail(GPUNVME_ERR_RANGE, "more than 2^64 bytes");
-        }
-    }
-    return run(store, w, offset, nbytes, done);
+    if (n && (!vecs || n > SIZE_MAX / sizeof(*vecs)))
+        return base_fail(GPUNVME_ERR_INVALID, "%zu pieces of memory at %p", n, (const void *)vecs);
+    for (size_t i = 0; i < n; i++)
+        nbytes += vecs[i].nbytes; /* more than 2^64 are refused later */
+    return transfer(&io, nbytes, done);
 }
 
 gpunvme_err_t gpunvme_store_readv(struct gpunvme_store *store, uint64_t offset,
@@ -228,39 +242,62 @@ gpunvme_err_t gpunvme_store_writev(struct gpunvme_store *store, uint64_t offset,
     return vector(store, GPUNVME_OP_WRITE, offset, vecs, n, done);
 }
 
-gpunvme_err_t gpunvme_store_transfer(struct gpunvme_store *store, struct gpunvme_io *ios, size_t n)
+static gpunvme_err_t ranges(struct gpunvme_io *io, size_t *done)
 {
-    struct waited *w;
+    if (done)
+        *done = 0;
+    if (io->n && (!io->offsets || io->n > SIZE_MAX / sizeof(io->offsets[0])))
+        return base_fail(GPUNVME_ERR_INVALID, "%zu offsets at %p", io->n,
+                         (const void *)io->offsets);
+    return transfer(io, io->n * io->nbytes, done); /* more than 2^64 are refused there */
+}
+
+gpunvme_err_t gpunvme_store_gather(struct gpunvme_store *store, const uint64_t *offsets, size_t n,
+                                   size_t nbytes, void *ptr, size_t stride, enum gpunvme_mem mem,
+                                   size_t *done)
+{
+    struct gpunvme_io io = {.store = store,
+                            .op = GPUNVME_OP_READ,
+                            .mem = mem,
+                            .ptr = ptr,
+                            .nbytes = nbytes,
+                            .offsets = offsets,
+                            .n = n,
+                            .stride = stride};
+
+    return ranges(&io, done);
+}
+
+gpunvme_err_t gpunvme_store_scatter(struct gpunvme_store *store, const uint64_t *offsets, size_t n,
+                                    size_t nbytes, const void *ptr, size_t stride,
+                                    enum gpunvme_mem mem, size_t *done)
+{
+    struct gpunvme_io io = {.store = store,
+                            .op = GPUNVME_OP_WRITE,
+                            .mem = mem,
+                            .ptr = (void *)(uintptr_t)ptr,
+                            .nbytes = nbytes,
+                            .offsets = offsets,
+                            .n = n,
+                            .stride = stride};
+
+    return ranges(&io, done);
+}
+
+/* ---- Several -----------------------------------------------------------------------------------
+ */
+
+gpunvme_err_t gpunvme_io_run(struct gpunvme_io *ios, size_t n)
+{
     gpunvme_err_t err;
 
-    if (!store || (n && !ios))
-        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", store ? "ios" : "store");
+    if (n && !ios)
+        return base_fail(GPUNVME_ERR_INVALID, "ios is NULL");
     if (!n)
         return GPUNVME_OK;
-    w = make(n);
-    if (!w)
-        return base_fail(GPUNVME_ERR_NOMEM, "%zu transfers", n);
-    for (size_t i = 0; i < n; i++) {
-        w->ios[i] = ios[i];
-        w->ios[i].callback = one_ended;
-        w->ios[i].user = w;
-    }
-    err = gpunvme_store_submit(store, w->ios, n, NULL);
-    if (err) {
-        free(w);
-        return err;
-    }
-    err = wait_for(store, w);
-    for (size_t i = 0; i < n; i++) {
-        ios[i].done = err ? 0 : w->ios[i].done;
-        ios[i].err = err ? err : w->ios[i].err;
-        if (err)
-            store_io_blame(&ios[i], err);
-        else
-            memcpy(ios[i].detail, w->ios[i].detail, sizeof(ios[i].detail));
-    }
-    if (err)
-        return err;
-    free(w);
-    return first_error(store, ios, n);
+    err = run(ios, n);
+    for (size_t i = 0; i < n && !err; i++)
+        if (ios[i].err)
+            err = store_tell_of(&ios[i]);
+    return err;
 }

@@ -227,11 +227,8 @@ static gpunvme_err_t parse_scheme(struct store_uri *uri, size_t n)
     return options ? base_params_set(table, &uri->options, options + 1, ',') : GPUNVME_OK;
 }
 
-gpunvme_err_t store_uri_parse(const char *text, struct store_uri *uri)
+static gpunvme_err_t begin(const char *text, struct store_uri *uri)
 {
-    size_t n = scheme_length(text);
-    gpunvme_err_t err;
-
     memset(uri, 0, sizeof(*uri));
     uri->options.timeout_ns = DEFAULT_TIMEOUT_NS;
     if (strlen(text) >= STORE_TARGET_ROOM)
@@ -242,6 +239,24 @@ gpunvme_err_t store_uri_parse(const char *text, struct store_uri *uri)
     uri->target = strdup(text); /* what is written there is no longer */
     if (!uri->text || !uri->target)
         return base_fail(GPUNVME_ERR_NOMEM, "a URI");
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t store_uri_of_file(const char *name, const char *options, struct store_uri *uri)
+{
+    gpunvme_err_t err = begin(name, uri);
+
+    strcpy(uri->scheme, "file");
+    return err || !options[0] ? err : base_params_set(table, &uri->options, options, ',');
+}
+
+gpunvme_err_t store_uri_parse(const char *text, struct store_uri *uri)
+{
+    size_t n = scheme_length(text);
+    gpunvme_err_t err = begin(text, uri);
+
+    if (err)
+        return err;
     if (n) {
         err = parse_scheme(uri, n);
         return err || strcmp(uri->scheme, "nvme") ? err : split_nsid(uri);

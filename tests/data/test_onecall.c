@@ -266,23 +266,32 @@ static unsigned count_threads(void)
     return n;
 }
 
-static void a_store_that_could_not_be_closed_is_closed_by_the_next_call(void **state)
+/* 20 commands of 50 ms each, one after the other */
+static void *read_slowly(void *err)
 {
-    /* 20 commands of 50 ms each, one after the other */
-    static const char uri[] = "sim:size=1M,fault=delay=50ms:read"
-                              "?timeout=300ms,chunk=4096,depth=1,threads=1";
+    static const char uri[] = "sim:size=1M,fault=delay=50ms:read?chunk=4096,depth=1,threads=1";
     static uint8_t memory[20 * 4096];
+
+    *(gpunvme_err_t *)err =
+        gpunvme_file_read(uri, 0, memory, GPUNVME_MEM_HOST, sizeof(memory), NULL);
+    return NULL;
+}
+
+static void a_store_that_is_in_use_is_closed_when_it_no_longer_is(void **state)
+{
+    gpunvme_err_t err = GPUNVME_ERR_AGAIN;
     unsigned before;
-    size_t done;
+    pthread_t reader;
 
     (void)state;
     assert_int_equal(gpunvme_file_close_all(), GPUNVME_OK);
     before = count_threads();
-    assert_int_equal(gpunvme_file_read(uri, 0, memory, GPUNVME_MEM_HOST, sizeof(memory), &done),
-                     GPUNVME_ERR_TIMEOUT);
-    assert_int_equal(gpunvme_file_close_all(), GPUNVME_ERR_TIMEOUT);
-    while (gpunvme_file_close_all() == GPUNVME_ERR_TIMEOUT)
-        ;
+    assert_int_equal(pthread_create(&reader, NULL, read_slowly, &err), 0);
+    while (count_threads() < before + 2) /* the reader, and the controller's or the store's */
+        usleep(1000);
+    assert_int_equal(gpunvme_file_close_all(), GPUNVME_OK);
+    pthread_join(reader, NULL);
+    assert_int_equal(err, GPUNVME_OK);
     assert_int_equal(count_threads(), before);
 }
 
@@ -347,7 +356,7 @@ int main(void)
         TEST(a_store_that_takes_long_to_open_holds_up_no_other),
         TEST(a_path_that_is_not_there_is_an_error_each_time),
         TEST(not_more_than_a_few_stay_open),
-        TEST(a_store_that_could_not_be_closed_is_closed_by_the_next_call),
+        TEST(a_store_that_is_in_use_is_closed_when_it_no_longer_is),
         TEST(many_transfers_are_one_call),
         TEST(a_child_opens_files_of_its_own),
     };

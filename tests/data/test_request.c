@@ -6,6 +6,7 @@
 
 #include "data_file.h"
 #include "gpunvme/request.h"
+#include "transfer_util.h"
 
 static struct gpunvme_store *store;
 static struct gpunvme_requests *table;
@@ -245,22 +246,25 @@ static void a_request_whose_memory_a_transfer_uses_is_not_released(void **state)
     struct gpunvme_store *slow;
     struct gpunvme_requests *its;
     struct gpunvme_io io = {.op = GPUNVME_OP_READ, .mem = GPUNVME_MEM_GPU, .nbytes = 4096};
+    struct gpunvme_buf own;
     gpunvme_request_t request;
 
     (void)state;
+    assert_int_equal(gpunvme_mem_alloc(4096, GPUNVME_MEM_GPU, &own), GPUNVME_OK);
     assert_int_equal(gpunvme_open("sim:size=1M,fault=delay=500ms:read", 0, &slow), GPUNVME_OK);
     assert_int_equal(gpunvme_requests_create(slow, &its), GPUNVME_OK);
-    assert_int_equal(gpunvme_request_create(its, gpu.gpu, 4096, GPUNVME_MEM_GPU, &request),
+    assert_int_equal(gpunvme_request_create(its, own.gpu, 4096, GPUNVME_MEM_GPU, &request),
                      GPUNVME_OK);
-    io.ptr = gpu.gpu;
-    assert_int_equal(gpunvme_store_submit(slow, &io, 1, NULL), GPUNVME_OK);
+    io.ptr = own.gpu;
+    assert_int_equal(submit_to(slow, &io, 1, NULL), GPUNVME_OK);
     assert_int_equal(gpunvme_request_release(its, request), GPUNVME_ERR_BUSY);
     assert_int_equal(gpunvme_requests_destroy(its), GPUNVME_ERR_BUSY);
     assert_int_equal(gpunvme_io_wait(&io, 0), GPUNVME_OK);
     assert_int_equal(gpunvme_request_release(its, request), GPUNVME_OK);
-    assert_int_equal(gpunvme_store_unregister(slow, gpu.gpu), GPUNVME_ERR_NOT_FOUND);
+    assert_int_equal(gpunvme_unregister(NULL, own.gpu), GPUNVME_ERR_NOT_FOUND);
     assert_int_equal(gpunvme_requests_destroy(its), GPUNVME_OK);
     assert_int_equal(gpunvme_close(slow), GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_free(&own), GPUNVME_OK);
 }
 
 static void reads_that_were_not_begun_have_the_error_that_says_why(void **state)

@@ -20,6 +20,7 @@
 
 #include "gpunvme/storage.h"
 #include "storage/cufile/api.h"
+#include "transfer_util.h"
 
 #ifdef GPUNVME_HAVE_CUDA
 #include <cuda_runtime_api.h>
@@ -179,13 +180,13 @@ static void registered_memory_is_reached_at_any_offset_of_it(void **state)
     struct gpunvme_buf buf = new_buf(4 * MIB, GPUNVME_MEM_GPU);
 
     (void)state;
-    if (gpunvme_store_register(store, buf.gpu, buf.nbytes, buf.mem))
+    if (gpunvme_register(NULL, buf.gpu, buf.nbytes, buf.mem))
         fail_msg("%s", gpunvme_err_detail());
     assert_reads(store, &buf, 0, 4096, MIB, MIB);
     assert_reads(store, &buf, 2 * MIB, 0, MIB, MIB);
     assert_reads(store, &buf, 65536, 4097, 100001, 100001);
     assert_reads(store, &buf, 4 * MIB - 4096, 0, 4096, 4096);
-    assert_int_equal(gpunvme_store_unregister(store, buf.gpu), GPUNVME_OK);
+    assert_int_equal(gpunvme_unregister(NULL, buf.gpu), GPUNVME_OK);
     free_buf(&buf);
     closed(store);
 }
@@ -196,12 +197,14 @@ static void two_stores_use_the_same_registered_memory(void **state)
     struct gpunvme_buf buf = new_buf(MIB, GPUNVME_MEM_GPU);
 
     (void)state;
-    assert_int_equal(gpunvme_store_register(one, buf.gpu, buf.nbytes, buf.mem), GPUNVME_OK);
-    assert_int_equal(gpunvme_store_register(two, buf.gpu, buf.nbytes, buf.mem), GPUNVME_OK);
+    assert_int_equal(gpunvme_register(NULL, buf.gpu, buf.nbytes, buf.mem), GPUNVME_OK);
+    assert_int_equal(gpunvme_register(NULL, buf.gpu, buf.nbytes, buf.mem), GPUNVME_OK);
     assert_reads(one, &buf, 0, 0, 65536, 65536);
     closed(one);
     assert_reads(two, &buf, 4096, 65536, 65536, 65536);
     closed(two);
+    assert_int_equal(gpunvme_unregister(NULL, buf.gpu), GPUNVME_OK);
+    assert_int_equal(gpunvme_unregister(NULL, buf.gpu), GPUNVME_OK);
     free_buf(&buf);
 }
 
@@ -252,7 +255,7 @@ static void neighbours_in_one_block_written_at_once_are_both_there(void **state)
                                      .offset = 4096 + i * EACH,
                                      .ptr = (uint8_t *)buf.gpu + i * EACH,
                                      .nbytes = EACH};
-    assert_int_equal(gpunvme_store_submit(store, ios, N, NULL), GPUNVME_OK);
+    assert_int_equal(submit_to(store, ios, N, NULL), GPUNVME_OK);
     for (size_t i = 0; i < N; i++)
         assert_int_equal(gpunvme_io_wait(&ios[i], 0), GPUNVME_OK);
     assert_file_is(RAGGED);
@@ -280,14 +283,15 @@ static void many_reads(const char *options, bool registered)
                                      .nbytes = EACH};
     }
     if (registered)
-        assert_int_equal(gpunvme_store_register(store, buf.gpu, buf.nbytes, buf.mem), GPUNVME_OK);
-    assert_int_equal(gpunvme_store_submit(store, ios, N, NULL), GPUNVME_OK);
+        assert_int_equal(gpunvme_register(NULL, buf.gpu, buf.nbytes, buf.mem), GPUNVME_OK);
+    assert_int_equal(submit_to(store, ios, N, NULL), GPUNVME_OK);
     for (size_t i = 0; i < N; i++)
         if (gpunvme_io_wait(&ios[i], 0))
             fail_msg("transfer %zu: %s: %s", i, gpunvme_err_name(ios[i].err), gpunvme_err_detail());
     assert_only_range_is(&buf, 0, 0, expected, N * EACH);
     free(expected);
     closed(store);
+    assert_int_equal(gpunvme_unregister(NULL, buf.gpu), GPUNVME_OK);
     free_buf(&buf);
 }
 
@@ -398,7 +402,7 @@ static struct rig new_rig(void)
                     .buf = new_buf(4 * MIB, GPUNVME_MEM_GPU),
                     .copy = new_buf(4 * MIB, GPUNVME_MEM_PINNED)};
 
-    assert_int_equal(gpunvme_store_register(r.store, r.buf.gpu, r.buf.nbytes, r.buf.mem), 0);
+    assert_int_equal(gpunvme_register(NULL, r.buf.gpu, r.buf.nbytes, r.buf.mem), 0);
     assert_int_equal(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking), cudaSuccess);
     return r;
 }
@@ -410,6 +414,7 @@ static void free_rig(struct rig *r)
     gpunvme_store_path(r->store, &p);
     print_message("%s\n", p.how);
     closed(r->store);
+    assert_int_equal(gpunvme_unregister(NULL, r->buf.gpu), GPUNVME_OK);
     cudaStreamDestroy(r->stream);
     free_buf(&r->copy);
     free_buf(&r->buf);
@@ -427,7 +432,7 @@ static struct gpunvme_io io_of(const struct rig *r, enum gpunvme_op op, uint64_t
 
 static void submitted(const struct rig *r, struct gpunvme_io *io)
 {
-    if (gpunvme_store_submit_on_stream(r->store, io, r->stream))
+    if (submit_on_stream(r->store, io, r->stream))
         fail_msg("%s", gpunvme_err_detail());
 }
 
@@ -520,8 +525,8 @@ static void streams_and_threads_give_the_files_bytes(void **state)
             gpunvme_err_t err;
 
             ios[i] = io_of(&r, GPUNVME_OP_READ, i * PART, i * PART, PART);
-            err = i % 4 < 2 ? gpunvme_store_submit_on_stream(r.store, &ios[i], streams[i % 2])
-                            : gpunvme_store_submit(r.store, &ios[i], 1, NULL);
+            err = i % 4 < 2 ? submit_on_stream(r.store, &ios[i], streams[i % 2])
+                            : submit_to(r.store, &ios[i], 1, NULL);
             if (err)
                 fail_msg("%u: %s", i, gpunvme_err_detail());
         }

@@ -6,6 +6,7 @@
 #define TESTS_STORAGE_NVME_PROMISES_H
 
 #include "nvme_fixture.h"
+#include "transfer_util.h"
 
 #define SIZE    ((size_t)1 << 20)
 #define LARGEST ((size_t)200000)
@@ -18,19 +19,19 @@ struct arena {
     uint8_t *bytes[3];
 };
 
-static inline void arena_make(struct arena *a, struct gpunvme_store *store)
+static inline void arena_make(struct arena *a)
 {
     for (unsigned m = 0; m < 3; m++) {
         assert_ok(gpunvme_mem_alloc(2 * LARGEST + 16384, (enum gpunvme_mem)m, &a->buf[m]));
         a->bytes[m] = m == GPUNVME_MEM_GPU ? a->buf[m].gpu : a->buf[m].cpu;
-        assert_ok(gpunvme_store_register(store, a->bytes[m], LARGEST + 8192, (enum gpunvme_mem)m));
+        assert_ok(gpunvme_register(NULL, a->bytes[m], LARGEST + 8192, (enum gpunvme_mem)m));
     }
 }
 
-static inline void arena_free(struct arena *a, struct gpunvme_store *store)
+static inline void arena_free(struct arena *a)
 {
     for (unsigned m = 0; m < 3; m++) {
-        assert_ok(gpunvme_store_unregister(store, a->bytes[m]));
+        assert_ok(gpunvme_unregister(NULL, a->bytes[m]));
         assert_ok(gpunvme_mem_free(&a->buf[m]));
     }
 }
@@ -88,12 +89,12 @@ static inline void random_transfers(const char *uri, unsigned n)
     uint64_t seed = 0x1234567;
     struct arena a;
 
-    arena_make(&a, store);
+    arena_make(&a);
     for (unsigned i = 0; i < n; i++)
         one_transfer(store, &a, oracle, &seed);
     assert_ok(gpunvme_store_read(store, 0, all, GPUNVME_MEM_HOST, SIZE, NULL));
     assert_memory_equal(all, oracle, SIZE);
-    arena_free(&a, store);
+    arena_free(&a);
     closed(store);
     free(oracle);
     free(all);
@@ -116,7 +117,7 @@ static inline void a_part_does_not_undo_a_whole_block(const char *uri)
 
         memset(whole, (int)round & 0x7f, sizeof(whole));
         memset(part, 0x80 | (int)round, sizeof(part));
-        assert_ok(gpunvme_store_submit(store, round % 2 ? ios : turned, 2, NULL));
+        assert_ok(submit_to(store, round % 2 ? ios : turned, 2, NULL));
         for (unsigned i = 0; i < 2; i++)
             assert_ok(gpunvme_io_wait(round % 2 ? &ios[i] : &turned[i], 0));
         assert_ok(gpunvme_store_read(store, 4096, back, GPUNVME_MEM_HOST, sizeof(back), NULL));
@@ -144,10 +145,10 @@ static inline void thousands_of_transfers_in_a_batch_all_end(const char *uri)
                                      .ptr = memory + (size_t)i * 512,
                                      .nbytes = 512};
     }
-    assert_ok(gpunvme_store_register(store, memory, (size_t)MANY / 2 * 512, GPUNVME_MEM_HOST));
+    assert_ok(gpunvme_register(NULL, memory, (size_t)MANY / 2 * 512, GPUNVME_MEM_HOST));
     assert_ok(gpunvme_batch_create(&batch));
     for (unsigned pass = 0; pass < 2; pass++) {
-        assert_ok(gpunvme_store_submit(store, ios, MANY, batch));
+        assert_ok(submit_to(store, ios, MANY, batch));
         for (total = 0; total < MANY; total += n) {
             assert_ok(gpunvme_batch_poll(batch, 1, 64, ended, &n, UINT64_C(20000000000)));
             for (size_t i = 0; i < n; i++) {
@@ -164,6 +165,7 @@ static inline void thousands_of_transfers_in_a_batch_all_end(const char *uri)
         assert_int_equal(memory[(size_t)i * 512 + 100], i % 251);
     assert_ok(gpunvme_batch_destroy(batch));
     closed(store);
+    assert_ok(gpunvme_unregister(NULL, memory));
     free(ios);
     free(memory);
 }

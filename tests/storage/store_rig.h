@@ -103,6 +103,7 @@ struct rig_plan {
     size_t expected;         /* bytes */
     const uint8_t *source;   /* of a write */
     uint8_t poison;          /* of the margins, and of what a read has not filled */
+    char detail[256];        /* of its error, where the transfer itself does not know */
 };
 
 /* A write, or a change of the size (source: NULL), that has been done. */

@@ -16,6 +16,7 @@
 
 #include "patience.h"
 #include "storage/store_rig.h"
+#include "transfer_util.h"
 
 #define POOL      (8u << 20)
 #define MAX_PLANS 3000u
@@ -98,7 +99,7 @@ void rig_walk_free(struct rig_walk *w)
 {
     for (unsigned i = 0; i < RIG_NARENAS; i++) {
         if (w->arenas[i].registered && w->rig->store)
-            gpunvme_store_unregister(w->rig->store, w->arenas[i].begin);
+            gpunvme_unregister(NULL, w->arenas[i].begin);
         gpunvme_mem_free(&w->arenas[i].buf);
     }
     gpunvme_batch_destroy(w->batch);
@@ -308,9 +309,10 @@ static bool bad(struct rig_walk *w, const struct rig_plan *plan, const char *wha
 
 static bool failed(struct rig_walk *w, const struct rig_plan *plan)
 {
-    char what[64 + GPUNVME_IO_DETAIL];
+    char what[320];
 
-    snprintf(what, sizeof(what), "%s: %s", gpunvme_err_name(plan->io.err), plan->io.detail);
+    snprintf(what, sizeof(what), "%s: %s", gpunvme_err_name(plan->io.err),
+             plan->detail[0] ? plan->detail : detail_of(&plan->io));
     return bad(w, plan, what, plan->io.done);
 }
 
@@ -562,9 +564,9 @@ static bool prepare_group(struct rig_walk *w)
  */
 
 /* What this thread's last call said, which tells no more of it than its error. */
-static void keep_detail(struct gpunvme_io *io)
+static void keep_detail(struct rig_plan *plan)
 {
-    snprintf(io->detail, sizeof(io->detail), "%s", io->err ? gpunvme_err_detail() : "");
+    snprintf(plan->detail, sizeof(plan->detail), "%s", plan->io.err ? gpunvme_err_detail() : "");
 }
 
 static bool one_by_one(struct rig_walk *w)
@@ -580,7 +582,7 @@ static bool one_by_one(struct rig_walk *w)
         else
             io->err = gpunvme_store_write(w->rig->store, io->offset, io->ptr, io->mem, io->nbytes,
                                           &io->done);
-        keep_detail(io);
+        keep_detail(&w->plans[i]);
     }
     return true;
 }
@@ -606,7 +608,7 @@ static bool by_vector(struct rig_walk *w)
         struct gpunvme_io *io = &w->plans[i].io;
 
         io->err = err;
-        keep_detail(io);
+        keep_detail(&w->plans[i]);
         io->done = done < io->nbytes ? done : io->nbytes;
         done -= io->done;
     }
@@ -616,7 +618,7 @@ static bool by_vector(struct rig_walk *w)
 static bool submitted(struct rig_walk *w, struct gpunvme_io *io, size_t n,
                       struct gpunvme_batch *batch)
 {
-    gpunvme_err_t err = gpunvme_store_submit(w->rig->store, io, n, batch);
+    gpunvme_err_t err = submit_to(w->rig->store, io, n, batch);
 
     return !err || wrong(w, "submission: %s", gpunvme_err_detail());
 }
@@ -647,11 +649,11 @@ static bool by_one_call(struct rig_walk *w)
 
     for (size_t i = 0; i < w->n; i++)
         w->ios[i] = w->plans[i].io;
-    err = gpunvme_store_transfer(w->rig->store, w->ios, w->n);
+    err = run_on(w->rig->store, w->ios, w->n);
     for (size_t i = 0; i < w->n; i++) {
         w->plans[i].io.err = w->ios[i].err;
         w->plans[i].io.done = w->ios[i].done;
-        memcpy(w->plans[i].io.detail, w->ios[i].detail, sizeof(w->ios[i].detail));
+        gpunvme_io_detail(&w->ios[i], w->plans[i].detail, sizeof(w->plans[i].detail));
         first = first ? first : w->ios[i].err;
         if (w->forgiving && err == GPUNVME_ERR_NOMEM && !w->ios[i].err)
             w->plans[i].io.err = err; /* none was begun */
@@ -744,7 +746,7 @@ static gpunvme_err_t register_some(struct rig_walk *w, struct rig_arena *arena)
     if (below(w, 2))
         nbytes = 1 + (size_t)below(w, nbytes);
     arena->begin = arena->ptr + at;
-    return gpunvme_store_register(w->rig->store, arena->begin, nbytes, arena->mem);
+    return gpunvme_register(NULL, arena->begin, nbytes, arena->mem);
 }
 
 static bool toggle(struct rig_walk *w)
@@ -753,7 +755,7 @@ static bool toggle(struct rig_walk *w)
     gpunvme_err_t err;
 
     if (arena->registered)
-        err = gpunvme_store_unregister(w->rig->store, arena->begin);
+        err = gpunvme_unregister(NULL, arena->begin);
     else
         err = register_some(w, arena);
     if (w->forgiving && err == GPUNVME_ERR_NOMEM)

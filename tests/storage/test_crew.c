@@ -20,6 +20,7 @@
 #include "base/fail.h"
 #include "base/random.h"
 #include "storage/crew.h"
+#include "transfer_util.h"
 
 #define LONG_NS   30000000000u /* nobody waits so long unless something is wrong */
 #define PIECE     4096u
@@ -173,6 +174,8 @@ static const struct crew_ops to_the_end = {prepare, release, work_to_the_end};
 static const struct crew_ops in_flight = {prepare, release, work_in_flight};
 static const struct crew_ops together = {prepare, release, work_together};
 
+static struct gpunvme_engine *engine;
+
 static void make(struct gpunvme_store *s)
 {
     memset(s, 0, sizeof(*s));
@@ -181,12 +184,15 @@ static void make(struct gpunvme_store *s)
     s->uri.text = name;
     s->uri.options.timeout_ns = LONG_NS;
     s->queue.piece_nbytes = PIECE;
-    store_regions_init(&s->regions);
+    s->engine = engine;
+    s->domain = STORE_DOMAINS;
 }
 
 static int setup(void **state)
 {
     (void)state;
+    if (gpunvme_engine_create(NULL, &engine))
+        return -1;
     make(&store);
     make(&other);
     nseen = nprepared = nreleased = ninside = nblocked = 0;
@@ -202,8 +208,8 @@ static int teardown(void **state)
     open_gate = true;
     crew_stop(crew);
     crew = NULL;
-    store_regions_free(&store);
-    store_regions_free(&other);
+    if (gpunvme_engine_destroy(engine))
+        return -1;
     return nprepared == nreleased && !store.in_flight && !other.in_flight ? 0 : -1;
 }
 
@@ -215,7 +221,7 @@ static void started(const struct crew_ops *ops, unsigned n)
 
 static void submitted(struct gpunvme_io *ios, size_t n)
 {
-    if (gpunvme_store_submit(&store, ios, n, NULL))
+    if (submit_to(&store, ios, n, NULL))
         fail_msg("%s", gpunvme_err_detail());
 }
 
@@ -482,7 +488,7 @@ static void a_store_with_thousands_of_transfers_does_not_hold_up_anothers(void *
     open_gate = false;
     started_for_many(&by_one, 1, false);
     submitted(many, NQUEUED);
-    if (gpunvme_store_submit(&other, &one, 1, NULL))
+    if (submit_to(&other, &one, 1, NULL))
         fail_msg("%s", gpunvme_err_detail());
     assert_int_equal(crew_waiting(crew), NQUEUED + 1);
     open_gate = true;
@@ -490,7 +496,7 @@ static void a_store_with_thousands_of_transfers_does_not_hold_up_anothers(void *
     for (unsigned i = 0; i < NQUEUED; i++)
         ended(&many[i]);
     for (unsigned i = 0; i < 6; i++)
-        assert_ptr_equal(seen[i].io->priv.store, i % 2 ? &other : &store);
+        assert_ptr_equal(seen[i].io->store, i % 2 ? &other : &store);
     assert_int_equal(nseen, NQUEUED + 3);
     assert_int_equal(crew_waiting(crew), 0);
 }
@@ -509,11 +515,10 @@ static void a_crew_lets_go_of_a_store_whose_transfers_have_ended(void **state)
 
         assert_non_null(s);
         make(s);
-        assert_int_equal(gpunvme_store_submit(s, &io, 1, NULL), GPUNVME_OK);
+        assert_int_equal(submit_to(s, &io, 1, NULL), GPUNVME_OK);
         ended(&io);
         while (s->in_flight)
             sched_yield();
-        store_regions_free(s);
         memset(s, 0xff, sizeof(*s));
         free(s);
     }
@@ -530,7 +535,7 @@ static void work_and_hang(struct crew_worker *worker)
     while (!stop) {
         if (!crew_take(worker, &piece, 1, LONG_NS, &stop))
             continue;
-        if (piece.io->priv.store == &store) {
+        if (piece.io->store == &store) {
             ninside++;
             while (!open_gate)
                 nanosleep(&nap, NULL);
@@ -555,7 +560,7 @@ static void a_store_that_hangs_does_not_stop_others(void **state)
         sched_yield();
     for (unsigned i = 0; i < 100; i++) {
         ios[i] = io_of(i * PIECE, PIECE);
-        if (gpunvme_store_submit(&other, &ios[i], 1, NULL))
+        if (submit_to(&other, &ios[i], 1, NULL))
             fail_msg("%s", gpunvme_err_detail());
     }
     for (unsigned i = 0; i < 100; i++)
@@ -592,15 +597,15 @@ static void write_then_read(struct submitter *s, struct base_random *random)
             .op = GPUNVME_OP_WRITE, .offset = at, .ptr = s->out[i], .nbytes = n};
         at += n;
     }
-    s->nwrong += gpunvme_store_submit(&store, ios, 8, NULL) != 0;
+    s->nwrong += submit_to(&store, ios, 8, NULL) != 0;
     for (unsigned i = 0; i < 8; i++)
         s->nwrong += gpunvme_io_wait(&ios[i], LONG_NS) || ios[i].done != ios[i].nbytes;
-    s->nwrong += gpunvme_store_submit(&store, &flush, 1, NULL) != 0;
+    s->nwrong += submit_to(&store, &flush, 1, NULL) != 0;
     s->nwrong += gpunvme_io_wait(&flush, LONG_NS) != 0;
     for (unsigned i = 0; i < 8; i++) {
         ios[i].op = GPUNVME_OP_READ;
         ios[i].ptr = s->in[i];
-        s->nwrong += gpunvme_store_submit(&store, &ios[i], 1, NULL) != 0;
+        s->nwrong += submit_to(&store, &ios[i], 1, NULL) != 0;
     }
     for (unsigned i = 0; i < 8; i++) {
         s->nwrong += gpunvme_io_wait(&ios[i], LONG_NS) || ios[i].done != ios[i].nbytes;

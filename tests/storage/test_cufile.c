@@ -274,14 +274,14 @@ static void registered_memory_is_registered_once_and_addressed_by_its_base(void 
     size_t done;
 
     (void)state;
-    assert_int_equal(gpunvme_store_register(store, memory, NBYTES, GPU), GPUNVME_OK);
+    assert_int_equal(gpunvme_register(NULL, memory, NBYTES, GPU), GPUNVME_OK);
     for (size_t i = 0; i < 10; i++) {
         assert_int_equal(
             gpunvme_store_read(store, i * 5000, memory + 64 + i * 9000, GPU, 9000, &done), 0);
         assert_memory_equal(memory + 64 + i * 9000, content + i * 5000, 5000);
     }
     assert_int_equal(fake_calls("cuFileBufRegister"), 1);
-    assert_int_equal(gpunvme_store_unregister(store, memory), GPUNVME_OK);
+    assert_int_equal(gpunvme_unregister(NULL, memory), GPUNVME_OK);
     assert_int_equal(fake_calls("cuFileBufDeregister"), 1);
     closed(store);
 }
@@ -291,13 +291,14 @@ static void two_stores_share_the_registration_of_the_same_memory(void **state)
     struct gpunvme_store *one = opened(""), *two = opened("");
 
     (void)state;
-    assert_int_equal(gpunvme_store_register(one, memory, NBYTES, GPU), GPUNVME_OK);
-    assert_int_equal(gpunvme_store_register(two, memory, NBYTES, GPU), GPUNVME_OK);
-    assert_int_equal(gpunvme_store_unregister(one, memory), GPUNVME_OK);
+    assert_int_equal(gpunvme_register(NULL, memory, NBYTES, GPU), GPUNVME_OK);
+    assert_int_equal(gpunvme_register(NULL, memory, NBYTES, GPU), GPUNVME_OK);
+    assert_int_equal(gpunvme_unregister(NULL, memory), GPUNVME_OK);
     assert_int_equal(fake_calls("cuFileBufDeregister"), 0);
     assert_reads(two, 0, 100000, 100000, GPU);
     closed(two);
     closed(one);
+    assert_int_equal(gpunvme_unregister(NULL, memory), GPUNVME_OK);
     assert_int_equal(fake_calls("cuFileBufRegister"), 1);
     assert_int_equal(fake_calls("cuFileBufDeregister"), 1);
 }
@@ -308,13 +309,15 @@ static void a_part_of_memory_that_another_store_registered_is_addressed_from_its
     size_t done;
 
     (void)state;
-    assert_int_equal(gpunvme_store_register(one, memory, NBYTES, GPU), GPUNVME_OK);
-    assert_int_equal(gpunvme_store_register(two, memory + 4096, 8192, GPU), GPUNVME_OK);
+    assert_int_equal(gpunvme_register(NULL, memory, NBYTES, GPU), GPUNVME_OK);
+    assert_int_equal(gpunvme_register(NULL, memory + 4096, 8192, GPU), GPUNVME_OK);
     assert_int_equal(gpunvme_store_read(two, 9, memory + 4096, GPU, 8192, &done), GPUNVME_OK);
     assert_memory_equal(memory + 4096, content + 9, 8192);
     assert_int_equal(fake_calls("cuFileBufRegister"), 1);
     closed(one);
     closed(two);
+    assert_int_equal(gpunvme_unregister(NULL, memory), GPUNVME_OK);
+    assert_int_equal(gpunvme_unregister(NULL, memory + 4096), GPUNVME_OK);
 }
 
 /* They begin in front of what is registered, in it, or in what another store registered. */
@@ -324,8 +327,8 @@ static void transfers_over_the_edges_of_registered_memory_are_whole(void **state
     const size_t begins[] = {0, 4096, 5000, 69999, 70001, 78191};
 
     (void)state;
-    assert_int_equal(gpunvme_store_register(stores[0], memory + 4096, 8192, GPU), GPUNVME_OK);
-    assert_int_equal(gpunvme_store_register(stores[0], memory + 70000, 8192, GPU), GPUNVME_OK);
+    assert_int_equal(gpunvme_register(NULL, memory + 4096, 8192, GPU), GPUNVME_OK);
+    assert_int_equal(gpunvme_register(NULL, memory + 70000, 8192, GPU), GPUNVME_OK);
     for (size_t i = 0; i < 12; i++) {
         uint8_t *at = memory + begins[i / 2];
         size_t done;
@@ -341,6 +344,8 @@ static void transfers_over_the_edges_of_registered_memory_are_whole(void **state
     assert_file_is(content, RAGGED);
     closed(stores[1]);
     closed(stores[0]);
+    assert_int_equal(gpunvme_unregister(NULL, memory + 4096), GPUNVME_OK);
+    assert_int_equal(gpunvme_unregister(NULL, memory + 70000), GPUNVME_OK);
 }
 
 static void registrations_that_cufile_refuses_fail_with_the_remedy(void **state)
@@ -358,7 +363,7 @@ static void registrations_that_cufile_refuses_fail_with_the_remedy(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         fake_set("FAIL", cases[i].fail);
-        assert_int_equal(gpunvme_store_register(store, memory, NBYTES, GPU), cases[i].err);
+        assert_int_equal(gpunvme_register(NULL, memory, NBYTES, GPU), cases[i].err);
         assert_detail_has(cases[i].detail);
     }
     closed(store);
@@ -369,20 +374,25 @@ static void host_memory_is_registered_without_cufile(void **state)
     struct gpunvme_store *store = opened("");
 
     (void)state;
-    assert_int_equal(gpunvme_store_register(store, memory, NBYTES, HOST), GPUNVME_OK);
+    assert_int_equal(gpunvme_register(NULL, memory, NBYTES, HOST), GPUNVME_OK);
     assert_int_equal(fake_calls("cuFileBufRegister"), 0);
     assert_reads(store, 5, 100000, 100000, HOST);
     closed(store);
+    assert_int_equal(gpunvme_unregister(NULL, memory), GPUNVME_OK);
 }
 
-static void memory_that_is_still_registered_is_let_go_by_close(void **state)
+static void memory_that_is_registered_is_let_go_by_the_last_close_and_taken_again(void **state)
 {
     struct gpunvme_store *store = opened("");
 
     (void)state;
-    assert_int_equal(gpunvme_store_register(store, memory, NBYTES, GPU), GPUNVME_OK);
+    assert_int_equal(gpunvme_register(NULL, memory, NBYTES, GPU), GPUNVME_OK);
     closed(store);
     assert_int_equal(fake_held(), 0);
+    store = opened("");
+    assert_int_equal(fake_calls("cuFileBufRegister"), 2);
+    closed(store);
+    assert_int_equal(gpunvme_unregister(NULL, memory), GPUNVME_OK);
 }
 
 /* --- errors --- */
@@ -735,7 +745,7 @@ static const struct CMUnitTest tests[] = {
     TEST(a_part_of_memory_that_another_store_registered_is_addressed_from_its_base),
     TEST(registrations_that_cufile_refuses_fail_with_the_remedy),
     TEST(host_memory_is_registered_without_cufile),
-    TEST(memory_that_is_still_registered_is_let_go_by_close),
+    TEST(memory_that_is_registered_is_let_go_by_the_last_close_and_taken_again),
     TEST(every_error_of_a_read_is_told_and_no_bytes_are_claimed),
     TEST(an_errno_of_a_write_is_the_error_of_the_transfer),
     TEST(a_write_that_moves_nothing_is_no_success),

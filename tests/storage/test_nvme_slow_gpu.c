@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 
 #include "base/fail.h"
+#include "transfer_util.h"
 
 #define NBYTES  ((size_t)64 << 10)
 #define LONG_NS UINT64_C(20000000000)
@@ -145,7 +146,7 @@ static gpunvme_err_t reads_in_background(size_t offset, size_t nbytes)
                             .ptr = gpu.gpu,
                             .nbytes = nbytes};
 
-    assert_ok(gpunvme_store_submit(store, &io, 1, NULL));
+    assert_ok(submit_to(store, &io, 1, NULL));
     return gpunvme_io_wait(&io, LONG_NS);
 }
 
@@ -236,7 +237,7 @@ static void transfers_of_all_memory_are_right(enum gpunvme_op op)
                                      .offset = 4096 * i,
                                      .ptr = (uint8_t *)gpu.gpu + 4096 * i,
                                      .nbytes = 4096};
-    assert_ok(gpunvme_store_submit(store, ios, NBYTES / 4096, NULL));
+    assert_ok(submit_to(store, ios, NBYTES / 4096, NULL));
     for (unsigned i = 0; i < NBYTES / 4096; i++)
         assert_ok(gpunvme_io_wait(&ios[i], LONG_NS));
 }

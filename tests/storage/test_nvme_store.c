@@ -138,8 +138,8 @@ static void namespaces_of_one_drive_are_opened_side_by_side(void **state)
     b = opened(two);
     assert_ptr_equal(sim_of(a), sim_of(b));
     memset(memory, 1, 65536);
-    assert_ok(gpunvme_store_register(a, memory, 65536, GPUNVME_MEM_HOST));
-    assert_ok(gpunvme_store_register(b, memory, 65536, GPUNVME_MEM_HOST));
+    assert_ok(gpunvme_register(NULL, memory, 65536, GPUNVME_MEM_HOST));
+    assert_ok(gpunvme_register(NULL, memory, 65536, GPUNVME_MEM_HOST));
     assert_ok(gpunvme_store_write(a, 0, memory, GPUNVME_MEM_HOST, 65536, NULL));
     closed(a);
     assert_ok(gpunvme_store_read(b, 0, memory, GPUNVME_MEM_HOST, 65536, NULL));
@@ -150,6 +150,8 @@ static void namespaces_of_one_drive_are_opened_side_by_side(void **state)
     assert_int_equal(back[5], 1);
     assert_int_equal(back[6], 0);
     closed(a);
+    assert_ok(gpunvme_unregister(NULL, memory));
+    assert_ok(gpunvme_unregister(NULL, memory));
     close(fd);
     unlink(path);
     free(memory);
@@ -355,7 +357,7 @@ static void the_path_counts_registered_gpu_memory_as_p2p(void **state)
 
     (void)state;
     assert_ok(gpunvme_mem_alloc(65536, GPUNVME_MEM_GPU, &buf));
-    assert_ok(gpunvme_store_register(store, buf.gpu, 32768, GPUNVME_MEM_GPU));
+    assert_ok(gpunvme_register(NULL, buf.gpu, 32768, GPUNVME_MEM_GPU));
     assert_ok(gpunvme_store_read(store, 0, buf.gpu, GPUNVME_MEM_GPU, 32768, NULL));
     assert_ok(gpunvme_store_write(store, 0, buf.gpu, GPUNVME_MEM_GPU, 16384, NULL));
     gpunvme_store_path(store, &path);
@@ -371,6 +373,7 @@ static void the_path_counts_registered_gpu_memory_as_p2p(void **state)
     assert_non_null(strstr(path.why_not, "not registered"));
     assert_non_null(strstr(path.how, "sim"));
     closed(store);
+    assert_ok(gpunvme_unregister(NULL, buf.gpu));
     assert_ok(gpunvme_mem_free(&buf));
 }
 
@@ -384,12 +387,13 @@ static void require_p2p_fails_instead_of_bouncing(void **state)
     assert_ok(gpunvme_mem_alloc(65536, GPUNVME_MEM_GPU, &buf));
     assert_err(gpunvme_store_read(store, 0, buf.gpu, GPUNVME_MEM_GPU, 4096, NULL),
                GPUNVME_ERR_UNSUPPORTED);
-    assert_ok(gpunvme_store_register(store, buf.gpu, 65536, GPUNVME_MEM_GPU));
+    assert_ok(gpunvme_register(NULL, buf.gpu, 65536, GPUNVME_MEM_GPU));
     assert_ok(gpunvme_store_read(store, 0, buf.gpu, GPUNVME_MEM_GPU, 4096, NULL));
     assert_err(gpunvme_store_read(store, 1, buf.gpu, GPUNVME_MEM_GPU, 4096, NULL),
                GPUNVME_ERR_UNSUPPORTED);
     assert_ok(gpunvme_store_read(store, 1, bytes, GPUNVME_MEM_HOST, sizeof(bytes), NULL));
     closed(store);
+    assert_ok(gpunvme_unregister(NULL, buf.gpu));
     assert_ok(gpunvme_mem_free(&buf));
 }
 
@@ -409,7 +413,7 @@ static void without_a_gpu_nothing_goes_to_one(void **state)
     assert_non_null(strstr(gpunvme_err_detail(), "there is no GPU"));
     store = opened("sim:size=1M");
     assert_ok(gpunvme_mem_alloc(65536, GPUNVME_MEM_GPU, &buf));
-    assert_ok(gpunvme_store_register(store, buf.gpu, 65536, GPUNVME_MEM_GPU));
+    assert_ok(gpunvme_register(NULL, buf.gpu, 65536, GPUNVME_MEM_GPU));
     assert_ok(gpunvme_store_read(store, 0, buf.gpu, GPUNVME_MEM_GPU, 4096, NULL));
     gpunvme_store_path(store, &path);
     store_gpu_stand_in = true;
@@ -418,6 +422,7 @@ static void without_a_gpu_nothing_goes_to_one(void **state)
     assert_int_equal(path.bytes_read[GPUNVME_ROUTE_P2P], 0);
     assert_non_null(strstr(path.why_not, "there is no GPU"));
     closed(store);
+    assert_ok(gpunvme_unregister(NULL, buf.gpu));
     assert_ok(gpunvme_mem_free(&buf));
 }
 

@@ -8,6 +8,7 @@
 #include <pthread.h>
 
 #include "sim/sim_internal.h"
+#include "transfer_util.h"
 
 #define SIZE        ((size_t)1 << 20)
 #define LONG_BEFORE UINT64_C(25000000000) /* of 40 s */
@@ -48,7 +49,7 @@ static void partial_failures_of_a_batch_are_told_one_by_one(void **state)
         ios[i] = (struct gpunvme_io){
             .op = GPUNVME_OP_READ, .offset = 512ull * i, .ptr = memory + 512ull * i, .nbytes = 512};
     assert_ok(gpunvme_batch_create(&batch));
-    assert_ok(gpunvme_store_submit(store, ios, 200, batch));
+    assert_ok(submit_to(store, ios, 200, batch));
     assert_ok(gpunvme_batch_poll(batch, 200, 200, ended, &n, UINT64_C(20000000000)));
     assert_int_equal(n, 200);
     for (unsigned i = 0; i < 200; i++)
@@ -71,27 +72,27 @@ static void each_transfer_of_a_batch_has_its_own_detail(void **state)
         ios[i] = (struct gpunvme_io){
             .op = GPUNVME_OP_READ, .offset = 512ull * i, .ptr = memory + 512ull * i, .nbytes = 512};
     assert_ok(gpunvme_batch_create(&batch));
-    assert_ok(gpunvme_store_submit(store, ios, 100, batch));
+    assert_ok(submit_to(store, ios, 100, batch));
     assert_ok(gpunvme_batch_poll(batch, 100, 100, ended, &n, UINT64_C(20000000000)));
-    assert_non_null(strstr(ios[50].detail, "0281h"));
-    assert_non_null(strstr(ios[60].detail, "0282h"));
+    assert_non_null(strstr(detail_of(&ios[50]), "0281h"));
+    assert_non_null(strstr(detail_of(&ios[60]), "0282h"));
     for (unsigned i = 0; i < 100; i++)
         if (!ios[i].err)
-            assert_string_equal(ios[i].detail, "");
+            assert_string_equal(detail_of(&ios[i]), "");
     assert_ok(gpunvme_batch_destroy(batch));
     ios[50].offset = 0; /* and its next transfer has none of it */
-    assert_ok(gpunvme_store_submit(store, &ios[50], 1, NULL));
+    assert_ok(submit_to(store, &ios[50], 1, NULL));
     assert_ok(gpunvme_io_wait(&ios[50], 0));
-    assert_string_equal(ios[50].detail, "");
+    assert_string_equal(detail_of(&ios[50]), "");
     closed(store);
 }
 
-static char told[2][GPUNVME_IO_DETAIL];
+static char told[2][256];
 static _Atomic unsigned ntold;
 
 static void tells(struct gpunvme_io *io)
 {
-    strcpy(told[io->offset / 512 == 60], io->detail);
+    strcpy(told[io->offset / 512 == 60], detail_of(io));
     ntold++;
 }
 
@@ -108,11 +109,11 @@ static void callbacks_and_those_who_wait_have_the_detail_of_theirs(void **state)
                                          .ptr = memory + 512 * i,
                                          .nbytes = 512,
                                          .callback = by_callback ? tells : NULL};
-        assert_ok(gpunvme_store_submit(store, ios, 2, NULL));
+        assert_ok(submit_to(store, ios, 2, NULL));
         for (unsigned i = 0; i < 2 && !by_callback; i++) {
             assert_err(gpunvme_io_wait(&ios[i], 0), GPUNVME_ERR_NVME(0x281 + i));
-            assert_non_null(strstr(gpunvme_err_detail(), ios[i].detail));
-            assert_non_null(strstr(ios[i].detail, i ? "0282h" : "0281h"));
+            assert_non_null(strstr(gpunvme_err_detail(), detail_of(&ios[i])));
+            assert_non_null(strstr(detail_of(&ios[i]), i ? "0282h" : "0281h"));
         }
     }
     while (ntold < 2)
@@ -133,11 +134,11 @@ static void each_of_transfers_that_are_waited_for_has_its_own_detail(void **stat
                                      .offset = (40 + 10ull * i) * 512,
                                      .ptr = memory + 512ull * i,
                                      .nbytes = 512};
-    assert_err(gpunvme_store_transfer(store, ios, 3), GPUNVME_ERR_NVME(0x281));
+    assert_err(run_on(store, ios, 3), GPUNVME_ERR_NVME(0x281));
     assert_non_null(strstr(gpunvme_err_detail(), "0281h"));
-    assert_string_equal(ios[0].detail, "");
-    assert_non_null(strstr(ios[1].detail, "0281h"));
-    assert_non_null(strstr(ios[2].detail, "0282h"));
+    assert_string_equal(detail_of(&ios[0]), "");
+    assert_non_null(strstr(detail_of(&ios[1]), "0281h"));
+    assert_non_null(strstr(detail_of(&ios[2]), "0282h"));
     closed(store);
 }
 
@@ -166,7 +167,7 @@ static void a_flush_that_fails_says_so(void **state)
     (void)state;
     assert_ok(gpunvme_store_flush(store));
     assert_err(gpunvme_store_flush(store), GPUNVME_ERR_NVME(6));
-    assert_ok(gpunvme_store_submit(store, &io, 1, NULL));
+    assert_ok(submit_to(store, &io, 1, NULL));
     assert_ok(gpunvme_io_wait(&io, 0));
     closed(store);
 }
@@ -198,7 +199,7 @@ static void lose_one_of_many(const char *uri)
                                      .offset = 512ull * i,
                                      .ptr = memory + 512ull * i,
                                      .nbytes = 512};
-    assert_ok(gpunvme_store_submit(store, ios, 64, NULL));
+    assert_ok(submit_to(store, ios, 64, NULL));
     for (unsigned i = 0; i < 64; i++) {
         gpunvme_err_t err = gpunvme_io_wait(&ios[i], UINT64_C(30000000000));
 
@@ -241,7 +242,7 @@ static void a_controller_that_fails_is_reset_and_its_commands_sent_again(void **
     for (unsigned i = 0; i < 100; i++)
         ios[i] = (struct gpunvme_io){
             .op = GPUNVME_OP_WRITE, .offset = 700ull * i, .ptr = memory, .nbytes = 700};
-    assert_ok(gpunvme_store_submit(store, ios, 100, NULL));
+    assert_ok(submit_to(store, ios, 100, NULL));
     for (unsigned i = 0; i < 100; i++)
         assert_ok(gpunvme_io_wait(&ios[i], LONG_BEFORE)); /* a command's time is up */
     memset(memory, 0, SIZE);
@@ -295,7 +296,7 @@ static void resets_by_others_are_got_over(void **state)
                                          .offset = 700ull * i,
                                          .ptr = memory + 700 * i,
                                          .nbytes = 700};
-        assert_ok(gpunvme_store_submit(store, ios, 64, NULL));
+        assert_ok(submit_to(store, ios, 64, NULL));
         for (unsigned i = 0; i < 64; i++)
             assert_ok(gpunvme_io_wait(&ios[i], 0));
         assert_ok(gpunvme_store_read(store, 99, memory + 90000, GPUNVME_MEM_HOST, 5000, NULL));
@@ -317,7 +318,7 @@ static void a_drive_that_goes_ends_everything(void **state)
     for (unsigned i = 0; i < 500; i++)
         ios[i] = (struct gpunvme_io){
             .op = GPUNVME_OP_READ, .offset = 512ull * i, .ptr = memory + 512ull * i, .nbytes = 512};
-    assert_ok(gpunvme_store_submit(store, ios, 500, NULL));
+    assert_ok(submit_to(store, ios, 500, NULL));
     for (unsigned i = 0; i < 500; i++) {
         gpunvme_err_t err = gpunvme_io_wait(&ios[i], LONG_BEFORE);
 
@@ -393,7 +394,7 @@ static void close_waits_for_what_is_in_flight(void **state)
     struct gpunvme_io io = {.op = GPUNVME_OP_READ, .ptr = memory, .nbytes = 4096};
 
     (void)state;
-    assert_ok(gpunvme_store_submit(store, &io, 1, NULL));
+    assert_ok(submit_to(store, &io, 1, NULL));
     closed(store);
     assert_int_equal(io.done, 4096);
 }

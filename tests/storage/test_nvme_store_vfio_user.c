@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
+#include "transfer_util.h"
 #include "transport/vfio_user.h"
 
 static struct gpunvme_sim *sim;
@@ -109,13 +110,14 @@ static void gpu_memory_that_the_server_refuses_bounces(void **state)
     random_transfers(uri, 300);
     store = opened(uri);
     assert_ok(gpunvme_mem_alloc(65536, GPUNVME_MEM_GPU, &buf));
-    assert_ok(gpunvme_store_register(store, buf.gpu, 65536, GPUNVME_MEM_GPU));
+    assert_ok(gpunvme_register(NULL, buf.gpu, 65536, GPUNVME_MEM_GPU));
     assert_ok(gpunvme_store_read(store, 0, buf.gpu, GPUNVME_MEM_GPU, 65536, NULL));
     gpunvme_store_path(store, &report);
     assert_int_equal(report.gpu_route, GPUNVME_ROUTE_BOUNCE);
     assert_int_equal(report.bytes_read[GPUNVME_ROUTE_BOUNCE], 65536);
     assert_non_null(strstr(report.why_not, "p2p: the target does not map memory of a GPU"));
     closed(store);
+    assert_ok(gpunvme_unregister(NULL, buf.gpu));
     assert_ok(gpunvme_mem_free(&buf));
     snprintf(uri, sizeof(uri), "vfio-user:%s?require=p2p", path);
     refused(uri, GPUNVME_OPEN_WRITE, GPUNVME_ERR_UNSUPPORTED, "does not map memory of a GPU");
@@ -145,10 +147,10 @@ static void no_bytes_of_host_memory_go_by_message(void **state)
     store = opened(uri);
     write_and_read(store, bytes, 512);
     write_and_read(store, bytes, sizeof(bytes));
-    assert_ok(gpunvme_store_register(store, bytes, sizeof(bytes), GPUNVME_MEM_HOST));
+    assert_ok(gpunvme_register(NULL, bytes, sizeof(bytes), GPUNVME_MEM_HOST));
     write_and_read(store, bytes, 512);
     write_and_read(store, bytes + 4, sizeof(bytes) - 4);
-    assert_ok(gpunvme_store_unregister(store, bytes));
+    assert_ok(gpunvme_unregister(NULL, bytes));
     closed(store);
     assert_int_equal(atomic_load(&nmessages), 0);
 }
@@ -169,7 +171,7 @@ static void shared_memory_is_reached_without_a_copy(void **state)
     store = opened(uri);
     assert_ok(
         gpunvme_mem_alloc_backed(nbytes + 4096, GPUNVME_MEM_GPU, GPUNVME_BACKING_SHARED, &buf));
-    assert_ok(gpunvme_store_register(store, (uint8_t *)buf.gpu + offset, nbytes, GPUNVME_MEM_GPU));
+    assert_ok(gpunvme_register(NULL, (uint8_t *)buf.gpu + offset, nbytes, GPUNVME_MEM_GPU));
     memset(buf.cpu, 0x5a, nbytes + 4096);
     assert_ok(
         gpunvme_store_write(store, 0, (uint8_t *)buf.gpu + offset, GPUNVME_MEM_GPU, nbytes, NULL));
@@ -183,6 +185,7 @@ static void shared_memory_is_reached_without_a_copy(void **state)
     assert_int_equal(report.bytes_read[GPUNVME_ROUTE_P2P], nbytes);
     assert_int_equal(report.bytes_written[GPUNVME_ROUTE_P2P], nbytes);
     closed(store);
+    assert_ok(gpunvme_unregister(NULL, (uint8_t *)buf.gpu + offset));
     assert_ok(gpunvme_mem_free(&buf));
     assert_int_equal(atomic_load(&nmessages), 0);
 }
@@ -199,7 +202,7 @@ static void memory_of_a_gpu_that_does_not_order_writes_bounces(void **state)
     assert_ok(gpunvme_mem_alloc(65536, GPUNVME_MEM_GPU, &buf));
     snprintf(uri, sizeof(uri), "vfio-user:%s", path);
     store = opened(uri);
-    assert_ok(gpunvme_store_register(store, buf.gpu, 65536, GPUNVME_MEM_GPU));
+    assert_ok(gpunvme_register(NULL, buf.gpu, 65536, GPUNVME_MEM_GPU));
     assert_ok(gpunvme_store_read(store, 0, buf.gpu, GPUNVME_MEM_GPU, 65536, NULL));
     gpunvme_store_path(store, &report);
     assert_int_equal(report.gpu_route, GPUNVME_ROUTE_BOUNCE);
@@ -207,6 +210,7 @@ static void memory_of_a_gpu_that_does_not_order_writes_bounces(void **state)
     assert_int_equal(report.bytes_read[GPUNVME_ROUTE_P2P], 0);
     assert_non_null(strstr(report.why_not, "p2p: no order at all"));
     closed(store);
+    assert_ok(gpunvme_unregister(NULL, buf.gpu));
     assert_ok(gpunvme_mem_free(&buf));
     random_transfers(uri, 300);
     snprintf(uri, sizeof(uri), "vfio-user:%s?require=p2p", path);
@@ -252,7 +256,7 @@ static void a_server_that_goes_ends_everything(void **state)
     server = NULL;
     for (unsigned i = 0; i < 100; i++)
         ios[i] = (struct gpunvme_io){.offset = 512ull * i, .ptr = bytes + 512 * i, .nbytes = 512};
-    assert_ok(gpunvme_store_submit(store, ios, 100, NULL));
+    assert_ok(submit_to(store, ios, 100, NULL));
     for (unsigned i = 0; i < 100; i++)
         nfailed += gpunvme_io_wait(&ios[i], 0) != GPUNVME_OK;
     assert_int_equal(nfailed, 100);

@@ -33,6 +33,7 @@
 #include "gpunvme/memory.h"
 #include "gpunvme/storage.h"
 #include "storage/posix/posix.h"
+#include "transfer_util.h"
 
 #define KIB  ((size_t)1 << 10)
 #define MIB  ((size_t)1 << 20)
@@ -215,7 +216,7 @@ static void thousands_of_small_reads_land_each_in_its_place(void **state)
                                      .offset = (i * 7919 * 131) % (4 * MIB - SIZE),
                                      .ptr = at(GPUNVME_MEM_GPU, i * STEP + (i < N / 2 ? i % 3 : 0)),
                                      .nbytes = SIZE};
-    assert_int_equal(gpunvme_store_submit(store, ios, N, batch), GPUNVME_OK);
+    assert_int_equal(submit_to(store, ios, N, batch), GPUNVME_OK);
     for (size_t n, left = N; left; left -= n)
         assert_int_equal(gpunvme_batch_poll(batch, 1, 64, ended, &n, 20000000000u), GPUNVME_OK);
     assert_int_equal(gpunvme_batch_destroy(batch), GPUNVME_OK);
@@ -300,7 +301,7 @@ static void reads_and_writes_of_a_batch_do_not_mix(void **state)
                                      .offset = (N - i) * STEP,
                                      .ptr = at(GPUNVME_MEM_GPU, i * STEP),
                                      .nbytes = SIZE};
-    assert_int_equal(gpunvme_store_submit(store, ios, N, batch), GPUNVME_OK);
+    assert_int_equal(submit_to(store, ios, N, batch), GPUNVME_OK);
     for (size_t n, left = N; left; left -= n)
         assert_int_equal(gpunvme_batch_poll(batch, 1, 64, ended, &n, 20000000000u), GPUNVME_OK);
     assert_int_equal(gpunvme_batch_destroy(batch), GPUNVME_OK);

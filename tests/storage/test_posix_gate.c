@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "storage/posix/engine.h"
+#include "transfer_util.h"
 
 static struct posix_gate gate;
 
@@ -118,7 +119,7 @@ static struct gpunvme_store *write_beside(char *path, struct gpunvme_io *io, boo
         return NULL;
     }
     assert_true(posix_gate_enter(&posix->gate, false));
-    assert_int_equal(gpunvme_store_submit(store, io, 1, NULL), GPUNVME_OK);
+    assert_int_equal(submit_to(store, io, 1, NULL), GPUNVME_OK);
     if (wait)
         assert_int_equal(gpunvme_io_wait(io, 0), GPUNVME_OK);
     while (crew_waiting(posix->engine->crew))

@@ -24,6 +24,7 @@
 #include "gpunvme/storage.h"
 #include "patience.h"
 #include "storage/posix/posix.h"
+#include "transfer_util.h"
 
 #define MIB         ((size_t)1 << 20)
 #define NFILES      8u /* that the stores are opened on in turn */
@@ -257,7 +258,7 @@ static _Atomic unsigned nbusy, nwrong;
 static void reads_on(struct gpunvme_io *io)
 {
     nwrong += io->err || io->done != io->nbytes;
-    if (quiet || gpunvme_store_submit(io->user, io, 1, NULL))
+    if (quiet || submit_to(io->user, io, 1, NULL))
         nbusy--;
 }
 
@@ -283,7 +284,7 @@ static void stores_are_closed_while_others_are_busy(void **state)
                                      .nbytes = 64 * 1024,
                                      .callback = reads_on,
                                      .user = busy[i % NFILES]};
-        assert_int_equal(gpunvme_store_submit(busy[i % NFILES], &ios[i], 1, NULL), GPUNVME_OK);
+        assert_int_equal(submit_to(busy[i % NFILES], &ios[i], 1, NULL), GPUNVME_OK);
     }
     for (unsigned i = 0; i < 100; i++) {
         struct gpunvme_store *store = opened(path_of(i));
@@ -340,7 +341,7 @@ static void a_file_that_hangs_does_not_stop_others(void **state)
     hung = &((struct posix *)hanging->priv)->file;
     for (unsigned i = 0; i < NHUNG; i++) {
         ios[i] = (struct gpunvme_io){.op = GPUNVME_OP_READ, .ptr = got[i], .nbytes = 4096};
-        assert_int_equal(gpunvme_store_submit(hanging, &ios[i], 1, NULL), GPUNVME_OK);
+        assert_int_equal(submit_to(hanging, &ios[i], 1, NULL), GPUNVME_OK);
     }
     for (unsigned i = 0; nhanging < info.threads && i < PATIENCE_S * 1000; i++)
         usleep(1000);
@@ -445,7 +446,7 @@ static void files_of_all_kinds_are_written_and_read_at_once(void **state)
                                          .offset = i * 100,
                                          .nbytes = nbytes};
             ios[i].ptr = (uint8_t *)(write ? from.gpu : to.gpu) + i * 128 * 1024;
-            assert_int_equal(gpunvme_store_submit(own[i], &ios[i], 1, NULL), GPUNVME_OK);
+            assert_int_equal(submit_to(own[i], &ios[i], 1, NULL), GPUNVME_OK);
         }
         for (unsigned i = 0; i < N; i++)
             if (gpunvme_io_wait(&ios[i], PATIENCE_NS))

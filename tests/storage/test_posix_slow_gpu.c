@@ -21,6 +21,7 @@
 #include "gpunvme/storage.h"
 #include "memory/ranges.h"
 #include "storage/posix/posix.h"
+#include "transfer_util.h"
 
 #define KIB    ((size_t)1 << 10)
 #define MIB    ((size_t)1 << 20)
@@ -210,7 +211,7 @@ static void no_copy_goes_from_one_transfers_memory_into_anothers(void **state)
         ios[i].ptr = (uint8_t *)gpu.gpu + i * 128 * KIB;
         ios[i].nbytes = 128 * KIB;
     }
-    assert_int_equal(gpunvme_store_submit(store, ios, 2, NULL), GPUNVME_OK);
+    assert_int_equal(submit_to(store, ios, 2, NULL), GPUNVME_OK);
     for (size_t i = 0; i < 2; i++)
         assert_int_equal(gpunvme_io_wait(&ios[i], 0), GPUNVME_OK);
     assert_int_equal(largest, 128 * KIB);
@@ -256,7 +257,7 @@ static _Atomic unsigned nbusy;
 
 static void reads_on(struct gpunvme_io *io)
 {
-    if (quiet || gpunvme_store_submit(store, io, 1, NULL))
+    if (quiet || submit_to(store, io, 1, NULL))
         nbusy--;
 }
 
@@ -279,15 +280,15 @@ static void a_copy_that_does_not_end_is_a_timeout_however_busy_the_worker_is(voi
         ios[i].callback = reads_on;
     }
     not_yet = UINT32_MAX;
-    assert_int_equal(gpunvme_store_submit(store, ios, NBUSY, NULL), GPUNVME_OK);
-    assert_int_equal(gpunvme_store_submit(store, &stuck_one, 1, NULL), GPUNVME_OK);
+    assert_int_equal(submit_to(store, ios, NBUSY, NULL), GPUNVME_OK);
+    assert_int_equal(submit_to(store, &stuck_one, 1, NULL), GPUNVME_OK);
     err = gpunvme_io_wait(&stuck_one, 60000000000u);
     quiet = true;
     not_yet = 0;
     while (nbusy)
         usleep(1000);
     assert_int_equal(err, GPUNVME_ERR_TIMEOUT);
-    assert_non_null(strstr(stuck_one.detail, "a copy by the GPU is not done"));
+    assert_non_null(strstr(detail_of(&stuck_one), "a copy by the GPU is not done"));
 }
 
 #define NIOS 64u
@@ -311,7 +312,7 @@ static void of_many_small_reads_only_the_one_to_a_wrong_address_fails(void **sta
     }
     no_memory = ios[9].ptr;
     assert_int_equal(gpunvme_batch_create(&batch), GPUNVME_OK);
-    assert_int_equal(gpunvme_store_submit(store, ios, NIOS, batch), GPUNVME_OK);
+    assert_int_equal(submit_to(store, ios, NIOS, batch), GPUNVME_OK);
     assert_int_equal(gpunvme_batch_poll(batch, NIOS, NIOS, ended, &n, 20000000000u), GPUNVME_OK);
     assert_int_equal(gpunvme_batch_destroy(batch), GPUNVME_OK);
     for (size_t i = 0; i < NIOS; i++)

@@ -22,6 +22,7 @@
 #include "gpunvme/memory.h"
 #include "gpunvme/sim.h"
 #include "gpunvme/storage.h"
+#include "transfer_util.h"
 
 #define NBYTES  (4u << 20)
 #define LONGEST 700000u
@@ -226,7 +227,7 @@ static void batches_of_thousands_end_each_by_itself(void **state)
         ios[i] = (struct gpunvme_io){
             .op = GPUNVME_OP_READ, .offset = i * 512, .ptr = bytes + i * 512, .nbytes = 512};
     assert_done(gpunvme_batch_create(&batch));
-    assert_done(gpunvme_store_submit(store, ios, N, batch));
+    assert_done(submit_to(store, ios, N, batch));
     while (gpunvme_batch_pending(batch)) {
         assert_done(gpunvme_batch_poll(batch, 1, 64, ended, &n, 20000000000u));
         for (size_t i = 0; i < n; i++) {
@@ -345,7 +346,7 @@ static void a_server_that_leaves_ends_all_that_is_in_flight(void **state)
         ios[i] = (struct gpunvme_io){
             .op = GPUNVME_OP_READ, .offset = i * 512, .ptr = bytes + i * 512, .nbytes = 512};
     assert_done(gpunvme_batch_create(&batch));
-    assert_done(gpunvme_store_submit(store, ios, N, batch));
+    assert_done(submit_to(store, ios, N, batch));
     stop_serving();
     assert_done(gpunvme_batch_poll(batch, N, N, ended, &n, 20000000000u));
     assert_int_equal(n, N);
@@ -448,10 +449,10 @@ static void registered_memory_out_of_reach_is_used_all_the_same(void **state)
     serve("sim:size=4M");
     open_with("");
     assert_done(gpunvme_mem_alloc(65536, GPUNVME_MEM_GPU, &buf));
-    assert_done(gpunvme_store_register(store, buf.gpu, 65536, GPUNVME_MEM_GPU));
+    assert_done(gpunvme_register(NULL, buf.gpu, 65536, GPUNVME_MEM_GPU));
     assert_done(gpunvme_store_read(store, 0, buf.gpu, GPUNVME_MEM_GPU, 65536, &done));
     assert_int_equal(done, 65536);
-    assert_done(gpunvme_store_unregister(store, buf.gpu));
+    assert_done(gpunvme_unregister(NULL, buf.gpu));
     assert_done(gpunvme_mem_free(&buf));
     close_store();
 }

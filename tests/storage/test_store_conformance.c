@@ -39,6 +39,7 @@
 #include <cmocka.h>
 
 #include "storage/store_rig.h"
+#include "transfer_util.h"
 
 #define SECOND    1000000000u
 #define WALK_OPS  (RIG_SLOW ? 2000u : 12000u) /* no fewer; sanitizers are slow */
@@ -364,7 +365,7 @@ static const char *read_changing(struct gpunvme_buf *bufs, struct base_random *r
         ios[i].ptr = buf->mem == GPUNVME_MEM_GPU ? buf->gpu : buf->cpu;
         ios[i].offset = base_random_below(random, LARGEST + 5000);
         ios[i].nbytes = base_random_below(random, sizeof(back) + 1);
-        works(gpunvme_store_submit(rig.store, &ios[i], 1, NULL));
+        works(submit_to(rig.store, &ios[i], 1, NULL));
     }
     for (unsigned i = 0; i < NCHANGING; i++) {
         gpunvme_io_wait(&ios[i], 60ull * SECOND);
@@ -423,7 +424,7 @@ static void next_link(struct gpunvme_io *io)
     if (io->err || io->done != io->nbytes)
         nwrong++;
     if (link->depth++ < MAX_CHAIN) {
-        gpunvme_err_t err = gpunvme_store_submit(link->store, io, 1, NULL);
+        gpunvme_err_t err = submit_to(link->store, io, 1, NULL);
 
         nstarted += !err;
         nwrong += err && err != GPUNVME_ERR_CLOSED;
@@ -442,7 +443,7 @@ static void begin_chains(struct link *links, size_t n, struct gpunvme_store *sto
                                           .callback = next_link,
                                           .user = &links[i]};
         nstarted++;
-        works(gpunvme_store_submit(store, &links[i].io, 1, NULL));
+        works(submit_to(store, &links[i].io, 1, NULL));
     }
 }
 
@@ -482,9 +483,9 @@ static void *register_again(void *stress_)
 
     for (unsigned i = 0; !s->stop; i++) {
         unsigned k = i % 2;
-        gpunvme_err_t err = known[k] ? gpunvme_store_unregister(s->stores[k], s->memory.cpu)
-                                     : gpunvme_store_register(s->stores[k], s->memory.cpu,
-                                                              s->memory.nbytes, GPUNVME_MEM_PINNED);
+        gpunvme_err_t err =
+            known[k] ? gpunvme_unregister(NULL, s->memory.cpu)
+                     : gpunvme_register(NULL, s->memory.cpu, s->memory.nbytes, GPUNVME_MEM_PINNED);
 
         if (err != GPUNVME_OK && err != GPUNVME_ERR_BUSY && err != GPUNVME_ERR_INVALID)
             s->wrong++;
@@ -501,7 +502,7 @@ static void submit_one(struct stress *s, struct gpunvme_io *io, unsigned slot)
                               .offset = PIECE * slot + 13,
                               .ptr = (uint8_t *)s->memory.cpu + PIECE * slot,
                               .nbytes = PIECE};
-    if (gpunvme_store_submit(s->stores[slot % 2], io, 1, s->batch))
+    if (submit_to(s->stores[slot % 2], io, 1, s->batch))
         s->wrong++;
 }
 
@@ -514,7 +515,7 @@ static void *wait_for_tokens(void *stress_)
     while (!s->stop) {
         io = (struct gpunvme_io){
             .op = GPUNVME_OP_READ, .offset = 77, .ptr = bytes, .nbytes = sizeof(bytes)};
-        s->wrong += gpunvme_store_submit(s->stores[1], &io, 1, NULL) != 0;
+        s->wrong += submit_to(s->stores[1], &io, 1, NULL) != 0;
         s->wrong += gpunvme_io_wait(&io, 0) || io.done != sizeof(bytes);
     }
     return NULL;
@@ -563,7 +564,7 @@ static void stores_share_a_batch_while_memory_comes_and_goes(void **state)
     works(gpunvme_batch_destroy(s.batch));
     if (s.stores[1] != rig.store)
         works(gpunvme_close(s.stores[1]));
-    gpunvme_store_unregister(rig.store, s.memory.cpu);
+    gpunvme_unregister(NULL, s.memory.cpu);
     assert_int_equal(s.wrong, 0);
     works(gpunvme_mem_free(&s.memory));
 }
@@ -675,7 +676,7 @@ static void only_what_meets_a_bad_block_of_a_batch_fails(void **state)
                                      .offset = BAD_BEGIN - 100 * 512 + 512 * i,
                                      .ptr = bytes[i],
                                      .nbytes = 512};
-    works(gpunvme_store_submit(rig.store, ios, 200, batch));
+    works(submit_to(rig.store, ios, 200, batch));
     works(gpunvme_batch_poll(batch, 200, 200, ended, &n, 60ull * SECOND));
     assert_int_equal(n, 200);
     for (unsigned i = 0; i < 200; i++) {

@@ -16,6 +16,7 @@
 #include "base/fail.h"
 #include "gpunvme/memory.h"
 #include "storage/internal.h"
+#include "transfer_util.h"
 
 #define NBYTES 65536u
 
@@ -24,6 +25,8 @@ static struct gpunvme_io *held[64];
 static size_t nheld;
 static unsigned nmapped, nunmapped;
 static gpunvme_err_t map_err;
+static unsigned ncanceled;
+static size_t prefix;
 static uint8_t memory[NBYTES];
 
 static gpunvme_err_t hand_size(struct gpunvme_store *store, uint64_t *nbytes)
@@ -54,29 +57,46 @@ static void hand_submit(struct gpunvme_store *store, struct gpunvme_io *first, s
         assert_int_equal(pthread_create(&ending, NULL, end_soon, NULL), 0);
 }
 
-static gpunvme_err_t hand_map(struct gpunvme_store *store, struct store_region *region)
+static void hand_cancel(struct gpunvme_store *store, struct gpunvme_io *io)
 {
     (void)store;
-    (void)region;
-    nmapped++;
-    return map_err;
+    (void)io;
+    ncanceled++;
 }
 
-static void hand_unmap(struct gpunvme_store *store, struct store_region *region)
+static size_t hand_prefix(struct gpunvme_store *store, const struct gpunvme_io *io)
 {
     (void)store;
-    (void)region;
-    nunmapped++;
+    (void)io;
+    return prefix;
 }
 
 static const struct store_backend hand = {
     .name = "hand",
     .size = hand_size,
     .submit = hand_submit,
-    .map = hand_map,
-    .unmap = hand_unmap,
+    .cancel = hand_cancel,
+    .prefix = hand_prefix,
 };
 
+static gpunvme_err_t hand_map(void *key, const struct gpunvme_buf *buf, void **map)
+{
+    (void)buf;
+    nmapped++;
+    if (!map_err)
+        *map = key;
+    return map_err;
+}
+
+static void hand_unmap(void *key, void *map)
+{
+    assert_ptr_equal(key, map);
+    nunmapped++;
+}
+
+static const struct store_domain_ops domain = {hand_map, hand_unmap};
+
+static struct gpunvme_engine *engine;
 static struct gpunvme_store store;
 static char name[] = "hand:";
 
@@ -88,8 +108,13 @@ static int setup(void **state)
     store.flags = GPUNVME_OPEN_WRITE;
     store.uri.text = name;
     store.uri.options.timeout_ns = 20000000;
-    store_regions_init(&store.regions);
+    if (gpunvme_engine_create(NULL, &engine))
+        return -1;
+    store.engine = engine;
+    store_domain_join(&store, &domain, &store);
     nheld = 0;
+    ncanceled = 0;
+    prefix = 0;
     end_by_itself = false;
     map_err = GPUNVME_OK;
     nmapped = nunmapped = 0;
@@ -99,7 +124,9 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     (void)state;
-    store_regions_free(&store);
+    store_domain_leave(&store);
+    if (gpunvme_engine_destroy(engine))
+        return -1;
     return atomic_load(&store.in_flight) != 0;
 }
 
@@ -111,7 +138,7 @@ static struct gpunvme_io read_of(uint64_t offset, size_t nbytes)
 
 static void submitted(struct gpunvme_io *io)
 {
-    if (gpunvme_store_submit(&store, io, 1, NULL))
+    if (submit_to(&store, io, 1, NULL))
         fail_msg("%s", gpunvme_err_detail());
 }
 
@@ -162,14 +189,14 @@ static void one_bad_transfer_stops_a_submission_and_is_named(void **state)
 
     (void)state;
     ios[2].ptr = NULL;
-    assert_int_equal(gpunvme_store_submit(&store, ios, 3, NULL), GPUNVME_ERR_INVALID);
+    assert_int_equal(submit_to(&store, ios, 3, NULL), GPUNVME_ERR_INVALID);
     assert_non_null(strstr(gpunvme_err_detail(), "transfer 2: 10 bytes at NULL"));
     assert_int_equal(nheld, 0);
     ios[2] = read_of(UINT64_MAX - 5, 10);
-    assert_int_equal(gpunvme_store_submit(&store, ios, 3, NULL), GPUNVME_ERR_RANGE);
+    assert_int_equal(submit_to(&store, ios, 3, NULL), GPUNVME_ERR_RANGE);
     ios[2] = read_of(0, 10);
     ios[2].op = (enum gpunvme_op)7;
-    assert_int_equal(gpunvme_store_submit(&store, ios, 3, NULL), GPUNVME_ERR_INVALID);
+    assert_int_equal(submit_to(&store, ios, 3, NULL), GPUNVME_ERR_INVALID);
 }
 
 static void a_write_that_does_not_fit_is_refused_whole(void **state)
@@ -263,7 +290,7 @@ static void a_batch_gives_each_transfer_once_with_its_own_error(void **state)
 
     (void)state;
     assert_int_equal(gpunvme_batch_create(&batch), GPUNVME_OK);
-    assert_int_equal(gpunvme_store_submit(&store, ios, 3, batch), GPUNVME_OK);
+    assert_int_equal(submit_to(&store, ios, 3, batch), GPUNVME_OK);
     assert_int_equal(gpunvme_batch_poll(batch, 0, 3, ended, &n, 0), GPUNVME_OK);
     assert_int_equal(n, 0);
     store_io_end(&ios[2], GPUNVME_ERR_IO, 0);
@@ -297,19 +324,19 @@ static void registered_memory_is_found_by_any_part_of_it(void **state)
     struct gpunvme_io io = read_of(0, 10);
 
     (void)state;
-    assert_int_equal(gpunvme_store_register(&store, memory, 4096, GPUNVME_MEM_HOST), GPUNVME_OK);
+    assert_int_equal(gpunvme_register(engine, memory, 4096, GPUNVME_MEM_HOST), GPUNVME_OK);
     io.ptr = memory + 4086;
     submitted(&io);
-    assert_non_null(store_io_region(held[0]));
-    assert_int_equal(gpunvme_store_unregister(&store, memory), GPUNVME_ERR_BUSY);
+    assert_non_null(store_region_map(&store, held[0]->priv.region));
+    assert_int_equal(gpunvme_unregister(engine, memory), GPUNVME_ERR_BUSY);
     store_io_end(held[0], GPUNVME_OK, 10);
     assert_int_equal(gpunvme_io_test(&io), GPUNVME_OK);
     io.ptr = memory + 4087;
     submitted(&io);
-    assert_null(store_io_region(held[1]));
+    assert_null(store_region_map(&store, held[1]->priv.region));
     store_io_end(held[1], GPUNVME_OK, 10);
-    assert_int_equal(gpunvme_store_unregister(&store, memory), GPUNVME_OK);
-    assert_int_equal(gpunvme_store_unregister(&store, memory), GPUNVME_ERR_NOT_FOUND);
+    assert_int_equal(gpunvme_unregister(engine, memory), GPUNVME_OK);
+    assert_int_equal(gpunvme_unregister(engine, memory), GPUNVME_ERR_NOT_FOUND);
     assert_int_equal(nmapped, 1);
     assert_int_equal(nunmapped, 1);
 }
@@ -317,27 +344,26 @@ static void registered_memory_is_found_by_any_part_of_it(void **state)
 static void a_part_of_registered_memory_counts_as_the_whole(void **state)
 {
     (void)state;
-    assert_int_equal(gpunvme_store_register(&store, memory, 8192, GPUNVME_MEM_HOST), 0);
-    assert_int_equal(gpunvme_store_register(&store, memory + 4096, 4096, GPUNVME_MEM_HOST), 0);
-    assert_int_equal(gpunvme_store_register(&store, memory, 8192, GPUNVME_MEM_HOST), 0);
+    assert_int_equal(gpunvme_register(engine, memory, 8192, GPUNVME_MEM_HOST), 0);
+    assert_int_equal(gpunvme_register(engine, memory + 4096, 4096, GPUNVME_MEM_HOST), 0);
+    assert_int_equal(gpunvme_register(engine, memory, 8192, GPUNVME_MEM_HOST), 0);
     assert_int_equal(nmapped, 1);
-    assert_int_equal(gpunvme_store_unregister(&store, memory), GPUNVME_OK);
-    assert_int_equal(gpunvme_store_unregister(&store, memory + 4096), GPUNVME_OK);
+    assert_int_equal(gpunvme_unregister(engine, memory), GPUNVME_OK);
+    assert_int_equal(gpunvme_unregister(engine, memory + 4096), GPUNVME_OK);
     assert_int_equal(nunmapped, 0);
-    assert_int_equal(gpunvme_store_unregister(&store, memory), GPUNVME_OK);
+    assert_int_equal(gpunvme_unregister(engine, memory), GPUNVME_OK);
     assert_int_equal(nunmapped, 1);
-    assert_int_equal(gpunvme_store_unregister(&store, memory), GPUNVME_ERR_NOT_FOUND);
+    assert_int_equal(gpunvme_unregister(engine, memory), GPUNVME_ERR_NOT_FOUND);
 }
 
 static void registrations_do_not_overlap(void **state)
 {
     (void)state;
-    assert_int_equal(gpunvme_store_register(&store, memory + 4096, 4096, GPUNVME_MEM_HOST), 0);
-    assert_int_equal(gpunvme_store_register(&store, memory + 8188, 4096, GPUNVME_MEM_HOST),
+    assert_int_equal(gpunvme_register(engine, memory + 4096, 4096, GPUNVME_MEM_HOST), 0);
+    assert_int_equal(gpunvme_register(engine, memory + 8188, 4096, GPUNVME_MEM_HOST),
                      GPUNVME_ERR_INVALID);
-    assert_int_equal(gpunvme_store_register(&store, memory, 4100, GPUNVME_MEM_HOST),
-                     GPUNVME_ERR_INVALID);
-    assert_int_equal(gpunvme_store_register(&store, memory, 4096, GPUNVME_MEM_HOST), 0);
+    assert_int_equal(gpunvme_register(engine, memory, 4100, GPUNVME_MEM_HOST), GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_register(engine, memory, 4096, GPUNVME_MEM_HOST), 0);
 }
 
 static void a_close_that_times_out_leaves_the_store_as_it_was(void **state)
@@ -360,12 +386,12 @@ static void registered_memory_that_a_backend_has_no_use_for_is_held_too(void **s
 
     (void)state;
     map_err = GPUNVME_ERR_UNSUPPORTED;
-    assert_int_equal(gpunvme_store_register(&store, memory, 4096, GPUNVME_MEM_HOST), GPUNVME_OK);
+    assert_int_equal(gpunvme_register(engine, memory, 4096, GPUNVME_MEM_HOST), GPUNVME_OK);
     submitted(&io);
-    assert_null(store_io_region(held[0]));
-    assert_int_equal(gpunvme_store_unregister(&store, memory), GPUNVME_ERR_BUSY);
+    assert_null(store_region_map(&store, held[0]->priv.region));
+    assert_int_equal(gpunvme_unregister(engine, memory), GPUNVME_ERR_BUSY);
     store_io_end(held[0], GPUNVME_OK, 10);
-    assert_int_equal(gpunvme_store_unregister(&store, memory), GPUNVME_OK);
+    assert_int_equal(gpunvme_unregister(engine, memory), GPUNVME_OK);
     assert_int_equal(nunmapped, 0);
 }
 
@@ -377,14 +403,14 @@ static void what_is_in_flight_is_not_submitted_again(void **state)
 
     (void)state;
     assert_int_equal(gpunvme_batch_create(&batch), GPUNVME_OK);
-    assert_int_equal(gpunvme_store_submit(&store, &io, 1, batch), GPUNVME_OK);
-    assert_int_equal(gpunvme_store_submit(&store, &io, 1, batch), GPUNVME_ERR_INVALID);
+    assert_int_equal(submit_to(&store, &io, 1, batch), GPUNVME_OK);
+    assert_int_equal(submit_to(&store, &io, 1, batch), GPUNVME_ERR_INVALID);
     store_io_end(held[0], GPUNVME_OK, 10);
-    assert_int_equal(gpunvme_store_submit(&store, &io, 1, batch), GPUNVME_ERR_INVALID);
+    assert_int_equal(submit_to(&store, &io, 1, batch), GPUNVME_ERR_INVALID);
     assert_int_equal(gpunvme_batch_poll(batch, 1, 1, &ended, &n, 1000000000), GPUNVME_OK);
     submitted(&io);
     assert_int_equal(gpunvme_io_wait(&io, 1000000), GPUNVME_ERR_TIMEOUT);
-    assert_int_equal(gpunvme_store_submit(&store, &io, 1, NULL), GPUNVME_ERR_INVALID);
+    assert_int_equal(submit_to(&store, &io, 1, NULL), GPUNVME_ERR_INVALID);
     store_io_end(held[1], GPUNVME_OK, 10);
     submitted(&io); /* its end was not asked for: that is fine */
     store_io_end(held[2], GPUNVME_OK, 10);
@@ -394,13 +420,13 @@ static void what_is_in_flight_is_not_submitted_again(void **state)
 
 static void the_detail_of_an_error_is_that_of_the_transfer(void **state)
 {
-    struct gpunvme_io io = read_of(7, 10);
+    struct gpunvme_io io = read_of(7, 10), other = read_of(0, 1);
 
     (void)state;
     submitted(&io);
     store_io_end(held[0], base_fail(GPUNVME_ERR_IO, "the disk is wet"), 3);
-    assert_int_equal(gpunvme_store_submit(NULL, &io, 1, NULL), GPUNVME_ERR_INVALID);
-    assert_string_equal(io.detail, "the disk is wet");
+    assert_int_equal(submit_to(NULL, &other, 1, NULL), GPUNVME_ERR_INVALID);
+    assert_string_equal(detail_of(&io), "the disk is wet");
     assert_int_equal(gpunvme_io_wait(&io, 0), GPUNVME_ERR_IO);
     assert_string_equal(gpunvme_err_detail(),
                         "the disk is wet; 10 bytes at offset 7, of which the first 3 were moved");
@@ -416,9 +442,10 @@ static void what_makes_no_sense_is_refused(void **state)
     size_t done;
 
     (void)state;
-    assert_int_equal(gpunvme_store_transfer(&store, &io, too_many), GPUNVME_ERR_NOMEM);
-    assert_int_equal(gpunvme_store_readv(&store, 0, &vec, too_many, &done), GPUNVME_ERR_NOMEM);
-    assert_int_equal(gpunvme_store_register(&store, memory, SIZE_MAX, GPUNVME_MEM_HOST),
+    io.store = &store;
+    assert_int_equal(gpunvme_io_run(&io, too_many), GPUNVME_ERR_NOMEM);
+    assert_int_equal(gpunvme_store_readv(&store, 0, &vec, too_many, &done), GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_register(engine, memory, SIZE_MAX, GPUNVME_MEM_HOST),
                      GPUNVME_ERR_INVALID);
     gpunvme_store_get_info(NULL, &info);
     assert_null(info.backend);
@@ -434,7 +461,8 @@ static void *look_up(void *unused)
 {
     (void)unused;
     while (!stop_looking)
-        store_region_release(store_regions_hold(&store.regions, memory, NBYTES, GPUNVME_MEM_HOST));
+        store_region_release(
+            store_regions_hold(store_engine_regions(engine), memory, NBYTES, GPUNVME_MEM_HOST));
     return NULL;
 }
 
@@ -447,8 +475,8 @@ static void registration_comes_in_between_transfers(void **state)
     for (unsigned i = 0; i < 8; i++)
         pthread_create(&threads[i], NULL, look_up, NULL);
     for (unsigned i = 0; i < 50; i++) {
-        assert_int_equal(gpunvme_store_register(&store, memory, 4096, GPUNVME_MEM_HOST), 0);
-        assert_int_equal(gpunvme_store_unregister(&store, memory), GPUNVME_OK);
+        assert_int_equal(gpunvme_register(engine, memory, 4096, GPUNVME_MEM_HOST), 0);
+        assert_int_equal(gpunvme_unregister(engine, memory), GPUNVME_OK);
     }
     stop_looking = true;
     for (unsigned i = 0; i < 8; i++)

@@ -18,6 +18,7 @@
 #include "gpunvme/memory.h"
 #include "storage/internal.h"
 #include "thread_stream.h"
+#include "transfer_util.h"
 
 /* ---- A store ----------------------------------------------------------------------------------
  */
@@ -54,7 +55,7 @@ static struct gpunvme_io read_of(uint64_t offset, void *ptr, size_t nbytes)
 
 static void submitted(struct gpunvme_io *io)
 {
-    if (gpunvme_store_submit_on_stream(store, io, &stream))
+    if (submit_on_stream(store, io, &stream))
         fail_msg("%s", gpunvme_err_detail());
 }
 
@@ -113,7 +114,7 @@ static void errors_reach_the_transfer_and_the_stream_goes_on(void **state)
     struct gpunvme_io io = read_of(NBYTES - 7, memory, 100), bad = read_of(0, NULL, 100);
 
     (void)state;
-    assert_int_equal(gpunvme_store_submit_on_stream(store, &bad, &stream), GPUNVME_ERR_INVALID);
+    assert_int_equal(submit_on_stream(store, &bad, &stream), GPUNVME_ERR_INVALID);
     submitted(&io);
     stream_sync(&stream);
     assert_int_equal(gpunvme_io_wait(&io, 0), GPUNVME_OK);
@@ -137,7 +138,7 @@ static void a_capture_is_refused(void **state)
 
     (void)state;
     stream.capturing = true;
-    assert_int_equal(gpunvme_store_submit_on_stream(store, &io, &stream), GPUNVME_ERR_UNSUPPORTED);
+    assert_int_equal(submit_on_stream(store, &io, &stream), GPUNVME_ERR_UNSUPPORTED);
     assert_non_null(strstr(gpunvme_err_detail(), "captured"));
 }
 
@@ -148,8 +149,7 @@ static void without_waits_for_memory_nothing_is_submitted(void **state)
     (void)state;
     stream.no_waits = true;
     for (unsigned i = 0; i < 2000; i++) /* more often than there are words */
-        assert_int_equal(gpunvme_store_submit_on_stream(store, &io, &stream),
-                         GPUNVME_ERR_UNSUPPORTED);
+        assert_int_equal(submit_on_stream(store, &io, &stream), GPUNVME_ERR_UNSUPPORTED);
     assert_int_equal(gpunvme_io_test(&io), GPUNVME_ERR_STALE);
     assert_int_equal(memory[0], 0xee);
 }
@@ -160,7 +160,7 @@ static void a_callback_is_refused(void **state)
 
     (void)state;
     io.callback = (void (*)(struct gpunvme_io *))(uintptr_t)1;
-    assert_int_equal(gpunvme_store_submit_on_stream(store, &io, &stream), GPUNVME_ERR_INVALID);
+    assert_int_equal(submit_on_stream(store, &io, &stream), GPUNVME_ERR_INVALID);
 }
 
 static void many_transfers_on_many_streams_keep_their_order(void **state)
@@ -280,7 +280,7 @@ static void nor_does_another_read_meanwhile(void **state)
     fake_call(&stream, wait_to_go_on, NULL);
     submitted(&io);
     ncalls = 0;
-    assert_int_equal(gpunvme_store_submit(store, &other, 1, NULL), GPUNVME_OK);
+    assert_int_equal(submit_to(store, &other, 1, NULL), GPUNVME_OK);
     assert_int_equal(gpunvme_io_wait(&other, 0), GPUNVME_OK);
     assert_int_equal(ncalls, 0);
     goes_on = true;
@@ -300,14 +300,31 @@ static void hold(struct gpunvme_store *s, struct gpunvme_io *first, size_t n)
     held = first;
 }
 
+static void do_not_cancel(struct gpunvme_store *s, struct gpunvme_io *io)
+{
+    (void)s;
+    (void)io;
+}
+
+static size_t none_is_there(struct gpunvme_store *s, const struct gpunvme_io *io)
+{
+    (void)s;
+    (void)io;
+    return 0;
+}
+
 static void a_transfer_that_does_not_end_lets_the_stream_go(void **state)
 {
     struct store_backend silent = *store->backend;
     const struct store_backend *backend = store->backend;
+    struct crew *crew = store->crew;
     struct gpunvme_io io = read_of(0, memory, 100);
 
     (void)state;
     silent.submit = hold;
+    silent.cancel = do_not_cancel;
+    silent.prefix = none_is_there;
+    store->crew = NULL;
     store->backend = &silent;
     store->uri.options.timeout_ns = 30000000;
     submitted(&io);
@@ -317,6 +334,7 @@ static void a_transfer_that_does_not_end_lets_the_stream_go(void **state)
     atomic_store(&store->closing, false);
     store_io_end(held, GPUNVME_OK, 100);
     store->backend = backend;
+    store->crew = crew;
 }
 
 static void a_store_may_be_closed_before_the_stream_has_seen_the_end(void **state)

@@ -321,7 +321,7 @@ static void random_transfers(const char *uri, size_t size, unsigned n)
     assert_ok(gpunvme_store_size(store, &nbytes));
     assert_int_equal(nbytes, size);
     assert_ok(gpunvme_mem_alloc(size, GPUNVME_MEM_GPU, &buf));
-    assert_ok(gpunvme_store_register(store, buf.gpu, size, GPUNVME_MEM_GPU));
+    assert_ok(gpunvme_register(NULL, buf.gpu, size, GPUNVME_MEM_GPU));
     assert_ok(gpunvme_mem_fill(buf.gpu, GPUNVME_MEM_GPU, 0, size));
     assert_ok(gpunvme_store_write(store, 0, buf.gpu, GPUNVME_MEM_GPU, size, NULL));
     for (unsigned i = 0; i < n; i++) {
@@ -349,7 +349,7 @@ static void random_transfers(const char *uri, size_t size, unsigned n)
         }
     }
     assert_ok(gpunvme_store_flush(store));
-    assert_ok(gpunvme_store_unregister(store, buf.gpu));
+    assert_ok(gpunvme_unregister(NULL, buf.gpu));
     assert_ok(gpunvme_close(store));
     assert_ok(gpunvme_mem_free(&buf));
     free(oracle);

@@ -19,6 +19,7 @@
 
 #include "base/fail.h"
 #include "storage/stream.h"
+#include "transfer_util.h"
 
 struct item {
     void (*fn)(void *);
@@ -140,7 +141,41 @@ static gpunvme_err_t fake_wait(void *stream, const uint32_t *word, uint32_t valu
     return GPUNVME_OK;
 }
 
-static const struct store_stream_ops fake = {fake_device, fake_capturing, fake_call, fake_wait};
+/* An event is a word: 1 when it has happened, and a stream's item when that is to come. */
+static void happen(void *event)
+{
+    __atomic_store_n((uint32_t *)event, 1, __ATOMIC_RELEASE);
+}
+
+static gpunvme_err_t fake_wait_event(void *stream, void *event)
+{
+    put(stream, (struct item){.word = event, .value = 1});
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t fake_record(void *stream, void *event)
+{
+    put(stream, (struct item){.fn = happen, .arg = event});
+    return GPUNVME_OK;
+}
+
+/* Streams of the library's own, which it keeps. */
+static struct stream *made[64];
+static unsigned nmade;
+
+static gpunvme_err_t fake_create(void **stream)
+{
+    struct stream *s = malloc(sizeof(*s));
+
+    assert_true(s && nmade < 64);
+    stream_open(s);
+    made[nmade++] = s;
+    *stream = s;
+    return GPUNVME_OK;
+}
+
+static const struct store_stream_ops fake = {fake_device,     fake_capturing, fake_call,  fake_wait,
+                                             fake_wait_event, fake_record,    fake_create};
 
 /* Reads of 4 KiB on several streams at once; each overwrites what the one before it on its stream
  * has read, and the last one stays. `content`: 64 KiB at least of what is read. */
@@ -162,7 +197,7 @@ static inline void check_order_on_many_streams(struct gpunvme_store *store, uint
                                             .offset = (i * 37u + s * 1000u) % 60000u,
                                             .ptr = memory + s * nbytes,
                                             .nbytes = nbytes};
-            if (gpunvme_store_submit_on_stream(store, &ios[s][i], &streams[s]))
+            if (submit_on_stream(store, &ios[s][i], &streams[s]))
                 fail_msg("%s", gpunvme_err_detail());
         }
     for (unsigned s = 0; s < STREAMS; s++) {

@@ -62,6 +62,7 @@ static void errors_keep_their_numbers(void **state)
     assert_int_equal(GPUNVME_ERR_REMOVED, -13);
     assert_int_equal(GPUNVME_ERR_VERIFY, -27);
     assert_int_equal(GPUNVME_ERR_LIMIT, -29);
+    assert_int_equal(GPUNVME_ERR_EXISTS, -31);
 }
 
 /* It says what happened, then what to do: two parts, unless there is nothing to do. */
@@ -74,7 +75,7 @@ static void a_text_is_more_than_a_name(void **state)
 
 static void numbers_that_are_no_errors_have_a_text_all_the_same(void **state)
 {
-    static const gpunvme_err_t numbers[] = {1,       77,      INT32_MAX, -30,      -999,
+    static const gpunvme_err_t numbers[] = {1,       77,      INT32_MAX, -32,      -999,
                                             -0x7fff, -0x8000, -0x10000,  -0x10001, INT32_MIN};
 
     (void)state;

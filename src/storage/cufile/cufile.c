@@ -133,13 +133,41 @@ static void set_sizes(struct gpunvme_store *store, struct cufile *cufile)
     cufile->chunk = o->chunk_nbytes ? o->chunk_nbytes : DEFAULT_CHUNK;
 }
 
+/* ---- Memory -----------------------------------------------------------------------------------
+ */
+
+/* Host memory needs no registration: pread() and pwrite() move it. */
+static gpunvme_err_t map_memory(void *api, const struct gpunvme_buf *buf, void **out)
+{
+    struct cufile_buffer *buffer;
+    gpunvme_err_t err;
+
+    if (buf->mem != GPUNVME_MEM_GPU)
+        return GPUNVME_ERR_UNSUPPORTED;
+    err = cufile_buffer_register(api, buf->gpu, buf->nbytes, &buffer);
+    if (!err)
+        *out = buffer;
+    return err;
+}
+
+static void unmap_memory(void *api, void *buffer)
+{
+    cufile_buffer_forget(api, buffer);
+}
+
+static const struct store_domain_ops domain_ops = {.map = map_memory, .unmap = unmap_memory};
+
+/* ---- Closing ----------------------------------------------------------------------------------
+ */
+
 /* Undoes what has been done of opening. */
 static gpunvme_err_t cufile_close(struct gpunvme_store *store)
 {
     struct cufile *cufile = store->priv;
     gpunvme_err_t err = GPUNVME_OK;
 
-    crew_stop(cufile->crew);
+    store_domain_leave(store);
+    crew_stop(store->crew);
     if (cufile->registered)
         cufile->api->handle_deregister(cufile->handle);
     if (cufile->direct_fd >= 0)
@@ -173,7 +201,9 @@ static gpunvme_err_t cufile_open(struct gpunvme_store *store)
         set_route(store, cufile);
         set_sizes(store, cufile);
         store->queue.piece_nbytes = cufile->chunk;
-        err = crew_start(store, &cufile_crew_ops, store->threads, &cufile->crew);
+        err = crew_start(store, &cufile_crew_ops, store->threads, &store->crew);
+        if (!err)
+            store_domain_join(store, &domain_ops, (void *)cufile->api);
     }
     if (err) {
         base_keep(&failure, err);
@@ -230,34 +260,6 @@ static gpunvme_err_t cufile_resize(struct gpunvme_store *store, uint64_t nbytes)
                : GPUNVME_OK;
 }
 
-static void cufile_submit(struct gpunvme_store *store, struct gpunvme_io *first, size_t n)
-{
-    struct cufile *cufile = store->priv;
-
-    crew_submit(cufile->crew, first, n);
-}
-
-/* Host memory needs no registration: pread() and pwrite() move it. */
-static gpunvme_err_t cufile_map(struct gpunvme_store *store, struct store_region *region)
-{
-    const struct cufile *cufile = store->priv;
-    struct cufile_buffer *buffer;
-    gpunvme_err_t err;
-
-    if (region->buf.mem != GPUNVME_MEM_GPU)
-        return GPUNVME_ERR_UNSUPPORTED;
-    err = cufile_buffer_register(cufile->api, region->ptr, region->nbytes, &buffer);
-    region->priv = buffer;
-    return err;
-}
-
-static void cufile_unmap(struct gpunvme_store *store, struct store_region *region)
-{
-    const struct cufile *cufile = store->priv;
-
-    cufile_buffer_forget(cufile->api, region->priv);
-}
-
 static void cufile_describe(struct gpunvme_store *store, struct gpunvme_path *path)
 {
     const struct cufile *cufile = store->priv;
@@ -299,9 +301,6 @@ const struct store_backend store_cufile = {
     .close = cufile_close,
     .size = cufile_size,
     .resize = cufile_resize,
-    .submit = cufile_submit,
-    .map = cufile_map,
-    .unmap = cufile_unmap,
     .about = cufile_about,
     .describe = cufile_describe,
 };

@@ -23,7 +23,6 @@ struct cufile {
     bool registered; /* `handle` is valid */
     void *handle;    /* CUfileHandle_t */
     size_t chunk;
-    struct crew *crew;
     char why_not_direct[256];
 
     /*

@@ -32,7 +32,7 @@ struct move {
 
 static bool is_ragged(const struct crew_piece *piece)
 {
-    return piece->io->op == GPUNVME_OP_WRITE &&
+    return piece->op == GPUNVME_OP_WRITE &&
            ((piece->offset | piece->nbytes) & (CUFILE_EDGE - 1)) != 0;
 }
 
@@ -58,7 +58,7 @@ static gpunvme_err_t there_are(const struct cufile *cufile, uint64_t offset, siz
 /* One call for what is left of it; *n gets what was moved, 0 at the end of the file. */
 static gpunvme_err_t call_once(const struct cufile *cufile, const struct move *m, ssize_t *n)
 {
-    bool write = m->piece.io->op == GPUNVME_OP_WRITE;
+    bool write = m->piece.op == GPUNVME_OP_WRITE;
     size_t nbytes = m->piece.nbytes - m->done;
     off_t at = (off_t)(m->piece.offset + m->done);
     uint8_t *base = m->base;
@@ -90,7 +90,7 @@ static gpunvme_err_t call_once(const struct cufile *cufile, const struct move *m
 /* With the memory's GPU the current one: all of it, or up to the end. */
 static void move_gpu(struct cufile *cufile, struct move *m)
 {
-    bool write = m->piece.io->op == GPUNVME_OP_WRITE;
+    bool write = m->piece.op == GPUNVME_OP_WRITE;
     bool ragged = is_ragged(&m->piece) || (write && m->is_split);
     ssize_t n = 1;
 
@@ -111,8 +111,8 @@ static ssize_t host_once(const struct cufile *cufile, const struct move *m)
     size_t nbytes = m->piece.nbytes - m->done;
     off_t at = (off_t)(m->piece.offset + m->done);
 
-    return m->piece.io->op == GPUNVME_OP_WRITE ? pwrite(cufile->fd, cpu, nbytes, at)
-                                               : pread(cufile->fd, cpu, nbytes, at);
+    return m->piece.op == GPUNVME_OP_WRITE ? pwrite(cufile->fd, cpu, nbytes, at)
+                                           : pread(cufile->fd, cpu, nbytes, at);
 }
 
 static void move_host(struct cufile *cufile, struct move *m)
@@ -129,7 +129,7 @@ static void move_host(struct cufile *cufile, struct move *m)
         else if (n < 0 && errno != EINTR)
             m->err = base_fail_errno(errno, "%zu bytes at offset %llu", m->piece.nbytes - m->done,
                                      (unsigned long long)(m->piece.offset + m->done));
-        else if (n == 0 && m->piece.io->op == GPUNVME_OP_WRITE)
+        else if (n == 0 && m->piece.op == GPUNVME_OP_WRITE)
             m->err = base_fail(GPUNVME_ERR_NOSPC, "nothing was written");
     }
     if (ragged)
@@ -140,10 +140,10 @@ static void move_host(struct cufile *cufile, struct move *m)
 static void end(struct crew_worker *worker, const struct move *m)
 {
     enum gpunvme_route route =
-        m->piece.io->mem == GPUNVME_MEM_GPU ? worker->store->gpu_route : GPUNVME_ROUTE_HOST;
+        m->piece.mem == GPUNVME_MEM_GPU ? worker->store->gpu_route : GPUNVME_ROUTE_HOST;
 
-    if (m->piece.io->op != GPUNVME_OP_FLUSH)
-        store_moved(worker->store, m->piece.io->op, route, m->done);
+    if (m->piece.op != GPUNVME_OP_FLUSH)
+        store_moved(worker->store, m->piece.op, route, m->done);
     crew_end(&m->piece, m->err, m->done);
 }
 
@@ -151,7 +151,7 @@ static void serve_host(struct crew_worker *worker, struct move *m)
 {
     struct cufile *cufile = worker->store->priv;
 
-    if (m->piece.io->op != GPUNVME_OP_FLUSH)
+    if (m->piece.op != GPUNVME_OP_FLUSH)
         move_host(cufile, m);
     else if (fdatasync(cufile->fd))
         m->err = base_fail_errno(errno, "fdatasync");
@@ -160,9 +160,9 @@ static void serve_host(struct crew_worker *worker, struct move *m)
 
 static int device_of(const struct move *m)
 {
-    const struct store_region *region = store_io_region(m->piece.io);
+    const struct cufile_buffer *buffer = store_region_map(m->piece.store, m->piece.region);
 
-    return region ? cufile_buffer_device(region->priv) : cufile_device_of(m->piece.ptr);
+    return buffer ? cufile_buffer_device(buffer) : cufile_device_of(m->piece.ptr);
 }
 
 static void serve_gpu(struct crew_worker *worker, struct move *m)
@@ -183,13 +183,13 @@ static void serve_gpu(struct crew_worker *worker, struct move *m)
 static struct move to_move(const struct crew_piece *piece)
 {
     struct move m = {.piece = *piece, .base = piece->ptr};
-    const struct store_region *region = store_io_region(piece->io);
+    const struct cufile_buffer *buffer = store_region_map(piece->store, piece->region);
 
-    if (piece->io->mem != GPUNVME_MEM_GPU || piece->io->op == GPUNVME_OP_FLUSH)
+    if (piece->mem != GPUNVME_MEM_GPU || piece->op == GPUNVME_OP_FLUSH)
         return m;
-    m.in_region = region;
-    if (region) {
-        m.base = cufile_buffer_base(region->priv);
+    m.in_region = buffer;
+    if (buffer) {
+        m.base = cufile_buffer_base(buffer);
         m.base_offset = piece->ptr - m.base;
     } else {
         size_t nbytes = piece->nbytes;
@@ -211,7 +211,7 @@ static void work(struct crew_worker *worker)
         if (!crew_take(worker, &piece, 1, WAIT_NS, &stop))
             continue;
         m = to_move(&piece);
-        if (m.piece.io->mem != GPUNVME_MEM_GPU || m.piece.io->op == GPUNVME_OP_FLUSH)
+        if (m.piece.mem != GPUNVME_MEM_GPU || m.piece.op == GPUNVME_OP_FLUSH)
             serve_host(worker, &m);
         else
             serve_gpu(worker, &m);

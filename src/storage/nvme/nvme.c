@@ -324,8 +324,13 @@ static void run_to_end(struct nvme_store *s, struct nvme_slot *slot)
 static bool nvme_direct(struct gpunvme_store *store, struct gpunvme_io *io)
 {
     struct nvme_store *s = store->priv;
-    struct crew_piece piece = {
-        .io = io, .offset = io->offset, .ptr = io->ptr, .nbytes = io->nbytes};
+    struct crew_piece piece = {.io = io,
+                               .store = store,
+                               .op = io->op,
+                               .mem = io->mem,
+                               .offset = io->offset,
+                               .ptr = io->ptr,
+                               .nbytes = io->nbytes};
     struct nvme_caller *caller;
 
     if (io->nbytes > s->chunk)
@@ -333,15 +338,15 @@ static bool nvme_direct(struct gpunvme_store *store, struct gpunvme_io *io)
     caller = take_caller(s);
     if (!caller)
         return false;
-    io->priv.region = io->op == GPUNVME_OP_FLUSH
-                          ? NULL
-                          : store_regions_hold(&store->regions, io->ptr, io->nbytes, io->mem);
+    if (io->op != GPUNVME_OP_FLUSH)
+        piece.region =
+            store_regions_hold(store_engine_regions(store->engine), io->ptr, io->nbytes, io->mem);
     nvme_slot_begin(&caller->slot, &piece);
     run_to_end(s, &caller->slot);
     io->err = caller->slot.err;
     io->done = caller->slot.done;
     atomic_store_explicit(&caller->taken, false, memory_order_release);
-    store_region_release(io->priv.region);
+    store_region_release(piece.region);
     return true;
 }
 
@@ -428,28 +433,38 @@ static uint32_t choose_threads(const struct store_options *o, uint32_t most)
  * Maps memory for the controller, unless it is a GPU's whose kernels might see less of it than has
  * arrived when a transfer has ended.
  */
-static gpunvme_err_t map_memory(struct nvme_store *s, const struct gpunvme_buf *buf,
-                                struct nvme_mapping **out)
+static gpunvme_err_t map_memory(void *share, const struct gpunvme_buf *buf, void **out)
 {
+    struct gpunvme_transport *tr = gpunvme_ctrl_transport(nvme_share_ctrl(share));
     const char *lacks =
-        buf->mem == GPUNVME_MEM_GPU
-            ? transport_writes_lack(gpunvme_ctrl_transport(s->ctrl), mem_gpu_of(buf))
-            : NULL;
+        buf->mem == GPUNVME_MEM_GPU ? transport_writes_lack(tr, mem_gpu_of(buf)) : NULL;
+    struct nvme_mapping *mapping;
+    gpunvme_err_t err;
 
     if (lacks)
         return base_fail(GPUNVME_ERR_UNSUPPORTED, "%s", lacks);
-    return nvme_share_map(s->share, buf, out);
+    err = nvme_share_map(share, buf, &mapping);
+    if (!err)
+        *out = mapping;
+    return err;
 }
+
+static void unmap_memory(void *share, void *mapping)
+{
+    nvme_share_unmap(share, mapping);
+}
+
+static const struct store_domain_ops domain_ops = {.map = map_memory, .unmap = unmap_memory};
 
 /* Whether the controller reaches memory of the GPU, found out by a small piece of it. */
 static void probe_p2p(struct gpunvme_store *store, struct nvme_store *s)
 {
     struct gpunvme_buf buf = {0};
-    struct nvme_mapping *mapping;
+    void *mapping = NULL;
     gpunvme_err_t err = gpunvme_mem_alloc(PROBE_NBYTES, GPUNVME_MEM_GPU, &buf);
 
     if (!err)
-        err = map_memory(s, &buf, &mapping);
+        err = map_memory(s->share, &buf, &mapping);
     if (err)
         snprintf(s->why_no_p2p, sizeof(s->why_no_p2p), "%s", gpunvme_err_detail());
     else
@@ -482,6 +497,7 @@ static gpunvme_err_t nvme_close(struct gpunvme_store *store)
     struct nvme_store *s = store->priv;
     gpunvme_err_t err;
 
+    store_domain_leave(store);
     if (s->callers)
         free_callers(s);
     crew_stop(s->crew);
@@ -522,7 +538,11 @@ static gpunvme_err_t start(struct gpunvme_store *store)
         !nvme_claims_init(&s->claims, claimed, (size_t)store->threads * s->depth + NVME_CALLERS))
         return base_fail(GPUNVME_ERR_NOMEM, "%u workers", store->threads);
     err = start_workers(store);
-    return err ? err : make_callers(store);
+    if (err)
+        return err;
+    store->crew = s->crew;
+    store_domain_join(store, &domain_ops, s->share);
+    return make_callers(store);
 }
 
 static gpunvme_err_t nvme_open(struct gpunvme_store *store)
@@ -563,32 +583,6 @@ static gpunvme_err_t nvme_size(struct gpunvme_store *store, uint64_t *nbytes)
 
     *nbytes = s->ns->nbytes;
     return GPUNVME_OK;
-}
-
-static void nvme_submit(struct gpunvme_store *store, struct gpunvme_io *first, size_t n)
-{
-    struct nvme_store *s = store->priv;
-
-    crew_submit(s->crew, first, n);
-}
-
-static gpunvme_err_t nvme_map(struct gpunvme_store *store, struct store_region *region)
-{
-    struct nvme_store *s = store->priv;
-    struct nvme_mapping *mapping;
-    gpunvme_err_t err = map_memory(s, &region->buf, &mapping);
-
-    if (!err)
-        region->priv = mapping;
-    return err;
-}
-
-static void nvme_unmap(struct gpunvme_store *store, struct store_region *region)
-{
-    struct nvme_store *s = store->priv;
-
-    nvme_share_unmap(s->share, region->priv);
-    region->priv = NULL;
 }
 
 /* The threads of a simulated controller copy as well. */
@@ -645,11 +639,8 @@ const struct store_backend store_nvme = {
     .open = nvme_open,
     .close = nvme_close,
     .size = nvme_size,
-    .submit = nvme_submit,
     .direct = nvme_direct,
     .prepare = nvme_prepare,
-    .map = nvme_map,
-    .unmap = nvme_unmap,
     .about = nvme_about,
     .describe = nvme_describe,
 };

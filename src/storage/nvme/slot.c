@@ -30,12 +30,12 @@ static uint8_t *bounce_cpu(const struct nvme_slot *slot)
 
 static enum gpunvme_op op_of(const struct nvme_slot *slot)
 {
-    return slot->piece.io->op;
+    return slot->piece.op;
 }
 
 static enum gpunvme_mem mem_of(const struct nvme_slot *slot)
 {
-    return slot->piece.io->mem;
+    return slot->piece.mem;
 }
 
 /* Gives back what the command at hand has. */
@@ -57,13 +57,12 @@ static bool end(struct nvme_slot *slot, gpunvme_err_t err)
 
 void nvme_slot_begin(struct nvme_slot *slot, const struct crew_piece *piece)
 {
-    const struct store_region *region = store_io_region(piece->io);
-    const struct nvme_mapping *mapping = region ? region->priv : NULL;
+    const struct nvme_mapping *mapping = store_region_map(piece->store, piece->region);
     uint64_t size = slot->s->ns->nbytes;
 
     slot->piece = *piece;
     slot->mem = mapping ? &mapping->buf : NULL;
-    slot->mem_off = mapping ? (size_t)(piece->ptr - region->ptr) : 0;
+    slot->mem_off = mapping ? (size_t)(piece->ptr - piece->region->ptr) : 0;
     slot->want = piece->offset >= size                  ? 0
                  : piece->nbytes > size - piece->offset ? (size_t)(size - piece->offset)
                                                         : piece->nbytes;

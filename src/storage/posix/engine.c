@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/fail.h"
+#include "storage/engine.h"
 #include "storage/posix/engine.h"
 
 /* What an H200 machine of 16 cores and smaller ones were happy with; see bench/store_rate.c. */
@@ -21,42 +22,16 @@
 #define MIN_THREADS   2u
 #define BLIND_THREADS 8u /* at least, where each waits for one request at a time */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-static struct posix_engine *shared;    /* this process's */
-static struct posix_engine *inherited; /* its parent's: there are no threads for it here */
-static bool uring_works;               /* it has been asked for, and granted */
+static _Atomic bool uring_works; /* it has been asked for, and granted */
 
-static void before_fork(void)
-{
-    pthread_mutex_lock(&lock);
-}
-
-static void in_parent(void)
-{
-    pthread_mutex_unlock(&lock);
-}
-
-static void in_child(void)
-{
-    if (shared)
-        inherited = shared;
-    shared = NULL;
-    pthread_mutex_unlock(&lock);
-}
-
-static void watch_forks(void)
-{
-    pthread_atfork(before_fork, in_parent, in_child);
-}
-
-static unsigned threads_of(const struct store_options *o, bool uring)
+static unsigned threads_of(const struct gpunvme_engine_config *config,
+                           const struct store_options *o, bool uring)
 {
     unsigned n = MIN_THREADS;
     cpu_set_t cpus;
 
-    if (o->threads)
-        return o->threads;
+    if (o->threads || config->threads)
+        return o->threads ? o->threads : config->threads;
     if (!sched_getaffinity(0, sizeof(cpus), &cpus))
         n = (unsigned)CPU_COUNT(&cpus);
     if (n > MAX_THREADS)
@@ -66,7 +41,7 @@ static unsigned threads_of(const struct store_options *o, bool uring)
     return n < MIN_THREADS ? MIN_THREADS : n;
 }
 
-/* Under the lock. Whether this process may have io_uring: some kernels, and the rules of
+/* Whether this process may have io_uring: some kernels, and the rules of
  * containers, forbid it. */
 static gpunvme_err_t ask_for_uring(const struct store_options *o, struct posix_engine *engine)
 {
@@ -109,17 +84,18 @@ static gpunvme_err_t make_slots(struct posix_engine *engine, unsigned nworkers, 
     return err;
 }
 
-static void destroy(struct posix_engine *engine)
+void posix_engine_destroy(struct posix_engine *engine)
 {
+    if (!engine)
+        return;
     crew_stop(engine->crew);
     for (unsigned i = 0; i < POSIX_NRINGS; i++)
         posix_ring_destroy(&engine->rings[i]);
     free(engine);
 }
 
-/* Under the lock. */
-static gpunvme_err_t make(const struct store_options *o, bool is_shared, bool fills,
-                          struct posix_engine **out)
+static gpunvme_err_t make(const struct gpunvme_engine_config *config, const struct store_options *o,
+                          bool is_shared, bool fills, struct posix_engine **out)
 {
     struct posix_engine *engine = calloc(1, sizeof(*engine));
     uint64_t chunk = o->chunk_nbytes < LARGEST_CHUNK ? o->chunk_nbytes : LARGEST_CHUNK;
@@ -132,7 +108,7 @@ static gpunvme_err_t make(const struct store_options *o, bool is_shared, bool fi
     for (unsigned i = 0; i < POSIX_NRINGS; i++)
         posix_ring_init(&engine->rings[i]);
     err = ask_for_uring(o, engine);
-    engine->threads = threads_of(o, engine->uring);
+    engine->threads = threads_of(config, o, engine->uring);
     engine->depth = o->depth ? o->depth : DEPTH;
     engine->chunk = chunk ? (uint32_t)chunk : POSIX_MEMORY_CHUNK;
     if (!err)
@@ -141,34 +117,39 @@ static gpunvme_err_t make(const struct store_options *o, bool is_shared, bool fi
         err = crew_start_shared(engine, &posix_crew_ops, engine->threads, is_shared, &engine->crew);
     if (err) {
         base_keep(&failure, err);
-        destroy(engine);
+        posix_engine_destroy(engine);
         return base_restore(&failure);
     }
     *out = engine;
     return GPUNVME_OK;
 }
 
-gpunvme_err_t posix_engine_take(const struct store_options *o, bool fills,
-                                struct posix_engine **out)
+gpunvme_err_t posix_engine_take(struct gpunvme_engine *of, const struct store_options *o,
+                                bool fills, struct posix_engine **out)
 {
     bool own = o->threads || o->depth || o->chunk_nbytes || o->uring != STORE_AUTO;
     gpunvme_err_t err = GPUNVME_OK;
 
-    pthread_once(&once, watch_forks);
-    pthread_mutex_lock(&lock);
-    if (own) {
-        err = make(o, false, fills, out);
-    } else {
-        if (!shared)
-            err = make(o, true, true, &shared);
-        *out = shared;
-    }
-    pthread_mutex_unlock(&lock);
+    if (own)
+        return make(&of->config, o, false, fills, out);
+    pthread_mutex_lock(&of->lock);
+    if (!of->posix)
+        err = make(&of->config, o, true, true, &of->posix);
+    *out = of->posix;
+    pthread_mutex_unlock(&of->lock);
     return err;
 }
 
 void posix_engine_leave(struct posix_engine *engine)
 {
     if (engine && !engine->is_shared)
-        destroy(engine);
+        posix_engine_destroy(engine);
+}
+
+void posix_engine_info(const struct posix_engine *engine, struct gpunvme_engine_info *info)
+{
+    info->threads = engine->threads;
+    for (unsigned i = 0; i < POSIX_NRINGS; i++)
+        info->pinned_nbytes +=
+            atomic_load(&engine->rings[i].npinned) * engine->rings[i].part_nbytes;
 }

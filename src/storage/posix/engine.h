@@ -24,15 +24,16 @@ struct posix_engine {
     struct posix_ring rings[POSIX_NRINGS];
 };
 
-/*
- * The engine for a store with these options. `fills`: it writes into a file in memory. After
- * fork(2) the child's first call makes an engine of the child's.
- */
-gpunvme_err_t posix_engine_take(const struct store_options *o, bool fills,
-                                struct posix_engine **out);
+/* The engine for a store with these options. `fills`: it writes into a file in memory. */
+gpunvme_err_t posix_engine_take(struct gpunvme_engine *of, const struct store_options *o,
+                                bool fills, struct posix_engine **out);
 
 /* A store is closed; nothing of it is in flight. NULL is fine. */
 void posix_engine_leave(struct posix_engine *engine);
+
+/* NULL is fine. */
+void posix_engine_destroy(struct posix_engine *engine);
+void posix_engine_info(const struct posix_engine *engine, struct gpunvme_engine_info *info);
 
 /* Which slots serve writes into files in memory, or all else. */
 static inline unsigned posix_ring_for(const struct posix_file *file, enum gpunvme_op op)

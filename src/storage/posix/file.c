@@ -53,37 +53,102 @@ static gpunvme_err_t fail_to_open(const char *path, int how, int error)
             "%s is mounted, or is in use as swap or by a RAID, a volume group or another "
             "program: it is not opened for writing",
             path);
+    if (error == EEXIST)
+        return base_fail(GPUNVME_ERR_EXISTS, "%s", path);
     if (error == ENOENT && path[strcspn(path, ":/")] == ':')
         return base_fail_errno(error, "%s: there is no such file, nor a scheme of this name", path);
     return base_fail_errno(error, "%s", path);
 }
 
-gpunvme_err_t store_open_fd(struct gpunvme_store *store, int *fd)
+static int how_to_open(const struct gpunvme_store *store)
+{
+    unsigned flags = store->flags;
+    int how = O_CLOEXEC | (flags & GPUNVME_OPEN_WRITE ? O_RDWR : O_RDONLY);
+    int claims;
+
+    if (flags & GPUNVME_OPEN_EXCL)
+        return how | O_CREAT | O_EXCL;
+    claims = claim(store->uri.target, flags & GPUNVME_OPEN_WRITE);
+    return how | claims | (flags & GPUNVME_OPEN_CREATE && !claims ? O_CREAT : 0);
+}
+
+/*
+ * A descriptor of the caller's, opened once more: the copy has flags and a lock of its own. Where
+ * that is refused, a duplicate.
+ */
+static int open_given(int fd, int how)
+{
+    char name[32];
+    int again;
+
+    snprintf(name, sizeof(name), "/proc/self/fd/%d", fd);
+    again = open(name, how | O_NONBLOCK | claim(name, how & O_RDWR));
+    if (again >= 0)
+        fcntl(again, F_SETFL, 0);
+    return again >= 0 || errno == EBUSY || errno == EBADF ? again : fcntl(fd, F_DUPFD_CLOEXEC, 3);
+}
+
+/* A descriptor that was given must allow what the store is opened for. */
+static gpunvme_err_t check_given(const struct gpunvme_store *store)
+{
+    bool writing = store->flags & GPUNVME_OPEN_WRITE;
+    int mode = fcntl(store->given_fd, F_GETFL);
+
+    if (mode < 0)
+        return base_fail_errno(errno, "descriptor %d", store->given_fd);
+    if (mode & O_PATH || (mode & O_ACCMODE) == O_WRONLY)
+        return base_fail(GPUNVME_ERR_PERMISSION, "descriptor %d is not open for reading",
+                         store->given_fd);
+    if (writing && (mode & O_ACCMODE) != O_RDWR)
+        return base_fail(GPUNVME_ERR_READONLY, "descriptor %d is open for reading alone",
+                         store->given_fd);
+    return GPUNVME_OK;
+}
+
+/* What it is, and what is to be known of it; TRUNCATE. */
+static gpunvme_err_t examine(struct gpunvme_store *store, int fd, int how)
 {
     bool writing = store->flags & GPUNVME_OPEN_WRITE;
     const char *path = store->uri.target;
-    int how = O_CLOEXEC | (writing ? O_RDWR : O_RDONLY) | claim(path, writing);
     struct stat st;
 
-    if (store->flags & GPUNVME_OPEN_CREATE && !(how & O_EXCL))
-        how |= O_CREAT;
-    /* A FIFO would hold us up until somebody opens its other end. For the rest it means nothing,
-     * but io_uring asks for it: it would not wait for some file systems. */
-    *fd = open(path, how | O_NONBLOCK, 0666);
-    if (*fd < 0)
-        return fail_to_open(path, how, errno);
-    if (fstat(*fd, &st))
+    if (fstat(fd, &st))
         return base_fail_errno(errno, "%s", path);
-    fcntl(*fd, F_SETFL, 0);
     if (!S_ISBLK(st.st_mode) && !S_ISREG(st.st_mode))
         return base_fail(GPUNVME_ERR_INVALID, "%s is neither a file nor a block device", path);
     if (writing && S_ISBLK(st.st_mode) && !(how & O_EXCL))
         return base_fail(GPUNVME_ERR_BUSY, "%s has become a block device meanwhile", path);
+    if (store->flags & GPUNVME_OPEN_TRUNCATE && S_ISBLK(st.st_mode))
+        return base_fail(GPUNVME_ERR_INVALID, "%s is a block device: nothing can truncate it",
+                         path);
+    if (store->flags & GPUNVME_OPEN_TRUNCATE && ftruncate(fd, 0))
+        return base_fail_errno(errno, "%s: to truncate it", path);
     store->dev = st.st_dev;
     store->ino = st.st_ino;
     store->resizable = !S_ISBLK(st.st_mode);
     store->block_size = st.st_blksize > 0 ? (uint32_t)st.st_blksize : POSIX_PAGE;
     return GPUNVME_OK;
+}
+
+gpunvme_err_t store_open_fd(struct gpunvme_store *store, int *fd)
+{
+    bool given = store->given_fd >= 0;
+    int how = given ? O_CLOEXEC | (store->flags & GPUNVME_OPEN_WRITE ? O_RDWR : O_RDONLY)
+                    : how_to_open(store);
+    gpunvme_err_t err = given ? check_given(store) : GPUNVME_OK;
+
+    *fd = -1;
+    if (err)
+        return err;
+    /* A FIFO would hold us up until somebody opens its other end. For the rest it means nothing,
+     * but io_uring asks for it: it would not wait for some file systems. */
+    *fd =
+        given ? open_given(store->given_fd, how) : open(store->uri.target, how | O_NONBLOCK, 0666);
+    if (*fd < 0)
+        return fail_to_open(store->uri.target, given ? how | O_EXCL : how, errno);
+    if (!given)
+        fcntl(*fd, F_SETFL, 0);
+    return examine(store, *fd, given ? how | O_EXCL : how);
 }
 
 static bool is_same_file(int a, int b)

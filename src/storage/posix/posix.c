@@ -3,6 +3,7 @@
  * The posix backend: files and block devices of the kernel. posix.h has the plan of it.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,7 +43,7 @@ static gpunvme_err_t posix_open(struct gpunvme_store *store)
     err = posix_file_open(store, &posix->file);
     posix_fill_init(&posix->fill, posix->file.fd);
     if (!err)
-        err = posix_engine_take(&store->uri.options,
+        err = posix_engine_take(store->engine, &store->uri.options,
                                 posix->file.in_memory && store->flags & GPUNVME_OPEN_WRITE,
                                 &posix->engine);
     if (err) {
@@ -53,6 +54,7 @@ static gpunvme_err_t posix_open(struct gpunvme_store *store)
     store->queue.piece_nbytes =
         !store->uri.options.chunk_nbytes && !posix->file.in_memory ? CHUNK : posix->engine->chunk;
     store->queue.least_nbytes = LEAST_SHARE;
+    store->crew = posix->engine->crew;
     store->threads = posix->engine->threads;
     store->gpu_route = GPUNVME_ROUTE_BOUNCE;
     return GPUNVME_OK;
@@ -80,12 +82,20 @@ static gpunvme_err_t posix_resize(struct gpunvme_store *store, uint64_t nbytes)
                  : GPUNVME_OK;
 }
 
-/* Calls no CUDA: for transfers in streams it is CUDA that calls (stream.c). */
-static void posix_submit(struct gpunvme_store *store, struct gpunvme_io *first, size_t n)
+static gpunvme_err_t posix_advise(struct gpunvme_store *store, uint64_t offset, uint64_t nbytes,
+                                  enum gpunvme_advice advice)
 {
-    const struct posix *posix = store->priv;
+    static const int of_kernel[] = {
+        [GPUNVME_ADVICE_NORMAL] = POSIX_FADV_NORMAL,
+        [GPUNVME_ADVICE_SEQUENTIAL] = POSIX_FADV_SEQUENTIAL,
+        [GPUNVME_ADVICE_RANDOM] = POSIX_FADV_RANDOM,
+        [GPUNVME_ADVICE_WILL_NEED] = POSIX_FADV_WILLNEED,
+        [GPUNVME_ADVICE_DONT_NEED] = POSIX_FADV_DONTNEED,
+    };
+    struct posix *posix = store->priv;
+    int error = posix_fadvise(posix->file.fd, (off_t)offset, (off_t)nbytes, of_kernel[advice]);
 
-    crew_submit(posix->engine->crew, first, n);
+    return error ? base_fail_errno(error, "%s: a hint", store->uri.text) : GPUNVME_OK;
 }
 
 static gpunvme_err_t posix_prepare(struct gpunvme_store *store, unsigned gpu)
@@ -206,7 +216,7 @@ const struct store_backend store_posix = {
     .close = posix_close,
     .size = posix_size,
     .resize = posix_resize,
-    .submit = posix_submit,
+    .advise = posix_advise,
     .direct = posix_direct,
     .prepare = posix_prepare,
     .describe = posix_describe,

@@ -66,7 +66,7 @@ static void plan(struct posix_op *op)
     op->before = 0;
     op->direct = false;
     /* Of the transfer: its last piece may be small. */
-    if (op->buffered || !posix_file_direct(file, op->piece.io->op, op->piece.io->nbytes))
+    if (op->buffered || !posix_file_direct(file, op->piece.op, op->piece.io->nbytes))
         return;
     if (!posix_is_read(op)) {
         plan_write(op);
@@ -190,7 +190,7 @@ static bool ask_uring(struct posix_worker *w, struct posix_op *op)
         return false;
     if (op->slot)
         keep_slots(w);
-    return posix_uring_move(w->uring, op->direct ? file->direct_fd : file->fd, op->piece.io->op,
+    return posix_uring_move(w->uring, op->direct ? file->direct_fd : file->fd, op->piece.op,
                             op->memory, op->asked, op->at, op);
 }
 
@@ -223,7 +223,7 @@ static ssize_t move_here(struct posix_op *op)
 
     if (file->in_memory && !posix_is_read(op))
         return write_memory(op);
-    return posix_file_move(op->direct ? file->direct_fd : file->fd, op->piece.io->op, op->memory,
+    return posix_file_move(op->direct ? file->direct_fd : file->fd, op->piece.op, op->memory,
                            op->asked, op->at);
 }
 
@@ -250,7 +250,7 @@ void posix_start_flush(struct posix_worker *w, struct posix_op *op)
 
 void posix_uring_ended(struct posix_worker *w, struct posix_op *op, int result)
 {
-    if (op->piece.io->op == GPUNVME_OP_FLUSH) {
+    if (op->piece.op == GPUNVME_OP_FLUSH) {
         op->error = result < 0 ? -result : 0;
         posix_end_op(w, op, GPUNVME_OK);
     } else {

@@ -193,9 +193,9 @@ gpunvme_err_t posix_ring_prepare(struct posix_ring *ring, unsigned gpu)
 /* CUDA refuses a copy that goes from one allocation into the next; a transfer's memory is one. */
 static bool is_one_memory(const struct posix_op *a, const struct posix_op *b)
 {
-    const struct gpunvme_io *x = a->piece.io, *y = b->piece.io;
+    const struct crew_piece *x = &a->piece, *y = &b->piece;
 
-    return x == y || (x->priv.region && x->priv.region == y->priv.region);
+    return (x->io == y->io && !x->io->vecs) || (x->region && x->region == y->region);
 }
 
 /* Pieces that lie one behind the other on both sides, from `op` on, are one copy. */
@@ -205,7 +205,7 @@ static size_t run_of(struct posix_op *op, struct posix_op **next)
 
     for (*next = op->next; *next; *next = (*next)->next) {
         if ((*next)->cpu != op->cpu + nbytes || (*next)->piece.ptr != op->piece.ptr + nbytes ||
-            (*next)->piece.io->mem != GPUNVME_MEM_GPU || !is_one_memory(op, *next))
+            (*next)->piece.mem != GPUNVME_MEM_GPU || !is_one_memory(op, *next))
             break;
         nbytes += posix_op_nbytes(*next);
     }
@@ -262,7 +262,7 @@ gpunvme_err_t posix_slot_copy(struct posix_ring *ring, struct posix_slot *slot)
     gpunvme_err_t err = GPUNVME_OK;
 
     for (struct posix_op *op = slot->first, *next; op && !err; op = next) {
-        if (op->piece.io->mem == GPUNVME_MEM_GPU) {
+        if (op->piece.mem == GPUNVME_MEM_GPU) {
             size_t nbytes = run_of(op, &next);
 
             if (!c.stream)

@@ -12,7 +12,7 @@
 /* Gives it back. An error of its own, of the file, is told by its errno. */
 void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err)
 {
-    enum gpunvme_op kind = op->piece.io->op;
+    enum gpunvme_op kind = op->piece.op;
     enum gpunvme_route route = posix_is_gpu(op) ? GPUNVME_ROUTE_BOUNCE : GPUNVME_ROUTE_HOST;
     size_t done = err ? 0 : op->done;
 
@@ -21,7 +21,7 @@ void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err
             op->error, "%s%zu bytes at offset %llu", kind == GPUNVME_OP_FLUSH ? "flush of " : "",
             op->piece.nbytes - op->done, (unsigned long long)(op->piece.offset + op->done));
     if (done)
-        store_moved(op->piece.io->priv.store, kind, route, done);
+        store_moved(op->piece.store, kind, route, done);
     w->in_hand -= op->piece.nbytes;
     crew_end(&op->piece, err, done);
     op->next = w->free;
@@ -32,7 +32,7 @@ void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err
 /* Callers that wait learn of a copy that does not end before they give up themselves. */
 static uint64_t copy_ns_of(const struct posix_op *op)
 {
-    uint64_t half = op->piece.io->priv.store->uri.options.timeout_ns / 2;
+    uint64_t half = op->piece.store->uri.options.timeout_ns / 2;
 
     return half < LEAST_COPY_NS ? LEAST_COPY_NS : half;
 }
@@ -47,10 +47,10 @@ static struct posix_slot *take_slot(struct posix_set *set, const struct posix_op
     set->free = slot->next;
     slot->next = NULL;
     slot->used = 0;
-    slot->op = op->piece.io->op;
+    slot->op = op->piece.op;
     slot->gpu = op->gpu;
     slot->copy_ns = copy_ns_of(op);
-    slot->dev = op->piece.io->priv.store->dev;
+    slot->dev = op->piece.store->dev;
     slot->quick = true;
     slot->state = POSIX_SLOT_FILLING;
     slot->sealed = false;
@@ -165,7 +165,7 @@ static bool is_quick(const struct posix_op *op)
 {
     struct posix_file *file = &posix_of(op)->file;
 
-    return file->in_memory || (op->piece.io->op == GPUNVME_OP_READ &&
+    return file->in_memory || (op->piece.op == GPUNVME_OP_READ &&
                                !atomic_load_explicit(&file->cold, memory_order_relaxed));
 }
 
@@ -175,16 +175,16 @@ static bool is_quick(const struct posix_op *op)
  */
 static bool may_share(const struct posix_slot *slot, const struct posix_op *op)
 {
-    return slot->dev == op->piece.io->priv.store->dev || (slot->quick && is_quick(op));
+    return slot->dev == op->piece.store->dev || (slot->quick && is_quick(op));
 }
 
 /* Behind others; a piece that is alone fits always. */
 static bool fits(const struct posix_slot *slot, const struct posix_op *op)
 {
-    size_t room = op->piece.io->priv.store->queue.piece_nbytes;
+    size_t room = op->piece.store->queue.piece_nbytes;
     size_t most = slot->set->ring->slot_nbytes - POSIX_PAGE; /* a last block may be read whole */
 
-    if (slot->op != op->piece.io->op || slot->gpu != op->gpu || slot->copy_ns != copy_ns_of(op) ||
+    if (slot->op != op->piece.op || slot->gpu != op->gpu || slot->copy_ns != copy_ns_of(op) ||
         !may_share(slot, op))
         return false;
     if (room < POSIX_LEAST_SLOT)

@@ -96,7 +96,7 @@ static void start_gpu(struct posix_worker *w, struct posix_op *op)
 
 static void start(struct posix_worker *w, struct posix_op *op)
 {
-    if (op->piece.io->op == GPUNVME_OP_FLUSH)
+    if (op->piece.op == GPUNVME_OP_FLUSH)
         posix_start_flush(w, op);
     else if (posix_is_gpu(op))
         start_gpu(w, op);

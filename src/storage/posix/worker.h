@@ -39,13 +39,13 @@ struct posix_op {
 /* Its file, and what belongs to it. */
 static inline struct posix *posix_of(const struct posix_op *op)
 {
-    return op->piece.io->priv.store->priv;
+    return op->piece.store->priv;
 }
 
 /* How much of it there is to copy: what was read, or all that shall be written. */
 static inline size_t posix_op_nbytes(const struct posix_op *op)
 {
-    return op->piece.io->op == GPUNVME_OP_READ ? op->done : op->piece.nbytes;
+    return op->piece.op == GPUNVME_OP_READ ? op->done : op->piece.nbytes;
 }
 
 static inline void posix_slot_append(struct posix_slot *slot, struct posix_op *op)
@@ -97,12 +97,12 @@ static inline void posix_append(struct posix_list *list, struct posix_op *op)
 
 static inline bool posix_is_read(const struct posix_op *op)
 {
-    return op->piece.io->op == GPUNVME_OP_READ;
+    return op->piece.op == GPUNVME_OP_READ;
 }
 
 static inline bool posix_is_gpu(const struct posix_op *op)
 {
-    return op->piece.io->mem == GPUNVME_MEM_GPU;
+    return op->piece.mem == GPUNVME_MEM_GPU;
 }
 
 /* ---- slot.c ------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ void posix_free_slot(struct posix_slot *slot);
 /* The worker's slots that a piece may lie in. */
 static inline struct posix_set *posix_set_for(struct posix_worker *w, const struct posix_op *op)
 {
-    return &w->sets[posix_ring_for(&posix_of(op)->file, op->piece.io->op)];
+    return &w->sets[posix_ring_for(&posix_of(op)->file, op->piece.op)];
 }
 
 /* Finds a piece a place in a slot; false: there is none now. */

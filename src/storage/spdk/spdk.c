@@ -38,9 +38,8 @@ struct spdk {
     uint64_t nbytes;
     size_t chunk;
     unsigned depth;
-    uint64_t timeout_ns; /* of a command */
-    char why_not[200];   /* why GPU memory is not reached; "" */
-    struct crew *crew;
+    uint64_t timeout_ns;            /* of a command */
+    char why_not[200];              /* why GPU memory is not reached; "" */
     _Atomic uint32_t locks[NLOCKS]; /* writes of whole blocks, or ALONE; and WANTED */
 };
 
@@ -110,7 +109,7 @@ static bool try_lock(struct spdk *spdk, struct slot *slot)
     bool alone = is_partial(spdk, slot);
     _Atomic uint32_t *lock = lock_of(spdk, slot);
 
-    if (slot->piece.io->op != GPUNVME_OP_WRITE)
+    if (slot->piece.op != GPUNVME_OP_WRITE)
         return true;
     if (!(alone ? lock_alone(lock) : lock_shared(lock)))
         return false;
@@ -173,10 +172,10 @@ static gpunvme_err_t copy(struct worker *w, struct slot *slot)
     uint8_t *bounce = slot->bounce + slot->skip;
     const struct gpunvme_buf near = {.gpu = slot->piece.ptr, .mem = GPUNVME_MEM_GPU};
     enum gpunvme_mem mem = w->pinned.cpu ? GPUNVME_MEM_PINNED : GPUNVME_MEM_HOST;
-    bool out = slot->piece.io->op == GPUNVME_OP_READ;
+    bool out = slot->piece.op == GPUNVME_OP_READ;
     gpunvme_err_t err = GPUNVME_OK;
 
-    if (slot->piece.io->mem != GPUNVME_MEM_GPU || gpunvme_mem_gpu_is_host()) {
+    if (slot->piece.mem != GPUNVME_MEM_GPU || gpunvme_mem_gpu_is_host()) {
         memcpy(out ? slot->piece.ptr : bounce, out ? bounce : slot->piece.ptr, slot->nbytes);
         return GPUNVME_OK;
     }
@@ -193,7 +192,7 @@ static gpunvme_err_t copy(struct worker *w, struct slot *slot)
 static gpunvme_err_t copied(struct slot *slot, bool *done)
 {
     *done = true;
-    return slot->piece.io->mem == GPUNVME_MEM_GPU && slot->stream
+    return slot->piece.mem == GPUNVME_MEM_GPU && slot->stream
                ? gpunvme_mem_stream_query(slot->stream, done)
                : GPUNVME_OK;
 }
@@ -206,8 +205,8 @@ static bool one_step(struct crew_worker *crew_worker, struct slot *slot)
 {
     struct spdk *spdk = crew_worker->store->priv;
     uint32_t block = spdk->ns.block_size;
-    bool fills = slot->piece.io->op == GPUNVME_OP_WRITE && !slot->direct;
-    bool drains = slot->piece.io->op == GPUNVME_OP_READ && !slot->direct;
+    bool fills = slot->piece.op == GPUNVME_OP_WRITE && !slot->direct;
+    bool drains = slot->piece.op == GPUNVME_OP_READ && !slot->direct;
     bool tail = (slot->skip + slot->nbytes) % block;
     gpunvme_err_t err = GPUNVME_OK;
     bool done = true;
@@ -243,7 +242,7 @@ static bool one_step(struct crew_worker *crew_worker, struct slot *slot)
         slot->step = done ? MOVE : FILLING;
         break;
     case MOVE:
-        start(crew_worker, slot, slot->piece.io->op == GPUNVME_OP_WRITE ? GSPDK_WRITE : GSPDK_READ,
+        start(crew_worker, slot, slot->piece.op == GPUNVME_OP_WRITE ? GSPDK_WRITE : GSPDK_READ,
               slot->lba, slot->nlb, slot->direct ? slot->direct : slot->bounce, DRAIN);
         return false;
     case DRAIN:
@@ -290,7 +289,7 @@ static void flush(struct crew_worker *crew_worker, struct slot *slot)
 static void lay_out(struct spdk *spdk, struct slot *slot)
 {
     const struct crew_piece *piece = &slot->piece;
-    const struct store_region *region = store_io_region(piece->io);
+    struct gspdk_region *reached = store_region_map(piece->store, piece->region);
     uint32_t block = spdk->ns.block_size;
     uint64_t left = piece->offset < spdk->nbytes ? spdk->nbytes - piece->offset : 0;
 
@@ -298,14 +297,13 @@ static void lay_out(struct spdk *spdk, struct slot *slot)
     slot->lba = piece->offset / block;
     slot->skip = (uint32_t)(piece->offset % block);
     slot->nlb = (uint32_t)((slot->skip + slot->nbytes + block - 1) / block);
-    slot->direct = region && !is_partial(spdk, slot)
-                       ? gspdk_reach(region->priv, piece->ptr, slot->nbytes)
-                       : NULL;
+    slot->direct =
+        reached && !is_partial(spdk, slot) ? gspdk_reach(reached, piece->ptr, slot->nbytes) : NULL;
     if ((uintptr_t)slot->direct % 4)
         slot->direct = NULL;
-    slot->route = piece->io->mem != GPUNVME_MEM_GPU ? GPUNVME_ROUTE_HOST
-                  : slot->direct                    ? GPUNVME_ROUTE_P2P
-                                                    : GPUNVME_ROUTE_BOUNCE;
+    slot->route = piece->mem != GPUNVME_MEM_GPU ? GPUNVME_ROUTE_HOST
+                  : slot->direct                ? GPUNVME_ROUTE_P2P
+                                                : GPUNVME_ROUTE_BOUNCE;
 }
 
 static void begin(struct crew_worker *crew_worker, const struct crew_piece *piece)
@@ -321,12 +319,12 @@ static void begin(struct crew_worker *crew_worker, const struct crew_piece *piec
     slot->holds = 0;
     slot->direct = NULL;
     slot->step = LOCK;
-    if (piece->io->op == GPUNVME_OP_FLUSH) {
+    if (piece->op == GPUNVME_OP_FLUSH) {
         flush(crew_worker, slot);
         return;
     }
     lay_out(spdk, slot);
-    err = store_allows(crew_worker->store, piece->io->mem, slot->route);
+    err = store_allows(crew_worker->store, piece->mem, slot->route);
     if (err || !slot->nbytes)
         finish(crew_worker, slot, err); /* behind the end: nothing was moved */
     else
@@ -370,7 +368,7 @@ static void retry(struct crew_worker *crew_worker)
     while (slot) {
         struct slot *next = slot->next;
 
-        if (slot->piece.io->op == GPUNVME_OP_FLUSH)
+        if (slot->piece.op == GPUNVME_OP_FLUSH)
             flush(crew_worker, slot);
         else
             proceed(crew_worker, slot);
@@ -474,7 +472,8 @@ static gpunvme_err_t spdk_close(struct gpunvme_store *store)
 {
     struct spdk *spdk = store->priv;
 
-    crew_stop(spdk->crew);
+    store_domain_leave(store);
+    crew_stop(store->crew);
     gspdk_detach(spdk->ctrlr);
     free(spdk);
     return GPUNVME_OK;
@@ -488,37 +487,31 @@ static gpunvme_err_t spdk_size(struct gpunvme_store *store, uint64_t *nbytes)
     return GPUNVME_OK;
 }
 
-static void spdk_submit(struct gpunvme_store *store, struct gpunvme_io *first, size_t n)
+static gpunvme_err_t map_memory(void *ctrlr, const struct gpunvme_buf *buf, void **out)
 {
-    struct spdk *spdk = store->priv;
-
-    crew_submit(spdk->crew, first, n);
-}
-
-static gpunvme_err_t spdk_map(struct gpunvme_store *store, struct store_region *region)
-{
-    struct spdk *spdk = store->priv;
     struct gspdk_region *reached = calloc(1, sizeof(*reached));
     gpunvme_err_t err = GPUNVME_OK;
 
     if (!reached)
         return base_fail(GPUNVME_ERR_NOMEM, "a registration");
-    gspdk_register(spdk->ctrlr, &region->buf, reached);
+    gspdk_register(ctrlr, buf, reached);
     if (!reached->from)
-        err = base_fail(GPUNVME_ERR_UNSUPPORTED, "%s: %s", store->uri.text, reached->why_not);
+        err = base_fail(GPUNVME_ERR_UNSUPPORTED, "%s", reached->why_not);
     if (err)
         free(reached);
     else
-        region->priv = reached;
+        *out = reached;
     return err;
 }
 
-static void spdk_unmap(struct gpunvme_store *store, struct store_region *region)
+static void unmap_memory(void *ctrlr, void *reached)
 {
-    (void)store;
-    gspdk_unregister(region->priv);
-    free(region->priv);
+    (void)ctrlr;
+    gspdk_unregister(reached);
+    free(reached);
 }
+
+static const struct store_domain_ops domain_ops = {.map = map_memory, .unmap = unmap_memory};
 
 /* Is GPU memory reached? A little of it tells. */
 static void probe_gpu(struct gpunvme_store *store)
@@ -600,9 +593,11 @@ static gpunvme_err_t spdk_open(struct gpunvme_store *store)
     if (!err)
         store->queue.piece_nbytes = spdk->chunk;
     if (!err)
-        err = crew_start(store, &crew_ops, store->threads, &spdk->crew);
-    if (!err)
+        err = crew_start(store, &crew_ops, store->threads, &store->crew);
+    if (!err) {
+        store_domain_join(store, &domain_ops, spdk->ctrlr);
         return GPUNVME_OK;
+    }
     base_keep(&failure, err);
     spdk_close(store);
     return base_restore(&failure);
@@ -632,9 +627,6 @@ const struct store_backend store_spdk = {
     .open = spdk_open,
     .close = spdk_close,
     .size = spdk_size,
-    .submit = spdk_submit,
-    .map = spdk_map,
-    .unmap = spdk_unmap,
     .about = spdk_about,
     .describe = spdk_describe,
 };

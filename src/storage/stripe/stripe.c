@@ -72,7 +72,7 @@ struct group {
 static gpunvme_err_t check_end(struct gpunvme_store *member, const struct gpunvme_io *io)
 {
     if (io->err)
-        return store_tell(member, io->err, io->detail);
+        return store_tell_of(io);
     if (io->done < io->nbytes)
         return base_fail(GPUNVME_ERR_IO, "%s ends at byte %llu, inside the stripe set",
                          member->uri.text, (unsigned long long)(io->offset + io->done));
@@ -116,6 +116,7 @@ static void add_part(struct group *g, struct gpunvme_io *whole, size_t at, const
 {
     g->parts[g->n] = (struct part){.whole = whole, .at = at};
     g->ios[g->n] = (struct gpunvme_io){
+        .store = g->member,
         .op = whole->op,
         .mem = whole->mem,
         .offset = p->offset,
@@ -151,7 +152,7 @@ static void submit_group(struct group *g)
     size_t n = g->n;
 
     g->left = n;
-    err = gpunvme_store_submit(g->member, g->ios, n, NULL);
+    err = gpunvme_io_submit(g->ios, n, NULL);
     if (!err)
         return; /* `g` may be gone */
     base_keep(&failure, err);
@@ -232,7 +233,7 @@ static void end_flush(struct flush *f, size_t m)
         return;
     m = __atomic_load_n(&f->failed, __ATOMIC_RELAXED);
     if (m < f->s->n)
-        err = store_tell(f->s->members[m], f->ios[m].err, f->ios[m].detail);
+        err = store_tell_of(&f->ios[m]);
     store_io_end(f->whole, err, 0);
     free(f);
 }
@@ -258,8 +259,9 @@ static void submit_flush(struct stripe *s, struct gpunvme_io *whole)
     for (size_t m = 0, n = s->n; m < n; m++) { /* `f` is gone when the last has ended */
         gpunvme_err_t err;
 
-        f->ios[m] = (struct gpunvme_io){.op = GPUNVME_OP_FLUSH, .callback = flush_ended, .user = f};
-        err = gpunvme_store_submit(s->members[m], &f->ios[m], 1, NULL);
+        f->ios[m] = (struct gpunvme_io){
+            .store = s->members[m], .op = GPUNVME_OP_FLUSH, .callback = flush_ended, .user = f};
+        err = gpunvme_io_submit(&f->ios[m], 1, NULL);
         if (!err)
             continue;
         store_io_blame(&f->ios[m], err);
@@ -286,6 +288,20 @@ static void stripe_submit(struct gpunvme_store *store, struct gpunvme_io *first,
         submit_moves(store->priv, moves);
 }
 
+/* Parts are with the members, whose own deadlines end them. */
+static void stripe_cancel(struct gpunvme_store *store, struct gpunvme_io *io)
+{
+    (void)store;
+    (void)io;
+}
+
+static size_t stripe_prefix(struct gpunvme_store *store, const struct gpunvme_io *io)
+{
+    (void)store;
+    (void)io;
+    return 0;
+}
+
 /*
  * A transfer inside one unit is the member's, where it would have it in this thread: then nothing
  * is left of it when this returns. A member that takes longer than the set may is not asked.
@@ -304,52 +320,13 @@ static bool stripe_direct(struct gpunvme_store *store, struct gpunvme_io *io)
     member = s->members[p.member];
     if (p.nbytes < nbytes || member->uri.options.timeout_ns > store->uri.options.timeout_ns)
         return false;
+    its.store = member;
     its.offset = p.offset;
-    if (!store_io_run_here(member, &its))
+    if (!store_io_run_here(&its))
         return false;
     io->done = its.done;
     io->err = its.err ? its.err : check_end(member, &its);
     return true;
-}
-
-/* ---- Memory -----------------------------------------------------------------------------------
- */
-
-static gpunvme_err_t stripe_map(struct gpunvme_store *store, struct store_region *region)
-{
-    const struct stripe *s = store->priv;
-
-    for (size_t m = 0; m < s->n; m++) {
-        gpunvme_err_t err =
-            gpunvme_store_register(s->members[m], region->ptr, region->nbytes, region->buf.mem);
-        struct base_failure failure;
-
-        if (!err)
-            continue;
-        base_keep(&failure, err);
-        while (m--)
-            gpunvme_store_unregister(s->members[m], region->ptr);
-        return base_restore(&failure);
-    }
-    return GPUNVME_OK;
-}
-
-/* A transfer that was given up by who waited for it may still have the memory: not for long. */
-static void unregister(struct gpunvme_store *member, void *ptr)
-{
-    const struct timespec pause = {.tv_nsec = 100000};
-    uint64_t deadline = futex_deadline(member->uri.options.timeout_ns);
-
-    while (gpunvme_store_unregister(member, ptr) == GPUNVME_ERR_BUSY && futex_now() < deadline)
-        nanosleep(&pause, NULL);
-}
-
-static void stripe_unmap(struct gpunvme_store *store, struct store_region *region)
-{
-    const struct stripe *s = store->priv;
-
-    for (size_t m = 0; m < s->n; m++)
-        unregister(s->members[m], region->ptr);
 }
 
 /* ---- Opening ----------------------------------------------------------------------------------
@@ -422,8 +399,8 @@ gpunvme_err_t stripe_read_header(struct gpunvme_store *member, struct stripe_hea
 static gpunvme_err_t open_member(struct gpunvme_store *store, const char *uri,
                                  struct stripe_member *member, struct gpunvme_store **out)
 {
-    gpunvme_err_t err =
-        gpunvme_open(uri, store->flags & (GPUNVME_OPEN_WRITE | GPUNVME_OPEN_FORCE), out);
+    gpunvme_err_t err = gpunvme_open_on(
+        store->engine, uri, store->flags & (GPUNVME_OPEN_WRITE | GPUNVME_OPEN_FORCE), out);
 
     if (err) {
         struct base_failure failure;
@@ -608,10 +585,10 @@ const struct store_backend store_stripe = {
     .close = stripe_close,
     .size = stripe_size,
     .submit = stripe_submit,
+    .cancel = stripe_cancel,
+    .prefix = stripe_prefix,
     .direct = stripe_direct,
     .prepare = stripe_prepare,
-    .map = stripe_map,
-    .unmap = stripe_unmap,
     .about = stripe_about,
     .describe = stripe_describe,
 };

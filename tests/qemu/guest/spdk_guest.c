@@ -80,13 +80,13 @@ static int run(struct gpunvme_store *store, unsigned count, enum gpunvme_route r
 {
     struct base_random random = {.state = 5};
 
-    if (gpunvme_store_register(store, near.gpu, LONGEST + 4096, GPUNVME_MEM_GPU) ||
+    if (gpunvme_register(NULL, near.gpu, LONGEST + 4096, GPUNVME_MEM_GPU) ||
         gpunvme_store_write(store, 0, oracle, GPUNVME_MEM_HOST, NBYTES, NULL))
         return failed("start");
     for (unsigned i = 0; i < count; i++)
         if (one(store, &random))
             return 1;
-    if (gpunvme_store_flush(store) || gpunvme_store_unregister(store, near.gpu))
+    if (gpunvme_store_flush(store) || gpunvme_unregister(NULL, near.gpu))
         return failed("end");
     return check_path(store, route);
 }

@@ -97,10 +97,10 @@ static void memory_that_can_not_be_mapped_is_registered_and_bounces(void **state
     rig_open_ctrl(r);
     store = open_store(r, "nvme:qtest/1", &share);
     memset(bytes, 5, 65536);
-    assert_ok(gpunvme_store_register(store, bytes, 65536, GPUNVME_MEM_HOST));
+    assert_ok(gpunvme_register(NULL, bytes, 65536, GPUNVME_MEM_HOST));
     assert_ok(gpunvme_store_write(store, 0, bytes, GPUNVME_MEM_HOST, 65536, NULL));
     assert_ok(gpunvme_mem_alloc(4096, GPUNVME_MEM_GPU, &gpu));
-    assert_ok(gpunvme_store_register(store, gpu.gpu, 4096, GPUNVME_MEM_GPU));
+    assert_ok(gpunvme_register(NULL, gpu.gpu, 4096, GPUNVME_MEM_GPU));
     assert_ok(gpunvme_store_read(store, 3, gpu.gpu, GPUNVME_MEM_GPU, 100, NULL));
     assert_ok(gpunvme_mem_copy(back, GPUNVME_MEM_HOST, gpu.gpu, GPUNVME_MEM_GPU, 100));
     assert_int_equal(back[50], 5);
@@ -109,6 +109,8 @@ static void memory_that_can_not_be_mapped_is_registered_and_bounces(void **state
     assert_int_equal(path.bytes_read[GPUNVME_ROUTE_BOUNCE], 100);
     assert_true(path.why_not[0]);
     close_store(store, share);
+    assert_ok(gpunvme_unregister(NULL, gpu.gpu));
+    assert_ok(gpunvme_unregister(NULL, bytes));
     assert_ok(gpunvme_mem_free(&gpu));
     rig_close(r);
     free(bytes);

@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Engines: the process's own and those that callers make. See gpunvme/engine.h.
+ */
+#include "storage/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fail.h"
+#include "gpunvme/memory.h"
+#include "storage/posix/engine.h"
+
+#define MAX_THREADS 256u
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static struct gpunvme_engine *of_process; /* NULL: nothing needed it yet */
+static struct gpunvme_engine *inherited;  /* the parent's: there are no threads for it here */
+static unsigned nforks; /* that lie between this process and the first that used engines */
+
+/* ---- fork(2) -----------------------------------------------------------------------------------
+ */
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void in_parent(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+static void in_child(void)
+{
+    if (of_process)
+        inherited = of_process;
+    of_process = NULL;
+    nforks++;
+    pthread_mutex_unlock(&lock);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(before_fork, in_parent, in_child);
+}
+
+unsigned store_nforks(void)
+{
+    pthread_once(&once, watch_forks);
+    return __atomic_load_n(&nforks, __ATOMIC_RELAXED);
+}
+
+/* ---- Making one --------------------------------------------------------------------------------
+ */
+
+static gpunvme_err_t make(const struct gpunvme_engine_config *config, struct gpunvme_engine **out)
+{
+    struct gpunvme_engine *engine = calloc(1, sizeof(*engine));
+
+    if (!engine)
+        return base_fail(GPUNVME_ERR_NOMEM, "an engine");
+    engine->config = *config;
+    engine->nforks = store_nforks();
+    pthread_mutex_init(&engine->lock, NULL);
+    store_regions_init(&engine->regions);
+    *out = engine;
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t check_config(const struct gpunvme_engine_config *config)
+{
+    unsigned ngpus = gpunvme_mem_gpu_count();
+
+    if (config->gpu != GPUNVME_ANY_GPU &&
+        (config->gpu < 0 || (ngpus && (unsigned)config->gpu >= ngpus)))
+        return base_fail(GPUNVME_ERR_INVALID, "GPU %d, of %u", config->gpu, ngpus);
+    if (config->threads > MAX_THREADS)
+        return base_fail(GPUNVME_ERR_LIMIT, "%u threads; at most %u", config->threads, MAX_THREADS);
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t gpunvme_engine_create(const struct gpunvme_engine_config *config,
+                                    struct gpunvme_engine **out)
+{
+    static const struct gpunvme_engine_config defaults = {.gpu = GPUNVME_ANY_GPU};
+    gpunvme_err_t err;
+
+    if (!out)
+        return base_fail(GPUNVME_ERR_INVALID, "out is NULL");
+    *out = NULL;
+    if (!config)
+        config = &defaults;
+    err = check_config(config);
+    return err ? err : make(config, out);
+}
+
+/* An engine for a call: NULL is the process's. */
+static gpunvme_err_t find(struct gpunvme_engine *engine, struct gpunvme_engine **out)
+{
+    static const struct gpunvme_engine_config defaults = {.gpu = GPUNVME_ANY_GPU};
+    gpunvme_err_t err = GPUNVME_OK;
+
+    *out = engine;
+    if (engine && engine->nforks != store_nforks())
+        return base_fail(GPUNVME_ERR_UNSUPPORTED, "the engine was made before fork(2), and its "
+                                                  "threads are in the parent: make one here");
+    if (engine)
+        return GPUNVME_OK;
+    store_nforks();
+    pthread_mutex_lock(&lock);
+    if (!of_process) {
+        err = make(&defaults, &of_process);
+        if (!err)
+            of_process->is_process = true;
+    }
+    *out = of_process;
+    pthread_mutex_unlock(&lock);
+    return err;
+}
+
+gpunvme_err_t store_engine_enter(struct gpunvme_engine *engine, struct gpunvme_engine **out)
+{
+    gpunvme_err_t err = find(engine, out);
+
+    if (!err)
+        atomic_fetch_add(&(*out)->nstores, 1);
+    return err;
+}
+
+void store_engine_leave(struct gpunvme_engine *engine)
+{
+    atomic_fetch_sub(&engine->nstores, 1);
+}
+
+struct store_regions *store_engine_regions(struct gpunvme_engine *engine)
+{
+    return &engine->regions;
+}
+
+gpunvme_err_t gpunvme_engine_destroy(struct gpunvme_engine *engine)
+{
+    struct gpunvme_engine *found;
+    gpunvme_err_t err;
+    size_t n;
+
+    if (!engine)
+        return GPUNVME_OK;
+    err = find(engine, &found);
+    if (err)
+        return err;
+    n = atomic_load(&engine->nstores);
+    if (n)
+        return base_fail(GPUNVME_ERR_BUSY, "%zu stores are open on the engine", n);
+    posix_engine_destroy(engine->posix);
+    store_regions_free(&engine->regions);
+    pthread_mutex_destroy(&engine->lock);
+    free(engine);
+    return GPUNVME_OK;
+}
+
+void gpunvme_engine_get_info(struct gpunvme_engine *engine, struct gpunvme_engine_info *info)
+{
+    if (!info)
+        return;
+    memset(info, 0, sizeof(*info));
+    if (!engine) {
+        pthread_mutex_lock(&lock);
+        engine = of_process;
+        pthread_mutex_unlock(&lock);
+    }
+    if (!engine)
+        return;
+    info->gpu = engine->config.gpu;
+    info->stores = atomic_load(&engine->nstores);
+    pthread_rwlock_rdlock(&engine->regions.lock);
+    info->registered = engine->regions.n;
+    pthread_rwlock_unlock(&engine->regions.lock);
+    pthread_mutex_lock(&engine->lock);
+    if (engine->posix)
+        posix_engine_info(engine->posix, info);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+/* ---- Registered memory -------------------------------------------------------------------------
+ */
+
+gpunvme_err_t gpunvme_register(struct gpunvme_engine *engine, void *ptr, size_t nbytes,
+                               enum gpunvme_mem mem)
+{
+    gpunvme_err_t err = find(engine, &engine);
+
+    return err ? err : store_regions_add(&engine->regions, ptr, nbytes, mem);
+}
+
+gpunvme_err_t gpunvme_unregister(struct gpunvme_engine *engine, void *ptr)
+{
+    gpunvme_err_t err = find(engine, &engine);
+
+    return err ? err : store_regions_remove(&engine->regions, ptr);
+}

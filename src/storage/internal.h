@@ -270,6 +270,32 @@ gpunvme_err_t store_io_check(const struct gpunvme_io *ios, size_t n);
 /* Does a transfer in the caller's own thread, where the backend would have it (sync.c). */
 bool store_io_run_here(struct gpunvme_io *io);
 
+/* An element of a transfer: one range of the store, and of memory. */
+struct store_span {
+    uint64_t offset;
+    uint8_t *ptr;
+    size_t nbytes;
+    enum gpunvme_mem mem;
+};
+
+/* How many elements a transfer that moves bytes has. */
+static inline size_t store_io_nspans(const struct gpunvme_io *io)
+{
+    return io->vecs || io->offsets ? io->n : 1;
+}
+
+/* Element `k`, which begins `at` bytes behind the transfer's beginning. */
+static inline struct store_span store_io_span(const struct gpunvme_io *io, size_t k, size_t at)
+{
+    if (io->vecs)
+        return (struct store_span){io->offset + at, io->vecs[k].ptr, io->vecs[k].nbytes,
+                                   io->vecs[k].mem};
+    if (io->offsets)
+        return (struct store_span){io->offsets[k], (uint8_t *)io->ptr + k * io->stride, io->nbytes,
+                                   io->mem};
+    return (struct store_span){io->offset, io->ptr, io->nbytes, io->mem};
+}
+
 /* Submits what was checked before, in stores that wait for it to be closed as well. */
 void store_io_start(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batch);
 

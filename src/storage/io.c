@@ -198,12 +198,14 @@ void store_io_begin(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batc
         store_batch_expect(batch, ios, n);
 }
 
-/* Those that one crew serves go to it at once, others to their backends. */
+/* Those that one crew, or one backend's store, serves: they go to it at once. */
 struct run {
     struct gpunvme_store *store; /* the first one's */
     struct gpunvme_io *first, **last;
     size_t n;
 };
+
+#define NRUNS 8u /* at a time: stores on more than so many crews are rare */
 
 static void hand_over(struct run *run)
 {
@@ -218,12 +220,30 @@ static void hand_over(struct run *run)
 
 static bool goes_with(const struct run *run, const struct gpunvme_io *io)
 {
-    return run->store == io->store || (run->store->crew && run->store->crew == io->store->crew);
+    return run->n && (run->store == io->store ||
+                      (run->store->crew && run->store->crew == io->store->crew));
+}
+
+/* The run that a transfer belongs to, or one that it begins: then the oldest goes if there is no
+ * room. */
+static struct run *run_for(struct run runs[NRUNS], size_t *oldest, const struct gpunvme_io *io)
+{
+    struct run *run;
+
+    for (size_t i = 0; i < NRUNS; i++)
+        if (goes_with(&runs[i], io))
+            return &runs[i];
+    run = &runs[(*oldest)++ % NRUNS];
+    hand_over(run);
+    run->store = io->store;
+    run->last = &run->first;
+    return run;
 }
 
 void store_io_start(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batch)
 {
-    struct run run = {0};
+    struct run runs[NRUNS] = {0}, *run = runs;
+    size_t oldest = 0;
 
     store_io_begin(ios, n, batch);
     for (size_t i = 0; i < n; i++) {
@@ -233,15 +253,14 @@ void store_io_start(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batc
             store_io_end(io, GPUNVME_OK, 0);
             continue;
         }
-        if (run.n && !goes_with(&run, io))
-            hand_over(&run);
-        if (!run.n)
-            run = (struct run){.store = io->store, .last = &run.first};
-        *run.last = io;
-        run.last = &io->priv.next;
-        run.n++;
+        if (!goes_with(run, io))
+            run = run_for(runs, &oldest, io);
+        *run->last = io;
+        run->last = &io->priv.next;
+        run->n++;
     }
-    hand_over(&run);
+    for (size_t i = 0; i < NRUNS; i++)
+        hand_over(&runs[i]);
 }
 
 gpunvme_err_t gpunvme_io_submit(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batch)
@@ -367,7 +386,7 @@ void store_io_ended(struct gpunvme_io *io, size_t nbytes)
     if (io->priv.stop == SIZE_MAX)
         end(io, GPUNVME_OK, io->priv.total);
     else
-        end(io, io->priv.why, io->priv.stop);
+        end(io, io->priv.why, io->op == GPUNVME_OP_FLUSH ? 0 : io->priv.stop);
 }
 
 void store_io_piece(struct gpunvme_io *io, size_t at, size_t nbytes, gpunvme_err_t err, size_t done)

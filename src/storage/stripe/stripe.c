@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * The stripe backend: several stores as one, RAID 0. A transfer becomes a transfer for each unit
- * that it touches, all of one member submitted at once. It has no threads of its own: the members'
- * tell it their ends.
+ * that it touches, all submitted at once. It has no threads of its own: the members tell it their
+ * ends.
  *
  * Members are known by their headers, so their order in the URI does not matter.
  */
@@ -14,11 +14,15 @@
 #include "storage/futex.h"
 #include "storage/stripe/stripe.h"
 
+struct share;
+
 struct stripe {
     size_t n;
     struct gpunvme_store *members[STRIPE_MAX_MEMBERS]; /* by index; the rest NULL */
     uint64_t unit, nbytes;
     unsigned unit_shift;
+    pthread_mutex_t lock;
+    struct share *shares; /* in flight */
 };
 
 /* ---- Where bytes are --------------------------------------------------------------------------
@@ -45,261 +49,280 @@ static struct place locate(const struct stripe *s, uint64_t offset, uint64_t nby
     };
 }
 
-/* Bytes of a transfer that are inside the set. */
-static size_t inside(const struct stripe *s, const struct gpunvme_io *io)
+/* How many of `nbytes` bytes from `offset` on are inside the set. */
+static size_t inside(const struct stripe *s, uint64_t offset, size_t nbytes)
 {
-    if (io->offset >= s->nbytes)
+    if (offset >= s->nbytes)
         return 0;
-    return io->nbytes > s->nbytes - io->offset ? (size_t)(s->nbytes - io->offset) : io->nbytes;
+    return nbytes > s->nbytes - offset ? (size_t)(s->nbytes - offset) : nbytes;
 }
 
 /* ---- Transfers --------------------------------------------------------------------------------
  */
 
-/* What one submission asks of one member. Freed by whoever ends the last of it. */
-struct group {
-    struct gpunvme_store *member;
-    size_t left; /* atomic */
-    struct part {
-        struct gpunvme_io *whole;
-        size_t at; /* byte of it */
-    } * parts;
+/* A part of a transfer of the set, which a transfer of a member stands for. */
+struct part {
+    struct gpunvme_io *whole;
+    size_t at; /* byte of it; of a flush the member */
+};
+
+/* What one submission asks of the members. whole->priv.next is the first part of a transfer. */
+struct share {
+    struct gpunvme_store *store; /* which stays open meanwhile */
+    struct share *next, **link;  /* of those in flight, under the stripe's lock */
+    size_t running;             /* parts that have not ended, and whoever works on it; atomic */
+    struct part *parts;
     size_t n;
     struct gpunvme_io ios[];
 };
 
+static void enlist(struct share *share)
+{
+    struct stripe *s = share->store->priv;
+
+    pthread_mutex_lock(&s->lock);
+    share->next = s->shares;
+    share->link = &s->shares;
+    if (s->shares)
+        s->shares->link = &share->next;
+    s->shares = share;
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void leave(struct share *share)
+{
+    struct gpunvme_store *store = share->store;
+    struct stripe *s = store->priv;
+
+    if (__atomic_sub_fetch(&share->running, 1, __ATOMIC_ACQ_REL))
+        return;
+    pthread_mutex_lock(&s->lock);
+    *share->link = share->next;
+    if (share->next)
+        share->next->link = share->link;
+    pthread_mutex_unlock(&s->lock);
+    free(share->parts);
+    free(share);
+    atomic_fetch_sub(&store->in_flight, 1); /* the last touch: now it may be closed */
+}
+
 /* A member is never shorter than the set's part of it, unless somebody cuts it off meanwhile. */
-static gpunvme_err_t check_end(struct gpunvme_store *member, const struct gpunvme_io *io)
+static gpunvme_err_t check_end(const struct gpunvme_io *io)
 {
     if (io->err)
         return store_tell_of(io);
     if (io->done < io->nbytes)
         return base_fail(GPUNVME_ERR_IO, "%s ends at byte %llu, inside the stripe set",
-                         member->uri.text, (unsigned long long)(io->offset + io->done));
+                         io->store->uri.text, (unsigned long long)(io->offset + io->done));
     return GPUNVME_OK;
 }
 
-static void end_part(struct group *g, size_t i, gpunvme_err_t err)
+static void end_part(struct share *share, size_t i, gpunvme_err_t err)
 {
-    const struct gpunvme_io *io = &g->ios[i];
+    const struct gpunvme_io *io = &share->ios[i];
+    const struct part *part = &share->parts[i];
 
-    store_io_piece(g->parts[i].whole, g->parts[i].at, io->nbytes, err, io->done);
-    if (!__atomic_sub_fetch(&g->left, 1, __ATOMIC_ACQ_REL)) {
-        free(g->parts);
-        free(g);
+    if (io->op != GPUNVME_OP_FLUSH) {
+        store_io_piece(part->whole, part->at, io->nbytes, err, io->done);
+    } else {
+        if (err)
+            store_io_stop(part->whole, part->at, err);
+        store_io_ended(part->whole, 1);
     }
+    leave(share);
 }
 
 static void part_ended(struct gpunvme_io *io)
 {
-    struct group *g = io->user;
+    struct share *share = io->user;
 
-    end_part(g, (size_t)(io - g->ios), check_end(g->member, io));
+    end_part(share, (size_t)(io - share->ios), check_end(io));
 }
 
-static struct group *make_group(struct gpunvme_store *member, size_t n)
+static struct share *make_share(struct gpunvme_store *store, size_t n)
 {
-    struct group *g = calloc(1, sizeof(*g) + n * sizeof(g->ios[0]));
+    struct share *share = calloc(1, sizeof(*share) + n * sizeof(share->ios[0]));
+    struct part *parts = calloc(n + 1, sizeof(*parts));
 
-    if (!g)
-        return NULL;
-    g->member = member;
-    g->parts = calloc(n, sizeof(g->parts[0]));
-    if (!g->parts) {
-        free(g);
+    if (!share || !parts) {
+        free(share);
+        free(parts);
         return NULL;
     }
-    return g;
+    share->store = store;
+    share->parts = parts;
+    share->running = n + 1;
+    atomic_fetch_add(&store->in_flight, 1);
+    return share;
 }
 
-static void add_part(struct group *g, struct gpunvme_io *whole, size_t at, const struct place *p)
+static void add_part(struct share *share, struct gpunvme_io *whole, size_t at,
+                     struct gpunvme_io io)
 {
-    g->parts[g->n] = (struct part){.whole = whole, .at = at};
-    g->ios[g->n] = (struct gpunvme_io){
-        .store = g->member,
-        .op = whole->op,
-        .mem = whole->mem,
-        .offset = p->offset,
-        .ptr = (uint8_t *)whole->ptr + at,
-        .nbytes = p->nbytes,
-        .callback = part_ended,
-        .user = g,
-    };
-    g->n++;
+    io.op = whole->op;
+    io.callback = part_ended;
+    io.user = share;
+    share->parts[share->n] = (struct part){.whole = whole, .at = at};
+    share->ios[share->n++] = io;
 }
 
-/* Goes through the units of a transfer: counts them by member, or adds them to the groups. */
-static void split(const struct stripe *s, struct gpunvme_io *io, size_t *counts,
-                  struct group **groups)
+/* Goes through the units of an element: counts them, or adds them to the share. */
+static size_t split_span(const struct stripe *s, struct gpunvme_io *whole, size_t at,
+                         const struct store_span *span, struct share *share)
 {
-    size_t nbytes = inside(s, io);
+    size_t nbytes = inside(s, span->offset, span->nbytes), n = 0;
 
-    for (size_t at = 0; at < nbytes;) {
-        struct place p = locate(s, io->offset + at, nbytes - at);
+    for (size_t done = 0; done < nbytes; n++) {
+        struct place p = locate(s, span->offset + done, nbytes - done);
 
-        if (counts)
-            counts[p.member]++;
-        else
-            add_part(groups[p.member], io, at, &p);
-        at += p.nbytes;
+        if (share)
+            add_part(share, whole, at + done,
+                     (struct gpunvme_io){.store = s->members[p.member],
+                                         .mem = span->mem,
+                                         .offset = p.offset,
+                                         .ptr = span->ptr + done,
+                                         .nbytes = p.nbytes});
+        done += p.nbytes;
     }
+    return n;
 }
 
-static void submit_group(struct group *g)
+/* Likewise of a transfer; a flush has a part for each member. */
+static size_t split(const struct stripe *s, struct gpunvme_io *whole, struct share *share)
 {
-    struct base_failure failure;
-    gpunvme_err_t err;
-    size_t n = g->n;
+    size_t n = 0, at = 0;
 
-    g->left = n;
-    err = gpunvme_io_submit(g->ios, n, NULL);
-    if (!err)
-        return; /* `g` may be gone */
-    base_keep(&failure, err);
-    for (size_t i = 0; i < n; i++)
-        end_part(g, i, base_restore(&failure));
-}
-
-static bool make_groups(const struct stripe *s, const size_t *counts, struct group **groups)
-{
-    for (size_t m = 0; m < s->n; m++) {
-        groups[m] = counts[m] ? make_group(s->members[m], counts[m]) : NULL;
-        if (!counts[m] || groups[m])
-            continue;
-        while (m--) {
-            if (groups[m])
-                free(groups[m]->parts);
-            free(groups[m]);
-        }
-        return false;
+    if (whole->op == GPUNVME_OP_FLUSH) {
+        for (; share && n < s->n; n++)
+            add_part(share, whole, n, (struct gpunvme_io){.store = s->members[n]});
+        return s->n;
     }
-    return true;
+    for (size_t k = 0; k < store_io_nspans(whole); k++) {
+        struct store_span span = store_io_span(whole, k, at);
+
+        n += split_span(s, whole, at, &span, share);
+        at += span.nbytes;
+    }
+    return n;
 }
 
 /* What lies behind the end of the set: nothing was moved, and that is no error. */
-static void end_outside(const struct stripe *s, struct gpunvme_io *io)
+static void end_outside(const struct stripe *s, struct gpunvme_io *whole)
 {
-    size_t nbytes = inside(s, io);
+    size_t at = 0, outside = 0, first = SIZE_MAX;
 
-    if (nbytes < io->nbytes)
-        store_io_piece(io, nbytes, io->nbytes - nbytes, GPUNVME_OK, 0);
+    for (size_t k = 0; k < store_io_nspans(whole); k++) {
+        struct store_span span = store_io_span(whole, k, at);
+        size_t nbytes = inside(s, span.offset, span.nbytes);
+
+        if (nbytes < span.nbytes && at + nbytes < first)
+            first = at + nbytes;
+        outside += span.nbytes - nbytes;
+        at += span.nbytes;
+    }
+    if (!outside)
+        return;
+    store_io_stop(whole, first, GPUNVME_OK);
+    store_io_ended(whole, outside);
 }
 
-static void submit_moves(const struct stripe *s, struct gpunvme_io *first)
+static void submit_parts(struct share *share)
 {
-    size_t counts[STRIPE_MAX_MEMBERS] = {0};
-    struct group *groups[STRIPE_MAX_MEMBERS];
+    gpunvme_err_t err = gpunvme_io_submit(share->ios, share->n, NULL);
+    struct base_failure failure;
+
+    if (!err)
+        return;
+    base_keep(&failure, err);
+    for (size_t i = 0; i < share->n; i++)
+        end_part(share, i, base_restore(&failure));
+}
+
+static void fail_all(struct gpunvme_io *first)
+{
     struct gpunvme_io *next;
 
+    for (; first; first = next) {
+        next = first->priv.next;
+        store_io_end(first, base_fail(GPUNVME_ERR_NOMEM, "parts of a transfer"), 0);
+    }
+}
+
+static void stripe_submit(struct gpunvme_store *store, struct gpunvme_io *first, size_t nios)
+{
+    struct stripe *s = store->priv;
+    struct share *share;
+    struct gpunvme_io *next;
+    size_t n = 0;
+
+    (void)nios;
     for (struct gpunvme_io *io = first; io; io = io->priv.next)
-        split(s, io, counts, NULL);
-    if (!make_groups(s, counts, groups)) {
-        for (; first; first = next) {
-            next = first->priv.next;
-            store_io_end(first, base_fail(GPUNVME_ERR_NOMEM, "parts of a transfer"), 0);
-        }
+        n += split(s, io, NULL);
+    share = make_share(store, n);
+    if (!share) {
+        fail_all(first);
         return;
     }
     for (struct gpunvme_io *io = first; io; io = next) {
+        size_t before = share->n;
+
         next = io->priv.next; /* it may be over and gone by the last line */
-        split(s, io, NULL, groups);
-        end_outside(s, io);
+        split(s, io, share);
+        __atomic_store_n(&io->priv.next, &share->ios[before], __ATOMIC_RELEASE);
+        if (io->op == GPUNVME_OP_FLUSH)
+            io->priv.left = s->n;
+        else
+            end_outside(s, io);
     }
-    for (size_t m = 0; m < s->n; m++)
-        if (groups[m])
-            submit_group(groups[m]);
+    enlist(share);
+    submit_parts(share);
+    leave(share);
 }
 
-/* ---- Flush ------------------------------------------------------------------------------------
- */
-
-struct flush {
-    struct gpunvme_io *whole;
-    struct stripe *s;
-    size_t left;   /* atomic */
-    size_t failed; /* atomic: the member that failed first, behind the last: none */
-    struct gpunvme_io ios[];
-};
-
-static void end_flush(struct flush *f, size_t m)
+/* The share that a transfer's parts are in, held; NULL: they have ended. */
+static struct share *hold(struct stripe *s, const struct gpunvme_io *whole)
 {
-    size_t none = f->s->n;
-    gpunvme_err_t err = GPUNVME_OK;
+    const struct gpunvme_io *part = __atomic_load_n(&whole->priv.next, __ATOMIC_ACQUIRE);
+    struct share *share;
 
-    if (f->ios[m].err)
-        __atomic_compare_exchange_n(&f->failed, &none, m, false, __ATOMIC_RELAXED,
-                                    __ATOMIC_RELAXED);
-    if (__atomic_sub_fetch(&f->left, 1, __ATOMIC_ACQ_REL))
+    pthread_mutex_lock(&s->lock);
+    share = s->shares;
+    while (share && !(part >= share->ios && part < share->ios + share->n))
+        share = share->next;
+    if (share)
+        __atomic_add_fetch(&share->running, 1, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&s->lock);
+    return share;
+}
+
+static void stripe_cancel(struct gpunvme_store *store, struct gpunvme_io *whole)
+{
+    struct share *share = hold(store->priv, whole);
+
+    if (!share)
         return;
-    m = __atomic_load_n(&f->failed, __ATOMIC_RELAXED);
-    if (m < f->s->n)
-        err = store_tell_of(&f->ios[m]);
-    store_io_end(f->whole, err, 0);
-    free(f);
+    for (size_t i = 0; i < share->n; i++)
+        if (share->parts[i].whole == whole)
+            gpunvme_io_cancel(&share->ios[i]);
+    leave(share);
 }
 
-static void flush_ended(struct gpunvme_io *io)
+static size_t stripe_prefix(struct gpunvme_store *store, const struct gpunvme_io *whole)
 {
-    struct flush *f = io->user;
+    struct share *share = hold(store->priv, whole);
+    size_t prefix = whole->priv.total;
 
-    end_flush(f, (size_t)(io - f->ios));
-}
+    if (!share)
+        return prefix;
+    for (size_t i = 0; i < share->n; i++) {
+        const struct gpunvme_io *io = &share->ios[i];
+        size_t moved = share->parts[i].whole == whole ? gpunvme_io_moved(io) : io->nbytes;
 
-static void submit_flush(struct stripe *s, struct gpunvme_io *whole)
-{
-    struct flush *f = calloc(1, sizeof(*f) + s->n * sizeof(f->ios[0]));
-
-    if (!f) {
-        store_io_end(whole, base_fail(GPUNVME_ERR_NOMEM, "a flush"), 0);
-        return;
+        if (moved < io->nbytes && share->parts[i].at + moved < prefix)
+            prefix = share->parts[i].at + moved;
     }
-    f->whole = whole;
-    f->s = s;
-    f->left = f->failed = s->n;
-    for (size_t m = 0, n = s->n; m < n; m++) { /* `f` is gone when the last has ended */
-        gpunvme_err_t err;
-
-        f->ios[m] = (struct gpunvme_io){
-            .store = s->members[m], .op = GPUNVME_OP_FLUSH, .callback = flush_ended, .user = f};
-        err = gpunvme_io_submit(&f->ios[m], 1, NULL);
-        if (!err)
-            continue;
-        store_io_blame(&f->ios[m], err);
-        end_flush(f, m);
-    }
-}
-
-static void stripe_submit(struct gpunvme_store *store, struct gpunvme_io *first, size_t n)
-{
-    struct gpunvme_io *moves = NULL, **last = &moves, *next;
-
-    (void)n;
-    for (; first; first = next) {
-        next = first->priv.next;
-        if (first->op == GPUNVME_OP_FLUSH) {
-            submit_flush(store->priv, first);
-            continue;
-        }
-        *last = first;
-        last = &first->priv.next;
-    }
-    *last = NULL;
-    if (moves)
-        submit_moves(store->priv, moves);
-}
-
-/* Parts are with the members, whose own deadlines end them. */
-static void stripe_cancel(struct gpunvme_store *store, struct gpunvme_io *io)
-{
-    (void)store;
-    (void)io;
-}
-
-static size_t stripe_prefix(struct gpunvme_store *store, const struct gpunvme_io *io)
-{
-    (void)store;
-    (void)io;
-    return 0;
+    leave(share);
+    return prefix;
 }
 
 /*
@@ -309,7 +332,7 @@ static size_t stripe_prefix(struct gpunvme_store *store, const struct gpunvme_io
 static bool stripe_direct(struct gpunvme_store *store, struct gpunvme_io *io)
 {
     const struct stripe *s = store->priv;
-    size_t nbytes = inside(s, io);
+    size_t nbytes = inside(s, io->offset, io->nbytes);
     struct gpunvme_store *member;
     struct gpunvme_io its = {.op = io->op, .mem = io->mem, .ptr = io->ptr, .nbytes = nbytes};
     struct place p;
@@ -325,7 +348,7 @@ static bool stripe_direct(struct gpunvme_store *store, struct gpunvme_io *io)
     if (!store_io_run_here(&its))
         return false;
     io->done = its.done;
-    io->err = its.err ? its.err : check_end(member, &its);
+    io->err = check_end(&its);
     return true;
 }
 
@@ -466,6 +489,7 @@ static gpunvme_err_t stripe_close(struct gpunvme_store *store)
         if (err && !failure.err)
             base_keep(&failure, err);
     }
+    pthread_mutex_destroy(&s->lock);
     free(s);
     return failure.err ? base_restore(&failure) : GPUNVME_OK;
 }
@@ -512,6 +536,7 @@ static gpunvme_err_t stripe_open(struct gpunvme_store *store)
         return err;
     }
     store->priv = s;
+    pthread_mutex_init(&s->lock, NULL);
     err = open_all(store, s, uris, n);
     free(uris);
     if (err) {

@@ -55,7 +55,7 @@ static void show(const void *gpu_ptr, size_t i)
 int main(void)
 {
     char path[] = "/tmp/gpunvme-requests-XXXXXX";
-    struct gpunvme_kind_read reads[] = {
+    struct gpunvme_kind_io parts[] = {
         {.kind = "users", .idx = 10, .length = 2},
         {.kind = "items", .idx = 499, .length = 1},
     };
@@ -78,7 +78,7 @@ int main(void)
         show(buf.gpu, i);
 
     printf("users 10 and 11 and item 499 in one go, to their places in the buffer:\n");
-    check(nvme_gpu_batch_read(&g, request, reads, 2));
+    check(nvme_gpu_batch_read(&g, request, parts, 2));
     check(gpunvme_request_kind(g.requests, request, "users", &users));
     check(gpunvme_request_kind(g.requests, request, "items", &items));
     show(users.place, 10);

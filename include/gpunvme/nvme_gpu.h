@@ -103,10 +103,13 @@ static inline gpunvme_err_t read_nvme_kind(struct nvme_gpu *g, uint64_t request,
     return gpunvme_request_read(g->requests, request, kind, idx, length, gpu_ptr);
 }
 
+/* Reads `n` parts in one call; their op is set here. */
 static inline gpunvme_err_t nvme_gpu_batch_read(struct nvme_gpu *g, uint64_t request,
-                                                struct gpunvme_kind_read *reads, size_t n)
+                                                struct gpunvme_kind_io *parts, size_t n)
 {
-    return gpunvme_request_read_kinds(g->requests, request, reads, n);
+    for (size_t i = 0; parts && i < n; i++)
+        parts[i].op = GPUNVME_OP_READ;
+    return gpunvme_request_run(g->requests, request, parts, n);
 }
 
 static inline gpunvme_err_t nvme_gpu_release_request(struct nvme_gpu *g, uint64_t request)

@@ -1,20 +1,23 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Requests by kind: a buffer, and a dictionary that says where on a store which kind of data lies.
+ * Requests by kind: a buffer, and a dictionary of where each kind of data is on a store.
  *
  *     gpunvme_requests_create(store, &table);
  *     gpunvme_request_create(table, gpu_ptr, nbytes, GPUNVME_MEM_GPU, &id);
  *     gpunvme_request_add_kind(table, id, "users", 0, 1000, 4096);
  *     gpunvme_request_add_kind(table, id, "items", 1000, 500, 4096);
  *     gpunvme_request_read(table, id, "items", 7, 3, gpu_ptr);       // items 7, 8 and 9
- *     gpunvme_request_read_kinds(table, id, reads, 2);               // several in one go
+ *     gpunvme_request_run(table, id, parts, 2);                      // several in one call
  *     gpunvme_request_release(table, id);
  *
- * A kind is `length` elements of `sector_size` bytes each, one after the other from sector
- * `start_lba` (in such sectors) of the store on. Kinds of one request do not overlap on the store,
- * and have places in its buffer one after the other, in the order in which they were added.
+ * A kind is `length` elements of `sector_size` bytes each, stored one after the other from sector
+ * `start_lba`, counted in such sectors. With a sector size of 1, start_lba is a byte offset and
+ * indices count bytes. Kinds of one request do not overlap on the store. Each has a place in the
+ * request's buffer; places follow one another in the order in which the kinds were added.
  *
- * Ids are never used again: one that was released stays unknown, whatever comes after it.
+ * Finding a request or a kind, and adding one, takes O(log n) time.
+ *
+ * An id is never used again: one that was released stays unknown.
  *
  * Threads: all functions may be called from several threads at once, except destroy.
  */
@@ -27,38 +30,40 @@
 extern "C" {
 #endif
 
-#define GPUNVME_KIND_NAME_ROOM 64 /* bytes of a kind's name, with the 0 */
-
 /* 0 is no request. */
 typedef uint64_t gpunvme_request_t;
 
 struct gpunvme_requests;
 
-/* A table of requests on a store, which stays the caller's and open as long as the table is. */
+/* A table of requests on a store. The store stays the caller's, and must outlive the table. */
 gpunvme_err_t gpunvme_requests_create(struct gpunvme_store *store, struct gpunvme_requests **out);
 
-/* Releases all requests: BUSY, and some are left, where one of them can't be. NULL is fine. */
+/*
+ * Releases all requests and frees the table. BUSY: one of them can't be released; others may have
+ * been. NULL is fine.
+ */
 gpunvme_err_t gpunvme_requests_destroy(struct gpunvme_requests *table);
 
 /*
- * Makes a request of `nbytes` bytes of memory at `ptr`, the caller's until it is released, and
- * registers it with the store. `ptr` may be NULL with 0 bytes: then kinds have
- * no places, and every read names its pointer. Errors: INVALID, NOMEM, LIMIT (the store's
- * registrations), GPU.
+ * Makes a request with `nbytes` bytes of memory at `ptr` as its buffer, and registers them with the
+ * store's engine. The memory stays the caller's and must outlive the request. `ptr` may be NULL
+ * with 0 bytes: then kinds have no places, and every part names a pointer. Errors: INVALID, NOMEM,
+ * LIMIT (see gpunvme_register()), GPU.
  */
 gpunvme_err_t gpunvme_request_create(struct gpunvme_requests *table, void *ptr, size_t nbytes,
                                      enum gpunvme_mem mem, gpunvme_request_t *id);
 
 /*
- * Forgets a request. NOT_FOUND: there is none of this id; BUSY: it is being read, or a transfer of
- * the store uses its memory, if only one that was given up (TIMEOUT).
+ * Releases a request. NOT_FOUND: there is no request with this id. BUSY: parts of it are prepared
+ * and not finished, or a transfer uses its memory, even one that was given up (TIMEOUT).
  */
 gpunvme_err_t gpunvme_request_release(struct gpunvme_requests *table, gpunvme_request_t id);
 
 /*
- * Adds a kind. Errors: NOT_FOUND (the id), INVALID (a name that is empty, too long or there
- * already, a length or sector size of 0, one that overlaps another kind: the detail names it),
- * RANGE (beyond the end of the store), LIMIT (no room for it behind the others in the buffer).
+ * Adds a kind. The name, which is copied, has any length but 0 and may contain any bytes but 0.
+ * Errors: NOT_FOUND (the id), INVALID (an empty name or one that exists, a length or sector size of
+ * 0, or the kind overlaps another, which the detail names), RANGE (it ends beyond the store), LIMIT
+ * (the buffer has no room left for it), NOMEM.
  */
 gpunvme_err_t gpunvme_request_add_kind(struct gpunvme_requests *table, gpunvme_request_t id,
                                        const char *kind, uint64_t start_lba, uint64_t length,
@@ -71,37 +76,87 @@ struct gpunvme_kind {
     void *place;          /* of its first element in the buffer; NULL without a buffer */
 };
 
-/* NOT_FOUND: no such request, or no such kind in it. */
+/* NOT_FOUND: there is no such request, or it has no such kind. */
 gpunvme_err_t gpunvme_request_kind(struct gpunvme_requests *table, gpunvme_request_t id,
                                    const char *kind, struct gpunvme_kind *out);
 
 /*
- * Reads elements `idx` … `idx + length - 1` of a kind (length 0: to its end) to `dst`, memory of
- * the kind that the request was made with (which may be another than its buffer); NULL: to their
- * places in it. Returns when all bytes are there. Errors: NOT_FOUND, RANGE (more elements than the
- * kind has), INVALID (NULL without a buffer), and what gpunvme_store_read() gives; a store that has
- * become too short is RANGE.
+ * Reads or writes elements `idx` to `idx + length - 1` of a kind (length 0: to its end) and returns
+ * when it is done. `ptr` is memory of the kind that the request was made with, in its buffer or
+ * elsewhere; NULL: the elements' places in the buffer. Errors: NOT_FOUND, RANGE (the kind has fewer
+ * elements, or the store has become too short), INVALID (NULL without a buffer), and those of
+ * gpunvme_store_read() and gpunvme_store_write().
  */
 gpunvme_err_t gpunvme_request_read(struct gpunvme_requests *table, gpunvme_request_t id,
-                                   const char *kind, uint64_t idx, uint64_t length, void *dst);
+                                   const char *kind, uint64_t idx, uint64_t length, void *ptr);
+gpunvme_err_t gpunvme_request_write(struct gpunvme_requests *table, gpunvme_request_t id,
+                                    const char *kind, uint64_t idx, uint64_t length,
+                                    const void *ptr);
 
-/* One of several reads. */
-struct gpunvme_kind_read {
-    const char *kind;
+/* ---- Several at once ---------------------------------------------------------------------------
+ */
+
+/*
+ * A part: some elements of one kind. The caller sets the first group, and what follows to zeroes.
+ * A part that was finished may be used again.
+ */
+struct gpunvme_kind_io {
+    const char *kind;   /* stays as it is until the part is finished */
+    enum gpunvme_op op; /* READ or WRITE */
     uint64_t idx;
-    uint64_t length;   /* 0: to the end of the kind */
-    void *dst;         /* NULL: its place in the buffer */
-    gpunvme_err_t err; /* what came of it */
+    uint64_t length; /* 0: to the end of the kind */
+    void *ptr;       /* NULL: its place in the buffer */
+
+    gpunvme_err_t err;     /* the part's result */
+    struct gpunvme_io *io; /* the transfer that moves it; NULL once it is finished */
+
+    struct {
+        void *request;
+        uint8_t *ptr;
+        uint64_t offset;
+        size_t nbytes, at; /* `at`: where in the transfer */
+    } priv;                /* private */
 };
 
 /*
- * Reads several in one go. Those that follow one another on the store, and go to their places
- * in the buffer, become one transfer. If any of them is wrong none is begun: the error is that of
- * the first such one, which has it as its own `err`, and the others have GPUNVME_ERR_AGAIN; else
- * all are tried, each has its own `err`, and the first of these errors is returned.
+ * Does `n` parts and returns when all are done. If one of them is wrong, none is begun: it has the
+ * error that is returned, and the others have AGAIN. Otherwise each has its own `err`, and the
+ * first error in the order of the parts is returned.
  */
-gpunvme_err_t gpunvme_request_read_kinds(struct gpunvme_requests *table, gpunvme_request_t id,
-                                         struct gpunvme_kind_read *reads, size_t n);
+gpunvme_err_t gpunvme_request_run(struct gpunvme_requests *table, gpunvme_request_t id,
+                                  struct gpunvme_kind_io *parts, size_t n);
+
+/*
+ * Prepares `n` parts as transfers, which the caller submits as any others (transfer.h): together
+ * with other transfers, with a batch, a callback or in CUDA's order.
+ *
+ *     gpunvme_request_prepare(table, id, parts, n, ios, &nios);
+ *     gpunvme_io_submit(ios, nios, batch);
+ *     // … when they have ended:
+ *     gpunvme_request_finish(parts, n);
+ *
+ * `ios` has room for `n` transfers, whose contents are overwritten. *nios says how many there are:
+ * parts that follow one another on the store and in the request's buffer become one. Set callback
+ * and user of each after this call. Each part's `io` points to its transfer, so `parts` and `ios`
+ * must stay where they are until the parts are finished.
+ *
+ * Errors, with nothing prepared: as gpunvme_request_run() has them; INVALID (a part is prepared
+ * already), NOMEM.
+ */
+gpunvme_err_t gpunvme_request_prepare(struct gpunvme_requests *table, gpunvme_request_t id,
+                                      struct gpunvme_kind_io *parts, size_t n,
+                                      struct gpunvme_io *ios, size_t *nios);
+
+/*
+ * Finishes prepared parts whose transfers have ended: sets the `err` of each, and returns the first
+ * error in their order. A part within its transfer's valid prefix is OK; one whose transfer was
+ * never submitted has AGAIN. Parts may be finished all at once or in groups, also by callbacks,
+ * and must be finished even if the submission failed: until then their request can't be released.
+ *
+ * BUSY: a transfer is in flight, or its end was not polled. INVALID: a part is not prepared. In
+ * either case nothing is done.
+ */
+gpunvme_err_t gpunvme_request_finish(struct gpunvme_kind_io *parts, size_t n);
 
 #ifdef __cplusplus
 }

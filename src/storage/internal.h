@@ -264,6 +264,9 @@ void store_io_blame(struct gpunvme_io *io, gpunvme_err_t err);
 /* Its end has been told, by a batch or else: it may be submitted again. */
 void store_io_polled(struct gpunvme_io *io);
 
+/* With a batch: until it has been polled, since the batch holds it in a list. */
+bool store_io_is_in_flight(const struct gpunvme_io *io);
+
 /* What a submission would refuse of them. */
 gpunvme_err_t store_io_check(const struct gpunvme_io *ios, size_t n);
 

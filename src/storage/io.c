@@ -22,10 +22,9 @@ enum { IDLE = 0, PENDING = 1, WAITED = 2, ENDED = 3, COLLECTED = 4 };
 /* Parts that stop short are rare; one lock serves all transfers. */
 static pthread_mutex_t stop_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Of a batch: until it has been polled, for the batch holds it in a list. */
-static bool is_in_flight(const struct gpunvme_io *io)
+bool store_io_is_in_flight(const struct gpunvme_io *io)
 {
-    uint32_t state = __atomic_load_n(&io->priv.state, __ATOMIC_RELAXED);
+    uint32_t state = __atomic_load_n(&io->priv.state, __ATOMIC_ACQUIRE);
 
     return state == PENDING || state == WAITED || state == COLLECTED;
 }
@@ -115,7 +114,7 @@ static gpunvme_err_t check(const struct gpunvme_io *io, size_t i)
         return err;
     if (io->op != GPUNVME_OP_READ && io->op != GPUNVME_OP_WRITE && io->op != GPUNVME_OP_FLUSH)
         return base_fail(GPUNVME_ERR_INVALID, "transfer %zu: op %d", i, (int)io->op);
-    if (is_in_flight(io))
+    if (store_io_is_in_flight(io))
         return base_fail(GPUNVME_ERR_INVALID,
                          "transfer %zu has not ended, or its end was not polled", i);
     if (io->op == GPUNVME_OP_FLUSH)

@@ -32,7 +32,7 @@ static void a_store_that_is_not_there_leaves_nothing_to_clean_up(void **state)
 
 static void kinds_are_read_one_by_one_and_together(void **state)
 {
-    struct gpunvme_kind_read reads[2] = {{.kind = "items"}, {.kind = "users", .length = 1}};
+    struct gpunvme_kind_io parts[2] = {{.kind = "items"}, {.kind = "users", .length = 1}};
     struct nvme_gpu g;
     uint64_t request;
 
@@ -45,7 +45,7 @@ static void kinds_are_read_one_by_one_and_together(void **state)
     assert_int_equal(read_nvme_kind(&g, request, "users", 1, 2, (uint8_t *)gpu.gpu + 30000),
                      GPUNVME_OK);
     assert_bytes(30000, 5 * 512, 1024);
-    assert_int_equal(nvme_gpu_batch_read(&g, request, reads, 2), GPUNVME_OK);
+    assert_int_equal(nvme_gpu_batch_read(&g, request, parts, 2), GPUNVME_OK);
     assert_bytes(0, 4 * 512, 512);
     assert_untouched(512, 3 * 512);
     assert_bytes(2048, 9 * 512, 2048);

@@ -151,13 +151,16 @@ static gpunvme_err_t finish(const struct gpunvme_io *io, size_t nbytes, size_t *
 bool store_io_run_here(struct gpunvme_io *io)
 {
     struct gpunvme_store *store = io->store;
+    gpunvme_err_t before = io->err;
     bool has_run;
 
-    if (!store->backend->direct || io->vecs || io->offsets || store_io_check(io, 1))
+    if (!store || !store->backend->direct || io->vecs || io->offsets || store_io_check(io, 1))
         return false; /* submission says what is wrong */
     atomic_fetch_add(&store->in_flight, 1);
     has_run = store->backend->direct(store, io);
-    if (has_run && io->err)
+    if (!has_run)
+        io->err = before;
+    else if (io->err)
         store_io_blame(io, io->err);
     atomic_fetch_sub(&store->in_flight, 1);
     return has_run;
@@ -295,7 +298,7 @@ gpunvme_err_t gpunvme_io_run(struct gpunvme_io *ios, size_t n)
         return base_fail(GPUNVME_ERR_INVALID, "ios is NULL");
     if (!n)
         return GPUNVME_OK;
-    err = run(ios, n);
+    err = n == 1 && store_io_run_here(ios) ? GPUNVME_OK : run(ios, n);
     for (size_t i = 0; i < n && !err; i++)
         if (ios[i].err)
             err = store_tell_of(&ios[i]);

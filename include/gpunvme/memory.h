@@ -56,6 +56,14 @@ enum gpunvme_mem_backing {
     GPUNVME_BACKING_HUGE = 2,
 };
 
+/*
+ * gpunvme_mem_alloc() on GPU `gpu`, whatever the calling thread's current one is: HOST memory is
+ * not concerned; PINNED memory is pinned by way of this GPU, and all reach it. Without a GPU only 0
+ * exists. INVALID: there is no such GPU.
+ */
+gpunvme_err_t gpunvme_mem_alloc_on(unsigned gpu, size_t nbytes, enum gpunvme_mem mem,
+                                   struct gpunvme_buf *out);
+
 /* gpunvme_mem_alloc() with a choice of pages. */
 gpunvme_err_t gpunvme_mem_alloc_backed(size_t nbytes, enum gpunvme_mem mem,
                                        enum gpunvme_mem_backing backing, struct gpunvme_buf *out);

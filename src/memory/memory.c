@@ -316,6 +316,28 @@ gpunvme_err_t gpunvme_mem_alloc(size_t nbytes, enum gpunvme_mem mem, struct gpun
     return gpunvme_mem_alloc_backed(nbytes, mem, GPUNVME_BACKING_ANY, out);
 }
 
+gpunvme_err_t gpunvme_mem_alloc_on(unsigned gpu, size_t nbytes, enum gpunvme_mem mem,
+                                   struct gpunvme_buf *out)
+{
+    struct base_failure failure;
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (out)
+        memset(out, 0, sizeof(*out));
+    if (mem == GPUNVME_MEM_HOST)
+        return gpunvme_mem_alloc(nbytes, mem, out);
+    if (!mem_cuda_present())
+        return gpu ? base_fail(GPUNVME_ERR_INVALID, "GPU %u: there is none, and only 0 stands in",
+                               gpu)
+                   : gpunvme_mem_alloc(nbytes, mem, out);
+    err = mem_cuda_enter(gpu);
+    if (err)
+        return err;
+    base_keep(&failure, gpunvme_mem_alloc(nbytes, mem, out));
+    mem_cuda_leave();
+    return failure.err ? base_restore(&failure) : GPUNVME_OK;
+}
+
 gpunvme_err_t gpunvme_mem_export(const struct gpunvme_buf *buf, int *fd, uint64_t *offset)
 {
     if (!buf || !buf->memory_private || !fd || !offset)

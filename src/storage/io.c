@@ -219,8 +219,8 @@ static void hand_over(struct run *run)
 
 static bool goes_with(const struct run *run, const struct gpunvme_io *io)
 {
-    return run->n && (run->store == io->store ||
-                      (run->store->crew && run->store->crew == io->store->crew));
+    return run->n &&
+           (run->store == io->store || (run->store->crew && run->store->crew == io->store->crew));
 }
 
 /* The run that a transfer belongs to, or one that it begins: then the oldest goes if there is no

@@ -267,6 +267,26 @@ static void memory_that_wraps_around_is_refused(void **state)
                      GPUNVME_ERR_INVALID);
 }
 
+static void memory_is_allocated_on_the_gpu_that_is_named(void **state)
+{
+    unsigned n = gpunvme_mem_gpu_is_host() ? 1 : gpunvme_mem_gpu_count();
+    struct gpunvme_buf buf;
+    enum gpunvme_mem kind;
+    int gpu;
+
+    (void)state;
+    for (unsigned i = 0; i < n; i++) {
+        assert_int_equal(gpunvme_mem_alloc_on(i, 4096, GPUNVME_MEM_GPU, &buf), GPUNVME_OK);
+        assert_int_equal(gpunvme_mem_kind_of(buf.gpu, &kind, &gpu), GPUNVME_OK);
+        assert_int_equal(gpu, gpunvme_mem_gpu_is_host() ? -1 : (int)i);
+        assert_int_equal(gpunvme_mem_free(&buf), GPUNVME_OK);
+    }
+    assert_int_equal(gpunvme_mem_alloc_on(n, 4096, GPUNVME_MEM_GPU, &buf), GPUNVME_ERR_INVALID);
+    assert_null(buf.gpu);
+    assert_int_equal(gpunvme_mem_alloc_on(n, 4096, GPUNVME_MEM_HOST, &buf), GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_free(&buf), GPUNVME_OK);
+}
+
 static void registered_memory_is_not_freed_nor_allocated_memory_unregistered(void **state)
 {
     uint32_t word = 7;
@@ -769,6 +789,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_of_each_kind_is_zeroed),
+        cmocka_unit_test(memory_is_allocated_on_the_gpu_that_is_named),
         cmocka_unit_test(host_memory_has_a_cpu_address_alone),
         cmocka_unit_test(pinned_memory_has_a_cpu_and_a_gpu_address),
         cmocka_unit_test(gpu_memory_has_a_gpu_address),

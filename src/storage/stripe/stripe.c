@@ -70,7 +70,7 @@ struct part {
 struct share {
     struct gpunvme_store *store; /* which stays open meanwhile */
     struct share *next, **link;  /* of those in flight, under the stripe's lock */
-    size_t running;             /* parts that have not ended, and whoever works on it; atomic */
+    size_t running;              /* parts that have not ended, and whoever works on it; atomic */
     struct part *parts;
     size_t n;
     struct gpunvme_io ios[];
@@ -156,8 +156,7 @@ static struct share *make_share(struct gpunvme_store *store, size_t n)
     return share;
 }
 
-static void add_part(struct share *share, struct gpunvme_io *whole, size_t at,
-                     struct gpunvme_io io)
+static void add_part(struct share *share, struct gpunvme_io *whole, size_t at, struct gpunvme_io io)
 {
     io.op = whole->op;
     io.callback = part_ended;

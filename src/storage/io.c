@@ -55,14 +55,25 @@ static gpunvme_err_t check_range(const struct gpunvme_io *io, uint64_t offset, s
 }
 
 static gpunvme_err_t check_vector(const struct gpunvme_io *io, uint64_t store_nbytes, size_t i)
+/* An array of so many elements can't be. */
+static gpunvme_err_t check_count(size_t n, size_t nbytes_each, size_t i)
+{
+    return n <= SIZE_MAX / nbytes_each
+               ? GPUNVME_OK
+               : base_fail(GPUNVME_ERR_INVALID, "transfer %zu: %zu elements", i, n);
+}
+
 {
     size_t total = 0;
+    gpunvme_err_t err = check_count(io->n, sizeof(io->vecs[0]), i);
 
     for (size_t k = 0; k < io->n; k++) {
+    if (err)
+        return err;
         const struct gpunvme_vec *vec = &io->vecs[k];
-        gpunvme_err_t err = check_memory(vec->ptr, vec->nbytes, vec->mem, i);
 
         if (err)
+        err = check_memory(vec->ptr, vec->nbytes, vec->mem, i);
             return err;
         if (__builtin_add_overflow(total, vec->nbytes, &total))
             return base_fail(GPUNVME_ERR_RANGE, "transfer %zu: more than 2^64 bytes", i);
@@ -76,6 +87,8 @@ static gpunvme_err_t check_gather(const struct gpunvme_io *io, uint64_t store_nb
     size_t total, place;
 
     if (!err && (__builtin_mul_overflow(io->n, io->nbytes, &total) ||
+    if (!err)
+        err = check_count(io->n, sizeof(io->offsets[0]), i);
                  __builtin_mul_overflow(io->n, io->stride, &place)))
         err = base_fail(GPUNVME_ERR_RANGE, "transfer %zu: more than 2^64 bytes", i);
     if (!err && io->op == GPUNVME_OP_READ && io->n > 1 && io->stride < io->nbytes)
@@ -344,7 +357,7 @@ static void end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
         __atomic_store_n(&io->priv.state, IDLE, __ATOMIC_RELEASE);
         io->callback(io);
     } else if (batch) {
-        __atomic_store_n(&io->priv.state, COLLECTED, __ATOMIC_RELAXED);
+        __atomic_store_n(&io->priv.state, COLLECTED, __ATOMIC_RELEASE);
         store_batch_push(batch, io);
     } else if (__atomic_exchange_n(&io->priv.state, ENDED, __ATOMIC_ACQ_REL) == WAITED) {
         futex_wake(&io->priv.state, INT_MAX);
@@ -354,7 +367,7 @@ static void end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
 
 void store_io_polled(struct gpunvme_io *io)
 {
-    __atomic_store_n(&io->priv.state, IDLE, __ATOMIC_RELAXED);
+    __atomic_store_n(&io->priv.state, IDLE, __ATOMIC_RELEASE);
 }
 
 void store_io_end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
@@ -416,7 +429,7 @@ gpunvme_err_t gpunvme_io_test(struct gpunvme_io *io)
         return base_fail(GPUNVME_ERR_STALE, "it is not in flight, or its end is told elsewhere");
     if (state != ENDED)
         return GPUNVME_ERR_AGAIN;
-    __atomic_store_n(&io->priv.state, IDLE, __ATOMIC_RELAXED);
+    __atomic_store_n(&io->priv.state, IDLE, __ATOMIC_RELEASE);
     if (!io->err)
         return GPUNVME_OK;
     gpunvme_io_detail(io, text, sizeof(text));

@@ -268,6 +268,8 @@ gpunvme_err_t gpunvme_store_gather(struct gpunvme_store *store, const uint64_t *
                             .n = n,
                             .stride = stride};
 
+    if (!io->n)
+        io->nbytes = 0; /* without offsets it would be a plain transfer */
     return ranges(&io, done);
 }
 

@@ -53,27 +53,53 @@ static bool wait_for(struct waited *w, uint64_t timeout_ns)
     return true;
 }
 
-/*
- * Their time is up: cancels what has not begun. True: all have ended after all; else `w` is not the
- * caller's any more.
- */
-static bool give_up(struct waited *w, struct gpunvme_io *ios)
-{
-    uint32_t word = WAITING;
-
-    for (size_t i = 0; i < w->n; i++)
-        gpunvme_io_cancel(&w->ios[i]);
-    for (size_t i = 0; i < w->n; i++)
-        ios[i].done = gpunvme_io_moved(&w->ios[i]);
-    return !__atomic_compare_exchange_n(&w->word, &word, LEFT, false, __ATOMIC_ACQ_REL,
-                                        __ATOMIC_ACQUIRE);
-}
-
 static gpunvme_err_t too_late(const struct gpunvme_io *io, uint64_t timeout_ns)
 {
     return base_fail(GPUNVME_ERR_TIMEOUT,
                      "%s: nothing has moved for %llu ms; the memory is in use until it is closed",
                      io->store->uri.text, (unsigned long long)(timeout_ns / 1000000u));
+}
+
+/* What came of one that has ended. Only those whose time was up were canceled. */
+static gpunvme_err_t tell_end(struct gpunvme_io *io, const struct gpunvme_io *its,
+                              uint64_t timeout_ns)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    io->done = its->done;
+    io->err = its->err;
+    io->priv.detail = its->priv.detail;
+    if (its->err != GPUNVME_ERR_CANCELED)
+        return GPUNVME_OK;
+    err = too_late(io, timeout_ns);
+    store_io_blame(io, err);
+    return err;
+}
+
+/*
+ * Their time is up: cancels what has not begun. TIMEOUT: some are in flight still, and `w` is not
+ * the caller's any more.
+ */
+static gpunvme_err_t give_up(struct waited *w, struct gpunvme_io *ios, uint64_t timeout_ns)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+    uint32_t word = WAITING;
+
+    for (size_t i = 0; i < w->n; i++)
+        gpunvme_io_cancel(&w->ios[i]);
+    for (size_t i = 0; i < w->n; i++) {
+        if (!store_io_is_in_flight(&w->ios[i])) {
+            tell_end(&ios[i], &w->ios[i], timeout_ns);
+            continue;
+        }
+        ios[i].done = gpunvme_io_moved(&w->ios[i]);
+        err = too_late(&ios[i], timeout_ns);
+        store_io_blame(&ios[i], err);
+    }
+    return __atomic_compare_exchange_n(&w->word, &word, LEFT, false, __ATOMIC_ACQ_REL,
+                                       __ATOMIC_ACQUIRE)
+               ? GPUNVME_ERR_TIMEOUT
+               : GPUNVME_OK;
 }
 
 static struct waited *make(const struct gpunvme_io *ios, size_t n)
@@ -101,7 +127,6 @@ static gpunvme_err_t run(struct gpunvme_io *ios, size_t n)
 {
     struct waited *w = make(ios, n);
     uint64_t timeout_ns;
-    bool in_time;
     gpunvme_err_t err;
 
     if (!w)
@@ -112,22 +137,13 @@ static gpunvme_err_t run(struct gpunvme_io *ios, size_t n)
         return err;
     }
     timeout_ns = store_io_timeout(ios, n);
-    in_time = wait_for(w, timeout_ns);
-    if (!in_time && !give_up(w, ios)) {
-        for (size_t i = 0; i < n; i++) {
-            err = too_late(&ios[i], timeout_ns);
-            store_io_blame(&ios[i], err);
-        }
-        return err;
-    }
+    if (!wait_for(w, timeout_ns) && give_up(w, ios, timeout_ns))
+        return GPUNVME_ERR_TIMEOUT;
     for (size_t i = 0; i < n; i++) {
-        ios[i].done = w->ios[i].done;
-        ios[i].err = w->ios[i].err;
-        ios[i].priv.detail = w->ios[i].priv.detail;
-        if (ios[i].err == GPUNVME_ERR_CANCELED && !in_time) {
-            err = too_late(&ios[i], timeout_ns);
-            store_io_blame(&ios[i], err);
-        }
+        gpunvme_err_t late = tell_end(&ios[i], &w->ios[i], timeout_ns);
+
+        if (late)
+            err = late;
     }
     free(w);
     return err;
@@ -252,6 +268,8 @@ static gpunvme_err_t ranges(struct gpunvme_io *io, size_t *done)
     if (io->n && (!io->offsets || io->n > SIZE_MAX / sizeof(io->offsets[0])))
         return base_fail(GPUNVME_ERR_INVALID, "%zu offsets at %p", io->n,
                          (const void *)io->offsets);
+    if (!io->n)
+        io->nbytes = 0; /* without offsets it would be a plain transfer */
     return transfer(io, io->n * io->nbytes, done); /* more than 2^64 are refused there */
 }
 
@@ -268,8 +286,6 @@ gpunvme_err_t gpunvme_store_gather(struct gpunvme_store *store, const uint64_t *
                             .n = n,
                             .stride = stride};
 
-    if (!io->n)
-        io->nbytes = 0; /* without offsets it would be a plain transfer */
     return ranges(&io, done);
 }
 

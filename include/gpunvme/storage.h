@@ -47,10 +47,10 @@ struct gpunvme_store;
 
 /* Flags of gpunvme_open(); 0: read only. */
 #define GPUNVME_OPEN_WRITE    0x1u  /* for reading and writing; the others need it */
-#define GPUNVME_OPEN_CREATE   0x2u  /* makes the file if there is none; for files alone */
+#define GPUNVME_OPEN_CREATE   0x2u  /* makes the file if there is none; others must be there */
 #define GPUNVME_OPEN_FORCE    0x4u  /* writes to an image (sim:image=) that holds data of others */
-#define GPUNVME_OPEN_TRUNCATE 0x8u  /* makes the file empty; for files alone */
-#define GPUNVME_OPEN_EXCL     0x10u /* with CREATE: EXISTS if the file is there */
+#define GPUNVME_OPEN_TRUNCATE 0x8u  /* makes the file empty; INVALID for all but files */
+#define GPUNVME_OPEN_EXCL     0x10u /* with CREATE: EXISTS if the file is there; likewise */
 
 /*
  * Opens a store; *out is the caller's, to be given to gpunvme_close(). With WRITE, a block device

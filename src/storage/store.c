@@ -114,6 +114,10 @@ static gpunvme_err_t open_backend(struct gpunvme_store *store)
 
     if (!err)
         err = store_uri_check(&store->uri, store->backend->option_bit, store->backend->name);
+    if (!err && store->flags & (GPUNVME_OPEN_TRUNCATE | GPUNVME_OPEN_EXCL) &&
+        strcmp(store->uri.scheme, "file") != 0)
+        err = base_fail(GPUNVME_ERR_INVALID, "%s is no file: TRUNCATE and EXCL are for files",
+                        store->uri.text);
     if (!err && store->flags & GPUNVME_OPEN_FORCE && !strcmp(store->uri.scheme, "sim"))
         err = force(&store->uri);
     if (!err)

@@ -56,7 +56,7 @@ gpunvme_err_t gpunvme_engine_create(const struct gpunvme_engine_config *config,
 
 /*
  * Ends its threads and frees it. BUSY while a store is open on it: nothing was done. NULL is fine.
- * Memory that is registered with it is let go of.
+ * Memory that is registered with it is let go of. INVALID: it is the process's own.
  */
 gpunvme_err_t gpunvme_engine_destroy(struct gpunvme_engine *engine);
 

@@ -74,18 +74,26 @@ static int how_to_open(const struct gpunvme_store *store)
 
 /*
  * A descriptor of the caller's, opened once more: the copy has flags and a lock of its own. Where
- * that is refused, a duplicate.
+ * that is refused, a duplicate, unless its flags, which are the caller's, would make writes go to
+ * the end of the file, or would have all transfers aligned.
  */
 static int open_given(int fd, int how)
 {
     char name[32];
-    int again;
+    int again, error;
 
     snprintf(name, sizeof(name), "/proc/self/fd/%d", fd);
     again = open(name, how | O_NONBLOCK | claim(name, how & O_RDWR));
     if (again >= 0)
         fcntl(again, F_SETFL, 0);
-    return again >= 0 || errno == EBUSY || errno == EBADF ? again : fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    if (again >= 0 || errno == EBUSY || errno == EBADF)
+        return again;
+    error = errno;
+    if (fcntl(fd, F_GETFL) & (O_DIRECT | (how & O_RDWR ? O_APPEND : 0))) {
+        errno = error;
+        return -1;
+    }
+    return fcntl(fd, F_DUPFD_CLOEXEC, 3);
 }
 
 /* A descriptor that was given must allow what the store is opened for. */
@@ -95,7 +103,7 @@ static gpunvme_err_t check_given(const struct gpunvme_store *store)
     int mode = fcntl(store->given_fd, F_GETFL);
 
     if (mode < 0)
-        return base_fail_errno(errno, "descriptor %d", store->given_fd);
+        return base_fail(GPUNVME_ERR_INVALID, "descriptor %d is not open", store->given_fd);
     if (mode & O_PATH || (mode & O_ACCMODE) == O_WRONLY)
         return base_fail(GPUNVME_ERR_PERMISSION, "descriptor %d is not open for reading",
                          store->given_fd);

@@ -10,6 +10,7 @@
 #include "base/fail.h"
 #include "gpunvme/memory.h"
 #include "storage/posix/engine.h"
+#include "storage/stream.h"
 
 #define MAX_THREADS 256u
 
@@ -25,10 +26,14 @@ static unsigned nforks; /* that lie between this process and the first that used
 static void before_fork(void)
 {
     pthread_mutex_lock(&lock);
+    store_order_before_fork();
+    store_io_before_fork();
 }
 
 static void in_parent(void)
 {
+    store_io_after_fork();
+    store_order_after_fork();
     pthread_mutex_unlock(&lock);
 }
 
@@ -38,7 +43,7 @@ static void in_child(void)
         inherited = of_process;
     of_process = NULL;
     nforks++;
-    pthread_mutex_unlock(&lock);
+    in_parent();
 }
 
 static void watch_forks(void)

@@ -308,6 +308,10 @@ void store_io_begin(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batc
 /* Counts up as long as their stores move anything. */
 uint64_t store_io_progress(const struct gpunvme_io *ios, size_t n);
 
+/* Around fork(2): no thread is amid what all transfers have in common. */
+void store_io_before_fork(void);
+void store_io_after_fork(void);
+
 /* The longest timeout of their stores. */
 uint64_t store_io_timeout(const struct gpunvme_io *ios, size_t n);
 

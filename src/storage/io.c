@@ -311,6 +311,18 @@ void store_io_blame(struct gpunvme_io *io, gpunvme_err_t err)
 
 const char *gpunvme_io_detail(const struct gpunvme_io *io, char *text, size_t room)
 {
+void store_io_before_fork(void)
+{
+    pthread_mutex_lock(&stop_lock);
+    pthread_mutex_lock(&details.lock);
+}
+
+void store_io_after_fork(void)
+{
+    pthread_mutex_unlock(&details.lock);
+    pthread_mutex_unlock(&stop_lock);
+}
+
     if (!text || !room)
         return "";
     text[0] = 0;

@@ -349,6 +349,16 @@ static void untell(struct group *group, gpunvme_err_t err)
 
 /*
  * A wait that is over already shows whether the driver has them, before anything else is on the
+void store_order_before_fork(void)
+{
+    pthread_mutex_lock(&order.lock);
+}
+
+void store_order_after_fork(void)
+{
+    pthread_mutex_unlock(&order.lock);
+}
+
  * stream. The group may end, and be freed, as soon as a stream has it.
  */
 static gpunvme_err_t enqueue(struct group *group, struct gpunvme_batch *batch,

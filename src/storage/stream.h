@@ -25,4 +25,12 @@ struct store_stream_ops {
 /* Which are used: CUDA's, but for tests. */
 extern const struct store_stream_ops *store_stream_ops;
 
+/* gpunvme_io_cancel() and gpunvme_io_moved() of a transfer in CUDA's order that is in flight. */
+void store_order_cancel(struct gpunvme_io *io);
+size_t store_order_moved(const struct gpunvme_io *io);
+
+/* Around fork(2). */
+void store_order_before_fork(void);
+void store_order_after_fork(void);
+
 #endif

@@ -99,6 +99,7 @@ struct gpunvme_io {
         size_t at, in;                     /* which vec or range is next, and the byte in it */
         gpunvme_err_t why;                 /* … it stopped: 0 is the end of the store */
         uint32_t state;                    /* futex word */
+        bool is_ordered;                   /* another one does its work, behind a stream */
         uint64_t detail;                   /* which text belongs to it */
     } priv;                                /* private */
 };

@@ -155,13 +155,13 @@ gpunvme_err_t gpunvme_engine_destroy(struct gpunvme_engine *engine)
     err = find(engine, &found);
     if (err)
         return err;
+    if (engine->is_process)
+        return base_fail(GPUNVME_ERR_INVALID, "the process's own engine can't be destroyed");
     n = atomic_load(&engine->nstores);
     if (n)
         return base_fail(GPUNVME_ERR_BUSY, "%zu stores are open on the engine", n);
     posix_engine_destroy(engine->posix);
     store_regions_free(&engine->regions);
-    if (engine->is_process)
-        return base_fail(GPUNVME_ERR_INVALID, "the process's own engine can't be destroyed");
     pthread_mutex_destroy(&engine->lock);
     free(engine);
     return GPUNVME_OK;

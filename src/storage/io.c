@@ -11,6 +11,7 @@
 #include "storage/crew.h"
 #include "storage/futex.h"
 #include "storage/internal.h"
+#include "storage/stream.h"
 
 /*
  * priv.state. A transfer in flight is PENDING, or WAITED once somebody sleeps on it; who ends it
@@ -54,7 +55,6 @@ static gpunvme_err_t check_range(const struct gpunvme_io *io, uint64_t offset, s
     return GPUNVME_OK;
 }
 
-static gpunvme_err_t check_vector(const struct gpunvme_io *io, uint64_t store_nbytes, size_t i)
 /* An array of so many elements can't be. */
 static gpunvme_err_t check_count(size_t n, size_t nbytes_each, size_t i)
 {
@@ -63,17 +63,18 @@ static gpunvme_err_t check_count(size_t n, size_t nbytes_each, size_t i)
                : base_fail(GPUNVME_ERR_INVALID, "transfer %zu: %zu elements", i, n);
 }
 
+static gpunvme_err_t check_vector(const struct gpunvme_io *io, uint64_t store_nbytes, size_t i)
 {
-    size_t total = 0;
     gpunvme_err_t err = check_count(io->n, sizeof(io->vecs[0]), i);
+    size_t total = 0;
 
-    for (size_t k = 0; k < io->n; k++) {
     if (err)
         return err;
+    for (size_t k = 0; k < io->n; k++) {
         const struct gpunvme_vec *vec = &io->vecs[k];
 
-        if (err)
         err = check_memory(vec->ptr, vec->nbytes, vec->mem, i);
+        if (err)
             return err;
         if (__builtin_add_overflow(total, vec->nbytes, &total))
             return base_fail(GPUNVME_ERR_RANGE, "transfer %zu: more than 2^64 bytes", i);
@@ -86,9 +87,9 @@ static gpunvme_err_t check_gather(const struct gpunvme_io *io, uint64_t store_nb
     gpunvme_err_t err = check_memory(io->ptr, io->n ? io->nbytes : 0, io->mem, i);
     size_t total, place;
 
-    if (!err && (__builtin_mul_overflow(io->n, io->nbytes, &total) ||
     if (!err)
         err = check_count(io->n, sizeof(io->offsets[0]), i);
+    if (!err && (__builtin_mul_overflow(io->n, io->nbytes, &total) ||
                  __builtin_mul_overflow(io->n, io->stride, &place)))
         err = base_fail(GPUNVME_ERR_RANGE, "transfer %zu: more than 2^64 bytes", i);
     if (!err && io->op == GPUNVME_OP_READ && io->n > 1 && io->stride < io->nbytes)
@@ -190,6 +191,7 @@ static void prepare(struct gpunvme_io *io, struct gpunvme_batch *batch)
     io->done = 0;
     io->priv.next = NULL;
     io->priv.batch = io->callback ? NULL : batch;
+    io->priv.is_ordered = false;
     io->priv.region = region_of(io);
     io->priv.total = io->priv.left = total_of(io);
     io->priv.taken = io->priv.at = io->priv.in = 0;
@@ -309,8 +311,6 @@ void store_io_blame(struct gpunvme_io *io, gpunvme_err_t err)
     pthread_mutex_unlock(&details.lock);
 }
 
-const char *gpunvme_io_detail(const struct gpunvme_io *io, char *text, size_t room)
-{
 void store_io_before_fork(void)
 {
     pthread_mutex_lock(&stop_lock);
@@ -323,6 +323,8 @@ void store_io_after_fork(void)
     pthread_mutex_unlock(&stop_lock);
 }
 
+const char *gpunvme_io_detail(const struct gpunvme_io *io, char *text, size_t room)
+{
     if (!text || !room)
         return "";
     text[0] = 0;
@@ -375,6 +377,11 @@ static void end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
         futex_wake(&io->priv.state, INT_MAX);
     }
     atomic_fetch_sub(&store->in_flight, 1); /* the last touch: now it may be closed */
+}
+
+bool store_io_has_ended(const struct gpunvme_io *io)
+{
+    return __atomic_load_n(&io->priv.state, __ATOMIC_ACQUIRE) == IDLE;
 }
 
 void store_io_polled(struct gpunvme_io *io)
@@ -526,6 +533,8 @@ size_t gpunvme_io_moved(const struct gpunvme_io *io)
     state = __atomic_load_n(&io->priv.state, __ATOMIC_ACQUIRE);
     if (state != PENDING && state != WAITED)
         return io->done;
+    if (io->priv.is_ordered)
+        return store_order_moved(io);
     prefix = store->crew ? crew_prefix(store->crew, io) : store->backend->prefix(io->store, io);
     stop = __atomic_load_n(&io->priv.stop, __ATOMIC_ACQUIRE);
     return prefix < stop ? prefix : stop;
@@ -537,7 +546,9 @@ void gpunvme_io_cancel(struct gpunvme_io *io)
 
     if (state != PENDING && state != WAITED)
         return;
-    if (io->store->crew)
+    if (io->priv.is_ordered)
+        store_order_cancel(io);
+    else if (io->store->crew)
         crew_cancel(io->store->crew, io);
     else
         io->store->backend->cancel(io->store, io);

@@ -30,8 +30,6 @@ static const struct store_stream_ops cuda_ops = {
 
 const struct store_stream_ops *store_stream_ops = &cuda_ops;
 
-struct visit;
-
 /*
  * The transfers of one submission. Its life, under the lock: waiting for the stream to come to it;
  * begun; and ended when all have ended, or before that, late, when they made no progress for too
@@ -43,10 +41,11 @@ struct group {
     uint32_t value;    /* that releases the stream */
     void *stream;      /* of ours; NULL: none */
     uint64_t deadline, progress;
-    struct group *next, **at; /* of those that have begun */
-    struct gpunvme_io *told;  /* the callers': whose ends are told */
-    bool *is_told;            /* by transfer */
-    struct gpunvme_io ios[];  /* ours: what the backends serve */
+    struct group *next, **at; /* of those that wait for the stream, or that have begun */
+    enum { WAITS, BEGINS, HAS_BEGUN } phase;
+    struct gpunvme_io *told; /* the callers': whose ends are told */
+    bool *is_told;           /* by transfer */
+    struct gpunvme_io ios[]; /* ours: what the backends serve */
 };
 
 struct own_stream {
@@ -64,7 +63,7 @@ static struct order {
     bool is_made;
     unsigned nforks; /* when it was made */
     pthread_t keeper;
-    struct group *begun;
+    struct group *begun, *waiting;
     struct gpunvme_buf words;
     uint32_t values[NWORDS]; /* the last one given for each */
     unsigned free_words[NWORDS], nfree;
@@ -134,43 +133,129 @@ static void ended(struct gpunvme_io *io)
             base_fail(io->err, "%s", gpunvme_io_detail(io, text, sizeof(text)));
         tell(group, i, io->err, io->done);
     }
+    io->user = NULL;
     let_go(group);
     pthread_mutex_unlock(&order.lock);
 }
 
+/* Under the lock. */
 static void set_deadline(struct group *group)
 {
     group->progress = store_io_progress(group->ios, group->n);
     group->deadline = futex_deadline(store_io_timeout(group->ios, group->n));
 }
 
-/* From now on it has a deadline. */
-static void enlist(struct group *group)
+/* Under the lock. */
+static void enlist(struct group *group, struct group **list)
 {
-    pthread_mutex_lock(&order.lock);
-    set_deadline(group);
-    group->next = order.begun;
-    group->at = &order.begun;
-    if (order.begun)
-        order.begun->at = &group->next;
-    order.begun = group;
-    pthread_cond_signal(&order.wake);
-    pthread_mutex_unlock(&order.lock);
+    leave(group);
+    group->next = *list;
+    group->at = list;
+    if (group->next)
+        group->next->at = &group->next;
+    *list = group;
 }
 
 /*
  * The stream has come to it. On a thread of CUDA's, which must not call CUDA: nothing here does.
- * Those whose ends are to be told keep their stores open until they are.
+ * Those whose ends are to be told keep their stores open until they are; those that were told
+ * already, for they were canceled, do not begin. From now on there is a deadline.
  */
 static void begin(void *group_)
 {
     struct group *group = group_;
+    size_t nstarted = 0;
 
-    store_io_start(group->ios, group->n, NULL);
-    enlist(group);
     pthread_mutex_lock(&order.lock);
+    group->phase = BEGINS;
+    pthread_mutex_unlock(&order.lock);
+    for (size_t i = 0, n; i < group->n; i += n ? n : 1) {
+        for (n = 0; i + n < group->n && !group->is_told[i + n];)
+            n++;
+        if (n)
+            store_io_start(&group->ios[i], n, NULL);
+        else
+            group->ios[i].user = NULL;
+        nstarted += n;
+    }
+    pthread_mutex_lock(&order.lock);
+    group->running -= group->n - nstarted;
+    group->phase = HAS_BEGUN;
+    set_deadline(group);
+    enlist(group, &order.begun);
+    pthread_cond_signal(&order.wake);
     let_go(group);
     pthread_mutex_unlock(&order.lock);
+}
+
+/* ---- Cancel, and how far one is ----------------------------------------------------------------
+ */
+
+/*
+ * Under the lock, which is let go of meanwhile: the end of what is canceled takes it. Somebody
+ * works on the group.
+ */
+static void cancel_ours(struct group *group, size_t i)
+{
+    struct gpunvme_store *store = group->ios[i].store;
+
+    if (!group->ios[i].user) /* it has ended, and its store may be closed */
+        return;
+    atomic_fetch_add(&store->in_flight, 1);
+    pthread_mutex_unlock(&order.lock);
+    gpunvme_io_cancel(&group->ios[i]);
+    pthread_mutex_lock(&order.lock);
+    atomic_fetch_sub(&store->in_flight, 1);
+}
+
+/* Under the lock: the group that a transfer, whose end has not been told, is the i-th of. */
+static struct group *find(const struct gpunvme_io *io, size_t *i)
+{
+    struct group *lists[] = {order.begun, order.waiting};
+
+    for (unsigned l = 0; l < 2; l++) {
+        for (struct group *group = lists[l]; group; group = group->next) {
+            if (io < group->told || io >= group->told + group->n)
+                continue;
+            *i = (size_t)(io - group->told);
+            if (!group->is_told[*i])
+                return group;
+        }
+    }
+    return NULL;
+}
+
+void store_order_cancel(struct gpunvme_io *io)
+{
+    struct group *group;
+    size_t i;
+
+    pthread_mutex_lock(&order.lock);
+    group = find(io, &i);
+    if (group && group->phase == WAITS) {
+        base_fail(GPUNVME_ERR_CANCELED, "before its stream came to it");
+        tell(group, i, GPUNVME_ERR_CANCELED, 0);
+    } else if (group && group->phase == HAS_BEGUN) {
+        group->running++;
+        cancel_ours(group, i);
+        let_go(group);
+    }
+    pthread_mutex_unlock(&order.lock);
+}
+
+size_t store_order_moved(const struct gpunvme_io *io)
+{
+    const struct group *group;
+    size_t i, moved;
+
+    pthread_mutex_lock(&order.lock);
+    group = find(io, &i);
+    if (!group)
+        moved = io->done; /* it has ended meanwhile */
+    else
+        moved = group->phase == HAS_BEGUN ? gpunvme_io_moved(&group->ios[i]) : 0;
+    pthread_mutex_unlock(&order.lock);
+    return moved;
 }
 
 /* ---- The keeper -------------------------------------------------------------------------------
@@ -190,13 +275,10 @@ static void tell_late(struct group *group)
     release(group);
 }
 
-/* Without the lock, which the ends of those that are canceled take. */
 static void cancel_rest(struct group *group)
 {
-    pthread_mutex_unlock(&order.lock);
     for (size_t i = 0; i < group->n; i++)
-        gpunvme_io_cancel(&group->ios[i]);
-    pthread_mutex_lock(&order.lock);
+        cancel_ours(group, i);
     let_go(group);
 }
 
@@ -254,7 +336,8 @@ static gpunvme_err_t make_order(void)
         order.free_words[order.nfree] = NWORDS - 1 - order.nfree;
     for (unsigned i = 0; i < NWORDS; i++)
         order.values[i] = 0;
-    order.begun = NULL;
+    order.begun = order.waiting = NULL;
+    order.streams = NULL;
     base_cond_init(&order.wake);
     error = store_start_thread(&order.keeper, keep, NULL);
     if (error) {
@@ -264,6 +347,16 @@ static gpunvme_err_t make_order(void)
     order.nforks = store_nforks();
     order.is_made = true;
     return GPUNVME_OK;
+}
+
+void store_order_before_fork(void)
+{
+    pthread_mutex_lock(&order.lock);
+}
+
+void store_order_after_fork(void)
+{
+    pthread_mutex_unlock(&order.lock);
 }
 
 /* ---- Submission -------------------------------------------------------------------------------
@@ -325,6 +418,7 @@ static gpunvme_err_t equip(struct group *group, const struct gpunvme_order *o)
 static void give_up(struct group *group)
 {
     pthread_mutex_lock(&order.lock);
+    leave(group);
     release(group);
     pthread_mutex_unlock(&order.lock);
     free(group->is_told);
@@ -349,16 +443,6 @@ static void untell(struct group *group, gpunvme_err_t err)
 
 /*
  * A wait that is over already shows whether the driver has them, before anything else is on the
-void store_order_before_fork(void)
-{
-    pthread_mutex_lock(&order.lock);
-}
-
-void store_order_after_fork(void)
-{
-    pthread_mutex_unlock(&order.lock);
-}
-
  * stream. The group may end, and be freed, as soon as a stream has it.
  */
 static gpunvme_err_t enqueue(struct group *group, struct gpunvme_batch *batch,
@@ -378,6 +462,11 @@ static gpunvme_err_t enqueue(struct group *group, struct gpunvme_batch *batch,
         return err;
     }
     store_io_begin(group->told, group->n, batch);
+    for (size_t i = 0; i < group->n; i++)
+        group->told[i].priv.is_ordered = true;
+    pthread_mutex_lock(&order.lock);
+    enlist(group, &order.waiting);
+    pthread_mutex_unlock(&order.lock);
     if (is_ordered)
         err = store_stream_ops->call(first, begin, group);
     if (err) {

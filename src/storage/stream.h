@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "gpunvme/error.h"
+#include "gpunvme/transfer.h"
 
 /* As mem_cuda_user_stream_device(), …_capturing(), and so on. */
 struct store_stream_ops {

@@ -366,6 +366,34 @@ static void registrations_do_not_overlap(void **state)
     assert_int_equal(gpunvme_register(engine, memory, 4096, GPUNVME_MEM_HOST), 0);
 }
 
+static gpunvme_err_t full_map(void *key, const struct gpunvme_buf *buf, void **map)
+{
+    (void)key;
+    (void)buf;
+    (void)map;
+    return base_fail(GPUNVME_ERR_LIMIT, "no room");
+}
+
+/* By the second of two controllers, after the first has mapped it. */
+static void a_registration_that_meets_a_limit_is_undone(void **state)
+{
+    static const struct store_domain_ops full = {full_map, hand_unmap};
+    struct gpunvme_store other = {.engine = engine, .domain = STORE_DOMAINS};
+    struct gpunvme_engine_info info;
+
+    (void)state;
+    store_domain_join(&other, &full, &other);
+    assert_int_equal(gpunvme_register(engine, memory, 4096, GPUNVME_MEM_HOST), GPUNVME_ERR_LIMIT);
+    assert_string_equal(gpunvme_err_detail(), "no room");
+    assert_int_equal(nmapped, 1);
+    assert_int_equal(nunmapped, 1);
+    gpunvme_engine_get_info(engine, &info);
+    assert_int_equal(info.registered, 0);
+    assert_int_equal(gpunvme_unregister(engine, memory), GPUNVME_ERR_NOT_FOUND);
+    store_domain_leave(&other);
+    assert_int_equal(gpunvme_register(engine, memory, 4096, GPUNVME_MEM_HOST), GPUNVME_OK);
+}
+
 static void a_close_that_times_out_leaves_the_store_as_it_was(void **state)
 {
     struct gpunvme_io io = read_of(0, 10), other = read_of(0, 10);
@@ -504,6 +532,7 @@ int main(void)
         TEST(registered_memory_is_found_by_any_part_of_it),
         TEST(a_part_of_registered_memory_counts_as_the_whole),
         TEST(registrations_do_not_overlap),
+        TEST(a_registration_that_meets_a_limit_is_undone),
         TEST(a_close_that_times_out_leaves_the_store_as_it_was),
         TEST(registered_memory_that_a_backend_has_no_use_for_is_held_too),
         TEST(what_is_in_flight_is_not_submitted_again),

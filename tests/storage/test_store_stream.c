@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "base/fail.h"
+#include "gate.h"
 #include "gpunvme/memory.h"
 #include "storage/internal.h"
 #include "thread_stream.h"
@@ -371,8 +372,362 @@ static void close_waits_for_a_transfer_that_the_stream_has_not_come_to(void **st
     assert_memory_equal(memory, bytes + 100, 5000);
 }
 
-#define GPU_TEST(name) cmocka_unit_test_setup_teardown(name, setup_gpu, teardown_gpu)
-#define TEST(name)     cmocka_unit_test_setup_teardown(name, setup, teardown)
+/* ---- Transfers of several stores, and events ---------------------------------------------------
+ */
+
+#define NGROUP 12u
+
+static struct gpunvme_store *stores[3];
+
+/* The file by another engine, a controller's namespace of the same bytes, and the file. */
+static int setup_group(void **state)
+{
+    setup(state);
+    stores[0] = store;
+    assert_int_equal(gpunvme_open("sim:size=64K", GPUNVME_OPEN_WRITE, &stores[1]), 0);
+    assert_int_equal(gpunvme_store_write(stores[1], 0, bytes, GPUNVME_MEM_HOST, NBYTES, NULL), 0);
+    open_with("threads=1");
+    stores[2] = store;
+    store = NULL;
+    return gpunvme_open(path, GPUNVME_OPEN_WRITE, &stores[0]);
+}
+
+static int teardown_group(void **state)
+{
+    (void)state;
+    stream_close(&stream);
+    for (unsigned i = 0; i < 3; i++)
+        if (gpunvme_close(stores[i]))
+            return 1;
+    return 0;
+}
+
+static void make_group(struct gpunvme_io *ios)
+{
+    for (unsigned i = 0; i < NGROUP; i++) {
+        ios[i] = read_of(i * 100, memory + i * 5000, 5000);
+        ios[i].store = stores[i % 3];
+    }
+}
+
+static bool group_is_there(void)
+{
+    for (unsigned i = 0; i < NGROUP; i++)
+        if (memcmp(memory + i * 5000, bytes + i * 100, 5000) != 0)
+            return false;
+    return true;
+}
+
+static bool group_is_not_there(void)
+{
+    for (unsigned i = 0; i < NGROUP * 5000; i++)
+        if (memory[i] != 0xee)
+            return false;
+    return true;
+}
+
+static void look_for_group(void *unused)
+{
+    (void)unused;
+    right = group_is_there();
+}
+
+static void ordered(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batch,
+                    struct gpunvme_order order)
+{
+    if (gpunvme_io_submit_ordered(ios, n, batch, &order))
+        fail_msg("%s", gpunvme_err_detail());
+}
+
+static void all_have_ended_well(struct gpunvme_io *ios)
+{
+    for (unsigned i = 0; i < NGROUP; i++)
+        assert_int_equal(gpunvme_io_wait(&ios[i], PATIENCE_NS), GPUNVME_OK);
+    assert_true(group_is_there());
+}
+
+static void transfers_of_several_stores_are_behind_a_stream_and_before_it(void **state)
+{
+    struct gpunvme_io ios[NGROUP];
+
+    (void)state;
+    make_group(ios);
+    goes_on = right = false;
+    fake_call(&stream, wait_to_go_on, NULL);
+    ordered(ios, NGROUP, NULL,
+            (struct gpunvme_order){.flags = GPUNVME_AFTER_STREAM | GPUNVME_BEFORE_STREAM,
+                                   .stream = &stream});
+    fake_call(&stream, look_for_group, NULL);
+    assert_true(group_is_not_there());
+    goes_on = true;
+    stream_sync(&stream);
+    assert_true(right);
+    all_have_ended_well(ios);
+}
+
+/* They begin at once, though the stream is busy. */
+static void before_a_stream_alone_they_do_not_wait_for_it(void **state)
+{
+    struct gpunvme_io ios[NGROUP];
+
+    (void)state;
+    make_group(ios);
+    goes_on = right = false;
+    fake_call(&stream, wait_to_go_on, NULL);
+    ordered(ios, NGROUP, NULL,
+            (struct gpunvme_order){.flags = GPUNVME_BEFORE_STREAM, .stream = &stream});
+    fake_call(&stream, look_for_group, NULL);
+    all_have_ended_well(ios);
+    goes_on = true;
+    stream_sync(&stream);
+    assert_true(right);
+}
+
+/* The stream goes on while they are held up. */
+static void behind_a_stream_alone_it_does_not_wait_for_them(void **state)
+{
+    struct gpunvme_io io = read_of(0, memory, 5000);
+    struct gate gate;
+
+    (void)state;
+    io.store = stores[2]; /* of one thread */
+    shut(&gate, stores[2], 0);
+    ordered(&io, 1, NULL, (struct gpunvme_order){.flags = GPUNVME_AFTER_STREAM, .stream = &stream});
+    stream_sync(&stream);
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_ERR_AGAIN);
+    gate.is_open = true;
+    assert_int_equal(gpunvme_io_wait(&io, PATIENCE_NS), GPUNVME_OK);
+}
+
+static void they_begin_after_an_event(void **state)
+{
+    static uint32_t event;
+    struct gpunvme_io ios[NGROUP];
+
+    (void)state;
+    event = 0;
+    make_group(ios);
+    ordered(ios, NGROUP, NULL, (struct gpunvme_order){.after = &event});
+    usleep(20000); /* they would have come */
+    assert_true(group_is_not_there());
+    for (unsigned i = 0; i < NGROUP; i++)
+        assert_int_equal(gpunvme_io_test(&ios[i]), GPUNVME_ERR_AGAIN);
+    happen(&event);
+    all_have_ended_well(ios);
+}
+
+static void event_happens(uint32_t *event)
+{
+    for (unsigned i = 0; !__atomic_load_n(event, __ATOMIC_ACQUIRE); i++) {
+        assert_true(i < PATIENCE_S * 1000);
+        usleep(1000);
+    }
+}
+
+/* Without a stream of the caller's: they begin at once. */
+static void an_event_happens_when_all_have_ended(void **state)
+{
+    static uint32_t done;
+    struct gpunvme_io ios[NGROUP];
+    struct gate gate;
+
+    (void)state;
+    done = 0;
+    make_group(ios);
+    shut(&gate, stores[2], 0);
+    ordered(ios, NGROUP, NULL, (struct gpunvme_order){.done = &done});
+    for (unsigned i = 0; i < NGROUP; i++)
+        if (i % 3 != 2)
+            assert_int_equal(gpunvme_io_wait(&ios[i], PATIENCE_NS), GPUNVME_OK);
+    assert_int_equal(__atomic_load_n(&done, __ATOMIC_ACQUIRE), 0);
+    gate.is_open = true;
+    event_happens(&done);
+    assert_true(group_is_there());
+}
+
+static void streams_and_events_may_be_joined(void **state)
+{
+    static uint32_t after, done;
+    struct gpunvme_io ios[NGROUP];
+
+    (void)state;
+    after = done = 0;
+    make_group(ios);
+    goes_on = right = false;
+    fake_call(&stream, wait_to_go_on, NULL);
+    ordered(ios, NGROUP, NULL,
+            (struct gpunvme_order){.flags = GPUNVME_AFTER_STREAM | GPUNVME_BEFORE_STREAM,
+                                   .stream = &stream,
+                                   .after = &after,
+                                   .done = &done});
+    fake_call(&stream, look_for_group, NULL);
+    happen(&after);
+    assert_true(group_is_not_there());
+    goes_on = true;
+    stream_sync(&stream);
+    assert_true(right);
+    event_happens(&done);
+    all_have_ended_well(ios);
+}
+
+static void a_batch_tells_the_ends_of_ordered_transfers(void **state)
+{
+    struct gpunvme_io ios[NGROUP], *ended[NGROUP];
+    struct gpunvme_batch *batch;
+    bool seen[NGROUP] = {0};
+    size_t n;
+
+    (void)state;
+    assert_int_equal(gpunvme_batch_create(&batch), GPUNVME_OK);
+    make_group(ios);
+    goes_on = false;
+    fake_call(&stream, wait_to_go_on, NULL);
+    ordered(ios, NGROUP, batch,
+            (struct gpunvme_order){.flags = GPUNVME_AFTER_STREAM, .stream = &stream});
+    assert_int_equal(gpunvme_batch_pending(batch), NGROUP);
+    assert_int_equal(gpunvme_batch_poll(batch, 0, NGROUP, ended, &n, 0), GPUNVME_OK);
+    assert_int_equal(n, 0);
+    goes_on = true;
+    assert_int_equal(gpunvme_batch_poll(batch, NGROUP, NGROUP, ended, &n, PATIENCE_NS), GPUNVME_OK);
+    assert_int_equal(n, NGROUP);
+    for (unsigned i = 0; i < NGROUP; i++) {
+        assert_int_equal(ended[i]->err, GPUNVME_OK);
+        assert_false(seen[ended[i] - ios]);
+        seen[ended[i] - ios] = true;
+    }
+    assert_true(group_is_there());
+    assert_int_equal(gpunvme_batch_destroy(batch), GPUNVME_OK);
+}
+
+static void one_that_fails_lets_the_stream_go_when_all_have_ended(void **state)
+{
+    static uint32_t done;
+    struct gpunvme_io ios[NGROUP];
+    struct gpunvme_store *bad;
+    char text[256];
+
+    (void)state;
+    assert_int_equal(gpunvme_open("sim:size=1M,fault=status=2/81:read", 0, &bad), GPUNVME_OK);
+    done = 0;
+    make_group(ios);
+    ios[4].store = bad;
+    ordered(ios, NGROUP, NULL,
+            (struct gpunvme_order){.flags = GPUNVME_AFTER_STREAM | GPUNVME_BEFORE_STREAM,
+                                   .stream = &stream,
+                                   .done = &done});
+    stream_sync(&stream);
+    event_happens(&done);
+    for (unsigned i = 0; i < NGROUP; i++)
+        assert_int_equal(gpunvme_io_test(&ios[i]), i == 4 ? GPUNVME_ERR_NVME(0x281) : GPUNVME_OK);
+    assert_string_not_equal(gpunvme_io_detail(&ios[4], text, sizeof(text)), "");
+    assert_int_equal(ios[4].done, 0);
+    assert_int_equal(gpunvme_close(bad), GPUNVME_OK);
+}
+
+static void a_group_of_none_keeps_the_order_of_what_is_around_it(void **state)
+{
+    static uint32_t done;
+
+    (void)state;
+    done = 0;
+    goes_on = false;
+    fake_call(&stream, wait_to_go_on, NULL);
+    ordered(NULL, 0, NULL,
+            (struct gpunvme_order){.flags = GPUNVME_AFTER_STREAM | GPUNVME_BEFORE_STREAM,
+                                   .stream = &stream,
+                                   .done = &done});
+    assert_int_equal(__atomic_load_n(&done, __ATOMIC_ACQUIRE), 0);
+    goes_on = true;
+    stream_sync(&stream);
+    event_happens(&done);
+}
+
+static void an_order_that_says_nothing_is_refused(void **state)
+{
+    struct gpunvme_io io = read_of(0, memory, 100);
+    struct gpunvme_order order = {.stream = &stream};
+
+    (void)state;
+    io.store = stores[0];
+    assert_int_equal(gpunvme_io_submit_ordered(&io, 1, NULL, &order), GPUNVME_ERR_INVALID);
+    assert_non_null(strstr(gpunvme_err_detail(), "no order"));
+    order.flags = 4;
+    assert_int_equal(gpunvme_io_submit_ordered(&io, 1, NULL, &order), GPUNVME_ERR_INVALID);
+    assert_non_null(strstr(gpunvme_err_detail(), "flags 4h"));
+    assert_int_equal(gpunvme_io_submit_ordered(&io, 1, NULL, NULL), GPUNVME_ERR_INVALID);
+    order.flags = GPUNVME_AFTER_STREAM;
+    assert_int_equal(gpunvme_io_submit_ordered(NULL, 1, NULL, &order), GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_ERR_STALE);
+}
+
+/* Nothing of them ever begins, and the stream goes through. */
+static void ordered_transfers_are_canceled_before_their_stream_comes_to_them(void **state)
+{
+    struct gpunvme_io ios[NGROUP], *ended[NGROUP];
+    struct gpunvme_batch *batch;
+    char text[256];
+    size_t n;
+
+    (void)state;
+    assert_int_equal(gpunvme_batch_create(&batch), GPUNVME_OK);
+    make_group(ios);
+    goes_on = false;
+    fake_call(&stream, wait_to_go_on, NULL);
+    ordered(ios, NGROUP, batch,
+            (struct gpunvme_order){.flags = GPUNVME_AFTER_STREAM | GPUNVME_BEFORE_STREAM,
+                                   .stream = &stream});
+    gpunvme_io_cancel(&ios[5]);
+    assert_int_equal(gpunvme_batch_poll(batch, 1, NGROUP, ended, &n, PATIENCE_NS), GPUNVME_OK);
+    assert_int_equal(n, 1);
+    assert_ptr_equal(ended[0], &ios[5]);
+    assert_int_equal(ios[5].err, GPUNVME_ERR_CANCELED);
+    assert_string_equal(gpunvme_io_detail(&ios[5], text, sizeof(text)),
+                        "before its stream came to it");
+    assert_int_equal(gpunvme_batch_cancel(batch), GPUNVME_OK);
+    assert_int_equal(gpunvme_batch_poll(batch, NGROUP, NGROUP, ended, &n, PATIENCE_NS), GPUNVME_OK);
+    assert_int_equal(n, NGROUP - 1);
+    for (unsigned i = 0; i < NGROUP; i++)
+        assert_int_equal(ios[i].err, GPUNVME_ERR_CANCELED);
+    goes_on = true;
+    stream_sync(&stream);
+    assert_true(group_is_not_there());
+    assert_int_equal(gpunvme_batch_destroy(batch), GPUNVME_OK);
+}
+
+static void of_a_group_one_is_canceled_and_the_others_go_on(void **state)
+{
+    struct gpunvme_io ios[NGROUP];
+    struct gate gate;
+
+    (void)state;
+    make_group(ios);
+    goes_on = false;
+    fake_call(&stream, wait_to_go_on, NULL);
+    ordered(ios, NGROUP, NULL,
+            (struct gpunvme_order){.flags = GPUNVME_AFTER_STREAM | GPUNVME_BEFORE_STREAM,
+                                   .stream = &stream});
+    gpunvme_io_cancel(&ios[4]); /* before the stream has come to it */
+    assert_int_equal(gpunvme_io_moved(&ios[1]), 0);
+    shut(&gate, stores[2], 0);
+    goes_on = true;
+    for (unsigned i = 0; i < NGROUP; i++)
+        if (i % 3 != 2 && i != 4)
+            assert_int_equal(gpunvme_io_wait(&ios[i], PATIENCE_NS), GPUNVME_OK);
+    assert_int_equal(gpunvme_io_moved(&ios[8]), 0);
+    gpunvme_io_cancel(&ios[8]); /* the stream has, its store has not */
+    gate.is_open = true;
+    stream_sync(&stream);
+    for (unsigned i = 2; i < NGROUP; i += 3)
+        assert_int_equal(gpunvme_io_wait(&ios[i], PATIENCE_NS),
+                         i == 8 ? GPUNVME_ERR_CANCELED : GPUNVME_OK);
+    assert_int_equal(gpunvme_io_test(&ios[4]), GPUNVME_ERR_CANCELED);
+    for (unsigned i = 0; i < NGROUP; i++)
+        assert_int_equal(memory[i * 5000 + 4999], i == 4 || i == 8 ? 0xee : bytes[i * 100 + 4999]);
+}
+
+#define GPU_TEST(name)   cmocka_unit_test_setup_teardown(name, setup_gpu, teardown_gpu)
+#define TEST(name)       cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define GROUP_TEST(name) cmocka_unit_test_setup_teardown(name, setup_group, teardown_group)
 
 static int make_file(void **state)
 {
@@ -409,6 +764,18 @@ int main(void)
         TEST(a_transfer_that_does_not_end_lets_the_stream_go),
         TEST(a_store_may_be_closed_before_the_stream_has_seen_the_end),
         TEST(close_waits_for_a_transfer_that_the_stream_has_not_come_to),
+        GROUP_TEST(transfers_of_several_stores_are_behind_a_stream_and_before_it),
+        GROUP_TEST(before_a_stream_alone_they_do_not_wait_for_it),
+        GROUP_TEST(behind_a_stream_alone_it_does_not_wait_for_them),
+        GROUP_TEST(they_begin_after_an_event),
+        GROUP_TEST(an_event_happens_when_all_have_ended),
+        GROUP_TEST(streams_and_events_may_be_joined),
+        GROUP_TEST(a_batch_tells_the_ends_of_ordered_transfers),
+        GROUP_TEST(one_that_fails_lets_the_stream_go_when_all_have_ended),
+        GROUP_TEST(a_group_of_none_keeps_the_order_of_what_is_around_it),
+        GROUP_TEST(an_order_that_says_nothing_is_refused),
+        GROUP_TEST(ordered_transfers_are_canceled_before_their_stream_comes_to_them),
+        GROUP_TEST(of_a_group_one_is_canceled_and_the_others_go_on),
     };
 
     return cmocka_run_group_tests(tests, make_file, remove_file);

@@ -40,7 +40,11 @@ struct group {
     int word;          /* -1: nobody waits for it */
     uint32_t value;    /* that releases the stream */
     void *stream;      /* of ours; NULL: none */
-    uint64_t deadline, progress;
+    uint64_t deadline;
+    struct look {
+        size_t nleft; /* that have not ended */
+        uint64_t progress, timeout_ns;
+    } last;                   /* when the deadline was set */
     struct group *next, **at; /* of those that wait for the stream, or that have begun */
     enum { WAITS, BEGINS, HAS_BEGUN } phase;
     struct gpunvme_io *told; /* the callers': whose ends are told */
@@ -138,11 +142,42 @@ static void ended(struct gpunvme_io *io)
     pthread_mutex_unlock(&order.lock);
 }
 
+/*
+ * Under the lock: how far their stores are, and the longest timeout. Of transfers that have ended
+ * the store may be closed, so they are not looked at.
+ */
+static struct look look(const struct group *group)
+{
+    struct look look = {0};
+
+    for (size_t i = 0; i < group->n; i++) {
+        const struct gpunvme_io *io = &group->ios[i];
+        uint64_t timeout_ns;
+
+        if (!io->user)
+            continue;
+        look.nleft++;
+        look.progress += store_io_progress(io, 1);
+        timeout_ns = store_io_timeout(io, 1);
+        if (timeout_ns > look.timeout_ns)
+            look.timeout_ns = timeout_ns;
+    }
+    return look;
+}
+
 /* Under the lock. */
 static void set_deadline(struct group *group)
 {
-    group->progress = store_io_progress(group->ios, group->n);
-    group->deadline = futex_deadline(store_io_timeout(group->ios, group->n));
+    group->last = look(group);
+    group->deadline = futex_deadline(group->last.timeout_ns);
+}
+
+/* Under the lock: since its deadline was set, nothing has moved or ended. */
+static bool stands_still(const struct group *group)
+{
+    struct look now = look(group);
+
+    return now.nleft == group->last.nleft && now.progress == group->last.progress;
 }
 
 /* Under the lock. */
@@ -290,7 +325,7 @@ static struct group *find_late(uint64_t *next)
     *next = now + 1000000000u;
     for (struct group *group = order.begun; group; group = group->next) {
         if (group->deadline <= now) {
-            if (store_io_progress(group->ios, group->n) == group->progress)
+            if (stands_still(group))
                 return group;
             set_deadline(group);
         }

@@ -725,6 +725,31 @@ static void of_a_group_one_is_canceled_and_the_others_go_on(void **state)
         assert_int_equal(memory[i * 5000 + 4999], i == 4 || i == 8 ? 0xee : bytes[i * 100 + 4999]);
 }
 
+/* Whoever looks after late ones must not touch that store. */
+static void one_that_is_late_tells_so_though_the_store_of_another_was_closed(void **state)
+{
+    struct gpunvme_io ios[2] = {read_of(0, memory, 5000), read_of(0, memory + 5000, 5000)};
+    struct gpunvme_store *late;
+    struct gate gate;
+    char uri[128];
+
+    (void)state;
+    snprintf(uri, sizeof(uri), "file:%s?threads=1,timeout=300ms", path);
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(gpunvme_open(uri, 0, &ios[i].store), GPUNVME_OK);
+    late = ios[1].store;
+    shut(&gate, late, 0);
+    ordered(ios, 2, NULL,
+            (struct gpunvme_order){.flags = GPUNVME_BEFORE_STREAM, .stream = &stream});
+    assert_int_equal(gpunvme_io_wait(&ios[0], PATIENCE_NS), GPUNVME_OK);
+    assert_int_equal(gpunvme_close(ios[0].store), GPUNVME_OK);
+    assert_int_equal(gpunvme_io_wait(&ios[1], PATIENCE_NS), GPUNVME_ERR_TIMEOUT);
+    stream_sync(&stream);
+    gate.is_open = true;
+    while (gpunvme_close(late) == GPUNVME_ERR_TIMEOUT)
+        ;
+}
+
 #define GPU_TEST(name)   cmocka_unit_test_setup_teardown(name, setup_gpu, teardown_gpu)
 #define TEST(name)       cmocka_unit_test_setup_teardown(name, setup, teardown)
 #define GROUP_TEST(name) cmocka_unit_test_setup_teardown(name, setup_group, teardown_group)
@@ -776,6 +801,7 @@ int main(void)
         GROUP_TEST(an_order_that_says_nothing_is_refused),
         GROUP_TEST(ordered_transfers_are_canceled_before_their_stream_comes_to_them),
         GROUP_TEST(of_a_group_one_is_canceled_and_the_others_go_on),
+        GROUP_TEST(one_that_is_late_tells_so_though_the_store_of_another_was_closed),
     };
 
     return cmocka_run_group_tests(tests, make_file, remove_file);

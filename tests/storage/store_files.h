@@ -77,7 +77,7 @@ static inline int remove_files(void **state)
 /* A file of this name and length, in memory or on a disk, whose path is static. */
 static inline const char *file_of(bool on_disk, const char *name, const void *what, size_t nbytes)
 {
-    static char paths[8][128];
+    static char paths[8][160];
     static unsigned turn;
     char *path = paths[turn++ % 8];
     int fd;

@@ -2,7 +2,9 @@
  *
  * What the storage API costs over the driver: 4 KiB random reads from the software controller, by
  * commands and tokens (io.h) and through a store (storage.h), on the same controller settings, turn
- * about. One at a time, 32 in flight, and 32 in flight of memory that is not registered.
+ * about. One at a time, 32 in flight, and 32 in flight of memory that is not registered; 1024 by
+ * one batch, and by one gather. The same three ways through a store from a file in memory
+ * (/dev/shm) of the same size.
  *
  * Prints JSON: reads a second and processor time a read, medians over the rounds; processor time is
  * of the whole process, the controller's thread included. Usage: store_cost [rounds [reads of
@@ -12,6 +14,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "bench.h"
 #include "gpunvme/io.h"
@@ -24,7 +27,19 @@
 #define DEPTH   32u
 #define ROUNDS  64u /* at most */
 
-enum { RAW_1, STORE_1, RAW_32, STORE_32, STORE_32_BOUNCED, STORE_BATCH, NWAYS };
+enum {
+    RAW_1,
+    STORE_1,
+    RAW_32,
+    STORE_32,
+    STORE_32_BOUNCED,
+    STORE_BATCH,
+    STORE_GATHER,
+    FILE_1,
+    FILE_BATCH,
+    FILE_GATHER,
+    NWAYS
+};
 
 static const char *const names[NWAYS] = {
     "raw, 1",
@@ -33,6 +48,10 @@ static const char *const names[NWAYS] = {
     "store, 32",
     "store, 32, not registered",
     "store, batches of 1024",
+    "store, gathers of 1024",
+    "file, 1",
+    "file, batches of 1024",
+    "file, gathers of 1024",
 };
 
 struct rig {
@@ -40,7 +59,7 @@ struct rig {
     const struct gpunvme_ns *ns;
     struct gpunvme_ioq *ioq;
     struct gpunvme_buf buf;
-    struct gpunvme_store *store;
+    struct gpunvme_store *store, *file;
     struct gpunvme_batch *batch;
     uint8_t *registered, *plain; /* 1024 blocks each */
     uint64_t seed;
@@ -95,22 +114,23 @@ static void raw_many(struct rig *r, unsigned n)
     }
 }
 
-static void store_one(struct rig *r, unsigned n)
+static void store_one(struct rig *r, struct gpunvme_store *store, unsigned n)
 {
     while (n--)
-        check(gpunvme_store_read(r->store, block(r) * BLOCK, r->registered, GPUNVME_MEM_HOST, BLOCK,
+        check(gpunvme_store_read(store, block(r) * BLOCK, r->registered, GPUNVME_MEM_HOST, BLOCK,
                                  NULL));
 }
 
 /* `depth` in flight; those that have ended are submitted again together. */
-static void store_many(struct rig *r, unsigned n, uint8_t *memory, unsigned depth, unsigned min)
+static void store_many(struct rig *r, struct gpunvme_store *store, unsigned n, uint8_t *memory,
+                       unsigned depth, unsigned min)
 {
     static struct gpunvme_io ios[1024];
     struct gpunvme_io *ended[1024];
     unsigned started = 0, done = 0;
 
     for (unsigned i = 0; i < depth; i++, started++)
-        ios[i] = (struct gpunvme_io){.store = r->store,
+        ios[i] = (struct gpunvme_io){.store = store,
                                      .offset = block(r) * BLOCK,
                                      .ptr = memory + (size_t)i * BLOCK,
                                      .nbytes = BLOCK};
@@ -128,6 +148,25 @@ static void store_many(struct rig *r, unsigned n, uint8_t *memory, unsigned dept
     }
 }
 
+/* All of them by batches, or by gathers, of 1024. */
+static void store_batches(struct rig *r, struct gpunvme_store *store, unsigned n)
+{
+    for (unsigned i = 0; i < n; i += 1024)
+        store_many(r, store, 1024, r->registered, 1024, 1024);
+}
+
+static void store_gathers(struct rig *r, struct gpunvme_store *store, unsigned n)
+{
+    static uint64_t offsets[1024];
+
+    for (unsigned i = 0; i < n; i += 1024) {
+        for (unsigned k = 0; k < 1024; k++)
+            offsets[k] = block(r) * BLOCK;
+        check(gpunvme_store_gather(store, offsets, 1024, BLOCK, r->registered, BLOCK,
+                                   GPUNVME_MEM_HOST, NULL));
+    }
+}
+
 static void run_way(struct rig *r, unsigned way, unsigned n)
 {
     switch (way) {
@@ -135,20 +174,31 @@ static void run_way(struct rig *r, unsigned way, unsigned n)
         raw_one(r, n);
         break;
     case STORE_1:
-        store_one(r, n);
+        store_one(r, r->store, n);
         break;
     case RAW_32:
         raw_many(r, n);
         break;
     case STORE_32:
-        store_many(r, n, r->registered, DEPTH, 1);
+        store_many(r, r->store, n, r->registered, DEPTH, 1);
         break;
     case STORE_32_BOUNCED:
-        store_many(r, n, r->plain, DEPTH, 1);
+        store_many(r, r->store, n, r->plain, DEPTH, 1);
+        break;
+    case STORE_BATCH:
+        store_batches(r, r->store, n);
+        break;
+    case STORE_GATHER:
+        store_gathers(r, r->store, n);
+        break;
+    case FILE_1:
+        store_one(r, r->file, n);
+        break;
+    case FILE_BATCH:
+        store_batches(r, r->file, n);
         break;
     default:
-        for (unsigned i = 0; i < n; i += 1024)
-            store_many(r, 1024, r->registered, 1024, 1024);
+        store_gathers(r, r->file, n);
     }
 }
 
@@ -167,6 +217,22 @@ static double now(void)
 
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+/* A file in memory, of as many blocks, that nobody else sees. */
+static struct gpunvme_store *open_file(const uint8_t *bytes, size_t nbytes)
+{
+    char path[] = "/dev/shm/gpunvme-cost-XXXXXX";
+    int fd = mkstemp(path);
+    struct gpunvme_store *store;
+
+    if (fd < 0 || unlink(path))
+        exit(1);
+    check(gpunvme_open_fd(NULL, fd, NULL, NULL, GPUNVME_OPEN_WRITE, &store));
+    for (uint64_t at = 0; at < NBLOCKS * BLOCK; at += nbytes)
+        check(gpunvme_store_write(store, at, bytes, GPUNVME_MEM_HOST, nbytes, NULL));
+    close(fd);
+    return store;
 }
 
 static void open_rig(struct rig *r)
@@ -188,12 +254,14 @@ static void open_rig(struct rig *r)
     memset(r->plain, 0, nbytes);
     memset(r->registered, 0, nbytes);
     check(gpunvme_register(NULL, r->registered, nbytes, GPUNVME_MEM_HOST));
+    r->file = open_file(r->plain, nbytes);
 }
 
 static void close_rig(struct rig *r)
 {
     check(gpunvme_batch_destroy(r->batch));
     check(gpunvme_close(r->store));
+    check(gpunvme_close(r->file));
     check(gpunvme_unregister(NULL, r->registered));
     gpunvme_ctrl_free(r->ctrl, &r->buf);
     check(gpunvme_ctrl_close(r->ctrl));

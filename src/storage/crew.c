@@ -1,157 +1,135 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Threads that serve the transfers of stores. See crew.h.
+ * What waits for lanes, how it is cut into pieces, and who takes them. See crew.h.
  */
-#include <signal.h>
-#include <stdlib.h>
-#include <time.h>
-
-#include "base/cond.h"
-#include "base/fail.h"
-#include "base/relax.h"
 #include "storage/crew.h"
-#include "storage/futex.h"
 
-#define LOOKS    200u      /* for work, before a thread sleeps: some microseconds */
-#define STALL_NS 20000000u /* a worker that has not asked for work so long is held up */
+#include <stdlib.h>
+
+#include "base/fail.h"
+#include "storage/engine.h"
+#include "storage/futex.h"
+#include "storage/worker.h"
+
+#define WAKE_NBYTES (1u << 20) /* of a transfer, for each lane that is woken */
+#define REFUSALS    64u        /* in a row, before a lane that is busy looks no further */
 
 struct crew {
-    struct gpunvme_store *store; /* the only one; NULL: many */
-    void *shared;
-    const struct crew_ops *ops;
+    struct workers *workers;
     pthread_mutex_t lock;
-    pthread_cond_t wake;
     struct gpunvme_store *first, **last; /* that have transfers in their queues, by queue.next */
     size_t nready;                       /* how many stores */
     _Atomic size_t waiting;              /* how many transfers */
-    unsigned sleepers;
-    unsigned nregular;           /* workers but the one in reserve */
-    pthread_cond_t reserve_wake; /* for the one in reserve */
-    bool reserve_sleeps;         /* until somebody wakes it */
-    _Atomic bool stop;
-    unsigned n, nprepared, nstarted;
-    pthread_t *threads;
-    struct crew_worker *workers;
+    _Atomic unsigned nlanes;
+    struct lane *lanes[]; /* room for one in each worker */
 };
 
-static void *thread_main(void *worker_)
+/* ---- Lanes -------------------------------------------------------------------------------------
+ */
+
+gpunvme_err_t crew_create(struct gpunvme_engine *engine, struct crew **out)
 {
-    struct crew_worker *worker = worker_;
-
-    worker->crew->ops->work(worker);
-    return NULL;
-}
-
-void crew_stop(struct crew *crew)
-{
-    if (!crew)
-        return;
-    pthread_mutex_lock(&crew->lock);
-    atomic_store(&crew->stop, true);
-    pthread_cond_broadcast(&crew->wake);
-    pthread_cond_broadcast(&crew->reserve_wake);
-    pthread_mutex_unlock(&crew->lock);
-    for (unsigned i = 0; i < crew->nstarted; i++)
-        pthread_join(crew->threads[i], NULL);
-    for (unsigned i = 0; i < crew->nprepared && crew->ops->release; i++)
-        crew->ops->release(&crew->workers[i]);
-    pthread_cond_destroy(&crew->wake);
-    pthread_cond_destroy(&crew->reserve_wake);
-    pthread_mutex_destroy(&crew->lock);
-    for (unsigned i = 0; crew->workers && i < crew->n; i++)
-        free(crew->workers[i].hands);
-    free(crew->threads);
-    free(crew->workers);
-    free(crew);
-}
-
-int store_start_thread(pthread_t *thread, void *(*main_)(void *), void *arg)
-{
-    static const int faults[] = {SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGTRAP, SIGPROF};
-    sigset_t most, before;
-    int error;
-
-    sigfillset(&most);
-    for (unsigned k = 0; k < sizeof(faults) / sizeof(faults[0]); k++)
-        sigdelset(&most, faults[k]);
-    pthread_sigmask(SIG_SETMASK, &most, &before);
-    error = pthread_create(thread, NULL, main_, arg);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error;
-}
-
-static gpunvme_err_t start_all(struct crew *crew)
-{
-    for (; crew->nprepared < crew->n; crew->nprepared++) {
-        struct crew_worker *worker = &crew->workers[crew->nprepared];
-        gpunvme_err_t err;
-
-        worker->crew = crew;
-        worker->store = crew->store;
-        worker->shared = crew->shared;
-        worker->index = crew->nprepared;
-        err = crew->ops->prepare ? crew->ops->prepare(worker) : GPUNVME_OK;
-        if (err)
-            return err;
-    }
-    for (; crew->nstarted < crew->n; crew->nstarted++) {
-        unsigned i = crew->nstarted;
-        int error = store_start_thread(&crew->threads[i], thread_main, &crew->workers[i]);
-
-        if (error)
-            return base_fail_errno(error, "thread %u of %u", i + 1, crew->n);
-    }
-    return GPUNVME_OK;
-}
-
-static void init_sync(struct crew *crew)
-{
-    pthread_mutex_init(&crew->lock, NULL);
-    base_cond_init(&crew->wake);
-    base_cond_init(&crew->reserve_wake);
-}
-
-static gpunvme_err_t start(struct gpunvme_store *store, void *shared, const struct crew_ops *ops,
-                           unsigned n, bool reserve, struct crew **out)
-{
-    struct crew *crew = calloc(1, sizeof(*crew));
-    gpunvme_err_t err = GPUNVME_OK;
+    unsigned n = workers_count(engine->workers);
+    struct crew *crew = calloc(1, sizeof(*crew) + n * sizeof(crew->lanes[0]));
 
     *out = NULL;
     if (!crew)
         return base_fail(GPUNVME_ERR_NOMEM, "a crew");
-    crew->store = store;
-    crew->shared = shared;
-    crew->ops = ops;
-    crew->nregular = n;
-    crew->n = n = n + reserve;
+    crew->workers = engine->workers;
     crew->last = &crew->first;
-    init_sync(crew);
-    crew->threads = calloc(n, sizeof(*crew->threads));
-    crew->workers = calloc(n, sizeof(*crew->workers));
-    if (!crew->threads || !crew->workers)
-        err = base_fail(GPUNVME_ERR_NOMEM, "%u threads", n);
-    if (!err)
-        err = start_all(crew);
-    if (err) {
-        crew_stop(crew);
-        return err;
-    }
+    pthread_mutex_init(&crew->lock, NULL);
     *out = crew;
     return GPUNVME_OK;
 }
 
-gpunvme_err_t crew_start(struct gpunvme_store *store, const struct crew_ops *ops, unsigned n,
-                         struct crew **out)
+void crew_add(struct crew *crew, const struct lane_ops *ops, unsigned worker, struct lane *lane)
 {
-    return start(store, NULL, ops, n, false, out);
+    unsigned n;
+
+    pthread_mutex_lock(&crew->lock);
+    n = atomic_load(&crew->nlanes);
+    lane->ops = ops;
+    lane->crew = crew;
+    lane->worker = workers_at(crew->workers, worker);
+    lane->index = n;
+    crew->lanes[n] = lane;
+    atomic_store(&crew->nlanes, n + 1);
+    pthread_mutex_unlock(&crew->lock);
+    worker_add(lane->worker, lane);
 }
 
-gpunvme_err_t crew_start_shared(void *shared, const struct crew_ops *ops, unsigned n, bool reserve,
-                                struct crew **out)
+void crew_destroy(struct crew *crew)
 {
-    return start(NULL, shared, ops, n, reserve, out);
+    if (!crew)
+        return;
+    for (unsigned i = 0; i < atomic_load(&crew->nlanes); i++) {
+        struct lane *lane = crew->lanes[i];
+
+        worker_remove(lane->worker, crew);
+        free(lane->hands);
+        lane->ops->close(lane);
+    }
+    pthread_mutex_destroy(&crew->lock);
+    free(crew);
 }
+
+unsigned crew_lanes(struct crew *crew)
+{
+    return atomic_load(&crew->nlanes);
+}
+
+/* A store with threads= has so many lanes, from its first one on. */
+static bool may_serve(const struct crew *crew, unsigned lane, const struct gpunvme_store *store)
+{
+    const struct crew_queue *queue = &store->queue;
+    unsigned n = atomic_load_explicit(&crew->nlanes, memory_order_relaxed);
+
+    return !queue->nlanes || (lane + n - queue->first_lane % n) % n < queue->nlanes;
+}
+
+static unsigned lanes_of(const struct crew *crew, const struct gpunvme_store *store)
+{
+    unsigned n = atomic_load_explicit(&crew->nlanes, memory_order_relaxed);
+
+    return store->queue.nlanes && store->queue.nlanes < n ? store->queue.nlanes : n;
+}
+
+/* ---- Waking ------------------------------------------------------------------------------------
+ */
+
+#define MOST_WOKEN 16u
+
+/* Workers that slept. They are woken without the lock: they outlive the crew. */
+struct wakes {
+    struct worker *workers[MOST_WOKEN];
+    unsigned n;
+};
+
+/* Under the lock: up to `n` more, that may serve the store. False: there were fewer. */
+static bool rouse(struct crew *crew, const struct gpunvme_store *store, size_t n,
+                  struct wakes *wakes)
+{
+    unsigned nlanes = atomic_load_explicit(&crew->nlanes, memory_order_relaxed);
+
+    for (unsigned i = 0; i < nlanes && n && wakes->n < MOST_WOKEN; i++) {
+        struct worker *worker = crew->lanes[i]->worker;
+
+        if (!may_serve(crew, i, store) || !worker_rouse(worker))
+            continue;
+        wakes->workers[wakes->n++] = worker;
+        n--;
+    }
+    return !n;
+}
+
+static void wake(const struct wakes *wakes)
+{
+    for (unsigned i = 0; i < wakes->n; i++)
+        futex_wake(&wakes->workers[i]->asleep, 1);
+}
+
+/* ---- The queue ---------------------------------------------------------------------------------
+ */
 
 /* Under the lock: it is the last one whose turn it is. */
 static void append_store(struct crew *crew, struct gpunvme_store *store)
@@ -178,60 +156,43 @@ static void append(struct crew *crew, struct gpunvme_io *io)
     queue->last = &io->priv.next;
 }
 
-/* Under the lock. All regular workers have something to do, and there is more. */
-static void wake_reserve(struct crew *crew)
-{
-    if (crew->reserve_sleeps && crew->first && !crew->sleepers)
-        pthread_cond_signal(&crew->reserve_wake);
-}
-
 void crew_submit(struct crew *crew, struct gpunvme_io *first, size_t n)
 {
-    size_t npieces = 0;
+    const struct gpunvme_store *in_vain = NULL; /* all of whose lanes are awake */
+    struct wakes wakes = {.n = 0};
 
     pthread_mutex_lock(&crew->lock);
     atomic_fetch_add(&crew->waiting, n);
     for (struct gpunvme_io *io = first, *next; io; io = next) {
         next = io->priv.next;
-        npieces += 1 + io->priv.total / (1u << 20); /* about so many threads find work */
         append(crew, io);
+        if (io->store != in_vain && wakes.n < MOST_WOKEN &&
+            !rouse(crew, io->store, 1 + io->priv.total / WAKE_NBYTES, &wakes))
+            in_vain = io->store;
     }
-    if (npieces < crew->sleepers)
-        for (size_t i = 0; i < npieces; i++)
-            pthread_cond_signal(&crew->wake);
-    else if (crew->sleepers)
-        pthread_cond_broadcast(&crew->wake);
-    wake_reserve(crew);
     pthread_mutex_unlock(&crew->lock);
+    wake(&wakes);
 }
 
 size_t crew_waiting(struct crew *crew)
 {
-    return atomic_load_explicit(&crew->waiting, memory_order_relaxed);
+    return atomic_load(&crew->waiting);
 }
 
 /*
  * What a piece may have at most of a transfer of which so much is left: there shall be one for each
- * thread, if others in flight are like it. Those of its store that are all taken count as well:
- * they keep threads busy. Of other stores one counts for each that waits.
+ * lane, if others in flight are like it. Those of its store that are all taken count as well: they
+ * keep lanes busy. Of other stores one counts for each that waits.
  */
 static size_t share_of(const struct crew *crew, const struct gpunvme_store *store, size_t left)
 {
     size_t like_it = atomic_load(&store->in_flight) + crew->nready - 1;
     size_t max_nbytes = store->queue.piece_nbytes, least = store->queue.least_nbytes;
+    unsigned nlanes = lanes_of(crew, store);
 
-    while (least && max_nbytes > least && ((left - 1) / max_nbytes + 1) * like_it < crew->nregular)
+    while (least && max_nbytes > least && ((left - 1) / max_nbytes + 1) * like_it < nlanes)
         max_nbytes /= 2;
     return max_nbytes;
-}
-
-/* To some milliseconds. */
-static uint64_t rough_now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 /* Takes the store whose turn it is from the list. */
@@ -324,73 +285,82 @@ static void advance(struct gpunvme_io *io, const struct crew_piece *piece, bool 
         io->priv.at++;
 }
 
-/* The next piece of a store's first transfer, which goes to the end of the queue if there is more
- * of it. */
-static struct crew_piece next_piece(struct crew *crew, struct gpunvme_store *store)
+/* The next piece of a store's first transfer; *rest gets the bytes of its range. */
+static struct crew_piece next_piece(const struct crew *crew, const struct gpunvme_store *store,
+                                    size_t *rest)
 {
     struct gpunvme_io *io = store->queue.first;
-    size_t left = io->priv.total - io->priv.taken;
-    size_t max_nbytes = share_of(crew, store, left);
+    size_t max_nbytes = share_of(crew, store, io->priv.total - io->priv.taken);
     struct crew_piece piece = rest_of(io);
-    size_t rest = piece.nbytes;
 
+    *rest = piece.nbytes;
     piece.nbytes = max_nbytes - (size_t)(piece.offset & (max_nbytes - 1));
-    if (piece.nbytes > rest)
-        piece.nbytes = rest;
-    unlink_first(&store->queue);
-    advance(io, &piece, piece.nbytes == rest);
-    if (piece.nbytes < left) {
-        *store->queue.last = io;
-        store->queue.last = &io->priv.next;
-    } else {
-        atomic_fetch_sub(&crew->waiting, 1);
-    }
+    if (piece.nbytes > *rest)
+        piece.nbytes = *rest;
     return piece;
 }
 
-/* Under the lock: sees to it that a worker can take `room` pieces; how many it can. */
-static size_t make_hands(struct crew_worker *worker, size_t room)
+/* A lane has it: if there is more of its transfer, that goes to the end of the queue. */
+static void take_off(struct crew *crew, const struct crew_piece *piece, size_t rest)
 {
-    unsigned n = worker->nhands;
+    struct crew_queue *queue = &piece->store->queue;
+    struct gpunvme_io *io = unlink_first(queue);
+    size_t left = io->priv.total - io->priv.taken;
+
+    atomic_fetch_add(&queue->in_hand, 1);
+    advance(io, piece, piece->nbytes == rest);
+    if (piece->nbytes < left) {
+        *queue->last = io;
+        queue->last = &io->priv.next;
+    } else {
+        atomic_fetch_sub(&crew->waiting, 1);
+    }
+}
+
+/* Under the lock: sees to it that a lane can take `room` pieces; how many it can. */
+static size_t make_hands(struct lane *lane, size_t room)
+{
+    unsigned n = lane->nhands;
     struct crew_hand *hands;
 
-    if (worker->nfree_hands >= room)
+    if (lane->nfree_hands >= room)
         return room;
-    hands = realloc(worker->hands, (n + room) * sizeof(*hands));
+    hands = realloc(lane->hands, (n + room) * sizeof(*hands));
     if (!hands)
-        return worker->nfree_hands;
-    worker->hands = hands;
-    for (worker->nhands += (unsigned)room; n < worker->nhands; n++) {
-        hands[n] = (struct crew_hand){.next_free = worker->free_hand};
-        worker->free_hand = n;
+        return lane->nfree_hands;
+    lane->hands = hands;
+    for (lane->nhands += (unsigned)room; n < lane->nhands; n++) {
+        hands[n] = (struct crew_hand){.next_free = lane->free_hand};
+        lane->free_hand = n;
     }
-    worker->nfree_hands += (unsigned)room;
+    lane->nfree_hands += (unsigned)room;
     return room;
 }
 
-/* Under the lock: notes that a worker has a piece. */
-static void take_in_hand(struct crew_worker *worker, struct crew_piece *piece)
+/* Under the lock: notes that a lane has a piece. */
+static void take_in_hand(struct lane *lane, struct crew_piece *piece)
 {
-    struct crew_hand *hand = &worker->hands[worker->free_hand];
+    struct crew_hand *hand = &lane->hands[lane->free_hand];
 
-    piece->worker = worker;
-    piece->hand = worker->free_hand;
-    worker->free_hand = hand->next_free;
-    worker->nfree_hands--;
+    piece->lane = lane;
+    piece->hand = lane->free_hand;
+    lane->free_hand = hand->next_free;
+    lane->nfree_hands--;
+    lane->in_hand++;
     hand->at = piece->at;
     atomic_store_explicit(&hand->io, piece->io, memory_order_release);
 }
 
-/* By its worker. */
 static void let_go(const struct crew_piece *piece)
 {
-    struct crew_worker *worker = piece->worker;
-    struct crew_hand *hand = &worker->hands[piece->hand];
+    struct lane *lane = piece->lane;
+    struct crew_hand *hand = &lane->hands[piece->hand];
 
     atomic_store_explicit(&hand->io, NULL, memory_order_release);
-    hand->next_free = worker->free_hand;
-    worker->free_hand = piece->hand;
-    worker->nfree_hands++;
+    hand->next_free = lane->free_hand;
+    lane->free_hand = piece->hand;
+    lane->nfree_hands++;
+    lane->in_hand--;
 }
 
 /* Without the lock: each element of a vector may lie in registered memory of its own. */
@@ -413,13 +383,13 @@ size_t crew_prefix(struct crew *crew, const struct gpunvme_io *io)
 
     pthread_mutex_lock(&crew->lock);
     prefix = io->priv.taken;
-    for (unsigned i = 0; i < crew->n; i++) {
-        const struct crew_worker *worker = &crew->workers[i];
+    for (unsigned i = 0; i < atomic_load(&crew->nlanes); i++) {
+        const struct lane *lane = crew->lanes[i];
 
-        for (unsigned k = 0; k < worker->nhands; k++)
-            if (atomic_load_explicit(&worker->hands[k].io, memory_order_acquire) == io &&
-                worker->hands[k].at < prefix)
-                prefix = worker->hands[k].at;
+        for (unsigned k = 0; k < lane->nhands; k++)
+            if (atomic_load_explicit(&lane->hands[k].io, memory_order_acquire) == io &&
+                lane->hands[k].at < prefix)
+                prefix = lane->hands[k].at;
     }
     pthread_mutex_unlock(&crew->lock);
     return prefix;
@@ -476,45 +446,51 @@ void crew_cancel(struct crew *crew, struct gpunvme_io *io)
                        0);
 }
 
-/* Under the lock: sleeps until there is something to do, or the deadline. */
-static void sleep_until(struct crew *crew, uint64_t deadline)
-{
-    bool in_time = true;
+/* ---- What workers and lanes call ---------------------------------------------------------------
+ */
 
-    crew->sleepers++;
-    while (!crew->first && !atomic_load(&crew->stop) && in_time)
-        in_time = base_cond_wait(&crew->wake, &crew->lock, deadline);
-    crew->sleepers--;
-}
-
-/* A little while in which work may come, before a thread goes to sleep for it. */
-static void look_around(struct crew *crew)
+/* Under the lock: takes a piece of the store whose turn it is, if the lane may and will have it. */
+static bool take_piece(struct lane *lane, struct crew_piece *piece)
 {
-    for (unsigned i = 0; i < LOOKS && !crew_waiting(crew) && !atomic_load(&crew->stop); i++)
-        base_relax();
+    struct crew *crew = lane->crew;
+    struct gpunvme_store *store = crew->first;
+    size_t rest;
+
+    if (!may_serve(crew, lane->index, store) ||
+        (store->queue.max_in_hand && atomic_load(&store->queue.in_hand) >= store->queue.max_in_hand))
+        return false;
+    *piece = next_piece(crew, store, &rest);
+    if (lane->ops->admit && !lane->ops->admit(lane, piece))
+        return false;
+    take_off(crew, piece, rest);
+    take_in_hand(lane, piece);
+    return true;
 }
 
 /*
  * Under the lock: up to `room` pieces, one of each store in turn; *moot gets the transfers of which
  * none is needed any more.
  */
-static size_t take_pieces(struct crew_worker *worker, struct crew_piece *pieces, size_t room,
+static size_t take_pieces(struct lane *lane, struct crew_piece *pieces, size_t room,
                           struct gpunvme_io **moot)
 {
-    struct crew *crew = worker->crew;
-    size_t n = 0;
+    struct crew *crew = lane->crew;
+    size_t n = 0, nrefused = 0;
 
-    room = make_hands(worker, room);
-    while (n < room && crew->first) {
+    room = make_hands(lane, room);
+    while (n < room && crew->first && nrefused < crew->nready &&
+           (nrefused < REFUSALS || !lane->in_hand)) {
         struct gpunvme_store *store = crew->first;
 
         if (is_moot(store->queue.first)) {
             *moot = unlink_first(&store->queue);
             moot = &(*moot)->priv.next;
             atomic_fetch_sub(&crew->waiting, 1);
+        } else if (take_piece(lane, &pieces[n])) {
+            n++;
+            nrefused = 0;
         } else {
-            pieces[n] = next_piece(crew, store);
-            take_in_hand(worker, &pieces[n++]);
+            nrefused++;
         }
         unlink_store(crew);
         if (store->queue.first)
@@ -523,116 +499,23 @@ static size_t take_pieces(struct crew_worker *worker, struct crew_piece *pieces,
     return n;
 }
 
-/* ---- The worker in reserve ---------------------------------------------------------------------
- */
-
-/* Under the lock: makes the first store one that holds nobody up. False: there is none. */
-static bool find_store_that_works(struct crew *crew)
+size_t crew_take(struct lane *lane, struct crew_piece *pieces, size_t room)
 {
-    for (size_t i = crew->nready; i > 0; i--) {
-        if (!atomic_load(&crew->first->queue.in_hand))
-            return true;
-        append_store(crew, unlink_store(crew));
-    }
-    return false;
-}
-
-/* None of the regular workers sleeps, nor has one asked for work lately. */
-static bool all_are_held_up(struct crew *crew)
-{
-    uint64_t now = rough_now();
-
-    for (unsigned i = 0; i < crew->nregular; i++) {
-        uint64_t seen_at = atomic_load(&crew->workers[i].seen_at);
-
-        if (!seen_at || seen_at + STALL_NS >= now)
-            return false;
-    }
-    return !crew->sleepers;
-}
-
-/* Under the lock. */
-static bool is_needed(struct crew *crew)
-{
-    return crew->first && all_are_held_up(crew) && find_store_that_works(crew);
-}
-
-/* Under the lock. It sleeps until all others are busy; then it looks now and then. */
-static void wait_until_needed(struct crew *crew)
-{
-    while (!atomic_load(&crew->stop) && !is_needed(crew)) {
-        crew->reserve_sleeps = !crew->first;
-        if (crew->reserve_sleeps)
-            pthread_cond_wait(&crew->reserve_wake, &crew->lock);
-        else
-            base_cond_wait(&crew->reserve_wake, &crew->lock, futex_deadline(STALL_NS));
-        crew->reserve_sleeps = false;
-    }
-}
-
-static size_t take_in_reserve(struct crew_worker *worker, struct crew_piece *pieces, size_t room,
-                              bool wait, bool *stop)
-{
-    struct crew *crew = worker->crew;
-    struct gpunvme_io *moot = NULL, **last = &moot;
-    size_t n = 0;
-
-    pthread_mutex_lock(&crew->lock);
-    if (wait)
-        wait_until_needed(crew);
-    while (n < room && is_needed(crew)) {
-        n += take_pieces(worker, pieces + n, 1, last);
-        while (*last)
-            last = &(*last)->priv.next;
-    }
-    for (size_t i = 0; i < n; i++)
-        pieces[i].in_reserve = true;
-    *stop = !n && atomic_load(&crew->stop);
-    pthread_mutex_unlock(&crew->lock);
-    find_regions(pieces, n);
-    end_moot(moot);
-    return n;
-}
-
-/* ---- What workers call -------------------------------------------------------------------------
- */
-
-/* For the one in reserve. */
-static void is_seen(struct crew_worker *worker)
-{
-    if (worker->crew->n > worker->crew->nregular)
-        atomic_store_explicit(&worker->seen_at, rough_now(), memory_order_relaxed);
-}
-
-size_t crew_take(struct crew_worker *worker, struct crew_piece *pieces, size_t room,
-                 uint64_t wait_ns, bool *stop)
-{
-    struct crew *crew = worker->crew;
+    struct crew *crew = lane->crew;
+    size_t share = crew_waiting(crew) / atomic_load(&crew->nlanes), n;
+    struct wakes wakes = {.n = 0};
     struct gpunvme_io *moot = NULL;
-    size_t n;
 
-    if (worker->index >= crew->nregular)
-        return take_in_reserve(worker, pieces, room, wait_ns, stop);
-    is_seen(worker);
-    if (!crew_waiting(crew)) {
-        if (!wait_ns) {
-            *stop = atomic_load(&crew->stop);
-            return 0;
-        }
-        look_around(crew);
-    }
+    if (!crew_waiting(crew))
+        return 0;
+    if (share < room)
+        room = share ? share : 1;
     pthread_mutex_lock(&crew->lock);
-    if (!crew->first && wait_ns)
-        sleep_until(crew, futex_deadline(wait_ns));
-    n = take_pieces(worker, pieces, room, &moot);
-    for (size_t i = 0; i < n; i++)
-        atomic_fetch_add(&pieces[i].store->queue.in_hand, 1);
-    is_seen(worker);
-    if (n && crew->first && crew->sleepers)
-        pthread_cond_signal(&crew->wake); /* who submitted can't know what a piece is */
-    wake_reserve(crew);
-    *stop = !n && atomic_load(&crew->stop);
+    n = take_pieces(lane, pieces, room, &moot);
+    if (n && crew->first)
+        rouse(crew, crew->first, 1, &wakes); /* who submitted can't know what a piece is */
     pthread_mutex_unlock(&crew->lock);
+    wake(&wakes);
     find_regions(pieces, n);
     end_moot(moot);
     return n;
@@ -642,8 +525,7 @@ void crew_end(const struct crew_piece *piece, gpunvme_err_t err, size_t done)
 {
     struct gpunvme_io *io = piece->io;
 
-    if (!piece->in_reserve)
-        atomic_fetch_sub(&piece->store->queue.in_hand, 1);
+    atomic_fetch_sub(&piece->store->queue.in_hand, 1);
     if (piece->holds_region)
         store_region_release(piece->region);
     if (piece->op == GPUNVME_OP_FLUSH) {

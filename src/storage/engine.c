@@ -4,15 +4,19 @@
  */
 #include "storage/engine.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/fail.h"
 #include "gpunvme/memory.h"
+#include "storage/pool.h"
 #include "storage/posix/engine.h"
 #include "storage/stream.h"
+#include "storage/worker.h"
 
-#define MAX_THREADS 256u
+#define DEFAULT_THREADS 16u /* fewer copy no faster than half of what the copy engine moves */
+#define MIN_THREADS     2u
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -69,6 +73,7 @@ static gpunvme_err_t make(const struct gpunvme_engine_config *config, struct gpu
     engine->config = *config;
     engine->nforks = store_nforks();
     pthread_mutex_init(&engine->lock, NULL);
+    pthread_mutex_init(&engine->nvme_lock, NULL);
     store_regions_init(&engine->regions);
     *out = engine;
     return GPUNVME_OK;
@@ -81,8 +86,8 @@ static gpunvme_err_t check_config(const struct gpunvme_engine_config *config)
     if (config->gpu != GPUNVME_ANY_GPU &&
         (config->gpu < 0 || (ngpus && (unsigned)config->gpu >= ngpus)))
         return base_fail(GPUNVME_ERR_INVALID, "GPU %d, of %u", config->gpu, ngpus);
-    if (config->threads > MAX_THREADS)
-        return base_fail(GPUNVME_ERR_LIMIT, "%u threads; at most %u", config->threads, MAX_THREADS);
+    if (config->threads > ENGINE_MAX_THREADS)
+        return base_fail(GPUNVME_ERR_LIMIT, "%u threads; at most %u", config->threads, ENGINE_MAX_THREADS);
     return GPUNVME_OK;
 }
 
@@ -125,10 +130,38 @@ static gpunvme_err_t find(struct gpunvme_engine *engine, struct gpunvme_engine *
     return err;
 }
 
+static unsigned threads_of(const struct gpunvme_engine_config *config)
+{
+    unsigned n = MIN_THREADS;
+    cpu_set_t cpus;
+
+    if (config->threads)
+        return config->threads;
+    if (!sched_getaffinity(0, sizeof(cpus), &cpus))
+        n = (unsigned)CPU_COUNT(&cpus);
+    return n < MIN_THREADS ? MIN_THREADS : n > DEFAULT_THREADS ? DEFAULT_THREADS : n;
+}
+
+/* Its threads are started when the first store is opened. */
+static gpunvme_err_t start(struct gpunvme_engine *engine)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    pthread_mutex_lock(&engine->lock);
+    if (!engine->pool)
+        err = pool_create(&engine->pool);
+    if (!err && !engine->workers)
+        err = workers_start(threads_of(&engine->config), &engine->workers);
+    pthread_mutex_unlock(&engine->lock);
+    return err;
+}
+
 gpunvme_err_t store_engine_enter(struct gpunvme_engine *engine, struct gpunvme_engine **out)
 {
     gpunvme_err_t err = find(engine, out);
 
+    if (!err)
+        err = start(*out);
     if (!err)
         atomic_fetch_add(&(*out)->nstores, 1);
     return err;
@@ -161,8 +194,12 @@ gpunvme_err_t gpunvme_engine_destroy(struct gpunvme_engine *engine)
     if (n)
         return base_fail(GPUNVME_ERR_BUSY, "%zu stores are open on the engine", n);
     posix_engine_destroy(engine->posix);
+    crew_destroy(engine->cufile);
+    workers_stop(engine->workers);
+    pool_destroy(engine->pool);
     store_regions_free(&engine->regions);
     pthread_mutex_destroy(&engine->lock);
+    pthread_mutex_destroy(&engine->nvme_lock);
     free(engine);
     return GPUNVME_OK;
 }
@@ -185,6 +222,10 @@ void gpunvme_engine_get_info(struct gpunvme_engine *engine, struct gpunvme_engin
     info->registered = engine->regions.n;
     pthread_rwlock_unlock(&engine->regions.lock);
     pthread_mutex_lock(&engine->lock);
+    if (engine->workers) {
+        info->threads = workers_count(engine->workers);
+        info->blocked = pool_busy(engine->pool);
+    }
     if (engine->posix)
         posix_engine_info(engine->posix, info);
     pthread_mutex_unlock(&engine->lock);

@@ -7,7 +7,13 @@
 
 #include "storage/internal.h"
 
+#define ENGINE_MAX_THREADS 256u
+
+struct crew;
+struct nvme_lanes;
+struct pool;
 struct posix_engine;
+struct workers;
 
 struct gpunvme_engine {
     struct gpunvme_engine_config config;
@@ -16,7 +22,15 @@ struct gpunvme_engine {
     _Atomic size_t nstores;
     struct store_regions regions;
     pthread_mutex_t lock;
-    struct posix_engine *posix; /* under the lock; NULL: no file was opened yet */
+    /* Made when the first store is opened; NULL before. */
+    struct workers *workers;
+    struct pool *pool;
+    /* Made under the lock, when the first store of the kind is opened. */
+    struct posix_engine *posix;
+    struct crew *cufile;
+    pthread_mutex_t nvme_lock;
+    struct nvme_lanes *nvme; /* under nvme_lock: a list of controllers' */
+    unsigned ncontrollers;   /* likewise: that there were */
 };
 
 #endif

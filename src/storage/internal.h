@@ -164,11 +164,14 @@ struct store_backend {
 struct crew_queue {
     struct gpunvme_io *first, **last; /* with bytes that nobody has taken, by priv.next */
     struct gpunvme_store *next;       /* whose turn it is after this one's */
-    size_t piece_nbytes;              /* a piece at most: a power of two. Set by the backend */
-    /* Pieces are smaller, a power of two and so much at least, while there would be fewer than
-     * threads; 0: never. Set by the backend. */
-    size_t least_nbytes;
-    _Atomic size_t in_hand; /* pieces that regular workers have taken and not ended */
+    _Atomic size_t in_hand;           /* pieces that lanes have taken and not ended */
+    /* Set by the backend: */
+    size_t piece_nbytes; /* of a piece, at most: a power of two */
+    size_t least_nbytes; /* pieces are smaller, a power of two and so much at least, while there
+                            would be fewer than lanes; 0: never */
+    size_t max_in_hand;  /* 0: no limit */
+    unsigned nlanes;     /* that may serve it, from first_lane on; 0: all */
+    unsigned first_lane;
 };
 
 struct gpunvme_store {
@@ -331,7 +334,9 @@ gpunvme_err_t store_open_fd(struct gpunvme_store *store, int *fd);
  */
 int store_reopen_fd(int fd, const char *path, int flags);
 
-/* crew.c */
+/* ---- worker.c ----------------------------------------------------------------------------------
+ */
+
 /*
  * pthread_create() of a thread that gets no signals of the program's, but those of faults that it
  * makes itself. 0 or an errno.

@@ -20,6 +20,7 @@
 
 #include "base/fail.h"
 #include "gpunvme/memory.h"
+#include "storage/engine.h"
 
 #define DEFAULT_CHUNK   (1u << 20)
 #define DEFAULT_THREADS 8u
@@ -167,7 +168,6 @@ static gpunvme_err_t cufile_close(struct gpunvme_store *store)
     gpunvme_err_t err = GPUNVME_OK;
 
     store_domain_leave(store);
-    crew_stop(store->crew);
     if (cufile->registered)
         cufile->api->handle_deregister(cufile->handle);
     if (cufile->direct_fd >= 0)
@@ -178,6 +178,28 @@ static gpunvme_err_t cufile_close(struct gpunvme_store *store)
         err = base_fail_errno(errno, "%s", store->uri.target);
     pthread_mutex_destroy(&cufile->edge);
     free(cufile);
+    return err;
+}
+
+/* All stores of an engine have one. */
+static gpunvme_err_t take_crew(struct gpunvme_store *store)
+{
+    struct gpunvme_engine *engine = store->engine;
+    gpunvme_err_t err = GPUNVME_OK;
+
+    pthread_mutex_lock(&engine->lock);
+    if (!engine->cufile) {
+        err = crew_create(engine, &engine->cufile);
+        if (!err)
+            err = pool_add_lanes(engine, engine->cufile, cufile_serve);
+        if (err) {
+            crew_destroy(engine->cufile);
+            engine->cufile = NULL;
+        }
+    }
+    store->crew = engine->cufile;
+    store->queue.max_in_hand = store->threads;
+    pthread_mutex_unlock(&engine->lock);
     return err;
 }
 
@@ -201,7 +223,7 @@ static gpunvme_err_t cufile_open(struct gpunvme_store *store)
         set_route(store, cufile);
         set_sizes(store, cufile);
         store->queue.piece_nbytes = cufile->chunk;
-        err = crew_start(store, &cufile_crew_ops, store->threads, &store->crew);
+        err = take_crew(store);
         if (!err)
             store_domain_join(store, &domain_ops, (void *)cufile->api);
     }

@@ -6,7 +6,7 @@
 #ifndef STORAGE_CUFILE_H
 #define STORAGE_CUFILE_H
 
-#include "storage/crew.h"
+#include "storage/pool.h"
 #include "storage/cufile/api.h"
 
 #define CUFILE_EDGE 4096u /* what cuFile moves directly is whole blocks of this, in the file */
@@ -32,8 +32,8 @@ struct cufile {
     pthread_mutex_t edge;
 };
 
-/* move.c: the crew's functions. */
-extern const struct crew_ops cufile_crew_ops;
+/* move.c: serves a piece, in a thread of the engine's pool. */
+gpunvme_err_t cufile_serve(const struct crew_piece *piece, size_t *done);
 
 /*
  * buffers.c: registers GPU memory with cuFile, which knows each buffer once in a process: a

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * How the cufile backend moves bytes: workers give pieces for GPU memory to cuFileRead() and
- * cuFileWrite(), and move those for host memory themselves.
+ * How the cufile backend moves bytes: threads of the engine's pool give pieces for GPU
+ * memory to cuFileRead() and cuFileWrite(), and move those for host memory themselves.
  *
- * cuFile's calls have no deadline. A worker that is stuck in one stays there; whoever waits for
+ * cuFile's calls have no deadline. A thread that is stuck in one stays there; whoever waits for
  * the transfer has a deadline of its own.
  */
 #include <errno.h>
@@ -15,9 +15,6 @@
 #include "base/fail.h"
 #include "memory/cuda.h"
 #include "storage/cufile/cufile.h"
-#include "storage/futex.h"
-
-#define WAIT_NS 1000000000u /* of a worker without work, before it looks around */
 
 /* A piece, where cuFile finds its memory, and how far it has come. */
 struct move {
@@ -136,26 +133,12 @@ static void move_host(struct cufile *cufile, struct move *m)
         pthread_mutex_unlock(&cufile->edge);
 }
 
-/* Tells how a piece ended. The detail of its error must be this thread's last one. */
-static void end(struct crew_worker *worker, const struct move *m)
+static void serve_host(struct cufile *cufile, struct move *m)
 {
-    enum gpunvme_route route =
-        m->piece.mem == GPUNVME_MEM_GPU ? worker->store->gpu_route : GPUNVME_ROUTE_HOST;
-
-    if (m->piece.op != GPUNVME_OP_FLUSH)
-        store_moved(worker->store, m->piece.op, route, m->done);
-    crew_end(&m->piece, m->err, m->done);
-}
-
-static void serve_host(struct crew_worker *worker, struct move *m)
-{
-    struct cufile *cufile = worker->store->priv;
-
     if (m->piece.op != GPUNVME_OP_FLUSH)
         move_host(cufile, m);
     else if (fdatasync(cufile->fd))
         m->err = base_fail_errno(errno, "fdatasync");
-    end(worker, m);
 }
 
 static int device_of(const struct move *m)
@@ -165,20 +148,19 @@ static int device_of(const struct move *m)
     return buffer ? cufile_buffer_device(buffer) : cufile_device_of(m->piece.ptr);
 }
 
-static void serve_gpu(struct crew_worker *worker, struct move *m)
+static void serve_gpu(struct cufile *cufile, struct move *m)
 {
     int device = device_of(m);
 
     m->err = device < 0 ? GPUNVME_OK : mem_cuda_enter((unsigned)device);
-    if (!m->err) {
-        move_gpu(worker->store->priv, m);
-        if (device >= 0)
-            mem_cuda_leave();
-    }
-    end(worker, m);
+    if (m->err)
+        return;
+    move_gpu(cufile, m);
+    if (device >= 0)
+        mem_cuda_leave();
 }
 
-/* ---- Workers --------------------------------------------------------------------------------- */
+/* ---- Pieces ---------------------------------------------------------------------------------- */
 
 static struct move to_move(const struct crew_piece *piece)
 {
@@ -200,22 +182,15 @@ static struct move to_move(const struct crew_piece *piece)
     return m;
 }
 
-static void work(struct crew_worker *worker)
+gpunvme_err_t cufile_serve(const struct crew_piece *piece, size_t *done)
 {
-    struct crew_piece piece;
-    bool stop = false;
+    struct move m = to_move(piece);
+    bool is_gpu = piece->mem == GPUNVME_MEM_GPU && piece->op != GPUNVME_OP_FLUSH;
 
-    while (!stop) {
-        struct move m;
-
-        if (!crew_take(worker, &piece, 1, WAIT_NS, &stop))
-            continue;
-        m = to_move(&piece);
-        if (m.piece.mem != GPUNVME_MEM_GPU || m.piece.op == GPUNVME_OP_FLUSH)
-            serve_host(worker, &m);
-        else
-            serve_gpu(worker, &m);
-    }
+    (is_gpu ? serve_gpu : serve_host)(piece->store->priv, &m);
+    if (piece->op != GPUNVME_OP_FLUSH)
+        store_moved(piece->store, piece->op,
+                    is_gpu ? piece->store->gpu_route : GPUNVME_ROUTE_HOST, m.done);
+    *done = m.done;
+    return m.err;
 }
-
-const struct crew_ops cufile_crew_ops = {.work = work};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * The nvme backend: namespaces that this library drives itself. Each worker of the crew has a queue
- * pair and keeps up to `depth` commands in flight there. A thread that waits for one short transfer
- * of its own does it by itself, on a worker's queue.
+ * The nvme backend: namespaces that this library drives itself. A controller has lanes (lane.h),
+ * each a queue pair in a worker of the engine. A thread that waits for one short transfer of its
+ * own does it by itself, on a lane's queue.
  */
 #include <sched.h>
 #include <stdio.h>
@@ -17,32 +17,15 @@
 #include "memory/cuda.h"
 #include "memory/ordering.h"
 #include "storage/futex.h"
-#include "storage/nvme/store.h"
+#include "storage/nvme/lane.h"
 #include "transport/common.h"
 
-#define DEFAULT_CHUNK  (128u << 10)
 #define DEFAULT_DEPTH  32u
 #define MIN_ENTRIES    256u
-#define BOUNCE_NBYTES  (8u << 20) /* of a worker, about */
 #define CALLER_DEPTH   1u
-#define WORK_WAIT_NS   1000000000u /* of a worker without work, before it looks around */
-#define SPIN_TURNS     32u
-#define SPIN_NS        50000u /* of commands that are in flight, before it sleeps */
-#define SLEEP_NS       20000u
-#define MAX_SLEEP_NS   100000u
-#define LOOK_NS        5000000u   /* without a completion, before it looks after the controller */
-#define BUSY_LOOK_NS   100000000u /* between looks where there are completions all the time */
+#define CALLER_WAIT_NS 100000u
 #define MIN_TIMEOUT_NS 20000000u  /* of a command, by a clock that may be 10 ms late */
 #define PROBE_NBYTES   (64u << 10)
-
-struct nvme_worker {
-    struct gpunvme_ioq *ioq;
-    struct nvme_bounces bounces;
-    struct nvme_slot *slots; /* depth of them */
-    struct nvme_slot **busy; /* the first nbusy; then those that are free */
-    unsigned nbusy;
-    uint64_t looked_ns; /* by nvme_rough_now() */
-};
 
 /* For a thread that does its own transfer. */
 struct nvme_caller {
@@ -50,218 +33,6 @@ struct nvme_caller {
     struct nvme_bounces bounces;
     struct nvme_slot slot;
 };
-
-/* How long whoever has commands in flight has seen nothing happen. */
-struct lull {
-    unsigned turns;
-    uint64_t since, looked, seen;
-};
-
-/*
- * For the deadlines of commands, some milliseconds wrong: an exact clock would be a good part of
- * what a command costs.
- */
-uint64_t nvme_rough_now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-/*
- * Nothing has happened: spins at first, then sleeps, longer and longer, and now and then looks
- * whether the controller is still there. What it finds, the commands are told.
- */
-static void wait_a_little(struct nvme_store *s, struct gpunvme_ioq *ioq, struct lull *lull)
-{
-    uint64_t now, waited;
-
-    if (++lull->turns % SPIN_TURNS) {
-        base_relax();
-        return;
-    }
-    now = futex_now();
-    if (lull->turns == SPIN_TURNS)
-        lull->since = lull->looked = now;
-    waited = now - lull->since;
-    if (now - lull->looked >= LOOK_NS) {
-        gpunvme_ctrl_check(s->ctrl);
-        lull->looked = now;
-    }
-    if (waited < SPIN_NS) {
-        sched_yield(); /* to whoever is to complete it, where he is a thread without a core */
-    } else {
-        uint64_t ns = waited / 8;
-
-        lull->turns -= 1; /* from now on each turn is a sleep */
-        gpunvme_ioq_sleep(ioq, &lull->seen,
-                          ns < SLEEP_NS       ? SLEEP_NS
-                          : ns > MAX_SLEEP_NS ? MAX_SLEEP_NS
-                                              : ns);
-    }
-}
-
-/* ---- Workers ----------------------------------------------------------------------------------
- */
-
-static unsigned take(struct crew_worker *worker, struct nvme_worker *w, uint32_t depth, bool *stop)
-{
-    struct crew_piece pieces[64];
-    unsigned room = depth - w->nbusy, n;
-
-    if (room > 64)
-        room = 64;
-    if (!room)
-        return 0;
-    n = (unsigned)crew_take(worker, pieces, room, w->nbusy ? 0 : WORK_WAIT_NS, stop);
-    for (unsigned i = 0; i < n; i++)
-        nvme_slot_begin(w->busy[w->nbusy++], &pieces[i]);
-    return n;
-}
-
-/* Whatever there is to do: for threads that do their own transfers, and because the kernel may ask
- * for a function that works. */
-static void look_after(struct nvme_store *s, struct nvme_worker *w)
-{
-    uint64_t now = nvme_rough_now();
-
-    if (now - w->looked_ns < BUSY_LOOK_NS)
-        return;
-    gpunvme_ctrl_check(s->ctrl); /* what it finds, the commands are told */
-    w->looked_ns = now;
-}
-
-/* Whether anything happened. */
-static bool turn_all(struct nvme_worker *w)
-{
-    uint64_t now = nvme_rough_now();
-    bool moved = false;
-
-    for (unsigned i = 0; i < w->nbusy;) {
-        struct nvme_slot *slot = w->busy[i];
-
-        moved |= nvme_slot_turn(slot, &now);
-        if (slot->state != SLOT_ENDED) {
-            i++;
-            continue;
-        }
-        w->busy[i] = w->busy[--w->nbusy];
-        w->busy[w->nbusy] = slot;
-        crew_end(&slot->piece, slot->err, slot->done);
-    }
-    return moved;
-}
-
-static void work(struct crew_worker *worker)
-{
-    struct nvme_store *s = worker->store->priv;
-    struct nvme_worker *w = worker->state;
-    struct lull lull = {0};
-    bool stop = false;
-
-    while (!stop) {
-        bool moved = take(worker, w, s->depth, &stop);
-
-        look_after(s, w);
-        moved |= turn_all(w);
-        if (moved || !w->nbusy)
-            lull.turns = 0;
-        else
-            wait_a_little(s, w->ioq, &lull);
-    }
-}
-
-static gpunvme_err_t make_bounces(struct nvme_store *s, struct nvme_bounces *bounces, unsigned n)
-{
-    gpunvme_err_t err =
-        gpunvme_ctrl_alloc(s->ctrl, n * s->chunk, GPUNVME_MEM_PINNED, &bounces->buf);
-
-    return err ? err : nvme_bounces_init(bounces, n, s->chunk);
-}
-
-static void free_bounces(struct nvme_store *s, struct nvme_bounces *bounces)
-{
-    if (!nvme_bounces_end(bounces, s->is_left ? 0 : s->copy_timeout_ns))
-        s->is_left = true;
-    else if (bounces->buf.nbytes)
-        gpunvme_ctrl_free(s->ctrl, &bounces->buf);
-}
-
-static void free_worker(struct nvme_store *s, struct nvme_worker *w)
-{
-    if (!w)
-        return;
-    free_bounces(s, &w->bounces);
-    if (w->ioq)
-        gpunvme_ioq_delete(w->ioq);
-    free(w->slots);
-    free(w->busy);
-    free(w);
-}
-
-static void init_slot(struct gpunvme_store *store, struct nvme_slot *slot, struct gpunvme_ioq *ioq,
-                      struct nvme_bounces *bounces, size_t claim)
-{
-    memset(slot, 0, sizeof(*slot));
-    slot->store = store;
-    slot->s = store->priv;
-    slot->ioq = ioq;
-    slot->bounces = bounces;
-    slot->claim = claim;
-    slot->bounce = -1;
-}
-
-static gpunvme_err_t make_worker(struct gpunvme_store *store, unsigned index, struct nvme_worker *w)
-{
-    struct nvme_store *s = store->priv;
-    unsigned nbounces = (unsigned)(BOUNCE_NBYTES / s->chunk);
-    gpunvme_err_t err = gpunvme_ioq_create(s->ctrl, s->entries, &w->ioq);
-
-    if (err)
-        return err;
-    w->slots = calloc(s->depth, sizeof(w->slots[0]));
-    w->busy = calloc(s->depth, sizeof(struct nvme_slot *));
-    if (!w->slots || !w->busy)
-        return base_fail(GPUNVME_ERR_NOMEM, "%u slots", s->depth);
-    if (nbounces < 4)
-        nbounces = 4;
-    if (nbounces > s->depth)
-        nbounces = s->depth;
-    err = make_bounces(s, &w->bounces, nbounces);
-    for (unsigned i = 0; i < s->depth && !err; i++) {
-        init_slot(store, &w->slots[i], w->ioq, &w->bounces, (size_t)index * s->depth + i);
-        w->busy[i] = &w->slots[i];
-    }
-    return err;
-}
-
-static gpunvme_err_t prepare(struct crew_worker *worker)
-{
-    struct nvme_store *s = worker->store->priv;
-    struct nvme_worker *w = calloc(1, sizeof(*w));
-    struct base_failure failure;
-    gpunvme_err_t err;
-
-    if (!w)
-        return base_fail(GPUNVME_ERR_NOMEM, "a worker");
-    err = make_worker(worker->store, worker->index, w);
-    if (err) {
-        base_keep(&failure, err);
-        free_worker(s, w);
-        return base_restore(&failure);
-    }
-    worker->state = w;
-    s->workers[worker->index] = w;
-    return GPUNVME_OK;
-}
-
-static void release(struct crew_worker *worker)
-{
-    free_worker(worker->store->priv, worker->state);
-}
-
-static const struct crew_ops crew_ops = {.prepare = prepare, .release = release, .work = work};
 
 /* ---- Threads that do their own transfer --------------------------------------------------------
  */
@@ -275,21 +46,22 @@ static gpunvme_err_t make_callers(struct gpunvme_store *store)
         return base_fail(GPUNVME_ERR_NOMEM, "slots of callers");
     for (unsigned i = 0; i < NVME_CALLERS; i++) {
         struct nvme_caller *c = &s->callers[i];
-        gpunvme_err_t err = make_bounces(s, &c->bounces, CALLER_DEPTH);
+        gpunvme_err_t err = nvme_make_bounces(s->ctrl, &c->bounces, CALLER_DEPTH, s->chunk);
 
         if (err)
             return err;
-        init_slot(store, &c->slot, s->workers[i % store->threads]->ioq, &c->bounces,
-                  (size_t)store->threads * s->depth + i);
+        nvme_slot_init(&c->slot, s->lanes->ioqs[i % store->threads], &c->bounces,
+                       (size_t)store->threads * s->lanes->depth + i);
     }
     return GPUNVME_OK;
 }
 
 static void free_callers(struct nvme_store *s)
 {
-    for (unsigned i = 0; s->callers && i < NVME_CALLERS; i++) {
-        free_bounces(s, &s->callers[i].bounces);
-    }
+    for (unsigned i = 0; s->callers && i < NVME_CALLERS; i++)
+        if (!nvme_free_bounces(s->ctrl, &s->callers[i].bounces,
+                               s->is_left ? 0 : s->copy_timeout_ns))
+            s->is_left = true;
     free(s->callers);
 }
 
@@ -309,7 +81,7 @@ static struct nvme_caller *take_caller(struct nvme_store *s)
 
 static void run_to_end(struct nvme_store *s, struct nvme_slot *slot)
 {
-    struct lull lull = {0};
+    struct nvme_lull lull = {0};
 
     while (slot->state != SLOT_ENDED) {
         uint64_t now = nvme_rough_now();
@@ -317,7 +89,7 @@ static void run_to_end(struct nvme_store *s, struct nvme_slot *slot)
         if (nvme_slot_turn(slot, &now))
             lull.turns = 0;
         else
-            wait_a_little(s, slot->ioq, &lull);
+            nvme_wait_a_little(s->ctrl, slot->ioq, &lull, CALLER_WAIT_NS);
     }
 }
 
@@ -399,9 +171,9 @@ static unsigned log2_of(uint64_t x)
 }
 
 /* The largest piece that is one command. */
-static size_t choose_chunk(const struct store_options *o, const struct gpunvme_ns *ns)
+static size_t choose_chunk(uint64_t wanted, const struct gpunvme_ns *ns)
 {
-    uint64_t chunk = o->chunk_nbytes ? o->chunk_nbytes : DEFAULT_CHUNK;
+    uint64_t chunk = wanted ? wanted : NVME_CHUNK;
     uint64_t most = floor_power((uint64_t)ns->max_blocks << ns->block_shift);
     uint64_t boundary = (uint64_t)ns->boundary_blocks << ns->block_shift;
 
@@ -480,8 +252,8 @@ static void choose(struct gpunvme_store *store, struct nvme_store *s)
 
     gpunvme_ctrl_get_info(s->ctrl, &info);
     s->page_shift = log2_of(info.page_size);
-    store->queue.piece_nbytes = s->chunk = choose_chunk(o, s->ns);
-    s->depth = o->depth ? o->depth : DEFAULT_DEPTH;
+    s->chunk = choose_chunk(o->chunk_nbytes, s->ns);
+    s->depth = o->depth > DEFAULT_DEPTH ? o->depth : DEFAULT_DEPTH;
     s->entries = choose_entries(s->depth, info.max_entries);
     /* A late command ends, by Abort or a reset, before the calls that wait for it give up. */
     s->command_timeout_ns = o->timeout_ns / 3 > MIN_TIMEOUT_NS ? o->timeout_ns / 3 : MIN_TIMEOUT_NS;
@@ -498,49 +270,49 @@ static gpunvme_err_t nvme_close(struct gpunvme_store *store)
     gpunvme_err_t err;
 
     store_domain_leave(store);
-    if (s->callers)
-        free_callers(s);
-    crew_stop(s->crew);
+    free_callers(s);
+    if (!nvme_lanes_leave(store->engine, s->lanes))
+        s->is_left = true;
     nvme_claims_free(&s->claims);
     err = s->is_left ? base_fail(GPUNVME_ERR_IO,
                                  "%.100s: work on the GPU does not end: what it may reach for, the "
                                  "controller with it, is left to it until the process ends",
                                  store->uri.target)
                      : nvme_share_close(s->share);
-    free(s->workers);
     free(s);
     return err;
 }
 
-/*
- * A worker for each queue that there is: other stores may have taken some. One that was asked for
- * in so many words is missed all the same.
- */
-static gpunvme_err_t start_workers(struct gpunvme_store *store)
+/* `threads=`, `depth=` and `chunk=` within what the controller's lanes have. */
+static void set_limits(struct gpunvme_store *store, struct nvme_store *s)
 {
-    struct nvme_store *s = store->priv;
-    gpunvme_err_t err;
+    const struct store_options *o = &store->uri.options;
 
-    do {
-        err = crew_start(store, &crew_ops, store->threads, &s->crew);
-    } while (err == GPUNVME_ERR_LIMIT && (store->threads /= 2));
-    return err;
+    if (store->threads > s->lanes->n)
+        store->threads = s->lanes->n;
+    store->queue.nlanes = store->threads;
+    if (o->depth && o->depth < s->lanes->depth)
+        store->queue.max_in_hand = (size_t)o->depth * store->threads;
+    s->depth = o->depth && o->depth < s->lanes->depth ? o->depth : s->lanes->depth;
+    if (s->chunk > s->lanes->chunk)
+        s->chunk = s->lanes->chunk;
+    store->queue.piece_nbytes = s->chunk;
 }
 
 static gpunvme_err_t start(struct gpunvme_store *store)
 {
     struct nvme_store *s = store->priv;
     struct nvme_claimed *claimed = nvme_share_claimed(s->share, s->ns->nsid);
-    gpunvme_err_t err;
+    gpunvme_err_t err = nvme_lanes_take(store->engine, s, store->threads);
 
-    s->workers = calloc(store->threads, sizeof(struct nvme_worker *));
-    if (!s->workers || !claimed ||
-        !nvme_claims_init(&s->claims, claimed, (size_t)store->threads * s->depth + NVME_CALLERS))
-        return base_fail(GPUNVME_ERR_NOMEM, "%u workers", store->threads);
-    err = start_workers(store);
     if (err)
         return err;
-    store->crew = s->crew;
+    set_limits(store, s);
+    if (!claimed ||
+        !nvme_claims_init(&s->claims, claimed,
+                          (size_t)store->threads * s->lanes->depth + NVME_CALLERS))
+        return base_fail(GPUNVME_ERR_NOMEM, "%u lanes", store->threads);
+    store->crew = s->lanes->crew;
     store_domain_join(store, &domain_ops, s->share);
     return make_callers(store);
 }

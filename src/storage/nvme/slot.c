@@ -55,11 +55,24 @@ static bool end(struct nvme_slot *slot, gpunvme_err_t err)
     return true;
 }
 
+void nvme_slot_init(struct nvme_slot *slot, struct gpunvme_ioq *ioq, struct nvme_bounces *bounces,
+                    size_t claim)
+{
+    memset(slot, 0, sizeof(*slot));
+    slot->ioq = ioq;
+    slot->bounces = bounces;
+    slot->claim = claim;
+    slot->bounce = -1;
+}
+
 void nvme_slot_begin(struct nvme_slot *slot, const struct crew_piece *piece)
 {
     const struct nvme_mapping *mapping = store_region_map(piece->store, piece->region);
-    uint64_t size = slot->s->ns->nbytes;
+    struct nvme_store *s = piece->store->priv;
+    uint64_t size = s->ns->nbytes;
 
+    slot->store = piece->store;
+    slot->s = s;
     slot->piece = *piece;
     slot->mem = mapping ? &mapping->buf : NULL;
     slot->mem_off = mapping ? (size_t)(piece->ptr - piece->region->ptr) : 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * What the files of the nvme backend share: the store's own part, and a slot, which carries one
- * piece of a transfer through its commands. nvme.c opens stores and has the threads; slot.c
- * knows what commands a piece needs.
+ * piece of a transfer through its commands. nvme.c opens stores; lane.c has the queues
+ * of a controller, and turns their slots; slot.c knows what commands a piece needs.
  */
 #ifndef STORAGE_NVME_STORE_H
 #define STORAGE_NVME_STORE_H
@@ -16,6 +16,7 @@
 #include "storage/nvme/claim.h"
 #include "storage/nvme/share.h"
 
+#define NVME_CHUNK   (128u << 10) /* bytes of a piece, unless a URI says otherwise */
 #define NVME_CALLERS 8u /* threads at once that do a transfer of their own */
 
 struct nvme_store {
@@ -28,10 +29,9 @@ struct nvme_store {
     uint64_t command_timeout_ns, copy_timeout_ns;
     bool is_left; /* the GPU may reach for memory of it for ever: the controller stays open */
     char why_no_p2p[256];
-    struct nvme_claims claims; /* of the workers' slots, then of the callers' */
-    struct crew *crew;
-    struct nvme_worker **workers; /* by index */
-    struct nvme_caller *callers;  /* NVME_CALLERS of them */
+    struct nvme_claims claims; /* of the lanes' slots, then of the callers' */
+    struct nvme_lanes *lanes;    /* of the controller; NULL: none yet */
+    struct nvme_caller *callers; /* NVME_CALLERS of them */
 };
 
 enum nvme_slot_state {
@@ -46,11 +46,12 @@ enum nvme_slot_state {
 };
 
 struct nvme_slot {
-    struct gpunvme_store *store;
-    struct nvme_store *s;
     struct gpunvme_ioq *ioq;
     struct nvme_bounces *bounces;
     size_t claim; /* index */
+
+    struct gpunvme_store *store; /* of the piece */
+    struct nvme_store *s;
 
     enum nvme_slot_state state;
     struct crew_piece piece;
@@ -76,7 +77,10 @@ struct nvme_slot {
     uint64_t tried_ns;                /* … since when */
 };
 
-/* The slot takes the piece on; it is SLOT_CUT then, or has ended. */
+void nvme_slot_init(struct nvme_slot *slot, struct gpunvme_ioq *ioq, struct nvme_bounces *bounces,
+                    size_t claim);
+
+/* The slot takes the piece on, of any store of its controller; it is SLOT_CUT then, or has ended. */
 void nvme_slot_begin(struct nvme_slot *slot, const struct crew_piece *piece);
 
 /*
@@ -87,7 +91,7 @@ void nvme_slot_begin(struct nvme_slot *slot, const struct crew_piece *piece);
  */
 bool nvme_slot_turn(struct nvme_slot *slot, uint64_t *now);
 
-/* nvme.c: the time by which slots go. */
+/* lane.c: the time by which slots go. */
 uint64_t nvme_rough_now(void);
 
 #endif

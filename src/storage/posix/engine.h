@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * What serves stores of the posix backend: threads, their rings of io_uring, and slots of pinned
- * memory. One engine, made when the first store is opened and kept until the process ends, serves
- * all stores that are opened with default options. A store with threads=, depth=, chunk= or uring=
- * has one of its own.
+ * What all files of an engine share: a crew with a lane in each worker, and slots of pinned memory.
+ * Made when the first file is opened.
  */
 #ifndef STORAGE_POSIX_ENGINE_H
 #define STORAGE_POSIX_ENGINE_H
@@ -15,25 +13,23 @@ enum { POSIX_SLOTS, POSIX_FILL_SLOTS, POSIX_NRINGS };
 
 struct posix_engine {
     struct crew *crew;
-    bool is_shared; /* by all stores; then there is a thread more, in reserve */
-    unsigned threads, depth;
-    uint32_t chunk;          /* bytes of a piece, at most; a power of two */
-    bool uring;              /* workers may have io_uring */
-    int uring_errno;         /* why they may not; 0: nobody asked */
-    _Atomic unsigned nblind; /* workers that got none all the same */
+    struct pool *pool;
+    int uring_errno;         /* why this process may have no io_uring; 0: it may */
+    _Atomic unsigned nblind; /* lanes that got none all the same */
     struct posix_ring rings[POSIX_NRINGS];
 };
 
-/* The engine for a store with these options. `fills`: it writes into a file in memory. */
-gpunvme_err_t posix_engine_take(struct gpunvme_engine *of, const struct store_options *o,
-                                bool fills, struct posix_engine **out);
+/* The engine's, made now if there is none. */
+gpunvme_err_t posix_engine_take(struct gpunvme_engine *of, struct posix_engine **out);
 
-/* A store is closed; nothing of it is in flight. NULL is fine. */
-void posix_engine_leave(struct posix_engine *engine);
-
-/* NULL is fine. */
+/* No file is open. NULL is fine. */
 void posix_engine_destroy(struct posix_engine *engine);
 void posix_engine_info(const struct posix_engine *engine, struct gpunvme_engine_info *info);
+
+static inline bool posix_has_uring(const struct posix_engine *engine)
+{
+    return !engine->uring_errno;
+}
 
 /* Which slots serve writes into files in memory, or all else. */
 static inline unsigned posix_ring_for(const struct posix_file *file, enum gpunvme_op op)

@@ -22,12 +22,37 @@ static gpunvme_err_t posix_close(struct gpunvme_store *store)
     struct posix *posix = store->priv;
     gpunvme_err_t err;
 
-    posix_engine_leave(posix->engine);
     posix_fill_destroy(&posix->fill);
     err = posix_file_close(&posix->file);
     pthread_mutex_destroy(&posix->write_lock);
     free(posix);
     return err;
+}
+
+/* What `threads=`, `depth=`, `chunk=` and `uring=` ask for, within what the engine has. */
+static gpunvme_err_t set_limits(struct gpunvme_store *store, struct posix *posix)
+{
+    static _Atomic unsigned turn;
+    const struct store_options *o = &store->uri.options;
+    size_t chunk = posix->file.in_memory ? POSIX_MEMORY_CHUNK : CHUNK;
+    unsigned nlanes = crew_lanes(posix->engine->crew);
+
+    if (o->uring == STORE_ON && !posix_has_uring(posix->engine))
+        return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                         "the kernel refuses io_uring (%s); uring=auto does without",
+                         strerror(posix->engine->uring_errno));
+    posix->uring = o->uring != STORE_OFF && posix_has_uring(posix->engine);
+    store->threads = o->threads && o->threads < nlanes ? o->threads : nlanes;
+    if (store->threads < nlanes) {
+        store->queue.nlanes = store->threads;
+        store->queue.first_lane = atomic_fetch_add(&turn, store->threads) % nlanes;
+    }
+    store->queue.max_in_hand = (size_t)o->depth * store->threads;
+    if (o->chunk_nbytes)
+        chunk = o->chunk_nbytes < POSIX_MEMORY_CHUNK ? o->chunk_nbytes : POSIX_MEMORY_CHUNK;
+    store->queue.piece_nbytes = chunk;
+    store->queue.least_nbytes = LEAST_SHARE;
+    return GPUNVME_OK;
 }
 
 static gpunvme_err_t posix_open(struct gpunvme_store *store)
@@ -43,19 +68,15 @@ static gpunvme_err_t posix_open(struct gpunvme_store *store)
     err = posix_file_open(store, &posix->file);
     posix_fill_init(&posix->fill, posix->file.fd);
     if (!err)
-        err = posix_engine_take(store->engine, &store->uri.options,
-                                posix->file.in_memory && store->flags & GPUNVME_OPEN_WRITE,
-                                &posix->engine);
+        err = posix_engine_take(store->engine, &posix->engine);
+    if (!err)
+        err = set_limits(store, posix);
     if (err) {
         base_keep(&failure, err);
         posix_close(store);
         return base_restore(&failure);
     }
-    store->queue.piece_nbytes =
-        !store->uri.options.chunk_nbytes && !posix->file.in_memory ? CHUNK : posix->engine->chunk;
-    store->queue.least_nbytes = LEAST_SHARE;
     store->crew = posix->engine->crew;
-    store->threads = posix->engine->threads;
     store->gpu_route = GPUNVME_ROUTE_BOUNCE;
     return GPUNVME_OK;
 }
@@ -135,16 +156,16 @@ static bool has_direct(const struct posix_file *file)
     return file->pays && !atomic_load(&file->no_direct);
 }
 
-static bool has_uring(const struct posix_engine *engine)
+static bool has_uring(const struct posix *posix)
 {
-    return engine->uring && atomic_load(&engine->nblind) < engine->threads;
+    return posix->uring && atomic_load(&posix->engine->nblind) < crew_lanes(posix->engine->crew);
 }
 
 static const char *name_of(const struct posix *posix)
 {
     if (posix->file.in_memory)
         return "copies of a file in memory";
-    return has_uring(posix->engine) ? "io_uring" : "pread and pwrite";
+    return has_uring(posix) ? "io_uring" : "pread and pwrite";
 }
 
 static size_t pinned_nbytes(const struct posix_engine *engine)
@@ -156,8 +177,9 @@ static size_t pinned_nbytes(const struct posix_engine *engine)
     return nbytes;
 }
 
-static void say_how(const struct posix *posix, size_t piece, char *how, size_t room)
+static void say_how(const struct gpunvme_store *store, char *how, size_t room)
 {
+    const struct posix *posix = store->priv;
     const struct posix_file *file = &posix->file;
     const struct posix_engine *engine = posix->engine;
     size_t pinned = pinned_nbytes(engine);
@@ -165,9 +187,11 @@ static void say_how(const struct posix *posix, size_t piece, char *how, size_t r
     say(how, room, "%s%s", name_of(posix), has_direct(file) ? ", O_DIRECT" : "");
     if (!file->in_memory)
         say(how, room, ", copies of what is cached");
-    say(how, room, "; %u threads%s, pieces of %zu KiB, %u a thread", engine->threads,
-        engine->is_shared ? " shared by all files" : "", piece >> 10, engine->depth);
-    if (engine->uring && atomic_load(&engine->nblind))
+    say(how, room, "; %u threads shared by all stores, pieces of %zu KiB", store->threads,
+        store->queue.piece_nbytes >> 10);
+    if (store->queue.max_in_hand)
+        say(how, room, ", at most %zu at a time", store->queue.max_in_hand);
+    if (posix->uring && atomic_load(&engine->nblind))
         say(how, room, "; io_uring was refused to %u of them", atomic_load(&engine->nblind));
     if (pinned)
         say(how, room, "; %zu MiB %s", pinned >> 20,
@@ -183,7 +207,7 @@ static void say_why_not(const struct posix *posix, char *text, size_t room)
     say(text, room, "p2p: a file's bytes go through the kernel's memory");
     if (!has_direct(file))
         say(text, room, "; O_DIRECT: %s", direct_why_not(file));
-    if (!engine->uring)
+    if (!posix->uring)
         say(text, room, "; io_uring: %s",
             engine->uring_errno ? strerror(engine->uring_errno) : "uring=off");
     for (unsigned i = 0; i < POSIX_NRINGS; i++) {
@@ -196,11 +220,9 @@ static void say_why_not(const struct posix *posix, char *text, size_t room)
 
 static void posix_describe(struct gpunvme_store *store, struct gpunvme_path *path)
 {
-    const struct posix *posix = store->priv;
-
     path->how[0] = path->why_not[0] = 0;
-    say_how(posix, store->queue.piece_nbytes, path->how, sizeof(path->how));
-    say_why_not(posix, path->why_not, sizeof(path->why_not));
+    say_how(store, path->how, sizeof(path->how));
+    say_why_not(store->priv, path->why_not, sizeof(path->why_not));
 }
 
 static void posix_about(struct gpunvme_backend_info *info)

@@ -3,13 +3,13 @@
  * The posix backend inside: files and block devices of the kernel.
  *
  *   posix.c    the backend: open, close, what it says of itself
- *   engine.c   what serves the stores: one engine a process, unless a store asks for its own
+ *   engine.c   what all files of an engine share: a crew, and slots of pinned memory
  *   file.c     descriptors, what the file system can do, calls that move bytes at once
- *   uring.c    a ring of io_uring for each worker
+ *   uring.c    a ring of io_uring for each lane
  *   ring.c     pinned memory in slots, and copies between it and the GPU
  *   fill.c     writes into files in memory
  *   gate.c     writes past the page cache and through it, in turns
- *   work.c     the worker: takes pieces, starts them, looks what has ended
+ *   work.c     the lane: takes pieces, starts them, looks what has ended
  *   request.c  what it asks the kernel for
  *   slot.c     pieces in slots
  *   direct.c   small transfers in the caller's own thread
@@ -20,7 +20,7 @@
  *
  * Where the bytes of a file are decides who fetches them: what is in the page cache is copied out
  * of it by the worker; what is not is asked for by io_uring, past the page cache (O_DIRECT) where
- * the file system lets us.
+ * the file system lets us. Where there is no io_uring, threads of the pool read and write.
  */
 #ifndef STORAGE_POSIX_H
 #define STORAGE_POSIX_H
@@ -35,7 +35,6 @@
 #endif
 
 #define POSIX_PAGE         4096u
-#define POSIX_NOPS         128u        /* pieces that a worker has in hand */
 #define POSIX_MAX_GPUS     64u         /* a slot has a stream on each that it met */
 #define POSIX_MEMORY_CHUNK (4u << 20)  /* no drive has to be kept busy by many at a time */
 #define POSIX_LEAST_SLOT   (64u << 10) /* bytes: many small pieces fit */
@@ -233,10 +232,9 @@ struct posix {
     struct posix_fill fill;
     struct posix_gate gate;     /* of writes */
     pthread_mutex_t write_lock; /* of a file in memory: the kernel's own makes them spin */
+    bool uring;                 /* may be used for it */
     struct posix_engine *engine;
 };
-
-extern const struct crew_ops posix_crew_ops;
 
 /* store_backend.direct */
 bool posix_direct(struct gpunvme_store *store, struct gpunvme_io *io);

@@ -11,6 +11,7 @@
 
 #define FILL_NBYTES (64u << 10) /* less is written sooner than pages are mapped */
 #define PATIENCE_NS 20000000u   /* of a direct write that wants its turn */
+#define URING_DEPTH 256u
 
 /* The file has done its part. */
 static void finished(struct posix_worker *w, struct posix_op *op)
@@ -120,12 +121,12 @@ size_t posix_advance_gated(struct posix_worker *w)
     size_t n = 0;
 
     w->gated = NULL;
-    for (; op; op = next) {
+    for (; op; op = next, n++) {
         next = op->next_gated;
         posix_advance(w, op);
     }
     for (op = w->gated; op; op = op->next_gated)
-        n++;
+        n--;
     return n;
 }
 
@@ -136,8 +137,8 @@ static void took(struct posix_op *op, ssize_t result)
     size_t left = op->piece.nbytes - op->done, got;
 
     leave(op);
-    if ((result == -EINTR || result == -EAGAIN || result == -ECANCELED) && !op->here) {
-        op->here = true; /* once more, in this thread, where it may wait */
+    if ((result == -EINTR || result == -EAGAIN || result == -ECANCELED) && !op->blocks) {
+        op->blocks = true; /* once more, where it may wait */
     } else if (result < 0 && op->direct && (result == -EINVAL || result == -EOPNOTSUPP)) {
         op->buffered = true;
         if (!atomic_load_explicit(&file->direct_works, memory_order_relaxed))
@@ -167,14 +168,14 @@ static void keep_slots(struct posix_worker *w)
     posix_uring_keep(w->uring, set->slots[0].cpu, set->ring->slot_nbytes * set->ring->nslots);
 }
 
-/* A worker's ring is made when its first request wants one. */
+/* A lane's ring is made when its first request wants one. */
 static bool has_uring(struct posix_worker *w)
 {
     int error;
 
-    if (w->uring || w->blind || !w->engine->uring)
+    if (w->uring || w->blind)
         return w->uring;
-    error = posix_uring_create(w->nops, &w->uring);
+    error = posix_uring_create(URING_DEPTH, &w->uring);
     if (error && !posix_uring_may_come(error)) {
         w->blind = true;
         atomic_fetch_add(&w->engine->nblind, 1);
@@ -186,7 +187,7 @@ static bool ask_uring(struct posix_worker *w, struct posix_op *op)
 {
     const struct posix_file *file = &posix_of(op)->file;
 
-    if (file->in_memory || op->here || !has_uring(w))
+    if (op->blocks || !posix_of(op)->uring || !has_uring(w))
         return false;
     if (op->slot)
         keep_slots(w);
@@ -194,13 +195,15 @@ static bool ask_uring(struct posix_worker *w, struct posix_op *op)
                             op->memory, op->asked, op->at, op);
 }
 
-/* A write of a file in memory: not by all threads at once, unless the bytes are in a slot. */
-static ssize_t write_memory(struct posix_op *op)
+/* Of a file in memory. Writes: not by all threads at once, unless the bytes are in a slot. */
+static ssize_t move_memory(struct posix_op *op)
 {
     struct posix *posix = posix_of(op);
     size_t n = 0;
     ssize_t result;
 
+    if (posix_is_read(op))
+        return posix_file_move(posix->file.fd, GPUNVME_OP_READ, op->memory, op->asked, op->at);
     if (op->slot && op->slot->set->ring->fd >= 0 && op->asked >= FILL_NBYTES) {
         const struct posix_ring *ring = op->slot->set->ring;
 
@@ -217,41 +220,58 @@ static ssize_t write_memory(struct posix_op *op)
     return result;
 }
 
-static ssize_t move_here(struct posix_op *op)
+/* In a thread of the pool. */
+static void make_request(struct pool_job *job)
 {
+    struct posix_op *op = (struct posix_op *)job;
     const struct posix_file *file = &posix_of(op)->file;
 
-    if (file->in_memory && !posix_is_read(op))
-        return write_memory(op);
-    return posix_file_move(op->direct ? file->direct_fd : file->fd, op->piece.op, op->memory,
-                           op->asked, op->at);
+    if (op->piece.op == GPUNVME_OP_FLUSH)
+        op->result = -posix_file_flush(file);
+    else
+        op->result = posix_file_move(op->direct ? file->direct_fd : file->fd, op->piece.op,
+                                     op->memory, op->asked, op->at);
+}
+
+static void ask_pool(struct posix_worker *w, struct posix_op *op)
+{
+    op->job = (struct pool_job){
+        .run = make_request, .dev = op->piece.store->dev, .box = &w->box};
+    pool_submit(w->engine->pool, &op->job);
 }
 
 void posix_advance(struct posix_worker *w, struct posix_op *op)
 {
     while (!op->error && !op->end && op->done < op->piece.nbytes) {
         plan(op);
-        if (!enter(w, op) || ask_uring(w, op))
-            return;
-        took(op, move_here(op));
+        if (posix_of(op)->file.in_memory) {
+            took(op, move_memory(op));
+            continue;
+        }
+        if (enter(w, op) && !ask_uring(w, op))
+            ask_pool(w, op);
+        return;
     }
     finished(w, op);
 }
 
 void posix_start_flush(struct posix_worker *w, struct posix_op *op)
 {
-    const struct posix_file *file = &posix_of(op)->file;
+    const struct posix *posix = posix_of(op);
 
-    if (has_uring(w) && posix_uring_flush(w->uring, file->fd, op))
-        return;
-    op->error = posix_file_flush(file);
-    posix_end_op(w, op, GPUNVME_OK);
+    if (posix->file.in_memory) {
+        op->error = posix_file_flush(&posix->file);
+        posix_end_op(w, op, GPUNVME_OK);
+    } else if (!posix->uring || !has_uring(w) ||
+               !posix_uring_flush(w->uring, posix->file.fd, op)) {
+        ask_pool(w, op);
+    }
 }
 
-void posix_uring_ended(struct posix_worker *w, struct posix_op *op, int result)
+void posix_request_ended(struct posix_worker *w, struct posix_op *op, ssize_t result)
 {
     if (op->piece.op == GPUNVME_OP_FLUSH) {
-        op->error = result < 0 ? -result : 0;
+        op->error = result < 0 ? (int)-result : 0;
         posix_end_op(w, op, GPUNVME_OK);
     } else {
         took(op, result);

@@ -22,7 +22,7 @@ void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err
             op->piece.nbytes - op->done, (unsigned long long)(op->piece.offset + op->done));
     if (done)
         store_moved(op->piece.store, kind, route, done);
-    w->in_hand -= op->piece.nbytes;
+    lane_share_give(&w->shares, op->piece.store->dev, posix_cost_of(&op->piece));
     crew_end(&op->piece, err, done);
     op->next = w->free;
     w->free = op;
@@ -160,12 +160,11 @@ static size_t used_behind(const struct posix_op *op, size_t place)
     return (used + POSIX_PAGE - 1) & ~(size_t)(POSIX_PAGE - 1);
 }
 
-/* Its bytes come at once: no drive, nor a file system that hangs, is waited for. */
-static bool is_quick(const struct posix_op *op)
+bool posix_is_quick(const struct crew_piece *piece)
 {
-    struct posix_file *file = &posix_of(op)->file;
+    struct posix_file *file = &((struct posix *)piece->store->priv)->file;
 
-    return file->in_memory || (op->piece.op == GPUNVME_OP_READ &&
+    return file->in_memory || (piece->op == GPUNVME_OP_READ &&
                                !atomic_load_explicit(&file->cold, memory_order_relaxed));
 }
 
@@ -175,7 +174,7 @@ static bool is_quick(const struct posix_op *op)
  */
 static bool may_share(const struct posix_slot *slot, const struct posix_op *op)
 {
-    return slot->dev == op->piece.store->dev || (slot->quick && is_quick(op));
+    return slot->dev == op->piece.store->dev || (slot->quick && posix_is_quick(&op->piece));
 }
 
 /* Behind others; a piece that is alone fits always. */
@@ -212,7 +211,7 @@ bool posix_put_in_slot(struct posix_worker *w, struct posix_op *op)
     place = place_of(op, slot->used);
     op->cpu = slot->cpu + place;
     slot->used = used_behind(op, place);
-    slot->quick = slot->quick && is_quick(op);
+    slot->quick = slot->quick && posix_is_quick(&op->piece);
     posix_slot_append(slot, op);
     slot->nbusy++;
     return true;

@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * What a worker does: takes pieces, has many under way, and ends each. posix.h has the plan of it.
+ * What a lane does: takes pieces, has many under way, and ends each. posix.h has the plan of it.
  */
-#include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <time.h>
 
 #include "base/fail.h"
+#include "base/relax.h"
 #include "gpunvme/memory.h"
 #include "storage/futex.h"
 #include "storage/posix/worker.h"
 
-#define WAIT_BUSY_NS  1000000u   /* for a drive, with pieces in hand: others may come meanwhile */
-#define ENOUGH_NBYTES (8u << 20) /* in a worker's hands */
-#define LOOK_TURNS    64u        /* of a worker that always finds work, between looks at copies */
-#define NAP_GATED_NS  20000u
-
-/* Naps while the GPU copies are short: see posix_slot_wait(). */
-#define TIMER_SLACK_NS 2000ul
+#define NOPS         320u        /* pieces that a lane has in hand */
+#define ENOUGH_SLOW  (16u << 20) /* bytes in hand that drives are asked for; more would keep none
+                                    busier, and others from it. One device has half of it */
+#define ENOUGH_QUICK (8u << 20)  /* of a device, that are copied at once */
+#define LOOK_TURNS   64u         /* of a lane that always finds work, between looks at copies */
+#define NAP_GATED_NS 20000u
+#define NAP_COPY_NS  20000u
+#define LOOKS_COPY   8u  /* at a copy, before a nap: enough for a small one alone */
+#define RELAX_COPY   32u /* pauses of the processor between them: about a microsecond */
 
 /* ---- Starting pieces ---------------------------------------------------------------------------
  */
@@ -104,38 +104,37 @@ static void start(struct posix_worker *w, struct posix_op *op)
         start_host(w, op);
 }
 
-static struct posix_op *new_op(struct posix_worker *w, const struct crew_piece *piece)
+/* Pieces that come at once are never kept from it by those that wait for a drive. */
+static bool admit(struct lane *lane, const struct crew_piece *piece)
 {
+    struct posix_worker *w = (struct posix_worker *)lane;
+    dev_t dev = piece->store->dev;
+    size_t cost = posix_cost_of(piece);
+
+    if (!w->nfree || (w->waiting.first && piece->mem == GPUNVME_MEM_GPU))
+        return false;
+    if (!posix_is_quick(piece))
+        return lane_share_take(&w->shares, dev, cost, ENOUGH_SLOW);
+    if (*lane_share_of(&w->shares, dev) > ENOUGH_QUICK)
+        return false;
+    lane_share_add(&w->shares, dev, cost);
+    return true;
+}
+
+static void begin(struct lane *lane, const struct crew_piece *piece)
+{
+    struct posix_worker *w = (struct posix_worker *)lane;
     struct posix_op *op = w->free;
 
     w->free = op->next;
-    w->nfree--;
     memset(op, 0, sizeof(*op));
     op->piece = *piece;
-    w->in_hand += piece->nbytes;
-    return op;
+    w->nbegun++;
+    start(w, op);
 }
 
-/* ---- The thread --------------------------------------------------------------------------------
+/* ---- The turn ----------------------------------------------------------------------------------
  */
-
-/* A fair share of what there is to do. */
-static size_t take(struct posix_worker *w, bool *stop)
-{
-    size_t room = crew_waiting(w->crew->crew) / w->engine->threads;
-    bool busy = w->nfree < w->nops;
-
-    /* More would keep no drive busier, and others from it. */
-    if (w->waiting.first || w->in_hand > ENOUGH_NBYTES)
-        return 0;
-    if (!room)
-        room = 1;
-    if (room > w->nfree)
-        room = w->nfree;
-    if (!room)
-        return 0;
-    return crew_take(w->crew, w->pieces, room, busy ? 0 : CREW_FOR_EVER, stop);
-}
 
 static size_t reap(struct posix_worker *w)
 {
@@ -147,7 +146,21 @@ static size_t reap(struct posix_worker *w)
         return 0;
     posix_uring_submit(w->uring, 0);
     for (; posix_uring_next(w->uring, &user, &result); n++)
-        posix_uring_ended(w, user, result);
+        posix_request_ended(w, user, result);
+    return n;
+}
+
+static size_t reap_pool(struct posix_worker *w)
+{
+    struct pool_job *next, *job = pool_box_take(&w->box);
+    size_t n = 0;
+
+    for (; job; job = next, n++) {
+        struct posix_op *op = (struct posix_op *)job;
+
+        next = job->next;
+        posix_request_ended(w, op, op->result);
+    }
     return n;
 }
 
@@ -155,29 +168,25 @@ static size_t reap(struct posix_worker *w)
  * What came of the copies of a slot. Those that take too long are given up, however much else there
  * is to do meanwhile.
  */
-static gpunvme_err_t look_at_copies(struct posix_slot *slot, bool wait, bool *done)
+static gpunvme_err_t look_at_copies(struct posix_slot *slot, bool *done)
 {
     gpunvme_err_t err = posix_slot_copied(slot, done);
-    uint64_t taken;
 
-    if (err || *done)
+    if (err || *done || futex_now() - slot->since < slot->copy_ns)
         return err;
-    taken = futex_now() - slot->since;
-    if (!wait && taken < slot->copy_ns)
-        return GPUNVME_OK;
     *done = true;
-    return posix_slot_wait(slot, taken < slot->copy_ns ? slot->copy_ns - taken : 0);
+    return posix_slot_wait(slot, 0);
 }
 
-/* Slots whose copies are done; the first of them is waited for, if there is nothing else to do. */
-static size_t reap_copies(struct posix_worker *w, bool wait)
+/* Slots whose copies are done. */
+static size_t reap_copies(struct posix_worker *w)
 {
     size_t n = 0;
 
     while (w->moving) {
         struct posix_slot *slot = w->moving;
         bool done;
-        gpunvme_err_t err = look_at_copies(slot, wait, &done);
+        gpunvme_err_t err = look_at_copies(slot, &done);
 
         if (!err && !done)
             break;
@@ -185,7 +194,6 @@ static size_t reap_copies(struct posix_worker *w, bool wait)
         if (!w->moving)
             w->last_moving = &w->moving;
         posix_slot_is_copied(w, slot, err);
-        wait = false;
         n++;
     }
     return n;
@@ -203,19 +211,11 @@ static void start_waiting(struct posix_worker *w)
     }
 }
 
-/* Other workers have writes under way that this one's have to wait for. */
-static void nap(void)
-{
-    const struct timespec time = {.tv_nsec = NAP_GATED_NS};
-
-    nanosleep(&time, NULL);
-}
-
 /* There is a kind of which none is free. */
 static bool lacks_slots(const struct posix_worker *w)
 {
     for (unsigned i = 0; i < POSIX_NRINGS; i++)
-        if (!w->sets[i].free && w->sets[i].ring->nslots)
+        if (!w->sets[i].free)
             return true;
     return false;
 }
@@ -229,42 +229,66 @@ static bool may_go_on(const struct posix_worker *w)
     return false;
 }
 
-static void one_turn(struct posix_worker *w, bool *stop)
+static bool turn(struct lane *lane)
 {
-    size_t n = take(w, stop), ended;
+    struct posix_worker *w = (struct posix_worker *)lane;
+    size_t n = w->nbegun, ended;
 
-    mem_ranges_forget(&w->ranges); /* those of the last turn may have been freed */
-    for (size_t i = 0; i < n; i++)
-        start(w, new_op(w, &w->pieces[i]));
+    w->nbegun = 0;
     posix_seal(w);
-    ended = reap(w);
+    ended = reap(w) + reap_pool(w);
     /* To ask about copies costs more than to ask for some. */
     if (!n || lacks_slots(w) || ++w->turns % LOOK_TURNS == 0)
-        ended += reap_copies(w, false);
-    if (w->gated && posix_advance_gated(w) && !n && !ended && !posix_uring_in_flight(w->uring))
-        nap();
-    if (!n && !ended && w->nfree < w->nops) {
-        if (posix_uring_in_flight(w->uring))
-            posix_uring_submit(w->uring, w->moving ? WAIT_BUSY_NS / 20 : WAIT_BUSY_NS);
-        else
-            reap_copies(w, true);
-    }
+        ended += reap_copies(w);
+    if (w->gated)
+        ended += posix_advance_gated(w);
     if (w->waiting.first && may_go_on(w)) {
         start_waiting(w);
         posix_seal(w);
     }
+    mem_ranges_forget(&w->ranges); /* those of this turn may be freed from now on */
+    if (n || ended)
+        w->naps = 0;
+    return n || ended;
 }
 
-static void work(struct crew_worker *crew_worker)
+static void nap(uint64_t ns)
 {
-    struct posix_worker *w = crew_worker->state;
-    bool stop = false;
+    const struct timespec time = {.tv_nsec = (long)ns};
 
-    prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0);
-    while (!stop)
-        one_turn(w, &stop);
-    posix_uring_destroy(w->uring);
+    nanosleep(&time, NULL);
 }
+
+/*
+ * Nobody tells when a copy is done. To ask takes a lock of the driver, which those need who start
+ * copies: so it is asked a few times, and then now and then.
+ */
+static void wait_for_copy(struct posix_worker *w)
+{
+    if (w->naps++ >= LOOKS_COPY)
+        nap(NAP_COPY_NS);
+    else
+        for (unsigned i = 0; i < RELAX_COPY; i++)
+            base_relax();
+}
+
+static bool wait(struct lane *lane, uint64_t ns)
+{
+    struct posix_worker *w = (struct posix_worker *)lane;
+
+    if (posix_uring_in_flight(w->uring))
+        posix_uring_submit(w->uring, w->moving ? ns / 20 : ns);
+    else if (w->moving)
+        wait_for_copy(w);
+    else if (w->gated)
+        nap(NAP_GATED_NS); /* other lanes have writes under way that this one's wait for */
+    else
+        return false;
+    return true;
+}
+
+/* ---- Making one --------------------------------------------------------------------------------
+ */
 
 /* What is on a stream that does not end may still reach for the slot's memory. */
 static void drop_streams(struct posix_ring *ring, const struct posix_slot *slot)
@@ -274,26 +298,25 @@ static void drop_streams(struct posix_ring *ring, const struct posix_slot *slot)
             atomic_store(&ring->lost, true);
 }
 
-static void release(struct crew_worker *crew_worker)
+static void close_lane(struct lane *lane)
 {
-    struct posix_worker *w = crew_worker->state;
+    struct posix_worker *w = (struct posix_worker *)lane;
 
-    if (!w)
-        return;
+    posix_uring_destroy(w->uring);
     for (unsigned k = 0; k < POSIX_NRINGS; k++)
         for (unsigned i = 0; i < w->sets[k].ring->nslots; i++)
             drop_streams(w->sets[k].ring, &w->sets[k].slots[i]);
     free(w->ops);
-    free(w->pieces);
     free(w);
 }
 
-/* The part of a ring that is this worker's. A ring that nobody needs has no parts. */
+static const struct lane_ops lane_ops = {
+    .admit = admit, .begin = begin, .turn = turn, .wait = wait, .close = close_lane};
+
+/* The part of a ring that is this worker's. */
 static void take_part(struct posix_set *set, struct posix_ring *ring, unsigned index)
 {
     set->ring = ring;
-    if (!ring->nslots)
-        return;
     set->part = &ring->parts[index];
     set->slots = &ring->slots[(size_t)index * ring->nslots];
     for (unsigned i = ring->nslots; i-- > 0;) {
@@ -304,32 +327,27 @@ static void take_part(struct posix_set *set, struct posix_ring *ring, unsigned i
     }
 }
 
-static gpunvme_err_t prepare(struct crew_worker *crew_worker)
+gpunvme_err_t posix_add_lane(struct posix_engine *engine, unsigned index, struct worker *worker)
 {
-    struct posix_worker *w = crew_worker->state = calloc(1, sizeof(*w));
-    struct posix_engine *engine = crew_worker->shared;
+    struct posix_worker *w = calloc(1, sizeof(*w));
+    struct posix_op *ops = calloc(NOPS, sizeof(*ops));
 
-    if (!w)
-        return base_fail(GPUNVME_ERR_NOMEM, "a worker");
-    w->crew = crew_worker;
+    if (!w || !ops) {
+        free(w);
+        free(ops);
+        return base_fail(GPUNVME_ERR_NOMEM, "a lane");
+    }
     w->engine = engine;
-    for (unsigned i = 0; i < POSIX_NRINGS; i++)
-        take_part(&w->sets[i], &engine->rings[i], crew_worker->index);
-    w->nops = w->nfree = engine->depth;
+    w->box.worker = worker;
     w->waiting.last = &w->waiting.first;
     w->last_moving = &w->moving;
-    w->ops = calloc(w->nops, sizeof(*w->ops));
-    w->pieces = calloc(w->nops, sizeof(*w->pieces));
-    if (!w->ops || !w->pieces) {
-        release(crew_worker);
-        crew_worker->state = NULL;
-        return base_fail(GPUNVME_ERR_NOMEM, "a worker with %u pieces in hand", engine->depth);
+    for (unsigned i = 0; i < POSIX_NRINGS; i++)
+        take_part(&w->sets[i], &engine->rings[i], index);
+    w->ops = ops;
+    for (; w->nfree < NOPS; w->nfree++) {
+        ops[w->nfree].next = w->free;
+        w->free = &ops[w->nfree];
     }
-    for (unsigned i = 0; i < w->nops; i++) {
-        w->ops[i].next = w->free;
-        w->free = &w->ops[i];
-    }
+    crew_add(engine->crew, &lane_ops, index, &w->lane);
     return GPUNVME_OK;
 }
-
-const struct crew_ops posix_crew_ops = {.prepare = prepare, .release = release, .work = work};

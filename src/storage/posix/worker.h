@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * A worker of an engine of the posix backend, and the pieces of transfers in its hands. They are of
- * any stores. A store may be closed as soon as its last piece has been given back.
+ * A lane of the posix backend, and the pieces of transfers in its hands. They are of any files. A store may be closed as soon as its last piece has been given back.
  *
  * A piece is "started" when it has a place in memory; "advanced" by one request after the other
  * until its bytes are moved, the file ends, or an error; "finished" when the file has done its
@@ -11,9 +10,15 @@
 #define STORAGE_POSIX_WORKER_H
 
 #include "memory/ranges.h"
+#include "storage/pool.h"
 #include "storage/posix/engine.h"
+#include "storage/worker.h"
+
+#define POSIX_LEAST_COST (64u << 10)
 
 struct posix_op {
+    struct pool_job job; /* its request, where a thread of the pool makes it … */
+    ssize_t result;      /* … and what came of that: bytes or -errno */
     struct crew_piece piece;
     struct posix_slot *slot; /* that its bytes go through; NULL: none */
     uint8_t *cpu;            /* its first byte in host memory */
@@ -21,7 +26,7 @@ struct posix_op {
     int error;               /* errno that stopped it; 0: none */
     bool end;                /* the file ended there */
     bool buffered;           /* O_DIRECT did not want it */
-    bool here;               /* io_uring did not */
+    bool blocks;             /* io_uring did not: a thread of the pool makes the request */
     unsigned gpu;            /* that its memory is on */
 
     /* The request that is on its way: `asked` bytes from `at` of the file, to or from `memory`. */
@@ -69,24 +74,27 @@ struct posix_set {
 };
 
 struct posix_worker {
-    struct crew_worker *crew;
+    struct lane lane;
     struct posix_engine *engine;
     struct posix_set sets[POSIX_NRINGS];
     struct mem_ranges ranges; /* of GPU memory, that this turn's pieces were found to lie in */
     bool has_ranges;
-    struct posix_uring *uring; /* NULL: none yet, or requests are made one at a time */
+    struct posix_uring *uring; /* NULL: none yet, or requests block */
     bool blind;                /* it is refused */
     bool asked_to_keep;        /* the kernel, our slots */
+    struct pool_box box;       /* requests that a thread of the pool has made */
     struct posix_op *ops, *free;
-    struct crew_piece *pieces;
-    unsigned nops, nfree;
-    size_t in_hand;                           /* bytes of pieces that are not free */
+    unsigned nfree, nbegun;                   /* begun since the last turn */
+    struct lane_shares shares;                /* bytes in hand, small pieces as if larger */
     struct posix_list waiting;                /* taken, for want of a slot not started */
     struct posix_op *gated;                   /* writes that wait until direct ones have ended */
     struct posix_slot *open;                  /* takes small pieces */
     struct posix_slot *moving, **last_moving; /* copies are under way, the oldest first */
-    unsigned turns;
+    unsigned turns, naps;                     /* naps in a row, while the GPU copies */
 };
+
+/* Makes a worker's lane. */
+gpunvme_err_t posix_add_lane(struct posix_engine *engine, unsigned index, struct worker *worker);
 
 static inline void posix_append(struct posix_list *list, struct posix_op *op)
 {
@@ -107,6 +115,15 @@ static inline bool posix_is_gpu(const struct posix_op *op)
 
 /* ---- slot.c ------------------------------------------------------------------------------
  */
+
+/* How much of a lane's room a piece takes. */
+static inline size_t posix_cost_of(const struct crew_piece *piece)
+{
+    return piece->nbytes < POSIX_LEAST_COST ? POSIX_LEAST_COST : piece->nbytes;
+}
+
+/* Its bytes come at once: no drive, nor a file system that hangs, is waited for. */
+bool posix_is_quick(const struct crew_piece *piece);
 
 /* Gives a piece back. An error of its own, of the file, is told by its errno. */
 void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err);
@@ -135,12 +152,12 @@ void posix_slot_is_copied(struct posix_worker *w, struct posix_slot *slot, gpunv
  */
 void posix_advance(struct posix_worker *w, struct posix_op *op);
 
-/* Goes on with writes whose turn it may be; how many wait still. */
+/* Goes on with writes whose turn it may be; how many that were. */
 size_t posix_advance_gated(struct posix_worker *w);
 
 void posix_start_flush(struct posix_worker *w, struct posix_op *op);
 
-/* What came of a request of io_uring: bytes, or -errno. */
-void posix_uring_ended(struct posix_worker *w, struct posix_op *op, int result);
+/* What came of a request: bytes, or -errno. */
+void posix_request_ended(struct posix_worker *w, struct posix_op *op, ssize_t result);
 
 #endif

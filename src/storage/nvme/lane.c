@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The lanes of a controller. See lane.h.
+ */
+#include "storage/nvme/lane.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/relax.h"
+#include "storage/engine.h"
+#include "storage/worker.h"
+
+#define BOUNCE_NBYTES (8u << 20) /* of a lane, about */
+#define MIN_BOUNCES   4u
+#define SPIN_TURNS    32u
+#define SPIN_NS       50000u /* of commands that are in flight, before it sleeps */
+#define SLEEP_NS      20000u
+#define MAX_SLEEP_NS  100000u
+#define LOOK_NS       5000000u   /* without a completion, before it looks after the controller */
+#define BUSY_LOOK_NS  100000000u /* between looks where there are completions all the time */
+
+struct nvme_lane {
+    struct lane lane;
+    struct nvme_lanes *all;
+    struct gpunvme_ctrl *ctrl;
+    struct gpunvme_ioq *ioq;
+    struct nvme_bounces bounces;
+    struct nvme_slot *slots; /* depth of them */
+    struct nvme_slot **busy; /* the first nbusy; then those that are free */
+    unsigned nbusy;
+    uint64_t looked_ns; /* by nvme_rough_now() */
+    struct nvme_lull lull;
+};
+
+/*
+ * For the deadlines of commands, some milliseconds wrong: an exact clock would be a good part of
+ * what a command costs.
+ */
+uint64_t nvme_rough_now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/*
+ * Spins at first, then sleeps, longer and longer, and now and then looks whether the controller is
+ * still there. What it finds, the commands are told.
+ */
+void nvme_wait_a_little(struct gpunvme_ctrl *ctrl, struct gpunvme_ioq *ioq, struct nvme_lull *lull,
+                        uint64_t ns)
+{
+    uint64_t now, waited;
+
+    if (++lull->turns % SPIN_TURNS) {
+        base_relax();
+        return;
+    }
+    now = futex_now();
+    if (lull->turns == SPIN_TURNS)
+        lull->since = lull->looked = now;
+    waited = now - lull->since;
+    if (now - lull->looked >= LOOK_NS) {
+        gpunvme_ctrl_check(ctrl);
+        lull->looked = now;
+    }
+    if (waited < SPIN_NS) {
+        sched_yield(); /* to whoever is to complete it, where he is a thread without a core */
+        return;
+    }
+    if (ns > MAX_SLEEP_NS)
+        ns = MAX_SLEEP_NS;
+    if (ns > waited / 8)
+        ns = waited / 8;
+    lull->turns -= 1; /* from now on each turn is a sleep */
+    gpunvme_ioq_sleep(ioq, &lull->seen, ns < SLEEP_NS ? SLEEP_NS : ns);
+}
+
+/* ---- The lane's functions ----------------------------------------------------------------------
+ */
+
+static struct nvme_lane *of(struct lane *lane)
+{
+    return (struct nvme_lane *)lane;
+}
+
+static bool admit(struct lane *lane, const struct crew_piece *piece)
+{
+    (void)piece;
+    return lane->in_hand < of(lane)->all->depth;
+}
+
+static void begin(struct lane *lane, const struct crew_piece *piece)
+{
+    struct nvme_lane *l = of(lane);
+
+    nvme_slot_begin(l->busy[l->nbusy++], piece);
+}
+
+/* Whatever there is to do: for threads that do their own transfers, and because the kernel may ask
+ * for a function that works. */
+static void look(struct lane *lane)
+{
+    struct nvme_lane *l = of(lane);
+    uint64_t now = nvme_rough_now();
+
+    if (now - l->looked_ns < BUSY_LOOK_NS)
+        return;
+    gpunvme_ctrl_check(l->ctrl); /* what it finds, the commands are told */
+    l->looked_ns = now;
+}
+
+static bool turn(struct lane *lane)
+{
+    struct nvme_lane *l = of(lane);
+    uint64_t now = nvme_rough_now();
+    bool moved = false;
+
+    look(lane);
+    for (unsigned i = 0; i < l->nbusy;) {
+        struct nvme_slot *slot = l->busy[i];
+
+        moved |= nvme_slot_turn(slot, &now);
+        if (slot->state != SLOT_ENDED) {
+            i++;
+            continue;
+        }
+        l->busy[i] = l->busy[--l->nbusy];
+        l->busy[l->nbusy] = slot;
+        crew_end(&slot->piece, slot->err, slot->done);
+    }
+    if (moved)
+        l->lull.turns = 0;
+    return moved;
+}
+
+static bool wait(struct lane *lane, uint64_t ns)
+{
+    struct nvme_lane *l = of(lane);
+
+    nvme_wait_a_little(l->ctrl, l->ioq, &l->lull, ns);
+    return true;
+}
+
+/* ---- Making one --------------------------------------------------------------------------------
+ */
+
+gpunvme_err_t nvme_make_bounces(struct gpunvme_ctrl *ctrl, struct nvme_bounces *bounces, unsigned n,
+                                size_t chunk)
+{
+    gpunvme_err_t err = gpunvme_ctrl_alloc(ctrl, n * chunk, GPUNVME_MEM_PINNED, &bounces->buf);
+
+    return err ? err : nvme_bounces_init(bounces, n, chunk);
+}
+
+bool nvme_free_bounces(struct gpunvme_ctrl *ctrl, struct nvme_bounces *bounces,
+                       uint64_t timeout_ns)
+{
+    if (!nvme_bounces_end(bounces, timeout_ns))
+        return false;
+    if (bounces->buf.nbytes)
+        gpunvme_ctrl_free(ctrl, &bounces->buf);
+    return true;
+}
+
+static void close_lane(struct lane *lane)
+{
+    struct nvme_lane *l = of(lane);
+
+    if (!nvme_free_bounces(l->ctrl, &l->bounces, l->all->is_left ? 0 : l->all->copy_timeout_ns))
+        l->all->is_left = true;
+    if (l->ioq)
+        gpunvme_ioq_delete(l->ioq);
+    free(l->slots);
+    free(l->busy);
+    free(l);
+}
+
+static const struct lane_ops lane_ops = {.admit = admit,
+                                         .begin = begin,
+                                         .turn = turn,
+                                         .wait = wait,
+                                         .look = look,
+                                         .close = close_lane};
+
+static gpunvme_err_t fill_in(struct nvme_lane *l, unsigned index)
+{
+    struct nvme_lanes *all = l->all;
+    unsigned nbounces = (unsigned)(BOUNCE_NBYTES / all->chunk);
+    gpunvme_err_t err = gpunvme_ioq_create(l->ctrl, all->entries, &l->ioq);
+
+    if (err)
+        return err;
+    l->slots = calloc(all->depth, sizeof(l->slots[0]));
+    l->busy = calloc(all->depth, sizeof(struct nvme_slot *));
+    if (!l->slots || !l->busy)
+        return base_fail(GPUNVME_ERR_NOMEM, "%u slots", all->depth);
+    if (nbounces < MIN_BOUNCES)
+        nbounces = MIN_BOUNCES;
+    if (nbounces > all->depth)
+        nbounces = all->depth;
+    for (unsigned i = 0; i < all->depth; i++) {
+        nvme_slot_init(&l->slots[i], l->ioq, &l->bounces, (size_t)index * all->depth + i);
+        l->busy[i] = &l->slots[i];
+    }
+    return nvme_make_bounces(l->ctrl, &l->bounces, nbounces, all->chunk);
+}
+
+static gpunvme_err_t add_lane(struct nvme_lanes *all)
+{
+    struct nvme_lane *l = calloc(1, sizeof(*l));
+    struct base_failure failure;
+    gpunvme_err_t err;
+
+    if (!l)
+        return base_fail(GPUNVME_ERR_NOMEM, "a lane");
+    l->all = all;
+    l->ctrl = nvme_share_ctrl(all->share);
+    err = fill_in(l, all->n);
+    if (err) {
+        base_keep(&failure, err);
+        close_lane(&l->lane);
+        return base_restore(&failure);
+    }
+    all->ioqs[all->n] = l->ioq;
+    crew_add(all->crew, &lane_ops, all->first + all->n++, &l->lane);
+    return GPUNVME_OK;
+}
+
+/* ---- The lanes of a controller -----------------------------------------------------------------
+ */
+
+/* False: the GPU may reach for memory of them for ever. */
+static bool destroy(struct gpunvme_engine *engine, struct nvme_lanes *lanes)
+{
+    struct nvme_lanes **link = &engine->nvme;
+    bool is_left;
+
+    while (*link != lanes)
+        link = &(*link)->next;
+    *link = lanes->next;
+    crew_destroy(lanes->crew);
+    is_left = lanes->is_left;
+    free(lanes);
+    return !is_left;
+}
+
+/* Under the lock. */
+static gpunvme_err_t make(struct gpunvme_engine *engine, const struct nvme_store *s,
+                          struct nvme_lanes **out)
+{
+    unsigned nworkers = workers_count(engine->workers);
+    struct nvme_lanes *lanes = calloc(1, sizeof(*lanes));
+    gpunvme_err_t err;
+
+    *out = NULL;
+    if (!lanes)
+        return base_fail(GPUNVME_ERR_NOMEM, "the lanes of a controller");
+    err = crew_create(engine, &lanes->crew);
+    if (err) {
+        free(lanes);
+        return err;
+    }
+    lanes->share = s->share;
+    lanes->depth = s->depth;
+    lanes->entries = s->entries;
+    lanes->chunk = s->chunk > NVME_CHUNK ? s->chunk : NVME_CHUNK;
+    /* Files' first workers have their hands full first: from the last one on. */
+    lanes->first = nworkers - 1 - engine->ncontrollers++ % nworkers;
+    lanes->next = engine->nvme;
+    engine->nvme = lanes;
+    *out = lanes;
+    return GPUNVME_OK;
+}
+
+/* Under the lock. */
+static gpunvme_err_t take(struct gpunvme_engine *engine, struct nvme_store *s, unsigned n)
+{
+    struct nvme_lanes *lanes = engine->nvme;
+    gpunvme_err_t err = GPUNVME_OK;
+
+    while (lanes && lanes->share != s->share)
+        lanes = lanes->next;
+    if (!lanes)
+        err = make(engine, s, &lanes);
+    if (err)
+        return err;
+    while (!err && lanes->n < n)
+        err = add_lane(lanes);
+    if (err && !lanes->users && (err != GPUNVME_ERR_LIMIT || !lanes->n)) {
+        struct base_failure failure;
+
+        base_keep(&failure, err);
+        destroy(engine, lanes);
+        return base_restore(&failure);
+    }
+    lanes->users++;
+    if (lanes->copy_timeout_ns < s->copy_timeout_ns)
+        lanes->copy_timeout_ns = s->copy_timeout_ns;
+    s->lanes = lanes;
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t nvme_lanes_take(struct gpunvme_engine *engine, struct nvme_store *s, unsigned n)
+{
+    gpunvme_err_t err;
+
+    if (n > workers_count(engine->workers))
+        n = workers_count(engine->workers);
+    pthread_mutex_lock(&engine->nvme_lock);
+    err = take(engine, s, n);
+    pthread_mutex_unlock(&engine->nvme_lock);
+    return err;
+}
+
+bool nvme_lanes_leave(struct gpunvme_engine *engine, struct nvme_lanes *lanes)
+{
+    bool all_ended = true;
+
+    if (!lanes)
+        return true;
+    pthread_mutex_lock(&engine->nvme_lock);
+    if (!--lanes->users)
+        all_ended = destroy(engine, lanes);
+    pthread_mutex_unlock(&engine->nvme_lock);
+    return all_ended;
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The threads of an engine. Each has lanes of one crew or of several (crew.h): it takes pieces for
+ * them, turns those that have something in flight, and sleeps when nothing happens. Whoever gives
+ * it work wakes it.
+ */
+#ifndef STORAGE_WORKER_H
+#define STORAGE_WORKER_H
+
+#include "storage/crew.h"
+
+struct worker {
+    struct workers *all;
+    pthread_t thread;
+    uint32_t asleep;      /* a futex: 1 while the thread sleeps, or is about to */
+    struct lane *lanes;   /* the thread's own */
+    struct lane *turn_of; /* which of them is served first */
+    _Atomic bool changed; /* there are lanes to add or to remove, or the end has come */
+    struct lane *added;   /* under the lock of all, by lane->next */
+    struct crew *leaving; /* likewise: whose lane is to be removed */
+};
+
+struct workers;
+
+/* Starts `n` threads; on failure nothing is left. */
+gpunvme_err_t workers_start(unsigned n, struct workers **out);
+
+/* Ends them; no lane is left. NULL is fine. */
+void workers_stop(struct workers *workers);
+
+unsigned workers_count(const struct workers *workers);
+struct worker *workers_at(struct workers *workers, unsigned index);
+
+/* A lane is the worker's from now on. */
+void worker_add(struct worker *worker, struct lane *lane);
+
+/* Takes away the worker's lane of a crew, which has nothing in flight; waits until that is done. */
+void worker_remove(struct worker *worker, struct crew *crew);
+
+/* True: it slept, and does not any more; its thread is to be woken by futex_wake(&asleep). */
+static inline bool worker_rouse(struct worker *worker)
+{
+    return __atomic_load_n(&worker->asleep, __ATOMIC_SEQ_CST) &&
+           __atomic_exchange_n(&worker->asleep, 0, __ATOMIC_SEQ_CST);
+}
+
+/* Wakes it if it sleeps. What it is woken for was stored before, by an atomic. */
+void worker_wake(struct worker *worker);
+
+#endif

@@ -105,16 +105,17 @@ struct wakes {
     unsigned n;
 };
 
-/* Under the lock: up to `n` more, that may serve the store. False: there were fewer. */
+/* Under the lock: up to `n` more, that may serve the store, but not `who`, which is about to sleep
+ * at most. False: there were fewer. */
 static bool rouse(struct crew *crew, const struct gpunvme_store *store, size_t n,
-                  struct wakes *wakes)
+                  const struct worker *who, struct wakes *wakes)
 {
     unsigned nlanes = atomic_load_explicit(&crew->nlanes, memory_order_relaxed);
 
     for (unsigned i = 0; i < nlanes && n && wakes->n < MOST_WOKEN; i++) {
         struct worker *worker = crew->lanes[i]->worker;
 
-        if (!may_serve(crew, i, store) || !worker_rouse(worker))
+        if (worker == who || !may_serve(crew, i, store) || !worker_rouse(worker))
             continue;
         wakes->workers[wakes->n++] = worker;
         n--;
@@ -167,7 +168,7 @@ void crew_submit(struct crew *crew, struct gpunvme_io *first, size_t n)
         next = io->priv.next;
         append(crew, io);
         if (io->store != in_vain && wakes.n < MOST_WOKEN &&
-            !rouse(crew, io->store, 1 + io->priv.total / WAKE_NBYTES, &wakes))
+            !rouse(crew, io->store, 1 + io->priv.total / WAKE_NBYTES, NULL, &wakes))
             in_vain = io->store;
     }
     pthread_mutex_unlock(&crew->lock);
@@ -457,7 +458,8 @@ static bool take_piece(struct lane *lane, struct crew_piece *piece)
     size_t rest;
 
     if (!may_serve(crew, lane->index, store) ||
-        (store->queue.max_in_hand && atomic_load(&store->queue.in_hand) >= store->queue.max_in_hand))
+        (store->queue.max_in_hand &&
+         atomic_load(&store->queue.in_hand) >= store->queue.max_in_hand))
         return false;
     *piece = next_piece(crew, store, &rest);
     if (lane->ops->admit && !lane->ops->admit(lane, piece))
@@ -502,18 +504,15 @@ static size_t take_pieces(struct lane *lane, struct crew_piece *pieces, size_t r
 size_t crew_take(struct lane *lane, struct crew_piece *pieces, size_t room)
 {
     struct crew *crew = lane->crew;
-    size_t share = crew_waiting(crew) / atomic_load(&crew->nlanes), n;
     struct wakes wakes = {.n = 0};
     struct gpunvme_io *moot = NULL;
+    size_t n;
 
-    if (!crew_waiting(crew))
-        return 0;
-    if (share < room)
-        room = share ? share : 1;
     pthread_mutex_lock(&crew->lock);
     n = take_pieces(lane, pieces, room, &moot);
     if (n && crew->first)
-        rouse(crew, crew->first, 1, &wakes); /* who submitted can't know what a piece is */
+        rouse(crew, crew->first, 1, lane->worker,
+              &wakes); /* who submitted can't know what a piece is */
     pthread_mutex_unlock(&crew->lock);
     wake(&wakes);
     find_regions(pieces, n);

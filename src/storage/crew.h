@@ -37,8 +37,8 @@ struct crew_piece {
 };
 
 /*
- * What a backend does in a worker. All but close() are called by the worker's thread. A lane never waits but in
- * wait(): what may block for long goes to the engine's pool (pool.h).
+ * What a backend does in a worker. All but close() are called by the worker's thread. A lane never
+ * waits but in wait(): what may block for long goes to the engine's pool (pool.h).
  */
 struct lane_ops {
     /*
@@ -151,10 +151,7 @@ size_t crew_waiting(struct crew *crew);
 /* ---- For workers and lanes ---------------------------------------------------------------------
  */
 
-/*
- * Takes a lane's share of what waits, up to `room` pieces, none larger than its store's
- * queue.piece_nbytes. Returns how many.
- */
+/* Takes up to `room` pieces, none larger than its store's queue.piece_nbytes. Returns how many. */
 size_t crew_take(struct lane *lane, struct crew_piece *pieces, size_t room);
 
 /* Ends a piece: store_io_piece(), or for a flush store_io_end(). */

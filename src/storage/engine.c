@@ -87,7 +87,8 @@ static gpunvme_err_t check_config(const struct gpunvme_engine_config *config)
         (config->gpu < 0 || (ngpus && (unsigned)config->gpu >= ngpus)))
         return base_fail(GPUNVME_ERR_INVALID, "GPU %d, of %u", config->gpu, ngpus);
     if (config->threads > ENGINE_MAX_THREADS)
-        return base_fail(GPUNVME_ERR_LIMIT, "%u threads; at most %u", config->threads, ENGINE_MAX_THREADS);
+        return base_fail(GPUNVME_ERR_LIMIT, "%u threads; at most %u", config->threads,
+                         ENGINE_MAX_THREADS);
     return GPUNVME_OK;
 }
 

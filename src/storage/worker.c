@@ -12,13 +12,13 @@
 #include "base/relax.h"
 #include "storage/futex.h"
 
-#define TAKE      64u       /* pieces at once */
-#define LOOKS     200u      /* for work, before a thread sleeps: some microseconds */
-#define BUSY_NS   1000000u  /* for the only busy lane: other work may come meanwhile */
-#define SHARED_NS 50000u    /* for one of several */
+#define TAKE      64u        /* pieces at once */
+#define LOOKS     200u       /* for work, before a thread sleeps: some microseconds */
+#define BUSY_NS   1000000u   /* for the only busy lane: other work may come meanwhile */
+#define SHARED_NS 50000u     /* for one of several */
 #define SLEEP_NS  100000000u /* with something in flight whose end wakes the worker */
 
-#define LOOK_NS   1000000000u
+#define LOOK_NS 1000000000u
 
 #define TIMER_SLACK_NS 2000ul /* lanes wait for less than the usual 50 us */
 
@@ -113,11 +113,16 @@ static bool update(struct worker *w)
 /* ---- The thread --------------------------------------------------------------------------------
  */
 
+/* A fair share of what waits. */
 static bool take_for(struct lane *lane)
 {
     struct crew_piece pieces[TAKE];
-    size_t n = crew_take(lane, pieces, TAKE);
+    size_t waiting = crew_waiting(lane->crew), n;
 
+    if (!waiting)
+        return false;
+    n = waiting / crew_lanes(lane->crew);
+    n = crew_take(lane, pieces, n < 1 ? 1 : n > TAKE ? TAKE : n);
     for (size_t i = 0; i < n; i++)
         lane->ops->begin(lane, &pieces[i]);
     return n;

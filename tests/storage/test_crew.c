@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Crews: how transfers are cut into pieces and handed to threads. The test is the backend: it
- * counts the pieces, or holds them until it has seen what it waits for.
+ * Crews: how transfers are cut into pieces and taken by lanes, how workers turn lanes, and threads
+ * for what blocks. The test is the backend: it counts the pieces, or holds them until it has seen
+ * what it waits for.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -20,6 +21,9 @@
 #include "base/fail.h"
 #include "base/random.h"
 #include "storage/crew.h"
+#include "storage/engine.h"
+#include "storage/pool.h"
+#include "storage/worker.h"
 #include "transfer_util.h"
 
 #define LONG_NS   30000000000u /* nobody waits so long unless something is wrong */
@@ -28,17 +32,18 @@
 #define NWORKERS  4u
 #define FILE_SIZE (1u << 20)
 
-/* What workers have done, in the order in which they took it. */
+/* What lanes have done, in the order in which they took it. */
 static struct crew_piece seen[MAX_SEEN];
-static _Atomic unsigned nseen, nprepared, nreleased, ninside;
-static unsigned fail_at; /* the worker whose preparation fails */
+static _Atomic unsigned nseen, nclosed, ninside;
 static _Atomic bool open_gate;
-static _Atomic unsigned nblocked; /* workers whose thread has SIGUSR1 blocked */
+static _Atomic unsigned nblocked; /* lanes whose thread has SIGUSR1 blocked */
 static uint8_t file[FILE_SIZE];
 
+static struct gpunvme_engine *engine;
 static struct gpunvme_store store, other;
 static char name[] = "crew:";
 static struct crew *crew;
+static unsigned nlanes;
 
 static gpunvme_err_t no_size(struct gpunvme_store *s, uint64_t *nbytes)
 {
@@ -47,28 +52,19 @@ static gpunvme_err_t no_size(struct gpunvme_store *s, uint64_t *nbytes)
     return GPUNVME_OK;
 }
 
-static void submit_to_crew(struct gpunvme_store *s, struct gpunvme_io *first, size_t n)
-{
-    (void)s;
-    crew_submit(crew, first, n);
-}
+static const struct store_backend backend = {.name = "crew", .size = no_size};
 
-static const struct store_backend backend = {
-    .name = "crew", .size = no_size, .submit = submit_to_crew};
+/* ---- Lanes -------------------------------------------------------------------------------------
+ */
 
-static gpunvme_err_t prepare(struct crew_worker *worker)
-{
-    if (worker->index == fail_at)
-        return base_fail(GPUNVME_ERR_LIMIT, "worker %u", worker->index);
-    nprepared++;
-    return GPUNVME_OK;
-}
+#define ROOM 8u
 
-static void release(struct crew_worker *worker)
-{
-    (void)worker;
-    nreleased++;
-}
+struct test_lane {
+    struct lane lane;
+    struct crew_piece pieces[ROOM];
+    size_t n;
+    struct base_random random;
+};
 
 static void see(const struct crew_piece *piece)
 {
@@ -86,95 +82,101 @@ static void move(const struct crew_piece *piece)
         memcpy(file + piece->offset, piece->ptr, piece->nbytes);
 }
 
-/* One piece at a time, none before the gate is open. */
-static void work_by_one(struct crew_worker *worker)
+static void close_lane(struct lane *lane)
 {
-    struct crew_piece piece;
-    bool stop = false;
+    nclosed++;
+    free(lane);
+}
 
-    while (!stop) {
-        if (!open_gate) {
-            sched_yield();
-            continue;
-        }
-        if (crew_take(worker, &piece, 1, LONG_NS, &stop)) {
-            see(&piece);
-            crew_end(&piece, GPUNVME_OK, piece.nbytes);
-        }
-    }
+static void begin(struct lane *lane, const struct crew_piece *piece)
+{
+    struct test_lane *l = (struct test_lane *)lane;
+
+    l->pieces[l->n++] = *piece;
+}
+
+static struct crew_piece take_out(struct test_lane *l, size_t i)
+{
+    struct crew_piece piece = l->pieces[i];
+
+    l->pieces[i] = l->pieces[--l->n];
+    return piece;
+}
+
+/* One piece at a time, none before the gate is open. */
+static bool admit_one(struct lane *lane, const struct crew_piece *piece)
+{
+    (void)piece;
+    return open_gate && !lane->in_hand;
+}
+
+static bool see_and_end(struct lane *lane)
+{
+    struct crew_piece piece = take_out((struct test_lane *)lane, 0);
+
+    see(&piece);
+    crew_end(&piece, GPUNVME_OK, piece.nbytes);
+    return true;
 }
 
 /* The same of a store of FILE_SIZE bytes; a piece at its end is short. */
-static void work_to_the_end(struct crew_worker *worker)
+static bool see_to_the_end(struct lane *lane)
 {
-    struct crew_piece piece;
-    bool stop = false;
+    struct crew_piece piece = take_out((struct test_lane *)lane, 0);
+    size_t done = 0;
 
-    while (!stop) {
-        size_t done = 0;
-
-        if (!crew_take(worker, &piece, 1, LONG_NS, &stop))
-            continue;
-        see(&piece);
-        if (piece.offset < FILE_SIZE)
-            done = FILE_SIZE - piece.offset < piece.nbytes ? FILE_SIZE - (size_t)piece.offset
-                                                           : piece.nbytes;
-        crew_end(&piece, GPUNVME_OK, done);
-    }
+    see(&piece);
+    if (piece.offset < FILE_SIZE)
+        done = FILE_SIZE - piece.offset < piece.nbytes ? FILE_SIZE - (size_t)piece.offset
+                                                       : piece.nbytes;
+    crew_end(&piece, GPUNVME_OK, done);
+    return true;
 }
 
-/* Up to 8 in flight, ended in another order; looks for more without waiting while it has some. */
-static void work_in_flight(struct crew_worker *worker)
+/* Several in flight, ended in another order. */
+static bool admit_some(struct lane *lane, const struct crew_piece *piece)
 {
-    struct crew_piece pieces[8];
-    struct base_random random = {.state = worker->index};
-    size_t n = 0;
-    bool stop = false;
-
-    while (!stop || n) {
-        size_t taken = stop ? 0 : crew_take(worker, pieces + n, 8 - n, n ? 0 : LONG_NS, &stop);
-
-        for (size_t i = n; i < n + taken; i++)
-            if (pieces[i].nbytes)
-                move(&pieces[i]);
-        n += taken;
-        if (n) {
-            size_t i = (size_t)base_random_below(&random, n);
-            struct crew_piece piece = pieces[i];
-
-            pieces[i] = pieces[--n];
-            crew_end(&piece, GPUNVME_OK, piece.nbytes);
-        }
-    }
+    (void)piece;
+    return lane->in_hand < ROOM;
 }
 
-/* Holds its piece until all workers hold one. */
-static void work_together(struct crew_worker *worker)
+static bool move_any(struct lane *lane)
 {
-    struct crew_piece piece;
+    struct test_lane *l = (struct test_lane *)lane;
+    struct crew_piece piece = take_out(l, (size_t)base_random_below(&l->random, l->n));
+
+    if (piece.nbytes)
+        move(&piece);
+    crew_end(&piece, GPUNVME_OK, piece.nbytes);
+    return true;
+}
+
+/* Holds its piece until all lanes hold one. */
+static void begin_together(struct lane *lane, const struct crew_piece *piece)
+{
     sigset_t blocked;
-    bool stop = false;
 
     pthread_sigmask(SIG_SETMASK, NULL, &blocked);
-    nblocked += sigismember(&blocked, SIGUSR1) && !sigismember(&blocked, SIGSEGV);
-    while (!stop) {
-        struct timespec nap = {.tv_nsec = 1000000};
-
-        if (!crew_take(worker, &piece, 1, LONG_NS, &stop))
-            continue;
-        ninside++;
-        for (unsigned i = 0; i < 10000 && ninside < NWORKERS; i++)
-            nanosleep(&nap, NULL);
-        crew_end(&piece, ninside >= NWORKERS ? GPUNVME_OK : GPUNVME_ERR_TIMEOUT, piece.nbytes);
-    }
+    nblocked +=
+        ninside < NWORKERS && sigismember(&blocked, SIGUSR1) && !sigismember(&blocked, SIGSEGV);
+    ninside++;
+    begin(lane, piece);
 }
 
-static const struct crew_ops by_one = {prepare, release, work_by_one};
-static const struct crew_ops to_the_end = {prepare, release, work_to_the_end};
-static const struct crew_ops in_flight = {prepare, release, work_in_flight};
-static const struct crew_ops together = {prepare, release, work_together};
+static bool end_together(struct lane *lane)
+{
+    return ninside >= NWORKERS && see_and_end(lane);
+}
 
-static struct gpunvme_engine *engine;
+/* What waits sleeps: only a wake-up ends it. */
+static const struct lane_ops by_one = {
+    .admit = admit_one, .begin = begin, .turn = see_and_end, .close = close_lane};
+static const struct lane_ops to_the_end = {
+    .admit = admit_one, .begin = begin, .turn = see_to_the_end, .close = close_lane};
+static const struct lane_ops in_flight = {
+    .admit = admit_some, .begin = begin, .turn = move_any, .close = close_lane};
+static const struct lane_ops together = {
+    .admit = admit_one, .begin = begin_together, .turn = end_together, .close = close_lane};
 
 static void make(struct gpunvme_store *s)
 {
@@ -186,19 +188,22 @@ static void make(struct gpunvme_store *s)
     s->queue.piece_nbytes = PIECE;
     s->engine = engine;
     s->domain = STORE_DOMAINS;
+    s->crew = crew;
 }
 
 static int setup(void **state)
 {
+    const struct gpunvme_engine_config config = {.gpu = GPUNVME_ANY_GPU, .threads = NWORKERS};
+    struct gpunvme_engine *entered;
+
     (void)state;
-    if (gpunvme_engine_create(NULL, &engine))
+    if (gpunvme_engine_create(&config, &engine) || store_engine_enter(engine, &entered) ||
+        crew_create(engine, &crew))
         return -1;
     make(&store);
     make(&other);
-    nseen = nprepared = nreleased = ninside = nblocked = 0;
-    fail_at = UINT32_MAX;
+    nseen = nclosed = ninside = nblocked = nlanes = 0;
     open_gate = true;
-    crew = NULL;
     return 0;
 }
 
@@ -206,17 +211,31 @@ static int teardown(void **state)
 {
     (void)state;
     open_gate = true;
-    crew_stop(crew);
+    crew_destroy(crew);
     crew = NULL;
+    store_engine_leave(engine);
     if (gpunvme_engine_destroy(engine))
         return -1;
-    return nprepared == nreleased && !store.in_flight && !other.in_flight ? 0 : -1;
+    return nclosed == nlanes && !store.in_flight && !other.in_flight ? 0 : -1;
 }
 
-static void started(const struct crew_ops *ops, unsigned n)
+static void started(const struct lane_ops *ops, unsigned n)
 {
-    if (crew_start(&store, ops, n, &crew))
-        fail_msg("%s", gpunvme_err_detail());
+    for (; nlanes < n; nlanes++) {
+        struct test_lane *l = calloc(1, sizeof(*l));
+
+        assert_non_null(l);
+        l->random.state = nlanes;
+        crew_add(crew, ops, nlanes, &l->lane);
+    }
+}
+
+/* A lane of no worker's, that the test takes pieces for. */
+static const struct lane_ops of_nobody = {.close = close_lane};
+
+static struct lane lane_of_nobody(void)
+{
+    return (struct lane){.ops = &of_nobody, .crew = crew};
 }
 
 static void submitted(struct gpunvme_io *ios, size_t n)
@@ -285,66 +304,58 @@ static void a_small_transfer_does_not_wait_for_a_huge_one(void **state)
     assert_int_equal(nseen, 1000 + 1 + 3);
 }
 
-static void one_worker_that_takes_many_takes_them_in_turn(void **state)
+static void one_lane_that_takes_many_takes_them_in_turn(void **state)
 {
     struct gpunvme_io ios[2] = {io_of(0, 3 * PIECE), io_of(1 << 30, 2 * PIECE)};
-    struct crew_worker worker;
+    struct lane lane = lane_of_nobody();
     struct crew_piece pieces[8];
-    bool stop = true;
 
     (void)state;
     open_gate = false;
     started(&by_one, 1);
-    worker = (struct crew_worker){.crew = crew, .store = &store};
     submitted(ios, 2);
-    assert_int_equal(crew_take(&worker, pieces, 4, 0, &stop), 4);
-    assert_false(stop);
+    assert_int_equal(crew_take(&lane, pieces, 4), 4);
     assert_ptr_equal(pieces[0].io, &ios[0]);
     assert_ptr_equal(pieces[1].io, &ios[1]);
     assert_ptr_equal(pieces[2].io, &ios[0]);
     assert_ptr_equal(pieces[3].io, &ios[1]);
-    assert_int_equal(crew_take(&worker, pieces + 4, 4, 0, &stop), 1);
-    assert_int_equal(crew_take(&worker, pieces + 5, 3, 0, &stop), 0);
-    assert_int_equal(crew_take(&worker, pieces + 5, 3, 1000000, &stop), 0);
-    assert_false(stop);
+    assert_int_equal(crew_take(&lane, pieces + 4, 4), 1);
+    assert_int_equal(crew_take(&lane, pieces + 5, 3), 0);
     for (unsigned i = 5; i > 0; i--)
         crew_end(&pieces[i - 1], GPUNVME_OK, pieces[i - 1].nbytes);
     ended(&ios[0]);
     ended(&ios[1]);
-    open_gate = true;
+    free(lane.hands);
 }
 
-/* Four threads; what another one takes while they wait at the gate. */
-static void what_is_left_is_shared_by_the_threads(void **state)
+/* Four lanes; what another one takes while they wait at the gate. */
+static void what_is_left_is_shared_by_the_lanes(void **state)
 {
     const size_t lengths[] = {4096, 2048, 2048, 2048, 1024, 1024, 1024, 1024, 1024, 1024};
     struct gpunvme_io io = io_of(0, 4 * PIECE);
-    struct crew_worker worker;
+    struct lane lane = lane_of_nobody();
     struct crew_piece pieces[16];
-    bool stop;
 
     (void)state;
     open_gate = false;
     store.queue.least_nbytes = PIECE / 4;
     started(&by_one, NWORKERS);
-    worker = (struct crew_worker){.crew = crew, .store = &store};
     submitted(&io, 1);
-    assert_int_equal(crew_take(&worker, pieces, 16, 0, &stop), 10);
+    assert_int_equal(crew_take(&lane, pieces, 16), 10);
     for (unsigned i = 0; i < 10; i++) {
         assert_int_equal(pieces[i].nbytes, lengths[i]);
         crew_end(&pieces[i], GPUNVME_OK, pieces[i].nbytes);
     }
     ended(&io);
-    open_gate = true;
+    free(lane.hands);
 }
 
 /* Nor is the last of them, which waits alone. */
-static void transfers_for_all_threads_are_not_cut(void **state)
+static void transfers_for_all_lanes_are_not_cut(void **state)
 {
     struct gpunvme_io ios[NWORKERS];
-    struct crew_worker worker;
+    struct lane lane = lane_of_nobody();
     struct crew_piece pieces[NWORKERS];
-    bool stop;
 
     (void)state;
     for (unsigned i = 0; i < NWORKERS; i++)
@@ -352,16 +363,15 @@ static void transfers_for_all_threads_are_not_cut(void **state)
     open_gate = false;
     store.queue.least_nbytes = PIECE / 4;
     started(&by_one, NWORKERS);
-    worker = (struct crew_worker){.crew = crew, .store = &store};
     submitted(ios, NWORKERS);
-    assert_int_equal(crew_take(&worker, pieces, NWORKERS, 0, &stop), NWORKERS);
+    assert_int_equal(crew_take(&lane, pieces, NWORKERS), NWORKERS);
     for (unsigned i = 0; i < NWORKERS; i++)
         assert_int_equal(pieces[i].nbytes, PIECE);
     for (unsigned i = 0; i < NWORKERS; i++)
         crew_end(&pieces[i], GPUNVME_OK, PIECE);
-    open_gate = true;
     for (unsigned i = 0; i < NWORKERS; i++)
         ended(&ios[i]);
+    free(lane.hands);
 }
 
 static _Atomic bool has_submitted;
@@ -420,25 +430,73 @@ static void a_flush_is_a_piece_of_nothing(void **state)
     assert_ptr_equal(seen[0].io, &io);
 }
 
-static void sleepers_are_woken_to_stop(void **state)
+static void lanes_are_added_and_taken_away_while_others_work(void **state)
 {
+    struct gpunvme_io huge = io_of(0, 100000 * (size_t)PIECE);
+    struct crew *first = crew;
+
     (void)state;
-    started(&by_one, 8);
-    usleep(20000); /* they sleep for LONG_NS now */
-    crew_stop(crew);
-    crew = NULL;
-    assert_int_equal(nprepared, 8);
-    assert_int_equal(nreleased, 8);
+    started(&by_one, NWORKERS);
+    submitted(&huge, 1);
+    for (unsigned i = 0; i < 100; i++) {
+        struct gpunvme_io io = io_of(0, 10 * PIECE);
+
+        assert_int_equal(crew_create(engine, &crew), GPUNVME_OK);
+        other.crew = crew;
+        nlanes = 0;
+        started(&in_flight, 1 + i % NWORKERS);
+        assert_int_equal(submit_to(&other, &io, 1, NULL), GPUNVME_OK);
+        ended(&io);
+        while (other.in_flight)
+            sched_yield();
+        nclosed = 0;
+        crew_destroy(crew);
+        assert_int_equal(nclosed, nlanes);
+    }
+    crew = first;
+    nclosed = 0;
+    nlanes = NWORKERS;
+    ended(&huge);
 }
 
-static void a_worker_that_can_not_be_prepared_leaves_nothing(void **state)
+static void a_store_is_served_by_as_many_lanes_as_it_may_have(void **state)
 {
+    struct gpunvme_io ios[16];
+
     (void)state;
-    fail_at = 2;
-    assert_int_equal(crew_start(&store, &by_one, 4, &crew), GPUNVME_ERR_LIMIT);
-    assert_null(crew);
-    assert_int_equal(nprepared, 2);
-    assert_int_equal(nreleased, 2);
+    started(&by_one, NWORKERS);
+    store.queue.nlanes = 2;
+    store.queue.first_lane = NWORKERS - 1;
+    for (unsigned i = 0; i < 16; i++)
+        ios[i] = io_of(0, 100 * PIECE);
+    submitted(ios, 16);
+    for (unsigned i = 0; i < 16; i++)
+        ended(&ios[i]);
+    assert_int_equal(nseen, 1600);
+    for (unsigned i = 0; i < 1600; i++)
+        assert_true(seen[i].lane->index == NWORKERS - 1 || seen[i].lane->index == 0);
+}
+
+static void no_more_pieces_are_in_hand_than_a_store_may_have(void **state)
+{
+    struct gpunvme_io ios[2] = {io_of(0, 8 * PIECE), io_of(0, 2 * PIECE)};
+    struct lane lane = lane_of_nobody();
+    struct crew_piece pieces[16];
+
+    (void)state;
+    open_gate = false;
+    started(&by_one, 1);
+    store.queue.max_in_hand = 3;
+    submitted(ios, 1);
+    assert_int_equal(submit_to(&other, &ios[1], 1, NULL), GPUNVME_OK);
+    assert_int_equal(crew_take(&lane, pieces, 16), 3 + 2);
+    for (unsigned i = 0; i < 5; i++)
+        crew_end(&pieces[i], GPUNVME_OK, pieces[i].nbytes);
+    ended(&ios[1]);
+    open_gate = true;
+    started(&by_one, 2); /* which has its worker look */
+    ended(&ios[0]);
+    free(lane.hands);
 }
 
 static void all_workers_share_the_pieces_of_one_transfer(void **state)
@@ -469,12 +527,6 @@ static void signals_are_for_the_callers_threads(void **state)
 /* ---- Many stores -------------------------------------------------------------------------------
  */
 
-static void started_for_many(const struct crew_ops *ops, unsigned n, bool reserve)
-{
-    if (crew_start_shared(&store, ops, n, reserve, &crew))
-        fail_msg("%s", gpunvme_err_detail());
-}
-
 #define NQUEUED 4000u
 
 static void a_store_with_thousands_of_transfers_does_not_hold_up_anothers(void **state)
@@ -486,7 +538,7 @@ static void a_store_with_thousands_of_transfers_does_not_hold_up_anothers(void *
     for (unsigned i = 0; i < NQUEUED; i++)
         many[i] = io_of(i * 8, 8);
     open_gate = false;
-    started_for_many(&by_one, 1, false);
+    started(&by_one, 1);
     submitted(many, NQUEUED);
     if (submit_to(&other, &one, 1, NULL))
         fail_msg("%s", gpunvme_err_detail());
@@ -507,7 +559,7 @@ static void a_crew_lets_go_of_a_store_whose_transfers_have_ended(void **state)
     struct gpunvme_io huge = io_of(0, 100000 * (size_t)PIECE);
 
     (void)state;
-    started_for_many(&by_one, NWORKERS, false);
+    started(&by_one, NWORKERS);
     submitted(&huge, 1);
     for (unsigned i = 0; i < 200; i++) {
         struct gpunvme_store *s = malloc(sizeof(*s));
@@ -525,50 +577,65 @@ static void a_crew_lets_go_of_a_store_whose_transfers_have_ended(void **state)
     ended(&huge);
 }
 
-/* Pieces of `store` hang until the gate is open. */
-static void work_and_hang(struct crew_worker *worker)
-{
-    const struct timespec nap = {.tv_nsec = 1000000};
-    struct crew_piece piece;
-    bool stop = false;
+/* ---- Calls that block --------------------------------------------------------------------------
+ */
 
-    while (!stop) {
-        if (!crew_take(worker, &piece, 1, LONG_NS, &stop))
-            continue;
-        if (piece.io->store == &store) {
-            ninside++;
-            while (!open_gate)
-                nanosleep(&nap, NULL);
-        }
-        crew_end(&piece, GPUNVME_OK, piece.nbytes);
-    }
+/* Pieces of all but `other` hang until the gate is open. */
+static gpunvme_err_t serve(const struct crew_piece *piece, size_t *done)
+{
+    *done = piece->nbytes;
+    ninside++;
+    while (!open_gate && piece->store != &other)
+        usleep(1000);
+    ninside--;
+    return piece->store == &other && piece->offset
+               ? base_fail(GPUNVME_ERR_IO, "at %u", (unsigned)piece->offset)
+               : GPUNVME_OK;
 }
 
-static const struct crew_ops hanging = {prepare, release, work_and_hang};
-
-static void a_store_that_hangs_does_not_stop_others(void **state)
+static void stores_that_block_do_not_stop_others(void **state)
 {
-    struct gpunvme_io hung[2 * NWORKERS], ios[100];
+    enum { NSTORES = 3, N = 50 };
+    static struct gpunvme_io hung[NSTORES][N];
+    static struct gpunvme_store stores[NSTORES];
+    struct gpunvme_engine_info info;
 
     (void)state;
     open_gate = false;
-    started_for_many(&hanging, NWORKERS, true);
-    for (unsigned i = 0; i < 2 * NWORKERS; i++)
-        hung[i] = io_of(i * PIECE, PIECE);
-    submitted(hung, 2 * NWORKERS);
-    while (ninside < NWORKERS)
+    assert_int_equal(pool_add_lanes(engine, crew, serve), GPUNVME_OK);
+    other.dev = 1000;
+    for (unsigned k = 0; k < NSTORES; k++) {
+        make(&stores[k]);
+        stores[k].dev = k;
+        for (unsigned i = 0; i < N; i++)
+            hung[k][i] = io_of(i * PIECE, PIECE);
+        assert_int_equal(submit_to(&stores[k], hung[k], N, NULL), GPUNVME_OK);
+    }
+    while (ninside < 24)
         sched_yield();
     for (unsigned i = 0; i < 100; i++) {
-        ios[i] = io_of(i * PIECE, PIECE);
-        if (submit_to(&other, &ios[i], 1, NULL))
-            fail_msg("%s", gpunvme_err_detail());
+        struct gpunvme_io io = io_of(0, PIECE);
+
+        assert_int_equal(submit_to(&other, &io, 1, NULL), GPUNVME_OK);
+        ended(&io);
     }
-    for (unsigned i = 0; i < 100; i++)
-        ended(&ios[i]);
-    assert_int_equal(ninside, NWORKERS); /* the one in reserve does not try what hangs */
+    gpunvme_engine_get_info(engine, &info);
+    assert_in_range(info.blocked, 24, POOL_THREADS - 1);
     open_gate = true;
-    for (unsigned i = 0; i < 2 * NWORKERS; i++)
-        ended(&hung[i]);
+    for (unsigned k = 0; k < NSTORES; k++)
+        for (unsigned i = 0; i < N; i++)
+            ended(&hung[k][i]);
+}
+
+static void an_error_of_a_call_that_blocks_is_told_with_its_detail(void **state)
+{
+    struct gpunvme_io io = io_of(PIECE, PIECE);
+
+    (void)state;
+    assert_int_equal(pool_add_lanes(engine, crew, serve), GPUNVME_OK);
+    assert_int_equal(submit_to(&other, &io, 1, NULL), GPUNVME_OK);
+    assert_int_equal(gpunvme_io_wait(&io, LONG_NS), GPUNVME_ERR_IO);
+    assert_non_null(strstr(gpunvme_err_detail(), "at 4096"));
 }
 
 /* ---- Many submitters --------------------------------------------------------------------------
@@ -647,19 +714,21 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(pieces_end_at_multiples_of_the_piece_size),
         TEST(a_small_transfer_does_not_wait_for_a_huge_one),
-        TEST(one_worker_that_takes_many_takes_them_in_turn),
-        TEST(what_is_left_is_shared_by_the_threads),
-        TEST(transfers_for_all_threads_are_not_cut),
+        TEST(one_lane_that_takes_many_takes_them_in_turn),
+        TEST(what_is_left_is_shared_by_the_lanes),
+        TEST(transfers_for_all_lanes_are_not_cut),
         TEST(what_lies_behind_a_short_piece_is_not_tried),
         TEST(what_lies_behind_the_end_is_not_tried_by_many),
         TEST(a_flush_is_a_piece_of_nothing),
-        TEST(sleepers_are_woken_to_stop),
-        TEST(a_worker_that_can_not_be_prepared_leaves_nothing),
+        TEST(lanes_are_added_and_taken_away_while_others_work),
+        TEST(a_store_is_served_by_as_many_lanes_as_it_may_have),
+        TEST(no_more_pieces_are_in_hand_than_a_store_may_have),
         TEST(all_workers_share_the_pieces_of_one_transfer),
         TEST(signals_are_for_the_callers_threads),
         TEST(many_submitters_get_their_own_bytes),
         TEST(a_store_with_thousands_of_transfers_does_not_hold_up_anothers),
-        TEST(a_store_that_hangs_does_not_stop_others),
+        TEST(stores_that_block_do_not_stop_others),
+        TEST(an_error_of_a_call_that_blocks_is_told_with_its_detail),
         TEST(a_crew_lets_go_of_a_store_whose_transfers_have_ended),
     };
 

@@ -194,14 +194,17 @@ static void memory_of_a_copy_that_goes_on_is_left_alone(void **state)
     closed(store);
 }
 
-/* Two of the worker, and one of each thread that does its own transfer. */
+#define NBOUNCES 32u /* of a lane */
+
+/* Those of the lane, and one of each thread that does its own transfer. */
 static void a_gpu_that_has_all_memory_is_told_at_once(void **state)
 {
     (void)state;
-    open_store("sim:size=1M?threads=1,depth=2");
+    open_store("sim:size=1M?threads=1");
     hang(true);
-    for (unsigned i = 0; i < 2 + NVME_CALLERS; i++)
-        assert_err(i < 2 ? reads_in_background(0, 4096) : reads(0, 4096), GPUNVME_ERR_TIMEOUT);
+    for (unsigned i = 0; i < NBOUNCES + NVME_CALLERS; i++)
+        assert_err(i < NBOUNCES ? reads_in_background(0, 4096) : reads(0, 4096),
+                   GPUNVME_ERR_TIMEOUT);
     hang(false);
     assert_err(reads(0, 4096), GPUNVME_ERR_GPU);
     assert_err(gpunvme_store_read(store, 3, back, GPUNVME_MEM_HOST, 9, NULL), GPUNVME_ERR_GPU);

@@ -424,8 +424,11 @@ static bool is_in(unsigned long long set, int signal)
     return set >> (signal - 1) & 1;
 }
 
-static void threads_of_a_store_block_all_signals_but_those_of_faults(void **state)
+static void threads_of_an_engine_block_all_signals_but_those_of_faults(void **state)
 {
+    const struct gpunvme_engine_config config = {.gpu = GPUNVME_ANY_GPU, .threads = 3};
+    struct gpunvme_engine *engine;
+    struct gpunvme_store *own = NULL;
     char before[1024] = " ", name[300];
     const struct dirent *entry;
     unsigned nnew = 0;
@@ -433,6 +436,7 @@ static void threads_of_a_store_block_all_signals_but_those_of_faults(void **stat
 
     (void)state;
     contains(MIB);
+    assert_int_equal(gpunvme_engine_create(&config, &engine), GPUNVME_OK);
     for (int round = 0; round < 2; round++) { /* a sanitizer may have a thread, too */
         tasks = opendir("/proc/self/task");
         assert_non_null(tasks);
@@ -454,9 +458,11 @@ static void threads_of_a_store_block_all_signals_but_those_of_faults(void **stat
         }
         closedir(tasks);
         if (!round)
-            open_as("uring=off,threads=3", 0); /* the kernel's workers are none of ours */
+            assert_int_equal(gpunvme_open_on(engine, path, 0, &own), GPUNVME_OK);
     }
     assert_int_equal(nnew, 3);
+    assert_int_equal(gpunvme_close(own), GPUNVME_OK);
+    assert_int_equal(gpunvme_engine_destroy(engine), GPUNVME_OK);
 }
 
 static void a_limit_of_file_sizes_is_an_error_and_no_signal(void **state)
@@ -506,10 +512,10 @@ static void what_was_switched_off_is_told(void **state)
 
     (void)state;
     contains(4096);
-    open_as("direct=off,uring=off,threads=3,chunk=128K,depth=5", 0);
+    open_as("direct=off,uring=off,threads=1,chunk=128K,depth=5", 0);
     p = path_of_store();
     says(p.how, "pread");
-    says(p.how, "3 threads, pieces of 128 KiB, 5 a thread");
+    says(p.how, "1 thread shared by all stores, pieces of 128 KiB, at most 5 at a time");
     assert_null(strstr(p.how, "O_DIRECT"));
     says(p.why_not, "O_DIRECT: direct=off");
     says(p.why_not, "io_uring: uring=off");
@@ -873,7 +879,7 @@ int main(int argc, char **argv)
         BOTH(writes_change_what_they_should_and_nothing_else),
         TEST(a_full_file_system_in_memory_is_nospc_and_the_store_goes_on),
         TEST(a_read_that_is_put_off_again_and_again_is_an_error),
-        TEST(threads_of_a_store_block_all_signals_but_those_of_faults),
+        TEST(threads_of_an_engine_block_all_signals_but_those_of_faults),
         BOTH(a_limit_of_file_sizes_is_an_error_and_no_signal),
         BOTH(routes_are_counted_to_the_byte),
         TEST(what_was_switched_off_is_told),

@@ -5,6 +5,7 @@
  */
 #include <dirent.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -224,7 +225,7 @@ static void two_thousand_files_cost_their_descriptors_alone(void **state)
         assert_int_equal(gpunvme_close(stores[i]), GPUNVME_OK);
 }
 
-static void a_store_with_options_of_its_own_has_threads_of_its_own(void **state)
+static void options_of_a_store_limit_it_and_make_no_threads(void **state)
 {
     struct gpunvme_store *shared = opened(path_of(0)), *own;
     struct gpunvme_store_info info;
@@ -233,19 +234,17 @@ static void a_store_with_options_of_its_own_has_threads_of_its_own(void **state)
     char uri[160];
 
     (void)state;
+    reads(shared, 0);
     before = nthreads(&nswitches);
-    snprintf(uri, sizeof(uri), "file:%s?threads=3", path_of(1));
+    snprintf(uri, sizeof(uri), "file:%s?threads=1,depth=3", path_of(1));
     own = opened(uri);
     gpunvme_store_get_info(own, &info);
-    assert_int_equal(info.threads, 3);
-    assert_int_equal(nthreads(&nswitches), before + 3);
+    assert_int_equal(info.threads, 1);
     gpunvme_store_path(own, &how);
-    assert_null(strstr(how.how, "shared"));
-    gpunvme_store_path(shared, &how);
-    assert_non_null(strstr(how.how, "threads shared by all files"));
+    assert_non_null(strstr(how.how, "at most 3 at a time"));
     reads(own, 1);
-    assert_int_equal(gpunvme_close(own), GPUNVME_OK);
     assert_int_equal(nthreads(&nswitches), before);
+    assert_int_equal(gpunvme_close(own), GPUNVME_OK);
     reads(shared, 0);
     assert_int_equal(gpunvme_close(shared), GPUNVME_OK);
 }
@@ -302,62 +301,107 @@ static void stores_are_closed_while_others_are_busy(void **state)
     gpunvme_mem_free(&many);
 }
 
-/* Looks into the cache for this file hang, as do calls for a file system that does not answer. */
-static struct posix_file *_Atomic hung;
+/* Calls that read from this descriptor or above hang, as if its file system did not answer. */
+static _Atomic int hung = INT_MAX;
 static _Atomic unsigned nhanging;
 
-enum posix_look __real_posix_file_look(struct posix_file *file, uint8_t *cpu, size_t nbytes,
-                                       uint64_t offset, size_t *done, bool *end);
-enum posix_look __wrap_posix_file_look(struct posix_file *file, uint8_t *cpu, size_t nbytes,
-                                       uint64_t offset, size_t *done, bool *end);
-enum posix_look __wrap_posix_file_look(struct posix_file *file, uint8_t *cpu, size_t nbytes,
-                                       uint64_t offset, size_t *done, bool *end)
+ssize_t __real_posix_file_move(int fd, enum gpunvme_op op, uint8_t *cpu, size_t nbytes,
+                               uint64_t offset);
+ssize_t __wrap_posix_file_move(int fd, enum gpunvme_op op, uint8_t *cpu, size_t nbytes,
+                               uint64_t offset);
+ssize_t __wrap_posix_file_move(int fd, enum gpunvme_op op, uint8_t *cpu, size_t nbytes,
+                               uint64_t offset)
 {
-    nhanging += file == hung;
-    while (file == hung)
+    nhanging += fd >= hung;
+    while (fd >= hung)
         usleep(1000);
-    return __real_posix_file_look(file, cpu, nbytes, offset, done, end);
+    return __real_posix_file_move(fd, op, cpu, nbytes, offset);
 }
+
+/* Whose bytes are never found in the page cache. */
+static struct posix_file *_Atomic uncached[4];
 
 bool __real_posix_file_is_warm(struct posix_file *file, uint64_t offset);
 bool __wrap_posix_file_is_warm(struct posix_file *file, uint64_t offset);
 bool __wrap_posix_file_is_warm(struct posix_file *file, uint64_t offset)
 {
-    return file == hung || __real_posix_file_is_warm(file, offset);
+    for (unsigned i = 0; i < 4; i++)
+        if (file == uncached[i])
+            return false;
+    return __real_posix_file_is_warm(file, offset);
 }
 
 #define NHUNG 64u
 
-static void a_file_that_hangs_does_not_stop_others(void **state)
+/* On a device of its own. */
+static struct gpunvme_store *opened_to_hang(unsigned i)
 {
-    static struct gpunvme_io ios[NHUNG];
-    static uint8_t got[NHUNG][4096];
-    struct gpunvme_store *hanging = opened(path_of(0));
-    struct gpunvme_store_info info;
+    struct gpunvme_store *store;
+    struct posix *posix;
+    char uri[160];
+    int fd;
 
-    (void)state;
-    gpunvme_store_get_info(hanging, &info);
-    nhanging = 0;
-    hung = &((struct posix *)hanging->priv)->file;
-    for (unsigned i = 0; i < NHUNG; i++) {
-        ios[i] = (struct gpunvme_io){.op = GPUNVME_OP_READ, .ptr = got[i], .nbytes = 4096};
-        assert_int_equal(submit_to(hanging, &ios[i], 1, NULL), GPUNVME_OK);
-    }
-    for (unsigned i = 0; nhanging < info.threads && i < PATIENCE_S * 1000; i++)
-        usleep(1000);
+    snprintf(uri, sizeof(uri), "file:%s?uring=off,direct=off", path_of(i));
+    store = opened(uri);
+    store->dev = i + 1;
+    posix = store->priv;
+    uncached[i] = &posix->file;
+    fd = posix->file.fd;
+    posix->file.fd = dup3(fd, 1000 + (int)i, O_CLOEXEC);
+    assert_true(posix->file.fd >= 0);
+    close(fd);
+    return store;
+}
+
+static void others_are_read(void)
+{
     for (unsigned i = 0; i < 50; i++) {
         struct gpunvme_store *store = opened(path_of(i));
 
         reads(store, i);
         assert_int_equal(gpunvme_close(store), GPUNVME_OK);
     }
-    assert_int_equal(nhanging, info.threads);
-    hung = NULL;
-    for (unsigned i = 0; i < NHUNG; i++) {
-        assert_int_equal(gpunvme_io_wait(&ios[i], PATIENCE_NS), GPUNVME_OK);
-        assert_memory_equal(got[i], bytes_of(0), 4096);
+}
+
+static void stores_that_hang_do_not_stop_others(void **state)
+{
+    enum { NSTUCK = 3 };
+    static struct gpunvme_io ios[NSTUCK][NHUNG];
+    static uint8_t got[NSTUCK][NHUNG][4096];
+    struct gpunvme_store *stuck[NSTUCK], *slow;
+    struct gpunvme_engine_info info;
+
+    (void)state;
+    nhanging = 0;
+    for (unsigned k = 0; k < NSTUCK; k++)
+        stuck[k] = opened_to_hang(k);
+    hung = 1000;
+    for (unsigned k = 0; k < NSTUCK; k++)
+        for (unsigned i = 0; i < NHUNG; i++) {
+            ios[k][i] =
+                (struct gpunvme_io){.op = GPUNVME_OP_READ, .ptr = got[k][i], .nbytes = 4096};
+            assert_int_equal(submit_to(stuck[k], &ios[k][i], 1, NULL), GPUNVME_OK);
+        }
+    for (unsigned i = 0; nhanging < 24 && i < PATIENCE_S * 1000; i++)
+        usleep(1000);
+    others_are_read();
+    slow = opened(path_of(NSTUCK));
+    slow->dev = 99;
+    uncached[NSTUCK] = &((struct posix *)slow->priv)->file; /* not cached, but answered */
+    reads(slow, NSTUCK);
+    assert_int_equal(gpunvme_close(slow), GPUNVME_OK);
+    gpunvme_engine_get_info(NULL, &info);
+    assert_in_range(info.blocked, nhanging, nhanging);
+    assert_in_range(nhanging, 24, 28); /* of 32 threads */
+    hung = INT_MAX;
+    for (unsigned k = 0; k < NSTUCK; k++) {
+        for (unsigned i = 0; i < NHUNG; i++) {
+            assert_int_equal(gpunvme_io_wait(&ios[k][i], PATIENCE_NS), GPUNVME_OK);
+            assert_memory_equal(got[k][i], bytes_of(k), 4096);
+        }
+        assert_int_equal(gpunvme_close(stuck[k]), GPUNVME_OK);
     }
-    assert_int_equal(gpunvme_close(hanging), GPUNVME_OK);
+    memset(uncached, 0, sizeof(uncached));
 }
 
 /* In the child: 0, or the step that went wrong. */
@@ -469,10 +513,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_thousand_files_cost_their_descriptors_alone),
-        cmocka_unit_test(a_store_with_options_of_its_own_has_threads_of_its_own),
+        cmocka_unit_test(options_of_a_store_limit_it_and_make_no_threads),
         cmocka_unit_test(stores_are_closed_while_others_are_busy),
         cmocka_unit_test(files_of_all_kinds_are_written_and_read_at_once),
-        cmocka_unit_test(a_file_that_hangs_does_not_stop_others),
+        cmocka_unit_test(stores_that_hang_do_not_stop_others),
         cmocka_unit_test(a_child_is_told_to_open_files_again),
     };
 

@@ -31,6 +31,7 @@ static char path[64], uri[160];
 static int fd;
 static uint8_t *bytes;
 static struct gpunvme_buf gpu;
+static struct gpunvme_engine *engine;
 static struct gpunvme_store *store;
 
 /* ---- The GPU -----------------------------------------------------------------------------------
@@ -169,6 +170,8 @@ static int teardown(void **state)
     (void)state;
     gpunvme_close(store);
     store = NULL;
+    gpunvme_engine_destroy(engine);
+    engine = NULL;
     gpunvme_mem_free(&gpu);
     free(bytes);
     close(fd);
@@ -179,7 +182,7 @@ static int teardown(void **state)
 static void open_with(const char *options)
 {
     snprintf(uri, sizeof(uri), "file:%s?%s", path, options);
-    if (gpunvme_open(uri, 0, &store))
+    if (gpunvme_engine_create(NULL, &engine) || gpunvme_open_on(engine, uri, 0, &store))
         fail_msg("%s", gpunvme_err_detail());
 }
 
@@ -236,6 +239,8 @@ static void a_slot_whose_copies_go_on_after_an_error_is_left_alone(void **state)
     is_right(64 * KIB);
     assert_int_equal(gpunvme_close(store), GPUNVME_OK);
     store = NULL;
+    assert_int_equal(gpunvme_engine_destroy(engine), GPUNVME_OK);
+    engine = NULL;
     assert_int_equal(msync((void *)((uintptr_t)slot & ~(uintptr_t)4095), 4096, MS_ASYNC), 0);
 }
 

@@ -6,8 +6,8 @@
 #ifndef STORAGE_CUFILE_H
 #define STORAGE_CUFILE_H
 
-#include "storage/pool.h"
 #include "storage/cufile/api.h"
+#include "storage/pool.h"
 
 #define CUFILE_EDGE 4096u /* what cuFile moves directly is whole blocks of this, in the file */
 

@@ -189,8 +189,8 @@ gpunvme_err_t cufile_serve(const struct crew_piece *piece, size_t *done)
 
     (is_gpu ? serve_gpu : serve_host)(piece->store->priv, &m);
     if (piece->op != GPUNVME_OP_FLUSH)
-        store_moved(piece->store, piece->op,
-                    is_gpu ? piece->store->gpu_route : GPUNVME_ROUTE_HOST, m.done);
+        store_moved(piece->store, piece->op, is_gpu ? piece->store->gpu_route : GPUNVME_ROUTE_HOST,
+                    m.done);
     *done = m.done;
     return m.err;
 }

@@ -156,8 +156,7 @@ gpunvme_err_t nvme_make_bounces(struct gpunvme_ctrl *ctrl, struct nvme_bounces *
     return err ? err : nvme_bounces_init(bounces, n, chunk);
 }
 
-bool nvme_free_bounces(struct gpunvme_ctrl *ctrl, struct nvme_bounces *bounces,
-                       uint64_t timeout_ns)
+bool nvme_free_bounces(struct gpunvme_ctrl *ctrl, struct nvme_bounces *bounces, uint64_t timeout_ns)
 {
     if (!nvme_bounces_end(bounces, timeout_ns))
         return false;
@@ -179,12 +178,8 @@ static void close_lane(struct lane *lane)
     free(l);
 }
 
-static const struct lane_ops lane_ops = {.admit = admit,
-                                         .begin = begin,
-                                         .turn = turn,
-                                         .wait = wait,
-                                         .look = look,
-                                         .close = close_lane};
+static const struct lane_ops lane_ops = {
+    .admit = admit, .begin = begin, .turn = turn, .wait = wait, .look = look, .close = close_lane};
 
 static gpunvme_err_t fill_in(struct nvme_lane *l, unsigned index)
 {

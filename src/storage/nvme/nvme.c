@@ -24,7 +24,7 @@
 #define MIN_ENTRIES    256u
 #define CALLER_DEPTH   1u
 #define CALLER_WAIT_NS 100000u
-#define MIN_TIMEOUT_NS 20000000u  /* of a command, by a clock that may be 10 ms late */
+#define MIN_TIMEOUT_NS 20000000u /* of a command, by a clock that may be 10 ms late */
 #define PROBE_NBYTES   (64u << 10)
 
 /* For a thread that does its own transfer. */
@@ -308,9 +308,8 @@ static gpunvme_err_t start(struct gpunvme_store *store)
     if (err)
         return err;
     set_limits(store, s);
-    if (!claimed ||
-        !nvme_claims_init(&s->claims, claimed,
-                          (size_t)store->threads * s->lanes->depth + NVME_CALLERS))
+    if (!claimed || !nvme_claims_init(&s->claims, claimed,
+                                      (size_t)store->threads * s->lanes->depth + NVME_CALLERS))
         return base_fail(GPUNVME_ERR_NOMEM, "%u lanes", store->threads);
     store->crew = s->lanes->crew;
     store_domain_join(store, &domain_ops, s->share);

@@ -17,7 +17,7 @@
 #include "storage/nvme/share.h"
 
 #define NVME_CHUNK   (128u << 10) /* bytes of a piece, unless a URI says otherwise */
-#define NVME_CALLERS 8u /* threads at once that do a transfer of their own */
+#define NVME_CALLERS 8u           /* threads at once that do a transfer of their own */
 
 struct nvme_store {
     struct nvme_share *share;
@@ -29,7 +29,7 @@ struct nvme_store {
     uint64_t command_timeout_ns, copy_timeout_ns;
     bool is_left; /* the GPU may reach for memory of it for ever: the controller stays open */
     char why_no_p2p[256];
-    struct nvme_claims claims; /* of the lanes' slots, then of the callers' */
+    struct nvme_claims claims;   /* of the lanes' slots, then of the callers' */
     struct nvme_lanes *lanes;    /* of the controller; NULL: none yet */
     struct nvme_caller *callers; /* NVME_CALLERS of them */
 };
@@ -80,7 +80,8 @@ struct nvme_slot {
 void nvme_slot_init(struct nvme_slot *slot, struct gpunvme_ioq *ioq, struct nvme_bounces *bounces,
                     size_t claim);
 
-/* The slot takes the piece on, of any store of its controller; it is SLOT_CUT then, or has ended. */
+/* The slot takes the piece on, of any store of its controller; it is SLOT_CUT then, or has ended.
+ */
 void nvme_slot_begin(struct nvme_slot *slot, const struct crew_piece *piece);
 
 /*

@@ -187,8 +187,8 @@ static void say_how(const struct gpunvme_store *store, char *how, size_t room)
     say(how, room, "%s%s", name_of(posix), has_direct(file) ? ", O_DIRECT" : "");
     if (!file->in_memory)
         say(how, room, ", copies of what is cached");
-    say(how, room, "; %u threads shared by all stores, pieces of %zu KiB", store->threads,
-        store->queue.piece_nbytes >> 10);
+    say(how, room, "; %u thread%s shared by all stores, pieces of %zu KiB", store->threads,
+        store->threads == 1 ? "" : "s", store->queue.piece_nbytes >> 10);
     if (store->queue.max_in_hand)
         say(how, room, ", at most %zu at a time", store->queue.max_in_hand);
     if (posix->uring && atomic_load(&engine->nblind))

@@ -235,8 +235,7 @@ static void make_request(struct pool_job *job)
 
 static void ask_pool(struct posix_worker *w, struct posix_op *op)
 {
-    op->job = (struct pool_job){
-        .run = make_request, .dev = op->piece.store->dev, .box = &w->box};
+    op->job = (struct pool_job){.run = make_request, .dev = op->piece.store->dev, .box = &w->box};
     pool_submit(w->engine->pool, &op->job);
 }
 
@@ -262,8 +261,7 @@ void posix_start_flush(struct posix_worker *w, struct posix_op *op)
     if (posix->file.in_memory) {
         op->error = posix_file_flush(&posix->file);
         posix_end_op(w, op, GPUNVME_OK);
-    } else if (!posix->uring || !has_uring(w) ||
-               !posix_uring_flush(w->uring, posix->file.fd, op)) {
+    } else if (!posix->uring || !has_uring(w) || !posix_uring_flush(w->uring, posix->file.fd, op)) {
         ask_pool(w, op);
     }
 }

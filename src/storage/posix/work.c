@@ -12,11 +12,12 @@
 #include "storage/futex.h"
 #include "storage/posix/worker.h"
 
-#define NOPS         320u        /* pieces that a lane has in hand */
-#define ENOUGH_SLOW  (16u << 20) /* bytes in hand that drives are asked for; more would keep none
-                                    busier, and others from it. One device has half of it */
-#define ENOUGH_QUICK (8u << 20)  /* of a device, that are copied at once */
-#define LOOK_TURNS   64u         /* of a lane that always finds work, between looks at copies */
+#define NOPS 320u /* pieces that a lane has in hand */
+#define ENOUGH_SLOW                                                                                \
+    (16u << 20)                 /* bytes in hand that drives are asked for; more would keep none   \
+                                   busier, and others from it. One device has half of it */
+#define ENOUGH_QUICK (8u << 20) /* of a device, that are copied at once */
+#define LOOK_TURNS   64u        /* of a lane that always finds work, between looks at copies */
 #define NAP_GATED_NS 20000u
 #define NAP_COPY_NS  20000u
 #define LOOKS_COPY   8u  /* at a copy, before a nap: enough for a small one alone */

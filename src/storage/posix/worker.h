@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * A lane of the posix backend, and the pieces of transfers in its hands. They are of any files. A store may be closed as soon as its last piece has been given back.
+ * A lane of the posix backend, and the pieces of transfers in its hands. They are of any files. A
+ * store may be closed as soon as its last piece has been given back.
  *
  * A piece is "started" when it has a place in memory; "advanced" by one request after the other
  * until its bytes are moved, the file ends, or an error; "finished" when the file has done its

@@ -112,10 +112,12 @@ static bool rouse(struct crew *crew, const struct gpunvme_store *store, size_t n
 {
     unsigned nlanes = atomic_load_explicit(&crew->nlanes, memory_order_relaxed);
 
-    for (unsigned i = 0; i < nlanes && n && wakes->n < MOST_WOKEN; i++) {
-        struct worker *worker = crew->lanes[i]->worker;
+    /* Those that have something in flight come last: they may have no room. */
+    for (unsigned i = 0; i < 2 * nlanes && n && wakes->n < MOST_WOKEN; i++) {
+        struct worker *worker = crew->lanes[i % nlanes]->worker;
+        uint32_t how = i < nlanes ? WORKER_RESTS : WORKER_WAITS;
 
-        if (worker == who || !may_serve(crew, i, store) || !worker_rouse(worker))
+        if (worker == who || !may_serve(crew, i % nlanes, store) || !worker_rouse(worker, how))
             continue;
         wakes->workers[wakes->n++] = worker;
         n--;

@@ -32,7 +32,8 @@ struct workers {
 
 void worker_wake(struct worker *worker)
 {
-    if (worker_rouse(worker))
+    if (__atomic_load_n(&worker->asleep, __ATOMIC_SEQ_CST) &&
+        __atomic_exchange_n(&worker->asleep, 0, __ATOMIC_SEQ_CST))
         futex_wake(&worker->asleep, 1);
 }
 
@@ -155,11 +156,11 @@ static bool has_work(const struct worker *w)
  * Sleeps until it is woken, or the deadline. Who has work for it stores that first and looks then
  * whether it sleeps; it says that it sleeps and then looks for work: one of the two sees the other.
  */
-static void sleep_until(struct worker *w, uint64_t deadline)
+static void sleep_until(struct worker *w, uint32_t how, uint64_t deadline)
 {
-    __atomic_store_n(&w->asleep, 1, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&w->asleep, how, __ATOMIC_SEQ_CST);
     if (!atomic_load(&w->changed) && !go_round(w))
-        futex_wait(&w->asleep, 1, deadline);
+        futex_wait(&w->asleep, how, deadline);
     __atomic_store_n(&w->asleep, 0, __ATOMIC_SEQ_CST);
 }
 
@@ -175,7 +176,7 @@ static void rest(struct worker *w)
             break;
         base_relax();
     }
-    sleep_until(w, looks ? futex_deadline(LOOK_NS) : INT64_MAX); /* what waits may be for others */
+    sleep_until(w, WORKER_RESTS, looks ? futex_deadline(LOOK_NS) : INT64_MAX); /* what waits may be for others */
     for (struct lane *lane = w->lanes; lane && looks; lane = lane->next)
         if (lane->ops->look)
             lane->ops->look(lane);
@@ -190,7 +191,7 @@ static void wait_for(struct worker *w, unsigned nbusy)
         lane = lane->next ? lane->next : w->lanes;
     w->turn_of = lane->next;
     if (!lane->ops->wait || !lane->ops->wait(lane, nbusy > 1 ? SHARED_NS : BUSY_NS))
-        sleep_until(w, futex_deadline(nbusy > 1 ? SHARED_NS : SLEEP_NS));
+        sleep_until(w, WORKER_WAITS, futex_deadline(nbusy > 1 ? SHARED_NS : SLEEP_NS));
 }
 
 static void *thread_main(void *worker)

@@ -9,10 +9,13 @@
 
 #include "storage/crew.h"
 
+/* How it sleeps: without anything in flight, or with. */
+enum { WORKER_RESTS = 1, WORKER_WAITS = 2 };
+
 struct worker {
     struct workers *all;
     pthread_t thread;
-    uint32_t asleep;      /* a futex: 1 while the thread sleeps, or is about to */
+    uint32_t asleep;      /* a futex: how the thread sleeps, or is about to; 0: not at all */
     struct lane *lanes;   /* the thread's own */
     struct lane *turn_of; /* which of them is served first */
     _Atomic bool changed; /* there are lanes to add or to remove, or the end has come */
@@ -37,10 +40,10 @@ void worker_add(struct worker *worker, struct lane *lane);
 /* Takes away the worker's lane of a crew, which has nothing in flight; waits until that is done. */
 void worker_remove(struct worker *worker, struct crew *crew);
 
-/* True: it slept, and does not any more; its thread is to be woken by futex_wake(&asleep). */
-static inline bool worker_rouse(struct worker *worker)
+/* True: it slept like this, and does not any more; its thread is to be woken by futex_wake(). */
+static inline bool worker_rouse(struct worker *worker, uint32_t how)
 {
-    return __atomic_load_n(&worker->asleep, __ATOMIC_SEQ_CST) &&
+    return __atomic_load_n(&worker->asleep, __ATOMIC_SEQ_CST) == how &&
            __atomic_exchange_n(&worker->asleep, 0, __ATOMIC_SEQ_CST);
 }
 

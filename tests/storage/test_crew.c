@@ -219,6 +219,14 @@ static int teardown(void **state)
     return nclosed == nlanes && !store.in_flight && !other.in_flight ? 0 : -1;
 }
 
+/* Workers that have been refused all there was sleep until somebody wakes them. */
+static void opens_gate(void)
+{
+    open_gate = true;
+    for (unsigned i = 0; i < NWORKERS; i++)
+        worker_wake(workers_at(engine->workers, i));
+}
+
 static void started(const struct lane_ops *ops, unsigned n)
 {
     for (; nlanes < n; nlanes++) {
@@ -289,7 +297,7 @@ static void a_small_transfer_does_not_wait_for_a_huge_one(void **state)
     started(&by_one, 1);
     submitted(ios, 3);
     assert_int_equal(crew_waiting(crew), 3);
-    open_gate = true;
+    opens_gate();
     for (unsigned i = 0; i < 3; i++)
         ended(&ios[i]);
     assert_int_equal(crew_waiting(crew), 0);
@@ -493,8 +501,7 @@ static void no_more_pieces_are_in_hand_than_a_store_may_have(void **state)
     for (unsigned i = 0; i < 5; i++)
         crew_end(&pieces[i], GPUNVME_OK, pieces[i].nbytes);
     ended(&ios[1]);
-    open_gate = true;
-    started(&by_one, 2); /* which has its worker look */
+    opens_gate();
     ended(&ios[0]);
     free(lane.hands);
 }
@@ -543,7 +550,7 @@ static void a_store_with_thousands_of_transfers_does_not_hold_up_anothers(void *
     if (submit_to(&other, &one, 1, NULL))
         fail_msg("%s", gpunvme_err_detail());
     assert_int_equal(crew_waiting(crew), NQUEUED + 1);
-    open_gate = true;
+    opens_gate();
     ended(&one);
     for (unsigned i = 0; i < NQUEUED; i++)
         ended(&many[i]);
@@ -621,7 +628,7 @@ static void stores_that_block_do_not_stop_others(void **state)
     }
     gpunvme_engine_get_info(engine, &info);
     assert_in_range(info.blocked, 24, POOL_THREADS - 1);
-    open_gate = true;
+    opens_gate();
     for (unsigned k = 0; k < NSTORES; k++)
         for (unsigned i = 0; i < N; i++)
             ended(&hung[k][i]);

@@ -69,9 +69,10 @@ static void a_command_that_is_sent_after_a_long_reset_is_not_late(void **state)
     static struct nvme_store s = {.command_timeout_ns = TIMEOUT_NS};
     static struct gpunvme_ns ns = {.block_size = 512, .block_shift = 9};
     static struct nvme_claim claims[2];
+    static struct gpunvme_store store = {.priv = &s};
     struct gpunvme_io io = {.op = GPUNVME_OP_FLUSH};
-    const struct crew_piece piece = {.io = &io};
-    struct nvme_slot slots[2] = {{.s = &s, .claim = 0}, {.s = &s, .claim = 1}};
+    const struct crew_piece piece = {.io = &io, .store = &store, .op = GPUNVME_OP_FLUSH};
+    struct nvme_slot slots[2] = {{.claim = 0}, {.claim = 1}};
 
     (void)state;
     s.ns = &ns;
@@ -95,13 +96,18 @@ static void a_command_that_is_sent_after_a_long_reset_is_not_late(void **state)
 static void a_write_waits_for_who_writes_a_part_of_its_block(void **state)
 {
     static struct nvme_store s = {.chunk = 4096};
-    static struct gpunvme_store store;
+    static struct gpunvme_store store = {.priv = &s};
     static struct gpunvme_ns ns = {.block_size = 512, .block_shift = 9, .nbytes = 8192};
     static uint8_t bytes[512];
     struct nvme_claimed claimed;
     struct gpunvme_io io = {.op = GPUNVME_OP_WRITE, .ptr = bytes, .offset = 512, .nbytes = 512};
-    const struct crew_piece piece = {.io = &io, .offset = 512, .ptr = bytes, .nbytes = 512};
-    struct nvme_slot slot = {.s = &s, .store = &store, .claim = 0};
+    const struct crew_piece piece = {.io = &io,
+                                     .store = &store,
+                                     .op = GPUNVME_OP_WRITE,
+                                     .offset = 512,
+                                     .ptr = bytes,
+                                     .nbytes = 512};
+    struct nvme_slot slot = {.claim = 0};
 
     (void)state;
     s.ns = &ns;

@@ -261,8 +261,10 @@ gpunvme_err_t workers_start(unsigned n, struct workers **out)
         w->all = workers;
         error = store_start_thread(&w->thread, thread_main, w);
         if (error) {
+            unsigned nstarted = workers->nstarted;
+
             workers_stop(workers);
-            return base_fail_errno(error, "thread %u of %u", workers->nstarted + 1, n);
+            return base_fail_errno(error, "thread %u of %u", nstarted + 1, n);
         }
     }
     *out = workers;

@@ -16,6 +16,8 @@
 #define ENOUGH_NBYTES (64u << 20) /* of all slots: to pin them takes time, at first use */
 #define ENOUGH_PART   (16u << 20) /* of a worker's */
 
+#define DEFAULT_PINNED ((size_t)128 << 20)
+
 /*
  * Whether this process may have io_uring: some kernels, and the rules of containers, forbid it.
  * Without descriptors left it may well be allowed: each lane finds out for itself.
@@ -54,6 +56,7 @@ void posix_engine_destroy(struct posix_engine *engine)
     crew_destroy(engine->crew);
     for (unsigned i = 0; i < POSIX_NRINGS; i++)
         posix_ring_destroy(&engine->rings[i]);
+    pthread_mutex_destroy(&engine->budget.lock);
     free(engine);
 }
 
@@ -81,7 +84,9 @@ static gpunvme_err_t make_first(struct gpunvme_engine *of)
     if (!engine)
         return base_fail(GPUNVME_ERR_NOMEM, "slots for files");
     for (unsigned i = 0; i < POSIX_NRINGS; i++)
-        posix_ring_init(&engine->rings[i]);
+        posix_ring_init(&engine->rings[i], &engine->budget);
+    pthread_mutex_init(&engine->budget.lock, NULL);
+    engine->budget.most = of->config.pinned_nbytes ? of->config.pinned_nbytes : DEFAULT_PINNED;
     err = make(of, engine);
     if (err) {
         base_keep(&failure, err);

@@ -16,6 +16,7 @@ struct posix_engine {
     struct pool *pool;
     int uring_errno;         /* why this process may have no io_uring; 0: it may */
     _Atomic unsigned nblind; /* lanes that got none all the same */
+    struct posix_budget budget;
     struct posix_ring rings[POSIX_NRINGS];
 };
 

@@ -225,6 +225,7 @@ static gpunvme_err_t open_direct(struct gpunvme_store *store, struct posix_file 
 {
     enum store_switch wanted = store->uri.options.direct;
     int how = O_DIRECT | (store->flags & GPUNVME_OPEN_WRITE ? O_RDWR : O_RDONLY);
+    uint64_t size;
 
     if (wanted == STORE_OFF) {
         snprintf(file->why_not, sizeof(file->why_not), "direct=off");
@@ -245,6 +246,8 @@ static gpunvme_err_t open_direct(struct gpunvme_store *store, struct posix_file 
         return GPUNVME_OK;
     }
     ask_alignment(file);
+    if (!posix_file_size(file, &size))
+        atomic_store(&file->seen_nbytes, size);
     file->pays = true;
     file->wanted = wanted == STORE_ON;
     return GPUNVME_OK;

@@ -53,6 +53,7 @@ struct posix_file {
     bool wanted;    /* … whenever it can be: direct=on */
     uint32_t align; /* of offsets and lengths with O_DIRECT: a power of two, at most a page */
     uint32_t memory_align;
+    _Atomic uint64_t seen_nbytes; /* its size, when that was asked for last */
     _Atomic bool no_direct; /* the kernel refused it after all */
     _Atomic bool direct_works;
     _Atomic bool no_nowait; /* RWF_NOWAIT is not known here */
@@ -119,40 +120,64 @@ unsigned posix_uring_in_flight(const struct posix_uring *uring);
  */
 
 /*
- * A worker's slots. It pins them itself when it first meets GPU memory: the zeroing of new memory,
- * which is half of the work, is done by all workers at once, and who is ready begins to copy.
+ * Some slots, the home of a lane. It pins them itself when it first needs one: the zeroing of new
+ * memory, which is half of the work, is done by all lanes at once, and who is ready begins to copy.
  */
 struct posix_part {
     uint8_t *base;
     struct gpunvme_buf pinned; /* .cpu: NULL before */
     _Atomic bool tried;
-    enum gpunvme_mem mem; /* PINNED, or HOST where it could not be pinned */
+    enum gpunvme_mem mem;    /* PINNED, or HOST where it could not be pinned */
+    bool is_open;            /* its slots may be used */
+    struct posix_slot *free; /* the one that was used last is in the processor's cache */
 };
 
-/* The memory of all slots of one kind of all workers. */
+/* How much may be pinned, by all rings. */
+struct posix_budget {
+    pthread_mutex_t lock;
+    size_t nbytes, most;
+};
+
+/* The memory of all slots of one kind. Any lane may use any slot; it takes those of its home first. */
 struct posix_ring {
+    struct posix_budget *budget;
     uint8_t *base;
     size_t nbytes, part_nbytes;
     int fd; /* of a file in memory that it is made of; -1: none */
     size_t slot_nbytes;
-    unsigned nslots, nparts; /* of each worker; workers */
+    unsigned nslots, nparts; /* of each part; parts */
     struct posix_part *parts;
-    struct posix_slot *slots; /* nslots of each worker, one worker's behind the other's */
-    pthread_mutex_t lock;
+    struct posix_slot *slots;    /* nslots of each part, one part's behind the other's */
+    pthread_mutex_t lock;        /* of pinning and streams */
+    pthread_mutex_t free_lock;   /* of free slots, what is open, and shares */
+    struct lane_shares shares;   /* slots that wait for a drive, by device */
+    _Atomic unsigned nopen;      /* slots that may be used; free ones of them; and those that */
+    _Atomic unsigned nfree;      /* … */
+    _Atomic unsigned nlost;      /* the GPU never gave back */
     _Atomic unsigned npinned, nrefused; /* parts that were, and could not be */
     _Atomic unsigned gpu;               /* for which the first part was pinned */
     _Atomic uint64_t ready_gpus;        /* a bit for each for which all slots are prepared */
-    _Atomic bool lost;                  /* a GPU may reach for some of it for ever */
     char why_not[160];                  /* the first could not be */
 };
 
-void posix_ring_init(struct posix_ring *ring);
-gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nworkers, unsigned nslots,
+void posix_ring_init(struct posix_ring *ring, struct posix_budget *budget);
+gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nparts, unsigned nslots,
                                 size_t slot_nbytes, bool in_file);
 void posix_ring_destroy(struct posix_ring *ring);
 
-/* For this GPU; others reach it too. A worker pins its own part, before it copies. */
-void posix_ring_pin(struct posix_ring *ring, struct posix_part *part, unsigned gpu);
+/*
+ * Takes a slot, of `home` if it can be, and pins it for this GPU; others reach it too. Slots of
+ * pieces that are not quick may be half of what other devices leave. NULL: there is none now.
+ */
+struct posix_slot *posix_ring_take(struct posix_ring *ring, struct posix_part *home, dev_t dev,
+                                   bool is_quick, unsigned gpu);
+void posix_ring_give(struct posix_slot *slot);
+
+/* Copies that were started do not end: the slot is left to the GPU. */
+void posix_ring_lose(struct posix_slot *slot);
+
+/* All slots are lost. */
+bool posix_ring_is_lost(const struct posix_ring *ring);
 
 struct posix_op;
 struct posix_set;
@@ -162,8 +187,9 @@ enum posix_slot_state { POSIX_SLOT_FREE, POSIX_SLOT_FILLING, POSIX_SLOT_MOVING }
 /* Some memory, and the pieces that lie in it one behind the other. All read, or all are written. */
 struct posix_slot {
     uint8_t *cpu;
-    const struct posix_part *part; /* that it lies in */
-    struct posix_set *set;         /* of its worker */
+    struct posix_ring *ring;
+    struct posix_part *part; /* that it lies in */
+    struct posix_set *set;   /* of the lane that has it */
     size_t used;
     enum gpunvme_op op;
     enum posix_slot_state state;

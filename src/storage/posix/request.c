@@ -25,15 +25,24 @@ static void finished(struct posix_worker *w, struct posix_op *op)
     posix_slot_finished(w, slot);
 }
 
-/* Straight into the caller's memory: no byte behind the end of the file may be touched. */
-static size_t straight_nbytes(const struct posix_op *op)
+/*
+ * Straight into the caller's memory: no byte behind the end of the file is touched. The file is
+ * asked where that is only behind what was seen to be its size: the call may block.
+ */
+static size_t straight_nbytes(struct posix_op *op)
 {
-    const struct posix_file *file = &posix_of(op)->file;
+    struct posix_file *file = &posix_of(op)->file;
     size_t left = op->piece.nbytes - op->done;
-    uint64_t size;
+    uint64_t size = atomic_load_explicit(&file->seen_nbytes, memory_order_relaxed);
 
-    if (op->at & (file->align - 1) || (uintptr_t)op->memory & (file->memory_align - 1) ||
-        posix_file_size(file, &size) || size <= op->at)
+    if (op->at & (file->align - 1) || (uintptr_t)op->memory & (file->memory_align - 1))
+        return 0;
+    if (op->at + left > size) {
+        if (posix_file_size(file, &size))
+            return 0;
+        atomic_store_explicit(&file->seen_nbytes, size, memory_order_relaxed);
+    }
+    if (size <= op->at)
         return 0;
     if (left > size - op->at)
         left = (size_t)(size - op->at);
@@ -157,7 +166,7 @@ static void took(struct posix_op *op, ssize_t result)
     }
 }
 
-/* The kernel keeps our slots, if it will: io_uring's requests cost less. */
+/* The kernel keeps the slots of the lane's home, if it will: io_uring's requests cost less. */
 static void keep_slots(struct posix_worker *w)
 {
     const struct posix_set *set = &w->sets[POSIX_SLOTS];
@@ -165,7 +174,7 @@ static void keep_slots(struct posix_worker *w)
     if (w->asked_to_keep)
         return;
     w->asked_to_keep = true;
-    posix_uring_keep(w->uring, set->slots[0].cpu, set->ring->slot_nbytes * set->ring->nslots);
+    posix_uring_keep(w->uring, set->home->base, set->ring->part_nbytes);
 }
 
 /* A lane's ring is made when its first request wants one. */
@@ -189,7 +198,7 @@ static bool ask_uring(struct posix_worker *w, struct posix_op *op)
 
     if (op->blocks || !posix_of(op)->uring || !has_uring(w))
         return false;
-    if (op->slot)
+    if (op->slot && op->slot->part == w->sets[POSIX_SLOTS].home)
         keep_slots(w);
     return posix_uring_move(w->uring, op->direct ? file->direct_fd : file->fd, op->piece.op,
                             op->memory, op->asked, op->at, op);

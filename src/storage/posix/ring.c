@@ -23,9 +23,11 @@
 #define WAIT_RELAX  32u /* pauses of the processor between them: about a microsecond */
 #define WAIT_NAP_NS 20000u
 
-void posix_ring_init(struct posix_ring *ring)
+void posix_ring_init(struct posix_ring *ring, struct posix_budget *budget)
 {
+    ring->budget = budget;
     pthread_mutex_init(&ring->lock, NULL);
+    pthread_mutex_init(&ring->free_lock, NULL);
     ring->fd = -1;
 }
 
@@ -40,54 +42,82 @@ static int memory_file(size_t nbytes)
     return fd;
 }
 
+static void lay_out(struct posix_ring *ring)
+{
+    for (unsigned i = ring->nparts * ring->nslots; i-- > 0;) {
+        struct posix_part *part = &ring->parts[i / ring->nslots];
+        struct posix_slot *slot = &ring->slots[i];
+
+        part->base = ring->base + i / ring->nslots * ring->part_nbytes;
+        part->mem = GPUNVME_MEM_HOST;
+        slot->ring = ring;
+        slot->part = part;
+        slot->cpu = part->base + i % ring->nslots * ring->slot_nbytes;
+        slot->next = part->free;
+        part->free = slot;
+    }
+}
+
 /* Address space; memory comes with the first touch. */
-gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nworkers, unsigned nslots,
+gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nparts, unsigned nslots,
                                 size_t slot_nbytes, bool in_file)
 {
-    size_t page;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE); /* what is pinned is whole ones */
     void *base;
 
-    ring->parts = calloc(nworkers, sizeof(*ring->parts));
-    ring->slots = calloc((size_t)nworkers * nslots, sizeof(*ring->slots));
+    ring->parts = calloc(nparts, sizeof(*ring->parts));
+    ring->slots = calloc((size_t)nparts * nslots, sizeof(*ring->slots));
     if (!ring->parts || !ring->slots)
-        return base_fail(GPUNVME_ERR_NOMEM, "the slots of %u threads", nworkers);
+        return base_fail(GPUNVME_ERR_NOMEM, "%u slots", nparts * nslots);
     ring->slot_nbytes = slot_nbytes;
     ring->nslots = nslots;
-    ring->nparts = nworkers;
-    page = (size_t)sysconf(_SC_PAGESIZE); /* what is pinned is whole ones */
     ring->part_nbytes = (slot_nbytes * nslots + page - 1) / page * page;
-    ring->nbytes = ring->part_nbytes * nworkers;
+    ring->nbytes = ring->part_nbytes * nparts;
     ring->fd = in_file ? memory_file(ring->nbytes) : -1;
     base = mmap(NULL, ring->nbytes, PROT_READ | PROT_WRITE,
                 ring->fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, ring->fd, 0);
     if (base == MAP_FAILED)
-        return base_fail_errno(errno,
-                               "%zu bytes of memory for slots: open it with fewer threads, "
-                               "or a smaller chunk or depth",
+        return base_fail_errno(errno, "%zu bytes of memory for slots: take fewer threads",
                                ring->nbytes);
     ring->base = base;
-    for (unsigned i = 0; i < nworkers; i++)
-        ring->parts[i] = (struct posix_part){.base = ring->base + i * ring->part_nbytes,
-                                             .mem = GPUNVME_MEM_HOST};
+    ring->nparts = nparts;
+    lay_out(ring);
     if (ring->nbytes >= HUGE_PAGE)
         madvise(base, ring->nbytes, MADV_HUGEPAGE); /* a wish: fine without */
     return GPUNVME_OK;
 }
 
+/* What is on a stream that does not end may still reach for the slot's memory. */
+static bool drop_streams(const struct posix_slot *slot)
+{
+    bool ended = true;
+
+    for (unsigned gpu = 0; gpu < POSIX_MAX_GPUS; gpu++)
+        if (gpunvme_mem_stream_destroy(slot->streams[gpu]) == GPUNVME_ERR_TIMEOUT)
+            ended = false;
+    return ended;
+}
+
 void posix_ring_destroy(struct posix_ring *ring)
 {
-    if (!atomic_load(&ring->lost)) {
-        for (unsigned i = 0; i < ring->nparts; i++)
-            gpunvme_mem_unregister(&ring->parts[i].pinned);
-        if (ring->base)
-            munmap(ring->base, ring->nbytes);
-    }
+    bool ended = true;
+
+    for (unsigned i = 0; i < ring->nparts * ring->nslots; i++)
+        ended &= drop_streams(&ring->slots[i]);
+    for (unsigned i = 0; i < ring->nparts && ended; i++)
+        gpunvme_mem_unregister(&ring->parts[i].pinned);
+    if (ring->base && ended)
+        munmap(ring->base, ring->nbytes);
     free(ring->parts);
     free(ring->slots);
     if (ring->fd >= 0)
         close(ring->fd);
     pthread_mutex_destroy(&ring->lock);
+    pthread_mutex_destroy(&ring->free_lock);
 }
+
+/* ---- Pinning -----------------------------------------------------------------------------------
+ */
 
 static gpunvme_err_t pin(struct posix_part *part, size_t nbytes, unsigned gpu)
 {
@@ -117,7 +147,8 @@ static void try_to_pin(struct posix_ring *ring, struct posix_part *part, unsigne
     atomic_store_explicit(&part->tried, true, memory_order_release);
 }
 
-void posix_ring_pin(struct posix_ring *ring, struct posix_part *part, unsigned gpu)
+/* For this GPU; others reach it too. */
+static void pin_part(struct posix_ring *ring, struct posix_part *part, unsigned gpu)
 {
     if (atomic_load_explicit(&part->tried, memory_order_acquire))
         return;
@@ -127,6 +158,99 @@ void posix_ring_pin(struct posix_ring *ring, struct posix_part *part, unsigned g
     if (!atomic_load(&part->tried))
         try_to_pin(ring, part, gpu);
     pthread_mutex_unlock(&ring->lock);
+}
+
+/* ---- Slots are taken and given back ------------------------------------------------------------
+ */
+
+/* Under the lock. One part is opened whatever is pinned already. */
+static bool open_part(struct posix_ring *ring, struct posix_part *part)
+{
+    struct posix_budget *budget = ring->budget;
+
+    if (part->is_open)
+        return true;
+    pthread_mutex_lock(&budget->lock);
+    part->is_open = budget->nbytes + ring->part_nbytes <= budget->most || !ring->nopen;
+    if (part->is_open)
+        budget->nbytes += ring->part_nbytes;
+    pthread_mutex_unlock(&budget->lock);
+    if (part->is_open) {
+        ring->nopen += ring->nslots;
+        ring->nfree += ring->nslots;
+    }
+    return part->is_open;
+}
+
+/* Under the lock: a part with a free slot; NULL: there is none. */
+static struct posix_part *find_part(struct posix_ring *ring, struct posix_part *home)
+{
+    if (home->free && open_part(ring, home))
+        return home;
+    for (unsigned i = 0; i < ring->nparts && ring->nfree; i++)
+        if (ring->parts[i].is_open && ring->parts[i].free)
+            return &ring->parts[i];
+    for (unsigned i = 0; i < ring->nparts; i++)
+        if (!ring->parts[i].is_open && open_part(ring, &ring->parts[i]))
+            return &ring->parts[i];
+    return NULL;
+}
+
+static size_t most_open(const struct posix_ring *ring)
+{
+    size_t n = ring->budget->most / ring->part_nbytes;
+
+    return ring->nslots * (n < 1 ? 1 : n < ring->nparts ? n : ring->nparts);
+}
+
+struct posix_slot *posix_ring_take(struct posix_ring *ring, struct posix_part *home, dev_t dev,
+                                   bool is_quick, unsigned gpu)
+{
+    struct posix_slot *slot = NULL;
+    struct posix_part *part;
+
+    pthread_mutex_lock(&ring->free_lock);
+    part = find_part(ring, home);
+    if (part && is_quick)
+        lane_share_add(&ring->shares, dev, 1);
+    else if (part && !lane_share_take(&ring->shares, dev, 1, most_open(ring)))
+        part = NULL;
+    if (part) {
+        slot = part->free;
+        part->free = slot->next;
+        ring->nfree--;
+    }
+    pthread_mutex_unlock(&ring->free_lock);
+    if (slot)
+        pin_part(ring, part, gpu);
+    return slot;
+}
+
+void posix_ring_give(struct posix_slot *slot)
+{
+    struct posix_ring *ring = slot->ring;
+
+    pthread_mutex_lock(&ring->free_lock);
+    lane_share_give(&ring->shares, slot->dev, 1);
+    slot->next = slot->part->free;
+    slot->part->free = slot;
+    ring->nfree++;
+    pthread_mutex_unlock(&ring->free_lock);
+}
+
+void posix_ring_lose(struct posix_slot *slot)
+{
+    struct posix_ring *ring = slot->ring;
+
+    pthread_mutex_lock(&ring->free_lock);
+    lane_share_give(&ring->shares, slot->dev, 1);
+    ring->nlost++;
+    pthread_mutex_unlock(&ring->free_lock);
+}
+
+bool posix_ring_is_lost(const struct posix_ring *ring)
+{
+    return ring->nlost && ring->nlost == ring->nopen;
 }
 
 /* ---- Copies ------------------------------------------------------------------------------------
@@ -178,12 +302,20 @@ gpunvme_err_t posix_ring_prepare(struct posix_ring *ring, unsigned gpu)
 
     if (gpu >= POSIX_MAX_GPUS || atomic_load(&ring->ready_gpus) >> gpu & 1)
         return GPUNVME_OK;
-    for (unsigned i = 0; i < ring->nparts; i++)
-        posix_ring_pin(ring, &ring->parts[i], gpu);
-    for (size_t i = 0; i < (size_t)ring->nparts * ring->nslots && !err; i++) {
-        err = stream_of(ring, &ring->slots[i], gpu, &stream);
-        if (!err)
-            err = mem_stream_prepare_batches(stream);
+    for (unsigned i = 0; i < ring->nparts; i++) {
+        bool is_open;
+
+        pthread_mutex_lock(&ring->free_lock);
+        is_open = open_part(ring, &ring->parts[i]);
+        pthread_mutex_unlock(&ring->free_lock);
+        if (!is_open)
+            continue;
+        pin_part(ring, &ring->parts[i], gpu);
+        for (unsigned k = 0; k < ring->nslots && !err; k++) {
+            err = stream_of(ring, &ring->slots[i * ring->nslots + k], gpu, &stream);
+            if (!err)
+                err = mem_stream_prepare_batches(stream);
+        }
     }
     if (!err)
         atomic_fetch_or(&ring->ready_gpus, UINT64_C(1) << gpu);

@@ -40,17 +40,20 @@ static uint64_t copy_ns_of(const struct posix_op *op)
 /* For pieces like this one. */
 static struct posix_slot *take_slot(struct posix_set *set, const struct posix_op *op)
 {
-    struct posix_slot *slot = set->free;
+    dev_t dev = op->piece.store->dev;
+    struct posix_slot *slot =
+        posix_ring_take(set->ring, set->home, dev, posix_is_quick(&op->piece), op->gpu);
 
     if (!slot)
         return NULL;
-    set->free = slot->next;
+    set->nheld++;
+    slot->set = set;
     slot->next = NULL;
     slot->used = 0;
     slot->op = op->piece.op;
     slot->gpu = op->gpu;
     slot->copy_ns = copy_ns_of(op);
-    slot->dev = op->piece.store->dev;
+    slot->dev = dev;
     slot->quick = true;
     slot->state = POSIX_SLOT_FILLING;
     slot->sealed = false;
@@ -58,14 +61,6 @@ static struct posix_slot *take_slot(struct posix_set *set, const struct posix_op
     slot->first = NULL;
     slot->last = &slot->first;
     return slot;
-}
-
-/* The one that was used last is taken next: it is in the processor's cache. */
-void posix_free_slot(struct posix_slot *slot)
-{
-    slot->state = POSIX_SLOT_FREE;
-    slot->next = slot->set->free;
-    slot->set->free = slot;
 }
 
 static void end_slot(struct posix_worker *w, struct posix_slot *slot, gpunvme_err_t err)
@@ -76,10 +71,12 @@ static void end_slot(struct posix_worker *w, struct posix_slot *slot, gpunvme_er
         next = op->next;
         posix_end_op(w, op, err);
     }
+    slot->state = POSIX_SLOT_FREE;
+    slot->set->nheld--;
     if (slot->lost)
-        slot->set->nlost++; /* the GPU may still write there, or read */
+        posix_ring_lose(slot); /* the GPU may still write there, or read */
     else
-        posix_free_slot(slot);
+        posix_ring_give(slot);
 }
 
 /* Its copies are done, or have failed. */

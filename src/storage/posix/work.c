@@ -80,8 +80,7 @@ static void start_gpu(struct posix_worker *w, struct posix_op *op)
         posix_end_op(w, op, err);
         return;
     }
-    posix_ring_pin(set->ring, set->part, op->gpu);
-    if (set->nlost == set->ring->nslots) {
+    if (posix_ring_is_lost(set->ring)) {
         posix_end_op(w, op, base_fail(GPUNVME_ERR_GPU, "the GPU does not answer any more"));
         return;
     }
@@ -212,11 +211,11 @@ static void start_waiting(struct posix_worker *w)
     }
 }
 
-/* There is a kind of which none is free. */
+/* It has as many as are its share: there may be no more. */
 static bool lacks_slots(const struct posix_worker *w)
 {
     for (unsigned i = 0; i < POSIX_NRINGS; i++)
-        if (!w->sets[i].free)
+        if (w->sets[i].nheld >= w->sets[i].ring->nslots)
             return true;
     return false;
 }
@@ -225,7 +224,7 @@ static bool lacks_slots(const struct posix_worker *w)
 static bool may_go_on(const struct posix_worker *w)
 {
     for (unsigned i = 0; i < POSIX_NRINGS; i++)
-        if (w->sets[i].free || w->sets[i].nlost)
+        if (w->sets[i].ring->nfree || w->sets[i].ring->nlost)
             return true;
     return false;
 }
@@ -281,8 +280,8 @@ static bool wait(struct lane *lane, uint64_t ns)
         posix_uring_submit(w->uring, w->moving ? ns / 20 : ns);
     else if (w->moving)
         wait_for_copy(w);
-    else if (w->gated)
-        nap(NAP_GATED_NS); /* other lanes have writes under way that this one's wait for */
+    else if (w->gated || w->waiting.first)
+        nap(NAP_GATED_NS); /* other lanes have writes under way that this one's wait for, or slots */
     else
         return false;
     return true;
@@ -291,42 +290,17 @@ static bool wait(struct lane *lane, uint64_t ns)
 /* ---- Making one --------------------------------------------------------------------------------
  */
 
-/* What is on a stream that does not end may still reach for the slot's memory. */
-static void drop_streams(struct posix_ring *ring, const struct posix_slot *slot)
-{
-    for (unsigned gpu = 0; gpu < POSIX_MAX_GPUS; gpu++)
-        if (gpunvme_mem_stream_destroy(slot->streams[gpu]) == GPUNVME_ERR_TIMEOUT)
-            atomic_store(&ring->lost, true);
-}
-
 static void close_lane(struct lane *lane)
 {
     struct posix_worker *w = (struct posix_worker *)lane;
 
     posix_uring_destroy(w->uring);
-    for (unsigned k = 0; k < POSIX_NRINGS; k++)
-        for (unsigned i = 0; i < w->sets[k].ring->nslots; i++)
-            drop_streams(w->sets[k].ring, &w->sets[k].slots[i]);
     free(w->ops);
     free(w);
 }
 
 static const struct lane_ops lane_ops = {
     .admit = admit, .begin = begin, .turn = turn, .wait = wait, .close = close_lane};
-
-/* The part of a ring that is this worker's. */
-static void take_part(struct posix_set *set, struct posix_ring *ring, unsigned index)
-{
-    set->ring = ring;
-    set->part = &ring->parts[index];
-    set->slots = &ring->slots[(size_t)index * ring->nslots];
-    for (unsigned i = ring->nslots; i-- > 0;) {
-        set->slots[i].cpu = set->part->base + ring->slot_nbytes * i;
-        set->slots[i].part = set->part;
-        set->slots[i].set = set;
-        posix_free_slot(&set->slots[i]);
-    }
-}
 
 gpunvme_err_t posix_add_lane(struct posix_engine *engine, unsigned index, struct worker *worker)
 {
@@ -343,7 +317,8 @@ gpunvme_err_t posix_add_lane(struct posix_engine *engine, unsigned index, struct
     w->waiting.last = &w->waiting.first;
     w->last_moving = &w->moving;
     for (unsigned i = 0; i < POSIX_NRINGS; i++)
-        take_part(&w->sets[i], &engine->rings[i], index);
+        w->sets[i] = (struct posix_set){.ring = &engine->rings[i],
+                                        .home = &engine->rings[i].parts[index]};
     w->ops = ops;
     for (; w->nfree < NOPS; w->nfree++) {
         ops[w->nfree].next = w->free;

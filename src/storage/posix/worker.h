@@ -66,12 +66,11 @@ struct posix_list {
     struct posix_op *first, **last;
 };
 
-/* A worker's slots of one kind. */
+/* A lane's slots of one kind. */
 struct posix_set {
     struct posix_ring *ring;
-    struct posix_part *part;
-    struct posix_slot *slots, *free;
-    unsigned nlost; /* slots that the GPU never gave back */
+    struct posix_part *home;
+    unsigned nheld; /* that it has taken */
 };
 
 struct posix_worker {
@@ -128,8 +127,6 @@ bool posix_is_quick(const struct crew_piece *piece);
 
 /* Gives a piece back. An error of its own, of the file, is told by its errno. */
 void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err);
-
-void posix_free_slot(struct posix_slot *slot);
 
 /* The worker's slots that a piece may lie in. */
 static inline struct posix_set *posix_set_for(struct posix_worker *w, const struct posix_op *op)

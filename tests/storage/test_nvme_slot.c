@@ -60,8 +60,13 @@ static void turn(struct nvme_slot *slots, unsigned n)
 {
     uint64_t now = now_ns;
 
-    for (unsigned i = 0; i < n; i++)
+    for (unsigned i = 0; i < n; i++) {
         nvme_slot_turn(&slots[i], &now);
+        while (nvme_slot_must_block(&slots[i])) {
+            nvme_slot_block(&slots[i]);
+            nvme_slot_turn(&slots[i], &now);
+        }
+    }
 }
 
 static void a_command_that_is_sent_after_a_long_reset_is_not_late(void **state)

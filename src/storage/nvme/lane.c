@@ -5,6 +5,7 @@
 #include "storage/nvme/lane.h"
 
 #include <sched.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -30,7 +31,11 @@ struct nvme_lane {
     struct nvme_slot *slots; /* depth of them */
     struct nvme_slot **busy; /* the first nbusy; then those that are free */
     unsigned nbusy;
-    uint64_t looked_ns; /* by nvme_rough_now() */
+    struct pool *pool;
+    struct pool_box box;   /* of slots, and of `check`, that a thread of the pool had */
+    struct pool_job check; /* looks after the controller */
+    bool is_checking;      /* a thread has it */
+    uint64_t looked_ns;    /* by nvme_rough_now() */
     struct nvme_lull lull;
 };
 
@@ -46,37 +51,33 @@ uint64_t nvme_rough_now(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/*
- * Spins at first, then sleeps, longer and longer, and now and then looks whether the controller is
- * still there. What it finds, the commands are told.
- */
-void nvme_wait_a_little(struct gpunvme_ctrl *ctrl, struct gpunvme_ioq *ioq, struct nvme_lull *lull,
-                        uint64_t ns)
+/* Spins at first, then sleeps, longer and longer. */
+bool nvme_wait_a_little(struct gpunvme_ioq *ioq, struct nvme_lull *lull, uint64_t ns)
 {
     uint64_t now, waited;
 
     if (++lull->turns % SPIN_TURNS) {
         base_relax();
-        return;
+        return false;
     }
     now = futex_now();
     if (lull->turns == SPIN_TURNS)
         lull->since = lull->looked = now;
     waited = now - lull->since;
-    if (now - lull->looked >= LOOK_NS) {
-        gpunvme_ctrl_check(ctrl);
-        lull->looked = now;
-    }
     if (waited < SPIN_NS) {
         sched_yield(); /* to whoever is to complete it, where he is a thread without a core */
-        return;
+    } else {
+        if (ns > MAX_SLEEP_NS)
+            ns = MAX_SLEEP_NS;
+        if (ns > waited / 8)
+            ns = waited / 8;
+        lull->turns -= 1; /* from now on each turn is a sleep */
+        gpunvme_ioq_sleep(ioq, &lull->seen, ns < SLEEP_NS ? SLEEP_NS : ns);
     }
-    if (ns > MAX_SLEEP_NS)
-        ns = MAX_SLEEP_NS;
-    if (ns > waited / 8)
-        ns = waited / 8;
-    lull->turns -= 1; /* from now on each turn is a sleep */
-    gpunvme_ioq_sleep(ioq, &lull->seen, ns < SLEEP_NS ? SLEEP_NS : ns);
+    if (now - lull->looked < LOOK_NS)
+        return false;
+    lull->looked = now;
+    return true;
 }
 
 /* ---- The lane's functions ----------------------------------------------------------------------
@@ -100,31 +101,91 @@ static void begin(struct lane *lane, const struct crew_piece *piece)
     nvme_slot_begin(l->busy[l->nbusy++], piece);
 }
 
+/* ---- What may block is done by threads of the pool ----------------------------------------------
+ */
+
+static void block(struct pool_job *job)
+{
+    nvme_slot_block((struct nvme_slot *)job);
+}
+
+static void check(struct pool_job *job)
+{
+    struct nvme_lane *l = (struct nvme_lane *)((char *)job - offsetof(struct nvme_lane, check));
+
+    gpunvme_ctrl_check(l->ctrl); /* what it finds, the commands are told */
+}
+
+static void submit(struct nvme_lane *l, struct pool_job *job, void (*run)(struct pool_job *))
+{
+    job->run = run;
+    job->dev = (dev_t)(uintptr_t)l->all;
+    job->box = &l->box;
+    pool_submit(l->pool, job);
+}
+
+static void look_now(struct nvme_lane *l)
+{
+    l->looked_ns = nvme_rough_now();
+    if (l->is_checking)
+        return;
+    l->is_checking = true;
+    submit(l, &l->check, check);
+}
+
+static bool take_back(struct nvme_lane *l)
+{
+    struct pool_job *next, *job = pool_box_take(&l->box);
+    bool any = job;
+
+    for (; job; job = next) {
+        next = job->next;
+        if (job == &l->check)
+            l->is_checking = false;
+        else
+            ((struct nvme_slot *)job)->is_out = false;
+    }
+    return any;
+}
+
 /* Whatever there is to do: for threads that do their own transfers, and because the kernel may ask
  * for a function that works. */
 static void look(struct lane *lane)
 {
     struct nvme_lane *l = of(lane);
-    uint64_t now = nvme_rough_now();
 
-    if (now - l->looked_ns < BUSY_LOOK_NS)
-        return;
-    gpunvme_ctrl_check(l->ctrl); /* what it finds, the commands are told */
-    l->looked_ns = now;
+    take_back(l);
+    if (nvme_rough_now() - l->looked_ns >= BUSY_LOOK_NS)
+        look_now(l);
+}
+
+static bool turn_slot(struct nvme_lane *l, struct nvme_slot *slot, uint64_t *now)
+{
+    bool moved;
+
+    if (slot->is_out)
+        return false;
+    moved = nvme_slot_turn(slot, now);
+    if (nvme_slot_must_block(slot)) {
+        slot->is_out = true;
+        submit(l, &slot->job, block);
+    }
+    return moved;
 }
 
 static bool turn(struct lane *lane)
 {
     struct nvme_lane *l = of(lane);
     uint64_t now = nvme_rough_now();
-    bool moved = false;
+    bool moved = take_back(l);
 
-    look(lane);
+    if (now - l->looked_ns >= BUSY_LOOK_NS)
+        look_now(l);
     for (unsigned i = 0; i < l->nbusy;) {
         struct nvme_slot *slot = l->busy[i];
 
-        moved |= nvme_slot_turn(slot, &now);
-        if (slot->state != SLOT_ENDED) {
+        moved |= turn_slot(l, slot, &now);
+        if (slot->is_out || slot->state != SLOT_ENDED) {
             i++;
             continue;
         }
@@ -141,7 +202,8 @@ static bool wait(struct lane *lane, uint64_t ns)
 {
     struct nvme_lane *l = of(lane);
 
-    nvme_wait_a_little(l->ctrl, l->ioq, &l->lull, ns);
+    if (nvme_wait_a_little(l->ioq, &l->lull, ns))
+        look_now(l);
     return true;
 }
 
@@ -167,8 +229,11 @@ bool nvme_free_bounces(struct gpunvme_ctrl *ctrl, struct nvme_bounces *bounces, 
 
 static void close_lane(struct lane *lane)
 {
+    const struct timespec nap = {.tv_nsec = SLEEP_NS};
     struct nvme_lane *l = of(lane);
 
+    while (l->is_checking && !take_back(l))
+        nanosleep(&nap, NULL);
     if (!nvme_free_bounces(l->ctrl, &l->bounces, l->all->is_left ? 0 : l->all->copy_timeout_ns))
         l->all->is_left = true;
     if (l->ioq)
@@ -204,7 +269,7 @@ static gpunvme_err_t fill_in(struct nvme_lane *l, unsigned index)
     return nvme_make_bounces(l->ctrl, &l->bounces, nbounces, all->chunk);
 }
 
-static gpunvme_err_t add_lane(struct nvme_lanes *all)
+static gpunvme_err_t add_lane(struct gpunvme_engine *engine, struct nvme_lanes *all)
 {
     struct nvme_lane *l = calloc(1, sizeof(*l));
     struct base_failure failure;
@@ -214,6 +279,8 @@ static gpunvme_err_t add_lane(struct nvme_lanes *all)
         return base_fail(GPUNVME_ERR_NOMEM, "a lane");
     l->all = all;
     l->ctrl = nvme_share_ctrl(all->share);
+    l->pool = engine->pool;
+    l->box.worker = workers_at(engine->workers, all->first + all->n);
     err = fill_in(l, all->n);
     if (err) {
         base_keep(&failure, err);
@@ -284,7 +351,7 @@ static gpunvme_err_t take(struct gpunvme_engine *engine, struct nvme_store *s, u
     if (err)
         return err;
     while (!err && lanes->n < n)
-        err = add_lane(lanes);
+        err = add_lane(engine, lanes);
     if (err && !lanes->users && (err != GPUNVME_ERR_LIMIT || !lanes->n)) {
         struct base_failure failure;
 

@@ -38,9 +38,11 @@ struct nvme_lull {
     uint64_t since, looked, seen;
 };
 
-/* Nothing has happened: spins or sleeps a little, at most `ns`. */
-void nvme_wait_a_little(struct gpunvme_ctrl *ctrl, struct gpunvme_ioq *ioq, struct nvme_lull *lull,
-                        uint64_t ns);
+/*
+ * Nothing has happened: spins or sleeps a little, at most `ns`. True, now and then: it is time to
+ * look after the controller.
+ */
+bool nvme_wait_a_little(struct gpunvme_ioq *ioq, struct nvme_lull *lull, uint64_t ns);
 
 /* Bounce buffers of a lane or a caller: `n` of `chunk` bytes. False: they are left to the GPU. */
 gpunvme_err_t nvme_make_bounces(struct gpunvme_ctrl *ctrl, struct nvme_bounces *bounces, unsigned n,

@@ -88,8 +88,10 @@ static void run_to_end(struct nvme_store *s, struct nvme_slot *slot)
 
         if (nvme_slot_turn(slot, &now))
             lull.turns = 0;
-        else
-            nvme_wait_a_little(s->ctrl, slot->ioq, &lull, CALLER_WAIT_NS);
+        else if (nvme_slot_must_block(slot))
+            nvme_slot_block(slot);
+        else if (nvme_wait_a_little(slot->ioq, &lull, CALLER_WAIT_NS))
+            gpunvme_ctrl_check(s->ctrl); /* what it finds, the commands are told */
     }
 }
 

@@ -2,8 +2,8 @@
  *
  * A slot: carries one piece of a transfer through the commands that it needs. Most need one.
  * Unaligned ends, memory that is not mapped and boundaries of the namespace make it more: then they
- * follow each other, and other slots' commands fill the time. Nothing here waits, but for a command
- * that is late, whose end has to be forced.
+ * follow each other, and other slots' commands fill the time. Nothing here waits, but
+ * nvme_slot_block(), for the end of a command that is late.
  */
 #include <string.h>
 
@@ -82,7 +82,7 @@ void nvme_slot_begin(struct nvme_slot *slot, const struct crew_piece *piece)
     slot->done = 0;
     slot->err = GPUNVME_OK;
     slot->bounce = -1;
-    slot->is_copying = false;
+    slot->is_copying = slot->has_blocked = false;
     slot->state = SLOT_CUT;
 }
 
@@ -280,14 +280,16 @@ static bool may_try_again(struct nvme_slot *slot)
 }
 
 /* A reset ended the command, or keeps it from being submitted: whose fault it was is told it. */
-static bool try_again(struct nvme_slot *slot, gpunvme_err_t err, uint64_t *now)
+static bool try_again(struct nvme_slot *slot, gpunvme_err_t err)
 {
-    gpunvme_err_t dead;
-
     if (!may_try_again(slot))
         return end(slot, err);
-    dead = gpunvme_ctrl_check(slot->s->ctrl); /* waits for a reset that is under way */
-    *now = nvme_rough_now();
+    slot->state = SLOT_CHECK;
+    return true;
+}
+
+static bool checked(struct nvme_slot *slot, gpunvme_err_t dead)
+{
     if (dead)
         return end(slot, dead);
     slot->state = SLOT_SUBMIT;
@@ -301,7 +303,7 @@ static bool submit(struct nvme_slot *slot, uint64_t *now)
     if (err == GPUNVME_ERR_AGAIN)
         return false;
     if (err == GPUNVME_ERR_CLOSED)
-        return try_again(slot, err, now);
+        return try_again(slot, err);
     if (err)
         return end(slot, err);
     slot->submitted_ns = *now;
@@ -350,19 +352,45 @@ static bool end_command(struct nvme_slot *slot, gpunvme_err_t err)
     return end(slot, err);
 }
 
-static bool fly(struct nvme_slot *slot, uint64_t *now)
+static bool landed(struct nvme_slot *slot, gpunvme_err_t err)
+{
+    if (err == GPUNVME_ERR_ABORTED)
+        return try_again(slot, err);
+    return err ? end_command(slot, err) : completed(slot);
+}
+
+static bool fly(struct nvme_slot *slot, uint64_t now)
 {
     gpunvme_err_t err = gpunvme_token_test(&slot->token);
 
-    if (err == GPUNVME_ERR_AGAIN) {
-        if (*now - slot->submitted_ns < slot->s->command_timeout_ns)
-            return false;
-        err = gpunvme_token_wait(&slot->token, 1); /* abort, or reset: it has ended then */
-        *now = nvme_rough_now();
-    }
-    if (err == GPUNVME_ERR_ABORTED)
-        return try_again(slot, err, now);
-    return err ? end_command(slot, err) : completed(slot);
+    if (err != GPUNVME_ERR_AGAIN)
+        return landed(slot, err);
+    if (now - slot->submitted_ns < slot->s->command_timeout_ns)
+        return false;
+    slot->state = SLOT_LATE;
+    return true;
+}
+
+void nvme_slot_block(struct nvme_slot *slot)
+{
+    gpunvme_err_t err = slot->state == SLOT_LATE
+                            ? gpunvme_token_wait(&slot->token, 1) /* abort, or reset: it has ended */
+                            : gpunvme_ctrl_check(slot->s->ctrl);  /* waits for a reset under way */
+
+    base_keep(&slot->blocked, err);
+    slot->has_blocked = true;
+}
+
+static bool blocked(struct nvme_slot *slot, uint64_t *now)
+{
+    gpunvme_err_t err;
+
+    if (!slot->has_blocked)
+        return false;
+    slot->has_blocked = false;
+    *now = nvme_rough_now(); /* lest what begins next is late at once */
+    err = slot->blocked.err ? base_restore(&slot->blocked) : GPUNVME_OK;
+    return slot->state == SLOT_LATE ? landed(slot, err) : checked(slot, err);
 }
 
 static bool copy_out(struct nvme_slot *slot, uint64_t now)
@@ -388,7 +416,10 @@ static bool step(struct nvme_slot *slot, uint64_t *now)
     case SLOT_SUBMIT:
         return submit(slot, now);
     case SLOT_FLY:
-        return fly(slot, now);
+        return fly(slot, *now);
+    case SLOT_LATE:
+    case SLOT_CHECK:
+        return blocked(slot, now);
     case SLOT_COPY_OUT:
         return copy_out(slot, *now);
     default:

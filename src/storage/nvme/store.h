@@ -10,11 +10,11 @@
 #include "base/fail.h"
 #include "gpunvme/io.h"
 #include "gpunvme/memory.h"
-#include "storage/crew.h"
 #include "storage/futex.h"
 #include "storage/nvme/bounce.h"
 #include "storage/nvme/claim.h"
 #include "storage/nvme/share.h"
+#include "storage/pool.h"
 
 #define NVME_CHUNK   (128u << 10) /* bytes of a piece, unless a URI says otherwise */
 #define NVME_CALLERS 8u           /* threads at once that do a transfer of their own */
@@ -42,10 +42,14 @@ enum nvme_slot_state {
     SLOT_COPY_IN,   /* bytes go into the bounce buffer */
     SLOT_SUBMIT,    /* the command is to be submitted */
     SLOT_FLY,       /* it is with the controller */
+    SLOT_LATE,      /* it is late: nvme_slot_block() has it ended */
+    SLOT_CHECK,     /* a reset ended it: nvme_slot_block() asks what came of that */
     SLOT_COPY_OUT,  /* bytes come from the bounce buffer */
 };
 
 struct nvme_slot {
+    struct pool_job job; /* of a thread that calls nvme_slot_block() */
+    bool is_out;         /* such a thread has the slot */
     struct gpunvme_ioq *ioq;
     struct nvme_bounces *bounces;
     size_t claim; /* index */
@@ -75,6 +79,8 @@ struct nvme_slot {
     uint64_t submitted_ns, copied_ns; /* since when */
     unsigned ntries;                  /* that a reset ended … */
     uint64_t tried_ns;                /* … since when */
+    bool has_blocked;                 /* nvme_slot_block() was called: … */
+    struct base_failure blocked;      /* … what came of it */
 };
 
 void nvme_slot_init(struct nvme_slot *slot, struct gpunvme_ioq *ioq, struct nvme_bounces *bounces,
@@ -86,11 +92,19 @@ void nvme_slot_begin(struct nvme_slot *slot, const struct crew_piece *piece);
 
 /*
  * Takes the piece as far as it goes without waiting; true if that was anywhere. Once it is
- * SLOT_ENDED, the slot holds nothing. A command that is late is ended here, which may take a
- * while: abort, reset; *now is the time after that then, lest what begins next is late at once. A
- * copy that is late is left to the GPU, with its part of the bounce memory.
+ * SLOT_ENDED, the slot holds nothing. *now is nvme_rough_now(), or later. A copy that is late is
+ * left to the GPU, with its part of the bounce memory.
  */
 bool nvme_slot_turn(struct nvme_slot *slot, uint64_t *now);
+
+/* It can't go on without a call that may block for long: abort, reset. */
+static inline bool nvme_slot_must_block(const struct nvme_slot *slot)
+{
+    return (slot->state == SLOT_LATE || slot->state == SLOT_CHECK) && !slot->has_blocked;
+}
+
+/* Makes that call, in any thread; then the slot can be turned again. */
+void nvme_slot_block(struct nvme_slot *slot);
 
 /* lane.c: the time by which slots go. */
 uint64_t nvme_rough_now(void);

@@ -71,12 +71,29 @@ static gpunvme_err_t make(const struct gpunvme_engine_config *config, struct gpu
     if (!engine)
         return base_fail(GPUNVME_ERR_NOMEM, "an engine");
     engine->config = *config;
+    engine->config.cpus = NULL; /* the caller's: engine->place has what it says */
     engine->nforks = store_nforks();
+    engine->place.gpu = config->gpu;
+    engine->place.has_cpus = config->cpus && !place_parse(config->cpus, &engine->place.cpus);
+    pthread_mutex_init(&engine->place.lock, NULL);
     pthread_mutex_init(&engine->lock, NULL);
     pthread_mutex_init(&engine->nvme_lock, NULL);
     store_regions_init(&engine->regions);
     *out = engine;
     return GPUNVME_OK;
+}
+
+static gpunvme_err_t check_cpus(const char *list)
+{
+    cpu_set_t cpus, ours;
+    gpunvme_err_t err = place_parse(list, &cpus);
+
+    if (err || sched_getaffinity(0, sizeof(ours), &ours))
+        return err;
+    CPU_AND(&cpus, &cpus, &ours);
+    return CPU_COUNT(&cpus) ? GPUNVME_OK
+                            : base_fail(GPUNVME_ERR_INVALID,
+                                        "this process may use none of the CPUs \"%.100s\"", list);
 }
 
 static gpunvme_err_t check_config(const struct gpunvme_engine_config *config)
@@ -89,7 +106,7 @@ static gpunvme_err_t check_config(const struct gpunvme_engine_config *config)
     if (config->threads > ENGINE_MAX_THREADS)
         return base_fail(GPUNVME_ERR_LIMIT, "%u threads; at most %u", config->threads,
                          ENGINE_MAX_THREADS);
-    return GPUNVME_OK;
+    return config->cpus ? check_cpus(config->cpus) : GPUNVME_OK;
 }
 
 gpunvme_err_t gpunvme_engine_create(const struct gpunvme_engine_config *config,
@@ -131,14 +148,16 @@ static gpunvme_err_t find(struct gpunvme_engine *engine, struct gpunvme_engine *
     return err;
 }
 
-static unsigned threads_of(const struct gpunvme_engine_config *config)
+static unsigned threads_of(const struct gpunvme_engine *engine)
 {
     unsigned n = MIN_THREADS;
     cpu_set_t cpus;
 
-    if (config->threads)
-        return config->threads;
-    if (!sched_getaffinity(0, sizeof(cpus), &cpus))
+    if (engine->config.threads)
+        return engine->config.threads;
+    if (engine->place.has_cpus)
+        n = (unsigned)CPU_COUNT(&engine->place.cpus);
+    else if (!sched_getaffinity(0, sizeof(cpus), &cpus))
         n = (unsigned)CPU_COUNT(&cpus);
     return n < MIN_THREADS ? MIN_THREADS : n > DEFAULT_THREADS ? DEFAULT_THREADS : n;
 }
@@ -152,7 +171,10 @@ static gpunvme_err_t start(struct gpunvme_engine *engine)
     if (!engine->pool)
         err = pool_create(&engine->pool);
     if (!err && !engine->workers)
-        err = workers_start(threads_of(&engine->config), &engine->workers);
+        err = workers_start(threads_of(engine), &engine->workers);
+    if (!err && engine->place.has_cpus && !engine->place.workers)
+        workers_move(engine->workers, &engine->place.cpus);
+    engine->place.workers = engine->workers;
     pthread_mutex_unlock(&engine->lock);
     return err;
 }
@@ -201,6 +223,7 @@ gpunvme_err_t gpunvme_engine_destroy(struct gpunvme_engine *engine)
     store_regions_free(&engine->regions);
     pthread_mutex_destroy(&engine->lock);
     pthread_mutex_destroy(&engine->nvme_lock);
+    pthread_mutex_destroy(&engine->place.lock);
     free(engine);
     return GPUNVME_OK;
 }

@@ -6,6 +6,7 @@
 #define STORAGE_ENGINE_H
 
 #include "storage/internal.h"
+#include "storage/place.h"
 
 #define ENGINE_MAX_THREADS 256u
 
@@ -21,6 +22,7 @@ struct gpunvme_engine {
     unsigned nforks; /* of this process's forebears when it was made */
     _Atomic size_t nstores;
     struct store_regions regions;
+    struct place place;
     pthread_mutex_t lock;
     /* Made when the first store is opened; NULL before. */
     struct workers *workers;

@@ -176,7 +176,8 @@ static void rest(struct worker *w)
             break;
         base_relax();
     }
-    sleep_until(w, WORKER_RESTS, looks ? futex_deadline(LOOK_NS) : INT64_MAX); /* what waits may be for others */
+    sleep_until(w, WORKER_RESTS,
+                looks ? futex_deadline(LOOK_NS) : INT64_MAX); /* what waits may be for others */
     for (struct lane *lane = w->lanes; lane && looks; lane = lane->next)
         if (lane->ops->look)
             lane->ops->look(lane);
@@ -228,6 +229,12 @@ int store_start_thread(pthread_t *thread, void *(*main_)(void *), void *arg)
     error = pthread_create(thread, NULL, main_, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return error;
+}
+
+void workers_move(struct workers *workers, const cpu_set_t *cpus)
+{
+    for (unsigned i = 0; i < workers->nstarted; i++)
+        pthread_setaffinity_np(workers->of[i].thread, sizeof(*cpus), cpus);
 }
 
 void workers_stop(struct workers *workers)

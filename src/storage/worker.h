@@ -7,6 +7,8 @@
 #ifndef STORAGE_WORKER_H
 #define STORAGE_WORKER_H
 
+#include <sched.h>
+
 #include "storage/crew.h"
 
 /* How it sleeps: without anything in flight, or with. */
@@ -33,6 +35,9 @@ void workers_stop(struct workers *workers);
 
 unsigned workers_count(const struct workers *workers);
 struct worker *workers_at(struct workers *workers, unsigned index);
+
+/* Has all run on these CPUs, as far as the kernel lets them. */
+void workers_move(struct workers *workers, const cpu_set_t *cpus);
 
 /* A lane is the worker's from now on. */
 void worker_add(struct worker *worker, struct lane *lane);

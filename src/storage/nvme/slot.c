@@ -373,9 +373,10 @@ static bool fly(struct nvme_slot *slot, uint64_t now)
 
 void nvme_slot_block(struct nvme_slot *slot)
 {
-    gpunvme_err_t err = slot->state == SLOT_LATE
-                            ? gpunvme_token_wait(&slot->token, 1) /* abort, or reset: it has ended */
-                            : gpunvme_ctrl_check(slot->s->ctrl);  /* waits for a reset under way */
+    gpunvme_err_t err =
+        slot->state == SLOT_LATE
+            ? gpunvme_token_wait(&slot->token, 1) /* abort, or reset: it has ended */
+            : gpunvme_ctrl_check(slot->s->ctrl);  /* waits for a reset under way */
 
     base_keep(&slot->blocked, err);
     slot->has_blocked = true;

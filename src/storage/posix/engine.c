@@ -86,6 +86,7 @@ static gpunvme_err_t make_first(struct gpunvme_engine *of)
     for (unsigned i = 0; i < POSIX_NRINGS; i++)
         posix_ring_init(&engine->rings[i], &engine->budget);
     pthread_mutex_init(&engine->budget.lock, NULL);
+    engine->budget.place = &of->place;
     engine->budget.most = of->config.pinned_nbytes ? of->config.pinned_nbytes : DEFAULT_PINNED;
     err = make(of, engine);
     if (err) {

@@ -29,6 +29,7 @@
 #include <sys/types.h>
 
 #include "storage/crew.h"
+#include "storage/place.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
@@ -54,7 +55,7 @@ struct posix_file {
     uint32_t align; /* of offsets and lengths with O_DIRECT: a power of two, at most a page */
     uint32_t memory_align;
     _Atomic uint64_t seen_nbytes; /* its size, when that was asked for last */
-    _Atomic bool no_direct; /* the kernel refused it after all */
+    _Atomic bool no_direct;       /* the kernel refused it after all */
     _Atomic bool direct_works;
     _Atomic bool no_nowait; /* RWF_NOWAIT is not known here */
     _Atomic uint32_t cold;  /* pieces in a row that were not cached */
@@ -132,13 +133,15 @@ struct posix_part {
     struct posix_slot *free; /* the one that was used last is in the processor's cache */
 };
 
-/* How much may be pinned, by all rings. */
+/* How much may be pinned, by all rings, and where. */
 struct posix_budget {
     pthread_mutex_t lock;
     size_t nbytes, most;
+    struct place *place;
 };
 
-/* The memory of all slots of one kind. Any lane may use any slot; it takes those of its home first. */
+/* The memory of all slots of one kind. Any lane may use any slot; it takes those of its home first.
+ */
 struct posix_ring {
     struct posix_budget *budget;
     uint8_t *base;
@@ -147,13 +150,13 @@ struct posix_ring {
     size_t slot_nbytes;
     unsigned nslots, nparts; /* of each part; parts */
     struct posix_part *parts;
-    struct posix_slot *slots;    /* nslots of each part, one part's behind the other's */
-    pthread_mutex_t lock;        /* of pinning and streams */
-    pthread_mutex_t free_lock;   /* of free slots, what is open, and shares */
-    struct lane_shares shares;   /* slots that wait for a drive, by device */
-    _Atomic unsigned nopen;      /* slots that may be used; free ones of them; and those that */
-    _Atomic unsigned nfree;      /* … */
-    _Atomic unsigned nlost;      /* the GPU never gave back */
+    struct posix_slot *slots;  /* nslots of each part, one part's behind the other's */
+    pthread_mutex_t lock;      /* of pinning and streams */
+    pthread_mutex_t free_lock; /* of free slots, what is open, and shares */
+    struct lane_shares shares; /* slots that wait for a drive, by device */
+    _Atomic unsigned nopen;    /* slots that may be used; free ones of them; and those that */
+    _Atomic unsigned nfree;    /* … */
+    _Atomic unsigned nlost;    /* the GPU never gave back */
     _Atomic unsigned npinned, nrefused; /* parts that were, and could not be */
     _Atomic unsigned gpu;               /* for which the first part was pinned */
     _Atomic uint64_t ready_gpus;        /* a bit for each for which all slots are prepared */

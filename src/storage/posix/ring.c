@@ -152,8 +152,10 @@ static void pin_part(struct posix_ring *ring, struct posix_part *part, unsigned 
 {
     if (atomic_load_explicit(&part->tried, memory_order_acquire))
         return;
-    if (mem_cuda_present())
+    if (mem_cuda_present()) {
+        place_memory(ring->budget->place, part->base, ring->part_nbytes, gpu);
         madvise(part->base, ring->part_nbytes, MADV_POPULATE_WRITE); /* fine without, but slower */
+    }
     pthread_mutex_lock(&ring->lock);
     if (!atomic_load(&part->tried))
         try_to_pin(ring, part, gpu);

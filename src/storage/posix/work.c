@@ -281,7 +281,8 @@ static bool wait(struct lane *lane, uint64_t ns)
     else if (w->moving)
         wait_for_copy(w);
     else if (w->gated || w->waiting.first)
-        nap(NAP_GATED_NS); /* other lanes have writes under way that this one's wait for, or slots */
+        nap(NAP_GATED_NS); /* other lanes have writes under way that this one's wait for, or slots
+                            */
     else
         return false;
     return true;
@@ -317,8 +318,8 @@ gpunvme_err_t posix_add_lane(struct posix_engine *engine, unsigned index, struct
     w->waiting.last = &w->waiting.first;
     w->last_moving = &w->moving;
     for (unsigned i = 0; i < POSIX_NRINGS; i++)
-        w->sets[i] = (struct posix_set){.ring = &engine->rings[i],
-                                        .home = &engine->rings[i].parts[index]};
+        w->sets[i] =
+            (struct posix_set){.ring = &engine->rings[i], .home = &engine->rings[i].parts[index]};
     w->ops = ops;
     for (; w->nfree < NOPS; w->nfree++) {
         ops[w->nfree].next = w->free;

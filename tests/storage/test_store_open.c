@@ -213,10 +213,10 @@ static void a_store_of_a_descriptor_has_a_name_and_options(void **state)
     struct gpunvme_store *store;
 
     (void)state;
-    ok(gpunvme_open_fd(NULL, fd, "shard 7", "threads=3,timeout=7s", 0, &store));
+    ok(gpunvme_open_fd(NULL, fd, "shard 7", "threads=1,timeout=7s", 0, &store));
     gpunvme_store_get_info(store, &info);
     assert_non_null(strstr(info.uri, "shard 7"));
-    assert_int_equal(info.threads, 3);
+    assert_int_equal(info.threads, 1);
     assert_int_equal(info.timeout_ns, UINT64_C(7000000000));
     ok(gpunvme_close(store));
     is_err(gpunvme_open_fd(NULL, fd, NULL, "depths=3", 0, &store), GPUNVME_ERR_URI_PARAM, "depth");

@@ -379,17 +379,21 @@ static void close_waits_for_a_transfer_that_the_stream_has_not_come_to(void **st
 
 static struct gpunvme_store *stores[3];
 
-/* The file by another engine, a controller's namespace of the same bytes, and the file. */
+/* Has one thread, which a test may hold up without others being held up, too. */
+static struct gpunvme_engine *engine;
+
+/* The file, a controller's namespace of the same bytes, and the file by another engine. */
 static int setup_group(void **state)
 {
+    const struct gpunvme_engine_config config = {.gpu = GPUNVME_ANY_GPU, .threads = 1};
+
     setup(state);
     stores[0] = store;
+    store = NULL;
+    assert_int_equal(gpunvme_engine_create(&config, &engine), GPUNVME_OK);
     assert_int_equal(gpunvme_open("sim:size=64K", GPUNVME_OPEN_WRITE, &stores[1]), 0);
     assert_int_equal(gpunvme_store_write(stores[1], 0, bytes, GPUNVME_MEM_HOST, NBYTES, NULL), 0);
-    open_with("threads=1");
-    stores[2] = store;
-    store = NULL;
-    return gpunvme_open(path, GPUNVME_OPEN_WRITE, &stores[0]);
+    return gpunvme_open_on(engine, path, GPUNVME_OPEN_WRITE, &stores[2]);
 }
 
 static int teardown_group(void **state)
@@ -399,7 +403,7 @@ static int teardown_group(void **state)
     for (unsigned i = 0; i < 3; i++)
         if (gpunvme_close(stores[i]))
             return 1;
-    return 0;
+    return gpunvme_engine_destroy(engine);
 }
 
 static void make_group(struct gpunvme_io *ios)
@@ -734,9 +738,9 @@ static void one_that_is_late_tells_so_though_the_store_of_another_was_closed(voi
     char uri[128];
 
     (void)state;
-    snprintf(uri, sizeof(uri), "file:%s?threads=1,timeout=300ms", path);
+    snprintf(uri, sizeof(uri), "file:%s?timeout=300ms", path);
     for (unsigned i = 0; i < 2; i++)
-        assert_int_equal(gpunvme_open(uri, 0, &ios[i].store), GPUNVME_OK);
+        assert_int_equal(gpunvme_open_on(i ? engine : NULL, uri, 0, &ios[i].store), GPUNVME_OK);
     late = ios[1].store;
     shut(&gate, late, 0);
     ordered(ios, 2, NULL,

@@ -292,6 +292,8 @@ static void a_store_that_is_in_use_is_closed_when_it_no_longer_is(void **state)
     assert_int_equal(gpunvme_file_close_all(), GPUNVME_OK);
     pthread_join(reader, NULL);
     assert_int_equal(err, GPUNVME_OK);
+    for (unsigned i = 0; count_threads() > before && i < PATIENCE_S * 100; i++)
+        usleep(10000); /* those for calls that block stay some seconds */
     assert_int_equal(count_threads(), before);
 }
 

@@ -98,7 +98,7 @@ bool rig_walk_init(struct rig_walk *w, struct rig *rig, uint64_t seed)
 void rig_walk_free(struct rig_walk *w)
 {
     for (unsigned i = 0; i < RIG_NARENAS; i++) {
-        if (w->arenas[i].registered && w->rig->store)
+        if (w->arenas[i].registered)
             gpunvme_unregister(NULL, w->arenas[i].begin);
         gpunvme_mem_free(&w->arenas[i].buf);
     }

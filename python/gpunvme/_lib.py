@@ -1,0 +1,750 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The C libraries: their structures, constants and functions, as the headers declare them.
+
+tests/python/test_declarations.py compiles a program against the headers and compares every size,
+offset, constant and prototype of this file with it. Nothing here knows what the functions do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import (
+    Structure,
+    c_bool,
+    c_char,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint,
+    c_uint8,
+    c_uint16,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+
+__all__ = ["lib", "ops"]
+
+# ---- Constants: without their prefix GPUNVME_ -------------------------------------------------
+
+ERR_INVALID = -1
+ERR_NOMEM = -2
+ERR_RANGE = -3
+ERR_ALIGN = -4
+ERR_NOT_FOUND = -5
+ERR_NO_NAMESPACE = -6
+ERR_FORMAT = -7
+ERR_UNSUPPORTED = -8
+ERR_BUSY = -9
+ERR_AGAIN = -10
+ERR_TIMEOUT = -11
+ERR_ABORTED = -12
+ERR_REMOVED = -13
+ERR_FATAL = -14
+ERR_IO = -15
+ERR_NOSPC = -16
+ERR_READONLY = -17
+ERR_IMAGE_SIZE = -18
+ERR_URI = -19
+ERR_URI_PARAM = -20
+ERR_STALE = -21
+ERR_INTERRUPTED = -22
+ERR_NO_GPU = -23
+ERR_GPU = -24
+ERR_PROTOCOL = -25
+ERR_PERMISSION = -26
+ERR_VERIFY = -27
+ERR_CLOSED = -28
+ERR_LIMIT = -29
+ERR_CANCELED = -30
+ERR_EXISTS = -31
+
+MEM_HOST = 0
+MEM_PINNED = 1
+MEM_GPU = 2
+
+OPEN_WRITE = 0x1
+OPEN_CREATE = 0x2
+OPEN_FORCE = 0x4
+OPEN_TRUNCATE = 0x8
+OPEN_EXCL = 0x10
+
+ANY_GPU = -1
+
+ADVICE_NORMAL = 0
+ADVICE_SEQUENTIAL = 1
+ADVICE_RANDOM = 2
+ADVICE_WILL_NEED = 3
+ADVICE_DONT_NEED = 4
+
+OP_READ = 0
+OP_WRITE = 1
+OP_FLUSH = 2
+
+AFTER_STREAM = 0x1
+BEFORE_STREAM = 0x2
+
+ROUTE_HOST = 0
+ROUTE_P2P = 1
+ROUTE_BOUNCE = 2
+ROUTE_COMPAT = 3
+NROUTES = 4
+
+LOG_ERROR = 0x01
+LOG_SMART = 0x02
+
+SIM_NVIOLATIONS = 15
+SIM_NWARNINGS = 2
+
+OPS_ERR_INVALID = -1
+OPS_ERR_SHAPE = -2
+OPS_ERR_DTYPE = -3
+OPS_ERR_ALIGN = -4
+OPS_ERR_ALIAS = -5
+OPS_ERR_VARIANT = -6
+OPS_ERR_UNSUPPORTED = -7
+OPS_ERR_DEVICE = -8
+OPS_ERR_WORKSPACE = -9
+OPS_ERR_CUDA = -10
+
+OPS_MATMUL = 0
+OPS_LINEAR_FORWARD = 1
+OPS_LINEAR_BACKWARD = 2
+OPS_F32 = 0
+OPS_F16 = 1
+OPS_BF16 = 2
+OPS_COMPUTE_F32 = 0
+OPS_COMPUTE_TF32 = 1
+OPS_CPU = 0
+OPS_CUDA = 1
+OPS_ACT_NONE = 0
+OPS_ACT_RELU = 1
+OPS_ACT_GELU = 2
+OPS_ACT_GELU_TANH = 3
+OPS_ACT_SILU = 4
+OPS_WORKSPACE_ALIGN = 256
+OPS_DETERMINISTIC = 1
+
+# ---- Structures -------------------------------------------------------------------------------
+
+
+class Buf(Structure):
+    _fields_ = [
+        ("cpu", c_void_p),
+        ("gpu", c_void_p),
+        ("bus", c_uint64),
+        ("nbytes", c_size_t),
+        ("mem", c_int),
+        ("bus_pages", c_void_p),
+        ("bus_page_shift", c_uint),
+        ("memory_private", c_void_p),
+        ("transport_private", c_void_p),
+    ]
+
+
+class GpuInfo(Structure):
+    _fields_ = [
+        ("name", c_char * 256),
+        ("cc_major", c_uint),
+        ("cc_minor", c_uint),
+        ("nprocessors", c_uint),
+        ("memory_nbytes", c_uint64),
+        ("pci_address", c_char * 32),
+        ("driver_version", c_uint),
+        ("runtime_version", c_uint),
+    ]
+
+
+class EngineConfig(Structure):
+    _fields_ = [
+        ("gpu", c_int),
+        ("threads", c_uint),
+        ("pinned_nbytes", c_size_t),
+        ("cpus", c_char_p),
+    ]
+
+
+class EngineInfo(Structure):
+    _fields_ = [
+        ("gpu", c_int),
+        ("threads", c_uint),
+        ("blocked", c_uint),
+        ("stores", c_size_t),
+        ("pinned_nbytes", c_size_t),
+        ("registered", c_size_t),
+    ]
+
+
+class StoreInfo(Structure):
+    _fields_ = [
+        ("backend", c_char_p),
+        ("uri", c_char_p),
+        ("block_size", c_uint32),
+        ("writable", c_bool),
+        ("resizable", c_bool),
+        ("threads", c_uint32),
+        ("timeout_ns", c_uint64),
+    ]
+
+
+class Path(Structure):
+    _fields_ = [
+        ("backend", c_char_p),
+        ("gpu_route", c_int),
+        ("bytes_read", c_uint64 * NROUTES),
+        ("bytes_written", c_uint64 * NROUTES),
+        ("how", c_char * 256),
+        ("why_not", c_char * 512),
+    ]
+
+
+class BackendInfo(Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("uris", c_char_p),
+        ("works", c_bool),
+        ("why", c_char * 256),
+    ]
+
+
+class Vec(Structure):
+    _fields_ = [("ptr", c_void_p), ("nbytes", c_size_t), ("mem", c_int)]
+
+
+class Io(Structure):
+    _fields_ = [
+        ("store", c_void_p),
+        ("op", c_int),
+        ("mem", c_int),
+        ("offset", c_uint64),
+        ("ptr", c_void_p),
+        ("nbytes", c_size_t),
+        ("vecs", c_void_p),
+        ("offsets", c_void_p),
+        ("n", c_size_t),
+        ("stride", c_size_t),
+        ("callback", c_void_p),
+        ("user", c_void_p),
+        ("err", c_int),
+        ("reserved", c_uint32),
+        ("done", c_size_t),
+        ("priv", c_uint64 * 14),  # the library's
+    ]
+
+
+class Order(Structure):
+    _fields_ = [("flags", c_uint), ("stream", c_void_p), ("after", c_void_p), ("done", c_void_p)]
+
+
+class Kind(Structure):
+    _fields_ = [
+        ("start_lba", c_uint64),
+        ("length", c_uint64),
+        ("sector_size", c_uint32),
+        ("place", c_void_p),
+    ]
+
+
+class KindIo(Structure):
+    _fields_ = [
+        ("kind", c_char_p),
+        ("op", c_int),
+        ("idx", c_uint64),
+        ("length", c_uint64),
+        ("ptr", c_void_p),
+        ("err", c_int),
+        ("io", c_void_p),
+        ("priv", c_uint64 * 5),  # the library's
+    ]
+
+
+class Sqe(Structure):
+    _fields_ = [
+        ("opc", c_uint8),
+        ("flags", c_uint8),
+        ("cid", c_uint16),
+        ("nsid", c_uint32),
+        ("cdw2", c_uint32),
+        ("cdw3", c_uint32),
+        ("mptr", c_uint64),
+        ("prp1", c_uint64),
+        ("prp2", c_uint64),
+        ("cdw10", c_uint32),
+        ("cdw11", c_uint32),
+        ("cdw12", c_uint32),
+        ("cdw13", c_uint32),
+        ("cdw14", c_uint32),
+        ("cdw15", c_uint32),
+    ]
+
+
+class IdCtrl(Structure):
+    """The first bytes of Identify Controller, up to what controller.py tells."""
+
+    _pack_ = 1
+    _layout_ = "ms"
+    _fields_ = [
+        ("vid", c_uint16),
+        ("ssvid", c_uint16),
+        ("sn", c_uint8 * 20),
+        ("mn", c_uint8 * 40),
+        ("fr", c_uint8 * 8),
+        ("rab", c_uint8),
+        ("ieee", c_uint8 * 3),
+        ("cmic", c_uint8),
+        ("mdts", c_uint8),
+        ("cntlid", c_uint16),
+        ("ver", c_uint32),
+    ]
+
+
+class SmartLog(Structure):
+    """The first bytes of the SMART log."""
+
+    _pack_ = 1
+    _layout_ = "ms"
+    _fields_ = [
+        ("critical_warning", c_uint8),
+        ("temperature", c_uint16),
+        ("avail_spare", c_uint8),
+        ("spare_thresh", c_uint8),
+        ("percent_used", c_uint8),
+        ("endurance_crit_warning", c_uint8),
+        ("rsvd7", c_uint8 * 25),
+        ("data_units_read", c_uint64 * 2),
+        ("data_units_written", c_uint64 * 2),
+        ("host_reads", c_uint64 * 2),
+        ("host_writes", c_uint64 * 2),
+        ("ctrl_busy_time", c_uint64 * 2),
+        ("power_cycles", c_uint64 * 2),
+        ("power_on_hours", c_uint64 * 2),
+        ("unsafe_shutdowns", c_uint64 * 2),
+        ("media_errors", c_uint64 * 2),
+        ("num_err_log_entries", c_uint64 * 2),
+    ]
+
+
+class ErrorLogEntry(Structure):
+    _pack_ = 1
+    _layout_ = "ms"
+    _fields_ = [
+        ("error_count", c_uint64),
+        ("sqid", c_uint16),
+        ("cid", c_uint16),
+        ("status", c_uint16),
+        ("param_error_location", c_uint16),
+        ("lba", c_uint64),
+        ("nsid", c_uint32),
+        ("vs", c_uint8),
+        ("trtype", c_uint8),
+        ("rsvd30", c_uint8 * 2),
+        ("cs", c_uint64),
+        ("trtype_info", c_uint16),
+        ("rsvd42", c_uint8 * 22),
+    ]
+
+
+class Ns(Structure):
+    _fields_ = [
+        ("ctrl", c_void_p),
+        ("nsid", c_uint32),
+        ("block_size", c_uint32),
+        ("block_shift", c_uint),
+        ("nblocks", c_uint64),
+        ("nbytes", c_uint64),
+        ("max_blocks", c_uint32),
+        ("boundary_blocks", c_uint32),
+        ("readonly", c_bool),
+        ("csi", c_uint8),
+        ("id", c_uint8 * 4096),
+    ]
+
+
+class CtrlInfo(Structure):
+    _fields_ = [
+        ("cap", c_uint64),
+        ("vs", c_uint32),
+        ("page_size", c_uint32),
+        ("max_entries", c_uint32),
+        ("max_io_queues", c_uint32),
+        ("max_transfer", c_uint64),
+        ("sgl", c_bool),
+        ("shadow_doorbells", c_bool),
+        ("cmb_nbytes", c_uint64),
+        ("cmb_in_use", c_bool),
+        ("vectors", c_uint32),
+        ("volatile_write_cache", c_bool),
+        ("resets", c_uint64),
+        ("host_nbytes", c_uint64),
+    ]
+
+
+class CtrlOpts(Structure):
+    _fields_ = [
+        ("admin_entries", c_uint32),
+        ("io_queues", c_uint32),
+        ("admin_timeout_ms", c_uint32),
+        ("io_timeout_ms", c_uint32),
+        ("ready_timeout_ms", c_uint32),
+        ("data_format", c_int),
+        ("no_shadow_doorbells", c_bool),
+        ("interrupts", c_bool),
+        ("cmb", c_bool),
+        ("no_recovery", c_bool),
+    ]
+
+
+class Event(Structure):
+    _fields_ = [("type", c_uint8), ("info", c_uint8), ("log_page", c_uint8)]
+
+
+class SimReport(Structure):
+    _fields_ = [
+        ("violations", c_uint64 * SIM_NVIOLATIONS),
+        ("nviolations", c_uint64),
+        ("first", c_char * 256),
+        ("warnings", c_uint64 * SIM_NWARNINGS),
+        ("nwarnings", c_uint64),
+        ("first_warning", c_char * 256),
+        ("commands", c_uint64 * 2),
+        ("bytes_read", c_uint64),
+        ("bytes_written", c_uint64),
+        ("errors", c_uint64),
+        ("faults", c_uint64),
+        ("doorbell_writes", c_uint64),
+    ]
+
+
+class OpsExec(Structure):
+    _fields_ = [
+        ("device", c_int32),
+        ("threads", c_int32),
+        ("stream", c_void_p),
+        ("variant", c_char_p),
+        ("workspace", c_void_p),
+        ("workspace_nbytes", c_size_t),
+        ("flags", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class OpsCapability(Structure):
+    _fields_ = [
+        ("device", c_int32),
+        ("index", c_int32),
+        ("name", c_char * 96),
+        ("features", c_char * 96),
+        ("sm", c_int32),
+        ("units", c_int32),
+        ("shared_nbytes", c_int64),
+        ("cache_nbytes", c_int64),
+        ("cpu_features", c_uint64),
+    ]
+
+
+class OpsVariant(Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("needs", c_char_p),
+        ("changes", c_char_p),
+        ("op", c_int32),
+        ("device", c_int32),
+        ("dtypes", c_uint32),
+        ("computes", c_uint32),
+        ("deterministic", c_int32),
+        ("available", c_int32),
+    ]
+
+
+class Matmul(Structure):
+    _fields_ = [
+        ("m", c_int64),
+        ("n", c_int64),
+        ("k", c_int64),
+        ("batch", c_int64),
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("c", c_void_p),
+        ("lda", c_int64),
+        ("ldb", c_int64),
+        ("ldc", c_int64),
+        ("stride_a", c_int64),
+        ("stride_b", c_int64),
+        ("stride_c", c_int64),
+        ("alpha", c_float),
+        ("beta", c_float),
+        ("transpose_a", c_int32),
+        ("transpose_b", c_int32),
+        ("transpose_c", c_int32),
+        ("dtype", c_int32),
+        ("out_dtype", c_int32),
+        ("compute", c_int32),
+    ]
+
+
+class MatmulMetrics(Structure):
+    _fields_ = [
+        ("flops", c_double),
+        ("global_load_nbytes", c_double),
+        ("global_store_nbytes", c_double),
+        ("shared_load_nbytes", c_double),
+        ("shared_store_nbytes", c_double),
+        ("ideal_nbytes", c_double),
+        ("arithmetic_intensity", c_double),
+        ("memory_efficiency", c_double),
+        ("registers", c_int32),
+        ("threads_per_block", c_int32),
+        ("blocks", c_int64),
+        ("shared_nbytes", c_int64),
+        ("occupancy", c_double),
+    ]
+
+
+class Linear(Structure):
+    _fields_ = [
+        ("rows", c_int64),
+        ("in", c_int64),
+        ("out", c_int64),
+        ("x", c_void_p),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("y", c_void_p),
+        ("preact", c_void_p),
+        ("ldx", c_int64),
+        ("ldw", c_int64),
+        ("ldy", c_int64),
+        ("ld_preact", c_int64),
+        ("activation", c_int32),
+        ("dtype", c_int32),
+        ("compute", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class LinearGrad(Structure):
+    _fields_ = [
+        ("rows", c_int64),
+        ("in", c_int64),
+        ("out", c_int64),
+        ("x", c_void_p),
+        ("weight", c_void_p),
+        ("grad_y", c_void_p),
+        ("preact", c_void_p),
+        ("grad_x", c_void_p),
+        ("grad_weight", c_void_p),
+        ("grad_bias", c_void_p),
+        ("ldx", c_int64),
+        ("ldw", c_int64),
+        ("ld_grad_y", c_int64),
+        ("ld_preact", c_int64),
+        ("ld_grad_x", c_int64),
+        ("ld_grad_weight", c_int64),
+        ("activation", c_int32),
+        ("dtype", c_int32),
+        ("grad_dtype", c_int32),
+        ("compute", c_int32),
+        ("accumulate", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+# By C name. Those in PREFIXES have the first fields of their structure alone.
+STRUCTS: dict[str, type[Structure]] = {
+    "gpunvme_buf": Buf,
+    "gpunvme_gpu_info": GpuInfo,
+    "gpunvme_engine_config": EngineConfig,
+    "gpunvme_engine_info": EngineInfo,
+    "gpunvme_store_info": StoreInfo,
+    "gpunvme_path": Path,
+    "gpunvme_backend_info": BackendInfo,
+    "gpunvme_vec": Vec,
+    "gpunvme_io": Io,
+    "gpunvme_order": Order,
+    "gpunvme_kind": Kind,
+    "gpunvme_kind_io": KindIo,
+    "gpunvme_sqe": Sqe,
+    "gpunvme_id_ctrl": IdCtrl,
+    "gpunvme_smart_log": SmartLog,
+    "gpunvme_error_log_entry": ErrorLogEntry,
+    "gpunvme_ns": Ns,
+    "gpunvme_ctrl_info": CtrlInfo,
+    "gpunvme_ctrl_opts": CtrlOpts,
+    "gpunvme_event": Event,
+    "gpunvme_sim_report": SimReport,
+    "gpunvme_ops_exec": OpsExec,
+    "gpunvme_ops_capability": OpsCapability,
+    "gpunvme_ops_variant": OpsVariant,
+    "gpunvme_matmul": Matmul,
+    "gpunvme_matmul_metrics": MatmulMetrics,
+    "gpunvme_linear": Linear,
+    "gpunvme_linear_grad": LinearGrad,
+}
+PREFIXES = {"gpunvme_id_ctrl", "gpunvme_smart_log"}
+
+# ---- Functions: what they return, then their arguments. Every pointer is `void *` here. ----------
+
+_FUNCTIONS: dict[str, tuple[type | None, ...]] = {
+    # error.h
+    "gpunvme_err_name": (c_char_p, c_int),
+    "gpunvme_err_text": (c_char_p, c_int),
+    "gpunvme_err_detail": (c_char_p,),
+    # memory.h
+    "gpunvme_mem_alloc_on": (c_int, c_uint, c_size_t, c_int, c_void_p),
+    "gpunvme_mem_free": (c_int, c_void_p),
+    "gpunvme_mem_kind_of": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_mem_copy": (c_int, c_void_p, c_int, c_void_p, c_int, c_size_t),
+    "gpunvme_mem_gpu_is_host": (c_bool,),
+    "gpunvme_mem_gpu_why_not": (c_char_p,),
+    "gpunvme_mem_gpu_count": (c_uint,),
+    "gpunvme_mem_gpu_info": (c_int, c_uint, c_void_p),
+    "gpunvme_mem_gpu_current": (c_int, c_void_p),
+    # engine.h
+    "gpunvme_engine_create": (c_int, c_void_p, c_void_p),
+    "gpunvme_engine_destroy": (c_int, c_void_p),
+    "gpunvme_engine_get_info": (None, c_void_p, c_void_p),
+    "gpunvme_register": (c_int, c_void_p, c_void_p, c_size_t, c_int),
+    "gpunvme_unregister": (c_int, c_void_p, c_void_p),
+    # storage.h
+    "gpunvme_open": (c_int, c_char_p, c_uint, c_void_p),
+    "gpunvme_open_on": (c_int, c_void_p, c_char_p, c_uint, c_void_p),
+    "gpunvme_open_fd": (c_int, c_void_p, c_int, c_char_p, c_char_p, c_uint, c_void_p),
+    "gpunvme_close": (c_int, c_void_p),
+    "gpunvme_store_get_info": (None, c_void_p, c_void_p),
+    "gpunvme_store_size": (c_int, c_void_p, c_void_p),
+    "gpunvme_store_resize": (c_int, c_void_p, c_uint64),
+    "gpunvme_store_advise": (c_int, c_void_p, c_uint64, c_uint64, c_int),
+    "gpunvme_store_read": (c_int, c_void_p, c_uint64, c_void_p, c_int, c_size_t, c_void_p),
+    "gpunvme_store_write": (c_int, c_void_p, c_uint64, c_void_p, c_int, c_size_t, c_void_p),
+    "gpunvme_store_readv": (c_int, c_void_p, c_uint64, c_void_p, c_size_t, c_void_p),
+    "gpunvme_store_writev": (c_int, c_void_p, c_uint64, c_void_p, c_size_t, c_void_p),
+    "gpunvme_store_flush": (c_int, c_void_p),
+    "gpunvme_store_path": (None, c_void_p, c_void_p),
+    "gpunvme_route_name": (c_char_p, c_int),
+    "gpunvme_backend_at": (c_bool, c_uint, c_void_p),
+    # transfer.h
+    "gpunvme_io_submit": (c_int, c_void_p, c_size_t, c_void_p),
+    "gpunvme_io_run": (c_int, c_void_p, c_size_t),
+    "gpunvme_io_detail": (c_char_p, c_void_p, c_char_p, c_size_t),
+    "gpunvme_io_moved": (c_size_t, c_void_p),
+    "gpunvme_io_cancel": (None, c_void_p),
+    "gpunvme_io_submit_ordered": (c_int, c_void_p, c_size_t, c_void_p, c_void_p),
+    "gpunvme_batch_create": (c_int, c_void_p),
+    "gpunvme_batch_destroy": (c_int, c_void_p),
+    "gpunvme_batch_poll": (c_int, c_void_p, c_size_t, c_size_t, c_void_p, c_void_p, c_uint64),
+    "gpunvme_batch_pending": (c_size_t, c_void_p),
+    "gpunvme_batch_cancel": (c_int, c_void_p),
+    "gpunvme_batch_fd": (c_int, c_void_p),
+    # request.h
+    "gpunvme_requests_create": (c_int, c_void_p, c_void_p),
+    "gpunvme_requests_destroy": (c_int, c_void_p),
+    "gpunvme_request_create": (c_int, c_void_p, c_void_p, c_size_t, c_int, c_void_p),
+    "gpunvme_request_release": (c_int, c_void_p, c_uint64),
+    "gpunvme_request_add_kind": (
+        c_int, c_void_p, c_uint64, c_char_p, c_uint64, c_uint64, c_uint32,
+    ),
+    "gpunvme_request_kind": (c_int, c_void_p, c_uint64, c_char_p, c_void_p),
+    "gpunvme_request_run": (c_int, c_void_p, c_uint64, c_void_p, c_size_t),
+    "gpunvme_request_prepare": (
+        c_int, c_void_p, c_uint64, c_void_p, c_size_t, c_void_p, c_void_p,
+    ),
+    "gpunvme_request_finish": (c_int, c_void_p, c_size_t),
+    # controller.h, io.h
+    "gpunvme_ctrl_opts_init": (None, c_void_p),
+    "gpunvme_ctrl_open_uri": (c_int, c_char_p, c_void_p, c_void_p),
+    "gpunvme_ctrl_close": (c_int, c_void_p),
+    "gpunvme_ctrl_transport": (c_void_p, c_void_p),
+    "gpunvme_ctrl_id": (c_void_p, c_void_p),
+    "gpunvme_ctrl_get_info": (None, c_void_p, c_void_p),
+    "gpunvme_ctrl_ns_at": (c_void_p, c_void_p, c_uint32),
+    "gpunvme_ctrl_ns": (c_int, c_void_p, c_uint32, c_void_p),
+    "gpunvme_ctrl_alloc": (c_int, c_void_p, c_size_t, c_int, c_void_p),
+    "gpunvme_ctrl_free": (None, c_void_p, c_void_p),
+    "gpunvme_ioq_create": (c_int, c_void_p, c_uint32, c_void_p),
+    "gpunvme_ioq_delete": (c_int, c_void_p),
+    "gpunvme_ctrl_admin": (c_int, c_void_p, c_void_p, c_void_p, c_size_t, c_bool, c_void_p),
+    "gpunvme_ctrl_get_log": (
+        c_int, c_void_p, c_uint8, c_uint32, c_uint64, c_void_p, c_size_t,
+    ),
+    "gpunvme_ctrl_get_feature": (c_int, c_void_p, c_uint8, c_uint32, c_void_p),
+    "gpunvme_ctrl_set_feature": (c_int, c_void_p, c_uint8, c_uint32, c_uint32),
+    "gpunvme_ctrl_next_event": (c_int, c_void_p, c_void_p),
+    "gpunvme_ctrl_check": (c_int, c_void_p),
+    "gpunvme_ctrl_reset": (c_int, c_void_p),
+    "gpunvme_read": (c_int, c_void_p, c_void_p, c_uint64, c_size_t, c_void_p, c_size_t),
+    "gpunvme_write": (c_int, c_void_p, c_void_p, c_uint64, c_size_t, c_void_p, c_size_t, c_uint),
+    "gpunvme_flush": (c_int, c_void_p, c_void_p),
+    # sim.h
+    "gpunvme_transport_sim": (c_void_p, c_void_p),
+    "gpunvme_sim_fault": (c_int, c_void_p, c_char_p),
+    "gpunvme_sim_faults_clear": (None, c_void_p),
+    "gpunvme_sim_fatal": (None, c_void_p),
+    "gpunvme_sim_remove": (None, c_void_p),
+    "gpunvme_sim_power_cycle": (None, c_void_p),
+    "gpunvme_sim_report": (None, c_void_p, c_void_p),
+}
+
+_OPS_FUNCTIONS: dict[str, tuple[type | None, ...]] = {
+    # ops.h
+    "gpunvme_ops_status_name": (c_char_p, c_int),
+    "gpunvme_ops_status_text": (c_char_p, c_int),
+    "gpunvme_ops_detail": (c_char_p,),
+    "gpunvme_ops_dtype_name": (c_char_p, c_int),
+    "gpunvme_ops_capability": (c_int, c_int, c_int, c_void_p),
+    "gpunvme_ops_variant": (c_int, c_int, c_int, c_uint, c_void_p),
+    "gpunvme_matmul": (c_int, c_void_p, c_void_p),
+    "gpunvme_matmul_workspace": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_matmul_choose": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_matmul_analyze": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_linear_forward": (c_int, c_void_p, c_void_p),
+    "gpunvme_linear_forward_workspace": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_linear_forward_choose": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_linear_backward": (c_int, c_void_p, c_void_p),
+    "gpunvme_linear_backward_workspace": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_linear_backward_choose": (c_int, c_void_p, c_void_p, c_void_p),
+}
+
+# ---- Loading ----------------------------------------------------------------------------------
+
+
+def _path(name: str) -> str:
+    """Where a library is: in GPUNVME_LIBRARY_DIR if that is set, else in the package."""
+    folder = os.environ.get("GPUNVME_LIBRARY_DIR")
+    return os.path.join(folder or os.path.join(os.path.dirname(__file__), "lib"), name)
+
+
+def _load(name: str, functions: dict[str, tuple[type | None, ...]]) -> ctypes.CDLL:
+    path = _path(name)
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(
+            f"gpunvme: can't load {path}: {error}. Install the package by pip, which builds it, "
+            "or name the folder of a built one in GPUNVME_LIBRARY_DIR"
+        ) from error
+    for function, (result, *arguments) in functions.items():
+        try:
+            declared = getattr(library, function)
+        except AttributeError:
+            raise ImportError(
+                f"gpunvme: {path} has no {function}(): it is of another version than this package"
+            ) from None
+        declared.restype = result
+        declared.argtypes = arguments
+    return library
+
+
+lib = _load("libgpunvme.so", _FUNCTIONS)
+_ops: ctypes.CDLL | None = None
+
+
+def ops() -> ctypes.CDLL:
+    """libgpunvme_ops, loaded when it is first needed."""
+    global _ops
+    if _ops is None:
+        _ops = _load("libgpunvme_ops.so", _OPS_FUNCTIONS)
+    return _ops

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What transfers and operators take as memory.
+
+A buffer is anything with the buffer protocol (numpy, bytearray, mmap, ctypes arrays),
+``__cuda_array_interface__`` (torch, CuPy and Numba on a GPU) or ``__dlpack__`` (torch on the CPU,
+JAX); or an address: an int, a ctypes pointer, or what has ``__int__``, such as pycuda's
+DeviceAllocation. An address comes with a size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+from . import _lib
+from ._lib import lib
+from .errors import argument, check
+
+
+class PyBuffer(ctypes.Structure):
+    """Py_buffer: an export of the buffer protocol, released with this object."""
+
+    _fields_ = [
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    ]
+
+    def __del__(self, release: Any = ctypes.pythonapi.PyBuffer_Release) -> None:
+        release(ctypes.addressof(self))  # does nothing where nothing was exported
+
+
+ctypes.pythonapi.PyBuffer_Release.argtypes = [ctypes.c_void_p]
+ctypes.pythonapi.PyBuffer_Release.restype = None
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = [ctypes.py_object, ctypes.c_void_p, ctypes.c_int]
+_SIMPLE, _WRITABLE = 0, 1
+
+_char_from, _address = ctypes.c_char.from_buffer, ctypes.addressof
+
+# Their own bytes are a buffer as well, but nobody means these.
+_POINTERS = (ctypes.c_void_p, ctypes.c_char_p, ctypes._Pointer)
+
+
+class View(NamedTuple):
+    """Contiguous memory."""
+
+    ptr: int
+    nbytes: int
+    mem: int  # _lib.MEM_*
+    keep: object  # holds it
+    stream: int | None = None  # CUDA's, that its owner says it may be in use on
+
+
+class Array(NamedTuple):
+    """The elements of an array; ``shape`` and ``strides`` count elements."""
+
+    ptr: int
+    mem: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    typestr: str  # as numpy has it: "<f4"; "<V2" is bfloat16
+    readonly: bool
+    keep: object
+    stream: int | None = None
+
+    @property
+    def itemsize(self) -> int:
+        return int(self.typestr[2:])
+
+    @property
+    def nbytes(self) -> int:
+        nbytes = self.itemsize
+        for size in self.shape:
+            nbytes *= size
+        return nbytes
+
+    @property
+    def contiguous(self) -> bool:
+        want = packed(self.shape)
+        return 0 in self.shape or all(
+            size == 1 or self.strides[i] == want[i] for i, size in enumerate(self.shape)
+        )
+
+
+def packed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a row-major array, in elements."""
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 1, 0, -1):
+        strides[i - 1] = strides[i] * shape[i]
+    return tuple(strides)
+
+
+def _from_interface(obj: object, interface: dict[str, Any], mem: int) -> Array:
+    """Of ``__array_interface__`` or ``__cuda_array_interface__``."""
+    ptr, readonly = interface["data"]
+    shape, typestr = tuple(interface["shape"]), interface["typestr"]
+    strides = interface.get("strides")
+    if interface.get("mask") is not None:
+        raise argument(f"a {type(obj).__name__} with a mask has no plain bytes")
+    if strides is not None:
+        strides = tuple(step // int(typestr[2:]) for step in strides)
+    stream = interface.get("stream")
+    return Array(ptr, mem, shape, strides or packed(shape), typestr, readonly, obj, stream)
+
+
+def describe(obj: Any) -> Array | None:
+    """What array ``obj`` is; None where it has none of the three interfaces of arrays."""
+    try:
+        interface = getattr(obj, "__cuda_array_interface__", None)
+    except RuntimeError as why:  # torch, of tensors that require gradients
+        raise argument(f"a {type(obj).__name__}: {why}") from None
+    if interface is not None:
+        return _from_interface(obj, interface, _lib.MEM_GPU)
+    interface = getattr(obj, "__array_interface__", None)
+    if interface is not None:
+        return _from_interface(obj, interface, _lib.MEM_HOST)
+    return _from_dlpack(obj) if hasattr(obj, "__dlpack__") else None
+
+
+def _from_dlpack(obj: Any) -> Array:
+    from . import dlpack  # takes a while: where it is needed
+
+    kinds = {dlpack.CPU: _lib.MEM_HOST, dlpack.CUDA_HOST: _lib.MEM_PINNED,
+             dlpack.CUDA: _lib.MEM_GPU}
+    try:
+        found = dlpack.imported(obj)
+    except BufferError as why:
+        raise argument(f"a {type(obj).__name__} can't be exported by DLPack: {why}") from None
+    if found.device not in kinds:
+        raise argument(f"a {type(obj).__name__} is in memory of DLPack's device {found.device}, "
+                       "which is neither the host's nor CUDA's")
+    strides = found.strides or packed(found.shape)
+    return Array(found.ptr, kinds[found.device], found.shape, strides, found.typestr,
+                 found.readonly, found.capsule)
+
+
+def kind_of(ptr: int) -> int:
+    """The kind of memory (``_lib.MEM_*``) at an address, as CUDA knows it."""
+    mem, gpu = ctypes.c_int(), ctypes.c_int()
+    check(lib.gpunvme_mem_kind_of(ptr, ctypes.byref(mem), ctypes.byref(gpu)))
+    return mem.value
+
+
+def address_of(obj: Any) -> int | None:
+    """The address that an int, a ctypes pointer or what has ``__int__`` stands for."""
+    if isinstance(obj, _POINTERS):
+        return ctypes.cast(obj, ctypes.c_void_p).value or 0
+    if isinstance(obj, (str, float)) or not hasattr(obj, "__int__"):
+        return None
+    return int(obj)
+
+
+def writable_bytes(obj: Any) -> tuple[int, int, object] | None:
+    """(address, bytes, what holds it) of writable host memory; None for other buffers.
+
+    The fast way for most buffers; view() is for all.
+    """
+    if isinstance(obj, _POINTERS):
+        return None
+    try:
+        memory = memoryview(obj)
+        held = _char_from(memory)
+    except (TypeError, BufferError, ValueError):
+        return None
+    return _address(held), memory.nbytes, held
+
+
+def view(obj: Any, writable: bool, nbytes: int | None = None) -> View:
+    """The memory of a buffer, or its first ``nbytes`` bytes.
+
+    ``writable``: bytes will be put there. Raises ArgumentError for what is no buffer, is not
+    contiguous, read-only, too small or empty.
+    """
+    plain = writable_bytes(obj)
+    if plain is not None:
+        ptr, room, held = plain
+        found = View(ptr, room if nbytes is None else nbytes, _lib.MEM_HOST, held)
+    else:
+        found, room = _exported(obj, writable, nbytes)
+    if not 0 < found.nbytes <= room:
+        raise argument(f"{found.nbytes} bytes of a buffer that has {room}")
+    return found
+
+
+def _exported(obj: Any, writable: bool, nbytes: int | None) -> tuple[View, int]:
+    """view() of anything, and how much room there is."""
+    if isinstance(obj, _POINTERS):
+        return _of_arrays(obj, writable, nbytes, TypeError())
+    export = PyBuffer()
+    try:
+        _get_buffer(obj, ctypes.byref(export), _WRITABLE if writable else _SIMPLE)
+    except (TypeError, BufferError, ValueError) as why:
+        return _of_arrays(obj, writable, nbytes, why)
+    room: int = export.len
+    size = room if nbytes is None else nbytes
+    return View(export.buf or 0, size, _lib.MEM_HOST, export), room
+
+
+def _of_arrays(
+    obj: Any, writable: bool, nbytes: int | None, why: Exception
+) -> tuple[View, int]:
+    """view() without the buffer protocol."""
+    name = type(obj).__name__
+    array = describe(obj)
+    if array is None:
+        address = address_of(obj)
+        if address is None:
+            if not isinstance(why, TypeError):
+                raise argument(f"a {name}: {why}") from None
+            raise argument(f"a {name} is no buffer: give an array, bytes or an address") from None
+        if nbytes is None or address <= 0:
+            raise argument(f"address {address:#x}, size {nbytes}: an address comes with a size")
+        return View(address, nbytes, kind_of(address), obj), nbytes
+    if writable and array.readonly:
+        raise argument(f"a {name} that is read-only can't be read into")
+    if not array.contiguous:
+        raise argument(f"a {name} that is not contiguous: give a contiguous copy of it")
+    room = array.nbytes
+    size = room if nbytes is None else nbytes
+    return View(array.ptr, size, array.mem, array.keep, array.stream), room
+
+
+def stream_handle(stream: Any) -> int:
+    """CUDA's handle of a stream of torch, CuPy, pycuda, Numba or cuda.core, or of an int."""
+    if isinstance(stream, int):
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    for name in ("cuda_stream", "ptr", "handle"):  # torch; CuPy; pycuda and Numba
+        if hasattr(stream, name):
+            handle = getattr(stream, name)
+            return int(getattr(handle, "value", handle) or 0)
+    raise argument(f"a {type(stream).__name__} is no CUDA stream: give a stream or its handle")

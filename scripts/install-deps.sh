@@ -66,6 +66,8 @@ look() {
     library cmocka || needed+=("libcmocka-dev: cmocka")
     python3 -c 'import jsonschema' 2>/dev/null ||
         wanted+=("python3-jsonschema: jsonschema, by which the output of --json is checked")
+    python3 -c 'import ensurepip, venv' 2>/dev/null ||
+        wanted+=("python3-venv: venv and pip, by which the Python package is tested")
     libfuzzer || wanted+=("clang libclang-rt-dev: clang with libFuzzer, for scripts/fuzz.sh")
     have valgrind || wanted+=("valgrind: valgrind, which counts instructions")
     have qemu-system-x86_64 || wanted+=("qemu-system-x86: QEMU, whose NVMe controller tests/qemu drives")

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What is taken as memory, and what is refused."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import gc
+import mmap
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpunvme
+from gpunvme import _lib, buffers, dlpack
+
+
+class DLPackOnly:
+    """An array that DLPack alone tells of, as torch's are on the CPU."""
+
+    def __init__(self, owner: np.ndarray[Any, Any]) -> None:
+        self.owner = owner
+
+    def __dlpack__(self, **options: Any) -> object:
+        return self.owner.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.owner.__dlpack_device__()
+
+
+class Allocation:
+    """pycuda's DeviceAllocation is used by int() alone."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def __int__(self) -> int:
+        return self.address
+
+
+class CudaArray:
+    """An array that says it is CUDA's; nothing here reads its memory."""
+
+    def __init__(self, **interface: Any) -> None:
+        self.__cuda_array_interface__ = {
+            "version": 3, "shape": (4, 3), "typestr": "<f4", "data": (0x1000, False), **interface,
+        }
+
+
+HOLD = np.zeros(64, np.uint8)
+
+
+@pytest.mark.parametrize(
+    "buf",
+    [
+        bytearray(64), memoryview(bytearray(64)), array.array("I", [0] * 16), mmap.mmap(-1, 64),
+        np.zeros((4, 4), np.float32), np.zeros(64, np.uint8)[:], np.zeros(8, "datetime64[s]"),
+        np.zeros(4, np.dtype([("x", "<i4"), ("y", "<f8"), ("z", "<i4")])),
+        (ctypes.c_uint8 * 64)(), DLPackOnly(np.zeros((2, 8), np.float32)),
+        gpunvme.empty(64), gpunvme.empty(64, "pinned"),
+    ],
+    ids=lambda buf: type(buf).__name__,
+)
+def test_a_buffer_of_any_kind_is_read_into(store: gpunvme.Store, data: bytes, buf: Any) -> None:
+    assert store.pread(buf, offset=5) == 64
+    found = buffers.view(buf, False)
+    assert ctypes.string_at(found.ptr, 64) == data[5:69]
+    assert store.pwrite(buf, offset=5) == 64
+
+
+@pytest.mark.parametrize(
+    "address",
+    [HOLD.ctypes.data, Allocation(HOLD.ctypes.data), ctypes.c_void_p(HOLD.ctypes.data),
+     ctypes.cast(HOLD.ctypes.data, ctypes.POINTER(ctypes.c_char))],
+    ids=lambda address: type(address).__name__,
+)
+def test_an_address_is_read_into(store: gpunvme.Store, data: bytes, address: Any) -> None:
+    HOLD[:] = 0
+    assert store.pread(address, 30, 9) == 30
+    assert HOLD[:30].tobytes() == data[9:39] and not HOLD[30:].any()
+    with pytest.raises(gpunvme.ArgumentError, match="size"):
+        store.pread(address)
+
+
+def test_read_only_memory_is_written_but_not_read_into(store: gpunvme.Store) -> None:
+    frozen = np.arange(10, dtype=np.uint8)
+    frozen.flags.writeable = False
+    for buf in (b"0123456789", memoryview(b"0123456789"), frozen):
+        assert store.pwrite(buf) == 10
+        with pytest.raises(ValueError, match="(?i)read-only|not writable"):
+            store.pread(buf)
+
+
+@pytest.mark.parametrize("buf", [
+    np.zeros((4, 4))[:, 1], np.zeros((4, 4)).T, np.zeros(8)[::-1],
+    np.asfortranarray(np.zeros((3, 2))), memoryview(bytearray(8))[::2],
+    DLPackOnly(np.zeros((4, 4))[:, :2]), CudaArray(strides=(4, 16)),
+], ids=str)
+def test_memory_that_is_not_contiguous_is_refused(store: gpunvme.Store, buf: Any) -> None:
+    for use in (store.pread, store.pwrite):
+        with pytest.raises(gpunvme.ArgumentError, match="(?i)contiguous"):
+            use(buf)
+
+
+@pytest.mark.parametrize("buf", [None, "text", 1.5, object(), [1, 2], {}], ids=str)
+def test_what_is_no_buffer_is_refused(store: gpunvme.Store, buf: Any) -> None:
+    for use in (store.pread, store.pwrite):
+        with pytest.raises(gpunvme.ArgumentError, match="is no buffer"):
+            use(buf)
+
+
+@pytest.mark.parametrize("buf", [bytearray(), np.zeros(0), np.zeros((3, 0))], ids=str)
+def test_an_empty_buffer_is_refused(store: gpunvme.Store, buf: Any) -> None:
+    for use in (store.pread, store.pwrite, store.pread_async):
+        with pytest.raises(ValueError, match="0 bytes"):
+            use(buf)
+
+
+def throw() -> None:
+    raise RuntimeError("requires grad")
+
+
+def test_a_cuda_array_is_gpu_memory() -> None:
+    found = buffers.view(CudaArray(stream=7), True)
+    assert (found.ptr, found.nbytes, found.mem, found.stream) == (0x1000, 48, _lib.MEM_GPU, 7)
+    grad = type("Tensor", (), {"__cuda_array_interface__": property(lambda self: throw())})()
+    with pytest.raises(gpunvme.ArgumentError, match="requires grad"):
+        buffers.view(grad, True)
+    with pytest.raises(gpunvme.ArgumentError, match="mask"):
+        buffers.view(CudaArray(mask=object()), True)
+    with pytest.raises(gpunvme.ArgumentError, match="read-only"):
+        buffers.view(CudaArray(data=(0x1000, True)), True)
+
+
+@pytest.mark.parametrize(("stream", "handle"), [
+    (5, 5), (type("torch", (), {"cuda_stream": 6})(), 6), (type("cupy", (), {"ptr": 7})(), 7),
+    (type("pycuda", (), {"handle": 8})(), 8),
+    (type("numba", (), {"handle": ctypes.c_void_p(9)})(), 9),
+    (type("core", (), {"__cuda_stream__": lambda self: (0, 10)})(), 10),
+])
+def test_a_stream_of_any_library_has_a_handle(stream: Any, handle: int) -> None:
+    assert buffers.stream_handle(stream) == handle
+
+
+def test_what_is_no_stream_is_refused(store: gpunvme.Store) -> None:
+    with pytest.raises(gpunvme.ArgumentError, match="no CUDA stream"):
+        store.pread_async(bytearray(1), stream="main")
+
+
+def test_empty_memory_is_zeroed_and_aligned() -> None:
+    for device in ("cpu", "pinned", "cuda", "cuda:0"):
+        memory = gpunvme.empty(10000, device)
+        assert memory.nbytes == 10000
+        if isinstance(memory, np.ndarray):
+            assert not memory.any() and memory.ctypes.data % 4096 == 0
+
+
+def test_memory_outlives_the_array_that_it_was_made_as() -> None:
+    view = gpunvme.empty(1 << 20, "pinned")[100:200].view(np.uint32)
+    gc.collect()
+    view[:] = 3
+    assert view.sum() == 75
+
+
+@pytest.mark.parametrize(("nbytes", "device"), [(0, "cpu"), (-1, "cpu"), (1, "gpu"), (1, "cpu:0"),
+                                                (1, "cuda:x"), (1, "cuda:"), (1, "cuda:99")])
+def test_memory_that_is_none_is_refused(nbytes: int, device: str) -> None:
+    with pytest.raises(gpunvme.ArgumentError):
+        gpunvme.empty(nbytes, device)
+
+
+class Owner:
+    """What gpunvme exports; host memory here, where a consumer may look into it."""
+
+    def __init__(self) -> None:
+        self.memory = np.arange(6, dtype=np.float32)
+        self.device = dlpack.CPU
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device, 0
+
+    def __dlpack__(self, **_: Any) -> object:
+        return dlpack.exported(self, self.memory.ctypes.data, 0, (2, 3), "<f4")
+
+
+@pytest.fixture
+def cpu_exports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports say that they are the CPU's, for numpy to take them."""
+    monkeypatch.setattr(dlpack, "CUDA", dlpack.CPU)
+
+
+@pytest.mark.usefixtures("cpu_exports")
+def test_an_export_holds_its_owner_until_the_consumer_is_done() -> None:
+    before = len(dlpack._exports)
+    taken = np.from_dlpack(Owner())
+    gc.collect()
+    assert taken.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert len(dlpack._exports) == before + 1
+    del taken
+    gc.collect()
+    assert len(dlpack._exports) == before
+
+
+def test_an_export_that_nobody_takes_is_freed() -> None:
+    before = len(dlpack._exports)
+    capsule = Owner().__dlpack__()
+    assert len(dlpack._exports) == before + 1
+    del capsule
+    assert len(dlpack._exports) == before
+
+
+@pytest.mark.usefixtures("cpu_exports")
+def test_what_dlpack_exports_is_imported_as_it_is() -> None:
+    found = dlpack.imported(Owner())
+    assert (found.shape, found.strides, found.typestr) == ((2, 3), None, "<f4")

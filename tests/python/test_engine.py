@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Engines, registered memory, requests by kind, and what the machine has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gpunvme
+
+
+def test_an_engine_serves_the_stores_that_are_opened_on_it(path: str, data: bytes) -> None:
+    with gpunvme.Engine(threads=3, pinned=32 << 20, cpus="0") as engine:
+        with engine.open(path) as store:
+            buf = bytearray(5000)
+            assert store.pread_async(buf, offset=100).result() == 5000
+            assert buf == data[100:5100]
+            assert (engine.info().threads, engine.info().stores) == (3, 1)
+            with pytest.raises(gpunvme.BusyError):
+                engine.close()
+        assert engine.info().stores == 0
+    with pytest.raises(gpunvme.ClosedError):
+        engine.open(path)
+    engine.close()
+
+
+@pytest.mark.parametrize("bad", [{"threads": -1}, {"pinned": -1}, {"gpu": -7}, {"threads": 100000}])
+def test_an_engine_that_makes_no_sense_is_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(gpunvme.Error):
+        gpunvme.Engine(**bad)  # type: ignore[arg-type]
+
+
+def test_registered_memory_is_counted_and_let_go_of() -> None:
+    buf = gpunvme.empty(1 << 16)
+    with gpunvme.Engine() as engine:
+        engine.register(buf)
+        engine.register(buf, 4096)
+        assert engine.info().registered > 0
+        engine.unregister(buf)
+        engine.unregister(buf.ctypes.data)
+        assert engine.info().registered == 0
+        with pytest.raises(gpunvme.NotFoundError):
+            engine.unregister(buf)
+    gpunvme.register(buf)
+    with gpunvme.open("sim:size=1M", "r+") as store:
+        store.pwrite(buf)
+        assert store.pread(buf[4096:8192]) == 4096
+    gpunvme.unregister(buf)
+    assert gpunvme.engine_info().registered == 0
+
+
+def test_requests_read_records_by_kind_and_index(path: str, data: bytes) -> None:
+    buf = np.zeros(10 * 100 + 4 * 512, np.uint8)
+    with gpunvme.open(path) as store, gpunvme.Requests(store, buf) as records:
+        records.add_kind("users", 5, 10, 100)
+        records.add_kind("items", 3, 4, 512)
+        assert records.kind("items") == gpunvme.reports.Kind(3, 4, 512)
+        records.read("users", 2, 3)
+        assert buf[200:500].tobytes() == data[700:1000] and not buf[:200].any()
+        records.read("items", 1)
+        assert buf[1512:].tobytes() == data[4 * 512 : 7 * 512]
+        one, two = bytearray(100), bytearray(512)
+        records.read_many([("users", 9, 1), ("items", 0, 1)], [one, two])
+        assert (one, two) == (data[1400:1500], data[3 * 512 : 4 * 512])
+        buf[:] = 0
+        assert records.read_many_async([("users", 0, 10), ("items", 3, 1)]).result() == 1512
+        assert buf[:1000].tobytes() == data[500:1500]
+        assert buf[1000 + 3 * 512 :].tobytes() == data[6 * 512 : 7 * 512]
+        with pytest.raises(gpunvme.BusyError, match="Requests"):
+            store.close()
+
+
+def test_requests_write_records(path: str) -> None:
+    with gpunvme.open(path, "r+") as store, gpunvme.Requests(store) as records:
+        records.add_kind("users", 5, 10, 100)
+        records.write("users", 3, 2, b"u" * 200)
+        buf = bytearray(200)
+        store.pread(buf, offset=800)
+        assert buf == b"u" * 200
+
+
+def test_requests_in_flight_raise_their_error() -> None:
+    with gpunvme.open("sim:size=1M,fault=status=2/81:read:lba=8-15") as store:
+        with gpunvme.Requests(store, bytearray(8192)) as records:
+            records.add_kind("blocks", 0, 2, 4096)
+            assert records.read_many_async([("blocks", 0, 1)]).result() == 4096
+            with pytest.raises(gpunvme.StatusError):
+                records.read_many_async([("blocks", 0, 1), ("blocks", 1, 1)]).result()
+            with pytest.raises(gpunvme.RangeError):
+                records.read_many_async([("blocks", 2, 1)])
+
+
+def test_requests_refuse_what_makes_no_sense(path: str) -> None:
+    with gpunvme.open(path) as store, gpunvme.Requests(store) as records:
+        records.add_kind("users", 0, 10, 100)
+        for use in (lambda: records.read("users", 0), lambda: records.read("users", 9, 2),
+                    lambda: records.add_kind("items", 5, 1, 100),
+                    lambda: records.read("users", -1), lambda: records.read_many([]),
+                    lambda: records.read("users", 0, 2, bytearray(199))):
+            with pytest.raises(ValueError):
+                use()
+        with pytest.raises(FileNotFoundError):
+            records.read("nobody", 0, 1, bytearray(1))
+    with pytest.raises(gpunvme.ClosedError):
+        records.read("users", 0)
+
+
+def test_info_lists_backends_and_gpus() -> None:
+    info = gpunvme.info()
+    backends = {backend.name: backend for backend in info.backends}
+    assert backends["posix"].works and backends["nvme"].works
+    assert all(backend.why for backend in info.backends)
+    assert bool(info.gpus) != bool(info.no_gpu)
+    assert info.library.endswith("libgpunvme.so") and info.version == gpunvme.__version__

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Operators against numpy in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gpunvme
+from gpunvme import ops
+
+from test_buffers import CudaArray, DLPackOnly
+
+quick = settings(max_examples=40, deadline=None)
+AVAILABLE = [v.name for v in ops.variants() if v.available]
+
+
+def normal(seed: int, *shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def close(got: Any, want: np.ndarray[Any, Any], terms: int) -> bool:
+    """Whether each element is what ``terms`` products of normal numbers may lose by rounding."""
+    eps = np.finfo(got.dtype).eps
+    error = np.abs(np.asarray(got, np.float64) - want)
+    return bool((error <= eps * (np.abs(want) + 2 * terms + 1)).all())
+
+
+def wide(*arrays: Any) -> list[np.ndarray[Any, Any]]:
+    return [np.asarray(a, np.float64) for a in arrays]
+
+
+@quick
+@given(m=st.integers(0, 40), n=st.integers(0, 40), k=st.integers(0, 40),
+       dtype=st.sampled_from([np.float32, np.float16]), flip=st.integers(0, 7))
+def test_matmul_is_numpy_s(m: int, n: int, k: int, dtype: Any, flip: int) -> None:
+    a = normal(1, k, m, dtype=dtype).T if flip & 1 else normal(1, m, k, dtype=dtype)
+    b = normal(2, n, k, dtype=dtype).T if flip & 2 else normal(2, k, n, dtype=dtype)
+    out = np.full((n, m), 7, dtype).T if flip & 4 else None
+    got = ops.matmul(a, b, out=out)
+    assert out is None or got is out
+    wa, wb = wide(a, b)
+    assert got.dtype == dtype and close(got, wa @ wb, k)
+
+
+@pytest.mark.parametrize("variant", AVAILABLE)
+def test_each_variant_multiplies(variant: str) -> None:
+    a, b = normal(1, 70, 90), normal(2, 90, 50)
+    wa, wb = wide(a, b)
+    assert close(ops.matmul(a, b, variant=variant, threads=2, deterministic=True), wa @ wb, 90)
+
+
+def test_alpha_beta_and_float32_results() -> None:
+    a, b = normal(1, 9, 8, dtype=np.float16), normal(2, 8, 7, dtype=np.float16)
+    out = normal(3, 9, 7)
+    wa, wb, before = wide(a, b, out)
+    ops.matmul(a, b, out=out, alpha=0.5, beta=2.0)
+    assert close(out, 0.5 * wa @ wb + 2 * before, 8)
+
+
+@pytest.mark.parametrize(("first", "second"), [((5,), (5,)), ((5,), ()), ((), (5,)), ((5,), (1,))])
+def test_batches_are_multiplied(first: tuple[int, ...], second: tuple[int, ...]) -> None:
+    a, b = normal(1, *first, 6, 7), normal(2, *second, 7, 8)
+    wa, wb = wide(a, b)
+    assert close(ops.matmul(a, b), wa @ wb, 7)
+
+
+def test_heads_interleaved_in_rows_are_a_batch() -> None:
+    qkv = normal(1, 10, 4, 16)  # rows, heads, width
+    heads = qkv.transpose(1, 0, 2)
+    (want,) = wide(heads)
+    assert close(ops.matmul(heads, heads.transpose(0, 2, 1)), want @ want.transpose(0, 2, 1), 16)
+
+
+def test_arrays_of_other_libraries_are_multiplied() -> None:
+    a, b = normal(1, 5, 6), normal(2, 6, 7)
+    assert (ops.matmul(DLPackOnly(a), DLPackOnly(b)) == ops.matmul(a, b)).all()
+
+
+def test_bfloat16_is_known_by_dlpack_and_numpy() -> None:
+    halves = (normal(1, 4, 4).view(np.uint32) >> 16).astype(np.uint16)
+    a = halves.view("V2")
+    want = (halves.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    out = np.zeros((4, 4), np.float32)
+    ops.matmul(a, a, out=out)
+    assert close(out, want @ want, 4)
+    with pytest.raises(ValueError, match="bfloat16"):
+        ops.matmul(_NoNumpy(a), _NoNumpy(a))
+
+
+class _NoNumpy:
+    """An array by its interface alone."""
+
+    def __init__(self, owner: np.ndarray[Any, Any]) -> None:
+        self.__array_interface__ = owner.__array_interface__
+        self.owner = owner
+
+
+ACTIVATIONS: dict[Any, Any] = {
+    None: lambda z: z,
+    "relu": lambda z: np.maximum(z, 0),
+    "silu": lambda z: z / (1 + np.exp(-z)),
+    "gelu_tanh": lambda z: z / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))),
+}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("lead", [(7,), (2, 3), ()])
+def test_linear_is_a_product_a_bias_and_an_activation(activation: Any,
+                                                      lead: tuple[int, ...]) -> None:
+    x, weight, bias = normal(1, *lead, 20), normal(2, 9, 20), normal(3, 9)
+    preact = np.empty((*lead, 9), np.float32)
+    y = ops.linear(x, weight, bias, activation=activation, preact=preact)
+    wx, ww, wb = wide(x, weight, bias)
+    z = wx @ ww.T + wb
+    assert close(preact, z, 20) and close(y, ACTIVATIONS[activation](z), 40)
+    assert close(ops.linear(x, weight), wx @ ww.T, 20)
+
+
+def test_linear_backward_is_the_gradient() -> None:
+    x, weight, grad = normal(1, 6, 20), normal(2, 9, 20), normal(3, 6, 9)
+    preact = ops.linear(x, weight)
+    gx, gw, gb = ops.linear_backward(grad, x, weight, preact, activation="relu")
+    wx, ww, wg, wz = wide(x, weight, grad, preact)
+    dz = wg * (wz > 0)
+    assert close(gx, dz @ ww, 9) and close(gw, dz.T @ wx, 6) and close(gb, dz.sum(0), 6)
+    only = ops.linear_backward(grad, None, weight, grad_weight=False, grad_bias=False)
+    assert close(only[0], wg @ ww, 9) and only[1:] == (None, None)
+    gw[:], gb[:] = 1, 2
+    again = ops.linear_backward(grad, x, grad_x=False, grad_weight=gw, grad_bias=gb,
+                                accumulate=True)
+    assert again[0] is None and again[1] is gw
+    assert close(gw, 1 + wg.T @ wx, 6) and close(gb, 2 + wg.sum(0), 6)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    a, b = normal(1, 4, 5), normal(2, 5, 6)
+    frozen = np.zeros((4, 6), np.float32)
+    frozen.flags.writeable = False
+    cuda: Any = CudaArray(shape=(5, 6))
+    for use in (
+        lambda: ops.matmul(a, a), lambda: ops.matmul(a, b.astype(np.float16)),
+        lambda: ops.matmul(a, b.astype(np.float64)), lambda: ops.matmul(a, b[::2, ::2]),
+        lambda: ops.matmul(a[0], b), lambda: ops.matmul("a", b), lambda: ops.matmul(a, b, out=a),
+        lambda: ops.matmul(a, b, beta=1.0), lambda: ops.matmul(a, b, variant="fastest"),
+        lambda: ops.matmul(a, b, out=frozen),
+        lambda: ops.matmul(a, b, compute="f8"),  # type: ignore[arg-type]
+        lambda: ops.matmul(np.stack([a] * 3), np.stack([b] * 2)),
+        lambda: ops.matmul(a, a.T, out=a.T[:4, :4]),
+        lambda: ops.linear(a, b),
+        lambda: ops.linear(a, b.T, activation="tanh"),  # type: ignore[arg-type]
+        lambda: ops.linear(a, a, normal(1, 5)), lambda: ops.linear_backward(a),
+        lambda: ops.linear_backward(a, a, b, accumulate=True),
+        lambda: ops.variants("attention"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ops.OpsError) as raised:
+            use()
+        assert raised.value.detail
+    with pytest.raises(gpunvme.OpsError, match="on the host and on a GPU"):
+        ops.matmul(a, cuda)
+
+
+def test_what_there_is_is_told() -> None:
+    ladder = ops.variants()
+    assert ladder[0].name == "naive" and ladder[0].available and "f32" in ladder[0].dtypes
+    assert [v.name for v in ops.variants("linear_backward")][0] == "naive"
+    assert ops.capability().units > 0
+    assert ops.matmul_variant(64, 64, 64) in AVAILABLE
+    metrics = ops.matmul_metrics(64, 32, 16)
+    assert metrics.flops == 2 * 64 * 32 * 16
+    assert metrics.ideal_nbytes == 4 * (64 * 16 + 16 * 32 + 64 * 32)
+    took = ops.timing(lambda: None, flops=1e9, rounds=3)
+    assert took.best <= took.median and took.gflops > 0

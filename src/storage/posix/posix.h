@@ -179,6 +179,9 @@ void posix_ring_give(struct posix_slot *slot);
 /* Copies that were started do not end: the slot is left to the GPU. */
 void posix_ring_lose(struct posix_slot *slot);
 
+/* There are free ones, or may be: what can't have one is of a device that has its share. */
+bool posix_ring_has_free(const struct posix_ring *ring);
+
 /* All slots are lost. */
 bool posix_ring_is_lost(const struct posix_ring *ring);
 

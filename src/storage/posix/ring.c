@@ -250,6 +250,11 @@ void posix_ring_lose(struct posix_slot *slot)
     pthread_mutex_unlock(&ring->free_lock);
 }
 
+bool posix_ring_has_free(const struct posix_ring *ring)
+{
+    return ring->nfree || ring->nopen < most_open(ring);
+}
+
 bool posix_ring_is_lost(const struct posix_ring *ring)
 {
     return ring->nlost && ring->nlost == ring->nopen;

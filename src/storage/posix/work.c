@@ -19,6 +19,7 @@
 #define ENOUGH_QUICK (8u << 20) /* of a device, that are copied at once */
 #define LOOK_TURNS   64u        /* of a lane that always finds work, between looks at copies */
 #define NAP_GATED_NS 20000u
+#define NAP_SLOT_NS  100000u
 #define NAP_COPY_NS  20000u
 #define LOOKS_COPY   8u  /* at a copy, before a nap: enough for a small one alone */
 #define RELAX_COPY   32u /* pauses of the processor between them: about a microsecond */
@@ -104,6 +105,15 @@ static void start(struct posix_worker *w, struct posix_op *op)
         start_host(w, op);
 }
 
+/* A piece that goes through a slot waits behind others. */
+static bool would_wait(struct posix_worker *w, const struct crew_piece *piece)
+{
+    const struct posix *posix = piece->store->priv;
+
+    return w->waiting.first && piece->mem == GPUNVME_MEM_GPU &&
+           !posix_ring_has_free(w->sets[posix_ring_for(&posix->file, piece->op)].ring);
+}
+
 /* Pieces that come at once are never kept from it by those that wait for a drive. */
 static bool admit(struct lane *lane, const struct crew_piece *piece)
 {
@@ -111,7 +121,7 @@ static bool admit(struct lane *lane, const struct crew_piece *piece)
     dev_t dev = piece->store->dev;
     size_t cost = posix_cost_of(piece);
 
-    if (!w->nfree || (w->waiting.first && piece->mem == GPUNVME_MEM_GPU))
+    if (!w->nfree || would_wait(w, piece))
         return false;
     if (!posix_is_quick(piece))
         return lane_share_take(&w->shares, dev, cost, ENOUGH_SLOW);
@@ -280,9 +290,10 @@ static bool wait(struct lane *lane, uint64_t ns)
         posix_uring_submit(w->uring, w->moving ? ns / 20 : ns);
     else if (w->moving)
         wait_for_copy(w);
-    else if (w->gated || w->waiting.first)
-        nap(NAP_GATED_NS); /* other lanes have writes under way that this one's wait for, or slots
-                            */
+    else if (w->gated)
+        nap(NAP_GATED_NS); /* other lanes have writes under way that this one's wait for, … */
+    else if (w->waiting.first)
+        nap(NAP_SLOT_NS); /* … or slots */
     else
         return false;
     return true;

@@ -373,7 +373,7 @@ static void stores_that_hang_do_not_stop_others(void **state)
     struct gpunvme_buf many;
 
     (void)state;
-    assert_int_equal(gpunvme_mem_alloc(NHUNG * MIB / 4, GPUNVME_MEM_GPU, &many), GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_alloc(2 * NHUNG * MIB / 4, GPUNVME_MEM_GPU, &many), GPUNVME_OK);
     nhanging = 0;
     for (unsigned k = 0; k < NSTUCK; k++)
         stuck[k] = opened_to_hang(k);
@@ -382,9 +382,9 @@ static void stores_that_hang_do_not_stop_others(void **state)
         for (unsigned i = 0; i < NHUNG; i++) {
             ios[k][i] =
                 (struct gpunvme_io){.op = GPUNVME_OP_READ, .ptr = got[k][i], .nbytes = 4096};
-            if (!k) { /* all slots that it can have are waiting for it */
+            if (k < 2) { /* they have all slots that they can have, and want more */
                 ios[k][i].mem = GPUNVME_MEM_GPU;
-                ios[k][i].ptr = (uint8_t *)many.gpu + i * MIB / 4;
+                ios[k][i].ptr = (uint8_t *)many.gpu + (k * NHUNG + i) * MIB / 4;
                 ios[k][i].nbytes = MIB / 4;
             }
             assert_int_equal(submit_to(stuck[k], &ios[k][i], 1, NULL), GPUNVME_OK);
@@ -404,7 +404,7 @@ static void stores_that_hang_do_not_stop_others(void **state)
     for (unsigned k = 0; k < NSTUCK; k++) {
         for (unsigned i = 0; i < NHUNG; i++) {
             assert_int_equal(gpunvme_io_wait(&ios[k][i], PATIENCE_NS), GPUNVME_OK);
-            if (!k)
+            if (k < 2)
                 gpunvme_mem_copy(got[k][i], GPUNVME_MEM_HOST, ios[k][i].ptr, GPUNVME_MEM_GPU, 4096);
             assert_memory_equal(got[k][i], bytes_of(k), 4096);
         }

@@ -1,27 +1,32 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * Transfers of a file whose file system stops to answer in the middle of it: they time out, tell
- * how far they came, and hold up nobody. The file system is a thread of this program (FUSE), in a
+ * how far they came, and hold up nobody. The file system is a child of this program (FUSE), which
+ * ends with it: threads that wait for its answers could not be killed otherwise. It is mounted in a
  * mount namespace of its own, which root may make.
  */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fuse.h>
-#include <pthread.h>
 #include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 
 #include "store_files.h"
 #include "thread_stream.h"
 
-#define HALF (NBYTES / 2) /* what lies behind is not read while `is_mute` */
+#define HALF (NBYTES / 2) /* what lies behind is not read while is_mute */
 
 static char folder[] = "/tmp/gpunvme-hang-XXXXXX";
 static char path[64];
 static int fuse_fd;
-static _Atomic bool is_mute;
+static pid_t server;
+static _Atomic bool *is_mute; /* shared with the file system */
 static uint8_t memory[NBYTES];
 
 /* ---- The file system ---------------------------------------------------------------------------
@@ -51,7 +56,7 @@ static void answer_read(const struct fuse_in_header *in)
     const struct fuse_read_in *read = (const struct fuse_read_in *)(in + 1);
     size_t nbytes = read->offset > NBYTES ? 0 : NBYTES - (size_t)read->offset;
 
-    while (is_mute && read->offset + read->size > HALF)
+    while (*is_mute && read->offset + read->size > HALF)
         usleep(1000);
     reply(in->unique, 0, bytes + read->offset, nbytes < read->size ? nbytes : read->size);
 }
@@ -90,7 +95,7 @@ static void answer(const struct fuse_in_header *in)
     }
 }
 
-static void *file_system(void *arg)
+static void file_system(void)
 {
     static union {
         struct fuse_in_header in;
@@ -99,24 +104,30 @@ static void *file_system(void *arg)
 
     while (read(fuse_fd, &request, sizeof(request)) > 0 || errno == EINTR || errno == ENOENT)
         answer(&request.in);
-    return arg;
 }
 
 /* Mounts it; false, with a reason: it can't be had here. */
 static bool mount_file_system(void)
 {
+    pid_t parent = getpid();
     char text[96];
-    pthread_t thread;
 
+    is_mute = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     fuse_fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
     snprintf(text, sizeof(text), "fd=%d,rootmode=40000,user_id=0,group_id=0", fuse_fd);
-    if (fuse_fd < 0 || unshare(CLONE_NEWNS) || mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
-        !mkdtemp(folder) || mount("test", folder, "fuse", MS_NODEV | MS_NOSUID, text) ||
-        pthread_create(&thread, NULL, file_system, NULL)) {
+    if (is_mute == MAP_FAILED || fuse_fd < 0 || unshare(CLONE_NEWNS) ||
+        mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL) || !mkdtemp(folder) ||
+        mount("test", folder, "fuse", MS_NODEV | MS_NOSUID, text) || (server = fork()) < 0) {
         printf("SKIP: no file system by FUSE here (/dev/fuse, root): %s\n", strerror(errno));
         return false;
     }
-    pthread_detach(thread);
+    if (!server) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() == parent)
+            file_system();
+        _exit(0);
+    }
+    close(fuse_fd);
     snprintf(path, sizeof(path), "%s/file", folder);
     return true;
 }
@@ -132,7 +143,7 @@ static struct gpunvme_store *open_hanging(const char *options)
     char uri[192];
 
     snprintf(uri, sizeof(uri), "file:%s?%s", path, options);
-    is_mute = true;
+    *is_mute = true;
     memset(memory, POISON, sizeof(memory));
     return opened(uri, 0);
 }
@@ -142,7 +153,7 @@ static void close_at_last(struct gpunvme_store *store)
 {
     gpunvme_err_t err = GPUNVME_ERR_TIMEOUT;
 
-    is_mute = false;
+    *is_mute = false;
     for (unsigned i = 0; err == GPUNVME_ERR_TIMEOUT && i < PATIENCE_S; i++)
         err = gpunvme_close(store);
     ok(err);
@@ -151,7 +162,7 @@ static void close_at_last(struct gpunvme_store *store)
 static int answer_again(void **state)
 {
     (void)state;
-    is_mute = false;
+    *is_mute = false;
     return 0;
 }
 
@@ -218,7 +229,7 @@ static void a_store_is_closed_when_its_last_transfer_has_ended(void **state)
            GPUNVME_ERR_TIMEOUT, "");
     assert_int_equal(done, 0);
     is_err(gpunvme_close(store), GPUNVME_ERR_TIMEOUT, "1 transfers have not ended");
-    is_mute = false;
+    *is_mute = false;
     ok(gpunvme_store_read(store, 0, memory + 4096, GPUNVME_MEM_HOST, 4096, &done)); /* as it was */
     assert_memory_equal(memory + 4096, bytes, 4096);
     close_at_last(store);
@@ -234,7 +245,7 @@ static void a_wait_that_times_out_leaves_the_transfer_in_flight(void **state)
     is_err(gpunvme_io_wait(&io, 0), GPUNVME_ERR_TIMEOUT, "still in flight");
     assert_int_equal(gpunvme_io_moved(&io), HALF);
     assert_memory_equal(memory, bytes, HALF);
-    is_mute = false;
+    *is_mute = false;
     ok(gpunvme_io_wait(&io, PATIENCE_NS));
     assert_int_equal(io.done, NBYTES);
     assert_memory_equal(memory, bytes, NBYTES);
@@ -251,7 +262,7 @@ static void a_canceled_transfer_ends_when_what_had_begun_has(void **state)
     is_err(gpunvme_io_wait(&io, 0), GPUNVME_ERR_TIMEOUT, "");
     gpunvme_io_cancel(&io);
     assert_int_equal(gpunvme_io_test(&io), GPUNVME_ERR_AGAIN);
-    is_mute = false;
+    *is_mute = false;
     assert_int_equal(gpunvme_io_wait(&io, PATIENCE_NS), GPUNVME_ERR_CANCELED);
     assert_in_range(io.done, HALF + 1, NBYTES - 1);
     assert_memory_equal(memory, bytes, io.done);
@@ -264,17 +275,19 @@ static void a_canceled_transfer_ends_when_what_had_begun_has(void **state)
 static void of_several_only_those_that_stopped_have_timed_out(void **state)
 {
     static uint8_t other[NBYTES];
-    struct gpunvme_store *store = open_hanging(ONE_BY_ONE), *good = open_kind(ON_DISK);
+    const char *path_of_good = file_of(true, "good", bytes, NBYTES);
+    struct gpunvme_store *store = open_hanging(ONE_BY_ONE), *good;
     struct gpunvme_io ios[3] = {
-        {.store = good, .ptr = other, .nbytes = NBYTES},
+        {.ptr = other, .nbytes = NBYTES},
         {.store = store, .ptr = memory, .nbytes = NBYTES},
-        {.store = good, .offset = NBYTES - 10, .ptr = other, .nbytes = 100},
+        {.offset = NBYTES - 10, .ptr = other, .nbytes = 10},
     };
-    char text[256];
+    char text[256], uri[192];
 
     (void)state;
+    snprintf(uri, sizeof(uri), "file:%s?timeout=500ms", path_of_good);
+    ios[0].store = ios[2].store = good = opened(uri, 0);
     ios[2].ptr = other + NBYTES - 10;
-    ios[2].nbytes = 10;
     is_err(gpunvme_io_run(ios, 3), GPUNVME_ERR_TIMEOUT, "nothing has moved");
     assert_int_equal(ios[0].err, GPUNVME_OK);
     assert_int_equal(ios[0].done, NBYTES);
@@ -332,11 +345,17 @@ int main(void)
     };
     int failed;
 
-    if (!mount_file_system())
+    if (make_files(NULL))
+        return 1;
+    if (!mount_file_system()) {
+        remove_files(NULL);
         return 77;
+    }
     store_stream_ops = &fake;
-    failed = cmocka_run_group_tests(tests, make_files, remove_files);
+    failed = cmocka_run_group_tests(tests, NULL, remove_files);
     umount2(folder, MNT_FORCE | MNT_DETACH);
+    kill(server, SIGKILL);
+    waitpid(server, NULL, 0);
     rmdir(folder);
     return failed ? 1 : 0;
 }

@@ -51,6 +51,9 @@ gpunvme_err_t store_uri_of_file(const char *name, const char *options, struct st
 /* Whether it is a path, and no URI: it begins with no scheme that there is. */
 bool store_uri_is_plain(const char *text);
 
+/* The scheme that "nmve:…" may have meant; NULL where it is like none. */
+const char *store_uri_nearest_scheme(const char *text);
+
 /* Which backends know an option: bits. */
 enum {
     STORE_POSIX = 1,

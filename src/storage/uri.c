@@ -167,12 +167,14 @@ static gpunvme_err_t split_nsid(struct store_uri *uri)
     return GPUNVME_OK;
 }
 
+static const char *const schemes[] = {"file", "nvme", "vfio-user", "sim", "spdk", "stripe"};
+
+#define NSCHEMES (sizeof(schemes) / sizeof(schemes[0]))
+
 /* A name that is no scheme of ours belongs to a path: "run:1/epoch". */
 static size_t scheme_length(const char *text)
 {
-    static const char *const schemes[] = {"file", "nvme", "vfio-user", "sim", "spdk", "stripe"};
-
-    for (size_t i = 0; i < sizeof(schemes) / sizeof(schemes[0]); i++) {
+    for (size_t i = 0; i < NSCHEMES; i++) {
         size_t n = strlen(schemes[i]);
 
         if (!strncmp(text, schemes[i], n) && text[n] == ':')
@@ -184,6 +186,18 @@ static size_t scheme_length(const char *text)
 bool store_uri_is_plain(const char *text)
 {
     return !scheme_length(text);
+}
+
+const char *store_uri_nearest_scheme(const char *text)
+{
+    size_t n = strcspn(text, ":/");
+    char word[sizeof(((struct store_uri *)0)->scheme)];
+
+    if (text[n] != ':' || n >= sizeof(word))
+        return NULL;
+    memcpy(word, text, n);
+    word[n] = 0;
+    return base_nearest(word, schemes, sizeof(schemes[0]), NSCHEMES);
 }
 
 /* "stripe:?options;URI;URI": the target is the members, whatever is in them. */

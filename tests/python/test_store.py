@@ -189,8 +189,10 @@ def test_gather_refuses_what_does_not_fit(store: gpunvme.Store) -> None:
 
 
 def test_an_unknown_uri_is_told(tmp_path: Path) -> None:
-    with pytest.raises(gpunvme.NotFoundError, match="scheme"):
+    with pytest.raises(gpunvme.NotFoundError, match="did you mean 'nvme:'"):
         gpunvme.open("nmve:0000:01:00.0")
+    with pytest.raises(gpunvme.NotFoundError, match="nor a scheme"):
+        gpunvme.open("whatever:0000:01:00.0")
     with pytest.raises(ValueError, match="threads"):
         gpunvme.open(f"file:{tmp_path}/x?thraeds=1")
     with pytest.raises(gpunvme.ArgumentError, match="byte 0"):

@@ -722,6 +722,17 @@ static void without_memory_for_its_slots_it_is_not_opened_but_a_smaller_one_is(v
 /* ---- What is no ordinary file ------------------------------------------------------------------
  */
 
+static void a_misspelt_scheme_is_told_the_nearest(void **state)
+{
+    struct gpunvme_store *other;
+
+    (void)state;
+    assert_int_equal(gpunvme_open("nmve:0000:01:00.0", 0, &other), GPUNVME_ERR_NOT_FOUND);
+    says(gpunvme_err_detail(), "did you mean 'nvme:'");
+    assert_int_equal(gpunvme_open("whatever:0000:01:00.0", 0, &other), GPUNVME_ERR_NOT_FOUND);
+    says(gpunvme_err_detail(), "nor a scheme of this name");
+}
+
 static void what_is_no_file_is_refused_at_once(void **state)
 {
     (void)state;
@@ -886,6 +897,7 @@ int main(int argc, char **argv)
         {"a_file_in_memory_is_said_to_be_one", a_file_in_memory_is_said_to_be_one, setup_in_memory,
          teardown, NULL},
         TEST(what_is_no_file_is_refused_at_once),
+        TEST(a_misspelt_scheme_is_told_the_nearest),
         TEST(a_block_device_is_read_and_written_up_to_its_end),
         TEST(an_error_of_a_device_ends_a_read_there),
         TEST(the_file_is_the_one_that_was_opened_whatever_its_name_is_now),

@@ -47,6 +47,8 @@ static int claim(const char *path, bool writing)
 
 static gpunvme_err_t fail_to_open(const char *path, int how, int error)
 {
+    const char *nearest = store_uri_nearest_scheme(path);
+
     if (error == EBUSY && how & O_EXCL)
         return base_fail(
             GPUNVME_ERR_BUSY,
@@ -55,6 +57,9 @@ static gpunvme_err_t fail_to_open(const char *path, int how, int error)
             path);
     if (error == EEXIST)
         return base_fail(GPUNVME_ERR_EXISTS, "%s", path);
+    if (error == ENOENT && nearest)
+        return base_fail(GPUNVME_ERR_NOT_FOUND, "%s: there is no such file: did you mean '%s:'?",
+                         path, nearest);
     if (error == ENOENT && path[strcspn(path, ":/")] == ':')
         return base_fail_errno(error, "%s: there is no such file, nor a scheme of this name", path);
     return base_fail_errno(error, "%s", path);

@@ -24,7 +24,8 @@ def test_an_engine_serves_the_stores_that_are_opened_on_it(path: str, data: byte
     engine.close()
 
 
-@pytest.mark.parametrize("bad", [{"threads": -1}, {"pinned": -1}, {"gpu": -7}, {"threads": 100000}])
+@pytest.mark.parametrize("bad", [{"threads": -1}, {"pinned": -1}, {"gpu": -7}, {"cpus": "x"},
+                                 {"threads": 100000}])
 def test_an_engine_that_makes_no_sense_is_refused(bad: dict[str, object]) -> None:
     with pytest.raises(gpunvme.Error):
         gpunvme.Engine(**bad)  # type: ignore[arg-type]

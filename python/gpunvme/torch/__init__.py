@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# mypy: allow-untyped-calls, disable-error-code="import-not-found"
+"""Stores and operators for PyTorch.
+
+Importing this registers two groups of operators. They have fake implementations and run under
+``torch.compile(fullgraph=True)`` without a break.
+
+``torch.ops.nvme_ops``: tensors from and to stores, by URI.
+
+    read_tensor(uri, offset, shape, dtype, device) -> Tensor
+    read_into_tensor(t, uri, offset)
+    write_tensor(t, uri, offset)
+
+They return when all bytes are there. A tensor on a GPU is used behind the work on the current
+stream. Tensors are contiguous; what they hold are the store's bytes, in the machine's order. A read
+beyond the end, a bad URI and a bad tensor raise ValueError; all else that goes wrong RuntimeError,
+with the library's detail. To go on while bytes move, use ``gpunvme.Store.pread_async(tensor,
+stream=torch.cuda.current_stream())``, whose Future has the error. In a compiled graph writes and
+read_tensor() keep their order; read_into_tensor() is only ordered with what uses its tensor.
+
+``torch.ops.optimized``: float32, float16 and bfloat16, on the CPU and on CUDA GPUs, forward and
+backward, with autocast.
+
+    matmul(a, b)                             (…, m, k) by (k, n), or (batch, m, k) by (batch, k, n)
+    linear(x, weight, bias=None)             as torch.nn.functional.linear
+    linear_gelu(x, weight, bias=None, tanh=False)
+                                             gelu of that, exact or by its approximation with tanh
+
+Of these only matmul has gradients of gradients. float32 is multiplied as float32, never as TF32.
+``gpunvme.torch.nn`` has modules made of them.
+"""
+
+from __future__ import annotations
+
+import os
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ImportError("gpunvme.torch needs PyTorch 2.11 or later, and there is none") from None
+
+from .. import _lib
+
+if torch.torch_version.TorchVersion(torch.__version__) < "2.11":
+    raise ImportError(f"gpunvme.torch needs PyTorch 2.11 or later; this is {torch.__version__}")
+_library = _lib._path("libgpunvme_torch.so")
+if not os.path.exists(_library):
+    raise ImportError(
+        f"gpunvme.torch: {_library} is not there: this build has no operators for PyTorch. Build "
+        "it with them: pip install ./python -C cmake.define.GPUNVME_TORCH=ON "
+        "-C cmake.define.GPUNVME_TORCH_PYTHON=$(which python)"
+    )
+torch.ops.load_library(str(_library))
+
+from . import _registration, nn  # noqa: E402  (they need the library)
+
+__all__ = ["nn"]

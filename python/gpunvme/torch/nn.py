@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# mypy: allow-subclassing-any, disable-error-code="import-not-found"
+"""Modules made of ``torch.ops.optimized``; parameters and state_dict are those of torch.nn."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = ["Linear", "LinearGELU", "OptimizedTransformer"]
+
+
+class Linear(torch.nn.Linear):
+    """``torch.nn.Linear``, computed by ``torch.ops.optimized.linear``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        y: Tensor = torch.ops.optimized.linear(input, self.weight, self.bias)
+        return y
+
+
+class LinearGELU(torch.nn.Linear):
+    """``torch.nn.Linear`` and ``torch.nn.GELU()`` behind it, as one operator."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        y: Tensor = torch.ops.optimized.linear_gelu(input, self.weight, self.bias)
+        return y
+
+
+class OptimizedTransformer(torch.nn.Module):
+    """A layer of a transformer, norms first: attention, then two linear layers with GELU.
+
+    Takes and returns (batch, sequence, d_model). ``d_ff`` is 4 d_model unless given;
+    ``forward(x, is_causal=True)`` lets each place see only those before it. Its linear layers are
+    ours; attention is torch.nn.functional.scaled_dot_product_attention until gpunvme has its own,
+    and the norms are torch.nn.LayerNorm.
+    """
+
+    def __init__(self, d_model: int = 768, n_heads: int = 12, d_ff: int | None = None,
+                 device: torch.device | str | None = None,
+                 dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        if d_model % n_heads:
+            raise ValueError(f"d_model {d_model} is not a multiple of n_heads {n_heads}")
+        d_ff = 4 * d_model if d_ff is None else d_ff
+        self.n_heads = n_heads
+        self.norm1 = torch.nn.LayerNorm(d_model, device=device, dtype=dtype)
+        self.qkv = Linear(d_model, 3 * d_model, device=device, dtype=dtype)
+        self.out = Linear(d_model, d_model, device=device, dtype=dtype)
+        self.norm2 = torch.nn.LayerNorm(d_model, device=device, dtype=dtype)
+        self.up = LinearGELU(d_model, d_ff, device=device, dtype=dtype)
+        self.down = Linear(d_ff, d_model, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor, is_causal: bool = False) -> Tensor:
+        x = x + self.out(self._attention(self.norm1(x), is_causal))
+        y: Tensor = x + self.down(self.up(self.norm2(x)))
+        return y
+
+    def _attention(self, x: Tensor, is_causal: bool) -> Tensor:
+        heads = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = heads.unbind(0)
+        found = functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        return found.transpose(1, 2).flatten(2)

@@ -32,5 +32,5 @@ rm -f "$out"/*.whl "$out"/plain/*.whl
 }
 "$out/tools/bin/pip" wheel --quiet --no-deps -w "$out/plain" -C build-dir="$PWD/$out/build" \
     "${defines[@]}" ./python
-PATH=$PWD/$out/tools/bin:$PATH auditwheel repair -w "$out" "$out"/plain/*.whl
+PATH=$PWD/$out/tools/bin:$PATH auditwheel repair --exclude 'libtorch*.so' -w "$out" "$out"/plain/*.whl
 ls -l "$out"/*.whl

@@ -25,8 +25,8 @@ if [ -z "$clang_format" ]; then
     exit 77
 fi
 
-mapfile -t files < <(find include src cli tests bench examples -type f \
-    \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null | sort)
+mapfile -t files < <(find include src cli tests bench examples python/csrc -type f \
+    \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' \) 2>/dev/null | sort)
 case ${1:-} in
     '') "$clang_format" -i "${files[@]}" ;;
     --check)

@@ -15,6 +15,14 @@ import pycuda_nvme
 from test_buffers import Allocation
 
 
+def has_torch_operators() -> bool:
+    try:
+        import gpunvme.torch  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
 def test_nvme_gpu_reads_and_writes_blocks(path: str, data: bytes) -> None:
     memory = np.zeros(8192, np.uint8)
     with pycuda_nvme.NVMeGPU(path, writable=True) as device:
@@ -53,6 +61,7 @@ def test_the_linear_layer_is_timed() -> None:
     assert not got.any() and got.shape == (3, 5) and got.gflops > 0
 
 
+@pytest.mark.skipif(has_torch_operators(), reason="the operators for PyTorch are in this build")
 def test_operators_for_pytorch_need_gpunvme_torch() -> None:
     with pytest.raises(ImportError, match="gpunvme.torch"):
         optimized_ops.register_ops()

@@ -27,6 +27,7 @@ struct nvme_lane {
     struct nvme_lanes *all;
     struct gpunvme_ctrl *ctrl;
     struct gpunvme_ioq *ioq;
+    void *queue; /* the driver's, if it is not ours: then there is no ctrl and ioq */
     struct nvme_bounces bounces;
     struct nvme_slot *slots; /* depth of them */
     struct nvme_slot **busy; /* the first nbusy; then those that are free */
@@ -71,8 +72,13 @@ bool nvme_wait_a_little(struct gpunvme_ioq *ioq, struct nvme_lull *lull, uint64_
             ns = MAX_SLEEP_NS;
         if (ns > waited / 8)
             ns = waited / 8;
+        if (ns < SLEEP_NS)
+            ns = SLEEP_NS;
         lull->turns -= 1; /* from now on each turn is a sleep */
-        gpunvme_ioq_sleep(ioq, &lull->seen, ns < SLEEP_NS ? SLEEP_NS : ns);
+        if (ioq)
+            gpunvme_ioq_sleep(ioq, &lull->seen, ns);
+        else
+            nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
     }
     if (now - lull->looked < LOOK_NS)
         return false;
@@ -127,7 +133,7 @@ static void submit(struct nvme_lane *l, struct pool_job *job, void (*run)(struct
 static void look_now(struct nvme_lane *l)
 {
     l->looked_ns = nvme_rough_now();
-    if (l->is_checking)
+    if (l->is_checking || l->queue)
         return;
     l->is_checking = true;
     submit(l, &l->check, check);
@@ -179,6 +185,8 @@ static bool turn(struct lane *lane)
     uint64_t now = nvme_rough_now();
     bool moved = take_back(l);
 
+    if (l->queue)
+        l->all->driver->poll(l->queue);
     if (now - l->looked_ns >= BUSY_LOOK_NS)
         look_now(l);
     for (unsigned i = 0; i < l->nbusy;) {
@@ -231,10 +239,21 @@ static void close_lane(struct lane *lane)
 {
     const struct timespec nap = {.tv_nsec = SLEEP_NS};
     struct nvme_lane *l = of(lane);
+    const struct nvme_driver *driver = l->all->driver;
+    uint64_t timeout_ns = l->all->is_left ? 0 : l->all->copy_timeout_ns;
+    bool all_ended;
 
     while (l->is_checking && !take_back(l))
         nanosleep(&nap, NULL);
-    if (!nvme_free_bounces(l->ctrl, &l->bounces, l->all->is_left ? 0 : l->all->copy_timeout_ns))
+    if (driver) {
+        driver->close(l->queue);
+        all_ended = nvme_bounces_end(&l->bounces, timeout_ns);
+        if (all_ended)
+            driver->free(&l->bounces.buf);
+    } else {
+        all_ended = nvme_free_bounces(l->ctrl, &l->bounces, timeout_ns);
+    }
+    if (!all_ended)
         l->all->is_left = true;
     if (l->ioq)
         gpunvme_ioq_delete(l->ioq);
@@ -246,12 +265,25 @@ static void close_lane(struct lane *lane)
 static const struct lane_ops lane_ops = {
     .admit = admit, .begin = begin, .turn = turn, .wait = wait, .look = look, .close = close_lane};
 
+/* The queue and the bounce buffers by another driver. */
+static gpunvme_err_t fill_in_other(struct nvme_lane *l, unsigned nbounces)
+{
+    const struct nvme_driver *driver = l->all->driver;
+    gpunvme_err_t err = driver->open(l->all->other, l->slots, l->all->depth, &l->queue);
+
+    if (!err)
+        err = driver->alloc(nbounces * l->all->chunk, &l->bounces.buf);
+    return err ? err : nvme_bounces_init(&l->bounces, nbounces, l->all->chunk);
+}
+
 static gpunvme_err_t fill_in(struct nvme_lane *l, unsigned index)
 {
     struct nvme_lanes *all = l->all;
     unsigned nbounces = (unsigned)(BOUNCE_NBYTES / all->chunk);
-    gpunvme_err_t err = gpunvme_ioq_create(l->ctrl, all->entries, &l->ioq);
+    gpunvme_err_t err = GPUNVME_OK;
 
+    if (!all->driver)
+        err = gpunvme_ioq_create(l->ctrl, all->entries, &l->ioq);
     if (err)
         return err;
     l->slots = calloc(all->depth, sizeof(l->slots[0]));
@@ -266,7 +298,8 @@ static gpunvme_err_t fill_in(struct nvme_lane *l, unsigned index)
         nvme_slot_init(&l->slots[i], l->ioq, &l->bounces, (size_t)index * all->depth + i);
         l->busy[i] = &l->slots[i];
     }
-    return nvme_make_bounces(l->ctrl, &l->bounces, nbounces, all->chunk);
+    return all->driver ? fill_in_other(l, nbounces)
+                       : nvme_make_bounces(l->ctrl, &l->bounces, nbounces, all->chunk);
 }
 
 static gpunvme_err_t add_lane(struct gpunvme_engine *engine, struct nvme_lanes *all)
@@ -278,7 +311,7 @@ static gpunvme_err_t add_lane(struct gpunvme_engine *engine, struct nvme_lanes *
     if (!l)
         return base_fail(GPUNVME_ERR_NOMEM, "a lane");
     l->all = all;
-    l->ctrl = nvme_share_ctrl(all->share);
+    l->ctrl = all->share ? nvme_share_ctrl(all->share) : NULL;
     l->pool = engine->pool;
     l->box.worker = workers_at(engine->workers, all->first + all->n);
     err = fill_in(l, all->n);
@@ -327,6 +360,8 @@ static gpunvme_err_t make(struct gpunvme_engine *engine, const struct nvme_store
         return err;
     }
     lanes->share = s->share;
+    lanes->driver = s->driver;
+    lanes->other = s->other;
     lanes->depth = s->depth;
     lanes->entries = s->entries;
     lanes->chunk = s->chunk > NVME_CHUNK ? s->chunk : NVME_CHUNK;
@@ -344,7 +379,7 @@ static gpunvme_err_t take(struct gpunvme_engine *engine, struct nvme_store *s, u
     struct nvme_lanes *lanes = engine->nvme;
     gpunvme_err_t err = GPUNVME_OK;
 
-    while (lanes && lanes->share != s->share)
+    while (lanes && (lanes->share != s->share || lanes->other != s->other))
         lanes = lanes->next;
     if (!lanes)
         err = make(engine, s, &lanes);

@@ -12,6 +12,8 @@
 struct nvme_lanes {
     struct nvme_lanes *next; /* of other controllers */
     struct nvme_share *share;
+    const struct nvme_driver *driver; /* as the stores have it; then no share and ioqs */
+    void *other;
     struct crew *crew;
     unsigned users;
     uint32_t depth, entries; /* slots of a lane, entries of its queue */
@@ -39,8 +41,8 @@ struct nvme_lull {
 };
 
 /*
- * Nothing has happened: spins or sleeps a little, at most `ns`. True, now and then: it is time to
- * look after the controller.
+ * Nothing has happened: spins or sleeps a little, at most `ns`, also without a queue. True, now and
+ * then: it is time to look after the controller.
  */
 bool nvme_wait_a_little(struct gpunvme_ioq *ioq, struct nvme_lull *lull, uint64_t ns);
 

@@ -247,23 +247,29 @@ static void probe_p2p(struct gpunvme_store *store, struct nvme_store *s)
     gpunvme_mem_free(&buf);
 }
 
-static void choose(struct gpunvme_store *store, struct nvme_store *s)
+void nvme_store_choose(struct gpunvme_store *store, struct nvme_store *s, uint32_t depth)
 {
     const struct store_options *o = &store->uri.options;
-    struct gpunvme_ctrl_info info;
 
-    gpunvme_ctrl_get_info(s->ctrl, &info);
-    s->page_shift = log2_of(info.page_size);
     s->chunk = choose_chunk(o->chunk_nbytes, s->ns);
-    s->depth = o->depth > DEFAULT_DEPTH ? o->depth : DEFAULT_DEPTH;
-    s->entries = choose_entries(s->depth, info.max_entries);
+    s->depth = o->depth > depth ? o->depth : depth;
     /* A late command ends, by Abort or a reset, before the calls that wait for it give up. */
     s->command_timeout_ns = o->timeout_ns / 3 > MIN_TIMEOUT_NS ? o->timeout_ns / 3 : MIN_TIMEOUT_NS;
     /* So does a late copy, even one behind a late command. */
     s->copy_timeout_ns = o->timeout_ns / 2 > MIN_TIMEOUT_NS ? o->timeout_ns / 2 : MIN_TIMEOUT_NS;
     store->block_size = s->ns->block_size;
     store->resizable = false;
-    store->threads = choose_threads(o, info.max_io_queues);
+}
+
+static void choose(struct gpunvme_store *store, struct nvme_store *s)
+{
+    struct gpunvme_ctrl_info info;
+
+    gpunvme_ctrl_get_info(s->ctrl, &info);
+    nvme_store_choose(store, s, DEFAULT_DEPTH);
+    s->page_shift = log2_of(info.page_size);
+    s->entries = choose_entries(s->depth, info.max_entries);
+    store->threads = choose_threads(&store->uri.options, info.max_io_queues);
 }
 
 static gpunvme_err_t nvme_close(struct gpunvme_store *store)
@@ -301,19 +307,29 @@ static void set_limits(struct gpunvme_store *store, struct nvme_store *s)
     store->queue.piece_nbytes = s->chunk;
 }
 
-static gpunvme_err_t start(struct gpunvme_store *store)
+gpunvme_err_t nvme_store_serve(struct gpunvme_store *store, struct nvme_store *s,
+                               struct nvme_claimed *claimed, size_t nmore)
 {
-    struct nvme_store *s = store->priv;
-    struct nvme_claimed *claimed = nvme_share_claimed(s->share, s->ns->nsid);
     gpunvme_err_t err = nvme_lanes_take(store->engine, s, store->threads);
 
     if (err)
         return err;
     set_limits(store, s);
-    if (!claimed || !nvme_claims_init(&s->claims, claimed,
-                                      (size_t)store->threads * s->lanes->depth + NVME_CALLERS))
+    if (!claimed ||
+        !nvme_claims_init(&s->claims, claimed, (size_t)store->threads * s->lanes->depth + nmore))
         return base_fail(GPUNVME_ERR_NOMEM, "%u lanes", store->threads);
     store->crew = s->lanes->crew;
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t start(struct gpunvme_store *store)
+{
+    struct nvme_store *s = store->priv;
+    struct nvme_claimed *claimed = nvme_share_claimed(s->share, s->ns->nsid);
+    gpunvme_err_t err = nvme_store_serve(store, s, claimed, NVME_CALLERS);
+
+    if (err)
+        return err;
     store_domain_join(store, &domain_ops, s->share);
     return make_callers(store);
 }

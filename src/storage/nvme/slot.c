@@ -65,17 +65,29 @@ void nvme_slot_init(struct nvme_slot *slot, struct gpunvme_ioq *ioq, struct nvme
     slot->bounce = -1;
 }
 
+/* Finds out where the piece's memory is for the controller. */
+static void find_memory(struct nvme_slot *slot, const struct crew_piece *piece)
+{
+    const void *map = store_region_map(piece->store, piece->region);
+
+    slot->mem = NULL;
+    if (map && slot->s->driver) {
+        slot->mem = slot->s->driver->reach(map, piece, &slot->mem_off);
+    } else if (map) {
+        slot->mem = &((const struct nvme_mapping *)map)->buf;
+        slot->mem_off = (size_t)(piece->ptr - piece->region->ptr);
+    }
+}
+
 void nvme_slot_begin(struct nvme_slot *slot, const struct crew_piece *piece)
 {
-    const struct nvme_mapping *mapping = store_region_map(piece->store, piece->region);
     struct nvme_store *s = piece->store->priv;
     uint64_t size = s->ns->nbytes;
 
     slot->store = piece->store;
     slot->s = s;
     slot->piece = *piece;
-    slot->mem = mapping ? &mapping->buf : NULL;
-    slot->mem_off = mapping ? (size_t)(piece->ptr - piece->region->ptr) : 0;
+    find_memory(slot, piece);
     slot->want = piece->offset >= size                  ? 0
                  : piece->nbytes > size - piece->offset ? (size_t)(size - piece->offset)
                                                         : piece->nbytes;
@@ -103,8 +115,11 @@ static uint64_t longest(const struct nvme_slot *slot, uint64_t pos)
 
 static bool is_mapped_at(const struct nvme_slot *slot, size_t done)
 {
-    return slot->mem &&
-           gpunvme_prp_is_possible(slot->mem, slot->mem_off + done, slot->s->page_shift);
+    if (!slot->mem)
+        return false;
+    if (slot->s->driver)
+        return !(((uintptr_t)slot->mem->cpu + slot->mem_off + done) & 3);
+    return gpunvme_prp_is_possible(slot->mem, slot->mem_off + done, slot->s->page_shift);
 }
 
 static void cut_read(struct nvme_slot *slot, size_t left, size_t max)
@@ -199,9 +214,9 @@ static gpunvme_err_t start_copy(struct nvme_slot *slot, bool in)
 
     if (err)
         return err;
-    return in ? gpunvme_mem_copy_async(bounce, GPUNVME_MEM_PINNED, ptr, GPUNVME_MEM_GPU,
+    return in ? gpunvme_mem_copy_async(bounce, slot->bounces->buf.mem, ptr, GPUNVME_MEM_GPU,
                                        slot->nbytes, slot->stream)
-              : gpunvme_mem_copy_async(ptr, GPUNVME_MEM_GPU, bounce, GPUNVME_MEM_PINNED,
+              : gpunvme_mem_copy_async(ptr, GPUNVME_MEM_GPU, bounce, slot->bounces->buf.mem,
                                        slot->nbytes, slot->stream);
 }
 
@@ -262,10 +277,13 @@ static gpunvme_err_t submit_command(struct nvme_slot *slot)
     const struct gpunvme_buf *buf = slot->is_direct ? slot->mem : &slot->bounces->buf;
     size_t off =
         slot->is_direct ? slot->mem_off + slot->done : (size_t)slot->bounce * slot->bounces->part;
+    enum gpunvme_op op = slot->is_part && !slot->is_read ? GPUNVME_OP_READ : op_of(slot);
 
-    if (op_of(slot) == GPUNVME_OP_FLUSH)
+    if (slot->s->driver)
+        return slot->s->driver->submit(slot, op, buf ? (uint8_t *)buf->cpu + off : NULL);
+    if (op == GPUNVME_OP_FLUSH)
         return gpunvme_submit_flush(slot->ioq, ns, &slot->token);
-    if (op_of(slot) == GPUNVME_OP_READ || (slot->is_part && !slot->is_read))
+    if (op == GPUNVME_OP_READ)
         return gpunvme_submit_read(slot->ioq, ns, slot->slba, slot->nlb, buf, off, &slot->token);
     return gpunvme_submit_write(slot->ioq, ns, slot->slba, slot->nlb, buf, off, 0, &slot->token);
 }
@@ -361,7 +379,8 @@ static bool landed(struct nvme_slot *slot, gpunvme_err_t err)
 
 static bool fly(struct nvme_slot *slot, uint64_t now)
 {
-    gpunvme_err_t err = gpunvme_token_test(&slot->token);
+    const struct nvme_driver *driver = slot->s->driver;
+    gpunvme_err_t err = driver ? driver->test(slot) : gpunvme_token_test(&slot->token);
 
     if (err != GPUNVME_ERR_AGAIN)
         return landed(slot, err);
@@ -373,11 +392,14 @@ static bool fly(struct nvme_slot *slot, uint64_t now)
 
 void nvme_slot_block(struct nvme_slot *slot)
 {
-    gpunvme_err_t err =
-        slot->state == SLOT_LATE
-            ? gpunvme_token_wait(&slot->token, 1) /* abort, or reset: it has ended */
-            : gpunvme_ctrl_check(slot->s->ctrl);  /* waits for a reset under way */
+    gpunvme_err_t err;
 
+    if (slot->s->driver)
+        err = slot->s->driver->block(slot);
+    else if (slot->state == SLOT_LATE)
+        err = gpunvme_token_wait(&slot->token, 1); /* abort, or reset: it has ended */
+    else
+        err = gpunvme_ctrl_check(slot->s->ctrl); /* waits for a reset under way */
     base_keep(&slot->blocked, err);
     slot->has_blocked = true;
 }

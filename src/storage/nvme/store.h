@@ -19,7 +19,38 @@
 #define NVME_CHUNK   (128u << 10) /* bytes of a piece, unless a URI says otherwise */
 #define NVME_CALLERS 8u           /* threads at once that do a transfer of their own */
 
+struct nvme_slot;
+
+/*
+ * Another driver (SPDK) beneath lanes and slots, in the place of ours. `ctrl` is its controller,
+ * `queue` what it makes of one for a lane. A lane's worker calls poll() and those of slots but
+ * block().
+ */
+struct nvme_driver {
+    /* A queue for the commands of `n` slots, whose `command` it sets. */
+    gpunvme_err_t (*open)(void *ctrl, struct nvme_slot *slots, unsigned n, void **queue);
+    void (*close)(void *queue); /* nothing is in flight. NULL is fine */
+    void (*poll)(void *queue);  /* looks for completions; does not block */
+    /* Memory that it reaches, PINNED if CUDA knows it. */
+    gpunvme_err_t (*alloc)(size_t nbytes, struct gpunvme_buf *out);
+    void (*free)(struct gpunvme_buf *buf); /* nothing if it has none */
+    /*
+     * What a domain's map() made has all of the piece: memory whose address for the driver is
+     * buf->cpu, and where in it the piece is. NULL: a part of the piece is out of reach.
+     */
+    const struct gpunvme_buf *(*reach)(const void *map, const struct crew_piece *piece,
+                                       size_t *offset);
+    /* As gpunvme_submit_read() and the like do. */
+    gpunvme_err_t (*submit)(struct nvme_slot *slot, enum gpunvme_op op, void *addr);
+    gpunvme_err_t (*test)(struct nvme_slot *slot); /* AGAIN: it has not ended */
+    /* SLOT_LATE: has the command ended, and returns how it did; SLOT_CHECK: whether the controller
+     * can be used. May block for long. */
+    gpunvme_err_t (*block)(struct nvme_slot *slot);
+};
+
 struct nvme_store {
+    const struct nvme_driver *driver; /* NULL: ours, … */
+    void *other;                      /* … else its controller */
     struct nvme_share *share;
     struct gpunvme_ctrl *ctrl;
     const struct gpunvme_ns *ns;
@@ -51,6 +82,7 @@ struct nvme_slot {
     struct pool_job job; /* of a thread that calls nvme_slot_block() */
     bool is_out;         /* such a thread has the slot */
     struct gpunvme_ioq *ioq;
+    void *command; /* the driver's, if it is not ours */
     struct nvme_bounces *bounces;
     size_t claim; /* index */
 
@@ -105,6 +137,17 @@ static inline bool nvme_slot_must_block(const struct nvme_slot *slot)
 
 /* Makes that call, in any thread; then the slot can be turned again. */
 void nvme_slot_block(struct nvme_slot *slot);
+
+/* nvme.c: chooses the size of a store's pieces, `depth` of them or more in flight, and deadlines.
+ */
+void nvme_store_choose(struct gpunvme_store *store, struct nvme_store *s, uint32_t depth);
+
+/*
+ * nvme.c: has store->threads lanes of the controller serve the store, fewer where there are no
+ * more, within its options; `nmore` slots beside theirs may claim blocks.
+ */
+gpunvme_err_t nvme_store_serve(struct gpunvme_store *store, struct nvme_store *s,
+                               struct nvme_claimed *claimed, size_t nmore);
 
 /* lane.c: the time by which slots go. */
 uint64_t nvme_rough_now(void);

@@ -252,6 +252,7 @@ static void batches_of_thousands_end_each_by_itself(void **state)
 /* Threads that write their own bytes of blocks that they share. */
 struct writer {
     pthread_t thread;
+    struct gpunvme_store *store;
     unsigned index;
     bool failed;
 };
@@ -268,22 +269,20 @@ static void *write_shares(void *writer_)
     for (unsigned round = 0; round < 5; round++)
         for (unsigned i = 0; i < STRIPES; i++) {
             memset(share, (int)(w->index * 50 + round), sizeof(share));
-            if (gpunvme_store_write(store, (i * WRITERS + w->index) * SHARE, share,
+            if (gpunvme_store_write(w->store, (i * WRITERS + w->index) * SHARE, share,
                                     GPUNVME_MEM_HOST, sizeof(share), NULL))
                 w->failed = true;
         }
     return NULL;
 }
 
-static void writers_that_share_blocks_lose_nothing(void **state)
+static void write_by_all(struct gpunvme_store *const stores[2])
 {
     struct writer writers[WRITERS] = {0};
     uint8_t bytes[WRITERS * SHARE * STRIPES];
 
-    (void)state;
-    serve("sim:size=1M,block=4096,fault=delay=50us:p=0.3");
-    open_with("?threads=3,chunk=4K");
     for (unsigned i = 0; i < WRITERS; i++) {
+        writers[i].store = stores[i % 2];
         writers[i].index = i;
         pthread_create(&writers[i].thread, NULL, write_shares, &writers[i]);
     }
@@ -294,6 +293,27 @@ static void writers_that_share_blocks_lose_nothing(void **state)
     assert_done(gpunvme_store_read(store, 0, bytes, GPUNVME_MEM_HOST, sizeof(bytes), NULL));
     for (unsigned i = 0; i < sizeof(bytes); i++)
         assert_int_equal(bytes[i], i / SHARE % WRITERS * 50 + 4);
+}
+
+static void writers_that_share_blocks_lose_nothing(void **state)
+{
+    (void)state;
+    serve("sim:size=1M,block=4096,fault=delay=50us:p=0.3");
+    open_with("?threads=3,chunk=4K");
+    write_by_all((struct gpunvme_store *const[]){store, store});
+    close_store();
+}
+
+static void so_it_is_with_writers_by_two_stores(void **state)
+{
+    struct gpunvme_store *other;
+
+    (void)state;
+    serve("sim:size=1M,block=4096,fault=delay=50us:p=0.3");
+    open_with("?threads=3,chunk=4K");
+    assert_done(gpunvme_open(uri, GPUNVME_OPEN_WRITE, &other));
+    write_by_all((struct gpunvme_store *const[]){store, other});
+    assert_done(gpunvme_close(other));
     close_store();
 }
 
@@ -309,7 +329,7 @@ static void a_status_of_the_drive_is_told_with_its_place(void **state)
                          ~0x4000,
                      GPUNVME_ERR_NVME(0x281) & ~0x4000);
     assert_int_equal(done, 0);
-    assert_non_null(strstr(gpunvme_err_detail(), "Read of 8 blocks at LBA 696"));
+    assert_non_null(strstr(gpunvme_err_detail(), "read of blocks 696 to 703 of namespace 1"));
     assert_done(gpunvme_store_read(store, 720 * 512, bytes, GPUNVME_MEM_HOST, 8192, &done));
     close_store();
 }
@@ -327,6 +347,31 @@ static void a_lost_command_ends_in_time_and_the_drive_goes_on(void **state)
                      GPUNVME_ERR_TIMEOUT);
     for (unsigned i = 0; i < 100; i++)
         assert_done(gpunvme_store_read(store, i * 512, bytes, GPUNVME_MEM_HOST, 512, NULL));
+    close_store();
+}
+
+static void a_reset_fails_no_other_command(void **state)
+{
+    uint8_t bytes[2][512];
+    struct gpunvme_io lost = {.op = GPUNVME_OP_READ, .ptr = bytes[0], .nbytes = 512};
+    struct gpunvme_io slow = {
+        .op = GPUNVME_OP_READ, .offset = 8 * 512, .ptr = bytes[1], .nbytes = 512};
+    struct gpunvme_io *ended[2];
+    struct gpunvme_batch *batch;
+    size_t n;
+
+    (void)state;
+    serve("sim:size=4M,timeout=1,fault=lose:read:lba=0,fault=delay=800ms:read:lba=8");
+    open_with("?timeout=3s,threads=1");
+    assert_done(gpunvme_batch_create(&batch));
+    assert_done(submit_to(store, &lost, 1, batch));
+    usleep(600000); /* so that the other is with the drive, and not late, at the reset */
+    assert_done(submit_to(store, &slow, 1, batch));
+    assert_done(gpunvme_batch_poll(batch, 2, 2, ended, &n, 20000000000u));
+    assert_int_equal(n, 2);
+    assert_int_equal(lost.err, GPUNVME_ERR_TIMEOUT);
+    assert_done(slow.err);
+    assert_done(gpunvme_batch_destroy(batch));
     close_store();
 }
 
@@ -416,6 +461,22 @@ static void stores_share_a_controller(void **state)
     assert_done(gpunvme_close(other));
 }
 
+static void many_stores_need_few_queues(void **state)
+{
+    struct gpunvme_store *stores[100];
+    uint8_t byte;
+
+    (void)state;
+    serve("sim:size=4M,queues=2");
+    snprintf(uri, sizeof(uri), "spdk:%s", folder);
+    for (unsigned i = 0; i < 100; i++)
+        assert_done(gpunvme_open(uri, 0, &stores[i]));
+    for (unsigned i = 0; i < 100; i++)
+        assert_done(gpunvme_store_read(stores[i], i, &byte, GPUNVME_MEM_HOST, 1, NULL));
+    for (unsigned i = 0; i < 100; i++)
+        assert_done(gpunvme_close(stores[i]));
+}
+
 static uint64_t commands_of_a_write_and_a_flush(const char *config_uri)
 {
     uint8_t bytes[512] = {1};
@@ -491,12 +552,15 @@ int main(void)
         TEST(so_they_do_with_blocks_of_4096_bytes_and_small_pieces),
         TEST(batches_of_thousands_end_each_by_itself),
         TEST(writers_that_share_blocks_lose_nothing),
+        TEST(so_it_is_with_writers_by_two_stores),
         TEST(a_status_of_the_drive_is_told_with_its_place),
         TEST(a_lost_command_ends_in_time_and_the_drive_goes_on),
+        TEST(a_reset_fails_no_other_command),
         TEST(a_server_that_leaves_ends_all_that_is_in_flight),
         TEST(a_server_that_never_answers_is_given_up),
         TEST(a_drive_that_came_back_is_opened_anew),
         TEST(stores_share_a_controller),
+        TEST(many_stores_need_few_queues),
         TEST(a_flush_goes_to_drives_that_have_a_cache),
         TEST(registered_memory_out_of_reach_is_used_all_the_same),
         TEST(what_cannot_be_opened_is_told_why),

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * SPDK's environment, and controllers attached in it. See env.h.
+ * SPDK's environment, and controllers attached in it. See spdk.h.
  */
-#include "storage/spdk/internal.h"
+#include "storage/spdk/spdk.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -13,9 +13,6 @@
 #include <unistd.h>
 
 #include <spdk/log.h>
-#include <spdk/version.h>
-
-#include "base/fail.h"
 
 /*
  * SPDK's heap where there are no huge pages, in MiB; queues and bounce buffers of all stores are in
@@ -51,11 +48,6 @@ void gspdk_hush(void)
     said[0] = 0;
 }
 
-const char *gspdk_version(void)
-{
-    return SPDK_VERSION_STRING;
-}
-
 /* In SPDK's place on stderr: a library prints nothing, but its errors say what SPDK said. */
 static void on_log(int level, const char *file, const int line, const char *func,
                    const char *format, va_list args)
@@ -65,7 +57,8 @@ static void on_log(int level, const char *file, const int line, const char *func
     (void)func;
     if (level != SPDK_LOG_ERROR || said[0]) /* the first is the cause of the rest */
         return;
-    vsnprintf(said, sizeof(said), format, args);
+    strcpy(said, ": ");
+    vsnprintf(said + 2, sizeof(said) - 2, format, args);
     said[strcspn(said, "\n")] = 0;
 }
 
@@ -93,15 +86,6 @@ static bool has_huge_pages(void)
            file_has("/proc/mounts", " hugetlbfs ", NULL);
 }
 
-static int first_cpu(const cpu_set_t *cpus)
-{
-    for (int i = 0; i < CPU_SETSIZE; i++) {
-        if (CPU_ISSET(i, cpus))
-            return i;
-    }
-    return 0;
-}
-
 /*
  * DPDK pins the thread that starts it to a core, which is none of its business here: the thread
  * gets its cores back. DPDK says on stderr what SPDK's log does not get; level 1 silences it.
@@ -114,7 +98,7 @@ static gpunvme_err_t start(bool pci)
     bool pinned = !pthread_getaffinity_np(pthread_self(), sizeof(cpus), &cpus);
     int ret;
 
-    snprintf(lcores, sizeof(lcores), "--lcores=0@%d", pinned ? first_cpu(&cpus) : 0);
+    snprintf(lcores, sizeof(lcores), "--lcores=0@%d", sched_getcpu());
     memset(&opts, 0, sizeof(opts));
     opts.opts_size = sizeof(opts);
     spdk_env_opts_init(&opts);
@@ -134,9 +118,9 @@ static gpunvme_err_t start(bool pci)
         pthread_setaffinity_np(pthread_self(), sizeof(cpus), &cpus);
     if (ret)
         return base_fail(GPUNVME_ERR_UNSUPPORTED,
-                         "SPDK's environment does not start%s%s (%s; %s): reserve huge pages "
+                         "SPDK's environment does not start%s (%s; %s): reserve huge pages "
                          "(vm.nr_hugepages), or turn an IOMMU on",
-                         said[0] ? ": " : "", said, pci ? "with the PCI bus" : "without PCI",
+                         said, pci ? "with the PCI bus" : "without PCI",
                          opts.no_huge ? "no free huge pages" : "huge pages");
     return GPUNVME_OK;
 }
@@ -183,14 +167,13 @@ static gpunvme_err_t connect_ctrlr(struct gspdk_ctrlr *ctrlr)
     opts.admin_timeout_ms = 10000;
     opts.disable_error_logging = true;
     gspdk_hush();
-    guard = gspdk_guard(address, ctrlr->timeout_ns);
+    guard = gspdk_guard(ctrlr);
     ctrlr->handle = spdk_nvme_connect(&trid, &opts, sizeof(opts));
     gspdk_guard_end(guard);
     if (!ctrlr->handle)
-        return base_fail(GPUNVME_ERR_NOT_FOUND, "spdk:%s: SPDK can't attach%s%s%s", address->where,
-                         said[0] ? ": " : "", said,
-                         address->vfio_user ? ""
-                                            : "; is it bound to vfio-pci (scripts/vfio-bind.sh)?");
+        return base_fail(
+            GPUNVME_ERR_NOT_FOUND, "spdk:%s: SPDK can't attach%s%s", address->where, said,
+            address->vfio_user ? "" : "; is it bound to vfio-pci (scripts/vfio-bind.sh)?");
     return GPUNVME_OK;
 }
 
@@ -203,6 +186,13 @@ static gpunvme_err_t check_socket(const struct gspdk_address *address)
     if (access(path, R_OK | W_OK))
         return base_fail_errno(errno, "%s: the vfio-user socket that SPDK would connect to", path);
     return GPUNVME_OK;
+}
+
+static void free_ctrlr(struct gspdk_ctrlr *ctrlr)
+{
+    nvme_claimed_destroy(&ctrlr->claimed);
+    pthread_mutex_destroy(&ctrlr->lock);
+    free(ctrlr);
 }
 
 static gpunvme_err_t attach(const struct gspdk_address *address, uint64_t timeout_ns,
@@ -221,10 +211,10 @@ static gpunvme_err_t attach(const struct gspdk_address *address, uint64_t timeou
     ctrlr->address = *address;
     ctrlr->timeout_ns = timeout_ns;
     pthread_mutex_init(&ctrlr->lock, NULL);
+    nvme_claimed_init(&ctrlr->claimed);
     err = connect_ctrlr(ctrlr);
     if (err) {
-        pthread_mutex_destroy(&ctrlr->lock);
-        free(ctrlr);
+        free_ctrlr(ctrlr);
         return err;
     }
     ctrlr->next = env.ctrlrs;
@@ -278,46 +268,9 @@ void gspdk_detach(struct gspdk_ctrlr *ctrlr)
     while (*link != ctrlr)
         link = &(*link)->next;
     *link = ctrlr->next;
-    guard = gspdk_guard(&ctrlr->address, ctrlr->timeout_ns);
+    guard = gspdk_guard(ctrlr);
     spdk_nvme_detach(ctrlr->handle);
     gspdk_guard_end(guard);
     pthread_mutex_unlock(&env.lock);
-    pthread_mutex_destroy(&ctrlr->lock);
-    free(ctrlr);
-}
-
-/* A field of Identify: blanks at its end, no NUL. */
-static void copy_text(char *to, const void *from, size_t n)
-{
-    memcpy(to, from, n);
-    while (n && (to[n - 1] == ' ' || !to[n - 1]))
-        n--;
-    to[n] = 0;
-}
-
-gpunvme_err_t gspdk_namespace(struct gspdk_ctrlr *ctrlr, uint32_t nsid, struct gspdk_ns *out)
-{
-    const struct spdk_nvme_ctrlr_data *data = spdk_nvme_ctrlr_get_data(ctrlr->handle);
-    struct spdk_nvme_ns *ns;
-
-    memset(out, 0, sizeof(*out));
-    if (!nsid)
-        nsid = spdk_nvme_ctrlr_get_first_active_ns(ctrlr->handle);
-    ns = nsid ? spdk_nvme_ctrlr_get_ns(ctrlr->handle, nsid) : NULL;
-    if (!ns || !spdk_nvme_ns_is_active(ns))
-        return base_fail(GPUNVME_ERR_NO_NAMESPACE, "spdk:%s has no active namespace %u",
-                         ctrlr->address.where, nsid);
-    if (spdk_nvme_ns_get_md_size(ns))
-        return base_fail(GPUNVME_ERR_FORMAT, "spdk:%s/%u has %u bytes of metadata a block",
-                         ctrlr->address.where, nsid, spdk_nvme_ns_get_md_size(ns));
-    out->nsid = nsid;
-    out->block_size = spdk_nvme_ns_get_sector_size(ns);
-    out->nblocks = spdk_nvme_ns_get_num_sectors(ns);
-    out->max_depth = spdk_nvme_ctrlr_get_regs_cap(ctrlr->handle).bits.mqes; /* 0's based, and one
-                                                                               entry stays free */
-    out->max_transfer = spdk_nvme_ns_get_max_io_xfer_size(ns);
-    out->has_flush = spdk_nvme_ns_get_flags(ns) & SPDK_NVME_NS_FLUSH_SUPPORTED;
-    copy_text(out->model, data->mn, sizeof(data->mn));
-    copy_text(out->serial, data->sn, sizeof(data->sn));
-    return GPUNVME_OK;
+    free_ctrlr(ctrlr);
 }

@@ -10,8 +10,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include "storage/futex.h"
-#include "storage/spdk/internal.h"
+#include "storage/spdk/spdk.h"
 
 struct gspdk_guard {
     const struct gspdk_address *address;
@@ -61,18 +60,15 @@ static void *watch(void *guard_)
     return NULL;
 }
 
-struct gspdk_guard *gspdk_guard(const struct gspdk_address *address, uint64_t timeout_ns)
+struct gspdk_guard *gspdk_guard(const struct gspdk_ctrlr *ctrlr)
 {
-    struct gspdk_guard *guard;
+    struct gspdk_guard *guard = ctrlr->address.vfio_user ? calloc(1, sizeof(*guard)) : NULL;
 
-    if (!address->vfio_user)
-        return NULL;
-    guard = calloc(1, sizeof(*guard));
     if (!guard)
         return NULL;
-    guard->address = address;
-    guard->deadline_ns = futex_deadline(timeout_ns);
-    if (pthread_create(&guard->thread, NULL, watch, guard)) {
+    guard->address = &ctrlr->address;
+    guard->deadline_ns = futex_deadline(ctrlr->timeout_ns);
+    if (store_start_thread(&guard->thread, watch, guard)) {
         free(guard);
         return NULL;
     }

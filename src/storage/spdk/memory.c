@@ -1,36 +1,24 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Memory that SPDK's controllers reach. See env.h.
+ * Memory that SPDK's controllers reach. See spdk.h.
  *
  * SPDK's vfio-user client gives the server the files of DPDK's own heap and nothing else, so the
  * memory of callers is never reached there. On the PCI bus SPDK has a table of addresses, which
  * spdk_mem_register() adds to.
  */
-#include "storage/spdk/internal.h"
+#include "storage/spdk/spdk.h"
 
 #include <errno.h>
 #include <linux/vfio.h>
-#include <stdio.h>
-#include <string.h>
+#include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "gpunvme/memory.h"
 #include "memory/ordering.h"
 
 #define PAGE_4K (1ul << 12)
 #define PAGE_2M (1ul << 21)
-
-void *gspdk_alloc(size_t nbytes)
-{
-    return spdk_malloc(nbytes, PAGE_4K, NULL, SPDK_ENV_NUMA_ID_ANY, SPDK_MALLOC_DMA);
-}
-
-void gspdk_free(void *ptr)
-{
-    spdk_free(ptr);
-}
 
 /*
  * Has the IOMMU a mapping of the page at `iova`? To map it once more fails then, with EEXIST. The
@@ -92,81 +80,112 @@ static bool try_pages(uint8_t *from, size_t nbytes, size_t page, struct gspdk_re
         spdk_mem_unregister((void *)first, end - first);
         return false;
     }
-    out->alias = (uint8_t *)first;
-    out->nbytes = end - first;
+    out->buf.cpu = (void *)first;
+    out->buf.nbytes = end - first;
     return true;
 }
 
-/* `user` is the caller's address of what SPDK knows, or is to know, as `from`. */
-static bool register_pages(uint8_t *user, uint8_t *from, size_t nbytes, struct gspdk_region *out)
+/* `user` is the caller's address of what SPDK is to know as `from`. */
+static gpunvme_err_t register_pages(uint8_t *user, uint8_t *from, size_t nbytes,
+                                    struct gspdk_region *out)
 {
     gspdk_hush();
-    if (try_pages(from, nbytes, PAGE_4K, out) || try_pages(from, nbytes, PAGE_2M, out)) {
-        out->from = user + (out->alias - from);
-        return true;
-    }
-    snprintf(out->why_not, sizeof(out->why_not),
-             "SPDK can't map it for the drive%s%.60s; IOMMUs of few bits refuse high addresses",
-             gspdk_said()[0] ? ": " : "", gspdk_said());
-    return false;
+    if (!try_pages(from, nbytes, PAGE_4K, out) && !try_pages(from, nbytes, PAGE_2M, out))
+        return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                         "SPDK can't map it for the drive%.60s; IOMMUs of few bits refuse high "
+                         "addresses",
+                         gspdk_said());
+    out->from = user + ((uint8_t *)out->buf.cpu - from);
+    return GPUNVME_OK;
 }
 
 /*
  * GPU memory by a mapping of its dma-buf: BAR memory of the GPU under an address of the CPU, which
  * is what SPDK and vfio take. Not every driver maps dma-bufs.
  */
-static void register_gpu(const struct gpunvme_buf *buf, struct gspdk_region *out)
+static gpunvme_err_t register_gpu(const struct gpunvme_buf *buf, struct gspdk_region *out)
 {
-    uint64_t offset = 0;
-    int fd = -1;
-    size_t nbytes;
     const char *lacks = mem_gpu_writes_lack(mem_gpu_of(buf));
+    uint64_t offset = 0;
+    gpunvme_err_t err;
+    int fd = -1;
 
-    if (lacks) {
-        snprintf(out->why_not, sizeof(out->why_not), "%s", lacks);
-        return;
-    }
-    if (gpunvme_mem_export(buf, &fd, &offset)) {
-        snprintf(out->why_not, sizeof(out->why_not), "GPU memory: %.130s", gpunvme_err_detail());
-        return;
-    }
-    nbytes = (size_t)((offset + buf->nbytes + PAGE_4K - 1) & ~(PAGE_4K - 1));
-    out->mapping = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (lacks)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED, "%s", lacks);
+    if (gpunvme_mem_export(buf, &fd, &offset))
+        return GPUNVME_ERR_UNSUPPORTED; /* its detail says why */
+    out->mapping_nbytes = (size_t)((offset + buf->nbytes + PAGE_4K - 1) & ~(PAGE_4K - 1));
+    out->mapping = mmap(NULL, out->mapping_nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
-    if (out->mapping == MAP_FAILED) {
-        out->mapping = NULL;
-        snprintf(out->why_not, sizeof(out->why_not),
-                 "GPU memory: the driver does not map its dma-bufs into programs (%m)");
-        return;
-    }
-    out->mapping_nbytes = nbytes;
-    if (!register_pages(buf->gpu, (uint8_t *)out->mapping + offset, buf->nbytes, out)) {
-        munmap(out->mapping, nbytes);
-        out->mapping = NULL;
-    }
+    if (out->mapping == MAP_FAILED)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                         "GPU memory: the driver does not map its dma-bufs into programs");
+    err = register_pages(buf->gpu, (uint8_t *)out->mapping + offset, buf->nbytes, out);
+    if (err)
+        munmap(out->mapping, out->mapping_nbytes);
+    return err;
 }
 
-void gspdk_register(struct gspdk_ctrlr *ctrlr, const struct gpunvme_buf *buf,
-                    struct gspdk_region *out)
+static gpunvme_err_t map(void *ctrlr, const struct gpunvme_buf *buf, void **out)
 {
-    memset(out, 0, sizeof(*out));
-    if (ctrlr->address.vfio_user)
-        snprintf(out->why_not, sizeof(out->why_not),
-                 "SPDK shares only memory of its own with a vfio-user server");
-    else if (!spdk_iommu_is_enabled())
-        snprintf(out->why_not, sizeof(out->why_not),
-                 "without an IOMMU nothing keeps memory other than SPDK's in its place");
-    else if (buf->mem == GPUNVME_MEM_GPU && !gpunvme_mem_gpu_is_host())
-        register_gpu(buf, out);
+    struct gspdk_region *region;
+    gpunvme_err_t err;
+
+    if (((struct gspdk_ctrlr *)ctrlr)->address.vfio_user)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                         "SPDK shares only memory of its own with a vfio-user server");
+    if (!spdk_iommu_is_enabled())
+        return base_fail(GPUNVME_ERR_UNSUPPORTED, "without an IOMMU nothing keeps memory other "
+                                                  "than SPDK's in its place");
+    region = calloc(1, sizeof(*region));
+    if (!region)
+        return base_fail(GPUNVME_ERR_NOMEM, "a registration");
+    if (buf->mem == GPUNVME_MEM_GPU && !gpunvme_mem_gpu_is_host())
+        err = register_gpu(buf, region);
     else
-        register_pages(buf->cpu, buf->cpu, buf->nbytes, out);
+        err = register_pages(buf->cpu, buf->cpu, buf->nbytes, region);
+    if (err)
+        free(region);
+    else
+        *out = region;
+    return err;
 }
 
-void gspdk_unregister(struct gspdk_region *region)
+static void unmap(void *ctrlr, void *region_)
 {
-    if (region->from)
-        spdk_mem_unregister(region->alias, region->nbytes);
+    struct gspdk_region *region = region_;
+
+    (void)ctrlr;
+    spdk_mem_unregister(region->buf.cpu, region->buf.nbytes);
     if (region->mapping)
         munmap(region->mapping, region->mapping_nbytes);
-    memset(region, 0, sizeof(*region));
+    free(region);
+}
+
+const struct store_domain_ops gspdk_domain_ops = {.map = map, .unmap = unmap};
+
+/* ---- Bounce buffers ----------------------------------------------------------------------------
+ */
+
+gpunvme_err_t gspdk_alloc(size_t nbytes, struct gpunvme_buf *out)
+{
+    void *ptr = spdk_malloc(nbytes, PAGE_4K, NULL, SPDK_ENV_NUMA_ID_ANY, SPDK_MALLOC_DMA);
+
+    if (!ptr)
+        return base_fail(GPUNVME_ERR_NOMEM,
+                         "%zu MiB of SPDK's memory for bounce buffers: ask for fewer (threads=) or "
+                         "smaller ones (chunk=)",
+                         nbytes >> 20);
+    if (gpunvme_mem_gpu_is_host() || gpunvme_mem_register(ptr, nbytes, GPUNVME_MEM_PINNED, out))
+        *out = (struct gpunvme_buf){.cpu = ptr, .nbytes = nbytes}; /* slower */
+    return GPUNVME_OK;
+}
+
+void gspdk_free(struct gpunvme_buf *buf)
+{
+    void *ptr = buf->cpu;
+
+    if (buf->mem == GPUNVME_MEM_PINNED)
+        gpunvme_mem_unregister(buf);
+    spdk_free(ptr);
 }

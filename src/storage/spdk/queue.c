@@ -1,80 +1,131 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * SPDK's queue pairs, with deadlines, and an end for every command. See env.h.
+ * SPDK's queue pairs, and the commands of slots on them. See struct nvme_driver.
  *
  * SPDK calls back from within its functions, also from a reset that another thread makes. So a
- * callback only moves the command from one list of its queue to another, under the queue's lock;
- * the queue's thread takes it from there.
+ * callback only notes how the command ended. A reset takes seconds: it is made by a thread that may
+ * block, and workers pass by the queues whose locks it holds.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-#include "base/fail.h"
-#include "storage/futex.h"
-#include "storage/spdk/internal.h"
+#include "storage/spdk/spdk.h"
 
-#define LOOK_EVERY_NS  5000000   /* at deadlines and at the admin queue */
-#define ABORT_GRACE_NS 500000000 /* from Abort to reset */
-#define POLLS_A_LOOK   32        /* polls between two looks at the clock */
+#define LOOK_EVERY_NS  5000000u   /* at the admin queue */
+#define ABORT_GRACE_NS 500000000u /* from Abort to reset */
+
+/* A slot's. Under the queue's lock: */
+struct command {
+    struct gspdk_queue *queue;
+    _Atomic bool is_back; /* SPDK does not have it */
+    bool is_late;
+    gpunvme_err_t err; /* how it ended */
+};
 
 struct gspdk_queue {
     struct gspdk_ctrlr *ctrlr;
     struct gspdk_queue *next; /* under the controller's lock */
-
-    pthread_mutex_t lock; /* of all the rest; its thread has it but for resets */
+    pthread_mutex_t lock;     /* of all below, and of SPDK's queue pair */
     struct spdk_nvme_qpair *handle;
-    struct spdk_nvme_ns *ns; /* as of reset `ns_reset`: a reset invalidates it */
-    uint32_t ns_id;
-    unsigned ns_reset;
-    unsigned depth, ninflight;
-    struct gspdk_cmd *inflight; /* in the order of submission, in a ring */
-    struct gspdk_cmd *done;     /* likewise */
-    unsigned npolls;
+    bool has_failed;         /* only a reset helps */
+    struct spdk_nvme_ns *ns; /* the last one that was used; a reset invalidates it */
     uint64_t looked_ns;
+    unsigned n;
+    struct command commands[];
 };
 
-static void append(struct gspdk_cmd **list, struct gspdk_cmd *cmd)
+/* ---- Queue pairs -------------------------------------------------------------------------------
+ */
+
+static bool open_handle(struct gspdk_queue *q)
 {
-    if (!*list) {
-        *list = cmd->next = cmd->prev = cmd;
-        return;
-    }
-    cmd->next = *list;
-    cmd->prev = (*list)->prev;
-    cmd->prev->next = cmd;
-    (*list)->prev = cmd;
+    struct spdk_nvme_io_qpair_opts opts;
+
+    spdk_nvme_ctrlr_get_default_io_qpair_opts(q->ctrlr->handle, &opts, sizeof(opts));
+    opts.io_queue_size = q->n + 1; /* a full ring has one free entry */
+    opts.io_queue_requests = 2 * q->n + 2;
+    opts.delay_cmd_submit = true; /* one doorbell for all that a poll finds submitted */
+    q->handle = spdk_nvme_ctrlr_alloc_io_qpair(q->ctrlr->handle, &opts, sizeof(opts));
+    q->has_failed = false;
+    q->ns = NULL;
+    return q->handle;
 }
 
-static void take_out(struct gspdk_cmd **list, struct gspdk_cmd *cmd)
+static void back(struct command *cmd, gpunvme_err_t err)
 {
-    if (cmd->next == cmd) {
-        *list = NULL;
-        return;
-    }
-    cmd->prev->next = cmd->next;
-    cmd->next->prev = cmd->prev;
-    if (*list == cmd)
-        *list = cmd->next;
+    cmd->err = cmd->is_late && err ? GPUNVME_ERR_TIMEOUT : err;
+    atomic_store_explicit(&cmd->is_back, true, memory_order_release);
 }
 
-static void finish(struct gspdk_cmd *cmd, gpunvme_err_t err)
+/* Ends what SPDK still has. Under the lock. */
+static void close_handle(struct gspdk_queue *q)
 {
-    struct gspdk_queue *queue = cmd->queue;
+    if (q->handle)
+        spdk_nvme_ctrlr_free_io_qpair(q->handle);
+    q->handle = NULL;
+    for (unsigned i = 0; i < q->n; i++)
+        if (!atomic_load(&q->commands[i].is_back))
+            back(&q->commands[i], GPUNVME_ERR_REMOVED);
+}
 
-    cmd->err = err;
-    take_out(&queue->inflight, cmd);
-    append(&queue->done, cmd);
-    queue->ninflight--;
+/*
+ * All locks are held. SPDK revives queue pairs, but ends the commands that were in flight only on
+ * the PCI bus: so they are all made anew, which ends them on any transport.
+ */
+static void reset_all(struct gspdk_ctrlr *ctrlr)
+{
+    bool fine = !spdk_nvme_ctrlr_reset(ctrlr->handle);
+
+    atomic_store(&ctrlr->gone, !fine);
+    for (struct gspdk_queue *q = ctrlr->queues; q; q = q->next) {
+        close_handle(q);
+        fine = fine && open_handle(q);
+    }
+    atomic_store(&ctrlr->gone, !fine);
+}
+
+/* Resets the controller unless it was since `seen`. No lock is held. */
+static void reset(struct gspdk_ctrlr *ctrlr, unsigned seen)
+{
+    struct gspdk_guard *guard;
+
+    pthread_mutex_lock(&ctrlr->lock);
+    if (ctrlr->nresets == seen && !atomic_load(&ctrlr->gone)) {
+        for (struct gspdk_queue *q = ctrlr->queues; q; q = q->next)
+            pthread_mutex_lock(&q->lock);
+        guard = gspdk_guard(ctrlr);
+        reset_all(ctrlr);
+        gspdk_guard_end(guard);
+        ctrlr->nresets++;
+        for (struct gspdk_queue *q = ctrlr->queues; q; q = q->next)
+            pthread_mutex_unlock(&q->lock);
+    }
+    pthread_mutex_unlock(&ctrlr->lock);
+}
+
+/* ---- Commands of slots -------------------------------------------------------------------------
+ */
+
+static const struct gpunvme_buf *reach(const void *map, const struct crew_piece *piece,
+                                       size_t *offset)
+{
+    const struct gspdk_region *region = map;
+    size_t at = (size_t)(piece->ptr - region->from);
+
+    *offset = at;
+    return piece->ptr < region->from || at > region->buf.nbytes ||
+                   piece->nbytes > region->buf.nbytes - at
+               ? NULL
+               : &region->buf;
 }
 
 /* A command that nobody answered has the status that SPDK made up for it. */
-static gpunvme_err_t error_of(const struct gspdk_cmd *cmd, const struct spdk_nvme_cpl *cpl)
+static gpunvme_err_t error_of(const struct command *cmd, const struct spdk_nvme_cpl *cpl)
 {
     if (!spdk_nvme_cpl_is_error(cpl))
         return GPUNVME_OK;
-    if (cmd->aborted_ns)
-        return GPUNVME_ERR_TIMEOUT;
     if (atomic_load(&cmd->queue->ctrlr->gone))
         return GPUNVME_ERR_REMOVED;
     if (cpl->status.sct == SPDK_NVME_SCT_GENERIC &&
@@ -84,209 +135,71 @@ static gpunvme_err_t error_of(const struct gspdk_cmd *cmd, const struct spdk_nvm
     return GPUNVME_ERR_NVME(cpl->status_raw >> 1);
 }
 
-static void on_complete(void *arg, const struct spdk_nvme_cpl *cpl)
+static void on_complete(void *cmd, const struct spdk_nvme_cpl *cpl)
 {
-    struct gspdk_cmd *cmd = arg;
-
-    finish(cmd, error_of(cmd, cpl));
+    back(cmd, error_of(cmd, cpl));
 }
 
-/* ---- the address of a command: SPDK asks for it in as many parts as it likes ---- */
-
-static void on_reset_sgl(void *arg, uint32_t offset)
+/* SPDK's 0 or negative errno; under the lock. */
+static int start(const struct nvme_slot *slot, enum gpunvme_op op, void *addr)
 {
-    struct gspdk_cmd *cmd = arg;
+    struct command *cmd = slot->command;
+    struct gspdk_queue *q = cmd->queue;
+    uint32_t nsid = slot->s->ns->nsid;
 
-    cmd->at = offset;
+    if (!q->handle || q->has_failed)
+        return -ENXIO;
+    if (!q->ns || spdk_nvme_ns_get_id(q->ns) != nsid)
+        q->ns = spdk_nvme_ctrlr_get_ns(q->ctrlr->handle, nsid);
+    if (!q->ns)
+        return -ENODEV;
+    if (op == GPUNVME_OP_FLUSH)
+        return spdk_nvme_ns_cmd_flush(q->ns, q->handle, on_complete, cmd);
+    if (op == GPUNVME_OP_READ)
+        return spdk_nvme_ns_cmd_read(q->ns, q->handle, addr, slot->slba, slot->nlb, on_complete,
+                                     cmd, 0);
+    return spdk_nvme_ns_cmd_write(q->ns, q->handle, addr, slot->slba, slot->nlb, on_complete, cmd,
+                                  0);
 }
 
-static int on_next_sge(void *arg, void **address, uint32_t *nbytes)
+static gpunvme_err_t submit(struct nvme_slot *slot, enum gpunvme_op op, void *addr)
 {
-    struct gspdk_cmd *cmd = arg;
+    struct command *cmd = slot->command;
+    struct gspdk_queue *q = cmd->queue;
+    int ret = 0;
 
-    *address = (char *)cmd->addr + cmd->at;
-    *nbytes = cmd->nbytes - cmd->at;
-    cmd->at = cmd->nbytes;
-    return 0;
-}
-
-/* ---- queues ---- */
-
-static struct spdk_nvme_qpair *new_handle(const struct gspdk_queue *queue)
-{
-    struct spdk_nvme_ctrlr *ctrlr = queue->ctrlr->handle;
-    struct spdk_nvme_io_qpair_opts opts;
-
-    spdk_nvme_ctrlr_get_default_io_qpair_opts(ctrlr, &opts, sizeof(opts));
-    opts.io_queue_size = queue->depth + 1; /* a full ring has one free entry */
-    opts.io_queue_requests = 2 * queue->depth + 2;
-    opts.delay_cmd_submit = true; /* one doorbell for all that a poll finds submitted */
-    return spdk_nvme_ctrlr_alloc_io_qpair(ctrlr, &opts, sizeof(opts));
-}
-
-gpunvme_err_t gspdk_queue_create(struct gspdk_ctrlr *ctrlr, unsigned depth,
-                                 struct gspdk_queue **out)
-{
-    struct gspdk_queue *queue = calloc(1, sizeof(*queue));
-
-    if (!queue)
-        return base_fail(GPUNVME_ERR_NOMEM, "a queue");
-    queue->ctrlr = ctrlr;
-    queue->depth = depth;
-    gspdk_hush();
-    pthread_mutex_lock(&ctrlr->lock);
-    queue->handle = atomic_load(&ctrlr->gone) ? NULL : new_handle(queue);
-    if (queue->handle) {
-        pthread_mutex_init(&queue->lock, NULL);
-        queue->next = ctrlr->queues;
-        ctrlr->queues = queue;
+    if (pthread_mutex_trylock(&q->lock))
+        return GPUNVME_ERR_AGAIN; /* after the reset */
+    cmd->err = GPUNVME_OK;
+    cmd->is_late = false;
+    /* Without a cache, what was written is on the medium. */
+    if (op != GPUNVME_OP_FLUSH || ((const struct gspdk_store *)slot->s)->has_flush) {
+        atomic_store(&cmd->is_back, false); /* before: SPDK may call back at once */
+        gspdk_hush();
+        ret = start(slot, op, addr);
+        if (ret)
+            atomic_store(&cmd->is_back, true);
     }
-    pthread_mutex_unlock(&ctrlr->lock);
-    if (!queue->handle) {
-        free(queue);
-        return base_fail(atomic_load(&ctrlr->gone) ? GPUNVME_ERR_REMOVED : GPUNVME_ERR_LIMIT,
-                         "spdk:%s gives no queue pair of %u commands%s%s", ctrlr->address.where,
-                         depth, gspdk_said()[0] ? ": " : "", gspdk_said());
-    }
-    *out = queue;
-    return GPUNVME_OK;
-}
-
-/* Ends what SPDK still has; the lock is held. */
-static void close_handle(struct gspdk_queue *queue)
-{
-    if (queue->handle)
-        spdk_nvme_ctrlr_free_io_qpair(queue->handle);
-    queue->handle = NULL;
-    while (queue->inflight)
-        finish(queue->inflight,
-               queue->inflight->aborted_ns ? GPUNVME_ERR_TIMEOUT : GPUNVME_ERR_REMOVED);
-}
-
-void gspdk_queue_destroy(struct gspdk_queue *queue)
-{
-    struct gspdk_queue **link;
-
-    if (!queue)
-        return;
-    link = &queue->ctrlr->queues;
-    pthread_mutex_lock(&queue->ctrlr->lock);
-    while (*link != queue)
-        link = &(*link)->next;
-    *link = queue->next;
-    pthread_mutex_lock(&queue->lock);
-    close_handle(queue);
-    pthread_mutex_unlock(&queue->lock);
-    pthread_mutex_unlock(&queue->ctrlr->lock);
-    pthread_mutex_destroy(&queue->lock);
-    free(queue);
-}
-
-/*
- * All locks are held. SPDK revives queue pairs, but ends the commands that were in flight only on
- * the PCI bus: so they are all made anew, which ends them on any transport.
- */
-static bool reset_all(struct gspdk_ctrlr *ctrlr)
-{
-    if (spdk_nvme_ctrlr_reset(ctrlr->handle))
-        return false;
-    for (struct gspdk_queue *q = ctrlr->queues; q; q = q->next) {
-        close_handle(q);
-        q->handle = new_handle(q);
-        if (!q->handle)
-            return false;
-    }
-    return true;
-}
-
-void gspdk_reset(struct gspdk_ctrlr *ctrlr, unsigned seen)
-{
-    struct gspdk_guard *guard;
-
-    pthread_mutex_lock(&ctrlr->lock);
-    if (atomic_load(&ctrlr->nresets) != seen || atomic_load(&ctrlr->gone)) {
-        pthread_mutex_unlock(&ctrlr->lock);
-        return;
-    }
-    for (struct gspdk_queue *q = ctrlr->queues; q; q = q->next)
-        pthread_mutex_lock(&q->lock);
-    guard = gspdk_guard(&ctrlr->address, ctrlr->timeout_ns);
-    if (!reset_all(ctrlr))
-        atomic_store(&ctrlr->gone, true);
-    gspdk_guard_end(guard);
-    atomic_fetch_add(&ctrlr->nresets, 1);
-    for (struct gspdk_queue *q = ctrlr->queues; q; q = q->next)
-        pthread_mutex_unlock(&q->lock);
-    pthread_mutex_unlock(&ctrlr->lock);
-}
-
-static struct spdk_nvme_ns *namespace_of(struct gspdk_queue *queue, uint32_t nsid)
-{
-    unsigned nresets = atomic_load(&queue->ctrlr->nresets);
-
-    if (!queue->ns || queue->ns_id != nsid || queue->ns_reset != nresets) {
-        queue->ns = spdk_nvme_ctrlr_get_ns(queue->ctrlr->handle, nsid);
-        queue->ns_id = nsid;
-        queue->ns_reset = nresets;
-    }
-    return queue->ns;
-}
-
-static int start(struct gspdk_queue *queue, struct spdk_nvme_ns *ns, struct gspdk_cmd *cmd)
-{
-    if (cmd->op == GSPDK_FLUSH)
-        return spdk_nvme_ns_cmd_flush(ns, queue->handle, on_complete, cmd);
-    if (cmd->op == GSPDK_READ)
-        return spdk_nvme_ns_cmd_readv_ext(ns, queue->handle, cmd->lba, cmd->nlb, on_complete, cmd,
-                                          on_reset_sgl, on_next_sge, NULL);
-    return spdk_nvme_ns_cmd_writev_ext(ns, queue->handle, cmd->lba, cmd->nlb, on_complete, cmd,
-                                       on_reset_sgl, on_next_sge, NULL);
-}
-
-/* The lock is held. */
-static gpunvme_err_t submit(struct gspdk_queue *queue, const struct gspdk_ns *ns,
-                            struct gspdk_cmd *cmd)
-{
-    struct spdk_nvme_ns *handle;
-    int ret;
-
-    if (atomic_load(&queue->ctrlr->gone) || !queue->handle)
-        return base_fail(GPUNVME_ERR_REMOVED, "spdk:%s", queue->ctrlr->address.where);
-    if (queue->ninflight == queue->depth)
-        return GPUNVME_ERR_AGAIN;
-    handle = namespace_of(queue, ns->nsid);
-    if (!handle)
-        return base_fail(GPUNVME_ERR_NO_NAMESPACE, "namespace %u is not there any more", ns->nsid);
-    cmd->queue = queue;
-    cmd->nbytes = cmd->nlb * ns->block_size;
-    cmd->aborted_ns = 0;
-    append(&queue->inflight, cmd); /* before: SPDK may call back at once */
-    queue->ninflight++;
-    gspdk_hush();
-    ret = start(queue, handle, cmd);
+    if (ret == -ENXIO && q->handle)
+        q->has_failed = true;
+    pthread_mutex_unlock(&q->lock);
     if (!ret)
         return GPUNVME_OK;
-    take_out(&queue->inflight, cmd);
-    queue->ninflight--;
     if (ret == -ENOMEM)
         return GPUNVME_ERR_AGAIN;
-    return base_fail(ret == -ENXIO ? GPUNVME_ERR_ABORTED : GPUNVME_ERR_IO,
-                     "SPDK takes no command: %s%s%s", strerror(-ret), gspdk_said()[0] ? ": " : "",
-                     gspdk_said());
+    if (ret == -ENXIO)
+        return GPUNVME_ERR_CLOSED; /* block() makes a reset then, or says that it is gone */
+    return base_fail(GPUNVME_ERR_IO, "SPDK takes no command: %s%s", strerror(-ret), gspdk_said());
 }
 
-gpunvme_err_t gspdk_submit(struct gspdk_queue *queue, const struct gspdk_ns *ns,
-                           struct gspdk_cmd *cmd)
+static gpunvme_err_t test(struct nvme_slot *slot)
 {
-    gpunvme_err_t err;
+    const struct command *cmd = slot->command;
 
-    pthread_mutex_lock(&queue->lock);
-    err = submit(queue, ns, cmd);
-    pthread_mutex_unlock(&queue->lock);
-    return err;
+    if (!atomic_load_explicit(&cmd->is_back, memory_order_acquire))
+        return GPUNVME_ERR_AGAIN;
+    return cmd->err ? base_fail(cmd->err, "%s", gpunvme_err_name(cmd->err)) : GPUNVME_OK;
 }
-
-/* ---- completions and deadlines ---- */
 
 static void on_aborted(void *arg, const struct spdk_nvme_cpl *cpl)
 {
@@ -295,81 +208,134 @@ static void on_aborted(void *arg, const struct spdk_nvme_cpl *cpl)
 }
 
 /*
- * Aborts what is late. False when Abort has not helped, or can't be sent. SPDK finds the command by
- * its callback's argument, which its vfio-user transport does not do (it calls a NULL function).
+ * SPDK finds the command by its callback's argument, which its vfio-user transport does not do (it
+ * calls a NULL function). False: it can't be sent. Under the lock.
  */
-static bool see_to_late(struct gspdk_queue *queue, uint64_t now)
+static bool send_abort(struct command *cmd)
 {
-    struct gspdk_cmd *next = queue->inflight;
+    struct gspdk_queue *q = cmd->queue;
 
-    for (unsigned i = queue->ninflight; i; i--) {
-        struct gspdk_cmd *cmd = next;
+    cmd->is_late = true;
+    return !q->ctrlr->address.vfio_user && q->handle &&
+           !spdk_nvme_ctrlr_cmd_abort_ext(q->ctrlr->handle, q->handle, cmd, on_aborted, NULL);
+}
 
-        next = cmd->next; /* before Abort, which may end the command at once */
-        if (now < cmd->deadline_ns)
-            continue;
-        if (cmd->aborted_ns) {
-            if (now - cmd->aborted_ns > ABORT_GRACE_NS)
-                return false;
-            continue;
-        }
-        cmd->aborted_ns = now;
-        if (queue->ctrlr->address.vfio_user)
-            return false;
-        if (spdk_nvme_ctrlr_cmd_abort_ext(queue->ctrlr->handle, queue->handle, cmd, on_aborted,
-                                          NULL))
-            return false;
+/* The worker goes on polling meanwhile. */
+static void await_back(const struct command *cmd)
+{
+    const struct timespec nap = {.tv_nsec = 1000000};
+    uint64_t deadline = futex_deadline(ABORT_GRACE_NS);
+
+    while (!atomic_load(&cmd->is_back) && futex_now() < deadline)
+        nanosleep(&nap, NULL);
+}
+
+static gpunvme_err_t block(struct nvme_slot *slot)
+{
+    struct command *cmd = slot->command;
+    struct gspdk_queue *q = cmd->queue;
+    bool is_late = slot->state == SLOT_LATE, must_reset;
+    unsigned seen;
+
+    pthread_mutex_lock(&q->lock);
+    seen = q->ctrlr->nresets;
+    must_reset = q->has_failed || (is_late && !atomic_load(&cmd->is_back) && !send_abort(cmd));
+    pthread_mutex_unlock(&q->lock);
+    if (is_late && !must_reset)
+        await_back(cmd);
+    if (must_reset || !atomic_load(&cmd->is_back))
+        reset(q->ctrlr, seen);
+    if (is_late)
+        return test(slot);
+    if (!atomic_load(&q->ctrlr->gone))
+        return GPUNVME_OK;
+    return base_fail(GPUNVME_ERR_REMOVED, "spdk:%s", q->ctrlr->address.where);
+}
+
+/* ---- Queues ------------------------------------------------------------------------------------
+ */
+
+static void poll_queue(void *queue)
+{
+    struct gspdk_queue *q = queue;
+    uint64_t now = nvme_rough_now();
+
+    if (pthread_mutex_trylock(&q->lock))
+        return; /* a reset has it */
+    if (q->handle && spdk_nvme_qpair_process_completions(q->handle, 0) < 0)
+        q->has_failed = true;
+    if (q->handle && now - q->looked_ns >= LOOK_EVERY_NS) {
+        q->looked_ns = now;
+        if (spdk_nvme_ctrlr_process_admin_completions(q->ctrlr->handle) < 0)
+            q->has_failed = true;
     }
-    return true;
+    pthread_mutex_unlock(&q->lock);
 }
 
-/* The admin queue is looked at by whichever queue comes by first. */
-static bool look_at_admin(struct gspdk_ctrlr *ctrlr, uint64_t now)
+static void close_queue(void *queue)
 {
-    uint64_t last = atomic_load(&ctrlr->admin_ns);
+    struct gspdk_queue *q = queue, **link;
 
-    if (now - last < LOOK_EVERY_NS || !atomic_compare_exchange_strong(&ctrlr->admin_ns, &last, now))
-        return true;
-    return spdk_nvme_ctrlr_process_admin_completions(ctrlr->handle) >= 0;
+    if (!q)
+        return;
+    pthread_mutex_lock(&q->ctrlr->lock);
+    for (link = &q->ctrlr->queues; *link != q;)
+        link = &(*link)->next;
+    *link = q->next;
+    close_handle(q);
+    pthread_mutex_unlock(&q->ctrlr->lock);
+    pthread_mutex_destroy(&q->lock);
+    free(q);
 }
 
-/* False when only a reset helps. The lock is held. */
-static bool poll_handle(struct gspdk_queue *queue)
+/* Under the controller's lock. */
+static gpunvme_err_t add(struct gspdk_ctrlr *ctrlr, struct gspdk_queue *q)
 {
-    uint64_t now;
-    bool fine;
+    gspdk_hush();
+    if (atomic_load(&ctrlr->gone))
+        return base_fail(GPUNVME_ERR_REMOVED, "spdk:%s", ctrlr->address.where);
+    if (!open_handle(q))
+        return base_fail(GPUNVME_ERR_LIMIT, "spdk:%s gives no queue pair of %u commands%s",
+                         ctrlr->address.where, q->n, gspdk_said());
+    q->next = ctrlr->queues;
+    ctrlr->queues = q;
+    return GPUNVME_OK;
+}
 
-    if (atomic_load(&queue->ctrlr->gone)) {
-        close_handle(queue);
-        return true;
+static gpunvme_err_t open_queue(void *ctrl, struct nvme_slot *slots, unsigned n, void **out)
+{
+    struct gspdk_queue *q = calloc(1, sizeof(*q) + n * sizeof(q->commands[0]));
+    struct gspdk_ctrlr *ctrlr = ctrl;
+    gpunvme_err_t err;
+
+    if (!q)
+        return base_fail(GPUNVME_ERR_NOMEM, "a queue");
+    q->ctrlr = ctrlr;
+    q->n = n;
+    pthread_mutex_init(&q->lock, NULL);
+    for (unsigned i = 0; i < n; i++) {
+        q->commands[i].queue = q;
+        atomic_init(&q->commands[i].is_back, true);
+        slots[i].command = &q->commands[i];
     }
-    if (!queue->handle)
-        return true;
-    fine = spdk_nvme_qpair_process_completions(queue->handle, 0) >= 0;
-    if (queue->npolls++ % POLLS_A_LOOK)
-        return fine;
-    now = futex_now();
-    if (now - queue->looked_ns < LOOK_EVERY_NS)
-        return fine;
-    queue->looked_ns = now;
-    return see_to_late(queue, now) && look_at_admin(queue->ctrlr, now) && fine;
+    pthread_mutex_lock(&ctrlr->lock);
+    err = add(ctrlr, q);
+    pthread_mutex_unlock(&ctrlr->lock);
+    if (err) {
+        pthread_mutex_destroy(&q->lock);
+        free(q);
+    } else {
+        *out = q;
+    }
+    return err;
 }
 
-struct gspdk_cmd *gspdk_poll(struct gspdk_queue *queue)
-{
-    struct gspdk_ctrlr *ctrlr = queue->ctrlr;
-    struct gspdk_cmd *cmd;
-    unsigned seen = atomic_load(&ctrlr->nresets);
-    bool fine = true;
-
-    pthread_mutex_lock(&queue->lock);
-    if (!queue->done)
-        fine = poll_handle(queue);
-    cmd = queue->done;
-    if (cmd)
-        take_out(&queue->done, cmd);
-    pthread_mutex_unlock(&queue->lock);
-    if (!fine)
-        gspdk_reset(ctrlr, seen);
-    return cmd;
-}
+const struct nvme_driver gspdk_driver = {.open = open_queue,
+                                         .close = close_queue,
+                                         .poll = poll_queue,
+                                         .alloc = gspdk_alloc,
+                                         .free = gspdk_free,
+                                         .reach = reach,
+                                         .submit = submit,
+                                         .test = test,
+                                         .block = block};

@@ -61,6 +61,7 @@ look() {
     fi
     # The build does without these.
     library blkid || wanted+=("libblkid-dev: libblkid, which tells what is on a drive before it is written to")
+    library jansson || wanted+=("libjansson-dev: jansson, for model weights (safetensors)")
     library hwloc || wanted+=("libhwloc-dev: hwloc, for gpunvme topology")
     [ "$what" = test ] || return 0
     library cmocka || needed+=("libcmocka-dev: cmocka")

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Model weights inside: weights.c opens and lists, header.c and index.c read JSON (none.c without
+ * libjansson), part.c computes slices, load.c moves bytes, staging.c those of short rows.
+ */
+#ifndef DATA_WEIGHTS_INTERNAL_H
+#define DATA_WEIGHTS_INTERNAL_H
+
+#include <pthread.h>
+
+#include "gpunvme/weights.h"
+
+#define WEIGHTS_MAX_JSON  ((uint64_t)100000000) /* bytes of a header, as safetensors has it */
+#define WEIGHTS_MAX_FILES ((size_t)65536)
+
+/* A text of a file for an error's detail: shortened, without control characters. */
+struct weights_shown {
+    char text[72];
+};
+struct weights_shown weights_show(const char *text);
+#define SHOW(name) weights_show(name).text
+
+/* The end of a URI, where the file's name is, of at most 80 bytes. */
+const char *weights_tail(const char *uri);
+
+/* ---- JSON --------------------------------------------------------------------------------------
+ */
+
+struct weights_meta {
+    const char *key, *value;
+};
+
+/* What a header says. The arrays and texts are the header's. */
+struct weights_header {
+    struct gpunvme_tensor *tensors; /* in the order of offsets, which count from the data's begin */
+    size_t n;
+    struct weights_meta *meta;
+    size_t nmeta;
+    uint64_t *dims; /* of all shapes */
+    char *text;     /* all names */
+};
+
+/*
+ * Parses the JSON of a header, of `nbytes` bytes, for a file with `data_nbytes` bytes behind it,
+ * all of which tensors must cover if `exact`. Errors as gpunvme_weights_open(); on failure *out is
+ * all zeroes. `uri` is for the detail.
+ */
+gpunvme_err_t weights_header_parse(const char *json, size_t nbytes, uint64_t data_nbytes,
+                                   bool exact, const char *uri, struct weights_header *out);
+void weights_header_free(struct weights_header *header);
+
+/* An index: which tensor is in which member, a file beside it. */
+struct weights_index;
+
+gpunvme_err_t weights_index_parse(const char *json, size_t nbytes, const char *uri,
+                                  struct weights_index **out);
+void weights_index_free(struct weights_index *index);
+size_t weights_index_nmembers(const struct weights_index *index);
+const char *weights_index_member(const struct weights_index *index, size_t member);
+
+/* Whether the tensor is to be found in that member. */
+bool weights_index_lists(const struct weights_index *index, size_t member, const char *name);
+
+/* A name for which `found` is false; NULL: there is none. */
+const char *weights_index_missing(const struct weights_index *index,
+                                  bool (*found)(const void *context, const char *name),
+                                  const void *context);
+
+/* ---- Files -------------------------------------------------------------------------------------
+ */
+
+struct weights_file {
+    char *uri;
+    struct gpunvme_store *store;
+    struct weights_header header;
+    uint64_t nbytes, data; /* its size, and where the header ends */
+    char *head;            /* its first bytes, while it is opened */
+    size_t nhead;
+    size_t index, member; /* of gpunvme_weights.indexes; SIZE_MAX: it was named by itself */
+};
+
+struct gpunvme_weights {
+    struct gpunvme_engine *engine;
+    struct weights_file *files;
+    size_t nfiles;
+    struct gpunvme_tensor *tensors; /* by file and offset */
+    const struct gpunvme_tensor **by_name;
+    size_t n;
+    pthread_mutex_t lock;
+    struct gpunvme_weights_load *orphans; /* loads that did not end in time; under the lock */
+};
+
+/* ---- Slices ------------------------------------------------------------------------------------
+ */
+
+/*
+ * A part as runs of bytes of its file, all of the same length. A run's number counts through the
+ * dimensions outside it, the last one fastest.
+ */
+struct weights_runs {
+    uint64_t first;  /* byte of the file */
+    uint64_t nbytes; /* of one run */
+    uint64_t count;  /* 0: the part is empty */
+    size_t rank;     /* dimensions outside; `dims` of the part's ranges */
+    uint64_t span;   /* from the first run's begin to the last one's end */
+};
+
+/* Walks through the runs of a part. */
+struct weights_walk {
+    const struct gpunvme_weights_part *part;
+    struct weights_runs runs;
+    uint64_t *at;     /* element of each dimension outside */
+    uint64_t *stride; /* bytes of one step in each */
+    uint64_t offset;  /* of this run in the file */
+    uint64_t index;   /* which one; runs.count: behind the last */
+};
+
+gpunvme_err_t weights_part_runs(const struct gpunvme_weights_part *part, struct weights_runs *runs);
+gpunvme_err_t weights_walk_begin(struct weights_walk *walk,
+                                 const struct gpunvme_weights_part *part);
+void weights_walk_step(struct weights_walk *walk);
+void weights_walk_end(struct weights_walk *walk);
+
+/* ---- Loads -------------------------------------------------------------------------------------
+ */
+
+/* Ends loads that were given up. TIMEOUT: one of them still does not end. */
+gpunvme_err_t weights_end_orphans(struct gpunvme_weights *weights);
+
+#endif

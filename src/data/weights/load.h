@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * A load inside: plan.c makes its transfers, load.c has its life, staging.c does the slices whose
+ * rows are short.
+ */
+#ifndef DATA_WEIGHTS_LOAD_H
+#define DATA_WEIGHTS_LOAD_H
+
+#include <stdatomic.h>
+
+#include "base/fail.h"
+#include "data/weights/internal.h"
+
+#define LOAD_TRANSFER ((uint64_t)16 << 20) /* bytes of a transfer, at most */
+#define LOAD_RANGES   ((uint64_t)4096)     /* ranges of a transfer, at most */
+#define LOAD_NSLOTS   8u
+#define LOAD_SLOT     (GPUNVME_WEIGHTS_STAGING / LOAD_NSLOTS)
+
+/* What is known of a part while it is loaded. */
+struct load_item {
+    uint64_t left; /* bytes that have not arrived */
+    gpunvme_err_t err;
+};
+
+/* A contiguous range of a file that goes to one piece of memory. */
+struct load_segment {
+    size_t part;
+    uint64_t offset, nbytes;
+};
+
+/* What a transfer brings: bytes of consecutive segments, or runs of one part. */
+struct load_transfer {
+    size_t segment; /* the first; SIZE_MAX: runs */
+    size_t part;    /* of runs */
+    uint64_t nbytes;
+};
+
+/* Staging: rows on their way, from which runs are taken. */
+struct load_slot {
+    struct gpunvme_io io;
+    struct gpunvme_buf buf;
+    struct weights_walk walk; /* at the first run in it; its `at` is the slot's own */
+    size_t part;
+    uint64_t nruns;
+};
+
+struct load_staging {
+    size_t *parts; /* those that are staged */
+    size_t n, next;
+    struct weights_walk walk; /* through parts[next - 1] */
+    struct load_slot slots[LOAD_NSLOTS];
+    enum gpunvme_mem mem;
+};
+
+struct gpunvme_weights_load {
+    struct gpunvme_weights *weights;
+    struct gpunvme_weights_part *parts;
+    size_t n;
+    struct gpunvme_weights_options options;
+    struct load_item *items;
+
+    struct load_segment *segments; /* by file and offset */
+    size_t nsegments;
+    struct gpunvme_io *ios;
+    struct load_transfer *transfers; /* of each of them */
+    size_t nios;
+    struct gpunvme_vec *vecs;
+    uint64_t *offsets;
+    struct load_staging staging;
+    struct gpunvme_batch *batch;
+
+    size_t *landed; /* parts, in the order in which they landed: a queue of all */
+    size_t nlanded, ngiven;
+    uint64_t total;
+    _Atomic uint64_t done;
+    atomic_bool cancel;
+    bool canceled;
+    size_t failed; /* the first part, in their order, that failed */
+    struct base_failure failure;
+    struct gpunvme_weights_load *next; /* of the weights' orphans */
+};
+
+/* Fills in items, segments, transfers and which parts are staged. */
+gpunvme_err_t load_plan(struct gpunvme_weights_load *load);
+
+/* `nbytes` more of a part have arrived, or never will: `err`. */
+void load_arrived(struct gpunvme_weights_load *load, size_t part, uint64_t nbytes,
+                  gpunvme_err_t err);
+
+/* Begins what there are free slots for. */
+gpunvme_err_t load_staging_begin(struct gpunvme_weights_load *load);
+
+/* If `io` is a slot's, takes its runs out, goes on with it and returns true. */
+bool load_staging_ended(struct gpunvme_weights_load *load, struct gpunvme_io *io);
+
+/* Ends what has not been begun with `err`. */
+void load_staging_drop(struct gpunvme_weights_load *load, gpunvme_err_t err);
+void load_staging_free(struct gpunvme_weights_load *load);
+
+/* Bytes that have arrived of a slot's transfer. */
+uint64_t load_staging_moved(const struct gpunvme_weights_load *load);
+
+#endif

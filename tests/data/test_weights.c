@@ -1,0 +1,935 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Model weights: files that make sense are listed and loaded to the byte, whole or in part; all
+ * others are refused with an error that says what is wrong.
+ */
+#include <fcntl.h>
+#include <ftw.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "gpunvme/memory.h"
+#include "gpunvme/weights.h"
+
+static char dir[64];
+
+/* A path in the folder of this run; static, the last four of them. */
+static const char *in_dir(const char *name)
+{
+    static char paths[4][512];
+    static unsigned next;
+    char *path = paths[next++ % 4];
+
+    snprintf(path, sizeof(paths[0]), "%s/%s", dir, name);
+    return path;
+}
+
+static void write_file(const char *name, const void *bytes, size_t nbytes)
+{
+    FILE *f = fopen(in_dir(name), "w");
+
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, nbytes, f), nbytes);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* Byte `i` of the data of the file `seed`. */
+static uint8_t byte_at(uint64_t i, unsigned seed)
+{
+    uint64_t x = (i + 1) * 0x9e3779b97f4a7c15u + seed * 0xbb67ae8584caa73bu;
+
+    return (uint8_t)(x >> 37 ^ x >> 11);
+}
+
+/* A .safetensors file with this header and so much made data. */
+static void make_weights(const char *name, const char *header, size_t n, size_t data_nbytes,
+                         unsigned seed)
+{
+    uint8_t *bytes = malloc(8 + n + data_nbytes);
+
+    assert_non_null(bytes);
+    for (unsigned i = 0; i < 8; i++)
+        bytes[i] = (uint8_t)((uint64_t)n >> 8 * i);
+    memcpy(bytes + 8, header, n);
+    for (size_t i = 0; i < data_nbytes; i++)
+        bytes[8 + n + i] = byte_at(i, seed);
+    write_file(name, bytes, 8 + n + data_nbytes);
+    free(bytes);
+}
+
+static void make(const char *name, const char *header, size_t data_nbytes)
+{
+    make_weights(name, header, strlen(header), data_nbytes, 0);
+}
+
+static gpunvme_err_t open_one(const char *name, struct gpunvme_weights **w)
+{
+    const char *uri = in_dir(name);
+
+    return gpunvme_weights_open(NULL, &uri, 1, w);
+}
+
+static struct gpunvme_weights *open_good(const char *name)
+{
+    struct gpunvme_weights *w;
+
+    if (open_one(name, &w))
+        fail_msg("%s", gpunvme_err_detail());
+    return w;
+}
+
+/* The file is refused, and the detail has both texts. */
+static void refused(const char *name, gpunvme_err_t expected, const char *a, const char *b)
+{
+    struct gpunvme_weights *w = (void *)1;
+    gpunvme_err_t err = open_one(name, &w);
+
+    assert_null(w);
+    if (err != expected || !strstr(gpunvme_err_detail(), a) || !strstr(gpunvme_err_detail(), b))
+        fail_msg("%s: %s: \"%s\" has no \"%s\" or no \"%s\"", name, gpunvme_err_name(err),
+                 gpunvme_err_detail(), a, b);
+}
+
+static void header_refused(const char *header, size_t data_nbytes, const char *a, const char *b)
+{
+    make("bad.safetensors", header, data_nbytes);
+    refused("bad.safetensors", GPUNVME_ERR_INVALID, a, b);
+}
+
+/* ---- Lists -------------------------------------------------------------------------------------
+ */
+
+#define TWO                                                                                        \
+    "{\"b\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[10,34]},"                         \
+    "\"a\":{\"dtype\":\"U8\",\"shape\":[10],\"data_offsets\":[0,10]},"                             \
+    "\"__metadata__\":{\"format\":\"pt\"}}"
+
+static void tensors_are_listed_by_offset_with_dtype_and_shape(void **state)
+{
+    struct gpunvme_weights *w;
+    const struct gpunvme_tensor *a, *b;
+    const char *key, *value;
+
+    (void)state;
+    make("two.safetensors", TWO, 34);
+    w = open_good("two.safetensors");
+    assert_int_equal(gpunvme_weights_count(w), 2);
+    a = gpunvme_weights_at(w, 0);
+    b = gpunvme_weights_at(w, 1);
+    assert_null(gpunvme_weights_at(w, 2));
+    assert_string_equal(a->name, "a");
+    assert_string_equal(a->dtype_name, "U8");
+    assert_int_equal(b->dtype, GPUNVME_DTYPE_F32);
+    assert_int_equal(b->rank, 2);
+    assert_int_equal(b->shape[0], 2);
+    assert_int_equal(b->shape[1], 3);
+    assert_int_equal(b->nbytes, 24);
+    assert_int_equal(b->offset, a->offset + 10);
+    assert_int_equal(a->offset, 8 + strlen(TWO));
+    assert_ptr_equal(gpunvme_weights_find(w, "b"), b);
+    assert_null(gpunvme_weights_find(w, "c"));
+    assert_true(gpunvme_weights_metadata(w, 0, 0, &key, &value));
+    assert_string_equal(key, "format");
+    assert_string_equal(value, "pt");
+    assert_false(gpunvme_weights_metadata(w, 0, 1, &key, &value));
+    assert_int_equal(gpunvme_weights_close(w), GPUNVME_OK);
+}
+
+static void a_pattern_finds_the_names_that_match(void **state)
+{
+    const struct gpunvme_tensor *found[2] = {NULL};
+    struct gpunvme_weights *w;
+    size_t n;
+
+    (void)state;
+    make("three.safetensors",
+         "{\"m.0.w\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
+         "\"m.0.b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]},"
+         "\"m.1.w\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[2,3]}}",
+         3);
+    w = open_good("three.safetensors");
+    assert_int_equal(gpunvme_weights_match(w, "m.*.w", found, 1, &n), GPUNVME_OK);
+    assert_int_equal(n, 2);
+    assert_string_equal(found[0]->name, "m.0.w");
+    assert_null(found[1]);
+    assert_int_equal(gpunvme_weights_match(w, NULL, NULL, 0, &n), GPUNVME_OK);
+    assert_int_equal(n, 3);
+    assert_int_equal(gpunvme_weights_match(w, "x*", found, 2, &n), GPUNVME_OK);
+    assert_int_equal(n, 0);
+    gpunvme_weights_close(w);
+}
+
+static void every_dtype_of_safetensors_is_known(void **state)
+{
+    static const struct {
+        const char *name;
+        unsigned nbytes; /* of four elements */
+    } all[] = {{"BOOL", 4},        {"U8", 4},         {"I8", 4},      {"U16", 8},
+               {"I16", 8},         {"F16", 8},        {"BF16", 8},    {"U32", 16},
+               {"I32", 16},        {"F32", 16},       {"U64", 32},    {"I64", 32},
+               {"F64", 32},        {"C64", 32},       {"F8_E4M3", 4}, {"F8_E5M2", 4},
+               {"F8_E8M0", 4},     {"F6_E2M3", 3},    {"F6_E3M2", 3}, {"F4", 2},
+               {"F8_E4M3FNUZ", 4}, {"F8_E5M2FNUZ", 4}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        struct gpunvme_weights *w;
+        char header[200];
+
+        snprintf(header, sizeof(header),
+                 "{\"x\":{\"dtype\":\"%s\",\"shape\":[2,2],\"data_offsets\":[0,%u]}}", all[i].name,
+                 all[i].nbytes);
+        make("dtype.safetensors", header, all[i].nbytes);
+        w = open_good("dtype.safetensors");
+        assert_string_equal(gpunvme_dtype_name(gpunvme_weights_at(w, 0)->dtype), all[i].name);
+        gpunvme_weights_close(w);
+    }
+    assert_int_equal(sizeof(all) / sizeof(all[0]), GPUNVME_NDTYPES - 1);
+}
+
+static void a_header_that_makes_no_sense_is_refused_by_name(void **state)
+{
+#define T(dtype, shape, offsets)                                                                   \
+    "{\"w\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}}"
+    (void)state;
+    header_refused(T("U8", "[4]", "[2,4]"), 4, "\"w\"", "shape and dtype give 4 bytes");
+    header_refused(T("U8", "[2]", "[2,4]"), 4, "\"w\"", "hole");
+    header_refused(T("U8", "[4]", "[4,0]"), 4, "\"w\"", "begins at byte 4 and ends at 0");
+    header_refused(T("U8", "[8]", "[0,8]"), 4, "\"w\"", "ends at byte 8");
+    header_refused(T("U8", "[2]", "[0,2]"), 4, "cover 2 bytes", "has 4");
+    header_refused(T("U8", "[-1]", "[0,4]"), 4, "\"w\"", "shape[0]");
+    header_refused(T("U8", "[4.0]", "[0,4]"), 4, "\"w\"", "shape[0]");
+    header_refused(T("U8", "[4]", "[0,4.0]"), 4, "\"w\"", "data_offsets");
+    header_refused(T("U8", "[4]", "[0,4,4]"), 4, "\"w\"", "data_offsets");
+    header_refused(T("U8", "4", "[0,4]"), 4, "\"w\"", "shape");
+    header_refused(T("F4", "[3]", "[0,2]"), 2, "\"w\"", "within a byte");
+    header_refused(T("U8", "[4611686018427387904,4]", "[0,0]"), 0, "\"w\"", "2^64 elements");
+    header_refused(T("F64", "[4611686018427387904]", "[0,0]"), 0, "\"w\"", "2^64 bits");
+    header_refused(T("U8", "[9223372036854775808]", "[0,0]"), 0, "JSON", "too big integer");
+    header_refused("{\"w\":{\"shape\":[4],\"data_offsets\":[0,4]}}", 4, "\"w\"", "dtype");
+    header_refused("{\"w\":3}", 4, "\"w\"", "no object");
+    header_refused("[]", 0, "header", "no object");
+    header_refused("{\"__metadata__\":{\"a\":1}}", 0, "__metadata__", "\"a\" is no string");
+    header_refused("{\"__metadata__\":[]}", 0, "__metadata__", "no object");
+    header_refused("{\"\\ud800\":{}}", 0, "JSON", "invalid Unicode");
+    header_refused("{\"a\\u0000b\":{}}", 0, "JSON", "u0000");
+    header_refused("{\"\xff\":{}}", 0, "JSON", "unable to decode");
+    header_refused("{} x", 0, "JSON", "end of file");
+    header_refused("{", 0, "JSON", "byte");
+    header_refused("{\"w\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
+                   "\"v\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[2,6]}}",
+                   6, "\"v\"", "inside the one before");
+#undef T
+}
+
+static void a_key_that_is_there_twice_is_refused(void **state)
+{
+    (void)state;
+    header_refused("{\"w\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
+                   "\"w\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}",
+                   4, "JSON", "duplicate");
+    header_refused("{\"w\":{\"dtype\":\"U8\",\"dtype\":\"I8\",\"shape\":[4],"
+                   "\"data_offsets\":[0,4]}}",
+                   4, "JSON", "duplicate");
+}
+
+static void deep_nesting_is_refused(void **state)
+{
+    size_t n = 1000000;
+    char *header = malloc(n);
+
+    (void)state;
+    assert_non_null(header);
+    memset(header, '[', n);
+    memcpy(header, "{\"w\":", 5);
+    make_weights("deep.safetensors", header, n, 0, 0);
+    refused("deep.safetensors", GPUNVME_ERR_INVALID, "JSON", "depth");
+    free(header);
+}
+
+static void a_header_that_does_not_fit_into_its_file_is_refused(void **state)
+{
+    const uint8_t beyond[] = {3, 0, 0, 0, 0, 0, 0, 0, '{', '}'};
+    const uint8_t huge[] = {0, 0, 0, 0, 0, 0, 0, 0x80, '{', '}'};
+
+    (void)state;
+    write_file("bad.safetensors", beyond, sizeof(beyond));
+    refused("bad.safetensors", GPUNVME_ERR_INVALID, "header of 3 bytes", "file of 10");
+    write_file("bad.safetensors", huge, sizeof(huge));
+    refused("bad.safetensors", GPUNVME_ERR_LIMIT, "9223372036854775808", "100 MB");
+    write_file("bad.safetensors", huge, 5);
+    refused("bad.safetensors", GPUNVME_ERR_INVALID, "no safetensors file", "5 bytes");
+    write_file("bad.safetensors", "{\"weight_map\": {}}", 18);
+    refused("bad.safetensors", GPUNVME_ERR_INVALID, "begins as JSON", ".json");
+}
+
+static void spaces_around_a_header_and_other_keys_are_accepted(void **state)
+{
+    struct gpunvme_weights *w;
+
+    (void)state;
+    make("odd.safetensors",
+         " {\"__metadata__\":null,\"\":{\"dtype\":\"U8\",\"shape\":[4],\"x\":[1],"
+         "\"data_offsets\":[0,4]},\"e\":{\"dtype\":\"F32\",\"shape\":[0,5],"
+         "\"data_offsets\":[4,4]},\"s\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[4,5]}} \n",
+         5);
+    w = open_good("odd.safetensors");
+    assert_int_equal(gpunvme_weights_count(w), 3);
+    assert_non_null(gpunvme_weights_find(w, ""));
+    assert_int_equal(gpunvme_weights_find(w, "e")->nbytes, 0);
+    assert_int_equal(gpunvme_weights_find(w, "s")->rank, 0);
+    gpunvme_weights_close(w);
+}
+
+static void a_tensor_in_two_files_is_refused(void **state)
+{
+    struct gpunvme_weights *w;
+    const char *uris[2];
+
+    (void)state;
+    make("two.safetensors", TWO, 34);
+    make("twin.safetensors", TWO, 34);
+    uris[0] = in_dir("two.safetensors");
+    uris[1] = in_dir("twin.safetensors");
+    assert_int_equal(gpunvme_weights_open(NULL, uris, 2, &w), GPUNVME_ERR_INVALID);
+    assert_non_null(strstr(gpunvme_err_detail(), "two.safetensors"));
+    assert_non_null(strstr(gpunvme_err_detail(), "twin.safetensors"));
+}
+
+/* ---- Indexes -----------------------------------------------------------------------------------
+ */
+
+static void make_members(void)
+{
+    make("m1 50%?.safetensors",
+         "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
+         "\"twice\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,8]}}",
+         8);
+    make("sim:m2.safetensors",
+         "{\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
+         "\"twice\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[4,12]}}",
+         12);
+}
+
+static void make_index(const char *map)
+{
+    char text[500];
+
+    snprintf(text, sizeof(text), "{\"metadata\":{\"total_size\":1},\"weight_map\":%s}", map);
+    write_file("model.safetensors.index.json", text, strlen(text));
+}
+
+static void an_index_opens_the_files_beside_it(void **state)
+{
+    char uri[200], cwd[500];
+    const char *uris[3] = {uri, in_dir("model.safetensors.index.json"),
+                           "model.safetensors.index.json"};
+
+    (void)state;
+    make_members();
+    make_index("{\"a\":\"m1 50%?.safetensors\",\"b\":\"sim:m2.safetensors\","
+               "\"twice\":\"sim:m2.safetensors\"}");
+    snprintf(uri, sizeof(uri), "file:%s?direct=off", in_dir("model.safetensors.index.json"));
+    assert_non_null(getcwd(cwd, sizeof(cwd)));
+    assert_int_equal(chdir(dir), 0);
+    for (unsigned i = 0; i < 3; i++) {
+        struct gpunvme_weights *w;
+
+        if (gpunvme_weights_open(NULL, &uris[i], 1, &w))
+            fail_msg("%s: %s", uris[i], gpunvme_err_detail());
+        assert_int_equal(gpunvme_weights_nfiles(w), 2);
+        assert_int_equal(gpunvme_weights_count(w), 3);
+        assert_int_equal(gpunvme_weights_find(w, "twice")->nbytes, 8);
+        gpunvme_weights_close(w);
+    }
+    assert_int_equal(chdir(cwd), 0);
+}
+
+static void an_index_that_makes_no_sense_is_refused(void **state)
+{
+    const char *name = "model.safetensors.index.json";
+
+    (void)state;
+    make_members();
+    make_index("{\"a\":\"sim:m2.safetensors\"}");
+    refused(name, GPUNVME_ERR_INVALID, "\"a\"", "not in the file");
+    make_index("{\"a\":\"../x\"}");
+    refused(name, GPUNVME_ERR_INVALID, "\"a\"", "not beside");
+    make_index("{\"a\":\"x/../../y\"}");
+    refused(name, GPUNVME_ERR_INVALID, "\"a\"", "not beside");
+    make_index("{\"a\":\"/etc/passwd\"}");
+    refused(name, GPUNVME_ERR_INVALID, "\"a\"", "not beside");
+    make_index("{\"a\":3}");
+    refused(name, GPUNVME_ERR_INVALID, "\"a\"", "no string");
+    make_index("[]");
+    refused(name, GPUNVME_ERR_INVALID, "weight_map", "index");
+    make_index("{\"a\":\"x\",\"a\":\"y\"}");
+    refused(name, GPUNVME_ERR_INVALID, "JSON", "duplicate");
+    make_index("{\"a\":\"nowhere.safetensors\"}");
+    refused(name, GPUNVME_ERR_NOT_FOUND, "nowhere", "");
+}
+
+/* ---- Loading -----------------------------------------------------------------------------------
+ */
+
+/* A shape in memory with all that a test of loading needs; x is [6, 40, 50] of U16. */
+#define XYZ                                                                                        \
+    "{\"x\":{\"dtype\":\"U16\",\"shape\":[6,40,50],\"data_offsets\":[0,24000]},"                   \
+    "\"y\":{\"dtype\":\"U8\",\"shape\":[77],\"data_offsets\":[24000,24077]},"                      \
+    "\"e\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[24077,24077]},"                       \
+    "\"z\":{\"dtype\":\"F32\",\"shape\":[900,700],\"data_offsets\":[24077,2544077]}}"
+#define XYZ_NBYTES 2544077
+
+/* All tensors of all files, in memory of the kind `mem`, and compared. */
+static void load_all(struct gpunvme_weights *w, enum gpunvme_mem mem, size_t align)
+{
+    size_t n = gpunvme_weights_count(w), nbytes;
+    struct gpunvme_weights_options options = {.checksum = true};
+    struct gpunvme_weights_part *parts = calloc(n, sizeof(*parts));
+    struct gpunvme_buf arena;
+    uint8_t *bytes;
+
+    assert_non_null(parts);
+    for (size_t i = 0; i < n; i++)
+        parts[n - 1 - i].tensor = gpunvme_weights_at(w, i);
+    assert_int_equal(gpunvme_weights_place(parts, n, align, NULL, mem, &nbytes), GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_alloc(nbytes, mem, &arena), GPUNVME_OK);
+    assert_int_equal(gpunvme_weights_place(parts, n, align,
+                                           mem == GPUNVME_MEM_GPU ? arena.gpu : arena.cpu, mem,
+                                           NULL),
+                     GPUNVME_OK);
+    if (gpunvme_weights_load(w, parts, n, &options))
+        fail_msg("%s", gpunvme_err_detail());
+    bytes = malloc(nbytes);
+    assert_non_null(bytes);
+    assert_int_equal(gpunvme_mem_copy(bytes, GPUNVME_MEM_HOST,
+                                      mem == GPUNVME_MEM_GPU ? arena.gpu : arena.cpu, mem, nbytes),
+                     GPUNVME_OK);
+    for (size_t i = 0; i < n; i++) {
+        const struct gpunvme_tensor *t = parts[i].tensor;
+        size_t at = (size_t)((uint8_t *)parts[i].ptr -
+                             (uint8_t *)(mem == GPUNVME_MEM_GPU ? arena.gpu : arena.cpu));
+        uint64_t data = gpunvme_weights_at(w, 0)->offset;
+
+        for (size_t f = 0; f < n; f++)
+            if (gpunvme_weights_at(w, f)->file == t->file) {
+                data = gpunvme_weights_at(w, f)->offset;
+                break;
+            }
+        assert_int_equal(at % align, 0);
+        for (uint64_t k = 0; k < t->nbytes; k++)
+            if (bytes[at + k] != byte_at(t->offset - data + k, (unsigned)t->file))
+                fail_msg("%s, byte %llu", t->name, (unsigned long long)k);
+        assert_int_equal(parts[i].has_checksum, 1);
+        assert_int_equal(parts[i].checksum,
+                         gpunvme_mem_checksum_host(bytes + at, (size_t)t->nbytes));
+    }
+    free(bytes);
+    gpunvme_mem_free(&arena);
+    free(parts);
+}
+
+static void all_tensors_are_loaded_to_the_byte(void **state)
+{
+    struct gpunvme_weights *w;
+
+    (void)state;
+    make("xyz.safetensors", XYZ, XYZ_NBYTES);
+    w = open_good("xyz.safetensors");
+    load_all(w, GPUNVME_MEM_HOST, 1);
+    load_all(w, GPUNVME_MEM_GPU, 256);
+    load_all(w, GPUNVME_MEM_PINNED, 4096);
+    gpunvme_weights_close(w);
+}
+
+static void many_small_tensors_of_many_files_are_loaded(void **state)
+{
+    enum { NFILES = 40, NTENSORS = 500 };
+    static char names[NFILES][100];
+    const char *uris[NFILES];
+    struct gpunvme_weights *w;
+    char *header = malloc(100 * NTENSORS);
+
+    (void)state;
+    assert_non_null(header);
+    for (unsigned f = 0; f < NFILES; f++) {
+        char *at = stpcpy(header, "{"), name[50];
+        size_t data = 0;
+
+        for (unsigned t = 0; t < NTENSORS; t++) {
+            size_t nbytes = t % 7 ? 32 * (t % 5) : t * 13;
+
+            at += sprintf(at, "%s\"%u.%u\":{\"dtype\":\"U8\",\"shape\":[%zu],", t ? "," : "", f, t,
+                          nbytes);
+            at += sprintf(at, "\"data_offsets\":[%zu,%zu]}", data, data + nbytes);
+            data += nbytes;
+        }
+        strcpy(at, "}");
+        snprintf(name, sizeof(name), "many-%u.safetensors", f);
+        make_weights(name, header, strlen(header), data, f);
+        strcpy(names[f], in_dir(name));
+        uris[f] = names[f];
+    }
+    if (gpunvme_weights_open(NULL, uris, NFILES, &w))
+        fail_msg("%s", gpunvme_err_detail());
+    assert_int_equal(gpunvme_weights_count(w), NFILES * NTENSORS);
+    load_all(w, GPUNVME_MEM_HOST, 64);
+    load_all(w, GPUNVME_MEM_GPU, 1);
+    gpunvme_weights_close(w);
+    free(header);
+}
+
+/* Element (i, j, k) of a slice of x is that of x. */
+static void check_slice_of_x(const uint16_t *bytes, const struct gpunvme_range *r)
+{
+    for (uint64_t i = r[0].begin; i < r[0].end; i++)
+        for (uint64_t j = r[1].begin; j < r[1].end; j++)
+            for (uint64_t k = r[2].begin; k < r[2].end; k++, bytes++) {
+                uint64_t at = 2 * ((i * 40 + j) * 50 + k);
+                uint16_t expected = (uint16_t)(byte_at(at, 0) | byte_at(at + 1, 0) << 8);
+
+                if (*bytes != expected)
+                    fail_msg("element %u, %u, %u", (unsigned)i, (unsigned)j, (unsigned)k);
+            }
+}
+
+static void slices_along_any_dimension_are_loaded(void **state)
+{
+    static const struct gpunvme_range cases[][3] = {
+        {{0, 6}, {0, 40}, {0, 50}},  {{2, 5}, {0, 40}, {0, 50}},   {{0, 6}, {10, 20}, {0, 50}},
+        {{0, 6}, {0, 40}, {25, 50}}, {{1, 2}, {3, 4}, {5, 6}},     {{1, 6}, {39, 40}, {0, 1}},
+        {{3, 3}, {0, 40}, {0, 50}},  {{0, 1}, {7, 33}, {0, 50}},   {{5, 6}, {0, 40}, {49, 50}},
+        {{0, 6}, {0, 40}, {50, 50}}, {{2, 4}, {20, 40}, {10, 11}},
+    };
+    enum { NCASES = sizeof(cases) / sizeof(cases[0]) };
+    static uint16_t memory[NCASES][6 * 40 * 50 + 1];
+    struct gpunvme_weights_part parts[NCASES];
+    struct gpunvme_weights *w;
+
+    (void)state;
+    make("xyz.safetensors", XYZ, XYZ_NBYTES);
+    w = open_good("xyz.safetensors");
+    memset(memory, 0xee, sizeof(memory));
+    for (unsigned i = 0; i < NCASES; i++)
+        parts[i] = (struct gpunvme_weights_part){.tensor = gpunvme_weights_find(w, "x"),
+                                                 .ranges = cases[i],
+                                                 .mem = i % 2 ? GPUNVME_MEM_GPU : GPUNVME_MEM_HOST,
+                                                 .ptr = memory[i]};
+    if (!gpunvme_mem_gpu_is_host())
+        for (unsigned i = 0; i < NCASES; i++)
+            parts[i].mem = GPUNVME_MEM_HOST;
+    if (gpunvme_weights_load(w, parts, NCASES, NULL))
+        fail_msg("%s", gpunvme_err_detail());
+    for (unsigned i = 0; i < NCASES; i++) {
+        uint64_t nbytes;
+
+        assert_int_equal(gpunvme_weights_part_nbytes(&parts[i], &nbytes), GPUNVME_OK);
+        check_slice_of_x(memory[i], cases[i]);
+        assert_int_equal(memory[i][nbytes / 2], 0xeeee);
+    }
+    gpunvme_weights_close(w);
+}
+
+/* Columns of a matrix of bytes whose rows are `row` bytes long. */
+static void check_columns(uint64_t nrows, uint64_t row, uint64_t begin, uint64_t end)
+{
+    const struct gpunvme_range ranges[] = {{1, nrows}, {begin, end}};
+    uint64_t run = end - begin, data = nrows * row;
+    uint8_t *bytes = malloc((nrows - 1) * run);
+    struct gpunvme_weights_part part = {.ranges = ranges, .ptr = bytes};
+    struct gpunvme_weights *w;
+    char header[200];
+
+    assert_non_null(bytes);
+    snprintf(header, sizeof(header),
+             "{\"m\":{\"dtype\":\"U8\",\"shape\":[%llu,%llu],\"data_offsets\":[0,%llu]}}",
+             (unsigned long long)nrows, (unsigned long long)row, (unsigned long long)data);
+    make("matrix.safetensors", header, data);
+    w = open_good("matrix.safetensors");
+    part.tensor = gpunvme_weights_at(w, 0);
+    if (gpunvme_weights_load(w, &part, 1, NULL))
+        fail_msg("%s", gpunvme_err_detail());
+    for (uint64_t i = 0; i < nrows - 1; i++)
+        for (uint64_t k = 0; k < run; k++)
+            if (bytes[i * run + k] != byte_at((i + 1) * row + begin + k, 0))
+                fail_msg("row %u, byte %u", (unsigned)i, (unsigned)k);
+    gpunvme_weights_close(w);
+    free(bytes);
+}
+
+static void columns_of_short_and_of_long_rows_are_loaded(void **state)
+{
+    (void)state;
+    check_columns(9000, 4000, 1000, 2000);    /* by staging, several times all slots */
+    check_columns(300, 100000, 25000, 50000); /* by a gather */
+    check_columns(5, 6000000, 10, 5000010);   /* rows longer than a slot */
+    check_columns(10000, 3, 1, 2);
+}
+
+static void slices_that_do_not_fit_are_refused(void **state)
+{
+    static const struct gpunvme_range beyond[] = {{0, 7}, {0, 40}, {0, 50}};
+    static const struct gpunvme_range inverse[] = {{0, 6}, {4, 3}, {0, 50}};
+    struct gpunvme_weights_part part = {.ranges = beyond};
+    struct gpunvme_weights *w;
+    uint64_t nbytes;
+
+    (void)state;
+    make("xyz.safetensors", XYZ, XYZ_NBYTES);
+    w = open_good("xyz.safetensors");
+    part.tensor = gpunvme_weights_find(w, "x");
+    assert_int_equal(gpunvme_weights_part_nbytes(&part, &nbytes), GPUNVME_ERR_INVALID);
+    assert_non_null(strstr(gpunvme_err_detail(), "\"x\": elements 0 to 7 of dimension 0"));
+    part.ranges = inverse;
+    assert_int_equal(gpunvme_weights_load(w, &part, 1, NULL), GPUNVME_ERR_INVALID);
+    gpunvme_weights_close(w);
+}
+
+static void slices_of_less_than_a_byte_are_refused(void **state)
+{
+    static const struct gpunvme_range odd[] = {{0, 2}, {1, 3}}, even[] = {{1, 2}, {2, 4}};
+    struct gpunvme_weights_part part = {.ranges = odd};
+    struct gpunvme_weights *w;
+    uint8_t byte = 0;
+
+    (void)state;
+    make("f4.safetensors", "{\"q\":{\"dtype\":\"F4\",\"shape\":[2,4],\"data_offsets\":[0,4]}}", 4);
+    w = open_good("f4.safetensors");
+    part.tensor = gpunvme_weights_at(w, 0);
+    part.ptr = &byte;
+    assert_int_equal(gpunvme_weights_load(w, &part, 1, NULL), GPUNVME_ERR_INVALID);
+    assert_non_null(strstr(gpunvme_err_detail(), "whole bytes"));
+    part.ranges = even;
+    assert_int_equal(gpunvme_weights_load(w, &part, 1, NULL), GPUNVME_OK);
+    assert_int_equal(byte, byte_at(3, 0));
+    gpunvme_weights_close(w);
+}
+
+static void an_unknown_dtype_is_loaded_whole_as_bytes(void **state)
+{
+    static const struct gpunvme_range some[] = {{0, 1}};
+    uint8_t bytes[5];
+    struct gpunvme_weights_part part = {.ptr = bytes};
+    struct gpunvme_weights *w;
+
+    (void)state;
+    make("new.safetensors", "{\"n\":{\"dtype\":\"F5\",\"shape\":[8],\"data_offsets\":[0,5]}}", 5);
+    w = open_good("new.safetensors");
+    part.tensor = gpunvme_weights_at(w, 0);
+    assert_int_equal(part.tensor->dtype, GPUNVME_DTYPE_UNKNOWN);
+    assert_string_equal(part.tensor->dtype_name, "F5");
+    assert_int_equal(gpunvme_weights_load(w, &part, 1, NULL), GPUNVME_OK);
+    assert_int_equal(bytes[4], byte_at(4, 0));
+    part.ranges = some;
+    assert_int_equal(gpunvme_weights_load(w, &part, 1, NULL), GPUNVME_ERR_INVALID);
+    gpunvme_weights_close(w);
+}
+
+static void a_dtype_to_convert_to_is_unsupported(void **state)
+{
+    uint8_t bytes[10];
+    struct gpunvme_weights_part part = {.ptr = bytes, .dtype = GPUNVME_DTYPE_BF16};
+    struct gpunvme_weights *w;
+
+    (void)state;
+    make("two.safetensors", TWO, 34);
+    w = open_good("two.safetensors");
+    part.tensor = gpunvme_weights_find(w, "a");
+    assert_int_equal(gpunvme_weights_load(w, &part, 1, NULL), GPUNVME_ERR_UNSUPPORTED);
+    part.dtype = GPUNVME_DTYPE_U8;
+    assert_int_equal(gpunvme_weights_load(w, &part, 1, NULL), GPUNVME_OK);
+    gpunvme_weights_close(w);
+}
+
+static void a_file_that_became_shorter_fails_the_tensors_behind_its_end(void **state)
+{
+    static uint8_t y[77], z[2520000];
+    struct gpunvme_weights_part parts[2] = {{.ptr = y}, {.ptr = z}};
+    struct gpunvme_weights *w;
+
+    (void)state;
+    make("xyz.safetensors", XYZ, XYZ_NBYTES);
+    w = open_good("xyz.safetensors");
+    parts[0].tensor = gpunvme_weights_find(w, "y");
+    parts[1].tensor = gpunvme_weights_find(w, "z");
+    assert_int_equal(truncate(in_dir("xyz.safetensors"), 100000), 0);
+    assert_int_equal(gpunvme_weights_load(w, parts, 2, NULL), GPUNVME_ERR_RANGE);
+    assert_non_null(strstr(gpunvme_err_detail(), "\"z\""));
+    assert_int_equal(parts[0].err, GPUNVME_OK);
+    assert_int_equal(parts[1].err, GPUNVME_ERR_RANGE);
+    assert_int_equal(y[76], byte_at(24076, 0));
+    gpunvme_weights_close(w);
+}
+
+static bool stop(void *calls, uint64_t done, uint64_t total)
+{
+    ++*(unsigned *)calls;
+    assert_true(done <= total);
+    return false;
+}
+
+static void a_load_is_canceled_by_its_progress_callback(void **state)
+{
+    unsigned calls = 0;
+    struct gpunvme_weights_options options = {.progress = stop, .user = &calls};
+    struct gpunvme_weights *w;
+    struct gpunvme_weights_part part = {0};
+
+    (void)state;
+    make("xyz.safetensors", XYZ, XYZ_NBYTES);
+    w = open_good("xyz.safetensors");
+    part.tensor = gpunvme_weights_find(w, "z");
+    part.ptr = malloc(part.tensor->nbytes);
+    (void)gpunvme_weights_load(w, &part, 1, &options); /* it may have been done before */
+    assert_true(calls > 0);
+    gpunvme_weights_close(w);
+    free(part.ptr);
+}
+
+static void what_is_canceled_at_once_ends_and_says_so(void **state)
+{
+    /* So many staged pieces that the last ones can't have begun. */
+    enum { ROWS = 120000, ROW = 2000 };
+    static const struct gpunvme_range ranges[] = {{0, ROWS}, {0, 8}};
+    struct gpunvme_weights_part part = {.ranges = ranges}, *landed;
+    struct gpunvme_weights_load *load;
+    struct gpunvme_weights *w;
+    char header[200];
+    size_t n;
+    FILE *f;
+
+    (void)state;
+    snprintf(header, sizeof(header),
+             "{\"m\":{\"dtype\":\"U8\",\"shape\":[%d,%d],\"data_offsets\":[0,%d]}}", ROWS, ROW,
+             ROWS * ROW);
+    make("sparse.safetensors", header, 0);
+    f = fopen(in_dir("sparse.safetensors"), "r+");
+    assert_non_null(f);
+    assert_int_equal(ftruncate(fileno(f), (off_t)(8 + strlen(header) + ROWS * ROW)), 0);
+    fclose(f);
+    w = open_good("sparse.safetensors");
+    part.tensor = gpunvme_weights_at(w, 0);
+    part.ptr = malloc(ROWS * 8);
+    assert_int_equal(gpunvme_weights_load_start(w, &part, 1, NULL, &load), GPUNVME_OK);
+    assert_int_equal(part.err, GPUNVME_ERR_AGAIN);
+    gpunvme_weights_load_cancel(load);
+    assert_int_equal(gpunvme_weights_load_next(load, &landed, 1, &n, 0), GPUNVME_OK);
+    assert_int_equal(n, 1);
+    assert_ptr_equal(landed, &part);
+    assert_int_equal(part.err, GPUNVME_ERR_CANCELED);
+    assert_int_equal(gpunvme_weights_load_next(load, &landed, 1, &n, 0), GPUNVME_OK);
+    assert_int_equal(n, 0);
+    assert_int_equal(gpunvme_weights_load_end(load), GPUNVME_ERR_CANCELED);
+    gpunvme_weights_close(w);
+    free(part.ptr);
+}
+
+static void parts_are_given_once_each_as_they_land(void **state)
+{
+    struct gpunvme_weights_part parts[4] = {0}, *landed[3];
+    static uint8_t memory[XYZ_NBYTES];
+    struct gpunvme_weights_load *load;
+    unsigned seen[4] = {0};
+    struct gpunvme_weights *w;
+    uint64_t done, total;
+    size_t n, sum = 0;
+
+    (void)state;
+    make("xyz.safetensors", XYZ, XYZ_NBYTES);
+    w = open_good("xyz.safetensors");
+    for (size_t i = 0; i < 4; i++)
+        parts[i].tensor = gpunvme_weights_at(w, i);
+    assert_int_equal(gpunvme_weights_place(parts, 4, 1, memory, GPUNVME_MEM_HOST, &n), GPUNVME_OK);
+    assert_int_equal(n, XYZ_NBYTES);
+    assert_int_equal(gpunvme_weights_load_start(w, parts, 4, NULL, &load), GPUNVME_OK);
+    do {
+        assert_int_equal(gpunvme_weights_load_next(load, landed, 3, &n, 0), GPUNVME_OK);
+        for (size_t i = 0; i < n; i++) {
+            seen[landed[i] - parts]++;
+            assert_int_equal(landed[i]->err, GPUNVME_OK);
+        }
+        sum += n;
+    } while (n);
+    assert_int_equal(sum, 4);
+    for (size_t i = 0; i < 4; i++)
+        assert_int_equal(seen[i], 1);
+    gpunvme_weights_load_progress(load, &done, &total);
+    assert_int_equal(total, XYZ_NBYTES);
+    assert_int_equal(done, total);
+    assert_int_equal(gpunvme_weights_load_end(load), GPUNVME_OK);
+    gpunvme_weights_close(w);
+}
+
+struct other {
+    struct gpunvme_weights *w;
+    pthread_t thread;
+    gpunvme_err_t err;
+    uint8_t bytes[XYZ_NBYTES];
+};
+
+static void *load_in_thread(void *other_)
+{
+    struct other *other = other_;
+    struct gpunvme_weights_part parts[4] = {0};
+
+    for (size_t i = 0; i < 4; i++)
+        parts[i].tensor = gpunvme_weights_at(other->w, i);
+    other->err = gpunvme_weights_place(parts, 4, 1, other->bytes, GPUNVME_MEM_HOST, NULL);
+    for (unsigned i = 0; i < 20 && !other->err; i++)
+        other->err = gpunvme_weights_load(other->w, parts, 4, NULL);
+    return NULL;
+}
+
+static void several_threads_load_from_the_same_weights(void **state)
+{
+    static struct other others[3];
+    struct gpunvme_weights *w;
+
+    (void)state;
+    make("xyz.safetensors", XYZ, XYZ_NBYTES);
+    w = open_good("xyz.safetensors");
+    for (unsigned i = 0; i < 3; i++) {
+        others[i].w = w;
+        assert_int_equal(pthread_create(&others[i].thread, NULL, load_in_thread, &others[i]), 0);
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(pthread_join(others[i].thread, NULL), 0);
+        assert_int_equal(others[i].err, GPUNVME_OK);
+        for (size_t k = 0; k < XYZ_NBYTES; k++)
+            if (others[i].bytes[k] != byte_at(k, 0))
+                fail_msg("thread %u, byte %zu", i, k);
+    }
+    gpunvme_weights_close(w);
+}
+
+/* ---- Drives, manifests -------------------------------------------------------------------------
+ */
+
+static void weights_are_loaded_from_the_beginning_of_a_drive(void **state)
+{
+    static uint8_t bytes[8 + sizeof(XYZ) - 1 + XYZ_NBYTES];
+    char uri[200];
+    const char *uris[] = {uri};
+    struct gpunvme_store *drive;
+    struct gpunvme_weights *w;
+    FILE *f;
+
+    (void)state;
+    make("xyz.safetensors", XYZ, XYZ_NBYTES);
+    f = fopen(in_dir("xyz.safetensors"), "r");
+    assert_non_null(f);
+    assert_int_equal(fread(bytes, 1, sizeof(bytes), f), sizeof(bytes));
+    fclose(f);
+    snprintf(uri, sizeof(uri), "sim:image=%s,size=4M", in_dir("drive.img"));
+    assert_int_equal(gpunvme_open(uri, GPUNVME_OPEN_WRITE, &drive), GPUNVME_OK);
+    assert_int_equal(gpunvme_store_write(drive, 0, bytes, GPUNVME_MEM_HOST, sizeof(bytes), NULL),
+                     GPUNVME_OK);
+    assert_int_equal(gpunvme_close(drive), GPUNVME_OK);
+    if (gpunvme_weights_open(NULL, uris, 1, &w))
+        fail_msg("%s", gpunvme_err_detail());
+    load_all(w, GPUNVME_MEM_GPU, 16);
+    assert_int_equal(gpunvme_weights_close(w), GPUNVME_OK);
+}
+
+static void a_manifest_finds_the_tensor_that_differs(void **state)
+{
+    static uint8_t y[77], z[2520000];
+    struct gpunvme_weights_part parts[2] = {{.ptr = z}, {.ptr = y}};
+    const struct gpunvme_weights_options options = {.checksum = true};
+    struct gpunvme_weights *w;
+    size_t bad = 9;
+    int fd;
+
+    (void)state;
+    make("xyz.safetensors", XYZ, XYZ_NBYTES);
+    w = open_good("xyz.safetensors");
+    parts[0].tensor = gpunvme_weights_find(w, "z");
+    parts[1].tensor = gpunvme_weights_find(w, "y");
+    assert_int_equal(gpunvme_weights_load(w, parts, 2, &options), GPUNVME_OK);
+    assert_int_equal(gpunvme_weights_manifest_write(in_dir("m.json"), parts, 2), GPUNVME_OK);
+    assert_int_equal(gpunvme_weights_manifest_check(in_dir("m.json"), parts, 2, &bad), GPUNVME_OK);
+    fd = open(in_dir("xyz.safetensors"), O_WRONLY);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, "x", 1, (off_t)parts[1].tensor->offset + 70), 1);
+    close(fd);
+    assert_int_equal(gpunvme_weights_load(w, parts, 2, &options), GPUNVME_OK);
+    assert_int_equal(gpunvme_weights_manifest_check(in_dir("m.json"), parts, 2, &bad),
+                     GPUNVME_ERR_VERIFY);
+    assert_int_equal(bad, 1);
+    assert_non_null(strstr(gpunvme_err_detail(), "\"y\""));
+    parts[1].tensor = gpunvme_weights_find(w, "x");
+    assert_int_equal(gpunvme_weights_manifest_check(in_dir("m.json"), parts, 2, &bad),
+                     GPUNVME_ERR_NOT_FOUND);
+    parts[1].has_checksum = 0;
+    assert_int_equal(gpunvme_weights_manifest_write(in_dir("m.json"), parts, 2),
+                     GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_weights_manifest_check(in_dir("none.json"), parts, 1, &bad),
+                     GPUNVME_ERR_NOT_FOUND);
+    write_file("m.json", "{\"tensors\": {}}", 15);
+    assert_int_equal(gpunvme_weights_manifest_check(in_dir("m.json"), parts, 1, &bad),
+                     GPUNVME_ERR_INVALID);
+    gpunvme_weights_close(w);
+}
+
+static int make_dir(void **state)
+{
+    (void)state;
+    strcpy(dir, "/tmp/gpunvme-weights-XXXXXX");
+    return mkdtemp(dir) ? 0 : -1;
+}
+
+static int drop_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+    (void)st, (void)type, (void)ftw;
+    return remove(path);
+}
+
+static int drop_dir(void **state)
+{
+    (void)state;
+    return nftw(dir, drop_one, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tensors_are_listed_by_offset_with_dtype_and_shape),
+        cmocka_unit_test(a_pattern_finds_the_names_that_match),
+        cmocka_unit_test(every_dtype_of_safetensors_is_known),
+        cmocka_unit_test(a_header_that_makes_no_sense_is_refused_by_name),
+        cmocka_unit_test(a_key_that_is_there_twice_is_refused),
+        cmocka_unit_test(deep_nesting_is_refused),
+        cmocka_unit_test(a_header_that_does_not_fit_into_its_file_is_refused),
+        cmocka_unit_test(spaces_around_a_header_and_other_keys_are_accepted),
+        cmocka_unit_test(a_tensor_in_two_files_is_refused),
+        cmocka_unit_test(an_index_opens_the_files_beside_it),
+        cmocka_unit_test(an_index_that_makes_no_sense_is_refused),
+        cmocka_unit_test(all_tensors_are_loaded_to_the_byte),
+        cmocka_unit_test(many_small_tensors_of_many_files_are_loaded),
+        cmocka_unit_test(slices_along_any_dimension_are_loaded),
+        cmocka_unit_test(columns_of_short_and_of_long_rows_are_loaded),
+        cmocka_unit_test(slices_that_do_not_fit_are_refused),
+        cmocka_unit_test(slices_of_less_than_a_byte_are_refused),
+        cmocka_unit_test(an_unknown_dtype_is_loaded_whole_as_bytes),
+        cmocka_unit_test(a_dtype_to_convert_to_is_unsupported),
+        cmocka_unit_test(a_file_that_became_shorter_fails_the_tensors_behind_its_end),
+        cmocka_unit_test(a_load_is_canceled_by_its_progress_callback),
+        cmocka_unit_test(what_is_canceled_at_once_ends_and_says_so),
+        cmocka_unit_test(parts_are_given_once_each_as_they_land),
+        cmocka_unit_test(several_threads_load_from_the_same_weights),
+        cmocka_unit_test(weights_are_loaded_from_the_beginning_of_a_drive),
+        cmocka_unit_test(a_manifest_finds_the_tensor_that_differs),
+    };
+
+    return cmocka_run_group_tests_name("weights", tests, make_dir, drop_dir);
+}

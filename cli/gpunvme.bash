@@ -31,6 +31,9 @@ _gpunvme_options() {
         topology) echo "--svg --xml --json --help --usage" ;;
         sim) echo "--listen --trust --size --json --help --usage" ;;
         stripe) echo "--unit --force --json --help --usage" ;;
+        weights)
+            echo "--glob --memory --slice --checksum --manifest --write --json --quiet --help --usage"
+            ;;
         ops)
             echo "--variant --without --shape --device --dtype --activation --no-preact --threads" \
                 "--rounds --time --no-peaks --cpu-time --seed --json --help --usage"
@@ -54,7 +57,7 @@ _gpunvme_values() {
 }
 
 _gpunvme() {
-    local commands="quickstart info identify dump-bar0 read write bench store stripe topology check-p2p sim ops help version"
+    local commands="quickstart info identify dump-bar0 read write bench store stripe topology check-p2p sim weights ops help version"
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}
     local command=${COMP_WORDS[1]} words=""
 
@@ -74,6 +77,8 @@ _gpunvme() {
         words="profiles image check --listen"
     elif [[ $command == stripe && COMP_CWORD -eq 2 ]]; then
         words="create show"
+    elif [[ $command == weights && COMP_CWORD -eq 2 ]]; then
+        words="ls load verify"
     elif [[ $command == ops && COMP_CWORD -eq 2 ]]; then
         words="list bench check"
     elif [[ $command == ops && ${COMP_WORDS[2]} == bench && $before != --* ]]; then

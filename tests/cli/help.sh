@@ -4,7 +4,7 @@
 # Help, version, spelling, and that manual and completion know every command and option.
 . "$(dirname "$0")/lib.sh"
 
-commands="quickstart info identify dump-bar0 read write bench sim stripe ops"
+commands="quickstart info identify dump-bar0 read write bench sim stripe weights ops"
 verbs="profiles image check"
 manual=$source_dir/cli/gpunvme.1
 completion=$source_dir/cli/gpunvme.bash
@@ -51,6 +51,18 @@ for verb in create show; do
     gpunvme stripe "$verb" --help
     expect 0
     expect_out "gpunvme stripe $verb"
+    check test "$(awk '{ if (length > n) n = length } END { print n }' out)" -le 80
+    for option in $(grep -oE '^ .*--[a-z-]+' out | grep -oE -- '--[a-z-]+' | sort -u); do
+        check grep -qF -- "${option//-/\\-}" "$manual"
+        check grep -qF -- "$option" "$completion"
+    done
+done
+
+for verb in ls load verify; do
+    promise "weights $verb --help teaches, and its options are in the manual and the completion"
+    gpunvme weights "$verb" --help
+    expect 0
+    expect_out "gpunvme weights $verb"
     check test "$(awk '{ if (length > n) n = length } END { print n }' out)" -le 80
     for option in $(grep -oE '^ .*--[a-z-]+' out | grep -oE -- '--[a-z-]+' | sort -u); do
         check grep -qF -- "${option//-/\\-}" "$manual"
@@ -112,6 +124,7 @@ check test "$(complete_with ident)" = identify
 check test "$(complete_with bench --read-s)" = --read-share
 check test "$(complete_with sim prof)" = profiles
 check test "$(complete_with stripe cr)" = create
+check test "$(complete_with weights ver)" = verify
 check test "$(complete_with ops ben)" = bench
 check test "$(complete_with ops bench mat)" = matmul
 check test "$(complete_with ops bench --dtype bf)" = bf16

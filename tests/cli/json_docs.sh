@@ -25,6 +25,7 @@ document() {
 
 truncate -s 8M a.img b.img c.img
 random_file in.bin 100000
+make_weights two.safetensors
 promise "every subcommand prints a document"
 document 0 version
 document 0 info
@@ -46,6 +47,12 @@ document 0 sim check sim:image=a.img,ns=2,size=1M,fault=cfs
 document 0 stripe create a.img b.img
 document 0 stripe show b.img a.img
 document 0 quickstart in.bin -q
+if [ "${CLI_TEST_JANSSON:-1}" = 1 ]; then
+    document 0 weights ls two.safetensors
+    document 0 weights load two.safetensors --checksum
+    document 0 weights verify two.safetensors --manifest sums.json --write
+    document 0 weights verify two.safetensors --manifest sums.json
+fi
 document 0 ops list
 document 0 ops bench matmul --variant blocked --shape 40 --rounds 1
 document 0 ops check --device cpu --variant blocked
@@ -70,6 +77,7 @@ document 1 bench sim:size=1M,fault=status=2/81:read:nth=10 -c 100 -q
 document 1 read sim:size=1M,fault=status=2/81:read:nth=1 -o back.bin -q
 document 1 write sim:image=in.bin -i in.bin -q
 document 1 store nowhere.bin
+document 1 weights ls nowhere.safetensors
 
 promise "all documents fit the schema, and the schema has nothing that no document is of"
 checks=$((checks + 1))

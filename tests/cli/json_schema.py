@@ -6,6 +6,7 @@ Each must fit the schema, by the entry of its own command, and each command of t
 among them, so that neither a subcommand nor the schema is forgotten.
 """
 import json
+import os
 import sys
 
 import jsonschema
@@ -38,6 +39,8 @@ def main():
                 print(f"{name} ({command}): {errors[0].json_path}: {errors[0].message[:300]}")
                 break
     missing = set(commands) - seen - {"topology"}  # a build without hwloc has none to print
+    if os.environ.get("CLI_TEST_JANSSON", "1") != "1":
+        missing = {command for command in missing if not command.startswith("weights ")}
     if missing:
         print("no document of:", ", ".join(sorted(missing)))
     sys.exit(bool(bad or missing))

@@ -97,6 +97,15 @@ random_file() {
     head -c "$2" /dev/urandom >"$1"
 }
 
+# make_weights FILE: a .safetensors file with two tensors, "a.weight" [4, 6] of F16 and "b" [16] of U8.
+make_weights() {
+    {
+        printf '\252\000\000\000\000\000\000\000%-170s' '{"__metadata__":{"format":"pt"},"a.weight":{"dtype":"F16",
+            "shape":[4,6],"data_offsets":[0,48]},"b":{"dtype":"U8","shape":[16],"data_offsets":[48,64]}}'
+        printf '%064d' 7
+    } >"$1"
+}
+
 skip() {
     echo "SKIP: $1"
 }

@@ -1,0 +1,584 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * gpunvme weights: the tensors of .safetensors files, listed, loaded and verified.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fail.h"
+#include "base/units.h"
+#include "cli.h"
+#include "gpunvme/memory.h"
+#include "gpunvme/weights.h"
+#include "json.h"
+#include "progress.h"
+#include "stop.h"
+#include "verbs.h"
+
+#define ALIGN 256u /* of tensors in the arena */
+
+struct args {
+    const char **uris;
+    size_t n;
+    const char *glob, *manifest;
+    enum gpunvme_mem mem;
+    bool sliced, write, checksum, json, quiet;
+    uint64_t dim;
+    struct gpunvme_range range;
+};
+
+/* What a verb works with. */
+struct work {
+    struct gpunvme_weights *weights;
+    const struct gpunvme_tensor **tensors; /* those that match */
+    size_t n;
+    struct gpunvme_weights_part *parts;
+    struct gpunvme_range *ranges; /* of all parts, one after the other */
+    struct gpunvme_buf arena;
+    struct cli_progress progress;
+    uint64_t nbytes, open_ns, load_ns;
+};
+
+enum { KEY_GLOB = CLI_KEY_OWN, KEY_MEMORY, KEY_SLICE, KEY_MANIFEST, KEY_WRITE, KEY_CHECKSUM };
+
+#define OPTION_GLOB                                                                                \
+    {                                                                                              \
+        "glob", KEY_GLOB, "PATTERN", 0, "Tensors whose names match, as 'model.layers.*' (all)", 0  \
+    }
+#define OPTION_MEMORY                                                                              \
+    {                                                                                              \
+        "memory", KEY_MEMORY, "host|pinned|gpu", 0, "Where to load them (gpu)", 0                  \
+    }
+
+static const struct argp_option ls_options[] = {OPTION_GLOB, CLI_OPTION_JSON, {0}};
+static const struct argp_option load_options[] = {
+    OPTION_GLOB,
+    OPTION_MEMORY,
+    {"slice", KEY_SLICE, "DIM:BEGIN:END", 0,
+     "Of each tensor with that dimension, its elements BEGIN to END - 1", 0},
+    {"checksum", KEY_CHECKSUM, NULL, 0, "Compute the checksum of each tensor", 0},
+    CLI_OPTION_QUIET,
+    CLI_OPTION_JSON,
+    {0},
+};
+static const struct argp_option verify_options[] = {
+    {"manifest", KEY_MANIFEST, "FILE", 0, "The checksums, a JSON file", 0},
+    {"write", KEY_WRITE, NULL, 0, "Write the manifest instead of comparing with it", 0},
+    OPTION_GLOB,
+    OPTION_MEMORY,
+    CLI_OPTION_QUIET,
+    CLI_OPTION_JSON,
+    {0},
+};
+
+static bool parse_number(char **at, char separator, uint64_t *value)
+{
+    errno = 0;
+    if (**at < '0' || **at > '9')
+        return false;
+    *value = strtoull(*at, at, 10);
+    if (errno || **at != separator)
+        return false;
+    *at += separator != 0;
+    return true;
+}
+
+static void parse_slice(struct args *args, char *arg, struct argp_state *state)
+{
+    char *at = arg;
+
+    args->sliced = true;
+    if (!parse_number(&at, ':', &args->dim) || !parse_number(&at, ':', &args->range.begin) ||
+        !parse_number(&at, 0, &args->range.end) || args->range.begin > args->range.end)
+        argp_error(state, "--slice=%s: DIM:BEGIN:END, as 0:0:1024", arg);
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    struct args *args = state->input;
+
+    switch (key) {
+    case KEY_GLOB:
+        args->glob = arg;
+        return 0;
+    case KEY_MEMORY:
+        args->mem = cli_parse_memory(state, arg);
+        return 0;
+    case KEY_SLICE:
+        parse_slice(args, arg, state);
+        return 0;
+    case KEY_MANIFEST:
+        args->manifest = arg;
+        return 0;
+    case KEY_WRITE:
+        args->write = true;
+        return 0;
+    case KEY_CHECKSUM:
+        args->checksum = true;
+        return 0;
+    case CLI_KEY_JSON:
+        args->json = true;
+        return 0;
+    case 'q':
+        args->quiet = true;
+        return 0;
+    case ARGP_KEY_ARG:
+        args->uris[args->n++] = arg; /* there is room for all of argv */
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp ls_argp = {
+    ls_options,
+    parse,
+    "URI...",
+    "Lists the tensors of .safetensors files, or of those that an index "
+    "(model.safetensors.index.json) names."
+    "\vExamples:\n"
+    "  gpunvme weights ls model.safetensors\n"
+    "  gpunvme weights ls model.safetensors.index.json --glob '*.mlp.*'\n"
+    "  gpunvme weights ls --json nvme:0000:01:00.0/1 | jq .tensors",
+    NULL,
+    NULL,
+    NULL};
+static const struct argp load_argp = {
+    load_options,
+    parse,
+    "URI...",
+    "Loads tensors into memory, and tells how fast and which way the bytes went."
+    "\vWithout a GPU, host memory stands in its place, and this says so.\n\nExamples:\n"
+    "  gpunvme weights load model.safetensors.index.json\n"
+    "  gpunvme weights load model.safetensors --memory host --glob 'model.layers.0.*'\n"
+    "  gpunvme weights load model.safetensors --slice 0:0:1024",
+    NULL,
+    NULL,
+    NULL};
+static const struct argp verify_argp = {
+    verify_options,
+    parse,
+    "URI...",
+    "Loads tensors and compares their checksums with a manifest, or writes it."
+    "\vExamples:\n"
+    "  gpunvme weights verify model.safetensors --manifest model.sums --write\n"
+    "  gpunvme weights verify model.safetensors --manifest model.sums\n\n"
+    "Exit codes: 0 done, 1 failed, 2 usage, 3 a tensor differs, 130 interrupted.",
+    NULL,
+    NULL,
+    NULL};
+
+/* ---- Opening -----------------------------------------------------------------------------------
+ */
+
+static gpunvme_err_t open_work(const struct args *args, struct work *work)
+{
+    uint64_t begin = cli_now_ns();
+    gpunvme_err_t err = gpunvme_weights_open(NULL, args->uris, args->n, &work->weights);
+
+    work->open_ns = cli_now_ns() - begin;
+    if (err)
+        return err;
+    work->tensors = calloc(gpunvme_weights_count(work->weights) + 1, sizeof(work->tensors[0]));
+    if (!work->tensors)
+        return base_fail(GPUNVME_ERR_NOMEM, "the list of tensors");
+    err = gpunvme_weights_match(work->weights, args->glob, work->tensors,
+                                gpunvme_weights_count(work->weights), &work->n);
+    if (!err && !work->n && args->glob)
+        return base_fail(GPUNVME_ERR_NOT_FOUND, "no tensor matches \"%.100s\"", args->glob);
+    return err;
+}
+
+static gpunvme_err_t close_work(struct work *work, gpunvme_err_t err)
+{
+    struct base_failure failure;
+
+    base_keep(&failure, err);
+    err = gpunvme_weights_close(work->weights);
+    if (err != GPUNVME_ERR_TIMEOUT)
+        gpunvme_mem_free(&work->arena);
+    free(work->tensors);
+    free(work->parts);
+    free(work->ranges);
+    return failure.err ? base_restore(&failure) : err;
+}
+
+/* ---- ls ----------------------------------------------------------------------------------------
+ */
+
+/* A name as a terminal may see it. */
+static void print_name(const char *name)
+{
+    for (; *name; name++)
+        putchar((unsigned char)*name < ' ' || *name == 0x7f ? '?' : *name);
+}
+
+static void shape_text(const struct gpunvme_tensor *t, char *text, size_t room)
+{
+    size_t used = (size_t)snprintf(text, room, "[");
+
+    for (size_t d = 0; d < t->rank && used < room; d++)
+        used +=
+            (size_t)snprintf(text + used, room - used, "%s%" PRIu64, d ? ", " : "", t->shape[d]);
+    if (used < room - 1)
+        strcpy(text + used, "]");
+    else
+        strcpy(text + room - 5, "...]");
+}
+
+static void print_list(const struct work *work)
+{
+    char shape[80], size[BASE_UNITS_TEXT];
+    uint64_t sum = 0;
+
+    printf("%-12s%10s  %-20s%s\n", "dtype", "size", "shape", "name");
+    for (size_t i = 0; i < work->n; i++) {
+        const struct gpunvme_tensor *t = work->tensors[i];
+
+        shape_text(t, shape, sizeof(shape));
+        printf("%-12.12s%10s  %-20s", t->dtype ? t->dtype_name : "unknown",
+               base_format_size(t->nbytes, size, sizeof(size)), shape);
+        print_name(t->name);
+        putchar('\n');
+        sum += t->nbytes;
+    }
+    printf("%zu tensors, %s, %zu files\n", work->n, base_format_size(sum, size, sizeof(size)),
+           gpunvme_weights_nfiles(work->weights));
+}
+
+static void json_files(struct cli_json *json, const struct work *work)
+{
+    const char *key, *value;
+
+    cli_json_array(json, "files");
+    for (size_t f = 0; f < gpunvme_weights_nfiles(work->weights); f++) {
+        cli_json_object(json, NULL);
+        cli_json_text(json, "uri", gpunvme_weights_uri(work->weights, f));
+        cli_json_array(json, "metadata");
+        for (size_t i = 0; gpunvme_weights_metadata(work->weights, f, i, &key, &value); i++) {
+            cli_json_object(json, NULL);
+            cli_json_text(json, "key", key);
+            cli_json_text(json, "value", value);
+            cli_json_close(json);
+        }
+        cli_json_close(json);
+        cli_json_close(json);
+    }
+    cli_json_close(json);
+}
+
+static void print_json_list(const struct work *work)
+{
+    struct cli_json json;
+
+    cli_json_begin(&json, stdout);
+    json_files(&json, work);
+    cli_json_array(&json, "tensors");
+    for (size_t i = 0; i < work->n; i++) {
+        const struct gpunvme_tensor *t = work->tensors[i];
+
+        cli_json_object(&json, NULL);
+        cli_json_text(&json, "name", t->name);
+        cli_json_text(&json, "dtype", t->dtype_name);
+        cli_json_array(&json, "shape");
+        for (size_t d = 0; d < t->rank; d++)
+            cli_json_u64(&json, NULL, t->shape[d]);
+        cli_json_close(&json);
+        cli_json_u64(&json, "bytes", t->nbytes);
+        cli_json_u64(&json, "file", t->file);
+        cli_json_u64(&json, "offset", t->offset);
+        cli_json_close(&json);
+    }
+    cli_json_close(&json);
+    cli_json_end(&json);
+}
+
+static gpunvme_err_t ls(const struct args *args)
+{
+    struct work work = {.n = 0};
+    gpunvme_err_t err = open_work(args, &work);
+
+    if (!err && args->json)
+        print_json_list(&work);
+    else if (!err)
+        print_list(&work);
+    return close_work(&work, err);
+}
+
+/* ---- Loading -----------------------------------------------------------------------------------
+ */
+
+/* The ranges of a part that is sliced; NULL: it does not have that dimension. */
+static const struct gpunvme_range *slice(const struct args *args, const struct gpunvme_tensor *t,
+                                         struct gpunvme_range *ranges)
+{
+    if (!args->sliced || t->rank <= args->dim)
+        return NULL;
+    for (size_t d = 0; d < t->rank; d++)
+        ranges[d] = (struct gpunvme_range){0, t->shape[d]};
+    ranges[args->dim] = args->range;
+    return ranges;
+}
+
+static gpunvme_err_t make_parts(const struct args *args, struct work *work)
+{
+    size_t nranges = 0, nbytes;
+    struct gpunvme_range *ranges;
+    gpunvme_err_t err;
+
+    for (size_t i = 0; i < work->n; i++)
+        nranges += work->tensors[i]->rank;
+    work->parts = calloc(work->n + 1, sizeof(work->parts[0]));
+    work->ranges = ranges = calloc(nranges + 1, sizeof(ranges[0]));
+    if (!work->parts || !ranges)
+        return base_fail(GPUNVME_ERR_NOMEM, "%zu parts", work->n);
+    for (size_t i = 0; i < work->n; i++) {
+        work->parts[i].tensor = work->tensors[i];
+        work->parts[i].ranges = slice(args, work->tensors[i], ranges);
+        ranges += work->tensors[i]->rank;
+    }
+    err = gpunvme_weights_place(work->parts, work->n, ALIGN, NULL, args->mem, &nbytes);
+    if (!err)
+        err = gpunvme_mem_alloc(nbytes ? nbytes : 1, args->mem, &work->arena);
+    if (err)
+        return err;
+    return gpunvme_weights_place(work->parts, work->n, ALIGN,
+                                 args->mem == GPUNVME_MEM_GPU ? work->arena.gpu : work->arena.cpu,
+                                 args->mem, NULL);
+}
+
+static bool show_progress(void *work_, uint64_t done, uint64_t total)
+{
+    struct work *work = work_;
+
+    work->nbytes = total;
+    cli_progress_update(&work->progress, done);
+    return !cli_stopped();
+}
+
+static gpunvme_err_t load_parts(const struct args *args, struct work *work)
+{
+    const struct gpunvme_weights_options options = {
+        .checksum = args->checksum, .progress = show_progress, .user = work};
+    gpunvme_err_t err = make_parts(args, work);
+    uint64_t begin = cli_now_ns();
+
+    if (err)
+        return err;
+    cli_progress_begin(&work->progress, "load", CLI_PROGRESS_BYTES, work->arena.nbytes,
+                       args->quiet || args->json);
+    err = gpunvme_weights_load(work->weights, work->parts, work->n, &options);
+    work->load_ns = cli_now_ns() - begin;
+    cli_progress_end(&work->progress);
+    return err == GPUNVME_ERR_CANCELED && cli_stopped() ? cli_stop_check() : err;
+}
+
+/* Bytes by route, of all files; the first one's path tells how. */
+static void sum_routes(const struct work *work, struct gpunvme_path *path)
+{
+    gpunvme_store_path(gpunvme_weights_store(work->weights, 0), path);
+    for (size_t f = 1; f < gpunvme_weights_nfiles(work->weights); f++) {
+        struct gpunvme_path other;
+
+        gpunvme_store_path(gpunvme_weights_store(work->weights, f), &other);
+        for (unsigned i = 0; i < GPUNVME_NROUTES; i++)
+            path->bytes_read[i] += other.bytes_read[i];
+    }
+}
+
+static void print_load(const struct args *args, const struct work *work)
+{
+    char size[BASE_UNITS_TEXT];
+    struct gpunvme_path path;
+
+    sum_routes(work, &path);
+    printf("  %-12s%zu tensors, %zu files, opened in %.3f s\n", "weights", work->n,
+           gpunvme_weights_nfiles(work->weights), (double)work->open_ns / 1e9);
+    printf("  %-12s%s in %.3f s, %.2f GB/s\n", "loaded",
+           base_format_size(work->nbytes, size, sizeof(size)), (double)work->load_ns / 1e9,
+           work->load_ns ? (double)work->nbytes / (double)work->load_ns : 0.0);
+    cli_print_wrapped(stdout, 14, "how", path.how);
+    if (args->mem == GPUNVME_MEM_GPU)
+        printf("  %-12s%s\n", "to the GPU",
+               gpunvme_mem_gpu_is_host() ? "simulated: host memory stands in for the GPU's"
+                                         : gpunvme_route_name(path.gpu_route));
+    for (unsigned i = 0; i < GPUNVME_NROUTES; i++)
+        if (path.bytes_read[i])
+            printf("  %-12s%s by the way \"%s\"\n", "",
+                   base_format_size(path.bytes_read[i], size, sizeof(size)),
+                   gpunvme_route_name((enum gpunvme_route)i));
+}
+
+static void json_load(struct cli_json *json, const struct args *args, const struct work *work)
+{
+    struct gpunvme_path path;
+
+    sum_routes(work, &path);
+    cli_json_u64(json, "files", gpunvme_weights_nfiles(work->weights));
+    cli_json_u64(json, "tensors", work->n);
+    cli_json_u64(json, "bytes", work->nbytes);
+    cli_json_real(json, "open_seconds", (double)work->open_ns / 1e9);
+    cli_json_real(json, "seconds", (double)work->load_ns / 1e9);
+    cli_json_real(json, "bytes_per_second",
+                  (double)work->nbytes * 1e9 / (double)(work->load_ns ? work->load_ns : 1));
+    cli_json_text(json, "how", path.how);
+    cli_json_bool(json, "memory_is_host",
+                  args->mem == GPUNVME_MEM_GPU && gpunvme_mem_gpu_is_host());
+    cli_json_object(json, "routes");
+    for (unsigned i = 0; i < GPUNVME_NROUTES; i++)
+        cli_json_u64(json, gpunvme_route_name((enum gpunvme_route)i), path.bytes_read[i]);
+    cli_json_close(json);
+}
+
+static void json_checksums(struct cli_json *json, const struct work *work)
+{
+    cli_json_array(json, "checksums");
+    for (size_t i = 0; i < work->n; i++) {
+        cli_json_object(json, NULL);
+        cli_json_text(json, "name", work->parts[i].tensor->name);
+        cli_json_hex(json, "checksum", work->parts[i].checksum);
+        cli_json_close(json);
+    }
+    cli_json_close(json);
+}
+
+static gpunvme_err_t load(const struct args *args)
+{
+    struct work work = {.n = 0};
+    struct cli_json json;
+    gpunvme_err_t err = open_work(args, &work);
+
+    if (!err)
+        err = load_parts(args, &work);
+    if (!err && args->json) {
+        cli_json_begin(&json, stdout);
+        json_load(&json, args, &work);
+        if (args->checksum)
+            json_checksums(&json, &work);
+        cli_json_end(&json);
+    } else if (!err) {
+        print_load(args, &work);
+        for (size_t i = 0; i < work.n && args->checksum; i++) {
+            printf("  0x%016" PRIx64 "  ", work.parts[i].checksum);
+            print_name(work.parts[i].tensor->name);
+            putchar('\n');
+        }
+    }
+    return close_work(&work, err);
+}
+
+/* ---- verify ------------------------------------------------------------------------------------
+ */
+
+static gpunvme_err_t compare(const struct args *args, const struct work *work)
+{
+    struct cli_json json;
+    gpunvme_err_t err;
+
+    if (args->write)
+        err = gpunvme_weights_manifest_write(args->manifest, work->parts, work->n);
+    else
+        err = gpunvme_weights_manifest_check(args->manifest, work->parts, work->n, NULL);
+    if (err)
+        return err;
+    if (args->json) {
+        cli_json_begin(&json, stdout);
+        cli_json_text(&json, "manifest", args->manifest);
+        cli_json_bool(&json, "written", args->write);
+        json_load(&json, args, work);
+        cli_json_end(&json);
+        return GPUNVME_OK;
+    }
+    print_load(args, work);
+    if (args->write)
+        printf("  %-12s%s: %zu checksums\n", "written", args->manifest, work->n);
+    else
+        printf("  %-12sall %zu tensors are as %s has them\n", "verified", work->n, args->manifest);
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t verify(const struct args *args)
+{
+    struct work work = {.n = 0};
+    gpunvme_err_t err = open_work(args, &work);
+
+    if (!err)
+        err = load_parts(args, &work);
+    if (!err)
+        err = compare(args, &work);
+    return close_work(&work, err);
+}
+
+/* ---- Verbs -------------------------------------------------------------------------------------
+ */
+
+static int run(const struct argp *argp, int argc, char **argv, struct args *args,
+               gpunvme_err_t (*verb)(const struct args *))
+{
+    const char **uris = calloc((size_t)argc + 1, sizeof(*uris));
+    int code = CLI_USAGE;
+
+    args->uris = uris;
+    if (!uris)
+        return cli_fail(base_fail(GPUNVME_ERR_NOMEM, "the command line"));
+    if (cli_parse(argp, argc, argv, args)) {
+        if (!args->n) {
+            code = cli_usage("name the files: %s URI...", cli_name);
+        } else if (verb == verify && !args->manifest) {
+            code = cli_usage("name the manifest: %s URI... --manifest FILE", cli_name);
+        } else {
+            gpunvme_err_t err = verb(args);
+
+            code = err ? cli_fail(err) : CLI_OK;
+        }
+    }
+    free(uris);
+    return code;
+}
+
+static int run_ls(int argc, char **argv)
+{
+    struct args args = {.n = 0};
+
+    return run(&ls_argp, argc, argv, &args, ls);
+}
+
+static int run_load(int argc, char **argv)
+{
+    struct args args = {.mem = GPUNVME_MEM_GPU};
+
+    return run(&load_argp, argc, argv, &args, load);
+}
+
+static int run_verify(int argc, char **argv)
+{
+    struct args args = {.mem = GPUNVME_MEM_GPU, .checksum = true};
+
+    return run(&verify_argp, argc, argv, &args, verify);
+}
+
+static const struct cli_command commands[] = {
+    {"ls", "lists the tensors", run_ls},
+    {"load", "loads them, and tells how fast", run_load},
+    {"verify", "compares their checksums with a manifest, or writes it", run_verify},
+};
+
+static const struct cli_verbs verbs = {
+    .verbs = commands,
+    .nverbs = sizeof(commands) / sizeof(commands[0]),
+    .names = "ls, load or verify",
+    .head = "Usage: gpunvme weights VERB [OPTION...] URI...\n"
+            "Model weights: .safetensors files, or an index of them.\n\n",
+    .tail = "\nExamples:\n"
+            "  gpunvme weights ls model.safetensors.index.json\n"
+            "  gpunvme weights load model-00001-of-00002.safetensors --glob '*.weight'\n"
+            "  gpunvme weights verify model.safetensors --manifest model.sums\n\n"
+            "Each verb has --help and --json.\n",
+};
+
+int cli_weights(int argc, char **argv)
+{
+    return cli_verbs_run(&verbs, argc, argv);
+}

@@ -20,6 +20,7 @@
 
 #include "gpunvme/memory.h"
 #include "gpunvme/weights.h"
+#include "storage/thread_stream.h"
 
 static char dir[64];
 
@@ -812,6 +813,111 @@ static void several_threads_load_from_the_same_weights(void **state)
     gpunvme_weights_close(w);
 }
 
+/* ---- In the order of a stream, which is a thread here ------------------------------------------
+ */
+
+static uint8_t in_order[XYZ_NBYTES];
+static bool was_loaded;
+
+static void spoil(void *unused)
+{
+    (void)unused;
+    usleep(20000);
+    memset(in_order, 0xee, sizeof(in_order));
+}
+
+static void look(void *unused)
+{
+    (void)unused;
+    was_loaded = in_order[0] == byte_at(0, 0) && in_order[24000] == byte_at(24000, 0);
+}
+
+/* The weights, a slice of x that would be staged, and y behind it. */
+static struct gpunvme_weights *open_for_order(struct gpunvme_weights_part parts[2])
+{
+    static const struct gpunvme_range half[] = {{0, 6}, {0, 40}, {0, 25}};
+    struct gpunvme_weights *w;
+
+    make("xyz.safetensors", XYZ, XYZ_NBYTES);
+    w = open_good("xyz.safetensors");
+    parts[0] = (struct gpunvme_weights_part){
+        .tensor = gpunvme_weights_find(w, "x"), .ranges = half, .ptr = in_order};
+    parts[1] = (struct gpunvme_weights_part){.tensor = gpunvme_weights_find(w, "y"),
+                                             .ptr = in_order + 24000};
+    return w;
+}
+
+static void a_load_begins_behind_its_stream_and_the_stream_goes_on_behind_it(void **state)
+{
+    struct gpunvme_weights_part parts[2];
+    struct gpunvme_weights *w = open_for_order(parts);
+    const struct store_stream_ops *kept = store_stream_ops;
+    struct gpunvme_weights_load *load;
+    struct stream stream;
+    const struct gpunvme_order order = {.flags = GPUNVME_AFTER_STREAM | GPUNVME_BEFORE_STREAM,
+                                        .stream = &stream};
+    const struct gpunvme_weights_options options = {.order = &order};
+
+    (void)state;
+    store_stream_ops = &fake;
+    stream_open(&stream);
+    fake_call(&stream, spoil, NULL);
+    if (gpunvme_weights_load_start(w, parts, 2, &options, &load))
+        fail_msg("%s", gpunvme_err_detail());
+    fake_call(&stream, look, NULL);
+    stream_sync(&stream);
+    assert_true(was_loaded);
+    assert_int_equal(gpunvme_weights_load_end(load), GPUNVME_OK);
+    assert_int_equal(parts[0].err, GPUNVME_OK);
+    stream_close(&stream);
+    store_stream_ops = kept;
+    gpunvme_weights_close(w);
+}
+
+/* As where a file system hangs: what has begun can't be canceled. */
+static bool cannot_cancel;
+
+gpunvme_err_t __real_gpunvme_batch_cancel(struct gpunvme_batch *batch);
+gpunvme_err_t __wrap_gpunvme_batch_cancel(struct gpunvme_batch *batch);
+
+gpunvme_err_t __wrap_gpunvme_batch_cancel(struct gpunvme_batch *batch)
+{
+    return cannot_cancel ? GPUNVME_OK : __real_gpunvme_batch_cancel(batch);
+}
+
+static void a_load_that_does_not_end_is_kept_until_its_weights_are_closed(void **state)
+{
+    struct gpunvme_weights_part parts[2], *landed;
+    struct gpunvme_weights *w = open_for_order(parts);
+    const struct store_stream_ops *kept = store_stream_ops;
+    struct gpunvme_weights_load *load;
+    struct stream stream;
+    uint32_t event = 0;
+    const struct gpunvme_order order = {.flags = GPUNVME_AFTER_STREAM, .stream = &stream};
+    const struct gpunvme_weights_options options = {.order = &order, .timeout_ns = 20000000};
+    size_t n;
+
+    (void)state;
+    store_stream_ops = &fake;
+    stream_open(&stream);
+    fake_wait_event(&stream, &event);
+    cannot_cancel = true;
+    if (gpunvme_weights_load_start(w, parts, 2, &options, &load))
+        fail_msg("%s", gpunvme_err_detail());
+    assert_int_equal(gpunvme_weights_load_next(load, &landed, 1, &n, 0), GPUNVME_ERR_TIMEOUT);
+    assert_int_equal(n, 0);
+    assert_int_equal(gpunvme_weights_load_end(load), GPUNVME_ERR_TIMEOUT);
+    assert_int_equal(gpunvme_weights_close(w), GPUNVME_ERR_TIMEOUT);
+    happen(&event);
+    stream_sync(&stream);
+    while ((parts[0].err = gpunvme_weights_close(w)) == GPUNVME_ERR_TIMEOUT)
+        usleep(1000);
+    assert_int_equal(parts[0].err, GPUNVME_OK);
+    cannot_cancel = false;
+    stream_close(&stream);
+    store_stream_ops = kept;
+}
+
 /* ---- Drives, manifests -------------------------------------------------------------------------
  */
 
@@ -927,6 +1033,8 @@ int main(void)
         cmocka_unit_test(what_is_canceled_at_once_ends_and_says_so),
         cmocka_unit_test(parts_are_given_once_each_as_they_land),
         cmocka_unit_test(several_threads_load_from_the_same_weights),
+        cmocka_unit_test(a_load_begins_behind_its_stream_and_the_stream_goes_on_behind_it),
+        cmocka_unit_test(a_load_that_does_not_end_is_kept_until_its_weights_are_closed),
         cmocka_unit_test(weights_are_loaded_from_the_beginning_of_a_drive),
         cmocka_unit_test(a_manifest_finds_the_tensor_that_differs),
     };

@@ -326,6 +326,7 @@ static gpunvme_err_t make_parts(const struct args *args, struct work *work)
 {
     size_t nranges = 0, nbytes;
     struct gpunvme_range *ranges;
+    void *base;
     gpunvme_err_t err;
 
     for (size_t i = 0; i < work->n; i++)
@@ -342,11 +343,12 @@ static gpunvme_err_t make_parts(const struct args *args, struct work *work)
     err = gpunvme_weights_place(work->parts, work->n, ALIGN, NULL, args->mem, &nbytes);
     if (!err)
         err = gpunvme_mem_alloc(nbytes ? nbytes : 1, args->mem, &work->arena);
+    base = args->mem == GPUNVME_MEM_GPU ? work->arena.gpu : work->arena.cpu;
+    if (!err && work->arena.cpu) /* host memory gets its pages now: the time is the load's alone */
+        err = gpunvme_mem_fill(base, args->mem, 0, work->arena.nbytes);
     if (err)
         return err;
-    return gpunvme_weights_place(work->parts, work->n, ALIGN,
-                                 args->mem == GPUNVME_MEM_GPU ? work->arena.gpu : work->arena.cpu,
-                                 args->mem, NULL);
+    return gpunvme_weights_place(work->parts, work->n, ALIGN, base, args->mem, NULL);
 }
 
 static bool show_progress(void *work_, uint64_t done, uint64_t total)
@@ -363,12 +365,13 @@ static gpunvme_err_t load_parts(const struct args *args, struct work *work)
     const struct gpunvme_weights_options options = {
         .checksum = args->checksum, .progress = show_progress, .user = work};
     gpunvme_err_t err = make_parts(args, work);
-    uint64_t begin = cli_now_ns();
+    uint64_t begin;
 
     if (err)
         return err;
     cli_progress_begin(&work->progress, "load", CLI_PROGRESS_BYTES, work->arena.nbytes,
                        args->quiet || args->json);
+    begin = cli_now_ns();
     err = gpunvme_weights_load(work->weights, work->parts, work->n, &options);
     work->load_ns = cli_now_ns() - begin;
     cli_progress_end(&work->progress);

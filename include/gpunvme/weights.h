@@ -93,6 +93,8 @@ struct gpunvme_tensor {
  * `engine` must outlive *out; NULL: the process's. *out is the caller's, to be given to close.
  * A file must be as long as its header says; a drive or a stripe set may be longer.
  *
+ * Long headers are parsed by threads of its own, which end before it returns.
+ *
  * Errors: INVALID, with a detail that names the file and the tensor: a header or an index that is
  * malformed, in the ways that the safetensors package refuses; a key that is there twice, in one
  * object or in two files; a name with a NUL; a shape, dtype and offsets that do not fit together.

@@ -490,6 +490,34 @@ static void many_small_tensors_of_many_files_are_loaded(void **state)
     free(header);
 }
 
+static void of_many_bad_files_the_first_is_told(void **state)
+{
+    enum { NFILES = 40, SPACES = 200000 };
+    static char names[NFILES][100];
+    const char *uris[NFILES];
+    struct gpunvme_weights *w;
+    char *header = malloc(SPACES);
+
+    (void)state;
+    assert_non_null(header);
+    for (unsigned f = 0; f < NFILES; f++) {
+        char name[50];
+
+        memset(header, ' ', SPACES); /* long, so that several threads parse them */
+        memcpy(header, f < 7 ? "{}" : "{]", 2);
+        snprintf(name, sizeof(name), "bad-%u.safetensors", f);
+        make_weights(name, header, SPACES, 0, f);
+        strcpy(names[f], in_dir(name));
+        uris[f] = names[f];
+    }
+    assert_int_equal(gpunvme_weights_open(NULL, uris, NFILES, &w), GPUNVME_ERR_INVALID);
+    assert_non_null(strstr(gpunvme_err_detail(), "/bad-7.safetensors"));
+    assert_int_equal(gpunvme_weights_open(NULL, uris, 7, &w), GPUNVME_OK);
+    assert_int_equal(gpunvme_weights_count(w), 0);
+    gpunvme_weights_close(w);
+    free(header);
+}
+
 /* Element (i, j, k) of a slice of x is that of x. */
 static void check_slice_of_x(const uint16_t *bytes, const struct gpunvme_range *r)
 {
@@ -1022,6 +1050,7 @@ int main(void)
         cmocka_unit_test(an_index_that_makes_no_sense_is_refused),
         cmocka_unit_test(all_tensors_are_loaded_to_the_byte),
         cmocka_unit_test(many_small_tensors_of_many_files_are_loaded),
+        cmocka_unit_test(of_many_bad_files_the_first_is_told),
         cmocka_unit_test(slices_along_any_dimension_are_loaded),
         cmocka_unit_test(columns_of_short_and_of_long_rows_are_loaded),
         cmocka_unit_test(slices_that_do_not_fit_are_refused),

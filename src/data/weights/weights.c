@@ -3,14 +3,20 @@
  * Files of weights: opening them, and the list of their tensors.
  */
 #include <fnmatch.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/fail.h"
 #include "data/weights/internal.h"
 
 #define HEAD_NBYTES                                                                                \
     ((size_t)64 << 10) /* what is read of each file before its header's length is known */
+
+/* Threads that parse headers, beside the caller's: one more for so many bytes. */
+#define MAX_PARSERS   15u
+#define PARSER_NBYTES ((size_t)512 << 10)
 
 struct weights_shown weights_show(const char *text)
 {
@@ -326,6 +332,57 @@ static gpunvme_err_t parse_file(struct weights_file *file)
     return err;
 }
 
+/* Headers that are parsed by several threads. */
+struct parsers {
+    struct gpunvme_weights *weights;
+    atomic_size_t next;   /* file */
+    pthread_mutex_t lock; /* of what follows */
+    size_t failed;        /* the first file, in their order, that was refused */
+    struct base_failure failure;
+};
+
+static void *parse_some(void *parsers_)
+{
+    struct parsers *p = parsers_;
+    size_t i;
+
+    while ((i = atomic_fetch_add(&p->next, 1)) < p->weights->nfiles) {
+        gpunvme_err_t err = parse_file(&p->weights->files[i]);
+
+        if (!err)
+            continue;
+        pthread_mutex_lock(&p->lock);
+        if (!p->failure.err || i < p->failed) {
+            p->failed = i;
+            base_keep(&p->failure, err);
+        }
+        pthread_mutex_unlock(&p->lock);
+    }
+    return NULL;
+}
+
+/* Other threads help where there is much to parse; the caller's does all if none can be made. */
+static gpunvme_err_t parse_files(struct gpunvme_weights *w)
+{
+    struct parsers p = {.weights = w};
+    pthread_t threads[MAX_PARSERS];
+    size_t nbytes = 0, nthreads = 0, wanted;
+    long ncpus = sysconf(_SC_NPROCESSORS_ONLN);
+
+    for (size_t i = 0; i < w->nfiles; i++)
+        nbytes += (size_t)w->files[i].data;
+    wanted = nbytes / PARSER_NBYTES < w->nfiles - 1 ? nbytes / PARSER_NBYTES : w->nfiles - 1;
+    pthread_mutex_init(&p.lock, NULL);
+    while (nthreads < wanted && nthreads < MAX_PARSERS && (long)nthreads + 1 < ncpus &&
+           !pthread_create(&threads[nthreads], NULL, parse_some, &p))
+        nthreads++;
+    parse_some(&p);
+    for (size_t i = 0; i < nthreads; i++)
+        pthread_join(threads[i], NULL);
+    pthread_mutex_destroy(&p.lock);
+    return p.failure.err ? base_restore(&p.failure) : GPUNVME_OK;
+}
+
 /* All at once: a little of each file, then the rest of long headers. */
 static gpunvme_err_t read_headers(struct gpunvme_weights *w)
 {
@@ -349,9 +406,7 @@ static gpunvme_err_t read_headers(struct gpunvme_weights *w)
     if (!err)
         err = run(ios, n);
     free(ios);
-    for (size_t i = 0; i < w->nfiles && !err; i++)
-        err = parse_file(&w->files[i]);
-    return err;
+    return err || !w->nfiles ? err : parse_files(w);
 }
 
 /* ---- The list of all tensors -------------------------------------------------------------------

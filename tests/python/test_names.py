@@ -11,6 +11,7 @@ import gpunvme
 import optimized_ops
 import pycuda_cpu_ops
 import pycuda_nvme
+import torch_nvme
 
 from test_buffers import Allocation
 
@@ -42,6 +43,25 @@ def test_nvme_gpu_reads_to_memory_of_its_own(path: str, data: bytes) -> None:
         assert np.asarray(memory).tobytes() == data
         with pytest.raises(gpunvme.RangeError):
             device.read_to_gpu(lba=1, size_mb=1)
+
+
+def test_tensors_are_read_from_the_device_in_use(path: str, data: bytes) -> None:
+    tensor = np.zeros((3, 1000), np.uint8)
+    with pytest.raises(RuntimeError, match="use"):
+        torch_nvme.read_into_tensor(tensor)
+    torch_nvme.use(path)
+    try:
+        with gpunvme.open(path) as store:
+            size = store.block_size
+        assert torch_nvme.read_into_tensor(tensor, lba=2) == tensor.nbytes
+        assert tensor.tobytes() == data[2 * size : 2 * size + tensor.nbytes]
+        with pytest.raises(gpunvme.ArgumentError):
+            torch_nvme.read_into_tensor(tensor[:, ::2])
+        with pytest.raises(gpunvme.Error):
+            torch_nvme.use(path + ".missing")
+        assert torch_nvme.read_into_tensor(tensor) == tensor.nbytes
+    finally:
+        torch_nvme.use(None)
 
 
 @pytest.mark.parametrize("name", ["matmul_cpu", "matmul_blocked", "matmul_vectorized",

@@ -12,6 +12,8 @@
 #   storage   files into GPU memory: gpu_memory, gpu_copy_batch, store_rate.sh,
 #             disk_vs_fio.py, store_ways.sh, `gpunvme quickstart`                        300 s
 #   ops       each variant of the operators checked, then timed beside cuBLASLt          360 s
+#   python    the Python package, with PyTorch's operators where torch is: its tests, and
+#             what it costs over C                                                       300 s
 #
 #   scripts/gpu-check.sh [--seconds N] [PART[:SECONDS]…]    all of them, if none is named
 #   scripts/gpu-check.sh --pack DIR [--built BUILD-DIR] [--cufile pip|WHEEL|LIBRARY]
@@ -63,7 +65,7 @@ test_seconds=${GPUNVME_CHECK_TEST_SECONDS:-75}
 grace=${GPUNVME_CHECK_GRACE:-5}
 sections=${GPUNVME_CHECK_SECTIONS:-one_queue,tier1,latency,writes,queues,drives,little,reapers,ceiling}
 jobs=$(nproc)
-declare -A budgets=([tests]=240 [sanitize]=180 [queues]=420 [storage]=300 [ops]=360)
+declare -A budgets=([tests]=240 [sanitize]=180 [queues]=420 [storage]=300 [ops]=360 [python]=300)
 
 # With kernels of ours that meet nobody else's, or only for moments. Left out are
 #   test_gpu_engine, test_gpu_engine_host   the driver's kernel waits for the controller's, and the
@@ -561,6 +563,43 @@ part_ops() {
     fi
 }
 
+# --- Python ---------------------------------------------------------------------------------------
+
+# Into a folder of its own, with what this machine's Python has: nothing is fetched.
+python_install() {
+    local torch=OFF python
+    python=$(command -v python3) || { echo "SKIP: there is no python3"; return 77; }
+    "$python" -c 'import numpy, pip, scikit_build_core' 2>/dev/null || {
+        echo "SKIP: $python lacks numpy, pip or scikit-build-core"
+        return 77
+    }
+    ! "$python" -c 'import torch' 2>/dev/null || torch=ON
+    "$python" -m pip install --quiet --no-build-isolation --no-deps --no-index --upgrade \
+        --target "$work/python/site" -C build-dir="$work/python-build" \
+        -C "cmake.define.GPUNVME_CUDA_ARCHITECTURES=${GPUNVME_CUDA_ARCHITECTURES:-90a}" \
+        -C cmake.define.GPUNVME_TORCH=$torch -C "cmake.define.GPUNVME_TORCH_PYTHON=$python" \
+        "$root/python"
+}
+
+python_tests() {
+    python3 -c 'import pytest, hypothesis' 2>/dev/null || {
+        echo "SKIP: python3 lacks pytest or hypothesis"
+        return 77
+    }
+    cd "$work/python" && PYTHONPATH=$work/python/site PYTHONDONTWRITEBYTECODE=1 \
+        HYPOTHESIS_STORAGE_DIRECTORY=$work/python/hypothesis \
+        python3 -m pytest -q -rs -p no:cacheprovider --rootdir "$root/tests/python" \
+        "$root/tests/python"
+}
+
+part_python() {
+    needs_gpu "Python on the GPU" || return
+    step install 200 python_install || return
+    step pytest 200 python_tests
+    step cost 60 to "$dir/python_cost.json" env PYTHONPATH="$work/python/site" \
+        python3 "$root/bench/python_cost.py"
+}
+
 # --------------------------------------------------------------------------------------------------
 
 parts=() pack_dir="" pack_built="" pack_cufile="" all_seconds=""
@@ -584,7 +623,7 @@ if [ -n "$pack_dir" ]; then
     exit
 fi
 [[ -z $all_seconds || $all_seconds =~ ^[1-9][0-9]*$ ]] || die "--seconds: $all_seconds is no number"
-((${#parts[@]})) || parts=(tests sanitize queues storage ops)
+((${#parts[@]})) || parts=(tests sanitize queues storage ops python)
 
 PATH=$PATH:/usr/local/cuda/bin # compute-sanitizer
 work=$base/check
@@ -596,7 +635,7 @@ look_for_gpu
 udev_entry
 describe_machine | tee "$work/machine.txt"
 
-export -f run_tests sanitizer to quickstart ops_bench ops_bench_one
+export -f run_tests sanitizer to quickstart ops_bench ops_bench_one python_install python_tests
 export build root work size gpu jobs cufile
 for part in "${parts[@]}"; do
     part_seconds=${all_seconds:-${budgets[${part%%:*}]}}
@@ -614,6 +653,7 @@ for part in "${parts[@]}"; do
         queues) part_queues ;;
         storage) part_storage ;;
         ops) part_ops ;;
+        python) part_python ;;
     esac
     echo "$((SECONDS - part_start)) $part_seconds" >"$dir/seconds"
     keep

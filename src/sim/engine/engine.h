@@ -176,7 +176,7 @@ struct sim_engine_model {
 
 /*
  * Why the kernel ended, or will: the first reason counts, so it can be SIM_ENGINE_LEFT_IDLE though
- * the host has set `stop` meanwhile.
+ * the host has set `stop` meanwhile; but a rule that fired counts more than either.
  */
 enum sim_engine_left {
     SIM_ENGINE_RUNS = 0,         /* it has not */

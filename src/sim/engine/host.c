@@ -36,13 +36,14 @@ void keeper_give_up(struct sim_keeper *k)
 /* The engine has ended: what it left, and why. */
 static void collect(struct sim_keeper *k)
 {
-    uint32_t left = __atomic_load_n(&k->host->left, __ATOMIC_ACQUIRE);
+    uint32_t left;
 
     if (keeper_get(k, 0, &k->mirror, sizeof(k->mirror)) ||
         (k->nslots && keeper_get(k, k->at.queues, k->queues, k->nslots * sizeof(*k->queues)))) {
         keeper_give_up(k);
         return;
     }
+    left = k->mirror.leave;
     sim_faults_absorb(k->sim->faults, k->mirror.rules, k->mirror.nrules);
     for (unsigned i = 0; i < k->nslots; i++)
         if (k->slots[i].sq)

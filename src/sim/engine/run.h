@@ -309,8 +309,16 @@ GPUNVME_FN void sim_engine_gather(struct sim_engine_block *b)
 /* All blocks go, for this reason unless there is one already. */
 GPUNVME_FN void sim_engine_leave(struct sim_engine *e, uint32_t why)
 {
-    if (sim_device_cas32(&e->leave, SIM_ENGINE_RUNS, why))
-        gpunvme_store_release32(&e->host->left, why);
+    uint32_t before = sim_device_load32(&e->leave);
+
+    /* A rule that fired counts more than that there was nothing to do, or that the host asked. */
+    while (before == SIM_ENGINE_RUNS || (why >= SIM_ENGINE_LEFT_FATAL && before < why)) {
+        if (sim_device_cas32(&e->leave, before, why)) {
+            gpunvme_store_release32(&e->host->left, why);
+            return;
+        }
+        before = sim_device_load32(&e->leave);
+    }
 }
 
 /* Is it time to go? The first block asks the host, if `host`: that takes long. */

@@ -1,136 +1,20 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * Transfers of a file whose file system stops to answer in the middle of it: they time out, tell
- * how far they came, and hold up nobody. The file system is a child of this program (FUSE), which
- * ends with it: threads that wait for its answers could not be killed otherwise. It is mounted in a
- * mount namespace of its own, which root may make.
+ * how far they came, and hold up nobody.
  */
-#include <errno.h>
-#include <fcntl.h>
-#include <linux/fuse.h>
-#include <sched.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/mount.h>
-#include <sys/prctl.h>
-#include <sys/stat.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
-
+#include "fuse_file.h"
 #include "store_files.h"
 #include "thread_stream.h"
 
-#define HALF (NBYTES / 2) /* what lies behind is not read while is_mute */
+#define HALF (NBYTES / 2) /* what lies behind is not read while it is mute */
 
-static char folder[] = "/tmp/gpunvme-hang-XXXXXX";
-static char path[64];
-static int fuse_fd;
-static pid_t server;
-static _Atomic bool *is_mute; /* shared with the file system */
+static struct fuse_file file = {.nbytes = NBYTES,
+                                .bytes = bytes,
+                                .open_flags = FOPEN_DIRECT_IO,
+                                .valid_s = 1000,
+                                .mute_from = HALF};
 static uint8_t memory[NBYTES];
-
-/* ---- The file system ---------------------------------------------------------------------------
- */
-
-static void reply(uint64_t unique, int error, const void *body, size_t nbytes)
-{
-    struct fuse_out_header head = {
-        .len = (uint32_t)(sizeof(head) + nbytes), .error = -error, .unique = unique};
-    struct iovec parts[2] = {{.iov_base = &head, .iov_len = sizeof(head)},
-                             {.iov_base = (void *)(uintptr_t)body, .iov_len = nbytes}};
-
-    (void)!writev(fuse_fd, parts, 2);
-}
-
-static struct fuse_attr attributes(uint64_t node)
-{
-    return (struct fuse_attr){.ino = node,
-                              .mode = node == 1 ? S_IFDIR | 0755 : S_IFREG | 0666,
-                              .nlink = 1,
-                              .size = node == 1 ? 0 : NBYTES,
-                              .blksize = 4096};
-}
-
-static void answer_read(const struct fuse_in_header *in)
-{
-    const struct fuse_read_in *read = (const struct fuse_read_in *)(in + 1);
-    size_t nbytes = read->offset > NBYTES ? 0 : NBYTES - (size_t)read->offset;
-
-    while (*is_mute && read->offset + read->size > HALF)
-        usleep(1000);
-    reply(in->unique, 0, bytes + read->offset, nbytes < read->size ? nbytes : read->size);
-}
-
-static void answer(const struct fuse_in_header *in)
-{
-    struct fuse_init_out init = {.major = 7, .minor = 31, .max_write = 65536};
-    struct fuse_entry_out entry = {
-        .nodeid = 2, .entry_valid = 1000, .attr_valid = 1000, .attr = attributes(2)};
-    struct fuse_attr_out attr = {.attr_valid = 1000, .attr = attributes(in->nodeid)};
-    struct fuse_open_out opened = {.fh = 1, .open_flags = FOPEN_DIRECT_IO};
-
-    switch (in->opcode) {
-    case FUSE_INIT:
-        reply(in->unique, 0, &init, sizeof(init));
-        break;
-    case FUSE_LOOKUP:
-        reply(in->unique, 0, &entry, sizeof(entry));
-        break;
-    case FUSE_GETATTR:
-        reply(in->unique, 0, &attr, sizeof(attr));
-        break;
-    case FUSE_OPEN:
-        reply(in->unique, 0, &opened, sizeof(opened));
-        break;
-    case FUSE_READ:
-        answer_read(in);
-        break;
-    case FUSE_RELEASE:
-        reply(in->unique, 0, NULL, 0);
-        break;
-    case FUSE_FORGET:
-        break;
-    default:
-        reply(in->unique, ENOSYS, NULL, 0);
-    }
-}
-
-static void file_system(void)
-{
-    static union {
-        struct fuse_in_header in;
-        char bytes[1 << 18];
-    } request;
-
-    while (read(fuse_fd, &request, sizeof(request)) > 0 || errno == EINTR || errno == ENOENT)
-        answer(&request.in);
-}
-
-/* Mounts it; false, with a reason: it can't be had here. */
-static bool mount_file_system(void)
-{
-    pid_t parent = getpid();
-    char text[96];
-
-    is_mute = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    fuse_fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
-    snprintf(text, sizeof(text), "fd=%d,rootmode=40000,user_id=0,group_id=0", fuse_fd);
-    if (is_mute == MAP_FAILED || fuse_fd < 0 || unshare(CLONE_NEWNS) ||
-        mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL) || !mkdtemp(folder) ||
-        mount("test", folder, "fuse", MS_NODEV | MS_NOSUID, text) || (server = fork()) < 0) {
-        printf("SKIP: no file system by FUSE here (/dev/fuse, root): %s\n", strerror(errno));
-        return false;
-    }
-    if (!server) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (getppid() == parent)
-            file_system();
-        _exit(0);
-    }
-    close(fuse_fd);
-    snprintf(path, sizeof(path), "%s/file", folder);
-    return true;
-}
 
 /* ---- Tests -------------------------------------------------------------------------------------
  */
@@ -142,8 +26,8 @@ static struct gpunvme_store *open_hanging(const char *options)
 {
     char uri[192];
 
-    snprintf(uri, sizeof(uri), "file:%s?%s", path, options);
-    *is_mute = true;
+    snprintf(uri, sizeof(uri), "file:%s?%s", file.path, options);
+    file.shared->is_mute = true;
     memset(memory, POISON, sizeof(memory));
     return opened(uri, 0);
 }
@@ -153,7 +37,7 @@ static void close_at_last(struct gpunvme_store *store)
 {
     gpunvme_err_t err = GPUNVME_ERR_TIMEOUT;
 
-    *is_mute = false;
+    file.shared->is_mute = false;
     for (unsigned i = 0; err == GPUNVME_ERR_TIMEOUT && i < PATIENCE_S; i++)
         err = gpunvme_close(store);
     ok(err);
@@ -162,7 +46,7 @@ static void close_at_last(struct gpunvme_store *store)
 static int answer_again(void **state)
 {
     (void)state;
-    *is_mute = false;
+    file.shared->is_mute = false;
     return 0;
 }
 
@@ -229,7 +113,7 @@ static void a_store_is_closed_when_its_last_transfer_has_ended(void **state)
            GPUNVME_ERR_TIMEOUT, "");
     assert_int_equal(done, 0);
     is_err(gpunvme_close(store), GPUNVME_ERR_TIMEOUT, "1 transfers have not ended");
-    *is_mute = false;
+    file.shared->is_mute = false;
     ok(gpunvme_store_read(store, 0, memory + 4096, GPUNVME_MEM_HOST, 4096, &done)); /* as it was */
     assert_memory_equal(memory + 4096, bytes, 4096);
     close_at_last(store);
@@ -245,7 +129,7 @@ static void a_wait_that_times_out_leaves_the_transfer_in_flight(void **state)
     is_err(gpunvme_io_wait(&io, 0), GPUNVME_ERR_TIMEOUT, "still in flight");
     assert_int_equal(gpunvme_io_moved(&io), HALF);
     assert_memory_equal(memory, bytes, HALF);
-    *is_mute = false;
+    file.shared->is_mute = false;
     ok(gpunvme_io_wait(&io, PATIENCE_NS));
     assert_int_equal(io.done, NBYTES);
     assert_memory_equal(memory, bytes, NBYTES);
@@ -262,7 +146,7 @@ static void a_canceled_transfer_ends_when_what_had_begun_has(void **state)
     is_err(gpunvme_io_wait(&io, 0), GPUNVME_ERR_TIMEOUT, "");
     gpunvme_io_cancel(&io);
     assert_int_equal(gpunvme_io_test(&io), GPUNVME_ERR_AGAIN);
-    *is_mute = false;
+    file.shared->is_mute = false;
     assert_int_equal(gpunvme_io_wait(&io, PATIENCE_NS), GPUNVME_ERR_CANCELED);
     assert_in_range(io.done, HALF + 1, NBYTES - 1);
     assert_memory_equal(memory, bytes, io.done);
@@ -347,15 +231,12 @@ int main(void)
 
     if (make_files(NULL))
         return 1;
-    if (!mount_file_system()) {
+    if (!fuse_mount(&file)) {
         remove_files(NULL);
         return 77;
     }
     store_stream_ops = &fake;
     failed = cmocka_run_group_tests(tests, NULL, remove_files);
-    umount2(folder, MNT_FORCE | MNT_DETACH);
-    kill(server, SIGKILL);
-    waitpid(server, NULL, 0);
-    rmdir(folder);
+    fuse_unmount(&file);
     return failed ? 1 : 0;
 }

@@ -116,8 +116,8 @@ gpunvme_err_t gpunvme_batch_cancel(struct gpunvme_batch *batch)
     pthread_mutex_unlock(&batch->lock);
     if (!ios)
         return base_fail(GPUNVME_ERR_NOMEM, "a list of transfers");
-    for (size_t i = 0; i < n; i++)
-        gpunvme_io_cancel(ios[i]);
+    while (n) /* those that were submitted first are the first in their queues */
+        gpunvme_io_cancel(ios[--n]);
     free(ios);
     return GPUNVME_OK;
 }

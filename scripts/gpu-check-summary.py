@@ -228,6 +228,36 @@ STORE_GOALS = (
 )
 
 
+FILES_GOALS = (
+    ("tmpfs_4_files", "8 GiB in 4 files of tmpfs, whole", "gb_per_s", 48),
+    ("tmpfs_400_files", "the same in 400 files", "gb_per_s", 48),
+    ("tmpfs_again", "the same, open stores", "gb_per_s", 51),
+    ("tmpfs_64k_random", "random 64 KiB over 100 files", "gb_per_s", 40),
+    ("tmpfs_4k_random", "4 KiB over 100 files, M/s", "transfers_per_s", 2.5),
+    ("tmpfs_write_4_files", "GPU to 4 files of tmpfs", "gb_per_s", 44),
+    ("tmpfs_write_400_files", "the same, 400 files", "gb_per_s", None),
+    ("cached_4_files", "8 GiB in 4 files, page cache", "gb_per_s", 48),
+    ("cached_400_files", "the same in 400 files", "gb_per_s", 48),
+    ("cached_again", "the same, open stores", "gb_per_s", 51),
+    ("cached_64k_random", "random 64 KiB over 100 files", "gb_per_s", None),
+    ("cached_4k_random", "4 KiB over 100 files, M/s", "transfers_per_s", None),
+)
+
+
+def figures_of_files(folder):
+    results = (load(folder, "store_files.json") or {}).get("results") or {}
+    for name, what, key, goal in FILES_GOALS:
+        row = results.get(name)
+        if row:
+            value = row[key]["median"] / (1 if key == "gb_per_s" else 1e6)
+            cpu = row["cpu_s_per_gb"]["median"]
+            note = f" ({row[key]['min']:.3g} to {row[key]['max']:.3g}), {cpu:.2g} CPU s/GB"
+            if goal is None:
+                yield what, f"{value:.4g}{note}", "", None
+            else:
+                yield at_least(what, value, goal, "", note)
+
+
 def store_value(row, key):
     return row["gb_per_s"]["median"] if key == "gb_per_s" else row[key] / 1e6
 
@@ -311,7 +341,7 @@ def figures_of_ops(folder):
 
 FIGURES = {
     "queues": (figures_of_sweep, figures_of_ab),
-    "storage": (figures_of_storage,),
+    "storage": (figures_of_files, figures_of_storage),
     "ops": (figures_of_ops,),
 }
 
@@ -353,7 +383,7 @@ HOLDS = {
     "tests": "logs of ctest, STEP.full.log.gz with all output",
     "sanitize": "a log for each program and checker",
     "queues": "gpu_sweep.json, gpu_errors.json, gpu_ab.json; ab.log has all builds side by side",
-    "storage": "store_rate/*.json, disk_vs_fio.json, store_ways.json, gpu_{memory,copy_batch,register}.json, quickstart.json",
+    "storage": "store_files.json, store_rate/*.json, disk_vs_fio.json, store_ways.json, gpu_{memory,copy_batch,register}.json, quickstart.json",
     "ops": "check_VARIANT.json, OPERATOR_DTYPE_SHAPE.json",
 }
 

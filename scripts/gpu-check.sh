@@ -9,14 +9,14 @@
 #             once more, alone                                                           240 s
 #   sanitize  the GPU's tests and operators under memcheck and racecheck                 180 s
 #   queues    I/O issued by the GPU: bench/gpu_sweep.sh, gpu_errors, gpu_ab.sh           420 s
-#   storage   files into GPU memory: gpu_memory, gpu_copy_batch, store_rate.sh,
-#             disk_vs_fio.py, store_ways.sh, `gpunvme quickstart`                        300 s
+#   storage   files into GPU memory: gpu_memory, gpu_copy_batch, store_files.py,
+#             store_rate.sh, disk_vs_fio.py, store_ways.sh, `gpunvme quickstart`         420 s
 #   ops       each variant of the operators checked, then timed beside cuBLASLt          360 s
 #   python    the Python package, with PyTorch's operators where torch is: its tests, and
 #             what it costs over C                                                       300 s
 #
 #   scripts/gpu-check.sh [--seconds N] [PART[:SECONDS]…]    all of them, if none is named
-#   scripts/gpu-check.sh --pack DIR [--built BUILD-DIR] [--cufile pip|WHEEL|LIBRARY]
+#   scripts/gpu-check.sh --pack DIR [--built BUILD-DIR] [--python SITE] [--cufile pip|WHEEL|LIBRARY]
 #
 # Every step has a limit, and ends with its part's budget; what it measured until then is kept, and
 # the other steps run all the same. Without a GPU it says so and does what is left. At the end come
@@ -24,10 +24,11 @@
 # a step failed or was cut off; a goal that was missed is no failure. $OUT (build/gpu-out) gets
 # PART.tar.gz, written anew after each step, and summary.txt.
 #
-# --pack unpacks Debian's liburing, cmocka and pkgconf into DIR, for a machine that lacks them; it
-# needs apt-get, but not root. --built adds the programs of a build, so that nothing is built there:
-# that machine's C library must not be older than the one here. --cufile adds libcufile, which "pip"
-# fetches.
+# --pack unpacks Debian's liburing, jansson, cmocka and pkgconf into DIR, for a machine that lacks
+# them; it needs apt-get, but not root. --built adds the programs of a build, so that nothing is
+# built there: that machine's C library must not be older than the one here. --python adds the
+# package from a folder that `pip install --target SITE ./python` has filled. --cufile adds
+# libcufile, which "pip" fetches.
 #
 # Environment:
 #   GPUNVME_DEPS_DIR            a folder that --pack has filled, taken along to this machine
@@ -37,7 +38,8 @@
 #   GPUNVME_CHECK_UDEV=1        gives the disk of /tmp, for the time being, the entry in
 #                               /run/udev/data that libcufile wants (needs root)
 #   GPUNVME_CHECK_SIZE          bytes that quickstart moves (1G), and
-#   GPUNVME_CHECK_STORE_SIZE    of the files of store_rate.sh (4G)
+#   GPUNVME_CHECK_STORE_SIZE    of the files of store_rate.sh (4G), and
+#   GPUNVME_CHECK_FILES_SIZE    of those of store_files.py (8G)
 #   GPUNVME_CHECK_TEST_SECONDS  the most that a test may take (75)
 #   GPUNVME_CHECK_OPS_SECONDS   and the check of a variant of the operators (25)
 #   GPUNVME_CHECK_GRACE         seconds that what is cut off has to end by itself (5)
@@ -61,11 +63,12 @@ out=${OUT:-$root/build/gpu-out}
 base=${GPUNVME_BUILD_DIR:-$root/build/gpu}
 size=${GPUNVME_CHECK_SIZE:-1G}
 store_size=${GPUNVME_CHECK_STORE_SIZE:-4G}
+files_size=${GPUNVME_CHECK_FILES_SIZE:-8G}
 test_seconds=${GPUNVME_CHECK_TEST_SECONDS:-75}
 grace=${GPUNVME_CHECK_GRACE:-5}
 sections=${GPUNVME_CHECK_SECTIONS:-one_queue,tier1,latency,writes,queues,drives,little,reapers,ceiling}
 jobs=$(nproc)
-declare -A budgets=([tests]=240 [sanitize]=180 [queues]=420 [storage]=300 [ops]=360 [python]=300)
+declare -A budgets=([tests]=240 [sanitize]=180 [queues]=420 [storage]=420 [ops]=360 [python]=300)
 
 # With kernels of ours that meet nobody else's, or only for moments. Left out are
 #   test_gpu_engine, test_gpu_engine_host   the driver's kernel waits for the controller's, and the
@@ -444,6 +447,8 @@ part_storage() {
         "$build/bench/gpu_copy_batch" 5
     step quickstart 40 quickstart
     if needs_gpu store_rate; then
+        step store_files 150 "$root/bench/store_files.py" --size "$files_size" \
+            --seconds $((part_seconds / 3)) --out "$dir/store_files.json" "$build"
         left=$((part_end - SECONDS - 120))
         step store_rate $((left + 10)) "$root/bench/store_rate.sh" "$build" "$dir/store_rate" gpu \
             "$store_size" $((left > 5 ? left : 5))
@@ -567,7 +572,11 @@ part_ops() {
 
 # Into a folder of its own, with what this machine's Python has: nothing is fetched.
 python_install() {
-    local torch=OFF python
+    local torch=OFF python packed=${GPUNVME_DEPS_DIR:-}/python.tar.xz
+    if [ -e "$packed" ]; then
+        mkdir -p "$work/python/site" && tar -C "$work/python/site" -xJf "$packed"
+        return
+    fi
     python=$(command -v python3) || { echo "SKIP: there is no python3"; return 77; }
     "$python" -c 'import numpy, pip, scikit_build_core' 2>/dev/null || {
         echo "SKIP: $python lacks numpy, pip or scikit-build-core"
@@ -602,11 +611,12 @@ part_python() {
 
 # --------------------------------------------------------------------------------------------------
 
-parts=() pack_dir="" pack_built="" pack_cufile="" all_seconds=""
+parts=() pack_dir="" pack_built="" pack_python="" pack_cufile="" all_seconds=""
 while (($#)); do
     case $1 in
         --pack) pack_dir=${2:-} && shift; [ -n "$pack_dir" ] || die "--pack needs a folder" ;;
         --built) pack_built=${2:-} && shift ;;
+        --python) pack_python=${2:-} && shift ;;
         --cufile) pack_cufile=${2:-} && shift ;;
         --seconds) all_seconds=${2:-} && shift ;;
         -*) usage ;;
@@ -619,7 +629,7 @@ while (($#)); do
     shift
 done
 if [ -n "$pack_dir" ]; then
-    pack "$pack_dir" "$pack_built" "$pack_cufile"
+    pack "$pack_dir" "$pack_built" "$pack_python" "$pack_cufile"
     exit
 fi
 [[ -z $all_seconds || $all_seconds =~ ^[1-9][0-9]*$ ]] || die "--seconds: $all_seconds is no number"

@@ -4,14 +4,15 @@
 # What scripts/gpu-check.sh takes along to a machine without network, and makes usable there. To be
 # sourced. A packed folder has
 #
-#   usr/          of Debian's packages: liburing, cmocka, pkgconf
+#   usr/          of Debian's packages: liburing, jansson, cmocka, pkgconf
 #   built.tar.xz  with --built: programs and lists of tests of a build, and libraries that they need
+#   python.tar.xz with --python: the Python package
 #   fio.tar.xz    fio and its libraries, where it is installed
 #   cufile/       with --cufile: libcufile
 #
 # die() is the caller's.
 
-# pack DIR BUILD-DIR CUFILE: the last two may be empty; CUFILE is "pip", a wheel or a library.
+# pack DIR BUILD-DIR SITE CUFILE: the last three may be empty; CUFILE is "pip", a wheel or a library.
 pack() {
     local dir
     mkdir -p "$1" || die "$1: cannot be made"
@@ -20,7 +21,8 @@ pack() {
     pack_debs "$dir"
     pack_fio "$dir"
     [ -z "$2" ] || pack_build "$2" "$dir"
-    [ -z "$3" ] || pack_cufile "$3" "$dir"
+    [ -z "$3" ] || tar -C "$3" -cJf "$dir/python.tar.xz" . || die "$3: cannot be packed"
+    [ -z "$4" ] || pack_cufile "$4" "$dir"
     du -sh "$dir"/*
     echo "packed into $dir: set GPUNVME_DEPS_DIR to it on the other machine"
 }
@@ -30,7 +32,7 @@ pack_debs() {
     debs=$(mktemp -d) || die "no temporary folder"
     # apt-get fetches as another user where it can, who must be able to write there
     chmod 777 "$debs"
-    (cd "$debs" && apt-get download liburing-dev liburing2 libcmocka-dev libcmocka0 \
+    (cd "$debs" && apt-get download liburing-dev liburing2 libjansson-dev libjansson4 libcmocka-dev libcmocka0 \
         pkgconf pkgconf-bin libpkgconf3) || die "apt-get download failed"
     for deb in "$debs"/*.deb; do
         [ -e "$deb" ] || continue

@@ -62,6 +62,10 @@ EOF
 for name in gpu_memory gpu_copy_batch; do
     program bench/$name <<<'echo "{}"'
 done
+program bench/store_files <<'EOF'
+[ "$2" != make ] || exit 0
+echo '{"gb_per_s": 49, "transfers_per_s": 3e6, "cpu_s_per_gb": 0.1}'
+EOF
 program bench/store_rate <<'EOF'
 [[ $* != *rate*--cold*64K* ]] || { echo '{"results": ['; exit 1; }
 echo '{"results": [

@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Many files and one thread of a caller's, as a loader of weights or of samples has them: opened,
+ * read into memory or written from it, and closed. One job a process, with default options; prints
+ * a line of JSON. bench/store_files.py makes the files, drops caches and takes medians.
+ *
+ *   store_files MEM whole|again|write BLOCK COUNT PATH…
+ *   store_files - make BYTES 0 PATH…    makes the files, each of so many bytes
+ *
+ *   MEM     host, pinned or gpu
+ *   whole   reads, and counts from the first opening to the last closing, the engine's own start
+ *           with it. Starting CUDA and the memory of the bytes do not count
+ *   again   opens the files and reads everything once, and counts the second time, without opening
+ *   write   reads everything, and counts how long it takes to write the files anew, from the first
+ *           opening, which empties them, to the last closing
+ *   BLOCK   bytes of a transfer; 0: each file is one
+ *   COUNT   of blocks at random places, of random files; 0: all of each file, in order
+ *
+ * All transfers are submitted together. GB are 10^9 bytes; CPU seconds are the process's, from the
+ * same moment on. Each word of a file is made of the file's number and its own place; the first
+ * and the last word of each block are compared at the end.
+ */
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "bench.h"
+#include "gpunvme/memory.h"
+#include "gpunvme/storage.h"
+
+static void check(const char *what, gpunvme_err_t err)
+{
+    if (err) {
+        fprintf(stderr, "store_files: %s: %s: %s\n", what, gpunvme_err_text(err),
+                gpunvme_err_detail());
+        exit(1);
+    }
+}
+
+static double now_s(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static double cpu_s(void)
+{
+    struct rusage use;
+
+    getrusage(RUSAGE_SELF, &use);
+    return (double)(use.ru_utime.tv_sec + use.ru_stime.tv_sec) +
+           (double)(use.ru_utime.tv_usec + use.ru_stime.tv_usec) * 1e-6;
+}
+
+struct job {
+    char **paths;
+    int npaths;
+    unsigned flags;
+    size_t ntransfers, total;
+    struct gpunvme_store **stores;
+    struct gpunvme_io *ios;
+    int *file; /* of each transfer */
+    enum gpunvme_mem mem;
+    struct gpunvme_buf buf;
+};
+
+static size_t size_of(const char *path)
+{
+    struct stat st;
+
+    if (stat(path, &st)) {
+        perror(path);
+        exit(1);
+    }
+    return (size_t)st.st_size;
+}
+
+static void add(struct job *j, int file, uint64_t offset, size_t nbytes)
+{
+    j->file[j->ntransfers] = file;
+    j->ios[j->ntransfers++] =
+        (struct gpunvme_io){.mem = j->mem, .offset = offset, .nbytes = nbytes};
+    j->total += nbytes;
+}
+
+/* What is to be moved; where to is set when there is memory. */
+static void plan(struct job *j, size_t block, size_t count)
+{
+    uint64_t random = UINT64_C(88172645463325252);
+    size_t most = count;
+
+    for (int i = 0; !count && i < j->npaths; i++)
+        most += block ? size_of(j->paths[i]) / block : 1;
+    j->ios = calloc(most, sizeof(*j->ios));
+    j->file = calloc(most, sizeof(*j->file));
+    if (!j->ios || !j->file)
+        check("memory", GPUNVME_ERR_NOMEM);
+    for (size_t i = 0; i < count; i++) {
+        int file = (int)(bench_random(&random) % (uint64_t)j->npaths);
+        uint64_t places = size_of(j->paths[file]) / block;
+
+        add(j, file, bench_random(&random) % places * block, block);
+    }
+    for (int i = 0; !count && i < j->npaths; i++) {
+        size_t size = size_of(j->paths[i]);
+
+        for (size_t at = 0; at < size; at += block ? block : size)
+            add(j, i, at, block ? block : size);
+    }
+}
+
+static void open_all(struct job *j)
+{
+    for (int i = 0; i < j->npaths; i++)
+        check(j->paths[i], gpunvme_open(j->paths[i], j->flags, &j->stores[i]));
+}
+
+static void move_all(struct job *j, enum gpunvme_op op)
+{
+    for (size_t i = 0, at = 0; i < j->ntransfers; at += j->ios[i++].nbytes) {
+        j->ios[i].store = j->stores[j->file[i]];
+        j->ios[i].op = op;
+        j->ios[i].ptr = (uint8_t *)(j->mem == GPUNVME_MEM_GPU ? j->buf.gpu : j->buf.cpu) + at;
+    }
+    check("transfer", gpunvme_io_run(j->ios, j->ntransfers));
+}
+
+static void close_all(struct job *j)
+{
+    for (int i = 0; i < j->npaths; i++)
+        check(j->paths[i], gpunvme_close(j->stores[i]));
+}
+
+static void spoil(const struct job *j)
+{
+    check("memory", gpunvme_mem_fill(j->mem == GPUNVME_MEM_GPU ? j->buf.gpu : j->buf.cpu, j->mem,
+                                     0xa5, j->total));
+}
+
+static uint64_t word_of(int file, uint64_t offset)
+{
+    return ((uint64_t)file << 40 | offset / 8) * UINT64_C(0x9e3779b97f4a7c15);
+}
+
+static void make(const struct job *j, size_t nbytes)
+{
+    static uint64_t words[1 << 17];
+
+    for (int i = 0; i < j->npaths; i++) {
+        FILE *file = fopen(j->paths[i], "w");
+
+        for (size_t at = 0; file && at < nbytes; at += sizeof(words)) {
+            size_t some = nbytes - at < sizeof(words) ? nbytes - at : sizeof(words);
+
+            for (size_t k = 0; k < some / 8; k++)
+                words[k] = word_of(i, at + k * 8);
+            fwrite(words, 1, some, file);
+        }
+        if (!file || ferror(file) || fclose(file)) {
+            perror(j->paths[i]);
+            exit(1);
+        }
+    }
+}
+
+static void verify(const struct job *j)
+{
+    for (size_t i = 0; i < j->ntransfers; i++)
+        for (int last = 0; last < 2; last++) {
+            const struct gpunvme_io *io = &j->ios[i];
+            size_t in = last ? io->nbytes - 8 : 0;
+            uint64_t word = 0;
+
+            check("compare",
+                  gpunvme_mem_copy(&word, GPUNVME_MEM_HOST, (uint8_t *)io->ptr + in, j->mem, 8));
+            if (word != word_of(j->file[i], io->offset + in)) {
+                fprintf(stderr, "store_files: %s: wrong bytes at offset %llu\n",
+                        j->paths[j->file[i]], (unsigned long long)(io->offset + in));
+                exit(1);
+            }
+        }
+}
+
+int main(int argc, char **argv)
+{
+    struct job j = {.paths = argv + 5, .npaths = argc - 5};
+    struct gpunvme_path path;
+    double wall, cpu;
+    bool whole;
+
+    if (argc < 6) {
+        fprintf(stderr, "usage: store_files MEM whole|again|write|make BLOCK COUNT PATH...\n");
+        return 2;
+    }
+    if (!strcmp(argv[2], "make")) {
+        make(&j, strtoull(argv[3], NULL, 0));
+        return 0;
+    }
+    j.mem = !strcmp(argv[1], "gpu")      ? GPUNVME_MEM_GPU
+            : !strcmp(argv[1], "pinned") ? GPUNVME_MEM_PINNED
+                                         : GPUNVME_MEM_HOST;
+    whole = strcmp(argv[2], "again") != 0;
+    j.stores = calloc((size_t)j.npaths, sizeof(struct gpunvme_store *));
+    if (!j.stores)
+        check("memory", GPUNVME_ERR_NOMEM);
+    plan(&j, strtoull(argv[3], NULL, 0), strtoull(argv[4], NULL, 0));
+    check("memory", gpunvme_mem_alloc(j.total, j.mem, &j.buf));
+    if (!strcmp(argv[2], "write")) {
+        /* What the files have is read first; they are then written anew. */
+        open_all(&j);
+        move_all(&j, GPUNVME_OP_READ);
+        close_all(&j);
+        j.flags = GPUNVME_OPEN_WRITE | GPUNVME_OPEN_CREATE | GPUNVME_OPEN_TRUNCATE;
+    } else if (!whole) {
+        open_all(&j);
+        move_all(&j, GPUNVME_OP_READ);
+    } else {
+        /* The pages of memory are there, and CUDA has started. */
+        spoil(&j);
+    }
+    wall = now_s();
+    cpu = cpu_s();
+    if (whole)
+        open_all(&j);
+    move_all(&j, j.flags ? GPUNVME_OP_WRITE : GPUNVME_OP_READ);
+    gpunvme_store_path(j.stores[0], &path);
+    if (whole)
+        close_all(&j);
+    wall = now_s() - wall;
+    cpu = cpu_s() - cpu;
+    if (j.flags) {
+        spoil(&j);
+        j.flags = 0;
+        open_all(&j);
+        move_all(&j, GPUNVME_OP_READ);
+        close_all(&j);
+    }
+    verify(&j);
+    printf("{\"mem\": \"%s\", \"what\": \"%s\", \"files\": %d, \"transfers\": %zu, \"bytes\": %zu, "
+           "\"gb_per_s\": %.4f, \"transfers_per_s\": %.0f, \"cpu_s_per_gb\": %.4f, "
+           "\"how\": \"%s\"}\n",
+           argv[1], argv[2], j.npaths, j.ntransfers, j.total, (double)j.total / wall * 1e-9,
+           (double)j.ntransfers / wall, cpu / (double)j.total * 1e9, path.how);
+    if (!whole)
+        close_all(&j);
+    gpunvme_mem_free(&j.buf);
+    free(j.ios);
+    free(j.file);
+    free(j.stores);
+    return 0;
+}

@@ -190,7 +190,7 @@ int main(int argc, char **argv)
 {
     struct job j = {.paths = argv + 5, .npaths = argc - 5};
     struct gpunvme_path path;
-    double wall, cpu;
+    double began, opened, moved, wall, cpu;
     bool whole;
 
     if (argc < 6) {
@@ -223,15 +223,17 @@ int main(int argc, char **argv)
         /* The pages of memory are there, and CUDA has started. */
         spoil(&j);
     }
-    wall = now_s();
+    began = now_s();
     cpu = cpu_s();
     if (whole)
         open_all(&j);
+    opened = now_s();
     move_all(&j, j.flags ? GPUNVME_OP_WRITE : GPUNVME_OP_READ);
+    moved = now_s();
     gpunvme_store_path(j.stores[0], &path);
     if (whole)
         close_all(&j);
-    wall = now_s() - wall;
+    wall = now_s() - began;
     cpu = cpu_s() - cpu;
     if (j.flags) {
         spoil(&j);
@@ -243,9 +245,10 @@ int main(int argc, char **argv)
     verify(&j);
     printf("{\"mem\": \"%s\", \"what\": \"%s\", \"files\": %d, \"transfers\": %zu, \"bytes\": %zu, "
            "\"gb_per_s\": %.4f, \"transfers_per_s\": %.0f, \"cpu_s_per_gb\": %.4f, "
-           "\"how\": \"%s\"}\n",
+           "\"opening_ms\": %.3f, \"closing_ms\": %.3f, \"how\": \"%s\"}\n",
            argv[1], argv[2], j.npaths, j.ntransfers, j.total, (double)j.total / wall * 1e-9,
-           (double)j.ntransfers / wall, cpu / (double)j.total * 1e9, path.how);
+           (double)j.ntransfers / wall, cpu / (double)j.total * 1e9,
+           whole ? (opened - began) * 1e3 : 0, whole ? (began + wall - moved) * 1e3 : 0, path.how);
     if (!whole)
         close_all(&j);
     gpunvme_mem_free(&j.buf);

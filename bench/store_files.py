@@ -93,7 +93,7 @@ def main():
             if not rows:
                 continue
             results[name] = {**rows[0], "runs": len(rows)}
-            for key in ("gb_per_s", "transfers_per_s", "cpu_s_per_gb"):
+            for key in ("gb_per_s", "transfers_per_s", "cpu_s_per_gb", "opening_ms", "closing_ms"):
                 results[name][key] = stat([row[key] for row in rows])
             print(f"{name:24}{results[name]['gb_per_s']['median']:8.2f} GB/s"
                   f"{results[name]['transfers_per_s']['median']:12.0f} /s"

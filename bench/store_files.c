@@ -11,8 +11,8 @@
  *   whole   reads, and counts from the first opening to the last closing, the engine's own start
  *           with it. Starting CUDA and the memory of the bytes do not count
  *   again   opens the files and reads everything once, and counts the second time, without opening
- *   write   reads everything, and counts how long it takes to write the files anew, from the first
- *           opening, which empties them, to the last closing
+ *   write   reads everything, removes the files, and counts how long it takes to write new ones,
+ *           from the first opening to the last closing
  *   BLOCK   bytes of a transfer; 0: each file is one
  *   COUNT   of blocks at random places, of random files; 0: all of each file, in order
  *
@@ -215,7 +215,9 @@ int main(int argc, char **argv)
         open_all(&j);
         move_all(&j, GPUNVME_OP_READ);
         close_all(&j);
-        j.flags = GPUNVME_OPEN_WRITE | GPUNVME_OPEN_CREATE | GPUNVME_OPEN_TRUNCATE;
+        for (int i = 0; i < j.npaths; i++)
+            remove(j.paths[i]);
+        j.flags = GPUNVME_OPEN_WRITE | GPUNVME_OPEN_CREATE | GPUNVME_OPEN_EXCL;
     } else if (!whole) {
         open_all(&j);
         move_all(&j, GPUNVME_OP_READ);

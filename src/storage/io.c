@@ -219,6 +219,8 @@ struct run {
     size_t n;
 };
 
+#define AT_ONCE 1024u
+
 #define NRUNS 8u /* at a time: stores on more than so many crews are rare */
 
 static void hand_over(struct run *run)
@@ -254,7 +256,7 @@ static struct run *run_for(struct run runs[NRUNS], size_t *oldest, const struct 
     return run;
 }
 
-void store_io_start(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batch)
+static void start_some(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batch)
 {
     struct run runs[NRUNS] = {0}, *run = runs;
     size_t oldest = 0;
@@ -275,6 +277,13 @@ void store_io_start(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batc
     }
     for (size_t i = 0; i < NRUNS; i++)
         hand_over(&runs[i]);
+}
+
+/* Threads begin with the first ones while the others are made ready. */
+void store_io_start(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batch)
+{
+    for (size_t at = 0; at < n; at += AT_ONCE)
+        start_some(&ios[at], n - at < AT_ONCE ? n - at : AT_ONCE, batch);
 }
 
 gpunvme_err_t gpunvme_io_submit(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batch)

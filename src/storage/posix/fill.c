@@ -103,16 +103,22 @@ static void have_pages(struct posix_fill_window *window, size_t at, size_t nbyte
 }
 
 /*
- * Pages behind the end of the file, before the file is made longer: where there is no room for all
- * of them it would end with zeroes that nobody has written.
+ * Whether the file has the range, and had it at the first call. New pages are left to pwrite(2): to
+ * map them costs more than it saves, and where there is no room for all of them the file would end
+ * with zeroes that nobody has written.
  */
-static bool has_room(int fd, uint64_t offset, size_t nbytes)
+static bool is_old(struct posix_fill *fill, uint64_t offset, size_t nbytes)
 {
     struct stat st;
 
-    if (!fstat(fd, &st) && (uint64_t)st.st_size >= offset + nbytes)
-        return true;
-    return !fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)nbytes);
+    if (fstat(fill->fd, &st))
+        return false;
+    pthread_mutex_lock(&fill->lock);
+    if (!fill->has_nbytes)
+        fill->nbytes = (uint64_t)st.st_size;
+    fill->has_nbytes = true;
+    pthread_mutex_unlock(&fill->lock);
+    return offset + nbytes <= fill->nbytes && offset + nbytes <= (uint64_t)st.st_size;
 }
 
 size_t posix_fill_write(struct posix_fill *fill, int from, uint64_t from_offset,
@@ -121,14 +127,13 @@ size_t posix_fill_write(struct posix_fill *fill, int from, uint64_t from_offset,
     size_t at = (size_t)(offset & (WINDOW - 1)), done = 0;
     struct posix_fill_window *window;
 
-    if (at + nbytes > WINDOW)
+    if (at + nbytes > WINDOW || !is_old(fill, offset, nbytes))
         return 0;
     pthread_mutex_lock(&fill->lock);
     window = window_at(fill, (size_t)(offset >> WINDOW_SHIFT));
     pthread_mutex_unlock(&fill->lock);
-    /* The last byte makes the file long enough, and its times right. */
-    if (!window || !has_room(fill->fd, offset, nbytes) ||
-        pwrite(fill->fd, last, 1, (off_t)(offset + nbytes - 1)) != 1)
+    /* The last byte makes the file's times right. */
+    if (!window || pwrite(fill->fd, last, 1, (off_t)(offset + nbytes - 1)) != 1)
         return 0;
     have_pages(window, at, nbytes);
     while (done < nbytes) {

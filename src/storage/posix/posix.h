@@ -241,6 +241,8 @@ struct posix_fill_window;
 struct posix_fill {
     int fd;
     pthread_mutex_t lock;
+    bool has_nbytes;
+    uint64_t nbytes; /* of the file, when its first bytes were filled */
     struct posix_fill_window **windows;
     size_t nwindows;
 };

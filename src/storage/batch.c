@@ -152,16 +152,18 @@ int gpunvme_batch_fd(struct gpunvme_batch *batch)
     return event;
 }
 
-void store_batch_push(struct gpunvme_batch *batch, struct gpunvme_io *io)
+void store_batch_push(struct gpunvme_batch *batch, struct gpunvme_io **ios, size_t n)
 {
     pthread_mutex_lock(&batch->lock);
-    unlink_running(batch, io);
-    io->priv.next = NULL;
     if (!batch->first)
         show(batch, true);
-    *batch->last = io;
-    batch->last = &io->priv.next;
-    batch->nended++;
+    for (size_t i = 0; i < n; i++) {
+        unlink_running(batch, ios[i]);
+        ios[i]->priv.next = NULL;
+        *batch->last = ios[i];
+        batch->last = &ios[i]->priv.next;
+    }
+    batch->nended += n;
     if (batch->wanted && batch->nended >= batch->wanted)
         pthread_cond_signal(&batch->wake);
     pthread_mutex_unlock(&batch->lock);

@@ -13,7 +13,7 @@ void store_batch_expect(struct gpunvme_batch *batch, struct gpunvme_io *ios, siz
 /* One of them will not. */
 void store_batch_forget(struct gpunvme_batch *batch, struct gpunvme_io *io);
 
-/* One has ended. The batch may be destroyed as soon as its last one has been polled. */
-void store_batch_push(struct gpunvme_batch *batch, struct gpunvme_io *io);
+/* So many have ended. The batch may be destroyed as soon as its last one has been polled. */
+void store_batch_push(struct gpunvme_batch *batch, struct gpunvme_io **ios, size_t n);
 
 #endif

@@ -267,6 +267,13 @@ gpunvme_err_t store_tell_of(const struct gpunvme_io *io);
 /* Sets an error of a transfer, with this thread's detail. */
 void store_io_blame(struct gpunvme_io *io, gpunvme_err_t err);
 
+/*
+ * From now on batches learn of the small transfers that this thread ends when it calls
+ * store_io_tell(), which it does before it waits for anything.
+ */
+void store_io_tell_late(void);
+void store_io_tell(void);
+
 /* Its end has been told, by a batch or else: it may be submitted again. */
 void store_io_polled(struct gpunvme_io *io);
 

@@ -367,6 +367,56 @@ gpunvme_err_t store_tell_of(const struct gpunvme_io *io)
 /* ---- The end -----------------------------------------------------------------------------------
  */
 
+/*
+ * What this thread has ended of a batch and not told. Workers tell many small ones at a time: else
+ * they would queue up for the batch's lock. Large ones are told at once, and what came before.
+ */
+#define TELL_AT_ONCE 64u
+#define TELL_NBYTES  (64u << 10)
+
+struct untold {
+    struct gpunvme_batch *batch;
+    struct gpunvme_io *ios[TELL_AT_ONCE];
+    struct gpunvme_store *stores[TELL_AT_ONCE]; /* a transfer is the caller's once told */
+    size_t n;
+};
+
+static _Thread_local struct untold untold;
+static _Thread_local bool tells_late;
+
+void store_io_tell(void)
+{
+    struct untold *u = &untold;
+    size_t n = u->n;
+
+    if (!n)
+        return;
+    u->n = 0;
+    store_batch_push(u->batch, u->ios, n);
+    for (size_t i = 0; i < n; i++)
+        atomic_fetch_sub(&u->stores[i]->in_flight, 1); /* the last touch: now it may be closed */
+}
+
+void store_io_tell_late(void)
+{
+    tells_late = true;
+}
+
+static void end_in_batch(struct gpunvme_io *io, struct gpunvme_batch *batch)
+{
+    struct untold *u = &untold;
+    size_t nbytes = io->priv.total;
+
+    __atomic_store_n(&io->priv.state, COLLECTED, __ATOMIC_RELEASE);
+    if (u->n == TELL_AT_ONCE || (u->n && u->batch != batch))
+        store_io_tell();
+    u->batch = batch;
+    u->stores[u->n] = io->store;
+    u->ios[u->n++] = io;
+    if (!tells_late || nbytes > TELL_NBYTES)
+        store_io_tell();
+}
+
 static void end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
 {
     struct gpunvme_store *store = io->store;
@@ -380,12 +430,12 @@ static void end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
         __atomic_store_n(&io->priv.state, IDLE, __ATOMIC_RELEASE);
         io->callback(io);
     } else if (batch) {
-        __atomic_store_n(&io->priv.state, COLLECTED, __ATOMIC_RELEASE);
-        store_batch_push(batch, io);
+        end_in_batch(io, batch);
+        return;
     } else if (__atomic_exchange_n(&io->priv.state, ENDED, __ATOMIC_ACQ_REL) == WAITED) {
         futex_wake(&io->priv.state, INT_MAX);
     }
-    atomic_fetch_sub(&store->in_flight, 1); /* the last touch: now it may be closed */
+    atomic_fetch_sub(&store->in_flight, 1); /* the last touch, likewise */
 }
 
 bool store_io_has_ended(const struct gpunvme_io *io)

@@ -144,6 +144,7 @@ static bool go_round(struct worker *w)
         moved |= take_for(lane);
         if (lane->in_hand)
             moved |= lane->ops->turn(lane);
+        store_io_tell();
     }
     return moved;
 }
@@ -187,6 +188,7 @@ static void rest(struct worker *w)
     for (struct lane *lane = w->lanes; lane && looks; lane = lane->next)
         if (lane->ops->look)
             lane->ops->look(lane);
+    store_io_tell();
 }
 
 /* Something is, and nothing happened: waits with one busy lane after the other. */
@@ -225,6 +227,7 @@ static void *thread_main(void *worker)
     struct worker *w = worker;
 
     prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0);
+    store_io_tell_late();
     if (w == &w->all->of[w->all->n - 1])
         lengthen_descriptors();
     for (;;) {

@@ -105,7 +105,7 @@ static __device__ __forceinline__ int read_by_steps(const struct gpunvme_dev_ns 
 {
     struct gpunvme_dev_queue *q = gpunvme_dev_queue_of_warp(ns);
     struct gpunvme_dev_place place = {};
-    struct gpunvme_completion c = {};
+    uint16_t status = 0;
     struct gpunvme_sqe cmd = {};
     struct gpunvme_dev_queue copy, again; /* constants for each phase, as gpunvme_dev_read() does */
     uint64_t t[NSTEPS + 1], deadline = gpunvme_clock_ns() + UINT64_C(5000000000);
@@ -117,7 +117,8 @@ static __device__ __forceinline__ int read_by_steps(const struct gpunvme_dev_ns 
     cmd.cdw11 = (uint32_t)(lba >> 32);
     cmd.cdw12 = nlb - 1;
     t[0] = (uint64_t)clock64();
-    if (!gpunvme_dev_queue_reserve(q, 1, gpunvme_dev_hint(ns), &place, &err))
+    if (!gpunvme_dev_queue_reserve(q, 1, gpunvme_dev_hint(ns), gpunvme_dev_want_any(), &place,
+                                   &err))
         return err;
     gpunvme_dev_point(ns, q, place.ticket, buf, 0, nlb << ns->block_shift, &cmd);
     t[1] = (uint64_t)clock64();
@@ -127,11 +128,12 @@ static __device__ __forceinline__ int read_by_steps(const struct gpunvme_dev_ns 
         if (gpunvme_clock_ns() > deadline)
             return GPUNVME_ERR_TIMEOUT;
     t[3] = (uint64_t)clock64();
-    err = gpunvme_dev_queue_test(gpunvme_dev_queue_copy_constants(q, &again), place.ticket, &c);
+    err =
+        gpunvme_dev_queue_test(gpunvme_dev_queue_copy_constants(q, &again), place.ticket, &status);
     t[4] = (uint64_t)clock64();
     for (int i = 0; i < NSTEPS; i++)
         took[i] = (uint32_t)(t[i + 1] - t[i]);
-    return err ? err : gpunvme_dev_result(c.status);
+    return err ? err : gpunvme_dev_result(status);
 }
 
 static __global__ void reads_by_steps(const __grid_constant__ struct gpunvme_dev_ns ns,

@@ -245,24 +245,6 @@ GPUNVME_FN uint32_t gpunvme_fetch_or32_gpu(uint32_t *p, uint32_t v)
     return old;
 }
 
-/* Two words at a multiple of 16, in one load that never sees half of a store of both. */
-GPUNVME_FN void gpunvme_load_pair_relaxed(const uint64_t *p, uint64_t *first, uint64_t *second)
-{
-    asm volatile("{ .reg .b128 v; ld.relaxed.sys.b128 v, [%2]; mov.b128 {%0, %1}, v; }"
-                 : "=l"(*first), "=l"(*second)
-                 : "l"(p)
-                 : "memory");
-}
-
-/* Likewise, with acquire. */
-GPUNVME_FN void gpunvme_load_pair_acquire(const uint64_t *p, uint64_t *first, uint64_t *second)
-{
-    asm volatile("{ .reg .b128 v; ld.acquire.sys.b128 v, [%2]; mov.b128 {%0, %1}, v; }"
-                 : "=l"(*first), "=l"(*second)
-                 : "l"(p)
-                 : "memory");
-}
-
 /*
  * Orders what this thread has read and written before it, and what it does with `_fenced` after it:
  * an acquire of the one, a release of the other, for all lanes at the price of one. On the CPU
@@ -281,12 +263,10 @@ GPUNVME_FN uint64_t gpunvme_load64_fenced_gpu(const uint64_t *p)
     return v;
 }
 
-/* Two words at a multiple of 16, in one store; after gpunvme_fence_sys(), which is the release. */
-GPUNVME_FN void gpunvme_store_pair_fenced_gpu(uint64_t *p, uint64_t first, uint64_t second)
+/* After gpunvme_fence_sys(), which is the release. */
+GPUNVME_FN void gpunvme_store64_fenced_gpu(uint64_t *p, uint64_t v)
 {
-    asm volatile("{ .reg .b128 v; mov.b128 v, {%1, %2}; st.relaxed.gpu.b128 [%0], v; }" ::"l"(p),
-                 "l"(first), "l"(second)
-                 : "memory");
+    asm volatile("st.relaxed.gpu.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
 GPUNVME_FN void gpunvme_store32_relaxed_gpu(uint32_t *p, uint32_t v)
@@ -501,19 +481,6 @@ GPUNVME_FN uint32_t gpunvme_fetch_or32_gpu(uint32_t *p, uint32_t v)
     return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL);
 }
 
-/* On the CPU two loads. */
-GPUNVME_FN void gpunvme_load_pair_relaxed(const uint64_t *p, uint64_t *first, uint64_t *second)
-{
-    *first = __atomic_load_n(p, __ATOMIC_RELAXED);
-    *second = __atomic_load_n(p + 1, __ATOMIC_RELAXED);
-}
-
-GPUNVME_FN void gpunvme_load_pair_acquire(const uint64_t *p, uint64_t *first, uint64_t *second)
-{
-    *first = __atomic_load_n(p, GPUNVME_ORDER(WAIT, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED));
-    *second = p[1];
-}
-
 GPUNVME_FN void gpunvme_fence_sys(void)
 {
 }
@@ -523,10 +490,9 @@ GPUNVME_FN uint64_t gpunvme_load64_fenced_gpu(const uint64_t *p)
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
 
-GPUNVME_FN void gpunvme_store_pair_fenced_gpu(uint64_t *p, uint64_t first, uint64_t second)
+GPUNVME_FN void gpunvme_store64_fenced_gpu(uint64_t *p, uint64_t v)
 {
-    p[1] = second;
-    __atomic_store_n(p, first, GPUNVME_ORDER(STATUS, __ATOMIC_RELEASE, __ATOMIC_RELAXED));
+    __atomic_store_n(p, v, GPUNVME_ORDER(STATUS, __ATOMIC_RELEASE, __ATOMIC_RELAXED));
 }
 
 GPUNVME_FN void gpunvme_store32_relaxed_gpu(uint32_t *p, uint32_t v)

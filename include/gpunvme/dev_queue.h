@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * The queue pair for warps: what threads of a kernel use, any number of them at once. The entries,
- * tickets and rules are those of queue.h. The implementation differs: on a GPU a round trip to
- * memory costs 0.2 us, an atomic 0.3, a fence 0.3 to 0.5, and each costs the same for 32 lanes as
- * for one. On the CPU a warp has one lane, and all of this runs on threads. Knows neither
- * namespaces nor data: those are device.cuh's.
+ * tickets and rules are those of queue.h; the way there is another, since on a GPU a round trip to
+ * memory costs 0.2 us, an atomic 0.3, a fence 0.3 to 0.5, and 32 lanes do each at the price of
+ * one. On the CPU a warp has one lane, and all of this runs on threads. Knows neither namespaces
+ * nor data: those are device.cuh's.
  *
  *   reserve  Each lane claims a slot, whose index is its command id, by one atomic on that slot;
  *            one lane then takes positions in the submission queue for all, by one more. There are
- *            fewer slots than entries, so a lane that has a slot has room.
- *   submit   Each lane writes its entry by vector stores. The warp that gets the doorbell (a
- *            try-lock) rings for its own entries and for all that are marked ready behind them. A
- *            warp that does not get it marks its entries and leaves: the holder looks again after
- *            unlocking.
- *   reap     The warp that gets the completion queue (a try-lock) takes as many entries at a time
- *            as it has lanes, and writes status and result to the slots that they name.
- *   wait     Each lane polls one word of its own: its slot's.
+ *            fewer slots than entries: who has a slot has room.
+ *   submit   Each lane writes its entry by vector stores. Whoever gets the doorbell (a try-lock)
+ *            rings for its own entries and for all that are marked ready behind them. Who does not
+ *            get it marks its entries and leaves: the holder looks again after it let go.
+ *   reap     Whoever gets the completion queue (a try-lock) takes as many entries at a time as
+ *            there are lanes, and writes their statuses to the slots that they name.
  *
- * No thread waits for a lock, or for another thread's command. The functions with a `mask` are
- * called by all lanes of the mask together, with the same queue. The words that threads share
- * (struct gpunvme_dev_queue, slots, marks) must be in memory of their own GPU, not in shared or
- * local memory (atomics.h); entries and doorbells may be anywhere.
+ *   wait     Each lane looks at one word of its own: its slot's.
  *
- * docs/ORDERING.md explains why these stores are ordered enough, for each placement.
+ * Nobody waits for a lock, or for another's command. The functions with a `mask` are called by all
+ * lanes of the mask together, with the same queue. The words that threads share (struct
+ * gpunvme_dev_queue, slots, marks) must lie in memory of their own GPU, not in shared or local
+ * memory (atomics.h); entries and doorbells may lie anywhere.
+ *
+ * Why the order of all these stores is enough, for each placement: docs/ORDERING.md.
  */
 #ifndef GPUNVME_DEV_QUEUE_H
 #define GPUNVME_DEV_QUEUE_H
@@ -42,15 +42,16 @@ enum gpunvme_reaper {
 };
 
 /*
- * A slot's word, as warps use it: generation << 16, with these. It is free without TAKEN, in flight
- * with TAKEN alone, and done with GPUNVME_SLOT_DONE and the status. A ticket is generation << 16 |
- * slot; the generation, of 47 bits, grows when the slot is freed.
+ * A slot's word, as warps use it, always as 64 bits; the result beside it stays unused, since
+ * reads, writes and flushes have none: generation << 16, with these. It is free without TAKEN, in
+ * flight with TAKEN alone, and done with GPUNVME_SLOT_DONE and the status. A ticket is generation
+ * << 16 | slot; the generation, of 47 bits, grows when the slot is freed.
  */
 #define GPUNVME_DEV_SLOT_TAKEN     (UINT64_C(1) << 63)
 #define GPUNVME_DEV_SLOT_ABANDONED GPUNVME_SLOT_BUSY /* in flight, but nobody will ask */
 
-/* In `published` and `cq_head`, beside the position, which counts modulo 2^31 there: enough to
- * tell its entry and its lap. */
+/* In `published` and `cq_head`, beside the position, which counts modulo 2^31 there: all that is
+ * asked of it is which entry it is, and in which lap. */
 #define GPUNVME_DEV_QUEUE_LOCKED UINT32_C(1)
 
 /* Constants, chosen by measurement: docs/PERFORMANCE.md, "What was chosen". */
@@ -58,25 +59,29 @@ enum gpunvme_reaper {
 /*
  * A warp that finds its queue full takes no slots until it has found this many, or one for each
  * lane, and sleeps between its tries. After each GROUP_TRIES tries half as many are enough. Large
- * groups ring fewer doorbells and leave fewer lanes for another try; small ones wait less.
+ * groups ring fewer doorbells and leave fewer lanes behind, for which a warp comes again; small
+ * ones wait less.
  */
 #define GPUNVME_DEV_GROUP       (GPUNVME_WARP_LANES / 2)
 #define GPUNVME_DEV_GROUP_TRIES 64u
 
-/* How often a warp that waits looks at the completion queue while it has it. */
+/* How often a warp that waits looks at the completion queue while it holds it. */
 #define GPUNVME_DEV_LOOKS 16u
 
-/* How often a warp rings for others, one after the other, before it goes on with its own. */
+/* At how many completions a lane looks at once where few lanes reap for many commands: a load from
+ * host memory takes more than 1 us, and the fence behind it half of one. */
+#define GPUNVME_DEV_DEEP 4u
+
+/* How often a warp rings for others, one after the other, before it goes on with its own work. */
 #define GPUNVME_DEV_RINGS 64u
 
-/* How many runs of slots a warp looks at for free ones. */
-#define GPUNVME_DEV_RUNS (GPUNVME_WARP_LANES > 1 ? 6u : 64u)
+/* In search of a free slot: how many slots a lane looks at at once, and how often. Threads of the
+ * CPU, which are a warp of one lane, look at 64 slots in all. */
+#define GPUNVME_DEV_SEES   4u
+#define GPUNVME_DEV_SIGHTS (GPUNVME_WARP_LANES > 1 ? 4u : 16u)
 
-/* For a warp that waits for a group: the slots that a lane looks at at once, the looks before a
- * rest, and the longest rest in ns per entry of the queue: a tenth of the time of a full queue at
- * 25 million commands a second. */
-#define GPUNVME_DEV_SEES     4u
-#define GPUNVME_DEV_SIGHTS   4u
+/* The longest sleep of a warp that found no room, in ns for each entry of the queue: a tenth of
+ * what a full queue takes at 25 million commands a second. */
 #define GPUNVME_DEV_SLEEP_NS 4u
 
 #define GPUNVME_DEV_QUEUE_SLOTS_NBYTES(entries) ((size_t)(entries) * sizeof(struct gpunvme_slot))
@@ -93,9 +98,8 @@ struct gpunvme_dev_queue {
     uint32_t reaper; /* enum gpunvme_reaper */
     /*
      * For GPUNVME_REAPER_CPU, else NULL: slots as queue.h has them, in pinned host memory, which a
-     * CPU thread completes by gpunvme_qpair_reap() of a queue pair of its own. The GPU only loads
-     * and stores them, since its atomics are not atomic there; it claims and frees `slots` as
-     * always.
+     * CPU thread completes by gpunvme_qpair_reap() of a queue pair of its own. The GPU only stores
+     * to them, since its atomics are none there; it claims and frees `slots` as ever.
      */
     struct gpunvme_slot *mirror;
     struct gpunvme_doorbell sq_doorbell, cq_doorbell;         /* without shadows */
@@ -110,25 +114,26 @@ struct gpunvme_dev_queue {
     uint64_t bounces_bus;
     uint32_t bounce_nbytes;
 
-    /* Contended words, each on cache lines of its own. */
+    /* The words that all fight for: each on lines of its own. */
     __attribute__((aligned(128))) uint64_t reserved;  /* next position, GPUNVME_QPAIR_CLOSED */
     __attribute__((aligned(128))) uint32_t published; /* next position not rung for << 1, LOCKED */
     __attribute__((aligned(128))) uint32_t cq_head;   /* next position << 1, LOCKED */
-    uint64_t holders;   /* tickets kept by threads that need one more to end them: see device.cuh */
+    uint64_t holders;   /* tickets kept by who needs another one to end them: see device.cuh */
     uint64_t spurious;  /* completions with a command id that is not in flight */
-    uint64_t closed_at; /* position at which the queue was closed; written by the closing thread */
+    uint64_t closed_at; /* position at which the queue was closed; written by who closes it */
 };
 
 /*
- * Initialises a queue on the CPU, with slots and marks in CPU memory; code that moves them to a GPU
- * must change the addresses, `home` too. All memory stays the caller's. Doorbells have no shadows,
- * first_position is rounded to a lap (and 2^63 is never reached: at 10^9 commands a second that
- * takes 292 years), and first_generation has 47 bits. GPUNVME_ERR_INVALID as gpunvme_qpair_init().
+ * Initialises a queue on the CPU, with slots and marks in memory of the CPU's; whoever moves them
+ * to a GPU changes the addresses, `home` too. All memory stays the caller's. Of the configuration,
+ * doorbells are without shadows, first_position is rounded to a lap (and 2^63 is never reached: at
+ * 10^9 commands a second that takes 292 years), and first_generation has 47 bits.
+ * GPUNVME_ERR_INVALID as gpunvme_qpair_init().
  */
 gpunvme_err_t gpunvme_dev_queue_init(struct gpunvme_dev_queue *q,
                                      const struct gpunvme_qpair_config *config);
 
-/* The queue itself, with the words that threads share: `q` may be a copy of the constants. */
+/* Where the words are that threads share: `q` may be a copy of the constants. */
 GPUNVME_FN struct gpunvme_dev_queue *gpunvme_dev_home(struct gpunvme_dev_queue *q)
 {
     return q->home;
@@ -223,54 +228,23 @@ GPUNVME_FN void gpunvme_dev_slot_unclaim(struct gpunvme_dev_queue *q, uint64_t t
 }
 
 /*
- * Claims a slot for each lane: 1 and its ticket, or 0 if none was found. The first try is `hint`,
- * any number that differs between threads; then the lanes look together at runs of slots here and
- * there, and share what is free. After some runs they give up, though a slot may be free (except in
- * a queue of at most 64 entries on the CPU). The next call looks elsewhere, so repeated calls find
- * any free slot.
- */
-GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t hint,
-                                      uint64_t *ticket)
-{
-    uint32_t lanes = gpunvme_popcount(mask), rank = gpunvme_warp_rank(mask), base, need;
-    int got;
-
-    *ticket = 0;
-    got = gpunvme_dev_slot_take(q, hint & q->mask, ticket);
-    if (!(need = gpunvme_warp_ballot(mask, !got)))
-        return 1;
-    /* Neighbours stay beside each other; the place changes with time. */
-    base = gpunvme_warp_shfl32(mask, hint + (gpunvme_noise32() >> 10), gpunvme_warp_leader(mask));
-    for (uint32_t run = 0; need && run < GPUNVME_DEV_RUNS; run++) {
-        uint32_t free, nth = gpunvme_warp_rank(need);
-
-        base += 37 * lanes; /* odd: enough runs look at all slots */
-        free = gpunvme_warp_ballot(mask, gpunvme_dev_slot_is_free(q, base + rank));
-        if (!got && nth < gpunvme_popcount(free)) {
-            uint32_t lane;
-
-            for (; nth; nth--)
-                free &= free - 1;
-            lane = gpunvme_lowest_bit(free);
-            got = gpunvme_dev_slot_take(
-                q, (base + gpunvme_popcount(mask & ((UINT32_C(1) << lane) - 1))) & q->mask, ticket);
-        }
-        need = gpunvme_warp_ballot(mask, !got);
-    }
-    return got;
-}
-
-/*
- * How a warp claims slots. `least`: so many slots, or one for each lane, or none at all. `again`:
- * not its first try, so it looks at slots before it takes them: an atomic on a taken slot disturbs
- * its owner. `together`: by claim_together(), else any number by claim(); a constant, so that only
- * one of the two is compiled.
+ * How a warp looks for slots. `least`: how many slots it takes in all, or else none; at most one
+ * for each lane. `again`: this is not its first try, so it looks at slots before it takes them,
+ * since an atomic on a taken slot delays the slot's owner.
  */
 struct gpunvme_dev_want {
-    uint32_t least, again, together;
+    uint32_t least, again;
 };
 
-/* A free one of GPUNVME_DEV_SEES slots, all looked at at once; below 0: none. */
+/* As many as there are, one for each lane. */
+GPUNVME_FN struct gpunvme_dev_want gpunvme_dev_want_any(void)
+{
+    struct gpunvme_dev_want any = {0, 0};
+
+    return any;
+}
+
+/* One of some slots that is free, for a lane that looks at all of them at once; below 0: none. */
 GPUNVME_FN int32_t gpunvme_dev_slot_see(const struct gpunvme_dev_queue *q, uint32_t index,
                                         uint32_t step)
 {
@@ -285,14 +259,16 @@ GPUNVME_FN int32_t gpunvme_dev_slot_see(const struct gpunvme_dev_queue *q, uint3
 }
 
 /*
- * claim() for a group. Each lane takes what it has found itself: four loads in flight at once, then
- * one atomic, where claim() does both for each run of slots. Together the lanes look at every slot
- * sooner or later. A full warp begins at multiples of 32 from its hint, so that it leaves whole
- * groups of slots for other warps. If a look finds fewer than wanted, the queue is full, or nearly.
+ * Claims a slot for each lane: 1 and its ticket, or 0 where none was found. The first try is
+ * `hint`, any number that differs between threads. Then each lane takes what it has found itself:
+ * four loads under way at once, then one atomic. A full warp begins at multiples of 32 from its
+ * hint, so that the slots it leaves are another warp's as they are. The lanes give up after some
+ * looks, when fewer slots than wanted are found: the queue is full, or nearly. Calls that are
+ * repeated look at every slot sooner or later; one call on the CPU does in a queue of at most 64
+ * entries.
  */
-GPUNVME_FN int gpunvme_dev_slot_claim_together(struct gpunvme_dev_queue *q, uint32_t mask,
-                                               uint32_t hint, struct gpunvme_dev_want want,
-                                               uint64_t *ticket)
+GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t hint,
+                                      struct gpunvme_dev_want want, uint64_t *ticket)
 {
     uint32_t lanes = gpunvme_popcount(mask), most = (q->mask + 1) / 4; /* it must be possible */
     uint32_t need = mask, index, least;
@@ -336,8 +312,6 @@ struct gpunvme_dev_place {
     uint32_t published; /* private: `published` when the doorbell was asked for */
 };
 
-GPUNVME_FN void gpunvme_dev_queue_help(struct gpunvme_dev_queue *q, uint32_t mask);
-
 /* Takes positions for the lanes `in`, which have claimed slots, and asks for the doorbell. */
 GPUNVME_FN uint32_t gpunvme_dev_queue_place(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t in,
                                             struct gpunvme_dev_place *place, int *err)
@@ -356,12 +330,8 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_place(struct gpunvme_dev_queue *q, uint32_
                                                           GPUNVME_DEV_QUEUE_LOCKED);
         place->pos = (uint32_t)pos;
         closed = (pos & GPUNVME_QPAIR_CLOSED) != 0;
-        /* The reset may have ended since the position was taken: others that failed to get the
-         * doorbell meanwhile rely on the thread that unlocks it. */
-        if (closed && !(place->published & GPUNVME_DEV_QUEUE_LOCKED)) {
+        if (closed && !(place->published & GPUNVME_DEV_QUEUE_LOCKED))
             gpunvme_exchange32_gpu(&gpunvme_dev_home(q)->published, place->published);
-            gpunvme_dev_queue_help(gpunvme_dev_home(q), UINT32_C(1) << gpunvme_warp_lane());
-        }
     }
     if (gpunvme_warp_ballot(mask, closed != 0)) {
         if (is_in)
@@ -370,6 +340,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_place(struct gpunvme_dev_queue *q, uint32_
         return 0;
     }
     place->pos = gpunvme_warp_shfl32(mask, place->pos, gpunvme_warp_leader(in));
+    place->published = gpunvme_warp_shfl32(mask, place->published, gpunvme_warp_leader(in));
     place->pos += gpunvme_warp_rank(in);
     return in;
 }
@@ -378,33 +349,24 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_place(struct gpunvme_dev_queue *q, uint32_
  * Reserves a slot and a position for each lane, as far as there are any. Returns the lanes that
  * have a *place: these, and only these, must call gpunvme_dev_queue_submit() at once, for they may
  * hold the doorbell. The others have *err: GPUNVME_ERR_AGAIN without a free slot, or
- * GPUNVME_ERR_CLOSED. Never waits.
+ * GPUNVME_ERR_CLOSED. Never waits. After GPUNVME_ERR_CLOSED one lane calls
+ * gpunvme_dev_queue_help(): the doorbell was held for a moment, and if the queue is open again,
+ * warps that were kept from it meanwhile have left their entries to whoever let it go.
  *
- * A thread that waits for room must end its own tickets meanwhile, and a warp those of all its
- * lanes: otherwise lanes that wait for their neighbours may hold all slots.
+ * Who waits for room must end its own tickets meanwhile, and a warp those of all its lanes: else
+ * all slots may be taken by lanes that wait for their neighbours.
  */
-GPUNVME_FN uint32_t gpunvme_dev_queue_reserve_some(struct gpunvme_dev_queue *q, uint32_t mask,
-                                                   uint32_t hint, struct gpunvme_dev_want want,
-                                                   struct gpunvme_dev_place *place, int *err)
+GPUNVME_FN uint32_t gpunvme_dev_queue_reserve(struct gpunvme_dev_queue *q, uint32_t mask,
+                                              uint32_t hint, struct gpunvme_dev_want want,
+                                              struct gpunvme_dev_place *place, int *err)
 {
     struct gpunvme_dev_queue copy;
     int is_claimed;
 
     q = gpunvme_dev_queue_copy_constants(q, &copy);
-    is_claimed = want.together
-                     ? gpunvme_dev_slot_claim_together(q, mask, hint, want, &place->ticket)
-                     : gpunvme_dev_slot_claim(q, mask, hint, &place->ticket);
+    is_claimed = gpunvme_dev_slot_claim(q, mask, hint, want, &place->ticket);
     gpunvme_dev_queue_prefetch(gpunvme_dev_home(q));
     return gpunvme_dev_queue_place(q, mask, gpunvme_warp_ballot(mask, is_claimed), place, err);
-}
-
-GPUNVME_FN uint32_t gpunvme_dev_queue_reserve(struct gpunvme_dev_queue *q, uint32_t mask,
-                                              uint32_t hint, struct gpunvme_dev_place *place,
-                                              int *err)
-{
-    struct gpunvme_dev_want any = {0, 0, 0};
-
-    return gpunvme_dev_queue_reserve_some(q, mask, hint, any, place, err);
 }
 
 /* The lap that a position is in, as marks have it. */
@@ -421,21 +383,19 @@ GPUNVME_FN int gpunvme_dev_queue_is_ready(const struct gpunvme_dev_queue *q, uin
            gpunvme_dev_queue_lap(q, pos);
 }
 
-/* How many lanes of the mask, counted from its first, meet `condition` without a gap. */
-GPUNVME_FN uint32_t gpunvme_dev_prefix(uint32_t mask, int condition)
+/* How many things are there without a gap: each lane has looked at `each`, and has a bit for each
+ * that is there, up from bit 0. */
+GPUNVME_FN uint32_t gpunvme_dev_prefix(uint32_t mask, uint32_t bits, uint32_t each)
 {
-    uint32_t missing = gpunvme_warp_ballot(mask, !condition);
+    uint32_t missing = gpunvme_warp_ballot(mask, bits != (UINT32_C(1) << each) - 1), first;
 
     if (!missing)
-        return gpunvme_popcount(mask);
-    return gpunvme_popcount(mask & ((UINT32_C(1) << gpunvme_lowest_bit(missing)) - 1));
-}
-
-/* How many positions from `pos` on are marked ready, as far as the lanes look at once. */
-GPUNVME_FN uint32_t gpunvme_dev_queue_count_ready(const struct gpunvme_dev_queue *q, uint32_t mask,
-                                                  uint32_t pos)
-{
-    return gpunvme_dev_prefix(mask, gpunvme_dev_queue_is_ready(q, pos + gpunvme_warp_rank(mask)));
+        return each * gpunvme_popcount(mask);
+    first = gpunvme_lowest_bit(missing);
+    missing = gpunvme_popcount(mask & ((UINT32_C(1) << first) - 1));
+    if (each == 1)
+        return missing;
+    return each * missing + gpunvme_warp_shfl32(mask, gpunvme_lowest_bit(~bits), first);
 }
 
 /* Which of the four positions from `pos` on, a multiple of 4, are marked ready: a bit for each. */
@@ -450,47 +410,35 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_four_ready(const struct gpunvme_dev_queue 
 }
 
 /*
- * skip_ready() for a queue of at least 4 entries: each lane looks at four marks at once. The
- * doorbell's holder may be one lane, and goes through all that a full queue's warps submit
- * meanwhile: one load after the other, 330 cycles each, is 6 million commands a second.
+ * The first position from `pos` on that is not marked ready. Each lane looks at four marks at once:
+ * who has the doorbell may be one lane, and goes through all that a full queue's warps submit
+ * meanwhile. One load after the other, 330 cycles each, is 6 million commands a second.
  */
-GPUNVME_FN uint32_t gpunvme_dev_queue_skip_fours(const struct gpunvme_dev_queue *q, uint32_t mask,
-                                                 uint32_t pos)
-{
-    uint32_t rank = gpunvme_warp_rank(mask), before = pos & 3, bits, missing, first;
-
-    for (pos -= before;; pos += 4 * gpunvme_popcount(mask), before = 0) {
-        bits = gpunvme_dev_queue_four_ready(q, pos + 4 * rank);
-        if (!rank) /* behind us */
-            bits |= (UINT32_C(1) << before) - 1;
-        missing = gpunvme_warp_ballot(mask, bits != 15);
-        if (missing)
-            break;
-    }
-    first = gpunvme_lowest_bit(missing);
-    pos += 4 * gpunvme_popcount(mask & ((UINT32_C(1) << first) - 1));
-    pos += gpunvme_warp_shfl32(mask, gpunvme_lowest_bit(~bits), first);
-    gpunvme_warp_sync(mask); /* as in skip_ready() */
-    return pos;
-}
-
-/* The first position from `pos` on that is not marked ready. */
 GPUNVME_FN uint32_t gpunvme_dev_queue_skip_ready(const struct gpunvme_dev_queue *q, uint32_t mask,
                                                  uint32_t pos)
 {
-    uint32_t lanes = gpunvme_popcount(mask), n;
+    uint32_t rank = gpunvme_warp_rank(mask), lanes = gpunvme_popcount(mask), before = pos & 3, n;
 
-    if (q->mask >= 3)
-        return gpunvme_dev_queue_skip_fours(q, mask, pos);
+    if (q->mask < 3) /* there are fewer than four marks, and at most one is ahead */
+        return pos + (gpunvme_warp_ballot(mask, gpunvme_dev_queue_is_ready(q, pos)) != 0);
+    pos -= before;
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
     do {
-        n = gpunvme_dev_queue_count_ready(q, mask, pos);
+        uint32_t bits = gpunvme_dev_queue_four_ready(q, pos + 4 * rank);
+
+        if (!rank) /* behind us */
+            bits |= (UINT32_C(1) << before) - 1;
+        n = gpunvme_dev_prefix(mask, bits, 4);
         pos += n;
-    } while (n == lanes);
+        before = 0;
+    } while (n == 4 * lanes);
     gpunvme_warp_sync(mask); /* what each lane has acquired, the leader's doorbell comes after */
     return pos;
 }
 
-/* One lane rings. For entries, gpunvme_fence_sys() comes first. */
+/* One lane rings; of entries after gpunvme_fence_sys(). */
 GPUNVME_FN void gpunvme_dev_queue_ring(struct gpunvme_dev_queue *q,
                                        const struct gpunvme_doorbell *db, uint32_t pos)
 {
@@ -505,23 +453,27 @@ GPUNVME_FN void gpunvme_dev_queue_ring(struct gpunvme_dev_queue *q,
 }
 
 /*
- * The holder of the doorbell rings for all positions from `from` up to `pos`, and unlocks. Then it
- * looks for marks behind: it sees, and rings for, any mark that a warp which failed to get the
- * doorbell set before the unlock. (The exchange that failed and the one that unlocks are ordered;
- * both are acquire and release.) After many rounds it leaves the rest to the next thread that
- * submits or waits: under endless load it would ring for others for ever.
+ * The holder of the doorbell rings for all positions from `from` on that are ready, and lets go.
+ * The first `n` it knows to be; if there are none, it looks at the marks. After it let go it looks
+ * for marks behind: one that was set before it let go, by a warp that did not get the doorbell, is
+ * one that it sees, and rings for. (The atomic that failed and the one that lets go are ordered;
+ * both are acquire and release.) After many rounds it leaves what is behind to the next who submits
+ * or waits: under endless load it would ring for others for ever.
  */
 GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t from,
-                                          uint32_t pos)
+                                          uint32_t n)
 {
     uint32_t leader = gpunvme_warp_leader(mask), is_leader = gpunvme_warp_lane() == leader;
-    uint32_t word = 0;
 
-    for (uint32_t rounds = 1;; rounds++) {
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
+    for (uint32_t rounds = 1;; rounds++, n = 0) {
         struct gpunvme_doorbell bell = gpunvme_dev_home(q)->sq_doorbell; /* ahead of the fence */
-        int more = 0;
+        uint32_t pos = n ? from + n : gpunvme_dev_queue_skip_ready(q, mask, from);
+        uint32_t word = GPUNVME_DEV_QUEUE_LOCKED;
 
-        /* Each lane makes one: entries, lists and marks that it wrote or found come first. */
+        /* Each lane its own: entries, lists and marks that it wrote or found are there first. */
         if (pos != from)
             gpunvme_fence_sys();
         gpunvme_warp_sync(mask);
@@ -529,40 +481,43 @@ GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t 
             if (pos != from)
                 gpunvme_dev_queue_ring(q, &bell, pos);
             gpunvme_exchange32_gpu(&gpunvme_dev_home(q)->published, pos << 1);
-            more = rounds < GPUNVME_DEV_RINGS && gpunvme_dev_queue_is_ready(q, pos);
-            if (more)
+            if (rounds < GPUNVME_DEV_RINGS && gpunvme_dev_queue_is_ready(q, pos))
                 word = gpunvme_fetch_or32_gpu(&gpunvme_dev_home(q)->published,
                                               GPUNVME_DEV_QUEUE_LOCKED);
-            more = more && !(word & GPUNVME_DEV_QUEUE_LOCKED);
         }
-        if (!gpunvme_warp_ballot(mask, more))
+        word = gpunvme_warp_shfl32(mask, word, leader);
+        if (word & GPUNVME_DEV_QUEUE_LOCKED)
             return;
-        from = gpunvme_warp_shfl32(mask, word, leader) >> 1;
-        pos = gpunvme_dev_queue_skip_ready(q, mask, from);
+        from = word >> 1;
     }
 }
 
 /*
- * Rings for marked positions that a holder of the doorbell left behind. Not in a closed queue: the
- * controller may not have it any more. (A thread that relies on this found the queue open when it
- * failed to get the doorbell, so this finds it open as well.)
+ * One lane rings for what is marked and nobody has rung for, as a holder of the doorbell may leave
+ * it. Not in a closed queue: the controller may not have it any more. (Whoever is kept from the
+ * doorbell and relies on this has found the queue open, so this finds it open as well.)
  */
-GPUNVME_FN void gpunvme_dev_queue_help(struct gpunvme_dev_queue *q, uint32_t mask)
+GPUNVME_FN void gpunvme_dev_queue_help(struct gpunvme_dev_queue *q)
 {
-    uint32_t leader = gpunvme_warp_leader(mask), word = GPUNVME_DEV_QUEUE_LOCKED;
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
+    for (uint32_t rounds = 0; rounds < GPUNVME_DEV_RINGS; rounds++) {
+        uint32_t word = gpunvme_load_relaxed32(&q->published), pos;
 
-    if (gpunvme_warp_lane() == leader) {
-        word = gpunvme_load_relaxed32(&q->published);
-        if (!(word & GPUNVME_DEV_QUEUE_LOCKED))
-            word = gpunvme_dev_queue_is_ready(q, word >> 1) &&
-                           !(gpunvme_load_relaxed64(&q->reserved) & GPUNVME_QPAIR_CLOSED)
-                       ? gpunvme_fetch_or32_gpu(&q->published, GPUNVME_DEV_QUEUE_LOCKED)
-                       : GPUNVME_DEV_QUEUE_LOCKED;
+        if (word & GPUNVME_DEV_QUEUE_LOCKED || !gpunvme_dev_queue_is_ready(q, word >> 1) ||
+            gpunvme_load_relaxed64(&q->reserved) & GPUNVME_QPAIR_CLOSED)
+            return;
+        word = gpunvme_fetch_or32_gpu(&q->published, GPUNVME_DEV_QUEUE_LOCKED);
+        if (word & GPUNVME_DEV_QUEUE_LOCKED)
+            return;
+        for (pos = word >> 1; gpunvme_dev_queue_is_ready(q, pos);)
+            pos++;
+        gpunvme_fence_sys();
+        if (pos != word >> 1)
+            gpunvme_dev_queue_ring(q, &q->sq_doorbell, pos);
+        gpunvme_exchange32_gpu(&q->published, pos << 1);
     }
-    word = gpunvme_warp_shfl32(mask, word, leader);
-    if (!(word & GPUNVME_DEV_QUEUE_LOCKED))
-        gpunvme_dev_queue_publish(q, mask, word >> 1,
-                                  gpunvme_dev_queue_skip_ready(q, mask, word >> 1));
 }
 
 /*
@@ -573,9 +528,9 @@ GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t m
                                          const struct gpunvme_dev_place *place,
                                          struct gpunvme_sqe *cmd)
 {
-    uint32_t leader = gpunvme_warp_leader(mask);
-    uint32_t first = gpunvme_warp_shfl32(mask, place->pos, leader);
-    uint32_t word = gpunvme_warp_shfl32(mask, place->published, leader);
+    uint32_t leader = gpunvme_warp_leader(mask), word = place->published;
+    uint32_t first = place->pos - gpunvme_warp_rank(mask);
+    uint32_t n = word == first << 1 ? gpunvme_popcount(mask) : 0;
     uint32_t *mark = gpunvme_dev_mark(q, place->pos), lap = gpunvme_dev_queue_lap(q, place->pos);
     uint64_t ticket = place->ticket;
 
@@ -583,18 +538,14 @@ GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t m
     if (q->mirror)
         gpunvme_store_relaxed64(&q->mirror[ticket & q->mask].word,
                                 (ticket & ~UINT64_C(0xffff)) | GPUNVME_SLOT_BUSY);
-    else /* as it was claimed: a reset since then may have marked it done */
+    else /* as it was claimed: a reset between that and the position has called it done */
         gpunvme_store64_relaxed_gpu(&gpunvme_dev_slot(q, ticket)->word,
                                     (ticket & ~UINT64_C(0xffff)) | GPUNVME_DEV_SLOT_TAKEN);
     gpunvme_store_64_bytes(gpunvme_dev_sqe(q, place->pos), cmd);
-    if (word == first << 1) { /* it is ours, and nobody is before us: nobody looks at our marks, */
+    if (n) /* the doorbell is ours, and nobody is before us: nobody looks at our marks, */
         gpunvme_store32_relaxed_gpu(mark, lap); /* but they must not be of an old lap */
-        gpunvme_warp_sync(mask);
-        gpunvme_dev_queue_publish(q, mask, first, first + gpunvme_popcount(mask));
-        return;
-    }
-    /* Release: a thread that sees the mark sees the entry, and what else the command uses. */
-    GPUNVME_ORDER(MARK, gpunvme_store_release32_gpu, gpunvme_store_relaxed32)(mark, lap);
+    else /* release: who finds the mark finds the entry, and what else the command uses */
+        GPUNVME_ORDER(MARK, gpunvme_store_release32_gpu, gpunvme_store_relaxed32)(mark, lap);
     gpunvme_warp_sync(mask);
     if (word & GPUNVME_DEV_QUEUE_LOCKED) {
         if (gpunvme_warp_lane() == leader)
@@ -604,35 +555,20 @@ GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t m
         if (word & GPUNVME_DEV_QUEUE_LOCKED)
             return;
     }
-    gpunvme_dev_queue_publish(q, mask, word >> 1, gpunvme_dev_queue_skip_ready(q, mask, word >> 1));
+    gpunvme_dev_queue_publish(q, mask, word >> 1, n);
 }
 
 /* --- completion ------------------------------------------------------------------------------- */
 
-/* An entry; the GPU loads all of it at once. *dw3 says whether it is new. */
-GPUNVME_FN void gpunvme_dev_cqe_load(const struct gpunvme_cqe *cqe, uint64_t *result, uint32_t *dw3)
+/* The last dword of an entry: status, phase tag and command id. */
+GPUNVME_FN uint32_t gpunvme_dev_cqe_load(const struct gpunvme_cqe *cqe)
 {
-#if defined(__CUDA_ARCH__)
-    uint64_t high;
+    const gpunvme_dword *dw3 = (const gpunvme_dword *)cqe + 3;
 
-    gpunvme_load_pair_relaxed((const uint64_t *)cqe, result, &high);
-    *dw3 = (uint32_t)(high >> 32);
-#else
-    *result = 0; /* to be read when the entry is known to be new */
-    *dw3 = GPUNVME_ORDER(CQE, gpunvme_load_acquire32,
-                         gpunvme_load_relaxed32)((const gpunvme_dword *)cqe + 3);
-#endif
-}
-
-/* The result of an entry that is new; `loaded` is what load gave. */
-GPUNVME_FN uint64_t gpunvme_dev_cqe_result(const struct gpunvme_cqe *cqe, uint64_t loaded)
-{
 #if defined(__CUDA_ARCH__)
-    (void)cqe;
-    return loaded;
+    return gpunvme_load_relaxed32(dw3); /* take() has the fence */
 #else
-    (void)loaded;
-    return (uint64_t)cqe->dw1 << 32 | cqe->dw0;
+    return GPUNVME_ORDER(CQE, gpunvme_load_acquire32, gpunvme_load_relaxed32)(dw3);
 #endif
 }
 
@@ -649,8 +585,7 @@ GPUNVME_FN int gpunvme_dev_queue_has_news(const struct gpunvme_dev_queue *q)
  * Hands a completion to the slot that its command id names. Behind the fence: the slot's word is
  * looked at after the completion, and what is stored to it comes after the data.
  */
-GPUNVME_FN void gpunvme_dev_slot_complete(struct gpunvme_dev_queue *q, uint32_t dw3,
-                                          uint64_t result)
+GPUNVME_FN void gpunvme_dev_slot_complete(struct gpunvme_dev_queue *q, uint32_t dw3)
 {
     uint32_t cid = dw3 & 0xffff;
     struct gpunvme_slot *slot = gpunvme_dev_slot(q, cid);
@@ -661,12 +596,12 @@ GPUNVME_FN void gpunvme_dev_slot_complete(struct gpunvme_dev_queue *q, uint32_t 
     else if (word & GPUNVME_DEV_SLOT_ABANDONED)
         gpunvme_dev_slot_unclaim(q, (word & ~UINT64_C(0xffff)) | cid);
     else
-        gpunvme_store_pair_fenced_gpu(&slot->word, word | GPUNVME_SLOT_DONE | dw3 >> 17, result);
+        gpunvme_store64_fenced_gpu(&slot->word, word | GPUNVME_SLOT_DONE | dw3 >> 17);
 }
 
 /*
- * Ends one lane's ticket, whose command is done: the slot is free. Relaxed on the GPU, since the
- * status that this depends on was read together with the result.
+ * Ends one lane's ticket, whose command is done: the slot is free. Relaxed on the GPU, since
+ * nothing was read that belongs to the slot but its word.
  */
 GPUNVME_FN void gpunvme_dev_queue_end(struct gpunvme_dev_queue *q, uint64_t ticket)
 {
@@ -683,12 +618,10 @@ GPUNVME_FN void gpunvme_dev_queue_end(struct gpunvme_dev_queue *q, uint64_t tick
 GPUNVME_FN uint32_t gpunvme_dev_queue_take(struct gpunvme_dev_queue *q, uint32_t mask,
                                            uint32_t head)
 {
-    uint32_t pos = head + gpunvme_warp_rank(mask), dw3, n;
-    const struct gpunvme_cqe *cqe = gpunvme_dev_cqe(q, pos);
-    uint64_t result;
+    uint32_t pos = head + gpunvme_warp_rank(mask);
+    uint32_t dw3 = gpunvme_dev_cqe_load(gpunvme_dev_cqe(q, pos));
+    uint32_t n = gpunvme_dev_prefix(mask, (uint32_t)gpunvme_dev_is_new(q, pos, dw3), 1);
 
-    gpunvme_dev_cqe_load(cqe, &result, &dw3);
-    n = gpunvme_dev_prefix(mask, gpunvme_dev_is_new(q, pos, dw3));
     if (!n)
         return 0;
     /* All have read their entries before the leader's fence, and so before its doorbell gives them
@@ -698,17 +631,41 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_take(struct gpunvme_dev_queue *q, uint32_t
      * of the slots as they were claimed; release of the slots: who sees one done sees its data. */
     gpunvme_fence_sys();
     if (gpunvme_warp_rank(mask) < n)
-        gpunvme_dev_slot_complete(q, dw3, gpunvme_dev_cqe_result(cqe, result));
+        gpunvme_dev_slot_complete(q, dw3);
+    return n;
+}
+
+/* The same by a lone lane, which looks at several entries at once if more is in flight than one. */
+GPUNVME_FN uint32_t gpunvme_dev_queue_take_alone(struct gpunvme_dev_queue *q, uint32_t head,
+                                                 int several)
+{
+    uint32_t dw3[GPUNVME_DEV_DEEP], n = 0;
+
+    dw3[0] = gpunvme_dev_cqe_load(gpunvme_dev_cqe(q, head));
+    for (uint32_t i = 1; i < GPUNVME_DEV_DEEP; i++)
+        dw3[i] = several ? gpunvme_dev_cqe_load(gpunvme_dev_cqe(q, head + i)) : 0;
+    for (uint32_t i = 0; i < GPUNVME_DEV_DEEP; i++)
+        n += n == i && (!i || several) && gpunvme_dev_is_new(q, head + i, dw3[i]);
+    if (!n)
+        return 0;
+    gpunvme_fence_sys(); /* as in take() */
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
+    for (uint32_t left = n; left; left--) {
+        gpunvme_dev_slot_complete(q, dw3[0]);
+        for (uint32_t k = 1; k < GPUNVME_DEV_DEEP; k++) /* an index would cost local memory */
+            dw3[k - 1] = dw3[k];
+    }
     return n;
 }
 
 /* Gets the completion queue, unless another warp has it: 1 and its head. */
-GPUNVME_FN uint32_t gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t mask,
-                                           uint32_t *head)
+GPUNVME_FN int gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t *head)
 {
     uint32_t word = GPUNVME_DEV_QUEUE_LOCKED;
 
-    /* All arrive before one takes the lock: it would hold it while it waits for lanes that wait
+    /* All are here before one takes the lock: it would keep it while it waits for lanes that wait
      * for completions. */
     gpunvme_warp_sync(mask);
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask)) {
@@ -723,33 +680,50 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t
     return !(word & GPUNVME_DEV_QUEUE_LOCKED);
 }
 
+/* How many commands are in flight; `head` is the completion queue's. */
+GPUNVME_FN uint32_t gpunvme_dev_queue_in_flight(const struct gpunvme_dev_queue *q, uint32_t head)
+{
+    uint32_t reserved = (uint32_t)gpunvme_load_relaxed64(&q->home->reserved);
+
+    return (reserved - head) & q->mask; /* both counters begin at entry 0 */
+}
+
 /*
- * Takes new completions, unless another warp is doing so: looks up to `looks` times, at least once,
- * until there are any, and takes all. Returns how many. So one warp at a time reads the queue's
- * memory, which may be the host's, however many wait.
+ * Takes new completions, if no other warp is at it: looks up to `looks` times, at least once, until
+ * there are any, and takes all that are there, or a lone lane some.
+ * Returns how many. So one warp at a time reads the queue's memory, which may be the host's,
+ * however many wait.
  *
- * The lock must be taken and released in here: lanes that left a loop with it could be kept
- * waiting, where branches reconverge, for lanes of their own warp that wait for completions.
+ * The queue is held and let go in here, and must be: lanes that leave a loop with it could be kept
+ * waiting, where branches meet, for lanes of their own warp that wait for completions.
  */
 GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t mask,
                                            uint32_t looks)
 {
     uint32_t lanes = gpunvme_popcount(mask), head, n, total = 0;
+    int several = 0;
     struct gpunvme_dev_queue copy;
 
     q = gpunvme_dev_queue_copy_constants(q, &copy);
     if (!gpunvme_dev_queue_hold(q, mask, &head))
         return 0;
+    if (lanes == 1)
+        several = gpunvme_dev_queue_in_flight(q, head) > 1;
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
     do {
-        n = gpunvme_dev_queue_take(q, mask, head + total);
+        n = lanes > 1 ? gpunvme_dev_queue_take(q, mask, head + total)
+                      : gpunvme_dev_queue_take_alone(q, head + total, several);
         total += n;
-    } while (total ? n == lanes && total <= q->mask : looks > 1 && looks--);
+    } while (total ? n == (lanes > 1 ? lanes : GPUNVME_DEV_DEEP) && total <= q->mask
+                   : looks > 1 && looks--);
     gpunvme_warp_sync(mask); /* all have stored to their slots before a reset may end them */
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask)) {
         if (total)
             gpunvme_dev_queue_ring(q, &q->cq_doorbell, head + total);
-        /* Relaxed: it follows the fence of what was taken. An exchange, because it passes on the
-         * previous holder's release if nothing was taken. */
+        /* Relaxed, behind the fence of what was taken; by an exchange, which passes on what the
+         * holder before has done where this one took nothing. */
         gpunvme_exchange32_relaxed_gpu(&gpunvme_dev_home(q)->cq_head, (head + total) << 1);
     }
     return total;
@@ -757,7 +731,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t
 
 /* --- tickets ---------------------------------------------------------------------------------- */
 
-/* For a mirror, which reports an old ticket as done until its slot is taken again. */
+/* For a mirror, which says of an old ticket that it is done until its slot is taken again. */
 GPUNVME_FN int gpunvme_dev_queue_has_ended(const struct gpunvme_dev_queue *q, uint64_t ticket)
 {
     uint64_t word = gpunvme_load_relaxed64(&gpunvme_dev_slot(q, ticket)->word);
@@ -765,7 +739,7 @@ GPUNVME_FN int gpunvme_dev_queue_has_ended(const struct gpunvme_dev_queue *q, ui
     return ((word & ~GPUNVME_DEV_SLOT_TAKEN) ^ ticket) >> 16 || word & GPUNVME_DEV_SLOT_ABANDONED;
 }
 
-/* The slot that a waiting thread polls. */
+/* The slot that who waits looks at. */
 GPUNVME_FN struct gpunvme_slot *gpunvme_dev_status_of(const struct gpunvme_dev_queue *q,
                                                       uint64_t ticket)
 {
@@ -775,12 +749,12 @@ GPUNVME_FN struct gpunvme_slot *gpunvme_dev_status_of(const struct gpunvme_dev_q
 }
 
 /*
- * Whether the command of one lane's ticket is done: GPUNVME_OK with *c filled in, GPUNVME_ERR_AGAIN
+ * Whether the command of one lane's ticket is done: GPUNVME_OK with *status, GPUNVME_ERR_AGAIN
  * while it is in flight, GPUNVME_ERR_STALE for a ticket that has ended or was abandoned. Does not
- * reap, and does not end the ticket: gpunvme_dev_queue_end() does that.
+ * look for completions. The ticket has not ended by this: gpunvme_dev_queue_end() does that.
  */
 GPUNVME_FN int gpunvme_dev_queue_peek(struct gpunvme_dev_queue *q, uint64_t ticket,
-                                      struct gpunvme_completion *c)
+                                      uint16_t *status)
 {
     struct gpunvme_slot *slot = gpunvme_dev_status_of(q, ticket);
     uint64_t word = gpunvme_load_relaxed64(&slot->word) & ~GPUNVME_DEV_SLOT_TAKEN;
@@ -790,9 +764,9 @@ GPUNVME_FN int gpunvme_dev_queue_peek(struct gpunvme_dev_queue *q, uint64_t tick
     if (!(word & GPUNVME_SLOT_DONE))
         return word & GPUNVME_DEV_SLOT_ABANDONED && !q->mirror ? GPUNVME_ERR_STALE
                                                                : GPUNVME_ERR_AGAIN;
-    /* Again, with acquire: polling with it would empty the L1 cache at each turn. */
-    gpunvme_load_pair_acquire(&slot->word, &word, &c->result);
-    c->status = (uint16_t)(word & 0x7fff);
+    /* Once more, with acquire: polling with it would throw the L1 cache away at each turn. */
+    word = GPUNVME_ORDER(WAIT, gpunvme_load_acquire64, gpunvme_load_relaxed64)(&slot->word);
+    *status = (uint16_t)(word & 0x7fff);
     return GPUNVME_OK;
 }
 
@@ -804,18 +778,18 @@ GPUNVME_FN void gpunvme_dev_queue_end_read(struct gpunvme_dev_queue *q, uint64_t
 }
 
 /*
- * Waits, and reaps if waiters do that, until the commands of all lanes are done or past their
- * deadlines (gpunvme_clock_ns()). Each lane has its own result: GPUNVME_OK, _STALE, or _TIMEOUT,
- * with which the command is still in flight. Ends no ticket.
+ * Reaps, where that is the waiters' affair, until the commands of all lanes are done or their
+ * deadlines (gpunvme_clock_ns()) over: each lane has its own result, GPUNVME_OK, _STALE, or
+ * _TIMEOUT, with which the command is still in flight. Ends no ticket.
  */
 GPUNVME_FN int gpunvme_dev_queue_await(struct gpunvme_dev_queue *q, uint32_t mask, uint64_t ticket,
-                                       uint64_t deadline_ns, struct gpunvme_completion *c)
+                                       uint64_t deadline_ns, uint16_t *status)
 {
     int err = GPUNVME_ERR_AGAIN;
 
     for (uint32_t turn = 1;; turn++) {
         if (err == GPUNVME_ERR_AGAIN)
-            err = gpunvme_dev_queue_peek(q, ticket, c);
+            err = gpunvme_dev_queue_peek(q, ticket, status);
         if (!gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN))
             return err;
         if (q->reaper != GPUNVME_REAPER_WAITERS ||
@@ -823,7 +797,8 @@ GPUNVME_FN int gpunvme_dev_queue_await(struct gpunvme_dev_queue *q, uint32_t mas
             gpunvme_relax();
         if (turn % 32)
             continue;
-        gpunvme_dev_queue_help(q, mask);
+        if (gpunvme_warp_lane() == gpunvme_warp_leader(mask))
+            gpunvme_dev_queue_help(q);
         if (err == GPUNVME_ERR_AGAIN && gpunvme_clock_ns() >= deadline_ns)
             err = GPUNVME_ERR_TIMEOUT;
     }
@@ -831,9 +806,9 @@ GPUNVME_FN int gpunvme_dev_queue_await(struct gpunvme_dev_queue *q, uint32_t mas
 
 /* Peeks, and ends one lane's ticket if that gave GPUNVME_OK. */
 GPUNVME_FN int gpunvme_dev_queue_test(struct gpunvme_dev_queue *q, uint64_t ticket,
-                                      struct gpunvme_completion *c)
+                                      uint16_t *status)
 {
-    int err = gpunvme_dev_queue_peek(q, ticket, c);
+    int err = gpunvme_dev_queue_peek(q, ticket, status);
 
     if (!err)
         gpunvme_dev_queue_end(q, ticket);
@@ -842,9 +817,9 @@ GPUNVME_FN int gpunvme_dev_queue_test(struct gpunvme_dev_queue *q, uint64_t tick
 
 /* Awaits, and ends the tickets of the lanes that get GPUNVME_OK. */
 GPUNVME_FN int gpunvme_dev_queue_wait(struct gpunvme_dev_queue *q, uint32_t mask, uint64_t ticket,
-                                      uint64_t deadline_ns, struct gpunvme_completion *c)
+                                      uint64_t deadline_ns, uint16_t *status)
 {
-    int err = gpunvme_dev_queue_await(q, mask, ticket, deadline_ns, c);
+    int err = gpunvme_dev_queue_await(q, mask, ticket, deadline_ns, status);
 
     if (!err)
         gpunvme_dev_queue_end(q, ticket);
@@ -852,10 +827,10 @@ GPUNVME_FN int gpunvme_dev_queue_wait(struct gpunvme_dev_queue *q, uint32_t mask
 }
 
 /*
- * Abandons one lane's ticket after a timeout: nobody will wait for it any more. Its slot, list and
- * memory stay in use until the command ends (if the CPU reaps: until a reset), or a reset ends it.
- * If it ends at this very moment, only gpunvme_device_recover() frees the slot. GPUNVME_ERR_STALE:
- * it is done already, and must be ended.
+ * Lets one lane's ticket go that nobody will wait for any more, after a timeout: its slot, its list
+ * and its memory stay in use until the command ends (where the CPU reaps: until a reset), or a
+ * reset ends it. If it ends in this very moment, only gpunvme_device_recover() gives the slot back.
+ * GPUNVME_ERR_STALE when it is done already, and must be ended.
  */
 GPUNVME_FN int gpunvme_dev_queue_abandon(struct gpunvme_dev_queue *q, uint64_t ticket)
 {

@@ -149,10 +149,15 @@ GPUNVME_FN struct gpunvme_dev_ns gpunvme_dev_on_queue(const struct gpunvme_dev_n
     return one;
 }
 
-/* The lanes that are here and use the same queue. */
+/* The lanes that are here, use the same queue, and are of the same kind: 0 or 1. */
+GPUNVME_FN uint32_t gpunvme_dev_companions_of_kind(const struct gpunvme_dev_queue *q, int kind)
+{
+    return gpunvme_warp_match64(gpunvme_warp_active(), (uint64_t)(uintptr_t)q + (kind != 0));
+}
+
 GPUNVME_FN uint32_t gpunvme_dev_companions(const struct gpunvme_dev_queue *q)
 {
-    return gpunvme_warp_match64(gpunvme_warp_active(), (uint64_t)(uintptr_t)q);
+    return gpunvme_dev_companions_of_kind(q, 0);
 }
 
 /* --- private: one command --------------------------------------------------------------------- */
@@ -213,6 +218,8 @@ GPUNVME_FN uint32_t gpunvme_dev_cut(const struct gpunvme_dev_ns *ns, uint64_t sl
 {
     uint32_t n = left < ns->max_blocks ? (uint32_t)left : ns->max_blocks;
 
+    if (left == 1) /* where the caller says 1, nothing is computed */
+        return 1;
     if (ns->boundary_blocks) {
         uint32_t most = gpunvme_dev_to_boundary(slba, ns->boundary_blocks);
 
@@ -293,13 +300,6 @@ GPUNVME_FN void gpunvme_dev_point(const struct gpunvme_dev_ns *ns, struct gpunvm
     }
 }
 
-GPUNVME_FN struct gpunvme_dev_want gpunvme_dev_any(void)
-{
-    struct gpunvme_dev_want any = {0, 0, 0};
-
-    return any;
-}
-
 /*
  * Submits a command for each lane of the mask, as far as there is room: GPUNVME_OK with *ticket,
  * AGAIN or an error, for each lane by itself. Without a buffer the data goes to the bounce block
@@ -315,7 +315,7 @@ GPUNVME_FN int gpunvme_dev_send(const struct gpunvme_dev_ns *ns, struct gpunvme_
     uint32_t in;
     int err;
 
-    in = gpunvme_dev_queue_reserve_some(q, mask, gpunvme_dev_hint(ns), want, &place, &err);
+    in = gpunvme_dev_queue_reserve(q, mask, gpunvme_dev_hint(ns), want, &place, &err);
     /* From here to submit nothing waits: others' commands stand behind these. */
     if (in >> gpunvme_warp_lane() & 1) {
         struct gpunvme_sqe cmd = GPUNVME_DEV_ZEROES;
@@ -388,7 +388,8 @@ GPUNVME_FN int gpunvme_dev_turn(struct gpunvme_dev_spin *s, const struct gpunvme
         gpunvme_relax();
     if (++s->turn % 32)
         return 0;
-    gpunvme_dev_queue_help(q, mask);
+    if (gpunvme_warp_lane() == gpunvme_warp_leader(mask))
+        gpunvme_dev_queue_help(q);
 #if !defined(__CUDA_ARCH__)
     sched_yield(); /* there may be more threads than processors, the controller's among them */
 #endif
@@ -407,26 +408,67 @@ GPUNVME_FN void gpunvme_dev_raise_alarm(const struct gpunvme_dev_ns *ns)
         gpunvme_store_release32(ns->alarm, 1);
 }
 
-/* One lane's command is late, in flight or without room for it: its result, if it is there by now,
- * or TIMEOUT. */
+/*
+ * One lane's command is late, in flight or without room for it: TIMEOUT; or AGAIN where it is done
+ * in this very moment, as the next look finds.
+ */
 GPUNVME_FN int gpunvme_dev_give_up(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
-                                   int sent, uint64_t ticket, int keep)
+                                   int sent, uint64_t ticket)
 {
-    struct gpunvme_completion c;
-
     if (!sent) /* nobody's fault but of those who keep their tokens */
         return GPUNVME_ERR_TIMEOUT;
-    if (gpunvme_dev_queue_abandon(q, ticket) != GPUNVME_ERR_STALE ||
-        gpunvme_dev_queue_peek(q, ticket, &c)) {
-        gpunvme_dev_raise_alarm(ns);
-        return GPUNVME_ERR_TIMEOUT;
-    }
-    if (!keep)
-        gpunvme_dev_queue_end(q, ticket);
-    return gpunvme_dev_result(c.status);
+    if (gpunvme_dev_queue_abandon(q, ticket) == GPUNVME_ERR_STALE)
+        return GPUNVME_ERR_AGAIN;
+    gpunvme_dev_raise_alarm(ns);
+    return GPUNVME_ERR_TIMEOUT;
+}
+
+/*
+ * The result of one lane's command, whose ticket has then ended, unless it is kept; AGAIN while it
+ * is in flight.
+ */
+GPUNVME_FN int gpunvme_dev_finish(struct gpunvme_dev_queue *q, uint64_t ticket, int keep)
+{
+    struct gpunvme_dev_queue copy;
+    uint16_t status;
+    int err;
+
+    q = gpunvme_dev_queue_copy_constants(q, &copy);
+    err = keep ? gpunvme_dev_queue_peek(q, ticket, &status)
+               : gpunvme_dev_queue_test(q, ticket, &status);
+    return err ? err : gpunvme_dev_result(status);
+}
+
+/* A lane: has nothing (more) to do, wants to submit, has a command in flight. */
+enum gpunvme_dev_state { GPUNVME_DEV_IDLE, GPUNVME_DEV_READY, GPUNVME_DEV_IN_FLIGHT };
+
+/*
+ * One turn of the lanes of a mask, which wait together: takes completions, then gives the result of
+ * this lane's command, or AGAIN. A lane whose deadline is over gives up, in flight or without room;
+ * one that is idle is never late, and raises no alarm.
+ */
+GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
+                                 uint32_t mask, enum gpunvme_dev_state state, uint64_t ticket,
+                                 int keep, struct gpunvme_dev_spin *spin, uint64_t timeout_ns)
+{
+    int late = gpunvme_dev_turn(spin, ns, q, mask, timeout_ns), err = GPUNVME_ERR_AGAIN;
+
+    if (state == GPUNVME_DEV_IN_FLIGHT)
+        err = gpunvme_dev_finish(q, ticket, keep);
+    /* At once: the alarm is what ends the others' waits, whatever their deadlines are. */
+    if (late && state != GPUNVME_DEV_IDLE && err == GPUNVME_ERR_AGAIN)
+        err = gpunvme_dev_give_up(ns, q, state == GPUNVME_DEV_IN_FLIGHT, ticket);
+    return err;
 }
 
 /* --- private: transfers ----------------------------------------------------------------------- */
+
+/* Bytes of a block that is read into the bounce block of its ticket. */
+struct gpunvme_dev_part {
+    uint8_t *to;         /* where they are copied; NULL: they stay there, and the ticket open */
+    uint32_t in, nbytes; /* from byte `in` of the block on */
+    uint64_t ticket;     /* that stays open, if all went well */
+};
 
 /*
  * What one lane has to do: pieces, one after the other, each as many commands as it takes. The
@@ -437,8 +479,10 @@ struct gpunvme_dev_job {
     uint64_t at, n, stride;   /* what comes after it: from `at` on, below n */
     const struct gpunvme_dev_vec *vec;
     uint64_t range_slba, range_off; /* without a vector */
+    struct gpunvme_dev_part *part;  /* one block, without a buffer; else NULL */
     uint32_t piece;
-    uint32_t together; /* an error of one lane ends the work of all */
+    uint32_t is_single; /* one command is all: see run() */
+    uint32_t together;  /* an error of one lane ends the work of all */
 };
 
 /* Goes on to the next piece, if nothing is left of this one. Returns whether there is one. */
@@ -459,216 +503,57 @@ GPUNVME_FN int gpunvme_dev_job_next(const struct gpunvme_dev_ns *ns, struct gpun
     return job->left != 0;
 }
 
-/* A lane: has nothing (more) to do, wants to submit, has a command in flight. */
-enum gpunvme_dev_state { GPUNVME_DEV_IDLE, GPUNVME_DEV_READY, GPUNVME_DEV_IN_FLIGHT };
-
-/* Submits the next command of each lane in the mask, if it is one that can be. */
-GPUNVME_FN int gpunvme_dev_job_send(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
-                                    uint32_t mask, uint32_t op, const struct gpunvme_dev_job *job,
-                                    const struct gpunvme_dev_buf *buf, uint64_t *ticket)
+/* What the lanes want at their `tries`th try for room: see GPUNVME_DEV_GROUP. */
+GPUNVME_FN struct gpunvme_dev_want gpunvme_dev_wants(const struct gpunvme_dev_job *job,
+                                                     uint32_t tries)
 {
-    uint32_t nlb = gpunvme_dev_cut(ns, job->slba, job->left);
+    uint32_t halved = tries / GPUNVME_DEV_GROUP_TRIES;
+    struct gpunvme_dev_want want = {halved < 31 ? GPUNVME_DEV_GROUP >> halved : 0, tries != 0};
+
+    want.least += !want.least;
+    return job->is_single ? want : gpunvme_dev_want_any();
+}
+
+/* What is wrong with the next command, before it is submitted. */
+GPUNVME_FN int gpunvme_dev_job_check(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
+                                     uint32_t op, const struct gpunvme_dev_job *job,
+                                     const struct gpunvme_dev_buf *buf)
+{
     int err = GPUNVME_OK;
 
     if (job->vec)
         err = gpunvme_dev_check(ns, op, job->slba, job->left, buf, job->off);
-    if (!err && buf && !gpunvme_dev_list_fits(ns, q, nlb, buf, job->off))
+    if (!err && buf &&
+        !gpunvme_dev_list_fits(ns, q, gpunvme_dev_cut(ns, job->slba, job->left), buf, job->off))
         err = GPUNVME_ERR_LIMIT;
-    mask = gpunvme_warp_ballot(mask, !err);
-    return err ? err
-               : gpunvme_dev_send(ns, q, mask, gpunvme_dev_any(), op, job->slba, nlb, buf, job->off,
-                                  ticket);
+    return err;
+}
+
+/* Submits the next command of each lane in the mask. */
+GPUNVME_FN int gpunvme_dev_job_send(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
+                                    uint32_t mask, uint32_t op, struct gpunvme_dev_job *job,
+                                    const struct gpunvme_dev_buf *buf, uint32_t tries,
+                                    uint64_t *ticket)
+{
+    gpunvme_dev_compiler_barrier(&job->slba);
+    gpunvme_dev_compiler_barrier(&job->off);
+    return gpunvme_dev_send(ns, q, mask, gpunvme_dev_wants(job, tries), op, job->slba,
+                            gpunvme_dev_cut(ns, job->slba, job->left), buf, job->off, ticket);
 }
 
 /* A command is done: what is left. */
 GPUNVME_FN int gpunvme_dev_job_advance(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_job *job)
 {
-    uint32_t nlb = gpunvme_dev_cut(ns, job->slba, job->left);
+    uint32_t nlb;
 
+    if (job->is_single) /* which leaves the job as it was when the code was built */
+        return 0;
+    nlb = gpunvme_dev_cut(ns, job->slba, job->left);
     job->left -= nlb;
     job->slba += nlb;
     job->off += (uint64_t)nlb << ns->block_shift;
     return gpunvme_dev_job_next(ns, job);
 }
-
-/*
- * Does the jobs of all lanes of the mask, which call together: each lane has one command in flight
- * and submits its next one as soon as that is done, whatever the others do. Each gets its own
- * result.
- */
-GPUNVME_FN int gpunvme_dev_run(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
-                               uint32_t mask, uint32_t op, struct gpunvme_dev_job *job,
-                               const struct gpunvme_dev_buf *buf, uint64_t timeout_ns)
-{
-    enum gpunvme_dev_state state =
-        gpunvme_dev_job_next(ns, job) ? GPUNVME_DEV_READY : GPUNVME_DEV_IDLE;
-    struct gpunvme_completion c = GPUNVME_DEV_ZEROES;
-    struct gpunvme_dev_spin spin;
-    uint64_t ticket = 0;
-    int err = GPUNVME_OK;
-
-    gpunvme_dev_spin_init(&spin);
-    for (;;) {
-        uint32_t lanes = gpunvme_warp_ballot(mask, state == GPUNVME_DEV_READY);
-
-        if (state == GPUNVME_DEV_READY) {
-            err = gpunvme_dev_job_send(ns, q, lanes, op, job, buf, &ticket);
-            if (!err)
-                spin.deadline = 0; /* it was for a slot */
-            state = !err                       ? GPUNVME_DEV_IN_FLIGHT
-                    : err == GPUNVME_ERR_AGAIN ? GPUNVME_DEV_READY
-                                               : GPUNVME_DEV_IDLE;
-        }
-        if (state == GPUNVME_DEV_IN_FLIGHT) {
-            err = gpunvme_dev_queue_test(q, ticket, &c);
-            if (err != GPUNVME_ERR_AGAIN) {
-                err = err ? err : gpunvme_dev_result(c.status);
-                spin.deadline = 0;
-                state =
-                    !err && gpunvme_dev_job_advance(ns, job) ? GPUNVME_DEV_READY : GPUNVME_DEV_IDLE;
-            }
-        }
-        if (job->together && gpunvme_warp_ballot(mask, err && state == GPUNVME_DEV_IDLE) &&
-            state == GPUNVME_DEV_READY)
-            err = GPUNVME_OK, state = GPUNVME_DEV_IDLE;
-        if (!gpunvme_warp_ballot(mask, state != GPUNVME_DEV_IDLE))
-            break;
-        if (gpunvme_dev_turn(&spin, ns, q, mask, timeout_ns) && state != GPUNVME_DEV_IDLE) {
-            /* Done in this very moment, it is a command like others: the job goes on. */
-            err = gpunvme_dev_give_up(ns, q, state == GPUNVME_DEV_IN_FLIGHT, ticket, 0);
-            spin.deadline = 0;
-            state = !err && gpunvme_dev_job_advance(ns, job) ? GPUNVME_DEV_READY : GPUNVME_DEV_IDLE;
-        }
-    }
-    return err;
-}
-
-/*
- * The result of one lane's command, whose ticket has then ended, unless it is kept; AGAIN while it
- * is in flight.
- */
-GPUNVME_FN int gpunvme_dev_finish(struct gpunvme_dev_queue *q, uint64_t ticket, int keep)
-{
-    struct gpunvme_dev_queue copy;
-    struct gpunvme_completion c;
-    int err;
-
-    q = gpunvme_dev_queue_copy_constants(q, &copy);
-    err = keep ? gpunvme_dev_queue_peek(q, ticket, &c) : gpunvme_dev_queue_test(q, ticket, &c);
-    return err ? err : gpunvme_dev_result(c.status);
-}
-
-/*
- * Waits until the commands of the lanes that have sent one are done; all lanes of the mask call
- * together. Those without a command, and all if none has one, get AGAIN after a turn or more, or
- * TIMEOUT. Only deadline and turn are kept between calls. `sent` is below 0 in lanes that are
- * through and here for the others only: they are never late, and raise no alarm.
- */
-GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
-                                 uint32_t mask, int sent, uint64_t ticket, int keep,
-                                 struct gpunvme_dev_spin *spin, uint64_t timeout_ns)
-{
-    int err = GPUNVME_ERR_AGAIN;
-
-    do {
-        int late = gpunvme_dev_turn(spin, ns, q, mask, timeout_ns);
-
-        if (sent > 0 && err == GPUNVME_ERR_AGAIN)
-            err = gpunvme_dev_finish(q, ticket, keep);
-        /* At once: the alarm is what ends the others' waits, whatever their deadlines are. */
-        if (late && sent >= 0 && err == GPUNVME_ERR_AGAIN)
-            err = gpunvme_dev_give_up(ns, q, sent > 0, ticket, keep);
-    } while (gpunvme_warp_ballot(mask, sent > 0 && err == GPUNVME_ERR_AGAIN));
-    return err;
-}
-
-/* What the lanes want at their `tries`th try: see GPUNVME_DEV_GROUP. */
-GPUNVME_FN struct gpunvme_dev_want gpunvme_dev_wants(uint32_t tries)
-{
-    uint32_t halved = tries / GPUNVME_DEV_GROUP_TRIES;
-    struct gpunvme_dev_want want = {halved < 31 ? GPUNVME_DEV_GROUP >> halved : 0, tries != 0, 1};
-
-    want.least += !want.least;
-    return want;
-}
-
-/*
- * Lanes that found no room sleep, longer each time, so that those who wait are not in the way of
- * those who submit and reap.
- */
-GPUNVME_FN void gpunvme_dev_sleep(const struct gpunvme_dev_queue *q, uint32_t tries)
-{
-    uint32_t nap = UINT32_C(32) << (tries < 10 ? tries : 10),
-             most = GPUNVME_DEV_SLEEP_NS * (q->mask + 1);
-
-    gpunvme_relax_for(nap < most ? nap : most);
-}
-
-/*
- * One command of each lane that is here, from beginning to end. Lanes that find no room try again,
- * but those that did do not wait for them.
- */
-GPUNVME_FN int gpunvme_dev_command(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
-                                   uint32_t op, uint64_t slba, uint32_t nlb,
-                                   const struct gpunvme_dev_buf *buf, uint64_t off,
-                                   uint64_t timeout_ns)
-{
-    uint32_t mask = gpunvme_dev_companions(q), lanes, tries = 0;
-    struct gpunvme_dev_spin spin;
-    int err = GPUNVME_ERR_AGAIN;
-
-    gpunvme_dev_spin_init(&spin);
-    while ((lanes = gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN))) {
-        uint64_t ticket = 0;
-        int sent = -1, waited;
-
-        if (err == GPUNVME_ERR_AGAIN) {
-            gpunvme_dev_compiler_barrier(&slba);
-            gpunvme_dev_compiler_barrier(&off);
-            gpunvme_dev_compiler_barrier32(&nlb);
-            err = gpunvme_dev_send(ns, q, lanes, gpunvme_dev_wants(tries), op, slba, nlb, buf, off,
-                                   &ticket);
-            sent = !err ? 1 : err == GPUNVME_ERR_AGAIN ? 0 : -1;
-            if (sent > 0)
-                spin.deadline = 0; /* it was for a slot */
-        }
-        if (gpunvme_warp_ballot(mask, sent > 0))
-            tries = 0; /* there is room again */
-        else
-            gpunvme_dev_sleep(q, tries);
-        waited = gpunvme_dev_await(ns, q, mask, sent, ticket, 0, &spin, timeout_ns);
-        if (sent >= 0)
-            err = waited;
-        tries++;
-    }
-    return err;
-}
-
-/* One thread's transfer of any length. */
-GPUNVME_FN int gpunvme_dev_transfer(const struct gpunvme_dev_ns *ns, uint32_t op, uint64_t slba,
-                                    uint64_t nlb, const struct gpunvme_dev_buf *buf, uint64_t off,
-                                    uint64_t timeout_ns)
-{
-    struct gpunvme_dev_queue *q = gpunvme_dev_queue_of_warp(ns);
-    int err = gpunvme_dev_check(ns, op, slba, nlb, buf, off);
-
-    if (!nlb)
-        return GPUNVME_OK;
-    while (!err && nlb) {
-        /* Where the caller says 1 there is no loop, and registers are saved. */
-        uint32_t n = nlb == 1 ? 1 : gpunvme_dev_cut(ns, slba, nlb);
-
-        err = gpunvme_dev_list_fits(ns, q, n, buf, off)
-                  ? gpunvme_dev_command(ns, q, op, slba, n, buf, off, timeout_ns)
-                  : GPUNVME_ERR_LIMIT;
-        slba += n;
-        off += (uint64_t)n << ns->block_shift;
-        nlb -= n;
-    }
-    return err;
-}
-
-/* --- private: ends that are not whole blocks -------------------------------------------------- */
 
 GPUNVME_FN void gpunvme_dev_copy(uint8_t *to, const uint8_t *from, uint32_t nbytes)
 {
@@ -694,52 +579,144 @@ GPUNVME_FN struct gpunvme_dev_buf gpunvme_dev_bounce(const struct gpunvme_dev_qu
     return buf;
 }
 
-/*
- * Reads a block into the bounce block of its ticket, and from there nbytes from byte `in` on to
- * `to`; or, where `to` is NULL, leaves it there, and the ticket open if that went well. Lanes that
- * find no room try again when those of their warp that did are through: these may have all slots.
- */
-GPUNVME_FN int gpunvme_dev_fetch(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
-                                 uint64_t slba, uint32_t in, uint32_t nbytes, uint8_t *to,
-                                 uint64_t timeout_ns, uint64_t *ticket)
+/* A block is in the bounce block of its ticket, or the command ended otherwise. */
+GPUNVME_FN void gpunvme_dev_part_end(struct gpunvme_dev_queue *q, struct gpunvme_dev_part *part,
+                                     uint64_t ticket, int err)
 {
-    uint32_t mask = gpunvme_dev_companions(q), lanes;
+    part->ticket = ticket;
+    if (!err && part->to)
+        gpunvme_dev_copy(part->to, gpunvme_dev_bounce(q, ticket).data + part->in, part->nbytes);
+    if (gpunvme_dev_is_completion(err) && (part->to || err))
+        gpunvme_dev_queue_end_read(q, ticket);
+}
+
+/*
+ * Lanes that found no room sleep, longer each time, so that those who wait are not in the way of
+ * those who submit and reap.
+ */
+GPUNVME_FN void gpunvme_dev_sleep(const struct gpunvme_dev_queue *q, uint32_t tries)
+{
+    uint32_t nap = UINT32_C(32) << (tries < 10 ? tries : 10),
+             most = GPUNVME_DEV_SLEEP_NS * (q->mask + 1);
+
+    gpunvme_relax_for(nap < most ? nap : most);
+}
+
+/*
+ * Does the jobs of all lanes of the mask, which call together; each gets its own result. A lane has
+ * one command in flight. Lanes with many commands submit the next one as soon as that is done,
+ * whatever the others do. Where one command is all (`is_single`, the same for all lanes), those
+ * that find no room sleep, then try again together when the commands of the others are done: these
+ * may have all slots.
+ */
+GPUNVME_FN int gpunvme_dev_run(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
+                               uint32_t mask, uint32_t op, struct gpunvme_dev_job *job,
+                               const struct gpunvme_dev_buf *buf, uint64_t timeout_ns)
+{
+    enum gpunvme_dev_state state = GPUNVME_DEV_IDLE;
     struct gpunvme_dev_spin spin;
-    int err = GPUNVME_ERR_AGAIN;
+    uint64_t ticket = 0;
+    uint32_t tries = 0;
+    int err = GPUNVME_OK;
 
     gpunvme_dev_spin_init(&spin);
-    while ((lanes = gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN))) {
-        uint64_t mine = 0;
-        int sent = -1, waited;
-
-        if (err == GPUNVME_ERR_AGAIN) {
-            err = gpunvme_dev_send(ns, q, lanes, gpunvme_dev_any(), GPUNVME_CMD_READ, slba, 1, 0, 0,
-                                   &mine);
-            sent = !err ? 1 : err == GPUNVME_ERR_AGAIN ? 0 : -1;
-            if (sent > 0)
-                spin.deadline = 0; /* it was for a slot */
-        }
-        waited = gpunvme_dev_await(ns, q, mask, sent, mine, 1, &spin, timeout_ns);
-        if (sent > 0 && !waited && to)
-            gpunvme_dev_copy(to, gpunvme_dev_bounce(q, mine).data + in, nbytes);
-        if (sent > 0 && gpunvme_dev_is_completion(waited) && (to || waited))
-            gpunvme_dev_queue_end_read(q, mine);
-        if (sent > 0)
-            *ticket = mine;
-        if (sent >= 0)
-            err = waited;
+    if (gpunvme_dev_job_next(ns, job)) {
+        err = gpunvme_dev_job_check(ns, q, op, job, buf);
+        state = err ? GPUNVME_DEV_IDLE : GPUNVME_DEV_READY;
     }
-    return err;
+    for (;;) {
+        uint32_t ready;
+
+        if (job->together && gpunvme_warp_ballot(mask, err && state == GPUNVME_DEV_IDLE) &&
+            state == GPUNVME_DEV_READY)
+            err = GPUNVME_OK, state = GPUNVME_DEV_IDLE;
+        ready = gpunvme_warp_ballot(mask, state == GPUNVME_DEV_READY);
+        if (!ready &&
+            (job->is_single || !gpunvme_warp_ballot(mask, state == GPUNVME_DEV_IN_FLIGHT)))
+            return err;
+        if (state == GPUNVME_DEV_READY) {
+            err = gpunvme_dev_job_send(ns, q, ready, op, job, buf, tries, &ticket);
+            if (!err)
+                spin.deadline = 0; /* it was for a slot */
+            if (err == GPUNVME_ERR_CLOSED)
+                spin.turn = 31; /* the next turn rings for others: see reserve() */
+            state = !err                       ? GPUNVME_DEV_IN_FLIGHT
+                    : err == GPUNVME_ERR_AGAIN ? GPUNVME_DEV_READY
+                                               : GPUNVME_DEV_IDLE;
+        }
+        if (job->is_single) {
+            if (gpunvme_warp_ballot(mask, state == GPUNVME_DEV_IN_FLIGHT))
+                tries = 0; /* there is room */
+            else
+                gpunvme_dev_sleep(q, tries);
+            tries++;
+        }
+        do {
+            int end =
+                gpunvme_dev_await(ns, q, mask, state, ticket, job->part != NULL, &spin, timeout_ns);
+
+            if (state != GPUNVME_DEV_IDLE && end != GPUNVME_ERR_AGAIN) {
+                if (job->part && state == GPUNVME_DEV_IN_FLIGHT)
+                    gpunvme_dev_part_end(q, job->part, ticket, end);
+                err = end;
+                spin.deadline = 0;
+                state = GPUNVME_DEV_IDLE;
+                if (!err && gpunvme_dev_job_advance(ns, job)) {
+                    err = gpunvme_dev_job_check(ns, q, op, job, buf);
+                    state = err ? GPUNVME_DEV_IDLE : GPUNVME_DEV_READY;
+                }
+            }
+        } while (job->is_single && gpunvme_warp_ballot(mask, state == GPUNVME_DEV_IN_FLIGHT));
+    }
 }
+
+/* One command of one block, or a flush, of each lane that is here. */
+GPUNVME_FN int gpunvme_dev_command(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
+                                   uint32_t op, uint64_t slba, const struct gpunvme_dev_buf *buf,
+                                   uint64_t off, struct gpunvme_dev_part *part, uint64_t timeout_ns)
+{
+    struct gpunvme_dev_job job = GPUNVME_DEV_ZEROES;
+
+    job.slba = slba;
+    job.off = off;
+    job.left = 1;
+    job.part = part;
+    job.is_single = 1;
+    return gpunvme_dev_run(ns, q, gpunvme_dev_companions_of_kind(q, 1), op, &job, buf, timeout_ns);
+}
+
+/* One thread's transfer of any length. */
+GPUNVME_FN int gpunvme_dev_transfer(const struct gpunvme_dev_ns *ns, uint32_t op, uint64_t slba,
+                                    uint64_t nlb, const struct gpunvme_dev_buf *buf, uint64_t off,
+                                    uint64_t timeout_ns)
+{
+    struct gpunvme_dev_queue *q = gpunvme_dev_queue_of_warp(ns);
+    struct gpunvme_dev_job job = GPUNVME_DEV_ZEROES;
+    int err = gpunvme_dev_check(ns, op, slba, nlb, buf, off);
+
+    if (!nlb)
+        return GPUNVME_OK;
+    if (err)
+        return err;
+    /* Without the loop over commands; where the caller says 1, with nothing else. */
+    if (nlb == 1)
+        return gpunvme_dev_command(ns, q, op, slba, buf, off, NULL, timeout_ns);
+    job.slba = slba;
+    job.off = off;
+    job.left = nlb;
+    return gpunvme_dev_run(ns, q, gpunvme_dev_companions(q), op, &job, buf, timeout_ns);
+}
+
+/* --- private: ends that are not whole blocks -------------------------------------------------- */
 
 /* Reads nbytes from byte `in` of a block on. */
 GPUNVME_FN int gpunvme_dev_read_part(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
                                      uint64_t slba, uint32_t in, uint32_t nbytes, uint8_t *to,
                                      uint64_t timeout_ns)
 {
-    uint64_t ticket = 0;
+    struct gpunvme_dev_part part = {to, in, nbytes, 0};
 
-    return gpunvme_dev_fetch(ns, q, slba, in, nbytes, to, timeout_ns, &ticket);
+    return gpunvme_dev_command(ns, q, GPUNVME_CMD_READ, slba, NULL, 0, &part, timeout_ns);
 }
 
 /* Changes nbytes of a block: reads it, and writes it from where it was read to. */
@@ -748,14 +725,14 @@ GPUNVME_FN int gpunvme_dev_change_block(const struct gpunvme_dev_ns *ns,
                                         uint32_t in, uint32_t nbytes, const uint8_t *from,
                                         uint64_t timeout_ns)
 {
+    struct gpunvme_dev_part part = GPUNVME_DEV_ZEROES;
     struct gpunvme_dev_job job = GPUNVME_DEV_ZEROES;
     struct gpunvme_dev_buf block;
-    uint64_t ticket = 0;
-    int err = gpunvme_dev_fetch(ns, q, slba, 0, 0, NULL, timeout_ns, &ticket);
+    int err = gpunvme_dev_command(ns, q, GPUNVME_CMD_READ, slba, NULL, 0, &part, timeout_ns);
 
     if (err)
         return err;
-    block = gpunvme_dev_bounce(q, ticket);
+    block = gpunvme_dev_bounce(q, part.ticket);
     gpunvme_dev_copy(block.data + in, from, nbytes);
     job.slba = slba;
     job.left = 1;
@@ -763,7 +740,7 @@ GPUNVME_FN int gpunvme_dev_change_block(const struct gpunvme_dev_ns *ns,
     /* A late write may still take its data from the block, which stays the ticket's: the host gets
      * both back. */
     if (err != GPUNVME_ERR_TIMEOUT)
-        gpunvme_dev_queue_end_read(q, ticket);
+        gpunvme_dev_queue_end_read(q, part.ticket);
     return err;
 }
 
@@ -995,8 +972,8 @@ GPUNVME_FN int gpunvme_dev_group_flush(const struct gpunvme_dev_ns *ns, struct g
     int err = GPUNVME_OK;
 
     if (!g.unit)
-        err = gpunvme_dev_command(ns, gpunvme_dev_queue_of_warp(ns), GPUNVME_CMD_FLUSH, 0, 1, 0, 0,
-                                  timeout_ns);
+        err = gpunvme_dev_command(ns, gpunvme_dev_queue_of_warp(ns), GPUNVME_CMD_FLUSH, 0, NULL, 0,
+                                  NULL, timeout_ns);
     return gpunvme_dev_agree(&g, err);
 }
 
@@ -1041,12 +1018,13 @@ GPUNVME_FN int gpunvme_dev_submit(const struct gpunvme_dev_ns *ns, uint32_t op, 
                                   struct gpunvme_dev_token *token)
 {
     struct gpunvme_dev_queue *q = gpunvme_dev_queue_of_warp(ns);
+    uint32_t mask;
+    int err;
 
     token->queue = q;
     token->ticket = GPUNVME_DEV_SLOT_TAKEN; /* no ticket's: STALE, if nothing is submitted */
     if ((op & 0xff) != GPUNVME_CMD_FLUSH) {
-        int err = buf ? gpunvme_dev_check(ns, op, slba, nlb, buf, off) : (int)GPUNVME_ERR_INVALID;
-
+        err = buf ? gpunvme_dev_check(ns, op, slba, nlb, buf, off) : (int)GPUNVME_ERR_INVALID;
         if (err)
             return err;
         if (!nlb || gpunvme_dev_cut(ns, slba, nlb) != nlb)
@@ -1054,8 +1032,12 @@ GPUNVME_FN int gpunvme_dev_submit(const struct gpunvme_dev_ns *ns, uint32_t op, 
         if (!gpunvme_dev_list_fits(ns, q, nlb, buf, off))
             return GPUNVME_ERR_LIMIT;
     }
-    return gpunvme_dev_send(ns, q, gpunvme_dev_companions(q), gpunvme_dev_any(), op, slba, nlb, buf,
-                            off, &token->ticket);
+    mask = gpunvme_dev_companions(q);
+    err = gpunvme_dev_send(ns, q, mask, gpunvme_dev_want_any(), op, slba, nlb, buf, off,
+                           &token->ticket);
+    if (err == GPUNVME_ERR_CLOSED && gpunvme_warp_lane() == gpunvme_warp_leader(mask))
+        gpunvme_dev_queue_help(q);
+    return err;
 }
 
 /*
@@ -1113,9 +1095,9 @@ GPUNVME_FN int gpunvme_dev_test(struct gpunvme_dev_token *token)
             err = gpunvme_dev_finish(q, token->ticket, 0);
     }
     /* A loop of tests is a wait: now and then, as there, for entries that nobody has rung for. */
-    if (gpunvme_warp_ballot(mask, gpunvme_warp_lane() == gpunvme_warp_leader(mask) &&
-                                      !(gpunvme_noise32() * UINT32_C(0x9e3779b9) >> 29)))
-        gpunvme_dev_queue_help(q, mask);
+    if (gpunvme_warp_lane() == gpunvme_warp_leader(mask) &&
+        !(gpunvme_noise32() * UINT32_C(0x9e3779b9) >> 29))
+        gpunvme_dev_queue_help(q);
     return err;
 }
 
@@ -1129,17 +1111,19 @@ GPUNVME_FN int gpunvme_dev_wait(const struct gpunvme_dev_ns *ns, struct gpunvme_
     struct gpunvme_dev_queue *q = token->queue;
     uint32_t mask = gpunvme_dev_companions(q);
     struct gpunvme_dev_spin spin;
-    int err, is_done, waited;
+    int err;
 
-    /* First its own slot: with several tokens, the waits for others have taken most completions,
-     * and a look at the queue is a round trip to where it lies. */
-    err = gpunvme_dev_finish(q, token->ticket, 0);
-    if (!gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN))
-        return err;
     gpunvme_dev_spin_init(&spin);
-    is_done = err != GPUNVME_ERR_AGAIN;
-    waited = gpunvme_dev_await(ns, q, mask, is_done ? -1 : 1, token->ticket, 0, &spin, timeout_ns);
-    return is_done ? err : waited;
+    /* First its own slot: with several tokens, others' waits have taken most completions. */
+    err = gpunvme_dev_finish(q, token->ticket, 0);
+    while (gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN)) {
+        int is_done = err != GPUNVME_ERR_AGAIN;
+        int end = gpunvme_dev_await(ns, q, mask, is_done ? GPUNVME_DEV_IDLE : GPUNVME_DEV_IN_FLIGHT,
+                                    token->ticket, 0, &spin, timeout_ns);
+
+        err = is_done ? err : end;
+    }
+    return err;
 }
 
 /* --- each thread for itself ------------------------------------------------------------------- */
@@ -1162,8 +1146,8 @@ GPUNVME_FN int gpunvme_dev_write(const struct gpunvme_dev_ns *ns, uint64_t slba,
 /* What was written, and has completed, is on the medium when this returns GPUNVME_OK. */
 GPUNVME_FN int gpunvme_dev_flush(const struct gpunvme_dev_ns *ns, uint64_t timeout_ns)
 {
-    return gpunvme_dev_command(ns, gpunvme_dev_queue_of_warp(ns), GPUNVME_CMD_FLUSH, 0, 1, 0, 0,
-                               timeout_ns);
+    return gpunvme_dev_command(ns, gpunvme_dev_queue_of_warp(ns), GPUNVME_CMD_FLUSH, 0, NULL, 0,
+                               NULL, timeout_ns);
 }
 
 /* n elements of this thread's own, one after the other; the first error ends it. */

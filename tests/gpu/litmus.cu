@@ -193,42 +193,33 @@ static __device__ void complete(const struct arena *a, const struct words *w)
     }
 }
 
-/* Reaps: an entry at a time, by one load; result and status go to the slot by one store. */
+/* Reaps: the last dword of an entry at a time; the status goes to the slot's word. */
 static __device__ void reap(const struct arena *a, const struct words *w)
 {
-    uint32_t bad = 0;
-
     for (uint32_t i = 1, turn = 1;; turn++) {
-        uint64_t low, high;
+        uint32_t dw3 = gpunvme_load_relaxed32(w->mark + i % LINES * 4 + 3);
 
-        gpunvme_load_pair_relaxed((const uint64_t *)(w->mark + i % LINES * 4), &low, &high);
         if (turn % 1024 == 0 && *a->stop)
             break;
-        if ((uint32_t)(high >> 32) != i)
+        if (dw3 != i)
             continue;
-        bad += (uint32_t)low != i;
         if (a->place != TAKE)
             gpunvme_fence_sys();
-        gpunvme_store_pair_fenced_gpu((uint64_t *)(w->status + i % LINES * 4), i, low);
+        gpunvme_store64_fenced_gpu((uint64_t *)(w->status + i % LINES * 4), i);
         i++;
     }
-    count(a, 0, bad);
+    count(a, 0, 0);
 }
 
-/* Waits for each status, then looks at the result and, by plain loads, at the data. */
+/* Waits for each status, then looks at the data by plain loads. */
 static __device__ void wait(const struct arena *a, const struct words *w)
 {
     uint32_t bad = 0, i;
 
     for (i = 1; wait_for(w->status + i % LINES * 4, i, a); i++) {
-        const uint64_t *slot = (const uint64_t *)(w->status + i % LINES * 4);
-        uint64_t status, result;
-
-        if (a->place == WAIT)
-            gpunvme_load_pair_relaxed(slot, &status, &result);
-        else
-            gpunvme_load_pair_acquire(slot, &status, &result);
-        bad += (uint32_t)result != i || w->data[line_of(i)] != i;
+        if (a->place != WAIT)
+            (void)gpunvme_load_acquire64((const uint64_t *)(w->status + i % LINES * 4));
+        bad += w->data[line_of(i)] != i;
         gpunvme_store_release32(w->turn, i);
     }
     count(a, i - 1, bad);

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 #
 # A kernel that reads a block by device.cuh needs at most 48 registers on Hopper and no local memory
-# anywhere; earlier GPUs get a few more. Its atomics name the global state space: else each of 64
+# anywhere; earlier GPUs get a few more. Its code is at most 24 KiB there. Its atomics name the global state space: else each of 64
 # bits is waited for, while it is found out whether it was one of shared memory. Needs nvcc, no GPU.
 set -euo pipefail
 
@@ -25,6 +25,9 @@ check() { # architecture, most registers
 }
 check 80 56
 check 90a 48
+nbytes=$((16#$(readelf -SW "$work/kernel.cubin" 2>/dev/null | awk '/ \.text\.read_a_block / {for (i = 1; i <= NF; i++) if ($i == "PROGBITS") print $(i + 3)}')))
+echo "sm_90a: $nbytes bytes of code (at most 24576)"
+((nbytes && nbytes <= 24576)) || failed=1
 
 "$nvcc" -std=c++17 -arch=sm_90a -ptx -I "$here/../../include" -o "$work/kernel.ptx" \
     "$here/read_a_block.cu"

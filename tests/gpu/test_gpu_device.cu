@@ -44,7 +44,7 @@ static __device__ int read_block(const struct gpunvme_dev_ns *ns, struct gpunvme
     uint64_t deadline = gpunvme_clock_ns() + timeout_ns;
     uint32_t lane = UINT32_C(1) << gpunvme_warp_lane();
     struct gpunvme_dev_place place = {};
-    struct gpunvme_completion c = {};
+    uint16_t status = 0;
     struct gpunvme_sqe sqe = {};
     int err;
 
@@ -53,7 +53,7 @@ static __device__ int read_block(const struct gpunvme_dev_ns *ns, struct gpunvme
     sqe.prp1 = bus;
     sqe.cdw10 = (uint32_t)lba;
     sqe.cdw11 = (uint32_t)(lba >> 32);
-    while (!gpunvme_dev_queue_reserve(q, lane, threadIdx.x, &place, &err)) {
+    while (!gpunvme_dev_queue_reserve(q, lane, threadIdx.x, gpunvme_dev_want_any(), &place, &err)) {
         if (err != GPUNVME_ERR_AGAIN)
             return err;
         if (gpunvme_clock_ns() >= deadline)
@@ -62,14 +62,14 @@ static __device__ int read_block(const struct gpunvme_dev_ns *ns, struct gpunvme
             gpunvme_dev_queue_reap(q, lane, 1);
     }
     gpunvme_dev_queue_submit(q, lane, &place, &sqe);
-    err = gpunvme_dev_queue_wait(q, lane, place.ticket, deadline, &c);
+    err = gpunvme_dev_queue_wait(q, lane, place.ticket, deadline, &status);
     if (err == GPUNVME_ERR_TIMEOUT) { /* nobody waits for it any more, and the host is told */
         if (gpunvme_dev_queue_abandon(q, place.ticket))
-            err = gpunvme_dev_queue_wait(q, lane, place.ticket, deadline + SECOND, &c);
+            err = gpunvme_dev_queue_wait(q, lane, place.ticket, deadline + SECOND, &status);
         else
             gpunvme_store_release32(ns->alarm, 1);
     }
-    return err ? err : c.status ? GPUNVME_ERR_NVME(c.status) : GPUNVME_OK;
+    return err ? err : status ? GPUNVME_ERR_NVME(status) : GPUNVME_OK;
 }
 
 static __device__ void count(struct outcome *o, int err, int is_right)

@@ -23,13 +23,12 @@ enum {
     PUBLISHED, /* with its lock */
     DOORBELL,
     DATA,    /* that a command reads */
-    CQE,     /* all 16 bytes */
+    CQE,     /* its last dword */
     CQ_HEAD, /* with its lock */
-    WORD,    /* of a slot, and its result */
+    WORD,    /* of a slot */
     BOUNCE,
     RESERVED,
-    MIRROR, /* the word, and the result beside it: */
-    MIRROR_RESULT,
+    MIRROR, /* its word */
 };
 
 /* clang-format off */
@@ -95,7 +94,7 @@ static const struct model_program programs[] = {
         R_ACQUIRE(3, DOORBELL, 1, SYS, NULL), W_RELEASE(3, CQE, 1, SYS, NULL),
         R_RELAXED(2, CQE, 1), FENCE(2, SYS, "TAKE"), BAD_RELAXED(2, WORD, 0),
     }},
-    /* 0 reaps, 1 waits; 2 is the controller. Status and result are one store. */
+    /* 0 reaps, 1 waits; 2 is the controller. */
     {"nobody sees data before its completion", 2, {
         W(2, DATA, 1), W_RELEASE(2, CQE, 1, SYS, NULL),
         R_RELAXED(0, CQE, 1), FENCE(0, SYS, "TAKE"), W_GPU(0, WORD, 1),
@@ -152,9 +151,8 @@ static const struct model_program programs[] = {
         R_ACQUIRE(1, MARK, 1, GPU, "LOOK"), FENCE(1, SYS, "DOORBELL"), W_RELAXED(1, DOORBELL, 1),
         R_ACQUIRE(3, DOORBELL, 1, SYS, NULL), W(3, DATA, 1), W_RELEASE(3, CQE, 1, SYS, NULL),
         R_ACQUIRE(4, CQE, 1, SYS, "CPU_CQE"), BAD_RELAXED(4, MIRROR, 0),
-        W(4, MIRROR_RESULT, 1), W_RELEASE(4, MIRROR, 2, SYS, "CPU_STATUS"),
+        W_RELEASE(4, MIRROR, 2, SYS, "CPU_STATUS"),
         R_RELAXED(2, MIRROR, 2), R_ACQUIRE(2, MIRROR, 2, SYS, "WAIT"), BAD(2, DATA, 0),
-        BAD(2, MIRROR_RESULT, 0),
     }},
 };
 

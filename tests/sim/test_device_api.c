@@ -562,7 +562,7 @@ static void complete_by_hand(struct fixture *f, const struct gpunvme_dev_token *
     struct gpunvme_dev_queue *q = &f->ns.queues[0];
     uint64_t *word = &q->slots[t->ticket & q->mask].word;
 
-    gpunvme_store_pair_fenced_gpu(word, *word | GPUNVME_SLOT_DONE | status, 0);
+    gpunvme_store64_fenced_gpu(word, *word | GPUNVME_SLOT_DONE | status);
 }
 
 static void commands_that_a_reset_ends_are_told(void **state)

@@ -116,12 +116,12 @@ static int play_read(struct player *p, uint64_t lba)
     uint64_t deadline = gpunvme_clock_ns() + p->timeout_ns;
     struct gpunvme_sqe sqe = {.opc = GPUNVME_CMD_READ, .nsid = ns->nsid};
     struct gpunvme_dev_place place = {0};
-    struct gpunvme_completion c;
+    uint16_t status;
     int err;
 
     sqe.prp1 = p->rig->view.bus + p->number * 4096;
     sqe.cdw10 = (uint32_t)lba;
-    while (!gpunvme_dev_queue_reserve(q, 1, p->number, &place, &err)) {
+    while (!gpunvme_dev_queue_reserve(q, 1, p->number, gpunvme_dev_want_any(), &place, &err)) {
         if (err != GPUNVME_ERR_AGAIN)
             return err;
         if (gpunvme_clock_ns() > deadline)
@@ -130,17 +130,17 @@ static int play_read(struct player *p, uint64_t lba)
             gpunvme_dev_queue_reap(q, 1, 1);
     }
     gpunvme_dev_queue_submit(q, 1, &place, &sqe);
-    err = gpunvme_dev_queue_wait(q, 1, place.ticket, deadline, &c);
+    err = gpunvme_dev_queue_wait(q, 1, place.ticket, deadline, &status);
     if (err == GPUNVME_ERR_TIMEOUT) {
         err = gpunvme_dev_queue_abandon(q, place.ticket);
         if (err == GPUNVME_ERR_STALE) /* at the last moment */
-            err = gpunvme_dev_queue_wait(q, 1, place.ticket, deadline + SECOND, &c);
+            err = gpunvme_dev_queue_wait(q, 1, place.ticket, deadline + SECOND, &status);
         else
             err = GPUNVME_ERR_TIMEOUT;
         if (err)
             gpunvme_store_release32(ns->alarm, 1);
     }
-    return err ? err : c.status ? GPUNVME_ERR_NVME(c.status) : GPUNVME_OK;
+    return err ? err : status ? GPUNVME_ERR_NVME(status) : GPUNVME_OK;
 }
 
 static void *play(void *p_)
@@ -739,7 +739,8 @@ static void leave_commands(struct rig *r, unsigned n)
         int err;
 
         sqe.prp1 = r->view.bus + i * 4096;
-        assert_int_equal(gpunvme_dev_queue_reserve(q, 1, i, &place, &err), 1);
+        assert_int_equal(gpunvme_dev_queue_reserve(q, 1, i, gpunvme_dev_want_any(), &place, &err),
+                         1);
         gpunvme_dev_queue_submit(q, 1, &place, &sqe);
     }
 }
@@ -979,7 +980,9 @@ static void a_queue_whose_reaper_does_not_leave_is_left_out_and_closed(void **st
     while (gpunvme_exchange32(&r.dev->queues[0].reaped.cq_lock, 1))
         ;
     assert_ok(gpunvme_ctrl_reset(r.ctrl));
-    assert_int_equal(gpunvme_dev_queue_reserve(&r.handle.queues[0], 1, 1, &place, &err), 0);
+    assert_int_equal(
+        gpunvme_dev_queue_reserve(&r.handle.queues[0], 1, 1, gpunvme_dev_want_any(), &place, &err),
+        0);
     assert_int_equal(err, GPUNVME_ERR_CLOSED); /* not rung for: the controller has it no more */
     gpunvme_exchange32(&r.dev->queues[0].reaped.cq_lock, 0);
     assert_recovers(&r);
@@ -1027,7 +1030,7 @@ static void a_command_that_is_not_submitted_yet_outlives_a_reset(void **state)
 {
     struct gpunvme_sqe flush = {.opc = GPUNVME_CMD_FLUSH, .nsid = 1};
     struct gpunvme_dev_place place;
-    struct gpunvme_completion c;
+    uint16_t status;
     struct gpunvme_dev_queue *q;
     struct rig r;
     int err;
@@ -1036,17 +1039,17 @@ static void a_command_that_is_not_submitted_yet_outlives_a_reset(void **state)
     rig_open_small(&r, "sim:size=1M", GPUNVME_REAPER_WAITERS);
     q = r.handle.queues;
     assert_kernel_works(&r);
-    assert_int_equal(gpunvme_dev_slot_claim(q, 1, 5, &place.ticket), 1);
+    assert_int_equal(gpunvme_dev_slot_claim(q, 1, 5, gpunvme_dev_want_any(), &place.ticket), 1);
     assert_ok(gpunvme_ctrl_reset(r.ctrl));
     assert_int_equal(gpunvme_dev_queue_place(q, 1, 1, &place, &err), 1);
     gpunvme_dev_queue_submit(q, 1, &place, &flush);
-    err = gpunvme_dev_queue_wait(q, 1, place.ticket, gpunvme_clock_ns() + 10000000000u, &c);
+    err = gpunvme_dev_queue_wait(q, 1, place.ticket, gpunvme_clock_ns() + 10000000000u, &status);
     assert_int_equal(err, GPUNVME_OK);
-    assert_int_equal(c.status, 0);
+    assert_int_equal(status, 0);
     assert_kernel_works(&r);
 
     /* One whose kernel is gone: recovery finds its slot. */
-    assert_int_equal(gpunvme_dev_slot_claim(q, 1, 5, &place.ticket), 1);
+    assert_int_equal(gpunvme_dev_slot_claim(q, 1, 5, gpunvme_dev_want_any(), &place.ticket), 1);
     assert_ok(gpunvme_ctrl_reset(r.ctrl));
     assert_recovers(&r);
     rig_close(&r);

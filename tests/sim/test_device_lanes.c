@@ -211,10 +211,10 @@ static void lanes_get_on_with_two_slots_of_many(void **state)
 /* Claims slots for a group, and gives them back. `written` counts the slots that were found. */
 static int claim_together(struct warp *w, uint32_t lane, unsigned round)
 {
-    struct gpunvme_dev_want want = {(uint32_t)w->timeout_ns[lane], round != 0, 1};
+    struct gpunvme_dev_want want = {(uint32_t)w->timeout_ns[lane], round != 0};
     struct gpunvme_dev_queue *q = w->f.ns.queues;
     uint64_t ticket;
-    int got = gpunvme_dev_slot_claim_together(q, ALL, lane, want, &ticket);
+    int got = gpunvme_dev_slot_claim(q, ALL, lane, want, &ticket);
     uint32_t found = gpunvme_popcount(gpunvme_warp_ballot(ALL, got));
 
     if (got) /* before the others look again */

@@ -268,8 +268,8 @@ static void end_all_by_hand(struct fixture *f)
             uint64_t word = gpunvme_load_acquire64(&q->slots[slot].word);
 
             if (word & GPUNVME_DEV_SLOT_TAKEN && !(word & GPUNVME_SLOT_DONE))
-                gpunvme_store_pair_fenced_gpu(
-                    &q->slots[slot].word, word | GPUNVME_SLOT_DONE | GPUNVME_SC_HOST_ABORTED, 0);
+                gpunvme_store64_fenced_gpu(&q->slots[slot].word,
+                                           word | GPUNVME_SLOT_DONE | GPUNVME_SC_HOST_ABORTED);
         }
     }
 }

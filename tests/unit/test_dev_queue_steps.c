@@ -80,7 +80,7 @@ static void show(void *arg)
 static void claim(struct schedule *s, struct thread *t)
 {
     uint32_t hint = (uint32_t)base_random_u64(&s->random);
-    int got = gpunvme_dev_slot_claim(&s->q, 1, hint, &t->place.ticket);
+    int got = gpunvme_dev_slot_claim(&s->q, 1, hint, gpunvme_dev_want_any(), &t->place.ticket);
 
     CHECK(s, got == (s->claimed < s->device.entries - 1));
     if (!got)
@@ -165,6 +165,8 @@ static void hold_or_let_go(struct schedule *s)
     } else {
         CHECK(s, gpunvme_dev_queue_hold(&s->q, 1, &head));
         CHECK(s, head == (s->reaped & POSITIONS));
+        CHECK(s,
+              gpunvme_dev_queue_in_flight(&s->q, head) == ((s->reserved - s->reaped) & s->q.mask));
     }
     s->cq_held = !s->cq_held;
 }
@@ -187,21 +189,20 @@ static void reap(struct schedule *s)
 
 static void end_ticket(struct schedule *s)
 {
-    struct gpunvme_completion c = {.status = 0x1234, .result = 1};
+    uint16_t status = 0x1234;
     struct ticket *t;
     int err;
 
     if (!s->ntickets)
         return;
     t = &s->tickets[base_random_below(&s->random, s->ntickets)];
-    err = gpunvme_dev_queue_test(&s->q, t->ticket, &c);
+    err = gpunvme_dev_queue_test(&s->q, t->ticket, &status);
     if (t->state == IN_FLIGHT) {
         CHECK(s, err == GPUNVME_ERR_AGAIN);
         return;
     }
     CHECK(s, err == GPUNVME_OK);
-    CHECK(s, c.status == (t->state == FAILED ? MODEL_FAILED : model_status(t->serial)));
-    CHECK(s, c.result == (t->state == FAILED ? 0 : model_result(t->serial)));
+    CHECK(s, status == (t->state == FAILED ? MODEL_FAILED : model_status(t->serial)));
     s->stale[s->nstale++ % STALE_TICKETS] = t->ticket;
     *t = s->tickets[--s->ntickets];
     s->claimed--;
@@ -210,13 +211,13 @@ static void end_ticket(struct schedule *s)
 static void test_stale_ticket(struct schedule *s)
 {
     uint32_t n = s->nstale < STALE_TICKETS ? s->nstale : STALE_TICKETS;
-    struct gpunvme_completion c;
+    uint16_t status;
     uint64_t ticket;
 
     if (!n)
         return;
     ticket = s->stale[base_random_below(&s->random, n)];
-    CHECK(s, gpunvme_dev_queue_test(&s->q, ticket, &c) == GPUNVME_ERR_STALE);
+    CHECK(s, gpunvme_dev_queue_test(&s->q, ticket, &status) == GPUNVME_ERR_STALE);
     CHECK(s, gpunvme_dev_queue_abandon(&s->q, ticket) == GPUNVME_ERR_STALE);
 }
 

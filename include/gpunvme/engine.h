@@ -41,7 +41,7 @@ struct gpunvme_engine_config {
      * Memory of other GPUs can be used all the same.
      */
     int gpu;
-    unsigned threads;     /* 0: one for each CPU that the process may use, from 2 to 16 */
+    unsigned threads;     /* 0: one for each CPU that the process may use, from 2 to 12 */
     size_t pinned_nbytes; /* at most, for bytes between files and GPU memory; 0: 128 MiB */
     const char *cpus;     /* that threads may run on, "0-7,16"; NULL: as `gpu` says */
 };

@@ -682,6 +682,23 @@ static bool limit_address_space(void)
     return !setrlimit(RLIMIT_AS, &tight);
 }
 
+/* On an engine of so many threads, each of which has slots. */
+static gpunvme_err_t open_and_close(unsigned threads)
+{
+    const struct gpunvme_engine_config config = {.gpu = -1, .threads = threads};
+    struct gpunvme_engine *engine;
+    gpunvme_err_t err = gpunvme_engine_create(&config, &engine);
+
+    if (err)
+        return err;
+    snprintf(uri, sizeof(uri), "file:%s", path);
+    err = gpunvme_open_on(engine, uri, 0, &store);
+    if (!err)
+        gpunvme_close(store);
+    gpunvme_engine_destroy(engine);
+    return err;
+}
+
 static int work_without_address_space(void)
 {
     gpunvme_err_t err;
@@ -690,15 +707,12 @@ static int work_without_address_space(void)
     setenv("CUDA_VISIBLE_DEVICES", "", 1);
     if (!gpunvme_mem_gpu_is_host() || !limit_address_space())
         return 77;
-    snprintf(uri, sizeof(uri), "file:%s?threads=256,chunk=1M", path);
-    err = gpunvme_open(uri, 0, &store);
-    if (err && err != GPUNVME_ERR_NOMEM && err != GPUNVME_ERR_BUSY)
+    err = open_and_close(256);
+    if (err != GPUNVME_ERR_NOMEM && err != GPUNVME_ERR_BUSY)
         return failed(1, "256 threads");
-    if (err && !gpunvme_err_detail()[0])
+    if (!gpunvme_err_detail()[0])
         return failed(2, "no detail");
-    snprintf(uri, sizeof(uri), "file:%s?threads=1,chunk=4K,depth=2", path);
-    gpunvme_close(err ? NULL : store);
-    return gpunvme_open(uri, 0, &store) || gpunvme_close(store) ? failed(3, "one thread") : 0;
+    return open_and_close(1) ? failed(3, "one thread") : 0;
 }
 
 static void without_memory_for_its_slots_it_is_not_opened_but_a_smaller_one_is(void **state)

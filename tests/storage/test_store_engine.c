@@ -423,6 +423,7 @@ int main(void)
         cmocka_unit_test(a_child_of_a_busy_process_can_use_its_own),
     };
 
+    setenv("CUDA_VISIBLE_DEVICES", "", 1); /* host memory stands in for a GPU's, and for children */
     store_gpu_stand_in = gpunvme_mem_gpu_is_host();
     return cmocka_run_group_tests(tests, make_files, remove_files);
 }

@@ -72,6 +72,18 @@ class DeviceMemory:
     def __repr__(self) -> str:
         return f"<gpunvme.DeviceMemory {self.shape} {self.typestr} on cuda:{self.device}>"
 
+    def __array__(self, *_args: object, **_options: object) -> NDArray[Any]:
+        raise TypeError("memory of a GPU is no numpy array: copy_to_host() makes one of a copy")
+
+    def copy_to_host(self) -> NDArray[Any]:
+        """A copy, as a numpy array of the same shape and type."""
+        import numpy
+
+        copy = numpy.empty(self.shape, self.typestr)
+        check(lib.gpunvme_mem_copy(copy.ctypes.data, _lib.MEM_HOST, self.ptr, _lib.MEM_GPU,
+                                   self.nbytes))
+        return copy
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {

@@ -110,7 +110,10 @@ gpunvme_err_t gpunvme_weights_open(struct gpunvme_engine *engine, const char *co
  */
 gpunvme_err_t gpunvme_weights_close(struct gpunvme_weights *weights);
 
-/* How many tensors there are, and the one at `i`, in the order of file and offset. NULL: none. */
+/*
+ * How many tensors there are, and the one at `i`, in the order of file and offset. NULL: none. They
+ * are one array, in this order.
+ */
 size_t gpunvme_weights_count(const struct gpunvme_weights *weights);
 const struct gpunvme_tensor *gpunvme_weights_at(const struct gpunvme_weights *weights, size_t i);
 

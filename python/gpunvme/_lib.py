@@ -241,6 +241,37 @@ class Order(Structure):
     _fields_ = [("flags", c_uint), ("stream", c_void_p), ("after", c_void_p), ("done", c_void_p)]
 
 
+class Tensor(Structure):
+    _fields_ = [
+        ("name", c_void_p),
+        ("dtype", c_int),
+        ("dtype_name", c_void_p),
+        ("rank", c_size_t),
+        ("shape", c_void_p),
+        ("nbytes", c_uint64),
+        ("file", c_size_t),
+        ("offset", c_uint64),
+    ]
+
+
+class Range(Structure):
+    _fields_ = [("begin", c_uint64), ("end", c_uint64)]
+
+
+class WeightsPart(Structure):
+    _fields_ = [
+        ("tensor", c_void_p),
+        ("ranges", c_void_p),
+        ("ptr", c_void_p),
+        ("mem", c_int),
+        ("dtype", c_int),
+        ("user", c_void_p),
+        ("err", c_int),
+        ("has_checksum", c_uint32),
+        ("checksum", c_uint64),
+    ]
+
+
 class Kind(Structure):
     _fields_ = [
         ("start_lba", c_uint64),
@@ -565,6 +596,9 @@ STRUCTS: dict[str, type[Structure]] = {
     "gpunvme_vec": Vec,
     "gpunvme_io": Io,
     "gpunvme_order": Order,
+    "gpunvme_tensor": Tensor,
+    "gpunvme_range": Range,
+    "gpunvme_weights_part": WeightsPart,
     "gpunvme_kind": Kind,
     "gpunvme_kind_io": KindIo,
     "gpunvme_sqe": Sqe,
@@ -639,6 +673,24 @@ _FUNCTIONS: dict[str, tuple[type | None, ...]] = {
     "gpunvme_batch_pending": (c_size_t, c_void_p),
     "gpunvme_batch_cancel": (c_int, c_void_p),
     "gpunvme_batch_fd": (c_int, c_void_p),
+    # weights.h
+    "gpunvme_weights_open": (c_int, c_void_p, c_void_p, c_size_t, c_void_p),
+    "gpunvme_weights_close": (c_int, c_void_p),
+    "gpunvme_weights_count": (c_size_t, c_void_p),
+    "gpunvme_weights_at": (c_void_p, c_void_p, c_size_t),
+    "gpunvme_weights_nfiles": (c_size_t, c_void_p),
+    "gpunvme_weights_metadata": (
+        c_bool, c_void_p, c_size_t, c_size_t, c_void_p, c_void_p,
+    ),
+    "gpunvme_weights_load": (c_int, c_void_p, c_void_p, c_size_t, c_void_p),
+    "gpunvme_weights_load_start": (
+        c_int, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p,
+    ),
+    "gpunvme_weights_load_next": (
+        c_int, c_void_p, c_void_p, c_size_t, c_void_p, c_uint64,
+    ),
+    "gpunvme_weights_load_cancel": (None, c_void_p),
+    "gpunvme_weights_load_end": (c_int, c_void_p),
     # request.h
     "gpunvme_requests_create": (c_int, c_void_p, c_void_p),
     "gpunvme_requests_destroy": (c_int, c_void_p),

@@ -14,8 +14,8 @@ import pytest
 from gpunvme import _lib
 
 INCLUDE = Path(__file__).parents[2] / "include"
-HEADERS = ["buf", "memory", "error", "engine", "storage", "transfer", "request", "controller", "io",
-           "sim", "transport", "ops"]
+HEADERS = ["buf", "memory", "error", "engine", "storage", "transfer", "weights", "request",
+           "controller", "io", "sim", "transport", "ops"]
 # What has another prefix than its constant here.
 CONSTANTS = {
     name: f"GPUNVME_{name}"

@@ -45,3 +45,25 @@ def stuck() -> Iterator[gpunvme.Store]:
     """A drive that answers no read until it is aborted, after 1 s."""
     with gpunvme.open("sim:size=16M,fault=lose:read?timeout=3s") as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def parser() -> None:
+    """What parses the headers of weights."""
+    try:
+        gpunvme.weights.safe_open("/nonexistent/file", "np")
+    except FileNotFoundError:
+        return
+    except gpunvme.UnsupportedError as why:
+        pytest.skip(str(why))
+
+
+@pytest.fixture
+def gpu() -> str:
+    """PyTorch's name of a GPU."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch finds no GPU")
+    if not gpunvme.info().gpus:
+        pytest.skip("this build of gpunvme has no CUDA")
+    return "cuda"

@@ -24,6 +24,9 @@ if ! "$venv/bin/python" -c 'import numpy, pytest, hypothesis, mypy, scikit_build
         exit 77
     fi
 fi
+# Tests of weights compare with it, if there is one.
+"$venv/bin/python" -c 'import safetensors' 2>/dev/null ||
+    "$venv/bin/pip" install --quiet safetensors >>"$FOLDER/pip.log" 2>&1 || true
 "$venv/bin/pip" install --quiet --no-build-isolation --no-deps --no-index --force-reinstall \
     -C build-dir="$FOLDER/build" -C cmake.define.GPUNVME_CUDA=OFF "$SOURCE/python"
 "$venv/bin/gpunvme" --version

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Open files of weights, and the tensors in them, by the C library's list."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Sequence
+from ctypes import string_at
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+import numpy as np
+
+from .. import _lib
+from .._lib import lib
+from ..errors import Error, argument, error
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..engine import Engine
+
+    Name = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+    class SafetensorError(Exception):
+        """safetensors' own, or where that is not installed a class that nobody else has."""
+else:
+    try:
+        from safetensors import SafetensorError
+    except ImportError:
+
+        class SafetensorError(Exception):
+            pass
+
+
+_TENSOR = np.dtype(_lib.Tensor)
+
+
+class WeightsError(Error, ValueError, SafetensorError):
+    """A file, a tensor or a slice of it is not what it has to be.
+
+    Also a ``safetensors.SafetensorError`` where that package is installed.
+    """
+
+
+class SliceError(WeightsError, IndexError):
+    """An index that is outside of a tensor."""
+
+
+def failure(code: int, detail: str | None = None) -> Error:
+    """The exception for an error code, with the thread's detail if none is given."""
+    found = error(code, detail)
+    if code not in (_lib.ERR_INVALID, _lib.ERR_LIMIT):
+        return found
+    return WeightsError(code, found.name, found.detail, found.remedy)
+
+
+def refuse(detail: str, kind: type[WeightsError] = WeightsError) -> NoReturn:
+    """Raises the exception for what is refused before the library sees it."""
+    found = error(_lib.ERR_INVALID, detail)
+    raise kind(found.code, found.name, found.detail, found.remedy)
+
+
+class Tensor(NamedTuple):
+    """A tensor in a file; it belongs to its Files."""
+
+    name: str
+    dtype: str  # as the file has it: "BF16"
+    shape: tuple[int, ...]  # in elements
+    nbytes: int
+    file: int
+    offset: int  # bytes
+    address: int  # of its struct gpunvme_tensor
+
+
+@cache
+def _array(rank: int) -> type[ctypes.Array[ctypes.c_uint64]]:
+    """The type of a shape."""
+    return ctypes.c_uint64 * rank
+
+
+def uri_of(name: Name, require: str | None) -> bytes:
+    """The URI of a file, with an option that requires a route to GPU memory."""
+    text = os.fsdecode(name)
+    if require is None:
+        return os.fsencode(text)
+    scheme, colon, _ = text.partition(":")
+    if not colon or scheme not in ("file", "nvme", "vfio-user", "sim", "spdk", "stripe"):
+        text = "file:" + text.replace("%", "%25").replace("?", "%3F")
+    if scheme == "stripe" and text.startswith("stripe:?"):
+        text = text.replace("?", f"?require={require},", 1)
+    elif scheme == "stripe":
+        text = text.replace(":", f":?require={require};", 1)
+    else:
+        text += f"{',' if '?' in text else '?'}require={require}"
+    return os.fsencode(text)
+
+
+#: All that are open.
+opened: weakref.WeakSet[Files] = weakref.WeakSet()
+
+
+def _close(handle: int, pid: int) -> None:
+    if pid == os.getpid():  # what serves a parent's stores is not in its child
+        lib.gpunvme_weights_close(handle)
+
+
+class Files:
+    """One or many open files, or those of an index; closed when nothing refers to them any more.
+
+    May be used by several threads.
+    """
+
+    def __init__(self, names: Name | Sequence[Name], *, engine: Engine | None = None,
+                 require: str | None = None) -> None:
+        if isinstance(names, (str, bytes, os.PathLike)):
+            names = [names]
+        uris = [uri_of(name, require) for name in names]
+        if not uris:
+            raise argument("no files")
+        if any(b"\0" in uri for uri in uris):
+            raise argument("a URI with a byte 0")
+        handle = ctypes.c_void_p()
+        err = lib.gpunvme_weights_open(None if engine is None else engine._handle_now(),
+                                       (ctypes.c_char_p * len(uris))(*uris), len(uris),
+                                       ctypes.byref(handle))
+        if err:
+            raise failure(err)
+        self.handle: int = handle.value or 0
+        self._engine = engine  # outlives the files
+        self._finalizer = weakref.finalize(self, _close, self.handle, os.getpid())
+        self._finalizer.atexit = False  # _load.py ends loads first
+        opened.add(self)
+        self._list()
+
+    def _list(self) -> None:
+        """The tensors in columns, in the order of file and offset: there may be many thousands."""
+        n = lib.gpunvme_weights_count(self.handle)
+        self.addresses = np.empty(0, np.uint64)  #: of each struct gpunvme_tensor
+        self._columns = np.empty(0, _TENSOR)
+        if n:
+            first = lib.gpunvme_weights_at(self.handle, 0)
+            self.addresses = first + np.arange(n, dtype=np.uint64) * np.uint64(_TENSOR.itemsize)
+            self._columns = np.frombuffer((_lib.Tensor * n).from_address(first), _TENSOR)
+        self.nbytes = self._columns["nbytes"]  #: of each
+        names = [string_at(address).decode() for address in self._columns["name"].tolist()]
+        #: Where in the columns each name is, in their order.
+        self.index = dict(zip(names, range(n)))
+
+    def tensors(self, rows: NDArray[np.int64]) -> list[Tensor]:
+        """Those of the columns' rows."""
+        texts: dict[int, str] = {}
+        found = []
+        names = list(self.index)
+        columns = zip(rows.tolist(), self._columns[rows].tolist(), self.addresses[rows].tolist())
+        for row, (_, _, dtype, rank, dims, nbytes, file, offset), address in columns:
+            if dtype not in texts:
+                texts[dtype] = string_at(dtype).decode()
+            shape = tuple(_array(rank).from_address(dims)) if rank else ()
+            found.append(Tensor(names[row], texts[dtype], shape, nbytes, file, offset, address))
+        return found
+
+    def row(self, name: str) -> int:
+        """Where in the columns a name is."""
+        i = self.index.get(name)
+        if i is None:
+            refuse(f'there is no tensor "{name}"')
+        return i
+
+    def __getitem__(self, name: str) -> Tensor:
+        i = self.row(name)
+        _, _, dtype, rank, dims, nbytes, file, offset = self._columns[i].tolist()
+        shape = tuple(_array(rank).from_address(dims)) if rank else ()
+        return Tensor(name, string_at(dtype).decode(), shape, nbytes, file, offset,
+                      int(self.addresses[i]))
+
+    def close(self) -> None:
+        """Closes them now, at the interpreter's end; they are not used any more."""
+        self._finalizer()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.index
+
+    def metadata(self) -> dict[str, str] | None:
+        """The ``__metadata__`` of all files; None: they have none."""
+        key, value = ctypes.c_char_p(), ctypes.c_char_p()
+        found: dict[str, str] = {}
+        for file in range(lib.gpunvme_weights_nfiles(self.handle)):
+            i = 0
+            while lib.gpunvme_weights_metadata(self.handle, file, i, ctypes.byref(key),
+                                               ctypes.byref(value)):
+                found[(key.value or b"").decode()] = (value.value or b"").decode()
+                i += 1
+        return found or None

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Loads in flight: parts of tensors to addresses.
+
+A large load has a thread that waits in the library, so that Ctrl-C ends the caller's wait, and
+slices are staged while the caller does something else. The thread holds the files and the memory
+until the library is done with them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import threading
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import _lib
+from .._lib import lib
+from ..errors import Error, error
+from ._files import Files, failure, opened
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+_ROOM = 256  # parts taken by one call
+_ONE_CALL = 1 << 20  # bytes that are loaded by one call, without a thread
+
+_running: set[Load] = set()
+# Files, and memory that may still be written to, of transfers that did not end.
+_stuck: list[tuple[Files, object, object]] = []
+
+_PART = np.dtype(_lib.WeightsPart)
+
+
+class Parts:
+    """Tensors, or boxes of them, and where they go. Each has a byte at least."""
+
+    def __init__(self, addresses: ArrayLike, ptrs: ArrayLike, mem: ArrayLike,
+                 nbytes: int) -> None:
+        """``addresses`` of the struct gpunvme_tensor of each, ``nbytes`` of all together."""
+        where = np.asarray(addresses, np.uint64)
+        self._rows: NDArray[np.void] = np.zeros(where.size, _PART)
+        self._rows["tensor"] = where
+        self._rows["ptr"] = ptrs
+        self._rows["mem"] = mem
+        self._keep: list[object] = []
+        self.nbytes = nbytes
+        self.base: int = self._rows.ctypes.data
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def set_box(self, i: int, box: Sequence[tuple[int, int]]) -> None:
+        """Loads of part ``i`` only what lies between begin and end in each dimension."""
+        ranges = (_lib.Range * len(box))(*(_lib.Range(begin, end) for begin, end in box))
+        self._rows[i]["ranges"] = ctypes.addressof(ranges)
+        self._keep.append(ranges)
+
+    def landed(self, addresses: Sequence[int | None]) -> list[int]:
+        """The indexes of the parts at these addresses that have no error."""
+        indexes = (np.array(addresses, np.uint64) - np.uint64(self.base)) // np.uint64(
+            _PART.itemsize)
+        return [int(i) for i in indexes[self._rows["err"][indexes] == 0]]
+
+
+class Load:
+    """A load that has been started. ``keep`` is held until it has ended.
+
+    ``landed`` has lists of the indexes of parts, as they land, and None at the end; then ``error``
+    is the first error, in the order of the parts, or None.
+    """
+
+    def __init__(self, files: Files, parts: Parts, keep: object) -> None:
+        self._files = files
+        self._parts = parts
+        self._keep = keep
+        self.landed: SimpleQueue[list[int] | None] = SimpleQueue()
+        self.error: Error | None = None
+        self._lock = threading.RLock()  # of _handle; a finalizer may cancel in the middle of it
+        handle = ctypes.c_void_p()
+        err = lib.gpunvme_weights_load_start(files.handle, parts.base, len(parts), None,
+                                             ctypes.byref(handle))
+        if err:
+            raise failure(err)
+        self._handle = handle.value or 0
+        _running.add(self)
+        self._thread = threading.Thread(target=self._run, name="gpunvme weights", daemon=True)
+        try:
+            self._thread.start()
+        except BaseException:
+            self.cancel()
+            self._run()
+            raise
+
+    def _run(self) -> None:
+        try:
+            self._take()
+        except BaseException as why:  # no memory: those that wait must not wait for ever
+            self.error = self.error or failure(_lib.ERR_NOMEM, str(why))
+        finally:
+            self._keep = None
+            _running.discard(self)
+            self.landed.put(None)
+
+    def _take(self) -> None:
+        """Hands on what lands until all has, and ends the load."""
+        try:
+            landed, n = (ctypes.c_void_p * _ROOM)(), ctypes.c_size_t()
+            err = 0
+            while not err:
+                err = lib.gpunvme_weights_load_next(self._handle, landed, _ROOM, ctypes.byref(n), 0)
+                if not n.value:
+                    break
+                self.landed.put(self._parts.landed(landed[: n.value]))
+            if err:
+                self.error = failure(err)
+                self.cancel()
+        finally:
+            with self._lock:
+                handle, self._handle = self._handle, 0
+            err = lib.gpunvme_weights_load_end(handle)
+            if err == _lib.ERR_TIMEOUT:
+                _stuck.append((self._files, self._parts, self._keep))
+            if err:
+                self.error = self.error or failure(err)
+
+    def cancel(self) -> None:
+        """Drops what has not begun. Waits for nothing."""
+        with self._lock:
+            if self._handle:
+                lib.gpunvme_weights_load_cancel(self._handle)
+
+    def stop(self) -> None:
+        """Cancels it and waits until nothing is written any more."""
+        self.cancel()
+        self._thread.join()
+
+    def wait(self) -> None:
+        """Waits until all has landed. An interrupted wait stops the load."""
+        try:
+            while self.landed.get() is not None:
+                pass
+        except BaseException:
+            self.stop()
+            raise
+        self.landed.put(None)
+        if self.error:
+            raise self.error
+
+
+def load(files: Files, parts: Parts, keep: object) -> None:
+    """Loads all parts, and returns when they have landed. Up to 1 MiB Ctrl-C does not end it."""
+    if not len(parts):
+        return
+    if parts.nbytes > _ONE_CALL:
+        Load(files, parts, keep).wait()
+        return
+    err = lib.gpunvme_weights_load(files.handle, parts.base, len(parts), None)
+    if err == _lib.ERR_TIMEOUT:
+        _stuck.append((files, parts, keep))
+    if err:
+        raise failure(err)
+
+
+@atexit.register
+def _end() -> None:
+    loads = list(_running)
+    for each in loads:
+        each.cancel()
+    for each in loads:
+        each._thread.join()  # as long as the stores' deadlines at most
+    kept = [files for files, _, _ in _stuck]
+    for files in list(opened):
+        if files not in kept:
+            files.close()
+
+
+def _in_child() -> None:
+    """After fork(2): the threads of the parent's loads are not here."""
+    for each in list(_running):
+        each._lock = threading.RLock()
+        each._handle = 0
+        each.error = error(_lib.ERR_UNSUPPORTED, "a load that the parent process began")
+        each.landed = SimpleQueue()
+        each.landed.put(None)
+        _stuck.append((each._files, each._parts, each._keep))
+    _running.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Tensors that load in the background and are handed out as they land."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._files import Files, refuse
+from ._load import Load, Parts, load
+from ._slices import Pick
+from ._target import ALIGN, Devices, Target
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from typing_extensions import Self
+
+    from ..engine import Engine
+    from ._files import Name
+    from ._open import safe_open
+
+    Plan = str | Iterable[str] | Mapping[str, Any] | None
+
+_LOADING, _LANDED, _GIVEN = range(3)
+
+_all: weakref.WeakSet[Prefetch] = weakref.WeakSet()
+
+
+class Job:
+    """What is to be loaded, and the arrays that it goes to; they are there when ``parts`` are."""
+
+    def __init__(self, files: Files, plan: Plan, devices: Devices, arena: bool) -> None:
+        self._files = files
+        self.names, self._rows = _planned(files, plan)
+        self._targets = devices.of_all(self.names)
+        self._picks: dict[int, Pick] = {}
+        if isinstance(plan, Mapping):
+            self._picks = {i: Pick(files[name], self._targets[i], plan[name])
+                           for i, name in enumerate(self.names) if plan[name] is not None}
+        self._nbytes = files.nbytes[self._rows]
+        for i, pick in self._picks.items():
+            self._nbytes[i] = pick.nbytes
+        self._arrays: list[Any] = []
+        self._arenas: dict[Target, Any] = {}
+        self._offsets = np.zeros_like(self._nbytes)
+        ptrs = self._in_arenas() if arena else self._each_its_own()
+        for to in set(self._targets):  # after torch has made memory: it may fill it, on a stream
+            to.ready()
+        #: Which of them each part is, and which have no bytes and no part.
+        self.loading = np.flatnonzero(self._nbytes)
+        self.empty: list[int] = np.flatnonzero(self._nbytes == 0).tolist()
+        mems = np.array([to.mem for to in self._targets], np.int32)
+        self.parts = Parts(files.addresses[self._rows[self.loading]], ptrs[self.loading],
+                           mems[self.loading], int(self._nbytes.sum()))
+        for part, i in enumerate(self.loading.tolist() if self._picks else ()):
+            if i in self._picks and (box := self._picks[i].box) is not None:
+                self.parts.set_box(part, box)
+
+    def _tensors(self) -> list[tuple[Target, tuple[int, ...], str]]:
+        """Where each goes, its shape there, and its type."""
+        found = [(to, to.shape(t), t.dtype)
+                 for to, t in zip(self._targets, self._files.tensors(self._rows))]
+        for i, pick in self._picks.items():
+            found[i] = (found[i][0], pick.box_shape, found[i][2])
+        return found
+
+    def _each_its_own(self) -> NDArray[np.uint64]:
+        self._arrays = [to.empty(shape, code) for to, shape, code in self._tensors()]
+        return np.array([to.address(a) for to, a in zip(self._targets, self._arrays)], np.uint64)
+
+    def _in_arenas(self) -> NDArray[np.uint64]:
+        align = np.uint64(ALIGN)
+        padded = (self._nbytes + align - np.uint64(1)) // align * align
+        ptrs = np.zeros_like(padded)
+        for to in set(self._targets):
+            mine = np.fromiter((each is to for each in self._targets), bool, len(padded))
+            ends = np.cumsum(padded[mine])
+            self._arenas[to] = arena = to.arena(int(ends[-1]))
+            self._offsets[mine] = ends - padded[mine]
+            ptrs[mine] = self._offsets[mine] + np.uint64(to.address(arena))
+        return ptrs
+
+    @property
+    def memory(self) -> list[Any]:
+        """What must stay until the load has ended."""
+        return list(self._arenas.values()) or self._arrays
+
+    def make_views(self) -> None:
+        """The arrays in arenas. It takes a while for thousands, in which bytes can move."""
+        if not self._arenas:
+            return
+        self._arrays = [None] * len(self.names)
+        tensors = self._tensors()
+        offsets = self._offsets.tolist()
+        for to, arena in self._arenas.items():
+            mine = [i for i, each in enumerate(self._targets) if each is to]
+            made = to.views(arena, [(offsets[i], *tensors[i][1:]) for i in mine])
+            for i, view in zip(mine, made):
+                self._arrays[i] = view
+        self._arenas.clear()
+
+    def drop(self) -> None:
+        """Lets go of the arrays that were not given."""
+        self._arrays = [None] * len(self.names)
+
+    def result(self, i: int) -> Any:
+        """The caller's array, given once."""
+        array, self._arrays[i] = self._arrays[i], None
+        if i in self._picks:
+            array = self._picks[i].of(array)
+        return self._targets[i].result(array)
+
+
+class Prefetch:
+    """Tensors on their way; prefetch() makes it. A context manager that closes it.
+
+    Each tensor is handed out once, by take() or by iterating, and then belongs to the caller alone.
+    Several threads may take.
+    """
+
+    def __init__(self, files: Files, plan: Plan, devices: Devices, arena: bool) -> None:
+        self._load: Load | None = None
+        self._error: Exception | None = None
+        self._lock = threading.Lock()  # of all that follows
+        job = self._job = Job(files, plan, devices, arena)
+        self._names = job.names
+        self._index: dict[str, int] = {}  # of the names, made by the first take()
+        self._loading = job.loading.tolist()
+        self._state = bytearray(len(self._names))
+        #: Those that have landed; some of them may have been taken.
+        self._ready = deque(job.empty)
+        for i in self._ready:
+            self._state[i] = _LANDED
+        if self._loading:
+            self._load = Load(files, job.parts, job.memory)
+        _all.add(self)
+        try:
+            job.make_views()
+        except BaseException:
+            self.close()
+            raise
+
+    def names(self) -> list[str]:
+        """What it hands out, in the order of the files."""
+        return list(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _wait(self) -> bool:
+        """Waits for more to land; False: nothing more will."""
+        load = self._load
+        landed = None if load is None else load.landed.get()
+        if landed is not None:
+            for part in landed:
+                i = self._loading[part]
+                self._state[i] = _LANDED
+                self._ready.append(i)
+            return True
+        if load is not None:
+            self._load = None
+            self._error = load.error
+        return False
+
+    def take(self, name: str) -> Any:
+        """The tensor of that name, waiting until it has landed.
+
+        WeightsError: it is not in the plan, was handed out before, or the loader is closed; and
+        what went wrong with the load.
+        """
+        with self._lock:
+            if not self._index:
+                self._index = dict(zip(self._names, range(len(self._names))))
+            i = self._index.get(name)
+            if i is None:
+                refuse(f'tensor "{name}" is not in the plan')
+            while self._state[i] == _LOADING:
+                if not self._wait():
+                    raise self._error or RuntimeError(f"{name} has not landed")
+            if self._state[i] == _GIVEN:
+                refuse(f'tensor "{name}" has been handed out, or this prefetch is closed')
+            self._state[i] = _GIVEN
+            return self._job.result(i)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """Names and tensors as they land, in any order. Raises what went wrong with the load."""
+        while True:
+            with self._lock:
+                while not self._ready:
+                    if not self._wait():
+                        if self._error and _LOADING in self._state:
+                            raise self._error
+                        return
+                i = self._ready.popleft()
+                if self._state[i] == _GIVEN:
+                    continue
+                self._state[i] = _GIVEN
+                tensor = self._job.result(i)
+            yield self._names[i], tensor
+            del tensor  # the caller's alone
+
+    def close(self) -> None:
+        """Ends the load and lets go of what was not taken. What was taken stays as it is."""
+        load = self._load
+        if load is not None:
+            load.stop()
+        with self._lock:
+            self._load = None
+            self._state[:] = bytes([_GIVEN]) * len(self._state)
+            self._ready.clear()
+            self._job.drop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        load = getattr(self, "_load", None)
+        if load is not None:
+            load.cancel()
+
+
+def _in_child() -> None:
+    """After fork(2): a thread that is not here may have had the lock."""
+    for each in list(_all):
+        each._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def _planned(files: Files, plan: Plan) -> tuple[list[str], NDArray[np.int64]]:
+    """The names, and which tensors they are, in the order of the files."""
+    if plan is None:
+        return list(files.index), np.arange(len(files.index))
+    if isinstance(plan, str):
+        rows = [i for name, i in files.index.items() if fnmatchcase(name, plan)]
+    else:
+        rows = sorted(files.row(name) for name in set(plan))
+    names = list(files.index)
+    return [names[i] for i in rows], np.array(rows, np.int64)
+
+
+def prefetch(
+    files: Name | Sequence[Name] | safe_open,
+    plan: Plan = None,
+    *,
+    framework: str = "pt",
+    device: Any = "cpu",
+    device_map: Mapping[str, Any] | None = None,
+    arena: bool = False,
+    require: str | None = None,
+    engine: Engine | None = None,
+) -> Prefetch:
+    """Starts to load tensors, and returns at once; they are taken from what it returns.
+
+        with prefetch(["a.safetensors", "b.safetensors"], device="cuda") as loader:
+            embedding = loader.take("model.embed_tokens.weight")
+            for name, tensor in loader:
+                …
+
+    ``files``: a name or URI, several, an index, or what safe_open() opened. ``plan``: None for all
+    tensors, a pattern as the shell has them ("model.layers.*"), names, or a dict of names and what
+    of each (None for all of it, or an index with slices, as get_slice() takes them).
+
+    ``framework`` "pt" or "np". ``device`` is where all go; ``device_map`` says it by the names of
+    modules, "" for all others. All memory is allocated before this returns, for each tensor by
+    itself, or with ``arena`` one block for each device, in which tensors are views: the block stays
+    as long as one of them. An arena is faster for thousands of small tensors.
+
+    ``require``: the route that bytes must take to a GPU ("p2p", "bounce" or "compat", or a better
+    one), else UnsupportedError. ``engine`` serves the files in place of the process's.
+
+    On a GPU, it waits for what is on the current stream, whose memory may be used again. Tensors
+    that were handed out may be used on any stream.
+    """
+    from ._open import safe_open
+
+    if isinstance(files, safe_open):
+        found = files._now()
+    else:
+        found = Files(files, engine=engine, require=require)
+    return Prefetch(found, plan, Devices(framework, device, device_map), arena)
+
+
+def load_all(files: Files, devices: Devices) -> dict[str, Any]:
+    """All tensors, in the order of the files."""
+    job = Job(files, None, devices, arena=False)
+    load(files, job.parts, job.memory)
+    return {name: job.result(i) for i, name in enumerate(job.names)}

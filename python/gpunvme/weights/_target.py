@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# mypy: disable-error-code="import-not-found"
+"""Where tensors go: arrays of numpy or torch, on a device, and how the types are called there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+from .. import _lib
+from .._lib import lib
+from ..buffers import packed
+from ..errors import argument, error
+from ._files import Tensor, refuse
+
+ALIGN = 256  # of tensors in an arena, in bytes
+
+#: The names that numpy and torch have for the types of files.
+NAMES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "U32": "uint32",
+    "I32": "int32",
+    "F32": "float32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F64": "float64",
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F4": "float4_e2m1fn_x2",  # two to a byte
+}
+CODES = {name: code for code, name in NAMES.items()}
+
+
+@lru_cache(maxsize=1024)
+def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a row-major array, in elements."""
+    return packed(shape)
+
+
+class Target:
+    """One framework's arrays on one device."""
+
+    mem = _lib.MEM_HOST
+    device: Any = "cpu"
+
+    def dtype(self, code: str) -> Any:
+        """The framework's type for a file's; WeightsError if it has none."""
+        raise NotImplementedError
+
+    def empty(self, shape: tuple[int, ...], code: str) -> Any:
+        raise NotImplementedError
+
+    def address(self, array: Any) -> int:
+        raise NotImplementedError
+
+    def arena(self, nbytes: int) -> Any:
+        """Memory for arrays, ``nbytes`` a multiple of ALIGN."""
+        raise NotImplementedError
+
+    def views(self, arena: Any, wanted: Sequence[tuple[int, tuple[int, ...], str]]) -> list[Any]:
+        """Arrays in an arena, of offset, shape and type; it lives as long as one of them."""
+        raise NotImplementedError
+
+    def shape(self, tensor: Tensor) -> tuple[int, ...]:
+        """Its shape as the framework counts it."""
+        if tensor.dtype != "F4":
+            return tensor.shape
+        if not tensor.shape or tensor.shape[-1] % 2:
+            refuse(f'tensor "{tensor.name}": F4 has an even last dimension in torch, and this has '
+                   f"the shape {list(tensor.shape)}")
+        return (*tensor.shape[:-1], tensor.shape[-1] // 2)
+
+    def ready(self) -> None:
+        """Waits for the work on a GPU's current stream: it may use the memory of new arrays."""
+
+    def result(self, array: Any) -> Any:
+        """What the caller gets."""
+        return array
+
+    def index(self, shape: tuple[int, ...], index: Any) -> tuple[int, ...]:
+        """The shape that ``array[index]`` has, or what it raises."""
+        raise NotImplementedError
+
+
+class _Numpy(Target):
+    @cache  # noqa: B019  (there is one, for good)
+    def dtype(self, code: str) -> Any:
+        try:
+            return np.dtype(NAMES[code])
+        except (KeyError, TypeError):
+            refuse(f"numpy has no type for {code}: torch may have one, and ml_dtypes, if imported, "
+                   "adds some to numpy")
+
+    def empty(self, shape: tuple[int, ...], code: str) -> Any:
+        return np.empty(shape, self.dtype(code))
+
+    def address(self, array: Any) -> int:
+        return int(array.__array_interface__["data"][0])
+
+    def arena(self, nbytes: int) -> Any:
+        whole = np.empty(nbytes + ALIGN, np.uint8)
+        skip = -self.address(whole) % ALIGN
+        return whole[skip : skip + nbytes]
+
+    def views(self, arena: Any, wanted: Sequence[tuple[int, tuple[int, ...], str]]) -> list[Any]:
+        array = np.ndarray
+        return [array(shape, self.dtype(code), arena, offset) for offset, shape, code in wanted]
+
+    def index(self, shape: tuple[int, ...], index: Any) -> tuple[int, ...]:
+        shaped = np.broadcast_to(np.int8(0), shape)[index]
+        return tuple(shaped.shape)
+
+
+class _Torch(Target):
+    def __init__(self, device: Any) -> None:
+        import torch
+
+        self._torch = torch
+        self.device = device
+        # The library writes to the memory of the host and of CUDA's GPUs.
+        self._at = device if device.type in ("cpu", "cuda") else torch.device("cpu")
+        self._dtypes: dict[str, Any] = {}
+        if device.type == "cuda":
+            if not torch.cuda.is_available():
+                raise argument(f'device "{device}": torch finds no GPU')
+            if lib.gpunvme_mem_gpu_is_host():
+                raise error(_lib.ERR_NO_GPU, lib.gpunvme_mem_gpu_why_not().decode())
+            self.mem = _lib.MEM_GPU
+
+    def dtype(self, code: str) -> Any:
+        found = self._dtypes.get(code)
+        if found is None:
+            found = getattr(self._torch, NAMES.get(code, ""), None)
+            if found is None:
+                refuse(f"torch {self._torch.__version__} has no type for {code}")
+            self._dtypes[code] = found
+        return found
+
+    def empty(self, shape: tuple[int, ...], code: str) -> Any:
+        return self._torch.empty(shape, dtype=self.dtype(code), device=self._at)
+
+    def address(self, array: Any) -> int:
+        return int(array.data_ptr())
+
+    def arena(self, nbytes: int) -> Any:
+        return self._torch.empty(nbytes, dtype=self._torch.uint8, device=self._at)
+
+    def views(self, arena: Any, wanted: Sequence[tuple[int, tuple[int, ...], str]]) -> list[Any]:
+        typed = {code: arena.view(self.dtype(code)) for code in {item[2] for item in wanted}}
+        sizes = {code: self.dtype(code).itemsize for code in typed}
+        with self._torch.no_grad():
+            # .data: a tensor of its own, which autograd does not know as a view of the arena.
+            return [typed[code].as_strided(shape, _packed(shape), offset // sizes[code]).data
+                    for offset, shape, code in wanted]
+
+    def ready(self) -> None:
+        if self.mem == _lib.MEM_GPU:
+            self._torch.cuda.current_stream(self.device).synchronize()
+
+    def result(self, array: Any) -> Any:
+        return array if self._at is self.device else array.to(self.device)
+
+    def index(self, shape: tuple[int, ...], index: Any) -> tuple[int, ...]:
+        return tuple(self._torch.empty(shape, dtype=self._torch.int8, device="meta")[index].shape)
+
+
+@cache
+def _numpy() -> Target:
+    return _Numpy()
+
+
+def target(framework: str, device: Any = "cpu") -> Target:
+    """Arrays of "pt" or "np" (and what else safetensors calls them) on a device."""
+    if framework in ("np", "numpy"):
+        if device not in ("cpu", None):
+            refuse(f"device {device}: arrays of numpy are on the CPU")
+        return _numpy()
+    if framework not in ("pt", "torch", "pytorch"):
+        refuse(f'framework "{framework}": there are "pt" and "np"')
+    import torch
+
+    try:
+        return _Torch(torch.device("cpu" if device is None else device))
+    except RuntimeError as why:
+        refuse(f"device {device}: {why}")
+
+
+class Devices:
+    """The target of each tensor, by a device for all or a map of them.
+
+    A map has devices by the names of modules, "" for all others: {"": "cuda:0", "lm_head": "cpu"}.
+    """
+
+    def __init__(self, framework: str, device: Any, device_map: Mapping[str, Any] | None) -> None:
+        self._framework = framework
+        self._device = device
+        self._map = None if device_map is None else dict(device_map)
+        self._targets: dict[Any, Target] = {}
+
+    def of_all(self, names: Sequence[str]) -> list[Target]:
+        if self._map is None:
+            return [self.of("")] * len(names)
+        return [self.of(name) for name in names]
+
+    def of(self, name: str) -> Target:
+        device = self._device if self._map is None else self._look_up(name)
+        if device not in self._targets:
+            self._targets[device] = target(self._framework, device)
+        return self._targets[device]
+
+    def _look_up(self, name: str) -> Any:
+        assert self._map is not None
+        prefix = name
+        while prefix not in self._map:
+            if not prefix:
+                refuse(f'the device_map has no device for "{name}", and none for ""')
+            prefix = prefix.rpartition(".")[0]
+        return self._map[prefix]

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# mypy: disable-error-code="import-not-found"
+"""Files of torch's tensors, with the functions of ``safetensors.torch``."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ._files import Files, refuse
+from ._memory_file import memory_file
+from ._model import load_model
+from ._prefetch import load_all
+from ._save import Entry, Metadata, to_bytes, to_file
+from ._target import CODES, Devices
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+    from ._files import Name
+
+__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
+
+
+def _shared(tensors: Mapping[str, Any]) -> list[list[str]]:
+    """Names of tensors whose bytes overlap, by groups of two or more."""
+    storages = defaultdict(list)
+    for name, t in tensors.items():
+        if t.device.type != "meta" and t.nbytes:
+            begin = t.data_ptr()
+            span = sum((n - 1) * step for n, step in zip(t.shape, t.stride())) + 1
+            key = (t.device, t.untyped_storage().data_ptr())
+            storages[key].append((begin, begin + span * t.element_size(), name))
+    groups: list[list[str]] = []
+    for areas in storages.values():
+        group: list[str] = []
+        last = 0
+        for begin, end, name in sorted(areas):
+            if begin >= last:
+                groups.append(group := [])
+            group.append(name)
+            last = max(last, end)
+    return [group for group in groups if len(group) > 1]
+
+
+def _check(tensors: Mapping[str, Any]) -> None:
+    """Refuses what safetensors refuses, by the same exceptions."""
+    if not isinstance(tensors, dict):
+        raise ValueError(f"tensors come as a dict, not as a {type(tensors).__name__}")
+    for name, t in tensors.items():
+        if not isinstance(t, torch.Tensor):
+            raise ValueError(f'"{name}" is a {type(t).__name__}, not a tensor')
+        if t.layout != torch.strided:
+            raise ValueError(f'tensor "{name}" is sparse: give its to_dense()')
+    if shared := _shared(tensors):
+        raise RuntimeError(f"tensors share memory, and a file would have it twice: {shared}. "
+                           "Save one of each, or a module by save_model()")
+    for name, t in tensors.items():
+        if not t.is_contiguous():
+            raise ValueError(f'tensor "{name}" is not contiguous: give its contiguous()')
+
+
+def _entries(tensors: Mapping[str, Any], on_host: bool) -> list[Entry]:
+    _check(tensors)
+    entries = []
+    devices = set()
+    for name, given in tensors.items():
+        t = given.detach().resolve_conj().resolve_neg()
+        if t.device.type != "cpu" and (on_host or t.device.type != "cuda"):
+            t = t.cpu()
+        if t.device.type == "cuda":
+            devices.add(t.device)
+        code = CODES.get(str(t.dtype).rpartition(".")[2])
+        if code is None:
+            refuse(f'tensor "{name}": a file has no type for {t.dtype}')
+        shape = list(t.shape)
+        if code == "F4":
+            if not shape:
+                refuse(f'tensor "{name}": F4 has a dimension at least')
+            shape[-1] *= 2
+        entries.append(Entry(name, code, shape, t.data_ptr(), t.nbytes, t))
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
+    return entries
+
+
+def save_file(tensors: dict[str, torch.Tensor], filename: str | os.PathLike[str],
+              metadata: Metadata = None) -> None:
+    """Writes tensors to a file, which appears under its name when all of it is on the medium.
+
+    Those on a GPU are written from there, behind the work on its current stream. Tensors must not
+    change meanwhile. As in safetensors: ValueError for tensors that are sparse or not contiguous,
+    RuntimeError for those that share memory. OSError: what went wrong with the file; then the name
+    has what it had before.
+    """
+    to_file(_entries(tensors, on_host=False), filename, metadata)
+
+
+def save(tensors: dict[str, torch.Tensor], metadata: Metadata = None) -> bytes:
+    """The bytes of such a file."""
+    return to_bytes(_entries(tensors, on_host=True), metadata)
+
+
+def save_model(model: torch.nn.Module, filename: str | os.PathLike[str],
+               metadata: Metadata = None, force_contiguous: bool = True) -> None:
+    """Writes a module's state_dict(). Of tensors that share memory, the largest is written.
+
+    The metadata say by the names of the others which that was. RuntimeError: none of those that
+    share memory has all of it.
+    """
+    tensors = dict(model.state_dict())
+    notes = dict(metadata or {})
+    for group in _shared(tensors):
+        whole = [name for name in group
+                 if tensors[name].nbytes == tensors[name].untyped_storage().nbytes()]
+        if not whole:
+            raise RuntimeError(f"none of {group} has all of the memory that they share")
+        kept = min(whole)
+        for name in group:
+            if name != kept:
+                notes.setdefault(name, kept)
+                del tensors[name]
+    if force_contiguous:
+        tensors = {name: t.contiguous() for name, t in tensors.items()}
+    save_file(tensors, filename, notes or metadata)
+
+
+def load_file(filename: Name, device: Any = "cpu", *, backend: str | None = None,
+              require: str | None = None,
+              engine: Engine | None = None) -> dict[str, torch.Tensor]:
+    """All tensors of a file, each with memory of its own. See gpunvme.weights.safe_open()."""
+    return load_all(Files(filename, engine=engine, require=require), Devices("pt", device, None))
+
+
+def load(data: bytes) -> dict[str, torch.Tensor]:
+    """All tensors of a file's bytes."""
+    with memory_file(data) as name:
+        return load_all(Files(name), Devices("pt", "cpu", None))

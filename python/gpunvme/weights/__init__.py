@@ -15,6 +15,9 @@
 
     weights.load_model(module, files, device="cuda")             # into its parameters
 
+    with weights.accelerate():
+        model = AutoModel.from_pretrained(folder, device_map="cuda")
+
 ``weights.numpy`` and ``weights.torch`` have the functions of ``safetensors.numpy`` and
 ``safetensors.torch``. torch is imported when something needs it. Files are paths, URIs of stores,
 or an index (model.safetensors.index.json). docs/WEIGHTS.md is the page to begin with.
@@ -25,6 +28,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ._accelerate import accelerate
 from ._files import WeightsError
 from ._open import Slice, safe_open
 from ._prefetch import Prefetch, prefetch
@@ -37,6 +41,7 @@ __all__ = [
     "Prefetch",
     "Slice",
     "WeightsError",
+    "accelerate",
     "load_model",
     "numpy",
     "prefetch",

@@ -10,6 +10,7 @@
 
 #include "base/fail.h"
 #include "gpunvme/memory.h"
+#include "storage/nvme/share.h"
 #include "storage/pool.h"
 #include "storage/posix/engine.h"
 #include "storage/stream.h"
@@ -31,6 +32,7 @@ static unsigned nforks; /* that lie between this process and the first that used
 
 static void before_fork(void)
 {
+    nvme_share_before_fork();
     pthread_mutex_lock(&lock);
     store_order_before_fork();
     store_io_before_fork();
@@ -41,6 +43,7 @@ static void in_parent(void)
     store_io_after_fork();
     store_order_after_fork();
     pthread_mutex_unlock(&lock);
+    nvme_share_after_fork();
 }
 
 static void in_child(void)

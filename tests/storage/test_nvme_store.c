@@ -7,6 +7,9 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/wait.h>
+
+#include "patience.h"
 
 static void random_transfers_are_right(void **state)
 {
@@ -155,6 +158,36 @@ static void namespaces_of_one_drive_are_opened_side_by_side(void **state)
     close(fd);
     unlink(path);
     free(memory);
+}
+
+/* The threads that drive it are the parent's. */
+static void a_child_of_fork_does_not_drive_its_parents_controller(void **state)
+{
+    char path[] = "/tmp/gpunvme_store_XXXXXX", uri[128];
+    int fd = mkstemp(path), status = 1;
+    struct gpunvme_store *parents, *own;
+    pid_t pid;
+
+    (void)state;
+#ifdef __SANITIZE_THREAD__
+    print_message("SKIP: ThreadSanitizer starts no threads after fork(2)\n");
+    skip();
+#endif
+    assert_int_equal(ftruncate(fd, 1 << 20), 0);
+    snprintf(uri, sizeof(uri), "sim:image=%s", path);
+    parents = opened(uri);
+    fflush(NULL);
+    pid = fork();
+    assert_true(pid >= 0);
+    if (!pid) {
+        alarm(PATIENCE_S);
+        _exit(gpunvme_open(uri, GPUNVME_OPEN_WRITE, &own) == GPUNVME_ERR_BUSY ? 0 : 2);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    closed(parents);
+    close(fd);
+    unlink(path);
 }
 
 static void controllers_in_memory_are_not_shared(void **state)
@@ -440,6 +473,7 @@ int main(void)
         cmocka_unit_test(a_write_protected_namespace_can_be_read),
         cmocka_unit_test(more_threads_than_queues_become_as_many_as_there_are),
         cmocka_unit_test(namespaces_of_one_drive_are_opened_side_by_side),
+        cmocka_unit_test(a_child_of_fork_does_not_drive_its_parents_controller),
         cmocka_unit_test(controllers_in_memory_are_not_shared),
         cmocka_unit_test(writers_of_one_block_all_keep_their_bytes),
         cmocka_unit_test_setup_teardown(an_image_with_data_of_others_is_opened_for_reading_alone,

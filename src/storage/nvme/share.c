@@ -27,6 +27,7 @@ struct nvme_share {
     bool is_adopted; /* the controller is somebody else's */
     char target[STORE_TARGET_ROOM];
     unsigned users;
+    unsigned nforks; /* of this process's forebears when it was opened */
     enum state state;
     struct base_failure failure; /* of opening it */
     struct gpunvme_ctrl *ctrl;
@@ -40,11 +41,24 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; /* a state, or who is in the list */
 static struct nvme_share *shares;
 
+void nvme_share_before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+void nvme_share_after_fork(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+/* A parent's controller is not the child's to drive. */
 static struct nvme_share *look_for(const char *target)
 {
+    unsigned nforks = store_nforks();
     struct nvme_share *share = shares;
 
-    while (share && (share->is_private || share->state == FAILED || strcmp(share->target, target)))
+    while (share && (share->is_private || share->state == FAILED || share->nforks != nforks ||
+                     strcmp(share->target, target)))
         share = share->next;
     return share;
 }
@@ -77,6 +91,7 @@ static struct nvme_share *add(const char *target)
     share->is_private = !strncmp(target, "sim:", 4) && !strstr(target, "image=");
     strcpy(share->target, target);
     share->users = 1;
+    share->nforks = store_nforks();
     pthread_mutex_init(&share->map_lock, NULL);
     share->next = shares;
     shares = share;

@@ -49,4 +49,8 @@ gpunvme_err_t nvme_share_map(struct nvme_share *share, const struct gpunvme_buf 
                              struct nvme_mapping **out);
 void nvme_share_unmap(struct nvme_share *share, struct nvme_mapping *mapping);
 
+/* Around fork(2). */
+void nvme_share_before_fork(void);
+void nvme_share_after_fork(void);
+
 #endif

@@ -363,6 +363,7 @@ static void a_full_file_system_in_memory_is_nospc_and_the_store_goes_on(void **s
 
 static _Atomic bool puts_off;
 static _Atomic unsigned nput_off;
+static _Atomic size_t nwritten_directly; /* bytes, or tried to */
 
 ssize_t __real_posix_file_move(int file, enum gpunvme_op op, uint8_t *cpu, size_t nbytes,
                                uint64_t offset);
@@ -371,6 +372,8 @@ ssize_t __wrap_posix_file_move(int file, enum gpunvme_op op, uint8_t *cpu, size_
 ssize_t __wrap_posix_file_move(int file, enum gpunvme_op op, uint8_t *cpu, size_t nbytes,
                                uint64_t offset)
 {
+    if (op == GPUNVME_OP_WRITE && fcntl(file, F_GETFL) & O_DIRECT)
+        nwritten_directly += nbytes;
     if (!puts_off)
         return __real_posix_file_move(file, op, cpu, nbytes, offset);
     nput_off++;
@@ -382,6 +385,25 @@ bool __wrap_posix_file_is_warm(struct posix_file *file, uint64_t offset);
 bool __wrap_posix_file_is_warm(struct posix_file *file, uint64_t offset)
 {
     return !puts_off && __real_posix_file_is_warm(file, offset);
+}
+
+/* Its length is that of its pieces. */
+static void a_long_vector_is_written_past_the_page_cache(void **state)
+{
+    struct gpunvme_vec vecs[2] = {{.nbytes = MIB, .mem = GPUNVME_MEM_HOST},
+                                  {.nbytes = MIB, .mem = GPUNVME_MEM_HOST}};
+
+    (void)state;
+    open_as("uring=off,threads=1", GPUNVME_OPEN_WRITE);
+    if (!strstr(path_of_store().how, "O_DIRECT")) {
+        print_message("SKIP: the file system of /tmp has no O_DIRECT\n");
+        skip();
+    }
+    vecs[0].ptr = at(GPUNVME_MEM_HOST, 0);
+    vecs[1].ptr = at(GPUNVME_MEM_HOST, MIB);
+    nwritten_directly = 0;
+    assert_int_equal(gpunvme_store_writev(store, 0, vecs, 2, NULL), GPUNVME_OK);
+    assert_int_equal(nwritten_directly, 2 * MIB);
 }
 
 static void a_read_that_is_put_off_again_and_again_is_an_error(void **state)
@@ -904,6 +926,7 @@ int main(int argc, char **argv)
         BOTH(writes_change_what_they_should_and_nothing_else),
         TEST(a_full_file_system_in_memory_is_nospc_and_the_store_goes_on),
         TEST(a_read_that_is_put_off_again_and_again_is_an_error),
+        TEST(a_long_vector_is_written_past_the_page_cache),
         TEST(threads_of_an_engine_block_all_signals_but_those_of_faults),
         BOTH(a_limit_of_file_sizes_is_an_error_and_no_signal),
         BOTH(routes_are_counted_to_the_byte),

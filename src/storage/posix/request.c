@@ -68,6 +68,7 @@ static void plan_write(struct posix_op *op)
 static void plan(struct posix_op *op)
 {
     const struct posix_file *file = &posix_of(op)->file;
+    const struct gpunvme_io *io = op->piece.io;
     size_t mask = file->align - 1, straight;
 
     op->at = op->piece.offset + op->done;
@@ -75,8 +76,9 @@ static void plan(struct posix_op *op)
     op->asked = op->piece.nbytes - op->done;
     op->before = 0;
     op->direct = false;
-    /* Of the transfer: its last piece may be small. */
-    if (op->buffered || !posix_file_direct(file, op->piece.op, op->piece.io->nbytes))
+    /* Of the whole range: its last piece may be small. */
+    if (op->buffered ||
+        !posix_file_direct(file, op->piece.op, io->offsets ? io->nbytes : io->priv.total))
         return;
     if (!posix_is_read(op)) {
         plan_write(op);

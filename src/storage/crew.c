@@ -24,8 +24,7 @@ struct crew {
     struct lane *lanes[]; /* room for one in each worker */
 };
 
-/* ---- Lanes -------------------------------------------------------------------------------------
- */
+/* ---- Lanes ----------------------------------------------------------------------------------- */
 
 gpunvme_err_t crew_create(struct gpunvme_engine *engine, struct crew **out)
 {
@@ -94,8 +93,7 @@ static unsigned lanes_of(const struct crew *crew, const struct gpunvme_store *st
     return store->queue.nlanes && store->queue.nlanes < n ? store->queue.nlanes : n;
 }
 
-/* ---- Waking ------------------------------------------------------------------------------------
- */
+/* ---- Waking ---------------------------------------------------------------------------------- */
 
 #define MOST_WOKEN 16u
 
@@ -131,8 +129,7 @@ static void wake(const struct wakes *wakes)
         futex_wake(&wakes->workers[i]->asleep, 1);
 }
 
-/* ---- The queue ---------------------------------------------------------------------------------
- */
+/* ---- The queue ------------------------------------------------------------------------------- */
 
 /* Under the lock: it is the last one whose turn it is. */
 static void append_store(struct crew *crew, struct gpunvme_store *store)
@@ -242,8 +239,7 @@ static void end_moot(struct gpunvme_io *io)
     }
 }
 
-/* ---- Pieces ------------------------------------------------------------------------------------
- */
+/* ---- Pieces ---------------------------------------------------------------------------------- */
 
 /* What is next of a transfer, as long as it is one range of the store and of memory. */
 static struct crew_piece rest_of(struct gpunvme_io *io)
@@ -449,8 +445,7 @@ void crew_cancel(struct crew *crew, struct gpunvme_io *io)
                        0);
 }
 
-/* ---- What workers and lanes call ---------------------------------------------------------------
- */
+/* ---- What workers and lanes call ------------------------------------------------------------- */
 
 /* Under the lock: takes a piece of the store whose turn it is, if the lane may and will have it. */
 static bool take_piece(struct lane *lane, struct crew_piece *piece)

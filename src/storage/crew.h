@@ -148,8 +148,7 @@ size_t crew_prefix(struct crew *crew, const struct gpunvme_io *io);
 /* How many transfers wait for a lane. */
 size_t crew_waiting(struct crew *crew);
 
-/* ---- For workers and lanes ---------------------------------------------------------------------
- */
+/* ---- For workers and lanes ------------------------------------------------------------------- */
 
 /* Takes up to `room` pieces, none larger than its store's queue.piece_nbytes. Returns how many. */
 size_t crew_take(struct lane *lane, struct crew_piece *pieces, size_t room);

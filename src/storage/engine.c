@@ -27,8 +27,7 @@ static struct gpunvme_engine *of_process; /* NULL: nothing needed it yet */
 static struct gpunvme_engine *inherited;  /* the parent's: there are no threads for it here */
 static unsigned nforks; /* that lie between this process and the first that used engines */
 
-/* ---- fork(2) -----------------------------------------------------------------------------------
- */
+/* ---- fork(2) --------------------------------------------------------------------------------- */
 
 static void before_fork(void)
 {
@@ -66,8 +65,7 @@ unsigned store_nforks(void)
     return __atomic_load_n(&nforks, __ATOMIC_RELAXED);
 }
 
-/* ---- Making one --------------------------------------------------------------------------------
- */
+/* ---- Making one ------------------------------------------------------------------------------ */
 
 static gpunvme_err_t make(const struct gpunvme_engine_config *config, struct gpunvme_engine **out)
 {
@@ -260,8 +258,7 @@ void gpunvme_engine_get_info(struct gpunvme_engine *engine, struct gpunvme_engin
     pthread_mutex_unlock(&engine->lock);
 }
 
-/* ---- Registered memory -------------------------------------------------------------------------
- */
+/* ---- Registered memory ----------------------------------------------------------------------- */
 
 gpunvme_err_t gpunvme_register(struct gpunvme_engine *engine, void *ptr, size_t nbytes,
                                enum gpunvme_mem mem)

@@ -206,8 +206,7 @@ struct gpunvme_store {
  */
 gpunvme_err_t store_is_ours(const struct gpunvme_store *store);
 
-/* ---- For backends ------------------------------------------------------------------------------
- */
+/* ---- For backends ---------------------------------------------------------------------------- */
 
 /*
  * Ends a transfer as a whole. It is the caller's again at once: touch it no more. The detail of an
@@ -246,8 +245,7 @@ void store_moved(struct gpunvme_store *store, enum gpunvme_op op, enum gpunvme_r
 gpunvme_err_t store_allows(const struct gpunvme_store *store, enum gpunvme_mem mem,
                            enum gpunvme_route route);
 
-/* ---- Backends, by URI scheme --------------------------------------------------------------------
- */
+/* ---- Backends, by URI scheme ----------------------------------------------------------------- */
 
 extern const struct store_backend store_posix;
 extern const struct store_backend store_cufile;
@@ -255,8 +253,7 @@ extern const struct store_backend store_spdk;
 extern const struct store_backend store_nvme;
 extern const struct store_backend store_stripe;
 
-/* ---- io.c --------------------------------------------------------------------------------------
- */
+/* ---- io.c ------------------------------------------------------------------------------------ */
 
 /* `err`, with the store's name and the detail of a transfer as this thread's detail. */
 gpunvme_err_t store_tell(const struct gpunvme_store *store, gpunvme_err_t err, const char *detail);
@@ -328,8 +325,7 @@ void store_io_after_fork(void);
 /* The longest timeout of their stores. */
 uint64_t store_io_timeout(const struct gpunvme_io *ios, size_t n);
 
-/* ---- posix/file.c ------------------------------------------------------------------------------
- */
+/* ---- posix/file.c ---------------------------------------------------------------------------- */
 
 /*
  * Opens the file or block device that store->uri names, as store->flags say; sets resizable and
@@ -344,8 +340,7 @@ gpunvme_err_t store_open_fd(struct gpunvme_store *store, int *fd);
  */
 int store_reopen_fd(int fd, const char *path, int flags);
 
-/* ---- worker.c ----------------------------------------------------------------------------------
- */
+/* ---- worker.c -------------------------------------------------------------------------------- */
 
 /*
  * pthread_create() of a thread that gets no signals of the program's, but those of faults that it
@@ -353,8 +348,7 @@ int store_reopen_fd(int fd, const char *path, int flags);
  */
 int store_start_thread(pthread_t *thread, void *(*main_)(void *), void *arg);
 
-/* ---- region.c ----------------------------------------------------------------------------------
- */
+/* ---- region.c -------------------------------------------------------------------------------- */
 void store_regions_init(struct store_regions *regions);
 void store_regions_free(struct store_regions *regions); /* unmaps and frees them all */
 struct store_region *store_regions_hold(struct store_regions *regions, const void *ptr,
@@ -379,8 +373,7 @@ static inline void *store_region_map(const struct gpunvme_store *store, struct s
                : NULL;
 }
 
-/* ---- engine.c ----------------------------------------------------------------------------------
- */
+/* ---- engine.c -------------------------------------------------------------------------------- */
 
 /* A store is opened or closed on it; NULL is the process's, made now. */
 gpunvme_err_t store_engine_enter(struct gpunvme_engine *engine, struct gpunvme_engine **out);

@@ -30,8 +30,7 @@ bool store_io_is_in_flight(const struct gpunvme_io *io)
     return state == PENDING || state == WAITED || state == COLLECTED;
 }
 
-/* ---- Checks ------------------------------------------------------------------------------------
- */
+/* ---- Checks ---------------------------------------------------------------------------------- */
 
 static gpunvme_err_t check_memory(const void *ptr, size_t nbytes, enum gpunvme_mem mem, size_t i)
 {
@@ -155,8 +154,7 @@ gpunvme_err_t store_io_check(const struct gpunvme_io *ios, size_t n)
     return GPUNVME_OK;
 }
 
-/* ---- Submission --------------------------------------------------------------------------------
- */
+/* ---- Submission ------------------------------------------------------------------------------ */
 
 static size_t total_of(const struct gpunvme_io *io)
 {
@@ -298,8 +296,7 @@ gpunvme_err_t gpunvme_io_submit(struct gpunvme_io *ios, size_t n, struct gpunvme
     return err;
 }
 
-/* ---- What went wrong ---------------------------------------------------------------------------
- */
+/* ---- What went wrong ------------------------------------------------------------------------- */
 
 #define NDETAILS    256u
 #define DETAIL_ROOM 256u
@@ -364,8 +361,7 @@ gpunvme_err_t store_tell_of(const struct gpunvme_io *io)
     return store_tell(io->store, io->err, gpunvme_io_detail(io, text, sizeof(text)));
 }
 
-/* ---- The end -----------------------------------------------------------------------------------
- */
+/* ---- The end --------------------------------------------------------------------------------- */
 
 /*
  * What this thread has ended of a batch and not told. Workers tell many small ones at a time: else
@@ -486,8 +482,7 @@ void store_io_piece(struct gpunvme_io *io, size_t at, size_t nbytes, gpunvme_err
     store_io_ended(io, nbytes);
 }
 
-/* ---- Waiting ----------------------------------------------------------------------------------
- */
+/* ---- Waiting --------------------------------------------------------------------------------- */
 
 /* Where it begins in its store, for messages. */
 static uint64_t first_of(const struct gpunvme_io *io)
@@ -577,8 +572,7 @@ gpunvme_err_t gpunvme_io_wait(struct gpunvme_io *io, uint64_t timeout_ns)
     }
 }
 
-/* ---- While it is in flight ---------------------------------------------------------------------
- */
+/* ---- While it is in flight ------------------------------------------------------------------- */
 
 size_t gpunvme_io_moved(const struct gpunvme_io *io)
 {

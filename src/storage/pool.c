@@ -26,8 +26,7 @@ struct pool {
     bool stop;
 };
 
-/* ---- Which job may run -------------------------------------------------------------------------
- */
+/* ---- Which job may run ----------------------------------------------------------------------- */
 
 /* Under the lock. */
 static bool may_run(const struct pool *pool, dev_t dev)
@@ -67,8 +66,7 @@ static void has_run(struct pool *pool, dev_t dev)
     pool->devs[i] = pool->devs[--pool->nbusy];
 }
 
-/* ---- The threads -------------------------------------------------------------------------------
- */
+/* ---- The threads ----------------------------------------------------------------------------- */
 
 static void put_into_box(struct pool_job *job)
 {
@@ -210,8 +208,7 @@ void pool_destroy(struct pool *pool)
     free(pool);
 }
 
-/* ---- Lanes -------------------------------------------------------------------------------------
- */
+/* ---- Lanes ----------------------------------------------------------------------------------- */
 
 struct served {
     struct pool_job job;

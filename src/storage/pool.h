@@ -40,8 +40,7 @@ struct pool_job *pool_box_take(struct pool_box *box);
 /* How many threads have a job now. */
 unsigned pool_busy(struct pool *pool);
 
-/* ---- Lanes of backends whose calls block -------------------------------------------------------
- */
+/* ---- Lanes of backends whose calls block ----------------------------------------------------- */
 
 /* Serves a piece; *done gets the bytes moved, also after an error. */
 typedef gpunvme_err_t pool_serve(const struct crew_piece *piece, size_t *done);

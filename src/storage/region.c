@@ -218,8 +218,7 @@ void store_regions_free(struct store_regions *regions)
     pthread_rwlock_destroy(&regions->lock);
 }
 
-/* ---- Domains -----------------------------------------------------------------------------------
- */
+/* ---- Domains --------------------------------------------------------------------------------- */
 
 /* Under the lock: the domain with this key, or a free one; STORE_DOMAINS: neither. */
 static unsigned find_domain(const struct store_regions *regions, const struct store_domain_ops *ops,

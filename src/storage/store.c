@@ -77,8 +77,7 @@ gpunvme_err_t store_is_ours(const struct gpunvme_store *store)
                      store->uri.text);
 }
 
-/* ---- Opening -----------------------------------------------------------------------------------
- */
+/* ---- Opening --------------------------------------------------------------------------------- */
 
 /* `require=` is kept, or the store is not opened. */
 static gpunvme_err_t keep_promise(struct gpunvme_store *store)

@@ -74,8 +74,7 @@ static struct order {
     struct own_stream *streams;
 } order = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* ---- The end ----------------------------------------------------------------------------------
- */
+/* ---- The end --------------------------------------------------------------------------------- */
 
 /* Tells the caller of one transfer. Under the lock; once. */
 static void tell(struct group *group, size_t i, gpunvme_err_t err, size_t done)
@@ -223,8 +222,7 @@ static void begin(void *group_)
     pthread_mutex_unlock(&order.lock);
 }
 
-/* ---- Cancel, and how far one is ----------------------------------------------------------------
- */
+/* ---- Cancel, and how far one is -------------------------------------------------------------- */
 
 /*
  * Under the lock, which is let go of meanwhile: the end of what is canceled takes it. Somebody
@@ -293,8 +291,7 @@ size_t store_order_moved(const struct gpunvme_io *io)
     return moved;
 }
 
-/* ---- The keeper -------------------------------------------------------------------------------
- */
+/* ---- The keeper ------------------------------------------------------------------------------ */
 
 /* Under the lock: tells those that have not ended, and whoever waits for them. */
 static void tell_late(struct group *group)
@@ -394,8 +391,7 @@ void store_order_after_fork(void)
     pthread_mutex_unlock(&order.lock);
 }
 
-/* ---- Submission -------------------------------------------------------------------------------
- */
+/* ---- Submission ------------------------------------------------------------------------------ */
 
 static struct group *new_group(struct gpunvme_io *ios, size_t n)
 {

@@ -149,8 +149,7 @@ static gpunvme_err_t run(struct gpunvme_io *ios, size_t n)
     return err;
 }
 
-/* ---- One transfer ------------------------------------------------------------------------------
- */
+/* ---- One transfer ---------------------------------------------------------------------------- */
 
 static gpunvme_err_t finish(const struct gpunvme_io *io, size_t nbytes, size_t *done)
 {
@@ -305,8 +304,7 @@ gpunvme_err_t gpunvme_store_scatter(struct gpunvme_store *store, const uint64_t 
     return ranges(&io, done);
 }
 
-/* ---- Several -----------------------------------------------------------------------------------
- */
+/* ---- Several --------------------------------------------------------------------------------- */
 
 gpunvme_err_t gpunvme_io_run(struct gpunvme_io *ios, size_t n)
 {

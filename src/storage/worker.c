@@ -53,8 +53,7 @@ struct worker *workers_at(struct workers *workers, unsigned index)
     return &workers->of[index % workers->n];
 }
 
-/* ---- Lanes come and go -------------------------------------------------------------------------
- */
+/* ---- Lanes come and go ----------------------------------------------------------------------- */
 
 static void tell(struct worker *worker)
 {
@@ -117,8 +116,7 @@ static bool update(struct worker *w)
     return !atomic_load(&all->stop);
 }
 
-/* ---- The thread --------------------------------------------------------------------------------
- */
+/* ---- The thread ------------------------------------------------------------------------------ */
 
 /* A fair share of what waits. */
 static bool take_for(struct lane *lane)

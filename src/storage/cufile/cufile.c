@@ -134,8 +134,7 @@ static void set_sizes(struct gpunvme_store *store, struct cufile *cufile)
     cufile->chunk = o->chunk_nbytes ? o->chunk_nbytes : DEFAULT_CHUNK;
 }
 
-/* ---- Memory -----------------------------------------------------------------------------------
- */
+/* ---- Memory ---------------------------------------------------------------------------------- */
 
 /* Host memory needs no registration: pread() and pwrite() move it. */
 static gpunvme_err_t map_memory(void *api, const struct gpunvme_buf *buf, void **out)
@@ -158,8 +157,7 @@ static void unmap_memory(void *api, void *buffer)
 
 static const struct store_domain_ops domain_ops = {.map = map_memory, .unmap = unmap_memory};
 
-/* ---- Closing ----------------------------------------------------------------------------------
- */
+/* ---- Closing --------------------------------------------------------------------------------- */
 
 /* Undoes what has been done of opening. */
 static gpunvme_err_t cufile_close(struct gpunvme_store *store)

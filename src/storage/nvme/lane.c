@@ -86,8 +86,7 @@ bool nvme_wait_a_little(struct gpunvme_ioq *ioq, struct nvme_lull *lull, uint64_
     return true;
 }
 
-/* ---- The lane's functions ----------------------------------------------------------------------
- */
+/* ---- The lane's functions -------------------------------------------------------------------- */
 
 static struct nvme_lane *of(struct lane *lane)
 {
@@ -107,8 +106,7 @@ static void begin(struct lane *lane, const struct crew_piece *piece)
     nvme_slot_begin(l->busy[l->nbusy++], piece);
 }
 
-/* ---- What may block is done by threads of the pool ----------------------------------------------
- */
+/* ---- What may block is done by threads of the pool ------------------------------------------- */
 
 static void block(struct pool_job *job)
 {
@@ -215,8 +213,7 @@ static bool wait(struct lane *lane, uint64_t ns)
     return true;
 }
 
-/* ---- Making one --------------------------------------------------------------------------------
- */
+/* ---- Making one ------------------------------------------------------------------------------ */
 
 gpunvme_err_t nvme_make_bounces(struct gpunvme_ctrl *ctrl, struct nvme_bounces *bounces, unsigned n,
                                 size_t chunk)
@@ -325,8 +322,7 @@ static gpunvme_err_t add_lane(struct gpunvme_engine *engine, struct nvme_lanes *
     return GPUNVME_OK;
 }
 
-/* ---- The lanes of a controller -----------------------------------------------------------------
- */
+/* ---- The lanes of a controller --------------------------------------------------------------- */
 
 /* False: the GPU may reach for memory of them for ever. */
 static bool destroy(struct gpunvme_engine *engine, struct nvme_lanes *lanes)

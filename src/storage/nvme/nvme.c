@@ -34,8 +34,7 @@ struct nvme_caller {
     struct nvme_slot slot;
 };
 
-/* ---- Threads that do their own transfer --------------------------------------------------------
- */
+/* ---- Threads that do their own transfer ------------------------------------------------------ */
 
 static gpunvme_err_t make_callers(struct gpunvme_store *store)
 {
@@ -124,8 +123,7 @@ static bool nvme_direct(struct gpunvme_store *store, struct gpunvme_io *io)
     return true;
 }
 
-/* ---- Opening ----------------------------------------------------------------------------------
- */
+/* ---- Opening --------------------------------------------------------------------------------- */
 
 static bool is_foreign(const struct nvme_store *s)
 {
@@ -363,8 +361,7 @@ static gpunvme_err_t nvme_open(struct gpunvme_store *store)
     return GPUNVME_OK;
 }
 
-/* ---- The rest ---------------------------------------------------------------------------------
- */
+/* ---- The rest -------------------------------------------------------------------------------- */
 
 static gpunvme_err_t nvme_size(struct gpunvme_store *store, uint64_t *nbytes)
 {

@@ -249,8 +249,7 @@ struct nvme_claimed *nvme_share_claimed(struct nvme_share *share, uint32_t nsid)
     return ns ? &ns->claimed : NULL;
 }
 
-/* ---- Memory -----------------------------------------------------------------------------------
- */
+/* ---- Memory ---------------------------------------------------------------------------------- */
 
 static struct nvme_mapping *find_mapping(struct nvme_share *share, const struct gpunvme_buf *buf)
 {

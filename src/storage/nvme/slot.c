@@ -98,8 +98,7 @@ void nvme_slot_begin(struct nvme_slot *slot, const struct crew_piece *piece)
     slot->state = SLOT_CUT;
 }
 
-/* --- what the next command is ------------------------------------------------------------------
- */
+/* --- what the next command is ----------------------------------------------------------------- */
 
 /* Bytes from the begin of the block at `pos` on that one command may move. */
 static uint64_t longest(const struct nvme_slot *slot, uint64_t pos)
@@ -180,8 +179,7 @@ static bool cut(struct nvme_slot *slot)
     return true;
 }
 
-/* --- its steps ---------------------------------------------------------------------------------
- */
+/* --- its steps -------------------------------------------------------------------------------- */
 
 static bool claim(struct nvme_slot *slot)
 {

@@ -129,8 +129,7 @@ static gpunvme_err_t posix_prepare(struct gpunvme_store *store, unsigned gpu)
     return err;
 }
 
-/* ---- What it says of itself --------------------------------------------------------------------
- */
+/* ---- What it says of itself ------------------------------------------------------------------ */
 
 /* Adds to a text of `room` bytes, as much as fits. */
 static void say(char *text, size_t room, const char *format, ...)

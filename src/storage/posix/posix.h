@@ -42,8 +42,7 @@
 
 struct posix_engine;
 
-/* ---- file.c ------------------------------------------------------------------------------
- */
+/* ---- file.c ---------------------------------------------------------------------------------- */
 
 struct posix_file {
     int fd;        /* through the page cache */
@@ -89,8 +88,7 @@ bool posix_file_is_warm(struct posix_file *file, uint64_t offset);
 /* O_DIRECT is there and may be used for this much. */
 bool posix_file_direct(const struct posix_file *file, enum gpunvme_op op, size_t nbytes);
 
-/* ---- uring.c -----------------------------------------------------------------------------
- */
+/* ---- uring.c --------------------------------------------------------------------------------- */
 
 struct posix_uring;
 
@@ -117,8 +115,7 @@ void posix_uring_submit(struct posix_uring *uring, uint64_t wait_ns);
 bool posix_uring_next(struct posix_uring *uring, void **user, int *result);
 unsigned posix_uring_in_flight(const struct posix_uring *uring);
 
-/* ---- ring.c ------------------------------------------------------------------------------
- */
+/* ---- ring.c ---------------------------------------------------------------------------------- */
 
 /*
  * Some slots, the home of a lane. It pins them itself when it first needs one: the zeroing of new
@@ -221,8 +218,7 @@ gpunvme_err_t posix_slot_copied(struct posix_slot *slot, bool *done);
 /* Waits for it. */
 gpunvme_err_t posix_slot_wait(struct posix_slot *slot, uint64_t timeout_ns);
 
-/* ---- gate.c ------------------------------------------------------------------------------
- */
+/* ---- gate.c ---------------------------------------------------------------------------------- */
 
 struct posix_gate {
     _Atomic int64_t writers; /* under way: > 0 past the page cache, < 0 through it */
@@ -233,8 +229,7 @@ struct posix_gate {
 bool posix_gate_enter(struct posix_gate *gate, bool direct);
 void posix_gate_leave(struct posix_gate *gate, bool direct);
 
-/* ---- fill.c ------------------------------------------------------------------------------
- */
+/* ---- fill.c ---------------------------------------------------------------------------------- */
 
 struct posix_fill_window;
 
@@ -257,8 +252,7 @@ void posix_fill_destroy(struct posix_fill *fill);
 size_t posix_fill_write(struct posix_fill *fill, int from, uint64_t from_offset,
                         const uint8_t *last, size_t nbytes, uint64_t offset);
 
-/* ---- All together ------------------------------------------------------------------------------
- */
+/* ---- All together ---------------------------------------------------------------------------- */
 
 /* What belongs to a file; what serves it is the engine's. */
 struct posix {

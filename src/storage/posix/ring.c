@@ -116,8 +116,7 @@ void posix_ring_destroy(struct posix_ring *ring)
     pthread_mutex_destroy(&ring->free_lock);
 }
 
-/* ---- Pinning -----------------------------------------------------------------------------------
- */
+/* ---- Pinning --------------------------------------------------------------------------------- */
 
 static gpunvme_err_t pin(struct posix_part *part, size_t nbytes, unsigned gpu)
 {
@@ -162,8 +161,7 @@ static void pin_part(struct posix_ring *ring, struct posix_part *part, unsigned 
     pthread_mutex_unlock(&ring->lock);
 }
 
-/* ---- Slots are taken and given back ------------------------------------------------------------
- */
+/* ---- Slots are taken and given back ---------------------------------------------------------- */
 
 /* Under the lock. One part is opened whatever is pinned already. */
 static bool open_part(struct posix_ring *ring, struct posix_part *part)
@@ -260,8 +258,7 @@ bool posix_ring_is_lost(const struct posix_ring *ring)
     return ring->nlost && ring->nlost == ring->nopen;
 }
 
-/* ---- Copies ------------------------------------------------------------------------------------
- */
+/* ---- Copies ---------------------------------------------------------------------------------- */
 
 /* Copies of a slot, collected. */
 struct copies {

@@ -24,8 +24,7 @@
 #define LOOKS_COPY   8u  /* at a copy, before a nap: enough for a small one alone */
 #define RELAX_COPY   32u /* pauses of the processor between them: about a microsecond */
 
-/* ---- Starting pieces ---------------------------------------------------------------------------
- */
+/* ---- Starting pieces ------------------------------------------------------------------------- */
 
 /* Takes from the page cache what is there. */
 static void look(struct posix_op *op)
@@ -143,8 +142,7 @@ static void begin(struct lane *lane, const struct crew_piece *piece)
     start(w, op);
 }
 
-/* ---- The turn ----------------------------------------------------------------------------------
- */
+/* ---- The turn -------------------------------------------------------------------------------- */
 
 static size_t reap(struct posix_worker *w)
 {
@@ -299,8 +297,7 @@ static bool wait(struct lane *lane, uint64_t ns)
     return true;
 }
 
-/* ---- Making one --------------------------------------------------------------------------------
- */
+/* ---- Making one ------------------------------------------------------------------------------ */
 
 static void close_lane(struct lane *lane)
 {

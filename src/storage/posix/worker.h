@@ -113,8 +113,7 @@ static inline bool posix_is_gpu(const struct posix_op *op)
     return op->piece.mem == GPUNVME_MEM_GPU;
 }
 
-/* ---- slot.c ------------------------------------------------------------------------------
- */
+/* ---- slot.c ---------------------------------------------------------------------------------- */
 
 /* How much of a lane's room a piece takes. */
 static inline size_t posix_cost_of(const struct crew_piece *piece)
@@ -146,8 +145,7 @@ void posix_slot_finished(struct posix_worker *w, struct posix_slot *slot);
 /* The copies of a slot are done, or have failed. */
 void posix_slot_is_copied(struct posix_worker *w, struct posix_slot *slot, gpunvme_err_t err);
 
-/* ---- request.c ---------------------------------------------------------------------------
- */
+/* ---- request.c ------------------------------------------------------------------------------- */
 void posix_advance(struct posix_worker *w, struct posix_op *op);
 
 /* Goes on with writes whose turn it may be; how many that were. */

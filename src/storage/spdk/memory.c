@@ -164,8 +164,7 @@ static void unmap(void *ctrlr, void *region_)
 
 const struct store_domain_ops gspdk_domain_ops = {.map = map, .unmap = unmap};
 
-/* ---- Bounce buffers ----------------------------------------------------------------------------
- */
+/* ---- Bounce buffers -------------------------------------------------------------------------- */
 
 gpunvme_err_t gspdk_alloc(size_t nbytes, struct gpunvme_buf *out)
 {

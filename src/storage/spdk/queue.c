@@ -36,8 +36,7 @@ struct gspdk_queue {
     struct command commands[];
 };
 
-/* ---- Queue pairs -------------------------------------------------------------------------------
- */
+/* ---- Queue pairs ----------------------------------------------------------------------------- */
 
 static bool open_handle(struct gspdk_queue *q)
 {
@@ -105,8 +104,7 @@ static void reset(struct gspdk_ctrlr *ctrlr, unsigned seen)
     pthread_mutex_unlock(&ctrlr->lock);
 }
 
-/* ---- Commands of slots -------------------------------------------------------------------------
- */
+/* ---- Commands of slots ----------------------------------------------------------------------- */
 
 static const struct gpunvme_buf *reach(const void *map, const struct crew_piece *piece,
                                        size_t *offset)
@@ -252,8 +250,7 @@ static gpunvme_err_t block(struct nvme_slot *slot)
     return base_fail(GPUNVME_ERR_REMOVED, "spdk:%s", q->ctrlr->address.where);
 }
 
-/* ---- Queues ------------------------------------------------------------------------------------
- */
+/* ---- Queues ---------------------------------------------------------------------------------- */
 
 static void poll_queue(void *queue)
 {

@@ -15,8 +15,7 @@
 #define MAX_THREADS   4 /* unless a URI says otherwise */
 #define PROBE_NBYTES  (2u << 20)
 
-/* ---- Opening -----------------------------------------------------------------------------------
- */
+/* ---- Opening --------------------------------------------------------------------------------- */
 
 /* Whether GPU memory is reached, found out by a small piece of it. */
 static void probe_p2p(struct gpunvme_store *store, struct gspdk_store *s)
@@ -136,8 +135,7 @@ static gpunvme_err_t spdk_open(struct gpunvme_store *store)
     return base_restore(&failure);
 }
 
-/* ---- The rest ----------------------------------------------------------------------------------
- */
+/* ---- The rest -------------------------------------------------------------------------------- */
 
 static gpunvme_err_t spdk_size(struct gpunvme_store *store, uint64_t *nbytes)
 {

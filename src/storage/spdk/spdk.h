@@ -41,8 +41,7 @@ struct gspdk_store {
     char model[sizeof(((struct spdk_nvme_ctrlr_data *)0)->mn) + 1];
 };
 
-/* ---- env.c -------------------------------------------------------------------------------------
- */
+/* ---- env.c ----------------------------------------------------------------------------------- */
 
 /*
  * Attaches to the controller, or takes part in it if this process has it already. Every attach is
@@ -63,8 +62,7 @@ void gspdk_detach(struct gspdk_ctrlr *ctrlr);
 const char *gspdk_said(void);
 void gspdk_hush(void);
 
-/* ---- guard.c -----------------------------------------------------------------------------------
- */
+/* ---- guard.c --------------------------------------------------------------------------------- */
 
 /*
  * From gspdk_guard() to gspdk_guard_end(): when it takes longer than the controller's timeout, its
@@ -73,8 +71,7 @@ void gspdk_hush(void);
 struct gspdk_guard *gspdk_guard(const struct gspdk_ctrlr *ctrlr);
 void gspdk_guard_end(struct gspdk_guard *guard);
 
-/* ---- memory.c ----------------------------------------------------------------------------------
- */
+/* ---- memory.c -------------------------------------------------------------------------------- */
 
 /*
  * What map() makes: memory of a caller's that a controller on the PCI bus reaches, which are the
@@ -94,8 +91,7 @@ extern const struct store_domain_ops gspdk_domain_ops;
 gpunvme_err_t gspdk_alloc(size_t nbytes, struct gpunvme_buf *out);
 void gspdk_free(struct gpunvme_buf *buf);
 
-/* ---- queue.c -----------------------------------------------------------------------------------
- */
+/* ---- queue.c --------------------------------------------------------------------------------- */
 
 /* The driver of lanes and slots; a controller is a struct gspdk_ctrlr. */
 extern const struct nvme_driver gspdk_driver;

@@ -100,8 +100,7 @@ void stripe_uuid_text(const uint8_t *uuid, char text[STRIPE_UUID_TEXT])
     }
 }
 
-/* --- sets --------------------------------------------------------------------------------------
- */
+/* --- sets ------------------------------------------------------------------------------------- */
 
 static gpunvme_err_t check_alike(const struct stripe_member *a, const struct stripe_member *b)
 {

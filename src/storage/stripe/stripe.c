@@ -25,8 +25,7 @@ struct stripe {
     struct share *shares; /* in flight */
 };
 
-/* ---- Where bytes are --------------------------------------------------------------------------
- */
+/* ---- Where bytes are ------------------------------------------------------------------------- */
 
 /* A part of one unit: as much of [offset, offset + nbytes) as lies in its first unit. */
 struct place {
@@ -57,8 +56,7 @@ static size_t inside(const struct stripe *s, uint64_t offset, size_t nbytes)
     return nbytes > s->nbytes - offset ? (size_t)(s->nbytes - offset) : nbytes;
 }
 
-/* ---- Transfers --------------------------------------------------------------------------------
- */
+/* ---- Transfers ------------------------------------------------------------------------------- */
 
 /* A part of a transfer of the set, which a transfer of a member stands for. */
 struct part {
@@ -351,8 +349,7 @@ static bool stripe_direct(struct gpunvme_store *store, struct gpunvme_io *io)
     return true;
 }
 
-/* ---- Opening ----------------------------------------------------------------------------------
- */
+/* ---- Opening --------------------------------------------------------------------------------- */
 
 static void decode_semicolons(char *text)
 {
@@ -546,8 +543,7 @@ static gpunvme_err_t stripe_open(struct gpunvme_store *store)
     return GPUNVME_OK;
 }
 
-/* ---- The rest ---------------------------------------------------------------------------------
- */
+/* ---- The rest -------------------------------------------------------------------------------- */
 
 static gpunvme_err_t stripe_size(struct gpunvme_store *store, uint64_t *nbytes)
 {

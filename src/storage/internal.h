@@ -117,8 +117,9 @@ struct store_backend {
 
     /*
      * Opens what store->uri names; store->flags and store->uri are set. On success it has set
-     * store->priv, block_size, resizable, threads and gpu_route; after a failure nothing is left,
-     * and close is not called. The `require` option is checked by the caller, with gpu_route.
+     * store->priv, block_size, resizable, threads and gpu_route. If it fails with priv set, close
+     * is called to free what there is. The `require` option is checked by the caller, with
+     * gpu_route.
      */
     gpunvme_err_t (*open)(struct gpunvme_store *store);
     gpunvme_err_t (*close)(struct gpunvme_store *store); /* nothing is in flight; frees all */

@@ -110,6 +110,7 @@ static gpunvme_err_t force(struct store_uri *uri)
 static gpunvme_err_t open_backend(struct gpunvme_store *store)
 {
     gpunvme_err_t err = choose(&store->uri, &store->backend);
+    struct base_failure failure;
 
     if (!err)
         err = store_uri_check(&store->uri, store->backend->option_bit, store->backend->name);
@@ -121,12 +122,13 @@ static gpunvme_err_t open_backend(struct gpunvme_store *store)
         err = force(&store->uri);
     if (!err)
         err = store->backend->open(store);
-    if (err)
+    if (!err)
+        err = keep_promise(store);
+    if (!err || !store->priv)
         return err;
-    err = keep_promise(store);
-    if (err)
-        store->backend->close(store);
-    return err;
+    base_keep(&failure, err);
+    store->backend->close(store);
+    return base_restore(&failure);
 }
 
 /* The path taken, and why no faster one is. */

@@ -204,7 +204,6 @@ static gpunvme_err_t take_crew(struct gpunvme_store *store)
 static gpunvme_err_t cufile_open(struct gpunvme_store *store)
 {
     struct cufile *cufile = calloc(1, sizeof(*cufile));
-    struct base_failure failure;
     gpunvme_err_t err;
 
     if (!cufile)
@@ -222,15 +221,10 @@ static gpunvme_err_t cufile_open(struct gpunvme_store *store)
         set_sizes(store, cufile);
         store->queue.piece_nbytes = cufile->chunk;
         err = take_crew(store);
-        if (!err)
-            store_domain_join(store, &domain_ops, (void *)cufile->api);
     }
-    if (err) {
-        base_keep(&failure, err);
-        cufile_close(store);
-        return base_restore(&failure);
-    }
-    return GPUNVME_OK;
+    if (!err)
+        store_domain_join(store, &domain_ops, (void *)cufile->api);
+    return err;
 }
 
 gpunvme_err_t gpunvme_cufile_open(char *mode_text, size_t room)

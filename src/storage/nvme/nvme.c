@@ -335,30 +335,21 @@ static gpunvme_err_t start(struct gpunvme_store *store)
 static gpunvme_err_t nvme_open(struct gpunvme_store *store)
 {
     struct nvme_store *s = calloc(1, sizeof(*s));
-    struct base_failure failure;
     gpunvme_err_t err;
 
     if (!s)
         return base_fail(GPUNVME_ERR_NOMEM, "a store");
     store->priv = s;
     err = nvme_share_open(store->uri.target, &s->share);
-    if (err) {
-        free(s);
+    if (err)
         return err;
-    }
     s->ctrl = nvme_share_ctrl(s->share);
     err = find_ns(store, s);
-    if (!err) {
-        choose(store, s);
-        probe_p2p(store, s);
-        err = start(store);
-    }
-    if (err) {
-        base_keep(&failure, err);
-        nvme_close(store);
-        return base_restore(&failure);
-    }
-    return GPUNVME_OK;
+    if (err)
+        return err;
+    choose(store, s);
+    probe_p2p(store, s);
+    return start(store);
 }
 
 /* ---- The rest -------------------------------------------------------------------------------- */

@@ -58,7 +58,6 @@ static gpunvme_err_t set_limits(struct gpunvme_store *store, struct posix *posix
 static gpunvme_err_t posix_open(struct gpunvme_store *store)
 {
     struct posix *posix = calloc(1, sizeof(*posix));
-    struct base_failure failure;
     gpunvme_err_t err;
 
     if (!posix)
@@ -71,11 +70,8 @@ static gpunvme_err_t posix_open(struct gpunvme_store *store)
         err = posix_engine_take(store->engine, &posix->engine);
     if (!err)
         err = set_limits(store, posix);
-    if (err) {
-        base_keep(&failure, err);
-        posix_close(store);
-        return base_restore(&failure);
-    }
+    if (err)
+        return err;
     store->crew = posix->engine->crew;
     store->gpu_route = GPUNVME_ROUTE_BOUNCE;
     return GPUNVME_OK;

@@ -79,12 +79,17 @@ static void choose(struct gpunvme_store *store, struct gspdk_store *s)
         store->threads = store->uri.options.threads;
 }
 
-static gpunvme_err_t open_all(struct gpunvme_store *store, struct gspdk_store *s)
+static gpunvme_err_t spdk_open(struct gpunvme_store *store)
 {
     const struct store_options *o = &store->uri.options;
+    struct gspdk_store *s = calloc(1, sizeof(*s));
     struct gspdk_address address;
-    gpunvme_err_t err = gspdk_address_parse(store->uri.target + strlen("spdk:"), &address);
+    gpunvme_err_t err;
 
+    if (!s)
+        return base_fail(GPUNVME_ERR_NOMEM, "a store");
+    store->priv = s;
+    err = gspdk_address_parse(store->uri.target + strlen("spdk:"), &address);
     if (!err && address.nsid && o->nsid && address.nsid != o->nsid)
         err = base_fail(GPUNVME_ERR_URI, "%s: two namespaces", store->uri.text);
     if (!err)
@@ -116,23 +121,6 @@ static gpunvme_err_t spdk_close(struct gpunvme_store *store)
                                  "%.100s: copies by the GPU do not end: their "
                                  "bounce buffers are left to it",
                                  store->uri.target);
-}
-
-static gpunvme_err_t spdk_open(struct gpunvme_store *store)
-{
-    struct gspdk_store *s = calloc(1, sizeof(*s));
-    struct base_failure failure;
-    gpunvme_err_t err;
-
-    if (!s)
-        return base_fail(GPUNVME_ERR_NOMEM, "a store");
-    store->priv = s;
-    err = open_all(store, s);
-    if (!err)
-        return GPUNVME_OK;
-    base_keep(&failure, err);
-    spdk_close(store);
-    return base_restore(&failure);
 }
 
 /* ---- The rest -------------------------------------------------------------------------------- */

@@ -519,28 +519,20 @@ static gpunvme_err_t open_all(struct gpunvme_store *store, struct stripe *s, cha
 static gpunvme_err_t stripe_open(struct gpunvme_store *store)
 {
     struct stripe *s = calloc(1, sizeof(*s));
-    struct base_failure failure;
     char **uris;
     gpunvme_err_t err;
     size_t n;
 
     if (!s)
         return base_fail(GPUNVME_ERR_NOMEM, "a store");
-    err = stripe_list(store->uri.target, &uris, &n);
-    if (err) {
-        free(s);
-        return err;
-    }
     store->priv = s;
     pthread_mutex_init(&s->lock, NULL);
+    err = stripe_list(store->uri.target, &uris, &n);
+    if (err)
+        return err;
     err = open_all(store, s, uris, n);
     free(uris);
-    if (err) {
-        base_keep(&failure, err);
-        stripe_close(store);
-        return base_restore(&failure);
-    }
-    return GPUNVME_OK;
+    return err;
 }
 
 /* ---- The rest -------------------------------------------------------------------------------- */

@@ -341,6 +341,15 @@ gpunvme_err_t store_open_fd(struct gpunvme_store *store, int *fd);
  */
 int store_reopen_fd(int fd, const char *path, int flags);
 
+gpunvme_err_t store_fd_size(int fd, bool block_device, uint64_t *nbytes);
+gpunvme_err_t store_fd_resize(const struct gpunvme_store *store, int fd, uint64_t nbytes);
+
+/* 0, or an errno. */
+int store_fd_flush(int fd);
+
+/* One read or write at once, through the page cache or past it; -errno, or bytes. Not EINTR. */
+ssize_t store_fd_move(int fd, enum gpunvme_op op, uint8_t *cpu, size_t nbytes, uint64_t offset);
+
 /* ---- worker.c -------------------------------------------------------------------------------- */
 
 /*

@@ -365,17 +365,17 @@ static _Atomic bool puts_off;
 static _Atomic unsigned nput_off;
 static _Atomic size_t nwritten_directly; /* bytes, or tried to */
 
-ssize_t __real_posix_file_move(int file, enum gpunvme_op op, uint8_t *cpu, size_t nbytes,
-                               uint64_t offset);
-ssize_t __wrap_posix_file_move(int file, enum gpunvme_op op, uint8_t *cpu, size_t nbytes,
-                               uint64_t offset);
-ssize_t __wrap_posix_file_move(int file, enum gpunvme_op op, uint8_t *cpu, size_t nbytes,
-                               uint64_t offset)
+ssize_t __real_store_fd_move(int file, enum gpunvme_op op, uint8_t *cpu, size_t nbytes,
+                             uint64_t offset);
+ssize_t __wrap_store_fd_move(int file, enum gpunvme_op op, uint8_t *cpu, size_t nbytes,
+                             uint64_t offset);
+ssize_t __wrap_store_fd_move(int file, enum gpunvme_op op, uint8_t *cpu, size_t nbytes,
+                             uint64_t offset)
 {
     if (op == GPUNVME_OP_WRITE && fcntl(file, F_GETFL) & O_DIRECT)
         nwritten_directly += nbytes;
     if (!puts_off)
-        return __real_posix_file_move(file, op, cpu, nbytes, offset);
+        return __real_store_fd_move(file, op, cpu, nbytes, offset);
     nput_off++;
     return -EAGAIN;
 }

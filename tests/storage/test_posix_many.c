@@ -305,17 +305,17 @@ static void stores_are_closed_while_others_are_busy(void **state)
 static _Atomic int hung = INT_MAX;
 static _Atomic unsigned nhanging;
 
-ssize_t __real_posix_file_move(int fd, enum gpunvme_op op, uint8_t *cpu, size_t nbytes,
-                               uint64_t offset);
-ssize_t __wrap_posix_file_move(int fd, enum gpunvme_op op, uint8_t *cpu, size_t nbytes,
-                               uint64_t offset);
-ssize_t __wrap_posix_file_move(int fd, enum gpunvme_op op, uint8_t *cpu, size_t nbytes,
-                               uint64_t offset)
+ssize_t __real_store_fd_move(int fd, enum gpunvme_op op, uint8_t *cpu, size_t nbytes,
+                             uint64_t offset);
+ssize_t __wrap_store_fd_move(int fd, enum gpunvme_op op, uint8_t *cpu, size_t nbytes,
+                             uint64_t offset);
+ssize_t __wrap_store_fd_move(int fd, enum gpunvme_op op, uint8_t *cpu, size_t nbytes,
+                             uint64_t offset)
 {
     nhanging += fd >= hung;
     while (fd >= hung)
         usleep(1000);
-    return __real_posix_file_move(fd, op, cpu, nbytes, offset);
+    return __real_store_fd_move(fd, op, cpu, nbytes, offset);
 }
 
 /* Whose bytes are never found in the page cache. */

@@ -16,20 +16,9 @@
 _Static_assert(sizeof(struct cufile_error) == 8, "CUfileError_t is two ints");
 _Static_assert(offsetof(struct cufile_error, cu_err) == 4, "CUfileError_t");
 
-#define PROPS_AT(field, at) _Static_assert(offsetof(struct cufile_props, field) == (at), #field)
-PROPS_AT(nvfs.major_version, 0);
-PROPS_AT(nvfs.minor_version, 4);
-PROPS_AT(nvfs.poll_thresh_size, 8);
-PROPS_AT(nvfs.max_direct_io_size, 16);
-PROPS_AT(nvfs.dstatusflags, 24);
-PROPS_AT(nvfs.dcontrolflags, 28);
-PROPS_AT(fflags, 32);
-PROPS_AT(max_device_cache_size, 36);
-PROPS_AT(per_buffer_cache_size, 40);
-PROPS_AT(max_device_pinned_mem_size, 44);
-PROPS_AT(max_batch_io_size, 48);
-PROPS_AT(max_batch_io_timeout_msecs, 52);
-PROPS_AT(reserve, 56); /* sizeof(CUfileDrvProps_t) */
+_Static_assert(offsetof(struct cufile_props, nvfs.max_direct_io_size) == 16, "CUfileDrvProps_t");
+_Static_assert(offsetof(struct cufile_props, nvfs.dcontrolflags) == 28, "CUfileDrvProps_t");
+_Static_assert(offsetof(struct cufile_props, rest) == 32, "CUfileDrvProps_t");
 
 _Static_assert(sizeof(struct cufile_descr) == 24, "CUfileDescr_t");
 _Static_assert(offsetof(struct cufile_descr, handle) == 8, "CUfileDescr_t");
@@ -57,28 +46,16 @@ static bool find(void *lib, const struct symbol *symbol, struct cufile_api *api)
     return address != NULL;
 }
 
-static gpunvme_err_t find_required(void *lib, struct cufile_api *api)
+static gpunvme_err_t find_all(void *lib, struct cufile_api *api)
 {
     for (size_t i = 0; i < sizeof(required) / sizeof(required[0]); i++)
         if (!find(lib, &required[i], api))
             return base_fail(GPUNVME_ERR_UNSUPPORTED,
                              "%s has no %s: install libcufile of CUDA 11.4 or later", api->library,
                              required[i].name);
+    for (size_t i = 0; i < sizeof(optional) / sizeof(optional[0]); i++)
+        find(lib, &optional[i], api);
     return GPUNVME_OK;
-}
-
-static void find_optional(void *lib, struct cufile_api *api)
-{
-    size_t used = 0;
-
-    for (size_t i = 0; i < sizeof(optional) / sizeof(optional[0]); i++) {
-        const char *name = optional[i].name;
-
-        if (find(lib, &optional[i], api) || used + strlen(name) + 2 > sizeof(api->missing))
-            continue;
-        used += (size_t)snprintf(api->missing + used, sizeof(api->missing) - used, "%s%s",
-                                 used ? " " : "", name);
-    }
 }
 
 /* The version may be asked for before the driver is open, and without a GPU. */
@@ -123,10 +100,9 @@ gpunvme_err_t cufile_api_load(const char *path, struct cufile_api *api)
                          "nvidia-cufile), or name it in %s: %.100s",
                          CUFILE_LIBRARY_VARIABLE, why ? why : "");
     }
-    err = find_required(lib, api);
+    err = find_all(lib, api);
     if (err)
         return err;
-    find_optional(lib, api);
     api->needs_no_gpu = dlsym(lib, STAND_IN_SYMBOL) != NULL;
     api->version = ask_version(api);
     return GPUNVME_OK;

@@ -36,8 +36,8 @@ struct cufile_error {
 };
 
 /*
- * CUfileDrvProps_t. Libraries fill in what they know and leave the rest as it was: give zeroes. The
- * reserve is for fields that later versions may add.
+ * CUfileDrvProps_t. Libraries fill in what they know and leave the rest as it was: give zeroes.
+ * There is more room than any version takes.
  */
 struct cufile_props {
     struct {
@@ -48,35 +48,21 @@ struct cufile_props {
         unsigned dstatusflags;  /* bits: CUFILE_TARGET_* */
         unsigned dcontrolflags; /* bits: CUFILE_CONTROL_* */
     } nvfs;
-    unsigned fflags;
-    unsigned max_device_cache_size;
-    unsigned per_buffer_cache_size;
-    unsigned max_device_pinned_mem_size; /* KiB */
-    unsigned max_batch_io_size;          /* requests in a batch */
-    unsigned max_batch_io_timeout_msecs;
-    unsigned char reserve[200];
+    unsigned char rest[224];
 };
 
-/* CUfileDriverStatusFlags: numbers of bits. What the driver has a direct path to. */
+/* CUfileDriverStatusFlags, those used here: numbers of bits. What the driver has a direct path to.
+ */
 enum {
     CUFILE_TARGET_LUSTRE = 0,
-    CUFILE_TARGET_WEKAFS = 1,
     CUFILE_TARGET_NFS = 2,
     CUFILE_TARGET_GPFS = 3,
     CUFILE_TARGET_NVME = 4,
-    CUFILE_TARGET_NVMEOF = 5,
-    CUFILE_TARGET_SCSI = 6,
-    CUFILE_TARGET_SCALEFLUX = 7,
-    CUFILE_TARGET_NVMESH = 8,
     CUFILE_TARGET_BEEGFS = 9,
-    CUFILE_TARGET_NVME_P2P = 11,
-    CUFILE_TARGET_SCATEFS = 12,
-    CUFILE_TARGET_VIRTIOFS = 13,
-    CUFILE_TARGET_PANFS = 14,
 };
 
-/* CUfileDriverControlFlags: numbers of bits. */
-enum { CUFILE_CONTROL_POLL = 0, CUFILE_CONTROL_COMPAT = 1, CUFILE_CONTROL_POSIX = 2 };
+/* CUfileDriverControlFlags, likewise. */
+enum { CUFILE_CONTROL_COMPAT = 1 };
 
 /* CUfileDescr_t */
 enum { CUFILE_HANDLE_FD = 1 };
@@ -89,13 +75,8 @@ struct cufile_descr {
     const void *fs_ops;
 };
 
-/* CUFileBoolConfigParameter_t: those that are used here */
-enum {
-    CUFILE_BOOL_ALLOW_COMPAT = 1,
-    CUFILE_BOOL_FORCE_COMPAT = 2,
-    CUFILE_BOOL_SYSTEM_MEMORY = 6,
-    CUFILE_BOOL_P2PDMA = 7,
-};
+/* CUFileBoolConfigParameter_t, likewise. */
+enum { CUFILE_BOOL_ALLOW_COMPAT = 1, CUFILE_BOOL_FORCE_COMPAT = 2, CUFILE_BOOL_P2PDMA = 7 };
 
 /* --- the library --- */
 
@@ -129,7 +110,6 @@ enum {
 struct cufile_api {
     char library[256]; /* the name under which it was found */
     unsigned version;  /* 1000 × major + 10 × minor (1.14 is 1140); 0: older than 1.8 */
-    char missing[384]; /* names of the optional functions that are not there; "" when all are */
     bool needs_no_gpu; /* a stand-in of the tests, which works in host memory */
 #define X(field, symbol, result, arguments) result(*field) arguments;
     CUFILE_REQUIRED(X)
@@ -185,7 +165,6 @@ struct cufile_mode {
     bool p2pdma;         /* the kernel's P2PDMA instead, from 1.13 on, is switched on */
     bool compat_allowed; /* a transfer without a direct path goes through host memory */
     bool compat_forced;  /* every transfer does */
-    bool compat_known;   /* false: the library couldn't be asked about compat_forced and p2pdma */
     unsigned dstatusflags;
 };
 

@@ -11,11 +11,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/fs.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/ioctl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/fail.h"
@@ -118,20 +115,17 @@ static gpunvme_err_t register_file(struct gpunvme_store *store, struct cufile *c
     return register_fd(cufile, !first) ? base_restore(&failure) : GPUNVME_OK;
 }
 
-static void set_route(struct gpunvme_store *store, struct cufile *cufile)
+/* The way to GPU memory, and the limits of the store. */
+static void describe_file(struct gpunvme_store *store, struct cufile *cufile)
 {
+    const struct store_options *o = &store->uri.options;
     bool direct = cufile_expect_direct(&cufile->mode, &cufile->where, cufile->o_direct,
                                        cufile->why_not_direct, sizeof(cufile->why_not_direct));
 
     store->gpu_route = direct ? GPUNVME_ROUTE_P2P : GPUNVME_ROUTE_COMPAT;
-}
-
-static void set_sizes(struct gpunvme_store *store, struct cufile *cufile)
-{
-    const struct store_options *o = &store->uri.options;
-
     store->threads = o->threads ? o->threads : DEFAULT_THREADS;
-    cufile->chunk = o->chunk_nbytes ? o->chunk_nbytes : DEFAULT_CHUNK;
+    store->queue.max_in_hand = store->threads;
+    store->queue.piece_nbytes = o->chunk_nbytes ? o->chunk_nbytes : DEFAULT_CHUNK;
 }
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
@@ -139,15 +133,9 @@ static void set_sizes(struct gpunvme_store *store, struct cufile *cufile)
 /* Host memory needs no registration: pread() and pwrite() move it. */
 static gpunvme_err_t map_memory(void *api, const struct gpunvme_buf *buf, void **out)
 {
-    struct cufile_buffer *buffer;
-    gpunvme_err_t err;
-
     if (buf->mem != GPUNVME_MEM_GPU)
         return GPUNVME_ERR_UNSUPPORTED;
-    err = cufile_buffer_register(api, buf->gpu, buf->nbytes, &buffer);
-    if (!err)
-        *out = buffer;
-    return err;
+    return cufile_buffer_register(api, buf->gpu, buf->nbytes, out);
 }
 
 static void unmap_memory(void *api, void *buffer)
@@ -196,7 +184,6 @@ static gpunvme_err_t take_crew(struct gpunvme_store *store)
         }
     }
     store->crew = engine->cufile;
-    store->queue.max_in_hand = store->threads;
     pthread_mutex_unlock(&engine->lock);
     return err;
 }
@@ -216,12 +203,10 @@ static gpunvme_err_t cufile_open(struct gpunvme_store *store)
         err = open_files(store, cufile);
     if (!err)
         err = register_file(store, cufile);
-    if (!err) {
-        set_route(store, cufile);
-        set_sizes(store, cufile);
-        store->queue.piece_nbytes = cufile->chunk;
-        err = take_crew(store);
-    }
+    if (err)
+        return err;
+    describe_file(store, cufile);
+    err = take_crew(store);
     if (!err)
         store_domain_join(store, &domain_ops, (void *)cufile->api);
     return err;
@@ -253,25 +238,15 @@ gpunvme_err_t gpunvme_cufile_close(void)
 static gpunvme_err_t cufile_size(struct gpunvme_store *store, uint64_t *nbytes)
 {
     const struct cufile *cufile = store->priv;
-    struct stat st;
 
-    if (cufile->block_device ? ioctl(cufile->fd, BLKGETSIZE64, nbytes) : fstat(cufile->fd, &st))
-        return base_fail_errno(errno, "%s: its size", store->uri.target);
-    if (!cufile->block_device)
-        *nbytes = (uint64_t)st.st_size;
-    return GPUNVME_OK;
+    return store_fd_size(cufile->fd, cufile->block_device, nbytes);
 }
 
 static gpunvme_err_t cufile_resize(struct gpunvme_store *store, uint64_t nbytes)
 {
     const struct cufile *cufile = store->priv;
 
-    if (nbytes > INT64_MAX)
-        return base_fail(GPUNVME_ERR_RANGE, "%llu bytes", (unsigned long long)nbytes);
-    return ftruncate(cufile->fd, (off_t)nbytes)
-               ? base_fail_errno(errno, "%s: %llu bytes", store->uri.target,
-                                 (unsigned long long)nbytes)
-               : GPUNVME_OK;
+    return store_fd_resize(store, cufile->fd, nbytes);
 }
 
 static void cufile_describe(struct gpunvme_store *store, struct gpunvme_path *path)
@@ -281,7 +256,7 @@ static void cufile_describe(struct gpunvme_store *store, struct gpunvme_path *pa
 
     snprintf(path->how, sizeof(path->how), "%s; %s%s, %u threads, pieces of %zu KiB",
              cufile_mode_text(&cufile->mode, mode, sizeof(mode)), cufile->where.what,
-             cufile->o_direct ? ", O_DIRECT" : "", store->threads, cufile->chunk >> 10);
+             cufile->o_direct ? ", O_DIRECT" : "", store->threads, store->queue.piece_nbytes >> 10);
     if (store->gpu_route == GPUNVME_ROUTE_COMPAT)
         snprintf(path->why_not, sizeof(path->why_not), "p2p: %s; bounce: a way of backend=posix",
                  cufile->why_not_direct);

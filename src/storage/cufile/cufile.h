@@ -22,7 +22,6 @@ struct cufile {
     bool block_device;
     bool registered; /* `handle` is valid */
     void *handle;    /* CUfileHandle_t */
-    size_t chunk;
     char why_not_direct[256];
 
     /*
@@ -37,24 +36,21 @@ gpunvme_err_t cufile_serve(const struct crew_piece *piece, size_t *done);
 
 /*
  * buffers.c: registers GPU memory with cuFile, which knows each buffer once in a process: a
- * range that lies in one that some store has registered is counted there. `*out` is for the
- * transfers and for forget.
+ * range that lies in one that is registered is counted there. `*out` is for forget.
  */
-struct cufile_buffer;
 gpunvme_err_t cufile_buffer_register(const struct cufile_api *api, void *base, size_t nbytes,
-                                     struct cufile_buffer **out);
-void cufile_buffer_forget(const struct cufile_api *api, struct cufile_buffer *buffer);
+                                     void **out);
+void cufile_buffer_forget(const struct cufile_api *api, void *buffer);
 
 /* The GPU whose memory is at `ptr`, -1: none (GPU memory is host memory). */
 int cufile_device_of(const void *ptr);
 
-/*
- * Where cuFile finds memory that lies in no one region of a store: what a registered buffer has of
- * it by that buffer's base, the rest by itself. *nbytes becomes less where one of the two ends.
- */
-void cufile_buffer_place(uint8_t *ptr, size_t *nbytes, uint8_t **base, off_t *base_offset);
-/* The same of a registered buffer, without asking CUDA again; and where cuFile has it begin. */
-int cufile_buffer_device(const struct cufile_buffer *buffer);
-uint8_t *cufile_buffer_base(const struct cufile_buffer *buffer);
+/* Where cuFile finds memory: by the base of the registered buffer that it lies in, or by itself. */
+struct cufile_place {
+    uint8_t *base;
+    off_t offset;
+    size_t nbytes; /* so much, up to where the buffer ends, or another one begins */
+};
+struct cufile_place cufile_buffer_place(uint8_t *ptr, size_t nbytes);
 
 #endif

@@ -68,17 +68,18 @@ static gpunvme_err_t have_contexts(const struct cufile_api *api)
     return base_fail(err, "cuFile opens every GPU that the process sees: %s", failure.detail);
 }
 
-static bool ask_bool(const struct cufile_api *api, int parameter, bool *value)
+/* False where the library can't be asked. */
+static bool ask_bool(const struct cufile_api *api, int parameter)
 {
-    *value = false;
-    return api->get_bool && !api->get_bool(parameter, value).err;
+    bool value = false;
+
+    return api->get_bool && !api->get_bool(parameter, &value).err && value;
 }
 
 static gpunvme_err_t ask_mode(const struct cufile_api *api, struct cufile_mode *mode)
 {
     struct cufile_props props;
     gpunvme_err_t err;
-    bool known;
 
     memset(&props, 0, sizeof(props));
     memset(mode, 0, sizeof(*mode));
@@ -91,8 +92,8 @@ static gpunvme_err_t ask_mode(const struct cufile_api *api, struct cufile_mode *
     mode->nvfs = props.nvfs.major_version || props.nvfs.minor_version;
     mode->compat_allowed = props.nvfs.dcontrolflags >> CUFILE_CONTROL_COMPAT & 1;
     mode->dstatusflags = props.nvfs.dstatusflags;
-    known = ask_bool(api, CUFILE_BOOL_FORCE_COMPAT, &mode->compat_forced);
-    mode->compat_known = ask_bool(api, CUFILE_BOOL_P2PDMA, &mode->p2pdma) && known;
+    mode->compat_forced = ask_bool(api, CUFILE_BOOL_FORCE_COMPAT);
+    mode->p2pdma = ask_bool(api, CUFILE_BOOL_P2PDMA);
     return GPUNVME_OK;
 }
 
@@ -227,6 +228,9 @@ const char *cufile_mode_why(const struct cufile_mode *mode)
 
 char *cufile_mode_text(const struct cufile_mode *mode, char *text, size_t capacity)
 {
+    const char *else_compat = mode->compat_allowed
+                                  ? ", compat mode for files that have no direct path"
+                                  : ", compat mode not allowed";
     char library[48] = "libcufile (older than 1.8)";
 
     if (mode->version)
@@ -237,12 +241,8 @@ char *cufile_mode_text(const struct cufile_mode *mode, char *text, size_t capaci
                  cufile_mode_why(mode));
     else if (mode->nvfs)
         snprintf(text, capacity, "%s, P2P by nvidia-fs %u.%u%s", library, mode->nvfs_major,
-                 mode->nvfs_minor,
-                 mode->compat_allowed ? ", compat mode for files that have no direct path"
-                                      : ", compat mode not allowed");
+                 mode->nvfs_minor, else_compat);
     else
-        snprintf(text, capacity, "%s, P2P by the kernel's P2PDMA%s", library,
-                 mode->compat_allowed ? ", compat mode for files that have no direct path"
-                                      : ", compat mode not allowed");
+        snprintf(text, capacity, "%s, P2P by the kernel's P2PDMA%s", library, else_compat);
     return text;
 }

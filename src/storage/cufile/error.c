@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * The errors of cuFile (CUfileOpError of its API reference) in words of ours, each with what to do
- * about it. Error numbers begin at 5001.
+ * about it.
  */
 #include <errno.h>
-#include <string.h>
 
 #include "base/fail.h"
 #include "storage/cufile/api.h"
@@ -12,99 +11,85 @@
 #define IN_JSON "in /etc/cufile.json or the file that CUFILE_ENV_PATH_JSON names"
 #define SEE_LOG "cufile.log says more"
 
-/* X(number, name, error here, what to do). */
-#define CUFILE_ERRORS(X)                                                                           \
-    X(5001, DRIVER_NOT_INITIALIZED, UNSUPPORTED,                                                   \
-      "nvidia-fs is not loaded: modprobe nvidia-fs, or allow_compat_mode: true " IN_JSON)          \
-    X(5002, DRIVER_INVALID_PROPS, INVALID, "a property is invalid: check \"properties\" " IN_JSON) \
-    X(5003, DRIVER_UNSUPPORTED_LIMIT, LIMIT,                                                       \
-      "a size is beyond what the driver takes: ask for less, or check \"properties\" " IN_JSON)    \
-    X(5004, DRIVER_VERSION_MISMATCH, UNSUPPORTED,                                                  \
-      "nvidia-fs and libcufile don't fit: install both from one CUDA release")                     \
-    X(5005, DRIVER_VERSION_READ_ERROR, IO,                                                         \
-      "the version of nvidia-fs can't be read: check /proc/driver/nvidia-fs/version")              \
-    X(5006, DRIVER_CLOSING, CLOSED, "the driver is being closed: open the store again")            \
-    X(5007, PLATFORM_NOT_SUPPORTED, UNSUPPORTED,                                                   \
-      "no GPUDirect Storage on this machine: allow_compat_mode: true " IN_JSON)                    \
-    X(5008, IO_NOT_SUPPORTED, UNSUPPORTED,                                                         \
-      "no direct path to this file system: allow_compat_mode: true " IN_JSON ", or backend=posix") \
-    X(5009, DEVICE_NOT_SUPPORTED, UNSUPPORTED,                                                     \
-      "this GPU has no GPUDirect Storage: allow_compat_mode: true " IN_JSON)                       \
-    X(5010, NVFS_DRIVER_ERROR, IO, "nvidia-fs refused it: dmesg says why, and " SEE_LOG)           \
-    X(5011, CUDA_DRIVER_ERROR, GPU, "the CUDA driver failed: look its number up as a CUresult")    \
-    X(5012, CUDA_POINTER_INVALID, INVALID, "this is no pointer to GPU memory")                     \
-    X(5013, CUDA_MEMORY_TYPE_INVALID, INVALID,                                                     \
-      "this kind of memory can't be used: take cudaMalloc() or pinned memory, not managed memory") \
-    X(5014, CUDA_POINTER_RANGE_ERROR, INVALID, "the range ends beyond the allocation")             \
-    X(5015, CUDA_CONTEXT_MISMATCH, GPU,                                                            \
-      "the memory belongs to another CUDA context: use the device's primary context")              \
-    X(5016, INVALID_MAPPING_SIZE, LIMIT,                                                           \
-      "more than may be pinned: register less, or raise max_device_pinned_mem_size_kb " IN_JSON)   \
-    X(5017, INVALID_MAPPING_RANGE, INVALID, "the transfer ends beyond the registered buffer")      \
-    X(5018, INVALID_FILE_TYPE, INVALID, "not a regular file or block device: name one")            \
-    X(5019, INVALID_FILE_OPEN_FLAG, INVALID,                                                       \
-      "the file is open with flags that cuFile can't use: open it with O_DIRECT")                  \
-    X(5020, DIO_NOT_SET, UNSUPPORTED,                                                              \
-      "the file is not open with O_DIRECT: use a file system that has it, or backend=posix")       \
-    X(5021, EXPECTED_FILE_MODE, INVALID, "the file's mode does not allow it: open it for both")    \
-    X(5022, INVALID_VALUE, INVALID, "an argument is invalid")                                      \
-    X(5023, MEMORY_ALREADY_REGISTERED, INVALID,                                                    \
-      "part of this buffer is registered already: register it once, or unregister it first")       \
-    X(5024, MEMORY_NOT_REGISTERED, INVALID, "this buffer is not registered: register it first")    \
-    X(5025, PERMISSION_DENIED, PERMISSION,                                                         \
-      "the driver or the file may not be used: check the mode of the file and of /dev/nvidia-fs*") \
-    X(5026, DRIVER_ALREADY_OPEN, BUSY,                                                             \
-      "cuFile is open in this process already: make its settings where it is opened first")        \
-    X(5027, HANDLE_NOT_REGISTERED, INVALID, "the file is not registered")                          \
-    X(5028, HANDLE_ALREADY_REGISTERED, BUSY,                                                       \
-      "the file descriptor is registered already: give each user one of its own")                  \
-    X(5029, DEVICE_NOT_FOUND, NO_GPU, "no GPU was found: see nvidia-smi")                          \
-    X(5030, INTERNAL_ERROR, IO, "an internal error of libcufile: " SEE_LOG)                        \
-    X(5031, GETNEWFD_FAILED, LIMIT,                                                                \
-      "no new file descriptor: raise the limit (ulimit -n), or close files")                       \
-    X(5033, NVFS_SETUP_ERROR, UNSUPPORTED,                                                         \
-      "the library could not start: check the CUDA driver (nvidia-smi) and "                       \
-      "/dev/nvidia-fs*; " SEE_LOG)                                                                 \
-    X(5034, IO_DISABLED, UNSUPPORTED, "switched off for this file system " IN_JSON)                \
-    X(5035, BATCH_SUBMIT_FAILED, IO, "the batch could not be submitted: try batch=0; " SEE_LOG)    \
-    X(5036, GPU_MEMORY_PINNING_FAILED, NOMEM,                                                      \
-      "GPU memory could not be pinned: register less (BAR1 space: nvidia-smi -q -d MEMORY), or "   \
-      "raise max_device_pinned_mem_size_kb")                                                       \
-    X(5037, BATCH_FULL, LIMIT, "the batch is full: submit fewer requests at a time, or batch=0")   \
-    X(5038, ASYNC_NOT_SUPPORTED, UNSUPPORTED,                                                      \
-      "no transfers on streams with this driver: install a newer one, or use tokens")              \
-    X(5039, INTERNAL_BATCH_SETUP_ERROR, IO, "a batch could not be set up: retry, or batch=0")      \
-    X(5040, INTERNAL_BATCH_SUBMIT_ERROR, IO, "a batch could not be submitted: retry, or batch=0")  \
-    X(5041, INTERNAL_BATCH_GETSTATUS_ERROR, IO, "a batch's status is unknown: retry, or batch=0")  \
-    X(5042, INTERNAL_BATCH_CANCEL_ERROR, IO, "a batch could not be cancelled: retry, or batch=0")  \
-    X(5043, NOMEM_ERROR, NOMEM, "libcufile is out of memory: free some, then retry")               \
-    X(5044, IO_ERROR, IO, "the transfer failed: dmesg says whether the drive did; " SEE_LOG)       \
-    X(5045, INTERNAL_BUF_REGISTER_ERROR, LIMIT,                                                    \
-      "the buffer could not be registered, or the table is full: unregister some")                 \
-    X(5046, HASH_OPR_ERROR, IO, "an internal error of libcufile's tables: " SEE_LOG)               \
-    X(5047, INVALID_CONTEXT_ERROR, GPU, "no valid CUDA context: call cudaSetDevice() first")       \
-    X(5048, NVFS_INTERNAL_DRIVER_ERROR, IO, "nvidia-fs failed inside: dmesg says more")            \
-    X(5049, BATCH_NOCOMPAT_ERROR, UNSUPPORTED,                                                     \
-      "no batches here without compat mode: batch=0, or allow_compat_mode: true " IN_JSON)         \
-    X(5050, IO_MAX_ERROR, IO, "an error of libcufile without a name: " SEE_LOG)
-
 static const struct row {
-    int number;
-    gpunvme_err_t err;
     const char *name;
+    gpunvme_err_t err;
     const char *remedy;
 } rows[] = {
-#define X(number, name, err, remedy) {number, GPUNVME_ERR_##err, "CU_FILE_" #name, remedy},
-    CUFILE_ERRORS(X)
-#undef X
+#define ROW(name, err, remedy)                                                                     \
+    {                                                                                              \
+        "CU_FILE_" #name, GPUNVME_ERR_##err, remedy                                                \
+    }
+    ROW(DRIVER_NOT_INITIALIZED, UNSUPPORTED,
+        "nvidia-fs is not loaded: modprobe nvidia-fs, or allow_compat_mode: true " IN_JSON),
+    ROW(DRIVER_INVALID_PROPS, INVALID, "a property is invalid: check \"properties\" " IN_JSON),
+    ROW(DRIVER_UNSUPPORTED_LIMIT, LIMIT, "a size is too large: check \"properties\" " IN_JSON),
+    ROW(DRIVER_VERSION_MISMATCH, UNSUPPORTED,
+        "nvidia-fs and libcufile don't fit: install both from one CUDA release"),
+    ROW(DRIVER_VERSION_READ_ERROR, IO, "check /proc/driver/nvidia-fs/version"),
+    ROW(DRIVER_CLOSING, CLOSED, "the driver is being closed: open the store again"),
+    ROW(PLATFORM_NOT_SUPPORTED, UNSUPPORTED,
+        "no GPUDirect Storage on this machine: allow_compat_mode: true " IN_JSON),
+    ROW(IO_NOT_SUPPORTED, UNSUPPORTED,
+        "no direct path to this file system: allow_compat_mode: true " IN_JSON
+        ", or backend=posix"),
+    ROW(DEVICE_NOT_SUPPORTED, UNSUPPORTED,
+        "this GPU has no GPUDirect Storage: allow_compat_mode: true " IN_JSON),
+    ROW(NVFS_DRIVER_ERROR, IO, "nvidia-fs refused it: dmesg says why, and " SEE_LOG),
+    ROW(CUDA_DRIVER_ERROR, GPU, "the CUDA driver failed: look its number up as a CUresult"),
+    ROW(CUDA_POINTER_INVALID, INVALID, "this is no pointer to GPU memory"),
+    ROW(CUDA_MEMORY_TYPE_INVALID, INVALID, "take cudaMalloc() or pinned memory, not managed"),
+    ROW(CUDA_POINTER_RANGE_ERROR, INVALID, "the range ends beyond the allocation"),
+    ROW(CUDA_CONTEXT_MISMATCH, GPU, "use memory of the device's primary context"),
+    ROW(INVALID_MAPPING_SIZE, LIMIT,
+        "register less memory, or raise max_device_pinned_mem_size_kb " IN_JSON),
+    ROW(INVALID_MAPPING_RANGE, INVALID, "the transfer ends beyond the registered buffer"),
+    ROW(INVALID_FILE_TYPE, INVALID, "not a regular file or block device: name one"),
+    ROW(INVALID_FILE_OPEN_FLAG, INVALID, "the file is open with flags that cuFile can't use"),
+    ROW(DIO_NOT_SET, UNSUPPORTED, "use a file system that has O_DIRECT, or backend=posix"),
+    ROW(EXPECTED_FILE_MODE, INVALID, "the file's mode does not allow it: open it for both"),
+    ROW(INVALID_VALUE, INVALID, "an argument is invalid"),
+    ROW(MEMORY_ALREADY_REGISTERED, INVALID, "part of this buffer is registered already"),
+    ROW(MEMORY_NOT_REGISTERED, INVALID, "this buffer is not registered: register it first"),
+    ROW(PERMISSION_DENIED, PERMISSION, "check the mode of the file and of /dev/nvidia-fs*"),
+    ROW(DRIVER_ALREADY_OPEN, BUSY, "make cuFile's settings where this process opens it first"),
+    ROW(HANDLE_NOT_REGISTERED, INVALID, "the file is not registered"),
+    ROW(HANDLE_ALREADY_REGISTERED, BUSY, "give each user a file descriptor of its own"),
+    ROW(DEVICE_NOT_FOUND, NO_GPU, "no GPU was found: see nvidia-smi"),
+    ROW(INTERNAL_ERROR, IO, SEE_LOG),
+    ROW(GETNEWFD_FAILED, LIMIT, "raise the limit of descriptors (ulimit -n), or close files"),
+    {NULL, GPUNVME_ERR_IO, NULL}, /* 5032 is not in use */
+    ROW(NVFS_SETUP_ERROR, UNSUPPORTED,
+        "check the CUDA driver (nvidia-smi) and /dev/nvidia-fs*; " SEE_LOG),
+    ROW(IO_DISABLED, UNSUPPORTED, "switched off for this file system " IN_JSON),
+    ROW(BATCH_SUBMIT_FAILED, IO, SEE_LOG),
+    ROW(GPU_MEMORY_PINNING_FAILED, NOMEM,
+        "register less memory (BAR1 space: nvidia-smi -q -d MEMORY), or raise "
+        "max_device_pinned_mem_size_kb"),
+    ROW(BATCH_FULL, LIMIT, SEE_LOG),
+    ROW(ASYNC_NOT_SUPPORTED, UNSUPPORTED, "install a newer driver"),
+    ROW(INTERNAL_BATCH_SETUP_ERROR, IO, SEE_LOG),
+    ROW(INTERNAL_BATCH_SUBMIT_ERROR, IO, SEE_LOG),
+    ROW(INTERNAL_BATCH_GETSTATUS_ERROR, IO, SEE_LOG),
+    ROW(INTERNAL_BATCH_CANCEL_ERROR, IO, SEE_LOG),
+    ROW(NOMEM_ERROR, NOMEM, "libcufile is out of memory: free some, then retry"),
+    ROW(IO_ERROR, IO, "the transfer failed: dmesg says whether the drive did; " SEE_LOG),
+    ROW(INTERNAL_BUF_REGISTER_ERROR, LIMIT, "the table of buffers may be full: unregister some"),
+    ROW(HASH_OPR_ERROR, IO, SEE_LOG),
+    ROW(INVALID_CONTEXT_ERROR, GPU, "no valid CUDA context: call cudaSetDevice() first"),
+    ROW(NVFS_INTERNAL_DRIVER_ERROR, IO, "nvidia-fs failed inside: dmesg says more"),
+    ROW(BATCH_NOCOMPAT_ERROR, UNSUPPORTED, "allow_compat_mode: true " IN_JSON),
+    ROW(IO_MAX_ERROR, IO, SEE_LOG),
+#undef ROW
 };
+
+#define FIRST 5001
 
 static const struct row *row_of(int number)
 {
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
-        if (rows[i].number == number)
-            return &rows[i];
-    return NULL;
+    size_t i = (size_t)(number - FIRST);
+
+    return i < sizeof(rows) / sizeof(rows[0]) && rows[i].name ? &rows[i] : NULL;
 }
 
 const char *cufile_error_name(int number)

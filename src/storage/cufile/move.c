@@ -7,31 +7,11 @@
  * the transfer has a deadline of its own.
  */
 #include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/fail.h"
 #include "memory/cuda.h"
 #include "storage/cufile/cufile.h"
-
-/* A piece, where cuFile finds its memory, and how far it has come. */
-struct move {
-    struct crew_piece piece;
-    uint8_t *base; /* what was registered, or the piece's own begin */
-    off_t base_offset;
-    bool in_region; /* of the store: all of it is in what was registered */
-    bool is_split;  /* it is not, and meets registered memory: several calls */
-    size_t done;
-    gpunvme_err_t err;
-};
-
-static bool is_ragged(const struct crew_piece *piece)
-{
-    return piece->op == GPUNVME_OP_WRITE &&
-           ((piece->offset | piece->nbytes) & (CUFILE_EDGE - 1)) != 0;
-}
 
 /*
  * How many of `nbytes` bytes at `offset` there are: cuFile is never asked for what is behind the
@@ -39,158 +19,114 @@ static bool is_ragged(const struct crew_piece *piece)
  */
 static gpunvme_err_t there_are(const struct cufile *cufile, uint64_t offset, size_t *nbytes)
 {
-    struct stat st;
+    uint64_t size;
+    gpunvme_err_t err = store_fd_size(cufile->fd, cufile->block_device, &size);
 
-    if (cufile->block_device)
-        return GPUNVME_OK;
-    if (fstat(cufile->fd, &st))
-        return base_fail_errno(errno, "the file's size");
-    if (offset >= (uint64_t)st.st_size)
+    if (err || offset >= size)
         *nbytes = 0;
-    else if (*nbytes > (uint64_t)st.st_size - offset)
-        *nbytes = (size_t)((uint64_t)st.st_size - offset);
-    return GPUNVME_OK;
+    else if (*nbytes > size - offset)
+        *nbytes = (size_t)(size - offset);
+    return err;
 }
 
-/* One call for what is left of it; *n gets what was moved, 0 at the end of the file. */
-static gpunvme_err_t call_once(const struct cufile *cufile, const struct move *m, ssize_t *n)
+/* A call for what is left of a piece, or for as much as one buffer has of its memory. */
+static gpunvme_err_t call_cufile(const struct cufile *cufile, const struct crew_piece *rest,
+                                 struct cufile_place place, size_t *n)
 {
-    bool write = m->piece.op == GPUNVME_OP_WRITE;
-    size_t nbytes = m->piece.nbytes - m->done;
-    off_t at = (off_t)(m->piece.offset + m->done);
-    uint8_t *base = m->base;
-    off_t base_at = m->base_offset + (off_t)m->done;
-    gpunvme_err_t err = GPUNVME_OK;
+    bool write = rest->op == GPUNVME_OP_WRITE;
+    off_t at = (off_t)rest->offset;
+    gpunvme_err_t err = write ? GPUNVME_OK : there_are(cufile, rest->offset, &place.nbytes);
+    ssize_t result;
 
-    *n = 0;
-    if (!write)
-        err = there_are(cufile, (uint64_t)at, &nbytes);
-    if (err || !nbytes)
+    if (err || !place.nbytes)
         return err;
-    if (!m->in_region)
-        cufile_buffer_place(m->piece.ptr + m->done, &nbytes, &base, &base_at);
     do {
         errno = 0;
-        *n = write ? cufile->api->write(cufile->handle, base, nbytes, at, base_at)
-                   : cufile->api->read(cufile->handle, base, nbytes, at, base_at);
-    } while (*n == -1 && errno == EINTR);
-    if (*n < 0)
-        return cufile_fail_io(*n, errno, write ? "cuFileWrite" : "cuFileRead");
-    if (*n == 0 && write)
+        result =
+            write ? cufile->api->write(cufile->handle, place.base, place.nbytes, at, place.offset)
+                  : cufile->api->read(cufile->handle, place.base, place.nbytes, at, place.offset);
+    } while (result == -1 && errno == EINTR);
+    if (result < 0)
+        return cufile_fail_io(result, errno, write ? "cuFileWrite" : "cuFileRead");
+    if (result == 0 && write)
         return base_fail(GPUNVME_ERR_NOSPC, "cuFileWrite wrote nothing at offset %llu",
-                         (unsigned long long)at);
-    if ((size_t)*n > nbytes)
-        return base_fail(GPUNVME_ERR_IO, "cuFile says %zd bytes of %zu", *n, nbytes);
+                         (unsigned long long)rest->offset);
+    if ((size_t)result > place.nbytes)
+        return base_fail(GPUNVME_ERR_IO, "cuFile says %zd bytes of %zu", result, place.nbytes);
+    *n = (size_t)result;
     return GPUNVME_OK;
 }
 
-/* With the memory's GPU the current one: all of it, or up to the end. */
-static void move_gpu(struct cufile *cufile, struct move *m)
+static gpunvme_err_t call_kernel(const struct cufile *cufile, const struct crew_piece *rest,
+                                 size_t *n)
 {
-    bool write = m->piece.op == GPUNVME_OP_WRITE;
-    bool ragged = is_ragged(&m->piece) || (write && m->is_split);
-    ssize_t n = 1;
+    ssize_t result = store_fd_move(cufile->fd, rest->op, rest->ptr, rest->nbytes, rest->offset);
 
-    if (ragged)
-        pthread_mutex_lock(&cufile->edge);
-    while (!m->err && n > 0 && m->done < m->piece.nbytes) {
-        m->err = call_once(cufile, m, &n);
-        if (!m->err)
-            m->done += (size_t)n;
+    if (result < 0)
+        return base_fail_errno((int)-result, "%zu bytes at offset %llu", rest->nbytes,
+                               (unsigned long long)rest->offset);
+    if (result == 0 && rest->op == GPUNVME_OP_WRITE)
+        return base_fail(GPUNVME_ERR_NOSPC, "nothing was written");
+    *n = (size_t)result;
+    return GPUNVME_OK;
+}
+
+/* All of it, or up to the end of the file. */
+static gpunvme_err_t move(struct cufile *cufile, struct crew_piece rest, size_t *done)
+{
+    bool is_gpu = rest.mem == GPUNVME_MEM_GPU;
+    gpunvme_err_t err = GPUNVME_OK;
+    size_t n = 1;
+
+    while (!err && n && rest.nbytes) {
+        struct cufile_place place = {.nbytes = rest.nbytes};
+        bool ragged;
+
+        if (is_gpu)
+            place = cufile_buffer_place(rest.ptr, rest.nbytes);
+        ragged =
+            rest.op == GPUNVME_OP_WRITE && ((rest.offset | place.nbytes) & (CUFILE_EDGE - 1)) != 0;
+        n = 0;
+        if (ragged)
+            pthread_mutex_lock(&cufile->edge);
+        err = is_gpu ? call_cufile(cufile, &rest, place, &n) : call_kernel(cufile, &rest, &n);
+        if (ragged)
+            pthread_mutex_unlock(&cufile->edge);
+        rest.ptr += n;
+        rest.offset += n;
+        rest.nbytes -= n;
+        *done += n;
     }
-    if (ragged)
-        pthread_mutex_unlock(&cufile->edge);
+    return err;
 }
 
-static ssize_t host_once(const struct cufile *cufile, const struct move *m)
+/* With the memory's GPU the current one. */
+static gpunvme_err_t move_gpu(struct cufile *cufile, const struct crew_piece *piece, size_t *done)
 {
-    uint8_t *cpu = m->piece.ptr + m->done;
-    size_t nbytes = m->piece.nbytes - m->done;
-    off_t at = (off_t)(m->piece.offset + m->done);
+    int device = cufile_device_of(piece->ptr);
+    gpunvme_err_t err = device < 0 ? GPUNVME_OK : mem_cuda_enter((unsigned)device);
 
-    return m->piece.op == GPUNVME_OP_WRITE ? pwrite(cufile->fd, cpu, nbytes, at)
-                                           : pread(cufile->fd, cpu, nbytes, at);
-}
-
-static void move_host(struct cufile *cufile, struct move *m)
-{
-    bool ragged = is_ragged(&m->piece);
-    ssize_t n = 1;
-
-    if (ragged)
-        pthread_mutex_lock(&cufile->edge);
-    while (!m->err && n && m->done < m->piece.nbytes) {
-        n = host_once(cufile, m);
-        if (n > 0)
-            m->done += (size_t)n;
-        else if (n < 0 && errno != EINTR)
-            m->err = base_fail_errno(errno, "%zu bytes at offset %llu", m->piece.nbytes - m->done,
-                                     (unsigned long long)(m->piece.offset + m->done));
-        else if (n == 0 && m->piece.op == GPUNVME_OP_WRITE)
-            m->err = base_fail(GPUNVME_ERR_NOSPC, "nothing was written");
-    }
-    if (ragged)
-        pthread_mutex_unlock(&cufile->edge);
-}
-
-static void serve_host(struct cufile *cufile, struct move *m)
-{
-    if (m->piece.op != GPUNVME_OP_FLUSH)
-        move_host(cufile, m);
-    else if (fdatasync(cufile->fd))
-        m->err = base_fail_errno(errno, "fdatasync");
-}
-
-static int device_of(const struct move *m)
-{
-    const struct cufile_buffer *buffer = store_region_map(m->piece.store, m->piece.region);
-
-    return buffer ? cufile_buffer_device(buffer) : cufile_device_of(m->piece.ptr);
-}
-
-static void serve_gpu(struct cufile *cufile, struct move *m)
-{
-    int device = device_of(m);
-
-    m->err = device < 0 ? GPUNVME_OK : mem_cuda_enter((unsigned)device);
-    if (m->err)
-        return;
-    move_gpu(cufile, m);
+    if (err)
+        return err;
+    err = move(cufile, *piece, done);
     if (device >= 0)
         mem_cuda_leave();
-}
-
-/* ---- Pieces ---------------------------------------------------------------------------------- */
-
-static struct move to_move(const struct crew_piece *piece)
-{
-    struct move m = {.piece = *piece, .base = piece->ptr};
-    const struct cufile_buffer *buffer = store_region_map(piece->store, piece->region);
-
-    if (piece->mem != GPUNVME_MEM_GPU || piece->op == GPUNVME_OP_FLUSH)
-        return m;
-    m.in_region = buffer;
-    if (buffer) {
-        m.base = cufile_buffer_base(buffer);
-        m.base_offset = piece->ptr - m.base;
-    } else {
-        size_t nbytes = piece->nbytes;
-
-        cufile_buffer_place(piece->ptr, &nbytes, &m.base, &m.base_offset);
-        m.is_split = nbytes < piece->nbytes;
-    }
-    return m;
+    return err;
 }
 
 gpunvme_err_t cufile_serve(const struct crew_piece *piece, size_t *done)
 {
-    struct move m = to_move(piece);
-    bool is_gpu = piece->mem == GPUNVME_MEM_GPU && piece->op != GPUNVME_OP_FLUSH;
+    struct cufile *cufile = piece->store->priv;
+    bool is_gpu = piece->mem == GPUNVME_MEM_GPU;
+    gpunvme_err_t err;
+    int error;
 
-    (is_gpu ? serve_gpu : serve_host)(piece->store->priv, &m);
-    if (piece->op != GPUNVME_OP_FLUSH)
-        store_moved(piece->store, piece->op, is_gpu ? piece->store->gpu_route : GPUNVME_ROUTE_HOST,
-                    m.done);
-    *done = m.done;
-    return m.err;
+    if (piece->op == GPUNVME_OP_FLUSH) {
+        error = store_fd_flush(cufile->fd);
+        return error ? base_fail_errno(error, "fdatasync") : GPUNVME_OK;
+    }
+    err = is_gpu ? move_gpu(cufile, piece, done) : move(cufile, *piece, done);
+    store_moved(piece->store, piece->op, is_gpu ? piece->store->gpu_route : GPUNVME_ROUTE_HOST,
+                *done);
+    return err;
 }

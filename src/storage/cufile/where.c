@@ -115,28 +115,18 @@ void cufile_where(int fd, struct cufile_where *where)
 bool cufile_expect_direct(const struct cufile_mode *mode, const struct cufile_where *where,
                           bool o_direct, char *why, size_t capacity)
 {
-    if (cufile_mode_is_compat(mode)) {
+    const char *what = where->what;
+
+    why[0] = 0;
+    if (cufile_mode_is_compat(mode))
         snprintf(why, capacity, "compat mode: %s", cufile_mode_why(mode));
-        return false;
-    }
-    /* Without compat mode cuFile refuses a file that has no direct path: what it takes has one. */
-    if (!mode->compat_allowed) {
-        snprintf(why, capacity, "%s", "");
-        return true;
-    }
-    if (where->target < 0) {
-        snprintf(why, capacity, "compat mode: cuFile has no direct path to %s", where->what);
-        return false;
-    }
-    if (!(mode->dstatusflags >> where->target & 1)) {
-        snprintf(why, capacity, "compat mode: the driver has no direct path to %s here",
-                 where->what);
-        return false;
-    }
-    if (!o_direct) {
-        snprintf(why, capacity, "compat mode: %s is not open with O_DIRECT", where->what);
-        return false;
-    }
-    snprintf(why, capacity, "%s", "");
-    return true;
+    else if (!mode->compat_allowed)
+        return true; /* cuFile refuses a file that has no direct path: what it takes has one */
+    else if (where->target < 0)
+        snprintf(why, capacity, "compat mode: cuFile has no direct path to %s", what);
+    else if (!(mode->dstatusflags >> where->target & 1))
+        snprintf(why, capacity, "compat mode: the driver has no direct path to %s here", what);
+    else if (!o_direct)
+        snprintf(why, capacity, "compat mode: %s is not open with O_DIRECT", what);
+    return !why[0];
 }

@@ -64,8 +64,8 @@ static bool write_host(struct gpunvme_store *store, struct gpunvme_io *io)
     if (io->nbytes > HOST_NBYTES || !posix->file.in_memory || has_limit())
         return false;
     for (io->done = 0; io->done < io->nbytes;) {
-        ssize_t n = posix_file_move(posix->file.fd, GPUNVME_OP_WRITE, (uint8_t *)io->ptr + io->done,
-                                    io->nbytes - io->done, io->offset + io->done);
+        ssize_t n = store_fd_move(posix->file.fd, GPUNVME_OP_WRITE, (uint8_t *)io->ptr + io->done,
+                                  io->nbytes - io->done, io->offset + io->done);
 
         if (n <= 0) {
             io->err =

@@ -251,7 +251,7 @@ static gpunvme_err_t open_direct(struct gpunvme_store *store, struct posix_file 
         return GPUNVME_OK;
     }
     ask_alignment(file);
-    if (!posix_file_size(file, &size))
+    if (!store_fd_size(file->fd, file->block_device, &size))
         atomic_store(&file->seen_nbytes, size);
     file->pays = true;
     file->wanted = wanted == STORE_ON;
@@ -284,30 +284,42 @@ gpunvme_err_t posix_file_close(struct posix_file *file)
     return err;
 }
 
-gpunvme_err_t posix_file_size(const struct posix_file *file, uint64_t *nbytes)
+gpunvme_err_t store_fd_size(int fd, bool block_device, uint64_t *nbytes)
 {
     struct stat st;
 
-    if (file->block_device)
-        return ioctl(file->fd, BLKGETSIZE64, nbytes) ? base_fail_errno(errno, "its size")
-                                                     : GPUNVME_OK;
-    if (fstat(file->fd, &st))
+    if (block_device ? ioctl(fd, BLKGETSIZE64, nbytes) : fstat(fd, &st))
         return base_fail_errno(errno, "its size");
-    *nbytes = (uint64_t)st.st_size;
+    if (!block_device)
+        *nbytes = (uint64_t)st.st_size;
     return GPUNVME_OK;
 }
 
-int posix_file_flush(const struct posix_file *file)
+gpunvme_err_t store_fd_resize(const struct gpunvme_store *store, int fd, uint64_t nbytes)
+{
+    int error;
+
+    if (nbytes > INT64_MAX)
+        return base_fail(GPUNVME_ERR_RANGE, "%llu bytes", (unsigned long long)nbytes);
+    do {
+        error = ftruncate(fd, (off_t)nbytes) ? errno : 0;
+    } while (error == EINTR);
+    return error ? base_fail_errno(error, "%s: %llu bytes", store->uri.target,
+                                   (unsigned long long)nbytes)
+                 : GPUNVME_OK;
+}
+
+int store_fd_flush(int fd)
 {
     int error;
 
     do {
-        error = fdatasync(file->fd) ? errno : 0;
+        error = fdatasync(fd) ? errno : 0;
     } while (error == EINTR);
     return error;
 }
 
-ssize_t posix_file_move(int fd, enum gpunvme_op op, uint8_t *cpu, size_t nbytes, uint64_t offset)
+ssize_t store_fd_move(int fd, enum gpunvme_op op, uint8_t *cpu, size_t nbytes, uint64_t offset)
 {
     ssize_t n;
 
@@ -336,8 +348,8 @@ enum posix_look posix_file_look(struct posix_file *file, uint8_t *cpu, size_t nb
     *end = false;
     while (*done < nbytes) {
         ssize_t n = file->in_memory
-                        ? posix_file_move(file->fd, GPUNVME_OP_READ, cpu + *done, nbytes - *done,
-                                          offset + *done)
+                        ? store_fd_move(file->fd, GPUNVME_OP_READ, cpu + *done, nbytes - *done,
+                                        offset + *done)
                         : read_nowait(file->fd, cpu + *done, nbytes - *done, offset + *done);
 
         if (n == 0) {

@@ -79,24 +79,16 @@ static gpunvme_err_t posix_open(struct gpunvme_store *store)
 
 static gpunvme_err_t posix_size(struct gpunvme_store *store, uint64_t *nbytes)
 {
-    struct posix *posix = store->priv;
+    const struct posix *posix = store->priv;
 
-    return posix_file_size(&posix->file, nbytes);
+    return store_fd_size(posix->file.fd, posix->file.block_device, nbytes);
 }
 
 static gpunvme_err_t posix_resize(struct gpunvme_store *store, uint64_t nbytes)
 {
-    struct posix *posix = store->priv;
-    int error;
+    const struct posix *posix = store->priv;
 
-    if (nbytes > INT64_MAX)
-        return base_fail(GPUNVME_ERR_RANGE, "%llu bytes", (unsigned long long)nbytes);
-    do {
-        error = ftruncate(posix->file.fd, (off_t)nbytes) ? errno : 0;
-    } while (error == EINTR);
-    return error ? base_fail_errno(error, "%s: %llu bytes", store->uri.target,
-                                   (unsigned long long)nbytes)
-                 : GPUNVME_OK;
+    return store_fd_resize(store, posix->file.fd, nbytes);
 }
 
 static gpunvme_err_t posix_advise(struct gpunvme_store *store, uint64_t offset, uint64_t nbytes,

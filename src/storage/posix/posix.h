@@ -64,13 +64,6 @@ struct posix_file {
 
 gpunvme_err_t posix_file_open(struct gpunvme_store *store, struct posix_file *file);
 gpunvme_err_t posix_file_close(struct posix_file *file);
-gpunvme_err_t posix_file_size(const struct posix_file *file, uint64_t *nbytes);
-
-/* 0, or an errno. */
-int posix_file_flush(const struct posix_file *file);
-
-/* One read or write at once, through the page cache or past it; -errno, or bytes. Not EINTR. */
-ssize_t posix_file_move(int fd, enum gpunvme_op op, uint8_t *cpu, size_t nbytes, uint64_t offset);
 
 /* What came of looking into the page cache. */
 enum posix_look {

@@ -38,7 +38,7 @@ static size_t straight_nbytes(struct posix_op *op)
     if (op->at & (file->align - 1) || (uintptr_t)op->memory & (file->memory_align - 1))
         return 0;
     if (op->at + left > size) {
-        if (posix_file_size(file, &size))
+        if (store_fd_size(file->fd, file->block_device, &size))
             return 0;
         atomic_store_explicit(&file->seen_nbytes, size, memory_order_relaxed);
     }
@@ -214,7 +214,7 @@ static ssize_t move_memory(struct posix_op *op)
     ssize_t result;
 
     if (posix_is_read(op))
-        return posix_file_move(posix->file.fd, GPUNVME_OP_READ, op->memory, op->asked, op->at);
+        return store_fd_move(posix->file.fd, GPUNVME_OP_READ, op->memory, op->asked, op->at);
     if (op->slot && op->slot->set->ring->fd >= 0 && op->asked >= FILL_NBYTES) {
         const struct posix_ring *ring = op->slot->set->ring;
 
@@ -224,9 +224,9 @@ static ssize_t move_memory(struct posix_op *op)
     if (n)
         return (ssize_t)n;
     if (op->asked < FILL_NBYTES)
-        return posix_file_move(posix->file.fd, GPUNVME_OP_WRITE, op->memory, op->asked, op->at);
+        return store_fd_move(posix->file.fd, GPUNVME_OP_WRITE, op->memory, op->asked, op->at);
     pthread_mutex_lock(&posix->write_lock);
-    result = posix_file_move(posix->file.fd, GPUNVME_OP_WRITE, op->memory, op->asked, op->at);
+    result = store_fd_move(posix->file.fd, GPUNVME_OP_WRITE, op->memory, op->asked, op->at);
     pthread_mutex_unlock(&posix->write_lock);
     return result;
 }
@@ -238,10 +238,10 @@ static void make_request(struct pool_job *job)
     const struct posix_file *file = &posix_of(op)->file;
 
     if (op->piece.op == GPUNVME_OP_FLUSH)
-        op->result = -posix_file_flush(file);
+        op->result = -store_fd_flush(file->fd);
     else
-        op->result = posix_file_move(op->direct ? file->direct_fd : file->fd, op->piece.op,
-                                     op->memory, op->asked, op->at);
+        op->result = store_fd_move(op->direct ? file->direct_fd : file->fd, op->piece.op,
+                                   op->memory, op->asked, op->at);
 }
 
 static void ask_pool(struct posix_worker *w, struct posix_op *op)
@@ -270,7 +270,7 @@ void posix_start_flush(struct posix_worker *w, struct posix_op *op)
     const struct posix *posix = posix_of(op);
 
     if (posix->file.in_memory) {
-        op->error = posix_file_flush(&posix->file);
+        op->error = store_fd_flush(posix->file.fd);
         posix_end_op(w, op, GPUNVME_OK);
     } else if (!posix->uring || !has_uring(w) || !posix_uring_flush(w->uring, posix->file.fd, op)) {
         ask_pool(w, op);

@@ -195,28 +195,34 @@ static size_t share_of(const struct crew *crew, const struct gpunvme_store *stor
     return max_nbytes;
 }
 
-/* Takes the store whose turn it is from the list. */
-static struct gpunvme_store *unlink_store(struct crew *crew)
+/* Takes a store from the list. */
+static void unlink_store(struct crew *crew, struct gpunvme_store *store)
 {
-    struct gpunvme_store *store = crew->first;
+    struct gpunvme_store **link = &crew->first;
 
-    crew->first = store->queue.next;
-    if (!crew->first)
-        crew->last = &crew->first;
+    while (*link != store)
+        link = &(*link)->queue.next;
+    *link = store->queue.next;
+    if (!*link)
+        crew->last = link;
     crew->nready--;
-    return store;
 }
 
-/* Takes the first transfer from a store's queue. */
-static struct gpunvme_io *unlink_first(struct crew_queue *queue)
+/* Takes a transfer out of its store's queue; false: it is not there. */
+static bool unlink_io(struct gpunvme_io *io)
 {
-    struct gpunvme_io *io = queue->first;
+    struct crew_queue *queue = &io->store->queue;
+    struct gpunvme_io **link = &queue->first;
 
-    queue->first = io->priv.next;
-    if (!queue->first)
-        queue->last = &queue->first;
+    while (*link && *link != io)
+        link = &(*link)->priv.next;
+    if (!*link)
+        return false;
+    *link = io->priv.next;
+    if (!*link)
+        queue->last = link;
     io->priv.next = NULL;
-    return io;
+    return true;
 }
 
 /*
@@ -248,40 +254,20 @@ static struct crew_piece rest_of(struct gpunvme_io *io)
                               .store = io->store,
                               .at = io->priv.taken,
                               .op = io->op,
-                              .mem = io->mem,
                               .region = io->priv.region};
     size_t in = io->priv.in;
+    struct store_span span;
 
-    if (io->vecs) {
-        const struct gpunvme_vec *vec = &io->vecs[io->priv.at];
-
-        rest.offset = io->offset + rest.at;
-        rest.ptr = (uint8_t *)vec->ptr + in;
-        rest.nbytes = vec->nbytes - in;
-        rest.mem = vec->mem;
-    } else if (io->offsets) {
-        rest.offset = io->offsets[io->priv.at] + in;
-        rest.ptr = (uint8_t *)io->ptr + io->priv.at * io->stride + in;
-        rest.nbytes = io->nbytes - in;
-    } else {
-        rest.offset = io->offset + rest.at;
-        rest.ptr = io->ptr ? (uint8_t *)io->ptr + rest.at : NULL;
-        rest.nbytes = io->priv.total - rest.at;
-    }
-    return rest;
-}
-
-/* `piece` of what is next has been taken. */
-static void advance(struct gpunvme_io *io, const struct crew_piece *piece, bool is_all)
-{
-    io->priv.taken += piece->nbytes;
-    io->priv.in += piece->nbytes;
-    if (!is_all)
-        return;
-    io->priv.in = 0;
-    io->priv.at++;
-    while (io->vecs && io->priv.at < io->n && !io->vecs[io->priv.at].nbytes)
+    if (io->op == GPUNVME_OP_FLUSH)
+        return rest;
+    while (io->vecs && !io->vecs[io->priv.at].nbytes)
         io->priv.at++;
+    span = store_io_span(io, io->priv.at, rest.at - in);
+    rest.offset = span.offset + in;
+    rest.ptr = span.ptr + in;
+    rest.nbytes = span.nbytes - in;
+    rest.mem = span.mem;
+    return rest;
 }
 
 /* The next piece of a store's first transfer; *rest gets the bytes of its range. */
@@ -303,12 +289,17 @@ static struct crew_piece next_piece(const struct crew *crew, const struct gpunvm
 static void take_off(struct crew *crew, const struct crew_piece *piece, size_t rest)
 {
     struct crew_queue *queue = &piece->store->queue;
-    struct gpunvme_io *io = unlink_first(queue);
-    size_t left = io->priv.total - io->priv.taken;
+    struct gpunvme_io *io = piece->io;
 
+    unlink_io(io);
     atomic_fetch_add(&queue->in_hand, 1);
-    advance(io, piece, piece->nbytes == rest);
-    if (piece->nbytes < left) {
+    io->priv.taken += piece->nbytes;
+    io->priv.in += piece->nbytes;
+    if (piece->nbytes == rest) {
+        io->priv.in = 0;
+        io->priv.at++;
+    }
+    if (io->priv.taken < io->priv.total) {
         *queue->last = io;
         queue->last = &io->priv.next;
     } else {
@@ -394,45 +385,16 @@ size_t crew_prefix(struct crew *crew, const struct gpunvme_io *io)
     return prefix;
 }
 
-/* Under the lock. */
-static void unlink_this_store(struct crew *crew, struct gpunvme_store *store)
-{
-    struct gpunvme_store **link = &crew->first;
-
-    while (*link != store)
-        link = &(*link)->queue.next;
-    *link = store->queue.next;
-    if (!*link)
-        crew->last = link;
-    crew->nready--;
-}
-
-/* Under the lock: takes a transfer out of its store's queue; false: it is not there. */
-static bool unlink_io(struct crew *crew, struct gpunvme_io *io)
-{
-    struct crew_queue *queue = &io->store->queue;
-    struct gpunvme_io **link = &queue->first;
-
-    while (*link && *link != io)
-        link = &(*link)->priv.next;
-    if (!*link)
-        return false;
-    *link = io->priv.next;
-    if (!*link)
-        queue->last = link;
-    if (!queue->first)
-        unlink_this_store(crew, io->store);
-    atomic_fetch_sub(&crew->waiting, 1);
-    io->priv.next = NULL;
-    return true;
-}
-
 void crew_cancel(struct crew *crew, struct gpunvme_io *io)
 {
     bool is_ours;
 
     pthread_mutex_lock(&crew->lock);
-    is_ours = unlink_io(crew, io);
+    is_ours = unlink_io(io);
+    if (is_ours)
+        atomic_fetch_sub(&crew->waiting, 1);
+    if (is_ours && !io->store->queue.first)
+        unlink_store(crew, io->store);
     pthread_mutex_unlock(&crew->lock);
     if (!is_ours)
         return;
@@ -482,7 +444,8 @@ static size_t take_pieces(struct lane *lane, struct crew_piece *pieces, size_t r
         struct gpunvme_store *store = crew->first;
 
         if (is_moot(store->queue.first)) {
-            *moot = unlink_first(&store->queue);
+            *moot = store->queue.first;
+            unlink_io(*moot);
             moot = &(*moot)->priv.next;
             atomic_fetch_sub(&crew->waiting, 1);
         } else if (take_piece(lane, &pieces[n])) {
@@ -491,7 +454,7 @@ static size_t take_pieces(struct lane *lane, struct crew_piece *pieces, size_t r
         } else {
             nrefused++;
         }
-        unlink_store(crew);
+        unlink_store(crew, store);
         if (store->queue.first)
             append_store(crew, store);
     }
@@ -507,9 +470,8 @@ size_t crew_take(struct lane *lane, struct crew_piece *pieces, size_t room)
 
     pthread_mutex_lock(&crew->lock);
     n = take_pieces(lane, pieces, room, &moot);
-    if (n && crew->first)
-        rouse(crew, crew->first, 1, lane->worker,
-              &wakes); /* who submitted can't know what a piece is */
+    if (n && crew->first) /* who submitted can't know what a piece is */
+        rouse(crew, crew->first, 1, lane->worker, &wakes);
     pthread_mutex_unlock(&crew->lock);
     wake(&wakes);
     find_regions(pieces, n);

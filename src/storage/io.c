@@ -193,8 +193,6 @@ static void prepare(struct gpunvme_io *io, struct gpunvme_batch *batch)
     io->priv.region = region_of(io);
     io->priv.total = io->priv.left = total_of(io);
     io->priv.taken = io->priv.at = io->priv.in = 0;
-    while (io->vecs && io->priv.at < io->n && !io->vecs[io->priv.at].nbytes)
-        io->priv.at++;
     io->priv.stop = SIZE_MAX;
     io->priv.why = GPUNVME_OK;
     io->priv.detail = 0;
@@ -432,11 +430,6 @@ static void end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
         futex_wake(&io->priv.state, INT_MAX);
     }
     atomic_fetch_sub(&store->in_flight, 1); /* the last touch, likewise */
-}
-
-bool store_io_has_ended(const struct gpunvme_io *io)
-{
-    return __atomic_load_n(&io->priv.state, __ATOMIC_ACQUIRE) == IDLE;
 }
 
 void store_io_polled(struct gpunvme_io *io)

@@ -200,37 +200,31 @@ static gpunvme_err_t transfer(struct gpunvme_io *io, size_t nbytes, size_t *done
     return err ? err : finish(io, nbytes, done);
 }
 
+static gpunvme_err_t plain(struct gpunvme_store *store, enum gpunvme_op op, uint64_t offset,
+                           const void *ptr, enum gpunvme_mem mem, size_t nbytes, size_t *done)
+{
+    struct gpunvme_io io = {.store = store, .op = op, .mem = mem, .offset = offset};
+
+    io.ptr = (void *)(uintptr_t)ptr;
+    io.nbytes = nbytes;
+    return transfer(&io, nbytes, done);
+}
+
 gpunvme_err_t gpunvme_store_read(struct gpunvme_store *store, uint64_t offset, void *ptr,
                                  enum gpunvme_mem mem, size_t nbytes, size_t *done)
 {
-    struct gpunvme_io io = {.store = store,
-                            .op = GPUNVME_OP_READ,
-                            .mem = mem,
-                            .offset = offset,
-                            .ptr = ptr,
-                            .nbytes = nbytes};
-
-    return transfer(&io, nbytes, done);
+    return plain(store, GPUNVME_OP_READ, offset, ptr, mem, nbytes, done);
 }
 
 gpunvme_err_t gpunvme_store_write(struct gpunvme_store *store, uint64_t offset, const void *ptr,
                                   enum gpunvme_mem mem, size_t nbytes, size_t *done)
 {
-    struct gpunvme_io io = {.store = store,
-                            .op = GPUNVME_OP_WRITE,
-                            .mem = mem,
-                            .offset = offset,
-                            .ptr = (void *)(uintptr_t)ptr,
-                            .nbytes = nbytes};
-
-    return transfer(&io, nbytes, done);
+    return plain(store, GPUNVME_OP_WRITE, offset, ptr, mem, nbytes, done);
 }
 
 gpunvme_err_t gpunvme_store_flush(struct gpunvme_store *store)
 {
-    struct gpunvme_io io = {.store = store, .op = GPUNVME_OP_FLUSH};
-
-    return transfer(&io, 0, NULL);
+    return plain(store, GPUNVME_OP_FLUSH, 0, NULL, GPUNVME_MEM_HOST, 0, NULL);
 }
 
 static gpunvme_err_t vector(struct gpunvme_store *store, enum gpunvme_op op, uint64_t offset,
@@ -260,48 +254,34 @@ gpunvme_err_t gpunvme_store_writev(struct gpunvme_store *store, uint64_t offset,
     return vector(store, GPUNVME_OP_WRITE, offset, vecs, n, done);
 }
 
-static gpunvme_err_t ranges(struct gpunvme_io *io, size_t *done)
+static gpunvme_err_t ranges(struct gpunvme_store *store, enum gpunvme_op op,
+                            const uint64_t *offsets, size_t n, size_t nbytes, const void *ptr,
+                            size_t stride, enum gpunvme_mem mem, size_t *done)
 {
+    struct gpunvme_io io = {.store = store, .op = op, .mem = mem, .offsets = offsets, .n = n};
+
     if (done)
         *done = 0;
-    if (io->n && (!io->offsets || io->n > SIZE_MAX / sizeof(io->offsets[0])))
-        return base_fail(GPUNVME_ERR_INVALID, "%zu offsets at %p", io->n,
-                         (const void *)io->offsets);
-    if (!io->n)
-        io->nbytes = 0; /* without offsets it would be a plain transfer */
-    return transfer(io, io->n * io->nbytes, done); /* more than 2^64 are refused there */
+    if (n && (!offsets || n > SIZE_MAX / sizeof(*offsets)))
+        return base_fail(GPUNVME_ERR_INVALID, "%zu offsets at %p", n, (const void *)offsets);
+    io.ptr = (void *)(uintptr_t)ptr;
+    io.nbytes = n ? nbytes : 0; /* without offsets it would be a plain transfer */
+    io.stride = stride;
+    return transfer(&io, n * nbytes, done); /* more than 2^64 are refused there */
 }
 
 gpunvme_err_t gpunvme_store_gather(struct gpunvme_store *store, const uint64_t *offsets, size_t n,
                                    size_t nbytes, void *ptr, size_t stride, enum gpunvme_mem mem,
                                    size_t *done)
 {
-    struct gpunvme_io io = {.store = store,
-                            .op = GPUNVME_OP_READ,
-                            .mem = mem,
-                            .ptr = ptr,
-                            .nbytes = nbytes,
-                            .offsets = offsets,
-                            .n = n,
-                            .stride = stride};
-
-    return ranges(&io, done);
+    return ranges(store, GPUNVME_OP_READ, offsets, n, nbytes, ptr, stride, mem, done);
 }
 
 gpunvme_err_t gpunvme_store_scatter(struct gpunvme_store *store, const uint64_t *offsets, size_t n,
                                     size_t nbytes, const void *ptr, size_t stride,
                                     enum gpunvme_mem mem, size_t *done)
 {
-    struct gpunvme_io io = {.store = store,
-                            .op = GPUNVME_OP_WRITE,
-                            .mem = mem,
-                            .ptr = (void *)(uintptr_t)ptr,
-                            .nbytes = nbytes,
-                            .offsets = offsets,
-                            .n = n,
-                            .stride = stride};
-
-    return ranges(&io, done);
+    return ranges(store, GPUNVME_OP_WRITE, offsets, n, nbytes, ptr, stride, mem, done);
 }
 
 /* ---- Several --------------------------------------------------------------------------------- */

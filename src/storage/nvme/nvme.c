@@ -201,29 +201,58 @@ static uint32_t choose_threads(const struct store_options *o, uint32_t most)
     return n < most ? n : most;
 }
 
+/* Memory that the controller reaches slower than by a bounce buffer is of no use to a store. */
+static gpunvme_err_t check_worth(const struct gpunvme_transport *t, const struct gpunvme_buf *buf)
+{
+    struct base_failure why;
+    uint64_t offset;
+    int fd;
+
+    if (!t->prefers_export)
+        return GPUNVME_OK;
+    if (gpunvme_mem_export(buf, &fd, &offset) == GPUNVME_OK) {
+        close(fd);
+        return GPUNVME_OK;
+    }
+    base_keep(&why, GPUNVME_ERR_UNSUPPORTED);
+    return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                     "by %s, memory without a descriptor is slower than a bounce buffer: %.150s",
+                     t->ops->name, why.detail);
+}
+
 /*
  * Maps memory for the controller, unless it is a GPU's whose kernels might see less of it than has
- * arrived when a transfer has ended.
+ * arrived when a transfer has ended. *out: a copy of `buf` with the bus address.
  */
 static gpunvme_err_t map_memory(void *share, const struct gpunvme_buf *buf, void **out)
 {
-    struct gpunvme_transport *tr = gpunvme_ctrl_transport(nvme_share_ctrl(share));
+    struct gpunvme_ctrl *ctrl = nvme_share_ctrl(share);
+    struct gpunvme_transport *tr = gpunvme_ctrl_transport(ctrl);
     const char *lacks =
         buf->mem == GPUNVME_MEM_GPU ? transport_writes_lack(tr, mem_gpu_of(buf)) : NULL;
-    struct nvme_mapping *mapping;
-    gpunvme_err_t err;
+    gpunvme_err_t err = lacks ? base_fail(GPUNVME_ERR_UNSUPPORTED, "%s", lacks) : GPUNVME_OK;
+    struct gpunvme_buf *mapped;
 
-    if (lacks)
-        return base_fail(GPUNVME_ERR_UNSUPPORTED, "%s", lacks);
-    err = nvme_share_map(share, buf, &mapping);
     if (!err)
-        *out = mapping;
+        err = check_worth(tr, buf);
+    if (err)
+        return err;
+    mapped = malloc(sizeof(*mapped));
+    if (!mapped)
+        return base_fail(GPUNVME_ERR_NOMEM, "a mapping");
+    *mapped = *buf;
+    err = gpunvme_ctrl_map(ctrl, mapped);
+    if (err)
+        free(mapped);
+    else
+        *out = mapped;
     return err;
 }
 
-static void unmap_memory(void *share, void *mapping)
+static void unmap_memory(void *share, void *mapped)
 {
-    nvme_share_unmap(share, mapping);
+    gpunvme_ctrl_unmap(nvme_share_ctrl(share), mapped);
+    free(mapped);
 }
 
 static const struct store_domain_ops domain_ops = {.map = map_memory, .unmap = unmap_memory};
@@ -240,7 +269,7 @@ static void probe_p2p(struct gpunvme_store *store, struct nvme_store *s)
     if (err)
         snprintf(s->why_no_p2p, sizeof(s->why_no_p2p), "%s", gpunvme_err_detail());
     else
-        nvme_share_unmap(s->share, mapping);
+        unmap_memory(s->share, mapping);
     store->gpu_route = err ? GPUNVME_ROUTE_BOUNCE : GPUNVME_ROUTE_P2P;
     gpunvme_mem_free(&buf);
 }

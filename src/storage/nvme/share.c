@@ -4,10 +4,8 @@
  */
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/fail.h"
-#include "gpunvme/memory.h"
 #include "storage/nvme/share.h"
 
 #define IO_QUEUES 128u /* asked for; a controller grants as many as it has */
@@ -32,8 +30,6 @@ struct nvme_share {
     struct base_failure failure; /* of opening it */
     struct gpunvme_ctrl *ctrl;
     struct share_ns *namespaces;
-    pthread_mutex_t map_lock;
-    struct nvme_mapping *mappings;
 };
 
 /* Guards the list, and `users`, `state` and `namespaces` of all in it. */
@@ -92,7 +88,6 @@ static struct nvme_share *add(const char *target)
     strcpy(share->target, target);
     share->users = 1;
     share->nforks = store_nforks();
-    pthread_mutex_init(&share->map_lock, NULL);
     share->next = shares;
     shares = share;
     return share;
@@ -133,7 +128,6 @@ static gpunvme_err_t end(struct nvme_share *share)
         nvme_claimed_destroy(&ns->claimed);
         free(ns);
     }
-    pthread_mutex_destroy(&share->map_lock);
     free(share);
     return err;
 }
@@ -247,89 +241,4 @@ struct nvme_claimed *nvme_share_claimed(struct nvme_share *share, uint32_t nsid)
         ns = add_ns(share, nsid);
     pthread_mutex_unlock(&lock);
     return ns ? &ns->claimed : NULL;
-}
-
-/* ---- Memory ---------------------------------------------------------------------------------- */
-
-static struct nvme_mapping *find_mapping(struct nvme_share *share, const struct gpunvme_buf *buf)
-{
-    for (struct nvme_mapping *m = share->mappings; m; m = m->next)
-        if (m->buf.cpu == buf->cpu && m->buf.gpu == buf->gpu && m->buf.nbytes == buf->nbytes &&
-            m->buf.mem == buf->mem)
-            return m;
-    return NULL;
-}
-
-/* Memory that the controller reaches slower than by a bounce buffer is of no use to a store. */
-static gpunvme_err_t check_worth(struct nvme_share *share, const struct gpunvme_buf *buf)
-{
-    const struct gpunvme_transport *t = gpunvme_ctrl_transport(share->ctrl);
-    struct base_failure why;
-    uint64_t offset;
-    int fd;
-
-    if (!t->prefers_export)
-        return GPUNVME_OK;
-    if (gpunvme_mem_export(buf, &fd, &offset) == GPUNVME_OK) {
-        close(fd);
-        return GPUNVME_OK;
-    }
-    base_keep(&why, GPUNVME_ERR_UNSUPPORTED);
-    return base_fail(GPUNVME_ERR_UNSUPPORTED,
-                     "by %s, memory without a descriptor is slower than a bounce buffer: %.150s",
-                     t->ops->name, why.detail);
-}
-
-static gpunvme_err_t map_new(struct nvme_share *share, const struct gpunvme_buf *buf,
-                             struct nvme_mapping **out)
-{
-    gpunvme_err_t err = check_worth(share, buf);
-    struct nvme_mapping *m;
-
-    if (err)
-        return err;
-    m = calloc(1, sizeof(*m));
-    if (!m)
-        return base_fail(GPUNVME_ERR_NOMEM, "a mapping");
-    m->buf = *buf;
-    err = gpunvme_ctrl_map(share->ctrl, &m->buf);
-    if (err) {
-        free(m);
-        return err;
-    }
-    m->users = 1;
-    m->next = share->mappings;
-    share->mappings = m;
-    *out = m;
-    return GPUNVME_OK;
-}
-
-gpunvme_err_t nvme_share_map(struct nvme_share *share, const struct gpunvme_buf *buf,
-                             struct nvme_mapping **out)
-{
-    gpunvme_err_t err = GPUNVME_OK;
-
-    pthread_mutex_lock(&share->map_lock);
-    *out = find_mapping(share, buf);
-    if (*out)
-        (*out)->users++;
-    else
-        err = map_new(share, buf, out);
-    pthread_mutex_unlock(&share->map_lock);
-    return err;
-}
-
-void nvme_share_unmap(struct nvme_share *share, struct nvme_mapping *mapping)
-{
-    struct nvme_mapping **link = &share->mappings;
-
-    pthread_mutex_lock(&share->map_lock);
-    if (!--mapping->users) {
-        while (*link != mapping)
-            link = &(*link)->next;
-        *link = mapping->next;
-        gpunvme_ctrl_unmap(share->ctrl, &mapping->buf);
-        free(mapping);
-    }
-    pthread_mutex_unlock(&share->map_lock);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * Controllers that stores have in common. A drive can be opened once, but it may have several
- * namespaces, each a store: stores whose URIs name the same controller share it, and the memory
- * that is mapped for it. Knows nothing of transfers.
+ * namespaces, each a store: stores whose URIs name the same controller share it. Knows nothing of
+ * transfers.
  */
 #ifndef STORAGE_NVME_SHARE_H
 #define STORAGE_NVME_SHARE_H
@@ -12,13 +12,6 @@
 #include "storage/nvme/claim.h"
 
 struct nvme_share;
-
-/* Memory mapped for a shared controller: `buf` has the bus address. */
-struct nvme_mapping {
-    struct nvme_mapping *next;
-    unsigned users;
-    struct gpunvme_buf buf;
-};
 
 /*
  * The controller that a URI without a store's options names: one that is open already, or a new
@@ -40,14 +33,6 @@ struct gpunvme_ctrl *nvme_share_ctrl(struct nvme_share *share);
 
 /* What the stores of a namespace have claimed, valid while the share is; NULL: no memory. */
 struct nvme_claimed *nvme_share_claimed(struct nvme_share *share, uint32_t nsid);
-
-/*
- * Maps memory with the addresses of `buf`, once for all that ask for the same. UNSUPPORTED for
- * memory that is out of reach, or that bytes are faster copied to than moved by the controller.
- */
-gpunvme_err_t nvme_share_map(struct nvme_share *share, const struct gpunvme_buf *buf,
-                             struct nvme_mapping **out);
-void nvme_share_unmap(struct nvme_share *share, struct nvme_mapping *mapping);
 
 /* Around fork(2). */
 void nvme_share_before_fork(void);

@@ -74,7 +74,7 @@ static void find_memory(struct nvme_slot *slot, const struct crew_piece *piece)
     if (map && slot->s->driver) {
         slot->mem = slot->s->driver->reach(map, piece, &slot->mem_off);
     } else if (map) {
-        slot->mem = &((const struct nvme_mapping *)map)->buf;
+        slot->mem = map;
         slot->mem_off = (size_t)(piece->ptr - piece->region->ptr);
     }
 }

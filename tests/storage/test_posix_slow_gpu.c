@@ -20,7 +20,6 @@
 #include "gpunvme/memory.h"
 #include "gpunvme/storage.h"
 #include "memory/ranges.h"
-#include "storage/posix/posix.h"
 #include "transfer_util.h"
 
 #define KIB    ((size_t)1 << 10)
@@ -102,16 +101,16 @@ gpunvme_err_t __wrap_mem_copy_batch_checked(const struct gpunvme_mem_piece *piec
     return err ? err : __real_mem_copy_batch_checked(pieces, n, stream);
 }
 
-gpunvme_err_t __real_posix_slot_wait(struct posix_slot *slot, uint64_t timeout_ns);
-gpunvme_err_t __wrap_posix_slot_wait(struct posix_slot *slot, uint64_t timeout_ns);
-gpunvme_err_t __wrap_posix_slot_wait(struct posix_slot *slot, uint64_t timeout_ns)
+gpunvme_err_t __real_gpunvme_mem_stream_sync(struct gpunvme_mem_stream *stream, uint64_t ns);
+gpunvme_err_t __wrap_gpunvme_mem_stream_sync(struct gpunvme_mem_stream *stream, uint64_t ns);
+gpunvme_err_t __wrap_gpunvme_mem_stream_sync(struct gpunvme_mem_stream *stream, uint64_t ns)
 {
     if (hangs) {
         hangs--;
         not_yet = 0;
         return base_fail(GPUNVME_ERR_TIMEOUT, "the GPU of this test hangs");
     }
-    return __real_posix_slot_wait(slot, timeout_ns);
+    return __real_gpunvme_mem_stream_sync(stream, ns);
 }
 
 /* GPU memory is host memory here; this address is none of the GPU. */

@@ -178,8 +178,6 @@ bool posix_ring_is_lost(const struct posix_ring *ring);
 struct posix_op;
 struct posix_set;
 
-enum posix_slot_state { POSIX_SLOT_FREE, POSIX_SLOT_FILLING, POSIX_SLOT_MOVING };
-
 /* Some memory, and the pieces that lie in it one behind the other. All read, or all are written. */
 struct posix_slot {
     uint8_t *cpu;
@@ -188,7 +186,6 @@ struct posix_slot {
     struct posix_set *set;   /* of the lane that has it */
     size_t used;
     enum gpunvme_op op;
-    enum posix_slot_state state;
     dev_t dev;        /* of the first one's file */
     bool quick;       /* no piece has to be waited for, as far as is known */
     bool sealed;      /* takes no more pieces */
@@ -207,9 +204,9 @@ gpunvme_err_t posix_ring_prepare(struct posix_ring *ring, unsigned gpu);
 
 /* Starts copies of all its pieces for GPU memory; the rest is copied at once. */
 gpunvme_err_t posix_slot_copy(struct posix_ring *ring, struct posix_slot *slot);
-gpunvme_err_t posix_slot_copied(struct posix_slot *slot, bool *done);
-/* Waits for it. */
-gpunvme_err_t posix_slot_wait(struct posix_slot *slot, uint64_t timeout_ns);
+
+/* *done: they have ended. */
+gpunvme_err_t posix_slot_copied(const struct posix_slot *slot, bool *done);
 
 /* ---- gate.c ---------------------------------------------------------------------------------- */
 

@@ -10,18 +10,12 @@
 #include <unistd.h>
 
 #include "base/fail.h"
-#include "base/relax.h"
 #include "gpunvme/memory.h"
 #include "memory/cuda.h"
-#include "storage/futex.h"
 #include "storage/posix/worker.h"
 
 #define HUGE_PAGE (2u << 20)
 #define COPIES    128u /* of a batch */
-
-#define WAIT_LOOKS  8u
-#define WAIT_RELAX  32u /* pauses of the processor between them: about a microsecond */
-#define WAIT_NAP_NS 20000u
 
 void posix_ring_init(struct posix_ring *ring, struct posix_budget *budget)
 {
@@ -414,37 +408,9 @@ gpunvme_err_t posix_slot_copy(struct posix_ring *ring, struct posix_slot *slot)
     return err || !c.n ? err : start_copies(&c);
 }
 
-gpunvme_err_t posix_slot_copied(struct posix_slot *slot, bool *done)
+gpunvme_err_t posix_slot_copied(const struct posix_slot *slot, bool *done)
 {
     *done = true;
-    if (!slot->streams[slot->gpu])
-        return GPUNVME_OK;
-    return gpunvme_mem_stream_query(slot->streams[slot->gpu], done);
-}
-
-/*
- * To ask takes a lock of the driver, which those need who start copies: so it is asked a few times,
- * which is enough for a small copy alone, and then now and then.
- */
-gpunvme_err_t posix_slot_wait(struct posix_slot *slot, uint64_t timeout_ns)
-{
-    const struct timespec nap = {.tv_nsec = WAIT_NAP_NS};
-    uint64_t deadline = futex_deadline(timeout_ns);
-
-    for (unsigned looks = 0;; looks++) {
-        bool done;
-        gpunvme_err_t err = posix_slot_copied(slot, &done);
-
-        if (err || done)
-            return err;
-        if (futex_now() > deadline)
-            return base_fail(GPUNVME_ERR_TIMEOUT,
-                             "a copy by the GPU is not done, and %llu ms more did not help: it is "
-                             "busy, or hangs; the memory may be in use as long as it does",
-                             (unsigned long long)(timeout_ns / 1000000));
-        if (looks >= WAIT_LOOKS)
-            nanosleep(&nap, NULL);
-        for (unsigned i = 0; i < WAIT_RELAX && looks < WAIT_LOOKS; i++)
-            base_relax();
-    }
+    return slot->streams[slot->gpu] ? gpunvme_mem_stream_query(slot->streams[slot->gpu], done)
+                                    : GPUNVME_OK;
 }

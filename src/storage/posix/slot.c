@@ -55,7 +55,6 @@ static struct posix_slot *take_slot(struct posix_set *set, const struct posix_op
     slot->copy_ns = copy_ns_of(op);
     slot->dev = dev;
     slot->quick = true;
-    slot->state = POSIX_SLOT_FILLING;
     slot->sealed = false;
     slot->nbusy = 0;
     slot->first = NULL;
@@ -71,7 +70,6 @@ static void end_slot(struct posix_worker *w, struct posix_slot *slot, gpunvme_er
         next = op->next;
         posix_end_op(w, op, err);
     }
-    slot->state = POSIX_SLOT_FREE;
     slot->set->nheld--;
     if (slot->lost)
         posix_ring_lose(slot); /* the GPU may still write there, or read */
@@ -88,7 +86,6 @@ void posix_slot_is_copied(struct posix_worker *w, struct posix_slot *slot, gpunv
     if (err || slot->op == GPUNVME_OP_READ) {
         end_slot(w, slot, err);
     } else {
-        slot->state = POSIX_SLOT_FILLING;
         for (struct posix_op *op = slot->first; op; op = next) {
             next = op->next; /* the last one's end frees the slot */
             posix_advance(w, op);
@@ -102,13 +99,13 @@ static void copy_slot(struct posix_worker *w, struct posix_slot *slot)
     struct base_failure failure;
     bool done = false;
 
-    slot->state = POSIX_SLOT_MOVING;
     /* A GPU has hardly begun; without one, or without a copy for it, it has been done. */
     if (!err && (gpunvme_mem_gpu_is_host() || !slot->streams[slot->gpu]))
         err = posix_slot_copied(slot, &done);
-    if (err) { /* those that were started go on */
+    if (err && slot->streams[slot->gpu]) { /* those that were started go on */
         base_keep(&failure, err);
-        slot->lost = posix_slot_wait(slot, slot->copy_ns) == GPUNVME_ERR_TIMEOUT;
+        slot->lost =
+            gpunvme_mem_stream_sync(slot->streams[slot->gpu], slot->copy_ns) == GPUNVME_ERR_TIMEOUT;
         base_restore(&failure);
     }
     if (err || done) {

@@ -183,7 +183,10 @@ static gpunvme_err_t look_at_copies(struct posix_slot *slot, bool *done)
     if (err || *done || futex_now() - slot->since < slot->copy_ns)
         return err;
     *done = true;
-    return posix_slot_wait(slot, 0);
+    return base_fail(GPUNVME_ERR_TIMEOUT,
+                     "a copy by the GPU is not done after %llu ms: it is busy, or hangs; the "
+                     "memory may be in use as long as it does",
+                     (unsigned long long)(slot->copy_ns / 1000000));
 }
 
 /* Slots whose copies are done. */

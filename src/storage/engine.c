@@ -254,7 +254,7 @@ void gpunvme_engine_get_info(struct gpunvme_engine *engine, struct gpunvme_engin
         info->blocked = pool_busy(engine->pool);
     }
     if (engine->posix)
-        posix_engine_info(engine->posix, info);
+        info->pinned_nbytes = posix_engine_pinned(engine->posix);
     pthread_mutex_unlock(&engine->lock);
 }
 

@@ -60,25 +60,11 @@ void posix_engine_destroy(struct posix_engine *engine)
     free(engine);
 }
 
-static gpunvme_err_t make(struct gpunvme_engine *of, struct posix_engine *engine)
+/* Under the lock. After an error something may be there. */
+static gpunvme_err_t make(struct gpunvme_engine *of)
 {
     unsigned nworkers = workers_count(of->workers);
-    gpunvme_err_t err = make_slots(engine, nworkers);
-
-    engine->pool = of->pool;
-    engine->uring_errno = ask_for_uring();
-    if (!err)
-        err = crew_create(of, &engine->crew);
-    for (unsigned i = 0; i < nworkers && !err; i++)
-        err = posix_add_lane(engine, i, workers_at(of->workers, i));
-    return err;
-}
-
-/* Under the lock. */
-static gpunvme_err_t make_first(struct gpunvme_engine *of)
-{
-    struct posix_engine *engine = calloc(1, sizeof(*engine));
-    struct base_failure failure;
+    struct posix_engine *engine = of->posix = calloc(1, sizeof(*engine));
     gpunvme_err_t err;
 
     if (!engine)
@@ -88,31 +74,37 @@ static gpunvme_err_t make_first(struct gpunvme_engine *of)
     pthread_mutex_init(&engine->budget.lock, NULL);
     engine->budget.place = &of->place;
     engine->budget.most = of->config.pinned_nbytes ? of->config.pinned_nbytes : DEFAULT_PINNED;
-    err = make(of, engine);
-    if (err) {
-        base_keep(&failure, err);
-        posix_engine_destroy(engine);
-        return base_restore(&failure);
-    }
-    of->posix = engine;
-    return GPUNVME_OK;
+    engine->pool = of->pool;
+    engine->uring_errno = ask_for_uring();
+    err = make_slots(engine, nworkers);
+    if (!err)
+        err = crew_create(of, &engine->crew);
+    for (unsigned i = 0; i < nworkers && !err; i++)
+        err = posix_add_lane(engine, i, workers_at(of->workers, i));
+    return err;
 }
 
 gpunvme_err_t posix_engine_take(struct gpunvme_engine *of, struct posix_engine **out)
 {
-    gpunvme_err_t err = GPUNVME_OK;
+    struct base_failure failure = {.err = GPUNVME_OK};
 
     pthread_mutex_lock(&of->lock);
     if (!of->posix)
-        err = make_first(of);
+        base_keep(&failure, make(of));
+    if (failure.err) {
+        posix_engine_destroy(of->posix);
+        of->posix = NULL;
+    }
     *out = of->posix;
     pthread_mutex_unlock(&of->lock);
-    return err;
+    return failure.err ? base_restore(&failure) : GPUNVME_OK;
 }
 
-void posix_engine_info(const struct posix_engine *engine, struct gpunvme_engine_info *info)
+size_t posix_engine_pinned(const struct posix_engine *engine)
 {
+    size_t nbytes = 0;
+
     for (unsigned i = 0; i < POSIX_NRINGS; i++)
-        info->pinned_nbytes +=
-            atomic_load(&engine->rings[i].npinned) * engine->rings[i].part_nbytes;
+        nbytes += atomic_load(&engine->rings[i].npinned) * engine->rings[i].part_nbytes;
+    return nbytes;
 }

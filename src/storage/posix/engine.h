@@ -25,7 +25,9 @@ gpunvme_err_t posix_engine_take(struct gpunvme_engine *of, struct posix_engine *
 
 /* No file is open. NULL is fine. */
 void posix_engine_destroy(struct posix_engine *engine);
-void posix_engine_info(const struct posix_engine *engine, struct gpunvme_engine_info *info);
+
+/* How much memory is pinned. */
+size_t posix_engine_pinned(const struct posix_engine *engine);
 
 static inline bool posix_has_uring(const struct posix_engine *engine)
 {

@@ -157,10 +157,14 @@ struct store_backend {
      */
     gpunvme_err_t (*prepare)(struct gpunvme_store *store, unsigned gpu);
 
-    /* Sets `works` and `why`: whether it can be used here at all. Opens nothing for long. */
+    /*
+     * Sets `works` and `why`: whether it can be used here at all. Opens nothing for long. NULL: it
+     * always can, and works_with is what it says.
+     */
     void (*about)(struct gpunvme_backend_info *info);
+    const char *works_with;
 
-    /* The texts of gpunvme_store_path(): `how` and `why_not`. */
+    /* The texts of gpunvme_store_path(): `how` and `why_not`, empty before. */
     void (*describe)(struct gpunvme_store *store, struct gpunvme_path *path);
 };
 

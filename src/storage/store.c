@@ -17,51 +17,53 @@
      GPUNVME_OPEN_EXCL)
 #define CLOSE_LOOK_NS 100000u /* between looks whether all has ended */
 
-/* By scheme; of several, the first is the one that is taken unasked. */
-static const struct {
-    const char *scheme;
-    const struct store_backend *backend;
-} schemes[] = {
-    {"file", &store_posix},     {"file", &store_cufile}, {"nvme", &store_nvme},
-    {"vfio-user", &store_nvme}, {"sim", &store_nvme},    {"spdk", &store_spdk},
-    {"stripe", &store_stripe},
-};
-#define NSCHEMES (sizeof(schemes) / sizeof(schemes[0]))
-
-/* In the order in which they are told. */
+/* In the order in which they are told; of those with one scheme, the first is taken unasked. */
 static const struct {
     const struct store_backend *backend;
+    const char *schemes[3];
     const char *uris;
 } backends[] = {
-    {&store_posix, "/path, file:/path"},
-    {&store_cufile, "file:/path?backend=cufile"},
-    {&store_nvme, "nvme:BDF/nsid, vfio-user:/socket, sim:"},
-    {&store_spdk, "spdk:BDF/nsid, spdk:/folder of a vfio-user socket"},
-    {&store_stripe, "stripe:URI;URI;…"},
+    {&store_posix, {"file"}, "/path, file:/path"},
+    {&store_cufile, {"file"}, "file:/path?backend=cufile"},
+    {&store_nvme, {"nvme", "vfio-user", "sim"}, "nvme:BDF/nsid, vfio-user:/socket, sim:"},
+    {&store_spdk, {"spdk"}, "spdk:BDF/nsid, spdk:/folder of a vfio-user socket"},
+    {&store_stripe, {"stripe"}, "stripe:URI;URI;…"},
 };
 #define NBACKENDS (sizeof(backends) / sizeof(backends[0]))
 
 bool gpunvme_backend_at(unsigned index, struct gpunvme_backend_info *info)
 {
+    const struct store_backend *backend;
+
     if (index >= NBACKENDS || !info)
         return false;
-    *info = (struct gpunvme_backend_info){.name = backends[index].backend->name,
-                                          .uris = backends[index].uris};
-    backends[index].backend->about(info);
+    backend = backends[index].backend;
+    *info = (struct gpunvme_backend_info){.name = backend->name, .uris = backends[index].uris};
+    if (backend->about) {
+        backend->about(info);
+    } else {
+        info->works = true;
+        snprintf(info->why, sizeof(info->why), "%s", backend->works_with);
+    }
     return true;
+}
+
+static bool has_scheme(size_t i, const char *scheme)
+{
+    for (unsigned k = 0; k < 3 && backends[i].schemes[k]; k++)
+        if (!strcmp(backends[i].schemes[k], scheme))
+            return true;
+    return false;
 }
 
 static gpunvme_err_t choose(const struct store_uri *uri, const struct store_backend **out)
 {
     const char *wanted = uri->options.backend;
 
-    for (size_t i = 0; i < NSCHEMES; i++) {
-        if (strcmp(schemes[i].scheme, uri->scheme))
-            continue;
-        if (wanted[0] && strcmp(wanted, schemes[i].backend->name))
-            continue;
-        *out = schemes[i].backend;
-        return GPUNVME_OK;
+    for (size_t i = 0; i < NBACKENDS; i++) {
+        *out = backends[i].backend;
+        if (has_scheme(i, uri->scheme) && (!wanted[0] || !strcmp(wanted, (*out)->name)))
+            return GPUNVME_OK;
     }
     return base_fail(GPUNVME_ERR_URI, "backend=%s: no such backend for %s: URIs", wanted,
                      uri->scheme);

@@ -48,7 +48,7 @@ struct group {
     struct group *next, **at; /* of those that wait for the stream, or that have begun */
     enum { WAITS, BEGINS, HAS_BEGUN } phase;
     struct gpunvme_io *told; /* the callers': whose ends are told */
-    bool *is_told;           /* by transfer */
+    bool *is_told;           /* by transfer; behind ours */
     struct gpunvme_io ios[]; /* ours: what the backends serve */
 };
 
@@ -119,7 +119,6 @@ static void let_go(struct group *group)
         return;
     leave(group);
     release(group);
-    free(group->is_told);
     free(group);
 }
 
@@ -395,19 +394,15 @@ void store_order_after_fork(void)
 
 static struct group *new_group(struct gpunvme_io *ios, size_t n)
 {
-    struct group *group = calloc(1, sizeof(*group) + n * sizeof(group->ios[0]));
-    bool *is_told = calloc(n + 1, sizeof(*is_told));
+    struct group *group = calloc(1, sizeof(*group) + n * (sizeof(group->ios[0]) + sizeof(bool)));
 
-    if (!group || !is_told) {
-        free(group);
-        free(is_told);
+    if (!group)
         return NULL;
-    }
     group->n = n;
     group->running = n + 1;
     group->word = -1;
     group->told = ios;
-    group->is_told = is_told;
+    group->is_told = (bool *)&group->ios[n];
     for (size_t i = 0; i < n; i++) {
         group->ios[i] = ios[i];
         group->ios[i].callback = ended;
@@ -452,7 +447,6 @@ static void give_up(struct group *group)
     leave(group);
     release(group);
     pthread_mutex_unlock(&order.lock);
-    free(group->is_told);
     free(group);
 }
 

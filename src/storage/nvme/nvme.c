@@ -257,19 +257,20 @@ static void unmap_memory(void *share, void *mapped)
 
 static const struct store_domain_ops domain_ops = {.map = map_memory, .unmap = unmap_memory};
 
-/* Whether the controller reaches memory of the GPU, found out by a small piece of it. */
-static void probe_p2p(struct gpunvme_store *store, struct nvme_store *s)
+void nvme_store_probe(struct gpunvme_store *store, const struct store_domain_ops *ops, void *key,
+                      size_t nbytes)
 {
+    struct nvme_store *s = store->priv;
     struct gpunvme_buf buf = {0};
     void *mapping = NULL;
-    gpunvme_err_t err = gpunvme_mem_alloc(PROBE_NBYTES, GPUNVME_MEM_GPU, &buf);
+    gpunvme_err_t err = gpunvme_mem_alloc(nbytes, GPUNVME_MEM_GPU, &buf);
 
     if (!err)
-        err = map_memory(s->share, &buf, &mapping);
+        err = ops->map(key, &buf, &mapping);
     if (err)
         snprintf(s->why_no_p2p, sizeof(s->why_no_p2p), "%s", gpunvme_err_detail());
     else
-        unmap_memory(s->share, mapping);
+        ops->unmap(key, mapping);
     store->gpu_route = err ? GPUNVME_ROUTE_BOUNCE : GPUNVME_ROUTE_P2P;
     gpunvme_mem_free(&buf);
 }
@@ -377,13 +378,13 @@ static gpunvme_err_t nvme_open(struct gpunvme_store *store)
     if (err)
         return err;
     choose(store, s);
-    probe_p2p(store, s);
+    nvme_store_probe(store, &domain_ops, s->share, PROBE_NBYTES);
     return start(store);
 }
 
 /* ---- The rest -------------------------------------------------------------------------------- */
 
-static gpunvme_err_t nvme_size(struct gpunvme_store *store, uint64_t *nbytes)
+gpunvme_err_t nvme_store_size(struct gpunvme_store *store, uint64_t *nbytes)
 {
     const struct nvme_store *s = store->priv;
 
@@ -431,22 +432,15 @@ static void nvme_describe(struct gpunvme_store *store, struct gpunvme_path *path
     }
 }
 
-/* Which drives this machine has is told with the transports, by gpunvme info. */
-static void nvme_about(struct gpunvme_backend_info *info)
-{
-    info->works = true;
-    snprintf(info->why, sizeof(info->why),
-             "this library's own driver, wherever a controller can be reached");
-}
-
 const struct store_backend store_nvme = {
     .name = "nvme",
     .option_bit = STORE_NVME,
     .open = nvme_open,
     .close = nvme_close,
-    .size = nvme_size,
+    .size = nvme_store_size,
     .direct = nvme_direct,
     .prepare = nvme_prepare,
-    .about = nvme_about,
+    /* Which drives this machine has is told with the transports, by gpunvme info. */
+    .works_with = "this library's own driver, wherever a controller can be reached",
     .describe = nvme_describe,
 };

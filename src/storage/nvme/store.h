@@ -149,6 +149,15 @@ void nvme_store_choose(struct gpunvme_store *store, struct nvme_store *s, uint32
 gpunvme_err_t nvme_store_serve(struct gpunvme_store *store, struct nvme_store *s,
                                struct nvme_claimed *claimed, size_t nmore);
 
+/*
+ * nvme.c: sets gpu_route and why_no_p2p: whether GPU memory can be mapped for the controller, found
+ * out by `nbytes` bytes of it.
+ */
+void nvme_store_probe(struct gpunvme_store *store, const struct store_domain_ops *ops, void *key,
+                      size_t nbytes);
+
+gpunvme_err_t nvme_store_size(struct gpunvme_store *store, uint64_t *nbytes);
+
 /* lane.c: the time by which slots go. */
 uint64_t nvme_rough_now(void);
 

@@ -155,21 +155,12 @@ static const char *name_of(const struct posix *posix)
     return has_uring(posix) ? "io_uring" : "pread and pwrite";
 }
 
-static size_t pinned_nbytes(const struct posix_engine *engine)
-{
-    size_t nbytes = 0;
-
-    for (unsigned i = 0; i < POSIX_NRINGS; i++)
-        nbytes += atomic_load(&engine->rings[i].npinned) * engine->rings[i].part_nbytes;
-    return nbytes;
-}
-
 static void say_how(const struct gpunvme_store *store, char *how, size_t room)
 {
     const struct posix *posix = store->priv;
     const struct posix_file *file = &posix->file;
     const struct posix_engine *engine = posix->engine;
-    size_t pinned = pinned_nbytes(engine);
+    size_t pinned = posix_engine_pinned(engine);
 
     say(how, room, "%s%s", name_of(posix), has_direct(file) ? ", O_DIRECT" : "");
     if (!file->in_memory)
@@ -207,15 +198,8 @@ static void say_why_not(const struct posix *posix, char *text, size_t room)
 
 static void posix_describe(struct gpunvme_store *store, struct gpunvme_path *path)
 {
-    path->how[0] = path->why_not[0] = 0;
     say_how(store, path->how, sizeof(path->how));
     say_why_not(store->priv, path->why_not, sizeof(path->why_not));
-}
-
-static void posix_about(struct gpunvme_backend_info *info)
-{
-    info->works = true;
-    snprintf(info->why, sizeof(info->why), "files and block devices of the kernel");
 }
 
 const struct store_backend store_posix = {
@@ -229,5 +213,5 @@ const struct store_backend store_posix = {
     .direct = posix_direct,
     .prepare = posix_prepare,
     .describe = posix_describe,
-    .about = posix_about,
+    .works_with = "files and block devices of the kernel",
 };

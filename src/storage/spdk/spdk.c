@@ -17,23 +17,6 @@
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
-/* Whether GPU memory is reached, found out by a small piece of it. */
-static void probe_p2p(struct gpunvme_store *store, struct gspdk_store *s)
-{
-    struct gpunvme_buf buf = {0};
-    void *region;
-    gpunvme_err_t err = gpunvme_mem_alloc(PROBE_NBYTES, GPUNVME_MEM_GPU, &buf);
-
-    if (!err)
-        err = gspdk_domain_ops.map(s->ctrlr, &buf, &region);
-    if (err)
-        snprintf(s->nvme.why_no_p2p, sizeof(s->nvme.why_no_p2p), "%.200s", gpunvme_err_detail());
-    else
-        gspdk_domain_ops.unmap(s->ctrlr, region);
-    store->gpu_route = err ? GPUNVME_ROUTE_BOUNCE : GPUNVME_ROUTE_P2P;
-    gpunvme_mem_free(&buf);
-}
-
 static gpunvme_err_t find_ns(struct gspdk_store *s, uint32_t nsid)
 {
     const struct spdk_nvme_ctrlr_data *data = spdk_nvme_ctrlr_get_data(s->ctrlr->handle);
@@ -99,7 +82,7 @@ static gpunvme_err_t spdk_open(struct gpunvme_store *store)
     if (err)
         return err;
     choose(store, s);
-    probe_p2p(store, s);
+    nvme_store_probe(store, &gspdk_domain_ops, s->ctrlr, PROBE_NBYTES);
     err = nvme_store_serve(store, &s->nvme, &s->ctrlr->claimed, 0);
     if (!err)
         store_domain_join(store, &gspdk_domain_ops, s->ctrlr);
@@ -125,12 +108,6 @@ static gpunvme_err_t spdk_close(struct gpunvme_store *store)
 
 /* ---- The rest -------------------------------------------------------------------------------- */
 
-static gpunvme_err_t spdk_size(struct gpunvme_store *store, uint64_t *nbytes)
-{
-    *nbytes = ((const struct gspdk_store *)store->priv)->ns.nbytes;
-    return GPUNVME_OK;
-}
-
 static void spdk_describe(struct gpunvme_store *store, struct gpunvme_path *path)
 {
     const struct gspdk_store *s = store->priv;
@@ -142,20 +119,13 @@ static void spdk_describe(struct gpunvme_store *store, struct gpunvme_path *path
         snprintf(path->why_not, sizeof(path->why_not), "p2p: %s", s->nvme.why_no_p2p);
 }
 
-static void spdk_about(struct gpunvme_backend_info *info)
-{
-    info->works = true;
-    snprintf(info->why, sizeof(info->why),
-             "%s: drives that vfio-pci has, and vfio-user sockets (FOLDER/cntrl)",
-             SPDK_VERSION_STRING);
-}
-
 const struct store_backend store_spdk = {
     .name = "spdk",
     .option_bit = STORE_SPDK,
     .open = spdk_open,
     .close = spdk_close,
-    .size = spdk_size,
-    .about = spdk_about,
+    .size = nvme_store_size,
+    .works_with =
+        SPDK_VERSION_STRING ": drives that vfio-pci has, and vfio-user sockets (FOLDER/cntrl)",
     .describe = spdk_describe,
 };

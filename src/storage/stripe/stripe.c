@@ -69,7 +69,7 @@ struct share {
     struct gpunvme_store *store; /* which stays open meanwhile */
     struct share *next, **link;  /* of those in flight, under the stripe's lock */
     size_t running;              /* parts that have not ended, and whoever works on it; atomic */
-    struct part *parts;
+    struct part *parts;          /* behind the transfers */
     size_t n;
     struct gpunvme_io ios[];
 };
@@ -99,7 +99,6 @@ static void leave(struct share *share)
     if (share->next)
         share->next->link = share->link;
     pthread_mutex_unlock(&s->lock);
-    free(share->parts);
     free(share);
     atomic_fetch_sub(&store->in_flight, 1); /* the last touch: now it may be closed */
 }
@@ -139,16 +138,13 @@ static void part_ended(struct gpunvme_io *io)
 
 static struct share *make_share(struct gpunvme_store *store, size_t n)
 {
-    struct share *share = calloc(1, sizeof(*share) + n * sizeof(share->ios[0]));
-    struct part *parts = calloc(n + 1, sizeof(*parts));
+    struct share *share =
+        calloc(1, sizeof(*share) + n * (sizeof(share->ios[0]) + sizeof(share->parts[0])));
 
-    if (!share || !parts) {
-        free(share);
-        free(parts);
+    if (!share)
         return NULL;
-    }
     share->store = store;
-    share->parts = parts;
+    share->parts = (struct part *)&share->ios[n];
     share->running = n + 1;
     atomic_fetch_add(&store->in_flight, 1);
     return share;
@@ -364,7 +360,8 @@ static void decode_semicolons(char *text)
     *to = 0;
 }
 
-gpunvme_err_t stripe_list(const char *text, char ***uris, size_t *n)
+/* The members that "URI;URI;…" names, %3B in them decoded: *n of them, in one piece to free(). */
+static gpunvme_err_t stripe_list(const char *text, char ***uris, size_t *n)
 {
     size_t room = strlen(text) + 1;
     char **list = malloc(STRIPE_MAX_MEMBERS * sizeof(char *) + room), *at;
@@ -519,7 +516,7 @@ static gpunvme_err_t open_all(struct gpunvme_store *store, struct stripe *s, cha
 static gpunvme_err_t stripe_open(struct gpunvme_store *store)
 {
     struct stripe *s = calloc(1, sizeof(*s));
-    char **uris;
+    char **uris = NULL;
     gpunvme_err_t err;
     size_t n;
 
@@ -584,12 +581,6 @@ static void stripe_describe(struct gpunvme_store *store, struct gpunvme_path *pa
              (unsigned long long)(s->unit >> 10), first.backend, first.how);
 }
 
-static void stripe_about(struct gpunvme_backend_info *info)
-{
-    info->works = true;
-    snprintf(info->why, sizeof(info->why), "several stores as one; gpunvme stripe makes such sets");
-}
-
 const struct store_backend store_stripe = {
     .name = "stripe",
     .option_bit = STORE_STRIPE,
@@ -601,6 +592,6 @@ const struct store_backend store_stripe = {
     .prefix = stripe_prefix,
     .direct = stripe_direct,
     .prepare = stripe_prepare,
-    .about = stripe_about,
+    .works_with = "several stores as one; gpunvme stripe makes such sets",
     .describe = stripe_describe,
 };

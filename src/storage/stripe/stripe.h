@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * What stripe.c (the backend) and create.c share: the list of members in a URI, and headers
- * read from stores.
+ * What stripe.c (the backend) and create.c share: headers read from stores.
  */
 #ifndef STORAGE_STRIPE_H
 #define STORAGE_STRIPE_H
 
 #include "storage/internal.h"
 #include "storage/stripe/header.h"
-
-/* The members that "URI;URI;…" names, %3B in them decoded: *n of them, in one piece to free(). */
-gpunvme_err_t stripe_list(const char *text, char ***uris, size_t *n);
 
 /* Reads a member's first bytes, and takes the header from them. */
 gpunvme_err_t stripe_read_header(struct gpunvme_store *member, struct stripe_header *h);

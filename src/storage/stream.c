@@ -52,11 +52,6 @@ struct group {
     struct gpunvme_io ios[]; /* ours: what the backends serve */
 };
 
-struct own_stream {
-    struct own_stream *next;
-    void *stream;
-};
-
 /*
  * One a process. Words, and the streams of our own, are never freed: a stream may come to its wait
  * when the transfer has long ended. A word is one group's at a time, and only grows.
@@ -71,7 +66,8 @@ static struct order {
     struct gpunvme_buf words;
     uint32_t values[NWORDS]; /* the last one given for each */
     unsigned free_words[NWORDS], nfree;
-    struct own_stream *streams;
+    void *streams[NWORDS]; /* that nobody uses now */
+    unsigned nstreams;
 } order = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- The end --------------------------------------------------------------------------------- */
@@ -86,19 +82,14 @@ static void tell(struct group *group, size_t i, gpunvme_err_t err, size_t done)
 /* All have been told: lets the stream go on. Under the lock. */
 static void release(struct group *group)
 {
-    struct own_stream *own;
-
     if (group->word >= 0) {
         /* Last: what the stream does next may free what the transfers used. */
         mem_cuda_user_stream_release((uint32_t *)order.words.cpu + group->word, group->value);
         order.free_words[order.nfree++] = (unsigned)group->word;
         group->word = -1;
     }
-    own = group->stream ? malloc(sizeof(*own)) : NULL;
-    if (own) {
-        *own = (struct own_stream){.next = order.streams, .stream = group->stream};
-        order.streams = own;
-    }
+    if (group->stream && order.nstreams < NWORDS)
+        order.streams[order.nstreams++] = group->stream;
     group->stream = NULL;
 }
 
@@ -368,7 +359,7 @@ static gpunvme_err_t make_order(void)
     for (unsigned i = 0; i < NWORDS; i++)
         order.values[i] = 0;
     order.begun = order.waiting = NULL;
-    order.streams = NULL;
+    order.nstreams = 0;
     base_cond_init(&order.wake);
     error = store_start_thread(&order.keeper, keep, NULL);
     if (error) {
@@ -423,15 +414,10 @@ static gpunvme_err_t equip(struct group *group, const struct gpunvme_order *o)
     err = make_order();
     if (!err && is_waited && !order.nfree)
         err = base_fail(GPUNVME_ERR_AGAIN, "%u submissions are in CUDA's order", NWORDS);
-    if (!err && own && order.streams) {
-        struct own_stream *stream = order.streams;
-
-        order.streams = stream->next;
-        group->stream = stream->stream;
-        free(stream);
-    } else if (!err && own) {
+    if (!err && own && order.nstreams)
+        group->stream = order.streams[--order.nstreams];
+    else if (!err && own)
         err = store_stream_ops->create(&group->stream);
-    }
     if (!err && is_waited) {
         group->word = (int)order.free_words[--order.nfree];
         group->value = ++order.values[group->word];

@@ -28,16 +28,6 @@ static uint8_t *bounce_cpu(const struct nvme_slot *slot)
     return (uint8_t *)slot->bounces->buf.cpu + (size_t)slot->bounce * slot->bounces->part;
 }
 
-static enum gpunvme_op op_of(const struct nvme_slot *slot)
-{
-    return slot->piece.op;
-}
-
-static enum gpunvme_mem mem_of(const struct nvme_slot *slot)
-{
-    return slot->piece.mem;
-}
-
 /* Gives back what the command at hand has. */
 static void let_go(struct nvme_slot *slot)
 {
@@ -155,7 +145,7 @@ static bool cut(struct nvme_slot *slot)
 
     slot->is_part = slot->is_read = false;
     slot->ntries = 0;
-    if (op_of(slot) == GPUNVME_OP_FLUSH) {
+    if (slot->piece.op == GPUNVME_OP_FLUSH) {
         slot->is_direct = true;
         slot->state = SLOT_SUBMIT;
         return true;
@@ -164,18 +154,18 @@ static bool cut(struct nvme_slot *slot)
         return end(slot, GPUNVME_OK);
     slot->skip = (size_t)(pos & (ns->block_size - 1));
     slot->slba = pos >> ns->block_shift;
-    if (op_of(slot) == GPUNVME_OP_READ)
+    if (slot->piece.op == GPUNVME_OP_READ)
         cut_read(slot, left, max);
     else
         cut_write(slot, left, max);
     slot->nlb = (uint32_t)((slot->skip + slot->nbytes + ns->block_size - 1) >> ns->block_shift);
     if (!slot->is_direct) {
-        gpunvme_err_t err = store_allows(slot->store, mem_of(slot), GPUNVME_ROUTE_BOUNCE);
+        gpunvme_err_t err = store_allows(slot->store, slot->piece.mem, GPUNVME_ROUTE_BOUNCE);
 
         if (err)
             return end(slot, err);
     }
-    slot->state = op_of(slot) == GPUNVME_OP_WRITE ? SLOT_CLAIM : SLOT_BOUNCE;
+    slot->state = slot->piece.op == GPUNVME_OP_WRITE ? SLOT_CLAIM : SLOT_BOUNCE;
     return true;
 }
 
@@ -201,7 +191,7 @@ static bool take_bounce(struct nvme_slot *slot)
                                                     "end: they hold all bounce buffers"));
     if (slot->bounce < 0)
         return false;
-    slot->state = op_of(slot) == GPUNVME_OP_WRITE && !slot->is_part ? SLOT_COPY_IN : SLOT_SUBMIT;
+    slot->state = slot->piece.op == GPUNVME_OP_WRITE && !slot->is_part ? SLOT_COPY_IN : SLOT_SUBMIT;
     return true;
 }
 
@@ -236,7 +226,7 @@ static gpunvme_err_t copy(struct nvme_slot *slot, bool in, uint64_t now)
     bool done = false;
     gpunvme_err_t err;
 
-    if (mem_of(slot) != GPUNVME_MEM_GPU) {
+    if (slot->piece.mem != GPUNVME_MEM_GPU) {
         uint8_t *bounce = bounce_cpu(slot) + slot->skip, *ptr = slot->piece.ptr + slot->done;
 
         memcpy(in ? bounce : ptr, in ? ptr : bounce, slot->nbytes);
@@ -275,7 +265,7 @@ static gpunvme_err_t submit_command(struct nvme_slot *slot)
     const struct gpunvme_buf *buf = slot->is_direct ? slot->mem : &slot->bounces->buf;
     size_t off =
         slot->is_direct ? slot->mem_off + slot->done : (size_t)slot->bounce * slot->bounces->part;
-    enum gpunvme_op op = slot->is_part && !slot->is_read ? GPUNVME_OP_READ : op_of(slot);
+    enum gpunvme_op op = slot->is_part && !slot->is_read ? GPUNVME_OP_READ : slot->piece.op;
 
     if (slot->s->driver)
         return slot->s->driver->submit(slot, op, buf ? (uint8_t *)buf->cpu + off : NULL);
@@ -331,9 +321,9 @@ static bool finish_command(struct nvme_slot *slot)
 {
     enum gpunvme_route route = GPUNVME_ROUTE_HOST;
 
-    if (mem_of(slot) == GPUNVME_MEM_GPU)
+    if (slot->piece.mem == GPUNVME_MEM_GPU)
         route = slot->is_direct ? GPUNVME_ROUTE_P2P : GPUNVME_ROUTE_BOUNCE;
-    store_moved(slot->store, op_of(slot), route, slot->nbytes);
+    store_moved(slot->store, slot->piece.op, route, slot->nbytes);
     slot->done += slot->nbytes;
     let_go(slot);
     if (slot->done == slot->want)
@@ -344,14 +334,14 @@ static bool finish_command(struct nvme_slot *slot)
 
 static bool completed(struct nvme_slot *slot)
 {
-    if (op_of(slot) == GPUNVME_OP_FLUSH)
+    if (slot->piece.op == GPUNVME_OP_FLUSH)
         return end(slot, GPUNVME_OK);
     if (slot->is_part && !slot->is_read) {
         slot->is_read = true;
         slot->state = SLOT_COPY_IN;
         return true;
     }
-    if (op_of(slot) == GPUNVME_OP_READ && !slot->is_direct) {
+    if (slot->piece.op == GPUNVME_OP_READ && !slot->is_direct) {
         slot->state = SLOT_COPY_OUT;
         return true;
     }
@@ -361,9 +351,9 @@ static bool completed(struct nvme_slot *slot)
 /* The command failed: says which blocks it was about. */
 static bool end_command(struct nvme_slot *slot, gpunvme_err_t err)
 {
-    bool is_read = op_of(slot) == GPUNVME_OP_READ || (slot->is_part && !slot->is_read);
+    bool is_read = slot->piece.op == GPUNVME_OP_READ || (slot->is_part && !slot->is_read);
 
-    if (op_of(slot) != GPUNVME_OP_FLUSH)
+    if (slot->piece.op != GPUNVME_OP_FLUSH)
         base_fail_blocks(err, is_read ? "read" : "write", slot->slba, slot->nlb, slot->s->ns->nsid);
     return end(slot, err);
 }

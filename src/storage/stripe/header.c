@@ -2,6 +2,7 @@
  *
  * Headers of stripe sets. See header.h.
  */
+#include <endian.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -11,50 +12,38 @@
 
 static const char magic[16] = "gpunvme stripe\r\n";
 
-/* Where the fields are. */
-enum {
-    AT_MAGIC = 0,
-    AT_VERSION = 16,
-    AT_COUNT = 20,
-    AT_INDEX = 24,
-    /* 28: zero */
-    AT_UUID = 32,
-    AT_UNIT = 48,
-    AT_DATA_OFFSET = 56,
-    AT_USED = 64,
-    /* 72: zeroes */
-    AT_CHECKSUM = STRIPE_HEADER_NBYTES - 8, /* of all before it: gpunvme_mem_checksum_host() */
+/* As it stands on a member: little-endian. */
+struct wire {
+    char magic[16];
+    uint32_t version, count, index, zero;
+    uint8_t uuid[16];
+    uint64_t unit, data_offset, used;
+    uint8_t zeroes[STRIPE_HEADER_NBYTES - 80];
+    uint64_t checksum; /* of all before it: gpunvme_mem_checksum_host() */
 };
 
-static void put(uint8_t *bytes, size_t at, unsigned n, uint64_t value)
+_Static_assert(sizeof(struct wire) == STRIPE_HEADER_NBYTES, "a stripe header");
+
+static uint64_t checksum_of(const struct wire *wire)
 {
-    for (unsigned i = 0; i < n; i++)
-        bytes[at + i] = (uint8_t)(value >> 8 * i);
+    return gpunvme_mem_checksum_host(wire, offsetof(struct wire, checksum));
 }
 
-static uint64_t get(const uint8_t *bytes, size_t at, unsigned n)
+void stripe_header_write(const struct stripe_header *h, void *bytes)
 {
-    uint64_t value = 0;
+    struct wire wire = {
+        .version = htole32(STRIPE_VERSION),
+        .count = htole32(h->count),
+        .index = htole32(h->index),
+        .unit = htole64(h->unit),
+        .data_offset = htole64(STRIPE_DATA_OFFSET),
+        .used = htole64(h->used),
+    };
 
-    for (unsigned i = 0; i < n; i++)
-        value |= (uint64_t)bytes[at + i] << 8 * i;
-    return value;
-}
-
-void stripe_header_write(const struct stripe_header *h, void *bytes_)
-{
-    uint8_t *bytes = bytes_;
-
-    memset(bytes, 0, STRIPE_HEADER_NBYTES);
-    memcpy(bytes + AT_MAGIC, magic, sizeof(magic));
-    put(bytes, AT_VERSION, 4, STRIPE_VERSION);
-    put(bytes, AT_COUNT, 4, h->count);
-    put(bytes, AT_INDEX, 4, h->index);
-    memcpy(bytes + AT_UUID, h->uuid, sizeof(h->uuid));
-    put(bytes, AT_UNIT, 8, h->unit);
-    put(bytes, AT_DATA_OFFSET, 8, STRIPE_DATA_OFFSET);
-    put(bytes, AT_USED, 8, h->used);
-    put(bytes, AT_CHECKSUM, 8, gpunvme_mem_checksum_host(bytes, AT_CHECKSUM));
+    memcpy(wire.magic, magic, sizeof(magic));
+    memcpy(wire.uuid, h->uuid, sizeof(h->uuid));
+    wire.checksum = htole64(checksum_of(&wire));
+    memcpy(bytes, &wire, sizeof(wire));
 }
 
 static bool makes_sense(const struct stripe_header *h)
@@ -65,28 +54,30 @@ static bool makes_sense(const struct stripe_header *h)
            h->used <= (INT64_MAX - STRIPE_DATA_OFFSET) / h->count;
 }
 
-gpunvme_err_t stripe_header_read(const void *bytes_, const char *name, struct stripe_header *h)
+gpunvme_err_t stripe_header_read(const void *bytes, const char *name, struct stripe_header *h)
 {
-    const uint8_t *bytes = bytes_;
-    uint64_t version = get(bytes, AT_VERSION, 4);
+    struct wire wire;
+    uint32_t version;
 
     memset(h, 0, sizeof(*h));
-    if (memcmp(bytes + AT_MAGIC, magic, sizeof(magic)) != 0)
+    memcpy(&wire, bytes, sizeof(wire));
+    version = le32toh(wire.version);
+    if (memcmp(wire.magic, magic, sizeof(magic)) != 0)
         return base_fail(GPUNVME_ERR_INVALID,
                          "%s is no member of a stripe set: 'gpunvme stripe create' makes one",
                          name);
-    if (gpunvme_mem_checksum_host(bytes, AT_CHECKSUM) != get(bytes, AT_CHECKSUM, 8))
+    if (checksum_of(&wire) != le64toh(wire.checksum))
         return base_fail(GPUNVME_ERR_VERIFY, "%s: its stripe header is damaged (checksum)", name);
     if (version != STRIPE_VERSION)
         return base_fail(GPUNVME_ERR_UNSUPPORTED,
                          "%s: its stripe header is of version %u, this library knows version %u",
-                         name, (unsigned)version, STRIPE_VERSION);
-    memcpy(h->uuid, bytes + AT_UUID, sizeof(h->uuid));
-    h->count = (uint32_t)get(bytes, AT_COUNT, 4);
-    h->index = (uint32_t)get(bytes, AT_INDEX, 4);
-    h->unit = get(bytes, AT_UNIT, 8);
-    h->used = get(bytes, AT_USED, 8);
-    if (!makes_sense(h) || get(bytes, AT_DATA_OFFSET, 8) != STRIPE_DATA_OFFSET)
+                         name, version, STRIPE_VERSION);
+    memcpy(h->uuid, wire.uuid, sizeof(h->uuid));
+    h->count = le32toh(wire.count);
+    h->index = le32toh(wire.index);
+    h->unit = le64toh(wire.unit);
+    h->used = le64toh(wire.used);
+    if (!makes_sense(h) || le64toh(wire.data_offset) != STRIPE_DATA_OFFSET)
         return base_fail(GPUNVME_ERR_VERIFY, "%s: its stripe header makes no sense", name);
     return GPUNVME_OK;
 }

@@ -29,11 +29,6 @@ void posix_engine_destroy(struct posix_engine *engine);
 /* How much memory is pinned. */
 size_t posix_engine_pinned(const struct posix_engine *engine);
 
-static inline bool posix_has_uring(const struct posix_engine *engine)
-{
-    return !engine->uring_errno;
-}
-
 /* Which slots serve writes into files in memory, or all else. */
 static inline unsigned posix_ring_for(const struct posix_file *file, enum gpunvme_op op)
 {

@@ -37,11 +37,11 @@ static gpunvme_err_t set_limits(struct gpunvme_store *store, struct posix *posix
     size_t chunk = posix->file.in_memory ? POSIX_MEMORY_CHUNK : CHUNK;
     unsigned nlanes = crew_lanes(posix->engine->crew);
 
-    if (o->uring == STORE_ON && !posix_has_uring(posix->engine))
+    if (o->uring == STORE_ON && posix->engine->uring_errno)
         return base_fail(GPUNVME_ERR_UNSUPPORTED,
                          "the kernel refuses io_uring (%s); uring=auto does without",
                          strerror(posix->engine->uring_errno));
-    posix->uring = o->uring != STORE_OFF && posix_has_uring(posix->engine);
+    posix->uring = o->uring != STORE_OFF && !posix->engine->uring_errno;
     store->threads = o->threads && o->threads < nlanes ? o->threads : nlanes;
     if (store->threads < nlanes) {
         store->queue.nlanes = store->threads;

@@ -206,7 +206,10 @@ bool posix_put_in_slot(struct posix_worker *w, struct posix_op *op)
     op->cpu = slot->cpu + place;
     slot->used = used_behind(op, place);
     slot->quick = slot->quick && posix_is_quick(&op->piece);
-    posix_slot_append(slot, op);
+    op->slot = slot;
+    op->next = NULL;
+    *slot->last = op;
+    slot->last = &op->next;
     slot->nbusy++;
     return true;
 }

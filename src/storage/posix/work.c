@@ -85,7 +85,9 @@ static void start_gpu(struct posix_worker *w, struct posix_op *op)
         return;
     }
     if (!posix_put_in_slot(w, op)) {
-        posix_append(&w->waiting, op);
+        op->next = NULL;
+        *w->last_waiting = op;
+        w->last_waiting = &op->next;
         return;
     }
     if (posix_is_read(op)) {
@@ -109,7 +111,7 @@ static bool would_wait(struct posix_worker *w, const struct crew_piece *piece)
 {
     const struct posix *posix = piece->store->priv;
 
-    return w->waiting.first && piece->mem == GPUNVME_MEM_GPU &&
+    return w->waiting && piece->mem == GPUNVME_MEM_GPU &&
            !posix_ring_has_free(w->sets[posix_ring_for(&posix->file, piece->op)].ring);
 }
 
@@ -212,10 +214,10 @@ static size_t reap_copies(struct posix_worker *w)
 
 static void start_waiting(struct posix_worker *w)
 {
-    struct posix_op *next, *op = w->waiting.first;
+    struct posix_op *next, *op = w->waiting;
 
-    w->waiting.first = NULL;
-    w->waiting.last = &w->waiting.first;
+    w->waiting = NULL;
+    w->last_waiting = &w->waiting;
     for (; op; op = next) {
         next = op->next;
         start(w, op);
@@ -253,7 +255,7 @@ static bool turn(struct lane *lane)
         ended += reap_copies(w);
     if (w->gated)
         ended += posix_advance_gated(w);
-    if (w->waiting.first && may_go_on(w)) {
+    if (w->waiting && may_go_on(w)) {
         start_waiting(w);
         posix_seal(w);
     }
@@ -293,7 +295,7 @@ static bool wait(struct lane *lane, uint64_t ns)
         wait_for_copy(w);
     else if (w->gated)
         nap(NAP_GATED_NS); /* other lanes have writes under way that this one's wait for, … */
-    else if (w->waiting.first)
+    else if (w->waiting)
         nap(NAP_SLOT_NS); /* … or slots */
     else
         return false;
@@ -326,7 +328,7 @@ gpunvme_err_t posix_add_lane(struct posix_engine *engine, unsigned index, struct
     }
     w->engine = engine;
     w->box.worker = worker;
-    w->waiting.last = &w->waiting.first;
+    w->last_waiting = &w->waiting;
     w->last_moving = &w->moving;
     for (unsigned i = 0; i < POSIX_NRINGS; i++)
         w->sets[i] =

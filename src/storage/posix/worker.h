@@ -54,18 +54,6 @@ static inline size_t posix_op_nbytes(const struct posix_op *op)
     return op->piece.op == GPUNVME_OP_READ ? op->done : op->piece.nbytes;
 }
 
-static inline void posix_slot_append(struct posix_slot *slot, struct posix_op *op)
-{
-    op->slot = slot;
-    op->next = NULL;
-    *slot->last = op;
-    slot->last = &op->next;
-}
-
-struct posix_list {
-    struct posix_op *first, **last;
-};
-
 /* A lane's slots of one kind. */
 struct posix_set {
     struct posix_ring *ring;
@@ -86,7 +74,7 @@ struct posix_worker {
     struct posix_op *ops, *free;
     unsigned nfree, nbegun;                   /* begun since the last turn */
     struct lane_shares shares;                /* bytes in hand, small pieces as if larger */
-    struct posix_list waiting;                /* taken, for want of a slot not started */
+    struct posix_op *waiting, **last_waiting; /* taken, for want of a slot not started */
     struct posix_op *gated;                   /* writes that wait until direct ones have ended */
     struct posix_slot *open;                  /* takes small pieces */
     struct posix_slot *moving, **last_moving; /* copies are under way, the oldest first */
@@ -95,13 +83,6 @@ struct posix_worker {
 
 /* Makes a worker's lane. */
 gpunvme_err_t posix_add_lane(struct posix_engine *engine, unsigned index, struct worker *worker);
-
-static inline void posix_append(struct posix_list *list, struct posix_op *op)
-{
-    op->next = NULL;
-    *list->last = op;
-    list->last = &op->next;
-}
 
 static inline bool posix_is_read(const struct posix_op *op)
 {

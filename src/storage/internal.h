@@ -98,8 +98,13 @@ struct store_region {
     _Atomic(void *) maps[STORE_DOMAINS]; /* by domain; NULL: not mapped */
 };
 
-/* Registered memory of an engine, and what it is mapped for. */
+/*
+ * Registered memory of an engine, and what it is mapped for. `changes` serialises those who change
+ * any of it; they may call CUDA, which may wait for transfers. `lock` is of the list alone, which
+ * transfers look into.
+ */
 struct store_regions {
+    pthread_mutex_t changes;
     pthread_rwlock_t lock;
     struct store_region **list; /* by address */
     size_t n, room;

@@ -15,6 +15,7 @@ void store_regions_init(struct store_regions *regions)
     pthread_rwlockattr_t attr;
 
     memset(regions, 0, sizeof(*regions));
+    pthread_mutex_init(&regions->changes, NULL);
     pthread_rwlockattr_init(&attr);
     /* Transfers look things up all the time: a registration would wait for ever. */
     pthread_rwlockattr_setkind_np(&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
@@ -22,7 +23,7 @@ void store_regions_init(struct store_regions *regions)
     pthread_rwlockattr_destroy(&attr);
 }
 
-/* The index of the first region that ends behind `ptr`. Under the lock. */
+/* The index of the first region that ends behind `ptr`. Under one of the locks. */
 static size_t find(const struct store_regions *regions, const uint8_t *ptr)
 {
     size_t low = 0, high = regions->n;
@@ -81,12 +82,14 @@ static gpunvme_err_t make_room(struct store_regions *regions)
 
     if (regions->n < regions->room)
         return GPUNVME_OK;
+    pthread_rwlock_wrlock(&regions->lock);
     list = realloc(regions->list, room * sizeof(struct store_region *));
-    if (!list)
-        return base_fail(GPUNVME_ERR_NOMEM, "the table of registered memory");
-    regions->list = list;
-    regions->room = room;
-    return GPUNVME_OK;
+    if (list) {
+        regions->list = list;
+        regions->room = room;
+    }
+    pthread_rwlock_unlock(&regions->lock);
+    return list ? GPUNVME_OK : base_fail(GPUNVME_ERR_NOMEM, "the table of registered memory");
 }
 
 static void unmap_all(struct store_regions *regions, struct store_region *region)
@@ -125,7 +128,7 @@ static gpunvme_err_t map_all(struct store_regions *regions, struct store_region 
     return base_restore(&failure);
 }
 
-/* Under the lock. *counted: it lies in one that is registered, which counts for it too. */
+/* Serialised. *counted: it lies in one that is registered, which counts for it too. */
 static gpunvme_err_t add(struct store_regions *regions, struct store_region *region, bool *counted)
 {
     size_t i = find(regions, region->ptr);
@@ -146,9 +149,11 @@ static gpunvme_err_t add(struct store_regions *regions, struct store_region *reg
         err = map_all(regions, region);
     if (err)
         return err;
+    pthread_rwlock_wrlock(&regions->lock);
     memmove(&regions->list[i + 1], &regions->list[i], (regions->n - i) * sizeof(region));
     regions->list[i] = region;
     regions->n++;
+    pthread_rwlock_unlock(&regions->lock);
     return GPUNVME_OK;
 }
 
@@ -169,9 +174,9 @@ gpunvme_err_t store_regions_add(struct store_regions *regions, void *ptr, size_t
     region->count = 1;
     err = gpunvme_mem_register(ptr, nbytes, mem, &region->buf);
     if (!err) {
-        pthread_rwlock_wrlock(&regions->lock);
+        pthread_mutex_lock(&regions->changes);
         err = add(regions, region, &counted);
-        pthread_rwlock_unlock(&regions->lock);
+        pthread_mutex_unlock(&regions->changes);
         if (err || counted)
             gpunvme_mem_unregister(&region->buf);
     }
@@ -187,26 +192,40 @@ static void drop(struct store_regions *regions, struct store_region *region)
     free(region);
 }
 
+/* Takes the region that `ptr` lies in off the list, if it is registered no more and not in use. */
+static gpunvme_err_t unlink_region(struct store_regions *regions, void *ptr,
+                                   struct store_region **out)
+{
+    size_t i = find(regions, ptr);
+    struct store_region *region = i < regions->n ? regions->list[i] : NULL;
+
+    *out = NULL;
+    if (!region || !is_inside(region, ptr, 0, region->buf.mem))
+        return base_fail(GPUNVME_ERR_NOT_FOUND, "%p is not in registered memory", ptr);
+    if (region->count > 1) {
+        region->count--;
+        return GPUNVME_OK;
+    }
+    if (atomic_load(&region->users))
+        return base_fail(GPUNVME_ERR_BUSY, "the memory at %p is in use by a transfer", ptr);
+    regions->n--;
+    memmove(&regions->list[i], &regions->list[i + 1], (regions->n - i) * sizeof(region));
+    *out = region;
+    return GPUNVME_OK;
+}
+
 gpunvme_err_t store_regions_remove(struct store_regions *regions, void *ptr)
 {
-    gpunvme_err_t err = GPUNVME_OK;
-    size_t i;
+    struct store_region *region;
+    gpunvme_err_t err;
 
+    pthread_mutex_lock(&regions->changes);
     pthread_rwlock_wrlock(&regions->lock);
-    i = find(regions, ptr);
-    if (i == regions->n || !is_inside(regions->list[i], ptr, 0, regions->list[i]->buf.mem)) {
-        err = base_fail(GPUNVME_ERR_NOT_FOUND, "%p is not in registered memory", ptr);
-    } else if (regions->list[i]->count > 1) {
-        regions->list[i]->count--;
-    } else if (atomic_load(&regions->list[i]->users)) {
-        err = base_fail(GPUNVME_ERR_BUSY, "the memory at %p is in use by a transfer", ptr);
-    } else {
-        drop(regions, regions->list[i]);
-        regions->n--;
-        memmove(&regions->list[i], &regions->list[i + 1],
-                (regions->n - i) * sizeof(regions->list[0]));
-    }
+    err = unlink_region(regions, ptr, &region);
     pthread_rwlock_unlock(&regions->lock);
+    if (region)
+        drop(regions, region);
+    pthread_mutex_unlock(&regions->changes);
     return err;
 }
 
@@ -216,11 +235,12 @@ void store_regions_free(struct store_regions *regions)
         drop(regions, regions->list[i]);
     free(regions->list);
     pthread_rwlock_destroy(&regions->lock);
+    pthread_mutex_destroy(&regions->changes);
 }
 
 /* ---- Domains --------------------------------------------------------------------------------- */
 
-/* Under the lock: the domain with this key, or a free one; STORE_DOMAINS: neither. */
+/* Serialised: the domain with this key, or a free one; STORE_DOMAINS: neither. */
 static unsigned find_domain(const struct store_regions *regions, const struct store_domain_ops *ops,
                             const void *key)
 {
@@ -242,7 +262,7 @@ void store_domain_join(struct gpunvme_store *store, const struct store_domain_op
     struct store_regions *regions = store_engine_regions(store->engine);
     unsigned d;
 
-    pthread_rwlock_wrlock(&regions->lock);
+    pthread_mutex_lock(&regions->changes);
     d = find_domain(regions, ops, key);
     if (d < STORE_DOMAINS && !regions->domains[d].users++) {
         regions->domains[d].ops = ops;
@@ -251,7 +271,7 @@ void store_domain_join(struct gpunvme_store *store, const struct store_domain_op
             (void)map_one(&regions->domains[d], regions->list[i], d);
     }
     store->domain = d;
-    pthread_rwlock_unlock(&regions->lock);
+    pthread_mutex_unlock(&regions->changes);
 }
 
 void store_domain_leave(struct gpunvme_store *store)
@@ -261,7 +281,7 @@ void store_domain_leave(struct gpunvme_store *store)
 
     if (store->domain >= STORE_DOMAINS)
         return;
-    pthread_rwlock_wrlock(&regions->lock);
+    pthread_mutex_lock(&regions->changes);
     if (!--domain->users) {
         for (size_t i = 0; i < regions->n; i++) {
             void *map = atomic_exchange(&regions->list[i]->maps[store->domain], NULL);
@@ -271,6 +291,6 @@ void store_domain_leave(struct gpunvme_store *store)
         }
         domain->ops = NULL;
     }
-    pthread_rwlock_unlock(&regions->lock);
+    pthread_mutex_unlock(&regions->changes);
     store->domain = STORE_DOMAINS;
 }

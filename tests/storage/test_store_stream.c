@@ -186,11 +186,20 @@ gpunvme_err_t __wrap_gpunvme_mem_register(void *ptr, size_t nbytes, enum gpunvme
     return __real_gpunvme_mem_register(ptr, nbytes, mem, out);
 }
 
+static struct gpunvme_io *_Atomic waits_for; /* to unregister memory takes until it has ended */
+static _Atomic bool goes_on;
+
 gpunvme_err_t __real_gpunvme_mem_unregister(struct gpunvme_buf *buf);
 gpunvme_err_t __wrap_gpunvme_mem_unregister(struct gpunvme_buf *buf);
 gpunvme_err_t __wrap_gpunvme_mem_unregister(struct gpunvme_buf *buf)
 {
     ncalls++;
+    goes_on = waits_for || goes_on;
+    for (unsigned looks = 0; looks < 20000 && waits_for; looks++) {
+        if (gpunvme_io_test(waits_for) == GPUNVME_OK)
+            waits_for = NULL;
+        usleep(1000);
+    }
     return __real_gpunvme_mem_unregister(buf);
 }
 
@@ -244,8 +253,6 @@ static void is_read(size_t nbytes)
     assert_memory_equal(copy, bytes, nbytes);
 }
 
-static _Atomic bool goes_on;
-
 static void wait_to_go_on(void *unused)
 {
     (void)unused;
@@ -287,6 +294,24 @@ static void nor_does_another_read_meanwhile(void **state)
     goes_on = true;
     stream_sync(&stream);
     assert_int_equal(gpunvme_io_test(&io), GPUNVME_OK);
+}
+
+/* CUDA may wait for all streams to give pinned memory free, as for one that a transfer waits for.
+ */
+static void a_transfer_goes_on_while_other_memory_is_unregistered(void **state)
+{
+    static uint8_t other[4096];
+    struct gpunvme_io io = read_of(0, memory, NBYTES);
+
+    (void)state;
+    assert_int_equal(gpunvme_register(NULL, other, sizeof(other), GPUNVME_MEM_HOST), GPUNVME_OK);
+    goes_on = false;
+    fake_call(&stream, wait_to_go_on, NULL);
+    submitted(&io);
+    waits_for = &io;
+    assert_int_equal(gpunvme_unregister(NULL, other), GPUNVME_OK);
+    assert_null(waits_for);
+    assert_memory_equal(memory, bytes, NBYTES);
 }
 
 /* ---- A store that does not answer --------------------------------------------------------------
@@ -790,6 +815,7 @@ int main(void)
         TEST(many_transfers_on_many_streams_keep_their_order),
         GPU_TEST(while_its_stream_waits_a_read_pins_nothing_and_makes_no_stream),
         GPU_TEST(nor_does_another_read_meanwhile),
+        TEST(a_transfer_goes_on_while_other_memory_is_unregistered),
         TEST(a_transfer_that_does_not_end_lets_the_stream_go),
         TEST(a_store_may_be_closed_before_the_stream_has_seen_the_end),
         TEST(close_waits_for_a_transfer_that_the_stream_has_not_come_to),

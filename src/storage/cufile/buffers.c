@@ -17,7 +17,11 @@ struct cufile_buffer {
     int device;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/*
+ * `changes` serialises registrations, in which cuFile may wait for what the GPU does; `lock` is of
+ * the list alone, which transfers look into.
+ */
+static pthread_mutex_t changes = PTHREAD_MUTEX_INITIALIZER, lock = PTHREAD_MUTEX_INITIALIZER;
 static struct cufile_buffer *buffers;
 
 int cufile_device_of(const void *ptr)
@@ -49,7 +53,6 @@ struct cufile_place cufile_buffer_place(uint8_t *ptr, size_t nbytes)
     return place;
 }
 
-/* Under the lock. */
 static struct cufile_buffer *find(const void *base, size_t nbytes)
 {
     struct cufile_buffer *buffer = buffers;
@@ -60,7 +63,7 @@ static struct cufile_buffer *find(const void *base, size_t nbytes)
     return buffer;
 }
 
-/* Registers it with cuFile, with its GPU the current one. Under the lock. */
+/* Registers it with cuFile, with its GPU the current one. */
 static gpunvme_err_t add(const struct cufile_api *api, void *base, size_t nbytes,
                          struct cufile_buffer **out)
 {
@@ -82,7 +85,10 @@ static gpunvme_err_t add(const struct cufile_api *api, void *base, size_t nbytes
         return err;
     }
     *buffer = (struct cufile_buffer){buffers, base, nbytes, 0, device};
-    buffers = *out = buffer;
+    *out = buffer;
+    pthread_mutex_lock(&lock);
+    buffers = buffer;
+    pthread_mutex_unlock(&lock);
     return GPUNVME_OK;
 }
 
@@ -92,7 +98,7 @@ gpunvme_err_t cufile_buffer_register(const struct cufile_api *api, void *base, s
     struct cufile_buffer *buffer;
     gpunvme_err_t err = GPUNVME_OK;
 
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&changes);
     buffer = find(base, nbytes);
     if (!buffer)
         err = add(api, base, nbytes, &buffer);
@@ -100,19 +106,20 @@ gpunvme_err_t cufile_buffer_register(const struct cufile_api *api, void *base, s
         buffer->users++;
         *out = buffer;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&changes);
     return err;
 }
 
-/* Under the lock. */
 static void remove_last(const struct cufile_api *api, struct cufile_buffer *buffer)
 {
     struct cufile_buffer **link = &buffers;
     bool entered = buffer->device >= 0 && mem_cuda_enter((unsigned)buffer->device) == GPUNVME_OK;
 
+    pthread_mutex_lock(&lock);
     while (*link != buffer)
         link = &(*link)->next;
     *link = buffer->next;
+    pthread_mutex_unlock(&lock);
     api->buf_deregister(buffer->base); /* nobody could do anything about an error */
     if (entered)
         mem_cuda_leave();
@@ -123,8 +130,8 @@ void cufile_buffer_forget(const struct cufile_api *api, void *buffer_)
 {
     struct cufile_buffer *buffer = buffer_;
 
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&changes);
     if (!--buffer->users)
         remove_last(api, buffer);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&changes);
 }

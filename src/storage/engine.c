@@ -220,7 +220,6 @@ gpunvme_err_t gpunvme_engine_destroy(struct gpunvme_engine *engine)
     if (n)
         return base_fail(GPUNVME_ERR_BUSY, "%zu stores are open on the engine", n);
     posix_engine_destroy(engine->posix);
-    crew_destroy(engine->cufile);
     pool_destroy(engine->pool); /* its threads wake workers */
     workers_stop(engine->workers);
     store_regions_free(&engine->regions);

@@ -29,7 +29,6 @@ struct gpunvme_engine {
     struct pool *pool;
     /* Made under the lock, when the first store of the kind is opened. */
     struct posix_engine *posix;
-    struct crew *cufile;
     pthread_mutex_t nvme_lock;
     struct nvme_lanes *nvme; /* under nvme_lock: a list of controllers' */
     unsigned ncontrollers;   /* likewise: that there were */

@@ -12,8 +12,7 @@
 #include "storage/futex.h"
 #include "storage/worker.h"
 
-#define IDLE_NS    5000000000u
-#define LANE_DEPTH 16u /* pieces of a lane in the pool */
+#define IDLE_NS 5000000000u
 
 struct pool {
     pthread_mutex_t lock;
@@ -206,95 +205,4 @@ void pool_destroy(struct pool *pool)
     pthread_cond_destroy(&pool->left);
     pthread_mutex_destroy(&pool->lock);
     free(pool);
-}
-
-/* ---- Lanes ----------------------------------------------------------------------------------- */
-
-struct served {
-    struct pool_job job;
-    pool_serve *serve;
-    struct crew_piece piece;
-    struct base_failure failure;
-    size_t done;
-};
-
-struct pool_lane {
-    struct lane lane;
-    struct pool *pool;
-    pool_serve *serve;
-    struct pool_box box;
-    struct lane_shares shares;
-    struct served all[LANE_DEPTH], *free[LANE_DEPTH];
-    unsigned nfree;
-};
-
-static void run(struct pool_job *job)
-{
-    struct served *s = (struct served *)job;
-
-    s->done = 0;
-    base_keep(&s->failure, s->serve(&s->piece, &s->done));
-}
-
-static bool admit(struct lane *lane, const struct crew_piece *piece)
-{
-    struct pool_lane *l = (struct pool_lane *)lane;
-
-    return lane_share_take(&l->shares, piece->store->dev, 1, LANE_DEPTH);
-}
-
-static void begin(struct lane *lane, const struct crew_piece *piece)
-{
-    struct pool_lane *l = (struct pool_lane *)lane;
-    struct served *s = l->free[--l->nfree];
-
-    s->piece = *piece;
-    s->job.dev = piece->store->dev;
-    pool_submit(l->pool, &s->job);
-}
-
-static bool turn(struct lane *lane)
-{
-    struct pool_lane *l = (struct pool_lane *)lane;
-    struct pool_job *next, *job = pool_box_take(&l->box);
-    bool any = job;
-
-    for (; job; job = next) {
-        struct served *s = (struct served *)job;
-        gpunvme_err_t err = s->failure.err ? base_restore(&s->failure) : GPUNVME_OK;
-
-        next = job->next;
-        l->free[l->nfree++] = s;
-        lane_share_give(&l->shares, job->dev, 1);
-        crew_end(&s->piece, err, s->done);
-    }
-    return any;
-}
-
-static void close_lane(struct lane *lane)
-{
-    free(lane);
-}
-
-static const struct lane_ops lane_ops = {
-    .admit = admit, .begin = begin, .turn = turn, .close = close_lane};
-
-gpunvme_err_t pool_add_lanes(struct gpunvme_engine *engine, struct crew *crew, pool_serve *serve)
-{
-    for (unsigned i = 0; i < workers_count(engine->workers); i++) {
-        struct pool_lane *l = calloc(1, sizeof(*l));
-
-        if (!l)
-            return base_fail(GPUNVME_ERR_NOMEM, "a lane");
-        l->pool = engine->pool;
-        l->box.worker = workers_at(engine->workers, i);
-        for (; l->nfree < LANE_DEPTH; l->nfree++) {
-            struct served *s = l->free[l->nfree] = &l->all[l->nfree];
-
-            s->job = (struct pool_job){.run = run, .box = &l->box};
-            s->serve = serve;
-        }
-        crew_add(crew, &lane_ops, i, &l->lane);
-    }
-    return GPUNVME_OK;
 }

@@ -40,12 +40,4 @@ struct pool_job *pool_box_take(struct pool_box *box);
 /* How many threads have a job now. */
 unsigned pool_busy(struct pool *pool);
 
-/* ---- Lanes of backends whose calls block ----------------------------------------------------- */
-
-/* Serves a piece; *done gets the bytes moved, also after an error. */
-typedef gpunvme_err_t pool_serve(const struct crew_piece *piece, size_t *done);
-
-/* Adds lanes to a crew, one in each worker, that give their pieces to the engine's pool. */
-gpunvme_err_t pool_add_lanes(struct gpunvme_engine *engine, struct crew *crew, pool_serve *serve);
-
 #endif

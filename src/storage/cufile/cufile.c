@@ -9,15 +9,12 @@
  */
 #include "storage/cufile/cufile.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "base/fail.h"
 #include "gpunvme/memory.h"
-#include "storage/engine.h"
 
 #define DEFAULT_CHUNK   (1u << 20)
 #define DEFAULT_THREADS 8u
@@ -40,24 +37,6 @@ static gpunvme_err_t open_driver(struct gpunvme_store *store, struct cufile *cuf
     err = cufile_driver_acquire(cufile->api, compat, &cufile->mode);
     cufile->driver_held = !err;
     return err;
-}
-
-static gpunvme_err_t open_files(struct gpunvme_store *store, struct cufile *cufile)
-{
-    const char *path = store->uri.target;
-    int how = O_DIRECT | (store->flags & GPUNVME_OPEN_WRITE ? O_RDWR : O_RDONLY);
-    gpunvme_err_t err = store_open_fd(store, &cufile->fd);
-
-    if (err)
-        return err;
-    cufile->block_device = !store->resizable;
-    cufile_where(cufile->fd, &cufile->where);
-    if (store->uri.options.direct != STORE_OFF)
-        cufile->direct_fd = store_reopen_fd(cufile->fd, path, how);
-    if (cufile->direct_fd < 0 && store->uri.options.direct == STORE_ON)
-        return base_fail_errno(errno, "%s: direct=on, and O_DIRECT is refused", path);
-    store->block_size = CUFILE_EDGE;
-    return GPUNVME_OK;
 }
 
 /*
@@ -88,7 +67,7 @@ static gpunvme_err_t register_fd(struct cufile *cufile, bool o_direct)
     struct cufile_descr descr = {.type = CUFILE_HANDLE_FD};
     gpunvme_err_t err;
 
-    descr.handle.fd = o_direct ? cufile->direct_fd : cufile->fd;
+    descr.handle.fd = o_direct ? cufile->posix.file.direct_fd : cufile->posix.file.fd;
     err = explain(cufile, cufile->api->handle_register(&cufile->handle, &descr));
     cufile->registered = !err;
     cufile->o_direct = o_direct;
@@ -102,7 +81,7 @@ static gpunvme_err_t register_fd(struct cufile *cufile, bool o_direct)
 static gpunvme_err_t register_file(struct gpunvme_store *store, struct cufile *cufile)
 {
     char why[sizeof(cufile->why_not_direct)];
-    bool have_direct = cufile->direct_fd >= 0;
+    bool have_direct = cufile->posix.file.direct_fd >= 0;
     bool first = have_direct &&
                  (store->uri.options.direct == STORE_ON ||
                   cufile_expect_direct(&cufile->mode, &cufile->where, true, why, sizeof(why)));
@@ -123,6 +102,7 @@ static void describe_file(struct gpunvme_store *store, struct cufile *cufile)
                                        cufile->why_not_direct, sizeof(cufile->why_not_direct));
 
     store->gpu_route = direct ? GPUNVME_ROUTE_P2P : GPUNVME_ROUTE_COMPAT;
+    store->block_size = CUFILE_EDGE;
     store->threads = o->threads ? o->threads : DEFAULT_THREADS;
     store->queue.max_in_hand = store->threads;
     store->queue.piece_nbytes = o->chunk_nbytes ? o->chunk_nbytes : DEFAULT_CHUNK;
@@ -130,7 +110,7 @@ static void describe_file(struct gpunvme_store *store, struct cufile *cufile)
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-/* Host memory needs no registration: pread() and pwrite() move it. */
+/* Host memory needs no registration. */
 static gpunvme_err_t map_memory(void *api, const struct gpunvme_buf *buf, void **out)
 {
     if (buf->mem != GPUNVME_MEM_GPU)
@@ -156,35 +136,15 @@ static gpunvme_err_t cufile_close(struct gpunvme_store *store)
     store_domain_leave(store);
     if (cufile->registered)
         cufile->api->handle_deregister(cufile->handle);
-    if (cufile->direct_fd >= 0)
-        close(cufile->direct_fd);
-    if (cufile->driver_held)
-        err = cufile_driver_release(cufile->api);
-    if (cufile->fd >= 0 && close(cufile->fd))
-        err = base_fail_errno(errno, "%s", store->uri.target);
+    if (cufile->has_file)
+        err = posix_leave(&cufile->posix);
+    if (cufile->driver_held) {
+        gpunvme_err_t released = cufile_driver_release(cufile->api);
+
+        err = err ? err : released;
+    }
     pthread_mutex_destroy(&cufile->edge);
     free(cufile);
-    return err;
-}
-
-/* All stores of an engine have one. */
-static gpunvme_err_t take_crew(struct gpunvme_store *store)
-{
-    struct gpunvme_engine *engine = store->engine;
-    gpunvme_err_t err = GPUNVME_OK;
-
-    pthread_mutex_lock(&engine->lock);
-    if (!engine->cufile) {
-        err = crew_create(engine, &engine->cufile);
-        if (!err)
-            err = pool_add_lanes(engine, engine->cufile, cufile_serve);
-        if (err) {
-            crew_destroy(engine->cufile);
-            engine->cufile = NULL;
-        }
-    }
-    store->crew = engine->cufile;
-    pthread_mutex_unlock(&engine->lock);
     return err;
 }
 
@@ -196,20 +156,22 @@ static gpunvme_err_t cufile_open(struct gpunvme_store *store)
     if (!cufile)
         return base_fail(GPUNVME_ERR_NOMEM, "a store");
     store->priv = cufile;
-    cufile->fd = cufile->direct_fd = -1;
     pthread_mutex_init(&cufile->edge, NULL);
     err = open_driver(store, cufile); /* first: a file is not created in vain */
-    if (!err)
-        err = open_files(store, cufile);
-    if (!err)
-        err = register_file(store, cufile);
+    if (err)
+        return err;
+    cufile->has_file = true;
+    err = posix_enter(store, &cufile->posix);
+    if (err)
+        return err;
+    cufile->posix.serve_gpu = cufile_serve;
+    cufile_where(cufile->posix.file.fd, &cufile->where);
+    err = register_file(store, cufile);
     if (err)
         return err;
     describe_file(store, cufile);
-    err = take_crew(store);
-    if (!err)
-        store_domain_join(store, &domain_ops, (void *)cufile->api);
-    return err;
+    store_domain_join(store, &domain_ops, (void *)cufile->api);
+    return GPUNVME_OK;
 }
 
 gpunvme_err_t gpunvme_cufile_open(char *mode_text, size_t room)
@@ -234,20 +196,6 @@ gpunvme_err_t gpunvme_cufile_close(void)
 }
 
 /* ---- What the store asks of it --------------------------------------------------------------- */
-
-static gpunvme_err_t cufile_size(struct gpunvme_store *store, uint64_t *nbytes)
-{
-    const struct cufile *cufile = store->priv;
-
-    return store_fd_size(cufile->fd, cufile->block_device, nbytes);
-}
-
-static gpunvme_err_t cufile_resize(struct gpunvme_store *store, uint64_t nbytes)
-{
-    const struct cufile *cufile = store->priv;
-
-    return store_fd_resize(store, cufile->fd, nbytes);
-}
 
 static void cufile_describe(struct gpunvme_store *store, struct gpunvme_path *path)
 {
@@ -288,8 +236,10 @@ const struct store_backend store_cufile = {
     .option_bit = STORE_CUFILE,
     .open = cufile_open,
     .close = cufile_close,
-    .size = cufile_size,
-    .resize = cufile_resize,
+    .size = posix_size,
+    .resize = posix_resize,
+    .advise = posix_advise,
+    .direct = posix_direct,
     .about = cufile_about,
     .describe = cufile_describe,
 };

@@ -1,37 +1,38 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * What the files of the cufile backend share: cufile.c opens and describes, move.c moves
- * bytes, buffers.c registers memory.
+ * bytes, buffers.c registers memory. Files are those of the posix backend, which moves bytes to and
+ * from host memory.
  */
 #ifndef STORAGE_CUFILE_H
 #define STORAGE_CUFILE_H
 
 #include "storage/cufile/api.h"
-#include "storage/pool.h"
+#include "storage/posix/posix.h"
 
 #define CUFILE_EDGE 4096u /* what cuFile moves directly is whole blocks of this, in the file */
 
 struct cufile {
+    struct posix posix; /* first */
+    bool has_file;      /* posix_enter() was called */
     const struct cufile_api *api;
     struct cufile_mode mode;
     bool driver_held;
     struct cufile_where where;
-    int fd;        /* for host memory, sizes and flushes */
-    int direct_fd; /* with O_DIRECT, -1: none */
-    bool o_direct; /* which of the two cuFile has */
-    bool block_device;
+    bool o_direct;   /* cuFile has the descriptor with O_DIRECT */
     bool registered; /* `handle` is valid */
     void *handle;    /* CUfileHandle_t */
     char why_not_direct[256];
 
     /*
      * cuFile reads, changes and writes the blocks at ragged ends of a write. Two such writes in one
-     * block would lose bytes of one of them, so they go one at a time.
+     * block would lose bytes of one of them, so they go one at a time; the gate of posix keeps the
+     * ragged ones from host memory apart.
      */
     pthread_mutex_t edge;
 };
 
-/* move.c: serves a piece, in a thread of the engine's pool. */
+/* move.c: posix->serve_gpu. */
 gpunvme_err_t cufile_serve(const struct crew_piece *piece, size_t *done);
 
 /*

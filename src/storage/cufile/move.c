@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * How the cufile backend moves bytes: threads of the engine's pool give pieces for GPU
- * memory to cuFileRead() and cuFileWrite(), and move those for host memory themselves.
+ * How the cufile backend moves bytes of GPU memory: threads of the engine's pool give pieces to
+ * cuFileRead() and cuFileWrite().
  *
  * cuFile's calls have no deadline. A thread that is stuck in one stays there; whoever waits for
  * the transfer has a deadline of its own.
  */
 #include <errno.h>
-#include <unistd.h>
 
 #include "base/fail.h"
 #include "memory/cuda.h"
@@ -20,7 +19,8 @@
 static gpunvme_err_t there_are(const struct cufile *cufile, uint64_t offset, size_t *nbytes)
 {
     uint64_t size;
-    gpunvme_err_t err = store_fd_size(cufile->fd, cufile->block_device, &size);
+    const struct posix_file *file = &cufile->posix.file;
+    gpunvme_err_t err = store_fd_size(file->fd, file->block_device, &size);
 
     if (err || offset >= size)
         *nbytes = 0;
@@ -57,39 +57,21 @@ static gpunvme_err_t call_cufile(const struct cufile *cufile, const struct crew_
     return GPUNVME_OK;
 }
 
-static gpunvme_err_t call_kernel(const struct cufile *cufile, const struct crew_piece *rest,
-                                 size_t *n)
-{
-    ssize_t result = store_fd_move(cufile->fd, rest->op, rest->ptr, rest->nbytes, rest->offset);
-
-    if (result < 0)
-        return base_fail_errno((int)-result, "%zu bytes at offset %llu", rest->nbytes,
-                               (unsigned long long)rest->offset);
-    if (result == 0 && rest->op == GPUNVME_OP_WRITE)
-        return base_fail(GPUNVME_ERR_NOSPC, "nothing was written");
-    *n = (size_t)result;
-    return GPUNVME_OK;
-}
-
 /* All of it, or up to the end of the file. */
 static gpunvme_err_t move(struct cufile *cufile, struct crew_piece rest, size_t *done)
 {
-    bool is_gpu = rest.mem == GPUNVME_MEM_GPU;
     gpunvme_err_t err = GPUNVME_OK;
     size_t n = 1;
 
     while (!err && n && rest.nbytes) {
-        struct cufile_place place = {.nbytes = rest.nbytes};
-        bool ragged;
-
-        if (is_gpu)
-            place = cufile_buffer_place(rest.ptr, rest.nbytes);
-        ragged =
+        struct cufile_place place = cufile_buffer_place(rest.ptr, rest.nbytes);
+        bool ragged =
             rest.op == GPUNVME_OP_WRITE && ((rest.offset | place.nbytes) & (CUFILE_EDGE - 1)) != 0;
+
         n = 0;
         if (ragged)
             pthread_mutex_lock(&cufile->edge);
-        err = is_gpu ? call_cufile(cufile, &rest, place, &n) : call_kernel(cufile, &rest, &n);
+        err = call_cufile(cufile, &rest, place, &n);
         if (ragged)
             pthread_mutex_unlock(&cufile->edge);
         rest.ptr += n;
@@ -101,32 +83,15 @@ static gpunvme_err_t move(struct cufile *cufile, struct crew_piece rest, size_t 
 }
 
 /* With the memory's GPU the current one. */
-static gpunvme_err_t move_gpu(struct cufile *cufile, const struct crew_piece *piece, size_t *done)
+gpunvme_err_t cufile_serve(const struct crew_piece *piece, size_t *done)
 {
     int device = cufile_device_of(piece->ptr);
     gpunvme_err_t err = device < 0 ? GPUNVME_OK : mem_cuda_enter((unsigned)device);
 
     if (err)
         return err;
-    err = move(cufile, *piece, done);
+    err = move(piece->store->priv, *piece, done);
     if (device >= 0)
         mem_cuda_leave();
-    return err;
-}
-
-gpunvme_err_t cufile_serve(const struct crew_piece *piece, size_t *done)
-{
-    struct cufile *cufile = piece->store->priv;
-    bool is_gpu = piece->mem == GPUNVME_MEM_GPU;
-    gpunvme_err_t err;
-    int error;
-
-    if (piece->op == GPUNVME_OP_FLUSH) {
-        error = store_fd_flush(cufile->fd);
-        return error ? base_fail_errno(error, "fdatasync") : GPUNVME_OK;
-    }
-    err = is_gpu ? move_gpu(cufile, piece, done) : move(cufile, *piece, done);
-    store_moved(piece->store, piece->op, is_gpu ? piece->store->gpu_route : GPUNVME_ROUTE_HOST,
-                *done);
     return err;
 }

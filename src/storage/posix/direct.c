@@ -38,7 +38,8 @@ static bool read_gpu(struct gpunvme_store *store, struct gpunvme_io *io)
     struct posix *posix = store->priv;
     uint8_t bytes[GPU_NBYTES];
 
-    if (io->nbytes > GPU_NBYTES || store_allows(store, GPUNVME_MEM_GPU, GPUNVME_ROUTE_BOUNCE) ||
+    if (io->nbytes > GPU_NBYTES || posix->serve_gpu ||
+        store_allows(store, GPUNVME_MEM_GPU, GPUNVME_ROUTE_BOUNCE) ||
         !read_here(&posix->file, io, bytes))
         return false;
     io->err = gpunvme_mem_copy(io->ptr, GPUNVME_MEM_GPU, bytes, GPUNVME_MEM_HOST, io->done);

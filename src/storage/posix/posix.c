@@ -17,16 +17,35 @@
 #define CHUNK       (2u << 20)   /* each copy costs the copy engine 3 us beside its bytes */
 #define LEAST_SHARE (256u << 10) /* smaller pieces are not made to have one for each worker */
 
+gpunvme_err_t posix_leave(struct posix *posix)
+{
+    posix_fill_destroy(&posix->fill);
+    pthread_mutex_destroy(&posix->write_lock);
+    return posix_file_close(&posix->file);
+}
+
 static gpunvme_err_t posix_close(struct gpunvme_store *store)
 {
-    struct posix *posix = store->priv;
+    gpunvme_err_t err = posix_leave(store->priv);
+
+    free(store->priv);
+    return err;
+}
+
+gpunvme_err_t posix_enter(struct gpunvme_store *store, struct posix *posix)
+{
     gpunvme_err_t err;
 
-    posix_fill_destroy(&posix->fill);
-    err = posix_file_close(&posix->file);
-    pthread_mutex_destroy(&posix->write_lock);
-    free(posix);
-    return err;
+    pthread_mutex_init(&posix->write_lock, NULL);
+    err = posix_file_open(store, &posix->file);
+    posix_fill_init(&posix->fill, posix->file.fd);
+    if (!err)
+        err = posix_engine_take(store->engine, &posix->engine);
+    if (err)
+        return err;
+    posix->uring = store->uri.options.uring != STORE_OFF && !posix->engine->uring_errno;
+    store->crew = posix->engine->crew;
+    return GPUNVME_OK;
 }
 
 /* What `threads=`, `depth=`, `chunk=` and `uring=` ask for, within what the engine has. */
@@ -41,7 +60,6 @@ static gpunvme_err_t set_limits(struct gpunvme_store *store, struct posix *posix
         return base_fail(GPUNVME_ERR_UNSUPPORTED,
                          "the kernel refuses io_uring (%s); uring=auto does without",
                          strerror(posix->engine->uring_errno));
-    posix->uring = o->uring != STORE_OFF && !posix->engine->uring_errno;
     store->threads = o->threads && o->threads < nlanes ? o->threads : nlanes;
     if (store->threads < nlanes) {
         store->queue.nlanes = store->threads;
@@ -63,36 +81,27 @@ static gpunvme_err_t posix_open(struct gpunvme_store *store)
     if (!posix)
         return base_fail(GPUNVME_ERR_NOMEM, "a store");
     store->priv = posix;
-    pthread_mutex_init(&posix->write_lock, NULL);
-    err = posix_file_open(store, &posix->file);
-    posix_fill_init(&posix->fill, posix->file.fd);
-    if (!err)
-        err = posix_engine_take(store->engine, &posix->engine);
-    if (!err)
-        err = set_limits(store, posix);
-    if (err)
-        return err;
-    store->crew = posix->engine->crew;
     store->gpu_route = GPUNVME_ROUTE_BOUNCE;
-    return GPUNVME_OK;
+    err = posix_enter(store, posix);
+    return err ? err : set_limits(store, posix);
 }
 
-static gpunvme_err_t posix_size(struct gpunvme_store *store, uint64_t *nbytes)
+gpunvme_err_t posix_size(struct gpunvme_store *store, uint64_t *nbytes)
 {
     const struct posix *posix = store->priv;
 
     return store_fd_size(posix->file.fd, posix->file.block_device, nbytes);
 }
 
-static gpunvme_err_t posix_resize(struct gpunvme_store *store, uint64_t nbytes)
+gpunvme_err_t posix_resize(struct gpunvme_store *store, uint64_t nbytes)
 {
     const struct posix *posix = store->priv;
 
     return store_fd_resize(store, posix->file.fd, nbytes);
 }
 
-static gpunvme_err_t posix_advise(struct gpunvme_store *store, uint64_t offset, uint64_t nbytes,
-                                  enum gpunvme_advice advice)
+gpunvme_err_t posix_advise(struct gpunvme_store *store, uint64_t offset, uint64_t nbytes,
+                           enum gpunvme_advice advice)
 {
     static const int of_kernel[] = {
         [GPUNVME_ADVICE_NORMAL] = POSIX_FADV_NORMAL,

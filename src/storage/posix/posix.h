@@ -244,7 +244,7 @@ size_t posix_fill_write(struct posix_fill *fill, int from, uint64_t from_offset,
 
 /* ---- All together ---------------------------------------------------------------------------- */
 
-/* What belongs to a file; what serves it is the engine's. */
+/* What belongs to a file; what serves it is the engine's. The first member of a store's priv. */
 struct posix {
     struct posix_file file;
     struct posix_fill fill;
@@ -252,7 +252,25 @@ struct posix {
     pthread_mutex_t write_lock; /* of a file in memory: the kernel's own makes them spin */
     bool uring;                 /* may be used for it */
     struct posix_engine *engine;
+    /*
+     * Moves a piece of GPU memory by another way than slots; *done gets the bytes moved, also after
+     * an error. Called by a thread of the pool, it blocks as long as it likes. NULL: slots.
+     */
+    gpunvme_err_t (*serve_gpu)(const struct crew_piece *piece, size_t *done);
 };
+
+/*
+ * Opens a file for backends that have it as their own: sets store->crew too. What there is after an
+ * error is freed by posix_leave() all the same, which frees all but `posix` itself.
+ */
+gpunvme_err_t posix_enter(struct gpunvme_store *store, struct posix *posix);
+gpunvme_err_t posix_leave(struct posix *posix);
+
+/* store_backend's, for such stores. */
+gpunvme_err_t posix_size(struct gpunvme_store *store, uint64_t *nbytes);
+gpunvme_err_t posix_resize(struct gpunvme_store *store, uint64_t nbytes);
+gpunvme_err_t posix_advise(struct gpunvme_store *store, uint64_t offset, uint64_t nbytes,
+                           enum gpunvme_advice advice);
 
 /* store_backend.direct */
 bool posix_direct(struct gpunvme_store *store, struct gpunvme_io *io);

@@ -75,7 +75,9 @@ static void plan(struct posix_op *op)
     op->memory = op->cpu + op->done;
     op->asked = op->piece.nbytes - op->done;
     op->before = 0;
-    op->direct = false;
+    op->direct = posix_is_served(op); /* it may write past the page cache */
+    if (op->direct)
+        return;
     /* Of the whole range: its last piece may be small. */
     if (op->buffered ||
         !posix_file_direct(file, op->piece.op, io->offsets ? io->nbytes : io->priv.total))
@@ -103,9 +105,11 @@ static bool enter(struct posix_worker *w, struct posix_op *op)
 {
     struct posix *posix = posix_of(op);
 
-    if (posix_is_read(op) || posix->file.in_memory || posix->file.direct_fd < 0)
+    if (posix_is_read(op) || posix->file.in_memory ||
+        (posix->file.direct_fd < 0 && !posix->serve_gpu))
         return true;
-    if (op->direct && op->refused && futex_now() - op->refused > PATIENCE_NS)
+    if (op->direct && op->refused && !posix_is_served(op) &&
+        futex_now() - op->refused > PATIENCE_NS)
         op->direct = false;
     op->in_gate = posix_gate_enter(&posix->gate, op->direct);
     if (op->direct && op->in_gate)
@@ -198,7 +202,7 @@ static bool ask_uring(struct posix_worker *w, struct posix_op *op)
 {
     const struct posix_file *file = &posix_of(op)->file;
 
-    if (op->blocks || !posix_of(op)->uring || !has_uring(w))
+    if (op->blocks || posix_is_served(op) || !posix_of(op)->uring || !has_uring(w))
         return false;
     if (op->slot && op->slot->part == w->sets[POSIX_SLOTS].home)
         keep_slots(w);
@@ -231,6 +235,17 @@ static ssize_t move_memory(struct posix_op *op)
     return result;
 }
 
+/* What stopped it short is noted at once: the detail is this thread's. */
+static void serve(struct posix_op *op)
+{
+    const struct crew_piece *piece = &op->piece;
+    gpunvme_err_t err = posix_of(op)->serve_gpu(piece, &op->done);
+
+    if (err)
+        store_io_stop(piece->io, piece->at + op->done, err);
+    op->end = true;
+}
+
 /* In a thread of the pool. */
 static void make_request(struct pool_job *job)
 {
@@ -239,6 +254,8 @@ static void make_request(struct pool_job *job)
 
     if (op->piece.op == GPUNVME_OP_FLUSH)
         op->result = -store_fd_flush(file->fd);
+    else if (posix_is_served(op))
+        serve(op);
     else
         op->result = store_fd_move(op->direct ? file->direct_fd : file->fd, op->piece.op,
                                    op->memory, op->asked, op->at);
@@ -254,7 +271,7 @@ void posix_advance(struct posix_worker *w, struct posix_op *op)
 {
     while (!op->error && !op->end && op->done < op->piece.nbytes) {
         plan(op);
-        if (posix_of(op)->file.in_memory) {
+        if (posix_of(op)->file.in_memory && !posix_is_served(op)) {
             took(op, move_memory(op));
             continue;
         }
@@ -283,7 +300,10 @@ void posix_request_ended(struct posix_worker *w, struct posix_op *op, ssize_t re
         op->error = result < 0 ? (int)-result : 0;
         posix_end_op(w, op, GPUNVME_OK);
     } else {
-        took(op, result);
+        if (posix_is_served(op))
+            leave(op);
+        else
+            took(op, result);
         posix_advance(w, op);
     }
 }

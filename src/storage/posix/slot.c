@@ -13,7 +13,7 @@
 void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err)
 {
     enum gpunvme_op kind = op->piece.op;
-    enum gpunvme_route route = posix_is_gpu(op) ? GPUNVME_ROUTE_BOUNCE : GPUNVME_ROUTE_HOST;
+    enum gpunvme_route route = posix_is_gpu(op) ? op->piece.store->gpu_route : GPUNVME_ROUTE_HOST;
     size_t done = err ? 0 : op->done;
 
     if (!err && op->error)
@@ -156,8 +156,11 @@ static size_t used_behind(const struct posix_op *op, size_t place)
 
 bool posix_is_quick(const struct crew_piece *piece)
 {
-    struct posix_file *file = &((struct posix *)piece->store->priv)->file;
+    struct posix *posix = piece->store->priv;
+    struct posix_file *file = &posix->file;
 
+    if (piece->mem == GPUNVME_MEM_GPU && posix->serve_gpu)
+        return false;
     return file->in_memory || (piece->op == GPUNVME_OP_READ &&
                                !atomic_load_explicit(&file->cold, memory_order_relaxed));
 }

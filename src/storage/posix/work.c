@@ -100,6 +100,8 @@ static void start(struct posix_worker *w, struct posix_op *op)
 {
     if (op->piece.op == GPUNVME_OP_FLUSH)
         posix_start_flush(w, op);
+    else if (posix_is_served(op))
+        posix_advance(w, op);
     else if (posix_is_gpu(op))
         start_gpu(w, op);
     else

@@ -48,6 +48,12 @@ static inline struct posix *posix_of(const struct posix_op *op)
     return op->piece.store->priv;
 }
 
+/* A piece that does not go through us. */
+static inline bool posix_is_served(const struct posix_op *op)
+{
+    return op->piece.mem == GPUNVME_MEM_GPU && posix_of(op)->serve_gpu;
+}
+
 /* How much of it there is to copy: what was read, or all that shall be written. */
 static inline size_t posix_op_nbytes(const struct posix_op *op)
 {

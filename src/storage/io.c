@@ -32,39 +32,38 @@ bool store_io_is_in_flight(const struct gpunvme_io *io)
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
 
-static gpunvme_err_t check_memory(const void *ptr, size_t nbytes, enum gpunvme_mem mem, size_t i)
+static gpunvme_err_t check_memory(const void *ptr, size_t nbytes, enum gpunvme_mem mem)
 {
     if (mem != GPUNVME_MEM_HOST && mem != GPUNVME_MEM_PINNED && mem != GPUNVME_MEM_GPU)
-        return base_fail(GPUNVME_ERR_INVALID, "transfer %zu: memory of kind %d", i, (int)mem);
+        return base_fail(GPUNVME_ERR_INVALID, "memory of kind %d", (int)mem);
     if (nbytes && !ptr)
-        return base_fail(GPUNVME_ERR_INVALID, "transfer %zu: %zu bytes at NULL", i, nbytes);
+        return base_fail(GPUNVME_ERR_INVALID, "%zu bytes at NULL", nbytes);
     return GPUNVME_OK;
 }
 
 /* A range of a store. Those of fixed size refuse what does not fit before anything is written. */
 static gpunvme_err_t check_range(const struct gpunvme_io *io, uint64_t offset, size_t nbytes,
-                                 uint64_t store_nbytes, size_t i)
+                                 uint64_t store_nbytes)
 {
     if (offset > INT64_MAX || nbytes > INT64_MAX - offset)
-        return base_fail(GPUNVME_ERR_RANGE, "transfer %zu: %zu bytes at offset %llu", i, nbytes,
+        return base_fail(GPUNVME_ERR_RANGE, "%zu bytes at offset %llu", nbytes,
                          (unsigned long long)offset);
     if (io->op == GPUNVME_OP_WRITE && (offset > store_nbytes || nbytes > store_nbytes - offset))
-        return base_fail(GPUNVME_ERR_RANGE, "transfer %zu: %zu bytes at offset %llu, of %llu", i,
-                         nbytes, (unsigned long long)offset, (unsigned long long)store_nbytes);
+        return base_fail(GPUNVME_ERR_RANGE, "%zu bytes at offset %llu, of %llu", nbytes,
+                         (unsigned long long)offset, (unsigned long long)store_nbytes);
     return GPUNVME_OK;
 }
 
 /* An array of so many elements can't be. */
-static gpunvme_err_t check_count(size_t n, size_t nbytes_each, size_t i)
+static gpunvme_err_t check_count(size_t n, size_t nbytes_each)
 {
-    return n <= SIZE_MAX / nbytes_each
-               ? GPUNVME_OK
-               : base_fail(GPUNVME_ERR_INVALID, "transfer %zu: %zu elements", i, n);
+    return n <= SIZE_MAX / nbytes_each ? GPUNVME_OK
+                                       : base_fail(GPUNVME_ERR_INVALID, "%zu elements", n);
 }
 
-static gpunvme_err_t check_vector(const struct gpunvme_io *io, uint64_t store_nbytes, size_t i)
+static gpunvme_err_t check_vector(const struct gpunvme_io *io, uint64_t store_nbytes)
 {
-    gpunvme_err_t err = check_count(io->n, sizeof(io->vecs[0]), i);
+    gpunvme_err_t err = check_count(io->n, sizeof(io->vecs[0]));
     size_t total = 0;
 
     if (err)
@@ -72,81 +71,81 @@ static gpunvme_err_t check_vector(const struct gpunvme_io *io, uint64_t store_nb
     for (size_t k = 0; k < io->n; k++) {
         const struct gpunvme_vec *vec = &io->vecs[k];
 
-        err = check_memory(vec->ptr, vec->nbytes, vec->mem, i);
+        err = check_memory(vec->ptr, vec->nbytes, vec->mem);
         if (err)
             return err;
         if (__builtin_add_overflow(total, vec->nbytes, &total))
-            return base_fail(GPUNVME_ERR_RANGE, "transfer %zu: more than 2^64 bytes", i);
+            return base_fail(GPUNVME_ERR_RANGE, "more than 2^64 bytes");
     }
-    return check_range(io, io->offset, total, store_nbytes, i);
+    return check_range(io, io->offset, total, store_nbytes);
 }
 
-static gpunvme_err_t check_gather(const struct gpunvme_io *io, uint64_t store_nbytes, size_t i)
+static gpunvme_err_t check_gather(const struct gpunvme_io *io, uint64_t store_nbytes)
 {
-    gpunvme_err_t err = check_memory(io->ptr, io->n ? io->nbytes : 0, io->mem, i);
+    gpunvme_err_t err = check_memory(io->ptr, io->n ? io->nbytes : 0, io->mem);
     size_t total, place;
 
     if (!err)
-        err = check_count(io->n, sizeof(io->offsets[0]), i);
+        err = check_count(io->n, sizeof(io->offsets[0]));
     if (!err && (__builtin_mul_overflow(io->n, io->nbytes, &total) ||
                  __builtin_mul_overflow(io->n, io->stride, &place)))
-        err = base_fail(GPUNVME_ERR_RANGE, "transfer %zu: more than 2^64 bytes", i);
+        err = base_fail(GPUNVME_ERR_RANGE, "more than 2^64 bytes");
     if (!err && io->op == GPUNVME_OP_READ && io->n > 1 && io->stride < io->nbytes)
-        err = base_fail(GPUNVME_ERR_INVALID,
-                        "transfer %zu: ranges of %zu bytes at a stride of %zu overlap", i,
+        err = base_fail(GPUNVME_ERR_INVALID, "ranges of %zu bytes at a stride of %zu overlap",
                         io->nbytes, io->stride);
     for (size_t k = 0; k < io->n && !err; k++)
-        err = check_range(io, io->offsets[k], io->nbytes, store_nbytes, i);
+        err = check_range(io, io->offsets[k], io->nbytes, store_nbytes);
     return err;
 }
 
-static gpunvme_err_t check_shape(const struct gpunvme_io *io, uint64_t store_nbytes, size_t i)
+static gpunvme_err_t check_shape(const struct gpunvme_io *io, uint64_t store_nbytes)
 {
     gpunvme_err_t err;
 
     if (io->vecs && io->offsets)
-        return base_fail(GPUNVME_ERR_INVALID, "transfer %zu: both vecs and offsets", i);
+        return base_fail(GPUNVME_ERR_INVALID, "both vecs and offsets");
     if (io->vecs)
-        return check_vector(io, store_nbytes, i);
+        return check_vector(io, store_nbytes);
     if (io->offsets)
-        return check_gather(io, store_nbytes, i);
-    err = check_memory(io->ptr, io->nbytes, io->mem, i);
-    return err ? err : check_range(io, io->offset, io->nbytes, store_nbytes, i);
+        return check_gather(io, store_nbytes);
+    err = check_memory(io->ptr, io->nbytes, io->mem);
+    return err ? err : check_range(io, io->offset, io->nbytes, store_nbytes);
 }
 
-static gpunvme_err_t check(const struct gpunvme_io *io, size_t i)
+static gpunvme_err_t check(const struct gpunvme_io *io)
 {
     struct gpunvme_store *store = io->store;
     uint64_t store_nbytes = UINT64_MAX;
     gpunvme_err_t err;
 
     if (!store)
-        return base_fail(GPUNVME_ERR_INVALID, "transfer %zu: its store is NULL", i);
+        return base_fail(GPUNVME_ERR_INVALID, "its store is NULL");
     err = store_is_ours(store);
     if (err)
         return err;
     if (io->op != GPUNVME_OP_READ && io->op != GPUNVME_OP_WRITE && io->op != GPUNVME_OP_FLUSH)
-        return base_fail(GPUNVME_ERR_INVALID, "transfer %zu: op %d", i, (int)io->op);
+        return base_fail(GPUNVME_ERR_INVALID, "op %d", (int)io->op);
     if (store_io_is_in_flight(io))
-        return base_fail(GPUNVME_ERR_INVALID,
-                         "transfer %zu has not ended, or its end was not polled", i);
+        return base_fail(GPUNVME_ERR_INVALID, "it has not ended, or its end was not polled");
     if (io->op == GPUNVME_OP_FLUSH)
         return GPUNVME_OK;
     if (io->op == GPUNVME_OP_WRITE && !(store->flags & GPUNVME_OPEN_WRITE))
-        return base_fail(GPUNVME_ERR_READONLY, "transfer %zu: %s was opened for reading", i,
-                         store->uri.text);
+        return base_fail(GPUNVME_ERR_READONLY, "%s was opened for reading", store->uri.text);
     if (io->op == GPUNVME_OP_WRITE && !store->resizable)
         err = store->backend->size(store, &store_nbytes);
-    return err ? err : check_shape(io, store_nbytes, i);
+    return err ? err : check_shape(io, store_nbytes);
 }
 
 gpunvme_err_t store_io_check(const struct gpunvme_io *ios, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        gpunvme_err_t err = check(&ios[i], i);
+        gpunvme_err_t err = check(&ios[i]);
+        struct base_failure why;
 
-        if (err)
-            return err;
+        if (!err)
+            continue;
+        base_keep(&why, err);
+        return base_fail(err, "transfer %zu: %s", i, why.detail);
     }
     for (size_t i = 0; i < n; i++)
         if (atomic_load(&ios[i].store->closing))

@@ -248,6 +248,11 @@ extern bool store_gpu_stand_in;
 void store_moved(struct gpunvme_store *store, enum gpunvme_op op, enum gpunvme_route route,
                  uint64_t nbytes);
 
+/* Adds to a text of `room` bytes, as much as fits; STORE_SAY(): to an array. */
+void store_say(char *text, size_t room, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+#define STORE_SAY(text, ...) store_say(text, sizeof(text), __VA_ARGS__)
+
 /*
  * UNSUPPORTED, with a detail, where `require=` forbids this route for memory of this kind. To be
  * asked before a piece goes that way.

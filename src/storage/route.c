@@ -2,6 +2,7 @@
  *
  * The routes that bytes take: their names, what was counted, and which a store may take.
  */
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -48,6 +49,16 @@ void store_moved(struct gpunvme_store *store, enum gpunvme_op op, enum gpunvme_r
         route = GPUNVME_ROUTE_HOST;
     atomic_fetch_add_explicit(&store->moved[op == GPUNVME_OP_WRITE][route], nbytes,
                               memory_order_relaxed);
+}
+
+void store_say(char *text, size_t room, const char *format, ...)
+{
+    size_t n = strlen(text);
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text + n, room - n, format, args);
+    va_end(args);
 }
 
 /* Routes are ordered by worth, but for HOST, which is none to a GPU. */

@@ -400,36 +400,26 @@ static gpunvme_err_t nvme_prepare(struct gpunvme_store *store, unsigned gpu)
     return mem_cuda_keep_ready(gpu);
 }
 
-static void say_how(const struct gpunvme_store *store, const struct nvme_store *s, char *text,
-                    size_t room)
-{
-    snprintf(text, room,
-             "own driver over %s, namespace %u, %u queue%s of %u entries, %u commands each, pieces "
-             "of %zu KiB",
-             gpunvme_ctrl_transport(s->ctrl)->ops->name, s->ns->nsid, store->threads,
-             store->threads == 1 ? "" : "s", s->entries, s->depth, s->chunk >> 10);
-}
-
 static void nvme_describe(struct gpunvme_store *store, struct gpunvme_path *path)
 {
     struct nvme_store *s = store->priv;
     bool bounced =
         path->bytes_read[GPUNVME_ROUTE_BOUNCE] || path->bytes_written[GPUNVME_ROUTE_BOUNCE];
 
-    say_how(store, s, path->how, sizeof(path->how));
+    STORE_SAY(path->how,
+              "own driver over %s, namespace %u, %u queue%s of %u entries, %u commands each, "
+              "pieces of %zu KiB",
+              gpunvme_ctrl_transport(s->ctrl)->ops->name, s->ns->nsid, store->threads,
+              store->threads == 1 ? "" : "s", s->entries, s->depth, s->chunk >> 10);
     if (store->gpu_route != GPUNVME_ROUTE_P2P)
-        snprintf(path->why_not, sizeof(path->why_not), "p2p: %s", s->why_no_p2p);
+        STORE_SAY(path->why_not, "p2p: %s", s->why_no_p2p);
     else if (gpunvme_mem_gpu_is_host())
-        snprintf(path->why_not, sizeof(path->why_not), "GPU memory is host memory here: %s",
-                 gpunvme_mem_gpu_why_not());
-    if (bounced && store->gpu_route == GPUNVME_ROUTE_P2P) {
-        size_t n = strlen(path->why_not);
-
-        snprintf(path->why_not + n, sizeof(path->why_not) - n,
-                 "%sp2p for all bytes: memory that is not registered, or not at a multiple of 4 "
-                 "bytes, and parts of blocks go by a bounce buffer",
-                 n ? "; " : "");
-    }
+        STORE_SAY(path->why_not, "GPU memory is host memory here: %s", gpunvme_mem_gpu_why_not());
+    if (bounced && store->gpu_route == GPUNVME_ROUTE_P2P)
+        STORE_SAY(path->why_not,
+                  "%sp2p for all bytes: memory that is not registered, or not at a multiple of 4 "
+                  "bytes, and parts of blocks go by a bounce buffer",
+                  path->why_not[0] ? "; " : "");
 }
 
 const struct store_backend store_nvme = {

@@ -4,7 +4,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -128,20 +127,6 @@ static gpunvme_err_t posix_prepare(struct gpunvme_store *store, unsigned gpu)
 
 /* ---- What it says of itself ------------------------------------------------------------------ */
 
-/* Adds to a text of `room` bytes, as much as fits. */
-static void say(char *text, size_t room, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-static void say(char *text, size_t room, const char *format, ...)
-{
-    size_t n = strlen(text);
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(text + n, room - n, format, args);
-    va_end(args);
-}
-
 static const char *direct_why_not(const struct posix_file *file)
 {
     return atomic_load(&file->no_direct) ? "the kernel refused requests" : file->why_not;
@@ -164,51 +149,51 @@ static const char *name_of(const struct posix *posix)
     return has_uring(posix) ? "io_uring" : "pread and pwrite";
 }
 
-static void say_how(const struct gpunvme_store *store, char *how, size_t room)
+static void say_how(const struct gpunvme_store *store, struct gpunvme_path *path)
 {
     const struct posix *posix = store->priv;
     const struct posix_file *file = &posix->file;
     const struct posix_engine *engine = posix->engine;
     size_t pinned = posix_engine_pinned(engine);
 
-    say(how, room, "%s%s", name_of(posix), has_direct(file) ? ", O_DIRECT" : "");
+    STORE_SAY(path->how, "%s%s", name_of(posix), has_direct(file) ? ", O_DIRECT" : "");
     if (!file->in_memory)
-        say(how, room, ", copies of what is cached");
-    say(how, room, "; %u thread%s shared by all stores, pieces of %zu KiB", store->threads,
-        store->threads == 1 ? "" : "s", store->queue.piece_nbytes >> 10);
+        STORE_SAY(path->how, ", copies of what is cached");
+    STORE_SAY(path->how, "; %u thread%s shared by all stores, pieces of %zu KiB", store->threads,
+              store->threads == 1 ? "" : "s", store->queue.piece_nbytes >> 10);
     if (store->queue.max_in_hand)
-        say(how, room, ", at most %zu at a time", store->queue.max_in_hand);
+        STORE_SAY(path->how, ", at most %zu at a time", store->queue.max_in_hand);
     if (posix->uring && atomic_load(&engine->nblind))
-        say(how, room, "; io_uring was refused to %u of them", atomic_load(&engine->nblind));
+        STORE_SAY(path->how, "; io_uring was refused to %u of them", atomic_load(&engine->nblind));
     if (pinned)
-        say(how, room, "; %zu MiB %s", pinned >> 20,
-            gpunvme_mem_gpu_is_host() ? "in place of what is pinned for a GPU"
-                                      : "pinned for the GPU");
+        STORE_SAY(path->how, "; %zu MiB %s", pinned >> 20,
+                  gpunvme_mem_gpu_is_host() ? "in place of what is pinned for a GPU"
+                                            : "pinned for the GPU");
 }
 
-static void say_why_not(const struct posix *posix, char *text, size_t room)
+static void say_why_not(const struct posix *posix, struct gpunvme_path *path)
 {
     const struct posix_file *file = &posix->file;
     const struct posix_engine *engine = posix->engine;
 
-    say(text, room, "p2p: a file's bytes go through the kernel's memory");
+    STORE_SAY(path->why_not, "p2p: a file's bytes go through the kernel's memory");
     if (!has_direct(file))
-        say(text, room, "; O_DIRECT: %s", direct_why_not(file));
+        STORE_SAY(path->why_not, "; O_DIRECT: %s", direct_why_not(file));
     if (!posix->uring)
-        say(text, room, "; io_uring: %s",
-            engine->uring_errno ? strerror(engine->uring_errno) : "uring=off");
+        STORE_SAY(path->why_not, "; io_uring: %s",
+                  engine->uring_errno ? strerror(engine->uring_errno) : "uring=off");
     for (unsigned i = 0; i < POSIX_NRINGS; i++) {
         if (!atomic_load(&engine->rings[i].nrefused))
             continue;
-        say(text, room, "; pinned memory: %s", engine->rings[i].why_not);
+        STORE_SAY(path->why_not, "; pinned memory: %s", engine->rings[i].why_not);
         break;
     }
 }
 
 static void posix_describe(struct gpunvme_store *store, struct gpunvme_path *path)
 {
-    say_how(store, path->how, sizeof(path->how));
-    say_why_not(store->priv, path->why_not, sizeof(path->why_not));
+    say_how(store, path);
+    say_why_not(store->priv, path);
 }
 
 const struct store_backend store_posix = {

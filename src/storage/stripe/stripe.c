@@ -569,12 +569,9 @@ static void stripe_describe(struct gpunvme_store *store, struct gpunvme_path *pa
         }
         if (!m)
             first = its;
-        if (its.why_not[0] && !strstr(path->why_not, its.why_not)) {
-            size_t n = strlen(path->why_not);
-
-            snprintf(path->why_not + n, sizeof(path->why_not) - n, "%smember %zu: %s",
-                     n ? "; " : "", m, its.why_not);
-        }
+        if (its.why_not[0] && !strstr(path->why_not, its.why_not))
+            STORE_SAY(path->why_not, "%smember %zu: %s", path->why_not[0] ? "; " : "", m,
+                      its.why_not);
     }
     snprintf(path->how, sizeof(path->how),
              "%zu members in units of %llu KiB; the first by %s: %.160s", s->n,

@@ -21,6 +21,8 @@
 #define DEFAULT_THREADS 12u
 #define MIN_THREADS     2u
 
+static const struct gpunvme_engine_config defaults = {.gpu = GPUNVME_ANY_GPU};
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct gpunvme_engine *of_process; /* NULL: nothing needed it yet */
@@ -115,7 +117,6 @@ static gpunvme_err_t check_config(const struct gpunvme_engine_config *config)
 gpunvme_err_t gpunvme_engine_create(const struct gpunvme_engine_config *config,
                                     struct gpunvme_engine **out)
 {
-    static const struct gpunvme_engine_config defaults = {.gpu = GPUNVME_ANY_GPU};
     gpunvme_err_t err;
 
     if (!out)
@@ -130,7 +131,6 @@ gpunvme_err_t gpunvme_engine_create(const struct gpunvme_engine_config *config,
 /* An engine for a call: NULL is the process's. */
 static gpunvme_err_t find(struct gpunvme_engine *engine, struct gpunvme_engine **out)
 {
-    static const struct gpunvme_engine_config defaults = {.gpu = GPUNVME_ANY_GPU};
     gpunvme_err_t err = GPUNVME_OK;
 
     *out = engine;

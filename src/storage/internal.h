@@ -270,10 +270,7 @@ extern const struct store_backend store_stripe;
 
 /* ---- io.c ------------------------------------------------------------------------------------ */
 
-/* `err`, with the store's name and the detail of a transfer as this thread's detail. */
-gpunvme_err_t store_tell(const struct gpunvme_store *store, gpunvme_err_t err, const char *detail);
-
-/* store_tell() of a transfer that has ended with an error. */
+/* The error of a transfer that has ended, with its store's name in this thread's detail. */
 gpunvme_err_t store_tell_of(const struct gpunvme_io *io);
 
 /* Sets an error of a transfer, with this thread's detail. */

@@ -343,19 +343,15 @@ const char *gpunvme_io_detail(const struct gpunvme_io *io, char *text, size_t ro
 /* A long URI must not push what is said behind it out of the detail. */
 #define NAME_CHARS 40
 
-gpunvme_err_t store_tell(const struct gpunvme_store *store, gpunvme_err_t err, const char *detail)
-{
-    bool is_long = strlen(store->uri.text) > NAME_CHARS + 3;
-
-    return base_fail(err, "%.*s%s%s%s", is_long ? NAME_CHARS : NAME_CHARS + 3, store->uri.text,
-                     is_long ? "..." : "", detail[0] ? ": " : "", detail);
-}
-
 gpunvme_err_t store_tell_of(const struct gpunvme_io *io)
 {
+    const char *name = io->store->uri.text;
+    bool is_long = strlen(name) > NAME_CHARS + 3;
     char text[DETAIL_ROOM];
 
-    return store_tell(io->store, io->err, gpunvme_io_detail(io, text, sizeof(text)));
+    gpunvme_io_detail(io, text, sizeof(text));
+    return base_fail(io->err, "%.*s%s%s%s", is_long ? NAME_CHARS : NAME_CHARS + 3, name,
+                     is_long ? "..." : "", text[0] ? ": " : "", text);
 }
 
 /* ---- The end --------------------------------------------------------------------------------- */

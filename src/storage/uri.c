@@ -27,30 +27,19 @@ static gpunvme_err_t set_require(void *options_, const struct base_param *item)
                      item->value);
 }
 
-static gpunvme_err_t set_switch(enum store_switch *to, const struct base_param *item)
+/* direct= and uring= */
+static gpunvme_err_t set_switch(void *options_, const struct base_param *item)
 {
-    bool on;
     const struct base_param_spec spec = {.name = item->key, .type = BASE_PARAM_BOOL};
+    struct store_options *o = options_;
+    enum store_switch *to = strcmp(item->key, "uring") ? &o->direct : &o->uring;
+    bool on = false, is_auto = !strcmp(item->value, "auto");
 
-    if (!strcmp(item->value, "auto")) {
-        *to = STORE_AUTO;
-        return GPUNVME_OK;
-    }
-    if (base_param_set(&spec, &on, item))
+    if (!is_auto && base_param_set(&spec, &on, item))
         return base_fail(GPUNVME_ERR_URI, "%s=%.64s: write auto, on or off", item->key,
                          item->value);
-    *to = on ? STORE_ON : STORE_OFF;
+    *to = is_auto ? STORE_AUTO : on ? STORE_ON : STORE_OFF;
     return GPUNVME_OK;
-}
-
-static gpunvme_err_t set_direct(void *o, const struct base_param *item)
-{
-    return set_switch(&((struct store_options *)o)->direct, item);
-}
-
-static gpunvme_err_t set_uring(void *o, const struct base_param *item)
-{
-    return set_switch(&((struct store_options *)o)->uring, item);
 }
 
 static gpunvme_err_t set_chunk(void *options_, const struct base_param *item)
@@ -76,8 +65,8 @@ static const struct base_param_spec table[] = {
     {"threads", BASE_PARAM_U32, OPTION(threads), 1, 256, NULL, STORE_ANY & ~STORE_STRIPE},
     {"chunk", BASE_PARAM_CALL, 0, 0, 0, set_chunk, STORE_ANY & ~STORE_STRIPE},
     {"depth", BASE_PARAM_U32, OPTION(depth), 1, 4096, NULL, STORE_POSIX | STORE_NVME | STORE_SPDK},
-    {"direct", BASE_PARAM_CALL, 0, 0, 0, set_direct, STORE_POSIX | STORE_CUFILE},
-    {"uring", BASE_PARAM_CALL, 0, 0, 0, set_uring, STORE_POSIX},
+    {"direct", BASE_PARAM_CALL, 0, 0, 0, set_switch, STORE_POSIX | STORE_CUFILE},
+    {"uring", BASE_PARAM_CALL, 0, 0, 0, set_switch, STORE_POSIX},
     {"nsid", BASE_PARAM_U32, OPTION(nsid), 1, 0xfffffffe, NULL, STORE_NVME | STORE_SPDK},
     {NULL, BASE_PARAM_BOOL, 0, 0, 0, NULL, 0},
 };

@@ -233,10 +233,9 @@ static gpunvme_err_t make(struct making *m, const char *const *uris, unsigned fl
 
 static gpunvme_err_t close_all(struct making *m, gpunvme_err_t err)
 {
-    struct base_failure failure = {.err = GPUNVME_OK};
+    struct base_failure failure;
 
-    if (err)
-        base_keep(&failure, err);
+    base_keep(&failure, err);
     for (size_t i = 0; i < m->n; i++) {
         err = gpunvme_close(m->members[i]);
         if (err && !failure.err)
@@ -298,11 +297,7 @@ gpunvme_err_t gpunvme_stripe_inspect(const char *uri, struct gpunvme_stripe_info
     err = gpunvme_open(uri, 0, &member);
     if (err)
         return err;
-    err = inspect(member, info);
-    if (err)
-        base_keep(&failure, err);
-    else
-        failure.err = GPUNVME_OK;
+    base_keep(&failure, inspect(member, info));
     err = gpunvme_close(member);
     return failure.err ? base_restore(&failure) : err;
 }

@@ -34,7 +34,7 @@ struct nvme_claims {
     size_t n;
 };
 
-/* What all stores of one namespace have claimed. */
+/* What all stores of one controller have claimed. */
 struct nvme_claimed {
     pthread_mutex_t lock;
     _Atomic uint32_t nparts; /* partial claims that are held, or asked for */

@@ -343,8 +343,7 @@ gpunvme_err_t nvme_store_serve(struct gpunvme_store *store, struct nvme_store *s
     if (err)
         return err;
     set_limits(store, s);
-    if (!claimed ||
-        !nvme_claims_init(&s->claims, claimed, (size_t)store->threads * s->lanes->depth + nmore))
+    if (!nvme_claims_init(&s->claims, claimed, (size_t)store->threads * s->lanes->depth + nmore))
         return base_fail(GPUNVME_ERR_NOMEM, "%u lanes", store->threads);
     store->crew = s->lanes->crew;
     return GPUNVME_OK;
@@ -353,8 +352,7 @@ gpunvme_err_t nvme_store_serve(struct gpunvme_store *store, struct nvme_store *s
 static gpunvme_err_t start(struct gpunvme_store *store)
 {
     struct nvme_store *s = store->priv;
-    struct nvme_claimed *claimed = nvme_share_claimed(s->share, s->ns->nsid);
-    gpunvme_err_t err = nvme_store_serve(store, s, claimed, NVME_CALLERS);
+    gpunvme_err_t err = nvme_store_serve(store, s, nvme_share_claimed(s->share), NVME_CALLERS);
 
     if (err)
         return err;

@@ -12,13 +12,6 @@
 
 enum state { OPENING, OPEN, FAILED, CLOSING };
 
-/* A namespace that has, or had, stores. */
-struct share_ns {
-    struct share_ns *next;
-    uint32_t nsid;
-    struct nvme_claimed claimed;
-};
-
 struct nvme_share {
     struct nvme_share *next;
     bool is_private; /* not found by others */
@@ -29,10 +22,10 @@ struct nvme_share {
     enum state state;
     struct base_failure failure; /* of opening it */
     struct gpunvme_ctrl *ctrl;
-    struct share_ns *namespaces;
+    struct nvme_claimed claimed;
 };
 
-/* Guards the list, and `users`, `state` and `namespaces` of all in it. */
+/* Guards the list, and `users` and `state` of all in it. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; /* a state, or who is in the list */
 static struct nvme_share *shares;
@@ -88,6 +81,7 @@ static struct nvme_share *add(const char *target)
     strcpy(share->target, target);
     share->users = 1;
     share->nforks = store_nforks();
+    nvme_claimed_init(&share->claimed);
     share->next = shares;
     shares = share;
     return share;
@@ -121,13 +115,7 @@ static gpunvme_err_t end(struct nvme_share *share)
     if (share->ctrl && !share->is_adopted)
         err = gpunvme_ctrl_close(share->ctrl);
     take_off_list(share);
-    while (share->namespaces) {
-        struct share_ns *ns = share->namespaces;
-
-        share->namespaces = ns->next;
-        nvme_claimed_destroy(&ns->claimed);
-        free(ns);
-    }
+    nvme_claimed_destroy(&share->claimed);
     free(share);
     return err;
 }
@@ -216,29 +204,7 @@ struct gpunvme_ctrl *nvme_share_ctrl(struct nvme_share *share)
     return share->ctrl;
 }
 
-/* Under the lock. */
-static struct share_ns *add_ns(struct nvme_share *share, uint32_t nsid)
+struct nvme_claimed *nvme_share_claimed(struct nvme_share *share)
 {
-    struct share_ns *ns = calloc(1, sizeof(*ns));
-
-    if (!ns)
-        return NULL;
-    ns->nsid = nsid;
-    nvme_claimed_init(&ns->claimed);
-    ns->next = share->namespaces;
-    share->namespaces = ns;
-    return ns;
-}
-
-struct nvme_claimed *nvme_share_claimed(struct nvme_share *share, uint32_t nsid)
-{
-    struct share_ns *ns;
-
-    pthread_mutex_lock(&lock);
-    for (ns = share->namespaces; ns && ns->nsid != nsid;)
-        ns = ns->next;
-    if (!ns)
-        ns = add_ns(share, nsid);
-    pthread_mutex_unlock(&lock);
-    return ns ? &ns->claimed : NULL;
+    return &share->claimed;
 }

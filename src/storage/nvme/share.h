@@ -31,8 +31,8 @@ gpunvme_err_t nvme_share_adopt(const char *target, struct gpunvme_ctrl *ctrl,
 
 struct gpunvme_ctrl *nvme_share_ctrl(struct nvme_share *share);
 
-/* What the stores of a namespace have claimed, valid while the share is; NULL: no memory. */
-struct nvme_claimed *nvme_share_claimed(struct nvme_share *share, uint32_t nsid);
+/* What the stores of all its namespaces have claimed, as if they were one. */
+struct nvme_claimed *nvme_share_claimed(struct nvme_share *share);
 
 /* Around fork(2). */
 void nvme_share_before_fork(void);

@@ -10,6 +10,7 @@
 
 #include "base/fail.h"
 #include "gpunvme/memory.h"
+#include "memory/cuda.h"
 #include "storage/nvme/share.h"
 #include "storage/pool.h"
 #include "storage/posix/engine.h"
@@ -201,6 +202,23 @@ void store_engine_leave(struct gpunvme_engine *engine)
 struct store_regions *store_engine_regions(struct gpunvme_engine *engine)
 {
     return &engine->regions;
+}
+
+gpunvme_err_t store_engine_prepare(struct gpunvme_engine *engine, unsigned gpu)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (gpu >= 64 || atomic_load(&engine->ready_gpus) >> gpu & 1)
+        return GPUNVME_OK;
+    pthread_mutex_lock(&engine->lock);
+    if (mem_cuda_present())
+        (void)mem_cuda_keep_ready(gpu); /* for the threads of simulated controllers, if it can be */
+    if (engine->posix)
+        err = posix_engine_prepare(engine->posix, gpu);
+    if (!err)
+        atomic_fetch_or(&engine->ready_gpus, UINT64_C(1) << gpu);
+    pthread_mutex_unlock(&engine->lock);
+    return err;
 }
 
 gpunvme_err_t gpunvme_engine_destroy(struct gpunvme_engine *engine)

@@ -24,6 +24,7 @@ struct gpunvme_engine {
     struct store_regions regions;
     struct place place;
     pthread_mutex_t lock;
+    _Atomic uint64_t ready_gpus; /* a bit for each that is prepared for; set under the lock */
     /* Made when the first store is opened; NULL before. */
     struct workers *workers;
     struct pool *pool;

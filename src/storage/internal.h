@@ -155,14 +155,6 @@ struct store_backend {
     bool (*direct)(struct gpunvme_store *store, struct gpunvme_io *io);
 
     /*
-     * A transfer is about to be put into a stream, in the thread that submits it. Makes what
-     * serving transfers on this GPU takes and would else be made when it is first needed: pinned
-     * memory, streams, loaded kernels. The calls for these may wait for all streams of the context,
-     * and one of them will wait for the transfer. NULL: nothing to do.
-     */
-    gpunvme_err_t (*prepare)(struct gpunvme_store *store, unsigned gpu);
-
-    /*
      * Sets `works` and `why`: whether it can be used here at all. Opens nothing for long. NULL: it
      * always can, and works_with is what it says.
      */
@@ -400,6 +392,14 @@ static inline void *store_region_map(const struct gpunvme_store *store, struct s
 gpunvme_err_t store_engine_enter(struct gpunvme_engine *engine, struct gpunvme_engine **out);
 void store_engine_leave(struct gpunvme_engine *engine);
 struct store_regions *store_engine_regions(struct gpunvme_engine *engine);
+
+/*
+ * A transfer is about to be put into a stream, in the thread that submits it. Makes what serving
+ * transfers on this GPU takes and would else be made when it is first needed: pinned memory,
+ * streams, loaded kernels. The calls for these may wait for all streams of the context, and one of
+ * them will wait for the transfer: its worker, whatever else it serves, must not make them.
+ */
+gpunvme_err_t store_engine_prepare(struct gpunvme_engine *engine, unsigned gpu);
 
 /* How many forks lie between this process and the first that used this library. */
 unsigned store_nforks(void);

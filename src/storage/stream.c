@@ -515,18 +515,16 @@ static gpunvme_err_t check_order(const struct gpunvme_order *o)
 /* The GPU that will move its bytes; for host memory the stream's, for others meanwhile. */
 static gpunvme_err_t prepare(const struct gpunvme_io *io, const struct gpunvme_order *o)
 {
-    const struct store_backend *backend = io->store->backend;
+    struct gpunvme_engine *engine = io->store->engine;
     enum gpunvme_mem mem;
     unsigned of_stream = 0;
     gpunvme_err_t err;
     int gpu = -1;
 
-    if (!backend->prepare)
-        return GPUNVME_OK;
     if (io->mem == GPUNVME_MEM_GPU && !gpunvme_mem_kind_of(io->ptr, &mem, &gpu) && gpu >= 0)
-        return backend->prepare(io->store, (unsigned)gpu);
+        return store_engine_prepare(engine, (unsigned)gpu);
     err = store_stream_ops->device(o->flags ? o->stream : NULL, &of_stream);
-    return err ? err : backend->prepare(io->store, of_stream);
+    return err ? err : store_engine_prepare(engine, of_stream);
 }
 
 gpunvme_err_t gpunvme_io_submit_ordered(struct gpunvme_io *ios, size_t n,

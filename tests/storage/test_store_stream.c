@@ -296,6 +296,34 @@ static void nor_does_another_read_meanwhile(void **state)
     assert_int_equal(gpunvme_io_test(&io), GPUNVME_OK);
 }
 
+/* A worker has lanes of several backends. */
+static void nor_does_a_read_of_a_file_while_a_drives_transfer_waits(void **state)
+{
+    struct gpunvme_io io = read_of(0, memory, 512), other = gpu_read(NBYTES);
+    struct gpunvme_engine *engine;
+    struct gpunvme_store *drive, *file;
+    unsigned ncalls_of_other;
+
+    (void)state;
+    assert_int_equal(gpunvme_engine_create(NULL, &engine), GPUNVME_OK);
+    assert_int_equal(gpunvme_open_on(engine, "sim:size=1M", 0, &drive), GPUNVME_OK);
+    goes_on = false;
+    fake_call(&stream, wait_to_go_on, NULL);
+    assert_int_equal(submit_on_stream(drive, &io, &stream), GPUNVME_OK);
+    assert_int_equal(gpunvme_open_on(engine, path, 0, &file), GPUNVME_OK);
+    ncalls = 0;
+    assert_int_equal(submit_to(file, &other, 1, NULL), GPUNVME_OK);
+    assert_int_equal(gpunvme_io_wait(&other, 0), GPUNVME_OK);
+    ncalls_of_other = ncalls;
+    goes_on = true;
+    stream_sync(&stream);
+    assert_int_equal(ncalls_of_other, 0);
+    assert_int_equal(gpunvme_io_test(&io), GPUNVME_OK);
+    assert_int_equal(gpunvme_close(file), GPUNVME_OK);
+    assert_int_equal(gpunvme_close(drive), GPUNVME_OK);
+    assert_int_equal(gpunvme_engine_destroy(engine), GPUNVME_OK);
+}
+
 /* CUDA may wait for all streams to give pinned memory free, as for one that a transfer waits for.
  */
 static void a_transfer_goes_on_while_other_memory_is_unregistered(void **state)
@@ -815,6 +843,7 @@ int main(void)
         TEST(many_transfers_on_many_streams_keep_their_order),
         GPU_TEST(while_its_stream_waits_a_read_pins_nothing_and_makes_no_stream),
         GPU_TEST(nor_does_another_read_meanwhile),
+        GPU_TEST(nor_does_a_read_of_a_file_while_a_drives_transfer_waits),
         TEST(a_transfer_goes_on_while_other_memory_is_unregistered),
         TEST(a_transfer_that_does_not_end_lets_the_stream_go),
         TEST(a_store_may_be_closed_before_the_stream_has_seen_the_end),

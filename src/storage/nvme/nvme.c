@@ -14,7 +14,6 @@
 #include "base/relax.h"
 #include "gpunvme/memory.h"
 #include "gpunvme/sim.h"
-#include "memory/cuda.h"
 #include "memory/ordering.h"
 #include "storage/futex.h"
 #include "storage/nvme/lane.h"
@@ -390,14 +389,6 @@ gpunvme_err_t nvme_store_size(struct gpunvme_store *store, uint64_t *nbytes)
     return GPUNVME_OK;
 }
 
-/* The threads of a simulated controller copy as well. */
-static gpunvme_err_t nvme_prepare(struct gpunvme_store *store, unsigned gpu)
-{
-    if (strcmp(store->uri.scheme, "sim") || gpunvme_mem_gpu_is_host())
-        return GPUNVME_OK;
-    return mem_cuda_keep_ready(gpu);
-}
-
 static void nvme_describe(struct gpunvme_store *store, struct gpunvme_path *path)
 {
     struct nvme_store *s = store->priv;
@@ -427,7 +418,6 @@ const struct store_backend store_nvme = {
     .close = nvme_close,
     .size = nvme_store_size,
     .direct = nvme_direct,
-    .prepare = nvme_prepare,
     /* Which drives this machine has is told with the transports, by gpunvme info. */
     .works_with = "this library's own driver, wherever a controller can be reached",
     .describe = nvme_describe,

@@ -60,6 +60,15 @@ void posix_engine_destroy(struct posix_engine *engine)
     free(engine);
 }
 
+gpunvme_err_t posix_engine_prepare(struct posix_engine *engine, unsigned gpu)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    for (unsigned i = 0; i < POSIX_NRINGS && !err; i++)
+        err = posix_ring_prepare(&engine->rings[i], gpu);
+    return err;
+}
+
 /* Under the lock. After an error something may be there. */
 static gpunvme_err_t make(struct gpunvme_engine *of)
 {
@@ -81,6 +90,9 @@ static gpunvme_err_t make(struct gpunvme_engine *of)
         err = crew_create(of, &engine->crew);
     for (unsigned i = 0; i < nworkers && !err; i++)
         err = posix_add_lane(engine, i, workers_at(of->workers, i));
+    for (unsigned gpu = 0; gpu < POSIX_MAX_GPUS && !err; gpu++)
+        if (atomic_load(&of->ready_gpus) >> gpu & 1)
+            err = posix_engine_prepare(engine, gpu);
     return err;
 }
 

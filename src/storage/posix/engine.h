@@ -26,6 +26,9 @@ gpunvme_err_t posix_engine_take(struct gpunvme_engine *of, struct posix_engine *
 /* No file is open. NULL is fine. */
 void posix_engine_destroy(struct posix_engine *engine);
 
+/* store_engine_prepare()'s part. */
+gpunvme_err_t posix_engine_prepare(struct posix_engine *engine, unsigned gpu);
+
 /* How much memory is pinned. */
 size_t posix_engine_pinned(const struct posix_engine *engine);
 

@@ -115,16 +115,6 @@ gpunvme_err_t posix_advise(struct gpunvme_store *store, uint64_t offset, uint64_
     return error ? base_fail_errno(error, "%s: a hint", store->uri.text) : GPUNVME_OK;
 }
 
-static gpunvme_err_t posix_prepare(struct gpunvme_store *store, unsigned gpu)
-{
-    const struct posix *posix = store->priv;
-    gpunvme_err_t err = posix_ring_prepare(&posix->engine->rings[POSIX_SLOTS], gpu);
-
-    if (!err && store->flags & GPUNVME_OPEN_WRITE && posix->file.in_memory)
-        err = posix_ring_prepare(&posix->engine->rings[POSIX_FILL_SLOTS], gpu);
-    return err;
-}
-
 /* ---- What it says of itself ------------------------------------------------------------------ */
 
 static const char *direct_why_not(const struct posix_file *file)
@@ -205,7 +195,6 @@ const struct store_backend store_posix = {
     .resize = posix_resize,
     .advise = posix_advise,
     .direct = posix_direct,
-    .prepare = posix_prepare,
     .describe = posix_describe,
     .works_with = "files and block devices of the kernel",
 };

@@ -149,7 +149,6 @@ struct posix_ring {
     _Atomic unsigned nlost;    /* the GPU never gave back */
     _Atomic unsigned npinned, nrefused; /* parts that were, and could not be */
     _Atomic unsigned gpu;               /* for which the first part was pinned */
-    _Atomic uint64_t ready_gpus;        /* a bit for each for which all slots are prepared */
     char why_not[160];                  /* the first could not be */
 };
 
@@ -199,7 +198,7 @@ struct posix_slot {
     _Atomic(struct gpunvme_mem_stream *) streams[POSIX_MAX_GPUS]; /* made under the ring's lock */
 };
 
-/* Pins all slots and makes their streams to this GPU; once. */
+/* Pins all slots and makes their streams to this GPU. */
 gpunvme_err_t posix_ring_prepare(struct posix_ring *ring, unsigned gpu);
 
 /* Starts copies of all its pieces for GPU memory; the rest is copied at once. */

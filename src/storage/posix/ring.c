@@ -298,8 +298,6 @@ gpunvme_err_t posix_ring_prepare(struct posix_ring *ring, unsigned gpu)
     struct gpunvme_mem_stream *stream;
     gpunvme_err_t err = GPUNVME_OK;
 
-    if (gpu >= POSIX_MAX_GPUS || atomic_load(&ring->ready_gpus) >> gpu & 1)
-        return GPUNVME_OK;
     for (unsigned i = 0; i < ring->nparts; i++) {
         bool is_open;
 
@@ -315,8 +313,6 @@ gpunvme_err_t posix_ring_prepare(struct posix_ring *ring, unsigned gpu)
                 err = mem_stream_prepare_batches(stream);
         }
     }
-    if (!err)
-        atomic_fetch_or(&ring->ready_gpus, UINT64_C(1) << gpu);
     return err;
 }
 

@@ -542,17 +542,6 @@ static gpunvme_err_t stripe_size(struct gpunvme_store *store, uint64_t *nbytes)
     return GPUNVME_OK;
 }
 
-static gpunvme_err_t stripe_prepare(struct gpunvme_store *store, unsigned gpu)
-{
-    const struct stripe *s = store->priv;
-    gpunvme_err_t err = GPUNVME_OK;
-
-    for (size_t m = 0; m < s->n && !err; m++)
-        if (s->members[m]->backend->prepare)
-            err = s->members[m]->backend->prepare(s->members[m], gpu);
-    return err;
-}
-
 /* Bytes are the members', each by its own way; so are the reasons, of which the first differs. */
 static void stripe_describe(struct gpunvme_store *store, struct gpunvme_path *path)
 {
@@ -588,7 +577,6 @@ const struct store_backend store_stripe = {
     .cancel = stripe_cancel,
     .prefix = stripe_prefix,
     .direct = stripe_direct,
-    .prepare = stripe_prepare,
     .works_with = "several stores as one; gpunvme stripe makes such sets",
     .describe = stripe_describe,
 };

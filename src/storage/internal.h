@@ -121,13 +121,15 @@ struct store_backend {
     unsigned option_bit; /* STORE_POSIX, … */
 
     /*
-     * Opens what store->uri names; store->flags and store->uri are set. On success it has set
-     * store->priv, block_size, resizable, threads and gpu_route. If it fails with priv set, close
-     * is called to free what there is. The `require` option is checked by the caller, with
-     * gpu_route.
+     * Opens what store->uri names; store->flags and store->uri are set, and store->priv has
+     * priv_nbytes zeroes. On success it has set block_size, resizable, threads and gpu_route. The
+     * `require` option is checked by the caller, with gpu_route.
      */
     gpunvme_err_t (*open)(struct gpunvme_store *store);
-    gpunvme_err_t (*close)(struct gpunvme_store *store); /* nothing is in flight; frees all */
+    size_t priv_nbytes;
+
+    /* Nothing is in flight: frees all but priv; after open failed, what there is. NULL: nothing. */
+    gpunvme_err_t (*close)(struct gpunvme_store *store);
     gpunvme_err_t (*size)(struct gpunvme_store *store, uint64_t *nbytes);
     gpunvme_err_t (*resize)(struct gpunvme_store *store, uint64_t nbytes); /* NULL: fixed */
 

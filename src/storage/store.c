@@ -109,6 +109,14 @@ static gpunvme_err_t force(struct store_uri *uri)
     return GPUNVME_OK;
 }
 
+static gpunvme_err_t close_backend(struct gpunvme_store *store)
+{
+    gpunvme_err_t err = store->backend->close ? store->backend->close(store) : GPUNVME_OK;
+
+    free(store->priv);
+    return err;
+}
+
 static gpunvme_err_t open_backend(struct gpunvme_store *store)
 {
     gpunvme_err_t err = choose(&store->uri, &store->backend);
@@ -122,14 +130,18 @@ static gpunvme_err_t open_backend(struct gpunvme_store *store)
                         store->uri.text);
     if (!err && store->flags & GPUNVME_OPEN_FORCE && !strcmp(store->uri.scheme, "sim"))
         err = force(&store->uri);
-    if (!err)
-        err = store->backend->open(store);
+    if (err)
+        return err;
+    store->priv = calloc(1, store->backend->priv_nbytes + 1);
+    if (!store->priv)
+        return base_fail(GPUNVME_ERR_NOMEM, "a store");
+    err = store->backend->open(store);
     if (!err)
         err = keep_promise(store);
-    if (!err || !store->priv)
-        return err;
+    if (!err)
+        return GPUNVME_OK;
     base_keep(&failure, err);
-    store->backend->close(store);
+    close_backend(store);
     return base_restore(&failure);
 }
 
@@ -275,7 +287,7 @@ gpunvme_err_t gpunvme_close(struct gpunvme_store *store)
         atomic_store(&store->closing, false);
         return err;
     }
-    err = close_error(store->backend->close(store));
+    err = close_error(close_backend(store));
     store_engine_leave(store->engine);
     store_uri_free(&store->uri);
     free(store);

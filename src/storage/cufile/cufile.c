@@ -144,18 +144,14 @@ static gpunvme_err_t cufile_close(struct gpunvme_store *store)
         err = err ? err : released;
     }
     pthread_mutex_destroy(&cufile->edge);
-    free(cufile);
     return err;
 }
 
 static gpunvme_err_t cufile_open(struct gpunvme_store *store)
 {
-    struct cufile *cufile = calloc(1, sizeof(*cufile));
+    struct cufile *cufile = store->priv;
     gpunvme_err_t err;
 
-    if (!cufile)
-        return base_fail(GPUNVME_ERR_NOMEM, "a store");
-    store->priv = cufile;
     pthread_mutex_init(&cufile->edge, NULL);
     err = open_driver(store, cufile); /* first: a file is not created in vain */
     if (err)
@@ -235,6 +231,7 @@ const struct store_backend store_cufile = {
     .name = "cufile",
     .option_bit = STORE_CUFILE,
     .open = cufile_open,
+    .priv_nbytes = sizeof(struct cufile),
     .close = cufile_close,
     .size = posix_size,
     .resize = posix_resize,

@@ -302,20 +302,18 @@ static void choose(struct gpunvme_store *store, struct nvme_store *s)
 static gpunvme_err_t nvme_close(struct gpunvme_store *store)
 {
     struct nvme_store *s = store->priv;
-    gpunvme_err_t err;
 
     store_domain_leave(store);
     free_callers(s);
     if (!nvme_lanes_leave(store->engine, s->lanes))
         s->is_left = true;
     nvme_claims_free(&s->claims);
-    err = s->is_left ? base_fail(GPUNVME_ERR_IO,
-                                 "%.100s: work on the GPU does not end: what it may reach for, the "
-                                 "controller with it, is left to it until the process ends",
-                                 store->uri.target)
-                     : nvme_share_close(s->share);
-    free(s);
-    return err;
+    if (s->is_left)
+        return base_fail(GPUNVME_ERR_IO,
+                         "%.100s: work on the GPU does not end: what it may reach for, the "
+                         "controller with it, is left to it until the process ends",
+                         store->uri.target);
+    return nvme_share_close(s->share);
 }
 
 /* `threads=`, `depth=` and `chunk=` within what the controller's lanes have. */
@@ -361,13 +359,9 @@ static gpunvme_err_t start(struct gpunvme_store *store)
 
 static gpunvme_err_t nvme_open(struct gpunvme_store *store)
 {
-    struct nvme_store *s = calloc(1, sizeof(*s));
-    gpunvme_err_t err;
+    struct nvme_store *s = store->priv;
+    gpunvme_err_t err = nvme_share_open(store->uri.target, &s->share);
 
-    if (!s)
-        return base_fail(GPUNVME_ERR_NOMEM, "a store");
-    store->priv = s;
-    err = nvme_share_open(store->uri.target, &s->share);
     if (err)
         return err;
     s->ctrl = nvme_share_ctrl(s->share);
@@ -415,6 +409,7 @@ const struct store_backend store_nvme = {
     .name = "nvme",
     .option_bit = STORE_NVME,
     .open = nvme_open,
+    .priv_nbytes = sizeof(struct nvme_store),
     .close = nvme_close,
     .size = nvme_store_size,
     .direct = nvme_direct,

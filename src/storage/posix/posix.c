@@ -25,10 +25,7 @@ gpunvme_err_t posix_leave(struct posix *posix)
 
 static gpunvme_err_t posix_close(struct gpunvme_store *store)
 {
-    gpunvme_err_t err = posix_leave(store->priv);
-
-    free(store->priv);
-    return err;
+    return posix_leave(store->priv);
 }
 
 gpunvme_err_t posix_enter(struct gpunvme_store *store, struct posix *posix)
@@ -74,15 +71,10 @@ static gpunvme_err_t set_limits(struct gpunvme_store *store, struct posix *posix
 
 static gpunvme_err_t posix_open(struct gpunvme_store *store)
 {
-    struct posix *posix = calloc(1, sizeof(*posix));
-    gpunvme_err_t err;
+    gpunvme_err_t err = posix_enter(store, store->priv);
 
-    if (!posix)
-        return base_fail(GPUNVME_ERR_NOMEM, "a store");
-    store->priv = posix;
     store->gpu_route = GPUNVME_ROUTE_BOUNCE;
-    err = posix_enter(store, posix);
-    return err ? err : set_limits(store, posix);
+    return err ? err : set_limits(store, store->priv);
 }
 
 gpunvme_err_t posix_size(struct gpunvme_store *store, uint64_t *nbytes)
@@ -190,6 +182,7 @@ const struct store_backend store_posix = {
     .name = "posix",
     .option_bit = STORE_POSIX,
     .open = posix_open,
+    .priv_nbytes = sizeof(struct posix),
     .close = posix_close,
     .size = posix_size,
     .resize = posix_resize,

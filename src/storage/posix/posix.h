@@ -243,7 +243,7 @@ size_t posix_fill_write(struct posix_fill *fill, int from, uint64_t from_offset,
 
 /* ---- All together ---------------------------------------------------------------------------- */
 
-/* What belongs to a file; what serves it is the engine's. The first member of a store's priv. */
+/* What belongs to a file; what serves it is the engine's. A store's priv begins with it. */
 struct posix {
     struct posix_file file;
     struct posix_fill fill;
@@ -260,7 +260,7 @@ struct posix {
 
 /*
  * Opens a file for backends that have it as their own: sets store->crew too. What there is after an
- * error is freed by posix_leave() all the same, which frees all but `posix` itself.
+ * error is freed by posix_leave() all the same.
  */
 gpunvme_err_t posix_enter(struct gpunvme_store *store, struct posix *posix);
 gpunvme_err_t posix_leave(struct posix *posix);

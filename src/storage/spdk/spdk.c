@@ -65,14 +65,10 @@ static void choose(struct gpunvme_store *store, struct gspdk_store *s)
 static gpunvme_err_t spdk_open(struct gpunvme_store *store)
 {
     const struct store_options *o = &store->uri.options;
-    struct gspdk_store *s = calloc(1, sizeof(*s));
+    struct gspdk_store *s = store->priv;
     struct gspdk_address address;
-    gpunvme_err_t err;
+    gpunvme_err_t err = gspdk_address_parse(store->uri.target + strlen("spdk:"), &address);
 
-    if (!s)
-        return base_fail(GPUNVME_ERR_NOMEM, "a store");
-    store->priv = s;
-    err = gspdk_address_parse(store->uri.target + strlen("spdk:"), &address);
     if (!err && address.nsid && o->nsid && address.nsid != o->nsid)
         err = base_fail(GPUNVME_ERR_URI, "%s: two namespaces", store->uri.text);
     if (!err)
@@ -98,7 +94,6 @@ static gpunvme_err_t spdk_close(struct gpunvme_store *store)
     all_ended = nvme_lanes_leave(store->engine, s->nvme.lanes);
     nvme_claims_free(&s->nvme.claims);
     gspdk_detach(s->ctrlr);
-    free(s);
     return all_ended ? GPUNVME_OK
                      : base_fail(GPUNVME_ERR_IO,
                                  "%.100s: copies by the GPU do not end: their "
@@ -123,6 +118,7 @@ const struct store_backend store_spdk = {
     .name = "spdk",
     .option_bit = STORE_SPDK,
     .open = spdk_open,
+    .priv_nbytes = sizeof(struct gspdk_store),
     .close = spdk_close,
     .size = nvme_store_size,
     .works_with =

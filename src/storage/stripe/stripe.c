@@ -483,7 +483,6 @@ static gpunvme_err_t stripe_close(struct gpunvme_store *store)
             base_keep(&failure, err);
     }
     pthread_mutex_destroy(&s->lock);
-    free(s);
     return failure.err ? base_restore(&failure) : GPUNVME_OK;
 }
 
@@ -515,14 +514,11 @@ static gpunvme_err_t open_all(struct gpunvme_store *store, struct stripe *s, cha
 
 static gpunvme_err_t stripe_open(struct gpunvme_store *store)
 {
-    struct stripe *s = calloc(1, sizeof(*s));
+    struct stripe *s = store->priv;
     char **uris = NULL;
     gpunvme_err_t err;
     size_t n;
 
-    if (!s)
-        return base_fail(GPUNVME_ERR_NOMEM, "a store");
-    store->priv = s;
     pthread_mutex_init(&s->lock, NULL);
     err = stripe_list(store->uri.target, &uris, &n);
     if (err)
@@ -571,6 +567,7 @@ const struct store_backend store_stripe = {
     .name = "stripe",
     .option_bit = STORE_STRIPE,
     .open = stripe_open,
+    .priv_nbytes = sizeof(struct stripe),
     .close = stripe_close,
     .size = stripe_size,
     .submit = stripe_submit,

@@ -157,10 +157,10 @@ static gpunvme_err_t cufile_open(struct gpunvme_store *store)
     if (err)
         return err;
     cufile->has_file = true;
+    cufile->posix.serve_gpu = cufile_serve;
     err = posix_enter(store, &cufile->posix);
     if (err)
         return err;
-    cufile->posix.serve_gpu = cufile_serve;
     cufile_where(cufile->posix.file.fd, &cufile->where);
     err = register_file(store, cufile);
     if (err)

@@ -258,7 +258,7 @@ static gpunvme_err_t open_direct(struct gpunvme_store *store, struct posix_file 
     return GPUNVME_OK;
 }
 
-gpunvme_err_t posix_file_open(struct gpunvme_store *store, struct posix_file *file)
+gpunvme_err_t posix_file_open(struct gpunvme_store *store, struct posix_file *file, bool own)
 {
     gpunvme_err_t err;
 
@@ -267,7 +267,7 @@ gpunvme_err_t posix_file_open(struct gpunvme_store *store, struct posix_file *fi
     if (err)
         return err;
     file->block_device = !store->resizable;
-    file->in_memory = is_in_memory(file->fd);
+    file->in_memory = own && is_in_memory(file->fd);
     atomic_store(&file->cold, 1);
     return open_direct(store, file);
 }

@@ -33,7 +33,7 @@ gpunvme_err_t posix_enter(struct gpunvme_store *store, struct posix *posix)
     gpunvme_err_t err;
 
     pthread_mutex_init(&posix->write_lock, NULL);
-    err = posix_file_open(store, &posix->file);
+    err = posix_file_open(store, &posix->file, !posix->serve_gpu);
     posix_fill_init(&posix->fill, posix->file.fd);
     if (!err)
         err = posix_engine_take(store->engine, &posix->engine);

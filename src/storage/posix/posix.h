@@ -48,7 +48,7 @@ struct posix_file {
     int fd;        /* through the page cache */
     int direct_fd; /* O_DIRECT; -1: none */
     bool block_device;
-    bool in_memory; /* tmpfs and the like: nothing is faster than to copy it */
+    bool in_memory; /* our own, on tmpfs and the like: nothing is faster than to copy it */
     bool pays;      /* O_DIRECT is to be used at all */
     bool wanted;    /* … whenever it can be: direct=on */
     uint32_t align; /* of offsets and lengths with O_DIRECT: a power of two, at most a page */
@@ -62,7 +62,8 @@ struct posix_file {
     char why_not[120];      /* there is no O_DIRECT */
 };
 
-gpunvme_err_t posix_file_open(struct gpunvme_store *store, struct posix_file *file);
+/* `own`: nobody else moves bytes of it, so one in memory is just copied. */
+gpunvme_err_t posix_file_open(struct gpunvme_store *store, struct posix_file *file, bool own);
 gpunvme_err_t posix_file_close(struct posix_file *file);
 
 /* What came of looking into the page cache. */
@@ -253,7 +254,8 @@ struct posix {
     struct posix_engine *engine;
     /*
      * Moves a piece of GPU memory by another way than slots; *done gets the bytes moved, also after
-     * an error. Called by a thread of the pool, it blocks as long as it likes. NULL: slots.
+     * an error. Called by a thread of the pool, it blocks as long as it likes. NULL: slots. Set
+     * before posix_enter().
      */
     gpunvme_err_t (*serve_gpu)(const struct crew_piece *piece, size_t *done);
 };

@@ -271,7 +271,7 @@ void posix_advance(struct posix_worker *w, struct posix_op *op)
 {
     while (!op->error && !op->end && op->done < op->piece.nbytes) {
         plan(op);
-        if (posix_of(op)->file.in_memory && !posix_is_served(op)) {
+        if (posix_of(op)->file.in_memory) {
             took(op, move_memory(op));
             continue;
         }

@@ -156,6 +156,35 @@ static void a_canceled_transfer_ends_when_what_had_begun_has(void **state)
     ok(gpunvme_close(store));
 }
 
+/* As many as it likes, in the way that it would have it, from the first byte on. */
+static void others_go_on_beside_a_file_system_that_hangs(void **state)
+{
+    static struct gpunvme_io ios[64];
+    static uint8_t other[NBYTES];
+    struct gpunvme_store *store = open_hanging("timeout=60s"), *good;
+    const size_t each = HALF / 64;
+
+    (void)state;
+    good = opened(file_of(true, "good", bytes, NBYTES), 0);
+    for (unsigned i = 0; i < 64; i++)
+        ios[i] = (struct gpunvme_io){.store = store,
+                                     .offset = HALF + i * each,
+                                     .ptr = memory + HALF + i * each,
+                                     .nbytes = each};
+    ok(gpunvme_io_submit(ios, 64, NULL));
+    for (unsigned i = 0; i < 20; i++)
+        ok(gpunvme_store_read(good, 0, other, GPUNVME_MEM_HOST, NBYTES, NULL));
+    assert_memory_equal(other, bytes, NBYTES);
+    for (unsigned i = 0; i < 64; i++)
+        assert_int_equal(gpunvme_io_test(&ios[i]), GPUNVME_ERR_AGAIN);
+    file.shared->is_mute = false;
+    for (unsigned i = 0; i < 64; i++)
+        ok(gpunvme_io_wait(&ios[i], PATIENCE_NS));
+    assert_memory_equal(memory + HALF, bytes + HALF, HALF);
+    ok(gpunvme_close(good));
+    close_at_last(store);
+}
+
 /* Each has what came of it, whatever the call as a whole says. */
 static void of_several_only_those_that_stopped_have_timed_out(void **state)
 {
@@ -225,6 +254,7 @@ int main(void)
         TEST(a_store_is_closed_when_its_last_transfer_has_ended),
         TEST(a_wait_that_times_out_leaves_the_transfer_in_flight),
         TEST(a_canceled_transfer_ends_when_what_had_begun_has),
+        TEST(others_go_on_beside_a_file_system_that_hangs),
         TEST(of_several_only_those_that_stopped_have_timed_out),
         TEST(a_transfer_that_stops_lets_its_stream_go),
     };

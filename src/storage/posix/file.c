@@ -189,12 +189,42 @@ int store_reopen_fd(int fd, const char *path, int flags)
     return again;
 }
 
-static bool is_in_memory(int fd)
+/*
+ * Whether a program or another machine answers for the file system: it may stop to, and then even
+ * what should not wait does, RWF_NOWAIT and submission to io_uring. The numbers that the kernel's
+ * linux/magic.h lacks are those of the file systems' own sources.
+ */
+static bool is_served(uint32_t type)
+{
+    static const uint32_t served[] = {
+        FUSE_SUPER_MAGIC, NFS_SUPER_MAGIC,  SMB_SUPER_MAGIC,  SMB2_SUPER_MAGIC,
+        CIFS_SUPER_MAGIC, V9FS_MAGIC,       CEPH_SUPER_MAGIC, AFS_SUPER_MAGIC,
+        AFS_FS_MAGIC,     CODA_SUPER_MAGIC, 0x0bd00bd0, /* Lustre */
+        0x47504653,                                     /* GPFS */
+        0x19830326,                                     /* BeeGFS */
+        0x01161970,                                     /* GFS2 */
+        0x7461636f,                                     /* OCFS2 */
+    };
+
+    for (size_t i = 0; i < sizeof(served) / sizeof(served[0]); i++)
+        if (type == served[i])
+            return true;
+    return false;
+}
+
+static void ask_file_system(struct posix_file *file, bool own)
 {
     struct statfs fs;
+    uint32_t type;
 
-    return !fstatfs(fd, &fs) &&
-           (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC || fs.f_type == HUGETLBFS_MAGIC);
+    if (fstatfs(file->fd, &fs)) {
+        file->is_served = !file->block_device; /* those of drives know this call */
+        return;
+    }
+    type = (uint32_t)fs.f_type;
+    file->in_memory =
+        own && (type == TMPFS_MAGIC || type == RAMFS_MAGIC || type == HUGETLBFS_MAGIC);
+    file->is_served = is_served(type);
 }
 
 static bool power_of_two(uint32_t x)
@@ -267,7 +297,7 @@ gpunvme_err_t posix_file_open(struct gpunvme_store *store, struct posix_file *fi
     if (err)
         return err;
     file->block_device = !store->resizable;
-    file->in_memory = own && is_in_memory(file->fd);
+    ask_file_system(file, own);
     atomic_store(&file->cold, 1);
     return open_direct(store, file);
 }
@@ -408,7 +438,7 @@ bool posix_file_is_warm(struct posix_file *file, uint64_t offset)
 
     if (file->in_memory)
         return true;
-    if (atomic_load_explicit(&file->no_nowait, memory_order_relaxed) ||
+    if (file->is_served || atomic_load_explicit(&file->no_nowait, memory_order_relaxed) ||
         (file->wanted && posix_file_direct(file, GPUNVME_OP_READ, 0)))
         return false;
     if (!atomic_load_explicit(&file->cold, memory_order_relaxed))

@@ -39,7 +39,9 @@ gpunvme_err_t posix_enter(struct gpunvme_store *store, struct posix *posix)
         err = posix_engine_take(store->engine, &posix->engine);
     if (err)
         return err;
-    posix->uring = store->uri.options.uring != STORE_OFF && !posix->engine->uring_errno;
+    posix->uring = !posix->engine->uring_errno &&
+                   (store->uri.options.uring == STORE_ON ||
+                    (store->uri.options.uring != STORE_OFF && !posix->file.is_served));
     store->crew = posix->engine->crew;
     return GPUNVME_OK;
 }
@@ -163,7 +165,9 @@ static void say_why_not(const struct posix *posix, struct gpunvme_path *path)
         STORE_SAY(path->why_not, "; O_DIRECT: %s", direct_why_not(file));
     if (!posix->uring)
         STORE_SAY(path->why_not, "; io_uring: %s",
-                  engine->uring_errno ? strerror(engine->uring_errno) : "uring=off");
+                  engine->uring_errno ? strerror(engine->uring_errno)
+                  : file->is_served   ? "this file system may hold up who asks"
+                                      : "uring=off");
     for (unsigned i = 0; i < POSIX_NRINGS; i++) {
         if (!atomic_load(&engine->rings[i].nrefused))
             continue;

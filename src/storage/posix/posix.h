@@ -49,6 +49,8 @@ struct posix_file {
     int direct_fd; /* O_DIRECT; -1: none */
     bool block_device;
     bool in_memory; /* our own, on tmpfs and the like: nothing is faster than to copy it */
+    bool is_served; /* by a program or another machine, which may stop to answer: only threads of
+                       the pool ask for its bytes */
     bool pays;      /* O_DIRECT is to be used at all */
     bool wanted;    /* … whenever it can be: direct=on */
     uint32_t align; /* of offsets and lengths with O_DIRECT: a power of two, at most a page */

@@ -104,7 +104,7 @@ int main(int argc, char **argv)
     unlink(path);
     check("memory", gpunvme_mem_alloc(32u << 20, GPUNVME_MEM_HOST, &buf));
     check("batch", gpunvme_batch_create(&batch));
-    snprintf(uri, sizeof(uri), "file:%s?timeout=600s,uring=off", file.path);
+    snprintf(uri, sizeof(uri), "file:%s?timeout=600s", file.path);
     rate(good, buf.cpu, 32, 1u << 20, 1);
     for (unsigned k = 0; k < rounds; k++) {
         large[0][k] = rate(good, buf.cpu, 32, 1u << 20, seconds);

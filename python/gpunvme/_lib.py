@@ -632,6 +632,8 @@ _FUNCTIONS: dict[str, tuple[type | None, ...]] = {
     "gpunvme_mem_free": (c_int, c_void_p),
     "gpunvme_mem_kind_of": (c_int, c_void_p, c_void_p, c_void_p),
     "gpunvme_mem_copy": (c_int, c_void_p, c_int, c_void_p, c_int, c_size_t),
+    "gpunvme_mem_checksum": (c_int, c_void_p, c_size_t, c_size_t, c_void_p, c_void_p),
+    "gpunvme_mem_checksum_host": (c_uint64, c_void_p, c_size_t),
     "gpunvme_mem_gpu_is_host": (c_bool,),
     "gpunvme_mem_gpu_why_not": (c_char_p,),
     "gpunvme_mem_gpu_count": (c_uint,),

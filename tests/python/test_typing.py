@@ -26,6 +26,8 @@ def test_mypy_finds_nothing(tmp_path: Path) -> None:
 def test_every_public_name_has_a_docstring() -> None:
     names = [(name, getattr(gpunvme, name)) for name in gpunvme.__all__]
     names += [(f"ops.{name}", getattr(gpunvme.ops, name)) for name in gpunvme.ops.__all__]
+    names += [(f"checkpoint.{name}", getattr(gpunvme.checkpoint, name))
+              for name in gpunvme.checkpoint.__all__]
     for name, value in list(names):
         if inspect.isclass(value) and value.__module__.startswith("gpunvme"):
             names += [(f"{name}.{method}", function) for method, function in vars(value).items()

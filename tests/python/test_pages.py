@@ -25,15 +25,17 @@ def test_an_example_runs(command: str) -> None:
     assert done.stdout
 
 
-def test_the_page_s_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "least"), [("PYTHON.md", 6), ("CHECKPOINT.md", 2)])
+def test_the_page_s_code_runs(name: str, least: int, tmp_path: Path,
+                              monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.arange(1 << 20, dtype=np.float32).tofile("weights.bin")
-    page = (SOURCE / "docs/PYTHON.md").read_text()
+    page = (SOURCE / "docs" / name).read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.S | re.M)
-    assert len(blocks) > 5
+    assert len(blocks) >= least
     namespace: dict[str, object] = {}
     for block in blocks:
-        exec(compile(block, "docs/PYTHON.md", "exec"), namespace)
+        exec(compile(block, name, "exec"), namespace)
 
 
 def test_the_page_names_what_there_is() -> None:
@@ -46,3 +48,13 @@ def test_the_page_names_what_there_is() -> None:
         found: object = gpunvme
         for name in names.split("."):
             found = getattr(found, name)
+
+
+def test_a_training_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    program = SOURCE / "examples/python/checkpoint_training.py"
+    printed = [subprocess.run([sys.executable, program, tmp_path, "--steps", "8", "--every", "4"],
+                              capture_output=True, text=True, timeout=300, check=True).stdout
+               for _ in range(2)]
+    assert "goes on" not in printed[0] and "step 8:" in printed[0]
+    assert "goes on from step 8" in printed[1] and "step 16:" in printed[1]

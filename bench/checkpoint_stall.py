@@ -1,0 +1,195 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
+"""What checkpoints cost a training: the steps of a GPT with and without saves, in turn.
+
+    bench/checkpoint_stall.py FOLDER [--gib 16] [--every 30] [--rounds 4]
+                              [--snapshot pinned|device] [--no-defer] [--peers]      prints JSON
+
+A round is --every seconds of steps without a save, and as many with one save at their begin. The
+stall of a round is how much longer its steps with the save took than as many at the mean of those
+without. The state (fp32 parameters and AdamW's moments) has about --gib GiB. A first save, which
+makes what later ones use again, is told apart. --peers then saves to FOLDER without a training, by
+save(), by save_async().result() and by torch.save() with fsync, three times each in turn. Without
+a GPU it runs on the CPU: say --gib 0.1 --every 5 then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpunvme import checkpoint
+
+on_gpu = torch.cuda.is_available()
+device = "cuda" if on_gpu else "cpu"
+
+
+class Block(torch.nn.Module):
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = torch.nn.LayerNorm(d), torch.nn.LayerNorm(d)
+        self.qkv, self.out = torch.nn.Linear(d, 3 * d), torch.nn.Linear(d, d)
+        self.up, self.down = torch.nn.Linear(d, 4 * d), torch.nn.Linear(4 * d, d)
+
+    def forward(self, x: Any) -> Any:
+        b, t, d = x.shape
+        heads = self.qkv(self.norm1(x)).view(b, t, 3, d // 64, 64).permute(2, 0, 3, 1, 4)
+        seen = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(b, t, d))
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm2(x))))
+
+
+class Training:
+    """Steps of a GPT whose state has about ``nbytes`` bytes."""
+
+    def __init__(self, nbytes: float, d: int, tokens: int) -> None:
+        vocabulary = 32768 if on_gpu else 256
+        layers = max(1, round((nbytes / 12 - vocabulary * d) / (12 * d * d)))
+        torch.manual_seed(1)
+        with torch.device(device):
+            self.embedding = torch.nn.Embedding(vocabulary, d)
+            self.blocks = torch.nn.ModuleList(Block(d) for _ in range(layers))
+            self.ids = torch.randint(vocabulary, (max(1, tokens // 1024), min(tokens, 1024)))
+        self.modules = torch.nn.ModuleList([self.embedding, self.blocks])
+        self.optimizer = torch.optim.AdamW(self.modules.parameters(), lr=1e-4, fused=on_gpu)
+        self.saving: checkpoint.Save | None = None
+        self.optimizer.register_step_pre_hook(self.before_change)
+        self.before: Any = None
+
+    def before_change(self, *_: object) -> None:
+        if self.saving:
+            self.saving.wait_snapshot()
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.modules.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def step(self) -> None:
+        """Runs at most one step ahead of the GPU."""
+        with torch.autocast(device, dtype=torch.bfloat16):
+            x = self.embedding(self.ids)
+            for block in self.blocks:
+                x = block(x)
+            logits = torch.nn.functional.linear(x, self.embedding.weight)
+            loss = torch.nn.functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1), self.ids[:, 1:].flatten())
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        if on_gpu:
+            event = torch.cuda.Event()
+            event.record()
+            if self.before:
+                self.before.synchronize()
+            self.before = event
+
+    def run(self, seconds: float, begin: Callable[[], None] = lambda: None) -> list[float]:
+        """What each step took, in seconds; ``begin`` is called in the first one."""
+        took = []
+        end = last = time.perf_counter()
+        end += seconds
+        begin()
+        while last < end:
+            self.step()
+            now = time.perf_counter()
+            took.append(now - last)
+            last = now
+        return took
+
+
+def synchronize() -> None:
+    if on_gpu:
+        torch.cuda.synchronize()
+
+
+def peers(state: dict[str, Any], folder: Path, nbytes: int, snapshot: Any) -> dict[str, Any]:
+    """GB/s of saves that are waited for."""
+    def save() -> None:
+        checkpoint.save(state, folder / "peer")
+
+    def save_async() -> None:
+        checkpoint.save_async(state, folder / "peer", snapshot=snapshot).result()
+
+    def torch_save() -> None:
+        with (folder / "peer.pt").open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    ways = (save, save_async, torch_save)
+    rates: dict[str, list[float]] = {f"{way.__name__}_gb_s": [] for way in ways}
+    for _ in range(3):
+        for way in ways:
+            synchronize()
+            begin = time.perf_counter()
+            way()
+            rates[f"{way.__name__}_gb_s"].append(nbytes / (time.perf_counter() - begin) / 1e9)
+            shutil.rmtree(folder / "peer", ignore_errors=True)
+            (folder / "peer.pt").unlink(missing_ok=True)
+    return {name: statistics.median(rate) for name, rate in rates.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--gib", type=float, default=16)
+    parser.add_argument("--every", type=float, default=30)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--width", type=int, default=2048 if on_gpu else 128)
+    parser.add_argument("--tokens", type=int, default=16384 if on_gpu else 64)
+    parser.add_argument("--snapshot", choices=["pinned", "device"], default="pinned")
+    parser.add_argument("--no-defer", action="store_true")
+    parser.add_argument("--peers", action="store_true")
+    options = parser.parse_args()
+
+    training = Training(options.gib * 2**30, options.width, options.tokens)
+    training.run(3)
+    calls: list[float] = []
+
+    def save() -> None:
+        began = time.perf_counter()
+        training.saving = checkpoint.save_async(
+            training.state(), options.folder / "run", keep=1, snapshot=options.snapshot,
+            defer=not options.no_defer)
+        calls.append(time.perf_counter() - began)
+
+    def end() -> None:
+        assert training.saving is not None
+        training.saving.result()
+
+    begin = time.perf_counter()
+    training.run(1, save)
+    end()
+    nbytes = training.saving.progress().total if training.saving else 0
+    first = time.perf_counter() - begin
+    plain: list[float] = []
+    stalls: list[float] = []
+    for _ in range(options.rounds):
+        without = training.run(options.every)
+        plain += without
+        with_save = training.run(options.every, save)
+        stalls.append(sum(with_save) - len(with_save) * statistics.mean(without))
+        end()
+    stall = statistics.median(stalls)
+    print(json.dumps({
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu", "torch": torch.__version__,
+        "snapshot": options.snapshot, "defer": not options.no_defer, "every_s": options.every,
+        "nbytes": nbytes, "step_s": statistics.median(plain),
+        "steps_a_round": len(plain) / options.rounds, "first_save_s": first,
+        "call_s": statistics.median(calls[1:]), "stall_s": stall, "stalls_s": stalls,
+        "stall_percent": 100 * stall / options.every,
+        "spread_of_steps_percent": 100 * statistics.pstdev(plain) / statistics.median(plain),
+    } | (peers(training.state(), options.folder, nbytes, options.snapshot)
+         if options.peers else {}), indent=2))
+
+
+if __name__ == "__main__":
+    main()

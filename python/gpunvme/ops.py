@@ -29,7 +29,7 @@ import numpy as np
 from . import _lib
 from .buffers import Array, describe, stream_handle
 from .errors import OpsError, ops_error
-from .memory import DeviceMemory
+from .memory import DeviceMemory, _current
 from .reports import Capability, Metrics, Timing, Variant
 
 _DTYPES = {"<f4": _lib.OPS_F32, "<f2": _lib.OPS_F16, "<V2": _lib.OPS_BF16, "|V2": _lib.OPS_BF16}
@@ -152,7 +152,7 @@ def _result(given: Any, like: Any, shape: tuple[int, ...], typestr: str) -> Any:
 
 # ---- Calls ------------------------------------------------------------------------------------
 
-_scratch = threading.local()  # workspaces of this thread, by device and stream
+_scratch = threading.local()  # workspaces of this thread, by device, GPU and stream
 
 
 class _Call:
@@ -188,13 +188,14 @@ class _Call:
 
     def _workspace(self, nbytes: int) -> int:
         """Memory that the next call on the same stream may use again: it comes behind this one."""
-        key = str((self.exec.device, self.exec.stream))
+        on_gpu = self.exec.device == _lib.OPS_CUDA
+        # The default stream has the same handle on all GPUs.
+        key = str((self.exec.device, _current() if on_gpu else 0, self.exec.stream))
         memory = getattr(_scratch, key, None)
         align = _lib.OPS_WORKSPACE_ALIGN
         if memory is None or memory.nbytes < nbytes + align:
             size = nbytes + align
-            memory = (DeviceMemory((size,)) if self.exec.device == _lib.OPS_CUDA
-                      else np.empty(size, np.uint8))
+            memory = DeviceMemory((size,)) if on_gpu else np.empty(size, np.uint8)
             setattr(_scratch, key, memory)
         ptr = memory.ptr if isinstance(memory, DeviceMemory) else memory.ctypes.data
         return int(-(-ptr // align) * align)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpunvme
-from gpunvme import ops
+from gpunvme import _lib, ops
 
 from test_buffers import CudaArray, DLPackOnly
 
@@ -175,3 +175,24 @@ def test_what_there_is_is_told() -> None:
     assert metrics.ideal_nbytes == 4 * (64 * 16 + 16 * 32 + 64 * 32)
     took = ops.timing(lambda: None, flops=1e9, rounds=3)
     assert took.best <= took.median and took.gflops > 0
+
+
+def test_each_gpu_has_a_workspace_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default stream has the same handle on all GPUs. There is none here: imitated."""
+
+    class Memory:
+        def __init__(self, shape: tuple[int]) -> None:
+            (self.nbytes,) = shape
+            made.append(gpu)
+            self.ptr = 4096 * len(made)
+
+    made: list[int] = []
+    monkeypatch.setattr(ops, "DeviceMemory", Memory)
+    monkeypatch.setattr(ops, "_current", lambda: gpu, raising=False)
+    call = object.__new__(ops._Call)
+    call.exec = _lib.OpsExec(device=_lib.OPS_CUDA)
+    found = []
+    for gpu in (0, 1, 0):
+        found.append(call._workspace(100))
+    assert made == [0, 1] and found[0] == found[2] != found[1]
+    vars(ops._scratch).clear()

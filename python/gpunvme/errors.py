@@ -18,7 +18,8 @@ class Error(Exception):
     """
 
     def __init__(self, code: int, name: str, detail: str, remedy: str) -> None:
-        super().__init__(code, name, detail, remedy)
+        # Not OSError's: that takes the third argument for the name of a file.
+        Exception.__init__(self, code, name, detail, remedy)
         self.code = code
         self.name = name
         self.detail = detail

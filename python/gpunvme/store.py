@@ -78,7 +78,12 @@ def open(
         name = os.fsencode(uri)
         if b"\0" in name:
             raise argument("a URI with a byte 0")
-        check(lib.gpunvme_open_on(on, name, bits, ctypes.byref(handle)))
+        err = lib.gpunvme_open_on(on, name, bits, ctypes.byref(handle))
+        if err:
+            failure = error(err)
+            if isinstance(failure, OSError):
+                failure.filename = os.fsdecode(name)
+            raise failure
     return Store(handle.value or 0, engine)
 
 

@@ -55,3 +55,16 @@ def test_an_error_is_pickled_whole(code: int) -> None:
     error = errors.error(code, "detail")
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error) and again.args == error.args and str(again) == str(error)
+
+
+def test_an_error_of_open_names_the_file() -> None:
+    with pytest.raises(FileNotFoundError) as raised:
+        gpunvme.open("/nonexistent/file")
+    assert raised.value.filename == "/nonexistent/file"
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_an_error_shows_all_of_itself(code: int) -> None:
+    error = errors.error(code, "what exactly")
+    assert error.args == (code, error.name, "what exactly", error.remedy)
+    assert getattr(error, "filename", None) is None

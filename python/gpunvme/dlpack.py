@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import threading
 from ctypes import (
     c_char_p,
     c_int32,
@@ -105,15 +104,13 @@ def imported(obj: Any) -> Imported:
 
 # ---- Exports ----------------------------------------------------------------------------------
 
-# By the address that a consumer has: its tensor, its shape, and what owns the memory.
+# By the address that a consumer has: its tensor, its shape, and what owns the memory. No lock: the
+# garbage collector may end an export anywhere, and one operation of a dict is atomic.
 _exports: dict[int, tuple[_Managed, Any, object]] = {}
-_lock = threading.Lock()
 
 
 def _end(address: int) -> None:
-    with _lock:
-        ended = _exports.pop(address, None)
-    del ended  # outside of the lock: it may free the memory
+    _exports.pop(address, None)
 
 
 def _end_capsule(capsule: int) -> None:
@@ -135,14 +132,12 @@ def exported(
     tensor = _Tensor(ptr, CUDA, gpu, len(shape), code, 8 * int(typestr[2:]), 1, sizes, None, 0)
     managed = _Managed(tensor, None, ctypes.cast(_deleter, c_void_p))
     address = ctypes.addressof(managed)
-    with _lock:
-        _exports[address] = managed, sizes, owner
+    _exports[address] = managed, sizes, owner
     return _new(address, b"dltensor", ctypes.cast(_destructor, c_void_p))
 
 
 @atexit.register
 def _forget_exports() -> None:
     # Consumers that end later must not call into an interpreter that has ended.
-    with _lock:
-        for managed, _, _ in _exports.values():
-            managed.deleter = None
+    for managed, _, _ in list(_exports.values()):
+        managed.deleter = None

@@ -7,6 +7,7 @@ import array
 import ctypes
 import gc
 import mmap
+import threading
 from typing import Any
 
 import numpy as np
@@ -214,3 +215,27 @@ def test_an_export_that_nobody_takes_is_freed() -> None:
 def test_what_dlpack_exports_is_imported_as_it_is() -> None:
     found = dlpack.imported(Owner())
     assert (found.shape, found.strides, found.typestr) == ((2, 3), None, "<f4")
+
+
+def test_an_export_may_end_while_another_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the garbage collector has it, which may run wherever something is allocated."""
+
+    class Collecting(dict):  # type: ignore[type-arg]
+        def __setitem__(self, key: int, value: object) -> None:
+            gc.collect()
+            super().__setitem__(key, value)
+
+    exports = Collecting()
+    monkeypatch.setattr(dlpack, "_exports", exports)
+
+    def work() -> None:
+        cycle: list[object] = [Owner().__dlpack__()]
+        cycle.append(cycle)
+        del cycle
+        kept.append(Owner().__dlpack__())
+
+    kept: list[object] = []
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert kept and len(exports) == 1

@@ -10,6 +10,9 @@ DeviceAllocation. An address comes with a size.
 from __future__ import annotations
 
 import ctypes
+import operator
+import re
+import sys
 from typing import Any, NamedTuple
 
 from . import _lib
@@ -104,6 +107,8 @@ def _from_interface(obj: object, interface: dict[str, Any], mem: int) -> Array:
     ptr, readonly = interface["data"]
     shape, typestr = tuple(interface["shape"]), interface["typestr"]
     strides = interface.get("strides")
+    if typestr[1] == "O":
+        raise argument(f"a {type(obj).__name__} of Python objects has no bytes of its own")
     if interface.get("mask") is not None:
         raise argument(f"a {type(obj).__name__} with a mask has no plain bytes")
     if strides is not None:
@@ -121,9 +126,15 @@ def describe(obj: Any) -> Array | None:
     if interface is not None:
         return _from_interface(obj, interface, _lib.MEM_GPU)
     interface = getattr(obj, "__array_interface__", None)
-    if interface is not None:
+    if interface is not None and not _is_number(obj):
         return _from_interface(obj, interface, _lib.MEM_HOST)
     return _from_dlpack(obj) if hasattr(obj, "__dlpack__") else None
+
+
+def _is_number(obj: object) -> bool:
+    """Whether it is a number of numpy's, whose interface is that of a copy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(obj, numpy.generic)
 
 
 def _from_dlpack(obj: Any) -> Array:
@@ -133,7 +144,7 @@ def _from_dlpack(obj: Any) -> Array:
              dlpack.CUDA: _lib.MEM_GPU}
     try:
         found = dlpack.imported(obj)
-    except BufferError as why:
+    except (BufferError, RuntimeError, ValueError) as why:  # ValueError: torch's device "meta"
         raise argument(f"a {type(obj).__name__} can't be exported by DLPack: {why}") from None
     if found.device not in kinds:
         raise argument(f"a {type(obj).__name__} is in memory of DLPack's device {found.device}, "
@@ -154,9 +165,8 @@ def address_of(obj: Any) -> int | None:
     """The address that an int, a ctypes pointer or what has ``__int__`` stands for."""
     if isinstance(obj, _POINTERS):
         return ctypes.cast(obj, ctypes.c_void_p).value or 0
-    if isinstance(obj, (str, float)) or not hasattr(obj, "__int__"):
-        return None
-    return int(obj)
+    is_real = hasattr(obj, "__float__") and not hasattr(obj, "__index__")
+    return int(obj) if hasattr(obj, "__int__") and not is_real else None
 
 
 def writable_bytes(obj: Any) -> tuple[int, int, object] | None:
@@ -171,7 +181,19 @@ def writable_bytes(obj: Any) -> tuple[int, int, object] | None:
         held = _char_from(memory)
     except (TypeError, BufferError, ValueError):
         return None
+    if "O" in memory.format:
+        _refuse_objects(obj)
     return _address(held), memory.nbytes, held
+
+
+def _refuse_objects(obj: Any) -> None:
+    """Refuses elements that are Python objects: bytes in their place would be wild pointers."""
+    try:
+        found = memoryview(obj).format
+    except (TypeError, BufferError, ValueError):  # numpy's datetime64 has no format
+        return
+    if "O" in re.sub(":.*?:", "", found):  # without the names of fields
+        raise argument(f"a {type(obj).__name__} of Python objects has no bytes of its own")
 
 
 def view(obj: Any, writable: bool, nbytes: int | None = None) -> View:
@@ -180,6 +202,8 @@ def view(obj: Any, writable: bool, nbytes: int | None = None) -> View:
     ``writable``: bytes will be put there. Raises ArgumentError for what is no buffer, is not
     contiguous, read-only, too small or empty.
     """
+    if nbytes is not None:
+        nbytes = operator.index(nbytes)
     plain = writable_bytes(obj)
     if plain is not None:
         ptr, room, held = plain
@@ -200,6 +224,7 @@ def _exported(obj: Any, writable: bool, nbytes: int | None) -> tuple[View, int]:
         _get_buffer(obj, ctypes.byref(export), _WRITABLE if writable else _SIMPLE)
     except (TypeError, BufferError, ValueError) as why:
         return _of_arrays(obj, writable, nbytes, why)
+    _refuse_objects(obj)
     room: int = export.len
     size = room if nbytes is None else nbytes
     return View(export.buf or 0, size, _lib.MEM_HOST, export), room

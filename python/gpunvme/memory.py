@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 import weakref
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -32,6 +33,7 @@ def _current() -> int:
 def _allocate(owner: object, nbytes: int, mem: int, gpu: int) -> _lib.Buf:
     """Memory that is freed with ``owner``."""
     buf = _lib.Buf()
+    nbytes = operator.index(nbytes)
     if nbytes <= 0:
         raise argument(f"memory of {nbytes} bytes")
     check(lib.gpunvme_mem_alloc_on(gpu, nbytes, mem, ctypes.byref(buf)))

@@ -111,6 +111,49 @@ def test_what_is_no_buffer_is_refused(store: gpunvme.Store, buf: Any) -> None:
             use(buf)
 
 
+@pytest.mark.parametrize("buf", [
+    np.zeros(4, object), np.zeros(4, object)[::2], np.zeros(4, [("a", "i4"), ("b", object)]),
+    memoryview(np.zeros(4, object)),
+], ids=lambda buf: str(getattr(buf, "dtype", "memoryview")))
+def test_references_to_objects_are_no_bytes(store: gpunvme.Store, buf: Any) -> None:
+    for use in (store.pread, store.pwrite):
+        with pytest.raises(gpunvme.ArgumentError, match="Python objects"):
+            use(buf)
+
+
+def test_names_of_fields_are_no_objects(store: gpunvme.Store) -> None:
+    assert store.pread(np.zeros(4, [("Offset", "<i8"), ("O", "<i4")])) == 48
+
+
+def test_a_number_of_numpy_s_is_an_address_or_nothing(store: gpunvme.Store, data: bytes) -> None:
+    HOLD[:] = 0
+    assert store.pread(np.uint64(HOLD.ctypes.data), 8) == 8
+    assert HOLD[:9].tobytes() == data[:8] + b"\0"
+    for number in (np.float32(0), np.float64(0), np.bool_(True)):
+        with pytest.raises(gpunvme.ArgumentError):
+            store.pread(number)
+        with pytest.raises(gpunvme.ArgumentError):
+            store.pread(number, 1)
+
+
+@pytest.mark.parametrize("size", [4.0, "4", None], ids=str)
+def test_a_size_that_is_no_whole_number_is_a_type_error(store: gpunvme.Store, size: Any) -> None:
+    with pytest.raises(TypeError):
+        gpunvme.empty(size)
+    if size is not None:
+        with pytest.raises(TypeError):
+            store.pread(bytearray(8), size)
+
+
+def test_what_dlpack_can_not_say_is_refused(store: gpunvme.Store) -> None:
+    class Meta(DLPackOnly):
+        def __dlpack_device__(self) -> tuple[int, int]:
+            raise ValueError("Unknown device type meta for Dlpack")  # torch's words
+
+    with pytest.raises(gpunvme.ArgumentError, match="meta"):
+        store.pread(Meta(np.zeros(4)))
+
+
 @pytest.mark.parametrize("buf", [bytearray(), np.zeros(0), np.zeros((3, 0))], ids=str)
 def test_an_empty_buffer_is_refused(store: gpunvme.Store, buf: Any) -> None:
     for use in (store.pread, store.pwrite, store.pread_async):

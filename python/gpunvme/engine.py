@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import _lib
 from . import store as _store
 from ._lib import lib
-from .buffers import address_of, describe, view
+from .buffers import View, address_of, describe, view
 from .errors import argument, check, error
 
 if TYPE_CHECKING:
@@ -19,9 +20,24 @@ if TYPE_CHECKING:
     from .reports import EngineInfo
     from .store import Name, Store
 
-# What is registered, by engine (0: the process's) and address: held until it has been unregistered.
-_registered: dict[tuple[int, int], list[object]] = {}
-_lock = threading.Lock()
+class _Range:
+    """A range of memory that is registered, and what holds it, until ``count`` is 0."""
+
+    def __init__(self, ptr: int, nbytes: int) -> None:
+        self.ptr = ptr
+        self.nbytes = nbytes
+        self.count = 0
+        self.views: list[View] = []
+
+    def has(self, ptr: int, nbytes: int) -> bool:
+        return self.ptr <= ptr and ptr + nbytes <= self.ptr + self.nbytes
+
+
+# By engine (0: the process's), as the library's own tables. Recursive: while a thread holds the
+# lock, the garbage collector may destroy an engine there.
+_registered: dict[int, list[_Range]] = {}
+_lock = threading.RLock()
+_of_parents: list[object] = []
 
 
 class Engine:
@@ -69,13 +85,13 @@ class Engine:
 
     def close(self) -> None:
         """Ends its threads. BusyError while a store is open on it."""
-        handle = self._handle
+        # If KeyboardInterrupt comes with the end of the call, the engine is gone all the same.
+        handle, self._handle = self._handle, 0
         if handle:
-            check(lib.gpunvme_engine_destroy(handle))
-            self._handle = 0
-            with _lock:
-                for key in [key for key in _registered if key[0] == handle]:
-                    del _registered[key]
+            err = _destroy(handle)
+            if err:
+                self._handle = handle
+            check(err)
 
     def __enter__(self) -> Self:
         return self
@@ -85,14 +101,24 @@ class Engine:
 
     def __del__(self) -> None:
         if getattr(self, "_handle", 0):
-            lib.gpunvme_engine_destroy(self._handle)
+            _destroy(self._handle)
+
+
+def _destroy(handle: int) -> int:
+    with _lock:  # before another engine has this address
+        err: int = lib.gpunvme_engine_destroy(handle)
+        held = None if err else _registered.pop(handle, None)
+    del held  # outside of the lock: memory is freed
+    return err
 
 
 def register(buf: Any, size: int | None = None) -> None:
     """Registers memory that is used again and again, for all stores of the process's engine.
 
-    Transfers into any part of it then go the fastest way without setting anything up. It is kept
-    until it has been unregistered as often as registered.
+    Transfers into any part of it then go the fastest way without setting anything up. Its owner is
+    held until it has been unregistered as often as registered: an array or tensor that you drop
+    meanwhile keeps its memory, and can be unregistered by its address. (An address alone holds
+    nothing: keep what it belongs to.) A range inside a registered one counts for that one.
     """
     _register(0, buf, size)
 
@@ -109,21 +135,36 @@ def engine_info() -> EngineInfo:
 
 def _register(engine: int, buf: Any, size: int | None) -> None:
     found = view(buf, True, size)
-    check(lib.gpunvme_register(engine, found.ptr, found.nbytes, found.mem))
     with _lock:
-        _registered.setdefault((engine, found.ptr), []).append(found)
+        ranges = _registered.setdefault(engine, [])
+        known = [r for r in ranges if r.has(found.ptr, found.nbytes)]
+        into = known[0] if known else _Range(found.ptr, found.nbytes)
+        if not known:
+            ranges.append(into)
+        into.count += 1
+        into.views.append(found)
+        err = lib.gpunvme_register(engine, found.ptr, found.nbytes, found.mem)
+        if err:
+            failure = error(err)
+            into.count -= 1
+            into.views.pop()
+            if not into.count:
+                ranges.remove(into)
+            raise failure
 
 
 def _unregister(engine: int, buf: Any) -> None:
     address = address_of(buf) if isinstance(buf, int) or describe(buf) is None else None
     ptr = view(buf, True).ptr if address is None else address
-    check(lib.gpunvme_unregister(engine, ptr))
     with _lock:
-        held = _registered.get((engine, ptr))
-        if held:
-            held.pop()
-            if not held:
-                del _registered[engine, ptr]
+        err = lib.gpunvme_unregister(engine, ptr)
+        ranges = _registered.get(engine, [])
+        held = None if err else next((r for r in ranges if r.has(ptr, 1)), None)
+        if held is not None:
+            held.count -= 1
+            if not held.count:
+                ranges.remove(held)
+    check(err)
 
 
 def _info(engine: int) -> EngineInfo:
@@ -133,3 +174,14 @@ def _info(engine: int) -> EngineInfo:
     lib.gpunvme_engine_get_info(engine, ctypes.byref(info))
     return EngineInfo(None if info.gpu == _lib.ANY_GPU else info.gpu, info.threads, info.blocked,
                       info.stores, info.pinned_nbytes, info.registered)
+
+
+def _in_child() -> None:
+    """After fork(2): the process's engine is a new one, and the others are the parent's."""
+    global _lock
+    _lock = threading.RLock()
+    _of_parents.append(_registered.copy())
+    _registered.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)

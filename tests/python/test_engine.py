@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
 import gpunvme
+from gpunvme.engine import _registered
 
 
 def test_an_engine_serves_the_stores_that_are_opened_on_it(path: str, data: bytes) -> None:
@@ -48,6 +52,76 @@ def test_registered_memory_is_counted_and_let_go_of() -> None:
         assert store.pread(buf[4096:8192]) == 4096
     gpunvme.unregister(buf)
     assert gpunvme.engine_info().registered == 0
+
+
+class Memory:
+    """An owner of memory, which can be watched as numpy's own arrays can't."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.array = gpunvme.empty(nbytes)
+        self.address: int = self.array.ctypes.data
+        self.__array_interface__ = self.array.__array_interface__
+
+    def __setitem__(self, *_: object) -> None: ...
+
+
+def test_registered_memory_that_is_dropped_is_held_until_it_is_unregistered() -> None:
+    memory = Memory(1 << 16)
+    gone, address = weakref.ref(memory), memory.address
+    gpunvme.register(memory)
+    del memory
+    gc.collect()
+    assert gone() is not None
+    gpunvme.unregister(address)
+    gc.collect()
+    assert gone() is None
+
+
+def test_registered_memory_is_let_go_of_by_the_address_of_a_part() -> None:
+    memory = Memory(1 << 16)
+    gone, address = weakref.ref(memory), memory.address
+    with gpunvme.Engine() as engine:
+        engine.register(memory)
+        del memory
+        engine.unregister(address + 4096)
+        assert engine.info().registered == 0
+    gc.collect()
+    assert gone() is None and not _registered.get(0)
+
+
+def test_memory_is_held_for_each_of_its_registrations() -> None:
+    memory = Memory(1 << 16)
+    gone, address = weakref.ref(memory), memory.address
+    gpunvme.register(address, 1 << 16)
+    gpunvme.register(memory)
+    del memory
+    for _ in range(2):
+        gc.collect()
+        assert gone() is not None
+        gpunvme.unregister(address)
+    gc.collect()
+    assert gone() is None
+
+
+def test_memory_that_can_not_be_registered_is_not_held() -> None:
+    memory = Memory(1 << 16)
+    gone = weakref.ref(memory)
+    gpunvme.register(memory.address + 4096, 4096)
+    with pytest.raises(gpunvme.ArgumentError, match="registered already"):
+        gpunvme.register(memory)
+    gpunvme.unregister(memory.address + 4096)
+    del memory
+    gc.collect()
+    assert gone() is None
+
+
+def test_an_engine_that_is_dropped_lets_go_of_what_is_registered_with_it() -> None:
+    memory = Memory(1 << 16)
+    gone = weakref.ref(memory)
+    gpunvme.Engine().register(memory)
+    del memory
+    gc.collect()
+    assert gone() is None
 
 
 def test_requests_read_records_by_kind_and_index(path: str, data: bytes) -> None:

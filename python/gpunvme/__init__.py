@@ -25,7 +25,7 @@ import atexit
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import errors, future, store
+from . import errors, store
 from .engine import Engine, engine_info, register, unregister
 from .errors import (
     ArgumentError,
@@ -83,10 +83,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-@atexit.register
-def _end() -> None:
-    future.end()
-    store.close_all()
+atexit.register(store.end)
 
 
 __all__ = [

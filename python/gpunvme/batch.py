@@ -123,7 +123,8 @@ class Batch:
             err = lib.gpunvme_io_run(self._source.whole, len(self._array))
             if err:
                 if err == _lib.ERR_TIMEOUT:  # they may still be in flight
-                    self._each[0]._abandoned.append(self)
+                    for store in self._each:
+                        store._abandoned.append(self)
                 raise error(err)
         finally:
             _leave(self._each)

@@ -214,7 +214,11 @@ class Future:
     def _call(self, callback: Callable[[Future], object]) -> None:
         try:
             callback(self)
-        except Exception:
+        except BaseException as why:
+            # SystemExit would end the thread of callbacks, and with it all later ones.
+            is_main = threading.current_thread() is threading.main_thread()
+            if is_main and not isinstance(why, Exception):
+                raise
             sys.excepthook(*sys.exc_info())
 
     # -- Waiting --
@@ -266,7 +270,10 @@ class Future:
         if not self._done:
             self._wait(timeout)
         if self._error is not None:
-            raise self._error
+            stop()
+            # A new one each time: its traceback holds its callers' frames, and they hold this.
+            kind, args = self._error.__reduce__()
+            raise kind(*args)
         return self._moved
 
     def exception(self, timeout: float | None = None) -> Error | None:
@@ -310,12 +317,15 @@ class Future:
         return False
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
-        """Calls ``callback(future)`` when it has ended: on a thread of this package's, or at once.
+        """Calls ``callback(future)`` when it has ended; at once, if it has.
 
-        An exception of the callback is printed, and otherwise ignored.
+        The thread that notices the end calls it: one of this package's, or one that waits for
+        another transfer. So it must not take a lock that a waiting thread may hold. An exception of
+        the callback is printed, and otherwise ignored.
         """
-        if self._on_done(callback):
-            _waiter().put(self)
+        queue = None if self._done else _waiter()
+        if queue is not None and self._on_done(callback):
+            queue.put(self)
         else:
             self._call(callback)
 
@@ -388,9 +398,10 @@ def _waiter() -> SimpleQueue[Future]:
         if _queue is None:
             from queue import SimpleQueue
 
-            _queue = SimpleQueue()
-            threading.Thread(target=_wait_for_all, args=(_queue,), daemon=True,
+            queue: SimpleQueue[Future] = SimpleQueue()
+            threading.Thread(target=_wait_for_all, args=(queue,), daemon=True,
                              name="gpunvme callbacks").start()
+            _queue = queue  # not before: a thread that can't be started may be later
         return _queue
 
 
@@ -406,6 +417,15 @@ def _wait_for_all(queue: SimpleQueue[Future]) -> None:
 
 
 # ---- Ends of processes ------------------------------------------------------------------------
+
+
+ended_by = 0  # the thread that ends the interpreter
+
+
+def stop() -> None:
+    """Where daemon threads stay when the interpreter ends."""
+    while ended_by not in (0, threading.get_ident()):
+        time.sleep(3600)
 
 
 def in_flight(store: Store | None = None) -> list[Future]:

@@ -42,7 +42,7 @@ class Requests:
         try:
             check(lib.gpunvme_requests_create(handle, ctypes.byref(table)))
             self._table = table.value or 0
-            store._requests += 1
+            store._requests.append(None)
         finally:
             store._leave()
         try:
@@ -54,10 +54,14 @@ class Requests:
 
     def close(self) -> None:
         """Releases it. BusyError while a transfer of the store uses the buffer."""
-        if self._table:
-            check(lib.gpunvme_requests_destroy(self._table))
-            self._table = 0
-            self._store._requests -= 1
+        table, self._table = self._table, 0
+        if table:
+            err = lib.gpunvme_requests_destroy(table)
+            if err:
+                self._table = table
+            else:
+                self._store._requests.pop()
+            check(err)
 
     def __enter__(self) -> Self:
         return self
@@ -127,8 +131,12 @@ class Requests:
 
     def _run(self, op: int, wanted: Sequence[tuple[str, int, int]],
              buffers: Sequence[Any] | None) -> None:
-        parts, _views = self._parts(op, wanted, buffers)
-        check(lib.gpunvme_request_run(self._now(), self._id, parts, len(parts)))
+        parts, views = self._parts(op, wanted, buffers)
+        err = lib.gpunvme_request_run(self._now(), self._id, parts, len(parts))
+        if err:
+            if any(part.err == _lib.ERR_TIMEOUT for part in parts):  # they may still be in flight
+                self._store._abandoned.append((self._view, views))
+            raise error(err)
 
     def _parts(self, op: int, wanted: Sequence[tuple[str, int, int]],
                buffers: Sequence[Any] | None) -> tuple[Any, list[View]]:

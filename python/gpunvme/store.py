@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import operator
 import os
 import threading
@@ -84,6 +85,7 @@ def open(
             if isinstance(failure, OSError):
                 failure.filename = os.fsdecode(name)
             raise failure
+    future.stop()
     return Store(handle.value or 0, engine)
 
 
@@ -101,7 +103,7 @@ class Store:
         self._lock = threading.Lock()  # of close()
         self._users: list[None] = []  # one for each thread in a call
         self._abandoned: list[object] = []  # memory of blocking calls that timed out
-        self._requests = 0  # open on it
+        self._requests: list[None] = []  # one for each Requests that is open on it
         self._engine = engine  # outlives the store
         info = _lib.StoreInfo()
         lib.gpunvme_store_get_info(handle, ctypes.byref(info))
@@ -122,11 +124,16 @@ class Store:
         self._users.append(None)
         if self._closed:
             self._users.pop()
-            raise error(_lib.ERR_CLOSED, f"{self.uri} has been closed")
+            raise self._gone()
         return self._handle
 
     def _leave(self) -> None:
         self._users.pop()
+
+    def _gone(self) -> Error:
+        """Why it can't be used."""
+        future.stop()
+        return error(_lib.ERR_CLOSED, f"{self.uri} has been closed")
 
     def handle(self) -> int:
         """The address of its ``struct gpunvme_store``, for C; not to be used when it is closed."""
@@ -147,25 +154,39 @@ class Store:
                 raise error(_lib.ERR_BUSY, f"{self.uri}: close the Requests on it first")
             self._closed = True
         try:
-            while self._users:
-                time.sleep(0.001)
+            self._wait_for_users()
             for transfer in future.in_flight(self):
                 transfer._wait(None)
-            err = lib.gpunvme_close(self._handle)
         except BaseException:
             self._closed = False
             raise
+        # If KeyboardInterrupt comes with the end of the call, the store is gone all the same.
+        handle, self._handle = self._handle, 0
+        self._wait_for_users()  # in _moved()
+        err = lib.gpunvme_close(handle)
         if err in (_lib.ERR_TIMEOUT, _lib.ERR_UNSUPPORTED):  # nothing was done
-            self._closed = False
+            self._handle, self._closed = handle, False
         else:
-            self._handle = 0
             self._abandoned.clear()
             _open.discard(self)
         check(err)
 
+    def _wait_for_users(self, seconds: float = math.inf) -> bool:
+        """Until no thread is in a call of it; False if that takes longer."""
+        end = time.monotonic() + seconds
+        while self._users and time.monotonic() < end:
+            time.sleep(0.001)
+        return not self._users
+
     @property
     def closed(self) -> bool:
         return self._closed
+
+    def _take(self) -> int:
+        """The handle, for one of __del__() and end(), which finds stores that __del__() is in."""
+        with self._lock:
+            handle, self._handle = self._handle, 0
+        return handle
 
     def __enter__(self) -> Self:
         return self
@@ -179,7 +200,7 @@ class Store:
 
             warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
             # Nothing is in flight: transfers hold their store.
-            lib.gpunvme_close(self._handle)
+            lib.gpunvme_close(self._take())
 
     # -- Transfers --
 
@@ -187,9 +208,10 @@ class Store:
         """A blocking transfer by one call."""
         done = ctypes.c_size_t()
         self._users.append(None)  # _enter() and _leave(), without the calls
+        if self._closed:
+            self._users.pop()
+            raise self._gone()
         try:
-            if self._closed:
-                raise error(_lib.ERR_CLOSED, f"{self.uri} has been closed")
             err = call(self._handle, offset, ptr, mem, nbytes, ctypes.byref(done))
         finally:
             self._users.pop()
@@ -392,7 +414,12 @@ class Store:
     def _moved(self) -> int:
         """Bytes that have moved: a sign of life for those that wait, also while it is closed."""
         path = _lib.Path()
-        lib.gpunvme_store_path(self._handle, ctypes.byref(path))
+        self._users.append(None)  # _enter(), which would refuse while it is being closed
+        try:
+            if self._handle:
+                lib.gpunvme_store_path(self._handle, ctypes.byref(path))
+        finally:
+            self._users.pop()
         return int(sum(path.bytes_read) + sum(path.bytes_written))
 
 
@@ -427,12 +454,18 @@ def order_of(stream: Any, views: Sequence[View]) -> _lib.Order | None:
     return _lib.Order(flags=_lib.AFTER_STREAM, stream=named.pop()) if named else None
 
 
-def close_all() -> None:
-    """At the interpreter's end."""
-    for store in list(_open):
-        if store._handle:
-            lib.gpunvme_close(store._handle)
-            store._handle = 0
+def end() -> None:
+    """At exit: ends transfers and closes all stores. Daemon threads get no further in these."""
+    future.ended_by = threading.get_ident()
+    stores = list(_open)
+    for store in stores:
+        store._closed = True
+    unused = [store for store in stores if store._wait_for_users(store.timeout)]
+    future.end()
+    for store in unused:
+        handle = store._take()
+        if store._wait_for_users(1):  # in _moved()
+            lib.gpunvme_close(handle)
 
 
 def _in_child() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 import gpunvme
+from gpunvme import _lib
 from gpunvme.engine import _registered
 
 
@@ -122,6 +124,30 @@ def test_an_engine_that_is_dropped_lets_go_of_what_is_registered_with_it() -> No
     del memory
     gc.collect()
     assert gone() is None
+
+
+def test_ctrl_c_at_the_end_of_close_leaves_it_closed(path: str,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    store, engine = gpunvme.open(path), gpunvme.Engine()
+    records = gpunvme.Requests(store)
+
+    def interrupted(close: Callable[[int], int]) -> Callable[[int], int]:
+        def call(handle: int) -> int:
+            calls.append(close(handle))
+            raise KeyboardInterrupt
+        return call
+
+    calls: list[int] = []
+    for name in ("gpunvme_requests_destroy", "gpunvme_close", "gpunvme_engine_destroy"):
+        monkeypatch.setattr(_lib.lib, name, interrupted(getattr(_lib.lib, name)))
+    for thing in (records, store, engine):
+        if thing is store:
+            store._requests.clear()
+        with pytest.raises(KeyboardInterrupt):
+            thing.close()
+        thing.close()  # does nothing
+    assert calls == [0, 0, 0]
+    assert store.closed
 
 
 def test_requests_read_records_by_kind_and_index(path: str, data: bytes) -> None:

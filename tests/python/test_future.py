@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import sys
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -59,7 +62,7 @@ def test_the_transfer_s_error_is_raised_each_time() -> None:
             with pytest.raises(gpunvme.StatusError, match="UNRECOVERED_READ") as raised:
                 failed.result()
         assert (raised.value.sct, raised.value.sc) == (2, 0x81)
-        assert failed.exception() is raised.value
+        assert str(failed.exception()) == str(raised.value)
         assert fine.result() == 4096 and fine.exception() is None
 
 
@@ -102,6 +105,37 @@ def test_an_exception_of_a_callback_is_printed(store: gpunvme.Store,
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
+def test_a_callback_that_ends_its_thread_does_not_end_those_of_others(
+        slow: gpunvme.Store, capsys: pytest.CaptureFixture[str]) -> None:
+    called = threading.Event()
+    slow.pread_async(bytearray(512)).add_done_callback(lambda _: sys.exit(3))
+    slow.pread_async(bytearray(512)).add_done_callback(lambda _: called.set())
+    assert called.wait(60)
+    called.clear()
+    slow.pread_async(bytearray(512)).add_done_callback(lambda _: called.set())
+    assert called.wait(60)
+    assert "SystemExit: 3" in capsys.readouterr().err
+
+
+def test_callbacks_go_on_after_their_thread_could_not_be_started(
+        slow: gpunvme.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = threading.Event()
+    transfer = slow.pread_async(bytearray(512))
+    with monkeypatch.context() as patched:
+        patched.setattr(future, "_queue", None)
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="no more threads"):
+            transfer.add_done_callback(lambda _: None)
+        patched.undo()
+        patched.setattr(future, "_queue", future._queue)  # as the failure left it
+        transfer.add_done_callback(lambda _: called.set())
+        assert called.wait(60)
+
+
+def refuse(_: threading.Thread) -> None:
+    raise RuntimeError("no more threads")
+
+
 # ---- What is held ------------------------------------------------------------------------------
 
 
@@ -116,6 +150,95 @@ def test_memory_is_held_until_the_transfer_has_ended(slow: gpunvme.Store) -> Non
         slow.pread_async(bytearray(1)).result()
     gc.collect()
     assert gone() is None
+
+
+def test_an_error_that_was_caught_holds_no_memory() -> None:
+    def failing(store: gpunvme.Store) -> weakref.ref[object]:
+        buf = np.zeros(4096, np.uint8)
+        transfer = store.pread_async(buf)
+        with contextlib.suppress(gpunvme.StatusError):
+            transfer.result()
+        return weakref.ref(buf)
+
+    gc.disable()  # which would break a cycle, some day
+    try:
+        with gpunvme.open("sim:size=1M,fault=status=2/81:read") as store:
+            assert failing(store)() is None
+    finally:
+        gc.enable()
+
+
+def test_a_batch_that_timed_out_is_held_by_each_of_its_stores(store: gpunvme.Store) -> None:
+    hung = gpunvme.open(HANGS)
+    batch = gpunvme.Batch((store, hung), np.zeros(1024, np.uint8), [0, 0], 512)
+    with pytest.raises(gpunvme.DeadlineError):
+        batch.run()
+    gone = weakref.ref(batch)
+    del batch
+    store.close()
+    gc.collect()
+    assert gone() is not None
+    close_late(hung)
+
+
+def test_the_buffers_of_requests_that_timed_out_are_held() -> None:
+    hung = gpunvme.open(HANGS)
+    whole, part = np.zeros(512, np.uint8), np.zeros(512, np.uint8)
+    records = gpunvme.Requests(hung, whole)
+    records.add_kind("blocks", 0, 1, 512)
+    with pytest.raises(gpunvme.DeadlineError):
+        records.read("blocks", 0)
+    with pytest.raises(gpunvme.DeadlineError):
+        records.read("blocks", 0, into=part)
+    gone = [weakref.ref(whole), weakref.ref(part)]
+    del whole, part, records
+    gc.collect()
+    assert all(ref() is not None for ref in gone)
+    close_late(hung)
+
+
+HANGS = "sim:size=1M,read_latency=1500ms?timeout=200ms"
+
+
+def close_late(store: gpunvme.Store) -> None:
+    """Closes what hangs for longer than its timeout, but not for ever."""
+    for _ in range(100):
+        try:
+            store.close()
+        except gpunvme.DeadlineError:
+            continue
+        return
+    raise AssertionError("it does not end")
+
+
+def test_close_waits_for_threads_that_ask_whether_anything_moves(
+        slow: gpunvme.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, done = threading.Event(), []
+
+    class Slow:
+        def __getattr__(self, name: str) -> object:
+            if name == "gpunvme_close":
+                return lambda handle: (done.append("closed"), lib.gpunvme_close(handle))[1]
+            return getattr(lib, name)
+
+        def gpunvme_store_path(self, handle: int, path: object) -> None:
+            asked.set()
+            while not transfer._done:
+                time.sleep(0.01)
+            time.sleep(0.3)  # meanwhile the store is closed
+            lib.gpunvme_store_path(handle, path)
+            done.append("asked")
+
+    lib, transfer = gpunvme.store.lib, slow.pread_async(bytearray(512))  # type: ignore[attr-defined]
+    monkeypatch.setattr(gpunvme.store, "lib", Slow())
+    waiter = threading.Thread(target=transfer.result)
+    waiter.start()
+    assert asked.wait(60)
+    while not transfer.done():
+        time.sleep(0.01)
+    slow.close()
+    waiter.join()
+    assert done == ["asked", "closed"]
 
 
 def test_a_bytearray_in_flight_can_not_be_resized(slow: gpunvme.Store) -> None:

@@ -107,6 +107,46 @@ keep = store.pread_async(bytearray(512))
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("use", [
+    "store.pread(bytearray(512))",
+    "store.pread_async(bytearray(512)).result()",
+    "store.size",
+    "gpunvme.open(gpunvme.__file__).pread(bytearray(512))",
+])
+@pytest.mark.parametrize("uri", ["gpunvme.__file__", '"sim:size=1M,read_latency=20ms"'])
+def test_the_interpreter_ends_though_daemon_threads_go_on(use: str, uri: str) -> None:
+    done = run(f"""
+import gpunvme, threading, time
+store = gpunvme.open({uri})
+began = threading.Event()
+def work():
+    while True:
+        {use}
+        began.set()
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+began.wait()
+""", PYTHONWARNINGS="ignore::ResourceWarning")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_stores_are_closed_to_what_runs_after_their_end() -> None:
+    done = run("""
+import atexit
+@atexit.register
+def late():
+    for use in (lambda: store.pread(bytearray(1)), lambda: store.path(), lambda: store.size,
+                lambda: store.pread_async(bytearray(1))):
+        try:
+            use()
+        except gpunvme.ClosedError:
+            print("closed")
+import gpunvme
+store = gpunvme.open(gpunvme.__file__)
+""", PYTHONWARNINGS="ignore::ResourceWarning")
+    assert (done.stdout, done.stderr) == ("closed\n" * 4, "")
+
+
 def test_an_image_is_whole_though_its_store_was_not_closed(tmp_path: Path) -> None:
     uri = f"sim:size=1M,vwc=on,image={tmp_path}/drive.img"
     done = run(f"""

@@ -41,6 +41,14 @@
 extern "C" {
 #endif
 
+/*
+ * The library's binary interface: increased when a structure below changes its layout, or a
+ * function its arguments. New ones leave it as it is. The function returns the number that the
+ * library was built with, for programs that load it at run time.
+ */
+#define GPUNVME_OPS_ABI 1
+unsigned gpunvme_ops_abi(void);
+
 /* 0 is success, negative numbers are failures. */
 typedef int gpunvme_ops_status_t;
 

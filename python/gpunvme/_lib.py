@@ -32,6 +32,9 @@ __all__ = ["lib", "ops"]
 
 # ---- Constants: without their prefix GPUNVME_ -------------------------------------------------
 
+ABI = 1
+OPS_ABI = 1
+
 ERR_INVALID = -1
 ERR_NOMEM = -2
 ERR_RANGE = -3
@@ -623,6 +626,8 @@ PREFIXES = {"gpunvme_id_ctrl", "gpunvme_smart_log"}
 # ---- Functions: what they return, then their arguments. Every pointer is `void *` here. ----------
 
 _FUNCTIONS: dict[str, tuple[type | None, ...]] = {
+    # version.h
+    "gpunvme_abi": (c_uint,),
     # error.h
     "gpunvme_err_name": (c_char_p, c_int),
     "gpunvme_err_text": (c_char_p, c_int),
@@ -744,6 +749,7 @@ _FUNCTIONS: dict[str, tuple[type | None, ...]] = {
 
 _OPS_FUNCTIONS: dict[str, tuple[type | None, ...]] = {
     # ops.h
+    "gpunvme_ops_abi": (c_uint,),
     "gpunvme_ops_status_name": (c_char_p, c_int),
     "gpunvme_ops_status_text": (c_char_p, c_int),
     "gpunvme_ops_detail": (c_char_p,),
@@ -771,7 +777,10 @@ def _path(name: str) -> str:
     return os.path.join(folder or os.path.join(os.path.dirname(__file__), "lib"), name)
 
 
-def _load(name: str, functions: dict[str, tuple[type | None, ...]]) -> ctypes.CDLL:
+def _load(
+    name: str, functions: dict[str, tuple[type | None, ...]], abi: str, wanted: int
+) -> ctypes.CDLL:
+    """Loads a library and declares its functions, if ``abi()`` says that it is the right one."""
     path = _path(name)
     try:
         library = ctypes.CDLL(path)
@@ -780,6 +789,11 @@ def _load(name: str, functions: dict[str, tuple[type | None, ...]]) -> ctypes.CD
             f"gpunvme: can't load {path}: {error}. Install the package by pip, which builds it, "
             "or name the folder of a built one in GPUNVME_LIBRARY_DIR"
         ) from error
+    if hasattr(library, abi) and (found := getattr(library, abi)()) != wanted:
+        raise ImportError(
+            f"gpunvme: {path} has binary interface {found}, and this package ({__file__}) is made "
+            f"for {wanted}: install both from the same version"
+        )
     for function, (result, *arguments) in functions.items():
         try:
             declared = getattr(library, function)
@@ -792,7 +806,7 @@ def _load(name: str, functions: dict[str, tuple[type | None, ...]]) -> ctypes.CD
     return library
 
 
-lib = _load("libgpunvme.so", _FUNCTIONS)
+lib = _load("libgpunvme.so", _FUNCTIONS, "gpunvme_abi", ABI)
 _ops: ctypes.CDLL | None = None
 
 
@@ -800,5 +814,5 @@ def ops() -> ctypes.CDLL:
     """libgpunvme_ops, loaded when it is first needed."""
     global _ops
     if _ops is None:
-        _ops = _load("libgpunvme_ops.so", _OPS_FUNCTIONS)
+        _ops = _load("libgpunvme_ops.so", _OPS_FUNCTIONS, "gpunvme_ops_abi", OPS_ABI)
     return _ops

@@ -15,7 +15,7 @@ from gpunvme import _lib
 
 INCLUDE = Path(__file__).parents[2] / "include"
 HEADERS = ["buf", "memory", "error", "engine", "storage", "transfer", "weights", "request",
-           "controller", "io", "sim", "transport", "ops"]
+           "controller", "io", "sim", "transport", "ops", "version"]
 # What has another prefix than its constant here.
 CONSTANTS = {
     name: f"GPUNVME_{name}"
@@ -24,10 +24,19 @@ CONSTANTS = {
 }
 
 
+def header_text(name: str) -> str:
+    """A header; that of the version as CMake would make it, with other numbers."""
+    if name != "version":
+        return (INCLUDE / "gpunvme" / f"{name}.h").read_text()
+    return re.sub(r"@\w+@", "0", (INCLUDE / "gpunvme/version.h.in").read_text())
+
+
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     """What a program that is compiled with the headers says: "struct.field" and constants."""
     folder = tmp_path_factory.mktemp("probe")
+    (folder / "gpunvme").mkdir()
+    (folder / "gpunvme/version.h").write_text(header_text("version"))
     lines = [f'#include "gpunvme/{header}.h"' for header in HEADERS]
     lines += ["#include <stdio.h>", "int main(void) {"]
     for struct, declared in _lib.STRUCTS.items():
@@ -42,8 +51,8 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     (folder / "probe.c").write_text("\n".join([*lines, "return 0; }", ""]))
     compiler = os.environ.get("CC", "cc")
     program = folder / "probe"
-    subprocess.run([compiler, "-std=gnu11", "-I", INCLUDE, folder / "probe.c", "-o", program],
-                   check=True)
+    subprocess.run([compiler, "-std=gnu11", "-I", INCLUDE, "-I", folder, folder / "probe.c", "-o",
+                    program], check=True)
     printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
     return {line.split()[0]: int(line.split()[1]) for line in printed.splitlines()}
 
@@ -71,8 +80,8 @@ def prototypes() -> dict[str, tuple[str, list[str]]]:
     """By function: what it returns, and its arguments, as the headers have them."""
     found = {}
     for header in HEADERS:
-        text = (INCLUDE / "gpunvme" / f"{header}.h").read_text()
-        text = re.sub(r"/\*.*?\*/|^#.*?(?<!\\)$", "", text, flags=re.S | re.M)
+        text = re.sub(r"/\*.*?\*/|^#.*?(?<!\\)$", "", header_text(header),
+                      flags=re.S | re.M)
         for result, name, arguments in re.findall(
             r"([\w ]+[ *])(gpunvme_\w+)\(([^()]*)\);", text
         ):

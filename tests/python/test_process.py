@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import gpunvme
+from gpunvme import _lib
 
 PATIENCE = 120  # seconds
 
@@ -209,6 +210,25 @@ def test_a_library_of_another_version_is_told(tmp_path: Path) -> None:
                     tmp_path / "libgpunvme.so"], check=True)
     done = run("import gpunvme", GPUNVME_LIBRARY_DIR=str(tmp_path))
     assert "ImportError" in done.stderr and "another version" in done.stderr
+
+
+@pytest.mark.parametrize(("name", "abi", "load"), [
+    ("libgpunvme.so", "gpunvme_abi", "import gpunvme"),
+    ("libgpunvme_ops.so", "gpunvme_ops_abi", "import gpunvme; gpunvme.ops.variants()"),
+])
+def test_a_library_of_another_interface_is_told(tmp_path: Path, name: str, abi: str,
+                                                load: str) -> None:
+    own = Path(gpunvme.info().library)
+    for library in ("libgpunvme.so", "libgpunvme_ops.so"):
+        (tmp_path / library).symlink_to(own.with_name(library))
+    (tmp_path / name).unlink()
+    (tmp_path / "other.c").write_text(f"unsigned {abi}(void) {{ return 4711; }}\n")
+    subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", tmp_path / "other.c", "-o",
+                    tmp_path / name], check=True)
+    done = run(load, GPUNVME_LIBRARY_DIR=str(tmp_path))
+    wanted = _lib.ABI if name == "libgpunvme.so" else _lib.OPS_ABI
+    assert "ImportError" in done.stderr and f"{tmp_path}/{name}" in done.stderr
+    assert "interface 4711" in done.stderr and f"for {wanted}:" in done.stderr
 
 
 def test_names_that_do_not_exist_are_told() -> None:

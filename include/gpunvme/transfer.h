@@ -81,10 +81,11 @@ struct gpunvme_io {
     /*
      * What came of it, as gpunvme_store_read() says; valid when it has ended, for any thread that
      * knows that it has. `done` is the length of the valid prefix, in bytes, in the order of the
-     * transfer's pieces of memory. gpunvme_io_detail() has the text of an error.
+     * transfer's pieces of memory. `routes` has the bit 1 << route of each enum gpunvme_route that
+     * bytes of it took. gpunvme_io_detail() has the text of an error.
      */
     gpunvme_err_t err;
-    uint32_t reserved;
+    uint32_t routes;
     size_t done;
 
     struct {

@@ -234,7 +234,7 @@ class Io(Structure):
         ("callback", c_void_p),
         ("user", c_void_p),
         ("err", c_int),
-        ("reserved", c_uint32),
+        ("routes", c_uint32),
         ("done", c_size_t),
         ("priv", c_uint64 * 14),  # the library's
     ]

@@ -24,6 +24,7 @@ class _BatchFuture(Future):
     def _outcome(self) -> tuple[int, Error | None]:
         batch = self._keep
         assert isinstance(batch, Batch)
+        self._routes = int(np.bitwise_or.reduce(batch._ios["routes"]))
         failed = np.flatnonzero(batch.errors)
         failure = io_error(self._ios[failed[0]]) if failed.size else None
         return int(batch.done.sum()), failure

@@ -156,6 +156,7 @@ class Future:
         self._mem = mem
         self._done = False
         self._moved = 0
+        self._routes = 0  # a bit for each that bytes took
         self._error: Error | None = None
         self._callbacks: list[Callable[[Future], object]] = []
 
@@ -185,6 +186,7 @@ class Future:
         moved, failure = 0, None
         for io in self._ios:
             moved += io.done
+            self._routes |= io.routes
             if io.err and failure is None:
                 failure = io_error(io)
         return moved, failure
@@ -301,10 +303,14 @@ class Future:
 
     @property
     def route(self) -> str:
-        """The way its bytes go: "host", "p2p", "bounce" or "compat" (Store.path() has more)."""
-        if self._mem != _lib.MEM_GPU:
-            return "host"
-        return self._stores[0].path().gpu_route
+        """The way that its bytes took: "host", "p2p", "bounce" or "compat"; of several the slowest.
+
+        Until it has ended, or if it moved nothing, the way that is to be expected of its store.
+        """
+        if self._done and self._routes:
+            name: bytes = lib.gpunvme_route_name(self._routes.bit_length() - 1)
+            return name.decode()
+        return "host" if self._mem != _lib.MEM_GPU else self._stores[0].path().gpu_route
 
     # -- Callbacks and event loops --
 

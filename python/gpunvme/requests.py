@@ -170,4 +170,6 @@ class _RequestFuture(Future):
         assert isinstance(self._keep, tuple)
         parts = self._keep[1]
         err = lib.gpunvme_request_finish(parts, len(parts))
+        for io in self._ios:
+            self._routes |= io.routes
         return sum(io.done for io in self._ios), error(err) if err else None

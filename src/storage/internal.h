@@ -238,9 +238,16 @@ void store_io_ended(struct gpunvme_io *io, size_t nbytes);
  */
 extern bool store_gpu_stand_in;
 
-/* Counts bytes that have taken a route; from any thread. */
-void store_moved(struct gpunvme_store *store, enum gpunvme_op op, enum gpunvme_route route,
-                 uint64_t nbytes);
+/* Counts bytes of a transfer that have taken a route; from any thread, before its end is told. */
+void store_moved(struct gpunvme_io *io, enum gpunvme_route route, uint64_t nbytes);
+
+/* Adds the routes of one that did a part of it. */
+static inline void store_io_add_routes(struct gpunvme_io *io, uint32_t routes)
+{
+    /* Most transfers have one route: looking first spares the others' cache line. */
+    if (~__atomic_load_n(&io->routes, __ATOMIC_RELAXED) & routes)
+        __atomic_fetch_or(&io->routes, routes, __ATOMIC_RELAXED);
+}
 
 /* Adds to a text of `room` bytes, as much as fits; STORE_SAY(): to an array. */
 void store_say(char *text, size_t room, const char *format, ...)

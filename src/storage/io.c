@@ -185,6 +185,7 @@ static struct store_region *region_of(const struct gpunvme_io *io)
 static void prepare(struct gpunvme_io *io, struct gpunvme_batch *batch)
 {
     io->err = GPUNVME_OK;
+    io->routes = 0;
     io->done = 0;
     io->priv.next = NULL;
     io->priv.batch = io->callback ? NULL : batch;

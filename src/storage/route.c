@@ -42,13 +42,15 @@ static bool no_gpu(void)
     return gpunvme_mem_gpu_is_host() && !store_gpu_stand_in;
 }
 
-void store_moved(struct gpunvme_store *store, enum gpunvme_op op, enum gpunvme_route route,
-                 uint64_t nbytes)
+void store_moved(struct gpunvme_io *io, enum gpunvme_route route, uint64_t nbytes)
 {
+    if (!nbytes)
+        return;
     if (no_gpu())
         route = GPUNVME_ROUTE_HOST;
-    atomic_fetch_add_explicit(&store->moved[op == GPUNVME_OP_WRITE][route], nbytes,
+    atomic_fetch_add_explicit(&io->store->moved[io->op == GPUNVME_OP_WRITE][route], nbytes,
                               memory_order_relaxed);
+    store_io_add_routes(io, 1u << route);
 }
 
 void store_say(char *text, size_t room, const char *format, ...)

@@ -124,6 +124,7 @@ static void ended(struct gpunvme_io *io)
     if (!group->is_told[i]) {
         if (io->err)
             base_fail(io->err, "%s", gpunvme_io_detail(io, text, sizeof(text)));
+        group->told[i].routes = io->routes;
         tell(group, i, io->err, io->done);
     }
     io->user = NULL;

@@ -67,6 +67,7 @@ static gpunvme_err_t tell_end(struct gpunvme_io *io, const struct gpunvme_io *it
     gpunvme_err_t err = GPUNVME_OK;
 
     io->done = its->done;
+    io->routes = its->routes;
     io->err = its->err;
     io->priv.detail = its->priv.detail;
     if (its->err != GPUNVME_ERR_CANCELED)
@@ -172,6 +173,7 @@ bool store_io_run_here(struct gpunvme_io *io)
     if (!store || !store->backend->direct || io->vecs || io->offsets || store_io_check(io, 1))
         return false; /* submission says what is wrong */
     atomic_fetch_add(&store->in_flight, 1);
+    io->routes = 0;
     has_run = store->backend->direct(store, io);
     if (!has_run)
         io->err = before;

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import gpunvme
-from gpunvme import future
+from gpunvme import _lib, future
 
 from conftest import NBYTES
 
@@ -44,6 +44,23 @@ def test_a_future_says_what_it_is(store: gpunvme.Store) -> None:
     assert transfer.route == "host"
     transfer.result()
     assert "done" in repr(transfer)
+
+
+def test_the_route_is_the_one_that_the_transfer_took(store: gpunvme.Store) -> None:
+    buf = np.zeros(2048, np.uint8)
+    with gpunvme.Requests(store) as records:
+        records.add_kind("users", 0, 10, 100)
+        for transfer in (store.pread_async(buf), store.gather_async(buf, [0, 9], 1024),
+                         gpunvme.Batch(store, buf, [5, 10], 512).submit(),
+                         records.read_many_async([("users", 0, 10)], [buf])):
+            transfer.result()
+            assert transfer._routes == 1 << _lib.ROUTE_HOST and transfer.route == "host"
+    # What the library says of memory on a GPU: tests/storage has it.
+    for routes, name in ((1 << _lib.ROUTE_P2P, "p2p"),
+                         (1 << _lib.ROUTE_P2P | 1 << _lib.ROUTE_BOUNCE, "bounce")):
+        transfer._routes = routes
+        assert transfer.route == name
+    assert store.pread_async(buf, offset=NBYTES).route == "host"  # moves nothing
 
 
 def test_it_is_in_flight_before_it_is_done(slow: gpunvme.Store) -> None:

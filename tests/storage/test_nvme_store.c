@@ -410,6 +410,53 @@ static void the_path_counts_registered_gpu_memory_as_p2p(void **state)
     assert_ok(gpunvme_mem_free(&buf));
 }
 
+/* Runs them, alone (by the calling thread, if the store likes) or two at once. */
+static uint32_t routes_of(struct gpunvme_io io)
+{
+    struct gpunvme_io two[2] = {io, io};
+
+    io.routes = ~0u; /* of a transfer before it */
+    assert_ok(gpunvme_io_run(&io, 1));
+    assert_ok(gpunvme_io_run(two, 2));
+    assert_int_equal(two[0].routes, io.routes);
+    assert_int_equal(two[1].routes, io.routes);
+    return io.routes;
+}
+
+static void each_transfer_tells_the_routes_that_it_took(void **state)
+{
+    static const uint32_t host = 1u << GPUNVME_ROUTE_HOST, p2p = 1u << GPUNVME_ROUTE_P2P,
+                          bounce = 1u << GPUNVME_ROUTE_BOUNCE;
+    struct gpunvme_store *store = opened("sim:size=1M");
+    uint8_t bytes[4096], *gpu, *other;
+    struct gpunvme_buf buf;
+
+    (void)state;
+    assert_ok(gpunvme_mem_alloc(1u << 20, GPUNVME_MEM_GPU, &buf));
+    assert_ok(gpunvme_register(NULL, buf.gpu, 1u << 19, GPUNVME_MEM_GPU));
+    gpu = buf.gpu;
+    other = gpu + (1u << 19); /* not registered */
+    struct gpunvme_vec vecs[] = {{gpu, 4096, GPUNVME_MEM_GPU},
+                                 {other, 4096, GPUNVME_MEM_GPU},
+                                 {bytes, 4096, GPUNVME_MEM_HOST}};
+    struct gpunvme_io io = {.store = store, .mem = GPUNVME_MEM_GPU, .ptr = gpu, .nbytes = 4096};
+
+    assert_int_equal(routes_of(io), p2p);
+    io.op = GPUNVME_OP_WRITE;
+    assert_int_equal(routes_of(io), p2p);
+    io.ptr = other;
+    assert_int_equal(routes_of(io), bounce);
+    io = (struct gpunvme_io){.store = store, .ptr = bytes, .nbytes = sizeof(bytes)};
+    assert_int_equal(routes_of(io), host);
+    io = (struct gpunvme_io){.store = store, .vecs = vecs, .n = 3};
+    assert_int_equal(routes_of(io), p2p | bounce | host);
+    io.n = 0;
+    assert_int_equal(routes_of(io), 0);
+    closed(store);
+    assert_ok(gpunvme_unregister(NULL, buf.gpu));
+    assert_ok(gpunvme_mem_free(&buf));
+}
+
 static void require_p2p_fails_instead_of_bouncing(void **state)
 {
     struct gpunvme_store *store = opened("sim:size=1M?require=p2p");
@@ -485,6 +532,7 @@ int main(void)
         cmocka_unit_test(the_rest_of_a_block_survives_a_part_of_it),
         cmocka_unit_test(thousands_at_once_are_fine),
         cmocka_unit_test(the_path_counts_registered_gpu_memory_as_p2p),
+        cmocka_unit_test(each_transfer_tells_the_routes_that_it_took),
         cmocka_unit_test(require_p2p_fails_instead_of_bouncing),
         cmocka_unit_test(without_a_gpu_nothing_goes_to_one),
     };

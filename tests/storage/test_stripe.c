@@ -495,6 +495,32 @@ static void a_set_is_as_good_as_its_worst_member(void **state)
     refused(uri, 0, GPUNVME_ERR_UNSUPPORTED, "require=p2p");
 }
 
+static void a_transfer_has_the_routes_of_the_members_that_served_it(void **state)
+{
+    const char *members[3];
+    char text[3][256], uri[1024];
+    struct gpunvme_store *store;
+    struct gpunvme_buf buf;
+    struct gpunvme_io io = {.mem = GPUNVME_MEM_GPU, .nbytes = 16384};
+
+    (void)state;
+    mixed_uris(members, text);
+    assert_ok(gpunvme_stripe_create(members, 3, 16384, 0));
+    snprintf(uri, sizeof(uri), "stripe:%s;%s;%s", text[0], text[1], text[2]);
+    assert_ok(gpunvme_mem_alloc(3 * 16384, GPUNVME_MEM_GPU, &buf));
+    assert_ok(gpunvme_register(NULL, buf.gpu, buf.nbytes, GPUNVME_MEM_GPU));
+    io.store = store = opened(uri);
+    io.ptr = buf.gpu;
+    assert_ok(gpunvme_io_run(&io, 1)); /* of a namespace alone */
+    assert_int_equal(io.routes, 1u << GPUNVME_ROUTE_P2P);
+    io.nbytes = 3 * 16384;
+    assert_ok(gpunvme_io_run(&io, 1)); /* of the file, too */
+    assert_int_equal(io.routes, 1u << GPUNVME_ROUTE_P2P | 1u << GPUNVME_ROUTE_BOUNCE);
+    assert_ok(gpunvme_close(store));
+    assert_ok(gpunvme_unregister(NULL, buf.gpu));
+    assert_ok(gpunvme_mem_free(&buf));
+}
+
 /* A set on one namespace, whose image has a header, with a fault and options of its own. */
 static struct gpunvme_store *set_of_one(const char *set_options, const char *fault,
                                         const char *options)
@@ -559,6 +585,7 @@ int main(void)
         cmocka_unit_test(a_flush_fails_when_a_member_s_does),
         cmocka_unit_test(a_member_that_is_cut_off_meanwhile_is_no_end_of_the_set),
         cmocka_unit_test(a_set_is_as_good_as_its_worst_member),
+        cmocka_unit_test(a_transfer_has_the_routes_of_the_members_that_served_it),
         cmocka_unit_test(the_time_of_a_call_is_the_set_s),
         cmocka_unit_test(a_member_keeps_what_it_requires_itself),
     };

@@ -323,7 +323,7 @@ static bool finish_command(struct nvme_slot *slot)
 
     if (slot->piece.mem == GPUNVME_MEM_GPU)
         route = slot->is_direct ? GPUNVME_ROUTE_P2P : GPUNVME_ROUTE_BOUNCE;
-    store_moved(slot->store, slot->piece.op, route, slot->nbytes);
+    store_moved(slot->piece.io, route, slot->nbytes);
     slot->done += slot->nbytes;
     let_go(slot);
     if (slot->done == slot->want)

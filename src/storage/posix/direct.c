@@ -29,7 +29,7 @@ static bool read_host(struct gpunvme_store *store, struct gpunvme_io *io)
 
     if (io->nbytes > HOST_NBYTES || !read_here(&posix->file, io, io->ptr))
         return false;
-    store_moved(store, GPUNVME_OP_READ, GPUNVME_ROUTE_HOST, io->done);
+    store_moved(io, GPUNVME_ROUTE_HOST, io->done);
     return true;
 }
 
@@ -45,7 +45,7 @@ static bool read_gpu(struct gpunvme_store *store, struct gpunvme_io *io)
     io->err = gpunvme_mem_copy(io->ptr, GPUNVME_MEM_GPU, bytes, GPUNVME_MEM_HOST, io->done);
     if (io->err)
         io->done = 0;
-    store_moved(store, GPUNVME_OP_READ, GPUNVME_ROUTE_BOUNCE, io->done);
+    store_moved(io, GPUNVME_ROUTE_BOUNCE, io->done);
     return true;
 }
 
@@ -76,7 +76,7 @@ static bool write_host(struct gpunvme_store *store, struct gpunvme_io *io)
         }
         io->done += (size_t)n;
     }
-    store_moved(store, GPUNVME_OP_WRITE, GPUNVME_ROUTE_HOST, io->done);
+    store_moved(io, GPUNVME_ROUTE_HOST, io->done);
     return true;
 }
 

@@ -21,7 +21,7 @@ void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err
             op->error, "%s%zu bytes at offset %llu", kind == GPUNVME_OP_FLUSH ? "flush of " : "",
             op->piece.nbytes - op->done, (unsigned long long)(op->piece.offset + op->done));
     if (done)
-        store_moved(op->piece.store, kind, route, done);
+        store_moved(op->piece.io, route, done);
     lane_share_give(&w->shares, op->piece.store->dev, posix_cost_of(&op->piece));
     crew_end(&op->piece, err, done);
     op->next = w->free;

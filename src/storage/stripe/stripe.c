@@ -120,6 +120,7 @@ static void end_part(struct share *share, size_t i, gpunvme_err_t err)
     const struct part *part = &share->parts[i];
 
     if (io->op != GPUNVME_OP_FLUSH) {
+        store_io_add_routes(part->whole, io->routes);
         store_io_piece(part->whole, part->at, io->nbytes, err, io->done);
     } else {
         if (err)
@@ -341,6 +342,7 @@ static bool stripe_direct(struct gpunvme_store *store, struct gpunvme_io *io)
     if (!store_io_run_here(&its))
         return false;
     io->done = its.done;
+    io->routes = its.routes;
     io->err = check_end(&its);
     return true;
 }

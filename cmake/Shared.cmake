@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 #
-# The shared library: the objects of the static one, showing only what begins with gpunvme_.
+# The shared library: the objects of the static one, showing only public names.
 add_library(gpunvme_shared SHARED $<TARGET_OBJECTS:gpunvme>)
 set_target_properties(gpunvme_shared PROPERTIES
     OUTPUT_NAME gpunvme

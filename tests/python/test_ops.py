@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -196,3 +197,12 @@ def test_each_gpu_has_a_workspace_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
         found.append(call._workspace(100))
     assert made == [0, 1] and found[0] == found[2] != found[1]
     vars(ops._scratch).clear()
+
+
+def test_the_library_has_the_short_names_of_operators() -> None:
+    multiply = _lib.ops().optimized_matmul
+    multiply.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 3, ctypes.c_int,
+                         ctypes.c_void_p]
+    a, b, c = normal(1, 5, 7), normal(2, 7, 3), normal(3, 5, 3)
+    assert multiply(a.ctypes.data, b.ctypes.data, c.ctypes.data, 5, 3, 7, _lib.OPS_F32, None) == 0
+    assert close(c, np.matmul(*wide(a, b)), 7)

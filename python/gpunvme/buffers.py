@@ -123,6 +123,8 @@ def describe(obj: Any) -> Array | None:
         interface = getattr(obj, "__cuda_array_interface__", None)
     except RuntimeError as why:  # torch, of tensors that require gradients
         raise argument(f"a {type(obj).__name__}: {why}") from None
+    except KeyError:  # torch, of float8, which has no name there: DLPack has
+        interface = None
     if interface is not None:
         return _from_interface(obj, interface, _lib.MEM_GPU)
     interface = getattr(obj, "__array_interface__", None)

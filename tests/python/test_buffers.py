@@ -187,6 +187,17 @@ def test_a_stream_of_any_library_has_a_handle(stream: Any, handle: int) -> None:
     assert buffers.stream_handle(stream) == handle
 
 
+def test_elements_that_only_dlpack_has_a_name_for_are_taken(store: gpunvme.Store) -> None:
+    class Float8(DLPackOnly):
+        """As torch's on a GPU."""
+
+        @property
+        def __cuda_array_interface__(self) -> object:
+            raise KeyError("float8_e4m3fn")
+
+    assert store.pread(Float8(np.zeros(64, np.uint8))) == 64
+
+
 def test_what_is_no_stream_is_refused(store: gpunvme.Store) -> None:
     with pytest.raises(gpunvme.ArgumentError, match="no CUDA stream"):
         store.pread_async(bytearray(1), stream="main")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -23,6 +24,26 @@ def test_an_example_runs(command: str) -> None:
                           capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
+
+
+def test_all_is_measured_or_skipped_with_a_reason(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, SOURCE / "examples/python/benchmark_all.py", "--quick", "--json",
+         tmp_path / "all.json", "--plot", tmp_path / "plots"],
+        capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "all.json").read_text())
+    assert all(result["value"] > 0 for result in found["results"])
+    assert all(skip["why"] for skip in found["skipped"])
+    told = [each["name"] for each in (*found["results"], *found["skipped"])]
+    for part in ("matmul, naive", "matmul, numpy", "linear with gelu, naive", "pread, all",
+                 "Batch, 1 MiB", "pread, 4 KiB random", "open().readinto()", "numpy.fromfile",
+                 "safetensors", "kvikio", "torch.cuda.gds"):
+        assert any(name.startswith(part) for name in told), part
+    drawn = [*tmp_path.glob("plots/*.svg")]
+    assert bool(drawn) != any(skip["section"] == "plots" for skip in found["skipped"])
+    if drawn:
+        assert len(drawn) > 3 and all("<svg" in picture.read_text() for picture in drawn)
 
 
 @pytest.mark.parametrize(("name", "least"), [("PYTHON.md", 6), ("CHECKPOINT.md", 2)])

@@ -244,8 +244,10 @@ def _of_arrays(
             if not isinstance(why, TypeError):
                 raise argument(f"a {name}: {why}") from None
             raise argument(f"a {name} is no buffer: give an array, bytes or an address") from None
-        if nbytes is None or address <= 0:
-            raise argument(f"address {address:#x}, size {nbytes}: an address comes with a size")
+        if nbytes is None:
+            raise argument(f"address {address:#x}: an address comes with a size")
+        if address < 4096:
+            raise argument(f"address {address:#x}: no memory is there")
         return View(address, nbytes, kind_of(address), obj), nbytes
     if writable and array.readonly:
         raise argument(f"a {name} that is read-only can't be read into")

@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+import gpunvme
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("gpunvme.torch", exc_type=ImportError,
                     reason="this build has no operators for PyTorch")
+
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 
 ops = torch.ops.nvme_ops
 CPU = torch.device("cpu")
@@ -194,3 +199,29 @@ def test_transfers_stand_behind_the_work_on_the_current_stream(tmp_path: Path) -
             del t  # its block is the next one's, with the kernels above still to run
             found = ops.read_tensor(uri, 0, [1 << 20], torch.float32, "cuda")
             assert torch.equal(found.cpu(), expected + i)
+
+
+def test_a_registered_tensor_that_is_dropped_keeps_its_memory(path: str, data: bytes) -> None:
+    tensor = torch.zeros(1 << 14, dtype=torch.uint8)
+    storage, address = StorageWeakRef(tensor.untyped_storage()), tensor.data_ptr()
+    gpunvme.register(tensor)
+    del tensor
+    gc.collect()
+    assert not storage.expired()
+    with gpunvme.open(path) as store:
+        assert store.pread(address, 1 << 14) == 1 << 14
+    gpunvme.unregister(address)
+    assert storage.expired()
+
+
+def test_the_memory_of_a_tensor_in_flight_is_kept() -> None:
+    with gpunvme.open("sim:size=1M,read_latency=300ms") as store:
+        tensor = torch.zeros(4096, dtype=torch.uint8)
+        storage = StorageWeakRef(tensor.untyped_storage())
+        transfer = store.pread_async(tensor)
+        del tensor
+        gc.collect()
+        assert not storage.expired()
+        transfer.result()
+        gc.collect()
+        assert storage.expired()

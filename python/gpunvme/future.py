@@ -429,9 +429,13 @@ ended_by = 0  # the thread that ends the interpreter
 
 
 def stop() -> None:
-    """Where daemon threads stay when the interpreter ends."""
-    while ended_by not in (0, threading.get_ident()):
-        time.sleep(3600)
+    """Holds up daemon threads when the interpreter ends.
+
+    The process has usually ended before they go on, so they print no error. Not for ever: somebody
+    may join them.
+    """
+    if ended_by not in (0, threading.get_ident()):
+        time.sleep(2)
 
 
 def in_flight(store: Store | None = None) -> list[Future]:

@@ -131,6 +131,26 @@ began.wait()
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_daemon_thread_can_be_joined_at_the_end() -> None:
+    done = run("""
+import atexit, threading
+def work():
+    try:
+        while True:
+            store.pread(bytearray(512))
+            began.set()
+    except gpunvme.ClosedError:
+        print("closed")
+began, thread = threading.Event(), threading.Thread(target=work, daemon=True)
+atexit.register(lambda: thread.join(60))
+import gpunvme
+store = gpunvme.open(gpunvme.__file__)
+thread.start()
+began.wait()
+""", PYTHONWARNINGS="ignore::ResourceWarning")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
+
+
 def test_stores_are_closed_to_what_runs_after_their_end() -> None:
     done = run("""
 import atexit

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What GPUs `pip install ./python` builds for: python/architectures.cmake, with nvidia-smi imitated."""
+"""What GPUs the package is built for: python/architectures.cmake, with nvidia-smi imitated."""
 
 from __future__ import annotations
 

@@ -27,15 +27,17 @@ struct layout {
     size_t nvectors;           /* that may be used, each for two words of the checksum */
     size_t first;              /* the first word of the checksum that they hold: 0 or 1 */
     unsigned shift;            /* bits by which the words begin after the aligned ones */
+    uint64_t scaled;           /* MEM_CHECKSUM_INDEX times the index of the first word */
 };
 
-layout lay_out(const void *gpu, size_t nbytes)
+__host__ __device__ layout lay_out(const void *gpu, size_t nbytes, uint64_t index)
 {
     layout l;
     uintptr_t address = (uintptr_t)gpu, aligned = address & ~(uintptr_t)7;
     size_t usable; /* aligned words, from `aligned` on, that end inside the range */
 
     l.bytes = (const uint8_t *)gpu;
+    l.scaled = index * MEM_CHECKSUM_INDEX;
     l.nbytes = nbytes;
     l.nwords = nbytes / 8 + (nbytes % 8 != 0);
     l.shift = (unsigned)(address - aligned) * 8;
@@ -66,7 +68,7 @@ template <bool SHIFTED> struct chunk {
 
     __device__ __forceinline__ uint64_t mix(const layout &l, size_t v) const
     {
-        uint64_t a = pair.x, b = pair.y, scaled = (l.first + 2 * v) * MEM_CHECKSUM_INDEX;
+        uint64_t a = pair.x, b = pair.y, scaled = l.scaled + (l.first + 2 * v) * MEM_CHECKSUM_INDEX;
 
         if (SHIFTED) {
             a = pair.x >> l.shift | pair.y << (64 - l.shift);
@@ -93,7 +95,8 @@ __device__ uint64_t edges(const layout &l)
 
     if (k >= before)
         k += 2 * l.nvectors;
-    return k < l.nwords ? mem_checksum_mix(gather_word(l, k), k * MEM_CHECKSUM_INDEX) : 0;
+    return k < l.nwords ? mem_checksum_mix(gather_word(l, k), l.scaled + k * MEM_CHECKSUM_INDEX)
+                        : 0;
 }
 
 __device__ void store_block_sum(uint64_t sum, uint64_t *partial)
@@ -113,15 +116,15 @@ __device__ void store_block_sum(uint64_t sum, uint64_t *partial)
     }
 }
 
+/* The share of one of `nblocks` blocks, by this thread. */
 template <bool SHIFTED>
-__global__ void __launch_bounds__(threads, blocks_per_sm)
-    sum_words(const layout l, uint64_t *partial)
+__device__ __forceinline__ uint64_t sum_share(const layout &l, unsigned block, unsigned nblocks)
 {
     const size_t ntiles = l.nvectors / tile;
-    uint64_t sum = blockIdx.x == 0 ? edges(l) : 0;
+    uint64_t sum = block == 0 ? edges(l) : 0;
     chunk<SHIFTED> chunks[unroll];
 
-    for (size_t t = blockIdx.x; t < ntiles; t += gridDim.x) {
+    for (size_t t = block; t < ntiles; t += nblocks) {
         const size_t v = t * tile + threadIdx.x;
 
 #pragma unroll
@@ -131,20 +134,45 @@ __global__ void __launch_bounds__(threads, blocks_per_sm)
         for (unsigned i = 0; i < unroll; i++)
             sum += chunks[i].mix(l, v + i * threads);
     }
-    for (size_t v = ntiles * tile + blockIdx.x * threads + threadIdx.x; v < l.nvectors;
-         v += gridDim.x * threads) {
+    for (size_t v = ntiles * tile + block * threads + threadIdx.x; v < l.nvectors;
+         v += nblocks * threads) {
         chunks[0].load(l, v);
         sum += chunks[0].mix(l, v);
     }
-    store_block_sum(sum, partial);
+    return sum;
+}
+
+template <bool SHIFTED>
+__global__ void __launch_bounds__(threads, blocks_per_sm)
+    sum_words(const layout l, uint64_t *partial)
+{
+    store_block_sum(sum_share<SHIFTED>(l, blockIdx.x, gridDim.x), partial);
+}
+
+/* A block for each piece. */
+__global__ void __launch_bounds__(threads, blocks_per_sm)
+    sum_pieces(const mem_checksum_piece *pieces, uint64_t *partial)
+{
+    const mem_checksum_piece *const piece = pieces + blockIdx.x;
+    const layout l = lay_out(piece->gpu, piece->nbytes, piece->first);
+
+    store_block_sum(l.shift ? sum_share<true>(l, 0, 1) : sum_share<false>(l, 0, 1), partial);
 }
 } // namespace
+
+extern "C" cudaError_t mem_checksum_launch_pieces(const struct mem_checksum_piece *pieces,
+                                                  unsigned n, uint64_t *partial,
+                                                  cudaStream_t stream)
+{
+    sum_pieces<<<n, threads, 0, stream>>>(pieces, partial);
+    return cudaGetLastError();
+}
 
 extern "C" cudaError_t mem_checksum_launch(const void *gpu, size_t nbytes, int device,
                                            uint64_t *partial, unsigned *nblocks,
                                            cudaStream_t stream)
 {
-    const layout l = lay_out(gpu, nbytes);
+    const layout l = lay_out(gpu, nbytes, 0);
     const size_t needed = l.nvectors / tile + 1;
     int nprocessors = 0;
     cudaError_t err = cudaDeviceGetAttribute(&nprocessors, cudaDevAttrMultiProcessorCount, device);

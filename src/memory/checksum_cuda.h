@@ -22,6 +22,20 @@ extern "C" {
 cudaError_t mem_checksum_launch(const void *gpu, size_t nbytes, int device, uint64_t *partial,
                                 unsigned *nblocks, cudaStream_t stream);
 
+/* Of many ranges: whole words of one, or its end. */
+#define MEM_CHECKSUM_PIECE ((size_t)256 << 10) /* bytes, at most */
+
+struct mem_checksum_piece {
+    const void *gpu;
+    uint64_t nbytes; /* > 0 */
+    uint64_t first;  /* the index of its first word in the range */
+    uint64_t range;  /* the caller's */
+};
+
+/* The same for n pieces, at most MEM_CHECKSUM_MAX_BLOCKS: partial[i] is the sum of the i-th. */
+cudaError_t mem_checksum_launch_pieces(const struct mem_checksum_piece *pieces, unsigned n,
+                                       uint64_t *partial, cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

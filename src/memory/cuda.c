@@ -31,6 +31,7 @@
 #include "base/fail.h"
 #include "memory/checksum.h"
 #include "memory/checksum_cuda.h"
+#include "memory/convert_cuda.h"
 #include "memory/cuda.h"
 #include "memory/cuda_private.h"
 #include "memory/mmio_cuda.h"
@@ -40,13 +41,19 @@
 /* Synchronous work may take this long: 10 s, and a second more for each 64 MB. */
 #define WORK_TIMEOUT_NS(nbytes) (10000000000u + (uint64_t)(nbytes)*16)
 
+/* What the kernels for checksums are given, and what they store. */
+struct checksums {
+    uint64_t partial[MEM_CHECKSUM_MAX_BLOCKS];
+    struct mem_checksum_piece pieces[MEM_CHECKSUM_MAX_BLOCKS];
+};
+
 /* What a thread needs for one synchronous operation. Idle ones are kept for the next. */
 struct worker {
     struct worker *next;
     int device;
     cudaStream_t stream;
-    uint64_t *partial_cpu; /* MEM_CHECKSUM_MAX_BLOCKS sums in pinned memory, made when needed */
-    uint64_t *partial_gpu; /* the same for the GPU */
+    struct checksums *sums_cpu; /* in pinned memory, made when needed */
+    struct checksums *sums_gpu; /* the same for the GPU */
 };
 
 /* X(member, function of cuda.h, its symbol in libcuda.so.1) */
@@ -875,15 +882,14 @@ void mem_cuda_kernels_destroy(void *stream)
     cudaStreamDestroy(stream);
 }
 
-/* Pinned memory for the sums of the blocks, which the kernel stores there itself. */
-static gpunvme_err_t need_partial(struct worker *worker)
+static gpunvme_err_t need_sums(struct worker *worker)
 {
     void *cpu, *gpu;
     cudaError_t err;
 
-    if (worker->partial_cpu)
+    if (worker->sums_cpu)
         return GPUNVME_OK;
-    err = cudaHostAlloc(&cpu, MEM_CHECKSUM_MAX_BLOCKS * sizeof(uint64_t), cudaHostAllocMapped);
+    err = cudaHostAlloc(&cpu, sizeof(struct checksums), cudaHostAllocMapped);
     if (err != cudaSuccess)
         return mem_cuda_fail(err, "cudaHostAlloc");
     err = cudaHostGetDevicePointer(&gpu, cpu, 0);
@@ -891,20 +897,20 @@ static gpunvme_err_t need_partial(struct worker *worker)
         cudaFreeHost(cpu);
         return mem_cuda_fail(err, "cudaHostGetDevicePointer");
     }
-    worker->partial_cpu = cpu;
-    worker->partial_gpu = gpu;
+    worker->sums_cpu = cpu;
+    worker->sums_gpu = gpu;
     return GPUNVME_OK;
 }
 
 static gpunvme_err_t start_checksum(struct worker *worker, const void *gpu, size_t nbytes,
                                     unsigned *nblocks)
 {
-    gpunvme_err_t err = need_partial(worker);
+    gpunvme_err_t err = need_sums(worker);
     cudaError_t cuda_err;
 
     if (err)
         return err;
-    cuda_err = mem_checksum_launch(gpu, nbytes, worker->device, worker->partial_gpu, nblocks,
+    cuda_err = mem_checksum_launch(gpu, nbytes, worker->device, worker->sums_gpu->partial, nblocks,
                                    worker->stream);
     return cuda_err == cudaSuccess ? GPUNVME_OK : mem_cuda_fail(cuda_err, "the checksum kernel");
 }
@@ -923,8 +929,108 @@ gpunvme_err_t mem_cuda_checksum(const void *gpu, size_t nbytes, uint64_t *sum)
     err = finish(worker, start_checksum(worker, gpu, nbytes, &nblocks), nbytes);
     *sum = 0;
     for (unsigned i = 0; !err && i < nblocks; i++)
-        *sum += worker->partial_cpu[i];
+        *sum += worker->sums_cpu->partial[i];
     *sum = mem_checksum_end(*sum, nbytes);
+    stop(worker, err);
+    return err;
+}
+
+/* Where a walk through ranges stands. */
+struct checksum_cursor {
+    const struct mem_checksum_range *ranges;
+    size_t n, range, off;
+};
+
+/* The pieces of ranges from the cursor on that are on this GPU, as many as the table holds. */
+static gpunvme_err_t cut_ranges(struct checksum_cursor *at, int device,
+                                struct mem_checksum_piece *pieces, size_t *npieces)
+{
+    *npieces = 0;
+    for (; at->range < at->n; at->range++, at->off = 0) {
+        const struct mem_checksum_range *r = &at->ranges[at->range];
+        int there = device;
+        gpunvme_err_t err = r->nbytes && !at->off ? device_of(r->gpu, &there) : GPUNVME_OK;
+
+        if (err || there != device)
+            return err;
+        for (size_t nbytes; at->off < r->nbytes; at->off += nbytes) {
+            if (*npieces == MEM_CHECKSUM_MAX_BLOCKS)
+                return GPUNVME_OK;
+            nbytes = r->nbytes - at->off;
+            if (nbytes > MEM_CHECKSUM_PIECE)
+                nbytes = MEM_CHECKSUM_PIECE;
+            pieces[(*npieces)++] =
+                (struct mem_checksum_piece){.gpu = (const uint8_t *)r->gpu + at->off,
+                                            .nbytes = nbytes,
+                                            .first = at->off / 8,
+                                            .range = at->range};
+        }
+    }
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t sum_pieces(struct worker *worker, struct checksum_cursor *at, uint64_t *sums)
+{
+    gpunvme_err_t err = need_sums(worker);
+    cudaError_t cuda_err;
+    size_t npieces;
+
+    if (!err)
+        err = cut_ranges(at, worker->device, worker->sums_cpu->pieces, &npieces);
+    if (err || !npieces)
+        return err;
+    cuda_err = mem_checksum_launch_pieces(worker->sums_gpu->pieces, (unsigned)npieces,
+                                          worker->sums_gpu->partial, worker->stream);
+    if (cuda_err != cudaSuccess)
+        return mem_cuda_fail(cuda_err, "the checksum kernel");
+    err = wait_for(worker->stream, WORK_TIMEOUT_NS(npieces * MEM_CHECKSUM_PIECE));
+    for (size_t i = 0; !err && i < npieces; i++)
+        sums[worker->sums_cpu->pieces[i].range] += worker->sums_cpu->partial[i];
+    return err;
+}
+
+gpunvme_err_t mem_cuda_checksums(const struct mem_checksum_range *ranges, size_t n, uint64_t *sums)
+{
+    struct checksum_cursor at = {.ranges = ranges, .n = n};
+    gpunvme_err_t err = GPUNVME_OK;
+
+    for (size_t i = 0; i < n; i++)
+        sums[i] = mem_checksum_end(0, ranges[i].nbytes);
+    while (!err && at.range < n) {
+        struct worker *worker;
+        int device = 0;
+
+        if (!ranges[at.range].nbytes) {
+            at.range++;
+            continue;
+        }
+        err = device_of(ranges[at.range].gpu, &device);
+        if (!err)
+            err = start(device, &worker);
+        if (err)
+            return err;
+        err = sum_pieces(worker, &at, sums);
+        stop(worker, err);
+    }
+    return err;
+}
+
+gpunvme_err_t mem_cuda_convert(struct mem_convert *pieces, size_t n, size_t nbytes,
+                               const void *near)
+{
+    struct worker *worker;
+    int device = 0;
+    cudaError_t cuda_err;
+    gpunvme_err_t err = device_of(near, &device);
+
+    if (!err)
+        err = start(device, &worker);
+    if (err)
+        return err;
+    cuda_err = mem_convert_launch(pieces, n, worker->stream);
+    if (cuda_err != cudaSuccess)
+        err = mem_cuda_fail(cuda_err, "the kernel that converts");
+    err = finish(worker, err, nbytes);
     stop(worker, err);
     return err;
 }
@@ -954,12 +1060,12 @@ gpunvme_err_t mem_cuda_unmap_io(void *cpu)
 
 static gpunvme_err_t start_load(struct worker *worker, const void *gpu)
 {
-    gpunvme_err_t err = need_partial(worker);
+    gpunvme_err_t err = need_sums(worker);
     cudaError_t cuda_err;
 
     if (err)
         return err;
-    cuda_err = mem_mmio_launch(gpu, worker->partial_gpu, worker->stream);
+    cuda_err = mem_mmio_launch(gpu, worker->sums_gpu->partial, worker->stream);
     return cuda_err == cudaSuccess ? GPUNVME_OK : mem_cuda_fail(cuda_err, "the kernel that loads");
 }
 
@@ -974,7 +1080,7 @@ gpunvme_err_t mem_cuda_load32(const void *gpu, uint32_t *value)
     if (err)
         return err;
     err = finish(worker, start_load(worker, gpu), sizeof(*value));
-    *value = err ? 0 : (uint32_t)worker->partial_cpu[0];
+    *value = err ? 0 : (uint32_t)worker->sums_cpu->partial[0];
     stop(worker, err);
     return err;
 }

@@ -170,6 +170,25 @@ void mem_cuda_kernels_destroy(void *stream);
 gpunvme_err_t mem_cuda_checksum(const void *gpu, size_t nbytes, uint64_t *sum);
 
 /*
+ * The checksums of n ranges of GPU memory, by few launches of one kernel. They may be on several
+ * GPUs; neighbours in the array that are on one go together.
+ */
+struct mem_checksum_range {
+    const void *gpu;
+    size_t nbytes; /* 0 is allowed */
+};
+gpunvme_err_t mem_cuda_checksums(const struct mem_checksum_range *ranges, size_t n, uint64_t *sums);
+
+/*
+ * Conversions of convert.h, by one kernel on the GPU that has `near`. `pieces` is the GPU's address
+ * of a table in pinned memory; what its entries name must be the GPU's to reach, and each must be
+ * what mem_convert_cut() made. `nbytes`: of all sources.
+ */
+struct mem_convert;
+gpunvme_err_t mem_cuda_convert(struct mem_convert *pieces, size_t n, size_t nbytes,
+                               const void *near);
+
+/*
  * Registers of a device, mapped by the CPU at the page `cpu`, into all GPUs; *gpu is their address
  * on the calling thread's current one. And one 32-bit load of such an address by a kernel there,
  * only for registers that may be read.

@@ -201,6 +201,24 @@ gpunvme_err_t mem_cuda_keep_ready(unsigned device)
     return fail();
 }
 
+gpunvme_err_t mem_cuda_checksums(const struct mem_checksum_range *ranges, size_t n, uint64_t *sums)
+{
+    (void)ranges;
+    (void)n;
+    (void)sums;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_convert(struct mem_convert *pieces, size_t n, size_t nbytes,
+                               const void *near)
+{
+    (void)pieces;
+    (void)n;
+    (void)nbytes;
+    (void)near;
+    return fail();
+}
+
 gpunvme_err_t mem_cuda_checksum(const void *gpu, size_t nbytes, uint64_t *sum)
 {
     (void)gpu;

@@ -151,13 +151,19 @@ struct gpunvme_range {
 /*
  * What is to be loaded: a tensor, or a slice of it. The caller sets the first group, and what
  * follows to zeroes, and keeps the part and its ranges until the load has ended.
+ *
+ * F32, F16 and BF16 can become each other and F8_E4M3. Numbers are rounded to the nearest, ties to
+ * even. In F16 and BF16 what is too large becomes infinite; in F8_E4M3, which has no infinities, it
+ * becomes 448 with its sign, as infinities do. A NaN stays one and keeps its sign; in F32 it keeps
+ * all bits.
  */
 struct gpunvme_weights_part {
     const struct gpunvme_tensor *tensor;
     const struct gpunvme_range *ranges; /* tensor->rank of them; NULL: the whole tensor */
-    void *ptr;                          /* where to: the slice, row-major and without gaps */
+    void *ptr;                          /* where to: the slice, row-major and without gaps; if it
+                                         * is converted, a multiple of the new element's size */
     enum gpunvme_mem mem;               /* the kind of memory that `ptr` is the address of */
-    enum gpunvme_dtype dtype;           /* UNKNOWN or the tensor's: as it is; else UNSUPPORTED */
+    enum gpunvme_dtype dtype;           /* what it becomes; UNKNOWN or the tensor's: as it is */
     void *user;                         /* the caller's own */
 
     gpunvme_err_t err;     /* the part's result; AGAIN until it has landed */
@@ -167,7 +173,7 @@ struct gpunvme_weights_part {
 
 /*
  * The bytes that a part needs at `ptr`. Errors: INVALID (ranges outside the shape; of a tensor of
- * unknown dtype, or whose rows do not begin at whole bytes).
+ * unknown dtype, or whose rows do not begin at whole bytes), UNSUPPORTED (no such conversion).
  */
 gpunvme_err_t gpunvme_weights_part_nbytes(const struct gpunvme_weights_part *part,
                                           uint64_t *nbytes);
@@ -198,13 +204,20 @@ struct gpunvme_weights_options {
      */
     bool (*progress)(void *user, uint64_t done, uint64_t total);
     void *user;
+    /*
+     * Needed if a part becomes F8_E4M3: scales[i] is part i's. What is stored is the number divided
+     * by it, so it times the scale is the number. 0: chosen when the part is loaded, which reads
+     * the part twice, so that its greatest finite absolute value becomes 448, and stored here.
+     */
+    float *scales;
 };
 
 /*
  * Loads `n` parts and returns when all have landed: the first error in the order of the parts, each
  * of which has its own `err`. Parts may overlap in the files, not in memory. Errors before anything
- * begins: INVALID, UNSUPPORTED (a dtype to convert to), NOMEM, and those of gpunvme_io_submit() and
- * gpunvme_io_submit_ordered(). CANCELED: by `progress`. TIMEOUT: as gpunvme_weights_load_end().
+ * begins: INVALID, UNSUPPORTED (a conversion that there is not, or one with `order`), NOMEM, and
+ * those of gpunvme_io_submit() and gpunvme_io_submit_ordered(). CANCELED: by `progress`. TIMEOUT:
+ * as gpunvme_weights_load_end().
  */
 gpunvme_err_t gpunvme_weights_load(struct gpunvme_weights *weights,
                                    struct gpunvme_weights_part *parts, size_t n,
@@ -260,7 +273,8 @@ gpunvme_err_t gpunvme_weights_load_end(struct gpunvme_weights_load *load);
 
 /*
  * Writes the checksums of `n` loaded parts to the file `path`, under a temporary name first.
- * INVALID: a part is a slice, or has no checksum. UNSUPPORTED: no libjansson. IO and its like.
+ * INVALID: a part is a slice, was converted, or has no checksum. UNSUPPORTED: no libjansson. IO and
+ * its like.
  */
 gpunvme_err_t gpunvme_weights_manifest_write(const char *path,
                                              const struct gpunvme_weights_part *parts, size_t n);

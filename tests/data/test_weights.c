@@ -18,6 +18,8 @@
 
 #include <cmocka.h>
 
+#include "convert_util.h"
+#include "data/weights/internal.h"
 #include "gpunvme/memory.h"
 #include "gpunvme/weights.h"
 #include "storage/thread_stream.h"
@@ -570,13 +572,15 @@ static void slices_along_any_dimension_are_loaded(void **state)
 }
 
 /* Columns of a matrix of bytes whose rows are `row` bytes long. */
-static void check_columns(uint64_t nrows, uint64_t row, uint64_t begin, uint64_t end)
+static void check_columns_in(enum gpunvme_mem mem, uint64_t nrows, uint64_t row, uint64_t begin,
+                             uint64_t end)
 {
     const struct gpunvme_range ranges[] = {{1, nrows}, {begin, end}};
     uint64_t run = end - begin, data = nrows * row;
     uint8_t *bytes = malloc((nrows - 1) * run);
-    struct gpunvme_weights_part part = {.ranges = ranges, .ptr = bytes};
+    struct gpunvme_weights_part part = {.ranges = ranges, .mem = mem};
     struct gpunvme_weights *w;
+    struct gpunvme_buf buf;
     char header[200];
 
     assert_non_null(bytes);
@@ -586,14 +590,25 @@ static void check_columns(uint64_t nrows, uint64_t row, uint64_t begin, uint64_t
     make("matrix.safetensors", header, data);
     w = open_good("matrix.safetensors");
     part.tensor = gpunvme_weights_at(w, 0);
+    assert_int_equal(gpunvme_mem_alloc((nrows - 1) * run, mem, &buf), GPUNVME_OK);
+    part.ptr = mem == GPUNVME_MEM_GPU ? buf.gpu : buf.cpu;
     if (gpunvme_weights_load(w, &part, 1, NULL))
         fail_msg("%s", gpunvme_err_detail());
+    assert_int_equal(gpunvme_mem_copy(bytes, GPUNVME_MEM_HOST, part.ptr, mem, (nrows - 1) * run),
+                     GPUNVME_OK);
     for (uint64_t i = 0; i < nrows - 1; i++)
         for (uint64_t k = 0; k < run; k++)
             if (bytes[i * run + k] != byte_at((i + 1) * row + begin + k, 0))
                 fail_msg("row %u, byte %u", (unsigned)i, (unsigned)k);
     gpunvme_weights_close(w);
+    gpunvme_mem_free(&buf);
     free(bytes);
+}
+
+static void check_columns(uint64_t nrows, uint64_t row, uint64_t begin, uint64_t end)
+{
+    check_columns_in(GPUNVME_MEM_HOST, nrows, row, begin, end);
+    check_columns_in(GPUNVME_MEM_GPU, nrows, row, begin, end);
 }
 
 static void columns_of_short_and_of_long_rows_are_loaded(void **state)
@@ -661,6 +676,241 @@ static void an_unknown_dtype_is_loaded_whole_as_bytes(void **state)
     assert_int_equal(bytes[4], byte_at(4, 0));
     part.ranges = some;
     assert_int_equal(gpunvme_weights_load(w, &part, 1, NULL), GPUNVME_ERR_INVALID);
+    gpunvme_weights_close(w);
+}
+
+/* ---- Conversion --------------------------------------------------------------------------------
+ */
+
+/* Tensors of numbers, an odd byte in front of some of them; `big` has more than a slot. */
+#define NUMBERS                                                                                    \
+    "{\"f32\":{\"dtype\":\"F32\",\"shape\":[30,70],\"data_offsets\":[0,8400]},"                    \
+    "\"odd\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[8400,8401]},"                       \
+    "\"f16\":{\"dtype\":\"F16\",\"shape\":[30,70],\"data_offsets\":[8401,12601]},"                 \
+    "\"bf16\":{\"dtype\":\"BF16\",\"shape\":[30,70],\"data_offsets\":[12601,16801]},"              \
+    "\"big\":{\"dtype\":\"F32\",\"shape\":[1500,1000],\"data_offsets\":[16801,6016801]}}"
+#define NUMBERS_NBYTES 6016801
+
+static struct gpunvme_weights *open_numbers(void)
+{
+    make("numbers.safetensors", NUMBERS, NUMBERS_NBYTES);
+    return open_good("numbers.safetensors");
+}
+
+/* Number `i` of a tensor of the file that open_numbers() makes. */
+static float number_at(const struct gpunvme_tensor *t, uint64_t i)
+{
+    unsigned from = weights_number(t->dtype);
+    uint64_t size = mem_number_nbytes(from), at = t->offset - 8 - strlen(NUMBERS) + i * size;
+    uint32_t bits = 0;
+
+    for (uint64_t k = 0; k < size; k++)
+        bits |= (uint32_t)byte_at(at + k, 0) << 8 * k;
+    return from == MEM_F32 ? mem_f32_of(bits) : float_of(from, bits);
+}
+
+static void check_number(const struct gpunvme_weights_part *part, const uint8_t *bytes, uint64_t i,
+                         float x, float scale)
+{
+    unsigned to = weights_number(part->dtype), size = mem_number_nbytes(to);
+    uint32_t expected, found = 0;
+
+    memcpy(&found, bytes + i * size, size);
+    if (to == MEM_F32 && isnan(x))
+        expected = isnan(mem_f32_of(found)) ? found : 0;
+    else
+        expected = to == MEM_F32       ? mem_f32_bits(x)
+                   : to == MEM_F8_E4M3 ? expected_code(to, x / scale)
+                                       : expected_code(to, x);
+    if (found != expected)
+        fail_msg("%s to %s, number %u, %a: 0x%x instead of 0x%x", part->tensor->name,
+                 gpunvme_dtype_name(part->dtype), (unsigned)i, (double)x, found, expected);
+}
+
+/* Rows `begin` to `end - 1` of tensor `name`, all columns but the first `skipped`. */
+static void check_conversion(struct gpunvme_weights *w, const char *name, enum gpunvme_dtype dtype,
+                             uint64_t begin, uint64_t end, uint64_t skipped, float scale)
+{
+    const struct gpunvme_tensor *t = gpunvme_weights_find(w, name);
+    const struct gpunvme_range ranges[] = {{begin, end}, {skipped, t->shape[1]}};
+    struct gpunvme_weights_part part = {
+        .tensor = t, .ranges = ranges, .dtype = dtype, .mem = GPUNVME_MEM_GPU};
+    const struct gpunvme_weights_options options = {.scales = &scale, .checksum = true};
+    uint64_t columns = t->shape[1] - skipped, n = (end - begin) * columns, nbytes;
+    struct gpunvme_buf buf;
+    uint8_t *bytes;
+
+    assert_int_equal(gpunvme_weights_part_nbytes(&part, &nbytes), GPUNVME_OK);
+    assert_int_equal(nbytes, n * gpunvme_dtype_bits(dtype) / 8);
+    assert_int_equal(gpunvme_mem_alloc((size_t)nbytes, part.mem, &buf), GPUNVME_OK);
+    part.ptr = buf.gpu;
+    if (gpunvme_weights_load(w, &part, 1, &options))
+        fail_msg("%s", gpunvme_err_detail());
+    bytes = malloc((size_t)nbytes);
+    assert_non_null(bytes);
+    assert_int_equal(gpunvme_mem_copy(bytes, GPUNVME_MEM_HOST, buf.gpu, part.mem, (size_t)nbytes),
+                     GPUNVME_OK);
+    assert_int_equal(part.checksum, gpunvme_mem_checksum_host(bytes, (size_t)nbytes));
+    for (uint64_t i = 0; i < n; i++)
+        check_number(&part, bytes, i,
+                     number_at(t, (begin + i / columns) * t->shape[1] + skipped + i % columns),
+                     scale);
+    free(bytes);
+    gpunvme_mem_free(&buf);
+}
+
+static void tensors_and_slices_are_converted_while_they_are_loaded(void **state)
+{
+    static const char *const names[] = {"f32", "f16", "bf16"};
+    static const enum gpunvme_dtype dtypes[] = {GPUNVME_DTYPE_F32, GPUNVME_DTYPE_F16,
+                                                GPUNVME_DTYPE_BF16, GPUNVME_DTYPE_F8_E4M3};
+    struct gpunvme_weights *w = open_numbers();
+
+    (void)state;
+    for (unsigned i = 0; i < 3; i++)
+        for (unsigned k = 0; k < 4; k++) {
+            if (gpunvme_weights_find(w, names[i])->dtype == dtypes[k])
+                continue;
+            check_conversion(w, names[i], dtypes[k], 0, 30, 0, 1e3f);
+            check_conversion(w, names[i], dtypes[k], 3, 20, 0, 1e3f);
+            check_conversion(w, names[i], dtypes[k], 0, 30, 33, 1e3f);
+        }
+    check_conversion(w, "big", GPUNVME_DTYPE_BF16, 0, 1500, 0, 0);
+    check_conversion(w, "big", GPUNVME_DTYPE_F16, 1, 1499, 999, 0);
+    check_conversion(w, "big", GPUNVME_DTYPE_F8_E4M3, 0, 1500, 0, 1e30f);
+    gpunvme_weights_close(w);
+}
+
+static void a_scale_is_chosen_by_the_greatest_number(void **state)
+{
+    static uint8_t bytes[1500000 + 2100];
+    struct gpunvme_weights *w = open_numbers();
+    struct gpunvme_weights_part parts[] = {
+        {.tensor = gpunvme_weights_find(w, "big"), .ptr = bytes, .dtype = GPUNVME_DTYPE_F8_E4M3},
+        {.tensor = gpunvme_weights_find(w, "f16"),
+         .ptr = bytes + 1500000,
+         .dtype = GPUNVME_DTYPE_F8_E4M3}};
+    float scales[2] = {0, 0};
+    const struct gpunvme_weights_options options = {.scales = scales};
+
+    (void)state;
+    if (gpunvme_weights_load(w, parts, 2, &options))
+        fail_msg("%s", gpunvme_err_detail());
+    for (unsigned p = 0; p < 2; p++) {
+        uint64_t n = p ? 2100 : 1500000;
+        float max = 0;
+
+        for (uint64_t i = 0; i < n; i++) {
+            float x = fabsf(number_at(parts[p].tensor, i));
+
+            max = isfinite(x) && x > max ? x : max;
+        }
+        assert_true(scales[p] == max / 448);
+        for (uint64_t i = 0; i < n; i++)
+            check_number(&parts[p], parts[p].ptr, i, number_at(parts[p].tensor, i), scales[p]);
+    }
+    gpunvme_weights_close(w);
+}
+
+/* So many small ones that each slot has the rows of many parts. */
+static void many_small_tensors_are_converted(void **state)
+{
+    enum { N = 5000 };
+    struct gpunvme_weights_part *parts = calloc(N, sizeof(*parts));
+    char *header = malloc(100 * N), *at = stpcpy(header, "{");
+    const float one = 1;
+    struct gpunvme_weights *w;
+    size_t nbytes, data = 0;
+    uint16_t *arena;
+
+    (void)state;
+    for (size_t i = 0; i < N; i++) {
+        size_t n = i * 37 % 600;
+
+        at += sprintf(at, "%s\"%zu\":{\"dtype\":\"%s\",\"shape\":[%zu],", i ? "," : "", i,
+                      i % 3 ? "BF16" : "U8", n);
+        at += sprintf(at, "\"data_offsets\":[%zu,%zu]}", data, data + n * (i % 3 ? 2 : 1));
+        data += n * (i % 3 ? 2 : 1);
+    }
+    strcpy(at, "}");
+    make("small.safetensors", header, data);
+    w = open_good("small.safetensors");
+    for (size_t i = 0; i < N; i++) {
+        parts[i].tensor = gpunvme_weights_at(w, i);
+        parts[i].dtype = parts[i].tensor->dtype == GPUNVME_DTYPE_BF16 ? GPUNVME_DTYPE_F16 : 0;
+    }
+    assert_int_equal(gpunvme_weights_place(parts, N, 2, NULL, GPUNVME_MEM_HOST, &nbytes),
+                     GPUNVME_OK);
+    arena = malloc(nbytes);
+    assert_int_equal(gpunvme_weights_place(parts, N, 2, arena, GPUNVME_MEM_HOST, NULL), GPUNVME_OK);
+    if (gpunvme_weights_load(w, parts, N, NULL))
+        fail_msg("%s", gpunvme_err_detail());
+    for (size_t i = 0; i < N; i++) {
+        const uint8_t *bytes = parts[i].ptr;
+        uint64_t from = parts[i].tensor->offset - 8 - strlen(header);
+
+        for (uint64_t k = 0; k < parts[i].tensor->shape[0]; k++) {
+            uint32_t code = byte_at(from + 2 * k, 0) | (uint32_t)byte_at(from + 2 * k + 1, 0) << 8;
+
+            if (parts[i].dtype)
+                check_number(&parts[i], bytes, k, float_of(MEM_BF16, code), one);
+            else
+                assert_int_equal(bytes[k], byte_at(from + k, 0));
+        }
+    }
+    gpunvme_weights_close(w);
+    free(header);
+    free(parts);
+    free(arena);
+}
+
+static void of_a_slot_that_a_short_file_leaves_half_empty_the_rest_is_converted(void **state)
+{
+    static uint16_t f16[2100], f32[2100];
+    struct gpunvme_weights *w = open_numbers();
+    struct gpunvme_weights_part parts[] = {
+        {.tensor = gpunvme_weights_find(w, "bf16"), .ptr = f16, .dtype = GPUNVME_DTYPE_F16},
+        {.tensor = gpunvme_weights_find(w, "f32"), .ptr = f32, .dtype = GPUNVME_DTYPE_F16}};
+
+    (void)state;
+    assert_int_equal(truncate(in_dir("numbers.safetensors"), 13000), 0);
+    assert_int_equal(gpunvme_weights_load(w, parts, 2, NULL), GPUNVME_ERR_RANGE);
+    assert_int_equal(parts[0].err, GPUNVME_ERR_RANGE);
+    assert_int_equal(parts[1].err, GPUNVME_OK);
+    for (uint64_t i = 0; i < 2100; i++)
+        check_number(&parts[1], (const uint8_t *)f32, i, number_at(parts[1].tensor, i), 1);
+    gpunvme_weights_close(w);
+}
+
+static void conversions_that_make_no_sense_are_refused(void **state)
+{
+    static uint16_t numbers[2101];
+    struct gpunvme_weights *w = open_numbers();
+    struct gpunvme_weights_part part = {
+        .tensor = gpunvme_weights_find(w, "f32"), .ptr = numbers, .dtype = GPUNVME_DTYPE_F8_E4M3};
+    float scale = NAN;
+    struct gpunvme_weights_options options = {.scales = &scale};
+
+    (void)state;
+    assert_int_equal(gpunvme_weights_load(w, &part, 1, NULL), GPUNVME_ERR_INVALID);
+    assert_non_null(strstr(gpunvme_err_detail(), "scales"));
+    assert_int_equal(gpunvme_weights_load(w, &part, 1, &options), GPUNVME_ERR_INVALID);
+    scale = -1;
+    assert_int_equal(gpunvme_weights_load(w, &part, 1, &options), GPUNVME_ERR_INVALID);
+    part.dtype = GPUNVME_DTYPE_F16;
+    part.ptr = (uint8_t *)numbers + 1;
+    assert_int_equal(gpunvme_weights_load(w, &part, 1, &options), GPUNVME_ERR_INVALID);
+    part.dtype = GPUNVME_DTYPE_I8;
+    part.ptr = numbers;
+    assert_int_equal(gpunvme_weights_load(w, &part, 1, &options), GPUNVME_ERR_UNSUPPORTED);
+    assert_int_equal(gpunvme_weights_place(&part, 1, 1, NULL, GPUNVME_MEM_HOST, NULL),
+                     GPUNVME_ERR_UNSUPPORTED);
+    part.dtype = GPUNVME_DTYPE_F16;
+    options.checksum = true;
+    assert_int_equal(gpunvme_weights_load(w, &part, 1, &options), GPUNVME_OK);
+    assert_int_equal(gpunvme_weights_manifest_write(in_dir("c.json"), &part, 1),
+                     GPUNVME_ERR_INVALID);
+    assert_non_null(strstr(gpunvme_err_detail(), "converted"));
     gpunvme_weights_close(w);
 }
 
@@ -1056,6 +1306,11 @@ int main(void)
         cmocka_unit_test(slices_that_do_not_fit_are_refused),
         cmocka_unit_test(slices_of_less_than_a_byte_are_refused),
         cmocka_unit_test(an_unknown_dtype_is_loaded_whole_as_bytes),
+        cmocka_unit_test(tensors_and_slices_are_converted_while_they_are_loaded),
+        cmocka_unit_test(a_scale_is_chosen_by_the_greatest_number),
+        cmocka_unit_test(many_small_tensors_are_converted),
+        cmocka_unit_test(of_a_slot_that_a_short_file_leaves_half_empty_the_rest_is_converted),
+        cmocka_unit_test(conversions_that_make_no_sense_are_refused),
         cmocka_unit_test(a_dtype_to_convert_to_is_unsupported),
         cmocka_unit_test(a_file_that_became_shorter_fails_the_tensors_behind_its_end),
         cmocka_unit_test(a_load_is_canceled_by_its_progress_callback),

@@ -121,6 +121,10 @@ gpunvme_err_t weights_walk_begin(struct weights_walk *walk,
 void weights_walk_step(struct weights_walk *walk);
 void weights_walk_end(struct weights_walk *walk);
 
+/* Whether the part's elements become others, and which (enum mem_number); as bytes else. */
+bool weights_part_converts(const struct gpunvme_weights_part *part);
+unsigned weights_number(enum gpunvme_dtype dtype);
+
 /* ---- Loads -------------------------------------------------------------------------------------
  */
 

@@ -9,9 +9,11 @@
 
 #include "data/weights/load.h"
 #include "gpunvme/memory.h"
+#include "memory/cuda.h"
 
 #define POLL_NS ((uint64_t)50000000) /* how soon a cancel by another thread is seen */
 #define NPOLLED 64
+#define NGIVEN  1024 /* parts at once; their checksums are one batch */
 
 static uint64_t now_ns(void)
 {
@@ -150,37 +152,76 @@ static gpunvme_err_t await(struct gpunvme_weights_load *load, uint64_t timeout_n
 /* ---- Parts that have landed --------------------------------------------------------------------
  */
 
-static gpunvme_err_t compute_checksum(struct gpunvme_weights_part *part)
+static void set_checksum(struct gpunvme_weights_part *part, uint64_t checksum)
 {
-    struct gpunvme_buf buf = {.mem = part->mem};
-    uint64_t nbytes;
-    gpunvme_err_t err = gpunvme_weights_part_nbytes(part, &nbytes);
+    part->checksum = checksum;
+    part->has_checksum = 1;
+}
 
-    if (err)
-        return err;
-    if (part->mem != GPUNVME_MEM_GPU || gpunvme_mem_gpu_is_host() || !nbytes) {
-        part->checksum = gpunvme_mem_checksum_host(part->ptr, (size_t)nbytes);
-    } else {
-        buf.gpu = part->ptr;
-        buf.nbytes = (size_t)nbytes;
-        err = gpunvme_mem_checksum(&buf, 0, buf.nbytes, &part->checksum, NULL);
+/* Of those in GPU memory, by one batch. */
+static gpunvme_err_t sum_by_gpu(struct gpunvme_weights_part **parts, size_t n)
+{
+    struct mem_checksum_range *ranges = calloc(n, sizeof(*ranges));
+    uint64_t *sums = calloc(n, sizeof(*sums)), nbytes;
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (!ranges || !sums)
+        err = base_fail(GPUNVME_ERR_NOMEM, "%zu checksums", n);
+    for (size_t i = 0; i < n && !err; i++) {
+        err = gpunvme_weights_part_nbytes(parts[i], &nbytes);
+        if (!err)
+            ranges[i] = (struct mem_checksum_range){parts[i]->ptr, (size_t)nbytes};
     }
-    part->has_checksum = !err;
+    if (!err)
+        err = mem_cuda_checksums(ranges, n, sums);
+    for (size_t i = 0; i < n && !err; i++)
+        set_checksum(parts[i], sums[i]);
+    free(ranges);
+    free(sums);
     return err;
 }
 
-static struct gpunvme_weights_part *give(struct gpunvme_weights_load *load)
+/* Of those that landed well. */
+static void sum_some(struct gpunvme_weights_load *load, struct gpunvme_weights_part **parts,
+                     size_t n)
 {
-    size_t i = load->landed[load->ngiven++];
-    struct gpunvme_weights_part *part = &load->parts[i];
+    struct gpunvme_weights_part *by_gpu[NGIVEN];
+    size_t nby_gpu = 0;
+    uint64_t nbytes;
+    gpunvme_err_t err;
 
-    part->err = load->items[i].err;
-    if (part->err || !load->options.checksum)
-        return part;
-    part->err = compute_checksum(part);
-    if (part->err)
-        note_failure(load, i, part->err);
-    return part;
+    for (size_t i = 0; i < n; i++) {
+        if (parts[i]->err)
+            continue;
+        if (parts[i]->mem == GPUNVME_MEM_GPU && !gpunvme_mem_gpu_is_host())
+            by_gpu[nby_gpu++] = parts[i];
+        else if (!gpunvme_weights_part_nbytes(parts[i], &nbytes)) /* the load has computed it */
+            set_checksum(parts[i], gpunvme_mem_checksum_host(parts[i]->ptr, (size_t)nbytes));
+    }
+    err = nby_gpu ? sum_by_gpu(by_gpu, nby_gpu) : GPUNVME_OK;
+    for (size_t i = 0; i < nby_gpu && err; i++) {
+        by_gpu[i]->err = err;
+        note_failure(load, (size_t)(by_gpu[i] - load->parts), err);
+    }
+}
+
+/* Gives up to `room` of those that have landed. */
+static size_t give(struct gpunvme_weights_load *load, struct gpunvme_weights_part **landed,
+                   size_t room)
+{
+    size_t n = 0;
+
+    if (room > NGIVEN)
+        room = NGIVEN;
+    for (; n < room && load->ngiven < load->nlanded; n++) {
+        size_t i = load->landed[load->ngiven++];
+
+        landed[n] = &load->parts[i];
+        landed[n]->err = load->items[i].err;
+    }
+    if (load->options.checksum)
+        sum_some(load, landed, n);
+    return n;
 }
 
 gpunvme_err_t gpunvme_weights_load_next(struct gpunvme_weights_load *load,
@@ -199,8 +240,7 @@ gpunvme_err_t gpunvme_weights_load_next(struct gpunvme_weights_load *load,
     err = await(load, timeout_ns ? timeout_ns : load->options.timeout_ns);
     if (err)
         return err;
-    while (*n < room && load->ngiven < load->nlanded)
-        landed[(*n)++] = give(load);
+    *n = give(load, landed, room);
     return GPUNVME_OK;
 }
 
@@ -298,12 +338,13 @@ gpunvme_err_t gpunvme_weights_load_start(struct gpunvme_weights *weights,
 /* Takes all that is left. TIMEOUT: it does not end. */
 static gpunvme_err_t drain(struct gpunvme_weights_load *load)
 {
+    struct gpunvme_weights_part *landed[NGIVEN];
     gpunvme_err_t err = GPUNVME_OK;
 
     while (!err && load->ngiven < load->n) {
         err = await(load, load->options.timeout_ns);
-        while (!err && load->ngiven < load->nlanded)
-            (void)give(load);
+        if (!err)
+            (void)give(load, landed, NGIVEN);
     }
     return err;
 }
@@ -364,7 +405,7 @@ gpunvme_err_t gpunvme_weights_load(struct gpunvme_weights *weights,
                                    struct gpunvme_weights_part *parts, size_t n,
                                    const struct gpunvme_weights_options *options)
 {
-    struct gpunvme_weights_part *landed[NPOLLED];
+    struct gpunvme_weights_part *landed[NGIVEN];
     struct gpunvme_weights_load *load;
     size_t nlanded = 0;
     gpunvme_err_t err = gpunvme_weights_load_start(weights, parts, n, options, &load);
@@ -372,7 +413,7 @@ gpunvme_err_t gpunvme_weights_load(struct gpunvme_weights *weights,
     if (err)
         return err;
     do {
-        err = gpunvme_weights_load_next(load, landed, NPOLLED, &nlanded, 0);
+        err = gpunvme_weights_load_next(load, landed, NGIVEN, &nlanded, 0);
         tell(load);
     } while (!err && nlanded);
     if (err)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * A load inside: plan.c makes its transfers, load.c has its life, staging.c does the slices whose
- * rows are short.
+ * rows are short, and what is converted.
  */
 #ifndef DATA_WEIGHTS_LOAD_H
 #define DATA_WEIGHTS_LOAD_H
@@ -10,6 +10,7 @@
 
 #include "base/fail.h"
 #include "data/weights/internal.h"
+#include "memory/convert.h"
 
 #define LOAD_TRANSFER ((uint64_t)16 << 20) /* bytes of a transfer, at most */
 #define LOAD_RANGES   ((uint64_t)4096)     /* ranges of a transfer, at most */
@@ -18,8 +19,10 @@
 
 /* What is known of a part while it is loaded. */
 struct load_item {
-    uint64_t left; /* bytes that have not arrived */
+    uint64_t left; /* bytes of the file that have not arrived */
     gpunvme_err_t err;
+    uint32_t max;        /* bits of the greatest number so far, for the scale */
+    uint64_t unmeasured; /* bytes that have not been looked at for it */
 };
 
 /* A contiguous range of a file that goes to one piece of memory. */
@@ -35,19 +38,35 @@ struct load_transfer {
     uint64_t nbytes;
 };
 
-/* Staging: rows on their way, from which runs are taken. */
+/*
+ * Staging: rows on their way, from which elements are taken and converted. A slot holds one range
+ * of a file, and behind it a table for the kernel.
+ */
+#define LOAD_TABLE  1024u /* pieces in the table */
+#define LOAD_ROOM   (LOAD_SLOT - LOAD_TABLE * sizeof(struct mem_convert))
+#define LOAD_CHUNKS 256u
+#define LOAD_GAP    ((uint64_t)64 << 10) /* bytes that nobody wants and that are read all the same */
+
 struct load_slot {
     struct gpunvme_io io;
     struct gpunvme_buf buf;
-    struct weights_walk walk; /* at the first run in it; its `at` is the slot's own */
+    struct mem_convert *chunks; /* `src` from the slot's first byte, `user` is the part */
+    size_t nchunks;             /* 0: the slot is idle */
+};
+
+/* One walk through a staged part. */
+struct load_step {
     size_t part;
-    uint64_t nruns;
+    bool measures; /* finds the greatest number, and moves nothing */
 };
 
 struct load_staging {
     size_t *parts; /* those that are staged */
+    size_t nparts;
+    struct load_step *steps;
     size_t n, next;
-    struct weights_walk walk; /* through parts[next - 1] */
+    struct weights_walk walk; /* of steps[next - 1] */
+    uint64_t in;              /* bytes of this run that have been begun */
     struct load_slot slots[LOAD_NSLOTS];
     enum gpunvme_mem mem;
 };
@@ -87,10 +106,13 @@ gpunvme_err_t load_plan(struct gpunvme_weights_load *load);
 void load_arrived(struct gpunvme_weights_load *load, size_t part, uint64_t nbytes,
                   gpunvme_err_t err);
 
+/* Makes the steps for staging.parts. */
+gpunvme_err_t load_staging_plan(struct gpunvme_weights_load *load);
+
 /* Begins what there are free slots for. */
 gpunvme_err_t load_staging_begin(struct gpunvme_weights_load *load);
 
-/* If `io` is a slot's, takes its runs out, goes on with it and returns true. */
+/* If `io` is a slot's, takes out what is in it, goes on and returns true. */
 bool load_staging_ended(struct gpunvme_weights_load *load, struct gpunvme_io *io);
 
 /* Ends what has not been begun with `err`. */

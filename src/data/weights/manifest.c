@@ -23,9 +23,11 @@ static gpunvme_err_t check_parts(const char *path, const struct gpunvme_weights_
     for (size_t i = 0; i < n; i++) {
         if (!parts[i].tensor)
             return base_fail(GPUNVME_ERR_INVALID, "part %zu: tensor is NULL", i);
-        if (parts[i].ranges || !parts[i].has_checksum)
+        if (parts[i].ranges || weights_part_converts(&parts[i]) || !parts[i].has_checksum)
             return base_fail(GPUNVME_ERR_INVALID, "tensor \"%s\": %s", SHOW(parts[i].tensor->name),
-                             parts[i].ranges ? "the part is a slice" : "no checksum was computed");
+                             parts[i].ranges         ? "the part is a slice"
+                             : parts[i].has_checksum ? "the part was converted"
+                                                     : "no checksum was computed");
     }
     return GPUNVME_OK;
 }

@@ -7,6 +7,7 @@
 
 #include "base/fail.h"
 #include "data/weights/internal.h"
+#include "memory/convert.h"
 
 const char *gpunvme_dtype_name(enum gpunvme_dtype dtype)
 {
@@ -28,6 +29,41 @@ unsigned gpunvme_dtype_bits(enum gpunvme_dtype dtype)
     };
 
     return (unsigned)dtype < GPUNVME_NDTYPES ? sizes[dtype] : 0;
+}
+
+unsigned weights_number(enum gpunvme_dtype dtype)
+{
+    switch (dtype) {
+    case GPUNVME_DTYPE_F32:
+        return MEM_F32;
+    case GPUNVME_DTYPE_F16:
+        return MEM_F16;
+    case GPUNVME_DTYPE_BF16:
+        return MEM_BF16;
+    case GPUNVME_DTYPE_F8_E4M3:
+        return MEM_F8_E4M3;
+    default:
+        return MEM_BYTES;
+    }
+}
+
+bool weights_part_converts(const struct gpunvme_weights_part *part)
+{
+    return part->dtype && part->dtype != part->tensor->dtype;
+}
+
+static gpunvme_err_t check_dtype(const struct gpunvme_weights_part *part)
+{
+    unsigned from = weights_number(part->tensor->dtype), to = weights_number(part->dtype);
+
+    if (!weights_part_converts(part))
+        return GPUNVME_OK;
+    if (from == MEM_BYTES || from == MEM_F8_E4M3 || to == MEM_BYTES)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                         "tensor \"%s\": it is %s and can't be converted to %s while it is loaded",
+                         SHOW(part->tensor->name), SHOW(part->tensor->dtype_name),
+                         gpunvme_dtype_name(part->dtype));
+    return GPUNVME_OK;
 }
 
 /* ---- Runs --------------------------------------------------------------------------------------
@@ -74,6 +110,9 @@ gpunvme_err_t weights_part_runs(const struct gpunvme_weights_part *part, struct 
     size_t d;
     gpunvme_err_t err;
 
+    err = check_dtype(part);
+    if (err)
+        return err;
     *runs = (struct weights_runs){.first = t->offset, .nbytes = t->nbytes, .span = t->nbytes};
     runs->count = t->nbytes != 0;
     if (!r || !t->rank)
@@ -131,9 +170,15 @@ gpunvme_err_t gpunvme_weights_part_nbytes(const struct gpunvme_weights_part *par
                          : nbytes ? "tensor"
                                   : "nbytes");
     err = weights_part_runs(part, &runs);
-    if (!err)
-        *nbytes = runs.nbytes * runs.count;
-    return err;
+    if (err)
+        return err;
+    *nbytes = runs.nbytes * runs.count;
+    if (weights_part_converts(part) &&
+        __builtin_mul_overflow(*nbytes / (gpunvme_dtype_bits(part->tensor->dtype) / 8),
+                               gpunvme_dtype_bits(part->dtype) / 8, nbytes))
+        return base_fail(GPUNVME_ERR_INVALID, "tensor \"%s\": it would have more than 2^64 bytes",
+                         SHOW(part->tensor->name));
+    return GPUNVME_OK;
 }
 
 gpunvme_err_t weights_walk_begin(struct weights_walk *walk, const struct gpunvme_weights_part *part)

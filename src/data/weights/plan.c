@@ -4,6 +4,7 @@
  * possible, with vectors where memory is apart; slices become ranges of a gather, or are left to
  * staging. Moves nothing.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,6 +30,25 @@ static uint64_t ranges_in(const struct weights_runs *runs)
     return n > LOAD_RANGES ? LOAD_RANGES : n ? n : 1;
 }
 
+static gpunvme_err_t check_conversion(const struct gpunvme_weights_load *load, size_t i)
+{
+    const struct gpunvme_weights_part *part = &load->parts[i];
+    const float *scales = load->options.scales;
+
+    if (load->options.order)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED,
+                         "tensor \"%s\": in CUDA's order it can't be converted",
+                         SHOW(part->tensor->name));
+    if (part->dtype == GPUNVME_DTYPE_F8_E4M3 && !(scales && isfinite(scales[i]) && scales[i] >= 0))
+        return base_fail(GPUNVME_ERR_INVALID, "tensor \"%s\": %s", SHOW(part->tensor->name),
+                         scales ? "its scale is negative or not finite" : "scales is NULL");
+    if ((uintptr_t)part->ptr % mem_number_nbytes(weights_number(part->dtype)))
+        return base_fail(GPUNVME_ERR_INVALID,
+                         "tensor \"%s\": ptr is no multiple of the number's size",
+                         SHOW(part->tensor->name));
+    return GPUNVME_OK;
+}
+
 static gpunvme_err_t check_part(const struct gpunvme_weights_load *load, size_t i,
                                 struct weights_runs *runs)
 {
@@ -38,14 +58,12 @@ static gpunvme_err_t check_part(const struct gpunvme_weights_load *load, size_t 
 
     if ((uintptr_t)t < (uintptr_t)first || (uintptr_t)t >= (uintptr_t)(first + load->weights->n))
         return base_fail(GPUNVME_ERR_INVALID, "part %zu: its tensor is not of these weights", i);
-    if (part->dtype && part->dtype != t->dtype)
-        return base_fail(GPUNVME_ERR_UNSUPPORTED,
-                         "tensor \"%s\": it is %s and can't be converted to %s while it is loaded",
-                         SHOW(t->name), SHOW(t->dtype_name), gpunvme_dtype_name(part->dtype));
     err = weights_part_runs(part, runs);
-    if (!err && runs->count && !part->ptr)
+    if (err || !runs->count)
+        return err;
+    if (!part->ptr)
         return base_fail(GPUNVME_ERR_INVALID, "tensor \"%s\": ptr is NULL", SHOW(t->name));
-    return err;
+    return weights_part_converts(part) ? check_conversion(load, i) : GPUNVME_OK;
 }
 
 /* How much there is of everything. */
@@ -53,6 +71,13 @@ struct counts {
     size_t ngathers; /* transfers */
     uint64_t nranges, nbytes;
 };
+
+static void stage(struct gpunvme_weights_load *load, size_t i)
+{
+    load->staging.parts[load->staging.nparts++] = i;
+    if (load->parts[i].mem == GPUNVME_MEM_GPU)
+        load->staging.mem = GPUNVME_MEM_PINNED;
+}
 
 static gpunvme_err_t sort_parts(struct gpunvme_weights_load *load, struct counts *c)
 {
@@ -67,7 +92,12 @@ static gpunvme_err_t sort_parts(struct gpunvme_weights_load *load, struct counts
         load->parts[i].err = GPUNVME_ERR_AGAIN;
         load->parts[i].has_checksum = 0;
         if (!runs.count) {
+            if (load->options.scales && weights_part_converts(&load->parts[i]) &&
+                load->options.scales[i] == 0)
+                load->options.scales[i] = mem_convert_scale(0);
             load_arrived(load, i, 0, GPUNVME_OK);
+        } else if (weights_part_converts(&load->parts[i])) {
+            stage(load, i);
         } else if (runs.count == 1) {
             load->segments[load->nsegments++] = (struct load_segment){i, runs.first, runs.nbytes};
             c->nbytes += runs.nbytes;
@@ -75,9 +105,7 @@ static gpunvme_err_t sort_parts(struct gpunvme_weights_load *load, struct counts
             c->nranges += runs.count;
             c->ngathers += (size_t)((runs.count - 1) / ranges_in(&runs) + 1);
         } else {
-            load->staging.parts[load->staging.n++] = i;
-            if (load->parts[i].mem == GPUNVME_MEM_GPU)
-                load->staging.mem = GPUNVME_MEM_PINNED;
+            stage(load, i);
         }
     }
     return GPUNVME_OK;
@@ -200,7 +228,7 @@ static gpunvme_err_t gather_all(struct gpunvme_weights_load *load)
         struct weights_runs runs;
 
         (void)weights_part_runs(&load->parts[i], &runs); /* sort_parts() has seen it work */
-        if (runs.count > 1 && is_gathered(load, &runs))
+        if (runs.count > 1 && is_gathered(load, &runs) && !weights_part_converts(&load->parts[i]))
             err = gather(load, i, &offsets);
     }
     return err;
@@ -236,5 +264,7 @@ gpunvme_err_t load_plan(struct gpunvme_weights_load *load)
     if (!load->items || !load->landed || !load->segments || !load->staging.parts)
         return base_fail(GPUNVME_ERR_NOMEM, "a load of %zu parts", load->n);
     err = sort_parts(load, &counts);
+    if (!err)
+        err = load_staging_plan(load);
     return err ? err : make_transfers(load, &counts);
 }

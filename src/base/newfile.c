@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "base/newfile.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/fail.h"
+
+/* A name that no other has: each thread has numbers of its own, and a crash may have left some. */
+static int open_new(struct base_newfile *file)
+{
+    static atomic_uint numbers;
+    int fd, tries = 0;
+
+    do {
+        free(file->temporary);
+        if (asprintf(&file->temporary, "%s.%d-%u.tmp", file->path, (int)getpid(),
+                     atomic_fetch_add(&numbers, 1)) < 0) {
+            file->temporary = NULL;
+            errno = ENOMEM;
+            return -1;
+        }
+        fd = open(file->temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    } while (fd < 0 && errno == EEXIST && ++tries < 1000);
+    return fd;
+}
+
+gpunvme_err_t base_newfile_begin(struct base_newfile *file, const char *path)
+{
+    *file = (struct base_newfile){.fd = -1, .path = strdup(path)};
+    if (!file->path)
+        return base_fail(GPUNVME_ERR_NOMEM, "%.150s", path);
+    file->fd = open_new(file);
+    if (file->fd >= 0)
+        return GPUNVME_OK;
+    free(file->temporary);
+    free(file->path);
+    return base_fail_errno(errno, "%.150s", path);
+}
+
+/* The new name is in its folder for good. Some file systems can't flush a folder: then it is. */
+static void flush_folder(char *path)
+{
+    int fd = open(dirname(path), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    if (fd < 0)
+        return;
+    (void)fsync(fd);
+    close(fd);
+}
+
+gpunvme_err_t base_newfile_end(struct base_newfile *file, gpunvme_err_t err)
+{
+    if (!err && (fsync(file->fd) || rename(file->temporary, file->path)))
+        err = base_fail_errno(errno, "%.150s", file->path);
+    if (err)
+        unlink(file->temporary);
+    close(file->fd);
+    if (!err)
+        flush_folder(file->path);
+    free(file->temporary);
+    free(file->path);
+    return err;
+}

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * A file that takes its place when it is whole: until then it has another name beside it, and
+ * whatever happens, a crash included, the place has the old file or all of the new one.
+ */
+#ifndef BASE_NEWFILE_H
+#define BASE_NEWFILE_H
+
+#include "gpunvme/error.h"
+
+struct base_newfile {
+    int fd; /* to write by */
+    char *path, *temporary;
+};
+
+/* Creates it empty, readable and writable as the umask allows. Errors: those of open(2), NOMEM. */
+gpunvme_err_t base_newfile_begin(struct base_newfile *file, const char *path);
+
+/*
+ * Ends it: with `err` OK it is flushed to the disk and takes its place; else, or if that fails, it
+ * is removed. Returns the first error.
+ */
+gpunvme_err_t base_newfile_end(struct base_newfile *file, gpunvme_err_t err);
+
+#endif

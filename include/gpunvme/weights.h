@@ -98,8 +98,9 @@ struct gpunvme_tensor {
  * Errors: INVALID, with a detail that names the file and the tensor: a header or an index that is
  * malformed, in the ways that the safetensors package refuses; a key that is there twice, in one
  * object or in two files; a name with a NUL; a shape, dtype and offsets that do not fit together.
- * LIMIT: a header or an index above 100 MB, more than 65,536 files. UNSUPPORTED: no libjansson in
- * this build. NOMEM, and those of gpunvme_open_on() and gpunvme_store_read().
+ * LIMIT: a header or an index above 100 MB, or of more values than a million tensors have; more
+ * than 65,536 files. UNSUPPORTED: no libjansson in this build. NOMEM, and those of
+ * gpunvme_open_on() and gpunvme_store_read().
  */
 gpunvme_err_t gpunvme_weights_open(struct gpunvme_engine *engine, const char *const *uris, size_t n,
                                    struct gpunvme_weights **out);

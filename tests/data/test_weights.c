@@ -3,16 +3,19 @@
  * Model weights: files that make sense are listed and loaded to the byte, whole or in part; all
  * others are refused with an error that says what is wrong.
  */
+#include <dirent.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -219,6 +222,8 @@ static void a_header_that_makes_no_sense_is_refused_by_name(void **state)
     header_refused(T("U8", "[4611686018427387904,4]", "[0,0]"), 0, "\"w\"", "2^64 elements");
     header_refused(T("F64", "[4611686018427387904]", "[0,0]"), 0, "\"w\"", "2^64 bits");
     header_refused(T("U8", "[9223372036854775808]", "[0,0]"), 0, "JSON", "too big integer");
+    header_refused(T("U8", "[99999999999999999999]", "[0,0]"), 0, "JSON", "too big integer");
+    header_refused(T("U8", "[0]", "[0,0],\"x\":[1,]"), 0, "JSON", "unexpected token");
     header_refused("{\"w\":{\"shape\":[4],\"data_offsets\":[0,4]}}", 4, "\"w\"", "dtype");
     header_refused("{\"w\":3}", 4, "\"w\"", "no object");
     header_refused("[]", 0, "header", "no object");
@@ -229,6 +234,8 @@ static void a_header_that_makes_no_sense_is_refused_by_name(void **state)
     header_refused("{\"\xff\":{}}", 0, "JSON", "unable to decode");
     header_refused("{} x", 0, "JSON", "end of file");
     header_refused("{", 0, "JSON", "byte");
+    make_weights("bad.safetensors", "{\"__metadata__\":null\0}", 22, 0, 0);
+    refused("bad.safetensors", GPUNVME_ERR_INVALID, "JSON", "zero");
     header_refused("{\"w\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
                    "\"v\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[2,6]}}",
                    6, "\"v\"", "inside the one before");
@@ -239,8 +246,10 @@ static void a_key_that_is_there_twice_is_refused(void **state)
 {
     (void)state;
     header_refused("{\"w\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
-                   "\"w\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}",
-                   4, "JSON", "duplicate");
+                   "\"w\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,8]}}",
+                   8, "JSON", "duplicate");
+    header_refused("{\"__metadata__\":{\"a\":\"1\",\"a\":\"2\"}}", 0, "JSON", "duplicate");
+    header_refused("{\"__metadata__\":{},\"__metadata__\":{}}", 0, "JSON", "duplicate");
     header_refused("{\"w\":{\"dtype\":\"U8\",\"dtype\":\"I8\",\"shape\":[4],"
                    "\"data_offsets\":[0,4]}}",
                    4, "JSON", "duplicate");
@@ -256,7 +265,73 @@ static void deep_nesting_is_refused(void **state)
     memset(header, '[', n);
     memcpy(header, "{\"w\":", 5);
     make_weights("deep.safetensors", header, n, 0, 0);
-    refused("deep.safetensors", GPUNVME_ERR_INVALID, "JSON", "depth");
+    refused("deep.safetensors", GPUNVME_ERR_INVALID, "JSON", "nested");
+    free(header);
+}
+
+/* A header that is `begin`, `unit` again and again, and spaces, refused with that detail, and in
+ * less memory than trees of it take: they have 400 to 900 MB. */
+static void refused_in_little_memory(const char *begin, const char *unit, gpunvme_err_t err,
+                                     const char *detail)
+{
+    const size_t n = 20000000;
+    char *header = malloc(n), *at;
+    struct rusage before, after;
+
+    assert_non_null(header);
+    memset(header, ' ', n);
+    at = stpcpy(header, begin);
+    while (at < header + n - 100)
+        at += snprintf(at, 100, unit, (unsigned)(at - header));
+    *at = ' ';
+    make_weights("hostile.safetensors", header, n, 0, 0);
+    getrusage(RUSAGE_SELF, &before);
+    refused("hostile.safetensors", err, detail, "");
+    getrusage(RUSAGE_SELF, &after);
+    assert_true(after.ru_maxrss - before.ru_maxrss < 60000); /* KiB */
+    free(header);
+}
+
+static void a_header_of_more_values_than_tensors_have_takes_little_memory(void **state)
+{
+    (void)state;
+    refused_in_little_memory("{\"w\":{\"x\":[[]", ",[]", GPUNVME_ERR_INVALID, "are no tensors");
+    refused_in_little_memory("{\"w\":{}", ",\"%x\":{}", GPUNVME_ERR_INVALID, "are no tensors");
+    refused_in_little_memory("{\"w\":{\"x\":[1", ",1", GPUNVME_ERR_LIMIT, "8000000 values");
+}
+
+/* 51 bytes each and a name. */
+static void the_shortest_tensors_are_accepted(void **state)
+{
+    char header[8192] = "{", *at = header + 1;
+    struct gpunvme_weights *w;
+
+    (void)state;
+    for (unsigned i = 0; i < 100; i++)
+        at += sprintf(at, "%s\"%x\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}",
+                      i ? "," : "", i);
+    strcpy(at, "}");
+    make("short.safetensors", header, 0);
+    w = open_good("short.safetensors");
+    assert_int_equal(gpunvme_weights_count(w), 100);
+    gpunvme_weights_close(w);
+}
+
+static void brackets_in_a_string_are_no_arrays(void **state)
+{
+    const size_t n = 100000;
+    char *header = malloc(n), *at;
+    struct gpunvme_weights *w;
+
+    (void)state;
+    assert_non_null(header);
+    at = stpcpy(header, "{\"__metadata__\":{\"a\":\"");
+    while (at < header + n - 10)
+        at = stpcpy(at, "[\\\"{\\\\");
+    strcpy(at, "\"}}");
+    make("text.safetensors", header, 0);
+    w = open_good("text.safetensors");
+    gpunvme_weights_close(w);
     free(header);
 }
 
@@ -378,6 +453,8 @@ static void an_index_that_makes_no_sense_is_refused(void **state)
     refused(name, GPUNVME_ERR_INVALID, "weight_map", "index");
     make_index("{\"a\":\"x\",\"a\":\"y\"}");
     refused(name, GPUNVME_ERR_INVALID, "JSON", "duplicate");
+    make_index("{\"a\":\"model.safetensors.index.json\"}");
+    refused(name, GPUNVME_ERR_INVALID, "\"a\"", "another index");
     make_index("{\"a\":\"nowhere.safetensors\"}");
     refused(name, GPUNVME_ERR_NOT_FOUND, "nowhere", "");
 }
@@ -950,6 +1027,27 @@ static void a_file_that_became_shorter_fails_the_tensors_behind_its_end(void **s
     gpunvme_weights_close(w);
 }
 
+static void weights_without_tensors_are_opened_and_loaded(void **state)
+{
+    const struct gpunvme_weights_options options = {.checksum = true};
+    const char *names[] = {"none.safetensors", "none.index.json"};
+    struct gpunvme_weights *w;
+    size_t nbytes;
+
+    (void)state;
+    make(names[0], "{}", 0);
+    write_file(names[1], "{\"weight_map\": {}}", 18);
+    for (unsigned i = 0; i < 2; i++) {
+        w = open_good(names[i]);
+        assert_int_equal(gpunvme_weights_count(w), 0);
+        assert_int_equal(gpunvme_weights_place(NULL, 0, 1, NULL, GPUNVME_MEM_HOST, &nbytes),
+                         GPUNVME_OK);
+        assert_int_equal(nbytes, 0);
+        assert_int_equal(gpunvme_weights_load(w, NULL, 0, &options), GPUNVME_OK);
+        assert_int_equal(gpunvme_weights_close(w), GPUNVME_OK);
+    }
+}
+
 static bool stop(void *calls, uint64_t done, uint64_t total)
 {
     ++*(unsigned *)calls;
@@ -1152,6 +1250,43 @@ static void a_load_begins_behind_its_stream_and_the_stream_goes_on_behind_it(voi
     gpunvme_weights_close(w);
 }
 
+static void note(void *flag)
+{
+    *(bool *)flag = true;
+}
+
+static void an_ordered_load_without_transfers_holds_nobody_up(void **state)
+{
+    static bool reached;
+    struct gpunvme_weights_part part = {0};
+    const struct store_stream_ops *kept = store_stream_ops;
+    struct gpunvme_weights_load *load;
+    struct gpunvme_weights *w;
+    struct stream stream;
+    const struct gpunvme_order order = {.flags = GPUNVME_AFTER_STREAM | GPUNVME_BEFORE_STREAM,
+                                        .stream = &stream};
+    const struct gpunvme_weights_options options = {.order = &order};
+
+    (void)state;
+    make("xyz.safetensors", XYZ, XYZ_NBYTES);
+    w = open_good("xyz.safetensors");
+    part.tensor = gpunvme_weights_find(w, "e");
+    store_stream_ops = &fake;
+    stream_open(&stream);
+    for (size_t n = 0; n < 2; n++) {
+        reached = false;
+        if (gpunvme_weights_load_start(w, &part, n, &options, &load))
+            fail_msg("%s", gpunvme_err_detail());
+        fake_call(&stream, note, &reached);
+        stream_sync(&stream);
+        assert_true(reached);
+        assert_int_equal(gpunvme_weights_load_end(load), GPUNVME_OK);
+    }
+    stream_close(&stream);
+    store_stream_ops = kept;
+    gpunvme_weights_close(w);
+}
+
 /* As where a file system hangs: what has begun can't be canceled. */
 static bool cannot_cancel;
 
@@ -1265,6 +1400,50 @@ static void a_manifest_finds_the_tensor_that_differs(void **state)
     gpunvme_weights_close(w);
 }
 
+static unsigned count_files(const char *begin)
+{
+    struct dirent *entry;
+    DIR *d = opendir(dir);
+    unsigned n = 0;
+
+    assert_non_null(d);
+    while ((entry = readdir(d)))
+        n += !strncmp(entry->d_name, begin, strlen(begin));
+    closedir(d);
+    return n;
+}
+
+/* A limit of a file's size stands for a full disk. */
+static void a_manifest_that_can_not_be_written_leaves_the_old_one(void **state)
+{
+    static uint8_t y[77], x[24000];
+    struct gpunvme_weights_part parts[2] = {{.ptr = y}, {.ptr = x}};
+    const struct gpunvme_weights_options options = {.checksum = true};
+    struct rlimit limit, small;
+    struct gpunvme_weights *w;
+    gpunvme_err_t err;
+
+    (void)state;
+    make("xyz.safetensors", XYZ, XYZ_NBYTES);
+    w = open_good("xyz.safetensors");
+    parts[0].tensor = gpunvme_weights_find(w, "y");
+    parts[1].tensor = gpunvme_weights_find(w, "x");
+    assert_int_equal(gpunvme_weights_load(w, parts, 2, &options), GPUNVME_OK);
+    assert_int_equal(gpunvme_weights_manifest_write(in_dir("full.json"), parts, 1), GPUNVME_OK);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    small = (struct rlimit){100, limit.rlim_max};
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    err = gpunvme_weights_manifest_write(in_dir("full.json"), parts, 2);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    signal(SIGXFSZ, SIG_DFL);
+    assert_int_not_equal(err, GPUNVME_OK);
+    assert_int_equal(gpunvme_weights_manifest_check(in_dir("full.json"), parts, 1, NULL),
+                     GPUNVME_OK);
+    assert_int_equal(count_files("full.json"), 1);
+    gpunvme_weights_close(w);
+}
+
 static int make_dir(void **state)
 {
     (void)state;
@@ -1293,6 +1472,9 @@ int main(void)
         cmocka_unit_test(a_header_that_makes_no_sense_is_refused_by_name),
         cmocka_unit_test(a_key_that_is_there_twice_is_refused),
         cmocka_unit_test(deep_nesting_is_refused),
+        cmocka_unit_test(a_header_of_more_values_than_tensors_have_takes_little_memory),
+        cmocka_unit_test(the_shortest_tensors_are_accepted),
+        cmocka_unit_test(brackets_in_a_string_are_no_arrays),
         cmocka_unit_test(a_header_that_does_not_fit_into_its_file_is_refused),
         cmocka_unit_test(spaces_around_a_header_and_other_keys_are_accepted),
         cmocka_unit_test(a_tensor_in_two_files_is_refused),
@@ -1313,14 +1495,17 @@ int main(void)
         cmocka_unit_test(conversions_that_make_no_sense_are_refused),
         cmocka_unit_test(a_dtype_to_convert_to_is_unsupported),
         cmocka_unit_test(a_file_that_became_shorter_fails_the_tensors_behind_its_end),
+        cmocka_unit_test(weights_without_tensors_are_opened_and_loaded),
         cmocka_unit_test(a_load_is_canceled_by_its_progress_callback),
         cmocka_unit_test(what_is_canceled_at_once_ends_and_says_so),
         cmocka_unit_test(parts_are_given_once_each_as_they_land),
         cmocka_unit_test(several_threads_load_from_the_same_weights),
         cmocka_unit_test(a_load_begins_behind_its_stream_and_the_stream_goes_on_behind_it),
+        cmocka_unit_test(an_ordered_load_without_transfers_holds_nobody_up),
         cmocka_unit_test(a_load_that_does_not_end_is_kept_until_its_weights_are_closed),
         cmocka_unit_test(weights_are_loaded_from_the_beginning_of_a_drive),
         cmocka_unit_test(a_manifest_finds_the_tensor_that_differs),
+        cmocka_unit_test(a_manifest_that_can_not_be_written_leaves_the_old_one),
     };
 
     return cmocka_run_group_tests_name("weights", tests, make_dir, drop_dir);

@@ -239,18 +239,13 @@ gpunvme_err_t weights_header_parse(const char *json, size_t nbytes, uint64_t dat
                                    bool exact, const char *uri, struct weights_header *out)
 {
     struct parse p = {.uri = weights_tail(uri), .header = out};
-    json_error_t error;
     json_t *root;
     gpunvme_err_t err;
 
     memset(out, 0, sizeof(*out));
-    root = json_loadb(json, nbytes, JSON_REJECT_DUPLICATES, &error);
-    if (!root)
-        return base_fail(json_error_code(&error) == json_error_out_of_memory ? GPUNVME_ERR_NOMEM
-                                                                             : GPUNVME_ERR_INVALID,
-                         "%.80s: the header is no valid JSON: byte %d: %s", p.uri, error.position,
-                         SHOW(error.text));
-    err = parse_root(&p, root);
+    err = weights_json_parse(json, nbytes, p.uri, &root);
+    if (!err)
+        err = parse_root(&p, root);
     json_decref(root);
     if (!err)
         err = check_order(&p, data_nbytes, exact);

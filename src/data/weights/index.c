@@ -29,6 +29,14 @@ static bool stays_below(const char *member)
     return true;
 }
 
+/* No index stands for another, or for itself. */
+static bool is_index(const char *member)
+{
+    size_t n = strlen(member);
+
+    return n >= 5 && !strcmp(member + n - 5, ".json");
+}
+
 static gpunvme_err_t add_member(struct weights_index *index, const char *uri, const char *name,
                                 const json_t *value)
 {
@@ -37,10 +45,10 @@ static gpunvme_err_t add_member(struct weights_index *index, const char *uri, co
     if (!member)
         return base_fail(GPUNVME_ERR_INVALID, "%.80s: tensor \"%s\": its file is no string", uri,
                          SHOW(name));
-    if (!stays_below(member))
-        return base_fail(GPUNVME_ERR_INVALID,
-                         "%.80s: tensor \"%s\": file \"%s\" is not beside the index", uri,
-                         SHOW(name), SHOW(member));
+    if (!stays_below(member) || is_index(member))
+        return base_fail(GPUNVME_ERR_INVALID, "%.80s: tensor \"%s\": file \"%s\" is %s", uri,
+                         SHOW(name), SHOW(member),
+                         is_index(member) ? "another index" : "not beside the index");
     if (json_object_get(index->members, member))
         return GPUNVME_OK;
     if (index->n == WEIGHTS_MAX_FILES)
@@ -80,19 +88,14 @@ gpunvme_err_t weights_index_parse(const char *json, size_t nbytes, const char *u
                                   struct weights_index **out)
 {
     struct weights_index *index = calloc(1, sizeof(*index));
-    json_error_t error;
     gpunvme_err_t err;
 
     *out = NULL;
     uri = weights_tail(uri);
     if (!index)
         return base_fail(GPUNVME_ERR_NOMEM, "%.80s", uri);
-    index->root = json_loadb(json, nbytes, JSON_REJECT_DUPLICATES, &error);
-    if (!index->root)
-        err = base_fail(json_error_code(&error) == json_error_out_of_memory ? GPUNVME_ERR_NOMEM
-                                                                            : GPUNVME_ERR_INVALID,
-                        "%.80s: no valid JSON: byte %d: %s", uri, error.position, SHOW(error.text));
-    else
+    err = weights_json_parse(json, nbytes, uri, &index->root);
+    if (!err)
         err = find_members(index, uri);
     if (err)
         weights_index_free(index);

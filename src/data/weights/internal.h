@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Model weights inside: weights.c opens and lists, header.c and index.c read JSON (none.c without
- * libjansson), part.c computes slices, load.c moves bytes, staging.c those of short rows.
+ * Model weights inside: weights.c opens and lists, header.c and index.c read JSON by json.c (none.c
+ * without libjansson), part.c computes slices, load.c moves bytes, staging.c those of short rows.
  */
 #ifndef DATA_WEIGHTS_INTERNAL_H
 #define DATA_WEIGHTS_INTERNAL_H
@@ -25,6 +25,17 @@ const char *weights_tail(const char *uri);
 
 /* ---- JSON --------------------------------------------------------------------------------------
  */
+
+struct json_t;
+
+/*
+ * Parses JSON; the caller gives the tree back by json_decref(). `uri` is for the detail. Errors:
+ * INVALID: it is malformed, has a key twice in one object, a zero byte or a nesting above 16, or
+ * more objects and arrays than tensors could have in so many bytes. LIMIT: more than 8 million
+ * values. NOMEM. On failure *root is NULL.
+ */
+gpunvme_err_t weights_json_parse(const char *text, size_t nbytes, const char *uri,
+                                 struct json_t **root);
 
 struct weights_meta {
     const char *key, *value;

@@ -8,9 +8,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/fail.h"
+#include "base/newfile.h"
 #include "data/weights/internal.h"
 
 #define ALGORITHM "gpunvme-1" /* gpunvme_mem_checksum() */
@@ -51,68 +53,78 @@ static json_t *describe(const struct gpunvme_weights_part *parts, size_t n)
     return root;
 }
 
-static gpunvme_err_t dump(const json_t *root, const char *path)
+static gpunvme_err_t write_all(const struct base_newfile *file, const char *text)
 {
-    FILE *f = fopen(path, "we");
-    bool ok;
+    size_t left = strlen(text);
 
-    if (!f)
-        return base_fail_errno(errno, "%.150s", path);
-    ok = !json_dumpf(root, f, JSON_INDENT(2)) && fputc('\n', f) != EOF && !fflush(f) &&
-         !fsync(fileno(f));
-    if (fclose(f) || !ok) {
-        unlink(path);
-        return base_fail_errno(errno ? errno : EIO, "%.150s", path);
+    while (left) {
+        ssize_t n = write(file->fd, text, left);
+
+        if (n < 0 && errno != EINTR)
+            return base_fail_errno(errno, "%.150s", file->path);
+        text += n < 0 ? 0 : n;
+        left -= n < 0 ? 0 : (size_t)n;
     }
     return GPUNVME_OK;
+}
+
+static gpunvme_err_t write_new(const char *path, const char *text)
+{
+    struct base_newfile file;
+    gpunvme_err_t err = base_newfile_begin(&file, path);
+
+    if (err)
+        return err;
+    err = write_all(&file, text);
+    if (!err)
+        err = write_all(&file, "\n");
+    return base_newfile_end(&file, err);
 }
 
 gpunvme_err_t gpunvme_weights_manifest_write(const char *path,
                                              const struct gpunvme_weights_part *parts, size_t n)
 {
     gpunvme_err_t err = check_parts(path, parts, n);
-    char *temporary;
     json_t *root;
+    char *text;
 
     if (err)
         return err;
     root = describe(parts, n);
-    if (!root || asprintf(&temporary, "%s.%d.tmp", path, (int)getpid()) < 0) {
-        json_decref(root);
-        return base_fail(GPUNVME_ERR_NOMEM, "a manifest of %zu tensors", n);
-    }
-    err = dump(root, temporary);
-    if (!err && rename(temporary, path)) {
-        err = base_fail_errno(errno, "%.150s", path);
-        unlink(temporary);
-    }
-    free(temporary);
+    text = json_dumps(root, JSON_INDENT(2)); /* NULL of NULL */
     json_decref(root);
+    err =
+        text ? write_new(path, text) : base_fail(GPUNVME_ERR_NOMEM, "a manifest of %zu tensors", n);
+    free(text);
     return err;
 }
 
 /* ---- Comparing ---------------------------------------------------------------------------------
  */
 
-static gpunvme_err_t read_manifest(const char *path, json_t **root, json_t **tensors)
+static gpunvme_err_t read_all(const char *path, char **text, size_t *nbytes)
 {
     FILE *f = fopen(path, "re");
-    const char *algorithm;
-    json_error_t error;
+    struct stat st;
+    gpunvme_err_t err = GPUNVME_OK;
 
+    *text = NULL;
     if (!f)
         return base_fail_errno(errno, "%.150s", path);
-    *root = json_loadf(f, JSON_REJECT_DUPLICATES, &error);
+    if (fstat(fileno(f), &st))
+        err = base_fail_errno(errno, "%.150s", path);
+    else if ((uint64_t)st.st_size > WEIGHTS_MAX_JSON)
+        err = base_fail(GPUNVME_ERR_LIMIT, "%.80s: a manifest of more than 100 MB",
+                        weights_tail(path));
+    else if (!(*text = malloc((size_t)st.st_size + 1)))
+        err = base_fail(GPUNVME_ERR_NOMEM, "%.150s", path);
+    if (!err) {
+        *nbytes = fread(*text, 1, (size_t)st.st_size, f);
+        if (ferror(f))
+            err = base_fail_errno(errno, "%.150s", path);
+    }
     fclose(f);
-    if (!*root)
-        return base_fail(GPUNVME_ERR_INVALID, "%.80s: no valid JSON: byte %d: %s",
-                         weights_tail(path), error.position, SHOW(error.text));
-    algorithm = json_string_value(json_object_get(*root, "checksum"));
-    *tensors = json_object_get(*root, "tensors");
-    if (!algorithm || strcmp(algorithm, ALGORITHM) || !json_is_object(*tensors))
-        return base_fail(GPUNVME_ERR_INVALID, "%.80s: no manifest with checksums \"" ALGORITHM "\"",
-                         weights_tail(path));
-    return GPUNVME_OK;
+    return err;
 }
 
 static gpunvme_err_t compare(const char *path, json_t *tensors,
@@ -132,20 +144,41 @@ static gpunvme_err_t compare(const char *path, json_t *tensors,
     return GPUNVME_OK;
 }
 
-gpunvme_err_t gpunvme_weights_manifest_check(const char *path,
-                                             const struct gpunvme_weights_part *parts, size_t n,
-                                             size_t *bad)
+static gpunvme_err_t compare_all(const char *text, size_t nbytes, const char *path,
+                                 const struct gpunvme_weights_part *parts, size_t n, size_t *bad)
 {
-    json_t *root = NULL, *tensors = NULL;
-    gpunvme_err_t err = check_parts(path, parts, n);
+    const char *algorithm;
+    json_t *root, *tensors;
+    gpunvme_err_t err = weights_json_parse(text, nbytes, weights_tail(path), &root);
 
-    if (!err)
-        err = read_manifest(path, &root, &tensors);
+    if (err)
+        return err;
+    algorithm = json_string_value(json_object_get(root, "checksum"));
+    tensors = json_object_get(root, "tensors");
+    if (!algorithm || strcmp(algorithm, ALGORITHM) || !json_is_object(tensors))
+        err = base_fail(GPUNVME_ERR_INVALID, "%.80s: no manifest with checksums \"" ALGORITHM "\"",
+                        weights_tail(path));
     for (size_t i = 0; i < n && !err; i++) {
         err = compare(path, tensors, &parts[i]);
         if (err && bad)
             *bad = i;
     }
     json_decref(root);
+    return err;
+}
+
+gpunvme_err_t gpunvme_weights_manifest_check(const char *path,
+                                             const struct gpunvme_weights_part *parts, size_t n,
+                                             size_t *bad)
+{
+    gpunvme_err_t err = check_parts(path, parts, n);
+    size_t nbytes = 0;
+    char *text = NULL;
+
+    if (!err)
+        err = read_all(path, &text, &nbytes);
+    if (!err)
+        err = compare_all(text, nbytes, path, parts, n, bad);
+    free(text);
     return err;
 }

@@ -32,7 +32,8 @@ _gpunvme_options() {
         sim) echo "--listen --trust --size --json --help --usage" ;;
         stripe) echo "--unit --force --json --help --usage" ;;
         weights)
-            echo "--glob --memory --slice --checksum --manifest --write --json --quiet --help --usage"
+            echo "--glob --memory --slice --checksum --manifest --write --dtype --rounds --json --quiet" \
+                "--help --usage"
             ;;
         ops)
             echo "--variant --without --shape --device --dtype --activation --no-preact --threads" \
@@ -47,7 +48,7 @@ _gpunvme_values() {
         --pattern | -p) echo "random sequential" ;;
         --memory) echo "host pinned gpu" ;;
         --device) echo "cpu cuda" ;;
-        --dtype) echo "f32 tf32 f16 bf16" ;;
+        --dtype) echo "f32 tf32 f16 bf16 f8_e4m3" ;;
         --activation) echo "none relu gelu gelu_tanh silu" ;;
         --variant) echo "all naive blocked packed avx2 avx512 openmp" ;;
         --profile) gpunvme sim profiles 2>/dev/null | grep -E '^[a-z]' ;;

@@ -55,7 +55,8 @@ static void put_string(FILE *out, const char *text)
 
 static void put_line(struct cli_json *json)
 {
-    fprintf(json->out, "\n%*s", (int)json->depth * 2, "");
+    if (!json->compact)
+        fprintf(json->out, "\n%*s", (int)json->depth * 2, "");
 }
 
 static void put_key(struct cli_json *json, const char *key)

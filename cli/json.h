@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Writes JSON, indented, to a stream. Commas, quotes and escapes are its business; that objects
- * and arrays are closed is the caller's. `key` is NULL inside arrays and for the outermost value.
+ * Writes JSON, indented or compact, to a stream. Commas, quotes and escapes are its business; that
+ * objects and arrays are closed is the caller's. `key` is NULL inside arrays and for the outermost
+ * value.
  */
 #ifndef CLI_JSON_H
 #define CLI_JSON_H
@@ -13,7 +14,8 @@
 struct cli_json {
     FILE *out;
     unsigned depth;
-    bool filled; /* something stands in the innermost object already */
+    bool filled;  /* something stands in the innermost object already */
+    bool compact; /* all in one line */
     char closers[16];
 };
 

@@ -28,7 +28,7 @@ static const struct cli_command commands[] = {
     {"check-p2p", "what a GPU and a drive can reach together", cli_check_p2p},
     {"sim", "the software controller: profiles, images, URIs", cli_sim},
     {"stripe", "several drives as one: makes a set, shows its members", cli_stripe},
-    {"weights", "tensors of model files: listed, loaded, verified", cli_weights},
+    {"weights", "tensors of model files: listed, loaded, verified, converted", cli_weights},
     {"ops", "compute operators: their variants, speed and correctness", cli_ops},
 };
 #define NCOMMANDS (sizeof(commands) / sizeof(commands[0]))

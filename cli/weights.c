@@ -1,51 +1,40 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * gpunvme weights: the tensors of .safetensors files, listed, loaded and verified.
+ * gpunvme weights: the tensors of .safetensors files, listed, loaded, verified, and what else there
+ * is in files of its own.
  */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/fail.h"
 #include "base/units.h"
 #include "cli.h"
-#include "gpunvme/memory.h"
-#include "gpunvme/weights.h"
 #include "json.h"
-#include "progress.h"
 #include "stop.h"
 #include "verbs.h"
+#include "weights.h"
 
-#define ALIGN 256u /* of tensors in the arena */
-
-struct args {
-    const char **uris;
-    size_t n;
-    const char *glob, *manifest;
-    enum gpunvme_mem mem;
-    bool sliced, write, checksum, json, quiet;
-    uint64_t dim;
-    struct gpunvme_range range;
+enum {
+    KEY_GLOB = CLI_KEY_OWN,
+    KEY_MEMORY,
+    KEY_SLICE,
+    KEY_MANIFEST,
+    KEY_WRITE,
+    KEY_CHECKSUM,
+    KEY_DTYPE,
+    KEY_ROUNDS
 };
-
-/* What a verb works with. */
-struct work {
-    struct gpunvme_weights *weights;
-    const struct gpunvme_tensor **tensors; /* those that match */
-    size_t n;
-    struct gpunvme_weights_part *parts;
-    struct gpunvme_range *ranges; /* of all parts, one after the other */
-    struct gpunvme_buf arena;
-    struct cli_progress progress;
-    uint64_t nbytes, open_ns, load_ns;
-};
-
-enum { KEY_GLOB = CLI_KEY_OWN, KEY_MEMORY, KEY_SLICE, KEY_MANIFEST, KEY_WRITE, KEY_CHECKSUM };
 
 #define OPTION_GLOB                                                                                \
     {                                                                                              \
         "glob", KEY_GLOB, "PATTERN", 0, "Tensors whose names match, as 'model.layers.*' (all)", 0  \
+    }
+#define OPTION_DTYPE                                                                               \
+    {                                                                                              \
+        "dtype", KEY_DTYPE, "DTYPE", 0, "What numbers become: f32, f16, bf16 or f8_e4m3", 0        \
     }
 #define OPTION_MEMORY                                                                              \
     {                                                                                              \
@@ -59,6 +48,7 @@ static const struct argp_option load_options[] = {
     {"slice", KEY_SLICE, "DIM:BEGIN:END", 0,
      "Of each tensor with that dimension, its elements BEGIN to END - 1", 0},
     {"checksum", KEY_CHECKSUM, NULL, 0, "Compute the checksum of each tensor", 0},
+    OPTION_DTYPE,
     CLI_OPTION_QUIET,
     CLI_OPTION_JSON,
     {0},
@@ -73,6 +63,45 @@ static const struct argp_option verify_options[] = {
     {0},
 };
 
+static const struct argp_option bench_options[] = {
+    OPTION_GLOB,
+    {"memory", KEY_MEMORY, "host|pinned|gpu|all", 0, "Where to load them (all)", 0},
+    {"rounds", KEY_ROUNDS, "N", 0, "Loads of each, of which the median is told (5)", 0},
+    {"checksum", KEY_CHECKSUM, NULL, 0, "Compute the checksum of each tensor", 0},
+    OPTION_DTYPE,
+    CLI_OPTION_JSON,
+    {0},
+};
+static const struct argp_option convert_options[] = {
+    OPTION_DTYPE,
+    {"glob", KEY_GLOB, "PATTERN", 0, "Only tensors whose names match; others stay as they are", 0},
+    CLI_OPTION_QUIET,
+    CLI_OPTION_JSON,
+    {0},
+};
+
+static enum gpunvme_dtype parse_dtype(struct argp_state *state, const char *arg)
+{
+    static const enum gpunvme_dtype dtypes[] = {GPUNVME_DTYPE_F32, GPUNVME_DTYPE_F16,
+                                                GPUNVME_DTYPE_BF16, GPUNVME_DTYPE_F8_E4M3};
+
+    for (size_t i = 0; i < sizeof(dtypes) / sizeof(dtypes[0]); i++)
+        if (!strcasecmp(arg, gpunvme_dtype_name(dtypes[i])))
+            return dtypes[i];
+    argp_error(state, "--dtype=%s: f32, f16, bf16 or f8_e4m3", arg);
+    return GPUNVME_DTYPE_UNKNOWN;
+}
+
+static unsigned parse_rounds(struct argp_state *state, const char *arg)
+{
+    char *end;
+    unsigned long n = strtoul(arg, &end, 10);
+
+    if (*end || arg[0] < '0' || arg[0] > '9' || !n || n > 1000)
+        argp_error(state, "--rounds=%s: 1 to 1000", arg);
+    return (unsigned)n;
+}
+
 static bool parse_number(char **at, char separator, uint64_t *value)
 {
     errno = 0;
@@ -85,7 +114,7 @@ static bool parse_number(char **at, char separator, uint64_t *value)
     return true;
 }
 
-static void parse_slice(struct args *args, char *arg, struct argp_state *state)
+static void parse_slice(struct weights_args *args, char *arg, struct argp_state *state)
 {
     char *at = arg;
 
@@ -97,14 +126,22 @@ static void parse_slice(struct args *args, char *arg, struct argp_state *state)
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
-    struct args *args = state->input;
+    struct weights_args *args = state->input;
 
     switch (key) {
     case KEY_GLOB:
         args->glob = arg;
         return 0;
     case KEY_MEMORY:
-        args->mem = cli_parse_memory(state, arg);
+        args->all_memory = args->all_memory && !strcmp(arg, "all");
+        if (!args->all_memory)
+            args->mem = cli_parse_memory(state, arg);
+        return 0;
+    case KEY_DTYPE:
+        args->dtype = parse_dtype(state, arg);
+        return 0;
+    case KEY_ROUNDS:
+        args->rounds = parse_rounds(state, arg);
         return 0;
     case KEY_SLICE:
         parse_slice(args, arg, state);
@@ -170,10 +207,41 @@ static const struct argp verify_argp = {
     NULL,
     NULL};
 
+static const struct argp bench_argp = {
+    bench_options,
+    parse,
+    "URI...",
+    "Measures how fast tensors are loaded, from each URI into each kind of memory. Loads take "
+    "turns; the medians are told."
+    "\vA model of several files is measured by its index. Host memory has its pages before. "
+    "Without "
+    "a GPU, host memory stands in its place, and this says so.\n\nExamples:\n"
+    "  gpunvme weights bench model.safetensors\n"
+    "  gpunvme weights bench model.safetensors 'file:model.safetensors?direct=on'\n"
+    "  gpunvme weights bench --json --memory gpu model.safetensors.index.json",
+    NULL,
+    NULL,
+    NULL};
+static const struct argp convert_argp = {
+    convert_options,
+    parse,
+    "IN... OUT",
+    "Writes a .safetensors file OUT with the tensors of others, as numbers of another type."
+    "\vFloating-point numbers of 16 and 32 bits become others; other tensors stay as they are. For "
+    "f8_e4m3 a tensor NAME gets a second one, NAME_scale: numbers times that are its values. OUT "
+    "is "
+    "there when it is whole, and replaces what was there.\n\nExamples:\n"
+    "  gpunvme weights convert model.safetensors small.safetensors --dtype bf16\n"
+    "  gpunvme weights convert model.safetensors.index.json one.safetensors \\\n"
+    "      --dtype f8_e4m3 --glob '*_proj.weight'",
+    NULL,
+    NULL,
+    NULL};
+
 /* ---- Opening -----------------------------------------------------------------------------------
  */
 
-static gpunvme_err_t open_work(const struct args *args, struct work *work)
+gpunvme_err_t cli_weights_open(const struct weights_args *args, struct weights_work *work)
 {
     uint64_t begin = cli_now_ns();
     gpunvme_err_t err = gpunvme_weights_open(NULL, args->uris, args->n, &work->weights);
@@ -191,7 +259,7 @@ static gpunvme_err_t open_work(const struct args *args, struct work *work)
     return err;
 }
 
-static gpunvme_err_t close_work(struct work *work, gpunvme_err_t err)
+gpunvme_err_t cli_weights_close(struct weights_work *work, gpunvme_err_t err)
 {
     struct base_failure failure;
 
@@ -201,6 +269,7 @@ static gpunvme_err_t close_work(struct work *work, gpunvme_err_t err)
         gpunvme_mem_free(&work->arena);
     free(work->tensors);
     free(work->parts);
+    free(work->scales);
     free(work->ranges);
     return failure.err ? base_restore(&failure) : err;
 }
@@ -228,7 +297,7 @@ static void shape_text(const struct gpunvme_tensor *t, char *text, size_t room)
         strcpy(text + room - 5, "...]");
 }
 
-static void print_list(const struct work *work)
+static void print_list(const struct weights_work *work)
 {
     char shape[80], size[BASE_UNITS_TEXT];
     uint64_t sum = 0;
@@ -248,7 +317,7 @@ static void print_list(const struct work *work)
            gpunvme_weights_nfiles(work->weights));
 }
 
-static void json_files(struct cli_json *json, const struct work *work)
+static void json_files(struct cli_json *json, const struct weights_work *work)
 {
     const char *key, *value;
 
@@ -269,7 +338,7 @@ static void json_files(struct cli_json *json, const struct work *work)
     cli_json_close(json);
 }
 
-static void print_json_list(const struct work *work)
+static void print_json_list(const struct weights_work *work)
 {
     struct cli_json json;
 
@@ -295,24 +364,24 @@ static void print_json_list(const struct work *work)
     cli_json_end(&json);
 }
 
-static gpunvme_err_t ls(const struct args *args)
+static gpunvme_err_t ls(const struct weights_args *args)
 {
-    struct work work = {.n = 0};
-    gpunvme_err_t err = open_work(args, &work);
+    struct weights_work work = {.n = 0};
+    gpunvme_err_t err = cli_weights_open(args, &work);
 
     if (!err && args->json)
         print_json_list(&work);
     else if (!err)
         print_list(&work);
-    return close_work(&work, err);
+    return cli_weights_close(&work, err);
 }
 
 /* ---- Loading -----------------------------------------------------------------------------------
  */
 
 /* The ranges of a part that is sliced; NULL: it does not have that dimension. */
-static const struct gpunvme_range *slice(const struct args *args, const struct gpunvme_tensor *t,
-                                         struct gpunvme_range *ranges)
+static const struct gpunvme_range *
+slice(const struct weights_args *args, const struct gpunvme_tensor *t, struct gpunvme_range *ranges)
 {
     if (!args->sliced || t->rank <= args->dim)
         return NULL;
@@ -322,25 +391,44 @@ static const struct gpunvme_range *slice(const struct args *args, const struct g
     return ranges;
 }
 
-static gpunvme_err_t make_parts(const struct args *args, struct work *work)
+static bool is_number(enum gpunvme_dtype dtype)
+{
+    return dtype == GPUNVME_DTYPE_F32 || dtype == GPUNVME_DTYPE_F16 || dtype == GPUNVME_DTYPE_BF16;
+}
+
+gpunvme_err_t cli_weights_list_parts(const struct weights_args *args, struct weights_work *work)
+{
+    work->parts = calloc(work->n + 1, sizeof(work->parts[0]));
+    work->scales = calloc(work->n + 1, sizeof(work->scales[0]));
+    if (!work->parts || !work->scales)
+        return base_fail(GPUNVME_ERR_NOMEM, "%zu parts", work->n);
+    for (size_t i = 0; i < work->n; i++) {
+        work->parts[i].tensor = work->tensors[i];
+        if (is_number(work->tensors[i]->dtype) && work->tensors[i]->dtype != args->dtype)
+            work->parts[i].dtype = args->dtype;
+    }
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t cli_weights_make_parts(const struct weights_args *args, struct weights_work *work)
 {
     size_t nranges = 0, nbytes;
     struct gpunvme_range *ranges;
     void *base;
-    gpunvme_err_t err;
+    gpunvme_err_t err = cli_weights_list_parts(args, work);
 
+    if (err)
+        return err;
     for (size_t i = 0; i < work->n; i++)
         nranges += work->tensors[i]->rank;
-    work->parts = calloc(work->n + 1, sizeof(work->parts[0]));
     work->ranges = ranges = calloc(nranges + 1, sizeof(ranges[0]));
-    if (!work->parts || !ranges)
+    if (!ranges)
         return base_fail(GPUNVME_ERR_NOMEM, "%zu parts", work->n);
     for (size_t i = 0; i < work->n; i++) {
-        work->parts[i].tensor = work->tensors[i];
         work->parts[i].ranges = slice(args, work->tensors[i], ranges);
         ranges += work->tensors[i]->rank;
     }
-    err = gpunvme_weights_place(work->parts, work->n, ALIGN, NULL, args->mem, &nbytes);
+    err = gpunvme_weights_place(work->parts, work->n, CLI_WEIGHTS_ALIGN, NULL, args->mem, &nbytes);
     if (!err)
         err = gpunvme_mem_alloc(nbytes ? nbytes : 1, args->mem, &work->arena);
     base = args->mem == GPUNVME_MEM_GPU ? work->arena.gpu : work->arena.cpu;
@@ -348,28 +436,29 @@ static gpunvme_err_t make_parts(const struct args *args, struct work *work)
         err = gpunvme_mem_fill(base, args->mem, 0, work->arena.nbytes);
     if (err)
         return err;
-    return gpunvme_weights_place(work->parts, work->n, ALIGN, base, args->mem, NULL);
+    return gpunvme_weights_place(work->parts, work->n, CLI_WEIGHTS_ALIGN, base, args->mem, NULL);
 }
 
 static bool show_progress(void *work_, uint64_t done, uint64_t total)
 {
-    struct work *work = work_;
+    struct weights_work *work = work_;
 
     work->nbytes = total;
     cli_progress_update(&work->progress, done);
     return !cli_stopped();
 }
 
-static gpunvme_err_t load_parts(const struct args *args, struct work *work)
+gpunvme_err_t cli_weights_load(const struct weights_args *args, struct weights_work *work,
+                               const char *what)
 {
-    const struct gpunvme_weights_options options = {
-        .checksum = args->checksum, .progress = show_progress, .user = work};
-    gpunvme_err_t err = make_parts(args, work);
+    const struct gpunvme_weights_options options = {.checksum = args->checksum,
+                                                    .progress = show_progress,
+                                                    .user = work,
+                                                    .scales = work->scales};
     uint64_t begin;
+    gpunvme_err_t err;
 
-    if (err)
-        return err;
-    cli_progress_begin(&work->progress, "load", CLI_PROGRESS_BYTES, work->arena.nbytes,
+    cli_progress_begin(&work->progress, what, CLI_PROGRESS_BYTES, work->arena.nbytes,
                        args->quiet || args->json);
     begin = cli_now_ns();
     err = gpunvme_weights_load(work->weights, work->parts, work->n, &options);
@@ -378,8 +467,15 @@ static gpunvme_err_t load_parts(const struct args *args, struct work *work)
     return err == GPUNVME_ERR_CANCELED && cli_stopped() ? cli_stop_check() : err;
 }
 
+static gpunvme_err_t load_parts(const struct weights_args *args, struct weights_work *work)
+{
+    gpunvme_err_t err = cli_weights_make_parts(args, work);
+
+    return err ? err : cli_weights_load(args, work, "load");
+}
+
 /* Bytes by route, of all files; the first one's path tells how. */
-static void sum_routes(const struct work *work, struct gpunvme_path *path)
+static void sum_routes(const struct weights_work *work, struct gpunvme_path *path)
 {
     gpunvme_store_path(gpunvme_weights_store(work->weights, 0), path);
     for (size_t f = 1; f < gpunvme_weights_nfiles(work->weights); f++) {
@@ -391,7 +487,7 @@ static void sum_routes(const struct work *work, struct gpunvme_path *path)
     }
 }
 
-static void print_load(const struct args *args, const struct work *work)
+static void print_load(const struct weights_args *args, const struct weights_work *work)
 {
     char size[BASE_UNITS_TEXT];
     struct gpunvme_path path;
@@ -414,7 +510,8 @@ static void print_load(const struct args *args, const struct work *work)
                    gpunvme_route_name((enum gpunvme_route)i));
 }
 
-static void json_load(struct cli_json *json, const struct args *args, const struct work *work)
+static void json_load(struct cli_json *json, const struct weights_args *args,
+                      const struct weights_work *work)
 {
     struct gpunvme_path path;
 
@@ -435,7 +532,7 @@ static void json_load(struct cli_json *json, const struct args *args, const stru
     cli_json_close(json);
 }
 
-static void json_checksums(struct cli_json *json, const struct work *work)
+static void json_checksums(struct cli_json *json, const struct weights_work *work)
 {
     cli_json_array(json, "checksums");
     for (size_t i = 0; i < work->n; i++) {
@@ -447,11 +544,11 @@ static void json_checksums(struct cli_json *json, const struct work *work)
     cli_json_close(json);
 }
 
-static gpunvme_err_t load(const struct args *args)
+static gpunvme_err_t load(const struct weights_args *args)
 {
-    struct work work = {.n = 0};
+    struct weights_work work = {.n = 0};
     struct cli_json json;
-    gpunvme_err_t err = open_work(args, &work);
+    gpunvme_err_t err = cli_weights_open(args, &work);
 
     if (!err)
         err = load_parts(args, &work);
@@ -469,13 +566,13 @@ static gpunvme_err_t load(const struct args *args)
             putchar('\n');
         }
     }
-    return close_work(&work, err);
+    return cli_weights_close(&work, err);
 }
 
 /* ---- verify ------------------------------------------------------------------------------------
  */
 
-static gpunvme_err_t compare(const struct args *args, const struct work *work)
+static gpunvme_err_t compare(const struct weights_args *args, const struct weights_work *work)
 {
     struct cli_json json;
     gpunvme_err_t err;
@@ -502,23 +599,23 @@ static gpunvme_err_t compare(const struct args *args, const struct work *work)
     return GPUNVME_OK;
 }
 
-static gpunvme_err_t verify(const struct args *args)
+static gpunvme_err_t verify(const struct weights_args *args)
 {
-    struct work work = {.n = 0};
-    gpunvme_err_t err = open_work(args, &work);
+    struct weights_work work = {.n = 0};
+    gpunvme_err_t err = cli_weights_open(args, &work);
 
     if (!err)
         err = load_parts(args, &work);
     if (!err)
         err = compare(args, &work);
-    return close_work(&work, err);
+    return cli_weights_close(&work, err);
 }
 
 /* ---- Verbs -------------------------------------------------------------------------------------
  */
 
-static int run(const struct argp *argp, int argc, char **argv, struct args *args,
-               gpunvme_err_t (*verb)(const struct args *))
+static int run(const struct argp *argp, int argc, char **argv, struct weights_args *args,
+               gpunvme_err_t (*verb)(const struct weights_args *))
 {
     const char **uris = calloc((size_t)argc + 1, sizeof(*uris));
     int code = CLI_USAGE;
@@ -529,6 +626,8 @@ static int run(const struct argp *argp, int argc, char **argv, struct args *args
     if (cli_parse(argp, argc, argv, args)) {
         if (!args->n) {
             code = cli_usage("name the files: %s URI...", cli_name);
+        } else if (verb == cli_weights_convert && (args->n < 2 || !args->dtype)) {
+            code = cli_usage("name the files and the type: %s IN... OUT --dtype DTYPE", cli_name);
         } else if (verb == verify && !args->manifest) {
             code = cli_usage("name the manifest: %s URI... --manifest FILE", cli_name);
         } else {
@@ -543,41 +642,58 @@ static int run(const struct argp *argp, int argc, char **argv, struct args *args
 
 static int run_ls(int argc, char **argv)
 {
-    struct args args = {.n = 0};
+    struct weights_args args = {.n = 0};
 
     return run(&ls_argp, argc, argv, &args, ls);
 }
 
 static int run_load(int argc, char **argv)
 {
-    struct args args = {.mem = GPUNVME_MEM_GPU};
+    struct weights_args args = {.mem = GPUNVME_MEM_GPU};
 
     return run(&load_argp, argc, argv, &args, load);
 }
 
 static int run_verify(int argc, char **argv)
 {
-    struct args args = {.mem = GPUNVME_MEM_GPU, .checksum = true};
+    struct weights_args args = {.mem = GPUNVME_MEM_GPU, .checksum = true};
 
     return run(&verify_argp, argc, argv, &args, verify);
+}
+
+static int run_bench(int argc, char **argv)
+{
+    struct weights_args args = {.mem = GPUNVME_MEM_GPU, .all_memory = true, .rounds = 5};
+
+    return run(&bench_argp, argc, argv, &args, cli_weights_bench);
+}
+
+static int run_convert(int argc, char **argv)
+{
+    struct weights_args args = {.n = 0};
+
+    return run(&convert_argp, argc, argv, &args, cli_weights_convert);
 }
 
 static const struct cli_command commands[] = {
     {"ls", "lists the tensors", run_ls},
     {"load", "loads them, and tells how fast", run_load},
     {"verify", "compares their checksums with a manifest, or writes it", run_verify},
+    {"bench", "measures how fast they are loaded", run_bench},
+    {"convert", "writes them to a file as numbers of another type", run_convert},
 };
 
 static const struct cli_verbs verbs = {
     .verbs = commands,
     .nverbs = sizeof(commands) / sizeof(commands[0]),
-    .names = "ls, load or verify",
+    .names = "ls, load, verify, bench or convert",
     .head = "Usage: gpunvme weights VERB [OPTION...] URI...\n"
             "Model weights: .safetensors files, or an index of them.\n\n",
     .tail = "\nExamples:\n"
             "  gpunvme weights ls model.safetensors.index.json\n"
             "  gpunvme weights load model-00001-of-00002.safetensors --glob '*.weight'\n"
-            "  gpunvme weights verify model.safetensors --manifest model.sums\n\n"
+            "  gpunvme weights verify model.safetensors --manifest model.sums\n"
+            "  gpunvme weights convert model.safetensors small.safetensors --dtype bf16\n\n"
             "Each verb has --help and --json.\n",
 };
 

@@ -58,7 +58,7 @@ for verb in create show; do
     done
 done
 
-for verb in ls load verify; do
+for verb in ls load verify bench convert; do
     promise "weights $verb --help teaches, and its options are in the manual and the completion"
     gpunvme weights "$verb" --help
     expect 0

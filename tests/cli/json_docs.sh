@@ -52,6 +52,8 @@ if [ "${CLI_TEST_JANSSON:-1}" = 1 ]; then
     document 0 weights load two.safetensors --checksum
     document 0 weights verify two.safetensors --manifest sums.json --write
     document 0 weights verify two.safetensors --manifest sums.json
+    document 0 weights bench two.safetensors --rounds 1
+    document 0 weights convert two.safetensors converted.safetensors --dtype bf16
 fi
 document 0 ops list
 document 0 ops bench matmul --variant blocked --shape 40 --rounds 1

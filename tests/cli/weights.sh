@@ -46,6 +46,69 @@ printf x | dd of=changed.safetensors bs=1 seek=230 conv=notrunc status=none
 gpunvme weights verify changed.safetensors --manifest sums.json
 expect 3 'tensor "b"'
 
+promise "tensors are converted into a new file, and back"
+gpunvme weights convert two.safetensors wide.safetensors --dtype f32
+expect 0
+expect_out 'converted +1 of 2 tensors to F32'
+gpunvme weights ls wide.safetensors
+expect_out '^F32 +96 B +\[4, 6\] +a.weight$'
+expect_out '^U8 +16 B +\[16\] +b$'
+gpunvme weights convert wide.safetensors wide.safetensors --dtype f16 --json
+expect 0
+expect_json
+gpunvme weights verify wide.safetensors --manifest sums.json
+expect 0
+
+promise "numbers of eight bits have a scale beside them, and only names that match become some"
+gpunvme weights convert two.safetensors small.safetensors --dtype f8_e4m3
+expect 0
+gpunvme weights ls small.safetensors
+expect_out '^F8_E4M3 +24 B +\[4, 6\] +a.weight$'
+expect_out '^F32 +4 B +\[\] +a.weight_scale$'
+gpunvme weights convert two.safetensors same.safetensors --dtype bf16 --glob 'b*'
+expect 0
+expect_out 'converted +0 of 2'
+
+promise "a conversion that fails leaves what was there, and nothing else"
+cp small.safetensors kept
+failed=0
+(
+    ulimit -f 0 # as a full disk
+    gpunvme weights convert two.safetensors small.safetensors --dtype bf16
+    exit "$code"
+) || failed=$?
+check test "$failed" -eq 1
+check cmp small.safetensors kept
+check test "$(ls -d small.safetensors* | wc -l)" -eq 1
+gpunvme weights convert two.safetensors --dtype bf16
+expect 2 "IN... OUT --dtype"
+gpunvme weights convert two.safetensors x.safetensors
+expect 2 "--dtype"
+gpunvme weights convert two.safetensors x.safetensors --dtype i8
+expect 2 "bf16"
+gpunvme weights convert two.safetensors nowhere/x.safetensors --dtype bf16
+expect 1 "nowhere"
+
+promise "numbers are converted while they are loaded"
+gpunvme weights load two.safetensors --dtype bf16 --checksum
+expect 0
+gpunvme weights load two.safetensors --dtype f8_e4m3 --memory host --json
+expect 0
+expect_json
+gpunvme weights verify two.safetensors --manifest sums.json --dtype bf16
+expect 2
+
+promise "loads are measured, from each file into each kind of memory"
+gpunvme weights bench two.safetensors wide.safetensors --rounds 2
+expect 0
+check test "$(grep -cE '^(host|pinned|gpu) .*(two|wide).safetensors$' out)" -eq 6
+gpunvme weights bench two.safetensors --memory host --rounds 1 --checksum --json
+expect 0
+expect_json
+expect_out '"memory": "host"'
+gpunvme weights bench two.safetensors --rounds 0
+expect 2 "1 to 1000"
+
 promise "an index opens its files"
 echo '{"weight_map": {"b": "two.safetensors"}}' >model.safetensors.index.json
 gpunvme weights ls model.safetensors.index.json

@@ -828,7 +828,7 @@ static void check_conversion(struct gpunvme_weights *w, const char *name, enum g
     assert_int_equal(gpunvme_mem_copy(bytes, GPUNVME_MEM_HOST, buf.gpu, part.mem, (size_t)nbytes),
                      GPUNVME_OK);
     assert_int_equal(part.checksum, gpunvme_mem_checksum_host(bytes, (size_t)nbytes));
-    for (uint64_t i = 0; i < n; i++)
+    for (uint64_t i = 0; i<n; i += n> 100000 ? 31 : 1)
         check_number(&part, bytes, i,
                      number_at(t, (begin + i / columns) * t->shape[1] + skipped + i % columns),
                      scale);
@@ -883,7 +883,7 @@ static void a_scale_is_chosen_by_the_greatest_number(void **state)
             max = isfinite(x) && x > max ? x : max;
         }
         assert_true(scales[p] == max / 448);
-        for (uint64_t i = 0; i < n; i++)
+        for (uint64_t i = 0; i < n; i += p ? 1 : 31)
             check_number(&parts[p], parts[p].ptr, i, number_at(parts[p].tensor, i), scales[p]);
     }
     gpunvme_weights_close(w);

@@ -8,25 +8,35 @@
 
 #define MAX_OF_E4M3 448.0f
 
-/* Functions for one row: convert_FROM_TO(src, dst, n, scale), which the compiler vectorises. */
-#define ROW(from, FROM, src_t, to, TO, dst_t)                                                      \
-    static void from##_##to(const void *restrict src, void *restrict dst, size_t n, float scale)   \
+typedef void row_fn(const void *restrict src, void *restrict dst, size_t n, float scale);
+typedef uint32_t max_fn(const void *src, size_t n);
+
+/* What one instruction set does rows by. */
+struct rows {
+    row_fn *to[MEM_BF16 + 1][MEM_F8_E4M3 + 1];
+    max_fn *max[MEM_BF16 + 1];
+};
+
+/* Functions for one row, which the compiler vectorises, and for the greatest number of it. */
+#define ROW(set, target, FROM, src_t, TO, dst_t)                                                   \
+    target static void set##_##FROM##_##TO(const void *restrict src, void *restrict dst, size_t n, \
+                                           float scale)                                            \
     {                                                                                              \
         for (size_t i = 0; i < n; i++) {                                                           \
             src_t in;                                                                              \
             dst_t out;                                                                             \
                                                                                                    \
             memcpy(&in, (const char *)src + i * sizeof(in), sizeof(in));                           \
-            out = (dst_t)mem_narrow(TO, mem_widen(FROM, in), scale);                               \
+            out = (dst_t)mem_narrow(MEM_##TO, mem_widen(MEM_##FROM, in), scale);                   \
             memcpy((char *)dst + i * sizeof(out), &out, sizeof(out));                              \
         }                                                                                          \
     }
-#define ROWS(from, FROM, src_t)                                                                    \
-    ROW(from, FROM, src_t, f32, MEM_F32, uint32_t)                                                 \
-    ROW(from, FROM, src_t, f16, MEM_F16, uint16_t)                                                 \
-    ROW(from, FROM, src_t, bf16, MEM_BF16, uint16_t)                                               \
-    ROW(from, FROM, src_t, f8, MEM_F8_E4M3, uint8_t)                                               \
-    static uint32_t from##_max(const void *src, size_t n)                                          \
+#define ROWS_FROM(set, target, FROM, src_t)                                                        \
+    ROW(set, target, FROM, src_t, F32, uint32_t)                                                   \
+    ROW(set, target, FROM, src_t, F16, uint16_t)                                                   \
+    ROW(set, target, FROM, src_t, BF16, uint16_t)                                                  \
+    ROW(set, target, FROM, src_t, F8_E4M3, uint8_t)                                                \
+    target static uint32_t set##_##FROM##_max(const void *src, size_t n)                           \
     {                                                                                              \
         uint32_t max = 0;                                                                          \
                                                                                                    \
@@ -35,24 +45,39 @@
             src_t in;                                                                              \
                                                                                                    \
             memcpy(&in, (const char *)src + i * sizeof(in), sizeof(in));                           \
-            a = mem_finite(mem_widen(FROM, in));                                                   \
+            a = mem_finite(mem_widen(MEM_##FROM, in));                                             \
             max = a > max ? a : max;                                                               \
         }                                                                                          \
         return max;                                                                                \
     }
-ROWS(f32, MEM_F32, uint32_t)
-ROWS(f16, MEM_F16, uint16_t)
-ROWS(bf16, MEM_BF16, uint16_t)
+#define ROWS_TO(set, FROM)                                                                         \
+    {                                                                                              \
+        NULL, set##_##FROM##_F32, set##_##FROM##_F16, set##_##FROM##_BF16, set##_##FROM##_F8_E4M3  \
+    }
+#define ROWS(set, target)                                                                          \
+    ROWS_FROM(set, target, F32, uint32_t)                                                          \
+    ROWS_FROM(set, target, F16, uint16_t)                                                          \
+    ROWS_FROM(set, target, BF16, uint16_t)                                                         \
+    static const struct rows set##_rows = {                                                        \
+        .to = {[MEM_F32] = ROWS_TO(set, F32),                                                      \
+               [MEM_F16] = ROWS_TO(set, F16),                                                      \
+               [MEM_BF16] = ROWS_TO(set, BF16)},                                                   \
+        .max = {                                                                                   \
+            [MEM_F32] = set##_F32_max, [MEM_F16] = set##_F16_max, [MEM_BF16] = set##_BF16_max}};
 
-typedef void row_fn(const void *restrict src, void *restrict dst, size_t n, float scale);
-typedef uint32_t max_fn(const void *src, size_t n);
+ROWS(plain, )
+#ifdef __x86_64__
+ROWS(avx2, __attribute__((target("avx2"))))
+#endif
 
-static row_fn *const row_fns[][MEM_F8_E4M3 + 1] = {
-    [MEM_F32] = {NULL, f32_f32, f32_f16, f32_bf16, f32_f8},
-    [MEM_F16] = {NULL, f16_f32, f16_f16, f16_bf16, f16_f8},
-    [MEM_BF16] = {NULL, bf16_f32, bf16_f16, bf16_bf16, bf16_f8},
-};
-static max_fn *const max_fns[] = {[MEM_F32] = f32_max, [MEM_F16] = f16_max, [MEM_BF16] = bf16_max};
+static const struct rows *best_rows(void)
+{
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx2"))
+        return &avx2_rows;
+#endif
+    return &plain_rows;
+}
 
 static const void *row_of(const struct mem_convert *c, uint64_t r)
 {
@@ -63,17 +88,18 @@ void mem_convert_host(struct mem_convert *c)
 {
     uint8_t *dst = (uint8_t *)(uintptr_t)c->dst;
     size_t nbytes = (size_t)c->row * mem_number_nbytes(c->to);
+    const struct rows *rows = best_rows();
 
     c->max = 0;
     for (uint64_t r = 0; r < c->nrows; r++, dst += nbytes) {
         if (c->to == MEM_BYTES) {
             memcpy(dst, row_of(c, r), nbytes);
         } else if (c->to == MEM_MAX) {
-            uint32_t max = max_fns[c->from](row_of(c, r), (size_t)c->row);
+            uint32_t max = rows->max[c->from](row_of(c, r), (size_t)c->row);
 
             c->max = max > c->max ? max : c->max;
         } else {
-            row_fns[c->from][c->to](row_of(c, r), dst, (size_t)c->row, c->scale);
+            rows->to[c->from][c->to](row_of(c, r), dst, (size_t)c->row, c->scale);
         }
     }
 }

@@ -164,7 +164,7 @@ GPUNVME_FN uint32_t mem_finite(uint32_t x)
 {
     uint32_t a = x & 0x7fffffffu;
 
-    return a < MEM_F32_INF ? a : 0;
+    return a & (0u - (a < MEM_F32_INF));
 }
 
 #endif

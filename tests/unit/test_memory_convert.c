@@ -3,6 +3,7 @@
  * Conversion of numbers on the CPU: what each becomes, and where rows go.
  */
 #include "convert_util.h"
+#include "memory/convert.c"
 
 /* What the `i`th of made numbers is. */
 static float number(unsigned from, const void *numbers, size_t i)
@@ -109,6 +110,29 @@ static void the_scale_takes_the_greatest_number_to_448(void **state)
     assert_true(isfinite(mem_f32_of(1) / mem_convert_scale(1)));
 }
 
+static void each_instruction_set_gives_the_same(void **state)
+{
+    const struct rows *best = best_rows();
+
+    (void)state;
+    for (unsigned from = MEM_F32; from <= MEM_BF16; from++) {
+        size_t n;
+        void *numbers = make_numbers(from, &n);
+        uint8_t *a = malloc(n * 4), *b = malloc(n * 4);
+
+        assert_true(a && b);
+        for (unsigned to = MEM_F32; to <= MEM_F8_E4M3; to++) {
+            best->to[from][to](numbers, a, n, 0.3f);
+            plain_rows.to[from][to](numbers, b, n, 0.3f);
+            assert_memory_equal(a, b, n * mem_number_nbytes(to));
+        }
+        assert_int_equal(best->max[from](numbers, n), plain_rows.max[from](numbers, n));
+        free(numbers);
+        free(a);
+        free(b);
+    }
+}
+
 /* Cut or whole, rows that lie apart become the same. */
 static void check_rows(unsigned from, unsigned to, uint64_t nrows, uint64_t row, uint64_t gap)
 {
@@ -162,6 +186,7 @@ int main(void)
         cmocka_unit_test(numbers_of_eight_bits_are_scaled_and_saturate),
         cmocka_unit_test(wider_numbers_are_exact_and_a_nan_keeps_its_bits),
         cmocka_unit_test(the_scale_takes_the_greatest_number_to_448),
+        cmocka_unit_test(each_instruction_set_gives_the_same),
         cmocka_unit_test(rows_that_lie_apart_are_taken_out_whole_or_in_pieces),
     };
 

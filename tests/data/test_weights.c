@@ -1111,6 +1111,38 @@ static void what_is_canceled_at_once_ends_and_says_so(void **state)
     free(part.ptr);
 }
 
+static void what_is_canceled_while_it_is_measured_is_given_once(void **state)
+{
+    enum { N = 60000000 };
+    struct gpunvme_weights_part part = {.dtype = GPUNVME_DTYPE_F8_E4M3}, *landed;
+    float scale = 0;
+    const struct gpunvme_weights_options options = {.scales = &scale};
+    struct gpunvme_weights_load *load;
+    struct gpunvme_weights *w;
+    char header[200];
+    size_t n;
+
+    (void)state;
+    snprintf(header, sizeof(header),
+             "{\"m\":{\"dtype\":\"F32\",\"shape\":[%d],\"data_offsets\":[0,%d]}}", N, 4 * N);
+    make("sparse.safetensors", header, 0);
+    assert_int_equal(truncate(in_dir("sparse.safetensors"), (off_t)(8 + strlen(header) + 4 * N)),
+                     0);
+    w = open_good("sparse.safetensors");
+    part.tensor = gpunvme_weights_at(w, 0);
+    part.ptr = malloc(N);
+    assert_int_equal(gpunvme_weights_load_start(w, &part, 1, &options, &load), GPUNVME_OK);
+    gpunvme_weights_load_cancel(load);
+    assert_int_equal(gpunvme_weights_load_next(load, &landed, 1, &n, 0), GPUNVME_OK);
+    assert_int_equal(n, 1);
+    assert_int_equal(part.err, GPUNVME_ERR_CANCELED);
+    assert_int_equal(gpunvme_weights_load_next(load, &landed, 1, &n, 0), GPUNVME_OK);
+    assert_int_equal(n, 0);
+    assert_int_equal(gpunvme_weights_load_end(load), GPUNVME_ERR_CANCELED);
+    gpunvme_weights_close(w);
+    free(part.ptr);
+}
+
 static void parts_are_given_once_each_as_they_land(void **state)
 {
     struct gpunvme_weights_part parts[4] = {0}, *landed[3];
@@ -1498,6 +1530,7 @@ int main(void)
         cmocka_unit_test(weights_without_tensors_are_opened_and_loaded),
         cmocka_unit_test(a_load_is_canceled_by_its_progress_callback),
         cmocka_unit_test(what_is_canceled_at_once_ends_and_says_so),
+        cmocka_unit_test(what_is_canceled_while_it_is_measured_is_given_once),
         cmocka_unit_test(parts_are_given_once_each_as_they_land),
         cmocka_unit_test(several_threads_load_from_the_same_weights),
         cmocka_unit_test(a_load_begins_behind_its_stream_and_the_stream_goes_on_behind_it),

@@ -68,6 +68,7 @@ struct load_staging {
     struct weights_walk walk; /* of steps[next - 1] */
     uint64_t in;              /* bytes of this run that have been begun */
     struct load_slot slots[LOAD_NSLOTS];
+    struct base_failure dropped; /* why nothing more begins */
     enum gpunvme_mem mem;
 };
 
@@ -115,7 +116,7 @@ gpunvme_err_t load_staging_begin(struct gpunvme_weights_load *load);
 /* If `io` is a slot's, takes out what is in it, goes on and returns true. */
 bool load_staging_ended(struct gpunvme_weights_load *load, struct gpunvme_io *io);
 
-/* Ends what has not been begun with `err`. */
+/* Begins nothing more: what has not begun ends with `err`, as soon as all slots are idle. */
 void load_staging_drop(struct gpunvme_weights_load *load, gpunvme_err_t err);
 void load_staging_free(struct gpunvme_weights_load *load);
 

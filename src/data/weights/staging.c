@@ -329,6 +329,36 @@ static struct load_slot *slot_of(struct gpunvme_weights_load *load, const struct
     return NULL;
 }
 
+/* ---- Ends --------------------------------------------------------------------------------------
+ */
+
+/* Not before: a part that ends lets the load end, and the slots with it. */
+static void drop_when_idle(struct gpunvme_weights_load *load)
+{
+    struct load_staging *s = &load->staging;
+    gpunvme_err_t err;
+
+    for (unsigned i = 0; i < LOAD_NSLOTS; i++)
+        if (s->slots[i].nchunks)
+            return;
+    err = base_restore(&s->dropped);
+    if (s->next && s->walk.index < s->walk.runs.count && !s->steps[s->next - 1].measures)
+        load_arrived(load, s->steps[s->next - 1].part,
+                     (s->walk.runs.count - s->walk.index) * s->walk.runs.nbytes - s->in, err);
+    for (; s->next < s->n; s->next++)
+        if (!s->steps[s->next].measures)
+            load_arrived(load, s->steps[s->next].part, load->items[s->steps[s->next].part].left,
+                         err);
+    s->walk.index = s->walk.runs.count;
+}
+
+void load_staging_drop(struct gpunvme_weights_load *load, gpunvme_err_t err)
+{
+    if (!load->staging.dropped.err)
+        base_keep(&load->staging.dropped, err);
+    drop_when_idle(load);
+}
+
 /* How many chunks lie in the first `nbytes` of the slot. */
 static size_t count_valid(const struct load_slot *slot, uint64_t nbytes)
 {
@@ -362,27 +392,12 @@ bool load_staging_ended(struct gpunvme_weights_load *load, struct gpunvme_io *io
     settle(load, slot, err ? count_valid(slot, io->done) : slot->nchunks, err);
     settle(load, slot, 0, empty(load, slot));
     /* What was measured may let others begin, for which all slots are free. */
-    err = load->canceled ? GPUNVME_OK : load_staging_begin(load);
+    err = load->staging.dropped.err ? GPUNVME_OK : load_staging_begin(load);
     if (err)
         load_staging_drop(load, err);
+    else if (load->staging.dropped.err)
+        drop_when_idle(load);
     return true;
-}
-
-/* ---- The end -----------------------------------------------------------------------------------
- */
-
-void load_staging_drop(struct gpunvme_weights_load *load, gpunvme_err_t err)
-{
-    struct load_staging *s = &load->staging;
-
-    if (s->next && s->walk.index < s->walk.runs.count && !s->steps[s->next - 1].measures)
-        load_arrived(load, s->steps[s->next - 1].part,
-                     (s->walk.runs.count - s->walk.index) * s->walk.runs.nbytes - s->in, err);
-    for (; s->next < s->n; s->next++)
-        if (!s->steps[s->next].measures)
-            load_arrived(load, s->steps[s->next].part, load->items[s->steps[s->next].part].left,
-                         err);
-    s->walk.index = s->walk.runs.count;
 }
 
 uint64_t load_staging_moved(const struct gpunvme_weights_load *load)

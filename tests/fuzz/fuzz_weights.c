@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Headers and indexes of weights as a file may hold them: whatever is there, reading stays inside
- * the bytes, and what is accepted covers the data without holes and overlaps, has names that
- * differ, and slices that lie in their tensors.
+ * Headers, indexes and manifests of weights as a file may hold them: whatever is there, reading
+ * stays inside the bytes, and what is accepted covers the data without holes and overlaps, has
+ * names that differ, and slices that lie in their tensors.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -108,6 +108,19 @@ static void try_header(struct feed *f, const char *text, size_t n)
     free(copy);
 }
 
+static void try_manifest(const char *text, size_t n)
+{
+    const struct gpunvme_tensor tensors[] = {{.name = "a"}, {.name = "b\n"}};
+    const struct gpunvme_weights_part parts[] = {{.tensor = &tensors[0], .checksum = 1},
+                                                 {.tensor = &tensors[1], .checksum = 2}};
+    size_t bad = 2;
+
+    if (weights_manifest_compare(text, n, "m", parts, 2, &bad))
+        require(bad <= 2);
+    else
+        require(bad == 2);
+}
+
 static bool none(const void *context, const char *name)
 {
     (void)context;
@@ -141,6 +154,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     switch (feed_u8(&f) % 4) {
     case 0:
         try_index((const char *)f.data, f.size);
+        try_manifest((const char *)f.data, f.size);
         break;
     case 1:
         n = f.size;

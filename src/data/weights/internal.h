@@ -77,6 +77,11 @@ const char *weights_index_missing(const struct weights_index *index,
                                   bool (*found)(const void *context, const char *name),
                                   const void *context);
 
+/* As gpunvme_weights_manifest_check(), with the text of the file. */
+gpunvme_err_t weights_manifest_compare(const char *text, size_t nbytes, const char *path,
+                                       const struct gpunvme_weights_part *parts, size_t n,
+                                       size_t *bad);
+
 /* ---- Files -------------------------------------------------------------------------------------
  */
 

@@ -144,8 +144,9 @@ static gpunvme_err_t compare(const char *path, json_t *tensors,
     return GPUNVME_OK;
 }
 
-static gpunvme_err_t compare_all(const char *text, size_t nbytes, const char *path,
-                                 const struct gpunvme_weights_part *parts, size_t n, size_t *bad)
+gpunvme_err_t weights_manifest_compare(const char *text, size_t nbytes, const char *path,
+                                       const struct gpunvme_weights_part *parts, size_t n,
+                                       size_t *bad)
 {
     const char *algorithm;
     json_t *root, *tensors;
@@ -178,7 +179,7 @@ gpunvme_err_t gpunvme_weights_manifest_check(const char *path,
     if (!err)
         err = read_all(path, &text, &nbytes);
     if (!err)
-        err = compare_all(text, nbytes, path, parts, n, bad);
+        err = weights_manifest_compare(text, nbytes, path, parts, n, bad);
     free(text);
     return err;
 }

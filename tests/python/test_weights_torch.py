@@ -284,10 +284,15 @@ def test_load_model_gives_memory_to_meta_parameters(saved: Path) -> None:
     assert not m[0].weight.requires_grad and m[2].weight.requires_grad
 
 
-def test_load_model_converts_to_the_parameters_type(saved: Path) -> None:
-    m = module(2, dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_load_model_converts_to_the_parameters_type(saved: Path, dtype: Any) -> None:
+    m = module(2, dtype=dtype)
     weights.load_model(m, saved)
-    assert equal(m, module(1).to(torch.bfloat16))
+    assert equal(m, module(1).to(dtype))
+    back = module(2)
+    wt.save_model(m, saved)
+    weights.load_model(back, saved)
+    assert equal(back, m.to(torch.float32))
 
 
 def test_assign_takes_the_file_s_type(saved: Path) -> None:

@@ -54,6 +54,10 @@ class Parts:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def convert(self, dtypes: Sequence[int]) -> None:
+        """What each becomes (``_lib.DTYPE_*``); 0: it stays what it is."""
+        self._rows["dtype"] = dtypes
+
     def set_box(self, i: int, box: Sequence[tuple[int, int]]) -> None:
         """Loads of part ``i`` only what lies between begin and end in each dimension."""
         ranges = (_lib.Range * len(box))(*(_lib.Range(begin, end) for begin, end in box))

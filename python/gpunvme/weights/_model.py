@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import _lib
 from ._files import Files, Tensor, refuse
 from ._load import Parts, load
 from ._target import CODES, Devices, Target, target
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 
 _DIRECT = {"cpu", "cuda"}  # devices whose memory the library writes to
+# Types that it makes of each other while it loads.
+_CONVERTED = {"F16": _lib.DTYPE_F16, "BF16": _lib.DTYPE_BF16, "F32": _lib.DTYPE_F32}
 
 
 @cache
@@ -37,6 +40,7 @@ class _Slot:
         self.source: Tensor | None = None  # what it is filled with
         self.new: Any = None  # its memory if that is not the old one
         self.to: Target | None = None
+        self.dtype = 0  # what the source is converted to, as the library counts; 0: nothing else
 
     @property
     def memory(self) -> Any:
@@ -124,16 +128,15 @@ def _direct(slots: Sequence[_Slot]) -> tuple[list[_Slot], list[_Slot]]:
         plain = (type(memory.data) is torch.Tensor and memory.is_contiguous()
                  and memory.device.type in _DIRECT)
         apart = last[0] != memory.device or memory.data_ptr() >= last[1]
-        if plain and apart and str(memory.dtype) == f"torch.{_name(source)}":
+        code = CODES.get(str(memory.dtype).rpartition(".")[2], "")
+        if source.dtype in _CONVERTED and source.dtype != code:
+            slot.dtype = _CONVERTED.get(code, 0)
+        if plain and apart and (source.dtype == code or slot.dtype):
             direct.append(slot)
             last = memory.device, memory.data_ptr() + memory.nbytes
         else:
             others.append(slot)
     return direct, others
-
-
-def _name(tensor: Tensor) -> str:
-    return str(_target("cpu").dtype(tensor.dtype)).rpartition(".")[2]
 
 
 def _fill(files: Files, slots: Sequence[_Slot]) -> None:
@@ -143,6 +146,7 @@ def _fill(files: Files, slots: Sequence[_Slot]) -> None:
     sources = [s.source for s in direct if s.source is not None]
     parts = Parts([t.address for t in sources], [s.memory.data_ptr() for s in direct],
                   [s.to.mem for s in direct if s.to is not None], sum(t.nbytes for t in sources))
+    parts.convert([s.dtype for s in direct])
     load(files, parts, [s.memory for s in direct])
     for slot in direct:
         torch.autograd.graph.increment_version(slot.memory)
@@ -187,9 +191,9 @@ def load_model(
     that is on the "meta" device gets memory, on ``device`` or what ``device_map`` says (see
     prefetch(); the CPU if neither is given), and one that is on another device than these say is
     moved there. ``assign`` gives all of them new memory, and the type that the file has. Otherwise
-    a parameter keeps its type: those of another type than the file's are converted one by one, so
-    that one tensor at a time is in memory twice. This is also done for those that are not
-    contiguous.
+    a parameter keeps its type: float32, float16 and bfloat16 become each other while they are
+    loaded, other types one by one, so that one tensor at a time is in memory twice. This is also
+    done for those that are not contiguous.
 
     Returns the names that the files lack, and those that the module lacks. ``strict``: RuntimeError
     if there are any, before anything is changed; so are shapes that differ. Names that stand for

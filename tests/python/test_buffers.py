@@ -97,14 +97,14 @@ def test_read_only_memory_is_written_but_not_read_into(store: gpunvme.Store) -> 
     np.zeros((4, 4))[:, 1], np.zeros((4, 4)).T, np.zeros(8)[::-1],
     np.asfortranarray(np.zeros((3, 2))), memoryview(bytearray(8))[::2],
     DLPackOnly(np.zeros((4, 4))[:, :2]), CudaArray(strides=(4, 16)),
-], ids=str)
+], ids=lambda buf: type(buf).__name__)
 def test_memory_that_is_not_contiguous_is_refused(store: gpunvme.Store, buf: Any) -> None:
     for use in (store.pread, store.pwrite):
         with pytest.raises(gpunvme.ArgumentError, match="(?i)contiguous"):
             use(buf)
 
 
-@pytest.mark.parametrize("buf", [None, "text", 1.5, object(), [1, 2], {}], ids=str)
+@pytest.mark.parametrize("buf", [None, "text", 1.5, object(), [1, 2], {}], ids=lambda buf: type(buf).__name__)
 def test_what_is_no_buffer_is_refused(store: gpunvme.Store, buf: Any) -> None:
     for use in (store.pread, store.pwrite):
         with pytest.raises(gpunvme.ArgumentError, match="is no buffer"):

@@ -1,28 +1,29 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * The queue pair for warps: what threads of a kernel use, any number of them at once. The entries,
- * tickets and rules are those of queue.h; the way there is another, since on a GPU a round trip to
- * memory costs 0.2 us, an atomic 0.3, a fence 0.3 to 0.5, and 32 lanes do each at the price of
- * one. On the CPU a warp has one lane, and all of this runs on threads. Knows neither namespaces
- * nor data: those are device.cuh's.
+ * tickets and rules are those of queue.h. The implementation differs: on a GPU a round trip to
+ * memory costs 0.2 us, an atomic 0.3, a fence 0.3 to 0.5, and each costs the same for 32 lanes as
+ * for one. On the CPU a warp has one lane, and all of this runs on threads. Knows neither
+ * namespaces nor data: those are device.cuh's.
  *
  *   reserve  Each lane claims a slot, whose index is its command id, by one atomic on that slot;
  *            one lane then takes positions in the submission queue for all, by one more. There are
- *            fewer slots than entries: who has a slot has room.
- *   submit   Each lane writes its entry by vector stores. Whoever gets the doorbell (a try-lock)
- *            rings for its own entries and for all that are marked ready behind them. Who does not
- *            get it marks its entries and leaves: the holder looks again after it let go.
- *   reap     Whoever gets the completion queue (a try-lock) takes as many entries at a time as
- *            there are lanes, and writes their statuses to the slots that they name.
+ *            fewer slots than entries, so a lane that has a slot has room.
+ *   submit   Each lane writes its entry by vector stores. The warp that gets the doorbell (a
+ *            try-lock) rings for its own entries and for all that are marked ready behind them. A
+ *            warp that does not get it marks its entries and leaves: the holder looks again after
+ *            unlocking.
+ *   reap     The warp that gets the completion queue (a try-lock) takes as many entries at a time
+ *            as it has lanes (a lone lane: up to 4), and writes their statuses to the slots that
+ *            they name.
+ *   wait     Each lane polls one word of its own: its slot's.
  *
- *   wait     Each lane looks at one word of its own: its slot's.
+ * No thread waits for a lock, or for another thread's command. The functions with a `mask` are
+ * called by all lanes of the mask together, with the same queue. The words that threads share
+ * (struct gpunvme_dev_queue, slots, marks) must be in memory of their own GPU, not in shared or
+ * local memory (atomics.h); entries and doorbells may be anywhere.
  *
- * Nobody waits for a lock, or for another's command. The functions with a `mask` are called by all
- * lanes of the mask together, with the same queue. The words that threads share (struct
- * gpunvme_dev_queue, slots, marks) must lie in memory of their own GPU, not in shared or local
- * memory (atomics.h); entries and doorbells may lie anywhere.
- *
- * Why the order of all these stores is enough, for each placement: docs/ORDERING.md.
+ * docs/ORDERING.md explains why these stores are ordered enough, for each placement.
  */
 #ifndef GPUNVME_DEV_QUEUE_H
 #define GPUNVME_DEV_QUEUE_H
@@ -42,16 +43,16 @@ enum gpunvme_reaper {
 };
 
 /*
- * A slot's word, as warps use it, always as 64 bits; the result beside it stays unused, since
- * reads, writes and flushes have none: generation << 16, with these. It is free without TAKEN, in
- * flight with TAKEN alone, and done with GPUNVME_SLOT_DONE and the status. A ticket is generation
- * << 16 | slot; the generation, of 47 bits, grows when the slot is freed.
+ * A slot's word, as warps use it: generation << 16, with these. It is free without TAKEN, in flight
+ * with TAKEN alone, and done with GPUNVME_SLOT_DONE and the status. Every access to it has 64 bits.
+ * The slot's result is unused: reads, writes and flushes have none. A ticket is generation << 16 |
+ * slot; the generation, of 47 bits, grows when the slot is freed.
  */
 #define GPUNVME_DEV_SLOT_TAKEN     (UINT64_C(1) << 63)
 #define GPUNVME_DEV_SLOT_ABANDONED GPUNVME_SLOT_BUSY /* in flight, but nobody will ask */
 
-/* In `published` and `cq_head`, beside the position, which counts modulo 2^31 there: all that is
- * asked of it is which entry it is, and in which lap. */
+/* In `published` and `cq_head`, beside the position, which counts modulo 2^31 there: enough to
+ * tell its entry and its lap. */
 #define GPUNVME_DEV_QUEUE_LOCKED UINT32_C(1)
 
 /* Constants, chosen by measurement: docs/PERFORMANCE.md, "What was chosen". */
@@ -59,29 +60,28 @@ enum gpunvme_reaper {
 /*
  * A warp that finds its queue full takes no slots until it has found this many, or one for each
  * lane, and sleeps between its tries. After each GROUP_TRIES tries half as many are enough. Large
- * groups ring fewer doorbells and leave fewer lanes behind, for which a warp comes again; small
- * ones wait less.
+ * groups ring fewer doorbells and leave fewer lanes for another try; small ones wait less.
  */
 #define GPUNVME_DEV_GROUP       (GPUNVME_WARP_LANES / 2)
 #define GPUNVME_DEV_GROUP_TRIES 64u
 
-/* How often a warp that waits looks at the completion queue while it holds it. */
+/* How often a warp that waits looks at the completion queue while it has it. */
 #define GPUNVME_DEV_LOOKS 16u
 
-/* At how many completions a lane looks at once where few lanes reap for many commands: a load from
- * host memory takes more than 1 us, and the fence behind it half of one. */
+/* How many completions a lone lane loads at once: a load from host memory takes more than 1 us, and
+ * the fence after it 0.5 us. */
 #define GPUNVME_DEV_DEEP 4u
 
-/* How often a warp rings for others, one after the other, before it goes on with its own work. */
+/* How often a warp rings for others, one after the other, before it goes on with its own. */
 #define GPUNVME_DEV_RINGS 64u
 
-/* In search of a free slot: how many slots a lane looks at at once, and how often. Threads of the
- * CPU, which are a warp of one lane, look at 64 slots in all. */
+/* In the search for free slots: how many slots a lane looks at at once, and how often. On the CPU,
+ * where a warp has one lane, that is 64 slots in all. */
 #define GPUNVME_DEV_SEES   4u
 #define GPUNVME_DEV_SIGHTS (GPUNVME_WARP_LANES > 1 ? 4u : 16u)
 
-/* The longest sleep of a warp that found no room, in ns for each entry of the queue: a tenth of
- * what a full queue takes at 25 million commands a second. */
+/* The longest sleep of a warp that found no room, in ns per entry of the queue: a tenth of the
+ * time of a full queue at 25 million commands a second. */
 #define GPUNVME_DEV_SLEEP_NS 4u
 
 #define GPUNVME_DEV_QUEUE_SLOTS_NBYTES(entries) ((size_t)(entries) * sizeof(struct gpunvme_slot))
@@ -98,8 +98,9 @@ struct gpunvme_dev_queue {
     uint32_t reaper; /* enum gpunvme_reaper */
     /*
      * For GPUNVME_REAPER_CPU, else NULL: slots as queue.h has them, in pinned host memory, which a
-     * CPU thread completes by gpunvme_qpair_reap() of a queue pair of its own. The GPU only stores
-     * to them, since its atomics are none there; it claims and frees `slots` as ever.
+     * CPU thread completes by gpunvme_qpair_reap() of a queue pair of its own. The GPU only loads
+     * and stores them, since its atomics are not atomic there; it claims and frees `slots` as
+     * always.
      */
     struct gpunvme_slot *mirror;
     struct gpunvme_doorbell sq_doorbell, cq_doorbell;         /* without shadows */
@@ -114,26 +115,25 @@ struct gpunvme_dev_queue {
     uint64_t bounces_bus;
     uint32_t bounce_nbytes;
 
-    /* The words that all fight for: each on lines of its own. */
+    /* Contended words, each on cache lines of its own. */
     __attribute__((aligned(128))) uint64_t reserved;  /* next position, GPUNVME_QPAIR_CLOSED */
     __attribute__((aligned(128))) uint32_t published; /* next position not rung for << 1, LOCKED */
     __attribute__((aligned(128))) uint32_t cq_head;   /* next position << 1, LOCKED */
-    uint64_t holders;   /* tickets kept by who needs another one to end them: see device.cuh */
+    uint64_t holders;   /* tickets kept by threads that need one more to end them: see device.cuh */
     uint64_t spurious;  /* completions with a command id that is not in flight */
-    uint64_t closed_at; /* position at which the queue was closed; written by who closes it */
+    uint64_t closed_at; /* position at which the queue was closed; written by the closing thread */
 };
 
 /*
- * Initialises a queue on the CPU, with slots and marks in memory of the CPU's; whoever moves them
- * to a GPU changes the addresses, `home` too. All memory stays the caller's. Of the configuration,
- * doorbells are without shadows, first_position is rounded to a lap (and 2^63 is never reached: at
- * 10^9 commands a second that takes 292 years), and first_generation has 47 bits.
- * GPUNVME_ERR_INVALID as gpunvme_qpair_init().
+ * Initialises a queue on the CPU, with slots and marks in CPU memory; code that moves them to a GPU
+ * must change the addresses, `home` too. All memory stays the caller's. Doorbells have no shadows,
+ * first_position is rounded to a lap (and 2^63 is never reached: at 10^9 commands a second that
+ * takes 292 years), and first_generation has 47 bits. GPUNVME_ERR_INVALID as gpunvme_qpair_init().
  */
 gpunvme_err_t gpunvme_dev_queue_init(struct gpunvme_dev_queue *q,
                                      const struct gpunvme_qpair_config *config);
 
-/* Where the words are that threads share: `q` may be a copy of the constants. */
+/* The queue itself, with the words that threads share: `q` may be a copy of the constants. */
 GPUNVME_FN struct gpunvme_dev_queue *gpunvme_dev_home(struct gpunvme_dev_queue *q)
 {
     return q->home;
@@ -228,15 +228,15 @@ GPUNVME_FN void gpunvme_dev_slot_unclaim(struct gpunvme_dev_queue *q, uint64_t t
 }
 
 /*
- * How a warp looks for slots. `least`: how many slots it takes in all, or else none; at most one
- * for each lane. `again`: this is not its first try, so it looks at slots before it takes them,
- * since an atomic on a taken slot delays the slot's owner.
+ * How a warp claims slots. `least`: if it finds fewer slots than this, it takes none. It counts as
+ * at most one for each lane, and a quarter of the queue. `again`: not its first try, so it looks at
+ * slots before it takes them: an atomic on a taken slot delays its owner.
  */
 struct gpunvme_dev_want {
     uint32_t least, again;
 };
 
-/* As many as there are, one for each lane. */
+/* Any number of slots, up to one for each lane. */
 GPUNVME_FN struct gpunvme_dev_want gpunvme_dev_want_any(void)
 {
     struct gpunvme_dev_want any = {0, 0};
@@ -244,7 +244,7 @@ GPUNVME_FN struct gpunvme_dev_want gpunvme_dev_want_any(void)
     return any;
 }
 
-/* One of some slots that is free, for a lane that looks at all of them at once; below 0: none. */
+/* A free one of GPUNVME_DEV_SEES slots, all looked at at once; below 0: none. */
 GPUNVME_FN int32_t gpunvme_dev_slot_see(const struct gpunvme_dev_queue *q, uint32_t index,
                                         uint32_t step)
 {
@@ -259,13 +259,12 @@ GPUNVME_FN int32_t gpunvme_dev_slot_see(const struct gpunvme_dev_queue *q, uint3
 }
 
 /*
- * Claims a slot for each lane: 1 and its ticket, or 0 where none was found. The first try is
- * `hint`, any number that differs between threads. Then each lane takes what it has found itself:
- * four loads under way at once, then one atomic. A full warp begins at multiples of 32 from its
- * hint, so that the slots it leaves are another warp's as they are. The lanes give up after some
- * looks, when fewer slots than wanted are found: the queue is full, or nearly. Calls that are
- * repeated look at every slot sooner or later; one call on the CPU does in a queue of at most 64
- * entries.
+ * Claims a slot for each lane: 1 and its ticket, or 0 if none was found. The first try is `hint`,
+ * any number that differs between threads. Then each lane takes what it has found itself: four
+ * loads in flight at once, then one atomic. A full warp begins at multiples of 32 from its hint, so
+ * that it leaves whole groups of slots for other warps. The lanes give up after some looks, or when
+ * a look finds fewer slots than wanted: the queue is full, or nearly. Repeated calls look at every
+ * slot sooner or later. On the CPU one call does, in a queue of at most 64 entries.
  */
 GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t hint,
                                       struct gpunvme_dev_want want, uint64_t *ticket)
@@ -309,10 +308,10 @@ GPUNVME_FN int gpunvme_dev_slot_claim(struct gpunvme_dev_queue *q, uint32_t mask
 struct gpunvme_dev_place {
     uint64_t ticket;
     uint32_t pos;
-    uint32_t published; /* private: `published` when the doorbell was asked for */
+    uint32_t published; /* private: `published` when it tried to get the doorbell */
 };
 
-/* Takes positions for the lanes `in`, which have claimed slots, and asks for the doorbell. */
+/* Takes positions for the lanes `in`, which have claimed slots, and tries to get the doorbell. */
 GPUNVME_FN uint32_t gpunvme_dev_queue_place(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t in,
                                             struct gpunvme_dev_place *place, int *err)
 {
@@ -322,7 +321,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_place(struct gpunvme_dev_queue *q, uint32_
     if (!in)
         return 0;
     if (gpunvme_warp_lane() == gpunvme_warp_leader(in)) {
-        /* Both at once: the doorbell is asked for before there is something to ring for. */
+        /* Both at once: it tries to get the doorbell before there is anything to ring for. */
         uint64_t pos =
             gpunvme_fetch_add64_relaxed_gpu(&gpunvme_dev_home(q)->reserved, gpunvme_popcount(in));
 
@@ -349,12 +348,14 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_place(struct gpunvme_dev_queue *q, uint32_
  * Reserves a slot and a position for each lane, as far as there are any. Returns the lanes that
  * have a *place: these, and only these, must call gpunvme_dev_queue_submit() at once, for they may
  * hold the doorbell. The others have *err: GPUNVME_ERR_AGAIN without a free slot, or
- * GPUNVME_ERR_CLOSED. Never waits. After GPUNVME_ERR_CLOSED one lane calls
- * gpunvme_dev_queue_help(): the doorbell was held for a moment, and if the queue is open again,
- * warps that were kept from it meanwhile have left their entries to whoever let it go.
+ * GPUNVME_ERR_CLOSED. Never waits.
  *
- * Who waits for room must end its own tickets meanwhile, and a warp those of all its lanes: else
- * all slots may be taken by lanes that wait for their neighbours.
+ * After GPUNVME_ERR_CLOSED one lane must call gpunvme_dev_queue_help(). The warp may have held the
+ * doorbell for a moment, in which the queue was opened again. Others that failed to get the
+ * doorbell meanwhile rely on the warp that unlocked it.
+ *
+ * A thread that waits for room must end its own tickets meanwhile, and a warp those of all its
+ * lanes: otherwise lanes that wait for their neighbours may hold all slots.
  */
 GPUNVME_FN uint32_t gpunvme_dev_queue_reserve(struct gpunvme_dev_queue *q, uint32_t mask,
                                               uint32_t hint, struct gpunvme_dev_want want,
@@ -383,8 +384,8 @@ GPUNVME_FN int gpunvme_dev_queue_is_ready(const struct gpunvme_dev_queue *q, uin
            gpunvme_dev_queue_lap(q, pos);
 }
 
-/* How many things are there without a gap: each lane has looked at `each`, and has a bit for each
- * that is there, up from bit 0. */
+/* How many items are there before the first that is missing. Each lane has looked at `each` items,
+ * in the order of the lanes; its `bits` say, from bit 0 on, which of them are there. */
 GPUNVME_FN uint32_t gpunvme_dev_prefix(uint32_t mask, uint32_t bits, uint32_t each)
 {
     uint32_t missing = gpunvme_warp_ballot(mask, bits != (UINT32_C(1) << each) - 1), first;
@@ -410,9 +411,9 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_four_ready(const struct gpunvme_dev_queue 
 }
 
 /*
- * The first position from `pos` on that is not marked ready. Each lane looks at four marks at once:
- * who has the doorbell may be one lane, and goes through all that a full queue's warps submit
- * meanwhile. One load after the other, 330 cycles each, is 6 million commands a second.
+ * The first position from `pos` on that is not marked ready. Each lane looks at four marks at once.
+ * The doorbell's holder may be one lane, and goes through all that a full queue's warps submit
+ * meanwhile: one load after the other, 330 cycles each, is 6 million commands a second.
  */
 GPUNVME_FN uint32_t gpunvme_dev_queue_skip_ready(const struct gpunvme_dev_queue *q, uint32_t mask,
                                                  uint32_t pos)
@@ -434,11 +435,11 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_skip_ready(const struct gpunvme_dev_queue 
         pos += n;
         before = 0;
     } while (n == 4 * lanes);
-    gpunvme_warp_sync(mask); /* what each lane has acquired, the leader's doorbell comes after */
+    gpunvme_warp_sync(mask); /* the leader's doorbell comes after what each lane has acquired */
     return pos;
 }
 
-/* One lane rings; of entries after gpunvme_fence_sys(). */
+/* One lane rings. For entries, gpunvme_fence_sys() comes first. */
 GPUNVME_FN void gpunvme_dev_queue_ring(struct gpunvme_dev_queue *q,
                                        const struct gpunvme_doorbell *db, uint32_t pos)
 {
@@ -453,12 +454,12 @@ GPUNVME_FN void gpunvme_dev_queue_ring(struct gpunvme_dev_queue *q,
 }
 
 /*
- * The holder of the doorbell rings for all positions from `from` on that are ready, and lets go.
- * The first `n` it knows to be; if there are none, it looks at the marks. After it let go it looks
- * for marks behind: one that was set before it let go, by a warp that did not get the doorbell, is
- * one that it sees, and rings for. (The atomic that failed and the one that lets go are ordered;
- * both are acquire and release.) After many rounds it leaves what is behind to the next who submits
- * or waits: under endless load it would ring for others for ever.
+ * The holder of the doorbell rings for all positions from `from` on that are ready, and unlocks.
+ * The first `n` are known to be ready; if `n` is 0, it looks at the marks. After the unlock it
+ * looks for marks behind: it sees, and rings for, any mark that a warp which failed to get the
+ * doorbell set before the unlock. (The atomic that failed and the one that unlocks are ordered;
+ * both are acquire and release.) After many rounds it leaves the rest to the next thread that
+ * submits or waits: under endless load it would ring for others for ever.
  */
 GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t from,
                                           uint32_t n)
@@ -473,7 +474,7 @@ GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t 
         uint32_t pos = n ? from + n : gpunvme_dev_queue_skip_ready(q, mask, from);
         uint32_t word = GPUNVME_DEV_QUEUE_LOCKED;
 
-        /* Each lane its own: entries, lists and marks that it wrote or found are there first. */
+        /* Each lane makes one: entries, lists and marks that it wrote or found come first. */
         if (pos != from)
             gpunvme_fence_sys();
         gpunvme_warp_sync(mask);
@@ -493,9 +494,9 @@ GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t 
 }
 
 /*
- * One lane rings for what is marked and nobody has rung for, as a holder of the doorbell may leave
- * it. Not in a closed queue: the controller may not have it any more. (Whoever is kept from the
- * doorbell and relies on this has found the queue open, so this finds it open as well.)
+ * One lane rings for marked positions that a holder of the doorbell left behind. Not in a closed
+ * queue: the controller may not have it any more. (A thread that relies on this found the queue
+ * open when it failed to get the doorbell, so this finds it open as well.)
  */
 GPUNVME_FN void gpunvme_dev_queue_help(struct gpunvme_dev_queue *q)
 {
@@ -521,8 +522,8 @@ GPUNVME_FN void gpunvme_dev_queue_help(struct gpunvme_dev_queue *q)
 }
 
 /*
- * Writes each lane's command, complete but for its cid, to the position that it reserved, and sees
- * to it that the doorbell is rung. The mask is what reserve returned.
+ * Writes each lane's command, complete except for its cid, to the position that it reserved, and
+ * makes sure that the doorbell is rung. The mask is what reserve returned.
  */
 GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t mask,
                                          const struct gpunvme_dev_place *place,
@@ -538,13 +539,13 @@ GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t m
     if (q->mirror)
         gpunvme_store_relaxed64(&q->mirror[ticket & q->mask].word,
                                 (ticket & ~UINT64_C(0xffff)) | GPUNVME_SLOT_BUSY);
-    else /* as it was claimed: a reset between that and the position has called it done */
+    else /* as it was claimed: a reset since then may have marked it done */
         gpunvme_store64_relaxed_gpu(&gpunvme_dev_slot(q, ticket)->word,
                                     (ticket & ~UINT64_C(0xffff)) | GPUNVME_DEV_SLOT_TAKEN);
     gpunvme_store_64_bytes(gpunvme_dev_sqe(q, place->pos), cmd);
     if (n) /* the doorbell is ours, and nobody is before us: nobody looks at our marks, */
         gpunvme_store32_relaxed_gpu(mark, lap); /* but they must not be of an old lap */
-    else /* release: who finds the mark finds the entry, and what else the command uses */
+    else /* release: who sees the mark sees the entry, and what else the command uses */
         GPUNVME_ORDER(MARK, gpunvme_store_release32_gpu, gpunvme_store_relaxed32)(mark, lap);
     gpunvme_warp_sync(mask);
     if (word & GPUNVME_DEV_QUEUE_LOCKED) {
@@ -572,7 +573,7 @@ GPUNVME_FN uint32_t gpunvme_dev_cqe_load(const struct gpunvme_cqe *cqe)
 #endif
 }
 
-/* Whether there is something to reap; for one lane, and a moment. */
+/* Whether there is something to reap at this moment; called by one lane. */
 GPUNVME_FN int gpunvme_dev_queue_has_news(const struct gpunvme_dev_queue *q)
 {
     uint32_t head = gpunvme_load_relaxed32(&q->cq_head) >> 1;
@@ -600,8 +601,8 @@ GPUNVME_FN void gpunvme_dev_slot_complete(struct gpunvme_dev_queue *q, uint32_t 
 }
 
 /*
- * Ends one lane's ticket, whose command is done: the slot is free. Relaxed on the GPU, since
- * nothing was read that belongs to the slot but its word.
+ * Ends one lane's ticket, whose command is done: the slot is free. Relaxed on the GPU, since only
+ * the slot's word was read, and none of its memory.
  */
 GPUNVME_FN void gpunvme_dev_queue_end(struct gpunvme_dev_queue *q, uint64_t ticket)
 {
@@ -635,7 +636,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_take(struct gpunvme_dev_queue *q, uint32_t
     return n;
 }
 
-/* The same by a lone lane, which looks at several entries at once if more is in flight than one. */
+/* The same by a lone lane, which loads GPUNVME_DEV_DEEP entries at once if `several`. */
 GPUNVME_FN uint32_t gpunvme_dev_queue_take_alone(struct gpunvme_dev_queue *q, uint32_t head,
                                                  int several)
 {
@@ -665,7 +666,7 @@ GPUNVME_FN int gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t mask
 {
     uint32_t word = GPUNVME_DEV_QUEUE_LOCKED;
 
-    /* All are here before one takes the lock: it would keep it while it waits for lanes that wait
+    /* All arrive before one takes the lock: it would hold it while it waits for lanes that wait
      * for completions. */
     gpunvme_warp_sync(mask);
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask)) {
@@ -689,13 +690,13 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_in_flight(const struct gpunvme_dev_queue *
 }
 
 /*
- * Takes new completions, if no other warp is at it: looks up to `looks` times, at least once, until
- * there are any, and takes all that are there, or a lone lane some.
- * Returns how many. So one warp at a time reads the queue's memory, which may be the host's,
- * however many wait.
+ * Takes new completions, unless another warp is doing so: looks up to `looks` times, at least once,
+ * until there are any, and takes all. (A lone lane may leave those of commands reserved since it
+ * began.) Returns how many. So one warp at a time reads the queue's memory, which may be the
+ * host's, however many wait.
  *
- * The queue is held and let go in here, and must be: lanes that leave a loop with it could be kept
- * waiting, where branches meet, for lanes of their own warp that wait for completions.
+ * The lock must be taken and released in here: lanes that left a loop with it could be kept
+ * waiting, where branches reconverge, for lanes of their own warp that wait for completions.
  */
 GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t mask,
                                            uint32_t looks)
@@ -722,8 +723,8 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask)) {
         if (total)
             gpunvme_dev_queue_ring(q, &q->cq_doorbell, head + total);
-        /* Relaxed, behind the fence of what was taken; by an exchange, which passes on what the
-         * holder before has done where this one took nothing. */
+        /* Relaxed: it follows the fence of what was taken. An exchange, because it passes on the
+         * previous holder's release if nothing was taken. */
         gpunvme_exchange32_relaxed_gpu(&gpunvme_dev_home(q)->cq_head, (head + total) << 1);
     }
     return total;
@@ -731,7 +732,7 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t
 
 /* --- tickets ---------------------------------------------------------------------------------- */
 
-/* For a mirror, which says of an old ticket that it is done until its slot is taken again. */
+/* For a mirror, which reports an old ticket as done until its slot is taken again. */
 GPUNVME_FN int gpunvme_dev_queue_has_ended(const struct gpunvme_dev_queue *q, uint64_t ticket)
 {
     uint64_t word = gpunvme_load_relaxed64(&gpunvme_dev_slot(q, ticket)->word);
@@ -739,7 +740,7 @@ GPUNVME_FN int gpunvme_dev_queue_has_ended(const struct gpunvme_dev_queue *q, ui
     return ((word & ~GPUNVME_DEV_SLOT_TAKEN) ^ ticket) >> 16 || word & GPUNVME_DEV_SLOT_ABANDONED;
 }
 
-/* The slot that who waits looks at. */
+/* The slot that a waiting thread polls. */
 GPUNVME_FN struct gpunvme_slot *gpunvme_dev_status_of(const struct gpunvme_dev_queue *q,
                                                       uint64_t ticket)
 {
@@ -751,7 +752,7 @@ GPUNVME_FN struct gpunvme_slot *gpunvme_dev_status_of(const struct gpunvme_dev_q
 /*
  * Whether the command of one lane's ticket is done: GPUNVME_OK with *status, GPUNVME_ERR_AGAIN
  * while it is in flight, GPUNVME_ERR_STALE for a ticket that has ended or was abandoned. Does not
- * look for completions. The ticket has not ended by this: gpunvme_dev_queue_end() does that.
+ * reap, and does not end the ticket: gpunvme_dev_queue_end() does that.
  */
 GPUNVME_FN int gpunvme_dev_queue_peek(struct gpunvme_dev_queue *q, uint64_t ticket,
                                       uint16_t *status)
@@ -764,23 +765,22 @@ GPUNVME_FN int gpunvme_dev_queue_peek(struct gpunvme_dev_queue *q, uint64_t tick
     if (!(word & GPUNVME_SLOT_DONE))
         return word & GPUNVME_DEV_SLOT_ABANDONED && !q->mirror ? GPUNVME_ERR_STALE
                                                                : GPUNVME_ERR_AGAIN;
-    /* Once more, with acquire: polling with it would throw the L1 cache away at each turn. */
+    /* Again, with acquire: polling with it would empty the L1 cache at each turn. */
     word = GPUNVME_ORDER(WAIT, gpunvme_load_acquire64, gpunvme_load_relaxed64)(&slot->word);
     *status = (uint16_t)(word & 0x7fff);
     return GPUNVME_OK;
 }
 
-/* gpunvme_dev_queue_end() after the lane has read memory of the slot's: its bounce block. Release.
- */
+/* gpunvme_dev_queue_end() after the lane has read the slot's bounce block: a release. */
 GPUNVME_FN void gpunvme_dev_queue_end_read(struct gpunvme_dev_queue *q, uint64_t ticket)
 {
     gpunvme_dev_slot_unclaim(q, ticket);
 }
 
 /*
- * Reaps, where that is the waiters' affair, until the commands of all lanes are done or their
- * deadlines (gpunvme_clock_ns()) over: each lane has its own result, GPUNVME_OK, _STALE, or
- * _TIMEOUT, with which the command is still in flight. Ends no ticket.
+ * Waits, and reaps if waiters do that, until the commands of all lanes are done or past their
+ * deadlines (gpunvme_clock_ns()). Each lane has its own result: GPUNVME_OK, _STALE, or _TIMEOUT,
+ * with which the command is still in flight. Ends no ticket.
  */
 GPUNVME_FN int gpunvme_dev_queue_await(struct gpunvme_dev_queue *q, uint32_t mask, uint64_t ticket,
                                        uint64_t deadline_ns, uint16_t *status)
@@ -827,10 +827,10 @@ GPUNVME_FN int gpunvme_dev_queue_wait(struct gpunvme_dev_queue *q, uint32_t mask
 }
 
 /*
- * Lets one lane's ticket go that nobody will wait for any more, after a timeout: its slot, its list
- * and its memory stay in use until the command ends (where the CPU reaps: until a reset), or a
- * reset ends it. If it ends in this very moment, only gpunvme_device_recover() gives the slot back.
- * GPUNVME_ERR_STALE when it is done already, and must be ended.
+ * Abandons one lane's ticket after a timeout: nobody will wait for it any more. Its slot, list and
+ * memory stay in use until the command ends (if the CPU reaps: until a reset), or a reset ends it.
+ * If it ends at this very moment, only gpunvme_device_recover() frees the slot. GPUNVME_ERR_STALE:
+ * it is done already, and must be ended.
  */
 GPUNVME_FN int gpunvme_dev_queue_abandon(struct gpunvme_dev_queue *q, uint64_t ticket)
 {

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * The most common operators by one call without a descriptor, under the names that earlier projects
- * gave them. Part of libgpunvme_ops; ops.h has all that operators can do, and its rules hold here.
+ * The most common operators, each as one call without a descriptor, under the names that earlier
+ * projects used. Part of libgpunvme_ops. ops.h has the full interface, and its rules apply here.
  *
- * Matrices are packed and row-major, all of one type (enum gpunvme_ops_dtype). `exec` says where a
- * call runs; NULL is the CPU with its best variant. On the CPU a call allocates the workspace that
- * it needs, unless `exec` brings one. With CUDA, `exec` brings what gpunvme_matmul_workspace() or
- * gpunvme_linear_forward_workspace() ask for, or the call returns GPUNVME_OPS_ERR_WORKSPACE.
+ * Matrices are packed and row-major, all of type `dtype` (enum gpunvme_ops_dtype). `exec` says
+ * where a call runs; NULL is the CPU with its best variant. On the CPU a call allocates the
+ * workspace that it needs, unless `exec` has one. With CUDA, `exec` must have a workspace of the
+ * size that gpunvme_matmul_workspace() or gpunvme_linear_forward_workspace() gives.
  *
  * Thread safe, as ops.h says. Errors: those of gpunvme_matmul() and gpunvme_linear_forward();
- * GPUNVME_OPS_ERR_WORKSPACE if there is no memory.
+ * GPUNVME_OPS_ERR_WORKSPACE if the workspace is missing or can't be allocated.
  */
 #ifndef GPUNVME_OPTIMIZED_H
 #define GPUNVME_OPTIMIZED_H
@@ -28,7 +28,7 @@ gpunvme_ops_status_t optimized_matmul(const void *a, const void *b, void *c, int
 
 /*
  * Y = act(X W^T + bias): x is rows x in, weight is out x in, bias is out elements or NULL, y is
- * rows x out; `activation` is enum gpunvme_ops_activation.
+ * rows x out. `activation` is an enum gpunvme_ops_activation.
  */
 gpunvme_ops_status_t optimized_linear(const void *x, const void *weight, const void *bias, void *y,
                                       int64_t rows, int64_t in, int64_t out, int activation,

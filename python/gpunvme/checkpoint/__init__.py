@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checkpoints: written while the training goes on, whole or not at all, in safetensors files.
+"""Checkpoints: safetensors files, written while training continues, complete or not at all.
 
     from gpunvme import checkpoint
 
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}
-    saving = checkpoint.save_async(state, "/data/run1", step=1000, keep=3)   # training goes on
+    saving = checkpoint.save_async(state, "/data/run1", step=1000, keep=3)   # training continues
     print(saving.result())                            # "/data/run1/step-0000001000"
 
     state = checkpoint.load("/data/run1", device="cuda")
@@ -25,15 +25,15 @@ from ._state import Slice
 
 
 def reserve(nbytes: int, *, pinned: bool = True) -> None:
-    """Makes the host memory for snapshots of so many bytes, so that the first save need not.
+    """Allocates host memory for snapshots of ``nbytes``, so that the first save need not.
 
-    ``pinned`` for tensors on GPUs, else for those on the CPU. Pinning 16 GiB takes seconds.
+    ``pinned``: for tensors on GPUs; otherwise for those on the CPU. Pinning 16 GiB takes seconds.
     """
     pool.reserve("pinned" if pinned else "cpu", nbytes)
 
 
 def trim() -> None:
-    """Frees host memory that snapshots have used and that is kept for the next ones."""
+    """Frees the host memory that is kept for the next snapshots."""
     pool.trim()
 
 

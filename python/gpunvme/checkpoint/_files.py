@@ -2,13 +2,13 @@
 # mypy: allow-untyped-calls, disable-error-code="import-not-found"
 """Checkpoint folders: written under a temporary name, renamed when durable, deleted when old.
 
-    ROOT/step-0000000042/    a checkpoint: it has this name only when all of it is on the medium
+    ROOT/step-0000000042/    a checkpoint: gets this name when all of it is on stable storage
     ROOT/.saving-…/          one that is being written, or was when its program died
     ROOT/.deleting-…/        one that is being deleted
     ROOT/.lock               writers hold it shared; leftovers are deleted under an exclusive lock
 
 Ranks that write one checkpoint share a .saving- folder. Each adds its part of the manifest when its
-own files are on the medium. The last one joins the parts and renames the folder. Knows neither
+own files are on stable storage. The last one joins the parts and renames the folder. Knows neither
 tensors nor transfers.
 """
 
@@ -92,7 +92,7 @@ def sync(path: Path) -> None:
 
 
 def make(path: Path) -> None:
-    """os.makedirs() that is on the medium when it returns."""
+    """os.makedirs() whose result is on stable storage when it returns."""
     if not path.is_dir():
         make(path.parent)
         path.mkdir(exist_ok=True)
@@ -127,7 +127,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_manifest(folder: Path) -> Any:
-    """Of a checkpoint. FileNotFoundError: the folder has none."""
+    """The manifest of a checkpoint. FileNotFoundError: the folder has none."""
     manifest = read_json(folder / MANIFEST)
     if manifest.get("format") != _FORMAT or manifest.get("version") != _VERSION:
         raise error(_lib.ERR_FORMAT, f"{folder / MANIFEST}: of format {manifest.get('format')!r}, "
@@ -170,7 +170,7 @@ def steps(path: str | os.PathLike[str]) -> list[int]:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether the manifest is sound and all files have their sizes. Reads no data."""
+    """Whether the manifest is valid and all files have their sizes. Reads no data."""
     try:
         files = read_manifest(folder)["files"]
         return all((folder / name).stat().st_size == size for name, size in files.items())
@@ -181,8 +181,8 @@ def is_whole(folder: Path) -> bool:
 def latest(path: str | os.PathLike[str]) -> str | None:
     """The folder of the checkpoint with the highest step; None if there is none.
 
-    One whose files do not have the sizes of its manifest is passed over: no save leaves that, so it
-    was damaged later. verify() also compares checksums.
+    A checkpoint whose files do not have the sizes of its manifest is skipped: no save leaves that,
+    so it was damaged later. verify() also compares checksums.
     """
     root = Path(path)
     for step in reversed(steps(root)):
@@ -195,7 +195,7 @@ def latest(path: str | os.PathLike[str]) -> str | None:
 
 
 class Lock:
-    """ROOT/.lock, shared. A child of fork(2) lets go of it."""
+    """A shared lock on ROOT/.lock. A child of fork(2) releases it."""
 
     _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 
@@ -223,7 +223,7 @@ class Lock:
         return True
 
     def alone(self) -> bool:
-        """Makes it exclusive if no other holds it; otherwise it is lost."""
+        """Makes it exclusive if no other process holds it; otherwise it is lost."""
         return self._try(fcntl.LOCK_EX)
 
     def __del__(self) -> None:
@@ -258,7 +258,7 @@ def _exchange(a: Path, b: Path) -> None:
 class Draft:
     """A folder in which a checkpoint is written, by one rank or by several.
 
-    ``target`` is what it becomes. commit(), finish() or abandon(), and then end(), end it.
+    It is renamed to ``target``. Call commit(), finish() or abandon(), and then end().
     """
 
     def __init__(self, target: Path, ranks: Ranks | None, replace: bool) -> None:
@@ -284,7 +284,7 @@ class Draft:
             raise
 
     def commit(self, part: Any, step: int | None, stop: Callable[[], bool]) -> bool:
-        """To be called with this rank's files on the medium; returns when the checkpoint is.
+        """Call it when this rank's files are on stable storage; returns when all of it is.
 
         True: this rank has renamed the folder.
         """
@@ -305,7 +305,7 @@ class Draft:
         return True
 
     def _is_last(self) -> bool:
-        """Elects the rank that joins the parts: several may see all of them."""
+        """Elects the rank that joins the parts, since several may see all of them."""
         try:
             (self.folder / "last").touch(exist_ok=False)
         except (FileExistsError, FileNotFoundError):
@@ -357,7 +357,7 @@ class Draft:
             return False
 
     def abandon(self, why: BaseException) -> None:
-        """Deletes it. Of several ranks each deletes its files, and tells the others."""
+        """Deletes it. Of several ranks, each deletes its own files and notifies the others."""
         if self.world == 1:
             shutil.rmtree(self.folder, ignore_errors=True)
             return

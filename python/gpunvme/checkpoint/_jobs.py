@@ -11,7 +11,7 @@ WORKERS = 4  # each has one transfer in flight, and computes checksums
 
 
 def run_all(jobs: list[Callable[[], None]]) -> None:
-    """Runs jobs in a few threads; raises the first error, and begins no further ones then."""
+    """Runs jobs in a few threads. After an error it starts no more, and raises the first."""
     queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
     for job in jobs:
         queue.put(job)

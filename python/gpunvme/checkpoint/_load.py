@@ -2,9 +2,9 @@
 # mypy: allow-untyped-calls, disable-error-code="import-not-found"
 """Loading: finds the bytes of a tensor, or of a part of one, in the files, and reads them.
 
-Any slices that cover the part serve, so it does not matter how many ranks wrote them. A part that
-is one range of its file and of memory is read in place. Of other parts the runs of bytes are
-gathered if they are long; otherwise the bytes between them are read as well.
+A part is read from any slices that cover it, so it does not matter how many ranks wrote them. A
+part that is contiguous in its file and in memory is read in place. Other parts consist of runs of
+bytes: long runs are gathered, and short ones are read with the bytes between them.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from ._memory import BLOCK, checksum, part, view_of
 from ._state import Box, Slice, decode, empty, filled, is_torch, leaf_of, merged
 
 _RUN = 4096  # bytes: shorter runs are not gathered one by one
-_SPAN = 256 << 20  # bytes read at once of what has short runs
+_SPAN = 256 << 20  # bytes read at once if runs are short
 
 Slices = list[dict[str, Any]]
 
 
 def overlap(a: Box, b: Box) -> Box | None:
-    """The box that two have in common."""
+    """The intersection of two boxes; None if it is empty."""
     begins = tuple(map(max, a[0], b[0]))
     ends = [min(i + n, j + m) for i, n, j, m in zip(a[0], a[1], b[0], b[1])]
     shape = tuple(end - begin for begin, end in zip(begins, ends))
@@ -74,7 +74,7 @@ def covering(name: str, slices: Slices, want: Box, rank: int) -> list[tuple[dict
 
 
 class _Block(NamedTuple):
-    """Bytes of a file from ``at`` on that have a checksum, and where they go."""
+    """Bytes of a file from ``at`` on, with their checksum and destination."""
 
     file: str
     at: int
@@ -83,9 +83,9 @@ class _Block(NamedTuple):
 
 
 class Reader:
-    """The files of a checkpoint, and what has been asked for of them.
+    """The files of a checkpoint, and what is to be read from them.
 
-    want() collects; run() reads. By one thread.
+    want() collects requests, run() reads. Used by one thread.
     """
 
     def __init__(self, folder: Path, manifest: Any, check: bool) -> None:
@@ -116,7 +116,7 @@ class Reader:
         return self._stores[name]
 
     def want(self, piece: dict[str, Any], dtype: str, shared: Box, data: Any) -> None:
-        """Asks for the part ``shared`` of a slice in ``data``, which has its shape."""
+        """Requests the part ``shared`` of a slice into ``data``, which has its shape."""
         store = self.store(piece["file"])
         size = ITEMSIZE[dtype]
         offsets, shape = box_of(piece)
@@ -140,7 +140,7 @@ class Reader:
     # -- Jobs, which run in several threads --
 
     def read(self, blocks: list[_Block]) -> None:
-        """Reads blocks that follow each other in a file, by one transfer."""
+        """Reads consecutive blocks of a file by one transfer."""
         file, at = blocks[0].file, blocks[0].at
         store = self.store(file)
         views = [block.view for block in blocks]
@@ -160,7 +160,7 @@ class Reader:
 
     def _part(self, store: Store, at: int, runs: Any, run: int, shape: tuple[int, ...],
               strides: tuple[int, ...], target: Any) -> None:
-        """A box of which each run of ``run`` bytes begins ``runs`` bytes behind byte ``at``."""
+        """Reads a box, whose runs of ``run`` bytes begin ``runs`` bytes after byte ``at``."""
         size = int(target.dtype.itemsize)
         gathers = run >= _RUN or len(runs) == 1
         nbytes = run * len(runs) if gathers else int(runs[-1]) + run
@@ -187,7 +187,7 @@ class Reader:
             _synchronize(target.device)
 
     def run(self) -> None:
-        """Reads all of it. Raises the first error."""
+        """Reads all that was requested. Raises the first error."""
         for device in self._devices:
             _synchronize(device)
         run_all([partial(self.read, group) for group in _groups(self._blocks)] + self._jobs)
@@ -215,7 +215,7 @@ def _synchronize(device: Any) -> None:
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a packed array, in elements."""
+    """The strides of a packed array, in elements."""
     return tuple(math.prod(shape[i + 1:]) for i in range(len(shape)))
 
 
@@ -249,8 +249,8 @@ def _ranges(shape: tuple[int, ...], offsets: tuple[int, ...], shared: Box,
             size: int) -> Iterator[tuple[int, Any, int, Box]]:
     """How a box lies in a packed array of ``shape``, of elements of ``size`` bytes, at ``offsets``.
 
-    Gives (byte at which the first run begins, where each run begins behind it, bytes of a run, box)
-    for boxes that make up ``shared`` and lie within _SPAN bytes, as far as that is possible.
+    Yields (byte at which the first run begins, offset of each run from it, bytes of a run, box) for
+    boxes that make up ``shared``. Each spans at most _SPAN bytes, as far as that is possible.
     """
     begins, extent = shared
     strides = _strides(shape)
@@ -298,17 +298,17 @@ def load(path: str | os.PathLike[str], into: dict[Any, Any] | None = None, *,
 
     ``path`` is a checkpoint's folder, or a folder of checkpoints, of which ``step`` (None: the
     last) is loaded. Without ``into`` all of it is loaded, into new tensors on ``device`` (None:
-    the CPU). With ``into``, a state such as was saved, its tensors are filled in place and all else
-    in it is replaced; what it has no place for is not loaded. A leaf may be a Slice (or a DTensor),
-    which gets its part however the ranks that saved it had divided the tensor. An empty dict gets
-    all that was saved there, in new tensors.
+    the CPU). ``into`` is a state like the one saved: its tensors are filled in place, and all else
+    in it is replaced. Other parts of the checkpoint are not loaded. A leaf may be a Slice (or a
+    DTensor), which gets its part however the ranks that saved the tensor had divided it. An empty
+    dict gets everything that was saved there, in new tensors.
 
-    Where several ranks saved the same name as a whole (a random generator's state), that of
-    ``rank`` is loaded (None: of the lowest). ``check`` compares checksums, except of slices that
-    are read in part.
+    If several ranks saved whole tensors under the same name (a random generator's state), that of
+    ``rank`` is loaded (None: of the lowest rank). ``check``: checksums are compared, except of
+    slices that are read in part.
 
-    NotFoundError: there is none. ArgumentError: it does not fit ``into``. DeviceError: damaged.
-    Tensors have undefined bytes after an error.
+    NotFoundError: there is no checkpoint. ArgumentError: it does not fit ``into``. DeviceError: it
+    is damaged. Tensors have undefined bytes after an error.
     """
     folder = find(path, step)
     manifest = read_manifest(folder)

@@ -79,7 +79,7 @@ def view_of(data: Any) -> View:
 
 
 def packed(data: Any) -> Any:
-    """``data``, or a copy of it that is contiguous."""
+    """``data``, or a contiguous copy of it."""
     return data.contiguous() if is_torch(data) else np.ascontiguousarray(data).reshape(data.shape)
 
 
@@ -88,7 +88,7 @@ def part(view: View, start: int, nbytes: int) -> View:
 
 
 def checksum(view: View) -> int:
-    """gpunvme_mem_checksum(): by a kernel if it is a GPU's. Does not wait for work on streams."""
+    """gpunvme_mem_checksum(); a kernel does it on a GPU. Does not wait for work on streams."""
     if view.mem != _lib.MEM_GPU:
         return int(_lib.lib.gpunvme_mem_checksum_host(view.ptr, view.nbytes))
     buf = _lib.Buf(gpu=view.ptr, nbytes=view.nbytes, mem=view.mem)
@@ -102,7 +102,7 @@ def checksum(view: View) -> int:
 
 
 class Staged:
-    """A chunk and where its bytes are: ``views``, one after the other, when ``wait()`` is over."""
+    """A chunk whose bytes are in ``views``, one after the other, once wait() has returned."""
 
     def __init__(self, chunk: Chunk, views: list[View], blocks: list[View],
                  event: Any = None, release: Callable[[], None] = lambda: None) -> None:
@@ -118,13 +118,13 @@ class Staged:
 
 
 def in_place(chunk: Chunk) -> Staged:
-    """The chunk from its tensors, which are contiguous and not changed meanwhile."""
+    """The chunk in its tensors, which must be contiguous and not change meanwhile."""
     views = [part(view_of(b.leaf.data), b.start, b.nbytes) for b in chunk.blocks]
     return Staged(chunk, views, views)
 
 
 class Pool:
-    """Buffers for chunks in host memory, which are kept and used again."""
+    """Buffers for chunks in host memory, which are kept and reused."""
 
     def __init__(self) -> None:
         self._free: dict[str, list[Any]] = {"cpu": [], "pinned": []}
@@ -141,7 +141,7 @@ class Pool:
             self._free[kind].append(buffer)
 
     def reserve(self, kind: str, nbytes: int) -> None:
-        """Makes buffers for so many bytes, unless they are there."""
+        """Allocates buffers for ``nbytes``, as far as there are not enough."""
         for buffer in [self.take(kind) for _ in range(-(-nbytes // BLOCK))]:
             self.give(kind, buffer)
 
@@ -155,7 +155,7 @@ pool = Pool()
 
 
 class Snapshot:
-    """Copies chunks, behind the work that is on torch's current streams at the first copy.
+    """Copies chunks, after the work that is on torch's current streams at the first copy.
 
     ``on_gpu``: a GPU's tensors are copied within its memory, on the current stream. Otherwise they
     are copied into pinned host memory, on a stream of the snapshot, and small ones are first packed
@@ -181,7 +181,7 @@ class Snapshot:
             (stream or torch.cuda.current_stream(device)).wait_stream(side)
 
     def end(self) -> None:
-        """All copies have been submitted."""
+        """Call it when all copies have been submitted."""
         self._staging.clear()  # used again in the order of its stream
 
     def _staged(self, chunk: Chunk, view: View, at: int, event: Any,
@@ -239,14 +239,14 @@ class Snapshot:
 
 
 def _bytes(data: Any) -> Any:
-    """A tensor as bytes; a copy of them where it is not contiguous."""
+    """A tensor as bytes; a copy if it is not contiguous."""
     import torch
 
     return data.reshape(-1).view(torch.uint8)
 
 
 def _gather(chunk: Chunk, buffer: Any) -> None:
-    """Copies a chunk's blocks to the begin of ``buffer``, on the current stream."""
+    """Copies a chunk's blocks to the beginning of ``buffer``, on the current stream."""
     import torch
 
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

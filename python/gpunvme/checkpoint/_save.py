@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # mypy: allow-untyped-calls, disable-error-code="import-not-found"
-"""Saving: the snapshot is taken in the caller's thread, the rest is done in threads of the save.
+"""Saving: the caller's thread takes the snapshot, threads of the save do the rest.
 
 Workers take chunks, submit each as one transfer, and compute its checksums meanwhile. One more
 thread waits for them, synchronizes the files and renames the folder. These threads are not daemons,
@@ -33,7 +33,7 @@ from ._state import Encoder, Leaf
 
 
 class Progress(NamedTuple):
-    """Bytes of tensors that have been written, and all of them."""
+    """The bytes of tensors that have been written, and the total."""
 
     written: int
     total: int
@@ -42,7 +42,7 @@ class Progress(NamedTuple):
 class Files:
     """The safetensors files of one rank in a folder, and how to write them.
 
-    ``leaves`` have data. write() may be called by several threads.
+    All ``leaves`` have data. write() may be called by several threads.
     """
 
     def __init__(self, folder: Path, rank: int, leaves: Iterable[Leaf], step: int | None,
@@ -104,7 +104,7 @@ class Files:
             sums[block.start // BLOCK] = f"{checksum(view):#018x}"
 
     def write(self) -> None:
-        """Writes all of it from where it is, and returns when it is on the medium."""
+        """Writes all tensors from their own memory; returns when they are on stable storage."""
         def one(staged: Staged) -> None:
             future = self.submit(staged)
             self.sum(staged)
@@ -123,9 +123,9 @@ class Files:
                                      "written")
 
     def sync(self) -> None:
-        """Puts files and folder on the medium."""
+        """Synchronizes files and folder: they are on stable storage then."""
         for fd in self._fds:
-            os.fsync(fd)  # takes as long as it takes, where a store's flush() has a deadline
+            os.fsync(fd)  # without a deadline, which a store's flush() has
             reached("flushed")
         sync(self.folder)
 
@@ -137,7 +137,7 @@ class Files:
 
 
 def _shards(leaves: Iterable[Leaf], most: int) -> list[list[Leaf]]:
-    """Leaves by file: those of larger elements first, so that all are aligned to theirs."""
+    """Leaves by file: those with larger elements first, so that all elements are aligned."""
     shards: list[list[Leaf]] = [[]]
     nbytes = 0
     for leaf in leaves:
@@ -151,7 +151,7 @@ def _shards(leaves: Iterable[Leaf], most: int) -> list[list[Leaf]]:
 
 
 def _named(leaves: list[Leaf]) -> list[tuple[str, Leaf]]:
-    """With the names that they have in a file, where slices of one tensor need several."""
+    """Leaves with their names in a file; slices of one tensor need different ones."""
     used: set[str] = set()
     named = []
     for leaf in leaves:
@@ -164,11 +164,11 @@ def _named(leaves: list[Leaf]) -> list[tuple[str, Leaf]]:
 
 
 class Save:
-    """A save that is under way, or has ended. All methods may be called from several threads."""
+    """A save in progress, or one that has ended. Methods may be called from several threads."""
 
     def __init__(self, draft: Draft, files: Files, tree: Any, step: int, keep: int | None,
                  memory: int | None, snapshot: Literal["pinned", "device"] | None) -> None:
-        self.path = str(draft.target)  #: the checkpoint's folder, when it is there
+        self.path = str(draft.target)  #: the checkpoint's folder, once it is complete
         self.step = step
         self._draft, self._files, self._tree, self._keep = draft, files, tree, keep
         self._room = None if memory is None else max(1, memory // BLOCK)
@@ -189,10 +189,10 @@ class Save:
     # -- The caller's side --
 
     def result(self, timeout: float | None = None) -> str:
-        """Waits, and returns the checkpoint's folder, which is on the medium then.
+        """Waits until the checkpoint is on stable storage, and returns its folder.
 
-        Raises what went wrong. With ``timeout``, in seconds, raises DeadlineError (a TimeoutError)
-        when they are over, as the save goes on.
+        Raises the error of the save. DeadlineError (a TimeoutError): it has not ended within
+        ``timeout`` seconds; the save goes on.
         """
         failure = self.exception(timeout)
         if failure is not None:
@@ -200,7 +200,7 @@ class Save:
         return self.path
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits as result() does, and returns what went wrong, or None."""
+        """Waits as result() does, and returns the error of the save, or None."""
         if not self._ended.wait(timeout):
             raise error(_lib.ERR_TIMEOUT, f"{self!r}: it has not ended in {timeout:g} s")
         return self._error
@@ -210,7 +210,7 @@ class Save:
         return self._ended.is_set()
 
     def cancel(self) -> bool:
-        """Ends it soon, with CanceledError, unless it is too late; False if it has ended."""
+        """Ends it soon, with CanceledError, unless it is too late. False: it has ended already."""
         with self._lock:
             self._canceled = True
             flying = list(self._flying)
@@ -220,13 +220,13 @@ class Save:
         return not self.done()
 
     def progress(self) -> Progress:
-        """How far it is."""
+        """How many bytes have been written."""
         return Progress(self._written, self._files.nbytes)
 
     def wait_snapshot(self, stream: Any = None) -> None:
-        """Makes work that is put on ``stream`` later wait until the snapshot has been taken.
+        """Makes later work on ``stream`` wait until the snapshot has been taken.
 
-        None: the current stream of each GPU. The call itself does not wait. Only needed after
+        None: the current stream of each GPU. The call itself does not wait. It is needed only after
         ``defer=True``.
         """
         if self._snapshot:
@@ -419,23 +419,23 @@ def save_async(state: dict[Any, Any], path: str | os.PathLike[str], *, step: int
                memory: int | None = None, shard_nbytes: int = 4 << 30) -> Save:
     """Begins to save ``state`` as a checkpoint in the folder ``path``, and returns a Save.
 
-    The snapshot. Tensors may be changed as soon as this returns: those on the CPU have been copied,
-    and work that is put on the GPUs' current streams later waits for the copies. With ``defer``
-    that work does not wait, and runs while copies are made: call ``wait_snapshot()`` of the Save
-    before work that changes a tensor. ``snapshot`` says where copies of
-    GPUs' tensors go: "pinned" is host memory, over PCIe; "device" is the GPU's own memory, which
-    takes as much of it as the state has, and some milliseconds. ``memory`` limits the copies, in
-    bytes: where the state is larger, this call waits until enough has been written.
+    This takes a snapshot, so tensors may be changed as soon as it returns: those on the CPU have
+    been copied, and later work on the GPUs' current streams waits for the copies. With ``defer``
+    that work does not wait, and runs while the copies are made: call ``wait_snapshot()`` of the
+    Save before work that changes a tensor. ``snapshot`` says where copies of tensors on a GPU go:
+    "pinned" is host memory, over PCIe; "device" is the GPU's own memory, which takes milliseconds,
+    and as much memory as the state. ``memory`` limits the copies, in bytes: if the state is larger,
+    this call waits until enough has been written.
 
     ``state`` is a dict of dicts, lists, tuples, numbers, strings, bytes, tensors, arrays and
-    Slices; ArgumentError says what else is in it. ``step`` names the checkpoint (None: one more
-    than the last). ``keep`` deletes all but so many checkpoints with the highest steps when the
-    new one is there. ``ranks`` are those that save it together. A checkpoint of the same step is
-    an ExistsError, or with ``replace`` exchanged for the new one in one instant, where the file
-    system can do that. Files have up to ``shard_nbytes`` bytes of tensors, unless one has more.
+    Slices; ArgumentError: it has anything else. ``step`` names the checkpoint (None: one more than
+    the last). ``keep``: once the checkpoint is complete, all others are deleted but the ``keep``
+    with the highest steps. ``ranks``: the processes that save it together. ExistsError: there is a
+    checkpoint of this step; with ``replace`` the new one replaces it atomically, if the file system
+    supports that. Files have up to ``shard_nbytes`` bytes of tensors, or one larger tensor.
 
-    The save before into the same folder is waited for first. Errors of the folder are raised here,
-    those of writing by result().
+    A previous save into the same folder is waited for first. Errors of the folder are raised here,
+    errors of writing by result().
     """
     save = _prepared(state, path, step, keep, ranks, replace, shard_nbytes, memory, snapshot)
     save._begin()
@@ -451,9 +451,10 @@ def save_async(state: dict[Any, Any], path: str | os.PathLike[str], *, step: int
 def save(state: dict[Any, Any], path: str | os.PathLike[str], *, step: int | None = None,
          keep: int | None = None, ranks: Ranks | None = None, replace: bool = False,
          shard_nbytes: int = 4 << 30) -> str:
-    """Saves and returns the checkpoint's folder when it is on the medium.
+    """Saves, and returns the checkpoint's folder when it is on stable storage.
 
-    As save_async(), but without a snapshot: bytes go from where they are. Ctrl-C cancels it.
+    As save_async(), but without a snapshot: tensors are written from their own memory. Ctrl-C
+    cancels it.
     """
     begun = _prepared(state, path, step, keep, ranks, replace, shard_nbytes, None, None)
     try:

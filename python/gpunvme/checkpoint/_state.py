@@ -58,7 +58,7 @@ class Slice:
 
 @dataclass
 class Leaf:
-    """A tensor, or this rank's part of it. ``data`` is None where another rank has it to write."""
+    """A tensor, or this rank's part of it. ``data`` is None if another rank writes it."""
 
     name: str
     dtype: str  # safetensors' name
@@ -74,7 +74,7 @@ class Leaf:
 
     @property
     def device(self) -> Any:
-        """torch's device where it is a GPU's; else None."""
+        """torch's device if it is a GPU, else None."""
         return self.data.device if self.kind == "torch" and self.data.is_cuda else None
 
 
@@ -88,7 +88,7 @@ def is_tensor(value: object) -> bool:
 
 
 def _own_part(value: Any, path: tuple[Any, ...]) -> tuple[Any, Box, tuple[int, ...], bool]:
-    """(local tensor, its box, whole shape, whether this rank is the one to write it)."""
+    """(local tensor, its box, whole shape, whether this rank writes it)."""
     if isinstance(value, Slice):
         return value.tensor, (value.offsets, tuple(value.tensor.shape)), value.shape, True
     if is_torch(value) and hasattr(value, "placements"):  # a DTensor
@@ -131,7 +131,7 @@ def leaf_of(name: str, value: Any, path: tuple[Any, ...]) -> Leaf:
 
 
 class Encoder:
-    """Makes a tree of state; collects its tensors in ``leaves``."""
+    """Makes a tree of a state; collects its tensors in ``leaves``."""
 
     def __init__(self) -> None:
         self.leaves: list[Leaf] = []
@@ -209,7 +209,7 @@ def _show(path: tuple[Any, ...]) -> str:
 
 
 def merged(trees: list[Any]) -> Any:
-    """One tree of those of several ranks: dicts are joined; else the first counts."""
+    """Joins the trees of several ranks: dicts are merged, of other values the first is taken."""
     if len(trees) == 1 or any(_pairs(tree) is None for tree in trees):
         return trees[0]
     found: dict[str, tuple[Any, list[Any]]] = {}
@@ -223,14 +223,14 @@ def merged(trees: list[Any]) -> Any:
 
 
 def _pairs(tree: Any) -> Any:
-    """Keys (as trees) and values of a dict; None: it is none."""
+    """Keys (as trees) and values of a dict; None if it is no dict."""
     if not isinstance(tree, dict) or tree.get("$") not in (None, "dict"):
         return None
     return tree["of"] if "$" in tree else tree.items()
 
 
 def decode(tree: Any, tensor: Callable[[str], Any]) -> Any:
-    """The state of a tree; ``tensor`` gives the tensor of a name."""
+    """The state of a tree; ``tensor`` returns the tensor of a name."""
     if isinstance(tree, list):
         return [decode(v, tensor) for v in tree]
     if not isinstance(tree, dict):
@@ -272,7 +272,7 @@ def filled(into: Any, tree: Any, fill: Callable[[Any, str], Any], new: Callable[
            path: tuple[Any, ...] = ()) -> Any:
     """``into`` with what ``tree`` has: tensors in place by ``fill``, all else replaced.
 
-    A tensor that is not in ``into`` is made by ``new``. ArgumentError: what does not fit.
+    A tensor that is not in ``into`` is made by ``new``. ArgumentError: they do not fit.
     """
     tag = tree.get("$") if isinstance(tree, dict) else None
     if is_tensor(into):
@@ -309,7 +309,7 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def empty(code: str, shape: tuple[int, ...], kind: str, device: Any) -> Any:
-    """A new tensor (or array) for what a checkpoint has."""
+    """A new tensor or array for a tensor of a checkpoint."""
     name = _NAMES[code]
     if kind != "torch":
         return np.empty(shape, name)

@@ -8,9 +8,9 @@
     dcp.save(state, storage_writer=StorageWriter("/data/run1/step-0000001000"))
     dcp.load(state, storage_reader=StorageReader("/data/run1/step-0000001000"))
 
-The folder is a checkpoint as save() makes one: whole or not there at all. gpunvme.checkpoint.load()
-reads its tensors, and StorageReader the tensors of what save() has written. What is not a tensor is
-in the bytes that torch's planner makes of it, which it pickles.
+The folder is a checkpoint as save() makes it: complete, or not there at all.
+gpunvme.checkpoint.load() reads its tensors, and StorageReader reads the tensors that save() has
+written. torch's planner pickles all other values.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ _BYTES = "bytes"  # kind of a tensor that is an object of the planner's
 class StorageWriter(storage.StorageWriter):
     """Writes one checkpoint, which is the folder ``path``.
 
-    ``keep`` deletes all but so many checkpoints beside it that are named as save() names them
-    (step-0000001000). ``replace`` exchanges one that is there already; else that is an ExistsError.
+    ``keep``: of the checkpoints beside it that are named as by save() (step-0000001000), all are
+    deleted but the ``keep`` with the highest steps. ExistsError: the folder exists already; with
+    ``replace`` it is replaced.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, keep: int | None = None,
@@ -71,7 +72,7 @@ class StorageWriter(storage.StorageWriter):
         self._abandon()
 
     def _abandon(self) -> None:
-        """What an earlier save has left that failed."""
+        """Deletes what an earlier, failed save has left."""
         if self._draft is not None:
             shutil.rmtree(self._draft.folder, ignore_errors=True)
             self._draft.end()
@@ -129,7 +130,7 @@ class StorageWriter(storage.StorageWriter):
 
 
 def _step_of(folder: Path) -> int | None:
-    """The step that a folder's name says."""
+    """The step in a folder's name; None if it has none."""
     number = folder.name.removeprefix("step-")
     return int(number) if number.isdigit() and folder_of(folder.parent, int(number)) == folder \
         else None

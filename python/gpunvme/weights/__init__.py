@@ -8,7 +8,7 @@
         rows = f.get_slice("lm_head.weight")[:1000]
 
     tensors = weights.torch.load_file("model.safetensors", device="cuda")
-    weights.torch.save_file(tensors, "copy.safetensors")         # there whole, or not at all
+    weights.torch.save_file(tensors, "copy.safetensors")         # complete, or not at all
 
     with weights.prefetch(files, device="cuda") as loader:       # as they land
         for name, tensor in loader: ...
@@ -20,7 +20,7 @@
 
 ``weights.numpy`` and ``weights.torch`` have the functions of ``safetensors.numpy`` and
 ``safetensors.torch``. torch is imported when something needs it. Files are paths, URIs of stores,
-or an index (model.safetensors.index.json). docs/WEIGHTS.md is the page to begin with.
+or an index (model.safetensors.index.json). Begin with docs/WEIGHTS.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # mypy: disable-error-code="import-not-found"
-"""transformers and what else uses safetensors, made to read by this package for a while."""
+"""Makes transformers and other packages read through this one instead of safetensors."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _PACKAGES = {"accelerate", "diffusers", "peft", "safetensors", "transformers"}
 
 _lock = threading.Lock()
 _depth = 0
-_undo: list[tuple[Any, Any]] = []  # what was replaced, and by what
+_undo: list[tuple[Any, Any]] = []  # what was replaced, and its replacement
 
 
 def _swap(old: Any, new: Any) -> None:
-    """Replaces an object by another in all loaded modules of these packages."""
+    """Replaces ``old`` by ``new`` in all loaded modules of these packages."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] not in _PACKAGES:
             continue
@@ -32,7 +32,7 @@ def _swap(old: Any, new: Any) -> None:
 
 
 def _materialize(plain: Any) -> Any:
-    """transformers' function that loads one parameter, reading to the parameter's device."""
+    """A replacement for transformers' ``plain``, which loads one parameter to its device."""
 
     def materialize(tensor: Any, device: Any = None, dtype: Any = None) -> Any:
         if isinstance(tensor, Slice):
@@ -65,18 +65,18 @@ def _end() -> None:
 
 @contextmanager
 def accelerate() -> Iterator[None]:
-    """Within this context, transformers' from_pretrained() reads safetensors files by this package.
+    """Within this context, transformers' from_pretrained() reads through this package.
 
         with gpunvme.weights.accelerate():
             model = AutoModelForCausalLM.from_pretrained(folder, device_map="cuda")
 
-    So does all else in transformers, accelerate, diffusers and peft that calls
+    So does everything else in transformers, accelerate, diffusers and peft that calls
     ``safetensors.safe_open`` or ``safetensors.torch.load_file``. With transformers 5, parameters
-    for a GPU are read to it directly.
+    for a GPU are read directly into its memory.
 
-    Contexts may be nested; the outermost ends it, also by an exception. It holds for the whole
-    process: other threads that load models meanwhile read by this package too, which changes
-    nothing else for them. ImportError: safetensors is not installed.
+    Contexts may be nested; the end of the outermost restores everything, also after an exception.
+    It applies to the whole process: other threads that load models meanwhile read through this
+    package, too, with the same results. ImportError: safetensors is not installed.
     """
     global _depth
     with _lock:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Open files of weights, and the tensors in them, by the C library's list."""
+"""Open files of weights, and their tensors as the C library lists them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Name = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
     class SafetensorError(Exception):
-        """safetensors' own, or where that is not installed a class that nobody else has."""
+        """safetensors' own, or a private class if that is not installed."""
 else:
     try:
         from safetensors import SafetensorError
@@ -39,14 +39,14 @@ _TENSOR = np.dtype(_lib.Tensor)
 
 
 class WeightsError(Error, ValueError, SafetensorError):
-    """A file, a tensor or a slice of it is not what it has to be.
+    """A file, a tensor or an argument is invalid.
 
-    Also a ``safetensors.SafetensorError`` where that package is installed.
+    Also a ``safetensors.SafetensorError`` if that package is installed.
     """
 
 
 class SliceError(WeightsError, IndexError):
-    """An index that is outside of a tensor."""
+    """An index is outside of a tensor."""
 
 
 def failure(code: int, detail: str | None = None) -> Error:
@@ -58,13 +58,13 @@ def failure(code: int, detail: str | None = None) -> Error:
 
 
 def refuse(detail: str, kind: type[WeightsError] = WeightsError) -> NoReturn:
-    """Raises the exception for what is refused before the library sees it."""
+    """Raises the exception for what is refused without a call of the library."""
     found = error(_lib.ERR_INVALID, detail)
     raise kind(found.code, found.name, found.detail, found.remedy)
 
 
 class Tensor(NamedTuple):
-    """A tensor in a file; it belongs to its Files."""
+    """A tensor in a file; valid as long as its Files."""
 
     name: str
     dtype: str  # as the file has it: "BF16"
@@ -98,17 +98,17 @@ def uri_of(name: Name, require: str | None) -> bytes:
     return os.fsencode(text)
 
 
-#: All that are open.
+#: All open files.
 opened: weakref.WeakSet[Files] = weakref.WeakSet()
 
 
 def _close(handle: int, pid: int) -> None:
-    if pid == os.getpid():  # what serves a parent's stores is not in its child
+    if pid == os.getpid():  # a child has no threads that serve its parent's stores
         lib.gpunvme_weights_close(handle)
 
 
 class Files:
-    """One or many open files, or those of an index; closed when nothing refers to them any more.
+    """One or many open files, or those of an index; closed when the last reference is gone.
 
     May be used by several threads.
     """
@@ -136,7 +136,7 @@ class Files:
         self._list()
 
     def _list(self) -> None:
-        """The tensors in columns, in the order of file and offset: there may be many thousands."""
+        """Lists the tensors by columns, in the order of file and offset; there may be thousands."""
         n = lib.gpunvme_weights_count(self.handle)
         self.addresses = np.empty(0, np.uint64)  #: of each struct gpunvme_tensor
         self._columns = np.empty(0, _TENSOR)
@@ -146,11 +146,11 @@ class Files:
             self._columns = np.frombuffer((_lib.Tensor * n).from_address(first), _TENSOR)
         self.nbytes = self._columns["nbytes"]  #: of each
         names = [string_at(address).decode() for address in self._columns["name"].tolist()]
-        #: Where in the columns each name is, in their order.
+        #: The row of each name, in the order of the rows.
         self.index = dict(zip(names, range(n)))
 
     def tensors(self, rows: NDArray[np.int64]) -> list[Tensor]:
-        """Those of the columns' rows."""
+        """The tensors of these rows."""
         texts: dict[int, str] = {}
         found = []
         names = list(self.index)
@@ -163,7 +163,7 @@ class Files:
         return found
 
     def row(self, name: str) -> int:
-        """Where in the columns a name is."""
+        """The row of a name. WeightsError: there is no such tensor."""
         i = self.index.get(name)
         if i is None:
             refuse(f'there is no tensor "{name}"')
@@ -177,14 +177,14 @@ class Files:
                       int(self.addresses[i]))
 
     def close(self) -> None:
-        """Closes them now, at the interpreter's end; they are not used any more."""
+        """Closes them now, at the interpreter's end; they must not be used afterwards."""
         self._finalizer()
 
     def __contains__(self, name: object) -> bool:
         return name in self.index
 
     def metadata(self) -> dict[str, str] | None:
-        """The ``__metadata__`` of all files; None: they have none."""
+        """The ``__metadata__`` of all files; None if they have none."""
         key, value = ctypes.c_char_p(), ctypes.c_char_p()
         found: dict[str, str] = {}
         for file in range(lib.gpunvme_weights_nfiles(self.handle)):

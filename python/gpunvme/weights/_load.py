@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Loads in flight: parts of tensors to addresses.
+"""Loads in flight: parts of tensors go to addresses.
 
 A large load has a thread that waits in the library, so that Ctrl-C ends the caller's wait, and
 slices are staged while the caller does something else. The thread holds the files and the memory
@@ -37,11 +37,11 @@ _PART = np.dtype(_lib.WeightsPart)
 
 
 class Parts:
-    """Tensors, or boxes of them, and where they go. Each has a byte at least."""
+    """Tensors, or boxes of them, and their destinations. Each has at least one byte."""
 
     def __init__(self, addresses: ArrayLike, ptrs: ArrayLike, mem: ArrayLike,
                  nbytes: int) -> None:
-        """``addresses`` of the struct gpunvme_tensor of each, ``nbytes`` of all together."""
+        """``addresses``: the struct gpunvme_tensor of each. ``nbytes``: of all together."""
         where = np.asarray(addresses, np.uint64)
         self._rows: NDArray[np.void] = np.zeros(where.size, _PART)
         self._rows["tensor"] = where
@@ -55,11 +55,11 @@ class Parts:
         return len(self._rows)
 
     def convert(self, dtypes: Sequence[int]) -> None:
-        """What each becomes (``_lib.DTYPE_*``); 0: it stays what it is."""
+        """Sets the type that each becomes (``_lib.DTYPE_*``); 0 keeps its type."""
         self._rows["dtype"] = dtypes
 
     def set_box(self, i: int, box: Sequence[tuple[int, int]]) -> None:
-        """Loads of part ``i`` only what lies between begin and end in each dimension."""
+        """Restricts part ``i`` to the elements from begin to end - 1 in each dimension."""
         ranges = (_lib.Range * len(box))(*(_lib.Range(begin, end) for begin, end in box))
         self._rows[i]["ranges"] = ctypes.addressof(ranges)
         self._keep.append(ranges)
@@ -103,7 +103,7 @@ class Load:
     def _run(self) -> None:
         try:
             self._take()
-        except BaseException as why:  # no memory: those that wait must not wait for ever
+        except BaseException as why:  # no memory: waiting threads must not wait for ever
             self.error = self.error or failure(_lib.ERR_NOMEM, str(why))
         finally:
             self._keep = None
@@ -111,7 +111,7 @@ class Load:
             self.landed.put(None)
 
     def _take(self) -> None:
-        """Hands on what lands until all has, and ends the load."""
+        """Passes on parts as they land, and ends the load."""
         try:
             landed, n = (ctypes.c_void_p * _ROOM)(), ctypes.c_size_t()
             err = 0
@@ -133,7 +133,7 @@ class Load:
                 self.error = self.error or failure(err)
 
     def cancel(self) -> None:
-        """Drops what has not begun. Waits for nothing."""
+        """Drops what has not begun. Does not wait."""
         with self._lock:
             if self._handle:
                 lib.gpunvme_weights_load_cancel(self._handle)
@@ -157,7 +157,7 @@ class Load:
 
 
 def load(files: Files, parts: Parts, keep: object) -> None:
-    """Loads all parts, and returns when they have landed. Up to 1 MiB Ctrl-C does not end it."""
+    """Loads all parts, and returns when they have landed. Ctrl-C ends loads above 1 MiB."""
     if not len(parts):
         return
     if parts.nbytes > _ONE_CALL:

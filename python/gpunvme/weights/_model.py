@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # mypy: disable-error-code="import-not-found"
-"""Modules of torch, filled from files where their parameters are."""
+"""Fills torch's modules from files, in the memory of their parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _DIRECT = {"cpu", "cuda"}  # devices whose memory the library writes to
-# Types that it makes of each other while it loads.
+# Types that the library converts to each other while it loads.
 _CONVERTED = {"F16": _lib.DTYPE_F16, "BF16": _lib.DTYPE_BF16, "F32": _lib.DTYPE_F32}
 
 
@@ -48,7 +48,7 @@ class _Slot:
 
 
 def _slots(module: Any) -> Iterator[_Slot]:
-    """What a module's state_dict() has, each once."""
+    """The tensors of a module's state_dict(), each once."""
     found: dict[int, _Slot] = {}
     for prefix, part in module.named_modules(remove_duplicate=False):
         skipped = part._non_persistent_buffers_set
@@ -64,7 +64,7 @@ def _slots(module: Any) -> Iterator[_Slot]:
 
 def _match(module: Any, slots: Sequence[_Slot], files: Files,
            strict: bool) -> tuple[list[str], list[str]]:
-    """Finds the source of each slot; returns which names are missing, and which unexpected."""
+    """Finds the source of each slot; returns the missing and the unexpected names."""
     wrong = []
     known = set()
     filled = set()  # memory
@@ -79,7 +79,7 @@ def _match(module: Any, slots: Sequence[_Slot], files: Files,
         if shape != tuple(slot.tensor.shape):
             wrong.append(f"{name} has the shape {list(shape)} in the file, and "
                          f"{list(slot.tensor.shape)} in the module")
-    # A name that is another's memory is not missing.
+    # A name that shares the memory of a filled one is not missing.
     missing = [name for slot in slots if slot.source is None for name in slot.names
                if _where(slot.tensor) not in filled]
     unexpected = [name for name in files.index if name not in known]
@@ -99,7 +99,7 @@ def _where(tensor: Any) -> object:
 
 
 def _make_room(slots: Sequence[_Slot], devices: Devices | None, assign: bool) -> None:
-    """Gives new memory to those that can't be filled where they are."""
+    """Allocates new memory for those that can't be filled in place."""
     for slot in slots:
         source, old = slot.source, slot.tensor
         if source is None:
@@ -118,7 +118,7 @@ def _make_room(slots: Sequence[_Slot], devices: Devices | None, assign: bool) ->
 
 
 def _direct(slots: Sequence[_Slot]) -> tuple[list[_Slot], list[_Slot]]:
-    """Those whose bytes can be read to where they belong, and the others."""
+    """Those that can be read into their own memory, and the others."""
     direct, others = [], []
     last = (torch.device("cpu"), 0)
     for slot in sorted((s for s in slots if s.source and s.source.nbytes),
@@ -187,18 +187,19 @@ def load_model(
 ) -> tuple[list[str], list[str]]:
     """Fills the parameters and buffers of a module from files, without a second copy of them.
 
-    ``filename``: a name or URI, several, or an index. Bytes are read to where a parameter is. One
-    that is on the "meta" device gets memory, on ``device`` or what ``device_map`` says (see
-    prefetch(); the CPU if neither is given), and one that is on another device than these say is
-    moved there. ``assign`` gives all of them new memory, and the type that the file has. Otherwise
-    a parameter keeps its type: float32, float16 and bfloat16 become each other while they are
-    loaded, other types one by one, so that one tensor at a time is in memory twice. This is also
-    done for those that are not contiguous.
+    ``filename``: a path or URI, several of them, or an index. Bytes are read directly into the
+    parameters. ``device`` or ``device_map`` (see prefetch()) say where parameters are to be: those
+    on another device are moved there, and those on the "meta" device get memory there (on the CPU
+    if neither is given). With ``assign`` all parameters get new memory, and the file's types.
+    Otherwise a parameter keeps its type. float32, float16 and bfloat16 are converted to each other
+    while they are loaded. Other types, and parameters that are not contiguous, are converted or
+    copied one by one, so that one tensor at a time is in memory twice.
 
-    Returns the names that the files lack, and those that the module lacks. ``strict``: RuntimeError
-    if there are any, before anything is changed; so are shapes that differ. Names that stand for
-    the same memory are loaded once, and all found if one is. If the load itself fails, parameters
-    in place are undefined, and others as they were. ``require``, ``engine``: see prefetch().
+    Returns the names that the files lack, and those that the module lacks. With ``strict``, any
+    such name is a RuntimeError; so is a shape that differs, with or without it. Nothing is changed
+    then. Names that share their memory are loaded once, and none of them is missing if one is in
+    the files. If the load itself fails, parameters that are filled in place have undefined bytes,
+    and the others are unchanged. ``require``, ``engine``: see prefetch().
     """
     files = Files(filename, engine=engine, require=require)
     slots = list(_slots(model))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _get(files: Files, tensor: Tensor, to: Target, pick: Pick | None = None) -> Any:
-    """One tensor, or what is picked of it."""
+    """One tensor, or the part that ``pick`` describes."""
     shape = to.shape(tensor) if pick is None else pick.box_shape
     array = to.empty(shape, tensor.dtype)
     nbytes = tensor.nbytes if pick is None else pick.nbytes
@@ -37,10 +37,11 @@ def _get(files: Files, tensor: Tensor, to: Target, pick: Pick | None = None) -> 
 
 
 class Slice:
-    """A tensor that is loaded, whole or in part, when it is indexed; get_slice() makes it.
+    """A tensor that is loaded, whole or in part, when it is indexed; made by get_slice().
 
-    Indexes are those of the framework. Of whole numbers, slices and ``...``, only the box that they
-    lie in is read. IndexError: outside of the tensor. It may be used after its file was closed.
+    Indexes follow the rules of the framework. If they are whole numbers, slices and ``...``, only
+    the box that contains them is read. IndexError: outside of the tensor. It may be used after its
+    file was closed.
     """
 
     def __init__(self, files: Files, tensor: Tensor, to: Target) -> None:
@@ -53,7 +54,7 @@ class Slice:
         return list(self._tensor.shape)
 
     def get_dtype(self) -> str:
-        """Its type, as the file has it: "F32"."""
+        """Its type, by its name in the file: "F32"."""
         return self._tensor.dtype
 
     def __getitem__(self, index: Any) -> Any:
@@ -73,16 +74,14 @@ class safe_open:
                 tensor = f.get_tensor(name)
             part = f.get_slice("lm_head.weight")[:1000]
 
-    ``filename``: a path or a URI of a store, several, or an index
-    (model.safetensors.index.json), whose files are one set of names. ``framework``: "pt" for torch,
-    "np" for numpy. ``device``: any of torch's; "cuda" is torch's current GPU. ``backend`` is there
-    for programs that give it to safetensors; it changes nothing. ``require`` and ``engine`` are
-    those of prefetch().
+    ``filename``: a path or URI, several of them, or an index (model.safetensors.index.json). The
+    files form one set of names. ``framework``: "pt" for torch, "np" for numpy. ``device``: any of
+    torch's; "cuda" is torch's current GPU. ``backend`` is ignored, for programs that pass it to
+    safetensors. ``require`` and ``engine``: see prefetch().
 
     A tensor is the caller's own: it shares no memory with others or the file. Methods may be called
-    from several threads. What it raises is a WeightsError (a ValueError, and a
-    safetensors.SafetensorError where that is installed) for files and arguments that are wrong,
-    FileNotFoundError, or another gpunvme.Error.
+    from several threads. Raises WeightsError (a ValueError, and a safetensors.SafetensorError if
+    that is installed) for invalid files and arguments, FileNotFoundError, or another gpunvme.Error.
     """
 
     def __init__(self, filename: Name | Sequence[Name], framework: str = "pt",
@@ -136,5 +135,5 @@ class safe_open:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes it. Slices and prefetches hold the file until they are gone."""
+        """Closes it. The file stays open until its slices and prefetches are gone."""
         self._files = None

@@ -34,7 +34,7 @@ _all: weakref.WeakSet[Prefetch] = weakref.WeakSet()
 
 
 class Job:
-    """What is to be loaded, and the arrays that it goes to; they are there when ``parts`` are."""
+    """What is to be loaded, and the arrays for it, which are allocated before ``parts``."""
 
     def __init__(self, files: Files, plan: Plan, devices: Devices, arena: bool) -> None:
         self._files = files
@@ -51,9 +51,9 @@ class Job:
         self._arenas: dict[Target, Any] = {}
         self._offsets = np.zeros_like(self._nbytes)
         ptrs = self._in_arenas() if arena else self._each_its_own()
-        for to in set(self._targets):  # after torch has made memory: it may fill it, on a stream
+        for to in set(self._targets):  # after allocation: torch may fill memory, on a stream
             to.ready()
-        #: Which of them each part is, and which have no bytes and no part.
+        #: The tensor of each part; and the tensors that have no bytes, and so no part.
         self.loading = np.flatnonzero(self._nbytes)
         self.empty: list[int] = np.flatnonzero(self._nbytes == 0).tolist()
         mems = np.array([to.mem for to in self._targets], np.int32)
@@ -64,7 +64,7 @@ class Job:
                 self.parts.set_box(part, box)
 
     def _tensors(self) -> list[tuple[Target, tuple[int, ...], str]]:
-        """Where each goes, its shape there, and its type."""
+        """The target, shape and type of each."""
         found = [(to, to.shape(t), t.dtype)
                  for to, t in zip(self._targets, self._files.tensors(self._rows))]
         for i, pick in self._picks.items():
@@ -89,11 +89,11 @@ class Job:
 
     @property
     def memory(self) -> list[Any]:
-        """What must stay until the load has ended."""
+        """What must be kept until the load has ended."""
         return list(self._arenas.values()) or self._arrays
 
     def make_views(self) -> None:
-        """The arrays in arenas. It takes a while for thousands, in which bytes can move."""
+        """Makes the arrays in arenas, while bytes move: thousands of them take a while."""
         if not self._arenas:
             return
         self._arrays = [None] * len(self.names)
@@ -107,11 +107,11 @@ class Job:
         self._arenas.clear()
 
     def drop(self) -> None:
-        """Lets go of the arrays that were not given."""
+        """Drops the arrays that were not handed out."""
         self._arrays = [None] * len(self.names)
 
     def result(self, i: int) -> Any:
-        """The caller's array, given once."""
+        """The array for the caller; handed out once."""
         array, self._arrays[i] = self._arrays[i], None
         if i in self._picks:
             array = self._picks[i].of(array)
@@ -119,7 +119,7 @@ class Job:
 
 
 class Prefetch:
-    """Tensors on their way; prefetch() makes it. A context manager that closes it.
+    """Tensors that are loading; made by prefetch(). As a context manager, it closes itself.
 
     Each tensor is handed out once, by take() or by iterating, and then belongs to the caller alone.
     Several threads may take.
@@ -148,14 +148,14 @@ class Prefetch:
             raise
 
     def names(self) -> list[str]:
-        """What it hands out, in the order of the files."""
+        """The names of its tensors, in the order of the files."""
         return list(self._names)
 
     def __len__(self) -> int:
         return len(self._names)
 
     def _wait(self) -> bool:
-        """Waits for more to land; False: nothing more will."""
+        """Waits for more to land; False if nothing more will."""
         load = self._load
         landed = None if load is None else load.landed.get()
         if landed is not None:
@@ -172,8 +172,8 @@ class Prefetch:
     def take(self, name: str) -> Any:
         """The tensor of that name, waiting until it has landed.
 
-        WeightsError: it is not in the plan, was handed out before, or the loader is closed; and
-        what went wrong with the load.
+        WeightsError: it is not in the plan, was handed out before, or the loader is closed. Also
+        raises the error of the load.
         """
         with self._lock:
             if not self._index:
@@ -190,7 +190,7 @@ class Prefetch:
             return self._job.result(i)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """Names and tensors as they land, in any order. Raises what went wrong with the load."""
+        """Names and tensors as they land, in any order. Raises the error of the load."""
         while True:
             with self._lock:
                 while not self._ready:
@@ -207,7 +207,7 @@ class Prefetch:
             del tensor  # the caller's alone
 
     def close(self) -> None:
-        """Ends the load and lets go of what was not taken. What was taken stays as it is."""
+        """Ends the load and drops tensors that were not taken. Those taken stay valid."""
         load = self._load
         if load is not None:
             load.stop()
@@ -230,7 +230,7 @@ class Prefetch:
 
 
 def _in_child() -> None:
-    """After fork(2): a thread that is not here may have had the lock."""
+    """After fork(2): a thread of the parent may have held the lock."""
     for each in list(_all):
         each._lock = threading.Lock()
 
@@ -239,7 +239,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def _planned(files: Files, plan: Plan) -> tuple[list[str], NDArray[np.int64]]:
-    """The names, and which tensors they are, in the order of the files."""
+    """The names, and their rows, in the order of the files."""
     if plan is None:
         return list(files.index), np.arange(len(files.index))
     if isinstance(plan, str):
@@ -268,20 +268,20 @@ def prefetch(
             for name, tensor in loader:
                 …
 
-    ``files``: a name or URI, several, an index, or what safe_open() opened. ``plan``: None for all
-    tensors, a pattern as the shell has them ("model.layers.*"), names, or a dict of names and what
-    of each (None for all of it, or an index with slices, as get_slice() takes them).
+    ``files``: a path or URI, several of them, an index, or what safe_open() returned. ``plan``:
+    None for all tensors; a shell pattern ("model.layers.*"); names; or a dict that has for each
+    name None (the whole tensor) or an index with slices, as get_slice() takes it.
 
-    ``framework`` "pt" or "np". ``device`` is where all go; ``device_map`` says it by the names of
-    modules, "" for all others. All memory is allocated before this returns, for each tensor by
-    itself, or with ``arena`` one block for each device, in which tensors are views: the block stays
-    as long as one of them. An arena is faster for thousands of small tensors.
+    ``framework``: "pt" or "np". ``device``: the device of all tensors. ``device_map``: a dict of
+    devices by the names of modules, "" for all others. All memory is allocated before this returns,
+    for each tensor by itself. With ``arena`` it is one block for each device; tensors are views of
+    it, and it is freed with the last of them. An arena is faster for thousands of small tensors.
 
-    ``require``: the route that bytes must take to a GPU ("p2p", "bounce" or "compat", or a better
-    one), else UnsupportedError. ``engine`` serves the files in place of the process's.
+    ``require``: the slowest route that bytes may take to a GPU ("p2p", "bounce" or "compat");
+    UnsupportedError if there is none as good. ``engine`` serves the files instead of the process's.
 
-    On a GPU, it waits for what is on the current stream, whose memory may be used again. Tensors
-    that were handed out may be used on any stream.
+    For a GPU, it waits for the work on the current stream, which may still use the memory of new
+    tensors. Tensors that were handed out may be used on any stream.
     """
     from ._open import safe_open
 

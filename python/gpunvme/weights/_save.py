@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Writing files of tensors: the header, and a file that is there whole or not at all."""
+"""Writes files of tensors, which appear under their names complete or not at all."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 
 
 def layout(entries: Sequence[Entry], metadata: Metadata) -> tuple[bytes, list[Entry]]:
-    """The file's bytes in front of the data, and the entries in the order of the data."""
+    """The file's bytes before the data, and the entries in the order of the data."""
     ordered = sorted(entries, key=lambda e: (-_ORDER.index(e.code), e.name))
     header: dict[str, object] = {}
     if metadata is not None:
@@ -56,7 +56,7 @@ def layout(entries: Sequence[Entry], metadata: Metadata) -> tuple[bytes, list[En
 
 
 def to_bytes(entries: Sequence[Entry], metadata: Metadata) -> bytes:
-    """The whole file; the entries' bytes are on the host."""
+    """The bytes of the whole file; the entries' bytes must be on the host."""
     head, ordered = layout(entries, metadata)
     data = [(ctypes.c_char * e.nbytes).from_address(e.ptr) for e in ordered if e.nbytes]
     return b"".join([head, *data])
@@ -82,7 +82,7 @@ def to_file(entries: Sequence[Entry], filename: str | os.PathLike[str],
             metadata: Metadata) -> None:
     """Writes a file under a temporary name beside it, syncs and renames it.
 
-    Whatever happens, the name has the file that was there before, or all of the new one.
+    At any time the name has the old file, or the complete new one.
     """
     path = os.path.realpath(filename)  # what a link refers to is replaced, not the link
     if os.path.exists(path) and not os.path.isfile(path):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Indexes of tensors: which box of the file they need, and what is picked from it."""
+"""Indexes of tensors: the box that they need from the file, and what they pick from the box."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Pick:
             self._steps = tuple(steps)
 
     def of(self, box: Any) -> Any:
-        """What was asked for, of the box that was loaded."""
+        """The elements of the index, from the loaded box."""
         if self._whole is not None:
             box = box[self._whole[0]]
             self._target.ready()
@@ -75,7 +75,7 @@ def _is_plain(item: Any) -> bool:
 
 
 def _range(item: Any, size: int) -> tuple[int, int, int]:
-    """The elements from the first to behind the last that are needed, and the step."""
+    """Begin and end of the elements that are needed, and the step."""
     if not isinstance(item, slice):
         i = operator.index(item) % size
         return i, i + 1, 1

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # mypy: disable-error-code="import-not-found"
-"""Where tensors go: arrays of numpy or torch, on a device, and how the types are called there."""
+"""Destinations of tensors: arrays of numpy or torch on a device, and their names of types."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Target:
         raise NotImplementedError
 
     def shape(self, tensor: Tensor) -> tuple[int, ...]:
-        """Its shape as the framework counts it."""
+        """The shape that it has in the framework."""
         if tensor.dtype != "F4":
             return tensor.shape
         if not tensor.shape or tensor.shape[-1] % 2:
@@ -84,10 +84,10 @@ class Target:
         return (*tensor.shape[:-1], tensor.shape[-1] // 2)
 
     def ready(self) -> None:
-        """Waits for the work on a GPU's current stream: it may use the memory of new arrays."""
+        """Waits for the work on a GPU's current stream, which may use the memory of new arrays."""
 
     def result(self, array: Any) -> Any:
-        """What the caller gets."""
+        """The array for the caller."""
         return array
 
     def index(self, shape: tuple[int, ...], index: Any) -> tuple[int, ...]:
@@ -183,7 +183,7 @@ def _numpy() -> Target:
 
 
 def target(framework: str, device: Any = "cpu") -> Target:
-    """Arrays of "pt" or "np" (and what else safetensors calls them) on a device."""
+    """The target for "pt" or "np" (or safetensors' other names of them) on a device."""
     if framework in ("np", "numpy"):
         if device not in ("cpu", None):
             refuse(f"device {device}: arrays of numpy are on the CPU")
@@ -201,7 +201,7 @@ def target(framework: str, device: Any = "cpu") -> Target:
 class Devices:
     """The target of each tensor, by a device for all or a map of them.
 
-    A map has devices by the names of modules, "" for all others: {"": "cuda:0", "lm_head": "cpu"}.
+    A map has devices by names of modules, "" for all others: {"": "cuda:0", "lm_head": "cpu"}.
     """
 
     def __init__(self, framework: str, device: Any, device_map: Mapping[str, Any] | None) -> None:

@@ -39,17 +39,17 @@ def _entries(tensors: Mapping[str, NDArray[Any]]) -> list[Entry]:
 
 def save_file(tensor_dict: Mapping[str, NDArray[Any]], filename: str | os.PathLike[str],
               metadata: Metadata = None) -> None:
-    """Writes arrays to a file, which appears under its name when all of it is on the medium.
+    """Writes arrays to a file, which gets its name when all of it is on stable storage.
 
-    Arrays that are not contiguous are written as if they were; numpy's own types, and those that
-    ml_dtypes adds. WeightsError: a type that files have not. OSError: what went wrong with the
-    file; then the name has what it had before.
+    Arrays that are not contiguous are written as if they were. Types may be numpy's own, and those
+    that ml_dtypes adds. WeightsError: safetensors has no such type. OSError: the file could not be
+    written; the name has what it had before.
     """
     to_file(_entries(tensor_dict), filename, metadata)
 
 
 def save(tensor_dict: Mapping[str, NDArray[Any]], metadata: Metadata = None) -> bytes:
-    """The bytes of such a file."""
+    """The bytes of a file with these arrays."""
     return to_bytes(_entries(tensor_dict), metadata)
 
 
@@ -60,6 +60,6 @@ def load_file(filename: Name, *, backend: str | None = None, require: str | None
 
 
 def load(data: bytes) -> dict[str, NDArray[Any]]:
-    """All arrays of a file's bytes."""
+    """All arrays in the bytes of a file."""
     with memory_file(data) as name:
         return load_all(Files(name), Devices("np", "cpu", None))

@@ -47,7 +47,7 @@ def _shared(tensors: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _check(tensors: Mapping[str, Any]) -> None:
-    """Refuses what safetensors refuses, by the same exceptions."""
+    """Refuses what safetensors refuses, with the same exceptions."""
     if not isinstance(tensors, dict):
         raise ValueError(f"tensors come as a dict, not as a {type(tensors).__name__}")
     for name, t in tensors.items():
@@ -89,27 +89,27 @@ def _entries(tensors: Mapping[str, Any], on_host: bool) -> list[Entry]:
 
 def save_file(tensors: dict[str, torch.Tensor], filename: str | os.PathLike[str],
               metadata: Metadata = None) -> None:
-    """Writes tensors to a file, which appears under its name when all of it is on the medium.
+    """Writes tensors to a file, which gets its name when all of it is on stable storage.
 
-    Those on a GPU are written from there, behind the work on its current stream. Tensors must not
-    change meanwhile. As in safetensors: ValueError for tensors that are sparse or not contiguous,
-    RuntimeError for those that share memory. OSError: what went wrong with the file; then the name
-    has what it had before.
+    Those on a GPU are written directly from its memory, after the work on its current stream.
+    Tensors must not change meanwhile. As in safetensors: ValueError for tensors that are sparse or
+    not contiguous, RuntimeError for those that share memory. OSError: the file could not be
+    written; the name has what it had before.
     """
     to_file(_entries(tensors, on_host=False), filename, metadata)
 
 
 def save(tensors: dict[str, torch.Tensor], metadata: Metadata = None) -> bytes:
-    """The bytes of such a file."""
+    """The bytes of a file with these tensors."""
     return to_bytes(_entries(tensors, on_host=True), metadata)
 
 
 def save_model(model: torch.nn.Module, filename: str | os.PathLike[str],
                metadata: Metadata = None, force_contiguous: bool = True) -> None:
-    """Writes a module's state_dict(). Of tensors that share memory, the largest is written.
+    """Writes a module's state_dict(). Of tensors that share memory, only one is written.
 
-    The metadata say by the names of the others which that was. RuntimeError: none of those that
-    share memory has all of it.
+    It is one that has all of that memory; RuntimeError if there is none. For each of the others,
+    the metadata have its name and the name of the one written.
     """
     tensors = dict(model.state_dict())
     notes = dict(metadata or {})
@@ -136,6 +136,6 @@ def load_file(filename: Name, device: Any = "cpu", *, backend: str | None = None
 
 
 def load(data: bytes) -> dict[str, torch.Tensor]:
-    """All tensors of a file's bytes."""
+    """All tensors in the bytes of a file."""
     with memory_file(data) as name:
         return load_all(Files(name), Devices("pt", "cpu", None))

@@ -839,6 +839,29 @@ static void a_block_device_is_read_and_written_up_to_its_end(void **state)
     close(device);
 }
 
+/* Though its name is in one of the kernel's file systems in memory. */
+static void a_block_device_is_no_file_in_memory(void **state)
+{
+    struct gpunvme_path way;
+    char name[32];
+    int device = -1;
+
+    (void)state;
+    contains(MIB);
+    if (!make_loop(&device, name, sizeof(name))) {
+        print_message("SKIP: a loop device: %s\n", strerror(errno));
+        skip();
+    }
+    assert_int_equal(gpunvme_open(name, 0, &store), GPUNVME_OK);
+    gpunvme_store_path(store, &way);
+    assert_null(strstr(way.how, "in memory"));
+    assert_null(strstr(way.why_not, "in memory"));
+    assert_int_equal(gpunvme_close(store), GPUNVME_OK);
+    store = NULL;
+    ioctl(device, LOOP_CLR_FD, 0);
+    close(device);
+}
+
 static void an_error_of_a_device_ends_a_read_there(void **state)
 {
     static const char *const options[] = {"", "?direct=off", "?uring=off", "?direct=off,uring=off"};
@@ -936,6 +959,7 @@ int main(int argc, char **argv)
         TEST(what_is_no_file_is_refused_at_once),
         TEST(a_misspelt_scheme_is_told_the_nearest),
         TEST(a_block_device_is_read_and_written_up_to_its_end),
+        TEST(a_block_device_is_no_file_in_memory),
         TEST(an_error_of_a_device_ends_a_read_there),
         TEST(the_file_is_the_one_that_was_opened_whatever_its_name_is_now),
     };

@@ -222,8 +222,9 @@ static void ask_file_system(struct posix_file *file, bool own)
         return;
     }
     type = (uint32_t)fs.f_type;
-    file->in_memory =
-        own && (type == TMPFS_MAGIC || type == RAMFS_MAGIC || type == HUGETLBFS_MAGIC);
+    /* Of a device it is that of its name's folder, /dev. */
+    file->in_memory = own && !file->block_device &&
+                      (type == TMPFS_MAGIC || type == RAMFS_MAGIC || type == HUGETLBFS_MAGIC);
     file->is_served = is_served(type);
 }
 

@@ -14,6 +14,8 @@ static struct fuse_file file = {.nbytes = NBYTES,
                                 .open_flags = FOPEN_DIRECT_IO,
                                 .valid_s = 1000,
                                 .mute_from = HALF};
+/* The kernel asks it for the file's size whenever somebody wants to know that. */
+static struct fuse_file asked = {.nbytes = NBYTES, .bytes = bytes, .open_flags = FOPEN_DIRECT_IO};
 static uint8_t memory[NBYTES];
 
 /* ---- Tests -------------------------------------------------------------------------------------
@@ -185,6 +187,34 @@ static void others_go_on_beside_a_file_system_that_hangs(void **state)
     close_at_last(store);
 }
 
+/* Nor those that reach behind the end of its file, the size of which it does not tell either. */
+static void others_go_on_beside_a_file_system_that_tells_no_size(void **state)
+{
+    static struct gpunvme_io ios[64];
+    static uint8_t tail[2 * 4096] __attribute__((aligned(4096))), other[NBYTES];
+    struct gpunvme_io of_good = {.ptr = other, .nbytes = NBYTES};
+    struct gpunvme_store *store;
+    char uri[192];
+
+    (void)state;
+    snprintf(uri, sizeof(uri), "file:%s?direct=on,timeout=60s", asked.path);
+    store = opened(uri, 0);
+    of_good.store = opened(file_of(true, "good", bytes, NBYTES), 0);
+    asked.shared->is_mute = true;
+    for (unsigned i = 0; i < 64; i++)
+        ios[i] = (struct gpunvme_io){
+            .store = store, .offset = NBYTES - 4096, .ptr = tail, .nbytes = sizeof(tail)};
+    ok(gpunvme_io_submit(ios, 64, NULL));
+    ok(gpunvme_io_submit(&of_good, 1, NULL));
+    ok(gpunvme_io_wait(&of_good, PATIENCE_NS));
+    assert_memory_equal(other, bytes, NBYTES);
+    fuse_unmount(&asked); /* ends them */
+    for (unsigned i = 0; i < 64; i++)
+        assert_int_not_equal(gpunvme_io_wait(&ios[i], PATIENCE_NS), GPUNVME_ERR_TIMEOUT);
+    ok(gpunvme_close(of_good.store));
+    (void)gpunvme_close(store); /* the kernel has lost the file system */
+}
+
 /* Each has what came of it, whatever the call as a whole says. */
 static void of_several_only_those_that_stopped_have_timed_out(void **state)
 {
@@ -257,12 +287,13 @@ int main(void)
         TEST(others_go_on_beside_a_file_system_that_hangs),
         TEST(of_several_only_those_that_stopped_have_timed_out),
         TEST(a_transfer_that_stops_lets_its_stream_go),
+        TEST(others_go_on_beside_a_file_system_that_tells_no_size), /* last: it unmounts that */
     };
     int failed;
 
     if (make_files(NULL))
         return 1;
-    if (!fuse_mount(&file)) {
+    if (!fuse_mount(&file) || !fuse_mount(&asked)) {
         remove_files(NULL);
         return 77;
     }

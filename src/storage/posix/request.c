@@ -27,7 +27,8 @@ static void finished(struct posix_worker *w, struct posix_op *op)
 
 /*
  * Straight into the caller's memory: no byte behind the end of the file is touched. The file is
- * asked where that is only behind what was seen to be its size: the call may block.
+ * asked where that is only behind what was seen to be its size, and not at all if its file system
+ * may stop to answer: then the rest goes through the page cache.
  */
 static size_t straight_nbytes(struct posix_op *op)
 {
@@ -37,7 +38,7 @@ static size_t straight_nbytes(struct posix_op *op)
 
     if (op->at & (file->align - 1) || (uintptr_t)op->memory & (file->memory_align - 1))
         return 0;
-    if (op->at + left > size) {
+    if (op->at + left > size && !file->is_served) {
         if (store_fd_size(file->fd, file->block_device, &size))
             return 0;
         atomic_store_explicit(&file->seen_nbytes, size, memory_order_relaxed);

@@ -418,6 +418,7 @@ static void end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
     io->done = done;
     if (io->callback) {
         __atomic_store_n(&io->priv.state, IDLE, __ATOMIC_RELEASE);
+        store_io_tell(); /* the caller's code may wait for somebody who waits for these */
         io->callback(io);
     } else if (batch) {
         end_in_batch(io, batch);

@@ -154,7 +154,8 @@ void pool_submit(struct pool *pool, struct pool_job *job)
     pthread_mutex_unlock(&pool->lock);
     if (!alone)
         return;
-    job->run(job); /* no thread can be made: here, late, but done */
+    store_io_tell(); /* it may block for long */
+    job->run(job);   /* no thread can be made: here, late, but done */
     pthread_mutex_lock(&pool->lock);
     has_run(pool, job->dev);
     pthread_mutex_unlock(&pool->lock);

@@ -83,6 +83,7 @@ static void tell(struct group *group, size_t i, gpunvme_err_t err, size_t done)
 static void release(struct group *group)
 {
     if (group->word >= 0) {
+        store_io_tell();
         /* Last: what the stream does next may free what the transfers used. */
         mem_cuda_user_stream_release((uint32_t *)order.words.cpu + group->word, group->value);
         order.free_words[order.nfree++] = (unsigned)group->word;

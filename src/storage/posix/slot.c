@@ -104,6 +104,7 @@ static void copy_slot(struct posix_worker *w, struct posix_slot *slot)
         err = posix_slot_copied(slot, &done);
     if (err && slot->streams[slot->gpu]) { /* those that were started go on */
         base_keep(&failure, err);
+        store_io_tell();
         slot->lost =
             gpunvme_mem_stream_sync(slot->streams[slot->gpu], slot->copy_ns) == GPUNVME_ERR_TIMEOUT;
         base_restore(&failure);

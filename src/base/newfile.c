@@ -12,15 +12,19 @@
 
 #include "base/fail.h"
 
-/* A name that no other has: each thread has numbers of its own, and a crash may have left some. */
+/*
+ * A name that no other has: each thread has numbers of its own, and a crash may have left some. It
+ * is short, since the path's own may be as long as names can be.
+ */
 static int open_new(struct base_newfile *file)
 {
     static atomic_uint numbers;
-    int fd, tries = 0;
+    const char *slash = strrchr(file->path, '/');
+    int folder = slash ? (int)(slash - file->path) + 1 : 0, fd, tries = 0;
 
     do {
         free(file->temporary);
-        if (asprintf(&file->temporary, "%s.%d-%u.tmp", file->path, (int)getpid(),
+        if (asprintf(&file->temporary, "%.*s.new-%d-%u.tmp", folder, file->path, (int)getpid(),
                      atomic_fetch_add(&numbers, 1)) < 0) {
             file->temporary = NULL;
             errno = ENOMEM;
@@ -33,15 +37,20 @@ static int open_new(struct base_newfile *file)
 
 gpunvme_err_t base_newfile_begin(struct base_newfile *file, const char *path)
 {
-    *file = (struct base_newfile){.fd = -1, .path = strdup(path)};
+    gpunvme_err_t err;
+
+    *file = (struct base_newfile){.fd = -1, .path = realpath(path, NULL)};
+    if (!file->path) /* it is not there yet */
+        file->path = strdup(path);
     if (!file->path)
         return base_fail(GPUNVME_ERR_NOMEM, "%.150s", path);
     file->fd = open_new(file);
     if (file->fd >= 0)
         return GPUNVME_OK;
+    err = base_fail_errno(errno, "%.150s", path);
     free(file->temporary);
     free(file->path);
-    return base_fail_errno(errno, "%.150s", path);
+    return err;
 }
 
 /* The new name is in its folder for good. Some file systems can't flush a folder: then it is. */

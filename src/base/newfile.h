@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * A file that takes its place when it is whole: until then it has another name beside it, and
- * whatever happens, a crash included, the place has the old file or all of the new one.
+ * whatever happens, a crash included, the place has the old file or all of the new one. Of a link
+ * the file that it refers to is replaced.
  */
 #ifndef BASE_NEWFILE_H
 #define BASE_NEWFILE_H

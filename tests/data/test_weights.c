@@ -1473,6 +1473,35 @@ static void a_manifest_that_can_not_be_written_leaves_the_old_one(void **state)
     assert_int_equal(gpunvme_weights_manifest_check(in_dir("full.json"), parts, 1, NULL),
                      GPUNVME_OK);
     assert_int_equal(count_files("full.json"), 1);
+    assert_int_equal(count_files(".new-"), 0);
+    gpunvme_weights_close(w);
+}
+
+static void manifests_have_names_of_any_length_and_may_be_links_but_no_fifos(void **state)
+{
+    static uint8_t y[77];
+    struct gpunvme_weights_part part = {.ptr = y};
+    const struct gpunvme_weights_options options = {.checksum = true};
+    struct gpunvme_weights *w;
+    char longest[256] = {0};
+    struct stat st;
+
+    (void)state;
+    memset(longest, 'm', sizeof(longest) - 1);
+    make("xyz.safetensors", XYZ, XYZ_NBYTES);
+    w = open_good("xyz.safetensors");
+    part.tensor = gpunvme_weights_find(w, "y");
+    assert_int_equal(gpunvme_weights_load(w, &part, 1, &options), GPUNVME_OK);
+    assert_int_equal(gpunvme_weights_manifest_write(in_dir(longest), &part, 1), GPUNVME_OK);
+    assert_int_equal(symlink(longest, in_dir("link.json")), 0);
+    assert_int_equal(gpunvme_weights_manifest_write(in_dir("link.json"), &part, 1), GPUNVME_OK);
+    assert_int_equal(lstat(in_dir("link.json"), &st), 0);
+    assert_true(S_ISLNK(st.st_mode));
+    assert_int_equal(gpunvme_weights_manifest_check(in_dir("link.json"), &part, 1, NULL),
+                     GPUNVME_OK);
+    assert_int_equal(mkfifo(in_dir("fifo"), 0600), 0);
+    assert_int_equal(gpunvme_weights_manifest_check(in_dir("fifo"), &part, 1, NULL),
+                     GPUNVME_ERR_INVALID);
     gpunvme_weights_close(w);
 }
 
@@ -1539,6 +1568,7 @@ int main(void)
         cmocka_unit_test(weights_are_loaded_from_the_beginning_of_a_drive),
         cmocka_unit_test(a_manifest_finds_the_tensor_that_differs),
         cmocka_unit_test(a_manifest_that_can_not_be_written_leaves_the_old_one),
+        cmocka_unit_test(manifests_have_names_of_any_length_and_may_be_links_but_no_fifos),
     };
 
     return cmocka_run_group_tests_name("weights", tests, make_dir, drop_dir);

@@ -3,6 +3,7 @@
  * Manifests: the checksums of tensors, by name, as a JSON file.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -104,15 +105,22 @@ gpunvme_err_t gpunvme_weights_manifest_write(const char *path,
 
 static gpunvme_err_t read_all(const char *path, char **text, size_t *nbytes)
 {
-    FILE *f = fopen(path, "re");
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* of a FIFO it would wait */
+    FILE *f = fd >= 0 ? fdopen(fd, "r") : NULL;
     struct stat st;
     gpunvme_err_t err = GPUNVME_OK;
 
     *text = NULL;
-    if (!f)
-        return base_fail_errno(errno, "%.150s", path);
-    if (fstat(fileno(f), &st))
+    if (!f) {
         err = base_fail_errno(errno, "%.150s", path);
+        if (fd >= 0)
+            close(fd);
+        return err;
+    }
+    if (fstat(fd, &st))
+        err = base_fail_errno(errno, "%.150s", path);
+    else if (!S_ISREG(st.st_mode))
+        err = base_fail(GPUNVME_ERR_INVALID, "%.150s: not a regular file", path);
     else if ((uint64_t)st.st_size > WEIGHTS_MAX_JSON)
         err = base_fail(GPUNVME_ERR_LIMIT, "%.80s: a manifest of more than 100 MB",
                         weights_tail(path));

@@ -23,9 +23,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <time.h>
 
 #include "bench.h"
 #include "gpunvme/memory.h"
@@ -38,23 +36,6 @@ static void check(const char *what, gpunvme_err_t err)
                 gpunvme_err_detail());
         exit(1);
     }
-}
-
-static double now_s(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-static double cpu_s(void)
-{
-    struct rusage use;
-
-    getrusage(RUSAGE_SELF, &use);
-    return (double)(use.ru_utime.tv_sec + use.ru_stime.tv_sec) +
-           (double)(use.ru_utime.tv_usec + use.ru_stime.tv_usec) * 1e-6;
 }
 
 struct job {
@@ -225,18 +206,18 @@ int main(int argc, char **argv)
         /* The pages of memory are there, and CUDA has started. */
         spoil(&j);
     }
-    began = now_s();
-    cpu = cpu_s();
+    began = bench_now_s();
+    cpu = bench_cpu_s();
     if (whole)
         open_all(&j);
-    opened = now_s();
+    opened = bench_now_s();
     move_all(&j, j.flags ? GPUNVME_OP_WRITE : GPUNVME_OP_READ);
-    moved = now_s();
+    moved = bench_now_s();
     gpunvme_store_path(j.stores[0], &path);
     if (whole)
         close_all(&j);
-    wall = now_s() - began;
-    cpu = cpu_s() - cpu;
+    wall = bench_now_s() - began;
+    cpu = bench_cpu_s() - cpu;
     if (j.flags) {
         spoil(&j);
         j.flags = 0;

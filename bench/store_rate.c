@@ -28,9 +28,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "bench.h"
@@ -75,23 +73,6 @@ static void die_errno(const char *what)
 {
     fprintf(stderr, "store_rate: %s: %s\n", what, strerror(errno));
     exit(1);
-}
-
-static double now_s(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-static double cpu_s(void)
-{
-    struct rusage use;
-
-    getrusage(RUSAGE_SELF, &use);
-    return (double)(use.ru_utime.tv_sec + use.ru_stime.tv_sec) +
-           (double)(use.ru_utime.tv_usec + use.ru_stime.tv_usec) * 1e-6;
 }
 
 /* ---- What the bytes are ------------------------------------------------------------------------
@@ -292,7 +273,7 @@ static void open_store(struct job *j)
 
 static double ms_since(double then)
 {
-    return (now_s() - then) * 1e3;
+    return (bench_now_s() - then) * 1e3;
 }
 
 /* Run number i. Seconds, of the clock and of the CPU. */
@@ -302,8 +283,8 @@ static void run_once(struct job *j, unsigned i, double *wall, double *cpu)
 
     if (j->cold)
         drop_cache(j);
-    *wall = now_s();
-    *cpu = cpu_s();
+    *wall = bench_now_s();
+    *cpu = bench_cpu_s();
     if (j->whole)
         open_store(j);
     j->opening[i] = ms_since(*wall);
@@ -311,12 +292,12 @@ static void run_once(struct job *j, unsigned i, double *wall, double *cpu)
         move_in_batches(j);
     else
         move_one_by_one(j);
-    closed = now_s();
+    closed = bench_now_s();
     if (j->whole)
         check("close", gpunvme_close(j->store));
     j->closing[i] = ms_since(closed);
-    *wall = now_s() - *wall;
-    *cpu = cpu_s() - *cpu;
+    *wall = bench_now_s() - *wall;
+    *cpu = bench_cpu_s() - *cpu;
 }
 
 /* ---- Telling -----------------------------------------------------------------------------------

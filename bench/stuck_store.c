@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "bench.h"
 #include "fuse_file.h"
@@ -39,21 +38,13 @@ static void check(const char *what, gpunvme_err_t err)
     }
 }
 
-static double now_s(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
 /* GB/s of `n` transfers at a time, each of `nbytes` bytes. */
 static double rate(struct gpunvme_store *store, uint8_t *memory, size_t n, size_t nbytes,
                    double seconds)
 {
     struct gpunvme_io *ios = calloc(n, sizeof(*ios));
     uint64_t random = UINT64_C(88172645463325252);
-    double began = now_s(), took;
+    double began = bench_now_s(), took;
     size_t moved = 0;
 
     do {
@@ -65,7 +56,7 @@ static double rate(struct gpunvme_store *store, uint8_t *memory, size_t n, size_
                                     .nbytes = nbytes};
         check("read", gpunvme_io_run(ios, n));
         moved += n * nbytes;
-        took = now_s() - began;
+        took = bench_now_s() - began;
     } while (took < seconds);
     free(ios);
     return (double)moved / took * 1e-9;

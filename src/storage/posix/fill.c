@@ -103,9 +103,9 @@ static void have_pages(struct posix_fill_window *window, size_t at, size_t nbyte
 }
 
 /*
- * Whether the file has the range, and had it at the first call. New pages are left to pwrite(2): to
- * map them costs more than it saves, and where there is no room for all of them the file would end
- * with zeroes that nobody has written.
+ * Whether the file has the range, and had it before the first of these writes. New pages are left
+ * to pwrite(2): to map them costs more than it saves, and where there is no room for all of them
+ * the file would end with zeroes that nobody has written.
  */
 static bool is_old(struct posix_fill *fill, uint64_t offset, size_t nbytes)
 {

@@ -22,18 +22,18 @@ ITEMSIZE = {
 
 
 def header(tensors: Iterable[tuple[str, str, Sequence[int], int]],
-           metadata: Mapping[str, str] | None = None) -> bytes:
+           metadata: Mapping[str, str] | None = None, align: int = ALIGN) -> bytes:
     """The header for tensors (name, type, shape, bytes), which follow in this order.
 
-    Padded with spaces to a multiple of ``ALIGN``. ValueError: longer than readers accept.
+    Padded with spaces to a multiple of ``align``. ValueError: longer than readers accept.
     """
-    table: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    table: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     at = 0
     for name, dtype, shape, nbytes in tensors:
         table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + nbytes]}
         at += nbytes
-    text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGN)
+    text = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % align)
     if len(text) > MOST:
         raise ValueError(f"a safetensors header of {len(text)} bytes: {MOST} are the most")
     return len(text).to_bytes(8, "little") + text

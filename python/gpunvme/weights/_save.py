@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .. import store
+from .._safetensors import header
 from ..batch import Batch
 from ..buffers import kind_of
 from ._files import refuse
@@ -37,22 +37,12 @@ class Entry(NamedTuple):
 def layout(entries: Sequence[Entry], metadata: Metadata) -> tuple[bytes, list[Entry]]:
     """The file's bytes before the data, and the entries in the order of the data."""
     ordered = sorted(entries, key=lambda e: (-_ORDER.index(e.code), e.name))
-    header: dict[str, object] = {}
-    if metadata is not None:
-        for key, value in metadata.items():
-            if not isinstance(key, str) or not isinstance(value, str):
-                raise TypeError(f"metadata are strings by strings, not {value!r} by {key!r}")
-        header["__metadata__"] = dict(metadata)
-    offset = 0
-    for entry in ordered:
-        if entry.name == "__metadata__":
-            refuse('a tensor can\'t have the name "__metadata__"')
-        header[entry.name] = {"dtype": entry.code, "shape": list(entry.shape),
-                              "data_offsets": [offset, offset + entry.nbytes]}
-        offset += entry.nbytes
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, ordered
+    for key, value in (metadata or {}).items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"metadata are strings by strings, not {value!r} by {key!r}")
+    if any(entry.name == "__metadata__" for entry in ordered):
+        refuse('a tensor can\'t have the name "__metadata__"')
+    return header(((e.name, e.code, e.shape, e.nbytes) for e in ordered), metadata, 8), ordered
 
 
 def to_bytes(entries: Sequence[Entry], metadata: Metadata) -> bytes:

@@ -38,8 +38,9 @@ def peer(folder: str) -> ctypes.CDLL:
     library = ctypes.CDLL(built)
     pointer, number = ctypes.c_void_p, ctypes.c_uint
     for function, arguments in (
-        (library.python_peer_pread, [pointer, pointer, pointer, number]),
+        (library.python_peer_pread, [pointer] * 3 + [ctypes.c_int, ctypes.c_size_t, number]),
         (library.python_peer_batch, [pointer] * 4 + [number, pointer]),
+        (library.python_peer_operator, [pointer] * 3 + [number]),
     ):
         function.argtypes, function.restype = arguments, ctypes.c_double
     return library
@@ -59,8 +60,8 @@ class Bench:
 
     def pread_by_c(self) -> float:
         read = ctypes.cast(_lib.lib.gpunvme_store_read, ctypes.c_void_p)
-        memory = self.memory.ctypes.data
-        return self.c.python_peer_pread(read, self.store.handle(), memory, MANY) / MANY * 1e6
+        return self.c.python_peer_pread(read, self.store.handle(), self.memory.ctypes.data,
+                                        _lib.MEM_HOST, BLOCK, MANY) / MANY * 1e6
 
     def pread(self) -> float:
         pread, block = self.store.pread, self.block
@@ -130,4 +131,5 @@ def main() -> None:
                                            for name, values in found.items()}}, indent=2))
 
 
-main()
+if __name__ == "__main__":
+    main()

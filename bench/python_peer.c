@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * What bench/python_cost.py compares Python with: the same reads by C. The script compiles this
- * file and calls it in its own process, on the same store and memory, with the library's functions,
- * so that what slows one down slows the other down.
+ * What bench/python_cost.py and torch_cost.py compare Python with: the same calls by C. They compile
+ * this file and call it in their own process, on the same store and memory, with the library's
+ * functions, so that what slows one down slows the other down.
  */
 #include <time.h>
 
@@ -18,20 +18,22 @@ static double now(void)
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* Reads the first block `n` times, one after the other: seconds, or -1 after an error. */
+/* Reads the first `nbytes` bytes `n` times, one after the other: seconds, or -1 after an error. */
 double python_peer_pread(gpunvme_err_t (*read)(struct gpunvme_store *, uint64_t, void *,
                                                enum gpunvme_mem, size_t, size_t *),
-                         struct gpunvme_store *store, void *memory, unsigned n);
+                         struct gpunvme_store *store, void *memory, int mem, size_t nbytes,
+                         unsigned n);
 
 double python_peer_pread(gpunvme_err_t (*read)(struct gpunvme_store *, uint64_t, void *,
                                                enum gpunvme_mem, size_t, size_t *),
-                         struct gpunvme_store *store, void *memory, unsigned n)
+                         struct gpunvme_store *store, void *memory, int mem, size_t nbytes,
+                         unsigned n)
 {
     double begin = now();
     size_t done;
 
     while (n--)
-        if (read(store, 0, memory, GPUNVME_MEM_HOST, BLOCK, &done))
+        if (read(store, 0, memory, (enum gpunvme_mem)mem, nbytes, &done) || done != nbytes)
             return -1;
     return now() - begin;
 }
@@ -53,4 +55,19 @@ double python_peer_batch(gpunvme_err_t (*run)(struct gpunvme_io *, size_t),
                                      .ptr = memory + (size_t)i * BLOCK,
                                      .nbytes = BLOCK};
     return run(ios, n) ? -1 : now() - begin;
+}
+
+/* Calls an operator `n` times, one after the other: seconds, or -1 after an error. */
+double python_peer_operator(int (*operator)(const void *, const void *), const void *problem,
+                            const void *exec, unsigned n);
+
+double python_peer_operator(int (*operator)(const void *, const void *), const void *problem,
+                            const void *exec, unsigned n)
+{
+    double begin = now();
+
+    while (n--)
+        if (operator(problem, exec))
+            return -1;
+    return now() - begin;
 }

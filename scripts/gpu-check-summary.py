@@ -385,7 +385,7 @@ HOLDS = {
     "queues": "gpu_sweep.json, gpu_errors.json, gpu_ab.json; ab.log has all builds side by side",
     "storage": "store_files.json, store_rate/*.json, disk_vs_fio.json, store_ways.json, gpu_{memory,copy_batch,register}.json, quickstart.json",
     "ops": "check_VARIANT.json, OPERATOR_DTYPE_SHAPE.json",
-    "python": "pytest.log, python_cost.json",
+    "python": "pytest.log, python_cost.json, torch_cost.json",
 }
 
 

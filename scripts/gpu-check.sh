@@ -271,6 +271,7 @@ list_tests() {
 # without $left_out.
 run_tests() {
     local without='_emulated$|^test_gpu_check$|^installed_|^guest_|^test_qtest_|^fuzz_|^spdk_that_'
+    without+='|^python|^first_steps_' # packages are fetched there; part_python has the package
     ctest --test-dir "$work/ctest" --output-on-failure --no-tests=error \
         -E "$without${left_out:+|$left_out}" "$@"
 }
@@ -609,6 +610,8 @@ part_python() {
     step pytest 200 python_tests
     step cost 60 to "$dir/python_cost.json" env PYTHONPATH="$work/python/site" \
         python3 "$root/bench/python_cost.py"
+    step torch_cost 100 to "$dir/torch_cost.json" env PYTHONPATH="$work/python/site" \
+        python3 "$root/bench/torch_cost.py"
 }
 
 # --------------------------------------------------------------------------------------------------

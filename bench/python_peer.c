@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * What bench/python_cost.py and torch_cost.py compare Python with: the same calls by C. They compile
- * this file and call it in their own process, on the same store and memory, with the library's
- * functions, so that what slows one down slows the other down.
+ * What bench/python_cost.py and torch_cost.py compare Python with: the same calls by C. They
+ * compile this file and call it in their own process, on the same store and memory, with the
+ * library's functions, so that what slows one down slows the other down.
  */
 #include <time.h>
 

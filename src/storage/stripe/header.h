@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * What stands at the begin of each member of a stripe set, and whether members make a set. Knows
- * bytes alone, no stores.
+ * What stands at the begin of each member of a stripe set, and whether members make a set. header.c
+ * knows bytes alone, no stores.
  *
  * The first MiB of a member is the set's; the header is in the first 4 KiB of it, little-endian.
  * Then come the data: unit 0 of the set on member 0, unit 1 on member 1, … (RAID 0), as many on
@@ -39,6 +39,10 @@ void stripe_header_write(const struct stripe_header *h, void *bytes);
  * there is none. VERIFY: damaged. UNSUPPORTED: of another version.
  */
 gpunvme_err_t stripe_header_read(const void *bytes, const char *name, struct stripe_header *h);
+
+/* The header of a store, whose first bytes are read; stripe.c. */
+struct gpunvme_store;
+gpunvme_err_t stripe_read_header(struct gpunvme_store *member, struct stripe_header *h);
 
 /* A member, as a set is checked. */
 struct stripe_member {

@@ -11,8 +11,8 @@
 #include <string.h>
 
 #include "base/fail.h"
-#include "storage/futex.h"
-#include "storage/stripe/stripe.h"
+#include "storage/internal.h"
+#include "storage/stripe/header.h"
 
 struct share;
 

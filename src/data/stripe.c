@@ -11,7 +11,8 @@
 
 #include "base/fail.h"
 #include "gpunvme/signature.h"
-#include "storage/stripe/stripe.h"
+#include "storage/internal.h"
+#include "storage/stripe/header.h"
 
 /* A set that is being made. */
 struct making {

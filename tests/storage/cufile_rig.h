@@ -25,8 +25,8 @@ static fake_cufile_held_fn *fake_held;
 
 static void fake_clear(void)
 {
-    static const char *const switches[] = {"FAIL",  "SHORT",  "NVFS",    "COMPAT",
-                                           "FORCE", "P2PDMA", "TARGETS", "OPEN"};
+    static const char *const switches[] = {"FAIL",  "SHORT",  "NVFS", "COMPAT",
+                                           "FORCE", "P2PDMA", "OPEN"};
     char name[32];
 
     for (size_t i = 0; i < sizeof(switches) / sizeof(switches[0]); i++) {

@@ -28,8 +28,7 @@ EXPORT const int gpunvme_cufile_stand_in = 1;
 static struct {
     pthread_mutex_t lock;
     unsigned users;
-    bool set_compat, compat; /* made for the next open, and what it is */
-    bool compat_in_force;    /* since the driver was opened */
+    bool compat_in_force; /* since the driver was opened */
     struct {
         char name[40];
         unsigned calls;
@@ -115,7 +114,6 @@ void fake_cufile_reset(void)
 {
     pthread_mutex_lock(&fake.lock);
     fake.users = 0;
-    fake.set_compat = false;
     memset(fake.functions, 0, sizeof(fake.functions));
     memset(fake.buffers, 0, sizeof(fake.buffers));
     memset(fake.files, 0, sizeof(fake.files));
@@ -143,9 +141,7 @@ static struct cufile_error result(int err)
 /* Of a driver that is open, or would be if it were opened now. */
 static bool compat_allowed(void)
 {
-    if (fake.users)
-        return fake.compat_in_force;
-    return fake.set_compat ? fake.compat : number("FAKE_CUFILE_COMPAT", 10, 1) != 0;
+    return fake.users ? fake.compat_in_force : number("FAKE_CUFILE_COMPAT", 10, 1) != 0;
 }
 
 static bool direct(void)
@@ -164,7 +160,6 @@ EXPORT struct cufile_error cuFileDriverOpen(void)
         err = 5001;
     if (!err) {
         fake.compat_in_force = compat_allowed();
-        fake.set_compat = false;
         fake.users++;
     }
     return result(err);
@@ -195,7 +190,6 @@ EXPORT struct cufile_error cuFileDriverGetProperties(struct cufile_props *props)
     if (fake.users) {
         if (nvfs)
             sscanf(nvfs, "%u.%u", &props->nvfs.major_version, &props->nvfs.minor_version);
-        props->nvfs.dstatusflags = (unsigned)number("FAKE_CUFILE_TARGETS", 16, 0x10);
         props->nvfs.dcontrolflags = compat_allowed() ? 1u << CUFILE_CONTROL_COMPAT : 0;
     }
     memset(props->rest, 1, 24); /* up to max_batch_io_timeout_msecs */
@@ -380,29 +374,12 @@ EXPORT struct cufile_error cuFileGetParameterBool(int parameter, bool *value)
 {
     int err = called(__func__);
 
-    if (parameter == CUFILE_BOOL_ALLOW_COMPAT)
-        *value = fake.users ? compat_allowed() : fake.set_compat && fake.compat;
-    else if (parameter == CUFILE_BOOL_FORCE_COMPAT)
+    if (parameter == CUFILE_BOOL_FORCE_COMPAT)
         *value = number("FAKE_CUFILE_FORCE", 10, 0);
     else if (parameter == CUFILE_BOOL_P2PDMA)
         *value = number("FAKE_CUFILE_P2PDMA", 10, 0);
     else
         err = err ? err : 5022;
-    return result(err);
-}
-
-EXPORT struct cufile_error cuFileSetParameterBool(int parameter, bool value)
-{
-    int err = called(__func__);
-
-    if (!err && fake.users)
-        err = 5026;
-    if (!err && parameter != CUFILE_BOOL_ALLOW_COMPAT)
-        err = 5022;
-    if (!err) {
-        fake.set_compat = true;
-        fake.compat = value;
-    }
     return result(err);
 }
 

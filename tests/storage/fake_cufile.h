@@ -11,7 +11,6 @@
  *   FAKE_CUFILE_COMPAT   0: compat mode is off in the configuration
  *   FAKE_CUFILE_FORCE    1: force_compat_mode
  *   FAKE_CUFILE_P2PDMA   1: use_pci_p2pdma
- *   FAKE_CUFILE_TARGETS  dstatusflags, in hexadecimal
  *   FAKE_CUFILE_OPEN     1: someone else in the process has the driver open
  */
 #ifndef FAKE_CUFILE_H

@@ -552,19 +552,16 @@ static void a_file_that_udev_does_not_know_is_refused_with_the_remedy(void **sta
         fake_set("FAIL", numbers[i]);
         assert_int_equal(open_with("", 0, &store), GPUNVME_ERR_UNSUPPORTED);
         assert_detail_has("/run/udev");
-        assert_detail_has("tmpfs");
     }
 }
 
 /* Linked with --wrap: as if udev's database had all that libcufile wants. */
 static bool udev_has_all;
-void __real_cufile_where(int fd, struct cufile_where *where);
-void __wrap_cufile_where(int fd, struct cufile_where *where);
-void __wrap_cufile_where(int fd, struct cufile_where *where)
+const char *__real_cufile_udev_lacks(const char *entry, bool of_file_system);
+const char *__wrap_cufile_udev_lacks(const char *entry, bool of_file_system);
+const char *__wrap_cufile_udev_lacks(const char *entry, bool of_file_system)
 {
-    __real_cufile_where(fd, where);
-    if (udev_has_all)
-        where->udev_lacks = NULL;
+    return udev_has_all ? NULL : __real_cufile_udev_lacks(entry, of_file_system);
 }
 
 static void a_file_that_is_refused_for_no_known_reason_is_unsupported_too(void **state)
@@ -640,6 +637,7 @@ static void bytes_are_counted_as_p2p_where_nothing_else_is_allowed(void **state)
         skip();
     close(fd);
     fake_set("NVFS", "2.17");
+    fake_set("COMPAT", "0");
     store = opened(",require=p2p");
     assert_reads(store, 0, 100000, 100000, GPU);
     gpunvme_store_path(store, &p);
@@ -659,13 +657,26 @@ static void require_p2p_fails_without_nvidia_fs_and_says_why(void **state)
     assert_detail_has("nvidia-fs is not loaded");
 }
 
-static void require_compat_switches_compat_mode_on(void **state)
+static void require_p2p_fails_where_compat_mode_is_allowed_and_says_what_to_do(void **state)
 {
     struct gpunvme_store *store;
 
     (void)state;
-    fake_set("COMPAT", "0");
-    assert_int_equal(open_with("", 0, &store), GPUNVME_ERR_UNSUPPORTED);
+    fake_set("NVFS", "2.17");
+    assert_int_equal(open_with(",require=p2p", 0, &store), GPUNVME_ERR_UNSUPPORTED);
+    assert_detail_has("allow_compat_mode: false");
+    unlink(path);
+    assert_int_equal(open_with(",require=p2p", GPUNVME_OPEN_WRITE | GPUNVME_OPEN_CREATE, &store),
+                     GPUNVME_ERR_UNSUPPORTED);
+    assert_int_equal(access(path, F_OK), -1);
+}
+
+static void require_compat_takes_what_cufile_does(void **state)
+{
+    struct gpunvme_store *store;
+
+    (void)state;
+    fake_set("NVFS", "2.17");
     store = opened(",require=compat");
     assert_reads(store, 0, 4096, 4096, GPU);
     closed(store);
@@ -765,7 +776,8 @@ static const struct CMUnitTest tests[] = {
     TEST(bytes_are_counted_as_compat_without_nvidia_fs_and_it_says_why),
     TEST(bytes_are_counted_as_p2p_where_nothing_else_is_allowed),
     TEST(require_p2p_fails_without_nvidia_fs_and_says_why),
-    TEST(require_compat_switches_compat_mode_on),
+    TEST(require_p2p_fails_where_compat_mode_is_allowed_and_says_what_to_do),
+    TEST(require_compat_takes_what_cufile_does),
     TEST(the_backend_tells_the_library_that_it_works_with),
     TEST(cufile_serves_only_files),
 };

@@ -24,7 +24,7 @@ static struct cufile_mode open_driver(const struct cufile_api *api)
 {
     struct cufile_mode mode;
 
-    assert_int_equal(cufile_driver_acquire(api, CUFILE_COMPAT_AS_CONFIGURED, &mode), GPUNVME_OK);
+    assert_int_equal(cufile_driver_acquire(api, &mode), GPUNVME_OK);
     return mode;
 }
 
@@ -51,7 +51,7 @@ static void all_functions_of_a_new_library_are_found(void **state)
     const struct cufile_api *api = *state;
 
     assert_non_null(api->driver_close_v2);
-    assert_non_null(api->set_bool);
+    assert_non_null(api->get_bool);
     assert_int_equal(api->version, 1140);
     assert_string_equal(api->library, FAKE_CUFILE);
 }
@@ -73,7 +73,7 @@ static void an_old_library_is_used_without_what_it_lacks(void **state)
     (void)state;
     assert_int_equal(cufile_api_load(FAKE_CUFILE_OLD, &api), GPUNVME_OK);
     assert_int_equal(api.version, 0);
-    assert_null(api.set_bool);
+    assert_null(api.get_bool);
     assert_non_null(api.handle_register);
 }
 
@@ -148,8 +148,7 @@ static void without_nvidia_fs_and_compat_mode_the_detail_names_both_remedies(voi
     struct cufile_mode mode;
 
     fake_set("COMPAT", "0");
-    assert_int_equal(cufile_driver_acquire(*state, CUFILE_COMPAT_AS_CONFIGURED, &mode),
-                     GPUNVME_ERR_UNSUPPORTED);
+    assert_int_equal(cufile_driver_acquire(*state, &mode), GPUNVME_ERR_UNSUPPORTED);
     assert_detail_has("modprobe nvidia-fs");
     assert_detail_has("allow_compat_mode: true");
     assert_detail_has("CUFILE_ENV_PATH_JSON");
@@ -201,8 +200,7 @@ static void a_gpu_without_room_for_a_context_is_an_error_before_the_driver_opens
     api.needs_no_gpu = false;
     ngpus = 3;
     ncontexts = 1;
-    assert_int_equal(cufile_driver_acquire(&api, CUFILE_COMPAT_AS_CONFIGURED, &mode),
-                     GPUNVME_ERR_GPU);
+    assert_int_equal(cufile_driver_acquire(&api, &mode), GPUNVME_ERR_GPU);
     ngpus = 0;
     assert_detail_has("the context of GPU 1: out of memory");
     assert_int_equal(nentered, 0);
@@ -236,89 +234,9 @@ static void a_driver_without_properties_is_closed_again(void **state)
     struct cufile_mode mode;
 
     fake_set("FAIL", "cuFileDriverGetProperties=5030");
-    assert_int_equal(cufile_driver_acquire(*state, CUFILE_COMPAT_AS_CONFIGURED, &mode),
-                     GPUNVME_ERR_IO);
+    assert_int_equal(cufile_driver_acquire(*state, &mode), GPUNVME_ERR_IO);
     assert_detail_has("cuFileDriverGetProperties");
     assert_int_equal(fake_calls("cuFileDriverClose_v2"), 1);
-}
-
-static void a_second_user_with_another_compat_mode_is_refused(void **state)
-{
-    struct cufile_mode mode;
-
-    fake_set("NVFS", "2.17");
-    open_driver(*state);
-    assert_int_equal(cufile_driver_acquire(*state, CUFILE_COMPAT_OFF, &mode), GPUNVME_ERR_BUSY);
-    close_driver(*state);
-}
-
-static void a_second_user_who_asks_for_what_is_in_force_is_welcome(void **state)
-{
-    struct cufile_mode mode;
-
-    open_driver(*state);
-    assert_int_equal(cufile_driver_acquire(*state, CUFILE_COMPAT_ON, &mode), GPUNVME_OK);
-    close_driver(*state);
-    close_driver(*state);
-}
-
-static void a_direct_path_that_there_is_not_is_refused_without_a_trace(void **state)
-{
-    struct cufile_mode mode;
-
-    assert_int_equal(cufile_driver_acquire(*state, CUFILE_COMPAT_OFF, &mode),
-                     GPUNVME_ERR_UNSUPPORTED);
-    assert_detail_has("nvidia-fs is");
-    assert_int_equal(fake_calls("cuFileSetParameterBool"), 0);
-    mode = open_driver(*state);
-    assert_true(mode.compat_allowed);
-    close_driver(*state);
-}
-
-static void compat_mode_is_switched_on_for_who_asks_and_not_for_the_next(void **state)
-{
-    struct cufile_mode mode;
-
-    fake_set("COMPAT", "0");
-    assert_int_equal(cufile_driver_acquire(*state, CUFILE_COMPAT_ON, &mode), GPUNVME_OK);
-    assert_true(mode.compat_allowed);
-    close_driver(*state);
-    assert_int_equal(cufile_driver_acquire(*state, CUFILE_COMPAT_AS_CONFIGURED, &mode),
-                     GPUNVME_ERR_UNSUPPORTED);
-}
-
-static void a_direct_path_is_asked_for_beside_users_of_compat_mode_in_vain(void **state)
-{
-    struct cufile_mode mode;
-
-    open_driver(*state);
-    assert_int_equal(cufile_driver_acquire(*state, CUFILE_COMPAT_OFF, &mode),
-                     GPUNVME_ERR_UNSUPPORTED);
-    close_driver(*state);
-}
-
-static void an_old_library_must_be_in_the_compat_mode_that_is_asked_for(void **state)
-{
-    struct cufile_mode mode;
-    struct cufile_api api;
-
-    (void)state;
-    assert_int_equal(cufile_api_load(FAKE_CUFILE_OLD, &api), GPUNVME_OK);
-    fake_set("NVFS", "2.17");
-    assert_int_equal(cufile_driver_acquire(&api, CUFILE_COMPAT_ON, &mode), GPUNVME_OK);
-    close_driver(&api);
-    assert_int_equal(cufile_driver_acquire(&api, CUFILE_COMPAT_OFF, &mode), GPUNVME_ERR_BUSY);
-    assert_detail_has("cufile.json");
-}
-
-static void a_compat_mode_that_someone_else_has_in_force_is_not_changed(void **state)
-{
-    struct cufile_mode mode;
-
-    fake_set("OPEN", "1");
-    fake_set("NVFS", "2.17");
-    assert_int_equal(cufile_driver_acquire(*state, CUFILE_COMPAT_OFF, &mode), GPUNVME_ERR_BUSY);
-    assert_int_equal(fake_calls("cuFileSetParameterBool"), 0);
 }
 
 /* --- modes --- */
@@ -354,6 +272,21 @@ static void with_nvidia_fs_the_mode_is_p2p_and_tells_the_version(void **state)
     close_driver(*state);
 }
 
+/* cuFile does not tell of a transfer whether it was. */
+static void transfers_are_surely_direct_only_without_compat_mode(void **state)
+{
+    struct cufile_mode mode;
+
+    fake_set("NVFS", "2.17");
+    mode = open_driver(*state);
+    assert_non_null(strstr(cufile_mode_why(&mode), "allow_compat_mode: false"));
+    close_driver(*state);
+    fake_set("COMPAT", "0");
+    mode = open_driver(*state);
+    assert_null(cufile_mode_why(&mode));
+    close_driver(*state);
+}
+
 static void p2pdma_is_told_from_nvidia_fs(void **state)
 {
     struct cufile_mode mode;
@@ -377,75 +310,7 @@ static void a_forced_compat_mode_is_compat_though_nvidia_fs_is_there(void **stat
     close_driver(*state);
 }
 
-/* --- what to expect of a file --- */
-
-static const struct cufile_mode p2p = {
-    .nvfs = true, .compat_allowed = true, .dstatusflags = 1u << CUFILE_TARGET_NVME};
-static const struct cufile_where on_nvme = {CUFILE_TARGET_NVME, NULL, "ext4 on nvme0n1"};
-
-static void a_file_on_nvme_is_expected_to_be_direct(void **state)
-{
-    char why[128];
-
-    (void)state;
-    assert_true(cufile_expect_direct(&p2p, &on_nvme, true, why, sizeof(why)));
-    assert_string_equal(why, "");
-}
-
-static void a_file_on_tmpfs_is_expected_through_host_memory(void **state)
-{
-    const struct cufile_where on_tmpfs = {-1, false, "tmpfs"};
-    char why[128];
-
-    (void)state;
-    assert_false(cufile_expect_direct(&p2p, &on_tmpfs, true, why, sizeof(why)));
-    assert_non_null(strstr(why, "cuFile has no direct path to tmpfs"));
-}
-
-static void a_file_without_o_direct_is_expected_through_host_memory(void **state)
-{
-    char why[128];
-
-    (void)state;
-    assert_false(cufile_expect_direct(&p2p, &on_nvme, false, why, sizeof(why)));
-    assert_non_null(strstr(why, "O_DIRECT"));
-}
-
-static void a_target_that_the_driver_does_not_name_is_expected_through_host_memory(void **state)
-{
-    struct cufile_mode mode = p2p;
-    char why[128];
-
-    (void)state;
-    mode.dstatusflags = 0;
-    assert_false(cufile_expect_direct(&mode, &on_nvme, true, why, sizeof(why)));
-    assert_non_null(strstr(why, "the driver has no direct path"));
-}
-
-static void where_compat_mode_is_off_what_cufile_takes_is_direct(void **state)
-{
-    const struct cufile_where on_md = {-1, NULL, "XFS on md0"};
-    struct cufile_mode mode = p2p;
-    char why[128];
-
-    (void)state;
-    mode.compat_allowed = false;
-    assert_true(cufile_expect_direct(&mode, &on_md, true, why, sizeof(why)));
-}
-
-static void the_file_system_of_a_file_is_named(void **state)
-{
-    struct cufile_where where;
-    int fd = open("/dev/shm", O_TMPFILE | O_RDWR, 0600);
-
-    (void)state;
-    if (fd < 0)
-        skip();
-    cufile_where(fd, &where);
-    assert_int_equal(where.target, -1);
-    assert_string_equal(where.what, "tmpfs");
-    close(fd);
-}
+/* --- what it needs of the machine --- */
 
 static void what_udevs_database_lacks_is_found_out(void **state)
 {
@@ -527,23 +392,11 @@ int main(void)
         TEST(already_open_is_as_good_as_opened_and_left_open),
         TEST(releasing_what_is_not_open_is_refused),
         TEST(a_driver_without_properties_is_closed_again),
-        TEST(a_second_user_with_another_compat_mode_is_refused),
-        TEST(a_second_user_who_asks_for_what_is_in_force_is_welcome),
-        TEST(a_direct_path_that_there_is_not_is_refused_without_a_trace),
-        TEST(compat_mode_is_switched_on_for_who_asks_and_not_for_the_next),
-        TEST(a_direct_path_is_asked_for_beside_users_of_compat_mode_in_vain),
-        TEST(an_old_library_must_be_in_the_compat_mode_that_is_asked_for),
-        TEST(a_compat_mode_that_someone_else_has_in_force_is_not_changed),
         TEST(without_nvidia_fs_the_mode_is_compat_and_says_why),
         TEST(with_nvidia_fs_the_mode_is_p2p_and_tells_the_version),
+        TEST(transfers_are_surely_direct_only_without_compat_mode),
         TEST(p2pdma_is_told_from_nvidia_fs),
         TEST(a_forced_compat_mode_is_compat_though_nvidia_fs_is_there),
-        TEST(a_file_on_nvme_is_expected_to_be_direct),
-        TEST(a_file_on_tmpfs_is_expected_through_host_memory),
-        TEST(a_file_without_o_direct_is_expected_through_host_memory),
-        TEST(a_target_that_the_driver_does_not_name_is_expected_through_host_memory),
-        TEST(where_compat_mode_is_off_what_cufile_takes_is_direct),
-        TEST(the_file_system_of_a_file_is_named),
         TEST(what_udevs_database_lacks_is_found_out),
         TEST(bytes_written_are_read_at_their_offsets),
     };

@@ -45,23 +45,13 @@ struct cufile_props {
         unsigned minor_version;
         size_t poll_thresh_size; /* KiB */
         size_t max_direct_io_size;
-        unsigned dstatusflags;  /* bits: CUFILE_TARGET_* */
+        unsigned dstatusflags;
         unsigned dcontrolflags; /* bits: CUFILE_CONTROL_* */
     } nvfs;
     unsigned char rest[224];
 };
 
-/* CUfileDriverStatusFlags, those used here: numbers of bits. What the driver has a direct path to.
- */
-enum {
-    CUFILE_TARGET_LUSTRE = 0,
-    CUFILE_TARGET_NFS = 2,
-    CUFILE_TARGET_GPFS = 3,
-    CUFILE_TARGET_NVME = 4,
-    CUFILE_TARGET_BEEGFS = 9,
-};
-
-/* CUfileDriverControlFlags, likewise. */
+/* CUfileDriverControlFlags, the one used here: the number of a bit. */
 enum { CUFILE_CONTROL_COMPAT = 1 };
 
 /* CUfileDescr_t */
@@ -76,7 +66,7 @@ struct cufile_descr {
 };
 
 /* CUFileBoolConfigParameter_t, likewise. */
-enum { CUFILE_BOOL_ALLOW_COMPAT = 1, CUFILE_BOOL_FORCE_COMPAT = 2, CUFILE_BOOL_P2PDMA = 7 };
+enum { CUFILE_BOOL_FORCE_COMPAT = 2, CUFILE_BOOL_P2PDMA = 7 };
 
 /* --- the library --- */
 
@@ -104,8 +94,7 @@ enum { CUFILE_BOOL_ALLOW_COMPAT = 1, CUFILE_BOOL_FORCE_COMPAT = 2, CUFILE_BOOL_P
     X(driver_close_v2, cuFileDriverClose_v2, struct cufile_error, (void))                          \
     X(use_count, cuFileUseCount, long, (void))                                                     \
     X(get_version, cuFileGetVersion, struct cufile_error, (int *version))                          \
-    X(get_bool, cuFileGetParameterBool, struct cufile_error, (int parameter, bool *value))         \
-    X(set_bool, cuFileSetParameterBool, struct cufile_error, (int parameter, bool value))
+    X(get_bool, cuFileGetParameterBool, struct cufile_error, (int parameter, bool *value))
 
 struct cufile_api {
     char library[256]; /* the name under which it was found */
@@ -146,70 +135,50 @@ gpunvme_err_t cufile_fail_io(ssize_t result, int error_number, const char *what)
 
 /* --- driver --- */
 
-/* What compat mode has to be. */
-enum cufile_compat {
-    CUFILE_COMPAT_AS_CONFIGURED, /* as cufile.json says */
-    CUFILE_COMPAT_OFF,           /* to refuse to work without a direct path */
-    CUFILE_COMPAT_ON,
-};
-
 /*
  * What the library said after the driver was opened. compat mode: the bytes go from the file to
  * host memory by pread() and from there to the GPU, and likewise back.
  */
 struct cufile_mode {
     unsigned version;    /* of the library, as in struct cufile_api */
-    unsigned nvfs_major; /* of the kernel module nvidia-fs; 0.0: not loaded */
+    unsigned nvfs_major; /* of the kernel module nvidia-fs; 0.0: not loaded, or not in use */
     unsigned nvfs_minor;
-    bool nvfs;           /* nvidia-fs is loaded and in use */
     bool p2pdma;         /* the kernel's P2PDMA instead, from 1.13 on, is switched on */
     bool compat_allowed; /* a transfer without a direct path goes through host memory */
     bool compat_forced;  /* every transfer does */
-    unsigned dstatusflags;
 };
 
 /* No transfer can be direct. */
 static inline bool cufile_mode_is_compat(const struct cufile_mode *mode)
 {
-    return mode->compat_forced || !(mode->nvfs || mode->p2pdma);
+    return mode->compat_forced || !(mode->nvfs_major || mode->nvfs_minor || mode->p2pdma);
 }
 
-/* Why no transfer is direct, of a mode that is compat: "nvidia-fs is not loaded". Static. */
+/*
+ * Why it can't be said that transfers are direct; NULL: all that succeed are. cuFile does not tell
+ * it transfer by transfer, so with compat mode allowed it can't be said. Static.
+ */
 const char *cufile_mode_why(const struct cufile_mode *mode);
 
 /*
- * One line: "libcufile 1.14, compat mode (through host memory): nvidia-fs is not loaded". Writes at
- * most `capacity` bytes and returns `text`; CUFILE_MODE_TEXT is enough.
+ * One line: "libcufile 1.14, compat mode: nvidia-fs is not loaded". Writes at most `capacity` bytes
+ * and returns `text`; CUFILE_MODE_TEXT is enough.
  */
 #define CUFILE_MODE_TEXT 192
 char *cufile_mode_text(const struct cufile_mode *mode, char *text, size_t capacity);
 
 /*
- * Opens the driver for one more user: the first one's compat mode holds until the last has released
- * it. A user who asks for the other one in the meantime gets BUSY, and so does the first whose
- * compat mode can't be set. NO_GPU without a CUDA driver; GPU where a GPU gives no context;
- * UNSUPPORTED where cuFileDriverOpen() would hang. Thread-safe.
+ * Opens the driver for one more user, as the library's configuration has it. NO_GPU without a CUDA
+ * driver; GPU where a GPU gives no context; UNSUPPORTED where cuFileDriverOpen() would hang.
+ * Thread-safe.
  */
-gpunvme_err_t cufile_driver_acquire(const struct cufile_api *api, enum cufile_compat compat,
-                                    struct cufile_mode *mode);
+gpunvme_err_t cufile_driver_acquire(const struct cufile_api *api, struct cufile_mode *mode);
 
 /*
  * Releases it. With the last user the driver is closed, unless someone else in this process had
  * opened it before us. All handles and buffers must have been deregistered.
  */
 gpunvme_err_t cufile_driver_release(const struct cufile_api *api);
-
-/* --- files --- */
-
-/* Which kind of storage a file is on, as far as it matters for a direct path. */
-struct cufile_where {
-    int target;             /* CUFILE_TARGET_*, -1: nothing that cuFile has a direct path to */
-    const char *udev_lacks; /* cufile_udev_lacks() of the device */
-    char what[64];          /* "ext4 on nvme0n1", "tmpfs" */
-};
-
-/* Looks; never fails: what can't be found out is -1 and says so. */
-void cufile_where(int fd, struct cufile_where *where);
 
 /*
  * What libcufile looks for in the file `entry`, a device's in udev's database, and would not find:
@@ -218,11 +187,25 @@ void cufile_where(int fd, struct cufile_where *where);
  */
 const char *cufile_udev_lacks(const char *entry, bool of_file_system);
 
+/* --- buffers.c: registered memory --- */
+
+/* The GPU whose memory is at `ptr`, -1: none (GPU memory is host memory). */
+int cufile_device_of(const void *ptr);
+
 /*
- * Whether transfers between this file and GPU memory are expected to be direct, and if not why, in
- * `why` (at most `capacity` bytes). cuFile itself does not tell transfer by transfer.
+ * Registers GPU memory with cuFile, which knows each buffer once in a process: a
+ * range that lies in one that is registered is counted there. `*out` is for forget.
  */
-bool cufile_expect_direct(const struct cufile_mode *mode, const struct cufile_where *where,
-                          bool o_direct, char *why, size_t capacity);
+gpunvme_err_t cufile_buffer_register(const struct cufile_api *api, void *base, size_t nbytes,
+                                     void **out);
+void cufile_buffer_forget(const struct cufile_api *api, void *buffer);
+
+/* Where cuFile finds memory: by the base of the registered buffer that it lies in, or by itself. */
+struct cufile_place {
+    uint8_t *base;
+    off_t offset;
+    size_t nbytes; /* so much, up to where the buffer ends, or another one begins */
+};
+struct cufile_place cufile_buffer_place(uint8_t *ptr, size_t nbytes);
 
 #endif

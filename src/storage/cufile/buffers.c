@@ -3,11 +3,12 @@
  * GPU memory that is registered with cuFile. The library has one table for the process, and
  * refuses a range that is in it: engines that register the same memory share an entry.
  */
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "base/fail.h"
 #include "memory/cuda.h"
-#include "storage/cufile/cufile.h"
+#include "storage/cufile/api.h"
 
 struct cufile_buffer {
     struct cufile_buffer *next;
@@ -110,28 +111,23 @@ gpunvme_err_t cufile_buffer_register(const struct cufile_api *api, void *base, s
     return err;
 }
 
-static void remove_last(const struct cufile_api *api, struct cufile_buffer *buffer)
-{
-    struct cufile_buffer **link = &buffers;
-    bool entered = buffer->device >= 0 && mem_cuda_enter((unsigned)buffer->device) == GPUNVME_OK;
-
-    pthread_mutex_lock(&lock);
-    while (*link != buffer)
-        link = &(*link)->next;
-    *link = buffer->next;
-    pthread_mutex_unlock(&lock);
-    api->buf_deregister(buffer->base); /* nobody could do anything about an error */
-    if (entered)
-        mem_cuda_leave();
-    free(buffer);
-}
-
 void cufile_buffer_forget(const struct cufile_api *api, void *buffer_)
 {
-    struct cufile_buffer *buffer = buffer_;
+    struct cufile_buffer *buffer = buffer_, **link = &buffers;
+    bool entered;
 
     pthread_mutex_lock(&changes);
-    if (!--buffer->users)
-        remove_last(api, buffer);
+    if (!--buffer->users) {
+        entered = buffer->device >= 0 && mem_cuda_enter((unsigned)buffer->device) == GPUNVME_OK;
+        pthread_mutex_lock(&lock);
+        while (*link != buffer)
+            link = &(*link)->next;
+        *link = buffer->next;
+        pthread_mutex_unlock(&lock);
+        api->buf_deregister(buffer->base); /* nobody could do anything about an error */
+        if (entered)
+            mem_cuda_leave();
+        free(buffer);
+    }
     pthread_mutex_unlock(&changes);
 }

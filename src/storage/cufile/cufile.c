@@ -2,29 +2,51 @@
  *
  * The cufile backend: files and block devices of the kernel, through NVIDIA's libcufile, which has
  * drives move bytes to and from GPU memory by themselves where driver, file system and drive allow
- * it, and goes through host memory where not (its compat mode).
+ * it, and goes through host memory where not (its compat mode). Files are those of the posix
+ * backend, which moves bytes to and from host memory.
  *
- * `require=` better than compat switches compat mode off, require=compat switches it on, for the
- * whole process; without it the library's configuration decides.
+ * cuFile's calls have no deadline. A thread of the engine's pool that is stuck in one stays there;
+ * whoever waits for the transfer has a deadline of its own.
  */
-#include "storage/cufile/cufile.h"
-
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "base/fail.h"
 #include "gpunvme/memory.h"
+#include "memory/cuda.h"
+#include "storage/cufile/api.h"
+#include "storage/posix/posix.h"
 
 #define DEFAULT_CHUNK   (1u << 20)
 #define DEFAULT_THREADS 8u
+#define EDGE            4096u /* what cuFile moves directly is whole blocks of this, in the file */
+
+struct cufile {
+    struct posix posix; /* first */
+    bool has_file;      /* posix_enter() was called */
+    const struct cufile_api *api;
+    struct cufile_mode mode;
+    bool driver_held;
+    bool o_direct;   /* cuFile has the descriptor with O_DIRECT */
+    bool registered; /* `handle` is valid */
+    void *handle;    /* CUfileHandle_t */
+
+    /*
+     * cuFile reads, changes and writes the blocks at ragged ends of a write. Two such writes in one
+     * block would lose bytes of one of them, so they go one at a time; the gate of posix keeps the
+     * ragged ones from host memory apart.
+     */
+    pthread_mutex_t edge;
+};
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
-static gpunvme_err_t open_driver(struct gpunvme_store *store, struct cufile *cufile)
+static gpunvme_err_t open_driver(struct cufile *cufile)
 {
-    const struct store_options *o = &store->uri.options;
-    enum cufile_compat compat = CUFILE_COMPAT_AS_CONFIGURED;
     gpunvme_err_t err = cufile_api(&cufile->api);
 
     if (err)
@@ -32,9 +54,7 @@ static gpunvme_err_t open_driver(struct gpunvme_store *store, struct cufile *cuf
     if (gpunvme_mem_gpu_is_host() && !cufile->api->needs_no_gpu)
         return base_fail(GPUNVME_ERR_NO_GPU, "cuFile needs a GPU: %s; use backend=posix",
                          gpunvme_mem_gpu_why_not());
-    if (o->require_set)
-        compat = o->require == GPUNVME_ROUTE_COMPAT ? CUFILE_COMPAT_ON : CUFILE_COMPAT_OFF;
-    err = cufile_driver_acquire(cufile->api, compat, &cufile->mode);
+    err = cufile_driver_acquire(cufile->api, &cufile->mode);
     cufile->driver_held = !err;
     return err;
 }
@@ -46,20 +66,28 @@ static gpunvme_err_t open_driver(struct gpunvme_store *store, struct cufile *cuf
  */
 static gpunvme_err_t explain(const struct cufile *cufile, struct cufile_error error)
 {
-    bool vague = error.err == 5027 || error.err == 5030;
-    const struct cufile_where *where = &cufile->where;
+    bool vague = error.err == 5027 || error.err == 5030, is_device;
+    const char *lacks;
+    char entry[64];
+    struct stat st;
+    dev_t dev;
 
-    if (!vague)
+    if (!vague || fstat(cufile->posix.file.fd, &st))
         return cufile_fail(error, "cuFileHandleRegister");
-    if (where->udev_lacks)
+    is_device = S_ISBLK(st.st_mode);
+    dev = is_device ? st.st_rdev : st.st_dev;
+    snprintf(entry, sizeof(entry), "/run/udev/data/b%u:%u", major(dev), minor(dev));
+    lacks = cufile_udev_lacks(entry, !is_device);
+    if (lacks)
         return base_fail(GPUNVME_ERR_UNSUPPORTED,
-                         "cuFileHandleRegister: %s: udev's database has no %s for %s: give the "
-                         "container /run/udev, take another file system, or backend=posix",
-                         cufile_error_name(error.err), where->udev_lacks, where->what);
+                         "cuFileHandleRegister: %s: udev's database has no %s for this file's "
+                         "device (%s): give the container /run/udev, take another file system, or "
+                         "backend=posix",
+                         cufile_error_name(error.err), lacks, entry);
     return base_fail(GPUNVME_ERR_UNSUPPORTED,
-                     "cuFileHandleRegister: %s: libcufile does not take this file, on %s, and says "
-                     "why in cufile.log only: take another file system, or backend=posix",
-                     cufile_error_name(error.err), where->what);
+                     "cuFileHandleRegister: %s: libcufile does not take this file, and says why in "
+                     "cufile.log only: take another file system, or backend=posix",
+                     cufile_error_name(error.err));
 }
 
 static gpunvme_err_t register_fd(struct cufile *cufile, bool o_direct)
@@ -80,32 +108,16 @@ static gpunvme_err_t register_fd(struct cufile *cufile, bool o_direct)
  */
 static gpunvme_err_t register_file(struct gpunvme_store *store, struct cufile *cufile)
 {
-    char why[sizeof(cufile->why_not_direct)];
+    enum store_switch direct = store->uri.options.direct;
     bool have_direct = cufile->posix.file.direct_fd >= 0;
-    bool first = have_direct &&
-                 (store->uri.options.direct == STORE_ON ||
-                  cufile_expect_direct(&cufile->mode, &cufile->where, true, why, sizeof(why)));
+    bool first = have_direct && (direct == STORE_ON || !cufile_mode_is_compat(&cufile->mode));
     struct base_failure failure;
     gpunvme_err_t err = register_fd(cufile, first);
 
-    if (!err || store->uri.options.direct != STORE_AUTO || !have_direct)
+    if (!err || direct != STORE_AUTO || !have_direct)
         return err;
     base_keep(&failure, err);
     return register_fd(cufile, !first) ? base_restore(&failure) : GPUNVME_OK;
-}
-
-/* The way to GPU memory, and the limits of the store. */
-static void describe_file(struct gpunvme_store *store, struct cufile *cufile)
-{
-    const struct store_options *o = &store->uri.options;
-    bool direct = cufile_expect_direct(&cufile->mode, &cufile->where, cufile->o_direct,
-                                       cufile->why_not_direct, sizeof(cufile->why_not_direct));
-
-    store->gpu_route = direct ? GPUNVME_ROUTE_P2P : GPUNVME_ROUTE_COMPAT;
-    store->block_size = CUFILE_EDGE;
-    store->threads = o->threads ? o->threads : DEFAULT_THREADS;
-    store->queue.max_in_hand = store->threads;
-    store->queue.piece_nbytes = o->chunk_nbytes ? o->chunk_nbytes : DEFAULT_CHUNK;
 }
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
@@ -124,6 +136,92 @@ static void unmap_memory(void *api, void *buffer)
 }
 
 static const struct store_domain_ops domain_ops = {.map = map_memory, .unmap = unmap_memory};
+
+/* ---- Moving bytes --------------------------------------------------------------------------- */
+
+/*
+ * How many of `nbytes` bytes at `offset` there are: cuFile is never asked for what is behind the
+ * end of a file, where not all versions answer like pread(2).
+ */
+static gpunvme_err_t there_are(const struct cufile *cufile, uint64_t offset, size_t *nbytes)
+{
+    uint64_t size;
+    const struct posix_file *file = &cufile->posix.file;
+    gpunvme_err_t err = store_fd_size(file->fd, file->block_device, &size);
+
+    if (err || offset >= size)
+        *nbytes = 0;
+    else if (*nbytes > size - offset)
+        *nbytes = (size_t)(size - offset);
+    return err;
+}
+
+/* A call for what is left of a piece, or for as much as one buffer has of its memory. */
+static gpunvme_err_t call_cufile(const struct cufile *cufile, const struct crew_piece *rest,
+                                 struct cufile_place place, size_t *n)
+{
+    bool write = rest->op == GPUNVME_OP_WRITE;
+    off_t at = (off_t)rest->offset;
+    gpunvme_err_t err = write ? GPUNVME_OK : there_are(cufile, rest->offset, &place.nbytes);
+    ssize_t result;
+
+    if (err || !place.nbytes)
+        return err;
+    do {
+        errno = 0;
+        result =
+            write ? cufile->api->write(cufile->handle, place.base, place.nbytes, at, place.offset)
+                  : cufile->api->read(cufile->handle, place.base, place.nbytes, at, place.offset);
+    } while (result == -1 && errno == EINTR);
+    if (result < 0)
+        return cufile_fail_io(result, errno, write ? "cuFileWrite" : "cuFileRead");
+    if (result == 0 && write)
+        return base_fail(GPUNVME_ERR_NOSPC, "cuFileWrite wrote nothing at offset %llu",
+                         (unsigned long long)rest->offset);
+    if ((size_t)result > place.nbytes)
+        return base_fail(GPUNVME_ERR_IO, "cuFile says %zd bytes of %zu", result, place.nbytes);
+    *n = (size_t)result;
+    return GPUNVME_OK;
+}
+
+/* All of it, or up to the end of the file. */
+static gpunvme_err_t move(struct cufile *cufile, struct crew_piece rest, size_t *done)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+    size_t n = 1;
+
+    while (!err && n && rest.nbytes) {
+        struct cufile_place place = cufile_buffer_place(rest.ptr, rest.nbytes);
+        bool ragged =
+            rest.op == GPUNVME_OP_WRITE && ((rest.offset | place.nbytes) & (EDGE - 1)) != 0;
+
+        n = 0;
+        if (ragged)
+            pthread_mutex_lock(&cufile->edge);
+        err = call_cufile(cufile, &rest, place, &n);
+        if (ragged)
+            pthread_mutex_unlock(&cufile->edge);
+        rest.ptr += n;
+        rest.offset += n;
+        rest.nbytes -= n;
+        *done += n;
+    }
+    return err;
+}
+
+/* With the memory's GPU the current one. */
+static gpunvme_err_t serve_gpu(const struct crew_piece *piece, size_t *done)
+{
+    int device = cufile_device_of(piece->ptr);
+    gpunvme_err_t err = device < 0 ? GPUNVME_OK : mem_cuda_enter((unsigned)device);
+
+    if (err)
+        return err;
+    err = move(piece->store->priv, *piece, done);
+    if (device >= 0)
+        mem_cuda_leave();
+    return err;
+}
 
 /* ---- Closing --------------------------------------------------------------------------------- */
 
@@ -149,23 +247,32 @@ static gpunvme_err_t cufile_close(struct gpunvme_store *store)
 
 static gpunvme_err_t cufile_open(struct gpunvme_store *store)
 {
+    const struct store_options *o = &store->uri.options;
     struct cufile *cufile = store->priv;
+    const char *why_not;
     gpunvme_err_t err;
 
     pthread_mutex_init(&cufile->edge, NULL);
-    err = open_driver(store, cufile); /* first: a file is not created in vain */
+    err = open_driver(cufile); /* first: a file is not created in vain */
     if (err)
         return err;
+    why_not = cufile_mode_why(&cufile->mode);
+    store->gpu_route = why_not ? GPUNVME_ROUTE_COMPAT : GPUNVME_ROUTE_P2P;
+    if (store_allows(store, GPUNVME_MEM_GPU, store->gpu_route))
+        return base_fail(GPUNVME_ERR_UNSUPPORTED, "%s: require=%s: %s", store->uri.text,
+                         gpunvme_route_name(o->require), why_not);
     cufile->has_file = true;
-    cufile->posix.serve_gpu = cufile_serve;
+    cufile->posix.serve_gpu = serve_gpu;
     err = posix_enter(store, &cufile->posix);
     if (err)
         return err;
-    cufile_where(cufile->posix.file.fd, &cufile->where);
     err = register_file(store, cufile);
     if (err)
         return err;
-    describe_file(store, cufile);
+    store->block_size = EDGE;
+    store->threads = o->threads ? o->threads : DEFAULT_THREADS;
+    store->queue.max_in_hand = store->threads;
+    store->queue.piece_nbytes = o->chunk_nbytes ? o->chunk_nbytes : DEFAULT_CHUNK;
     store_domain_join(store, &domain_ops, (void *)cufile->api);
     return GPUNVME_OK;
 }
@@ -177,7 +284,7 @@ gpunvme_err_t gpunvme_cufile_open(char *mode_text, size_t room)
     gpunvme_err_t err = cufile_api(&api);
 
     if (!err)
-        err = cufile_driver_acquire(api, CUFILE_COMPAT_AS_CONFIGURED, &mode);
+        err = cufile_driver_acquire(api, &mode);
     if (!err && room)
         cufile_mode_text(&mode, mode_text, room);
     return err;
@@ -196,14 +303,13 @@ gpunvme_err_t gpunvme_cufile_close(void)
 static void cufile_describe(struct gpunvme_store *store, struct gpunvme_path *path)
 {
     const struct cufile *cufile = store->priv;
-    char mode[CUFILE_MODE_TEXT];
+    const char *why_not = cufile_mode_why(&cufile->mode);
 
-    snprintf(path->how, sizeof(path->how), "%s; %s%s, %u threads, pieces of %zu KiB",
-             cufile_mode_text(&cufile->mode, mode, sizeof(mode)), cufile->where.what,
-             cufile->o_direct ? ", O_DIRECT" : "", store->threads, store->queue.piece_nbytes >> 10);
-    if (store->gpu_route == GPUNVME_ROUTE_COMPAT)
-        snprintf(path->why_not, sizeof(path->why_not), "p2p: %s; bounce: a way of backend=posix",
-                 cufile->why_not_direct);
+    cufile_mode_text(&cufile->mode, path->how, CUFILE_MODE_TEXT);
+    STORE_SAY(path->how, "%s; %u threads, pieces of %zu KiB", cufile->o_direct ? ", O_DIRECT" : "",
+              store->threads, store->queue.piece_nbytes >> 10);
+    if (why_not)
+        STORE_SAY(path->why_not, "p2p: %s; bounce: a way of backend=posix", why_not);
 }
 
 /* The driver is not opened: it takes a second, GPU memory, and leaves a log. */

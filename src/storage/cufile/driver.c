@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * cuFile's driver: opened once for all stores of the process, and what it says of itself. Knows
- * nothing of files.
+ * cuFile's driver: opened once for all stores of the process, what it says of itself, and what it
+ * needs of the machine. Knows nothing of files.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -13,6 +13,7 @@
 #include "base/fail.h"
 #include "memory/cuda.h"
 #include "storage/cufile/api.h"
+#include "storage/internal.h"
 
 /* One driver a process: the library's own rule. */
 static struct {
@@ -89,9 +90,7 @@ static gpunvme_err_t ask_mode(const struct cufile_api *api, struct cufile_mode *
     mode->version = api->version;
     mode->nvfs_major = props.nvfs.major_version;
     mode->nvfs_minor = props.nvfs.minor_version;
-    mode->nvfs = props.nvfs.major_version || props.nvfs.minor_version;
     mode->compat_allowed = props.nvfs.dcontrolflags >> CUFILE_CONTROL_COMPAT & 1;
-    mode->dstatusflags = props.nvfs.dstatusflags;
     mode->compat_forced = ask_bool(api, CUFILE_BOOL_FORCE_COMPAT);
     mode->p2pdma = ask_bool(api, CUFILE_BOOL_P2PDMA);
     return GPUNVME_OK;
@@ -101,22 +100,6 @@ static gpunvme_err_t close_driver(const struct cufile_api *api)
 {
     return api->driver_close_v2 ? cufile_fail(api->driver_close_v2(), "cuFileDriverClose_v2")
                                 : cufile_fail(api->driver_close(), "cuFileDriverClose");
-}
-
-/* UNSUPPORTED or BUSY where compat mode is not as it is asked for. */
-static gpunvme_err_t check_compat(enum cufile_compat asked, const struct cufile_mode *mode)
-{
-    if (asked == CUFILE_COMPAT_AS_CONFIGURED || (asked == CUFILE_COMPAT_ON) == mode->compat_allowed)
-        return GPUNVME_OK;
-    if (asked == CUFILE_COMPAT_OFF && cufile_mode_is_compat(mode))
-        return base_fail(GPUNVME_ERR_UNSUPPORTED,
-                         "cuFile has no direct path here: %s (modprobe nvidia-fs, or see "
-                         "/etc/cufile.json)",
-                         cufile_mode_why(mode));
-    return base_fail(GPUNVME_ERR_BUSY,
-                     "cuFile is open in this process, with compat mode %s: close what uses it "
-                     "first, or set allow_compat_mode in cufile.json",
-                     asked == CUFILE_COMPAT_ON ? "off" : "on");
 }
 
 /* Opens it and asks for its mode. *foreign: someone else had opened it. */
@@ -142,40 +125,7 @@ static gpunvme_err_t open_driver(const struct cufile_api *api, bool *foreign)
     return err;
 }
 
-static gpunvme_err_t open_with_compat(const struct cufile_api *api, bool allow, bool *foreign)
-{
-    gpunvme_err_t err = cufile_fail(api->set_bool(CUFILE_BOOL_ALLOW_COMPAT, allow),
-                                    "cuFileSetParameterBool(ALLOW_COMPAT_MODE)");
-
-    return err ? err : open_driver(api, foreign);
-}
-
-/*
- * First as the library's configuration has it. Only if another compat mode is asked for, and can
- * be had, is it opened again with that: a setting can't be taken back once it is made, except by an
- * open that succeeds, and would be in force for whoever opens cuFile next.
- */
-static gpunvme_err_t open_as_asked(const struct cufile_api *api, enum cufile_compat compat,
-                                   bool *foreign)
-{
-    struct base_failure failure;
-    gpunvme_err_t err = open_driver(api, foreign);
-    bool possible = !*foreign && api->set_bool;
-
-    if (err)
-        return possible && err == GPUNVME_ERR_UNSUPPORTED && compat == CUFILE_COMPAT_ON
-                   ? open_with_compat(api, true, foreign)
-                   : err;
-    err = check_compat(compat, &driver.mode);
-    if (!err || *foreign)
-        return err;
-    base_keep(&failure, err);
-    if (close_driver(api) || !possible || err == GPUNVME_ERR_UNSUPPORTED)
-        return base_restore(&failure);
-    return open_with_compat(api, compat == CUFILE_COMPAT_ON, foreign);
-}
-
-static gpunvme_err_t open_first(const struct cufile_api *api, enum cufile_compat compat)
+static gpunvme_err_t open_first(const struct cufile_api *api)
 {
     /* Where someone else holds the driver open it stays as they made it. */
     bool foreign = api->use_count && api->use_count() > 0;
@@ -184,18 +134,17 @@ static gpunvme_err_t open_first(const struct cufile_api *api, enum cufile_compat
     if (!err)
         err = check_machine(api);
     if (!err)
-        err = open_as_asked(api, compat, &foreign);
+        err = open_driver(api, &foreign);
     driver.close_at_end = !foreign;
     return err;
 }
 
-gpunvme_err_t cufile_driver_acquire(const struct cufile_api *api, enum cufile_compat compat,
-                                    struct cufile_mode *mode)
+gpunvme_err_t cufile_driver_acquire(const struct cufile_api *api, struct cufile_mode *mode)
 {
     gpunvme_err_t err;
 
     pthread_mutex_lock(&driver.lock);
-    err = driver.users ? check_compat(compat, &driver.mode) : open_first(api, compat);
+    err = driver.users ? GPUNVME_OK : open_first(api);
     if (!err) {
         driver.users++;
         *mode = driver.mode;
@@ -217,32 +166,52 @@ gpunvme_err_t cufile_driver_release(const struct cufile_api *api)
     return err;
 }
 
+/* systemd's udev writes a line "E:NAME=value" for each property. */
+const char *cufile_udev_lacks(const char *entry, bool of_file_system)
+{
+    bool type = !of_file_system, usage = type;
+    FILE *file = fopen(entry, "re");
+    char line[512];
+
+    if (!file)
+        return "entry";
+    while (fgets(line, sizeof(line), file)) {
+        type = type || !strncmp(line, "E:ID_FS_TYPE=", 13);
+        usage = usage || !strncmp(line, "E:ID_FS_USAGE=", 14);
+    }
+    fclose(file);
+    return !type ? "ID_FS_TYPE" : !usage ? "ID_FS_USAGE" : NULL;
+}
+
 const char *cufile_mode_why(const struct cufile_mode *mode)
 {
     if (mode->compat_forced)
-        return "force_compat_mode is set";
-    if (access("/proc/driver/nvidia-fs/version", F_OK))
-        return "nvidia-fs is not loaded";
-    return "nvidia-fs is loaded, but can't be used: check /dev/nvidia-fs*";
+        return "compat mode: force_compat_mode is set";
+    if (cufile_mode_is_compat(mode))
+        return access("/proc/driver/nvidia-fs/version", F_OK)
+                   ? "compat mode: nvidia-fs is not loaded"
+                   : "compat mode: nvidia-fs is loaded, but can't be used: check /dev/nvidia-fs*";
+    if (mode->compat_allowed)
+        return "cuFile may use compat mode, and does not tell when: allow_compat_mode: false in "
+               "cufile.json has it fail instead";
+    return NULL;
 }
 
 char *cufile_mode_text(const struct cufile_mode *mode, char *text, size_t capacity)
 {
-    const char *else_compat = mode->compat_allowed
-                                  ? ", compat mode for files that have no direct path"
-                                  : ", compat mode not allowed";
-    char library[48] = "libcufile (older than 1.8)";
+    const char *compat = mode->compat_allowed ? ", compat mode for files that have no direct path"
+                                              : ", compat mode not allowed";
 
+    snprintf(text, capacity, "libcufile (older than 1.8)");
     if (mode->version)
-        snprintf(library, sizeof(library), "libcufile %u.%u", mode->version / 1000,
+        snprintf(text, capacity, "libcufile %u.%u", mode->version / 1000,
                  mode->version % 1000 / 10);
     if (cufile_mode_is_compat(mode))
-        snprintf(text, capacity, "%s, compat mode (through host memory): %s", library,
-                 cufile_mode_why(mode));
-    else if (mode->nvfs)
-        snprintf(text, capacity, "%s, P2P by nvidia-fs %u.%u%s", library, mode->nvfs_major,
-                 mode->nvfs_minor, else_compat);
+        store_say(text, capacity, ", %s", cufile_mode_why(mode));
+    else if (mode->p2pdma)
+        store_say(text, capacity, ", P2P by the kernel's P2PDMA%s", compat);
     else
-        snprintf(text, capacity, "%s, P2P by the kernel's P2PDMA%s", library, else_compat);
+        store_say(text, capacity, ", P2P by nvidia-fs %u.%u%s", mode->nvfs_major, mode->nvfs_minor,
+                  compat);
     return text;
 }

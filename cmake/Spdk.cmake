@@ -38,11 +38,9 @@ endif()
 set(source ${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/spdk_links.c)
 file(WRITE ${source} "#include <spdk/env.h>
 #include <spdk/nvme.h>
-int rte_vfio_get_container_fd(void);
 int main(void)
 {
-    void *volatile used[] = {(void *)spdk_env_init, (void *)spdk_nvme_connect,
-                             (void *)rte_vfio_get_container_fd};
+    void *volatile used[] = {(void *)spdk_env_init, (void *)spdk_nvme_connect};
     return !used[0];
 }
 ")

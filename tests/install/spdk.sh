@@ -20,8 +20,6 @@ cat >all.c <<'END'
 #include "spdk/nvme.h"
 int spdk_env_init(void *opts) { return !opts; }
 void *spdk_nvme_connect(void *id, void *opts, unsigned long size) { return size ? id : opts; }
-int rte_vfio_get_container_fd(void);
-int rte_vfio_get_container_fd(void) { return -1; }
 END
 "$CC" -shared -fPIC -o libspdk_nvme.so all.c
 

@@ -73,15 +73,15 @@ static void a_command_that_is_sent_after_a_long_reset_is_not_late(void **state)
 {
     static struct nvme_store s = {.command_timeout_ns = TIMEOUT_NS};
     static struct gpunvme_ns ns = {.block_size = 512, .block_shift = 9};
-    static struct nvme_claim claims[2];
+    static struct nvme_share share;
     static struct gpunvme_store store = {.priv = &s};
     struct gpunvme_io io = {.op = GPUNVME_OP_FLUSH};
     const struct crew_piece piece = {.io = &io, .store = &store, .op = GPUNVME_OP_FLUSH};
-    struct nvme_slot slots[2] = {{.claim = 0}, {.claim = 1}};
+    struct nvme_slot slots[2] = {0};
 
     (void)state;
     s.ns = &ns;
-    s.claims.all = claims;
+    s.share = &share;
     now_ns = 1;
     nvme_slot_begin(&slots[0], &piece);
     turn(slots, 1);
@@ -104,7 +104,8 @@ static void a_write_waits_for_who_writes_a_part_of_its_block(void **state)
     static struct gpunvme_store store = {.priv = &s};
     static struct gpunvme_ns ns = {.block_size = 512, .block_shift = 9, .nbytes = 8192};
     static uint8_t bytes[512];
-    struct nvme_claimed claimed;
+    static struct nvme_share share = {.claimed.lock = PTHREAD_MUTEX_INITIALIZER};
+    struct nvme_claim claim = {0};
     struct gpunvme_io io = {.op = GPUNVME_OP_WRITE, .ptr = bytes, .offset = 512, .nbytes = 512};
     const struct crew_piece piece = {.io = &io,
                                      .store = &store,
@@ -112,22 +113,42 @@ static void a_write_waits_for_who_writes_a_part_of_its_block(void **state)
                                      .offset = 512,
                                      .ptr = bytes,
                                      .nbytes = 512};
-    struct nvme_slot slot = {.claim = 0};
+    struct nvme_slot slot = {0};
 
     (void)state;
     s.ns = &ns;
-    nvme_claimed_init(&claimed);
-    assert_true(nvme_claims_init(&s.claims, &claimed, 2));
-    assert_true(nvme_claim_take(&s.claims, 1, 1, 1, true));
+    s.share = &share;
+    assert_true(nvme_claim_take(&share.claimed, &claim, 1, 1, true));
     nvme_slot_begin(&slot, &piece);
     turn(&slot, 1);
     assert_int_equal(slot.state, SLOT_CLAIM); /* waits for who has it */
-    nvme_claim_drop(&s.claims, 1);
-    assert_true(nvme_claim_take(&s.claims, 0, 1, 1, false));
-    nvme_claim_drop(&s.claims, 0);
-    nvme_claims_free(&s.claims);
-    assert_int_equal(claimed.nparts, 0);
-    nvme_claimed_destroy(&claimed);
+    nvme_claim_drop(&share.claimed, &claim);
+    assert_true(nvme_claim_take(&share.claimed, &slot.claim, 1, 1, false));
+    nvme_claim_drop(&share.claimed, &slot.claim);
+    assert_null(share.claimed.parts);
+    assert_null(share.claimed.wholes);
+}
+
+static void only_writes_of_parts_exclude_others_and_only_of_their_blocks(void **state)
+{
+    struct nvme_claimed claimed = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    struct nvme_claim whole = {0}, same = {0}, part = {0}, next = {0};
+
+    (void)state;
+    assert_true(nvme_claim_take(&claimed, &whole, 8, 8, false));
+    assert_true(nvme_claim_take(&claimed, &same, 8, 8, false));
+    assert_false(nvme_claim_take(&claimed, &part, 15, 1, true));
+    assert_true(nvme_claim_take(&claimed, &part, 16, 1, true));
+    assert_false(nvme_claim_take(&claimed, &next, 16, 1, true));
+    assert_false(nvme_claim_take(&claimed, &next, 0, 17, false));
+    assert_true(nvme_claim_take(&claimed, &next, 17, 1, true));
+    nvme_claim_drop(&claimed, &whole); /* the first, the middle and the last of a list */
+    nvme_claim_drop(&claimed, &same);
+    nvme_claim_drop(&claimed, &part);
+    assert_true(nvme_claim_take(&claimed, &part, 15, 2, true));
+    nvme_claim_drop(&claimed, &next);
+    nvme_claim_drop(&claimed, &part);
+    assert_null(claimed.parts);
 }
 
 int main(void)
@@ -135,6 +156,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_command_that_is_sent_after_a_long_reset_is_not_late),
         cmocka_unit_test(a_write_waits_for_who_writes_a_part_of_its_block),
+        cmocka_unit_test(only_writes_of_parts_exclude_others_and_only_of_their_blocks),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

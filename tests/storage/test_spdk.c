@@ -122,7 +122,7 @@ static void a_store_tells_the_facts_of_the_namespace(void **state)
     assert_int_equal(nbytes, NBYTES);
     gpunvme_store_path(store, &path);
     assert_non_null(strstr(path.how, "SPDK v"));
-    assert_non_null(strstr(path.why_not, "p2p: SPDK shares only memory of its own"));
+    assert_non_null(strstr(path.why_not, "p2p: SPDK moves bytes to and from memory of its own"));
     close_store();
 }
 
@@ -533,7 +533,7 @@ static void what_cannot_be_opened_is_told_why(void **state)
     snprintf(uri, sizeof(uri), "spdk:%s?nsid=7", folder);
     fails(uri, GPUNVME_ERR_NO_NAMESPACE, "namespace 7");
     snprintf(uri, sizeof(uri), "spdk:%s?require=p2p", folder);
-    fails(uri, GPUNVME_ERR_UNSUPPORTED, "SPDK shares only memory of its own");
+    fails(uri, GPUNVME_ERR_UNSUPPORTED, "SPDK moves bytes to and from memory of its own");
     stop_serving();
     gpunvme_sim_destroy(sim);
     serve("sim:size=4M,metadata=8");

@@ -184,7 +184,7 @@ static bool turn(struct lane *lane)
     bool moved = take_back(l);
 
     if (l->queue)
-        l->all->driver->poll(l->queue);
+        l->all->share->driver->poll(l->queue);
     if (now - l->looked_ns >= BUSY_LOOK_NS)
         look_now(l);
     for (unsigned i = 0; i < l->nbusy;) {
@@ -236,7 +236,7 @@ static void close_lane(struct lane *lane)
 {
     const struct timespec nap = {.tv_nsec = SLEEP_NS};
     struct nvme_lane *l = of(lane);
-    const struct nvme_driver *driver = l->all->driver;
+    const struct nvme_driver *driver = l->all->share->driver;
     uint64_t timeout_ns = l->all->is_left ? 0 : l->all->copy_timeout_ns;
     bool all_ended;
 
@@ -265,21 +265,22 @@ static const struct lane_ops lane_ops = {
 /* The queue and the bounce buffers by another driver. */
 static gpunvme_err_t fill_in_other(struct nvme_lane *l, unsigned nbounces)
 {
-    const struct nvme_driver *driver = l->all->driver;
-    gpunvme_err_t err = driver->open(l->all->other, l->slots, l->all->depth, &l->queue);
+    const struct nvme_share *share = l->all->share;
+    const struct nvme_driver *driver = share->driver;
+    gpunvme_err_t err = driver->open(share->other, l->slots, l->all->depth, &l->queue);
 
     if (!err)
         err = driver->alloc(nbounces * l->all->chunk, &l->bounces.buf);
     return err ? err : nvme_bounces_init(&l->bounces, nbounces, l->all->chunk);
 }
 
-static gpunvme_err_t fill_in(struct nvme_lane *l, unsigned index)
+static gpunvme_err_t fill_in(struct nvme_lane *l)
 {
     struct nvme_lanes *all = l->all;
     unsigned nbounces = (unsigned)(BOUNCE_NBYTES / all->chunk);
     gpunvme_err_t err = GPUNVME_OK;
 
-    if (!all->driver)
+    if (!all->share->driver)
         err = gpunvme_ioq_create(l->ctrl, all->entries, &l->ioq);
     if (err)
         return err;
@@ -292,11 +293,11 @@ static gpunvme_err_t fill_in(struct nvme_lane *l, unsigned index)
     if (nbounces > all->depth)
         nbounces = all->depth;
     for (unsigned i = 0; i < all->depth; i++) {
-        nvme_slot_init(&l->slots[i], l->ioq, &l->bounces, (size_t)index * all->depth + i);
+        nvme_slot_init(&l->slots[i], l->ioq, &l->bounces);
         l->busy[i] = &l->slots[i];
     }
-    return all->driver ? fill_in_other(l, nbounces)
-                       : nvme_make_bounces(l->ctrl, &l->bounces, nbounces, all->chunk);
+    return all->share->driver ? fill_in_other(l, nbounces)
+                              : nvme_make_bounces(l->ctrl, &l->bounces, nbounces, all->chunk);
 }
 
 static gpunvme_err_t add_lane(struct gpunvme_engine *engine, struct nvme_lanes *all)
@@ -308,10 +309,10 @@ static gpunvme_err_t add_lane(struct gpunvme_engine *engine, struct nvme_lanes *
     if (!l)
         return base_fail(GPUNVME_ERR_NOMEM, "a lane");
     l->all = all;
-    l->ctrl = all->share ? nvme_share_ctrl(all->share) : NULL;
+    l->ctrl = all->share->ctrl;
     l->pool = engine->pool;
     l->box.worker = workers_at(engine->workers, all->first + all->n);
-    err = fill_in(l, all->n);
+    err = fill_in(l);
     if (err) {
         base_keep(&failure, err);
         close_lane(&l->lane);
@@ -356,8 +357,6 @@ static gpunvme_err_t make(struct gpunvme_engine *engine, const struct nvme_store
         return err;
     }
     lanes->share = s->share;
-    lanes->driver = s->driver;
-    lanes->other = s->other;
     lanes->depth = s->depth;
     lanes->entries = s->entries;
     lanes->chunk = s->chunk > NVME_CHUNK ? s->chunk : NVME_CHUNK;
@@ -375,7 +374,7 @@ static gpunvme_err_t take(struct gpunvme_engine *engine, struct nvme_store *s, u
     struct nvme_lanes *lanes = engine->nvme;
     gpunvme_err_t err = GPUNVME_OK;
 
-    while (lanes && (lanes->share != s->share || lanes->other != s->other))
+    while (lanes && lanes->share != s->share)
         lanes = lanes->next;
     if (!lanes)
         err = make(engine, s, &lanes);

@@ -12,16 +12,14 @@
 struct nvme_lanes {
     struct nvme_lanes *next; /* of other controllers */
     struct nvme_share *share;
-    const struct nvme_driver *driver; /* as the stores have it; then no share and ioqs */
-    void *other;
     struct crew *crew;
     unsigned users;
     uint32_t depth, entries; /* slots of a lane, entries of its queue */
     size_t chunk;            /* of a bounce buffer */
     uint64_t copy_timeout_ns;
-    unsigned first; /* worker */
-    unsigned n;     /* lanes */
-    struct gpunvme_ioq *ioqs[ENGINE_MAX_THREADS];
+    unsigned first;                               /* worker */
+    unsigned n;                                   /* lanes */
+    struct gpunvme_ioq *ioqs[ENGINE_MAX_THREADS]; /* by lane; NULL: another driver's queue */
     bool is_left; /* the GPU may reach for memory of it for ever: the controller stays open */
 };
 

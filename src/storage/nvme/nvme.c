@@ -48,8 +48,7 @@ static gpunvme_err_t make_callers(struct gpunvme_store *store)
 
         if (err)
             return err;
-        nvme_slot_init(&c->slot, s->lanes->ioqs[i % store->threads], &c->bounces,
-                       (size_t)store->threads * s->lanes->depth + i);
+        nvme_slot_init(&c->slot, s->lanes->ioqs[i % store->threads], &c->bounces);
     }
     return GPUNVME_OK;
 }
@@ -223,9 +222,8 @@ static gpunvme_err_t check_worth(const struct gpunvme_transport *t, const struct
  * Maps memory for the controller, unless it is a GPU's whose kernels might see less of it than has
  * arrived when a transfer has ended. *out: a copy of `buf` with the bus address.
  */
-static gpunvme_err_t map_memory(void *share, const struct gpunvme_buf *buf, void **out)
+static gpunvme_err_t map_memory(void *ctrl, const struct gpunvme_buf *buf, void **out)
 {
-    struct gpunvme_ctrl *ctrl = nvme_share_ctrl(share);
     struct gpunvme_transport *tr = gpunvme_ctrl_transport(ctrl);
     const char *lacks =
         buf->mem == GPUNVME_MEM_GPU ? transport_writes_lack(tr, mem_gpu_of(buf)) : NULL;
@@ -248,28 +246,27 @@ static gpunvme_err_t map_memory(void *share, const struct gpunvme_buf *buf, void
     return err;
 }
 
-static void unmap_memory(void *share, void *mapped)
+static void unmap_memory(void *ctrl, void *mapped)
 {
-    gpunvme_ctrl_unmap(nvme_share_ctrl(share), mapped);
+    gpunvme_ctrl_unmap(ctrl, mapped);
     free(mapped);
 }
 
 static const struct store_domain_ops domain_ops = {.map = map_memory, .unmap = unmap_memory};
 
-void nvme_store_probe(struct gpunvme_store *store, const struct store_domain_ops *ops, void *key,
-                      size_t nbytes)
+/* Whether GPU memory can be mapped for the controller is found out by some. */
+static void probe(struct gpunvme_store *store, struct nvme_store *s)
 {
-    struct nvme_store *s = store->priv;
     struct gpunvme_buf buf = {0};
-    void *mapping = NULL;
-    gpunvme_err_t err = gpunvme_mem_alloc(nbytes, GPUNVME_MEM_GPU, &buf);
+    void *mapped = NULL;
+    gpunvme_err_t err = gpunvme_mem_alloc(PROBE_NBYTES, GPUNVME_MEM_GPU, &buf);
 
     if (!err)
-        err = ops->map(key, &buf, &mapping);
+        err = map_memory(s->ctrl, &buf, &mapped);
     if (err)
         snprintf(s->why_no_p2p, sizeof(s->why_no_p2p), "%s", gpunvme_err_detail());
     else
-        ops->unmap(key, mapping);
+        unmap_memory(s->ctrl, mapped);
     store->gpu_route = err ? GPUNVME_ROUTE_BOUNCE : GPUNVME_ROUTE_P2P;
     gpunvme_mem_free(&buf);
 }
@@ -299,7 +296,7 @@ static void choose(struct gpunvme_store *store, struct nvme_store *s)
     store->threads = choose_threads(&store->uri.options, info.max_io_queues);
 }
 
-static gpunvme_err_t nvme_close(struct gpunvme_store *store)
+gpunvme_err_t nvme_store_close(struct gpunvme_store *store)
 {
     struct nvme_store *s = store->priv;
 
@@ -307,7 +304,6 @@ static gpunvme_err_t nvme_close(struct gpunvme_store *store)
     free_callers(s);
     if (!nvme_lanes_leave(store->engine, s->lanes))
         s->is_left = true;
-    nvme_claims_free(&s->claims);
     if (s->is_left)
         return base_fail(GPUNVME_ERR_IO,
                          "%.100s: work on the GPU does not end: what it may reach for, the "
@@ -332,45 +328,35 @@ static void set_limits(struct gpunvme_store *store, struct nvme_store *s)
     store->queue.piece_nbytes = s->chunk;
 }
 
-gpunvme_err_t nvme_store_serve(struct gpunvme_store *store, struct nvme_store *s,
-                               struct nvme_claimed *claimed, size_t nmore)
+gpunvme_err_t nvme_store_serve(struct gpunvme_store *store, struct nvme_store *s)
 {
     gpunvme_err_t err = nvme_lanes_take(store->engine, s, store->threads);
 
     if (err)
         return err;
     set_limits(store, s);
-    if (!nvme_claims_init(&s->claims, claimed, (size_t)store->threads * s->lanes->depth + nmore))
-        return base_fail(GPUNVME_ERR_NOMEM, "%u lanes", store->threads);
     store->crew = s->lanes->crew;
     return GPUNVME_OK;
-}
-
-static gpunvme_err_t start(struct gpunvme_store *store)
-{
-    struct nvme_store *s = store->priv;
-    gpunvme_err_t err = nvme_store_serve(store, s, nvme_share_claimed(s->share), NVME_CALLERS);
-
-    if (err)
-        return err;
-    store_domain_join(store, &domain_ops, s->share);
-    return make_callers(store);
 }
 
 static gpunvme_err_t nvme_open(struct gpunvme_store *store)
 {
     struct nvme_store *s = store->priv;
-    gpunvme_err_t err = nvme_share_open(store->uri.target, &s->share);
+    gpunvme_err_t err = nvme_share_open(NULL, store->uri.target, 0, &s->share);
 
     if (err)
         return err;
-    s->ctrl = nvme_share_ctrl(s->share);
+    s->ctrl = s->share->ctrl;
     err = find_ns(store, s);
     if (err)
         return err;
     choose(store, s);
-    nvme_store_probe(store, &domain_ops, s->share, PROBE_NBYTES);
-    return start(store);
+    probe(store, s);
+    err = nvme_store_serve(store, s);
+    if (err)
+        return err;
+    store_domain_join(store, &domain_ops, s->ctrl);
+    return make_callers(store);
 }
 
 /* ---- The rest -------------------------------------------------------------------------------- */
@@ -410,7 +396,7 @@ const struct store_backend store_nvme = {
     .option_bit = STORE_NVME,
     .open = nvme_open,
     .priv_nbytes = sizeof(struct nvme_store),
-    .close = nvme_close,
+    .close = nvme_store_close,
     .size = nvme_store_size,
     .direct = nvme_direct,
     /* Which drives this machine has is told with the transports, by gpunvme info. */

@@ -6,24 +6,9 @@
 #include <string.h>
 
 #include "base/fail.h"
-#include "storage/nvme/share.h"
+#include "storage/nvme/store.h"
 
 #define IO_QUEUES 128u /* asked for; a controller grants as many as it has */
-
-enum state { OPENING, OPEN, FAILED, CLOSING };
-
-struct nvme_share {
-    struct nvme_share *next;
-    bool is_private; /* not found by others */
-    bool is_adopted; /* the controller is somebody else's */
-    char target[STORE_TARGET_ROOM];
-    unsigned users;
-    unsigned nforks; /* of this process's forebears when it was opened */
-    enum state state;
-    struct base_failure failure; /* of opening it */
-    struct gpunvme_ctrl *ctrl;
-    struct nvme_claimed claimed;
-};
 
 /* Guards the list, and `users` and `state` of all in it. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -46,7 +31,7 @@ static struct nvme_share *look_for(const char *target)
     unsigned nforks = store_nforks();
     struct nvme_share *share = shares;
 
-    while (share && (share->is_private || share->state == FAILED || share->nforks != nforks ||
+    while (share && (share->is_private || share->state == SHARE_FAILED || share->nforks != nforks ||
                      strcmp(share->target, target)))
         share = share->next;
     return share;
@@ -60,28 +45,29 @@ static struct nvme_share *find(const char *target)
 {
     struct nvme_share *share;
 
-    while ((share = look_for(target)) && share->state == CLOSING)
+    while ((share = look_for(target)) && share->state == SHARE_CLOSING)
         pthread_cond_wait(&changed, &lock);
     if (!share)
         return NULL;
     share->users++;
-    while (share->state == OPENING)
+    while (share->state == SHARE_OPENING)
         pthread_cond_wait(&changed, &lock);
     return share;
 }
 
 /* Under the lock. */
-static struct nvme_share *add(const char *target)
+static struct nvme_share *add(const struct nvme_driver *driver, const char *target)
 {
     struct nvme_share *share = calloc(1, sizeof(*share));
 
     if (!share)
         return NULL;
     share->is_private = !strncmp(target, "sim:", 4) && !strstr(target, "image=");
+    share->driver = driver;
     strcpy(share->target, target);
     share->users = 1;
     share->nforks = store_nforks();
-    nvme_claimed_init(&share->claimed);
+    pthread_mutex_init(&share->claimed.lock, NULL);
     share->next = shares;
     shares = share;
     return share;
@@ -92,7 +78,7 @@ static bool leave(struct nvme_share *share)
 {
     if (--share->users)
         return false;
-    share->state = CLOSING;
+    share->state = SHARE_CLOSING;
     return true;
 }
 
@@ -112,35 +98,50 @@ static gpunvme_err_t end(struct nvme_share *share)
 {
     gpunvme_err_t err = GPUNVME_OK;
 
-    if (share->ctrl && !share->is_adopted)
+    if (share->other)
+        share->driver->detach(share->other);
+    else if (share->ctrl && !share->is_adopted)
         err = gpunvme_ctrl_close(share->ctrl);
     take_off_list(share);
-    nvme_claimed_destroy(&share->claimed);
+    pthread_mutex_destroy(&share->claimed.lock);
     free(share);
     return err;
 }
 
-static void open_ctrl(struct nvme_share *share)
+static gpunvme_err_t open_ours(struct nvme_share *share)
 {
     struct gpunvme_ctrl_opts opts;
-    gpunvme_err_t err;
 
     gpunvme_ctrl_opts_init(&opts); /* deadlines of commands are each store's own (slot.c) */
     opts.io_queues = IO_QUEUES;
-    err = gpunvme_ctrl_open_uri(share->target, &opts, &share->ctrl);
+    return gpunvme_ctrl_open_uri(share->target, &opts, &share->ctrl);
+}
+
+static void open_ctrl(struct nvme_share *share, uint64_t timeout_ns)
+{
+    gpunvme_err_t err = share->driver
+                            ? share->driver->attach(share->target, timeout_ns, &share->other)
+                            : open_ours(share);
+
     pthread_mutex_lock(&lock);
-    share->state = err ? FAILED : OPEN;
+    share->state = err ? SHARE_FAILED : SHARE_OPEN;
     if (err)
         base_keep(&share->failure, err);
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
 
-gpunvme_err_t nvme_share_open(const char *target, struct nvme_share **out)
+/* One that others have may be dead: the drive can be had again when they have left it. */
+static gpunvme_err_t check(const struct nvme_share *share)
+{
+    return share->driver ? share->driver->check(share->other) : gpunvme_ctrl_check(share->ctrl);
+}
+
+gpunvme_err_t nvme_share_open(const struct nvme_driver *driver, const char *target,
+                              uint64_t timeout_ns, struct nvme_share **out)
 {
     struct base_failure failure = {.err = GPUNVME_OK};
     struct nvme_share *share;
-    gpunvme_err_t err;
     bool is_new;
 
     *out = NULL;
@@ -148,21 +149,17 @@ gpunvme_err_t nvme_share_open(const char *target, struct nvme_share **out)
     share = find(target);
     is_new = !share;
     if (is_new)
-        share = add(target);
+        share = add(driver, target);
     pthread_mutex_unlock(&lock);
     if (!share)
         return base_fail(GPUNVME_ERR_NOMEM, "a controller");
     if (is_new)
-        open_ctrl(share);
-    if (share->state == FAILED) {
+        open_ctrl(share, timeout_ns);
+    if (share->state == SHARE_FAILED)
         failure = share->failure;
-        nvme_share_close(share);
-        return base_restore(&failure);
-    }
-    /* One that others have may be dead: the drive can be had again when they have left it. */
-    err = is_new ? GPUNVME_OK : gpunvme_ctrl_check(share->ctrl);
-    if (err) {
-        base_keep(&failure, err);
+    else if (!is_new)
+        base_keep(&failure, check(share));
+    if (failure.err) {
         nvme_share_close(share);
         return base_restore(&failure);
     }
@@ -176,11 +173,11 @@ gpunvme_err_t nvme_share_adopt(const char *target, struct gpunvme_ctrl *ctrl,
     struct nvme_share *share;
 
     pthread_mutex_lock(&lock);
-    share = add(target);
+    share = add(NULL, target);
     if (share) {
         share->is_adopted = true;
         share->ctrl = ctrl;
-        share->state = OPEN;
+        share->state = SHARE_OPEN;
     }
     pthread_mutex_unlock(&lock);
     *out = share;
@@ -197,14 +194,4 @@ gpunvme_err_t nvme_share_close(struct nvme_share *share)
     is_last = leave(share);
     pthread_mutex_unlock(&lock);
     return is_last ? end(share) : GPUNVME_OK;
-}
-
-struct gpunvme_ctrl *nvme_share_ctrl(struct nvme_share *share)
-{
-    return share->ctrl;
-}
-
-struct nvme_claimed *nvme_share_claimed(struct nvme_share *share)
-{
-    return &share->claimed;
 }

@@ -31,7 +31,7 @@ static uint8_t *bounce_cpu(const struct nvme_slot *slot)
 /* Gives back what the command at hand has. */
 static void let_go(struct nvme_slot *slot)
 {
-    nvme_claim_drop(&slot->s->claims, slot->claim);
+    nvme_claim_drop(&slot->s->share->claimed, &slot->claim);
     if (slot->bounce >= 0)
         nvme_bounces_give(slot->bounces, slot->bounce);
     slot->bounce = -1;
@@ -45,28 +45,12 @@ static bool end(struct nvme_slot *slot, gpunvme_err_t err)
     return true;
 }
 
-void nvme_slot_init(struct nvme_slot *slot, struct gpunvme_ioq *ioq, struct nvme_bounces *bounces,
-                    size_t claim)
+void nvme_slot_init(struct nvme_slot *slot, struct gpunvme_ioq *ioq, struct nvme_bounces *bounces)
 {
     memset(slot, 0, sizeof(*slot));
     slot->ioq = ioq;
     slot->bounces = bounces;
-    slot->claim = claim;
     slot->bounce = -1;
-}
-
-/* Finds out where the piece's memory is for the controller. */
-static void find_memory(struct nvme_slot *slot, const struct crew_piece *piece)
-{
-    const void *map = store_region_map(piece->store, piece->region);
-
-    slot->mem = NULL;
-    if (map && slot->s->driver) {
-        slot->mem = slot->s->driver->reach(map, piece, &slot->mem_off);
-    } else if (map) {
-        slot->mem = map;
-        slot->mem_off = (size_t)(piece->ptr - piece->region->ptr);
-    }
 }
 
 void nvme_slot_begin(struct nvme_slot *slot, const struct crew_piece *piece)
@@ -77,7 +61,8 @@ void nvme_slot_begin(struct nvme_slot *slot, const struct crew_piece *piece)
     slot->store = piece->store;
     slot->s = s;
     slot->piece = *piece;
-    find_memory(slot, piece);
+    slot->mem = store_region_map(piece->store, piece->region);
+    slot->mem_off = slot->mem ? (size_t)(piece->ptr - piece->region->ptr) : 0;
     slot->want = piece->offset >= size                  ? 0
                  : piece->nbytes > size - piece->offset ? (size_t)(size - piece->offset)
                                                         : piece->nbytes;
@@ -104,11 +89,8 @@ static uint64_t longest(const struct nvme_slot *slot, uint64_t pos)
 
 static bool is_mapped_at(const struct nvme_slot *slot, size_t done)
 {
-    if (!slot->mem)
-        return false;
-    if (slot->s->driver)
-        return !(((uintptr_t)slot->mem->cpu + slot->mem_off + done) & 3);
-    return gpunvme_prp_is_possible(slot->mem, slot->mem_off + done, slot->s->page_shift);
+    return slot->mem &&
+           gpunvme_prp_is_possible(slot->mem, slot->mem_off + done, slot->s->page_shift);
 }
 
 static void cut_read(struct nvme_slot *slot, size_t left, size_t max)
@@ -173,7 +155,8 @@ static bool cut(struct nvme_slot *slot)
 
 static bool claim(struct nvme_slot *slot)
 {
-    if (!nvme_claim_take(&slot->s->claims, slot->claim, slot->slba, slot->nlb, slot->is_part))
+    if (!nvme_claim_take(&slot->s->share->claimed, &slot->claim, slot->slba, slot->nlb,
+                         slot->is_part))
         return false;
     slot->state = SLOT_BOUNCE;
     return true;

@@ -24,9 +24,12 @@ struct nvme_slot;
 /*
  * Another driver (SPDK) beneath lanes and slots, in the place of ours. `ctrl` is its controller,
  * `queue` what it makes of one for a lane. A lane's worker calls poll() and those of slots but
- * block().
+ * block(). The memory of callers is out of its reach: all bytes go through bounce buffers.
  */
 struct nvme_driver {
+    gpunvme_err_t (*attach)(const char *target, uint64_t timeout_ns, void **ctrl);
+    void (*detach)(void *ctrl);         /* no queue is left */
+    gpunvme_err_t (*check)(void *ctrl); /* whether another store can have it */
     /* A queue for the commands of `n` slots, whose `command` it sets. */
     gpunvme_err_t (*open)(void *ctrl, struct nvme_slot *slots, unsigned n, void **queue);
     void (*close)(void *queue); /* nothing is in flight. NULL is fine */
@@ -34,12 +37,6 @@ struct nvme_driver {
     /* Memory that it reaches, PINNED if CUDA knows it. */
     gpunvme_err_t (*alloc)(size_t nbytes, struct gpunvme_buf *out);
     void (*free)(struct gpunvme_buf *buf); /* nothing if it has none */
-    /*
-     * What a domain's map() made has all of the piece: memory whose address for the driver is
-     * buf->cpu, and where in it the piece is. NULL: a part of the piece is out of reach.
-     */
-    const struct gpunvme_buf *(*reach)(const void *map, const struct crew_piece *piece,
-                                       size_t *offset);
     /* As gpunvme_submit_read() and the like do. */
     gpunvme_err_t (*submit)(struct nvme_slot *slot, enum gpunvme_op op, void *addr);
     gpunvme_err_t (*test)(struct nvme_slot *slot); /* AGAIN: it has not ended */
@@ -49,10 +46,9 @@ struct nvme_driver {
 };
 
 struct nvme_store {
-    const struct nvme_driver *driver; /* NULL: ours, … */
-    void *other;                      /* … else its controller */
+    const struct nvme_driver *driver; /* NULL: ours */
     struct nvme_share *share;
-    struct gpunvme_ctrl *ctrl;
+    struct gpunvme_ctrl *ctrl; /* the share's; NULL: another driver's */
     const struct gpunvme_ns *ns;
     unsigned page_shift;
     size_t chunk; /* bytes of a piece, a power of two: one command, but for unaligned ends */
@@ -60,7 +56,6 @@ struct nvme_store {
     uint64_t command_timeout_ns, copy_timeout_ns;
     bool is_left; /* the GPU may reach for memory of it for ever: the controller stays open */
     char why_no_p2p[256];
-    struct nvme_claims claims;   /* of the lanes' slots, then of the callers' */
     struct nvme_lanes *lanes;    /* of the controller; NULL: none yet */
     struct nvme_caller *callers; /* NVME_CALLERS of them */
 };
@@ -84,7 +79,7 @@ struct nvme_slot {
     struct gpunvme_ioq *ioq;
     void *command; /* the driver's, if it is not ours */
     struct nvme_bounces *bounces;
-    size_t claim; /* index */
+    struct nvme_claim claim; /* of the blocks of a write */
 
     struct gpunvme_store *store; /* of the piece */
     struct nvme_store *s;
@@ -115,8 +110,7 @@ struct nvme_slot {
     struct base_failure blocked;      /* … what came of it */
 };
 
-void nvme_slot_init(struct nvme_slot *slot, struct gpunvme_ioq *ioq, struct nvme_bounces *bounces,
-                    size_t claim);
+void nvme_slot_init(struct nvme_slot *slot, struct gpunvme_ioq *ioq, struct nvme_bounces *bounces);
 
 /* The slot takes the piece on, of any store of its controller; it is SLOT_CUT then, or has ended.
  */
@@ -144,18 +138,12 @@ void nvme_store_choose(struct gpunvme_store *store, struct nvme_store *s, uint32
 
 /*
  * nvme.c: has store->threads lanes of the controller serve the store, fewer where there are no
- * more, within its options; `nmore` slots beside theirs may claim blocks.
+ * more, within its options.
  */
-gpunvme_err_t nvme_store_serve(struct gpunvme_store *store, struct nvme_store *s,
-                               struct nvme_claimed *claimed, size_t nmore);
+gpunvme_err_t nvme_store_serve(struct gpunvme_store *store, struct nvme_store *s);
 
-/*
- * nvme.c: sets gpu_route and why_no_p2p: whether GPU memory can be mapped for the controller, found
- * out by `nbytes` bytes of it.
- */
-void nvme_store_probe(struct gpunvme_store *store, const struct store_domain_ops *ops, void *key,
-                      size_t nbytes);
-
+/* nvme.c: as a backend has them, for stores whose priv begins with a struct nvme_store. */
+gpunvme_err_t nvme_store_close(struct gpunvme_store *store);
 gpunvme_err_t nvme_store_size(struct gpunvme_store *store, uint64_t *nbytes);
 
 /* lane.c: the time by which slots go. */

@@ -33,7 +33,6 @@ static struct {
     bool started;
     bool has_pci;
     gpunvme_err_t failed; /* it could not be started, and can't be again */
-    struct gspdk_ctrlr *ctrlrs;
 } env = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static _Thread_local char said[200];
@@ -188,89 +187,49 @@ static gpunvme_err_t check_socket(const struct gspdk_address *address)
     return GPUNVME_OK;
 }
 
-static void free_ctrlr(struct gspdk_ctrlr *ctrlr)
+/* Under the lock: of a controller whose address is set. */
+static gpunvme_err_t attach(struct gspdk_ctrlr *ctrlr)
 {
-    nvme_claimed_destroy(&ctrlr->claimed);
-    pthread_mutex_destroy(&ctrlr->lock);
-    free(ctrlr);
-}
-
-static gpunvme_err_t attach(const struct gspdk_address *address, uint64_t timeout_ns,
-                            struct gspdk_ctrlr **out)
-{
-    struct gspdk_ctrlr *ctrlr;
-    gpunvme_err_t err = address->vfio_user ? check_socket(address) : GPUNVME_OK;
+    bool vfio_user = ctrlr->address.vfio_user;
+    gpunvme_err_t err = vfio_user ? check_socket(&ctrlr->address) : GPUNVME_OK;
 
     if (!err)
-        err = need_env(!address->vfio_user);
-    if (err)
-        return err;
-    ctrlr = calloc(1, sizeof(*ctrlr));
+        err = need_env(!vfio_user);
+    return err ? err : connect_ctrlr(ctrlr);
+}
+
+gpunvme_err_t gspdk_attach(const char *target, uint64_t timeout_ns, void **out)
+{
+    struct gspdk_ctrlr *ctrlr = calloc(1, sizeof(*ctrlr));
+    gpunvme_err_t err;
+
     if (!ctrlr)
-        return base_fail(GPUNVME_ERR_NOMEM, "spdk:%s", address->where);
-    ctrlr->address = *address;
+        return base_fail(GPUNVME_ERR_NOMEM, "%s", target);
     ctrlr->timeout_ns = timeout_ns;
-    pthread_mutex_init(&ctrlr->lock, NULL);
-    nvme_claimed_init(&ctrlr->claimed);
-    err = connect_ctrlr(ctrlr);
+    err = gspdk_address_parse(target + strlen("spdk:"), &ctrlr->address);
+    pthread_mutex_lock(&env.lock);
+    if (!err)
+        err = attach(ctrlr);
+    pthread_mutex_unlock(&env.lock);
     if (err) {
-        free_ctrlr(ctrlr);
+        free(ctrlr);
         return err;
     }
-    ctrlr->next = env.ctrlrs;
-    env.ctrlrs = ctrlr;
+    pthread_mutex_init(&ctrlr->lock, NULL);
     *out = ctrlr;
     return GPUNVME_OK;
 }
 
-static struct gspdk_ctrlr *find(const struct gspdk_address *address)
+void gspdk_detach(void *ctrl)
 {
-    struct gspdk_ctrlr *ctrlr = env.ctrlrs;
-
-    while (ctrlr && strcmp(ctrlr->address.where, address->where))
-        ctrlr = ctrlr->next;
-    return ctrlr;
-}
-
-gpunvme_err_t gspdk_attach(const struct gspdk_address *address, uint64_t timeout_ns,
-                           struct gspdk_ctrlr **out)
-{
-    gpunvme_err_t err = GPUNVME_OK;
-
-    pthread_mutex_lock(&env.lock);
-    *out = find(address);
-    if (!*out)
-        err = attach(address, timeout_ns, out);
-    else if (atomic_load(&(*out)->gone)) /* SPDK would give the same one again */
-        err = base_fail(GPUNVME_ERR_BUSY,
-                        "spdk:%s was removed: close the stores that still have it open",
-                        address->where);
-    if (err)
-        *out = NULL;
-    else
-        (*out)->nusers++;
-    pthread_mutex_unlock(&env.lock);
-    return err;
-}
-
-void gspdk_detach(struct gspdk_ctrlr *ctrlr)
-{
-    struct gspdk_ctrlr **link = &env.ctrlrs;
+    struct gspdk_ctrlr *ctrlr = ctrl;
     struct gspdk_guard *guard;
 
-    if (!ctrlr)
-        return;
     pthread_mutex_lock(&env.lock);
-    if (--ctrlr->nusers) {
-        pthread_mutex_unlock(&env.lock);
-        return;
-    }
-    while (*link != ctrlr)
-        link = &(*link)->next;
-    *link = ctrlr->next;
     guard = gspdk_guard(ctrlr);
     spdk_nvme_detach(ctrlr->handle);
     gspdk_guard_end(guard);
     pthread_mutex_unlock(&env.lock);
-    free_ctrlr(ctrlr);
+    pthread_mutex_destroy(&ctrlr->lock);
+    free(ctrlr);
 }

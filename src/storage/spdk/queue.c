@@ -9,12 +9,10 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "storage/spdk/spdk.h"
 
-#define LOOK_EVERY_NS  5000000u   /* at the admin queue */
-#define ABORT_GRACE_NS 500000000u /* from Abort to reset */
+#define LOOK_EVERY_NS 5000000u /* at the admin queue */
 
 /* A slot's. Under the queue's lock: */
 struct command {
@@ -106,19 +104,6 @@ static void reset(struct gspdk_ctrlr *ctrlr, unsigned seen)
 
 /* ---- Commands of slots ----------------------------------------------------------------------- */
 
-static const struct gpunvme_buf *reach(const void *map, const struct crew_piece *piece,
-                                       size_t *offset)
-{
-    const struct gspdk_region *region = map;
-    size_t at = (size_t)(piece->ptr - region->from);
-
-    *offset = at;
-    return piece->ptr < region->from || at > region->buf.nbytes ||
-                   piece->nbytes > region->buf.nbytes - at
-               ? NULL
-               : &region->buf;
-}
-
 /* A command that nobody answered has the status that SPDK made up for it. */
 static gpunvme_err_t error_of(const struct command *cmd, const struct spdk_nvme_cpl *cpl)
 {
@@ -199,35 +184,6 @@ static gpunvme_err_t test(struct nvme_slot *slot)
     return cmd->err ? base_fail(cmd->err, "%s", gpunvme_err_name(cmd->err)) : GPUNVME_OK;
 }
 
-static void on_aborted(void *arg, const struct spdk_nvme_cpl *cpl)
-{
-    (void)arg; /* the command itself tells; the one that aborted it may be long gone */
-    (void)cpl;
-}
-
-/*
- * SPDK finds the command by its callback's argument, which its vfio-user transport does not do (it
- * calls a NULL function). False: it can't be sent. Under the lock.
- */
-static bool send_abort(struct command *cmd)
-{
-    struct gspdk_queue *q = cmd->queue;
-
-    cmd->is_late = true;
-    return !q->ctrlr->address.vfio_user && q->handle &&
-           !spdk_nvme_ctrlr_cmd_abort_ext(q->ctrlr->handle, q->handle, cmd, on_aborted, NULL);
-}
-
-/* The worker goes on polling meanwhile. */
-static void await_back(const struct command *cmd)
-{
-    const struct timespec nap = {.tv_nsec = 1000000};
-    uint64_t deadline = futex_deadline(ABORT_GRACE_NS);
-
-    while (!atomic_load(&cmd->is_back) && futex_now() < deadline)
-        nanosleep(&nap, NULL);
-}
-
 static gpunvme_err_t block(struct nvme_slot *slot)
 {
     struct command *cmd = slot->command;
@@ -237,11 +193,10 @@ static gpunvme_err_t block(struct nvme_slot *slot)
 
     pthread_mutex_lock(&q->lock);
     seen = q->ctrlr->nresets;
-    must_reset = q->has_failed || (is_late && !atomic_load(&cmd->is_back) && !send_abort(cmd));
+    cmd->is_late = is_late;
+    must_reset = q->has_failed || !atomic_load(&cmd->is_back);
     pthread_mutex_unlock(&q->lock);
-    if (is_late && !must_reset)
-        await_back(cmd);
-    if (must_reset || !atomic_load(&cmd->is_back))
+    if (must_reset)
         reset(q->ctrlr, seen);
     if (is_late)
         return test(slot);
@@ -327,12 +282,51 @@ static gpunvme_err_t open_queue(void *ctrl, struct nvme_slot *slots, unsigned n,
     return err;
 }
 
-const struct nvme_driver gspdk_driver = {.open = open_queue,
+/* ---- Bounce buffers, and the controller ------------------------------------------------------ */
+
+static gpunvme_err_t alloc(size_t nbytes, struct gpunvme_buf *out)
+{
+    void *ptr = spdk_malloc(nbytes, 4096, NULL, SPDK_ENV_NUMA_ID_ANY, SPDK_MALLOC_DMA);
+
+    if (!ptr)
+        return base_fail(GPUNVME_ERR_NOMEM,
+                         "%zu MiB of SPDK's memory for bounce buffers: ask for fewer (threads=) or "
+                         "smaller ones (chunk=)",
+                         nbytes >> 20);
+    if (gpunvme_mem_gpu_is_host() || gpunvme_mem_register(ptr, nbytes, GPUNVME_MEM_PINNED, out))
+        *out = (struct gpunvme_buf){.cpu = ptr, .nbytes = nbytes}; /* slower */
+    return GPUNVME_OK;
+}
+
+static void free_buf(struct gpunvme_buf *buf)
+{
+    void *ptr = buf->cpu;
+
+    if (buf->mem == GPUNVME_MEM_PINNED)
+        gpunvme_mem_unregister(buf);
+    spdk_free(ptr);
+}
+
+/* SPDK would give one that was removed again as it is. */
+static gpunvme_err_t check(void *ctrl)
+{
+    struct gspdk_ctrlr *ctrlr = ctrl;
+
+    if (!atomic_load(&ctrlr->gone))
+        return GPUNVME_OK;
+    return base_fail(GPUNVME_ERR_BUSY,
+                     "spdk:%s was removed: close the stores that still have it open",
+                     ctrlr->address.where);
+}
+
+const struct nvme_driver gspdk_driver = {.attach = gspdk_attach,
+                                         .detach = gspdk_detach,
+                                         .check = check,
+                                         .open = open_queue,
                                          .close = close_queue,
                                          .poll = poll_queue,
-                                         .alloc = gspdk_alloc,
-                                         .free = gspdk_free,
-                                         .reach = reach,
+                                         .alloc = alloc,
+                                         .free = free_buf,
                                          .submit = submit,
                                          .test = test,
                                          .block = block};

@@ -13,19 +13,18 @@
 
 #define DEFAULT_DEPTH 64u
 #define MAX_THREADS   4 /* unless a URI says otherwise */
-#define PROBE_NBYTES  (2u << 20)
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
-static gpunvme_err_t find_ns(struct gspdk_store *s, uint32_t nsid)
+static gpunvme_err_t find_ns(struct gspdk_store *s, const struct gspdk_ctrlr *ctrlr, uint32_t nsid)
 {
-    const struct spdk_nvme_ctrlr_data *data = spdk_nvme_ctrlr_get_data(s->ctrlr->handle);
-    const char *where = s->ctrlr->address.where;
+    const struct spdk_nvme_ctrlr_data *data = spdk_nvme_ctrlr_get_data(ctrlr->handle);
+    const char *where = ctrlr->address.where;
     struct spdk_nvme_ns *ns;
 
     if (!nsid)
-        nsid = spdk_nvme_ctrlr_get_first_active_ns(s->ctrlr->handle);
-    ns = nsid ? spdk_nvme_ctrlr_get_ns(s->ctrlr->handle, nsid) : NULL;
+        nsid = spdk_nvme_ctrlr_get_first_active_ns(ctrlr->handle);
+    ns = nsid ? spdk_nvme_ctrlr_get_ns(ctrlr->handle, nsid) : NULL;
     if (!ns || !spdk_nvme_ns_is_active(ns))
         return base_fail(GPUNVME_ERR_NO_NAMESPACE, "spdk:%s has no active namespace %u", where,
                          nsid);
@@ -45,14 +44,14 @@ static gpunvme_err_t find_ns(struct gspdk_store *s, uint32_t nsid)
     return GPUNVME_OK;
 }
 
-static void choose(struct gpunvme_store *store, struct gspdk_store *s)
+static void choose(struct gpunvme_store *store, struct gspdk_store *s,
+                   const struct gspdk_ctrlr *ctrlr)
 {
-    uint32_t most = spdk_nvme_ctrlr_get_regs_cap(s->ctrlr->handle).bits.mqes; /* 0's based, and one
-                                                                                 entry is free */
+    uint32_t most = spdk_nvme_ctrlr_get_regs_cap(ctrlr->handle).bits.mqes; /* 0's based, and one
+                                                                              entry is free */
     long n = sysconf(_SC_NPROCESSORS_ONLN) / 2; /* lanes poll: leave some to others */
 
     s->nvme.driver = &gspdk_driver;
-    s->nvme.other = s->ctrlr;
     s->nvme.ns = &s->ns;
     nvme_store_choose(store, &s->nvme, DEFAULT_DEPTH);
     if (s->nvme.depth > most)
@@ -67,38 +66,21 @@ static gpunvme_err_t spdk_open(struct gpunvme_store *store)
     const struct store_options *o = &store->uri.options;
     struct gspdk_store *s = store->priv;
     struct gspdk_address address;
+    char target[sizeof(address.where) + 8];
     gpunvme_err_t err = gspdk_address_parse(store->uri.target + strlen("spdk:"), &address);
 
     if (!err && address.nsid && o->nsid && address.nsid != o->nsid)
         err = base_fail(GPUNVME_ERR_URI, "%s: two namespaces", store->uri.text);
+    snprintf(target, sizeof(target), "spdk:%s", address.where);
     if (!err)
-        err = gspdk_attach(&address, o->timeout_ns, &s->ctrlr);
+        err = nvme_share_open(&gspdk_driver, target, o->timeout_ns, &s->nvme.share);
     if (!err)
-        err = find_ns(s, address.nsid ? address.nsid : o->nsid);
+        err = find_ns(s, s->nvme.share->other, address.nsid ? address.nsid : o->nsid);
     if (err)
         return err;
-    choose(store, s);
-    nvme_store_probe(store, &gspdk_domain_ops, s->ctrlr, PROBE_NBYTES);
-    err = nvme_store_serve(store, &s->nvme, &s->ctrlr->claimed, 0);
-    if (!err)
-        store_domain_join(store, &gspdk_domain_ops, s->ctrlr);
-    return err;
-}
-
-static gpunvme_err_t spdk_close(struct gpunvme_store *store)
-{
-    struct gspdk_store *s = store->priv;
-    bool all_ended;
-
-    store_domain_leave(store);
-    all_ended = nvme_lanes_leave(store->engine, s->nvme.lanes);
-    nvme_claims_free(&s->nvme.claims);
-    gspdk_detach(s->ctrlr);
-    return all_ended ? GPUNVME_OK
-                     : base_fail(GPUNVME_ERR_IO,
-                                 "%.100s: copies by the GPU do not end: their "
-                                 "bounce buffers are left to it",
-                                 store->uri.target);
+    choose(store, s, s->nvme.share->other);
+    store->gpu_route = GPUNVME_ROUTE_BOUNCE;
+    return nvme_store_serve(store, &s->nvme);
 }
 
 /* ---- The rest -------------------------------------------------------------------------------- */
@@ -110,8 +92,7 @@ static void spdk_describe(struct gpunvme_store *store, struct gpunvme_path *path
     snprintf(path->how, sizeof(path->how),
              "%s, \"%s\", %u threads with %u commands each, pieces of %zu KiB", SPDK_VERSION_STRING,
              s->model, store->threads, s->nvme.depth, s->nvme.chunk >> 10);
-    if (s->nvme.why_no_p2p[0])
-        snprintf(path->why_not, sizeof(path->why_not), "p2p: %s", s->nvme.why_no_p2p);
+    STORE_SAY(path->why_not, "p2p: SPDK moves bytes to and from memory of its own");
 }
 
 const struct store_backend store_spdk = {
@@ -119,7 +100,7 @@ const struct store_backend store_spdk = {
     .option_bit = STORE_SPDK,
     .open = spdk_open,
     .priv_nbytes = sizeof(struct gspdk_store),
-    .close = spdk_close,
+    .close = nvme_store_close,
     .size = nvme_store_size,
     .works_with =
         SPDK_VERSION_STRING ": drives that vfio-pci has, and vfio-user sockets (FOLDER/cntrl)",

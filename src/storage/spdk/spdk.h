@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * What the files of the spdk backend share. env.c starts SPDK's environment, once, and attaches
- * controllers, once each; guard.c gives SPDK's waits on a socket a deadline; memory.c makes memory
- * known to SPDK; queue.c has its queue pairs; spdk.c opens stores. Lanes and slots are those of the
- * nvme backend, for which this is another driver. Nobody else includes SPDK's headers.
+ * controllers; guard.c gives SPDK's waits on a socket a deadline; queue.c has its queue pairs;
+ * spdk.c opens stores. Lanes and slots are those of the nvme backend, for which this is another
+ * driver. Nobody else includes SPDK's headers.
  */
 #ifndef STORAGE_SPDK_SPDK_H
 #define STORAGE_SPDK_SPDK_H
@@ -18,10 +18,6 @@ struct gspdk_ctrlr {
     struct gspdk_address address;
     uint64_t timeout_ns; /* of attach, detach and reset over a socket */
     struct spdk_nvme_ctrlr *handle;
-    unsigned nusers;          /* under the environment's lock */
-    struct gspdk_ctrlr *next; /* likewise */
-
-    struct nvme_claimed claimed; /* blocks of all namespaces, as if they were one */
 
     /*
      * A reset holds `lock` and the locks of all queues, in this order: SPDK wants nobody else near
@@ -34,29 +30,26 @@ struct gspdk_ctrlr {
 };
 
 struct gspdk_store {
-    struct nvme_store nvme; /* first: lanes and slots have it. No share and controller of ours */
+    struct nvme_store nvme; /* first: lanes and slots have it. No controller of ours */
     struct gpunvme_ns ns;   /* nvme.ns */
-    struct gspdk_ctrlr *ctrlr;
-    bool has_flush; /* it has a volatile write cache */
+    bool has_flush;         /* it has a volatile write cache */
     char model[sizeof(((struct spdk_nvme_ctrlr_data *)0)->mn) + 1];
 };
 
 /* ---- env.c ----------------------------------------------------------------------------------- */
 
 /*
- * Attaches to the controller, or takes part in it if this process has it already. Every attach is
- * undone by one detach. The first starts the environment, in one of two ways that hold for the
- * rest of the process: with the PCI bus, if it names a PCI function, else without. What goes over
- * a vfio-user socket, now and at a reset, has `timeout_ns` for it.
+ * Attaches to the controller that a target names, "spdk:" and a struct gspdk_address without nsid;
+ * *out is a struct gspdk_ctrlr. The first starts the environment, in one of two ways that hold for
+ * the rest of the process: with the PCI bus, if it names a PCI function, else without. What goes
+ * over a vfio-user socket, now and at a reset, has `timeout_ns` for it.
  *
- * Errors: NOT_FOUND (nothing there, with what SPDK said), UNSUPPORTED, NOMEM, BUSY (removed, and
- * still attached).
+ * Errors: NOT_FOUND (nothing there, with what SPDK said), UNSUPPORTED, NOMEM.
  */
-gpunvme_err_t gspdk_attach(const struct gspdk_address *address, uint64_t timeout_ns,
-                           struct gspdk_ctrlr **out);
+gpunvme_err_t gspdk_attach(const char *target, uint64_t timeout_ns, void **out);
 
-/* No lane is left. NULL is fine. */
-void gspdk_detach(struct gspdk_ctrlr *ctrlr);
+/* No lane is left. */
+void gspdk_detach(void *ctrlr);
 
 /* What SPDK logged first in this thread since gspdk_hush(), as ": text", or "". */
 const char *gspdk_said(void);
@@ -70,26 +63,6 @@ void gspdk_hush(void);
  */
 struct gspdk_guard *gspdk_guard(const struct gspdk_ctrlr *ctrlr);
 void gspdk_guard_end(struct gspdk_guard *guard);
-
-/* ---- memory.c -------------------------------------------------------------------------------- */
-
-/*
- * What map() makes: memory of a caller's that a controller on the PCI bus reaches, which are the
- * pages that lie wholly within, of 4 KiB, or of 2 MiB where SPDK takes no smaller ones.
- */
-struct gspdk_region {
-    uint8_t *from;          /* the caller's address of what is reached */
-    struct gpunvme_buf buf; /* SPDK's address of it, and bytes */
-    void *mapping;          /* of a dma-buf; NULL: none */
-    size_t mapping_nbytes;
-};
-
-/* The domain of a controller. */
-extern const struct store_domain_ops gspdk_domain_ops;
-
-/* Memory that every controller reaches, as struct nvme_driver has it. */
-gpunvme_err_t gspdk_alloc(size_t nbytes, struct gpunvme_buf *out);
-void gspdk_free(struct gpunvme_buf *buf);
 
 /* ---- queue.c --------------------------------------------------------------------------------- */
 

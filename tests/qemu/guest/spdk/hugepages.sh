@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 #
-# The spdk backend with huge pages, behind an IOMMU of 39 bits: memory whose addresses are too wide
-# for it goes by bounce buffers, and arrives.
+# The spdk backend with huge pages, behind an IOMMU of 39 bits.
 # MODULES: vfio-pci vfio_iommu_type1
 # PROGRAMS: tests/qemu/guest/spdk_guest
 # IOMMU: yes
@@ -15,4 +14,4 @@ modprobe vfio_iommu_type1
 bind_to vfio-pci
 echo 256 >/proc/sys/vm/nr_hugepages
 mount -t hugetlbfs hugetlbfs /dev/hugepages
-spdk_guest "spdk:$BDF?threads=2,depth=16" 600 bounce
+spdk_guest "spdk:$BDF?threads=2,depth=16" 600

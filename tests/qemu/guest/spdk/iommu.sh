@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 #
-# The spdk backend on a drive behind an IOMMU, without huge pages: registered memory is read and
-# written where it is, and what is wrong is told.
+# The spdk backend on a drive behind an IOMMU, without huge pages; what is wrong is told.
 # MODULES: vfio-pci vfio_iommu_type1 nvme
 # PROGRAMS: tests/qemu/guest/spdk_guest
 # IOMMU: yes
@@ -14,7 +13,7 @@ touch "$OPENSSL_CONF"
 mkdir -p /var/tmp /var/run # where SPDK locks drives
 modprobe vfio_iommu_type1
 bind_to nvme
-expect_fail "is it bound to vfio-pci" spdk_guest "spdk:$BDF" 1 p2p
+expect_fail "is it bound to vfio-pci" spdk_guest "spdk:$BDF" 1
 bind_to vfio-pci
-spdk_guest "spdk:$BDF/1" 600 p2p
-expect_fail "no active namespace 9" spdk_guest "spdk:$BDF/9" 1 p2p
+spdk_guest "spdk:$BDF/1" 600
+expect_fail "no active namespace 9" spdk_guest "spdk:$BDF/9" 1

@@ -254,6 +254,9 @@ void store_say(char *text, size_t room, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 #define STORE_SAY(text, ...) store_say(text, sizeof(text), __VA_ARGS__)
 
+/* A route by name, for `require=`. False: none is called so that GPU memory can ask for. */
+bool store_route_of(const char *name, enum gpunvme_route *route);
+
 /*
  * UNSUPPORTED, with a detail, where `require=` forbids this route for memory of this kind. To be
  * asked before a piece goes that way.
@@ -347,14 +350,7 @@ uint64_t store_io_timeout(const struct gpunvme_io *ios, size_t n);
  */
 gpunvme_err_t store_open_fd(struct gpunvme_store *store, int *fd);
 
-/*
- * A second descriptor of the file that `fd` is open on, with other flags; -1 and errno. ESTALE: the
- * path names another file by now, and /proc, which would not need the path, is not there.
- */
-int store_reopen_fd(int fd, const char *path, int flags);
-
 gpunvme_err_t store_fd_size(int fd, bool block_device, uint64_t *nbytes);
-gpunvme_err_t store_fd_resize(const struct gpunvme_store *store, int fd, uint64_t nbytes);
 
 /* 0, or an errno. */
 int store_fd_flush(int fd);

@@ -9,7 +9,6 @@
 #include "base/fail.h"
 #include "gpunvme/memory.h"
 #include "storage/internal.h"
-#include "storage/route.h"
 
 static const char *const names[GPUNVME_NROUTES] = {
     [GPUNVME_ROUTE_HOST] = "host",

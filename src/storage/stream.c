@@ -18,18 +18,6 @@
 
 #define NWORDS 1024u /* submissions in flight at once */
 
-static const struct store_stream_ops cuda_ops = {
-    .device = mem_cuda_user_stream_device,
-    .capturing = mem_cuda_user_stream_capturing,
-    .call = mem_cuda_user_stream_call,
-    .wait = mem_cuda_user_stream_wait,
-    .wait_event = mem_cuda_user_stream_wait_event,
-    .record = mem_cuda_user_stream_record,
-    .create = mem_cuda_user_stream_create,
-};
-
-const struct store_stream_ops *store_stream_ops = &cuda_ops;
-
 /*
  * The transfers of one submission. Its life, under the lock: waiting for the stream to come to it;
  * begun; and ended when all have ended, or before that, late, when they made no progress for too
@@ -419,7 +407,7 @@ static gpunvme_err_t equip(struct group *group, const struct gpunvme_order *o)
     if (!err && own && order.nstreams)
         group->stream = order.streams[--order.nstreams];
     else if (!err && own)
-        err = store_stream_ops->create(&group->stream);
+        err = mem_cuda_user_stream_create(&group->stream);
     if (!err && is_waited) {
         group->word = (int)order.free_words[--order.nfree];
         group->value = ++order.values[group->word];
@@ -466,10 +454,10 @@ static gpunvme_err_t enqueue(struct group *group, struct gpunvme_batch *batch,
     void *last = o->flags & GPUNVME_BEFORE_STREAM ? o->stream : group->stream;
     bool is_ordered = o->flags & GPUNVME_AFTER_STREAM || o->after;
     uint32_t value = group->value;
-    gpunvme_err_t err = word ? store_stream_ops->wait(last, word, value - 1) : GPUNVME_OK;
+    gpunvme_err_t err = word ? mem_cuda_user_stream_wait(last, word, value - 1) : GPUNVME_OK;
 
     if (!err && o->after)
-        err = store_stream_ops->wait_event(first, o->after);
+        err = mem_cuda_user_stream_wait_event(first, o->after);
     if (err) {
         give_up(group);
         return err;
@@ -481,16 +469,16 @@ static gpunvme_err_t enqueue(struct group *group, struct gpunvme_batch *batch,
     enlist(group, &order.waiting);
     pthread_mutex_unlock(&order.lock);
     if (is_ordered)
-        err = store_stream_ops->call(first, begin, group);
+        err = mem_cuda_user_stream_call(first, begin, group);
     if (err) {
         untell(group, err);
         give_up(group);
         return err;
     }
     if (word)
-        err = store_stream_ops->wait(last, word, value);
+        err = mem_cuda_user_stream_wait(last, word, value);
     if (!err && o->done)
-        err = store_stream_ops->record(last, o->done);
+        err = mem_cuda_user_stream_record(last, o->done);
     if (!is_ordered)
         begin(group);
     return err;
@@ -507,7 +495,7 @@ static gpunvme_err_t check_order(const struct gpunvme_order *o)
     if (!o->flags && !o->after && !o->done)
         return base_fail(GPUNVME_ERR_INVALID, "no order: neither a stream nor an event");
     if (o->flags)
-        err = store_stream_ops->capturing(o->stream, &capturing);
+        err = mem_cuda_user_stream_capturing(o->stream, &capturing);
     if (!err && capturing)
         err = base_fail(GPUNVME_ERR_UNSUPPORTED,
                         "the stream is being captured into a graph: read before the capture");
@@ -525,7 +513,7 @@ static gpunvme_err_t prepare(const struct gpunvme_io *io, const struct gpunvme_o
 
     if (io->mem == GPUNVME_MEM_GPU && !gpunvme_mem_kind_of(io->ptr, &mem, &gpu) && gpu >= 0)
         return store_engine_prepare(engine, (unsigned)gpu);
-    err = store_stream_ops->device(o->flags ? o->stream : NULL, &of_stream);
+    err = mem_cuda_user_stream_device(o->flags ? o->stream : NULL, &of_stream);
     return err ? err : store_engine_prepare(engine, of_stream);
 }
 

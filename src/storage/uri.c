@@ -11,7 +11,6 @@
 #include "base/fail.h"
 #include "base/params.h"
 #include "storage/internal.h"
-#include "storage/route.h"
 
 #define DEFAULT_TIMEOUT_NS 30000000000u
 #define MAX_TIMEOUT_NS     (86400ull * 1000000000u)

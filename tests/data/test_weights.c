@@ -1259,7 +1259,6 @@ static void a_load_begins_behind_its_stream_and_the_stream_goes_on_behind_it(voi
 {
     struct gpunvme_weights_part parts[2];
     struct gpunvme_weights *w = open_for_order(parts);
-    const struct store_stream_ops *kept = store_stream_ops;
     struct gpunvme_weights_load *load;
     struct stream stream;
     const struct gpunvme_order order = {.flags = GPUNVME_AFTER_STREAM | GPUNVME_BEFORE_STREAM,
@@ -1267,18 +1266,18 @@ static void a_load_begins_behind_its_stream_and_the_stream_goes_on_behind_it(voi
     const struct gpunvme_weights_options options = {.order = &order};
 
     (void)state;
-    store_stream_ops = &fake;
+    streams_are_threads = true;
     stream_open(&stream);
-    fake_call(&stream, spoil, NULL);
+    stream_call(&stream, spoil, NULL);
     if (gpunvme_weights_load_start(w, parts, 2, &options, &load))
         fail_msg("%s", gpunvme_err_detail());
-    fake_call(&stream, look, NULL);
+    stream_call(&stream, look, NULL);
     stream_sync(&stream);
     assert_true(was_loaded);
     assert_int_equal(gpunvme_weights_load_end(load), GPUNVME_OK);
     assert_int_equal(parts[0].err, GPUNVME_OK);
     stream_close(&stream);
-    store_stream_ops = kept;
+    streams_are_threads = false;
     gpunvme_weights_close(w);
 }
 
@@ -1291,7 +1290,6 @@ static void an_ordered_load_without_transfers_holds_nobody_up(void **state)
 {
     static bool reached;
     struct gpunvme_weights_part part = {0};
-    const struct store_stream_ops *kept = store_stream_ops;
     struct gpunvme_weights_load *load;
     struct gpunvme_weights *w;
     struct stream stream;
@@ -1303,19 +1301,19 @@ static void an_ordered_load_without_transfers_holds_nobody_up(void **state)
     make("xyz.safetensors", XYZ, XYZ_NBYTES);
     w = open_good("xyz.safetensors");
     part.tensor = gpunvme_weights_find(w, "e");
-    store_stream_ops = &fake;
+    streams_are_threads = true;
     stream_open(&stream);
     for (size_t n = 0; n < 2; n++) {
         reached = false;
         if (gpunvme_weights_load_start(w, &part, n, &options, &load))
             fail_msg("%s", gpunvme_err_detail());
-        fake_call(&stream, note, &reached);
+        stream_call(&stream, note, &reached);
         stream_sync(&stream);
         assert_true(reached);
         assert_int_equal(gpunvme_weights_load_end(load), GPUNVME_OK);
     }
     stream_close(&stream);
-    store_stream_ops = kept;
+    streams_are_threads = false;
     gpunvme_weights_close(w);
 }
 
@@ -1334,7 +1332,6 @@ static void a_load_that_does_not_end_is_kept_until_its_weights_are_closed(void *
 {
     struct gpunvme_weights_part parts[2], *landed;
     struct gpunvme_weights *w = open_for_order(parts);
-    const struct store_stream_ops *kept = store_stream_ops;
     struct gpunvme_weights_load *load;
     struct stream stream;
     uint32_t event = 0;
@@ -1343,9 +1340,9 @@ static void a_load_that_does_not_end_is_kept_until_its_weights_are_closed(void *
     size_t n;
 
     (void)state;
-    store_stream_ops = &fake;
+    streams_are_threads = true;
     stream_open(&stream);
-    fake_wait_event(&stream, &event);
+    stream_wait_event(&stream, &event);
     cannot_cancel = true;
     if (gpunvme_weights_load_start(w, parts, 2, &options, &load))
         fail_msg("%s", gpunvme_err_detail());
@@ -1360,7 +1357,7 @@ static void a_load_that_does_not_end_is_kept_until_its_weights_are_closed(void *
     assert_int_equal(parts[0].err, GPUNVME_OK);
     cannot_cancel = false;
     stream_close(&stream);
-    store_stream_ops = kept;
+    streams_are_threads = false;
 }
 
 /* ---- Drives, manifests -------------------------------------------------------------------------

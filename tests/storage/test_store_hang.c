@@ -262,7 +262,7 @@ static void a_transfer_that_stops_lets_its_stream_go(void **state)
     stream_open(&stream);
     ok(submit_on_stream(store, &io, &stream));
     has_gone = false;
-    fake_call(&stream, note, (void *)(uintptr_t)&has_gone);
+    stream_call(&stream, note, (void *)(uintptr_t)&has_gone);
     wait_for(&has_gone);
     is_err(gpunvme_io_test(&io), GPUNVME_ERR_TIMEOUT, "nothing has moved");
     assert_int_equal(io.done, HALF);
@@ -297,7 +297,7 @@ int main(void)
         remove_files(NULL);
         return 77;
     }
-    store_stream_ops = &fake;
+    streams_are_threads = true;
     failed = cmocka_run_group_tests(tests, NULL, remove_files);
     fuse_unmount(&file);
     return failed ? 1 : 0;

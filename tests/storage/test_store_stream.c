@@ -83,7 +83,7 @@ static void what_comes_after_a_read_sees_its_bytes(void **state)
     (void)state;
     right = false;
     submitted(&io);
-    fake_call(&stream, compare_bytes, NULL);
+    stream_call(&stream, compare_bytes, NULL);
     stream_sync(&stream);
     assert_true(right);
     assert_int_equal(gpunvme_io_test(&io), GPUNVME_OK);
@@ -98,7 +98,7 @@ static void what_comes_before_a_write_is_written(void **state)
 
     (void)state;
     io.op = GPUNVME_OP_WRITE;
-    fake_call(&stream, change_bytes, NULL);
+    stream_call(&stream, change_bytes, NULL);
     submitted(&io);
     assert_int_equal(gpunvme_io_test(&io), GPUNVME_ERR_AGAIN);
     stream_sync(&stream);
@@ -127,7 +127,7 @@ static void a_wait_of_the_cpu_ends_too(void **state)
     struct gpunvme_io io = read_of(0, memory, 100);
 
     (void)state;
-    fake_call(&stream, change_bytes, NULL);
+    stream_call(&stream, change_bytes, NULL);
     submitted(&io);
     assert_int_equal(gpunvme_io_wait(&io, 10000000000u), GPUNVME_OK);
     assert_memory_equal(memory, bytes, 100);
@@ -267,7 +267,7 @@ static void while_its_stream_waits_a_read_pins_nothing_and_makes_no_stream(void 
     (void)state;
     open_with("threads=2");
     goes_on = false;
-    fake_call(&stream, wait_to_go_on, NULL);
+    stream_call(&stream, wait_to_go_on, NULL);
     submitted(&io);
     ncalls = 0;
     goes_on = true;
@@ -285,7 +285,7 @@ static void nor_does_another_read_meanwhile(void **state)
     (void)state;
     open_with("threads=2");
     goes_on = false;
-    fake_call(&stream, wait_to_go_on, NULL);
+    stream_call(&stream, wait_to_go_on, NULL);
     submitted(&io);
     ncalls = 0;
     assert_int_equal(submit_to(store, &other, 1, NULL), GPUNVME_OK);
@@ -308,7 +308,7 @@ static void nor_does_a_read_of_a_file_while_a_drives_transfer_waits(void **state
     assert_int_equal(gpunvme_engine_create(NULL, &engine), GPUNVME_OK);
     assert_int_equal(gpunvme_open_on(engine, "sim:size=1M", 0, &drive), GPUNVME_OK);
     goes_on = false;
-    fake_call(&stream, wait_to_go_on, NULL);
+    stream_call(&stream, wait_to_go_on, NULL);
     assert_int_equal(submit_on_stream(drive, &io, &stream), GPUNVME_OK);
     assert_int_equal(gpunvme_open_on(engine, path, 0, &file), GPUNVME_OK);
     ncalls = 0;
@@ -334,7 +334,7 @@ static void a_transfer_goes_on_while_other_memory_is_unregistered(void **state)
     (void)state;
     assert_int_equal(gpunvme_register(NULL, other, sizeof(other), GPUNVME_MEM_HOST), GPUNVME_OK);
     goes_on = false;
-    fake_call(&stream, wait_to_go_on, NULL);
+    stream_call(&stream, wait_to_go_on, NULL);
     submitted(&io);
     waits_for = &io;
     assert_int_equal(gpunvme_unregister(NULL, other), GPUNVME_OK);
@@ -416,7 +416,7 @@ static void close_waits_for_a_transfer_that_the_stream_has_not_come_to(void **st
     struct gpunvme_io io = read_of(100, memory, 5000);
 
     (void)state;
-    fake_call(&stream, wait_for_closing, NULL);
+    stream_call(&stream, wait_for_closing, NULL);
     submitted(&io);
     assert_int_equal(gpunvme_close(store), GPUNVME_OK);
     store = NULL;
@@ -510,11 +510,11 @@ static void transfers_of_several_stores_are_behind_a_stream_and_before_it(void *
     (void)state;
     make_group(ios);
     goes_on = right = false;
-    fake_call(&stream, wait_to_go_on, NULL);
+    stream_call(&stream, wait_to_go_on, NULL);
     ordered(ios, NGROUP, NULL,
             (struct gpunvme_order){.flags = GPUNVME_AFTER_STREAM | GPUNVME_BEFORE_STREAM,
                                    .stream = &stream});
-    fake_call(&stream, look_for_group, NULL);
+    stream_call(&stream, look_for_group, NULL);
     assert_true(group_is_not_there());
     goes_on = true;
     stream_sync(&stream);
@@ -530,10 +530,10 @@ static void before_a_stream_alone_they_do_not_wait_for_it(void **state)
     (void)state;
     make_group(ios);
     goes_on = right = false;
-    fake_call(&stream, wait_to_go_on, NULL);
+    stream_call(&stream, wait_to_go_on, NULL);
     ordered(ios, NGROUP, NULL,
             (struct gpunvme_order){.flags = GPUNVME_BEFORE_STREAM, .stream = &stream});
-    fake_call(&stream, look_for_group, NULL);
+    stream_call(&stream, look_for_group, NULL);
     all_have_ended_well(ios);
     goes_on = true;
     stream_sync(&stream);
@@ -611,13 +611,13 @@ static void streams_and_events_may_be_joined(void **state)
     after = done = 0;
     make_group(ios);
     goes_on = right = false;
-    fake_call(&stream, wait_to_go_on, NULL);
+    stream_call(&stream, wait_to_go_on, NULL);
     ordered(ios, NGROUP, NULL,
             (struct gpunvme_order){.flags = GPUNVME_AFTER_STREAM | GPUNVME_BEFORE_STREAM,
                                    .stream = &stream,
                                    .after = &after,
                                    .done = &done});
-    fake_call(&stream, look_for_group, NULL);
+    stream_call(&stream, look_for_group, NULL);
     happen(&after);
     assert_true(group_is_not_there());
     goes_on = true;
@@ -638,7 +638,7 @@ static void a_batch_tells_the_ends_of_ordered_transfers(void **state)
     assert_int_equal(gpunvme_batch_create(&batch), GPUNVME_OK);
     make_group(ios);
     goes_on = false;
-    fake_call(&stream, wait_to_go_on, NULL);
+    stream_call(&stream, wait_to_go_on, NULL);
     ordered(ios, NGROUP, batch,
             (struct gpunvme_order){.flags = GPUNVME_AFTER_STREAM, .stream = &stream});
     assert_int_equal(gpunvme_batch_pending(batch), NGROUP);
@@ -688,7 +688,7 @@ static void a_group_of_none_keeps_the_order_of_what_is_around_it(void **state)
     (void)state;
     done = 0;
     goes_on = false;
-    fake_call(&stream, wait_to_go_on, NULL);
+    stream_call(&stream, wait_to_go_on, NULL);
     ordered(NULL, 0, NULL,
             (struct gpunvme_order){.flags = GPUNVME_AFTER_STREAM | GPUNVME_BEFORE_STREAM,
                                    .stream = &stream,
@@ -729,7 +729,7 @@ static void ordered_transfers_are_canceled_before_their_stream_comes_to_them(voi
     assert_int_equal(gpunvme_batch_create(&batch), GPUNVME_OK);
     make_group(ios);
     goes_on = false;
-    fake_call(&stream, wait_to_go_on, NULL);
+    stream_call(&stream, wait_to_go_on, NULL);
     ordered(ios, NGROUP, batch,
             (struct gpunvme_order){.flags = GPUNVME_AFTER_STREAM | GPUNVME_BEFORE_STREAM,
                                    .stream = &stream});
@@ -759,7 +759,7 @@ static void of_a_group_one_is_canceled_and_the_others_go_on(void **state)
     (void)state;
     make_group(ios);
     goes_on = false;
-    fake_call(&stream, wait_to_go_on, NULL);
+    stream_call(&stream, wait_to_go_on, NULL);
     ordered(ios, NGROUP, NULL,
             (struct gpunvme_order){.flags = GPUNVME_AFTER_STREAM | GPUNVME_BEFORE_STREAM,
                                    .stream = &stream});
@@ -820,7 +820,7 @@ static int make_file(void **state)
         bytes[i] = (uint8_t)((i * 2654435761u) >> 13);
     if (fd < 0 || write(fd, bytes, NBYTES) != NBYTES)
         return 1;
-    store_stream_ops = &fake;
+    streams_are_threads = true;
     return close(fd);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Streams that are threads, for tests of transfers in the order of streams: store_stream_ops is to
- * be set to &fake.
+ * Streams that are threads, for tests of transfers in the order of streams: the linker puts them in
+ * the place of CUDA's (gpunvme_thread_streams() of CMake) once streams_are_threads is set.
  */
 #ifndef THREAD_STREAM_H
 #define THREAD_STREAM_H
@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "base/fail.h"
-#include "storage/stream.h"
+#include "memory/cuda.h"
 #include "transfer_util.h"
 
 struct item {
@@ -114,31 +114,9 @@ static void put(struct stream *s, struct item what)
     pthread_mutex_unlock(&s->lock);
 }
 
-static gpunvme_err_t fake_device(void *stream, unsigned *gpu)
+static void stream_call(struct stream *s, void (*fn)(void *), void *arg)
 {
-    (void)stream;
-    *gpu = 0;
-    return GPUNVME_OK;
-}
-
-static gpunvme_err_t fake_capturing(void *stream, bool *capturing)
-{
-    *capturing = ((const struct stream *)stream)->capturing;
-    return GPUNVME_OK;
-}
-
-static gpunvme_err_t fake_call(void *stream, void (*fn)(void *), void *arg)
-{
-    put(stream, (struct item){.fn = fn, .arg = arg});
-    return GPUNVME_OK;
-}
-
-static gpunvme_err_t fake_wait(void *stream, const uint32_t *word, uint32_t value)
-{
-    if (((const struct stream *)stream)->no_waits)
-        return base_fail(GPUNVME_ERR_UNSUPPORTED, "no waits");
-    put(stream, (struct item){.word = word, .value = value});
-    return GPUNVME_OK;
+    put(s, (struct item){.fn = fn, .arg = arg});
 }
 
 /* An event is a word: 1 when it has happened, and a stream's item when that is to come. */
@@ -147,15 +125,66 @@ static void happen(void *event)
     __atomic_store_n((uint32_t *)event, 1, __ATOMIC_RELEASE);
 }
 
-static gpunvme_err_t fake_wait_event(void *stream, void *event)
+static void stream_wait_event(struct stream *s, uint32_t *event)
 {
-    put(stream, (struct item){.word = event, .value = 1});
+    put(s, (struct item){.word = event, .value = 1});
+}
+
+static bool streams_are_threads;
+
+/* Declares what the linker calls instead of a function of CUDA's streams, and what it replaces. */
+#define WRAPPED(name, ...)                                                                         \
+    gpunvme_err_t __real_mem_cuda_user_stream_##name(__VA_ARGS__);                                 \
+    gpunvme_err_t __wrap_mem_cuda_user_stream_##name(__VA_ARGS__);                                 \
+    gpunvme_err_t __wrap_mem_cuda_user_stream_##name(__VA_ARGS__)
+
+WRAPPED(device, void *stream, unsigned *gpu)
+{
+    if (!streams_are_threads)
+        return __real_mem_cuda_user_stream_device(stream, gpu);
+    *gpu = 0;
     return GPUNVME_OK;
 }
 
-static gpunvme_err_t fake_record(void *stream, void *event)
+WRAPPED(capturing, void *stream, bool *capturing)
 {
-    put(stream, (struct item){.fn = happen, .arg = event});
+    if (!streams_are_threads)
+        return __real_mem_cuda_user_stream_capturing(stream, capturing);
+    *capturing = ((const struct stream *)stream)->capturing;
+    return GPUNVME_OK;
+}
+
+WRAPPED(call, void *stream, void (*fn)(void *), void *arg)
+{
+    if (!streams_are_threads)
+        return __real_mem_cuda_user_stream_call(stream, fn, arg);
+    stream_call(stream, fn, arg);
+    return GPUNVME_OK;
+}
+
+WRAPPED(wait, void *stream, const uint32_t *word, uint32_t value)
+{
+    if (!streams_are_threads)
+        return __real_mem_cuda_user_stream_wait(stream, word, value);
+    if (((const struct stream *)stream)->no_waits)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED, "no waits");
+    put(stream, (struct item){.word = word, .value = value});
+    return GPUNVME_OK;
+}
+
+WRAPPED(wait_event, void *stream, void *event)
+{
+    if (!streams_are_threads)
+        return __real_mem_cuda_user_stream_wait_event(stream, event);
+    stream_wait_event(stream, event);
+    return GPUNVME_OK;
+}
+
+WRAPPED(record, void *stream, void *event)
+{
+    if (!streams_are_threads)
+        return __real_mem_cuda_user_stream_record(stream, event);
+    stream_call(stream, happen, event);
     return GPUNVME_OK;
 }
 
@@ -163,10 +192,13 @@ static gpunvme_err_t fake_record(void *stream, void *event)
 static struct stream *made[64];
 static unsigned nmade;
 
-static gpunvme_err_t fake_create(void **stream)
+WRAPPED(create, void **stream)
 {
-    struct stream *s = malloc(sizeof(*s));
+    struct stream *s;
 
+    if (!streams_are_threads)
+        return __real_mem_cuda_user_stream_create(stream);
+    s = malloc(sizeof(*s));
     assert_true(s && nmade < 64);
     stream_open(s);
     made[nmade++] = s;
@@ -174,8 +206,7 @@ static gpunvme_err_t fake_create(void **stream)
     return GPUNVME_OK;
 }
 
-static const struct store_stream_ops fake = {fake_device,     fake_capturing, fake_call,  fake_wait,
-                                             fake_wait_event, fake_record,    fake_create};
+#undef WRAPPED
 
 /* Reads of 4 KiB on several streams at once; each overwrites what the one before it on its stream
  * has read, and the last one stays. `content`: 64 KiB at least of what is read. */

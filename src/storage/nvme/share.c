@@ -100,7 +100,7 @@ static gpunvme_err_t end(struct nvme_share *share)
 
     if (share->other)
         share->driver->detach(share->other);
-    else if (share->ctrl && !share->is_adopted)
+    else if (share->ctrl)
         err = gpunvme_ctrl_close(share->ctrl);
     take_off_list(share);
     pthread_mutex_destroy(&share->claimed.lock);
@@ -165,23 +165,6 @@ gpunvme_err_t nvme_share_open(const struct nvme_driver *driver, const char *targ
     }
     *out = share;
     return GPUNVME_OK;
-}
-
-gpunvme_err_t nvme_share_adopt(const char *target, struct gpunvme_ctrl *ctrl,
-                               struct nvme_share **out)
-{
-    struct nvme_share *share;
-
-    pthread_mutex_lock(&lock);
-    share = add(NULL, target);
-    if (share) {
-        share->is_adopted = true;
-        share->ctrl = ctrl;
-        share->state = SHARE_OPEN;
-    }
-    pthread_mutex_unlock(&lock);
-    *out = share;
-    return share ? GPUNVME_OK : base_fail(GPUNVME_ERR_NOMEM, "a controller");
 }
 
 gpunvme_err_t nvme_share_close(struct nvme_share *share)

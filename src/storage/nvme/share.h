@@ -23,7 +23,6 @@ struct nvme_share {
     /* share.c's own: */
     struct nvme_share *next;
     bool is_private; /* not found by others */
-    bool is_adopted; /* the controller is somebody else's */
     char target[STORE_TARGET_ROOM];
     unsigned users;
     unsigned nforks; /* of this process's forebears when it was opened */
@@ -41,13 +40,6 @@ gpunvme_err_t nvme_share_open(const struct nvme_driver *driver, const char *targ
 
 /* The last to leave closes the controller; the error is of that. NULL is fine. */
 gpunvme_err_t nvme_share_close(struct nvme_share *share);
-
-/*
- * Makes stores of URIs with this target use a controller that the caller has opened, until the
- * caller, after all of them, closes the share; the controller stays the caller's.
- */
-gpunvme_err_t nvme_share_adopt(const char *target, struct gpunvme_ctrl *ctrl,
-                               struct nvme_share **out);
 
 /* Around fork(2). */
 void nvme_share_before_fork(void);

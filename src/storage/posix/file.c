@@ -171,7 +171,11 @@ static bool is_same_file(int a, int b)
     return !fstat(a, &x) && !fstat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-int store_reopen_fd(int fd, const char *path, int flags)
+/*
+ * A second descriptor of the file that `fd` is open on, with other flags; -1 and errno. ESTALE: the
+ * path names another file by now, and /proc, which would not need the path, is not there.
+ */
+static int reopen(int fd, const char *path, int flags)
 {
     char name[32];
     int again;
@@ -271,7 +275,7 @@ static gpunvme_err_t open_direct(struct gpunvme_store *store, struct posix_file 
         snprintf(file->why_not, sizeof(file->why_not), "the file is in memory");
         return GPUNVME_OK;
     }
-    file->direct_fd = store_reopen_fd(file->fd, store->uri.target, how);
+    file->direct_fd = reopen(file->fd, store->uri.target, how);
     if (file->direct_fd < 0) {
         int error = errno;
 
@@ -324,20 +328,6 @@ gpunvme_err_t store_fd_size(int fd, bool block_device, uint64_t *nbytes)
     if (!block_device)
         *nbytes = (uint64_t)st.st_size;
     return GPUNVME_OK;
-}
-
-gpunvme_err_t store_fd_resize(const struct gpunvme_store *store, int fd, uint64_t nbytes)
-{
-    int error;
-
-    if (nbytes > INT64_MAX)
-        return base_fail(GPUNVME_ERR_RANGE, "%llu bytes", (unsigned long long)nbytes);
-    do {
-        error = ftruncate(fd, (off_t)nbytes) ? errno : 0;
-    } while (error == EINTR);
-    return error ? base_fail_errno(error, "%s: %llu bytes", store->uri.target,
-                                   (unsigned long long)nbytes)
-                 : GPUNVME_OK;
 }
 
 int store_fd_flush(int fd)

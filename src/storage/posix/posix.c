@@ -89,8 +89,16 @@ gpunvme_err_t posix_size(struct gpunvme_store *store, uint64_t *nbytes)
 gpunvme_err_t posix_resize(struct gpunvme_store *store, uint64_t nbytes)
 {
     const struct posix *posix = store->priv;
+    int error;
 
-    return store_fd_resize(store, posix->file.fd, nbytes);
+    if (nbytes > INT64_MAX)
+        return base_fail(GPUNVME_ERR_RANGE, "%llu bytes", (unsigned long long)nbytes);
+    do {
+        error = ftruncate(posix->file.fd, (off_t)nbytes) ? errno : 0;
+    } while (error == EINTR);
+    return error ? base_fail_errno(error, "%s: %llu bytes", store->uri.target,
+                                   (unsigned long long)nbytes)
+                 : GPUNVME_OK;
 }
 
 gpunvme_err_t posix_advise(struct gpunvme_store *store, uint64_t offset, uint64_t nbytes,

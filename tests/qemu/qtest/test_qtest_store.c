@@ -6,25 +6,42 @@
 #include "gpunvme/memory.h"
 #include "gpunvme/storage.h"
 #include "qemu/qtest/rig.h"
-#include "storage/nvme/share.h"
 
-#define MIB    (UINT64_C(1) << 20)
-#define SIZE   ((size_t)1 << 20)
-#define TARGET "nvme:qtest"
+#define MIB  (UINT64_C(1) << 20)
+#define SIZE ((size_t)1 << 20)
+/* Linked with --wrap: "nvme:qtest" is the rig's controller, which stays the rig's. */
+static struct gpunvme_ctrl *of_rig;
+gpunvme_err_t __wrap_gpunvme_ctrl_open_uri(const char *uri, const struct gpunvme_ctrl_opts *opts,
+                                           struct gpunvme_ctrl **out);
+gpunvme_err_t __wrap_gpunvme_ctrl_open_uri(const char *uri, const struct gpunvme_ctrl_opts *opts,
+                                           struct gpunvme_ctrl **out)
+{
+    (void)opts;
+    assert_string_equal(uri, "nvme:qtest");
+    *out = of_rig;
+    return GPUNVME_OK;
+}
 
-static struct gpunvme_store *open_store(struct rig *r, const char *uri, struct nvme_share **share)
+gpunvme_err_t __real_gpunvme_ctrl_close(struct gpunvme_ctrl *ctrl);
+gpunvme_err_t __wrap_gpunvme_ctrl_close(struct gpunvme_ctrl *ctrl);
+gpunvme_err_t __wrap_gpunvme_ctrl_close(struct gpunvme_ctrl *ctrl)
+{
+    return ctrl == of_rig ? GPUNVME_OK : __real_gpunvme_ctrl_close(ctrl);
+}
+
+static struct gpunvme_store *open_store(struct rig *r, const char *uri)
 {
     struct gpunvme_store *store;
 
-    assert_ok(nvme_share_adopt(TARGET, r->ctrl, share));
+    of_rig = r->ctrl;
     assert_ok(gpunvme_open(uri, GPUNVME_OPEN_WRITE, &store));
     return store;
 }
 
-static void close_store(struct gpunvme_store *store, struct nvme_share *share)
+static void close_store(struct gpunvme_store *store)
 {
     assert_ok(gpunvme_close(store));
-    assert_ok(nvme_share_close(share));
+    of_rig = NULL;
 }
 
 static void check_transfers(struct gpunvme_store *store, unsigned n)
@@ -60,13 +77,12 @@ static void random_transfers_are_right(void **state)
 {
     struct rig *r = *state;
     struct gpunvme_store *store;
-    struct nvme_share *share;
 
     rig_start_disk(r, MIB, "");
     rig_open_ctrl(r);
-    store = open_store(r, "nvme:qtest/1", &share);
+    store = open_store(r, "nvme:qtest/1");
     check_transfers(store, 60);
-    close_store(store, share);
+    close_store(store);
     rig_close(r);
 }
 
@@ -74,13 +90,12 @@ static void random_transfers_are_right_in_pieces_of_a_page(void **state)
 {
     struct rig *r = *state;
     struct gpunvme_store *store;
-    struct nvme_share *share;
 
     rig_start_disk(r, MIB, ",mdts=1");
     rig_open_ctrl(r);
-    store = open_store(r, "nvme:qtest?threads=2,depth=8", &share);
+    store = open_store(r, "nvme:qtest?threads=2,depth=8");
     check_transfers(store, 20);
-    close_store(store, share);
+    close_store(store);
     rig_close(r);
 }
 
@@ -88,14 +103,13 @@ static void memory_that_can_not_be_mapped_is_registered_and_bounces(void **state
 {
     struct rig *r = *state;
     struct gpunvme_store *store;
-    struct nvme_share *share;
     struct gpunvme_path path;
     uint8_t *bytes = aligned_alloc(4096, 65536), back[100];
     struct gpunvme_buf gpu;
 
     rig_start_disk(r, MIB, "");
     rig_open_ctrl(r);
-    store = open_store(r, "nvme:qtest/1", &share);
+    store = open_store(r, "nvme:qtest/1");
     memset(bytes, 5, 65536);
     assert_ok(gpunvme_register(NULL, bytes, 65536, GPUNVME_MEM_HOST));
     assert_ok(gpunvme_store_write(store, 0, bytes, GPUNVME_MEM_HOST, 65536, NULL));
@@ -108,7 +122,7 @@ static void memory_that_can_not_be_mapped_is_registered_and_bounces(void **state
     assert_int_equal(path.gpu_route, GPUNVME_ROUTE_BOUNCE);
     assert_int_equal(path.bytes_read[GPUNVME_ROUTE_BOUNCE], 100);
     assert_true(path.why_not[0]);
-    close_store(store, share);
+    close_store(store);
     assert_ok(gpunvme_unregister(NULL, gpu.gpu));
     assert_ok(gpunvme_unregister(NULL, bytes));
     assert_ok(gpunvme_mem_free(&gpu));
@@ -120,13 +134,12 @@ static void a_namespace_that_is_not_there_is_told(void **state)
 {
     struct rig *r = *state;
     struct gpunvme_store *store;
-    struct nvme_share *share;
 
     rig_start_disk(r, MIB, "");
     rig_open_ctrl(r);
-    assert_ok(nvme_share_adopt(TARGET, r->ctrl, &share));
+    of_rig = r->ctrl;
     assert_err(gpunvme_open("nvme:qtest/9", 0, &store), GPUNVME_ERR_NO_NAMESPACE);
-    assert_ok(nvme_share_close(share));
+    of_rig = NULL;
     rig_close(r);
 }
 

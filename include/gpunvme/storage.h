@@ -166,7 +166,7 @@ enum gpunvme_route {
     GPUNVME_ROUTE_HOST = 0,   /* between the store and host memory: no GPU in it */
     GPUNVME_ROUTE_P2P = 1,    /* the drive moves them to or from GPU memory by itself */
     GPUNVME_ROUTE_BOUNCE = 2, /* through pinned host memory */
-    GPUNVME_ROUTE_COMPAT = 3, /* by cuFile in its compatibility mode */
+    GPUNVME_ROUTE_COMPAT = 3, /* by cuFile, through host memory or perhaps so: it does not tell */
 };
 #define GPUNVME_NROUTES 4
 

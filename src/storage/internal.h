@@ -34,7 +34,7 @@ struct store_uri {
     bool plain;      /* a path without a scheme */
     char *text;      /* as it was given */
     char scheme[16]; /* "file", "nvme", "sim", "vfio-user", "spdk", "stripe" */
-    char *target; /* file: the path. Others: the URI without options (nvme: without its "/nsid") */
+    char *target;    /* file: the path. Others: the URI without options and "/nsid" */
     struct store_options options;
 };
 
@@ -307,6 +307,9 @@ struct store_span {
     enum gpunvme_mem mem;
 };
 
+/* How many bytes it is about. */
+size_t store_io_total(const struct gpunvme_io *io);
+
 /* How many elements a transfer that moves bytes has. */
 static inline size_t store_io_nspans(const struct gpunvme_io *io)
 {
@@ -337,6 +340,13 @@ uint64_t store_io_progress(const struct gpunvme_io *ios, size_t n);
 /* Around fork(2): no thread is amid what all transfers have in common. */
 void store_io_before_fork(void);
 void store_io_after_fork(void);
+
+/*
+ * Sleeps while *word, a futex, is `value`. False: it still is, and nothing has moved for the stores
+ * of these transfers for so long.
+ */
+bool store_io_sleep(uint32_t *word, uint32_t value, const struct gpunvme_io *ios, size_t n,
+                    uint64_t timeout_ns);
 
 /* The longest timeout of their stores. */
 uint64_t store_io_timeout(const struct gpunvme_io *ios, size_t n);

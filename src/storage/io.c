@@ -155,7 +155,7 @@ gpunvme_err_t store_io_check(const struct gpunvme_io *ios, size_t n)
 
 /* ---- Submission ------------------------------------------------------------------------------ */
 
-static size_t total_of(const struct gpunvme_io *io)
+size_t store_io_total(const struct gpunvme_io *io)
 {
     size_t total = 0;
 
@@ -191,7 +191,7 @@ static void prepare(struct gpunvme_io *io, struct gpunvme_batch *batch)
     io->priv.batch = io->callback ? NULL : batch;
     io->priv.is_ordered = false;
     io->priv.region = region_of(io);
-    io->priv.total = io->priv.left = total_of(io);
+    io->priv.total = io->priv.left = store_io_total(io);
     io->priv.taken = io->priv.at = io->priv.in = 0;
     io->priv.stop = SIZE_MAX;
     io->priv.why = GPUNVME_OK;
@@ -520,21 +520,22 @@ uint64_t store_io_timeout(const struct gpunvme_io *ios, size_t n)
     return longest;
 }
 
-/* Sleeps until it may have ended; false: it has not, and nothing has moved for that long. */
-static bool wait_for_end(struct gpunvme_io *io, uint64_t timeout_ns)
+bool store_io_sleep(uint32_t *word, uint32_t value, const struct gpunvme_io *ios, size_t n,
+                    uint64_t timeout_ns)
 {
-    uint64_t progress = store_io_progress(io, 1);
+    uint64_t progress = store_io_progress(ios, n);
 
-    for (;;) {
+    while (__atomic_load_n(word, __ATOMIC_ACQUIRE) == value) {
         uint64_t now;
 
-        if (futex_wait(&io->priv.state, WAITED, futex_deadline(timeout_ns)))
-            return true;
-        now = store_io_progress(io, 1);
+        if (futex_wait(word, value, futex_deadline(timeout_ns)))
+            continue;
+        now = store_io_progress(ios, n);
         if (now == progress)
             return false;
         progress = now;
     }
+    return true;
 }
 
 gpunvme_err_t gpunvme_io_wait(struct gpunvme_io *io, uint64_t timeout_ns)
@@ -550,7 +551,7 @@ gpunvme_err_t gpunvme_io_wait(struct gpunvme_io *io, uint64_t timeout_ns)
 
         __atomic_compare_exchange_n(&io->priv.state, &state, WAITED, false, __ATOMIC_ACQ_REL,
                                     __ATOMIC_ACQUIRE);
-        if (state != ENDED && !wait_for_end(io, timeout_ns))
+        if (state != ENDED && !store_io_sleep(&io->priv.state, WAITED, io, 1, timeout_ns))
             return base_fail(GPUNVME_ERR_TIMEOUT,
                              "a transfer of %zu bytes at offset %llu is still in flight, and "
                              "nothing has moved for %llu ms",

@@ -92,14 +92,18 @@ static gpunvme_err_t make_room(struct store_regions *regions)
     return list ? GPUNVME_OK : base_fail(GPUNVME_ERR_NOMEM, "the table of registered memory");
 }
 
+static void unmap_one(const struct store_domain *domain, struct store_region *region, unsigned d)
+{
+    void *map = atomic_exchange(&region->maps[d], NULL);
+
+    if (map)
+        domain->ops->unmap(domain->key, map);
+}
+
 static void unmap_all(struct store_regions *regions, struct store_region *region)
 {
-    for (unsigned d = 0; d < STORE_DOMAINS; d++) {
-        void *map = atomic_exchange(&region->maps[d], NULL);
-
-        if (map)
-            regions->domains[d].ops->unmap(regions->domains[d].key, map);
-    }
+    for (unsigned d = 0; d < STORE_DOMAINS; d++)
+        unmap_one(&regions->domains[d], region, d);
 }
 
 static gpunvme_err_t map_one(const struct store_domain *domain, struct store_region *region,
@@ -283,12 +287,8 @@ void store_domain_leave(struct gpunvme_store *store)
         return;
     pthread_mutex_lock(&regions->changes);
     if (!--domain->users) {
-        for (size_t i = 0; i < regions->n; i++) {
-            void *map = atomic_exchange(&regions->list[i]->maps[store->domain], NULL);
-
-            if (map)
-                domain->ops->unmap(domain->key, map);
-        }
+        for (size_t i = 0; i < regions->n; i++)
+            unmap_one(domain, regions->list[i], store->domain);
         domain->ops = NULL;
     }
     pthread_mutex_unlock(&regions->changes);

@@ -35,24 +35,6 @@ static void one_ended(struct gpunvme_io *io)
         futex_wake(&w->word, 1);
 }
 
-/* False: they have not ended, and nothing has moved for their stores' timeout. */
-static bool wait_for(struct waited *w, uint64_t timeout_ns)
-{
-    uint64_t progress = store_io_progress(w->ios, w->n);
-
-    while (__atomic_load_n(&w->word, __ATOMIC_ACQUIRE) == WAITING) {
-        uint64_t now;
-
-        if (futex_wait(&w->word, WAITING, futex_deadline(timeout_ns)))
-            continue;
-        now = store_io_progress(w->ios, w->n);
-        if (now == progress)
-            return false;
-        progress = now;
-    }
-    return true;
-}
-
 static gpunvme_err_t too_late(const struct gpunvme_io *io, uint64_t timeout_ns)
 {
     return base_fail(GPUNVME_ERR_TIMEOUT,
@@ -138,7 +120,7 @@ static gpunvme_err_t run(struct gpunvme_io *ios, size_t n)
         return err;
     }
     timeout_ns = store_io_timeout(ios, n);
-    if (!wait_for(w, timeout_ns) && give_up(w, ios, timeout_ns))
+    if (!store_io_sleep(&w->word, WAITING, w->ios, n, timeout_ns) && give_up(w, ios, timeout_ns))
         return GPUNVME_ERR_TIMEOUT;
     for (size_t i = 0; i < n; i++) {
         gpunvme_err_t late = tell_end(&ios[i], &w->ios[i], timeout_ns);
@@ -152,8 +134,10 @@ static gpunvme_err_t run(struct gpunvme_io *ios, size_t n)
 
 /* ---- One transfer ---------------------------------------------------------------------------- */
 
-static gpunvme_err_t finish(const struct gpunvme_io *io, size_t nbytes, size_t *done)
+static gpunvme_err_t finish(const struct gpunvme_io *io, size_t *done)
 {
+    size_t nbytes = store_io_total(io);
+
     if (done)
         *done = io->done;
     if (io->err)
@@ -183,8 +167,7 @@ bool store_io_run_here(struct gpunvme_io *io)
     return has_run;
 }
 
-/* `nbytes` is how many it is about. */
-static gpunvme_err_t transfer(struct gpunvme_io *io, size_t nbytes, size_t *done)
+static gpunvme_err_t transfer(struct gpunvme_io *io, size_t *done)
 {
     gpunvme_err_t err;
 
@@ -193,13 +176,13 @@ static gpunvme_err_t transfer(struct gpunvme_io *io, size_t nbytes, size_t *done
     if (!io->store)
         return base_fail(GPUNVME_ERR_INVALID, "store is NULL");
     if (store_io_run_here(io))
-        return finish(io, nbytes, done);
+        return finish(io, done);
     err = run(io, 1);
     if (err && done)
         *done = io->done;
     if (err == GPUNVME_ERR_TIMEOUT)
         return too_late(io, store_io_timeout(io, 1));
-    return err ? err : finish(io, nbytes, done);
+    return err ? err : finish(io, done);
 }
 
 static gpunvme_err_t plain(struct gpunvme_store *store, enum gpunvme_op op, uint64_t offset,
@@ -209,7 +192,7 @@ static gpunvme_err_t plain(struct gpunvme_store *store, enum gpunvme_op op, uint
 
     io.ptr = (void *)(uintptr_t)ptr;
     io.nbytes = nbytes;
-    return transfer(&io, nbytes, done);
+    return transfer(&io, done);
 }
 
 gpunvme_err_t gpunvme_store_read(struct gpunvme_store *store, uint64_t offset, void *ptr,
@@ -233,15 +216,12 @@ static gpunvme_err_t vector(struct gpunvme_store *store, enum gpunvme_op op, uin
                             const struct gpunvme_vec *vecs, size_t n, size_t *done)
 {
     struct gpunvme_io io = {.store = store, .op = op, .offset = offset, .vecs = vecs, .n = n};
-    size_t nbytes = 0;
 
     if (done)
         *done = 0;
-    if (n && (!vecs || n > SIZE_MAX / sizeof(*vecs)))
-        return base_fail(GPUNVME_ERR_INVALID, "%zu pieces of memory at %p", n, (const void *)vecs);
-    for (size_t i = 0; i < n; i++)
-        nbytes += vecs[i].nbytes; /* more than 2^64 are refused later */
-    return transfer(&io, nbytes, done);
+    if (n && !vecs) /* it would be a plain transfer, as below */
+        return base_fail(GPUNVME_ERR_INVALID, "%zu pieces of memory at NULL", n);
+    return transfer(&io, done);
 }
 
 gpunvme_err_t gpunvme_store_readv(struct gpunvme_store *store, uint64_t offset,
@@ -264,12 +244,12 @@ static gpunvme_err_t ranges(struct gpunvme_store *store, enum gpunvme_op op,
 
     if (done)
         *done = 0;
-    if (n && (!offsets || n > SIZE_MAX / sizeof(*offsets)))
-        return base_fail(GPUNVME_ERR_INVALID, "%zu offsets at %p", n, (const void *)offsets);
+    if (n && !offsets)
+        return base_fail(GPUNVME_ERR_INVALID, "%zu offsets at NULL", n);
     io.ptr = (void *)(uintptr_t)ptr;
-    io.nbytes = n ? nbytes : 0; /* without offsets it would be a plain transfer */
+    io.nbytes = n ? nbytes : 0;
     io.stride = stride;
-    return transfer(&io, n * nbytes, done); /* more than 2^64 are refused there */
+    return transfer(&io, done);
 }
 
 gpunvme_err_t gpunvme_store_gather(struct gpunvme_store *store, const uint64_t *offsets, size_t n,

@@ -135,7 +135,7 @@ static bool decode(char *text)
     return true;
 }
 
-/* "nvme:BDF/nsid": the number is ours, the rest the transport's. */
+/* "nvme:BDF/nsid", "spdk:BDF/nsid": the number is ours, the rest the driver's. */
 static gpunvme_err_t split_nsid(struct store_uri *uri)
 {
     char *slash = strrchr(uri->target, '/');
@@ -261,7 +261,10 @@ gpunvme_err_t store_uri_parse(const char *text, struct store_uri *uri)
         return err;
     if (n) {
         err = parse_scheme(uri, n);
-        return err || strcmp(uri->scheme, "nvme") ? err : split_nsid(uri);
+        if (!err &&
+            (!strcmp(uri->scheme, "nvme") || (!strcmp(uri->scheme, "spdk") && text[n + 1] != '/')))
+            err = split_nsid(uri);
+        return err;
     }
     uri->plain = true;
     strcpy(uri->scheme, "file");

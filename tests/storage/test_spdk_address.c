@@ -22,16 +22,12 @@ static void parses(const char *text)
         fail_msg("%s: %s", text, gpunvme_err_detail());
 }
 
-static void a_pci_function_may_have_a_namespace(void **state)
+static void a_pci_function_is_taken(void **state)
 {
     (void)state;
     parses("0000:0a:1f.7");
     assert_false(address.vfio_user);
     assert_string_equal(address.where, "0000:0a:1f.7");
-    assert_int_equal(address.nsid, 0);
-    parses("0000:01:00.0/12");
-    assert_string_equal(address.where, "0000:01:00.0");
-    assert_int_equal(address.nsid, 12);
 }
 
 static void a_path_is_the_folder_of_a_socket(void **state)
@@ -44,21 +40,12 @@ static void a_path_is_the_folder_of_a_socket(void **state)
     assert_string_equal(address.where, "/run/drive");
     parses("/run/drive/2"); /* no namespace: a folder may be called so */
     assert_string_equal(address.where, "/run/drive/2");
-    assert_int_equal(address.nsid, 0);
 }
 
 static void other_texts_are_refused(void **state)
 {
     static const char *const bad[] = {
-        "",
-        "01:00.0",
-        "0000:01:20.0",
-        "0000:01:00.8",
-        "0000:01:00.0x",
-        "0000:01:00.0/",
-        "0000:01:00.0/0",
-        "0000:01:00.0/-1",
-        "0000:01:00.0/4294967295",
+        "",          "01:00.0", "0000:01:20.0", "0000:01:00.8", "0000:01:00.0x", "0000:01:00.0/",
         "run/drive",
     };
     char path[400];
@@ -79,6 +66,10 @@ static void a_malformed_uri_is_told_as_such_in_any_build(void **state)
 
     (void)state;
     assert_int_equal(gpunvme_open("spdk:01:00", 0, &store), GPUNVME_ERR_URI);
+    assert_int_equal(gpunvme_open("spdk:0000:01:00.0/0", 0, &store), GPUNVME_ERR_URI);
+    assert_int_equal(gpunvme_open("spdk:0000:01:00.0/-1", 0, &store), GPUNVME_ERR_URI);
+    assert_int_equal(gpunvme_open("spdk:0000:01:00.0/4294967295", 0, &store), GPUNVME_ERR_URI);
+    assert_int_equal(gpunvme_open("spdk:0000:01:00.0/1?nsid=2", 0, &store), GPUNVME_ERR_URI);
     assert_int_equal(gpunvme_open("spdk:0000:01:00.0?direct=on", 0, &store), GPUNVME_ERR_URI_PARAM);
 }
 
@@ -112,7 +103,7 @@ static void without_spdk_the_uri_says_what_to_install(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_pci_function_may_have_a_namespace),
+        cmocka_unit_test(a_pci_function_is_taken),
         cmocka_unit_test(a_path_is_the_folder_of_a_socket),
         cmocka_unit_test(other_texts_are_refused),
         cmocka_unit_test(a_malformed_uri_is_told_as_such_in_any_build),

@@ -13,7 +13,6 @@
 #include "base/fail.h"
 #include "base/relax.h"
 #include "gpunvme/memory.h"
-#include "gpunvme/sim.h"
 #include "memory/ordering.h"
 #include "storage/futex.h"
 #include "storage/nvme/lane.h"
@@ -123,17 +122,6 @@ static bool nvme_direct(struct gpunvme_store *store, struct gpunvme_io *io)
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
-static bool is_foreign(const struct nvme_store *s)
-{
-    const struct gpunvme_sim *sim = gpunvme_transport_sim(gpunvme_ctrl_transport(s->ctrl));
-    const struct gpunvme_sim_config *config = sim ? gpunvme_sim_config_of(sim) : NULL;
-
-    for (uint32_t i = 0; config && i < config->nnamespaces; i++)
-        if (config->ns[i].nsid == s->ns->nsid)
-            return config->ns[i].is_foreign;
-    return false;
-}
-
 static gpunvme_err_t find_ns(struct gpunvme_store *store, struct nvme_store *s)
 {
     uint32_t nsid = store->uri.options.nsid;
@@ -146,33 +134,18 @@ static gpunvme_err_t find_ns(struct gpunvme_store *store, struct nvme_store *s)
     if (!err && s->ns->readonly && store->flags & GPUNVME_OPEN_WRITE)
         return base_fail(GPUNVME_ERR_READONLY, "namespace %u of %s is write protected%s",
                          s->ns->nsid, store->uri.target,
-                         is_foreign(s) ? ": the image holds data that gpunvme did not write; "
-                                         "--force (GPUNVME_OPEN_FORCE, sim:…,force) overwrites it"
-                                       : "");
+                         strcmp(store->uri.scheme, "sim")
+                             ? ""
+                             : ": if the image holds data that gpunvme did not write, --force "
+                               "(GPUNVME_OPEN_FORCE, sim:…,force) overwrites it");
     return err;
-}
-
-static uint64_t floor_power(uint64_t x)
-{
-    while (x & (x - 1))
-        x &= x - 1;
-    return x;
-}
-
-static unsigned log2_of(uint64_t x)
-{
-    unsigned n = 0;
-
-    while (x >>= 1)
-        n++;
-    return n;
 }
 
 /* The largest piece that is one command. */
 static size_t choose_chunk(uint64_t wanted, const struct gpunvme_ns *ns)
 {
     uint64_t chunk = wanted ? wanted : NVME_CHUNK;
-    uint64_t most = floor_power((uint64_t)ns->max_blocks << ns->block_shift);
+    uint64_t most = (UINT64_C(1) << 31 >> __builtin_clz(ns->max_blocks | 1)) << ns->block_shift;
     uint64_t boundary = (uint64_t)ns->boundary_blocks << ns->block_shift;
 
     if (chunk > most)
@@ -291,7 +264,7 @@ static void choose(struct gpunvme_store *store, struct nvme_store *s)
 
     gpunvme_ctrl_get_info(s->ctrl, &info);
     nvme_store_choose(store, s, DEFAULT_DEPTH);
-    s->page_shift = log2_of(info.page_size);
+    s->page_shift = (unsigned)__builtin_ctzll(info.page_size);
     s->entries = choose_entries(s->depth, info.max_entries);
     store->threads = choose_threads(&store->uri.options, info.max_io_queues);
 }

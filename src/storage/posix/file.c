@@ -288,7 +288,6 @@ static gpunvme_err_t open_direct(struct gpunvme_store *store, struct posix_file 
     ask_alignment(file);
     if (!store_fd_size(file->fd, file->block_device, &size))
         atomic_store(&file->seen_nbytes, size);
-    file->pays = true;
     file->wanted = wanted == STORE_ON;
     return GPUNVME_OK;
 }
@@ -443,7 +442,7 @@ bool posix_file_is_warm(struct posix_file *file, uint64_t offset)
 
 bool posix_file_direct(const struct posix_file *file, enum gpunvme_op op, size_t nbytes)
 {
-    if (!file->pays || atomic_load_explicit(&file->no_direct, memory_order_relaxed))
+    if (file->direct_fd < 0 || atomic_load_explicit(&file->no_direct, memory_order_relaxed))
         return false;
     return op == GPUNVME_OP_READ || file->block_device || file->wanted ||
            nbytes >= DIRECT_WRITE_NBYTES;

@@ -126,7 +126,7 @@ static const char *direct_why_not(const struct posix_file *file)
 
 static bool has_direct(const struct posix_file *file)
 {
-    return file->pays && !atomic_load(&file->no_direct);
+    return file->direct_fd >= 0 && !atomic_load(&file->no_direct);
 }
 
 static bool has_uring(const struct posix *posix)

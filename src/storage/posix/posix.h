@@ -46,13 +46,12 @@ struct posix_engine;
 
 struct posix_file {
     int fd;        /* through the page cache */
-    int direct_fd; /* O_DIRECT; -1: none */
+    int direct_fd; /* O_DIRECT; -1: there is none, or it is not to be used */
     bool block_device;
     bool in_memory; /* our own, on tmpfs and the like: nothing is faster than to copy it */
     bool is_served; /* by a program or another machine, which may stop to answer: only threads of
                        the pool ask for its bytes */
-    bool pays;      /* O_DIRECT is to be used at all */
-    bool wanted;    /* … whenever it can be: direct=on */
+    bool wanted;    /* O_DIRECT, whenever it can be: direct=on */
     uint32_t align; /* of offsets and lengths with O_DIRECT: a power of two, at most a page */
     uint32_t memory_align;
     _Atomic uint64_t seen_nbytes; /* its size, when that was asked for last */

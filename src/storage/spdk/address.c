@@ -5,7 +5,6 @@
 #include "storage/spdk/address.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/fail.h"
@@ -28,17 +27,6 @@ static gpunvme_err_t parse_folder(const char *text, struct gspdk_address *out)
     return GPUNVME_OK;
 }
 
-static gpunvme_err_t parse_nsid(const char *text, const char *digits, uint32_t *nsid)
-{
-    char *end;
-    unsigned long long value = strtoull(digits, &end, 0);
-
-    if (digits[0] < '0' || digits[0] > '9' || *end || !value || value >= UINT32_MAX)
-        return base_fail(GPUNVME_ERR_URI, "\"%s\": \"%s\" is no namespace id", text, digits);
-    *nsid = (uint32_t)value;
-    return GPUNVME_OK;
-}
-
 gpunvme_err_t gspdk_address_parse(const char *text, struct gspdk_address *out)
 {
     unsigned domain, bus, device, function;
@@ -48,11 +36,11 @@ gpunvme_err_t gspdk_address_parse(const char *text, struct gspdk_address *out)
     if (text[0] == '/')
         return parse_folder(text, out);
     if (sscanf(text, "%4x:%2x:%2x.%1u%n", &domain, &bus, &device, &function, &n) != 4 ||
-        device > 31 || function > 7 || (text[n] && text[n] != '/'))
+        device > 31 || function > 7 || text[n])
         return base_fail(GPUNVME_ERR_URI,
                          "\"spdk:%s\": give a PCI address (spdk:0000:01:00.0) or the folder of a "
                          "vfio-user socket (spdk:/run/drive)",
                          text);
     snprintf(out->where, sizeof(out->where), "%04x:%02x:%02x.%u", domain, bus, device, function);
-    return text[n] ? parse_nsid(text, text + n + 1, &out->nsid) : GPUNVME_OK;
+    return GPUNVME_OK;
 }

@@ -69,13 +69,11 @@ static gpunvme_err_t spdk_open(struct gpunvme_store *store)
     char target[sizeof(address.where) + 8];
     gpunvme_err_t err = gspdk_address_parse(store->uri.target + strlen("spdk:"), &address);
 
-    if (!err && address.nsid && o->nsid && address.nsid != o->nsid)
-        err = base_fail(GPUNVME_ERR_URI, "%s: two namespaces", store->uri.text);
     snprintf(target, sizeof(target), "spdk:%s", address.where);
     if (!err)
         err = nvme_share_open(&gspdk_driver, target, o->timeout_ns, &s->nvme.share);
     if (!err)
-        err = find_ns(s, s->nvme.share->other, address.nsid ? address.nsid : o->nsid);
+        err = find_ns(s, s->nvme.share->other, o->nsid);
     if (err)
         return err;
     choose(store, s, s->nvme.share->other);

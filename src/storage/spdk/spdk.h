@@ -39,7 +39,7 @@ struct gspdk_store {
 /* ---- env.c ----------------------------------------------------------------------------------- */
 
 /*
- * Attaches to the controller that a target names, "spdk:" and a struct gspdk_address without nsid;
+ * Attaches to the controller that a target names, "spdk:" and a struct gspdk_address;
  * *out is a struct gspdk_ctrlr. The first starts the environment, in one of two ways that hold for
  * the rest of the process: with the PCI bus, if it names a PCI function, else without. What goes
  * over a vfio-user socket, now and at a reset, has `timeout_ns` for it.

@@ -160,9 +160,12 @@ static void add_part(struct share *share, struct gpunvme_io *whole, size_t at, s
     share->ios[share->n++] = io;
 }
 
-/* Goes through the units of an element: counts them, or adds them to the share. */
+/*
+ * Goes through the units of an element: counts them, or adds them to the share, and what lies
+ * behind the end of the set to *outside. Nothing is moved there, and that is no error.
+ */
 static size_t split_span(const struct stripe *s, struct gpunvme_io *whole, size_t at,
-                         const struct store_span *span, struct share *share)
+                         const struct store_span *span, struct share *share, size_t *outside)
 {
     size_t nbytes = inside(s, span->offset, span->nbytes), n = 0;
 
@@ -178,11 +181,16 @@ static size_t split_span(const struct stripe *s, struct gpunvme_io *whole, size_
                                          .nbytes = p.nbytes});
         done += p.nbytes;
     }
+    if (share && nbytes < span->nbytes) {
+        store_io_stop(whole, at + nbytes, GPUNVME_OK);
+        *outside += span->nbytes - nbytes;
+    }
     return n;
 }
 
 /* Likewise of a transfer; a flush has a part for each member. */
-static size_t split(const struct stripe *s, struct gpunvme_io *whole, struct share *share)
+static size_t split(const struct stripe *s, struct gpunvme_io *whole, struct share *share,
+                    size_t *outside)
 {
     size_t n = 0, at = 0;
 
@@ -194,30 +202,10 @@ static size_t split(const struct stripe *s, struct gpunvme_io *whole, struct sha
     for (size_t k = 0; k < store_io_nspans(whole); k++) {
         struct store_span span = store_io_span(whole, k, at);
 
-        n += split_span(s, whole, at, &span, share);
+        n += split_span(s, whole, at, &span, share, outside);
         at += span.nbytes;
     }
     return n;
-}
-
-/* What lies behind the end of the set: nothing was moved, and that is no error. */
-static void end_outside(const struct stripe *s, struct gpunvme_io *whole)
-{
-    size_t at = 0, outside = 0, first = SIZE_MAX;
-
-    for (size_t k = 0; k < store_io_nspans(whole); k++) {
-        struct store_span span = store_io_span(whole, k, at);
-        size_t nbytes = inside(s, span.offset, span.nbytes);
-
-        if (nbytes < span.nbytes && at + nbytes < first)
-            first = at + nbytes;
-        outside += span.nbytes - nbytes;
-        at += span.nbytes;
-    }
-    if (!outside)
-        return;
-    store_io_stop(whole, first, GPUNVME_OK);
-    store_io_ended(whole, outside);
 }
 
 static void submit_parts(struct share *share)
@@ -251,22 +239,22 @@ static void stripe_submit(struct gpunvme_store *store, struct gpunvme_io *first,
 
     (void)nios;
     for (struct gpunvme_io *io = first; io; io = io->priv.next)
-        n += split(s, io, NULL);
+        n += split(s, io, NULL, NULL);
     share = make_share(store, n);
     if (!share) {
         fail_all(first);
         return;
     }
     for (struct gpunvme_io *io = first; io; io = next) {
-        size_t before = share->n;
+        size_t before = share->n, outside = 0;
 
         next = io->priv.next; /* it may be over and gone by the last line */
-        split(s, io, share);
+        split(s, io, share, &outside);
         __atomic_store_n(&io->priv.next, &share->ios[before], __ATOMIC_RELEASE);
         if (io->op == GPUNVME_OP_FLUSH)
             io->priv.left = s->n;
-        else
-            end_outside(s, io);
+        else if (outside)
+            store_io_ended(io, outside);
     }
     enlist(share);
     submit_parts(share);

@@ -215,20 +215,25 @@ static bool wait(struct lane *lane, uint64_t ns)
 
 /* ---- Making one ------------------------------------------------------------------------------ */
 
-gpunvme_err_t nvme_make_bounces(struct gpunvme_ctrl *ctrl, struct nvme_bounces *bounces, unsigned n,
-                                size_t chunk)
+gpunvme_err_t nvme_make_bounces(const struct nvme_share *share, struct nvme_bounces *bounces,
+                                unsigned n, size_t chunk)
 {
-    gpunvme_err_t err = gpunvme_ctrl_alloc(ctrl, n * chunk, GPUNVME_MEM_PINNED, &bounces->buf);
+    gpunvme_err_t err = share->driver ? share->driver->alloc(n * chunk, &bounces->buf)
+                                      : gpunvme_ctrl_alloc(share->ctrl, n * chunk,
+                                                           GPUNVME_MEM_PINNED, &bounces->buf);
 
     return err ? err : nvme_bounces_init(bounces, n, chunk);
 }
 
-bool nvme_free_bounces(struct gpunvme_ctrl *ctrl, struct nvme_bounces *bounces, uint64_t timeout_ns)
+bool nvme_free_bounces(const struct nvme_share *share, struct nvme_bounces *bounces,
+                       uint64_t timeout_ns)
 {
     if (!nvme_bounces_end(bounces, timeout_ns))
         return false;
-    if (bounces->buf.nbytes)
-        gpunvme_ctrl_free(ctrl, &bounces->buf);
+    if (share->driver)
+        share->driver->free(&bounces->buf);
+    else if (bounces->buf.nbytes)
+        gpunvme_ctrl_free(share->ctrl, &bounces->buf);
     return true;
 }
 
@@ -236,21 +241,13 @@ static void close_lane(struct lane *lane)
 {
     const struct timespec nap = {.tv_nsec = SLEEP_NS};
     struct nvme_lane *l = of(lane);
-    const struct nvme_driver *driver = l->all->share->driver;
-    uint64_t timeout_ns = l->all->is_left ? 0 : l->all->copy_timeout_ns;
-    bool all_ended;
+    const struct nvme_share *share = l->all->share;
 
     while (l->is_checking && !take_back(l))
         nanosleep(&nap, NULL);
-    if (driver) {
-        driver->close(l->queue);
-        all_ended = nvme_bounces_end(&l->bounces, timeout_ns);
-        if (all_ended)
-            driver->free(&l->bounces.buf);
-    } else {
-        all_ended = nvme_free_bounces(l->ctrl, &l->bounces, timeout_ns);
-    }
-    if (!all_ended)
+    if (share->driver)
+        share->driver->close(l->queue);
+    if (!nvme_free_bounces(share, &l->bounces, l->all->is_left ? 0 : l->all->copy_timeout_ns))
         l->all->is_left = true;
     if (l->ioq)
         gpunvme_ioq_delete(l->ioq);
@@ -262,25 +259,14 @@ static void close_lane(struct lane *lane)
 static const struct lane_ops lane_ops = {
     .admit = admit, .begin = begin, .turn = turn, .wait = wait, .look = look, .close = close_lane};
 
-/* The queue and the bounce buffers by another driver. */
-static gpunvme_err_t fill_in_other(struct nvme_lane *l, unsigned nbounces)
-{
-    const struct nvme_share *share = l->all->share;
-    const struct nvme_driver *driver = share->driver;
-    gpunvme_err_t err = driver->open(share->other, l->slots, l->all->depth, &l->queue);
-
-    if (!err)
-        err = driver->alloc(nbounces * l->all->chunk, &l->bounces.buf);
-    return err ? err : nvme_bounces_init(&l->bounces, nbounces, l->all->chunk);
-}
-
 static gpunvme_err_t fill_in(struct nvme_lane *l)
 {
     struct nvme_lanes *all = l->all;
+    const struct nvme_share *share = all->share;
     unsigned nbounces = (unsigned)(BOUNCE_NBYTES / all->chunk);
     gpunvme_err_t err = GPUNVME_OK;
 
-    if (!all->share->driver)
+    if (!share->driver)
         err = gpunvme_ioq_create(l->ctrl, all->entries, &l->ioq);
     if (err)
         return err;
@@ -296,8 +282,9 @@ static gpunvme_err_t fill_in(struct nvme_lane *l)
         nvme_slot_init(&l->slots[i], l->ioq, &l->bounces);
         l->busy[i] = &l->slots[i];
     }
-    return all->share->driver ? fill_in_other(l, nbounces)
-                              : nvme_make_bounces(l->ctrl, &l->bounces, nbounces, all->chunk);
+    if (share->driver)
+        err = share->driver->open(share->other, l->slots, all->depth, &l->queue);
+    return err ? err : nvme_make_bounces(share, &l->bounces, nbounces, all->chunk);
 }
 
 static gpunvme_err_t add_lane(struct gpunvme_engine *engine, struct nvme_lanes *all)

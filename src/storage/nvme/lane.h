@@ -45,9 +45,9 @@ struct nvme_lull {
 bool nvme_wait_a_little(struct gpunvme_ioq *ioq, struct nvme_lull *lull, uint64_t ns);
 
 /* Bounce buffers of a lane or a caller: `n` of `chunk` bytes. False: they are left to the GPU. */
-gpunvme_err_t nvme_make_bounces(struct gpunvme_ctrl *ctrl, struct nvme_bounces *bounces, unsigned n,
-                                size_t chunk);
-bool nvme_free_bounces(struct gpunvme_ctrl *ctrl, struct nvme_bounces *bounces,
+gpunvme_err_t nvme_make_bounces(const struct nvme_share *share, struct nvme_bounces *bounces,
+                                unsigned n, size_t chunk);
+bool nvme_free_bounces(const struct nvme_share *share, struct nvme_bounces *bounces,
                        uint64_t timeout_ns);
 
 #endif

@@ -43,7 +43,7 @@ static gpunvme_err_t make_callers(struct gpunvme_store *store)
         return base_fail(GPUNVME_ERR_NOMEM, "slots of callers");
     for (unsigned i = 0; i < NVME_CALLERS; i++) {
         struct nvme_caller *c = &s->callers[i];
-        gpunvme_err_t err = nvme_make_bounces(s->ctrl, &c->bounces, CALLER_DEPTH, s->chunk);
+        gpunvme_err_t err = nvme_make_bounces(s->share, &c->bounces, CALLER_DEPTH, s->chunk);
 
         if (err)
             return err;
@@ -55,7 +55,7 @@ static gpunvme_err_t make_callers(struct gpunvme_store *store)
 static void free_callers(struct nvme_store *s)
 {
     for (unsigned i = 0; s->callers && i < NVME_CALLERS; i++)
-        if (!nvme_free_bounces(s->ctrl, &s->callers[i].bounces,
+        if (!nvme_free_bounces(s->share, &s->callers[i].bounces,
                                s->is_left ? 0 : s->copy_timeout_ns))
             s->is_left = true;
     free(s->callers);

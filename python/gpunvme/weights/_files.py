@@ -149,17 +149,23 @@ class Files:
         #: The row of each name, in the order of the rows.
         self.index = dict(zip(names, range(n)))
 
-    def tensors(self, rows: NDArray[np.int64]) -> list[Tensor]:
-        """The tensors of these rows."""
-        texts: dict[int, str] = {}
+    def codes(self, rows: NDArray[np.int64]) -> list[str]:
+        """The types of these rows."""
+        pointers = self._columns["dtype_name"][rows].tolist()
+        texts = {pointer: string_at(pointer).decode() for pointer in set(pointers)}
+        return [texts[pointer] for pointer in pointers]
+
+    def shapes(self, rows: NDArray[np.int64]) -> list[tuple[int, ...]]:
+        """The shapes of these rows. Equal ones are one object, since there are thousands."""
+        known: dict[bytes, tuple[int, ...]] = {b"": ()}
         found = []
-        names = list(self.index)
-        columns = zip(rows.tolist(), self._columns[rows].tolist(), self.addresses[rows].tolist())
-        for row, (_, _, dtype, rank, dims, nbytes, file, offset), address in columns:
-            if dtype not in texts:
-                texts[dtype] = string_at(dtype).decode()
-            shape = tuple(_array(rank).from_address(dims)) if rank else ()
-            found.append(Tensor(names[row], texts[dtype], shape, nbytes, file, offset, address))
+        for rank, dims in zip(self._columns["rank"][rows].tolist(),
+                              self._columns["shape"][rows].tolist()):
+            key = string_at(dims, 8 * rank) if rank else b""
+            shape = known.get(key)
+            if shape is None:
+                shape = known[key] = tuple(np.frombuffer(key, np.uint64).tolist())
+            found.append(shape)
         return found
 
     def row(self, name: str) -> int:

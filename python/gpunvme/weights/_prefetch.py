@@ -47,6 +47,7 @@ class Job:
         self._nbytes = files.nbytes[self._rows]
         for i, pick in self._picks.items():
             self._nbytes[i] = pick.nbytes
+        self._shapes, self._codes = self._in_framework()
         self._arrays: list[Any] = []
         self._arenas: dict[Target, Any] = {}
         self._offsets = np.zeros_like(self._nbytes)
@@ -63,16 +64,20 @@ class Job:
             if i in self._picks and (box := self._picks[i].box) is not None:
                 self.parts.set_box(part, box)
 
-    def _tensors(self) -> list[tuple[Target, tuple[int, ...], str]]:
-        """The target, shape and type of each."""
-        found = [(to, to.shape(t), t.dtype)
-                 for to, t in zip(self._targets, self._files.tensors(self._rows))]
+    def _in_framework(self) -> tuple[list[tuple[int, ...]], list[str]]:
+        """The shape and type of each array."""
+        codes = self._files.codes(self._rows)
+        shapes = self._files.shapes(self._rows)
+        if "F4" in codes:
+            shapes = [to.shape(self._files[name])
+                      for to, name in zip(self._targets, self.names)]
         for i, pick in self._picks.items():
-            found[i] = (found[i][0], pick.box_shape, found[i][2])
-        return found
+            shapes[i] = pick.box_shape
+        return shapes, codes
 
     def _each_its_own(self) -> NDArray[np.uint64]:
-        self._arrays = [to.empty(shape, code) for to, shape, code in self._tensors()]
+        self._arrays = [to.empty(shape, code)
+                        for to, shape, code in zip(self._targets, self._shapes, self._codes)]
         return np.array([to.address(a) for to, a in zip(self._targets, self._arrays)], np.uint64)
 
     def _in_arenas(self) -> NDArray[np.uint64]:
@@ -97,11 +102,10 @@ class Job:
         if not self._arenas:
             return
         self._arrays = [None] * len(self.names)
-        tensors = self._tensors()
-        offsets = self._offsets.tolist()
         for to, arena in self._arenas.items():
             mine = [i for i, each in enumerate(self._targets) if each is to]
-            made = to.views(arena, [(offsets[i], *tensors[i][1:]) for i in mine])
+            made = to.views(arena, self._offsets[mine].tolist(), [self._shapes[i] for i in mine],
+                            [self._codes[i] for i in mine])
             for i, view in zip(mine, made):
                 self._arrays[i] = view
         self._arenas.clear()

@@ -70,8 +70,9 @@ class Target:
         """Memory for arrays, ``nbytes`` a multiple of ALIGN."""
         raise NotImplementedError
 
-    def views(self, arena: Any, wanted: Sequence[tuple[int, tuple[int, ...], str]]) -> list[Any]:
-        """Arrays in an arena, of offset, shape and type; it lives as long as one of them."""
+    def views(self, arena: Any, offsets: Sequence[int], shapes: Sequence[tuple[int, ...]],
+              codes: Sequence[str]) -> list[Any]:
+        """Arrays in an arena, by offset (bytes), shape and type; any of them keeps it alive."""
         raise NotImplementedError
 
     def shape(self, tensor: Tensor) -> tuple[int, ...]:
@@ -115,9 +116,11 @@ class _Numpy(Target):
         skip = -self.address(whole) % ALIGN
         return whole[skip : skip + nbytes]
 
-    def views(self, arena: Any, wanted: Sequence[tuple[int, tuple[int, ...], str]]) -> list[Any]:
+    def views(self, arena: Any, offsets: Sequence[int], shapes: Sequence[tuple[int, ...]],
+              codes: Sequence[str]) -> list[Any]:
         array = np.ndarray
-        return [array(shape, self.dtype(code), arena, offset) for offset, shape, code in wanted]
+        return [array(shape, self.dtype(code), arena, offset)
+                for offset, shape, code in zip(offsets, shapes, codes)]
 
     def index(self, shape: tuple[int, ...], index: Any) -> tuple[int, ...]:
         shaped = np.broadcast_to(np.int8(0), shape)[index]
@@ -158,13 +161,14 @@ class _Torch(Target):
     def arena(self, nbytes: int) -> Any:
         return self._torch.empty(nbytes, dtype=self._torch.uint8, device=self._at)
 
-    def views(self, arena: Any, wanted: Sequence[tuple[int, tuple[int, ...], str]]) -> list[Any]:
-        typed = {code: arena.view(self.dtype(code)) for code in {item[2] for item in wanted}}
+    def views(self, arena: Any, offsets: Sequence[int], shapes: Sequence[tuple[int, ...]],
+              codes: Sequence[str]) -> list[Any]:
+        typed = {code: arena.view(self.dtype(code)) for code in set(codes)}
         sizes = {code: self.dtype(code).itemsize for code in typed}
         with self._torch.no_grad():
             # .data: a tensor of its own, which autograd does not know as a view of the arena.
             return [typed[code].as_strided(shape, _packed(shape), offset // sizes[code]).data
-                    for offset, shape, code in wanted]
+                    for offset, shape, code in zip(offsets, shapes, codes)]
 
     def ready(self) -> None:
         if self.mem == _lib.MEM_GPU:

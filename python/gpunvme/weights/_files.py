@@ -189,6 +189,15 @@ class Files:
     def __contains__(self, name: object) -> bool:
         return name in self.index
 
+    def bytes_read(self) -> int:
+        """Bytes read from all files since they were opened, headers included."""
+        path, read = _lib.Path(), 0
+        for file in range(lib.gpunvme_weights_nfiles(self.handle)):
+            lib.gpunvme_store_path(lib.gpunvme_weights_store(self.handle, file),
+                                   ctypes.byref(path))
+            read += sum(path.bytes_read)
+        return read
+
     def metadata(self) -> dict[str, str] | None:
         """The ``__metadata__`` of all files; None if they have none."""
         key, value = ctypes.c_char_p(), ctypes.c_char_p()

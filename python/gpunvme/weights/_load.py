@@ -51,10 +51,19 @@ class Parts:
         self.nbytes = nbytes
         self.base: int = self._rows.ctypes.data
 
+    @classmethod
+    def joined(cls, all_parts: Sequence[Parts]) -> Parts:
+        """The parts of all of these, in this order."""
+        joined = cls([], [], [], sum(parts.nbytes for parts in all_parts))
+        joined._rows = np.concatenate([parts._rows for parts in all_parts])
+        joined._keep = [kept for parts in all_parts for kept in parts._keep]
+        joined.base = joined._rows.ctypes.data
+        return joined
+
     def __len__(self) -> int:
         return len(self._rows)
 
-    def convert(self, dtypes: Sequence[int]) -> None:
+    def convert(self, dtypes: ArrayLike) -> None:
         """Sets the type that each becomes (``_lib.DTYPE_*``); 0 keeps its type."""
         self._rows["dtype"] = dtypes
 

@@ -6,17 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 
 from .. import _lib
 from ._files import Files, Tensor, refuse
+from ._group import Group
 from ._load import Parts, load
+from ._open import files_of, safe_open
+from ._share import Memory, Shared, flat, spread
 from ._target import CODES, Devices, Target, target
 
 if TYPE_CHECKING:
     from ..engine import Engine
+    from ..errors import Error
     from ._files import Name
 
 
@@ -139,26 +144,89 @@ def _direct(slots: Sequence[_Slot]) -> tuple[list[_Slot], list[_Slot]]:
     return direct, others
 
 
-def _fill(files: Files, slots: Sequence[_Slot]) -> None:
-    direct, others = _direct(slots)
-    for each in {s.to for s in slots if s.to is not None}:
+class _Work(NamedTuple):
+    """What is to be loaded into a module."""
+
+    files: Files
+    slots: Sequence[_Slot]
+    missing: list[str]
+    unexpected: list[str]
+    direct: Sequence[_Slot]
+    others: Sequence[_Slot]
+
+    def targets(self) -> set[Target]:
+        return {slot.to for slot in self.slots if slot.to is not None}
+
+
+def _fill(work: _Work) -> None:
+    files, direct = work.files, work.direct
+    for each in work.targets():
         each.ready()
     sources = [s.source for s in direct if s.source is not None]
     parts = Parts([t.address for t in sources], [s.memory.data_ptr() for s in direct],
                   [s.to.mem for s in direct if s.to is not None], sum(t.nbytes for t in sources))
     parts.convert([s.dtype for s in direct])
     load(files, parts, [s.memory for s in direct])
-    for slot in direct:
-        torch.autograd.graph.increment_version(slot.memory)
-    for slot in others:  # one at a time: each is in memory twice
+    for slot in work.others:  # one at a time: each is in memory twice
         source, to = slot.source, slot.to
         assert source is not None and to is not None
         once = to.empty(to.shape(source), source.dtype)
         to.ready()
         load(files, Parts([source.address], [to.address(once)], to.mem, source.nbytes), once)
-        with torch.no_grad():
-            slot.memory.copy_(once)
+        _copy(slot, once)
+
+
+def _copy(slot: _Slot, once: Any) -> None:
+    assert slot.to is not None
+    with torch.no_grad():
+        slot.memory.copy_(once)
+    slot.to.ready()
+
+
+# ---- In a process group -------------------------------------------------------------------------
+
+
+def _in_order(slots: Sequence[_Slot]) -> list[_Slot]:
+    """In the order of the files."""
+    return sorted(slots, key=lambda s: (s.source.file, s.source.offset) if s.source else (0, 0))
+
+
+def _same(work: _Work) -> list[Any]:
+    """What all ranks of a group must have."""
+    return [(slot.source[:4] if slot.source else None, slot.memory.dtype, kind)
+            for kind, slots in (("direct", work.direct), ("other", work.others))
+            for slot in _in_order(slots)]
+
+
+def _fill_together(work: _Work, ranks: Group) -> None:
+    for each in work.targets():
+        each.ready()
+    direct = _in_order(work.direct)
+    error = _spread(work.files, direct, [slot.memory for slot in direct],
+                    [slot.dtype for slot in direct], ranks)
+    for slot in _in_order(work.others):
+        source, to = slot.source, slot.to
+        assert source is not None and to is not None
+        once = to.empty(to.shape(source), source.dtype)
         to.ready()
+        error = _spread(work.files, [slot], [once], [0], ranks) or error
+        _copy(slot, once)
+    ranks.raise_any(error)
+    for each in work.targets():
+        each.ready()
+
+
+def _spread(files: Files, slots: Sequence[_Slot], memory: Sequence[Any], dtypes: Sequence[int],
+            ranks: Group) -> Error | None:
+    sources = [slot.source for slot in slots if slot.source is not None]
+    mem = [slot.to.mem for slot in slots if slot.to is not None]
+    mine = {ranks.rank: Memory([flat(t) for t in memory], mem[0])} if mem else {}
+    shared = Shared(np.array([t.address for t in sources], np.uint64), [t.shape for t in sources],
+                    np.array(dtypes, np.int32), mine)
+    return spread(files, shared, ranks, None, memory)
+
+
+# ---- The module -----------------------------------------------------------------------------------
 
 
 def _install(slot: _Slot, assign: bool) -> None:
@@ -175,19 +243,20 @@ def _install(slot: _Slot, assign: bool) -> None:
 
 def load_model(
     model: torch.nn.Module,
-    filename: Name | Sequence[Name],
+    filename: Name | Sequence[Name] | safe_open,
     strict: bool = True,
     device: Any = None,
     *,
     assign: bool = False,
     device_map: Mapping[str, Any] | None = None,
+    group: Any = None,
     require: str | None = None,
     engine: Engine | None = None,
     backend: str | None = None,
 ) -> tuple[list[str], list[str]]:
     """Fills the parameters and buffers of a module from files, without a second copy of them.
 
-    ``filename``: a path or URI, several of them, or an index. Bytes are read directly into the
+    ``filename``: a path or URI, several of them, an index, or what safe_open() returned. Bytes are read directly into the
     parameters. ``device`` or ``device_map`` (see prefetch()) say where parameters are to be: those
     on another device are moved there, and those on the "meta" device get memory there (on the CPU
     if neither is given). With ``assign`` all parameters get new memory, and the file's types.
@@ -200,14 +269,37 @@ def load_model(
     then. Names that share their memory are loaded once, and none of them is missing if one is in
     the files. If the load itself fails, parameters that are filled in place have undefined bytes,
     and the others are unchanged. ``require``, ``engine``: see prefetch().
+
+    ``group``: a process group of torch.distributed, whose ranks call it together, each with such a
+    module on one device. Each reads a share of the bytes and sends it to the others, as with
+    gpunvme.weights.torch.load_file(). If a rank fails, all ranks raise an exception.
     """
-    files = Files(filename, engine=engine, require=require)
-    slots = list(_slots(model))
-    missing, unexpected = _match(model, slots, files, strict)
-    given = device is not None or device_map is not None
-    _make_room(slots, Devices("pt", device, device_map) if given else None, assign)
-    _fill(files, slots)
-    for slot in slots:
+    ranks = None
+    if group is not None:
+        gpus = (p.device for p in model.parameters() if p.is_cuda)
+        ranks = Group(group, next(gpus, None) if device is None else device)
+
+    def prepare() -> tuple[_Work, list[Any]]:
+        files = files_of(filename, engine=engine, require=require)
+        slots = list(_slots(model))
+        missing, unexpected = _match(model, slots, files, strict)
+        given = device is not None or device_map is not None
+        _make_room(slots, Devices("pt", device, device_map) if given else None, assign)
+        work = _Work(files, slots, missing, unexpected, *_direct(slots))
+        if ranks is None:
+            return work, []
+        ranks.check(work.targets())
+        return work, _same(work)
+
+    if ranks is None:
+        work, _ = prepare()
+        _fill(work)
+    else:
+        work = ranks.together(prepare)
+        _fill_together(work, ranks)
+    for slot in work.direct:
+        torch.autograd.graph.increment_version(slot.memory)
+    for slot in work.slots:
         if slot.new is not None:
             _install(slot, assign)
-    return missing, unexpected
+    return work.missing, work.unexpected

@@ -111,6 +111,10 @@ class safe_open:
         """The file's ``__metadata__``; None if it has none."""
         return self._now().metadata()
 
+    def bytes_read(self) -> int:
+        """Bytes read from storage since it was opened, headers included."""
+        return self._now().bytes_read()
+
     def get_tensor(self, name: str) -> Any:
         """A whole tensor."""
         files = self._now()
@@ -137,3 +141,11 @@ class safe_open:
     def __exit__(self, *_: object) -> None:
         """Closes it. The file stays open until its slices and prefetches are gone."""
         self._files = None
+
+
+def files_of(given: Name | Sequence[Name] | safe_open, *, engine: Engine | None,
+             require: str | None) -> Files:
+    """The files of these names, or those that have been opened."""
+    if isinstance(given, safe_open):
+        return given._now()
+    return Files(given, engine=engine, require=require)

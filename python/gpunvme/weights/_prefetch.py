@@ -38,54 +38,59 @@ class Job:
 
     def __init__(self, files: Files, plan: Plan, devices: Devices, arena: bool) -> None:
         self._files = files
-        self.names, self._rows = _planned(files, plan)
-        self._targets = devices.of_all(self.names)
-        self._picks: dict[int, Pick] = {}
+        self.names, self.rows = _planned(files, plan)
+        self.targets = devices.of_all(self.names)
+        #: Those that are not taken whole.
+        self.picks: dict[int, Pick] = {}
         if isinstance(plan, Mapping):
-            self._picks = {i: Pick(files[name], self._targets[i], plan[name])
-                           for i, name in enumerate(self.names) if plan[name] is not None}
-        self._nbytes = files.nbytes[self._rows]
-        for i, pick in self._picks.items():
+            self.picks = {i: Pick(files[name], self.targets[i], plan[name])
+                          for i, name in enumerate(self.names) if plan[name] is not None}
+        self._nbytes = files.nbytes[self.rows]
+        for i, pick in self.picks.items():
             self._nbytes[i] = pick.nbytes
-        self._shapes, self._codes = self._in_framework()
-        self._arrays: list[Any] = []
+        self.shapes, self.codes = self._in_framework()
+        self.arrays: list[Any] = []
         self._arenas: dict[Target, Any] = {}
         self._offsets = np.zeros_like(self._nbytes)
-        ptrs = self._in_arenas() if arena else self._each_its_own()
-        for to in set(self._targets):  # after allocation: torch may fill memory, on a stream
+        self._ptrs = self._in_arenas() if arena else self._each_its_own()
+        for to in set(self.targets):  # after allocation: torch may fill memory, on a stream
             to.ready()
-        #: The tensor of each part; and the tensors that have no bytes, and so no part.
+        #: Those that have bytes, each of which is a part; and the others.
         self.loading = np.flatnonzero(self._nbytes)
         self.empty: list[int] = np.flatnonzero(self._nbytes == 0).tolist()
-        mems = np.array([to.mem for to in self._targets], np.int32)
-        self.parts = Parts(files.addresses[self._rows[self.loading]], ptrs[self.loading],
-                           mems[self.loading], int(self._nbytes.sum()))
-        for part, i in enumerate(self.loading.tolist() if self._picks else ()):
-            if i in self._picks and (box := self._picks[i].box) is not None:
-                self.parts.set_box(part, box)
+
+    def parts_of(self, which: NDArray[np.int64]) -> Parts:
+        """The parts to load for these tensors."""
+        mems = np.array([self.targets[i].mem for i in which.tolist()], np.int32)
+        parts = Parts(self._files.addresses[self.rows[which]], self._ptrs[which], mems,
+                      int(self._nbytes[which].sum()))
+        for part, i in enumerate(which.tolist() if self.picks else ()):
+            if i in self.picks and (box := self.picks[i].box) is not None:
+                parts.set_box(part, box)
+        return parts
 
     def _in_framework(self) -> tuple[list[tuple[int, ...]], list[str]]:
         """The shape and type of each array."""
-        codes = self._files.codes(self._rows)
-        shapes = self._files.shapes(self._rows)
+        codes = self._files.codes(self.rows)
+        shapes = self._files.shapes(self.rows)
         if "F4" in codes:
             shapes = [to.shape(self._files[name])
-                      for to, name in zip(self._targets, self.names)]
-        for i, pick in self._picks.items():
+                      for to, name in zip(self.targets, self.names)]
+        for i, pick in self.picks.items():
             shapes[i] = pick.box_shape
         return shapes, codes
 
     def _each_its_own(self) -> NDArray[np.uint64]:
-        self._arrays = [to.empty(shape, code)
-                        for to, shape, code in zip(self._targets, self._shapes, self._codes)]
-        return np.array([to.address(a) for to, a in zip(self._targets, self._arrays)], np.uint64)
+        self.arrays = [to.empty(shape, code)
+                        for to, shape, code in zip(self.targets, self.shapes, self.codes)]
+        return np.array([to.address(a) for to, a in zip(self.targets, self.arrays)], np.uint64)
 
     def _in_arenas(self) -> NDArray[np.uint64]:
         align = np.uint64(ALIGN)
         padded = (self._nbytes + align - np.uint64(1)) // align * align
         ptrs = np.zeros_like(padded)
-        for to in set(self._targets):
-            mine = np.fromiter((each is to for each in self._targets), bool, len(padded))
+        for to in set(self.targets):
+            mine = np.fromiter((each is to for each in self.targets), bool, len(padded))
             ends = np.cumsum(padded[mine])
             self._arenas[to] = arena = to.arena(int(ends[-1]))
             self._offsets[mine] = ends - padded[mine]
@@ -95,31 +100,35 @@ class Job:
     @property
     def memory(self) -> list[Any]:
         """What must be kept until the load has ended."""
-        return list(self._arenas.values()) or self._arrays
+        return list(self._arenas.values()) or self.arrays
 
     def make_views(self) -> None:
         """Makes the arrays in arenas, while bytes move: thousands of them take a while."""
         if not self._arenas:
             return
-        self._arrays = [None] * len(self.names)
+        self.arrays = [None] * len(self.names)
         for to, arena in self._arenas.items():
-            mine = [i for i, each in enumerate(self._targets) if each is to]
-            made = to.views(arena, self._offsets[mine].tolist(), [self._shapes[i] for i in mine],
-                            [self._codes[i] for i in mine])
+            mine = [i for i, each in enumerate(self.targets) if each is to]
+            made = to.views(arena, self._offsets[mine].tolist(), [self.shapes[i] for i in mine],
+                            [self.codes[i] for i in mine])
             for i, view in zip(mine, made):
-                self._arrays[i] = view
+                self.arrays[i] = view
         self._arenas.clear()
 
     def drop(self) -> None:
         """Drops the arrays that were not handed out."""
-        self._arrays = [None] * len(self.names)
+        self.arrays = [None] * len(self.names)
 
     def result(self, i: int) -> Any:
         """The array for the caller; handed out once."""
-        array, self._arrays[i] = self._arrays[i], None
-        if i in self._picks:
-            array = self._picks[i].of(array)
-        return self._targets[i].result(array)
+        array, self.arrays[i] = self.arrays[i], None
+        if i in self.picks:
+            array = self.picks[i].of(array)
+        return self.targets[i].result(array)
+
+    def results(self) -> dict[str, Any]:
+        """All arrays for the caller."""
+        return {name: self.result(i) for i, name in enumerate(self.names)}
 
 
 class Prefetch:
@@ -143,7 +152,7 @@ class Prefetch:
         for i in self._ready:
             self._state[i] = _LANDED
         if self._loading:
-            self._load = Load(files, job.parts, job.memory)
+            self._load = Load(files, job.parts_of(job.loading), job.memory)
         _all.add(self)
         try:
             job.make_views()
@@ -287,17 +296,14 @@ def prefetch(
     For a GPU, it waits for the work on the current stream, which may still use the memory of new
     tensors. Tensors that were handed out may be used on any stream.
     """
-    from ._open import safe_open
+    from ._open import files_of
 
-    if isinstance(files, safe_open):
-        found = files._now()
-    else:
-        found = Files(files, engine=engine, require=require)
-    return Prefetch(found, plan, Devices(framework, device, device_map), arena)
+    return Prefetch(files_of(files, engine=engine, require=require), plan,
+                    Devices(framework, device, device_map), arena)
 
 
-def load_all(files: Files, devices: Devices) -> dict[str, Any]:
-    """All tensors, in the order of the files."""
-    job = Job(files, None, devices, arena=False)
-    load(files, job.parts, job.memory)
-    return {name: job.result(i) for i, name in enumerate(job.names)}
+def load_all(files: Files, devices: Devices, plan: Plan = None) -> dict[str, Any]:
+    """All tensors, in the order of the files, or those of a plan."""
+    job = Job(files, plan, devices, arena=False)
+    load(files, job.parts_of(job.loading), job.memory)
+    return job.results()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,15 +14,18 @@ import torch
 from ._files import Files, refuse
 from ._memory_file import memory_file
 from ._model import load_model
+from ._open import files_of, safe_open
 from ._prefetch import load_all
 from ._save import Entry, Metadata, to_bytes, to_file
 from ._target import CODES, Devices
+from ._together import load_in_group, load_on_each
 
 if TYPE_CHECKING:
     from ..engine import Engine
     from ._files import Name
+    from ._prefetch import Plan
 
-__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
+__all__ = ["load", "load_copies", "load_file", "load_model", "save", "save_file", "save_model"]
 
 
 def _shared(tensors: Mapping[str, Any]) -> list[list[str]]:
@@ -128,11 +131,41 @@ def save_model(model: torch.nn.Module, filename: str | os.PathLike[str],
     save_file(tensors, filename, notes or metadata)
 
 
-def load_file(filename: Name, device: Any = "cpu", *, backend: str | None = None,
+def load_file(filename: Name | Sequence[Name] | safe_open, device: Any = "cpu", *,
+              plan: Plan = None, group: Any = None, backend: str | None = None,
               require: str | None = None,
               engine: Engine | None = None) -> dict[str, torch.Tensor]:
-    """All tensors of a file, each with memory of its own. See gpunvme.weights.safe_open()."""
-    return load_all(Files(filename, engine=engine, require=require), Devices("pt", device, None))
+    """The tensors of a file, each with memory of its own.
+
+    ``filename``: a path or URI, several of them, an index, or what safe_open() returned. ``plan``:
+    None for all tensors, or a pattern, names, or slices by name: see gpunvme.weights.prefetch().
+
+    ``group``: a process group of torch.distributed (``dist.group.WORLD`` for all processes), whose
+    ranks call it together. Each reads a share of the bytes and sends it to the others, so that all
+    are read once. Tensors that the plan takes whole must be the same on all ranks. Slices are read
+    by each rank for itself, also if they are equal. If a rank fails, all ranks raise an exception.
+    Waits for other ranks have the group's timeout. A rank that is interrupted by Ctrl-C leaves the
+    group out of step.
+
+    ``backend``, ``require``, ``engine``: see safe_open().
+    """
+    def files() -> Files:
+        return files_of(filename, engine=engine, require=require)
+
+    if group is not None:
+        return load_in_group(files, plan, device, group)
+    return load_all(files(), Devices("pt", device, None), plan)
+
+
+def load_copies(filename: Name | Sequence[Name] | safe_open, devices: Sequence[Any], *,
+                require: str | None = None,
+                engine: Engine | None = None) -> list[dict[str, torch.Tensor]]:
+    """All tensors of a file on each of several devices of this process.
+
+    Each device gets its share of the bytes from storage and the rest from the other devices, so
+    that all are read once. See load_file().
+    """
+    return load_on_each(files_of(filename, engine=engine, require=require), devices)
 
 
 def load(data: bytes) -> dict[str, torch.Tensor]:

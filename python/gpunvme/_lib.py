@@ -101,6 +101,7 @@ NROUTES = 4
 DTYPE_F16 = 6
 DTYPE_BF16 = 7
 DTYPE_F32 = 10
+DTYPE_F8_E4M3 = 15
 
 LOG_ERROR = 0x01
 LOG_SMART = 0x02
@@ -276,6 +277,17 @@ class WeightsPart(Structure):
         ("err", c_int),
         ("has_checksum", c_uint32),
         ("checksum", c_uint64),
+    ]
+
+
+class WeightsOptions(Structure):
+    _fields_ = [
+        ("checksum", c_bool),
+        ("timeout_ns", c_uint64),
+        ("order", c_void_p),
+        ("progress", c_void_p),
+        ("user", c_void_p),
+        ("scales", c_void_p),
     ]
 
 
@@ -606,6 +618,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "gpunvme_tensor": Tensor,
     "gpunvme_range": Range,
     "gpunvme_weights_part": WeightsPart,
+    "gpunvme_weights_options": WeightsOptions,
     "gpunvme_kind": Kind,
     "gpunvme_kind_io": KindIo,
     "gpunvme_sqe": Sqe,
@@ -703,6 +716,8 @@ _FUNCTIONS: dict[str, tuple[type | None, ...]] = {
     ),
     "gpunvme_weights_load_cancel": (None, c_void_p),
     "gpunvme_weights_load_end": (c_int, c_void_p),
+    "gpunvme_weights_manifest_write": (c_int, c_char_p, c_void_p, c_size_t),
+    "gpunvme_weights_manifest_check": (c_int, c_char_p, c_void_p, c_size_t, c_void_p),
     # request.h
     "gpunvme_requests_create": (c_int, c_void_p, c_void_p),
     "gpunvme_requests_destroy": (c_int, c_void_p),

@@ -102,6 +102,16 @@ def packed(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(strides)
 
 
+def checksum(view: View) -> int:
+    """gpunvme_mem_checksum(); a kernel does it on a GPU. Does not wait for work on streams."""
+    if view.mem != _lib.MEM_GPU:
+        return int(lib.gpunvme_mem_checksum_host(view.ptr, view.nbytes))
+    buf = _lib.Buf(gpu=view.ptr, nbytes=view.nbytes, mem=view.mem)
+    found = ctypes.c_uint64()
+    check(lib.gpunvme_mem_checksum(ctypes.byref(buf), 0, view.nbytes, ctypes.byref(found), None))
+    return found.value
+
+
 def _from_interface(obj: object, interface: dict[str, Any], mem: int) -> Array:
     """Of ``__array_interface__`` or ``__cuda_array_interface__``."""
     ptr, readonly = interface["data"]

@@ -23,14 +23,14 @@ import numpy as np
 
 from .. import _lib
 from .._safetensors import ITEMSIZE
-from ..buffers import View
+from ..buffers import View, checksum
 from ..errors import argument, error
 from ..memory import empty as memory
 from ..store import Store
 from ..store import open as open_store
 from ._files import MANIFEST, folder_of, latest, read_manifest
 from ._jobs import WORKERS, run_all
-from ._memory import BLOCK, checksum, part, view_of
+from ._memory import BLOCK, part, view_of
 from ._state import Box, Slice, decode, empty, filled, is_torch, leaf_of, merged
 
 _RUN = 4096  # bytes: shorter runs are not gathered one by one

@@ -20,7 +20,7 @@ import numpy as np
 from .. import _lib
 from .._safetensors import ALIGN
 from ..buffers import View, kind_of
-from ..errors import check, error
+from ..errors import error
 from ..memory import empty
 from ._state import Leaf, is_torch
 
@@ -85,17 +85,6 @@ def packed(data: Any) -> Any:
 
 def part(view: View, start: int, nbytes: int) -> View:
     return View(view.ptr + start, nbytes, view.mem, view.keep)
-
-
-def checksum(view: View) -> int:
-    """gpunvme_mem_checksum(); a kernel does it on a GPU. Does not wait for work on streams."""
-    if view.mem != _lib.MEM_GPU:
-        return int(_lib.lib.gpunvme_mem_checksum_host(view.ptr, view.nbytes))
-    buf = _lib.Buf(gpu=view.ptr, nbytes=view.nbytes, mem=view.mem)
-    found = ctypes.c_uint64()
-    check(_lib.lib.gpunvme_mem_checksum(ctypes.byref(buf), 0, view.nbytes, ctypes.byref(found),
-                                        None))
-    return found.value
 
 
 # ---- Copies -----------------------------------------------------------------------------------

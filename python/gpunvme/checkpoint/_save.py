@@ -22,13 +22,14 @@ from typing import Any, Literal, NamedTuple
 
 from .. import _lib
 from .._safetensors import header
+from ..buffers import checksum
 from ..errors import argument, error
 from ..future import Future
 from ..store import Store
 from ..store import open as open_store
 from ._files import Draft, Ranks, folder_of, reached, retain, steps, sync
 from ._jobs import WORKERS, run_all
-from ._memory import BLOCK, Chunk, Snapshot, Staged, checksum, cut, in_place, packed
+from ._memory import BLOCK, Chunk, Snapshot, Staged, cut, in_place, packed
 from ._state import Encoder, Leaf
 
 

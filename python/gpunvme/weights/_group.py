@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,10 @@ from .. import _lib
 from ..errors import Error, argument
 from ._files import failure, refuse
 from ._target import Target
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _RECORD = struct.Struct("<i32s480s")  # code of an error or 0, digest, text
 _T = TypeVar("_T")
@@ -76,6 +80,13 @@ class Group:
                 refuse(f"the ranks do not load the same: rank 0 has {records[0][2]}, and rank {rank} "
                        f"has {text}, of other names, types, shapes or in another order")
         return made
+
+    def sum(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The sums of all ranks' values."""
+        total = torch.from_numpy(values.copy()).to(self._device)
+        dist.all_reduce(total, group=self._group)
+        found: NDArray[np.float32] = total.cpu().numpy()
+        return found
 
     def raise_any(self, error: Exception | None) -> None:
         """Raises an exception on all ranks if one of them has an error: its own, if it has one."""

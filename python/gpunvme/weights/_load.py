@@ -12,9 +12,9 @@ import atexit
 import ctypes
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from ._files import Files, failure, opened
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
+
+    Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 _ROOM = 256  # parts taken by one call
 _ONE_CALL = 1 << 20  # bytes that are loaded by one call, without a thread
@@ -48,6 +50,7 @@ class Parts:
         self._rows["ptr"] = ptrs
         self._rows["mem"] = mem
         self._keep: list[object] = []
+        self.scales: NDArray[np.float32] | None = None
         self.nbytes = nbytes
         self.base: int = self._rows.ctypes.data
 
@@ -57,6 +60,10 @@ class Parts:
         joined = cls([], [], [], sum(parts.nbytes for parts in all_parts))
         joined._rows = np.concatenate([parts._rows for parts in all_parts])
         joined._keep = [kept for parts in all_parts for kept in parts._keep]
+        if any(parts.scales is not None for parts in all_parts):
+            joined.scales = np.concatenate([
+                np.zeros(len(parts), np.float32) if parts.scales is None else parts.scales
+                for parts in all_parts])
         joined.base = joined._rows.ctypes.data
         return joined
 
@@ -64,8 +71,43 @@ class Parts:
         return len(self._rows)
 
     def convert(self, dtypes: ArrayLike) -> None:
-        """Sets the type that each becomes (``_lib.DTYPE_*``); 0 keeps its type."""
+        """Sets the type that each becomes (``_lib.DTYPE_*``); 0 keeps its type.
+
+        Those that become F8_E4M3 get a scale of their own, which ``scales`` has when they have
+        landed; the others' is 0.
+        """
         self._rows["dtype"] = dtypes
+        if (self._rows["dtype"] == _lib.DTYPE_F8_E4M3).any():
+            self.scales = np.zeros(len(self), np.float32)
+
+    def set_checksums(self, checksums: ArrayLike) -> None:
+        """Sets the checksums of parts that were loaded without them."""
+        self._rows["checksum"] = checksums
+        self._rows["has_checksum"] = 1
+
+    def checksum(self, i: int) -> int | None:
+        """The checksum of part ``i``; None if it has none, or has not landed."""
+        row = self._rows[i]
+        return int(row["checksum"]) if row["has_checksum"] else None
+
+    def options(self, checksum: bool) -> _lib.WeightsOptions | None:
+        """How the library is to load them; None as it does by itself."""
+        if self.scales is None and not checksum:
+            return None
+        return _lib.WeightsOptions(
+            checksum=checksum, scales=None if self.scales is None else self.scales.ctypes.data)
+
+    def write_manifest(self, path: Path) -> None:
+        """Writes the checksums of parts that have landed, which are whole tensors."""
+        self._manifest(lib.gpunvme_weights_manifest_write, path)
+
+    def check_manifest(self, path: Path) -> None:
+        """Compares checksums with a manifest's."""
+        self._manifest(lib.gpunvme_weights_manifest_check, path, None)
+
+    def _manifest(self, function: Callable[..., int], path: Path, *rest: object) -> None:
+        if err := function(os.fsencode(path), self.base, len(self), *rest):
+            raise failure(err)
 
     def set_box(self, i: int, box: Sequence[tuple[int, int]]) -> None:
         """Restricts part ``i`` to the elements from begin to end - 1 in each dimension."""
@@ -87,7 +129,7 @@ class Load:
     is the first error, in the order of the parts, or None.
     """
 
-    def __init__(self, files: Files, parts: Parts, keep: object) -> None:
+    def __init__(self, files: Files, parts: Parts, keep: object, checksum: bool = False) -> None:
         self._files = files
         self._parts = parts
         self._keep = keep
@@ -95,8 +137,8 @@ class Load:
         self.error: Error | None = None
         self._lock = threading.RLock()  # of _handle; a finalizer may cancel in the middle of it
         handle = ctypes.c_void_p()
-        err = lib.gpunvme_weights_load_start(files.handle, parts.base, len(parts), None,
-                                             ctypes.byref(handle))
+        err = lib.gpunvme_weights_load_start(files.handle, parts.base, len(parts),
+                                             _ref(parts.options(checksum)), ctypes.byref(handle))
         if err:
             raise failure(err)
         self._handle = handle.value or 0
@@ -165,14 +207,19 @@ class Load:
             raise self.error
 
 
-def load(files: Files, parts: Parts, keep: object) -> None:
+def _ref(options: _lib.WeightsOptions | None) -> Any:
+    return None if options is None else ctypes.byref(options)
+
+
+def load(files: Files, parts: Parts, keep: object, checksum: bool = False) -> None:
     """Loads all parts, and returns when they have landed. Ctrl-C ends loads above 1 MiB."""
     if not len(parts):
         return
     if parts.nbytes > _ONE_CALL:
-        Load(files, parts, keep).wait()
+        Load(files, parts, keep, checksum).wait()
         return
-    err = lib.gpunvme_weights_load(files.handle, parts.base, len(parts), None)
+    err = lib.gpunvme_weights_load(files.handle, parts.base, len(parts),
+                                   _ref(parts.options(checksum)))
     if err == _lib.ERR_TIMEOUT:
         _stuck.append((files, parts, keep))
     if err:

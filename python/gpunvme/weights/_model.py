@@ -11,23 +11,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from .. import _lib
 from ._files import Files, Tensor, refuse
 from ._group import Group
 from ._load import Parts, load
 from ._open import files_of, safe_open
-from ._share import Memory, Shared, flat, spread
-from ._target import CODES, Devices, Target, target
+from ._share import Memory, Shared, Spread, flat
+from ._target import CODES, NUMBERS, Devices, Target, target
 
 if TYPE_CHECKING:
     from ..engine import Engine
-    from ..errors import Error
     from ._files import Name
 
 
 _DIRECT = {"cpu", "cuda"}  # devices whose memory the library writes to
-# Types that the library converts to each other while it loads.
-_CONVERTED = {"F16": _lib.DTYPE_F16, "BF16": _lib.DTYPE_BF16, "F32": _lib.DTYPE_F32}
 
 
 @cache
@@ -134,8 +130,8 @@ def _direct(slots: Sequence[_Slot]) -> tuple[list[_Slot], list[_Slot]]:
                  and memory.device.type in _DIRECT)
         apart = last[0] != memory.device or memory.data_ptr() >= last[1]
         code = CODES.get(str(memory.dtype).rpartition(".")[2], "")
-        if source.dtype in _CONVERTED and source.dtype != code:
-            slot.dtype = _CONVERTED.get(code, 0)
+        if source.dtype in NUMBERS and source.dtype != code:
+            slot.dtype = NUMBERS.get(code, 0)
         if plain and apart and (source.dtype == code or slot.dtype):
             direct.append(slot)
             last = memory.device, memory.data_ptr() + memory.nbytes
@@ -198,32 +194,30 @@ def _same(work: _Work) -> list[Any]:
             for slot in _in_order(slots)]
 
 
-def _fill_together(work: _Work, ranks: Group) -> None:
+def _fill_together(work: _Work, spread: Spread, ranks: Group) -> None:
     for each in work.targets():
         each.ready()
-    direct = _in_order(work.direct)
-    error = _spread(work.files, direct, [slot.memory for slot in direct],
-                    [slot.dtype for slot in direct], ranks)
+    error = spread.run(work.files, [slot.memory for slot in work.direct])
     for slot in _in_order(work.others):
         source, to = slot.source, slot.to
         assert source is not None and to is not None
         once = to.empty(to.shape(source), source.dtype)
         to.ready()
-        error = _spread(work.files, [slot], [once], [0], ranks) or error
+        error = _spread([slot], [once], [0], ranks).run(work.files, once) or error
         _copy(slot, once)
     ranks.raise_any(error)
     for each in work.targets():
         each.ready()
 
 
-def _spread(files: Files, slots: Sequence[_Slot], memory: Sequence[Any], dtypes: Sequence[int],
-            ranks: Group) -> Error | None:
+def _spread(slots: Sequence[_Slot], memory: Sequence[Any], dtypes: Sequence[int],
+            ranks: Group) -> Spread:
     sources = [slot.source for slot in slots if slot.source is not None]
     mem = [slot.to.mem for slot in slots if slot.to is not None]
     mine = {ranks.rank: Memory([flat(t) for t in memory], mem[0])} if mem else {}
     shared = Shared(np.array([t.address for t in sources], np.uint64), [t.shape for t in sources],
-                    np.array(dtypes, np.int32), mine)
-    return spread(files, shared, ranks, None, memory)
+                    np.array(dtypes, np.int32), np.zeros(len(slots), np.float32), mine)
+    return Spread(shared, ranks)
 
 
 # ---- The module -----------------------------------------------------------------------------------
@@ -274,29 +268,30 @@ def load_model(
     module on one device. Each reads a share of the bytes and sends it to the others, as with
     gpunvme.weights.torch.load_file(). If a rank fails, all ranks raise an exception.
     """
-    ranks = None
-    if group is not None:
-        gpus = (p.device for p in model.parameters() if p.is_cuda)
-        ranks = Group(group, next(gpus, None) if device is None else device)
-
-    def prepare() -> tuple[_Work, list[Any]]:
+    def prepare() -> _Work:
         files = files_of(filename, engine=engine, require=require)
         slots = list(_slots(model))
         missing, unexpected = _match(model, slots, files, strict)
         given = device is not None or device_map is not None
         _make_room(slots, Devices("pt", device, device_map) if given else None, assign)
-        work = _Work(files, slots, missing, unexpected, *_direct(slots))
-        if ranks is None:
-            return work, []
-        ranks.check(work.targets())
-        return work, _same(work)
+        return _Work(files, slots, missing, unexpected, *_direct(slots))
 
-    if ranks is None:
-        work, _ = prepare()
+    def prepare_together(ranks: Group) -> tuple[tuple[_Work, Spread], list[Any]]:
+        work = prepare()
+        ranks.check(work.targets())
+        direct = _in_order(work.direct)
+        spread = _spread(direct, [slot.memory for slot in direct], [slot.dtype for slot in direct],
+                         ranks)
+        return (work, spread), _same(work)
+
+    if group is None:
+        work = prepare()
         _fill(work)
     else:
-        work = ranks.together(prepare)
-        _fill_together(work, ranks)
+        gpus = (p.device for p in model.parameters() if p.is_cuda)
+        ranks = Group(group, next(gpus, None) if device is None else device)
+        work, spread = ranks.together(lambda: prepare_together(ranks))
+        _fill_together(work, spread, ranks)
     for slot in work.direct:
         torch.autograd.graph.increment_version(slot.memory)
     for slot in work.slots:

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import _lib
+from .._lib import lib
+from .._safetensors import ITEMSIZE
 from ._files import Files, refuse
 from ._load import Load, Parts, load
 from ._slices import Pick
-from ._target import ALIGN, Devices, Target
+from ._target import ALIGN, NUMBERS, Devices, Target, conversion
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,19 +27,30 @@ if TYPE_CHECKING:
 
     from ..engine import Engine
     from ._files import Name
+    from ._load import Path
     from ._open import safe_open
 
     Plan = str | Iterable[str] | Mapping[str, Any] | None
 
+_SCALE = "_scale"  # ends the name of a tensor's scale
 _LOADING, _LANDED, _GIVEN = range(3)
 
 _all: weakref.WeakSet[Prefetch] = weakref.WeakSet()
 
 
-class Job:
-    """What is to be loaded, and the arrays for it, which are allocated before ``parts``."""
+def _nothing() -> int:
+    """The checksum of no bytes."""
+    return int(lib.gpunvme_mem_checksum_host(None, 0))
 
-    def __init__(self, files: Files, plan: Plan, devices: Devices, arena: bool) -> None:
+
+class Job:
+    """What is to be loaded, and the arrays for it.
+
+    ``dtype``: what numbers are converted to; None: nothing.
+    """
+
+    def __init__(self, files: Files, plan: Plan, devices: Devices, arena: bool,
+                 dtype: str | None = None) -> None:
         self._files = files
         self.names, self.rows = _planned(files, plan)
         self.targets = devices.of_all(self.names)
@@ -49,6 +63,10 @@ class Job:
         for i, pick in self.picks.items():
             self._nbytes[i] = pick.nbytes
         self.shapes, self.codes = self._in_framework()
+        #: The types that they are converted to, as the library counts them; 0: none.
+        self.dtypes = np.zeros(len(self.names), np.int32)
+        if dtype is not None:
+            self._convert(dtype)
         self.arrays: list[Any] = []
         self._arenas: dict[Target, Any] = {}
         self._offsets = np.zeros_like(self._nbytes)
@@ -59,15 +77,46 @@ class Job:
         self.loading = np.flatnonzero(self._nbytes)
         self.empty: list[int] = np.flatnonzero(self._nbytes == 0).tolist()
 
+    def places(self) -> list[tuple[int, int, int]]:
+        """Address, bytes and kind of memory of all that has bytes."""
+        return [(ptr, nbytes, self.targets[i].mem)
+                for i, ptr, nbytes in zip(self.loading.tolist(), self._ptrs[self.loading].tolist(),
+                                          self._nbytes[self.loading].tolist())]
+
     def parts_of(self, which: NDArray[np.int64]) -> Parts:
         """The parts to load for these tensors."""
         mems = np.array([self.targets[i].mem for i in which.tolist()], np.int32)
         parts = Parts(self._files.addresses[self.rows[which]], self._ptrs[which], mems,
                       int(self._nbytes[which].sum()))
+        parts.convert(self.dtypes[which])
         for part, i in enumerate(which.tolist() if self.picks else ()):
             if i in self.picks and (box := self.picks[i].box) is not None:
                 parts.set_box(part, box)
         return parts
+
+    def _convert(self, dtype: str) -> None:
+        to = {**NUMBERS, "F8_E4M3": _lib.DTYPE_F8_E4M3}[dtype]
+        for i, code in enumerate(self.codes):
+            if code in NUMBERS and code != dtype:
+                if dtype == "F8_E4M3" and self.names[i] + _SCALE in self._files:
+                    refuse(f'there is a tensor "{self.names[i]}{_SCALE}" already')
+                self.dtypes[i] = to
+                self._nbytes[i] = self._nbytes[i] // ITEMSIZE[code] * ITEMSIZE[dtype]
+                self.codes[i] = dtype
+
+    def add_scales(self, results: dict[str, Any], scales: NDArray[np.float32]) -> None:
+        """Adds the scale of each tensor NAME that was converted to F8_E4M3, as NAME_scale."""
+        found = np.flatnonzero(self.dtypes == _lib.DTYPE_F8_E4M3).tolist()
+        for to in {self.targets[i] for i in found}:
+            mine = [i for i in found if self.targets[i] is to]
+            for i, scale in zip(mine, to.scalars(scales[mine])):
+                results[self.names[i] + _SCALE] = scale
+
+    def with_empty(self, parts: Parts) -> Parts:
+        """The parts of all that has bytes, and parts for what has none, with checksums."""
+        empty = self.parts_of(np.array(self.empty, np.int64))
+        empty.set_checksums(_nothing())
+        return Parts.joined([parts, empty])
 
     def _in_framework(self) -> tuple[list[tuple[int, ...]], list[str]]:
         """The shape and type of each array."""
@@ -138,11 +187,14 @@ class Prefetch:
     Several threads may take.
     """
 
-    def __init__(self, files: Files, plan: Plan, devices: Devices, arena: bool) -> None:
+    def __init__(self, files: Files, plan: Plan, devices: Devices, arena: bool,
+                 dtype: str | None = None, checksum: bool = False) -> None:
         self._load: Load | None = None
         self._error: Exception | None = None
         self._lock = threading.Lock()  # of all that follows
-        job = self._job = Job(files, plan, devices, arena)
+        job = self._job = Job(files, plan, devices, arena, dtype)
+        self._checksum = checksum
+        self._parts = job.parts_of(job.loading)
         self._names = job.names
         self._index: dict[str, int] = {}  # of the names, made by the first take()
         self._loading = job.loading.tolist()
@@ -152,7 +204,7 @@ class Prefetch:
         for i in self._ready:
             self._state[i] = _LANDED
         if self._loading:
-            self._load = Load(files, job.parts_of(job.loading), job.memory)
+            self._load = Load(files, self._parts, job.memory, checksum)
         _all.add(self)
         try:
             job.make_views()
@@ -182,6 +234,18 @@ class Prefetch:
             self._error = load.error
         return False
 
+    def _landed(self, name: str) -> int:
+        """The index of a name, when its tensor has landed."""
+        if not self._index:
+            self._index = dict(zip(self._names, range(len(self._names))))
+        i = self._index.get(name)
+        if i is None:
+            refuse(f'tensor "{name}" is not in the plan')
+        while self._state[i] == _LOADING:
+            if not self._wait():
+                raise self._error or RuntimeError(f"{name} has not landed")
+        return i
+
     def take(self, name: str) -> Any:
         """The tensor of that name, waiting until it has landed.
 
@@ -189,14 +253,7 @@ class Prefetch:
         raises the error of the load.
         """
         with self._lock:
-            if not self._index:
-                self._index = dict(zip(self._names, range(len(self._names))))
-            i = self._index.get(name)
-            if i is None:
-                refuse(f'tensor "{name}" is not in the plan')
-            while self._state[i] == _LOADING:
-                if not self._wait():
-                    raise self._error or RuntimeError(f"{name} has not landed")
+            i = self._landed(name)
             if self._state[i] == _GIVEN:
                 refuse(f'tensor "{name}" has been handed out, or this prefetch is closed')
             self._state[i] = _GIVEN
@@ -218,6 +275,61 @@ class Prefetch:
                 tensor = self._job.result(i)
             yield self._names[i], tensor
             del tensor  # the caller's alone
+
+    def scale(self, name: str) -> float:
+        """The scale of a tensor that was converted to float8, waiting until it has landed.
+
+        The tensor's numbers times the scale are its values. WeightsError: it has none.
+        """
+        scales, part = self._parts.scales, self._part(name)
+        found = 0.0 if scales is None or part is None else float(scales[part])
+        if not found:
+            refuse(f'tensor "{name}" has no scale')
+        return found
+
+    def checksum(self, name: str) -> int:
+        """The checksum of a tensor's bytes where they have landed, waiting until they have.
+
+        WeightsError: prefetch() was called without ``checksum``.
+        """
+        part = self._part(name)
+        found = int(_nothing()) if part is None else self._parts.checksum(part)
+        if found is None or not self._checksum:
+            refuse(f'tensor "{name}" has no checksum: call prefetch() with checksum=True')
+        return found
+
+    def write_manifest(self, path: str | os.PathLike[str]) -> None:
+        """Writes a file of all tensors' checksums, waiting until all have landed.
+
+        WeightsError: without ``checksum``, or a tensor is a slice or was converted.
+        """
+        self._whole().write_manifest(path)
+
+    def check_manifest(self, path: str | os.PathLike[str]) -> None:
+        """Compares all tensors' checksums with a manifest, waiting until all have landed.
+
+        DeviceError (GPUNVME_ERR_VERIFY): one differs; the detail names the first. NotFoundError:
+        there is no such file, or it lacks a tensor. WeightsError: as write_manifest(), or the file
+        is no manifest.
+        """
+        self._whole().check_manifest(path)
+
+    def _part(self, name: str) -> int | None:
+        """The part of a tensor that has landed; None if it is empty."""
+        with self._lock:
+            i = self._landed(name)
+        loading = self._job.loading
+        part = int(np.searchsorted(loading, i))
+        return part if part < len(loading) and loading[part] == i else None
+
+    def _whole(self) -> Parts:
+        """The parts of all tensors, when they have landed."""
+        with self._lock:
+            while self._wait():
+                pass
+            if self._error:
+                raise self._error
+        return self._job.with_empty(self._parts)
 
     def close(self) -> None:
         """Ends the load and drops tensors that were not taken. Those taken stay valid."""
@@ -271,6 +383,8 @@ def prefetch(
     device: Any = "cpu",
     device_map: Mapping[str, Any] | None = None,
     arena: bool = False,
+    dtype: Any = None,
+    checksum: bool = False,
     require: str | None = None,
     engine: Engine | None = None,
 ) -> Prefetch:
@@ -290,6 +404,11 @@ def prefetch(
     for each tensor by itself. With ``arena`` it is one block for each device; tensors are views of
     it, and it is freed with the last of them. An arena is faster for thousands of small tensors.
 
+    ``dtype``: what numbers of float32, float16 and bfloat16 are converted to while they are loaded:
+    one of these, or float8_e4m3fn. Other tensors keep their type. A tensor that becomes float8 is
+    divided by a scale, so that its greatest value becomes 448: see Prefetch.scale(). ``checksum``:
+    computes the checksum of each tensor where it has landed: see Prefetch.checksum().
+
     ``require``: the slowest route that bytes may take to a GPU ("p2p", "bounce" or "compat");
     UnsupportedError if there is none as good. ``engine`` serves the files instead of the process's.
 
@@ -299,11 +418,20 @@ def prefetch(
     from ._open import files_of
 
     return Prefetch(files_of(files, engine=engine, require=require), plan,
-                    Devices(framework, device, device_map), arena)
+                    Devices(framework, device, device_map), arena, conversion(dtype), checksum)
 
 
-def load_all(files: Files, devices: Devices, plan: Plan = None) -> dict[str, Any]:
-    """All tensors, in the order of the files, or those of a plan."""
-    job = Job(files, plan, devices, arena=False)
-    load(files, job.parts_of(job.loading), job.memory)
-    return job.results()
+def load_all(files: Files, devices: Devices, plan: Plan = None, dtype: str | None = None,
+             manifest: Path | None = None) -> dict[str, Any]:
+    """All tensors, in the order of the files, or those of a plan; and scales."""
+    job = Job(files, plan, devices, arena=False, dtype=dtype)
+    parts = job.parts_of(job.loading)
+    load(files, parts, job.memory, checksum=manifest is not None)
+    if manifest is not None:
+        job.with_empty(parts).check_manifest(manifest)
+    results = job.results()
+    if parts.scales is not None:
+        scales = np.ones(len(job.names), np.float32)
+        scales[job.loading] = parts.scales
+        job.add_scales(results, scales)
+    return results

@@ -4,9 +4,9 @@
 
 Tensors are cut into pieces of rows, and consecutive pieces form buckets of about 16 MiB, which the
 ranks share out evenly. A rank reads its buckets directly to where the tensors are to be. A bucket
-that has landed is sent while the next ones are read. Large pieces are sent from where they are to where
-they are to be; small ones are packed into one buffer. Who the others are, and how bytes get there,
-is a Way's matter: see _group.py and _copies.py.
+that has landed is sent while the next ones are read. Large pieces are sent directly, too; small
+ones are packed into one buffer. Who the ranks are, and how bytes get from one to the others, is a
+Way's matter: see _group.py and _together.py.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from .. import _lib
 from ..errors import Error
 from ._load import Load, Parts
 
@@ -64,6 +65,7 @@ class Shared(NamedTuple):
     addresses: NDArray[np.uint64]  # of each struct gpunvme_tensor
     shapes: Sequence[tuple[int, ...]]  # in the file
     dtypes: NDArray[np.int32]  # what each is converted to (_lib.DTYPE_*); 0: nothing else
+    scales: NDArray[np.float32]  # set for those that this process converts to F8_E4M3
     memory: Mapping[int, Memory]  # of the local ranks
 
 
@@ -99,59 +101,110 @@ def cut(nbytes: NDArray[np.int64], rows: NDArray[np.int64], world: int) -> Piece
     return Pieces(tensor, begin, end, size, bucket, np.array(owners, np.int64)[bucket])
 
 
-class _Spread:
-    """A load of shared tensors, while it runs."""
+def _cut(shared: Shared, way: Way) -> Pieces:
+    flats = shared.memory[way.local[0]].flats if shared.memory else []
+    rows = np.array([shape[0] if shape else 1 for shape in shared.shapes], np.int64)
+    rows[shared.dtypes == _lib.DTYPE_F8_E4M3] = 1  # not cut: they have one scale each
+    return cut(np.array([flat.numel() for flat in flats], np.int64), rows, way.world)
 
-    def __init__(self, shared: Shared, way: Way) -> None:
-        self._memory = shared.memory
+
+class Spread:
+    """A load of shared tensors, and of parts that this process alone wants. Runs once.
+
+    All its memory is allocated when it is made.
+    """
+
+    def __init__(self, shared: Shared, way: Way, own: Parts | None = None) -> None:
+        self._shared = shared
         self._way = way
-        flats = shared.memory[way.local[0]].flats
-        self._pieces = pieces = cut(np.array([flat.numel() for flat in flats], np.int64),
-                                    np.array([shape[0] if shape else 1
-                                              for shape in shared.shapes], np.int64), way.world)
+        self._own = own
+        self._pieces = pieces = _cut(shared, way)
         self._begin = pieces.begin * (pieces.nbytes // (pieces.end - pieces.begin))  # bytes
         self._whole = np.bincount(pieces.tensor)[pieces.tensor] == 1
-        self._edges = np.searchsorted(pieces.bucket, np.arange(pieces.bucket[-1] + 2)).tolist()
-        self._left = [0] * (len(self._edges) - 1)  # parts of each bucket that have not landed
-        self._flying: deque[tuple[Callable[[], object], Callable[[], None]]] = deque()
-        self._buffers: list[dict[int, Any]] = []
-
-    def parts(self, shared: Shared, own: Parts | None) -> Parts:
-        """What this process reads: its buckets, and then its own parts."""
-        pieces, found = self._pieces, []
+        nbuckets = int(pieces.bucket[-1]) + 1 if len(pieces.bucket) else 0
+        self._edges = np.searchsorted(pieces.bucket, np.arange(nbuckets + 1)).tolist()
         self._of: list[int] = []  # the bucket of each part
-        for rank in self._way.local:
-            mine = np.flatnonzero(pieces.owner == rank)
-            flats, mem = self._memory[rank]
-            places = np.array([flat.data_ptr() for flat in flats], np.uint64)
-            tensor = pieces.tensor[mine]
-            made = Parts(shared.addresses[tensor],
-                         places[tensor] + self._begin[mine].astype(np.uint64), mem,
-                         int(pieces.nbytes[mine].sum()))
-            made.convert(shared.dtypes[tensor])
-            for part in np.flatnonzero(~self._whole[mine]).tolist():
-                i = mine[part]
-                rest = shared.shapes[pieces.tensor[i]][1:]
-                made.set_box(part, [(int(pieces.begin[i]), int(pieces.end[i])),
-                                    *((0, n) for n in rest)])
-            found.append(made)
-            self._of += pieces.bucket[mine].tolist()
-        for bucket in self._of:
-            self._left[bucket] += 1
-        return Parts.joined([*found, own] if own is not None else found)
+        self._tensors: list[int] = []  # and its tensor
+        self._parts = Parts.joined([*map(self._parts_of, way.local), *([own] if own else [])])
+        self._left = np.bincount(self._of, minlength=nbuckets).tolist()  # parts that have not landed
+        self._flying: deque[tuple[Callable[[], object], Callable[[], None]]] = deque()
+        small = np.bincount(pieces.bucket[pieces.nbytes < _PACKED], minlength=1)
+        self._buffers = [{rank: memory.flats[0].new_empty(BUCKET + _PACKED)
+                          for rank, memory in shared.memory.items()}
+                         for _ in range(min(int((small > 1).sum()), _DEPTH))]
 
-    def landed(self, parts: Sequence[int]) -> None:
+    def _parts_of(self, rank: int) -> Parts:
+        """What a local rank reads for all."""
+        pieces, shared = self._pieces, self._shared
+        mine = np.flatnonzero(pieces.owner == rank)
+        if not len(mine):
+            return Parts([], [], [], 0)
+        flats, mem = shared.memory[rank]
+        places = np.array([flat.data_ptr() for flat in flats], np.uint64)
+        tensor = pieces.tensor[mine]
+        parts = Parts(shared.addresses[tensor], places[tensor] + self._begin[mine].astype(np.uint64),
+                      mem, int(pieces.nbytes[mine].sum()))
+        parts.convert(shared.dtypes[tensor])
+        for part in np.flatnonzero(~self._whole[mine]).tolist():
+            i = mine[part]
+            rest = shared.shapes[pieces.tensor[i]][1:]
+            parts.set_box(part, [(int(pieces.begin[i]), int(pieces.end[i])),
+                                 *((0, n) for n in rest)])
+        self._of += pieces.bucket[mine].tolist()
+        self._tensors += tensor.tolist()
+        return parts
+
+    def run(self, files: Files, keep: object) -> Error | None:
+        """Loads it all; all ranks call it. ``keep`` is held until nothing is written any more.
+
+        Returns the error of the load. A rank whose load fails takes part until the end all the
+        same, and what it sends is undefined. Raises what the way raises.
+        """
+        load: Load | None = None
+        error: Error | None = None
+        try:
+            if len(self._parts):
+                load = Load(files, self._parts, keep)
+        except Error as why:
+            error = why
+        try:
+            for bucket in range(len(self._left)):
+                while load is not None and self._left[bucket]:
+                    landed = load.landed.get()
+                    if landed is not None:
+                        self._landed(landed)
+                    else:
+                        error, load = load.error, None
+                self._send_bucket(bucket)
+            while self._flying:
+                self._take_end()
+        except BaseException:
+            if load is not None:
+                load.stop()
+            raise
+        try:
+            if load is not None:
+                load.wait()
+        except Error as why:
+            error = why
+        self._take_scales()
+        return error
+
+    def _landed(self, parts: Sequence[int]) -> None:
         for part in parts:
             if part < len(self._of):
                 self._left[self._of[part]] -= 1
 
-    def has_landed(self, bucket: int) -> bool:
-        return self._left[bucket] == 0
+    def _take_scales(self) -> None:
+        found, n = self._parts.scales, len(self._tensors)
+        if found is not None:
+            self._shared.scales[self._tensors] = found[:n]
+            if self._own is not None and self._own.scales is not None:
+                self._own.scales[:] = found[n:]
 
-    def __len__(self) -> int:
-        return len(self._left)
+    # ---- Sending --------------------------------------------------------------------------------
 
-    def send(self, bucket: int) -> None:
+    def _send_bucket(self, bucket: int) -> None:
         """Starts to send a bucket that has landed, or to receive it."""
         owner = int(self._pieces.owner[self._edges[bucket]])
         small = []
@@ -166,7 +219,7 @@ class _Spread:
             self._send(owner, {rank: self._flat(rank, small[0]) for rank in self._way.local})
 
     def _flat(self, rank: int, i: int) -> Any:
-        flat = self._memory[rank].flats[self._pieces.tensor[i]]
+        flat = self._shared.memory[rank].flats[self._pieces.tensor[i]]
         if self._whole[i]:
             return flat
         begin = int(self._begin[i])
@@ -183,7 +236,7 @@ class _Spread:
             self._take_end()
         sizes = self._pieces.nbytes[small].tolist()
         pieces = {rank: [self._flat(rank, i) for i in small] for rank in self._way.local}
-        whole = self._buffers.pop() if self._buffers else self._buffer()
+        whole = self._buffers.pop()
         packed = {rank: buffer[: sum(sizes)] for rank, buffer in whole.items()}
         if owner in packed:
             torch.cat(pieces[owner], out=packed[owner])
@@ -195,55 +248,7 @@ class _Spread:
 
         self._send(owner, packed, unpack)
 
-    def _buffer(self) -> dict[int, Any]:
-        return {rank: memory.flats[0].new_empty(BUCKET + _PACKED)
-                for rank, memory in self._memory.items()}
-
     def _take_end(self) -> None:
         wait, then = self._flying.popleft()
         wait()
         then()
-
-    def finish(self) -> None:
-        while self._flying:
-            self._take_end()
-
-
-def spread(files: Files, shared: Shared, way: Way, own: Parts | None,
-           keep: object) -> Error | None:
-    """Loads shared tensors on all ranks, and ``own`` parts on this one; all ranks call it.
-
-    Returns the error of the load. A rank whose load fails takes part until the end all the same,
-    and what it sends is undefined. Raises what the way raises.
-    """
-    run = _Spread(shared, way) if len(shared.addresses) else None
-    parts = own if run is None else run.parts(shared, own)
-    load: Load | None = None
-    error: Error | None = None
-    try:
-        if parts is not None and len(parts):
-            load = Load(files, parts, keep)
-    except Error as why:
-        error = why
-    try:
-        for bucket in range(len(run) if run is not None else 0):
-            assert run is not None
-            while load is not None and not run.has_landed(bucket):
-                landed = load.landed.get()
-                if landed is not None:
-                    run.landed(landed)
-                else:
-                    error, load = load.error, None
-            run.send(bucket)
-        if run is not None:
-            run.finish()
-    except BaseException:
-        if load is not None:
-            load.stop()
-        raise
-    try:
-        if load is not None:
-            load.wait()
-    except Error as why:
-        error = why
-    return error

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from .._lib import lib
 from ..buffers import packed
 from ..errors import argument, error
 from ._files import Tensor, refuse
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 ALIGN = 256  # of tensors in an arena, in bytes
 
@@ -42,6 +45,20 @@ NAMES = {
     "F4": "float4_e2m1fn_x2",  # two to a byte
 }
 CODES = {name: code for code, name in NAMES.items()}
+
+#: Types that the library converts to each other while it loads, as it counts them.
+NUMBERS = {"F16": _lib.DTYPE_F16, "BF16": _lib.DTYPE_BF16, "F32": _lib.DTYPE_F32}
+
+
+def conversion(dtype: Any) -> str | None:
+    """The type that numbers are converted to, as files name it, from any name of it."""
+    if dtype is None:
+        return None
+    name = str(getattr(dtype, "name", dtype)).rpartition(".")[2]
+    code = CODES.get(name, name)
+    if code not in NUMBERS and code != "F8_E4M3":
+        refuse(f"dtype {dtype}: tensors can become float32, float16, bfloat16 or float8_e4m3fn")
+    return code
 
 
 @lru_cache(maxsize=1024)
@@ -84,6 +101,10 @@ class Target:
                    f"the shape {list(tensor.shape)}")
         return (*tensor.shape[:-1], tensor.shape[-1] // 2)
 
+    def scalars(self, values: NDArray[np.float32]) -> Any:
+        """Arrays of these numbers, one each."""
+        raise NotImplementedError
+
     def ready(self) -> None:
         """Waits for the work on a GPU's current stream, which may use the memory of new arrays."""
 
@@ -121,6 +142,9 @@ class _Numpy(Target):
         array = np.ndarray
         return [array(shape, self.dtype(code), arena, offset)
                 for offset, shape, code in zip(offsets, shapes, codes)]
+
+    def scalars(self, values: NDArray[np.float32]) -> Any:
+        return [np.array(value) for value in values]
 
     def index(self, shape: tuple[int, ...], index: Any) -> tuple[int, ...]:
         shaped = np.broadcast_to(np.int8(0), shape)[index]
@@ -176,6 +200,9 @@ class _Torch(Target):
 
     def result(self, array: Any) -> Any:
         return array if self._at is self.device else array.to(self.device)
+
+    def scalars(self, values: NDArray[np.float32]) -> Any:
+        return [t.clone() for t in self._torch.from_numpy(values.copy()).to(self.device)]
 
     def index(self, shape: tuple[int, ...], index: Any) -> tuple[int, ...]:
         return tuple(self._torch.empty(shape, dtype=self._torch.int8, device="meta")[index].shape)

@@ -17,12 +17,13 @@ from ._model import load_model
 from ._open import files_of, safe_open
 from ._prefetch import load_all
 from ._save import Entry, Metadata, to_bytes, to_file
-from ._target import CODES, Devices
+from ._target import CODES, Devices, conversion
 from ._together import load_in_group, load_on_each
 
 if TYPE_CHECKING:
     from ..engine import Engine
     from ._files import Name
+    from ._load import Path
     from ._prefetch import Plan
 
 __all__ = ["load", "load_copies", "load_file", "load_model", "save", "save_file", "save_model"]
@@ -132,13 +133,21 @@ def save_model(model: torch.nn.Module, filename: str | os.PathLike[str],
 
 
 def load_file(filename: Name | Sequence[Name] | safe_open, device: Any = "cpu", *,
-              plan: Plan = None, group: Any = None, backend: str | None = None,
+              plan: Plan = None, dtype: Any = None, manifest: Path | None = None,
+              group: Any = None, backend: str | None = None,
               require: str | None = None,
               engine: Engine | None = None) -> dict[str, torch.Tensor]:
     """The tensors of a file, each with memory of its own.
 
     ``filename``: a path or URI, several of them, an index, or what safe_open() returned. ``plan``:
     None for all tensors, or a pattern, names, or slices by name: see gpunvme.weights.prefetch().
+
+    ``dtype``: what tensors of float32, float16 and bfloat16 are converted to: one of these, or
+    torch.float8_e4m3fn. Then each tensor NAME that is converted is divided by a scale, which is
+    returned as the tensor NAME_scale, so that its greatest value becomes 448. ``manifest``: a file
+    of checksums that Prefetch.write_manifest() or ``gpunvme weights verify`` wrote. All tensors are
+    compared with it where they have landed: DeviceError (GPUNVME_ERR_VERIFY) if one differs. It
+    fits neither slices nor tensors that are converted.
 
     ``group``: a process group of torch.distributed (``dist.group.WORLD`` for all processes), whose
     ranks call it together. Each reads a share of the bytes and sends it to the others, so that all
@@ -153,8 +162,8 @@ def load_file(filename: Name | Sequence[Name] | safe_open, device: Any = "cpu", 
         return files_of(filename, engine=engine, require=require)
 
     if group is not None:
-        return load_in_group(files, plan, device, group)
-    return load_all(files(), Devices("pt", device, None), plan)
+        return load_in_group(files, plan, device, group, dtype, manifest)
+    return load_all(files(), Devices("pt", device, None), plan, conversion(dtype), manifest)
 
 
 def load_copies(filename: Name | Sequence[Name] | safe_open, devices: Sequence[Any], *,

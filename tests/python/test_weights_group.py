@@ -282,6 +282,51 @@ def test_a_group_needs_torch_distributed(file: Path) -> None:
         wt.load_file(file, group=object())
 
 
+# ---- Conversion and checksums --------------------------------------------------------------------
+
+
+def load_with(group: Any, rank: int, path: Path, options: dict[str, Any]) -> dict[str, Any]:
+    return plain(wt.load_file(path, group=group, **options))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn"])
+def test_all_ranks_get_the_same_converted_tensors_and_scales(ranks: Ranks, file: Path,
+                                                             dtype: str) -> None:
+    finite = {f"x{i}": torch.randn(300 * i + 1, 500) * i for i in range(5)}
+    path = file.parent / "finite"
+    wt.save_file({**finite, "n": torch.arange(5)}, path)
+    alone = plain(wt.load_file(path, dtype=dtype))
+    assert ranks.run(load_with, [(path, {"dtype": dtype})] * 3) == [alone] * 3
+
+
+def test_slices_that_become_float8_have_scales_of_their_own(ranks: Ranks, tmp_path: Path) -> None:
+    wt.save_file({"x": torch.arange(8.0), "y": torch.arange(5.0)}, tmp_path / "x")
+    options = [{"dtype": "float8_e4m3fn", "plan": {"x": slice(4 * rank, 4 * rank + 4), "y": None}}
+               for rank in range(2)]
+    assert ranks.run(load_with, [(tmp_path / "x", each) for each in options]) == [
+        plain(wt.load_file(tmp_path / "x", **each)) for each in options]
+
+
+def test_ranks_with_different_types_are_an_error_on_all(ranks: Ranks, tmp_path: Path) -> None:
+    wt.save_file({"x": torch.ones(5)}, tmp_path / "x")
+    errors = ranks.errors(load_with, [(tmp_path / "x", {"dtype": "float16"}), (tmp_path / "x", {})])
+    assert all(isinstance(error, weights.WeightsError) for error in errors)
+
+
+def test_a_manifest_is_checked_where_bytes_have_landed(ranks: Ranks, file: Path,
+                                                       tmp_path: Path) -> None:
+    with weights.prefetch(file, checksum=True) as loader:
+        loader.write_manifest(tmp_path / "sums")
+    options = {"manifest": tmp_path / "sums"}
+    ranks.run(load_with, [(file, options)] * 2)
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "mine").write_bytes(data)
+    # One rank has other bytes than the other; who reads the last ones decides who sees it.
+    errors = ranks.errors(load_with, [(tmp_path / "mine", options), (tmp_path / "mine", {})])
+    assert all("VERIFY" in str(error) for error in errors)
+
+
 # ---- Modules ----------------------------------------------------------------------------------
 
 

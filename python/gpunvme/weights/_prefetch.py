@@ -281,18 +281,17 @@ class Prefetch:
 
         The tensor's numbers times the scale are its values. WeightsError: it has none.
         """
-        scales, part = self._parts.scales, self._part(name)
-        found = 0.0 if scales is None or part is None else float(scales[part])
-        if not found:
-            refuse(f'tensor "{name}" has no scale')
-        return found
+        i, part = self._part(name)
+        if self._job.dtypes[i] != _lib.DTYPE_F8_E4M3:
+            refuse(f'tensor "{name}" was not converted to float8: it has no scale')
+        return 1.0 if part is None or self._parts.scales is None else float(self._parts.scales[part])
 
     def checksum(self, name: str) -> int:
         """The checksum of a tensor's bytes where they have landed, waiting until they have.
 
         WeightsError: prefetch() was called without ``checksum``.
         """
-        part = self._part(name)
+        _, part = self._part(name)
         found = int(_nothing()) if part is None else self._parts.checksum(part)
         if found is None or not self._checksum:
             refuse(f'tensor "{name}" has no checksum: call prefetch() with checksum=True')
@@ -314,13 +313,13 @@ class Prefetch:
         """
         self._whole().check_manifest(path)
 
-    def _part(self, name: str) -> int | None:
-        """The part of a tensor that has landed; None if it is empty."""
+    def _part(self, name: str) -> tuple[int, int | None]:
+        """A tensor that has landed, and its part; None if it is empty."""
         with self._lock:
             i = self._landed(name)
         loading = self._job.loading
         part = int(np.searchsorted(loading, i))
-        return part if part < len(loading) and loading[part] == i else None
+        return i, part if part < len(loading) and loading[part] == i else None
 
     def _whole(self) -> Parts:
         """The parts of all tensors, when they have landed."""

@@ -54,7 +54,8 @@ def conversion(dtype: Any) -> str | None:
     """The type that numbers are converted to, as files name it, from any name of it."""
     if dtype is None:
         return None
-    name = str(getattr(dtype, "name", dtype)).rpartition(".")[2]
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
+    name = name.rpartition(".")[2]
     code = CODES.get(name, name)
     if code not in NUMBERS and code != "F8_E4M3":
         refuse(f"dtype {dtype}: tensors can become float32, float16, bfloat16 or float8_e4m3fn")

@@ -197,6 +197,11 @@ struct gpunvme_weights_options {
     /*
      * Where the load stands in CUDA's order; NULL: it begins at once. Slices with short rows are
      * read row by row then, which is slow, since no thread may wait in between.
+     *
+     * Parts that are converted are behind AFTER_STREAM and `after`, as all others. BEFORE_STREAM is
+     * for gpunvme_weights_load() alone then: when it returns, all parts have been converted, so
+     * that work put on the stream afterwards is behind them. `done` is UNSUPPORTED: record the
+     * event when the load has ended.
      */
     const struct gpunvme_order *order;
     /*
@@ -216,7 +221,7 @@ struct gpunvme_weights_options {
 /*
  * Loads `n` parts and returns when all have landed: the first error in the order of the parts, each
  * of which has its own `err`. Parts may overlap in the files, not in memory. Errors before anything
- * begins: INVALID, UNSUPPORTED (a conversion that there is not, or one with `order`), NOMEM, and
+ * begins: INVALID, UNSUPPORTED (a conversion that there is not, or not in this `order`), NOMEM, and
  * those of gpunvme_io_submit() and gpunvme_io_submit_ordered(). CANCELED: by `progress`. TIMEOUT:
  * as gpunvme_weights_load_end().
  */

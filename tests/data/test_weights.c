@@ -1317,6 +1317,139 @@ static void an_ordered_load_without_transfers_holds_nobody_up(void **state)
     gpunvme_weights_close(w);
 }
 
+/* ---- Conversions in a stream's order -----------------------------------------------------------
+ */
+
+#define NF32 2100
+
+static uint16_t converted[NF32];
+
+/* The weights, and a tensor that is converted. */
+static struct gpunvme_weights *open_to_convert(struct gpunvme_weights_part *part)
+{
+    struct gpunvme_weights *w = open_numbers();
+
+    memset(converted, 0xee, sizeof(converted));
+    *part = (struct gpunvme_weights_part){
+        .tensor = gpunvme_weights_find(w, "f32"), .ptr = converted, .dtype = GPUNVME_DTYPE_F16};
+    return w;
+}
+
+static void check_converted(const struct gpunvme_weights_part *part)
+{
+    for (uint64_t i = 0; i < NF32; i++)
+        check_number(part, (const uint8_t *)converted, i, number_at(part->tensor, i), 1);
+}
+
+static void assert_not_converted(void)
+{
+    for (size_t i = 0; i < NF32; i++)
+        assert_int_equal(converted[i], 0xeeee);
+}
+
+static void spoil_converted(void *unused)
+{
+    (void)unused;
+    usleep(20000);
+    memset(converted, 0xdd, sizeof(converted));
+}
+
+static void a_conversion_is_behind_what_was_on_the_stream(void **state)
+{
+    struct gpunvme_weights_part part;
+    struct gpunvme_weights *w = open_to_convert(&part);
+    const struct store_stream_ops *kept = store_stream_ops;
+    struct stream stream;
+    const struct gpunvme_order order = {.flags = GPUNVME_AFTER_STREAM | GPUNVME_BEFORE_STREAM,
+                                        .stream = &stream};
+    const struct gpunvme_weights_options options = {.order = &order};
+
+    (void)state;
+    store_stream_ops = &fake;
+    stream_open(&stream);
+    fake_call(&stream, spoil_converted, NULL);
+    if (gpunvme_weights_load(w, &part, 1, &options))
+        fail_msg("%s", gpunvme_err_detail());
+    check_converted(&part);
+    stream_close(&stream);
+    store_stream_ops = kept;
+    gpunvme_weights_close(w);
+}
+
+static void a_conversion_waits_for_its_event(void **state)
+{
+    struct gpunvme_weights_part part, *landed;
+    struct gpunvme_weights *w = open_to_convert(&part);
+    const struct store_stream_ops *kept = store_stream_ops;
+    struct gpunvme_weights_load *load;
+    uint32_t event = 0;
+    const struct gpunvme_order order = {.after = &event};
+    const struct gpunvme_weights_options options = {.order = &order};
+    size_t n;
+
+    (void)state;
+    store_stream_ops = &fake;
+    if (gpunvme_weights_load_start(w, &part, 1, &options, &load))
+        fail_msg("%s", gpunvme_err_detail());
+    assert_int_equal(gpunvme_weights_load_next(load, &landed, 1, &n, 30000000),
+                     GPUNVME_ERR_TIMEOUT);
+    assert_not_converted();
+    happen(&event);
+    assert_int_equal(gpunvme_weights_load_next(load, &landed, 1, &n, 0), GPUNVME_OK);
+    assert_int_equal(n, 1);
+    check_converted(landed);
+    assert_int_equal(gpunvme_weights_load_end(load), GPUNVME_OK);
+    store_stream_ops = kept;
+    gpunvme_weights_close(w);
+}
+
+static void a_conversion_that_is_canceled_before_its_stream_comes_to_it_never_begins(void **state)
+{
+    struct gpunvme_weights_part part;
+    struct gpunvme_weights *w = open_to_convert(&part);
+    const struct store_stream_ops *kept = store_stream_ops;
+    struct gpunvme_weights_load *load;
+    struct stream stream;
+    uint32_t event = 0;
+    const struct gpunvme_order order = {.flags = GPUNVME_AFTER_STREAM, .stream = &stream};
+    const struct gpunvme_weights_options options = {.order = &order};
+
+    (void)state;
+    store_stream_ops = &fake;
+    stream_open(&stream);
+    fake_wait_event(&stream, &event);
+    if (gpunvme_weights_load_start(w, &part, 1, &options, &load))
+        fail_msg("%s", gpunvme_err_detail());
+    gpunvme_weights_load_cancel(load);
+    assert_int_equal(gpunvme_weights_load_end(load), GPUNVME_ERR_CANCELED);
+    assert_int_equal(part.err, GPUNVME_ERR_CANCELED);
+    happen(&event);
+    stream_sync(&stream);
+    assert_not_converted();
+    stream_close(&stream);
+    store_stream_ops = kept;
+    gpunvme_weights_close(w);
+}
+
+static void an_order_that_a_conversion_can_not_keep_is_unsupported(void **state)
+{
+    struct gpunvme_weights_part part;
+    struct gpunvme_weights *w = open_to_convert(&part);
+    struct gpunvme_weights_load *load;
+    struct gpunvme_order order = {.flags = GPUNVME_BEFORE_STREAM};
+    const struct gpunvme_weights_options options = {.order = &order};
+    uint32_t event = 0;
+
+    (void)state;
+    assert_int_equal(gpunvme_weights_load_start(w, &part, 1, &options, &load),
+                     GPUNVME_ERR_UNSUPPORTED);
+    assert_non_null(strstr(gpunvme_err_detail(), "\"f32\""));
+    order = (struct gpunvme_order){.done = &event};
+    assert_int_equal(gpunvme_weights_load(w, &part, 1, &options), GPUNVME_ERR_UNSUPPORTED);
+    assert_not_converted();
+    gpunvme_weights_close(w);
+}
+
 /* As where a file system hangs: what has begun can't be canceled. */
 static bool cannot_cancel;
 
@@ -1561,6 +1694,10 @@ int main(void)
         cmocka_unit_test(several_threads_load_from_the_same_weights),
         cmocka_unit_test(a_load_begins_behind_its_stream_and_the_stream_goes_on_behind_it),
         cmocka_unit_test(an_ordered_load_without_transfers_holds_nobody_up),
+        cmocka_unit_test(a_conversion_is_behind_what_was_on_the_stream),
+        cmocka_unit_test(a_conversion_waits_for_its_event),
+        cmocka_unit_test(a_conversion_that_is_canceled_before_its_stream_comes_to_it_never_begins),
+        cmocka_unit_test(an_order_that_a_conversion_can_not_keep_is_unsupported),
         cmocka_unit_test(a_load_that_does_not_end_is_kept_until_its_weights_are_closed),
         cmocka_unit_test(weights_are_loaded_from_the_beginning_of_a_drive),
         cmocka_unit_test(a_manifest_finds_the_tensor_that_differs),

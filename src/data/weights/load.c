@@ -75,6 +75,10 @@ static void take_end(struct gpunvme_weights_load *load, struct gpunvme_io *io)
     const struct load_transfer *transfer;
     gpunvme_err_t err = io->err;
 
+    if (io == load->gate) {
+        load_staging_open(load);
+        return;
+    }
     if (load_staging_ended(load, io))
         return;
     transfer = &load->transfers[io - load->ios];
@@ -283,7 +287,8 @@ static gpunvme_err_t submit(struct gpunvme_weights_load *load)
     gpunvme_err_t err;
 
     if (load->options.order)
-        return gpunvme_io_submit_ordered(load->ios, load->nios, load->batch, load->options.order);
+        return gpunvme_io_submit_ordered(load->ios, load->nios + (load->gate != NULL), load->batch,
+                                         load->options.order);
     err = load->nios ? gpunvme_io_submit(load->ios, load->nios, load->batch) : GPUNVME_OK;
     if (err)
         return err;
@@ -293,10 +298,9 @@ static gpunvme_err_t submit(struct gpunvme_weights_load *load)
     return GPUNVME_OK;
 }
 
-gpunvme_err_t gpunvme_weights_load_start(struct gpunvme_weights *weights,
-                                         struct gpunvme_weights_part *parts, size_t n,
-                                         const struct gpunvme_weights_options *options,
-                                         struct gpunvme_weights_load **out)
+static gpunvme_err_t start(struct gpunvme_weights *weights, struct gpunvme_weights_part *parts,
+                           size_t n, const struct gpunvme_weights_options *options, bool is_call,
+                           struct gpunvme_weights_load **out)
 {
     struct gpunvme_weights_load *load;
     struct gpunvme_store_info info;
@@ -315,6 +319,7 @@ gpunvme_err_t gpunvme_weights_load_start(struct gpunvme_weights *weights,
     load->weights = weights;
     load->parts = parts;
     load->n = n;
+    load->is_call = is_call;
     if (options)
         load->options = *options;
     gpunvme_store_get_info(gpunvme_weights_store(weights, 0), &info);
@@ -333,6 +338,14 @@ gpunvme_err_t gpunvme_weights_load_start(struct gpunvme_weights *weights,
     base_keep(&failure, err);
     (void)free_load(load);
     return base_restore(&failure);
+}
+
+gpunvme_err_t gpunvme_weights_load_start(struct gpunvme_weights *weights,
+                                         struct gpunvme_weights_part *parts, size_t n,
+                                         const struct gpunvme_weights_options *options,
+                                         struct gpunvme_weights_load **out)
+{
+    return start(weights, parts, n, options, false, out);
 }
 
 /* Takes all that is left. TIMEOUT: it does not end. */
@@ -408,7 +421,7 @@ gpunvme_err_t gpunvme_weights_load(struct gpunvme_weights *weights,
     struct gpunvme_weights_part *landed[NGIVEN];
     struct gpunvme_weights_load *load;
     size_t nlanded = 0;
-    gpunvme_err_t err = gpunvme_weights_load_start(weights, parts, n, options, &load);
+    gpunvme_err_t err = start(weights, parts, n, options, true, &load);
 
     if (err)
         return err;

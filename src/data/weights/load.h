@@ -77,6 +77,7 @@ struct gpunvme_weights_load {
     struct gpunvme_weights_part *parts;
     size_t n;
     struct gpunvme_weights_options options;
+    bool is_call; /* all has landed when the call of the library returns */
     struct load_item *items;
 
     struct load_segment *segments; /* by file and offset */
@@ -87,6 +88,8 @@ struct gpunvme_weights_load {
     struct gpunvme_vec *vecs;
     uint64_t *offsets;
     struct load_staging staging;
+    struct gpunvme_io *gate; /* of no bytes, behind `ios`: staging begins when it has ended; NULL:
+                                it has begun */
     struct gpunvme_batch *batch;
 
     size_t *landed; /* parts, in the order in which they landed: a queue of all */
@@ -115,6 +118,9 @@ gpunvme_err_t load_staging_begin(struct gpunvme_weights_load *load);
 
 /* If `io` is a slot's, takes out what is in it, goes on and returns true. */
 bool load_staging_ended(struct gpunvme_weights_load *load, struct gpunvme_io *io);
+
+/* The gate has ended: begins, unless that failed. */
+void load_staging_open(struct gpunvme_weights_load *load);
 
 /* Begins nothing more: what has not begun ends with `err`, as soon as all slots are idle. */
 void load_staging_drop(struct gpunvme_weights_load *load, gpunvme_err_t err);

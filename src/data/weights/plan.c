@@ -33,11 +33,13 @@ static uint64_t ranges_in(const struct weights_runs *runs)
 static gpunvme_err_t check_conversion(const struct gpunvme_weights_load *load, size_t i)
 {
     const struct gpunvme_weights_part *part = &load->parts[i];
+    const struct gpunvme_order *order = load->options.order;
     const float *scales = load->options.scales;
 
-    if (load->options.order)
+    if (order && (order->done || (order->flags & GPUNVME_BEFORE_STREAM && !load->is_call)))
         return base_fail(GPUNVME_ERR_UNSUPPORTED,
-                         "tensor \"%s\": in CUDA's order it can't be converted",
+                         "tensor \"%s\": nothing of CUDA's can wait for its conversion, which a "
+                         "thread of the caller does",
                          SHOW(part->tensor->name));
     if (part->dtype == GPUNVME_DTYPE_F8_E4M3 && !(scales && isfinite(scales[i]) && scales[i] >= 0))
         return base_fail(GPUNVME_ERR_INVALID, "tensor \"%s\": %s", SHOW(part->tensor->name),
@@ -252,6 +254,15 @@ static gpunvme_err_t make_transfers(struct gpunvme_weights_load *load, const str
     return c->ngathers ? gather_all(load) : GPUNVME_OK;
 }
 
+/* Staging is in no order of CUDA's by itself, so it waits for a transfer that is. */
+static void make_gate(struct gpunvme_weights_load *load)
+{
+    if (!load->options.order || !load->staging.nparts)
+        return;
+    load->gate = &load->ios[load->nios]; /* there is room for one more */
+    *load->gate = (struct gpunvme_io){.store = load->weights->files[0].store};
+}
+
 gpunvme_err_t load_plan(struct gpunvme_weights_load *load)
 {
     struct counts counts = {0};
@@ -266,5 +277,9 @@ gpunvme_err_t load_plan(struct gpunvme_weights_load *load)
     err = sort_parts(load, &counts);
     if (!err)
         err = load_staging_plan(load);
-    return err ? err : make_transfers(load, &counts);
+    if (!err)
+        err = make_transfers(load, &counts);
+    if (!err)
+        make_gate(load);
+    return err;
 }

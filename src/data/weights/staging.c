@@ -341,6 +341,8 @@ static void drop_when_idle(struct gpunvme_weights_load *load)
     for (unsigned i = 0; i < LOAD_NSLOTS; i++)
         if (s->slots[i].nchunks)
             return;
+    if (load->gate) /* as a slot: it ends, too */
+        return;
     err = base_restore(&s->dropped);
     if (s->next && s->walk.index < s->walk.runs.count && !s->steps[s->next - 1].measures)
         load_arrived(load, s->steps[s->next - 1].part,
@@ -357,6 +359,21 @@ void load_staging_drop(struct gpunvme_weights_load *load, gpunvme_err_t err)
     if (!load->staging.dropped.err)
         base_keep(&load->staging.dropped, err);
     drop_when_idle(load);
+}
+
+void load_staging_open(struct gpunvme_weights_load *load)
+{
+    const struct gpunvme_io *gate = load->gate;
+    gpunvme_err_t err = gate->err;
+    char text[256];
+
+    load->gate = NULL;
+    if (err)
+        gpunvme_err_set(err, "%s", gpunvme_io_detail(gate, text, sizeof(text)));
+    else if (!load->staging.dropped.err)
+        err = load_staging_begin(load);
+    if (err || load->staging.dropped.err)
+        load_staging_drop(load, err);
 }
 
 /* How many chunks lie in the first `nbytes` of the slot. */

@@ -118,6 +118,6 @@ def test_load_file_compares_with_a_manifest(file: Path, manifest: Path) -> None:
         wt.load_file(file, manifest=manifest)
 
 
-def test_a_manifest_is_the_command_s(file: Path, manifest: Path) -> None:
+def test_a_manifest_has_names_and_checksums_in_hexadecimal(file: Path, manifest: Path) -> None:
     assert '"large"' in manifest.read_text()
     assert f"{checksum(TENSORS['large']):016x}" in manifest.read_text()

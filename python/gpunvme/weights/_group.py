@@ -77,8 +77,8 @@ class Group:
         records = self._exchange(error, digest, f"{len(same)} tensors")
         for rank, (_, theirs, text) in enumerate(records):
             if theirs != records[0][1]:
-                refuse(f"the ranks do not load the same: rank 0 has {records[0][2]}, and rank {rank} "
-                       f"has {text}, of other names, types, shapes or in another order")
+                refuse(f"the ranks do not load the same: rank 0 has {records[0][2]}, and rank "
+                       f"{rank} has {text}, of other names, types, shapes or in another order")
         return made
 
     def sum(self, values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -220,7 +220,7 @@ def _spread(slots: Sequence[_Slot], memory: Sequence[Any], dtypes: Sequence[int]
     return Spread(shared, ranks)
 
 
-# ---- The module -----------------------------------------------------------------------------------
+# ---- The module ---------------------------------------------------------------------------------
 
 
 def _install(slot: _Slot, assign: bool) -> None:
@@ -250,13 +250,14 @@ def load_model(
 ) -> tuple[list[str], list[str]]:
     """Fills the parameters and buffers of a module from files, without a second copy of them.
 
-    ``filename``: a path or URI, several of them, an index, or what safe_open() returned. Bytes are read directly into the
-    parameters. ``device`` or ``device_map`` (see prefetch()) say where parameters are to be: those
-    on another device are moved there, and those on the "meta" device get memory there (on the CPU
-    if neither is given). With ``assign`` all parameters get new memory, and the file's types.
-    Otherwise a parameter keeps its type. float32, float16 and bfloat16 are converted to each other
-    while they are loaded. Other types, and parameters that are not contiguous, are converted or
-    copied one by one, so that one tensor at a time is in memory twice.
+    ``filename``: a path or URI, several of them, an index, or what safe_open() returned. Bytes are
+    read directly into the parameters. ``device`` or ``device_map`` (see prefetch()) say where
+    parameters are to be: those on another device are moved there, and those on the "meta" device
+    get memory there (on the CPU if neither is given). With ``assign`` all parameters get new
+    memory, and the file's types. Otherwise a parameter keeps its type. float32, float16 and
+    bfloat16 are converted to each other while they are loaded. Other types, and parameters that are
+    not contiguous, are converted or copied one by one, so that one tensor at a time is in memory
+    twice.
 
     Returns the names that the files lack, and those that the module lacks. With ``strict``, any
     such name is a RuntimeError; so is a shape that differs, with or without it. Nothing is changed

@@ -284,7 +284,8 @@ class Prefetch:
         i, part = self._part(name)
         if self._job.dtypes[i] != _lib.DTYPE_F8_E4M3:
             refuse(f'tensor "{name}" was not converted to float8: it has no scale')
-        return 1.0 if part is None or self._parts.scales is None else float(self._parts.scales[part])
+        scales = self._parts.scales
+        return 1.0 if part is None or scales is None else float(scales[part])
 
     def checksum(self, name: str) -> int:
         """The checksum of a tensor's bytes where they have landed, waiting until they have.

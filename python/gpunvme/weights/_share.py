@@ -126,7 +126,8 @@ class Spread:
         self._of: list[int] = []  # the bucket of each part
         self._tensors: list[int] = []  # and its tensor
         self._parts = Parts.joined([*map(self._parts_of, way.local), *([own] if own else [])])
-        self._left = np.bincount(self._of, minlength=nbuckets).tolist()  # parts that have not landed
+        #: How many parts of each bucket, read here, have not landed.
+        self._left = np.bincount(self._of, minlength=nbuckets).tolist()
         self._flying: deque[tuple[Callable[[], object], Callable[[], None]]] = deque()
         small = np.bincount(pieces.bucket[pieces.nbytes < _PACKED], minlength=1)
         self._buffers = [{rank: memory.flats[0].new_empty(BUCKET + _PACKED)
@@ -142,8 +143,8 @@ class Spread:
         flats, mem = shared.memory[rank]
         places = np.array([flat.data_ptr() for flat in flats], np.uint64)
         tensor = pieces.tensor[mine]
-        parts = Parts(shared.addresses[tensor], places[tensor] + self._begin[mine].astype(np.uint64),
-                      mem, int(pieces.nbytes[mine].sum()))
+        ptrs = places[tensor] + self._begin[mine].astype(np.uint64)
+        parts = Parts(shared.addresses[tensor], ptrs, mem, int(pieces.nbytes[mine].sum()))
         parts.convert(shared.dtypes[tensor])
         for part in np.flatnonzero(~self._whole[mine]).tolist():
             i = mine[part]

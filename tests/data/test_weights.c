@@ -1358,21 +1358,20 @@ static void a_conversion_is_behind_what_was_on_the_stream(void **state)
 {
     struct gpunvme_weights_part part;
     struct gpunvme_weights *w = open_to_convert(&part);
-    const struct store_stream_ops *kept = store_stream_ops;
     struct stream stream;
     const struct gpunvme_order order = {.flags = GPUNVME_AFTER_STREAM | GPUNVME_BEFORE_STREAM,
                                         .stream = &stream};
     const struct gpunvme_weights_options options = {.order = &order};
 
     (void)state;
-    store_stream_ops = &fake;
+    streams_are_threads = true;
     stream_open(&stream);
-    fake_call(&stream, spoil_converted, NULL);
+    stream_call(&stream, spoil_converted, NULL);
     if (gpunvme_weights_load(w, &part, 1, &options))
         fail_msg("%s", gpunvme_err_detail());
     check_converted(&part);
     stream_close(&stream);
-    store_stream_ops = kept;
+    streams_are_threads = false;
     gpunvme_weights_close(w);
 }
 
@@ -1380,7 +1379,6 @@ static void a_conversion_waits_for_its_event(void **state)
 {
     struct gpunvme_weights_part part, *landed;
     struct gpunvme_weights *w = open_to_convert(&part);
-    const struct store_stream_ops *kept = store_stream_ops;
     struct gpunvme_weights_load *load;
     uint32_t event = 0;
     const struct gpunvme_order order = {.after = &event};
@@ -1388,7 +1386,7 @@ static void a_conversion_waits_for_its_event(void **state)
     size_t n;
 
     (void)state;
-    store_stream_ops = &fake;
+    streams_are_threads = true;
     if (gpunvme_weights_load_start(w, &part, 1, &options, &load))
         fail_msg("%s", gpunvme_err_detail());
     assert_int_equal(gpunvme_weights_load_next(load, &landed, 1, &n, 30000000),
@@ -1399,7 +1397,7 @@ static void a_conversion_waits_for_its_event(void **state)
     assert_int_equal(n, 1);
     check_converted(landed);
     assert_int_equal(gpunvme_weights_load_end(load), GPUNVME_OK);
-    store_stream_ops = kept;
+    streams_are_threads = false;
     gpunvme_weights_close(w);
 }
 
@@ -1407,7 +1405,6 @@ static void a_conversion_that_is_canceled_before_its_stream_comes_to_it_never_be
 {
     struct gpunvme_weights_part part;
     struct gpunvme_weights *w = open_to_convert(&part);
-    const struct store_stream_ops *kept = store_stream_ops;
     struct gpunvme_weights_load *load;
     struct stream stream;
     uint32_t event = 0;
@@ -1415,9 +1412,9 @@ static void a_conversion_that_is_canceled_before_its_stream_comes_to_it_never_be
     const struct gpunvme_weights_options options = {.order = &order};
 
     (void)state;
-    store_stream_ops = &fake;
+    streams_are_threads = true;
     stream_open(&stream);
-    fake_wait_event(&stream, &event);
+    stream_wait_event(&stream, &event);
     if (gpunvme_weights_load_start(w, &part, 1, &options, &load))
         fail_msg("%s", gpunvme_err_detail());
     gpunvme_weights_load_cancel(load);
@@ -1427,7 +1424,7 @@ static void a_conversion_that_is_canceled_before_its_stream_comes_to_it_never_be
     stream_sync(&stream);
     assert_not_converted();
     stream_close(&stream);
-    store_stream_ops = kept;
+    streams_are_threads = false;
     gpunvme_weights_close(w);
 }
 

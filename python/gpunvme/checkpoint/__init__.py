@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from ._files import Ranks, latest, steps
 from ._load import load, verify
-from ._memory import pool
+from ._memory import BLOCK, pool
 from ._save import Progress, Save, save, save_async
 from ._state import Slice
 
@@ -29,7 +29,7 @@ def reserve(nbytes: int, *, pinned: bool = True) -> None:
 
     ``pinned``: for tensors on GPUs; otherwise for those on the CPU. Pinning 16 GiB takes seconds.
     """
-    pool.reserve("pinned" if pinned else "cpu", nbytes)
+    pool.reserve("pinned" if pinned else "cpu", -(-nbytes // BLOCK))
 
 
 def trim() -> None:

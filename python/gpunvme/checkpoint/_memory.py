@@ -129,9 +129,9 @@ class Pool:
         with self._lock:
             self._free[kind].append(buffer)
 
-    def reserve(self, kind: str, nbytes: int) -> None:
-        """Allocates buffers for ``nbytes``, as far as there are not enough."""
-        for buffer in [self.take(kind) for _ in range(-(-nbytes // BLOCK))]:
+    def reserve(self, kind: str, n: int) -> None:
+        """Allocates buffers as far as there are less than ``n``."""
+        for buffer in [self.take(kind) for _ in range(n)]:
             self.give(kind, buffer)
 
     def trim(self) -> None:
@@ -156,6 +156,17 @@ class Snapshot:
         self._release = release
         self._streams: dict[Any, Any] = {}
         self._staging: dict[Any, Any] = {}
+
+    def reserve(self, chunks: Iterable[Chunk], room: int | None) -> None:
+        """Allocates what copies of these chunks need, of which at most ``room`` exist at once.
+
+        To pin memory while others use the GPU waits for them: the first save does it for all.
+        """
+        kinds = ["cpu" if chunk.device is None else "pinned" for chunk in chunks
+                 if chunk.device is None or not self._on_gpu]
+        for kind in set(kinds):
+            n = kinds.count(kind)
+            pool.reserve(kind, n if room is None else min(n, room))
 
     def copy(self, chunk: Chunk) -> Staged:
         if chunk.device is None:

@@ -237,6 +237,8 @@ class Save:
         """Starts the threads, and returns when the snapshot has been taken (or submitted)."""
         n = min(WORKERS, len(self._files.chunks))
         try:
+            if self._snapshot:
+                self._snapshot.reserve(self._files.chunks, self._room)
             _started(self._run, n)
             with _last_lock:
                 _last[str(self._draft.root), self._draft.rank] = self

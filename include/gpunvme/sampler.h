@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The order of samples in training: a seeded shuffle of each epoch, mixtures of data sets, batches,
+ * and each rank's share of them.
+ *
+ *     struct gpunvme_sampler_source source = {.nsamples = 1000000000};
+ *     struct gpunvme_sampler_options options = {.seed = 7, .batch = 512, .rank = 3, .world = 8};
+ *
+ *     gpunvme_sampler_create(&source, 1, &options, &sampler);
+ *     while (gpunvme_sampler_next(sampler, &slice))
+ *         gpunvme_sampler_list(sampler, slice.epoch, slice.first, slice.n, samples);
+ *
+ * The order is computed, not stored: a sampler of 2^40 samples takes as much memory as one of ten,
+ * and any position is reached at once. All ranks share one stream of positions, which is cut into
+ * global batches; a rank takes a contiguous part of each. So the stream does not depend on the
+ * number of ranks, and a run can go on with another number of them.
+ *
+ * Threads: gpunvme_sampler_list() may be called by several threads at once. The other functions
+ * exclude each other and it.
+ */
+#ifndef GPUNVME_SAMPLER_H
+#define GPUNVME_SAMPLER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "gpunvme/error.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct gpunvme_sampler;
+
+#define GPUNVME_SAMPLER_MAX        ((uint64_t)1 << 48) /* samples of a source, or of an epoch */
+#define GPUNVME_SAMPLER_MAX_BATCH  ((uint64_t)1 << 32)
+#define GPUNVME_SAMPLER_MAX_SOURCE 4096u
+#define GPUNVME_SAMPLER_MAX_PERIOD ((uint64_t)1 << 20)
+
+/* A data set, as far as the order is concerned. */
+struct gpunvme_sampler_source {
+    uint64_t nsamples; /* 1 or more */
+    /*
+     * Its share of a mixture, relative to the other weights; 0 in all sources: by their numbers of
+     * samples. Not used where there is one source.
+     */
+    double weight;
+};
+
+enum gpunvme_shuffle {
+    GPUNVME_SHUFFLE_EPOCH = 0, /* any order of the whole epoch */
+    GPUNVME_SHUFFLE_BLOCKS,    /* blocks in any order, and samples within windows of positions */
+    GPUNVME_SHUFFLE_NONE,      /* as they are stored */
+};
+
+/* What becomes of the samples at the end of an epoch that do not fill a batch. */
+enum gpunvme_last_batch {
+    GPUNVME_LAST_SHORT = 0, /* they are a batch of fewer samples */
+    GPUNVME_LAST_DROP,      /* they are left out, others in each epoch */
+    GPUNVME_LAST_PAD,       /* the batch is filled up with the epoch's first samples */
+};
+
+struct gpunvme_sampler_options {
+    uint64_t seed;
+    uint64_t batch;       /* samples of a global batch, of all ranks together; 1 or more */
+    uint32_t rank;        /* below `world` */
+    uint32_t world;       /* ranks; 0: 1. There may be more than samples in a batch */
+    uint32_t shuffle;     /* enum gpunvme_shuffle */
+    uint32_t last;        /* enum gpunvme_last_batch */
+    uint64_t block;       /* SHUFFLE_BLOCKS: samples that stay together on storage; 0: 1024 */
+    uint64_t window;      /* … and positions within which samples are shuffled, rounded up to
+                           * whole blocks; 0: 64 blocks */
+    uint64_t epoch;       /* samples of an epoch; 0: as many as all sources have. With another
+                           * number, sources have epochs of their own, as in a mixture */
+    uint64_t fingerprint; /* of the data, whatever the caller takes for it; see the state */
+};
+
+/*
+ * Makes a sampler at the beginning of epoch 0. *out is the caller's, to be given to destroy.
+ *
+ * In a mixture each source has epochs of its own: the k-th sample taken of it belongs to its epoch
+ * k / nsamples. Shares are exact over *periods* of positions: of any T positions from a multiple of
+ * T on, a source has its share, rounded up or down. T is a power of two, the smallest in which
+ * every source has a position, at most GPUNVME_SAMPLER_MAX_PERIOD. Each of a source's epochs has
+ * each of its samples once; the next one may begin within the period in which one ends.
+ *
+ * Errors: INVALID (the detail says which option), LIMIT (a weight so small that it has less than
+ * one position in GPUNVME_SAMPLER_MAX_PERIOD), NOMEM.
+ */
+gpunvme_err_t gpunvme_sampler_create(const struct gpunvme_sampler_source *sources, size_t n,
+                                     const struct gpunvme_sampler_options *options,
+                                     struct gpunvme_sampler **out);
+void gpunvme_sampler_destroy(struct gpunvme_sampler *sampler);
+
+/* The rank's part of a global batch: positions `first` to `first + n - 1` of an epoch. */
+struct gpunvme_slice {
+    uint64_t epoch, batch; /* `batch` counts from the position where the epoch was begun or resumed
+                            */
+    uint64_t first;        /* position in the epoch's stream of all ranks */
+    uint64_t n;            /* 0: the batch has nothing for this rank */
+    uint64_t npadded;      /* of these, those at the end that pad a last batch */
+    uint64_t batch_first, batch_n; /* the global batch */
+};
+
+/*
+ * Gives the rank's part of the next global batch. False at the end of an epoch: the slice is zero
+ * then, and the next call gives the first batch of the next epoch.
+ */
+bool gpunvme_sampler_next(struct gpunvme_sampler *sampler, struct gpunvme_slice *slice);
+
+/* A sample: number `index` of source `source`. */
+struct gpunvme_sample {
+    uint64_t index;
+    uint64_t source;
+};
+
+/*
+ * Which samples are at positions `first` to `first + n - 1` of an epoch, in this order. Positions
+ * behind the epoch's end count from its beginning again: those that pad a batch.
+ */
+void gpunvme_sampler_list(const struct gpunvme_sampler *sampler, uint64_t epoch, uint64_t first,
+                          size_t n, struct gpunvme_sample *samples);
+
+struct gpunvme_sampler_info {
+    uint64_t samples; /* of an epoch */
+    uint64_t batches; /* of an epoch from its beginning */
+    uint64_t period;  /* of a mixture, in positions; 1: one source */
+};
+
+void gpunvme_sampler_get_info(const struct gpunvme_sampler *sampler,
+                              struct gpunvme_sampler_info *info);
+
+/*
+ * Where a sampler is: all that is needed to go on in another process, with any number of ranks and
+ * any size of batches. The same on all ranks after the same number of batches.
+ */
+struct gpunvme_sampler_state {
+    uint64_t fingerprint; /* of sources, weights, shuffle, epoch and the caller's fingerprint */
+    uint64_t seed;
+    uint64_t epoch;
+    uint64_t taken; /* samples of the epoch that all ranks together have taken */
+};
+
+void gpunvme_sampler_get_state(const struct gpunvme_sampler *sampler,
+                               struct gpunvme_sampler_state *state);
+
+/*
+ * Goes on behind the samples that `state` says were taken, with its seed. INVALID: it is of other
+ * data, or of another order of it; or `taken` is more than an epoch has. LIMIT: as set_epoch.
+ * Nothing has changed then.
+ */
+gpunvme_err_t gpunvme_sampler_set_state(struct gpunvme_sampler *sampler,
+                                        const struct gpunvme_sampler_state *state);
+
+/* Goes to the beginning of an epoch. LIMIT: there would be 2^62 samples before it. */
+gpunvme_err_t gpunvme_sampler_set_epoch(struct gpunvme_sampler *sampler, uint64_t epoch);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,624 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Opening data sets: which files there are, their formats, and what they are known by.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/newfile.h"
+#include "data/loader/dataset.h"
+#include "data/loader/permute.h"
+#include "data/weights/internal.h"
+#include "gpunvme/memory.h"
+
+#define END_NBYTES ((size_t)4096) /* of a file, at both ends, for its fingerprint */
+#define NPRINTS    256u           /* files whose ends are read at once */
+
+struct file {
+    char *uri;
+    struct gpunvme_store *store;
+    uint64_t nbytes, print;
+    bool exact;
+};
+
+struct gpunvme_dataset {
+    struct gpunvme_engine *engine;
+    struct file *files;
+    size_t nfiles, room;
+    struct data_table table;
+    struct data_shape shape;
+    uint32_t format;
+    uint64_t fingerprint;
+};
+
+const char *gpunvme_data_format_name(unsigned format)
+{
+    static const char *const names[] = {
+#define X(name, text) text,
+        GPUNVME_DATA_FORMATS(X)
+#undef X
+    };
+
+    return format < GPUNVME_DATA_NFORMATS ? names[format] : "unknown";
+}
+
+/* ---- Names -------------------------------------------------------------------------------------
+ */
+
+/* Where the path of a URI ends: options follow in a "file:" URI. */
+static size_t path_length(const char *uri)
+{
+    return strncmp(uri, "file:", 5) ? strlen(uri) : strcspn(uri, "?");
+}
+
+/* Where the name of the last part begins. */
+static size_t folder_length(const char *uri)
+{
+    size_t n = path_length(uri);
+
+    while (n && uri[n - 1] != '/' && (n != 5 || strncmp(uri, "file:", 5)))
+        n--;
+    return n;
+}
+
+static bool ends_with(const char *uri, const char *suffix)
+{
+    size_t n = path_length(uri), m = strlen(suffix);
+
+    return n >= m && !strncmp(uri + n - m, suffix, m);
+}
+
+/* The URI of a file beside `index`, with its options; NULL: no memory. */
+static char *beside(const char *index, const char *name)
+{
+    const bool coded = !strncmp(index, "file:", 5);
+    const size_t folder = folder_length(index);
+    char *uri = malloc(strlen(index) + 3 * strlen(name) + 3), *to = uri;
+
+    if (!uri)
+        return NULL;
+    to = mempcpy(to, index, folder);
+    if (!folder)
+        to = stpcpy(to, "./"); /* a name is never a scheme */
+    for (; *name; name++) {
+        if (coded && (*name == '?' || *name == '%'))
+            to = stpcpy(to, *name == '?' ? "%3F" : "%25");
+        else
+            *to++ = *name;
+    }
+    strcpy(to, index + path_length(index));
+    return uri;
+}
+
+static bool stays_below(const char *name)
+{
+    if (!*name || *name == '/')
+        return false;
+    for (const char *at = name; at; at = strchr(at, '/')) {
+        at += *at == '/';
+        if (!strncmp(at, "..", 2) && (!at[2] || at[2] == '/'))
+            return false;
+    }
+    return true;
+}
+
+static gpunvme_err_t find_format(const struct gpunvme_dataset_options *o, const char *uri,
+                                 uint32_t *format)
+{
+    static const struct {
+        const char *suffix;
+        uint32_t format;
+    } known[] = {
+        {".npy", GPUNVME_DATA_NPY},    {".safetensors", GPUNVME_DATA_SAFETENSORS},
+        {".tar", GPUNVME_DATA_TAR},    {".json", GPUNVME_DATA_MDS},
+        {".bin", GPUNVME_DATA_TOKENS}, {".gnvidx", GPUNVME_DATA_INDEX},
+    };
+
+    if (o->format >= GPUNVME_DATA_NFORMATS)
+        return base_fail(GPUNVME_ERR_INVALID, "format is %u", o->format);
+    *format = o->format;
+    if (!*format && o->record_nbytes)
+        *format = GPUNVME_DATA_RECORDS;
+    for (size_t i = 0; !*format && i < sizeof(known) / sizeof(known[0]); i++)
+        if (ends_with(uri, known[i].suffix))
+            *format = known[i].format;
+    if (!*format)
+        return base_fail(GPUNVME_ERR_INVALID,
+                         "%.80s: the name does not tell the format: say which it is",
+                         weights_tail(uri));
+    return GPUNVME_OK;
+}
+
+/* ---- Files -------------------------------------------------------------------------------------
+ */
+
+/* Takes over `uri`. */
+static gpunvme_err_t add_file(struct gpunvme_dataset *d, char *uri)
+{
+    if (!uri)
+        return base_fail(GPUNVME_ERR_NOMEM, "a name of a file");
+    if (d->nfiles == d->room) {
+        size_t room = d->room ? 2 * d->room : 16;
+        struct file *files =
+            room > DATA_MAX_FILES ? NULL : reallocarray(d->files, room, sizeof(d->files[0]));
+
+        if (!files) {
+            free(uri);
+            return room > DATA_MAX_FILES
+                       ? base_fail(GPUNVME_ERR_LIMIT, "more than %zu files", d->nfiles)
+                       : base_fail(GPUNVME_ERR_NOMEM, "%zu files", d->nfiles);
+        }
+        d->files = files;
+        d->room = room;
+    }
+    d->files[d->nfiles++] = (struct file){.uri = uri};
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t open_files(struct gpunvme_dataset *d)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    for (size_t i = 0; i < d->nfiles && !err; i++) {
+        struct file *f = &d->files[i];
+        struct gpunvme_store_info info;
+
+        err = gpunvme_open_on(d->engine, f->uri, 0, &f->store);
+        if (!err)
+            err = gpunvme_store_size(f->store, &f->nbytes);
+        if (!err) {
+            gpunvme_store_get_info(f->store, &info);
+            f->exact = info.resizable;
+        }
+    }
+    return err;
+}
+
+static gpunvme_err_t read_store(const struct data_reader *r, uint64_t offset, void *to, size_t n)
+{
+    return gpunvme_store_read(r->user, offset, to, GPUNVME_MEM_HOST, n, NULL);
+}
+
+static struct data_reader reader_of(const struct gpunvme_dataset *d, size_t file)
+{
+    const struct file *f = &d->files[file];
+
+    return (struct data_reader){.name = weights_tail(f->uri),
+                                .nbytes = f->nbytes,
+                                .exact = f->exact,
+                                .read = read_store,
+                                .user = f->store,
+                                .file = file};
+}
+
+/* Reads a whole small file; the caller frees *text. */
+static gpunvme_err_t read_all(struct gpunvme_engine *engine, const char *uri, uint64_t most,
+                              void **bytes, size_t *nbytes)
+{
+    struct gpunvme_store *store;
+    struct base_failure failure;
+    uint64_t size = 0;
+    gpunvme_err_t err = gpunvme_open_on(engine, uri, 0, &store);
+
+    *bytes = NULL;
+    if (err)
+        return err;
+    err = gpunvme_store_size(store, &size);
+    if (!err && size > most)
+        err = base_fail(GPUNVME_ERR_LIMIT, "%.80s: an index of %llu bytes", weights_tail(uri),
+                        (unsigned long long)size);
+    if (!err && !(*bytes = malloc((size_t)size + 1)))
+        err = base_fail(GPUNVME_ERR_NOMEM, "%.80s", weights_tail(uri));
+    *nbytes = (size_t)size;
+    if (!err)
+        err = gpunvme_store_read(store, 0, *bytes, GPUNVME_MEM_HOST, *nbytes, NULL);
+    base_keep(&failure, err);
+    (void)gpunvme_close(store);
+    return base_restore(&failure);
+}
+
+/* ---- Fingerprints ------------------------------------------------------------------------------
+ */
+
+static uint64_t mix(uint64_t a, uint64_t b)
+{
+    return permute_mix(a * 0x9e3779b97f4a7c15u + b);
+}
+
+static gpunvme_err_t print_some(struct gpunvme_dataset *d, size_t first, size_t n,
+                                struct gpunvme_io *ios, unsigned char *bytes)
+{
+    gpunvme_err_t err;
+
+    for (size_t i = 0; i < 2 * n; i++) {
+        const struct file *f = &d->files[first + i / 2];
+        size_t nbytes = f->nbytes < END_NBYTES ? (size_t)f->nbytes : END_NBYTES;
+
+        ios[i] = (struct gpunvme_io){.store = f->store,
+                                     .offset = i % 2 ? f->nbytes - nbytes : 0,
+                                     .ptr = bytes + i * END_NBYTES,
+                                     .nbytes = nbytes};
+    }
+    err = gpunvme_io_run(ios, 2 * n);
+    for (size_t i = 0; i < 2 * n && !err; i++) {
+        struct file *f = &d->files[first + i / 2];
+
+        if (ios[i].done < ios[i].nbytes)
+            return base_fail(GPUNVME_ERR_RANGE, "%.80s: it became shorter while it was opened",
+                             weights_tail(f->uri));
+        f->print =
+            mix(i % 2 ? f->print : f->nbytes, gpunvme_mem_checksum_host(ios[i].ptr, ios[i].nbytes));
+    }
+    return err;
+}
+
+static gpunvme_err_t print_files(struct gpunvme_dataset *d)
+{
+    const size_t most = d->nfiles < NPRINTS ? d->nfiles : NPRINTS;
+    struct gpunvme_io *ios = calloc(2 * most + 1, sizeof(*ios));
+    unsigned char *bytes = malloc(2 * most * END_NBYTES + 1);
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (!ios || !bytes)
+        err = base_fail(GPUNVME_ERR_NOMEM, "%zu files", d->nfiles);
+    for (size_t i = 0; i < d->nfiles && !err; i += most)
+        err = print_some(d, i, d->nfiles - i < most ? d->nfiles - i : most, ios, bytes);
+    free(ios);
+    free(bytes);
+    return err;
+}
+
+static void print_all(struct gpunvme_dataset *d)
+{
+    const struct data_table *t = &d->table;
+    uint64_t x = mix(t->n, t->nruns);
+
+    x = mix(x, gpunvme_mem_checksum_host(t->runs, t->nruns * sizeof(t->runs[0])));
+    x = mix(x, gpunvme_mem_checksum_host(t->pairs, t->npairs * sizeof(t->pairs[0])));
+    for (size_t i = 0; i < d->nfiles; i++)
+        x = mix(x, d->files[i].print);
+    d->fingerprint = x;
+}
+
+/* ---- Formats -----------------------------------------------------------------------------------
+ */
+
+typedef gpunvme_err_t (*parse_fn)(const struct data_reader *r,
+                                  const struct gpunvme_dataset_options *o, struct data_table *t,
+                                  struct data_shape *shape);
+
+static const parse_fn parsers[GPUNVME_DATA_NFORMATS] = {
+    [GPUNVME_DATA_RECORDS] = data_parse_records,
+    [GPUNVME_DATA_TOKENS] = data_parse_tokens,
+    [GPUNVME_DATA_NPY] = data_parse_npy,
+    [GPUNVME_DATA_SAFETENSORS] = data_parse_safetensors,
+    [GPUNVME_DATA_TAR] = data_parse_tar,
+};
+
+static gpunvme_err_t open_plain(struct gpunvme_dataset *d, const char *const *uris, size_t n,
+                                const struct gpunvme_dataset_options *o)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    for (size_t i = 0; i < n && !err; i++)
+        err = add_file(d, strdup(uris[i]));
+    if (!err)
+        err = open_files(d);
+    for (size_t i = 0; i < d->nfiles && !err; i++) {
+        struct data_reader r = reader_of(d, i);
+
+        err = parsers[d->format](&r, o, &d->table, &d->shape);
+    }
+    return err;
+}
+
+/* The shards of one index of MDS. */
+static gpunvme_err_t open_mds(struct gpunvme_dataset *d, const char *uri,
+                              const struct gpunvme_dataset_options *o, struct data_mds *mds)
+{
+    size_t nbytes = 0;
+    void *json;
+    gpunvme_err_t err = read_all(d->engine, uri, DATA_MAX_JSON, &json, &nbytes);
+
+    if (!err)
+        err = data_mds_parse_index(json, nbytes, weights_tail(uri), o->member, mds);
+    for (size_t i = 0; !err && i < mds->n; i++)
+        err = add_file(d, beside(uri, mds->shards[i].name));
+    free(json);
+    return err;
+}
+
+static gpunvme_err_t open_mds_all(struct gpunvme_dataset *d, const char *const *uris, size_t n,
+                                  const struct gpunvme_dataset_options *o)
+{
+    struct data_mds *mds = calloc(n, sizeof(*mds));
+    gpunvme_err_t err = GPUNVME_OK;
+    size_t file = 0;
+
+    if (!mds)
+        return base_fail(GPUNVME_ERR_NOMEM, "%zu files", n);
+    for (size_t i = 0; i < n && !err; i++)
+        err = open_mds(d, uris[i], o, &mds[i]);
+    if (!err)
+        err = open_files(d);
+    for (size_t i = 0; i < n && !err; i++)
+        for (size_t k = 0; k < mds[i].n && !err; k++) {
+            struct data_reader r = reader_of(d, file++);
+
+            err = data_mds_parse_shard(&r, &mds[i].shards[k], &d->table);
+        }
+    for (size_t i = 0; i < n; i++)
+        data_mds_free(&mds[i]);
+    free(mds);
+    return err;
+}
+
+static gpunvme_err_t check_index(const struct gpunvme_dataset *d, const struct data_index *index)
+{
+    for (size_t i = 0; i < d->nfiles; i++) {
+        const struct file *f = &d->files[i];
+
+        if (f->nbytes != index->files[i].nbytes || f->print != index->files[i].print)
+            return base_fail(GPUNVME_ERR_VERIFY,
+                             "%.80s: it is not the file that was indexed: it has %llu bytes, then "
+                             "it had %llu%s",
+                             weights_tail(f->uri), (unsigned long long)f->nbytes,
+                             (unsigned long long)index->files[i].nbytes,
+                             f->nbytes == index->files[i].nbytes ? ", and other contents" : "");
+    }
+    return GPUNVME_OK;
+}
+
+/* uris[0] is the index; its files follow, or are beside it. */
+static gpunvme_err_t add_index_files(struct gpunvme_dataset *d, const char *const *uris, size_t n,
+                                     const struct data_index *index)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (n > 1 && n - 1 != index->nfiles)
+        return base_fail(GPUNVME_ERR_INVALID, "%.80s: the index is of %zu files, and %zu are given",
+                         weights_tail(uris[0]), index->nfiles, n - 1);
+    for (size_t i = 0; i < index->nfiles && !err; i++) {
+        const char *name = index->files[i].name;
+
+        if (n > 1)
+            err = add_file(d, strdup(uris[i + 1]));
+        else if (stays_below(name))
+            err = add_file(d, beside(uris[0], name));
+        else
+            err =
+                base_fail(GPUNVME_ERR_INVALID,
+                          "%.80s: file %zu, \"%s\", is not beside the index: give the URIs of all "
+                          "files behind the index's",
+                          weights_tail(uris[0]), i, SHOW(name));
+    }
+    return err;
+}
+
+static gpunvme_err_t open_index(struct gpunvme_dataset *d, const char *const *uris, size_t n)
+{
+    struct data_index index = {0};
+    size_t nbytes = 0;
+    void *bytes;
+    gpunvme_err_t err = read_all(d->engine, uris[0], UINT64_MAX, &bytes, &nbytes);
+
+    if (!err)
+        err = data_index_parse(bytes, nbytes, weights_tail(uris[0]), &index);
+    free(bytes);
+    if (!err)
+        err = add_index_files(d, uris, n, &index);
+    if (!err)
+        err = open_files(d);
+    if (!err)
+        err = print_files(d);
+    if (!err)
+        err = check_index(d, &index);
+    if (!err) {
+        d->table = index.table;
+        d->shape = index.shape;
+        d->format = index.format;
+        memset(&index.table, 0, sizeof(index.table));
+    }
+    data_index_free(&index);
+    return err;
+}
+
+/* ---- Opening and closing -----------------------------------------------------------------------
+ */
+
+/* Gives back what growing has left over. */
+static void trim(struct data_table *t)
+{
+    void *runs = t->nruns ? reallocarray(t->runs, t->nruns, sizeof(t->runs[0])) : NULL;
+    void *pairs = t->npairs ? reallocarray(t->pairs, t->npairs, sizeof(t->pairs[0])) : NULL;
+
+    if (runs)
+        t->runs = runs;
+    if (pairs)
+        t->pairs = pairs;
+    t->runs_room = runs ? t->nruns : t->runs_room;
+    t->pairs_room = pairs ? t->npairs : t->pairs_room;
+}
+
+static gpunvme_err_t open_all(struct gpunvme_dataset *d, const char *const *uris, size_t n,
+                              const struct gpunvme_dataset_options *o)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+    uint32_t format = 0;
+
+    for (size_t i = 0; i < n && !err; i++)
+        if (!uris[i])
+            err = base_fail(GPUNVME_ERR_INVALID, "uris[%zu] is NULL", i);
+    if (!err)
+        err = find_format(o, uris[0], &d->format);
+    for (size_t i = 1; i < n && !err && d->format != GPUNVME_DATA_INDEX; i++) {
+        err = find_format(o, uris[i], &format);
+        if (!err && format != d->format)
+            err = base_fail(GPUNVME_ERR_INVALID, "%.80s: its format is %s, that of the others %s",
+                            weights_tail(uris[i]), gpunvme_data_format_name(format),
+                            gpunvme_data_format_name(d->format));
+    }
+    if (err)
+        return err;
+    if (d->format == GPUNVME_DATA_INDEX)
+        return open_index(d, uris, n);
+    err = d->format == GPUNVME_DATA_MDS ? open_mds_all(d, uris, n, o) : open_plain(d, uris, n, o);
+    return err ? err : print_files(d);
+}
+
+gpunvme_err_t gpunvme_dataset_open(struct gpunvme_engine *engine, const char *const *uris, size_t n,
+                                   const struct gpunvme_dataset_options *options,
+                                   struct gpunvme_dataset **out)
+{
+    static const struct gpunvme_dataset_options none = {0};
+    struct gpunvme_dataset *d;
+    struct base_failure failure;
+    gpunvme_err_t err;
+
+    if (!out || !uris || !n)
+        return base_fail(GPUNVME_ERR_INVALID, !out ? "out is NULL" : "no URIs");
+    *out = NULL;
+    d = calloc(1, sizeof(*d));
+    if (!d)
+        return base_fail(GPUNVME_ERR_NOMEM, "a data set");
+    d->engine = engine;
+    err = open_all(d, uris, n, options ? options : &none);
+    if (!err) {
+        trim(&d->table);
+        print_all(d);
+        *out = d;
+        return GPUNVME_OK;
+    }
+    base_keep(&failure, err);
+    (void)gpunvme_dataset_close(d);
+    return base_restore(&failure);
+}
+
+gpunvme_err_t gpunvme_dataset_close(struct gpunvme_dataset *d)
+{
+    gpunvme_err_t first = GPUNVME_OK;
+
+    if (!d)
+        return GPUNVME_OK;
+    for (size_t i = 0; i < d->nfiles; i++) {
+        gpunvme_err_t err = gpunvme_close(d->files[i].store);
+
+        if (err == GPUNVME_ERR_TIMEOUT)
+            return err;
+        d->files[i].store = NULL;
+        if (!first)
+            first = err;
+    }
+    for (size_t i = 0; i < d->nfiles; i++)
+        free(d->files[i].uri);
+    free(d->files);
+    data_table_free(&d->table);
+    free(d);
+    return first;
+}
+
+/* ---- What it has -------------------------------------------------------------------------------
+ */
+
+void gpunvme_dataset_get_info(const struct gpunvme_dataset *d, struct gpunvme_dataset_info *info)
+{
+    const struct data_table *t = &d->table;
+
+    *info = (struct gpunvme_dataset_info){
+        .format = d->format,
+        .dtype = d->shape.dtype,
+        .nsamples = t->n,
+        .nbytes = t->nbytes,
+        .sample_nbytes = t->min_nbytes == t->max_nbytes ? t->max_nbytes : 0,
+        .max_nbytes = t->max_nbytes,
+        .fingerprint = d->fingerprint,
+        .nfiles = d->nfiles,
+        .index_nbytes = t->runs_room * sizeof(t->runs[0]) + t->pairs_room * sizeof(t->pairs[0]),
+        .rank = d->shape.rank,
+    };
+    memcpy(info->shape, d->shape.shape, sizeof(info->shape));
+}
+
+gpunvme_err_t gpunvme_dataset_at(const struct gpunvme_dataset *d, uint64_t i,
+                                 struct gpunvme_data_range *where)
+{
+    if (!d || !where)
+        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", d ? "where" : "dataset");
+    if (i >= d->table.n)
+        return base_fail(GPUNVME_ERR_RANGE, "sample %llu of %llu", (unsigned long long)i,
+                         (unsigned long long)d->table.n);
+    *where = data_table_at(&d->table, i);
+    return GPUNVME_OK;
+}
+
+const char *gpunvme_dataset_uri(const struct gpunvme_dataset *d, uint64_t file)
+{
+    return d && file < d->nfiles ? d->files[file].uri : NULL;
+}
+
+struct gpunvme_store *gpunvme_dataset_store(const struct gpunvme_dataset *d, uint64_t file)
+{
+    return d && file < d->nfiles ? d->files[file].store : NULL;
+}
+
+/* The name by which an index at `path` finds a file; "": it does not. */
+static const char *name_for_index(const char *path, const char *uri)
+{
+    const bool coded = !strncmp(uri, "file:", 5);
+    const char *at = uri + (coded ? 5 : 0);
+    size_t folder = folder_length(path);
+
+    if (coded && (strchr(at, '?') || strchr(at, '%')))
+        return "";
+    if (!strncmp(at, "./", 2) && !folder)
+        at += 2;
+    if (strncmp(at, path, folder) || (!folder && strchr(at, ':')))
+        return "";
+    return stays_below(at + folder) ? at + folder : "";
+}
+
+static gpunvme_err_t write_bytes(const struct base_newfile *file, const unsigned char *bytes,
+                                 size_t nbytes)
+{
+    while (nbytes) {
+        ssize_t n = write(file->fd, bytes, nbytes);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return base_fail_errno(errno, "write %.80s", file->path);
+        bytes += n;
+        nbytes -= (size_t)n;
+    }
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t gpunvme_dataset_write_index(const struct gpunvme_dataset *d, const char *path)
+{
+    struct data_index index;
+    struct base_newfile file;
+    void *bytes = NULL;
+    size_t nbytes = 0;
+    gpunvme_err_t err;
+
+    if (!d || !path)
+        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", d ? "path" : "dataset");
+    index = (struct data_index){
+        .nfiles = d->nfiles, .table = d->table, .shape = d->shape, .format = d->format};
+    index.files = calloc(d->nfiles + 1, sizeof(index.files[0]));
+    if (!index.files)
+        return base_fail(GPUNVME_ERR_NOMEM, "%zu files", d->nfiles);
+    for (size_t i = 0; i < d->nfiles; i++)
+        index.files[i] = (struct data_index_file){d->files[i].nbytes, d->files[i].print,
+                                                  name_for_index(path, d->files[i].uri)};
+    err = data_index_make(&index, &bytes, &nbytes);
+    free(index.files);
+    if (!err)
+        err = base_newfile_begin(&file, path);
+    if (!err)
+        err = base_newfile_end(&file, write_bytes(&file, bytes, nbytes));
+    free(bytes);
+    return err;
+}

@@ -8,7 +8,7 @@
  *     gpunvme_dataset_at(dataset, 12345, &where);
  *     gpunvme_store_read(gpunvme_dataset_store(dataset, where.file), where.offset, …);
  *
- * loader.h reads batches of them; sampler.h has their order. docs/DATA.md describes the formats.
+ * sampler.h has the order of samples in training; docs/DATA.md describes the formats.
  *
  * Threads: an open data set does not change, so all functions that take one may be called from
  * several threads at once, except close.

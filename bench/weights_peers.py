@@ -244,7 +244,7 @@ def once(load: Loader, files: list[str], device: str) -> tuple[dict[str, float],
     if gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        free = torch.cuda.mem_get_info()[0]
+        free, reserved = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
     begin, cpu = time.perf_counter(), cpu_seconds()
     tensors = load(files, device)
     if gpu:
@@ -253,7 +253,8 @@ def once(load: Loader, files: list[str], device: str) -> tuple[dict[str, float],
     nbytes = sum(t.nbytes for name, t in tensors.items() if name)
     result = {"GB/s": nbytes / seconds / 1e9, "CPU s/GB": cpu / nbytes * 1e9}
     if gpu:
-        taken = max(free - torch.cuda.mem_get_info()[0], torch.cuda.max_memory_reserved())
+        taken = max(free - torch.cuda.mem_get_info()[0],
+                    torch.cuda.max_memory_reserved() - reserved)
         result["GPU memory above, MiB"] = (taken - nbytes) / 2**20
     return result, tensors
 

@@ -1,48 +1,50 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * I/O issued by the threads of a kernel: reads, writes and flushes of a namespace, from the handles
- * that device.h gives. Header-only; CUDA, and C or C++ on the CPU, where a thread is a warp of one
- * lane, and a block of one thread. Knows nothing of how queues are made.
+ * I/O issued by the threads of a kernel: reads, writes and flushes of a namespace. The handles are
+ * device.h's. Header-only, for CUDA, and for C and C++ on the CPU, where a thread is a warp of one
+ * lane and a block of one thread. Knows nothing of how queues are made.
  *
  *     __global__ void kernel(struct gpunvme_dev_ns ns, struct gpunvme_dev_buf buf)
  *     {
  *         int err = gpunvme_dev_read(&ns, slba, 1, &buf, 0, 0);
  *
- * Three ways to call, which may be mixed in one kernel and on one queue:
+ * There are three ways to call. They may be mixed in one kernel and on one queue:
  *
  *   by itself     gpunvme_dev_read, _write, _flush, _readv, _read_bytes, …: each thread for itself,
  *                 from any branch. Lanes of a warp that call together share one reservation and one
  *                 doorbell.
  *   split phase   gpunvme_dev_submit_read, …, then gpunvme_dev_test or _wait with the token.
- *   together      gpunvme_dev_warp_… and gpunvme_dev_block_…: all threads of the warp, or block,
- *                 call with the same arguments, the work is shared out, and all get the same
- *                 result. What they wrote before is written; what was read all see.
+ *   together      gpunvme_dev_warp_… and gpunvme_dev_block_…: all threads of the warp or block call
+ *                 with the same arguments, and share the work. All get the same result. A write
+ *                 includes what any of them stored before the call. After a read all see the data.
  *
- * Results are GPUNVME_OK or an error, the same as on the CPU, but without a detail:
+ * The calls return GPUNVME_OK or an error, the same as on the CPU, but without a detail:
  *
- *   GPUNVME_ERR_NVME(status)  the status that the controller gave, all 15 bits
+ *   GPUNVME_ERR_NVME(status)  the controller's status, all 15 bits
  *   RANGE                     beyond the end of the namespace
  *   INVALID                   beyond the end of the buffer; submit: no buffer, no blocks, or more
  *                             than one command takes
- *   ALIGN                     the bytes do not begin at a dword; an end that is not a whole block
- *                             where the queues have no bounce blocks
- *   READONLY                  a write to a namespace that is write protected
+ *   ALIGN                     the bytes do not begin at a dword; or they are not whole blocks, and
+ *                             the queues have no bounce blocks
+ *   READONLY                  a write to a write-protected namespace
  *   LIMIT                     the queue's PRP lists are too short for the command
- *   AGAIN                     submit: the queue is full. test: in flight
+ *   AGAIN                     submit: the queue is full; test: the command is in flight
  *   STALE                     the token has ended already, or nothing was submitted for it
- *   ABORTED, CLOSED           a reset ended the command; the queue is closed for one
+ *   ABORTED, CLOSED           a reset ended the command; a reset has closed the queue
  *   TIMEOUT                   no completion within the deadline, or no room in the queue
  *
- * Deadlines are of each command (a transfer may be many), from when it was first looked at: one for
- * room in the queue, and once there was room another one for the command. 0 is the namespace's own,
- * UINT64_MAX none. They end a wait up to some milliseconds late, because the clock is read at each
- * 32nd turn. Lanes that call together return together, but what is late is given up at once.
- * After a TIMEOUT of a command the host has been asked to look (`alarm`), and the buffer must be
- * left alone: the controller may still use it until gpunvme_device_recover(). A TIMEOUT for want of
- * room asks nobody.
+ * A timeout applies to each command, and a transfer may be many commands. It begins when the thread
+ * first looks at its command. A wait for room in the queue has a deadline of its own. 0 means the
+ * namespace's timeout, UINT64_MAX none. A wait may end some milliseconds late, because the clock is
+ * read only at each 32nd turn. Lanes that call together return together, but a late command is
+ * given up at once.
  *
- * Offsets `off` into the buffer are in bytes. The buffer must not be changed while a command writes
- * from it, and not be looked at while one reads into it.
+ * After a TIMEOUT of a command the alarm is set, which asks the host to look. The buffer must then
+ * be left alone until gpunvme_device_recover(): the controller may still use it. A TIMEOUT for want
+ * of room sets no alarm.
+ *
+ * Offsets `off` into the buffer are in bytes. Do not change the buffer while a command writes from
+ * it, and do not read it while a command reads into it.
  *
  * Source: NVM Command Set 1.0c, sections 3.2.4 and 3.2.6; Base 1.4, section 4.3 (PRP).
  */
@@ -62,7 +64,7 @@ extern "C" {
 
 typedef uint64_t __attribute__((may_alias)) gpunvme_dev_u64;
 
-/* What makes a structure all zeroes in both languages without a warning. */
+/* An initialiser of all zeroes that neither C nor C++ warns about. */
 #ifdef __cplusplus
 #define GPUNVME_DEV_ZEROES                                                                         \
     {                                                                                              \
@@ -74,13 +76,13 @@ typedef uint64_t __attribute__((may_alias)) gpunvme_dev_u64;
     }
 #endif
 
-/* One command in flight, of the thread that submitted it. */
+/* One command in flight. It belongs to the thread that submitted it. */
 struct gpunvme_dev_token {
     struct gpunvme_dev_queue *queue;
     uint64_t ticket;
 };
 
-/* One element of a vector: `nlb` blocks from `slba` on, to or from byte `off` of the buffer. */
+/* One element of a vector: `nlb` blocks from `slba` on, at byte `off` of the buffer. */
 struct gpunvme_dev_vec {
     uint64_t slba;
     uint64_t off;
@@ -89,7 +91,7 @@ struct gpunvme_dev_vec {
 
 /* --- which queue ------------------------------------------------------------------------------ */
 
-/* The number of this warp in its grid. On the CPU each thread gets a number when it first asks. */
+/* The number of this warp in its grid. On the CPU a thread gets its number at its first call. */
 GPUNVME_FN uint32_t gpunvme_dev_warp_index(void)
 {
 #if defined(__CUDA_ARCH__)
@@ -110,10 +112,9 @@ GPUNVME_FN uint32_t gpunvme_dev_warp_index(void)
 }
 
 /*
- * Where this thread begins to look for a slot: warps that share a queue begin beside each other.
- * Where the caller chose the queue itself, it may have done so by bits of the warp's number: the
- * higher ones are added, so that warps whose numbers are some power of two apart do not all hope
- * for the same slots.
+ * Where this thread begins to look for a slot. Warps that share a queue begin beside each other. A
+ * caller may have chosen the queue by some bits of the warp's number. So the higher bits are added:
+ * otherwise warps whose numbers differ by a power of two would prefer the same slots.
  */
 GPUNVME_FN uint32_t gpunvme_dev_hint(const struct gpunvme_dev_ns *ns)
 {
@@ -126,8 +127,8 @@ GPUNVME_FN uint32_t gpunvme_dev_hint(const struct gpunvme_dev_ns *ns)
 }
 
 /*
- * The queue of this warp. Warps that follow each other get queues that follow each other where the
- * number of queues is a power of two; else they are scattered, which spares a division.
+ * The queue of this warp. If the number of queues is a power of two, consecutive warps get
+ * consecutive queues. Otherwise they are scattered, which avoids a division.
  */
 GPUNVME_FN struct gpunvme_dev_queue *gpunvme_dev_queue_of_warp(const struct gpunvme_dev_ns *ns)
 {
@@ -138,7 +139,7 @@ GPUNVME_FN struct gpunvme_dev_queue *gpunvme_dev_queue_of_warp(const struct gpun
     return &ns->queues[(uint64_t)(warp * UINT32_C(0x9e3779b9)) * n >> 32];
 }
 
-/* The same namespace by one queue of the caller's choice, below ns->nqueues. */
+/* A handle to the same namespace that uses queue `index` only; index is below ns->nqueues. */
 GPUNVME_FN struct gpunvme_dev_ns gpunvme_dev_on_queue(const struct gpunvme_dev_ns *ns,
                                                       uint32_t index)
 {
@@ -149,7 +150,7 @@ GPUNVME_FN struct gpunvme_dev_ns gpunvme_dev_on_queue(const struct gpunvme_dev_n
     return one;
 }
 
-/* The lanes that are here, use the same queue, and are of the same kind: 0 or 1. */
+/* The active lanes that use the same queue and have the same kind, 0 or 1. */
 GPUNVME_FN uint32_t gpunvme_dev_companions_of_kind(const struct gpunvme_dev_queue *q, int kind)
 {
     return gpunvme_warp_match64(gpunvme_warp_active(), (uint64_t)(uintptr_t)q + (kind != 0));
@@ -162,7 +163,7 @@ GPUNVME_FN uint32_t gpunvme_dev_companions(const struct gpunvme_dev_queue *q)
 
 /* --- private: one command --------------------------------------------------------------------- */
 
-/* An operation is its opcode, and for a write GPUNVME_RW_FUA. */
+/* An operation is an opcode; a write may add GPUNVME_RW_FUA. */
 GPUNVME_FN uint32_t gpunvme_dev_write_op(unsigned flags)
 {
     return GPUNVME_CMD_WRITE | (flags & GPUNVME_IO_FUA ? GPUNVME_RW_FUA : 0);
@@ -173,7 +174,7 @@ GPUNVME_FN int gpunvme_dev_op_is_write(uint32_t op)
     return (op & 0xff) == GPUNVME_CMD_WRITE;
 }
 
-/* Pieces on the bus are described by PRPs only where they are whole pages (prp.h). */
+/* PRPs can describe a buffer in pieces only if the pieces are whole pages (prp.h). */
 GPUNVME_FN int gpunvme_dev_has_whole_pages(const struct gpunvme_dev_ns *ns,
                                            const struct gpunvme_dev_buf *buf)
 {
@@ -181,7 +182,7 @@ GPUNVME_FN int gpunvme_dev_has_whole_pages(const struct gpunvme_dev_ns *ns,
                                !(buf->bus & ((UINT64_C(1) << ns->page_shift) - 1)));
 }
 
-/* What is wrong with a transfer of any length, but 0. */
+/* Checks a transfer of any length but 0. */
 GPUNVME_FN int gpunvme_dev_check(const struct gpunvme_dev_ns *ns, uint32_t op, uint64_t slba,
                                  uint64_t nlb, const struct gpunvme_dev_buf *buf, uint64_t off)
 {
@@ -199,8 +200,8 @@ GPUNVME_FN int gpunvme_dev_check(const struct gpunvme_dev_ns *ns, uint32_t op, u
 }
 
 /*
- * Blocks from slba to the next boundary. A boundary that is not a power of two is NOIOB's, which
- * has 16 bits: so 32-bit remainders do.
+ * Blocks from slba to the next boundary. A boundary that is not a power of two comes from NOIOB,
+ * which has 16 bits. So remainders of 32 bits are enough.
  */
 GPUNVME_FN uint32_t gpunvme_dev_to_boundary(uint64_t slba, uint32_t boundary)
 {
@@ -213,12 +214,12 @@ GPUNVME_FN uint32_t gpunvme_dev_to_boundary(uint64_t slba, uint32_t boundary)
     return boundary - (rest + (uint32_t)slba % boundary) % boundary;
 }
 
-/* How many of `left` blocks one command from slba on can take. */
+/* How many of `left` blocks, from slba on, one command can take. */
 GPUNVME_FN uint32_t gpunvme_dev_cut(const struct gpunvme_dev_ns *ns, uint64_t slba, uint64_t left)
 {
     uint32_t n = left < ns->max_blocks ? (uint32_t)left : ns->max_blocks;
 
-    if (left == 1) /* where the caller says 1, nothing is computed */
+    if (left == 1) /* a constant 1 needs no computation */
         return 1;
     if (ns->boundary_blocks) {
         uint32_t most = gpunvme_dev_to_boundary(slba, ns->boundary_blocks);
@@ -237,8 +238,8 @@ GPUNVME_FN uint64_t gpunvme_dev_bus(const struct gpunvme_dev_buf *buf, uint64_t 
 }
 
 /*
- * Keeps the compiler from computing what follows from a value ahead of a loop that seldom turns:
- * it is computed where it is needed, and takes no registers meanwhile.
+ * Keeps the compiler from moving computations on `value` out of a loop that seldom turns. So their
+ * results take no registers before they are needed.
  */
 GPUNVME_FN void gpunvme_dev_compiler_barrier(uint64_t *value)
 {
@@ -258,7 +259,7 @@ GPUNVME_FN void gpunvme_dev_compiler_barrier32(uint32_t *value)
 #endif
 }
 
-/* Entries of the PRP list of a transfer; 0: PRP1 and PRP2 do. */
+/* Entries of a transfer's PRP list; 0 if PRP1 and PRP2 are enough. */
 GPUNVME_FN uint32_t gpunvme_dev_list_entries(const struct gpunvme_dev_ns *ns, uint64_t bus,
                                              uint32_t nbytes)
 {
@@ -269,7 +270,7 @@ GPUNVME_FN uint32_t gpunvme_dev_list_entries(const struct gpunvme_dev_ns *ns, ui
     return entries > 1 ? entries : 0;
 }
 
-/* Where the data is: PRP1 and PRP2, or PRP1 and the list of the ticket's slot. */
+/* Sets PRP1 and PRP2 to the data, or PRP2 to the list of the ticket's slot, which it fills. */
 GPUNVME_FN void gpunvme_dev_point(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
                                   uint64_t ticket, const struct gpunvme_dev_buf *buf, uint64_t off,
                                   uint32_t nbytes, struct gpunvme_sqe *cmd)
@@ -293,7 +294,7 @@ GPUNVME_FN void gpunvme_dev_point(const struct gpunvme_dev_ns *ns, struct gpunvm
 
         cmd->prp2 = q->lists_bus + at;
 #if defined(__CUDA_ARCH__)
-#pragma unroll 1 /* registers are dearer than turns of this loop */
+#pragma unroll 1 /* saves registers */
 #endif
         for (uint32_t i = 0; i < entries; i++, off += page)
             list[i] = gpunvme_dev_bus(buf, off);
@@ -301,9 +302,9 @@ GPUNVME_FN void gpunvme_dev_point(const struct gpunvme_dev_ns *ns, struct gpunvm
 }
 
 /*
- * Submits a command for each lane of the mask, as far as there is room: GPUNVME_OK with *ticket,
- * AGAIN or an error, for each lane by itself. Without a buffer the data goes to the bounce block
- * of the slot. Never waits.
+ * Submits a command for each lane of the mask, as far as there is room. Each lane has its own
+ * result: GPUNVME_OK with *ticket, AGAIN or an error. Without a buffer the data goes to the bounce
+ * block of the slot. Never waits.
  */
 GPUNVME_FN int gpunvme_dev_send(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
                                 uint32_t mask, struct gpunvme_dev_want want, uint32_t op,
@@ -316,7 +317,7 @@ GPUNVME_FN int gpunvme_dev_send(const struct gpunvme_dev_ns *ns, struct gpunvme_
     int err;
 
     in = gpunvme_dev_queue_reserve(q, mask, gpunvme_dev_hint(ns), want, &place, &err);
-    /* From here to submit nothing waits: others' commands stand behind these. */
+    /* Nothing may wait from here to the submit: other warps' commands come after these. */
     if (in >> gpunvme_warp_lane() & 1) {
         struct gpunvme_sqe cmd = GPUNVME_DEV_ZEROES;
 
@@ -337,18 +338,18 @@ GPUNVME_FN int gpunvme_dev_send(const struct gpunvme_dev_ns *ns, struct gpunvme_
     return err;
 }
 
-/* Whether the slot's list has room for the command: asked before a slot is taken. */
+/* Whether a slot's list has room for the command. Checked before a slot is taken. */
 GPUNVME_FN int gpunvme_dev_list_fits(const struct gpunvme_dev_ns *ns,
                                      const struct gpunvme_dev_queue *q, uint32_t nlb,
                                      const struct gpunvme_dev_buf *buf, uint64_t off)
 {
-    /* In a buffer of pieces the place in a page is the same in both address spaces. */
+    /* For a buffer in pieces, the offset in a page is the same in both address spaces. */
     uint32_t entries = gpunvme_dev_list_entries(ns, buf->bus + off, nlb << ns->block_shift);
 
     return !entries || (q->lists && entries <= q->list_nbytes / 8);
 }
 
-/* The error that a status is. A reset ends commands with HOST_ABORTED (gpunvme_qpair_fail()). */
+/* The error of a status. A reset ends commands with HOST_ABORTED (gpunvme_qpair_fail()). */
 GPUNVME_FN int gpunvme_dev_result(uint16_t status)
 {
     if (!status)
@@ -357,7 +358,7 @@ GPUNVME_FN int gpunvme_dev_result(uint16_t status)
                                                                   : GPUNVME_ERR_NVME(status);
 }
 
-/* Whether a command ended with this result by a completion: then its ticket can be ended. */
+/* Whether the result is that of a completion. If so, the ticket can be ended. */
 GPUNVME_FN int gpunvme_dev_is_completion(int err)
 {
     return !err || err == GPUNVME_ERR_ABORTED || err <= GPUNVME_ERR_NVME(0);
@@ -366,7 +367,7 @@ GPUNVME_FN int gpunvme_dev_is_completion(int err)
 /* --- private: waiting ------------------------------------------------------------------------- */
 
 struct gpunvme_dev_spin {
-    uint64_t deadline; /* of this lane's command; 0: the clock has not been read yet */
+    uint64_t deadline; /* of this lane's command; 0 until the clock is first read */
     uint32_t turn;
 };
 
@@ -376,9 +377,7 @@ GPUNVME_FN void gpunvme_dev_spin_init(struct gpunvme_dev_spin *s)
     s->turn = 0;
 }
 
-/*
- * Does what there is to do between two looks. Returns whether this lane's deadline is over.
- */
+/* Takes completions, or rests a moment. Returns whether this lane's deadline has passed. */
 GPUNVME_FN int gpunvme_dev_turn(struct gpunvme_dev_spin *s, const struct gpunvme_dev_ns *ns,
                                 struct gpunvme_dev_queue *q, uint32_t mask, uint64_t timeout_ns)
 {
@@ -391,13 +390,13 @@ GPUNVME_FN int gpunvme_dev_turn(struct gpunvme_dev_spin *s, const struct gpunvme
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask))
         gpunvme_dev_queue_help(q);
 #if !defined(__CUDA_ARCH__)
-    sched_yield(); /* there may be more threads than processors, the controller's among them */
+    sched_yield(); /* the controller's threads may need this processor */
 #endif
     now = gpunvme_clock_ns();
     if (s->deadline)
         return now >= s->deadline;
     s->deadline = now + (timeout_ns ? timeout_ns : ns->timeout_ns);
-    if (s->deadline < now) /* UINT64_MAX is for ever */
+    if (s->deadline < now) /* the sum has wrapped: no deadline */
         s->deadline = UINT64_MAX;
     return 0;
 }
@@ -409,13 +408,13 @@ GPUNVME_FN void gpunvme_dev_raise_alarm(const struct gpunvme_dev_ns *ns)
 }
 
 /*
- * One lane's command is late, in flight or without room for it: TIMEOUT; or AGAIN where it is done
- * in this very moment, as the next look finds.
+ * Gives up one lane's late command, which is in flight or found no room: TIMEOUT. AGAIN if it has
+ * just completed; the next look finds it.
  */
 GPUNVME_FN int gpunvme_dev_give_up(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
                                    int sent, uint64_t ticket)
 {
-    if (!sent) /* nobody's fault but of those who keep their tokens */
+    if (!sent) /* other threads hold the slots: the host can do nothing */
         return GPUNVME_ERR_TIMEOUT;
     if (gpunvme_dev_queue_abandon(q, ticket) == GPUNVME_ERR_STALE)
         return GPUNVME_ERR_AGAIN;
@@ -423,9 +422,7 @@ GPUNVME_FN int gpunvme_dev_give_up(const struct gpunvme_dev_ns *ns, struct gpunv
     return GPUNVME_ERR_TIMEOUT;
 }
 
-/*
- * The result of one lane's command, whose ticket has then ended, unless it is kept; AGAIN while it
- * is in flight.
+/* The result of one lane's command, or AGAIN while it is in flight. Ends the ticket unless `keep`.
  */
 GPUNVME_FN int gpunvme_dev_finish(struct gpunvme_dev_queue *q, uint64_t ticket, int keep)
 {
@@ -439,13 +436,13 @@ GPUNVME_FN int gpunvme_dev_finish(struct gpunvme_dev_queue *q, uint64_t ticket, 
     return err ? err : gpunvme_dev_result(status);
 }
 
-/* A lane: has nothing (more) to do, wants to submit, has a command in flight. */
+/* A lane is done, wants to submit, or has a command in flight. */
 enum gpunvme_dev_state { GPUNVME_DEV_IDLE, GPUNVME_DEV_READY, GPUNVME_DEV_IN_FLIGHT };
 
 /*
- * One turn of the lanes of a mask, which wait together: takes completions, then gives the result of
- * this lane's command, or AGAIN. A lane whose deadline is over gives up, in flight or without room;
- * one that is idle is never late, and raises no alarm.
+ * One turn of lanes that wait together. Takes completions, then returns the result of this lane's
+ * command, or AGAIN. A lane that is past its deadline gives up. An idle lane is never late and
+ * raises no alarm.
  */
 GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
                                  uint32_t mask, enum gpunvme_dev_state state, uint64_t ticket,
@@ -455,7 +452,7 @@ GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme
 
     if (state == GPUNVME_DEV_IN_FLIGHT)
         err = gpunvme_dev_finish(q, ticket, keep);
-    /* At once: the alarm is what ends the others' waits, whatever their deadlines are. */
+    /* At once: the alarm ends the other lanes' waits, whatever their deadlines are. */
     if (late && state != GPUNVME_DEV_IDLE && err == GPUNVME_ERR_AGAIN)
         err = gpunvme_dev_give_up(ns, q, state == GPUNVME_DEV_IN_FLIGHT, ticket);
     return err;
@@ -463,29 +460,29 @@ GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme
 
 /* --- private: transfers ----------------------------------------------------------------------- */
 
-/* Bytes of a block that is read into the bounce block of its ticket. */
+/* A part of a block, which is read into the bounce block of its ticket. */
 struct gpunvme_dev_part {
-    uint8_t *to;         /* where they are copied; NULL: they stay there, and the ticket open */
-    uint32_t in, nbytes; /* from byte `in` of the block on */
-    uint64_t ticket;     /* that stays open, if all went well */
+    uint8_t *to;         /* copied to here; NULL: left there, and the ticket stays open */
+    uint32_t in, nbytes; /* nbytes from byte `in` of the block on */
+    uint64_t ticket;     /* output: the ticket that stays open, on success */
 };
 
 /*
- * What one lane has to do: pieces, one after the other, each as many commands as it takes. The
- * pieces are every `stride`th element of a vector, or `piece` blocks at each `stride` of a range.
+ * The work of one lane: pieces, one after the other, each of one or more commands. The pieces are
+ * every `stride`th element of a vector, or `piece` blocks at each `stride` of a range.
  */
 struct gpunvme_dev_job {
-    uint64_t slba, off, left; /* of the piece at hand: what has not been done */
-    uint64_t at, n, stride;   /* what comes after it: from `at` on, below n */
+    uint64_t slba, off, left; /* the rest of the current piece */
+    uint64_t at, n, stride;   /* the pieces after it: from `at` on, below n */
     const struct gpunvme_dev_vec *vec;
-    uint64_t range_slba, range_off; /* without a vector */
-    struct gpunvme_dev_part *part;  /* one block, without a buffer; else NULL */
+    uint64_t range_slba, range_off; /* if there is no vector */
+    struct gpunvme_dev_part *part;  /* for one block without a buffer; otherwise NULL */
     uint32_t piece;
-    uint32_t is_single; /* one command is all: see run() */
-    uint32_t together;  /* an error of one lane ends the work of all */
+    uint32_t is_single; /* one command: see run() */
+    uint32_t together;  /* one lane's error ends the work of all */
 };
 
-/* Goes on to the next piece, if nothing is left of this one. Returns whether there is one. */
+/* Begins the next piece if this one is done. Returns whether anything is left. */
 GPUNVME_FN int gpunvme_dev_job_next(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_job *job)
 {
     while (!job->left && job->at < job->n) {
@@ -503,7 +500,7 @@ GPUNVME_FN int gpunvme_dev_job_next(const struct gpunvme_dev_ns *ns, struct gpun
     return job->left != 0;
 }
 
-/* What the lanes want at their `tries`th try for room: see GPUNVME_DEV_GROUP. */
+/* How many slots the lanes want at try number `tries`: see GPUNVME_DEV_GROUP. */
 GPUNVME_FN struct gpunvme_dev_want gpunvme_dev_wants(const struct gpunvme_dev_job *job,
                                                      uint32_t tries)
 {
@@ -514,7 +511,7 @@ GPUNVME_FN struct gpunvme_dev_want gpunvme_dev_wants(const struct gpunvme_dev_jo
     return job->is_single ? want : gpunvme_dev_want_any();
 }
 
-/* What is wrong with the next command, before it is submitted. */
+/* Checks the next command before it is submitted. */
 GPUNVME_FN int gpunvme_dev_job_check(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
                                      uint32_t op, const struct gpunvme_dev_job *job,
                                      const struct gpunvme_dev_buf *buf)
@@ -541,12 +538,12 @@ GPUNVME_FN int gpunvme_dev_job_send(const struct gpunvme_dev_ns *ns, struct gpun
                             gpunvme_dev_cut(ns, job->slba, job->left), buf, job->off, ticket);
 }
 
-/* A command is done: what is left. */
+/* After a command is done: goes on to the next. Returns whether there is one. */
 GPUNVME_FN int gpunvme_dev_job_advance(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_job *job)
 {
     uint32_t nlb;
 
-    if (job->is_single) /* which leaves the job as it was when the code was built */
+    if (job->is_single) /* so the compiler sees that the job does not change */
         return 0;
     nlb = gpunvme_dev_cut(ns, job->slba, job->left);
     job->left -= nlb;
@@ -579,7 +576,7 @@ GPUNVME_FN struct gpunvme_dev_buf gpunvme_dev_bounce(const struct gpunvme_dev_qu
     return buf;
 }
 
-/* A block is in the bounce block of its ticket, or the command ended otherwise. */
+/* Takes a part out of its ticket's bounce block, if its command succeeded. */
 GPUNVME_FN void gpunvme_dev_part_end(struct gpunvme_dev_queue *q, struct gpunvme_dev_part *part,
                                      uint64_t ticket, int err)
 {
@@ -591,8 +588,8 @@ GPUNVME_FN void gpunvme_dev_part_end(struct gpunvme_dev_queue *q, struct gpunvme
 }
 
 /*
- * Lanes that found no room sleep, longer each time, so that those who wait are not in the way of
- * those who submit and reap.
+ * Lanes that found no room sleep, longer each time. So they do not slow down lanes that submit and
+ * reap.
  */
 GPUNVME_FN void gpunvme_dev_sleep(const struct gpunvme_dev_queue *q, uint32_t tries)
 {
@@ -603,11 +600,11 @@ GPUNVME_FN void gpunvme_dev_sleep(const struct gpunvme_dev_queue *q, uint32_t tr
 }
 
 /*
- * Does the jobs of all lanes of the mask, which call together; each gets its own result. A lane has
- * one command in flight. Lanes with many commands submit the next one as soon as that is done,
- * whatever the others do. Where one command is all (`is_single`, the same for all lanes), those
- * that find no room sleep, then try again together when the commands of the others are done: these
- * may have all slots.
+ * Does the jobs of all lanes of the mask, which call together. Each lane has its own result and one
+ * command in flight. A lane with many commands submits the next one as soon as the last one is
+ * done, whatever the others do. If each lane has one command (`is_single`, the same for all lanes),
+ * lanes that find no room sleep. They try again together when the others' commands, which may hold
+ * all slots, are done.
  */
 GPUNVME_FN int gpunvme_dev_run(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
                                uint32_t mask, uint32_t op, struct gpunvme_dev_job *job,
@@ -637,9 +634,9 @@ GPUNVME_FN int gpunvme_dev_run(const struct gpunvme_dev_ns *ns, struct gpunvme_d
         if (state == GPUNVME_DEV_READY) {
             err = gpunvme_dev_job_send(ns, q, ready, op, job, buf, tries, &ticket);
             if (!err)
-                spin.deadline = 0; /* it was for a slot */
+                spin.deadline = 0; /* that one was for a slot */
             if (err == GPUNVME_ERR_CLOSED)
-                spin.turn = 31; /* the next turn rings for others: see reserve() */
+                spin.turn = 31; /* so that the next turn calls help(): see reserve() */
             state = !err                       ? GPUNVME_DEV_IN_FLIGHT
                     : err == GPUNVME_ERR_AGAIN ? GPUNVME_DEV_READY
                                                : GPUNVME_DEV_IDLE;
@@ -670,7 +667,7 @@ GPUNVME_FN int gpunvme_dev_run(const struct gpunvme_dev_ns *ns, struct gpunvme_d
     }
 }
 
-/* One command of one block, or a flush, of each lane that is here. */
+/* One command of one block, or a flush, of each active lane. */
 GPUNVME_FN int gpunvme_dev_command(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
                                    uint32_t op, uint64_t slba, const struct gpunvme_dev_buf *buf,
                                    uint64_t off, struct gpunvme_dev_part *part, uint64_t timeout_ns)
@@ -698,7 +695,7 @@ GPUNVME_FN int gpunvme_dev_transfer(const struct gpunvme_dev_ns *ns, uint32_t op
         return GPUNVME_OK;
     if (err)
         return err;
-    /* Without the loop over commands; where the caller says 1, with nothing else. */
+    /* Without the loop over commands. If nlb is the constant 1, only this is compiled. */
     if (nlb == 1)
         return gpunvme_dev_command(ns, q, op, slba, buf, off, NULL, timeout_ns);
     job.slba = slba;
@@ -719,7 +716,7 @@ GPUNVME_FN int gpunvme_dev_read_part(const struct gpunvme_dev_ns *ns, struct gpu
     return gpunvme_dev_command(ns, q, GPUNVME_CMD_READ, slba, NULL, 0, &part, timeout_ns);
 }
 
-/* Changes nbytes of a block: reads it, and writes it from where it was read to. */
+/* Changes nbytes of a block: reads it into a bounce block, and writes it from there. */
 GPUNVME_FN int gpunvme_dev_change_block(const struct gpunvme_dev_ns *ns,
                                         struct gpunvme_dev_queue *q, uint32_t op, uint64_t slba,
                                         uint32_t in, uint32_t nbytes, const uint8_t *from,
@@ -737,14 +734,14 @@ GPUNVME_FN int gpunvme_dev_change_block(const struct gpunvme_dev_ns *ns,
     job.slba = slba;
     job.left = 1;
     err = gpunvme_dev_run(ns, q, gpunvme_dev_companions(q), op, &job, &block, timeout_ns);
-    /* A late write may still take its data from the block, which stays the ticket's: the host gets
-     * both back. */
+    /* A late write may still read the bounce block. It keeps its ticket, and the host recovers
+     * both. */
     if (err != GPUNVME_ERR_TIMEOUT)
         gpunvme_dev_queue_end_read(q, part.ticket);
     return err;
 }
 
-/* Takes one of the places of those who hold a ticket while they wait for another; see holders. */
+/* Lets a thread hold a ticket while it waits for another one, if not too many do: see holders. */
 GPUNVME_FN int gpunvme_dev_may_hold(struct gpunvme_dev_queue *q)
 {
     uint64_t holders = gpunvme_load_relaxed64(&q->holders);
@@ -757,8 +754,9 @@ GPUNVME_FN int gpunvme_dev_may_hold(struct gpunvme_dev_queue *q)
 }
 
 /*
- * change_block(), as soon as there is a place. All lanes stay in the loop until all are done: who
- * left it with a place in hand might be kept waiting, where branches meet, for those without.
+ * Calls change_block() as soon as the thread may hold a ticket. All lanes stay in the loop until
+ * all are done. Otherwise a lane that holds one could be kept waiting, where branches reconverge,
+ * for lanes that wait for it.
  */
 GPUNVME_FN int gpunvme_dev_write_part(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
                                       uint32_t op, uint64_t slba, uint32_t in, uint32_t nbytes,
@@ -770,7 +768,7 @@ GPUNVME_FN int gpunvme_dev_write_part(const struct gpunvme_dev_ns *ns, struct gp
 
     gpunvme_dev_spin_init(&spin);
     spin.turn = 31;
-    (void)gpunvme_dev_turn(&spin, ns, q, mask, timeout_ns); /* the time for a place begins */
+    (void)gpunvme_dev_turn(&spin, ns, q, mask, timeout_ns); /* the deadline begins */
     while (gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN)) {
         int late;
 
@@ -778,7 +776,7 @@ GPUNVME_FN int gpunvme_dev_write_part(const struct gpunvme_dev_ns *ns, struct gp
             err = gpunvme_dev_change_block(ns, q, op, slba, in, nbytes, from, timeout_ns);
             gpunvme_fetch_add64_relaxed_gpu(&q->holders, ~UINT64_C(0));
         }
-        spin.turn |= 31; /* the clock is read: a turn may have been a whole deadline of others */
+        spin.turn |= 31; /* read the clock: change_block() may have taken as long as a deadline */
         late = gpunvme_dev_turn(&spin, ns, q, mask, timeout_ns);
         if (late && err == GPUNVME_ERR_AGAIN)
             err = GPUNVME_ERR_TIMEOUT;
@@ -786,7 +784,7 @@ GPUNVME_FN int gpunvme_dev_write_part(const struct gpunvme_dev_ns *ns, struct gp
     return err;
 }
 
-/* What is wrong with a transfer of bytes, but 0. */
+/* Checks a transfer of bytes, other than 0. */
 GPUNVME_FN int gpunvme_dev_check_bytes(const struct gpunvme_dev_ns *ns,
                                        const struct gpunvme_dev_queue *q, uint32_t op,
                                        uint64_t offset, uint64_t nbytes,
@@ -808,7 +806,7 @@ GPUNVME_FN int gpunvme_dev_check_bytes(const struct gpunvme_dev_ns *ns,
     return GPUNVME_OK;
 }
 
-/* One thread's transfer of bytes; checked. */
+/* One thread's transfer of bytes, which has been checked. */
 GPUNVME_FN int gpunvme_dev_bytes(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
                                  uint32_t op, uint64_t offset, uint64_t nbytes,
                                  const struct gpunvme_dev_buf *buf, uint64_t off,
@@ -841,13 +839,13 @@ GPUNVME_FN int gpunvme_dev_bytes(const struct gpunvme_dev_ns *ns, struct gpunvme
 
 /* --- private: together ------------------------------------------------------------------------ */
 
-/* Who shares the work: this thread is the `unit`th of `units`; its warp's lanes are in `mask`. */
+/* The threads that share work: this is number `unit` of `units`; `mask` is its warp's lanes. */
 struct gpunvme_dev_group {
     uint32_t mask, unit, units;
     uint32_t is_block;
 };
 
-/* The whole warp, but for lanes that have left the kernel or never were. */
+/* The whole warp, without lanes that have left the kernel or never existed. */
 GPUNVME_FN struct gpunvme_dev_group gpunvme_dev_warp(void)
 {
     struct gpunvme_dev_group g;
@@ -877,7 +875,7 @@ GPUNVME_FN struct gpunvme_dev_group gpunvme_dev_block(void)
     return g;
 }
 
-/* All get the same result, an error if there was one, and see what was read. */
+/* All get the same result, an error if any has one, and see all data that was read. */
 GPUNVME_FN int gpunvme_dev_agree(const struct gpunvme_dev_group *g, int err)
 {
     uint32_t bad;
@@ -888,7 +886,7 @@ GPUNVME_FN int gpunvme_dev_agree(const struct gpunvme_dev_group *g, int err)
 
         if (!__syncthreads_or(err))
             return GPUNVME_OK;
-        /* The largest of all, bit by bit: needs no memory. An NVMe status wins over the others. */
+        /* The largest of all, bit by bit, without memory. An NVMe status wins over other errors. */
         for (uint32_t bit = UINT32_C(1) << 15; bit; bit >>= 1) {
             if (__syncthreads_or((value & bit) != 0)) {
                 most |= bit;
@@ -906,8 +904,8 @@ GPUNVME_FN int gpunvme_dev_agree(const struct gpunvme_dev_group *g, int err)
 }
 
 /*
- * Blocks of one lane's share of a range: as many as make the shares equal, but at least two pages,
- * which take no list, and at most a command.
+ * Blocks of one lane's share of a range. The shares are equal, but at least two pages, which need
+ * no list, and at most one command.
  */
 GPUNVME_FN uint32_t gpunvme_dev_piece(const struct gpunvme_dev_ns *ns, uint64_t nlb, uint32_t units)
 {
@@ -919,7 +917,7 @@ GPUNVME_FN uint32_t gpunvme_dev_piece(const struct gpunvme_dev_ns *ns, uint64_t 
     return piece < ns->max_blocks ? (uint32_t)piece : ns->max_blocks;
 }
 
-/* The whole group's transfer of a range; its result is one for each lane. */
+/* The group's transfer of a range. Each lane has its own result. */
 GPUNVME_FN int gpunvme_dev_share(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
                                  const struct gpunvme_dev_group *g, uint32_t op, uint64_t slba,
                                  uint64_t nlb, const struct gpunvme_dev_buf *buf, uint64_t off,
@@ -965,7 +963,7 @@ GPUNVME_FN int gpunvme_dev_group_vec(const struct gpunvme_dev_ns *ns, struct gpu
         &g, gpunvme_dev_run(ns, gpunvme_dev_queue_of_warp(ns), g.mask, op, &job, buf, timeout_ns));
 }
 
-/* One flush for all: what any of them has written before they call is complete by then. */
+/* One flush for all. Their writes have completed before they call. */
 GPUNVME_FN int gpunvme_dev_group_flush(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_group g,
                                        uint64_t timeout_ns)
 {
@@ -978,8 +976,8 @@ GPUNVME_FN int gpunvme_dev_group_flush(const struct gpunvme_dev_ns *ns, struct g
 }
 
 /*
- * Bytes: a lane takes the part of the first block, another that of the last one. What is between
- * is shared as a range, or block by block where it is not at a dword in memory.
+ * Bytes: one lane takes the part of the first block, another one that of the last block. The blocks
+ * between are shared as a range, or one by one if they are not at a dword in memory.
  */
 GPUNVME_FN int gpunvme_dev_group_bytes(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_group g,
                                        uint32_t op, uint64_t offset, uint64_t nbytes,
@@ -1041,11 +1039,12 @@ GPUNVME_FN int gpunvme_dev_submit(const struct gpunvme_dev_ns *ns, uint32_t op, 
 }
 
 /*
- * Submits one command and returns at once: 1 to ns->max_blocks blocks, not across the boundary.
- * AGAIN: the queue is full of commands that have not been waited for, this thread's among them
- * perhaps, or its neighbours': end tokens, or do something else. A loop that submits until there is
- * room may wait for ever, because lanes that got out of it may be kept from ending their tokens
- * until the others are out as well. `flags`: GPUNVME_IO_FUA or 0.
+ * Submits one command and returns at once. It is 1 to ns->max_blocks blocks, and does not cross a
+ * multiple of ns->boundary_blocks. `flags` is GPUNVME_IO_FUA or 0.
+ *
+ * AGAIN means that open tokens, perhaps this thread's own, hold all slots. End tokens, or do
+ * something else. Do not submit in a loop until there is room: lanes that have left the loop may
+ * be held where branches reconverge, and then cannot end their tokens.
  */
 GPUNVME_FN int gpunvme_dev_submit_read(const struct gpunvme_dev_ns *ns, uint64_t slba, uint32_t nlb,
                                        const struct gpunvme_dev_buf *buf, uint64_t off,
@@ -1069,17 +1068,17 @@ GPUNVME_FN int gpunvme_dev_submit_flush(const struct gpunvme_dev_ns *ns,
 }
 
 /*
- * Ends a token if its command is done: GPUNVME_OK or the error that it ended with; AGAIN while it
- * is in flight. Looks for completions once, where the waiting threads do that. Nothing ends a loop
- * of tests but the command's end, or a reset: who wants a deadline takes gpunvme_dev_wait().
+ * Ends a token if its command is done, and returns the command's result. AGAIN while it is in
+ * flight. If waiting threads reap, it looks for completions once. It has no deadline: only the
+ * command's end or a reset ends a loop of tests. For a deadline use gpunvme_dev_wait().
  *
- * Lanes that test share the look. In a loop in which some lanes of a warp test while others submit,
- * keep them together: begin each turn with a ballot of all that still run,
+ * Lanes that test together share the look. If some lanes of a warp test while others submit, keep
+ * them together: begin each turn with a ballot of all lanes that still run,
  *
  *   while ((running = gpunvme_warp_ballot(running, more)) >> gpunvme_warp_lane() & 1)
  *
- * Else it is the compiler's affair whether those that test go round among themselves until the last
- * of them is done, or each lane goes on alone: right either way, but up to eight times slower.
+ * Otherwise the compiler may let the testing lanes loop until the last of them is done, or let each
+ * lane run alone. The results are the same, but it is up to eight times slower.
  */
 GPUNVME_FN int gpunvme_dev_test(struct gpunvme_dev_token *token)
 {
@@ -1094,7 +1093,7 @@ GPUNVME_FN int gpunvme_dev_test(struct gpunvme_dev_token *token)
         if (err == GPUNVME_ERR_AGAIN)
             err = gpunvme_dev_finish(q, token->ticket, 0);
     }
-    /* A loop of tests is a wait: now and then, as there, for entries that nobody has rung for. */
+    /* A loop of tests is a wait. Like a wait, it sometimes rings for entries left behind. */
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask) &&
         !(gpunvme_noise32() * UINT32_C(0x9e3779b9) >> 29))
         gpunvme_dev_queue_help(q);
@@ -1102,8 +1101,8 @@ GPUNVME_FN int gpunvme_dev_test(struct gpunvme_dev_token *token)
 }
 
 /*
- * Waits for a token of a command of `ns` and ends it. After a TIMEOUT, too, the token has ended:
- * the command is given up, see above.
+ * Waits for a command of `ns`, ends its token and returns the command's result. After a TIMEOUT the
+ * command is given up (see the top), and the token has ended as well.
  */
 GPUNVME_FN int gpunvme_dev_wait(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_token *token,
                                 uint64_t timeout_ns)
@@ -1114,7 +1113,7 @@ GPUNVME_FN int gpunvme_dev_wait(const struct gpunvme_dev_ns *ns, struct gpunvme_
     int err;
 
     gpunvme_dev_spin_init(&spin);
-    /* First its own slot: with several tokens, others' waits have taken most completions. */
+    /* Its own slot first: an earlier wait may have taken the completion already. */
     err = gpunvme_dev_finish(q, token->ticket, 0);
     while (gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN)) {
         int is_done = err != GPUNVME_ERR_AGAIN;
@@ -1128,7 +1127,7 @@ GPUNVME_FN int gpunvme_dev_wait(const struct gpunvme_dev_ns *ns, struct gpunvme_
 
 /* --- each thread for itself ------------------------------------------------------------------- */
 
-/* Transfers of any number of blocks, split where they must be; 0 blocks are GPUNVME_OK. */
+/* Transfers of any number of blocks, split into commands as needed. 0 blocks: GPUNVME_OK. */
 GPUNVME_FN int gpunvme_dev_read(const struct gpunvme_dev_ns *ns, uint64_t slba, uint64_t nlb,
                                 const struct gpunvme_dev_buf *buf, uint64_t off,
                                 uint64_t timeout_ns)
@@ -1143,14 +1142,14 @@ GPUNVME_FN int gpunvme_dev_write(const struct gpunvme_dev_ns *ns, uint64_t slba,
     return gpunvme_dev_transfer(ns, gpunvme_dev_write_op(flags), slba, nlb, buf, off, timeout_ns);
 }
 
-/* What was written, and has completed, is on the medium when this returns GPUNVME_OK. */
+/* When it returns GPUNVME_OK, all writes that had completed are on the medium. */
 GPUNVME_FN int gpunvme_dev_flush(const struct gpunvme_dev_ns *ns, uint64_t timeout_ns)
 {
     return gpunvme_dev_command(ns, gpunvme_dev_queue_of_warp(ns), GPUNVME_CMD_FLUSH, 0, NULL, 0,
                                NULL, timeout_ns);
 }
 
-/* n elements of this thread's own, one after the other; the first error ends it. */
+/* This thread's own n elements, one after the other. The first error ends the transfer. */
 GPUNVME_FN int gpunvme_dev_vector(const struct gpunvme_dev_ns *ns, uint32_t op,
                                   const struct gpunvme_dev_vec *vec, uint64_t n,
                                   const struct gpunvme_dev_buf *buf, uint64_t timeout_ns)
@@ -1179,10 +1178,10 @@ GPUNVME_FN int gpunvme_dev_writev(const struct gpunvme_dev_ns *ns,
 }
 
 /*
- * Any bytes of the namespace, to or from any byte of the buffer. Whole blocks go directly, where
- * they are at a dword in memory; ends that are not whole blocks go through a bounce block. A write
- * of such an end reads the block, changes it and writes it: two threads that do this to the same
- * block at once may undo each other's change.
+ * Any bytes of the namespace, to or from any byte of the buffer. Whole blocks that are at a dword
+ * in memory are moved directly. Everything else goes through a bounce block. To write part of a
+ * block, a thread reads the block, changes it and writes it back. If two threads do that to the
+ * same block at once, one change may be lost.
  */
 GPUNVME_FN int gpunvme_dev_read_bytes(const struct gpunvme_dev_ns *ns, uint64_t offset,
                                       uint64_t nbytes, const struct gpunvme_dev_buf *buf,
@@ -1210,8 +1209,8 @@ GPUNVME_FN int gpunvme_dev_write_bytes(const struct gpunvme_dev_ns *ns, uint64_t
  */
 
 /*
- * One range, a share for each lane. After an error no further command is submitted; the blocks of
- * the range are then undefined.
+ * One range, shared among the lanes. After an error no further command is submitted, and the data
+ * of the range is undefined.
  */
 GPUNVME_FN int gpunvme_dev_warp_read(const struct gpunvme_dev_ns *ns, uint64_t slba, uint64_t nlb,
                                      const struct gpunvme_dev_buf *buf, uint64_t off,
@@ -1229,7 +1228,7 @@ GPUNVME_FN int gpunvme_dev_warp_write(const struct gpunvme_dev_ns *ns, uint64_t 
                                    buf, off, timeout_ns);
 }
 
-/* n elements, which the lanes take in turns; `vec` is memory that all of them can read. */
+/* n elements, which the lanes take in turn. All lanes must be able to read `vec`. */
 GPUNVME_FN int gpunvme_dev_warp_readv(const struct gpunvme_dev_ns *ns,
                                       const struct gpunvme_dev_vec *vec, uint64_t n,
                                       const struct gpunvme_dev_buf *buf, uint64_t timeout_ns)
@@ -1246,13 +1245,13 @@ GPUNVME_FN int gpunvme_dev_warp_writev(const struct gpunvme_dev_ns *ns,
                                  timeout_ns);
 }
 
-/* gpunvme_dev_flush(), once, of what all lanes have written. */
+/* One gpunvme_dev_flush() for the writes of all lanes. */
 GPUNVME_FN int gpunvme_dev_warp_flush(const struct gpunvme_dev_ns *ns, uint64_t timeout_ns)
 {
     return gpunvme_dev_group_flush(ns, gpunvme_dev_warp(), timeout_ns);
 }
 
-/* gpunvme_dev_read_bytes() and gpunvme_dev_write_bytes() of a warp. */
+/* gpunvme_dev_read_bytes() and gpunvme_dev_write_bytes() by a warp. */
 GPUNVME_FN int gpunvme_dev_warp_read_bytes(const struct gpunvme_dev_ns *ns, uint64_t offset,
                                            uint64_t nbytes, const struct gpunvme_dev_buf *buf,
                                            uint64_t off, uint64_t timeout_ns)
@@ -1272,7 +1271,7 @@ GPUNVME_FN int gpunvme_dev_warp_write_bytes(const struct gpunvme_dev_ns *ns, uin
 /* --- a block together --------------------------------------------------------------------------
  */
 
-/* The same by all threads of a block, none of which has left the kernel; they meet at barriers. */
+/* The same for all threads of a block. They meet at barriers, so none may have left the kernel. */
 GPUNVME_FN int gpunvme_dev_block_read(const struct gpunvme_dev_ns *ns, uint64_t slba, uint64_t nlb,
                                       const struct gpunvme_dev_buf *buf, uint64_t off,
                                       uint64_t timeout_ns)
@@ -1331,10 +1330,9 @@ GPUNVME_FN int gpunvme_dev_block_write_bytes(const struct gpunvme_dev_ns *ns, ui
  */
 
 /*
- * For GPUNVME_REAPER_WARP: all lanes of a warp take completions of the queues first, first +
- * stride, … of the namespace's until *stop is not 0 (a word that all of them can read: in GPU or
- * pinned memory). Each queue has one such warp, which stops only after the threads that use the
- * queue.
+ * For GPUNVME_REAPER_WARP. All lanes of a warp call it, and take completions of the namespace's
+ * queues first, first + stride, … until *stop is not 0. `stop` is in GPU or pinned memory. Each
+ * queue needs exactly one such warp. Stop it after the threads that use the queue.
  */
 GPUNVME_FN void gpunvme_dev_reap(const struct gpunvme_dev_ns *ns, uint32_t first, uint32_t stride,
                                  const uint32_t *stop)
@@ -1342,12 +1340,14 @@ GPUNVME_FN void gpunvme_dev_reap(const struct gpunvme_dev_ns *ns, uint32_t first
     struct gpunvme_dev_group g = gpunvme_dev_warp();
     uint32_t stopped;
 
-    stride = !stride ? 1 : stride < ns->nqueues ? stride : ns->nqueues; /* base does not wrap */
+    stride = !stride                ? 1
+             : stride < ns->nqueues ? stride
+                                    : ns->nqueues; /* so that base does not wrap */
     do {
         uint32_t taken = 0;
 
         stopped = gpunvme_warp_ballot(g.mask, gpunvme_load_acquire32(stop) != 0);
-        /* A lane looks after each queue; all of them take what one finds. */
+        /* Each lane looks at one queue. All lanes together take what one of them finds. */
         for (uint32_t base = first; base < ns->nqueues; base += stride * g.units) {
             uint32_t index = base + stride * g.unit, news;
 

@@ -216,8 +216,10 @@ def view(obj: Any, writable: bool, nbytes: int | None = None) -> View:
     """
     if nbytes is not None:
         nbytes = operator.index(nbytes)
-    plain = writable_bytes(obj)
-    if plain is not None:
+    if (tensor := _of_tensor(obj)) is not None:
+        room = tensor.nbytes
+        found = tensor if nbytes is None else tensor._replace(nbytes=nbytes)
+    elif (plain := writable_bytes(obj)) is not None:
         ptr, room, held = plain
         found = View(ptr, room if nbytes is None else nbytes, _lib.MEM_HOST, held)
     else:
@@ -225,6 +227,22 @@ def view(obj: Any, writable: bool, nbytes: int | None = None) -> View:
     if not 0 < found.nbytes <= room:
         raise argument(f"{found.nbytes} bytes of a buffer that has {room}")
     return found
+
+
+def _of_tensor(obj: Any) -> View | None:
+    """view() of an ordinary tensor of torch, whose own descriptions take 10 us; None: of others."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(obj) is not getattr(torch, "Tensor", None):
+        return None
+    try:
+        if (obj.layout is not torch.strided or obj.requires_grad or obj.is_conj() or obj.is_neg()
+                or not obj.is_contiguous() or not (obj.is_cuda or obj.is_cpu)):
+            return None
+        mem = (_lib.MEM_GPU if obj.is_cuda
+               else _lib.MEM_PINNED if obj.is_pinned() else _lib.MEM_HOST)
+        return View(obj.data_ptr(), obj.nbytes, mem, obj.untyped_storage())
+    except RuntimeError:  # it has no memory of its own, as within vmap()
+        return None
 
 
 def _exported(obj: Any, writable: bool, nbytes: int | None) -> tuple[View, int]:

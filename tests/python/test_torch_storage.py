@@ -16,6 +16,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("gpunvme.torch", exc_type=ImportError,
                     reason="this build has no operators for PyTorch")
 
+from gpunvme import _lib  # noqa: E402
+from gpunvme.buffers import view  # noqa: E402
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 
 ops = torch.ops.nvme_ops
@@ -90,6 +92,44 @@ def test_a_negative_offset_is_a_value_error(file: str) -> None:
 def test_a_zero_byte_in_a_uri_is_a_value_error(file: str) -> None:
     with pytest.raises(ValueError, match="zero byte"):
         ops.read_tensor(f"{file}\0x", 0, [1], torch.int32, CPU)
+
+
+@pytest.mark.parametrize("t", [
+    torch.zeros(3, 5), torch.zeros(7, dtype=torch.bfloat16)[2:5], torch.zeros((), dtype=torch.int8),
+    torch.zeros(2, 3, dtype=torch.complex64), torch.zeros(4, 1).t(), torch.zeros(6).view(2, 3)[1]])
+def test_a_tensor_is_the_memory_that_dlpack_tells_of(t: torch.Tensor) -> None:
+    as_subclass = t.as_subclass(type("Sub", (torch.Tensor,), {}))  # which has no shorter way
+    quick, slow = view(t, True), view(as_subclass, True)
+    assert quick[:3] == slow[:3] == (t.data_ptr(), t.nbytes, _lib.MEM_HOST)
+
+
+@pytest.mark.parametrize("t", [
+    torch.zeros(4, 4)[:, :2], torch.zeros(3, requires_grad=True), torch.zeros(0),
+    torch.zeros(3, device="meta"), torch.eye(3).to_sparse(),
+    torch.zeros(2, dtype=torch.cfloat).conj()])
+def test_a_tensor_without_plain_bytes_is_an_argument_error(path: str, t: torch.Tensor) -> None:
+    with gpunvme.open(path) as store, pytest.raises(gpunvme.ArgumentError):
+        store.pread(t)
+
+
+def test_a_tensor_within_vmap_is_an_argument_error(path: str) -> None:
+    with gpunvme.open(path) as store:
+        def read(t: torch.Tensor) -> torch.Tensor:
+            store.pread(t)
+            return t
+
+        with pytest.raises(gpunvme.ArgumentError):
+            torch.vmap(read)(torch.zeros(2, 8))
+
+
+def test_the_bytes_of_a_tensor_that_is_replaced_in_flight_are_kept() -> None:
+    with gpunvme.open("sim:size=1M,latency=100ms") as store:
+        t = torch.zeros(4096, dtype=torch.uint8)
+        memory = StorageWeakRef(t.untyped_storage())
+        future = store.pread_async(t)
+        t.set_()
+        assert not memory.expired()
+        future.result(10)
 
 
 @pytest.mark.parametrize("t", [torch.zeros(4, 4).t(), torch.zeros(8)[::2],

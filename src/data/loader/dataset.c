@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/newfile.h"
+#include "data/beside.h"
 #include "data/loader/dataset.h"
 #include "data/loader/permute.h"
 #include "data/weights/internal.h"
@@ -44,66 +45,6 @@ const char *gpunvme_data_format_name(unsigned format)
     return format < GPUNVME_DATA_NFORMATS ? names[format] : "unknown";
 }
 
-/* ---- Names -------------------------------------------------------------------------------------
- */
-
-/* Where the path of a URI ends: options follow in a "file:" URI. */
-static size_t path_length(const char *uri)
-{
-    return strncmp(uri, "file:", 5) ? strlen(uri) : strcspn(uri, "?");
-}
-
-/* Where the name of the last part begins. */
-static size_t folder_length(const char *uri)
-{
-    size_t n = path_length(uri);
-
-    while (n && uri[n - 1] != '/' && (n != 5 || strncmp(uri, "file:", 5)))
-        n--;
-    return n;
-}
-
-static bool ends_with(const char *uri, const char *suffix)
-{
-    size_t n = path_length(uri), m = strlen(suffix);
-
-    return n >= m && !strncmp(uri + n - m, suffix, m);
-}
-
-/* The URI of a file beside `index`, with its options; NULL: no memory. */
-static char *beside(const char *index, const char *name)
-{
-    const bool coded = !strncmp(index, "file:", 5);
-    const size_t folder = folder_length(index);
-    char *uri = malloc(strlen(index) + 3 * strlen(name) + 3), *to = uri;
-
-    if (!uri)
-        return NULL;
-    to = mempcpy(to, index, folder);
-    if (!folder)
-        to = stpcpy(to, "./"); /* a name is never a scheme */
-    for (; *name; name++) {
-        if (coded && (*name == '?' || *name == '%'))
-            to = stpcpy(to, *name == '?' ? "%3F" : "%25");
-        else
-            *to++ = *name;
-    }
-    strcpy(to, index + path_length(index));
-    return uri;
-}
-
-static bool stays_below(const char *name)
-{
-    if (!*name || *name == '/')
-        return false;
-    for (const char *at = name; at; at = strchr(at, '/')) {
-        at += *at == '/';
-        if (!strncmp(at, "..", 2) && (!at[2] || at[2] == '/'))
-            return false;
-    }
-    return true;
-}
-
 static gpunvme_err_t find_format(const struct gpunvme_dataset_options *o, const char *uri,
                                  uint32_t *format)
 {
@@ -122,12 +63,12 @@ static gpunvme_err_t find_format(const struct gpunvme_dataset_options *o, const 
     if (!*format && o->record_nbytes)
         *format = GPUNVME_DATA_RECORDS;
     for (size_t i = 0; !*format && i < sizeof(known) / sizeof(known[0]); i++)
-        if (ends_with(uri, known[i].suffix))
+        if (data_path_ends_with(uri, known[i].suffix))
             *format = known[i].format;
     if (!*format)
         return base_fail(GPUNVME_ERR_INVALID,
                          "%.80s: the name does not tell the format: say which it is",
-                         weights_tail(uri));
+                         data_tail(uri));
     return GPUNVME_OK;
 }
 
@@ -185,38 +126,12 @@ static struct data_reader reader_of(const struct gpunvme_dataset *d, size_t file
 {
     const struct file *f = &d->files[file];
 
-    return (struct data_reader){.name = weights_tail(f->uri),
+    return (struct data_reader){.name = data_tail(f->uri),
                                 .nbytes = f->nbytes,
                                 .exact = f->exact,
                                 .read = read_store,
                                 .user = f->store,
                                 .file = file};
-}
-
-/* Reads a whole small file; the caller frees *text. */
-static gpunvme_err_t read_all(struct gpunvme_engine *engine, const char *uri, uint64_t most,
-                              void **bytes, size_t *nbytes)
-{
-    struct gpunvme_store *store;
-    struct base_failure failure;
-    uint64_t size = 0;
-    gpunvme_err_t err = gpunvme_open_on(engine, uri, 0, &store);
-
-    *bytes = NULL;
-    if (err)
-        return err;
-    err = gpunvme_store_size(store, &size);
-    if (!err && size > most)
-        err = base_fail(GPUNVME_ERR_LIMIT, "%.80s: an index of %llu bytes", weights_tail(uri),
-                        (unsigned long long)size);
-    if (!err && !(*bytes = malloc((size_t)size + 1)))
-        err = base_fail(GPUNVME_ERR_NOMEM, "%.80s", weights_tail(uri));
-    *nbytes = (size_t)size;
-    if (!err)
-        err = gpunvme_store_read(store, 0, *bytes, GPUNVME_MEM_HOST, *nbytes, NULL);
-    base_keep(&failure, err);
-    (void)gpunvme_close(store);
-    return base_restore(&failure);
 }
 
 /* ---- Fingerprints ------------------------------------------------------------------------------
@@ -247,7 +162,7 @@ static gpunvme_err_t print_some(struct gpunvme_dataset *d, size_t first, size_t 
 
         if (ios[i].done < ios[i].nbytes)
             return base_fail(GPUNVME_ERR_RANGE, "%.80s: it became shorter while it was opened",
-                             weights_tail(f->uri));
+                             data_tail(f->uri));
         f->print =
             mix(i % 2 ? f->print : f->nbytes, gpunvme_mem_checksum_host(ios[i].ptr, ios[i].nbytes));
     }
@@ -320,12 +235,12 @@ static gpunvme_err_t open_mds(struct gpunvme_dataset *d, const char *uri,
 {
     size_t nbytes = 0;
     void *json;
-    gpunvme_err_t err = read_all(d->engine, uri, DATA_MAX_JSON, &json, &nbytes);
+    gpunvme_err_t err = data_read_all(d->engine, uri, DATA_MAX_JSON, &json, &nbytes);
 
     if (!err)
-        err = data_mds_parse_index(json, nbytes, weights_tail(uri), o->member, mds);
+        err = data_mds_parse_index(json, nbytes, data_tail(uri), o->member, mds);
     for (size_t i = 0; !err && i < mds->n; i++)
-        err = add_file(d, beside(uri, mds->shards[i].name));
+        err = add_file(d, data_uri_beside(uri, mds->shards[i].name));
     free(json);
     return err;
 }
@@ -364,7 +279,7 @@ static gpunvme_err_t check_index(const struct gpunvme_dataset *d, const struct d
             return base_fail(GPUNVME_ERR_VERIFY,
                              "%.80s: it is not the file that was indexed: it has %llu bytes, then "
                              "it had %llu%s",
-                             weights_tail(f->uri), (unsigned long long)f->nbytes,
+                             data_tail(f->uri), (unsigned long long)f->nbytes,
                              (unsigned long long)index->files[i].nbytes,
                              f->nbytes == index->files[i].nbytes ? ", and other contents" : "");
     }
@@ -379,20 +294,20 @@ static gpunvme_err_t add_index_files(struct gpunvme_dataset *d, const char *cons
 
     if (n > 1 && n - 1 != index->nfiles)
         return base_fail(GPUNVME_ERR_INVALID, "%.80s: the index is of %zu files, and %zu are given",
-                         weights_tail(uris[0]), index->nfiles, n - 1);
+                         data_tail(uris[0]), index->nfiles, n - 1);
     for (size_t i = 0; i < index->nfiles && !err; i++) {
         const char *name = index->files[i].name;
 
         if (n > 1)
             err = add_file(d, strdup(uris[i + 1]));
-        else if (stays_below(name))
-            err = add_file(d, beside(uris[0], name));
+        else if (data_stays_below(name))
+            err = add_file(d, data_uri_beside(uris[0], name));
         else
             err =
                 base_fail(GPUNVME_ERR_INVALID,
                           "%.80s: file %zu, \"%s\", is not beside the index: give the URIs of all "
                           "files behind the index's",
-                          weights_tail(uris[0]), i, SHOW(name));
+                          data_tail(uris[0]), i, SHOW(name));
     }
     return err;
 }
@@ -402,10 +317,10 @@ static gpunvme_err_t open_index(struct gpunvme_dataset *d, const char *const *ur
     struct data_index index = {0};
     size_t nbytes = 0;
     void *bytes;
-    gpunvme_err_t err = read_all(d->engine, uris[0], UINT64_MAX, &bytes, &nbytes);
+    gpunvme_err_t err = data_read_all(d->engine, uris[0], UINT64_MAX, &bytes, &nbytes);
 
     if (!err)
-        err = data_index_parse(bytes, nbytes, weights_tail(uris[0]), &index);
+        err = data_index_parse(bytes, nbytes, data_tail(uris[0]), &index);
     free(bytes);
     if (!err)
         err = add_index_files(d, uris, n, &index);
@@ -457,7 +372,7 @@ static gpunvme_err_t open_all(struct gpunvme_dataset *d, const char *const *uris
         err = find_format(o, uris[i], &format);
         if (!err && format != d->format)
             err = base_fail(GPUNVME_ERR_INVALID, "%.80s: its format is %s, that of the others %s",
-                            weights_tail(uris[i]), gpunvme_data_format_name(format),
+                            data_tail(uris[i]), gpunvme_data_format_name(format),
                             gpunvme_data_format_name(d->format));
     }
     if (err)
@@ -568,7 +483,7 @@ static const char *name_for_index(const char *path, const char *uri)
 {
     const bool coded = !strncmp(uri, "file:", 5);
     const char *at = uri + (coded ? 5 : 0);
-    size_t folder = folder_length(path);
+    size_t folder = data_folder_length(path);
 
     if (coded && (strchr(at, '?') || strchr(at, '%')))
         return "";
@@ -576,7 +491,7 @@ static const char *name_for_index(const char *path, const char *uri)
         at += 2;
     if (strncmp(at, path, folder) || (!folder && strchr(at, ':')))
         return "";
-    return stays_below(at + folder) ? at + folder : "";
+    return data_stays_below(at + folder) ? at + folder : "";
 }
 
 static gpunvme_err_t write_bytes(const struct base_newfile *file, const unsigned char *bytes,

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/beside.h"
 #include "data/loader/dataset.h"
 #include "data/weights/internal.h"
 
@@ -21,19 +22,6 @@ static bool get_u64(json_t *object, const char *key, uint64_t *value)
     if (!json_is_integer(number) || json_integer_value(number) < 0)
         return false;
     *value = (uint64_t)json_integer_value(number);
-    return true;
-}
-
-/* A name beside the index: nothing else may be opened by it. */
-static bool stays_below(const char *name)
-{
-    if (!*name || *name == '/' || strchr(name, '\\'))
-        return false;
-    for (const char *at = name; at; at = strchr(at, '/')) {
-        at += *at == '/';
-        if (!strncmp(at, "..", 2) && (!at[2] || at[2] == '/'))
-            return false;
-    }
     return true;
 }
 
@@ -97,7 +85,7 @@ static gpunvme_err_t parse_one(const char *index, size_t i, json_t *shard, const
     if (!name || !get_u64(raw, "bytes", &out->nbytes) ||
         !get_u64(shard, "samples", &out->nsamples) || out->nsamples >= UINT32_MAX)
         return BAD(index, i, "raw_data has no basename or bytes, or there is no number of samples");
-    if (!stays_below(name))
+    if (!data_stays_below(name) || strchr(name, '\\'))
         return BAD(index, i, "file \"%s\" is not beside the index", SHOW(name));
     out->name = strdup(name);
     if (!out->name)

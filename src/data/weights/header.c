@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/fail.h"
+#include "data/beside.h"
 #include "data/weights/internal.h"
 
 #define METADATA "__metadata__"
@@ -238,7 +239,7 @@ static gpunvme_err_t parse_root(struct parse *p, json_t *root)
 gpunvme_err_t weights_header_parse(const char *json, size_t nbytes, uint64_t data_nbytes,
                                    bool exact, const char *uri, struct weights_header *out)
 {
-    struct parse p = {.uri = weights_tail(uri), .header = out};
+    struct parse p = {.uri = data_tail(uri), .header = out};
     json_t *root;
     gpunvme_err_t err;
 

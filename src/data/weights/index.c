@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/fail.h"
+#include "data/beside.h"
 #include "data/weights/internal.h"
 
 struct weights_index {
@@ -15,19 +16,6 @@ struct weights_index {
     const char **names;
     size_t n;
 };
-
-/* A member is a file beside the index or below it: an index must not reach other files. */
-static bool stays_below(const char *member)
-{
-    if (!*member || *member == '/')
-        return false;
-    for (const char *at = member; at; at = strchr(at, '/')) {
-        at += *at == '/';
-        if (!strncmp(at, "..", 2) && (!at[2] || at[2] == '/'))
-            return false;
-    }
-    return true;
-}
 
 /* No index stands for another, or for itself. */
 static bool is_index(const char *member)
@@ -45,7 +33,7 @@ static gpunvme_err_t add_member(struct weights_index *index, const char *uri, co
     if (!member)
         return base_fail(GPUNVME_ERR_INVALID, "%.80s: tensor \"%s\": its file is no string", uri,
                          SHOW(name));
-    if (!stays_below(member) || is_index(member))
+    if (!data_stays_below(member) || is_index(member))
         return base_fail(GPUNVME_ERR_INVALID, "%.80s: tensor \"%s\": file \"%s\" is %s", uri,
                          SHOW(name), SHOW(member),
                          is_index(member) ? "another index" : "not beside the index");
@@ -91,7 +79,7 @@ gpunvme_err_t weights_index_parse(const char *json, size_t nbytes, const char *u
     gpunvme_err_t err;
 
     *out = NULL;
-    uri = weights_tail(uri);
+    uri = data_tail(uri);
     if (!index)
         return base_fail(GPUNVME_ERR_NOMEM, "%.80s", uri);
     err = weights_json_parse(json, nbytes, uri, &index->root);

@@ -20,9 +20,6 @@ struct weights_shown {
 struct weights_shown weights_show(const char *text);
 #define SHOW(name) weights_show(name).text
 
-/* The end of a URI, where the file's name is, of at most 80 bytes. */
-const char *weights_tail(const char *uri);
-
 /* ---- JSON --------------------------------------------------------------------------------------
  */
 

@@ -14,6 +14,7 @@
 
 #include "base/fail.h"
 #include "base/newfile.h"
+#include "data/beside.h"
 #include "data/weights/internal.h"
 
 #define ALGORITHM "gpunvme-1" /* gpunvme_mem_checksum() */
@@ -122,8 +123,8 @@ static gpunvme_err_t read_all(const char *path, char **text, size_t *nbytes)
     else if (!S_ISREG(st.st_mode))
         err = base_fail(GPUNVME_ERR_INVALID, "%.150s: not a regular file", path);
     else if ((uint64_t)st.st_size > WEIGHTS_MAX_JSON)
-        err = base_fail(GPUNVME_ERR_LIMIT, "%.80s: a manifest of more than 100 MB",
-                        weights_tail(path));
+        err =
+            base_fail(GPUNVME_ERR_LIMIT, "%.80s: a manifest of more than 100 MB", data_tail(path));
     else if (!(*text = malloc((size_t)st.st_size + 1)))
         err = base_fail(GPUNVME_ERR_NOMEM, "%.150s", path);
     if (!err) {
@@ -144,7 +145,7 @@ static gpunvme_err_t compare(const char *path, json_t *tensors,
 
     if (!text)
         return base_fail(GPUNVME_ERR_NOT_FOUND, "%.80s: it does not have tensor \"%s\"",
-                         weights_tail(path), SHOW(name));
+                         data_tail(path), SHOW(name));
     snprintf(expected, sizeof(expected), "0x%016" PRIx64, part->checksum);
     if (strcmp(text, expected))
         return base_fail(GPUNVME_ERR_VERIFY, "tensor \"%s\": checksum %s, the manifest has %.20s",
@@ -158,7 +159,7 @@ gpunvme_err_t weights_manifest_compare(const char *text, size_t nbytes, const ch
 {
     const char *algorithm;
     json_t *root, *tensors;
-    gpunvme_err_t err = weights_json_parse(text, nbytes, weights_tail(path), &root);
+    gpunvme_err_t err = weights_json_parse(text, nbytes, data_tail(path), &root);
 
     if (err)
         return err;
@@ -166,7 +167,7 @@ gpunvme_err_t weights_manifest_compare(const char *text, size_t nbytes, const ch
     tensors = json_object_get(root, "tensors");
     if (!algorithm || strcmp(algorithm, ALGORITHM) || !json_is_object(tensors))
         err = base_fail(GPUNVME_ERR_INVALID, "%.80s: no manifest with checksums \"" ALGORITHM "\"",
-                        weights_tail(path));
+                        data_tail(path));
     for (size_t i = 0; i < n && !err; i++) {
         err = compare(path, tensors, &parts[i]);
         if (err && bad)

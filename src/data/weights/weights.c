@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/fail.h"
+#include "data/beside.h"
 #include "data/weights/internal.h"
 
 #define HEAD_NBYTES                                                                                \
@@ -30,13 +31,6 @@ struct weights_shown weights_show(const char *text)
         shown.text[i] = (unsigned char)text[i] < ' ' || text[i] == 0x7f ? '?' : text[i];
     shown.text[n] = 0;
     return shown;
-}
-
-const char *weights_tail(const char *uri)
-{
-    size_t n = strlen(uri);
-
-    return n > 80 ? uri + n - 80 : uri;
 }
 
 /* ---- Lists -------------------------------------------------------------------------------------
@@ -148,80 +142,12 @@ static gpunvme_err_t add_file(struct gpunvme_weights *w, char *uri, size_t index
     return GPUNVME_OK;
 }
 
-static bool is_file_uri(const char *uri)
-{
-    return !strncmp(uri, "file:", 5);
-}
-
-/* Where the path ends: options follow in a "file:" URI. */
-static size_t path_length(const char *uri)
-{
-    return is_file_uri(uri) ? strcspn(uri, "?") : strlen(uri);
-}
-
-static bool is_index(const char *uri)
-{
-    size_t n = path_length(uri);
-
-    return n >= 5 && !strncmp(uri + n - 5, ".json", 5);
-}
-
-/* The URI of a file beside the index; NULL: no memory. */
-static char *member_uri(const char *index_uri, const char *member)
-{
-    size_t path = path_length(index_uri), dir = path;
-    char *uri = malloc(strlen(index_uri) + 3 * strlen(member) + 3), *to = uri;
-    bool coded = is_file_uri(index_uri);
-
-    while (dir && index_uri[dir - 1] != '/' && (!coded || dir > 5))
-        dir--;
-    if (!uri)
-        return NULL;
-    to = mempcpy(to, index_uri, dir);
-    if (!dir)
-        to = stpcpy(to, "./"); /* a member's name is never a scheme */
-    for (; *member; member++) {
-        if (coded && (*member == '?' || *member == '%'))
-            to = stpcpy(to, *member == '?' ? "%3F" : "%25");
-        else
-            *to++ = *member;
-    }
-    strcpy(to, index_uri + path);
-    return uri;
-}
-
-/* Reads a whole small file; the caller frees *text. */
-static gpunvme_err_t read_all(struct gpunvme_engine *engine, const char *uri, char **text,
-                              size_t *nbytes)
-{
-    struct gpunvme_store *store;
-    struct base_failure failure;
-    uint64_t size = 0;
-    gpunvme_err_t err = gpunvme_open_on(engine, uri, 0, &store);
-
-    *text = NULL;
-    if (err)
-        return err;
-    err = gpunvme_store_size(store, &size);
-    if (!err && size > WEIGHTS_MAX_JSON)
-        err =
-            base_fail(GPUNVME_ERR_LIMIT, "%.80s: an index of more than 100 MB", weights_tail(uri));
-    if (!err && !(*text = malloc((size_t)size + 1)))
-        err = base_fail(GPUNVME_ERR_NOMEM, "%.80s", weights_tail(uri));
-    *nbytes = (size_t)size;
-    if (!err)
-        err = gpunvme_store_read(store, 0, *text, GPUNVME_MEM_HOST, *nbytes, NULL);
-    base_keep(&failure, err);
-    (void)gpunvme_close(store);
-    return base_restore(&failure);
-}
-
 static gpunvme_err_t add_index(struct gpunvme_weights *w, struct indexes *indexes, const char *uri)
 {
     struct weights_index *index = NULL;
     size_t nbytes = 0;
-    char *text;
-    gpunvme_err_t err = read_all(w->engine, uri, &text, &nbytes);
+    void *text;
+    gpunvme_err_t err = data_read_all(w->engine, uri, WEIGHTS_MAX_JSON, &text, &nbytes);
 
     if (!err)
         err = weights_index_parse(text, nbytes, uri, &index);
@@ -231,7 +157,7 @@ static gpunvme_err_t add_index(struct gpunvme_weights *w, struct indexes *indexe
     indexes->list[indexes->n] = index;
     indexes->uris[indexes->n++] = uri;
     for (size_t m = 0; m < weights_index_nmembers(index) && !err; m++)
-        err = add_file(w, member_uri(uri, weights_index_member(index, m)), indexes->n - 1, m);
+        err = add_file(w, data_uri_beside(uri, weights_index_member(index, m)), indexes->n - 1, m);
     return err;
 }
 
@@ -243,7 +169,7 @@ static gpunvme_err_t list_files(struct gpunvme_weights *w, struct indexes *index
     for (size_t i = 0; i < n && !err; i++) {
         if (!uris[i])
             err = base_fail(GPUNVME_ERR_INVALID, "uris[%zu] is NULL", i);
-        else if (is_index(uris[i]))
+        else if (data_path_ends_with(uris[i], ".json"))
             err = add_index(w, indexes, uris[i]);
         else
             err = add_file(w, strdup(uris[i]), SIZE_MAX, 0);
@@ -262,7 +188,7 @@ static gpunvme_err_t open_file(struct gpunvme_weights *w, struct weights_file *f
         err = gpunvme_store_size(file->store, &file->nbytes);
     if (!err && file->nbytes < 8)
         err = base_fail(GPUNVME_ERR_INVALID, "%.80s: no safetensors file: it has %llu bytes",
-                        weights_tail(file->uri), (unsigned long long)file->nbytes);
+                        data_tail(file->uri), (unsigned long long)file->nbytes);
     return err;
 }
 
@@ -275,7 +201,7 @@ static gpunvme_err_t want_head(struct weights_file *file, size_t nbytes, struct 
         nbytes = (size_t)file->nbytes;
     head = realloc(file->head, nbytes);
     if (!head)
-        return base_fail(GPUNVME_ERR_NOMEM, "%.80s: a header of %zu bytes", weights_tail(file->uri),
+        return base_fail(GPUNVME_ERR_NOMEM, "%.80s: a header of %zu bytes", data_tail(file->uri),
                          nbytes);
     file->head = head;
     *io = (struct gpunvme_io){.store = file->store,
@@ -299,7 +225,7 @@ static gpunvme_err_t run(struct gpunvme_io *ios, size_t n)
 /* The header's length, with the eight bytes in front of it. */
 static gpunvme_err_t find_data(struct weights_file *file)
 {
-    const char *uri = weights_tail(file->uri);
+    const char *uri = data_tail(file->uri);
     uint64_t nbytes = 0;
 
     for (unsigned i = 0; i < 8; i++)
@@ -449,8 +375,8 @@ static gpunvme_err_t check_names(const struct gpunvme_weights *w)
 
         if (!strcmp(a->name, b->name))
             return base_fail(GPUNVME_ERR_INVALID, "tensor \"%s\" is in %.60s and in %.60s",
-                             SHOW(a->name), weights_tail(w->files[a->file].uri),
-                             weights_tail(w->files[b->file].uri));
+                             SHOW(a->name), data_tail(w->files[a->file].uri),
+                             data_tail(w->files[b->file].uri));
     }
     return GPUNVME_OK;
 }
@@ -468,7 +394,7 @@ static gpunvme_err_t check_indexes(const struct gpunvme_weights *w, const struct
         if (missing)
             return base_fail(GPUNVME_ERR_INVALID,
                              "%.80s: tensor \"%s\" is not in the file that is named",
-                             weights_tail(indexes->uris[i]), SHOW(missing));
+                             data_tail(indexes->uris[i]), SHOW(missing));
     }
     return GPUNVME_OK;
 }

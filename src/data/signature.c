@@ -263,6 +263,7 @@ gpunvme_err_t gpunvme_signature_find_store(struct gpunvme_store *store,
     if (err)
         return err;
     err = look(&source, out);
-    gpunvme_mem_free(&source.buf);
+    if (err != GPUNVME_ERR_TIMEOUT) /* else the read goes on: its memory is left to it */
+        gpunvme_mem_free(&source.buf);
     return err;
 }

@@ -18,7 +18,7 @@
 struct making {
     size_t n;
     struct gpunvme_store **members;
-    uint8_t (*before)[STRIPE_HEADER_NBYTES]; /* what was where the headers go */
+    uint8_t (*before)[STRIPE_HEADER_NBYTES]; /* what was where the headers go; behind them, these */
     size_t nwritten;
     struct stripe_header header;
 };
@@ -62,7 +62,8 @@ static gpunvme_err_t check_zero(struct gpunvme_store *member)
                         "%s holds data (its first MiB is not zero): nothing was written; say "
                         "--force (GPUNVME_STRIPE_FORCE) if that is to be overwritten",
                         member->uri.text);
-    free(bytes);
+    if (err != GPUNVME_ERR_TIMEOUT) /* else the read goes on: its memory is left to it */
+        free(bytes);
     return err;
 }
 
@@ -172,9 +173,8 @@ static gpunvme_err_t check_new(struct making *m, size_t i)
 
 static gpunvme_err_t write_headers(struct making *m)
 {
-    uint8_t bytes[STRIPE_HEADER_NBYTES];
-
     for (size_t i = 0; i < m->n; i++) {
+        uint8_t *bytes = m->before[m->n + i];
         gpunvme_err_t err = check_new(m, i);
 
         if (err)
@@ -182,7 +182,8 @@ static gpunvme_err_t write_headers(struct making *m)
         m->header.index = (uint32_t)i;
         stripe_header_write(&m->header, bytes);
         m->nwritten = i + 1; /* perhaps in part */
-        err = gpunvme_store_write(m->members[i], 0, bytes, GPUNVME_MEM_HOST, sizeof(bytes), NULL);
+        err = gpunvme_store_write(m->members[i], 0, bytes, GPUNVME_MEM_HOST, STRIPE_HEADER_NBYTES,
+                                  NULL);
         if (err)
             return err;
     }
@@ -203,7 +204,8 @@ static gpunvme_err_t write_zeroes(struct making *m)
         if (!err)
             err = gpunvme_store_flush(m->members[i]);
     }
-    free(zeroes);
+    if (err != GPUNVME_ERR_TIMEOUT)
+        free(zeroes);
     return err;
 }
 
@@ -259,13 +261,14 @@ gpunvme_err_t gpunvme_stripe_create(const char *const *uris, size_t n, uint64_t 
     m.header.unit = unit;
     m.header.count = (uint32_t)n;
     m.members = calloc(n, sizeof(struct gpunvme_store *));
-    m.before = calloc(n, STRIPE_HEADER_NBYTES);
+    m.before = calloc(2 * n, STRIPE_HEADER_NBYTES);
     if (m.members && m.before)
         err = close_all(&m, make(&m, uris, flags));
     else
         err = base_fail(GPUNVME_ERR_NOMEM, "%zu members", n);
     free(m.members);
-    free(m.before);
+    if (err != GPUNVME_ERR_TIMEOUT)
+        free(m.before);
     return err;
 }
 

@@ -117,9 +117,23 @@ static gpunvme_err_t open_files(struct gpunvme_dataset *d)
     return err;
 }
 
+/*
+ * By memory that is left if it times out: the read may go on, and a parser's memory, its stack
+ * among it, is gone then.
+ */
 static gpunvme_err_t read_store(const struct data_reader *r, uint64_t offset, void *to, size_t n)
 {
-    return gpunvme_store_read(r->user, offset, to, GPUNVME_MEM_HOST, n, NULL);
+    void *bytes = malloc(n);
+    gpunvme_err_t err;
+
+    if (!bytes)
+        return base_fail(GPUNVME_ERR_NOMEM, "%.80s: %zu bytes", r->name, n);
+    err = gpunvme_store_read(r->user, offset, bytes, GPUNVME_MEM_HOST, n, NULL);
+    if (!err)
+        memcpy(to, bytes, n);
+    if (err != GPUNVME_ERR_TIMEOUT)
+        free(bytes);
+    return err;
 }
 
 static struct data_reader reader_of(const struct gpunvme_dataset *d, size_t file)
@@ -181,7 +195,8 @@ static gpunvme_err_t print_files(struct gpunvme_dataset *d)
     for (size_t i = 0; i < d->nfiles && !err; i += most)
         err = print_some(d, i, d->nfiles - i < most ? d->nfiles - i : most, ios, bytes);
     free(ios);
-    free(bytes);
+    if (err != GPUNVME_ERR_TIMEOUT) /* else reads go on: their memory is left to them */
+        free(bytes);
     return err;
 }
 

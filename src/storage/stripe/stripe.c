@@ -398,7 +398,8 @@ gpunvme_err_t stripe_read_header(struct gpunvme_store *member, struct stripe_hea
         memset(bytes + done, 0, STRIPE_HEADER_NBYTES - done); /* too short: it has none */
     if (!err)
         err = stripe_header_read(bytes, member->uri.text, h);
-    free(bytes);
+    if (err != GPUNVME_ERR_TIMEOUT) /* else the read goes on: its memory is left to it */
+        free(bytes);
     return err;
 }
 

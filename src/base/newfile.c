@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/fail.h"
@@ -37,9 +38,16 @@ static int open_new(struct base_newfile *file)
 
 gpunvme_err_t base_newfile_begin(struct base_newfile *file, const char *path)
 {
+    struct stat st;
     gpunvme_err_t err;
 
     *file = (struct base_newfile){.fd = -1, .path = realpath(path, NULL)};
+    if (!file->path && !lstat(path, &st) && S_ISLNK(st.st_mode))
+        return base_fail(GPUNVME_ERR_INVALID, "%.150s: a link to nothing", path);
+    if (file->path && !stat(file->path, &st) && !S_ISREG(st.st_mode)) {
+        free(file->path);
+        return base_fail(GPUNVME_ERR_INVALID, "%.150s: not a regular file", path);
+    }
     if (!file->path) /* it is not there yet */
         file->path = strdup(path);
     if (!file->path)

@@ -2,7 +2,7 @@
  *
  * A file that takes its place when it is whole: until then it has another name beside it, and
  * whatever happens, a crash included, the place has the old file or all of the new one. Of a link
- * the file that it refers to is replaced.
+ * the file that it refers to is replaced; a device, a FIFO or a link to nothing never is.
  */
 #ifndef BASE_NEWFILE_H
 #define BASE_NEWFILE_H
@@ -14,7 +14,8 @@ struct base_newfile {
     char *path, *temporary;
 };
 
-/* Creates it empty, readable and writable as the umask allows. Errors: those of open(2), NOMEM. */
+/* Creates it empty, readable and writable as the umask allows. Errors: those of open(2), INVALID
+ * (what is there is no regular file), NOMEM. */
 gpunvme_err_t base_newfile_begin(struct base_newfile *file, const char *path);
 
 /*

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -660,6 +661,27 @@ static void files_that_are_not_beside_the_index_are_given(void **state)
     unlink(index);
 }
 
+static void only_a_regular_file_is_replaced_by_an_index(void **state)
+{
+    static const char *const names[] = {"fifo", "link", "dir"};
+    struct gpunvme_dataset *d;
+    struct stat st;
+
+    (void)state;
+    make_indexed_tar();
+    assert_int_equal(mkfifo(in_dir("fifo"), 0600), 0);
+    assert_int_equal(symlink("nothing", in_dir("link")), 0);
+    assert_int_equal(mkdir(in_dir("dir"), 0700), 0);
+    d = open_good("w.tar", NULL);
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(gpunvme_dataset_write_index(d, in_dir(names[i])), GPUNVME_ERR_INVALID);
+        assert_non_null(strstr(gpunvme_err_detail(), names[i]));
+        assert_int_equal(lstat(in_dir(names[i]), &st), 0);
+        assert_false(S_ISREG(st.st_mode));
+    }
+    gpunvme_dataset_close(d);
+}
+
 static void what_can_not_be_opened_is_told(void **state)
 {
     const char *uris[] = {in_dir("x.npy"), in_dir("x.tar")};
@@ -716,6 +738,7 @@ int main(void)
         cmocka_unit_test(a_file_that_was_replaced_since_it_was_indexed_is_refused),
         cmocka_unit_test(every_changed_byte_of_an_index_is_noticed),
         cmocka_unit_test(files_that_are_not_beside_the_index_are_given),
+        cmocka_unit_test(only_a_regular_file_is_replaced_by_an_index),
         cmocka_unit_test(what_can_not_be_opened_is_told),
     };
 

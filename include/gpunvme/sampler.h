@@ -80,10 +80,11 @@ struct gpunvme_sampler_options {
  * Makes a sampler at the beginning of epoch 0. *out is the caller's, to be given to destroy.
  *
  * In a mixture each source has epochs of its own: the k-th sample taken of it belongs to its epoch
- * k / nsamples. Shares are exact over *periods* of positions: of any T positions from a multiple of
- * T on, a source has its share, rounded up or down. T is a power of two, the smallest in which
- * every source has a position, at most GPUNVME_SAMPLER_MAX_PERIOD. Each of a source's epochs has
- * each of its samples once; the next one may begin within the period in which one ends.
+ * k / nsamples. Shares are kept over *periods* of T positions: of the first m * T positions a
+ * source has its share, rounded up or down, and of any one period its share by less than two
+ * samples more or fewer, so perhaps none. T is a power of two with T times the smallest share 1 or
+ * more, at most GPUNVME_SAMPLER_MAX_PERIOD. Each of a source's epochs has each of its samples once;
+ * the next one may begin within the period in which one ends.
  *
  * Errors: INVALID (the detail says which option), LIMIT (a weight so small that it has less than
  * one position in GPUNVME_SAMPLER_MAX_PERIOD), NOMEM.

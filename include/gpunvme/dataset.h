@@ -40,18 +40,26 @@ struct gpunvme_dataset;
  * AUTO goes by the names: .npy, .safetensors, .tar, .json (MDS), .gnvidx (INDEX), .bin (TOKENS);
  * and RECORDS if record_nbytes is set.
  *
- *   RECORDS      records of one size, behind `header_nbytes` of each file; a rest that is no whole
- *                record is INVALID
- *   TOKENS       windows of seq_tokens + overlap_tokens tokens, one every seq_tokens: .bin files of
- *                llm.c, by their header (uint16 or uint32), and files without a header (nanoGPT),
- * of token_nbytes a token. A rest that fills no window is left out NPY          rows of an array in
- * C order: a sample is array[i] SAFETENSORS  rows of the tensor `member` TAR          a WebDataset:
- * consecutive files whose names differ only behind the first dot of their last part are a sample.
- * Its bytes are those of the archive from its first file's header to its last file's end; with
- * `member`, a suffix as "jpg" or "seg.png", they are that file's MDS          MosaicML's shards,
- * named by their index.json. A sample's bytes are the encoded sample; with `member` they are those
- * of one column, where its place follows without reading samples: at most one column has no fixed
- * size INDEX        a file that gpunvme_dataset_write_index() made; see there
+ * - RECORDS: records of one size, behind `header_nbytes` of each file; a rest that is no whole
+ *   record is INVALID.
+ *
+ * - TOKENS: windows of seq_tokens + overlap_tokens tokens, one every seq_tokens: .bin files of
+ *   llm.c, by their header (uint16 or uint32), and files without a header (nanoGPT), of
+ *   token_nbytes a token. A rest that fills no window is left out.
+ *
+ * - NPY: rows of an array in C order: a sample is array[i].
+ *
+ * - SAFETENSORS: rows of the tensor `member`.
+ *
+ * - TAR: a WebDataset: consecutive files whose names differ only behind the first dot of their last
+ *   part are a sample. Its bytes are those of the archive from its first file's header to its last
+ *   file's end; with `member`, a suffix as "jpg" or "seg.png", they are that file's.
+ *
+ * - MDS: MosaicML's shards, named by their index.json. A sample's bytes are the encoded sample;
+ *   with `member` they are those of one column, where its place follows without reading samples: at
+ *   most one column has no fixed size.
+ *
+ * - INDEX: a file that gpunvme_dataset_write_index() made; see there.
  */
 enum gpunvme_data_format {
 #define X(name, text) GPUNVME_DATA_##name,

@@ -661,6 +661,14 @@ static void files_that_are_not_beside_the_index_are_given(void **state)
     unlink(index);
 }
 
+static void a_large_file_that_is_no_index_takes_no_memory(void **state)
+{
+    (void)state;
+    write_bytes("large.gnvidx", 64);
+    assert_int_equal(truncate(in_dir("large.gnvidx"), (off_t)1 << 42), 0);
+    refused("large.gnvidx", NULL, GPUNVME_ERR_INVALID, "large.gnvidx", "no index of samples");
+}
+
 static void only_a_regular_file_is_replaced_by_an_index(void **state)
 {
     static const char *const names[] = {"fifo", "link", "dir"};
@@ -738,6 +746,7 @@ int main(void)
         cmocka_unit_test(a_file_that_was_replaced_since_it_was_indexed_is_refused),
         cmocka_unit_test(every_changed_byte_of_an_index_is_noticed),
         cmocka_unit_test(files_that_are_not_beside_the_index_are_given),
+        cmocka_unit_test(a_large_file_that_is_no_index_takes_no_memory),
         cmocka_unit_test(only_a_regular_file_is_replaced_by_an_index),
         cmocka_unit_test(what_can_not_be_opened_is_told),
     };

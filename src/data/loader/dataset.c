@@ -148,6 +148,31 @@ static struct data_reader reader_of(const struct gpunvme_dataset *d, size_t file
                                 .file = file};
 }
 
+/* Nothing is read into memory for being called an index, however large it is. */
+static gpunvme_err_t check_index_head(struct gpunvme_engine *engine, const char *uri)
+{
+    struct data_reader r = {.name = data_tail(uri), .read = read_store};
+    unsigned char head[DATA_INDEX_HEAD];
+    struct base_failure failure;
+    struct gpunvme_store *store;
+    gpunvme_err_t err = gpunvme_open_on(engine, uri, 0, &store);
+
+    if (err)
+        return err;
+    r.user = store;
+    err = gpunvme_store_size(store, &r.nbytes);
+    if (!err && r.nbytes >= sizeof(head))
+        err = data_read(&r, 0, head, sizeof(head), "");
+    if (!err && (r.nbytes < sizeof(head) || !data_index_begins(head, r.nbytes)))
+        err = base_fail(GPUNVME_ERR_INVALID,
+                        "%.80s: no index of samples, or one whose %llu bytes are not what its "
+                        "header says",
+                        r.name, (unsigned long long)r.nbytes);
+    base_keep(&failure, err);
+    (void)gpunvme_close(store);
+    return base_restore(&failure);
+}
+
 /* ---- Fingerprints ------------------------------------------------------------------------------
  */
 
@@ -331,9 +356,11 @@ static gpunvme_err_t open_index(struct gpunvme_dataset *d, const char *const *ur
 {
     struct data_index index = {0};
     size_t nbytes = 0;
-    void *bytes;
-    gpunvme_err_t err = data_read_all(d->engine, uris[0], UINT64_MAX, &bytes, &nbytes);
+    void *bytes = NULL;
+    gpunvme_err_t err = check_index_head(d->engine, uris[0]);
 
+    if (!err)
+        err = data_read_all(d->engine, uris[0], UINT64_MAX, &bytes, &nbytes);
     if (!err)
         err = data_index_parse(bytes, nbytes, data_tail(uris[0]), &index);
     free(bytes);

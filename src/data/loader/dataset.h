@@ -152,6 +152,11 @@ struct data_index {
     char *names;
 };
 
+#define DATA_INDEX_HEAD 24u
+
+/* Whether the first DATA_INDEX_HEAD bytes are of an index of that size. */
+bool data_index_begins(const void *head, uint64_t nbytes);
+
 /*
  * An index in memory. Everything in it is checked, except what needs the files: all samples lie
  * within the sizes that it tells.

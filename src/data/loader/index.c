@@ -3,6 +3,7 @@
  * An index file of our own: where the samples of a data set are, and what its files are known by.
  * docs/DATA.md has its layout. All numbers are little-endian.
  */
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -122,6 +123,12 @@ static gpunvme_err_t take_runs(const struct head *h, const struct parts *p, cons
     if (!err && pair != h->npairs)
         return BAD(name, "samples that no run has");
     return err;
+}
+
+bool data_index_begins(const void *head, uint64_t nbytes)
+{
+    return !memcmp(head, magic, sizeof(magic)) &&
+           data_le((const char *)head + offsetof(struct head, nbytes), 8) == nbytes;
 }
 
 gpunvme_err_t data_index_parse(const void *bytes, size_t nbytes, const char *name,

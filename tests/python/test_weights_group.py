@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -361,6 +363,15 @@ def test_ranks_with_different_modules_are_an_error_on_all(ranks: Ranks, tmp_path
     errors = ranks.errors(load_module, [(tmp_path / "x", "cpu", "float32", False),
                                         (tmp_path / "x", "cpu", "bfloat16", False)])
     assert all(isinstance(error, weights.WeightsError) for error in errors)
+
+
+def test_the_benchmark_of_several_ranks_runs_without_a_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
+    bench = Path(__file__).parents[2] / "bench" / "weights_gpus.py"
+    done = subprocess.run(
+        [sys.executable, bench, "--device", "cpu", "--ranks", "2", "--size", "1M", "--runs", "1",
+         "--tmpfs", tmp_path, "--disk", ""], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "copies" in done.stdout, done.stdout + done.stderr
 
 
 # ---- Devices of one process ---------------------------------------------------------------------

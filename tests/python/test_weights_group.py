@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -363,6 +364,51 @@ def test_ranks_with_different_modules_are_an_error_on_all(ranks: Ranks, tmp_path
     errors = ranks.errors(load_module, [(tmp_path / "x", "cpu", "float32", False),
                                         (tmp_path / "x", "cpu", "bfloat16", False)])
     assert all(isinstance(error, weights.WeightsError) for error in errors)
+
+
+def load_without_memory(group: Any, rank: int, path: Path, poor: int) -> None:
+    made = module(5)
+    made[2].weight.data = made[2].weight.data.T.contiguous().T
+    empty = torch.empty
+
+    def refuse(shape: Any, *args: Any, **options: Any) -> Any:
+        if shape == (700, 400):
+            raise MemoryError("no memory for a copy")
+        return empty(shape, *args, **options)
+
+    if rank == poor:
+        torch.empty = refuse
+    try:
+        weights.load_model(made, path, group=group)
+    finally:
+        torch.empty = empty
+
+
+def test_a_rank_without_memory_for_a_copy_is_an_error_on_all(ranks: Ranks, tmp_path: Path) -> None:
+    wt.save_model(module(1), tmp_path / "x")
+    errors = ranks.errors(load_without_memory, [(tmp_path / "x", 1)] * 2)
+    assert "rank 1 failed" in str(errors[0]) and isinstance(errors[1], MemoryError)
+    assert ranks.run(load_without_memory, [(tmp_path / "x", -1)] * 2) == [None, None]
+
+
+def load_without_threads(group: Any, rank: int, path: Path, poor: int) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    if rank == poor:
+        threading.Thread.start = refuse  # type: ignore[method-assign]
+    try:
+        wt.load_file(path, group=group)
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
+
+
+def test_a_rank_that_can_start_no_thread_is_an_error_on_all(ranks: Ranks, file: Path) -> None:
+    errors = ranks.errors(load_without_threads, [(file, 1)] * 2)
+    assert "rank 1 failed" in str(errors[0]) and "thread" in str(errors[1])
+    assert ranks.run(load_without_threads, [(file, -1)] * 2) == [None, None]
 
 
 def test_the_benchmark_of_several_ranks_runs_without_a_gpu(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -199,15 +199,24 @@ def _fill_together(work: _Work, spread: Spread, ranks: Group) -> None:
         each.ready()
     error = spread.run(work.files, [slot.memory for slot in work.direct])
     for slot in _in_order(work.others):
-        source, to = slot.source, slot.to
-        assert source is not None and to is not None
-        once = to.empty(to.shape(source), source.dtype)
-        to.ready()
-        error = _spread([slot], [once], [0], ranks).run(work.files, once) or error
-        _copy(slot, once)
+        once, spread = ranks.together(partial(_once, slot, ranks))
+        error = spread.run(work.files, once) or error
+        try:
+            _copy(slot, once)
+        except Exception as why:  # noqa: BLE001  (raised when the other ranks know)
+            error = error or why
     ranks.raise_any(error)
     for each in work.targets():
         each.ready()
+
+
+def _once(slot: _Slot, ranks: Group) -> tuple[tuple[Any, Spread], list[Any]]:
+    """For together(): memory for a tensor that is copied from there, and its load."""
+    source, to = slot.source, slot.to
+    assert source is not None and to is not None
+    once = to.empty(to.shape(source), source.dtype)
+    to.ready()
+    return (once, _spread([slot], [once], [0], ranks)), []
 
 
 def _spread(slots: Sequence[_Slot], memory: Sequence[Any], dtypes: Sequence[int],

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from .. import _lib
-from ..errors import Error
 from ._load import Load, Parts
 
 if TYPE_CHECKING:
@@ -155,18 +154,18 @@ class Spread:
         self._tensors += tensor.tolist()
         return parts
 
-    def run(self, files: Files, keep: object) -> Error | None:
+    def run(self, files: Files, keep: object) -> Exception | None:
         """Loads it all; all ranks call it. ``keep`` is held until nothing is written any more.
 
         Returns the error of the load. A rank whose load fails takes part until the end all the
         same, and what it sends is undefined. Raises what the way raises.
         """
         load: Load | None = None
-        error: Error | None = None
+        error: Exception | None = None
         try:
             if len(self._parts):
                 load = Load(files, self._parts, keep)
-        except Error as why:
+        except Exception as why:  # noqa: BLE001  (the other ranks wait for this one's sends)
             error = why
         try:
             for bucket in range(len(self._left)):
@@ -186,7 +185,7 @@ class Spread:
         try:
             if load is not None:
                 load.wait()
-        except Error as why:
+        except Exception as why:  # noqa: BLE001
             error = why
         self._take_scales()
         return error

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gpunvme
 from gpunvme import weights
 from gpunvme.weights import numpy as wn
 
@@ -109,6 +110,28 @@ def test_prefetch_has_the_scales_of_what_became_float8(
         with pytest.raises(weights.WeightsError, match="scale"):
             loader.scale("n")
         assert all(same(t, wanted[name]) for name, t in loader)
+
+
+def test_a_tensor_without_elements_has_a_scale_also_where_it_is_alone(
+    torch: Any, numbers: dict[str, Any], tmp_path: Path
+) -> None:
+    found = weights.torch.load_file(tmp_path / "x", plan=["empty"], dtype=torch.float8_e4m3fn)
+    assert found.keys() == {"empty", "empty_scale"} and found["empty_scale"] == 1
+
+
+def test_what_has_not_landed_when_a_loader_is_closed_has_no_scale(
+    torch: Any, tmp_path: Path
+) -> None:
+    image = tmp_path / "image"
+    with gpunvme.open(f"sim:size=16M,image={image}", "r+") as drive:
+        drive.pwrite(wn.save({"large": np.ones(1 << 20, np.float32)}))
+    with weights.prefetch(f"sim:image={image},read_latency=300ms", dtype="float8_e4m3fn",
+                          checksum=True) as loader:
+        pass
+    with pytest.raises(weights.WeightsError, match="closed"):
+        loader.scale("large")
+    with pytest.raises(weights.WeightsError, match="close"):
+        loader.checksum("large")
 
 
 def test_each_slice_has_its_own_scale(torch: Any, numbers: dict[str, Any], tmp_path: Path) -> None:

@@ -279,23 +279,29 @@ class Prefetch:
     def scale(self, name: str) -> float:
         """The scale of a tensor that was converted to float8, waiting until it has landed.
 
-        The tensor's numbers times the scale are its values. WeightsError: it has none.
+        The tensor's numbers times the scale are its values. WeightsError: it has none, or had not
+        landed when this was closed.
         """
         i, part = self._part(name)
         if self._job.dtypes[i] != _lib.DTYPE_F8_E4M3:
             refuse(f'tensor "{name}" was not converted to float8: it has no scale')
         scales = self._parts.scales
-        return 1.0 if part is None or scales is None else float(scales[part])
+        if part is None or scales is None:
+            return 1.0
+        if not (scale := float(scales[part])):
+            refuse(f'tensor "{name}" had not landed when this prefetch was closed')
+        return scale
 
     def checksum(self, name: str) -> int:
         """The checksum of a tensor's bytes where they have landed, waiting until they have.
 
-        WeightsError: prefetch() was called without ``checksum``.
+        WeightsError: prefetch() was called without ``checksum``, or was closed before it landed.
         """
         _, part = self._part(name)
         found = int(_nothing()) if part is None else self._parts.checksum(part)
         if found is None or not self._checksum:
-            refuse(f'tensor "{name}" has no checksum: call prefetch() with checksum=True')
+            refuse(f'tensor "{name}" has no checksum: call prefetch() with checksum=True, and '
+                   "close it after the tensor has landed")
         return found
 
     def write_manifest(self, path: str | os.PathLike[str]) -> None:
@@ -430,8 +436,8 @@ def load_all(files: Files, devices: Devices, plan: Plan = None, dtype: str | Non
     if manifest is not None:
         job.with_empty(parts).check_manifest(manifest)
     results = job.results()
+    scales = np.ones(len(job.names), np.float32)
     if parts.scales is not None:
-        scales = np.ones(len(job.names), np.float32)
         scales[job.loading] = parts.scales
-        job.add_scales(results, scales)
+    job.add_scales(results, scales)
     return results

@@ -15,8 +15,8 @@
  * global batches; a rank takes a contiguous part of each. So the stream does not depend on the
  * number of ranks, and a run can go on with another number of them.
  *
- * Threads: gpunvme_sampler_list() may be called by several threads at once. The other functions
- * exclude each other and it.
+ * Threads: several threads may call gpunvme_sampler_list() at once. While another function runs, no
+ * other thread may use the sampler.
  */
 #ifndef GPUNVME_SAMPLER_H
 #define GPUNVME_SAMPLER_H
@@ -38,12 +38,12 @@ struct gpunvme_sampler;
 #define GPUNVME_SAMPLER_MAX_SOURCE 4096u
 #define GPUNVME_SAMPLER_MAX_PERIOD ((uint64_t)1 << 20)
 
-/* A data set, as far as the order is concerned. */
+/* A data set to draw samples from. */
 struct gpunvme_sampler_source {
     uint64_t nsamples; /* 1 or more */
     /*
-     * Its share of a mixture, relative to the other weights; 0 in all sources: by their numbers of
-     * samples. Not used where there is one source.
+     * Its share of a mixture, relative to the other weights. If all weights are 0, shares are
+     * proportional to the numbers of samples. Not used if there is one source.
      */
     double weight;
 };
@@ -57,7 +57,7 @@ enum gpunvme_shuffle {
 /* What becomes of the samples at the end of an epoch that do not fill a batch. */
 enum gpunvme_last_batch {
     GPUNVME_LAST_SHORT = 0, /* they are a batch of fewer samples */
-    GPUNVME_LAST_DROP,      /* they are left out, others in each epoch */
+    GPUNVME_LAST_DROP,      /* they are left out; each epoch leaves out others */
     GPUNVME_LAST_PAD,       /* the batch is filled up with the epoch's first samples */
 };
 
@@ -65,7 +65,7 @@ struct gpunvme_sampler_options {
     uint64_t seed;
     uint64_t batch;       /* samples of a global batch, of all ranks together; 1 or more */
     uint32_t rank;        /* below `world` */
-    uint32_t world;       /* ranks; 0: 1. There may be more than samples in a batch */
+    uint32_t world;       /* number of ranks; 0: 1. May exceed the samples of a batch */
     uint32_t shuffle;     /* enum gpunvme_shuffle */
     uint32_t last;        /* enum gpunvme_last_batch */
     uint64_t block;       /* SHUFFLE_BLOCKS: samples that stay together on storage; 0: 1024 */
@@ -73,18 +73,18 @@ struct gpunvme_sampler_options {
                            * whole blocks; 0: 64 blocks */
     uint64_t epoch;       /* samples of an epoch; 0: as many as all sources have. With another
                            * number, sources have epochs of their own, as in a mixture */
-    uint64_t fingerprint; /* of the data, whatever the caller takes for it; see the state */
+    uint64_t fingerprint; /* any number that identifies the data; see the state */
 };
 
 /*
- * Makes a sampler at the beginning of epoch 0. *out is the caller's, to be given to destroy.
+ * Makes a sampler at the beginning of epoch 0. The caller ends it by gpunvme_sampler_destroy().
  *
- * In a mixture each source has epochs of its own: the k-th sample taken of it belongs to its epoch
- * k / nsamples. Shares are kept over *periods* of T positions: of the first m * T positions a
- * source has its share, rounded up or down, and of any one period its share by less than two
- * samples more or fewer, so perhaps none. T is a power of two with T times the smallest share 1 or
- * more, at most GPUNVME_SAMPLER_MAX_PERIOD. Each of a source's epochs has each of its samples once;
- * the next one may begin within the period in which one ends.
+ * In a mixture each source has epochs of its own, each of which has each of its samples once. The
+ * k-th sample taken from a source belongs to its epoch k / nsamples. Positions are grouped into
+ * periods of T. After m periods a source has had its share of the m * T positions, rounded up or
+ * down. In any one period it has its share, less than two samples more or fewer, so perhaps none. T
+ * is a power of two for which T times the smallest share is 1 or more, at most
+ * GPUNVME_SAMPLER_MAX_PERIOD. A source's next epoch may begin within a period.
  *
  * Errors: INVALID (the detail says which option), LIMIT (a weight so small that it has less than
  * one position in GPUNVME_SAMPLER_MAX_PERIOD), NOMEM.
@@ -96,11 +96,11 @@ void gpunvme_sampler_destroy(struct gpunvme_sampler *sampler);
 
 /* The rank's part of a global batch: positions `first` to `first + n - 1` of an epoch. */
 struct gpunvme_slice {
-    uint64_t epoch, batch; /* `batch` counts from the position where the epoch was begun or resumed
-                            */
-    uint64_t first;        /* position in the epoch's stream of all ranks */
-    uint64_t n;            /* 0: the batch has nothing for this rank */
-    uint64_t npadded;      /* of these, those at the end that pad a last batch */
+    uint64_t epoch;
+    uint64_t batch;                /* 0 is the first after the epoch was begun or resumed */
+    uint64_t first;                /* position in the epoch's stream of all ranks */
+    uint64_t n;                    /* 0: the batch has nothing for this rank */
+    uint64_t npadded;              /* how many of these, at the end, pad a last batch */
     uint64_t batch_first, batch_n; /* the global batch */
 };
 
@@ -117,8 +117,8 @@ struct gpunvme_sample {
 };
 
 /*
- * Which samples are at positions `first` to `first + n - 1` of an epoch, in this order. Positions
- * behind the epoch's end count from its beginning again: those that pad a batch.
+ * Lists the samples at positions `first` to `first + n - 1` of an epoch, in this order. Positions
+ * after the epoch's end, which pad a batch, begin at its first sample again.
  */
 void gpunvme_sampler_list(const struct gpunvme_sampler *sampler, uint64_t epoch, uint64_t first,
                           size_t n, struct gpunvme_sample *samples);
@@ -147,9 +147,9 @@ void gpunvme_sampler_get_state(const struct gpunvme_sampler *sampler,
                                struct gpunvme_sampler_state *state);
 
 /*
- * Goes on behind the samples that `state` says were taken, with its seed. INVALID: it is of other
- * data, or of another order of it; or `taken` is more than an epoch has. LIMIT: as set_epoch.
- * Nothing has changed then.
+ * Continues after the samples that were taken when `state` was got, with its seed. INVALID: the
+ * state is of other data or of another order; or `taken` is more than an epoch has. LIMIT: as
+ * gpunvme_sampler_set_epoch(). After an error the sampler is unchanged.
  */
 gpunvme_err_t gpunvme_sampler_set_state(struct gpunvme_sampler *sampler,
                                         const struct gpunvme_sampler_state *state);

@@ -124,7 +124,7 @@ static void cancel_now(struct gpunvme_weights_load *load)
     load->canceled = true;
     base_fail(GPUNVME_ERR_CANCELED, "the load was canceled");
     load_staging_drop(load, GPUNVME_ERR_CANCELED);
-    for (size_t i = 0; gpunvme_batch_cancel(load->batch) && i < load->nios; i++)
+    for (size_t i = 0; gpunvme_batch_cancel(load->batch) && i < load->nios + !!load->gate; i++)
         gpunvme_io_cancel(&load->ios[i]); /* no memory for all at once */
 }
 

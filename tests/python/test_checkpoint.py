@@ -7,6 +7,7 @@ import json
 import os
 import random
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -392,6 +393,26 @@ def test_a_rank_waits_for_the_others_for_so_long(tmp_path: Path) -> None:
 
 
 # ---- Saves that are under way -----------------------------------------------------------------
+
+
+def test_a_rank_whose_folder_the_last_one_has_renamed_has_saved(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = _files.write_json
+
+    def write_and_wait(path: Path, manifest: Any) -> None:
+        write(path, manifest)
+        late = time.monotonic() + 20
+        while path.name == "part-0" and path.exists() and time.monotonic() < late:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(_files, "write_json", write_and_wait)
+    saves = [checkpoint.save_async({"rank": 0}, tmp_path, step=1, ranks=Ranks(0, 2, "s"))]
+    end = time.monotonic() + 20
+    while not list(tmp_path.glob("*/part-0")) and time.monotonic() < end:
+        time.sleep(0.01)
+    saves += [checkpoint.save_async({"rank": 1}, tmp_path, step=1, ranks=Ranks(1, 2, "s"))]
+    assert {save.result(60) for save in saves} == {str(tmp_path / "step-0000000001")}
+    assert [checkpoint.load(tmp_path, rank=rank)["rank"] for rank in range(2)] == [0, 1]
 
 
 def test_two_savers_on_one_path_each_get_their_step(tmp_path: Path) -> None:

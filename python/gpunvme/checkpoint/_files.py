@@ -291,8 +291,12 @@ class Draft:
         if self.world == 1:
             self.finish(joined([part], step, self.session))
             return True
-        write_json(self.folder / f"part-{self.rank}", part)
-        sync(self.folder)
+        folder = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            write_json(self.folder / f"part-{self.rank}", part)
+            os.fsync(folder)  # which the last rank may have renamed since
+        finally:
+            os.close(folder)
         reached("part")
         names = [f"part-{rank}" for rank in range(self.world)]
         if not all((self.folder / name).exists() for name in names) or not self._is_last():

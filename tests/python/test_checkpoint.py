@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as hnp
 
 import gpunvme
 from gpunvme import _safetensors, checkpoint
-from gpunvme.checkpoint import Ranks, Slice, _files, _load, _memory
+from gpunvme.checkpoint import Ranks, Slice, _files, _load, _memory, _save
 
 QUICK = settings(max_examples=40, deadline=None,
                  suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -393,6 +393,32 @@ def test_a_rank_waits_for_the_others_for_so_long(tmp_path: Path) -> None:
 
 
 # ---- Saves that are under way -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("memory", "buffers"), [(None, 5), (2 << 20, 2)])
+def test_the_first_save_allocates_what_all_need(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int | None, buffers: int) -> None:
+    allocated: list[int] = []
+    empty, copy = _memory.empty, _memory.Snapshot.copy
+
+    def count(nbytes: int, kind: str) -> Any:
+        allocated.append(nbytes)
+        return empty(nbytes, kind)
+
+    def copy_late(snapshot: Any, chunk: Any) -> Any:
+        time.sleep(0.1)  # so that the buffer of the one before is free again, most likely
+        return copy(snapshot, chunk)
+
+    monkeypatch.setattr(_memory.Snapshot, "copy", copy_late)
+    for module in (_memory, _save, _load):
+        monkeypatch.setattr(module, "BLOCK", 1 << 20)
+    monkeypatch.setattr(_memory, "pool", _memory.Pool())
+    monkeypatch.setattr(_memory, "empty", count)
+    state = {"a": np.arange(5 << 17, dtype=np.int64)}
+    for step in range(3):
+        checkpoint.save_async(state, tmp_path, step=step, memory=memory).result(60)
+        assert len(allocated) == buffers
+    assert np.array_equal(checkpoint.load(tmp_path)["a"], state["a"])
 
 
 def test_a_rank_whose_folder_the_last_one_has_renamed_has_saved(

@@ -740,7 +740,12 @@ struct mem_cuda_stream {
     cudaStream_t stream;
     int device;
     struct mem_cuda_batch *batch; /* made when needed, under batch_lock */
+    struct mem_cuda_word *word;   /* of marks, made when needed; NULL: none, or the driver can't */
+    bool no_marks;
+    unsigned looks; /* at marks that were not passed */
 };
+
+#define LOOKS_A_QUERY 256u /* for errors, of which a word does not tell */
 
 static pthread_mutex_t batch_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -777,6 +782,8 @@ gpunvme_err_t mem_cuda_stream_destroy(struct mem_cuda_stream *stream)
     cudaError_t cuda_err;
 
     if (!err) {
+        if (cudaStreamQuery(stream->stream) == cudaSuccess) /* else it may still be written */
+            mem_cuda_word_give(stream->word);
         mem_cuda_batch_destroy(stream->batch);
         cuda_err = cudaStreamDestroy(stream->stream);
         if (cuda_err != cudaSuccess)
@@ -855,6 +862,33 @@ gpunvme_err_t mem_cuda_stream_query(struct mem_cuda_stream *stream, bool *done)
     err = query(stream->stream, done);
     leave();
     return err;
+}
+
+gpunvme_err_t mem_cuda_stream_mark(struct mem_cuda_stream *stream, uint32_t *mark)
+{
+    gpunvme_err_t err;
+
+    *mark = 0;
+    if (stream->no_marks)
+        return GPUNVME_OK;
+    err = enter(stream->device);
+    if (err)
+        return err;
+    if (!stream->word)
+        err = mem_cuda_word_take(&stream->word);
+    if (!err)
+        err = mem_cuda_word_mark(stream->word, stream->stream, mark);
+    leave();
+    stream->no_marks = err == GPUNVME_ERR_UNSUPPORTED;
+    return stream->no_marks ? GPUNVME_OK : err;
+}
+
+gpunvme_err_t mem_cuda_stream_passed(struct mem_cuda_stream *stream, uint32_t mark, bool *passed)
+{
+    *passed = !stream->no_marks && mem_cuda_word_passed(stream->word, mark);
+    if (*passed || (!stream->no_marks && ++stream->looks % LOOKS_A_QUERY))
+        return GPUNVME_OK;
+    return mem_cuda_stream_query(stream, passed);
 }
 
 gpunvme_err_t mem_cuda_stream_sync(struct mem_cuda_stream *stream, uint64_t timeout_ns)

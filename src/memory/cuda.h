@@ -105,6 +105,9 @@ gpunvme_err_t mem_cuda_stream_copy_batch(struct mem_cuda_stream *stream,
 /* Makes what the first batch on the stream would make. By any thread. */
 gpunvme_err_t mem_cuda_stream_prepare_batches(struct mem_cuda_stream *stream);
 gpunvme_err_t mem_cuda_stream_query(struct mem_cuda_stream *stream, bool *done);
+/* mem_stream_mark() and _passed() of stream.h. */
+gpunvme_err_t mem_cuda_stream_mark(struct mem_cuda_stream *stream, uint32_t *mark);
+gpunvme_err_t mem_cuda_stream_passed(struct mem_cuda_stream *stream, uint32_t mark, bool *passed);
 gpunvme_err_t mem_cuda_stream_sync(struct mem_cuda_stream *stream, uint64_t timeout_ns);
 
 /*

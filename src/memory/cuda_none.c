@@ -188,6 +188,21 @@ gpunvme_err_t mem_cuda_stream_query(struct mem_cuda_stream *stream, bool *done)
     return fail();
 }
 
+gpunvme_err_t mem_cuda_stream_mark(struct mem_cuda_stream *stream, uint32_t *mark)
+{
+    (void)stream;
+    *mark = 0;
+    return fail();
+}
+
+gpunvme_err_t mem_cuda_stream_passed(struct mem_cuda_stream *stream, uint32_t mark, bool *passed)
+{
+    (void)stream;
+    (void)mark;
+    *passed = false;
+    return fail();
+}
+
 gpunvme_err_t mem_cuda_stream_sync(struct mem_cuda_stream *stream, uint64_t timeout_ns)
 {
     (void)stream;

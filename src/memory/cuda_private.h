@@ -21,6 +21,25 @@ void *mem_cuda_driver_symbol(const char *symbol);
 
 uint64_t mem_cuda_now_ns(void); /* of a clock that only goes forward */
 
+/*
+ * How far a stream has come: its word gets the numbers of the marks that it has passed, which go up
+ * (and around). One that was used by a stream before goes on from there. UNSUPPORTED: the driver
+ * can't; then a stream has none.
+ */
+struct mem_cuda_word {
+    uint32_t *cpu, *gpu;
+    uint32_t last; /* number that was given to a mark */
+    struct mem_cuda_word *next;
+};
+gpunvme_err_t mem_cuda_word_take(struct mem_cuda_word **out);
+void mem_cuda_word_give(struct mem_cuda_word *word); /* nothing will be written; NULL is fine */
+gpunvme_err_t mem_cuda_word_mark(struct mem_cuda_word *word, cudaStream_t stream, uint32_t *mark);
+
+static inline bool mem_cuda_word_passed(const struct mem_cuda_word *word, uint32_t mark)
+{
+    return (int32_t)(__atomic_load_n(word->cpu, __ATOMIC_ACQUIRE) - mark) >= 0;
+}
+
 /* Batches on one stream, by one thread at a time, with the stream's device as the current one. */
 struct mem_cuda_batch;
 gpunvme_err_t mem_cuda_batch_create(struct mem_cuda_batch **out);

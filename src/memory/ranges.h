@@ -52,14 +52,4 @@ gpunvme_err_t mem_ranges_check(struct mem_ranges *ranges, const void *ptr, size_
 gpunvme_err_t mem_ranges_check_pieces(struct mem_ranges *ranges,
                                       const struct gpunvme_mem_piece *pieces, size_t n);
 
-/* gpunvme_mem_copy_batch() of pieces that were checked. */
-gpunvme_err_t mem_copy_batch_checked(const struct gpunvme_mem_piece *pieces, size_t n,
-                                     struct gpunvme_mem_stream *stream);
-
-/*
- * Makes what the stream's first batch would make: pinned memory, and the kernel loaded. By any
- * thread, also while another copies on the stream.
- */
-gpunvme_err_t mem_stream_prepare_batches(struct gpunvme_mem_stream *stream);
-
 #endif

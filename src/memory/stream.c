@@ -9,6 +9,7 @@
 #include "gpunvme/memory.h"
 #include "memory/check.h"
 #include "memory/cuda.h"
+#include "memory/stream.h"
 
 /* `cuda` is NULL without a GPU. */
 struct gpunvme_mem_stream {
@@ -122,4 +123,16 @@ gpunvme_err_t gpunvme_mem_stream_query(struct gpunvme_mem_stream *stream, bool *
         return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", stream ? "done" : "stream");
     *done = true;
     return stream->cuda ? mem_cuda_stream_query(stream->cuda, done) : GPUNVME_OK;
+}
+
+gpunvme_err_t mem_stream_mark(struct gpunvme_mem_stream *stream, uint32_t *mark)
+{
+    *mark = 0;
+    return stream->cuda ? mem_cuda_stream_mark(stream->cuda, mark) : GPUNVME_OK;
+}
+
+gpunvme_err_t mem_stream_passed(struct gpunvme_mem_stream *stream, uint32_t mark, bool *passed)
+{
+    *passed = true;
+    return stream->cuda ? mem_cuda_stream_passed(stream->cuda, mark, passed) : GPUNVME_OK;
 }

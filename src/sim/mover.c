@@ -14,6 +14,7 @@
 #include "base/fail.h"
 #include "base/relax.h"
 #include "memory/ranges.h"
+#include "memory/stream.h"
 #include "sim/sim_internal.h"
 
 #define COPY_TIMEOUT_NS 10000000000u

@@ -11,6 +11,7 @@
 
 #include "memory/cuda.h"
 #include "memory/cuda_private.h"
+#include "memory/stream.h"
 
 #ifdef GPUNVME_HAVE_CUDA
 #include <cuda.h>
@@ -644,6 +645,39 @@ static void managed_memory_is_refused_with_its_name(void **state)
     assert_int_equal(cudaFree(managed), cudaSuccess);
 }
 
+static void a_mark_is_passed_only_when_all_copies_before_it_are_done(void **state)
+{
+    const size_t nbytes = (size_t)64 << 20, last = nbytes - 8;
+    struct gpunvme_buf gpu = new_buf(nbytes, GPUNVME_MEM_GPU);
+    struct gpunvme_buf host = new_buf(nbytes, GPUNVME_MEM_PINNED);
+
+    (void)state;
+    for (unsigned turn = 0; turn < 3; turn++) { /* the second stream has the first one's word */
+        struct gpunvme_mem_stream *stream;
+
+        assert_int_equal(gpunvme_mem_stream_create(&gpu, &stream), GPUNVME_OK);
+        for (uint64_t n = 1; n <= 20; n++) {
+            uint64_t value = turn * 100 + n, there = 0, begun = mem_cuda_now_ns();
+            bool passed = false;
+            uint32_t mark;
+
+            memcpy((uint8_t *)host.cpu + last, &value, sizeof(value));
+            assert_int_equal(gpunvme_mem_copy_async(gpu.gpu, GPUNVME_MEM_GPU, host.cpu,
+                                                    GPUNVME_MEM_PINNED, nbytes, stream),
+                             GPUNVME_OK);
+            assert_int_equal(mem_stream_mark(stream, &mark), GPUNVME_OK);
+            while (!passed && mem_cuda_now_ns() - begun < 10000000000u)
+                assert_int_equal(mem_stream_passed(stream, mark, &passed), GPUNVME_OK);
+            assert_true(passed);
+            buf_read(&gpu, last, &there, sizeof(there));
+            assert_int_equal(there, value);
+        }
+        assert_int_equal(gpunvme_mem_stream_destroy(stream), GPUNVME_OK);
+    }
+    free_buf(&gpu);
+    free_buf(&host);
+}
+
 /* What the caller has queued on the legacy default stream, which does not end by itself. */
 struct gate {
     pthread_mutex_t lock;
@@ -869,6 +903,7 @@ int main(void)
         cmocka_unit_test(the_kind_of_memory_is_told_from_its_address),
 #ifdef GPUNVME_HAVE_CUDA
         cmocka_unit_test(managed_memory_is_refused_with_its_name),
+        cmocka_unit_test(a_mark_is_passed_only_when_all_copies_before_it_are_done),
         cmocka_unit_test(work_does_not_wait_for_the_callers_stream),
         cmocka_unit_test(memory_is_on_the_threads_current_gpu_and_stays_reachable_from_any_thread),
 #endif

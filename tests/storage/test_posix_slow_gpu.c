@@ -20,6 +20,7 @@
 #include "gpunvme/memory.h"
 #include "gpunvme/storage.h"
 #include "memory/ranges.h"
+#include "memory/stream.h"
 #include "transfer_util.h"
 
 #define KIB    ((size_t)1 << 10)
@@ -42,17 +43,30 @@ static _Atomic bool fails, stuck;
 static _Atomic size_t largest; /* copy */
 static const void *_Atomic last_src;
 
-gpunvme_err_t __real_gpunvme_mem_stream_query(struct gpunvme_mem_stream *stream, bool *done);
-gpunvme_err_t __wrap_gpunvme_mem_stream_query(struct gpunvme_mem_stream *stream, bool *done);
-gpunvme_err_t __wrap_gpunvme_mem_stream_query(struct gpunvme_mem_stream *stream, bool *done)
+static gpunvme_err_t look(gpunvme_err_t err, bool *done)
 {
-    gpunvme_err_t err = __real_gpunvme_mem_stream_query(stream, done);
-
     if (not_yet) {
         not_yet--;
         *done = false;
     }
     return err;
+}
+
+gpunvme_err_t __real_gpunvme_mem_stream_query(struct gpunvme_mem_stream *stream, bool *done);
+gpunvme_err_t __wrap_gpunvme_mem_stream_query(struct gpunvme_mem_stream *stream, bool *done);
+gpunvme_err_t __wrap_gpunvme_mem_stream_query(struct gpunvme_mem_stream *stream, bool *done)
+{
+    return look(__real_gpunvme_mem_stream_query(stream, done), done);
+}
+
+gpunvme_err_t __real_mem_stream_passed(struct gpunvme_mem_stream *stream, uint32_t mark,
+                                       bool *passed);
+gpunvme_err_t __wrap_mem_stream_passed(struct gpunvme_mem_stream *stream, uint32_t mark,
+                                       bool *passed);
+gpunvme_err_t __wrap_mem_stream_passed(struct gpunvme_mem_stream *stream, uint32_t mark,
+                                       bool *passed)
+{
+    return look(__real_mem_stream_passed(stream, mark, passed), passed);
 }
 
 gpunvme_err_t __real_gpunvme_mem_stream_destroy(struct gpunvme_mem_stream *stream);

@@ -195,6 +195,8 @@ struct posix_slot {
     unsigned gpu;     /* all are on the same */
     uint64_t since;   /* when its copies were begun */
     uint64_t copy_ns; /* how long they may take: the timeout of its pieces' stores says it */
+    bool has_mark;    /* behind its copies. Marks of single ones cost more than queries do */
+    uint32_t mark;
     struct posix_op *first, **last;
     struct posix_slot *next;                                      /* free, or being copied */
     _Atomic(struct gpunvme_mem_stream *) streams[POSIX_MAX_GPUS]; /* made under the ring's lock */

@@ -12,6 +12,7 @@
 #include "base/fail.h"
 #include "gpunvme/memory.h"
 #include "memory/cuda.h"
+#include "memory/stream.h"
 #include "storage/posix/worker.h"
 
 #define HUGE_PAGE (2u << 20)
@@ -348,8 +349,10 @@ static gpunvme_err_t start_copies(struct copies *c)
     gpunvme_err_t err = GPUNVME_OK;
 
     c->n = 0;
-    if (n > 1 && mem == GPUNVME_MEM_PINNED)
+    if (n > 1 && mem == GPUNVME_MEM_PINNED) {
+        c->slot->has_mark = true;
         return mem_copy_batch_checked(c->pieces, n, c->stream);
+    }
     for (unsigned i = 0; i < n && !err; i++) {
         const struct gpunvme_mem_piece *piece = &c->pieces[i];
 
@@ -387,6 +390,7 @@ gpunvme_err_t posix_slot_copy(struct posix_ring *ring, struct posix_slot *slot)
     struct copies c = {.slot = slot};
     gpunvme_err_t err = GPUNVME_OK;
 
+    slot->has_mark = false;
     for (struct posix_op *op = slot->first, *next; op && !err; op = next) {
         if (op->piece.mem == GPUNVME_MEM_GPU) {
             size_t nbytes = run_of(op, &next);
@@ -401,12 +405,18 @@ gpunvme_err_t posix_slot_copy(struct posix_ring *ring, struct posix_slot *slot)
                 memcpy(op->piece.ptr, op->cpu, posix_op_nbytes(op));
         }
     }
-    return err || !c.n ? err : start_copies(&c);
+    if (!err && c.n)
+        err = start_copies(&c);
+    return err || !slot->has_mark ? err : mem_stream_mark(c.stream, &slot->mark);
 }
 
 gpunvme_err_t posix_slot_copied(const struct posix_slot *slot, bool *done)
 {
+    struct gpunvme_mem_stream *stream = slot->streams[slot->gpu];
+
     *done = true;
-    return slot->streams[slot->gpu] ? gpunvme_mem_stream_query(slot->streams[slot->gpu], done)
-                                    : GPUNVME_OK;
+    if (!stream)
+        return GPUNVME_OK;
+    return slot->has_mark ? mem_stream_passed(stream, slot->mark, done)
+                          : gpunvme_mem_stream_query(stream, done);
 }

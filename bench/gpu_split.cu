@@ -8,6 +8,7 @@
  *
  *   blocking  gpunvme_dev_read(), one after the other
  *   batch     four submits, then four waits, in the order of the submits
+ *   vector    one submit of four by gpunvme_dev_submit_readv(), then four waits
  *   window    a wait for the oldest, then the submit of another one: always three or four in flight
  *   lone      as batch, but each thread is a warp of its own: `threads` warps with one lane
  *
@@ -43,8 +44,8 @@ static const struct rig_param params[] = {
     {NULL, RIG_TEXT, NULL, NULL, NULL},
 };
 
-enum way { BLOCKING, BATCH, WINDOW, LONE, NWAYS };
-static const char *const way_names[NWAYS] = {"blocking", "batch", "window", "lone"};
+enum way { BLOCKING, BATCH, VECTOR, WINDOW, LONE, NWAYS };
+static const char *const way_names[NWAYS] = {"blocking", "batch", "vector", "window", "lone"};
 
 struct outcome {
     unsigned long long errors, wrong, full; /* full: reads that found no slot when submitted */
@@ -158,6 +159,40 @@ static __global__ void batch(const __grid_constant__ struct work w)
 #pragma unroll
         for (int i = 0; i < DEPTH; i++)
             submit(&r, &w, i, &tokens[i]);
+#pragma unroll
+        for (int i = 0; i < DEPTH; i++)
+            await(&r, &w, i, &tokens[i]);
+    }
+    finish(&r, &w);
+}
+
+static __device__ __forceinline__ void submit_all(struct reader *r, const struct work *w,
+                                                  struct gpunvme_dev_token tokens[DEPTH])
+{
+    struct gpunvme_dev_vec vec[DEPTH];
+    uint32_t nsubmitted;
+    int err;
+
+#pragma unroll
+    for (int i = 0; i < DEPTH; i++) {
+        choose(r, w, i);
+        vec[i].slba = r->lba[i];
+        vec[i].off = place(r, w, i);
+        vec[i].nlb = w->nlb;
+    }
+    err = gpunvme_dev_submit_readv(&w->ns, vec, DEPTH, &w->buf, tokens, &nsubmitted);
+    r->full += DEPTH - nsubmitted;
+    r->errors += err && err != GPUNVME_ERR_AGAIN;
+}
+
+static __global__ void vector(const __grid_constant__ struct work w)
+{
+    struct gpunvme_dev_token tokens[DEPTH];
+    struct reader r;
+
+    reader_init(&r, &w, blockIdx.x * blockDim.x + threadIdx.x);
+    for (uint32_t round = 0; round < w.rounds; round++) {
+        submit_all(&r, &w, tokens);
 #pragma unroll
         for (int i = 0; i < DEPTH; i++)
             await(&r, &w, i, &tokens[i]);
@@ -279,6 +314,8 @@ static void start(struct lab *l, enum way way, uint32_t threads)
 
     if (way == BLOCKING)
         blocking<<<grid, of, 0, l->stream>>>(l->work);
+    else if (way == VECTOR)
+        vector<<<grid, of, 0, l->stream>>>(l->work);
     else if (way == WINDOW)
         window<<<grid, of, 0, l->stream>>>(l->work);
     else

@@ -215,6 +215,16 @@ GPUNVME_FN uint32_t gpunvme_fetch_or32_relaxed_gpu(uint32_t *p, uint32_t v)
     return old;
 }
 
+GPUNVME_FN uint64_t gpunvme_fetch_or64_relaxed_gpu(uint64_t *p, uint64_t v)
+{
+    uint64_t old;
+    asm volatile("atom.relaxed.gpu.global.or.b64 %0, [%1], %2;"
+                 : "=l"(old)
+                 : "l"(__cvta_generic_to_global(p)), "l"(v)
+                 : "memory");
+    return old;
+}
+
 GPUNVME_FN uint64_t gpunvme_fetch_or64_acquire_gpu(uint64_t *p, uint64_t v)
 {
     uint64_t old;
@@ -462,6 +472,11 @@ GPUNVME_FN uint64_t gpunvme_fetch_add64_relaxed_gpu(uint64_t *p, uint64_t v)
 }
 
 GPUNVME_FN uint32_t gpunvme_fetch_or32_relaxed_gpu(uint32_t *p, uint32_t v)
+{
+    return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL);
+}
+
+GPUNVME_FN uint64_t gpunvme_fetch_or64_relaxed_gpu(uint64_t *p, uint64_t v)
 {
     return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL);
 }

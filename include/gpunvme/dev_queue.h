@@ -311,19 +311,19 @@ struct gpunvme_dev_place {
     uint32_t published; /* private: `published` when it tried to get the doorbell */
 };
 
-/* Takes positions for the lanes `in`, which have claimed slots, and tries to get the doorbell. */
-GPUNVME_FN uint32_t gpunvme_dev_queue_place(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t in,
-                                            struct gpunvme_dev_place *place, int *err)
+/*
+ * Takes `n` positions for all lanes of the mask, and tries to get the doorbell; `leader` is one of
+ * them. 1, with the first position in *place; or 0: the queue is closed.
+ */
+GPUNVME_FN int gpunvme_dev_queue_advance(struct gpunvme_dev_queue *q, uint32_t mask,
+                                         uint32_t leader, uint32_t n,
+                                         struct gpunvme_dev_place *place)
 {
-    uint32_t is_in = in >> gpunvme_warp_lane() & 1, closed = 0;
+    uint32_t closed = 0;
 
-    *err = is_in ? GPUNVME_OK : GPUNVME_ERR_AGAIN;
-    if (!in)
-        return 0;
-    if (gpunvme_warp_lane() == gpunvme_warp_leader(in)) {
+    if (gpunvme_warp_lane() == leader) {
         /* Both at once: it tries to get the doorbell before there is anything to ring for. */
-        uint64_t pos =
-            gpunvme_fetch_add64_relaxed_gpu(&gpunvme_dev_home(q)->reserved, gpunvme_popcount(in));
+        uint64_t pos = gpunvme_fetch_add64_relaxed_gpu(&gpunvme_dev_home(q)->reserved, n);
 
         place->published = gpunvme_fetch_or32_relaxed_gpu(&gpunvme_dev_home(q)->published,
                                                           GPUNVME_DEV_QUEUE_LOCKED);
@@ -332,14 +332,28 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_place(struct gpunvme_dev_queue *q, uint32_
         if (closed && !(place->published & GPUNVME_DEV_QUEUE_LOCKED))
             gpunvme_exchange32_gpu(&gpunvme_dev_home(q)->published, place->published);
     }
-    if (gpunvme_warp_ballot(mask, closed != 0)) {
+    if (gpunvme_warp_ballot(mask, closed != 0))
+        return 0;
+    place->pos = gpunvme_warp_shfl32(mask, place->pos, leader);
+    place->published = gpunvme_warp_shfl32(mask, place->published, leader);
+    return 1;
+}
+
+/* Takes positions for the lanes `in`, which have claimed slots, and tries to get the doorbell. */
+GPUNVME_FN uint32_t gpunvme_dev_queue_place(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t in,
+                                            struct gpunvme_dev_place *place, int *err)
+{
+    uint32_t is_in = in >> gpunvme_warp_lane() & 1;
+
+    *err = is_in ? GPUNVME_OK : GPUNVME_ERR_AGAIN;
+    if (!in)
+        return 0;
+    if (!gpunvme_dev_queue_advance(q, mask, gpunvme_warp_leader(in), gpunvme_popcount(in), place)) {
         if (is_in)
             gpunvme_dev_slot_unclaim(gpunvme_dev_home(q), place->ticket);
         *err = GPUNVME_ERR_CLOSED;
         return 0;
     }
-    place->pos = gpunvme_warp_shfl32(mask, place->pos, gpunvme_warp_leader(in));
-    place->published = gpunvme_warp_shfl32(mask, place->published, gpunvme_warp_leader(in));
     place->pos += gpunvme_warp_rank(in);
     return in;
 }
@@ -382,6 +396,12 @@ GPUNVME_FN int gpunvme_dev_queue_is_ready(const struct gpunvme_dev_queue *q, uin
 
     return GPUNVME_ORDER(LOOK, gpunvme_load_acquire32_gpu, gpunvme_load_relaxed32)(mark) ==
            gpunvme_dev_queue_lap(q, pos);
+}
+
+/* The same without an acquire: whether it is worth getting the doorbell. */
+GPUNVME_FN int gpunvme_dev_queue_seems_ready(const struct gpunvme_dev_queue *q, uint32_t pos)
+{
+    return gpunvme_load_relaxed32(gpunvme_dev_mark(q, pos)) == gpunvme_dev_queue_lap(q, pos);
 }
 
 /* How many items are there before the first that is missing. Each lane has looked at `each` items,
@@ -482,7 +502,8 @@ GPUNVME_FN void gpunvme_dev_queue_publish(struct gpunvme_dev_queue *q, uint32_t 
             if (pos != from)
                 gpunvme_dev_queue_ring(q, &bell, pos);
             gpunvme_exchange32_gpu(&gpunvme_dev_home(q)->published, pos << 1);
-            if (rounds < GPUNVME_DEV_RINGS && gpunvme_dev_queue_is_ready(q, pos))
+            gpunvme_dev_queue_prefetch(gpunvme_dev_home(q)); /* the exchange emptied the cache */
+            if (rounds < GPUNVME_DEV_RINGS && gpunvme_dev_queue_seems_ready(q, pos))
                 word = gpunvme_fetch_or32_gpu(&gpunvme_dev_home(q)->published,
                                               GPUNVME_DEV_QUEUE_LOCKED);
         }
@@ -506,7 +527,7 @@ GPUNVME_FN void gpunvme_dev_queue_help(struct gpunvme_dev_queue *q)
     for (uint32_t rounds = 0; rounds < GPUNVME_DEV_RINGS; rounds++) {
         uint32_t word = gpunvme_load_relaxed32(&q->published), pos;
 
-        if (word & GPUNVME_DEV_QUEUE_LOCKED || !gpunvme_dev_queue_is_ready(q, word >> 1) ||
+        if (word & GPUNVME_DEV_QUEUE_LOCKED || !gpunvme_dev_queue_seems_ready(q, word >> 1) ||
             gpunvme_load_relaxed64(&q->reserved) & GPUNVME_QPAIR_CLOSED)
             return;
         word = gpunvme_fetch_or32_gpu(&q->published, GPUNVME_DEV_QUEUE_LOCKED);
@@ -522,18 +543,13 @@ GPUNVME_FN void gpunvme_dev_queue_help(struct gpunvme_dev_queue *q)
 }
 
 /*
- * Writes each lane's command, complete except for its cid, to the position that it reserved, and
- * makes sure that the doorbell is rung. The mask is what reserve returned.
+ * Writes one lane's command, complete except for its cid, to its position. `is_first`: the lane's
+ * warp has the doorbell, and nobody's entries are before its own.
  */
-GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t mask,
-                                         const struct gpunvme_dev_place *place,
-                                         struct gpunvme_sqe *cmd)
+GPUNVME_FN void gpunvme_dev_queue_fill(struct gpunvme_dev_queue *q, uint32_t pos, uint64_t ticket,
+                                       int is_first, struct gpunvme_sqe *cmd)
 {
-    uint32_t leader = gpunvme_warp_leader(mask), word = place->published;
-    uint32_t first = place->pos - gpunvme_warp_rank(mask);
-    uint32_t n = word == first << 1 ? gpunvme_popcount(mask) : 0;
-    uint32_t *mark = gpunvme_dev_mark(q, place->pos), lap = gpunvme_dev_queue_lap(q, place->pos);
-    uint64_t ticket = place->ticket;
+    uint32_t *mark = gpunvme_dev_mark(q, pos), lap = gpunvme_dev_queue_lap(q, pos);
 
     cmd->cid = (uint16_t)ticket;
     if (q->mirror)
@@ -542,11 +558,22 @@ GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t m
     else /* as it was claimed: a reset since then may have marked it done */
         gpunvme_store64_relaxed_gpu(&gpunvme_dev_slot(q, ticket)->word,
                                     (ticket & ~UINT64_C(0xffff)) | GPUNVME_DEV_SLOT_TAKEN);
-    gpunvme_store_64_bytes(gpunvme_dev_sqe(q, place->pos), cmd);
-    if (n) /* the doorbell is ours, and nobody is before us: nobody looks at our marks, */
+    gpunvme_store_64_bytes(gpunvme_dev_sqe(q, pos), cmd);
+    if (is_first)                               /* nobody looks at our marks, */
         gpunvme_store32_relaxed_gpu(mark, lap); /* but they must not be of an old lap */
     else /* release: who sees the mark sees the entry, and what else the command uses */
         GPUNVME_ORDER(MARK, gpunvme_store_release32_gpu, gpunvme_store_relaxed32)(mark, lap);
+}
+
+/*
+ * Makes sure that the doorbell is rung for what the lanes have written. `word` is `published` when
+ * they tried to get it; `n` is how many entries they wrote if nobody's are before theirs, else 0.
+ */
+GPUNVME_FN void gpunvme_dev_queue_announce(struct gpunvme_dev_queue *q, uint32_t mask,
+                                           uint32_t word, uint32_t n)
+{
+    uint32_t leader = gpunvme_warp_leader(mask);
+
     gpunvme_warp_sync(mask);
     if (word & GPUNVME_DEV_QUEUE_LOCKED) {
         if (gpunvme_warp_lane() == leader)
@@ -557,6 +584,138 @@ GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t m
             return;
     }
     gpunvme_dev_queue_publish(q, mask, word >> 1, n);
+}
+
+/*
+ * Writes each lane's command, complete except for its cid, to the position that it reserved, and
+ * makes sure that the doorbell is rung. The mask is what reserve returned.
+ */
+GPUNVME_FN void gpunvme_dev_queue_submit(struct gpunvme_dev_queue *q, uint32_t mask,
+                                         const struct gpunvme_dev_place *place,
+                                         struct gpunvme_sqe *cmd)
+{
+    uint32_t first = place->pos - gpunvme_warp_rank(mask);
+    uint32_t n = place->published == first << 1 ? gpunvme_popcount(mask) : 0;
+
+    gpunvme_dev_queue_fill(q, place->pos, place->ticket, n != 0, cmd);
+    gpunvme_dev_queue_announce(q, mask, place->published, n);
+}
+
+/* --- several commands of a lane ----------------------------------------------------------------
+ */
+
+/* What a lane has reserved for several commands: n slots, and n positions from place.pos on. */
+struct gpunvme_dev_places {
+    uint64_t ticket[GPUNVME_DEV_DEEP];
+    uint32_t n;
+    uint32_t total; /* private: the positions of all lanes, the first of which is this one */
+    uint32_t first;
+    struct gpunvme_dev_place place;
+};
+
+/* Adds a slot to a lane's. An index would cost local memory. */
+GPUNVME_FN void gpunvme_dev_places_add(struct gpunvme_dev_places *places, uint64_t ticket)
+{
+    for (uint32_t i = 0; i < GPUNVME_DEV_DEEP; i++)
+        places->ticket[i] = i == places->n ? ticket : places->ticket[i];
+    places->n++;
+}
+
+/*
+ * Takes slots for up to `n` commands of each lane: places->n of them. The first tries are atomics
+ * of a lane that are in flight together, so they are relaxed. So nothing may be written to the
+ * slots' bounce blocks, and to their lists only as docs/ORDERING.md says. For a command whose first
+ * try finds a taken slot, the lanes search together, as for one command each, until no lane finds
+ * one. Nobody waits, and each slot is used: those of a lane need not be side by side.
+ */
+GPUNVME_FN void gpunvme_dev_slots_take(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t hint,
+                                       uint32_t n, struct gpunvme_dev_places *places)
+{
+    uint32_t lanes = gpunvme_popcount(mask);
+    uint64_t old[GPUNVME_DEV_DEEP];
+
+    for (uint32_t i = 0; i < GPUNVME_DEV_DEEP; i++) {
+        old[i] = GPUNVME_DEV_SLOT_TAKEN;
+        if (i < n)
+            old[i] = gpunvme_fetch_or64_relaxed_gpu(&gpunvme_dev_slot(q, hint + i * lanes)->word,
+                                                    GPUNVME_DEV_SLOT_TAKEN);
+    }
+    places->n = 0;
+    for (uint32_t i = 0; i < GPUNVME_DEV_DEEP; i++)
+        if (!(old[i] & GPUNVME_DEV_SLOT_TAKEN))
+            gpunvme_dev_places_add(places, old[i] | ((hint + i * lanes) & q->mask));
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
+    for (uint32_t found = 1; found;) {
+        uint32_t need = gpunvme_warp_ballot(mask, places->n < n);
+        struct gpunvme_dev_want again = {0, 1};
+        uint64_t ticket;
+        int got = 0;
+
+        if (!need)
+            return;
+        hint += GPUNVME_DEV_DEEP * lanes;
+        if (places->n < n)
+            got = gpunvme_dev_slot_claim(q, need, hint, again, &ticket);
+        if (got)
+            gpunvme_dev_places_add(places, ticket);
+        found = gpunvme_warp_ballot(mask, got);
+    }
+}
+
+/*
+ * Reserves slots and positions for up to `n` commands of each lane, at most GPUNVME_DEV_DEEP, as
+ * far as there are any: GPUNVME_OK with places->n of 1 or more, GPUNVME_ERR_AGAIN, or
+ * GPUNVME_ERR_CLOSED. Never waits. If places->total is not 0, all lanes must at once fill their
+ * places and then call gpunvme_dev_queue_submit_several(). After GPUNVME_ERR_CLOSED see
+ * gpunvme_dev_queue_reserve().
+ */
+GPUNVME_FN int gpunvme_dev_queue_reserve_several(struct gpunvme_dev_queue *q, uint32_t mask,
+                                                 uint32_t hint, uint32_t n,
+                                                 struct gpunvme_dev_places *places)
+{
+    uint32_t below = (UINT32_C(1) << gpunvme_warp_lane()) - 1, before = 0;
+
+    gpunvme_dev_slots_take(q, mask, hint, n, places);
+    gpunvme_dev_queue_prefetch(gpunvme_dev_home(q));
+    places->total = 0;
+    for (uint32_t bit = 0; GPUNVME_DEV_DEEP >> bit; bit++) {
+        uint32_t have = gpunvme_warp_ballot(mask, places->n >> bit & 1);
+
+        before += gpunvme_popcount(have & below) << bit;
+        places->total += gpunvme_popcount(have) << bit;
+    }
+    if (!places->total)
+        return GPUNVME_ERR_AGAIN;
+    if (!gpunvme_dev_queue_advance(q, mask, gpunvme_warp_leader(mask), places->total,
+                                   &places->place)) {
+        for (uint32_t i = 0; i < GPUNVME_DEV_DEEP; i++)
+            if (i < places->n)
+                gpunvme_dev_slot_unclaim(gpunvme_dev_home(q), places->ticket[i]);
+        places->n = places->total = 0;
+        return GPUNVME_ERR_CLOSED;
+    }
+    places->first = places->place.pos;
+    places->place.pos += before;
+    return places->n ? GPUNVME_OK : GPUNVME_ERR_AGAIN;
+}
+
+/* Writes one lane's i-th command, complete except for its cid, to its place; i below places->n. */
+GPUNVME_FN void gpunvme_dev_queue_fill_one(struct gpunvme_dev_queue *q,
+                                           const struct gpunvme_dev_places *places, uint32_t i,
+                                           struct gpunvme_sqe *cmd)
+{
+    gpunvme_dev_queue_fill(q, places->place.pos + i, places->ticket[i],
+                           places->place.published == places->first << 1, cmd);
+}
+
+/* Makes sure that the doorbell is rung for what the lanes have filled. */
+GPUNVME_FN void gpunvme_dev_queue_submit_several(struct gpunvme_dev_queue *q, uint32_t mask,
+                                                 const struct gpunvme_dev_places *places)
+{
+    gpunvme_dev_queue_announce(q, mask, places->place.published,
+                               places->place.published == places->first << 1 ? places->total : 0);
 }
 
 /* --- completion ------------------------------------------------------------------------------- */
@@ -604,12 +763,16 @@ GPUNVME_FN void gpunvme_dev_slot_complete(struct gpunvme_dev_queue *q, uint32_t 
  * Ends one lane's ticket, whose command is done: the slot is free. Relaxed on the GPU, since only
  * the slot's word was read, and none of its memory.
  */
-GPUNVME_FN void gpunvme_dev_queue_end(struct gpunvme_dev_queue *q, uint64_t ticket)
+GPUNVME_FN void gpunvme_dev_slot_end(struct gpunvme_slot *slot, uint64_t ticket)
 {
     uint64_t generation = ticket & ~UINT64_C(0xffff);
 
-    gpunvme_store64_relaxed_gpu(&gpunvme_dev_slot(q, ticket)->word,
-                                (generation + 0x10000) & ~GPUNVME_DEV_SLOT_TAKEN);
+    gpunvme_store64_relaxed_gpu(&slot->word, (generation + 0x10000) & ~GPUNVME_DEV_SLOT_TAKEN);
+}
+
+GPUNVME_FN void gpunvme_dev_queue_end(struct gpunvme_dev_queue *q, uint64_t ticket)
+{
+    gpunvme_dev_slot_end(gpunvme_dev_slot(q, ticket), ticket);
 }
 
 /*
@@ -636,11 +799,15 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_take(struct gpunvme_dev_queue *q, uint32_t
     return n;
 }
 
-/* The same by a lone lane, which loads GPUNVME_DEV_DEEP entries at once if `several`. */
+/*
+ * The same by a lone lane, which loads `most` entries at once, up to GPUNVME_DEV_DEEP: as many as
+ * are in flight.
+ */
 GPUNVME_FN uint32_t gpunvme_dev_queue_take_alone(struct gpunvme_dev_queue *q, uint32_t head,
-                                                 int several)
+                                                 uint32_t most)
 {
     uint32_t dw3[GPUNVME_DEV_DEEP], n = 0;
+    int several = most > 1;
 
     dw3[0] = gpunvme_dev_cqe_load(gpunvme_dev_cqe(q, head));
     for (uint32_t i = 1; i < GPUNVME_DEV_DEEP; i++)
@@ -661,32 +828,33 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_take_alone(struct gpunvme_dev_queue *q, ui
     return n;
 }
 
-/* Gets the completion queue, unless another warp has it: 1 and its head. */
-GPUNVME_FN int gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t *head)
+/*
+ * Gets the completion queue, unless another warp has it: 1, its head, and for a lone lane how many
+ * commands are in flight. That is too large a number if others have just taken completions.
+ */
+GPUNVME_FN int gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t *head,
+                                      uint32_t *in_flight)
 {
-    uint32_t word = GPUNVME_DEV_QUEUE_LOCKED;
+    uint32_t word = GPUNVME_DEV_QUEUE_LOCKED, reserved = 0;
 
     /* All arrive before one takes the lock: it would hold it while it waits for lanes that wait
      * for completions. */
     gpunvme_warp_sync(mask);
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask)) {
         word = gpunvme_load_relaxed32(&gpunvme_dev_home(q)->cq_head);
-        if (!(word & GPUNVME_DEV_QUEUE_LOCKED))
+        if (!(word & GPUNVME_DEV_QUEUE_LOCKED)) {
+            /* Ahead of the atomic, so that nothing waits for it alone. */
+            if (gpunvme_popcount(mask) == 1)
+                reserved = (uint32_t)gpunvme_load_relaxed64(&gpunvme_dev_home(q)->reserved);
             word = gpunvme_fetch_or32_acquire_gpu(&gpunvme_dev_home(q)->cq_head,
                                                   GPUNVME_DEV_QUEUE_LOCKED);
+        }
     }
     word = gpunvme_warp_shfl32(mask, word, gpunvme_warp_leader(mask));
     gpunvme_warp_sync(mask); /* the lanes look at entries after the leader has got the lock */
     *head = word >> 1;
+    *in_flight = (reserved - *head) & q->mask; /* both counters begin at entry 0 */
     return !(word & GPUNVME_DEV_QUEUE_LOCKED);
-}
-
-/* How many commands are in flight; `head` is the completion queue's. */
-GPUNVME_FN uint32_t gpunvme_dev_queue_in_flight(const struct gpunvme_dev_queue *q, uint32_t head)
-{
-    uint32_t reserved = (uint32_t)gpunvme_load_relaxed64(&q->home->reserved);
-
-    return (reserved - head) & q->mask; /* both counters begin at entry 0 */
 }
 
 /*
@@ -701,23 +869,22 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_in_flight(const struct gpunvme_dev_queue *
 GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t mask,
                                            uint32_t looks)
 {
-    uint32_t lanes = gpunvme_popcount(mask), head, n, total = 0;
-    int several = 0;
+    uint32_t lanes = gpunvme_popcount(mask), head, most, n, total = 0;
     struct gpunvme_dev_queue copy;
 
     q = gpunvme_dev_queue_copy_constants(q, &copy);
-    if (!gpunvme_dev_queue_hold(q, mask, &head))
+    if (!gpunvme_dev_queue_hold(q, mask, &head, &most))
         return 0;
-    if (lanes == 1)
-        several = gpunvme_dev_queue_in_flight(q, head) > 1;
+    if (lanes > 1)
+        most = q->mask + 1;
 #if defined(__CUDA_ARCH__)
 #pragma unroll 1
 #endif
     do {
         n = lanes > 1 ? gpunvme_dev_queue_take(q, mask, head + total)
-                      : gpunvme_dev_queue_take_alone(q, head + total, several);
+                      : gpunvme_dev_queue_take_alone(q, head + total, most);
         total += n;
-    } while (total ? n == (lanes > 1 ? lanes : GPUNVME_DEV_DEEP) && total <= q->mask
+    } while (total ? n == (lanes > 1 ? lanes : GPUNVME_DEV_DEEP) && total < most
                    : looks > 1 && looks--);
     gpunvme_warp_sync(mask); /* all have stored to their slots before a reset may end them */
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask)) {
@@ -767,6 +934,25 @@ GPUNVME_FN int gpunvme_dev_queue_peek(struct gpunvme_dev_queue *q, uint64_t tick
                                                                : GPUNVME_ERR_AGAIN;
     /* Again, with acquire: polling with it would empty the L1 cache at each turn. */
     word = GPUNVME_ORDER(WAIT, gpunvme_load_acquire64, gpunvme_load_relaxed64)(&slot->word);
+    *status = (uint16_t)(word & 0x7fff);
+    return GPUNVME_OK;
+}
+
+/*
+ * gpunvme_dev_queue_peek() where there is no mirror, for a command that is done, most likely: by
+ * one load instead of two, and without the queue's constants.
+ */
+GPUNVME_FN int gpunvme_dev_slot_peek(const struct gpunvme_slot *slot, uint64_t ticket,
+                                     uint16_t *status)
+{
+    uint64_t word =
+        GPUNVME_ORDER(WAIT, gpunvme_load_acquire64, gpunvme_load_relaxed64)(&slot->word) &
+        ~GPUNVME_DEV_SLOT_TAKEN;
+
+    if ((word ^ ticket) >> 16)
+        return GPUNVME_ERR_STALE;
+    if (!(word & GPUNVME_SLOT_DONE))
+        return word & GPUNVME_DEV_SLOT_ABANDONED ? GPUNVME_ERR_STALE : GPUNVME_ERR_AGAIN;
     *status = (uint16_t)(word & 0x7fff);
     return GPUNVME_OK;
 }

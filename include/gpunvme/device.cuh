@@ -28,7 +28,7 @@
  *                             the queues have no bounce blocks
  *   READONLY                  a write to a write-protected namespace
  *   LIMIT                     the queue's PRP lists are too short for the command
- *   AGAIN                     submit: the queue is full; test: the command is in flight
+ *   AGAIN                     submit: the queue is full, or nearly; test: the command is in flight
  *   STALE                     the token has ended already, or nothing was submitted for it
  *   ABORTED, CLOSED           a reset ended the command; a reset has closed the queue
  *   TIMEOUT                   no completion within the deadline, or no room in the queue
@@ -80,6 +80,7 @@ typedef uint64_t __attribute__((may_alias)) gpunvme_dev_u64;
 struct gpunvme_dev_token {
     struct gpunvme_dev_queue *queue;
     uint64_t ticket;
+    struct gpunvme_slot *slot; /* private: the ticket's slot, NULL if the queue has a mirror */
 };
 
 /* One element of a vector: `nlb` blocks from `slba` on, at byte `off` of the buffer. */
@@ -88,6 +89,9 @@ struct gpunvme_dev_vec {
     uint64_t off;
     uint32_t nlb;
 };
+
+/* How many commands gpunvme_dev_submit_readv() and _writev() take at once. */
+#define GPUNVME_DEV_VECTOR GPUNVME_DEV_DEEP
 
 /* --- which queue ------------------------------------------------------------------------------ */
 
@@ -123,7 +127,18 @@ GPUNVME_FN uint32_t gpunvme_dev_hint(const struct gpunvme_dev_ns *ns)
     if (!(n & (n - 1)))
         warp >>= gpunvme_popcount(n - 1);
     warp += (warp >> 5) + (warp >> 10);
-    return warp * GPUNVME_WARP_LANES + gpunvme_warp_lane();
+    /* Warp 0 does not begin at slot 0, which is never free: its first lane would always search. */
+    return (warp + 1) * GPUNVME_WARP_LANES + gpunvme_warp_lane();
+}
+
+/*
+ * gpunvme_dev_hint() for threads with several commands in flight: another place at each call. The
+ * last place is most likely taken by the thread's own command, and a search costs two round trips
+ * to memory.
+ */
+GPUNVME_FN uint32_t gpunvme_dev_fresh_hint(const struct gpunvme_dev_ns *ns, uint32_t mask)
+{
+    return gpunvme_dev_hint(ns) + (gpunvme_noise32() >> 10) * gpunvme_popcount(mask);
 }
 
 /*
@@ -301,37 +316,46 @@ GPUNVME_FN void gpunvme_dev_point(const struct gpunvme_dev_ns *ns, struct gpunvm
     }
 }
 
+/* Fills in a command of all zeroes, except for its cid. No buffer: the slot's bounce block. */
+GPUNVME_FN void gpunvme_dev_build(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
+                                  uint64_t ticket, uint32_t op, uint64_t slba, uint32_t nlb,
+                                  const struct gpunvme_dev_buf *buf, uint64_t off,
+                                  struct gpunvme_sqe *cmd)
+{
+    cmd->opc = (uint8_t)op;
+    cmd->nsid = ns->nsid;
+    if ((op & 0xff) == GPUNVME_CMD_FLUSH)
+        return;
+    cmd->cdw10 = (uint32_t)slba;
+    cmd->cdw11 = (uint32_t)(slba >> 32);
+    cmd->cdw12 = (nlb - 1) | (op & GPUNVME_RW_FUA);
+    if (buf)
+        gpunvme_dev_point(ns, q, ticket, buf, off, nlb << ns->block_shift, cmd);
+    else
+        cmd->prp1 = q->bounces_bus + (ticket & q->mask) * q->bounce_nbytes;
+}
+
 /*
  * Submits a command for each lane of the mask, as far as there is room. Each lane has its own
  * result: GPUNVME_OK with *ticket, AGAIN or an error. Without a buffer the data goes to the bounce
  * block of the slot. Never waits.
  */
 GPUNVME_FN int gpunvme_dev_send(const struct gpunvme_dev_ns *ns, struct gpunvme_dev_queue *q,
-                                uint32_t mask, struct gpunvme_dev_want want, uint32_t op,
-                                uint64_t slba, uint32_t nlb, const struct gpunvme_dev_buf *buf,
-                                uint64_t off, uint64_t *ticket)
+                                uint32_t mask, uint32_t hint, struct gpunvme_dev_want want,
+                                uint32_t op, uint64_t slba, uint32_t nlb,
+                                const struct gpunvme_dev_buf *buf, uint64_t off, uint64_t *ticket)
 {
     struct gpunvme_dev_place place = GPUNVME_DEV_ZEROES;
     struct gpunvme_dev_queue copy;
     uint32_t in;
     int err;
 
-    in = gpunvme_dev_queue_reserve(q, mask, gpunvme_dev_hint(ns), want, &place, &err);
+    in = gpunvme_dev_queue_reserve(q, mask, hint, want, &place, &err);
     /* Nothing may wait from here to the submit: other warps' commands come after these. */
     if (in >> gpunvme_warp_lane() & 1) {
         struct gpunvme_sqe cmd = GPUNVME_DEV_ZEROES;
 
-        cmd.opc = (uint8_t)op;
-        cmd.nsid = ns->nsid;
-        if ((op & 0xff) != GPUNVME_CMD_FLUSH) {
-            cmd.cdw10 = (uint32_t)slba;
-            cmd.cdw11 = (uint32_t)(slba >> 32);
-            cmd.cdw12 = (nlb - 1) | (op & GPUNVME_RW_FUA);
-            if (buf)
-                gpunvme_dev_point(ns, q, place.ticket, buf, off, nlb << ns->block_shift, &cmd);
-            else
-                cmd.prp1 = q->bounces_bus + (place.ticket & q->mask) * q->bounce_nbytes;
-        }
+        gpunvme_dev_build(ns, q, place.ticket, op, slba, nlb, buf, off, &cmd);
         gpunvme_dev_queue_submit(gpunvme_dev_queue_copy_constants(q, &copy), in, &place, &cmd);
         *ticket = place.ticket;
     }
@@ -436,6 +460,21 @@ GPUNVME_FN int gpunvme_dev_finish(struct gpunvme_dev_queue *q, uint64_t ticket, 
     return err ? err : gpunvme_dev_result(status);
 }
 
+/* The same for a token whose command is most likely done: one round trip to memory. */
+GPUNVME_FN int gpunvme_dev_finish_late(const struct gpunvme_dev_token *token)
+{
+    uint16_t status;
+    int err;
+
+    if (!token->slot)
+        return gpunvme_dev_finish(token->queue, token->ticket, 0);
+    err = gpunvme_dev_slot_peek(token->slot, token->ticket, &status);
+    if (err)
+        return err;
+    gpunvme_dev_slot_end(token->slot, token->ticket);
+    return gpunvme_dev_result(status);
+}
+
 /* A lane is done, wants to submit, or has a command in flight. */
 enum gpunvme_dev_state { GPUNVME_DEV_IDLE, GPUNVME_DEV_READY, GPUNVME_DEV_IN_FLIGHT };
 
@@ -534,8 +573,9 @@ GPUNVME_FN int gpunvme_dev_job_send(const struct gpunvme_dev_ns *ns, struct gpun
 {
     gpunvme_dev_compiler_barrier(&job->slba);
     gpunvme_dev_compiler_barrier(&job->off);
-    return gpunvme_dev_send(ns, q, mask, gpunvme_dev_wants(job, tries), op, job->slba,
-                            gpunvme_dev_cut(ns, job->slba, job->left), buf, job->off, ticket);
+    return gpunvme_dev_send(ns, q, mask, gpunvme_dev_hint(ns), gpunvme_dev_wants(job, tries), op,
+                            job->slba, gpunvme_dev_cut(ns, job->slba, job->left), buf, job->off,
+                            ticket);
 }
 
 /* After a command is done: goes on to the next. Returns whether there is one. */
@@ -1010,31 +1050,103 @@ GPUNVME_FN int gpunvme_dev_group_bytes(const struct gpunvme_dev_ns *ns, struct g
 
 /* --- split phase ------------------------------------------------------------------------------ */
 
+/* A token of no command: STALE. */
+GPUNVME_FN void gpunvme_dev_token_init(struct gpunvme_dev_token *token, struct gpunvme_dev_queue *q)
+{
+    token->queue = q;
+    token->ticket = GPUNVME_DEV_SLOT_TAKEN;
+    token->slot = NULL;
+}
+
+GPUNVME_FN void gpunvme_dev_token_set(struct gpunvme_dev_token *token,
+                                      const struct gpunvme_dev_queue *q, uint64_t ticket)
+{
+    token->ticket = ticket;
+    token->slot = q->mirror ? NULL : gpunvme_dev_slot(q, ticket);
+}
+
+/* Checks one command of the split phase. */
+GPUNVME_FN int gpunvme_dev_check_one(const struct gpunvme_dev_ns *ns,
+                                     const struct gpunvme_dev_queue *q, uint32_t op, uint64_t slba,
+                                     uint32_t nlb, const struct gpunvme_dev_buf *buf, uint64_t off)
+{
+    int err = buf ? gpunvme_dev_check(ns, op, slba, nlb, buf, off) : (int)GPUNVME_ERR_INVALID;
+
+    if (err)
+        return err;
+    if (!nlb || gpunvme_dev_cut(ns, slba, nlb) != nlb)
+        return GPUNVME_ERR_INVALID;
+    return gpunvme_dev_list_fits(ns, q, nlb, buf, off) ? GPUNVME_OK : GPUNVME_ERR_LIMIT;
+}
+
 /* One command of one thread. */
 GPUNVME_FN int gpunvme_dev_submit(const struct gpunvme_dev_ns *ns, uint32_t op, uint64_t slba,
                                   uint32_t nlb, const struct gpunvme_dev_buf *buf, uint64_t off,
                                   struct gpunvme_dev_token *token)
 {
     struct gpunvme_dev_queue *q = gpunvme_dev_queue_of_warp(ns);
+    uint64_t ticket;
     uint32_t mask;
     int err;
 
-    token->queue = q;
-    token->ticket = GPUNVME_DEV_SLOT_TAKEN; /* no ticket's: STALE, if nothing is submitted */
+    gpunvme_dev_token_init(token, q);
     if ((op & 0xff) != GPUNVME_CMD_FLUSH) {
-        err = buf ? gpunvme_dev_check(ns, op, slba, nlb, buf, off) : (int)GPUNVME_ERR_INVALID;
+        err = gpunvme_dev_check_one(ns, q, op, slba, nlb, buf, off);
         if (err)
             return err;
-        if (!nlb || gpunvme_dev_cut(ns, slba, nlb) != nlb)
-            return GPUNVME_ERR_INVALID;
-        if (!gpunvme_dev_list_fits(ns, q, nlb, buf, off))
-            return GPUNVME_ERR_LIMIT;
     }
     mask = gpunvme_dev_companions(q);
-    err = gpunvme_dev_send(ns, q, mask, gpunvme_dev_want_any(), op, slba, nlb, buf, off,
-                           &token->ticket);
+    err = gpunvme_dev_send(ns, q, mask, gpunvme_dev_fresh_hint(ns, mask), gpunvme_dev_want_any(),
+                           op, slba, nlb, buf, off, &ticket);
+    if (!err)
+        gpunvme_dev_token_set(token, q, ticket);
     if (err == GPUNVME_ERR_CLOSED && gpunvme_warp_lane() == gpunvme_warp_leader(mask))
         gpunvme_dev_queue_help(q);
+    gpunvme_warp_sync(mask); /* together again, so that the next call is made together */
+    return err;
+}
+
+/* Several commands of one thread; see gpunvme_dev_submit_readv(). */
+GPUNVME_FN int gpunvme_dev_submit_vector(const struct gpunvme_dev_ns *ns, uint32_t op,
+                                         const struct gpunvme_dev_vec *vec, uint32_t n,
+                                         const struct gpunvme_dev_buf *buf,
+                                         struct gpunvme_dev_token *tokens, uint32_t *nsubmitted)
+{
+    struct gpunvme_dev_queue *q = gpunvme_dev_queue_of_warp(ns), copy;
+    struct gpunvme_dev_places places = GPUNVME_DEV_ZEROES;
+    uint32_t mask;
+    int err = n && n <= GPUNVME_DEV_VECTOR ? GPUNVME_OK : GPUNVME_ERR_INVALID;
+
+    *nsubmitted = 0;
+    for (uint32_t i = 0; i < GPUNVME_DEV_VECTOR; i++) {
+        if (err || i >= n)
+            continue;
+        gpunvme_dev_token_init(&tokens[i], q);
+        err = gpunvme_dev_check_one(ns, q, op, vec[i].slba, vec[i].nlb, buf, vec[i].off);
+    }
+    if (err)
+        return err;
+    mask = gpunvme_dev_companions(q);
+    gpunvme_dev_queue_copy_constants(q, &copy);
+    err = gpunvme_dev_queue_reserve_several(&copy, mask, gpunvme_dev_fresh_hint(ns, mask), n,
+                                            &places);
+    if (places.total) {
+        for (uint32_t i = 0; i < GPUNVME_DEV_VECTOR; i++) {
+            struct gpunvme_sqe cmd = GPUNVME_DEV_ZEROES;
+
+            if (i >= places.n)
+                continue;
+            gpunvme_dev_build(ns, q, places.ticket[i], op, vec[i].slba, vec[i].nlb, buf, vec[i].off,
+                              &cmd);
+            gpunvme_dev_queue_fill_one(&copy, &places, i, &cmd);
+            gpunvme_dev_token_set(&tokens[i], &copy, places.ticket[i]);
+        }
+        gpunvme_dev_queue_submit_several(&copy, mask, &places);
+        *nsubmitted = places.n;
+    }
+    if (err == GPUNVME_ERR_CLOSED && gpunvme_warp_lane() == gpunvme_warp_leader(mask))
+        gpunvme_dev_queue_help(q);
+    gpunvme_warp_sync(mask); /* together again, so that the next call is made together */
     return err;
 }
 
@@ -1042,9 +1154,10 @@ GPUNVME_FN int gpunvme_dev_submit(const struct gpunvme_dev_ns *ns, uint32_t op, 
  * Submits one command and returns at once. It is 1 to ns->max_blocks blocks, and does not cross a
  * multiple of ns->boundary_blocks. `flags` is GPUNVME_IO_FUA or 0.
  *
- * AGAIN means that open tokens, perhaps this thread's own, hold all slots. End tokens, or do
- * something else. Do not submit in a loop until there is room: lanes that have left the loop may
- * be held where branches reconverge, and then cannot end their tokens.
+ * AGAIN means that open tokens, perhaps this thread's own, hold all slots, or so many that a short
+ * search found no free one: in a queue that is half full, about once in 100,000 submits. End
+ * tokens, or do something else. Do not submit in a loop until there is room: lanes that have left
+ * the loop may be held where branches reconverge, and then cannot end their tokens.
  */
 GPUNVME_FN int gpunvme_dev_submit_read(const struct gpunvme_dev_ns *ns, uint64_t slba, uint32_t nlb,
                                        const struct gpunvme_dev_buf *buf, uint64_t off,
@@ -1065,6 +1178,33 @@ GPUNVME_FN int gpunvme_dev_submit_flush(const struct gpunvme_dev_ns *ns,
                                         struct gpunvme_dev_token *token)
 {
     return gpunvme_dev_submit(ns, GPUNVME_CMD_FLUSH, 0, 1, 0, 0, token);
+}
+
+/*
+ * Submits one command for each of `n` elements, 1 to GPUNVME_DEV_VECTOR, with one doorbell. That
+ * costs a lone thread little more than one command. The elements are commands as for
+ * gpunvme_dev_submit_read(). If one is wrong, nothing is submitted.
+ *
+ * After GPUNVME_OK the first *nsubmitted elements, at least one, are in flight, each with its
+ * token. There was no room for the others, and their tokens are STALE. AGAIN means that there was
+ * room for none.
+ */
+GPUNVME_FN int gpunvme_dev_submit_readv(const struct gpunvme_dev_ns *ns,
+                                        const struct gpunvme_dev_vec *vec, uint32_t n,
+                                        const struct gpunvme_dev_buf *buf,
+                                        struct gpunvme_dev_token *tokens, uint32_t *nsubmitted)
+{
+    return gpunvme_dev_submit_vector(ns, GPUNVME_CMD_READ, vec, n, buf, tokens, nsubmitted);
+}
+
+/* The same for writes. `flags` is GPUNVME_IO_FUA or 0. */
+GPUNVME_FN int gpunvme_dev_submit_writev(const struct gpunvme_dev_ns *ns,
+                                         const struct gpunvme_dev_vec *vec, uint32_t n,
+                                         const struct gpunvme_dev_buf *buf, unsigned flags,
+                                         struct gpunvme_dev_token *tokens, uint32_t *nsubmitted)
+{
+    return gpunvme_dev_submit_vector(ns, gpunvme_dev_write_op(flags), vec, n, buf, tokens,
+                                     nsubmitted);
 }
 
 /*
@@ -1114,7 +1254,7 @@ GPUNVME_FN int gpunvme_dev_wait(const struct gpunvme_dev_ns *ns, struct gpunvme_
 
     gpunvme_dev_spin_init(&spin);
     /* Its own slot first: an earlier wait may have taken the completion already. */
-    err = gpunvme_dev_finish(q, token->ticket, 0);
+    err = gpunvme_dev_finish_late(token);
     while (gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN)) {
         int is_done = err != GPUNVME_ERR_AGAIN;
         int end = gpunvme_dev_await(ns, q, mask, is_done ? GPUNVME_DEV_IDLE : GPUNVME_DEV_IN_FLIGHT,

@@ -104,6 +104,39 @@ static __global__ void threads_read(struct gpunvme_dev_ns ns, struct gpunvme_dev
     }
 }
 
+/* Up to four commands of each lane with one doorbell, written and read back. */
+static __global__ void threads_submit_several(struct gpunvme_dev_ns ns, struct gpunvme_dev_buf buf,
+                                              struct outcome *o)
+{
+    unsigned t = thread_index();
+    uint64_t lba = HALF + t * 16, off = (uint64_t)t * PART;
+    struct gpunvme_dev_token tokens[4];
+    struct gpunvme_dev_vec vec[4];
+    uint32_t n;
+
+    for (unsigned i = 0; i < 4; i++)
+        vec[i] = {lba + 4 * i, off + 2048 * i, 4};
+    for (unsigned i = 0; i < 20; i++) {
+        unsigned most = 1 + (t + i) % 4;
+
+        for (unsigned is_read = 0; is_read < 2; is_read++) {
+            int err;
+
+            fill(&buf, off, is_read ? 0 : lba * 512, 8192, is_read ? 99 : i, 0, 1);
+            err = is_read ? gpunvme_dev_submit_readv(&ns, vec, most, &buf, tokens, &n)
+                          : gpunvme_dev_submit_writev(&ns, vec, most, &buf, 0, tokens, &n);
+            count(o, err == GPUNVME_ERR_AGAIN && !n ? (int)GPUNVME_OK : err, GPUNVME_OK);
+            for (unsigned k = 0; k < n; k++)
+                count(o, gpunvme_dev_wait(&ns, &tokens[k], 0), GPUNVME_OK);
+            /* Those without a slot: it holds none now, and may wait for one. */
+            err = is_read ? gpunvme_dev_readv(&ns, vec + n, most - n, &buf, 0)
+                          : gpunvme_dev_writev(&ns, vec + n, most - n, &buf, 0, 0);
+            count(o, err, GPUNVME_OK);
+        }
+        verify(o, &buf, off, lba * 512, most * 2048, i, 0, 1);
+    }
+}
+
 /* Blocks of its own of the upper half, written and read back. */
 static __global__ void threads_write(struct gpunvme_dev_ns ns, struct gpunvme_dev_buf buf,
                                      struct outcome *o)
@@ -330,6 +363,8 @@ static void run_all(const char *uri, enum gpunvme_reaper reaper, uint32_t entrie
     end(&r, "threads_read", reaper);
     threads_write<<<BLOCKS, THREADS>>>(r.handle, r.view, begin(&r));
     end(&r, "threads_write", reaper);
+    threads_submit_several<<<BLOCKS, THREADS>>>(r.handle, r.view, begin(&r));
+    end(&r, "threads_submit_several", reaper);
     threads_move_bytes<<<BLOCKS, THREADS>>>(r.handle, r.view, begin(&r));
     end(&r, "threads_move_bytes", reaper);
     warps_share<<<BLOCKS, THREADS>>>(r.handle, r.view, begin(&r));

@@ -169,6 +169,162 @@ static void split_phase_reads_any_number_at_once(void **state)
     fixture_close(&f);
 }
 
+static void several_commands_are_submitted_with_one_doorbell(void **state)
+{
+    struct gpunvme_dev_token tokens[4];
+    struct gpunvme_dev_vec vec[4];
+    uint32_t nsubmitted = 0;
+    struct fixture f;
+
+    (void)state;
+    fixture_open(&f, "sim:size=1M", NULL);
+    image_fill(&f, 9);
+    for (unsigned round = 0; round < 400; round++) {
+        uint32_t n = 1 + round % 4, published = f.ns.queues[0].published;
+
+        for (uint32_t i = 0; i < n; i++)
+            vec[i] = (struct gpunvme_dev_vec){.slba = round + 7 * i, .off = 2048 * i, .nlb = 1 + i};
+        assert_err(gpunvme_dev_submit_readv(&f.ns, vec, n, &f.buf, tokens, &nsubmitted),
+                   GPUNVME_OK);
+        assert_int_equal(nsubmitted, n);
+        assert_int_equal(f.ns.queues[0].published, published + (n << 1));
+        for (uint32_t i = n; i--;) {
+            assert_err(gpunvme_dev_wait(&f.ns, &tokens[i], 0), GPUNVME_OK);
+            assert_memory_equal(f.bytes + vec[i].off, f.image + vec[i].slba * 512,
+                                512 * vec[i].nlb);
+        }
+    }
+    assert_int_equal(dev_rig_taken(&f.rig, 0), 0);
+    fixture_close(&f);
+}
+
+static void several_writes_are_on_the_drive(void **state)
+{
+    struct gpunvme_dev_token tokens[4];
+    struct gpunvme_dev_vec vec[4];
+    uint32_t nsubmitted = 0;
+    struct fixture f;
+
+    (void)state;
+    fixture_open(&f, "sim:size=1M", NULL);
+    image_fill(&f, 10);
+    for (uint32_t i = 0; i < 4; i++) {
+        vec[i] = (struct gpunvme_dev_vec){.slba = 100 * i, .off = 1024 * i, .nlb = 2};
+        memset(f.bytes + vec[i].off, (int)i, 1024);
+        memset(f.image + vec[i].slba * 512, (int)i, 1024);
+    }
+    assert_err(gpunvme_dev_submit_writev(&f.ns, vec, 4, &f.buf, 0, tokens, &nsubmitted),
+               GPUNVME_OK);
+    assert_int_equal(nsubmitted, 4);
+    for (uint32_t i = 0; i < 4; i++)
+        assert_err(gpunvme_dev_wait(&f.ns, &tokens[i], 0), GPUNVME_OK);
+    image_assert(&f);
+    fixture_close(&f);
+}
+
+static void if_one_of_several_commands_is_wrong_none_is_submitted(void **state)
+{
+    struct gpunvme_dev_vec vec[4] = {{0, 0, 1}, {1, 512, 1}, {2048, 1024, 1}, {3, 1536, 1}};
+    struct gpunvme_dev_token tokens[4];
+    uint32_t nsubmitted = 9;
+    struct fixture f;
+
+    (void)state;
+    fixture_open(&f, "sim:size=1M", NULL);
+    assert_err(gpunvme_dev_submit_readv(&f.ns, vec, 4, &f.buf, tokens, &nsubmitted),
+               GPUNVME_ERR_RANGE);
+    assert_int_equal(nsubmitted, 0);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_err(gpunvme_dev_test(&tokens[i]), GPUNVME_ERR_STALE);
+    assert_int_equal(dev_rig_taken(&f.rig, 0), 0);
+    for (uint32_t n = 0; n <= 5; n += 5)
+        assert_err(gpunvme_dev_submit_readv(&f.ns, vec, n, &f.buf, tokens, &nsubmitted),
+                   GPUNVME_ERR_INVALID);
+    assert_int_equal(f.ns.queues[0].reserved, 0);
+    fixture_close(&f);
+}
+
+static void as_many_of_several_commands_as_there_is_room_for_are_submitted(void **state)
+{
+    struct gpunvme_dev_token tokens[4], more[4];
+    struct gpunvme_dev_vec vec[4];
+    struct dev_rig_opts opts;
+    uint32_t taken = 0, n;
+    struct fixture f;
+
+    (void)state;
+    for (uint32_t i = 0; i < 4; i++)
+        vec[i] = (struct gpunvme_dev_vec){.slba = i, .off = 512 * i, .nlb = 1};
+    dev_rig_opts_init(&opts);
+    opts.entries = 4; /* three slots */
+    fixture_open(&f, "sim:size=1M", &opts);
+    image_fill(&f, 11);
+    for (unsigned round = 0; round < 200; round++) {
+        assert_err(gpunvme_dev_submit_readv(&f.ns, vec, 4, &f.buf, tokens, &taken), GPUNVME_OK);
+        assert_int_equal(taken, 3);
+        assert_int_equal(dev_rig_taken(&f.rig, 0), taken);
+        for (uint32_t i = taken; i < 4; i++)
+            assert_err(gpunvme_dev_wait(&f.ns, &tokens[i], 0), GPUNVME_ERR_STALE);
+        assert_err(gpunvme_dev_submit_readv(&f.ns, vec, 4, &f.buf, more, &n), GPUNVME_ERR_AGAIN);
+        assert_int_equal(n, 0);
+        for (uint32_t i = 0; i < taken; i++) {
+            assert_err(gpunvme_dev_wait(&f.ns, &tokens[i], 0), GPUNVME_OK);
+            assert_memory_equal(f.bytes + vec[i].off, f.image + vec[i].slba * 512, 512);
+        }
+    }
+    fixture_close(&f);
+}
+
+/* Of the slots side by side that they try first, only every other one is free. */
+static void several_commands_are_submitted_to_a_queue_that_is_half_full(void **state)
+{
+    struct gpunvme_dev_token tokens[4];
+    struct gpunvme_dev_vec vec[4];
+    struct dev_rig_opts opts;
+    struct fixture f;
+    uint32_t n;
+
+    (void)state;
+    for (uint32_t i = 0; i < 4; i++)
+        vec[i] = (struct gpunvme_dev_vec){.slba = i, .off = 512 * i, .nlb = 1};
+    dev_rig_opts_init(&opts);
+    opts.entries = 64;
+    fixture_open(&f, "sim:size=1M", &opts);
+    image_fill(&f, 12);
+    for (uint32_t i = 2; i < 64; i += 2)
+        f.ns.queues[0].slots[i].word |= GPUNVME_DEV_SLOT_TAKEN;
+    for (unsigned round = 0; round < 200; round++) {
+        assert_err(gpunvme_dev_submit_readv(&f.ns, vec, 4, &f.buf, tokens, &n), GPUNVME_OK);
+        assert_int_equal(n, 4);
+        for (uint32_t i = 0; i < 4; i++)
+            assert_err(gpunvme_dev_wait(&f.ns, &tokens[i], 0), GPUNVME_OK);
+        assert_memory_equal(f.bytes, f.image, 2048);
+    }
+    for (uint32_t i = 2; i < 64; i += 2)
+        f.ns.queues[0].slots[i].word &= ~GPUNVME_DEV_SLOT_TAKEN;
+    fixture_close(&f);
+}
+
+/* A thread's commands in flight would take each other's first choice, and search. */
+static void a_thread_hopes_for_another_slot_at_each_submit(void **state)
+{
+    struct dev_rig_opts opts;
+    struct fixture f;
+    uint32_t first, differ = 0;
+
+    (void)state;
+    dev_rig_opts_init(&opts);
+    opts.entries = 1024;
+    fixture_open(&f, "sim:size=1M", &opts);
+    first = gpunvme_dev_fresh_hint(&f.ns, 1);
+    for (unsigned i = 0; i < 100; i++) {
+        gpunvme_relax_for(100000); /* some microseconds, as a submit takes on a GPU */
+        differ += gpunvme_dev_fresh_hint(&f.ns, 1) != first;
+    }
+    assert_true(differ > 90);
+    fixture_close(&f);
+}
+
 /* Each slot of a queue can be had by one thread, which asks until there is room. */
 static void one_thread_can_fill_a_large_queue(void **state)
 {
@@ -543,12 +699,16 @@ static void a_full_queue_says_so(void **state)
 
 static void a_closed_queue_says_so(void **state)
 {
-    struct gpunvme_dev_token t;
+    struct gpunvme_dev_vec vec[2] = {{0, 0, 1}, {1, 512, 1}};
+    struct gpunvme_dev_token t, tokens[2];
     struct fixture f;
+    uint32_t n;
 
     (void)state;
     fixture_open(&f, "sim:size=1M", NULL);
     gpunvme_fetch_or64(&f.ns.queues[0].reserved, GPUNVME_QPAIR_CLOSED);
+    assert_err(gpunvme_dev_submit_readv(&f.ns, vec, 2, &f.buf, tokens, &n), GPUNVME_ERR_CLOSED);
+    assert_int_equal(dev_rig_taken(&f.rig, 0), 0);
     assert_err(gpunvme_dev_read(&f.ns, 0, 1, &f.buf, 0, 0), GPUNVME_ERR_CLOSED);
     assert_err(gpunvme_dev_submit_flush(&f.ns, &t), GPUNVME_ERR_CLOSED);
     assert_err(gpunvme_dev_read_bytes(&f.ns, 1, 1, &f.buf, 0, 0), GPUNVME_ERR_CLOSED);
@@ -866,6 +1026,12 @@ int main(void)
         cmocka_unit_test(long_transfers_are_split_at_the_limits),
         cmocka_unit_test(boundaries_are_found_at_any_address),
         cmocka_unit_test(split_phase_reads_any_number_at_once),
+        cmocka_unit_test(a_thread_hopes_for_another_slot_at_each_submit),
+        cmocka_unit_test(several_commands_are_submitted_with_one_doorbell),
+        cmocka_unit_test(several_writes_are_on_the_drive),
+        cmocka_unit_test(if_one_of_several_commands_is_wrong_none_is_submitted),
+        cmocka_unit_test(as_many_of_several_commands_as_there_is_room_for_are_submitted),
+        cmocka_unit_test(several_commands_are_submitted_to_a_queue_that_is_half_full),
         cmocka_unit_test(one_thread_can_fill_a_large_queue),
         cmocka_unit_test(split_phase_writes_and_flushes),
         cmocka_unit_test(a_write_by_fua_is_on_the_medium),

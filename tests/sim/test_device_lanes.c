@@ -174,6 +174,26 @@ static int split(struct warp *w, uint32_t lane, unsigned round)
     return err;
 }
 
+/* As many commands of each lane as there is room for, at most 1 to 4. */
+static int several(struct warp *w, uint32_t lane, unsigned round)
+{
+    struct gpunvme_dev_token tokens[4];
+    struct gpunvme_dev_vec vec[4];
+    uint32_t n;
+    int err;
+
+    for (uint32_t i = 0; i < 4; i++)
+        vec[i] = (struct gpunvme_dev_vec){
+            .slba = lane * 131 + round * 4 + i, .off = lane * PER_LANE + 512 * i, .nlb = 1};
+    err = gpunvme_dev_submit_readv(&w->f.ns, vec, 1 + (lane + round) % 4, &w->f.buf, tokens, &n);
+    for (uint32_t i = 0; i < n && !err; i++) {
+        err = gpunvme_dev_wait(&w->f.ns, &tokens[i], 0);
+        if (!err && memcmp(w->f.bytes + vec[i].off, w->f.image + vec[i].slba * 512, 512) != 0)
+            err = GPUNVME_ERR_VERIFY;
+    }
+    return err == GPUNVME_ERR_AGAIN ? (int)GPUNVME_OK : err;
+}
+
 /* --- all get on ------------------------------------------------------------------------------- */
 
 static void lanes_share_three_slots(void **state)
@@ -185,7 +205,18 @@ static void lanes_share_three_slots(void **state)
     warp_run(&w, read_blocks, 60);
     warp_run(&w, read_bytes, 40);
     warp_run(&w, split, 60);
+    warp_run(&w, several, 60);
     warp_run(&w, share, 20);
+    warp_close(&w);
+}
+
+static void lanes_submit_several_commands_each(void **state)
+{
+    struct warp w;
+
+    (void)state;
+    warp_open(&w, "sim:size=1M", 64, 3);
+    warp_run(&w, several, 200);
     warp_close(&w);
 }
 
@@ -440,6 +471,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lanes_share_three_slots),
+        cmocka_unit_test(lanes_submit_several_commands_each),
         cmocka_unit_test(lanes_get_on_with_two_slots_of_many),
         cmocka_unit_test(a_group_takes_as_many_slots_as_it_wants_or_none),
         cmocka_unit_test(lanes_that_change_blocks_share_three_slots),

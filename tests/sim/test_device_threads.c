@@ -183,6 +183,53 @@ static void more_threads_than_slots_get_on(void **state)
     check_model("sim:size=2M", 32, 30, 1, 4);
 }
 
+/* As many at once as there is room for, and the others after those. */
+static void *read_several(void *arg)
+{
+    struct worker *w = arg;
+    struct gpunvme_dev_token tokens[4];
+    struct gpunvme_dev_vec vec[4];
+
+    for (unsigned i = 0; i < w->turns && !w->err; i++) {
+        uint64_t off = w->index * PART;
+        uint32_t n;
+        int err;
+
+        for (uint32_t k = 0; k < 4; k++)
+            vec[k] = (struct gpunvme_dev_vec){
+                .slba = (off + 2048 * (i % 32)) / 512 + k, .off = off + 512 * k, .nlb = 1};
+        memset(w->f->bytes + off, 0xee, 2048);
+        err = gpunvme_dev_submit_readv(&w->f->ns, vec, 4, &w->f->buf, tokens, &n);
+        w->err = err == GPUNVME_ERR_AGAIN ? (int)GPUNVME_OK : err;
+        for (uint32_t k = 0; k < n; k++) {
+            err = gpunvme_dev_wait(&w->f->ns, &tokens[k], 0);
+            w->err = w->err ? w->err : err;
+        }
+        if (!w->err)
+            w->err = gpunvme_dev_readv(&w->f->ns, vec + n, 4 - n, &w->f->buf, 0);
+        if (!w->err && memcmp(w->f->bytes + off, w->mine + 2048 * (i % 32), 2048))
+            w->err = GPUNVME_ERR_VERIFY;
+        dawdle(w);
+    }
+    return NULL;
+}
+
+static void threads_that_submit_several_commands_share_seven_slots(void **state)
+{
+    struct worker workers[32];
+    struct dev_rig_opts opts;
+    struct fixture f;
+
+    (void)state;
+    dev_rig_opts_init(&opts);
+    opts.entries = 8;
+    fixture_open(&f, "sim:size=2M", &opts);
+    image_fill(&f, 34);
+    run_workers(&f, workers, 32, 100, read_several);
+    assert_int_equal(dev_rig_taken(&f.rig, 0), 0);
+    fixture_close(&f);
+}
+
 /* Half of a queue of 2 entries is none: then bytes are not written, and nothing else suffers. */
 static void byte_writes_need_a_queue_of_four_entries(void **state)
 {
@@ -432,6 +479,7 @@ int main(void)
         cmocka_unit_test(eight_threads_on_one_queue_get_their_bytes),
         cmocka_unit_test(eight_threads_on_three_queues_get_their_bytes),
         cmocka_unit_test(more_threads_than_slots_get_on),
+        cmocka_unit_test(threads_that_submit_several_commands_share_seven_slots),
         cmocka_unit_test(byte_writes_need_a_queue_of_four_entries),
         cmocka_unit_test(errors_reach_the_thread_whose_command_failed),
         cmocka_unit_test(no_lock_is_held_across_io),

@@ -146,10 +146,10 @@ static void waits_see_completions_in_every_lap(void **state)
 static void who_has_the_completion_queue_keeps_others_out(void **state)
 {
     struct fixture *f = *state;
-    uint32_t head;
+    uint32_t head, in_flight;
 
     complete(f, submit(f, 0), 0, 0);
-    assert_int_equal(gpunvme_dev_queue_hold(&f->q, 1, &head), 1);
+    assert_int_equal(gpunvme_dev_queue_hold(&f->q, 1, &head, &in_flight), 1);
     assert_int_equal(head, 0);
     assert_int_equal(reap(f), 0);
     f->q.cq_head &= ~GPUNVME_DEV_QUEUE_LOCKED;
@@ -166,6 +166,27 @@ static void a_lone_lane_looks_once_for_one_command(void **state)
     nlooks = 0;
     assert_int_equal(gpunvme_dev_queue_reap(&f->q, 1, GPUNVME_DEV_LOOKS), 1);
     assert_int_equal(nlooks, 1);
+}
+
+/* Four entries at once, and not one more. */
+static void a_lone_lane_looks_for_no_more_than_are_in_flight(void **state)
+{
+    const uint32_t entries = 4 * GPUNVME_DEV_DEEP;
+    struct gpunvme_qpair_config config;
+    struct fixture f = {.posted = 0};
+
+    (void)state;
+    queue_memory_alloc(&f.m, entries);
+    config = queue_memory_config(&f.m, entries);
+    config.sq_doorbell.mmio = &f.doorbells[0];
+    config.cq_doorbell.mmio = &f.doorbells[1];
+    assert_int_equal(gpunvme_dev_queue_init(&f.q, &config), GPUNVME_OK);
+    for (uint32_t i = 0; i < GPUNVME_DEV_DEEP; i++)
+        queue_memory_complete(f.m.cq, entries, i, (uint16_t)submit(&f, i), 0, 0, 0);
+    nlooks = 0;
+    assert_int_equal(reap(&f), GPUNVME_DEV_DEEP);
+    assert_int_equal(nlooks, GPUNVME_DEV_DEEP);
+    queue_memory_free(&f.m);
 }
 
 static void a_lone_lane_takes_several_completions_at_once(void **state)
@@ -718,6 +739,7 @@ int main(void)
         TEST(waits_see_completions_in_every_lap),
         TEST(who_has_the_completion_queue_keeps_others_out),
         TEST(a_lone_lane_looks_once_for_one_command),
+        TEST(a_lone_lane_looks_for_no_more_than_are_in_flight),
         TEST(a_lone_lane_takes_several_completions_at_once),
         TEST(news_are_seen_in_every_lap),
         TEST(a_full_queue_takes_no_more),

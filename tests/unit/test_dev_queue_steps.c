@@ -156,17 +156,16 @@ static void thread_step(struct schedule *s)
 /* Another thread is between taking the completion queue and letting it go. */
 static void hold_or_let_go(struct schedule *s)
 {
-    uint32_t head;
+    uint32_t head, in_flight;
 
     if (s->closed)
         return;
     if (s->cq_held) {
         gpunvme_exchange32_relaxed_gpu(&s->q.cq_head, s->q.cq_head & ~GPUNVME_DEV_QUEUE_LOCKED);
     } else {
-        CHECK(s, gpunvme_dev_queue_hold(&s->q, 1, &head));
+        CHECK(s, gpunvme_dev_queue_hold(&s->q, 1, &head, &in_flight));
         CHECK(s, head == (s->reaped & POSITIONS));
-        CHECK(s,
-              gpunvme_dev_queue_in_flight(&s->q, head) == ((s->reserved - s->reaped) & s->q.mask));
+        CHECK(s, in_flight == ((s->reserved - s->reaped) & s->q.mask));
     }
     s->cq_held = !s->cq_held;
 }

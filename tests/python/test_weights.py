@@ -442,6 +442,23 @@ def test_prefetch_takes_in_any_order(large: Path) -> None:
             assert (loader.take(f"t{i}") == i).all()
 
 
+@pytest.mark.parametrize("arena", [False, True])
+def test_tensors_alike_get_what_their_own_index_picks(tmp_path: Path, arena: bool) -> None:
+    indexes: list[Any] = [1, slice(1), slice(1, 2), (1, slice(None)), (slice(None), 1), (1, 1),
+                          np.int64(1), slice(None, None, 2), np.array([1, 0]), None, ...]
+    tensors = {f"{kind}.{i}.{k}": np.random.default_rng(i).integers(0, 99, shape).astype(dtype)
+               for kind, (shape, dtype) in enumerate([((4, 6), "i4"), ((4, 6), "u1"),
+                                                      ((6, 4), "i4")])
+               for i in range(len(indexes)) for k in range(2)}
+    path = tmp_path / "alike.safetensors"
+    wn.save_file(tensors, path)
+    plan = {name: indexes[int(name.split(".")[1])] for name in tensors}
+    with weights.prefetch(path, plan, framework="np", arena=arena) as loader:
+        for name, found in loader:
+            index = plan[name]
+            assert same(found, tensors[name] if index is None else tensors[name][index]), name
+
+
 @pytest.mark.parametrize("plan, wanted", [
     ("t1?", {f"t{i}": np.s_[...] for i in range(10, 20)}),
     (["t3", "t1"], {"t1": np.s_[...], "t3": np.s_[...]}),

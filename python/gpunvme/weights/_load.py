@@ -50,6 +50,7 @@ class Parts:
         self._rows["ptr"] = ptrs
         self._rows["mem"] = mem
         self._keep: list[object] = []
+        self._boxes: dict[tuple[tuple[int, int], ...], int] = {}  # the address of each one's ranges
         self.scales: NDArray[np.float32] | None = None
         self.nbytes = nbytes
         self.base: int = self._rows.ctypes.data
@@ -109,11 +110,14 @@ class Parts:
         if err := function(os.fsencode(path), self.base, len(self), *rest):
             raise failure(err)
 
-    def set_box(self, i: int, box: Sequence[tuple[int, int]]) -> None:
+    def set_box(self, i: int, box: tuple[tuple[int, int], ...]) -> None:
         """Restricts part ``i`` to the elements from begin to end - 1 in each dimension."""
-        ranges = (_lib.Range * len(box))(*(_lib.Range(begin, end) for begin, end in box))
-        self._rows[i]["ranges"] = ctypes.addressof(ranges)
-        self._keep.append(ranges)
+        address = self._boxes.get(box)
+        if address is None:
+            ranges = (_lib.Range * len(box))(*(_lib.Range(begin, end) for begin, end in box))
+            address = self._boxes[box] = ctypes.addressof(ranges)
+            self._keep.append(ranges)
+        self._rows["ranges"][i] = address
 
     def landed(self, addresses: Sequence[int | None]) -> list[int]:
         """The indexes of the parts at these addresses that have no error."""

@@ -18,7 +18,7 @@ from .._lib import lib
 from .._safetensors import ITEMSIZE
 from ._files import Files, refuse
 from ._load import Load, Parts, load
-from ._slices import Pick
+from ._slices import Pick, picks
 from ._target import ALIGN, NUMBERS, Devices, Target, conversion
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ class Job:
         #: Those that are not taken whole.
         self.picks: dict[int, Pick] = {}
         if isinstance(plan, Mapping):
-            self.picks = {i: Pick(files[name], self.targets[i], plan[name])
-                          for i, name in enumerate(self.names) if plan[name] is not None}
+            self.picks = picks(files, self.names, self.targets, plan)
         self._nbytes = files.nbytes[self.rows]
         for i, pick in self.picks.items():
             self._nbytes[i] = pick.nbytes

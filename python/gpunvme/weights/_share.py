@@ -148,8 +148,8 @@ class Spread:
         for part in np.flatnonzero(~self._whole[mine]).tolist():
             i = mine[part]
             rest = shared.shapes[pieces.tensor[i]][1:]
-            parts.set_box(part, [(int(pieces.begin[i]), int(pieces.end[i])),
-                                 *((0, n) for n in rest)])
+            parts.set_box(part, ((int(pieces.begin[i]), int(pieces.end[i])),
+                                 *((0, n) for n in rest)))
         self._of += pieces.bucket[mine].tolist()
         self._tensors += tensor.tolist()
         return parts

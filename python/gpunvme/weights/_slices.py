@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ._files import SliceError, Tensor, refuse
 from ._target import Target
+
+if TYPE_CHECKING:
+    from ._files import Files
 
 
 class Pick:
@@ -65,7 +69,48 @@ class Pick:
             box = box[self._steps]
             box = box.contiguous() if hasattr(box, "contiguous") else box.copy()
             self._target.ready()
-        return box.reshape(self._shape)
+        return box if self._shape == self.box_shape else box.reshape(self._shape)
+
+
+def picks(files: Files, names: Sequence[str], targets: Sequence[Target],
+          plan: Mapping[str, Any]) -> dict[int, Pick]:
+    """The pick of each name that is not taken whole, by its place in ``names``.
+
+    Tensors alike share one: a model has thousands, and few shapes.
+    """
+    known: dict[Hashable, Pick] = {}
+    found = {}
+    for i, (name, target) in enumerate(zip(names, targets)):
+        index = plan[name]
+        if index is None:
+            continue
+        tensor = files[name]
+        key = _key(index)
+        if key is None:
+            found[i] = Pick(tensor, target, index)
+            continue
+        alike = (key, tensor.shape, tensor.dtype, target)
+        pick = known.get(alike)
+        if pick is None:
+            pick = known[alike] = Pick(tensor, target, index)
+        found[i] = pick
+    return found
+
+
+def _key(index: Any) -> Hashable:
+    """Equal for equal indexes; None: not known to be."""
+    found: list[Hashable] = []
+    for item in index if isinstance(index, tuple) else (index,):
+        if isinstance(item, slice):
+            bounds = item.start, item.stop, item.step
+            if not all(bound is None or type(bound) is int for bound in bounds):
+                return None
+            found.append((slice, *bounds))
+        elif item is None or item is ... or type(item) is int:
+            found.append(item)
+        else:
+            return None
+    return tuple(found)
 
 
 def _is_plain(item: Any) -> bool:

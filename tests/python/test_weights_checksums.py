@@ -118,6 +118,20 @@ def test_load_file_compares_with_a_manifest(file: Path, manifest: Path) -> None:
         wt.load_file(file, manifest=manifest)
 
 
+def test_load_file_reads_no_tensor_without_its_manifest(file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    from gpunvme.weights import torch as wt
+
+    with weights.safe_open(file, "pt") as f:
+        before = f.bytes_read()
+        with pytest.raises(FileNotFoundError):
+            wt.load_file(f, manifest=tmp_path / "none")
+        (tmp_path / "damaged").write_text("{")
+        with pytest.raises(weights.WeightsError):
+            wt.load_file(f, manifest=tmp_path / "damaged")
+        assert f.bytes_read() == before
+
+
 def test_a_manifest_has_names_and_checksums_in_hexadecimal(file: Path, manifest: Path) -> None:
     assert '"large"' in manifest.read_text()
     assert f"{checksum(TENSORS['large']):016x}" in manifest.read_text()

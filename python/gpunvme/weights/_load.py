@@ -106,6 +106,12 @@ class Parts:
         """Compares checksums with a manifest's."""
         self._manifest(lib.gpunvme_weights_manifest_check, path, None)
 
+    @classmethod
+    def look_at_manifest(cls, path: Path | None) -> None:
+        """Fails as check_manifest() does if there is no such file, or it is no manifest."""
+        if path is not None:
+            cls([], [], [], 0).check_manifest(path)
+
     def _manifest(self, function: Callable[..., int], path: Path, *rest: object) -> None:
         if err := function(os.fsencode(path), self.base, len(self), *rest):
             raise failure(err)

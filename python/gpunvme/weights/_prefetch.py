@@ -429,6 +429,7 @@ def prefetch(
 def load_all(files: Files, devices: Devices, plan: Plan = None, dtype: str | None = None,
              manifest: Path | None = None) -> dict[str, Any]:
     """All tensors, in the order of the files, or those of a plan; and scales."""
+    Parts.look_at_manifest(manifest)  # before many bytes are moved
     job = Job(files, plan, devices, arena=False, dtype=dtype)
     parts = job.parts_of(job.loading)
     load(files, parts, job.memory, checksum=manifest is not None)

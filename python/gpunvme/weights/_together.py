@@ -102,6 +102,7 @@ def load_in_group(open_files: Callable[[], Files], plan: Plan, device: Any, grou
 
     def prepare() -> tuple[_Work, list[Any]]:
         files = open_files()
+        Parts.look_at_manifest(manifest)
         job = Job(files, plan, Devices("pt", device, None), arena=False, dtype=conversion(dtype))
         work = _prepare(files, job, ranks)
         return work, work.same()

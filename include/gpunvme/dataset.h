@@ -26,7 +26,7 @@ extern "C" {
 struct gpunvme_dataset;
 
 /* X(name, text) */
-#define GPUNVME_DATA_FORMATS(X)                                                                    \
+#define GPUNVME_DATASET_FORMATS(X)                                                                    \
     X(AUTO, "auto")                                                                                \
     X(RECORDS, "records")                                                                          \
     X(TOKENS, "tokens")                                                                            \
@@ -62,20 +62,20 @@ struct gpunvme_dataset;
  *
  * INDEX: a file that gpunvme_dataset_write_index() wrote.
  */
-enum gpunvme_data_format {
-#define X(name, text) GPUNVME_DATA_##name,
-    GPUNVME_DATA_FORMATS(X)
+enum gpunvme_dataset_format {
+#define X(name, text) GPUNVME_DATASET_##name,
+    GPUNVME_DATASET_FORMATS(X)
 #undef X
-        GPUNVME_DATA_NFORMATS
+        GPUNVME_DATASET_NFORMATS
 };
 
 /* "tokens"; "unknown". Static. */
-const char *gpunvme_data_format_name(unsigned format);
+const char *gpunvme_dataset_format_name(unsigned format);
 
 #define GPUNVME_DATASET_MAX_RANK 8u
 
 struct gpunvme_dataset_options {
-    uint32_t format;                       /* enum gpunvme_data_format */
+    uint32_t format;                       /* enum gpunvme_dataset_format */
     uint32_t token_nbytes;                 /* TOKENS without a header: 2 or 4; 0: 2 */
     uint64_t record_nbytes, header_nbytes; /* RECORDS */
     uint64_t seq_tokens;                   /* TOKENS */
@@ -106,7 +106,7 @@ gpunvme_err_t gpunvme_dataset_open(struct gpunvme_engine *engine, const char *co
 gpunvme_err_t gpunvme_dataset_close(struct gpunvme_dataset *dataset);
 
 struct gpunvme_dataset_info {
-    uint32_t format;        /* enum gpunvme_data_format */
+    uint32_t format;        /* enum gpunvme_dataset_format */
     uint32_t dtype;         /* enum gpunvme_dtype of a sample's elements; UNKNOWN: bytes */
     uint64_t nsamples;      /* in all files */
     uint64_t nbytes;        /* of all samples; where windows overlap, bytes count twice */

@@ -61,20 +61,20 @@ static void opening_a_data_set_times_out(const char *name, uint32_t format)
 static void a_header_that_stops_times_out(void **state)
 {
     (void)state;
-    opening_a_data_set_times_out("file.bin", GPUNVME_DATA_TOKENS);
-    opening_a_data_set_times_out("file.tar", GPUNVME_DATA_TAR);
+    opening_a_data_set_times_out("file.bin", GPUNVME_DATASET_TOKENS);
+    opening_a_data_set_times_out("file.tar", GPUNVME_DATASET_TAR);
 }
 
 static void the_ends_for_the_fingerprint_that_stop_time_out(void **state)
 {
     (void)state;
-    opening_a_data_set_times_out("file", GPUNVME_DATA_RECORDS);
+    opening_a_data_set_times_out("file", GPUNVME_DATASET_RECORDS);
 }
 
 static void an_index_that_stops_times_out(void **state)
 {
     (void)state;
-    opening_a_data_set_times_out("file.gnvidx", GPUNVME_DATA_INDEX);
+    opening_a_data_set_times_out("file.gnvidx", GPUNVME_DATASET_INDEX);
 }
 
 static void a_member_of_a_stripe_set_that_stops_times_out(void **state)

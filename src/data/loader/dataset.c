@@ -34,15 +34,15 @@ struct gpunvme_dataset {
     uint64_t fingerprint;
 };
 
-const char *gpunvme_data_format_name(unsigned format)
+const char *gpunvme_dataset_format_name(unsigned format)
 {
     static const char *const names[] = {
 #define X(name, text) text,
-        GPUNVME_DATA_FORMATS(X)
+        GPUNVME_DATASET_FORMATS(X)
 #undef X
     };
 
-    return format < GPUNVME_DATA_NFORMATS ? names[format] : "unknown";
+    return format < GPUNVME_DATASET_NFORMATS ? names[format] : "unknown";
 }
 
 static gpunvme_err_t find_format(const struct gpunvme_dataset_options *o, const char *uri,
@@ -52,16 +52,16 @@ static gpunvme_err_t find_format(const struct gpunvme_dataset_options *o, const 
         const char *suffix;
         uint32_t format;
     } known[] = {
-        {".npy", GPUNVME_DATA_NPY},    {".safetensors", GPUNVME_DATA_SAFETENSORS},
-        {".tar", GPUNVME_DATA_TAR},    {".json", GPUNVME_DATA_MDS},
-        {".bin", GPUNVME_DATA_TOKENS}, {".gnvidx", GPUNVME_DATA_INDEX},
+        {".npy", GPUNVME_DATASET_NPY},    {".safetensors", GPUNVME_DATASET_SAFETENSORS},
+        {".tar", GPUNVME_DATASET_TAR},    {".json", GPUNVME_DATASET_MDS},
+        {".bin", GPUNVME_DATASET_TOKENS}, {".gnvidx", GPUNVME_DATASET_INDEX},
     };
 
-    if (o->format >= GPUNVME_DATA_NFORMATS)
+    if (o->format >= GPUNVME_DATASET_NFORMATS)
         return base_fail(GPUNVME_ERR_INVALID, "format is %u", o->format);
     *format = o->format;
     if (!*format && o->record_nbytes)
-        *format = GPUNVME_DATA_RECORDS;
+        *format = GPUNVME_DATASET_RECORDS;
     for (size_t i = 0; !*format && i < sizeof(known) / sizeof(known[0]); i++)
         if (data_path_ends_with(uri, known[i].suffix))
             *format = known[i].format;
@@ -244,12 +244,12 @@ typedef gpunvme_err_t (*parse_fn)(const struct data_reader *r,
                                   const struct gpunvme_dataset_options *o, struct data_table *t,
                                   struct data_shape *shape);
 
-static const parse_fn parsers[GPUNVME_DATA_NFORMATS] = {
-    [GPUNVME_DATA_RECORDS] = data_parse_records,
-    [GPUNVME_DATA_TOKENS] = data_parse_tokens,
-    [GPUNVME_DATA_NPY] = data_parse_npy,
-    [GPUNVME_DATA_SAFETENSORS] = data_parse_safetensors,
-    [GPUNVME_DATA_TAR] = data_parse_tar,
+static const parse_fn parsers[GPUNVME_DATASET_NFORMATS] = {
+    [GPUNVME_DATASET_RECORDS] = data_parse_records,
+    [GPUNVME_DATASET_TOKENS] = data_parse_tokens,
+    [GPUNVME_DATASET_NPY] = data_parse_npy,
+    [GPUNVME_DATASET_SAFETENSORS] = data_parse_safetensors,
+    [GPUNVME_DATASET_TAR] = data_parse_tar,
 };
 
 static gpunvme_err_t open_plain(struct gpunvme_dataset *d, const char *const *uris, size_t n,
@@ -410,18 +410,18 @@ static gpunvme_err_t open_all(struct gpunvme_dataset *d, const char *const *uris
             err = base_fail(GPUNVME_ERR_INVALID, "uris[%zu] is NULL", i);
     if (!err)
         err = find_format(o, uris[0], &d->format);
-    for (size_t i = 1; i < n && !err && d->format != GPUNVME_DATA_INDEX; i++) {
+    for (size_t i = 1; i < n && !err && d->format != GPUNVME_DATASET_INDEX; i++) {
         err = find_format(o, uris[i], &format);
         if (!err && format != d->format)
             err = base_fail(GPUNVME_ERR_INVALID, "%.80s: its format is %s, that of the others %s",
-                            data_tail(uris[i]), gpunvme_data_format_name(format),
-                            gpunvme_data_format_name(d->format));
+                            data_tail(uris[i]), gpunvme_dataset_format_name(format),
+                            gpunvme_dataset_format_name(d->format));
     }
     if (err)
         return err;
-    if (d->format == GPUNVME_DATA_INDEX)
+    if (d->format == GPUNVME_DATASET_INDEX)
         return open_index(d, uris, n);
-    err = d->format == GPUNVME_DATA_MDS ? open_mds_all(d, uris, n, o) : open_plain(d, uris, n, o);
+    err = d->format == GPUNVME_DATASET_MDS ? open_mds_all(d, uris, n, o) : open_plain(d, uris, n, o);
     return err ? err : print_files(d);
 }
 

@@ -147,7 +147,7 @@ gpunvme_err_t data_index_parse(const void *bytes, size_t nbytes, const char *nam
     if (h.checksum !=
         gpunvme_mem_checksum_host((const unsigned char *)bytes + SUMMED, nbytes - SUMMED))
         return base_fail(GPUNVME_ERR_VERIFY, "%.80s: its checksum is wrong", name);
-    if (h.format >= GPUNVME_DATA_NFORMATS || h.dtype >= GPUNVME_NDTYPES ||
+    if (h.format >= GPUNVME_DATASET_NFORMATS || h.dtype >= GPUNVME_NDTYPES ||
         h.rank > GPUNVME_DATASET_MAX_RANK)
         return BAD(name, "an unknown format or dtype");
     out->format = h.format;

@@ -103,6 +103,9 @@ DTYPE_BF16 = 7
 DTYPE_F32 = 10
 DTYPE_F8_E4M3 = 15
 
+DATASET_NFORMATS = 8
+DATASET_MAX_RANK = 8
+
 LOG_ERROR = 0x01
 LOG_SMART = 0x02
 
@@ -289,6 +292,38 @@ class WeightsOptions(Structure):
         ("user", c_void_p),
         ("scales", c_void_p),
     ]
+
+
+class DatasetOptions(Structure):
+    _fields_ = [
+        ("format", c_uint32),
+        ("token_nbytes", c_uint32),
+        ("record_nbytes", c_uint64),
+        ("header_nbytes", c_uint64),
+        ("seq_tokens", c_uint64),
+        ("overlap_tokens", c_uint64),
+        ("member", c_char_p),
+    ]
+
+
+class DatasetInfo(Structure):
+    _fields_ = [
+        ("format", c_uint32),
+        ("dtype", c_uint32),
+        ("nsamples", c_uint64),
+        ("nbytes", c_uint64),
+        ("sample_nbytes", c_uint64),
+        ("max_nbytes", c_uint64),
+        ("fingerprint", c_uint64),
+        ("nfiles", c_uint64),
+        ("index_nbytes", c_uint64),
+        ("rank", c_size_t),
+        ("shape", c_uint64 * DATASET_MAX_RANK),
+    ]
+
+
+class DataRange(Structure):
+    _fields_ = [("file", c_uint64), ("offset", c_uint64), ("nbytes", c_uint64)]
 
 
 class Kind(Structure):
@@ -619,6 +654,9 @@ STRUCTS: dict[str, type[Structure]] = {
     "gpunvme_range": Range,
     "gpunvme_weights_part": WeightsPart,
     "gpunvme_weights_options": WeightsOptions,
+    "gpunvme_dataset_options": DatasetOptions,
+    "gpunvme_dataset_info": DatasetInfo,
+    "gpunvme_data_range": DataRange,
     "gpunvme_kind": Kind,
     "gpunvme_kind_io": KindIo,
     "gpunvme_sqe": Sqe,
@@ -718,6 +756,16 @@ _FUNCTIONS: dict[str, tuple[type | None, ...]] = {
     "gpunvme_weights_load_end": (c_int, c_void_p),
     "gpunvme_weights_manifest_write": (c_int, c_char_p, c_void_p, c_size_t),
     "gpunvme_weights_manifest_check": (c_int, c_char_p, c_void_p, c_size_t, c_void_p),
+    "gpunvme_dtype_name": (c_char_p, c_int),
+    # dataset.h
+    "gpunvme_dataset_format_name": (c_char_p, c_uint),
+    "gpunvme_dataset_open": (c_int, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p),
+    "gpunvme_dataset_close": (c_int, c_void_p),
+    "gpunvme_dataset_get_info": (None, c_void_p, c_void_p),
+    "gpunvme_dataset_at": (c_int, c_void_p, c_uint64, c_void_p),
+    "gpunvme_dataset_uri": (c_char_p, c_void_p, c_uint64),
+    "gpunvme_dataset_store": (c_void_p, c_void_p, c_uint64),
+    "gpunvme_dataset_write_index": (c_int, c_void_p, c_char_p),
     # request.h
     "gpunvme_requests_create": (c_int, c_void_p, c_void_p),
     "gpunvme_requests_destroy": (c_int, c_void_p),

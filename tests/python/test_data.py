@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""gpunvme.data.Dataset: samples of each format, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpunvme
+from gpunvme import data
+
+
+def test_records_are_samples_of_one_size(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"HEAD" + bytes(range(12)))
+    (tmp_path / "b").write_bytes(b"HEAD" + bytes(range(100, 108)))
+    with data.Dataset([tmp_path / "a", tmp_path / "b"], format="records", record_nbytes=4,
+                      header_nbytes=4) as records:
+        assert (len(records), records.nbytes, records.sample_nbytes) == (5, 20, 4)
+        assert (records.dtype, records.shape, records.format) == ("U8", (4,), "records")
+        assert [bytes(sample) for sample in records] == [
+            bytes(range(0, 4)), bytes(range(4, 8)), bytes(range(8, 12)), bytes(range(100, 104)),
+            bytes(range(104, 108))]
+        assert records.at(-1) == data.Place(1, 8, 4)
+        assert records.files[1].endswith("/b")
+
+
+def test_windows_of_tokens_overlap(tmp_path: Path) -> None:
+    np.arange(100, dtype=np.uint16).tofile(tmp_path / "t.bin")
+    with data.Dataset(tmp_path / "t.bin", seq_tokens=8, overlap_tokens=1) as tokens:
+        assert (len(tokens), tokens.dtype, tokens.shape) == (12, "U16", (9,))
+        assert tokens[3].tolist() == list(range(24, 33))
+
+
+def test_samples_of_an_array_are_its_rows(tmp_path: Path) -> None:
+    array = np.random.default_rng(1).random((7, 3, 5)).astype(np.float32)
+    np.save(tmp_path / "x.npy", array)
+    with data.Dataset(tmp_path / "x.npy") as rows:
+        assert rows.shape == (3, 5)
+        assert all((row == array[i]).all() for i, row in enumerate(rows))
+
+
+@pytest.mark.usefixtures("parser")
+def test_samples_of_a_safetensors_file_are_rows_of_the_member(tmp_path: Path) -> None:
+    from gpunvme.weights.numpy import save_file
+
+    image = np.arange(24, dtype=np.uint8).reshape(4, 6)
+    save_file({"image": image, "label": np.arange(4)}, tmp_path / "x.safetensors")
+    with data.Dataset(tmp_path / "x.safetensors", member="image") as rows:
+        assert (np.stack(list(rows)) == image).all()
+    with pytest.raises(gpunvme.NotFoundError, match="none"):
+        data.Dataset(tmp_path / "x.safetensors", member="none")
+
+
+def test_a_member_of_a_tar_archive_is_a_sample_by_itself(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for i in range(3):
+            for suffix, content in (("jpg", bytes([i] * (i + 1))), ("cls", b"%d" % i)):
+                entry = tarfile.TarInfo(f"{i:04}.{suffix}")
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+    with data.Dataset(tmp_path / "x.tar", member="jpg") as images:
+        assert [bytes(image) for image in images] == [b"\0", b"\1\1", b"\2\2\2"]
+        assert (images.sample_nbytes, images.max_nbytes) == (None, 3)
+
+
+def test_an_index_has_the_samples_of_its_data_set(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(10))
+    with data.Dataset(tmp_path / "x.npy") as rows:
+        rows.write_index(tmp_path / "x.gnvidx")
+        with data.Dataset(tmp_path / "x.gnvidx") as indexed:
+            assert indexed.fingerprint == rows.fingerprint
+            assert [row.item() for row in indexed] == list(range(10))
+
+
+def test_a_closed_data_set_refuses_calls(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(10))
+    rows = data.Dataset(tmp_path / "x.npy")
+    rows.close()
+    rows.close()
+    with pytest.raises(gpunvme.ClosedError):
+        rows[0]
+    assert "closed" in repr(rows)
+
+
+@pytest.mark.parametrize("arguments, kind, match", [
+    ({"format": "parquet"}, gpunvme.ArgumentError, "parquet"),
+    ({"format": "records"}, gpunvme.ArgumentError, "record_nbytes"),
+    ({"format": "records", "record_nbytes": -1}, gpunvme.ArgumentError, "record_nbytes: -1"),
+    ({"format": "records", "record_nbytes": 7}, gpunvme.ArgumentError, "no whole record"),
+    ({"format": "tokens", "token_nbytes": 1 << 32}, gpunvme.ArgumentError, "token_nbytes"),
+    ({"member": "a\0b"}, gpunvme.ArgumentError, "byte 0"),
+    ({"format": "records", "record_nbytes": 4.0}, TypeError, "float"),
+])
+def test_bad_arguments_are_refused(tmp_path: Path, arguments: Any, kind: type[Exception],
+                                   match: str) -> None:
+    (tmp_path / "x").write_bytes(bytes(64))
+    with pytest.raises(kind, match=match):
+        data.Dataset(tmp_path / "x", **arguments)
+
+
+def test_a_sample_that_is_not_there_is_an_index_error(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(10))
+    with data.Dataset(tmp_path / "x.npy") as rows:
+        for i in (10, -11, 1 << 70):
+            with pytest.raises(IndexError):
+                rows[i]
+        with pytest.raises(gpunvme.NotFoundError):
+            data.Dataset(tmp_path / "none.npy")
+
+
+def test_a_file_that_has_become_shorter_is_told(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(1000))
+    with data.Dataset(tmp_path / "x.npy") as rows:
+        with open(tmp_path / "x.npy", "r+b") as file:
+            file.truncate(1000)
+        with pytest.raises(gpunvme.RangeError, match="shorter"):
+            rows[999]

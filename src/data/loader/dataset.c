@@ -9,7 +9,7 @@
 
 #include "base/newfile.h"
 #include "data/beside.h"
-#include "data/loader/dataset.h"
+#include "data/loader/batch.h"
 #include "data/loader/permute.h"
 #include "data/weights/internal.h"
 #include "gpunvme/memory.h"
@@ -33,6 +33,11 @@ struct gpunvme_dataset {
     uint32_t format;
     uint64_t fingerprint;
 };
+
+struct gpunvme_engine *data_engine(const struct gpunvme_dataset *dataset)
+{
+    return dataset->engine;
+}
 
 const char *gpunvme_dataset_format_name(unsigned format)
 {

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * A loader inside: loader.c has the queue of batches, batch.c makes the transfers of one and takes
+ * their ends.
+ */
+#ifndef DATA_LOADER_BATCH_H
+#define DATA_LOADER_BATCH_H
+
+#include "data/loader/dataset.h"
+#include "gpunvme/loader.h"
+#include "gpunvme/memory.h"
+
+/* Where a sample comes from, and where it goes in the buffer. */
+struct batch_item {
+    struct gpunvme_store *store;
+    uint64_t offset, nbytes, at;
+    uint32_t row;      /* in the batch */
+    uint32_t tries;    /* samples that were tried in its place */
+    gpunvme_err_t err; /* of its transfer */
+};
+
+enum batch_state {
+    BATCH_FREE,
+    BATCH_AHEAD,   /* in the queue */
+    BATCH_GIVEN,   /* the caller's */
+    BATCH_LEAVING, /* of no use any more, but transfers, or work of the caller's, may use its buffer */
+};
+
+struct batch {
+    struct gpunvme_loader_batch out;
+    enum batch_state state;
+    struct gpunvme_buf buf;
+    bool registered;
+    bool tainted; /* a transfer was given up: it may still write to the buffer */
+    struct gpunvme_slice slice;
+    struct gpunvme_sample *samples;
+    struct batch_item *items; /* one for each sample, in the order of transfers */
+    int64_t *offsets, *lengths;
+    uint64_t *places; /* of ranges, for transfers that gather */
+    struct gpunvme_vec *vecs;
+    struct gpunvme_io *ios, **ended;
+    uint32_t *first; /* item of each transfer */
+    size_t room;     /* of all these lists */
+    size_t nios, nleft;
+    struct gpunvme_batch *polled;
+    struct gpunvme_io gate; /* of no bytes, behind the caller's work */
+    bool apart;             /* each sample is read by itself, since transfers of several failed */
+    struct base_failure failure;
+    struct batch *next; /* of all that there are */
+};
+
+/* What next gives: a batch, or the end of an epoch. */
+struct loader_step {
+    struct batch *batch;                /* NULL: the end */
+    struct gpunvme_sampler_state after; /* where the caller is then */
+};
+
+#define LOADER_STEPS (2u * GPUNVME_LOADER_MAX_DEPTH)
+
+struct gpunvme_loader {
+    struct gpunvme_loader_options options;
+    struct gpunvme_sampler *sampler; /* at the end of the queue */
+    struct gpunvme_sampler_state state; /* the caller's */
+    struct gpunvme_engine *engine;
+    struct gpunvme_dataset **datasets;
+    uint64_t *nsamples;
+    size_t nsources;
+    uint64_t row_nbytes;
+    struct batch *batches;
+    struct loader_step steps[LOADER_STEPS]; /* a queue: `nsteps` from `first` on */
+    unsigned first, nsteps, nahead;
+    uint64_t ahead_nbytes;
+    struct gpunvme_loader_stats stats;
+};
+
+/* Of the process, or of the caller's. */
+struct gpunvme_engine *data_engine(const struct gpunvme_dataset *dataset);
+
+/* Lists the samples of b->slice and submits their transfers. What goes wrong is b->failure. */
+void batch_begin(struct gpunvme_loader *l, struct batch *b);
+
+/*
+ * Takes what has ended, waits up to wait_ns for it, and begins again what has to be read once more.
+ * True: all has ended; b->failure says how.
+ */
+bool batch_poll(struct gpunvme_loader *l, struct batch *b, uint64_t wait_ns);
+
+/* Whether nothing uses a batch any more that is BATCH_LEAVING; waits up to wait_ns. */
+bool batch_has_left(struct batch *b, uint64_t wait_ns);
+
+/* Bytes that have moved. */
+uint64_t batch_moved(const struct batch *b);
+void batch_free(struct gpunvme_loader *l, struct batch *b);
+
+#endif

@@ -106,6 +106,22 @@ DTYPE_F8_E4M3 = 15
 DATASET_NFORMATS = 8
 DATASET_MAX_RANK = 8
 
+SHUFFLE_EPOCH = 0
+SHUFFLE_BLOCKS = 1
+SHUFFLE_NONE = 2
+LAST_SHORT = 0
+LAST_DROP = 1
+LAST_PAD = 2
+LAYOUT_AUTO = 0
+LAYOUT_ROWS = 1
+LAYOUT_RAGGED = 2
+LAYOUT_PADDED = 3
+LAYOUT_PACKED = 4
+ON_ERROR_RAISE = 0
+ON_ERROR_SKIP = 1
+ON_ERROR_SUBSTITUTE = 2
+LOADER_MAX_DEPTH = 64
+
 LOG_ERROR = 0x01
 LOG_SMART = 0x02
 
@@ -324,6 +340,94 @@ class DatasetInfo(Structure):
 
 class DataRange(Structure):
     _fields_ = [("file", c_uint64), ("offset", c_uint64), ("nbytes", c_uint64)]
+
+
+class SamplerOptions(Structure):
+    _fields_ = [
+        ("seed", c_uint64),
+        ("batch", c_uint64),
+        ("rank", c_uint32),
+        ("world", c_uint32),
+        ("shuffle", c_uint32),
+        ("last", c_uint32),
+        ("block", c_uint64),
+        ("window", c_uint64),
+        ("epoch", c_uint64),
+        ("fingerprint", c_uint64),
+    ]
+
+
+class SamplerState(Structure):
+    _fields_ = [
+        ("fingerprint", c_uint64),
+        ("seed", c_uint64),
+        ("epoch", c_uint64),
+        ("taken", c_uint64),
+    ]
+
+
+class SamplerInfo(Structure):
+    _fields_ = [("samples", c_uint64), ("batches", c_uint64), ("period", c_uint64)]
+
+
+class Sample(Structure):
+    _fields_ = [("index", c_uint64), ("source", c_uint64)]
+
+
+class LoaderSource(Structure):
+    _fields_ = [("dataset", c_void_p), ("weight", c_double)]
+
+
+class LoaderOptions(Structure):
+    _fields_ = [
+        ("order", SamplerOptions),
+        ("layout", c_uint32),
+        ("on_error", c_uint32),
+        ("row_nbytes", c_uint64),
+        ("pad", c_uint32),
+        ("mem", c_uint32),
+        ("gpu", c_uint32),
+        ("depth", c_uint32),
+        ("depth_nbytes", c_uint64),
+        ("timeout_ns", c_uint64),
+    ]
+
+
+class LoaderBatch(Structure):
+    _fields_ = [
+        ("ptr", c_void_p),
+        ("mem", c_uint32),
+        ("layout", c_uint32),
+        ("nbytes", c_uint64),
+        ("n", c_uint64),
+        ("row_nbytes", c_uint64),
+        ("nrows", c_uint64),
+        ("offsets", c_void_p),
+        ("lengths", c_void_p),
+        ("samples", c_void_p),
+        ("epoch", c_uint64),
+        ("index", c_uint64),
+        ("npadded", c_uint64),
+        ("nskipped", c_uint64),
+        ("nsubstituted", c_uint64),
+        ("ncut", c_uint64),
+    ]
+
+
+class LoaderStats(Structure):
+    _fields_ = [
+        ("batches", c_uint64),
+        ("samples", c_uint64),
+        ("nbytes", c_uint64),
+        ("nskipped", c_uint64),
+        ("nsubstituted", c_uint64),
+        ("stall_ns", c_uint64),
+        ("stalls", c_uint64),
+        ("transfers", c_uint64),
+        ("routes", c_uint64 * NROUTES),
+        ("ahead", c_uint32),
+        ("ready", c_uint32),
+    ]
 
 
 class Kind(Structure):
@@ -657,6 +761,14 @@ STRUCTS: dict[str, type[Structure]] = {
     "gpunvme_dataset_options": DatasetOptions,
     "gpunvme_dataset_info": DatasetInfo,
     "gpunvme_data_range": DataRange,
+    "gpunvme_sampler_options": SamplerOptions,
+    "gpunvme_sampler_state": SamplerState,
+    "gpunvme_sampler_info": SamplerInfo,
+    "gpunvme_sample": Sample,
+    "gpunvme_loader_source": LoaderSource,
+    "gpunvme_loader_options": LoaderOptions,
+    "gpunvme_loader_batch": LoaderBatch,
+    "gpunvme_loader_stats": LoaderStats,
     "gpunvme_kind": Kind,
     "gpunvme_kind_io": KindIo,
     "gpunvme_sqe": Sqe,
@@ -766,6 +878,18 @@ _FUNCTIONS: dict[str, tuple[type | None, ...]] = {
     "gpunvme_dataset_uri": (c_char_p, c_void_p, c_uint64),
     "gpunvme_dataset_store": (c_void_p, c_void_p, c_uint64),
     "gpunvme_dataset_write_index": (c_int, c_void_p, c_char_p),
+    # loader.h
+    "gpunvme_loader_open": (c_int, c_void_p, c_size_t, c_void_p, c_void_p),
+    "gpunvme_loader_next": (c_int, c_void_p, c_void_p, c_uint64),
+    "gpunvme_loader_release": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_loader_set_depth": (c_int, c_void_p, c_uint32),
+    "gpunvme_loader_prefetch": (None, c_void_p),
+    "gpunvme_loader_get_state": (None, c_void_p, c_void_p),
+    "gpunvme_loader_set_state": (c_int, c_void_p, c_void_p),
+    "gpunvme_loader_set_epoch": (c_int, c_void_p, c_uint64),
+    "gpunvme_loader_get_stats": (None, c_void_p, c_void_p),
+    "gpunvme_loader_get_info": (None, c_void_p, c_void_p),
+    "gpunvme_loader_close": (c_int, c_void_p),
     # request.h
     "gpunvme_requests_create": (c_int, c_void_p, c_void_p),
     "gpunvme_requests_destroy": (c_int, c_void_p),

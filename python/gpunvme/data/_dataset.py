@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _FORMATS = {lib.gpunvme_dataset_format_name(i).decode(): i for i in range(_lib.DATASET_NFORMATS)}
 
 #: numpy's names of the types of elements. It has none for the others.
-_NUMPY = {
+NUMPY = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "F16": "float16",
     "U32": "uint32", "I32": "int32", "F32": "float32", "U64": "uint64", "I64": "int64",
     "F64": "float64", "C64": "complex64",
@@ -166,9 +166,9 @@ class Dataset:
             raise error(_lib.ERR_RANGE,
                         f"{self.files[place.file]} has become shorter: sample {i} is bytes "
                         f"{place.offset} to {place.offset + place.nbytes - 1}")
-        if self.dtype not in _NUMPY:
+        if self.dtype not in NUMPY:
             return found
-        elements = found.view(_NUMPY[self.dtype])
+        elements = found.view(NUMPY[self.dtype])
         if self.shape is None:  # a number, or elements in a row
             return elements.reshape(()) if elements.size == 1 else elements
         return elements.reshape(self.shape)

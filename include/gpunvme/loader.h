@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * A loader of samples: batches of data sets (dataset.h) in a sampler's order (sampler.h), read ahead
- * into host, pinned or GPU memory.
+ * A loader of samples: batches of data sets (dataset.h) in a sampler's order (sampler.h), read
+ * ahead into host, pinned or GPU memory.
  *
  *     struct gpunvme_loader_source source = {.dataset = dataset};
  *     struct gpunvme_loader_options options = {
@@ -69,17 +69,17 @@ struct gpunvme_loader_options {
     uint32_t mem;                         /* enum gpunvme_mem of the batches */
     uint32_t gpu;                         /* GPU: which one; PINNED: by way of which one */
     uint32_t depth;                       /* batches read ahead, 1 to 64; 0: 4 */
-    uint64_t depth_nbytes;                /* read ahead until these have so many bytes; 0: no limit */
-    uint64_t timeout_ns;                  /* of calls that take none; 0: 30 s */
+    uint64_t depth_nbytes; /* read ahead until these have so many bytes; 0: no limit */
+    uint64_t timeout_ns;   /* of calls that take none; 0: 30 s */
 };
 
 /* A batch. It belongs to the loader, and is the caller's from next to release. */
 struct gpunvme_loader_batch {
-    void *ptr;       /* the address that goes with `mem`; NULL where nbytes is 0 */
-    uint32_t mem;    /* enum gpunvme_mem */
-    uint32_t layout; /* what AUTO has become */
-    uint64_t nbytes; /* at ptr */
-    uint64_t n;      /* samples; 0: the batch has nothing for this rank */
+    void *ptr;           /* the address that goes with `mem`; NULL where nbytes is 0 */
+    uint32_t mem;        /* enum gpunvme_mem */
+    uint32_t layout;     /* what AUTO has become */
+    uint64_t nbytes;     /* at ptr */
+    uint64_t n;          /* samples; 0: the batch has nothing for this rank */
     uint64_t row_nbytes; /* bytes of a row for ROWS, PADDED and PACKED; 0 for RAGGED */
     uint64_t nrows;      /* nbytes / row_nbytes; for ROWS and PADDED it is n */
     /*
@@ -133,7 +133,8 @@ gpunvme_err_t gpunvme_loader_release(struct gpunvme_loader *loader,
 /* Changes how many batches are read ahead, 1 to 64; what is being read already goes on. INVALID. */
 gpunvme_err_t gpunvme_loader_set_depth(struct gpunvme_loader *loader, uint32_t depth);
 
-/* Begins reads for which there is room. next does so too: this is for a caller that is busy long. */
+/* Begins reads for which there is room. next does so too: this is for a caller that is busy long.
+ */
 void gpunvme_loader_prefetch(struct gpunvme_loader *loader);
 
 /*
@@ -144,9 +145,10 @@ void gpunvme_loader_get_state(const struct gpunvme_loader *loader,
                               struct gpunvme_sampler_state *state);
 
 /*
- * Goes to a state, or to the beginning of an epoch. What was read ahead is dropped; batches that the
- * caller has stay its own. Errors: as gpunvme_sampler_set_state() and gpunvme_sampler_set_epoch(),
- * and the loader is as it was. INVALID: the state is of other data sets.
+ * Goes to a state, or to the beginning of an epoch. What was read ahead is dropped; batches that
+ * the caller has stay its own. Errors: as gpunvme_sampler_set_state() and
+ * gpunvme_sampler_set_epoch(), and the loader is as it was. INVALID: the state is of other data
+ * sets.
  */
 gpunvme_err_t gpunvme_loader_set_state(struct gpunvme_loader *loader,
                                        const struct gpunvme_sampler_state *state);
@@ -157,11 +159,11 @@ struct gpunvme_loader_stats {
     uint64_t nskipped, nsubstituted;   /* samples, because of errors */
     uint64_t stall_ns;                 /* that next has waited */
     uint64_t stalls;                   /* calls of next that found no batch ready */
-    uint64_t transfers;                /* that brought them: fewer than samples where neighbours were
-                                          read together */
-    uint64_t routes[GPUNVME_NROUTES];  /* bytes by enum gpunvme_route; where a transfer took several,
-                                          its bytes count as the last of them */
-    uint32_t ahead, ready;             /* batches that are read ahead; of these, there already */
+    uint64_t transfers;               /* that brought them: fewer than samples where neighbours were
+                                         read together */
+    uint64_t routes[GPUNVME_NROUTES]; /* bytes by enum gpunvme_route; where a transfer took several,
+                                         its bytes count as the last of them */
+    uint32_t ahead, ready;            /* batches that are read ahead; of these, there already */
 };
 
 void gpunvme_loader_get_stats(struct gpunvme_loader *loader, struct gpunvme_loader_stats *stats);

@@ -2,7 +2,8 @@
  *
  * One batch: where its samples go, which transfers bring them, and what happens to samples that
  * can't be read. Neighbours are read together: those that lie one behind the other in a file by one
- * transfer, those of one file and one size that follow one another in the batch by one that gathers.
+ * transfer, those of one file and one size that follow one another in the batch by one that
+ * gathers.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -137,9 +138,8 @@ static int by_place(const void *a_, const void *b_)
 static bool may_join(const struct batch *b, const struct batch_item *first,
                      const struct batch_item *last, const struct batch_item *next)
 {
-    return !b->apart && next->store == first->store &&
-           (size_t)(next - first) < MAX_TOGETHER && first->nbytes && next->nbytes &&
-           last->nbytes;
+    return !b->apart && next->store == first->store && (size_t)(next - first) < MAX_TOGETHER &&
+           first->nbytes && next->nbytes && last->nbytes;
 }
 
 /* Items that are one range of the file: *n, and whether they are one piece of memory. */
@@ -169,8 +169,7 @@ static size_t join_gather(const struct batch *b, const struct batch_item *item, 
         const struct batch_item *last = &item[n - 1], *next = &item[n];
 
         if (!may_join(b, item, last, next) || next->nbytes != item->nbytes ||
-            next->at < last->at + item->nbytes ||
-            next->at - last->at != item[1].at - item[0].at ||
+            next->at < last->at + item->nbytes || next->at - last->at != item[1].at - item[0].at ||
             (n + 1) * item->nbytes > MAX_TRANSFER)
             break;
     }
@@ -341,8 +340,8 @@ static void take_end(struct gpunvme_loader *l, struct batch *b, const struct gpu
         if (!b->items[i].nbytes)
             continue;
         b->items[i].err = io->err ? io->err : GPUNVME_ERR_RANGE;
-        name_failure(l, b, &b->items[i],
-                     io->err ? gpunvme_io_detail(io, text, sizeof(text)) : text, b->items[i].err);
+        name_failure(l, b, &b->items[i], io->err ? gpunvme_io_detail(io, text, sizeof(text)) : text,
+                     b->items[i].err);
     }
 }
 
@@ -360,7 +359,8 @@ static int by_row(const void *a, const void *b)
     return x->row < y->row ? -1 : x->row > y->row;
 }
 
-/* Takes out samples that can't be read, or puts others in their places. False: that is not to be. */
+/* Takes out samples that can't be read, or puts others in their places. False: that is not to be.
+ */
 static bool replace(struct gpunvme_loader *l, struct batch *b)
 {
     const bool skip = l->options.on_error == GPUNVME_ON_ERROR_SKIP;
@@ -369,8 +369,8 @@ static bool replace(struct gpunvme_loader *l, struct batch *b)
 
     qsort(b->items, (size_t)b->out.n, sizeof(b->items[0]), by_row);
     for (uint64_t i = 0; i < b->out.n; i++)
-        if (b->items[i].err && (!is_of_sample(b->items[i].err) ||
-                                (!skip && b->items[i].tries == MAX_TRIES)))
+        if (b->items[i].err &&
+            (!is_of_sample(b->items[i].err) || (!skip && b->items[i].tries == MAX_TRIES)))
             return false;
     for (uint64_t i = 0; i < b->out.n; i++) {
         struct gpunvme_sample s = b->samples[i];
@@ -432,7 +432,8 @@ bool batch_has_left(struct batch *b, uint64_t wait_ns)
 
     while (pending && n) {
         n = 0;
-        (void)gpunvme_batch_poll(b->polled, wait_ns ? pending : 0, 64, ended, &n, wait_ns);
+        (void)gpunvme_batch_poll(b->polled, wait_ns ? (pending < 64 ? pending : 64) : 0, 64, ended,
+                                 &n, wait_ns);
         for (size_t i = 0; i < n; i++)
             b->tainted |= ended[i]->err == GPUNVME_ERR_TIMEOUT;
         pending = gpunvme_batch_pending(b->polled);

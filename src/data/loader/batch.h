@@ -23,7 +23,8 @@ enum batch_state {
     BATCH_FREE,
     BATCH_AHEAD,   /* in the queue */
     BATCH_GIVEN,   /* the caller's */
-    BATCH_LEAVING, /* of no use any more, but transfers, or work of the caller's, may use its buffer */
+    BATCH_LEAVING, /* of no use any more, but transfers, or work of the caller's, may use its buffer
+                    */
 };
 
 struct batch {
@@ -59,7 +60,7 @@ struct loader_step {
 
 struct gpunvme_loader {
     struct gpunvme_loader_options options;
-    struct gpunvme_sampler *sampler; /* at the end of the queue */
+    struct gpunvme_sampler *sampler;    /* at the end of the queue */
     struct gpunvme_sampler_state state; /* the caller's */
     struct gpunvme_engine *engine;
     struct gpunvme_dataset **datasets;

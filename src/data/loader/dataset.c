@@ -426,7 +426,8 @@ static gpunvme_err_t open_all(struct gpunvme_dataset *d, const char *const *uris
         return err;
     if (d->format == GPUNVME_DATASET_INDEX)
         return open_index(d, uris, n);
-    err = d->format == GPUNVME_DATASET_MDS ? open_mds_all(d, uris, n, o) : open_plain(d, uris, n, o);
+    err =
+        d->format == GPUNVME_DATASET_MDS ? open_mds_all(d, uris, n, o) : open_plain(d, uris, n, o);
     return err ? err : print_files(d);
 }
 

@@ -88,6 +88,9 @@ bool ops_case_poison(struct ops_case *c);
 bool ops_case_analyze(const struct ops_case *c, const char *variant,
                       struct gpunvme_matmul_metrics *metrics);
 
+/* Which variant "auto" is for this case; "?" if none can. */
+const char *ops_case_choice(const struct ops_case *c);
+
 double ops_case_flops(const struct ops_case *c);
 
 /* Bytes that must be moved: each matrix once. */

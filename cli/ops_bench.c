@@ -25,14 +25,20 @@ enum {
     KEY_NO_PREACT,
     KEY_NO_PEAKS,
     KEY_WITHOUT,
+    KEY_SHAPES,
 };
 
 static const struct argp_option options[] = {
-    {"variant", KEY_VARIANT, "all|NAME", 0, "Which variant (all that this machine has)", 1},
+    {"variant", KEY_VARIANT, "all|NAME", 0,
+     "Which variant (all that this machine has); auto is the one that a program gets", 1},
     {"without", KEY_WITHOUT, "NAME,...", 0, "All variants but these", 1},
     {"shape", KEY_SHAPE, "MxNxK", 0,
      "Rows and columns of the result, and the sum's length; for linear layers rows, outputs and "
      "inputs. One number is a cube. May be given several times (1024)",
+     1},
+    {"shapes", KEY_SHAPES, "FILE", 0,
+     "A line for each case: operator, type, MxNxK. Measures auto beside its peer, then the "
+     "geometric mean of the ratios and the worst ten; all from # on is a comment",
      1},
     {"device", KEY_DEVICE, "cpu|cuda", 0, "Where (cpu)", 1},
     {"dtype", KEY_DTYPE, "f32|tf32|f16|bf16", 0,
@@ -113,6 +119,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "at most %d shapes", OPS_MAX_SHAPES);
         else if (!cli_ops_parse_shape(arg, &args->shapes[args->nshapes++]))
             argp_error(state, "--shape=%s: must be like 4096x4096x1024, or one number", arg);
+        return 0;
+    case KEY_SHAPES:
+        args->list = arg;
         return 0;
     case KEY_DEVICE:
         args->device = parse_name(state, "device", arg, cli_ops_device_by_name, "cpu or cuda");
@@ -226,8 +235,13 @@ static void add_variants(struct ops_table *t)
 {
     struct gpunvme_ops_variant v;
 
-    if (t->args->variant)
-        add_row(t, OPS_ROW_VARIANT, t->args->variant, threads_of(t, t->args->variant));
+    if (t->args->variant) {
+        struct ops_row *row =
+            add_row(t, OPS_ROW_VARIANT, t->args->variant, threads_of(t, t->args->variant));
+
+        if (!strcmp(t->args->variant, "auto"))
+            snprintf(row->runs, sizeof(row->runs), "%s", ops_case_choice(&t->data));
+    }
     for (unsigned i = 0;
          !t->args->variant && !gpunvme_ops_variant(t->data.op, t->data.device, i, &v); i++)
         if (takes(t, &v) && !listed(t->args->without, v.name))
@@ -519,14 +533,14 @@ static int run_once(struct ops_table *t, struct ops_row *row)
     return CLI_OK;
 }
 
-/* All rounds of one table. */
+/* All rounds of one table; each begins with another row, for what is measured first is cooler. */
 static int measure(struct ops_table *t)
 {
     int code = warm_all_up(t);
 
     for (unsigned round = 0; round < t->args->rounds && !code; round++)
         for (unsigned i = 0; i < t->nrows && !code && !cli_stopped(); i++)
-            code = run_once(t, &t->rows[i]);
+            code = run_once(t, &t->rows[(i + round) % t->nrows]);
     if (cli_stopped())
         return cli_fail(cli_stop_check());
     for (unsigned i = 0; i < t->nrows; i++)
@@ -575,6 +589,8 @@ static int measure_case(struct ops_table *t, const struct peers *peers)
         t->no_peer = "cuBLASLt has no way to do this";
     if (peers->blas && !t->blas)
         t->no_peer = "OpenBLAS is only compared with in f32";
+    if (t->cublas)
+        ops_cublas_choose(t->cublas, &t->data);
     make_rows(t);
     code = measure(t);
     drop_gpu_peaks(t);
@@ -583,7 +599,7 @@ static int measure_case(struct ops_table *t, const struct peers *peers)
 }
 
 static int bench(const struct ops_bench_args *args, const struct peers *peers, int op,
-                 const struct ops_shape *shape, struct cli_json *json)
+                 const struct ops_shape *shape, struct cli_json *json, double *ratio)
 {
     struct ops_table t = {
         .args = args,
@@ -603,8 +619,10 @@ static int bench(const struct ops_bench_args *args, const struct peers *peers, i
     };
     int code = measure_case(&t, peers);
 
+    *ratio = NAN;
     if (code)
         return code;
+    *ratio = ops_table_ratio(&t);
     if (json)
         ops_table_json(&t, json);
     else
@@ -621,18 +639,145 @@ static int bench_shapes(const struct ops_bench_args *args, const struct peers *p
 
     for (int op = 0; op < GPUNVME_OPS_NOPS; op++)
         for (unsigned i = 0; args->ops[op] && i < args->nshapes; i++) {
+            double ratio;
             int code;
 
             if (!json && !first)
                 putchar('\n');
             first = false;
-            code = bench(args, peers, op, &args->shapes[i], json);
+            code = bench(args, peers, op, &args->shapes[i], json, &ratio);
             fflush(stdout);
             if (code == CLI_USAGE || cli_stopped() ||
                 (code && args->device == GPUNVME_OPS_CUDA && !ops_gpu_wait()))
                 return code;
             worst = code > worst ? code : worst;
         }
+    return worst;
+}
+
+/* A case of a list, and what came of it. */
+struct listed_case {
+    char text[96];
+    int op, dtype, compute;
+    struct ops_shape shape;
+    double ratio;
+};
+
+static bool parse_case(struct listed_case *x, char *line)
+{
+    char op[32], dtype[16], shape[64], more[2];
+
+    line[strcspn(line, "#\n")] = 0;
+    if (sscanf(line, "%31s %15s %63s %1s", op, dtype, shape, more) != 3)
+        return false;
+    snprintf(x->text, sizeof(x->text), "%.31s %.15s %.40s", op, dtype, shape);
+    x->op = cli_ops_by_name(op);
+    x->dtype = cli_ops_dtype_by_name(dtype, &x->compute);
+    return x->op >= 0 && x->dtype >= 0 && cli_ops_parse_shape(shape, &x->shape);
+}
+
+/* The lines of a file; NULL with `*line` > 0: that one makes no sense; 0: it can't be read. */
+static struct listed_case *read_list(const char *path, unsigned *count, unsigned *line)
+{
+    struct listed_case *all = calloc(OPS_MAX_CASES, sizeof(*all));
+    FILE *file = fopen(path, "r");
+    bool good = all && file;
+    char text[256];
+
+    *count = *line = 0;
+    while (good && fgets(text, sizeof(text), file)) {
+        ++*line;
+        if (strchr("#\n", text[strspn(text, " \t")]))
+            continue;
+        good = *count < OPS_MAX_CASES && parse_case(&all[(*count)++], text);
+    }
+    if (file)
+        fclose(file);
+    if (good && *count)
+        return all;
+    if (good)
+        *line = 0;
+    free(all);
+    return NULL;
+}
+
+static int by_ratio(const void *a, const void *b)
+{
+    const struct listed_case *x = a, *y = b;
+
+    return x->ratio < y->ratio ? -1 : x->ratio > y->ratio;
+}
+
+/* The geometric mean, and the ten cases that are slowest beside the peer. */
+static void summarize(struct listed_case *cases, unsigned count, struct cli_json *json)
+{
+    unsigned n = 0;
+    double sum = 0;
+
+    for (unsigned i = 0; i < count; i++)
+        if (cases[i].ratio > 0) {
+            sum += log(cases[i].ratio);
+            cases[n++] = cases[i];
+        }
+    qsort(cases, n, sizeof(*cases), by_ratio);
+    if (json) {
+        cli_json_object(json, "summary");
+        cli_json_u64(json, "cases", n);
+        cli_json_real(json, "geometric_mean", n ? exp(sum / n) : NAN);
+        cli_json_array(json, "worst");
+    } else {
+        printf("\n%u cases of %u were compared: geometric mean %.3f; the worst:\n", n, count,
+               n ? exp(sum / n) : NAN);
+    }
+    for (unsigned i = 0; i < n && i < 10; i++)
+        if (json) {
+            cli_json_object(json, NULL);
+            cli_json_text(json, "case", cases[i].text);
+            cli_json_real(json, "ratio", cases[i].ratio);
+            cli_json_close(json);
+        } else {
+            printf("  %6.3f  %s\n", cases[i].ratio, cases[i].text);
+        }
+    if (json) {
+        cli_json_close(json);
+        cli_json_close(json);
+    }
+}
+
+static int bench_list(const struct ops_bench_args *args, const struct peers *peers,
+                      struct cli_json *json)
+{
+    struct ops_bench_args own = *args;
+    unsigned count, line;
+    struct listed_case *cases = read_list(args->list, &count, &line);
+    int worst = CLI_OK;
+
+    if (!cases)
+        return line ? cli_usage("--shapes: %s, line %u: must be like 'matmul bf16 64x4096x4096'",
+                                args->list, line)
+                    : cli_usage("--shapes: %s can't be read, or is empty", args->list);
+    if (!own.variant)
+        own.variant = "auto";
+    own.no_peaks = true;
+    for (unsigned i = 0; i < count && !cli_stopped(); i++) {
+        int code;
+
+        own.dtype = cases[i].dtype;
+        own.compute = cases[i].compute;
+        if (!json && i)
+            putchar('\n');
+        code = bench(&own, peers, cases[i].op, &cases[i].shape, json, &cases[i].ratio);
+        fflush(stdout);
+        if (code && args->device == GPUNVME_OPS_CUDA && !ops_gpu_wait()) {
+            worst = code;
+            break;
+        }
+        worst = code > worst ? code : worst;
+    }
+    if (json)
+        cli_json_close(json); /* the tables */
+    summarize(cases, count, json);
+    free(cases);
     return worst;
 }
 
@@ -663,7 +808,7 @@ static int bench_all(const struct ops_bench_args *args, struct cli_json *json)
     peers.none = peers.blas || peers.cublas ? NULL : none;
     if (!gpu && !args->no_peaks)
         ops_peak_memory_new(&peers.memory);
-    code = bench_shapes(args, &peers, json);
+    code = args->list ? bench_list(args, &peers, json) : bench_shapes(args, &peers, json);
     ops_peak_memory_drop(&peers.memory);
     if (peers.cublas)
         ops_cublas_close(peers.cublas);

@@ -12,13 +12,14 @@
 #define OPS_MAX_ROUNDS 99
 #define OPS_MAX_ROWS   16
 #define OPS_MAX_SHAPES 16
+#define OPS_MAX_CASES  512 /* of a list */
 
 struct ops_bench_args {
     bool json;
     bool cpu_time;
     bool no_preact, no_peaks;
     bool ops[GPUNVME_OPS_NOPS];
-    const char *variant, *without;
+    const char *variant, *without, *list;
     struct ops_shape shapes[OPS_MAX_SHAPES];
     unsigned nshapes;
     int device, dtype, compute, activation, threads;
@@ -33,6 +34,7 @@ enum ops_row_kind { OPS_ROW_VARIANT, OPS_ROW_PEER, OPS_ROW_ARITHMETIC, OPS_ROW_M
 struct ops_row {
     enum ops_row_kind kind;
     char name[64]; /* of a peak: what is done */
+    char runs[32]; /* of "auto": the variant that it is */
     int threads;
     char failed[192]; /* why there are no figures; empty: there are */
     double error;     /* of a variant or peer, as ops_case_error() has it */
@@ -70,6 +72,9 @@ static inline bool ops_row_is_peak(const struct ops_row *row)
 {
     return row->kind == OPS_ROW_ARITHMETIC || row->kind == OPS_ROW_MEMORY;
 }
+
+/* The ratio of the peer's median to that of "auto", or else of the first variant; NaN: neither. */
+double ops_table_ratio(const struct ops_table *table);
 
 void ops_table_print(const struct ops_table *table);
 void ops_table_json(const struct ops_table *table, struct cli_json *json);

@@ -304,6 +304,28 @@ gpunvme_ops_status_t ops_case_run(struct ops_case *c, const char *variant)
     return call(c, &exec, NULL);
 }
 
+const char *ops_case_choice(const struct ops_case *c)
+{
+    struct gpunvme_ops_exec exec = {.device = c->device, .threads = c->threads};
+    const char *name = "?";
+    gpunvme_ops_status_t status;
+
+    if (c->op == GPUNVME_OPS_MATMUL) {
+        struct gpunvme_matmul p = matmul_of(c);
+
+        status = gpunvme_matmul_choose(&p, &exec, &name);
+    } else if (c->op == GPUNVME_OPS_LINEAR_FORWARD) {
+        struct gpunvme_linear p = forward_of(c);
+
+        status = gpunvme_linear_forward_choose(&p, &exec, &name);
+    } else {
+        struct gpunvme_linear_grad p = backward_of(c);
+
+        status = gpunvme_linear_backward_choose(&p, &exec, &name);
+    }
+    return status ? "?" : name;
+}
+
 bool ops_case_analyze(const struct ops_case *c, const char *variant,
                       struct gpunvme_matmul_metrics *metrics)
 {

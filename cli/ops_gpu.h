@@ -49,6 +49,8 @@ bool ops_gpu_peak_memory(struct ops_gpu_peak *peak);
 bool ops_gpu_peak_run(const struct ops_gpu_peak *peak); /* enqueues it */
 void ops_gpu_peak_drop(struct ops_gpu_peak *peak);
 
+#define OPS_CUBLAS_PROPOSALS 10
+
 /* A product, or two, prepared for cuBLASLt. */
 struct ops_cublas {
     void *library, *handle;
@@ -59,6 +61,8 @@ struct ops_cublas {
         void *desc, *layout_a, *layout_b, *layout_c;
         int a, b, c, bias, aux; /* matrices of the case; -1: none */
         uint64_t algo[8];
+        uint64_t proposals[OPS_CUBLAS_PROPOSALS][8];
+        unsigned nproposals;
     } plans[2];
     unsigned nplans;
     char does[64]; /* what of a linear layer it is given */
@@ -75,6 +79,9 @@ void ops_cublas_close(struct ops_cublas *cublas);
 /* False: cuBLASLt has no way to do this case. The case must live as long. */
 bool ops_cublas_prepare(struct ops_cublas *cublas, const struct ops_case *c);
 void ops_cublas_forget(struct ops_cublas *cublas);
+
+/* Times cuBLASLt's proposals for each product on the case's sets and keeps the fastest. */
+void ops_cublas_choose(struct ops_cublas *cublas, struct ops_case *c);
 
 /* Enqueues it, on the case's set of matrices. */
 bool ops_cublas_run(struct ops_cublas *cublas);

@@ -102,7 +102,7 @@ static void print_figures(const struct ops_table *t, const struct ops_row *row)
     char time[BASE_UNITS_TEXT];
 
     base_format_time((uint64_t)(row->median * 1e9), time, sizeof(time));
-    printf("  %-12s", row->name);
+    printf("  %-12s", row->runs[0] ? row->runs : row->name);
     if (!on_gpu(t))
         printf("%8d", row->threads);
     printf("%11.2f%11.2f%7.1f%%", in_unit(t, x.gflops),
@@ -179,6 +179,17 @@ static void print_head(const struct ops_table *t)
         printf("%s\n", t->no_peer);
 }
 
+double ops_table_ratio(const struct ops_table *t)
+{
+    const struct ops_row *best = NULL;
+
+    for (unsigned i = 0; i < t->nrows; i++)
+        if (t->rows[i].kind == OPS_ROW_VARIANT && ops_row_measured(&t->rows[i]) &&
+            (!best || !strcmp(t->rows[i].name, "auto")))
+            best = &t->rows[i];
+    return best ? figures_of(t, best).to_peer : NAN;
+}
+
 void ops_table_print(const struct ops_table *t)
 {
     print_head(t);
@@ -246,6 +257,8 @@ static void json_row(const struct ops_table *t, const struct ops_row *row, struc
         return;
     cli_json_object(json, NULL);
     cli_json_text(json, "variant", row->name);
+    if (row->runs[0])
+        cli_json_text(json, "chose", row->runs);
     cli_json_bool(json, "peer", row->kind == OPS_ROW_PEER);
     cli_json_u64(json, "threads", (uint64_t)row->threads);
     if (row->failed[0]) {

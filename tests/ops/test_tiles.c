@@ -204,7 +204,7 @@ static void tensor_cores_find_what_the_copy_engine_brought(void **state)
 
     (void)state;
     for (int mn = 0; mn < 2; mn++) {
-        int lines = hopper_box_lines(mn, 2);
+        int lines = hopper_box_lines(mn, 2, 128);
         uint64_t descriptor = hopper_tile_descriptor(base, mn);
 
         /* B: 256 columns in boxes of 128 lines of n, or of 64 of k and 64 of n. */

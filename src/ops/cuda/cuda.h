@@ -6,6 +6,7 @@
 #ifndef OPS_CUDA_H
 #define OPS_CUDA_H
 
+#include "gpunvme/fn.h"
 #include "ops/variant.h"
 
 #ifdef __cplusplus
@@ -38,7 +39,38 @@ struct cuda_product {
     int out_dtype;
     int activation;
     int vectors; /* four elements of C, preact and bias at a time may be read and written */
+
+    /*
+     * With pieces > 1, each matrix of the batch of A and B is `pieces` of C: number i is the sum
+     * over k from (i % pieces) * chunk on, `chunk` of them or what there is. `batch` counts C's.
+     */
+    int pieces;
+    int64_t chunk;
+    int width; /* of Hopper's tiles; 0: HOPPER_TILE_N */
 };
+
+/* Which matrices of A and B, and which k of them, matrix `batch` of C is the product of. */
+struct cuda_piece {
+    int64_t batch, first, k;
+};
+
+GPUNVME_FN struct cuda_piece cuda_piece_of(const struct cuda_product *p, int64_t batch)
+{
+    struct cuda_piece x = {batch, 0, p->k};
+
+    if (p->pieces > 1) {
+        x.batch = batch / p->pieces;
+        x.first = (batch - x.batch * p->pieces) * p->chunk;
+        x.k = p->k - x.first < p->chunk ? p->k - x.first : p->chunk;
+    }
+    return x;
+}
+
+/* How many matrices A and B are. */
+GPUNVME_FN int64_t cuda_matrices(const struct cuda_product *p)
+{
+    return p->pieces > 1 ? p->batch / p->pieces : p->batch;
+}
 
 /* A kernel's tiles. A block makes tile_m x tile_n elements of C. */
 struct cuda_tiling {
@@ -81,6 +113,14 @@ gpunvme_ops_status_t cuda_multiply_tensorcore(const struct cuda_product *, void 
                                               void *stream, struct cuda_launch *);
 gpunvme_ops_status_t cuda_multiply_hopper(const struct cuda_product *, void *workspace,
                                           void *stream, struct cuda_launch *);
+gpunvme_ops_status_t cuda_multiply_skinny(const struct cuda_product *, void *workspace,
+                                          void *stream, struct cuda_launch *);
+gpunvme_ops_status_t cuda_multiply_shaped(const struct cuda_product *, void *workspace,
+                                          void *stream, struct cuda_launch *);
+int cuda_suits_skinny(const struct cuda_product *);
+size_t cuda_workspace_shaped(const struct cuda_product *);
+int cuda_suits_shaped(const struct cuda_product *);
+int cuda_misaligned_shaped(const struct cuda_product *);
 size_t cuda_workspace_hopper(const struct cuda_product *);
 int cuda_suits_hopper(const struct cuda_product *);
 int cuda_misaligned_hopper(const struct cuda_product *);
@@ -131,16 +171,48 @@ gpunvme_ops_status_t cuda_run_product(const struct cuda_engine *engine,
                                       void *stream);
 size_t cuda_product_workspace(const struct cuda_engine *engine, const struct cuda_product *product);
 
-enum { CUDA_NAIVE, CUDA_TILED, CUDA_VECTORIZED, CUDA_COARSENED, CUDA_TENSORCORE, CUDA_HOPPER };
+enum {
+    CUDA_NAIVE,
+    CUDA_TILED,
+    CUDA_VECTORIZED,
+    CUDA_COARSENED,
+    CUDA_TENSORCORE,
+    CUDA_HOPPER,
+    CUDA_SKINNY,
+    CUDA_SHAPED,
+    CUDA_NENGINES
+};
 
-extern const struct cuda_engine cuda_engines[6]; /* as matmul's ladder has them */
+extern const struct cuda_engine cuda_engines[CUDA_NENGINES]; /* as matmul's ladder has them */
+
+/* Which rungs may be chosen. */
+enum cuda_level {
+    CUDA_PLAIN,     /* those of sm_80, which need no workspace and take any alignment */
+    CUDA_ANY,       /* of sm_90, but not with sm_90a's instructions */
+    CUDA_ANY_HOPPER /* all */
+};
+
+/* The fastest of them for a product; cuda_level() is the current device's and this build's. */
+const struct cuda_engine *cuda_best_engine(const struct cuda_product *product,
+                                           enum cuda_level level);
+enum cuda_level cuda_level(void);
 
 /*
- * The fastest of them for a product. `hopper` says whether the current device has and this build
- * knows sm_90a's instructions: cuda_has_hopper().
+ * How the rung "shaped" makes a product: the rung that multiplies, the width of Hopper's tiles, and
+ * how many pieces k is cut into, which are summed in the workspace (plan.c has the model).
  */
-const struct cuda_engine *cuda_best_engine(const struct cuda_product *product, int hopper);
-int cuda_has_hopper(void);
+struct cuda_plan {
+    const struct cuda_engine *engine;
+    int width, pieces;
+    int64_t chunk;
+    double clocks; /* what the model expects */
+};
+
+struct cuda_plan cuda_plan_of(const struct cuda_product *product, enum cuda_level level);
+
+/* The sums of a product's pieces, in f32, become C: pieces.cu. */
+gpunvme_ops_status_t cuda_add_pieces(const struct cuda_product *product, const float *sums,
+                                     int64_t ld, int pieces, void *stream);
 
 /* Matmul's functions for the table: variant->data is the engine. */
 size_t cuda_matmul_workspace(const struct ops_variant *, const struct ops_problem *,

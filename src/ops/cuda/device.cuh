@@ -8,6 +8,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
 
 #include "ops/cuda/cuda.h"
 #include "ops/cuda/ptx.cuh"
@@ -16,6 +17,33 @@
 #ifndef LAUNCH
 #define LAUNCH(kernel, blocks, threads, stream, ...)                                               \
     kernel<<<blocks, threads, 0, (cudaStream_t)(stream)>>>(__VA_ARGS__)
+
+/*
+ * For sm_90: in clusters, and before the kernel before has ended. All threads call
+ * wait_for_kernels_before() before they touch memory.
+ */
+#define LAUNCH_CLUSTERS(kernel, blocks, cluster, threads, nbytes, stream, ...)                     \
+    launch_clusters(kernel, blocks, cluster, threads, nbytes, (cudaStream_t)(stream), __VA_ARGS__)
+
+template <typename... ARGS>
+static void launch_clusters(void (*kernel)(ARGS...), unsigned blocks, unsigned cluster,
+                            unsigned threads, size_t nbytes, cudaStream_t stream, ARGS... args)
+{
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config = {};
+
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {cluster, 1, 1};
+    config.gridDim = dim3(blocks);
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = nbytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    cudaLaunchKernelEx(&config, kernel, args...); /* its error is also the last one */
+}
 #endif
 
 /* Bits of a 16-bit type as f32, exactly, and back, to nearest even. */
@@ -133,6 +161,12 @@ template <int ACTIVATION> static __device__ __forceinline__ void activate_pair(f
     a = 1 + fast_exp2(soft_exponent<ACTIVATION>(z[0]));
     b = 1 + fast_exp2(soft_exponent<ACTIVATION>(z[1]));
     r = fast_reciprocal(a * b);
+    /* A NaN in one reaches the other by r: then each has a reciprocal of its own. */
+    if (a * b != a * b) {
+        z[0] *= fast_reciprocal(a);
+        z[1] *= fast_reciprocal(b);
+        return;
+    }
     z[0] *= r * b;
     z[1] *= r * a;
 }

@@ -9,11 +9,10 @@
 #include "ops/cuda/linear.h"
 #include "ops/linear/linear.h"
 
-const struct cuda_forward_rung cuda_forward_rungs[4] = {
-    {CUDA_PRODUCTS_NAIVE, 1, 0},
-    {CUDA_PRODUCTS_BEST_OF_ALL, 0, 0},
-    {CUDA_PRODUCTS_BEST, 1, 0},
-    {CUDA_PRODUCTS_BEST_OF_ALL, 1, 1},
+const struct cuda_forward_rung cuda_forward_rungs[5] = {
+    {CUDA_PRODUCTS_NAIVE, 1, 0, 0},       {CUDA_PRODUCTS_BEST_OF_ALL, 0, 0, 0},
+    {CUDA_PRODUCTS_BEST, 1, 0, 0},        {CUDA_PRODUCTS_BEST_OF_ALL, 1, 1, 0},
+    {CUDA_PRODUCTS_BEST_OF_ALL, 1, 0, 1},
 };
 
 const struct cuda_backward_rung cuda_backward_rungs[4] = {
@@ -32,7 +31,8 @@ static const struct cuda_engine *engine_of(enum cuda_products products,
     case CUDA_PRODUCTS_TILED:
         return &cuda_engines[CUDA_TILED];
     default:
-        return cuda_best_engine(p, products == CUDA_PRODUCTS_BEST_OF_ALL && cuda_has_hopper());
+        return cuda_best_engine(p,
+                                products == CUDA_PRODUCTS_BEST_OF_ALL ? cuda_level() : CUDA_PLAIN);
     }
 }
 

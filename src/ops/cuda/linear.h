@@ -18,6 +18,7 @@ struct cuda_forward_rung {
     enum cuda_products products;
     int fused; /* bias and activation in the product's kernel */
     int needs_hopper;
+    int shaped; /* only for shapes that want one of the last two rungs */
 };
 
 /* How the bias's gradient comes about. */
@@ -28,7 +29,7 @@ struct cuda_backward_rung {
     enum cuda_sums sums;
 };
 
-extern const struct cuda_forward_rung cuda_forward_rungs[4];
+extern const struct cuda_forward_rung cuda_forward_rungs[5];
 extern const struct cuda_backward_rung cuda_backward_rungs[4];
 
 struct cuda_product cuda_forward_product(const struct gpunvme_linear *linear);

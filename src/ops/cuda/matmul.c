@@ -91,7 +91,7 @@ gpunvme_ops_status_t cuda_run_product(const struct cuda_engine *engine,
     if (!product->k)
         return cuda_multiply_naive(product, NULL, stream, NULL);
     if (engine->misaligned && engine->misaligned(product))
-        engine = cuda_best_engine(product, 0);
+        engine = cuda_best_engine(product, CUDA_PLAIN);
     return engine->multiply(product, workspace, stream, NULL);
 }
 

@@ -309,6 +309,22 @@ static __device__ __forceinline__ uint32_t cluster_size(void)
     return x;
 }
 
+/* A float in shared memory, at this address in block `rank` of the cluster. */
+static __device__ __forceinline__ float load_shared_at(uint32_t address, uint32_t rank)
+{
+    float x;
+
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %1, %2;\n"
+                 "ld.shared::cluster.f32 %0, [there];\n"
+                 "}"
+                 : "=f"(x)
+                 : "r"(address), "r"(rank)
+                 : "memory");
+    return x;
+}
+
 /* All threads of the cluster's blocks wait for each other. */
 static __device__ __forceinline__ void cluster_sync(void)
 {
@@ -420,9 +436,18 @@ template <int PENDING> static __device__ __forceinline__ void wgmma_wait(void)
     "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "   \
     "%127}"
+#define WGMMA_SUMS_64                                                                              \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+#define WGMMA_SUMS_32                                                                              \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
 #define WGMMA_8(d, i)                                                                              \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
         "+f"(d[i + 6]), "+f"(d[i + 7])
+#define WGMMA_32(d, i) WGMMA_8(d, i), WGMMA_8(d, i + 8), WGMMA_8(d, i + 16), WGMMA_8(d, i + 24)
 #define WGMMA_64(d, i)                                                                             \
     WGMMA_8(d, i), WGMMA_8(d, i + 8), WGMMA_8(d, i + 16), WGMMA_8(d, i + 24), WGMMA_8(d, i + 32),  \
         WGMMA_8(d, i + 40), WGMMA_8(d, i + 48), WGMMA_8(d, i + 56)
@@ -435,6 +460,16 @@ static __device__ __forceinline__ void wgmma_wait_for(float (&sums)[128])
 {
     asm volatile("wgmma.wait_group.sync.aligned 0;"
                  : WGMMA_64(sums, 0), WGMMA_64(sums, 64)::"memory");
+}
+
+static __device__ __forceinline__ void wgmma_wait_for(float (&sums)[64])
+{
+    asm volatile("wgmma.wait_group.sync.aligned 0;" : WGMMA_64(sums, 0)::"memory");
+}
+
+static __device__ __forceinline__ void wgmma_wait_for(float (&sums)[32])
+{
+    asm volatile("wgmma.wait_group.sync.aligned 0;" : WGMMA_32(sums, 0)::"memory");
 }
 
 /*
@@ -457,6 +492,35 @@ static __device__ __forceinline__ void wgmma_wait_for(float (&sums)[128])
 
 WGMMA_256(wgmma_f16, "f16", "16")
 WGMMA_256(wgmma_bf16, "bf16", "16")
+
+/* Likewise for 64 x 128 and 64 x 64 elements. */
+#define WGMMA_128(name, type)                                                                      \
+    template <int MN_A, int MN_B>                                                                  \
+    static __device__ __forceinline__ void name(float(&sums)[64], uint64_t a, uint64_t b,          \
+                                                int accumulate)                                    \
+    {                                                                                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                  \
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                  \
+                     " " WGMMA_SUMS_64 ", %64, %65, p, 1, 1, %67, %68;\n}"                         \
+                     : WGMMA_64(sums, 0)                                                           \
+                     : "l"(a), "l"(b), "r"(accumulate), "n"(MN_A), "n"(MN_B));                     \
+    }
+#define WGMMA_NARROW(name, type)                                                                   \
+    template <int MN_A, int MN_B>                                                                  \
+    static __device__ __forceinline__ void name(float(&sums)[32], uint64_t a, uint64_t b,          \
+                                                int accumulate)                                    \
+    {                                                                                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                  \
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " WGMMA_SUMS_32 \
+                     ", %32, %33, p, 1, 1, %35, %36;\n}"                                           \
+                     : WGMMA_32(sums, 0)                                                           \
+                     : "l"(a), "l"(b), "r"(accumulate), "n"(MN_A), "n"(MN_B));                     \
+    }
+
+WGMMA_128(wgmma_f16, "f16")
+WGMMA_128(wgmma_bf16, "bf16")
+WGMMA_NARROW(wgmma_f16, "f16")
+WGMMA_NARROW(wgmma_bf16, "bf16")
 
 static __device__ __forceinline__ void wgmma_tf32(float (&sums)[128], uint64_t a, uint64_t b,
                                                   int accumulate)

@@ -6,7 +6,7 @@
 
 #include "ops/cuda/linear.h"
 
-const struct cuda_engine cuda_engines[6] = {
+const struct cuda_engine cuda_engines[CUDA_NENGINES] = {
     {.multiply = cuda_multiply_naive},
     {.multiply = cuda_multiply_tiled},
     {.multiply = cuda_multiply_vectorized},
@@ -16,52 +16,33 @@ const struct cuda_engine cuda_engines[6] = {
      .workspace = cuda_workspace_hopper,
      .suits = cuda_suits_hopper,
      .misaligned = cuda_misaligned_hopper},
+    {.multiply = cuda_multiply_skinny, .suits = cuda_suits_skinny},
+    {.multiply = cuda_multiply_shaped,
+     .workspace = cuda_workspace_shaped,
+     .suits = cuda_suits_shaped,
+     .misaligned = cuda_misaligned_shaped},
 };
 
-int cuda_has_hopper(void)
-{
-#ifdef OPS_HAVE_SM90A
-    struct gpunvme_ops_capability x;
-
-    return !ops_cuda_capability(OPS_CURRENT_DEVICE, &x) && x.sm == 90;
-#else
-    return 0;
-#endif
-}
-
 /*
- * Hopper's rung makes tiles of 128 x 256: where that is most of what there is, or what it would
- * have to copy first is much of the work, the one before it is the better one.
+ * The best one's is the highest. Those after it follow, for it may not be there; the last three
+ * are for shapes that want them.
  */
-static int hopper_is_worth_it(const struct cuda_product *p)
+static int rank_of(const struct cuda_engine *engine, const struct cuda_product *product)
 {
-    double copied = (double)cuda_product_workspace(&cuda_engines[CUDA_HOPPER], p);
-    double flops = 2.0 * (double)p->m * (double)p->n * (double)p->k * (double)p->batch;
+    int index = (int)(engine - cuda_engines);
 
-    /* A copy of a byte takes as long as some 500 operations. */
-    return p->n > 64 && p->m > 32 && cuda_suits_hopper(p) && copied * 500 < flops;
+    if (engine == cuda_best_engine(product, cuda_level()))
+        return 1 + CUDA_NENGINES;
+    return index < CUDA_HOPPER ? 1 + index : 0;
 }
 
-const struct cuda_engine *cuda_best_engine(const struct cuda_product *p, int hopper)
-{
-    if (p->dtype == GPUNVME_OPS_F32 && p->compute == GPUNVME_OPS_COMPUTE_F32)
-        return &cuda_engines[CUDA_COARSENED];
-    if (hopper && hopper_is_worth_it(p))
-        return &cuda_engines[CUDA_HOPPER];
-    return &cuda_engines[CUDA_TENSORCORE];
-}
-
-/* The best one's is the highest; those after it follow, for it may not be there. */
 static int rank(const struct ops_variant *variant, const struct ops_problem *problem,
                 const struct gpunvme_ops_exec *exec)
 {
     struct cuda_product product = cuda_matmul_product(problem->u.matmul);
-    const struct cuda_engine *engine = variant->data;
 
     (void)exec;
-    if (engine == &cuda_engines[CUDA_HOPPER] && !hopper_is_worth_it(&product))
-        return 0;
-    return 1 + (int)(engine - cuda_engines);
+    return rank_of(variant->data, &product);
 }
 
 static gpunvme_ops_status_t suits(const struct ops_variant *variant,
@@ -70,6 +51,10 @@ static gpunvme_ops_status_t suits(const struct ops_variant *variant,
     struct cuda_product product = cuda_matmul_product(problem->u.matmul);
     const struct cuda_engine *engine = variant->data;
 
+    if (engine == &cuda_engines[CUDA_SKINNY] && !engine->suits(&product))
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                        "variant '%s' takes up to 16 rows or 16 columns, and less than 2^31 blocks",
+                        variant->name);
     if (engine->suits && !engine->suits(&product))
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
                         "variant '%s' takes sizes up to 2^30 and less than 2^31 tiles of C",
@@ -87,6 +72,7 @@ static gpunvme_ops_status_t suits(const struct ops_variant *variant,
 #define SM90A INT_MAX /* which no GPU is */
 #endif
 #define ANY_CUDA   "a GPU of sm_80 or later"
+#define ANY_SM90   "a GPU of sm_90 or later"
 #define ONLY_SM90A "a GPU of sm_90a, and a build for it"
 
 #define VARIANT(op_, name_, needs_, min_sm_, max_sm_, dtypes_, computes_, changes_)                \
@@ -116,6 +102,12 @@ static const struct ops_variant matmul[] = {
     MATMUL(5, "hopper", ONLY_SM90A, SM90A, SM90A, OPS_ALL_DTYPES, BY_TF32,
            "64 x 256 multiplied by four warps from shared memory (wgmma), loads by the copy engine "
            "(TMA) and a warp group of their own, clusters of two, blocks that stay"),
+    MATMUL(6, "skinny", ANY_SM90, 90, 0, OPS_ALL_DTYPES, OPS_ALL_COMPUTES,
+           "up to 16 rows or columns at the speed of memory: the large operand is read once, 16 "
+           "bytes a lane, and k is shared by warps and the blocks of a cluster"),
+    MATMUL(7, "shaped", ANY_SM90, 90, 0, OPS_ALL_DTYPES, OPS_ALL_COMPUTES,
+           "narrower tiles and k in pieces, as a model of time chooses, so that few results fill "
+           "the GPU; sums of pieces in f32, added in order"),
 };
 
 static int rank_forward(const struct ops_variant *variant, const struct ops_problem *problem,
@@ -123,9 +115,10 @@ static int rank_forward(const struct ops_variant *variant, const struct ops_prob
 {
     struct cuda_product product = cuda_forward_product(problem->u.forward);
     const struct cuda_forward_rung *rung = variant->data;
+    int best = (int)(cuda_best_engine(&product, cuda_level()) - cuda_engines);
 
     (void)exec;
-    if (rung->needs_hopper && !hopper_is_worth_it(&product))
+    if ((rung->needs_hopper && best != CUDA_HOPPER) || (rung->shaped && best <= CUDA_HOPPER))
         return 0;
     return 1 + (int)(rung - cuda_forward_rungs);
 }
@@ -170,6 +163,9 @@ static const struct ops_variant forward[] = {
     FORWARD(3, "persistent", ONLY_SM90A, SM90A, SM90A, BY_TF32,
             "the same in Hopper's product: blocks stay, and results of a tile leave while the next "
             "one's operands come"),
+    FORWARD(4, "shaped", ANY_SM90, 90, 0, OPS_ALL_COMPUTES,
+            "the product that the shape wants: few rows at the speed of memory, narrower tiles, k "
+            "in pieces"),
 };
 
 #define BACKWARD(index, name_, deterministic_, changes_)                                           \

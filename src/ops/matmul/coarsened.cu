@@ -31,13 +31,13 @@ struct source {
 };
 
 static __device__ __forceinline__ source source_of(const cuda_operand &operand, int64_t stride_x,
-                                                   int64_t stride_k, int64_t batch, int64_t first,
-                                                   int64_t size)
+                                                   int64_t stride_k, const cuda_piece &piece,
+                                                   int64_t first, int64_t size)
 {
     source s;
 
-    s.data =
-        (const char *)((const float *)operand.data + batch * operand.stride + first * stride_x);
+    s.data = (const char *)((const float *)operand.data + piece.batch * operand.stride +
+                            first * stride_x + piece.first * stride_k);
     s.stride_x = stride_x * 4;
     s.stride_k = stride_k * 4;
     s.left = size - first;
@@ -192,6 +192,7 @@ template <int TM, int WAY_A, int WAY_B> struct work {
     source from_a, from_b;
     share<TM * 16, WAY_A> a;
     share<TILE_N, WAY_B> b;
+    int64_t k;
     uint32_t steps, whole; /* of k, TILE_K each; those that are copied whole */
     uint32_t base, fill;   /* of the stages; which is filled next, in bytes from there */
     uint32_t use;          /* likewise: which is used */
@@ -208,13 +209,16 @@ static __device__ __forceinline__ void start(work<TM, WAY_A, WAY_B> &w, const cu
 {
     bool aligned = (WAY_A == ALONG_K || p.a.vectors) && (WAY_B == ALONG_K || p.b.vectors);
 
-    w.from_a = source_of(p.a, p.a.rs, p.a.cs, at.batch, at.row, p.m);
-    w.from_b = source_of(p.b, p.b.cs, p.b.rs, at.batch, at.col, p.n);
+    cuda_piece piece = cuda_piece_of(&p, at.batch);
+
+    w.k = piece.k;
+    w.from_a = source_of(p.a, p.a.rs, p.a.cs, piece, at.row, p.m);
+    w.from_b = source_of(p.b, p.b.cs, p.b.rs, piece, at.col, p.n);
     w.a = share_of<TM * 16, WAY_A>(w.from_a);
     w.b = share_of<TILE_N, WAY_B>(w.from_b);
-    w.steps = (uint32_t)((p.k + TILE_K - 1) / TILE_K); /* 2^32 of them fit in no memory */
+    w.steps = (uint32_t)((w.k + TILE_K - 1) / TILE_K); /* 2^32 of them fit in no memory */
     w.whole = aligned && w.from_a.left >= TM * 16 && w.from_b.left >= TILE_N
-                  ? (uint32_t)(p.k / TILE_K)
+                  ? (uint32_t)(w.k / TILE_K)
                   : 0;
     w.base = shared_address(stages);
     w.fill = w.use = 0;
@@ -222,8 +226,7 @@ static __device__ __forceinline__ void start(work<TM, WAY_A, WAY_B> &w, const cu
 
 /* Enqueues the copies of step `next`, if there is one. */
 template <int TM, int WAY_A, int WAY_B>
-static __device__ __forceinline__ void bring(work<TM, WAY_A, WAY_B> &w, const cuda_product &p,
-                                             uint32_t next)
+static __device__ __forceinline__ void bring(work<TM, WAY_A, WAY_B> &w, uint32_t next)
 {
     uint32_t a = w.base + w.fill, b = a + TILE_K * w.a.LD * 4;
     int64_t k = (int64_t)next * TILE_K;
@@ -232,8 +235,8 @@ static __device__ __forceinline__ void bring(work<TM, WAY_A, WAY_B> &w, const cu
         copy_whole(a, w.a);
         copy_whole(b, w.b);
     } else if (next < w.steps) {
-        copy_edge<TM * 16, WAY_A>(a, w.from_a, k, p.k);
-        copy_edge<TILE_N, WAY_B>(b, w.from_b, k, p.k);
+        copy_edge<TM * 16, WAY_A>(a, w.from_a, k, w.k);
+        copy_edge<TILE_N, WAY_B>(b, w.from_b, k, w.k);
     }
     cp_async_commit();
     w.fill = after(w.fill, sizeof(stage<TM>));
@@ -302,14 +305,14 @@ static __device__ __forceinline__ void multiply_tile(const cuda_product &p, stag
 
     start(w, p, stages, at);
     for (uint32_t next = 0; next < STAGES - 1; next++)
-        bring(w, p, next);
+        bring(w, next);
     step = multiply_whole(w, sums, stages, row, col);
     for (; step < w.steps; step++) {
         const stage<TM> *from = (const stage<TM> *)((const char *)stages + w.use);
 
         cp_async_wait<STAGES - 2>();
         __syncthreads();
-        bring(w, p, step + STAGES - 1);
+        bring(w, step + STAGES - 1);
 #pragma unroll 4
         for (int k = 0; k < TILE_K; k++) {
             float x[TM], y[8];

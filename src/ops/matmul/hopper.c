@@ -34,6 +34,11 @@ static struct side side_of(const struct cuda_operand *x, int64_t step_line, int6
     return s;
 }
 
+static int width_of(const struct cuda_product *p)
+{
+    return p->width ? p->width : HOPPER_TILE_N;
+}
+
 static int64_t copies_of(const struct side *s, int64_t batch)
 {
     return s->stride ? batch : 1;
@@ -50,7 +55,8 @@ static struct sides sides_of(const struct cuda_product *p)
                       side_of(&p->b, p->b.cs, p->b.rs, p->n, p->k, p->dtype)};
 
     if (p->dtype == GPUNVME_OPS_F32 && s.a.mn && s.b.mn && !s.a.copy && !s.b.copy) {
-        int smaller = s.a.lines * copies_of(&s.a, p->batch) < s.b.lines * copies_of(&s.b, p->batch);
+        int smaller = s.a.lines * copies_of(&s.a, cuda_matrices(p)) <
+                      s.b.lines * copies_of(&s.b, cuda_matrices(p));
 
         *(smaller ? &s.a.copy : &s.b.copy) = 1;
     }
@@ -75,7 +81,7 @@ static size_t copy_nbytes(const struct cuda_product *p, const struct side *s)
 
     if (!s->copy)
         return 0;
-    if (__builtin_mul_overflow(s->lines, copies_of(s, p->batch), &rows))
+    if (__builtin_mul_overflow(s->lines, copies_of(s, cuda_matrices(p)), &rows))
         rows = INT64_MAX;
     return cuda_workspace_part(rows, row);
 }
@@ -100,8 +106,8 @@ int cuda_suits_hopper(const struct cuda_product *p)
 
     if (p->m > INT_MAX / 2 || p->n > INT_MAX / 2 || p->k > INT_MAX / 2 || p->batch > INT_MAX)
         return 0;
-    grid = hopper_grid_of(p->m, p->n, p->batch);
-    exchanged = hopper_grid_of(p->n, p->m, p->batch);
+    grid = hopper_grid_of_width(p->m, p->n, p->batch, width_of(p));
+    exchanged = hopper_grid_of_width(p->n, p->m, p->batch, width_of(p));
     return hopper_grid_fits(&grid) && hopper_grid_fits(&exchanged);
 }
 
@@ -114,8 +120,8 @@ static gpunvme_ops_status_t make_copy(const struct cuda_product *p, const struct
 
     if (!s->copy)
         return GPUNVME_OPS_OK;
-    status = hopper_repack(x, s->step_line, s->step_k, s->lines, s->k, copies_of(s, p->batch),
-                           s->pitch, size, to, stream);
+    status = hopper_repack(x, s->step_line, s->step_k, s->lines, s->k,
+                           copies_of(s, cuda_matrices(p)), s->pitch, size, to, stream);
     s->data = to;
     s->step_line = s->pitch;
     s->step_k = 1;
@@ -190,12 +196,12 @@ static gpunvme_ops_status_t encode(CUtensorMap *map, const void *data, CUtensorM
 }
 
 static gpunvme_ops_status_t encode_side(CUtensorMap *map, const struct cuda_product *p,
-                                        const struct side *s)
+                                        const struct side *s, int load)
 {
     int size = (int)gpunvme_ops_dtype_nbytes(p->dtype);
     struct hopper_tensor x = hopper_tensor_of(
         s->mn ? s->k : s->lines, s->mn ? s->lines : s->k, s->mn ? s->step_k : s->step_line,
-        copies_of(s, p->batch), s->stride, size, hopper_box_lines(s->mn, size));
+        copies_of(s, cuda_matrices(p)), s->stride, size, hopper_box_lines(s->mn, size, load));
 
     return encode(map, s->data, types_in[p->dtype], &x);
 }
@@ -238,8 +244,8 @@ static gpunvme_ops_status_t encode_out(CUtensorMap *map, const struct cuda_produ
 
 static struct hopper_grid grid_of(const struct cuda_product *p, const struct sides *s)
 {
-    return is_exchanged(p, s) ? hopper_grid_of(p->n, p->m, p->batch)
-                              : hopper_grid_of(p->m, p->n, p->batch);
+    return is_exchanged(p, s) ? hopper_grid_of_width(p->n, p->m, p->batch, width_of(p))
+                              : hopper_grid_of_width(p->m, p->n, p->batch, width_of(p));
 }
 
 /* The operands are as the kernel will read them. */
@@ -249,18 +255,20 @@ static gpunvme_ops_status_t prepare(struct hopper_work *work, const struct cuda_
     int width = HOPPER_WIDTH / (int)gpunvme_ops_dtype_nbytes(p->dtype);
     const struct side *first = is_exchanged(p, s) ? &s->b : &s->a;
     const struct side *second = is_exchanged(p, s) ? &s->a : &s->b;
-    gpunvme_ops_status_t status = encode_side(&work->a, p, first);
+    gpunvme_ops_status_t status = encode_side(&work->a, p, first, HOPPER_TILE_M);
 
     work->product = *p;
     work->grid = grid_of(p, s);
-    work->steps = (int)((p->k + width - 1) / width);
+    work->all_steps = (int)((p->k + width - 1) / width);
+    work->pieces = p->pieces > 1 ? p->pieces : 1;
+    work->steps = p->pieces > 1 ? (int)(p->chunk / width) : work->all_steps;
     work->a_batch = first->stride != 0;
     work->b_batch = second->stride != 0;
     work->copies_out = copies_out(p, s);
     work->begins_with_bias = work->copies_out && p->bias;
     work->dz.counters = NULL;
     if (!status)
-        status = encode_side(&work->b, p, second);
+        status = encode_side(&work->b, p, second, width_of(p) / hopper_parts(width_of(p)));
     if (!status && work->copies_out)
         status = encode_out(&work->c, p, p->c, p->ldc, p->stride_c);
     if (!status && work->copies_out && p->preact)
@@ -318,9 +326,10 @@ _Static_assert((int)DZ_PANEL == (int)HOPPER_TILE_M && DZ_CHUNK * 2 % (int)HOPPER
 static gpunvme_ops_status_t launch_clusters(const void *kernel, struct hopper_work *work,
                                             int exchanged, void *stream, struct cuda_launch *launch)
 {
-    static const struct cuda_tiling tilings[2] = {
-        {HOPPER_TILE_M, HOPPER_TILE_N, 64, HOPPER_TILE_N, HOPPER_THREADS, HOPPER_SHARED_NBYTES},
-        {HOPPER_TILE_N, HOPPER_TILE_M, HOPPER_TILE_N, 64, HOPPER_THREADS, HOPPER_SHARED_NBYTES}};
+    const int width = (int)work->grid.width;
+    const struct cuda_tiling tilings[2] = {
+        {HOPPER_TILE_M, width, 64, width, HOPPER_THREADS, HOPPER_SHARED_NBYTES},
+        {width, HOPPER_TILE_M, width, 64, HOPPER_THREADS, HOPPER_SHARED_NBYTES}};
     int rows = (int)work->grid.rows, clusters = 0, pairs = (int)hopper_grid_size(&work->grid);
     cudaLaunchAttribute attributes[] = {
         {.id = cudaLaunchAttributeClusterDimension, .val.clusterDim = {(unsigned)rows, 1, 1}},
@@ -397,7 +406,7 @@ gpunvme_ops_status_t cuda_multiply_hopper(const struct cuda_product *p, void *wo
                                           void *stream, struct cuda_launch *launch)
 {
     struct sides s = sides_of(p);
-    const void *kernel = hopper_kernel(p->dtype, lies_across(&s.a), lies_across(&s.b));
+    const void *kernel = hopper_kernel(p->dtype, lies_across(&s.a), lies_across(&s.b), width_of(p));
     int exchanged = is_exchanged(p, &s);
     char *to_a = workspace, *to_b = workspace ? to_a + copy_nbytes(p, &s.a) : NULL;
     struct hopper_work work;

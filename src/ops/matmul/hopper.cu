@@ -20,8 +20,8 @@
 #include "ops/matmul/hopper_pipeline.cuh"
 
 #ifdef HAVE_HOPPER
-template <int DTYPE, int MN_A, int MN_B>
-static __device__ __forceinline__ void multiply_stage(float (&sums)[128], uint32_t a, uint32_t b,
+template <int DTYPE, int MN_A, int MN_B, int COUNT>
+static __device__ __forceinline__ void multiply_stage(float (&sums)[COUNT], uint32_t a, uint32_t b,
                                                       bool first)
 {
     uint64_t x = hopper_tile_descriptor(a, MN_A), y = hopper_tile_descriptor(b, MN_B);
@@ -43,14 +43,14 @@ static __device__ __forceinline__ void multiply_stage(float (&sums)[128], uint32
 
 /* All of k for one tile, added to what was begun: while one stage is multiplied, the next is waited
  * for. */
-template <int DTYPE, int MN_A, int MN_B>
-static __device__ __forceinline__ void multiply_tile(const hopper_work &work, const memory &mem,
-                                                     turn &t, float (&sums)[128], bool begun,
-                                                     int group, uint32_t size)
+template <int DTYPE, int MN_A, int MN_B, int COUNT>
+static __device__ __forceinline__ void multiply_tile(int steps, const memory &mem, turn &t,
+                                                     float (&sums)[COUNT], bool begun, int group,
+                                                     uint32_t size)
 {
     int before = 0;
 
-    for (int step = 0; step < work.steps; step++) {
+    for (int step = 0; step < steps; step++) {
         uint32_t a = mem.stages + t.stage * HOPPER_STAGE_NBYTES;
 
         mbarrier_wait(mem.full + t.stage * 8, t.parity);
@@ -68,7 +68,7 @@ static __device__ __forceinline__ void multiply_tile(const hopper_work &work, co
 }
 
 /* One of two warp groups: multiplies and writes 64 rows of each of the block's tiles. */
-template <int DTYPE, int MN_A, int MN_B>
+template <int DTYPE, int MN_A, int MN_B, int TILE_N>
 static __device__ __forceinline__ void consume(const hopper_work &work, const memory &mem,
                                                unsigned char *dynamic, int group)
 {
@@ -81,18 +81,20 @@ static __device__ __forceinline__ void consume(const hopper_work &work, const me
     uint32_t i = blockIdx.x / size;
     hopper_place at = hopper_place_of(&work.grid, i);
     turn t = {0, 0};
-    hopper_bias bias;
+    hopper_bias<TILE_N> bias;
 
     if (biased)
         ask_for_bias(bias, work, at.col);
     while (i < pairs) {
         hopper_place now = at;
         int64_t row = now.row + rank * HOPPER_TILE_M + group * 64;
-        float sums[128];
+        int64_t batch = now.batch;
+        int steps = span_of(work, batch).count;
+        float sums[TILE_N / 2];
 
         if (biased)
-            begin_with_bias<DTYPE>(sums, bias);
-        multiply_tile<DTYPE, MN_A, MN_B>(work, mem, t, sums, biased, group, size);
+            begin_with_bias<DTYPE, TILE_N>(sums, bias);
+        multiply_tile<DTYPE, MN_A, MN_B>(steps, mem, t, sums, biased, group, size);
         i += step;
         if (i < pairs) {
             at = hopper_place_of(&work.grid, i);
@@ -114,7 +116,7 @@ static __device__ __forceinline__ void consume(const hopper_work &work, const me
 #define FEW(makes_dz)  ((makes_dz) ? 104 : 40)
 #define MANY(makes_dz) ((makes_dz) ? 200 : 232)
 
-template <int DTYPE, int MN_A, int MN_B, int MAKES_DZ>
+template <int DTYPE, int MN_A, int MN_B, int MAKES_DZ, int TILE_N>
 static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     multiply(const __grid_constant__ hopper_work work)
 {
@@ -126,7 +128,7 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     if (threadIdx.x < 128) {
         registers_give_back<FEW(MAKES_DZ)>();
         if (threadIdx.x == 0)
-            produce<2, MN_A, MN_B, MAKES_DZ>(work, mem);
+            produce<2, MN_A, MN_B, MAKES_DZ, TILE_N>(work, mem);
         if constexpr (MAKES_DZ)
             if (threadIdx.x >= 32) {
                 dz_make_later<DTYPE>(work.dz);
@@ -137,33 +139,41 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
             dz_make_early<DTYPE>(work.dz); /* while there is nothing to multiply yet */
         registers_take<MANY(MAKES_DZ)>();
         /* One number for the warp, so that the compiler has descriptors in uniform registers. */
-        consume<DTYPE, MN_A, MN_B>(work, mem, dynamic,
-                                   __shfl_sync(0xffffffffu, (int)threadIdx.x / 128 - 1, 0));
+        consume<DTYPE, MN_A, MN_B, TILE_N>(work, mem, dynamic,
+                                           __shfl_sync(0xffffffffu, (int)threadIdx.x / 128 - 1, 0));
     }
     __syncwarp();   /* the barrier takes warps whose threads come together */
     cluster_sync(); /* nobody leaves while another may write to it */
 #endif
 }
 
-const void *hopper_kernel(int dtype, int mn_a, int mn_b)
+const void *hopper_kernel(int dtype, int mn_a, int mn_b, int width)
 {
+#define WIDTHS(dtype, mn_a, mn_b)                                                                  \
+    {                                                                                              \
+        (const void *)multiply<dtype, mn_a, mn_b, 0, 64>,                                          \
+            (const void *)multiply<dtype, mn_a, mn_b, 0, 128>,                                     \
+            (const void *)multiply<dtype, mn_a, mn_b, 0, 256>                                      \
+    }
 #define KERNELS(dtype)                                                                             \
     {                                                                                              \
-        {(const void *)multiply<dtype, 0, 0, 0>, (const void *)multiply<dtype, 0, 1, 0>},          \
-            {(const void *)multiply<dtype, 1, 0, 0>, (const void *)multiply<dtype, 1, 1, 0>},      \
+        {WIDTHS(dtype, 0, 0), WIDTHS(dtype, 0, 1)},                                                \
+        {                                                                                          \
+            WIDTHS(dtype, 1, 0), WIDTHS(dtype, 1, 1)                                               \
+        }                                                                                          \
     }
-    static const void *const kernels[2][2][2] = {KERNELS(GPUNVME_OPS_F16),
-                                                 KERNELS(GPUNVME_OPS_BF16)};
+    static const void *const kernels[2][2][2][3] = {KERNELS(GPUNVME_OPS_F16),
+                                                    KERNELS(GPUNVME_OPS_BF16)};
 
     if (dtype == GPUNVME_OPS_F32)
         return hopper_tf32_kernel(mn_a, mn_b);
-    return kernels[dtype - GPUNVME_OPS_F16][mn_a][mn_b];
+    return kernels[dtype - GPUNVME_OPS_F16][mn_a][mn_b][width / 128];
 }
 
 const void *hopper_kernel_making_dz(int dtype)
 {
-    return dtype == GPUNVME_OPS_F16 ? (const void *)multiply<GPUNVME_OPS_F16, 0, 1, 1>
-                                    : (const void *)multiply<GPUNVME_OPS_BF16, 0, 1, 1>;
+    return dtype == GPUNVME_OPS_F16 ? (const void *)multiply<GPUNVME_OPS_F16, 0, 1, 1, 256>
+                                    : (const void *)multiply<GPUNVME_OPS_BF16, 0, 1, 1, 256>;
 }
 
 /*

@@ -131,6 +131,7 @@ GPUNVME_FN uint32_t hopper_sum_place(int exchanged, uint32_t line, uint32_t col)
  */
 struct hopper_grid {
     uint32_t down, across, batch;
+    uint32_t width; /* of tiles */
     uint32_t rows;  /* tiles of a pair, one for each block of the cluster: 2, or 1 */
     uint32_t group; /* pairs below each other that are made together: HOPPER_GROUP, or fewer */
 };
@@ -168,25 +169,40 @@ GPUNVME_FN struct hopper_place hopper_place_of(const struct hopper_grid *grid, u
 
     x.batch = batch;
     x.row = (int64_t)down * HOPPER_TILE_M * grid->rows;
-    x.col = (int64_t)across * HOPPER_TILE_N;
+    x.col = (int64_t)across * grid->width;
     return x;
+}
+
+/*
+ * B's tile is loaded in so many parts, one for each block of a pair. The narrowest tile has as many
+ * columns as a block and is not divided.
+ */
+GPUNVME_FN int hopper_parts(int width)
+{
+    return width > 64 ? 2 : 1;
 }
 
 /*
  * For m, n and batch up to 2^31. A cluster of two reads each column of B once for both: worth it
  * unless much of the last is waste.
  */
-GPUNVME_FN struct hopper_grid hopper_grid_of(int64_t m, int64_t n, int64_t batch)
+GPUNVME_FN struct hopper_grid hopper_grid_of_width(int64_t m, int64_t n, int64_t batch, int width)
 {
     int64_t tiles = (m + HOPPER_TILE_M - 1) / HOPPER_TILE_M;
     struct hopper_grid grid;
 
-    grid.rows = tiles % 2 == 0 || tiles > 15 ? 2 : 1;
+    grid.rows = hopper_parts(width) == 2 && (tiles % 2 == 0 || tiles > 15) ? 2 : 1;
     grid.down = (uint32_t)((tiles + grid.rows - 1) / grid.rows);
-    grid.across = (uint32_t)((n + HOPPER_TILE_N - 1) / HOPPER_TILE_N);
+    grid.across = (uint32_t)((n + width - 1) / width);
     grid.batch = (uint32_t)batch;
+    grid.width = (uint32_t)width;
     grid.group = HOPPER_GROUP;
     return grid;
+}
+
+GPUNVME_FN struct hopper_grid hopper_grid_of(int64_t m, int64_t n, int64_t batch)
+{
+    return hopper_grid_of_width(m, n, batch, HOPPER_TILE_N);
 }
 
 /* A tensor map's numbers: three dimensions, the contiguous one first, strides in bytes. */
@@ -217,12 +233,12 @@ GPUNVME_FN struct hopper_tensor hopper_tensor_of(int64_t lines, int64_t width, i
 }
 
 /*
- * Lines of the boxes that an operand with elements of `size` bytes is read in: all of a load, or,
- * of k, as many as elements fit in 128 bytes.
+ * Lines of the boxes that an operand with elements of `size` bytes is read in: all `load` of a
+ * load, or, of k, as many as elements fit in 128 bytes.
  */
-GPUNVME_FN int hopper_box_lines(int mn_contiguous, int size)
+GPUNVME_FN int hopper_box_lines(int mn_contiguous, int size, int load)
 {
-    return mn_contiguous ? HOPPER_WIDTH / size : 128;
+    return mn_contiguous ? HOPPER_WIDTH / size : load;
 }
 
 #endif

@@ -12,29 +12,31 @@
  * Bits of two neighbours of the bias for each eight columns, asked for while others multiply; zeros
  * if sums do not begin with it.
  */
-struct hopper_bias {
-    uint32_t pairs[HOPPER_TILE_N / 8];
+template <int TILE_N> struct hopper_bias {
+    uint32_t pairs[TILE_N / 8];
 };
 
-static __device__ __forceinline__ void ask_for_bias(hopper_bias &bias, const hopper_work &work,
-                                                    int64_t col)
+template <int TILE_N>
+static __device__ __forceinline__ void ask_for_bias(hopper_bias<TILE_N> &bias,
+                                                    const hopper_work &work, int64_t col)
 {
     const uint16_t *from = (const uint16_t *)work.product.bias;
     int64_t first = col + threadIdx.x % 4 * 2;
 
 #pragma unroll
-    for (int i = 0; i < HOPPER_TILE_N / 8; i++)
+    for (int i = 0; i < TILE_N / 8; i++)
         bias.pairs[i] = work.begins_with_bias && first + i * 8 < work.product.n
                             ? *(const uint32_t *)(from + first + i * 8)
                             : 0;
 }
 
 /* Sums begin with the bias: it costs no addition. */
-template <int DTYPE>
-static __device__ __forceinline__ void begin_with_bias(float (&sums)[128], const hopper_bias &bias)
+template <int DTYPE, int TILE_N>
+static __device__ __forceinline__ void begin_with_bias(float (&sums)[TILE_N / 2],
+                                                       const hopper_bias<TILE_N> &bias)
 {
 #pragma unroll
-    for (int i = 0; i < HOPPER_TILE_N / 8; i++) {
+    for (int i = 0; i < TILE_N / 8; i++) {
         sums[4 * i] = sums[4 * i + 2] = from_bits((uint16_t)bias.pairs[i], DTYPE);
         sums[4 * i + 1] = sums[4 * i + 3] = from_bits((uint16_t)(bias.pairs[i] >> 16), DTYPE);
     }
@@ -70,16 +72,16 @@ static __device__ __forceinline__ void send_block(const CUtensorMap &map, uint32
  * 64 rows go out by the copy engine, with what a linear layer wants of them on the way; alpha is 1
  * there.
  */
-template <int DTYPE, int ACTIVATION>
+template <int DTYPE, int ACTIVATION, int COUNT>
 static __device__ __forceinline__ void copy_out(const hopper_work &work, uint32_t out,
-                                                const float (&sums)[128], int64_t batch, int row,
+                                                const float (&sums)[COUNT], int64_t batch, int row,
                                                 int col, int group)
 {
     float alpha = ACTIVATION == GPUNVME_OPS_ACT_NONE ? work.product.alpha : 1;
     int sent = 0;
 
 #pragma unroll
-    for (int part = 0; part < 4; part++) {
+    for (int part = 0; part < COUNT / 32; part++) {
         const float *x = &sums[part * 32];
         int at = col + part * 64;
         uint32_t pairs[16];
@@ -102,9 +104,9 @@ static __device__ __forceinline__ void copy_out(const hopper_work &work, uint32_
 }
 
 /* The activation is chosen once for a tile. Operands of linear layers are contiguous along k. */
-template <int DTYPE, int MN>
+template <int DTYPE, int MN, int COUNT>
 static __device__ __forceinline__ void copy_out_any(const hopper_work &work, uint32_t out,
-                                                    const float (&sums)[128], int64_t batch,
+                                                    const float (&sums)[COUNT], int64_t batch,
                                                     int row, int col, int group)
 {
     int activation = MN ? GPUNVME_OPS_ACT_NONE : work.product.activation;
@@ -125,15 +127,16 @@ static __device__ __forceinline__ void copy_out_any(const hopper_work &work, uin
  * Likewise by threads, for what the copy engine can't do: other types, beta, rows that are not
  * aligned. 64 x 64 sums at a time go through shared memory, so that threads have neighbours.
  */
+template <int COUNT>
 static __device__ __forceinline__ void write_out(const hopper_work &work, float *out,
-                                                 const float (&sums)[128], int64_t batch,
+                                                 const float (&sums)[COUNT], int64_t batch,
                                                  int64_t row, int64_t col, int group)
 {
     const cuda_product &p = work.product;
     int thread = threadIdx.x % 128, lane = thread % 32, line = thread / 32 * 16 + lane / 4;
 
 #pragma unroll
-    for (int part = 0; part < 4; part++) {
+    for (int part = 0; part < COUNT / 32; part++) {
         barrier_128(1 + group);
 #pragma unroll
         for (int i = 0; i < 16; i++) {

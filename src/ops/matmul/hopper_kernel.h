@@ -20,7 +20,8 @@ struct hopper_work {
     CUtensorMap a, b, c, preact;
     struct cuda_product product;
     struct hopper_grid grid;
-    int steps;            /* of k */
+    int steps, all_steps; /* of k: of a piece, of all; the last piece may have fewer */
+    int pieces;           /* see struct cuda_product */
     int a_batch, b_batch; /* 1 or, if one matrix serves the whole batch, 0 */
     int copies_out;       /* C and pre-activations are written by the copy engine, by their maps */
     int begins_with_bias; /* for then sums begin with it */
@@ -28,10 +29,11 @@ struct hopper_work {
 };
 
 /*
- * The kernel for a type and orientation; NULL if there is none. For f32 they are hopper_tf32.cu's,
- * which has none if both lie along m or n, and of B that does makes the first operand.
+ * The kernel for a type, orientation and width of tiles (64, 128 or 256; of f32 only the last);
+ * NULL if there is none. For f32 they are hopper_tf32.cu's, which has none if both lie along m or
+ * n, and of B that does makes the first operand.
  */
-const void *hopper_kernel(int dtype, int mn_a, int mn_b);
+const void *hopper_kernel(int dtype, int mn_a, int mn_b, int width);
 const void *hopper_tf32_kernel(int mn_a, int mn_b);
 
 /* One that makes A itself, as work.dz says: contiguous along k, and B along n, both of 16 bits. */

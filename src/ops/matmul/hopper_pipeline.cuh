@@ -79,7 +79,7 @@ static __device__ __forceinline__ void start(const hopper_work &work, const memo
  * first operand, and of the second what is this block's part. What lies along m or n is read in
  * boxes of as many lines of k as there are elements in a box's row.
  */
-template <int SIZE, int MN_A, int MN_B>
+template <int SIZE, int MN_A, int MN_B, int TILE_N>
 static __device__ __forceinline__ void load_stage(const hopper_work &work, uint32_t a,
                                                   uint32_t full, const hopper_place &at, int row,
                                                   int k, uint32_t rank, uint32_t size)
@@ -87,17 +87,18 @@ static __device__ __forceinline__ void load_stage(const hopper_work &work, uint3
     const int width = HOPPER_WIDTH / SIZE, box_nbytes = width * HOPPER_WIDTH;
     int z = (int)at.batch, col = (int)at.col;
     int za = z * work.a_batch, zb = z * work.b_batch;
+    const int parts = TILE_N > 64 ? 2 : 1, load = TILE_N / parts;
 
     if (MN_A)
         for (int box = 0; box < HOPPER_TILE_M / width; box++)
             tensor_load(a + box * box_nbytes, &work.a, row + box * width, k, za, full);
     else
         tensor_load(a, &work.a, k, row, za, full);
-    for (uint32_t half = rank; half < 2; half += size) {
-        uint32_t to = a + HOPPER_A_NBYTES + half * (HOPPER_B_NBYTES / 2);
-        int x = col + (int)half * (HOPPER_TILE_N / 2);
+    for (uint32_t part = rank; part < parts; part += size) {
+        uint32_t to = a + HOPPER_A_NBYTES + part * (load * HOPPER_WIDTH);
+        int x = col + (int)part * load;
         uint16_t ranks = (uint16_t)((1 << size) - 1);
-        const int boxes = MN_B ? HOPPER_TILE_N / 2 / width : 1;
+        const int boxes = MN_B ? load / width : 1;
 
         for (int box = 0; box < boxes; box++, x += width, to += box_nbytes)
             if (size > 1)
@@ -107,8 +108,28 @@ static __device__ __forceinline__ void load_stage(const hopper_work &work, uint3
     }
 }
 
+/* The steps of k that matrix `batch` of C is the sum of; `batch` becomes that of A and B. */
+struct span {
+    int first, count;
+};
+
+static __device__ __forceinline__ span span_of(const hopper_work &work, int64_t &batch)
+{
+    span x = {0, work.steps};
+
+    if (work.pieces > 1) {
+        uint32_t all = (uint32_t)batch, matrix = all / (uint32_t)work.pieces;
+
+        x.first = (int)(all - matrix * (uint32_t)work.pieces) * work.steps;
+        if (x.count > work.all_steps - x.first)
+            x.count = work.all_steps - x.first;
+        batch = matrix;
+    }
+    return x;
+}
+
 /* One thread: all loads of all tiles. */
-template <int SIZE, int MN_A, int MN_B, int MAKES_DZ>
+template <int SIZE, int MN_A, int MN_B, int MAKES_DZ, int TILE_N>
 static __device__ __forceinline__ void produce(const hopper_work &work, const memory &mem)
 {
     const int width = HOPPER_WIDTH / SIZE;
@@ -119,16 +140,17 @@ static __device__ __forceinline__ void produce(const hopper_work &work, const me
     for (uint32_t i = blockIdx.x / size; i < pairs; i += gridDim.x / size) {
         hopper_place at = hopper_place_of(&work.grid, i);
         int row = (int)at.row + (int)rank * HOPPER_TILE_M;
+        span steps = span_of(work, at.batch);
 
-        for (int step = 0; step < work.steps; step++) {
+        for (int step = steps.first; step < steps.first + steps.count; step++) {
             uint32_t full = mem.full + t.stage * 8;
 
             if (MAKES_DZ)
                 dz_wait(work.dz, row, step * width);
             mbarrier_wait(mem.empty + t.stage * 8, t.parity ^ 1);
-            mbarrier_arrive_expecting(full, HOPPER_STAGE_NBYTES);
-            load_stage<SIZE, MN_A, MN_B>(work, mem.stages + t.stage * HOPPER_STAGE_NBYTES, full, at,
-                                         row, step * width, rank, size);
+            mbarrier_arrive_expecting(full, HOPPER_A_NBYTES + TILE_N * HOPPER_WIDTH);
+            load_stage<SIZE, MN_A, MN_B, TILE_N>(work, mem.stages + t.stage * HOPPER_STAGE_NBYTES,
+                                                 full, at, row, step * width, rank, size);
             advance(t);
         }
     }

@@ -60,17 +60,16 @@ multiply_stage(const memory &mem, turn &t, float (&sums)[128], wgmma_fragments &
 
 /* All of k for one tile. */
 template <int MN>
-static __device__ __forceinline__ void multiply_tile(const hopper_work &work, const memory &mem,
-                                                     turn &t, float (&sums)[128], int group,
-                                                     uint32_t size)
+static __device__ __forceinline__ void multiply_tile(int steps, const memory &mem, turn &t,
+                                                     float (&sums)[128], int group, uint32_t size)
 {
     wgmma_fragments x = {}, y = {};
     int before = -1;
 
 #pragma unroll 1
-    for (int step = 0; step < work.steps; step += 2) {
+    for (int step = 0; step < steps; step += 2) {
         multiply_stage<MN>(mem, t, sums, x, y, before, group, size);
-        if (step + 1 < work.steps)
+        if (step + 1 < steps)
             multiply_stage<MN>(mem, t, sums, y, x, before, group, size);
     }
     wgmma_wait_for(sums);
@@ -188,9 +187,11 @@ static __device__ __forceinline__ void consume(const hopper_work &work, const me
     for (uint32_t i = blockIdx.x / size; i < pairs; i += gridDim.x / size) {
         hopper_place at = hopper_place_of(&work.grid, i);
         int64_t line = at.row + rank * HOPPER_TILE_M + group * 64;
+        int64_t batch = at.batch;
+        int steps = span_of(work, batch).count;
         float sums[128];
 
-        multiply_tile<MN>(work, mem, t, sums, group, size);
+        multiply_tile<MN>(steps, mem, t, sums, group, size);
         if (work.copies_out)
             copy_out<MN, EXCHANGED>(work, out, sums, (int)at.batch, (int)line, (int)at.col, group);
         else
@@ -213,7 +214,7 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     if (threadIdx.x < 128) {
         registers_give_back<40>();
         if (threadIdx.x == 0)
-            produce<4, MN, 0, 0>(work, mem);
+            produce<4, MN, 0, 0, HOPPER_TILE_N>(work, mem);
     } else {
         registers_take<232>();
         /* One number for the warp, so that the compiler has descriptors in uniform registers. */

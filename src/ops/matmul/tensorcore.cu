@@ -71,8 +71,9 @@ template <int DTYPE, int MN> static __device__ __forceinline__ uint32_t place(in
 
 /* `line` is the distance of lines (of m or n), step_k that of k; one of them is 1. */
 template <int DTYPE, int MN>
-static __device__ __forceinline__ share share_of(const cuda_operand &x, int64_t batch, int64_t line,
-                                                 int64_t step_k, int64_t first, int64_t lines)
+static __device__ __forceinline__ share share_of(const cuda_operand &x, const cuda_piece &piece,
+                                                 int64_t line, int64_t step_k, int64_t first,
+                                                 int64_t lines)
 {
     typedef traits<DTYPE> t;
     const int rows = rows_of_copy<DTYPE, MN>();
@@ -82,7 +83,7 @@ static __device__ __forceinline__ share share_of(const cuda_operand &x, int64_t 
 
     s.k = MN ? row : chunk * t::chunk;
     s.from = (const unsigned char *)x.data +
-             (batch * x.stride + at_line * line + s.k * step_k) * t::size;
+             (piece.batch * x.stride + at_line * line + (piece.first + s.k) * step_k) * t::size;
     s.next_copy = rows * (MN ? step_k : line) * t::size;
     s.next_stage = t::depth * step_k * t::size;
     s.whole = x.vectors && first + TILE <= lines;
@@ -261,9 +262,10 @@ static __device__ __forceinline__ void multiply_tile(const cuda_product &p, unsi
     const uint32_t nbytes = a_nbytes + tensorcore_nbytes(DTYPE == GPUNVME_OPS_F32, MN_B);
     int warp = threadIdx.x / 32, row = warp / 4 * 64, col = warp % 4 * 32;
     uint32_t base = shared_address(memory);
-    int64_t steps = (p.k + depth - 1) / depth;
-    share a = share_of<DTYPE, MN_A>(p.a, at.batch, p.a.rs, p.a.cs, at.row, p.m);
-    share b = share_of<DTYPE, MN_B>(p.b, at.batch, p.b.cs, p.b.rs, at.col, p.n);
+    cuda_piece piece = cuda_piece_of(&p, at.batch);
+    int64_t steps = (piece.k + depth - 1) / depth;
+    share a = share_of<DTYPE, MN_A>(p.a, piece, p.a.rs, p.a.cs, at.row, p.m);
+    share b = share_of<DTYPE, MN_B>(p.b, piece, p.b.cs, p.b.rs, at.col, p.n);
     float sums[4][4][4] = {};
 
     for (int64_t step = 1 - STAGES; step < steps; step++) {
@@ -275,7 +277,7 @@ static __device__ __forceinline__ void multiply_tile(const cuda_product &p, unsi
         }
         if (next < steps) {
             uint32_t to = base + (uint32_t)(next % STAGES) * nbytes;
-            int k_left = next + 1 < steps ? depth : (int)(p.k - next * depth);
+            int k_left = next + 1 < steps ? depth : (int)(piece.k - next * depth);
 
             bring<DTYPE, MN_A>(to, a, p.a, k_left);
             bring<DTYPE, MN_B>(to + a_nbytes, b, p.b, k_left);

@@ -16,7 +16,8 @@
 #define SHARED_NBYTES (232 * 1024) /* what a block can have, and a little */
 #define SHARED_BASE   512          /* addresses do not begin at a multiple of 1024 */
 #define STACK_NBYTES  (96 * 1024)
-#define MAX_FIBERS    1024
+#define MAX_FIBERS    2048
+#define MAX_CLUSTER   8
 
 emulated_thread emulated;
 
@@ -71,7 +72,7 @@ struct fiber {
 
 static jmp_buf scheduler;
 static fiber *fibers, *current;
-static block *blocks[2];
+static block *blocks[MAX_CLUSTER];
 static unsigned nfibers, threads_of_block, blocks_of_cluster;
 static rendezvous cluster_barrier;
 static const std::function<void()> *running;
@@ -159,7 +160,7 @@ static void prepare_fibers(void)
     fibers = new fiber[MAX_FIBERS]();
     for (int i = 0; i < MAX_FIBERS; i++)
         fibers[i].stack = (unsigned char *)malloc(STACK_NBYTES);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < MAX_CLUSTER; i++) {
         blocks[i] = (block *)calloc(1, sizeof(block));
         blocks[i]->shared = (unsigned char *)aligned_alloc(4096, SHARED_NBYTES + 4096);
     }
@@ -221,7 +222,7 @@ void emulate_launch(unsigned grid, unsigned cluster, unsigned threads,
     threads_of_block = threads;
     blocks_of_cluster = cluster;
     nfibers = threads * cluster;
-    if (nfibers > MAX_FIBERS || grid % cluster || !grid)
+    if (nfibers > MAX_FIBERS || cluster > MAX_CLUSTER || grid % cluster || !grid)
         emulate_fail("a launch of nonsense");
     for (unsigned i = 0; i < grid; i += cluster)
         run_cluster(i, grid);
@@ -570,10 +571,10 @@ static float described(int type, int mn, uint64_t descriptor, uint32_t line, uin
 }
 
 /* The sums of two rows of A, of `depth` elements of k, which this thread has. */
-static void add_up(int type, int mn_b, float (&sums)[128], const float (&x)[2][16], uint32_t depth,
-                   uint64_t b, int accumulate)
+static void add_up(int type, int mn_b, float *sums, uint32_t count, const float (&x)[2][16],
+                   uint32_t depth, uint64_t b, int accumulate)
 {
-    for (uint32_t j = 0; j < 64; j++) {
+    for (uint32_t j = 0; j < count / 2; j++) {
         uint32_t col = j / 2 * 8 + threadIdx.x % 4 * 2 + j % 2;
         float y[16];
 
@@ -589,8 +590,8 @@ static void add_up(int type, int mn_b, float (&sums)[128], const float (&x)[2][1
     }
 }
 
-void emulate_wgmma(int type, int mn_a, int mn_b, float (&sums)[128], uint64_t a, uint64_t b,
-                   int accumulate)
+void emulate_wgmma(int type, int mn_a, int mn_b, float *sums, uint32_t count, uint64_t a,
+                   uint64_t b, int accumulate)
 {
     uint32_t row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     uint32_t depth = type == EMULATE_TF32 ? 8 : 16;
@@ -599,7 +600,7 @@ void emulate_wgmma(int type, int mn_a, int mn_b, float (&sums)[128], uint64_t a,
     for (uint32_t k = 0; k < depth; k++)
         for (uint32_t h = 0; h < 2; h++)
             x[h][k] = described(type, mn_a, a, row + 8 * h, k);
-    add_up(type, mn_b, sums, x, depth, b, accumulate);
+    add_up(type, mn_b, sums, count, x, depth, b, accumulate);
 }
 
 /* Rows l / 4 + 8 h of the warp's: lane l has elements l % 4 + 4 g of them in its registers. */
@@ -613,5 +614,5 @@ void wgmma_tf32_by_registers(float (&sums)[128], const wgmma_fragments &a, int i
         for (uint32_t h = 0; h < 2; h++)
             x[h][k] =
                 real32(all[(threadIdx.x % 32 / 4 * 4 + k % 4) * 4 + k / 4 * 2 + h] & ~0x1fffu);
-    add_up(EMULATE_TF32, 0, sums, x, 8, b, accumulate);
+    add_up(EMULATE_TF32, 0, sums, 128, x, 8, b, accumulate);
 }

@@ -38,6 +38,7 @@
 #undef __host__
 #undef __shared__
 #undef __forceinline__
+#undef __noinline__
 #undef __launch_bounds__
 #undef __grid_constant__
 #undef __align__
@@ -45,6 +46,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define __noinline__
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
@@ -64,6 +66,10 @@ extern emulated_thread emulated;
 
 #define LAUNCH(kernel, blocks, threads, stream, ...)                                               \
     emulate_launch(blocks, 1, threads, [=] { kernel(__VA_ARGS__); })
+
+#define LAUNCH_CLUSTERS(kernel, blocks, cluster, threads, nbytes, stream, ...)                     \
+    emulate_launch(                                                                                \
+        blocks, cluster, threads, [=] { kernel(__VA_ARGS__); }, true)
 
 /* `early`: on a GPU it might be launched before the kernel before has ended. */
 void emulate_launch(unsigned blocks, unsigned cluster, unsigned threads,
@@ -118,6 +124,24 @@ template <typename VECTOR> static inline void __stwb(VECTOR *to, VECTOR x)
 template <typename VECTOR> static inline VECTOR __ldcs(const VECTOR *from)
 {
     return *from;
+}
+
+static inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector)
+{
+    uint64_t bytes = (uint64_t)y << 32 | x;
+    uint32_t result = 0;
+
+    for (int i = 0; i < 4; i++)
+        result |= (uint32_t)(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+    return result;
+}
+
+static inline float __uint_as_float(uint32_t bits)
+{
+    float x;
+
+    memcpy(&x, &bits, sizeof(x));
+    return x;
 }
 
 static inline void atomicAdd(float *to, float x)
@@ -194,8 +218,9 @@ uint32_t cluster_size(void);
 void tensor_load_multicast(uint32_t to, const void *map, int x, int y, int z, uint32_t barrier,
                            uint16_t ranks);
 void tensor_store(const void *map, uint32_t from, int x, int y, int z);
-void emulate_wgmma(int type, int mn_a, int mn_b, float (&sums)[128], uint64_t a, uint64_t b,
-                   int accumulate);
+/* `count` sums a thread: of 64 x 2 * count. */
+void emulate_wgmma(int type, int mn_a, int mn_b, float *sums, uint32_t count, uint64_t a,
+                   uint64_t b, int accumulate);
 
 struct wgmma_fragments {
     uint32_t x[16];
@@ -234,6 +259,14 @@ static inline uint32_t to_tf32(float x)
     return (bits & 0x7fffffff) >= 0x7f800000 ? bits : (bits + 0x1000) & ~0x1fffu;
 }
 
+static inline float load_shared_at(uint32_t address, uint32_t rank)
+{
+    float x;
+
+    memcpy(&x, emulate_shared(address, rank), sizeof(x));
+    return x;
+}
+
 static inline void count_up(uint32_t *count)
 {
     ++*count;
@@ -254,21 +287,21 @@ static inline void cluster_sync(void)
     emulate_wait_cluster();
 }
 
-template <int MN_A, int MN_B>
-static inline void wgmma_f16(float (&sums)[128], uint64_t a, uint64_t b, int accumulate)
+template <int MN_A, int MN_B, int COUNT>
+static inline void wgmma_f16(float (&sums)[COUNT], uint64_t a, uint64_t b, int accumulate)
 {
-    emulate_wgmma(EMULATE_F16, MN_A, MN_B, sums, a, b, accumulate);
+    emulate_wgmma(EMULATE_F16, MN_A, MN_B, sums, COUNT, a, b, accumulate);
 }
 
-template <int MN_A, int MN_B>
-static inline void wgmma_bf16(float (&sums)[128], uint64_t a, uint64_t b, int accumulate)
+template <int MN_A, int MN_B, int COUNT>
+static inline void wgmma_bf16(float (&sums)[COUNT], uint64_t a, uint64_t b, int accumulate)
 {
-    emulate_wgmma(EMULATE_BF16, MN_A, MN_B, sums, a, b, accumulate);
+    emulate_wgmma(EMULATE_BF16, MN_A, MN_B, sums, COUNT, a, b, accumulate);
 }
 
 static inline void wgmma_tf32(float (&sums)[128], uint64_t a, uint64_t b, int accumulate)
 {
-    emulate_wgmma(EMULATE_TF32, 0, 0, sums, a, b, accumulate);
+    emulate_wgmma(EMULATE_TF32, 0, 0, sums, 128, a, b, accumulate);
 }
 
 /* What is done at once has nothing to wait for. */
@@ -305,7 +338,7 @@ template <int> static inline void registers_take(void)
 template <int> static inline void wgmma_wait(void)
 {
 }
-static inline void wgmma_wait_for(float (&)[128])
+template <int COUNT> static inline void wgmma_wait_for(float (&)[COUNT])
 {
 }
 template <int> static inline void wgmma_wait_keeping(wgmma_fragments &)

@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Which rung a product takes, and the rung "shaped": narrower tiles and k in pieces.
+ *
+ * The model counts clocks of a multiprocessor, of which all do the same at once. A way to make the
+ * product takes
+ *
+ *     START + waves * (steps * step + TILE)                       its tiles, a wave one for each
+ *   + (pieces > 1) * (ADD + 2 * pieces * results / ADD_RATE)      the sums of pieces, out and in
+ *   + copies / COPY_RATE                                          what Hopper's rung must repack
+ *
+ * and no less than its operands take from memory. `step` is for so many k the larger of what the
+ * multiplications take and what a multiprocessor takes to load both tiles from the L2. The numbers
+ * are an H200's; only their ratios matter.
+ */
+#include <limits.h>
+#include <math.h>
+#include <string.h>
+
+#include <cuda_runtime_api.h>
+
+#include "ops/cuda/cuda.h"
+
+#define START      4000.0
+#define TILE       2500.0
+#define ADD        3000.0
+#define ADD_RATE   (1700.0) /* bytes in a clock, of the whole GPU */
+#define COPY_RATE  (700.0)  /* read once and written once */
+#define READ_RATE  (2400.0) /* memory's */
+#define LOAD_RATE  36.0     /* the L2's, of one multiprocessor */
+#define COARSENED  155.0    /* of 128 x 128 for one of k */
+#define TENSORCORE 26.0     /* likewise, two blocks together, each half of that */
+#define UNALIGNED  2.5      /* times that, if elements are gathered one by one */
+#define MOST       48       /* pieces */
+
+enum cuda_level cuda_level(void)
+{
+    int device, major = 0, minor = 0;
+
+    if (cudaGetDevice(&device) ||
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device))
+        return CUDA_PLAIN;
+#ifdef OPS_HAVE_SM90A
+    if (major == 9 && minor == 0)
+        return CUDA_ANY_HOPPER;
+#endif
+    return major >= 9 ? CUDA_ANY : CUDA_PLAIN;
+}
+
+static double above(double x, double y)
+{
+    return x > y ? x : y;
+}
+
+static int64_t up(int64_t x, int64_t to)
+{
+    return (x + to - 1) / to * to;
+}
+
+/* A rung with tiles of m x n, of which `room` fit at once. */
+struct way {
+    const struct cuda_engine *engine;
+    int64_t tile_m, tile_n, depth; /* k of a step */
+    double step;                   /* clocks */
+    double before;                 /* clocks of copies */
+    int64_t room;
+    int width;
+};
+
+/* (Sizes may be such that 64 bits do not hold their product.) */
+static double tiles_of(const struct way *way, const struct cuda_product *p)
+{
+    return (double)((p->m + way->tile_m - 1) / way->tile_m) *
+           (double)((p->n + way->tile_n - 1) / way->tile_n) * (double)p->batch;
+}
+
+/* The clocks of a way with k in pieces of `chunk`. */
+static double clocks_of(const struct way *way, const struct cuda_product *p, int64_t chunk,
+                        int64_t pieces)
+{
+    double waves = ceil(tiles_of(way, p) * (double)pieces / (double)way->room);
+    double steps = (double)((chunk + way->depth - 1) / way->depth);
+    double results = (double)p->m * (double)up(p->n, 4) * (double)p->batch * sizeof(float);
+    double size = (double)gpunvme_ops_dtype_nbytes(p->dtype);
+    double read =
+        size * (double)p->k * ((double)p->m + (double)p->n) * (double)p->batch / READ_RATE;
+    double sums = pieces > 1 ? ADD + 2 * (double)pieces * results / ADD_RATE : 0;
+
+    return START + above(waves * (steps * way->step + TILE), read) + sums + way->before;
+}
+
+/* Keeps the better one. Pieces that leave the last wave as empty as fewer would are not tried. */
+static void consider(struct cuda_plan *best, const struct way *way, const struct cuda_product *p)
+{
+    int64_t unit = 64, units_of_k = up(p->k, unit) / unit;
+    double tiles = tiles_of(way, p);
+
+    for (int64_t pieces = 1; pieces <= MOST && pieces <= units_of_k / 2 + 1; pieces++) {
+        int64_t chunk = up((units_of_k + pieces - 1) / pieces * unit, unit);
+        int64_t made = (p->k + chunk - 1) / chunk;
+        double clocks;
+
+        if (pieces > 1 && (tiles * (double)pieces > 4 * (double)way->room || made != pieces))
+            continue;
+        clocks = clocks_of(way, p, chunk, pieces);
+        if (!best->engine || clocks < best->clocks)
+            *best = (struct cuda_plan){way->engine, way->width, (int)pieces, chunk, clocks};
+    }
+}
+
+/* Hopper's tiles are `width` columns wide; a pair of blocks shares columns where it can. */
+static void consider_hopper(struct cuda_plan *best, const struct cuda_product *p, int width,
+                            int units)
+{
+    double copied = (double)cuda_workspace_hopper(p);
+    int f32 = p->dtype == GPUNVME_OPS_F32;
+    struct cuda_product x = *p;
+    int64_t down = (p->m + 127) / 128;
+    double shared = width > 64 && (down % 2 == 0 || down > 15) ? 2 : 1;
+    double rows = p->m < 128 ? (double)p->m / 128 : 1;
+    double loads = (128 * 128 * rows + 128.0 * width / shared) / LOAD_RATE;
+    struct way way = {
+        &cuda_engines[CUDA_HOPPER], 128,   width, f32 ? 32 : 64, above(4.0 * width, loads),
+        copied / COPY_RATE,         units, width};
+
+    x.width = width;
+    if (cuda_suits_hopper(&x))
+        consider(best, &way, p);
+}
+
+static struct cuda_plan make_plan(const struct cuda_product *p, enum cuda_level level)
+{
+    int units = cuda_units();
+    struct cuda_plan best = {NULL, 0, 1, p->k, 0};
+
+    if (p->dtype == GPUNVME_OPS_F32 && p->compute == GPUNVME_OPS_COMPUTE_F32) {
+        const struct way large = {.tile_m = 256, .tile_n = 128};
+        int few = tiles_of(&large, p) < units;
+        struct way way = {&cuda_engines[CUDA_COARSENED],
+                          few ? 128 : 256,
+                          128,
+                          1,
+                          few ? COARSENED : 2 * 135.0,
+                          0,
+                          units,
+                          0};
+
+        consider(&best, &way, p);
+    } else {
+        int tf32 = p->dtype == GPUNVME_OPS_F32, gathers = !p->a.pitched || !p->b.pitched;
+        double step = TENSORCORE * (tf32 ? 2.5 : 1) * (gathers ? UNALIGNED : 1);
+        struct way way = {&cuda_engines[CUDA_TENSORCORE], 128, 128, 1, step * 1.4, 0, 2 * units, 0};
+
+        consider(&best, &way, p);
+        if (level == CUDA_ANY_HOPPER) {
+            consider_hopper(&best, p, 256, units);
+            for (int width = 128; width >= 64 && !tf32; width /= 2)
+                consider_hopper(&best, p, width, units);
+        }
+    }
+    return best;
+}
+
+/* What the plan depends on, but for pointers. */
+struct key {
+    int64_t m, n, k, batch, stride_a, stride_b;
+    int64_t rs_a, cs_a, rs_b, cs_b;
+    int32_t dtype, compute, pitched_a, pitched_b, level, device;
+};
+
+struct cuda_plan cuda_plan_of(const struct cuda_product *p, enum cuda_level level)
+{
+    static _Thread_local struct {
+        struct key key;
+        struct cuda_plan plan;
+    } known[8];
+    static _Thread_local unsigned next;
+    int device = 0;
+    struct key key;
+
+    if (cudaGetDevice(&device))
+        device = -1;
+    memset(&key, 0, sizeof(key));
+    key = (struct key){p->m,         p->n,         p->k,       p->batch, p->a.stride, p->b.stride,
+                       p->a.rs,      p->a.cs,      p->b.rs,    p->b.cs,  p->dtype,    p->compute,
+                       p->a.pitched, p->b.pitched, (int)level, device};
+    for (unsigned i = 0; i < 8; i++)
+        if (known[i].plan.engine && !memcmp(&known[i].key, &key, sizeof(key)))
+            return known[i].plan;
+    next = (next + 1) % 8;
+    known[next].key = key;
+    known[next].plan = make_plan(p, level);
+    return known[next].plan;
+}
+
+const struct cuda_engine *cuda_best_engine(const struct cuda_product *p, enum cuda_level level)
+{
+    struct cuda_plan plan;
+
+    if (level == CUDA_PLAIN)
+        return &cuda_engines[p->dtype == GPUNVME_OPS_F32 && p->compute == GPUNVME_OPS_COMPUTE_F32
+                                 ? CUDA_COARSENED
+                                 : CUDA_TENSORCORE];
+    if (cuda_suits_skinny(p))
+        return &cuda_engines[CUDA_SKINNY];
+    plan = cuda_plan_of(p, level);
+    return plan.pieces == 1 && plan.width % 256 == 0 ? plan.engine : &cuda_engines[CUDA_SHAPED];
+}
+
+/* The product of the pieces, whose sums lie below each other, and in the rung's own terms. */
+static struct cuda_product planned(const struct cuda_product *p, const struct cuda_plan *plan,
+                                   void *sums)
+{
+    struct cuda_product x = *p;
+
+    x.width = plan->width;
+    if (plan->pieces < 2)
+        return x;
+    x.pieces = plan->pieces;
+    x.chunk = plan->chunk;
+    x.batch = p->batch * plan->pieces;
+    x.c = sums;
+    x.ldc = up(p->n, 4);
+    x.stride_c = p->m * x.ldc;
+    x.out_dtype = GPUNVME_OPS_F32;
+    x.alpha = 1;
+    x.beta = 0;
+    x.bias = NULL;
+    x.preact = NULL;
+    x.activation = GPUNVME_OPS_ACT_NONE;
+    x.vectors = 1;
+    return x;
+}
+
+static size_t sums_nbytes(const struct cuda_product *p, const struct cuda_plan *plan)
+{
+    int64_t rows;
+
+    if (plan->pieces < 2)
+        return 0;
+    if (__builtin_mul_overflow(p->m, p->batch * plan->pieces, &rows))
+        rows = INT64_MAX;
+    return cuda_workspace_part(rows, up(p->n, 4) * (int64_t)sizeof(float));
+}
+
+size_t cuda_workspace_shaped(const struct cuda_product *p)
+{
+    struct cuda_plan plan = cuda_plan_of(p, cuda_level());
+    struct cuda_product x = planned(p, &plan, NULL);
+
+    return sums_nbytes(p, &plan) + (plan.engine->workspace ? plan.engine->workspace(&x) : 0);
+}
+
+int cuda_suits_shaped(const struct cuda_product *p)
+{
+    const struct way narrow = {.tile_m = 128, .tile_n = 64};
+
+    return p->m <= INT_MAX / 2 && p->n <= INT_MAX / 2 && p->batch <= INT_MAX / MOST &&
+           tiles_of(&narrow, p) <= INT_MAX / MOST;
+}
+
+int cuda_misaligned_shaped(const struct cuda_product *p)
+{
+    struct cuda_plan plan = cuda_plan_of(p, cuda_level());
+
+    return plan.engine->misaligned && plan.engine->misaligned(p);
+}
+
+gpunvme_ops_status_t cuda_multiply_shaped(const struct cuda_product *p, void *workspace,
+                                          void *stream, struct cuda_launch *launch)
+{
+    struct cuda_plan plan = cuda_plan_of(p, cuda_level());
+    struct cuda_product x = planned(p, &plan, workspace);
+    char *rest = workspace ? (char *)workspace + sums_nbytes(p, &plan) : NULL;
+    gpunvme_ops_status_t status = plan.engine->multiply(&x, rest, stream, launch);
+
+    if (status || launch || plan.pieces < 2)
+        return status;
+    return cuda_add_pieces(p, workspace, x.ldc, plan.pieces, stream);
+}

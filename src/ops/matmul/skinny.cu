@@ -1,0 +1,465 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The rung "skinny": at most 16 rows or 16 columns, as in decoding. Such a product reads a large
+ * matrix once and does little with it, so memory is the limit: each byte of the large operand is
+ * loaded once, 16 bytes a lane, straight to registers, 4 KiB a warp at a time. Two blocks of eight
+ * warps a multiprocessor have 64 KiB in flight, where 4.8 TB/s with a latency of a microsecond need
+ * 36 KiB.
+ *
+ *  - 16-bit types are multiplied by mma, whose first operand (16 lines) is the large matrix and
+ *    whose second (8 columns) the small one. A sum over k does not depend on the order of k, so a
+ *    lane's 16 contiguous bytes serve as whatever k its fragments stand for, if both operands
+ * agree. Where lines, not k, are contiguous, two rows of k are merged into pairs by one instruction
+ * a register; which lines a fragment stands for is free as well.
+ *  - f32 is multiplied in f32 by FFMA: 16 columns take two thirds of the time that memory does.
+ *
+ * The warps of a block and up to eight blocks of a cluster share the k of the same lines. Their
+ * sums are added through shared memory, always in the same order.
+ */
+#include "ops/cuda/device.cuh"
+#include "ops/matmul/skinny.h"
+
+#define WARPS   8
+#define THREADS (WARPS * 32)
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+/* 16 bytes that will not be read again. */
+static __device__ __forceinline__ uint4 load_once(const unsigned char *from)
+{
+    return __ldcs((const uint4 *)from);
+}
+
+/* `COUNT` elements of SIZE bytes, `step` bytes apart, of which `valid` exist; zeros for others. */
+template <int SIZE, int COUNT>
+static __device__ __noinline__ uint4 gather(const unsigned char *from, int64_t step, int64_t valid)
+{
+    uint32_t words[4] = {0, 0, 0, 0};
+
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        if (i < valid) {
+            uint32_t x = SIZE == 4 ? *(const uint32_t *)(from + i * step)
+                                   : *(const uint16_t *)(from + i * step);
+
+            words[i * SIZE / 4] |= SIZE == 4 ? x : x << i % 2 * 16;
+        }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+static __device__ __forceinline__ float word_as_float(uint32_t word)
+{
+    return __uint_as_float(word);
+}
+
+/* One operand for one matrix of the batch, in bytes. */
+struct source {
+    const unsigned char *data;
+    int64_t line, k;   /* steps */
+    int64_t last_line; /* lines beyond it are read as this one: their sums are not used */
+    bool vectors;      /* 16 bytes may be read along the contiguous direction */
+};
+
+template <int SIZE>
+static __device__ __forceinline__ source source_of(const skinny_side &s, int64_t batch)
+{
+    return {(const unsigned char *)s.data + batch * s.stride * SIZE, s.step_line * SIZE,
+            s.step_k * SIZE, s.lines - 1, s.vectors != 0};
+}
+
+/* COUNT elements along k from `k` on, of a line; the sum's k ends at `end`. */
+template <int SIZE, int COUNT>
+static __device__ __forceinline__ uint4 along_k(const source &s, int64_t line, int64_t k,
+                                                int64_t end, bool whole)
+{
+    const unsigned char *from =
+        s.data + (line < s.last_line ? line : s.last_line) * s.line + k * s.k;
+
+    if (!whole)
+        return gather<SIZE, COUNT>(from, s.k, end - k);
+    if (SIZE * COUNT == 8) {
+        uint2 x = *(const uint2 *)from;
+
+        return make_uint4(x.x, x.y, 0, 0);
+    }
+    return *(const uint4 *)from;
+}
+
+/* 16 bytes of lines from `line` on, at one k. */
+template <int SIZE>
+static __device__ __forceinline__ uint4 along_lines(const source &s, int64_t line, int64_t k,
+                                                    int64_t end)
+{
+    const int count = 16 / SIZE;
+    const unsigned char *from = s.data + line * SIZE + k * s.k;
+
+    if (s.vectors && k < end && line + count <= s.last_line + 1)
+        return load_once(from);
+    return gather<SIZE, count>(from, SIZE, k < end ? s.last_line + 1 - line : 0);
+}
+
+template <int DTYPE>
+static __device__ __forceinline__ void mma(float (&sums)[4], const uint32_t (&w)[4], uint32_t x0,
+                                           uint32_t x1)
+{
+    if (DTYPE == GPUNVME_OPS_F16)
+        mma_f16(sums, w, x0, x1);
+    else
+        mma_bf16(sums, w, x0, x1);
+}
+
+/*
+ * What a block makes: LINES x COLS sums. A warp takes every so many'th DEPTH of k, and leaves its
+ * sums at out[col * LINES + line].
+ */
+template <int DTYPE, int MN, int COLS> struct shape {
+    static const int f32 = DTYPE == GPUNVME_OPS_F32;
+    static const int size = f32 ? 4 : 2;
+    static const int lines = MN ? 128 / size : 16; /* 128 bytes of a row, or mma's 16 rows */
+    static const int depth = MN ? 32 : 256 / size; /* 4 KiB of both */
+};
+
+/* k is contiguous: a quarter of 64 bytes of lines l / 4 and 8 more of it is lane l's. */
+template <int DTYPE, int COLS>
+static __device__ __forceinline__ void add_pairs(float (&sums)[COLS / 8][4], const source &w,
+                                                 const source &x, int64_t first, int64_t k,
+                                                 int64_t end)
+{
+    int line = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4 * 8;
+    bool all = k + 128 <= end, whole_w = w.vectors && all, whole_x = x.vectors && x.k == 2 && all;
+    uint4 a[4][2], b[4][COLS / 8];
+
+#pragma unroll
+    for (int u = 0; u < 4; u++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            if (whole_w) {
+                int64_t at = first + line + 8 * h;
+
+                a[u][h] = load_once(w.data + (at < w.last_line ? at : w.last_line) * w.line +
+                                    (k + u * 32 + quarter) * 2);
+            } else {
+                a[u][h] = along_k<2, 8>(w, first + line + 8 * h, k + u * 32 + quarter, end, false);
+            }
+#pragma unroll
+    for (int u = 0; u < 4; u++)
+#pragma unroll
+        for (int c = 0; c < COLS / 8; c++)
+            b[u][c] = along_k<2, 8>(x, c * 8 + line, k + u * 32 + quarter, end, whole_x);
+#pragma unroll
+    for (int u = 0; u < 4; u++) {
+        const uint32_t one[4] = {a[u][0].x, a[u][1].x, a[u][0].y, a[u][1].y};
+        const uint32_t two[4] = {a[u][0].z, a[u][1].z, a[u][0].w, a[u][1].w};
+
+#pragma unroll
+        for (int c = 0; c < COLS / 8; c++) {
+            mma<DTYPE>(sums[c], one, b[u][c].x, b[u][c].y);
+            mma<DTYPE>(sums[c], two, b[u][c].z, b[u][c].w);
+        }
+    }
+}
+
+template <int DTYPE, int COLS>
+static __device__ __forceinline__ void sum_pairs(float *out, const source &w, const source &x,
+                                                 int64_t first, int64_t k, int64_t step,
+                                                 int64_t end)
+{
+    int line = threadIdx.x % 32 / 4, col = threadIdx.x % 4 * 2;
+    float sums[COLS / 8][4] = {};
+
+#pragma unroll 1
+    for (; k < end; k += step)
+        add_pairs<DTYPE, COLS>(sums, w, x, first, k, end);
+#pragma unroll
+    for (int c = 0; c < COLS / 8; c++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            out[(c * 8 + col + i % 2) * 16 + line + i / 2 * 8] = sums[c][i];
+}
+
+/* Lines are contiguous: 8 of them of four rows of k, of two times 16, are lane l's. */
+template <int DTYPE, int COLS>
+static __device__ __forceinline__ void add_merged(float (&sums)[4][COLS / 8][4], const source &w,
+                                                  const source &x, int64_t first, int64_t k,
+                                                  int64_t end)
+{
+    int group = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4 * 4;
+    bool whole_x = x.vectors && x.k == 2 && k + 32 <= end;
+    uint4 v[2][4], b[2][COLS / 8];
+
+#pragma unroll
+    for (int u = 0; u < 2; u++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            v[u][i] = along_lines<2>(w, first + group * 8, k + u * 16 + quarter + i, end);
+#pragma unroll
+    for (int u = 0; u < 2; u++)
+#pragma unroll
+        for (int c = 0; c < COLS / 8; c++)
+            b[u][c] = along_k<2, 4>(x, c * 8 + group, k + u * 16 + quarter, end, whole_x);
+#pragma unroll
+    for (int u = 0; u < 2; u++) {
+        const uint32_t rows[4][4] = {{v[u][0].x, v[u][0].y, v[u][0].z, v[u][0].w},
+                                     {v[u][1].x, v[u][1].y, v[u][1].z, v[u][1].w},
+                                     {v[u][2].x, v[u][2].y, v[u][2].z, v[u][2].w},
+                                     {v[u][3].x, v[u][3].y, v[u][3].z, v[u][3].w}};
+
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const uint32_t a[4] = {__byte_perm(rows[0][j], rows[1][j], 0x5410),
+                                   __byte_perm(rows[0][j], rows[1][j], 0x7632),
+                                   __byte_perm(rows[2][j], rows[3][j], 0x5410),
+                                   __byte_perm(rows[2][j], rows[3][j], 0x7632)};
+
+#pragma unroll
+            for (int c = 0; c < COLS / 8; c++)
+                mma<DTYPE>(sums[j][c], a, b[u][c].x, b[u][c].y);
+        }
+    }
+}
+
+template <int DTYPE, int COLS>
+static __device__ __forceinline__ void sum_merged(float *out, const source &w, const source &x,
+                                                  int64_t first, int64_t k, int64_t step,
+                                                  int64_t end)
+{
+    int line = threadIdx.x % 32 / 4 * 8, col = threadIdx.x % 4 * 2;
+    float sums[4][COLS / 8][4] = {};
+
+#pragma unroll 1
+    for (; k < end; k += step)
+        add_merged<DTYPE, COLS>(sums, w, x, first, k, end);
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int c = 0; c < COLS / 8; c++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                out[(c * 8 + col + i % 2) * 64 + line + 2 * j + i / 2] = sums[j][c][i];
+}
+
+/* Adds up what four neighbouring lanes have; the first has the sum. */
+static __device__ __forceinline__ float of_quad(float x)
+{
+    x += __shfl_down_sync(0xffffffffu, x, 2, 4);
+    x += __shfl_down_sync(0xffffffffu, x, 1, 4);
+    return x;
+}
+
+/* f32 with k contiguous: lane l has four k of each 16, of two lines. */
+template <int COLS>
+static __device__ __forceinline__ void sum_floats(float *out, const source &w, const source &x,
+                                                  int64_t first, int64_t k, int64_t step,
+                                                  int64_t end)
+{
+    int line = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4 * 4;
+    float sums[2][COLS] = {};
+
+#pragma unroll 1
+    for (; k < end; k += step) {
+        bool all = k + 64 <= end, whole_w = w.vectors && all;
+        bool whole_x = x.vectors && x.k == 4 && all;
+        uint4 a[4][2];
+
+#pragma unroll
+        for (int u = 0; u < 4; u++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                if (whole_w) {
+                    int64_t at = first + line + 8 * h;
+
+                    a[u][h] = load_once(w.data + (at < w.last_line ? at : w.last_line) * w.line +
+                                        (k + u * 16 + quarter) * 4);
+                } else {
+                    a[u][h] =
+                        along_k<4, 4>(w, first + line + 8 * h, k + u * 16 + quarter, end, false);
+                }
+#pragma unroll
+        for (int u = 0; u < 4; u++)
+#pragma unroll
+            for (int c = 0; c < COLS; c++) {
+                uint4 b = along_k<4, 4>(x, c, k + u * 16 + quarter, end, whole_x);
+
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    sums[h][c] += word_as_float(a[u][h].x) * word_as_float(b.x);
+                    sums[h][c] += word_as_float(a[u][h].y) * word_as_float(b.y);
+                    sums[h][c] += word_as_float(a[u][h].z) * word_as_float(b.z);
+                    sums[h][c] += word_as_float(a[u][h].w) * word_as_float(b.w);
+                }
+            }
+    }
+#pragma unroll
+    for (int c = 0; c < COLS; c++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float sum = of_quad(sums[h][c]);
+
+            if (!quarter)
+                out[c * 16 + line + 8 * h] = sum;
+        }
+}
+
+/* f32 with lines contiguous: four of them of four k of each 16. */
+template <int COLS>
+static __device__ __forceinline__ void sum_float_rows(float *out, const source &w, const source &x,
+                                                      int64_t first, int64_t k, int64_t step,
+                                                      int64_t end)
+{
+    int line = threadIdx.x % 32 / 4 * 4, quarter = threadIdx.x % 4 * 4;
+    float sums[4][COLS] = {};
+
+#pragma unroll 1
+    for (; k < end; k += step) {
+        bool whole_x = x.vectors && x.k == 4 && k + 32 <= end;
+        uint4 v[2][4];
+
+#pragma unroll
+        for (int u = 0; u < 2; u++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                v[u][i] = along_lines<4>(w, first + line, k + u * 16 + quarter + i, end);
+#pragma unroll
+        for (int u = 0; u < 2; u++)
+#pragma unroll
+            for (int c = 0; c < COLS; c++) {
+                uint4 b = along_k<4, 4>(x, c, k + u * 16 + quarter, end, whole_x);
+                const uint32_t y[4] = {b.x, b.y, b.z, b.w};
+
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float factor = word_as_float(y[i]);
+
+                    sums[0][c] += word_as_float(v[u][i].x) * factor;
+                    sums[1][c] += word_as_float(v[u][i].y) * factor;
+                    sums[2][c] += word_as_float(v[u][i].z) * factor;
+                    sums[3][c] += word_as_float(v[u][i].w) * factor;
+                }
+            }
+    }
+#pragma unroll
+    for (int c = 0; c < COLS; c++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float sum = of_quad(sums[i][c]);
+
+            if (!quarter)
+                out[c * 32 + line + i] = sum;
+        }
+}
+
+template <int DTYPE, int MN, int COLS>
+static __device__ __forceinline__ void sum_lines(float *out, const source &w, const source &x,
+                                                 int64_t first, int64_t k, int64_t step,
+                                                 int64_t end)
+{
+    if constexpr (DTYPE == GPUNVME_OPS_F32 && MN)
+        sum_float_rows<COLS>(out, w, x, first, k, step, end);
+    else if constexpr (DTYPE == GPUNVME_OPS_F32)
+        sum_floats<COLS>(out, w, x, first, k, step, end);
+    else if constexpr (MN)
+        sum_merged<DTYPE, COLS>(out, w, x, first, k, step, end);
+    else
+        sum_pairs<DTYPE, COLS>(out, w, x, first, k, step, end);
+}
+
+/* The warps' sums of `count` elements each become the block's, in the place of the first. */
+static __device__ __forceinline__ void add_warps(float *sums, int count)
+{
+    for (int i = threadIdx.x; i < count; i += THREADS) {
+        float sum = sums[i];
+
+#pragma unroll
+        for (int warp = 1; warp < WARPS; warp++)
+            sum += sums[warp * count + i];
+        sums[i] = sum;
+    }
+}
+#endif
+
+template <int DTYPE, int MN, int COLS>
+static __global__ void __launch_bounds__(THREADS, 2) multiply(const skinny_work work)
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    typedef shape<DTYPE, MN, COLS> s;
+    const int count = s::lines * COLS;
+    const cuda_product &p = work.product;
+    float *sums = (float *)dynamic_shared();
+    uint32_t rank = cluster_rank(), size = cluster_size();
+    int64_t tile = blockIdx.x / size, across = (work.w.lines + s::lines - 1) / s::lines;
+    int64_t batch = tile / across, first = tile % across * s::lines;
+    int64_t warp = rank * WARPS + threadIdx.x / 32;
+
+    let_next_kernel_start();
+    wait_for_kernels_before();
+    sum_lines<DTYPE, MN, COLS>(sums + threadIdx.x / 32 * count, source_of<s::size>(work.w, batch),
+                               source_of<s::size>(work.x, batch), first, warp * s::depth,
+                               (int64_t)size * WARPS * s::depth, p.k);
+    __syncthreads();
+    add_warps(sums, count);
+    cluster_sync();
+    for (int i = (int)(threadIdx.x * size + rank); i < count; i += (int)(THREADS * size)) {
+        int64_t line = first + i % s::lines, col = i / s::lines;
+        float sum = 0;
+
+        for (uint32_t r = 0; r < size; r++)
+            sum += load_shared_at(shared_address(sums + i), r);
+        if (line <= work.w.lines - 1 && col <= work.x.lines - 1)
+            finish(p, batch, work.w_is_b ? col : line, work.w_is_b ? line : col, sum);
+    }
+    cluster_sync(); /* a block's sums are read by the others */
+#endif
+}
+
+template <int DTYPE, int MN, int COLS>
+static gpunvme_ops_status_t launch(const skinny_work &work, int cluster, void *stream,
+                                   struct cuda_launch *out)
+{
+    typedef shape<DTYPE, MN, COLS> s;
+    const size_t nbytes = (size_t)WARPS * s::lines * COLS * sizeof(float);
+    int64_t tiles = (work.w.lines + s::lines - 1) / s::lines * work.product.batch;
+    const cuda_tiling tiling = {
+        work.w_is_b ? COLS : s::lines, work.w_is_b ? s::lines : COLS, 0, 0, THREADS, nbytes};
+
+    if (out)
+        return cuda_describe((const void *)multiply<DTYPE, MN, COLS>, &tiling, tiles * cluster,
+                             out);
+    LAUNCH_CLUSTERS((multiply<DTYPE, MN, COLS>), (unsigned)(tiles * cluster), (unsigned)cluster,
+                    THREADS, nbytes, stream, work);
+    return cuda_status(cudaGetLastError(), "launching a product of few rows");
+}
+
+template <int DTYPE, int MN>
+static gpunvme_ops_status_t launch_cols(const skinny_work &work, int cluster, void *stream,
+                                        struct cuda_launch *out)
+{
+    const bool f32 = DTYPE == GPUNVME_OPS_F32;
+    int64_t cols = work.x.lines;
+
+    if constexpr (f32) {
+        if (cols <= 1)
+            return launch<DTYPE, MN, 1>(work, cluster, stream, out);
+        if (cols <= 4)
+            return launch<DTYPE, MN, 4>(work, cluster, stream, out);
+    }
+    return cols <= 8 ? launch<DTYPE, MN, 8>(work, cluster, stream, out)
+                     : launch<DTYPE, MN, 16>(work, cluster, stream, out);
+}
+
+gpunvme_ops_status_t skinny_launch(const struct skinny_work *work, int cluster, void *stream,
+                                   struct cuda_launch *out)
+{
+    switch (work->product.dtype * 2 + (work->w.step_k != 1)) {
+    case GPUNVME_OPS_F32 * 2:
+        return launch_cols<GPUNVME_OPS_F32, 0>(*work, cluster, stream, out);
+    case GPUNVME_OPS_F32 * 2 + 1:
+        return launch_cols<GPUNVME_OPS_F32, 1>(*work, cluster, stream, out);
+    case GPUNVME_OPS_F16 * 2:
+        return launch_cols<GPUNVME_OPS_F16, 0>(*work, cluster, stream, out);
+    case GPUNVME_OPS_F16 * 2 + 1:
+        return launch_cols<GPUNVME_OPS_F16, 1>(*work, cluster, stream, out);
+    case GPUNVME_OPS_BF16 * 2:
+        return launch_cols<GPUNVME_OPS_BF16, 0>(*work, cluster, stream, out);
+    default:
+        return launch_cols<GPUNVME_OPS_BF16, 1>(*work, cluster, stream, out);
+    }
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Between the host's half of the rung "skinny" and its kernels.
+ */
+#ifndef OPS_MATMUL_SKINNY_H
+#define OPS_MATMUL_SKINNY_H
+
+#include "ops/cuda/cuda.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    SKINNY_COLS = 16,   /* rows or columns of C, at most */
+    SKINNY_CLUSTER = 8, /* blocks that share k, at most */
+    SKINNY_WARPS = 8,
+};
+
+/* An operand as lines of k; steps and stride in elements. */
+struct skinny_side {
+    const void *data;
+    int64_t lines, step_line, step_k, stride;
+    int vectors; /* 16 bytes at a time may be read along the contiguous direction */
+};
+
+struct skinny_work {
+    struct cuda_product product;
+    struct skinny_side w, x; /* the large operand and the one of at most SKINNY_COLS lines */
+    int w_is_b;              /* or A */
+};
+
+/* Lines of w that a block makes, and the k that one of its warps takes at a time. */
+static inline int64_t skinny_lines(int mn, int size)
+{
+    return mn ? 128 / size : 16;
+}
+
+static inline int64_t skinny_depth(int mn, int size)
+{
+    return mn ? 32 : 256 / size;
+}
+
+gpunvme_ops_status_t skinny_launch(const struct skinny_work *work, int cluster, void *stream,
+                                   struct cuda_launch *launch);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

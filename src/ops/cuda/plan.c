@@ -202,7 +202,8 @@ const struct cuda_engine *cuda_best_engine(const struct cuda_product *p, enum cu
         return &cuda_engines[p->dtype == GPUNVME_OPS_F32 && p->compute == GPUNVME_OPS_COMPUTE_F32
                                  ? CUDA_COARSENED
                                  : CUDA_TENSORCORE];
-    if (cuda_suits_skinny(p))
+    /* (Its f32 is not multiplied by tensor cores.) */
+    if (cuda_suits_skinny(p) && !(p->compute == GPUNVME_OPS_COMPUTE_TF32 && p->m > 8 && p->n > 8))
         return &cuda_engines[CUDA_SKINNY];
     plan = cuda_plan_of(p, level);
     return plan.pieces == 1 && plan.width % 256 == 0 ? plan.engine : &cuda_engines[CUDA_SHAPED];

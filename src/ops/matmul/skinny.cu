@@ -6,7 +6,8 @@
  * warps a multiprocessor have 64 KiB in flight, where 4.8 TB/s with a latency of a microsecond need
  * 36 KiB.
  *
- *  - 16-bit types are multiplied by mma, whose first operand (16 lines) is the large matrix and
+ *  - 16-bit types are multiplied by mma, whose first operand (two times 16 lines, so that not much
+ *    of the small one is read from the L2) is the large matrix and
  *    whose second (8 columns) the small one. A sum over k does not depend on the order of k, so a
  *    lane's 16 contiguous bytes serve as whatever k its fragments stand for, if both operands
  * agree. Where lines, not k, are contiguous, two rows of k are merged into pairs by one instruction
@@ -114,46 +115,59 @@ static __device__ __forceinline__ void mma(float (&sums)[4], const uint32_t (&w)
 template <int DTYPE, int MN, int COLS> struct shape {
     static const int f32 = DTYPE == GPUNVME_OPS_F32;
     static const int size = f32 ? 4 : 2;
-    static const int lines = MN ? 128 / size : 16; /* 128 bytes of a row, or mma's 16 rows */
-    static const int depth = MN ? 32 : 256 / size; /* 4 KiB of both */
+    static const int lines = (int)skinny_lines(MN, size), depth = (int)skinny_depth(MN, size);
 };
 
-/* k is contiguous: a quarter of 64 bytes of lines l / 4 and 8 more of it is lane l's. */
-template <int DTYPE, int COLS>
-static __device__ __forceinline__ void add_pairs(float (&sums)[COLS / 8][4], const source &w,
-                                                 const source &x, int64_t first, int64_t k,
-                                                 int64_t end)
+/*
+ * What a lane has loaded of the large operand for a pass of its warp. The next pass's is under way
+ * while this one's is multiplied.
+ */
+struct loaded {
+    uint4 x[8];
+};
+
+/* k is contiguous: a quarter of 64 bytes of lines l / 4, and each eighth from there, is lane l's.
+ */
+static __device__ __forceinline__ void load_pairs(loaded &a, const source &w, int64_t first,
+                                                  int64_t k, int64_t end)
 {
     int line = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4 * 8;
-    bool all = k + 128 <= end, whole_w = w.vectors && all, whole_x = x.vectors && x.k == 2 && all;
-    uint4 a[4][2], b[4][COLS / 8];
+    bool whole = w.vectors && k + 64 <= end;
 
 #pragma unroll
-    for (int u = 0; u < 4; u++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            if (whole_w) {
-                int64_t at = first + line + 8 * h;
+    for (int i = 0; i < 8; i++) {
+        int64_t at = first + line + i % 4 * 8, from = k + i / 4 * 32 + quarter;
 
-                a[u][h] = load_once(w.data + (at < w.last_line ? at : w.last_line) * w.line +
-                                    (k + u * 32 + quarter) * 2);
-            } else {
-                a[u][h] = along_k<2, 8>(w, first + line + 8 * h, k + u * 32 + quarter, end, false);
-            }
+        if (whole)
+            a.x[i] = load_once(w.data + (at < w.last_line ? at : w.last_line) * w.line + from * 2);
+        else
+            a.x[i] = along_k<2, 8>(w, at, from, end, false);
+    }
+}
+
+template <int DTYPE, int COLS>
+static __device__ __forceinline__ void add_pairs(float (&sums)[2][COLS / 8][4], const loaded &a,
+                                                 const source &x, int64_t k, int64_t end)
+{
+    int line = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4 * 8;
+    bool whole = x.vectors && x.k == 2 && k + 64 <= end;
+    uint4 b[2][COLS / 8];
+
 #pragma unroll
-    for (int u = 0; u < 4; u++)
+    for (int u = 0; u < 2; u++)
 #pragma unroll
         for (int c = 0; c < COLS / 8; c++)
-            b[u][c] = along_k<2, 8>(x, c * 8 + line, k + u * 32 + quarter, end, whole_x);
+            b[u][c] = along_k<2, 8>(x, c * 8 + line, k + u * 32 + quarter, end, whole);
 #pragma unroll
-    for (int u = 0; u < 4; u++) {
-        const uint32_t one[4] = {a[u][0].x, a[u][1].x, a[u][0].y, a[u][1].y};
-        const uint32_t two[4] = {a[u][0].z, a[u][1].z, a[u][0].w, a[u][1].w};
+    for (int i = 0; i < 4; i++) {
+        const uint4 &upper = a.x[i * 2], &lower = a.x[i * 2 + 1];
+        const uint32_t one[4] = {upper.x, lower.x, upper.y, lower.y};
+        const uint32_t two[4] = {upper.z, lower.z, upper.w, lower.w};
 
 #pragma unroll
         for (int c = 0; c < COLS / 8; c++) {
-            mma<DTYPE>(sums[c], one, b[u][c].x, b[u][c].y);
-            mma<DTYPE>(sums[c], two, b[u][c].z, b[u][c].w);
+            mma<DTYPE>(sums[i % 2][c], one, b[i / 2][c].x, b[i / 2][c].y);
+            mma<DTYPE>(sums[i % 2][c], two, b[i / 2][c].z, b[i / 2][c].w);
         }
     }
 }
@@ -164,33 +178,48 @@ static __device__ __forceinline__ void sum_pairs(float *out, const source &w, co
                                                  int64_t end)
 {
     int line = threadIdx.x % 32 / 4, col = threadIdx.x % 4 * 2;
-    float sums[COLS / 8][4] = {};
+    float sums[2][COLS / 8][4] = {};
+    loaded now = {}, next = {};
 
+    if (k < end)
+        load_pairs(now, w, first, k, end);
 #pragma unroll 1
-    for (; k < end; k += step)
-        add_pairs<DTYPE, COLS>(sums, w, x, first, k, end);
+    for (; k < end; k += step) {
+        if (k + step < end)
+            load_pairs(next, w, first, k + step, end);
+        add_pairs<DTYPE, COLS>(sums, now, x, k, end);
+        now = next;
+    }
 #pragma unroll
-    for (int c = 0; c < COLS / 8; c++)
+    for (int h = 0; h < 2; h++)
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            out[(c * 8 + col + i % 2) * 16 + line + i / 2 * 8] = sums[c][i];
+        for (int c = 0; c < COLS / 8; c++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                out[(c * 8 + col + i % 2) * 32 + h * 16 + line + i / 2 * 8] = sums[h][c][i];
 }
 
 /* Lines are contiguous: 8 of them of four rows of k, of two times 16, are lane l's. */
+template <int SIZE>
+static __device__ __forceinline__ void load_rows(loaded &v, const source &w, int64_t first,
+                                                 int64_t k, int64_t end)
+{
+    int64_t line = first + threadIdx.x % 32 / 4 * (16 / SIZE);
+    int quarter = threadIdx.x % 4 * 4;
+
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v.x[i] = along_lines<SIZE>(w, line, k + i / 4 * 16 + quarter + i % 4, end);
+}
+
 template <int DTYPE, int COLS>
-static __device__ __forceinline__ void add_merged(float (&sums)[4][COLS / 8][4], const source &w,
-                                                  const source &x, int64_t first, int64_t k,
-                                                  int64_t end)
+static __device__ __forceinline__ void add_merged(float (&sums)[4][COLS / 8][4], const loaded &v,
+                                                  const source &x, int64_t k, int64_t end)
 {
     int group = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4 * 4;
     bool whole_x = x.vectors && x.k == 2 && k + 32 <= end;
-    uint4 v[2][4], b[2][COLS / 8];
+    uint4 b[2][COLS / 8];
 
-#pragma unroll
-    for (int u = 0; u < 2; u++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            v[u][i] = along_lines<2>(w, first + group * 8, k + u * 16 + quarter + i, end);
 #pragma unroll
     for (int u = 0; u < 2; u++)
 #pragma unroll
@@ -198,10 +227,11 @@ static __device__ __forceinline__ void add_merged(float (&sums)[4][COLS / 8][4],
             b[u][c] = along_k<2, 4>(x, c * 8 + group, k + u * 16 + quarter, end, whole_x);
 #pragma unroll
     for (int u = 0; u < 2; u++) {
-        const uint32_t rows[4][4] = {{v[u][0].x, v[u][0].y, v[u][0].z, v[u][0].w},
-                                     {v[u][1].x, v[u][1].y, v[u][1].z, v[u][1].w},
-                                     {v[u][2].x, v[u][2].y, v[u][2].z, v[u][2].w},
-                                     {v[u][3].x, v[u][3].y, v[u][3].z, v[u][3].w}};
+        const uint32_t rows[4][4] = {
+            {v.x[u * 4 + 0].x, v.x[u * 4 + 0].y, v.x[u * 4 + 0].z, v.x[u * 4 + 0].w},
+            {v.x[u * 4 + 1].x, v.x[u * 4 + 1].y, v.x[u * 4 + 1].z, v.x[u * 4 + 1].w},
+            {v.x[u * 4 + 2].x, v.x[u * 4 + 2].y, v.x[u * 4 + 2].z, v.x[u * 4 + 2].w},
+            {v.x[u * 4 + 3].x, v.x[u * 4 + 3].y, v.x[u * 4 + 3].z, v.x[u * 4 + 3].w}};
 
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -224,10 +254,20 @@ static __device__ __forceinline__ void sum_merged(float *out, const source &w, c
 {
     int line = threadIdx.x % 32 / 4 * 8, col = threadIdx.x % 4 * 2;
     float sums[4][COLS / 8][4] = {};
+    loaded now = {}, next = {};
 
+    if (COLS == 8 && k < end)
+        load_rows<2>(now, w, first, k, end);
 #pragma unroll 1
-    for (; k < end; k += step)
-        add_merged<DTYPE, COLS>(sums, w, x, first, k, end);
+    for (; k < end; k += step) {
+        if (COLS > 8) /* there are not registers for two */
+            load_rows<2>(now, w, first, k, end);
+        else if (k + step < end)
+            load_rows<2>(next, w, first, k + step, end);
+        add_merged<DTYPE, COLS>(sums, now, x, k, end);
+        if (COLS == 8)
+            now = next;
+    }
 #pragma unroll
     for (int j = 0; j < 4; j++)
 #pragma unroll

@@ -30,16 +30,12 @@ struct skinny_work {
     int w_is_b;              /* or A */
 };
 
-/* Lines of w that a block makes, and the k that one of its warps takes at a time. */
-static inline int64_t skinny_lines(int mn, int size)
-{
-    return mn ? 128 / size : 16;
-}
-
-static inline int64_t skinny_depth(int mn, int size)
-{
-    return mn ? 32 : 256 / size;
-}
+/*
+ * Lines of w that a block makes, and the k that one of its warps takes at a time, 4 KiB of both: if
+ * lines are contiguous (mn), 128 bytes of each.
+ */
+#define skinny_lines(mn, size) ((mn) ? 128 / (size) : (size) == 2 ? 32 : 16)
+#define skinny_depth(mn, size) ((mn) ? 32 : 64)
 
 gpunvme_ops_status_t skinny_launch(const struct skinny_work *work, int cluster, void *stream,
                                    struct cuda_launch *launch);

@@ -97,7 +97,8 @@ struct gpunvme_loader_batch {
 
 /*
  * Makes a loader and begins to read. *out is the caller's, to be given to close. Buffers are
- * allocated as they are needed: as many as are read ahead, and those that the caller has.
+ * allocated as they are needed: `depth` + 1 for batches that are read ahead or have been released
+ * behind work on a stream, and those that the caller has.
  *
  * Errors: INVALID (the detail says which option; a data set without samples; ROWS of samples whose
  * sizes differ), LIMIT (a batch of 2^32 or more samples for this rank), NOMEM, and those of

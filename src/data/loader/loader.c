@@ -12,6 +12,7 @@
 #define DEPTH      4u
 #define TIMEOUT_NS ((uint64_t)30000000000)
 #define POLL_NS    ((uint64_t)50000000) /* between looks at whether anything moves */
+#define LOOK_NS    ((uint64_t)1000000)  /* … and at whether another buffer is free */
 
 static uint64_t now_ns(void)
 {
@@ -24,12 +25,17 @@ static uint64_t now_ns(void)
 /* ---- Reading ahead -----------------------------------------------------------------------------
  */
 
-/* Batches that transfers, or work of the caller's, have left. */
-static void collect(struct gpunvme_loader *l)
+/* Collects batches that transfers, or work of the caller's, have left; counts the others. */
+static unsigned collect(struct gpunvme_loader *l)
 {
-    for (struct batch *b = l->batches; b; b = b->next)
+    unsigned nleaving = 0;
+
+    for (struct batch *b = l->batches; b; b = b->next) {
         if (b->state == BATCH_LEAVING && batch_has_left(b, 0))
             b->state = BATCH_FREE;
+        nleaving += b->state == BATCH_LEAVING;
+    }
+    return nleaving;
 }
 
 /* One that is free, or a new one; NULL: there is no memory for it. */
@@ -49,16 +55,20 @@ static struct batch *find_batch(struct gpunvme_loader *l)
     return b;
 }
 
-static bool has_room(const struct gpunvme_loader *l)
+/* A caller that is far ahead of its GPU gets no new buffers: it waits for one of those it has left.
+ */
+static bool has_room(const struct gpunvme_loader *l, unsigned nleaving)
 {
     return l->nsteps < LOADER_STEPS && l->nahead < l->options.depth &&
+           l->nahead + nleaving <= l->options.depth &&
            (!l->nahead || !l->options.depth_nbytes || l->ahead_nbytes < l->options.depth_nbytes);
 }
 
 static gpunvme_err_t fill(struct gpunvme_loader *l)
 {
-    collect(l);
-    while (has_room(l)) {
+    const unsigned nleaving = collect(l);
+
+    while (has_room(l, nleaving)) {
         struct loader_step *step = &l->steps[(l->first + l->nsteps) % LOADER_STEPS];
         struct batch *b = find_batch(l);
 
@@ -124,6 +134,32 @@ static gpunvme_err_t await(struct gpunvme_loader *l, struct batch *b, uint64_t t
     return GPUNVME_OK;
 }
 
+/* Fills the queue, which is empty while all buffers are in use: waits for one of them. */
+static gpunvme_err_t await_step(struct gpunvme_loader *l, uint64_t timeout_ns)
+{
+    gpunvme_err_t err = fill(l);
+    const bool waited = !l->nsteps && !err;
+    const uint64_t begun = waited ? now_ns() : 0;
+
+    while (!l->nsteps && !err) {
+        struct batch *b = l->batches;
+
+        if (now_ns() - begun >= timeout_ns)
+            return base_fail(GPUNVME_ERR_TIMEOUT,
+                             "all buffers are in use by reads that were dropped, or by work that "
+                             "batches were released behind, for %llu ms",
+                             (unsigned long long)(timeout_ns / 1000000));
+        while (b && b->state != BATCH_LEAVING)
+            b = b->next;
+        if (b)
+            (void)batch_has_left(b, timeout_ns < LOOK_NS ? timeout_ns : LOOK_NS);
+        err = fill(l);
+    }
+    if (waited)
+        l->stats.stall_ns += now_ns() - begun;
+    return l->nsteps ? GPUNVME_OK : err;
+}
+
 static void pop(struct gpunvme_loader *l)
 {
     l->state = l->steps[l->first].after;
@@ -153,8 +189,8 @@ gpunvme_err_t gpunvme_loader_next(struct gpunvme_loader *l,
     if (!l || !batch)
         return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", l ? "batch" : "loader");
     *batch = NULL;
-    err = fill(l);
-    if (!l->nsteps)
+    err = await_step(l, timeout_ns ? timeout_ns : l->options.timeout_ns);
+    if (err)
         return err;
     b = l->steps[l->first].batch;
     if (!b) {

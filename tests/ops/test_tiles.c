@@ -142,6 +142,13 @@ static void memory_of_a_block_suffices(void **state)
     assert_true(HOPPER_SHARED_NBYTES <= 227 * 1024);
     assert_true(HOPPER_STAGE_NBYTES % HOPPER_ALIGN == 0 && HOPPER_BLOCK % HOPPER_ALIGN == 0);
     assert_true(HOPPER_STAGE_NBYTES < 1 << 20); /* what a barrier can count */
+    for (int width = 64; width <= HOPPER_TILE_N; width *= 2) {
+        int stages = hopper_stages(width), nbytes = hopper_stage_nbytes(width);
+
+        assert_true(stages <= HOPPER_MOST_STAGES && nbytes % HOPPER_ALIGN == 0);
+        assert_true(stages * nbytes <= HOPPER_STAGES * HOPPER_STAGE_NBYTES);
+    }
+    assert_int_equal(hopper_stages(HOPPER_TILE_N), HOPPER_STAGES);
 }
 
 static void maps_have_contiguous_elements_first(void **state)

@@ -51,7 +51,7 @@ static __device__ __forceinline__ void multiply_tile(int steps, const memory &me
     int before = 0;
 
     for (int step = 0; step < steps; step++) {
-        uint32_t a = mem.stages + t.stage * HOPPER_STAGE_NBYTES;
+        uint32_t a = mem.stages + t.stage * hopper_stage_nbytes(COUNT * 2);
 
         mbarrier_wait(mem.full + t.stage * 8, t.parity);
         multiply_stage<DTYPE, MN_A, MN_B>(sums, a + group * HOPPER_BLOCK, a + HOPPER_A_NBYTES,
@@ -61,7 +61,7 @@ static __device__ __forceinline__ void multiply_tile(int steps, const memory &me
             release(mem, before, size);
         }
         before = t.stage;
-        advance(t);
+        advance(t, COUNT * 2);
     }
     wgmma_wait_for(sums);
     release(mem, before, size);

@@ -27,13 +27,25 @@ enum {
     HOPPER_B_NBYTES = HOPPER_TILE_N * HOPPER_WIDTH,
     HOPPER_STAGE_NBYTES = HOPPER_A_NBYTES + HOPPER_B_NBYTES,
     HOPPER_STAGES = 4,
+    HOPPER_MOST_STAGES = 8,               /* of narrower tiles: as many as there is room for */
     HOPPER_OUT_NBYTES = 2 * HOPPER_BLOCK, /* of results on their way out, by warp group */
     HOPPER_THREADS = 3 * 128,             /* one warp group loads, two multiply */
     HOPPER_ALIGN = 1024,                  /* of tiles: eight rows, the swizzle's period */
     HOPPER_SHARED_NBYTES = HOPPER_STAGES * HOPPER_STAGE_NBYTES + 2 * HOPPER_OUT_NBYTES +
-                           2 * HOPPER_STAGES * 8 + HOPPER_ALIGN,
+                           2 * HOPPER_MOST_STAGES * 8 + HOPPER_ALIGN,
     HOPPER_GROUP = 8,
 };
+
+/* Of tiles of this width: a stage, and how many there are. */
+GPUNVME_FN int hopper_stage_nbytes(int width)
+{
+    return HOPPER_A_NBYTES + width * HOPPER_WIDTH;
+}
+
+GPUNVME_FN int hopper_stages(int width)
+{
+    return HOPPER_STAGES * HOPPER_STAGE_NBYTES / hopper_stage_nbytes(width);
+}
 
 /*
  * The descriptor of a matrix in shared memory (PTX ISA, "Matrix Descriptor Format"): address,

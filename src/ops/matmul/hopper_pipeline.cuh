@@ -22,9 +22,9 @@ struct turn {
     uint32_t parity;
 };
 
-static __device__ __forceinline__ void advance(turn &t)
+static __device__ __forceinline__ void advance(turn &t, int width)
 {
-    if (++t.stage == HOPPER_STAGES) {
+    if (++t.stage == hopper_stages(width)) {
         t.stage = 0;
         t.parity ^= 1;
     }
@@ -42,7 +42,7 @@ static __device__ __forceinline__ memory lay_out(const void *dynamic)
     x.stages = (shared_address(dynamic) + HOPPER_ALIGN - 1) & ~(uint32_t)(HOPPER_ALIGN - 1);
     x.out = x.stages + HOPPER_STAGES * HOPPER_STAGE_NBYTES;
     x.full = x.out + 2 * HOPPER_OUT_NBYTES;
-    x.empty = x.full + HOPPER_STAGES * 8;
+    x.empty = x.full + HOPPER_MOST_STAGES * 8;
     return x;
 }
 
@@ -62,7 +62,7 @@ static __device__ __forceinline__ void start(const hopper_work &work, const memo
     if (threadIdx.x == 0) {
         tensor_prefetch(&work.a);
         tensor_prefetch(&work.b);
-        for (int i = 0; i < HOPPER_STAGES; i++) {
+        for (int i = 0; i < HOPPER_MOST_STAGES; i++) {
             mbarrier_init(mem.full + i * 8, 1);
             mbarrier_init(mem.empty + i * 8, 8 * (int)cluster_size()); /* warps that multiply */
         }
@@ -148,10 +148,11 @@ static __device__ __forceinline__ void produce(const hopper_work &work, const me
             if (MAKES_DZ)
                 dz_wait(work.dz, row, step * width);
             mbarrier_wait(mem.empty + t.stage * 8, t.parity ^ 1);
-            mbarrier_arrive_expecting(full, HOPPER_A_NBYTES + TILE_N * HOPPER_WIDTH);
-            load_stage<SIZE, MN_A, MN_B, TILE_N>(work, mem.stages + t.stage * HOPPER_STAGE_NBYTES,
+            mbarrier_arrive_expecting(full, hopper_stage_nbytes(TILE_N));
+            load_stage<SIZE, MN_A, MN_B, TILE_N>(work,
+                                                 mem.stages + t.stage * hopper_stage_nbytes(TILE_N),
                                                  full, at, row, step * width, rank, size);
-            advance(t);
+            advance(t, TILE_N);
         }
     }
 }

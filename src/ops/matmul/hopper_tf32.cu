@@ -55,7 +55,7 @@ multiply_stage(const memory &mem, turn &t, float (&sums)[128], wgmma_fragments &
         release(mem, before, size);
     }
     before = t.stage;
-    advance(t);
+    advance(t, HOPPER_TILE_N);
 }
 
 /* All of k for one tile. */

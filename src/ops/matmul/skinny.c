@@ -38,8 +38,8 @@ static int64_t tiles_of(const struct skinny_work *work)
  */
 static int cluster_of(const struct skinny_work *work)
 {
-    int size = (int)gpunvme_ops_dtype_nbytes(work->product.dtype), cluster = 1;
-    int64_t pass = SKINNY_WARPS * skinny_depth(work->w.step_k != 1, size);
+    int cluster = 1;
+    int64_t pass = SKINNY_WARPS * skinny_depth(work->w.step_k != 1);
     int64_t tiles = tiles_of(work), room = 2 * (int64_t)cuda_units();
 
     while (cluster < SKINNY_CLUSTER && tiles * cluster * 2 <= room + room / 4 &&

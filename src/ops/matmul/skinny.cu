@@ -115,7 +115,7 @@ static __device__ __forceinline__ void mma(float (&sums)[4], const uint32_t (&w)
 template <int DTYPE, int MN, int COLS> struct shape {
     static const int f32 = DTYPE == GPUNVME_OPS_F32;
     static const int size = f32 ? 4 : 2;
-    static const int lines = (int)skinny_lines(MN, size), depth = (int)skinny_depth(MN, size);
+    static const int lines = (int)skinny_lines(MN, size), depth = (int)skinny_depth(MN);
 };
 
 /*

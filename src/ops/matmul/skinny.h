@@ -35,7 +35,7 @@ struct skinny_work {
  * lines are contiguous (mn), 128 bytes of each.
  */
 #define skinny_lines(mn, size) ((mn) ? 128 / (size) : (size) == 2 ? 32 : 16)
-#define skinny_depth(mn, size) ((mn) ? 32 : 64)
+#define skinny_depth(mn)       ((mn) ? 32 : 64)
 
 gpunvme_ops_status_t skinny_launch(const struct skinny_work *work, int cluster, void *stream,
                                    struct cuda_launch *launch);

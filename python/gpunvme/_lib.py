@@ -310,6 +310,18 @@ class WeightsOptions(Structure):
     ]
 
 
+class Python(Structure):
+    _fields_ = [
+        ("PyGILState_Ensure", c_void_p),
+        ("PyGILState_Release", c_void_p),
+        ("PyErr_Fetch", c_void_p),
+        ("PyErr_Restore", c_void_p),
+        ("Py_DecRef", c_void_p),
+        ("PyCapsule_IsValid", c_void_p),
+        ("PyCapsule_GetPointer", c_void_p),
+    ]
+
+
 class DatasetOptions(Structure):
     _fields_ = [
         ("format", c_uint32),
@@ -758,6 +770,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "gpunvme_range": Range,
     "gpunvme_weights_part": WeightsPart,
     "gpunvme_weights_options": WeightsOptions,
+    "gpunvme_python": Python,
     "gpunvme_dataset_options": DatasetOptions,
     "gpunvme_dataset_info": DatasetInfo,
     "gpunvme_data_range": DataRange,
@@ -869,6 +882,10 @@ _FUNCTIONS: dict[str, tuple[type | None, ...]] = {
     "gpunvme_weights_manifest_write": (c_int, c_char_p, c_void_p, c_size_t),
     "gpunvme_weights_manifest_check": (c_int, c_char_p, c_void_p, c_size_t, c_void_p),
     "gpunvme_dtype_name": (c_char_p, c_int),
+    # binding.h
+    "gpunvme_python_set": (None, c_void_p),
+    "gpunvme_python_delete": (None, c_void_p),
+    "gpunvme_python_delete_capsule": (None, c_void_p),
     # dataset.h
     "gpunvme_dataset_format_name": (c_char_p, c_uint),
     "gpunvme_dataset_open": (c_int, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import weakref
 from ctypes import (
     c_char_p,
     c_int32,
@@ -15,7 +16,10 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
+from functools import cache
 from typing import Any, NamedTuple
+
+from . import _lib
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3  # DLDeviceType
 _KINDS = {0: "i", 1: "u", 2: "f", 4: "V", 5: "c", 6: "b"}  # DLDataTypeCode; bfloat16 is "V2"
@@ -104,23 +108,33 @@ def imported(obj: Any) -> Imported:
 
 # ---- Exports ----------------------------------------------------------------------------------
 
-# By the address that a consumer has: its tensor, its shape, and what owns the memory. No lock: the
-# garbage collector may end an export anywhere, and one operation of a dict is atomic.
-_exports: dict[int, tuple[_Managed, Any, object]] = {}
+
+class _Export:
+    """What a consumer has: its tensor, its shape, and what owns the memory.
+
+    A consumer holds one reference, which the deleter drops. That is C (binding.h).
+    """
+
+    def __init__(self, tensor: _Tensor, sizes: object, owner: object) -> None:
+        self.managed = _Managed(tensor, id(self), _address(_lib.lib.gpunvme_python_delete))
+        self.sizes = sizes
+        self.owner = owner
 
 
-def _end(address: int) -> None:
-    _exports.pop(address, None)
+_live: weakref.WeakSet[_Export] = weakref.WeakSet()
 
 
-def _end_capsule(capsule: int) -> None:
-    # A consumer renames the capsule that it takes: one that kept its name was never taken.
-    if _is_valid(capsule, b"dltensor"):
-        _end(_pointer(capsule, b"dltensor"))
+def _address(function: Any) -> int:
+    return ctypes.cast(function, c_void_p).value or 0
 
 
-_FREE = ctypes.CFUNCTYPE(None, c_void_p)
-_deleter, _destructor = _FREE(_end), _FREE(_end_capsule)
+@cache
+def _introduced() -> int:
+    """Tells the library of the interpreter's functions; the address of the destructor."""
+    functions = _lib.Python(*(_address(getattr(_python, field[0]))
+                              for field in _lib.Python._fields_))
+    _lib.lib.gpunvme_python_set(ctypes.byref(functions))
+    return _address(_lib.lib.gpunvme_python_delete_capsule)
 
 
 def exported(
@@ -128,16 +142,18 @@ def exported(
 ) -> object:
     """A capsule for GPU memory, packed; ``owner`` is held until the consumer lets go of it."""
     code = next(number for number, kind in _KINDS.items() if kind == typestr[1])
+    destructor = _introduced()
     sizes = (c_int64 * len(shape))(*shape)
-    tensor = _Tensor(ptr, CUDA, gpu, len(shape), code, 8 * int(typestr[2:]), 1, sizes, None, 0)
-    managed = _Managed(tensor, None, ctypes.cast(_deleter, c_void_p))
-    address = ctypes.addressof(managed)
-    _exports[address] = managed, sizes, owner
-    return _new(address, b"dltensor", ctypes.cast(_destructor, c_void_p))
+    export = _Export(_Tensor(ptr, CUDA, gpu, len(shape), code, 8 * int(typestr[2:]), 1, sizes,
+                             None, 0), sizes, owner)
+    capsule = _new(ctypes.addressof(export.managed), b"dltensor", destructor)
+    _live.add(export)
+    _python.Py_IncRef(ctypes.py_object(export))
+    return capsule
 
 
 @atexit.register
 def _forget_exports() -> None:
     # Consumers that end later must not call into an interpreter that has ended.
-    for managed, _, _ in list(_exports.values()):
-        managed.deleter = None
+    for export in list(_live):
+        export.managed.deleter = None

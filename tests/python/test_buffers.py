@@ -8,6 +8,8 @@ import ctypes
 import gc
 import mmap
 import threading
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -239,6 +241,11 @@ class Owner:
         return dlpack.exported(self, self.memory.ctypes.data, 0, (2, 3), "<f4")
 
 
+def torch_takes(owner: Owner) -> object:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    return torch.from_dlpack(owner)
+
+
 @pytest.fixture
 def cpu_exports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exports say that they are the CPU's, for numpy to take them."""
@@ -247,22 +254,36 @@ def cpu_exports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("cpu_exports")
 def test_an_export_holds_its_owner_until_the_consumer_is_done() -> None:
-    before = len(dlpack._exports)
+    before = len(dlpack._live)
     taken = np.from_dlpack(Owner())
     gc.collect()
     assert taken.tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert len(dlpack._exports) == before + 1
+    assert len(dlpack._live) == before + 1
     del taken
     gc.collect()
-    assert len(dlpack._exports) == before
+    assert len(dlpack._live) == before
 
 
 def test_an_export_that_nobody_takes_is_freed() -> None:
-    before = len(dlpack._exports)
+    before = len(dlpack._live)
     capsule = Owner().__dlpack__()
-    assert len(dlpack._exports) == before + 1
+    assert len(dlpack._live) == before + 1
     del capsule
-    assert len(dlpack._exports) == before
+    assert len(dlpack._live) == before
+
+
+@pytest.mark.usefixtures("cpu_exports")
+@pytest.mark.parametrize("make", [lambda: np.from_dlpack(Owner()), lambda: Owner().__dlpack__(),
+                                  lambda: torch_takes(Owner())],
+                         ids=["taken", "not taken", "taken by torch"])
+def test_an_export_may_end_while_an_exception_is_raised(make: Callable[[], object]) -> None:
+    make()
+    gc.collect()
+    before = len(dlpack._live)
+    with pytest.raises(ZeroDivisionError):
+        # sort() drops the keys that it has when the next one can't be had.
+        [0, 1, 2].sort(key=lambda i: make() if i < 2 else 1 / 0)  # type: ignore[arg-type,return-value]
+    assert len(dlpack._live) == before
 
 
 @pytest.mark.usefixtures("cpu_exports")
@@ -274,13 +295,13 @@ def test_what_dlpack_exports_is_imported_as_it_is() -> None:
 def test_an_export_may_end_while_another_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the garbage collector has it, which may run wherever something is allocated."""
 
-    class Collecting(dict):  # type: ignore[type-arg]
-        def __setitem__(self, key: int, value: object) -> None:
+    class Collecting(weakref.WeakSet[object]):
+        def add(self, item: object) -> None:
             gc.collect()
-            super().__setitem__(key, value)
+            super().add(item)
 
     exports = Collecting()
-    monkeypatch.setattr(dlpack, "_exports", exports)
+    monkeypatch.setattr(dlpack, "_live", exports)
 
     def work() -> None:
         cycle: list[object] = [Owner().__dlpack__()]

@@ -14,9 +14,9 @@ import pytest
 from gpunvme import _lib
 
 INCLUDE = Path(__file__).parents[2] / "include"
-HEADERS = ["buf", "memory", "error", "engine", "storage", "transfer", "weights", "dataset", "sampler", "loader",
-           "request",
-           "controller", "io", "sim", "transport", "ops", "version"]
+HEADERS = ["binding", "buf", "memory", "error", "engine", "storage", "transfer", "weights",
+           "dataset", "sampler", "loader", "request", "controller", "io", "sim", "transport", "ops",
+           "version"]
 # What has another prefix than its constant here.
 CONSTANTS = {
     name: f"GPUNVME_{name}"

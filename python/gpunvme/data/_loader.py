@@ -341,10 +341,8 @@ class Loader:
         array = np.asarray(host)
         if self._torch is None:
             return array.view(self._dtype).reshape(shape)
-        tensor = self._torch.from_numpy(array)
-        if self._dtype == "<V2":
-            return tensor.view(self._torch.bfloat16).reshape(shape)
-        return tensor.view(getattr(self._torch, np.dtype(self._dtype).name)).reshape(shape)
+        name = "bfloat16" if self._dtype == "<V2" else np.dtype(self._dtype).name
+        return self._torch.from_numpy(array).view(getattr(self._torch, name)).reshape(shape)
 
     def _empty(self, shape: tuple[int, ...]) -> Any:
         if self._torch is None:

@@ -110,6 +110,25 @@ static void another_epoch_begins_while_reads_stand_still(void **state)
     end(&rig);
 }
 
+/* Each buffer is registered memory of the engine. */
+static void buffers_that_reads_may_write_to_are_not_replaced_without_end(void **state)
+{
+    const struct gpunvme_loader_batch *batch;
+    struct gpunvme_engine_info info;
+    struct rig rig = make(256, 0);
+
+    (void)state;
+    for (unsigned epoch = 1; epoch < 10; epoch++) {
+        assert_int_equal(gpunvme_loader_set_epoch(rig.loader, epoch), GPUNVME_OK);
+        assert_int_equal(gpunvme_loader_next(rig.loader, &batch, 1000000), GPUNVME_ERR_TIMEOUT);
+    }
+    gpunvme_engine_get_info(NULL, &info);
+    file.shared->is_mute = false;
+    assert_in_range(info.registered, 1, 3); /* depth + 1 */
+    next_is_whole(&rig, 9, 0);
+    end(&rig);
+}
+
 static void closing_times_out_while_reads_stand_still_and_works_later(void **state)
 {
     struct rig rig = make(256, 100000000);
@@ -150,6 +169,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_batch_that_stands_still_times_out_and_comes_later),
         cmocka_unit_test(another_epoch_begins_while_reads_stand_still),
+        cmocka_unit_test(buffers_that_reads_may_write_to_are_not_replaced_without_end),
         cmocka_unit_test(closing_times_out_while_reads_stand_still_and_works_later),
         cmocka_unit_test(closing_waits_for_reads_however_many),
     };

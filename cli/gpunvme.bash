@@ -35,6 +35,10 @@ _gpunvme_options() {
             echo "--glob --memory --slice --checksum --manifest --write --dtype --rounds --json --quiet" \
                 "--help --usage"
             ;;
+        data)
+            echo "--format --record --header --sequence --overlap --token --member --output --memory" \
+                "--batch --depth --shuffle --time --json --quiet --help --usage"
+            ;;
         ops)
             echo "--variant --without --shape --device --dtype --activation --no-preact --threads" \
                 "--rounds --time --no-peaks --cpu-time --seed --json --help --usage"
@@ -47,6 +51,8 @@ _gpunvme_values() {
     case $1 in
         --pattern | -p) echo "random sequential" ;;
         --memory) echo "host pinned gpu" ;;
+        --format) echo "records tokens npy safetensors tar mds index" ;;
+        --shuffle) echo "epoch blocks none" ;;
         --device) echo "cpu cuda" ;;
         --dtype) echo "f32 tf32 f16 bf16 f8_e4m3" ;;
         --activation) echo "none relu gelu gelu_tanh silu" ;;
@@ -58,7 +64,7 @@ _gpunvme_values() {
 }
 
 _gpunvme() {
-    local commands="quickstart info identify dump-bar0 read write bench store stripe topology check-p2p sim weights ops help version"
+    local commands="quickstart info identify dump-bar0 read write bench store stripe topology check-p2p sim weights data ops help version"
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}
     local command=${COMP_WORDS[1]} words=""
 
@@ -80,6 +86,8 @@ _gpunvme() {
         words="create show"
     elif [[ $command == weights && COMP_CWORD -eq 2 ]]; then
         words="ls load verify"
+    elif [[ $command == data && COMP_CWORD -eq 2 ]]; then
+        words="stat index verify bench"
     elif [[ $command == ops && COMP_CWORD -eq 2 ]]; then
         words="list bench check"
     elif [[ $command == ops && ${COMP_WORDS[2]} == bench && $before != --* ]]; then

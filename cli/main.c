@@ -29,6 +29,7 @@ static const struct cli_command commands[] = {
     {"sim", "the software controller: profiles, images, URIs", cli_sim},
     {"stripe", "several drives as one: makes a set, shows its members", cli_stripe},
     {"weights", "tensors of model files: listed, loaded, verified, converted", cli_weights},
+    {"data", "samples for training: indexed, verified, loaded", cli_data},
     {"ops", "compute operators: their variants, speed and correctness", cli_ops},
 };
 #define NCOMMANDS (sizeof(commands) / sizeof(commands[0]))

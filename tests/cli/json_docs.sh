@@ -55,6 +55,10 @@ if [ "${CLI_TEST_JANSSON:-1}" = 1 ]; then
     document 0 weights bench two.safetensors --rounds 1
     document 0 weights convert two.safetensors converted.safetensors --dtype bf16
 fi
+document 0 data stat in.bin --record 100
+document 0 data index in.bin --record 100 -o in.gnvidx
+document 0 data verify in.gnvidx
+document 0 data bench in.gnvidx --memory host --time 100ms
 document 0 ops list
 document 0 ops bench matmul --variant blocked --shape 40 --rounds 1
 document 0 ops check --device cpu --variant blocked
@@ -80,6 +84,7 @@ document 1 read sim:size=1M,fault=status=2/81:read:nth=1 -o back.bin -q
 document 1 write sim:image=in.bin -i in.bin -q
 document 1 store nowhere.bin
 document 1 weights ls nowhere.safetensors
+document 1 data stat nowhere.bin
 
 promise "all documents fit the schema, and the schema has nothing that no document is of"
 checks=$((checks + 1))

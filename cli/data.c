@@ -1,0 +1,548 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * gpunvme data: samples for training. What a data set has, an index of it, whether all samples can
+ * be read, and how fast they are loaded.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fail.h"
+#include "base/units.h"
+#include "cli.h"
+#include "gpunvme/loader.h"
+#include "gpunvme/memory.h"
+#include "json.h"
+#include "progress.h"
+#include "stop.h"
+#include "verbs.h"
+
+#define VERIFY_BATCH 1024u
+#define VERIFY_AHEAD ((uint64_t)64 << 20)
+
+enum {
+    KEY_FORMAT = CLI_KEY_OWN,
+    KEY_RECORD,
+    KEY_HEADER,
+    KEY_SEQUENCE,
+    KEY_OVERLAP,
+    KEY_TOKEN,
+    KEY_MEMBER,
+    KEY_MEMORY,
+    KEY_BATCH,
+    KEY_DEPTH,
+    KEY_SHUFFLE,
+    KEY_TIME,
+};
+
+struct data_args {
+    const char **uris;
+    size_t n;
+    struct gpunvme_dataset_options options;
+    const char *output;
+    enum gpunvme_mem mem;
+    uint64_t batch, depth, time_ns;
+    uint32_t shuffle;
+    bool json, quiet;
+};
+
+/* What a verb works with. */
+struct data_work {
+    struct gpunvme_dataset *dataset;
+    struct gpunvme_loader *loader;
+    struct gpunvme_dataset_info info;
+    uint64_t open_ns;
+};
+
+#define OPTIONS_FORMAT                                                                             \
+    {"format", KEY_FORMAT, "FORMAT", 0, "records, tokens, npy, ... (by the files' names)", 1},     \
+        {"record", KEY_RECORD, "SIZE", 0, "Size of a record", 1},                                  \
+        {"header", KEY_HEADER, "SIZE", 0, "Bytes before the first record of a file (0)", 1},       \
+        {"sequence", KEY_SEQUENCE, "N", 0, "Tokens of a sample", 1},                               \
+        {"overlap", KEY_OVERLAP, "N", 0, "... and how many of the next it also has (0)", 1},       \
+        {"token", KEY_TOKEN, "2|4", 0, "Bytes of a token, in files without a header (2)", 1},      \
+    {                                                                                              \
+        "member", KEY_MEMBER, "NAME", 0, "A tensor, a suffix in tar archives, a column of MDS", 1  \
+    }
+
+static const struct argp_option stat_options[] = {OPTIONS_FORMAT, CLI_OPTION_JSON, {0}};
+static const struct argp_option index_options[] = {
+    OPTIONS_FORMAT,
+    {"output", 'o', "FILE", 0, "The index; its name should end with .gnvidx", 0},
+    CLI_OPTION_JSON,
+    {0},
+};
+static const struct argp_option verify_options[] = {
+    OPTIONS_FORMAT, CLI_OPTION_QUIET, CLI_OPTION_JSON, {0}};
+static const struct argp_option bench_options[] = {
+    OPTIONS_FORMAT,
+    {"memory", KEY_MEMORY, "host|pinned|gpu", 0, "Where to load them (gpu)", 0},
+    {"batch", KEY_BATCH, "N", 0, "Samples of a batch (512)", 0},
+    {"depth", KEY_DEPTH, "N", 0, "Batches that are read ahead (4)", 0},
+    {"shuffle", KEY_SHUFFLE, "epoch|blocks|none", 0, "The order (epoch)", 0},
+    {"time", KEY_TIME, "TIME", 0, "For how long (5s)", 0},
+    CLI_OPTION_JSON,
+    {0},
+};
+
+static uint32_t parse_name(struct argp_state *state, const char *option, const char *arg,
+                           const char *(*name)(unsigned), unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        if (!strcmp(arg, name(i)))
+            return i;
+    argp_error(state, "--%s=%s: there is no such one", option, arg);
+    return 0;
+}
+
+static const char *shuffle_name(unsigned shuffle)
+{
+    static const char *const names[] = {"epoch", "blocks", "none"};
+
+    return names[shuffle];
+}
+
+static error_t parse_format(int key, char *arg, struct argp_state *state,
+                            struct gpunvme_dataset_options *o)
+{
+    switch (key) {
+    case KEY_FORMAT:
+        o->format =
+            parse_name(state, "format", arg, gpunvme_dataset_format_name, GPUNVME_DATASET_NFORMATS);
+        return 0;
+    case KEY_RECORD:
+        o->record_nbytes = cli_parse_size(state, "record", arg);
+        return 0;
+    case KEY_HEADER:
+        o->header_nbytes = cli_parse_size(state, "header", arg);
+        return 0;
+    case KEY_SEQUENCE:
+        o->seq_tokens = cli_parse_count(state, "sequence", arg, 1, UINT32_MAX);
+        return 0;
+    case KEY_OVERLAP:
+        o->overlap_tokens = cli_parse_count(state, "overlap", arg, 0, UINT32_MAX);
+        return 0;
+    case KEY_TOKEN:
+        o->token_nbytes = (uint32_t)cli_parse_count(state, "token", arg, 2, 4);
+        return 0;
+    case KEY_MEMBER:
+        o->member = arg;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    struct data_args *args = state->input;
+
+    switch (key) {
+    case 'o':
+        args->output = arg;
+        return 0;
+    case KEY_MEMORY:
+        args->mem = cli_parse_memory(state, arg);
+        return 0;
+    case KEY_BATCH:
+        args->batch = cli_parse_count(state, "batch", arg, 1, 1u << 24);
+        return 0;
+    case KEY_DEPTH:
+        args->depth = cli_parse_count(state, "depth", arg, 1, GPUNVME_LOADER_MAX_DEPTH);
+        return 0;
+    case KEY_SHUFFLE:
+        args->shuffle = parse_name(state, "shuffle", arg, shuffle_name, 3);
+        return 0;
+    case KEY_TIME:
+        args->time_ns = cli_parse_time(state, "time", arg);
+        return 0;
+    case CLI_KEY_JSON:
+        args->json = true;
+        return 0;
+    case 'q':
+        args->quiet = true;
+        return 0;
+    case ARGP_KEY_ARG:
+        args->uris[args->n++] = arg; /* there is room for all of argv */
+        return 0;
+    default:
+        return parse_format(key, arg, state, &args->options);
+    }
+}
+
+#define ARGP(options, text)                                                                        \
+    {                                                                                              \
+        options, parse, "URI...", text, NULL, NULL, NULL                                           \
+    }
+
+static const struct argp stat_argp =
+    ARGP(stat_options, "Shows what a data set has: samples, their sizes and shape, files."
+                       "\vExamples:\n"
+                       "  gpunvme data stat train-*.bin --sequence 1024 --overlap 1\n"
+                       "  gpunvme data stat shard-*.tar --member jpg --json");
+static const struct argp index_argp = ARGP(
+    index_options, "Writes an index of where the samples are, so that opening reads no headers."
+                   "\vExample:\n"
+                   "  gpunvme data index shard-*.tar --member jpg -o train.gnvidx");
+static const struct argp verify_argp = ARGP(
+    verify_options, "Reads all samples once, and tells their checksum and which can't be read."
+                    "\vExample:\n"
+                    "  gpunvme data verify train.gnvidx\n\n"
+                    "Exit codes: 0 done, 1 failed, 2 usage, 3 samples that can't be read, or a "
+                    "file that is not the one indexed, 130 interrupted.");
+static const struct argp bench_argp =
+    ARGP(bench_options, "Measures how fast batches of samples are loaded."
+                        "\vWithout a GPU, host memory stands in its place, and this says so.\n\n"
+                        "Example:\n"
+                        "  gpunvme data bench train-*.bin --sequence 2048 --batch 512");
+
+/* ---- Opening -----------------------------------------------------------------------------------
+ */
+
+static gpunvme_err_t open_data(const struct data_args *args, struct data_work *work)
+{
+    const uint64_t begin = cli_now_ns();
+    gpunvme_err_t err =
+        gpunvme_dataset_open(NULL, args->uris, args->n, &args->options, &work->dataset);
+
+    work->open_ns = cli_now_ns() - begin;
+    if (!err)
+        gpunvme_dataset_get_info(work->dataset, &work->info);
+    return err;
+}
+
+static gpunvme_err_t close_data(struct data_work *work, gpunvme_err_t err)
+{
+    struct base_failure failure;
+
+    base_keep(&failure, err);
+    err = gpunvme_loader_close(work->loader);
+    if (!err)
+        err = gpunvme_dataset_close(work->dataset);
+    return failure.err ? base_restore(&failure) : err;
+}
+
+static gpunvme_err_t open_loader(struct data_work *work, const struct gpunvme_loader_options *o)
+{
+    const struct gpunvme_loader_source source = {.dataset = work->dataset};
+
+    return gpunvme_loader_open(&source, 1, o, &work->loader);
+}
+
+/* ---- stat and index ----------------------------------------------------------------------------
+ */
+
+static void json_info(struct cli_json *json, const struct data_work *work)
+{
+    const struct gpunvme_dataset_info *info = &work->info;
+
+    cli_json_text(json, "format", gpunvme_dataset_format_name(info->format));
+    cli_json_u64(json, "files", info->nfiles);
+    cli_json_u64(json, "samples", info->nsamples);
+    cli_json_u64(json, "bytes", info->nbytes);
+    cli_json_u64(json, "sample_bytes", info->sample_nbytes);
+    cli_json_u64(json, "greatest_bytes", info->max_nbytes);
+    cli_json_text(json, "dtype", info->dtype ? gpunvme_dtype_name(info->dtype) : NULL);
+    cli_json_array(json, "shape");
+    for (size_t d = 0; d < info->rank; d++)
+        cli_json_u64(json, NULL, info->shape[d]);
+    cli_json_close(json);
+    cli_json_hex(json, "fingerprint", info->fingerprint);
+    cli_json_u64(json, "index_bytes", info->index_nbytes);
+    cli_json_real(json, "open_seconds", (double)work->open_ns / 1e9);
+}
+
+static void print_info(const struct data_work *work)
+{
+    const struct gpunvme_dataset_info *info = &work->info;
+    char size[BASE_UNITS_TEXT], greatest[BASE_UNITS_TEXT];
+
+    printf("  %-12s%s, %" PRIu64 " files, opened in %.3f s\n", "data set",
+           gpunvme_dataset_format_name(info->format), info->nfiles, (double)work->open_ns / 1e9);
+    base_format_size(info->max_nbytes, greatest, sizeof(greatest));
+    printf("  %-12s%" PRIu64 ", %s; %s %s\n", "samples", info->nsamples,
+           base_format_size(info->nbytes, size, sizeof(size)),
+           info->sample_nbytes ? "each has" : "the longest has", greatest);
+    if (info->rank) {
+        printf("  %-12s%s [", "shape", gpunvme_dtype_name(info->dtype));
+        for (size_t d = 0; d < info->rank; d++)
+            printf("%s%" PRIu64, d ? ", " : "", info->shape[d]);
+        printf("]\n");
+    }
+    printf("  %-12s%s in memory\n", "index",
+           base_format_size(info->index_nbytes, size, sizeof(size)));
+    printf("  %-12s%016" PRIx64 "\n", "fingerprint", info->fingerprint);
+}
+
+static gpunvme_err_t stat_or_index(const struct data_args *args)
+{
+    struct data_work work = {0};
+    struct cli_json json;
+    gpunvme_err_t err = open_data(args, &work);
+
+    if (!err && args->output)
+        err = gpunvme_dataset_write_index(work.dataset, args->output);
+    if (!err && args->json) {
+        cli_json_begin(&json, stdout);
+        if (args->output)
+            cli_json_text(&json, "output", args->output);
+        json_info(&json, &work);
+        cli_json_end(&json);
+    } else if (!err) {
+        print_info(&work);
+        if (args->output)
+            printf("  %-12s%s\n", "written", args->output);
+    }
+    return close_data(&work, err);
+}
+
+/* ---- verify ------------------------------------------------------------------------------------
+ */
+
+struct verified {
+    uint64_t samples, nbytes, unreadable, checksum;
+};
+
+static void add_batch(struct verified *v, const struct gpunvme_loader_batch *batch)
+{
+    for (uint64_t i = 0; i < batch->n; i++) {
+        const uint8_t *sample = (const uint8_t *)batch->ptr + batch->offsets[i];
+        const uint64_t sum = gpunvme_mem_checksum_host(sample, (size_t)batch->lengths[i]);
+
+        /* Each sample's checksum and number count, whatever batches are. */
+        v->checksum += (sum ^ batch->samples[i].index) * UINT64_C(0x9e3779b97f4a7c15);
+    }
+    v->samples += batch->n;
+    v->nbytes += batch->nbytes;
+    v->unreadable += batch->nskipped;
+}
+
+static gpunvme_err_t read_all(const struct data_args *args, struct data_work *work,
+                              struct verified *v)
+{
+    const struct gpunvme_loader_options options = {
+        .order = {.batch = VERIFY_BATCH, .shuffle = GPUNVME_SHUFFLE_NONE},
+        .on_error = GPUNVME_ON_ERROR_SKIP,
+        .depth_nbytes = VERIFY_AHEAD};
+    const struct gpunvme_loader_batch *batch = NULL;
+    struct cli_progress progress;
+    gpunvme_err_t err = open_loader(work, &options);
+
+    if (err)
+        return err;
+    cli_progress_begin(&progress, "verify", CLI_PROGRESS_BYTES, work->info.nbytes,
+                       args->quiet || args->json);
+    while (!err && !(err = cli_stop_check()) &&
+           !(err = gpunvme_loader_next(work->loader, &batch, 0)) && batch) {
+        add_batch(v, batch);
+        err = gpunvme_loader_release(work->loader, batch, NULL);
+        cli_progress_update(&progress, v->nbytes);
+    }
+    cli_progress_end(&progress);
+    return err;
+}
+
+static gpunvme_err_t verify(const struct data_args *args)
+{
+    struct data_work work = {0};
+    struct verified v = {0};
+    char size[BASE_UNITS_TEXT];
+    struct cli_json json;
+    uint64_t begin, ns;
+    gpunvme_err_t err = open_data(args, &work);
+
+    begin = cli_now_ns();
+    if (!err && work.info.nsamples)
+        err = read_all(args, &work, &v);
+    ns = cli_now_ns() - begin;
+    if (!err && v.unreadable)
+        err = base_fail(GPUNVME_ERR_VERIFY, "%" PRIu64 " of %" PRIu64 " samples can't be read",
+                        v.unreadable, work.info.nsamples);
+    if (!err && args->json) {
+        cli_json_begin(&json, stdout);
+        cli_json_u64(&json, "files", work.info.nfiles);
+        cli_json_u64(&json, "samples", v.samples);
+        cli_json_u64(&json, "bytes", v.nbytes);
+        cli_json_hex(&json, "checksum", v.checksum);
+        cli_json_real(&json, "seconds", (double)ns / 1e9);
+        cli_json_end(&json);
+    } else if (!err) {
+        printf("  %-12sall %" PRIu64 " samples can be read: %s in %.3f s\n", "verified", v.samples,
+               base_format_size(v.nbytes, size, sizeof(size)), (double)ns / 1e9);
+        printf("  %-12s%016" PRIx64 "\n", "checksum", v.checksum);
+    }
+    return close_data(&work, err);
+}
+
+/* ---- bench -------------------------------------------------------------------------------------
+ */
+
+static gpunvme_err_t take_for(struct data_work *work, uint64_t time_ns)
+{
+    const uint64_t end = cli_now_ns() + time_ns;
+    const struct gpunvme_loader_batch *batch;
+    gpunvme_err_t err = GPUNVME_OK;
+
+    while (!err && cli_now_ns() < end) {
+        err = cli_stop_check();
+        if (!err)
+            err = gpunvme_loader_next(work->loader, &batch, 0);
+        if (!err && batch)
+            err = gpunvme_loader_release(work->loader, batch, NULL);
+    }
+    return err;
+}
+
+static void json_bench(const struct data_args *args, const struct data_work *work,
+                       const struct gpunvme_loader_stats *s, double seconds)
+{
+    struct cli_json json;
+
+    cli_json_begin(&json, stdout);
+    cli_json_u64(&json, "files", work->info.nfiles);
+    cli_json_text(&json, "memory",
+                  args->mem == GPUNVME_MEM_GPU      ? "gpu"
+                  : args->mem == GPUNVME_MEM_PINNED ? "pinned"
+                                                    : "host");
+    cli_json_bool(&json, "memory_is_host",
+                  args->mem == GPUNVME_MEM_GPU && gpunvme_mem_gpu_is_host());
+    cli_json_text(&json, "shuffle", shuffle_name(args->shuffle));
+    cli_json_u64(&json, "batch", args->batch);
+    cli_json_u64(&json, "depth", args->depth);
+    cli_json_u64(&json, "samples", s->samples);
+    cli_json_u64(&json, "bytes", s->nbytes);
+    cli_json_real(&json, "seconds", seconds);
+    cli_json_real(&json, "samples_per_second", (double)s->samples / seconds);
+    cli_json_real(&json, "bytes_per_second", (double)s->nbytes / seconds);
+    cli_json_u64(&json, "transfers", s->transfers);
+    cli_json_real(&json, "stall_seconds", (double)s->stall_ns / 1e9);
+    cli_json_object(&json, "routes");
+    for (unsigned i = 0; i < GPUNVME_NROUTES; i++)
+        cli_json_u64(&json, gpunvme_route_name((enum gpunvme_route)i), s->routes[i]);
+    cli_json_close(&json);
+    cli_json_end(&json);
+}
+
+static void print_bench(const struct data_args *args, const struct data_work *work,
+                        const struct gpunvme_loader_stats *s, double seconds)
+{
+    char size[BASE_UNITS_TEXT];
+    struct gpunvme_path path;
+
+    gpunvme_store_path(gpunvme_dataset_store(work->dataset, 0), &path);
+    printf("  %-12s%" PRIu64 ", %s in %.3f s\n", "samples", s->samples,
+           base_format_size(s->nbytes, size, sizeof(size)), seconds);
+    printf("  %-12s%.0f samples/s, %.2f GB/s\n", "rate", (double)s->samples / seconds,
+           (double)s->nbytes / seconds / 1e9);
+    cli_print_wrapped(stdout, 14, "how", path.how);
+    if (args->mem == GPUNVME_MEM_GPU && gpunvme_mem_gpu_is_host())
+        printf("  %-12ssimulated: host memory stands in for the GPU's\n", "to the GPU");
+    for (unsigned i = 0; i < GPUNVME_NROUTES; i++)
+        if (s->routes[i])
+            printf("  %-12s%s by the way \"%s\"\n", "",
+                   base_format_size(s->routes[i], size, sizeof(size)),
+                   gpunvme_route_name((enum gpunvme_route)i));
+}
+
+static gpunvme_err_t bench(const struct data_args *args)
+{
+    const struct gpunvme_loader_options options = {
+        .order = {.seed = 1, .batch = args->batch, .shuffle = args->shuffle},
+        .mem = args->mem,
+        .depth = (uint32_t)args->depth};
+    struct gpunvme_loader_stats stats;
+    struct data_work work = {0};
+    gpunvme_err_t err = open_data(args, &work);
+    uint64_t begin = 0;
+    double seconds;
+
+    if (!err)
+        err = open_loader(&work, &options);
+    if (!err) {
+        begin = cli_now_ns();
+        err = take_for(&work, args->time_ns);
+    }
+    if (err)
+        return close_data(&work, err);
+    seconds = (double)(cli_now_ns() - begin) / 1e9;
+    gpunvme_loader_get_stats(work.loader, &stats);
+    if (args->json)
+        json_bench(args, &work, &stats, seconds);
+    else
+        print_bench(args, &work, &stats, seconds);
+    return close_data(&work, err);
+}
+
+/* ---- Verbs -------------------------------------------------------------------------------------
+ */
+
+static int run(const struct argp *argp, int argc, char **argv,
+               gpunvme_err_t (*verb)(const struct data_args *))
+{
+    struct data_args args = {
+        .mem = GPUNVME_MEM_GPU, .batch = 512, .depth = 4, .time_ns = 5000000000u};
+    int code = CLI_USAGE;
+
+    args.uris = calloc((size_t)argc + 1, sizeof(*args.uris));
+    if (!args.uris)
+        return cli_fail(base_fail(GPUNVME_ERR_NOMEM, "the command line"));
+    if (cli_parse(argp, argc, argv, &args)) {
+        if (!args.n) {
+            code = cli_usage("name the files: %s URI...", cli_name);
+        } else if (argp == &index_argp && !args.output) {
+            code = cli_usage("name the index: %s URI... -o FILE", cli_name);
+        } else {
+            gpunvme_err_t err = verb(&args);
+
+            code = err ? cli_fail(err) : CLI_OK;
+        }
+    }
+    free(args.uris);
+    return code;
+}
+
+static int run_stat(int argc, char **argv)
+{
+    return run(&stat_argp, argc, argv, stat_or_index);
+}
+
+static int run_index(int argc, char **argv)
+{
+    return run(&index_argp, argc, argv, stat_or_index);
+}
+
+static int run_verify(int argc, char **argv)
+{
+    return run(&verify_argp, argc, argv, verify);
+}
+
+static int run_bench(int argc, char **argv)
+{
+    return run(&bench_argp, argc, argv, bench);
+}
+
+static const struct cli_command commands[] = {
+    {"stat", "shows what a data set has", run_stat},
+    {"index", "writes an index of where its samples are", run_index},
+    {"verify", "reads all samples once", run_verify},
+    {"bench", "measures how fast batches are loaded", run_bench},
+};
+
+static const struct cli_verbs verbs = {
+    .verbs = commands,
+    .nverbs = sizeof(commands) / sizeof(commands[0]),
+    .names = "stat, index, verify or bench",
+    .head = "Usage: gpunvme data VERB [OPTION...] URI...\n"
+            "Samples for training: records, tokens, .npy, .safetensors, tar, MDS or an index.\n\n",
+    .tail = "\nExamples:\n"
+            "  gpunvme data stat train-*.bin --sequence 1024\n"
+            "  gpunvme data index shard-*.tar --member jpg -o train.gnvidx\n"
+            "  gpunvme data verify train.gnvidx\n"
+            "  gpunvme data bench train.gnvidx --memory host\n\n"
+            "Each verb has --help and --json.\n",
+};
+
+int cli_data(int argc, char **argv)
+{
+    return cli_verbs_run(&verbs, argc, argv);
+}

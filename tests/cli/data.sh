@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+#
+# gpunvme data: a data set is described, indexed, verified and loaded; what is wrong with it is told.
+. "$(dirname "$0")/lib.sh"
+
+random_file a.bin 100000
+random_file b.bin 50000
+
+promise "stat tells what a data set has"
+gpunvme data stat a.bin b.bin --record 100
+expect 0
+expect_out 'data set +records, 2 files'
+expect_out 'samples +1500, .*; each has 100 B'
+gpunvme data stat a.bin --sequence 1000 --overlap 1 --json
+expect 0
+expect_json
+expect_out '"format": "tokens"'
+expect_out '"sample_bytes": 2002,'
+
+promise "an index is written, and opened as the data set"
+gpunvme data index a.bin b.bin --record 100 -o ab.gnvidx
+expect 0
+gpunvme data stat ab.gnvidx
+expect 0
+expect_out 'samples +1500'
+
+promise "verify reads all samples, and tells the same checksum each time"
+gpunvme data verify ab.gnvidx
+expect 0
+expect_out 'all 1500 samples can be read'
+sum=$(grep checksum out)
+gpunvme data verify a.bin b.bin --record 100
+expect 0
+check grep -qF -- "$sum" out
+
+promise "a byte that changed changes the checksum, and a file that is not the one indexed is refused"
+printf 'x%.0s' $(seq 100) | dd of=b.bin bs=1 seek=20000 conv=notrunc status=none
+gpunvme data verify a.bin b.bin --record 100
+expect 0
+check test "$(grep checksum out)" != "$sum"
+truncate -s 40000 b.bin
+gpunvme data verify ab.gnvidx
+expect 3 "b.bin"
+
+promise "bench tells how fast batches are loaded"
+gpunvme data bench a.bin --record 100 --batch 64 --time 100ms --memory host
+expect 0
+expect_out 'samples/s'
+
+promise "what is wrong with the command line is told"
+gpunvme data stat
+expect 2
+gpunvme data index a.bin --record 100
+expect 2
+gpunvme data stat a.bin --format cards
+expect 2
+gpunvme data stat a.bin --record 33
+expect 1 "no whole record"
+finish

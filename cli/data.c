@@ -17,8 +17,8 @@
 #include "stop.h"
 #include "verbs.h"
 
-#define VERIFY_BATCH 1024u
-#define VERIFY_AHEAD ((uint64_t)64 << 20)
+#define VERIFY_BATCH  1024u
+#define VERIFY_NBYTES ((uint64_t)16 << 20) /* of a batch, but one sample at least */
 
 enum {
     KEY_FORMAT = CLI_KEY_OWN,
@@ -320,10 +320,12 @@ static void add_batch(struct verified *v, const struct gpunvme_loader_batch *bat
 static gpunvme_err_t read_all(const struct data_args *args, struct data_work *work,
                               struct verified *v)
 {
+    const uint64_t fit =
+        work->info.max_nbytes ? VERIFY_NBYTES / work->info.max_nbytes : VERIFY_BATCH;
+    const uint64_t batch_size = fit > VERIFY_BATCH ? VERIFY_BATCH : fit ? fit : 1;
     const struct gpunvme_loader_options options = {
-        .order = {.batch = VERIFY_BATCH, .shuffle = GPUNVME_SHUFFLE_NONE},
-        .on_error = GPUNVME_ON_ERROR_SKIP,
-        .depth_nbytes = VERIFY_AHEAD};
+        .order = {.batch = batch_size, .shuffle = GPUNVME_SHUFFLE_NONE},
+        .on_error = GPUNVME_ON_ERROR_SKIP};
     const struct gpunvme_loader_batch *batch = NULL;
     struct cli_progress progress;
     gpunvme_err_t err = open_loader(work, &options);

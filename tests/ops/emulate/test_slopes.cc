@@ -65,10 +65,38 @@ static void slopes_are_as_near_as_they_say(void **state)
     expect_slopes(GPUNVME_OPS_ACT_SILU, 1e-6, 1e-5);
 }
 
+/* Two elements share a reciprocal: what one is must not show in the other. */
+template <int ACTIVATION> static void expect_neighbour_unharmed(float harm)
+{
+    for (int place = 0; place < 2; place++) {
+        float alone[2] = {1.5f, 1.5f}, pair[2] = {harm, harm};
+
+        pair[place] = 1.5f;
+        activate_pair<ACTIVATION>(alone);
+        activate_pair<ACTIVATION>(pair);
+        assert_true(fabsf(pair[place] - alone[place]) <= 1e-6f);
+        assert_true(isnan(harm) ? isnan(pair[1 - place]) : !isnan(pair[1 - place]));
+    }
+}
+
+static void a_nan_stays_where_it_is(void **state)
+{
+    const float harms[] = {NAN, -NAN, INFINITY, -INFINITY, 3e38f, -3e38f};
+
+    (void)state;
+    for (float harm : harms) {
+        expect_neighbour_unharmed<GPUNVME_OPS_ACT_RELU>(harm);
+        expect_neighbour_unharmed<GPUNVME_OPS_ACT_GELU>(harm);
+        expect_neighbour_unharmed<GPUNVME_OPS_ACT_GELU_TANH>(harm);
+        expect_neighbour_unharmed<GPUNVME_OPS_ACT_SILU>(harm);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(slopes_are_as_near_as_they_say),
+        cmocka_unit_test(a_nan_stays_where_it_is),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

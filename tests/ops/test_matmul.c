@@ -753,6 +753,31 @@ static void metrics_fall_from_rung_to_rung(void **state)
     }
 }
 
+/* A pair of blocks reads columns of B once for both. */
+static void metrics_count_what_a_cluster_shares_once(void **state)
+{
+    struct gpunvme_matmul p = {.m = 4096,
+                               .n = 4096,
+                               .k = 4096,
+                               .batch = 1,
+                               .lda = 4096,
+                               .ldb = 4096,
+                               .ldc = 4096,
+                               .alpha = 1,
+                               .dtype = GPUNVME_OPS_BF16,
+                               .out_dtype = GPUNVME_OPS_BF16};
+    struct gpunvme_ops_exec exec = {.device = TEST_DEVICE, .variant = "hopper"};
+    struct gpunvme_matmul_metrics x;
+
+    (void)state;
+    if (!has("hopper")) {
+        printf("SKIP: no sm_90a\n");
+        skip();
+    }
+    expect_ok(gpunvme_matmul_analyze(&p, &exec, &x));
+    assert_true(x.global_load_nbytes == 2.0 * 4096 * 4096 * (4096 / 256 + 4096 / 256));
+}
+
 struct large {
     struct request q;
     struct operands x;
@@ -888,6 +913,7 @@ int main(void)
         cmocka_unit_test(tf32_is_right_whichever_way_matrices_lie),
         cmocka_unit_test(hopper_copies_only_what_it_cannot_read),
         cmocka_unit_test(metrics_fall_from_rung_to_rung),
+        cmocka_unit_test(metrics_count_what_a_cluster_shares_once),
         cmocka_unit_test(more_tiles_than_multiprocessors_are_right),
         cmocka_unit_test(misaligned_pointers_are_no_error_of_autos),
 #endif

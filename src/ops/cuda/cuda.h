@@ -78,6 +78,7 @@ struct cuda_tiling {
     int part_m, part_n; /* that are made of what is read from shared memory at once; 0: of none */
     int threads;
     size_t shared_nbytes; /* that the launch asks for */
+    int pair_m, pair_n;   /* blocks of a cluster below and beside each other; 0 is 1 */
 };
 
 /* How a rung would run a product, for the metrics. */
@@ -169,6 +170,11 @@ void cuda_set_vectors(struct cuda_product *product);
 gpunvme_ops_status_t cuda_run_product(const struct cuda_engine *engine,
                                       const struct cuda_product *product, void *workspace,
                                       void *stream);
+/* A rung that was named does not leave a misaligned product to another one: ERR_ALIGN. */
+gpunvme_ops_status_t cuda_refuse_misaligned(const struct ops_variant *variant,
+                                            const struct gpunvme_ops_exec *exec,
+                                            const struct cuda_engine *engine,
+                                            const struct cuda_product *product);
 size_t cuda_product_workspace(const struct cuda_engine *engine, const struct cuda_product *product);
 
 enum {

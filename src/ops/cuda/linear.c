@@ -125,6 +125,11 @@ gpunvme_ops_status_t cuda_forward_run(const struct ops_variant *variant,
     const struct cuda_engine *engine = forward_engine(rung, &p);
     gpunvme_ops_status_t status;
 
+    if (rung->needs_hopper) {
+        status = cuda_refuse_misaligned(variant, exec, engine, &p);
+        if (status)
+            return status;
+    }
     if (rung->fused)
         return cuda_run_product(engine, &p, exec->workspace, exec->stream);
     alone = product_alone(&p, exec->workspace);

@@ -109,20 +109,31 @@ size_t cuda_matmul_workspace(const struct ops_variant *variant, const struct ops
     return cuda_product_workspace(variant->data, &x);
 }
 
+gpunvme_ops_status_t cuda_refuse_misaligned(const struct ops_variant *variant,
+                                            const struct gpunvme_ops_exec *exec,
+                                            const struct cuda_engine *engine,
+                                            const struct cuda_product *x)
+{
+    /* "auto" goes on to another rung. */
+    if (!exec->variant || !strcmp(exec->variant, "auto") || !x->k || !engine->misaligned ||
+        !engine->misaligned(x))
+        return GPUNVME_OPS_OK;
+    return ops_fail(GPUNVME_OPS_ERR_ALIGN,
+                    "variant '%s' needs both operands at multiples of 16 bytes: they are at %p and "
+                    "%p",
+                    variant->name, x->a.data, x->b.data);
+}
+
 gpunvme_ops_status_t cuda_matmul_run(const struct ops_variant *variant,
                                      const struct ops_problem *problem,
                                      const struct gpunvme_ops_exec *exec)
 {
     struct cuda_product x = cuda_matmul_product(problem->u.matmul);
     const struct cuda_engine *engine = variant->data;
+    gpunvme_ops_status_t status = cuda_refuse_misaligned(variant, exec, engine, &x);
 
-    /* "auto" goes on to another rung. */
-    if (exec->variant && strcmp(exec->variant, "auto") != 0 && x.k && engine->misaligned &&
-        engine->misaligned(&x))
-        return ops_fail(GPUNVME_OPS_ERR_ALIGN,
-                        "variant '%s' needs A and B at multiples of 16 bytes: they are at %p and "
-                        "%p",
-                        variant->name, x.a.data, x.b.data);
+    if (status)
+        return status;
     return cuda_run_product(variant->data, &x, exec->workspace, exec->stream);
 }
 
@@ -131,9 +142,15 @@ static double tiles(int64_t n, int tile)
     return (double)((n + tile - 1) / tile);
 }
 
+static int several(int blocks)
+{
+    return blocks > 1 ? blocks : 1;
+}
+
 /*
  * A block reads its rows of A and columns of B once (the naive rung, too: its blocks are small
- * enough for what they share to come from the multiprocessor's own cache).
+ * enough for what they share to come from the multiprocessor's own cache). Blocks of a cluster
+ * that are beside or below each other read once for all what they share.
  */
 void cuda_matmul_analyze(const struct ops_variant *variant, const struct ops_problem *problem,
                          const struct gpunvme_ops_exec *exec, struct gpunvme_matmul_metrics *x)
@@ -150,7 +167,9 @@ void cuda_matmul_analyze(const struct ops_variant *variant, const struct ops_pro
 
     if (engine->multiply(&product, exec->workspace, exec->stream, &launch))
         return;
-    operands = batch * in * k * (m * tiles(p->n, t->tile_n) + n * tiles(p->m, t->tile_m));
+    operands = batch * in * k *
+               (m * tiles(p->n, t->tile_n * several(t->pair_n)) +
+                n * tiles(p->m, t->tile_m * several(t->pair_m)));
     x->global_load_nbytes = operands + (p->beta == 0 ? 0 : batch * out * m * n);
     x->global_store_nbytes = batch * out * m * n;
     if (t->part_m) {

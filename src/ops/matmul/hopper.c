@@ -326,11 +326,11 @@ _Static_assert((int)DZ_PANEL == (int)HOPPER_TILE_M && DZ_CHUNK * 2 % (int)HOPPER
 static gpunvme_ops_status_t launch_clusters(const void *kernel, struct hopper_work *work,
                                             int exchanged, void *stream, struct cuda_launch *launch)
 {
-    const int width = (int)work->grid.width;
+    const int width = (int)work->grid.width, rows = (int)work->grid.rows;
     const struct cuda_tiling tilings[2] = {
-        {HOPPER_TILE_M, width, 64, width, HOPPER_THREADS, HOPPER_SHARED_NBYTES},
-        {width, HOPPER_TILE_M, width, 64, HOPPER_THREADS, HOPPER_SHARED_NBYTES}};
-    int rows = (int)work->grid.rows, clusters = 0, pairs = (int)hopper_grid_size(&work->grid);
+        {HOPPER_TILE_M, width, 64, width, HOPPER_THREADS, HOPPER_SHARED_NBYTES, rows, 1},
+        {width, HOPPER_TILE_M, width, 64, HOPPER_THREADS, HOPPER_SHARED_NBYTES, 1, rows}};
+    int clusters = 0, pairs = (int)hopper_grid_size(&work->grid);
     cudaLaunchAttribute attributes[] = {
         {.id = cudaLaunchAttributeClusterDimension, .val.clusterDim = {(unsigned)rows, 1, 1}},
         {.id = cudaLaunchAttributeProgrammaticStreamSerialization,

@@ -40,7 +40,7 @@ _gpunvme_options() {
                 "--batch --depth --shuffle --time --json --quiet --help --usage"
             ;;
         ops)
-            echo "--variant --without --shape --device --dtype --activation --no-preact --threads" \
+            echo "--variant --without --shape --shapes --device --dtype --activation --no-preact --threads" \
                 "--rounds --time --no-peaks --cpu-time --seed --json --help --usage"
             ;;
     esac

@@ -125,6 +125,24 @@ gpunvme ops bench --shape 48 --variant blocked --rounds 1 --cpu-time --no-peaks
 expect 0
 expect_out ', by processor time$'
 
+promise "a list of shapes is measured as auto, and a line that makes no sense is named"
+printf '# shapes\n\nmatmul f32 24x16x8 # small\nlinear-forward bf16 8\n' >list
+gpunvme ops bench --shapes list --rounds 2 --time 10ms
+expect 0
+expect_out '^matmul f32, 24 x 16 x 8$'
+expect_out '^linear-forward bf16, 8 x 8 x 8'
+expect_out 'of 2 were compared: geometric mean'
+gpunvme ops bench --shapes list --rounds 2 --time 10ms --json
+expect 0
+expect_json
+expect_out '"chose": "'
+expect_out '"geometric_mean"'
+echo 'matmul f64 8' >>list
+gpunvme ops bench --shapes list
+expect 2 "line 5"
+gpunvme ops bench --shapes nowhere
+expect 2 "can't be read"
+
 promise "nonsense is refused with what would do"
 gpunvme ops bench matmull
 expect 2 "matmul, linear"

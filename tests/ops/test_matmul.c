@@ -310,6 +310,10 @@ static void few_results_of_a_long_sum_are_right(void **state)
 
                 if (((t >> 2 ^ t >> 1 ^ t ^ (int)i) & 1) && shapes[i].m * shapes[i].n > 2000)
                     continue;
+#ifdef OPS_TEST_EMULATED
+                if ((t + (int)i + dtype) % 4)
+                    continue;
+#endif
                 q.shape = shapes[i];
                 q.ta = t & 1;
                 q.tb = t >> 1 & 1;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * For the Python package, which has no C code of its own: what must not be a Python function. A
- * deleter of DLPack or a capsule's destructor may be called without the interpreter's lock, or while
- * an exception is being raised. A Python function that is called then loses the exception, and the
- * interpreter may crash.
+ * deleter of DLPack or a capsule's destructor may be called without the interpreter's lock, or
+ * while an exception is being raised. A Python function that is called then loses the exception,
+ * and the interpreter may crash.
  *
  * Threads: any.
  */

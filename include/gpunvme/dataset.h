@@ -26,7 +26,7 @@ extern "C" {
 struct gpunvme_dataset;
 
 /* X(name, text) */
-#define GPUNVME_DATASET_FORMATS(X)                                                                    \
+#define GPUNVME_DATASET_FORMATS(X)                                                                 \
     X(AUTO, "auto")                                                                                \
     X(RECORDS, "records")                                                                          \
     X(TOKENS, "tokens")                                                                            \

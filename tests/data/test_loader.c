@@ -132,9 +132,9 @@ static uint8_t *bytes_of(const struct gpunvme_loader_batch *b)
 
     assert_non_null(bytes);
     if (b->nbytes)
-        assert_int_equal(gpunvme_mem_copy(bytes, GPUNVME_MEM_HOST, b->ptr,
-                                          (enum gpunvme_mem)b->mem, b->nbytes),
-                         GPUNVME_OK);
+        assert_int_equal(
+            gpunvme_mem_copy(bytes, GPUNVME_MEM_HOST, b->ptr, (enum gpunvme_mem)b->mem, b->nbytes),
+            GPUNVME_OK);
     return bytes;
 }
 
@@ -339,8 +339,9 @@ static void a_state_of_other_data_is_refused(void **state)
     static const char *const names[] = {"c", "b", "a"};
     const struct gpunvme_loader_options options = {.order = {.seed = 5, .batch = 10}};
     struct gpunvme_dataset *d = open_records(),
-                           *e = open_set(names, 3, &(struct gpunvme_dataset_options){
-                                                       .record_nbytes = RECORD});
+                           *e =
+                               open_set(names, 3,
+                                        &(struct gpunvme_dataset_options){.record_nbytes = RECORD});
     struct gpunvme_loader *l = open_loader(d, &options), *m = open_loader(e, &options);
     struct gpunvme_sampler_state at;
     const struct gpunvme_loader_batch *b;
@@ -357,8 +358,8 @@ static void a_state_of_other_data_is_refused(void **state)
 
 static void ranks_without_samples_get_empty_batches(void **state)
 {
-    struct gpunvme_dataset *d = open_set((const char *const[]){"b"}, 1,
-                                         &(struct gpunvme_dataset_options){.record_nbytes = RECORD});
+    struct gpunvme_dataset *d = open_set(
+        (const char *const[]){"b"}, 1, &(struct gpunvme_dataset_options){.record_nbytes = RECORD});
     uint64_t n = 0;
 
     (void)state;
@@ -384,9 +385,9 @@ static void ranks_without_samples_get_empty_batches(void **state)
 static void neighbours_are_read_together(void **state)
 {
     struct gpunvme_dataset *d = open_records();
-    struct gpunvme_loader *l = open_loader(
-        d, &(struct gpunvme_loader_options){
-               .order = {.batch = 250, .shuffle = GPUNVME_SHUFFLE_NONE}, .depth = 1});
+    struct gpunvme_loader *l =
+        open_loader(d, &(struct gpunvme_loader_options){
+                           .order = {.batch = 250, .shuffle = GPUNVME_SHUFFLE_NONE}, .depth = 1});
     const struct gpunvme_loader_batch *b;
     struct gpunvme_loader_stats stats;
 
@@ -407,8 +408,8 @@ static void neighbours_are_read_together(void **state)
 static void a_caller_may_keep_all_batches(void **state)
 {
     struct gpunvme_dataset *d = open_records();
-    struct gpunvme_loader *l = open_loader(
-        d, &(struct gpunvme_loader_options){.order = {.batch = 50}, .depth = 2});
+    struct gpunvme_loader *l =
+        open_loader(d, &(struct gpunvme_loader_options){.order = {.batch = 50}, .depth = 2});
     const struct gpunvme_loader_batch *kept[20];
 
     (void)state;
@@ -426,8 +427,8 @@ static void a_caller_may_keep_all_batches(void **state)
 static void buffers_are_used_again(void **state)
 {
     struct gpunvme_dataset *d = open_records();
-    struct gpunvme_loader *l = open_loader(
-        d, &(struct gpunvme_loader_options){.order = {.batch = 10}, .depth = 2});
+    struct gpunvme_loader *l =
+        open_loader(d, &(struct gpunvme_loader_options){.order = {.batch = 10}, .depth = 2});
     const void *seen[8] = {NULL};
     unsigned n = 0;
 
@@ -490,8 +491,8 @@ static void check_sample(const struct gpunvme_sample *s, const uint8_t *bytes, i
 static void ragged_samples_lie_one_behind_the_other(void **state)
 {
     struct gpunvme_dataset *d[2];
-    struct gpunvme_loader *l = open_ragged(
-        d, &(struct gpunvme_loader_options){.order = {.seed = 1, .batch = 64}});
+    struct gpunvme_loader *l =
+        open_ragged(d, &(struct gpunvme_loader_options){.order = {.seed = 1, .batch = 64}});
     const struct gpunvme_loader_batch *b;
 
     (void)state;
@@ -590,9 +591,9 @@ static struct gpunvme_dataset *open_damaged(void)
 static void a_sample_that_cannot_be_read_is_named(void **state)
 {
     struct gpunvme_dataset *d = open_damaged();
-    struct gpunvme_loader *l = open_loader(
-        d, &(struct gpunvme_loader_options){
-               .order = {.batch = 20, .shuffle = GPUNVME_SHUFFLE_NONE}, .depth = 3});
+    struct gpunvme_loader *l =
+        open_loader(d, &(struct gpunvme_loader_options){
+                           .order = {.batch = 20, .shuffle = GPUNVME_SHUFFLE_NONE}, .depth = 3});
     const struct gpunvme_loader_batch *b;
     struct gpunvme_sampler_state at;
 
@@ -656,9 +657,9 @@ static void samples_that_cannot_be_read_are_skipped_and_counted(void **state)
 static void others_take_the_places_of_samples_that_cannot_be_read(void **state)
 {
     struct gpunvme_dataset *d = open_damaged();
-    struct gpunvme_loader *l = open_loader(
-        d, &(struct gpunvme_loader_options){.order = {.seed = 2, .batch = 25},
-                                            .on_error = GPUNVME_ON_ERROR_SUBSTITUTE});
+    struct gpunvme_loader *l =
+        open_loader(d, &(struct gpunvme_loader_options){.order = {.seed = 2, .batch = 25},
+                                                        .on_error = GPUNVME_ON_ERROR_SUBSTITUTE});
     const struct gpunvme_loader_batch *b;
     struct gpunvme_loader_stats stats;
     uint64_t zeroes = 0;
@@ -684,8 +685,8 @@ static void refused(struct gpunvme_dataset *d, const struct gpunvme_loader_optio
                     gpunvme_err_t expected, const char *text)
 {
     struct gpunvme_loader *l = (void *)1;
-    gpunvme_err_t err = gpunvme_loader_open(&(struct gpunvme_loader_source){.dataset = d}, 1,
-                                            options, &l);
+    gpunvme_err_t err =
+        gpunvme_loader_open(&(struct gpunvme_loader_source){.dataset = d}, 1, options, &l);
 
     assert_null(l);
     if (err != expected || !strstr(gpunvme_err_detail(), text))

@@ -126,14 +126,14 @@ def test_requests_are_made_and_closed_by_many(store: gpunvme.Store) -> None:
 
 def test_memory_is_exported_by_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dlpack, "CUDA", dlpack.CPU)
-    before = len(dlpack._exports)
+    before = len(dlpack._live)
 
     def work(random: random.Random) -> None:
         for _ in range(ROUNDS):
             assert np.from_dlpack(Owner()).sum() == 15
 
     at_once(work)
-    assert len(dlpack._exports) == before
+    assert len(dlpack._live) == before
 
 
 def test_operators_are_run_by_many() -> None:

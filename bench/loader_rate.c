@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/units.h"
 #include "bench.h"
 #include "gpunvme/loader.h"
 #include "gpunvme/memory.h"
@@ -59,11 +60,9 @@ static bool parse(struct job *j, const char *arg)
 
         if (strncmp(arg, options[i].name, n))
             continue;
-        if (options[i].number)
-            *options[i].number = strtoull(arg + n, NULL, 0);
-        else
+        if (options[i].text)
             *options[i].text = arg + n;
-        return true;
+        return options[i].text || !base_parse_size(arg + n, options[i].number);
     }
     return false;
 }

@@ -19,8 +19,8 @@
     kernel<<<blocks, threads, 0, (cudaStream_t)(stream)>>>(__VA_ARGS__)
 
 /*
- * For sm_90: in clusters, and before the kernel before has ended. All threads call
- * wait_for_kernels_before() before they touch memory.
+ * In clusters, and before the kernel before has ended. All threads call wait_for_kernels_before()
+ * before they touch memory. Before sm_90 there is neither: then the cluster must be 1.
  */
 #define LAUNCH_CLUSTERS(kernel, blocks, cluster, threads, nbytes, stream, ...)                     \
     launch_clusters(kernel, blocks, cluster, threads, nbytes, (cudaStream_t)(stream), __VA_ARGS__)
@@ -31,7 +31,10 @@ static void launch_clusters(void (*kernel)(ARGS...), unsigned blocks, unsigned c
 {
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
+    int device = 0, major = 0;
 
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
     attributes[1].id = cudaLaunchAttributeClusterDimension;
@@ -41,7 +44,7 @@ static void launch_clusters(void (*kernel)(ARGS...), unsigned blocks, unsigned c
     config.dynamicSmemBytes = nbytes;
     config.stream = stream;
     config.attrs = attributes;
-    config.numAttrs = 2;
+    config.numAttrs = major >= 9 ? 2 : 0;
     cudaLaunchKernelEx(&config, kernel, args...); /* its error is also the last one */
 }
 #endif

@@ -335,16 +335,21 @@ static __device__ __forceinline__ void cluster_sync(void)
 
 /*
  * Programmatic dependent launch: the kernel after this one may have its blocks put where there is
- * room; and this one waits for the kernels before it, whose writes it then sees.
+ * room; and this one waits for the kernels before it, whose writes it then sees. Before sm_90 they
+ * have ended when a kernel begins.
  */
 static __device__ __forceinline__ void let_next_kernel_start(void)
 {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 static __device__ __forceinline__ void wait_for_kernels_before(void)
 {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 /* A tensor map will be needed soon. */

@@ -23,6 +23,16 @@
 #define WARPS   8
 #define THREADS (WARPS * 32)
 
+/*
+ * What a block makes: LINES x COLS sums. A warp takes every so many'th DEPTH of k, and leaves its
+ * sums at out[col * LINES + line].
+ */
+template <int DTYPE, int MN, int COLS> struct shape {
+    static const int f32 = DTYPE == GPUNVME_OPS_F32;
+    static const int size = f32 ? 4 : 2;
+    static const int lines = (int)skinny_lines(MN, size), depth = (int)skinny_depth(MN);
+};
+
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 /* 16 bytes that will not be read again. */
 static __device__ __forceinline__ uint4 load_once(const unsigned char *from)
@@ -107,16 +117,6 @@ static __device__ __forceinline__ void mma(float (&sums)[4], const uint32_t (&w)
     else
         mma_bf16(sums, w, x0, x1);
 }
-
-/*
- * What a block makes: LINES x COLS sums. A warp takes every so many'th DEPTH of k, and leaves its
- * sums at out[col * LINES + line].
- */
-template <int DTYPE, int MN, int COLS> struct shape {
-    static const int f32 = DTYPE == GPUNVME_OPS_F32;
-    static const int size = f32 ? 4 : 2;
-    static const int lines = (int)skinny_lines(MN, size), depth = (int)skinny_depth(MN);
-};
 
 /*
  * What a lane has loaded of the large operand for a pass of its warp. The next pass's is under way

@@ -154,6 +154,16 @@ def test_memory_outlives_a_closed_loader(rows: data.Dataset) -> None:
     gc.collect()
 
 
+def test_a_loader_reads_on_when_its_data_set_is_closed(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(100).reshape(50, 2))
+    with data.Dataset(tmp_path / "x.npy") as rows:
+        loader = loader_of(rows, 5, depth=1)
+    with pytest.raises(gpunvme.ClosedError):
+        loader_of(rows, 5)
+    gc.collect()
+    assert sum(len(batch) for batch in loader) == 50
+
+
 def test_a_closed_loader_refuses_calls(rows: data.Dataset) -> None:
     loader = loader_of(rows)
     loader.close()

@@ -51,6 +51,15 @@ def _close(handle: int, pid: int) -> None:
         lib.gpunvme_dataset_close(handle)
 
 
+class Opened:
+    """An open data set of the library's; closed when nothing refers to it any more."""
+
+    def __init__(self, handle: int, engine: Engine | None) -> None:
+        self.handle = handle
+        self._engine = engine  # outlives the files
+        weakref.finalize(self, _close, handle, os.getpid())
+
+
 class Dataset:
     """Files as one sequence of samples; ``dataset[i]`` reads sample ``i`` as a numpy array.
 
@@ -98,14 +107,12 @@ class Dataset:
             None if engine is None else engine._handle_now(),
             (ctypes.c_char_p * len(uris))(*uris), len(uris), ctypes.byref(options),
             ctypes.byref(handle)))
-        self._handle: int = handle.value or 0
-        self._engine = engine  # outlives the files
-        self._finalizer = weakref.finalize(self, _close, self._handle, os.getpid())
-        self._describe()
+        self._opened: Opened | None = Opened(handle.value or 0, engine)
+        self._describe(self._opened.handle)
 
-    def _describe(self) -> None:
+    def _describe(self, handle: int) -> None:
         info = _lib.DatasetInfo()
-        lib.gpunvme_dataset_get_info(self._handle, ctypes.byref(info))
+        lib.gpunvme_dataset_get_info(handle, ctypes.byref(info))
         self._length: int = info.nsamples
         self.format: str = lib.gpunvme_dataset_format_name(info.format).decode()
         #: The type of a sample's elements as safetensors names it ("U16"); None: bytes.
@@ -122,19 +129,24 @@ class Dataset:
         self.index_nbytes: int = info.index_nbytes  #: of memory that lists the samples
         #: The URIs of the files; Place.file counts them.
         self.files: list[str] = [
-            os.fsdecode(lib.gpunvme_dataset_uri(self._handle, i)) for i in range(info.nfiles)]
+            os.fsdecode(lib.gpunvme_dataset_uri(handle, i)) for i in range(info.nfiles)]
+
+    def opened(self) -> Opened:
+        """What keeps its files open; ClosedError if it has been closed."""
+        found = self._opened
+        if found is None:
+            raise error(_lib.ERR_CLOSED, "the data set has been closed")
+        return found
 
     def handle(self) -> int:
-        """The address of its ``struct gpunvme_dataset``, for C; ClosedError if it is closed."""
-        if not self._finalizer.alive:
-            raise error(_lib.ERR_CLOSED, "the data set has been closed")
-        return self._handle
+        """The address of its ``struct gpunvme_dataset``, for C, valid until close()."""
+        return self.opened().handle
 
     def __len__(self) -> int:
         return self._length
 
     def __repr__(self) -> str:
-        state = "" if self._finalizer.alive else ", closed"
+        state = ", closed" if self._opened is None else ""
         return (f"<gpunvme.data.Dataset of {self._length} samples, {self.format}, "
                 f"{len(self.files)} files{state}>")
 
@@ -144,7 +156,8 @@ class Dataset:
         i = operator.index(i)
         if not -self._length <= i < self._length:
             raise IndexError(f"sample {i} of {self._length}")
-        check(lib.gpunvme_dataset_at(self.handle(), i % self._length, ctypes.byref(where)))
+        opened = self.opened()
+        check(lib.gpunvme_dataset_at(opened.handle, i % self._length, ctypes.byref(where)))
         return Place(where.file, where.offset, where.nbytes)
 
     def __getitem__(self, i: int) -> NDArray[Any]:
@@ -152,12 +165,13 @@ class Dataset:
 
         It is read while the caller waits. For many samples, a Loader is far faster.
         """
+        opened = self.opened()  # another thread may close the data set
         place = self.at(i)
         found = np.empty(place.nbytes, np.uint8)
         done = ctypes.c_size_t()
         if place.nbytes:
             err = lib.gpunvme_store_read(
-                lib.gpunvme_dataset_store(self.handle(), place.file), place.offset,
+                lib.gpunvme_dataset_store(opened.handle, place.file), place.offset,
                 found.ctypes.data, _lib.MEM_HOST, place.nbytes, ctypes.byref(done))
             if err == _lib.ERR_TIMEOUT:
                 _abandoned.append(found)
@@ -178,11 +192,12 @@ class Dataset:
 
     def write_index(self, path: str | os.PathLike[str]) -> None:
         """Writes an index, which opens without reading the files' headers; name it *.gnvidx."""
-        check(lib.gpunvme_dataset_write_index(self.handle(), os.fsencode(path)))
+        opened = self.opened()
+        check(lib.gpunvme_dataset_write_index(opened.handle, os.fsencode(path)))
 
     def close(self) -> None:
-        """Closes the files. Closing a closed data set does nothing."""
-        self._finalizer()
+        """Closes the files, when no Loader reads from them any more."""
+        self._opened = None
 
     def __enter__(self) -> Self:
         return self

@@ -23,7 +23,7 @@ from ..buffers import stream_handle
 from ..errors import argument, check, error
 from ..memory import DeviceMemory
 from ._arguments import choice, count, depth_of, elements_of, framework_of, place_of, rank_of
-from ._dataset import Dataset
+from ._dataset import Dataset, Opened
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,9 +70,9 @@ def _close(handle: int, pid: int) -> None:
 class _Core:
     """The C loader; it lives as long as the Loader or memory of any of its batches."""
 
-    def __init__(self, handle: int, datasets: Sequence[Dataset]) -> None:
+    def __init__(self, handle: int, opened: Sequence[Opened]) -> None:
         self.handle = handle
-        self.datasets = datasets  # closed after it
+        self.opened = opened  # closed after it
         self.lock = threading.Lock()  # the C loader is one thread's at a time
         #: Addresses of batches whose memory nobody has any more. Filled by the garbage collector,
         #: anywhere: so it takes no lock.
@@ -205,13 +205,14 @@ class Loader:
             timeout_ns=self._timeout_ns)
         if row_nbytes % self._itemsize:
             raise argument(f"row_nbytes: {row_nbytes} are no whole elements of {self._itemsize}")
+        opened = [one.opened() for one in datasets]
         sources = (_lib.LoaderSource * len(datasets))(*(
-            _lib.LoaderSource(one.handle(), 0 if weights is None else weights[i])
-            for i, one in enumerate(datasets)))
+            _lib.LoaderSource(one.handle, 0 if weights is None else weights[i])
+            for i, one in enumerate(opened)))
         handle = ctypes.c_void_p()
         check(lib.gpunvme_loader_open(sources, len(datasets), ctypes.byref(options),
                                       ctypes.byref(handle)))
-        self._core: _Core | None = _Core(handle.value or 0, datasets)
+        self._core: _Core | None = _Core(handle.value or 0, opened)
         info = _lib.SamplerInfo()
         lib.gpunvme_loader_get_info(handle, ctypes.byref(info))
         self._length: int = info.batches

@@ -305,20 +305,26 @@ class Loader:
         offsets, lengths = _copied(found.offsets, n + 1), _copied(found.lengths, n)
         samples = _copied(found.samples, 2 * n).reshape(n, 2)
         layout = _LAYOUT_NAMES[found.layout]
-        whole = not (offsets % size).any() and not (lengths % size).any()
-        if not whole and size > 1:
+        try:
+            shape = self._shape_in(found, layout, offsets, lengths)
+        except Exception:
             core.unused.append(ctypes.addressof(found))
-            raise argument(f"a sample's bytes are no whole elements of {size}: say dtype=\"uint8\"")
-        shape: tuple[int, ...]
-        if layout == "rows":
-            shape = n, *self._shape_of(found.row_nbytes // size)
-        elif layout == "ragged":
-            shape = (found.nbytes // size,)
-        else:
-            shape = found.nrows, found.row_nbytes // size
+            raise
         return Batch(self._array(core, found, shape), layout, offsets // size, lengths // size,
                      samples[:, 0], samples[:, 1], found.epoch, found.index, found.npadded,
                      found.nskipped, found.nsubstituted, found.ncut)
+
+    def _shape_in(self, found: _lib.LoaderBatch, layout: str, offsets: NDArray[np.int64],
+                  lengths: NDArray[np.int64]) -> tuple[int, ...]:
+        """The shape of a batch's data."""
+        size = self._itemsize
+        if (offsets % size).any() or (lengths % size).any():
+            raise argument(f"a sample's bytes are no whole elements of {size}: say dtype=\"uint8\"")
+        if layout == "rows":
+            return found.n, *self._shape_of(found.row_nbytes // size)
+        if layout == "ragged":
+            return (found.nbytes // size,)
+        return found.nrows, found.row_nbytes // size
 
     def _shape_of(self, elements: int) -> tuple[int, ...]:
         if self._shape is None:

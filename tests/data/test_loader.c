@@ -611,9 +611,9 @@ static void a_sample_that_cannot_be_read_is_named(void **state)
         assert_int_equal(at.taken, 80);
     }
     write_records("damaged", 0, 100);
-    /* What was read ahead for the next call has failed already. */
+    /* What was read ahead for the next call has failed already, or fell into the writing. */
     while (gpunvme_loader_next(l, &b, 0))
-        assert_non_null(strstr(gpunvme_err_detail(), "sample 90: "));
+        assert_non_null(strstr(gpunvme_err_detail(), "/damaged: byte "));
     assert_int_equal(b->n, 20);
     check_records(b);
     give_back(l, b);
@@ -654,6 +654,32 @@ static void samples_that_cannot_be_read_are_skipped_and_counted(void **state)
     }
 }
 
+static void bytes_ahead_are_those_of_batches_ahead(void **state)
+{
+    struct gpunvme_dataset *d = open_damaged();
+    struct gpunvme_loader *l =
+        open_loader(d, &(struct gpunvme_loader_options){.order = {.batch = 10},
+                                                        .on_error = GPUNVME_ON_ERROR_SKIP,
+                                                        .depth = 8,
+                                                        .depth_nbytes = 30 * (uint64_t)RECORD});
+    struct gpunvme_loader_stats stats;
+
+    (void)state;
+    for (unsigned i = 0; i < 60; i++) {
+        const struct gpunvme_loader_batch *b;
+
+        do { /* so that batches lose samples before next looks at them */
+            gpunvme_loader_prefetch(l);
+            gpunvme_loader_get_stats(l, &stats);
+        } while (stats.ready < stats.ahead);
+        assert_in_range(stats.ahead, 3, 5);
+        b = next(l);
+        if (b)
+            give_back(l, b);
+    }
+    close_all(l, d);
+}
+
 static void others_take_the_places_of_samples_that_cannot_be_read(void **state)
 {
     struct gpunvme_dataset *d = open_damaged();
@@ -691,6 +717,24 @@ static void refused(struct gpunvme_dataset *d, const struct gpunvme_loader_optio
     assert_null(l);
     if (err != expected || !strstr(gpunvme_err_detail(), text))
         fail_msg("%s: \"%s\" has no \"%s\"", gpunvme_err_name(err), gpunvme_err_detail(), text);
+}
+
+static void a_batch_larger_than_any_memory_is_an_error(void **state)
+{
+    struct gpunvme_dataset *d;
+    struct gpunvme_loader *l;
+    const struct gpunvme_loader_batch *b;
+
+    (void)state;
+    write_records("bytes", 0, 65536 / RECORD);
+    d = open_set((const char *const[]){"bytes"}, 1,
+                 &(struct gpunvme_dataset_options){.record_nbytes = 1});
+    l = open_loader(d, &(struct gpunvme_loader_options){.order = {.batch = 65536},
+                                                        .layout = GPUNVME_LAYOUT_PADDED,
+                                                        .row_nbytes = (uint64_t)1 << 48});
+    assert_int_equal(gpunvme_loader_next(l, &b, 0), GPUNVME_ERR_LIMIT);
+    assert_null(b);
+    close_all(l, d);
 }
 
 static void bad_options_are_refused(void **state)
@@ -747,7 +791,9 @@ int main(void)
         cmocka_unit_test(packed_samples_fill_whole_rows),
         cmocka_unit_test(a_sample_that_cannot_be_read_is_named),
         cmocka_unit_test(samples_that_cannot_be_read_are_skipped_and_counted),
+        cmocka_unit_test(bytes_ahead_are_those_of_batches_ahead),
         cmocka_unit_test(others_take_the_places_of_samples_that_cannot_be_read),
+        cmocka_unit_test(a_batch_larger_than_any_memory_is_an_error),
         cmocka_unit_test(bad_options_are_refused),
     };
 

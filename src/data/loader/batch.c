@@ -5,6 +5,7 @@
  * transfer, those of one file and one size that follow one another in the batch by one that
  * gathers.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,6 +15,7 @@
 #define MAX_TRIES    16u
 #define MAX_TOGETHER ((size_t)1024) /* ranges, or pieces of memory, of one transfer */
 #define MAX_TRANSFER ((uint64_t)16 << 20)
+#define MAX_BATCH    ((uint64_t)1 << 60) /* bytes; a row or a sample has 2^48 at most */
 
 static gpunvme_err_t make_room(struct batch *b, size_t n)
 {
@@ -63,7 +65,7 @@ static gpunvme_err_t make_buffer(struct gpunvme_loader *l, struct batch *b, uint
     const uint64_t spare = b->out.layout == GPUNVME_LAYOUT_ROWS ? 0 : nbytes / 4;
     gpunvme_err_t err;
 
-    if (nbytes > b->buf.nbytes || b->tainted) {
+    if (nbytes > b->buf.nbytes || (b->tainted && nbytes)) {
         drop_buffer(l, b);
         err = gpunvme_mem_alloc_on(l->options.gpu, (size_t)(nbytes + spare),
                                    (enum gpunvme_mem)l->options.mem, &b->buf);
@@ -109,6 +111,8 @@ static gpunvme_err_t place(struct gpunvme_loader *l, struct batch *b)
         b->offsets[i] = (int64_t)at;
         b->lengths[i] = (int64_t)where.nbytes;
         at += layout == GPUNVME_LAYOUT_PADDED ? row : where.nbytes;
+        if (at > MAX_BATCH)
+            return base_fail(GPUNVME_ERR_LIMIT, "a batch of more than 2^60 bytes");
     }
     b->offsets[b->out.n] = (int64_t)at;
     b->out.nbytes = layout == GPUNVME_LAYOUT_PACKED ? (at + row - 1) / row * row : at;
@@ -210,7 +214,8 @@ static size_t make_io(const struct gpunvme_loader *l, struct batch *b, size_t i,
     return n;
 }
 
-/* Keeps the first failure of a batch; `text` is the detail of the transfer's. */
+/* Keeps the failure of a batch's first sample that has one; `text` is the detail of the transfer's.
+ */
 static void name_failure(const struct gpunvme_loader *l, struct batch *b,
                          const struct batch_item *item, const char *text, gpunvme_err_t err)
 {
@@ -218,14 +223,24 @@ static void name_failure(const struct gpunvme_loader *l, struct batch *b,
     struct gpunvme_data_range where = {0};
     const char *uri;
 
-    if (b->failure.err)
+    if (b->failure.err && item->row >= b->failed_row)
         return;
+    b->failed_row = item->row;
     (void)gpunvme_dataset_at(l->datasets[s->source], s->index, &where);
     uri = gpunvme_dataset_uri(l->datasets[s->source], where.file);
     base_keep(&b->failure,
               base_fail(err, "sample %llu: %.80s: byte %llu: %.100s", (unsigned long long)s->index,
                         data_tail(uri), (unsigned long long)where.offset, text));
 }
+
+/* Whether an error is of the sample, and not of the machine or of a call of ours. */
+static bool is_of_sample(gpunvme_err_t err)
+{
+    return err != GPUNVME_ERR_CANCELED && err != GPUNVME_ERR_NOMEM && err != GPUNVME_ERR_CLOSED &&
+           err != GPUNVME_ERR_GPU;
+}
+
+static bool end_badly(struct gpunvme_loader *l, struct batch *b);
 
 /* One by one: a submission of several is refused for one of them. */
 static gpunvme_err_t submit_each(struct gpunvme_loader *l, struct batch *b)
@@ -236,8 +251,12 @@ static gpunvme_err_t submit_each(struct gpunvme_loader *l, struct batch *b)
         if (!err) {
             b->nleft++;
         } else {
+            char text[256];
+
+            snprintf(text, sizeof(text), "%s",
+                     gpunvme_err_detail()); /* which the next one replaces */
             b->items[b->first[i]].err = err;
-            name_failure(l, b, &b->items[b->first[i]], gpunvme_err_detail(), err);
+            name_failure(l, b, &b->items[b->first[i]], text, err);
         }
     }
     return GPUNVME_OK;
@@ -295,7 +314,12 @@ static gpunvme_err_t begin(struct gpunvme_loader *l, struct batch *b)
     for (uint64_t i = 0; i < s->n; i++)
         b->items[i].tries = 0;
     err = place(l, b);
-    return err ? err : submit(l, b);
+    if (!err)
+        err = submit(l, b);
+    if (!err || !b->nios || !is_of_sample(err))
+        return err;
+    b->apart = true; /* which samples are refused? */
+    return submit(l, b);
 }
 
 void batch_begin(struct gpunvme_loader *l, struct batch *b)
@@ -304,6 +328,8 @@ void batch_begin(struct gpunvme_loader *l, struct batch *b)
 
     if (err)
         base_keep(&b->failure, err);
+    else if (!b->nleft && b->failure.err)
+        (void)end_badly(l, b);
 }
 
 /* ---- Ends --------------------------------------------------------------------------------------
@@ -343,13 +369,6 @@ static void take_end(struct gpunvme_loader *l, struct batch *b, const struct gpu
         name_failure(l, b, &b->items[i], io->err ? gpunvme_io_detail(io, text, sizeof(text)) : text,
                      b->items[i].err);
     }
-}
-
-/* Whether an error is of the sample, and not of the machine or of a call of ours. */
-static bool is_of_sample(gpunvme_err_t err)
-{
-    return err != GPUNVME_ERR_CANCELED && err != GPUNVME_ERR_NOMEM && err != GPUNVME_ERR_CLOSED &&
-           err != GPUNVME_ERR_GPU;
 }
 
 static int by_row(const void *a, const void *b)
@@ -427,15 +446,19 @@ bool batch_poll(struct gpunvme_loader *l, struct batch *b, uint64_t wait_ns)
 
 bool batch_has_left(struct batch *b, uint64_t wait_ns)
 {
+    const uint64_t end = wait_ns ? loader_now_ns() + wait_ns : 0;
     struct gpunvme_io *ended[64];
     size_t n = 1, pending = b->polled ? gpunvme_batch_pending(b->polled) : 0;
 
     while (pending && n) {
+        const uint64_t now = end ? loader_now_ns() : 0;
+
         n = 0;
-        (void)gpunvme_batch_poll(b->polled, wait_ns ? (pending < 64 ? pending : 64) : 0, 64, ended,
-                                 &n, wait_ns);
+        (void)gpunvme_batch_poll(b->polled, now < end ? (pending < 64 ? pending : 64) : 0, 64,
+                                 ended, &n, now < end ? end - now : 0);
         for (size_t i = 0; i < n; i++)
-            b->tainted |= ended[i]->err == GPUNVME_ERR_TIMEOUT;
+            b->tainted |= ended[i]->err == GPUNVME_ERR_TIMEOUT ||
+                          (ended[i] == &b->gate && ended[i]->err); /* the work may go on */
         pending = gpunvme_batch_pending(b->polled);
     }
     return !pending;

@@ -47,7 +47,8 @@ struct batch {
     struct gpunvme_io gate; /* of no bytes, behind the caller's work */
     bool apart;             /* each sample is read by itself, since transfers of several failed */
     struct base_failure failure;
-    struct batch *next; /* of all that there are */
+    uint32_t failed_row; /* that `failure` names */
+    struct batch *next;  /* of all that there are */
 };
 
 /* What next gives: a batch, or the end of an epoch. */
@@ -70,12 +71,13 @@ struct gpunvme_loader {
     struct batch *batches;
     struct loader_step steps[LOADER_STEPS]; /* a queue: `nsteps` from `first` on */
     unsigned first, nsteps, nahead;
-    uint64_t ahead_nbytes;
     struct gpunvme_loader_stats stats;
 };
 
 /* Of the process, or of the caller's. */
 struct gpunvme_engine *data_engine(const struct gpunvme_dataset *dataset);
+
+uint64_t loader_now_ns(void);
 
 /* Lists the samples of b->slice and submits their transfers. What goes wrong is b->failure. */
 void batch_begin(struct gpunvme_loader *l, struct batch *b);

@@ -14,7 +14,7 @@
 #define POLL_NS    ((uint64_t)50000000) /* between looks at whether anything moves */
 #define LOOK_NS    ((uint64_t)1000000)  /* … and at whether another buffer is free */
 
-static uint64_t now_ns(void)
+uint64_t loader_now_ns(void)
 {
     struct timespec t;
 
@@ -55,13 +55,25 @@ static struct batch *find_batch(struct gpunvme_loader *l)
     return b;
 }
 
+static uint64_t ahead_nbytes(const struct gpunvme_loader *l)
+{
+    uint64_t nbytes = 0;
+
+    for (unsigned i = 0; i < l->nsteps; i++) {
+        const struct batch *b = l->steps[(l->first + i) % LOADER_STEPS].batch;
+
+        nbytes += b ? b->out.nbytes : 0;
+    }
+    return nbytes;
+}
+
 /* A caller that is far ahead of its GPU gets no new buffers: it waits for one of those it has left.
  */
 static bool has_room(const struct gpunvme_loader *l, unsigned nleaving)
 {
     return l->nsteps < LOADER_STEPS && l->nahead < l->options.depth &&
            l->nahead + nleaving <= l->options.depth &&
-           (!l->nahead || !l->options.depth_nbytes || l->ahead_nbytes < l->options.depth_nbytes);
+           (!l->nahead || !l->options.depth_nbytes || ahead_nbytes(l) < l->options.depth_nbytes);
 }
 
 static gpunvme_err_t fill(struct gpunvme_loader *l)
@@ -82,7 +94,6 @@ static gpunvme_err_t fill(struct gpunvme_loader *l)
         b->state = BATCH_AHEAD;
         batch_begin(l, b);
         l->nahead++;
-        l->ahead_nbytes += b->out.nbytes;
     }
     return GPUNVME_OK;
 }
@@ -102,7 +113,6 @@ static void drop(struct gpunvme_loader *l)
         b->state = BATCH_LEAVING;
     }
     l->nahead = 0;
-    l->ahead_nbytes = 0;
 }
 
 /* ---- Giving and taking back --------------------------------------------------------------------
@@ -115,10 +125,10 @@ static gpunvme_err_t await(struct gpunvme_loader *l, struct batch *b, uint64_t t
 
     if (batch_poll(l, b, 0))
         return GPUNVME_OK;
-    begun = since = now_ns();
+    begun = since = loader_now_ns();
     l->stats.stalls++;
     while (!batch_poll(l, b, timeout_ns < POLL_NS ? timeout_ns : POLL_NS)) {
-        const uint64_t now = now_ns(), last = moved;
+        const uint64_t now = loader_now_ns(), last = moved;
 
         moved = batch_moved(b);
         if (moved != last)
@@ -130,7 +140,7 @@ static gpunvme_err_t await(struct gpunvme_loader *l, struct batch *b, uint64_t t
                          (unsigned long long)b->slice.batch,
                          (unsigned long long)(timeout_ns / 1000000));
     }
-    l->stats.stall_ns += now_ns() - begun;
+    l->stats.stall_ns += loader_now_ns() - begun;
     return GPUNVME_OK;
 }
 
@@ -139,12 +149,12 @@ static gpunvme_err_t await_step(struct gpunvme_loader *l, uint64_t timeout_ns)
 {
     gpunvme_err_t err = fill(l);
     const bool waited = !l->nsteps && !err;
-    const uint64_t begun = waited ? now_ns() : 0;
+    const uint64_t begun = waited ? loader_now_ns() : 0;
 
     while (!l->nsteps && !err) {
         struct batch *b = l->batches;
 
-        if (now_ns() - begun >= timeout_ns)
+        if (loader_now_ns() - begun >= timeout_ns)
             return base_fail(GPUNVME_ERR_TIMEOUT,
                              "all buffers are in use by reads that were dropped, or by work that "
                              "batches were released behind, for %llu ms",
@@ -156,7 +166,7 @@ static gpunvme_err_t await_step(struct gpunvme_loader *l, uint64_t timeout_ns)
         err = fill(l);
     }
     if (waited)
-        l->stats.stall_ns += now_ns() - begun;
+        l->stats.stall_ns += loader_now_ns() - begun;
     return l->nsteps ? GPUNVME_OK : err;
 }
 
@@ -171,7 +181,6 @@ static void give(struct gpunvme_loader *l, struct batch *b)
 {
     b->state = BATCH_GIVEN;
     l->nahead--;
-    l->ahead_nbytes -= b->out.nbytes;
     l->stats.batches++;
     l->stats.samples += b->out.n;
     l->stats.nbytes += b->out.nbytes;
@@ -183,7 +192,6 @@ gpunvme_err_t gpunvme_loader_next(struct gpunvme_loader *l,
                                   const struct gpunvme_loader_batch **batch, uint64_t timeout_ns)
 {
     struct batch *b;
-    uint64_t nbytes;
     gpunvme_err_t err;
 
     if (!l || !batch)
@@ -198,17 +206,13 @@ gpunvme_err_t gpunvme_loader_next(struct gpunvme_loader *l,
         (void)fill(l); /* else the next call tells */
         return GPUNVME_OK;
     }
-    nbytes = b->out.nbytes;
     err = await(l, b, timeout_ns ? timeout_ns : l->options.timeout_ns);
-    l->ahead_nbytes += b->out.nbytes - nbytes; /* there may be fewer samples now */
     if (err)
         return err;
     if (b->failure.err) {
         const struct base_failure failure = b->failure;
 
-        l->ahead_nbytes -= b->out.nbytes;
         batch_begin(l, b); /* for the next call */
-        l->ahead_nbytes += b->out.nbytes;
         return base_restore(&failure);
     }
     pop(l);
@@ -462,9 +466,9 @@ gpunvme_err_t gpunvme_loader_close(struct gpunvme_loader *l)
     if (!l)
         return GPUNVME_OK;
     drop(l);
-    end = now_ns() + l->options.timeout_ns;
+    end = loader_now_ns() + l->options.timeout_ns;
     for (struct batch *b = l->batches; b; b = b->next) {
-        const uint64_t now = now_ns();
+        const uint64_t now = loader_now_ns();
 
         if (b->state == BATCH_LEAVING && !batch_has_left(b, now < end ? end - now : 0))
             return base_fail(GPUNVME_ERR_TIMEOUT, "transfers do not end");

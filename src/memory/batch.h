@@ -29,8 +29,8 @@ extern "C" {
 #define MEM_BATCH_LANE_VECTORS 8u
 #define MEM_BATCH_UNIT         (MEM_BATCH_VECTOR * MEM_BATCH_LANES * MEM_BATCH_LANE_VECTORS)
 
-/* Larger pieces are copied by the copy engine. To be measured: bench/gpu_copy_batch. */
-#define MEM_BATCH_KERNEL_MAX ((size_t)64 << 10)
+/* Larger pieces are copied by the copy engine: each costs its caller microseconds under a lock. */
+#define MEM_BATCH_KERNEL_MAX ((size_t)256 << 10)
 
 /* An entry of the table that the kernel reads: 0 < nbytes <= MEM_BATCH_UNIT. */
 struct mem_batch_unit {

@@ -159,6 +159,7 @@ static void append(struct crew *crew, struct gpunvme_io *io)
 void crew_submit(struct crew *crew, struct gpunvme_io *first, size_t n)
 {
     const struct gpunvme_store *in_vain = NULL; /* all of whose lanes are awake */
+    bool all_awake = false;
     struct wakes wakes = {.n = 0};
 
     pthread_mutex_lock(&crew->lock);
@@ -166,9 +167,11 @@ void crew_submit(struct crew *crew, struct gpunvme_io *first, size_t n)
     for (struct gpunvme_io *io = first, *next; io; io = next) {
         next = io->priv.next;
         append(crew, io);
-        if (io->store != in_vain && wakes.n < MOST_WOKEN &&
-            !rouse(crew, io->store, 1 + io->priv.total / WAKE_NBYTES, NULL, &wakes))
-            in_vain = io->store;
+        if (all_awake || io->store == in_vain || wakes.n == MOST_WOKEN ||
+            rouse(crew, io->store, 1 + io->priv.total / WAKE_NBYTES, NULL, &wakes))
+            continue;
+        in_vain = io->store;
+        all_awake = !in_vain->queue.nlanes; /* any lane would have done */
     }
     pthread_mutex_unlock(&crew->lock);
     wake(&wakes);

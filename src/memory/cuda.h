@@ -153,6 +153,17 @@ gpunvme_err_t mem_cuda_user_stream_wait_event(void *stream, void *event);
 /* The event happens when all that is on the stream now is done. */
 gpunvme_err_t mem_cuda_user_stream_record(void *stream, void *event);
 
+/*
+ * How far a stream has come, without asking the driver: the stream writes a number into *word when
+ * all that is on it now is done, and _passed() looks whether it has. *word is made where it is
+ * NULL, has one mark at a time, and is given back once that is passed. UNSUPPORTED where the driver
+ * can't. Work that fails is never passed.
+ */
+struct mem_cuda_word;
+gpunvme_err_t mem_cuda_user_stream_mark(void *stream, struct mem_cuda_word **word, uint32_t *mark);
+bool mem_cuda_user_stream_passed(const struct mem_cuda_word *word, uint32_t mark);
+void mem_cuda_word_give(struct mem_cuda_word *word); /* nothing will be written; NULL is fine */
+
 /* A stream for waits, of the lowest priority, on the calling thread's current GPU. */
 gpunvme_err_t mem_cuda_user_stream_create(void **stream);
 

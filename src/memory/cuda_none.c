@@ -307,6 +307,26 @@ gpunvme_err_t mem_cuda_user_stream_record(void *stream, void *event)
     return fail();
 }
 
+gpunvme_err_t mem_cuda_user_stream_mark(void *stream, struct mem_cuda_word **word, uint32_t *mark)
+{
+    (void)stream;
+    (void)word;
+    *mark = 0;
+    return fail();
+}
+
+bool mem_cuda_user_stream_passed(const struct mem_cuda_word *word, uint32_t mark)
+{
+    (void)word;
+    (void)mark;
+    return true;
+}
+
+void mem_cuda_word_give(struct mem_cuda_word *word)
+{
+    (void)word;
+}
+
 gpunvme_err_t mem_cuda_user_stream_create(void **stream)
 {
     *stream = NULL;

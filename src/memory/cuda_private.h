@@ -32,7 +32,6 @@ struct mem_cuda_word {
     struct mem_cuda_word *next;
 };
 gpunvme_err_t mem_cuda_word_take(struct mem_cuda_word **out);
-void mem_cuda_word_give(struct mem_cuda_word *word); /* nothing will be written; NULL is fine */
 gpunvme_err_t mem_cuda_word_mark(struct mem_cuda_word *word, cudaStream_t stream, uint32_t *mark);
 
 static inline bool mem_cuda_word_passed(const struct mem_cuda_word *word, uint32_t mark)

@@ -228,6 +228,25 @@ gpunvme_err_t mem_cuda_user_stream_record(void *stream, void *event)
     return cuda_err == cudaSuccess ? GPUNVME_OK : mem_cuda_fail(cuda_err, "cudaEventRecord");
 }
 
+gpunvme_err_t mem_cuda_user_stream_mark(void *stream, struct mem_cuda_word **word, uint32_t *mark)
+{
+    gpunvme_err_t err = enter(stream);
+
+    if (err)
+        return err;
+    if (!*word)
+        err = mem_cuda_word_take(word);
+    if (!err)
+        err = mem_cuda_word_mark(*word, stream, mark);
+    leave();
+    return err;
+}
+
+bool mem_cuda_user_stream_passed(const struct mem_cuda_word *word, uint32_t mark)
+{
+    return mem_cuda_word_passed(word, mark);
+}
+
 gpunvme_err_t mem_cuda_user_stream_create(void **stream)
 {
     gpunvme_err_t err = enter(NULL);

@@ -133,16 +133,17 @@ static void an_epoch_arrives_in_gpu_memory(void **state)
  * Each batch is added up by a kernel that waits behind others for milliseconds, and is released
  * at once. If its buffer were read into before, the sum would be another batch's.
  */
-static void a_buffer_is_left_alone_until_kernels_have_read_it(void **state)
+static void check_buffers_are_left_alone(bool by_event)
 {
     uint64_t expected[NSAMPLES / BATCH] = {0}, sums[NSAMPLES / BATCH], *gpu_sums;
     const struct gpunvme_loader_batch *batch;
     struct gpunvme_dataset *dataset;
     struct gpunvme_loader *l;
     cudaStream_t stream;
-    struct gpunvme_order after = {.flags = GPUNVME_AFTER_STREAM};
+    cudaEvent_t event;
+    struct gpunvme_order after = {.flags = by_event ? 0 : GPUNVME_AFTER_STREAM};
 
-    (void)state;
+    assert_int_equal(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
     assert_int_equal(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
     assert_int_equal(cudaMalloc((void **)&gpu_sums, sizeof(sums)), cudaSuccess);
     assert_int_equal(cudaMemset(gpu_sums, 0, sizeof(sums)), cudaSuccess);
@@ -150,7 +151,10 @@ static void a_buffer_is_left_alone_until_kernels_have_read_it(void **state)
     assert_int_equal(stream_crowd(1, 1000, stream), cudaSuccess);
     assert_int_equal(stream_add_up((const uint32_t *)gpu_sums, 0, gpu_sums, stream), cudaSuccess);
     assert_int_equal(cudaStreamSynchronize(stream), cudaSuccess);
-    after.stream = stream;
+    if (by_event)
+        after.after = event;
+    else
+        after.stream = stream;
     l = open_loader(&dataset, 1, GPUNVME_LAYOUT_ROWS, 0);
     while ((batch = take(l))) {
         const uint64_t at = batch->index;
@@ -162,6 +166,7 @@ static void a_buffer_is_left_alone_until_kernels_have_read_it(void **state)
         assert_int_equal(
             stream_add_up(batch->ptr, (size_t)(batch->nbytes / 4), &gpu_sums[at], stream),
             cudaSuccess);
+        assert_int_equal(cudaEventRecord(event, stream), cudaSuccess);
         if (gpunvme_loader_release(l, batch, &after))
             fail_msg("%s", gpunvme_err_detail());
     }
@@ -172,6 +177,19 @@ static void a_buffer_is_left_alone_until_kernels_have_read_it(void **state)
     close_loader(l, dataset);
     cudaFree(gpu_sums);
     cudaStreamDestroy(stream);
+    cudaEventDestroy(event);
+}
+
+static void a_buffer_is_left_alone_until_kernels_have_read_it(void **state)
+{
+    (void)state;
+    check_buffers_are_left_alone(false);
+}
+
+static void a_buffer_is_left_alone_until_an_event_has_happened(void **state)
+{
+    (void)state;
+    check_buffers_are_left_alone(true);
 }
 
 int main(void)
@@ -179,6 +197,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_epoch_arrives_in_gpu_memory),
         cmocka_unit_test(a_buffer_is_left_alone_until_kernels_have_read_it),
+        cmocka_unit_test(a_buffer_is_left_alone_until_an_event_has_happened),
     };
 
     if (gpunvme_mem_gpu_is_host()) {

@@ -8,10 +8,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "data/beside.h"
 #include "data/loader/batch.h"
+#include "memory/cuda.h"
 
+#define NAP_NS       20000 /* between looks at a mark */
 #define MAX_TRIES    16u
 #define MAX_TOGETHER ((size_t)1024) /* ranges, or pieces of memory, of one transfer */
 #define MAX_TRANSFER ((uint64_t)16 << 20)
@@ -444,6 +447,52 @@ bool batch_poll(struct gpunvme_loader *l, struct batch *b, uint64_t wait_ns)
     return !b->failure.err || end_badly(l, b);
 }
 
+/* A mark costs a microsecond or two; a gate has CUDA call a thread, which takes fifty. */
+static gpunvme_err_t put_mark(struct batch *b, const struct gpunvme_order *after)
+{
+    bool capturing;
+    gpunvme_err_t err = mem_cuda_user_stream_capturing(after->stream, &capturing);
+
+    if (!err && capturing)
+        err = GPUNVME_ERR_UNSUPPORTED; /* the gate says why */
+    if (!err)
+        err = mem_cuda_user_stream_mark(after->stream, &b->word, &b->mark);
+    b->is_marked = !err;
+    return err;
+}
+
+gpunvme_err_t batch_put_gate(struct gpunvme_loader *l, struct batch *b,
+                             const struct gpunvme_order *after)
+{
+    gpunvme_err_t err;
+
+    if (after->flags & ~GPUNVME_AFTER_STREAM || after->done)
+        return base_fail(GPUNVME_ERR_INVALID, "after has more than AFTER_STREAM and an event");
+    if (!after->flags && !after->after)
+        return GPUNVME_OK;
+    if (!after->after) {
+        err = put_mark(b, after);
+        if (err != GPUNVME_ERR_UNSUPPORTED)
+            return err;
+    }
+    b->gate = (struct gpunvme_io){.store = gpunvme_dataset_store(l->datasets[0], 0)};
+    return gpunvme_io_submit_ordered(&b->gate, 1, b->polled, after);
+}
+
+/* Whether the stream is past the batch's mark; looks until `end`. */
+static bool is_passed(struct batch *b, uint64_t end)
+{
+    while (b->is_marked) {
+        if (mem_cuda_user_stream_passed(b->word, b->mark))
+            b->is_marked = false;
+        else if (loader_now_ns() >= end)
+            return false;
+        else
+            nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+    }
+    return true;
+}
+
 bool batch_has_left(struct batch *b, uint64_t wait_ns)
 {
     const uint64_t end = wait_ns ? loader_now_ns() + wait_ns : 0;
@@ -461,7 +510,7 @@ bool batch_has_left(struct batch *b, uint64_t wait_ns)
                           (ended[i] == &b->gate && ended[i]->err); /* the work may go on */
         pending = gpunvme_batch_pending(b->polled);
     }
-    return !pending;
+    return !pending && is_passed(b, end);
 }
 
 uint64_t batch_moved(const struct batch *b)
@@ -476,6 +525,7 @@ uint64_t batch_moved(const struct batch *b)
 void batch_free(struct gpunvme_loader *l, struct batch *b)
 {
     (void)gpunvme_batch_destroy(b->polled);
+    mem_cuda_word_give(b->word);
     drop_buffer(l, b);
     free(b->samples);
     free(b->items);

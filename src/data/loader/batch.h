@@ -44,8 +44,11 @@ struct batch {
     size_t room;     /* of all these lists */
     size_t nios, nleft;
     struct gpunvme_batch *polled;
-    struct gpunvme_io gate; /* of no bytes, behind the caller's work */
-    bool apart;             /* each sample is read by itself, since transfers of several failed */
+    struct gpunvme_io gate; /* of no bytes, behind the caller's work; or a mark in its stream */
+    struct mem_cuda_word *word;
+    uint32_t mark;
+    bool is_marked;
+    bool apart; /* each sample is read by itself, since transfers of several failed */
     struct base_failure failure;
     uint32_t failed_row; /* that `failure` names */
     struct batch *next;  /* of all that there are */
@@ -87,6 +90,10 @@ void batch_begin(struct gpunvme_loader *l, struct batch *b);
  * True: all has ended; b->failure says how.
  */
 bool batch_poll(struct gpunvme_loader *l, struct batch *b, uint64_t wait_ns);
+
+/* Has the batch left only when the work that `after` says is done. */
+gpunvme_err_t batch_put_gate(struct gpunvme_loader *l, struct batch *b,
+                             const struct gpunvme_order *after);
 
 /* Whether nothing uses a batch any more that is BATCH_LEAVING; waits up to wait_ns. */
 bool batch_has_left(struct batch *b, uint64_t wait_ns);

@@ -12,7 +12,7 @@
 #define DEPTH      4u
 #define TIMEOUT_NS ((uint64_t)30000000000)
 #define POLL_NS    ((uint64_t)50000000) /* between looks at whether anything moves */
-#define LOOK_NS    ((uint64_t)1000000)  /* … and at whether another buffer is free */
+#define LOOK_NS    ((uint64_t)100000)   /* … and at whether another buffer is free */
 
 uint64_t loader_now_ns(void)
 {
@@ -222,18 +222,6 @@ gpunvme_err_t gpunvme_loader_next(struct gpunvme_loader *l,
     return GPUNVME_OK;
 }
 
-/* It ends when the work that `after` says has. */
-static gpunvme_err_t put_gate(struct gpunvme_loader *l, struct batch *b,
-                              const struct gpunvme_order *after)
-{
-    if (after->flags & ~GPUNVME_AFTER_STREAM || after->done)
-        return base_fail(GPUNVME_ERR_INVALID, "after has more than AFTER_STREAM and an event");
-    if (!after->flags && !after->after)
-        return GPUNVME_OK;
-    b->gate = (struct gpunvme_io){.store = gpunvme_dataset_store(l->datasets[0], 0)};
-    return gpunvme_io_submit_ordered(&b->gate, 1, b->polled, after);
-}
-
 gpunvme_err_t gpunvme_loader_release(struct gpunvme_loader *l,
                                      const struct gpunvme_loader_batch *batch,
                                      const struct gpunvme_order *after)
@@ -246,7 +234,7 @@ gpunvme_err_t gpunvme_loader_release(struct gpunvme_loader *l,
     if (!b)
         return base_fail(GPUNVME_ERR_INVALID, "this batch is not the caller's");
     if (after)
-        err = put_gate(l, b, after);
+        err = batch_put_gate(l, b, after);
     if (err)
         return err;
     b->state = BATCH_LEAVING;

@@ -127,8 +127,15 @@ gpunvme_err_t data_table_add(struct data_table *t, const struct data_reader *r, 
 struct gpunvme_data_range data_table_at(const struct data_table *t, uint64_t i)
 {
     size_t lo = 0, hi = t->nruns - 1;
+    size_t guess = t->n > hi ? (size_t)(i / (t->n / t->nruns)) : 0; /* runs of one length */
     const struct data_run *run;
     const struct data_pair *pair;
+
+    if (guess <= hi && t->runs[guess].first <= i) {
+        lo = guess;
+        if (guess == hi || i < t->runs[guess + 1].first)
+            hi = guess;
+    }
 
     while (lo < hi) {
         size_t mid = (lo + hi + 1) / 2;

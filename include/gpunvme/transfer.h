@@ -91,18 +91,18 @@ struct gpunvme_io {
     struct {
         struct gpunvme_io *next;
         struct gpunvme_batch *batch;
-        struct gpunvme_io *before, *after; /* of those of a batch that are in flight */
-        void *region;                      /* registered memory that all of it lies in */
-        size_t total;                      /* bytes of it */
-        size_t taken;                      /* bytes that workers have taken */
-        size_t left;                       /* bytes that have not ended */
-        size_t stop;                       /* where the first piece stopped short */
-        size_t at, in;                     /* which vec or range is next, and the byte in it */
-        gpunvme_err_t why;                 /* … it stopped: 0 is the end of the store */
-        uint32_t state;                    /* futex word */
-        bool is_ordered;                   /* another one does its work, behind a stream */
-        uint64_t detail;                   /* which text belongs to it */
-    } priv;                                /* private */
+        void *region;      /* registered memory that all of it lies in */
+        size_t total;      /* bytes of it */
+        size_t taken;      /* bytes that workers have taken */
+        size_t left;       /* bytes that have not ended */
+        size_t stop;       /* where the first piece stopped short */
+        size_t at, in;     /* which vec or range is next, and the byte in it */
+        gpunvme_err_t why; /* … it stopped: 0 is the end of the store */
+        uint32_t state;    /* futex word */
+        uint32_t slot;     /* of the batch's, while it is in flight */
+        bool is_ordered;   /* another one does its work, behind a stream */
+        uint64_t detail;   /* which text belongs to it */
+    } priv;                /* private */
 };
 
 /*

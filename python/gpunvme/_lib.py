@@ -32,7 +32,7 @@ __all__ = ["lib", "ops"]
 
 # ---- Constants: without their prefix GPUNVME_ -------------------------------------------------
 
-ABI = 1
+ABI = 2
 OPS_ABI = 1
 
 ERR_INVALID = -1
@@ -260,7 +260,7 @@ class Io(Structure):
         ("err", c_int),
         ("routes", c_uint32),
         ("done", c_size_t),
-        ("priv", c_uint64 * 14),  # the library's
+        ("priv", c_uint64 * 12),  # the library's
     ]
 
 

@@ -24,7 +24,7 @@ HAS(gpunvme_store_info, 40);
 HAS(gpunvme_path, 848);
 HAS(gpunvme_backend_info, 280);
 HAS(gpunvme_vec, 24);
-HAS(gpunvme_io, 216);
+HAS(gpunvme_io, 200);
 HAS(gpunvme_order, 32);
 HAS(gpunvme_kind, 32);
 HAS(gpunvme_kind_io, 96);

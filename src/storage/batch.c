@@ -12,13 +12,19 @@
 #include "storage/batch.h"
 #include "storage/futex.h"
 
+#define LEAST_ROOM   16u
+#define MOST_PENDING ((size_t)1 << 31)
+#define AHEAD        8u
+
+/* The lists have room for all that is pending, so that an end needs no memory. */
 struct gpunvme_batch {
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    struct gpunvme_io *first, **last; /* ended, in that order, linked by priv.next */
-    size_t nended;
-    struct gpunvme_io *running; /* in flight, linked by priv.after */
-    size_t nrunning;
+    struct gpunvme_io **running; /* in flight, each at its priv.slot; NULL: nothing there */
+    uint32_t *free_slots;
+    struct gpunvme_io **ended; /* a ring: `nended` from `first` on, in that order */
+    size_t room;               /* of each list: a power of two, or 0 */
+    size_t nfree, first, nended;
     size_t pending; /* submitted and not polled */
     size_t wanted;  /* who polls sleeps until so many have ended; 0: nobody sleeps */
     int event;      /* an eventfd, readable while there are ended ones; -1: nobody asked for it */
@@ -36,7 +42,6 @@ gpunvme_err_t gpunvme_batch_create(struct gpunvme_batch **out)
         return base_fail(GPUNVME_ERR_NOMEM, "a batch");
     pthread_mutex_init(&batch->lock, NULL);
     base_cond_init(&batch->wake);
-    batch->last = &batch->first;
     batch->event = -1;
     *out = batch;
     return GPUNVME_OK;
@@ -57,67 +62,121 @@ gpunvme_err_t gpunvme_batch_destroy(struct gpunvme_batch *batch)
         close(batch->event);
     pthread_cond_destroy(&batch->wake);
     pthread_mutex_destroy(&batch->lock);
+    free(batch->running);
+    free(batch->free_slots);
+    free(batch->ended);
     free(batch);
     return GPUNVME_OK;
 }
 
-void store_batch_expect(struct gpunvme_batch *batch, struct gpunvme_io *ios, size_t n)
+/* Under the lock. */
+static gpunvme_err_t grow(struct gpunvme_batch *batch, size_t room)
 {
+    struct gpunvme_io **running = calloc(room, sizeof(running[0]));
+    struct gpunvme_io **ended = calloc(room, sizeof(ended[0]));
+    uint32_t *free_slots = calloc(room, sizeof(free_slots[0]));
+
+    if (!running || !ended || !free_slots) {
+        free(running);
+        free(ended);
+        free(free_slots);
+        return base_fail(GPUNVME_ERR_NOMEM, "a batch of %zu transfers", room);
+    }
+    for (size_t i = 0; i < batch->room; i++)
+        running[i] = batch->running[i];
+    for (size_t i = 0; i < batch->nended; i++)
+        ended[i] = batch->ended[(batch->first + i) & (batch->room - 1)];
+    for (size_t i = 0; i < room - batch->room; i++)
+        free_slots[i] = (uint32_t)(room - 1 - i);
+    for (size_t i = 0; i < batch->nfree; i++)
+        free_slots[room - batch->room + i] = batch->free_slots[i];
+    free(batch->running);
+    free(batch->ended);
+    free(batch->free_slots);
+    batch->running = running;
+    batch->ended = ended;
+    batch->free_slots = free_slots;
+    batch->first = 0;
+    batch->nfree += room - batch->room;
+    batch->room = room;
+    return GPUNVME_OK;
+}
+
+/* Under the lock: room for `n` more. */
+static gpunvme_err_t make_room(struct gpunvme_batch *batch, size_t n)
+{
+    size_t room = batch->room ? batch->room : LEAST_ROOM;
+
+    if (n > MOST_PENDING - batch->pending)
+        return base_fail(GPUNVME_ERR_LIMIT, "more than 2^31 transfers of one batch");
+    while (room < batch->pending + n)
+        room *= 2;
+    return room == batch->room ? GPUNVME_OK : grow(batch, room);
+}
+
+gpunvme_err_t store_batch_expect(struct gpunvme_batch *batch, struct gpunvme_io *ios, size_t n)
+{
+    gpunvme_err_t err;
+
     pthread_mutex_lock(&batch->lock);
-    for (size_t i = 0; i < n; i++) {
+    err = make_room(batch, n);
+    for (size_t i = 0; i < n && !err; i++) {
         struct gpunvme_io *io = &ios[i];
 
-        if (io->priv.batch != batch)
+        if (io->callback)
             continue;
-        io->priv.before = NULL;
-        io->priv.after = batch->running;
-        if (batch->running)
-            batch->running->priv.before = io;
-        batch->running = io;
-        batch->nrunning++;
+        io->priv.slot = batch->free_slots[--batch->nfree];
+        batch->running[io->priv.slot] = io;
         batch->pending++;
     }
     pthread_mutex_unlock(&batch->lock);
+    return err;
 }
 
 /* Under the lock: it is in flight no more. */
-static void unlink_running(struct gpunvme_batch *batch, struct gpunvme_io *io)
+static void let_go(struct gpunvme_batch *batch, const struct gpunvme_io *io)
 {
-    if (io->priv.before)
-        io->priv.before->priv.after = io->priv.after;
-    else
-        batch->running = io->priv.after;
-    if (io->priv.after)
-        io->priv.after->priv.before = io->priv.before;
-    batch->nrunning--;
+    batch->running[io->priv.slot] = NULL;
+    batch->free_slots[batch->nfree++] = io->priv.slot;
 }
 
 void store_batch_forget(struct gpunvme_batch *batch, struct gpunvme_io *io)
 {
     pthread_mutex_lock(&batch->lock);
-    unlink_running(batch, io);
+    let_go(batch, io);
     batch->pending--;
     pthread_mutex_unlock(&batch->lock);
+}
+
+static int by_address(const void *a, const void *b)
+{
+    const struct gpunvme_io *x = *(struct gpunvme_io *const *)a,
+                            *y = *(struct gpunvme_io *const *)b;
+
+    return x < y ? -1 : x > y;
 }
 
 /* What they point to stays there until it is polled, which whoever cancels does not do meanwhile.
  */
 gpunvme_err_t gpunvme_batch_cancel(struct gpunvme_batch *batch)
 {
-    struct gpunvme_io **ios, *io;
+    struct gpunvme_io **ios;
     size_t n = 0;
 
     if (!batch)
         return base_fail(GPUNVME_ERR_INVALID, "batch is NULL");
     pthread_mutex_lock(&batch->lock);
-    ios = malloc((batch->nrunning + 1) * sizeof(struct gpunvme_io *));
-    for (io = batch->running; io && ios; io = io->priv.after)
-        ios[n++] = io;
+    ios = malloc((batch->room + 1) * sizeof(struct gpunvme_io *));
+    for (size_t i = 0; i < batch->room && ios; i++)
+        if (batch->running[i])
+            ios[n++] = batch->running[i];
     pthread_mutex_unlock(&batch->lock);
     if (!ios)
         return base_fail(GPUNVME_ERR_NOMEM, "a list of transfers");
-    while (n) /* those that were submitted first are the first in their queues */
-        gpunvme_io_cancel(ios[--n]);
+    /* As they are in their queues, where each is looked for from the first on. */
+    qsort(ios, n, sizeof(struct gpunvme_io *), by_address);
+    for (size_t i = 0; i < n; i++)
+        gpunvme_io_cancel(ios[i]);
     free(ios);
     return GPUNVME_OK;
 }
@@ -144,7 +203,7 @@ int gpunvme_batch_fd(struct gpunvme_batch *batch)
     pthread_mutex_lock(&batch->lock);
     if (batch->event < 0) {
         batch->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-        if (batch->first)
+        if (batch->nended)
             show(batch, true);
     }
     event = batch->event;
@@ -155,13 +214,11 @@ int gpunvme_batch_fd(struct gpunvme_batch *batch)
 void store_batch_push(struct gpunvme_batch *batch, struct gpunvme_io **ios, size_t n)
 {
     pthread_mutex_lock(&batch->lock);
-    if (!batch->first)
+    if (!batch->nended)
         show(batch, true);
     for (size_t i = 0; i < n; i++) {
-        unlink_running(batch, ios[i]);
-        ios[i]->priv.next = NULL;
-        *batch->last = ios[i];
-        batch->last = &ios[i]->priv.next;
+        let_go(batch, ios[i]);
+        batch->ended[(batch->first + batch->nended + i) & (batch->room - 1)] = ios[i];
     }
     batch->nended += n;
     if (batch->wanted && batch->nended >= batch->wanted)
@@ -181,24 +238,23 @@ size_t gpunvme_batch_pending(struct gpunvme_batch *batch)
     return pending;
 }
 
+/* Other processors had what has ended: it is fetched ahead. */
 static size_t take(struct gpunvme_batch *batch, size_t room, struct gpunvme_io **ended)
 {
-    size_t n = 0;
+    const size_t n = batch->nended < room ? batch->nended : room;
 
-    while (n < room && batch->first) {
-        struct gpunvme_io *io = batch->first;
-
-        batch->first = io->priv.next;
-        store_io_polled(io);
-        ended[n++] = io;
+    for (size_t i = 0; i < n; i++)
+        ended[i] = batch->ended[(batch->first + i) & (batch->room - 1)];
+    for (size_t i = 0; i < n; i++) {
+        if (i + AHEAD < n)
+            __builtin_prefetch(&ended[i + AHEAD]->priv.state, 1);
+        store_io_polled(ended[i]);
     }
-    if (!batch->first) {
-        batch->last = &batch->first;
-        if (n)
-            show(batch, false);
-    }
+    batch->first += n;
     batch->nended -= n;
     batch->pending -= n;
+    if (n && !batch->nended)
+        show(batch, false);
     return n;
 }
 

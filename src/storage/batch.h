@@ -7,8 +7,8 @@
 
 #include "storage/internal.h"
 
-/* Those of them that have it as their batch will be pushed. */
-void store_batch_expect(struct gpunvme_batch *batch, struct gpunvme_io *ios, size_t n);
+/* Those of them without a callback will be pushed, once they have begun. NOMEM or LIMIT: none. */
+gpunvme_err_t store_batch_expect(struct gpunvme_batch *batch, struct gpunvme_io *ios, size_t n);
 
 /* One of them will not. */
 void store_batch_forget(struct gpunvme_batch *batch, struct gpunvme_io *io);

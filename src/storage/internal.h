@@ -328,7 +328,8 @@ static inline struct store_span store_io_span(const struct gpunvme_io *io, size_
     return (struct store_span){io->offset, io->ptr, io->nbytes, io->mem};
 }
 
-/* Submits what was checked before, in stores that wait for it to be closed as well. */
+/* Submits what was checked before, and what `batch` expects, in stores that wait for it to be
+ * closed as well. */
 void store_io_start(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batch);
 
 /* Transfers that others stand for; each is ended by store_io_end(). */
@@ -381,6 +382,9 @@ void store_regions_init(struct store_regions *regions);
 void store_regions_free(struct store_regions *regions); /* unmaps and frees them all */
 struct store_region *store_regions_hold(struct store_regions *regions, const void *ptr,
                                         size_t nbytes, enum gpunvme_mem mem);
+/* The same, of one that is held already: true, if the memory lies in it. */
+bool store_region_hold_too(struct store_region *region, const void *ptr, size_t nbytes,
+                           enum gpunvme_mem mem);
 void store_region_release(struct store_region *region);
 gpunvme_err_t store_regions_add(struct store_regions *regions, void *ptr, size_t nbytes,
                                 enum gpunvme_mem mem);

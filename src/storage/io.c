@@ -171,7 +171,7 @@ size_t store_io_total(const struct gpunvme_io *io)
 }
 
 /* Of a vector each element has its own: the crew looks for them. */
-static struct store_region *region_of(const struct gpunvme_io *io)
+static struct store_region *region_of(const struct gpunvme_io *io, const struct gpunvme_io *near)
 {
     size_t nbytes = io->nbytes;
 
@@ -179,10 +179,15 @@ static struct store_region *region_of(const struct gpunvme_io *io)
         return NULL;
     if (io->offsets)
         nbytes = io->n ? (io->n - 1) * io->stride + io->nbytes : 0;
+    if (near && near->priv.region && near->store->engine == io->store->engine &&
+        store_region_hold_too(near->priv.region, io->ptr, nbytes, io->mem))
+        return near->priv.region;
     return store_regions_hold(store_engine_regions(io->store->engine), io->ptr, nbytes, io->mem);
 }
 
-static void prepare(struct gpunvme_io *io, struct gpunvme_batch *batch)
+/* `near`: one that is prepared and not begun; NULL: none. */
+static void prepare(struct gpunvme_io *io, struct gpunvme_batch *batch,
+                    const struct gpunvme_io *near)
 {
     io->err = GPUNVME_OK;
     io->routes = 0;
@@ -190,22 +195,20 @@ static void prepare(struct gpunvme_io *io, struct gpunvme_batch *batch)
     io->priv.next = NULL;
     io->priv.batch = io->callback ? NULL : batch;
     io->priv.is_ordered = false;
-    io->priv.region = region_of(io);
+    io->priv.region = region_of(io, near);
     io->priv.total = io->priv.left = store_io_total(io);
     io->priv.taken = io->priv.at = io->priv.in = 0;
     io->priv.stop = SIZE_MAX;
     io->priv.why = GPUNVME_OK;
     io->priv.detail = 0;
     atomic_fetch_add(&io->store->in_flight, 1);
-    __atomic_store_n(&io->priv.state, PENDING, __ATOMIC_RELAXED);
+    __atomic_store_n(&io->priv.state, PENDING, __ATOMIC_RELEASE);
 }
 
 void store_io_begin(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batch)
 {
     for (size_t i = 0; i < n; i++)
-        prepare(&ios[i], batch);
-    if (batch)
-        store_batch_expect(batch, ios, n);
+        prepare(&ios[i], batch, i ? &ios[i - 1] : NULL);
 }
 
 /* Those that one crew, or one backend's store, serves: they go to it at once. */
@@ -289,6 +292,8 @@ gpunvme_err_t gpunvme_io_submit(struct gpunvme_io *ios, size_t n, struct gpunvme
     if (n && !ios)
         return base_fail(GPUNVME_ERR_INVALID, "ios is NULL");
     err = store_io_check(ios, n);
+    if (!err && batch)
+        err = store_batch_expect(batch, ios, n);
     if (!err)
         store_io_start(ios, n, batch);
     return err;

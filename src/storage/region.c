@@ -69,6 +69,15 @@ struct store_region *store_regions_hold(struct store_regions *regions, const voi
     return found;
 }
 
+bool store_region_hold_too(struct store_region *region, const void *ptr, size_t nbytes,
+                           enum gpunvme_mem mem)
+{
+    if (!is_inside(region, ptr, nbytes, mem))
+        return false;
+    atomic_fetch_add(&region->users, 1);
+    return true;
+}
+
 void store_region_release(struct store_region *region)
 {
     if (region)

@@ -458,6 +458,8 @@ static gpunvme_err_t enqueue(struct group *group, struct gpunvme_batch *batch,
 
     if (!err && o->after)
         err = mem_cuda_user_stream_wait_event(first, o->after);
+    if (!err && batch)
+        err = store_batch_expect(batch, group->told, group->n);
     if (err) {
         give_up(group);
         return err;

@@ -73,7 +73,7 @@ echo 'int unused;' >"$dir/empty"
 for compiler in "$CC c c11" "$CXX c++ c++17" "clang c c11" "clang++ c++ c++17"; do
     read -r program language standard <<<"$compiler"
     command -v "$program" >/dev/null || continue
-    for header in "$prefix"/include/gpunvme/*.h "$prefix"/include/gpunvme/*.cuh; do
+    for header in "$prefix"/include/gpunvme/{*,*/*}.h "$prefix"/include/gpunvme/*.cuh; do
         try "$program" -x "$language" -std="$standard" -Wall -Wextra -Werror -fsyntax-only \
             -I"$prefix/include" -include "$header" "$dir/empty"
     done

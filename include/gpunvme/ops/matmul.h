@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Matrix multiplication. The rules of ops/core.h apply.
+ */
+#ifndef GPUNVME_OPS_MATMUL_H
+#define GPUNVME_OPS_MATMUL_H
+
+#include "gpunvme/ops/core.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * C = alpha op(A) op(B) + beta C, `batch` times; op(A) is m x k, op(B) k x n, C m x n.
+ *
+ *   a   m x k, lda >= k; transpose_a: stored k x m, lda >= m
+ *   b   k x n, ldb >= n; transpose_b: stored n x k, ldb >= k
+ *   c   m x n, ldc >= n; transpose_c: stored n x m, ldc >= m
+ *
+ * Any size may be 0: without rows or columns nothing is done; with k = 0 C becomes beta C. If beta
+ * is 0, C is not read and may be uninitialised. If alpha is 0, A and B are not read. The leading
+ * dimension of a matrix with fewer than two rows is ignored, and so is the stride of fewer than two
+ * matrices. stride_a and stride_b may be 0: one matrix for the whole batch. The matrices of C must
+ * not overlap each other; they may be interleaved within rows (attention's heads).
+ */
+struct gpunvme_matmul {
+    int64_t m, n, k, batch; /* batch: 1 for a single product; with 0 nothing is done */
+    const void *a, *b;
+    void *c;
+    int64_t lda, ldb, ldc;
+    int64_t stride_a, stride_b, stride_c; /* from one matrix of the batch to the next, >= 0 */
+    float alpha, beta;
+    int32_t transpose_a, transpose_b, transpose_c; /* 0 or 1 */
+    int32_t dtype;                                 /* of A and B */
+    int32_t out_dtype;                             /* of C: dtype, or F32 */
+    int32_t compute;
+};
+
+gpunvme_ops_status_t gpunvme_matmul(const struct gpunvme_matmul *matmul,
+                                    const struct gpunvme_ops_exec *exec);
+
+/* Bytes of workspace that gpunvme_matmul() needs. Pointers are ignored. */
+gpunvme_ops_status_t gpunvme_matmul_workspace(const struct gpunvme_matmul *matmul,
+                                              const struct gpunvme_ops_exec *exec, size_t *nbytes);
+
+/* The name of the variant that gpunvme_matmul() will run, for "auto". */
+gpunvme_ops_status_t gpunvme_matmul_choose(const struct gpunvme_matmul *matmul,
+                                           const struct gpunvme_ops_exec *exec, const char **name);
+
+/*
+ * A variant's memory traffic, computed from its tiles. On a GPU `global` is the traffic that leaves
+ * the multiprocessors (L2 and beyond) and `shared` that of shared memory. On the CPU `global` is
+ * what is read from and written to the matrices themselves, `shared` what the innermost loop reads
+ * from copies in a cache.
+ */
+struct gpunvme_matmul_metrics {
+    double flops; /* 2 m n k batch */
+    double global_load_nbytes, global_store_nbytes;
+    double shared_load_nbytes, shared_store_nbytes;
+    double ideal_nbytes;         /* each element of A, B and C once */
+    double arithmetic_intensity; /* flops per byte of global traffic */
+    double memory_efficiency;    /* ideal_nbytes / global traffic; at most 1 */
+    int32_t registers;           /* GPU: of a thread; CPU: vector registers of the micro-kernel */
+    int32_t threads_per_block;   /* GPU */
+    int64_t blocks;              /* GPU */
+    int64_t shared_nbytes;       /* GPU: of a block; CPU: of the copies in caches, by thread */
+    double occupancy;            /* GPU: resident warps / warps that fit; else 0 */
+};
+
+/* ERR_UNSUPPORTED: the variant does not compute them. Pointers are ignored. */
+gpunvme_ops_status_t gpunvme_matmul_analyze(const struct gpunvme_matmul *matmul,
+                                            const struct gpunvme_ops_exec *exec,
+                                            struct gpunvme_matmul_metrics *metrics);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "ops/cuda/device.cuh"
+#include "ops/cuda/element.cuh"
 #include "ops/cuda/ptx.cuh"
 #include "ops/matmul/hopper.h"
 

@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-#include "ops/fail.h"
+#include "ops/core/fail.h"
 
 /* Gives `own` a workspace of `needed` bytes, unless the caller brought one: *room is to be freed.
  */

@@ -99,7 +99,7 @@ static int64_t pad(const struct request *q, int64_t odd)
     return q->aligned ? 8 : odd;
 }
 
-/* GPUs may take a polynomial for GELU where results have 16 bits: src/ops/cuda/device.cuh. */
+/* GPUs may take a polynomial for GELU where results have 16 bits: src/ops/cuda/element.cuh. */
 static double activation_error(const struct request *q, double z, double result)
 {
     bool fast = TEST_DEVICE == GPUNVME_OPS_CUDA && q->dtype != GPUNVME_OPS_F32;

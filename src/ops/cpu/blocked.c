@@ -6,8 +6,8 @@
  */
 #include <string.h>
 
-#include "ops/cpu/cpu.h"
 #include "ops/cpu/dtype.h"
+#include "ops/cpu/product.h"
 
 #define T CPU_BLOCK
 

@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-#include "gpunvme/ops.h"
+#include "gpunvme/ops/core.h"
 
 static inline float cpu_float_of_bits(uint32_t bits)
 {

@@ -4,8 +4,8 @@
  */
 #include <math.h>
 
-#include "ops/cpu/cpu.h"
 #include "ops/cpu/dtype.h"
+#include "ops/cpu/product.h"
 
 #define SQRT_HALF       0.70710678118654752440f
 #define INV_SQRT_2PI    0.39894228040143267794f

@@ -2,7 +2,7 @@
  *
  * The micro-kernel for AVX2 and FMA: 6 x 16, in 12 of 16 registers; 2 hold B, 1 an element of A.
  */
-#include "ops/cpu/cpu.h"
+#include "ops/cpu/product.h"
 
 #if defined(__x86_64__)
 #define KERNEL_TARGET __attribute__((target("avx2,fma")))

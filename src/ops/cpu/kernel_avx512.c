@@ -3,7 +3,7 @@
  * The micro-kernel for AVX-512: 12 x 32, in 24 of 32 registers. 14 x 32 fills them all, but lost
  * (docs/OPERATORS.md).
  */
-#include "ops/cpu/cpu.h"
+#include "ops/cpu/product.h"
 
 #if defined(__x86_64__)
 #define KERNEL_TARGET __attribute__((target("avx512f,fma")))

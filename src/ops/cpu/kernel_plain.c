@@ -3,7 +3,7 @@
  * The micro-kernel with vectors of four, which every 64-bit processor has: SSE2, NEON. A compiler
  * makes do without them, too.
  */
-#include "ops/cpu/cpu.h"
+#include "ops/cpu/product.h"
 
 #define KERNEL_TARGET
 #define KERNEL_LANES 4

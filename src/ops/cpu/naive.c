@@ -3,8 +3,8 @@
  * The first rung: three loops, one sum at a time, as the definition has it. It reads a column of B
  * for every element of C.
  */
-#include "ops/cpu/cpu.h"
 #include "ops/cpu/dtype.h"
+#include "ops/cpu/product.h"
 
 static float sum_f32(const struct cpu_product *p, int64_t i, int64_t j)
 {

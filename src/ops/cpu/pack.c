@@ -7,8 +7,8 @@
  * Both operands are seen as "lines" (rows of A, columns of B) along k: `rs` is from line to line,
  * `cs` from k to k.
  */
-#include "ops/cpu/cpu.h"
 #include "ops/cpu/dtype.h"
+#include "ops/cpu/product.h"
 
 typedef float vec4 __attribute__((vector_size(16)));
 typedef float vec4_any __attribute__((vector_size(16), aligned(4), may_alias));

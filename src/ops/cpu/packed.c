@@ -7,8 +7,8 @@
  * C in f32 is added to in place. A C of 16 bits would be rounded at every kc: its sums are kept in
  * f32 in the workspace, for SUM_ROWS rows at a time, and rounded once.
  */
-#include "ops/cpu/cpu.h"
 #include "ops/cpu/dtype.h"
+#include "ops/cpu/product.h"
 
 #define SUM_ROWS 960 /* a multiple of every mc */
 #define MAX_TILE 384 /* of mr * nr */

@@ -9,8 +9,8 @@
 #include <omp.h>
 #endif
 
-#include "ops/cpu/cpu.h"
 #include "ops/cpu/dtype.h"
+#include "ops/cpu/product.h"
 
 #define MAX_THREADS 1024
 

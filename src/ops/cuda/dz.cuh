@@ -6,8 +6,8 @@
 #ifndef OPS_CUDA_DZ_CUH
 #define OPS_CUDA_DZ_CUH
 
-#include "ops/cuda/device.cuh"
 #include "ops/cuda/dz.h"
+#include "ops/cuda/element.cuh"
 
 /*
  * Rows that a warp beside the product has on their way: enough to be ahead of it, but not so many

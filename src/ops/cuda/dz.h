@@ -18,7 +18,7 @@
 #define OPS_CUDA_DZ_H
 
 #include "gpunvme/fn.h"
-#include "ops/cuda/cuda.h"
+#include "ops/matmul/product.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -3,10 +3,10 @@
  * How kernels are launched, and what the CUDA runtime says of them.
  */
 #include <cuda_runtime_api.h>
-#include <limits.h>
 #include <stdio.h>
 
-#include "ops/cuda/cuda.h"
+#include "ops/core/operator.h"
+#include "ops/cuda/launch.h"
 
 gpunvme_ops_status_t cuda_status(int error, const char *doing)
 {
@@ -59,23 +59,14 @@ gpunvme_ops_status_t cuda_describe(const void *kernel, const struct cuda_tiling 
     return GPUNVME_OPS_OK;
 }
 
-gpunvme_ops_status_t cuda_launch_tiles(const void *kernel, const struct cuda_product *product,
-                                       const struct cuda_tiling *tiling, void *stream,
-                                       struct cuda_launch *launch)
+size_t cuda_workspace_part(int64_t rows, int64_t row_nbytes)
 {
-    int64_t tiles = cuda_tiles(product, tiling->tile_m, tiling->tile_n);
-    struct cuda_product copy = *product;
-    void *args[] = {&copy};
-    dim3 grid = {(unsigned)(tiles < INT_MAX ? tiles : INT_MAX), 1, 1};
-    dim3 block = {(unsigned)tiling->threads, 1, 1};
-    gpunvme_ops_status_t status = cuda_allow_shared(kernel, tiling->shared_nbytes);
+    const size_t most = SIZE_MAX / 4, align = GPUNVME_OPS_WORKSPACE_ALIGN;
+    size_t nbytes;
 
-    if (status)
-        return status;
-    if (launch)
-        return cuda_describe(kernel, tiling, grid.x, launch);
-    return cuda_status(cudaLaunchKernel(kernel, grid, block, args, tiling->shared_nbytes, stream),
-                       "launching a kernel");
+    if (__builtin_mul_overflow((size_t)rows, (size_t)row_nbytes, &nbytes) || nbytes > most - align)
+        return most;
+    return (nbytes + align - 1) / align * align;
 }
 
 gpunvme_ops_status_t ops_cuda_capability(int index, struct gpunvme_ops_capability *out)

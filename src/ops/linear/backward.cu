@@ -4,7 +4,7 @@
  * and by warps that read rows and reduce at the end, in the same pass as dZ.
  */
 #include "ops/cuda/dz.cuh"
-#include "ops/linear/linear.h"
+#include "ops/linear/passes.h"
 
 #define THREADS 256
 #define WARPS   (THREADS / 32)

@@ -2,8 +2,8 @@
  *
  * The pass that a linear layer makes over sums where its product did not do it in passing.
  */
-#include "ops/cuda/device.cuh"
-#include "ops/linear/linear.h"
+#include "ops/linear/passes.h"
+#include "ops/matmul/finish.cuh"
 
 #define THREADS 256
 

@@ -10,8 +10,8 @@
  * does TM * 8 of them for (TM + 8) / 4 loads. Tiles that are all there have a loop with hardly
  * anything else in it; the last steps of a tile, and the edges of C, have another one.
  */
-#include "ops/cuda/device.cuh"
 #include "ops/cuda/ptx.cuh"
+#include "ops/matmul/finish.cuh"
 
 #define TILE_N   128
 #define TILE_K   16

@@ -7,9 +7,9 @@
 
 #include <cuda.h>
 
-#include "ops/cuda/cuda.h"
 #include "ops/cuda/dz.h"
 #include "ops/matmul/hopper.h"
+#include "ops/matmul/product.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -6,9 +6,9 @@
 #ifndef OPS_MATMUL_HOPPER_PIPELINE_CUH
 #define OPS_MATMUL_HOPPER_PIPELINE_CUH
 
-#include "ops/cuda/device.cuh"
 #include "ops/cuda/dz.cuh"
 #include "ops/cuda/ptx.cuh"
+#include "ops/matmul/finish.cuh"
 #include "ops/matmul/hopper_kernel.h"
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -4,7 +4,7 @@
  * global memory. Neighbouring threads have neighbouring columns. It also does what has no product
  * in it (k = 0) for all other rungs.
  */
-#include "ops/cuda/device.cuh"
+#include "ops/matmul/finish.cuh"
 
 #define ROWS 8
 #define COLS 32

@@ -3,7 +3,7 @@
  * Where k was cut into pieces: their sums, in f32 and below each other in the workspace, are added
  * in order and become elements of C.
  */
-#include "ops/cuda/device.cuh"
+#include "ops/matmul/finish.cuh"
 
 #define THREADS 256
 

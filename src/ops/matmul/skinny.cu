@@ -17,7 +17,7 @@
  * The warps of a block and up to eight blocks of a cluster share the k of the same lines. Their
  * sums are added through shared memory, always in the same order.
  */
-#include "ops/cuda/device.cuh"
+#include "ops/matmul/finish.cuh"
 #include "ops/matmul/skinny.h"
 
 #define WARPS   8

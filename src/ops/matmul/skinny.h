@@ -5,7 +5,7 @@
 #ifndef OPS_MATMUL_SKINNY_H
 #define OPS_MATMUL_SKINNY_H
 
-#include "ops/cuda/cuda.h"
+#include "ops/matmul/product.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -6,8 +6,8 @@
  * Operands lie there as they do in memory, k or m and n contiguous; ldmatrix transposes where it
  * must, and tf32 is read element by element.
  */
-#include "ops/cuda/device.cuh"
 #include "ops/cuda/ptx.cuh"
+#include "ops/matmul/finish.cuh"
 #include "ops/matmul/tensorcore.h"
 
 #define TILE    TENSORCORE_TILE

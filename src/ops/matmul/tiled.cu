@@ -3,7 +3,7 @@
  * Rung 2, tiled: a block brings tiles of A and B to shared memory, from where each element is read
  * 32 times. Whichever way an operand lies, neighbouring threads read neighbouring elements.
  */
-#include "ops/cuda/device.cuh"
+#include "ops/matmul/finish.cuh"
 
 #define TILE 32
 

@@ -4,7 +4,7 @@
  * a row of C, so a value of A serves four multiplications, and B is read from shared memory 16
  * bytes at a time; so are both from global memory where their alignment allows it.
  */
-#include "ops/cuda/device.cuh"
+#include "ops/matmul/finish.cuh"
 
 #define TILE_M  32
 #define TILE_N  128

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * The derivatives of activations for matrices of 16 bits (ops/cuda/device.cuh): every value of f16
+ * The derivatives of activations for matrices of 16 bits (ops/cuda/element.cuh): every value of f16
  * and bf16 against f64.
  */
 #include <setjmp.h>
@@ -11,7 +11,7 @@ extern "C" {
 #include <cmocka.h>
 }
 
-#include "ops/cuda/device.cuh"
+#include "ops/cuda/element.cuh"
 
 /* s (1 - s) for s = 1 / (1 + exp(-x)) */
 static double bump(double x)

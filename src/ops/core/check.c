@@ -5,7 +5,7 @@
 #include <inttypes.h>
 #include <stdbool.h>
 
-#include "ops/check.h"
+#include "ops/core/check.h"
 
 gpunvme_ops_status_t ops_check_enum(const char *name, int value, int count)
 {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * gpunvme_matmul() on the CPU, with any engine.
+ * Matrix multiplication on the CPU, by any engine.
  */
-#include "ops/cpu/cpu.h"
 #include "ops/cpu/dtype.h"
+#include "ops/cpu/product.h"
+#include "ops/matmul/matmul.h"
 
 static struct cpu_operand operand(const void *data, int64_t ld, int transposed, int dtype)
 {
@@ -42,14 +43,14 @@ static bool by_batch(const struct cpu_engine *engine, const struct gpunvme_matmu
     return engine->threads && p->batch >= threads;
 }
 
-size_t cpu_matmul_workspace(const struct ops_variant *variant, const struct ops_problem *problem,
-                            const struct gpunvme_ops_exec *exec)
+static size_t workspace(const struct ops_variant *variant, const struct ops_call *call)
 {
     const struct cpu_engine *engine = variant->data;
-    int threads = cpu_threads_for(engine, exec);
-    struct cpu_product x = product_of(problem->u.matmul, 0);
+    int threads = cpu_threads_for(engine, call->exec);
+    struct gpunvme_matmul p = matmul_normal_form(call->descriptor);
+    struct cpu_product x = product_of(&p, 0);
 
-    if (by_batch(engine, problem->u.matmul, threads))
+    if (by_batch(engine, &p, threads))
         return cpu_product_workspace(engine, &x, 1) * (size_t)threads;
     return cpu_product_workspace(engine, &x, threads);
 }
@@ -72,17 +73,17 @@ static void run_batch(void *arg, int index, int count)
     }
 }
 
-gpunvme_ops_status_t cpu_matmul_run(const struct ops_variant *variant,
-                                    const struct ops_problem *problem,
-                                    const struct gpunvme_ops_exec *exec)
+static gpunvme_ops_status_t run(const struct ops_variant *variant, const struct ops_call *call)
 {
     const struct cpu_engine *engine = variant->data;
-    const struct gpunvme_matmul *p = problem->u.matmul;
-    int threads = cpu_threads_for(engine, exec);
+    struct gpunvme_matmul normal = matmul_normal_form(call->descriptor);
+    const struct gpunvme_matmul *p = &normal;
+    int threads = cpu_threads_for(engine, call->exec);
 
     if (by_batch(engine, p, threads)) {
         struct cpu_product x = product_of(p, 0);
-        struct batch batch = {engine, p, exec->workspace, cpu_product_workspace(engine, &x, 1)};
+        struct batch batch = {engine, p, call->exec->workspace,
+                              cpu_product_workspace(engine, &x, 1)};
 
         cpu_parallel(threads, run_batch, &batch);
         return GPUNVME_OPS_OK;
@@ -90,7 +91,7 @@ gpunvme_ops_status_t cpu_matmul_run(const struct ops_variant *variant,
     for (int64_t i = 0; i < p->batch; i++) {
         struct cpu_product x = product_of(p, i);
 
-        cpu_run_product(engine, &x, threads, exec->workspace);
+        cpu_run_product(engine, &x, threads, call->exec->workspace);
     }
     return GPUNVME_OPS_OK;
 }
@@ -116,12 +117,13 @@ static void analyze_copies(const struct gpunvme_matmul *p, int64_t rows, int64_t
     x->shared_load_nbytes = 4 * k * (m * ceil_div(p->n, cols) + n * ceil_div(p->m, rows));
 }
 
-void cpu_matmul_analyze(const struct ops_variant *variant, const struct ops_problem *problem,
-                        const struct gpunvme_ops_exec *exec, struct gpunvme_matmul_metrics *x)
+static void analyze(const struct ops_variant *variant, const struct ops_call *call, void *metrics)
 {
     const struct cpu_engine *engine = variant->data;
     const struct cpu_kernel *kernel = engine->threads ? cpu_best_kernel() : engine->kernel;
-    const struct gpunvme_matmul *p = problem->u.matmul;
+    struct gpunvme_matmul normal = matmul_normal_form(call->descriptor);
+    const struct gpunvme_matmul *p = &normal;
+    struct gpunvme_matmul_metrics *x = metrics;
     double k_passes = p->k ? ceil_div(p->k, kernel ? kernel->kc : 1) : 1;
     double batch = (double)p->batch;
     struct cpu_product one = product_of(p, 0);
@@ -142,7 +144,12 @@ void cpu_matmul_analyze(const struct ops_variant *variant, const struct ops_prob
     x->shared_store_nbytes *= batch;
     x->registers = kernel ? kernel->vectors : 0;
     x->shared_nbytes =
-        kernel ? (int64_t)(cpu_product_workspace(engine, &one, cpu_threads_for(engine, exec)) /
-                           (size_t)cpu_threads_for(engine, exec))
-               : (int64_t)engine->tile * engine->tile * 3 * 4;
+        kernel
+            ? (int64_t)(cpu_product_workspace(engine, &one, cpu_threads_for(engine, call->exec)) /
+                        (size_t)cpu_threads_for(engine, call->exec))
+            : (int64_t)engine->tile * engine->tile * 3 * 4;
 }
+
+static const struct ops_variant variants[] = CPU_LADDER(workspace, run, analyze);
+
+const struct ops_ladder matmul_cpu = OPS_LADDER(variants);

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * The linear layer, forward and backward: the arguments are checked, then a variant is chosen. What
- * variants do is in cpu/ and linear/.
+ * The linear layer, forward and backward: their tables, and what their arguments must be. cpu.c and
+ * cuda.c have the ladders.
  */
-#include "ops/call.h"
+#include "ops/linear/linear.h"
+
+OPS_ABI_SIZE(gpunvme_linear, 112);
+OPS_ABI_SIZE(gpunvme_linear_grad, 152);
 
 static struct ops_matrix matrix(const char *name, const void *data, int64_t rows, int64_t cols,
                                 int64_t ld, int dtype, int result)
@@ -52,51 +55,31 @@ static void describe_forward(const struct gpunvme_linear *p, struct ops_spans *s
         add(spans, matrix("preact", p->preact, p->rows, p->out, p->ld_preact, p->dtype, 1));
 }
 
-static gpunvme_ops_status_t begin_forward(const struct gpunvme_linear *p,
-                                          const struct gpunvme_ops_exec *exec,
-                                          struct ops_call *call)
+static double flops(int64_t rows, int64_t in, int64_t out)
 {
-    gpunvme_ops_status_t status = ops_call_begin(call, GPUNVME_OPS_LINEAR_FORWARD, p, exec);
+    return 2 * (double)rows * (double)in * (double)out;
+}
 
-    if (!status)
-        status = check_common((int64_t[]){p->rows, p->in, p->out}, p->activation, p->dtype,
-                              p->compute, p->reserved);
+static gpunvme_ops_status_t check_forward(struct ops_call *call)
+{
+    const struct gpunvme_linear *p = call->descriptor;
+    gpunvme_ops_status_t status = check_common((int64_t[]){p->rows, p->in, p->out}, p->activation,
+                                               p->dtype, p->compute, p->reserved);
+
     if (status)
         return status;
-    call->problem.u.forward = p;
+    call->dtype = p->dtype;
+    call->compute = p->compute;
     call->empty = !p->rows || !p->out;
+    call->flops = flops(p->rows, p->in, p->out);
     describe_forward(p, &call->spans);
-    return ops_check_shapes(&call->spans);
+    return GPUNVME_OPS_OK;
 }
 
-gpunvme_ops_status_t gpunvme_linear_forward(const struct gpunvme_linear *linear,
-                                            const struct gpunvme_ops_exec *exec)
-{
-    struct ops_call call;
-    gpunvme_ops_status_t status = begin_forward(linear, exec, &call);
+const struct ops_operator ops_linear_forward = {
+    "linear_forward", check_forward, {&linear_forward_cpu, OPS_CUDA(&linear_forward_cuda)}};
 
-    return status ? status : ops_call_run(&call);
-}
-
-gpunvme_ops_status_t gpunvme_linear_forward_workspace(const struct gpunvme_linear *linear,
-                                                      const struct gpunvme_ops_exec *exec,
-                                                      size_t *nbytes)
-{
-    struct ops_call call;
-    gpunvme_ops_status_t status = begin_forward(linear, exec, &call);
-
-    return status ? status : ops_call_workspace(&call, nbytes);
-}
-
-gpunvme_ops_status_t gpunvme_linear_forward_choose(const struct gpunvme_linear *linear,
-                                                   const struct gpunvme_ops_exec *exec,
-                                                   const char **name)
-{
-    struct ops_call call;
-    gpunvme_ops_status_t status = begin_forward(linear, exec, &call);
-
-    return status ? status : ops_call_choose(&call, name);
-}
+OPS_FUNCTIONS(ops_linear_forward, gpunvme_linear_forward, struct gpunvme_linear)
 
 /* Is there an element of a gradient to compute? With rows = 0 gradients of parameters become 0. */
 static int nothing_to_do(const struct gpunvme_linear_grad *p)
@@ -125,15 +108,12 @@ static void describe_backward(const struct gpunvme_linear_grad *p, struct ops_sp
         add(spans, matrix("grad_bias", p->grad_bias, 1, p->out, p->out, p->grad_dtype, 1));
 }
 
-static gpunvme_ops_status_t begin_backward(const struct gpunvme_linear_grad *p,
-                                           const struct gpunvme_ops_exec *exec,
-                                           struct ops_call *call)
+static gpunvme_ops_status_t check_backward(struct ops_call *call)
 {
-    gpunvme_ops_status_t status = ops_call_begin(call, GPUNVME_OPS_LINEAR_BACKWARD, p, exec);
+    const struct gpunvme_linear_grad *p = call->descriptor;
+    gpunvme_ops_status_t status = check_common((int64_t[]){p->rows, p->in, p->out}, p->activation,
+                                               p->dtype, p->compute, p->reserved);
 
-    if (!status)
-        status = check_common((int64_t[]){p->rows, p->in, p->out}, p->activation, p->dtype,
-                              p->compute, p->reserved);
     if (!status)
         status = ops_check_enum("grad_dtype", p->grad_dtype, GPUNVME_OPS_NDTYPES);
     if (!status)
@@ -143,37 +123,15 @@ static gpunvme_ops_status_t begin_backward(const struct gpunvme_linear_grad *p,
     if (p->grad_dtype != GPUNVME_OPS_F32 && p->grad_dtype != p->dtype)
         return ops_fail(GPUNVME_OPS_ERR_DTYPE, "grad_dtype is %s: with %s it can be that, or f32",
                         gpunvme_ops_dtype_name(p->grad_dtype), gpunvme_ops_dtype_name(p->dtype));
-    call->problem.u.backward = p;
+    call->dtype = p->dtype;
+    call->compute = p->compute;
     call->empty = nothing_to_do(p);
+    call->flops = 2 * flops(p->rows, p->in, p->out);
     describe_backward(p, &call->spans);
-    return ops_check_shapes(&call->spans);
+    return GPUNVME_OPS_OK;
 }
 
-gpunvme_ops_status_t gpunvme_linear_backward(const struct gpunvme_linear_grad *grad,
-                                             const struct gpunvme_ops_exec *exec)
-{
-    struct ops_call call;
-    gpunvme_ops_status_t status = begin_backward(grad, exec, &call);
+const struct ops_operator ops_linear_backward = {
+    "linear_backward", check_backward, {&linear_backward_cpu, OPS_CUDA(&linear_backward_cuda)}};
 
-    return status ? status : ops_call_run(&call);
-}
-
-gpunvme_ops_status_t gpunvme_linear_backward_workspace(const struct gpunvme_linear_grad *grad,
-                                                       const struct gpunvme_ops_exec *exec,
-                                                       size_t *nbytes)
-{
-    struct ops_call call;
-    gpunvme_ops_status_t status = begin_backward(grad, exec, &call);
-
-    return status ? status : ops_call_workspace(&call, nbytes);
-}
-
-gpunvme_ops_status_t gpunvme_linear_backward_choose(const struct gpunvme_linear_grad *grad,
-                                                    const struct gpunvme_ops_exec *exec,
-                                                    const char **name)
-{
-    struct ops_call call;
-    gpunvme_ops_status_t status = begin_backward(grad, exec, &call);
-
-    return status ? status : ops_call_choose(&call, name);
-}
+OPS_FUNCTIONS(ops_linear_backward, gpunvme_linear_backward, struct gpunvme_linear_grad)

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * What the GPU's variants share: one product of two matrices as the kernels see it, and the rungs
- * of the ladder, each in a file of its own in matmul/. Read by C, CUDA and tests without either.
+ * One product of two matrices as the GPU's kernels see it, and the rungs that compute it, each in a
+ * file of its own. The linear layer makes products, too.
  */
-#ifndef OPS_CUDA_H
-#define OPS_CUDA_H
+#ifndef OPS_MATMUL_PRODUCT_H
+#define OPS_MATMUL_PRODUCT_H
 
 #include "gpunvme/fn.h"
-#include "ops/variant.h"
+#include "ops/core/operator.h"
+#include "ops/cuda/launch.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -72,23 +73,6 @@ GPUNVME_FN int64_t cuda_matrices(const struct cuda_product *p)
     return p->pieces > 1 ? p->batch / p->pieces : p->batch;
 }
 
-/* A kernel's tiles. A block makes tile_m x tile_n elements of C. */
-struct cuda_tiling {
-    int tile_m, tile_n;
-    int part_m, part_n; /* that are made of what is read from shared memory at once; 0: of none */
-    int threads;
-    size_t shared_nbytes; /* that the launch asks for */
-    int pair_m, pair_n;   /* blocks of a cluster below and beside each other; 0 is 1 */
-};
-
-/* How a rung would run a product, for the metrics. */
-struct cuda_launch {
-    struct cuda_tiling tiling;
-    int registers;
-    int64_t blocks, shared_nbytes;
-    double occupancy;
-};
-
 /* A rung. */
 struct cuda_engine {
     /* Enqueues the product. With `launch` it is only described. */
@@ -126,9 +110,6 @@ size_t cuda_workspace_hopper(const struct cuda_product *);
 int cuda_suits_hopper(const struct cuda_product *);
 int cuda_misaligned_hopper(const struct cuda_product *);
 
-/* A cudaError_t as a status, with what was being done. */
-gpunvme_ops_status_t cuda_status(int error, const char *doing);
-
 /*
  * Launches `kernel(product)`: as many blocks as there are tiles, but at most the grid's limit, for
  * kernels go on to further tiles by themselves. With `launch` it only tells about it.
@@ -137,28 +118,11 @@ gpunvme_ops_status_t cuda_launch_tiles(const void *kernel, const struct cuda_pro
                                        const struct cuda_tiling *tiling, void *stream,
                                        struct cuda_launch *launch);
 
-/* What the device makes of a kernel. */
-gpunvme_ops_status_t cuda_describe(const void *kernel, const struct cuda_tiling *tiling,
-                                   int64_t blocks, struct cuda_launch *launch);
-
-/* Shared memory beyond 48 KiB must be asked for before a launch. */
-gpunvme_ops_status_t cuda_allow_shared(const void *kernel, size_t nbytes);
-
-/* Multiprocessors of the current device; 1 if it cannot tell. */
-int cuda_units(void);
-
 /* Tiles of m x n that cover C. */
 static inline int64_t cuda_tiles(const struct cuda_product *p, int64_t m, int64_t n)
 {
     return ((p->m + m - 1) / m) * ((p->n + n - 1) / n) * p->batch;
 }
-
-/* Bytes of a workspace's part, so that the next one is aligned; SIZE_MAX / 4, which nobody has, if
- * they are more than that. */
-size_t cuda_workspace_part(int64_t rows, int64_t row_nbytes);
-
-/* A product as a rung wants it: strides that no one looks at are made harmless. */
-struct cuda_product cuda_matmul_product(const struct gpunvme_matmul *matmul);
 
 /* Says which way an operand and C can be read and written in vectors; after all else is set. */
 void cuda_set_vectors(struct cuda_product *product);
@@ -219,14 +183,6 @@ struct cuda_plan cuda_plan_of(const struct cuda_product *product, enum cuda_leve
 /* The sums of a product's pieces, in f32, become C: pieces.cu. */
 gpunvme_ops_status_t cuda_add_pieces(const struct cuda_product *product, const float *sums,
                                      int64_t ld, int pieces, void *stream);
-
-/* Matmul's functions for the table: variant->data is the engine. */
-size_t cuda_matmul_workspace(const struct ops_variant *, const struct ops_problem *,
-                             const struct gpunvme_ops_exec *);
-gpunvme_ops_status_t cuda_matmul_run(const struct ops_variant *, const struct ops_problem *,
-                                     const struct gpunvme_ops_exec *);
-void cuda_matmul_analyze(const struct ops_variant *, const struct ops_problem *,
-                         const struct gpunvme_ops_exec *, struct gpunvme_matmul_metrics *);
 
 #ifdef __cplusplus
 }

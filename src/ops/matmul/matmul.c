@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Matrix multiplication: the arguments are checked and brought into one form, then a variant is
- * chosen. What variants do is in cpu/ and matmul/.
+ * Matrix multiplication: its table, and what its arguments must be. cpu.c and cuda.c have the
+ * ladders.
  */
-#include <string.h>
+#include "ops/matmul/matmul.h"
 
-#include "ops/call.h"
+OPS_ABI_SIZE(gpunvme_matmul, 136);
+OPS_ABI_SIZE(gpunvme_matmul_metrics, 96);
+
+static double flops(const struct gpunvme_matmul *p)
+{
+    return 2 * (double)p->m * (double)p->n * (double)p->k * (double)p->batch;
+}
 
 /* The three operands as they lie in memory. */
 static void describe(const struct gpunvme_matmul *p, struct ops_spans *spans)
@@ -52,7 +58,7 @@ static gpunvme_ops_status_t check_enums(const struct gpunvme_matmul *p)
 }
 
 /* C^T = B^T A^T: a transposed result is the product of the swapped operands. */
-static struct gpunvme_matmul normal_form(const struct gpunvme_matmul *p)
+struct gpunvme_matmul matmul_normal_form(const struct gpunvme_matmul *p)
 {
     struct gpunvme_matmul q = *p;
 
@@ -72,15 +78,11 @@ static struct gpunvme_matmul normal_form(const struct gpunvme_matmul *p)
     return q;
 }
 
-/* `normal` is what the problem points to. */
-static gpunvme_ops_status_t begin(const struct gpunvme_matmul *p,
-                                  const struct gpunvme_ops_exec *exec, struct ops_call *call,
-                                  struct gpunvme_matmul *normal)
+static gpunvme_ops_status_t check(struct ops_call *call)
 {
-    gpunvme_ops_status_t status = ops_call_begin(call, GPUNVME_OPS_MATMUL, p, exec);
+    const struct gpunvme_matmul *p = call->descriptor;
+    gpunvme_ops_status_t status = check_enums(p);
 
-    if (!status)
-        status = check_enums(p);
     if (!status)
         status = ops_check_size("m", p->m);
     if (!status)
@@ -91,42 +93,17 @@ static gpunvme_ops_status_t begin(const struct gpunvme_matmul *p,
         status = ops_check_size("batch", p->batch);
     if (status)
         return status;
-    *normal = normal_form(p);
-    call->problem.u.matmul = normal;
+    call->dtype = p->dtype;
+    call->compute = p->compute;
     call->empty = !p->m || !p->n || !p->batch;
+    call->flops = flops(p);
     describe(p, &call->spans);
-    return ops_check_shapes(&call->spans);
+    return GPUNVME_OPS_OK;
 }
 
-gpunvme_ops_status_t gpunvme_matmul(const struct gpunvme_matmul *matmul,
-                                    const struct gpunvme_ops_exec *exec)
-{
-    struct gpunvme_matmul normal;
-    struct ops_call call;
-    gpunvme_ops_status_t status = begin(matmul, exec, &call, &normal);
+const struct ops_operator ops_matmul = {"matmul", check, {&matmul_cpu, OPS_CUDA(&matmul_cuda)}};
 
-    return status ? status : ops_call_run(&call);
-}
-
-gpunvme_ops_status_t gpunvme_matmul_workspace(const struct gpunvme_matmul *matmul,
-                                              const struct gpunvme_ops_exec *exec, size_t *nbytes)
-{
-    struct gpunvme_matmul normal;
-    struct ops_call call;
-    gpunvme_ops_status_t status = begin(matmul, exec, &call, &normal);
-
-    return status ? status : ops_call_workspace(&call, nbytes);
-}
-
-gpunvme_ops_status_t gpunvme_matmul_choose(const struct gpunvme_matmul *matmul,
-                                           const struct gpunvme_ops_exec *exec, const char **name)
-{
-    struct gpunvme_matmul normal;
-    struct ops_call call;
-    gpunvme_ops_status_t status = begin(matmul, exec, &call, &normal);
-
-    return status ? status : ops_call_choose(&call, name);
-}
+OPS_FUNCTIONS(ops_matmul, gpunvme_matmul, struct gpunvme_matmul)
 
 /* What follows from the counts that the variant gave. */
 static void derive(const struct gpunvme_matmul *p, struct gpunvme_matmul_metrics *x)
@@ -136,7 +113,7 @@ static void derive(const struct gpunvme_matmul *p, struct gpunvme_matmul_metrics
     double in = (double)gpunvme_ops_dtype_nbytes(p->dtype);
     double out = (double)gpunvme_ops_dtype_nbytes(p->out_dtype);
 
-    x->flops = 2 * m * n * k * batch;
+    x->flops = flops(p);
     x->ideal_nbytes = in * k * (m * (p->stride_a ? batch : 1) + n * (p->stride_b ? batch : 1)) +
                       out * m * n * batch * (p->beta == 0 ? 1 : 2);
     x->arithmetic_intensity = traffic > 0 ? x->flops / traffic : 0;
@@ -149,22 +126,14 @@ gpunvme_ops_status_t gpunvme_matmul_analyze(const struct gpunvme_matmul *matmul,
                                             const struct gpunvme_ops_exec *exec,
                                             struct gpunvme_matmul_metrics *metrics)
 {
-    struct gpunvme_matmul normal;
-    struct ops_call call;
-    const struct ops_variant *variant;
-    gpunvme_ops_status_t status = begin(matmul, exec, &call, &normal);
+    struct gpunvme_matmul_metrics x = {0};
+    gpunvme_ops_status_t status = ops_analyze(&ops_matmul, matmul, exec, &x);
 
     if (!status && !metrics)
         status = ops_fail(GPUNVME_OPS_ERR_INVALID, "metrics is NULL");
-    if (!status)
-        status = ops_choose(&call.problem, call.exec, &variant);
     if (status)
         return status;
-    if (!variant->analyze)
-        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "variant '%s' has no metrics", variant->name);
-    memset(metrics, 0, sizeof(*metrics));
-    if (!call.empty)
-        variant->analyze(variant, &call.problem, call.exec, metrics);
-    derive(&normal, metrics);
+    derive(matmul, &x);
+    *metrics = x;
     return GPUNVME_OPS_OK;
 }

@@ -1,22 +1,58 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * The table of all variants, and how one of them is chosen and run.
+ * The table of operators, what their variants need, and how one of them is chosen.
  */
 #include <stdio.h>
 #include <string.h>
 
-#include "ops/check.h"
-#include "ops/variant.h"
+#include "ops/core/operator.h"
 
-static const struct ops_ladder *ladder_of(int op, int device)
+/* One line an operator. */
+#define OPERATORS(X)                                                                               \
+    X(GPUNVME_OPS_MATMUL, ops_matmul)                                                              \
+    X(GPUNVME_OPS_LINEAR_FORWARD, ops_linear_forward)                                              \
+    X(GPUNVME_OPS_LINEAR_BACKWARD, ops_linear_backward)
+
+#define X(number, op) extern const struct ops_operator op;
+OPERATORS(X)
+#undef X
+
+static const struct ops_operator *const operators[GPUNVME_OPS_NOPS] = {
+#define X(number, op) [number] = &(op),
+    OPERATORS(X)
+#undef X
+};
+
+/* Whoever changes one of these, or an operator's descriptor, increases GPUNVME_OPS_ABI. */
+OPS_ABI_SIZE(gpunvme_ops_exec, 48);
+OPS_ABI_SIZE(gpunvme_ops_capability, 232);
+OPS_ABI_SIZE(gpunvme_ops_variant, 48);
+
+unsigned gpunvme_ops_abi(void)
 {
-    static const struct ops_ladder *const ladders[GPUNVME_OPS_NDEVICES][GPUNVME_OPS_NOPS] = {
-        {&ops_cpu_matmul, &ops_cpu_linear_forward, &ops_cpu_linear_backward},
-        {&ops_cuda_matmul, &ops_cuda_linear_forward, &ops_cuda_linear_backward},
-    };
-
-    return ladders[device][op];
+    return GPUNVME_OPS_ABI;
 }
+
+const char *gpunvme_ops_op_name(int op)
+{
+    return op >= 0 && op < GPUNVME_OPS_NOPS ? operators[op]->name : "?";
+}
+
+static const struct ops_ladder *ladder_of(const struct ops_operator *op, int device)
+{
+    static const struct ops_ladder none;
+
+    return op->ladders[device] ? op->ladders[device] : &none;
+}
+
+#ifndef OPS_HAVE_CUDA
+gpunvme_ops_status_t ops_cuda_capability(int index, struct gpunvme_ops_capability *capability)
+{
+    (void)index;
+    (void)capability;
+    return ops_fail(GPUNVME_OPS_ERR_DEVICE, "this build has no GPU operators");
+}
+#endif
 
 static gpunvme_ops_status_t capability_of(int device, int index,
                                           struct gpunvme_ops_capability *capability)
@@ -62,6 +98,7 @@ gpunvme_ops_status_t gpunvme_ops_variant(int op, int device, unsigned index,
                                          struct gpunvme_ops_variant *out)
 {
     struct gpunvme_ops_capability capability;
+    const struct ops_ladder *ladder;
     const struct ops_variant *v;
     gpunvme_ops_status_t status = ops_check_enum("op", op, GPUNVME_OPS_NOPS);
 
@@ -71,10 +108,10 @@ gpunvme_ops_status_t gpunvme_ops_variant(int op, int device, unsigned index,
         return status;
     if (!out)
         return ops_fail(GPUNVME_OPS_ERR_INVALID, "variant is NULL");
-    if (index >= ladder_of(op, device)->count)
-        return ops_fail(GPUNVME_OPS_ERR_VARIANT, "the ladder has %u rungs",
-                        ladder_of(op, device)->count);
-    v = &ladder_of(op, device)->variants[index];
+    ladder = ladder_of(operators[op], device);
+    if (index >= ladder->count)
+        return ops_fail(GPUNVME_OPS_ERR_VARIANT, "the ladder has %u rungs", ladder->count);
+    v = &ladder->variants[index];
     memset(out, 0, sizeof(*out));
     out->name = v->name;
     out->needs = v->needs;
@@ -90,51 +127,24 @@ gpunvme_ops_status_t gpunvme_ops_variant(int op, int device, unsigned index,
     return GPUNVME_OPS_OK;
 }
 
-int ops_problem_dtype(const struct ops_problem *problem)
-{
-    switch (problem->op) {
-    case GPUNVME_OPS_MATMUL:
-        return problem->u.matmul->dtype;
-    case GPUNVME_OPS_LINEAR_FORWARD:
-        return problem->u.forward->dtype;
-    default:
-        return problem->u.backward->dtype;
-    }
-}
-
-int ops_problem_compute(const struct ops_problem *problem)
-{
-    switch (problem->op) {
-    case GPUNVME_OPS_MATMUL:
-        return problem->u.matmul->compute;
-    case GPUNVME_OPS_LINEAR_FORWARD:
-        return problem->u.forward->compute;
-    default:
-        return problem->u.backward->compute;
-    }
-}
-
-/* Can the variant do the problem on this device? */
-static gpunvme_ops_status_t suits(const struct ops_variant *variant,
-                                  const struct ops_problem *problem,
-                                  const struct gpunvme_ops_exec *exec,
+/* Can the variant do this call on this device? */
+static gpunvme_ops_status_t suits(const struct ops_variant *variant, const struct ops_call *call,
                                   const struct gpunvme_ops_capability *capability)
 {
-    int dtype = ops_problem_dtype(problem), compute = ops_problem_compute(problem);
     gpunvme_ops_status_t status = available(variant, capability);
 
     if (status)
         return status;
-    if (!(variant->dtypes & 1u << dtype))
+    if (!(variant->dtypes & 1u << call->dtype))
         return ops_fail(GPUNVME_OPS_ERR_DTYPE, "variant '%s' does not take %s", variant->name,
-                        gpunvme_ops_dtype_name(dtype));
-    if (dtype == GPUNVME_OPS_F32 && !(variant->computes & 1u << compute))
+                        gpunvme_ops_dtype_name(call->dtype));
+    if (call->dtype == GPUNVME_OPS_F32 && !(variant->computes & 1u << call->compute))
         return ops_fail(GPUNVME_OPS_ERR_DTYPE, "variant '%s' does not compute in %s", variant->name,
-                        compute == GPUNVME_OPS_COMPUTE_TF32 ? "tf32" : "f32");
-    if ((exec->flags & GPUNVME_OPS_DETERMINISTIC) && !variant->deterministic)
+                        call->compute == GPUNVME_OPS_COMPUTE_TF32 ? "tf32" : "f32");
+    if ((call->exec->flags & GPUNVME_OPS_DETERMINISTIC) && !variant->deterministic)
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
                         "variant '%s' does not give the same bits in every run", variant->name);
-    return variant->suits ? variant->suits(variant, problem) : GPUNVME_OPS_OK;
+    return variant->suits ? variant->suits(variant, call) : GPUNVME_OPS_OK;
 }
 
 /* "naive, blocked, …" for a message. */
@@ -159,40 +169,38 @@ static gpunvme_ops_status_t by_name(const struct ops_ladder *ladder, const char 
     return unknown_variant(ladder, name);
 }
 
-gpunvme_ops_status_t ops_choose(const struct ops_problem *problem,
-                                const struct gpunvme_ops_exec *exec,
-                                const struct ops_variant **variant)
+gpunvme_ops_status_t ops_variant_for(const struct ops_call *call,
+                                     const struct ops_variant **variant)
 {
-    const struct ops_ladder *ladder = ladder_of(problem->op, exec->device);
+    const struct gpunvme_ops_exec *exec = call->exec;
+    const struct ops_ladder *ladder = ladder_of(call->op, exec->device);
     struct gpunvme_ops_capability capability;
     gpunvme_ops_status_t status;
     int best = 0;
 
+    *variant = NULL;
     if (exec->variant && strcmp(exec->variant, "auto") != 0) {
         status = by_name(ladder, exec->variant, variant);
         if (status)
             return status;
-    } else {
-        *variant = NULL;
     }
     status = capability_of(exec->device, exec->device == GPUNVME_OPS_CPU ? 0 : OPS_CURRENT_DEVICE,
                            &capability);
     if (status)
         return status;
     if (*variant)
-        return suits(*variant, problem, exec, &capability);
+        return suits(*variant, call, &capability);
     for (unsigned i = 0; i < ladder->count; i++) {
         const struct ops_variant *v = &ladder->variants[i];
-        int rank = v->rank(v, problem, exec);
+        int rank = v->rank(v, call);
 
-        if (rank > best && !suits(v, problem, exec, &capability)) {
+        if (rank > best && !suits(v, call, &capability)) {
             *variant = v;
             best = rank;
         }
     }
     if (!*variant)
         return ops_fail(GPUNVME_OPS_ERR_DTYPE, "no variant of %s takes %s on this device",
-                        gpunvme_ops_op_name(problem->op),
-                        gpunvme_ops_dtype_name(ops_problem_dtype(problem)));
+                        call->op->name, gpunvme_ops_dtype_name(call->dtype));
     return GPUNVME_OPS_OK;
 }

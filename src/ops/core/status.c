@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "ops/fail.h"
+#include "ops/core/fail.h"
 
 static _Thread_local char detail[256];
 
@@ -61,13 +61,6 @@ gpunvme_ops_status_t ops_fail(gpunvme_ops_status_t status, const char *format, .
 static const char *name_of(int number, const char *const *names, int count)
 {
     return number >= 0 && number < count ? names[number] : "?";
-}
-
-const char *gpunvme_ops_op_name(int op)
-{
-    static const char *const names[] = {"matmul", "linear_forward", "linear_backward"};
-
-    return name_of(op, names, GPUNVME_OPS_NOPS);
 }
 
 const char *gpunvme_ops_dtype_name(int dtype)

@@ -3,12 +3,12 @@
  * What the CPU's variants share: one product of two matrices as the engines see it, the engines
  * (the rungs of the ladder), and threads.
  */
-#ifndef OPS_CPU_H
-#define OPS_CPU_H
+#ifndef OPS_CPU_PRODUCT_H
+#define OPS_CPU_PRODUCT_H
 
 #include <stdbool.h>
 
-#include "ops/variant.h"
+#include "ops/core/operator.h"
 
 /* Element (i, j) is at data[i * rs + j * cs]. */
 struct cpu_operand {
@@ -109,26 +109,45 @@ void cpu_finish_in_place(const struct cpu_product *product, int64_t row, int64_t
 float cpu_activate(int activation, float z);
 float cpu_activate_grad(int activation, float z);
 
-/* The suits/rank/workspace of all variants that are an engine; variant->data is the engine. */
-int cpu_rank(const struct ops_variant *variant, const struct ops_problem *problem,
-             const struct gpunvme_ops_exec *exec);
+/* The rank of a variant whose data is an engine. */
+int cpu_rank(const struct ops_variant *variant, const struct ops_call *call);
 
 extern const struct cpu_engine cpu_engines[6]; /* as the ladder has them */
 
-/* The three operators with an engine. */
-size_t cpu_matmul_workspace(const struct ops_variant *, const struct ops_problem *,
-                            const struct gpunvme_ops_exec *);
-gpunvme_ops_status_t cpu_matmul_run(const struct ops_variant *, const struct ops_problem *,
-                                    const struct gpunvme_ops_exec *);
-void cpu_matmul_analyze(const struct ops_variant *, const struct ops_problem *,
-                        const struct gpunvme_ops_exec *, struct gpunvme_matmul_metrics *);
-size_t cpu_forward_workspace(const struct ops_variant *, const struct ops_problem *,
-                             const struct gpunvme_ops_exec *);
-gpunvme_ops_status_t cpu_forward_run(const struct ops_variant *, const struct ops_problem *,
-                                     const struct gpunvme_ops_exec *);
-size_t cpu_backward_workspace(const struct ops_variant *, const struct ops_problem *,
-                              const struct gpunvme_ops_exec *);
-gpunvme_ops_status_t cpu_backward_run(const struct ops_variant *, const struct ops_problem *,
-                                      const struct gpunvme_ops_exec *);
+#if defined(__x86_64__)
+#define CPU_X86(feature) (feature)
+#else
+#define CPU_X86(feature) (UINT64_C(1) << 63) /* which no processor has */
+#endif
+
+/* The ladder of an operator that is made of products: each variant runs them by an engine. */
+#define CPU_VARIANT(index, name_, features_, needs_, changes_, workspace_, run_, analyze_)         \
+    {                                                                                              \
+        .name = name_, .needs = needs_, .changes = changes_, .dtypes = OPS_ALL_DTYPES,             \
+        .computes = OPS_ALL_COMPUTES, .deterministic = 1, .cpu_features = features_,               \
+        .rank = cpu_rank, .workspace = workspace_, .run = run_, .analyze = analyze_,               \
+        .data = &cpu_engines[index]                                                                \
+    }
+
+#define CPU_LADDER(workspace, run, analyze)                                                        \
+    {                                                                                              \
+        CPU_VARIANT(0, "naive", 0, "nothing",                                                      \
+                    "three loops as the definition has them, one sum at a time", workspace, run,   \
+                    analyze),                                                                      \
+            CPU_VARIANT(1, "blocked", 0, "nothing",                                                \
+                        "tiles of 64 x 64 that stay in the first cache, loops i k j along rows",   \
+                        workspace, run, analyze),                                                  \
+            CPU_VARIANT(2, "packed", 0, "nothing",                                                 \
+                        "operands packed into panels for three caches, a tile of C in registers, " \
+                        "vectors of 4",                                                            \
+                        workspace, run, analyze),                                                  \
+            CPU_VARIANT(3, "avx2", CPU_X86(GPUNVME_OPS_CPU_AVX2), "AVX2 and FMA",                  \
+                        "a tile of 6 x 16 in vectors of 8, multiplied and added at once",          \
+                        workspace, run, analyze),                                                  \
+            CPU_VARIANT(4, "avx512", CPU_X86(GPUNVME_OPS_CPU_AVX512), "AVX-512F",                  \
+                        "a tile of 12 x 32 in vectors of 16", workspace, run, analyze),            \
+            CPU_VARIANT(5, "openmp", GPUNVME_OPS_CPU_OPENMP, "a build with OpenMP",                \
+                        "the best of the above, split among threads", workspace, run, analyze)     \
+    }
 
 #endif

@@ -2,10 +2,10 @@
  *
  * How an operator fails: it says what it knows, and returns the status.
  */
-#ifndef OPS_FAIL_H
-#define OPS_FAIL_H
+#ifndef OPS_CORE_FAIL_H
+#define OPS_CORE_FAIL_H
 
-#include "gpunvme/ops.h"
+#include "gpunvme/ops/core.h"
 
 #ifdef __cplusplus
 extern "C" {

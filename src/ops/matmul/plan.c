@@ -19,7 +19,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "ops/cuda/cuda.h"
+#include "ops/matmul/product.h"
 
 #define START      4000.0
 #define TILE       2500.0

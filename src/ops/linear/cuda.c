@@ -5,34 +5,56 @@
  * workspace.
  */
 #include <cuda_runtime_api.h>
+#include <limits.h>
 
-#include "ops/cuda/linear.h"
+#include "ops/cuda/dz.h"
 #include "ops/linear/linear.h"
+#include "ops/linear/passes.h"
+#include "ops/matmul/product.h"
 
-const struct cuda_forward_rung cuda_forward_rungs[5] = {
-    {CUDA_PRODUCTS_NAIVE, 1, 0, 0},       {CUDA_PRODUCTS_BEST_OF_ALL, 0, 0, 0},
-    {CUDA_PRODUCTS_BEST, 1, 0, 0},        {CUDA_PRODUCTS_BEST_OF_ALL, 1, 1, 0},
-    {CUDA_PRODUCTS_BEST_OF_ALL, 1, 0, 1},
+enum products {
+    PRODUCTS_NAIVE,
+    PRODUCTS_TILED,
+    PRODUCTS_BEST,       /* without Hopper's own instructions */
+    PRODUCTS_BEST_OF_ALL /* with them, where the device has them */
 };
 
-const struct cuda_backward_rung cuda_backward_rungs[4] = {
-    {CUDA_PRODUCTS_NAIVE, CUDA_SUMS_ATOMIC},
-    {CUDA_PRODUCTS_TILED, CUDA_SUMS_BY_COLUMN},
-    {CUDA_PRODUCTS_BEST, CUDA_SUMS_BY_WARPS},
-    {CUDA_PRODUCTS_BEST_OF_ALL, CUDA_SUMS_WITH_DZ},
+struct forward_rung {
+    enum products products;
+    int fused; /* bias and activation in the product's kernel */
+    int needs_hopper;
+    int shaped; /* only for shapes that want one of the last two rungs */
 };
 
-static const struct cuda_engine *engine_of(enum cuda_products products,
-                                           const struct cuda_product *p)
+/* How the bias's gradient comes about. */
+enum sums { SUMS_ATOMIC, SUMS_BY_COLUMN, SUMS_BY_WARPS, SUMS_WITH_DZ };
+
+struct backward_rung {
+    enum products products;
+    enum sums sums;
+};
+
+static const struct forward_rung forward_rungs[5] = {
+    {PRODUCTS_NAIVE, 1, 0, 0},       {PRODUCTS_BEST_OF_ALL, 0, 0, 0}, {PRODUCTS_BEST, 1, 0, 0},
+    {PRODUCTS_BEST_OF_ALL, 1, 1, 0}, {PRODUCTS_BEST_OF_ALL, 1, 0, 1},
+};
+
+static const struct backward_rung backward_rungs[4] = {
+    {PRODUCTS_NAIVE, SUMS_ATOMIC},
+    {PRODUCTS_TILED, SUMS_BY_COLUMN},
+    {PRODUCTS_BEST, SUMS_BY_WARPS},
+    {PRODUCTS_BEST_OF_ALL, SUMS_WITH_DZ},
+};
+
+static const struct cuda_engine *engine_of(enum products products, const struct cuda_product *p)
 {
     switch (products) {
-    case CUDA_PRODUCTS_NAIVE:
+    case PRODUCTS_NAIVE:
         return &cuda_engines[CUDA_NAIVE];
-    case CUDA_PRODUCTS_TILED:
+    case PRODUCTS_TILED:
         return &cuda_engines[CUDA_TILED];
     default:
-        return cuda_best_engine(p,
-                                products == CUDA_PRODUCTS_BEST_OF_ALL ? cuda_level() : CUDA_PLAIN);
+        return cuda_best_engine(p, products == PRODUCTS_BEST_OF_ALL ? cuda_level() : CUDA_PLAIN);
     }
 }
 
@@ -53,7 +75,7 @@ static struct cuda_operand transposed(const void *data, int64_t ld)
     return (struct cuda_operand){.data = data, .rs = 1, .cs = ld};
 }
 
-struct cuda_product cuda_forward_product(const struct gpunvme_linear *p)
+static struct cuda_product forward_product(const struct gpunvme_linear *p)
 {
     struct cuda_product x = {
         .m = p->rows,
@@ -99,49 +121,46 @@ static size_t sums_nbytes(const struct cuda_product *p)
 }
 
 /* The rung that is Hopper's by name is so for any shape. */
-static const struct cuda_engine *forward_engine(const struct cuda_forward_rung *rung,
+static const struct cuda_engine *forward_engine(const struct forward_rung *rung,
                                                 const struct cuda_product *p)
 {
     return rung->needs_hopper ? &cuda_engines[CUDA_HOPPER] : engine_of(rung->products, p);
 }
 
-size_t cuda_forward_workspace(const struct ops_variant *variant, const struct ops_problem *problem,
-                              const struct gpunvme_ops_exec *exec)
+static size_t forward_workspace(const struct ops_variant *variant, const struct ops_call *call)
 {
-    const struct cuda_forward_rung *rung = variant->data;
-    struct cuda_product p = cuda_forward_product(problem->u.forward);
+    const struct forward_rung *rung = variant->data;
+    struct cuda_product p = forward_product(call->descriptor);
     size_t nbytes = cuda_product_workspace(forward_engine(rung, &p), &p);
 
-    (void)exec;
     return rung->fused ? nbytes : nbytes + sums_nbytes(&p);
 }
 
-gpunvme_ops_status_t cuda_forward_run(const struct ops_variant *variant,
-                                      const struct ops_problem *problem,
-                                      const struct gpunvme_ops_exec *exec)
+static gpunvme_ops_status_t forward_run(const struct ops_variant *variant,
+                                        const struct ops_call *call)
 {
-    const struct cuda_forward_rung *rung = variant->data;
-    struct cuda_product p = cuda_forward_product(problem->u.forward), alone;
+    const struct forward_rung *rung = variant->data;
+    struct cuda_product p = forward_product(call->descriptor), alone;
     const struct cuda_engine *engine = forward_engine(rung, &p);
     gpunvme_ops_status_t status;
 
     if (rung->needs_hopper) {
-        status = cuda_refuse_misaligned(variant, exec, engine, &p);
+        status = cuda_refuse_misaligned(variant, call->exec, engine, &p);
         if (status)
             return status;
     }
     if (rung->fused)
-        return cuda_run_product(engine, &p, exec->workspace, exec->stream);
-    alone = product_alone(&p, exec->workspace);
-    status =
-        cuda_run_product(engine, &alone, (char *)exec->workspace + sums_nbytes(&p), exec->stream);
-    return status ? status : linear_finish(&p, alone.c, alone.ldc, exec->stream);
+        return cuda_run_product(engine, &p, call->exec->workspace, call->exec->stream);
+    alone = product_alone(&p, call->exec->workspace);
+    status = cuda_run_product(engine, &alone, (char *)call->exec->workspace + sums_nbytes(&p),
+                              call->exec->stream);
+    return status ? status : linear_finish(&p, alone.c, alone.ldc, call->exec->stream);
 }
 
 /* Where things are that backward needs in between. */
 struct backward {
     const struct gpunvme_linear_grad *p;
-    const struct cuda_backward_rung *rung;
+    const struct backward_rung *rung;
     const void *dz; /* grad_y itself without an activation */
     int64_t ld_dz;
     char *dz_memory; /* NULL then */
@@ -248,7 +267,7 @@ static int may_be_in_product(const struct backward *x)
     struct linear_dz dz = dz_of(x);
 
     dz.grad_y = dz.preact = dz.dz = NULL;
-    return x->rung->sums == CUDA_SUMS_WITH_DZ && x->dz_nbytes && wants_x(p) && dz_suits(&dz) &&
+    return x->rung->sums == SUMS_WITH_DZ && x->dz_nbytes && wants_x(p) && dz_suits(&dz) &&
            dz_fits(p->rows, p->out) &&
            engine_of(x->rung->products, &product) == &cuda_engines[CUDA_HOPPER] &&
            !cuda_workspace_hopper(&product);
@@ -282,7 +301,7 @@ static struct backward backward_of(const struct ops_variant *variant,
     x.in_product = may_be && is_aligned_for_it(&x);
     if (x.in_product)
         x.parts = dz_parts(p->rows);
-    else if (x.rung->sums == CUDA_SUMS_BY_WARPS || x.rung->sums == CUDA_SUMS_WITH_DZ)
+    else if (x.rung->sums == SUMS_BY_WARPS || x.rung->sums == SUMS_WITH_DZ)
         x.parts = linear_parts(p->rows);
     else
         x.parts = 1;
@@ -301,14 +320,12 @@ static struct backward backward_of(const struct ops_variant *variant,
     return x;
 }
 
-size_t cuda_backward_workspace(const struct ops_variant *variant, const struct ops_problem *problem,
-                               const struct gpunvme_ops_exec *exec)
+static size_t backward_workspace(const struct ops_variant *variant, const struct ops_call *call)
 {
-    const struct gpunvme_linear_grad *p = problem->u.backward;
+    const struct gpunvme_linear_grad *p = call->descriptor;
     struct backward x = backward_of(variant, p, NULL);
     size_t most = 0, nbytes;
 
-    (void)exec;
     if (wants_x(p)) {
         struct cuda_product product = grad_x_product(&x);
 
@@ -345,7 +362,7 @@ static gpunvme_ops_status_t make_dz(const struct backward *x, void *stream)
     struct linear_dz dz = dz_of(x), sums = sums_of_dz(x);
     gpunvme_ops_status_t status = GPUNVME_OPS_OK;
 
-    if (x->rung->sums == CUDA_SUMS_ATOMIC) {
+    if (x->rung->sums == SUMS_ATOMIC) {
         dz.sums = x->sums;
         if (dz.sums)
             status =
@@ -354,7 +371,7 @@ static gpunvme_ops_status_t make_dz(const struct backward *x, void *stream)
             status = linear_dz_atomic(&dz, stream);
         return status;
     }
-    if (x->rung->sums == CUDA_SUMS_WITH_DZ) {
+    if (x->rung->sums == SUMS_WITH_DZ) {
         dz.sums = x->sums;
         return dz.dz || dz.sums ? linear_dz_rows(&dz, stream) : GPUNVME_OPS_OK;
     }
@@ -362,8 +379,8 @@ static gpunvme_ops_status_t make_dz(const struct backward *x, void *stream)
         status = linear_dz_rows(&dz, stream);
     if (status || !x->sums)
         return status;
-    return x->rung->sums == CUDA_SUMS_BY_COLUMN ? linear_sum_columns(&sums, stream)
-                                                : linear_dz_rows(&sums, stream);
+    return x->rung->sums == SUMS_BY_COLUMN ? linear_sum_columns(&sums, stream)
+                                           : linear_dz_rows(&sums, stream);
 }
 
 /* grad_x and grad_bias, and dZ before them or with them. */
@@ -391,19 +408,98 @@ static gpunvme_ops_status_t make_all_but_grad_weight(const struct backward *x, v
     return status;
 }
 
-gpunvme_ops_status_t cuda_backward_run(const struct ops_variant *variant,
-                                       const struct ops_problem *problem,
-                                       const struct gpunvme_ops_exec *exec)
+static gpunvme_ops_status_t backward_run(const struct ops_variant *variant,
+                                         const struct ops_call *call)
 {
-    const struct gpunvme_linear_grad *p = problem->u.backward;
-    struct backward x = backward_of(variant, p, exec->workspace);
-    gpunvme_ops_status_t status = make_all_but_grad_weight(&x, exec->stream);
+    const struct gpunvme_linear_grad *p = call->descriptor;
+    struct backward x = backward_of(variant, p, call->exec->workspace);
+    gpunvme_ops_status_t status = make_all_but_grad_weight(&x, call->exec->stream);
 
     if (!status && wants_weight(p)) {
         struct cuda_product product = grad_weight_product(&x);
 
-        status =
-            cuda_run_product(engine_of(x.rung->products, &product), &product, x.rest, exec->stream);
+        status = cuda_run_product(engine_of(x.rung->products, &product), &product, x.rest,
+                                  call->exec->stream);
     }
     return status;
 }
+
+static int rank_forward(const struct ops_variant *variant, const struct ops_call *call)
+{
+    struct cuda_product product = forward_product(call->descriptor);
+    const struct forward_rung *rung = variant->data;
+    int best = (int)(cuda_best_engine(&product, cuda_level()) - cuda_engines);
+
+    if ((rung->needs_hopper && best != CUDA_HOPPER) || (rung->shaped && best <= CUDA_HOPPER))
+        return 0;
+    return 1 + (int)(rung - forward_rungs);
+}
+
+static gpunvme_ops_status_t suits_forward(const struct ops_variant *variant,
+                                          const struct ops_call *call)
+{
+    struct cuda_product product = forward_product(call->descriptor);
+    const struct forward_rung *rung = variant->data;
+
+    if (rung->needs_hopper && !cuda_suits_hopper(&product))
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                        "variant '%s' takes sizes up to 2^30 and less than 2^31 tiles of C",
+                        variant->name);
+    return GPUNVME_OPS_OK;
+}
+
+static int rank_backward(const struct ops_variant *variant, const struct ops_call *call)
+{
+    (void)call;
+    return 1 + (int)((const struct backward_rung *)variant->data - backward_rungs);
+}
+
+#define FORWARD(index, name_, needs_, sm_, max_sm_, computes_, changes_)                           \
+    {                                                                                              \
+        .name = name_, .needs = needs_, .changes = changes_, .dtypes = OPS_ALL_DTYPES,             \
+        .computes = computes_, .deterministic = 1, .min_sm = sm_, .max_sm = max_sm_,               \
+        .suits = suits_forward, .rank = rank_forward, .workspace = forward_workspace,              \
+        .run = forward_run, .data = &forward_rungs[index]                                          \
+    }
+
+static const struct ops_variant forward[] = {
+    FORWARD(0, "naive", CUDA_SM80, 80, 0, OPS_ALL_COMPUTES,
+            "the naive product, whose threads add the bias and apply the activation"),
+    FORWARD(1, "unfused", CUDA_SM80, 80, 0, OPS_ALL_COMPUTES,
+            "the best product into f32, then a pass for bias and activation"),
+    FORWARD(2, "fused", CUDA_SM80, 80, 0, OPS_ALL_COMPUTES,
+            "bias and activation before sums leave the coarsened or tensor cores' product"),
+    FORWARD(3, "persistent", CUDA_SM90A, CUDA_ONLY_90A, CUDA_ONLY_90A,
+            1u << GPUNVME_OPS_COMPUTE_TF32,
+            "the same in Hopper's product: blocks stay, and results of a tile leave while the next "
+            "one's operands come"),
+    FORWARD(4, "shaped", CUDA_SM90, 90, 0, OPS_ALL_COMPUTES,
+            "the product that the shape wants: few rows at the speed of memory, narrower tiles, k "
+            "in pieces"),
+};
+
+#define BACKWARD(index, name_, deterministic_, changes_)                                           \
+    {                                                                                              \
+        .name = name_, .needs = CUDA_SM80, .changes = changes_, .dtypes = OPS_ALL_DTYPES,          \
+        .computes = OPS_ALL_COMPUTES, .deterministic = deterministic_, .min_sm = 80,               \
+        .rank = rank_backward, .workspace = backward_workspace, .run = backward_run,               \
+        .data = &backward_rungs[index]                                                             \
+    }
+
+/* dZ has the type of the matrices in all of them. */
+static const struct ops_variant backward[] = {
+    BACKWARD(0, "naive", 0,
+             "naive products; the bias's gradient by atomic additions, in another order each run; "
+             "dZ is rounded to the matrices' type"),
+    BACKWARD(1, "atomic_free", 1,
+             "tiled products; a thread for each column sums the bias's gradient over all rows"),
+    BACKWARD(2, "warp_reduced", 1,
+             "the best products but Hopper's; warps sum rows of vectors and reduce in shared "
+             "memory"),
+    BACKWARD(3, "fused", 1,
+             "dZ and its sums in one pass over grad_y and preact, Hopper's products where they "
+             "are"),
+};
+
+const struct ops_ladder linear_forward_cuda = OPS_LADDER(forward);
+const struct ops_ladder linear_backward_cuda = OPS_LADDER(backward);

@@ -3,8 +3,9 @@
  * The linear layer on the CPU, with any engine: products with an epilogue forwards, two products
  * and a sum over rows backwards.
  */
-#include "ops/cpu/cpu.h"
 #include "ops/cpu/dtype.h"
+#include "ops/cpu/product.h"
+#include "ops/linear/linear.h"
 
 #define SUM_COLS 64 /* sums of grad_bias that are kept on the stack at once */
 
@@ -26,23 +27,22 @@ static struct cpu_product forward_product(const struct gpunvme_linear *p,
     };
 }
 
-size_t cpu_forward_workspace(const struct ops_variant *variant, const struct ops_problem *problem,
-                             const struct gpunvme_ops_exec *exec)
+static size_t forward_workspace(const struct ops_variant *variant, const struct ops_call *call)
 {
     struct cpu_epilogue epilogue;
-    struct cpu_product x = forward_product(problem->u.forward, &epilogue);
+    struct cpu_product x = forward_product(call->descriptor, &epilogue);
 
-    return cpu_product_workspace(variant->data, &x, cpu_threads_for(variant->data, exec));
+    return cpu_product_workspace(variant->data, &x, cpu_threads_for(variant->data, call->exec));
 }
 
-gpunvme_ops_status_t cpu_forward_run(const struct ops_variant *variant,
-                                     const struct ops_problem *problem,
-                                     const struct gpunvme_ops_exec *exec)
+static gpunvme_ops_status_t forward_run(const struct ops_variant *variant,
+                                        const struct ops_call *call)
 {
     struct cpu_epilogue epilogue;
-    struct cpu_product x = forward_product(problem->u.forward, &epilogue);
+    struct cpu_product x = forward_product(call->descriptor, &epilogue);
 
-    cpu_run_product(variant->data, &x, cpu_threads_for(variant->data, exec), exec->workspace);
+    cpu_run_product(variant->data, &x, cpu_threads_for(variant->data, call->exec),
+                    call->exec->workspace);
     return GPUNVME_OPS_OK;
 }
 
@@ -123,12 +123,11 @@ static bool wants_weight(const struct gpunvme_linear_grad *p)
     return p->grad_weight && p->out && p->in;
 }
 
-size_t cpu_backward_workspace(const struct ops_variant *variant, const struct ops_problem *problem,
-                              const struct gpunvme_ops_exec *exec)
+static size_t backward_workspace(const struct ops_variant *variant, const struct ops_call *call)
 {
-    const struct gpunvme_linear_grad *p = problem->u.backward;
+    const struct gpunvme_linear_grad *p = call->descriptor;
     struct backward x = backward_of(p, NULL);
-    int threads = cpu_threads_for(variant->data, exec);
+    int threads = cpu_threads_for(variant->data, call->exec);
     size_t most = 0;
 
     if (wants_x(p)) {
@@ -194,14 +193,13 @@ static void sum_share(void *arg, int index, int count)
     }
 }
 
-gpunvme_ops_status_t cpu_backward_run(const struct ops_variant *variant,
-                                      const struct ops_problem *problem,
-                                      const struct gpunvme_ops_exec *exec)
+static gpunvme_ops_status_t backward_run(const struct ops_variant *variant,
+                                         const struct ops_call *call)
 {
-    const struct gpunvme_linear_grad *p = problem->u.backward;
-    struct backward x = backward_of(p, exec->workspace);
-    void *rest = exec->workspace ? (char *)exec->workspace + dz_nbytes(p) : NULL;
-    int threads = cpu_threads_for(variant->data, exec);
+    const struct gpunvme_linear_grad *p = call->descriptor;
+    struct backward x = backward_of(p, call->exec->workspace);
+    void *rest = call->exec->workspace ? (char *)call->exec->workspace + dz_nbytes(p) : NULL;
+    int threads = cpu_threads_for(variant->data, call->exec);
 
     if (x.product)
         cpu_parallel(threads, multiply_out, &x);
@@ -219,3 +217,9 @@ gpunvme_ops_status_t cpu_backward_run(const struct ops_variant *variant,
         cpu_parallel(threads, sum_share, &x);
     return GPUNVME_OPS_OK;
 }
+
+static const struct ops_variant forward[] = CPU_LADDER(forward_workspace, forward_run, NULL);
+static const struct ops_variant backward[] = CPU_LADDER(backward_workspace, backward_run, NULL);
+
+const struct ops_ladder linear_forward_cpu = OPS_LADDER(forward);
+const struct ops_ladder linear_backward_cpu = OPS_LADDER(backward);

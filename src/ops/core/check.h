@@ -3,10 +3,10 @@
  * What is asked of every operator's arguments: sizes, leading dimensions, pointers, and that
  * results overlap nothing.
  */
-#ifndef OPS_CHECK_H
-#define OPS_CHECK_H
+#ifndef OPS_CORE_CHECK_H
+#define OPS_CORE_CHECK_H
 
-#include "ops/fail.h"
+#include "ops/core/fail.h"
 
 /* A matrix, or `batch` of them, as it lies in memory. */
 struct ops_matrix {

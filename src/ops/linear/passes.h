@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The passes over matrices that the linear layer needs beside its products, each a kernel.
+ */
+#ifndef OPS_LINEAR_PASSES_H
+#define OPS_LINEAR_PASSES_H
+
+#include "ops/cuda/dz.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Bias, pre-activation and activation from sums in f32, `ld` from row to row: what is not fused. */
+gpunvme_ops_status_t linear_finish(const struct cuda_product *product, const float *sums,
+                                   int64_t ld, void *stream);
+
+enum { LINEAR_ROWS = 256 }; /* of which a block makes one sum for each column */
+
+/* How many sums there are for each column: one for each so many rows. */
+static inline int64_t linear_parts(int64_t rows)
+{
+    return (rows + LINEAR_ROWS - 1) / LINEAR_ROWS;
+}
+
+/* By threads of one element each, which add to `sums` (one a column, zeros) in no known order. */
+gpunvme_ops_status_t linear_dz_atomic(const struct linear_dz *dz, void *stream);
+
+/* By rows of vectors; sums[part * out + j] becomes the sum of LINEAR_ROWS rows. */
+gpunvme_ops_status_t linear_dz_rows(const struct linear_dz *dz, void *stream);
+
+/* Sums of columns of grad_y, a thread for each column, to sums[j]. */
+gpunvme_ops_status_t linear_sum_columns(const struct linear_dz *dz, void *stream);
+
+/* grad_bias = the sum of `parts` sums of each column, or with `accumulate` added to. */
+gpunvme_ops_status_t linear_finish_bias(const float *sums, int64_t parts, int64_t out,
+                                        void *grad_bias, int dtype, int accumulate, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

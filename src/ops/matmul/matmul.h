@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Matrix multiplication: what its files share.
+ */
+#ifndef OPS_MATMUL_MATMUL_H
+#define OPS_MATMUL_MATMUL_H
+
+#include "gpunvme/ops/matmul.h"
+#include "ops/core/operator.h"
+
+extern const struct ops_operator ops_matmul;
+extern const struct ops_ladder matmul_cpu, matmul_cuda;
+
+/* The same product with transpose_c = 0. */
+struct gpunvme_matmul matmul_normal_form(const struct gpunvme_matmul *matmul);
+
+#endif

@@ -235,62 +235,61 @@ static __device__ __forceinline__ void mbarrier_arrive_at(uint32_t barrier, uint
                  : "memory");
 }
 
-/* A wait as long as this, in ns, will never end. */
+/*
+ * A wait that lasts as long as this, in ns, will never end: the kernel then ends with an error, and
+ * the process needs a new context. Time in which this thread stood still does not count, as under a
+ * debugger or while another process has the GPU: between two looks at the clock it is at most
+ * MBARRIER_STEP.
+ */
 #define MBARRIER_DEADLINE 10000000000
+#define MBARRIER_STEP     10000000
+
+/* The rest of a wait, whose test for `done` is `test`: again until it is, or the time is over. */
+#define UNTIL_DONE_OR_TRAP(test)                                                                   \
+    "mov.u64 last, %%globaltimer;\n"                                                               \
+    "mov.u64 left, %2;\n"                                                                          \
+    "again_%=:\n" test "@done bra ended_%=;\n"                                                     \
+    "mov.u64 now, %%globaltimer;\n"                                                                \
+    "sub.u64 last, now, last;\n"                                                                   \
+    "min.u64 last, last, %3;\n"                                                                    \
+    "sub.s64 left, left, last;\n"                                                                  \
+    "mov.u64 last, now;\n"                                                                         \
+    "setp.gt.s64 done, left, 0;\n"                                                                 \
+    "@done bra again_%=;\n"                                                                        \
+    "trap;\n"                                                                                      \
+    "ended_%=:\n"
 
 /*
- * Until the phase of this parity has ended. If it does not for ten seconds, the kernel ends with
- * an error rather than never. The clock is looked at only where the first try, which waits for
- * some time itself, was in vain.
+ * Until the phase of this parity has ended. The clock is looked at only where the first try, which
+ * waits for some time itself, was in vain.
  */
+#define TRY "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
 static __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
 {
     asm volatile("{\n"
                  ".reg .pred done;\n"
-                 ".reg .b64 begin, now;\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@done bra ended_%=;\n"
-                 "mov.u64 begin, %%globaltimer;\n"
-                 "again_%=:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@done bra ended_%=;\n"
-                 "mov.u64 now, %%globaltimer;\n"
-                 "sub.u64 now, now, begin;\n"
-                 "setp.lt.u64 done, now, %2;\n"
-                 "@done bra again_%=;\n"
-                 "trap;\n"
-                 "ended_%=:\n"
-                 "}" ::"r"(barrier),
-                 "r"(parity), "n"(MBARRIER_DEADLINE)
+                 ".reg .b64 last, left, now;\n" TRY
+                 "@done bra ended_%=;\n" UNTIL_DONE_OR_TRAP(TRY) "}" ::"r"(barrier),
+                 "r"(parity), "n"(MBARRIER_DEADLINE), "n"(MBARRIER_STEP)
                  : "memory");
 }
+#undef TRY
 
 /* Until a count in global memory is as high, and what was done before it is known here. */
+#define TRY                                                                                        \
+    "ld.acquire.gpu.global.u32 value, [%0];\n"                                                     \
+    "setp.ge.u32 done, value, %1;\n"
 static __device__ __forceinline__ void wait_for_count(const uint32_t *count, uint32_t least)
 {
     asm volatile("{\n"
                  ".reg .pred done;\n"
                  ".reg .b32 value;\n"
-                 ".reg .b64 begin, now;\n"
-                 "ld.acquire.gpu.global.u32 value, [%0];\n"
-                 "setp.ge.u32 done, value, %1;\n"
-                 "@done bra ended_%=;\n"
-                 "mov.u64 begin, %%globaltimer;\n"
-                 "again_%=:\n"
-                 "nanosleep.u32 64;\n"
-                 "ld.acquire.gpu.global.u32 value, [%0];\n"
-                 "setp.ge.u32 done, value, %1;\n"
-                 "@done bra ended_%=;\n"
-                 "mov.u64 now, %%globaltimer;\n"
-                 "sub.u64 now, now, begin;\n"
-                 "setp.lt.u64 done, now, %2;\n"
-                 "@done bra again_%=;\n"
-                 "trap;\n"
-                 "ended_%=:\n"
-                 "}" ::"l"(count),
-                 "r"(least), "n"(MBARRIER_DEADLINE)
+                 ".reg .b64 last, left, now;\n" TRY "@done bra ended_%=;\n" UNTIL_DONE_OR_TRAP(
+                     "nanosleep.u32 64;\n" TRY) "}" ::"l"(count),
+                 "r"(least), "n"(MBARRIER_DEADLINE), "n"(MBARRIER_STEP)
                  : "memory");
 }
+#undef TRY
 
 /* Of this block in its cluster; how many it has; which cluster of how many this is. */
 static __device__ __forceinline__ uint32_t cluster_rank(void)

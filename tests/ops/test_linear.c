@@ -752,6 +752,48 @@ static void bad_arguments_are_refused(void **state)
 #undef refused
 }
 
+#ifdef OPS_TEST_CUDA
+static gpunvme_ops_status_t choose_forward_at(uintptr_t at, int64_t rows, const char *variant,
+                                              const char **name)
+{
+    const void *data = (const void *)at; /* which nobody reads */
+    struct gpunvme_ops_exec exec = {.device = TEST_DEVICE, .variant = variant};
+    struct gpunvme_linear p = {.rows = rows,
+                               .in = 512,
+                               .out = 768,
+                               .x = data,
+                               .weight = data,
+                               .ldx = 512,
+                               .ldw = 512,
+                               .ldy = 768,
+                               .dtype = GPUNVME_OPS_BF16};
+
+    return gpunvme_linear_forward_choose(&p, &exec, name);
+}
+
+/* What needs aligned operands is refused by name, and "auto" names what takes them. */
+static void a_choice_for_misaligned_operands_names_what_runs(void **state)
+{
+    struct gpunvme_ops_variant v;
+    const char *name;
+
+    (void)state;
+    expect_ok(choose_forward_at(0x1002, 512, "auto", &name));
+    expect_ok(choose_forward_at(0x1002, 512, name, &name));
+    if (!variant_find(GPUNVME_OPS_LINEAR_FORWARD, "persistent", &v) || !v.available)
+        return;
+    assert_string_equal(name, "fused");
+    expect_status(choose_forward_at(0x1002, 512, "persistent", &name), GPUNVME_OPS_ERR_ALIGN,
+                  "'persistent'");
+    expect_status(choose_forward_at(0x1002, 512, "shaped", &name), GPUNVME_OPS_ERR_ALIGN,
+                  "'shaped'");
+    expect_ok(choose_forward_at(0x1000, 512, "persistent", &name));
+    /* A few rows are read at any alignment. */
+    expect_ok(choose_forward_at(0x1002, 4, "auto", &name));
+    assert_string_equal(name, "shaped");
+}
+#endif
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -772,6 +814,9 @@ int main(void)
         cmocka_unit_test(gradients_are_the_same_bits_with_any_number_of_threads),
         cmocka_unit_test(calls_in_a_row_can_share_a_workspace),
         cmocka_unit_test(bad_arguments_are_refused),
+#ifdef OPS_TEST_CUDA
+        cmocka_unit_test(a_choice_for_misaligned_operands_names_what_runs),
+#endif
     };
 
     if (no_gpu())

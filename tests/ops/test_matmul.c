@@ -880,6 +880,58 @@ static void misaligned_operands_are_right_or_refused(const char *variant, void *
     drop(&x);
 }
 
+/* The status of a choice for operands at `at`, and the variant's name. */
+static gpunvme_ops_status_t choose_at(uintptr_t at, int64_t k, const char *variant,
+                                      const char **name)
+{
+    const void *data = (const void *)at; /* which nobody reads */
+    struct gpunvme_ops_exec exec = {.device = TEST_DEVICE, .variant = variant};
+    struct gpunvme_matmul p = {.m = 512,
+                               .n = 768,
+                               .k = k,
+                               .batch = 1,
+                               .a = data,
+                               .b = data,
+                               .lda = 1024,
+                               .ldb = 1024,
+                               .ldc = 1024,
+                               .alpha = 1,
+                               .dtype = GPUNVME_OPS_BF16,
+                               .out_dtype = GPUNVME_OPS_BF16};
+
+    return gpunvme_matmul_choose(&p, &exec, name);
+}
+
+/* What needs aligned operands is refused by name, and "auto" names what takes them. */
+static void a_choice_for_misaligned_operands_names_what_runs(void **state)
+{
+    const char *named, *name, *aligned;
+
+    (void)state;
+    expect_ok(choose_at(0x1000, 512, "auto", &aligned));
+    expect_ok(choose_at(0x1002, 512, "auto", &name));
+    expect_ok(choose_at(0x1002, 512, name, &named));
+    assert_string_equal(named, name);
+    if (!has("hopper"))
+        return;
+    assert_string_equal(name, "tensorcore");
+    assert_true(!strcmp(aligned, "hopper") || !strcmp(aligned, "shaped"));
+    expect_status(choose_at(0x1002, 512, aligned, &named), GPUNVME_OPS_ERR_ALIGN,
+                  "multiples of 16");
+    expect_status(choose_at(0x1002, 512, "hopper", &named), GPUNVME_OPS_ERR_ALIGN, "'hopper'");
+    /* Nothing is multiplied: nothing is read. */
+    expect_ok(choose_at(0x1002, 0, "hopper", &named));
+}
+
+static void nothing_to_multiply_is_the_naive_variants(void **state)
+{
+    const char *name;
+
+    (void)state;
+    expect_ok(choose_at(0x1000, 0, "auto", &name));
+    assert_string_equal(name, "naive");
+}
+
 static void misaligned_pointers_are_no_error_of_autos(void **state)
 {
     (void)state;
@@ -920,6 +972,8 @@ int main(void)
         cmocka_unit_test(metrics_count_what_a_cluster_shares_once),
         cmocka_unit_test(more_tiles_than_multiprocessors_are_right),
         cmocka_unit_test(misaligned_pointers_are_no_error_of_autos),
+        cmocka_unit_test(a_choice_for_misaligned_operands_names_what_runs),
+        cmocka_unit_test(nothing_to_multiply_is_the_naive_variants),
 #endif
     };
 

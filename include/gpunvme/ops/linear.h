@@ -33,6 +33,7 @@ struct gpunvme_linear {
     int32_t reserved; /* 0 */
 };
 
+/* The functions of both are matmul's: see gpunvme_matmul(), …_workspace() and …_choose(). */
 gpunvme_ops_status_t gpunvme_linear_forward(const struct gpunvme_linear *linear,
                                             const struct gpunvme_ops_exec *exec);
 gpunvme_ops_status_t gpunvme_linear_forward_workspace(const struct gpunvme_linear *linear,

@@ -44,7 +44,11 @@ gpunvme_ops_status_t gpunvme_matmul(const struct gpunvme_matmul *matmul,
 gpunvme_ops_status_t gpunvme_matmul_workspace(const struct gpunvme_matmul *matmul,
                                               const struct gpunvme_ops_exec *exec, size_t *nbytes);
 
-/* The name of the variant that gpunvme_matmul() will run, for "auto". */
+/*
+ * The name of the variant that gpunvme_matmul() runs for this call: "auto" may take another one
+ * where A or B is not aligned to 16 bytes. NULL counts as aligned. Fails where the call would, for
+ * a variant that is named.
+ */
 gpunvme_ops_status_t gpunvme_matmul_choose(const struct gpunvme_matmul *matmul,
                                            const struct gpunvme_ops_exec *exec, const char **name);
 
@@ -68,7 +72,7 @@ struct gpunvme_matmul_metrics {
     double occupancy;            /* GPU: resident warps / warps that fit; else 0 */
 };
 
-/* ERR_UNSUPPORTED: the variant does not compute them. Pointers are ignored. */
+/* Of the variant that gpunvme_matmul_choose() names. ERR_UNSUPPORTED: it does not compute them. */
 gpunvme_ops_status_t gpunvme_matmul_analyze(const struct gpunvme_matmul *matmul,
                                             const struct gpunvme_ops_exec *exec,
                                             struct gpunvme_matmul_metrics *metrics);

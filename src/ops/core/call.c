@@ -78,6 +78,7 @@ gpunvme_ops_status_t ops_workspace(const struct ops_operator *op, const void *de
     *nbytes = 0;
     if (call.empty)
         return GPUNVME_OPS_OK;
+    call.any_pointers = 1;
     status = ops_variant_for(&call, &variant);
     if (!status)
         *nbytes = needed_by(variant, &call);

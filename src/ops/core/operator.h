@@ -15,12 +15,13 @@ extern "C" {
 
 /*
  * One call of an operator. A variant sees it after all checks, and only if at least one element of
- * the result is wanted. Sizes of sums may be 0. Only run() may use the operands' pointers.
+ * the result is wanted. Sizes of sums may be 0. Only run() may read what operands point to.
  */
 struct ops_call {
     const struct ops_operator *op;
     const void *descriptor;              /* the caller's: struct gpunvme_matmul, … */
     const struct gpunvme_ops_exec *exec; /* never NULL */
+    int any_pointers; /* the workspace is asked for: it may not depend on pointers' alignment */
 
     /* The rest is filled in by the operator's check(). */
     struct ops_spans spans;
@@ -42,8 +43,9 @@ struct ops_variant {
     int min_sm, max_sm;
 
     /*
-     * Can it do this problem? NULL: any. Otherwise ops_fail() with UNSUPPORTED or ALIGN and a
-     * detail that says what it would take.
+     * Can it do this problem? NULL: any. Otherwise ops_fail() with UNSUPPORTED, or with ALIGN
+     * unless `any_pointers`, and a detail that says what it would take. A variant that is refused
+     * for its alignment may not need less workspace than the one that "auto" then takes.
      */
     gpunvme_ops_status_t (*suits)(const struct ops_variant *variant, const struct ops_call *call);
 

@@ -144,11 +144,6 @@ static gpunvme_ops_status_t forward_run(const struct ops_variant *variant,
     const struct cuda_engine *engine = forward_engine(rung, &p);
     gpunvme_ops_status_t status;
 
-    if (rung->needs_hopper) {
-        status = cuda_refuse_misaligned(variant, call->exec, engine, &p);
-        if (status)
-            return status;
-    }
     if (rung->fused)
         return cuda_run_product(engine, &p, call->exec->workspace, call->exec->stream);
     alone = product_alone(&p, call->exec->workspace);
@@ -430,6 +425,8 @@ static int rank_forward(const struct ops_variant *variant, const struct ops_call
     const struct forward_rung *rung = variant->data;
     int best = (int)(cuda_best_engine(&product, cuda_level()) - cuda_engines);
 
+    if (!product.k && rung->products == PRODUCTS_NAIVE)
+        return INT_MAX;
     if ((rung->needs_hopper && best != CUDA_HOPPER) || (rung->shaped && best <= CUDA_HOPPER))
         return 0;
     return 1 + (int)(rung - forward_rungs);
@@ -445,7 +442,9 @@ static gpunvme_ops_status_t suits_forward(const struct ops_variant *variant,
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
                         "variant '%s' takes sizes up to 2^30 and less than 2^31 tiles of C",
                         variant->name);
-    return GPUNVME_OPS_OK;
+    if (call->any_pointers || !(rung->needs_hopper || rung->shaped))
+        return GPUNVME_OPS_OK;
+    return cuda_check_aligned(variant->name, forward_engine(rung, &product), &product);
 }
 
 static int rank_backward(const struct ops_variant *variant, const struct ops_call *call)

@@ -57,12 +57,8 @@ static size_t workspace(const struct ops_variant *variant, const struct ops_call
 static gpunvme_ops_status_t run(const struct ops_variant *variant, const struct ops_call *call)
 {
     struct cuda_product x = product_of(call);
-    const struct cuda_engine *engine = variant->data;
-    gpunvme_ops_status_t status = cuda_refuse_misaligned(variant, call->exec, engine, &x);
 
-    if (status)
-        return status;
-    return cuda_run_product(engine, &x, call->exec->workspace, call->exec->stream);
+    return cuda_run_product(variant->data, &x, call->exec->workspace, call->exec->stream);
 }
 
 static double tiles(int64_t n, int tile)
@@ -112,15 +108,15 @@ static void analyze(const struct ops_variant *variant, const struct ops_call *ca
 }
 
 /*
- * The best one's is the highest. Those after it follow, for it may not be there; the last three
- * are for shapes that want them.
+ * The best one's is the highest. Those after it follow, for it may not suit; the last three are for
+ * shapes that want them. What has nothing to multiply is the plainest one's.
  */
 static int rank(const struct ops_variant *variant, const struct ops_call *call)
 {
     const struct cuda_engine *engine = variant->data;
     struct cuda_product product = product_of(call);
 
-    if (engine == cuda_best_engine(&product, cuda_level()))
+    if (engine == (product.k ? cuda_best_engine(&product, cuda_level()) : cuda_engines))
         return 1 + CUDA_NENGINES;
     return engine < &cuda_engines[CUDA_HOPPER] ? 1 + (int)(engine - cuda_engines) : 0;
 }
@@ -138,7 +134,8 @@ static gpunvme_ops_status_t suits(const struct ops_variant *variant, const struc
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
                         "variant '%s' takes sizes up to 2^30 and less than 2^31 tiles of C",
                         variant->name);
-    return GPUNVME_OPS_OK;
+    return call->any_pointers ? GPUNVME_OPS_OK
+                              : cuda_check_aligned(variant->name, engine, &product);
 }
 
 #define F32     (1u << GPUNVME_OPS_F32)

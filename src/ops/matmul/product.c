@@ -4,7 +4,6 @@
  */
 #include <cuda_runtime_api.h>
 #include <limits.h>
-#include <string.h>
 
 #include "ops/matmul/product.h"
 
@@ -90,17 +89,13 @@ size_t cuda_product_workspace(const struct cuda_engine *engine, const struct cud
     return engine->workspace && product->k ? engine->workspace(product) : 0;
 }
 
-gpunvme_ops_status_t cuda_refuse_misaligned(const struct ops_variant *variant,
-                                            const struct gpunvme_ops_exec *exec,
-                                            const struct cuda_engine *engine,
-                                            const struct cuda_product *x)
+gpunvme_ops_status_t cuda_check_aligned(const char *variant, const struct cuda_engine *engine,
+                                        const struct cuda_product *x)
 {
-    /* "auto" goes on to another rung. */
-    if (!exec->variant || !strcmp(exec->variant, "auto") || !x->k || !engine->misaligned ||
-        !engine->misaligned(x))
+    if (!x->k || !engine->misaligned || !engine->misaligned(x))
         return GPUNVME_OPS_OK;
     return ops_fail(GPUNVME_OPS_ERR_ALIGN,
                     "variant '%s' needs both operands at multiples of 16 bytes: they are at %p and "
                     "%p",
-                    variant->name, x->a.data, x->b.data);
+                    variant, x->a.data, x->b.data);
 }

@@ -127,18 +127,17 @@ static inline int64_t cuda_tiles(const struct cuda_product *p, int64_t m, int64_
 /* Says which way an operand and C can be read and written in vectors; after all else is set. */
 void cuda_set_vectors(struct cuda_product *product);
 
+/* ERR_ALIGN, if the rung `engine` of the variant can't read the operands where they are. */
+gpunvme_ops_status_t cuda_check_aligned(const char *variant, const struct cuda_engine *engine,
+                                        const struct cuda_product *product);
+
 /*
- * The rung `engine` for a product; what has nothing to multiply is the plainest one's, and what is
- * not aligned as the rung needs it the one's before it.
+ * Runs a product by `engine`. Two are another rung's: one with nothing to multiply is the plainest
+ * one's, and a misaligned one, as a linear layer may have on its way, the best of CUDA_PLAIN's.
  */
 gpunvme_ops_status_t cuda_run_product(const struct cuda_engine *engine,
                                       const struct cuda_product *product, void *workspace,
                                       void *stream);
-/* A rung that was named does not leave a misaligned product to another one: ERR_ALIGN. */
-gpunvme_ops_status_t cuda_refuse_misaligned(const struct ops_variant *variant,
-                                            const struct gpunvme_ops_exec *exec,
-                                            const struct cuda_engine *engine,
-                                            const struct cuda_product *product);
 size_t cuda_product_workspace(const struct cuda_engine *engine, const struct cuda_product *product);
 
 enum {

@@ -41,7 +41,7 @@ static struct rig make(uint64_t batch, uint64_t timeout_ns)
     char uri[128];
     const char *uris = uri;
 
-    snprintf(uri, sizeof(uri), "file:%s/file?timeout=100ms,uring=off", file.folder);
+    snprintf(uri, sizeof(uri), "file:%s/file?timeout=1s,uring=off", file.folder);
     for (int i = 0; i < 2; i++) {
         assert_int_equal(gpunvme_dataset_open(NULL, &uris, 1, &records, &rig.datasets[i]),
                          GPUNVME_OK);

@@ -164,6 +164,10 @@ gpunvme_err_t mem_cuda_user_stream_mark(void *stream, struct mem_cuda_word **wor
 bool mem_cuda_user_stream_passed(const struct mem_cuda_word *word, uint32_t mark);
 void mem_cuda_word_give(struct mem_cuda_word *word); /* nothing will be written; NULL is fine */
 
+/* The kernel of gpunvme_convert() on a stream of the memory's GPU. */
+struct mem_samples;
+gpunvme_err_t mem_cuda_user_stream_convert(void *stream, const struct mem_samples *s);
+
 /* A stream for waits, of the lowest priority, on the calling thread's current GPU. */
 gpunvme_err_t mem_cuda_user_stream_create(void **stream);
 

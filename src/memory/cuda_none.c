@@ -327,6 +327,13 @@ void mem_cuda_word_give(struct mem_cuda_word *word)
     (void)word;
 }
 
+gpunvme_err_t mem_cuda_user_stream_convert(void *stream, const struct mem_samples *s)
+{
+    (void)stream;
+    (void)s;
+    return fail();
+}
+
 gpunvme_err_t mem_cuda_user_stream_create(void **stream)
 {
     *stream = NULL;

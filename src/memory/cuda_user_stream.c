@@ -12,6 +12,7 @@
 
 #include "base/fail.h"
 #include "memory/cuda_private.h"
+#include "memory/samples_cuda.h"
 
 /* X(member, function of cuda.h, its symbol in libcuda.so.1) */
 #define DRIVER_CALLS(X)                                                                            \
@@ -245,6 +246,18 @@ gpunvme_err_t mem_cuda_user_stream_mark(void *stream, struct mem_cuda_word **wor
 bool mem_cuda_user_stream_passed(const struct mem_cuda_word *word, uint32_t mark)
 {
     return mem_cuda_word_passed(word, mark);
+}
+
+gpunvme_err_t mem_cuda_user_stream_convert(void *stream, const struct mem_samples *s)
+{
+    gpunvme_err_t err = enter(stream);
+    cudaError_t cuda_err;
+
+    if (err)
+        return err;
+    cuda_err = mem_samples_launch(s, stream);
+    leave();
+    return cuda_err == cudaSuccess ? GPUNVME_OK : mem_cuda_fail(cuda_err, "a conversion");
 }
 
 gpunvme_err_t mem_cuda_user_stream_create(void **stream)

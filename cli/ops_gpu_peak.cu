@@ -11,7 +11,8 @@
 
 #include "ops/cuda/element.cuh"
 #include "ops/cuda/ptx.cuh"
-#include "ops/matmul/hopper.h"
+#include "ops/hopper/tile.h"
+#include "ops/hopper/wgmma.cuh"
 
 extern "C" {
 #include "ops_gpu.h"

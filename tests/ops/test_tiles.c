@@ -3,8 +3,8 @@
  * The arithmetic of GPU kernels that needs no GPU: who makes which tile, where elements lie in
  * shared memory, and what names them to the tensor cores and the copy engine.
  */
-#include "ops/cuda/dz.h"
-#include "ops/matmul/hopper.h"
+#include "ops/hopper/schedule.h"
+#include "ops/linear/dz.h"
 #include "ops/matmul/tensorcore.h"
 #include "ops_test.h"
 

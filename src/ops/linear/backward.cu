@@ -3,7 +3,7 @@
  * dZ, and sums of its columns for the bias, in three ways: by atomic additions, a column a thread,
  * and by warps that read rows and reduce at the end, in the same pass as dZ.
  */
-#include "ops/cuda/dz.cuh"
+#include "ops/linear/dz.cuh"
 #include "ops/linear/passes.h"
 
 #define THREADS 256

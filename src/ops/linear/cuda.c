@@ -7,7 +7,7 @@
 #include <cuda_runtime_api.h>
 #include <limits.h>
 
-#include "ops/cuda/dz.h"
+#include "ops/linear/dz_product.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/passes.h"
 #include "ops/matmul/product.h"
@@ -390,7 +390,7 @@ static gpunvme_ops_status_t make_all_but_grad_weight(const struct backward *x, v
         struct dz_bias bias = {p->grad_bias, p->grad_dtype, p->accumulate};
 
         dz.sums = x->sums;
-        return hopper_multiply_making_dz(&product, &dz, &bias, x->counters, stream);
+        return dz_multiply(&product, &dz, &bias, x->counters, stream);
     }
     if (p->rows && p->out)
         status = make_dz(x, stream);

@@ -5,7 +5,8 @@
 #ifndef OPS_LINEAR_PASSES_H
 #define OPS_LINEAR_PASSES_H
 
-#include "ops/cuda/dz.h"
+#include "ops/linear/dz.h"
+#include "ops/matmul/product.h"
 
 #ifdef __cplusplus
 extern "C" {

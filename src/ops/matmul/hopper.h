@@ -1,256 +1,47 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * The arithmetic of the rung "hopper", for the GPU, for the host that prepares its work, and for
- * tests that look at it by value: how tiles lie in shared memory and what names them, and who
- * makes which tile.
- *
- * A tile of an operand is 128 bytes wide. Along which direction they lie is the operand's own: k
- * (as A row-major, B column-major), or m or n. With 16-bit types wgmma takes both; blocks of 64
- * rows of 128 bytes are the unit of all that follows. Within each group of eight rows the 16 bytes
- * number c of row r lie at place c ^ r (the swizzle of 128 bytes), so that no two of a column share
- * a bank.
+ * Between the host's half of the rung "hopper" and its kernels.
  */
 #ifndef OPS_MATMUL_HOPPER_H
 #define OPS_MATMUL_HOPPER_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "ops/hopper/launch.h"
+#include "ops/matmul/product.h"
 
-#include "gpunvme/fn.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
 
-enum {
-    HOPPER_TILE_M = 128, /* 64 for each of two warp groups */
-    HOPPER_TILE_N = 256,
-    HOPPER_WIDTH = 128, /* bytes of a tile's rows: 64 elements of 16 bits, or 32 of f32 */
-    HOPPER_BLOCK = 64 * HOPPER_WIDTH,
-    HOPPER_A_NBYTES = HOPPER_TILE_M * HOPPER_WIDTH,
-    HOPPER_B_NBYTES = HOPPER_TILE_N * HOPPER_WIDTH,
-    HOPPER_STAGE_NBYTES = HOPPER_A_NBYTES + HOPPER_B_NBYTES,
-    HOPPER_STAGES = 4,
-    HOPPER_MOST_STAGES = 8,               /* of narrower tiles: as many as there is room for */
-    HOPPER_OUT_NBYTES = 2 * HOPPER_BLOCK, /* of results on their way out, by warp group */
-    HOPPER_THREADS = 3 * 128,             /* one warp group loads, two multiply */
-    HOPPER_ALIGN = 1024,                  /* of tiles: eight rows, the swizzle's period */
-    HOPPER_SHARED_NBYTES = HOPPER_STAGES * HOPPER_STAGE_NBYTES + 2 * HOPPER_OUT_NBYTES +
-                           2 * HOPPER_MOST_STAGES * 8 + HOPPER_ALIGN,
-    HOPPER_GROUP = 8,
+/* (For hopper_tf32_kernel()s, which may exchange A and B, a and b are their first and second.) */
+struct hopper_work {
+    struct hopper_operands operands;
+    struct hopper_schedule schedule;
+    CUtensorMap c, preact;
+    struct cuda_product product;
+    int copies_out;       /* C and pre-activations are written by the copy engine, by their maps */
+    int begins_with_bias; /* for then sums begin with it */
 };
 
-/* Of tiles of this width: a stage, and how many there are. */
-GPUNVME_FN int hopper_stage_nbytes(int width)
-{
-    return HOPPER_A_NBYTES + width * HOPPER_WIDTH;
-}
-
-GPUNVME_FN int hopper_stages(int width)
-{
-    return HOPPER_STAGES * HOPPER_STAGE_NBYTES / hopper_stage_nbytes(width);
-}
+/* The work of a product whose operands need no copy. */
+gpunvme_ops_status_t hopper_prepare(struct hopper_work *work, const struct cuda_product *product);
 
 /*
- * The descriptor of a matrix in shared memory (PTX ISA, "Matrix Descriptor Format"): address,
- * leading and stride byte offset, each without its lower four bits, and the swizzle of 128 bytes.
+ * The kernel for a type, orientation and width of tiles (64, 128 or 256; of f32 only the last);
+ * NULL if there is none. For f32 they are hopper_tf32.cu's, which has none if both lie along m or
+ * n, and of B that does makes the first operand.
  */
-GPUNVME_FN uint64_t hopper_descriptor(uint32_t address, uint32_t leading, uint32_t stride)
-{
-    return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)(leading >> 4 & 0x3fff) << 16 |
-           (uint64_t)(stride >> 4 & 0x3fff) << 32 | UINT64_C(1) << 62;
-}
+const void *hopper_kernel(int dtype, int mn_a, int mn_b, int width);
+const void *hopper_tf32_kernel(int mn_a, int mn_b);
 
 /*
- * Eight rows further is 1024 bytes further in both directions. Where m or n is contiguous, 64
- * elements further along it is the next block.
+ * Copies an operand of `lines` x k elements, wherever they lie, to rows of `pitch` elements that
+ * are contiguous along k.
  */
-GPUNVME_FN uint64_t hopper_tile_descriptor(uint32_t address, int mn_contiguous)
-{
-    return hopper_descriptor(address, mn_contiguous ? HOPPER_BLOCK : 16, 1024);
+gpunvme_ops_status_t hopper_repack(const struct cuda_operand *x, int64_t step_line, int64_t step_k,
+                                   int64_t lines, int64_t k, int64_t batch, int64_t pitch, int size,
+                                   void *to, void *stream);
+
+#ifdef __cplusplus
 }
-
-/* What is added to a descriptor for the next 32 bytes of k: along a row, or 16 rows down. */
-GPUNVME_FN uint64_t hopper_descriptor_step(int mn_contiguous)
-{
-    return (mn_contiguous ? 16 * HOPPER_WIDTH : 32) >> 4;
-}
-
-/* Where byte `x` of row `row` is in a block whose rows are 128 bytes. */
-GPUNVME_FN uint32_t hopper_swizzle(uint32_t row, uint32_t x)
-{
-    return row * HOPPER_WIDTH + (x ^ (row & 7) << 4);
-}
-
-/*
- * Where 16 bytes number `chunk` of row `row` of 64 x 64 results in f32 are, in floats. A warp
- * writes 8 bytes to each of four rows and two chunks at once, and reads 16 bytes of eight chunks of
- * a row: both from all banks.
- */
-GPUNVME_FN uint32_t hopper_result_place(uint32_t row, uint32_t chunk)
-{
-    return row * 64 + (chunk ^ (row & 3) << 1) * 4;
-}
-
-/*
- * With f32, wgmma takes what lies along m or n only from registers, and only as its first operand,
- * of 64 lines. In shared memory that is boxes of 32 lines (128 bytes) by 32 of k, HOPPER_TF32_BOX
- * bytes each; or a block, if it lies along k. A thread has two lines of k = thread % 4 and each
- * fourth from there ("Register Fragments" there). Which lines wgmma takes for those is ours to
- * choose, if results are found there again, so that warps read from all banks and write sums to
- * all:
- *
- *  - along m or n: two neighbours, read and written at once by half a warp at a time, which reads
- * 16 bytes number c and c ^ 5 of rows r to r + 3 and writes those of four even or odd rows;
- *  - along k: eight different rows by a warp, four even and four odd.
- */
-enum {
-    HOPPER_TF32_BOX = 32 * HOPPER_WIDTH,
-    HOPPER_TF32_PARTS = 8, /* of a warp group's sums on their way out, 32 columns of sums each */
-};
-
-/* A thread's first line; the second is hopper_fragment_next() further. */
-GPUNVME_FN uint32_t hopper_fragment_line(int mn_contiguous, uint32_t thread)
-{
-    uint32_t warp = thread / 32, group = thread % 32 / 4;
-    uint32_t chunk = (group / 2 % 2 * 5) ^ (group / 4 * 2) ^ warp % 2;
-
-    return mn_contiguous ? warp / 2 * 32 + chunk * 4 + group % 2 * 2
-                         : warp * 16 + group % 4 * 2 + group / 4;
-}
-
-GPUNVME_FN uint32_t hopper_fragment_next(int mn_contiguous)
-{
-    return mn_contiguous ? 1 : 8;
-}
-
-/* Where line `line` of the operand at `k` is, in bytes. */
-GPUNVME_FN uint32_t hopper_fragment_place(int mn_contiguous, uint32_t line, uint32_t k)
-{
-    return mn_contiguous ? line / 32 * HOPPER_TF32_BOX + hopper_swizzle(k, line % 32 * 4)
-                         : hopper_swizzle(line, k * 4);
-}
-
-/*
- * Where the sum of a line and one of 32 columns is on its way out, in bytes: in one of two boxes of
- * 32 x 32 elements of C, rows of 128 bytes. If the operands were exchanged, lines are C's columns.
- */
-GPUNVME_FN uint32_t hopper_sum_place(int exchanged, uint32_t line, uint32_t col)
-{
-    return line / 32 * HOPPER_TF32_BOX +
-           (exchanged ? hopper_swizzle(col, line % 32 * 4) : hopper_swizzle(line % 32, col * 4));
-}
-
-/*
- * What there is to do, in pairs of tiles: `down` by `across` of them, `batch` times. Numbers of 32
- * bits, by which a GPU divides several times as fast as by 64: hopper_grid_fits().
- */
-struct hopper_grid {
-    uint32_t down, across, batch;
-    uint32_t width; /* of tiles */
-    uint32_t rows;  /* tiles of a pair, one for each block of the cluster: 2, or 1 */
-    uint32_t group; /* pairs below each other that are made together: HOPPER_GROUP, or fewer */
-};
-
-struct hopper_place {
-    int64_t batch, row, col; /* of C */
-};
-
-GPUNVME_FN uint32_t hopper_grid_size(const struct hopper_grid *grid)
-{
-    return grid->down * grid->across * grid->batch;
-}
-
-/* May pairs be numbered by 31 bits? */
-GPUNVME_FN int hopper_grid_fits(const struct hopper_grid *grid)
-{
-    int64_t in_batch = (int64_t)grid->down * grid->across;
-
-    return in_batch <= INT32_MAX && in_batch * grid->batch <= INT32_MAX;
-}
-
-/*
- * Where pair number `index` of tiles begins. Pairs that are made at about the same time should read
- * the same rows of A and columns of B, which are then in the cache: a group below each other, then
- * those to their right.
- */
-GPUNVME_FN struct hopper_place hopper_place_of(const struct hopper_grid *grid, uint32_t index)
-{
-    uint32_t in_batch = grid->down * grid->across, in_group = grid->group * grid->across;
-    uint32_t batch = index / in_batch, i = index - batch * in_batch, group = i / in_group;
-    uint32_t left = grid->down - group * grid->group, j = i - group * in_group;
-    uint32_t rows = left < grid->group ? left : grid->group, across = j / rows;
-    uint32_t down = group * grid->group + j - across * rows;
-    struct hopper_place x;
-
-    x.batch = batch;
-    x.row = (int64_t)down * HOPPER_TILE_M * grid->rows;
-    x.col = (int64_t)across * grid->width;
-    return x;
-}
-
-/*
- * B's tile is loaded in so many parts, one for each block of a pair. The narrowest tile has as many
- * columns as a block and is not divided.
- */
-GPUNVME_FN int hopper_parts(int width)
-{
-    return width > 64 ? 2 : 1;
-}
-
-/*
- * For m, n and batch up to 2^31. A cluster of two reads each column of B once for both: worth it
- * unless much of the last is waste.
- */
-GPUNVME_FN struct hopper_grid hopper_grid_of_width(int64_t m, int64_t n, int64_t batch, int width)
-{
-    int64_t tiles = (m + HOPPER_TILE_M - 1) / HOPPER_TILE_M;
-    struct hopper_grid grid;
-
-    grid.rows = hopper_parts(width) == 2 && (tiles % 2 == 0 || tiles > 15) ? 2 : 1;
-    grid.down = (uint32_t)((tiles + grid.rows - 1) / grid.rows);
-    grid.across = (uint32_t)((n + width - 1) / width);
-    grid.batch = (uint32_t)batch;
-    grid.width = (uint32_t)width;
-    grid.group = HOPPER_GROUP;
-    return grid;
-}
-
-GPUNVME_FN struct hopper_grid hopper_grid_of(int64_t m, int64_t n, int64_t batch)
-{
-    return hopper_grid_of_width(m, n, batch, HOPPER_TILE_N);
-}
-
-/* A tensor map's numbers: three dimensions, the contiguous one first, strides in bytes. */
-struct hopper_tensor {
-    uint64_t size[3], stride[2];
-    uint32_t box[3];
-};
-
-/*
- * An operand of `lines` x `width` elements of `size` bytes, `pitch` elements apart, which is read
- * in boxes 128 bytes wide. A single matrix for the whole batch has stride 0, which maps have not.
- */
-GPUNVME_FN struct hopper_tensor hopper_tensor_of(int64_t lines, int64_t width, int64_t pitch,
-                                                 int64_t batch, int64_t stride, int size,
-                                                 int box_lines)
-{
-    struct hopper_tensor x;
-
-    x.size[0] = (uint64_t)width;
-    x.size[1] = (uint64_t)lines;
-    x.size[2] = stride ? (uint64_t)batch : 1;
-    x.stride[0] = (uint64_t)pitch * (uint64_t)size;
-    x.stride[1] = stride ? (uint64_t)stride * (uint64_t)size : x.stride[0];
-    x.box[0] = (uint32_t)(HOPPER_WIDTH / size);
-    x.box[1] = (uint32_t)box_lines;
-    x.box[2] = 1;
-    return x;
-}
-
-/*
- * Lines of the boxes that an operand with elements of `size` bytes is read in: all `load` of a
- * load, or, of k, as many as elements fit in 128 bytes.
- */
-GPUNVME_FN int hopper_box_lines(int mn_contiguous, int size, int load)
-{
-    return mn_contiguous ? HOPPER_WIDTH / size : load;
-}
-
+#endif
 #endif

@@ -5,7 +5,9 @@
 #ifndef OPS_MATMUL_HOPPER_EPILOGUE_CUH
 #define OPS_MATMUL_HOPPER_EPILOGUE_CUH
 
-#include "ops/matmul/hopper_pipeline.cuh"
+#include "ops/hopper/loop.cuh"
+#include "ops/matmul/finish.cuh"
+#include "ops/matmul/hopper.h"
 
 #ifdef HAVE_HOPPER
 /*
@@ -156,6 +158,49 @@ static __device__ __forceinline__ void write_out(const hopper_work &work, float 
         }
     }
 }
+
+/*
+ * What becomes of 16-bit products. MN: an operand lies along m or n. Whether sums begin with the
+ * bias is known to the compiler: sums that begin so only sometimes make it serialize wgmma (C7515).
+ */
+template <int DTYPE, int MN, int TILE_N> struct hopper_epilogue {
+    enum { BEGINS = !MN };
+    const hopper_work &work;
+    uint32_t out;
+    float *floats;
+    int group;
+    hopper_bias<TILE_N> bias;
+
+    __device__ __forceinline__ hopper_epilogue(const hopper_work &x, const ring &mem,
+                                               unsigned char *dynamic, int of_group)
+        : work(x), out(mem.out + of_group * HOPPER_OUT_NBYTES),
+          floats((float *)(dynamic + (out - shared_address(dynamic)))), group(of_group)
+    {
+    }
+    __device__ __forceinline__ void expect(const hopper_place &at)
+    {
+        if (BEGINS)
+            ask_for_bias(bias, work, at.col);
+    }
+    __device__ __forceinline__ void begin(float (&sums)[TILE_N / 2])
+    {
+        if (BEGINS)
+            begin_with_bias<DTYPE, TILE_N>(sums, bias);
+    }
+    __device__ __forceinline__ void end(const float (&sums)[TILE_N / 2], const hopper_place &at,
+                                        int64_t row)
+    {
+        if (work.copies_out)
+            copy_out_any<DTYPE, MN>(work, out, sums, at.batch, (int)row, (int)at.col, group);
+        else
+            write_out(work, floats, sums, at.batch, row, at.col, group);
+    }
+    __device__ __forceinline__ void finish()
+    {
+        if (work.copies_out && threadIdx.x % 128 == 0)
+            tensor_store_wait_read<0>();
+    }
+};
 #endif
 
 #endif

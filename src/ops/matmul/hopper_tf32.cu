@@ -1,84 +1,14 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * Rung 6, hopper, for f32. wgmma takes 32-bit operands that lie along m or n from registers only,
- * and only as its first. So one that does is the first, whichever it is (B is by C^T = B^T A^T),
- * and warps that multiply read it from shared memory themselves: fragments of a stage while the one
- * before is multiplied. If both lie along k, A is read so, too. All else is as in hopper.cu.
- *
- * A stage is empty when both have been read: fragments have when they are multiplied.
+ * and only as its first. So one that does is the first, whichever it is (B is by C^T = B^T A^T). If
+ * both lie along k, A is. All else is as in hopper.cu.
  */
-#include "ops/matmul/hopper_pipeline.cuh"
+#include "ops/hopper/loop.cuh"
+#include "ops/matmul/finish.cuh"
+#include "ops/matmul/hopper.h"
 
 #ifdef HAVE_HOPPER
-/* This thread's fragments of a stage: two lines, and each fourth of 32 k. */
-template <int MN>
-static __device__ __forceinline__ void load_fragments(wgmma_fragments &x, uint32_t a)
-{
-    uint32_t line = hopper_fragment_line(MN, threadIdx.x % 128), k = threadIdx.x % 4;
-
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        uint32_t from = a + hopper_fragment_place(MN, line, MN ? i % 2 * 4 + k : i * 4 + k);
-
-        if (MN) {
-            load_shared8(x.x[2 * i], x.x[2 * i + 1], from + i / 2 * 8 * HOPPER_WIDTH);
-        } else {
-            x.x[2 * i] = load_shared4(from);
-            x.x[2 * i + 1] = load_shared4(from + hopper_fragment_next(0) * HOPPER_WIDTH);
-        }
-    }
-}
-
-/*
- * Multiplies one stage. When the one before, of fragments `last`, has been multiplied while this
- * one's were fetched, that is empty.
- */
-template <int MN>
-static __device__ __forceinline__ void
-multiply_stage(const memory &mem, turn &t, float (&sums)[128], wgmma_fragments &now,
-               wgmma_fragments &last, int &before, int group, uint32_t size)
-{
-    uint32_t a = mem.stages + t.stage * HOPPER_STAGE_NBYTES;
-    uint64_t y = hopper_tile_descriptor(a + HOPPER_A_NBYTES, 0);
-
-    mbarrier_wait(mem.full + t.stage * 8, t.parity);
-    load_fragments<MN>(now, a + group * HOPPER_BLOCK);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        wgmma_tf32_by_registers(sums, now, i, y + i * hopper_descriptor_step(0),
-                                i > 0 || before >= 0);
-    wgmma_commit();
-    if (before >= 0) {
-        wgmma_wait_keeping<1>(last);
-        __syncwarp(); /* all lanes have read their fragments */
-        release(mem, before, size);
-    }
-    before = t.stage;
-    advance(t, HOPPER_TILE_N);
-}
-
-/* All of k for one tile. */
-template <int MN>
-static __device__ __forceinline__ void multiply_tile(int steps, const memory &mem, turn &t,
-                                                     float (&sums)[128], int group, uint32_t size)
-{
-    wgmma_fragments x = {}, y = {};
-    int before = -1;
-
-#pragma unroll 1
-    for (int step = 0; step < steps; step += 2) {
-        multiply_stage<MN>(mem, t, sums, x, y, before, group, size);
-        if (step + 1 < steps)
-            multiply_stage<MN>(mem, t, sums, y, x, before, group, size);
-    }
-    wgmma_wait_for(sums);
-    wgmma_wait_keeping<0>(x);
-    wgmma_wait_keeping<0>(y);
-    __syncwarp();
-    release(mem, before, size);
-}
-
 /* One part of a group's sums, 64 lines by 32 columns, to two boxes. */
 template <int MN, int EXCHANGED>
 static __device__ __forceinline__ void put_part(uint32_t to, const float (&sums)[128], int part,
@@ -174,32 +104,38 @@ write_out(const hopper_work &work, unsigned char *dynamic, uint32_t out, const f
     }
 }
 
-/* One of two warp groups: multiplies and writes 64 lines of each of the block's tiles. */
-template <int MN, int EXCHANGED>
-static __device__ __forceinline__ void consume(const hopper_work &work, const memory &mem,
-                                               unsigned char *dynamic, int group)
-{
-    uint32_t rank = cluster_rank(), size = cluster_size();
-    uint32_t out = mem.out + group * HOPPER_OUT_NBYTES;
-    uint32_t pairs = hopper_grid_size(&work.grid);
-    turn t = {0, 0};
+template <int MN, int EXCHANGED> struct tf32_epilogue {
+    enum { BEGINS = 0 };
+    const hopper_work &work;
+    unsigned char *dynamic;
+    uint32_t out;
+    int group;
 
-    for (uint32_t i = blockIdx.x / size; i < pairs; i += gridDim.x / size) {
-        hopper_place at = hopper_place_of(&work.grid, i);
-        int64_t line = at.row + rank * HOPPER_TILE_M + group * 64;
-        int64_t batch = at.batch;
-        int steps = span_of(work, batch).count;
-        float sums[128];
-
-        multiply_tile<MN>(steps, mem, t, sums, group, size);
+    __device__ __forceinline__ tf32_epilogue(const hopper_work &x, const ring &mem,
+                                             unsigned char *memory, int of_group)
+        : work(x), dynamic(memory), out(mem.out + of_group * HOPPER_OUT_NBYTES), group(of_group)
+    {
+    }
+    __device__ __forceinline__ void expect(const hopper_place &)
+    {
+    }
+    __device__ __forceinline__ void begin(float (&)[128])
+    {
+    }
+    __device__ __forceinline__ void end(const float (&sums)[128], const hopper_place &at,
+                                        int64_t line)
+    {
         if (work.copies_out)
             copy_out<MN, EXCHANGED>(work, out, sums, (int)at.batch, (int)line, (int)at.col, group);
         else
             write_out<MN, EXCHANGED>(work, dynamic, out, sums, at.batch, line, at.col, group);
     }
-    if (work.copies_out && threadIdx.x % 128 == 0)
-        tensor_store_wait_read<0>();
-}
+    __device__ __forceinline__ void finish()
+    {
+        if (work.copies_out && threadIdx.x % 128 == 0)
+            tensor_store_wait_read<0>();
+    }
+};
 #endif
 
 template <int MN, int EXCHANGED>
@@ -207,22 +143,8 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     multiply_tf32(const __grid_constant__ hopper_work work)
 {
 #ifdef HAVE_HOPPER
-    unsigned char *dynamic = dynamic_shared();
-    memory mem = lay_out(dynamic);
-
-    start(work, mem);
-    if (threadIdx.x < 128) {
-        registers_give_back<40>();
-        if (threadIdx.x == 0)
-            produce<4, MN, 0, 0, HOPPER_TILE_N>(work, mem);
-    } else {
-        registers_take<232>();
-        /* One number for the warp, so that the compiler has descriptors in uniform registers. */
-        consume<MN, EXCHANGED>(work, mem, dynamic,
-                               __shfl_sync(0xffffffffu, (int)threadIdx.x / 128 - 1, 0));
-    }
-    __syncwarp();   /* the barrier takes warps whose threads come together */
-    cluster_sync(); /* nobody leaves while another may write to it */
+    hopper_block<hopper_raster, tensor_source<4, MN, 0, HOPPER_TILE_N>, multiply_from_registers<MN>,
+                 tf32_epilogue<MN, EXCHANGED>>(work.schedule, work.operands, work);
 #endif
 }
 

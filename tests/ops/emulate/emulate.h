@@ -158,8 +158,9 @@ static inline unsigned atomicAdd(unsigned *to, unsigned x)
     return before;
 }
 
-/* Instead of src/ops/cuda/ptx.cuh. */
+/* Instead of src/ops/cuda/ptx.cuh and src/ops/hopper/wgmma.cuh. */
 #define OPS_CUDA_PTX_CUH
+#define OPS_HOPPER_WGMMA_CUH
 
 static inline float fast_exp2(float x)
 {

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "emulate_map.h"
-#include "ops/matmul/hopper_kernel.h"
+#include "ops/linear/dz_product.h"
 
 #undef gridDim /* which is a member here */
 
@@ -32,6 +32,16 @@ static struct {
     unsigned char *data, *pages;
     size_t nbytes;
 } allocations[64];
+
+template <typename WORK>
+static void launch(const cudaLaunchConfig_t *config, const void *kernel, void **args,
+                   unsigned cluster, bool early)
+{
+    const WORK *work = (const WORK *)args[0];
+
+    emulate_launch(config->gridDim.x, cluster, config->blockDim.x,
+                   [=] { ((void (*)(WORK))kernel)(*work); }, early);
+}
 
 extern "C" {
 cudaError_t cudaMalloc(void **memory, size_t nbytes)
@@ -175,7 +185,6 @@ cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **a
 /* And these are Hopper's, which take a reference where nvcc lets them take the parameter itself. */
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **args)
 {
-    const hopper_work *work = (const hopper_work *)args[0];
     unsigned cluster = 1;
     bool early = false;
 
@@ -187,14 +196,16 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *ke
         if (x->id == cudaLaunchAttributeProgrammaticStreamSerialization)
             early = x->val.programmaticStreamSerializationAllowed;
     }
-    if (kernel == hopper_clear_kernel()) {
+    if (kernel == dz_clear_kernel()) {
         uint32_t *words = *(uint32_t **)args[0], count = *(uint32_t *)args[1];
 
         emulate_launch(config->gridDim.x, cluster, config->blockDim.x,
                        [=] { ((void (*)(uint32_t *, uint32_t))kernel)(words, count); }, early);
+    } else if (kernel == dz_product_kernel(GPUNVME_OPS_F16) ||
+               kernel == dz_product_kernel(GPUNVME_OPS_BF16)) {
+        launch<dz_work>(config, kernel, args, cluster, early);
     } else {
-        emulate_launch(config->gridDim.x, cluster, config->blockDim.x,
-                       [=] { ((void (*)(hopper_work))kernel)(*work); }, early);
+        launch<hopper_work>(config, kernel, args, cluster, early);
     }
     return cudaSuccess;
 }

@@ -14,11 +14,11 @@
  * will be claimed, if need be by its own warps, no matter whether other blocks have begun. Only who
  * has found no piece left waits for the last ones, to make the bias's gradient of their sums.
  */
-#ifndef OPS_CUDA_DZ_H
-#define OPS_CUDA_DZ_H
+#ifndef OPS_LINEAR_DZ_H
+#define OPS_LINEAR_DZ_H
 
 #include "gpunvme/fn.h"
-#include "ops/matmul/product.h"
+#include "ops/core/fail.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -150,16 +150,6 @@ static inline int dz_suits(const struct linear_dz *x)
            (x->activation == GPUNVME_OPS_ACT_NONE ||
             (dz_aligned(x->preact, x->ld_preact) && dz_aligned(x->dz, x->ld_dz)));
 }
-
-/*
- * By the rung "hopper": dZ, its sums over DZ_PIECE_ROWS rows each and the bias's gradient of these,
- * if wanted, and `product`, whose A is that dZ as it is in memory and whose B needs no copy.
- * `counters` has dz_counters_nbytes().
- */
-gpunvme_ops_status_t hopper_multiply_making_dz(const struct cuda_product *product,
-                                               const struct linear_dz *dz,
-                                               const struct dz_bias *bias, void *counters,
-                                               void *stream);
 
 #ifdef __cplusplus
 }

@@ -3,11 +3,11 @@
  * dZ of matrices of 16 bits, eight elements of a row for each lane, as fast as memory is. It knows
  * nothing of who calls: a kernel of its own, or a product's kernel beside it.
  */
-#ifndef OPS_CUDA_DZ_CUH
-#define OPS_CUDA_DZ_CUH
+#ifndef OPS_LINEAR_DZ_CUH
+#define OPS_LINEAR_DZ_CUH
 
-#include "ops/cuda/dz.h"
 #include "ops/cuda/element.cuh"
+#include "ops/linear/dz.h"
 
 /*
  * Rows that a warp beside the product has on their way: enough to be ahead of it, but not so many

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Tensor maps, and the launch of clusters.
+ */
+#include "ops/hopper/launch.h"
+
+#include <cuda_runtime_api.h>
+
+#include "ops/cuda/launch.h"
+
+/*
+ * The driver's function, which is asked for by its name: the library is not linked with the driver,
+ * so that programs start without one.
+ */
+typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                              const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                              const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+static encode_fn find_encode(void)
+{
+    static _Atomic(encode_fn) known;
+    enum cudaDriverEntryPointQueryResult result;
+    encode_fn found = known;
+    void *address = NULL;
+
+    if (found)
+        return found;
+#if CUDART_VERSION >= 12050
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000,
+                                         cudaEnableDefault, &result))
+        return NULL;
+#else
+    if (cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &address, cudaEnableDefault, &result))
+        return NULL;
+#endif
+    if (result == cudaDriverEntryPointSuccess) {
+        *(void **)&found = address;
+        known = found;
+    }
+    return found;
+}
+
+gpunvme_ops_status_t hopper_encode(CUtensorMap *map, const void *data, CUtensorMapDataType type,
+                                   const struct hopper_tensor *x)
+{
+    const cuuint32_t steps[3] = {1, 1, 1};
+    cuuint64_t size[3] = {x->size[0], x->size[1], x->size[2]};
+    cuuint64_t stride[2] = {x->stride[0], x->stride[1]};
+    encode_fn function = find_encode();
+    CUresult result;
+
+    if (!function)
+        return ops_fail(GPUNVME_OPS_ERR_CUDA, "the driver has no cuTensorMapEncodeTiled: it must "
+                                              "be one for CUDA 12.0 or later");
+    result = function(map, type, 3, (void *)(uintptr_t)data, size, stride, x->box, steps,
+                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result)
+        return ops_fail(GPUNVME_OPS_ERR_CUDA,
+                        "cuTensorMapEncodeTiled failed (%d) for %llu x %llu elements, %llu bytes "
+                        "from row to row",
+                        (int)result, (unsigned long long)size[1], (unsigned long long)size[0],
+                        (unsigned long long)stride[0]);
+    return GPUNVME_OPS_OK;
+}
+
+/* How many clusters can be on the device at once, which is asked for once. */
+static gpunvme_ops_status_t resident_clusters(const void *kernel, const cudaLaunchConfig_t *config,
+                                              int rows, int *clusters)
+{
+    static _Atomic int known[16][2];
+    int device, error = cudaGetDevice(&device);
+
+    if (!error && device < 16 && known[device][rows - 1]) {
+        *clusters = known[device][rows - 1];
+        return GPUNVME_OPS_OK;
+    }
+    if (!error)
+        error = cudaOccupancyMaxActiveClusters(clusters, kernel, config);
+    if (error)
+        return cuda_status(error, "asking how many clusters there can be");
+    if (*clusters < 1)
+        return ops_fail(GPUNVME_OPS_ERR_DEVICE, "this GPU has no room for clusters of %d blocks",
+                        rows);
+    if (device < 16)
+        known[device][rows - 1] = *clusters;
+    return GPUNVME_OPS_OK;
+}
+
+/* `attributes` has room for what the configuration says. */
+static cudaLaunchConfig_t config_of(int rows, uint32_t clusters, void *stream,
+                                    cudaLaunchAttribute attributes[2])
+{
+    attributes[0] = (cudaLaunchAttribute){.id = cudaLaunchAttributeClusterDimension,
+                                          .val.clusterDim = {(unsigned)rows, 1, 1}};
+    attributes[1] = (cudaLaunchAttribute){.id = cudaLaunchAttributeProgrammaticStreamSerialization,
+                                          .val.programmaticStreamSerializationAllowed = 1};
+    return (cudaLaunchConfig_t){.gridDim = {clusters * (unsigned)rows, 1, 1},
+                                .blockDim = {HOPPER_THREADS, 1, 1},
+                                .dynamicSmemBytes = HOPPER_SHARED_NBYTES,
+                                .stream = stream,
+                                .attrs = attributes,
+                                .numAttrs = 2};
+}
+
+gpunvme_ops_status_t hopper_clusters(const void *kernel, const struct hopper_grid *grid,
+                                     uint32_t *clusters)
+{
+    cudaLaunchAttribute attributes[2];
+    cudaLaunchConfig_t config = config_of((int)grid->rows, 1, NULL, attributes);
+    uint32_t pairs = hopper_grid_size(grid);
+    gpunvme_ops_status_t status = cuda_allow_shared(kernel, HOPPER_SHARED_NBYTES);
+    int resident = 0;
+
+    if (!status)
+        status = resident_clusters(kernel, &config, (int)grid->rows, &resident);
+    *clusters = pairs < (uint32_t)resident ? pairs : (uint32_t)resident;
+    return status;
+}
+
+gpunvme_ops_status_t hopper_launch(const void *kernel, const struct hopper_grid *grid,
+                                   uint32_t clusters, void *work, void *stream)
+{
+    cudaLaunchAttribute attributes[2];
+    cudaLaunchConfig_t config = config_of((int)grid->rows, clusters, stream, attributes);
+    void *args[] = {work};
+
+    return cuda_status(cudaLaunchKernelExC(&config, kernel, args), "launching clusters");
+}

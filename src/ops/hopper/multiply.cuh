@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * What a warp group does with the stages of a tile: products of 64 rows, both operands from shared
+ * memory (16-bit types), or the first one from registers (tf32).
+ */
+#ifndef OPS_HOPPER_MULTIPLY_CUH
+#define OPS_HOPPER_MULTIPLY_CUH
+
+#include "gpunvme/ops/core.h"
+#include "ops/hopper/ring.cuh"
+#include "ops/hopper/wgmma.cuh"
+
+#ifdef HAVE_HOPPER
+template <int DTYPE, int MN_A, int MN_B, int COUNT>
+static __device__ __forceinline__ void multiply_stage(float (&sums)[COUNT], uint32_t a, uint32_t b,
+                                                      bool first)
+{
+    uint64_t x = hopper_tile_descriptor(a, MN_A), y = hopper_tile_descriptor(b, MN_B);
+
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint64_t xi = x + i * hopper_descriptor_step(MN_A);
+        uint64_t yi = y + i * hopper_descriptor_step(MN_B);
+        int accumulate = i > 0 || !first;
+
+        if (DTYPE == GPUNVME_OPS_F16)
+            wgmma_f16<MN_A, MN_B>(sums, xi, yi, accumulate);
+        else
+            wgmma_bf16<MN_A, MN_B>(sums, xi, yi, accumulate);
+    }
+    wgmma_commit();
+}
+
+/* All of k for one tile, added to what was begun: while one stage is multiplied, the next is waited
+ * for. */
+template <int DTYPE, int MN_A, int MN_B, int COUNT>
+static __device__ __forceinline__ void multiply_tile(int steps, const ring &mem, turn &t,
+                                                     float (&sums)[COUNT], bool begun, int group,
+                                                     uint32_t size)
+{
+    int before = 0;
+
+    for (int step = 0; step < steps; step++) {
+        uint32_t a = mem.stages + t.stage * hopper_stage_nbytes(COUNT * 2);
+
+        mbarrier_wait(mem.full + t.stage * 8, t.parity);
+        multiply_stage<DTYPE, MN_A, MN_B>(sums, a + group * HOPPER_BLOCK, a + HOPPER_A_NBYTES,
+                                          step == 0 && !begun);
+        if (step) {
+            wgmma_wait<1>();
+            release(mem, before, size);
+        }
+        before = t.stage;
+        advance(t, COUNT * 2);
+    }
+    wgmma_wait_for(sums);
+    release(mem, before, size);
+}
+
+template <int DTYPE, int MN_A, int MN_B, int TILE_N> struct multiply_from_shared {
+    enum { COLS = TILE_N };
+
+    static __device__ __forceinline__ void tile(int steps, const ring &mem, turn &t,
+                                                float (&sums)[TILE_N / 2], bool begun, int group,
+                                                uint32_t size)
+    {
+        multiply_tile<DTYPE, MN_A, MN_B>(steps, mem, t, sums, begun, group, size);
+    }
+};
+
+/*
+ * tf32. wgmma takes 32-bit operands that lie along m or n from registers only, and only as its
+ * first. Warps that multiply read it from shared memory themselves: fragments of a stage while the
+ * one before is multiplied. A stage is empty when both operands have been read: fragments have when
+ * they are multiplied.
+ */
+/* This thread's fragments of a stage: two lines, and each fourth of 32 k. */
+template <int MN>
+static __device__ __forceinline__ void load_fragments(wgmma_fragments &x, uint32_t a)
+{
+    uint32_t line = hopper_fragment_line(MN, threadIdx.x % 128), k = threadIdx.x % 4;
+
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        uint32_t from = a + hopper_fragment_place(MN, line, MN ? i % 2 * 4 + k : i * 4 + k);
+
+        if (MN) {
+            load_shared8(x.x[2 * i], x.x[2 * i + 1], from + i / 2 * 8 * HOPPER_WIDTH);
+        } else {
+            x.x[2 * i] = load_shared4(from);
+            x.x[2 * i + 1] = load_shared4(from + hopper_fragment_next(0) * HOPPER_WIDTH);
+        }
+    }
+}
+
+/*
+ * Multiplies one stage. When the one before, of fragments `last`, has been multiplied while this
+ * one's were fetched, that is empty.
+ */
+template <int MN>
+static __device__ __forceinline__ void multiply_stage(const ring &mem, turn &t, float (&sums)[128],
+                                                      wgmma_fragments &now, wgmma_fragments &last,
+                                                      int &before, int group, uint32_t size)
+{
+    uint32_t a = mem.stages + t.stage * HOPPER_STAGE_NBYTES;
+    uint64_t y = hopper_tile_descriptor(a + HOPPER_A_NBYTES, 0);
+
+    mbarrier_wait(mem.full + t.stage * 8, t.parity);
+    load_fragments<MN>(now, a + group * HOPPER_BLOCK);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        wgmma_tf32_by_registers(sums, now, i, y + i * hopper_descriptor_step(0),
+                                i > 0 || before >= 0);
+    wgmma_commit();
+    if (before >= 0) {
+        wgmma_wait_keeping<1>(last);
+        __syncwarp(); /* all lanes have read their fragments */
+        release(mem, before, size);
+    }
+    before = t.stage;
+    advance(t, HOPPER_TILE_N);
+}
+
+/* All of k for one tile. */
+template <int MN>
+static __device__ __forceinline__ void multiply_tile(int steps, const ring &mem, turn &t,
+                                                     float (&sums)[128], int group, uint32_t size)
+{
+    wgmma_fragments x = {}, y = {};
+    int before = -1;
+
+#pragma unroll 1
+    for (int step = 0; step < steps; step += 2) {
+        multiply_stage<MN>(mem, t, sums, x, y, before, group, size);
+        if (step + 1 < steps)
+            multiply_stage<MN>(mem, t, sums, y, x, before, group, size);
+    }
+    wgmma_wait_for(sums);
+    wgmma_wait_keeping<0>(x);
+    wgmma_wait_keeping<0>(y);
+    __syncwarp();
+    release(mem, before, size);
+}
+
+template <int MN> struct multiply_from_registers {
+    enum { COLS = HOPPER_TILE_N };
+
+    static __device__ __forceinline__ void tile(int steps, const ring &mem, turn &t,
+                                                float (&sums)[128], bool, int group, uint32_t size)
+    {
+        multiply_tile<MN>(steps, mem, t, sums, group, size);
+    }
+};
+#endif
+
+#endif

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * wgmma of sm_90a, one function each instruction: 64 rows by 64, 128 or 256 columns of sums.
+ */
+#ifndef OPS_HOPPER_WGMMA_CUH
+#define OPS_HOPPER_WGMMA_CUH
+
+#include "ops/cuda/ptx.cuh"
+
+/* wgmma: before the first one on registers that the warp group wrote. */
+static __device__ __forceinline__ void wgmma_fence(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int PENDING> static __device__ __forceinline__ void wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+#define WGMMA_SUMS                                                                                 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "             \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "             \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "   \
+    "%127}"
+#define WGMMA_SUMS_64                                                                              \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+#define WGMMA_SUMS_32                                                                              \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+#define WGMMA_8(d, i)                                                                              \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
+        "+f"(d[i + 6]), "+f"(d[i + 7])
+#define WGMMA_32(d, i) WGMMA_8(d, i), WGMMA_8(d, i + 8), WGMMA_8(d, i + 16), WGMMA_8(d, i + 24)
+#define WGMMA_64(d, i)                                                                             \
+    WGMMA_8(d, i), WGMMA_8(d, i + 8), WGMMA_8(d, i + 16), WGMMA_8(d, i + 24), WGMMA_8(d, i + 32),  \
+        WGMMA_8(d, i + 40), WGMMA_8(d, i + 48), WGMMA_8(d, i + 56)
+
+/*
+ * Until all groups have ended. The sums are named so that the compiler, which takes them for
+ * finished since they were asked for, uses them only from here on.
+ */
+static __device__ __forceinline__ void wgmma_wait_for(float (&sums)[128])
+{
+    asm volatile("wgmma.wait_group.sync.aligned 0;"
+                 : WGMMA_64(sums, 0), WGMMA_64(sums, 64)::"memory");
+}
+
+static __device__ __forceinline__ void wgmma_wait_for(float (&sums)[64])
+{
+    asm volatile("wgmma.wait_group.sync.aligned 0;" : WGMMA_64(sums, 0)::"memory");
+}
+
+static __device__ __forceinline__ void wgmma_wait_for(float (&sums)[32])
+{
+    asm volatile("wgmma.wait_group.sync.aligned 0;" : WGMMA_32(sums, 0)::"memory");
+}
+
+/*
+ * sums = A B + (accumulate ? sums : 0) for 64 x 256 elements, A and B by their descriptors. The
+ * sum of row 16 w + l / 4 + 8 h, column 8 j + 2 (l % 4) + i is sums[4 j + 2 h + i] of lane l of
+ * warp w ("Accumulator D" there). MN_A and MN_B say that m or n, not k, is contiguous; tf32 has no
+ * such.
+ */
+#define WGMMA_256(name, type, k)                                                                   \
+    template <int MN_A, int MN_B>                                                                  \
+    static __device__ __forceinline__ void name(float(&sums)[128], uint64_t a, uint64_t b,         \
+                                                int accumulate)                                    \
+    {                                                                                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                 \
+                     "wgmma.mma_async.sync.aligned.m64n256k" k ".f32." type "." type               \
+                     " " WGMMA_SUMS ", %128, %129, p, 1, 1, %131, %132;\n}"                        \
+                     : WGMMA_64(sums, 0), WGMMA_64(sums, 64)                                       \
+                     : "l"(a), "l"(b), "r"(accumulate), "n"(MN_A), "n"(MN_B));                     \
+    }
+
+WGMMA_256(wgmma_f16, "f16", "16")
+WGMMA_256(wgmma_bf16, "bf16", "16")
+
+/* Likewise for 64 x 128 and 64 x 64 elements. */
+#define WGMMA_128(name, type)                                                                      \
+    template <int MN_A, int MN_B>                                                                  \
+    static __device__ __forceinline__ void name(float(&sums)[64], uint64_t a, uint64_t b,          \
+                                                int accumulate)                                    \
+    {                                                                                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                  \
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                  \
+                     " " WGMMA_SUMS_64 ", %64, %65, p, 1, 1, %67, %68;\n}"                         \
+                     : WGMMA_64(sums, 0)                                                           \
+                     : "l"(a), "l"(b), "r"(accumulate), "n"(MN_A), "n"(MN_B));                     \
+    }
+#define WGMMA_NARROW(name, type)                                                                   \
+    template <int MN_A, int MN_B>                                                                  \
+    static __device__ __forceinline__ void name(float(&sums)[32], uint64_t a, uint64_t b,          \
+                                                int accumulate)                                    \
+    {                                                                                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                  \
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " WGMMA_SUMS_32 \
+                     ", %32, %33, p, 1, 1, %35, %36;\n}"                                           \
+                     : WGMMA_32(sums, 0)                                                           \
+                     : "l"(a), "l"(b), "r"(accumulate), "n"(MN_A), "n"(MN_B));                     \
+    }
+
+WGMMA_128(wgmma_f16, "f16")
+WGMMA_128(wgmma_bf16, "bf16")
+WGMMA_NARROW(wgmma_f16, "f16")
+WGMMA_NARROW(wgmma_bf16, "bf16")
+
+static __device__ __forceinline__ void wgmma_tf32(float (&sums)[128], uint64_t a, uint64_t b,
+                                                  int accumulate)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32 " WGMMA_SUMS
+                 ", %128, %129, p, 1, 1;\n}"
+                 : WGMMA_64(sums, 0), WGMMA_64(sums, 64)
+                 : "l"(a), "l"(b), "r"(accumulate));
+}
+
+/* Four of A's fragments for wgmma_tf32_by_registers(). */
+struct wgmma_fragments {
+    uint32_t x[16];
+};
+
+/*
+ * Likewise with A from registers: x[4 i + 2 g + h] of lane l of warp w is row 16 w + l / 4 + 8 h,
+ * k = l % 4 + 4 g of fragment i ("Register Fragments for wgmma.mma_async.m64nNk8"). They belong to
+ * the instruction until it has ended: see wgmma_wait_keeping().
+ */
+static __device__ __forceinline__ void wgmma_tf32_by_registers(float (&sums)[128],
+                                                               const wgmma_fragments &a, int i,
+                                                               uint64_t b, int accumulate)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32 " WGMMA_SUMS
+                 ", {%128, %129, %130, %131}, %132, p, 1, 1;\n}"
+                 : WGMMA_64(sums, 0), WGMMA_64(sums, 64)
+                 : "r"(a.x[4 * i]), "r"(a.x[4 * i + 1]), "r"(a.x[4 * i + 2]), "r"(a.x[4 * i + 3]),
+                   "l"(b), "r"(accumulate));
+}
+
+#define WGMMA_KEEP_8(x, i)                                                                         \
+    "+r"(x[i]), "+r"(x[i + 1]), "+r"(x[i + 2]), "+r"(x[i + 3]), "+r"(x[i + 4]), "+r"(x[i + 5]),    \
+        "+r"(x[i + 6]), "+r"(x[i + 7])
+
+/*
+ * Until at most PENDING groups are under way. The fragments of those that ended are named, so that
+ * the compiler leaves their registers alone until then.
+ */
+template <int PENDING> static __device__ __forceinline__ void wgmma_wait_keeping(wgmma_fragments &a)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %16;"
+                 : WGMMA_KEEP_8(a.x, 0), WGMMA_KEEP_8(a.x, 8)
+                 : "n"(PENDING)
+                 : "memory");
+}
+
+#endif

@@ -25,7 +25,7 @@ static void every_tile_is_made_once(void **state)
     for (int64_t m = 1; m < 6000; m += m < 700 ? 127 : 1111)
         for (int64_t n = 1; n < 4000; n += n < 700 ? 255 : 777)
             for (int64_t batch = 1; batch < 4; batch++) {
-                struct hopper_grid grid = hopper_grid_of(m, n, batch);
+                struct hopper_grid grid = hopper_grid_of(m, n, batch, HOPPER_TILE_N);
                 int64_t count = hopper_grid_size(&grid), rows = HOPPER_TILE_M * (int64_t)grid.rows;
                 unsigned char *seen = calloc((size_t)count, 1);
 
@@ -46,7 +46,7 @@ static void every_tile_is_made_once(void **state)
 
 static void tiles_made_together_share_rows_and_columns(void **state)
 {
-    struct hopper_grid grid = hopper_grid_of(8192, 8192, 1);
+    struct hopper_grid grid = hopper_grid_of(8192, 8192, 1, HOPPER_TILE_N);
     int64_t rows = 0, cols = 0;
 
     (void)state;
@@ -64,20 +64,20 @@ static void tiles_made_together_share_rows_and_columns(void **state)
 static void tiles_are_numbered_as_long_as_31_bits_suffice(void **state)
 {
     const int64_t large = INT64_C(1) << 30;
-    struct hopper_grid grid = hopper_grid_of(large, 256 * 511, 1);
+    struct hopper_grid grid = hopper_grid_of(large, 256 * 511, 1, HOPPER_TILE_N);
     struct hopper_place last;
 
     (void)state;
     assert_true(hopper_grid_fits(&grid));
     last = hopper_place_of(&grid, hopper_grid_size(&grid) - 1);
     assert_true(last.row == large - 256 && last.col == 256 * 510 && last.batch == 0);
-    grid = hopper_grid_of(large, large, 1);
+    grid = hopper_grid_of(large, large, 1, HOPPER_TILE_N);
     assert_false(hopper_grid_fits(&grid));
-    grid = hopper_grid_of(1, 1, INT32_MAX);
+    grid = hopper_grid_of(1, 1, INT32_MAX, HOPPER_TILE_N);
     assert_true(hopper_grid_fits(&grid));
     last = hopper_place_of(&grid, INT32_MAX - 1);
     assert_true(last.row == 0 && last.col == 0 && last.batch == INT32_MAX - 1);
-    grid = hopper_grid_of(1, 257, INT32_MAX);
+    grid = hopper_grid_of(1, 257, INT32_MAX, HOPPER_TILE_N);
     assert_false(hopper_grid_fits(&grid));
 }
 

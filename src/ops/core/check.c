@@ -188,3 +188,15 @@ const char *ops_overlapped(const struct ops_spans *spans, const void *data, size
     }
     return NULL;
 }
+
+size_t ops_workspace_part(int64_t matrices, int64_t rows, int64_t cols, size_t size)
+{
+    const size_t most = SIZE_MAX / 4, align = GPUNVME_OPS_WORKSPACE_ALIGN;
+    size_t nbytes;
+
+    if (__builtin_mul_overflow(matrices, rows, &nbytes) ||
+        __builtin_mul_overflow(nbytes, cols, &nbytes) ||
+        __builtin_mul_overflow(nbytes, size, &nbytes) || nbytes > most - align)
+        return most;
+    return (nbytes + align - 1) / align * align;
+}

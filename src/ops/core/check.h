@@ -40,6 +40,12 @@ gpunvme_ops_status_t ops_check_enum(const char *name, int value, int count);
 /* A size: not negative. */
 gpunvme_ops_status_t ops_check_size(const char *name, int64_t value);
 
+/*
+ * Bytes of a workspace's part that has so many matrices of elements of `size` bytes, so that the
+ * next part is aligned. SIZE_MAX / 4, which nobody has, if it is more than that.
+ */
+size_t ops_workspace_part(int64_t matrices, int64_t rows, int64_t cols, size_t size);
+
 gpunvme_ops_status_t ops_check_exec(const struct gpunvme_ops_exec *exec);
 
 #endif

@@ -59,16 +59,6 @@ gpunvme_ops_status_t cuda_describe(const void *kernel, const struct cuda_tiling 
     return GPUNVME_OPS_OK;
 }
 
-size_t cuda_workspace_part(int64_t rows, int64_t row_nbytes)
-{
-    const size_t most = SIZE_MAX / 4, align = GPUNVME_OPS_WORKSPACE_ALIGN;
-    size_t nbytes;
-
-    if (__builtin_mul_overflow((size_t)rows, (size_t)row_nbytes, &nbytes) || nbytes > most - align)
-        return most;
-    return (nbytes + align - 1) / align * align;
-}
-
 gpunvme_ops_status_t ops_cuda_capability(int index, struct gpunvme_ops_capability *out)
 {
     struct cudaDeviceProp properties;

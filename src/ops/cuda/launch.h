@@ -51,10 +51,6 @@ gpunvme_ops_status_t cuda_allow_shared(const void *kernel, size_t nbytes);
 /* Multiprocessors of the current device; 1 if it cannot tell. */
 int cuda_units(void);
 
-/* Bytes of a workspace's part, so that the next one is aligned; SIZE_MAX / 4, which nobody has, if
- * they are more than that. */
-size_t cuda_workspace_part(int64_t rows, int64_t row_nbytes);
-
 #ifdef __cplusplus
 }
 #endif

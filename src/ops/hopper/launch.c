@@ -65,29 +65,6 @@ gpunvme_ops_status_t hopper_encode(CUtensorMap *map, const void *data, CUtensorM
     return GPUNVME_OPS_OK;
 }
 
-/* How many clusters can be on the device at once, which is asked for once. */
-static gpunvme_ops_status_t resident_clusters(const void *kernel, const cudaLaunchConfig_t *config,
-                                              int rows, int *clusters)
-{
-    static _Atomic int known[16][2];
-    int device, error = cudaGetDevice(&device);
-
-    if (!error && device < 16 && known[device][rows - 1]) {
-        *clusters = known[device][rows - 1];
-        return GPUNVME_OPS_OK;
-    }
-    if (!error)
-        error = cudaOccupancyMaxActiveClusters(clusters, kernel, config);
-    if (error)
-        return cuda_status(error, "asking how many clusters there can be");
-    if (*clusters < 1)
-        return ops_fail(GPUNVME_OPS_ERR_DEVICE, "this GPU has no room for clusters of %d blocks",
-                        rows);
-    if (device < 16)
-        known[device][rows - 1] = *clusters;
-    return GPUNVME_OPS_OK;
-}
-
 /* `attributes` has room for what the configuration says. */
 static cudaLaunchConfig_t config_of(int rows, uint32_t clusters, void *stream,
                                     cudaLaunchAttribute attributes[2])
@@ -104,19 +81,32 @@ static cudaLaunchConfig_t config_of(int rows, uint32_t clusters, void *stream,
                                 .numAttrs = 2};
 }
 
+/* (What the device has room for is asked for once.) */
 gpunvme_ops_status_t hopper_clusters(const void *kernel, const struct hopper_grid *grid,
                                      uint32_t *clusters)
 {
+    static _Atomic int known[16][2];
     cudaLaunchAttribute attributes[2];
     cudaLaunchConfig_t config = config_of((int)grid->rows, 1, NULL, attributes);
     uint32_t pairs = hopper_grid_size(grid);
     gpunvme_ops_status_t status = cuda_allow_shared(kernel, HOPPER_SHARED_NBYTES);
-    int resident = 0;
+    int device, room = 0, error = cudaGetDevice(&device);
 
-    if (!status)
-        status = resident_clusters(kernel, &config, (int)grid->rows, &resident);
-    *clusters = pairs < (uint32_t)resident ? pairs : (uint32_t)resident;
-    return status;
+    if (status)
+        return status;
+    if (!error && device < 16)
+        room = known[device][grid->rows - 1];
+    if (!error && !room)
+        error = cudaOccupancyMaxActiveClusters(&room, kernel, &config);
+    if (error)
+        return cuda_status(error, "asking how many clusters there can be");
+    if (room < 1)
+        return ops_fail(GPUNVME_OPS_ERR_DEVICE, "this GPU has no room for clusters of %d blocks",
+                        (int)grid->rows);
+    if (device < 16)
+        known[device][grid->rows - 1] = room;
+    *clusters = pairs < (uint32_t)room ? pairs : (uint32_t)room;
+    return GPUNVME_OPS_OK;
 }
 
 gpunvme_ops_status_t hopper_launch(const void *kernel, const struct hopper_grid *grid,

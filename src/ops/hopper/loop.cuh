@@ -46,73 +46,62 @@ struct hopper_raster {
     }
 };
 
-/*
- * The loads of one stage for tiles at (row, col), elements k and on, of SIZE bytes each: all of the
- * first operand, and of the second what is this block's part. What lies along m or n is read in
- * boxes of as many lines of k as there are elements in a box's row.
- */
-template <int SIZE, int MN_A, int MN_B, int TILE_N>
-static __device__ __forceinline__ void load_stage(const hopper_operands &x, uint32_t a,
-                                                  uint32_t full, const hopper_place &at, int row,
-                                                  int k, uint32_t rank, uint32_t size)
-{
-    const int width = HOPPER_WIDTH / SIZE, box_nbytes = width * HOPPER_WIDTH;
-    int z = (int)at.batch, col = (int)at.col;
-    int za = z * x.a_batch, zb = z * x.b_batch;
-    const int parts = TILE_N > 64 ? 2 : 1, load = TILE_N / parts;
-
-    if (MN_A)
-        for (int box = 0; box < HOPPER_TILE_M / width; box++)
-            tensor_load(a + box * box_nbytes, &x.a, row + box * width, k, za, full);
-    else
-        tensor_load(a, &x.a, k, row, za, full);
-    for (uint32_t part = rank; part < parts; part += size) {
-        uint32_t to = a + HOPPER_A_NBYTES + part * (load * HOPPER_WIDTH);
-        int at_n = col + (int)part * load;
-        uint16_t ranks = (uint16_t)((1 << size) - 1);
-        const int boxes = MN_B ? load / width : 1;
-
-        for (int box = 0; box < boxes; box++, at_n += width, to += box_nbytes)
-            if (size > 1)
-                tensor_load_multicast(to, &x.b, MN_B ? at_n : k, MN_B ? k : at_n, zb, full, ranks);
-            else
-                tensor_load(to, &x.b, MN_B ? at_n : k, MN_B ? k : at_n, zb, full);
-    }
-}
-
 /* Two matrices in memory. Elements have SIZE bytes. */
 template <int SIZE, int MN_A, int MN_B, int TILE_N> struct tensor_source {
     /* Registers that the group that loads keeps, and that the others have then. */
     enum { COLS = TILE_N, K = HOPPER_WIDTH / SIZE, FEW = 40, MANY = 232 };
 
-    static __device__ __forceinline__ void prefetch(const hopper_operands &x)
-    {
-        tensor_prefetch(&x.a);
-        tensor_prefetch(&x.b);
-    }
     /* By the threads that multiply, before they begin. */
-    static __device__ __forceinline__ void begin(const hopper_operands &)
+    template <typename EXTRA> static __device__ __forceinline__ void begin(const EXTRA &)
     {
     }
     /* By the warp group that loads, its first warp after that. */
-    static __device__ __forceinline__ void beside(const hopper_operands &)
+    template <typename EXTRA> static __device__ __forceinline__ void beside(const EXTRA &)
     {
     }
-    /* Until elements k and on of rows from `row` on are there. */
-    static __device__ __forceinline__ void wait(const hopper_operands &, int, int)
+    /* Until elements k and on of rows from `row` on may be loaded. */
+    template <typename EXTRA> static __device__ __forceinline__ void wait(const EXTRA &, int, int)
     {
     }
-    static __device__ __forceinline__ void load(const hopper_operands &x, uint32_t stage,
-                                                uint32_t full, const hopper_place &at, int row,
-                                                int k, uint32_t rank, uint32_t size)
+    /*
+     * The loads of one stage for tiles at (row, col), elements k and on: all of the first operand,
+     * and of the second what is this block's part. What lies along m or n is read in boxes of as
+     * many lines of k as there are elements in a box's row.
+     */
+    static __device__ __forceinline__ void load(const hopper_operands &x, uint32_t a, uint32_t full,
+                                                const hopper_place &at, int row, int k,
+                                                uint32_t rank, uint32_t size)
     {
-        load_stage<SIZE, MN_A, MN_B, TILE_N>(x, stage, full, at, row, k, rank, size);
+        const int width = HOPPER_WIDTH / SIZE, box_nbytes = width * HOPPER_WIDTH;
+        int z = (int)at.batch, col = (int)at.col;
+        int za = z * x.a_batch, zb = z * x.b_batch;
+        const int parts = TILE_N > 64 ? 2 : 1, load = TILE_N / parts;
+
+        if (MN_A)
+            for (int box = 0; box < HOPPER_TILE_M / width; box++)
+                tensor_load(a + box * box_nbytes, &x.a, row + box * width, k, za, full);
+        else
+            tensor_load(a, &x.a, k, row, za, full);
+        for (uint32_t part = rank; part < parts; part += size) {
+            uint32_t to = a + HOPPER_A_NBYTES + part * (load * HOPPER_WIDTH);
+            int at_n = col + (int)part * load;
+            uint16_t ranks = (uint16_t)((1 << size) - 1);
+            const int boxes = MN_B ? load / width : 1;
+
+            for (int box = 0; box < boxes; box++, at_n += width, to += box_nbytes)
+                if (size > 1)
+                    tensor_load_multicast(to, &x.b, MN_B ? at_n : k, MN_B ? k : at_n, zb, full,
+                                          ranks);
+                else
+                    tensor_load(to, &x.b, MN_B ? at_n : k, MN_B ? k : at_n, zb, full);
+        }
     }
 };
 
 /* One thread: all loads of all tiles. */
-template <typename SCHEDULE, typename SOURCE, typename OPERANDS>
-static __device__ __forceinline__ void produce(const hopper_schedule &schedule, const OPERANDS &x,
+template <typename SCHEDULE, typename SOURCE, typename EXTRA>
+static __device__ __forceinline__ void produce(const hopper_schedule &schedule,
+                                               const hopper_operands &operands, const EXTRA &extra,
                                                const ring &mem)
 {
     uint32_t rank = cluster_rank(), size = cluster_size();
@@ -126,11 +115,11 @@ static __device__ __forceinline__ void produce(const hopper_schedule &schedule, 
         for (int step = steps.first; step < steps.first + steps.count; step++) {
             uint32_t full = mem.full + t.stage * 8;
 
-            SOURCE::wait(x, row, step * SOURCE::K);
+            SOURCE::wait(extra, row, step * SOURCE::K);
             mbarrier_wait(mem.empty + t.stage * 8, t.parity ^ 1);
             mbarrier_arrive_expecting(full, hopper_stage_nbytes(SOURCE::COLS));
-            SOURCE::load(x, mem.stages + t.stage * hopper_stage_nbytes(SOURCE::COLS), full, at, row,
-                         step * SOURCE::K, rank, size);
+            SOURCE::load(operands, mem.stages + t.stage * hopper_stage_nbytes(SOURCE::COLS), full,
+                         at, row, step * SOURCE::K, rank, size);
             advance(t, SOURCE::COLS);
         }
     }
@@ -168,39 +157,35 @@ static __device__ __forceinline__ void consume(const hopper_schedule &schedule,
 }
 
 /*
+ * A kernel's body: blocks of HOPPER_THREADS and HOPPER_SHARED_NBYTES. `extra` is the source's own.
  * Nobody uses a barrier before all blocks of the cluster know of it, nor memory before the kernels
  * before have ended.
  */
-template <typename SOURCE, typename OPERANDS>
-static __device__ __forceinline__ void start(const OPERANDS &x, const ring &mem)
+template <typename SCHEDULE, typename SOURCE, typename MULTIPLY, typename EPILOGUE, typename EXTRA,
+          typename RESULTS>
+static __device__ __forceinline__ void hopper_block(const hopper_schedule &schedule,
+                                                    const hopper_operands &operands,
+                                                    const EXTRA &extra, const RESULTS &results)
 {
+    unsigned char *dynamic = dynamic_shared();
+    ring mem = lay_out(dynamic);
+
     if (threadIdx.x == 0) {
-        SOURCE::prefetch(x);
+        tensor_prefetch(&operands.a);
+        tensor_prefetch(&operands.b);
         make_barriers(mem);
     }
     __syncthreads();
     cluster_sync();
     let_next_kernel_start();
     wait_for_kernels_before();
-}
-
-/* A kernel's body: blocks of HOPPER_THREADS and HOPPER_SHARED_NBYTES. */
-template <typename SCHEDULE, typename SOURCE, typename MULTIPLY, typename EPILOGUE,
-          typename OPERANDS, typename RESULTS>
-static __device__ __forceinline__ void
-hopper_block(const hopper_schedule &schedule, const OPERANDS &operands, const RESULTS &results)
-{
-    unsigned char *dynamic = dynamic_shared();
-    ring mem = lay_out(dynamic);
-
-    start<SOURCE>(operands, mem);
     if (threadIdx.x < 128) {
         registers_give_back<SOURCE::FEW>();
         if (threadIdx.x == 0)
-            produce<SCHEDULE, SOURCE>(schedule, operands, mem);
-        SOURCE::beside(operands);
+            produce<SCHEDULE, SOURCE>(schedule, operands, extra, mem);
+        SOURCE::beside(extra);
     } else {
-        SOURCE::begin(operands);
+        SOURCE::begin(extra);
         registers_take<SOURCE::MANY>();
         /* One number for the warp, so that the compiler has descriptors in uniform registers. */
         consume<SCHEDULE, MULTIPLY, EPILOGUE>(

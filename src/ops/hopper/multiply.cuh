@@ -32,32 +32,7 @@ static __device__ __forceinline__ void multiply_stage(float (&sums)[COUNT], uint
     wgmma_commit();
 }
 
-/* All of k for one tile, added to what was begun: while one stage is multiplied, the next is waited
- * for. */
-template <int DTYPE, int MN_A, int MN_B, int COUNT>
-static __device__ __forceinline__ void multiply_tile(int steps, const ring &mem, turn &t,
-                                                     float (&sums)[COUNT], bool begun, int group,
-                                                     uint32_t size)
-{
-    int before = 0;
-
-    for (int step = 0; step < steps; step++) {
-        uint32_t a = mem.stages + t.stage * hopper_stage_nbytes(COUNT * 2);
-
-        mbarrier_wait(mem.full + t.stage * 8, t.parity);
-        multiply_stage<DTYPE, MN_A, MN_B>(sums, a + group * HOPPER_BLOCK, a + HOPPER_A_NBYTES,
-                                          step == 0 && !begun);
-        if (step) {
-            wgmma_wait<1>();
-            release(mem, before, size);
-        }
-        before = t.stage;
-        advance(t, COUNT * 2);
-    }
-    wgmma_wait_for(sums);
-    release(mem, before, size);
-}
-
+/* Sums are added to what was begun. While one stage is multiplied, the next is waited for. */
 template <int DTYPE, int MN_A, int MN_B, int TILE_N> struct multiply_from_shared {
     enum { COLS = TILE_N };
 
@@ -65,7 +40,23 @@ template <int DTYPE, int MN_A, int MN_B, int TILE_N> struct multiply_from_shared
                                                 float (&sums)[TILE_N / 2], bool begun, int group,
                                                 uint32_t size)
     {
-        multiply_tile<DTYPE, MN_A, MN_B>(steps, mem, t, sums, begun, group, size);
+        int before = 0;
+
+        for (int step = 0; step < steps; step++) {
+            uint32_t a = mem.stages + t.stage * hopper_stage_nbytes(TILE_N);
+
+            mbarrier_wait(mem.full + t.stage * 8, t.parity);
+            multiply_stage<DTYPE, MN_A, MN_B>(sums, a + group * HOPPER_BLOCK, a + HOPPER_A_NBYTES,
+                                              step == 0 && !begun);
+            if (step) {
+                wgmma_wait<1>();
+                release(mem, before, size);
+            }
+            before = t.stage;
+            advance(t, TILE_N);
+        }
+        wgmma_wait_for(sums);
+        release(mem, before, size);
     }
 };
 
@@ -73,9 +64,8 @@ template <int DTYPE, int MN_A, int MN_B, int TILE_N> struct multiply_from_shared
  * tf32. wgmma takes 32-bit operands that lie along m or n from registers only, and only as its
  * first. Warps that multiply read it from shared memory themselves: fragments of a stage while the
  * one before is multiplied. A stage is empty when both operands have been read: fragments have when
- * they are multiplied.
+ * they are multiplied. A thread's fragments of a stage are two lines, and each fourth of 32 k.
  */
-/* This thread's fragments of a stage: two lines, and each fourth of 32 k. */
 template <int MN>
 static __device__ __forceinline__ void load_fragments(wgmma_fragments &x, uint32_t a)
 {
@@ -123,34 +113,26 @@ static __device__ __forceinline__ void multiply_stage(const ring &mem, turn &t, 
     advance(t, HOPPER_TILE_N);
 }
 
-/* All of k for one tile. */
-template <int MN>
-static __device__ __forceinline__ void multiply_tile(int steps, const ring &mem, turn &t,
-                                                     float (&sums)[128], int group, uint32_t size)
-{
-    wgmma_fragments x = {}, y = {};
-    int before = -1;
-
-#pragma unroll 1
-    for (int step = 0; step < steps; step += 2) {
-        multiply_stage<MN>(mem, t, sums, x, y, before, group, size);
-        if (step + 1 < steps)
-            multiply_stage<MN>(mem, t, sums, y, x, before, group, size);
-    }
-    wgmma_wait_for(sums);
-    wgmma_wait_keeping<0>(x);
-    wgmma_wait_keeping<0>(y);
-    __syncwarp();
-    release(mem, before, size);
-}
-
 template <int MN> struct multiply_from_registers {
     enum { COLS = HOPPER_TILE_N };
 
     static __device__ __forceinline__ void tile(int steps, const ring &mem, turn &t,
                                                 float (&sums)[128], bool, int group, uint32_t size)
     {
-        multiply_tile<MN>(steps, mem, t, sums, group, size);
+        wgmma_fragments x = {}, y = {};
+        int before = -1;
+
+#pragma unroll 1
+        for (int step = 0; step < steps; step += 2) {
+            multiply_stage<MN>(mem, t, sums, x, y, before, group, size);
+            if (step + 1 < steps)
+                multiply_stage<MN>(mem, t, sums, y, x, before, group, size);
+        }
+        wgmma_wait_for(sums);
+        wgmma_wait_keeping<0>(x);
+        wgmma_wait_keeping<0>(y);
+        __syncwarp();
+        release(mem, before, size);
     }
 };
 #endif

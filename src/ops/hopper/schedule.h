@@ -62,7 +62,7 @@ GPUNVME_FN struct hopper_place hopper_place_of(const struct hopper_grid *grid, u
  * For m, n and batch up to 2^31. A cluster of two reads each column of B once for both: worth it
  * unless much of the last is waste.
  */
-GPUNVME_FN struct hopper_grid hopper_grid_of_width(int64_t m, int64_t n, int64_t batch, int width)
+GPUNVME_FN struct hopper_grid hopper_grid_of(int64_t m, int64_t n, int64_t batch, int width)
 {
     int64_t tiles = (m + HOPPER_TILE_M - 1) / HOPPER_TILE_M;
     struct hopper_grid grid;
@@ -74,11 +74,6 @@ GPUNVME_FN struct hopper_grid hopper_grid_of_width(int64_t m, int64_t n, int64_t
     grid.width = (uint32_t)width;
     grid.group = HOPPER_GROUP;
     return grid;
-}
-
-GPUNVME_FN struct hopper_grid hopper_grid_of(int64_t m, int64_t n, int64_t batch)
-{
-    return hopper_grid_of_width(m, n, batch, HOPPER_TILE_N);
 }
 
 /* What there is to do, and the steps of k that each tile is the sum of. */

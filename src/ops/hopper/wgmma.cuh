@@ -23,24 +23,22 @@ template <int PENDING> static __device__ __forceinline__ void wgmma_wait(void)
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-#define WGMMA_SUMS                                                                                 \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
+#define WGMMA_FROM_0                                                                               \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                       \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_FROM_32                                                                              \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "             \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_FROM_64                                                                              \
     "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "             \
-    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define WGMMA_FROM_96                                                                              \
     "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "   \
-    "%127}"
-#define WGMMA_SUMS_64                                                                              \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
-#define WGMMA_SUMS_32                                                                              \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+    "%127"
+#define WGMMA_SUMS_32 "{" WGMMA_FROM_0 "}"
+#define WGMMA_SUMS_64 "{" WGMMA_FROM_0 ", " WGMMA_FROM_32 "}"
+#define WGMMA_SUMS    "{" WGMMA_FROM_0 ", " WGMMA_FROM_32 ", " WGMMA_FROM_64 ", " WGMMA_FROM_96 "}"
 #define WGMMA_8(d, i)                                                                              \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
         "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -70,54 +68,30 @@ static __device__ __forceinline__ void wgmma_wait_for(float (&sums)[32])
 }
 
 /*
- * sums = A B + (accumulate ? sums : 0) for 64 x 256 elements, A and B by their descriptors. The
- * sum of row 16 w + l / 4 + 8 h, column 8 j + 2 (l % 4) + i is sums[4 j + 2 h + i] of lane l of
- * warp w ("Accumulator D" there). MN_A and MN_B say that m or n, not k, is contiguous; tf32 has no
- * such.
+ * sums = A B + (accumulate ? sums : 0) for 64 x 256, 128 or 64 elements, A and B by their
+ * descriptors. The sum of row 16 w + l / 4 + 8 h, column 8 j + 2 (l % 4) + i is sums[4 j + 2 h + i]
+ * of lane l of warp w ("Accumulator D" there). MN_A and MN_B say that m or n, not k, is contiguous;
+ * tf32 has no such.
  */
-#define WGMMA_256(name, type, k)                                                                   \
+#define WGMMA_ALL_128(d) WGMMA_64(d, 0), WGMMA_64(d, 64)
+#define WGMMA_ALL_64(d)  WGMMA_64(d, 0)
+#define WGMMA_ALL_32(d)  WGMMA_32(d, 0)
+#define WGMMA(name, type, cols, count, sums_named, operands, predicate, directions)                \
     template <int MN_A, int MN_B>                                                                  \
-    static __device__ __forceinline__ void name(float(&sums)[128], uint64_t a, uint64_t b,         \
+    static __device__ __forceinline__ void name(float(&sums)[count], uint64_t a, uint64_t b,       \
                                                 int accumulate)                                    \
     {                                                                                              \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                 \
-                     "wgmma.mma_async.sync.aligned.m64n256k" k ".f32." type "." type               \
-                     " " WGMMA_SUMS ", %128, %129, p, 1, 1, %131, %132;\n}"                        \
-                     : WGMMA_64(sums, 0), WGMMA_64(sums, 64)                                       \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " predicate ", 0;\n"                        \
+                     "wgmma.mma_async.sync.aligned.m64n" cols "k16.f32." type "." type             \
+                     " " sums_named ", " operands ", p, 1, 1, " directions ";\n}"                  \
+                     : WGMMA_ALL_##count(sums)                                                     \
                      : "l"(a), "l"(b), "r"(accumulate), "n"(MN_A), "n"(MN_B));                     \
     }
+#define WGMMA_BOTH(...) WGMMA(wgmma_f16, "f16", __VA_ARGS__) WGMMA(wgmma_bf16, "bf16", __VA_ARGS__)
 
-WGMMA_256(wgmma_f16, "f16", "16")
-WGMMA_256(wgmma_bf16, "bf16", "16")
-
-/* Likewise for 64 x 128 and 64 x 64 elements. */
-#define WGMMA_128(name, type)                                                                      \
-    template <int MN_A, int MN_B>                                                                  \
-    static __device__ __forceinline__ void name(float(&sums)[64], uint64_t a, uint64_t b,          \
-                                                int accumulate)                                    \
-    {                                                                                              \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                  \
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                  \
-                     " " WGMMA_SUMS_64 ", %64, %65, p, 1, 1, %67, %68;\n}"                         \
-                     : WGMMA_64(sums, 0)                                                           \
-                     : "l"(a), "l"(b), "r"(accumulate), "n"(MN_A), "n"(MN_B));                     \
-    }
-#define WGMMA_NARROW(name, type)                                                                   \
-    template <int MN_A, int MN_B>                                                                  \
-    static __device__ __forceinline__ void name(float(&sums)[32], uint64_t a, uint64_t b,          \
-                                                int accumulate)                                    \
-    {                                                                                              \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                  \
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " WGMMA_SUMS_32 \
-                     ", %32, %33, p, 1, 1, %35, %36;\n}"                                           \
-                     : WGMMA_32(sums, 0)                                                           \
-                     : "l"(a), "l"(b), "r"(accumulate), "n"(MN_A), "n"(MN_B));                     \
-    }
-
-WGMMA_128(wgmma_f16, "f16")
-WGMMA_128(wgmma_bf16, "bf16")
-WGMMA_NARROW(wgmma_f16, "f16")
-WGMMA_NARROW(wgmma_bf16, "bf16")
+WGMMA_BOTH("256", 128, WGMMA_SUMS, "%128, %129", "%130", "%131, %132")
+WGMMA_BOTH("128", 64, WGMMA_SUMS_64, "%64, %65", "%66", "%67, %68")
+WGMMA_BOTH("64", 32, WGMMA_SUMS_32, "%32, %33", "%34", "%35, %36")
 
 static __device__ __forceinline__ void wgmma_tf32(float (&sums)[128], uint64_t a, uint64_t b,
                                                   int accumulate)

@@ -55,14 +55,9 @@ struct backward {
 
 static size_t dz_nbytes(const struct gpunvme_linear_grad *p)
 {
-    size_t nbytes;
-
-    if (p->activation == GPUNVME_OPS_ACT_NONE)
-        return 0;
-    if (__builtin_mul_overflow((size_t)p->rows, (size_t)p->out * sizeof(float), &nbytes) ||
-        nbytes > SIZE_MAX / 2)
-        return SIZE_MAX / 2; /* which nobody has */
-    return (nbytes + GPUNVME_OPS_WORKSPACE_ALIGN - 1) & ~(size_t)(GPUNVME_OPS_WORKSPACE_ALIGN - 1);
+    return p->activation == GPUNVME_OPS_ACT_NONE
+               ? 0
+               : ops_workspace_part(1, p->rows, p->out, sizeof(float));
 }
 
 static struct backward backward_of(const struct gpunvme_linear_grad *p, void *workspace)
@@ -113,16 +108,6 @@ static struct cpu_product grad_weight_product(const struct backward *x)
     };
 }
 
-static bool wants_x(const struct gpunvme_linear_grad *p)
-{
-    return p->grad_x && p->rows && p->in;
-}
-
-static bool wants_weight(const struct gpunvme_linear_grad *p)
-{
-    return p->grad_weight && p->out && p->in;
-}
-
 static size_t backward_workspace(const struct ops_variant *variant, const struct ops_call *call)
 {
     const struct gpunvme_linear_grad *p = call->descriptor;
@@ -130,12 +115,12 @@ static size_t backward_workspace(const struct ops_variant *variant, const struct
     int threads = cpu_threads_for(variant->data, call->exec);
     size_t most = 0;
 
-    if (wants_x(p)) {
+    if (linear_wants_x(p)) {
         struct cpu_product product = grad_x_product(&x);
 
         most = cpu_product_workspace(variant->data, &product, threads);
     }
-    if (wants_weight(p)) {
+    if (linear_wants_weight(p)) {
         struct cpu_product product = grad_weight_product(&x);
         size_t nbytes = cpu_product_workspace(variant->data, &product, threads);
 
@@ -203,12 +188,12 @@ static gpunvme_ops_status_t backward_run(const struct ops_variant *variant,
 
     if (x.product)
         cpu_parallel(threads, multiply_out, &x);
-    if (wants_x(p)) {
+    if (linear_wants_x(p)) {
         struct cpu_product product = grad_x_product(&x);
 
         cpu_run_product(variant->data, &product, threads, rest);
     }
-    if (wants_weight(p)) {
+    if (linear_wants_weight(p)) {
         struct cpu_product product = grad_weight_product(&x);
 
         cpu_run_product(variant->data, &product, threads, rest);

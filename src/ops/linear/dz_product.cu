@@ -10,34 +10,23 @@
 #ifdef HAVE_HOPPER
 /* dZ, which lies along k as it is made, and W along n. */
 template <int DTYPE> struct dz_source : tensor_source<2, 0, 1, HOPPER_TILE_N> {
-    typedef tensor_source<2, 0, 1, HOPPER_TILE_N> tensors;
     enum { FEW = 104, MANY = 200 };
 
-    static __device__ __forceinline__ void prefetch(const dz_work &x)
-    {
-        tensors::prefetch(x.product.operands);
-    }
     /* While there is nothing to multiply yet. */
-    static __device__ __forceinline__ void begin(const dz_work &x)
+    static __device__ __forceinline__ void begin(const dz_plan &plan)
     {
-        dz_make_early<DTYPE>(x.dz);
+        dz_make_early<DTYPE>(plan);
     }
-    static __device__ __forceinline__ void beside(const dz_work &x)
+    static __device__ __forceinline__ void beside(const dz_plan &plan)
     {
         if (threadIdx.x >= 32) {
-            dz_make_later<DTYPE>(x.dz);
-            dz_finish_bias(x.dz);
+            dz_make_later<DTYPE>(plan);
+            dz_finish_bias(plan);
         }
     }
-    static __device__ __forceinline__ void wait(const dz_work &x, int row, int k)
+    static __device__ __forceinline__ void wait(const dz_plan &plan, int row, int k)
     {
-        dz_wait(x.dz, row, k);
-    }
-    static __device__ __forceinline__ void load(const dz_work &x, uint32_t stage, uint32_t full,
-                                                const hopper_place &at, int row, int k,
-                                                uint32_t rank, uint32_t size)
-    {
-        tensors::load(x.product.operands, stage, full, at, row, k, rank, size);
+        dz_wait(plan, row, k);
     }
 };
 #endif
@@ -48,8 +37,8 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
 {
 #ifdef HAVE_HOPPER
     hopper_block<hopper_raster, dz_source<DTYPE>, multiply_from_shared<DTYPE, 0, 1, HOPPER_TILE_N>,
-                 hopper_epilogue<DTYPE, 1, HOPPER_TILE_N>>(work.product.schedule, work,
-                                                           work.product);
+                 hopper_epilogue<DTYPE, 1, HOPPER_TILE_N>>(
+        work.product.schedule, work.product.operands, work.dz, work.product);
 #endif
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * The linear layer, forward and backward: their tables, and what their arguments must be. cpu.c and
- * cuda.c have the ladders.
+ * cuda_*.c have the ladders.
  */
 #include "ops/linear/linear.h"
 
@@ -84,8 +84,7 @@ OPS_FUNCTIONS(ops_linear_forward, gpunvme_linear_forward, struct gpunvme_linear)
 /* Is there an element of a gradient to compute? With rows = 0 gradients of parameters become 0. */
 static int nothing_to_do(const struct gpunvme_linear_grad *p)
 {
-    return !(p->grad_x && p->rows && p->in) && !(p->grad_weight && p->out && p->in) &&
-           !(p->grad_bias && p->out);
+    return !linear_wants_x(p) && !linear_wants_weight(p) && !(p->grad_bias && p->out);
 }
 
 static void describe_backward(const struct gpunvme_linear_grad *p, struct ops_spans *spans)

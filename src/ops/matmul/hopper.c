@@ -76,13 +76,9 @@ static int is_exchanged(const struct cuda_product *p, const struct sides *s)
 
 static size_t copy_nbytes(const struct cuda_product *p, const struct side *s)
 {
-    int64_t row = s->pitch * (int64_t)gpunvme_ops_dtype_nbytes(p->dtype), rows;
-
-    if (!s->copy)
-        return 0;
-    if (__builtin_mul_overflow(s->lines, copies_of(s, cuda_matrices(p)), &rows))
-        rows = INT64_MAX;
-    return cuda_workspace_part(rows, row);
+    return s->copy ? ops_workspace_part(copies_of(s, cuda_matrices(p)), s->lines, s->pitch,
+                                        gpunvme_ops_dtype_nbytes(p->dtype))
+                   : 0;
 }
 
 size_t cuda_workspace_hopper(const struct cuda_product *p)
@@ -105,8 +101,8 @@ int cuda_suits_hopper(const struct cuda_product *p)
 
     if (p->m > INT_MAX / 2 || p->n > INT_MAX / 2 || p->k > INT_MAX / 2 || p->batch > INT_MAX)
         return 0;
-    grid = hopper_grid_of_width(p->m, p->n, p->batch, width_of(p));
-    exchanged = hopper_grid_of_width(p->n, p->m, p->batch, width_of(p));
+    grid = hopper_grid_of(p->m, p->n, p->batch, width_of(p));
+    exchanged = hopper_grid_of(p->n, p->m, p->batch, width_of(p));
     return hopper_grid_fits(&grid) && hopper_grid_fits(&exchanged);
 }
 
@@ -186,8 +182,8 @@ static gpunvme_ops_status_t encode_out(CUtensorMap *map, const struct cuda_produ
 
 static struct hopper_grid grid_of(const struct cuda_product *p, const struct sides *s)
 {
-    return is_exchanged(p, s) ? hopper_grid_of_width(p->n, p->m, p->batch, width_of(p))
-                              : hopper_grid_of_width(p->m, p->n, p->batch, width_of(p));
+    return is_exchanged(p, s) ? hopper_grid_of(p->n, p->m, p->batch, width_of(p))
+                              : hopper_grid_of(p->m, p->n, p->batch, width_of(p));
 }
 
 /* The operands are as the kernel will read them. */

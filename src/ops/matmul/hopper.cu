@@ -21,7 +21,8 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
 #ifdef HAVE_HOPPER
     hopper_block<hopper_raster, tensor_source<2, MN_A, MN_B, TILE_N>,
                  multiply_from_shared<DTYPE, MN_A, MN_B, TILE_N>,
-                 hopper_epilogue<DTYPE, MN_A || MN_B, TILE_N>>(work.schedule, work.operands, work);
+                 hopper_epilogue<DTYPE, MN_A || MN_B, TILE_N>>(work.schedule, work.operands, 0,
+                                                               work);
 #endif
 }
 

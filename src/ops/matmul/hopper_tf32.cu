@@ -144,7 +144,7 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
 {
 #ifdef HAVE_HOPPER
     hopper_block<hopper_raster, tensor_source<4, MN, 0, HOPPER_TILE_N>, multiply_from_registers<MN>,
-                 tf32_epilogue<MN, EXCHANGED>>(work.schedule, work.operands, work);
+                 tf32_epilogue<MN, EXCHANGED>>(work.schedule, work.operands, 0, work);
 #endif
 }
 

@@ -236,13 +236,9 @@ static struct cuda_product planned(const struct cuda_product *p, const struct cu
 
 static size_t sums_nbytes(const struct cuda_product *p, const struct cuda_plan *plan)
 {
-    int64_t rows;
-
-    if (plan->pieces < 2)
-        return 0;
-    if (__builtin_mul_overflow(p->m, p->batch * plan->pieces, &rows))
-        rows = INT64_MAX;
-    return cuda_workspace_part(rows, up(p->n, 4) * (int64_t)sizeof(float));
+    return plan->pieces > 1
+               ? ops_workspace_part(p->batch * plan->pieces, p->m, up(p->n, 4), sizeof(float))
+               : 0;
 }
 
 size_t cuda_workspace_shaped(const struct cuda_product *p)

@@ -73,11 +73,13 @@ GPUNVME_FN int64_t cuda_matrices(const struct cuda_product *p)
     return p->pieces > 1 ? p->batch / p->pieces : p->batch;
 }
 
+/* Enqueues the product. With `launch` it is only described. */
+typedef gpunvme_ops_status_t cuda_multiply(const struct cuda_product *product, void *workspace,
+                                           void *stream, struct cuda_launch *launch);
+
 /* A rung. */
 struct cuda_engine {
-    /* Enqueues the product. With `launch` it is only described. */
-    gpunvme_ops_status_t (*multiply)(const struct cuda_product *product, void *workspace,
-                                     void *stream, struct cuda_launch *launch);
+    cuda_multiply *multiply;
     size_t (*workspace)(const struct cuda_product *product); /* NULL: none */
 
     /* Can it do the product, pointers aside? And are they not aligned as it needs them? NULL: it
@@ -86,22 +88,9 @@ struct cuda_engine {
     int (*misaligned)(const struct cuda_product *product);
 };
 
-gpunvme_ops_status_t cuda_multiply_naive(const struct cuda_product *, void *workspace, void *stream,
-                                         struct cuda_launch *);
-gpunvme_ops_status_t cuda_multiply_tiled(const struct cuda_product *, void *workspace, void *stream,
-                                         struct cuda_launch *);
-gpunvme_ops_status_t cuda_multiply_vectorized(const struct cuda_product *, void *workspace,
-                                              void *stream, struct cuda_launch *);
-gpunvme_ops_status_t cuda_multiply_coarsened(const struct cuda_product *, void *workspace,
-                                             void *stream, struct cuda_launch *);
-gpunvme_ops_status_t cuda_multiply_tensorcore(const struct cuda_product *, void *workspace,
-                                              void *stream, struct cuda_launch *);
-gpunvme_ops_status_t cuda_multiply_hopper(const struct cuda_product *, void *workspace,
-                                          void *stream, struct cuda_launch *);
-gpunvme_ops_status_t cuda_multiply_skinny(const struct cuda_product *, void *workspace,
-                                          void *stream, struct cuda_launch *);
-gpunvme_ops_status_t cuda_multiply_shaped(const struct cuda_product *, void *workspace,
-                                          void *stream, struct cuda_launch *);
+cuda_multiply cuda_multiply_naive, cuda_multiply_tiled, cuda_multiply_vectorized,
+    cuda_multiply_coarsened, cuda_multiply_tensorcore, cuda_multiply_hopper, cuda_multiply_skinny,
+    cuda_multiply_shaped;
 int cuda_suits_skinny(const struct cuda_product *);
 size_t cuda_workspace_shaped(const struct cuda_product *);
 int cuda_suits_shaped(const struct cuda_product *);

@@ -417,9 +417,38 @@ static void a_warps_tf32_is_in_different_banks(void **state)
     }
 }
 
+/* Matrices of C that share one of A and B take its steps of k, each once and in order. */
+static void pieces_cover_all_steps_once(void **state)
+{
+    (void)state;
+    for (int pieces = 1; pieces <= 5; pieces++)
+        for (int all = pieces; all <= 40; all++) {
+            int steps = (all + pieces - 1) / pieces;
+            struct hopper_schedule s = {.steps = steps, .all_steps = all, .pieces = pieces};
+
+            if ((all + steps - 1) / steps != pieces)
+                continue; /* which no plan has */
+            for (int64_t matrix = 0; matrix < 3; matrix++) {
+                int next = 0;
+
+                for (int piece = 0; piece < pieces; piece++) {
+                    int64_t batch = matrix * pieces + piece;
+                    struct hopper_span x = hopper_span_of(&s, &batch);
+
+                    assert_int_equal(batch, matrix);
+                    assert_int_equal(x.first, next);
+                    assert_true(x.count > 0);
+                    next += x.count;
+                }
+                assert_int_equal(next, all);
+            }
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(pieces_cover_all_steps_once),
         cmocka_unit_test(descriptors_hold_address_offsets_and_swizzle),
         cmocka_unit_test(every_tile_is_made_once),
         cmocka_unit_test(tiles_made_together_share_rows_and_columns),

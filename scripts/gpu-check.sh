@@ -601,7 +601,7 @@ python_tests() {
     ! python3 -c 'import xdist' 2>/dev/null || parallel=(-n "$((jobs < 8 ? jobs : 8))")
     cd "$work/python" && PYTHONPATH=$work/python/site PYTHONDONTWRITEBYTECODE=1 \
         HYPOTHESIS_STORAGE_DIRECTORY=$work/python/hypothesis \
-        python3 -m pytest -q -rs -p no:cacheprovider ${parallel[@]+"${parallel[@]}"} --rootdir "$root/tests/python" \
+        python3 -m pytest -v -rs -p no:cacheprovider ${parallel[@]+"${parallel[@]}"} --rootdir "$root/tests/python" \
         "$root/tests/python"
 }
 

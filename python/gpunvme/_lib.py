@@ -117,6 +117,15 @@ LAYOUT_ROWS = 1
 LAYOUT_RAGGED = 2
 LAYOUT_PADDED = 3
 LAYOUT_PACKED = 4
+NUMBER_U8 = 0
+NUMBER_U16 = 1
+NUMBER_U32 = 2
+NUMBER_I32 = 3
+NUMBER_I64 = 4
+NUMBER_F16 = 5
+NUMBER_BF16 = 6
+NUMBER_F32 = 7
+CONVERT_CHANNELS = 16
 ON_ERROR_RAISE = 0
 ON_ERROR_SKIP = 1
 ON_ERROR_SUBSTITUTE = 2
@@ -402,6 +411,25 @@ class LoaderOptions(Structure):
         ("depth", c_uint32),
         ("depth_nbytes", c_uint64),
         ("timeout_ns", c_uint64),
+    ]
+
+
+class Convert(Structure):
+    _fields_ = [
+        ("from", c_uint32),
+        ("to", c_uint32),
+        ("mem", c_uint32),
+        ("channels", c_uint32),
+        ("channels_first", c_uint32),
+        ("reserved", c_uint32),
+        ("src", c_void_p),
+        ("dst", c_void_p),
+        ("stride", c_uint64),
+        ("nrows", c_uint64),
+        ("row", c_uint64),
+        ("scale", c_double),
+        ("mean", c_double * CONVERT_CHANNELS),
+        ("std", c_double * CONVERT_CHANNELS),
     ]
 
 
@@ -766,6 +794,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "gpunvme_vec": Vec,
     "gpunvme_io": Io,
     "gpunvme_order": Order,
+    "gpunvme_convert": Convert,
     "gpunvme_tensor": Tensor,
     "gpunvme_range": Range,
     "gpunvme_weights_part": WeightsPart,
@@ -895,6 +924,9 @@ _FUNCTIONS: dict[str, tuple[type | None, ...]] = {
     "gpunvme_dataset_uri": (c_char_p, c_void_p, c_uint64),
     "gpunvme_dataset_store": (c_void_p, c_void_p, c_uint64),
     "gpunvme_dataset_write_index": (c_int, c_void_p, c_char_p),
+    # convert.h
+    "gpunvme_convert": (c_int, c_void_p, c_void_p),
+    "gpunvme_number_nbytes": (c_size_t, c_uint32),
     # loader.h
     "gpunvme_loader_open": (c_int, c_void_p, c_size_t, c_void_p, c_void_p),
     "gpunvme_loader_next": (c_int, c_void_p, c_void_p, c_uint64),

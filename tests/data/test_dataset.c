@@ -380,6 +380,31 @@ static void samples_of_mds_shards_are_found_by_their_table(void **state)
             "index.json", "no column \"z\"");
 }
 
+static void a_million_ragged_samples_take_eight_bytes_each(void **state)
+{
+    const uint32_t n = 1000000;
+    uint32_t *table = malloc((n + 2) * sizeof(table[0]));
+    struct gpunvme_dataset_info info;
+    struct gpunvme_dataset *d;
+
+    (void)state;
+    assert_non_null(table);
+    table[0] = n;
+    table[1] = 4 * (n + 2) + 2;
+    for (uint32_t i = 0; i < n; i++)
+        table[i + 2] = table[i + 1] + 1 + i % 100;
+    write_file("million.mds", table, (n + 2) * sizeof(table[0]));
+    assert_int_equal(truncate(in_dir("million.mds"), table[n + 1]), 0);
+    write_mds_index(MDS_SHARD("million.mds", "null"), table[n + 1], n, "[]", "[]");
+    d = open_good("index.json", NULL);
+    gpunvme_dataset_get_info(d, &info);
+    assert_int_equal(info.nsamples, n);
+    assert_in_range(info.index_nbytes, 8 * n, 8 * n + 4096);
+    sample_is(d, n - 1, 0, table[n], 100);
+    gpunvme_dataset_close(d);
+    free(table);
+}
+
 static void mds_that_is_compressed_or_does_not_fit_is_refused(void **state)
 {
     const uint32_t sizes[] = {20, 30, 14};
@@ -736,6 +761,7 @@ int main(void)
 #if HAVE_JANSSON
         cmocka_unit_test(rows_of_a_tensor_are_samples),
         cmocka_unit_test(samples_of_mds_shards_are_found_by_their_table),
+        cmocka_unit_test(a_million_ragged_samples_take_eight_bytes_each),
         cmocka_unit_test(mds_that_is_compressed_or_does_not_fit_is_refused),
 #endif
         cmocka_unit_test(files_of_one_name_up_to_the_first_dot_are_a_sample),

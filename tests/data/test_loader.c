@@ -704,6 +704,45 @@ static void others_take_the_places_of_samples_that_cannot_be_read(void **state)
     close_all(l, d);
 }
 
+static void a_shard_that_is_missing_is_named(void **state)
+{
+    const char *uris[3] = {in_dir("shard-0"), in_dir("shard-1"), in_dir("shard-2")};
+    const struct gpunvme_dataset_options records = {.record_nbytes = RECORD};
+    struct gpunvme_dataset *d = (void *)1;
+
+    (void)state;
+    write_records("shard-0", 0, 100);
+    write_records("shard-2", 200, 100);
+    assert_int_equal(gpunvme_dataset_open(NULL, uris, 3, &records, &d), GPUNVME_ERR_NOT_FOUND);
+    assert_null(d);
+    assert_non_null(strstr(gpunvme_err_detail(), "shard-1"));
+}
+
+static void shards_that_are_removed_or_replaced_are_read_as_they_were(void **state)
+{
+    struct gpunvme_dataset *d;
+    struct gpunvme_loader *l;
+    const struct gpunvme_loader_batch *b;
+    uint64_t n = 0;
+
+    (void)state;
+    write_records("shard-0", 0, 100);
+    write_records("shard-1", 100, 100);
+    write_records("other", 5000, 100);
+    d = open_set((const char *const[]){"shard-0", "shard-1"}, 2,
+                 &(struct gpunvme_dataset_options){.record_nbytes = RECORD});
+    l = open_loader(d, &(struct gpunvme_loader_options){.order = {.batch = 10}, .depth = 1});
+    assert_int_equal(unlink(in_dir("shard-0")), 0);
+    assert_int_equal(rename(in_dir("other"), in_dir("shard-1")), 0);
+    while ((b = next(l))) {
+        check_records(b);
+        n += b->n;
+        give_back(l, b);
+    }
+    assert_int_equal(n, 200);
+    close_all(l, d);
+}
+
 /* ---- Bad input ---------------------------------------------------------------------------------
  */
 
@@ -793,6 +832,8 @@ int main(void)
         cmocka_unit_test(samples_that_cannot_be_read_are_skipped_and_counted),
         cmocka_unit_test(bytes_ahead_are_those_of_batches_ahead),
         cmocka_unit_test(others_take_the_places_of_samples_that_cannot_be_read),
+        cmocka_unit_test(a_shard_that_is_missing_is_named),
+        cmocka_unit_test(shards_that_are_removed_or_replaced_are_read_as_they_were),
         cmocka_unit_test(a_batch_larger_than_any_memory_is_an_error),
         cmocka_unit_test(bad_options_are_refused),
     };

@@ -200,20 +200,16 @@ static void memory_that_is_read_only_is_not_written(void **state)
 
 static void a_message_that_the_client_refuses_fails_the_command(void **state)
 {
-    uint8_t header[16];
-    bool dma = false;
-
     (void)state;
     vfu_enable(v, false);
     vfu_io_queue(v, false, 0);
     v->deaf = true;
     vfu_submit(v, 1, vfu_rw(GPUNVME_CMD_READ, VFU_FAR, 1));
-    while (!dma)
-        assert_true(vfu_recv(v, header, &dma));
-    vfu_put(header + 4, 16, 4);
-    vfu_put(header + 8, 0x21, 4);
-    vfu_put(header + 12, EFAULT, 4);
-    vfu_send_raw(v, header, 16, NULL, 0);
+    vfu_be_asked(v);
+    vfu_put(v->asked + 4, 16, 4);
+    vfu_put(v->asked + 8, 0x21, 4);
+    vfu_put(v->asked + 12, EFAULT, 4);
+    vfu_send_raw(v, v->asked, 16, NULL, 0);
     assert_int_equal(vfu_complete(v, 1), GPUNVME_SC_DATA_TRANSFER_ERROR);
 }
 
@@ -351,17 +347,13 @@ static void doorbells_of_a_client_that_left_ring_nothing(void **state)
 
 static void a_client_that_vanishes_within_a_transfer_leaves_the_server_ready(void **state)
 {
-    uint8_t header[16];
-    bool dma = false;
-
     (void)state;
-    for (unsigned i = 0; i < 5; i++, dma = false) {
+    for (unsigned i = 0; i < 5; i++) {
         vfu_enable(v, false);
         vfu_io_queue(v, false, 0);
         v->deaf = true;
         vfu_submit(v, 1, vfu_rw(GPUNVME_CMD_READ, VFU_FAR, 16));
-        while (!dma)
-            assert_true(vfu_recv(v, header, &dma));
+        vfu_be_asked(v);
         vfu_close(v);
         v = vfu_connect(s.path);
         vfu_memory(v);

@@ -63,8 +63,9 @@ struct vfu {
     uint8_t reply[2 << 20];
     size_t nbytes; /* of the reply, header left out */
     int got_fd;    /* that came with it, or -1 */
-    unsigned ndma; /* DMA messages answered */
-    bool deaf;     /* DMA messages are not answered */
+    unsigned ndma;     /* DMA messages that came */
+    uint8_t asked[16]; /* the header of the last one */
+    bool deaf;         /* DMA messages are not answered */
     int memfd;
     uint8_t *memory, *far;
     volatile uint32_t *doorbells;
@@ -210,6 +211,7 @@ static inline void vfu_answer(struct vfu *v, const uint8_t *header, size_t nbyte
         assert_int_equal(nbytes, 16 + count);
         memcpy(v->far + at, v->reply + 16, count);
     }
+    memcpy(v->asked, header, 16);
     v->ndma++;
     if (!v->deaf)
         vfu_send_raw(v, message, vfu_get(message + 4, 4), NULL, 0);
@@ -232,6 +234,19 @@ static inline bool vfu_recv(struct vfu *v, uint8_t header[16], bool *dma)
     if (*dma)
         vfu_answer(v, header, nbytes);
     return true;
+}
+
+/*
+ * Waits for a DMA message that is not answered. It may have come already, before the reply to the
+ * doorbell that caused it.
+ */
+static inline void vfu_be_asked(struct vfu *v)
+{
+    uint8_t header[16];
+    bool dma;
+
+    while (!v->ndma)
+        assert_true(vfu_recv(v, header, &dma));
 }
 
 /* Waits for the reply to the last message: its errno, 0 or VFU_CLOSED. */

@@ -61,8 +61,8 @@ struct vfu {
     int fd;
     uint16_t id;
     uint8_t reply[2 << 20];
-    size_t nbytes; /* of the reply, header left out */
-    int got_fd;    /* that came with it, or -1 */
+    size_t nbytes;     /* of the reply, header left out */
+    int got_fd;        /* that came with it, or -1 */
     unsigned ndma;     /* DMA messages that came */
     uint8_t asked[16]; /* the header of the last one */
     bool deaf;         /* DMA messages are not answered */

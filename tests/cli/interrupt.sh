@@ -5,20 +5,27 @@
 # given a device that would keep it busy for minutes.
 . "$(dirname "$0")/lib.sh"
 
-until_it_runs() {
-    for _ in $(seq 2000); do
-        [ "$(cat /proc/$pid/comm 2>/dev/null)" = gpunvme ] && return
+# A signal must not come before the program watches for it: it would hit the shell's copy of itself,
+# which would remove the working directory, or a program that has no answer to it yet. From then on
+# SIGTERM, signal 15, is blocked: a thread takes it.
+until_it_watches() {
+    local blocked
+    for _ in $(seq 12000); do
+        if [ "$(cat /proc/$pid/comm 2>/dev/null)" = gpunvme ]; then
+            blocked=$(awk '/^SigBlk:/ { print $2 }' /proc/$pid/status 2>/dev/null)
+            [ $((0x${blocked:-0} >> 14 & 1)) -eq 0 ] || return
+        fi
         sleep 0.005
     done
+    fail "the program does not watch for signals"
 }
 
 # Starts the program; `env` because a shell gives its background jobs a SIGINT that is ignored,
-# and the program respects that. No signal may come before it runs: it would hit the shell's copy of
-# itself, which would remove the working directory.
+# and the program respects that.
 start() {
     env --default-signal=INT "$program" "$@" >out 2>err &
     pid=$!
-    until_it_runs
+    until_it_watches
 }
 
 # Waits for the end of it; what is not gone after 20 s hangs.
@@ -106,12 +113,19 @@ check test ! -e made.img
 
 promise "a signal that comes to the process and to its group at once, as from timeout, is one"
 for _ in 1 2 3 4; do
-    start bench sim:size=64M -t 30s -q
-    sleep 0.2
-    kill -TERM $pid
-    sleep 0.01
-    kill -TERM $pid 2>/dev/null
-    end
+    rm -f child
+    # shellcheck disable=SC2016
+    env --default-signal=INT timeout --preserve-status 600 \
+        bash -c 'echo $$ >child; exec "$0" "$@"' "$program" bench sim:size=64M -t 300s -q >out 2>err &
+    sender=$!
+    until [ -s child ]; do
+        sleep 0.005
+    done
+    pid=$(cat child)
+    until_it_watches
+    kill -TERM $sender # which sends it on, twice
+    wait $sender
+    code=$?
     expect 130 "interrupted"
 done
 
@@ -122,7 +136,13 @@ check test "$(grep -c 'broke the specification' err)" -eq 0
 
 promise "an image that was interrupted is whole and usable"
 truncate -s 64M disk.img
-interrupt 0.4 INT write sim:image=disk.img,bandwidth=10M -i in.bin -q
+start write sim:image=disk.img,bandwidth=10M -i in.bin -q
+for _ in $(seq 1200); do # it is writing when the file has the mark of an image
+    [ "$(stat -c %s disk.img)" -eq 67108864 ] || break
+    sleep 0.05
+done
+kill -INT $pid
+end
 expect 130
 check test "$(stat -c %s disk.img)" -eq $((67108864 + 4096))
 gpunvme identify sim:image=disk.img
@@ -133,7 +153,7 @@ promise "a signal that the parent has us ignore is ignored"
     trap '' INT
     "$program" bench sim:size=64M -t 500ms -q >out 2>err &
     pid=$!
-    until_it_runs
+    until_it_watches
     sleep 0.2
     kill -INT $pid
     wait $pid

@@ -105,11 +105,16 @@ expect 1 "has 3000001 bytes"
 
 promise "an input file that becomes shorter meanwhile is told"
 cp in.bin shrinks.bin
-(
-    sleep 0.5
-    truncate -s 1M shrinks.bin
-) &
-gpunvme write sim:size=4M,bandwidth=1M -i shrinks.bin --block-size 64K --depth 1
+"$program" write sim:size=4M,bandwidth=1M -i shrinks.bin --block-size 64K --depth 1 >out 2>err &
+pid=$!
+# What the program has read so far: more than itself is the file.
+until [ "$(awk '/^rchar:/ { print $2 }' /proc/$pid/io 2>/dev/null || echo 0)" -gt 200000 ]; do
+    kill -0 $pid 2>/dev/null || break
+    sleep 0.01
+done
+truncate -s 1M shrinks.bin
+wait $pid
+code=$?
 expect 1 "became shorter"
 wait
 

@@ -37,6 +37,7 @@ struct fuse_file {
     struct {
         _Atomic bool is_mute;
         _Atomic unsigned nignored; /* questions */
+        _Atomic unsigned nheld;    /* reads that came while it was mute, and wait */
     } * shared;                    /* with the child */
     char folder[32], path[40];
     pid_t server;
@@ -68,6 +69,8 @@ static inline void fuse_answer_read(const struct fuse_file *f, const struct fuse
     const struct fuse_read_in *read = (const struct fuse_read_in *)(in + 1);
     size_t nbytes = read->offset > f->nbytes ? 0 : (size_t)(f->nbytes - read->offset);
 
+    if (f->shared->is_mute && read->offset + read->size > f->mute_from)
+        f->shared->nheld++;
     while (f->shared->is_mute && read->offset + read->size > f->mute_from)
         usleep(1000);
     fuse_reply(f, in->unique, 0, f->bytes + read->offset,

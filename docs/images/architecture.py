@@ -18,15 +18,19 @@ MEANING = [("user", "your program"), ("ours", "gpunvme"), ("outside", "not part 
 # 12 columns.
 ROWS = [
     ("programs", [
-        (0, 3, 1, "user", "C, C++", "gpunvme/*.h"),
-        (3, 6, 1, "ours", "the command", "gpunvme store, bench, sim"),
+        (0, 2, 2, "user", "C, C++", "gpunvme/*.h"),
+        (2, 4, 2, "ours", "the command", "store, bench, sim"),
+        (4, 6, 1, "user", "Python", "numpy, PyTorch"),
         (6, 9, 1, "user", "CUDA kernels", "gpunvme/device.cuh"),
         (9, 12, 1, "user", "compute", "gpunvme/ops.h"),
     ]),
+    ("", [
+        (4, 6, 1, "ours", "package", "checkpoints, …"),
+        (6, 9, 3, "ours", "I/O by the GPU", "src/device"),
+        (9, 12, 3, "ours", "operators", "matmul, linear: src/ops"),
+    ]),
     ("data", [
-        (0, 6, 1, "ours", "batched requests, files in one call", "src/data"),
-        (6, 9, 2, "ours", "I/O by the GPU", "src/device"),
-        (9, 12, 2, "ours", "operators", "matmul, linear: src/ops"),
+        (0, 6, 1, "ours", "model weights, samples, batched requests", "src/data"),
     ]),
     ("storage", [
         (0, 6, 1, "ours", "one storage API", "posix, cufile, spdk, nvme, stripe: src/storage"),

@@ -21,6 +21,8 @@ endif()
 # need no source tree.
 install(FILES LICENSE README.md CHANGELOG.md CONTRIBUTING.md TYPE DOC)
 install(DIRECTORY docs examples kmod TYPE DOC)
+install(DIRECTORY bench/results/h200 DESTINATION ${CMAKE_INSTALL_DOCDIR}/bench/results
+        FILES_MATCHING PATTERN "ops_*.svg") # pictures of OPERATORS
 install(PROGRAMS scripts/check-prereqs.sh scripts/holders.pl scripts/pci.sh scripts/quickstart.sh
                  scripts/vfio-bind.sh scripts/vfio-unbind.sh
         DESTINATION ${CMAKE_INSTALL_DATADIR}/gpunvme/scripts)

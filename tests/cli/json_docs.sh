@@ -86,6 +86,23 @@ document 1 store nowhere.bin
 document 1 weights ls nowhere.safetensors
 document 1 data stat nowhere.bin
 
+promise "each subcommand and verb of --help has a document"
+gpunvme --help
+for command in $(sed -n '/^Commands:/,/^$/s/^  \([a-z0-9-]*\) .*/\1/p' out); do
+    [ "$command" != help ] && [ "$command" != topology ] || continue # a build without hwloc has none
+    [ "$command" != weights ] || [ "${CLI_TEST_JANSSON:-1}" = 1 ] || continue
+    gpunvme "$command" --help
+    verbs=""
+    if grep -q "^Usage: gpunvme $command VERB" out; then
+        verbs=$(sed -n '1,/^Examples:/s/^  \([a-z][a-z-]*\)  .*/ \1/p' out)
+    fi
+    while IFS= read -r verb; do
+        checks=$((checks + 1))
+        grep -q "\"command\": \"$command$verb\"" documents/*.json ||
+            fail "no document of: $command$verb"
+    done <<<"$verbs"
+done
+
 promise "all documents fit the schema, and the schema has nothing that no document is of"
 checks=$((checks + 1))
 python3 "$source_dir/tests/cli/json_schema.py" "$source_dir/docs/gpunvme.schema.json" \

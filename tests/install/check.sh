@@ -79,19 +79,23 @@ for compiler in "$CC c c11" "$CXX c++ c++17" "clang c c11" "clang++ c++ c++17"; 
     done
 done
 
-echo "the pages, whose links to pages and examples lead to what is there"
+echo "the pages, whose links to pages, pictures and examples lead to what is there"
 pages=$prefix/share/doc/gpunvme
-for page in "$pages"/README.md "$pages"/docs/*.md; do
+for page in "$pages"/{README,CONTRIBUTING,CHANGELOG}.md "$pages"/docs/*.md "$pages"/kmod/*.md; do
     while read -r link; do
-        case $link in ../include/* | ../src/* | ../tests/* | ../bench/*) continue ;; esac
+        case $link in
+            *.svg) ;;
+            *include/* | *src/* | *tests/* | *bench/*) continue ;;
+        esac
         [ -e "${page%/*}/$link" ] || { echo "$page: $link is not there"; exit 1; }
     done < <(grep -o '](\([^)#:]*\)[)#]' "$page" | sed 's/^](//; s/[)#]$//; /^$/d')
 done
 
 echo "the examples"
 try "$CMAKE" -S "$pages/examples" -B "$dir/examples" -G Ninja -DCMAKE_PREFIX_PATH="$prefix"
-try "$CMAKE" --build "$dir/examples" --target example_store_read
+try "$CMAKE" --build "$dir/examples"
 "$dir/examples/example_store_read"
+"$dir/examples/example_data_tokens"
 
 if [ -x "$prefix/bin/gpunvme" ]; then
     echo "the command, its page and the scripts"

@@ -278,7 +278,7 @@ static gpunvme_err_t start(struct gpunvme_device *dev)
     if (!err)
         err = set_limits(dev);
     if (!err)
-        err = life_open(dev->has_gpu, dev->gpu, &dev->life);
+        err = orders_open(dev->has_gpu, dev->gpu, &dev->orders);
     if (!err)
         err = gpunvme_mem_alloc(sizeof(uint32_t), GPUNVME_MEM_PINNED, &dev->alarm);
     if (!err)
@@ -335,7 +335,7 @@ gpunvme_err_t gpunvme_device_open(struct gpunvme_ctrl *ctrl, const struct gpunvm
 
 gpunvme_err_t gpunvme_device_close(struct gpunvme_device *dev)
 {
-    gpunvme_err_t err, life_err;
+    gpunvme_err_t err, orders_err;
 
     if (!dev)
         return GPUNVME_OK;
@@ -344,14 +344,14 @@ gpunvme_err_t gpunvme_device_close(struct gpunvme_device *dev)
     err = device_queues_close(dev);
     device_doorbells_close(dev);
     device_pages_free(dev);
-    life_err = life_close(dev->life);
+    orders_err = orders_close(dev->orders);
     gpunvme_mem_free(&dev->alarm);
     gpunvme_mem_free(&dev->seen);
     pthread_mutex_destroy(&dev->views);
     pthread_mutex_destroy(&dev->watch_lock);
     pthread_cond_destroy(&dev->watch_wake);
     free(dev);
-    return err ? err : life_err;
+    return err ? err : orders_err;
 }
 
 /* --- what it tells, and memory for data ------------------------------------------------------- */
@@ -450,9 +450,9 @@ static gpunvme_err_t end_commands(struct gpunvme_device *dev)
 /* Frees every slot of a queue that nobody uses. */
 static gpunvme_err_t reclaim(struct gpunvme_device *dev, struct device_queue *q)
 {
-    struct life_order order = {.queue = q->words, .op = LIFE_RECLAIM};
+    struct queue_order order = {.queue = q->words, .op = ORDER_RECLAIM};
 
-    return life_run(dev->life, &order, NULL);
+    return orders_run(dev->orders, &order, NULL);
 }
 
 /* The controller does not have a queue that was left out: none of its commands is in flight. */

@@ -7,7 +7,7 @@
 
 #include <pthread.h>
 
-#include "device/life.h"
+#include "device/orders/orders.h"
 #include "gpunvme/device.h"
 #include "gpunvme/memory.h"
 #include "memory/ordering.h"
@@ -37,7 +37,7 @@ struct device_queue {
     struct gpunvme_slot *slots;      /* likewise */
     uint32_t *ready;                 /* likewise */
     struct device_mem sq, cq, lists, bounces;
-    enum device_words state; /* guarded by the controller's `life` */
+    enum device_words state; /* guarded by the controller's `lifecycle` */
     uint64_t *aborted;       /* by slot: its word, when the controller said to have aborted it */
 
     /* GPUNVME_REAPER_CPU: the completion queue as the CPU's thread has it, with the mirror. */
@@ -75,7 +75,7 @@ struct gpunvme_device {
     struct device_window *doorbells;
     struct gpunvme_buf alarm;
     struct gpunvme_buf seen; /* the watching thread's copy of one queue's slots */
-    struct life *life;
+    struct orders *orders;
 
     pthread_mutex_t views; /* guards `pages` */
     struct device_pages *pages;

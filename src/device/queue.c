@@ -202,9 +202,9 @@ static gpunvme_err_t init_words(struct device_queue *q, uint32_t qid,
 
 gpunvme_err_t device_queue_settle(struct device_queue *q, uint64_t *in_flight)
 {
-    struct life_order order = {.queue = q->words, .op = LIFE_SETTLE};
-    struct life_result result = {0};
-    gpunvme_err_t err = life_run(q->dev->life, &order, &result);
+    struct queue_order order = {.queue = q->words, .op = ORDER_SETTLE};
+    struct order_result result = {0};
+    gpunvme_err_t err = orders_run(q->dev->orders, &order, &result);
 
     if (in_flight)
         *in_flight = result.in_flight;
@@ -245,8 +245,8 @@ static gpunvme_err_t init(void *q_, uint32_t qid, const struct nvme_foreign_bell
 /* Words that are open already stay so: then the order was carried out after all. */
 static gpunvme_err_t thaw_words(struct device_queue *q)
 {
-    struct life_order order = {.queue = q->words, .op = LIFE_THAW};
-    gpunvme_err_t err = life_run(q->dev->life, &order, NULL);
+    struct queue_order order = {.queue = q->words, .op = ORDER_THAW};
+    gpunvme_err_t err = orders_run(q->dev->orders, &order, NULL);
 
     if (!err)
         q->state = DEVICE_WORDS_OPEN;
@@ -257,9 +257,9 @@ static gpunvme_err_t freeze(void *q_, uint64_t deadline_ns)
 {
     struct device_queue *q = q_;
     uint64_t now = gpunvme_clock_ns();
-    struct life_order order = {.queue = q->words,
-                               .op = LIFE_FREEZE,
-                               .budget_ns = deadline_ns > now ? deadline_ns - now : 0};
+    struct queue_order order = {.queue = q->words,
+                                .op = ORDER_FREEZE,
+                                .budget_ns = deadline_ns > now ? deadline_ns - now : 0};
     gpunvme_err_t err = GPUNVME_OK;
 
     if (q->state == DEVICE_WORDS_FROZEN)
@@ -267,12 +267,12 @@ static gpunvme_err_t freeze(void *q_, uint64_t deadline_ns)
     if (q->state == DEVICE_WORDS_THAWING) /* it can't be told from one that a thread has locked */
         err = thaw_words(q);
     if (!err)
-        err = life_run(q->dev->life, &order, NULL);
+        err = orders_run(q->dev->orders, &order, NULL);
     if (!err && q->mirror.nbytes) {
         err = device_mirror_freeze(q, deadline_ns);
         if (err) {
-            order.op = LIFE_LET_GO;
-            (void)life_run(q->dev->life, &order, NULL);
+            order.op = ORDER_CANCEL_FREEZE;
+            (void)orders_run(q->dev->orders, &order, NULL);
         }
     }
     if (!err)
@@ -283,8 +283,8 @@ static gpunvme_err_t freeze(void *q_, uint64_t deadline_ns)
 static gpunvme_err_t fail_and_rewind(void *q_, uint16_t status)
 {
     struct device_queue *q = q_;
-    struct life_order order = {.queue = q->words, .op = LIFE_FAIL_AND_REWIND, .status = status};
-    gpunvme_err_t err = life_run(q->dev->life, &order, NULL);
+    struct queue_order order = {.queue = q->words, .op = ORDER_FAIL_AND_REWIND, .status = status};
+    gpunvme_err_t err = orders_run(q->dev->orders, &order, NULL);
 
     if (!err && q->mirror.nbytes)
         device_mirror_fail_and_rewind(q, status);

@@ -42,7 +42,7 @@ static void destroy(struct gpunvme_ctrl *ctrl)
     nvme_pool_destroy(&ctrl->lists);
     nvme_pool_destroy(&ctrl->bounces);
     free(ctrl->ns);
-    pthread_mutex_destroy(&ctrl->life);
+    pthread_mutex_destroy(&ctrl->lifecycle);
     pthread_mutex_destroy(&ctrl->aer_lock);
     pthread_mutex_destroy(&ctrl->rmw_lock);
     free(ctrl);
@@ -125,7 +125,7 @@ gpunvme_err_t gpunvme_ctrl_open(struct gpunvme_transport *transport,
         ctrl->opts = *opts;
     else
         gpunvme_ctrl_opts_init(&ctrl->opts);
-    pthread_mutex_init(&ctrl->life, NULL);
+    pthread_mutex_init(&ctrl->lifecycle, NULL);
     pthread_mutex_init(&ctrl->aer_lock, NULL);
     pthread_mutex_init(&ctrl->rmw_lock, NULL);
     nvme_set_state(ctrl, CTRL_RESETTING);
@@ -200,7 +200,7 @@ static gpunvme_err_t close_with(struct gpunvme_ctrl *ctrl, uint32_t shn)
     t = ctrl->transport;
     if (shn == GPUNVME_CC_SHN_NORMAL)
         err = delete_queues(ctrl);
-    pthread_mutex_lock(&ctrl->life);
+    pthread_mutex_lock(&ctrl->lifecycle);
     if (nvme_state(ctrl) == CTRL_LIVE) {
         down = nvme_bringup_shutdown(ctrl, shn);
         if (!err)
@@ -208,7 +208,7 @@ static gpunvme_err_t close_with(struct gpunvme_ctrl *ctrl, uint32_t shn)
         /* Shut down is not disabled: only now may its queues' memory go. */
         nvme_give_up_locked(ctrl, down == GPUNVME_ERR_REMOVED ? CTRL_REMOVED : CTRL_FAILED);
     }
-    pthread_mutex_unlock(&ctrl->life);
+    pthread_mutex_unlock(&ctrl->lifecycle);
     destroy(ctrl);
     t->ops->close(t);
     return err;
@@ -248,7 +248,7 @@ static uint64_t host_nbytes(struct gpunvme_ctrl *ctrl)
 
 void gpunvme_ctrl_get_info(struct gpunvme_ctrl *ctrl, struct gpunvme_ctrl_info *info)
 {
-    pthread_mutex_lock(&ctrl->life);
+    pthread_mutex_lock(&ctrl->lifecycle);
     *info = (struct gpunvme_ctrl_info){
         .cap = ctrl->cap,
         .vs = ctrl->vs,
@@ -265,7 +265,7 @@ void gpunvme_ctrl_get_info(struct gpunvme_ctrl *ctrl, struct gpunvme_ctrl_info *
         .resets = ctrl->resets,
         .host_nbytes = host_nbytes(ctrl),
     };
-    pthread_mutex_unlock(&ctrl->life);
+    pthread_mutex_unlock(&ctrl->lifecycle);
 }
 
 gpunvme_err_t gpunvme_ctrl_map(struct gpunvme_ctrl *ctrl, struct gpunvme_buf *buf)

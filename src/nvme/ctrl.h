@@ -22,7 +22,7 @@
 
 enum ctrl_state {
     CTRL_LIVE,
-    CTRL_RESETTING, /* by a thread that holds `life`, or by whoever looks next */
+    CTRL_RESETTING, /* by a thread that holds `lifecycle`, or by whoever looks next */
     CTRL_FAILED,    /* given up: disabled as far as it would, everything ended */
     CTRL_REMOVED,   /* registers read as ones */
 };
@@ -74,13 +74,13 @@ struct gpunvme_ctrl {
     bool identified; /* the facts above are known, and constant from then on */
 
     /* Guards what follows, and is held for the whole of a reset. */
-    pthread_mutex_t life;
+    pthread_mutex_t lifecycle;
     struct gpunvme_ioq *admin;
     struct gpunvme_ioq **ioqs; /* by queue id - 1, max_io_queues of them; NULL: free */
     uint64_t resets;
     unsigned nlost;
     struct nvme_lost lost[NVME_MAX_LOST];
-    int state;           /* enum ctrl_state; written under `life`, read atomically anywhere */
+    int state;           /* enum ctrl_state; written under `lifecycle`, read atomically anywhere */
     bool is_cut_off;     /* it was given up, and has no access to memory until it is enabled */
     bool is_unstoppable; /* atomic: it was given up, and may still use memory of ours */
 
@@ -112,7 +112,7 @@ gpunvme_err_t nvme_read_csts(struct gpunvme_ctrl *ctrl, uint32_t *csts);
 gpunvme_err_t nvme_alloc(struct gpunvme_ctrl *ctrl, size_t nbytes, struct gpunvme_buf *buf);
 void nvme_free(struct gpunvme_ctrl *ctrl, struct gpunvme_buf *buf);
 
-/* cmb.c: alloc gives what no queue in ctrl->ioqs has; the caller holds ctrl->life. */
+/* cmb.c: alloc gives what no queue in ctrl->ioqs has; the caller holds ctrl->lifecycle. */
 gpunvme_err_t nvme_cmb_start(struct gpunvme_ctrl *ctrl);
 gpunvme_err_t nvme_cmb_alloc(struct gpunvme_ctrl *ctrl, size_t nbytes, struct gpunvme_buf *buf);
 void nvme_cmb_free(struct gpunvme_ctrl *ctrl);
@@ -153,9 +153,9 @@ gpunvme_err_t nvme_shadow_start(struct gpunvme_ctrl *ctrl);
 void nvme_shadow_free(struct gpunvme_ctrl *ctrl);
 
 /*
- * recover.c: the caller holds ctrl->life. But not for nvme_look_after, which is gpunvme_ctrl_check
- * for waits: it leaves the controller to a thread that is at it already, and is no error while a
- * reset can't go on. Nor for nvme_is_open_again.
+ * recover.c: the caller holds ctrl->lifecycle. But not for nvme_look_after, which is
+ * gpunvme_ctrl_check for waits: it leaves the controller to a thread that is at it already, and is
+ * no error while a reset can't go on. Nor for nvme_is_open_again.
  */
 gpunvme_err_t nvme_look_after(struct gpunvme_ctrl *ctrl);
 bool nvme_is_open_again(struct gpunvme_ctrl *ctrl); /* to be asked when its queues were closed */

@@ -17,7 +17,7 @@ struct nvme_foreign_bells {
 };
 
 /*
- * Called with the controller's `life` held: they must not call the controller. freeze,
+ * Called with the controller's `lifecycle` held: they must not call the controller. freeze,
  * fail_and_rewind and thaw do what queue.h says of gpunvme_qpair_*; each may be called again where
  * it has been done, or may have been. A queue that can't be frozen is left out of the reset: its
  * commands end by their deadlines, the controller no longer has it, and nvme_ioq_readmit() makes it

@@ -238,13 +238,13 @@ gpunvme_err_t gpunvme_ioq_create(struct gpunvme_ctrl *ctrl, uint32_t entries,
     if (entries > ctrl->max_entries)
         return base_fail(GPUNVME_ERR_LIMIT, "%u entries: this controller's queues have at most %u",
                          entries, ctrl->max_entries);
-    pthread_mutex_lock(&ctrl->life);
+    pthread_mutex_lock(&ctrl->lifecycle);
     err = create_locked(ctrl, entries, out);
-    pthread_mutex_unlock(&ctrl->life);
+    pthread_mutex_unlock(&ctrl->lifecycle);
     return err;
 }
 
-/* Under ctrl->life: neither the controller nor a reset knows it any more. */
+/* Under ctrl->lifecycle: neither the controller nor a reset knows it any more. */
 static gpunvme_err_t delete_locked(struct gpunvme_ioq *ioq)
 {
     struct gpunvme_ctrl *ctrl = ioq->ctrl;
@@ -274,9 +274,9 @@ gpunvme_err_t gpunvme_ioq_delete(struct gpunvme_ioq *ioq)
     if (!ioq)
         return GPUNVME_OK;
     ctrl = ioq->ctrl;
-    pthread_mutex_lock(&ctrl->life);
+    pthread_mutex_lock(&ctrl->lifecycle);
     err = delete_locked(ioq);
-    pthread_mutex_unlock(&ctrl->life);
+    pthread_mutex_unlock(&ctrl->lifecycle);
     nvme_ioq_free(ioq);
     return err;
 }
@@ -330,9 +330,9 @@ gpunvme_err_t nvme_ioq_create_foreign(struct gpunvme_ctrl *ctrl,
     if (config->entries > ctrl->max_entries)
         return base_fail(GPUNVME_ERR_LIMIT, "%u entries: this controller's queues have at most %u",
                          config->entries, ctrl->max_entries);
-    pthread_mutex_lock(&ctrl->life);
+    pthread_mutex_lock(&ctrl->lifecycle);
     err = create_foreign_locked(ctrl, config, out);
-    pthread_mutex_unlock(&ctrl->life);
+    pthread_mutex_unlock(&ctrl->lifecycle);
     return err;
 }
 
@@ -400,9 +400,9 @@ gpunvme_err_t nvme_shadow_stop(struct gpunvme_ctrl *ctrl)
 {
     gpunvme_err_t err;
 
-    pthread_mutex_lock(&ctrl->life);
+    pthread_mutex_lock(&ctrl->lifecycle);
     err = stop_locked(ctrl);
-    pthread_mutex_unlock(&ctrl->life);
+    pthread_mutex_unlock(&ctrl->lifecycle);
     return err;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * The life of a queue pair: made, frozen and rewound for a controller reset. What runs for every
+ * A queue pair is made here, and frozen and rewound for a controller reset. What runs for every
  * command is in queue.h.
  */
 #include <string.h>

@@ -247,9 +247,9 @@ gpunvme_err_t gpunvme_ctrl_reset(struct gpunvme_ctrl *ctrl)
 
     if (!ctrl)
         return base_fail(GPUNVME_ERR_INVALID, "ctrl is NULL");
-    pthread_mutex_lock(&ctrl->life);
+    pthread_mutex_lock(&ctrl->lifecycle);
     err = nvme_reset_locked(ctrl);
-    pthread_mutex_unlock(&ctrl->life);
+    pthread_mutex_unlock(&ctrl->lifecycle);
     return err;
 }
 
@@ -257,9 +257,9 @@ gpunvme_err_t nvme_recover(struct gpunvme_ctrl *ctrl)
 {
     gpunvme_err_t err;
 
-    pthread_mutex_lock(&ctrl->life);
+    pthread_mutex_lock(&ctrl->lifecycle);
     err = nvme_state(ctrl) == CTRL_REMOVED ? nvme_closed_err(ctrl) : nvme_recover_locked(ctrl);
-    pthread_mutex_unlock(&ctrl->life);
+    pthread_mutex_unlock(&ctrl->lifecycle);
     return err;
 }
 
@@ -296,9 +296,9 @@ bool nvme_ioq_is_left_out(struct gpunvme_ioq *ioq)
 {
     bool is_left_out;
 
-    pthread_mutex_lock(&ioq->ctrl->life);
+    pthread_mutex_lock(&ioq->ctrl->lifecycle);
     is_left_out = ioq->is_left_out;
-    pthread_mutex_unlock(&ioq->ctrl->life);
+    pthread_mutex_unlock(&ioq->ctrl->lifecycle);
     return is_left_out;
 }
 
@@ -307,9 +307,9 @@ gpunvme_err_t nvme_ioq_readmit(struct gpunvme_ioq *ioq)
     struct gpunvme_ctrl *ctrl = ioq->ctrl;
     gpunvme_err_t err;
 
-    pthread_mutex_lock(&ctrl->life);
+    pthread_mutex_lock(&ctrl->lifecycle);
     err = readmit_locked(ioq);
-    pthread_mutex_unlock(&ctrl->life);
+    pthread_mutex_unlock(&ctrl->lifecycle);
     return err;
 }
 
@@ -344,9 +344,9 @@ gpunvme_err_t gpunvme_ctrl_check(struct gpunvme_ctrl *ctrl)
 
     if (!ctrl)
         return base_fail(GPUNVME_ERR_INVALID, "ctrl is NULL");
-    pthread_mutex_lock(&ctrl->life);
+    pthread_mutex_lock(&ctrl->lifecycle);
     err = check_locked(ctrl);
-    pthread_mutex_unlock(&ctrl->life);
+    pthread_mutex_unlock(&ctrl->lifecycle);
     return err;
 }
 
@@ -354,12 +354,12 @@ gpunvme_err_t nvme_look_after(struct gpunvme_ctrl *ctrl)
 {
     gpunvme_err_t err;
 
-    if (pthread_mutex_trylock(&ctrl->life))
+    if (pthread_mutex_trylock(&ctrl->lifecycle))
         return GPUNVME_OK;
     err = check_locked(ctrl);
     if (nvme_state(ctrl) == CTRL_RESETTING)
         err = GPUNVME_OK;
-    pthread_mutex_unlock(&ctrl->life);
+    pthread_mutex_unlock(&ctrl->lifecycle);
     return err;
 }
 

@@ -170,12 +170,12 @@ gpunvme_err_t nvme_ioq_abort(struct gpunvme_ioq *ioq, uint16_t cid, bool *is_abo
     gpunvme_err_t err = GPUNVME_OK;
     uint32_t result = 0;
 
-    pthread_mutex_lock(&ctrl->life);
+    pthread_mutex_lock(&ctrl->lifecycle);
     if (ctrl->opts.no_recovery)
         err = base_fail(GPUNVME_ERR_UNSUPPORTED, "the options forbid recovery");
     else if (nvme_state(ctrl) == CTRL_LIVE && !ioq->is_left_out)
         err = send_abort(ioq, cid, &result);
-    pthread_mutex_unlock(&ctrl->life);
+    pthread_mutex_unlock(&ctrl->lifecycle);
     *is_aborted = !(result & GPUNVME_ABORT_NOT_ABORTED);
     return err;
 }
@@ -192,7 +192,7 @@ static gpunvme_err_t end_late_command(struct gpunvme_ioq *ioq, uint64_t ticket,
     unsigned cid = (unsigned)(ticket & 0xffff);
     gpunvme_err_t err, reset_err = GPUNVME_OK;
 
-    pthread_mutex_lock(&ctrl->life);
+    pthread_mutex_lock(&ctrl->lifecycle);
     gpunvme_qpair_reap(&ioq->qpair);
     err = gpunvme_qpair_test(&ioq->qpair, ticket, c);
     if (err && ioq != ctrl->admin && !ctrl->opts.no_recovery)
@@ -201,7 +201,7 @@ static gpunvme_err_t end_late_command(struct gpunvme_ioq *ioq, uint64_t ticket,
         reset_err = nvme_recover_locked(ctrl);
         gpunvme_qpair_test(&ioq->qpair, ticket, c); /* a reset, done or failed, ends them all */
     }
-    pthread_mutex_unlock(&ctrl->life);
+    pthread_mutex_unlock(&ctrl->lifecycle);
 
     base_log(BASE_LOG_WARN, "%s: queue %u, command %04x did not end in time: %s",
              ctrl->transport->address, ioq->qpair.qid, cid,

@@ -807,7 +807,7 @@ static void a_queue_out_of_reach_is_left_out_of_a_reset_and_readmitted(void **st
     rig_close(&r);
 }
 
-/* A GPU that is full: what becomes of an order to the words of a queue (device/life.h). */
+/* A GPU that is full: what becomes of an order to the words of a queue (device/orders/orders.h). */
 enum room { ROOM, NO_ROOM, ROOM_AFTER_ALL /* carried out, behind the back of who gave it up */ };
 
 static struct {
@@ -816,17 +816,17 @@ static struct {
     uint32_t orders; /* atomic: that found no room */
 } full_gpu;
 
-gpunvme_err_t __real_life_run(struct life *life, const struct life_order *order,
-                              struct life_result *result);
-gpunvme_err_t __wrap_life_run(struct life *life, const struct life_order *order,
-                              struct life_result *result);
-gpunvme_err_t __wrap_life_run(struct life *life, const struct life_order *order,
-                              struct life_result *result)
+gpunvme_err_t __real_orders_run(struct orders *orders, const struct queue_order *order,
+                                struct order_result *result);
+gpunvme_err_t __wrap_orders_run(struct orders *orders, const struct queue_order *order,
+                                struct order_result *result);
+gpunvme_err_t __wrap_orders_run(struct orders *orders, const struct queue_order *order,
+                                struct order_result *result)
 {
     uint32_t room = gpunvme_load_acquire32(&full_gpu.room);
 
     if (room && gpunvme_load_acquire32(&full_gpu.thaws)) {
-        if (order->op == LIFE_THAW)
+        if (order->op == ORDER_THAW)
             __atomic_sub_fetch(&full_gpu.thaws, 1, __ATOMIC_ACQ_REL);
         else
             room = ROOM;
@@ -834,7 +834,7 @@ gpunvme_err_t __wrap_life_run(struct life *life, const struct life_order *order,
             gpunvme_store_release32(&full_gpu.room, ROOM);
     }
     if (room != NO_ROOM) {
-        gpunvme_err_t err = __real_life_run(life, order, result);
+        gpunvme_err_t err = __real_orders_run(orders, order, result);
 
         if (room == ROOM)
             return err;

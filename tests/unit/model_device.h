@@ -278,7 +278,7 @@ static inline bool model_step(struct model_device *d)
     return busy;
 }
 
-/* --- life ------------------------------------------------------------------------------------- */
+/* --- resets --------------------------------------------------------------------------------- */
 
 /* Forgets everything, as a controller reset does; the driver must be frozen. */
 static inline void model_reset(struct model_device *d)

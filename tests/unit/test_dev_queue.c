@@ -41,7 +41,7 @@ static uint32_t look(const uint32_t *word)
 }
 #define gpunvme_load_acquire32 look
 
-#include "device/queue_life.h"
+#include "device/orders/queue_reset.h"
 #include "queue_memory.h"
 
 #define ENTRIES 4u
@@ -591,7 +591,7 @@ static void completions_of_nothing_do_not_keep_a_reset_off(void **state)
 
 /* The controller has the queue no more: neither those who come nor those who wait may ring for it.
  */
-static void a_queue_that_is_let_go_stays_closed(void **state)
+static void a_queue_whose_freeze_is_canceled_stays_closed(void **state)
 {
     struct fixture *f = *state;
     struct gpunvme_dev_place p;
@@ -601,7 +601,7 @@ static void a_queue_that_is_let_go_stays_closed(void **state)
     submit(f, 0);
     f->q.published = 0;
     freeze(f);
-    queue_let_go(&f->q);
+    queue_cancel_freeze(&f->q);
     assert_int_equal(gpunvme_dev_queue_reserve(&f->q, 1, 2, gpunvme_dev_want_any(), &p, &err), 0);
     assert_int_equal(err, GPUNVME_ERR_CLOSED);
     gpunvme_dev_queue_help(&f->q);
@@ -762,7 +762,7 @@ int main(void)
         TEST(a_slot_claimed_before_a_reset_serves_after_it),
         TEST(a_slot_claimed_while_frozen_serves_after_the_reset),
         TEST(completions_of_nothing_do_not_keep_a_reset_off),
-        TEST(a_queue_that_is_let_go_stays_closed),
+        TEST(a_queue_whose_freeze_is_canceled_stays_closed),
         TEST(a_slot_abandoned_during_a_reset_is_given_back),
         TEST(a_slot_given_back_during_a_reset_stays_free),
         TEST(who_is_inside_submit_keeps_the_queue_from_freezing),

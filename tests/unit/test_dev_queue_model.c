@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-#include "device/queue_life.h"
+#include "device/orders/queue_reset.h"
 #include "model_threads.h"
 #include "patience.h"
 

@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#include "device/queue_life.h"
+#include "device/orders/queue_reset.h"
 #include "model_device.h"
 
 #define MAX_ENTRIES   64u

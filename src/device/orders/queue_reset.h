@@ -5,8 +5,8 @@
  * the caller is number `me`; the rest is done by one. Threads may submit, reap and wait all the
  * time: they are told that the queue is closed, or that their command ended.
  */
-#ifndef DEVICE_QUEUE_LIFE_H
-#define DEVICE_QUEUE_LIFE_H
+#ifndef DEVICE_QUEUE_RESET_H
+#define DEVICE_QUEUE_RESET_H
 
 #include "gpunvme/dev_queue.h"
 
@@ -131,7 +131,7 @@ GPUNVME_FN void queue_rewind_rings(struct gpunvme_dev_queue *q, uint32_t me, uin
  * Takes back a freeze, of a queue that is left out of the reset: it stays closed, so that nobody
  * rings doorbells that the controller will not have, and can be frozen again.
  */
-GPUNVME_FN void queue_let_go(struct gpunvme_dev_queue *q)
+GPUNVME_FN void queue_cancel_freeze(struct gpunvme_dev_queue *q)
 {
     gpunvme_fetch_and32(&q->cq_head, ~GPUNVME_DEV_QUEUE_LOCKED);
     gpunvme_fetch_and32(&q->published, ~GPUNVME_DEV_QUEUE_LOCKED);

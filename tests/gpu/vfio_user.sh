@@ -12,7 +12,7 @@ dir=$(mktemp -d)
 "$1" sim --listen "$dir/nvme" sim:size=1M >"$dir/log" 2>&1 &
 server=$!
 trap 'kill $server 2>/dev/null; wait $server; cat "$dir/log"; rm -rf "$dir"' EXIT
-for _ in $(seq 100); do
+for _ in $(seq 1000); do
     [ -S "$dir/nvme" ] && break
     sleep 0.1
 done

@@ -10,6 +10,7 @@
 
 #include "dev_rig.h"
 #include "no_gpu.h"
+#include "patience.h"
 
 #define MS UINT64_C(1000000)
 

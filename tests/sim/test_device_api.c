@@ -329,7 +329,7 @@ static void a_thread_hopes_for_another_slot_at_each_submit(void **state)
 static void one_thread_can_fill_a_large_queue(void **state)
 {
     static struct gpunvme_dev_token tokens[1023];
-    uint64_t until = gpunvme_clock_ns() + 20000 * MS;
+    uint64_t until = gpunvme_clock_ns() + PATIENCE_NS;
     struct dev_rig_opts opts;
     struct fixture f;
 
@@ -742,7 +742,7 @@ static void commands_that_a_reset_ends_are_told(void **state)
 /* A holder of the doorbell may leave marks behind; nobody else submits or waits here. */
 static void tests_of_a_token_ring_for_what_was_left(void **state)
 {
-    uint64_t until = gpunvme_clock_ns() + 10000 * MS;
+    uint64_t until = gpunvme_clock_ns() + PATIENCE_NS;
     struct gpunvme_dev_token token;
     struct fixture f;
     int err;
@@ -938,7 +938,7 @@ static void a_late_command_gives_its_slot_back(void **state)
     fixture_open(&f, "sim:size=1M", &opts);
     assert_ok(gpunvme_sim_fault(f.d.sim, "delay=3s:read:once"));
     assert_err(gpunvme_dev_read(&f.ns, 0, 1, &f.buf, 0, 0), GPUNVME_ERR_TIMEOUT);
-    assert_err(gpunvme_dev_read(&f.ns, 0, 1, &f.buf, 0, 10000 * MS), GPUNVME_OK);
+    assert_err(gpunvme_dev_read(&f.ns, 0, 1, &f.buf, 0, PATIENCE_NS), GPUNVME_OK);
     assert_int_equal(dev_rig_taken(&f.rig, 0), 0);
     fixture_close(&f);
 }

@@ -44,7 +44,7 @@ static uint32_t take_lock(uint32_t *word, uint32_t bits)
 /* Takes completions as soon as there are any. */
 static void reap_some(struct gpunvme_dev_queue *q)
 {
-    uint64_t until = gpunvme_clock_ns() + 10000 * MS;
+    uint64_t until = gpunvme_clock_ns() + PATIENCE_NS;
 
     while (!gpunvme_dev_queue_reap(q, 1, 1) && gpunvme_clock_ns() < until)
         sched_yield();
@@ -145,7 +145,7 @@ static void the_longest_deadline_is_not_over_at_once(void **state)
 static void a_wait_for_a_command_that_is_done_leaves_the_completion_queue_alone(void **state)
 {
     struct gpunvme_dev_token tokens[4];
-    uint64_t until = gpunvme_clock_ns() + 10000 * MS;
+    uint64_t until = gpunvme_clock_ns() + PATIENCE_NS;
     struct fixture f;
     unsigned taken = 0;
 

@@ -445,7 +445,7 @@ static void reap_once(struct fixture *f, uint32_t first, uint32_t stride)
 
 static void a_reaper_of_one_queue_leaves_the_others_alone(void **state)
 {
-    uint64_t until = gpunvme_clock_ns() + 10000 * MS;
+    uint64_t until = gpunvme_clock_ns() + PATIENCE_NS;
     struct gpunvme_dev_token token;
     struct gpunvme_dev_ns zeroth;
     struct dev_rig_opts opts;

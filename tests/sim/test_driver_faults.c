@@ -7,6 +7,8 @@
 
 #include "sim/driver.h"
 
+#include "patience.h"
+
 static struct gpunvme_ctrl_opts short_timeouts(void)
 {
     struct gpunvme_ctrl_opts opts;
@@ -348,8 +350,8 @@ static void lost_aborts_leave_nothing_behind(void **state)
 
     (void)state;
     opts.admin_entries = 8;
-    opts.admin_timeout_ms = 50;
-    opts.io_timeout_ms = 50;
+    opts.admin_timeout_ms = 500;
+    opts.io_timeout_ms = 250;
     device_open_with(&d, "sim:size=1M", &opts);
     assert_ok(gpunvme_sim_fault(d.sim, "lose:read"));
     assert_ok(gpunvme_sim_fault(d.sim, "lose:abort"));
@@ -368,7 +370,6 @@ static void queue_that_is_created_too_late(const char *rule, gpunvme_err_t expec
     struct gpunvme_ioq *ioq;
     struct device d;
 
-    opts.admin_timeout_ms = 100;
     device_open_with(&d, "sim:size=1M", &opts);
     assert_ok(gpunvme_sim_fault(d.sim, rule));
     assert_err(gpunvme_ioq_create(d.ctrl, 16, &ioq), expected);
@@ -396,7 +397,6 @@ static void a_queue_that_is_not_let_go_ends_without_a_reset_where_that_is_forbid
 
     (void)state;
     opts.no_recovery = true;
-    opts.admin_timeout_ms = 100;
     device_open_with(&d, "sim:size=1M", &opts);
     assert_ok(gpunvme_sim_fault(d.sim, "lose:delete_sq:nth=1"));
     assert_err(gpunvme_ioq_delete(d.ioq), GPUNVME_ERR_TIMEOUT);
@@ -486,7 +486,6 @@ static void a_fault_at_each_step_of_bring_up_is_told(void **state)
     struct gpunvme_ctrl_opts opts = short_timeouts();
 
     (void)state;
-    opts.admin_timeout_ms = 200;
     for (unsigned f = 0; f < sizeof(faults) / sizeof(faults[0]); f++) {
         /* Identify Controller, Set Features, Active Namespace List, Identify Namespace */
         for (unsigned step = 1; step <= 3; step++) {
@@ -514,7 +513,6 @@ static void a_failure_to_configure_events_is_told(void **state)
     struct gpunvme_ctrl_opts opts = short_timeouts();
 
     (void)state;
-    opts.admin_timeout_ms = 200;
     for (unsigned f = 0; f < sizeof(faults) / sizeof(faults[0]); f++) {
         struct gpunvme_ctrl *ctrl;
         char uri[128];
@@ -585,7 +583,7 @@ static void wait_for_event(struct device *d, struct gpunvme_event *event)
 {
     gpunvme_err_t err;
 
-    for (unsigned i = 0; i < 5000; i++) {
+    for (unsigned i = 0; i < PATIENCE_S * 1000; i++) {
         err = gpunvme_ctrl_next_event(d->ctrl, event);
         if (err != GPUNVME_ERR_AGAIN)
             break;

@@ -261,6 +261,17 @@ static void stripe_submit(struct gpunvme_store *store, struct gpunvme_io *first,
     leave(share);
 }
 
+/* Works on a share from here on, unless nobody did any more: then it is about to be freed. */
+static bool enter(struct share *share)
+{
+    size_t running = __atomic_load_n(&share->running, __ATOMIC_RELAXED);
+
+    while (running && !__atomic_compare_exchange_n(&share->running, &running, running + 1, true,
+                                                   __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+    return running != 0;
+}
+
 /* The share that a transfer's parts are in, held; NULL: they have ended. */
 static struct share *hold(struct stripe *s, const struct gpunvme_io *whole)
 {
@@ -271,8 +282,8 @@ static struct share *hold(struct stripe *s, const struct gpunvme_io *whole)
     share = s->shares;
     while (share && !(part >= share->ios && part < share->ios + share->n))
         share = share->next;
-    if (share)
-        __atomic_add_fetch(&share->running, 1, __ATOMIC_RELAXED);
+    if (share && !enter(share))
+        share = NULL;
     pthread_mutex_unlock(&s->lock);
     return share;
 }

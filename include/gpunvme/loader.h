@@ -52,7 +52,7 @@ enum gpunvme_layout {
                                 documents are joined; what fills its last row is padding */
 };
 
-/* What happens when a sample can't be read. */
+/* What happens when a sample can't be read, or is not what its checksum says (`verify`). */
 enum gpunvme_on_error {
     GPUNVME_ON_ERROR_RAISE = 0,  /* next fails, and tries the batch again when it is called again */
     GPUNVME_ON_ERROR_SKIP,       /* the batch is without it */
@@ -71,6 +71,13 @@ struct gpunvme_loader_options {
     uint32_t depth;                       /* batches read ahead, 1 to 64; 0: 4 */
     uint64_t depth_nbytes; /* read ahead until these have so many bytes; 0: no limit */
     uint64_t timeout_ns;   /* of calls that take none; 0: 30 s */
+    /*
+     * Compares each sample with its checksum, which all data sets must have (dataset.h), where the
+     * batch is: in GPU memory by a kernel. A sample that differs is read once more, and then
+     * treated by `on_error`, with VERIFY as its error. Samples that PADDED cuts off are not
+     * compared.
+     */
+    bool verify;
 };
 
 /* A batch. It belongs to the loader, and is the caller's from next to release. */
@@ -101,8 +108,9 @@ struct gpunvme_loader_batch {
  * behind work on a stream, and those that the caller has.
  *
  * Errors: INVALID (the detail says which option; a data set without samples; ROWS of samples whose
- * sizes differ), LIMIT (a batch of 2^32 or more samples for this rank), NOMEM, and those of
- * gpunvme_sampler_create(). What goes wrong with reads is told by next.
+ * sizes differ; `verify` and a data set without checksums), LIMIT (a batch of 2^32 or more samples
+ * for this rank), NOMEM, and those of gpunvme_sampler_create(). What goes wrong with reads is told
+ * by next.
  */
 gpunvme_err_t gpunvme_loader_open(const struct gpunvme_loader_source *sources, size_t n,
                                   const struct gpunvme_loader_options *options,

@@ -245,6 +245,36 @@ def test_samples_that_cannot_be_read_are_skipped_or_substituted(rows: data.Datas
     assert loader.stats().substituted == 10
 
 
+@pytest.fixture
+def changed(rows: data.Dataset, tmp_path: Path) -> Iterator[data.Dataset]:
+    """The rows by an index with checksums; a byte of row 300 changed afterwards."""
+    rows.write_index(tmp_path / "x.gnvidx", checksums=True)
+    with data.Dataset(tmp_path / "x.gnvidx") as found:
+        with (tmp_path / "x.npy").open("r+b") as file:
+            file.seek(found.at(300).offset + 9)
+            file.write(b"!")
+        yield found
+
+
+def test_a_sample_with_another_checksum_is_named(changed: data.Dataset) -> None:
+    loader = loader_of(changed, 100, shuffle=False, verify=True)
+    for _ in range(3):
+        loader.next_batch()
+    with pytest.raises(gpunvme.Error, match="sample 300: .*x.npy: byte .*: its checksum is") as why:
+        loader.next_batch()
+    assert why.value.name == "GPUNVME_ERR_VERIFY"
+
+
+def test_samples_with_another_checksum_are_skipped_or_substituted(changed: data.Dataset) -> None:
+    loader = loader_of(changed, 100, on_error="skip", verify=True)
+    assert sum(len(batch) for batch in loader) == N - 1
+    assert loader.stats().skipped == 1
+    loader = loader_of(changed, 100, on_error="substitute", verify=True)
+    numbers = sorted(int(row[0]) for batch in loader for row in batch)
+    assert numbers == sorted([*(set(range(N)) - {300}), 301])
+    assert loader.stats().substituted == 1
+
+
 def test_statistics_count_what_was_given(rows: data.Dataset) -> None:
     loader = loader_of(rows, depth=3)
     for _ in range(4):

@@ -153,7 +153,10 @@ class Loader:
     what happens to a sample that can't be read: "raise", "skip", or "substitute" the next one.
     ``depth``: batches that are read ahead, up to ``depth_nbytes`` bytes of them. ``collate`` makes
     what is iterated from a Batch; without it "rows" and "padded" give ``data``, the other layouts
-    (data, offsets). ``timeout``: seconds in which something of a batch must move.
+    (data, offsets). ``timeout``: seconds in which something of a batch must move. ``verify``
+    compares each sample with its checksum, on the GPU if the batch is there; the data sets must
+    have been opened by an index that was written with checksums. A sample that differs is read once
+    more, and then treated by ``on_error``; the error's name is "GPUNVME_ERR_VERIFY".
 
     An iterator ends with the epoch. It begins where the loader is: at an epoch's beginning, or
     after load_state_dict(), or where a loop was left. There are no worker processes: the engine's
@@ -175,7 +178,7 @@ class Loader:
         framework: Literal["pt", "np"] | None = None,
         on_error: Literal["raise", "skip", "substitute"] = "raise", depth: int = 4,
         depth_nbytes: int = 0, collate: Callable[[Batch], Any] | None = None,
-        stream: Any = None, timeout: float | None = None,
+        stream: Any = None, timeout: float | None = None, verify: bool = False,
     ) -> None:
         datasets = [dataset] if isinstance(dataset, Dataset) else list(dataset)
         if not datasets:
@@ -202,7 +205,7 @@ class Loader:
             on_error=choice("on_error", on_error, _ON_ERROR),
             row_nbytes=count("row_nbytes", row_nbytes), pad=count("pad", pad, 32), mem=self._mem,
             gpu=self._gpu, depth=depth_of(depth), depth_nbytes=count("depth_nbytes", depth_nbytes),
-            timeout_ns=self._timeout_ns)
+            timeout_ns=self._timeout_ns, verify=verify)
         if row_nbytes % self._itemsize:
             raise argument(f"row_nbytes: {row_nbytes} are no whole elements of {self._itemsize}")
         opened = [one.opened() for one in datasets]

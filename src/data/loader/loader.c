@@ -357,6 +357,11 @@ static gpunvme_err_t take_sources(struct gpunvme_loader *l,
         gpunvme_dataset_get_info(sources[i].dataset, &info);
         if (!info.nsamples)
             return base_fail(GPUNVME_ERR_INVALID, "data set %zu has no samples", i);
+        if (l->options.verify && !info.has_checksums)
+            return base_fail(GPUNVME_ERR_INVALID,
+                             "verify: data set %zu has no checksums: open it by an index that was "
+                             "written with checksums",
+                             i);
         if (!i)
             size = info.sample_nbytes;
         one_size = one_size && size && info.sample_nbytes == size;

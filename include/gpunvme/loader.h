@@ -100,6 +100,7 @@ struct gpunvme_loader_batch {
     uint64_t npadded;                     /* at the end of a last batch, of LAST_PAD */
     uint64_t nskipped, nsubstituted;      /* because of errors */
     uint64_t ncut;                        /* PADDED: samples that were cut off */
+    uint64_t stall_ns; /* that calls of next have waited since they gave the batch before it */
 };
 
 /*

@@ -457,6 +457,7 @@ class LoaderBatch(Structure):
         ("nskipped", c_uint64),
         ("nsubstituted", c_uint64),
         ("ncut", c_uint64),
+        ("stall_ns", c_uint64),
     ]
 
 

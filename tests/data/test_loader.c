@@ -450,6 +450,25 @@ static void buffers_are_used_again(void **state)
     close_all(l, d);
 }
 
+static void waits_of_batches_are_those_of_the_loader(void **state)
+{
+    struct gpunvme_dataset *d = open_records();
+    struct gpunvme_loader *l =
+        open_loader(d, &(struct gpunvme_loader_options){.order = {.batch = 10}, .depth = 1});
+    const struct gpunvme_loader_batch *b;
+    struct gpunvme_loader_stats stats;
+    uint64_t waited = 0;
+
+    (void)state;
+    while ((b = next(l))) {
+        waited += b->stall_ns;
+        give_back(l, b);
+    }
+    gpunvme_loader_get_stats(l, &stats);
+    assert_int_equal(waited, stats.stall_ns);
+    close_all(l, d);
+}
+
 /* ---- Layouts -----------------------------------------------------------------------------------
  */
 
@@ -980,6 +999,7 @@ int main(void)
         cmocka_unit_test(neighbours_are_read_together),
         cmocka_unit_test(a_caller_may_keep_all_batches),
         cmocka_unit_test(buffers_are_used_again),
+        cmocka_unit_test(waits_of_batches_are_those_of_the_loader),
         cmocka_unit_test(ragged_samples_lie_one_behind_the_other),
         cmocka_unit_test(padded_samples_have_rows_of_one_size),
         cmocka_unit_test(packed_samples_fill_whole_rows),

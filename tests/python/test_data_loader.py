@@ -202,6 +202,30 @@ def test_packed_samples_fill_rows_of_one_size(rows: data.Dataset) -> None:
     assert (values.reshape(-1)[192:] == 0).all()
 
 
+def test_the_waits_for_batches_are_the_loaders(rows: data.Dataset) -> None:
+    loader = loader_of(rows, depth=1)
+    waits = [batch.stall_s for batch in loader.batches()]
+    assert len(waits) == len(loader)
+    assert sum(waits) == pytest.approx(loader.stats().stall_s)
+
+
+def test_boundaries_of_documents_are_those_that_attention_takes(rows: data.Dataset) -> None:
+    loader = loader_of(rows, layout="packed", row_nbytes=400, shuffle=False)
+    batch = loader.next_batch()
+    assert batch is not None
+    documents = [*range(0, 193, 6), 200]  # the padding is the last one
+    assert batch.cu_seqlens().dtype == np.int32
+    assert batch.cu_seqlens().tolist() == documents
+    assert batch.cu_seqlens(rows=True).tolist() == sorted({*documents, 100})
+    ragged = loader_of(rows, layout="ragged").next_batch()
+    assert ragged is not None
+    assert ragged.cu_seqlens().tolist() == list(range(0, 193, 6))
+    whole = loader_of(rows).next_batch()
+    assert whole is not None
+    with pytest.raises(gpunvme.ArgumentError, match='layout "rows"'):
+        whole.cu_seqlens()
+
+
 def test_bytes_get_a_type_and_a_shape(tmp_path: Path) -> None:
     images = np.random.default_rng(1).random((20, 3, 4, 4)).astype(np.float32)
     images.tofile(tmp_path / "images")

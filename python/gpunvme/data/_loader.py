@@ -127,6 +127,25 @@ class Batch:
     skipped: int
     substituted: int
     cut: int  #: samples that are longer than their row
+    stall_s: float  #: seconds that the caller has waited for it
+
+    def cu_seqlens(self, rows: bool = False) -> NDArray[np.int32]:
+        """The boundaries of the documents of a "ragged" or "packed" batch, for attention.
+
+        In elements of the flat ``data``, from 0 to its end; the padding of "packed" counts as a
+        document, and empty documents have no boundary. With ``rows``, the rows of "packed" are
+        boundaries too, for models that attend within a row. The longest sequence has
+        ``max(numpy.diff(...))`` elements.
+        """
+        if self.layout not in ("ragged", "packed"):
+            raise argument(f'documents of a batch of layout "{self.layout}"')
+        end = math.prod(self.data.shape)
+        if end >= 1 << 31:
+            raise argument(f"a batch of {end} elements: 2^31 - 1 at most")
+        marks = [self.offsets, np.array([0, end])]
+        if rows and self.layout == "packed":
+            marks.append(np.arange(0, end, self.data.shape[1]))
+        return np.unique(np.concatenate(marks)).astype(np.int32)
 
 
 class Loader:
@@ -315,7 +334,7 @@ class Loader:
             raise
         return Batch(self._array(core, found, shape), layout, offsets // size, lengths // size,
                      samples[:, 0], samples[:, 1], found.epoch, found.index, found.npadded,
-                     found.nskipped, found.nsubstituted, found.ncut)
+                     found.nskipped, found.nsubstituted, found.ncut, found.stall_ns / 1e9)
 
     def _shape_in(self, found: _lib.LoaderBatch, layout: str, offsets: NDArray[np.int64],
                   lengths: NDArray[np.int64]) -> tuple[int, ...]:

@@ -75,6 +75,7 @@ struct gpunvme_loader {
     struct loader_step steps[LOADER_STEPS]; /* a queue: `nsteps` from `first` on */
     unsigned first, nsteps, nahead;
     struct gpunvme_loader_stats stats;
+    uint64_t told_stall_ns; /* of stats.stall_ns, by batches that were given */
 };
 
 /* Of the process, or of the caller's. */

@@ -49,7 +49,8 @@ enum gpunvme_layout {
     GPUNVME_LAYOUT_RAGGED,   /* one behind the other, of any sizes */
     GPUNVME_LAYOUT_PADDED,   /* each in a row of row_nbytes: a longer one is cut off there */
     GPUNVME_LAYOUT_PACKED,   /* as RAGGED, and filled up to whole rows of row_nbytes. The batch's
-                                documents are joined; what fills its last row is padding */
+                                documents are joined; what fills its last row is padding.
+                                gpunvme_loader_cu_seqlens() tells their boundaries */
 };
 
 /* What happens when a sample can't be read, or is not what its checksum says (`verify`). */
@@ -139,6 +140,21 @@ gpunvme_err_t gpunvme_loader_next(struct gpunvme_loader *loader,
 gpunvme_err_t gpunvme_loader_release(struct gpunvme_loader *loader,
                                      const struct gpunvme_loader_batch *batch,
                                      const struct gpunvme_order *after);
+
+/*
+ * The boundaries of a RAGGED or PACKED batch's documents in tokens, as kernels for attention over
+ * sequences of different lengths take them ("cu_seqlens"), for the batch as one row of tokens: 0,
+ * the end of each document, and the end of the batch; empty documents have none. In PACKED, padding
+ * counts as a document of its own. With `rows`, the rows of PACKED are boundaries too, for models
+ * that attend within a row.
+ *
+ * out[0 … *n) is in host memory; there are at most batch->n + batch->nrows + 2. *longest, which may
+ * be NULL, gets the tokens of the longest sequence. Errors: INVALID (another layout; a document
+ * that ends within a token; `room` is too small), LIMIT (2^31 tokens).
+ */
+gpunvme_err_t gpunvme_loader_cu_seqlens(const struct gpunvme_loader_batch *batch,
+                                        uint32_t token_nbytes, bool rows, int32_t *out, size_t room,
+                                        size_t *n, int32_t *longest);
 
 /* Changes how many batches are read ahead, 1 to 64; what is being read already goes on. INVALID. */
 gpunvme_err_t gpunvme_loader_set_depth(struct gpunvme_loader *loader, uint32_t depth);

@@ -592,6 +592,87 @@ static void packed_samples_fill_whole_rows(void **state)
     close_ragged(l, d);
 }
 
+/* A batch of three documents of 5, 0 and 9 tokens of 2 bytes, in rows of 8 tokens. */
+static const int64_t document_offsets[] = {0, 10, 10, 28};
+static const struct gpunvme_loader_batch documents = {.layout = GPUNVME_LAYOUT_PACKED,
+                                                      .nbytes = 32,
+                                                      .n = 3,
+                                                      .row_nbytes = 16,
+                                                      .nrows = 2,
+                                                      .offsets = document_offsets};
+
+static void boundaries_are_the_ends_of_documents_and_of_padding(void **state)
+{
+    int32_t out[8], longest;
+    size_t n;
+
+    (void)state;
+    assert_int_equal(gpunvme_loader_cu_seqlens(&documents, 2, false, out, 8, &n, &longest),
+                     GPUNVME_OK);
+    assert_int_equal(n, 4);
+    assert_memory_equal(out, ((const int32_t[]){0, 5, 14, 16}), 4 * sizeof(out[0]));
+    assert_int_equal(longest, 9);
+}
+
+static void boundaries_are_also_those_of_rows_if_they_are_asked_for(void **state)
+{
+    int32_t out[7], longest;
+    size_t n;
+
+    (void)state;
+    assert_int_equal(gpunvme_loader_cu_seqlens(&documents, 2, true, out, 7, &n, &longest),
+                     GPUNVME_OK);
+    assert_int_equal(n, 5);
+    assert_memory_equal(out, ((const int32_t[]){0, 5, 8, 14, 16}), 5 * sizeof(out[0]));
+    assert_int_equal(longest, 6);
+}
+
+static void boundaries_of_a_batch_are_those_of_its_samples(void **state)
+{
+    struct gpunvme_dataset *d[2];
+    struct gpunvme_loader *l =
+        open_ragged(d, &(struct gpunvme_loader_options){.order = {.seed = 1, .batch = 64},
+                                                        .layout = GPUNVME_LAYOUT_PACKED,
+                                                        .row_nbytes = 1000});
+    const struct gpunvme_loader_batch *b;
+
+    (void)state;
+    while ((b = next(l))) {
+        int32_t out[70], longest;
+        size_t n;
+
+        assert_int_equal(gpunvme_loader_cu_seqlens(b, 8, false, out, 70, &n, &longest), GPUNVME_OK);
+        assert_int_equal(n, b->n + 1 + ((uint64_t)b->offsets[b->n] < b->nbytes));
+        for (uint64_t i = 0; i < b->n; i++)
+            assert_int_equal(out[i + 1] - out[i], b->samples[i].source ? 3 : 8);
+        assert_int_equal(out[n - 1], b->nbytes / 8);
+        give_back(l, b);
+    }
+    close_ragged(l, d);
+}
+
+static void boundaries_that_are_no_whole_tokens_are_refused(void **state)
+{
+    struct gpunvme_loader_batch bad = documents;
+    int32_t out[8];
+    size_t n;
+
+    (void)state;
+    assert_int_equal(gpunvme_loader_cu_seqlens(&bad, 4, false, out, 8, &n, NULL),
+                     GPUNVME_ERR_INVALID);
+    assert_non_null(strstr(gpunvme_err_detail(), "at byte 10"));
+    assert_int_equal(gpunvme_loader_cu_seqlens(&bad, 2, false, out, 3, &n, NULL),
+                     GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_loader_cu_seqlens(&bad, 0, false, out, 8, &n, NULL),
+                     GPUNVME_ERR_INVALID);
+    bad.nbytes = (uint64_t)1 << 32;
+    assert_int_equal(gpunvme_loader_cu_seqlens(&bad, 2, false, out, 8, &n, NULL),
+                     GPUNVME_ERR_LIMIT);
+    bad.layout = GPUNVME_LAYOUT_ROWS;
+    assert_int_equal(gpunvme_loader_cu_seqlens(&bad, 2, false, out, 8, &n, NULL),
+                     GPUNVME_ERR_INVALID);
+}
+
 /* ---- Samples that can't be read ----------------------------------------------------------------
  */
 
@@ -1003,6 +1084,10 @@ int main(void)
         cmocka_unit_test(ragged_samples_lie_one_behind_the_other),
         cmocka_unit_test(padded_samples_have_rows_of_one_size),
         cmocka_unit_test(packed_samples_fill_whole_rows),
+        cmocka_unit_test(boundaries_are_the_ends_of_documents_and_of_padding),
+        cmocka_unit_test(boundaries_are_also_those_of_rows_if_they_are_asked_for),
+        cmocka_unit_test(boundaries_of_a_batch_are_those_of_its_samples),
+        cmocka_unit_test(boundaries_that_are_no_whole_tokens_are_refused),
         cmocka_unit_test(a_sample_that_cannot_be_read_is_named),
         cmocka_unit_test(samples_that_cannot_be_read_are_skipped_and_counted),
         cmocka_unit_test(bytes_ahead_are_those_of_batches_ahead),

@@ -450,7 +450,7 @@ part_storage() {
     if needs_gpu store_rate; then
         step store_files 150 "$root/bench/store_files.py" --size "$files_size" \
             --seconds $((part_seconds / 3)) --out "$dir/store_files.json" "$build"
-        step loader_rate 60 to "$dir/loader_rate.json" "$root/bench/loader_rate.sh" "$build"
+        step loader_rate 90 to "$dir/loader_rate.json" "$root/bench/loader_rate.sh" "$build"
         left=$((part_end - SECONDS - 120))
         step store_rate $((left + 10)) "$root/bench/store_rate.sh" "$build" "$dir/store_rate" gpu \
             "$store_size" $((left > 5 ? left : 5))

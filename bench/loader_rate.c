@@ -13,8 +13,7 @@
  *   on=0|1          1: batches are given back behind CUDA's default stream
  *   plan=0|1        1: counts what the order and the places cost, and reads nothing
  *   pace=0          bytes a second that the consumer takes at most; 0: as many as there are
- *   verify=0|1      1: by an index with checksums, which it makes in the folder; the loader
- * compares
+ *   verify=0|1      1: opens an index with checksums, which it makes; the loader compares them
  *
  * Each word of a file is made of the file's number and its place: the first and the last word of
  * each sample of the last batch are compared. GB are 10^9 bytes; CPU seconds are the process's.

@@ -613,7 +613,7 @@ part_python() {
         python3 "$root/bench/python_cost.py"
     step torch_cost 100 to "$dir/torch_cost.json" env PYTHONPATH="$work/python/site" \
         python3 "$root/bench/torch_cost.py"
-    step loader_peers 90 env PYTHONPATH="$work/python/site" python3 "$root/bench/loader_peers.py" \
+    step loader_peers 150 env PYTHONPATH="$work/python/site" python3 "$root/bench/loader_peers.py" \
         --size 1G --runs 3 --seconds 1.5 --json "$dir/loader_peers.json"
 }
 

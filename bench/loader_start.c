@@ -87,14 +87,14 @@ int main(int argc, char **argv)
         check("loader", gpunvme_loader_open(&source, 1, &options, &l));
         take_one(l);
         starts[i] = bench_now_s() - began;
-        if (!i)
-            grown = own_nbytes() - before;
         gpunvme_loader_get_state(l, &state);
         state.taken = n / (runs + 1) * (i + 1) / BATCH * BATCH;
         began = bench_now_s();
         check("state", gpunvme_loader_set_state(l, &state));
         take_one(l);
         resumes[i] = bench_now_s() - began;
+        if (own_nbytes() - before > grown)
+            grown = own_nbytes() - before;
         gpunvme_dataset_get_info(source.dataset, &info);
         check("close", gpunvme_loader_close(l));
         check("close", gpunvme_dataset_close(source.dataset));

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""gpunvme.data.Loader beside torch's DataLoader and WebDataset, in one run, in turn.
+"""gpunvme.data.Loader beside torch's DataLoader, WebDataset, Mosaic and DALI, in one run, in turn.
 
     bench/loader_peers.py --json loader.json
     bench/loader_peers.py --device cpu --size 64M --runs 2 --seconds 1      # without a GPU
 
 Makes --size bytes of random samples of 4 KiB and of 110 KiB in 100 files in --folder, and brings
-batches of 512 to the device in shuffled order, for --seconds a run; a run that is not counted comes
-first. torch's DataLoader has 16 worker processes, pin_memory, and a data set that reads with
-os.preadv() what a batch needs; WebDataset reads tar shards in order and shuffles in a buffer of
-5,000 samples, as its manual advises. What a loader needs to start does not count. Each batch is
-summed on the device. A loader that is not here or fails is skipped, and says why.
+batches of 512 to the device in shuffled order, for --seconds a run; the first run is not counted.
+torch's DataLoader has 16 worker processes, pin_memory, and a data set that reads with os.preadv()
+what a batch needs. WebDataset reads tar shards in order and shuffles in a buffer of 5,000 samples,
+as its manual advises. MosaicML Streaming reads local MDS shards of 64 MiB in its default shuffle.
+DALI's numpy reader takes one .npy file a sample, and gets the first 20,000 samples: by 16 threads
+of the CPU and, on a GPU, also by cuFile. What a loader needs to start does not count. Each batch is
+summed on the device. A loader that is not installed, or fails, is skipped with the reason.
 
 Reported are medians: samples a second, and CPU seconds of the process and its workers a GB.
 """
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import importlib.util
+import itertools
 import json
 import os
 import random
@@ -35,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 try:
+    import numpy as np
     import torch
 except ImportError as error:
     print(f"SKIP: {error}")
@@ -43,6 +46,7 @@ except ImportError as error:
 FILES = 100
 BATCH = 512
 WORKERS = 16
+DALI_FILES = 20_000
 SIZES = {"4 KiB": 4096, "110 KiB": 110 * 1024}
 SEEDS = iter(range(1 << 30))
 
@@ -107,29 +111,117 @@ def webdataset_loader(files: list[str], nbytes: int, device: str) -> Iterator[An
             yield batch.to(device, non_blocking=True)
 
 
-LOADERS: dict[str, tuple[str, Callable[[list[str], int, str], Iterator[Any]]]] = {
-    "gpunvme.data.Loader": ("gpunvme", gpunvme_loader),
-    f"torch DataLoader, {WORKERS} workers": ("torch", torch_loader),
-    f"WebDataset, {WORKERS} workers": ("webdataset", webdataset_loader),
+def stacked(batch: list[dict[str, Any]]) -> torch.Tensor:
+    return torch.from_numpy(np.stack([one["x"] for one in batch]))
+
+
+def mosaic_loader(files: list[str], nbytes: int, device: str) -> Iterator[Any]:
+    import streaming
+
+    samples = streaming.StreamingDataset(local=files[0] + ".mds", shuffle=True, batch_size=BATCH,
+                                         shuffle_seed=next(SEEDS))
+    loader = torch.utils.data.DataLoader(
+        samples, BATCH, num_workers=WORKERS, drop_last=True, pin_memory=device.startswith("cuda"),
+        collate_fn=stacked, prefetch_factor=4, persistent_workers=True)
+    while True:
+        for batch in loader:
+            yield batch.to(device, non_blocking=True)
+
+
+def dali_loader(files: list[str], nbytes: int, device: str, reader: str = "cpu") -> Iterator[Any]:
+    from nvidia.dali import fn, pipeline_def
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+    on_gpu = device.startswith("cuda")
+    if reader == "gpu" and not on_gpu:
+        raise RuntimeError("it reads into GPU memory alone")
+
+    @pipeline_def(batch_size=BATCH, num_threads=WORKERS, seed=next(SEEDS),
+                  device_id=torch.device(device).index or 0 if on_gpu else None)
+    def samples() -> Any:
+        read = fn.readers.numpy(device=reader, file_root=files[0] + ".npys", random_shuffle=True,
+                                initial_fill=5000)
+        return read.gpu() if on_gpu and reader == "cpu" else read
+
+    for batch in DALIGenericIterator([samples()], ["x"]):  # without a size, it has no end
+        yield batch[0]["x"]
+
+
+def dali_gpu_loader(files: list[str], nbytes: int, device: str) -> Iterator[Any]:
+    return dali_loader(files, nbytes, device, "gpu")
+
+
+DALI = ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
+
+# What measures, and the packages of which it needs one.
+LOADERS: dict[str, tuple[tuple[str, ...], Callable[[list[str], int, str], Iterator[Any]]]] = {
+    "gpunvme.data.Loader": (("gpunvme",), gpunvme_loader),
+    f"torch DataLoader, {WORKERS} workers": (("torch",), torch_loader),
+    f"WebDataset, {WORKERS} workers": (("webdataset",), webdataset_loader),
+    f"Mosaic Streaming, {WORKERS} workers": (("mosaicml-streaming",), mosaic_loader),
+    "DALI's numpy reader, on the CPU": (DALI, dali_loader),
+    "DALI's numpy reader, by cuFile": (DALI, dali_gpu_loader),
 }
 
 
-def make_files(folder: Path, nbytes: int, size: int, with_tar: bool) -> list[str]:
+def version_of(packages: tuple[str, ...]) -> str:
+    for package in packages:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    raise importlib.metadata.PackageNotFoundError(" or ".join(packages))
+
+
+def write_tar(path: str, samples: Iterable[tuple[int, bytes]]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for i, content in samples:
+            entry = tarfile.TarInfo(f"{i:09}.bin")
+            entry.size = len(content)
+            tar.addfile(entry, BytesIO(content))
+
+
+def write_mds(path: str, samples: Iterable[tuple[int, bytes]], nbytes: int) -> None:
+    import streaming
+
+    with streaming.MDSWriter(out=path, columns={"x": f"ndarray:uint8:{nbytes}"}) as out:
+        for _, content in samples:
+            out.write({"x": np.frombuffer(content, np.uint8)})
+
+
+def write_npys(path: str, samples: Iterable[tuple[int, bytes]]) -> None:
+    Path(path).mkdir()
+    for i, content in itertools.islice(samples, DALI_FILES):
+        np.save(f"{path}/{i:09}.npy", np.frombuffer(content, np.uint8))
+
+
+def is_here(*packages: str) -> bool:
+    try:
+        return bool(version_of(packages))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def make_files(folder: Path, nbytes: int, size: int) -> list[str]:
+    """The records, and beside them what the other loaders that are here read."""
     each = max(size // FILES // nbytes, 1)
-    files = []
-    for i in range(FILES):
-        path = folder / f"{nbytes}-{i:03}"
-        content = random.randbytes(nbytes)  # no two samples are alike: the counter is in front
-        with path.open("wb") as file:
-            for k in range(each):
-                file.write((i * each + k).to_bytes(8, "little") + content[8:])
-        files.append(str(path))
-        if with_tar:
-            with tarfile.open(f"{path}.tar", "w") as tar:
-                for k in range(each):
-                    entry = tarfile.TarInfo(f"{i * each + k:09}.bin")
-                    entry.size = nbytes
-                    tar.addfile(entry, BytesIO((i * each + k).to_bytes(8, "little") + content[8:]))
+    contents = [random.randbytes(nbytes) for _ in range(FILES)]
+    files = [str(folder / f"{nbytes}-{i:03}") for i in range(FILES)]
+
+    def samples(i: int) -> Iterator[tuple[int, bytes]]:
+        for k in range(i * each, (i + 1) * each):
+            yield k, k.to_bytes(8, "little") + contents[i][8:]  # no two samples are alike
+
+    for i, path in enumerate(files):
+        with open(path, "wb") as file:
+            file.writelines(content for _, content in samples(i))
+        if is_here("webdataset"):
+            write_tar(path + ".tar", samples(i))
+    if is_here("mosaicml-streaming"):
+        write_mds(files[0] + ".mds", itertools.chain.from_iterable(map(samples, range(FILES))),
+                  nbytes)
+    if is_here(*DALI):
+        write_npys(files[0] + ".npys", itertools.chain.from_iterable(map(samples, range(FILES))))
     return files
 
 
@@ -174,9 +266,9 @@ def take(batches: Iterator[Any], seconds: float, device: str) -> tuple[float, fl
 def measure(files: list[str], nbytes: int, options: argparse.Namespace) -> dict[str, Any]:
     running: dict[str, Iterator[Any]] = {}
     found: dict[str, Any] = {}
-    for name, (package, make) in LOADERS.items():
+    for name, (packages, make) in LOADERS.items():
         try:
-            version = importlib.metadata.version(package) if package != "gpunvme" else "this"
+            version = version_of(packages) if packages != ("gpunvme",) else "this"
             running[name] = make(files, nbytes, options.device)
             take(running[name], min(options.seconds, 1), options.device)
             found[name] = {"version": version, "samples_per_s": [], "cpu_s_per_gb": []}
@@ -218,7 +310,6 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("--json", help="write all runs to this file")
     options = parser.parse_args(None if arguments is None else list(arguments))
     torch.multiprocessing.set_sharing_strategy("file_system")
-    with_tar = importlib.util.find_spec("webdataset") is not None
     results: dict[str, Any] = {"benchmark": "loader_peers", "device": options.device,
                                "torch": torch.__version__, "batch": BATCH, "files": FILES}
     for kind, nbytes in SIZES.items():
@@ -226,7 +317,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
             continue
         folder = Path(tempfile.mkdtemp(dir=options.folder))
         try:
-            files = make_files(folder, nbytes, options.size, with_tar)
+            files = make_files(folder, nbytes, options.size)
             found = results[kind] = measure(files, nbytes, options)
         finally:
             shutil.rmtree(folder)

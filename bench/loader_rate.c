@@ -12,6 +12,8 @@
  *   seconds=3       measured, after one second to warm up
  *   on=0|1          1: batches are given back behind CUDA's default stream
  *   plan=0|1        1: counts what the order and the places cost, and reads nothing
+ *   pace=0          bytes a second that the consumer takes at most; 0: as many as there are
+ *   verify=0|1      1: opens an index with checksums, which it makes; the loader compares them
  *
  * Each word of a file is made of the file's number and its place: the first and the last word of
  * each sample of the last batch are compared. GB are 10^9 bytes; CPU seconds are the process's.
@@ -19,6 +21,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/units.h"
 #include "bench.h"
@@ -27,7 +30,7 @@
 
 struct job {
     const char *folder;
-    uint64_t make, shards, sample, batch, depth, seconds, on, plan;
+    uint64_t make, shards, sample, batch, depth, seconds, on, plan, pace, verify;
     const char *mem, *shuffle;
     char **paths;
 };
@@ -52,6 +55,7 @@ static bool parse(struct job *j, const char *arg)
         {"sample=", &j->sample, NULL}, {"batch=", &j->batch, NULL},
         {"depth=", &j->depth, NULL},   {"seconds=", &j->seconds, NULL},
         {"on=", &j->on, NULL},         {"plan=", &j->plan, NULL},
+        {"pace=", &j->pace, NULL},     {"verify=", &j->verify, NULL},
         {"mem=", NULL, &j->mem},       {"shuffle=", NULL, &j->shuffle},
     };
 
@@ -130,20 +134,36 @@ static void give_back(const struct job *j, struct gpunvme_loader *l,
     check("release", gpunvme_loader_release(l, batch, j->on ? &order : NULL));
 }
 
+/* Takes batches until `end`, no faster than the pace. */
+static void take_until(const struct job *j, struct gpunvme_loader *l, double end)
+{
+    const double began = bench_now_s();
+    double nbytes = 0;
+
+    while (bench_now_s() < end) {
+        const struct gpunvme_loader_batch *batch = take(l);
+        double early;
+
+        nbytes += (double)batch->nbytes;
+        give_back(j, l, batch);
+        early = j->pace ? began + nbytes / (double)j->pace - bench_now_s() : 0;
+        if (early > 0)
+            usleep((useconds_t)(early * 1e6));
+    }
+}
+
 static void measure(const struct job *j, struct gpunvme_dataset *d, struct gpunvme_loader *l)
 {
     const struct gpunvme_loader_batch *batch;
     struct gpunvme_loader_stats begin, end;
-    double began = bench_now_s(), cpu, wall;
+    double began, cpu, wall;
     struct gpunvme_path path;
 
-    while (bench_now_s() - began < 1)
-        give_back(j, l, take(l));
+    take_until(j, l, bench_now_s() + 1);
     gpunvme_loader_get_stats(l, &begin);
     began = bench_now_s();
     cpu = bench_cpu_s();
-    while (bench_now_s() - began < (double)j->seconds)
-        give_back(j, l, take(l));
+    take_until(j, l, began + (double)j->seconds);
     wall = bench_now_s() - began;
     cpu = bench_cpu_s() - cpu;
     gpunvme_loader_get_stats(l, &end);
@@ -156,12 +176,15 @@ static void measure(const struct job *j, struct gpunvme_dataset *d, struct gpunv
 
         printf(
             "{\"mem\": \"%s\", \"shuffle\": \"%s\", \"shards\": %llu, \"sample_bytes\": %llu, "
-            "\"batch\": %llu, \"depth\": %llu, \"on_stream\": %llu, \"samples_per_s\": %.0f, "
+            "\"batch\": %llu, \"depth\": %llu, \"on_stream\": %llu, \"verify\": %llu, "
+            "\"pace_bytes_per_s\": %llu, "
+            "\"samples_per_s\": %.0f, "
             "\"gb_per_s\": %.4f, \"cpu_s_per_gb\": %.4f, \"cores\": %.2f, \"stall_share\": %.4f, "
             "\"stalls_per_batch\": %.3f, \"samples_per_transfer\": %.2f, \"how\": \"%s\"}\n",
             j->mem, j->shuffle, (unsigned long long)j->shards, (unsigned long long)j->sample,
             (unsigned long long)j->batch, (unsigned long long)j->depth, (unsigned long long)j->on,
-            samples / wall, nbytes / wall * 1e-9, cpu / nbytes * 1e9, cpu / wall,
+            (unsigned long long)j->verify, (unsigned long long)j->pace, samples / wall,
+            nbytes / wall * 1e-9, cpu / nbytes * 1e9, cpu / wall,
             (double)(end.stall_ns - begin.stall_ns) * 1e-9 / wall,
             (double)(end.stalls - begin.stalls) / (double)(end.batches - begin.batches),
             samples / (double)(end.transfers - begin.transfers), path.how);
@@ -208,6 +231,26 @@ static void measure_plan(const struct job *j, const struct gpunvme_dataset *d,
     free(samples);
 }
 
+static void open_data(const struct job *j, struct gpunvme_dataset **out)
+{
+    const struct gpunvme_dataset_index_options checksums = {.checksums = true};
+    const char *uri;
+    char *index;
+
+    check("data set",
+          gpunvme_dataset_open(NULL, (const char *const *)j->paths, j->shards,
+                               &(struct gpunvme_dataset_options){.record_nbytes = j->sample}, out));
+    if (!j->verify)
+        return;
+    if (asprintf(&index, "%s/rate.gnvidx", j->folder) < 0)
+        check("memory", GPUNVME_ERR_NOMEM);
+    uri = index;
+    check("index", gpunvme_dataset_write_index(*out, index, &checksums));
+    check("close", gpunvme_dataset_close(*out));
+    check("data set", gpunvme_dataset_open(NULL, &uri, 1, NULL, out));
+    free(index);
+}
+
 int main(int argc, char **argv)
 {
     struct job j = {.shards = 100,
@@ -241,10 +284,7 @@ int main(int argc, char **argv)
         make(&j);
         return 0;
     }
-    check("data set",
-          gpunvme_dataset_open(NULL, (const char *const *)j.paths, j.shards,
-                               &(struct gpunvme_dataset_options){.record_nbytes = j.sample},
-                               &source.dataset));
+    open_data(&j, &source.dataset);
     options.order = (struct gpunvme_sampler_options){
         .seed = 1,
         .batch = j.batch,
@@ -254,6 +294,7 @@ int main(int argc, char **argv)
         .last = GPUNVME_LAST_DROP,
     };
     options.depth = (uint32_t)j.depth;
+    options.verify = j.verify;
     options.mem = !strcmp(j.mem, "gpu")      ? GPUNVME_MEM_GPU
                   : !strcmp(j.mem, "pinned") ? GPUNVME_MEM_PINNED
                                              : GPUNVME_MEM_HOST;

@@ -4,7 +4,7 @@
 # bench/loader_rate.sh BUILD-DIR [gpu|pinned|host] > JSON
 #
 # Samples of 4 and 110 KiB from 100 shards of 41 MB in /dev/shm, in the orders that training uses:
-# bench/loader_rate.c says what is measured. A minute. The exit code is 1 if a way has no result.
+# bench/loader_rate.c says what is measured. A minute and a half. The exit code is 1 if a way has no result.
 set -uo pipefail
 
 program=${1:?a build folder}/bench/loader_rate mem=${2:-gpu} failed=0 comma=
@@ -28,6 +28,10 @@ sample=4K shuffle=blocks
 sample=4K shuffle=none
 sample=112640 depth=4 on=1
 sample=112640 depth=8 on=1
+sample=4K depth=8 on=1 verify=1
+sample=112640 depth=8 on=1 verify=1
+sample=4K depth=8 on=1 pace=2000000000
+sample=112640 depth=8 on=1 pace=2000000000
 END
 printf '\n]\n'
 exit $failed

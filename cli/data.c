@@ -33,6 +33,8 @@ enum {
     KEY_DEPTH,
     KEY_SHUFFLE,
     KEY_TIME,
+    KEY_CHECKSUMS,
+    KEY_VERIFY,
 };
 
 struct data_args {
@@ -43,7 +45,7 @@ struct data_args {
     enum gpunvme_mem mem;
     uint64_t batch, depth, time_ns;
     uint32_t shuffle;
-    bool json, quiet;
+    bool checksums, verify, json, quiet;
 };
 
 /* What a verb works with. */
@@ -69,6 +71,8 @@ static const struct argp_option stat_options[] = {OPTIONS_FORMAT, CLI_OPTION_JSO
 static const struct argp_option index_options[] = {
     OPTIONS_FORMAT,
     {"output", 'o', "FILE", 0, "The index; its name should end with .gnvidx", 0},
+    {"checksums", KEY_CHECKSUMS, NULL, 0, "Read all samples, and store their checksums", 0},
+    CLI_OPTION_QUIET,
     CLI_OPTION_JSON,
     {0},
 };
@@ -81,6 +85,7 @@ static const struct argp_option bench_options[] = {
     {"depth", KEY_DEPTH, "N", 0, "Batches that are read ahead (4)", 0},
     {"shuffle", KEY_SHUFFLE, "epoch|blocks|none", 0, "The order (epoch)", 0},
     {"time", KEY_TIME, "TIME", 0, "For how long (5s)", 0},
+    {"verify", KEY_VERIFY, NULL, 0, "Compare samples with the checksums of the index", 0},
     CLI_OPTION_JSON,
     {0},
 };
@@ -156,6 +161,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_TIME:
         args->time_ns = cli_parse_time(state, "time", arg);
         return 0;
+    case KEY_CHECKSUMS:
+        args->checksums = true;
+        return 0;
+    case KEY_VERIFY:
+        args->verify = true;
+        return 0;
     case CLI_KEY_JSON:
         args->json = true;
         return 0;
@@ -182,14 +193,16 @@ static const struct argp stat_argp =
                        "  gpunvme data stat shard-*.tar --member jpg --json");
 static const struct argp index_argp = ARGP(
     index_options, "Writes an index of where the samples are, so that opening reads no headers."
-                   "\vExample:\n"
-                   "  gpunvme data index shard-*.tar --member jpg -o train.gnvidx");
+                   "\vExamples:\n"
+                   "  gpunvme data index shard-*.tar --member jpg -o train.gnvidx\n"
+                   "  gpunvme data index train-*.bin --sequence 1024 --checksums -o train.gnvidx");
 static const struct argp verify_argp = ARGP(
-    verify_options, "Reads all samples once, and tells their checksum and which can't be read."
+    verify_options, "Reads all samples once, and compares them with the checksums that an index "
+                    "has. Prints a checksum of all samples, and names the bad ones."
                     "\vExample:\n"
                     "  gpunvme data verify train.gnvidx\n\n"
-                    "Exit codes: 0 done, 1 failed, 2 usage, 3 samples that can't be read, or a "
-                    "file that is not the one indexed, 130 interrupted.");
+                    "Exit codes: 0 done, 1 failed, 2 usage, 3 samples that can't be read or have "
+                    "another checksum, or a file that is not the one indexed, 130 interrupted.");
 static const struct argp bench_argp =
     ARGP(bench_options, "Measures how fast batches of samples are loaded."
                         "\vWithout a GPU, host memory stands in its place, and this says so.\n\n"
@@ -248,6 +261,7 @@ static void json_info(struct cli_json *json, const struct data_work *work)
         cli_json_u64(json, NULL, info->shape[d]);
     cli_json_close(json);
     cli_json_hex(json, "fingerprint", info->fingerprint);
+    cli_json_bool(json, "has_checksums", info->has_checksums);
     cli_json_u64(json, "index_bytes", info->index_nbytes);
     cli_json_real(json, "open_seconds", (double)work->open_ns / 1e9);
 }
@@ -269,9 +283,31 @@ static void print_info(const struct data_work *work)
             printf("%s%" PRIu64, d ? ", " : "", info->shape[d]);
         printf("]\n");
     }
-    printf("  %-12s%s in memory\n", "index",
-           base_format_size(info->index_nbytes, size, sizeof(size)));
+    printf("  %-12s%s in memory%s\n", "index",
+           base_format_size(info->index_nbytes, size, sizeof(size)),
+           info->has_checksums ? ", with checksums" : "");
     printf("  %-12s%016" PRIx64 "\n", "fingerprint", info->fingerprint);
+}
+
+static bool draw(void *progress, uint64_t done, uint64_t total)
+{
+    (void)total;
+    cli_progress_update(progress, done);
+    return !cli_stopped();
+}
+
+static gpunvme_err_t write_index(const struct data_args *args, const struct data_work *work)
+{
+    struct cli_progress progress;
+    const struct gpunvme_dataset_index_options options = {
+        .checksums = args->checksums, .progress = draw, .user = &progress};
+    gpunvme_err_t err;
+
+    cli_progress_begin(&progress, "index", CLI_PROGRESS_BYTES, work->info.nbytes,
+                       args->quiet || args->json);
+    err = gpunvme_dataset_write_index(work->dataset, args->output, &options);
+    cli_progress_end(&progress);
+    return cli_stopped() ? cli_stop_check() : err;
 }
 
 static gpunvme_err_t stat_or_index(const struct data_args *args)
@@ -281,7 +317,7 @@ static gpunvme_err_t stat_or_index(const struct data_args *args)
     gpunvme_err_t err = open_data(args, &work);
 
     if (!err && args->output)
-        err = gpunvme_dataset_write_index(work.dataset, args->output);
+        err = write_index(args, &work);
     if (!err && args->json) {
         cli_json_begin(&json, stdout);
         if (args->output)
@@ -299,22 +335,60 @@ static gpunvme_err_t stat_or_index(const struct data_args *args)
 /* ---- verify ------------------------------------------------------------------------------------
  */
 
+#define NAMED 10u /* bad samples that are named; the others are counted */
+
 struct verified {
-    uint64_t samples, nbytes, unreadable, checksum;
+    uint64_t samples, nbytes, unreadable, different, checksum;
+    uint64_t next; /* the sample that follows those that were read */
 };
 
-static void add_batch(struct verified *v, const struct gpunvme_loader_batch *batch)
+static void name_sample(const struct data_work *work, const struct verified *v, uint64_t i,
+                        const char *what)
 {
-    for (uint64_t i = 0; i < batch->n; i++) {
-        const uint8_t *sample = (const uint8_t *)batch->ptr + batch->offsets[i];
-        const uint64_t sum = gpunvme_mem_checksum_host(sample, (size_t)batch->lengths[i]);
+    struct gpunvme_data_range where;
 
-        /* Each sample's checksum and number count, whatever batches are. */
-        v->checksum += (sum ^ batch->samples[i].index) * UINT64_C(0x9e3779b97f4a7c15);
+    if (v->unreadable + v->different > NAMED || gpunvme_dataset_at(work->dataset, i, &where))
+        return;
+    cli_say("sample %" PRIu64 ": %s: byte %" PRIu64 ": %s", i,
+            gpunvme_dataset_uri(work->dataset, where.file), where.offset, what);
+}
+
+/* Samples come in their order: those that are left out can't be read. */
+static void miss_until(const struct data_work *work, struct verified *v, uint64_t sample)
+{
+    for (; v->next < sample; v->next++) {
+        v->unreadable++;
+        name_sample(work, v, v->next, "it can't be read");
     }
+}
+
+static void add_sample(const struct data_work *work, struct verified *v, uint64_t i, uint64_t sum)
+{
+    uint64_t expected;
+    char text[80];
+
+    miss_until(work, v, i);
+    v->next = i + 1;
+    /* Each sample's checksum and number count, whatever batches are. */
+    v->checksum += (sum ^ i) * UINT64_C(0x9e3779b97f4a7c15);
+    if (!work->info.has_checksums || gpunvme_dataset_checksum(work->dataset, i, &expected) ||
+        sum == expected)
+        return;
+    v->different++;
+    snprintf(text, sizeof(text), "its checksum is %016" PRIx64 ", the index has %016" PRIx64, sum,
+             expected);
+    name_sample(work, v, i, text);
+}
+
+static void add_batch(const struct data_work *work, struct verified *v,
+                      const struct gpunvme_loader_batch *batch)
+{
+    for (uint64_t i = 0; i < batch->n; i++)
+        add_sample(work, v, batch->samples[i].index,
+                   gpunvme_mem_checksum_host((const uint8_t *)batch->ptr + batch->offsets[i],
+                                             (size_t)batch->lengths[i]));
     v->samples += batch->n;
     v->nbytes += batch->nbytes;
-    v->unreadable += batch->nskipped;
 }
 
 static gpunvme_err_t read_all(const struct data_args *args, struct data_work *work,
@@ -336,12 +410,24 @@ static gpunvme_err_t read_all(const struct data_args *args, struct data_work *wo
                        args->quiet || args->json);
     while (!err && !(err = cli_stop_check()) &&
            !(err = gpunvme_loader_next(work->loader, &batch, 0)) && batch) {
-        add_batch(v, batch);
+        add_batch(work, v, batch);
         err = gpunvme_loader_release(work->loader, batch, NULL);
         cli_progress_update(&progress, v->nbytes);
     }
     cli_progress_end(&progress);
+    if (!err)
+        miss_until(work, v, work->info.nsamples);
     return err;
+}
+
+static gpunvme_err_t judge(const struct data_work *work, const struct verified *v)
+{
+    if (!v->unreadable && !v->different)
+        return GPUNVME_OK;
+    return base_fail(GPUNVME_ERR_VERIFY,
+                     "of %" PRIu64 " samples %" PRIu64 " can't be read, and %" PRIu64
+                     " have another checksum than the index says",
+                     work->info.nsamples, v->unreadable, v->different);
 }
 
 static gpunvme_err_t verify(const struct data_args *args)
@@ -357,19 +443,20 @@ static gpunvme_err_t verify(const struct data_args *args)
     if (!err && work.info.nsamples)
         err = read_all(args, &work, &v);
     ns = cli_now_ns() - begin;
-    if (!err && v.unreadable)
-        err = base_fail(GPUNVME_ERR_VERIFY, "%" PRIu64 " of %" PRIu64 " samples can't be read",
-                        v.unreadable, work.info.nsamples);
+    if (!err)
+        err = judge(&work, &v);
     if (!err && args->json) {
         cli_json_begin(&json, stdout);
         cli_json_u64(&json, "files", work.info.nfiles);
         cli_json_u64(&json, "samples", v.samples);
         cli_json_u64(&json, "bytes", v.nbytes);
         cli_json_hex(&json, "checksum", v.checksum);
+        cli_json_bool(&json, "compared", work.info.has_checksums);
         cli_json_real(&json, "seconds", (double)ns / 1e9);
         cli_json_end(&json);
     } else if (!err) {
-        printf("  %-12sall %" PRIu64 " samples can be read: %s in %.3f s\n", "verified", v.samples,
+        printf("  %-12sall %" PRIu64 " samples can be read%s: %s in %.3f s\n", "verified",
+               v.samples, work.info.has_checksums ? ", and have the checksums of the index" : "",
                base_format_size(v.nbytes, size, sizeof(size)), (double)ns / 1e9);
         printf("  %-12s%016" PRIx64 "\n", "checksum", v.checksum);
     }
@@ -411,6 +498,7 @@ static void json_bench(const struct data_args *args, const struct data_work *wor
     cli_json_text(&json, "shuffle", shuffle_name(args->shuffle));
     cli_json_u64(&json, "batch", args->batch);
     cli_json_u64(&json, "depth", args->depth);
+    cli_json_bool(&json, "verify", args->verify);
     cli_json_u64(&json, "samples", s->samples);
     cli_json_u64(&json, "bytes", s->nbytes);
     cli_json_real(&json, "seconds", seconds);
@@ -451,7 +539,8 @@ static gpunvme_err_t bench(const struct data_args *args)
     const struct gpunvme_loader_options options = {
         .order = {.seed = 1, .batch = args->batch, .shuffle = args->shuffle},
         .mem = args->mem,
-        .depth = (uint32_t)args->depth};
+        .depth = (uint32_t)args->depth,
+        .verify = args->verify};
     struct gpunvme_loader_stats stats;
     struct data_work work = {0};
     gpunvme_err_t err = open_data(args, &work);

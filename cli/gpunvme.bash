@@ -36,8 +36,8 @@ _gpunvme_options() {
                 "--help --usage"
             ;;
         data)
-            echo "--format --record --header --sequence --overlap --token --member --output --memory" \
-                "--batch --depth --shuffle --time --json --quiet --help --usage"
+            echo "--format --record --header --sequence --overlap --token --member --output --checksums --memory" \
+                "--batch --depth --shuffle --time --verify --json --quiet --help --usage"
             ;;
         ops)
             echo "--variant --without --shape --shapes --device --dtype --activation --no-preact --threads" \

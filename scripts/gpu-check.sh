@@ -450,7 +450,7 @@ part_storage() {
     if needs_gpu store_rate; then
         step store_files 150 "$root/bench/store_files.py" --size "$files_size" \
             --seconds $((part_seconds / 3)) --out "$dir/store_files.json" "$build"
-        step loader_rate 60 to "$dir/loader_rate.json" "$root/bench/loader_rate.sh" "$build"
+        step loader_rate 90 to "$dir/loader_rate.json" "$root/bench/loader_rate.sh" "$build"
         left=$((part_end - SECONDS - 120))
         step store_rate $((left + 10)) "$root/bench/store_rate.sh" "$build" "$dir/store_rate" gpu \
             "$store_size" $((left > 5 ? left : 5))
@@ -613,7 +613,7 @@ part_python() {
         python3 "$root/bench/python_cost.py"
     step torch_cost 100 to "$dir/torch_cost.json" env PYTHONPATH="$work/python/site" \
         python3 "$root/bench/torch_cost.py"
-    step loader_peers 90 env PYTHONPATH="$work/python/site" python3 "$root/bench/loader_peers.py" \
+    step loader_peers 150 env PYTHONPATH="$work/python/site" python3 "$root/bench/loader_peers.py" \
         --size 1G --runs 3 --seconds 1.5 --json "$dir/loader_peers.json"
 }
 

@@ -115,7 +115,8 @@ struct gpunvme_dataset_info {
     uint64_t fingerprint;   /* of the samples' places, and of the files' sizes and ends; not of
                              * their names */
     uint64_t nfiles;        /* numbered from 0; see gpunvme_dataset_uri() */
-    uint64_t index_nbytes;  /* of memory that lists the samples */
+    uint64_t index_nbytes;  /* of memory that lists the samples, and of their checksums */
+    bool has_checksums;     /* of each sample: it was opened by an index that has them */
     size_t rank;            /* dimensions of a sample; 0: it is no array */
     uint64_t shape[GPUNVME_DATASET_MAX_RANK]; /* in elements */
 };
@@ -133,20 +134,43 @@ struct gpunvme_data_range {
 gpunvme_err_t gpunvme_dataset_at(const struct gpunvme_dataset *dataset, uint64_t i,
                                  struct gpunvme_data_range *where);
 
+/*
+ * The checksum of sample `i` that the index has, as of gpunvme_mem_checksum(). UNSUPPORTED: the
+ * data set has no checksums. RANGE: there is no such sample.
+ */
+gpunvme_err_t gpunvme_dataset_checksum(const struct gpunvme_dataset *dataset, uint64_t i,
+                                       uint64_t *checksum);
+
 /* The URI and the store of a file, both owned by the data set; NULL: there is no such file. */
 const char *gpunvme_dataset_uri(const struct gpunvme_dataset *dataset, uint64_t file);
 struct gpunvme_store *gpunvme_dataset_store(const struct gpunvme_dataset *dataset, uint64_t file);
 
+struct gpunvme_dataset_index_options {
+    bool checksums; /* reads all samples, and stores the checksum of each: 8 bytes */
+    /*
+     * May be NULL. Called by the thread of the call while samples are read, with bytes that have
+     * been read, of all. Returning false ends the call with CANCELED.
+     */
+    bool (*progress)(void *user, uint64_t done, uint64_t total);
+    void *user;
+};
+
 /*
  * Writes an index of the data set to the file `path`, whose name should end with .gnvidx. It is
  * written under a temporary name, and then renamed. The index has the places of all samples, and
- * the size and fingerprint of each file, so opening it reads no headers.
+ * the size and fingerprint of each file, so opening it reads no headers. With checksums, a loader
+ * can verify the samples that it reads (gpunvme_loader_options.verify). Without `options` (NULL) or
+ * `checksums`, the index has the checksums that the data set has, if any.
  *
  * To open it, pass its URI to gpunvme_dataset_open(). Files that are beside it or in folders below
  * it are found; if some are elsewhere, pass the URIs of all files after it, in their order. A file
- * whose size or fingerprint differs is refused.
+ * whose size or fingerprint differs is refused. Checksums do not change the data set's fingerprint.
+ *
+ * Errors: those of creating and writing the file; NOMEM; with checksums, a sample that can't be
+ * read (the detail names it), and CANCELED.
  */
-gpunvme_err_t gpunvme_dataset_write_index(const struct gpunvme_dataset *dataset, const char *path);
+gpunvme_err_t gpunvme_dataset_write_index(const struct gpunvme_dataset *dataset, const char *path,
+                                          const struct gpunvme_dataset_index_options *options);
 
 #ifdef __cplusplus
 }

@@ -49,10 +49,11 @@ enum gpunvme_layout {
     GPUNVME_LAYOUT_RAGGED,   /* one behind the other, of any sizes */
     GPUNVME_LAYOUT_PADDED,   /* each in a row of row_nbytes: a longer one is cut off there */
     GPUNVME_LAYOUT_PACKED,   /* as RAGGED, and filled up to whole rows of row_nbytes. The batch's
-                                documents are joined; what fills its last row is padding */
+                                documents are joined; what fills its last row is padding.
+                                gpunvme_loader_cu_seqlens() tells their boundaries */
 };
 
-/* What happens when a sample can't be read. */
+/* What happens when a sample can't be read, or is not what its checksum says (`verify`). */
 enum gpunvme_on_error {
     GPUNVME_ON_ERROR_RAISE = 0,  /* next fails, and tries the batch again when it is called again */
     GPUNVME_ON_ERROR_SKIP,       /* the batch is without it */
@@ -71,6 +72,13 @@ struct gpunvme_loader_options {
     uint32_t depth;                       /* batches read ahead, 1 to 64; 0: 4 */
     uint64_t depth_nbytes; /* read ahead until these have so many bytes; 0: no limit */
     uint64_t timeout_ns;   /* of calls that take none; 0: 30 s */
+    /*
+     * Compares each sample with its checksum, which all data sets must have (dataset.h), where the
+     * batch is: in GPU memory by a kernel. A sample that differs is read once more, and then
+     * treated by `on_error`, with VERIFY as its error. Samples that PADDED cuts off are not
+     * compared.
+     */
+    bool verify;
 };
 
 /* A batch. It belongs to the loader, and is the caller's from next to release. */
@@ -93,6 +101,7 @@ struct gpunvme_loader_batch {
     uint64_t npadded;                     /* at the end of a last batch, of LAST_PAD */
     uint64_t nskipped, nsubstituted;      /* because of errors */
     uint64_t ncut;                        /* PADDED: samples that were cut off */
+    uint64_t stall_ns; /* that calls of next have waited since they gave the batch before it */
 };
 
 /*
@@ -101,8 +110,9 @@ struct gpunvme_loader_batch {
  * behind work on a stream, and those that the caller has.
  *
  * Errors: INVALID (the detail says which option; a data set without samples; ROWS of samples whose
- * sizes differ), LIMIT (a batch of 2^32 or more samples for this rank), NOMEM, and those of
- * gpunvme_sampler_create(). What goes wrong with reads is told by next.
+ * sizes differ; `verify` and a data set without checksums), LIMIT (a batch of 2^32 or more samples
+ * for this rank), NOMEM, and those of gpunvme_sampler_create(). What goes wrong with reads is told
+ * by next.
  */
 gpunvme_err_t gpunvme_loader_open(const struct gpunvme_loader_source *sources, size_t n,
                                   const struct gpunvme_loader_options *options,
@@ -130,6 +140,21 @@ gpunvme_err_t gpunvme_loader_next(struct gpunvme_loader *loader,
 gpunvme_err_t gpunvme_loader_release(struct gpunvme_loader *loader,
                                      const struct gpunvme_loader_batch *batch,
                                      const struct gpunvme_order *after);
+
+/*
+ * The boundaries of a RAGGED or PACKED batch's documents in tokens, as kernels for attention over
+ * sequences of different lengths take them ("cu_seqlens"), for the batch as one row of tokens: 0,
+ * the end of each document, and the end of the batch; empty documents have none. In PACKED, padding
+ * counts as a document of its own. With `rows`, the rows of PACKED are boundaries too, for models
+ * that attend within a row.
+ *
+ * out[0 … *n) is in host memory; there are at most batch->n + batch->nrows + 2. *longest, which may
+ * be NULL, gets the tokens of the longest sequence. Errors: INVALID (another layout; a document
+ * that ends within a token; `room` is too small), LIMIT (2^31 tokens).
+ */
+gpunvme_err_t gpunvme_loader_cu_seqlens(const struct gpunvme_loader_batch *batch,
+                                        uint32_t token_nbytes, bool rows, int32_t *out, size_t room,
+                                        size_t *n, int32_t *longest);
 
 /* Changes how many batches are read ahead, 1 to 64; what is being read already goes on. INVALID. */
 gpunvme_err_t gpunvme_loader_set_depth(struct gpunvme_loader *loader, uint32_t depth);

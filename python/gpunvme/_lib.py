@@ -354,9 +354,14 @@ class DatasetInfo(Structure):
         ("fingerprint", c_uint64),
         ("nfiles", c_uint64),
         ("index_nbytes", c_uint64),
+        ("has_checksums", c_bool),
         ("rank", c_size_t),
         ("shape", c_uint64 * DATASET_MAX_RANK),
     ]
+
+
+class DatasetIndexOptions(Structure):
+    _fields_ = [("checksums", c_bool), ("progress", c_void_p), ("user", c_void_p)]
 
 
 class DataRange(Structure):
@@ -411,6 +416,7 @@ class LoaderOptions(Structure):
         ("depth", c_uint32),
         ("depth_nbytes", c_uint64),
         ("timeout_ns", c_uint64),
+        ("verify", c_bool),
     ]
 
 
@@ -451,6 +457,7 @@ class LoaderBatch(Structure):
         ("nskipped", c_uint64),
         ("nsubstituted", c_uint64),
         ("ncut", c_uint64),
+        ("stall_ns", c_uint64),
     ]
 
 
@@ -802,6 +809,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "gpunvme_python": Python,
     "gpunvme_dataset_options": DatasetOptions,
     "gpunvme_dataset_info": DatasetInfo,
+    "gpunvme_dataset_index_options": DatasetIndexOptions,
     "gpunvme_data_range": DataRange,
     "gpunvme_sampler_options": SamplerOptions,
     "gpunvme_sampler_state": SamplerState,
@@ -923,7 +931,8 @@ _FUNCTIONS: dict[str, tuple[type | None, ...]] = {
     "gpunvme_dataset_at": (c_int, c_void_p, c_uint64, c_void_p),
     "gpunvme_dataset_uri": (c_char_p, c_void_p, c_uint64),
     "gpunvme_dataset_store": (c_void_p, c_void_p, c_uint64),
-    "gpunvme_dataset_write_index": (c_int, c_void_p, c_char_p),
+    "gpunvme_dataset_checksum": (c_int, c_void_p, c_uint64, c_void_p),
+    "gpunvme_dataset_write_index": (c_int, c_void_p, c_char_p, c_void_p),
     # convert.h
     "gpunvme_convert": (c_int, c_void_p, c_void_p),
     "gpunvme_number_nbytes": (c_size_t, c_uint32),

@@ -43,6 +43,31 @@ truncate -s 40000 b.bin
 gpunvme data verify ab.gnvidx
 expect 3 "b.bin"
 
+promise "an index with checksums finds the sample that changed, where sizes and ends of files tell nothing"
+random_file c.bin 100000
+gpunvme data index c.bin --record 100 --checksums -o c.gnvidx
+expect 0
+gpunvme data stat c.gnvidx
+expect_out 'in memory, with checksums'
+gpunvme data stat c.gnvidx --json
+expect 0
+expect_json
+expect_out '"has_checksums": true'
+gpunvme data verify c.gnvidx
+expect 0
+expect_out 'have the checksums of the index'
+gpunvme data bench c.gnvidx --batch 64 --time 50ms --memory host --verify
+expect 0
+printf 'x%.0s' $(seq 100) | dd of=c.bin bs=1 seek=50000 conv=notrunc status=none
+gpunvme data verify c.gnvidx
+expect 3 "sample 500: ./c.bin: byte 50000: its checksum is"
+gpunvme data verify c.gnvidx --json
+expect 3 "of 1000 samples 0 can't be read, and 1 have another checksum"
+gpunvme data bench c.gnvidx --batch 64 --time 10s --memory host --verify
+expect 3 "sample 500: ./c.bin"
+gpunvme data bench a.bin --record 100 --batch 64 --time 50ms --memory host --verify
+expect 1 "has no checksums"
+
 promise "bench tells how fast batches are loaded"
 gpunvme data bench a.bin --record 100 --batch 64 --time 100ms --memory host
 expect 0

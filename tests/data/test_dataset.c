@@ -18,6 +18,7 @@
 
 #include "data/tar_util.h"
 #include "gpunvme/dataset.h"
+#include "gpunvme/memory.h"
 
 static char dir[64];
 
@@ -590,7 +591,21 @@ static void make_indexed_tar(void)
     tar_end(&m);
     write_tar(&m);
     d = open_good("w.tar", &(struct gpunvme_dataset_options){.member = "jpg"});
-    if (gpunvme_dataset_write_index(d, in_dir("w.gnvidx")))
+    if (gpunvme_dataset_write_index(d, in_dir("w.gnvidx"), NULL))
+        fail_msg("%s", gpunvme_err_detail());
+    gpunvme_dataset_close(d);
+}
+
+static const struct gpunvme_dataset_index_options with_checksums = {.checksums = true};
+
+/* "w.tar" and an index of it with checksums. */
+static void make_summed_tar(void)
+{
+    struct gpunvme_dataset *d;
+
+    make_indexed_tar();
+    d = open_good("w.tar", &(struct gpunvme_dataset_options){.member = "jpg"});
+    if (gpunvme_dataset_write_index(d, in_dir("w.gnvidx"), &with_checksums))
         fail_msg("%s", gpunvme_err_detail());
     gpunvme_dataset_close(d);
 }
@@ -641,14 +656,12 @@ static void a_file_that_was_replaced_since_it_was_indexed_is_refused(void **stat
     refused("w.gnvidx", NULL, GPUNVME_ERR_VERIFY, "w.tar", "has 1000 bytes");
 }
 
-static void every_changed_byte_of_an_index_is_noticed(void **state)
+static void every_changed_byte_is_noticed(void)
 {
     uint8_t bytes[1024];
     FILE *f;
     size_t n;
 
-    (void)state;
-    make_indexed_tar();
     f = fopen(in_dir("w.gnvidx"), "r");
     assert_non_null(f);
     n = fread(bytes, 1, sizeof(bytes), f);
@@ -666,6 +679,145 @@ static void every_changed_byte_of_an_index_is_noticed(void **state)
     refused("bad.gnvidx", NULL, GPUNVME_ERR_INVALID, "bad.gnvidx", "its header says");
 }
 
+static void every_changed_byte_of_an_index_is_noticed(void **state)
+{
+    (void)state;
+    make_indexed_tar();
+    every_changed_byte_is_noticed();
+    make_summed_tar();
+    every_changed_byte_is_noticed();
+}
+
+/* ---- Checksums ---------------------------------------------------------------------------------
+ */
+
+static void an_index_has_the_checksum_of_each_sample(void **state)
+{
+    struct gpunvme_dataset *d;
+
+    (void)state;
+    make_summed_tar();
+    d = open_good("w.gnvidx", NULL);
+    for (uint64_t i = 0; i < count(d); i++) {
+        struct gpunvme_data_range where;
+        uint8_t bytes[400];
+        uint64_t sum;
+
+        assert_int_equal(gpunvme_dataset_at(d, i, &where), GPUNVME_OK);
+        assert_int_equal(gpunvme_store_read(gpunvme_dataset_store(d, where.file), where.offset,
+                                            bytes, GPUNVME_MEM_HOST, where.nbytes, NULL),
+                         GPUNVME_OK);
+        assert_int_equal(gpunvme_dataset_checksum(d, i, &sum), GPUNVME_OK);
+        assert_int_equal(sum, gpunvme_mem_checksum_host(bytes, where.nbytes));
+    }
+    gpunvme_dataset_close(d);
+}
+
+static void checksums_take_eight_bytes_a_sample_and_keep_the_fingerprint(void **state)
+{
+    struct gpunvme_dataset_info plain, summed;
+    struct gpunvme_dataset *a, *b;
+
+    (void)state;
+    make_summed_tar();
+    a = open_good("w.tar", &(struct gpunvme_dataset_options){.member = "jpg"});
+    b = open_good("w.gnvidx", NULL);
+    gpunvme_dataset_get_info(a, &plain);
+    gpunvme_dataset_get_info(b, &summed);
+    assert_false(plain.has_checksums);
+    assert_true(summed.has_checksums);
+    assert_int_equal(summed.index_nbytes, plain.index_nbytes + 8 * 40);
+    assert_int_equal(summed.fingerprint, plain.fingerprint);
+    gpunvme_dataset_close(a);
+    gpunvme_dataset_close(b);
+}
+
+static void an_index_of_an_index_keeps_its_checksums(void **state)
+{
+    uint64_t was, is;
+    struct gpunvme_dataset *a, *b;
+
+    (void)state;
+    make_summed_tar();
+    a = open_good("w.gnvidx", NULL);
+    assert_int_equal(gpunvme_dataset_write_index(a, in_dir("again.gnvidx"), NULL), GPUNVME_OK);
+    b = open_good("again.gnvidx", NULL);
+    for (unsigned i = 0; i < 40; i++) {
+        assert_int_equal(gpunvme_dataset_checksum(a, i, &was), GPUNVME_OK);
+        assert_int_equal(gpunvme_dataset_checksum(b, i, &is), GPUNVME_OK);
+        assert_int_equal(is, was);
+    }
+    gpunvme_dataset_close(a);
+    gpunvme_dataset_close(b);
+}
+
+static void a_data_set_without_checksums_says_so(void **state)
+{
+    struct gpunvme_dataset *d;
+    uint64_t sum;
+
+    (void)state;
+    make_indexed_tar();
+    d = open_good("w.gnvidx", NULL);
+    assert_int_equal(gpunvme_dataset_checksum(d, 0, &sum), GPUNVME_ERR_UNSUPPORTED);
+    gpunvme_dataset_close(d);
+    make_summed_tar();
+    d = open_good("w.gnvidx", NULL);
+    assert_int_equal(gpunvme_dataset_checksum(d, 40, &sum), GPUNVME_ERR_RANGE);
+    gpunvme_dataset_close(d);
+}
+
+static void an_empty_data_set_may_have_checksums(void **state)
+{
+    struct gpunvme_dataset_info info;
+    struct gpunvme_dataset *d;
+
+    (void)state;
+    write_bytes("none", 0);
+    d = open_good("none", &(struct gpunvme_dataset_options){.record_nbytes = 8});
+    assert_int_equal(gpunvme_dataset_write_index(d, in_dir("none.gnvidx"), &with_checksums),
+                     GPUNVME_OK);
+    gpunvme_dataset_close(d);
+    d = open_good("none.gnvidx", NULL);
+    gpunvme_dataset_get_info(d, &info);
+    assert_int_equal(info.nsamples, 0);
+    assert_true(info.has_checksums);
+    gpunvme_dataset_close(d);
+}
+
+static bool stop_at_once(void *calls, uint64_t done, uint64_t total)
+{
+    ++*(unsigned *)calls;
+    assert_true(done && done <= total);
+    return false;
+}
+
+static void checksums_are_not_written_when_the_caller_stops(void **state)
+{
+    unsigned calls = 0;
+    const struct gpunvme_dataset_index_options options = {
+        .checksums = true, .progress = stop_at_once, .user = &calls};
+    struct gpunvme_dataset *d;
+    struct stat st;
+
+    (void)state;
+    make_indexed_tar();
+    d = open_good("w.tar", NULL);
+    assert_int_equal(gpunvme_dataset_write_index(d, in_dir("stopped.gnvidx"), &options),
+                     GPUNVME_ERR_CANCELED);
+    assert_int_equal(calls, 1);
+    assert_int_equal(stat(in_dir("stopped.gnvidx"), &st), -1);
+    gpunvme_dataset_close(d);
+}
+
+static void an_index_of_another_version_is_refused(void **state)
+{
+    (void)state;
+    make_indexed_tar();
+    change_byte("w.gnvidx", 7); /* "01" becomes "00" */
+    refused("w.gnvidx", NULL, GPUNVME_ERR_UNSUPPORTED, "w.gnvidx", "version other than 01 and 02");
+}
+
 static void files_that_are_not_beside_the_index_are_given(void **state)
 {
     const char *uris[] = {in_dir("sub.gnvidx"), "/dev/null"};
@@ -676,7 +828,7 @@ static void files_that_are_not_beside_the_index_are_given(void **state)
     make_indexed_tar();
     snprintf(index, sizeof(index), "%s-index.gnvidx", dir);
     d = open_good("w.tar", NULL);
-    assert_int_equal(gpunvme_dataset_write_index(d, index), GPUNVME_OK);
+    assert_int_equal(gpunvme_dataset_write_index(d, index, NULL), GPUNVME_OK);
     gpunvme_dataset_close(d);
     uris[0] = index;
     uris[1] = in_dir("w.tar");
@@ -707,7 +859,8 @@ static void only_a_regular_file_is_replaced_by_an_index(void **state)
     assert_int_equal(mkdir(in_dir("dir"), 0700), 0);
     d = open_good("w.tar", NULL);
     for (unsigned i = 0; i < 3; i++) {
-        assert_int_equal(gpunvme_dataset_write_index(d, in_dir(names[i])), GPUNVME_ERR_INVALID);
+        assert_int_equal(gpunvme_dataset_write_index(d, in_dir(names[i]), NULL),
+                         GPUNVME_ERR_INVALID);
         assert_non_null(strstr(gpunvme_err_detail(), names[i]));
         assert_int_equal(lstat(in_dir(names[i]), &st), 0);
         assert_false(S_ISREG(st.st_mode));
@@ -771,6 +924,13 @@ int main(void)
         cmocka_unit_test(a_data_set_and_its_index_are_the_same),
         cmocka_unit_test(a_file_that_was_replaced_since_it_was_indexed_is_refused),
         cmocka_unit_test(every_changed_byte_of_an_index_is_noticed),
+        cmocka_unit_test(an_index_has_the_checksum_of_each_sample),
+        cmocka_unit_test(checksums_take_eight_bytes_a_sample_and_keep_the_fingerprint),
+        cmocka_unit_test(an_index_of_an_index_keeps_its_checksums),
+        cmocka_unit_test(a_data_set_without_checksums_says_so),
+        cmocka_unit_test(an_empty_data_set_may_have_checksums),
+        cmocka_unit_test(checksums_are_not_written_when_the_caller_stops),
+        cmocka_unit_test(an_index_of_another_version_is_refused),
         cmocka_unit_test(files_that_are_not_beside_the_index_are_given),
         cmocka_unit_test(a_large_file_that_is_no_index_takes_no_memory),
         cmocka_unit_test(only_a_regular_file_is_replaced_by_an_index),

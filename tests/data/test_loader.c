@@ -450,6 +450,25 @@ static void buffers_are_used_again(void **state)
     close_all(l, d);
 }
 
+static void waits_of_batches_are_those_of_the_loader(void **state)
+{
+    struct gpunvme_dataset *d = open_records();
+    struct gpunvme_loader *l =
+        open_loader(d, &(struct gpunvme_loader_options){.order = {.batch = 10}, .depth = 1});
+    const struct gpunvme_loader_batch *b;
+    struct gpunvme_loader_stats stats;
+    uint64_t waited = 0;
+
+    (void)state;
+    while ((b = next(l))) {
+        waited += b->stall_ns;
+        give_back(l, b);
+    }
+    gpunvme_loader_get_stats(l, &stats);
+    assert_int_equal(waited, stats.stall_ns);
+    close_all(l, d);
+}
+
 /* ---- Layouts -----------------------------------------------------------------------------------
  */
 
@@ -571,6 +590,87 @@ static void packed_samples_fill_whole_rows(void **state)
         give_back(l, b);
     }
     close_ragged(l, d);
+}
+
+/* A batch of three documents of 5, 0 and 9 tokens of 2 bytes, in rows of 8 tokens. */
+static const int64_t document_offsets[] = {0, 10, 10, 28};
+static const struct gpunvme_loader_batch documents = {.layout = GPUNVME_LAYOUT_PACKED,
+                                                      .nbytes = 32,
+                                                      .n = 3,
+                                                      .row_nbytes = 16,
+                                                      .nrows = 2,
+                                                      .offsets = document_offsets};
+
+static void boundaries_are_the_ends_of_documents_and_of_padding(void **state)
+{
+    int32_t out[8], longest;
+    size_t n;
+
+    (void)state;
+    assert_int_equal(gpunvme_loader_cu_seqlens(&documents, 2, false, out, 8, &n, &longest),
+                     GPUNVME_OK);
+    assert_int_equal(n, 4);
+    assert_memory_equal(out, ((const int32_t[]){0, 5, 14, 16}), 4 * sizeof(out[0]));
+    assert_int_equal(longest, 9);
+}
+
+static void boundaries_are_also_those_of_rows_if_they_are_asked_for(void **state)
+{
+    int32_t out[7], longest;
+    size_t n;
+
+    (void)state;
+    assert_int_equal(gpunvme_loader_cu_seqlens(&documents, 2, true, out, 7, &n, &longest),
+                     GPUNVME_OK);
+    assert_int_equal(n, 5);
+    assert_memory_equal(out, ((const int32_t[]){0, 5, 8, 14, 16}), 5 * sizeof(out[0]));
+    assert_int_equal(longest, 6);
+}
+
+static void boundaries_of_a_batch_are_those_of_its_samples(void **state)
+{
+    struct gpunvme_dataset *d[2];
+    struct gpunvme_loader *l =
+        open_ragged(d, &(struct gpunvme_loader_options){.order = {.seed = 1, .batch = 64},
+                                                        .layout = GPUNVME_LAYOUT_PACKED,
+                                                        .row_nbytes = 1000});
+    const struct gpunvme_loader_batch *b;
+
+    (void)state;
+    while ((b = next(l))) {
+        int32_t out[70], longest;
+        size_t n;
+
+        assert_int_equal(gpunvme_loader_cu_seqlens(b, 8, false, out, 70, &n, &longest), GPUNVME_OK);
+        assert_int_equal(n, b->n + 1 + ((uint64_t)b->offsets[b->n] < b->nbytes));
+        for (uint64_t i = 0; i < b->n; i++)
+            assert_int_equal(out[i + 1] - out[i], b->samples[i].source ? 3 : 8);
+        assert_int_equal(out[n - 1], b->nbytes / 8);
+        give_back(l, b);
+    }
+    close_ragged(l, d);
+}
+
+static void boundaries_that_are_no_whole_tokens_are_refused(void **state)
+{
+    struct gpunvme_loader_batch bad = documents;
+    int32_t out[8];
+    size_t n;
+
+    (void)state;
+    assert_int_equal(gpunvme_loader_cu_seqlens(&bad, 4, false, out, 8, &n, NULL),
+                     GPUNVME_ERR_INVALID);
+    assert_non_null(strstr(gpunvme_err_detail(), "at byte 10"));
+    assert_int_equal(gpunvme_loader_cu_seqlens(&bad, 2, false, out, 3, &n, NULL),
+                     GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_loader_cu_seqlens(&bad, 0, false, out, 8, &n, NULL),
+                     GPUNVME_ERR_INVALID);
+    bad.nbytes = (uint64_t)1 << 32;
+    assert_int_equal(gpunvme_loader_cu_seqlens(&bad, 2, false, out, 8, &n, NULL),
+                     GPUNVME_ERR_LIMIT);
+    bad.layout = GPUNVME_LAYOUT_ROWS;
+    assert_int_equal(gpunvme_loader_cu_seqlens(&bad, 2, false, out, 8, &n, NULL),
+                     GPUNVME_ERR_INVALID);
 }
 
 /* ---- Samples that can't be read ----------------------------------------------------------------
@@ -743,6 +843,159 @@ static void shards_that_are_removed_or_replaced_are_read_as_they_were(void **sta
     close_all(l, d);
 }
 
+/* ---- Checksums ---------------------------------------------------------------------------------
+ */
+
+/* Records of "summed", 100 of them, by an index with checksums, two of which changed afterwards. */
+static struct gpunvme_dataset *open_changed(void)
+{
+    const struct gpunvme_dataset_index_options checksums = {.checksums = true};
+    const struct gpunvme_dataset_options records = {.record_nbytes = 4 * RECORD};
+    struct gpunvme_dataset *d;
+    FILE *f;
+
+    write_records("summed", 0, 400);
+    d = open_set((const char *const[]){"summed"}, 1, &records);
+    if (gpunvme_dataset_write_index(d, in_dir("summed.gnvidx"), &checksums))
+        fail_msg("%s", gpunvme_err_detail());
+    assert_int_equal(gpunvme_dataset_close(d), GPUNVME_OK);
+    d = open_set((const char *const[]){"summed.gnvidx"}, 1, NULL);
+    f = fopen(in_dir("summed"), "r+");
+    assert_non_null(f);
+    for (unsigned i = 0; i < 2; i++) { /* a byte in each of samples 33 and 60 */
+        assert_int_equal(fseek(f, (long)(4 * RECORD * (i ? 60 : 33) + 100), SEEK_SET), 0);
+        fputc(0xff, f);
+    }
+    assert_int_equal(fclose(f), 0);
+    return d;
+}
+
+static void a_sample_with_another_checksum_is_named(void **state)
+{
+    for (unsigned mem = 0; mem <= GPUNVME_MEM_GPU; mem++) {
+        struct gpunvme_dataset *d = open_changed();
+        struct gpunvme_loader *l =
+            open_loader(d, &(struct gpunvme_loader_options){
+                               .order = {.batch = 30, .shuffle = GPUNVME_SHUFFLE_NONE},
+                               .mem = mem,
+                               .verify = true});
+        const struct gpunvme_loader_batch *b = next(l);
+
+        (void)state;
+        assert_int_equal(b->n, 30);
+        give_back(l, b);
+        for (unsigned i = 0; i < 2; i++) {
+            assert_int_equal(gpunvme_loader_next(l, &b, 0), GPUNVME_ERR_VERIFY);
+            assert_non_null(strstr(gpunvme_err_detail(), "sample 33: "));
+            assert_non_null(strstr(gpunvme_err_detail(), "/summed: byte 8448: its checksum is "));
+        }
+        close_all(l, d);
+    }
+}
+
+static void samples_with_another_checksum_are_skipped_and_counted(void **state)
+{
+    struct gpunvme_dataset *d = open_changed();
+    struct gpunvme_loader *l =
+        open_loader(d, &(struct gpunvme_loader_options){.order = {.seed = 3, .batch = 16},
+                                                        .on_error = GPUNVME_ON_ERROR_SKIP,
+                                                        .mem = GPUNVME_MEM_GPU,
+                                                        .verify = true});
+    const struct gpunvme_loader_batch *b;
+    struct gpunvme_loader_stats stats;
+    uint8_t seen[100] = {0};
+
+    (void)state;
+    while ((b = next(l))) {
+        for (uint64_t i = 0; i < b->n; i++)
+            seen[b->samples[i].index]++;
+        give_back(l, b);
+    }
+    for (unsigned i = 0; i < 100; i++)
+        assert_int_equal(seen[i], i != 33 && i != 60);
+    gpunvme_loader_get_stats(l, &stats);
+    assert_int_equal(stats.nskipped, 2);
+    close_all(l, d);
+}
+
+static void others_take_the_places_of_samples_with_another_checksum(void **state)
+{
+    for (unsigned shuffle = 0; shuffle < 3; shuffle++) {
+        struct gpunvme_dataset *d = open_changed();
+        struct gpunvme_loader *l = open_loader(
+            d, &(struct gpunvme_loader_options){
+                   .order = {.seed = 3, .batch = 20, .shuffle = shuffle, .block = 8, .window = 40},
+                   .on_error = GPUNVME_ON_ERROR_SUBSTITUTE,
+                   .verify = true});
+        const struct gpunvme_loader_batch *b;
+        struct gpunvme_loader_stats stats;
+        uint8_t seen[100] = {0};
+
+        (void)state;
+        while ((b = next(l))) {
+            assert_int_equal(b->n, 20);
+            for (uint64_t i = 0; i < b->n; i++)
+                seen[b->samples[i].index]++;
+            give_back(l, b);
+        }
+        for (unsigned i = 0; i < 100; i++)
+            assert_int_equal(seen[i], i == 33 || i == 60 ? 0 : i == 34 || i == 61 ? 2 : 1);
+        gpunvme_loader_get_stats(l, &stats);
+        assert_int_equal(stats.nsubstituted, 2);
+        close_all(l, d);
+    }
+}
+
+static void a_changed_sample_is_given_where_nobody_verifies(void **state)
+{
+    struct gpunvme_dataset *d = open_changed();
+    struct gpunvme_loader *l =
+        open_loader(d, &(struct gpunvme_loader_options){.order = {.batch = 100}});
+    const struct gpunvme_loader_batch *b = next(l);
+
+    (void)state;
+    assert_int_equal(b->n, 100);
+    give_back(l, b);
+    close_all(l, d);
+}
+
+static void samples_that_are_cut_off_are_not_compared(void **state)
+{
+    struct gpunvme_dataset *d = open_changed();
+    struct gpunvme_loader *l =
+        open_loader(d, &(struct gpunvme_loader_options){.order = {.batch = 100},
+                                                        .layout = GPUNVME_LAYOUT_PADDED,
+                                                        .row_nbytes = 128,
+                                                        .verify = true});
+    const struct gpunvme_loader_batch *b = next(l);
+
+    (void)state;
+    assert_int_equal(b->n, 100);
+    assert_int_equal(b->ncut, 100);
+    give_back(l, b);
+    close_all(l, d);
+}
+
+static void a_sample_that_was_mended_is_given_by_the_next_call(void **state)
+{
+    struct gpunvme_dataset *d = open_changed();
+    struct gpunvme_loader *l = open_loader(
+        d,
+        &(struct gpunvme_loader_options){
+            .order = {.batch = 100, .shuffle = GPUNVME_SHUFFLE_NONE}, .depth = 1, .verify = true});
+    const struct gpunvme_loader_batch *b;
+
+    (void)state;
+    assert_int_equal(gpunvme_loader_next(l, &b, 0), GPUNVME_ERR_VERIFY);
+    write_records("summed", 0, 400);
+    /* What was read ahead for the next call may have fallen into the writing. */
+    while (gpunvme_loader_next(l, &b, 0))
+        assert_non_null(strstr(gpunvme_err_detail(), "/summed: byte "));
+    assert_int_equal(b->n, 100);
+    give_back(l, b);
+    close_all(l, d);
+}
+
 /* ---- Bad input ---------------------------------------------------------------------------------
  */
 
@@ -798,6 +1051,8 @@ static void bad_options_are_refused(void **state)
         refused(d, &bad[i], GPUNVME_ERR_INVALID,
                 (const char *[]){"batch", "layout", "on_error", "mem", "depth", "row_nbytes",
                                  "row_nbytes", "pad"}[i]);
+    refused(d, &(struct gpunvme_loader_options){.order = {.batch = 10}, .verify = true},
+            GPUNVME_ERR_INVALID, "data set 0 has no checksums");
     refused(NULL, &good, GPUNVME_ERR_INVALID, "data set 0 is NULL");
     write_records("empty", 0, 0);
     empty = open_set((const char *const[]){"empty"}, 1,
@@ -825,15 +1080,26 @@ int main(void)
         cmocka_unit_test(neighbours_are_read_together),
         cmocka_unit_test(a_caller_may_keep_all_batches),
         cmocka_unit_test(buffers_are_used_again),
+        cmocka_unit_test(waits_of_batches_are_those_of_the_loader),
         cmocka_unit_test(ragged_samples_lie_one_behind_the_other),
         cmocka_unit_test(padded_samples_have_rows_of_one_size),
         cmocka_unit_test(packed_samples_fill_whole_rows),
+        cmocka_unit_test(boundaries_are_the_ends_of_documents_and_of_padding),
+        cmocka_unit_test(boundaries_are_also_those_of_rows_if_they_are_asked_for),
+        cmocka_unit_test(boundaries_of_a_batch_are_those_of_its_samples),
+        cmocka_unit_test(boundaries_that_are_no_whole_tokens_are_refused),
         cmocka_unit_test(a_sample_that_cannot_be_read_is_named),
         cmocka_unit_test(samples_that_cannot_be_read_are_skipped_and_counted),
         cmocka_unit_test(bytes_ahead_are_those_of_batches_ahead),
         cmocka_unit_test(others_take_the_places_of_samples_that_cannot_be_read),
         cmocka_unit_test(a_shard_that_is_missing_is_named),
         cmocka_unit_test(shards_that_are_removed_or_replaced_are_read_as_they_were),
+        cmocka_unit_test(a_sample_with_another_checksum_is_named),
+        cmocka_unit_test(samples_with_another_checksum_are_skipped_and_counted),
+        cmocka_unit_test(others_take_the_places_of_samples_with_another_checksum),
+        cmocka_unit_test(a_changed_sample_is_given_where_nobody_verifies),
+        cmocka_unit_test(samples_that_are_cut_off_are_not_compared),
+        cmocka_unit_test(a_sample_that_was_mended_is_given_by_the_next_call),
         cmocka_unit_test(a_batch_larger_than_any_memory_is_an_error),
         cmocka_unit_test(bad_options_are_refused),
     };

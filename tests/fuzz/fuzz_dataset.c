@@ -92,6 +92,10 @@ static void try_index(const uint8_t *bytes, size_t n)
     }
     if (index.nfiles <= 8)
         check_table(&index.table, sizes, index.nfiles);
+    if (index.table.sums) { /* all of them can be read */
+        require(index.table.n <= n / sizeof(uint64_t));
+        (void)gpunvme_mem_checksum_host(index.table.sums, (size_t)index.table.n * sizeof(uint64_t));
+    }
     data_index_free(&index);
 }
 
@@ -108,6 +112,10 @@ static void make_index(struct feed *f)
     (void)data_table_add_run(&index.table, &r, feed_u8(f), feed_u8(f), feed_u8(f), feed_u8(f));
     for (unsigned i = feed_u8(f) % 16; i; i--)
         (void)data_table_add(&index.table, &r, feed_u32(f), feed_u8(f));
+    if (feed_u8(f) % 2) {
+        index.table.sums = calloc((size_t)index.table.n + 1, sizeof(index.table.sums[0]));
+        require(index.table.sums != NULL);
+    }
     require(!data_index_make(&index, &bytes, &n));
     data_table_free(&index.table);
     for (unsigned i = feed_u8(f) % 8; i; i--)

@@ -77,6 +77,22 @@ def test_an_index_has_the_samples_of_its_data_set(tmp_path: Path) -> None:
             assert [row.item() for row in indexed] == list(range(10))
 
 
+def test_an_index_has_checksums_if_they_are_asked_for(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(60, dtype=np.uint16).reshape(20, 3))
+    with data.Dataset(tmp_path / "x.npy") as rows:
+        assert not rows.has_checksums
+        with pytest.raises(gpunvme.UnsupportedError, match="no checksums"):
+            rows.checksum(0)
+        rows.write_index(tmp_path / "x.gnvidx", checksums=True)
+        fingerprint = rows.fingerprint
+    with data.Dataset(tmp_path / "x.gnvidx") as rows:
+        assert rows.has_checksums and rows.fingerprint == fingerprint
+        sums = [rows.checksum(i) for i in range(20)]
+        assert len(set(sums)) == 20 and rows.checksum(-1) == sums[19]
+        with pytest.raises(IndexError):
+            rows.checksum(20)
+
+
 def test_a_closed_data_set_refuses_calls(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(10))
     rows = data.Dataset(tmp_path / "x.npy")

@@ -108,20 +108,26 @@ with data.Dataset(sys.argv[1]) as rows:
 """
 
 
+def in_shared_memory(pid: int) -> list[str]:
+    """What a process has open or mapped there."""
+    held = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+    held += Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return [one for one in held if "/dev/shm" in one]
+
+
 def test_a_job_that_was_killed_goes_on_where_it_was(rows: data.Dataset) -> None:
     path = rows.files[0].removeprefix("file:")
-    before = set(os.listdir("/dev/shm"))
     with subprocess.Popen([sys.executable, "-c", SCRIPT, path], stdout=subprocess.PIPE,
                           text=True) as job:
         assert job.stdout is not None
         lines = [json.loads(job.stdout.readline()) for _ in range(9)]
+        assert not in_shared_memory(job.pid), "it would stay there"
         job.send_signal(signal.SIGKILL)
     loader = loader_of(rows, 7, seed=5)
     whole = [batch.indices.tolist() for batch in loader_of(rows, 7, seed=5).batches()]
     loader.load_state_dict(lines[-1][0])
     assert [line[1] for line in lines] == whole[:9]
     assert [batch.indices.tolist() for batch in loader.batches()] == whole[9:]
-    assert set(os.listdir("/dev/shm")) <= before
 
 
 # ---- Memory -------------------------------------------------------------------------------------
@@ -202,6 +208,30 @@ def test_packed_samples_fill_rows_of_one_size(rows: data.Dataset) -> None:
     assert (values.reshape(-1)[192:] == 0).all()
 
 
+def test_the_waits_for_batches_are_the_loaders(rows: data.Dataset) -> None:
+    loader = loader_of(rows, depth=1)
+    waits = [batch.stall_s for batch in loader.batches()]
+    assert len(waits) == len(loader)
+    assert sum(waits) == pytest.approx(loader.stats().stall_s)
+
+
+def test_boundaries_of_documents_are_those_that_attention_takes(rows: data.Dataset) -> None:
+    loader = loader_of(rows, layout="packed", row_nbytes=400, shuffle=False)
+    batch = loader.next_batch()
+    assert batch is not None
+    documents = [*range(0, 193, 6), 200]  # the padding is the last one
+    assert batch.cu_seqlens().dtype == np.int32
+    assert batch.cu_seqlens().tolist() == documents
+    assert batch.cu_seqlens(rows=True).tolist() == sorted({*documents, 100})
+    ragged = loader_of(rows, layout="ragged").next_batch()
+    assert ragged is not None
+    assert ragged.cu_seqlens().tolist() == list(range(0, 193, 6))
+    whole = loader_of(rows).next_batch()
+    assert whole is not None
+    with pytest.raises(gpunvme.ArgumentError, match='layout "rows"'):
+        whole.cu_seqlens()
+
+
 def test_bytes_get_a_type_and_a_shape(tmp_path: Path) -> None:
     images = np.random.default_rng(1).random((20, 3, 4, 4)).astype(np.float32)
     images.tofile(tmp_path / "images")
@@ -243,6 +273,36 @@ def test_samples_that_cannot_be_read_are_skipped_or_substituted(rows: data.Datas
     loader = loader_of(rows, 100, on_error="substitute")
     assert sum(len(batch) for batch in loader) == N
     assert loader.stats().substituted == 10
+
+
+@pytest.fixture
+def changed(rows: data.Dataset, tmp_path: Path) -> Iterator[data.Dataset]:
+    """The rows by an index with checksums; a byte of row 300 changed afterwards."""
+    rows.write_index(tmp_path / "x.gnvidx", checksums=True)
+    with data.Dataset(tmp_path / "x.gnvidx") as found:
+        with (tmp_path / "x.npy").open("r+b") as file:
+            file.seek(found.at(300).offset + 9)
+            file.write(b"!")
+        yield found
+
+
+def test_a_sample_with_another_checksum_is_named(changed: data.Dataset) -> None:
+    loader = loader_of(changed, 100, shuffle=False, verify=True)
+    for _ in range(3):
+        loader.next_batch()
+    with pytest.raises(gpunvme.Error, match="sample 300: .*x.npy: byte .*: its checksum is") as why:
+        loader.next_batch()
+    assert why.value.name == "GPUNVME_ERR_VERIFY"
+
+
+def test_samples_with_another_checksum_are_skipped_or_substituted(changed: data.Dataset) -> None:
+    loader = loader_of(changed, 100, on_error="skip", verify=True)
+    assert sum(len(batch) for batch in loader) == N - 1
+    assert loader.stats().skipped == 1
+    loader = loader_of(changed, 100, on_error="substitute", verify=True)
+    numbers = sorted(int(row[0]) for batch in loader for row in batch)
+    assert numbers == sorted([*(set(range(N)) - {300}), 301])
+    assert loader.stats().substituted == 1
 
 
 def test_statistics_count_what_was_given(rows: data.Dataset) -> None:

@@ -12,13 +12,15 @@
 Dataset: where samples are, in records, token files, .npy, safetensors, tar and MDS shards. Loader:
 batches of them, read ahead in an order that a seed and a position say, for any number of ranks.
 BatchLoader: the same by a batch's number. Tokens and Images make a
-model's tensors of raw batches.
+model's tensors of raw batches. iterable_dataset(): a Loader for torch's DataLoader.
 docs/DATA.md describes formats and order.
 """
 
 from ._by_index import BatchLoader
 from ._dataset import Dataset, Place
+from ._iterable import iterable_dataset
 from ._loader import Batch, Loader, LoaderStats
 from ._tensors import Images, Tokens
 
-__all__ = ["Batch", "BatchLoader", "Dataset", "Images", "Loader", "LoaderStats", "Place", "Tokens"]
+__all__ = ["Batch", "BatchLoader", "Dataset", "Images", "Loader", "LoaderStats", "Place", "Tokens",
+           "iterable_dataset"]

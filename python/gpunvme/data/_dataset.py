@@ -127,6 +127,8 @@ class Dataset:
         #: A number that tells this data set from others; not of the files' names.
         self.fingerprint: int = info.fingerprint
         self.index_nbytes: int = info.index_nbytes  #: of memory that lists the samples
+        #: Whether it was opened by an index with a checksum of each sample.
+        self.has_checksums: bool = info.has_checksums
         #: The URIs of the files; Place.file counts them.
         self.files: list[str] = [
             os.fsdecode(lib.gpunvme_dataset_uri(handle, i)) for i in range(info.nfiles)]
@@ -190,10 +192,27 @@ class Dataset:
     def __iter__(self) -> Iterator[NDArray[Any]]:
         return (self[i] for i in range(self._length))
 
-    def write_index(self, path: str | os.PathLike[str]) -> None:
-        """Writes an index, which opens without reading the files' headers; name it *.gnvidx."""
+    def checksum(self, i: int) -> int:
+        """The checksum of sample ``i`` that the index has. UnsupportedError: it has none."""
+        found = ctypes.c_uint64()
+        i = operator.index(i)
+        if not -self._length <= i < self._length:
+            raise IndexError(f"sample {i} of {self._length}")
+        check(lib.gpunvme_dataset_checksum(self.opened().handle, i % self._length,
+                                           ctypes.byref(found)))
+        return found.value
+
+    def write_index(self, path: str | os.PathLike[str], *, checksums: bool = False) -> None:
+        """Writes an index, which opens without reading the files' headers; name it *.gnvidx.
+
+        With ``checksums``, all samples are read, and the index gets a checksum of each: then
+        ``Loader(..., verify=True)`` compares. Without it, the index has those that the data set
+        has.
+        """
         opened = self.opened()
-        check(lib.gpunvme_dataset_write_index(opened.handle, os.fsencode(path)))
+        options = _lib.DatasetIndexOptions(checksums=checksums)
+        check(lib.gpunvme_dataset_write_index(opened.handle, os.fsencode(path),
+                                              ctypes.byref(options)))
 
     def close(self) -> None:
         """Closes the files, when no Loader reads from them any more."""

@@ -127,6 +127,25 @@ class Batch:
     skipped: int
     substituted: int
     cut: int  #: samples that are longer than their row
+    stall_s: float  #: seconds that the caller has waited for it
+
+    def cu_seqlens(self, rows: bool = False) -> NDArray[np.int32]:
+        """The boundaries of the documents of a "ragged" or "packed" batch, for attention.
+
+        In elements of the flat ``data``, from 0 to its end; the padding of "packed" counts as a
+        document, and empty documents have no boundary. With ``rows``, the rows of "packed" are
+        boundaries too, for models that attend within a row. The longest sequence has
+        ``max(numpy.diff(...))`` elements.
+        """
+        if self.layout not in ("ragged", "packed"):
+            raise argument(f'documents of a batch of layout "{self.layout}"')
+        end = math.prod(self.data.shape)
+        if end >= 1 << 31:
+            raise argument(f"a batch of {end} elements: 2^31 - 1 at most")
+        marks = [self.offsets, np.array([0, end])]
+        if rows and self.layout == "packed":
+            marks.append(np.arange(0, end, self.data.shape[1]))
+        return np.unique(np.concatenate(marks)).astype(np.int32)
 
 
 class Loader:
@@ -153,7 +172,10 @@ class Loader:
     what happens to a sample that can't be read: "raise", "skip", or "substitute" the next one.
     ``depth``: batches that are read ahead, up to ``depth_nbytes`` bytes of them. ``collate`` makes
     what is iterated from a Batch; without it "rows" and "padded" give ``data``, the other layouts
-    (data, offsets). ``timeout``: seconds in which something of a batch must move.
+    (data, offsets). ``timeout``: seconds in which something of a batch must move. ``verify``
+    compares each sample with its checksum, on the GPU if the batch is there; the data sets must
+    have been opened by an index that was written with checksums. A sample that differs is read once
+    more, and then treated by ``on_error``; the error's name is "GPUNVME_ERR_VERIFY".
 
     An iterator ends with the epoch. It begins where the loader is: at an epoch's beginning, or
     after load_state_dict(), or where a loop was left. There are no worker processes: the engine's
@@ -175,7 +197,7 @@ class Loader:
         framework: Literal["pt", "np"] | None = None,
         on_error: Literal["raise", "skip", "substitute"] = "raise", depth: int = 4,
         depth_nbytes: int = 0, collate: Callable[[Batch], Any] | None = None,
-        stream: Any = None, timeout: float | None = None,
+        stream: Any = None, timeout: float | None = None, verify: bool = False,
     ) -> None:
         datasets = [dataset] if isinstance(dataset, Dataset) else list(dataset)
         if not datasets:
@@ -202,7 +224,7 @@ class Loader:
             on_error=choice("on_error", on_error, _ON_ERROR),
             row_nbytes=count("row_nbytes", row_nbytes), pad=count("pad", pad, 32), mem=self._mem,
             gpu=self._gpu, depth=depth_of(depth), depth_nbytes=count("depth_nbytes", depth_nbytes),
-            timeout_ns=self._timeout_ns)
+            timeout_ns=self._timeout_ns, verify=verify)
         if row_nbytes % self._itemsize:
             raise argument(f"row_nbytes: {row_nbytes} are no whole elements of {self._itemsize}")
         opened = [one.opened() for one in datasets]
@@ -312,7 +334,7 @@ class Loader:
             raise
         return Batch(self._array(core, found, shape), layout, offsets // size, lengths // size,
                      samples[:, 0], samples[:, 1], found.epoch, found.index, found.npadded,
-                     found.nskipped, found.nsubstituted, found.ncut)
+                     found.nskipped, found.nsubstituted, found.ncut, found.stall_ns / 1e9)
 
     def _shape_in(self, found: _lib.LoaderBatch, layout: str, offsets: NDArray[np.int64],
                   lengths: NDArray[np.int64]) -> tuple[int, ...]:

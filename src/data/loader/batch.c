@@ -217,10 +217,8 @@ static size_t make_io(const struct gpunvme_loader *l, struct batch *b, size_t i,
     return n;
 }
 
-/* Keeps the failure of a batch's first sample that has one; `text` is the detail of the transfer's.
- */
-static void name_failure(const struct gpunvme_loader *l, struct batch *b,
-                         const struct batch_item *item, const char *text, gpunvme_err_t err)
+void batch_name_failure(const struct gpunvme_loader *l, struct batch *b,
+                        const struct batch_item *item, const char *text, gpunvme_err_t err)
 {
     const struct gpunvme_sample *s = &b->samples[item->row];
     struct gpunvme_data_range where = {0};
@@ -243,7 +241,7 @@ static bool is_of_sample(gpunvme_err_t err)
            err != GPUNVME_ERR_GPU;
 }
 
-static bool end_badly(struct gpunvme_loader *l, struct batch *b);
+static bool finish(struct gpunvme_loader *l, struct batch *b);
 
 /* One by one: a submission of several is refused for one of them. */
 static gpunvme_err_t submit_each(struct gpunvme_loader *l, struct batch *b)
@@ -259,7 +257,7 @@ static gpunvme_err_t submit_each(struct gpunvme_loader *l, struct batch *b)
             snprintf(text, sizeof(text), "%s",
                      gpunvme_err_detail()); /* which the next one replaces */
             b->items[b->first[i]].err = err;
-            name_failure(l, b, &b->items[b->first[i]], text, err);
+            batch_name_failure(l, b, &b->items[b->first[i]], text, err);
         }
     }
     return GPUNVME_OK;
@@ -331,8 +329,8 @@ void batch_begin(struct gpunvme_loader *l, struct batch *b)
 
     if (err)
         base_keep(&b->failure, err);
-    else if (!b->nleft && b->failure.err)
-        (void)end_badly(l, b);
+    else if (!b->nleft)
+        (void)finish(l, b);
 }
 
 /* ---- Ends --------------------------------------------------------------------------------------
@@ -369,8 +367,9 @@ static void take_end(struct gpunvme_loader *l, struct batch *b, const struct gpu
         if (!b->items[i].nbytes)
             continue;
         b->items[i].err = io->err ? io->err : GPUNVME_ERR_RANGE;
-        name_failure(l, b, &b->items[i], io->err ? gpunvme_io_detail(io, text, sizeof(text)) : text,
-                     b->items[i].err);
+        batch_name_failure(l, b, &b->items[i],
+                           io->err ? gpunvme_io_detail(io, text, sizeof(text)) : text,
+                           b->items[i].err);
     }
 }
 
@@ -414,7 +413,7 @@ static bool replace(struct gpunvme_loader *l, struct batch *b)
     return true;
 }
 
-/* All transfers have ended, some badly. True: so has the batch. */
+/* All transfers have ended, and something failed. True: the batch has ended. */
 static bool end_badly(struct gpunvme_loader *l, struct batch *b)
 {
     gpunvme_err_t err;
@@ -430,7 +429,15 @@ static bool end_badly(struct gpunvme_loader *l, struct batch *b)
         err = submit(l, b);
     if (err)
         base_keep(&b->failure, err);
-    return err || (!b->nleft && (!b->failure.err || end_badly(l, b)));
+    return err || (!b->nleft && finish(l, b));
+}
+
+/* All transfers have ended. True: so has the batch. */
+static bool finish(struct gpunvme_loader *l, struct batch *b)
+{
+    if (!b->failure.err && l->options.verify)
+        batch_verify(l, b);
+    return !b->failure.err || end_badly(l, b);
 }
 
 bool batch_poll(struct gpunvme_loader *l, struct batch *b, uint64_t wait_ns)
@@ -442,9 +449,7 @@ bool batch_poll(struct gpunvme_loader *l, struct batch *b, uint64_t wait_ns)
     (void)gpunvme_batch_poll(b->polled, wait_ns ? b->nleft : 0, b->nleft, b->ended, &n, wait_ns);
     for (size_t i = 0; i < n; i++)
         take_end(l, b, b->ended[i]);
-    if (b->nleft)
-        return false;
-    return !b->failure.err || end_badly(l, b);
+    return !b->nleft && finish(l, b);
 }
 
 /* A mark costs a microsecond or two; a gate has CUDA call a thread, which takes fifty. */

@@ -67,7 +67,7 @@ struct gpunvme_loader {
     struct gpunvme_sampler *sampler;    /* at the end of the queue */
     struct gpunvme_sampler_state state; /* the caller's */
     struct gpunvme_engine *engine;
-    struct gpunvme_dataset **datasets;
+    const struct gpunvme_dataset **datasets;
     uint64_t *nsamples;
     size_t nsources;
     uint64_t row_nbytes;
@@ -75,6 +75,7 @@ struct gpunvme_loader {
     struct loader_step steps[LOADER_STEPS]; /* a queue: `nsteps` from `first` on */
     unsigned first, nsteps, nahead;
     struct gpunvme_loader_stats stats;
+    uint64_t told_stall_ns; /* of stats.stall_ns, by batches that were given */
 };
 
 /* Of the process, or of the caller's. */
@@ -90,6 +91,16 @@ void batch_begin(struct gpunvme_loader *l, struct batch *b);
  * True: all has ended; b->failure says how.
  */
 bool batch_poll(struct gpunvme_loader *l, struct batch *b, uint64_t wait_ns);
+
+/*
+ * Keeps the failure of the batch's first sample that has one; `text` is the detail of what happened
+ * to it.
+ */
+void batch_name_failure(const struct gpunvme_loader *l, struct batch *b,
+                        const struct batch_item *item, const char *text, gpunvme_err_t err);
+
+/* Compares the samples of a batch that has been read with their checksums: failures as of reads. */
+void batch_verify(const struct gpunvme_loader *l, struct batch *b);
 
 /* Has the batch left only when the work that `after` says is done. */
 gpunvme_err_t batch_put_gate(struct gpunvme_loader *l, struct batch *b,

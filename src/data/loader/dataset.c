@@ -168,11 +168,10 @@ static gpunvme_err_t check_index_head(struct gpunvme_engine *engine, const char 
     err = gpunvme_store_size(store, &r.nbytes);
     if (!err && r.nbytes >= sizeof(head))
         err = data_read(&r, 0, head, sizeof(head), "");
-    if (!err && (r.nbytes < sizeof(head) || !data_index_begins(head, r.nbytes)))
-        err = base_fail(GPUNVME_ERR_INVALID,
-                        "%.80s: no index of samples, or one whose %llu bytes are not what its "
-                        "header says",
-                        r.name, (unsigned long long)r.nbytes);
+    if (!err)
+        err = r.nbytes < sizeof(head)
+                  ? base_fail(GPUNVME_ERR_INVALID, "%.80s: no index of samples", r.name)
+                  : data_index_check_head(head, r.nbytes, r.name);
     base_keep(&failure, err);
     (void)gpunvme_close(store);
     return base_restore(&failure);
@@ -498,22 +497,48 @@ void gpunvme_dataset_get_info(const struct gpunvme_dataset *d, struct gpunvme_da
         .max_nbytes = t->max_nbytes,
         .fingerprint = d->fingerprint,
         .nfiles = d->nfiles,
-        .index_nbytes = t->runs_room * sizeof(t->runs[0]) + t->pairs_room * sizeof(t->pairs[0]),
+        .index_nbytes = t->runs_room * sizeof(t->runs[0]) + t->pairs_room * sizeof(t->pairs[0]) +
+                        (t->sums ? t->n * sizeof(t->sums[0]) : 0),
+        .has_checksums = t->sums != NULL,
         .rank = d->shape.rank,
     };
     memcpy(info->shape, d->shape.shape, sizeof(info->shape));
 }
 
-gpunvme_err_t gpunvme_dataset_at(const struct gpunvme_dataset *d, uint64_t i,
-                                 struct gpunvme_data_range *where)
+static gpunvme_err_t check_number(const struct gpunvme_dataset *d, uint64_t i)
 {
-    if (!d || !where)
-        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", d ? "where" : "dataset");
     if (i >= d->table.n)
         return base_fail(GPUNVME_ERR_RANGE, "sample %llu of %llu", (unsigned long long)i,
                          (unsigned long long)d->table.n);
-    *where = data_table_at(&d->table, i);
     return GPUNVME_OK;
+}
+
+gpunvme_err_t gpunvme_dataset_at(const struct gpunvme_dataset *d, uint64_t i,
+                                 struct gpunvme_data_range *where)
+{
+    gpunvme_err_t err;
+
+    if (!d || !where)
+        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", d ? "where" : "dataset");
+    err = check_number(d, i);
+    if (!err)
+        *where = data_table_at(&d->table, i);
+    return err;
+}
+
+gpunvme_err_t gpunvme_dataset_checksum(const struct gpunvme_dataset *d, uint64_t i,
+                                       uint64_t *checksum)
+{
+    gpunvme_err_t err;
+
+    if (!d || !checksum)
+        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", d ? "checksum" : "dataset");
+    if (!d->table.sums)
+        return base_fail(GPUNVME_ERR_UNSUPPORTED, "the data set has no checksums");
+    err = check_number(d, i);
+    if (!err)
+        *checksum = d->table.sums[i];
+    return err;
 }
 
 const char *gpunvme_dataset_uri(const struct gpunvme_dataset *d, uint64_t file)
@@ -558,18 +583,16 @@ static gpunvme_err_t write_bytes(const struct base_newfile *file, const unsigned
     return GPUNVME_OK;
 }
 
-gpunvme_err_t gpunvme_dataset_write_index(const struct gpunvme_dataset *d, const char *path)
+static gpunvme_err_t write_table(const struct gpunvme_dataset *d, const struct data_table *table,
+                                 const char *path)
 {
-    struct data_index index;
+    struct data_index index = {
+        .nfiles = d->nfiles, .table = *table, .shape = d->shape, .format = d->format};
     struct base_newfile file;
     void *bytes = NULL;
     size_t nbytes = 0;
     gpunvme_err_t err;
 
-    if (!d || !path)
-        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", d ? "path" : "dataset");
-    index = (struct data_index){
-        .nfiles = d->nfiles, .table = d->table, .shape = d->shape, .format = d->format};
     index.files = calloc(d->nfiles + 1, sizeof(index.files[0]));
     if (!index.files)
         return base_fail(GPUNVME_ERR_NOMEM, "%zu files", d->nfiles);
@@ -583,5 +606,27 @@ gpunvme_err_t gpunvme_dataset_write_index(const struct gpunvme_dataset *d, const
     if (!err)
         err = base_newfile_end(&file, write_bytes(&file, bytes, nbytes));
     free(bytes);
+    return err;
+}
+
+gpunvme_err_t gpunvme_dataset_write_index(const struct gpunvme_dataset *d, const char *path,
+                                          const struct gpunvme_dataset_index_options *options)
+{
+    struct data_table table;
+    gpunvme_err_t err;
+
+    if (!d || !path)
+        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", d ? "path" : "dataset");
+    table = d->table;
+    if (!options || !options->checksums)
+        return write_table(d, &table, path);
+    table.sums = calloc((size_t)table.n + 1, sizeof(table.sums[0]));
+    if (!table.sums)
+        return base_fail(GPUNVME_ERR_NOMEM, "checksums of %llu samples",
+                         (unsigned long long)table.n);
+    err = data_sum_samples(d, table.sums, options->progress, options->user);
+    if (!err)
+        err = write_table(d, &table, path);
+    free(table.sums);
     return err;
 }

@@ -36,6 +36,7 @@ struct data_table {
     size_t nruns, runs_room;
     struct data_pair *pairs;
     size_t npairs, pairs_room;
+    uint64_t *sums; /* checksums of all samples; NULL: there are none */
     uint64_t n, nbytes, max_nbytes, min_nbytes;
 };
 
@@ -154,8 +155,11 @@ struct data_index {
 
 #define DATA_INDEX_HEAD 24u
 
-/* Whether the first DATA_INDEX_HEAD bytes are of an index of that size. */
-bool data_index_begins(const void *head, uint64_t nbytes);
+/*
+ * Whether the first DATA_INDEX_HEAD bytes are of an index of that size. INVALID; UNSUPPORTED: of a
+ * version that is not known.
+ */
+gpunvme_err_t data_index_check_head(const void *head, uint64_t nbytes, const char *name);
 
 /*
  * An index in memory. Everything in it is checked, except what needs the files: all samples lie
@@ -165,7 +169,18 @@ gpunvme_err_t data_index_parse(const void *bytes, size_t nbytes, const char *nam
                                struct data_index *out);
 void data_index_free(struct data_index *index);
 
-/* The bytes of an index, to be freed. */
+/* The bytes of an index, with the table's checksums if it has any; to be freed. */
 gpunvme_err_t data_index_make(const struct data_index *index, void **bytes, size_t *nbytes);
+
+/* ---- Checksums ---------------------------------------------------------------------------------
+ */
+
+/*
+ * Reads all samples in their order: the checksum of each goes to sums[0 … n). `progress` may be
+ * NULL; returns false to end with CANCELED. Errors: those of reading, which name the sample.
+ */
+gpunvme_err_t data_sum_samples(const struct gpunvme_dataset *dataset, uint64_t *sums,
+                               bool (*progress)(void *user, uint64_t done, uint64_t total),
+                               void *user);
 
 #endif

@@ -10,12 +10,15 @@
 #include "data/loader/dataset.h"
 #include "gpunvme/memory.h"
 
-static const char magic[8] = "GNVIDX01";
+#define MAGIC_NBYTES   6u /* and two digits of the version: 01, or 02 if it has checksums */
+#define VERSION_PLAIN  "01"
+#define VERSION_SUMMED "02"
+#define SUMMED         16u /* the checksum is of what begins here */
 
-#define SUMMED 16u /* the checksum is of what begins here */
+static const char magic[MAGIC_NBYTES] = {'G', 'N', 'V', 'I', 'D', 'X'};
 
 struct head {
-    char magic[8];
+    char magic[MAGIC_NBYTES], version[2];
     uint64_t checksum, nbytes, nfiles, nruns, npairs, names_nbytes;
     uint32_t format, dtype, rank, has_shape;
     uint64_t shape[GPUNVME_DATASET_MAX_RANK];
@@ -37,25 +40,39 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structures are the fi
 #define BAD(name, format, ...)                                                                     \
     base_fail(GPUNVME_ERR_INVALID, "%.80s: " format, name __VA_OPT__(, ) __VA_ARGS__)
 
-/* The parts of a file, in their order; false: they do not fill it. */
+static bool has_version(const struct head *h, const char *version)
+{
+    return !memcmp(h->version, version, sizeof(h->version));
+}
+
+/* The parts of a file, in their order. */
 struct parts {
-    const unsigned char *files, *runs, *pairs;
+    const unsigned char *files, *runs, *pairs, *sums;
     const char *names;
+    uint64_t nsums;
 };
 
+/* False: they do not fill the file. Checksums are what the other parts leave. */
 static bool find_parts(const struct head *h, const unsigned char *bytes, size_t nbytes,
                        struct parts *p)
 {
     const uint64_t sizes[] = {sizeof(struct file), sizeof(struct run), sizeof(struct data_pair), 1};
     const uint64_t counts[] = {h->nfiles, h->nruns, h->npairs, h->names_nbytes};
-    uint64_t at[5] = {sizeof(*h)}, part;
+    uint64_t at[5] = {sizeof(*h)}, part, rest;
 
     for (unsigned i = 0; i < 4; i++)
         if (__builtin_mul_overflow(sizes[i], counts[i], &part) ||
             __builtin_add_overflow(at[i], part, &at[i + 1]) || at[i + 1] > nbytes)
             return false;
-    *p = (struct parts){bytes + at[0], bytes + at[1], bytes + at[2], (const char *)bytes + at[3]};
-    return at[4] == nbytes && h->nbytes == nbytes;
+    rest = nbytes - at[4];
+    *p = (struct parts){.files = bytes + at[0],
+                        .runs = bytes + at[1],
+                        .pairs = bytes + at[2],
+                        .sums = bytes + at[3],
+                        .names = (const char *)bytes + at[3] + rest,
+                        .nsums = rest / sizeof(uint64_t)};
+    return h->nbytes == nbytes &&
+           (has_version(h, VERSION_SUMMED) ? rest % sizeof(uint64_t) == 0 : !rest);
 }
 
 static gpunvme_err_t take_files(const struct head *h, const struct parts *p, const char *name,
@@ -125,10 +142,34 @@ static gpunvme_err_t take_runs(const struct head *h, const struct parts *p, cons
     return err;
 }
 
-bool data_index_begins(const void *head, uint64_t nbytes)
+/* After the runs, which tell how many samples there are. */
+static gpunvme_err_t take_sums(const struct parts *p, const char *name, struct data_index *out)
 {
-    return !memcmp(head, magic, sizeof(magic)) &&
-           data_le((const char *)head + offsetof(struct head, nbytes), 8) == nbytes;
+    if (p->nsums != out->table.n)
+        return BAD(name, "%llu checksums of %llu samples", (unsigned long long)p->nsums,
+                   (unsigned long long)out->table.n);
+    out->table.sums = malloc((size_t)p->nsums * sizeof(uint64_t) + 1);
+    if (!out->table.sums)
+        return base_fail(GPUNVME_ERR_NOMEM, "%.80s", name);
+    memcpy(out->table.sums, p->sums, (size_t)p->nsums * sizeof(uint64_t));
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t data_index_check_head(const void *head, uint64_t nbytes, const char *name)
+{
+    struct head h = {0};
+
+    memcpy(&h, head, DATA_INDEX_HEAD);
+    if (memcmp(h.magic, magic, sizeof(magic)))
+        return BAD(name, "no index of samples");
+    if (!has_version(&h, VERSION_PLAIN) && !has_version(&h, VERSION_SUMMED))
+        return base_fail(
+            GPUNVME_ERR_UNSUPPORTED,
+            "%.80s: an index of a version other than " VERSION_PLAIN " and " VERSION_SUMMED, name);
+    if (h.nbytes != nbytes)
+        return BAD(name, "it has %llu bytes, its header says %llu", (unsigned long long)nbytes,
+                   (unsigned long long)h.nbytes);
+    return GPUNVME_OK;
 }
 
 gpunvme_err_t data_index_parse(const void *bytes, size_t nbytes, const char *name,
@@ -139,11 +180,14 @@ gpunvme_err_t data_index_parse(const void *bytes, size_t nbytes, const char *nam
     gpunvme_err_t err;
 
     memset(out, 0, sizeof(*out));
-    if (nbytes < sizeof(h) || memcmp(bytes, magic, sizeof(magic)))
+    if (nbytes < sizeof(h))
         return BAD(name, "no index of samples");
+    err = data_index_check_head(bytes, nbytes, name);
+    if (err)
+        return err;
     memcpy(&h, bytes, sizeof(h));
     if (!find_parts(&h, bytes, nbytes, &p))
-        return BAD(name, "its %zu bytes are not what its header says", nbytes);
+        return BAD(name, "its parts do not fill its %zu bytes", nbytes);
     if (h.checksum !=
         gpunvme_mem_checksum_host((const unsigned char *)bytes + SUMMED, nbytes - SUMMED))
         return base_fail(GPUNVME_ERR_VERIFY, "%.80s: its checksum is wrong", name);
@@ -156,6 +200,8 @@ gpunvme_err_t data_index_parse(const void *bytes, size_t nbytes, const char *nam
     err = take_files(&h, &p, name, out);
     if (!err)
         err = take_runs(&h, &p, name, out);
+    if (!err && has_version(&h, VERSION_SUMMED))
+        err = take_sums(&p, name, out);
     if (err)
         data_index_free(out);
     return err;
@@ -172,6 +218,7 @@ void data_index_free(struct data_index *index)
 gpunvme_err_t data_index_make(const struct data_index *index, void **bytes, size_t *nbytes)
 {
     const struct data_table *t = &index->table;
+    const size_t sums_nbytes = t->sums ? (size_t)t->n * sizeof(t->sums[0]) : 0;
     struct head h = {.nfiles = index->nfiles,
                      .nruns = t->nruns,
                      .npairs = t->npairs,
@@ -184,9 +231,10 @@ gpunvme_err_t data_index_make(const struct data_index *index, void **bytes, size
     for (size_t i = 0; i < index->nfiles; i++)
         h.names_nbytes += strlen(index->files[i].name) + 1;
     memcpy(h.magic, magic, sizeof(magic));
+    memcpy(h.version, t->sums ? VERSION_SUMMED : VERSION_PLAIN, sizeof(h.version));
     memcpy(h.shape, index->shape.shape, sizeof(h.shape));
     h.nbytes = sizeof(h) + h.nfiles * sizeof(struct file) + h.nruns * sizeof(struct run) +
-               h.npairs * sizeof(struct data_pair) + h.names_nbytes;
+               h.npairs * sizeof(struct data_pair) + sums_nbytes + h.names_nbytes;
     *nbytes = (size_t)h.nbytes;
     *bytes = at = calloc(1, *nbytes);
     if (!at)
@@ -209,7 +257,9 @@ gpunvme_err_t data_index_make(const struct data_index *index, void **bytes, size
         at = mempcpy(at, &run, sizeof(run));
     }
     if (t->npairs)
-        memcpy(at, t->pairs, t->npairs * sizeof(t->pairs[0]));
+        at = mempcpy(at, t->pairs, t->npairs * sizeof(t->pairs[0]));
+    if (sums_nbytes)
+        memcpy(at, t->sums, sums_nbytes);
     memcpy(*bytes, &h, sizeof(h));
     h.checksum =
         gpunvme_mem_checksum_host((const unsigned char *)*bytes + SUMMED, *nbytes - SUMMED);

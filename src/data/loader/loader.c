@@ -154,11 +154,13 @@ static gpunvme_err_t await_step(struct gpunvme_loader *l, uint64_t timeout_ns)
     while (!l->nsteps && !err) {
         struct batch *b = l->batches;
 
-        if (loader_now_ns() - begun >= timeout_ns)
-            return base_fail(GPUNVME_ERR_TIMEOUT,
-                             "all buffers are in use by reads that were dropped, or by work that "
-                             "batches were released behind, for %llu ms",
-                             (unsigned long long)(timeout_ns / 1000000));
+        if (loader_now_ns() - begun >= timeout_ns) {
+            err = base_fail(GPUNVME_ERR_TIMEOUT,
+                            "all buffers are in use by reads that were dropped, or by work that "
+                            "batches were released behind, for %llu ms",
+                            (unsigned long long)(timeout_ns / 1000000));
+            break;
+        }
         while (b && b->state != BATCH_LEAVING)
             b = b->next;
         if (b)
@@ -186,6 +188,8 @@ static void give(struct gpunvme_loader *l, struct batch *b)
     l->stats.nbytes += b->out.nbytes;
     l->stats.nskipped += b->out.nskipped;
     l->stats.nsubstituted += b->out.nsubstituted;
+    b->out.stall_ns = l->stats.stall_ns - l->told_stall_ns;
+    l->told_stall_ns = l->stats.stall_ns;
 }
 
 gpunvme_err_t gpunvme_loader_next(struct gpunvme_loader *l,
@@ -357,6 +361,11 @@ static gpunvme_err_t take_sources(struct gpunvme_loader *l,
         gpunvme_dataset_get_info(sources[i].dataset, &info);
         if (!info.nsamples)
             return base_fail(GPUNVME_ERR_INVALID, "data set %zu has no samples", i);
+        if (l->options.verify && !info.has_checksums)
+            return base_fail(GPUNVME_ERR_INVALID,
+                             "verify: data set %zu has no checksums: open it by an index that was "
+                             "written with checksums",
+                             i);
         if (!i)
             size = info.sample_nbytes;
         one_size = one_size && size && info.sample_nbytes == size;

@@ -157,5 +157,6 @@ void data_table_free(struct data_table *t)
 {
     free(t->runs);
     free(t->pairs);
+    free(t->sums);
     memset(t, 0, sizeof(*t));
 }

@@ -224,15 +224,14 @@ void posix_gate_leave(struct posix_gate *gate, bool direct);
 
 /* ---- fill.c ---------------------------------------------------------------------------------- */
 
-struct posix_fill_window;
-
+/* A mapping of what the file has when its first bytes are filled; none before. */
 struct posix_fill {
     int fd;
     pthread_mutex_t lock;
-    bool has_nbytes;
-    uint64_t nbytes; /* of the file, when its first bytes were filled */
-    struct posix_fill_window **windows;
-    size_t nwindows;
+    bool is_tried;
+    uint8_t *cpu;        /* NULL: there is none */
+    uint64_t nbytes;     /* likewise 0 */
+    _Atomic bool *there; /* by granule (fill.c): its pages are mapped, or were */
 };
 
 void posix_fill_init(struct posix_fill *fill, int fd);

@@ -108,33 +108,6 @@ gpunvme_err_t store_uri_check(const struct store_uri *uri, unsigned backend, con
     return GPUNVME_OK;
 }
 
-/*
- * %XX stands for a byte, as in the values of options; any other '%' for itself. False for a %00,
- * behind which the rest of a path would be lost.
- */
-static bool decode(char *text)
-{
-    char *to = text;
-
-    for (const char *from = text; *from; from++) {
-        unsigned value;
-
-        if (*from == '%' && isxdigit((unsigned char)from[1]) && isxdigit((unsigned char)from[2])) {
-            const char digits[3] = {from[1], from[2], 0};
-
-            value = (unsigned)strtoul(digits, NULL, 16);
-            if (!value)
-                return false;
-            from += 2;
-            *to++ = (char)value;
-        } else {
-            *to++ = *from;
-        }
-    }
-    *to = 0;
-    return true;
-}
-
 /* "nvme:BDF/nsid", "spdk:BDF/nsid": the number is ours, the rest the driver's. */
 static gpunvme_err_t split_nsid(struct store_uri *uri)
 {
@@ -208,24 +181,19 @@ static gpunvme_err_t parse_scheme(struct store_uri *uri, size_t n)
 {
     const char *options = strchr(uri->text, '?');
     size_t length = options ? (size_t)(options - uri->text) : strlen(uri->text);
-    bool is_file;
 
     memcpy(uri->scheme, uri->text, n);
     uri->scheme[n] = 0;
     if (!strcmp(uri->scheme, "stripe"))
         return parse_stripe(uri, n);
-    is_file = !strcmp(uri->scheme, "file");
-    if (is_file) {
-        memcpy(uri->target, uri->text + n + 1, length - n - 1);
-        uri->target[length - n - 1] = 0;
-        if (!decode(uri->target))
-            return base_fail(GPUNVME_ERR_URI, "\"%s\": a path has no %%00", uri->text);
-    } else {
+    if (strcmp(uri->scheme, "file") != 0) {
         memcpy(uri->target, uri->text, length);
         uri->target[length] = 0;
-    }
-    if (is_file && !uri->target[0])
+    } else if (!base_params_decode(uri->text + n + 1, length - n - 1, uri->target, length)) {
+        return base_fail(GPUNVME_ERR_URI, "\"%s\": a path has no %%00", uri->text);
+    } else if (!uri->target[0]) {
         return base_fail(GPUNVME_ERR_URI, "\"%s\": no path", uri->text);
+    }
     return options ? base_params_set(table, &uri->options, options + 1, ',') : GPUNVME_OK;
 }
 

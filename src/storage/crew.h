@@ -42,8 +42,8 @@ struct crew_piece {
  */
 struct lane_ops {
     /*
-     * Whether the lane takes this piece; then begin() follows. Called under the crew's lock: it
-     * only counts. A lane that has nothing in flight has to. NULL: always.
+     * Whether the lane takes this piece, for which it has room; then begin() follows. Called under
+     * the crew's lock: it only counts. A lane that has nothing in flight has to. NULL: always.
      */
     bool (*admit)(struct lane *lane, const struct crew_piece *piece);
     void (*begin)(struct lane *lane, const struct crew_piece *piece);
@@ -113,12 +113,18 @@ struct lane {
     unsigned index; /* among the crew's lanes */
     size_t in_hand; /* pieces that it has taken and not ended. The worker's, like all below */
     struct lane *next;
-    struct crew_hand *hands; /* moved under the crew's lock, by the worker alone */
-    unsigned nhands, nfree_hands, free_hand;
+    struct crew_hand *hands; /* nhands of them */
+    unsigned nhands, free_hand;
 };
 
 /* A crew without lanes. It lasts until crew_destroy(), not beyond the engine. */
 gpunvme_err_t crew_create(struct gpunvme_engine *engine, struct crew **out);
+
+/*
+ * To be called before crew_add(): the lane takes at most `room` pieces at a time. lane->hands is to
+ * be freed with it, also after an error. NOMEM.
+ */
+gpunvme_err_t lane_make_room(struct lane *lane, unsigned room);
 
 /*
  * Adds a lane to a worker, by its index modulo their number; from any thread. It is the crew's from

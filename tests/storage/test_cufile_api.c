@@ -310,8 +310,6 @@ static void a_forced_compat_mode_is_compat_though_nvidia_fs_is_there(void **stat
     close_driver(*state);
 }
 
-/* --- what it needs of the machine --- */
-
 /* --- the calls themselves, as the ABI has them --- */
 
 static void *register_file(const struct cufile_api *api, int fd)

@@ -259,11 +259,11 @@ gpunvme_err_t base_param_set(const struct base_param_spec *spec, void *target,
 }
 
 gpunvme_err_t base_params_set(const struct base_param_spec *table, void *target, const char *text,
-                              char separator)
+                              char separator, uint64_t *rows)
 {
     struct base_params list;
     struct base_param item;
-    uint64_t seen = 0; /* a bit for each row of the table */
+    uint64_t seen = 0;
 
     base_params_init(&list, text, separator);
     while (base_params_next(&list, &item)) {
@@ -278,5 +278,7 @@ gpunvme_err_t base_params_set(const struct base_param_spec *table, void *target,
             return err;
         seen |= UINT64_C(1) << (spec - table);
     }
+    if (rows)
+        *rows = seen;
     return list.err;
 }

@@ -81,10 +81,10 @@ gpunvme_err_t base_param_set(const struct base_param_spec *spec, void *target,
 
 /*
  * Sets what a list says, by a table of at most 64 rows. One that is there twice is GPUNVME_ERR_URI
- * with its name in the detail.
+ * with its name in the detail. *rows gets a bit for each row that was set; NULL: nothing.
  */
 gpunvme_err_t base_params_set(const struct base_param_spec *table, void *target, const char *text,
-                              char separator);
+                              char separator, uint64_t *rows);
 
 /*
  * The word of a list nearest to `word` by edit distance, NULL when none is near enough to be a

@@ -36,6 +36,7 @@ struct store_uri {
     char scheme[16]; /* "file", "nvme", "sim", "vfio-user", "spdk", "stripe" */
     char *target;    /* file: the path. Others: the URI without options and "/nsid" */
     struct store_options options;
+    uint64_t given; /* which were: a bit for each row of uri.c's table */
 };
 
 /*

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Requests by kind: a buffer, and a dictionary of where each kind of data is on a store.
+ * Requests by kind. A request is a buffer, and a table of where each kind of data is on a store.
  *
  *     gpunvme_requests_create(store, &table);
  *     gpunvme_request_create(table, gpu_ptr, nbytes, GPUNVME_MEM_GPU, &id);
@@ -10,14 +10,14 @@
  *     gpunvme_request_run(table, id, parts, 2);                      // several in one call
  *     gpunvme_request_release(table, id);
  *
- * A kind is `length` elements of `sector_size` bytes each, stored one after the other from sector
- * `start_lba`, counted in such sectors. With a sector size of 1, start_lba is a byte offset and
- * indices count bytes. Kinds of one request do not overlap on the store. Each has a place in the
- * request's buffer; places follow one another in the order in which the kinds were added.
+ * A kind is `length` elements of `sector_size` bytes each, stored contiguously. It begins at
+ * byte start_lba * sector_size of the store: with a sector size of 1, start_lba is a byte offset
+ * and indices count bytes. Kinds of one request do not overlap on the store. Each has a place in
+ * the request's buffer; places are adjacent, in the order in which the kinds were added.
  *
  * Finding a request or a kind, and adding one, takes O(log n) time.
  *
- * An id is never used again: one that was released stays unknown.
+ * Ids are not reused.
  *
  * Threads: all functions may be called from several threads at once, except destroy.
  */
@@ -30,24 +30,25 @@
 extern "C" {
 #endif
 
-/* 0 is no request. */
+/* The id of a request; 0 is never one. */
 typedef uint64_t gpunvme_request_t;
 
 struct gpunvme_requests;
 
-/* A table of requests on a store. The store stays the caller's, and must outlive the table. */
+/* Creates a table of requests on a store. The caller owns both; the store must outlive the table.
+ */
 gpunvme_err_t gpunvme_requests_create(struct gpunvme_store *store, struct gpunvme_requests **out);
 
 /*
- * Releases all requests and frees the table. BUSY: one of them can't be released; others may have
- * been. NULL is fine.
+ * Releases all requests and frees the table. NULL is allowed. BUSY: a request can't be released,
+ * and the table stays; other requests may have been released.
  */
 gpunvme_err_t gpunvme_requests_destroy(struct gpunvme_requests *table);
 
 /*
- * Makes a request with `nbytes` bytes of memory at `ptr` as its buffer, and registers them with the
- * store's engine. The memory stays the caller's and must outlive the request. `ptr` may be NULL
- * with 0 bytes: then kinds have no places, and every part names a pointer. Errors: INVALID, NOMEM,
+ * Creates a request whose buffer is `nbytes` bytes of memory at `ptr`, and registers the buffer
+ * with the store's engine. The caller owns the memory, which must outlive the request. With NULL
+ * and 0 bytes, kinds have no places, and each part must name a pointer. Errors: INVALID, NOMEM,
  * LIMIT (see gpunvme_register()), GPU.
  */
 gpunvme_err_t gpunvme_request_create(struct gpunvme_requests *table, void *ptr, size_t nbytes,
@@ -55,15 +56,15 @@ gpunvme_err_t gpunvme_request_create(struct gpunvme_requests *table, void *ptr, 
 
 /*
  * Releases a request. NOT_FOUND: there is no request with this id. BUSY: parts of it are prepared
- * and not finished, or a transfer uses its memory, even one that was given up (TIMEOUT).
+ * and not finished, or a transfer still uses its memory, also after TIMEOUT.
  */
 gpunvme_err_t gpunvme_request_release(struct gpunvme_requests *table, gpunvme_request_t id);
 
 /*
- * Adds a kind. The name, which is copied, has any length but 0 and may contain any bytes but 0.
- * Errors: NOT_FOUND (the id), INVALID (an empty name or one that exists, a length or sector size of
- * 0, or the kind overlaps another, which the detail names), RANGE (it ends beyond the store), LIMIT
- * (the buffer has no room left for it), NOMEM.
+ * Adds a kind. The name is a string of any length from 1, and is copied. Errors: NOT_FOUND (no such
+ * request), INVALID (the name is empty or exists, the length or sector size is 0, or the kind
+ * overlaps another, which the detail names), RANGE (the kind ends beyond the store), LIMIT (the
+ * buffer has no room left for it), NOMEM.
  */
 gpunvme_err_t gpunvme_request_add_kind(struct gpunvme_requests *table, gpunvme_request_t id,
                                        const char *kind, uint64_t start_lba, uint64_t length,
@@ -72,8 +73,8 @@ gpunvme_err_t gpunvme_request_add_kind(struct gpunvme_requests *table, gpunvme_r
 struct gpunvme_kind {
     uint64_t start_lba;
     uint64_t length;      /* elements */
-    uint32_t sector_size; /* bytes of one */
-    void *place;          /* of its first element in the buffer; NULL without a buffer */
+    uint32_t sector_size; /* bytes of an element */
+    void *place;          /* address of the first element in the buffer; NULL without a buffer */
 };
 
 /* NOT_FOUND: there is no such request, or it has no such kind. */
@@ -81,9 +82,9 @@ gpunvme_err_t gpunvme_request_kind(struct gpunvme_requests *table, gpunvme_reque
                                    const char *kind, struct gpunvme_kind *out);
 
 /*
- * Reads or writes elements `idx` to `idx + length - 1` of a kind (length 0: to its end) and returns
- * when it is done. `ptr` is memory of the kind that the request was made with, in its buffer or
- * elsewhere; NULL: the elements' places in the buffer. Errors: NOT_FOUND, RANGE (the kind has fewer
+ * Reads or writes elements `idx` to `idx + length - 1` of a kind (length 0: to its end), and waits
+ * until that is done. `ptr` is memory of the request's kind of memory, in its buffer or elsewhere;
+ * NULL stands for the elements' places in the buffer. Errors: NOT_FOUND, RANGE (the kind has fewer
  * elements, or the store has become too short), INVALID (NULL without a buffer), and those of
  * gpunvme_store_read() and gpunvme_store_write().
  */
@@ -97,15 +98,15 @@ gpunvme_err_t gpunvme_request_write(struct gpunvme_requests *table, gpunvme_requ
  */
 
 /*
- * A part: some elements of one kind. The caller sets the first group, and what follows to zeroes.
- * A part that was finished may be used again.
+ * A part: some elements of one kind. The caller sets the first group of fields, and all others to
+ * zero. A finished part can be used again.
  */
 struct gpunvme_kind_io {
-    const char *kind;   /* stays as it is until the part is finished */
+    const char *kind;   /* unchanged until the part is finished */
     enum gpunvme_op op; /* READ or WRITE */
     uint64_t idx;
     uint64_t length; /* 0: to the end of the kind */
-    void *ptr;       /* NULL: its place in the buffer */
+    void *ptr;       /* NULL: the elements' place in the buffer */
 
     gpunvme_err_t err;     /* the part's result */
     struct gpunvme_io *io; /* the transfer that moves it; NULL once it is finished */
@@ -119,28 +120,28 @@ struct gpunvme_kind_io {
 };
 
 /*
- * Does `n` parts and returns when all are done. If one of them is wrong, none is begun: it has the
- * error that is returned, and the others have AGAIN. Otherwise each has its own `err`, and the
+ * Moves `n` parts, and waits until all are done. If one of them is invalid, none is begun: that one
+ * gets the returned error, and the others get AGAIN. Otherwise each has its own `err`, and the
  * first error in the order of the parts is returned.
  */
 gpunvme_err_t gpunvme_request_run(struct gpunvme_requests *table, gpunvme_request_t id,
                                   struct gpunvme_kind_io *parts, size_t n);
 
 /*
- * Prepares `n` parts as transfers, which the caller submits as any others (transfer.h): together
- * with other transfers, with a batch, a callback or in CUDA's order.
+ * Prepares `n` parts as transfers. The caller submits these like any others (transfer.h): together
+ * with other transfers, with a batch, with callbacks or in CUDA's order.
  *
  *     gpunvme_request_prepare(table, id, parts, n, ios, &nios);
  *     gpunvme_io_submit(ios, nios, batch);
  *     // … when they have ended:
  *     gpunvme_request_finish(parts, n);
  *
- * `ios` has room for `n` transfers, whose contents are overwritten. *nios says how many there are:
- * parts that follow one another on the store and in the request's buffer become one. Set callback
- * and user of each after this call. Each part's `io` points to its transfer, so `parts` and `ios`
- * must stay where they are until the parts are finished.
+ * `ios` has room for `n` transfers, and is overwritten. *nios is the number of transfers: parts
+ * that are adjacent on the store and in the request's buffer become one. Set `callback` and `user`
+ * after this call. Each part's `io` points to its transfer, so `parts` and `ios` must stay in place
+ * until the parts are finished.
  *
- * Errors, with nothing prepared: as gpunvme_request_run() has them; INVALID (a part is prepared
+ * Errors, with nothing prepared: those of gpunvme_request_run(), INVALID (a part is prepared
  * already), NOMEM.
  */
 gpunvme_err_t gpunvme_request_prepare(struct gpunvme_requests *table, gpunvme_request_t id,
@@ -148,13 +149,13 @@ gpunvme_err_t gpunvme_request_prepare(struct gpunvme_requests *table, gpunvme_re
                                       struct gpunvme_io *ios, size_t *nios);
 
 /*
- * Finishes prepared parts whose transfers have ended: sets the `err` of each, and returns the first
+ * Finishes prepared parts whose transfers have ended. Sets the `err` of each, and returns the first
  * error in their order. A part within its transfer's valid prefix is OK; one whose transfer was
- * never submitted has AGAIN. Parts may be finished all at once or in groups, also by callbacks,
- * and must be finished even if the submission failed: until then their request can't be released.
+ * never submitted gets AGAIN. Parts may be finished all at once or in groups, also by callbacks.
+ * They must be finished even if the submission failed; until then their request can't be released.
  *
- * BUSY: a transfer is in flight, or its end was not polled. INVALID: a part is not prepared. In
- * either case nothing is done.
+ * BUSY: a transfer is in flight, or its completion was not polled. INVALID: a part is not prepared.
+ * In both cases nothing is done.
  */
 gpunvme_err_t gpunvme_request_finish(struct gpunvme_kind_io *parts, size_t n);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Asynchronous transfers: many at once, of one store or of many, and their place in CUDA's order.
+ * Asynchronous transfers: many at once, of one store or of many, also in the order of CUDA streams
+ * and events.
  *
  *     struct gpunvme_io ios[2] = {
  *         {.store = a, .op = GPUNVME_OP_READ, .mem = GPUNVME_MEM_GPU, .ptr = x, .nbytes = 4096},
@@ -10,8 +11,8 @@
  *     gpunvme_io_submit(ios, 2, batch);
  *     gpunvme_batch_poll(batch, 2, 2, ended, &n, timeout_ns);
  *
- * Threads: as storage.h says. One transfer is waited for by one thread, and one batch polled by one
- * thread at a time; gpunvme_io_cancel() and gpunvme_io_moved() may be called by others meanwhile.
+ * Threads: as in storage.h. Only one thread at a time may wait for a transfer, or poll a batch.
+ * Others may call gpunvme_io_cancel() and gpunvme_io_moved() meanwhile.
  */
 #ifndef GPUNVME_TRANSFER_H
 #define GPUNVME_TRANSFER_H
@@ -33,7 +34,7 @@ struct gpunvme_batch;
 enum gpunvme_op {
     GPUNVME_OP_READ = 0,
     GPUNVME_OP_WRITE = 1,
-    GPUNVME_OP_FLUSH = 2, /* of writes that have ended; takes no memory */
+    GPUNVME_OP_FLUSH = 2, /* as gpunvme_store_flush(); uses no memory */
 };
 
 /* A piece of memory. `ptr` is the cpu address for HOST and PINNED, the gpu address for GPU. */
@@ -44,25 +45,26 @@ struct gpunvme_vec {
 };
 
 /*
- * One transfer: the request and the token in one. The caller fills in the first part, with zeroes
- * in what it does not use and in all that follows; keeps it where it is until it has ended; and may
- * use it again then. A transfer has one of three shapes:
+ * One transfer, both request and token. The caller fills in the first part and sets all other
+ * fields to zero. The structure must stay in place until the transfer has ended; then it can be
+ * used again. A transfer has one of three shapes:
  *
- *   plain    `nbytes` bytes from byte `offset` of the store on, at `ptr`, of the kind `mem`
- *   vector   `vecs` is set: `n` pieces of memory, one after the other, are one range of the store
- *            from `offset` on. `ptr`, `nbytes` and `mem` are not used
- *   gather   `offsets` is set: `n` ranges of `nbytes` bytes of the store, range i from offsets[i]
- *            on, at ptr + i * stride. A write scatters
+ *   plain    moves `nbytes` bytes between byte `offset` of the store and `ptr`, memory of the kind
+ *            `mem`
+ *   vector   if `vecs` is set: moves one range of the store, from `offset` on, to or from `n`
+ *            pieces of memory in turn. `ptr`, `nbytes` and `mem` are not used
+ *   gather   if `offsets` is set: moves `n` ranges of `nbytes` bytes. Range i begins at byte
+ *            offsets[i] of the store and at ptr + i * stride in memory. A write scatters
  *
- * The arrays stay the caller's, and as they are until the transfer has ended.
+ * The caller owns the arrays, and leaves them unchanged until the transfer has ended.
  *
- * It ends once, and its end is learned in one way:
+ * Each completion is reported once, in one way:
  *
- *   - `callback`, if it is set: called by a thread of the library, which it must not hold up, or by
- *     the one that submits, before submission returns, if there is nothing to move. It may submit,
- *     but not wait. The transfer is the caller's again in it;
- *   - else gpunvme_batch_poll(), if it was submitted with a batch;
- *   - else gpunvme_io_test() or gpunvme_io_wait(), by one thread.
+ *   - by `callback`, if it is set. A thread of the library calls it and serves nothing else until
+ *     it returns. If there is nothing to move, the submitting thread calls it, before submission
+ *     returns. A callback may submit transfers, this one too, but must not wait;
+ *   - else by gpunvme_batch_poll(), if the transfer was submitted with a batch;
+ *   - else by gpunvme_io_test() or gpunvme_io_wait().
  */
 struct gpunvme_io {
     struct gpunvme_store *store;
@@ -76,13 +78,13 @@ struct gpunvme_io {
     size_t n;
     size_t stride; /* bytes; at least `nbytes` for reads */
     void (*callback)(struct gpunvme_io *io);
-    void *user; /* the caller's own */
+    void *user; /* for the caller; the library does not use it */
 
     /*
-     * What came of it, as gpunvme_store_read() says; valid when it has ended, for any thread that
-     * knows that it has. `done` is the length of the valid prefix, in bytes, in the order of the
-     * transfer's pieces of memory. `routes` has the bit 1 << route of each enum gpunvme_route that
-     * bytes of it took. gpunvme_io_detail() has the text of an error.
+     * The result, valid once the transfer has ended. `err` is as gpunvme_store_read() returns it;
+     * gpunvme_io_detail() has the text. `done` is the length of the valid prefix, in bytes, counted
+     * in the order of the vector's or gather's elements. `routes` has the bit 1 << route for each
+     * enum gpunvme_route that bytes of the transfer took.
      */
     gpunvme_err_t err;
     uint32_t routes;
@@ -106,46 +108,48 @@ struct gpunvme_io {
 };
 
 /*
- * Submits `n` transfers at once, of any stores; they end in any order. Either all are submitted, or
- * none and the error says why: INVALID (the detail names the first bad one; one that is in flight
- * is), RANGE, READONLY, CLOSED. What goes wrong with one of them later is told by its own `err`.
- * `batch` may be NULL.
+ * Submits `n` transfers, of any stores. They end in any order. `batch` may be NULL. On an error
+ * none is submitted: INVALID (the detail names the first bad transfer; one that is still in flight
+ * is bad), RANGE, READONLY, CLOSED, UNSUPPORTED (after fork(2)), NOMEM, LIMIT (2^31 transfers in a
+ * batch). An error of a transfer that was submitted is in its `err`.
  */
 gpunvme_err_t gpunvme_io_submit(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batch);
 
 /*
- * Does `n` transfers, whose callbacks are not called, and returns when all have ended: the error of
- * the submission, none begun; TIMEOUT, as gpunvme_store_read() has it; else the first of their own.
+ * Submits `n` transfers and waits until all have ended. Their callbacks are not called. Returns the
+ * error of the submission, with no transfer begun; TIMEOUT, as gpunvme_store_read() does; else the
+ * first error of a transfer.
  */
 gpunvme_err_t gpunvme_io_run(struct gpunvme_io *ios, size_t n);
 
 /*
- * GPUNVME_ERR_AGAIN while it is in flight, else its error, with the detail in this thread's
- * gpunvme_err_detail(); STALE: it is not in flight.
+ * Returns AGAIN while the transfer is in flight, and then, once, its error, with the detail in this
+ * thread's gpunvme_err_detail(). STALE: the transfer is not in flight, or its completion is
+ * reported by a callback or a batch.
  */
 gpunvme_err_t gpunvme_io_test(struct gpunvme_io *io);
 
 /*
- * Waits until it has ended. TIMEOUT: for timeout_ns (0: the store's) no byte of it was moved, nor
- * of its store; it is still in flight.
+ * Waits until the transfer has ended, and returns as gpunvme_io_test(). TIMEOUT: nothing of its
+ * store has moved for timeout_ns (0: the store's timeout); the transfer is still in flight.
  */
 gpunvme_err_t gpunvme_io_wait(struct gpunvme_io *io, uint64_t timeout_ns);
 
 /*
- * What exactly went wrong with a transfer that ended with an error, as gpunvme_err_detail() has it
- * of a call's: writes at most `room` bytes, the 0 at the end among them, and returns `text`. The
- * library keeps the texts of the last 256 failures; of earlier ones it is "".
+ * Writes what exactly went wrong with a failed transfer to `text`, at most `room` bytes with the
+ * final 0, and returns `text`. It is what gpunvme_err_detail() is for a call. The library keeps the
+ * texts of the last 256 failures; for earlier ones the text is "".
  */
 const char *gpunvme_io_detail(const struct gpunvme_io *io, char *text, size_t room);
 
-/* The length of its valid prefix, in bytes, by now. Takes some microseconds. */
+/* The length of the valid prefix now, in bytes; the transfer may be in flight. Takes some µs. */
 size_t gpunvme_io_moved(const struct gpunvme_io *io);
 
 /*
- * Cancels what has not begun of a transfer that is in flight. It ends when what had begun has
- * ended: with CANCELED, or as if nothing had happened where nothing was left to cancel.
- * Its end is told as always. Does nothing where it has ended. The caller must know that nobody
- * else uses the transfer again meanwhile.
+ * Cancels the part of a transfer that has not begun. The transfer ends when the rest has ended:
+ * with CANCELED, or as usual if nothing was left to cancel. Its completion is reported in the usual
+ * way. The call does nothing if the transfer has ended. The structure must not be used for another
+ * transfer meanwhile.
  */
 void gpunvme_io_cancel(struct gpunvme_io *io);
 
@@ -153,33 +157,32 @@ void gpunvme_io_cancel(struct gpunvme_io *io);
  */
 
 /*
- * Collects the ends of transfers of one or several stores. Destroy it when all that were submitted
- * with it have been polled: BUSY else. NULL is fine.
+ * A batch collects completions of transfers of one or several stores. Destroying it is BUSY while
+ * transfers that were submitted with it have not been polled; NULL is allowed.
  */
 gpunvme_err_t gpunvme_batch_create(struct gpunvme_batch **out);
 gpunvme_err_t gpunvme_batch_destroy(struct gpunvme_batch *batch);
 
 /*
- * Gives up to `room` transfers that have ended, in any order; *n says how many. Waits until there
- * are at least `min` (as many as are in flight, if these are fewer), or TIMEOUT after timeout_ns,
- * with *n of them all the same; 0 ns: it does not wait. By one thread at a time.
+ * Returns up to `room` transfers that have ended, in any order, and their number in *n. Waits until
+ * at least `min` have ended, or all if fewer than `min` are pending. TIMEOUT after timeout_ns, also
+ * with *n valid; 0 does not wait. By one thread at a time.
  */
 gpunvme_err_t gpunvme_batch_poll(struct gpunvme_batch *batch, size_t min, size_t room,
                                  struct gpunvme_io **ended, size_t *n, uint64_t timeout_ns);
 
-/* How many were submitted with it and have not been polled. */
+/* The number of transfers that were submitted with the batch and have not been polled. */
 size_t gpunvme_batch_pending(struct gpunvme_batch *batch);
 
 /*
- * gpunvme_io_cancel() for all that were submitted with it and have not ended. By the thread that
- * polls. NOMEM: none was canceled.
+ * Calls gpunvme_io_cancel() for each transfer of the batch that has not ended. Only the thread that
+ * polls may call it. NOMEM: none was canceled.
  */
 gpunvme_err_t gpunvme_batch_cancel(struct gpunvme_batch *batch);
 
 /*
- * An eventfd that poll(2) says is readable while there are ended transfers that have not been
- * polled: for event loops. The batch's; nobody else reads it or closes it. -1 and errno where there
- * is none to be had.
+ * An eventfd for event loops. It is readable while transfers have ended that have not been polled.
+ * The batch owns it: do not read or close it. On failure returns -1 and sets errno.
  */
 int gpunvme_batch_fd(struct gpunvme_batch *batch);
 
@@ -190,47 +193,49 @@ int gpunvme_batch_fd(struct gpunvme_batch *batch);
 #define GPUNVME_BEFORE_STREAM 0x2u
 
 /*
- * Where transfers stand in CUDA's order. Streams and events are CUDA's handles: cudaStream_t (NULL
- * is the default stream) and cudaEvent_t.
+ * The position of transfers in CUDA's order. `stream` is a cudaStream_t (NULL is the default
+ * stream); `after` and `done` are a cudaEvent_t.
  */
 struct gpunvme_order {
     /*
-     * AFTER_STREAM: the transfers begin when the work that is on `stream` at the call has ended.
-     * BEFORE_STREAM: work that is put on `stream` after the call begins when all transfers have
-     * ended, well or badly. Neither: `stream` is not used.
+     * AFTER_STREAM: the transfers begin when the work that is on `stream` now has ended.
+     * BEFORE_STREAM: work that is put on `stream` after this call begins when all transfers have
+     * ended, successfully or not. Without either flag `stream` is not used.
      */
     unsigned flags;
     void *stream;
-    void *after; /* event: the transfers begin when it has happened; NULL: none */
-    void *done;  /* event: it happens when all transfers have ended, well or badly; NULL: none */
+    void *after; /* the transfers begin when this event has happened; NULL: no event */
+    void *done;  /* is recorded; happens when all transfers have ended, successfully or not */
 };
 
 /*
- * gpunvme_io_submit() in CUDA's order. The call itself waits for nothing on the GPU.
+ * gpunvme_io_submit() in CUDA's order. The call itself does not wait for the GPU. Transfers must
+ * not have a callback.
  *
- * Memory. A read's memory is written, and a write's memory read, from the moment that the order
- * lets it begin until it has ended. So memory that kernels use before and after needs AFTER_STREAM
- * and BEFORE_STREAM on the kernels' stream, or events that say the same. A block that a caching
- * allocator (PyTorch's, CuPy's) gives out again on the stream on which it was freed is safe with
- * BEFORE_STREAM on that stream: the next user of the block is behind the transfers. With `done`
- * alone it is not: the block must be kept until the event has happened (PyTorch:
- * Tensor.record_stream() does not know of it). That the host has seen the end is always enough.
+ * Memory. A read writes its memory, and a write reads it, from the moment that the order allows it
+ * to begin until it has ended. If kernels use the memory before and after, set AFTER_STREAM and
+ * BEFORE_STREAM on their stream, or use events in the same places. A caching allocator (PyTorch's,
+ * CuPy's) may reuse a freed block on the stream that freed it. With BEFORE_STREAM on that stream
+ * this is safe, because the new work is behind the transfers. With `done` alone, keep the block
+ * until the event has happened; Tensor.record_stream() does not help. Once the host has seen the
+ * completion, memory can always be reused.
  *
- * Deadlines. Transfers that have begun and make no progress for their store's timeout end with
- * TIMEOUT and hold up stream and event no longer; their memory must stay until the store is closed.
+ * Deadlines. A transfer that has begun and makes no progress for its store's timeout ends with
+ * TIMEOUT, and the stream and the event go on. Its memory must stay valid until gpunvme_close() has
+ * succeeded.
  *
- * Loading. While a stream waits, no thread may be in a call of CUDA that locks the context and
- * waits for the stream: the engine's threads need the context to copy. So kernels that are launched
- * behind a transfer must be loaded before it is submitted (cudaFuncGetAttributes(), cuFuncLoad(),
- * or CUDA_MODULE_LOADING=EAGER for the process): to load one at its first launch may wait for all
- * streams. Else the transfer ends with TIMEOUT. docs/STORAGE.md has more of it.
+ * Loading. The engine's threads need the CUDA context to copy. So while a stream waits for a
+ * transfer, no thread may make a CUDA call that locks the context and waits for the stream. The
+ * first launch of a kernel may be such a call, because it loads the kernel: load kernels before you
+ * submit (cudaFuncGetAttributes(), cuFuncLoad(), or CUDA_MODULE_LOADING=EAGER for the process).
+ * Otherwise the transfer ends with TIMEOUT. docs/STORAGE.md explains this.
  *
- * Transfers have no callback here. Errors, with nothing submitted: as gpunvme_io_submit(); NO_GPU;
- * UNSUPPORTED while the stream is being captured into a graph, or where the driver has no waits for
- * memory; AGAIN: 1,024 such submissions are in flight; what making streams and pinning memory
- * gives. If CUDA fails in the middle (GPU), what is on the stream is in doubt, and the transfers
- * may be in flight: wait for them. If the work before them fails, CUDA never begins them: the store
- * can't be closed then (TIMEOUT), as little as that GPU can be used.
+ * Errors, with nothing submitted: those of gpunvme_io_submit(); NO_GPU; UNSUPPORTED (the stream is
+ * being captured into a graph, or the driver can't make streams wait for memory); AGAIN (1,024 such
+ * submissions are in flight); those of making streams and pinning memory. GPU: a CUDA call failed
+ * in between. The state of the stream is then undefined, and transfers may be in flight: wait for
+ * them. If work on the stream before the transfers fails, CUDA never begins them, that GPU can't be
+ * used any more, and gpunvme_close() returns TIMEOUT.
  */
 gpunvme_err_t gpunvme_io_submit_ordered(struct gpunvme_io *ios, size_t n,
                                         struct gpunvme_batch *batch,

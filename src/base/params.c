@@ -25,8 +25,7 @@ static int hex_value(char c)
     return -1;
 }
 
-/* Decodes the %XX of `length` characters into out; false for a %00, or when they are too many. */
-static bool decode(const char *text, size_t length, char *out, size_t capacity)
+bool base_params_decode(const char *text, size_t length, char *out, size_t capacity)
 {
     size_t used = 0;
 
@@ -61,7 +60,8 @@ static gpunvme_err_t take(struct base_param *item, const char *text, size_t leng
     item->key[nkey] = 0;
     item->value[0] = 0;
     item->has_value = equals;
-    if (equals && !decode(equals + 1, length - nkey - 1, item->value, sizeof(item->value)))
+    if (equals &&
+        !base_params_decode(equals + 1, length - nkey - 1, item->value, sizeof(item->value)))
         return base_fail(GPUNVME_ERR_URI, "%s: the value is longer than %zu bytes or has a %%00",
                          item->key, sizeof(item->value) - 1);
     return GPUNVME_OK;
@@ -259,11 +259,11 @@ gpunvme_err_t base_param_set(const struct base_param_spec *spec, void *target,
 }
 
 gpunvme_err_t base_params_set(const struct base_param_spec *table, void *target, const char *text,
-                              char separator)
+                              char separator, uint64_t *rows)
 {
     struct base_params list;
     struct base_param item;
-    uint64_t seen = 0; /* a bit for each row of the table */
+    uint64_t seen = 0;
 
     base_params_init(&list, text, separator);
     while (base_params_next(&list, &item)) {
@@ -278,5 +278,7 @@ gpunvme_err_t base_params_set(const struct base_param_spec *table, void *target,
             return err;
         seen |= UINT64_C(1) << (spec - table);
     }
+    if (rows)
+        *rows = seen;
     return list.err;
 }

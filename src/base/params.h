@@ -37,6 +37,12 @@ void base_params_init(struct base_params *params, const char *text, char separat
  */
 bool base_params_next(struct base_params *params, struct base_param *item);
 
+/*
+ * Decodes the %XX of `length` characters into `out`, with a 0 behind; `out` may be `text`. False
+ * for a %00, or when they are too many.
+ */
+bool base_params_decode(const char *text, size_t length, char *out, size_t capacity);
+
 enum base_param_type {
     BASE_PARAM_BOOL, /* bool: no value, 1, 0, on, off, yes, no, true, false */
     BASE_PARAM_U8,   /* uint8_t …: a count with units, checked against min and max */
@@ -75,10 +81,10 @@ gpunvme_err_t base_param_set(const struct base_param_spec *spec, void *target,
 
 /*
  * Sets what a list says, by a table of at most 64 rows. One that is there twice is GPUNVME_ERR_URI
- * with its name in the detail.
+ * with its name in the detail. *rows gets a bit for each row that was set; NULL: nothing.
  */
 gpunvme_err_t base_params_set(const struct base_param_spec *table, void *target, const char *text,
-                              char separator);
+                              char separator, uint64_t *rows);
 
 /*
  * The word of a list nearest to `word` by edit distance, NULL when none is near enough to be a

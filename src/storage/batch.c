@@ -16,15 +16,20 @@
 #define MOST_PENDING ((size_t)1 << 31)
 #define AHEAD        8u
 
+struct slot {
+    struct gpunvme_io *io; /* in flight; NULL: none */
+    uint32_t next_free;
+};
+
 /* The lists have room for all that is pending, so that an end needs no memory. */
 struct gpunvme_batch {
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    struct gpunvme_io **running; /* in flight, each at its priv.slot; NULL: nothing there */
-    uint32_t *free_slots;
+    struct slot *slots; /* each transfer has the one at its priv.slot */
+    uint32_t free_slot;
     struct gpunvme_io **ended; /* a ring: `nended` from `first` on, in that order */
     size_t room;               /* of each list: a power of two, or 0 */
-    size_t nfree, first, nended;
+    size_t first, nended;
     size_t pending; /* submitted and not polled */
     size_t wanted;  /* who polls sleeps until so many have ended; 0: nobody sleeps */
     int event;      /* an eventfd, readable while there are ended ones; -1: nobody asked for it */
@@ -62,8 +67,7 @@ gpunvme_err_t gpunvme_batch_destroy(struct gpunvme_batch *batch)
         close(batch->event);
     pthread_cond_destroy(&batch->wake);
     pthread_mutex_destroy(&batch->lock);
-    free(batch->running);
-    free(batch->free_slots);
+    free(batch->slots);
     free(batch->ended);
     free(batch);
     return GPUNVME_OK;
@@ -72,32 +76,21 @@ gpunvme_err_t gpunvme_batch_destroy(struct gpunvme_batch *batch)
 /* Under the lock. */
 static gpunvme_err_t grow(struct gpunvme_batch *batch, size_t room)
 {
-    struct gpunvme_io **running = calloc(room, sizeof(running[0]));
-    struct gpunvme_io **ended = calloc(room, sizeof(ended[0]));
-    uint32_t *free_slots = calloc(room, sizeof(free_slots[0]));
+    struct gpunvme_io **ended = calloc(room, sizeof(struct gpunvme_io *));
+    struct slot *slots = ended ? realloc(batch->slots, room * sizeof(slots[0])) : NULL;
 
-    if (!running || !ended || !free_slots) {
-        free(running);
+    if (!slots) {
         free(ended);
-        free(free_slots);
         return base_fail(GPUNVME_ERR_NOMEM, "a batch of %zu transfers", room);
     }
-    for (size_t i = 0; i < batch->room; i++)
-        running[i] = batch->running[i];
     for (size_t i = 0; i < batch->nended; i++)
         ended[i] = batch->ended[(batch->first + i) & (batch->room - 1)];
-    for (size_t i = 0; i < room - batch->room; i++)
-        free_slots[i] = (uint32_t)(room - 1 - i);
-    for (size_t i = 0; i < batch->nfree; i++)
-        free_slots[room - batch->room + i] = batch->free_slots[i];
-    free(batch->running);
+    for (size_t i = room; i-- > batch->room; batch->free_slot = (uint32_t)i)
+        slots[i] = (struct slot){.next_free = batch->free_slot};
     free(batch->ended);
-    free(batch->free_slots);
-    batch->running = running;
+    batch->slots = slots;
     batch->ended = ended;
-    batch->free_slots = free_slots;
     batch->first = 0;
-    batch->nfree += room - batch->room;
     batch->room = room;
     return GPUNVME_OK;
 }
@@ -121,12 +114,13 @@ gpunvme_err_t store_batch_expect(struct gpunvme_batch *batch, struct gpunvme_io 
     pthread_mutex_lock(&batch->lock);
     err = make_room(batch, n);
     for (size_t i = 0; i < n && !err; i++) {
-        struct gpunvme_io *io = &ios[i];
+        struct slot *slot = &batch->slots[batch->free_slot];
 
-        if (io->callback)
+        if (ios[i].callback)
             continue;
-        io->priv.slot = batch->free_slots[--batch->nfree];
-        batch->running[io->priv.slot] = io;
+        ios[i].priv.slot = batch->free_slot;
+        batch->free_slot = slot->next_free;
+        slot->io = &ios[i];
         batch->pending++;
     }
     pthread_mutex_unlock(&batch->lock);
@@ -136,8 +130,8 @@ gpunvme_err_t store_batch_expect(struct gpunvme_batch *batch, struct gpunvme_io 
 /* Under the lock: it is in flight no more. */
 static void let_go(struct gpunvme_batch *batch, const struct gpunvme_io *io)
 {
-    batch->running[io->priv.slot] = NULL;
-    batch->free_slots[batch->nfree++] = io->priv.slot;
+    batch->slots[io->priv.slot] = (struct slot){.next_free = batch->free_slot};
+    batch->free_slot = io->priv.slot;
 }
 
 void store_batch_forget(struct gpunvme_batch *batch, struct gpunvme_io *io)
@@ -168,8 +162,8 @@ gpunvme_err_t gpunvme_batch_cancel(struct gpunvme_batch *batch)
     pthread_mutex_lock(&batch->lock);
     ios = malloc((batch->room + 1) * sizeof(struct gpunvme_io *));
     for (size_t i = 0; i < batch->room && ios; i++)
-        if (batch->running[i])
-            ios[n++] = batch->running[i];
+        if (batch->slots[i].io)
+            ios[n++] = batch->slots[i].io;
     pthread_mutex_unlock(&batch->lock);
     if (!ios)
         return base_fail(GPUNVME_ERR_NOMEM, "a list of transfers");

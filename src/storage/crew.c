@@ -41,6 +41,16 @@ gpunvme_err_t crew_create(struct gpunvme_engine *engine, struct crew **out)
     return GPUNVME_OK;
 }
 
+gpunvme_err_t lane_make_room(struct lane *lane, unsigned room)
+{
+    lane->hands = calloc(room, sizeof(lane->hands[0]));
+    if (!lane->hands)
+        return base_fail(GPUNVME_ERR_NOMEM, "a lane");
+    for (; lane->nhands < room; lane->nhands++)
+        lane->hands[lane->nhands].next_free = lane->nhands + 1;
+    return GPUNVME_OK;
+}
+
 void crew_add(struct crew *crew, const struct lane_ops *ops, unsigned worker, struct lane *lane)
 {
     unsigned n;
@@ -65,7 +75,6 @@ void crew_destroy(struct crew *crew)
         struct lane *lane = crew->lanes[i];
 
         worker_remove(lane->worker, crew);
-        free(lane->hands);
         lane->ops->close(lane);
     }
     pthread_mutex_destroy(&crew->lock);
@@ -310,26 +319,6 @@ static void take_off(struct crew *crew, const struct crew_piece *piece, size_t r
     }
 }
 
-/* Under the lock: sees to it that a lane can take `room` pieces; how many it can. */
-static size_t make_hands(struct lane *lane, size_t room)
-{
-    unsigned n = lane->nhands;
-    struct crew_hand *hands;
-
-    if (lane->nfree_hands >= room)
-        return room;
-    hands = realloc(lane->hands, (n + room) * sizeof(*hands));
-    if (!hands)
-        return lane->nfree_hands;
-    lane->hands = hands;
-    for (lane->nhands += (unsigned)room; n < lane->nhands; n++) {
-        hands[n] = (struct crew_hand){.next_free = lane->free_hand};
-        lane->free_hand = n;
-    }
-    lane->nfree_hands += (unsigned)room;
-    return room;
-}
-
 /* Under the lock: notes that a lane has a piece. */
 static void take_in_hand(struct lane *lane, struct crew_piece *piece)
 {
@@ -338,7 +327,6 @@ static void take_in_hand(struct lane *lane, struct crew_piece *piece)
     piece->lane = lane;
     piece->hand = lane->free_hand;
     lane->free_hand = hand->next_free;
-    lane->nfree_hands--;
     lane->in_hand++;
     hand->at = piece->at;
     atomic_store_explicit(&hand->io, piece->io, memory_order_release);
@@ -352,7 +340,6 @@ static void let_go(const struct crew_piece *piece)
     atomic_store_explicit(&hand->io, NULL, memory_order_release);
     hand->next_free = lane->free_hand;
     lane->free_hand = piece->hand;
-    lane->nfree_hands++;
     lane->in_hand--;
 }
 
@@ -441,8 +428,7 @@ static size_t take_pieces(struct lane *lane, struct crew_piece *pieces, size_t r
     struct crew *crew = lane->crew;
     size_t n = 0, nrefused = 0;
 
-    room = make_hands(lane, room);
-    while (n < room && crew->first && nrefused < crew->nready &&
+    while (n < room && lane->in_hand < lane->nhands && crew->first && nrefused < crew->nready &&
            (nrefused < REFUSALS || !lane->in_hand)) {
         struct gpunvme_store *store = crew->first;
 

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * A crew serves the transfers of a set of stores: of all files of an engine, of all stores of one
- * controller. Its members are lanes, at most one in each worker of the engine (worker.h). A lane
- * takes pieces of transfers, has several in flight, and ends each. Knows nothing of how bytes are
- * moved.
+ * A crew serves the transfers of a set of stores: all files of an engine, or all stores on one
+ * controller. It consists of lanes, at most one in each worker of the engine (worker.h). A lane
+ * takes pieces of transfers, has several in flight, and ends each. A crew does not know how bytes
+ * are moved.
  *
- * Stores are served in turn, and so are the transfers of a store: a piece of each, so that small
- * ones do not wait for large ones, nor a store with one for a store with thousands.
- * Pieces end at multiples of the piece size in the store, whatever a transfer begins with. Where
- * less is left than a piece for each lane, they become smaller, so that all end together. Once a
- * piece has stopped short, what nobody has taken of its transfer is not tried any more.
+ * Stores take turns, and so do the transfers of a store: one piece each. So a small transfer does
+ * not wait for a large one, nor a store with one transfer for a store with thousands. Pieces end at
+ * multiples of the piece size in the store, wherever a transfer begins. If less than a piece for
+ * each lane is left, pieces become smaller, so that all lanes end together. After a piece has
+ * stopped short, pieces of its transfer that no lane has taken are not tried.
  */
 #ifndef STORAGE_CREW_H
 #define STORAGE_CREW_H
@@ -37,36 +37,40 @@ struct crew_piece {
 };
 
 /*
- * What a backend does in a worker. All but close() are called by the worker's thread. A lane never
- * waits but in wait(): what may block for long goes to the engine's pool (pool.h).
+ * What a backend does in a worker. The worker's thread calls all but close(). A lane waits only in
+ * wait(): calls that may block for long go to the engine's pool (pool.h).
  */
 struct lane_ops {
     /*
-     * Whether the lane takes this piece; then begin() follows. Called under the crew's lock: it
-     * only counts. A lane that has nothing in flight has to. NULL: always.
+     * Whether the lane, which has room, takes this piece; begin() follows if so. It is called
+     * under the crew's lock and must be quick. An idle lane has to take it. NULL: always.
      */
     bool (*admit)(struct lane *lane, const struct crew_piece *piece);
     void (*begin)(struct lane *lane, const struct crew_piece *piece);
-    /* Takes what is in flight as far as it goes, and ends pieces by crew_end(). True: something
-     * happened. Called while there are pieces in flight. */
+    /* Advances the pieces in flight, and ends them by crew_end(). True: something happened. Called
+     * while there are pieces in flight. */
     bool (*turn)(struct lane *lane);
     /*
-     * Nothing happened: waits for the lane's own events, at most `ns`. False: it has nothing of its
-     * own to wait with; then the worker sleeps until somebody wakes it (worker_wake). NULL: always.
+     * Waits for the lane's own events, at most `ns`, after a turn in which nothing happened.
+     * False: it can't wait for them; the worker then sleeps until worker_wake(). NULL: it never
+     * can.
      */
     bool (*wait)(struct lane *lane, uint64_t ns);
-    void (*look)(struct lane *lane); /* every second or so, while the worker is idle. NULL: none */
-    /* Frees it, when nothing is in flight and the worker has let go of it; in any thread. */
+    void (*look)(struct lane *lane); /* about once a second while the worker is idle. May be NULL */
+    /* Frees the lane. Nothing is in flight, and the worker does not have it any more. In any
+     * thread.
+     */
     void (*close)(struct lane *lane);
 };
 
 /*
- * What each device has of a lane: files on one hang together. One may have half of what others
- * leave, but something in any case while there is room: so one that hangs does not stop the others.
+ * How much of a lane each device uses. Files on one device hang together. So a device gets at most
+ * half of what others leave free, but always something while there is room: one that hangs does not
+ * stop the others.
  */
 #define LANE_SHARES 64u
 struct lane_shares {
-    size_t total, of[LANE_SHARES]; /* by device, some of which share a place */
+    size_t total, of[LANE_SHARES]; /* by a hash of the device */
 };
 
 static inline size_t *lane_share_of(struct lane_shares *shares, dev_t dev)
@@ -98,7 +102,7 @@ static inline void lane_share_give(struct lane_shares *shares, dev_t dev, size_t
     shares->total -= cost;
 }
 
-/* Where a piece that a lane has begins; io is NULL: it has none there. */
+/* Where a piece that a lane has begins; io is NULL if there is no piece. */
 struct crew_hand {
     _Atomic(const struct gpunvme_io *) io;
     size_t at;
@@ -113,36 +117,42 @@ struct lane {
     unsigned index; /* among the crew's lanes */
     size_t in_hand; /* pieces that it has taken and not ended. The worker's, like all below */
     struct lane *next;
-    struct crew_hand *hands; /* moved under the crew's lock, by the worker alone */
-    unsigned nhands, nfree_hands, free_hand;
+    struct crew_hand *hands; /* nhands of them */
+    unsigned nhands, free_hand;
 };
 
-/* A crew without lanes. It lasts until crew_destroy(), not beyond the engine. */
+/* Creates a crew without lanes. Destroy it before the engine. */
 gpunvme_err_t crew_create(struct gpunvme_engine *engine, struct crew **out);
 
 /*
- * Adds a lane to a worker, by its index modulo their number; from any thread. It is the crew's from
- * now on. At most one in each worker.
+ * To be called before crew_add(): the lane takes at most `room` pieces at a time. lane->hands is to
+ * be freed with it, also after an error. NOMEM.
+ */
+gpunvme_err_t lane_make_room(struct lane *lane, unsigned room);
+
+/*
+ * Adds a lane to a worker, given by its index modulo their number; in any thread. The crew owns the
+ * lane from now on. At most one in each worker.
  */
 void crew_add(struct crew *crew, const struct lane_ops *ops, unsigned worker, struct lane *lane);
 
-/* Closes all lanes, and waits for that; no store of the crew has transfers in flight. NULL is fine.
- */
+/* Closes all lanes and frees the crew, none of whose stores has transfers in flight. NULL is
+ * allowed. */
 void crew_destroy(struct crew *crew);
 
 /* How many lanes it has. */
 unsigned crew_lanes(struct crew *crew);
 
 /*
- * Gives the crew transfers of any of its stores, linked by priv.next. The crew does not touch a
- * store any more once all of its transfers have ended.
+ * Submits transfers of any stores of the crew, linked by priv.next. The crew does not touch a store
+ * after all of its transfers have ended.
  */
 void crew_submit(struct crew *crew, struct gpunvme_io *first, size_t n);
 
-/* Cancels what no lane has taken of a transfer: it ends with CANCELED behind what they have. */
+/* Cancels the part of a transfer that no lane has taken. It ends with CANCELED behind the rest. */
 void crew_cancel(struct crew *crew, struct gpunvme_io *io);
 
-/* The length of a transfer's valid prefix by now. */
+/* The length of a transfer's valid prefix now. */
 size_t crew_prefix(struct crew *crew, const struct gpunvme_io *io);
 
 /* How many transfers wait for a lane. */

@@ -211,71 +211,43 @@ void store_io_begin(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batc
         prepare(&ios[i], batch, i ? &ios[i - 1] : NULL);
 }
 
-/* Those that one crew, or one backend's store, serves: they go to it at once. */
-struct run {
-    struct gpunvme_store *store; /* the first one's */
-    struct gpunvme_io *first, **last;
-    size_t n;
-};
-
 #define AT_ONCE 1024u
 
-#define NRUNS 8u /* at a time: stores on more than so many crews are rare */
-
-static void hand_over(struct run *run)
+/* Those that the crew or the store of the first one serves go to it together. */
+static void hand_over(struct gpunvme_io *ios, size_t n, bool *is_gone)
 {
-    if (!run->n)
-        return;
-    if (run->store->crew)
-        crew_submit(run->store->crew, run->first, run->n);
+    struct gpunvme_store *store = ios[0].store;
+    struct gpunvme_io *first = NULL, **last = &first;
+    size_t nfound = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        if (is_gone[i] ||
+            (ios[i].store != store && (!store->crew || ios[i].store->crew != store->crew)))
+            continue;
+        is_gone[i] = true;
+        *last = &ios[i];
+        last = &ios[i].priv.next;
+        nfound++;
+    }
+    if (store->crew)
+        crew_submit(store->crew, first, nfound);
     else
-        run->store->backend->submit(run->store, run->first, run->n);
-    run->n = 0;
-}
-
-static bool goes_with(const struct run *run, const struct gpunvme_io *io)
-{
-    return run->n &&
-           (run->store == io->store || (run->store->crew && run->store->crew == io->store->crew));
-}
-
-/* The run that a transfer belongs to, or one that it begins: then the oldest goes if there is no
- * room. */
-static struct run *run_for(struct run runs[NRUNS], size_t *oldest, const struct gpunvme_io *io)
-{
-    struct run *run;
-
-    for (size_t i = 0; i < NRUNS; i++)
-        if (goes_with(&runs[i], io))
-            return &runs[i];
-    run = &runs[(*oldest)++ % NRUNS];
-    hand_over(run);
-    run->store = io->store;
-    run->last = &run->first;
-    return run;
+        store->backend->submit(store, first, nfound);
 }
 
 static void start_some(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batch)
 {
-    struct run runs[NRUNS] = {0}, *run = runs;
-    size_t oldest = 0;
+    bool is_gone[AT_ONCE]; /* it may have ended, and be the caller's again */
 
     store_io_begin(ios, n, batch);
     for (size_t i = 0; i < n; i++) {
-        struct gpunvme_io *io = &ios[i];
-
-        if (!io->priv.total && io->op != GPUNVME_OP_FLUSH) {
-            store_io_end(io, GPUNVME_OK, 0);
-            continue;
-        }
-        if (!goes_with(run, io))
-            run = run_for(runs, &oldest, io);
-        *run->last = io;
-        run->last = &io->priv.next;
-        run->n++;
+        is_gone[i] = !ios[i].priv.total && ios[i].op != GPUNVME_OP_FLUSH;
+        if (is_gone[i])
+            store_io_end(&ios[i], GPUNVME_OK, 0);
     }
-    for (size_t i = 0; i < NRUNS; i++)
-        hand_over(&runs[i]);
+    for (size_t i = 0; i < n; i++)
+        if (!is_gone[i])
+            hand_over(&ios[i], n - i, &is_gone[i]);
 }
 
 /* Threads begin with the first ones while the others are made ready. */

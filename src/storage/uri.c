@@ -70,69 +70,18 @@ static const struct base_param_spec table[] = {
     {NULL, BASE_PARAM_BOOL, 0, 0, 0, NULL, 0},
 };
 
-/*
- * The options of a URI, NULL if there are none. A stripe set has its own before the first member,
- * "stripe:?timeout=5s;URI;URI", which are copied to `room`; its members' are theirs.
- */
-static const char *options_of(const struct store_uri *uri, char room[STORE_TARGET_ROOM])
+static gpunvme_err_t set_options(struct store_uri *uri, const char *options)
 {
-    static const char stripe[] = "stripe:";
-    const char *text = uri->text + sizeof(stripe) - 1;
-    const char *options = uri->plain ? NULL : strchr(uri->text, '?');
-
-    if (uri->plain || strncmp(uri->text, stripe, sizeof(stripe) - 1) != 0)
-        return options ? options + 1 : NULL;
-    if (*text != '?')
-        return NULL;
-    snprintf(room, STORE_TARGET_ROOM, "%.*s", (int)strcspn(text + 1, ";"), text + 1);
-    return room;
+    return options ? base_params_set(table, &uri->options, options, ',', &uri->given) : GPUNVME_OK;
 }
 
 gpunvme_err_t store_uri_check(const struct store_uri *uri, unsigned backend, const char *name)
 {
-    char room[STORE_TARGET_ROOM];
-    const char *options = options_of(uri, room);
-    struct base_params list;
-    struct base_param item;
-
-    if (!options)
-        return GPUNVME_OK;
-    base_params_init(&list, options, ',');
-    while (base_params_next(&list, &item)) {
-        const struct base_param_spec *spec;
-
-        if (!base_param_find(table, &item, &spec) && !(spec->group & backend))
+    for (unsigned i = 0; table[i].name; i++)
+        if (uri->given >> i & 1 && !(table[i].group & backend))
             return base_fail(GPUNVME_ERR_URI_PARAM, "%s: \"%s\" is no option of backend %s",
-                             uri->text, item.key, name);
-    }
+                             uri->text, table[i].name, name);
     return GPUNVME_OK;
-}
-
-/*
- * %XX stands for a byte, as in the values of options; any other '%' for itself. False for a %00,
- * behind which the rest of a path would be lost.
- */
-static bool decode(char *text)
-{
-    char *to = text;
-
-    for (const char *from = text; *from; from++) {
-        unsigned value;
-
-        if (*from == '%' && isxdigit((unsigned char)from[1]) && isxdigit((unsigned char)from[2])) {
-            const char digits[3] = {from[1], from[2], 0};
-
-            value = (unsigned)strtoul(digits, NULL, 16);
-            if (!value)
-                return false;
-            from += 2;
-            *to++ = (char)value;
-        } else {
-            *to++ = *from;
-        }
-    }
-    *to = 0;
-    return true;
 }
 
 /* "nvme:BDF/nsid", "spdk:BDF/nsid": the number is ours, the rest the driver's. */
@@ -188,45 +137,46 @@ const char *store_uri_nearest_scheme(const char *text)
     return base_nearest(word, schemes, sizeof(schemes[0]), NSCHEMES);
 }
 
-/* "stripe:?options;URI;URI": the target is the members, whatever is in them. */
+/*
+ * "stripe:?options;URI;URI": the target is the members, whatever is in them. Their options are
+ * theirs.
+ */
 static gpunvme_err_t parse_stripe(struct store_uri *uri, size_t n)
 {
-    char room[STORE_TARGET_ROOM];
-    const char *options = options_of(uri, room), *members = uri->text + n + 1;
+    char options[STORE_TARGET_ROOM] = "";
+    const char *members = uri->text + n + 1;
 
-    if (options) {
-        members += strcspn(members, ";");
+    if (*members == '?') {
+        size_t length = strcspn(++members, ";");
+
+        snprintf(options, sizeof(options), "%.*s", (int)length, members);
+        members += length;
         members += *members == ';';
     }
     strcpy(uri->target, members);
     if (!*members)
         return base_fail(GPUNVME_ERR_URI, "\"%s\": no members", uri->text);
-    return options ? base_params_set(table, &uri->options, options, ',') : GPUNVME_OK;
+    return set_options(uri, options);
 }
 
 static gpunvme_err_t parse_scheme(struct store_uri *uri, size_t n)
 {
     const char *options = strchr(uri->text, '?');
     size_t length = options ? (size_t)(options - uri->text) : strlen(uri->text);
-    bool is_file;
 
     memcpy(uri->scheme, uri->text, n);
     uri->scheme[n] = 0;
     if (!strcmp(uri->scheme, "stripe"))
         return parse_stripe(uri, n);
-    is_file = !strcmp(uri->scheme, "file");
-    if (is_file) {
-        memcpy(uri->target, uri->text + n + 1, length - n - 1);
-        uri->target[length - n - 1] = 0;
-        if (!decode(uri->target))
-            return base_fail(GPUNVME_ERR_URI, "\"%s\": a path has no %%00", uri->text);
-    } else {
+    if (strcmp(uri->scheme, "file") != 0) {
         memcpy(uri->target, uri->text, length);
         uri->target[length] = 0;
-    }
-    if (is_file && !uri->target[0])
+    } else if (!base_params_decode(uri->text + n + 1, length - n - 1, uri->target, length)) {
+        return base_fail(GPUNVME_ERR_URI, "\"%s\": a path has no %%00", uri->text);
+    } else if (!uri->target[0]) {
         return base_fail(GPUNVME_ERR_URI, "\"%s\": no path", uri->text);
-    return options ? base_params_set(table, &uri->options, options + 1, ',') : GPUNVME_OK;
+    }
+    return set_options(uri, options ? options + 1 : NULL);
 }
 
 static gpunvme_err_t begin(const char *text, struct store_uri *uri)
@@ -249,7 +199,7 @@ gpunvme_err_t store_uri_of_file(const char *name, const char *options, struct st
     gpunvme_err_t err = begin(name, uri);
 
     strcpy(uri->scheme, "file");
-    return err || !options[0] ? err : base_params_set(table, &uri->options, options, ',');
+    return err ? err : set_options(uri, options);
 }
 
 gpunvme_err_t store_uri_parse(const char *text, struct store_uri *uri)

@@ -59,7 +59,7 @@ gpunvme_err_t transport_nvme_open(const char *uri, struct gpunvme_transport **ou
         return base_fail(GPUNVME_ERR_URI, "\"%s\": no PCI address", uri);
     memcpy(bdf, rest, n);
     bdf[n] = 0;
-    err = rest[n] ? base_params_set(params, &options, rest + n + 1, ',') : GPUNVME_OK;
+    err = rest[n] ? base_params_set(params, &options, rest + n + 1, ',', NULL) : GPUNVME_OK;
     if (!err)
         err = pci_find(bdf, &f);
     if (err)

@@ -85,6 +85,7 @@ static void move(const struct crew_piece *piece)
 static void close_lane(struct lane *lane)
 {
     nclosed++;
+    free(lane->hands);
     free(lane);
 }
 
@@ -133,13 +134,7 @@ static bool see_to_the_end(struct lane *lane)
     return true;
 }
 
-/* Several in flight, ended in another order. */
-static bool admit_some(struct lane *lane, const struct crew_piece *piece)
-{
-    (void)piece;
-    return lane->in_hand < ROOM;
-}
-
+/* Of several in flight, which end in another order. */
 static bool move_any(struct lane *lane)
 {
     struct test_lane *l = (struct test_lane *)lane;
@@ -173,8 +168,7 @@ static const struct lane_ops by_one = {
     .admit = admit_one, .begin = begin, .turn = see_and_end, .close = close_lane};
 static const struct lane_ops to_the_end = {
     .admit = admit_one, .begin = begin, .turn = see_to_the_end, .close = close_lane};
-static const struct lane_ops in_flight = {
-    .admit = admit_some, .begin = begin, .turn = move_any, .close = close_lane};
+static const struct lane_ops in_flight = {.begin = begin, .turn = move_any, .close = close_lane};
 static const struct lane_ops together = {
     .admit = admit_one, .begin = begin_together, .turn = end_together, .close = close_lane};
 
@@ -234,6 +228,7 @@ static void started(const struct lane_ops *ops, unsigned n)
 
         assert_non_null(l);
         l->random.state = nlanes;
+        assert_int_equal(lane_make_room(&l->lane, ROOM), GPUNVME_OK);
         crew_add(crew, ops, nlanes, &l->lane);
     }
 }
@@ -243,7 +238,10 @@ static const struct lane_ops of_nobody = {.close = close_lane};
 
 static struct lane lane_of_nobody(void)
 {
-    return (struct lane){.ops = &of_nobody, .crew = crew};
+    struct lane lane = {.ops = &of_nobody, .crew = crew};
+
+    assert_int_equal(lane_make_room(&lane, 16), GPUNVME_OK);
+    return lane;
 }
 
 static void submitted(struct gpunvme_io *ios, size_t n)

@@ -310,38 +310,6 @@ static void a_forced_compat_mode_is_compat_though_nvidia_fs_is_there(void **stat
     close_driver(*state);
 }
 
-/* --- what it needs of the machine --- */
-
-static void what_udevs_database_lacks_is_found_out(void **state)
-{
-    static const struct {
-        const char *entry, *lacks;
-    } cases[] = {
-        {"", "ID_FS_TYPE"},
-        {"I:1\nE:ID_FS_TYPE=ext4\n", "ID_FS_USAGE"},
-        {"I:1\nE:ID_FS_USAGE=filesystem\n", "ID_FS_TYPE"},
-        {"E:NOT_ID_FS_TYPE=a\nE:ID_FS_USAGE=b\nG:E:ID_FS_TYPE=c\n", "ID_FS_TYPE"},
-        {"S:disk/by-id/x\nE:ID_FS_TYPE=xfs\nE:ID_FS_USAGE=filesystem\n", NULL},
-    };
-    char path[] = "/tmp/gpunvme_cufile_XXXXXX";
-
-    (void)state;
-    close(mkstemp(path));
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        FILE *file = fopen(path, "w");
-
-        fputs(cases[i].entry, file);
-        fclose(file);
-        assert_null(cufile_udev_lacks(path, false));
-        if (cases[i].lacks)
-            assert_string_equal(cufile_udev_lacks(path, true), cases[i].lacks);
-        else
-            assert_null(cufile_udev_lacks(path, true));
-    }
-    unlink(path);
-    assert_string_equal(cufile_udev_lacks(path, false), "entry");
-}
-
 /* --- the calls themselves, as the ABI has them --- */
 
 static void *register_file(const struct cufile_api *api, int fd)
@@ -397,7 +365,6 @@ int main(void)
         TEST(transfers_are_surely_direct_only_without_compat_mode),
         TEST(p2pdma_is_told_from_nvidia_fs),
         TEST(a_forced_compat_mode_is_compat_though_nvidia_fs_is_there),
-        TEST(what_udevs_database_lacks_is_found_out),
         TEST(bytes_written_are_read_at_their_offsets),
     };
 

@@ -29,7 +29,7 @@
 
 #define MIB         ((size_t)1 << 20)
 #define NFILES      8u /* that the stores are opened on in turn */
-#define NSTORES     2000u
+#define NSTORES     9000u
 #define MAX_THREADS 20u
 #define MORE_FDS    40u /* of the engine: rings, and the file that slots lie in */
 
@@ -192,9 +192,17 @@ static void allow_descriptors(void)
 /* ---- Tests -------------------------------------------------------------------------------------
  */
 
-static void two_thousand_files_cost_their_descriptors_alone(void **state)
+static size_t npinned(void)
 {
-    size_t fds, rss = 0, nswitches, before;
+    struct gpunvme_engine_info info;
+
+    gpunvme_engine_get_info(NULL, &info);
+    return info.pinned_nbytes;
+}
+
+static void nine_thousand_files_cost_their_descriptors_alone(void **state)
+{
+    size_t fds, rss = 0, pinned = 0, nswitches, before;
     const struct timespec second = {.tv_sec = 1};
 
     (void)state;
@@ -205,13 +213,16 @@ static void two_thousand_files_cost_their_descriptors_alone(void **state)
         if (i == 100)
             for (unsigned k = 0; k < 100; k++)
                 reads(stores[k], k); /* the engine has what it needs */
-        if (i == 200)
+        if (i == 200) {
             rss = rss_nbytes();
+            pinned = npinned();
+        }
     }
     rss = rss_nbytes() - rss;
     fds = nfds() - fds;
-    for (unsigned i = 0; i < NSTORES; i += is_instrumented() ? 50 : 1)
+    for (unsigned i = 0; i < NSTORES; i += is_instrumented() ? 250 : 5)
         reads(stores[i], i);
+    assert_in_range(npinned(), 1, pinned);
     assert_in_range(nthreads(&before), 3, MAX_THREADS + 1 * is_instrumented());
     assert_in_range(fds, 1, 2 * NSTORES + MORE_FDS);
     if (!is_instrumented())
@@ -522,7 +533,7 @@ static void files_of_all_kinds_are_written_and_read_at_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(two_thousand_files_cost_their_descriptors_alone),
+        cmocka_unit_test(nine_thousand_files_cost_their_descriptors_alone),
         cmocka_unit_test(options_of_a_store_limit_it_and_make_no_threads),
         cmocka_unit_test(stores_are_closed_while_others_are_busy),
         cmocka_unit_test(files_of_all_kinds_are_written_and_read_at_once),

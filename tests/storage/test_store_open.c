@@ -220,6 +220,7 @@ static void a_store_of_a_descriptor_has_a_name_and_options(void **state)
     assert_int_equal(info.timeout_ns, UINT64_C(7000000000));
     ok(gpunvme_close(store));
     is_err(gpunvme_open_fd(NULL, fd, NULL, "depths=3", 0, &store), GPUNVME_ERR_URI_PARAM, "depth");
+    is_err(gpunvme_open_fd(NULL, fd, NULL, "nsid=3", 0, &store), GPUNVME_ERR_URI_PARAM, "nsid");
     fd_refused(fd, GPUNVME_OPEN_WRITE | GPUNVME_OPEN_CREATE, GPUNVME_ERR_INVALID, "0 or WRITE");
     close(fd);
 }

@@ -180,13 +180,6 @@ gpunvme_err_t cufile_driver_acquire(const struct cufile_api *api, struct cufile_
  */
 gpunvme_err_t cufile_driver_release(const struct cufile_api *api);
 
-/*
- * What libcufile looks for in the file `entry`, a device's in udev's database, and would not find:
- * "entry", and for a file system's device "ID_FS_TYPE" and "ID_FS_USAGE" too (seen with 1.20: it
- * takes any values). NULL: it is all there. Static.
- */
-const char *cufile_udev_lacks(const char *entry, bool of_file_system);
-
 /* --- buffers.c: registered memory --- */
 
 /* The GPU whose memory is at `ptr`, -1: none (GPU memory is host memory). */

@@ -11,8 +11,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "base/fail.h"
@@ -64,29 +62,14 @@ static gpunvme_err_t open_driver(struct cufile *cufile)
  * error" (1.14) or "not registered" (1.15, 1.20) where that does not tell, as in most containers.
  * It says the same of other files that it does not take.
  */
-static gpunvme_err_t explain(const struct cufile *cufile, struct cufile_error error)
+static gpunvme_err_t explain(struct cufile_error error)
 {
-    bool vague = error.err == 5027 || error.err == 5030, is_device;
-    const char *lacks;
-    char entry[64];
-    struct stat st;
-    dev_t dev;
-
-    if (!vague || fstat(cufile->posix.file.fd, &st))
+    if (error.err != 5027 && error.err != 5030)
         return cufile_fail(error, "cuFileHandleRegister");
-    is_device = S_ISBLK(st.st_mode);
-    dev = is_device ? st.st_rdev : st.st_dev;
-    snprintf(entry, sizeof(entry), "/run/udev/data/b%u:%u", major(dev), minor(dev));
-    lacks = cufile_udev_lacks(entry, !is_device);
-    if (lacks)
-        return base_fail(GPUNVME_ERR_UNSUPPORTED,
-                         "cuFileHandleRegister: %s: udev's database has no %s for this file's "
-                         "device (%s): give the container /run/udev, take another file system, or "
-                         "backend=posix",
-                         cufile_error_name(error.err), lacks, entry);
     return base_fail(GPUNVME_ERR_UNSUPPORTED,
-                     "cuFileHandleRegister: %s: libcufile does not take this file, and says why in "
-                     "cufile.log only: take another file system, or backend=posix",
+                     "cuFileHandleRegister: %s: udev's database may not know this file's device "
+                     "(cufile.log says more): give the container /run/udev, take another file "
+                     "system, or backend=posix",
                      cufile_error_name(error.err));
 }
 
@@ -96,7 +79,7 @@ static gpunvme_err_t register_fd(struct cufile *cufile, bool o_direct)
     gpunvme_err_t err;
 
     descr.handle.fd = o_direct ? cufile->posix.file.direct_fd : cufile->posix.file.fd;
-    err = explain(cufile, cufile->api->handle_register(&cufile->handle, &descr));
+    err = explain(cufile->api->handle_register(&cufile->handle, &descr));
     cufile->registered = !err;
     cufile->o_direct = o_direct;
     return err;

@@ -166,23 +166,6 @@ gpunvme_err_t cufile_driver_release(const struct cufile_api *api)
     return err;
 }
 
-/* systemd's udev writes a line "E:NAME=value" for each property. */
-const char *cufile_udev_lacks(const char *entry, bool of_file_system)
-{
-    bool type = !of_file_system, usage = type;
-    FILE *file = fopen(entry, "re");
-    char line[512];
-
-    if (!file)
-        return "entry";
-    while (fgets(line, sizeof(line), file)) {
-        type = type || !strncmp(line, "E:ID_FS_TYPE=", 13);
-        usage = usage || !strncmp(line, "E:ID_FS_USAGE=", 14);
-    }
-    fclose(file);
-    return !type ? "ID_FS_TYPE" : !usage ? "ID_FS_USAGE" : NULL;
-}
-
 const char *cufile_mode_why(const struct cufile_mode *mode)
 {
     if (mode->compat_forced)

@@ -93,12 +93,6 @@ static struct nvme_lane *of(struct lane *lane)
     return (struct nvme_lane *)lane;
 }
 
-static bool admit(struct lane *lane, const struct crew_piece *piece)
-{
-    (void)piece;
-    return lane->in_hand < of(lane)->all->depth;
-}
-
 static void begin(struct lane *lane, const struct crew_piece *piece)
 {
     struct nvme_lane *l = of(lane);
@@ -251,13 +245,14 @@ static void close_lane(struct lane *lane)
         l->all->is_left = true;
     if (l->ioq)
         gpunvme_ioq_delete(l->ioq);
+    free(l->lane.hands);
     free(l->slots);
     free(l->busy);
     free(l);
 }
 
 static const struct lane_ops lane_ops = {
-    .admit = admit, .begin = begin, .turn = turn, .wait = wait, .look = look, .close = close_lane};
+    .begin = begin, .turn = turn, .wait = wait, .look = look, .close = close_lane};
 
 static gpunvme_err_t fill_in(struct nvme_lane *l)
 {
@@ -299,7 +294,9 @@ static gpunvme_err_t add_lane(struct gpunvme_engine *engine, struct nvme_lanes *
     l->ctrl = all->share->ctrl;
     l->pool = engine->pool;
     l->box.worker = workers_at(engine->workers, all->first + all->n);
-    err = fill_in(l);
+    err = lane_make_room(&l->lane, all->depth);
+    if (!err)
+        err = fill_in(l);
     if (err) {
         base_keep(&failure, err);
         close_lane(&l->lane);

@@ -77,6 +77,15 @@ static int how_to_open(const struct gpunvme_store *store)
     return how | claims | (flags & GPUNVME_OPEN_CREATE && !claims ? O_CREAT : 0);
 }
 
+#define FD_NAME_ROOM 32
+
+/* A path by which what a descriptor refers to is opened once more. */
+static const char *name_of(int fd, char name[FD_NAME_ROOM])
+{
+    snprintf(name, FD_NAME_ROOM, "/proc/self/fd/%d", fd);
+    return name;
+}
+
 /*
  * A descriptor of the caller's, opened once more: the copy has flags and a lock of its own. Where
  * that is refused, a duplicate, unless its flags, which are the caller's, would make writes go to
@@ -84,10 +93,10 @@ static int how_to_open(const struct gpunvme_store *store)
  */
 static int open_given(int fd, int how)
 {
-    char name[32];
+    char name[FD_NAME_ROOM];
     int again, error;
 
-    snprintf(name, sizeof(name), "/proc/self/fd/%d", fd);
+    name_of(fd, name);
     again = open(name, how | O_NONBLOCK | claim(name, how & O_RDWR));
     if (again >= 0)
         fcntl(again, F_SETFL, 0);
@@ -164,35 +173,6 @@ gpunvme_err_t store_open_fd(struct gpunvme_store *store, int *fd)
     return examine(store, *fd, given ? how | O_EXCL : how);
 }
 
-static bool is_same_file(int a, int b)
-{
-    struct stat x, y;
-
-    return !fstat(a, &x) && !fstat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
-/*
- * A second descriptor of the file that `fd` is open on, with other flags; -1 and errno. ESTALE: the
- * path names another file by now, and /proc, which would not need the path, is not there.
- */
-static int reopen(int fd, const char *path, int flags)
-{
-    char name[32];
-    int again;
-
-    snprintf(name, sizeof(name), "/proc/self/fd/%d", fd);
-    again = open(name, flags | O_CLOEXEC);
-    if (again >= 0 || errno != ENOENT)
-        return again;
-    again = open(path, flags | O_CLOEXEC | O_NONBLOCK); /* it may name a FIFO by now */
-    if (again >= 0 && !is_same_file(fd, again)) {
-        close(again);
-        errno = ESTALE;
-        return -1;
-    }
-    return again;
-}
-
 /*
  * Whether a program or another machine answers for the file system: it may stop to, and then even
  * what should not wait does, RWF_NOWAIT and submission to io_uring. The numbers that the kernel's
@@ -264,7 +244,8 @@ static void ask_alignment(struct posix_file *file)
 static gpunvme_err_t open_direct(struct gpunvme_store *store, struct posix_file *file)
 {
     enum store_switch wanted = store->uri.options.direct;
-    int how = O_DIRECT | (store->flags & GPUNVME_OPEN_WRITE ? O_RDWR : O_RDONLY);
+    int how = O_DIRECT | O_CLOEXEC | (store->flags & GPUNVME_OPEN_WRITE ? O_RDWR : O_RDONLY);
+    char name[FD_NAME_ROOM];
     uint64_t size;
 
     if (wanted == STORE_OFF) {
@@ -275,7 +256,8 @@ static gpunvme_err_t open_direct(struct gpunvme_store *store, struct posix_file 
         snprintf(file->why_not, sizeof(file->why_not), "the file is in memory");
         return GPUNVME_OK;
     }
-    file->direct_fd = reopen(file->fd, store->uri.target, how);
+    /* The file's path may name another one by now. */
+    file->direct_fd = open(name_of(file->fd, name), how);
     if (file->direct_fd < 0) {
         int error = errno;
 

@@ -10,23 +10,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "storage/posix/posix.h"
 
-#define WINDOW_SHIFT  26 /* 64 MiB */
-#define WINDOW        ((size_t)1 << WINDOW_SHIFT)
 #define GRANULE_SHIFT 18 /* pages are asked for in so many bytes at once */
-#define NGRANULES     (WINDOW >> GRANULE_SHIFT)
-#define MAX_WINDOWS   ((size_t)1 << 16)
-
-struct posix_fill_window {
-    uint8_t *cpu;
-    _Atomic bool there[NGRANULES]; /* pages are mapped, or were */
-};
 
 void posix_fill_init(struct posix_fill *fill, int fd)
 {
@@ -36,70 +26,27 @@ void posix_fill_init(struct posix_fill *fill, int fd)
 
 void posix_fill_destroy(struct posix_fill *fill)
 {
-    for (size_t i = 0; i < fill->nwindows; i++) {
-        if (fill->windows[i])
-            munmap(fill->windows[i]->cpu, WINDOW);
-        free(fill->windows[i]);
-    }
-    free(fill->windows);
+    if (fill->cpu)
+        munmap(fill->cpu, (size_t)fill->nbytes);
+    free(fill->there);
     pthread_mutex_destroy(&fill->lock);
 }
 
-static struct posix_fill_window *new_window(int fd, size_t number)
+/* Under the lock: maps all that the file has now. Where that fails, all is left to pwrite(2). */
+static void map(struct posix_fill *fill, uint64_t nbytes)
 {
-    struct posix_fill_window *window = calloc(1, sizeof(*window));
-    void *cpu;
+    void *cpu = mmap(NULL, (size_t)nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fill->fd, 0);
 
-    if (!window)
-        return NULL;
-    cpu = mmap(NULL, WINDOW, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
-               (off_t)((uint64_t)number << WINDOW_SHIFT));
-    if (cpu == MAP_FAILED) {
-        free(window);
-        return NULL;
+    fill->is_tried = true;
+    if (cpu == MAP_FAILED)
+        return;
+    fill->there = calloc((size_t)(nbytes >> GRANULE_SHIFT) + 1, sizeof(fill->there[0]));
+    if (!fill->there) {
+        munmap(cpu, (size_t)nbytes);
+        return;
     }
-    window->cpu = cpu;
-    return window;
-}
-
-/* Under the lock. NULL: there is none. */
-static struct posix_fill_window *window_at(struct posix_fill *fill, size_t number)
-{
-    if (number >= MAX_WINDOWS)
-        return NULL;
-    if (number >= fill->nwindows) {
-        size_t n = fill->nwindows ? 2 * fill->nwindows : 64;
-        struct posix_fill_window **list;
-
-        while (n <= number)
-            n *= 2;
-        list = realloc(fill->windows, n * sizeof(struct posix_fill_window *));
-        if (!list)
-            return NULL;
-        memset(list + fill->nwindows, 0, (n - fill->nwindows) * sizeof(struct posix_fill_window *));
-        fill->windows = list;
-        fill->nwindows = n;
-    }
-    if (!fill->windows[number])
-        fill->windows[number] = new_window(fill->fd, number);
-    return fill->windows[number];
-}
-
-/* Many pages at once cost less than a fault for each. That it fails is found out again. */
-static void have_pages(struct posix_fill_window *window, size_t at, size_t nbytes)
-{
-    size_t first = at >> GRANULE_SHIFT, last = (at + nbytes - 1) >> GRANULE_SHIFT;
-
-    for (size_t i = first; i <= last; i++) {
-        size_t begin = i << GRANULE_SHIFT, end = begin + ((size_t)1 << GRANULE_SHIFT);
-
-        if (atomic_load_explicit(&window->there[i], memory_order_relaxed))
-            continue;
-        begin = begin > at ? begin : at & ~(size_t)(POSIX_PAGE - 1);
-        end = end < at + nbytes ? end : at + nbytes;
-        if (!madvise(window->cpu + begin, end - begin, MADV_POPULATE_WRITE))
-            atomic_store_explicit(&window->there[i], true, memory_order_relaxed);
-    }
+    fill->cpu = cpu;
+    fill->nbytes = nbytes;
 }
 
 /*
@@ -107,38 +54,48 @@ static void have_pages(struct posix_fill_window *window, size_t at, size_t nbyte
  * to pwrite(2): to map them costs more than it saves, and where there is no room for all of them
  * the file would end with zeroes that nobody has written.
  */
-static bool is_old(struct posix_fill *fill, uint64_t offset, size_t nbytes)
+static bool is_old(struct posix_fill *fill, uint64_t end)
 {
     struct stat st;
 
     if (fstat(fill->fd, &st))
         return false;
     pthread_mutex_lock(&fill->lock);
-    if (!fill->has_nbytes)
-        fill->nbytes = (uint64_t)st.st_size;
-    fill->has_nbytes = true;
+    if (!fill->is_tried)
+        map(fill, (uint64_t)st.st_size);
     pthread_mutex_unlock(&fill->lock);
-    return offset + nbytes <= fill->nbytes && offset + nbytes <= (uint64_t)st.st_size;
+    return end <= fill->nbytes && end <= (uint64_t)st.st_size;
+}
+
+/* Many pages at once cost less than a fault for each. That it fails is found out again. */
+static void have_pages(struct posix_fill *fill, size_t at, size_t nbytes)
+{
+    size_t first = at >> GRANULE_SHIFT, last = (at + nbytes - 1) >> GRANULE_SHIFT;
+
+    for (size_t i = first; i <= last; i++) {
+        size_t begin = i << GRANULE_SHIFT, end = begin + ((size_t)1 << GRANULE_SHIFT);
+
+        if (atomic_load_explicit(&fill->there[i], memory_order_relaxed))
+            continue;
+        begin = begin > at ? begin : at & ~(size_t)(POSIX_PAGE - 1);
+        end = end < at + nbytes ? end : at + nbytes;
+        if (!madvise(fill->cpu + begin, end - begin, MADV_POPULATE_WRITE))
+            atomic_store_explicit(&fill->there[i], true, memory_order_relaxed);
+    }
 }
 
 size_t posix_fill_write(struct posix_fill *fill, int from, uint64_t from_offset,
                         const uint8_t *last, size_t nbytes, uint64_t offset)
 {
-    size_t at = (size_t)(offset & (WINDOW - 1)), done = 0;
-    struct posix_fill_window *window;
+    size_t at = (size_t)offset, done = 0;
 
-    if (at + nbytes > WINDOW || !is_old(fill, offset, nbytes))
-        return 0;
-    pthread_mutex_lock(&fill->lock);
-    window = window_at(fill, (size_t)(offset >> WINDOW_SHIFT));
-    pthread_mutex_unlock(&fill->lock);
     /* The last byte makes the file's times right. */
-    if (!window || pwrite(fill->fd, last, 1, (off_t)(offset + nbytes - 1)) != 1)
+    if (!is_old(fill, offset + nbytes) ||
+        pwrite(fill->fd, last, 1, (off_t)(offset + nbytes - 1)) != 1)
         return 0;
-    have_pages(window, at, nbytes);
+    have_pages(fill, at, nbytes);
     while (done < nbytes) {
-        ssize_t n =
-            pread(from, window->cpu + at + done, nbytes - done, (off_t)(from_offset + done));
+        ssize_t n = pread(from, fill->cpu + at + done, nbytes - done, (off_t)(from_offset + done));
 
         if (n < 0 && errno == EINTR)
             continue;

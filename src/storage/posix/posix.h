@@ -94,8 +94,8 @@ void posix_uring_destroy(struct posix_uring *uring);
 /* That errno tells of a shortage of descriptors, which may be over soon. */
 bool posix_uring_may_come(int error);
 
-/* Lets the kernel keep this memory: requests within it cost less. False: it would not. */
-bool posix_uring_keep(struct posix_uring *uring, void *cpu, size_t nbytes);
+/* Lets the kernel keep this memory, if it will: requests within it cost less. */
+void posix_uring_keep(struct posix_uring *uring, void *cpu, size_t nbytes);
 
 /* Queues a request; false: no room until some are reaped. `user` comes back with its end. */
 bool posix_uring_move(struct posix_uring *uring, int fd, enum gpunvme_op op, uint8_t *cpu,
@@ -224,15 +224,14 @@ void posix_gate_leave(struct posix_gate *gate, bool direct);
 
 /* ---- fill.c ---------------------------------------------------------------------------------- */
 
-struct posix_fill_window;
-
+/* A mapping of what the file has when its first bytes are filled; none before. */
 struct posix_fill {
     int fd;
     pthread_mutex_t lock;
-    bool has_nbytes;
-    uint64_t nbytes; /* of the file, when its first bytes were filled */
-    struct posix_fill_window **windows;
-    size_t nwindows;
+    bool is_tried;
+    uint8_t *cpu;        /* NULL: there is none */
+    uint64_t nbytes;     /* likewise 0 */
+    _Atomic bool *there; /* by granule (fill.c): its pages are mapped, or were */
 };
 
 void posix_fill_init(struct posix_fill *fill, int fd);

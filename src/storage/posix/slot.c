@@ -26,7 +26,6 @@ void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err
     crew_end(&op->piece, err, done);
     op->next = w->free;
     w->free = op;
-    w->nfree++;
 }
 
 /* Callers that wait learn of a copy that does not end before they give up themselves. */

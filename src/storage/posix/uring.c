@@ -18,30 +18,26 @@ struct posix_uring {
     unsigned in_flight; /* queued, and not yet given back */
 };
 
-/* Ends are looked for: there is no need to interrupt the thread for them. */
+/*
+ * Ends are looked for: there is no need to interrupt the thread for them (Linux 6.0). The feature
+ * came with the operations that are used here (5.6).
+ */
 static int init(struct io_uring *ring, unsigned depth)
 {
-    static const unsigned wishes[] = {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN |
-                                          IORING_SETUP_TASKRUN_FLAG,
-                                      IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG, 0};
-    int err = -EINVAL;
+    struct io_uring_params params = {.flags = IORING_SETUP_SINGLE_ISSUER |
+                                              IORING_SETUP_COOP_TASKRUN |
+                                              IORING_SETUP_TASKRUN_FLAG};
+    int err = io_uring_queue_init_params(depth, ring, &params);
 
-    for (unsigned i = 0; i < sizeof(wishes) / sizeof(wishes[0]) && err == -EINVAL; i++) {
-        struct io_uring_params params = {.flags = wishes[i]};
-
+    if (err == -EINVAL) {
+        params = (struct io_uring_params){0};
         err = io_uring_queue_init_params(depth, ring, &params);
     }
+    if (!err && !(params.features & IORING_FEAT_RW_CUR_POS)) {
+        io_uring_queue_exit(ring);
+        err = -ENOSYS;
+    }
     return err;
-}
-
-static bool has_operations(struct io_uring *ring)
-{
-    struct io_uring_probe *probe = io_uring_get_probe_ring(ring);
-    bool ok = probe && io_uring_opcode_supported(probe, IORING_OP_READ) &&
-              io_uring_opcode_supported(probe, IORING_OP_WRITE);
-
-    io_uring_free_probe(probe);
-    return ok;
 }
 
 int posix_uring_create(unsigned depth, struct posix_uring **out)
@@ -53,10 +49,6 @@ int posix_uring_create(unsigned depth, struct posix_uring **out)
     if (!uring)
         return ENOMEM;
     err = init(&uring->ring, depth);
-    if (!err && !has_operations(&uring->ring)) {
-        io_uring_queue_exit(&uring->ring);
-        err = -ENOSYS;
-    }
     if (err) {
         free(uring);
         return -err;
@@ -78,15 +70,14 @@ bool posix_uring_may_come(int error)
     return error == EMFILE || error == ENFILE;
 }
 
-bool posix_uring_keep(struct posix_uring *uring, void *cpu, size_t nbytes)
+void posix_uring_keep(struct posix_uring *uring, void *cpu, size_t nbytes)
 {
     const struct iovec iov = {.iov_base = cpu, .iov_len = nbytes};
 
     if (io_uring_register_buffers(&uring->ring, &iov, 1))
-        return false; /* RLIMIT_MEMLOCK, mostly */
+        return; /* RLIMIT_MEMLOCK, mostly */
     uring->kept = cpu;
     uring->kept_nbytes = nbytes;
-    return true;
 }
 
 static bool is_kept(const struct posix_uring *uring, const uint8_t *cpu, size_t nbytes)

@@ -124,7 +124,7 @@ static bool admit(struct lane *lane, const struct crew_piece *piece)
     dev_t dev = piece->store->dev;
     size_t cost = posix_cost_of(piece);
 
-    if (!w->nfree || would_wait(w, piece))
+    if (would_wait(w, piece))
         return false;
     if (!posix_is_quick(piece))
         return lane_share_take(&w->shares, dev, cost, ENOUGH_SLOW);
@@ -311,6 +311,7 @@ static void close_lane(struct lane *lane)
     struct posix_worker *w = (struct posix_worker *)lane;
 
     posix_uring_destroy(w->uring);
+    free(lane->hands);
     free(w->ops);
     free(w);
 }
@@ -323,7 +324,7 @@ gpunvme_err_t posix_add_lane(struct posix_engine *engine, unsigned index, struct
     struct posix_worker *w = calloc(1, sizeof(*w));
     struct posix_op *ops = calloc(NOPS, sizeof(*ops));
 
-    if (!w || !ops) {
+    if (!w || !ops || lane_make_room(&w->lane, NOPS)) {
         free(w);
         free(ops);
         return base_fail(GPUNVME_ERR_NOMEM, "a lane");
@@ -336,9 +337,9 @@ gpunvme_err_t posix_add_lane(struct posix_engine *engine, unsigned index, struct
         w->sets[i] =
             (struct posix_set){.ring = &engine->rings[i], .home = &engine->rings[i].parts[index]};
     w->ops = ops;
-    for (; w->nfree < NOPS; w->nfree++) {
-        ops[w->nfree].next = w->free;
-        w->free = &ops[w->nfree];
+    for (unsigned i = 0; i < NOPS; i++) {
+        ops[i].next = w->free;
+        w->free = &ops[i];
     }
     crew_add(engine->crew, &lane_ops, index, &w->lane);
     return GPUNVME_OK;

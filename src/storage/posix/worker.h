@@ -78,7 +78,7 @@ struct posix_worker {
     bool asked_to_keep;        /* the kernel, our slots */
     struct pool_box box;       /* requests that a thread of the pool has made */
     struct posix_op *ops, *free;
-    unsigned nfree, nbegun;                   /* begun since the last turn */
+    unsigned nbegun;                          /* since the last turn */
     struct lane_shares shares;                /* bytes in hand, small pieces as if larger */
     struct posix_op *waiting, **last_waiting; /* taken, for want of a slot not started */
     struct posix_op *gated;                   /* writes that wait until direct ones have ended */

@@ -348,52 +348,22 @@ static bool stripe_direct(struct gpunvme_store *store, struct gpunvme_io *io)
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
-static void decode_semicolons(char *text)
+/*
+ * Takes the next of the members that "URI;URI;…" names, with %3B in it decoded. What follows is
+ * *text; NULL: nothing does.
+ */
+static void take_member(const char **text, char uri[STORE_TARGET_ROOM])
 {
-    char *to = text;
+    const char *from = *text;
 
-    for (const char *from = text; *from; to++) {
+    for (; *from && *from != ';'; uri++) {
         bool coded = from[0] == '%' && from[1] == '3' && (from[2] == 'B' || from[2] == 'b');
 
-        *to = coded ? ';' : *from;
+        *uri = coded ? ';' : *from;
         from += coded ? 3 : 1;
     }
-    *to = 0;
-}
-
-/* The members that "URI;URI;…" names, %3B in them decoded: *n of them, in one piece to free(). */
-static gpunvme_err_t stripe_list(const char *text, char ***uris, size_t *n)
-{
-    size_t room = strlen(text) + 1;
-    char **list = malloc(STRIPE_MAX_MEMBERS * sizeof(char *) + room), *at;
-
-    *n = 0;
-    if (!list)
-        return base_fail(GPUNVME_ERR_NOMEM, "a list of members");
-    at = (char *)&list[STRIPE_MAX_MEMBERS];
-    memcpy(at, text, room);
-    while (at && *n < STRIPE_MAX_MEMBERS) {
-        char *next = strchr(at, ';');
-
-        if (next)
-            *next++ = 0;
-        decode_semicolons(at);
-        if (!*at)
-            break;
-        list[(*n)++] = at;
-        at = next;
-    }
-    if (at) {
-        gpunvme_err_t err =
-            *at ? base_fail(GPUNVME_ERR_LIMIT, "more than %u members", STRIPE_MAX_MEMBERS)
-                : base_fail(GPUNVME_ERR_URI,
-                            "member %zu has no name: members are separated by one ';'", *n);
-
-        free(list);
-        return err;
-    }
-    *uris = list;
-    return GPUNVME_OK;
+    *uri = 0;
+    *text = *from ? from + 1 : NULL;
 }
 
 gpunvme_err_t stripe_read_header(struct gpunvme_store *member, struct stripe_header *h)
@@ -488,45 +458,56 @@ static gpunvme_err_t stripe_close(struct gpunvme_store *store)
     return failure.err ? base_restore(&failure) : GPUNVME_OK;
 }
 
-static gpunvme_err_t open_all(struct gpunvme_store *store, struct stripe *s, char **uris, size_t n)
+static gpunvme_err_t count_members(const char *text, size_t *n)
 {
-    struct stripe_member *members = calloc(n, sizeof(*members));
-    size_t order[STRIPE_MAX_MEMBERS];
-    gpunvme_err_t err = GPUNVME_OK;
+    char uri[STORE_TARGET_ROOM];
 
-    if (!members)
-        return base_fail(GPUNVME_ERR_NOMEM, "%zu members", n);
-    for (size_t i = 0; i < n && !err; i++)
-        err = open_member(store, uris[i], &members[i], &s->members[i]);
-    if (!err)
-        err = stripe_set_check(members, n, order);
-    if (!err) {
-        struct gpunvme_store *opened[STRIPE_MAX_MEMBERS];
-
-        memcpy(opened, s->members, sizeof(opened));
-        for (size_t i = 0; i < n; i++)
-            s->members[i] = opened[order[i]];
-        s->n = n;
-        describe_set(store, s, &members[0].header);
-        err = check_blocks(store, s);
+    for (*n = 0; text; ++*n) {
+        take_member(&text, uri);
+        if (!uri[0])
+            return base_fail(GPUNVME_ERR_URI,
+                             "member %zu has no name: members are separated by one ';'", *n);
     }
-    free(members);
-    return err;
+    return *n <= STRIPE_MAX_MEMBERS
+               ? GPUNVME_OK
+               : base_fail(GPUNVME_ERR_LIMIT, "more than %u members", STRIPE_MAX_MEMBERS);
+}
+
+static gpunvme_err_t open_all(struct gpunvme_store *store, struct stripe *s,
+                              struct stripe_member *members)
+{
+    struct gpunvme_store *opened[STRIPE_MAX_MEMBERS];
+    const char *text = store->uri.target;
+    char uri[STORE_TARGET_ROOM];
+    size_t order[STRIPE_MAX_MEMBERS];
+    gpunvme_err_t err = count_members(text, &s->n);
+
+    for (size_t i = 0; i < s->n && !err; i++) {
+        take_member(&text, uri);
+        err = open_member(store, uri, &members[i], &s->members[i]);
+    }
+    if (!err)
+        err = stripe_set_check(members, s->n, order);
+    if (err)
+        return err;
+    memcpy(opened, s->members, sizeof(opened));
+    for (size_t i = 0; i < s->n; i++)
+        s->members[i] = opened[order[i]];
+    describe_set(store, s, &members[0].header);
+    return check_blocks(store, s);
 }
 
 static gpunvme_err_t stripe_open(struct gpunvme_store *store)
 {
+    struct stripe_member *members = calloc(STRIPE_MAX_MEMBERS, sizeof(*members));
     struct stripe *s = store->priv;
-    char **uris = NULL;
     gpunvme_err_t err;
-    size_t n;
 
     pthread_mutex_init(&s->lock, NULL);
-    err = stripe_list(store->uri.target, &uris, &n);
-    if (err)
-        return err;
-    err = open_all(store, s, uris, n);
-    free(uris);
+    if (!members)
+        return base_fail(GPUNVME_ERR_NOMEM, "a list of members");
+    err = open_all(store, s, members);
+    free(members);
     return err;
 }
 

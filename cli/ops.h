@@ -17,7 +17,7 @@ int cli_ops_check(int argc, char **argv);
 /* Says what failed; returns the exit code. */
 int cli_ops_fail(gpunvme_ops_status_t status);
 
-/* An operator by its name: "matmul", "linear-forward", "linear-backward". -1 if there is none. */
+/* An operator by its name: "matmul", "linear-forward", "attention". -1 if there is none. */
 int cli_ops_by_name(const char *name);
 const char *cli_ops_name(int op);
 
@@ -29,7 +29,10 @@ int cli_ops_device_by_name(const char *name); /* "cpu" or "cuda"; -1 if there is
 const char *cli_ops_device_name(int device);
 int cli_ops_activation_by_name(const char *name); /* likewise */
 
-/* For matmul m, n, k; for linear layers rows, out, in, which are the same three of its product. */
+/*
+ * For matmul m, n, k; for linear layers rows, out, in, which are the same three of its product; for
+ * attention queries, keys and channels of a head.
+ */
 struct ops_shape {
     int64_t m, n, k;
 };
@@ -47,12 +50,21 @@ enum ops_matrix_name {
     OPS_GRAD_Y, /* backward: m x n; C is grad_x, m x k */
     OPS_GRAD_WEIGHT,
     OPS_GRAD_BIAS, /* n x k, n */
+    OPS_V,         /* attention: A is Q, B is K, C is out, all with heads: see ops_attention.c */
+    OPS_LSE,       /* f32 */
     OPS_NMATRICES
+};
+
+/* What attention has beside its shape. */
+struct ops_heads {
+    int64_t batch, heads, kv_heads;
+    bool causal;
 };
 
 struct ops_case {
     int op, device, dtype, compute, activation;
     struct ops_shape shape;
+    struct ops_heads heads;
     int threads; /* of variants that have threads; 0: all */
     uint64_t seed;
     bool no_preact;      /* a linear layer forward does not keep the pre-activation */
@@ -112,6 +124,25 @@ struct ops_done ops_case_does(const struct ops_case *c);
  * first to the last, are looked at; 0 is all.
  */
 double ops_case_error(const struct ops_case *c, const struct ops_done *done, int64_t lines);
+
+/* Attention's share of a case. How many elements each matrix has, -1 for none: */
+static inline bool ops_is_attention(int op)
+{
+    return op >= GPUNVME_OPS_ATTENTION;
+}
+
+void ops_attention_count(const struct ops_case *c, int64_t counts[OPS_NMATRICES]);
+double ops_attention_flops(const struct ops_case *c);
+struct gpunvme_attention ops_attention_of(const struct ops_case *c);
+
+/* As ops_case_error(), in at most `lines` queries of some heads. */
+double ops_attention_error(const struct ops_case *c, int64_t lines);
+
+/* What rounding a value to a type may lose. */
+double ops_rounding(int dtype, double value);
+
+/* The error, as a share of what is allowed, if it is worse than the worst so far. */
+double ops_worst(double so_far, double got, double expected, double allowed);
 
 /* A BLAS, if one can be loaded. */
 struct ops_blas {

@@ -95,7 +95,10 @@ static gpunvme_ops_status_t fetch_failed(const struct result *r)
     return GPUNVME_OPS_ERR_CUDA;
 }
 
-/* One variant and type on all shapes, linear layers with an activation of each kind in turn. */
+/*
+ * One variant and type on all shapes, linear layers with an activation of each kind in turn,
+ * attention with every other shape causal.
+ */
 static gpunvme_ops_status_t check(const struct args *args, struct result *r)
 {
     size_t count = r->device == GPUNVME_OPS_CPU ? NCPU_SHAPES : NSHAPES;
@@ -107,6 +110,7 @@ static gpunvme_ops_status_t check(const struct args *args, struct result *r)
                              .compute = r->compute,
                              .activation = (int)(i % GPUNVME_OPS_NACTS),
                              .shape = shapes[i],
+                             .heads = {2, 4, 2, i % 2},
                              .seed = args->seed + i};
         gpunvme_ops_status_t status = GPUNVME_OPS_OK;
         double error = NAN; /* out of memory is told as wrong */

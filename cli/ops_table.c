@@ -157,6 +157,15 @@ static void print_all_peaks(const struct ops_table *t)
             print_peaks(t, told = t->rows[i].threads);
 }
 
+static void print_heads(const struct ops_heads *h)
+{
+    printf(", batch %lld, heads %lld", (long long)h->batch, (long long)h->heads);
+    if (h->kv_heads != h->heads)
+        printf("/%lld", (long long)h->kv_heads);
+    if (h->causal)
+        printf(", causal");
+}
+
 static void print_head(const struct ops_table *t)
 {
     const struct ops_shape *s = &t->data.shape;
@@ -164,7 +173,9 @@ static void print_head(const struct ops_table *t)
     printf("%s %s, %lld x %lld x %lld", cli_ops_name(t->data.op),
            cli_ops_dtype_name(t->data.dtype, t->data.compute), (long long)s->m, (long long)s->n,
            (long long)s->k);
-    if (t->data.op != GPUNVME_OPS_MATMUL)
+    if (ops_is_attention(t->data.op))
+        print_heads(&t->data.heads);
+    else if (t->data.op != GPUNVME_OPS_MATMUL)
         printf(", activation %s", gpunvme_ops_activation_name(t->data.activation));
     if (t->data.op == GPUNVME_OPS_LINEAR_FORWARD && t->data.no_preact)
         printf(", pre-activation not kept");
@@ -301,7 +312,12 @@ static void json_head(const struct ops_table *t, struct cli_json *json)
     cli_json_text(json, "operator", cli_ops_name(t->data.op));
     cli_json_text(json, "device", cli_ops_device_name(t->data.device));
     cli_json_text(json, "dtype", cli_ops_dtype_name(t->data.dtype, t->data.compute));
-    if (t->data.op != GPUNVME_OPS_MATMUL)
+    if (ops_is_attention(t->data.op)) {
+        cli_json_u64(json, "batch", (uint64_t)t->data.heads.batch);
+        cli_json_u64(json, "heads", (uint64_t)t->data.heads.heads);
+        cli_json_u64(json, "kv_heads", (uint64_t)t->data.heads.kv_heads);
+        cli_json_bool(json, "causal", t->data.heads.causal);
+    } else if (t->data.op != GPUNVME_OPS_MATMUL)
         cli_json_text(json, "activation", gpunvme_ops_activation_name(t->data.activation));
     if (t->data.op == GPUNVME_OPS_LINEAR_FORWARD)
         cli_json_bool(json, "preact", !t->data.no_preact);

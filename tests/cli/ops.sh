@@ -18,6 +18,7 @@ gpunvme ops list
 expect 0
 expect_out '^matmul on the CPU'
 expect_out '^linear-backward on the CPU'
+expect_out '^attention on the CPU'
 expect_out '^  blocked'
 gpunvme ops list --json
 expect 0
@@ -56,6 +57,21 @@ gpunvme ops bench linear --variant packed --shape 32x48x64 --activation silu --r
 expect 0
 expect_out '^linear-forward f32, 32 x 48 x 64, activation silu$'
 expect_out '^linear-backward f32, 32 x 48 x 64, activation silu$'
+
+promise "bench of attention has heads, and counts only what is not masked"
+gpunvme ops bench attention --shape 24x40x16 --batch 3 --heads 6/2 --causal --rounds 1 --no-peaks
+expect 0
+expect_out '^attention f32, 24 x 40 x 16, batch 3, heads 6/2, causal$'
+expect_out '^OpenBLAS has no attention$|^OpenBLAS was not found'
+gpunvme ops bench attention --shape 3x4x8 --variant naive --rounds 1 --no-peaks --causal --json
+expect 0
+expect_json
+expect_out '"kv_heads": 8'
+expect_out '"flops": 2304$|"flops": 2304,'
+for heads in 6/4 6/ 0 6/2x; do
+    gpunvme ops bench attention --heads $heads
+    expect 2 "8 divides 32"
+done
 
 promise "--json has the same"
 gpunvme ops bench linear-forward --shape 32 --rounds 2 --json

@@ -18,6 +18,7 @@ static struct ops_case the_case(int op)
     struct ops_case c = {.op = op,
                          .activation = GPUNVME_OPS_ACT_GELU,
                          .shape = {19, 23, 17},
+                         .heads = {2, 4, 2, true},
                          .threads = 1,
                          .seed = 3};
 
@@ -69,11 +70,13 @@ static void spoil(int op, const int *results, int nresults, float value)
 static void spoil_all(float value)
 {
     const int product[] = {OPS_C}, forward[] = {OPS_C, OPS_PREACT};
+    const int attention[] = {OPS_C, OPS_LSE};
     const int backward[] = {OPS_C, OPS_GRAD_WEIGHT, OPS_GRAD_BIAS};
 
     spoil(GPUNVME_OPS_MATMUL, product, 1, value);
     spoil(GPUNVME_OPS_LINEAR_FORWARD, forward, 2, value);
     spoil(GPUNVME_OPS_LINEAR_BACKWARD, backward, 3, value);
+    spoil(GPUNVME_OPS_ATTENTION, attention, 2, value);
 }
 
 static void one_nan_is_wrong_wherever_it_is(void **state)

@@ -80,6 +80,7 @@ enum gpunvme_ops_op {
     GPUNVME_OPS_MATMUL = 0,
     GPUNVME_OPS_LINEAR_FORWARD = 1,
     GPUNVME_OPS_LINEAR_BACKWARD = 2,
+    GPUNVME_OPS_ATTENTION = 3,
     GPUNVME_OPS_NOPS /* their number */
 };
 

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Attention: forward and backward, over keys that lie in the pages of a cache, and the filling of
+ * such a cache. The rules of ops/core.h apply; only the results' memory of one kind is different:
+ * rows behind a sequence's length are padding, and are neither read nor written.
+ *
+ * Arrays of int32_t (offsets, lengths, block tables) are where the operands are, so with CUDA in
+ * the memory of the GPU: a graph that was captured once can be replayed with other lengths. On the
+ * CPU their values are checked (ERR_INVALID). With CUDA they are not, and values out of range make
+ * the behaviour undefined.
+ */
+#ifndef GPUNVME_OPS_ATTENTION_H
+#define GPUNVME_OPS_ATTENTION_H
+
+#include "gpunvme/ops/core.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * The layout of a tensor: channel c of head h in row i of sequence b is at
+ * p[b * batch + i * row + h * head + c]. Channels are contiguous. Strides count elements, may be in
+ * any order, and are not negative; that of a dimension with one element is ignored. For s rows, h
+ * heads and d channels:
+ *
+ *   BSHD                      {s * h * d, h * d, d}
+ *   BHSD                      {h * s * d, d, s * d}
+ *   packed QKV, BS3HD         {s * 3 * h * d, 3 * h * d, d}, K begins h * d elements behind Q
+ *
+ * Strides of operands may be 0, to share K among sequences for example. Elements of a result may
+ * not share memory, but results may interleave with each other and with operands.
+ */
+struct gpunvme_attention_strides {
+    int64_t batch, row, head;
+};
+
+/*
+ * Rotary position embedding (Su et al., "RoFormer", 2021), applied as Q and K are loaded. Channels
+ * first … first + dim - 1 of each head are rotated in pairs (x, y): pair p at position t becomes
+ *
+ *   (x cos - y sin, x sin + y cos)   by the angle t * base^(-2 p / dim), or by cos[t][p], sin[t][p]
+ *
+ * Key j of a sequence is at position j, query i at position i + k_len - q_len. At a negative
+ * position -t the tables' row t is used, with its sines negated. Q and K in memory stay as they
+ * are, and the gradients are those of Q and K before the rotation.
+ */
+struct gpunvme_rope {
+    const float *cos, *sin; /* rows x dim / 2, a row is `ld` elements long; both NULL: by `base` */
+    int64_t rows, ld;       /* rows: at least the larger of q_len and k_len */
+    float base;             /* 0: 10000 */
+    int32_t dim;            /* even; 0: there is no rotation, and the other fields are ignored */
+    int32_t first;
+    int32_t interleaved; /* 0: x is channel first + p, y is dim / 2 behind it; 1: 2 p and 2 p + 1 */
+    int32_t
+        queries_only; /* 1: K is rotated already, as in a cache that gpunvme_kv_append() fills */
+    int32_t reserved; /* 0 */
+};
+
+/*
+ * Attention (Vaswani et al., 2017). For each sequence and head, with row i of Q and key j:
+ *
+ *   S = scale Q K^T                  with softcap: S = softcap tanh(scale Q K^T / softcap)
+ *   lse_i = log(sum of exp(S_ij) over the keys that i sees, + exp(sink) of the head, if given)
+ *   P_ij = exp(S_ij - lse_i), 0 where i does not see j
+ *   out = P V
+ *
+ * Let t = i + k_len - q_len, with the lengths of the sequence: the last query is aligned to the
+ * last key. Query i sees key j if j <= t (`causal`) and t - window_left <= j <= t + window_right
+ * (`window`). A query that sees no key has out = 0 and lse = sink, or -infinity without sinks.
+ * Values of keys that no query sees may still be multiplied by 0.
+ *
+ *   q      batch x q_len x heads x dim
+ *   k      batch x k_len x kv_heads x dim
+ *   v      batch x k_len x kv_heads x dim_v; may be k (MLA: the first dim_v channels of K)
+ *   out    batch x q_len x heads x dim_v
+ *   lse    batch x q_len x heads, f32, the natural logarithm; NULL if not wanted
+ *   sinks  heads, f32: a logit that takes its share of the softmax and has no value; NULL for none
+ *
+ * Head h reads K and V of head h / (heads / kv_heads): multi-query and grouped-query attention.
+ *
+ * Sequences of different lengths lie behind each other (offsets) or in batches with padding
+ * (lengths), Q and K independently. With q_offsets, batch + 1 numbers that do not decrease, the
+ * rows of sequence b are q_offsets[b] … q_offsets[b + 1] - 1 of the q_rows rows there are, and
+ * batch strides of Q, out and lse are ignored. With q_lengths, batch numbers, only the first
+ * q_lengths[b] rows of each sequence are used. No sequence may be longer than q_len. The same for
+ * K and V with k_offsets, k_lengths, k_rows and k_len.
+ *
+ * Any length may be 0; dim, dim_v and heads are at least 1. Q, K and V have the type `dtype`; out
+ * has `out_dtype`, which is dtype or F32.
+ */
+struct gpunvme_attention {
+    int64_t batch; /* sequences */
+    int64_t heads, kv_heads;
+    int64_t dim, dim_v;
+    int64_t q_len, k_len;   /* of each sequence, at most */
+    int64_t q_rows, k_rows; /* with offsets: of all sequences; else ignored */
+    const void *q, *k, *v;
+    void *out;
+    float *lse;
+    struct gpunvme_attention_strides q_strides, k_strides, v_strides, out_strides, lse_strides;
+    const int32_t *q_offsets, *k_offsets, *q_lengths, *k_lengths; /* NULL: not used */
+    const float *sinks;
+    int64_t window_left, window_right; /* >= 0; INT64_MAX: no limit to that side */
+    struct gpunvme_rope rope;
+    float scale;            /* 0: 1 / sqrt(dim) */
+    float softcap;          /* 0: none */
+    int32_t causal, window; /* 0 or 1 */
+    int32_t dtype, out_dtype, compute;
+    int32_t reserved;
+    int64_t reserved_more[4]; /* 0, as `reserved` */
+};
+
+/*
+ * ERR_SHAPE: a size, stride or length makes no sense. ERR_INVALID: a pointer is missing, a number
+ * is out of its range, or (CPU) an offset or length is. Threads, aliasing and all else as in
+ * ops/core.h.
+ */
+gpunvme_ops_status_t gpunvme_attention(const struct gpunvme_attention *attention,
+                                       const struct gpunvme_ops_exec *exec);
+
+/*
+ * Bytes of workspace that gpunvme_attention() needs. It depends on sizes and types, and not on
+ * what pointers are or point to, except whether an optional one is NULL.
+ */
+gpunvme_ops_status_t gpunvme_attention_workspace(const struct gpunvme_attention *attention,
+                                                 const struct gpunvme_ops_exec *exec,
+                                                 size_t *nbytes);
+
+/* The name of the variant that gpunvme_attention() runs for this call: as gpunvme_matmul_choose().
+ */
+gpunvme_ops_status_t gpunvme_attention_choose(const struct gpunvme_attention *attention,
+                                              const struct gpunvme_ops_exec *exec,
+                                              const char **name);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

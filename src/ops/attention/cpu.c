@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Attention on the CPU: the ladders.
+ */
+#include "ops/attention/cpu.h"
+
+/* The engines' numbers are the order of speed, and so the ranks: see cpu_rank(). */
+enum { NAIVE, ONLINE, TILES };
+
+/* Of threads together. It saturates, as ops_workspace_part() does. */
+static size_t times(size_t nbytes, int threads)
+{
+    size_t all;
+
+    return __builtin_mul_overflow(nbytes, (size_t)threads, &all) ? SIZE_MAX / 4 : all;
+}
+
+static size_t workspace_of(const struct attention_cpu *x, const struct ops_variant *variant,
+                           const struct ops_call *call)
+{
+    const struct cpu_engine *engine = variant->data;
+
+    switch (engine - cpu_engines) {
+    case NAIVE:
+        return attention_naive_workspace(x);
+    case ONLINE:
+        return attention_online_workspace(x);
+    default:
+        return times(attention_tiles_workspace(x, engine), cpu_threads_for(engine, call->exec));
+    }
+}
+
+static gpunvme_ops_status_t run(const struct attention_cpu *x, const struct ops_variant *variant,
+                                const struct ops_call *call)
+{
+    const struct cpu_engine *engine = variant->data;
+    gpunvme_ops_status_t status = attention_check_values(x);
+
+    if (status)
+        return status;
+    switch (engine - cpu_engines) {
+    case NAIVE:
+        attention_naive(x, call->exec->workspace);
+        break;
+    case ONLINE:
+        attention_online(x, call->exec->workspace);
+        break;
+    default:
+        attention_tiles(x, engine, cpu_threads_for(engine, call->exec), call->exec->workspace);
+    }
+    return GPUNVME_OPS_OK;
+}
+
+static size_t forward_workspace(const struct ops_variant *variant, const struct ops_call *call)
+{
+    struct attention_cpu x = attention_cpu_of(call->descriptor);
+
+    return workspace_of(&x, variant, call);
+}
+
+static gpunvme_ops_status_t forward_run(const struct ops_variant *variant,
+                                        const struct ops_call *call)
+{
+    struct attention_cpu x = attention_cpu_of(call->descriptor);
+
+    return run(&x, variant, call);
+}
+
+#define VARIANT(index, name, features, needs, changes, workspace, run)                             \
+    CPU_VARIANT(index, name, features, needs, changes, workspace, run, NULL)
+
+/* The rungs by tiles are the engines for products that are called so, too. */
+#define TILE_VARIANTS(workspace, run)                                                              \
+    VARIANT(2, "packed", 0, "nothing",                                                             \
+            "tiles of queries and keys: one tile of scores at a time, products by the engine "     \
+            "'packed', exponentials in vectors of 4",                                              \
+            workspace, run),                                                                       \
+        VARIANT(3, "avx2", CPU_X86(GPUNVME_OPS_CPU_AVX2), "AVX2 and FMA",                          \
+                "vectors of 8, multiplied and added at once", workspace, run),                     \
+        VARIANT(4, "avx512", CPU_X86(GPUNVME_OPS_CPU_AVX512), "AVX-512F", "vectors of 16",         \
+                workspace, run),                                                                   \
+        VARIANT(5, "openmp", GPUNVME_OPS_CPU_OPENMP, "a build with OpenMP",                        \
+                "the best of the above, tiles split among threads", workspace, run)
+
+#define FORWARD_LADDER(workspace, run)                                                             \
+    {                                                                                              \
+        VARIANT(NAIVE, "naive", 0, "nothing",                                                      \
+                "one query at a time: its scores, their softmax and the sums in f64, as the "      \
+                "definition has them",                                                             \
+                workspace, run),                                                                   \
+            VARIANT(ONLINE, "online", 0, "nothing",                                                \
+                    "one pass over the keys: sums in f32, scaled when a larger score comes, and "  \
+                    "no row of scores in memory",                                                  \
+                    workspace, run),                                                               \
+            TILE_VARIANTS(workspace, run)                                                          \
+    }
+
+static const struct ops_variant forward[] = FORWARD_LADDER(forward_workspace, forward_run);
+
+const struct ops_ladder attention_cpu = OPS_LADDER(forward);

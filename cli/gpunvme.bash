@@ -91,7 +91,7 @@ _gpunvme() {
     elif [[ $command == ops && COMP_CWORD -eq 2 ]]; then
         words="list bench check"
     elif [[ $command == ops && ${COMP_WORDS[2]} == bench && $before != --* ]]; then
-        words="matmul linear linear-forward linear-backward attention"
+        words="matmul linear linear-forward linear-backward attention attention-backward"
     else
         words=$(_gpunvme_values "$before")
     fi

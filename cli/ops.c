@@ -11,8 +11,8 @@
 #include "ops.h"
 #include "verbs.h"
 
-static const char *const op_names[GPUNVME_OPS_NOPS] = {"matmul", "linear-forward",
-                                                       "linear-backward", "attention"};
+static const char *const op_names[GPUNVME_OPS_NOPS] = {
+    "matmul", "linear-forward", "linear-backward", "attention", "attention-backward"};
 
 const char *cli_ops_name(int op)
 {

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/random.h"
 #include "gpunvme/ops.h"
 
 int cli_ops_bench(int argc, char **argv);
@@ -52,6 +53,9 @@ enum ops_matrix_name {
     OPS_GRAD_BIAS, /* n x k, n */
     OPS_V,         /* attention: A is Q, B is K, C is out, all with heads: see ops_attention.c */
     OPS_LSE,       /* f32 */
+    OPS_OUT,       /* backwards: grad_out is GRAD_Y, C is grad_q */
+    OPS_GRAD_K,
+    OPS_GRAD_V,
     OPS_NMATRICES
 };
 
@@ -134,6 +138,13 @@ static inline bool ops_is_attention(int op)
 void ops_attention_count(const struct ops_case *c, int64_t counts[OPS_NMATRICES]);
 double ops_attention_flops(const struct ops_case *c);
 struct gpunvme_attention ops_attention_of(const struct ops_case *c);
+struct gpunvme_attention_grad ops_attention_backward_of(const struct ops_case *c);
+
+/* The number of keys that query i sees. */
+int64_t ops_attention_seen(const struct ops_case *c, int64_t i);
+
+/* What a forward call might have given. */
+void ops_attention_fill_lse(const struct ops_case *c, float *lse, struct base_random *r);
 
 /* As ops_case_error(), in at most `lines` queries of some heads. */
 double ops_attention_error(const struct ops_case *c, int64_t lines);

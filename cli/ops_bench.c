@@ -70,8 +70,8 @@ static const char doc[] =
     "Times each variant of an operator on random data: median and spread, operations and bytes a "
     "second and which share that is of what the machine was measured to do at most, the ratio to "
     "the variant before and to OpenBLAS (on the GPU cuBLASLt) where that can be loaded. OPERATOR "
-    "is matmul, linear-forward, linear-backward, linear, which is both, or attention; without one "
-    "it is matmul."
+    "is matmul, linear-forward, linear-backward, linear, which is both, attention or "
+    "attention-backward; without one it is matmul."
     "\vOpenBLAS is given the product alone, without bias and activation, in f32, and as many "
     "threads as the variant has. OPENBLAS_CORETYPE chooses its code. cuBLASLt is given as much of "
     "a linear layer as it can do at once; GPUNVME_CUBLASLT names another library file. On the GPU "
@@ -109,8 +109,8 @@ static void parse_operator(struct argp_state *state, const char *arg, struct ops
         args->ops[GPUNVME_OPS_LINEAR_FORWARD] = args->ops[GPUNVME_OPS_LINEAR_BACKWARD] = true;
     else
         argp_error(state,
-                   "there is no operator '%s': matmul, linear, linear-forward, linear-backward or "
-                   "attention",
+                   "there is no operator '%s': matmul, linear, linear-forward, linear-backward, "
+                   "attention or attention-backward",
                    arg);
 }
 

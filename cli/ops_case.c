@@ -7,7 +7,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/random.h"
 #include "ops.h"
 #include "ops/cpu/dtype.h"
 #include "ops_gpu.h"
@@ -33,8 +32,8 @@ double ops_cpu_now(void)
 static bool is_result(const struct ops_case *c, int matrix)
 {
     return matrix == OPS_C || matrix == OPS_GRAD_WEIGHT || matrix == OPS_GRAD_BIAS ||
-           (matrix == OPS_PREACT && c->op == GPUNVME_OPS_LINEAR_FORWARD) ||
-           (matrix == OPS_LSE && c->op == GPUNVME_OPS_ATTENTION);
+           (matrix == OPS_PREACT && c->op == GPUNVME_OPS_LINEAR_FORWARD) || matrix == OPS_GRAD_K ||
+           matrix == OPS_GRAD_V || (matrix == OPS_LSE && c->op == GPUNVME_OPS_ATTENTION);
 }
 
 static int dtype_of(const struct ops_case *c, int matrix)
@@ -81,6 +80,8 @@ static bool make_matrix(struct ops_case *c, int matrix, int64_t n, struct base_r
         return false;
     if (is_result(c, matrix))
         memset(data, 0xff, nbytes);
+    else if (matrix == OPS_LSE)
+        ops_attention_fill_lse(c, data, r);
     else
         for (int64_t i = 0; i < n; i++)
             cpu_store(data, i, c->dtype, (float)(2 * base_random_real(r) - 1));
@@ -300,10 +301,15 @@ static gpunvme_ops_status_t call(const struct ops_case *c, const struct gpunvme_
 
         return CALL(gpunvme_linear_backward, p);
     }
-    default: {
+    case GPUNVME_OPS_ATTENTION: {
         struct gpunvme_attention p = ops_attention_of(c);
 
         return CALL(gpunvme_attention, p);
+    }
+    default: {
+        struct gpunvme_attention_grad p = ops_attention_backward_of(c);
+
+        return CALL(gpunvme_attention_backward, p);
     }
     }
 }

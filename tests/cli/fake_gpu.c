@@ -101,6 +101,7 @@ WRAP(gpunvme_matmul, gpunvme_matmul, c)
 WRAP(gpunvme_linear_forward, gpunvme_linear, y)
 WRAP(gpunvme_linear_backward, gpunvme_linear_grad, grad_x)
 WRAP(gpunvme_attention, gpunvme_attention, out)
+WRAP(gpunvme_attention_backward, gpunvme_attention_grad, grad_q)
 
 bool ops_gpu_present(void)
 {

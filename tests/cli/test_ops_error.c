@@ -71,12 +71,14 @@ static void spoil_all(float value)
 {
     const int product[] = {OPS_C}, forward[] = {OPS_C, OPS_PREACT};
     const int attention[] = {OPS_C, OPS_LSE};
+    const int attention_backward[] = {OPS_C, OPS_GRAD_K, OPS_GRAD_V};
     const int backward[] = {OPS_C, OPS_GRAD_WEIGHT, OPS_GRAD_BIAS};
 
     spoil(GPUNVME_OPS_MATMUL, product, 1, value);
     spoil(GPUNVME_OPS_LINEAR_FORWARD, forward, 2, value);
     spoil(GPUNVME_OPS_LINEAR_BACKWARD, backward, 3, value);
     spoil(GPUNVME_OPS_ATTENTION, attention, 2, value);
+    spoil(GPUNVME_OPS_ATTENTION_BACKWARD, attention_backward, 3, value);
 }
 
 static void one_nan_is_wrong_wherever_it_is(void **state)

@@ -79,6 +79,31 @@ struct request {
     float base;
 };
 
+/* What is not said: some heads, f32, sizes that no tile has. */
+static inline struct request with_defaults(struct request r)
+{
+    r.batch = r.batch ? r.batch : 1;
+    r.heads = r.heads ? r.heads : 2;
+    r.kv_heads = r.kv_heads ? r.kv_heads : r.heads;
+    r.dim = r.dim ? r.dim : 17;
+    r.dim_v = r.dim_v ? r.dim_v : r.dim;
+    return r;
+}
+
+static inline const char *told(const struct request *r)
+{
+    static char text[200];
+
+    snprintf(text, sizeof(text),
+             "%s batch %lld heads %lld/%lld dim %lld/%lld q %lld k %lld%s%s%s%s%s rope %d",
+             gpunvme_ops_dtype_name(r->dtype), (long long)r->batch, (long long)r->heads,
+             (long long)r->kv_heads, (long long)r->dim, (long long)r->dim_v, (long long)r->q_len,
+             (long long)r->k_len, r->causal ? " causal" : "", r->window ? " window" : "",
+             r->ragged ? " ragged" : "", r->lengths ? " lengths" : "", r->sinks ? " sinks" : "",
+             r->rope);
+    return text;
+}
+
 /* A request's operands and results, and what the results should be. */
 struct problem {
     const struct request *r;
@@ -409,8 +434,8 @@ static inline double allowed(const struct errors *e, int dtype)
     return 2 * e->plain + 8 * F32_EPS * (e->value + 1) + rounding(dtype, e->value);
 }
 
-/* All that is no element of sequences' rows is as it was poisoned. */
-static inline void expect_padding(const struct problem *p, const struct tensor *x)
+/* All that is no element of a row of Q, or of K, is as it was poisoned. */
+static inline void expect_padding(const struct problem *p, const struct tensor *x, bool queries)
 {
     size_t size = gpunvme_ops_dtype_nbytes(x->dtype);
     unsigned char *seen = x->nbytes ? malloc(x->nbytes) : NULL;
@@ -419,9 +444,9 @@ static inline void expect_padding(const struct problem *p, const struct tensor *
         return;
     memcpy(seen, x->block, x->nbytes);
     for (int64_t b = 0; b < p->r->batch; b++)
-        for (int64_t i = 0; i < q_len_of(p, b); i++)
+        for (int64_t i = 0; i < (queries ? q_len_of(p, b) : k_len_of(p, b)); i++)
             for (int64_t h = 0; h < x->heads; h++) {
-                struct place at = q_place(p, b, i);
+                struct place at = queries ? q_place(p, b, i) : k_place(p, b, i);
 
                 memset(seen + (size_t)tensor_at(x, at.b, at.i, h, 0) * size, 0xff,
                        (size_t)x->dim * size);

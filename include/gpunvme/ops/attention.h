@@ -133,6 +133,43 @@ gpunvme_ops_status_t gpunvme_attention_choose(const struct gpunvme_attention *at
                                               const struct gpunvme_ops_exec *exec,
                                               const char **name);
 
+/*
+ * Attention backwards: of a forward call and the gradient of its result. With S, P and the keys
+ * that are seen as above, P made of the lse that is given, and D_i the sum of grad_out * out in row
+ * i:
+ *
+ *   dS = P (grad_out V^T - D)      with softcap: times 1 - (S / softcap)^2
+ *   grad_q = scale dS K            grad_k = scale dS^T Q, summed over the heads that share it
+ *   grad_v = P^T grad_out, summed likewise
+ *   grad_sinks = - the sum of exp(sink - lse_i) D_i over the rows of a head
+ *
+ * `forward` is the call's descriptor, with out and lse as operands: both must be given. They may be
+ * those of a softmax over more keys than K has, whose other parts are elsewhere. grad_out is laid
+ * out like out and has its type; each gradient has the type and the sizes of what it is of, and
+ * strides of its own. Each of the four may be NULL, and is then not computed. Gradients of queries
+ * that see no key, and of keys that no query sees, are 0. With GPUNVME_OPS_DETERMINISTIC they are
+ * the same bits in every run.
+ */
+struct gpunvme_attention_grad {
+    struct gpunvme_attention forward;
+    const void *grad_out;
+    void *grad_q, *grad_k, *grad_v;
+    float *grad_sinks;
+    struct gpunvme_attention_strides grad_out_strides, grad_q_strides, grad_k_strides,
+        grad_v_strides;
+    int64_t reserved[4]; /* 0 */
+};
+
+/* As the functions of gpunvme_attention(). */
+gpunvme_ops_status_t gpunvme_attention_backward(const struct gpunvme_attention_grad *grad,
+                                                const struct gpunvme_ops_exec *exec);
+gpunvme_ops_status_t gpunvme_attention_backward_workspace(const struct gpunvme_attention_grad *grad,
+                                                          const struct gpunvme_ops_exec *exec,
+                                                          size_t *nbytes);
+gpunvme_ops_status_t gpunvme_attention_backward_choose(const struct gpunvme_attention_grad *grad,
+                                                       const struct gpunvme_ops_exec *exec,
+                                                       const char **name);
+
 #ifdef __cplusplus
 }
 #endif

@@ -81,6 +81,7 @@ enum gpunvme_ops_op {
     GPUNVME_OPS_LINEAR_FORWARD = 1,
     GPUNVME_OPS_LINEAR_BACKWARD = 2,
     GPUNVME_OPS_ATTENTION = 3,
+    GPUNVME_OPS_ATTENTION_BACKWARD = 4,
     GPUNVME_OPS_NOPS /* their number */
 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Attention, forward: its table, and what its arguments must be. The other operators of this folder
- * make use of its checks.
+ * Attention, forward and backward: their tables, and what their arguments must be. The other
+ * operators of this folder make use of the checks.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -11,6 +11,7 @@
 OPS_ABI_SIZE(gpunvme_attention_strides, 24);
 OPS_ABI_SIZE(gpunvme_rope, 56);
 OPS_ABI_SIZE(gpunvme_attention, 408);
+OPS_ABI_SIZE(gpunvme_attention_grad, 576);
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -262,3 +263,59 @@ static gpunvme_ops_status_t check(struct ops_call *call)
 const struct ops_operator ops_attention = {"attention", check, {&attention_cpu, NULL}};
 
 OPS_FUNCTIONS(ops_attention, gpunvme_attention, struct gpunvme_attention)
+
+static void describe_gradients(const struct gpunvme_attention_grad *p, struct ops_spans *spans)
+{
+    const struct gpunvme_attention *f = &p->forward;
+    int64_t q_batch = f->q_len ? attention_batch(f, f->q_offsets) : 0;
+    int64_t k_batch = f->k_len ? attention_batch(f, f->k_offsets) : 0;
+    int64_t q_rows = f->batch ? attention_q_rows(f) : 0;
+    int64_t k_rows = f->batch ? attention_k_rows(f) : 0;
+
+    attention_add_tensor(spans, "grad_out", p->grad_out,
+                         (const int64_t[]){q_batch, q_rows, f->heads, f->dim_v},
+                         &p->grad_out_strides, f->out_dtype, 0);
+    if (p->grad_q)
+        attention_add_tensor(spans, "grad_q", p->grad_q,
+                             (const int64_t[]){q_batch, q_rows, f->heads, f->dim},
+                             &p->grad_q_strides, f->dtype, 1);
+    if (p->grad_k)
+        attention_add_tensor(spans, "grad_k", p->grad_k,
+                             (const int64_t[]){k_batch, k_rows, f->kv_heads, f->dim},
+                             &p->grad_k_strides, f->dtype, 1);
+    if (p->grad_v)
+        attention_add_tensor(spans, "grad_v", p->grad_v,
+                             (const int64_t[]){k_batch, k_rows, f->kv_heads, f->dim_v},
+                             &p->grad_v_strides, f->dtype, 1);
+    if (p->grad_sinks) {
+        add_floats(spans, "grad_sinks", p->grad_sinks, 1, f->heads, 0);
+        spans->matrix[spans->count - 1].result = 1;
+    }
+}
+
+static gpunvme_ops_status_t check_backward(struct ops_call *call)
+{
+    const struct gpunvme_attention_grad *p = call->descriptor;
+    gpunvme_ops_status_t status = attention_check(call, &p->forward);
+
+    for (size_t i = 0; i < COUNT(p->reserved) && !status; i++)
+        status = attention_check_flag("reserved", p->reserved[i], 0);
+    if (status)
+        return status;
+    if (p->grad_sinks && !p->forward.sinks)
+        return ops_fail(GPUNVME_OPS_ERR_INVALID, "grad_sinks is wanted, but sinks is NULL");
+    call->flops *= 2.5; /* five products instead of two */
+    call->empty = !attention_wants_q(p) && !attention_wants_kv(p) && !p->grad_sinks;
+    if (call->empty)
+        return GPUNVME_OPS_OK;
+    attention_describe_q(&call->spans, &p->forward, false);
+    attention_describe_k(&call->spans, &p->forward);
+    attention_describe_rope(&call->spans, &p->forward.rope, false);
+    describe_gradients(p, &call->spans);
+    return GPUNVME_OPS_OK;
+}
+
+const struct ops_operator ops_attention_backward = {
+    "attention_backward", check_backward, {&attention_backward_cpu, NULL}};
+
+OPS_FUNCTIONS(ops_attention_backward, gpunvme_attention_backward, struct gpunvme_attention_grad)

@@ -10,8 +10,8 @@
 #include "gpunvme/ops/attention.h"
 #include "ops/core/operator.h"
 
-extern const struct ops_operator ops_attention;
-extern const struct ops_ladder attention_cpu;
+extern const struct ops_operator ops_attention, ops_attention_backward;
+extern const struct ops_ladder attention_cpu, attention_backward_cpu;
 
 /* The batch of a tensor whose sequences begin at offsets is one long sequence. */
 static inline int64_t attention_batch(const struct gpunvme_attention *p, const int32_t *offsets)
@@ -35,6 +35,17 @@ gpunvme_ops_status_t attention_check(struct ops_call *call, const struct gpunvme
 /* Of RoPE alone, for `dim` channels and so many positions. */
 gpunvme_ops_status_t attention_check_rope(const struct gpunvme_rope *rope, int64_t dim,
                                           int64_t positions);
+
+/* Is there an element of these gradients to compute? */
+static inline bool attention_wants_q(const struct gpunvme_attention_grad *p)
+{
+    return p->grad_q && p->forward.batch && attention_q_rows(&p->forward);
+}
+
+static inline bool attention_wants_kv(const struct gpunvme_attention_grad *p)
+{
+    return (p->grad_k || p->grad_v) && p->forward.batch && attention_k_rows(&p->forward);
+}
 
 /* Adds operands to the call's: out and lse as results or not. */
 void attention_describe_q(struct ops_spans *spans, const struct gpunvme_attention *p, bool results);

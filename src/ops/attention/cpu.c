@@ -2,7 +2,7 @@
  *
  * Attention on the CPU: the ladders.
  */
-#include "ops/attention/cpu.h"
+#include "ops/attention/cpu/cpu.h"
 
 /* The engines' numbers are the order of speed, and so the ranks: see cpu_rank(). */
 enum { NAIVE, ONLINE, TILES };
@@ -66,6 +66,43 @@ static gpunvme_ops_status_t forward_run(const struct ops_variant *variant,
     return run(&x, variant, call);
 }
 
+/* Of the gradients of Q, K and V; and two rows for those of the sinks, which come first. */
+static size_t backward_workspace(const struct ops_variant *variant, const struct ops_call *call)
+{
+    const struct gpunvme_attention_grad *p = call->descriptor;
+    const struct cpu_engine *engine = variant->data;
+    struct attention_cpu x = attention_cpu_of(&p->forward);
+    size_t rows = p->grad_sinks ? ops_workspace_part(2, 1, p->forward.dim_v, sizeof(float)) : 0;
+    size_t rest = 0;
+
+    if (engine - cpu_engines == NAIVE)
+        rest = attention_naive_backward_workspace(&x);
+    else if (attention_wants_q(p) || attention_wants_kv(p))
+        rest = times(attention_tiles_backward_workspace(&x, engine),
+                     cpu_threads_for(engine, call->exec));
+    return rows > rest ? rows : rest;
+}
+
+static gpunvme_ops_status_t backward_run(const struct ops_variant *variant,
+                                         const struct ops_call *call)
+{
+    const struct gpunvme_attention_grad *p = call->descriptor;
+    const struct cpu_engine *engine = variant->data;
+    struct attention_cpu x = attention_cpu_of(&p->forward);
+    gpunvme_ops_status_t status = attention_check_values(&x);
+
+    if (status)
+        return status;
+    if (p->grad_sinks)
+        attention_grad_sinks(&x, p, call->exec->workspace);
+    if (engine - cpu_engines == NAIVE)
+        attention_naive_backward(&x, p, call->exec->workspace);
+    else if (attention_wants_q(p) || attention_wants_kv(p))
+        attention_tiles_backward(&x, p, engine, cpu_threads_for(engine, call->exec),
+                                 call->exec->workspace);
+    return GPUNVME_OPS_OK;
+}
+
 #define VARIANT(index, name, features, needs, changes, workspace, run)                             \
     CPU_VARIANT(index, name, features, needs, changes, workspace, run, NULL)
 
@@ -97,4 +134,12 @@ static gpunvme_ops_status_t forward_run(const struct ops_variant *variant,
 
 static const struct ops_variant forward[] = FORWARD_LADDER(forward_workspace, forward_run);
 
+static const struct ops_variant backward[] = {
+    VARIANT(NAIVE, "naive", 0, "nothing",
+            "each row of a gradient is a sum in f64, and scores are made again for each",
+            backward_workspace, backward_run),
+    TILE_VARIANTS(backward_workspace, backward_run),
+};
+
 const struct ops_ladder attention_cpu = OPS_LADDER(forward);
+const struct ops_ladder attention_backward_cpu = OPS_LADDER(backward);

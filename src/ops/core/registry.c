@@ -12,7 +12,8 @@
     X(GPUNVME_OPS_MATMUL, ops_matmul)                                                              \
     X(GPUNVME_OPS_LINEAR_FORWARD, ops_linear_forward)                                              \
     X(GPUNVME_OPS_LINEAR_BACKWARD, ops_linear_backward)                                            \
-    X(GPUNVME_OPS_ATTENTION, ops_attention)
+    X(GPUNVME_OPS_ATTENTION, ops_attention)                                                        \
+    X(GPUNVME_OPS_ATTENTION_BACKWARD, ops_attention_backward)
 
 #define X(number, op) extern const struct ops_operator op;
 OPERATORS(X)

@@ -80,6 +80,28 @@ void attention_load_k(const struct attention_cpu *x, const struct attention_sequ
 void attention_load_v(const struct attention_cpu *x, const struct attention_sequence *s, int64_t j,
                       int64_t head, float *row);
 
+/* Of a backward call. A gradient that is not wanted is not stored; rows may be turned back. */
+void attention_load_grad_out(const struct gpunvme_attention_grad *p,
+                             const struct attention_sequence *s, int64_t i, int64_t head,
+                             float *row);
+void attention_store_grad_q(const struct attention_cpu *x, const struct gpunvme_attention_grad *p,
+                            const struct attention_sequence *s, int64_t i, int64_t head,
+                            float *row);
+void attention_store_grad_k(const struct attention_cpu *x, const struct gpunvme_attention_grad *p,
+                            const struct attention_sequence *s, int64_t j, int64_t head,
+                            float *row);
+void attention_store_grad_v(const struct gpunvme_attention_grad *p,
+                            const struct attention_sequence *s, int64_t j, int64_t head,
+                            const float *row);
+
+/* D: the sum of grad_out * out of a query's row. Both rows, of dim_v, are left loaded. */
+double attention_delta(const struct gpunvme_attention_grad *p, const struct attention_sequence *s,
+                       int64_t i, int64_t head, float *out, float *grad_out);
+
+/* grad_sinks, with room for two rows of dim_v. */
+void attention_grad_sinks(const struct attention_cpu *x, const struct gpunvme_attention_grad *p,
+                          float *room);
+
 /* Rotates a row of Q or K in place; `back` is the inverse turn, as gradients need it. */
 void attention_rotate(const struct gpunvme_rope *rope, double ratio, int64_t position, bool back,
                       float *row);
@@ -108,8 +130,8 @@ size_t attention_online_workspace(const struct attention_cpu *x);
 void attention_online(const struct attention_cpu *x, void *workspace);
 
 /*
- * Rows of scores in vectors, by the instructions that a kernel for products uses (rows.h). n is a
- * multiple of ATTENTION_LANES.
+ * Rows of scores in vectors, by the instructions that a kernel for products uses (softmax.h). n is
+ * a multiple of ATTENTION_LANES.
  */
 #define ATTENTION_LANES 16
 
@@ -121,15 +143,18 @@ struct attention_rows {
 extern const struct attention_rows attention_plain_rows, attention_avx2_rows, attention_avx512_rows;
 const struct attention_rows *attention_rows_of(const struct cpu_kernel *kernel);
 
-/*
- * A tile has so many rows of queries and so many keys. Its scores, K and V together fit the second
- * cache at 128 channels.
- */
-enum { ATTENTION_ROWS = 120, ATTENTION_KEYS = 192 };
-
 /* The rungs that take tiles, with an engine for products; one workspace for each thread. */
 size_t attention_tiles_workspace(const struct attention_cpu *x, const struct cpu_engine *engine);
 void attention_tiles(const struct attention_cpu *x, const struct cpu_engine *engine, int threads,
                      void *workspace);
+
+/* The same backwards, for the gradients of Q, K and V. */
+size_t attention_naive_backward_workspace(const struct attention_cpu *x);
+void attention_naive_backward(const struct attention_cpu *x, const struct gpunvme_attention_grad *p,
+                              void *workspace);
+size_t attention_tiles_backward_workspace(const struct attention_cpu *x,
+                                          const struct cpu_engine *engine);
+void attention_tiles_backward(const struct attention_cpu *x, const struct gpunvme_attention_grad *p,
+                              const struct cpu_engine *engine, int threads, void *workspace);
 
 #endif

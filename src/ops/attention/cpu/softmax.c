@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * The rows of rows.h in vectors of 4, 8 and 16.
+ * The rows of softmax.h in vectors of 4, 8 and 16.
  */
-#include "ops/attention/cpu.h"
+#include "ops/attention/cpu/cpu.h"
 
 #define ROWS_TARGET
 #define ROWS_LANES 4
 #define ROWS(name) attention_plain_##name
-#include "ops/attention/rows.h"
+#include "ops/attention/cpu/softmax.h"
 
 #if defined(__x86_64__)
 #undef ROWS_TARGET
@@ -16,7 +16,7 @@
 #define ROWS_TARGET __attribute__((target("avx2,fma")))
 #define ROWS_LANES  8
 #define ROWS(name)  attention_avx2_##name
-#include "ops/attention/rows.h"
+#include "ops/attention/cpu/softmax.h"
 
 #undef ROWS_TARGET
 #undef ROWS_LANES
@@ -24,7 +24,7 @@
 #define ROWS_TARGET __attribute__((target("avx512f,fma")))
 #define ROWS_LANES  16
 #define ROWS(name)  attention_avx512_##name
-#include "ops/attention/rows.h"
+#include "ops/attention/cpu/softmax.h"
 #endif
 
 const struct attention_rows *attention_rows_of(const struct cpu_kernel *kernel)

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "ops/attention/cpu.h"
+#include "ops/attention/cpu/tiles.h"
 
 /* A thread's memory, all in f32. */
 struct tile {
@@ -27,11 +27,6 @@ struct work {
     char *workspace;
     size_t nbytes; /* of a thread's */
 };
-
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 static struct cpu_product scores_product(const struct attention_cpu *x, const struct tile *t,
                                          int64_t rows, int64_t keys)
@@ -76,85 +71,47 @@ static size_t lay_out(const struct attention_cpu *x, const struct cpu_engine *en
                               ATTENTION_ROWS * dim_v, ATTENTION_ROWS,
                               ATTENTION_ROWS};
     float **const parts[] = {&t->q, &t->k, &t->v, &t->scores, &t->sums, &t->most, &t->sum};
-    struct cpu_product scores, sums;
-    size_t at = 0, room, most;
+    size_t at = tiles_lay_out(workspace, counts, parts, sizeof(parts) / sizeof(parts[0]));
+    struct cpu_product scores = scores_product(x, t, ATTENTION_ROWS, ATTENTION_KEYS);
+    struct cpu_product sums = sums_product(x, t, ATTENTION_ROWS, ATTENTION_KEYS);
+    size_t room = cpu_product_workspace(engine, &scores, 1);
+    size_t most = cpu_product_workspace(engine, &sums, 1);
 
-    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
-        *parts[i] = workspace ? (float *)(void *)(workspace + at) : NULL;
-        at += ops_workspace_part(1, 1, counts[i], sizeof(float));
-    }
     t->product_room = workspace ? workspace + at : NULL;
-    scores = scores_product(x, t, ATTENTION_ROWS, ATTENTION_KEYS);
-    sums = sums_product(x, t, ATTENTION_ROWS, ATTENTION_KEYS);
-    room = cpu_product_workspace(engine, &scores, 1);
-    most = cpu_product_workspace(engine, &sums, 1);
     return at + (room > most ? room : most);
 }
 
-/* A tile of queries: rows first … first + rows - 1, of which row r is query r / group. */
-struct queries {
-    const struct attention_sequence *s;
-    int64_t kv_head, first, rows;
-};
-
-static int64_t query_of(const struct attention_cpu *x, const struct queries *q, int64_t r)
-{
-    return (q->first + r) / x->group;
-}
-
-static int64_t head_of(const struct attention_cpu *x, const struct queries *q, int64_t r)
-{
-    return q->kv_head * x->group + (q->first + r) % x->group;
-}
-
-static void begin(const struct attention_cpu *x, const struct queries *q, const struct tile *t)
+static void begin(const struct attention_cpu *x, const struct tiles_queries *q,
+                  const struct tile *t)
 {
     for (int64_t r = 0; r < q->rows; r++) {
-        int64_t head = head_of(x, q, r);
+        int64_t head = tiles_head(x, q, r);
 
-        attention_load_q(x, q->s, query_of(x, q, r), head, t->q + r * x->p->dim);
+        attention_load_q(x, q->s, tiles_query(x, q, r), head, t->q + r * x->p->dim);
         t->most[r] = attention_sink(x->p, head);
         t->sum[r] = t->most[r] == -INFINITY ? 0 : 1;
     }
     memset(t->sums, 0, (size_t)(q->rows * x->p->dim_v) * sizeof(float));
 }
 
-/* Infinities have no difference: a row that has seen no key is shifted by 0. */
-static float shift_of(float most)
-{
-    return most == -INFINITY ? 0 : most;
-}
-
 /* The row's scores of a tile of keys become weights, and what the sums had before is scaled. */
 static void weigh_row(const struct work *w, const struct tile *t, int64_t r,
                       const struct attention_range *seen, int64_t keys)
 {
-    int64_t width = (keys + ATTENTION_LANES - 1) / ATTENTION_LANES * ATTENTION_LANES;
     float *s = t->scores + r * ATTENTION_KEYS, most, scale;
-    float cap = w->x->p->softcap;
+    int64_t width = tiles_mask(w->x->p, s, seen, keys);
 
-    for (int64_t j = 0; cap > 0 && j < keys; j++)
-        s[j] = cap * tanhf(s[j] / cap);
-    for (int64_t j = 0; j < seen->first; j++)
-        s[j] = -INFINITY;
-    for (int64_t j = seen->end; j < width; j++)
-        s[j] = -INFINITY;
     most = w->rows->largest(s, width, t->most[r]);
-    scale = expf(t->most[r] - shift_of(most));
+    scale = expf(t->most[r] - tiles_shift(most));
     t->most[r] = most;
-    t->sum[r] = t->sum[r] * scale + w->rows->weigh(s, width, shift_of(most), s);
+    t->sum[r] = t->sum[r] * scale + w->rows->weigh(s, width, tiles_shift(most), s);
     if (scale != 1)
         for (int64_t c = 0; c < w->x->p->dim_v; c++)
             t->sums[r * w->x->p->dim_v + c] *= scale;
 }
 
-static int64_t clamp(int64_t x, int64_t most)
-{
-    return x < 0 ? 0 : least(x, most);
-}
-
 /* Keys first … first + keys - 1. */
-static void add_keys(const struct work *w, const struct queries *q, const struct tile *t,
+static void add_keys(const struct work *w, const struct tiles_queries *q, const struct tile *t,
                      int64_t first, int64_t keys)
 {
     const struct attention_cpu *x = w->x;
@@ -167,21 +124,20 @@ static void add_keys(const struct work *w, const struct queries *q, const struct
     }
     cpu_run_product(w->engine, &scores, 1, t->product_room);
     for (int64_t r = 0; r < q->rows; r++) {
-        struct attention_range range = attention_range_of(x->p, q->s, query_of(x, q, r));
-        struct attention_range seen = {clamp(range.first - first, keys),
-                                       clamp(range.end - first, keys)};
+        struct attention_range seen = tiles_seen(x, q, r, first, keys);
 
         weigh_row(w, t, r, &seen, keys);
     }
     cpu_run_product(w->engine, &sums, 1, t->product_room);
 }
 
-static void finish(const struct attention_cpu *x, const struct queries *q, const struct tile *t)
+static void finish(const struct attention_cpu *x, const struct tiles_queries *q,
+                   const struct tile *t)
 {
     const struct gpunvme_attention *p = x->p;
 
     for (int64_t r = 0; r < q->rows; r++) {
-        int64_t i = query_of(x, q, r), head = head_of(x, q, r);
+        int64_t i = tiles_query(x, q, r), head = tiles_head(x, q, r);
         float *sums = t->sums + r * p->dim_v, sum = t->sum[r];
 
         for (int64_t c = 0; c < p->dim_v; c++)
@@ -190,7 +146,7 @@ static void finish(const struct attention_cpu *x, const struct queries *q, const
                         p->dim_v, sums);
         if (p->lse)
             p->lse[attention_at(&p->lse_strides, &q->s->q, i, head)] =
-                shift_of(t->most[r]) + logf(sum);
+                tiles_shift(t->most[r]) + logf(sum);
     }
 }
 
@@ -199,17 +155,17 @@ static void run_block(const struct work *w, const struct tile *t, int64_t block)
     const struct attention_cpu *x = w->x;
     int64_t unit = block / w->blocks;
     struct attention_sequence s = attention_sequence_of(x, unit / x->p->kv_heads);
-    struct queries q = {&s, unit % x->p->kv_heads, block % w->blocks * ATTENTION_ROWS, 0};
+    struct tiles_queries q = {&s, unit % x->p->kv_heads, block % w->blocks * ATTENTION_ROWS, 0};
     struct attention_range range;
 
-    q.rows = least(ATTENTION_ROWS, s.q_len * x->group - q.first);
+    q.rows = tiles_least(ATTENTION_ROWS, s.q_len * x->group - q.first);
     if (q.rows <= 0)
         return; /* a sequence that is shorter than the longest */
     begin(x, &q, t);
-    range.first = attention_range_of(x->p, &s, query_of(x, &q, 0)).first;
-    range.end = attention_range_of(x->p, &s, query_of(x, &q, q.rows - 1)).end;
+    range.first = attention_range_of(x->p, &s, tiles_query(x, &q, 0)).first;
+    range.end = attention_range_of(x->p, &s, tiles_query(x, &q, q.rows - 1)).end;
     for (int64_t j = range.first; j < range.end; j += ATTENTION_KEYS)
-        add_keys(w, &q, t, j, least(ATTENTION_KEYS, range.end - j));
+        add_keys(w, &q, t, j, tiles_least(ATTENTION_KEYS, range.end - j));
     finish(x, &q, t);
 }
 
@@ -230,23 +186,11 @@ static void run_blocks(void *arg, int index, int count)
     }
 }
 
-/* What runs in one thread: the engine itself, or that of this processor's best kernel. */
-static const struct cpu_engine *single(const struct cpu_engine *engine)
-{
-    const struct cpu_kernel *best = cpu_best_kernel();
-
-    if (!engine->threads)
-        return engine;
-    for (engine = cpu_engines; engine->kernel != best;)
-        engine++;
-    return engine;
-}
-
 size_t attention_tiles_workspace(const struct attention_cpu *x, const struct cpu_engine *engine)
 {
     struct tile t;
 
-    return lay_out(x, single(engine), NULL, &t);
+    return lay_out(x, tiles_engine(engine), NULL, &t);
 }
 
 void attention_tiles(const struct attention_cpu *x, const struct cpu_engine *engine, int threads,
@@ -254,7 +198,7 @@ void attention_tiles(const struct attention_cpu *x, const struct cpu_engine *eng
 {
     struct work w = {
         .x = x,
-        .engine = single(engine),
+        .engine = tiles_engine(engine),
         .blocks = (x->p->q_len * x->group + ATTENTION_ROWS - 1) / ATTENTION_ROWS,
         .workspace = workspace,
         .nbytes = attention_tiles_workspace(x, engine),

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "ops/attention/cpu.h"
+#include "ops/attention/cpu/cpu.h"
 
 /* A query: which one it is, and its rows in memory. */
 struct query {

@@ -5,7 +5,7 @@
 #include <inttypes.h>
 #include <math.h>
 
-#include "ops/attention/cpu.h"
+#include "ops/attention/cpu/cpu.h"
 #include "ops/cpu/dtype.h"
 
 double attention_rope_ratio(const struct gpunvme_rope *rope)
@@ -194,4 +194,83 @@ void attention_load_v(const struct attention_cpu *x, const struct attention_sequ
     const struct gpunvme_attention *p = x->p;
 
     attention_load(p->v, attention_key_at(x, s, &p->v_strides, j, head), p->dtype, p->dim_v, row);
+}
+
+void attention_load_grad_out(const struct gpunvme_attention_grad *p,
+                             const struct attention_sequence *s, int64_t i, int64_t head,
+                             float *row)
+{
+    attention_load(p->grad_out, attention_at(&p->grad_out_strides, &s->q, i, head),
+                   p->forward.out_dtype, p->forward.dim_v, row);
+}
+
+void attention_store_grad_q(const struct attention_cpu *x, const struct gpunvme_attention_grad *p,
+                            const struct attention_sequence *s, int64_t i, int64_t head, float *row)
+{
+    const struct gpunvme_attention *f = x->p;
+
+    if (!p->grad_q)
+        return;
+    if (f->rope.dim)
+        attention_rotate(&f->rope, x->rope_ratio, i + s->k_len - s->q_len, true, row);
+    attention_store(p->grad_q, attention_at(&p->grad_q_strides, &s->q, i, head), f->dtype, f->dim,
+                    row);
+}
+
+void attention_store_grad_k(const struct attention_cpu *x, const struct gpunvme_attention_grad *p,
+                            const struct attention_sequence *s, int64_t j, int64_t head, float *row)
+{
+    const struct gpunvme_attention *f = x->p;
+
+    if (!p->grad_k)
+        return;
+    if (f->rope.dim && !f->rope.queries_only)
+        attention_rotate(&f->rope, x->rope_ratio, j, true, row);
+    attention_store(p->grad_k, attention_at(&p->grad_k_strides, &s->k, j, head), f->dtype, f->dim,
+                    row);
+}
+
+void attention_store_grad_v(const struct gpunvme_attention_grad *p,
+                            const struct attention_sequence *s, int64_t j, int64_t head,
+                            const float *row)
+{
+    if (p->grad_v)
+        attention_store(p->grad_v, attention_at(&p->grad_v_strides, &s->k, j, head),
+                        p->forward.dtype, p->forward.dim_v, row);
+}
+
+double attention_delta(const struct gpunvme_attention_grad *p, const struct attention_sequence *s,
+                       int64_t i, int64_t head, float *out, float *grad_out)
+{
+    const struct gpunvme_attention *f = &p->forward;
+    double sum = 0;
+
+    attention_load(f->out, attention_at(&f->out_strides, &s->q, i, head), f->out_dtype, f->dim_v,
+                   out);
+    attention_load_grad_out(p, s, i, head, grad_out);
+    for (int64_t c = 0; c < f->dim_v; c++)
+        sum += (double)out[c] * (double)grad_out[c];
+    return sum;
+}
+
+void attention_grad_sinks(const struct attention_cpu *x, const struct gpunvme_attention_grad *p,
+                          float *room)
+{
+    const struct gpunvme_attention *f = x->p;
+
+    for (int64_t head = 0; head < f->heads; head++) {
+        double sum = 0;
+
+        for (int64_t b = 0; b < f->batch; b++) {
+            struct attention_sequence s = attention_sequence_of(x, b);
+
+            for (int64_t i = 0; i < s.q_len; i++) {
+                double lse = (double)f->lse[attention_at(&f->lse_strides, &s.q, i, head)];
+
+                sum -= exp((double)f->sinks[head] - lse) *
+                       attention_delta(p, &s, i, head, room, room + f->dim_v);
+            }
+        }
+        p->grad_sinks[head] = (float)sum;
+    }
 }

@@ -12,7 +12,8 @@
 #include "verbs.h"
 
 static const char *const op_names[GPUNVME_OPS_NOPS] = {
-    "matmul", "linear-forward", "linear-backward", "attention", "attention-backward"};
+    "matmul",          "linear-forward", "linear-backward", "attention", "attention-backward",
+    "attention-paged", "kv-append"};
 
 const char *cli_ops_name(int op)
 {

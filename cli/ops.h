@@ -56,12 +56,17 @@ enum ops_matrix_name {
     OPS_OUT,       /* backwards: grad_out is GRAD_Y, C is grad_q */
     OPS_GRAD_K,
     OPS_GRAD_V,
+    OPS_PAGES_K, /* what is appended to; attention's own K and V in pages are B and V */
+    OPS_PAGES_V,
+    OPS_TABLE, /* int32_t */
+    OPS_LENGTHS,
     OPS_NMATRICES
 };
 
 /* What attention has beside its shape. */
 struct ops_heads {
     int64_t batch, heads, kv_heads;
+    int64_t page; /* rows of a page */
     bool causal;
 };
 
@@ -139,12 +144,19 @@ void ops_attention_count(const struct ops_case *c, int64_t counts[OPS_NMATRICES]
 double ops_attention_flops(const struct ops_case *c);
 struct gpunvme_attention ops_attention_of(const struct ops_case *c);
 struct gpunvme_attention_grad ops_attention_backward_of(const struct ops_case *c);
+struct gpunvme_attention_paged ops_attention_paged_of(const struct ops_case *c);
+struct gpunvme_kv_append ops_kv_append_of(const struct ops_case *c);
 
-/* The number of keys that query i sees. */
+/* The keys of a sequence, and of them those that query i sees. */
+int64_t ops_attention_keys(const struct ops_case *c);
 int64_t ops_attention_seen(const struct ops_case *c, int64_t i);
 
-/* What a forward call might have given. */
-void ops_attention_fill_lse(const struct ops_case *c, float *lse, struct base_random *r);
+/* Whether a result; and whether the matrix has contents of its own, which are written then. */
+bool ops_attention_is_result(const struct ops_case *c, int matrix);
+bool ops_attention_fill(const struct ops_case *c, int matrix, void *data, struct base_random *r);
+
+/* Where a row of K or V is, in a sequence and head: in pages or not. */
+int64_t ops_attention_key_at(const struct ops_case *c, int64_t b, int64_t j, int64_t kv_head);
 
 /* As ops_case_error(), in at most `lines` queries of some heads. */
 double ops_attention_error(const struct ops_case *c, int64_t lines);

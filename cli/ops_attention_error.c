@@ -12,25 +12,28 @@
 #define EPS     0x1p-24
 #define EXP_EPS (16 * EPS)
 
-/* One query of a head, and where its row and its keys begin. */
+/* One query of a head, and where its row is. */
 struct query {
     int64_t i, head, b;
-    int64_t row, keys, key_step;
+    int64_t row, kv_head;
 };
 
 static struct query query_of(const struct ops_case *c, int64_t b, int64_t i, int64_t head)
 {
     const struct ops_heads *h = &c->heads;
-    int64_t dim = c->shape.k, kv_head = head / (h->heads / h->kv_heads);
 
     return (struct query){
         .i = i,
         .head = head,
         .b = b,
-        .row = ((b * c->shape.m + i) * h->heads + head) * dim,
-        .keys = (b * c->shape.n * h->kv_heads + kv_head) * dim,
-        .key_step = h->kv_heads * dim,
+        .row = ((b * c->shape.m + i) * h->heads + head) * c->shape.k,
+        .kv_head = head / (h->heads / h->kv_heads),
     };
+}
+
+static int64_t key_at(const struct ops_case *c, const struct query *q, int64_t j)
+{
+    return ops_attention_key_at(c, q->b, j, q->kv_head);
 }
 
 static double load(const struct ops_case *c, int matrix, int64_t i)
@@ -49,7 +52,7 @@ static double weights_of(const struct ops_case *c, const struct query *q, double
         double product = 0, sizes = 0;
 
         for (int64_t x = 0; x < dim; x++) {
-            double one = load(c, OPS_A, q->row + x) * load(c, OPS_B, q->keys + j * q->key_step + x);
+            double one = load(c, OPS_A, q->row + x) * load(c, OPS_B, key_at(c, q, j) + x);
 
             product += one;
             sizes += fabs(one);
@@ -86,7 +89,7 @@ static double error_of_query(const struct ops_case *c, const struct query *q, do
         double sum = 0, size = 0;
 
         for (int64_t j = 0; j < seen; j++) {
-            double one = weights[j] * load(c, OPS_V, q->keys + j * q->key_step + x);
+            double one = weights[j] * load(c, OPS_V, key_at(c, q, j) + x);
 
             sum += one;
             size += fabs(one);
@@ -121,7 +124,7 @@ static struct pair pair_of(const struct ops_case *c, const struct query *q, int6
 {
     bool rounded = c->device == GPUNVME_OPS_CUDA && c->dtype != GPUNVME_OPS_F32;
     double scale = 1 / sqrt((double)c->shape.k), sizes, grads, deltas;
-    int64_t key = q->keys + j * q->key_step;
+    int64_t key = key_at(c, q, j);
     double lse = (double)((const float *)c->host[OPS_LSE])[q->row / c->shape.k];
     double score = scale * dot(c, OPS_A, q->row, OPS_B, key, &sizes);
     double grad = dot(c, OPS_GRAD_Y, q->row, OPS_V, key, &grads);
@@ -178,8 +181,7 @@ static double error_of_grad_q(const struct ops_case *c, const struct query *q, s
     for (int64_t j = 0; j < seen; j++) {
         struct pair pair = pair_of(c, q, j);
 
-        add(c, row, scale * pair.grad, scale * pair.size, pair.share, seen, OPS_B,
-            q->keys + j * q->key_step);
+        add(c, row, scale * pair.grad, scale * pair.size, pair.share, seen, OPS_B, key_at(c, q, j));
     }
     return worst_row(c, row, OPS_C, q->row, most);
 }
@@ -206,8 +208,8 @@ static double error_of_grad_kv(const struct ops_case *c, const struct query *q, 
             add(c, &rows[1], pair.weight, pair.weight, pair.share, group * c->shape.m, OPS_GRAD_Y,
                 other.row);
         }
-    most = worst_row(c, &rows[0], OPS_GRAD_K, q->keys + j * q->key_step, most);
-    return worst_row(c, &rows[1], OPS_GRAD_V, q->keys + j * q->key_step, most);
+    most = worst_row(c, &rows[0], OPS_GRAD_K, key_at(c, q, j), most);
+    return worst_row(c, &rows[1], OPS_GRAD_V, key_at(c, q, j), most);
 }
 
 /* Lines from the first to the last of n. */
@@ -242,12 +244,49 @@ static double error_of_head(const struct ops_case *c, int64_t b, int64_t head, i
     return most;
 }
 
+/* A row of the cache: the new token's, or what it was before, which is NaN. */
+static double error_of_row(const struct ops_case *c, int cache, int64_t at, int from, int64_t token,
+                           double most)
+{
+    for (int64_t x = 0; x < c->shape.k; x++) {
+        double got = load(c, cache, at + x);
+
+        if (token >= 0)
+            most = ops_worst(most, got, load(c, from, token + x), 0);
+        else if (!isnan(got))
+            most = INFINITY;
+    }
+    return most;
+}
+
+/* Copies lose nothing. */
+static double error_of_append(const struct ops_case *c)
+{
+    int64_t n = ops_attention_keys(c), old = n - c->shape.m;
+    double most = 0;
+
+    for (int64_t b = 0; b < c->heads.batch; b++)
+        for (int64_t j = 0; j < n; j++)
+            for (int64_t h = 0; h < c->heads.kv_heads; h++) {
+                int64_t at = ops_attention_key_at(c, b, j, h), row = b * c->shape.m + j - old;
+                int64_t token = j < old ? -1 : (row * c->heads.kv_heads + h) * c->shape.k;
+
+                most = error_of_row(c, OPS_PAGES_K, at, OPS_B, token, most);
+                most = error_of_row(c, OPS_PAGES_V, at, OPS_V, token, most);
+            }
+    return most;
+}
+
 double ops_attention_error(const struct ops_case *c, int64_t lines)
 {
     int64_t heads = c->heads.batch * c->heads.heads, some = at_most(heads, lines ? 4 : 0);
     double *room = malloc((size_t)(c->shape.n + 4 * c->shape.k) * sizeof(*room));
     double most = room ? 0 : NAN;
 
+    if (c->op == GPUNVME_OPS_KV_APPEND) {
+        free(room);
+        return error_of_append(c);
+    }
     for (int64_t h = 0; h < some && most <= 1; h++) {
         int64_t head = spread(h, some, heads);
 

@@ -29,6 +29,7 @@ enum {
     KEY_BATCH,
     KEY_HEADS,
     KEY_CAUSAL,
+    KEY_PAGE,
 };
 
 static const struct argp_option options[] = {
@@ -37,7 +38,8 @@ static const struct argp_option options[] = {
     {"without", KEY_WITHOUT, "NAME,...", 0, "All variants but these", 1},
     {"shape", KEY_SHAPE, "MxNxK", 0,
      "Rows and columns of the result, and the sum's length; for linear layers rows, outputs and "
-     "inputs; for attention queries, keys and channels of a head. One number is a cube. May be "
+     "inputs; for attention queries (or new rows), keys and channels of a head. One number is a "
+     "cube. May be "
      "given several times (1024; attention 1024x1024x64)",
      1},
     {"shapes", KEY_SHAPES, "FILE", 0,
@@ -54,6 +56,7 @@ static const struct argp_option options[] = {
     {"heads", KEY_HEADS, "N[/M]", 0,
      "Attention: heads of the queries, and of keys and values where they are fewer (8)", 2},
     {"causal", KEY_CAUSAL, NULL, 0, "Attention: no query sees the keys behind it", 2},
+    {"page", KEY_PAGE, "N", 0, "Attention over a cache: rows of its pages (16)", 2},
     {"threads", KEY_THREADS, "N", 0, "Of variants that have threads (all processors)", 2},
     {"rounds", KEY_ROUNDS, "N", 0, "Runs of each variant, at most (9)", 3},
     {"time", KEY_TIME, "TIME", 0, "A variant that has run so long is not run again (3s)", 3},
@@ -70,8 +73,9 @@ static const char doc[] =
     "Times each variant of an operator on random data: median and spread, operations and bytes a "
     "second and which share that is of what the machine was measured to do at most, the ratio to "
     "the variant before and to OpenBLAS (on the GPU cuBLASLt) where that can be loaded. OPERATOR "
-    "is matmul, linear-forward, linear-backward, linear, which is both, attention or "
-    "attention-backward; without one it is matmul."
+    "is matmul, linear-forward, linear-backward, linear, which is both, attention, "
+    "attention-backward, attention-paged (over a cache in pages) or kv-append (of new rows to it); "
+    "without one it is matmul."
     "\vOpenBLAS is given the product alone, without bias and activation, in f32, and as many "
     "threads as the variant has. OPENBLAS_CORETYPE chooses its code. cuBLASLt is given as much of "
     "a linear layer as it can do at once; GPUNVME_CUBLASLT names another library file. On the GPU "
@@ -110,7 +114,7 @@ static void parse_operator(struct argp_state *state, const char *arg, struct ops
     else
         argp_error(state,
                    "there is no operator '%s': matmul, linear, linear-forward, linear-backward, "
-                   "attention or attention-backward",
+                   "attention, attention-backward, attention-paged or kv-append",
                    arg);
 }
 
@@ -141,6 +145,9 @@ static error_t parse_attention(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_HEADS:
         parse_heads(state, arg, &args->heads);
+        return 0;
+    case KEY_PAGE:
+        args->heads.page = (int64_t)cli_parse_count(state, "page", arg, 1, 256);
         return 0;
     case KEY_CAUSAL:
         args->heads.causal = true;
@@ -873,7 +880,7 @@ static int bench_all(const struct ops_bench_args *args, struct cli_json *json)
 int cli_ops_bench(int argc, char **argv)
 {
     struct ops_bench_args args = {.activation = GPUNVME_OPS_ACT_GELU,
-                                  .heads = {.batch = 1, .heads = 8, .kv_heads = 8},
+                                  .heads = {.batch = 1, .heads = 8, .kv_heads = 8, .page = 16},
                                   .rounds = 9,
                                   .time_ns = 3000000000u};
     struct cli_json json;

@@ -32,13 +32,16 @@ double ops_cpu_now(void)
 static bool is_result(const struct ops_case *c, int matrix)
 {
     return matrix == OPS_C || matrix == OPS_GRAD_WEIGHT || matrix == OPS_GRAD_BIAS ||
-           (matrix == OPS_PREACT && c->op == GPUNVME_OPS_LINEAR_FORWARD) || matrix == OPS_GRAD_K ||
-           matrix == OPS_GRAD_V || (matrix == OPS_LSE && c->op == GPUNVME_OPS_ATTENTION);
+           (matrix == OPS_PREACT && c->op == GPUNVME_OPS_LINEAR_FORWARD) ||
+           ops_attention_is_result(c, matrix);
 }
 
+/* Integers have the size of f32. */
 static int dtype_of(const struct ops_case *c, int matrix)
 {
-    return matrix == OPS_LSE ? GPUNVME_OPS_F32 : c->dtype;
+    bool four_bytes = matrix == OPS_LSE || matrix == OPS_TABLE || matrix == OPS_LENGTHS;
+
+    return four_bytes ? GPUNVME_OPS_F32 : c->dtype;
 }
 
 static size_t pages_of(size_t nbytes)
@@ -80,9 +83,7 @@ static bool make_matrix(struct ops_case *c, int matrix, int64_t n, struct base_r
         return false;
     if (is_result(c, matrix))
         memset(data, 0xff, nbytes);
-    else if (matrix == OPS_LSE)
-        ops_attention_fill_lse(c, data, r);
-    else
+    else if (!ops_attention_fill(c, matrix, data, r))
         for (int64_t i = 0; i < n; i++)
             cpu_store(data, i, c->dtype, (float)(2 * base_random_real(r) - 1));
     return c->device == GPUNVME_OPS_CPU || make_on_gpu(c, matrix);
@@ -134,8 +135,13 @@ static double count(const struct ops_case *c, int64_t counts[OPS_NMATRICES])
 double ops_case_traffic(const struct ops_case *c)
 {
     int64_t counts[OPS_NMATRICES];
+    double nbytes = count(c, counts);
 
-    return count(c, counts);
+    /* Of a cache only what is appended is moved. */
+    if (c->op == GPUNVME_OPS_KV_APPEND)
+        nbytes = 2 * (double)(counts[OPS_B] + counts[OPS_V]) *
+                 (double)gpunvme_ops_dtype_nbytes(c->dtype);
+    return nbytes;
 }
 
 /*
@@ -306,10 +312,20 @@ static gpunvme_ops_status_t call(const struct ops_case *c, const struct gpunvme_
 
         return CALL(gpunvme_attention, p);
     }
-    default: {
+    case GPUNVME_OPS_ATTENTION_BACKWARD: {
         struct gpunvme_attention_grad p = ops_attention_backward_of(c);
 
         return CALL(gpunvme_attention_backward, p);
+    }
+    case GPUNVME_OPS_ATTENTION_PAGED: {
+        struct gpunvme_attention_paged p = ops_attention_paged_of(c);
+
+        return CALL(gpunvme_attention_paged, p);
+    }
+    default: {
+        struct gpunvme_kv_append p = ops_kv_append_of(c);
+
+        return CALL(gpunvme_kv_append, p);
     }
     }
 }

@@ -119,7 +119,7 @@ static gpunvme_ops_status_t check(const struct args *args, struct result *r)
                              .compute = r->compute,
                              .activation = (int)(i % GPUNVME_OPS_NACTS),
                              .shape = shapes[i],
-                             .heads = {2, 4, 2, i % 2},
+                             .heads = {2, 4, 2, 16, i % 2},
                              .seed = args->seed + i};
         gpunvme_ops_status_t status = GPUNVME_OPS_OK;
         double error = NAN; /* out of memory is told as wrong */

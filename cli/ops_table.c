@@ -157,13 +157,22 @@ static void print_all_peaks(const struct ops_table *t)
             print_peaks(t, told = t->rows[i].threads);
 }
 
-static void print_heads(const struct ops_heads *h)
+static bool has_pages(const struct ops_table *t)
 {
+    return t->data.op == GPUNVME_OPS_ATTENTION_PAGED || t->data.op == GPUNVME_OPS_KV_APPEND;
+}
+
+static void print_heads(const struct ops_table *t)
+{
+    const struct ops_heads *h = &t->data.heads;
+
     printf(", batch %lld, heads %lld", (long long)h->batch, (long long)h->heads);
     if (h->kv_heads != h->heads)
         printf("/%lld", (long long)h->kv_heads);
     if (h->causal)
         printf(", causal");
+    if (has_pages(t))
+        printf(", pages of %lld", (long long)h->page);
 }
 
 static void print_head(const struct ops_table *t)
@@ -174,7 +183,7 @@ static void print_head(const struct ops_table *t)
            cli_ops_dtype_name(t->data.dtype, t->data.compute), (long long)s->m, (long long)s->n,
            (long long)s->k);
     if (ops_is_attention(t->data.op))
-        print_heads(&t->data.heads);
+        print_heads(t);
     else if (t->data.op != GPUNVME_OPS_MATMUL)
         printf(", activation %s", gpunvme_ops_activation_name(t->data.activation));
     if (t->data.op == GPUNVME_OPS_LINEAR_FORWARD && t->data.no_preact)
@@ -317,6 +326,8 @@ static void json_head(const struct ops_table *t, struct cli_json *json)
         cli_json_u64(json, "heads", (uint64_t)t->data.heads.heads);
         cli_json_u64(json, "kv_heads", (uint64_t)t->data.heads.kv_heads);
         cli_json_bool(json, "causal", t->data.heads.causal);
+        if (has_pages(t))
+            cli_json_u64(json, "page", (uint64_t)t->data.heads.page);
     } else if (t->data.op != GPUNVME_OPS_MATMUL)
         cli_json_text(json, "activation", gpunvme_ops_activation_name(t->data.activation));
     if (t->data.op == GPUNVME_OPS_LINEAR_FORWARD)

@@ -71,6 +71,12 @@ expect_out '"flops": 2304$|"flops": 2304,'
 gpunvme ops bench attention-backward --shape 33x65x16 --variant packed --heads 4/2 --causal --rounds 1 --no-peaks
 expect 0
 expect_out '^attention-backward f32, 33 x 65 x 16, batch 1, heads 4/2, causal$'
+gpunvme ops bench attention-paged kv-append --shape 3x65x16 --variant naive --page 8 --rounds 1 --no-peaks
+expect 0
+expect_out '^attention-paged f32, 3 x 65 x 16, batch 1, heads 8, pages of 8$'
+expect_out '^kv-append f32, 3 x 65 x 16, batch 1, heads 8, pages of 8$'
+gpunvme ops bench attention-paged --page 300
+expect 2 "--page"
 for heads in 6/4 6/ 0 6/2x; do
     gpunvme ops bench attention --heads $heads
     expect 2 "8 divides 32"

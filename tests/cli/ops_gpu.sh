@@ -81,7 +81,7 @@ for operator in matmul linear-forward linear-backward; do
     done
 done
 
-for operator in attention attention-backward; do
+for operator in attention attention-backward attention-paged; do
     for idle in naive packed; do
         FAKE_IDLE=$idle bench $operator --shape 8 --heads 4/2
         expect 3

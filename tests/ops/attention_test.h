@@ -25,6 +25,12 @@ static inline int64_t tensor_at(const struct tensor *x, int64_t b, int64_t i, in
     return b * x->strides.batch + i * x->strides.row + h * x->strides.head + c;
 }
 
+static inline void tensor_poison(struct tensor *x)
+{
+    if (x->block)
+        memset(x->block, 0xff, x->nbytes);
+}
+
 /* With `pad` elements behind each head, and more behind each row and sequence. */
 static inline struct tensor tensor_new(int64_t batch, int64_t rows, int64_t heads, int64_t dim,
                                        enum layout layout, int64_t pad, int dtype)
@@ -45,9 +51,20 @@ static inline struct tensor tensor_new(int64_t batch, int64_t rows, int64_t head
                          gpunvme_ops_dtype_nbytes(dtype)
                    : 0;
     x.block = x.nbytes ? malloc(x.nbytes) : NULL;
-    if (x.block)
-        memset(x.block, 0xff, x.nbytes);
+    tensor_poison(&x);
     return x;
+}
+
+/* Row i of one sequence, in the same memory. */
+static inline struct tensor tensor_row(const struct tensor *x, int64_t i)
+{
+    struct tensor row = *x;
+    size_t size = gpunvme_ops_dtype_nbytes(x->dtype);
+
+    row.rows = 1;
+    row.nbytes = (size_t)tensor_at(&row, 0, 0, x->heads - 1, x->dim) * size;
+    row.block = (char *)x->block + (size_t)tensor_at(x, 0, i, 0, 0) * size;
+    return row;
 }
 
 static inline double tensor_get(const struct tensor *x, int64_t b, int64_t i, int64_t h, int64_t c)
@@ -553,6 +570,52 @@ static inline void put_attention(struct on_device *d, const struct problem *p,
     x->sinks = put(d, x->sinks, (size_t)r->heads * sizeof(float), false);
     x->rope.cos = put(d, x->rope.cos, table, false);
     x->rope.sin = put(d, x->rope.sin, table, false);
+}
+
+static inline void run_attention(const char *variant, const struct problem *p)
+{
+    struct gpunvme_ops_exec exec = {
+        .device = TEST_DEVICE, .variant = variant, .threads = p->r->threads};
+    struct gpunvme_attention x = attention_of(p);
+    struct on_device d = {.count = 0};
+    struct workspace w;
+    size_t nbytes = 77;
+
+    put_attention(&d, p, &x, true);
+    expect_ok(gpunvme_attention_workspace(&x, &exec, &nbytes));
+    w = workspace_new(nbytes);
+    exec.workspace = w.data;
+    exec.workspace_nbytes = w.nbytes;
+    expect_ok(gpunvme_attention(&x, &exec));
+    take_back(&d);
+    workspace_free(&w);
+}
+
+/* out and lse with their references. */
+static inline void compare_out(const char *variant, const struct problem *p)
+{
+    const struct request *r = p->r;
+    struct errors out = {0}, lse = {0};
+
+    for (int64_t b = 0; b < r->batch; b++)
+        for (int64_t i = 0; i < q_len_of(p, b); i++)
+            for (int64_t h = 0; h < r->heads; h++) {
+                struct place at = q_place(p, b, i);
+                int64_t n = exact_at(r, b, i, h);
+
+                for (int64_t c = 0; c < r->dim_v; c++)
+                    errors_add(&out, tensor_get(&p->out, at.b, at.i, h, c),
+                               p->plain[n * r->dim_v + c], p->exact[n * r->dim_v + c]);
+                if (!r->no_lse)
+                    errors_add(&lse, tensor_get(&p->lse, at.b, at.i, h, 0), p->plain_lse[n],
+                               p->exact_lse[n]);
+            }
+    if (!(out.got <= allowed(&out, r->out_dtype)))
+        fail_msg("%s, %s: out is off by %g, and may be by %g", variant, told(r), out.got,
+                 allowed(&out, r->out_dtype));
+    if (!(lse.got <= allowed(&lse, GPUNVME_OPS_F32)))
+        fail_msg("%s, %s: lse is off by %g, and may be by %g", variant, told(r), lse.got,
+                 allowed(&lse, GPUNVME_OPS_F32));
 }
 
 #endif

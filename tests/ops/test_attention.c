@@ -6,67 +6,16 @@
 
 static struct base_random rng = {11};
 
-static void run(const char *variant, const struct problem *p)
-{
-    struct gpunvme_ops_exec exec = {
-        .device = TEST_DEVICE, .variant = variant, .threads = p->r->threads};
-    struct gpunvme_attention x = attention_of(p);
-    struct on_device d = {.count = 0};
-    struct workspace w;
-    size_t nbytes = 77;
-
-    put_attention(&d, p, &x, true);
-    expect_ok(gpunvme_attention_workspace(&x, &exec, &nbytes));
-    w = workspace_new(nbytes);
-    exec.workspace = w.data;
-    exec.workspace_nbytes = w.nbytes;
-    expect_ok(gpunvme_attention(&x, &exec));
-    take_back(&d);
-    workspace_free(&w);
-}
-
-static void poison(struct tensor *x)
-{
-    if (x->block)
-        memset(x->block, 0xff, x->nbytes);
-}
-
-static void compare(const char *variant, const struct problem *p)
-{
-    const struct request *r = p->r;
-    struct errors out = {0}, lse = {0};
-
-    for (int64_t b = 0; b < r->batch; b++)
-        for (int64_t i = 0; i < q_len_of(p, b); i++)
-            for (int64_t h = 0; h < r->heads; h++) {
-                struct place at = q_place(p, b, i);
-                int64_t n = exact_at(r, b, i, h);
-
-                for (int64_t c = 0; c < r->dim_v; c++)
-                    errors_add(&out, tensor_get(&p->out, at.b, at.i, h, c),
-                               p->plain[n * r->dim_v + c], p->exact[n * r->dim_v + c]);
-                if (!r->no_lse)
-                    errors_add(&lse, tensor_get(&p->lse, at.b, at.i, h, 0), p->plain_lse[n],
-                               p->exact_lse[n]);
-            }
-    if (!(out.got <= allowed(&out, r->out_dtype)))
-        fail_msg("%s, %s: out is off by %g, and may be by %g", variant, told(r), out.got,
-                 allowed(&out, r->out_dtype));
-    if (!(lse.got <= allowed(&lse, GPUNVME_OPS_F32)))
-        fail_msg("%s, %s: lse is off by %g, and may be by %g", variant, told(r), lse.got,
-                 allowed(&lse, GPUNVME_OPS_F32));
-}
-
 static void test_variant(const char *variant, void *arg)
 {
     struct problem *p = arg;
 
     if (!variant_takes(GPUNVME_OPS_ATTENTION, variant, p->r->dtype, 0))
         return;
-    poison(&p->out);
-    poison(&p->lse);
-    run(variant, p);
-    compare(variant, p);
+    tensor_poison(&p->out);
+    tensor_poison(&p->lse);
+    run_attention(variant, p);
+    compare_out(variant, p);
     expect_padding(p, &p->out, true);
     expect_padding(p, &p->lse, true);
 }
@@ -115,7 +64,7 @@ static void queries_that_see_no_key_are_0_and_minus_infinity(void **state)
     for (unsigned i = 0; !gpunvme_ops_variant(GPUNVME_OPS_ATTENTION, TEST_DEVICE, i, &v); i++) {
         if (!v.available)
             continue;
-        run(v.name, &p);
+        run_attention(v.name, &p);
         for (int64_t q = 0; q < 7; q++) {
             assert_true(tensor_get(&p.lse, 0, q, 0, 0) == -INFINITY);
             for (int64_t c = 0; c < r.dim_v; c++)
@@ -303,7 +252,7 @@ static void operands_and_result_may_be_packed(void **state)
         expect_ok(gpunvme_attention(&x, &exec));
         workspace_free(&w);
         r.no_lse = true;
-        compare("online", &p);
+        compare_out("online", &p);
         x.out = packed + D; /* Q's second head */
         expect_status(gpunvme_attention(&x, &exec), GPUNVME_OPS_ERR_ALIAS, "out and q");
     }
@@ -331,7 +280,7 @@ static void results_are_the_same_bits_in_every_run(void **state)
     assert_non_null(first);
     for (unsigned i = 0; !gpunvme_ops_variant(GPUNVME_OPS_ATTENTION, TEST_DEVICE, i, &v); i++)
         for (r.threads = 0; v.available && v.deterministic && r.threads < 4; r.threads++) {
-            run(v.name, &p);
+            run_attention(v.name, &p);
             if (r.threads)
                 assert_memory_equal(p.out.block, first, p.out.nbytes);
             else

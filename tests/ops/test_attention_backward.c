@@ -226,12 +226,6 @@ static void run(const char *variant, const struct backward *x, struct gpunvme_at
     workspace_free(&w);
 }
 
-static void poison(struct tensor *x)
-{
-    if (x->block)
-        memset(x->block, 0xff, x->nbytes);
-}
-
 /* A gradient of Q (`queries`) or of K or V. */
 static void compare(const char *variant, const char *what, const struct problem *p,
                     const struct tensor *x, bool queries, const double *exact, const double *plain)
@@ -274,9 +268,9 @@ static void test_variant(const char *variant, void *arg)
 
     if (!variant_takes(GPUNVME_OPS_ATTENTION_BACKWARD, variant, x->f.r->dtype, 0))
         return;
-    poison(&x->grad_q);
-    poison(&x->grad_k);
-    poison(&x->grad_v);
+    tensor_poison(&x->grad_q);
+    tensor_poison(&x->grad_k);
+    tensor_poison(&x->grad_v);
     run(variant, x, descriptor_of(x));
     compare(variant, "grad_q", &x->f, &x->grad_q, true, x->exact.q, x->plain.q);
     compare(variant, "grad_k", &x->f, &x->grad_k, false, x->exact.k, x->plain.k);

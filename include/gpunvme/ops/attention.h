@@ -170,6 +170,78 @@ gpunvme_ops_status_t gpunvme_attention_backward_choose(const struct gpunvme_atte
                                                        const struct gpunvme_ops_exec *exec,
                                                        const char **name);
 
+/*
+ * Attention over a cache whose K and V are in pages (Kwon et al., "PagedAttention", 2023):
+ * decoding, and prefilling behind what is cached. Key j of sequence b is row j % page_size of page
+ * block_table[b * ld_table + j / page_size]. All of `attention` is as above, but for this:
+ *
+ *   k, v       pages x page_size x kv_heads x dim, x dim_v; batch strides go from page to page
+ *   k_lengths  must be given: the keys of each sequence, those of its queries among them
+ *   k_len      the longest that k_lengths may become; k_offsets must be NULL, k_rows is ignored
+ *   rope       with queries_only for a cache that gpunvme_kv_append() has rotated
+ *
+ * block_table has batch rows of at least k_len / page_size numbers, rounded up. Those of pages
+ * behind a sequence's length may be anything. Pages that no sequence uses and rows behind a length
+ * are not read. The workspace does not grow with k_len, except in variant "naive".
+ */
+struct gpunvme_attention_paged {
+    struct gpunvme_attention attention;
+    const int32_t *block_table;
+    int64_t ld_table;
+    int64_t pages;       /* that there are */
+    int64_t page_size;   /* rows of a page: 1 to 256 */
+    int32_t cache_dtype; /* of K and V: dtype */
+    int32_t reserved;
+    int64_t reserved_more[4]; /* 0, as `reserved` */
+};
+
+/* As the functions of gpunvme_attention(). ERR_INVALID (CPU): a page that is not there. */
+gpunvme_ops_status_t gpunvme_attention_paged(const struct gpunvme_attention_paged *paged,
+                                             const struct gpunvme_ops_exec *exec);
+gpunvme_ops_status_t gpunvme_attention_paged_workspace(const struct gpunvme_attention_paged *paged,
+                                                       const struct gpunvme_ops_exec *exec,
+                                                       size_t *nbytes);
+gpunvme_ops_status_t gpunvme_attention_paged_choose(const struct gpunvme_attention_paged *paged,
+                                                    const struct gpunvme_ops_exec *exec,
+                                                    const char **name);
+
+/*
+ * Appends K and V of new tokens to a cache in pages. The new tokens of a sequence are its last
+ * ones: with n of them, token i becomes key k_lengths[b] - n + i. So one array of lengths serves
+ * this call and the attention that follows.
+ *
+ *   k, v              batch x new_len x kv_heads x dim, x dim_v; dim_v 0: there is no V (MLA)
+ *   k_pages, v_pages  as in struct gpunvme_attention_paged, which has block_table, too
+ *   new_offsets, new_lengths  as q_offsets and q_lengths; both NULL: new_len tokens each
+ *   rope              K is rotated on its way, at its key's position
+ *
+ * No other row of the cache is written. Two tokens may not have the same row of the same page.
+ * k_pages and v_pages may interleave in one tensor.
+ */
+struct gpunvme_kv_append {
+    int64_t batch, kv_heads, dim, dim_v;
+    int64_t new_len, new_rows; /* of a sequence, at most; with offsets: of all */
+    int64_t k_len;             /* the longest that k_lengths may become */
+    const void *k, *v;
+    void *k_pages, *v_pages;
+    struct gpunvme_attention_strides k_strides, v_strides, k_pages_strides, v_pages_strides;
+    const int32_t *new_offsets, *new_lengths, *k_lengths, *block_table;
+    int64_t ld_table, pages, page_size;
+    struct gpunvme_rope rope;   /* queries_only: 0 */
+    int32_t dtype, cache_dtype; /* of K and V; of the cache: dtype */
+    int64_t reserved[4];        /* 0 */
+};
+
+/* As the functions of gpunvme_attention_paged(). */
+gpunvme_ops_status_t gpunvme_kv_append(const struct gpunvme_kv_append *append,
+                                       const struct gpunvme_ops_exec *exec);
+gpunvme_ops_status_t gpunvme_kv_append_workspace(const struct gpunvme_kv_append *append,
+                                                 const struct gpunvme_ops_exec *exec,
+                                                 size_t *nbytes);
+gpunvme_ops_status_t gpunvme_kv_append_choose(const struct gpunvme_kv_append *append,
+                                              const struct gpunvme_ops_exec *exec,
+                                              const char **name);
+
 #ifdef __cplusplus
 }
 #endif

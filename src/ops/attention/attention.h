@@ -10,8 +10,10 @@
 #include "gpunvme/ops/attention.h"
 #include "ops/core/operator.h"
 
-extern const struct ops_operator ops_attention, ops_attention_backward;
-extern const struct ops_ladder attention_cpu, attention_backward_cpu;
+extern const struct ops_operator ops_attention, ops_attention_backward, ops_attention_paged,
+    ops_kv_append;
+extern const struct ops_ladder attention_cpu, attention_backward_cpu, attention_paged_cpu,
+    kv_append_cpu;
 
 /* The batch of a tensor whose sequences begin at offsets is one long sequence. */
 static inline int64_t attention_batch(const struct gpunvme_attention *p, const int32_t *offsets)
@@ -58,6 +60,12 @@ void attention_add_tensor(struct ops_spans *spans, const char *name, const void 
                           int dtype, int result);
 void attention_add_integers(struct ops_spans *spans, const char *name, const int32_t *data,
                             int64_t rows, int64_t cols, int64_t ld);
+
+/* Columns of a block table that may be read. */
+static inline int64_t attention_table_cols(int64_t k_len, int64_t page_size)
+{
+    return k_len / page_size + (k_len % page_size != 0);
+}
 
 /* A size, and the least that it may be. */
 struct attention_size {

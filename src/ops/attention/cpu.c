@@ -66,6 +66,42 @@ static gpunvme_ops_status_t forward_run(const struct ops_variant *variant,
     return run(&x, variant, call);
 }
 
+static struct attention_cpu paged_of(const struct gpunvme_attention_paged *p)
+{
+    struct attention_cpu x = attention_cpu_of(&p->attention);
+
+    x.pages = (struct attention_pages){p->block_table, p->ld_table, p->pages, p->page_size};
+    return x;
+}
+
+static size_t paged_workspace(const struct ops_variant *variant, const struct ops_call *call)
+{
+    struct attention_cpu x = paged_of(call->descriptor);
+
+    return workspace_of(&x, variant, call);
+}
+
+static gpunvme_ops_status_t paged_run(const struct ops_variant *variant,
+                                      const struct ops_call *call)
+{
+    struct attention_cpu x = paged_of(call->descriptor);
+
+    return run(&x, variant, call);
+}
+
+static size_t append_workspace(const struct ops_variant *variant, const struct ops_call *call)
+{
+    (void)variant;
+    return attention_append_workspace(call->descriptor);
+}
+
+static gpunvme_ops_status_t append_run(const struct ops_variant *variant,
+                                       const struct ops_call *call)
+{
+    (void)variant;
+    return attention_append(call->descriptor, call->exec->workspace);
+}
+
 /* Of the gradients of Q, K and V; and two rows for those of the sinks, which come first. */
 static size_t backward_workspace(const struct ops_variant *variant, const struct ops_call *call)
 {
@@ -141,5 +177,13 @@ static const struct ops_variant backward[] = {
     TILE_VARIANTS(backward_workspace, backward_run),
 };
 
+static const struct ops_variant paged[] = FORWARD_LADDER(paged_workspace, paged_run);
+
+static const struct ops_variant append[] = {
+    VARIANT(NAIVE, "naive", 0, "nothing", "row after row", append_workspace, append_run),
+};
+
 const struct ops_ladder attention_cpu = OPS_LADDER(forward);
 const struct ops_ladder attention_backward_cpu = OPS_LADDER(backward);
+const struct ops_ladder attention_paged_cpu = OPS_LADDER(paged);
+const struct ops_ladder kv_append_cpu = OPS_LADDER(append);

@@ -13,7 +13,9 @@
     X(GPUNVME_OPS_LINEAR_FORWARD, ops_linear_forward)                                              \
     X(GPUNVME_OPS_LINEAR_BACKWARD, ops_linear_backward)                                            \
     X(GPUNVME_OPS_ATTENTION, ops_attention)                                                        \
-    X(GPUNVME_OPS_ATTENTION_BACKWARD, ops_attention_backward)
+    X(GPUNVME_OPS_ATTENTION_BACKWARD, ops_attention_backward)                                      \
+    X(GPUNVME_OPS_ATTENTION_PAGED, ops_attention_paged)                                            \
+    X(GPUNVME_OPS_KV_APPEND, ops_kv_append)
 
 #define X(number, op) extern const struct ops_operator op;
 OPERATORS(X)

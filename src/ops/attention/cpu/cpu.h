@@ -9,7 +9,7 @@
 #include "ops/attention/attention.h"
 #include "ops/cpu/product.h"
 
-/* K and V in pages; count 0: they are not. */
+/* K and V in pages; size 0: they are not. */
 struct attention_pages {
     const int32_t *table;
     int64_t ld, count, size;
@@ -19,7 +19,8 @@ struct attention_pages {
 struct attention_cpu {
     const struct gpunvme_attention *p;
     struct attention_pages pages;
-    int64_t group; /* heads of Q for each of K */
+    const char *q_name; /* for messages: what queries are */
+    int64_t group;      /* heads of Q for each of K */
     float scale;
     double rope_ratio; /* of the frequencies of neighbouring pairs */
 };
@@ -147,6 +148,10 @@ const struct attention_rows *attention_rows_of(const struct cpu_kernel *kernel);
 size_t attention_tiles_workspace(const struct attention_cpu *x, const struct cpu_engine *engine);
 void attention_tiles(const struct attention_cpu *x, const struct cpu_engine *engine, int threads,
                      void *workspace);
+
+/* Checks the values that offsets, lengths and the table have, and appends. */
+size_t attention_append_workspace(const struct gpunvme_kv_append *p);
+gpunvme_ops_status_t attention_append(const struct gpunvme_kv_append *p, void *workspace);
 
 /* The same backwards, for the gradients of Q, K and V. */
 size_t attention_naive_backward_workspace(const struct attention_cpu *x);

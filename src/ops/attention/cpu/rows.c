@@ -19,6 +19,7 @@ struct attention_cpu attention_cpu_of(const struct gpunvme_attention *p)
 {
     return (struct attention_cpu){
         .p = p,
+        .q_name = "q",
         .group = p->heads / p->kv_heads,
         .scale = p->scale != 0 ? p->scale : (float)(1 / sqrt((double)p->dim)),
         .rope_ratio = attention_rope_ratio(&p->rope),
@@ -77,18 +78,35 @@ static gpunvme_ops_status_t check_lengths(const char *name, const int32_t *offse
     return GPUNVME_OPS_OK;
 }
 
+static gpunvme_ops_status_t check_pages(const struct attention_cpu *x)
+{
+    for (int64_t b = 0; x->pages.size && b < x->p->batch; b++) {
+        struct attention_sequence s = attention_sequence_of(x, b);
+
+        for (int64_t j = 0; j * x->pages.size < s.k_len; j++)
+            if (s.pages[j] < 0 || s.pages[j] >= x->pages.count)
+                return ops_fail(GPUNVME_OPS_ERR_INVALID,
+                                "page %" PRId64 " of sequence %" PRId64 " is number %d: there are "
+                                "%" PRId64,
+                                j, b, (int)s.pages[j], x->pages.count);
+    }
+    return GPUNVME_OPS_OK;
+}
+
 gpunvme_ops_status_t attention_check_values(const struct attention_cpu *x)
 {
     const struct gpunvme_attention *p = x->p;
     gpunvme_ops_status_t status;
 
-    status = check_offsets("q", p->q_offsets, p->batch, p->q_rows, p->q_len);
+    status = check_offsets(x->q_name, p->q_offsets, p->batch, p->q_rows, p->q_len);
     if (!status)
         status = check_offsets("k", p->k_offsets, p->batch, p->k_rows, p->k_len);
     if (!status)
-        status = check_lengths("q", p->q_offsets, p->q_lengths, p->batch, p->q_len);
+        status = check_lengths(x->q_name, p->q_offsets, p->q_lengths, p->batch, p->q_len);
     if (!status)
         status = check_lengths("k", p->k_offsets, p->k_lengths, p->batch, p->k_len);
+    if (!status)
+        status = check_pages(x);
     return status;
 }
 

@@ -302,6 +302,17 @@ static void add_variants(struct ops_table *t)
             add_row(t, OPS_ROW_VARIANT, v.name, threads_of(t, v.name));
 }
 
+/* One that is named is run, and says itself why it can't. */
+static bool has_variants(const struct ops_table *t)
+{
+    struct gpunvme_ops_variant v;
+    bool any = t->args->variant != NULL;
+
+    for (unsigned i = 0; !any && !gpunvme_ops_variant(t->data.op, t->data.device, i, &v); i++)
+        any = takes(t, &v) && !listed(t->args->without, v.name);
+    return any;
+}
+
 /* What can't be measured has no row: its column says "-". */
 static void add_cpu_peaks(struct ops_table *t, int threads)
 {
@@ -631,6 +642,11 @@ static int measure_case(struct ops_table *t, const struct peers *peers)
     struct ops_shape *s = &t->data.shape;
     int code;
 
+    if (!has_variants(t)) {
+        cli_say("%s has no variant for this device and type that is not left out",
+                cli_ops_name(t->data.op));
+        return CLI_FAILED;
+    }
     if (!ops_case_make(&t->data)) {
         cli_say("out of memory: matrices of %lld x %lld x %lld are too large for this machine",
                 (long long)s->m, (long long)s->n, (long long)s->k);

@@ -77,6 +77,8 @@ expect_out '^attention-paged f32, 3 x 65 x 16, batch 1, heads 8, pages of 8$'
 expect_out '^kv-append f32, 3 x 65 x 16, batch 1, heads 8, pages of 8$'
 gpunvme ops bench attention-paged --page 300
 expect 2 "--page"
+gpunvme ops bench kv-append --without naive
+expect 1 "kv-append has no variant"
 for heads in 6/4 6/ 0 6/2x; do
     gpunvme ops bench attention --heads $heads
     expect 2 "8 divides 32"

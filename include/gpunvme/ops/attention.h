@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Attention: forward and backward, over keys that lie in the pages of a cache, and the filling of
- * such a cache. The rules of ops/core.h apply; only the results' memory of one kind is different:
- * rows behind a sequence's length are padding, and are neither read nor written.
+ * Attention: forward, backward, and over a cache of keys and values in pages; and appending to such
+ * a cache. The rules of ops/core.h apply. Rows behind a sequence's length are padding: they are
+ * neither read nor written.
  *
- * Arrays of int32_t (offsets, lengths, block tables) are where the operands are, so with CUDA in
- * the memory of the GPU: a graph that was captured once can be replayed with other lengths. On the
- * CPU their values are checked (ERR_INVALID). With CUDA they are not, and values out of range make
- * the behaviour undefined.
+ * Arrays of int32_t (offsets, lengths, block tables) are where the operands are; with CUDA that is
+ * the memory of the GPU, so a captured graph can be replayed with other lengths. On the CPU their
+ * values are checked (ERR_INVALID). With CUDA they are not: values out of range make the behaviour
+ * undefined.
  */
 #ifndef GPUNVME_OPS_ATTENTION_H
 #define GPUNVME_OPS_ATTENTION_H
@@ -52,9 +52,8 @@ struct gpunvme_rope {
     int32_t dim;            /* even; 0: there is no rotation, and the other fields are ignored */
     int32_t first;
     int32_t interleaved; /* 0: x is channel first + p, y is dim / 2 behind it; 1: 2 p and 2 p + 1 */
-    int32_t
-        queries_only; /* 1: K is rotated already, as in a cache that gpunvme_kv_append() fills */
-    int32_t reserved; /* 0 */
+    int32_t queries_only; /* 1: K is rotated already, as by gpunvme_kv_append() */
+    int32_t reserved;     /* 0 */
 };
 
 /*
@@ -68,7 +67,8 @@ struct gpunvme_rope {
  * Let t = i + k_len - q_len, with the lengths of the sequence: the last query is aligned to the
  * last key. Query i sees key j if j <= t (`causal`) and t - window_left <= j <= t + window_right
  * (`window`). A query that sees no key has out = 0 and lse = sink, or -infinity without sinks.
- * Values of keys that no query sees may still be multiplied by 0.
+ * NaN and infinity in rows of K and V that a query does not see may still reach its result; those
+ * of padding do not.
  *
  *   q      batch x q_len x heads x dim
  *   k      batch x k_len x kv_heads x dim
@@ -127,8 +127,7 @@ gpunvme_ops_status_t gpunvme_attention_workspace(const struct gpunvme_attention 
                                                  const struct gpunvme_ops_exec *exec,
                                                  size_t *nbytes);
 
-/* The name of the variant that gpunvme_attention() runs for this call: as gpunvme_matmul_choose().
- */
+/* The name of the variant that gpunvme_attention() runs; as gpunvme_matmul_choose(). */
 gpunvme_ops_status_t gpunvme_attention_choose(const struct gpunvme_attention *attention,
                                               const struct gpunvme_ops_exec *exec,
                                               const char **name);

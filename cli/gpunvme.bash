@@ -40,8 +40,8 @@ _gpunvme_options() {
                 "--batch --depth --shuffle --time --verify --json --quiet --help --usage"
             ;;
         ops)
-            echo "--variant --without --shape --shapes --device --dtype --activation --no-preact --threads" \
-                "--rounds --time --no-peaks --cpu-time --seed --json --help --usage"
+            echo "--variant --without --shape --shapes --device --dtype --activation --no-preact --batch" \
+                "--heads --page --causal --threads --rounds --time --no-peaks --cpu-time --seed --json --help --usage"
             ;;
     esac
 }
@@ -56,7 +56,7 @@ _gpunvme_values() {
         --device) echo "cpu cuda" ;;
         --dtype) echo "f32 tf32 f16 bf16 f8_e4m3" ;;
         --activation) echo "none relu gelu gelu_tanh silu" ;;
-        --variant) echo "all naive blocked packed avx2 avx512 openmp" ;;
+        --variant) echo "all naive blocked online packed avx2 avx512 openmp" ;;
         --profile) gpunvme sim profiles 2>/dev/null | grep -E '^[a-z]' ;;
         --uri) echo "sim:" ;;
         --kernels) echo "sim: sim:engine=gpu" ;;
@@ -91,7 +91,7 @@ _gpunvme() {
     elif [[ $command == ops && COMP_CWORD -eq 2 ]]; then
         words="list bench check"
     elif [[ $command == ops && ${COMP_WORDS[2]} == bench && $before != --* ]]; then
-        words="matmul linear linear-forward linear-backward"
+        words="matmul linear linear-forward linear-backward attention attention-backward attention-paged kv-append"
     else
         words=$(_gpunvme_values "$before")
     fi

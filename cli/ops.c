@@ -11,8 +11,9 @@
 #include "ops.h"
 #include "verbs.h"
 
-static const char *const op_names[GPUNVME_OPS_NOPS] = {"matmul", "linear-forward",
-                                                       "linear-backward"};
+static const char *const op_names[GPUNVME_OPS_NOPS] = {
+    "matmul",          "linear-forward", "linear-backward", "attention", "attention-backward",
+    "attention-paged", "kv-append"};
 
 const char *cli_ops_name(int op)
 {
@@ -188,8 +189,8 @@ static const struct cli_verbs verbs = {
     .nverbs = sizeof(commands) / sizeof(commands[0]),
     .names = "list, bench or check",
     .head = "Usage: gpunvme ops VERB [OPTION...] [ARGUMENT...]\n"
-            "Compute operators: matrix multiplication and the linear layer, each as a ladder\n"
-            "of variants from the plainest to the fastest.\n\n",
+            "Compute operators: matrix multiplication, the linear layer and attention, each\n"
+            "as a ladder of variants from the plainest to the fastest.\n\n",
     .tail = "\nExamples:\n"
             "  gpunvme ops list\n"
             "  gpunvme ops bench matmul --shape 2048x2048x2048\n"

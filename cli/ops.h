@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/random.h"
 #include "gpunvme/ops.h"
 
 int cli_ops_bench(int argc, char **argv);
@@ -17,7 +18,7 @@ int cli_ops_check(int argc, char **argv);
 /* Says what failed; returns the exit code. */
 int cli_ops_fail(gpunvme_ops_status_t status);
 
-/* An operator by its name: "matmul", "linear-forward", "linear-backward". -1 if there is none. */
+/* An operator by its name: "matmul", "linear-forward", "attention". -1 if there is none. */
 int cli_ops_by_name(const char *name);
 const char *cli_ops_name(int op);
 
@@ -29,7 +30,10 @@ int cli_ops_device_by_name(const char *name); /* "cpu" or "cuda"; -1 if there is
 const char *cli_ops_device_name(int device);
 int cli_ops_activation_by_name(const char *name); /* likewise */
 
-/* For matmul m, n, k; for linear layers rows, out, in, which are the same three of its product. */
+/*
+ * For matmul m, n, k; for linear layers rows, out, in, which are the same three of its product; for
+ * attention queries, keys and channels of a head.
+ */
 struct ops_shape {
     int64_t m, n, k;
 };
@@ -47,12 +51,29 @@ enum ops_matrix_name {
     OPS_GRAD_Y, /* backward: m x n; C is grad_x, m x k */
     OPS_GRAD_WEIGHT,
     OPS_GRAD_BIAS, /* n x k, n */
+    OPS_V,         /* attention: A is Q, B is K, C is out, all with heads: see ops_attention.c */
+    OPS_LSE,       /* f32 */
+    OPS_OUT,       /* backwards: grad_out is GRAD_Y, C is grad_q */
+    OPS_GRAD_K,
+    OPS_GRAD_V,
+    OPS_PAGES_K, /* what is appended to; attention's own K and V in pages are B and V */
+    OPS_PAGES_V,
+    OPS_TABLE, /* int32_t */
+    OPS_LENGTHS,
     OPS_NMATRICES
+};
+
+/* What attention has beside its shape. */
+struct ops_heads {
+    int64_t batch, heads, kv_heads;
+    int64_t page; /* rows of a page */
+    bool causal;
 };
 
 struct ops_case {
     int op, device, dtype, compute, activation;
     struct ops_shape shape;
+    struct ops_heads heads;
     int threads; /* of variants that have threads; 0: all */
     uint64_t seed;
     bool no_preact;      /* a linear layer forward does not keep the pre-activation */
@@ -112,6 +133,39 @@ struct ops_done ops_case_does(const struct ops_case *c);
  * first to the last, are looked at; 0 is all.
  */
 double ops_case_error(const struct ops_case *c, const struct ops_done *done, int64_t lines);
+
+/* Attention's share of a case. How many elements each matrix has, -1 for none: */
+static inline bool ops_is_attention(int op)
+{
+    return op >= GPUNVME_OPS_ATTENTION;
+}
+
+void ops_attention_count(const struct ops_case *c, int64_t counts[OPS_NMATRICES]);
+double ops_attention_flops(const struct ops_case *c);
+struct gpunvme_attention ops_attention_of(const struct ops_case *c);
+struct gpunvme_attention_grad ops_attention_backward_of(const struct ops_case *c);
+struct gpunvme_attention_paged ops_attention_paged_of(const struct ops_case *c);
+struct gpunvme_kv_append ops_kv_append_of(const struct ops_case *c);
+
+/* The keys of a sequence, and of them those that query i sees. */
+int64_t ops_attention_keys(const struct ops_case *c);
+int64_t ops_attention_seen(const struct ops_case *c, int64_t i);
+
+/* Whether a result; and whether the matrix has contents of its own, which are written then. */
+bool ops_attention_is_result(const struct ops_case *c, int matrix);
+bool ops_attention_fill(const struct ops_case *c, int matrix, void *data, struct base_random *r);
+
+/* Where a row of K or V is, in a sequence and head: in pages or not. */
+int64_t ops_attention_key_at(const struct ops_case *c, int64_t b, int64_t j, int64_t kv_head);
+
+/* As ops_case_error(), in at most `lines` queries of some heads. */
+double ops_attention_error(const struct ops_case *c, int64_t lines);
+
+/* What rounding a value to a type may lose. */
+double ops_rounding(int dtype, double value);
+
+/* The error, as a share of what is allowed, if it is worse than the worst so far. */
+double ops_worst(double so_far, double got, double expected, double allowed);
 
 /* A BLAS, if one can be loaded. */
 struct ops_blas {

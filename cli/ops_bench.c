@@ -26,6 +26,10 @@ enum {
     KEY_NO_PEAKS,
     KEY_WITHOUT,
     KEY_SHAPES,
+    KEY_BATCH,
+    KEY_HEADS,
+    KEY_CAUSAL,
+    KEY_PAGE,
 };
 
 static const struct argp_option options[] = {
@@ -34,7 +38,9 @@ static const struct argp_option options[] = {
     {"without", KEY_WITHOUT, "NAME,...", 0, "All variants but these", 1},
     {"shape", KEY_SHAPE, "MxNxK", 0,
      "Rows and columns of the result, and the sum's length; for linear layers rows, outputs and "
-     "inputs. One number is a cube. May be given several times (1024)",
+     "inputs; for attention queries (or new rows), keys and channels of a head. One number is a "
+     "cube. May be "
+     "given several times (1024; attention 1024x1024x64)",
      1},
     {"shapes", KEY_SHAPES, "FILE", 0,
      "A line for each case: operator, type, MxNxK. Measures auto beside its peer, then the "
@@ -46,6 +52,11 @@ static const struct argp_option options[] = {
     {"activation", KEY_ACTIVATION, "NAME", 0, "none, relu, gelu, gelu_tanh or silu (gelu)", 2},
     {"no-preact", KEY_NO_PREACT, NULL, 0,
      "Linear layers forward: do not keep the pre-activation, as who only infers", 2},
+    {"batch", KEY_BATCH, "N", 0, "Attention: sequences (1)", 2},
+    {"heads", KEY_HEADS, "N[/M]", 0,
+     "Attention: heads of the queries, and of keys and values where they are fewer (8)", 2},
+    {"causal", KEY_CAUSAL, NULL, 0, "Attention: no query sees the keys behind it", 2},
+    {"page", KEY_PAGE, "N", 0, "Attention over a cache: rows of its pages (16)", 2},
     {"threads", KEY_THREADS, "N", 0, "Of variants that have threads (all processors)", 2},
     {"rounds", KEY_ROUNDS, "N", 0, "Runs of each variant, at most (9)", 3},
     {"time", KEY_TIME, "TIME", 0, "A variant that has run so long is not run again (3s)", 3},
@@ -62,7 +73,9 @@ static const char doc[] =
     "Times each variant of an operator on random data: median and spread, operations and bytes a "
     "second and which share that is of what the machine was measured to do at most, the ratio to "
     "the variant before and to OpenBLAS (on the GPU cuBLASLt) where that can be loaded. OPERATOR "
-    "is matmul, linear-forward, linear-backward or linear, which is both; without one it is matmul."
+    "is matmul, linear-forward, linear-backward, linear, which is both, attention, "
+    "attention-backward, attention-paged (over a cache in pages) or kv-append (of new rows to it); "
+    "without one it is matmul."
     "\vOpenBLAS is given the product alone, without bias and activation, in f32, and as many "
     "threads as the variant has. OPENBLAS_CORETYPE chooses its code. cuBLASLt is given as much of "
     "a linear layer as it can do at once; GPUNVME_CUBLASLT names another library file. On the GPU "
@@ -76,7 +89,8 @@ static const char doc[] =
     "  gpunvme ops bench\n"
     "  gpunvme ops bench matmul --shape 2048x2048x2048 --variant avx512\n"
     "  gpunvme ops bench --device cuda --dtype bf16 --shape 4096\n"
-    "  gpunvme ops bench linear --shape 512x4096x1024 --activation gelu --json\n\n"
+    "  gpunvme ops bench linear --shape 512x4096x1024 --activation gelu --json\n"
+    "  gpunvme ops bench attention --shape 2048x2048x128 --heads 32/8 --causal\n\n"
     "Exit codes: 0 all was measured, 1 something failed, 2 usage, 3 a result is wrong.";
 
 static int parse_name(struct argp_state *state, const char *option, const char *arg,
@@ -99,8 +113,48 @@ static void parse_operator(struct argp_state *state, const char *arg, struct ops
         args->ops[GPUNVME_OPS_LINEAR_FORWARD] = args->ops[GPUNVME_OPS_LINEAR_BACKWARD] = true;
     else
         argp_error(state,
-                   "there is no operator '%s': matmul, linear, linear-forward or linear-backward",
+                   "there is no operator '%s': matmul, linear, linear-forward, linear-backward, "
+                   "attention, attention-backward, attention-paged or kv-append",
                    arg);
+}
+
+/* "32" or "32/8". */
+static void parse_heads(struct argp_state *state, const char *arg, struct ops_heads *heads)
+{
+    unsigned all = 0, shared = 0;
+    char more;
+    int n = sscanf(arg, "%5u/%5u%c", &all, &shared, &more);
+
+    if (n == 1 && strspn(arg, "0123456789") == strlen(arg))
+        shared = all;
+    else if (n != 2)
+        shared = 0;
+    if (!shared || all % shared)
+        argp_error(state, "--heads=%s: must be like 32, or 32/8, where 8 divides 32", arg);
+    heads->heads = all;
+    heads->kv_heads = shared;
+}
+
+static error_t parse_attention(int key, char *arg, struct argp_state *state)
+{
+    struct ops_bench_args *args = state->input;
+
+    switch (key) {
+    case KEY_BATCH:
+        args->heads.batch = (int64_t)cli_parse_count(state, "batch", arg, 1, 65536);
+        return 0;
+    case KEY_HEADS:
+        parse_heads(state, arg, &args->heads);
+        return 0;
+    case KEY_PAGE:
+        args->heads.page = (int64_t)cli_parse_count(state, "page", arg, 1, 256);
+        return 0;
+    case KEY_CAUSAL:
+        args->heads.causal = true;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -160,7 +214,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         parse_operator(state, arg, args);
         return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return parse_attention(key, arg, state);
     }
 }
 
@@ -246,6 +300,17 @@ static void add_variants(struct ops_table *t)
          !t->args->variant && !gpunvme_ops_variant(t->data.op, t->data.device, i, &v); i++)
         if (takes(t, &v) && !listed(t->args->without, v.name))
             add_row(t, OPS_ROW_VARIANT, v.name, threads_of(t, v.name));
+}
+
+/* One that is named is run, and says itself why it can't. */
+static bool has_variants(const struct ops_table *t)
+{
+    struct gpunvme_ops_variant v;
+    bool any = t->args->variant != NULL;
+
+    for (unsigned i = 0; !any && !gpunvme_ops_variant(t->data.op, t->data.device, i, &v); i++)
+        any = takes(t, &v) && !listed(t->args->without, v.name);
+    return any;
 }
 
 /* What can't be measured has no row: its column says "-". */
@@ -577,18 +642,25 @@ static int measure_case(struct ops_table *t, const struct peers *peers)
     struct ops_shape *s = &t->data.shape;
     int code;
 
+    if (!has_variants(t)) {
+        cli_say("%s has no variant for this device and type that is not left out",
+                cli_ops_name(t->data.op));
+        return CLI_FAILED;
+    }
     if (!ops_case_make(&t->data)) {
         cli_say("out of memory: matrices of %lld x %lld x %lld are too large for this machine",
                 (long long)s->m, (long long)s->n, (long long)s->k);
         return CLI_FAILED;
     }
     t->no_peer = peers->none;
-    if (peers->cublas && ops_cublas_prepare(peers->cublas, &t->data))
+    if (peers->cublas && !ops_is_attention(t->data.op) &&
+        ops_cublas_prepare(peers->cublas, &t->data))
         t->cublas = peers->cublas;
     else if (peers->cublas)
         t->no_peer = "cuBLASLt has no way to do this";
     if (peers->blas && !t->blas)
-        t->no_peer = "OpenBLAS is only compared with in f32";
+        t->no_peer = ops_is_attention(t->data.op) ? "OpenBLAS has no attention"
+                                                  : "OpenBLAS is only compared with in f32";
     if (t->cublas)
         ops_cublas_choose(t->cublas, &t->data);
     make_rows(t);
@@ -603,7 +675,7 @@ static int bench(const struct ops_bench_args *args, const struct peers *peers, i
 {
     struct ops_table t = {
         .args = args,
-        .blas = args->dtype == GPUNVME_OPS_F32 ? peers->blas : NULL,
+        .blas = args->dtype == GPUNVME_OPS_F32 && !ops_is_attention(op) ? peers->blas : NULL,
         .machine = peers->machine,
         .memory = peers->memory.from ? &peers->memory : NULL,
         .data = {.op = op,
@@ -612,6 +684,7 @@ static int bench(const struct ops_bench_args *args, const struct peers *peers, i
                  .compute = args->compute,
                  .activation = args->activation,
                  .shape = *shape,
+                 .heads = args->heads,
                  .threads = args->threads,
                  .seed = 1,
                  .no_preact = args->no_preact,
@@ -634,18 +707,23 @@ static int bench(const struct ops_bench_args *args, const struct peers *peers, i
 static int bench_shapes(const struct ops_bench_args *args, const struct peers *peers,
                         struct cli_json *json)
 {
+    const struct ops_shape product = {1024, 1024, 1024}, attention = {1024, 1024, 64};
+    unsigned count = args->nshapes ? args->nshapes : 1;
     bool first = true;
     int worst = CLI_OK;
 
     for (int op = 0; op < GPUNVME_OPS_NOPS; op++)
-        for (unsigned i = 0; args->ops[op] && i < args->nshapes; i++) {
+        for (unsigned i = 0; args->ops[op] && i < count; i++) {
+            const struct ops_shape *shape = args->nshapes          ? &args->shapes[i]
+                                            : ops_is_attention(op) ? &attention
+                                                                   : &product;
             double ratio;
             int code;
 
             if (!json && !first)
                 putchar('\n');
             first = false;
-            code = bench(args, peers, op, &args->shapes[i], json, &ratio);
+            code = bench(args, peers, op, shape, json, &ratio);
             fflush(stdout);
             if (code == CLI_USAGE || cli_stopped() ||
                 (code && args->device == GPUNVME_OPS_CUDA && !ops_gpu_wait()))
@@ -817,8 +895,10 @@ static int bench_all(const struct ops_bench_args *args, struct cli_json *json)
 
 int cli_ops_bench(int argc, char **argv)
 {
-    struct ops_bench_args args = {
-        .activation = GPUNVME_OPS_ACT_GELU, .rounds = 9, .time_ns = 3000000000u};
+    struct ops_bench_args args = {.activation = GPUNVME_OPS_ACT_GELU,
+                                  .heads = {.batch = 1, .heads = 8, .kv_heads = 8, .page = 16},
+                                  .rounds = 9,
+                                  .time_ns = 3000000000u};
     struct cli_json json;
     bool any = false;
     int code;
@@ -831,8 +911,6 @@ int cli_ops_bench(int argc, char **argv)
     for (int op = 0; op < GPUNVME_OPS_NOPS; op++)
         any |= args.ops[op];
     args.ops[GPUNVME_OPS_MATMUL] |= !any;
-    if (!args.nshapes)
-        args.shapes[args.nshapes++] = (struct ops_shape){1024, 1024, 1024};
     if (!args.json)
         return bench_all(&args, NULL);
     cli_json_begin(&json, stdout);

@@ -21,7 +21,8 @@ struct ops_bench_args {
     bool ops[GPUNVME_OPS_NOPS];
     const char *variant, *without, *list;
     struct ops_shape shapes[OPS_MAX_SHAPES];
-    unsigned nshapes;
+    unsigned nshapes; /* 0: the operator's default */
+    struct ops_heads heads;
     int device, dtype, compute, activation, threads;
     unsigned rounds;
     uint64_t time_ns;

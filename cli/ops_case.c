@@ -7,7 +7,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/random.h"
 #include "ops.h"
 #include "ops/cpu/dtype.h"
 #include "ops_gpu.h"
@@ -33,7 +32,16 @@ double ops_cpu_now(void)
 static bool is_result(const struct ops_case *c, int matrix)
 {
     return matrix == OPS_C || matrix == OPS_GRAD_WEIGHT || matrix == OPS_GRAD_BIAS ||
-           (matrix == OPS_PREACT && c->op == GPUNVME_OPS_LINEAR_FORWARD);
+           (matrix == OPS_PREACT && c->op == GPUNVME_OPS_LINEAR_FORWARD) ||
+           ops_attention_is_result(c, matrix);
+}
+
+/* Integers have the size of f32. */
+static int dtype_of(const struct ops_case *c, int matrix)
+{
+    bool four_bytes = matrix == OPS_LSE || matrix == OPS_TABLE || matrix == OPS_LENGTHS;
+
+    return four_bytes ? GPUNVME_OPS_F32 : c->dtype;
 }
 
 static size_t pages_of(size_t nbytes)
@@ -65,7 +73,7 @@ static bool make_on_gpu(struct ops_case *c, int matrix)
 /* `n` elements: random in [-1, 1), results poisoned. */
 static bool make_matrix(struct ops_case *c, int matrix, int64_t n, struct base_random *r)
 {
-    size_t nbytes = (size_t)n * gpunvme_ops_dtype_nbytes(c->dtype);
+    size_t nbytes = (size_t)n * gpunvme_ops_dtype_nbytes(dtype_of(c, matrix));
     void *data = aligned_alloc(4096, pages_of(nbytes));
 
     c->host[matrix] = data;
@@ -75,7 +83,7 @@ static bool make_matrix(struct ops_case *c, int matrix, int64_t n, struct base_r
         return false;
     if (is_result(c, matrix))
         memset(data, 0xff, nbytes);
-    else
+    else if (!ops_attention_fill(c, matrix, data, r))
         for (int64_t i = 0; i < n; i++)
             cpu_store(data, i, c->dtype, (float)(2 * base_random_real(r) - 1));
     return c->device == GPUNVME_OPS_CPU || make_on_gpu(c, matrix);
@@ -89,48 +97,60 @@ void *ops_case_at(const struct ops_case *c, int matrix)
 }
 
 /* Memory is handed out before it is there: what would not fit is refused, not found out. */
-static bool fits(const struct ops_case *c, int64_t elements)
+static bool fits(double nbytes)
 {
-    double bytes = (double)elements * (double)gpunvme_ops_dtype_nbytes(c->dtype);
-
-    return bytes < (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) * 0.8;
+    return nbytes < (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) * 0.8;
 }
 
-/* How many elements each matrix has that the operator knows; returns the sum. */
-static int64_t count(const struct ops_case *c, int64_t counts[OPS_NMATRICES])
+static void count_products(const struct ops_case *c, int64_t counts[OPS_NMATRICES])
 {
     int64_t mk = c->shape.m * c->shape.k, kn = c->shape.k * c->shape.n;
-    int64_t mn = c->shape.m * c->shape.n, n = c->shape.n, sum = 0;
+    int64_t mn = c->shape.m * c->shape.n, n = c->shape.n;
     bool linear = c->op != GPUNVME_OPS_MATMUL, backward = c->op == GPUNVME_OPS_LINEAR_BACKWARD;
-    int64_t all[OPS_NMATRICES] = {mk, kn, backward ? mk : mn, n, mn, mn, kn, n};
-    int nmatrices = backward ? OPS_NMATRICES : linear ? OPS_GRAD_Y : OPS_BIAS;
+    int64_t all[] = {mk, kn, backward ? mk : mn, n, mn, mn, kn, n};
+    int nmatrices = backward ? OPS_GRAD_BIAS + 1 : linear ? OPS_GRAD_Y : OPS_BIAS;
 
-    for (int i = 0; i < OPS_NMATRICES; i++) {
-        bool has = i < nmatrices && !(i == OPS_PREACT && !backward && c->no_preact) &&
-                   !(i == OPS_BIAS && backward);
+    for (int i = 0; i < nmatrices; i++)
+        if (!(i == OPS_PREACT && !backward && c->no_preact) && !(i == OPS_BIAS && backward))
+            counts[i] = all[i];
+}
 
-        counts[i] = has ? all[i] : -1;
-        sum += has ? all[i] : 0;
-    }
-    return sum;
+/* How many elements each matrix has that the operator knows, else -1; returns the bytes of all. */
+static double count(const struct ops_case *c, int64_t counts[OPS_NMATRICES])
+{
+    double nbytes = 0;
+
+    for (int i = 0; i < OPS_NMATRICES; i++)
+        counts[i] = -1;
+    if (ops_is_attention(c->op))
+        ops_attention_count(c, counts);
+    else
+        count_products(c, counts);
+    for (int i = 0; i < OPS_NMATRICES; i++)
+        if (counts[i] > 0)
+            nbytes += (double)counts[i] * (double)gpunvme_ops_dtype_nbytes(dtype_of(c, i));
+    return nbytes;
 }
 
 double ops_case_traffic(const struct ops_case *c)
 {
     int64_t counts[OPS_NMATRICES];
+    double nbytes = count(c, counts);
 
-    return (double)count(c, counts) * (double)gpunvme_ops_dtype_nbytes(c->dtype);
+    /* Of a cache only what is appended is moved. */
+    if (c->op == GPUNVME_OPS_KV_APPEND)
+        nbytes = 2 * (double)(counts[OPS_B] + counts[OPS_V]) *
+                 (double)gpunvme_ops_dtype_nbytes(c->dtype);
+    return nbytes;
 }
 
 /*
  * Runs that follow each other use another set each, so that none finds its operands in the GPU's
  * cache: together they are some times as large.
  */
-static unsigned sets_of(const struct ops_case *c, int64_t elements)
+static unsigned sets_of(const struct ops_case *c, double nbytes)
 {
-    double all = 4 * (double)c->cache_nbytes;
-    double one = (double)elements * (double)gpunvme_ops_dtype_nbytes(c->dtype) + 1;
-    double sets = 1 + all / one;
+    double sets = 1 + 4 * (double)c->cache_nbytes / (nbytes + 1);
 
     return c->device == GPUNVME_OPS_CPU ? 1 : sets < 4096 ? (unsigned)sets : 4096;
 }
@@ -138,10 +158,11 @@ static unsigned sets_of(const struct ops_case *c, int64_t elements)
 bool ops_case_make(struct ops_case *c)
 {
     struct base_random r = {.state = c->seed};
-    int64_t counts[OPS_NMATRICES], elements = count(c, counts);
-    bool ok = fits(c, elements);
+    int64_t counts[OPS_NMATRICES];
+    double nbytes = count(c, counts);
+    bool ok = fits(nbytes);
 
-    c->nsets = sets_of(c, elements);
+    c->nsets = sets_of(c, nbytes);
     for (int i = 0; i < OPS_NMATRICES && ok; i++)
         ok = counts[i] < 0 || make_matrix(c, i, counts[i], &r);
     if (!ok)
@@ -194,6 +215,8 @@ bool ops_case_fetch(struct ops_case *c)
 
 double ops_case_flops(const struct ops_case *c)
 {
+    if (ops_is_attention(c->op))
+        return ops_attention_flops(c);
     return (c->op == GPUNVME_OPS_LINEAR_BACKWARD ? 4.0 : 2.0) * (double)c->shape.m *
            (double)c->shape.n * (double)c->shape.k;
 }
@@ -259,27 +282,50 @@ static struct gpunvme_linear_grad backward_of(const struct ops_case *c)
                                         .grad_dtype = c->dtype};
 }
 
-/* Runs the case, or with `nbytes` only asks for its workspace. */
-static gpunvme_ops_status_t call(struct ops_case *c, const struct gpunvme_ops_exec *exec,
-                                 size_t *nbytes)
+#define CALL(function, p)                                                                          \
+    (name     ? function##_choose(&(p), exec, name)                                                \
+     : nbytes ? function##_workspace(&(p), exec, nbytes)                                           \
+              : function(&(p), exec))
+
+/* Runs the case, or only asks for the name of its variant, or for its workspace. */
+static gpunvme_ops_status_t call(const struct ops_case *c, const struct gpunvme_ops_exec *exec,
+                                 size_t *nbytes, const char **name)
 {
     switch (c->op) {
     case GPUNVME_OPS_MATMUL: {
         struct gpunvme_matmul p = matmul_of(c);
 
-        return nbytes ? gpunvme_matmul_workspace(&p, exec, nbytes) : gpunvme_matmul(&p, exec);
+        return CALL(gpunvme_matmul, p);
     }
     case GPUNVME_OPS_LINEAR_FORWARD: {
         struct gpunvme_linear p = forward_of(c);
 
-        return nbytes ? gpunvme_linear_forward_workspace(&p, exec, nbytes)
-                      : gpunvme_linear_forward(&p, exec);
+        return CALL(gpunvme_linear_forward, p);
     }
-    default: {
+    case GPUNVME_OPS_LINEAR_BACKWARD: {
         struct gpunvme_linear_grad p = backward_of(c);
 
-        return nbytes ? gpunvme_linear_backward_workspace(&p, exec, nbytes)
-                      : gpunvme_linear_backward(&p, exec);
+        return CALL(gpunvme_linear_backward, p);
+    }
+    case GPUNVME_OPS_ATTENTION: {
+        struct gpunvme_attention p = ops_attention_of(c);
+
+        return CALL(gpunvme_attention, p);
+    }
+    case GPUNVME_OPS_ATTENTION_BACKWARD: {
+        struct gpunvme_attention_grad p = ops_attention_backward_of(c);
+
+        return CALL(gpunvme_attention_backward, p);
+    }
+    case GPUNVME_OPS_ATTENTION_PAGED: {
+        struct gpunvme_attention_paged p = ops_attention_paged_of(c);
+
+        return CALL(gpunvme_attention_paged, p);
+    }
+    default: {
+        struct gpunvme_kv_append p = ops_kv_append_of(c);
+
+        return CALL(gpunvme_kv_append, p);
     }
     }
 }
@@ -288,7 +334,7 @@ gpunvme_ops_status_t ops_case_run(struct ops_case *c, const char *variant)
 {
     struct gpunvme_ops_exec exec = {.device = c->device, .variant = variant, .threads = c->threads};
     size_t nbytes = 0;
-    gpunvme_ops_status_t status = call(c, &exec, &nbytes);
+    gpunvme_ops_status_t status = call(c, &exec, &nbytes, NULL);
 
     if (status)
         return status;
@@ -301,29 +347,15 @@ gpunvme_ops_status_t ops_case_run(struct ops_case *c, const char *variant)
     }
     exec.workspace = c->workspace;
     exec.workspace_nbytes = c->workspace_nbytes;
-    return call(c, &exec, NULL);
+    return call(c, &exec, NULL, NULL);
 }
 
 const char *ops_case_choice(const struct ops_case *c)
 {
     struct gpunvme_ops_exec exec = {.device = c->device, .threads = c->threads};
     const char *name = "?";
-    gpunvme_ops_status_t status;
 
-    if (c->op == GPUNVME_OPS_MATMUL) {
-        struct gpunvme_matmul p = matmul_of(c);
-
-        status = gpunvme_matmul_choose(&p, &exec, &name);
-    } else if (c->op == GPUNVME_OPS_LINEAR_FORWARD) {
-        struct gpunvme_linear p = forward_of(c);
-
-        status = gpunvme_linear_forward_choose(&p, &exec, &name);
-    } else {
-        struct gpunvme_linear_grad p = backward_of(c);
-
-        status = gpunvme_linear_backward_choose(&p, &exec, &name);
-    }
-    return status ? "?" : name;
+    return call(c, &exec, NULL, &name) ? "?" : name;
 }
 
 bool ops_case_analyze(const struct ops_case *c, const char *variant,

@@ -12,7 +12,7 @@
 #define EPS     0x1p-24
 #define ACT_EPS (16 * EPS)
 
-static double rounding(int dtype, double value)
+double ops_rounding(int dtype, double value)
 {
     switch (dtype) {
     case GPUNVME_OPS_F16:
@@ -42,7 +42,7 @@ static double dz_error(const struct ops_case *c, int activation)
     bool rounded = c->device == GPUNVME_OPS_CUDA && c->dtype != GPUNVME_OPS_F32 &&
                    activation != GPUNVME_OPS_ACT_NONE;
 
-    return 2 * ACT_EPS + tf32_error(c) + (rounded ? rounding(c->dtype, 1) : 0);
+    return 2 * ACT_EPS + tf32_error(c) + (rounded ? ops_rounding(c->dtype, 1) : 0);
 }
 
 static double load(const struct ops_case *c, const void *data, int64_t i)
@@ -83,7 +83,7 @@ struct sum {
     double value, size;
 };
 
-static double worst(double so_far, double got, double expected, double allowed)
+double ops_worst(double so_far, double got, double expected, double allowed)
 {
     double share = fabs(got - expected) / allowed;
 
@@ -145,12 +145,12 @@ static double error_of_product(const struct ops_case *c, const struct ops_done *
             double y = linear ? activate(done->activation, z.value) : z.value;
 
             if (linear && done->preact)
-                most = worst(most, load(c, c->host[OPS_PREACT], at), z.value,
-                             error + rounding(c->dtype, z.value));
+                most = ops_worst(most, load(c, c->host[OPS_PREACT], at), z.value,
+                                 error + ops_rounding(c->dtype, z.value));
             /* No activation is steeper than 1.13. */
-            most = worst(most, load(c, c->host[OPS_C], at), y,
-                         1.2 * error + (ACT_EPS + done->slack) * fabs(z.value) +
-                             rounding(c->dtype, y));
+            most = ops_worst(most, load(c, c->host[OPS_C], at), y,
+                             1.2 * error + (ACT_EPS + done->slack) * fabs(z.value) +
+                                 ops_rounding(c->dtype, y));
         }
     return most;
 }
@@ -188,7 +188,7 @@ static double worst_sum(const struct ops_case *c, const struct ops_done *done, d
 {
     double share = (double)(count + 3) * EPS + dz_error(c, done->activation);
 
-    return worst(so_far, got, s.value, share * s.size + rounding(c->dtype, s.value));
+    return ops_worst(so_far, got, s.value, share * s.size + ops_rounding(c->dtype, s.value));
 }
 
 static double error_of_grad_x(const struct ops_case *c, const struct ops_done *done,
@@ -258,6 +258,8 @@ struct ops_done ops_case_does(const struct ops_case *c)
 
 double ops_case_error(const struct ops_case *c, const struct ops_done *done, int64_t lines)
 {
+    if (ops_is_attention(c->op))
+        return ops_attention_error(c, lines);
     return c->op == GPUNVME_OPS_LINEAR_BACKWARD ? error_of_gradients(c, done, lines)
                                                 : error_of_product(c, done, lines);
 }

@@ -157,6 +157,24 @@ static void print_all_peaks(const struct ops_table *t)
             print_peaks(t, told = t->rows[i].threads);
 }
 
+static bool has_pages(const struct ops_table *t)
+{
+    return t->data.op == GPUNVME_OPS_ATTENTION_PAGED || t->data.op == GPUNVME_OPS_KV_APPEND;
+}
+
+static void print_heads(const struct ops_table *t)
+{
+    const struct ops_heads *h = &t->data.heads;
+
+    printf(", batch %lld, heads %lld", (long long)h->batch, (long long)h->heads);
+    if (h->kv_heads != h->heads)
+        printf("/%lld", (long long)h->kv_heads);
+    if (h->causal)
+        printf(", causal");
+    if (has_pages(t))
+        printf(", pages of %lld", (long long)h->page);
+}
+
 static void print_head(const struct ops_table *t)
 {
     const struct ops_shape *s = &t->data.shape;
@@ -164,7 +182,9 @@ static void print_head(const struct ops_table *t)
     printf("%s %s, %lld x %lld x %lld", cli_ops_name(t->data.op),
            cli_ops_dtype_name(t->data.dtype, t->data.compute), (long long)s->m, (long long)s->n,
            (long long)s->k);
-    if (t->data.op != GPUNVME_OPS_MATMUL)
+    if (ops_is_attention(t->data.op))
+        print_heads(t);
+    else if (t->data.op != GPUNVME_OPS_MATMUL)
         printf(", activation %s", gpunvme_ops_activation_name(t->data.activation));
     if (t->data.op == GPUNVME_OPS_LINEAR_FORWARD && t->data.no_preact)
         printf(", pre-activation not kept");
@@ -301,7 +321,14 @@ static void json_head(const struct ops_table *t, struct cli_json *json)
     cli_json_text(json, "operator", cli_ops_name(t->data.op));
     cli_json_text(json, "device", cli_ops_device_name(t->data.device));
     cli_json_text(json, "dtype", cli_ops_dtype_name(t->data.dtype, t->data.compute));
-    if (t->data.op != GPUNVME_OPS_MATMUL)
+    if (ops_is_attention(t->data.op)) {
+        cli_json_u64(json, "batch", (uint64_t)t->data.heads.batch);
+        cli_json_u64(json, "heads", (uint64_t)t->data.heads.heads);
+        cli_json_u64(json, "kv_heads", (uint64_t)t->data.heads.kv_heads);
+        cli_json_bool(json, "causal", t->data.heads.causal);
+        if (has_pages(t))
+            cli_json_u64(json, "page", (uint64_t)t->data.heads.page);
+    } else if (t->data.op != GPUNVME_OPS_MATMUL)
         cli_json_text(json, "activation", gpunvme_ops_activation_name(t->data.activation));
     if (t->data.op == GPUNVME_OPS_LINEAR_FORWARD)
         cli_json_bool(json, "preact", !t->data.no_preact);

@@ -6,10 +6,11 @@
  * Matrices are packed and row-major, all of type `dtype` (enum gpunvme_ops_dtype). `exec` says
  * where a call runs; NULL is the CPU with its best variant. On the CPU a call allocates the
  * workspace that it needs, unless `exec` has one. With CUDA, `exec` must have a workspace of the
- * size that gpunvme_matmul_workspace() or gpunvme_linear_forward_workspace() gives.
+ * size that gpunvme_matmul_workspace(), gpunvme_linear_forward_workspace() or
+ * gpunvme_attention_workspace() gives.
  *
- * Thread safe, as ops.h says. Errors: those of gpunvme_matmul() and gpunvme_linear_forward();
- * GPUNVME_OPS_ERR_WORKSPACE if the workspace is missing or can't be allocated.
+ * Thread safe, as ops.h says. Errors: those of gpunvme_matmul(), gpunvme_linear_forward() and
+ * gpunvme_attention(); GPUNVME_OPS_ERR_WORKSPACE if the workspace is missing or can't be allocated.
  */
 #ifndef GPUNVME_OPTIMIZED_H
 #define GPUNVME_OPTIMIZED_H
@@ -33,6 +34,16 @@ gpunvme_ops_status_t optimized_matmul(const void *a, const void *b, void *c, int
 gpunvme_ops_status_t optimized_linear(const void *x, const void *weight, const void *bias, void *y,
                                       int64_t rows, int64_t in, int64_t out, int activation,
                                       int dtype, const struct gpunvme_ops_exec *exec);
+
+/*
+ * Attention, softmax(Q K^T / sqrt(dim)) V: q and out are batch x q_len x heads x dim, k and v batch
+ * x k_len x kv_heads x dim, where kv_heads divides heads. `causal` is 0 or 1: the last query is
+ * aligned to the last key, and none sees the keys behind it.
+ */
+gpunvme_ops_status_t optimized_attention(const void *q, const void *k, const void *v, void *out,
+                                         int64_t batch, int64_t q_len, int64_t k_len, int64_t heads,
+                                         int64_t kv_heads, int64_t dim, int causal, int dtype,
+                                         const struct gpunvme_ops_exec *exec);
 
 #ifdef __cplusplus
 }

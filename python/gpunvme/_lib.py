@@ -151,6 +151,10 @@ OPS_ERR_CUDA = -10
 OPS_MATMUL = 0
 OPS_LINEAR_FORWARD = 1
 OPS_LINEAR_BACKWARD = 2
+OPS_ATTENTION = 3
+OPS_ATTENTION_BACKWARD = 4
+OPS_ATTENTION_PAGED = 5
+OPS_KV_APPEND = 6
 OPS_F32 = 0
 OPS_F16 = 1
 OPS_BF16 = 2
@@ -789,6 +793,130 @@ class LinearGrad(Structure):
     ]
 
 
+class AttentionStrides(Structure):
+    _fields_ = [
+        ("batch", c_int64),
+        ("row", c_int64),
+        ("head", c_int64),
+    ]
+
+
+class Rope(Structure):
+    _fields_ = [
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("rows", c_int64),
+        ("ld", c_int64),
+        ("base", c_float),
+        ("dim", c_int32),
+        ("first", c_int32),
+        ("interleaved", c_int32),
+        ("queries_only", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class Attention(Structure):
+    _fields_ = [
+        ("batch", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("dim", c_int64),
+        ("dim_v", c_int64),
+        ("q_len", c_int64),
+        ("k_len", c_int64),
+        ("q_rows", c_int64),
+        ("k_rows", c_int64),
+        ("q", c_void_p),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("out", c_void_p),
+        ("lse", c_void_p),
+        ("q_strides", AttentionStrides),
+        ("k_strides", AttentionStrides),
+        ("v_strides", AttentionStrides),
+        ("out_strides", AttentionStrides),
+        ("lse_strides", AttentionStrides),
+        ("q_offsets", c_void_p),
+        ("k_offsets", c_void_p),
+        ("q_lengths", c_void_p),
+        ("k_lengths", c_void_p),
+        ("sinks", c_void_p),
+        ("window_left", c_int64),
+        ("window_right", c_int64),
+        ("rope", Rope),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("causal", c_int32),
+        ("window", c_int32),
+        ("dtype", c_int32),
+        ("out_dtype", c_int32),
+        ("compute", c_int32),
+        ("reserved", c_int32),
+        ("reserved_more", c_int64 * 4),
+    ]
+
+
+class AttentionGrad(Structure):
+    _fields_ = [
+        ("forward", Attention),
+        ("grad_out", c_void_p),
+        ("grad_q", c_void_p),
+        ("grad_k", c_void_p),
+        ("grad_v", c_void_p),
+        ("grad_sinks", c_void_p),
+        ("grad_out_strides", AttentionStrides),
+        ("grad_q_strides", AttentionStrides),
+        ("grad_k_strides", AttentionStrides),
+        ("grad_v_strides", AttentionStrides),
+        ("reserved", c_int64 * 4),
+    ]
+
+
+class AttentionPaged(Structure):
+    _fields_ = [
+        ("attention", Attention),
+        ("block_table", c_void_p),
+        ("ld_table", c_int64),
+        ("pages", c_int64),
+        ("page_size", c_int64),
+        ("cache_dtype", c_int32),
+        ("reserved", c_int32),
+        ("reserved_more", c_int64 * 4),
+    ]
+
+
+class KvAppend(Structure):
+    _fields_ = [
+        ("batch", c_int64),
+        ("kv_heads", c_int64),
+        ("dim", c_int64),
+        ("dim_v", c_int64),
+        ("new_len", c_int64),
+        ("new_rows", c_int64),
+        ("k_len", c_int64),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("k_pages", c_void_p),
+        ("v_pages", c_void_p),
+        ("k_strides", AttentionStrides),
+        ("v_strides", AttentionStrides),
+        ("k_pages_strides", AttentionStrides),
+        ("v_pages_strides", AttentionStrides),
+        ("new_offsets", c_void_p),
+        ("new_lengths", c_void_p),
+        ("k_lengths", c_void_p),
+        ("block_table", c_void_p),
+        ("ld_table", c_int64),
+        ("pages", c_int64),
+        ("page_size", c_int64),
+        ("rope", Rope),
+        ("dtype", c_int32),
+        ("cache_dtype", c_int32),
+        ("reserved", c_int64 * 4),
+    ]
+
+
 # By C name. Those in PREFIXES have the first fields of their structure alone.
 STRUCTS: dict[str, type[Structure]] = {
     "gpunvme_buf": Buf,
@@ -837,6 +965,12 @@ STRUCTS: dict[str, type[Structure]] = {
     "gpunvme_matmul_metrics": MatmulMetrics,
     "gpunvme_linear": Linear,
     "gpunvme_linear_grad": LinearGrad,
+    "gpunvme_attention_strides": AttentionStrides,
+    "gpunvme_rope": Rope,
+    "gpunvme_attention": Attention,
+    "gpunvme_attention_grad": AttentionGrad,
+    "gpunvme_attention_paged": AttentionPaged,
+    "gpunvme_kv_append": KvAppend,
 }
 PREFIXES = {"gpunvme_id_ctrl", "gpunvme_smart_log"}
 
@@ -1016,6 +1150,18 @@ _OPS_FUNCTIONS: dict[str, tuple[type | None, ...]] = {
     "gpunvme_linear_backward": (c_int, c_void_p, c_void_p),
     "gpunvme_linear_backward_workspace": (c_int, c_void_p, c_void_p, c_void_p),
     "gpunvme_linear_backward_choose": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_attention": (c_int, c_void_p, c_void_p),
+    "gpunvme_attention_workspace": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_attention_choose": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_attention_backward": (c_int, c_void_p, c_void_p),
+    "gpunvme_attention_backward_workspace": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_attention_backward_choose": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_attention_paged": (c_int, c_void_p, c_void_p),
+    "gpunvme_attention_paged_workspace": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_attention_paged_choose": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_kv_append": (c_int, c_void_p, c_void_p),
+    "gpunvme_kv_append_workspace": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_kv_append_choose": (c_int, c_void_p, c_void_p, c_void_p),
 }
 
 # ---- Loading ----------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Operators: matrix multiplication and the linear layer, on the CPU and on CUDA GPUs.
+"""Operators: matrix multiplication, the linear layer and attention, on the CPU and on CUDA GPUs.
 
     from gpunvme import ops
 
     c = ops.matmul(a, b)                         # numpy arrays: a new one
     ops.matmul(a, b, out=c, variant="openmp")    # into one of yours, by a rung of the ladder
     y = ops.linear(x, weight, bias, activation="gelu")
+    y = ops.attention(q, k, v, causal=True)      # on the CPU so far
 
 Arrays are numpy's, or anything with ``__cuda_array_interface__`` or ``__dlpack__`` (torch, CuPy,
 JAX), of float32, float16 or bfloat16; all of a call on one device. Rows or columns must be
@@ -46,6 +47,10 @@ _OPS = {
     "matmul": _lib.OPS_MATMUL,
     "linear_forward": _lib.OPS_LINEAR_FORWARD,
     "linear_backward": _lib.OPS_LINEAR_BACKWARD,
+    "attention": _lib.OPS_ATTENTION,
+    "attention_backward": _lib.OPS_ATTENTION_BACKWARD,
+    "attention_paged": _lib.OPS_ATTENTION_PAGED,
+    "kv_append": _lib.OPS_KV_APPEND,
 }
 _DEVICES = {"cpu": _lib.OPS_CPU, "cuda": _lib.OPS_CUDA}
 
@@ -367,10 +372,162 @@ def linear_backward(
     return results
 
 
+# ---- Attention --------------------------------------------------------------------------------
+
+
+def _tensor(name: str, obj: Any) -> Array:
+    """sequences x rows x heads x channels; channels are contiguous."""
+    array = _array(name, obj)
+    _check(len(array.shape) == 4, f"{name} has {len(array.shape)} dimensions: sequence, row, head "
+           "and channel are wanted")
+    _check(array.shape[3] < 2 or array.strides[3] == 1, f"{name}: its channels are not contiguous")
+    return array
+
+
+def _strides(array: Array) -> _lib.AttentionStrides:
+    return _lib.AttentionStrides(*array.strides[:3])
+
+
+def _lengths(name: str, obj: Any, batch: int) -> Array | None:
+    array = None if obj is None else describe(obj)
+    _check(obj is None or (array is not None and array.typestr == "<i4" and array.contiguous
+                           and array.shape == (batch,)), f"{name} is not {batch} int32")
+    return array
+
+
+def _sinks(name: str, obj: Any, heads: int) -> Array | None:
+    array = None if obj is None else _vector(name, obj, heads)
+    if array is not None and array.typestr != "<f4":
+        raise ops_error(_lib.OPS_ERR_DTYPE, f"{name} has elements of {array.typestr}, not float32")
+    return array
+
+
+def _ptr(array: Array | None) -> int | None:
+    return None if array is None else array.ptr
+
+
+class _Attention(NamedTuple):
+    """A call's descriptor without results, and the arrays that it points to."""
+
+    problem: _lib.Attention
+    q: Array
+    k: Array
+    v: Array
+    arrays: list[Array]
+
+
+def _attention(q: Any, k: Any, v: Any, causal: bool, window: tuple[int | None, int | None] | None,
+               scale: float | None, softcap: float, sinks: Any, q_lengths: Any,
+               k_lengths: Any) -> _Attention:
+    queries, keys, values = _tensor("q", q), _tensor("k", k), _tensor("v", v)
+    _same_dtype(q=queries, k=keys, v=values)
+    batch, q_len, heads, dim = queries.shape
+    _, k_len, kv_heads, dim_v = values.shape
+    _check(keys.shape == (batch, k_len, kv_heads, dim) and values.shape[0] == batch,
+           f"q is {queries.shape}, k {keys.shape} and v {values.shape}")
+    extra = [_sinks("sinks", sinks, heads), _lengths("q_lengths", q_lengths, batch),
+             _lengths("k_lengths", k_lengths, batch)]
+    left, right = (_FAR if side is None else side for side in window or (None, None))
+    number = _DTYPES[queries.typestr]
+    problem = _lib.Attention(
+        batch=batch, heads=heads, kv_heads=kv_heads, dim=dim, dim_v=dim_v, q_len=q_len,
+        k_len=k_len, q=queries.ptr, k=keys.ptr, v=values.ptr, q_strides=_strides(queries),
+        k_strides=_strides(keys), v_strides=_strides(values), sinks=_ptr(extra[0]),
+        q_lengths=_ptr(extra[1]), k_lengths=_ptr(extra[2]), window=window is not None,
+        window_left=left, window_right=right, scale=scale or 0.0, softcap=softcap, causal=causal,
+        dtype=number, out_dtype=number,
+    )
+    arrays = [queries, keys, values, *(a for a in extra if a is not None)]
+    return _Attention(problem, queries, keys, values, arrays)
+
+
+_FAR = 2**63 - 1  # no limit to a side of a window
+
+
+def _lse(name: str, obj: Any, q: Array) -> Array:
+    array = _array(name, obj)
+    _check(array.shape == q.shape[:3] and array.typestr == "<f4",
+           f"{name} is not {q.shape[:3]} float32")
+    return array
+
+
+def attention(q: Any, k: Any, v: Any, *, causal: bool = False,
+              window: tuple[int | None, int | None] | None = None, scale: float | None = None,
+              softcap: float = 0.0, sinks: Any = None, q_lengths: Any = None, k_lengths: Any = None,
+              out: Any = None, lse: Any = None, variant: str | None = None, threads: int = 0,
+              stream: Any = None, deterministic: bool = False) -> Any:
+    """``softmax(scale * q @ k.T) @ v`` of each sequence and head.
+
+    ``q`` is (sequences, rows, heads, channels), ``k`` and ``v`` have rows and, where queries share
+    them, fewer heads of their own; ``v`` may have other channels. Any view will do whose channels
+    are contiguous. The last query is aligned to the last key: ``causal`` hides the keys behind a
+    query, ``window`` those that are more than (left, right) away (None: no limit). ``scale`` is
+    1 / sqrt(channels) if None. ``sinks`` are float32, a logit a head that has no value.
+    ``q_lengths`` and ``k_lengths`` are int32, the rows that are used of each sequence; of ``out``
+    the others are left as they are. ``lse`` is a float32 array of (sequences, rows, heads) that
+    gets the logarithms of the sums, as attention_backward() wants them.
+    """
+    x = _attention(q, k, v, causal, window, scale, softcap, sinks, q_lengths, k_lengths)
+    shape = (*x.q.shape[:3], x.v.shape[3])
+    result = _result(out, q, shape, x.q.typestr)
+    made = _tensor("out", result)
+    _check(made.shape == shape, f"out is {made.shape}: {shape} is made")
+    sums = None if lse is None else _lse("lse", lse, x.q)
+    x.problem.out, x.problem.out_strides = made.ptr, _strides(made)
+    x.problem.out_dtype = _DTYPES[made.typestr]
+    if sums is not None:
+        x.problem.lse, x.problem.lse_strides = sums.ptr, _strides(sums)
+    written = [made, *([sums] if sums is not None else [])]
+    call = _Call(x.arrays, written, variant, threads, stream, deterministic)
+    call.run("gpunvme_attention", x.problem)
+    return result
+
+
+def attention_backward(
+    grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, causal: bool = False,
+    window: tuple[int | None, int | None] | None = None, scale: float | None = None,
+    softcap: float = 0.0, sinks: Any = None, q_lengths: Any = None, k_lengths: Any = None,
+    grad_q: Any = None, grad_k: Any = None, grad_v: Any = None, grad_sinks: Any = None,
+    variant: str | None = None, threads: int = 0, stream: Any = None, deterministic: bool = False,
+) -> tuple[Any, Any, Any]:
+    """The gradients of attention(): (grad_q, grad_k, grad_v), into arrays of yours if given.
+
+    ``out`` and ``lse`` are what attention() made; all else is what it was given. ``grad_sinks`` is
+    a float32 array that gets the gradient of the sinks.
+    """
+    x = _attention(q, k, v, causal, window, scale, softcap, sinks, q_lengths, k_lengths)
+    shape = (*x.q.shape[:3], x.v.shape[3])
+    grad, forward, sums = _tensor("grad_out", grad_out), _tensor("out", out), _lse("lse", lse, x.q)
+    for name, found in (("grad_out", grad), ("out", forward)):
+        _check(found.shape == shape, f"{name} is {found.shape}, not {shape}")
+    _same_dtype(grad_out=grad, out=forward)
+    x.problem.out, x.problem.out_strides = forward.ptr, _strides(forward)
+    x.problem.out_dtype = _DTYPES[forward.typestr]
+    x.problem.lse, x.problem.lse_strides = sums.ptr, _strides(sums)
+    results = tuple(_result(given, like, array.shape, array.typestr) for given, like, array in
+                    ((grad_q, q, x.q), (grad_k, k, x.k), (grad_v, v, x.v)))
+    made = [_tensor(name, result) for name, result in zip(("grad_q", "grad_k", "grad_v"), results)]
+    for name, found, like in zip(("grad_q", "grad_k", "grad_v"), made, (x.q, x.k, x.v)):
+        _check(found.shape == like.shape and found.typestr == like.typestr,
+               f"{name} is not like what it is the gradient of")
+    of_sinks = _sinks("grad_sinks", grad_sinks, x.q.shape[2])
+    problem = _lib.AttentionGrad(
+        forward=x.problem, grad_out=grad.ptr, grad_q=made[0].ptr, grad_k=made[1].ptr,
+        grad_v=made[2].ptr, grad_sinks=_ptr(of_sinks), grad_out_strides=_strides(grad),
+        grad_q_strides=_strides(made[0]), grad_k_strides=_strides(made[1]),
+        grad_v_strides=_strides(made[2]),
+    )
+    written = [*made, *([of_sinks] if of_sinks is not None else [])]
+    call = _Call([*x.arrays, grad, forward, sums], written, variant, threads, stream, deterministic)
+    call.run("gpunvme_attention_backward", problem)
+    return results
+
+
 # ---- What there is ----------------------------------------------------------------------------
 
 
-def variants(op: Literal["matmul", "linear_forward", "linear_backward"] = "matmul",
+def variants(op: Literal["matmul", "linear_forward", "linear_backward", "attention",
+                         "attention_backward", "attention_paged", "kv_append"] = "matmul",
              device: Device = "cpu") -> list[Variant]:
     """The ladder of an operator on a device, from the plainest to the fastest."""
     found: list[Variant] = []
@@ -446,6 +603,8 @@ def timing(call: Callable[[], object], flops: float = 0.0, rounds: int = 5) -> T
 
 __all__ = [
     "OpsError",
+    "attention",
+    "attention_backward",
     "capability",
     "linear",
     "linear_backward",

@@ -4,6 +4,7 @@
  */
 #include "gpunvme/optimized.h"
 
+#include <stdbool.h>
 #include <stdlib.h>
 
 #include "ops/core/fail.h"
@@ -25,6 +26,15 @@ static gpunvme_ops_status_t equip(struct gpunvme_ops_exec *own, size_t needed, v
     own->workspace = *room;
     own->workspace_nbytes = needed;
     return GPUNVME_OPS_OK;
+}
+
+/* Strides of rows x heads x dim without gaps. False: they do not fit 63 bits. */
+static bool pack(struct gpunvme_attention_strides *strides, int64_t rows, int64_t heads,
+                 int64_t dim)
+{
+    strides->head = dim;
+    return !__builtin_mul_overflow(heads, dim, &strides->row) &&
+           !__builtin_mul_overflow(rows, strides->row, &strides->batch);
 }
 
 gpunvme_ops_status_t optimized_matmul(const void *a, const void *b, void *c, int64_t m, int64_t n,
@@ -81,6 +91,44 @@ gpunvme_ops_status_t optimized_linear(const void *x, const void *weight, const v
         status = equip(&own, needed, &room);
     if (!status)
         status = gpunvme_linear_forward(&p, &own);
+    free(room);
+    return status;
+}
+
+gpunvme_ops_status_t optimized_attention(const void *q, const void *k, const void *v, void *out,
+                                         int64_t batch, int64_t q_len, int64_t k_len, int64_t heads,
+                                         int64_t kv_heads, int64_t dim, int causal, int dtype,
+                                         const struct gpunvme_ops_exec *exec)
+{
+    struct gpunvme_attention p = {.batch = batch,
+                                  .heads = heads,
+                                  .kv_heads = kv_heads,
+                                  .dim = dim,
+                                  .dim_v = dim,
+                                  .q_len = q_len,
+                                  .k_len = k_len,
+                                  .q = q,
+                                  .k = k,
+                                  .v = v,
+                                  .out = out,
+                                  .causal = causal,
+                                  .dtype = dtype,
+                                  .out_dtype = dtype};
+    struct gpunvme_ops_exec own = exec ? *exec : (struct gpunvme_ops_exec){0};
+    bool fits = pack(&p.q_strides, q_len, heads, dim) && pack(&p.k_strides, k_len, kv_heads, dim);
+    gpunvme_ops_status_t status;
+    size_t needed = 0;
+    void *room = NULL;
+
+    if (!fits)
+        return ops_fail(GPUNVME_OPS_ERR_SHAPE, "a tensor is larger than 2^63 bytes");
+    p.v_strides = p.k_strides;
+    p.out_strides = p.q_strides;
+    status = gpunvme_attention_workspace(&p, &own, &needed);
+    if (!status)
+        status = equip(&own, needed, &room);
+    if (!status)
+        status = gpunvme_attention(&p, &own);
     free(room);
     return status;
 }

@@ -100,6 +100,10 @@ gpunvme_ops_status_t __wrap_gpunvme_ops_variant(int op, int device, unsigned ind
 WRAP(gpunvme_matmul, gpunvme_matmul, c)
 WRAP(gpunvme_linear_forward, gpunvme_linear, y)
 WRAP(gpunvme_linear_backward, gpunvme_linear_grad, grad_x)
+WRAP(gpunvme_attention, gpunvme_attention, out)
+WRAP(gpunvme_attention_backward, gpunvme_attention_grad, grad_q)
+WRAP(gpunvme_attention_paged, gpunvme_attention_paged, attention.out)
+WRAP(gpunvme_kv_append, gpunvme_kv_append, k_pages)
 
 bool ops_gpu_present(void)
 {

@@ -18,6 +18,7 @@ gpunvme ops list
 expect 0
 expect_out '^matmul on the CPU'
 expect_out '^linear-backward on the CPU'
+expect_out '^attention on the CPU'
 expect_out '^  blocked'
 gpunvme ops list --json
 expect 0
@@ -56,6 +57,32 @@ gpunvme ops bench linear --variant packed --shape 32x48x64 --activation silu --r
 expect 0
 expect_out '^linear-forward f32, 32 x 48 x 64, activation silu$'
 expect_out '^linear-backward f32, 32 x 48 x 64, activation silu$'
+
+promise "bench of attention has heads, and counts only what is not masked"
+gpunvme ops bench attention --shape 24x40x16 --batch 3 --heads 6/2 --causal --rounds 1 --no-peaks
+expect 0
+expect_out '^attention f32, 24 x 40 x 16, batch 3, heads 6/2, causal$'
+expect_out '^OpenBLAS has no attention$|^OpenBLAS was not found'
+gpunvme ops bench attention --shape 3x4x8 --variant naive --rounds 1 --no-peaks --causal --json
+expect 0
+expect_json
+expect_out '"kv_heads": 8'
+expect_out '"flops": 2304$|"flops": 2304,'
+gpunvme ops bench attention-backward --shape 33x65x16 --variant packed --heads 4/2 --causal --rounds 1 --no-peaks
+expect 0
+expect_out '^attention-backward f32, 33 x 65 x 16, batch 1, heads 4/2, causal$'
+gpunvme ops bench attention-paged kv-append --shape 3x65x16 --variant naive --page 8 --rounds 1 --no-peaks
+expect 0
+expect_out '^attention-paged f32, 3 x 65 x 16, batch 1, heads 8, pages of 8$'
+expect_out '^kv-append f32, 3 x 65 x 16, batch 1, heads 8, pages of 8$'
+gpunvme ops bench attention-paged --page 300
+expect 2 "--page"
+gpunvme ops bench kv-append --without naive
+expect 1 "kv-append has no variant"
+for heads in 6/4 6/ 0 6/2x; do
+    gpunvme ops bench attention --heads $heads
+    expect 2 "8 divides 32"
+done
 
 promise "--json has the same"
 gpunvme ops bench linear-forward --shape 32 --rounds 2 --json

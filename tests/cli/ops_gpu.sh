@@ -81,6 +81,14 @@ for operator in matmul linear-forward linear-backward; do
     done
 done
 
+for operator in attention attention-backward attention-paged; do
+    for idle in naive packed; do
+        FAKE_IDLE=$idle bench $operator --shape 8 --heads 4/2
+        expect 3
+        check test "$(grep -c 'WRONG: its error is nan' out)" -eq 1
+    done
+done
+
 promise "a variant that fails says why, and the others are measured"
 FAKE_FAIL=blocked bench --shape 8 --shape 16
 expect 1

@@ -18,9 +18,12 @@ static struct ops_case the_case(int op)
     struct ops_case c = {.op = op,
                          .activation = GPUNVME_OPS_ACT_GELU,
                          .shape = {19, 23, 17},
+                         .heads = {2, 4, 2, 5, true},
                          .threads = 1,
                          .seed = 3};
 
+    if (op == GPUNVME_OPS_KV_APPEND) /* all of the cache is written */
+        c.shape.m = c.shape.n = 25;
     assert_true(ops_case_make(&c));
     assert_true(ops_case_poison(&c));
     assert_int_equal(ops_case_run(&c, "naive"), GPUNVME_OPS_OK);
@@ -69,11 +72,18 @@ static void spoil(int op, const int *results, int nresults, float value)
 static void spoil_all(float value)
 {
     const int product[] = {OPS_C}, forward[] = {OPS_C, OPS_PREACT};
+    const int attention[] = {OPS_C, OPS_LSE};
+    const int append[] = {OPS_PAGES_K, OPS_PAGES_V};
+    const int attention_backward[] = {OPS_C, OPS_GRAD_K, OPS_GRAD_V};
     const int backward[] = {OPS_C, OPS_GRAD_WEIGHT, OPS_GRAD_BIAS};
 
     spoil(GPUNVME_OPS_MATMUL, product, 1, value);
     spoil(GPUNVME_OPS_LINEAR_FORWARD, forward, 2, value);
     spoil(GPUNVME_OPS_LINEAR_BACKWARD, backward, 3, value);
+    spoil(GPUNVME_OPS_ATTENTION, attention, 2, value);
+    spoil(GPUNVME_OPS_ATTENTION_BACKWARD, attention_backward, 3, value);
+    spoil(GPUNVME_OPS_ATTENTION_PAGED, attention, 2, value);
+    spoil(GPUNVME_OPS_KV_APPEND, append, 2, value);
 }
 
 static void one_nan_is_wrong_wherever_it_is(void **state)

@@ -215,11 +215,11 @@ static void ladders_are_listed_with_texts(void **state)
             assert_int_equal(v.op, op);
             n++;
         }
-        assert_true(n >= 3);
+        assert_true(n >= 1);
         expect_status(gpunvme_ops_variant(op, 0, n, &v), GPUNVME_OPS_ERR_VARIANT, "rungs");
     }
-    expect_status(gpunvme_ops_variant(3, 0, 0, &(struct gpunvme_ops_variant){0}),
-                  GPUNVME_OPS_ERR_INVALID, "op is 3");
+    expect_status(gpunvme_ops_variant(GPUNVME_OPS_NOPS, 0, 0, &(struct gpunvme_ops_variant){0}),
+                  GPUNVME_OPS_ERR_INVALID, "op is");
 }
 
 static void the_cpu_tells_what_it_can_do(void **state)

@@ -80,6 +80,38 @@ static void linear_is_that_of_its_descriptor(void **state)
     assert_memory_equal(got, want, sizeof(want));
 }
 
+static void attention_is_that_of_its_descriptor(void **state)
+{
+    enum { B = 2, S = 9, H = 4, KH = 2, D = 16 };
+    const struct gpunvme_attention p = {.batch = B,
+                                        .heads = H,
+                                        .kv_heads = KH,
+                                        .dim = D,
+                                        .dim_v = D,
+                                        .q_len = S,
+                                        .k_len = S,
+                                        .q = a,
+                                        .k = b,
+                                        .v = w,
+                                        .out = want,
+                                        .q_strides = {S * H * D, H * D, D},
+                                        .k_strides = {S * KH * D, KH * D, D},
+                                        .v_strides = {S * KH * D, KH * D, D},
+                                        .out_strides = {S * H * D, H * D, D},
+                                        .causal = 1};
+    const struct gpunvme_ops_exec alone = {.threads = 1};
+
+    (void)state;
+    expect_ok(gpunvme_attention(&p, &one_thread));
+    expect_ok(optimized_attention(a, b, w, got, B, S, S, H, KH, D, 1, GPUNVME_OPS_F32, &alone));
+    assert_memory_equal(got, want, B * S * H * D * sizeof(float));
+    expect_status(optimized_attention(a, b, w, got, B, S, S, H, 3, D, 1, GPUNVME_OPS_F32, NULL),
+                  GPUNVME_OPS_ERR_SHAPE, "must divide heads");
+    expect_status(
+        optimized_attention(a, b, w, got, B, INT64_MAX, S, H, KH, D, 1, GPUNVME_OPS_F32, NULL),
+        GPUNVME_OPS_ERR_SHAPE, "larger than 2^63");
+}
+
 static void each_variant_can_be_named(void **state)
 {
     struct gpunvme_ops_variant variant;
@@ -118,6 +150,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(matmul_is_that_of_its_descriptor),
         cmocka_unit_test(linear_is_that_of_its_descriptor),
+        cmocka_unit_test(attention_is_that_of_its_descriptor),
         cmocka_unit_test(each_variant_can_be_named),
         cmocka_unit_test(bad_arguments_are_refused),
     };

@@ -16,7 +16,7 @@ from gpunvme import _lib
 INCLUDE = Path(__file__).parents[2] / "include"
 HEADERS = ["binding", "buf", "memory", "error", "engine", "storage", "transfer", "weights",
            "dataset", "sampler", "loader", "convert", "request", "controller", "io", "sim", "transport",
-           "ops/core", "ops/matmul", "ops/linear", "version"]
+           "ops/core", "ops/matmul", "ops/linear", "ops/attention", "version"]
 # What has another prefix than its constant here.
 CONSTANTS = {
     name: f"GPUNVME_{name}"

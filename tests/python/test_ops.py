@@ -122,6 +122,82 @@ def test_linear_is_a_product_a_bias_and_an_activation(activation: Any,
     assert close(ops.linear(x, weight), wx @ ww.T, 20)
 
 
+def attention_in_f64(q: Any, k: Any, v: Any, causal: bool, sinks: Any = None) -> Any:
+    """By einsum: (out, lse) of (sequences, rows, heads, channels)."""
+    q, k, v = wide(q, k, v)
+    group = q.shape[2] // k.shape[2]
+    k, v = (np.repeat(x, group, axis=2) for x in (k, v))
+    scores = np.einsum("bihc,bjhc->bhij", q, k) / np.sqrt(q.shape[3])
+    if causal:
+        rows, keys = scores.shape[2:]
+        hidden = np.arange(keys) > np.arange(rows)[:, None] + keys - rows
+        scores = np.where(hidden, -np.inf, scores)
+    sums = np.exp(scores).sum(-1)
+    if sinks is not None:
+        sums = sums + np.exp(np.asarray(sinks, np.float64))[:, None]
+    weights = np.exp(scores) / sums[..., None]
+    return np.einsum("bhij,bjhc->bihc", weights, v), np.log(sums).transpose(0, 2, 1)
+
+
+@pytest.mark.parametrize("variant", [v.name for v in ops.variants("attention") if v.available])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_attention_is_its_formula(variant: str, dtype: Any) -> None:
+    q, k = normal(1, 2, 9, 4, 16, dtype=dtype), normal(2, 2, 2, 11, 16, dtype=dtype)
+    v, sinks = normal(3, 2, 11, 2, 8, dtype=dtype), normal(4, 4)
+    k = k.transpose(0, 2, 1, 3)  # heads before rows, in memory
+    lse = np.empty((2, 9, 4), np.float32)
+    got = ops.attention(q, k, v, causal=True, sinks=sinks, lse=lse, variant=variant)
+    want, sums = attention_in_f64(q, k, v, True, sinks)
+    assert got.dtype == dtype and close(got, want, 32) and close(lse, sums, 32)
+
+
+def test_attention_has_lengths_and_a_window() -> None:
+    q, k, v = normal(1, 2, 6, 2, 8), normal(2, 2, 7, 2, 8), normal(3, 2, 7, 2, 8)
+    out = np.full((2, 6, 2, 8), 7, np.float32)
+    lengths = np.array([4, 6], np.int32), np.array([7, 5], np.int32)
+    ops.attention(q, k, v, q_lengths=lengths[0], k_lengths=lengths[1], out=out)
+    for b, (rows, keys) in enumerate(zip(*lengths)):
+        want, _ = attention_in_f64(q[b:b + 1, :rows], k[b:b + 1, :keys], v[b:b + 1, :keys], False)
+        assert close(out[b:b + 1, :rows], want, 16) and (out[b, rows:] == 7).all()
+    q, k, v = q[:, :6], k[:, :6], v[:, :6]
+    assert (ops.attention(q, k, v, window=(0, 0)) == v).all()
+    assert (ops.attention(q, k, v, window=(None, None)) == ops.attention(q, k, v)).all()
+
+
+def test_attention_backward_is_the_gradient() -> None:
+    q, k, v = normal(1, 1, 4, 2, 4), normal(2, 1, 5, 1, 4), normal(3, 1, 5, 1, 3)
+    sinks, grad = normal(4, 2), normal(5, 1, 4, 2, 3)
+    lse, of_sinks = np.empty((1, 4, 2), np.float32), np.empty(2, np.float32)
+    out = ops.attention(q, k, v, causal=True, sinks=sinks, lse=lse)
+    grads = ops.attention_backward(grad, q, k, v, out, lse, causal=True, sinks=sinks,
+                                   grad_sinks=of_sinks)
+    arrays = wide(q, k, v, sinks)
+    for at, found in enumerate((*grads, of_sinks)):
+        for index in np.ndindex(found.shape):
+            ends = []
+            for step in (1e-4, -1e-4):
+                moved = [a.copy() for a in arrays]
+                moved[at][index] += step
+                ends.append((attention_in_f64(*moved[:3], True, moved[3])[0] * grad).sum())
+            assert abs((ends[0] - ends[1]) / 2e-4 - found[index]) <= 1e-5
+
+
+def test_attention_refuses_what_does_not_fit() -> None:
+    q, k = normal(1, 2, 3, 4, 8), normal(2, 2, 5, 2, 8)
+    for wrong in (
+        lambda: ops.attention(q, k, k[:1]), lambda: ops.attention(q[0], k, k),
+        lambda: ops.attention(q, k[..., ::2], k), lambda: ops.attention(q, k[:, :, :, :4], k),
+        lambda: ops.attention(q, k, k, k_lengths=np.array([1, 2])),
+        lambda: ops.attention(q, k, k, sinks=np.zeros(2, np.float32)),
+        lambda: ops.attention(q, k, k, out=np.empty((2, 3, 4, 7), np.float32)),
+        lambda: ops.attention(q, k, k, window=(-1, 0)),
+        lambda: ops.attention(q, normal(2, 2, 5, 3, 8), normal(3, 2, 5, 3, 8)),
+        lambda: ops.attention(q, k, k, lse=np.empty((2, 3, 4))),
+    ):
+        with pytest.raises(gpunvme.OpsError):
+            wrong()
+
+
 def test_linear_backward_is_the_gradient() -> None:
     x, weight, grad = normal(1, 6, 20), normal(2, 9, 20), normal(3, 6, 9)
     preact = ops.linear(x, weight)
@@ -156,7 +232,7 @@ def test_what_does_not_fit_is_refused() -> None:
         lambda: ops.linear(a, b.T, activation="tanh"),  # type: ignore[arg-type]
         lambda: ops.linear(a, a, normal(1, 5)), lambda: ops.linear_backward(a),
         lambda: ops.linear_backward(a, a, b, accumulate=True),
-        lambda: ops.variants("attention"),  # type: ignore[arg-type]
+        lambda: ops.variants("convolution"),  # type: ignore[arg-type]
     ):
         with pytest.raises(ops.OpsError) as raised:
             use()

@@ -40,22 +40,43 @@ gpunvme_ops_status_t ops_check_exec(const struct gpunvme_ops_exec *exec)
     return GPUNVME_OPS_OK;
 }
 
+static size_t element_nbytes(const struct ops_matrix *x)
+{
+    return x->integers ? sizeof(int32_t) : gpunvme_ops_dtype_nbytes(x->dtype);
+}
+
+/* A dimension; neighbours in it are `stride` elements apart. */
+struct axis {
+    int64_t count, stride;
+};
+
+enum { NAXES = 4 };
+
+static void axes_of(const struct ops_matrix *x, struct axis axes[NAXES])
+{
+    axes[0] = (struct axis){x->cols, 1};
+    axes[1] = (struct axis){x->depth ? x->depth : 1, x->pitch};
+    axes[2] = (struct axis){x->rows, x->ld};
+    axes[3] = (struct axis){x->batch, x->stride};
+}
+
 /* From the first element to the end of the last, in elements. False: more than 63 bits of bytes. */
 static bool extent(const struct ops_matrix *x, int64_t *nelements)
 {
-    int64_t batches = 0, rows = 0, nbytes;
+    struct axis axes[NAXES];
+    int64_t reach, nbytes;
 
     *nelements = 0;
     if (x->unused)
         return true;
-    if (x->batch > 1 && __builtin_mul_overflow(x->batch - 1, x->stride, &batches))
-        return false;
-    if (x->rows > 1 && __builtin_mul_overflow(x->rows - 1, x->ld, &rows))
-        return false;
-    return !__builtin_add_overflow(batches, rows, nelements) &&
-           !__builtin_add_overflow(*nelements, x->cols, nelements) &&
-           !__builtin_mul_overflow(*nelements, (int64_t)gpunvme_ops_dtype_nbytes(x->dtype),
-                                   &nbytes);
+    axes_of(x, axes);
+    *nelements = 1;
+    for (int i = 0; i < NAXES; i++)
+        if (axes[i].count > 1 &&
+            (__builtin_mul_overflow(axes[i].count - 1, axes[i].stride, &reach) ||
+             __builtin_add_overflow(*nelements, reach, nelements)))
+            return false;
+    return !__builtin_mul_overflow(*nelements, (int64_t)element_nbytes(x), &nbytes);
 }
 
 static uint64_t nbytes_of(const struct ops_matrix *x)
@@ -63,36 +84,77 @@ static uint64_t nbytes_of(const struct ops_matrix *x)
     int64_t n = 0;
 
     extent(x, &n);
-    return (uint64_t)n * gpunvme_ops_dtype_nbytes(x->dtype);
+    return (uint64_t)n * element_nbytes(x);
 }
 
-/* The matrices of a result's batch may lie behind each other or interleaved within rows. */
-static bool batch_overlaps_itself(const struct ops_matrix *x)
+/*
+ * Whether two elements of a result may share an address: not if each dimension, from the smallest
+ * stride to the largest, steps over all that the ones before it span.
+ */
+static bool overlaps_itself(const struct ops_matrix *x)
 {
-    int64_t rows = x->rows > 1 ? (x->rows - 1) * x->ld : 0;
+    struct axis axes[NAXES], swap;
+    int64_t spanned = 1;
 
-    if (x->batch < 2 || x->stride >= rows + x->cols)
-        return false;
-    return !(x->stride >= x->cols && x->ld >= (x->batch - 1) * x->stride + x->cols);
+    axes_of(x, axes);
+    for (int i = 1; i < NAXES; i++)
+        for (int j = i; j > 0 && axes[j].stride < axes[j - 1].stride; j--) {
+            swap = axes[j];
+            axes[j] = axes[j - 1];
+            axes[j - 1] = swap;
+        }
+    for (int i = 0; i < NAXES; i++) {
+        if (axes[i].count < 2)
+            continue;
+        if (axes[i].stride < spanned)
+            return true;
+        spanned += (axes[i].count - 1) * axes[i].stride;
+    }
+    return false;
+}
+
+static gpunvme_ops_status_t check_strides(const struct ops_matrix *x)
+{
+    const struct {
+        const char *name;
+        int64_t count, stride;
+    } strides[] = {
+        {"batch", x->batch, x->stride}, {"row", x->rows, x->ld}, {"head", x->depth, x->pitch}};
+
+    if (!x->depth && x->batch > 1 && x->stride < 0)
+        return ops_fail(GPUNVME_OPS_ERR_SHAPE,
+                        "the stride of %s is %" PRId64 ": it must not be negative", x->name,
+                        x->stride);
+    for (size_t i = 0; x->depth && i < sizeof(strides) / sizeof(strides[0]); i++)
+        if (strides[i].count > 1 && strides[i].stride < 0)
+            return ops_fail(GPUNVME_OPS_ERR_SHAPE,
+                            "the %s stride of %s is %" PRId64 ": it must not be negative",
+                            strides[i].name, x->name, strides[i].stride);
+    return GPUNVME_OPS_OK;
 }
 
 static gpunvme_ops_status_t check_shape(const struct ops_matrix *x)
 {
+    gpunvme_ops_status_t status;
     int64_t n;
 
     if (x->unused)
         return GPUNVME_OPS_OK;
-    if (x->rows > 1 && x->ld < x->cols)
+    if (!x->depth && x->rows > 1 && x->ld < x->cols)
         return ops_fail(GPUNVME_OPS_ERR_SHAPE,
                         "%s has rows of %" PRId64 " elements but a leading dimension of %" PRId64,
                         x->name, x->cols, x->ld);
-    if (x->batch > 1 && x->stride < 0)
-        return ops_fail(GPUNVME_OPS_ERR_SHAPE,
-                        "the stride of %s is %" PRId64 ": it must not be negative", x->name,
-                        x->stride);
+    status = check_strides(x);
+    if (status)
+        return status;
     if (!extent(x, &n))
         return ops_fail(GPUNVME_OPS_ERR_SHAPE, "%s is larger than 2^63 bytes", x->name);
-    if (x->result && batch_overlaps_itself(x))
+    if (x->result && x->depth && overlaps_itself(x))
+        return ops_fail(GPUNVME_OPS_ERR_ALIAS,
+                        "elements of %s overlap: its strides are %" PRId64 " (batch), %" PRId64
+                        " (row) and %" PRId64 " (head)",
+                        x->name, x->stride, x->ld, x->pitch);
+    if (x->result && overlaps_itself(x))
         return ops_fail(GPUNVME_OPS_ERR_ALIAS,
                         "the matrices of %s overlap each other: its stride is %" PRId64
                         ", its leading dimension %" PRId64,
@@ -111,24 +173,41 @@ gpunvme_ops_status_t ops_check_shapes(const struct ops_spans *spans)
     return GPUNVME_OPS_OK;
 }
 
-/*
- * Two matrices whose rows interleave: with the same distance between rows, each keeps to its own
- * columns of one wide matrix, or does not.
- */
-static bool columns_disjoint(const struct ops_matrix *x, const struct ops_matrix *y)
+/* What an operand spans if steps of whole pitches are left out, in bytes. */
+static uint64_t span_within(const struct ops_matrix *x, uint64_t pitch)
 {
-    uint64_t nx = gpunvme_ops_dtype_nbytes(x->dtype), ny = gpunvme_ops_dtype_nbytes(y->dtype);
-    uint64_t pitch = (uint64_t)x->ld * nx, distance;
+    uint64_t size = element_nbytes(x), spanned = size;
+    struct axis axes[NAXES];
 
-    if (x->rows < 2 || y->rows < 2 || pitch != (uint64_t)y->ld * ny)
-        return false;
-    if ((x->batch > 1 && (uint64_t)x->stride * nx % pitch) ||
-        (y->batch > 1 && (uint64_t)y->stride * ny % pitch))
-        return false;
-    if ((uintptr_t)y->data < (uintptr_t)x->data)
-        return columns_disjoint(y, x);
-    distance = ((uintptr_t)y->data - (uintptr_t)x->data) % pitch;
-    return distance >= (uint64_t)x->cols * nx && distance + (uint64_t)y->cols * ny <= pitch;
+    axes_of(x, axes);
+    for (int i = 0; i < NAXES; i++)
+        if (axes[i].count > 1 && (uint64_t)axes[i].stride * size % pitch)
+            spanned += (uint64_t)(axes[i].count - 1) * (uint64_t)axes[i].stride * size;
+    return spanned;
+}
+
+/*
+ * Two operands that interleave: cut at multiples of a pitch, each keeps to its own bytes of the
+ * pieces (columns of one wide matrix, Q, K and V of one packed tensor), or does not.
+ */
+static bool disjoint_within(const struct ops_matrix *x, const struct ops_matrix *y, uint64_t pitch)
+{
+    uint64_t distance = ((uintptr_t)y->data - (uintptr_t)x->data) % pitch;
+
+    return distance >= span_within(x, pitch) && distance + span_within(y, pitch) <= pitch;
+}
+
+/* The pitches that come into question are the strides of x. y begins at or behind x. */
+static bool interleaved(const struct ops_matrix *x, const struct ops_matrix *y)
+{
+    struct axis axes[NAXES];
+
+    axes_of(x, axes);
+    for (int i = 0; i < NAXES; i++)
+        if (axes[i].count > 1 && axes[i].stride > 1 &&
+            disjoint_within(x, y, (uint64_t)axes[i].stride * element_nbytes(x)))
+            return true;
+    return false;
 }
 
 static bool overlap(const struct ops_matrix *x, const struct ops_matrix *y)
@@ -137,12 +216,12 @@ static bool overlap(const struct ops_matrix *x, const struct ops_matrix *y)
 
     if (x->unused || y->unused || a >= b + nbytes_of(y) || b >= a + nbytes_of(x))
         return false;
-    return !columns_disjoint(x, y);
+    return a <= b ? !interleaved(x, y) : !interleaved(y, x);
 }
 
 static gpunvme_ops_status_t check_pointer(const struct ops_matrix *x)
 {
-    size_t nbytes = gpunvme_ops_dtype_nbytes(x->dtype);
+    size_t nbytes = element_nbytes(x);
 
     if (x->unused)
         return GPUNVME_OPS_OK;
@@ -152,7 +231,7 @@ static gpunvme_ops_status_t check_pointer(const struct ops_matrix *x)
                         x->cols);
     if ((uintptr_t)x->data % nbytes)
         return ops_fail(GPUNVME_OPS_ERR_ALIGN, "%s is at %p: %s needs a multiple of %zu", x->name,
-                        x->data, gpunvme_ops_dtype_name(x->dtype), nbytes);
+                        x->data, x->integers ? "int32" : gpunvme_ops_dtype_name(x->dtype), nbytes);
     return GPUNVME_OPS_OK;
 }
 

@@ -8,20 +8,25 @@
 
 #include "ops/core/fail.h"
 
-/* A matrix, or `batch` of them, as it lies in memory. */
+/*
+ * A matrix, or `batch` of them, as it lies in memory. A tensor has a fourth dimension, between the
+ * rows and the columns: `depth` of it, `pitch` elements apart. Its strides may be in any order.
+ */
 struct ops_matrix {
     const char *name; /* for messages: "A" */
     const void *data;
     int64_t rows, cols, ld;
     int64_t batch, stride;
     int dtype;
-    int result; /* it is written */
-    int unused; /* no element of it is read or written: anything goes */
+    int result;           /* it is written */
+    int unused;           /* no element of it is read or written: anything goes */
+    int64_t depth, pitch; /* depth 0: a matrix */
+    int integers;         /* the elements are int32_t, and not of `dtype` */
 };
 
 /* All matrices of a call. */
 struct ops_spans {
-    struct ops_matrix matrix[8];
+    struct ops_matrix matrix[20];
     unsigned count;
 };
 

@@ -11,7 +11,11 @@
 #define OPERATORS(X)                                                                               \
     X(GPUNVME_OPS_MATMUL, ops_matmul)                                                              \
     X(GPUNVME_OPS_LINEAR_FORWARD, ops_linear_forward)                                              \
-    X(GPUNVME_OPS_LINEAR_BACKWARD, ops_linear_backward)
+    X(GPUNVME_OPS_LINEAR_BACKWARD, ops_linear_backward)                                            \
+    X(GPUNVME_OPS_ATTENTION, ops_attention)                                                        \
+    X(GPUNVME_OPS_ATTENTION_BACKWARD, ops_attention_backward)                                      \
+    X(GPUNVME_OPS_ATTENTION_PAGED, ops_attention_paged)                                            \
+    X(GPUNVME_OPS_KV_APPEND, ops_kv_append)
 
 #define X(number, op) extern const struct ops_operator op;
 OPERATORS(X)
@@ -179,7 +183,7 @@ gpunvme_ops_status_t ops_variant_for(const struct ops_call *call,
     int best = 0;
 
     *variant = NULL;
-    if (exec->variant && strcmp(exec->variant, "auto") != 0) {
+    if (ladder->count && exec->variant && strcmp(exec->variant, "auto") != 0) {
         status = by_name(ladder, exec->variant, variant);
         if (status)
             return status;
@@ -188,6 +192,8 @@ gpunvme_ops_status_t ops_variant_for(const struct ops_call *call,
                            &capability);
     if (status)
         return status;
+    if (!ladder->count)
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "%s has no variant for GPUs", call->op->name);
     if (*variant)
         return suits(*variant, call, &capability);
     for (unsigned i = 0; i < ladder->count; i++) {

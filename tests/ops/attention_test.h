@@ -1,0 +1,621 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * What the tests of attention share: tensors of any layout among poisoned memory, and attention by
+ * its formulas, one element after the other. That is computed twice: in f64, and with the roundings
+ * of ordinary arithmetic in the operands' type, which loses what a result may lose twice.
+ */
+#ifndef TESTS_OPS_ATTENTION_TEST_H
+#define TESTS_OPS_ATTENTION_TEST_H
+
+#include "ops_test.h"
+
+enum layout { BSHD, BHSD };
+
+/* sequences x rows x heads x channels; all else in the block is NaN, and stays so. */
+struct tensor {
+    int64_t batch, rows, heads, dim;
+    struct gpunvme_attention_strides strides;
+    int dtype;
+    size_t nbytes;
+    void *block;
+};
+
+static inline int64_t tensor_at(const struct tensor *x, int64_t b, int64_t i, int64_t h, int64_t c)
+{
+    return b * x->strides.batch + i * x->strides.row + h * x->strides.head + c;
+}
+
+static inline void tensor_poison(struct tensor *x)
+{
+    if (x->block)
+        memset(x->block, 0xff, x->nbytes);
+}
+
+/* With `pad` elements behind each head, and more behind each row and sequence. */
+static inline struct tensor tensor_new(int64_t batch, int64_t rows, int64_t heads, int64_t dim,
+                                       enum layout layout, int64_t pad, int dtype)
+{
+    struct tensor x = {batch, rows, heads, dim, {0, 0, 0}, dtype, 0, NULL};
+    bool any = batch && rows && heads && dim;
+
+    if (layout == BSHD) {
+        x.strides.head = dim + pad;
+        x.strides.row = heads * x.strides.head + pad;
+        x.strides.batch = rows * x.strides.row + 3 * pad;
+    } else {
+        x.strides.row = dim + pad;
+        x.strides.head = rows * x.strides.row + pad;
+        x.strides.batch = heads * x.strides.head + 3 * pad;
+    }
+    x.nbytes = any ? (size_t)(tensor_at(&x, batch - 1, rows - 1, heads - 1, dim)) *
+                         gpunvme_ops_dtype_nbytes(dtype)
+                   : 0;
+    x.block = x.nbytes ? malloc(x.nbytes) : NULL;
+    tensor_poison(&x);
+    return x;
+}
+
+/* Row i of one sequence, in the same memory. */
+static inline struct tensor tensor_row(const struct tensor *x, int64_t i)
+{
+    struct tensor row = *x;
+    size_t size = gpunvme_ops_dtype_nbytes(x->dtype);
+
+    row.rows = 1;
+    row.nbytes = (size_t)tensor_at(&row, 0, 0, x->heads - 1, x->dim) * size;
+    row.block = (char *)x->block + (size_t)tensor_at(x, 0, i, 0, 0) * size;
+    return row;
+}
+
+static inline double tensor_get(const struct tensor *x, int64_t b, int64_t i, int64_t h, int64_t c)
+{
+    return (double)cpu_load(x->block, tensor_at(x, b, i, h, c), x->dtype);
+}
+
+/* A row of sequence b, of all heads. */
+static inline void tensor_random_row(struct tensor *x, int64_t b, int64_t i, struct base_random *r)
+{
+    for (int64_t h = 0; h < x->heads; h++)
+        for (int64_t c = 0; c < x->dim; c++)
+            cpu_store(x->block, tensor_at(x, b, i, h, c), x->dtype,
+                      (float)(2 * base_random_real(r) - 1));
+}
+
+struct request {
+    int64_t batch, heads, kv_heads, dim, dim_v, q_len, k_len;
+    int64_t left, right;
+    float scale, softcap;
+    enum layout layout;
+    int dtype, out_dtype, threads;
+    bool causal, window, sinks, no_lse;
+    bool ragged;  /* sequences behind each other, by offsets */
+    bool lengths; /* of each sequence, shorter than its room */
+    int rope;     /* channels */
+    int rope_first;
+    bool interleaved, tables, queries_only;
+    float base;
+};
+
+/* What is not said: some heads, f32, sizes that no tile has. */
+static inline struct request with_defaults(struct request r)
+{
+    r.batch = r.batch ? r.batch : 1;
+    r.heads = r.heads ? r.heads : 2;
+    r.kv_heads = r.kv_heads ? r.kv_heads : r.heads;
+    r.dim = r.dim ? r.dim : 17;
+    r.dim_v = r.dim_v ? r.dim_v : r.dim;
+    return r;
+}
+
+static inline const char *told(const struct request *r)
+{
+    static char text[200];
+
+    snprintf(text, sizeof(text),
+             "%s batch %lld heads %lld/%lld dim %lld/%lld q %lld k %lld%s%s%s%s%s rope %d",
+             gpunvme_ops_dtype_name(r->dtype), (long long)r->batch, (long long)r->heads,
+             (long long)r->kv_heads, (long long)r->dim, (long long)r->dim_v, (long long)r->q_len,
+             (long long)r->k_len, r->causal ? " causal" : "", r->window ? " window" : "",
+             r->ragged ? " ragged" : "", r->lengths ? " lengths" : "", r->sinks ? " sinks" : "",
+             r->rope);
+    return text;
+}
+
+/* A request's operands and results, and what the results should be. */
+struct problem {
+    const struct request *r;
+    struct tensor q, k, v, out, lse;
+    float *sinks, *cos, *sin;
+    int32_t *q_offsets, *k_offsets, *q_lengths, *k_lengths;
+    double *exact, *exact_lse; /* batch x q_len x heads x dim_v, and x 1 */
+    double *plain, *plain_lse; /* likewise, by ordinary arithmetic in the type */
+};
+
+/* Lengths of sequence b: the last is the longest, and the first may be empty. */
+static inline int64_t length_of(int64_t most, int64_t b, int64_t batch)
+{
+    return batch < 2 ? most : most * b / (batch - 1);
+}
+
+static inline int64_t q_len_of(const struct problem *p, int64_t b)
+{
+    if (p->q_lengths)
+        return p->q_lengths[b];
+    return p->q_offsets ? p->q_offsets[b + 1] - p->q_offsets[b] : p->r->q_len;
+}
+
+static inline int64_t k_len_of(const struct problem *p, int64_t b)
+{
+    if (p->k_lengths)
+        return p->k_lengths[b];
+    return p->k_offsets ? p->k_offsets[b + 1] - p->k_offsets[b] : p->r->k_len;
+}
+
+/* Where row i of sequence b is in a tensor. */
+struct place {
+    int64_t b, i;
+};
+
+static inline struct place q_place(const struct problem *p, int64_t b, int64_t i)
+{
+    return p->q_offsets ? (struct place){0, p->q_offsets[b] + i} : (struct place){b, i};
+}
+
+static inline struct place k_place(const struct problem *p, int64_t b, int64_t j)
+{
+    return p->k_offsets ? (struct place){0, p->k_offsets[b] + j} : (struct place){b, j};
+}
+
+static inline int32_t *integers_new(int64_t n)
+{
+    int32_t *x = malloc((size_t)n * sizeof(*x));
+
+    assert_non_null(x);
+    return x;
+}
+
+static inline void make_lengths(struct problem *p)
+{
+    const struct request *r = p->r;
+
+    if (r->ragged) {
+        p->q_offsets = integers_new(r->batch + 1);
+        p->k_offsets = integers_new(r->batch + 1);
+        p->q_offsets[0] = p->k_offsets[0] = 0;
+        for (int64_t b = 0; b < r->batch; b++) {
+            p->q_offsets[b + 1] = p->q_offsets[b] + (int32_t)length_of(r->q_len, b, r->batch);
+            p->k_offsets[b + 1] =
+                p->k_offsets[b] + (int32_t)length_of(r->k_len, r->batch - 1 - b, r->batch);
+        }
+    }
+    if (r->lengths) {
+        int32_t *q = integers_new(r->batch + 1), *k = integers_new(r->batch + 1);
+
+        for (int64_t b = 0; b < r->batch; b++) {
+            q[b] = (int32_t)(q_len_of(p, b) * (b + 1) / (r->batch + 1));
+            k[b] = (int32_t)(k_len_of(p, b) * (b + 2) / (r->batch + 1));
+        }
+        p->q_lengths = q;
+        p->k_lengths = k;
+    }
+}
+
+/* Of pair c at position t. */
+static inline double angle_of(const struct request *r, double t, int64_t c)
+{
+    return t * pow(r->base > 0 ? (double)r->base : 10000, -2.0 * (double)c / r->rope);
+}
+
+static inline void make_tables(struct problem *p)
+{
+    const struct request *r = p->r;
+    int64_t rows = r->q_len > r->k_len ? r->q_len : r->k_len, half = r->rope / 2;
+
+    if (!r->tables)
+        return;
+    p->cos = malloc((size_t)(rows * half) * sizeof(float));
+    p->sin = malloc((size_t)(rows * half) * sizeof(float));
+    assert_true(p->cos && p->sin);
+    for (int64_t t = 0; t < rows; t++)
+        for (int64_t c = 0; c < half; c++) {
+            p->cos[t * half + c] = (float)cos(angle_of(r, (double)t, c));
+            p->sin[t * half + c] = (float)sin(angle_of(r, (double)t, c));
+        }
+}
+
+static inline double *doubles_new(int64_t n)
+{
+    double *x = calloc((size_t)n + 1, sizeof(*x));
+
+    assert_non_null(x);
+    return x;
+}
+
+static inline struct problem problem_new(const struct request *r, struct base_random *rng)
+{
+    struct problem p = {.r = r};
+    int64_t batch = r->ragged ? 1 : r->batch, q_rows, k_rows, n;
+
+    make_lengths(&p);
+    make_tables(&p);
+    q_rows = r->ragged ? p.q_offsets[r->batch] : r->q_len;
+    k_rows = r->ragged ? p.k_offsets[r->batch] : r->k_len;
+    p.q = tensor_new(batch, q_rows, r->heads, r->dim, r->layout, 3, r->dtype);
+    p.k = tensor_new(batch, k_rows, r->kv_heads, r->dim, r->layout, 5, r->dtype);
+    p.v = tensor_new(batch, k_rows, r->kv_heads, r->dim_v, r->layout, 2, r->dtype);
+    p.out = tensor_new(batch, q_rows, r->heads, r->dim_v, r->layout, 1, r->out_dtype);
+    p.lse = tensor_new(batch, q_rows, r->heads, 1, r->layout, r->layout == BSHD ? 0 : 2,
+                       GPUNVME_OPS_F32);
+    for (int64_t b = 0; b < r->batch; b++) {
+        for (int64_t i = 0; i < q_len_of(&p, b); i++)
+            tensor_random_row(&p.q, q_place(&p, b, i).b, q_place(&p, b, i).i, rng);
+        for (int64_t j = 0; j < k_len_of(&p, b); j++) {
+            tensor_random_row(&p.k, k_place(&p, b, j).b, k_place(&p, b, j).i, rng);
+            tensor_random_row(&p.v, k_place(&p, b, j).b, k_place(&p, b, j).i, rng);
+        }
+    }
+    if (r->sinks) {
+        p.sinks = malloc((size_t)r->heads * sizeof(float));
+        assert_non_null(p.sinks);
+        for (int64_t h = 0; h < r->heads; h++)
+            p.sinks[h] = (float)(3 * base_random_real(rng) - 1);
+    }
+    n = r->batch * r->q_len * r->heads;
+    p.exact = doubles_new(n * r->dim_v);
+    p.plain = doubles_new(n * r->dim_v);
+    p.exact_lse = doubles_new(n);
+    p.plain_lse = doubles_new(n);
+    return p;
+}
+
+static inline void problem_free(struct problem *p)
+{
+    void *all[] = {p->q.block, p->k.block,   p->v.block,   p->out.block, p->lse.block, p->sinks,
+                   p->cos,     p->sin,       p->q_offsets, p->k_offsets, p->q_lengths, p->k_lengths,
+                   p->exact,   p->exact_lse, p->plain,     p->plain_lse};
+
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        free(all[i]);
+}
+
+/* What arithmetic loses: nothing, or f32's and, where a tensor is stored, the type's rounding. */
+struct arithmetic {
+    bool exact;
+    int dtype;
+};
+
+static inline double in_f32(const struct arithmetic *a, double x)
+{
+    return a->exact ? x : (double)(float)x;
+}
+
+static inline double stored(const struct arithmetic *a, int dtype, double x)
+{
+    float one = 0;
+
+    if (a->exact)
+        return x;
+    cpu_store(&one, 0, dtype, (float)x);
+    return (double)cpu_load(&one, 0, dtype);
+}
+
+/* A row of Q or K, rotated. */
+static inline void rotated(const struct problem *p, const struct arithmetic *a,
+                           const struct tensor *x, struct place at, int64_t h, int64_t position,
+                           bool rotate, double *row)
+{
+    const struct request *r = p->r;
+
+    for (int64_t c = 0; c < x->dim; c++)
+        row[c] = tensor_get(x, at.b, at.i, h, c);
+    for (int64_t c = 0; rotate && c < r->rope / 2; c++) {
+        int64_t one = r->rope_first + (r->interleaved ? 2 * c : c);
+        int64_t two = one + (r->interleaved ? 1 : r->rope / 2);
+        double angle = angle_of(r, (double)position, c), u = row[one], v = row[two];
+
+        row[one] = in_f32(a, u * cos(angle) - v * sin(angle));
+        row[two] = in_f32(a, u * sin(angle) + v * cos(angle));
+    }
+}
+
+static inline double dot(const struct arithmetic *a, const double *x, const double *y, int64_t n)
+{
+    double sum = 0;
+
+    for (int64_t c = 0; c < n; c++)
+        sum = in_f32(a, sum + in_f32(a, x[c] * y[c]));
+    return sum;
+}
+
+static inline double scale_of(const struct request *r)
+{
+    return r->scale != 0 ? (double)r->scale : 1 / sqrt((double)r->dim);
+}
+
+static inline bool sees(const struct request *r, int64_t i, int64_t j, int64_t q_len, int64_t k_len)
+{
+    int64_t t = i + k_len - q_len;
+
+    if (r->causal && j > t)
+        return false;
+    if (!r->window)
+        return true;
+    return (r->left == INT64_MAX || j >= t - r->left) &&
+           (r->right == INT64_MAX || j <= t + r->right);
+}
+
+/* S of all keys of a query; those that it does not see are -infinity. */
+static inline void scores_of(const struct problem *p, const struct arithmetic *a, int64_t b,
+                             int64_t h, int64_t i, double *scores)
+{
+    const struct request *r = p->r;
+    int64_t q_len = q_len_of(p, b), k_len = k_len_of(p, b), kh = h / (r->heads / r->kv_heads);
+    double *q = doubles_new(r->dim), *k = doubles_new(r->dim);
+
+    rotated(p, a, &p->q, q_place(p, b, i), h, i + k_len - q_len, r->rope, q);
+    for (int64_t j = 0; j < k_len; j++) {
+        scores[j] = -INFINITY;
+        if (!sees(r, i, j, q_len, k_len))
+            continue;
+        rotated(p, a, &p->k, k_place(p, b, j), kh, j, r->rope && !r->queries_only, k);
+        scores[j] = stored(a, a->dtype, scale_of(r) * dot(a, q, k, r->dim));
+        if (r->softcap > 0)
+            scores[j] =
+                stored(a, a->dtype, (double)r->softcap * tanh(scores[j] / (double)r->softcap));
+    }
+    free(q);
+    free(k);
+}
+
+/* The logarithm of the sum of exponentials, with the head's sink. */
+static inline double lse_of(const struct problem *p, const struct arithmetic *a, int64_t h,
+                            const double *scores, int64_t n)
+{
+    double most = p->sinks ? (double)p->sinks[h] : -INFINITY, sum = 0;
+
+    for (int64_t j = 0; j < n; j++)
+        most = fmax(most, scores[j]);
+    if (most == -INFINITY)
+        return most;
+    for (int64_t j = 0; j < n; j++)
+        sum = in_f32(a, sum + in_f32(a, exp(in_f32(a, scores[j] - most))));
+    if (p->sinks)
+        sum = in_f32(a, sum + exp((double)p->sinks[h] - most));
+    return in_f32(a, most + in_f32(a, log(sum)));
+}
+
+static inline int64_t exact_at(const struct request *r, int64_t b, int64_t i, int64_t h)
+{
+    return (b * r->q_len + i) * r->heads + h;
+}
+
+static inline void reference_row(const struct problem *p, const struct arithmetic *a, int64_t b,
+                                 int64_t h, int64_t i, double *out, double *lse)
+{
+    const struct request *r = p->r;
+    int64_t k_len = k_len_of(p, b), kh = h / (r->heads / r->kv_heads);
+    double *scores = doubles_new(k_len);
+
+    scores_of(p, a, b, h, i, scores);
+    *lse = lse_of(p, a, h, scores, k_len);
+    for (int64_t c = 0; c < r->dim_v; c++)
+        out[c] = 0;
+    for (int64_t j = 0; j < k_len; j++) {
+        double weight = stored(a, a->dtype, exp(scores[j] - *lse));
+        struct place at = k_place(p, b, j);
+
+        for (int64_t c = 0; scores[j] != -INFINITY && c < r->dim_v; c++)
+            out[c] = in_f32(a, out[c] + in_f32(a, weight * tensor_get(&p->v, at.b, at.i, kh, c)));
+    }
+    for (int64_t c = 0; c < r->dim_v; c++)
+        out[c] = stored(a, r->out_dtype, out[c]);
+    free(scores);
+}
+
+/* Both references of all rows. */
+static inline void make_references(struct problem *p)
+{
+    const struct request *r = p->r;
+    const struct arithmetic exact = {true, r->dtype}, plain = {false, r->dtype};
+
+    for (int64_t b = 0; b < r->batch; b++)
+        for (int64_t i = 0; i < q_len_of(p, b); i++)
+            for (int64_t h = 0; h < r->heads; h++) {
+                int64_t at = exact_at(r, b, i, h);
+
+                reference_row(p, &exact, b, h, i, p->exact + at * r->dim_v, p->exact_lse + at);
+                reference_row(p, &plain, b, h, i, p->plain + at * r->dim_v, p->plain_lse + at);
+            }
+}
+
+/* The largest error of a result so far, of ordinary arithmetic, and the largest value. */
+struct errors {
+    double got, plain, value;
+};
+
+static inline void errors_add(struct errors *e, double got, double plain, double exact)
+{
+    double error = got == exact ? 0 : fabs(got - exact);
+
+    if (!(error <= e->got)) /* a NaN stays */
+        e->got = e->got != e->got ? e->got : error;
+    if (plain != exact)
+        e->plain = fmax(e->plain, fabs(plain - exact));
+    if (isfinite(exact))
+        e->value = fmax(e->value, fabs(exact));
+}
+
+/* Twice the error of ordinary arithmetic; and some ulps of f32 and a rounding, where that is 0. */
+static inline double allowed(const struct errors *e, int dtype)
+{
+    return 2 * e->plain + 8 * F32_EPS * (e->value + 1) + rounding(dtype, e->value);
+}
+
+/* All that is no element of a row of Q, or of K, is as it was poisoned. */
+static inline void expect_padding(const struct problem *p, const struct tensor *x, bool queries)
+{
+    size_t size = gpunvme_ops_dtype_nbytes(x->dtype);
+    unsigned char *seen = x->nbytes ? malloc(x->nbytes) : NULL;
+
+    if (!seen)
+        return;
+    memcpy(seen, x->block, x->nbytes);
+    for (int64_t b = 0; b < p->r->batch; b++)
+        for (int64_t i = 0; i < (queries ? q_len_of(p, b) : k_len_of(p, b)); i++)
+            for (int64_t h = 0; h < x->heads; h++) {
+                struct place at = queries ? q_place(p, b, i) : k_place(p, b, i);
+
+                memset(seen + (size_t)tensor_at(x, at.b, at.i, h, 0) * size, 0xff,
+                       (size_t)x->dim * size);
+            }
+    for (size_t i = 0; i < x->nbytes; i++)
+        if (seen[i] != 0xff)
+            fail_msg("padding was written at byte %zu of %zu", i, x->nbytes);
+    free(seen);
+}
+
+/* The host's view of a call: without padding by NULL where a tensor has no element. */
+static inline struct gpunvme_attention attention_of(const struct problem *p)
+{
+    const struct request *r = p->r;
+
+    return (struct gpunvme_attention){
+        .batch = r->batch,
+        .heads = r->heads,
+        .kv_heads = r->kv_heads,
+        .dim = r->dim,
+        .dim_v = r->dim_v,
+        .q_len = r->q_len,
+        .k_len = r->k_len,
+        .q_rows = p->q.rows,
+        .k_rows = p->k.rows,
+        .q = p->q.block,
+        .k = p->k.block,
+        .v = p->v.block,
+        .out = p->out.block,
+        .lse = r->no_lse ? NULL : p->lse.block,
+        .q_strides = p->q.strides,
+        .k_strides = p->k.strides,
+        .v_strides = p->v.strides,
+        .out_strides = p->out.strides,
+        .lse_strides = p->lse.strides,
+        .q_offsets = p->q_offsets,
+        .k_offsets = p->k_offsets,
+        .q_lengths = p->q_lengths,
+        .k_lengths = p->k_lengths,
+        .sinks = p->sinks,
+        .window_left = r->left,
+        .window_right = r->right,
+        .rope = {.cos = p->cos,
+                 .sin = p->sin,
+                 .rows = r->q_len > r->k_len ? r->q_len : r->k_len,
+                 .ld = r->rope / 2,
+                 .base = r->base,
+                 .dim = r->rope,
+                 .first = r->rope_first,
+                 .interleaved = r->interleaved,
+                 .queries_only = r->queries_only},
+        .scale = r->scale,
+        .softcap = r->softcap,
+        .causal = r->causal,
+        .window = r->window,
+        .dtype = r->dtype,
+        .out_dtype = r->out_dtype,
+    };
+}
+
+/* Copies of operands and results on the device under test, and what has to come back. */
+struct on_device {
+    struct {
+        void *host, *device;
+        size_t nbytes;
+    } copies[24];
+    unsigned count;
+};
+
+static inline void *put(struct on_device *d, const void *host, size_t nbytes, bool result)
+{
+    void *device = host ? device_in(host, nbytes) : NULL;
+
+    d->copies[d->count].host = result ? (void *)(uintptr_t)host : NULL;
+    d->copies[d->count].device = device;
+    d->copies[d->count++].nbytes = nbytes;
+    return device;
+}
+
+static inline void take_back(struct on_device *d)
+{
+    for (unsigned i = 0; i < d->count; i++)
+        device_out(d->copies[i].host, d->copies[i].device, d->copies[i].nbytes);
+    d->count = 0;
+}
+
+/* The operands of a call are copied, and its pointers changed to the copies. */
+static inline void put_attention(struct on_device *d, const struct problem *p,
+                                 struct gpunvme_attention *x, bool results)
+{
+    const struct request *r = p->r;
+    size_t table = (size_t)(x->rope.rows * x->rope.ld) * sizeof(float);
+    size_t numbers = (size_t)r->batch * sizeof(int32_t);
+
+    x->q = put(d, x->q, p->q.nbytes, false);
+    x->k = put(d, x->k, p->k.nbytes, false);
+    x->v = put(d, x->v, p->v.nbytes, false);
+    x->out = put(d, x->out, p->out.nbytes, results);
+    x->lse = put(d, x->lse, p->lse.nbytes, results);
+    x->q_offsets = put(d, x->q_offsets, numbers + sizeof(int32_t), false);
+    x->k_offsets = put(d, x->k_offsets, numbers + sizeof(int32_t), false);
+    x->q_lengths = put(d, x->q_lengths, numbers, false);
+    x->k_lengths = put(d, x->k_lengths, numbers, false);
+    x->sinks = put(d, x->sinks, (size_t)r->heads * sizeof(float), false);
+    x->rope.cos = put(d, x->rope.cos, table, false);
+    x->rope.sin = put(d, x->rope.sin, table, false);
+}
+
+static inline void run_attention(const char *variant, const struct problem *p)
+{
+    struct gpunvme_ops_exec exec = {
+        .device = TEST_DEVICE, .variant = variant, .threads = p->r->threads};
+    struct gpunvme_attention x = attention_of(p);
+    struct on_device d = {.count = 0};
+    struct workspace w;
+    size_t nbytes = 77;
+
+    put_attention(&d, p, &x, true);
+    expect_ok(gpunvme_attention_workspace(&x, &exec, &nbytes));
+    w = workspace_new(nbytes);
+    exec.workspace = w.data;
+    exec.workspace_nbytes = w.nbytes;
+    expect_ok(gpunvme_attention(&x, &exec));
+    take_back(&d);
+    workspace_free(&w);
+}
+
+/* out and lse with their references. */
+static inline void compare_out(const char *variant, const struct problem *p)
+{
+    const struct request *r = p->r;
+    struct errors out = {0}, lse = {0};
+
+    for (int64_t b = 0; b < r->batch; b++)
+        for (int64_t i = 0; i < q_len_of(p, b); i++)
+            for (int64_t h = 0; h < r->heads; h++) {
+                struct place at = q_place(p, b, i);
+                int64_t n = exact_at(r, b, i, h);
+
+                for (int64_t c = 0; c < r->dim_v; c++)
+                    errors_add(&out, tensor_get(&p->out, at.b, at.i, h, c),
+                               p->plain[n * r->dim_v + c], p->exact[n * r->dim_v + c]);
+                if (!r->no_lse)
+                    errors_add(&lse, tensor_get(&p->lse, at.b, at.i, h, 0), p->plain_lse[n],
+                               p->exact_lse[n]);
+            }
+    if (!(out.got <= allowed(&out, r->out_dtype)))
+        fail_msg("%s, %s: out is off by %g, and may be by %g", variant, told(r), out.got,
+                 allowed(&out, r->out_dtype));
+    if (!(lse.got <= allowed(&lse, GPUNVME_OPS_F32)))
+        fail_msg("%s, %s: lse is off by %g, and may be by %g", variant, told(r), lse.got,
+                 allowed(&lse, GPUNVME_OPS_F32));
+}
+
+#endif

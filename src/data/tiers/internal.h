@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * What a set of tiers is inside, and what its parts call of one another:
+ *
+ *   set.c        directories, settings, opening and closing
+ *   catalogue.c  the database
+ *   name.c       names, and paths below a directory that no link leads out of
+ *   change.c     replacing, moving and removing files, step by step; recovery from each step
+ *   copy.c       bytes of one file into another, with their checksum, at a limited rate
+ *   file.c       open files by name, and the accesses that were not written yet
+ *   score.c      scores, and the clock that they have
+ *   migrate.c    which files should move, room for them, the thread that moves them
+ *   scrub.c      comparing catalogue and directories; rebuilding
+ *   tiers.c      the calls of tiers.h that join these
+ */
+#ifndef DATA_TIERS_INTERNAL_H
+#define DATA_TIERS_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#include "data/tiers/catalogue.h"
+#include "gpunvme/tiers.h"
+
+#define TIERS_FOLDER ".gpunvme-tiers" /* in each tier's directory */
+
+struct tiers_files;
+struct tiers_migrator;
+
+struct gpunvme_tiers {
+    pid_t pid; /* of the process that opened it */
+    struct gpunvme_tiers_options options;
+    uint64_t timeout_ns;
+    int dir_fd[GPUNVME_NTIERS];    /* of the directories */
+    int folder_fd[GPUNVME_NTIERS]; /* of TIERS_FOLDER in them */
+    char *dir[GPUNVME_NTIERS];     /* absolute */
+    char uuid[37];
+    char session[TIERS_SESSION_ROOM]; /* this opening of the set; it holds a lock on a file of this
+                                         name while the process lives */
+    int session_fd;
+    struct tiers_catalogue *catalogue;
+    struct tiers_files *files;
+    struct tiers_migrator *migrator;        /* NULL: this process has none */
+    pthread_mutex_t lock;                   /* of what follows */
+    struct gpunvme_tiers_settings settings; /* `dir` is not set */
+};
+
+/* UNSUPPORTED in a child of the process that opened the set. */
+gpunvme_err_t tiers_check_process(const struct gpunvme_tiers *t);
+
+/* The settings now, other processes' changes included: reads them when the catalogue has changed.
+ */
+gpunvme_err_t tiers_settings(struct gpunvme_tiers *t, struct gpunvme_tiers_settings *settings);
+
+/* Whether the process that opened the set as `session` lives and has it open. */
+bool tiers_session_lives(struct gpunvme_tiers *t, const char *session);
+
+/* ---- name.c: INVALID and PERMISSION as tiers.h has them ---- */
+
+gpunvme_err_t tiers_name_check(const char *name);
+
+/* Opens the regular file `name` below a directory; `flags` as open(2). NOT_FOUND. */
+gpunvme_err_t tiers_name_open(int dir_fd, const char *name, int flags, int *fd);
+
+/* Gives the file that is open as `temporary` in `folder_fd` the place `name`, whose folders are
+ * made; what was there is replaced. All of it is on the medium afterwards. */
+gpunvme_err_t tiers_name_publish(int folder_fd, const char *temporary, int dir_fd,
+                                 const char *name);
+
+/* Removes it, and then folders that are empty; nothing there is fine. On the medium afterwards. */
+gpunvme_err_t tiers_name_unlink(int dir_fd, const char *name);
+
+/* ---- change.c ---- */
+
+/*
+ * The steps of a change. tiers_step() is called before each, does nothing, and is where tests end
+ * the process.
+ */
+enum tiers_step {
+    TIERS_STEP_PREPARE, /* the change's row is not there */
+    TIERS_STEP_CREATE,  /* the row is; the temporary file is not */
+    TIERS_STEP_COPY,    /* called again after each piece */
+    TIERS_STEP_FLUSH,   /* all bytes are written */
+    TIERS_STEP_PUBLISH, /* they are on the medium; the row says PUBLISHING */
+    TIERS_STEP_COMMIT,  /* the new version has its place */
+    TIERS_STEP_UNLINK,  /* the catalogue has it */
+    TIERS_STEP_END,     /* the old version is gone; the row says COMMITTED */
+    TIERS_STEP_ENDED,
+    TIERS_NSTEPS
+};
+void tiers_step(enum tiers_step step, const char *name);
+
+/*
+ * Moves a file to another tier. `limit` (may be NULL) is the rate. Room must have been made. Errors
+ * as gpunvme_tiers_move() has them.
+ */
+struct tiers_rate;
+gpunvme_err_t tiers_change_move(struct gpunvme_tiers *t, const char *name, int to,
+                                struct tiers_rate *limit);
+
+/*
+ * Ends the change of a process that died, by its stage. BUSY: its process lives. NOT_FOUND: there
+ * is none.
+ */
+gpunvme_err_t tiers_change_recover(struct gpunvme_tiers *t, const char *name);
+
+/* The same for all; *n counts them. */
+gpunvme_err_t tiers_change_recover_all(struct gpunvme_tiers *t, uint64_t *n);
+
+/* ---- copy.c ---- */
+
+/* At most so many bytes a second, over all copies that share it. */
+struct tiers_rate {
+    _Atomic uint64_t bytes_per_s; /* 0: no limit; may be changed at any time */
+    _Atomic uint64_t free_at_ns;  /* the monotonic time when the bytes so far are paid for */
+};
+
+/*
+ * Copies `nbytes` bytes of a store into a descriptor, which it extends before; *checksum is of what
+ * was copied. `stop` (may be NULL) ends it: CANCELED. NOSPC.
+ */
+gpunvme_err_t tiers_copy(struct gpunvme_tiers *t, struct gpunvme_store *from, uint64_t nbytes,
+                         int to_fd, const char *name, struct tiers_rate *limit,
+                         const atomic_bool *stop, uint64_t *checksum);
+
+/* The checksum of a file's bytes. */
+gpunvme_err_t tiers_checksum(struct gpunvme_tiers *t, int fd, const char *name,
+                             struct tiers_rate *limit, const atomic_bool *stop, uint64_t *nbytes,
+                             uint64_t *checksum);
+
+/* ---- file.c ---- */
+
+/* Adds accesses that were not written yet to the catalogue. Called now and then, and at close. */
+gpunvme_err_t tiers_files_flush(struct gpunvme_tiers *t);
+
+/* ---- migrate.c ---- */
+
+gpunvme_err_t tiers_migrator_start(struct gpunvme_tiers *t); /* a thread: flushes; MIGRATE: moves */
+void tiers_migrator_stop(struct gpunvme_tiers *t);           /* cancels a copy */
+
+/*
+ * Reserves room: while `tier` has not got `nbytes` left under its capacity, moves files whose rank
+ * is lower than `rank` to the next slower tier, lowest first. NOSPC. The caller adds its change at
+ * once in the same transaction as a check of the sums, and calls again if others were faster.
+ */
+gpunvme_err_t tiers_make_room(struct gpunvme_tiers *t, int tier, uint64_t nbytes, double rank);
+
+/* The tier that a file belongs into, by the policy. */
+int tiers_policy(struct gpunvme_tiers *t, const struct tiers_row *row);
+
+#endif

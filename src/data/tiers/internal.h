@@ -53,6 +53,9 @@ gpunvme_err_t tiers_check_process(const struct gpunvme_tiers *t);
  */
 gpunvme_err_t tiers_settings(struct gpunvme_tiers *t, struct gpunvme_tiers_settings *settings);
 
+/* The set's time now (score.h), in seconds: of the clock that the catalogue keeps. */
+gpunvme_err_t tiers_now(struct gpunvme_tiers *t, double *t_s);
+
 /* Whether the process that opened the set as `session` lives and has it open. */
 bool tiers_session_lives(struct gpunvme_tiers *t, const char *session);
 
@@ -63,10 +66,15 @@ gpunvme_err_t tiers_name_check(const char *name);
 /* Opens the regular file `name` below a directory; `flags` as open(2). NOT_FOUND. */
 gpunvme_err_t tiers_name_open(int dir_fd, const char *name, int flags, int *fd);
 
-/* Gives the file that is open as `temporary` in `folder_fd` the place `name`, whose folders are
- * made; what was there is replaced. All of it is on the medium afterwards. */
-gpunvme_err_t tiers_name_publish(int folder_fd, const char *temporary, int dir_fd,
-                                 const char *name);
+/*
+ * Gives the file `temporary` of `folder_fd` the place `name`, whose folders are made. What is there
+ * is replaced, or, without `replace`, is an error: EXISTS. The place is on the medium afterwards.
+ */
+gpunvme_err_t tiers_name_publish(int folder_fd, const char *temporary, int dir_fd, const char *name,
+                                 bool replace);
+
+/* The place that a name has is on the medium. */
+gpunvme_err_t tiers_name_flush(int dir_fd, const char *name);
 
 /* Removes it, and then folders that are empty; nothing there is fine. On the medium afterwards. */
 gpunvme_err_t tiers_name_unlink(int dir_fd, const char *name);

@@ -197,15 +197,15 @@ static void by_rank_gives_the_coldest_or_the_hottest_of_a_tier_first(void **stat
     put("one", 1, 1, 1);
     put("three", 1, 1, 3);
     put("other tier", 0, 1, 2);
-    ok(tiers_catalogue_by_rank(c, 1, 3, true, rows, 8, &n));
+    ok(tiers_catalogue_by_rank(c, 1, 3, true, NULL, rows, 8, &n));
     assert_int_equal(n, 2);
     assert_string_equal(rows[0].name, "never");
     assert_string_equal(rows[1].name, "one");
-    ok(tiers_catalogue_by_rank(c, 1, 3, false, rows, 8, &n));
+    ok(tiers_catalogue_by_rank(c, 1, 3, false, NULL, rows, 8, &n));
     assert_int_equal(n, 2);
     assert_string_equal(rows[0].name, "five");
     assert_string_equal(rows[1].name, "three");
-    ok(tiers_catalogue_by_rank(c, 1, INFINITY, true, rows, 1, &n));
+    ok(tiers_catalogue_by_rank(c, 1, INFINITY, true, NULL, rows, 1, &n));
     assert_int_equal(n, 1);
 }
 
@@ -221,9 +221,35 @@ static void by_rank_leaves_out_what_is_pinned_or_on_its_way(void **state)
     put("moving", 1, 1, 1);
     put("free", 1, 1, 1);
     ok(tiers_catalogue_change_add(c, &change));
-    ok(tiers_catalogue_by_rank(c, 1, 9, true, rows, 8, &n));
+    ok(tiers_catalogue_by_rank(c, 1, 9, true, NULL, rows, 8, &n));
     assert_int_equal(n, 1);
     assert_string_equal(rows[0].name, "free");
+}
+
+static void by_rank_goes_on_behind_a_row(void **state)
+{
+    static const char *const names[] = {"a", "b", "c", "d", "e", "f"};
+    static const double ranks[] = {-INFINITY, -INFINITY, 1, 1, 1, 2};
+    struct tiers_row row;
+    size_t n;
+
+    (void)state;
+    for (int i = 0; i < 6; i++)
+        put(names[i], 1, 1, ranks[i]);
+    for (int i = 0; i < 6; i++) {
+        ok(tiers_catalogue_by_rank(c, 1, 3, true, i ? &row : NULL, &row, 1, &n));
+        assert_int_equal(n, 1);
+        assert_string_equal(row.name, names[i]);
+    }
+    ok(tiers_catalogue_by_rank(c, 1, 3, true, &row, &row, 1, &n));
+    assert_int_equal(n, 0);
+    for (int i = 5; i >= 2; i--) {
+        ok(tiers_catalogue_by_rank(c, 1, 1, false, i < 5 ? &row : NULL, &row, 1, &n));
+        assert_int_equal(n, 1);
+        assert_string_equal(row.name, names[i]);
+    }
+    ok(tiers_catalogue_by_rank(c, 1, 1, false, &row, &row, 1, &n));
+    assert_int_equal(n, 0);
 }
 
 static void rerank_changes_every_rank_but_that_of_no_access(void **state)
@@ -627,6 +653,7 @@ int main(void)
         TEST(a_list_has_only_the_names_with_the_prefix),
         TEST(by_rank_gives_the_coldest_or_the_hottest_of_a_tier_first),
         TEST(by_rank_leaves_out_what_is_pinned_or_on_its_way),
+        TEST(by_rank_goes_on_behind_a_row),
         TEST(rerank_changes_every_rank_but_that_of_no_access),
         TEST(a_text_comes_back_by_its_key),
         TEST(a_text_that_does_not_fit_is_an_error),

@@ -4,6 +4,7 @@
  */
 #include "data/tiers/catalogue.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <sqlite3.h>
 #include <stdarg.h>
@@ -82,8 +83,9 @@ static const char schema[] =
     X(REMOVE, "DELETE FROM file WHERE name = ?")                                                   \
     X(LIST, "SELECT " FILE_COLUMNS " FROM file WHERE name > ? AND name >= ?"                       \
             " ORDER BY name LIMIT ?")                                                              \
-    X(COLDEST, OF_TIER " AND rank < ? ORDER BY rank LIMIT ?")                                      \
-    X(HOTTEST, OF_TIER " AND rank >= ? ORDER BY rank DESC LIMIT ?")                                \
+    X(COLDEST, OF_TIER " AND rank < ? AND (rank, name) > (?, ?) ORDER BY rank, name LIMIT ?")      \
+    X(HOTTEST, OF_TIER " AND rank >= ? AND (rank, name) < (?, ?)"                                  \
+                       " ORDER BY rank DESC, name DESC LIMIT ?")                                   \
     X(CHANGE_ADD, "INSERT INTO change(" CHANGE_COLUMNS ") VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")   \
     X(CHANGE_FIND, "SELECT " CHANGE_COLUMNS " FROM change WHERE name = ?")                         \
     X(CHANGE_UPDATE, "UPDATE change SET kind = ?2, stage = ?3, from_tier = ?4, to_tier = ?5,"      \
@@ -436,11 +438,15 @@ gpunvme_err_t tiers_catalogue_list(struct tiers_catalogue *c, const char *prefix
 }
 
 gpunvme_err_t tiers_catalogue_by_rank(struct tiers_catalogue *c, int tier, double rank, bool rising,
-                                      struct tiers_row *rows, size_t room, size_t *n)
+                                      const struct tiers_row *after, struct tiers_row *rows,
+                                      size_t room, size_t *n)
 {
     const enum statement which = rising ? SQL_COLDEST : SQL_HOTTEST;
+    const double from = after ? after->rank : rising ? -INFINITY : INFINITY;
+    const char *name = after ? after->name : "";
 
-    return rows_of(c, which, "", rows, room, n, start(c, which, "sdi", tier, rank, (uint64_t)room));
+    return rows_of(c, which, "", rows, room, n,
+                   start(c, which, "sddti", tier, rank, from, name, (uint64_t)room));
 }
 
 /* ---- Changes --------------------------------------------------------------------------------- */

@@ -88,11 +88,13 @@ gpunvme_err_t tiers_catalogue_list(struct tiers_catalogue *c, const char *prefix
                                    struct tiers_row *rows, size_t room, size_t *n);
 
 /*
- * The first files of `tier` that are not pinned and have no change, in the order of their ranks:
- * with `rising` those below `rank`, lowest first; else those from `rank` on, highest first.
+ * Files of `tier` that are not pinned and have no change, in the order of their ranks: with
+ * `rising` those below `rank`, lowest first; else those from `rank` on, highest first. The first
+ * ones behind `after`, a row that this gave before; NULL: from the beginning.
  */
 gpunvme_err_t tiers_catalogue_by_rank(struct tiers_catalogue *c, int tier, double rank, bool rising,
-                                      struct tiers_row *rows, size_t room, size_t *n);
+                                      const struct tiers_row *after, struct tiers_row *rows,
+                                      size_t room, size_t *n);
 
 /* Changes. add: BUSY: the name has one. next: the first with a name greater than `after`. */
 gpunvme_err_t tiers_catalogue_change_add(struct tiers_catalogue *c,

@@ -1114,11 +1114,13 @@ static void a_session_ends_with_its_process_though_a_child_lives_on(void **state
 
         if (gpunvme_tiers_open(rig_dir[HOT], NULL, &own))
             _exit(1);
-        its = fork();
-        if (!its)
-            for (;;)
-                pause();
-        _exit(write(out[1], &its, sizeof(its)) != sizeof(its));
+        if (fork())
+            _exit(0);
+        its = getpid();
+        if (write(out[1], &its, sizeof(its)) != sizeof(its))
+            _exit(1);
+        for (;;)
+            pause();
     }
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);

@@ -75,24 +75,41 @@ struct tiers_files {
 
 /* ---- Hashes ---------------------------------------------------------------------------------- */
 
-static uint64_t mix(uint64_t x)
+static uint64_t load(const char *bytes)
 {
-    x = (x ^ x >> 32) * 0xbb67ae8584caa73bu;
-    return x ^ x >> 29;
+    uint64_t word;
+
+    memcpy(&word, bytes, sizeof(word));
+    return word;
 }
 
-/* Of eight bytes at a time. */
+/* Both halves of the product, so that each bit of either reaches all of them. */
+static uint64_t fold(uint64_t a, uint64_t b)
+{
+    const unsigned __int128 product = (unsigned __int128)a * b;
+
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+/* Of eight bytes at a time; the last ones may overlap those before. */
 static uint64_t hash_of(const char *name, size_t length)
 {
-    uint64_t hash = length, word;
+    const uint64_t odd = 0x9e3779b97f4a7c15u;
+    const char *end = name + length;
+    uint64_t hash = length;
 
-    for (; length >= 8; name += 8, length -= 8) {
-        memcpy(&word, name, 8);
-        hash = mix(hash + word);
+    if (length < 8) {
+        uint64_t word = 0;
+
+        while (name < end)
+            word = word << 8 | (unsigned char)*name++;
+        return fold(word ^ odd, hash ^ 0xbb67ae8584caa73bu);
     }
-    word = 0;
-    memcpy(&word, name, length);
-    return mix(hash + word);
+    for (; end - name > 16; name += 16)
+        hash = fold(load(name) ^ hash, load(name + 8) ^ odd);
+    if (end - name > 8)
+        hash = fold(load(name) ^ hash, odd);
+    return fold(load(end - 8) ^ hash, 0xbb67ae8584caa73bu);
 }
 
 uint64_t tiers_hash(const char *name)

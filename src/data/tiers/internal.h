@@ -243,7 +243,8 @@ void tiers_files_count_name(struct gpunvme_tiers *t, const char *name, int tier,
 /* Accesses that are not in the catalogue yet. */
 uint64_t tiers_files_unwritten(struct gpunvme_tiers *t, const char *name);
 
-/* Adds accesses that were not written yet to the catalogue. Called now and then, and at close. */
+/* Adds accesses that were not written yet to the catalogue, and closes files that their names no
+ * longer have. Called now and then, and at close. */
 gpunvme_err_t tiers_files_flush(struct gpunvme_tiers *t);
 
 /* ---- migrate.c ---- */

@@ -61,6 +61,7 @@ enum gpunvme_tier {
 #define GPUNVME_TIER_AUTO (-1) /* the tier that the policy chooses */
 
 #define GPUNVME_TIERS_NAME_MAX 1024u
+#define GPUNVME_TIERS_NO_LIMIT UINT64_MAX /* of capacities and rates: takes a limit away again */
 
 /* "hot", "warm", "cold"; static. */
 const char *gpunvme_tier_name(int tier);
@@ -101,6 +102,14 @@ struct gpunvme_tiers_file {
 /* A policy of the caller's: the tier that a file should be in, by its facts. */
 typedef int gpunvme_tiers_policy(void *user, const struct gpunvme_tiers_file *file);
 
+/*
+ * Told of each file that migration of this process moved, or could not move: `err` says why, and
+ * the calling thread's detail. Not of files that are in use or find no room. Another value than 0
+ * ends the pass.
+ */
+typedef int gpunvme_tiers_moved(void *user, const char *name, int from, int to, uint64_t nbytes,
+                                gpunvme_err_t err);
+
 #define GPUNVME_TIERS_MIGRATE 0x1u /* a thread of this process migrates, if no other one does */
 
 /* How this process uses a set; all zeroes is the default. */
@@ -113,6 +122,8 @@ struct gpunvme_tiers_options {
     uint64_t timeout_ns;           /* of calls; 0: 30 s */
     gpunvme_tiers_policy *policy;  /* instead of the thresholds; NULL: those */
     void *policy_user;
+    gpunvme_tiers_moved *moved; /* may be NULL */
+    void *moved_user;
     int64_t (*clock_ns)(void *user); /* of scores, since 1970; NULL: the system's */
     void *clock_user;
 };
@@ -256,8 +267,8 @@ struct gpunvme_tiers_moves {
 
 /*
  * Moves all files that are not where they belong: one pass of what MIGRATE does in the background.
- * TIMEOUT: there were more than timeout_ns allows (0: no limit); what was moved is moved. BUSY:
- * another process migrates.
+ * TIMEOUT: there were more than timeout_ns allows (0: no limit). CANCELED: options.moved ended it.
+ * What was moved is moved, and *moves has it. BUSY: another process migrates.
  */
 gpunvme_err_t gpunvme_tiers_migrate(struct gpunvme_tiers *tiers, uint64_t timeout_ns,
                                     struct gpunvme_tiers_moves *moves);

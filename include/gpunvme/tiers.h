@@ -105,7 +105,7 @@ typedef int gpunvme_tiers_policy(void *user, const struct gpunvme_tiers_file *fi
 /*
  * Told of each file that migration of this process moved, or could not move: `err` says why, and
  * the calling thread's detail. Not of files that are in use or find no room. Another value than 0
- * ends the pass.
+ * ends the pass. `name` is valid until it returns.
  */
 typedef int gpunvme_tiers_moved(void *user, const char *name, int from, int to, uint64_t nbytes,
                                 gpunvme_err_t err);
@@ -203,13 +203,16 @@ gpunvme_err_t gpunvme_tiers_remove(struct gpunvme_tiers *tiers, const char *name
 gpunvme_err_t gpunvme_tiers_stat(struct gpunvme_tiers *tiers, const char *name,
                                  struct gpunvme_tiers_file *file);
 
+/* `file` is valid until it returns. */
+typedef int gpunvme_tiers_each(void *user, const struct gpunvme_tiers_file *file);
+
 /*
  * Calls `each` for every file whose name begins with `prefix` (NULL: all), by name, until it
  * returns something else than 0, which is returned. It may call functions of the set. The list is
  * of one moment for every 1,000 names.
  */
-int gpunvme_tiers_list(struct gpunvme_tiers *tiers, const char *prefix,
-                       int (*each)(void *user, const struct gpunvme_tiers_file *file), void *user);
+int gpunvme_tiers_list(struct gpunvme_tiers *tiers, const char *prefix, gpunvme_tiers_each *each,
+                       void *user);
 
 /*
  * Opens a file as a store, for transfers of all kinds (transfer.h): asynchronous, in batches, in
@@ -295,14 +298,17 @@ struct gpunvme_tiers_scrub {
 
 #define GPUNVME_TIERS_READ_ALL 0x1u /* reads every file, and compares or sets its checksum */
 
+/* The texts are valid until it returns. */
+typedef void gpunvme_tiers_found(void *user, enum gpunvme_tiers_finding finding, const char *name,
+                                 const char *detail);
+
 /*
  * Compares the catalogue with the directories and mends it. `each` is told every finding; may be
  * NULL. `detail` says where a file lies that was kept. Others may use the set meanwhile.
  */
 gpunvme_err_t gpunvme_tiers_scrub(struct gpunvme_tiers *tiers, unsigned flags,
-                                  void (*each)(void *user, enum gpunvme_tiers_finding finding,
-                                               const char *name, const char *detail),
-                                  void *user, struct gpunvme_tiers_scrub *scrub);
+                                  gpunvme_tiers_found *each, void *user,
+                                  struct gpunvme_tiers_scrub *scrub);
 
 /* "new", "changed", …; static. */
 const char *gpunvme_tiers_finding_name(enum gpunvme_tiers_finding finding);

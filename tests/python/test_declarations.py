@@ -15,8 +15,8 @@ from gpunvme import _lib
 
 INCLUDE = Path(__file__).parents[2] / "include"
 HEADERS = ["binding", "buf", "memory", "error", "engine", "storage", "transfer", "weights",
-           "dataset", "sampler", "loader", "convert", "request", "controller", "io", "sim", "transport",
-           "ops/core", "ops/matmul", "ops/linear", "version"]
+           "dataset", "sampler", "loader", "convert", "tiers", "request", "controller", "io", "sim",
+           "transport", "ops/core", "ops/matmul", "ops/linear", "version"]
 # What has another prefix than its constant here.
 CONSTANTS = {
     name: f"GPUNVME_{name}"

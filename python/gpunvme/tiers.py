@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     Policy = Callable[[TieredFile], TierName]
     Told = Callable[[str, str, str, int, Error | None], object]
 
-__all__ = ["Many", "Tiers", "create", "rebuild"]
+__all__ = ["Finding", "Many", "Moves", "Scrub", "Tier", "TieredFile", "Tiers", "TiersInfo",
+           "create", "rebuild"]
 
 # Reads and writes of so many bytes at most are one call into the library, which Ctrl-C does not end.
 _ONE_CALL = 16 << 20

@@ -16,8 +16,9 @@
  *
  * Scores. Each call that reads or writes a file counts as one access. A score is the number of
  * accesses, each of which counts half after every half-life. A file belongs into the hot tier from
- * a score of `hot_at` on, into the warm tier from `warm_at` on, else into the cold one. Scores
- * that are due are written every few seconds, so a process that is killed loses those.
+ * a score of `hot_at` on, into the warm tier from `warm_at` on, else into the cold one; half a
+ * percent below counts as reached, so that 100 accesses within an hour count as 100. Scores that
+ * are due are written every few seconds, so a process that is killed loses those.
  *
  * Names are relative paths in UTF-8 without control characters, at most GPUNVME_TIERS_NAME_MAX
  * bytes. INVALID: an empty name, one that begins with '/' or ".gpunvme-tiers", or that has "." or

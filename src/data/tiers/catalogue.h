@@ -41,10 +41,11 @@ enum tiers_kind { TIERS_MOVE = 0, TIERS_PUT = 1, TIERS_REMOVE = 2 };
  * How far a change is. What to do with one whose process died:
  *
  *   COPYING     the copy has its temporary name: remove it; the old version stands
- *   PUBLISHING  a put that renames within one tier: if the temporary name is gone the new version
- *               stands, take its facts into the file's row; else as COPYING. A move or a put
- *               into another tier: the new path may be there, remove it; the old version stands
- *   COMMITTED   the file's row has the new version (or is gone): remove the file in `from`
+ *   PUBLISHING  as COPYING while the temporary name is there. If it is gone, the copy has its place
+ *               in `to`, and all of it is on the medium: the new version stands, take its facts
+ *               into the file's row, and go on as COMMITTED
+ *   COMMITTED   the file's row has the new version (or is gone): remove the file in `from`, where
+ *               that is another tier than `to`
  */
 enum tiers_stage { TIERS_COPYING = 0, TIERS_PUBLISHING = 1, TIERS_COMMITTED = 2 };
 
@@ -56,7 +57,7 @@ struct tiers_change {
     int from;        /* tier of the old version; -1: there is none */
     int to;          /* tier of the new version; -1: none (REMOVE) */
     uint64_t id;     /* of the temporary name, unique in the set */
-    uint64_t nbytes; /* that `to` has reserved */
+    uint64_t nbytes; /* that `to` has reserved; from COMMITTED on, `from` */
     int64_t mtime_ns;
     uint64_t checksum;                /* from PUBLISHING on, with mtime_ns */
     char session[TIERS_SESSION_ROOM]; /* whose */
@@ -87,11 +88,13 @@ gpunvme_err_t tiers_catalogue_list(struct tiers_catalogue *c, const char *prefix
                                    struct tiers_row *rows, size_t room, size_t *n);
 
 /*
- * The first files of `tier` that are not pinned and have no change, in the order of their ranks:
- * with `rising` those below `rank`, lowest first; else those from `rank` on, highest first.
+ * Files of `tier` that are not pinned and have no change, in the order of their ranks: with
+ * `rising` those below `rank`, lowest first; else those from `rank` on, highest first. The first
+ * ones behind `after`, a row that this gave before; NULL: from the beginning.
  */
 gpunvme_err_t tiers_catalogue_by_rank(struct tiers_catalogue *c, int tier, double rank, bool rising,
-                                      struct tiers_row *rows, size_t room, size_t *n);
+                                      const struct tiers_row *after, struct tiers_row *rows,
+                                      size_t room, size_t *n);
 
 /* Changes. add: BUSY: the name has one. next: the first with a name greater than `after`. */
 gpunvme_err_t tiers_catalogue_change_add(struct tiers_catalogue *c,

@@ -41,7 +41,7 @@ struct gpunvme_tiers {
     int session_fd;
     struct tiers_catalogue *catalogue;
     struct tiers_files *files;
-    struct tiers_migrator *migrator;        /* NULL: this process has none */
+    struct tiers_migrator *migrator;
     pthread_mutex_t lock;                   /* of what follows */
     struct gpunvme_tiers_settings settings; /* `dir` is not set */
 };
@@ -53,6 +53,13 @@ gpunvme_err_t tiers_check_process(const struct gpunvme_tiers *t);
  */
 gpunvme_err_t tiers_settings(struct gpunvme_tiers *t, struct gpunvme_tiers_settings *settings);
 
+/* The set's time now (score.h), in seconds: of the clock that the catalogue keeps. */
+gpunvme_err_t tiers_now(struct gpunvme_tiers *t, double *t_s);
+
+/* The facts of a row at that time, as tiers.h has them; its name is the row's. */
+void tiers_file_of_row(const struct tiers_row *row, double t_s, double half_life_s,
+                       struct gpunvme_tiers_file *file);
+
 /* Whether the process that opened the set as `session` lives and has it open. */
 bool tiers_session_lives(struct gpunvme_tiers *t, const char *session);
 
@@ -63,10 +70,15 @@ gpunvme_err_t tiers_name_check(const char *name);
 /* Opens the regular file `name` below a directory; `flags` as open(2). NOT_FOUND. */
 gpunvme_err_t tiers_name_open(int dir_fd, const char *name, int flags, int *fd);
 
-/* Gives the file that is open as `temporary` in `folder_fd` the place `name`, whose folders are
- * made; what was there is replaced. All of it is on the medium afterwards. */
-gpunvme_err_t tiers_name_publish(int folder_fd, const char *temporary, int dir_fd,
-                                 const char *name);
+/*
+ * Gives the file `temporary` of `folder_fd` the place `name`, whose folders are made. What is there
+ * is replaced, or, without `replace`, is an error: EXISTS. The place is on the medium afterwards.
+ */
+gpunvme_err_t tiers_name_publish(int folder_fd, const char *temporary, int dir_fd, const char *name,
+                                 bool replace);
+
+/* The place that a name has is on the medium. */
+gpunvme_err_t tiers_name_flush(int dir_fd, const char *name);
 
 /* Removes it, and then folders that are empty; nothing there is fine. On the medium afterwards. */
 gpunvme_err_t tiers_name_unlink(int dir_fd, const char *name);
@@ -92,12 +104,12 @@ enum tiers_step {
 void tiers_step(enum tiers_step step, const char *name);
 
 /*
- * Moves a file to another tier. `limit` (may be NULL) is the rate. Room must have been made. Errors
- * as gpunvme_tiers_move() has them.
+ * Moves a file to another tier. `limit` (may be NULL) is the rate, `stop` (may be NULL) ends it:
+ * CANCELED. Room must have been made. Errors as gpunvme_tiers_move() has them.
  */
 struct tiers_rate;
 gpunvme_err_t tiers_change_move(struct gpunvme_tiers *t, const char *name, int to,
-                                struct tiers_rate *limit);
+                                struct tiers_rate *limit, const atomic_bool *stop);
 
 /*
  * Ends the change of a process that died, by its stage. BUSY: its process lives. NOT_FOUND: there
@@ -145,6 +157,9 @@ void tiers_migrator_stop(struct gpunvme_tiers *t);           /* cancels a copy *
  * once in the same transaction as a check of the sums, and calls again if others were faster.
  */
 gpunvme_err_t tiers_make_room(struct gpunvme_tiers *t, int tier, uint64_t nbytes, double rank);
+
+/* Whether a process has the job of migration. */
+bool tiers_migrating(struct gpunvme_tiers *t);
 
 /* The tier that a file belongs into, by the policy. */
 int tiers_policy(struct gpunvme_tiers *t, const struct tiers_row *row);

@@ -20,6 +20,13 @@ double tiers_rank_of_score(double score, double t_s, double half_life_s);
 double tiers_rank_add(double rank, double n, double t_s, double half_life_s);
 
 /*
+ * The rank from which on a file belongs into the tier that begins at a score of `at`: that of a
+ * score half a percent below. So 100 accesses within an hour reach a threshold of 100, although the
+ * first have begun to decay, and 99 do not.
+ */
+double tiers_rank_of_threshold(double at, double t_s, double half_life_s);
+
+/*
  * The set's time: it goes on with the wall clock, never back, and not faster than the machine's
  * time since boot while that is known; across a boot by at most a half-life. So a clock that was
  * set wrong, or right again, neither keeps scores from decaying nor forgets them.

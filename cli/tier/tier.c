@@ -433,8 +433,8 @@ static const struct cli_verbs verbs = {
     .nverbs = sizeof(commands) / sizeof(commands[0]),
     .names = "create, status, ls, stat, get, put, rm, migrate, scrub, rebuild, configure or serve",
     .head = "Usage: gpunvme tier VERB [OPTION...] [ARGUMENT...]\n"
-            "Storage tiers: files by name over a fast, a warm and a cold directory, between which\n"
-            "they move by how much they are used.\n\n",
+            "Storage tiers: files by name over a fast, a warm and a cold directory. They move\n"
+            "between these by how much they are used.\n\n",
     .tail = "\nExamples:\n"
             "  gpunvme tier create --hot /nvme:2T --warm /ssd:8T --cold /hdd\n"
             "  gpunvme tier put shard-000.tar train/shard-000.tar\n"

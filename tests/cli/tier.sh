@@ -271,4 +271,17 @@ kill -INT $watcher
 wait $watcher
 check test $? -eq 0
 check test "$(grep -c access/s out)" -ge 2
+
+promise "the commands of docs/TIERS.md do what the page shows"
+sed -n '/^## Ten minutes/,/^## In C/p' "$source_dir/docs/TIERS.md" |
+    sed -n '/^```sh/,/^```$/p' | grep -v '^```' | sed "s|/tmp/t|$work/page|" >page.sh
+check test "$(wc -l <page.sh)" -gt 5
+mkdir bin
+ln -s "$program" bin/gpunvme
+PATH=$work/bin:$PATH bash -eu page.sh >out 2>err
+code=$?
+expect 0
+expect_out '^train/a: cold to warm'
+expect_out '^warm .* train/a$'
+expect_out '^cold .* train/b$'
 finish

@@ -201,13 +201,18 @@ gpunvme_err_t cli_tier_create(const struct tier_args *args)
 
 gpunvme_err_t cli_tier_configure(const struct tier_args *args)
 {
+    struct tier_args of_set = *args;
     struct gpunvme_tiers *tiers;
-    gpunvme_err_t err = cli_tier_open(args, &tiers);
+    gpunvme_err_t err;
 
+    /* A directory that has moved is no longer where the others say. */
+    for (int tier = 0; tier < GPUNVME_NTIERS && !of_set.set; tier++)
+        of_set.set = args->settings.dir[tier];
+    err = cli_tier_open(&of_set, &tiers);
     if (err)
         return err;
     err = cli_tier_close(tiers, gpunvme_tiers_configure(tiers, &args->settings));
-    return err ? err : cli_tier_status(args); /* directories are those of the opening */
+    return err ? err : cli_tier_status(&of_set);
 }
 
 gpunvme_err_t cli_tier_rebuild(const struct tier_args *args)

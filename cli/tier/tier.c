@@ -243,11 +243,12 @@ static const struct argp create_argp =
 static const struct argp configure_argp =
     ARGP(configure_options, NULL,
          "Changes the settings that are given, for all processes that use the set."
-         "\v:CAPACITY without a directory changes the capacity alone; none is no limit. A "
-         "directory is given where it has moved.\n\n"
+         "\v:CAPACITY without a directory changes the capacity alone; none is no limit. DIR is "
+         "where a tier's directory has moved to.\n\n"
          "Examples:\n"
          "  gpunvme tier configure --hot :1500G --rate 200M\n"
-         "  gpunvme tier configure --set /nvme --warm /mnt/ssd2 --half-life 1d");
+         "  gpunvme tier configure --half-life 1d --hot-at 50\n"
+         "  gpunvme tier configure --warm /mnt/ssd2");
 static const struct argp status_argp =
     ARGP(status_options, NULL,
          "Shows the tiers: what is in them, how full they are, their share of all accesses (the "

@@ -219,7 +219,14 @@ promise "a directory that is not there is told, and is no reason to forget files
 mv warm away
 tier status
 expect 1 "warm"
+gpunvme tier configure --warm away
+expect 0
+expect_out 'warm +.*/away'
+tier get new -o new.out
+expect 0
 mv away warm
+gpunvme tier configure --warm warm
+expect 0
 tier get new -o new.out
 expect 0
 same a.bin new.out

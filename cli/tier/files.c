@@ -44,7 +44,7 @@ static void json_file(struct cli_json *json, const struct gpunvme_tiers_file *fi
     cli_json_text(json, "pinned",
                   file->pinned == GPUNVME_TIER_AUTO ? NULL : gpunvme_tier_name(file->pinned));
     cli_json_u64(json, "bytes", file->nbytes);
-    cli_json_real(json, "modified_seconds", (double)file->mtime_ns / 1e9);
+    cli_json_u64(json, "modified_ns", file->mtime_ns > 0 ? (uint64_t)file->mtime_ns : 0);
     cli_json_real(json, "score", file->score);
     if (file->has_checksum)
         cli_json_hex(json, "checksum", file->checksum);

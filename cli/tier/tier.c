@@ -441,8 +441,8 @@ static const struct cli_verbs verbs = {
             "  gpunvme tier put shard-000.tar train/shard-000.tar\n"
             "  gpunvme tier status --watch\n"
             "  gpunvme tier serve -v\n\n"
-            "--set DIR names a set by the directory of any of its tiers (/nvme). Each verb has\n"
-            "--help and --json.\n",
+            "--set DIR names a set by the directory of any of its tiers (/nvme). Each verb\n"
+            "has --help and --json.\n",
 };
 
 int cli_tier(int argc, char **argv)

@@ -98,7 +98,8 @@ if [ "${CLI_TEST_SQLITE:-1}" = 1 ]; then
     "$program" tier serve --set hot --json >out 2>err &
     server=$!
     for _ in $(seq 600); do
-        ! "$program" tier status --set hot --json | grep -q '"migrating": true' || break
+        ! "$program" tier status --set hot --json | grep -q '"migrating": true' &&
+            kill -0 $server 2>/dev/null || break
         sleep 0.1
     done
     kill -TERM $server

@@ -257,7 +257,7 @@ done
 "$program" tier serve --set hot -v --interval 100ms >served.out 2>err &
 server=$!
 for _ in $(seq 600); do
-    ! grep -q 'served: cold to warm' served.out || break
+    ! grep -q 'served: cold to warm' served.out && kill -0 $server 2>/dev/null || break
     sleep 0.1
 done
 kill -TERM $server
@@ -271,7 +271,7 @@ promise "status is shown again and again until a signal comes"
 "$program" tier status --set hot --watch --interval 50ms >out 2>err &
 watcher=$!
 for _ in $(seq 600); do
-    [ "$(grep -c access/s out)" -lt 2 ] || break
+    [ "$(grep -c access/s out)" -lt 2 ] && kill -0 $watcher 2>/dev/null || break
     sleep 0.1
 done
 kill -INT $watcher
@@ -281,7 +281,7 @@ check test "$(grep -c access/s out)" -ge 2
 
 promise "the commands of docs/TIERS.md do what the page shows"
 sed -n '/^## Ten minutes/,/^## In C/p' "$source_dir/docs/TIERS.md" |
-    sed -n '/^```sh/,/^```$/p' | grep -v '^```' | sed "s|/tmp/t|$work/page|" >page.sh
+    sed -n '/^```sh/,/^```$/p' | grep -v '^```' | sed "s|/tmp/t|$work/page|g" >page.sh
 check test "$(wc -l <page.sh)" -gt 5
 mkdir bin
 ln -s "$program" bin/gpunvme

@@ -144,7 +144,8 @@ gpunvme_err_t gpunvme_tiers_open(const char *dir, const struct gpunvme_tiers_opt
  */
 gpunvme_err_t gpunvme_tiers_close(struct gpunvme_tiers *tiers);
 
-/* Changes what is not 0 or NULL of the settings, for all processes. A directory may have moved. */
+/* Changes what is not 0 or NULL of the settings, for all processes. A directory may have moved:
+ * its new place is for those who open the set from then on. */
 gpunvme_err_t gpunvme_tiers_configure(struct gpunvme_tiers *tiers,
                                       const struct gpunvme_tiers_settings *settings);
 
@@ -188,7 +189,9 @@ gpunvme_err_t gpunvme_tiers_flush(struct gpunvme_tiers *tiers, const char *name)
 /*
  * Replaces a file as a whole, or makes it: at every instant, a crash included, the name has the old
  * bytes or all of the new ones, and those are on the medium when the call returns. `tier` is where
- * it goes, or AUTO. BUSY: the file is being replaced or moved by another call, for `timeout_ns`.
+ * it goes, or AUTO: then another one where that has no room. BUSY: the file is being replaced or
+ * moved by another call, for `timeout_ns`. EXISTS: a file that the set does not know is there:
+ * gpunvme_tiers_scrub() takes it in.
  */
 gpunvme_err_t gpunvme_tiers_put(struct gpunvme_tiers *tiers, const char *name, int tier,
                                 const void *ptr, enum gpunvme_mem mem, size_t nbytes);

@@ -63,8 +63,8 @@ static gpunvme_err_t wait_for_turn(const struct copy *c, uint64_t nbytes)
     gpunvme_err_t err = check_stop(c);
 
     for (; !err && now < at; now = futex_now()) {
-        const struct timespec pause = {
-            .tv_nsec = (long)(at - now < PAUSE_NS ? at - now : PAUSE_NS)};
+        const struct timespec pause = {.tv_nsec =
+                                           (long)(at - now < PAUSE_NS ? at - now : PAUSE_NS)};
 
         nanosleep(&pause, NULL);
         err = check_stop(c);
@@ -103,8 +103,7 @@ static gpunvme_err_t went_wrong(const struct copy *c, const struct gpunvme_io *i
     char text[200];
 
     if (io->err)
-        return base_fail(io->err, "%.100s: %s", c->name,
-                         gpunvme_io_detail(io, text, sizeof(text)));
+        return base_fail(io->err, "%.100s: %s", c->name, gpunvme_io_detail(io, text, sizeof(text)));
     if (io->done < io->nbytes)
         return base_fail(GPUNVME_ERR_VERIFY, "%.150s has become shorter while it was read",
                          c->name);

@@ -23,14 +23,18 @@
 #include "data/tiers/catalogue.h"
 #include "gpunvme/tiers.h"
 
-#define TIERS_FOLDER ".gpunvme-tiers" /* in each tier's directory */
+#define TIERS_FOLDER   ".gpunvme-tiers" /* in each tier's directory */
+#define TIERS_NCHANGES 4096u
 
 struct tiers_files;
 struct tiers_migrator;
 
 struct gpunvme_tiers {
-    pid_t pid; /* of the process that opened it */
+    struct gpunvme_tiers *next; /* open in this process */
+    unsigned nforks;            /* before it was opened: store_nforks() */
     struct gpunvme_tiers_options options;
+    char *file_options; /* of stores, as a URI has them: the caller's and the timeout */
+    char copy_options[40];
     uint64_t timeout_ns;
     int dir_fd[GPUNVME_NTIERS];    /* of the directories */
     int folder_fd[GPUNVME_NTIERS]; /* of TIERS_FOLDER in them */
@@ -39,22 +43,28 @@ struct gpunvme_tiers {
     char session[TIERS_SESSION_ROOM]; /* this opening of the set; it holds a lock on a file of this
                                          name while the process lives */
     int session_fd;
+    /*
+     * Memory that all processes share: how many changes of names with this hash, mod
+     * TIERS_NCHANGES, have come into effect. So who has a file open learns without a system call
+     * that the name may have another version.
+     */
+    _Atomic uint32_t *changes;
     struct tiers_catalogue *catalogue;
     struct tiers_files *files;
     struct tiers_migrator *migrator;
-    pthread_mutex_t lock;                   /* of what follows */
-    struct gpunvme_tiers_settings settings; /* `dir` is not set */
 };
 
 /* UNSUPPORTED in a child of the process that opened the set. */
 gpunvme_err_t tiers_check_process(const struct gpunvme_tiers *t);
 
-/* The settings now, other processes' changes included: reads them when the catalogue has changed.
- */
+/* The settings now, other processes' changes included; `dir` is not set. */
 gpunvme_err_t tiers_settings(struct gpunvme_tiers *t, struct gpunvme_tiers_settings *settings);
 
 /* The set's time now (score.h), in seconds: of the clock that the catalogue keeps. */
 gpunvme_err_t tiers_now(struct gpunvme_tiers *t, double *t_s);
+
+/* The same, in a transaction, and keeps the clock. */
+gpunvme_err_t tiers_clock_keep(struct gpunvme_tiers *t, double *t_s);
 
 /* The facts of a row at that time, as tiers.h has them; its name is the row's. */
 void tiers_file_of_row(const struct tiers_row *row, double t_s, double half_life_s,
@@ -62,6 +72,14 @@ void tiers_file_of_row(const struct tiers_row *row, double t_s, double half_life
 
 /* Whether the process that opened the set as `session` lives and has it open. */
 bool tiers_session_lives(struct gpunvme_tiers *t, const char *session);
+
+uint64_t tiers_hash(const char *name);
+
+/* Says that a name has another version, or another place, than before: all look it up again. */
+static inline void tiers_changed(struct gpunvme_tiers *t, const char *name)
+{
+    atomic_fetch_add(&t->changes[tiers_hash(name) % TIERS_NCHANGES], 1);
+}
 
 /* ---- name.c: INVALID and PERMISSION as tiers.h has them ---- */
 
@@ -111,6 +129,29 @@ struct tiers_rate;
 gpunvme_err_t tiers_change_move(struct gpunvme_tiers *t, const char *name, int to,
                                 struct tiers_rate *limit, const atomic_bool *stop);
 
+/* What a file is made of: memory, or a store from its beginning on. */
+struct tiers_source {
+    const void *ptr;
+    enum gpunvme_mem mem;
+    struct gpunvme_store *store; /* NULL: the memory */
+    uint64_t nbytes;
+    bool only_new; /* AGAIN where there is a file */
+};
+
+/* Replaces or makes a file in a tier, for which it makes room of files below `rank`. */
+gpunvme_err_t tiers_change_put(struct gpunvme_tiers *t, const char *name, int tier, double rank,
+                               const struct tiers_source *source, uint64_t deadline_ns);
+gpunvme_err_t tiers_change_remove(struct gpunvme_tiers *t, const char *name, uint64_t deadline_ns);
+
+/*
+ * Waits until a name has no change, and ends that of a process that died. NOT_FOUND: it had none.
+ * BUSY: it still has one.
+ */
+gpunvme_err_t tiers_change_wait(struct gpunvme_tiers *t, const char *name, uint64_t deadline_ns);
+
+/* Whether a tier has room for so many bytes more: NOSPC. In the transaction that takes the room. */
+gpunvme_err_t tiers_fits(struct gpunvme_tiers *t, int tier, uint64_t nbytes);
+
 /*
  * Ends the change of a process that died, by its stage. BUSY: its process lives. NOT_FOUND: there
  * is none.
@@ -142,6 +183,52 @@ gpunvme_err_t tiers_checksum(struct gpunvme_tiers *t, int fd, const char *name,
                              uint64_t *checksum);
 
 /* ---- file.c ---- */
+
+/* Size and time are those of the row, unless it is dirty. */
+bool tiers_is_as(const struct tiers_row *row, int fd);
+
+/*
+ * Opens the file that a name has now, as its row says: the row goes to *row. NOT_FOUND: there is no
+ * row. VERIFY: something else changed or removed the file.
+ */
+gpunvme_err_t tiers_open_file(struct gpunvme_tiers *t, const char *name, int flags,
+                              uint64_t deadline_ns, struct tiers_row *row, int *fd);
+
+/* A file that is open, and in use by a call. */
+struct tiers_open {
+    struct gpunvme_store *store;
+    int tier;
+};
+
+gpunvme_err_t tiers_files_create(struct tiers_files **out);
+
+/* Closes all files. TIMEOUT: a transfer did not end; what is open stays. */
+gpunvme_err_t tiers_files_close(struct gpunvme_tiers *t);
+
+/*
+ * The file that a name has now, for reading, or for writing as well. It is the caller's until put.
+ * get takes it from the table of open files, or opens it. begin_write takes the lock that keeps it
+ * where it is: BUSY: it is being moved; AGAIN: the name has another file by now.
+ */
+gpunvme_err_t tiers_files_get(struct gpunvme_tiers *t, const char *name, bool write,
+                              struct tiers_open **out);
+gpunvme_err_t tiers_files_begin_write(struct gpunvme_tiers *t, struct tiers_open *open);
+void tiers_files_end_write(struct tiers_open *open);
+void tiers_files_put(struct gpunvme_tiers *t, struct tiers_open *open);
+
+/* Whether the table had no place for it, so that it is open for this call alone. */
+bool tiers_files_is_loose(const struct tiers_open *open);
+
+/* Opens it as a store of the caller's. */
+gpunvme_err_t tiers_files_open(struct gpunvme_tiers *t, const char *name,
+                               struct gpunvme_store **out, int *tier);
+
+/* Counts accesses, without writing them to the catalogue: of an open file, of any. */
+void tiers_files_count(struct tiers_open *open);
+void tiers_files_count_name(struct gpunvme_tiers *t, const char *name, int tier, uint64_t accesses);
+
+/* Accesses that are not in the catalogue yet. */
+uint64_t tiers_files_unwritten(struct gpunvme_tiers *t, const char *name);
 
 /* Adds accesses that were not written yet to the catalogue. Called now and then, and at close. */
 gpunvme_err_t tiers_files_flush(struct gpunvme_tiers *t);

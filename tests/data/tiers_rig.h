@@ -45,7 +45,9 @@ static char rig_dir[GPUNVME_NTIERS][64], rig_root[48];
 
 static inline void rig_make_folders(void)
 {
-    strcpy(rig_root, "/tmp/gpunvme-tiers-XXXXXX");
+    const char *root = access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm"; /* where fsync() is fast */
+
+    snprintf(rig_root, sizeof(rig_root), "%s/gpunvme-tiers-XXXXXX", root);
     assert_non_null(mkdtemp(rig_root));
     for (int tier = 0; tier < GPUNVME_NTIERS; tier++) {
         snprintf(rig_dir[tier], sizeof(rig_dir[tier]), "%s/%s", rig_root, gpunvme_tier_name(tier));

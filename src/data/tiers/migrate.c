@@ -120,6 +120,8 @@ struct mover {
     uint64_t wait_until_ns; /* for room that changes of others are about to leave */
     struct gpunvme_tiers_moves moves;
     struct names evicted; /* moved to make room */
+    bool tells;           /* options.moved of files: a pass does */
+    bool ended;           /* by options.moved */
 };
 
 /* Files in the order of their ranks. */
@@ -298,10 +300,20 @@ static bool others_leave(struct gpunvme_tiers *t, int tier)
     return false;
 }
 
-static void count(struct gpunvme_tiers_moves *moves, int from, int to, uint64_t nbytes)
+static void tell(struct mover *m, const char *name, int from, int to, uint64_t nbytes,
+                 gpunvme_err_t err)
 {
-    *(to < from ? &moves->up : &moves->down) += 1;
-    moves->nbytes += nbytes;
+    const struct gpunvme_tiers_options *o = &m->t->options;
+
+    if (m->tells && o->moved && o->moved(o->moved_user, name, from, to, nbytes, err))
+        m->ended = true;
+}
+
+static void count(struct mover *m, const char *name, int from, int to, uint64_t nbytes)
+{
+    *(to < from ? &m->moves.up : &m->moves.down) += 1;
+    m->moves.nbytes += nbytes;
+    tell(m, name, from, to, nbytes, GPUNVME_OK);
 }
 
 static gpunvme_err_t make_room(struct mover *m, int tier, uint64_t nbytes, double rank);
@@ -316,7 +328,7 @@ static gpunvme_err_t evict(struct mover *m, const struct victim *v, int from)
         if (!err)
             err = tiers_change_move(m->t, v->name, to, m->limit, m->stop);
         if (!err) {
-            count(&m->moves, from, to, v->nbytes);
+            count(m, v->name, from, to, v->nbytes);
             err = add(&m->evicted, v->name);
         }
     }
@@ -388,7 +400,7 @@ static gpunvme_err_t move(struct mover *m, const struct tiers_row *row, int to)
             break;
     }
     if (!err)
-        count(&m->moves, row->tier, to, row->nbytes);
+        count(m, row->name, row->tier, to, row->nbytes);
     return err;
 }
 
@@ -465,8 +477,8 @@ struct pass {
     struct base_failure first;          /* of what failed */
 };
 
-/* Whether the error of one file ends the pass; else it is counted. */
-static bool ends(struct pass *p, gpunvme_err_t err)
+/* Whether the error of a file, which should be in `goal`, ends the pass; else it is counted. */
+static bool ends(struct pass *p, const struct tiers_row *row, int goal, gpunvme_err_t err)
 {
     switch (err) {
     case GPUNVME_OK:
@@ -483,6 +495,7 @@ static bool ends(struct pass *p, gpunvme_err_t err)
     default:
         if (!p->m.moves.failed++)
             base_keep(&p->first, err);
+        tell(&p->m, row->name, row->tier, goal, row->nbytes, err);
         return false;
     }
 }
@@ -507,7 +520,10 @@ static gpunvme_err_t move_one(struct pass *p, const struct tiers_row *row)
             if (err == GPUNVME_ERR_NOSPC)
                 p->too_large[to] = row->nbytes;
         }
-    return ends(p, err) ? err : GPUNVME_OK;
+    if (ends(p, row, goal, err))
+        return err;
+    return p->m.ended ? base_fail(GPUNVME_ERR_CANCELED, "the pass was ended after %.80s", row->name)
+                      : GPUNVME_OK;
 }
 
 /* Files that have lost their rank go down, the lowest first. */
@@ -704,7 +720,7 @@ static void leave(struct tiers_migrator *g)
 static gpunvme_err_t migrate(struct tiers_migrator *g, uint64_t timeout_ns, bool keep_job,
                              struct gpunvme_tiers_moves *moves)
 {
-    struct pass p = {.m = {.t = g->t, .limit = &g->limit, .stop = &g->stop},
+    struct pass p = {.m = {.t = g->t, .limit = &g->limit, .stop = &g->stop, .tells = true},
                      .deadline_ns = timeout_ns ? futex_deadline(timeout_ns) : INT64_MAX};
     struct gpunvme_tiers_settings s;
     gpunvme_err_t err;

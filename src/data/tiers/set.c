@@ -165,6 +165,13 @@ static bool is_score(double x)
     return x >= 1e-6 && x <= SCORE_MAX;
 }
 
+/* A limit as the set keeps it: 0 is none. */
+static void set_limit(uint64_t *limit, uint64_t wanted)
+{
+    if (wanted)
+        *limit = wanted == GPUNVME_TIERS_NO_LIMIT ? 0 : wanted;
+}
+
 /* What is 0 or NULL of `s` is as in `old`. Each that is set must make sense. */
 static gpunvme_err_t merge(const struct gpunvme_tiers_settings *s,
                            const struct gpunvme_tiers_settings *old,
@@ -174,8 +181,7 @@ static gpunvme_err_t merge(const struct gpunvme_tiers_settings *s,
     for (int i = 0; i < GPUNVME_NTIERS; i++) {
         if (s->dir[i])
             out->dir[i] = s->dir[i];
-        if (s->capacity_nbytes[i])
-            out->capacity_nbytes[i] = s->capacity_nbytes[i];
+        set_limit(&out->capacity_nbytes[i], s->capacity_nbytes[i]);
     }
     if (s->hot_at != 0)
         out->hot_at = s->hot_at;
@@ -183,8 +189,7 @@ static gpunvme_err_t merge(const struct gpunvme_tiers_settings *s,
         out->warm_at = s->warm_at;
     if (s->half_life_s != 0)
         out->half_life_s = s->half_life_s;
-    if (s->migrate_bytes_per_s)
-        out->migrate_bytes_per_s = s->migrate_bytes_per_s;
+    set_limit(&out->migrate_bytes_per_s, s->migrate_bytes_per_s);
     if (!is_score(out->warm_at) || !is_score(out->hot_at) || !(out->warm_at <= out->hot_at))
         return base_fail(GPUNVME_ERR_INVALID,
                          "thresholds: warm_at is %g, hot_at %g; 1e-6 <= warm_at <= hot_at <= %g",
@@ -678,7 +683,7 @@ static gpunvme_err_t find_set(const char *dir, struct description *d)
 
 static gpunvme_err_t open_catalogue(struct gpunvme_tiers *t)
 {
-    char path[DIR_ROOM + 48], uuid[37];
+    char path[DIR_ROOM + 48], uuid[37], why[256];
     gpunvme_err_t err;
 
     snprintf(path, sizeof(path), "%s/" TIERS_FOLDER "/catalogue", t->dir[0]);
@@ -687,8 +692,12 @@ static gpunvme_err_t open_catalogue(struct gpunvme_tiers *t)
         err = tiers_catalogue_get(t->catalogue, "uuid", uuid, sizeof(uuid));
     if (!err && strcmp(uuid, t->uuid) != 0)
         err = base_fail(GPUNVME_ERR_VERIFY, "%.150s is of another set", path);
-    return err == GPUNVME_ERR_NOT_FOUND ? base_fail(GPUNVME_ERR_VERIFY, "%.150s is gone", path)
-                                        : err;
+    if (err == GPUNVME_ERR_NOT_FOUND)
+        err = base_fail(GPUNVME_ERR_VERIFY, "%.150s is gone", path);
+    if (err != GPUNVME_ERR_VERIFY)
+        return err;
+    snprintf(why, sizeof(why), "%s", gpunvme_err_detail());
+    return base_fail(err, "%s: gpunvme tier rebuild makes it anew", why);
 }
 
 static gpunvme_err_t map_changes(struct gpunvme_tiers *t)

@@ -296,6 +296,14 @@ static void bytes_without_their_checksum_are_told_and_stay(void **state)
     assert_true(rig_is_file(HOT, "a"));
 }
 
+static unsigned copies;
+
+static void count_copies(enum tiers_step step)
+{
+    copies += step == TIERS_STEP_COPY;
+}
+
+/* … and another move need not copy them again, unless there is another version. */
 static void a_move_of_such_bytes_keeps_both(void **state)
 {
     const char *copy;
@@ -312,6 +320,16 @@ static void a_move_of_such_bytes_keeps_both(void **state)
     assert_true(rig_is_file(HOT, "a"));
     assert_int_equal(rig_tier(t, "a"), HOT);
     scrub(0, "");
+
+    copies = 0;
+    hook = count_copies;
+    fails(VERIFY, gpunvme_tiers_move(t, "a", COLD, false, NULL));
+    assert_int_equal(copies, 0);
+    ok(rig_put(t, "a", HOT, KIB, 2));
+    copies = 0;
+    ok(gpunvme_tiers_move(t, "a", COLD, false, NULL));
+    assert_true(copies > 0);
+    rig_has(t, "a", 2);
 }
 
 static void leftovers_are_removed(void **state)

@@ -9,7 +9,9 @@
  *   copy.c       bytes of one file into another, with their checksum, at a limited rate
  *   file.c       open files by name, and the accesses that were not written yet
  *   score.c      scores, and the clock that they have
- *   migrate.c    which files should move, room for them, the thread that moves them
+ *   room.c       room in a tier, made by moving files away
+ *   migrate.c    which files should move, and a pass that moves them
+ *   migrator.c   which process migrates, and the threads of a set
  *   scrub.c      comparing catalogue and directories
  *   rebuild.c    making the catalogue anew
  *   tiers.c      the calls of tiers.h that join these
@@ -247,23 +249,23 @@ uint64_t tiers_files_unwritten(struct gpunvme_tiers *t, const char *name);
  * longer have. Called now and then, and at close. */
 gpunvme_err_t tiers_files_flush(struct gpunvme_tiers *t);
 
-/* ---- migrate.c ---- */
+/* ---- room.c, migrate.c, migrator.c ---- */
+
+/*
+ * Makes room: while `tier` has not got `nbytes` left under its capacity, moves files whose rank is
+ * lower than `rank` to slower tiers, lowest first. NOSPC. The caller adds its change at once in the
+ * same transaction as a check of the sums, and calls again if others were faster.
+ */
+gpunvme_err_t tiers_make_room(struct gpunvme_tiers *t, int tier, uint64_t nbytes, double rank);
+
+/* The tier that a file belongs into, by the policy. */
+int tiers_policy(struct gpunvme_tiers *t, const struct tiers_row *row);
 
 gpunvme_err_t tiers_migrator_start(struct gpunvme_tiers *t); /* a thread: flushes; MIGRATE: moves */
 void tiers_migrator_stop(struct gpunvme_tiers *t);           /* cancels a copy */
 
-/*
- * Reserves room: while `tier` has not got `nbytes` left under its capacity, moves files whose rank
- * is lower than `rank` to the next slower tier, lowest first. NOSPC. The caller adds its change at
- * once in the same transaction as a check of the sums, and calls again if others were faster.
- */
-gpunvme_err_t tiers_make_room(struct gpunvme_tiers *t, int tier, uint64_t nbytes, double rank);
-
 /* Whether a process has the job of migration. */
 bool tiers_migrating(struct gpunvme_tiers *t);
-
-/* The tier that a file belongs into, by the policy. */
-int tiers_policy(struct gpunvme_tiers *t, const struct tiers_row *row);
 
 /* ---- scrub.c ---- */
 

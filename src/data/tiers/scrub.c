@@ -59,8 +59,7 @@ const char *gpunvme_tiers_finding_name(enum gpunvme_tiers_finding finding)
     return (unsigned)finding < GPUNVME_TIERS_NFINDINGS ? names[finding] : "unknown";
 }
 
-/* ---- Transactions -----------------------------------------------------------------------------
- */
+/* ---- Transactions ---------------------------------------------------------------------------- */
 
 static gpunvme_err_t tell(struct scrub *s, enum gpunvme_tiers_finding finding, const char *name,
                           const char *detail)
@@ -68,10 +67,9 @@ static gpunvme_err_t tell(struct scrub *s, enum gpunvme_tiers_finding finding, c
     struct told *told;
 
     s->sums->findings[finding]++;
-    if (!s->each)
-        return GPUNVME_OK;
     if (!s->holding) {
-        s->each(s->user, finding, name, detail);
+        if (s->each)
+            s->each(s->user, finding, name, detail);
         return GPUNVME_OK;
     }
     told = realloc(s->told, (s->ntold + 1) * sizeof(*told));
@@ -105,6 +103,8 @@ static gpunvme_err_t let_go(struct scrub *s, gpunvme_err_t err)
     s->holding = false;
     for (size_t i = 0; i < s->ntold; i++) {
         if (!err)
+            tiers_changed(s->t, s->told[i].name); /* who has it open looks the name up again */
+        if (!err && s->each)
             s->each(s->user, s->told[i].finding, s->told[i].name, s->told[i].detail);
         free(s->told[i].name);
         free(s->told[i].detail);
@@ -120,8 +120,7 @@ static gpunvme_err_t let_go_in_time(struct scrub *s)
     return s->holding && futex_now() > s->hold_until_ns ? let_go(s, GPUNVME_OK) : GPUNVME_OK;
 }
 
-/* ---- Files and rows ---------------------------------------------------------------------------
- */
+/* ---- Files and rows -------------------------------------------------------------------------- */
 
 static int64_t mtime_of(const struct stat *st)
 {
@@ -147,8 +146,7 @@ static gpunvme_err_t stat_name(int dir_fd, const char *name, struct stat *st)
     return err;
 }
 
-/* ---- Checksums --------------------------------------------------------------------------------
- */
+/* ---- Checksums ------------------------------------------------------------------------------- */
 
 static bool same_version(const struct tiers_row *a, const struct tiers_row *b)
 {
@@ -204,8 +202,7 @@ static gpunvme_err_t read_all(struct scrub *s, struct tiers_row *row)
     return err;
 }
 
-/* ---- One name ---------------------------------------------------------------------------------
- */
+/* ---- One name -------------------------------------------------------------------------------- */
 
 /* Where a name has files. */
 struct places {
@@ -411,16 +408,13 @@ static gpunvme_err_t judge(struct scrub *s, const char *name)
             err = GPUNVME_ERR_BUSY;
         }
     } while (err == GPUNVME_ERR_BUSY);
-    if (!err)
-        tiers_changed(s->t, name);
     if (err || !changed)
         return err;
     err = let_go(s, GPUNVME_OK);
     return err ? err : read_all(s, &row);
 }
 
-/* ---- Files that were written in place ---------------------------------------------------------
- */
+/* ---- Files that were written in place -------------------------------------------------------- */
 
 /* The row has the facts of the file again. */
 static gpunvme_err_t clean_now(struct scrub *s, const char *name, int tier, int fd)
@@ -465,8 +459,7 @@ static gpunvme_err_t clean(struct scrub *s, const char *name, int tier)
     return err;
 }
 
-/* ---- All names --------------------------------------------------------------------------------
- */
+/* ---- All names ------------------------------------------------------------------------------- */
 
 static gpunvme_err_t file(struct scrub *s, int tier, const char *name, const struct stat *st)
 {

@@ -252,6 +252,7 @@ static void of_two_files_the_older_one_is_kept_aside(void **state)
 {
     (void)state;
     ok(rig_put(t, "a", HOT, KIB, 1));
+    rig_has(t, "a", 1); /* which opens it */
     rig_write_file(rig_dir[COLD], "a", KIB, 2);
     shift_time(COLD, "a", 100);
     mends(0, "twice a; elsewhere a");
@@ -510,6 +511,37 @@ static void a_tier_that_goes_while_the_set_is_open_is_no_missing_files(void **st
     rig_has(t, "a", 1);
 }
 
+static void empty_the_warm_tier(void *user, enum gpunvme_tiers_finding finding, const char *name,
+                                const char *detail)
+{
+    char command[300];
+
+    snprintf(command, sizeof(command), "find %s -mindepth 1 -delete", rig_dir[WARM]);
+    if (finding == GPUNVME_TIERS_NEW)
+        assert_int_equal(system(command), 0);
+    take_note(user, finding, name, detail);
+}
+
+static void a_tier_that_goes_amid_a_scrub_is_no_missing_files(void **state)
+{
+    char command[300];
+
+    (void)state;
+    ok(rig_put(t, "a", WARM, KIB, 1));
+    rig_write_file(rig_dir[HOT], "new", KIB, 1);
+    snprintf(command, sizeof(command), "cp -a %s %s.copy", rig_dir[WARM], rig_dir[WARM]);
+    assert_int_equal(system(command), 0);
+    told[0] = 0;
+    fails(NOT_FOUND, gpunvme_tiers_scrub(t, 0, empty_the_warm_tier, NULL, NULL));
+    assert_string_equal(told, "new new");
+    close_set();
+    snprintf(command, sizeof(command), "cp -a %s.copy/. %s/", rig_dir[WARM], rig_dir[WARM]);
+    assert_int_equal(system(command), 0);
+    open_set();
+    scrub(0, "");
+    rig_has(t, "a", 1);
+}
+
 /* The cold tier becomes a tmpfs that only this process sees; its set's folder is in it. */
 static bool mount_cold(const char *options)
 {
@@ -651,6 +683,32 @@ static void scores_pins_and_checksums_come_from_the_old_one(void **state)
     scrub(GPUNVME_TIERS_READ_ALL, "");
 }
 
+static void execute(const char *sql)
+{
+    sqlite3 *db;
+
+    assert_int_equal(sqlite3_open(catalogue, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
+    sqlite3_close(db);
+}
+
+static void what_makes_no_sense_in_the_old_one_is_not_taken(void **state)
+{
+    (void)state;
+    make_files();
+    execute("UPDATE file SET rank = 1e300 WHERE name = 'd0/f0';"
+            "UPDATE file SET rank = 9e999 WHERE name = 'd1/f1'");
+    rig_write_file(rig_dir[COLD], "d2/f2", KIB, 7);
+    ok(gpunvme_tiers_rebuild(rig_dir[HOT]));
+    open_set();
+    assert_true(stat_of("d0/f0").score < 1);
+    assert_true(stat_of("d1/f1").score < 1);
+    assert_true(stat_of("d3/f3").score > 3.9);
+    assert_true(stat_of("d3/f3").has_checksum);
+    assert_false(stat_of("d2/f2").has_checksum);
+    scrub(GPUNVME_TIERS_READ_ALL, "");
+}
+
 static void an_open_set_is_not_rebuilt(void **state)
 {
     (void)state;
@@ -670,18 +728,12 @@ static void where_there_is_no_set_there_is_nothing_to_rebuild(void **state)
 
 static void a_newer_catalogue_is_neither_opened_nor_rebuilt(void **state)
 {
-    sqlite3 *db;
-
     (void)state;
     make_files();
-    assert_int_equal(sqlite3_open(catalogue, &db), SQLITE_OK);
-    assert_int_equal(sqlite3_exec(db, "PRAGMA user_version = 99", NULL, NULL, NULL), SQLITE_OK);
-    sqlite3_close(db);
+    execute("PRAGMA user_version = 99");
     fails(UNSUPPORTED, gpunvme_tiers_open(rig_dir[HOT], NULL, &t));
     fails(UNSUPPORTED, gpunvme_tiers_rebuild(rig_dir[HOT]));
-    assert_int_equal(sqlite3_open(catalogue, &db), SQLITE_OK);
-    assert_int_equal(sqlite3_exec(db, "PRAGMA user_version = 1", NULL, NULL, NULL), SQLITE_OK);
-    sqlite3_close(db);
+    execute("PRAGMA user_version = 1");
     open_set();
     assert_int_equal(check_files(), 120);
 }
@@ -796,8 +848,10 @@ int main(int argc, char **argv)
         TEST(a_scrub_beside_a_change_finds_nothing),
         TEST(a_tier_that_is_not_mounted_is_no_missing_files),
         TEST(a_tier_that_goes_while_the_set_is_open_is_no_missing_files),
+        TEST(a_tier_that_goes_amid_a_scrub_is_no_missing_files),
         TEST(a_catalogue_that_is_gone_is_made_from_the_files),
         TEST(scores_pins_and_checksums_come_from_the_old_one),
+        TEST(what_makes_no_sense_in_the_old_one_is_not_taken),
         TEST(an_open_set_is_not_rebuilt),
         TEST(where_there_is_no_set_there_is_nothing_to_rebuild),
         TEST(a_newer_catalogue_is_neither_opened_nor_rebuilt),

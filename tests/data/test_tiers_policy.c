@@ -4,6 +4,7 @@
  * clock of the test's.
  */
 #include <math.h>
+#include <spawn.h>
 #include <sys/wait.h>
 
 #include "data/tiers/internal.h"
@@ -537,23 +538,27 @@ static void a_file_that_fails_is_counted_and_the_others_move(void **state)
     assert_int_equal(rig_tier(t, "b"), COLD);
 }
 
-/* What a child finds when it migrates. */
+/* What another process, this program with an argument, finds when it migrates. */
 static gpunvme_err_t migrate_elsewhere(void)
 {
-    struct gpunvme_tiers *other;
-    gpunvme_err_t err;
-    pid_t pid = fork();
+    char program[] = "/proc/self/exe", *argv[] = {program, rig_dir[COLD], NULL};
+    pid_t pid;
     int status;
 
-    if (!pid) {
-        err = gpunvme_tiers_open(rig_dir[COLD], NULL, &other);
-        if (!err)
-            err = gpunvme_tiers_migrate(other, 0, NULL);
-        _exit(-err);
-    }
+    assert_int_equal(posix_spawn(&pid, program, NULL, NULL, argv, environ), 0);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_true(WIFEXITED(status));
     return -WEXITSTATUS(status);
+}
+
+static int run_elsewhere(const char *dir)
+{
+    gpunvme_err_t err = gpunvme_tiers_open(dir, NULL, &t);
+
+    if (!err)
+        err = gpunvme_tiers_migrate(t, 0, NULL);
+    gpunvme_tiers_close(t);
+    return -err;
 }
 
 static bool waits_for(bool (*done)(void))
@@ -622,7 +627,7 @@ static void closing_ends_a_copy(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         TEST(the_default_thresholds_place_files),
@@ -653,5 +658,5 @@ int main(void)
         TEST(closing_ends_a_copy),
     };
 
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return argc == 2 ? run_elsewhere(argv[1]) : cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -244,29 +244,6 @@ static gpunvme_err_t write_uses(struct gpunvme_tiers *t, const struct use *uses,
     return err;
 }
 
-gpunvme_err_t tiers_files_flush(struct gpunvme_tiers *t)
-{
-    struct tiers_files *f = t->files;
-    gpunvme_err_t err = GPUNVME_OK;
-    struct use *uses;
-    size_t n;
-
-    take_uses(f, &uses, &n);
-    if (n)
-        err = tiers_catalogue_begin(t->catalogue);
-    if (n && !err)
-        err = tiers_catalogue_end(t->catalogue, write_uses(t, uses, n));
-    pthread_mutex_lock(&f->lock);
-    for (size_t i = 0; i < n; i++) { /* they are written the next time, unless there are too many */
-        if (err && f->nuses < NUSES)
-            add_use(f, uses[i].name, uses[i].tier, uses[i].n);
-        free(uses[i].name);
-    }
-    pthread_mutex_unlock(&f->lock);
-    free(uses);
-    return err;
-}
-
 void tiers_files_count(struct tiers_open *open)
 {
     atomic_fetch_add_explicit(&((struct entry *)open)->accesses, 1, memory_order_relaxed);
@@ -432,6 +409,14 @@ static struct entry *find_open(struct gpunvme_tiers *t, const char *name, size_t
     return NULL;
 }
 
+/* Nobody uses the entry, nor can anybody from here on. */
+static bool claim(struct entry *e)
+{
+    int nobody = 0;
+
+    return atomic_compare_exchange_strong(&e->pins, &nobody, CLOSED);
+}
+
 /* An entry that nobody uses, and nobody can use now: an empty one, a stale one, or the one that was
  * not used for the longest time. NULL: all are in use. */
 static struct entry *make_place(struct gpunvme_tiers *t, struct entry *set)
@@ -451,13 +436,18 @@ static struct entry *make_place(struct gpunvme_tiers *t, struct entry *set)
             best = e;
         }
     }
-    if (best) {
-        int nobody = 0;
+    return best && claim(best) ? best : NULL;
+}
 
-        if (!atomic_compare_exchange_strong(&best->pins, &nobody, CLOSED))
-            best = NULL;
-    }
-    return best;
+/* The file of an entry that was claimed, with its uses noted. */
+static struct file take_out(struct tiers_files *f, struct entry *e)
+{
+    const uint64_t accesses = atomic_exchange(&e->accesses, 0);
+
+    if (accesses)
+        add_use(f, e->file.name, e->file.open.tier, accesses);
+    e->is_open = false;
+    return e->file;
 }
 
 /* Puts a file into the table, pinned. What has to give way is in `e` then; NULL: nothing has. */
@@ -466,7 +456,6 @@ static struct entry *exchange(struct gpunvme_tiers *t, struct entry **e, uint64_
     struct tiers_files *f = t->files;
     struct entry *place;
     struct file out = {0};
-    uint64_t accesses;
     bool had_file;
 
     pthread_mutex_lock(&f->lock);
@@ -477,11 +466,8 @@ static struct entry *exchange(struct gpunvme_tiers *t, struct entry **e, uint64_
         return NULL;
     }
     had_file = place->is_open;
-    accesses = atomic_exchange(&place->accesses, 0);
-    if (accesses)
-        add_use(f, place->file.name, place->file.open.tier, accesses);
     if (had_file)
-        out = place->file;
+        out = take_out(f, place);
     place->file = (*e)->file;
     place->file.in_table = true;
     place->is_open = true;
@@ -511,6 +497,61 @@ static void discard(struct gpunvme_tiers *t, struct entry *e)
     e->next = f->stuck;
     f->stuck = e;
     pthread_mutex_unlock(&f->lock);
+}
+
+/* What a name no longer has takes up room in a tier while it is open. */
+static void close_stale(struct gpunvme_tiers *t)
+{
+    struct tiers_files *f = t->files;
+    struct entry *stale = NULL;
+
+    pthread_mutex_lock(&f->lock);
+    for (size_t i = 0; i < NSETS * NWAYS; i++) {
+        struct entry *e = &f->entries[i], *out;
+
+        if (!e->is_open || !is_stale(t, &e->file, atomic_load(&e->hash)))
+            continue;
+        out = calloc(1, sizeof(*out));
+        if (out && claim(e)) {
+            pthread_mutex_init(&out->lock, NULL);
+            out->file = take_out(f, e);
+            out->next = stale;
+            stale = out;
+        } else {
+            free(out);
+        }
+    }
+    pthread_mutex_unlock(&f->lock);
+    while (stale) {
+        struct entry *next = stale->next;
+
+        discard(t, stale);
+        stale = next;
+    }
+}
+
+gpunvme_err_t tiers_files_flush(struct gpunvme_tiers *t)
+{
+    struct tiers_files *f = t->files;
+    gpunvme_err_t err = GPUNVME_OK;
+    struct use *uses;
+    size_t n;
+
+    close_stale(t);
+    take_uses(f, &uses, &n);
+    if (n)
+        err = tiers_catalogue_begin(t->catalogue);
+    if (n && !err)
+        err = tiers_catalogue_end(t->catalogue, write_uses(t, uses, n));
+    pthread_mutex_lock(&f->lock);
+    for (size_t i = 0; i < n; i++) { /* they are written the next time, unless there are too many */
+        if (err && f->nuses < NUSES)
+            add_use(f, uses[i].name, uses[i].tier, uses[i].n);
+        free(uses[i].name);
+    }
+    pthread_mutex_unlock(&f->lock);
+    free(uses);
+    return err;
 }
 
 gpunvme_err_t tiers_files_get(struct gpunvme_tiers *t, const char *name, bool write,

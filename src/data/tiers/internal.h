@@ -10,7 +10,8 @@
  *   file.c       open files by name, and the accesses that were not written yet
  *   score.c      scores, and the clock that they have
  *   migrate.c    which files should move, room for them, the thread that moves them
- *   scrub.c      comparing catalogue and directories; rebuilding
+ *   scrub.c      comparing catalogue and directories
+ *   rebuild.c    making the catalogue anew
  *   tiers.c      the calls of tiers.h that join these
  */
 #ifndef DATA_TIERS_INTERNAL_H
@@ -72,6 +73,18 @@ void tiers_file_of_row(const struct tiers_row *row, double t_s, double half_life
 
 /* Whether the process that opened the set as `session` lives and has it open. */
 bool tiers_session_lives(struct gpunvme_tiers *t, const char *session);
+
+/* Opens a set but for its catalogue: directories and a session. */
+gpunvme_err_t tiers_set_open(const char *dir, const struct gpunvme_tiers_options *options,
+                             struct gpunvme_tiers **out);
+void tiers_set_release(struct gpunvme_tiers *t); /* closes the catalogue as well, if there is one */
+
+/* BUSY: there is another session. */
+gpunvme_err_t tiers_set_alone(struct gpunvme_tiers *t);
+
+/* Makes a catalogue without files, as that file of the hot tier's TIERS_FOLDER. */
+gpunvme_err_t tiers_set_catalogue(struct gpunvme_tiers *t, const char *file,
+                                  struct tiers_catalogue **out);
 
 uint64_t tiers_hash(const char *name);
 
@@ -230,7 +243,8 @@ void tiers_files_count_name(struct gpunvme_tiers *t, const char *name, int tier,
 /* Accesses that are not in the catalogue yet. */
 uint64_t tiers_files_unwritten(struct gpunvme_tiers *t, const char *name);
 
-/* Adds accesses that were not written yet to the catalogue. Called now and then, and at close. */
+/* Adds accesses that were not written yet to the catalogue, and closes files that their names no
+ * longer have. Called now and then, and at close. */
 gpunvme_err_t tiers_files_flush(struct gpunvme_tiers *t);
 
 /* ---- migrate.c ---- */
@@ -250,5 +264,11 @@ bool tiers_migrating(struct gpunvme_tiers *t);
 
 /* The tier that a file belongs into, by the policy. */
 int tiers_policy(struct gpunvme_tiers *t, const struct tiers_row *row);
+
+/* ---- scrub.c ---- */
+
+/* Takes all files into a catalogue that has none yet; scores and pins from an `old` one, which may
+ * be damaged, or NULL. */
+gpunvme_err_t tiers_take_in(struct gpunvme_tiers *t, struct tiers_catalogue *old);
 
 #endif

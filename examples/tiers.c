@@ -100,7 +100,7 @@ int main(int argc, char **argv)
 
     check(gpunvme_tiers_list(tiers, "train/", print_file, NULL));
     check(gpunvme_tiers_migrate(tiers, 0, &moves)); /* GPUNVME_TIERS_MIGRATE: in the background */
-    printf("migrated %llu file up and %llu down:\n", (unsigned long long)moves.up,
+    printf("moved %llu up and %llu down:\n", (unsigned long long)moves.up,
            (unsigned long long)moves.down);
     check(gpunvme_tiers_list(tiers, "train/", print_file, NULL));
 

@@ -58,7 +58,7 @@ static void show_moves(const struct tier_args *args, const struct gpunvme_tiers_
         cli_json_end(&json);
         return;
     }
-    printf("moved %" PRIu64 " files up and %" PRIu64 " down, %s\n", moves->up, moves->down,
+    printf("moved %" PRIu64 " up and %" PRIu64 " down, %s\n", moves->up, moves->down,
            base_format_size(moves->nbytes, size, sizeof(size)));
     if (moves->busy || moves->no_room)
         printf("not moved: %" PRIu64 " in use, %" PRIu64 " without room\n", moves->busy,

@@ -77,7 +77,7 @@ static void print_settings(const struct gpunvme_tiers_info *info)
     printf("%-11s%s", "migration", info->migrating ? "a process does it" : "no process does it");
     if (s->migrate_bytes_per_s)
         printf(", at most %s/s", base_format_size(s->migrate_bytes_per_s, rate, sizeof(rate)));
-    printf("; %" PRIu64 " files are on their way\n", info->moving);
+    printf("; files on their way: %" PRIu64 "\n", info->moving);
 }
 
 /* With `before`, which is `seconds` old, accesses and moves are rates. */

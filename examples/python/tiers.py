@@ -34,7 +34,7 @@ def by_use(hot: Path) -> None:
         print("before:")
         show(files)
         moves = files.migrate()
-        print(f"{moves.up} file moved up, {moves.down} down:")
+        print(f"moved {moves.up} up and {moves.down} down:")
         show(files)
         print("its bytes take this way:", files.path("train/shard-2")[1].how)
 

@@ -478,7 +478,7 @@ static void a_file_that_is_written_by_another_set_is_not_moved(void **state)
     ok(tiers_files_begin_write(other, open));
     fails(BUSY, gpunvme_tiers_move(t, "a", COLD, false, NULL));
     tiers_files_end_write(open);
-    tiers_files_put(other, open);
+    tiers_files_put(other, open, 0);
     move_to("a", COLD);
     ok(gpunvme_tiers_close(other));
 }

@@ -4,9 +4,10 @@
  *
  * The table of open files is made for reads that take a microsecond: a file that is in it is found
  * without a lock and without a system call. A name has its place in one of NSETS sets of NWAYS
- * entries. `pins` counts the calls that use an entry; while it is negative the entry is empty, or
- * its file is being exchanged for another one, which only happens when nobody uses it. Fields of an
- * entry do not change while it is pinned, but for counters.
+ * entries, whose `state` counts the calls that use it, and has CLOSED while it is empty, or while
+ * its file is exchanged for another one, which happens only when nobody uses it. Fields of an entry
+ * do not change while it is in use, but for counters. In the same word are accesses, so that a read
+ * costs two atomic additions.
  *
  * An entry is stale when the name's count of changes (internal.h) is no longer what it was before
  * the file was looked up. Then the name is looked up again.
@@ -26,10 +27,13 @@
 #include "data/tiers/score.h"
 #include "storage/futex.h"
 
-#define NSETS  64u
-#define NWAYS  4u
-#define CLOSED (-(1 << 30)) /* pins of an entry without a file */
-#define NUSES  1024u        /* uses of files that are no longer open; more are written at once */
+#define NSETS 64u
+#define NWAYS 4u
+/* The parts of an entry's state. */
+#define PINS   UINT64_C(0x7fffffff)
+#define CLOSED UINT64_C(0x80000000)
+#define ACCESS UINT64_C(0x100000000) /* one */
+#define NUSES  1024u /* uses of files that are no longer open; more are written at once */
 
 /* A file that is open. */
 struct file {
@@ -43,11 +47,10 @@ struct file {
 };
 
 struct entry {
-    struct file file; /* the first field */
-    atomic_int pins;
-    _Atomic uint64_t hash; /* of the name; a hint */
-    _Atomic uint64_t used; /* when: counted in look-ups that did not find their file here */
-    _Atomic uint64_t accesses;
+    struct file file;       /* the first field */
+    _Atomic uint64_t state; /* PINS, CLOSED, accesses */
+    _Atomic uint64_t hash;  /* of the name; a hint */
+    _Atomic uint64_t used;  /* when: counted in look-ups that did not find their file here */
     bool is_open;
     pthread_mutex_t lock; /* of `writers` */
     unsigned writers;     /* calls that keep the file where it is: flock(2) is one for all */
@@ -185,15 +188,15 @@ static bool add_use(struct tiers_files *f, const char *name, int tier, uint64_t 
 
 static bool pin(struct entry *e)
 {
-    if (atomic_fetch_add_explicit(&e->pins, 1, memory_order_acquire) >= 0)
+    if (!(atomic_fetch_add_explicit(&e->state, 1, memory_order_acquire) & CLOSED))
         return true;
-    atomic_fetch_sub_explicit(&e->pins, 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&e->state, 1, memory_order_relaxed);
     return false;
 }
 
-static void unpin(struct entry *e)
+static void unpin(struct entry *e, unsigned accesses)
 {
-    atomic_fetch_sub_explicit(&e->pins, 1, memory_order_release);
+    atomic_fetch_add_explicit(&e->state, accesses * ACCESS - 1, memory_order_release);
 }
 
 /* Takes the uses that the catalogue has not got. */
@@ -206,10 +209,10 @@ static void take_uses(struct tiers_files *f, struct use **uses, size_t *n)
 
         if (!pin(e))
             continue;
-        accesses = atomic_exchange(&e->accesses, 0);
-        if (accesses && !add_use(f, e->file.name, e->file.open.tier, accesses))
-            atomic_fetch_add(&e->accesses, accesses);
-        unpin(e);
+        accesses = atomic_fetch_and(&e->state, ACCESS - 1) / ACCESS;
+        if (accesses)
+            add_use(f, e->file.name, e->file.open.tier, accesses);
+        unpin(e, 0);
     }
     *uses = f->uses;
     *n = f->nuses;
@@ -242,11 +245,6 @@ static gpunvme_err_t write_uses(struct gpunvme_tiers *t, const struct use *uses,
         if (of_tier[i])
             err = tiers_catalogue_count(t->catalogue, i, of_tier[i], 0, 0);
     return err;
-}
-
-void tiers_files_count(struct tiers_open *open)
-{
-    atomic_fetch_add_explicit(&((struct entry *)open)->accesses, 1, memory_order_relaxed);
 }
 
 /* What a failure could not write stays, and is tried again. */
@@ -283,8 +281,8 @@ uint64_t tiers_files_unwritten(struct gpunvme_tiers *t, const char *name)
     for (unsigned i = 0; i < NWAYS; i++)
         if (pin(&set[i])) {
             if (!strcmp(set[i].file.name, name))
-                n += atomic_load(&set[i].accesses);
-            unpin(&set[i]);
+                n += atomic_load(&set[i].state) / ACCESS;
+            unpin(&set[i], 0);
         }
     pthread_mutex_unlock(&f->lock);
     return n;
@@ -404,7 +402,7 @@ static struct entry *find_open(struct gpunvme_tiers *t, const char *name, size_t
                 atomic_store_explicit(&e->used, now, memory_order_relaxed);
             return e;
         }
-        unpin(e);
+        unpin(e, 0);
     }
     return NULL;
 }
@@ -412,9 +410,10 @@ static struct entry *find_open(struct gpunvme_tiers *t, const char *name, size_t
 /* Nobody uses the entry, nor can anybody from here on. */
 static bool claim(struct entry *e)
 {
-    int nobody = 0;
+    uint64_t state = atomic_load(&e->state);
 
-    return atomic_compare_exchange_strong(&e->pins, &nobody, CLOSED);
+    return !(state & (PINS | CLOSED)) &&
+           atomic_compare_exchange_strong(&e->state, &state, state | CLOSED);
 }
 
 /* An entry that nobody uses, and nobody can use now: an empty one, a stale one, or the one that was
@@ -431,7 +430,7 @@ static struct entry *make_place(struct gpunvme_tiers *t, struct entry *set)
         if (!e->is_open)
             return e;
         age = is_stale(t, &e->file, atomic_load(&e->hash)) ? 0 : 1 + atomic_load(&e->used);
-        if (!atomic_load(&e->pins) && age < oldest) {
+        if (!(atomic_load(&e->state) & PINS) && age < oldest) {
             oldest = age;
             best = e;
         }
@@ -442,7 +441,7 @@ static struct entry *make_place(struct gpunvme_tiers *t, struct entry *set)
 /* The file of an entry that was claimed, with its uses noted. */
 static struct file take_out(struct tiers_files *f, struct entry *e)
 {
-    const uint64_t accesses = atomic_exchange(&e->accesses, 0);
+    const uint64_t accesses = atomic_fetch_and(&e->state, ACCESS - 1) / ACCESS;
 
     if (accesses)
         add_use(f, e->file.name, e->file.open.tier, accesses);
@@ -473,7 +472,7 @@ static struct entry *exchange(struct gpunvme_tiers *t, struct entry **e, uint64_
     place->is_open = true;
     atomic_store(&place->hash, hash);
     atomic_store(&place->used, atomic_load(&f->misses));
-    atomic_fetch_add_explicit(&place->pins, 1 - CLOSED, memory_order_release);
+    atomic_fetch_sub_explicit(&place->state, CLOSED - 1, memory_order_release);
     pthread_mutex_unlock(&f->lock);
     (*e)->file = out;
     if (!had_file) {
@@ -557,7 +556,7 @@ gpunvme_err_t tiers_files_flush(struct gpunvme_tiers *t)
 gpunvme_err_t tiers_files_get(struct gpunvme_tiers *t, const char *name, bool write,
                               struct tiers_open **out)
 {
-    const size_t length = name ? strlen(name) : 0;
+    const size_t length = strlen(name);
     const uint64_t hash = hash_of(name, length);
     struct entry *e = find_open(t, name, length, hash, write), *place;
     gpunvme_err_t err;
@@ -584,15 +583,15 @@ gpunvme_err_t tiers_files_get(struct gpunvme_tiers *t, const char *name, bool wr
     return GPUNVME_OK;
 }
 
-void tiers_files_put(struct gpunvme_tiers *t, struct tiers_open *open)
+void tiers_files_put(struct gpunvme_tiers *t, struct tiers_open *open, unsigned accesses)
 {
     struct entry *e = (struct entry *)open;
 
     if (e->file.in_table) {
-        unpin(e);
+        unpin(e, accesses);
         return;
     }
-    tiers_files_count_name(t, e->file.name, e->file.open.tier, atomic_load(&e->accesses));
+    tiers_files_count_name(t, e->file.name, e->file.open.tier, accesses);
     discard(t, e);
 }
 
@@ -650,7 +649,7 @@ gpunvme_err_t tiers_files_create(struct tiers_files **out)
         return base_fail(GPUNVME_ERR_NOMEM, "a table of open files");
     pthread_mutex_init(&f->lock, NULL);
     for (size_t i = 0; i < NSETS * NWAYS; i++) {
-        atomic_init(&f->entries[i].pins, CLOSED);
+        atomic_init(&f->entries[i].state, CLOSED);
         pthread_mutex_init(&f->entries[i].lock, NULL);
     }
     return GPUNVME_OK;
@@ -678,11 +677,11 @@ gpunvme_err_t tiers_files_close(struct gpunvme_tiers *t)
 
         if (!e->is_open)
             continue;
-        atomic_fetch_add(&e->pins, CLOSED);
+        atomic_fetch_or(&e->state, CLOSED);
         err = close_file(t, &e->file);
         e->is_open = err == GPUNVME_ERR_TIMEOUT;
         if (e->is_open)
-            atomic_fetch_sub(&e->pins, CLOSED);
+            atomic_fetch_and(&e->state, ~CLOSED);
         note(&first, err);
     }
     f->stuck = NULL;

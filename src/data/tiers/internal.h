@@ -221,15 +221,16 @@ gpunvme_err_t tiers_files_create(struct tiers_files **out);
 gpunvme_err_t tiers_files_close(struct gpunvme_tiers *t);
 
 /*
- * The file that a name has now, for reading, or for writing as well. It is the caller's until put.
- * get takes it from the table of open files, or opens it. begin_write takes the lock that keeps it
- * where it is: BUSY: it is being moved; AGAIN: the name has another file by now.
+ * The file that a name has now, for reading, or for writing as well. It is the caller's until put,
+ * which counts accesses. get takes it from the table of open files, or opens it. begin_write takes
+ * the lock that keeps it where it is: BUSY: it is being moved; AGAIN: the name has another file by
+ * now.
  */
 gpunvme_err_t tiers_files_get(struct gpunvme_tiers *t, const char *name, bool write,
                               struct tiers_open **out);
 gpunvme_err_t tiers_files_begin_write(struct gpunvme_tiers *t, struct tiers_open *open);
 void tiers_files_end_write(struct tiers_open *open);
-void tiers_files_put(struct gpunvme_tiers *t, struct tiers_open *open);
+void tiers_files_put(struct gpunvme_tiers *t, struct tiers_open *open, unsigned accesses);
 
 /* Whether the table had no place for it, so that it is open for this call alone. */
 bool tiers_files_is_loose(const struct tiers_open *open);
@@ -238,8 +239,7 @@ bool tiers_files_is_loose(const struct tiers_open *open);
 gpunvme_err_t tiers_files_open(struct gpunvme_tiers *t, const char *name,
                                struct gpunvme_store **out, int *tier);
 
-/* Counts accesses, without writing them to the catalogue: of an open file, of any. */
-void tiers_files_count(struct tiers_open *open);
+/* Counts accesses of any file, without writing them to the catalogue. */
 void tiers_files_count_name(struct gpunvme_tiers *t, const char *name, int tier, uint64_t accesses);
 
 /* Accesses that are not in the catalogue yet. */

@@ -46,13 +46,14 @@ gpunvme_err_t gpunvme_tiers_read(struct gpunvme_tiers *t, const char *name, uint
 
     if (done)
         *done = 0;
+    if (!err && !name)
+        err = tiers_name_check(name);
     if (!err)
         err = tiers_files_get(t, name, false, &open);
     if (err)
         return err;
     err = gpunvme_store_read(open->store, offset, ptr, mem, nbytes, done);
-    tiers_files_count(open);
-    tiers_files_put(t, open);
+    tiers_files_put(t, open, 1);
     return err;
 }
 
@@ -95,14 +96,16 @@ static gpunvme_err_t read_some(struct gpunvme_tiers *t, struct gpunvme_tiers_io 
 
         io->done = 0;
         io->routes = 0;
-        io->err = tiers_files_get(t, io->name, false, &files[*n]);
+        files[*n] = NULL;
+        io->err = io->name ? GPUNVME_OK : tiers_name_check(NULL);
+        if (!io->err)
+            io->err = tiers_files_get(t, io->name, false, &files[*n]);
         if (io->err) {
             if (!first.err)
                 base_keep(&first, io->err);
             continue;
         }
         io->tier = files[*n]->tier;
-        tiers_files_count(files[*n]);
         nloose += tiers_files_is_loose(files[*n]);
     }
     err = run_some(ios, files, transfers, *n);
@@ -110,7 +113,7 @@ static gpunvme_err_t read_some(struct gpunvme_tiers *t, struct gpunvme_tiers_io 
         base_keep(&first, err);
     for (size_t i = 0; i < *n; i++)
         if (files[i])
-            tiers_files_put(t, files[i]);
+            tiers_files_put(t, files[i], 1);
     return base_restore(&first);
 }
 
@@ -178,7 +181,7 @@ gpunvme_err_t gpunvme_tiers_path(struct gpunvme_tiers *t, const char *name, int 
         *tier = open->tier;
     if (path)
         gpunvme_store_path(open->store, path);
-    tiers_files_put(t, open);
+    tiers_files_put(t, open, 0);
     return GPUNVME_OK;
 }
 
@@ -353,7 +356,7 @@ static gpunvme_err_t open_to_write(struct gpunvme_tiers *t, const char *name, ui
             err = begin_write(t, *open, name, end, deadline_ns);
             if (!err)
                 return err;
-            tiers_files_put(t, *open);
+            tiers_files_put(t, *open, 0);
         } else if (err == GPUNVME_ERR_NOT_FOUND) {
             err = put_anywhere(t, name, &nothing, deadline_ns, &tier);
             if (!err)
@@ -385,8 +388,7 @@ gpunvme_err_t gpunvme_tiers_write(struct gpunvme_tiers *t, const char *name, uin
         return err;
     err = gpunvme_store_write(open->store, offset, ptr, mem, nbytes, done);
     tiers_files_end_write(open);
-    tiers_files_count(open);
-    tiers_files_put(t, open);
+    tiers_files_put(t, open, 1);
     return err;
 }
 
@@ -400,7 +402,7 @@ gpunvme_err_t gpunvme_tiers_flush(struct gpunvme_tiers *t, const char *name)
     if (err)
         return err;
     err = gpunvme_store_flush(open->store);
-    tiers_files_put(t, open);
+    tiers_files_put(t, open, 0);
     return err;
 }
 
@@ -437,12 +439,23 @@ static void look_at_file(const struct gpunvme_tiers *t, const struct tiers_row *
     close(fd);
 }
 
+/* The facts of a row now, with accesses that are not in the catalogue yet. */
+static void file_now(struct gpunvme_tiers *t, struct tiers_row *row, double t_s, double half_life_s,
+                     struct gpunvme_tiers_file *file)
+{
+    const uint64_t unwritten = tiers_files_unwritten(t, row->name);
+
+    if (unwritten)
+        row->rank = tiers_rank_add(row->rank, (double)unwritten, t_s, half_life_s);
+    tiers_file_of_row(row, t_s, half_life_s, file);
+    look_at_file(t, row, file);
+}
+
 gpunvme_err_t gpunvme_tiers_stat(struct gpunvme_tiers *t, const char *name,
                                  struct gpunvme_tiers_file *file)
 {
     struct gpunvme_tiers_settings s;
     struct tiers_row row;
-    uint64_t unwritten;
     double t_s;
     gpunvme_err_t err = check(t, name);
 
@@ -459,11 +472,7 @@ gpunvme_err_t gpunvme_tiers_stat(struct gpunvme_tiers *t, const char *name,
         return err == GPUNVME_ERR_NOT_FOUND
                    ? base_fail(err, "%.150s: the set has no such file", name)
                    : err;
-    unwritten = tiers_files_unwritten(t, name);
-    if (unwritten)
-        row.rank = tiers_rank_add(row.rank, (double)unwritten, t_s, s.half_life_s);
-    tiers_file_of_row(&row, t_s, s.half_life_s, file);
-    look_at_file(t, &row, file);
+    file_now(t, &row, t_s, s.half_life_s, file);
     file->name = name;
     return GPUNVME_OK;
 }
@@ -494,8 +503,7 @@ int gpunvme_tiers_list(struct gpunvme_tiers *t, const char *prefix,
         for (size_t i = 0; i < n && !err; i++) {
             struct gpunvme_tiers_file file;
 
-            tiers_file_of_row(&rows[i], t_s, s.half_life_s, &file);
-            look_at_file(t, &rows[i], &file);
+            file_now(t, &rows[i], t_s, s.half_life_s, &file);
             err = each(user, &file);
         }
         if (n)

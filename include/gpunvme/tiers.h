@@ -62,6 +62,7 @@ enum gpunvme_tier {
 #define GPUNVME_TIER_AUTO (-1) /* the tier that the policy chooses */
 
 #define GPUNVME_TIERS_NAME_MAX 1024u
+#define GPUNVME_TIERS_NO_LIMIT UINT64_MAX /* of capacities and rates: takes a limit away again */
 
 /* "hot", "warm", "cold"; static. */
 const char *gpunvme_tier_name(int tier);
@@ -102,6 +103,14 @@ struct gpunvme_tiers_file {
 /* A policy of the caller's: the tier that a file should be in, by its facts. */
 typedef int gpunvme_tiers_policy(void *user, const struct gpunvme_tiers_file *file);
 
+/*
+ * Told of each file that migration of this process moved, or could not move: `err` says why, and
+ * the calling thread's detail. Not of files that are in use or find no room. Another value than 0
+ * ends the pass. `name` is valid until it returns.
+ */
+typedef int gpunvme_tiers_moved(void *user, const char *name, int from, int to, uint64_t nbytes,
+                                gpunvme_err_t err);
+
 #define GPUNVME_TIERS_MIGRATE 0x1u /* a thread of this process migrates, if no other one does */
 
 /* How this process uses a set; all zeroes is the default. */
@@ -114,6 +123,8 @@ struct gpunvme_tiers_options {
     uint64_t timeout_ns;           /* of calls; 0: 30 s */
     gpunvme_tiers_policy *policy;  /* instead of the thresholds; NULL: those */
     void *policy_user;
+    gpunvme_tiers_moved *moved; /* may be NULL */
+    void *moved_user;
     int64_t (*clock_ns)(void *user); /* of scores, since 1970; NULL: the system's */
     void *clock_user;
 };
@@ -196,13 +207,16 @@ gpunvme_err_t gpunvme_tiers_remove(struct gpunvme_tiers *tiers, const char *name
 gpunvme_err_t gpunvme_tiers_stat(struct gpunvme_tiers *tiers, const char *name,
                                  struct gpunvme_tiers_file *file);
 
+/* `file` is valid until it returns. */
+typedef int gpunvme_tiers_each(void *user, const struct gpunvme_tiers_file *file);
+
 /*
  * Calls `each` for every file whose name begins with `prefix` (NULL: all), by name, until it
  * returns something else than 0, which is returned. It may call functions of the set. The list is
  * of one moment for every 1,000 names.
  */
-int gpunvme_tiers_list(struct gpunvme_tiers *tiers, const char *prefix,
-                       int (*each)(void *user, const struct gpunvme_tiers_file *file), void *user);
+int gpunvme_tiers_list(struct gpunvme_tiers *tiers, const char *prefix, gpunvme_tiers_each *each,
+                       void *user);
 
 /*
  * Opens a file as a store, for transfers of all kinds (transfer.h): asynchronous, in batches, in
@@ -260,8 +274,8 @@ struct gpunvme_tiers_moves {
 
 /*
  * Moves all files that are not where they belong: one pass of what MIGRATE does in the background.
- * TIMEOUT: there were more than timeout_ns allows (0: no limit); what was moved is moved. BUSY:
- * another process migrates.
+ * TIMEOUT: there were more than timeout_ns allows (0: no limit). CANCELED: options.moved ended it.
+ * What was moved is moved, and *moves has it. BUSY: another process migrates.
  */
 gpunvme_err_t gpunvme_tiers_migrate(struct gpunvme_tiers *tiers, uint64_t timeout_ns,
                                     struct gpunvme_tiers_moves *moves);
@@ -288,14 +302,17 @@ struct gpunvme_tiers_scrub {
 
 #define GPUNVME_TIERS_READ_ALL 0x1u /* reads every file, and compares or sets its checksum */
 
+/* The texts are valid until it returns. */
+typedef void gpunvme_tiers_found(void *user, enum gpunvme_tiers_finding finding, const char *name,
+                                 const char *detail);
+
 /*
  * Compares the catalogue with the directories and mends it. `each` is told every finding; may be
  * NULL. `detail` says where a file lies that was kept. Others may use the set meanwhile.
  */
 gpunvme_err_t gpunvme_tiers_scrub(struct gpunvme_tiers *tiers, unsigned flags,
-                                  void (*each)(void *user, enum gpunvme_tiers_finding finding,
-                                               const char *name, const char *detail),
-                                  void *user, struct gpunvme_tiers_scrub *scrub);
+                                  gpunvme_tiers_found *each, void *user,
+                                  struct gpunvme_tiers_scrub *scrub);
 
 /* "new", "changed", …; static. */
 const char *gpunvme_tiers_finding_name(enum gpunvme_tiers_finding finding);

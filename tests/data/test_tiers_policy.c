@@ -4,6 +4,7 @@
  * clock of the test's.
  */
 #include <math.h>
+#include <spawn.h>
 #include <sys/wait.h>
 
 #include "data/tiers/internal.h"
@@ -312,6 +313,59 @@ static void no_more_files_go_than_must(void **state)
     lie("hwh");
 }
 
+/* v goes for c, and then w for d, beside which v would fit again: that is for the next pass. */
+static void a_file_that_made_room_does_not_come_back_in_the_pass(void **state)
+{
+    struct gpunvme_tiers_moves moves;
+    char name[8];
+
+    (void)state;
+    make_set((struct gpunvme_tiers_settings){
+        .capacity_nbytes = {12 * KIB}, .hot_at = 10, .warm_at = 2, .half_life_s = INFINITY});
+    make_file("v", HOT, KIB, 11);
+    make_file("w", HOT, 11 * KIB, 12);
+    make_file("c", WARM, KIB, 20);
+    make_file("d", WARM, 9 * KIB, 15);
+    for (unsigned i = 0; i < 100; i++) { /* so that the catalogue is asked for more behind them */
+        snprintf(name, sizeof(name), "x%u", i);
+        make_file(name, WARM, 13 * KIB, 14);
+    }
+    moves = migrate();
+    assert_int_equal(moves.up, 2);
+    assert_int_equal(moves.down, 2);
+    assert_int_equal(rig_tier(t, "v"), WARM);
+    moves = migrate();
+    assert_int_equal(moves.up, 1);
+    assert_int_equal(rig_tier(t, "v"), HOT);
+}
+
+static void of_files_that_cannot_be_moved_another_one_goes(void **state)
+{
+    (void)state;
+    make_limited_set(3 * KIB, 0, 0);
+    make_file("a", HOT, KIB, 101);
+    make_file("b", HOT, KIB, 102);
+    make_file("c", HOT, KIB, 103);
+    make_file("d", WARM, KIB, 200);
+    rig_write_file(rig_dir[HOT], "a", KIB, 7); /* behind its back */
+    ok(gpunvme_tiers_move(t, "d", HOT, false, NULL));
+    assert_int_equal(rig_tier(t, "a"), HOT);
+    assert_int_equal(rig_tier(t, "b"), WARM);
+    assert_int_equal(rig_tier(t, "c"), HOT);
+}
+
+/* The warm tier has room for one of both. */
+static void not_one_file_goes_where_all_find_no_room(void **state)
+{
+    (void)state;
+    make_limited_set(2 * KIB, KIB, 2 * KIB);
+    make_file("a", HOT, KIB, 110);
+    make_file("b", HOT, KIB, 120);
+    make_file("c", COLD, 2 * KIB, 200);
+    fails(NOSPC, gpunvme_tiers_move(t, "c", HOT, false, NULL));
+    lie("hhc");
+}
+
 static void what_no_tier_below_can_hold_stays(void **state)
 {
     (void)state;
@@ -537,23 +591,27 @@ static void a_file_that_fails_is_counted_and_the_others_move(void **state)
     assert_int_equal(rig_tier(t, "b"), COLD);
 }
 
-/* What a child finds when it migrates. */
+/* What another process, this program with an argument, finds when it migrates. */
 static gpunvme_err_t migrate_elsewhere(void)
 {
-    struct gpunvme_tiers *other;
-    gpunvme_err_t err;
-    pid_t pid = fork();
+    char program[] = "/proc/self/exe", *argv[] = {program, rig_dir[COLD], NULL};
+    pid_t pid;
     int status;
 
-    if (!pid) {
-        err = gpunvme_tiers_open(rig_dir[COLD], NULL, &other);
-        if (!err)
-            err = gpunvme_tiers_migrate(other, 0, NULL);
-        _exit(-err);
-    }
+    assert_int_equal(posix_spawn(&pid, program, NULL, NULL, argv, environ), 0);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_true(WIFEXITED(status));
     return -WEXITSTATUS(status);
+}
+
+static int run_elsewhere(const char *dir)
+{
+    gpunvme_err_t err = gpunvme_tiers_open(dir, NULL, &t);
+
+    if (!err)
+        err = gpunvme_tiers_migrate(t, 0, NULL);
+    gpunvme_tiers_close(t);
+    return -err;
 }
 
 static bool waits_for(bool (*done)(void))
@@ -622,7 +680,7 @@ static void closing_ends_a_copy(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         TEST(the_default_thresholds_place_files),
@@ -638,6 +696,9 @@ int main(void)
         TEST(files_with_equal_ranks_do_not_swap),
         TEST(nothing_moves_when_it_does_not_suffice),
         TEST(no_more_files_go_than_must),
+        TEST(a_file_that_made_room_does_not_come_back_in_the_pass),
+        TEST(of_files_that_cannot_be_moved_another_one_goes),
+        TEST(not_one_file_goes_where_all_find_no_room),
         TEST(what_no_tier_below_can_hold_stays),
         TEST(a_smaller_capacity_is_obeyed),
         TEST(files_come_to_rest),
@@ -653,5 +714,5 @@ int main(void)
         TEST(closing_ends_a_copy),
     };
 
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return argc == 2 ? run_elsewhere(argv[1]) : cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -232,7 +232,9 @@ static gpunvme_err_t go_back(struct job *j)
 
     if (j->change.stage != TIERS_COPYING)
         err = set_stage(j, TIERS_COPYING);
-    if (!err && unlinkat(folder, j->temporary, 0) && errno != ENOENT)
+    /* A file system that is read-only refuses to unlink what is not there. */
+    if (!err && unlinkat(folder, j->temporary, 0) && errno != ENOENT &&
+        !faccessat(folder, j->temporary, F_OK, AT_SYMLINK_NOFOLLOW))
         err = base_fail_errno(errno, "%.150s: to remove its copy", j->change.name);
     return err ? err : tiers_catalogue_change_remove(j->t->catalogue, j->change.name);
 }
@@ -425,24 +427,6 @@ struct move {
     const atomic_bool *stop;
 };
 
-/* The copy of a file whose bytes are not as they should be stays for who wants to look at it. */
-static gpunvme_err_t keep_bad(struct job *j)
-{
-    const int folder = j->t->folder_fd[j->change.to];
-    char kept[32];
-
-    snprintf(kept, sizeof(kept), "kept/%016llx.bad",
-             (unsigned long long)tiers_hash(j->change.name));
-    if ((mkdirat(folder, "kept", 0777) && errno != EEXIST) ||
-        renameat(folder, j->temporary, folder, kept))
-        return base_fail_errno(errno, "%.150s: to keep its copy", j->change.name);
-    return base_fail(GPUNVME_ERR_VERIFY,
-                     "%.80s does not have its checksum; it stays in the %s tier, its copy is "
-                     "%.80s/" TIERS_FOLDER "/%s",
-                     j->change.name, gpunvme_tier_name(j->change.from), j->t->dir[j->change.to],
-                     kept);
-}
-
 /* Time, mode and owner; who may not give the file to its owner keeps it. */
 static gpunvme_err_t copy_facts(struct job *j, const struct stat *st)
 {
@@ -455,6 +439,51 @@ static gpunvme_err_t copy_facts(struct job *j, const struct stat *st)
     return GPUNVME_OK;
 }
 
+/* Where the copy of a file whose bytes do not have their checksum stays, for who wants to look. */
+static void name_bad(const struct job *j, char kept[32])
+{
+    snprintf(kept, 32, "kept/%016llx.bad", (unsigned long long)tiers_hash(j->change.name));
+}
+
+static gpunvme_err_t is_bad(const struct job *j, const char *kept)
+{
+    return base_fail(GPUNVME_ERR_VERIFY,
+                     "%.80s does not have its checksum; it stays in the %s tier, its copy is "
+                     "%.80s/" TIERS_FOLDER "/%s",
+                     j->change.name, gpunvme_tier_name(j->change.from), j->t->dir[j->change.to],
+                     kept);
+}
+
+/* Keeps the copy; `st` is of the file. */
+static gpunvme_err_t keep_bad(struct job *j, const struct stat *st)
+{
+    const int folder = j->t->folder_fd[j->change.to];
+    char kept[32];
+    gpunvme_err_t err = copy_facts(j, st);
+
+    if (err)
+        return err;
+    name_bad(j, kept);
+    if ((mkdirat(folder, "kept", 0777) && errno != EEXIST) ||
+        renameat(folder, j->temporary, folder, kept))
+        return base_fail_errno(errno, "%.150s: to keep its copy", j->change.name);
+    return is_bad(j, kept);
+}
+
+/* VERIFY: there is such a copy of this version already, so it need not be copied again and again.
+ */
+static gpunvme_err_t check_bad(const struct job *j, const struct stat *st)
+{
+    struct stat copy;
+    char kept[32];
+
+    name_bad(j, kept);
+    if (fstatat(j->t->folder_fd[j->change.to], kept, &copy, AT_SYMLINK_NOFOLLOW) ||
+        copy.st_size != st->st_size || mtime_of(&copy) != mtime_of(st))
+        return GPUNVME_OK;
+    return is_bad(j, kept);
+}
+
 static gpunvme_err_t fill_by_move(struct job *j, void *with)
 {
     const struct move *m = with;
@@ -464,6 +493,9 @@ static gpunvme_err_t fill_by_move(struct job *j, void *with)
 
     if (fstat(m->fd, &before))
         return base_fail_errno(errno, "%.150s", j->change.name);
+    err = j->row.has_checksum ? check_bad(j, &before) : GPUNVME_OK;
+    if (err)
+        return err;
     err =
         gpunvme_open_fd(j->t->options.engine, m->fd, j->change.name, j->t->copy_options, 0, &from);
     if (err)
@@ -482,7 +514,7 @@ static gpunvme_err_t fill_by_move(struct job *j, void *with)
                  after.st_size != before.st_size))
         err = base_fail(GPUNVME_ERR_BUSY, "%.150s was written while it was moved", j->change.name);
     if (!err && j->row.has_checksum && j->row.checksum != j->change.checksum)
-        err = keep_bad(j);
+        err = keep_bad(j, &before);
     return err ? err : copy_facts(j, &before);
 }
 

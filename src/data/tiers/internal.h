@@ -9,8 +9,11 @@
  *   copy.c       bytes of one file into another, with their checksum, at a limited rate
  *   file.c       open files by name, and the accesses that were not written yet
  *   score.c      scores, and the clock that they have
- *   migrate.c    which files should move, room for them, the thread that moves them
- *   scrub.c      comparing catalogue and directories; rebuilding
+ *   room.c       room in a tier, made by moving files away
+ *   migrate.c    which files should move, and a pass that moves them
+ *   migrator.c   which process migrates, and the threads of a set
+ *   scrub.c      comparing catalogue and directories
+ *   rebuild.c    making the catalogue anew
  *   tiers.c      the calls of tiers.h that join these
  */
 #ifndef DATA_TIERS_INTERNAL_H
@@ -72,6 +75,18 @@ void tiers_file_of_row(const struct tiers_row *row, double t_s, double half_life
 
 /* Whether the process that opened the set as `session` lives and has it open. */
 bool tiers_session_lives(struct gpunvme_tiers *t, const char *session);
+
+/* Opens a set but for its catalogue: directories and a session. */
+gpunvme_err_t tiers_set_open(const char *dir, const struct gpunvme_tiers_options *options,
+                             struct gpunvme_tiers **out);
+void tiers_set_release(struct gpunvme_tiers *t); /* closes the catalogue as well, if there is one */
+
+/* BUSY: there is another session. */
+gpunvme_err_t tiers_set_alone(struct gpunvme_tiers *t);
+
+/* Makes a catalogue without files, as that file of the hot tier's TIERS_FOLDER. */
+gpunvme_err_t tiers_set_catalogue(struct gpunvme_tiers *t, const char *file,
+                                  struct tiers_catalogue **out);
 
 uint64_t tiers_hash(const char *name);
 
@@ -234,22 +249,28 @@ uint64_t tiers_files_unwritten(struct gpunvme_tiers *t, const char *name);
  * longer have. Called now and then, and at close. */
 gpunvme_err_t tiers_files_flush(struct gpunvme_tiers *t);
 
-/* ---- migrate.c ---- */
+/* ---- room.c, migrate.c, migrator.c ---- */
+
+/*
+ * Makes room: while `tier` has not got `nbytes` left under its capacity, moves files whose rank is
+ * lower than `rank` to slower tiers, lowest first. NOSPC. The caller adds its change at once in the
+ * same transaction as a check of the sums, and calls again if others were faster.
+ */
+gpunvme_err_t tiers_make_room(struct gpunvme_tiers *t, int tier, uint64_t nbytes, double rank);
+
+/* The tier that a file belongs into, by the policy. */
+int tiers_policy(struct gpunvme_tiers *t, const struct tiers_row *row);
 
 gpunvme_err_t tiers_migrator_start(struct gpunvme_tiers *t); /* a thread: flushes; MIGRATE: moves */
 void tiers_migrator_stop(struct gpunvme_tiers *t);           /* cancels a copy */
 
-/*
- * Reserves room: while `tier` has not got `nbytes` left under its capacity, moves files whose rank
- * is lower than `rank` to the next slower tier, lowest first. NOSPC. The caller adds its change at
- * once in the same transaction as a check of the sums, and calls again if others were faster.
- */
-gpunvme_err_t tiers_make_room(struct gpunvme_tiers *t, int tier, uint64_t nbytes, double rank);
-
 /* Whether a process has the job of migration. */
 bool tiers_migrating(struct gpunvme_tiers *t);
 
-/* The tier that a file belongs into, by the policy. */
-int tiers_policy(struct gpunvme_tiers *t, const struct tiers_row *row);
+/* ---- scrub.c ---- */
+
+/* Takes all files into a catalogue that has none yet; scores and pins from an `old` one, which may
+ * be damaged, or NULL. */
+gpunvme_err_t tiers_take_in(struct gpunvme_tiers *t, struct tiers_catalogue *old);
 
 #endif

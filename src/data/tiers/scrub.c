@@ -19,9 +19,18 @@
 
 #include "base/fail.h"
 #include "data/tiers/internal.h"
+#include "data/tiers/score.h"
+#include "storage/futex.h"
 
-#define NPAGE 256u   /* rows that are read at once */
-#define KEPT  "kept" /* the folder of files that had to give way, in TIERS_FOLDER */
+#define NPAGE     256u               /* rows that are read at once */
+#define HOLD_NS   UINT64_C(20000000) /* of a transaction: others wait for it */
+#define SCORE_MAX 1e12
+#define KEPT      "kept" /* the folder of files that had to give way, in TIERS_FOLDER */
+
+struct told {
+    enum gpunvme_tiers_finding finding;
+    char *name, *detail;
+};
 
 struct scrub {
     struct gpunvme_tiers *t;
@@ -30,6 +39,12 @@ struct scrub {
                  const char *detail);
     void *user;
     struct gpunvme_tiers_scrub *sums;
+    struct tiers_catalogue *old; /* what a new catalogue knows scores and pins from; may be NULL */
+    double rank_max;             /* that makes sense in it */
+    bool holding;                /* a transaction, so that many new files cost one flush */
+    uint64_t hold_until_ns;
+    struct told *told; /* when it has ended */
+    size_t ntold;
 };
 
 const char *gpunvme_tiers_finding_name(enum gpunvme_tiers_finding finding)
@@ -44,13 +59,68 @@ const char *gpunvme_tiers_finding_name(enum gpunvme_tiers_finding finding)
     return (unsigned)finding < GPUNVME_TIERS_NFINDINGS ? names[finding] : "unknown";
 }
 
-static void tell(struct scrub *s, enum gpunvme_tiers_finding finding, const char *name,
-                 const char *detail)
+/* ---- Transactions ---------------------------------------------------------------------------- */
+
+static gpunvme_err_t tell(struct scrub *s, enum gpunvme_tiers_finding finding, const char *name,
+                          const char *detail)
 {
+    struct told *told;
+
     s->sums->findings[finding]++;
-    if (s->each)
-        s->each(s->user, finding, name, detail);
+    if (!s->holding) {
+        if (s->each)
+            s->each(s->user, finding, name, detail);
+        return GPUNVME_OK;
+    }
+    told = realloc(s->told, (s->ntold + 1) * sizeof(*told));
+    if (!told)
+        return base_fail(GPUNVME_ERR_NOMEM, "%zu findings", s->ntold);
+    s->told = told;
+    told += s->ntold++;
+    *told = (struct told){finding, strdup(name), strdup(detail)};
+    return told->name && told->detail ? GPUNVME_OK
+                                      : base_fail(GPUNVME_ERR_NOMEM, "%zu findings", s->ntold);
 }
+
+static gpunvme_err_t hold(struct scrub *s)
+{
+    gpunvme_err_t err;
+
+    if (s->holding)
+        return GPUNVME_OK;
+    err = tiers_catalogue_begin(s->t->catalogue);
+    s->holding = !err;
+    s->hold_until_ns = futex_deadline(HOLD_NS);
+    return err;
+}
+
+/* Ends the transaction, if there is one, and tells what it found. */
+static gpunvme_err_t let_go(struct scrub *s, gpunvme_err_t err)
+{
+    if (!s->holding)
+        return err;
+    err = tiers_catalogue_end(s->t->catalogue, err);
+    s->holding = false;
+    for (size_t i = 0; i < s->ntold; i++) {
+        if (!err)
+            tiers_changed(s->t, s->told[i].name); /* who has it open looks the name up again */
+        if (!err && s->each)
+            s->each(s->user, s->told[i].finding, s->told[i].name, s->told[i].detail);
+        free(s->told[i].name);
+        free(s->told[i].detail);
+    }
+    free(s->told);
+    s->told = NULL;
+    s->ntold = 0;
+    return err;
+}
+
+static gpunvme_err_t let_go_in_time(struct scrub *s)
+{
+    return s->holding && futex_now() > s->hold_until_ns ? let_go(s, GPUNVME_OK) : GPUNVME_OK;
+}
+
+/* ---- Files and rows -------------------------------------------------------------------------- */
 
 static int64_t mtime_of(const struct stat *st)
 {
@@ -76,8 +146,7 @@ static gpunvme_err_t stat_name(int dir_fd, const char *name, struct stat *st)
     return err;
 }
 
-/* ---- Checksums --------------------------------------------------------------------------------
- */
+/* ---- Checksums ------------------------------------------------------------------------------- */
 
 static bool same_version(const struct tiers_row *a, const struct tiers_row *b)
 {
@@ -106,7 +175,7 @@ static gpunvme_err_t conclude(struct scrub *s, struct tiers_row *row, uint64_t c
     }
     err = tiers_catalogue_end(c, err);
     if (!err && bad)
-        tell(s, GPUNVME_TIERS_BAD, row->name, "its bytes do not have their checksum");
+        err = tell(s, GPUNVME_TIERS_BAD, row->name, "its bytes do not have their checksum");
     return err == GPUNVME_ERR_NOT_FOUND ? GPUNVME_OK : err;
 }
 
@@ -125,18 +194,15 @@ static gpunvme_err_t read_all(struct scrub *s, struct tiers_row *row)
         return GPUNVME_OK;
     }
     err = tiers_checksum(s->t, fd, row->name, NULL, NULL, &nbytes, &checksum);
-    if (err == GPUNVME_ERR_IO) {
-        tell(s, GPUNVME_TIERS_BAD, row->name, gpunvme_err_detail());
-        err = GPUNVME_OK;
-    } else if (!err && !fstat(fd, &after) && is_as(row, &after)) {
+    if (err == GPUNVME_ERR_IO)
+        err = tell(s, GPUNVME_TIERS_BAD, row->name, gpunvme_err_detail());
+    else if (!err && !fstat(fd, &after) && is_as(row, &after))
         err = conclude(s, row, checksum);
-    }
     close(fd);
     return err;
 }
 
-/* ---- One name ---------------------------------------------------------------------------------
- */
+/* ---- One name -------------------------------------------------------------------------------- */
 
 /* Where a name has files. */
 struct places {
@@ -144,23 +210,19 @@ struct places {
     struct stat st[GPUNVME_NTIERS];
 };
 
-/* What a name turned out to be: told when the transaction has ended. */
-struct verdict {
-    bool found[GPUNVME_TIERS_NFINDINGS];
-    char detail[GPUNVME_TIERS_NFINDINGS][256];
-};
+static gpunvme_err_t find(struct scrub *s, enum gpunvme_tiers_finding finding, const char *name,
+                          const char *format, ...) __attribute__((format(printf, 4, 5)));
 
-static void find(struct verdict *v, enum gpunvme_tiers_finding finding, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-static void find(struct verdict *v, enum gpunvme_tiers_finding finding, const char *format, ...)
+static gpunvme_err_t find(struct scrub *s, enum gpunvme_tiers_finding finding, const char *name,
+                          const char *format, ...)
 {
+    char detail[256];
     va_list args;
 
     va_start(args, format);
-    v->found[finding] = true;
-    vsnprintf(v->detail[finding], sizeof(v->detail[finding]), format, args);
+    vsnprintf(detail, sizeof(detail), format, args);
     va_end(args);
+    return tell(s, finding, name, detail);
 }
 
 /* PERMISSION: a link leads there, or this process may not look. */
@@ -189,8 +251,9 @@ static int newest(const struct places *p)
 }
 
 /* Moves what is not the file of this name any longer to where it is in nobody's way. */
-static gpunvme_err_t keep(struct gpunvme_tiers *t, int tier, const char *name, struct verdict *v)
+static gpunvme_err_t keep(struct scrub *s, int tier, const char *name)
 {
+    const struct gpunvme_tiers *t = s->t;
     char place[GPUNVME_TIERS_NAME_MAX + 16];
     gpunvme_err_t err = GPUNVME_ERR_EXISTS;
     int fd;
@@ -207,9 +270,9 @@ static gpunvme_err_t keep(struct gpunvme_tiers *t, int tier, const char *name, s
     close(fd);
     if (!err)
         err = tiers_name_flush(t->dir_fd[tier], name);
-    if (!err)
-        find(v, GPUNVME_TIERS_TWICE, "%.80s/%s/%s/%.100s", t->dir[tier], TIERS_FOLDER, KEPT, place);
-    return err;
+    return err ? err
+               : find(s, GPUNVME_TIERS_TWICE, name, "%.80s/%s/%s/%.100s", t->dir[tier],
+                      TIERS_FOLDER, KEPT, place);
 }
 
 /* A directory whose file system is gone has no files either: then nothing is missing. */
@@ -224,34 +287,53 @@ static gpunvme_err_t check_tiers(struct gpunvme_tiers *t)
     return GPUNVME_OK;
 }
 
-/* The row of a file that lies in `tier`. */
-static gpunvme_err_t correct(struct scrub *s, struct tiers_row *row, bool is_new, int tier,
-                             const struct stat *st, struct verdict *v)
+/* A file that the catalogue had not got. An older catalogue may have had it. */
+static gpunvme_err_t take_in(struct scrub *s, struct tiers_row *row, int tier,
+                             const struct stat *st)
 {
-    const bool changed = !is_as(row, st) && !row->dirty;
+    struct tiers_row old;
 
-    if (is_new)
-        find(v, GPUNVME_TIERS_NEW, "in the %s tier", gpunvme_tier_name(tier));
-    else if (row->tier != tier)
-        find(v, GPUNVME_TIERS_ELSEWHERE, "in the %s tier, not in the %s one",
-             gpunvme_tier_name(tier), gpunvme_tier_name(row->tier));
-    else if (changed)
-        find(v, GPUNVME_TIERS_CHANGED, "%llu bytes, not %llu, or another time",
-             (unsigned long long)st->st_size, (unsigned long long)row->nbytes);
-    else
-        return GPUNVME_OK;
     row->tier = tier;
-    if (changed) {
+    row->nbytes = (uint64_t)st->st_size;
+    row->mtime_ns = mtime_of(st);
+    if (s->old && !tiers_catalogue_find(s->old, row->name, &old)) {
+        row->pinned = old.pinned;
+        if (old.rank <= s->rank_max)
+            row->rank = old.rank;
+        row->has_checksum = old.has_checksum && !old.dirty && is_as(&old, st);
+        row->checksum = old.checksum;
+    }
+    return find(s, GPUNVME_TIERS_NEW, row->name, "in the %s tier", gpunvme_tier_name(tier));
+}
+
+/* The row of a file that lies in `tier`, and may be another one, or elsewhere, than it says. */
+static gpunvme_err_t correct(struct scrub *s, struct tiers_row *row, int tier,
+                             const struct stat *st, bool *changed)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    *changed = !is_as(row, st) && !row->dirty;
+    if (row->tier != tier)
+        err = find(s, GPUNVME_TIERS_ELSEWHERE, row->name, "in the %s tier, not in the %s one",
+                   gpunvme_tier_name(tier), gpunvme_tier_name(row->tier));
+    else if (*changed)
+        err = find(s, GPUNVME_TIERS_CHANGED, row->name, "%llu bytes, not %llu, or another time",
+                   (unsigned long long)st->st_size, (unsigned long long)row->nbytes);
+    row->tier = tier;
+    if (*changed) {
         row->nbytes = (uint64_t)st->st_size;
         row->mtime_ns = mtime_of(st);
         row->has_checksum = false;
     }
-    return tiers_catalogue_put(s->t->catalogue, row);
+    return err;
 }
 
-/* What is wrong with a name, and mends it, within a transaction. BUSY: it has a change. */
+/*
+ * What is wrong with a name, and mends it, within a transaction. BUSY: it has a change. *changed:
+ * the file is another one than in the row.
+ */
 static gpunvme_err_t judge_now(struct scrub *s, const char *name, struct tiers_row *row,
-                               struct verdict *v)
+                               bool *changed)
 {
     struct tiers_catalogue *c = s->t->catalogue;
     struct tiers_change change;
@@ -260,6 +342,7 @@ static gpunvme_err_t judge_now(struct scrub *s, const char *name, struct tiers_r
     gpunvme_err_t err = tiers_catalogue_change_find(c, name, &change);
     int tier;
 
+    *changed = false;
     if (err != GPUNVME_ERR_NOT_FOUND)
         return err ? err : GPUNVME_ERR_BUSY;
     err = tiers_catalogue_find(c, name, row);
@@ -278,63 +361,60 @@ static gpunvme_err_t judge_now(struct scrub *s, const char *name, struct tiers_r
         err = is_new ? GPUNVME_OK : check_tiers(s->t);
         if (err || is_new)
             return err;
-        find(v, GPUNVME_TIERS_MISSING, "it was in the %s tier", gpunvme_tier_name(row->tier));
-        return tiers_catalogue_remove(c, name);
+        err = tiers_catalogue_remove(c, name);
+        return err ? err
+                   : find(s, GPUNVME_TIERS_MISSING, name, "it was in the %s tier",
+                          gpunvme_tier_name(row->tier));
     }
     for (int other = 0; other < GPUNVME_NTIERS && !err; other++)
         if (p.is[other] && other != tier)
-            err = keep(s->t, other, name, v);
-    return err ? err : correct(s, row, is_new, tier, &p.st[tier], v);
+            err = keep(s, other, name);
+    if (!err)
+        err = is_new ? take_in(s, row, tier, &p.st[tier])
+                     : correct(s, row, tier, &p.st[tier], changed);
+    return err ? err : tiers_catalogue_put(c, row);
 }
 
 /* Ends the change of a process that died. *alive: its process lives. */
 static gpunvme_err_t recover(struct scrub *s, const char *name, bool *alive)
 {
-    gpunvme_err_t err = tiers_change_recover(s->t, name);
+    gpunvme_err_t err = let_go(s, GPUNVME_OK);
 
+    if (!err)
+        err = tiers_change_recover(s->t, name);
     *alive = err == GPUNVME_ERR_BUSY;
     if (!err)
-        tell(s, GPUNVME_TIERS_LEFTOVER, name, "a change of a process that died");
+        err = tell(s, GPUNVME_TIERS_LEFTOVER, name, "a change of a process that died");
     return *alive || err == GPUNVME_ERR_NOT_FOUND ? GPUNVME_OK : err;
 }
 
 static gpunvme_err_t judge(struct scrub *s, const char *name)
 {
     struct tiers_row row;
-    bool alive = false;
+    bool changed, alive = false;
     gpunvme_err_t err;
 
     do {
-        struct verdict v = {0};
-
-        err = tiers_catalogue_begin(s->t->catalogue);
+        err = hold(s);
         if (err)
             return err;
-        err = judge_now(s, name, &row, &v);
-        err = tiers_catalogue_end(s->t->catalogue, err);
-        if (!err)
-            tiers_changed(s->t, name);
-        for (unsigned i = 0; i < GPUNVME_TIERS_NFINDINGS && !err; i++)
-            if (v.found[i])
-                tell(s, (enum gpunvme_tiers_finding)i, name, v.detail[i]);
-        if (err == GPUNVME_ERR_PERMISSION) {
-            tell(s, GPUNVME_TIERS_SKIPPED, name, gpunvme_err_detail());
-            return GPUNVME_OK;
-        }
-        if (!err && v.found[GPUNVME_TIERS_CHANGED])
-            return read_all(s, &row);
+        err = judge_now(s, name, &row, &changed);
+        if (err == GPUNVME_ERR_PERMISSION)
+            return tell(s, GPUNVME_TIERS_SKIPPED, name, gpunvme_err_detail());
         if (err == GPUNVME_ERR_BUSY) {
-            const gpunvme_err_t failed = recover(s, name, &alive);
-
-            if (failed)
-                return failed;
+            err = recover(s, name, &alive);
+            if (err || alive)
+                return err;
+            err = GPUNVME_ERR_BUSY;
         }
-    } while (err == GPUNVME_ERR_BUSY && !alive);
-    return err == GPUNVME_ERR_BUSY ? GPUNVME_OK : err;
+    } while (err == GPUNVME_ERR_BUSY);
+    if (err || !changed)
+        return err;
+    err = let_go(s, GPUNVME_OK);
+    return err ? err : read_all(s, &row);
 }
 
-/* ---- Files that were written in place ---------------------------------------------------------
- */
+/* ---- Files that were written in place -------------------------------------------------------- */
 
 /* The row has the facts of the file again. */
 static gpunvme_err_t clean_now(struct scrub *s, const char *name, int tier, int fd)
@@ -366,7 +446,8 @@ static gpunvme_err_t clean(struct scrub *s, const char *name, int tier)
 
     if (err)
         return err == GPUNVME_ERR_NOT_FOUND ? GPUNVME_OK : err;
-    if (!flock(fd, LOCK_EX | LOCK_NB)) {
+    err = let_go(s, err);
+    if (!err && !flock(fd, LOCK_EX | LOCK_NB)) {
         if (fsync(fd))
             err = base_fail_errno(errno, "%.150s: to flush it", name);
         if (!err)
@@ -378,22 +459,27 @@ static gpunvme_err_t clean(struct scrub *s, const char *name, int tier)
     return err;
 }
 
-/* ---- All names --------------------------------------------------------------------------------
- */
+/* ---- All names ------------------------------------------------------------------------------- */
 
 static gpunvme_err_t file(struct scrub *s, int tier, const char *name, const struct stat *st)
 {
     struct tiers_row row;
-    gpunvme_err_t err = tiers_catalogue_find(s->t->catalogue, name, &row);
+    gpunvme_err_t err = let_go_in_time(s);
 
     s->sums->files++;
     s->sums->nbytes += (uint64_t)st->st_size;
+    if (err)
+        return err;
+    err = tiers_catalogue_find(s->t->catalogue, name, &row);
     if (err == GPUNVME_ERR_NOT_FOUND ||
         (!err && (row.tier != tier || (!is_as(&row, st) && !row.dirty))))
         err = judge(s, name);
     else if (!err && row.dirty)
         err = clean(s, name, tier);
     if (err || !(s->flags & GPUNVME_TIERS_READ_ALL))
+        return err;
+    err = let_go(s, err);
+    if (err)
         return err;
     err = tiers_catalogue_find(s->t->catalogue, name, &row);
     if (err)
@@ -414,10 +500,8 @@ static gpunvme_err_t entry(struct scrub *s, int tier, int fd, const char *part, 
         return GPUNVME_OK;
     if (fstatat(fd, part, &st, AT_SYMLINK_NOFOLLOW))
         return errno == ENOENT ? GPUNVME_OK : base_fail_errno(errno, "%.150s%.100s", path, part);
-    if (end > GPUNVME_TIERS_NAME_MAX) {
-        tell(s, GPUNVME_TIERS_SKIPPED, part, "its path is too long");
-        return GPUNVME_OK;
-    }
+    if (end > GPUNVME_TIERS_NAME_MAX)
+        return tell(s, GPUNVME_TIERS_SKIPPED, part, "its path is too long");
     strcpy(path + length, part);
     if (S_ISDIR(st.st_mode)) {
         const int next = openat(fd, part, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -429,9 +513,8 @@ static gpunvme_err_t entry(struct scrub *s, int tier, int fd, const char *part, 
     }
     if (S_ISREG(st.st_mode) && !tiers_name_check(path))
         return file(s, tier, path, &st);
-    tell(s, GPUNVME_TIERS_SKIPPED, path,
-         S_ISREG(st.st_mode) ? gpunvme_err_detail() : "no regular file");
-    return GPUNVME_OK;
+    return tell(s, GPUNVME_TIERS_SKIPPED, path,
+                S_ISREG(st.st_mode) ? gpunvme_err_detail() : "no regular file");
 }
 
 static gpunvme_err_t folder(struct scrub *s, int tier, int fd, char *path, size_t length)
@@ -483,8 +566,9 @@ static gpunvme_err_t all_rows(struct scrub *s)
         for (size_t i = 0; !err && i < n; i++) {
             struct stat st;
 
-            if (stat_name(s->t->dir_fd[rows[i].tier], rows[i].name, &st) ||
-                (!is_as(&rows[i], &st) && !rows[i].dirty))
+            err = let_go_in_time(s);
+            if (!err && (stat_name(s->t->dir_fd[rows[i].tier], rows[i].name, &st) ||
+                         (!is_as(&rows[i], &st) && !rows[i].dirty)))
                 err = judge(s, rows[i].name);
         }
         if (!err && n)
@@ -541,7 +625,7 @@ static gpunvme_err_t clean_folder(struct scrub *s, int tier)
         if (err || in_use)
             continue;
         if (!unlinkat(fd, e->d_name, 0))
-            tell(s, GPUNVME_TIERS_LEFTOVER, e->d_name, s->t->dir[tier]);
+            err = tell(s, GPUNVME_TIERS_LEFTOVER, e->d_name, s->t->dir[tier]);
         else if (errno != ENOENT)
             err = base_fail_errno(errno, "%.120s/%s/tmp/%.50s", s->t->dir[tier], TIERS_FOLDER,
                                   e->d_name);
@@ -550,26 +634,49 @@ static gpunvme_err_t clean_folder(struct scrub *s, int tier)
     return err;
 }
 
+static gpunvme_err_t all(struct scrub *s)
+{
+    gpunvme_err_t err = check_tiers(s->t);
+
+    if (!err)
+        err = all_changes(s);
+    for (int tier = 0; tier < GPUNVME_NTIERS && !err; tier++)
+        err = clean_folder(s, tier);
+    for (int tier = 0; tier < GPUNVME_NTIERS && !err; tier++)
+        err = let_go(s, all_files(s, tier));
+    return err ? err : let_go(s, all_rows(s));
+}
+
 gpunvme_err_t gpunvme_tiers_scrub(struct gpunvme_tiers *t, unsigned flags,
                                   void (*each)(void *user, enum gpunvme_tiers_finding finding,
                                                const char *name, const char *detail),
                                   void *user, struct gpunvme_tiers_scrub *scrub)
 {
-    struct gpunvme_tiers_scrub unused;
-    struct scrub s = {t, flags, each, user, scrub ? scrub : &unused};
+    struct gpunvme_tiers_scrub sums = {0};
+    struct scrub s = {.t = t, .flags = flags, .each = each, .user = user, .sums = &sums};
     gpunvme_err_t err = tiers_check_process(t);
 
     if (!err && flags & ~GPUNVME_TIERS_READ_ALL)
         err = base_fail(GPUNVME_ERR_INVALID, "flags %xh", flags);
+    if (!err)
+        err = all(&s);
+    if (scrub)
+        *scrub = sums;
+    return err;
+}
+
+gpunvme_err_t tiers_take_in(struct gpunvme_tiers *t, struct tiers_catalogue *old)
+{
+    struct gpunvme_tiers_scrub sums = {0};
+    struct scrub s = {.t = t, .sums = &sums, .old = old};
+    struct gpunvme_tiers_settings settings;
+    double t_s;
+    gpunvme_err_t err = tiers_settings(t, &settings);
+
+    if (!err)
+        err = tiers_now(t, &t_s);
     if (err)
         return err;
-    *s.sums = (struct gpunvme_tiers_scrub){0};
-    err = check_tiers(t);
-    if (!err)
-        err = all_changes(&s);
-    for (int tier = 0; tier < GPUNVME_NTIERS && !err; tier++)
-        err = clean_folder(&s, tier);
-    for (int tier = 0; tier < GPUNVME_NTIERS && !err; tier++)
-        err = all_files(&s, tier);
-    return err ? err : all_rows(&s);
+    s.rank_max = tiers_rank_of_score(SCORE_MAX, t_s, settings.half_life_s);
+    return all(&s);
 }

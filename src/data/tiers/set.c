@@ -165,6 +165,13 @@ static bool is_score(double x)
     return x >= 1e-6 && x <= SCORE_MAX;
 }
 
+/* A limit as the set keeps it: 0 is none. */
+static void set_limit(uint64_t *limit, uint64_t wanted)
+{
+    if (wanted)
+        *limit = wanted == GPUNVME_TIERS_NO_LIMIT ? 0 : wanted;
+}
+
 /* What is 0 or NULL of `s` is as in `old`. Each that is set must make sense. */
 static gpunvme_err_t merge(const struct gpunvme_tiers_settings *s,
                            const struct gpunvme_tiers_settings *old,
@@ -174,8 +181,7 @@ static gpunvme_err_t merge(const struct gpunvme_tiers_settings *s,
     for (int i = 0; i < GPUNVME_NTIERS; i++) {
         if (s->dir[i])
             out->dir[i] = s->dir[i];
-        if (s->capacity_nbytes[i])
-            out->capacity_nbytes[i] = s->capacity_nbytes[i];
+        set_limit(&out->capacity_nbytes[i], s->capacity_nbytes[i]);
     }
     if (s->hot_at != 0)
         out->hot_at = s->hot_at;
@@ -183,8 +189,7 @@ static gpunvme_err_t merge(const struct gpunvme_tiers_settings *s,
         out->warm_at = s->warm_at;
     if (s->half_life_s != 0)
         out->half_life_s = s->half_life_s;
-    if (s->migrate_bytes_per_s)
-        out->migrate_bytes_per_s = s->migrate_bytes_per_s;
+    set_limit(&out->migrate_bytes_per_s, s->migrate_bytes_per_s);
     if (!is_score(out->warm_at) || !is_score(out->hot_at) || !(out->warm_at <= out->hot_at))
         return base_fail(GPUNVME_ERR_INVALID,
                          "thresholds: warm_at is %g, hot_at %g; 1e-6 <= warm_at <= hot_at <= %g",
@@ -386,29 +391,28 @@ static gpunvme_err_t make_folder(const char *dir, const char *part)
                                                 : GPUNVME_OK;
 }
 
-static gpunvme_err_t make_catalogue(const struct description *d)
+static gpunvme_err_t make_catalogue(const struct description *d, const char *file,
+                                    struct tiers_catalogue **out)
 {
     char path[DIR_ROOM + 48];
-    struct tiers_catalogue *c;
     gpunvme_err_t err;
 
-    snprintf(path, sizeof(path), "%s/" TIERS_FOLDER "/catalogue", d->dir[0]);
-    err = tiers_catalogue_open(path, true, TIMEOUT_NS, &c);
-    if (err)
-        return err;
-    err = tiers_catalogue_begin(c);
+    snprintf(path, sizeof(path), "%s/" TIERS_FOLDER "/%s", d->dir[0], file);
+    err = tiers_catalogue_open(path, true, TIMEOUT_NS, out);
+    if (!err)
+        err = tiers_catalogue_begin(*out);
     if (!err) {
-        err = tiers_catalogue_set(c, "uuid", d->uuid);
+        err = tiers_catalogue_set(*out, "uuid", d->uuid);
         if (!err)
-            err = keep_settings(c, &d->settings);
-        err = tiers_catalogue_end(c, err);
+            err = keep_settings(*out, &d->settings);
+        err = tiers_catalogue_end(*out, err);
     }
-    tiers_catalogue_close(c);
     return err;
 }
 
 static gpunvme_err_t make_set(const struct description *d)
 {
+    struct tiers_catalogue *c = NULL;
     gpunvme_err_t err = GPUNVME_OK;
 
     for (int i = 0; i < GPUNVME_NTIERS && !err; i++) {
@@ -419,7 +423,8 @@ static gpunvme_err_t make_set(const struct description *d)
     if (!err)
         err = make_folder(d->dir[0], "/sessions");
     if (!err)
-        err = make_catalogue(d);
+        err = make_catalogue(d, "catalogue", &c);
+    tiers_catalogue_close(c);
     for (int i = GPUNVME_NTIERS - 1; i >= 0 && !err; i--)
         err = write_description(d, d->dir[i], i);
     return err;
@@ -600,21 +605,34 @@ static gpunvme_err_t begin_session(struct gpunvme_tiers *t)
     return err;
 }
 
-/* Removes the files of sessions that ended. */
-static void clean_sessions(struct gpunvme_tiers *t)
+/* Removes the files of sessions that ended. Whether there is one, beside this, that has not. */
+static bool clean_sessions(struct gpunvme_tiers *t)
 {
     int fd = openat(t->folder_fd[0], "sessions", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     struct dirent *entry;
+    bool others = false;
 
     if (fd >= 0 && !dir)
         close(fd);
     if (!dir)
-        return;
-    while ((entry = readdir(dir)))
-        if (entry->d_name[0] != '.' && !tiers_session_lives(t, entry->d_name))
+        return false;
+    while ((entry = readdir(dir))) {
+        if (entry->d_name[0] == '.' || !strcmp(entry->d_name, t->session))
+            continue;
+        if (tiers_session_lives(t, entry->d_name))
+            others = true;
+        else
             unlinkat(fd, entry->d_name, 0);
+    }
     closedir(dir);
+    return others;
+}
+
+gpunvme_err_t tiers_set_alone(struct gpunvme_tiers *t)
+{
+    return clean_sessions(t) ? base_fail(GPUNVME_ERR_BUSY, "the set of %.150s is open", t->dir[0])
+                             : GPUNVME_OK;
 }
 
 /* ---- Opening --------------------------------------------------------------------------------- */
@@ -665,7 +683,7 @@ static gpunvme_err_t find_set(const char *dir, struct description *d)
 
 static gpunvme_err_t open_catalogue(struct gpunvme_tiers *t)
 {
-    char path[DIR_ROOM + 48], uuid[37];
+    char path[DIR_ROOM + 48], uuid[37], why[256];
     gpunvme_err_t err;
 
     snprintf(path, sizeof(path), "%s/" TIERS_FOLDER "/catalogue", t->dir[0]);
@@ -674,8 +692,12 @@ static gpunvme_err_t open_catalogue(struct gpunvme_tiers *t)
         err = tiers_catalogue_get(t->catalogue, "uuid", uuid, sizeof(uuid));
     if (!err && strcmp(uuid, t->uuid) != 0)
         err = base_fail(GPUNVME_ERR_VERIFY, "%.150s is of another set", path);
-    return err == GPUNVME_ERR_NOT_FOUND ? base_fail(GPUNVME_ERR_VERIFY, "%.150s is gone", path)
-                                        : err;
+    if (err == GPUNVME_ERR_NOT_FOUND)
+        err = base_fail(GPUNVME_ERR_VERIFY, "%.150s is gone", path);
+    if (err != GPUNVME_ERR_VERIFY)
+        return err;
+    snprintf(why, sizeof(why), "%s", gpunvme_err_detail());
+    return base_fail(err, "%s: gpunvme tier rebuild makes it anew", why);
 }
 
 static gpunvme_err_t map_changes(struct gpunvme_tiers *t)
@@ -722,8 +744,7 @@ static gpunvme_err_t set_options(struct gpunvme_tiers *t,
     return GPUNVME_OK;
 }
 
-/* What a set that was opened, perhaps in part, has. */
-static void release(struct gpunvme_tiers *t)
+void tiers_set_release(struct gpunvme_tiers *t)
 {
     char path[64];
 
@@ -747,42 +768,36 @@ static void release(struct gpunvme_tiers *t)
     free(t);
 }
 
-static gpunvme_err_t open_parts(struct gpunvme_tiers *t, const char *dir)
+/*
+ * The session is there before the catalogue is opened: who makes that anew takes it away and then
+ * looks for sessions, so one of both sees the other.
+ */
+static gpunvme_err_t open_places(struct gpunvme_tiers *t, const char *dir)
 {
     struct description d;
-    uint64_t n;
-    gpunvme_err_t err = find_set(dir, &d);
+    gpunvme_err_t err = find_set(dir ? dir : default_dirs[0], &d);
 
     for (int i = 0; i < GPUNVME_NTIERS && !err; i++)
         err = open_dir(t, &d, i);
     if (err)
         return err;
     memcpy(t->uuid, d.uuid, sizeof(t->uuid));
-    err = open_catalogue(t);
-    if (!err)
-        err = map_changes(t);
+    err = map_changes(t);
     if (!err)
         err = begin_session(t);
-    if (err)
-        return err;
-    enlist(t);
-    if (tiers_change_recover_all(t, &n)) /* who needs such a file is told then */
-        base_log(BASE_LOG_WARN, "%s: %s", t->dir[0], gpunvme_err_detail());
-    clean_sessions(t);
-    return tiers_files_create(&t->files);
+    if (!err)
+        enlist(t);
+    return err;
 }
 
-gpunvme_err_t gpunvme_tiers_open(const char *dir, const struct gpunvme_tiers_options *options,
-                                 struct gpunvme_tiers **out)
+gpunvme_err_t tiers_set_open(const char *dir, const struct gpunvme_tiers_options *options,
+                             struct gpunvme_tiers **out)
 {
-    struct gpunvme_tiers *t;
+    struct gpunvme_tiers *t = calloc(1, sizeof(*t));
     struct base_failure why;
     gpunvme_err_t err;
 
-    if (!out)
-        return base_fail(GPUNVME_ERR_INVALID, "out is NULL");
     *out = NULL;
-    t = calloc(1, sizeof(*t));
     if (!t)
         return base_fail(GPUNVME_ERR_NOMEM, "a set");
     t->nforks = store_nforks();
@@ -791,17 +806,61 @@ gpunvme_err_t gpunvme_tiers_open(const char *dir, const struct gpunvme_tiers_opt
         t->dir_fd[i] = t->folder_fd[i] = -1;
     err = set_options(t, options);
     if (!err)
-        err = open_parts(t, dir ? dir : default_dirs[0]);
-    if (!err)
-        err = tiers_migrator_start(t);
+        err = open_places(t, dir);
     if (!err) {
         *out = t;
         return err;
     }
     base_keep(&why, err);
-    if (t->files)
-        tiers_files_close(t);
-    release(t);
+    tiers_set_release(t);
+    return base_restore(&why);
+}
+
+gpunvme_err_t tiers_set_catalogue(struct gpunvme_tiers *t, const char *file,
+                                  struct tiers_catalogue **out)
+{
+    struct description d;
+    gpunvme_err_t err = read_description(t->dir[0], &d);
+
+    *out = NULL;
+    if (err)
+        return err;
+    strcpy(d.dir[0], t->dir[0]);
+    return make_catalogue(&d, file, out);
+}
+
+static gpunvme_err_t open_rest(struct gpunvme_tiers *t)
+{
+    uint64_t n;
+    gpunvme_err_t err = open_catalogue(t);
+
+    if (err)
+        return err;
+    if (tiers_change_recover_all(t, &n)) /* who needs such a file is told then */
+        base_log(BASE_LOG_WARN, "%s: %s", t->dir[0], gpunvme_err_detail());
+    clean_sessions(t);
+    err = tiers_files_create(&t->files);
+    return err ? err : tiers_migrator_start(t);
+}
+
+gpunvme_err_t gpunvme_tiers_open(const char *dir, const struct gpunvme_tiers_options *options,
+                                 struct gpunvme_tiers **out)
+{
+    struct base_failure why;
+    gpunvme_err_t err;
+
+    if (!out)
+        return base_fail(GPUNVME_ERR_INVALID, "out is NULL");
+    err = tiers_set_open(dir, options, out);
+    if (!err)
+        err = open_rest(*out);
+    if (!err || !*out)
+        return err;
+    base_keep(&why, err);
+    if ((*out)->files)
+        tiers_files_close(*out);
+    tiers_set_release(*out);
+    *out = NULL;
     return base_restore(&why);
 }
 
@@ -817,7 +876,7 @@ gpunvme_err_t gpunvme_tiers_close(struct gpunvme_tiers *t)
     if (err == GPUNVME_ERR_TIMEOUT)
         return err;
     base_keep(&why, err);
-    release(t);
+    tiers_set_release(t);
     return base_restore(&why);
 }
 

@@ -439,12 +439,23 @@ static void look_at_file(const struct gpunvme_tiers *t, const struct tiers_row *
     close(fd);
 }
 
+/* The facts of a row now, with accesses that are not in the catalogue yet. */
+static void file_now(struct gpunvme_tiers *t, struct tiers_row *row, double t_s, double half_life_s,
+                     struct gpunvme_tiers_file *file)
+{
+    const uint64_t unwritten = tiers_files_unwritten(t, row->name);
+
+    if (unwritten)
+        row->rank = tiers_rank_add(row->rank, (double)unwritten, t_s, half_life_s);
+    tiers_file_of_row(row, t_s, half_life_s, file);
+    look_at_file(t, row, file);
+}
+
 gpunvme_err_t gpunvme_tiers_stat(struct gpunvme_tiers *t, const char *name,
                                  struct gpunvme_tiers_file *file)
 {
     struct gpunvme_tiers_settings s;
     struct tiers_row row;
-    uint64_t unwritten;
     double t_s;
     gpunvme_err_t err = check(t, name);
 
@@ -461,11 +472,7 @@ gpunvme_err_t gpunvme_tiers_stat(struct gpunvme_tiers *t, const char *name,
         return err == GPUNVME_ERR_NOT_FOUND
                    ? base_fail(err, "%.150s: the set has no such file", name)
                    : err;
-    unwritten = tiers_files_unwritten(t, name);
-    if (unwritten)
-        row.rank = tiers_rank_add(row.rank, (double)unwritten, t_s, s.half_life_s);
-    tiers_file_of_row(&row, t_s, s.half_life_s, file);
-    look_at_file(t, &row, file);
+    file_now(t, &row, t_s, s.half_life_s, file);
     file->name = name;
     return GPUNVME_OK;
 }
@@ -496,8 +503,7 @@ int gpunvme_tiers_list(struct gpunvme_tiers *t, const char *prefix,
         for (size_t i = 0; i < n && !err; i++) {
             struct gpunvme_tiers_file file;
 
-            tiers_file_of_row(&rows[i], t_s, s.half_life_s, &file);
-            look_at_file(t, &rows[i], &file);
+            file_now(t, &rows[i], t_s, s.half_life_s, &file);
             err = each(user, &file);
         }
         if (n)

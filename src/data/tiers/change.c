@@ -232,10 +232,12 @@ static gpunvme_err_t go_back(struct job *j)
 
     if (j->change.stage != TIERS_COPYING)
         err = set_stage(j, TIERS_COPYING);
+    tiers_step(TIERS_STEP_UNLINK, j->change.name);
     /* A file system that is read-only refuses to unlink what is not there. */
     if (!err && unlinkat(folder, j->temporary, 0) && errno != ENOENT &&
         !faccessat(folder, j->temporary, F_OK, AT_SYMLINK_NOFOLLOW))
         err = base_fail_errno(errno, "%.150s: to remove its copy", j->change.name);
+    tiers_step(TIERS_STEP_END, j->change.name);
     return err ? err : tiers_catalogue_change_remove(j->t->catalogue, j->change.name);
 }
 

@@ -129,8 +129,8 @@ enum tiers_step {
     TIERS_STEP_FLUSH,   /* all bytes are written */
     TIERS_STEP_PUBLISH, /* they are on the medium; the row says PUBLISHING */
     TIERS_STEP_COMMIT,  /* the new version has its place */
-    TIERS_STEP_UNLINK,  /* the catalogue has it */
-    TIERS_STEP_END,     /* the old version is gone; the row says COMMITTED */
+    TIERS_STEP_UNLINK,  /* the catalogue has it; or the change goes back, and its copy is there */
+    TIERS_STEP_END,     /* the old version, or that copy, is gone; the row is there */
     TIERS_STEP_ENDED,
     TIERS_NSTEPS
 };

@@ -33,6 +33,7 @@
 #define PINS   UINT64_C(0x7fffffff)
 #define CLOSED UINT64_C(0x80000000)
 #define ACCESS UINT64_C(0x100000000) /* one */
+#define NTRIES 100u                  /* to open a file that others change, at least */
 #define NUSES  1024u /* uses of files that are no longer open; more are written at once */
 
 /* A file that is open. */
@@ -157,7 +158,7 @@ gpunvme_err_t tiers_open_file(struct gpunvme_tiers *t, const char *name, int fla
     struct tiers_row now;
     bool again = false;
 
-    for (;;) {
+    for (unsigned tries = 0; tries < NTRIES || futex_now() < deadline_ns; tries++) {
         gpunvme_err_t why, err = find(t, name, row);
 
         if (err)
@@ -184,6 +185,7 @@ gpunvme_err_t tiers_open_file(struct gpunvme_tiers *t, const char *name, int fla
                              name, t->dir[row->tier], why ? "removed" : "changed");
         again = is_same(row, &now);
     }
+    return base_fail(GPUNVME_ERR_BUSY, "%.150s is changed again and again", name);
 }
 
 /* ---- Uses ------------------------------------------------------------------------------------ */
@@ -310,8 +312,7 @@ uint64_t tiers_files_unwritten(struct gpunvme_tiers *t, const char *name)
 /* Whether the name has, or may have, another file than this one by now. */
 static bool is_stale(struct gpunvme_tiers *t, const struct file *f, uint64_t hash)
 {
-    return f->changes !=
-           atomic_load_explicit(&t->changes[hash % TIERS_NCHANGES], memory_order_acquire);
+    return f->changes != tiers_nchanges(t, hash);
 }
 
 /* The row has the facts of the file again, if the name still has it. */
@@ -365,7 +366,7 @@ static gpunvme_err_t open_now(struct gpunvme_tiers *t, const char *name, bool wr
         return err;
     f->length = strlen(name);
     memcpy(f->name, name, f->length + 1);
-    f->changes = atomic_load(&t->changes[hash_of(name, f->length) % TIERS_NCHANGES]);
+    f->changes = tiers_nchanges(t, hash_of(name, f->length));
     err = tiers_open_file(t, name, write ? O_RDWR : O_RDONLY, futex_deadline(t->timeout_ns), &row,
                           &f->fd);
     if (err)

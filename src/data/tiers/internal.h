@@ -90,6 +90,12 @@ gpunvme_err_t tiers_set_catalogue(struct gpunvme_tiers *t, const char *file,
 
 uint64_t tiers_hash(const char *name);
 
+/* How many changes of the name, and of some others, have come into effect. */
+static inline uint32_t tiers_nchanges(const struct gpunvme_tiers *t, uint64_t hash)
+{
+    return atomic_load_explicit(&t->changes[hash % TIERS_NCHANGES], memory_order_acquire);
+}
+
 /* Says that a name has another version, or another place, than before: all look it up again. */
 static inline void tiers_changed(struct gpunvme_tiers *t, const char *name)
 {

@@ -42,6 +42,7 @@ int cli_store(int argc, char **argv);
 int cli_sim(int argc, char **argv);
 int cli_stripe(int argc, char **argv);
 int cli_data(int argc, char **argv);
+int cli_tier(int argc, char **argv);
 int cli_weights(int argc, char **argv);
 int cli_ops(int argc, char **argv);
 

@@ -39,6 +39,10 @@ _gpunvme_options() {
             echo "--format --record --header --sequence --overlap --token --member --output --checksums --memory" \
                 "--batch --depth --shuffle --time --verify --json --quiet --help --usage"
             ;;
+        tier)
+            echo "--set --hot --warm --cold --hot-at --warm-at --half-life --rate --watch --interval" \
+                "--output --tier --to --pin --read-all --verbose --quiet --json --help --usage"
+            ;;
         ops)
             echo "--variant --without --shape --shapes --device --dtype --activation --no-preact --batch" \
                 "--heads --page --causal --threads --rounds --time --no-peaks --cpu-time --seed --json --help --usage"
@@ -53,6 +57,7 @@ _gpunvme_values() {
         --memory) echo "host pinned gpu" ;;
         --format) echo "records tokens npy safetensors tar mds index" ;;
         --shuffle) echo "epoch blocks none" ;;
+        --tier | --to) echo "hot warm cold" ;;
         --device) echo "cpu cuda" ;;
         --dtype) echo "f32 tf32 f16 bf16 f8_e4m3" ;;
         --activation) echo "none relu gelu gelu_tanh silu" ;;
@@ -64,7 +69,7 @@ _gpunvme_values() {
 }
 
 _gpunvme() {
-    local commands="quickstart info identify dump-bar0 read write bench store stripe topology check-p2p sim weights data ops help version"
+    local commands="quickstart info identify dump-bar0 read write bench store stripe topology check-p2p sim weights data tier ops help version"
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}
     local command=${COMP_WORDS[1]} words=""
 
@@ -88,6 +93,8 @@ _gpunvme() {
         words="ls load verify"
     elif [[ $command == data && COMP_CWORD -eq 2 ]]; then
         words="stat index verify bench"
+    elif [[ $command == tier && COMP_CWORD -eq 2 ]]; then
+        words="create status ls stat get put rm migrate scrub rebuild configure serve"
     elif [[ $command == ops && COMP_CWORD -eq 2 ]]; then
         words="list bench check"
     elif [[ $command == ops && ${COMP_WORDS[2]} == bench && $before != --* ]]; then

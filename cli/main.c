@@ -30,6 +30,7 @@ static const struct cli_command commands[] = {
     {"stripe", "several drives as one: makes a set, shows its members", cli_stripe},
     {"weights", "tensors of model files: listed, loaded, verified, converted", cli_weights},
     {"data", "samples for training: indexed, verified, loaded", cli_data},
+    {"tier", "files over fast and slow directories, moved by use", cli_tier},
     {"ops", "compute operators: their variants, speed and correctness", cli_ops},
 };
 #define NCOMMANDS (sizeof(commands) / sizeof(commands[0]))

@@ -16,5 +16,6 @@ target_link_options(gpunvme_shared PRIVATE
     -Wl,-z,nodelete) # the threads that serve files stay until the process ends
 target_link_libraries(gpunvme_shared PRIVATE pthread m PkgConfig::LIBURING
                       $<$<BOOL:${BLKID_FOUND}>:PkgConfig::BLKID>
-                      $<$<BOOL:${JANSSON_FOUND}>:PkgConfig::JANSSON> ${GPUNVME_CUDA_LIBRARIES}
+                      $<$<BOOL:${JANSSON_FOUND}>:PkgConfig::JANSSON>
+                      $<$<BOOL:${SQLITE_FOUND}>:PkgConfig::SQLITE> ${GPUNVME_CUDA_LIBRARIES}
                       ${GPUNVME_SPDK_LIBRARIES})

@@ -3,7 +3,7 @@
 #
 # Makes one wheel of the Python package for all Pythons from 3.10 on, py3-none-manylinux: with both
 # libraries, the command, and the libraries of the system that they use (liburing, libblkid, hwloc,
-# OpenMP's), and their licence texts. CUDA's runtime is in them; a driver is looked for at run time.
+# SQLite, OpenMP's), and their licence texts. CUDA's runtime is in them; a driver is looked for at run time.
 #
 #   scripts/build-wheel.sh [FOLDER] [NAME=VALUE…]   FOLDER: default build/wheel;
 #                                                   NAME=VALUE: CMake variables

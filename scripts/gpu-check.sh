@@ -24,7 +24,7 @@
 # a step failed or was cut off; a goal that was missed is no failure. $OUT (build/gpu-out) gets
 # PART.tar.gz, written anew after each step, and summary.txt.
 #
-# --pack unpacks Debian's liburing, jansson, cmocka and pkgconf into DIR, for a machine that lacks
+# --pack unpacks Debian's liburing, jansson, SQLite, cmocka and pkgconf into DIR, for a machine that lacks
 # them; it needs apt-get, but not root. --built adds the programs of a build, so that nothing is
 # built there: that machine's C library must not be older than the one here. --python adds the
 # package from a folder that `pip install --target SITE ./python` has filled. --cufile adds

@@ -4,7 +4,7 @@
 # What scripts/gpu-check.sh takes along to a machine without network, and makes usable there. To be
 # sourced. A packed folder has
 #
-#   usr/          of Debian's packages: liburing, jansson, cmocka, pkgconf
+#   usr/          of Debian's packages: liburing, jansson, SQLite, cmocka, pkgconf
 #   built.tar.xz  with --built: programs and lists of tests of a build, and libraries that they need
 #   python.tar.xz with --python: the Python package
 #   fio.tar.xz    fio and its libraries, where it is installed
@@ -33,7 +33,7 @@ pack_debs() {
     # apt-get fetches as another user where it can, who must be able to write there
     chmod 777 "$debs"
     (cd "$debs" && apt-get download liburing-dev liburing2 libjansson-dev libjansson4 libcmocka-dev libcmocka0 \
-        pkgconf pkgconf-bin libpkgconf3) || die "apt-get download failed"
+        libsqlite3-dev libsqlite3-0 pkgconf pkgconf-bin libpkgconf3) || die "apt-get download failed"
     for deb in "$debs"/*.deb; do
         [ -e "$deb" ] || continue
         dpkg -x "$deb" "$1" || die "$deb cannot be unpacked"

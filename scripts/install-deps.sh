@@ -62,6 +62,7 @@ look() {
     # The build does without these.
     library blkid || wanted+=("libblkid-dev: libblkid, which tells what is on a drive before it is written to")
     library jansson || wanted+=("libjansson-dev: jansson, for model weights (safetensors)")
+    library sqlite3 || wanted+=("libsqlite3-dev: SQLite, for storage tiers")
     library hwloc || wanted+=("libhwloc-dev: hwloc, for gpunvme topology")
     [ "$what" = test ] || return 0
     library cmocka || needed+=("libcmocka-dev: cmocka")

@@ -15,7 +15,7 @@ Stores: open(), Store, Future, Batch (thousands of transfers by one call), Reque
 kind and index). What serves them: Engine, register(), unregister(). Memory: empty(). Drives by
 their own commands, and broken ones to test with: Controller. Operators: gpunvme.ops. Model weights:
 gpunvme.weights. Checkpoints, written while a training goes on: gpunvme.checkpoint. Samples for
-training: gpunvme.data. What this machine has: info(). Errors: Error and its subclasses, each also the built-in exception that fits.
+training: gpunvme.data. Files by name over fast and slow directories: gpunvme.tiers. What this machine has: info(). Errors: Error and its subclasses, each also the built-in exception that fits.
 docs/PYTHON.md is the page to begin with.
 """
 
@@ -50,7 +50,7 @@ from .memory import DeviceMemory, empty
 from .store import Store, open
 
 if TYPE_CHECKING:
-    from . import checkpoint, data, ops, weights
+    from . import checkpoint, data, ops, tiers, weights
     from .batch import Batch
     from .controller import Controller
     from .machine import info
@@ -67,15 +67,17 @@ _LATER = {
     "data": "data",
     "info": "machine",
     "ops": "ops",
+    "tiers": "tiers",
     "weights": "weights",
 }
+_MODULES = ("checkpoint", "data", "ops", "tiers", "weights")
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'gpunvme' has no attribute {name!r}")
     module = import_module(f".{_LATER[name]}", __name__)
-    value = module if name in ("checkpoint", "data", "ops", "weights") else getattr(module, name)
+    value = module if name in _MODULES else getattr(module, name)
     globals()[name] = value
     return value
 
@@ -120,6 +122,7 @@ __all__ = [
     "open",
     "ops",
     "register",
+    "tiers",
     "unregister",
     "weights",
 ]

@@ -131,6 +131,16 @@ ON_ERROR_SKIP = 1
 ON_ERROR_SUBSTITUTE = 2
 LOADER_MAX_DEPTH = 64
 
+TIER_HOT = 0
+TIER_WARM = 1
+TIER_COLD = 2
+NTIERS = 3
+TIER_AUTO = -1
+TIERS_NO_LIMIT = (1 << 64) - 1
+TIERS_MIGRATE = 0x1
+TIERS_READ_ALL = 0x1
+TIERS_NFINDINGS = 8
+
 LOG_ERROR = 0x01
 LOG_SMART = 0x02
 
@@ -478,6 +488,101 @@ class LoaderStats(Structure):
         ("routes", c_uint64 * NROUTES),
         ("ahead", c_uint32),
         ("ready", c_uint32),
+    ]
+
+
+class TiersSettings(Structure):
+    _fields_ = [
+        ("dir", c_char_p * NTIERS),
+        ("capacity_nbytes", c_uint64 * NTIERS),
+        ("hot_at", c_double),
+        ("warm_at", c_double),
+        ("half_life_s", c_double),
+        ("migrate_bytes_per_s", c_uint64),
+    ]
+
+
+class TiersFile(Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("tier", c_int),
+        ("pinned", c_int),
+        ("nbytes", c_uint64),
+        ("mtime_ns", c_int64),
+        ("score", c_double),
+        ("has_checksum", c_bool),
+        ("checksum", c_uint64),
+    ]
+
+
+class TiersOptions(Structure):
+    _fields_ = [
+        ("flags", c_uint),
+        ("engine", c_void_p),
+        ("store_options", c_char_p),
+        ("interval_ns", c_uint64),
+        ("timeout_ns", c_uint64),
+        ("policy", c_void_p),
+        ("policy_user", c_void_p),
+        ("moved", c_void_p),
+        ("moved_user", c_void_p),
+        ("clock_ns", c_void_p),
+        ("clock_user", c_void_p),
+    ]
+
+
+class TierInfo(Structure):
+    _fields_ = [
+        ("dir", c_char_p),
+        ("capacity_nbytes", c_uint64),
+        ("nbytes", c_uint64),
+        ("nfiles", c_uint64),
+        ("free_nbytes", c_uint64),
+        ("accesses", c_uint64),
+        ("moved_in_nbytes", c_uint64),
+        ("moved_in", c_uint64),
+    ]
+
+
+class TiersInfo(Structure):
+    _fields_ = [
+        ("tier", TierInfo * NTIERS),
+        ("settings", TiersSettings),
+        ("moving", c_uint64),
+        ("migrating", c_bool),
+    ]
+
+
+class TiersIo(Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("offset", c_uint64),
+        ("ptr", c_void_p),
+        ("nbytes", c_size_t),
+        ("mem", c_int),
+        ("err", c_int),
+        ("done", c_size_t),
+        ("tier", c_int),
+        ("routes", c_uint32),
+    ]
+
+
+class TiersMoves(Structure):
+    _fields_ = [
+        ("up", c_uint64),
+        ("down", c_uint64),
+        ("nbytes", c_uint64),
+        ("busy", c_uint64),
+        ("no_room", c_uint64),
+        ("failed", c_uint64),
+    ]
+
+
+class TiersScrub(Structure):
+    _fields_ = [
+        ("files", c_uint64),
+        ("nbytes", c_uint64),
+        ("findings", c_uint64 * TIERS_NFINDINGS),
     ]
 
 
@@ -947,6 +1052,14 @@ STRUCTS: dict[str, type[Structure]] = {
     "gpunvme_loader_options": LoaderOptions,
     "gpunvme_loader_batch": LoaderBatch,
     "gpunvme_loader_stats": LoaderStats,
+    "gpunvme_tiers_settings": TiersSettings,
+    "gpunvme_tiers_file": TiersFile,
+    "gpunvme_tiers_options": TiersOptions,
+    "gpunvme_tier_info": TierInfo,
+    "gpunvme_tiers_info": TiersInfo,
+    "gpunvme_tiers_io": TiersIo,
+    "gpunvme_tiers_moves": TiersMoves,
+    "gpunvme_tiers_scrub": TiersScrub,
     "gpunvme_kind": Kind,
     "gpunvme_kind_io": KindIo,
     "gpunvme_sqe": Sqe,
@@ -1082,6 +1195,33 @@ _FUNCTIONS: dict[str, tuple[type | None, ...]] = {
     "gpunvme_loader_get_stats": (None, c_void_p, c_void_p),
     "gpunvme_loader_get_info": (None, c_void_p, c_void_p),
     "gpunvme_loader_close": (c_int, c_void_p),
+    # tiers.h
+    "gpunvme_tier_name": (c_char_p, c_int),
+    "gpunvme_tiers_create": (c_int, c_void_p),
+    "gpunvme_tiers_open": (c_int, c_char_p, c_void_p, c_void_p),
+    "gpunvme_tiers_close": (c_int, c_void_p),
+    "gpunvme_tiers_configure": (c_int, c_void_p, c_void_p),
+    "gpunvme_tiers_get_info": (c_int, c_void_p, c_void_p),
+    "gpunvme_tiers_read": (
+        c_int, c_void_p, c_char_p, c_uint64, c_void_p, c_int, c_size_t, c_void_p,
+    ),
+    "gpunvme_tiers_write": (
+        c_int, c_void_p, c_char_p, c_uint64, c_void_p, c_int, c_size_t, c_void_p,
+    ),
+    "gpunvme_tiers_flush": (c_int, c_void_p, c_char_p),
+    "gpunvme_tiers_put": (c_int, c_void_p, c_char_p, c_int, c_void_p, c_int, c_size_t),
+    "gpunvme_tiers_put_store": (c_int, c_void_p, c_char_p, c_int, c_void_p),
+    "gpunvme_tiers_remove": (c_int, c_void_p, c_char_p),
+    "gpunvme_tiers_stat": (c_int, c_void_p, c_char_p, c_void_p),
+    "gpunvme_tiers_list": (c_int, c_void_p, c_char_p, c_void_p, c_void_p),
+    "gpunvme_tiers_open_store": (c_int, c_void_p, c_char_p, c_uint, c_void_p),
+    "gpunvme_tiers_read_many": (c_int, c_void_p, c_void_p, c_size_t),
+    "gpunvme_tiers_path": (c_int, c_void_p, c_char_p, c_void_p, c_void_p),
+    "gpunvme_tiers_move": (c_int, c_void_p, c_char_p, c_int, c_bool, c_void_p),
+    "gpunvme_tiers_migrate": (c_int, c_void_p, c_uint64, c_void_p),
+    "gpunvme_tiers_scrub": (c_int, c_void_p, c_uint, c_void_p, c_void_p, c_void_p),
+    "gpunvme_tiers_finding_name": (c_char_p, c_int),
+    "gpunvme_tiers_rebuild": (c_int, c_char_p),
     # request.h
     "gpunvme_requests_create": (c_int, c_void_p, c_void_p),
     "gpunvme_requests_destroy": (c_int, c_void_p),

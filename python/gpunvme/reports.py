@@ -170,6 +170,77 @@ class SimReport:
 
 
 @dataclass(frozen=True)
+class TieredFile:
+    """A file of storage tiers, as the catalogue has it (``Tiers.stat()``)."""
+
+    name: str
+    tier: str  #: "hot", "warm" or "cold"
+    pinned: str | None  #: the tier that it stays in; None: the policy moves it
+    nbytes: int
+    mtime: float  #: seconds since 1970
+    score: float  #: now
+    checksum: int | None  #: None: it was written in place since it was moved or scrubbed
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A tier (``Tiers.info()``)."""
+
+    name: str
+    directory: str
+    capacity: int | None  #: bytes; None: no limit
+    nbytes: int  #: of its files
+    nfiles: int
+    free: int  #: bytes of the file system
+    accesses: int  #: of files while they were here, since the set was made
+    moved_in: int  #: files that migration brought, likewise
+    moved_in_nbytes: int
+
+
+@dataclass(frozen=True)
+class TiersInfo:
+    """What a set of storage tiers is (``Tiers.info()``)."""
+
+    tiers: tuple[Tier, Tier, Tier]  #: hot, warm, cold
+    hot_at: float  #: score from which on files are hot
+    warm_at: float
+    half_life: float  #: seconds; math.inf: scores stay
+    rate: int | None  #: bytes a second of migration at most; None: no limit
+    moving: int  #: files on their way now
+    migrating: bool  #: a process has the job of migration
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What a pass of migration did (``Tiers.migrate()``)."""
+
+    up: int  #: files moved to a faster tier
+    down: int
+    nbytes: int
+    busy: int  #: files that should have moved and are in use
+    no_room: int  #: likewise, for which there is no room
+    failed: int  #: likewise, for another reason
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What scrub found and mended (``Tiers.scrub()``)."""
+
+    kind: str  #: "new", "changed", "missing", "elsewhere", "twice", "bad", "leftover", "skipped"
+    name: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Scrub:
+    """What a scrub looked at and found."""
+
+    files: int
+    nbytes: int
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
 class Kind:
     """Records of one kind (``Request.kinds``)."""
 

@@ -384,18 +384,7 @@ class Store:
 
     def path(self) -> Path:
         """How its bytes go: by which route, how many, and why not by a faster one."""
-        from .reports import Path
-
-        path = self._path()
-        names = [lib.gpunvme_route_name(i).decode() for i in range(_lib.NROUTES)]
-        return Path(
-            backend=path.backend.decode(),
-            gpu_route=names[path.gpu_route],
-            bytes_read=dict(zip(names, path.bytes_read)),
-            bytes_written=dict(zip(names, path.bytes_written)),
-            how=path.how.decode(errors="replace"),
-            why_not=path.why_not.decode(errors="replace"),
-        )
+        return path_of(self._path())
 
     def info(self) -> StoreInfo:
         """What it is: backend, block size, threads and so on."""
@@ -421,6 +410,21 @@ class Store:
         finally:
             self._users.pop()
         return int(sum(path.bytes_read) + sum(path.bytes_written))
+
+
+def path_of(path: _lib.Path) -> Path:
+    """A path report of the library's."""
+    from .reports import Path
+
+    names = [lib.gpunvme_route_name(i).decode() for i in range(_lib.NROUTES)]
+    return Path(
+        backend=path.backend.decode(),
+        gpu_route=names[path.gpu_route],
+        bytes_read=dict(zip(names, path.bytes_read)),
+        bytes_written=dict(zip(names, path.bytes_written)),
+        how=path.how.decode(errors="replace"),
+        why_not=path.why_not.decode(errors="replace"),
+    )
 
 
 def _checked(offset: int) -> int:

@@ -57,6 +57,7 @@ static const struct unit time_units[] = {
     {"s", K10 *K10 *K10},
     {"min", 60 * K10 *K10 *K10},
     {"h", 3600 * K10 *K10 *K10},
+    {"d", 86400 * K10 *K10 *K10},
     {NULL, 0},
 };
 

@@ -10,7 +10,7 @@
  *   sizes          units are case-insensitive: K, Ki, KiB, M, Mi, MiB, … P are powers of 1024;
  *                  KB, MB, … PB are powers of 1000; none or B is bytes
  *   counts         k, M, G, T are powers of 1000 (k or K; the others in capitals)
- *   times          ns, us, ms, s, min, h; only 0 may go without
+ *   times          ns, us, ms, s, min, h, d; only 0 may go without
  *   probabilities  "0.25" or "25%", from 0 to 1
  *
  * The parsers return GPUNVME_ERR_INVALID, with the text and what is wrong with it as the detail,

@@ -16,10 +16,10 @@ static uint64_t load_word(const uint8_t *bytes)
     return le64toh(word);
 }
 
-uint64_t gpunvme_mem_checksum_host(const void *ptr, size_t nbytes)
+uint64_t mem_checksum_shares(const void *ptr, size_t nbytes, uint64_t at)
 {
     const uint8_t *bytes = ptr;
-    uint64_t scaled = 0, a = 0, b = 0, c = 0, d = 0;
+    uint64_t scaled = at / 8 * MEM_CHECKSUM_INDEX, a = 0, b = 0, c = 0, d = 0;
     size_t i = 0;
 
     /* Four sums, so that the additions do not wait for each other. */
@@ -37,5 +37,10 @@ uint64_t gpunvme_mem_checksum_host(const void *ptr, size_t nbytes)
         memcpy(last, bytes + i, nbytes - i);
         b += mem_checksum_mix(load_word(last), scaled);
     }
-    return mem_checksum_end(a + b + c + d, nbytes);
+    return a + b + c + d;
+}
+
+uint64_t gpunvme_mem_checksum_host(const void *ptr, size_t nbytes)
+{
+    return mem_checksum_end(mem_checksum_shares(ptr, nbytes, 0), nbytes);
 }

@@ -11,6 +11,7 @@
 #ifndef MEMORY_CHECKSUM_H
 #define MEMORY_CHECKSUM_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __CUDACC__
@@ -33,6 +34,9 @@ MEM_CHECKSUM_FN uint64_t mem_checksum_mix(uint64_t word, uint64_t scaled_index)
     x *= MEM_CHECKSUM_WORD;
     return x ^ (x >> 29);
 }
+
+/* The shares of bytes in host memory that begin at byte `at` of the whole, a multiple of 8. */
+uint64_t mem_checksum_shares(const void *ptr, size_t nbytes, uint64_t at);
 
 MEM_CHECKSUM_FN uint64_t mem_checksum_end(uint64_t sum, uint64_t nbytes)
 {

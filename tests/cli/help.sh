@@ -4,7 +4,7 @@
 # Help, version, spelling, and that manual and completion know every command and option.
 . "$(dirname "$0")/lib.sh"
 
-commands="quickstart info identify dump-bar0 read write bench sim stripe weights data ops"
+commands="quickstart info identify dump-bar0 read write bench sim stripe weights data tier ops"
 verbs="profiles image check"
 manual=$source_dir/cli/gpunvme.1
 completion=$source_dir/cli/gpunvme.bash
@@ -75,6 +75,18 @@ for verb in stat index verify bench; do
     gpunvme data "$verb" --help
     expect 0
     expect_out "gpunvme data $verb"
+    check test "$(awk '{ if (length > n) n = length } END { print n }' out)" -le 80
+    for option in $(grep -oE '^ .*--[a-z-]+' out | grep -oE -- '--[a-z-]+' | sort -u); do
+        check grep -qF -- "${option//-/\\-}" "$manual"
+        check grep -qF -- "$option" "$completion"
+    done
+done
+
+for verb in create status ls stat get put rm migrate scrub rebuild configure serve; do
+    promise "tier $verb --help teaches, and its options are in the manual and the completion"
+    gpunvme tier "$verb" --help
+    expect 0
+    expect_out "gpunvme tier $verb"
     check test "$(awk '{ if (length > n) n = length } END { print n }' out)" -le 80
     for option in $(grep -oE '^ .*--[a-z-]+' out | grep -oE -- '--[a-z-]+' | sort -u); do
         check grep -qF -- "${option//-/\\-}" "$manual"

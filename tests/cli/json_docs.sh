@@ -59,6 +59,23 @@ document 0 data stat in.bin --record 100
 document 0 data index in.bin --record 100 -o in.gnvidx
 document 0 data verify in.gnvidx
 document 0 data bench in.gnvidx --memory host --time 100ms
+if [ "${CLI_TEST_SQLITE:-1}" = 1 ]; then
+    mkdir hot warm cold
+    document 0 tier create --hot hot:1M --warm warm --cold cold
+    document 0 tier put --set hot in.bin in
+    document 0 tier status --set hot
+    document 0 tier configure --set hot --rate 10M
+    document 0 tier ls --set hot
+    document 0 tier stat --set hot in
+    document 0 tier get --set hot in -o back.bin
+    document 0 tier migrate --set hot
+    document 0 tier migrate --set hot --to cold in
+    random_file hot/new 100
+    document 0 tier scrub --set hot
+    document 1 tier get --set hot nowhere -o back.bin
+    document 0 tier rm --set hot in
+    document 0 tier rebuild --set hot
+fi
 document 0 ops list
 document 0 ops bench matmul --variant blocked --shape 40 --rounds 1
 document 0 ops check --device cpu --variant blocked
@@ -75,6 +92,20 @@ done
 kill -TERM $server
 wait $server
 cp out documents/listen.json
+
+if [ "${CLI_TEST_SQLITE:-1}" = 1 ]; then
+    promise "a daemon that migrates prints what it moved"
+    "$program" tier serve --set hot --json >out 2>err &
+    server=$!
+    for _ in $(seq 600); do
+        ! "$program" tier status --set hot --json | grep -q '"migrating": true' &&
+            kill -0 $server 2>/dev/null || break
+        sleep 0.1
+    done
+    kill -TERM $server
+    wait $server
+    cp out documents/serve.json
+fi
 
 promise "a failure is a document with an error, beside what there is to tell"
 document 1 identify sim:image=nowhere.img

@@ -15,8 +15,9 @@ from gpunvme import _lib
 
 INCLUDE = Path(__file__).parents[2] / "include"
 HEADERS = ["binding", "buf", "memory", "error", "engine", "storage", "transfer", "weights",
-           "dataset", "sampler", "loader", "convert", "request", "controller", "io", "sim", "transport",
-           "ops/core", "ops/matmul", "ops/linear", "ops/attention", "version"]
+           "dataset", "sampler", "loader", "convert", "tiers", "request", "controller", "io", "sim",
+           "transport", "ops/core", "ops/matmul", "ops/linear", "ops/attention",
+           "version"]
 # What has another prefix than its constant here.
 CONSTANTS = {
     name: f"GPUNVME_{name}"
@@ -72,8 +73,9 @@ def test_structure_is_laid_out_as_in_the_header(struct: str, probed: dict[str, i
 
 
 def test_constants_have_the_values_of_the_headers(probed: dict[str, int]) -> None:
-    assert {name: getattr(_lib, name) for name in CONSTANTS} == {
-        name: probed[c_name] for name, c_name in CONSTANTS.items()
+    bits = (1 << 64) - 1  # the program prints all of them as signed
+    assert {name: getattr(_lib, name) & bits for name in CONSTANTS} == {
+        name: probed[c_name] & bits for name, c_name in CONSTANTS.items()
     }
 
 

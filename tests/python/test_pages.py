@@ -15,7 +15,7 @@ import pytest
 SOURCE = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("command", ["tutorial.py", "broken_drive.py",
+@pytest.mark.parametrize("command", ["tutorial.py", "broken_drive.py", "tiers.py",
                                      "nvme_benchmark.py --seconds 0.05",
                                      "nvme_benchmark.py --seconds 0.05 --json sim:size=128M"])
 def test_an_example_runs(command: str) -> None:

@@ -104,6 +104,7 @@ static void times_have_a_unit(void **state)
     expect(base_parse_time, "3s", 3000000000);
     expect(base_parse_time, "2min", 120000000000);
     expect(base_parse_time, "1h", 3600000000000);
+    expect(base_parse_time, "7d", 604800000000000);
     expect_refused(base_parse_time, "3S", "unknown unit 'S'");
     expect_refused(base_parse_time, "0x10", "unknown unit");
 }

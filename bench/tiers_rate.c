@@ -86,14 +86,6 @@ static void make_file(struct gpunvme_tiers *t, const struct job *j, const char *
 
 /* ---- Reads ----------------------------------------------------------------------------------- */
 
-static double thread_cpu_s(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
 struct reads {
     struct gpunvme_tiers *t;
     struct gpunvme_store *store; /* of the same file */
@@ -103,10 +95,10 @@ struct reads {
     unsigned n;
 };
 
-/* Nanoseconds a read, of the clock or of this thread's processor time. */
-static double time_reads(const struct reads *r, bool by_name, uint64_t seed, double *cpu_ns)
+/* Nanoseconds a read. */
+static double time_reads(const struct reads *r, bool by_name, uint64_t seed)
 {
-    const double began = bench_now_s(), cpu_began = thread_cpu_s();
+    const double began = bench_now_s();
 
     for (unsigned i = 0; i < r->n; i++) {
         const uint64_t at = bench_random(&seed) % (FILE_BYTES / r->nbytes) * r->nbytes;
@@ -117,35 +109,26 @@ static double time_reads(const struct reads *r, bool by_name, uint64_t seed, dou
         else
             check("read", gpunvme_store_read(r->store, at, r->ptr, r->buf.mem, r->nbytes, NULL));
     }
-    *cpu_ns = (thread_cpu_s() - cpu_began) / r->n * 1e9;
     return (bench_now_s() - began) / r->n * 1e9;
 }
 
 static void measure_reads(const struct job *j, struct reads *r)
 {
-    double plain[ROUNDS], named[ROUNDS], ratios[ROUNDS], cpu_ratios[ROUNDS];
-    struct bench_stat p, s, ratio, cpu_ratio;
+    static double plain[ROUNDS], named[ROUNDS];
+    struct bench_stat p, s;
 
-    for (unsigned i = 0; i < j->rounds; i++) {
-        const bool first = i % 2;
-        double ns[2], cpu_ns[2];
+    for (unsigned i = 0; i < j->rounds; i++)
+        for (unsigned k = 0; k < 2; k++) {
+            const bool by_name = (i + k) % 2;
 
-        ns[first] = time_reads(r, first, i + 1, &cpu_ns[first]);
-        ns[!first] = time_reads(r, !first, i + 1, &cpu_ns[!first]);
-        plain[i] = ns[0];
-        named[i] = ns[1];
-        ratios[i] = ns[1] / ns[0];
-        cpu_ratios[i] = cpu_ns[1] / cpu_ns[0];
-    }
+            (by_name ? named : plain)[i] = time_reads(r, by_name, i + 1);
+        }
     p = bench_stat(plain, (unsigned)j->rounds);
     s = bench_stat(named, (unsigned)j->rounds);
-    ratio = bench_stat(ratios, (unsigned)j->rounds);
-    cpu_ratio = bench_stat(cpu_ratios, (unsigned)j->rounds);
     printf("{\"what\": \"read\", \"mem\": \"%s\", \"bytes\": %zu, \"store_ns\": %.0f, "
            "\"store_min_ns\": %.0f, \"store_max_ns\": %.0f, \"name_ns\": %.0f, "
-           "\"name_min_ns\": %.0f, \"name_max_ns\": %.0f, \"ratio\": %.4f, \"cpu_ratio\": %.4f}\n",
-           j->mem, r->nbytes, p.median, p.min, p.max, s.median, s.min, s.max, ratio.median,
-           cpu_ratio.median);
+           "\"name_min_ns\": %.0f, \"name_max_ns\": %.0f, \"ratio\": %.4f}\n",
+           j->mem, r->nbytes, p.median, p.min, p.max, s.median, s.min, s.max, s.median / p.median);
 }
 
 /* Into the page cache. */
@@ -293,9 +276,9 @@ static double time_move(struct gpunvme_tiers *t, int to)
 
 static void copies(const struct job *j)
 {
-    double cp[ROUNDS], move[ROUNDS], ratios[ROUNDS];
+    double cp[ROUNDS], move[ROUNDS];
     struct gpunvme_tiers *t = open_set(j);
-    struct bench_stat c, m, ratio;
+    struct bench_stat c, m;
     char from[600], to[600], copy[600];
 
     make_file(t, j, "large", j->copy);
@@ -313,16 +296,14 @@ static void copies(const struct job *j)
             forget(to);
             time_move(t, GPUNVME_TIER_HOT);
         }
-        ratios[i] = cp[i] / move[i];
     }
     c = bench_stat(cp, (unsigned)j->copies);
     m = bench_stat(move, (unsigned)j->copies);
-    ratio = bench_stat(ratios, (unsigned)j->copies);
     printf("{\"what\": \"copy\", \"bytes\": %llu, \"cp_mb_per_s\": %.1f, \"move_mb_per_s\": %.1f, "
            "\"move_min_mb_per_s\": %.1f, \"move_max_mb_per_s\": %.1f, \"ratio\": %.4f}\n",
            (unsigned long long)j->copy, (double)j->copy / c.median * 1e-6,
            (double)j->copy / m.median * 1e-6, (double)j->copy / m.max * 1e-6,
-           (double)j->copy / m.min * 1e-6, ratio.median);
+           (double)j->copy / m.min * 1e-6, c.median / m.median);
     check("close", gpunvme_tiers_close(t));
 }
 

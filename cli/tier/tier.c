@@ -33,15 +33,17 @@ enum {
     {                                                                                              \
         "set", KEY_SET, "DIR", 0, "The set, by the directory of any of its tiers (/nvme)", 80      \
     }
-#define OPTIONS_SETTINGS                                                                            \
-    {"hot", KEY_HOT, "DIR[:CAPACITY]", 0, "Directory and capacity of the hot tier", 1},             \
-        {"warm", KEY_WARM, "DIR[:CAPACITY]", 0, "... of the warm tier", 1},                         \
-        {"cold", KEY_COLD, "DIR[:CAPACITY]", 0, "... of the cold tier", 1},                         \
-        {"hot-at", KEY_HOT_AT, "SCORE", 0, "Files are hot from this score on", 2},                  \
-        {"warm-at", KEY_WARM_AT, "SCORE", 0, "... and warm from this one on", 2},                   \
-        {"half-life", KEY_HALF_LIFE, "TIME", 0, "Accesses count half after it; none: for ever", 2}, \
-    {                                                                                               \
-        "rate", KEY_RATE, "SIZE", 0, "Bytes a second that migration moves at most, or none", 2      \
+/* Each in a group of its own: options of a group are sorted by name. */
+#define OPTIONS_SETTINGS                                                                           \
+    {"hot", KEY_HOT, "DIR[:CAPACITY]", 0, "Directory and capacity of the hot tier", 1},            \
+        {"warm", KEY_WARM, "DIR[:CAPACITY]", 0, "The same of the warm tier", 2},                   \
+        {"cold", KEY_COLD, "DIR[:CAPACITY]", 0, "The same of the cold tier", 3},                   \
+        {"hot-at", KEY_HOT_AT, "SCORE", 0, "Files are hot from this score on", 4},                 \
+        {"warm-at", KEY_WARM_AT, "SCORE", 0, "Files are warm from this score on", 5},              \
+        {"half-life", KEY_HALF_LIFE, "TIME", 0, "Accesses count half after it, or none", 6},       \
+    {                                                                                              \
+        "rate", KEY_RATE, "SIZE", 0,                                                               \
+            "Bytes a second that migration moves at most; none: no limit", 7                       \
     }
 #define OPTION_VERBOSE                                                                             \
     {                                                                                              \
@@ -77,8 +79,8 @@ static const struct argp_option put_options[] = {
     {0},
 };
 static const struct argp_option migrate_options[] = {
-    {"to", KEY_TIER, "hot|warm|cold", 0, "Move the named files there, whatever their scores", 0},
-    {"pin", KEY_PIN, NULL, 0, "... and keep them there", 0},
+    {"to", KEY_TIER, "hot|warm|cold", 0, "Move the named files there, whatever their scores", 1},
+    {"pin", KEY_PIN, NULL, 0, "Keep them in the tier of --to", 2},
     OPTION_VERBOSE,
     OPTION_SET,
     CLI_OPTION_JSON,

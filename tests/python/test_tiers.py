@@ -198,6 +198,22 @@ def test_a_policy_that_raises_leaves_files_where_they_are(
     assert raised and all(isinstance(why, LookupError) for why in raised)
 
 
+def test_a_file_that_cannot_be_moved_is_told(dirs: tuple[Path, Path, Path], data: bytes) -> None:
+    told: list[tuple[object, ...]] = []
+    with tiers.Tiers(dirs[0], policy=lambda _: "warm", moved=lambda *move: told.append(move)) as files:
+        files.put("good", data, "cold")
+        files.put("rotten", data, "cold")
+        rotten, mtime = dirs[2] / "rotten", (dirs[2] / "rotten").stat().st_mtime_ns
+        rotten.write_bytes(data[:-1] + b"!")
+        os.utime(rotten, ns=(mtime, mtime))
+        moves = files.migrate()
+        assert (moves.up, moves.failed) == (1, 1)
+        assert files.stat("rotten").tier == "cold"
+    assert told[0] == ("good", "cold", "warm", len(data), None)
+    assert told[1][:4] == ("rotten", "cold", "warm", len(data))
+    assert isinstance(told[1][4], gpunvme.Error) and told[1][4].name == "GPUNVME_ERR_VERIFY"
+
+
 def test_ctrl_c_ends_a_pass(dirs: tuple[Path, Path, Path], data: bytes) -> None:
     def moved(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)

@@ -132,19 +132,22 @@ static gpunvme_err_t add_row(struct job *j)
 /* The same, when others' changes of the name have ended and there is room. */
 static gpunvme_err_t begin(struct job *j, uint64_t deadline_ns)
 {
-    gpunvme_err_t err;
+    gpunvme_err_t err = add_row(j);
 
-    for (;;) {
-        err = add_row(j);
+    while (err == GPUNVME_ERR_BUSY || (err == GPUNVME_ERR_NOSPC && j->no_room)) {
+        const bool in_time = futex_now() < deadline_ns;
+
         if (err == GPUNVME_ERR_BUSY)
             err = tiers_change_wait(j->t, j->change.name, deadline_ns);
-        else if (err == GPUNVME_ERR_NOSPC && j->no_room && futex_now() < deadline_ns)
+        else if (in_time)
             err = tiers_make_room(j->t, j->change.to, j->change.nbytes, j->rank);
-        else
-            return err;
         if (err && err != GPUNVME_ERR_NOT_FOUND)
             return err;
+        err = add_row(j);
+        if (!in_time)
+            break;
     }
+    return err;
 }
 
 /* The file's row is of the new version. In the same transaction the change is COMMITTED, or ends
@@ -232,10 +235,12 @@ static gpunvme_err_t go_back(struct job *j)
 
     if (j->change.stage != TIERS_COPYING)
         err = set_stage(j, TIERS_COPYING);
+    tiers_step(TIERS_STEP_UNLINK, j->change.name);
     /* A file system that is read-only refuses to unlink what is not there. */
     if (!err && unlinkat(folder, j->temporary, 0) && errno != ENOENT &&
         !faccessat(folder, j->temporary, F_OK, AT_SYMLINK_NOFOLLOW))
         err = base_fail_errno(errno, "%.150s: to remove its copy", j->change.name);
+    tiers_step(TIERS_STEP_END, j->change.name);
     return err ? err : tiers_catalogue_change_remove(j->t->catalogue, j->change.name);
 }
 
@@ -521,14 +526,17 @@ static gpunvme_err_t fill_by_move(struct job *j, void *with)
 gpunvme_err_t tiers_change_move(struct gpunvme_tiers *t, const char *name, int to,
                                 struct tiers_rate *limit, const atomic_bool *stop)
 {
+    const uint64_t hash = tiers_hash(name);
     struct move m = {.limit = limit, .stop = stop};
     struct tiers_row row;
     struct job j;
     struct stat st;
+    uint32_t nchanges;
     gpunvme_err_t err = tiers_change_wait(t, name, 0);
 
     if (err && err != GPUNVME_ERR_NOT_FOUND)
         return err;
+    nchanges = tiers_nchanges(t, hash);
     err = tiers_open_file(t, name, O_RDONLY, 0, &row, &m.fd);
     if (err)
         return err;
@@ -544,8 +552,8 @@ gpunvme_err_t tiers_change_move(struct gpunvme_tiers *t, const char *name, int t
         err = job_init(&j, t, name, TIERS_MOVE, row.tier, to, (uint64_t)st.st_size);
     if (!err)
         err = add_row(&j);
-    /* Since it was opened somebody may have written, replaced or moved it. */
-    if (!err && (!tiers_is_as(&j.row, m.fd) || fstat(m.fd, &st) || !st.st_nlink))
+    /* Since it was opened somebody may have replaced or written it. */
+    if (!err && (tiers_nchanges(t, hash) != nchanges || !tiers_is_as(&j.row, m.fd)))
         err = give_up(&j, base_fail(GPUNVME_ERR_BUSY, "%.150s was changed just now", name));
     else if (!err)
         err = replace(&j, fill_by_move, &m);

@@ -33,6 +33,7 @@
 #define PINS   UINT64_C(0x7fffffff)
 #define CLOSED UINT64_C(0x80000000)
 #define ACCESS UINT64_C(0x100000000) /* one */
+#define NTRIES 100u                  /* to open a file that others change, at least */
 #define NUSES  1024u /* uses of files that are no longer open; more are written at once */
 
 /* A file that is open. */
@@ -75,24 +76,41 @@ struct tiers_files {
 
 /* ---- Hashes ---------------------------------------------------------------------------------- */
 
-static uint64_t mix(uint64_t x)
+static uint64_t load(const char *bytes)
 {
-    x = (x ^ x >> 32) * 0xbb67ae8584caa73bu;
-    return x ^ x >> 29;
+    uint64_t word;
+
+    memcpy(&word, bytes, sizeof(word));
+    return word;
 }
 
-/* Of eight bytes at a time. */
+/* Both halves of the product, so that each bit of either reaches all of them. */
+static uint64_t fold(uint64_t a, uint64_t b)
+{
+    const unsigned __int128 product = (unsigned __int128)a * b;
+
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+/* Of eight bytes at a time; the last ones may overlap those before. */
 static uint64_t hash_of(const char *name, size_t length)
 {
-    uint64_t hash = length, word;
+    const uint64_t odd = 0x9e3779b97f4a7c15u;
+    const char *end = name + length;
+    uint64_t hash = length;
 
-    for (; length >= 8; name += 8, length -= 8) {
-        memcpy(&word, name, 8);
-        hash = mix(hash + word);
+    if (length < 8) {
+        uint64_t word = 0;
+
+        while (name < end)
+            word = word << 8 | (unsigned char)*name++;
+        return fold(word ^ odd, hash ^ 0xbb67ae8584caa73bu);
     }
-    word = 0;
-    memcpy(&word, name, length);
-    return mix(hash + word);
+    for (; end - name > 16; name += 16)
+        hash = fold(load(name) ^ hash, load(name + 8) ^ odd);
+    if (end - name > 8)
+        hash = fold(load(name) ^ hash, odd);
+    return fold(load(end - 8) ^ hash, 0xbb67ae8584caa73bu);
 }
 
 uint64_t tiers_hash(const char *name)
@@ -140,7 +158,7 @@ gpunvme_err_t tiers_open_file(struct gpunvme_tiers *t, const char *name, int fla
     struct tiers_row now;
     bool again = false;
 
-    for (;;) {
+    for (unsigned tries = 0; tries < NTRIES || futex_now() < deadline_ns; tries++) {
         gpunvme_err_t why, err = find(t, name, row);
 
         if (err)
@@ -167,6 +185,7 @@ gpunvme_err_t tiers_open_file(struct gpunvme_tiers *t, const char *name, int fla
                              name, t->dir[row->tier], why ? "removed" : "changed");
         again = is_same(row, &now);
     }
+    return base_fail(GPUNVME_ERR_BUSY, "%.150s is changed again and again", name);
 }
 
 /* ---- Uses ------------------------------------------------------------------------------------ */
@@ -293,8 +312,7 @@ uint64_t tiers_files_unwritten(struct gpunvme_tiers *t, const char *name)
 /* Whether the name has, or may have, another file than this one by now. */
 static bool is_stale(struct gpunvme_tiers *t, const struct file *f, uint64_t hash)
 {
-    return f->changes !=
-           atomic_load_explicit(&t->changes[hash % TIERS_NCHANGES], memory_order_acquire);
+    return f->changes != tiers_nchanges(t, hash);
 }
 
 /* The row has the facts of the file again, if the name still has it. */
@@ -348,7 +366,7 @@ static gpunvme_err_t open_now(struct gpunvme_tiers *t, const char *name, bool wr
         return err;
     f->length = strlen(name);
     memcpy(f->name, name, f->length + 1);
-    f->changes = atomic_load(&t->changes[hash_of(name, f->length) % TIERS_NCHANGES]);
+    f->changes = tiers_nchanges(t, hash_of(name, f->length));
     err = tiers_open_file(t, name, write ? O_RDWR : O_RDONLY, futex_deadline(t->timeout_ns), &row,
                           &f->fd);
     if (err)

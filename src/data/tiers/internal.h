@@ -90,6 +90,12 @@ gpunvme_err_t tiers_set_catalogue(struct gpunvme_tiers *t, const char *file,
 
 uint64_t tiers_hash(const char *name);
 
+/* How many changes of the name, and of some others, have come into effect. */
+static inline uint32_t tiers_nchanges(const struct gpunvme_tiers *t, uint64_t hash)
+{
+    return atomic_load_explicit(&t->changes[hash % TIERS_NCHANGES], memory_order_acquire);
+}
+
 /* Says that a name has another version, or another place, than before: all look it up again. */
 static inline void tiers_changed(struct gpunvme_tiers *t, const char *name)
 {
@@ -129,8 +135,8 @@ enum tiers_step {
     TIERS_STEP_FLUSH,   /* all bytes are written */
     TIERS_STEP_PUBLISH, /* they are on the medium; the row says PUBLISHING */
     TIERS_STEP_COMMIT,  /* the new version has its place */
-    TIERS_STEP_UNLINK,  /* the catalogue has it */
-    TIERS_STEP_END,     /* the old version is gone; the row says COMMITTED */
+    TIERS_STEP_UNLINK,  /* the catalogue has it; or the change goes back, and its copy is there */
+    TIERS_STEP_END,     /* the old version, or that copy, is gone; the row is there */
     TIERS_STEP_ENDED,
     TIERS_NSTEPS
 };

@@ -245,6 +245,7 @@ static void a_file_that_was_moved_by_hand_is_found(void **state)
     mends(0, "elsewhere a");
     rig_has(t, "a", 1);
     assert_int_equal(rig_tier(t, "a"), COLD);
+    assert_int_equal(stat_of("a").pinned, COLD);
     assert_true(stat_of("a").has_checksum);
 }
 

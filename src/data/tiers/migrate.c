@@ -73,7 +73,7 @@ static gpunvme_err_t move(struct mover *m, const struct tiers_row *row, int to)
         err = mover_make_room(m, to, row->nbytes, row->rank);
         if (err)
             break;
-        err = tiers_change_move(m->t, row->name, to, m->limit, m->stop);
+        err = mover_move(m, row->name, to);
         if (err != GPUNVME_ERR_NOSPC)
             break;
     }
@@ -177,33 +177,19 @@ static bool ends(struct pass *p, const struct tiers_row *row, int goal, gpunvme_
     }
 }
 
-/* The limit may be changed while a pass goes on. */
-static gpunvme_err_t obey_limit(struct mover *m)
-{
-    struct gpunvme_tiers_settings s;
-    const gpunvme_err_t err = tiers_settings(m->t, &s);
-
-    if (!err)
-        atomic_store(&m->limit->bytes_per_s, s.migrate_bytes_per_s);
-    return err;
-}
-
 /* Moves one file, upwards at least part of the way. */
 static gpunvme_err_t move_one(struct pass *p, const struct tiers_row *row)
 {
-    const int goal = choose(&p->view, row);
-    gpunvme_err_t err;
+    gpunvme_err_t err = GPUNVME_ERR_NOSPC;
+    int goal;
 
+    if (p->m->stop && atomic_load(p->m->stop))
+        return GPUNVME_ERR_CANCELED;
+    goal = choose(&p->view, row);
     if (goal == row->tier || names_have(&p->m->evicted, row->name))
         return GPUNVME_OK;
     if (futex_now() >= p->deadline_ns)
         return base_fail(GPUNVME_ERR_TIMEOUT, "not all files could be moved in this time");
-    if (p->m->stop && atomic_load(p->m->stop))
-        return GPUNVME_ERR_CANCELED;
-    err = obey_limit(p->m);
-    if (err)
-        return err;
-    err = GPUNVME_ERR_NOSPC;
     if (goal > row->tier)
         err = move(p->m, row, goal);
     for (int to = goal; to < row->tier && err == GPUNVME_ERR_NOSPC; to++)
@@ -303,8 +289,6 @@ static gpunvme_err_t pass(struct pass *p)
         err = keep_clock(m->t);
     if (!err)
         err = look(m->t, &p->view);
-    if (!err)
-        err = obey_limit(m);
     /* A capacity may have become smaller. */
     for (int tier = 0; tier < GPUNVME_TIER_COLD && !err; tier++) {
         err = mover_make_room(m, tier, 0, INFINITY);

@@ -37,6 +37,9 @@ void mover_moved(struct mover *m, const char *name, int from, int to, uint64_t n
 void mover_tell(struct mover *m, const char *name, int from, int to, uint64_t nbytes,
                 gpunvme_err_t err);
 
+/* Moves a file, at the rate that the set has now if there is a limit. */
+gpunvme_err_t mover_move(struct mover *m, const char *name, int to);
+
 /* tiers_make_room() by this mover. */
 gpunvme_err_t mover_make_room(struct mover *m, int tier, uint64_t nbytes, double rank);
 

@@ -224,6 +224,19 @@ void mover_moved(struct mover *m, const char *name, int from, int to, uint64_t n
     mover_tell(m, name, from, to, nbytes, GPUNVME_OK);
 }
 
+gpunvme_err_t mover_move(struct mover *m, const char *name, int to)
+{
+    struct gpunvme_tiers_settings s;
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (m->limit) {
+        err = tiers_settings(m->t, &s);
+        if (!err)
+            atomic_store(&m->limit->bytes_per_s, s.migrate_bytes_per_s);
+    }
+    return err ? err : tiers_change_move(m->t, name, to, m->limit, m->stop);
+}
+
 /* Moves one to the next slower tier that has room or can make it. */
 static gpunvme_err_t evict(struct mover *m, const struct victim *v, int from)
 {
@@ -235,7 +248,7 @@ static gpunvme_err_t evict(struct mover *m, const struct victim *v, int from)
     for (int to = from + 1; to < GPUNVME_NTIERS && err == GPUNVME_ERR_NOSPC; to++) {
         err = mover_make_room(m, to, v->nbytes, v->rank);
         if (!err)
-            err = tiers_change_move(m->t, v->name, to, m->limit, m->stop);
+            err = mover_move(m, v->name, to);
         if (!err) {
             mover_moved(m, v->name, from, to, v->nbytes);
             err = names_add(&m->evicted, v->name);

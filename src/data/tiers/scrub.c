@@ -297,7 +297,7 @@ static gpunvme_err_t take_in(struct scrub *s, struct tiers_row *row, int tier,
     row->nbytes = (uint64_t)st->st_size;
     row->mtime_ns = mtime_of(st);
     if (s->old && !tiers_catalogue_find(s->old, row->name, &old)) {
-        row->pinned = old.pinned;
+        row->pinned = old.pinned == GPUNVME_TIER_AUTO ? GPUNVME_TIER_AUTO : tier;
         if (old.rank <= s->rank_max)
             row->rank = old.rank;
         row->has_checksum = old.has_checksum && !old.dirty && is_as(&old, st);
@@ -320,6 +320,8 @@ static gpunvme_err_t correct(struct scrub *s, struct tiers_row *row, int tier,
         err = find(s, GPUNVME_TIERS_CHANGED, row->name, "%llu bytes, not %llu, or another time",
                    (unsigned long long)st->st_size, (unsigned long long)row->nbytes);
     row->tier = tier;
+    if (row->pinned != GPUNVME_TIER_AUTO)
+        row->pinned = tier;
     if (*changed) {
         row->nbytes = (uint64_t)st->st_size;
         row->mtime_ns = mtime_of(st);

@@ -358,6 +358,19 @@ static void settle(struct gpunvme_tiers *t, const struct file *f)
 
 /* ---- Files ----------------------------------------------------------------------------------- */
 
+/*
+ * Whether a change of the name comes into effect now. What was opened may be the old version, and
+ * the count of changes that says so have been read: so it is for one call, lest that version is
+ * read again after the new one.
+ */
+static bool is_taking_effect(struct gpunvme_tiers *t, const char *name)
+{
+    struct tiers_change change;
+
+    return !tiers_catalogue_change_find(t->catalogue, name, &change) &&
+           change.stage != TIERS_COPYING;
+}
+
 /* Opens the file that the name has now. */
 static gpunvme_err_t open_now(struct gpunvme_tiers *t, const char *name, bool write, struct file *f)
 {
@@ -376,6 +389,8 @@ static gpunvme_err_t open_now(struct gpunvme_tiers *t, const char *name, bool wr
     if (err)
         return err;
     f->open.tier = row.tier;
+    if (!write && is_taking_effect(t, name))
+        f->changes--;
     snprintf(path, sizeof(path), "%.500s/%.500s", t->dir[row.tier], name);
     err = gpunvme_open_fd(t->options.engine, f->fd, path, t->file_options,
                           write ? GPUNVME_OPEN_WRITE : 0, &f->open.store);

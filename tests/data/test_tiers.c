@@ -751,13 +751,16 @@ static void scores_are_the_same_when_the_half_life_has_changed_and_decay_by_it(v
 
 static atomic_uint nexcesses;
 static uint64_t capacity[GPUNVME_NTIERS];
+static void (*hook)(enum tiers_step step);
 
 /* At each step of a change, what lies in a tier, and what the catalogue says of it, is below. */
 void __wrap_tiers_step(enum tiers_step step, const char *name);
 
 void __wrap_tiers_step(enum tiers_step step, const char *name)
 {
-    (void)name, (void)step;
+    (void)name;
+    if (hook)
+        hook(step);
     for (int tier = 0; tier < GPUNVME_NTIERS && capacity[tier]; tier++) {
         struct tiers_sums sums;
 
@@ -766,6 +769,34 @@ void __wrap_tiers_step(enum tiers_step step, const char *name)
             rig_du(tier) > sums.nbytes + sums.reserved)
             atomic_fetch_add(&nexcesses, 1);
     }
+}
+
+/* Reads at each step: past the table of open files, and by it. */
+static void read_both_ways(enum tiers_step step)
+{
+    static uint64_t seen;
+    struct gpunvme_store *store;
+    uint64_t version;
+
+    (void)step;
+    ok(gpunvme_tiers_open_store(t, "a", 1, &store));
+    ok(gpunvme_store_read(store, 0, &version, GPUNVME_MEM_HOST, 8, NULL));
+    ok(gpunvme_close(store));
+    assert_true(version >= seen);
+    seen = version;
+    ok(rig_read(t, "a", &version));
+    assert_true(version >= seen);
+    seen = version;
+}
+
+static void a_reader_amid_a_change_never_goes_back(void **state)
+{
+    (void)state;
+    ok(rig_put(t, "a", HOT, 1024, 1));
+    hook = read_both_ways;
+    ok(rig_put(t, "a", WARM, 1024, 2));
+    hook = NULL;
+    rig_has(t, "a", 2);
 }
 
 static void a_capacity_holds_at_every_step_of_a_change(void **state)
@@ -870,6 +901,7 @@ int main(void)
         TEST(every_call_counts_as_one_access_and_they_are_written_at_close),
         TEST(accesses_of_files_that_left_the_table_are_not_lost),
         TEST(scores_are_the_same_when_the_half_life_has_changed_and_decay_by_it),
+        TEST(a_reader_amid_a_change_never_goes_back),
         TEST(a_capacity_holds_at_every_step_of_a_change),
         TEST(a_file_larger_than_a_capacity_is_refused),
         TEST(a_file_that_something_else_changed_is_told),

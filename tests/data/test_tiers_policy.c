@@ -4,6 +4,7 @@
  * clock of the test's.
  */
 #include <math.h>
+#include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 
@@ -650,6 +651,29 @@ static void a_thread_migrates_and_no_other_process_does(void **state)
     assert_false(info.migrating);
 }
 
+static void a_child_does_not_keep_the_job_of_its_parent(void **state)
+{
+    gpunvme_err_t before, after;
+    pid_t pid;
+
+    (void)state;
+    rig_create((struct gpunvme_tiers_settings){0});
+    open_set((struct gpunvme_tiers_options){.flags = GPUNVME_TIERS_MIGRATE});
+    migrate();
+    pid = fork();
+    if (!pid)
+        for (;;)
+            pause();
+    before = migrate_elsewhere();
+    ok(gpunvme_tiers_close(t));
+    t = NULL;
+    after = migrate_elsewhere();
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    assert_int_equal(before, GPUNVME_ERR_BUSY);
+    assert_int_equal(after, GPUNVME_OK);
+}
+
 /* At 64 KiB/s the copy would take two hours. */
 static void closing_ends_a_copy(void **state)
 {
@@ -711,6 +735,7 @@ int main(int argc, char **argv)
         TEST(a_pass_ends_at_its_deadline),
         TEST(a_file_that_fails_is_counted_and_the_others_move),
         TEST(a_thread_migrates_and_no_other_process_does),
+        TEST(a_child_does_not_keep_the_job_of_its_parent),
         TEST(closing_ends_a_copy),
     };
 

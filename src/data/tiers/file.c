@@ -155,10 +155,12 @@ static gpunvme_err_t find(struct gpunvme_tiers *t, const char *name, struct tier
 gpunvme_err_t tiers_open_file(struct gpunvme_tiers *t, const char *name, int flags,
                               uint64_t deadline_ns, struct tiers_row *row, int *fd)
 {
+    const uint64_t hash = tiers_hash(name);
     struct tiers_row now;
-    bool again = false;
+    bool same, again = false;
 
     for (unsigned tries = 0; tries < NTRIES || futex_now() < deadline_ns; tries++) {
+        const uint32_t nchanges = tiers_nchanges(t, hash);
         gpunvme_err_t why, err = find(t, name, row);
 
         if (err)
@@ -179,11 +181,13 @@ gpunvme_err_t tiers_open_file(struct gpunvme_tiers *t, const char *name, int fla
         err = find(t, name, &now);
         if (err)
             return err;
-        if (is_same(row, &now) && again)
+        /* It may have gone to another tier and come back. */
+        same = is_same(row, &now) && tiers_nchanges(t, hash) == nchanges;
+        if (same && again)
             return base_fail(GPUNVME_ERR_VERIFY,
                              "%.150s in %.80s: something else has %s it; 'scrub' takes it as it is",
                              name, t->dir[row->tier], why ? "removed" : "changed");
-        again = is_same(row, &now);
+        again = same;
     }
     return base_fail(GPUNVME_ERR_BUSY, "%.150s is changed again and again", name);
 }
@@ -354,6 +358,19 @@ static void settle(struct gpunvme_tiers *t, const struct file *f)
 
 /* ---- Files ----------------------------------------------------------------------------------- */
 
+/*
+ * Whether a change of the name comes into effect now. What was opened may be the old version, and
+ * the count of changes that says so have been read: so it is for one call, lest that version is
+ * read again after the new one.
+ */
+static bool is_taking_effect(struct gpunvme_tiers *t, const char *name)
+{
+    struct tiers_change change;
+
+    return !tiers_catalogue_change_find(t->catalogue, name, &change) &&
+           change.stage != TIERS_COPYING;
+}
+
 /* Opens the file that the name has now. */
 static gpunvme_err_t open_now(struct gpunvme_tiers *t, const char *name, bool write, struct file *f)
 {
@@ -372,6 +389,8 @@ static gpunvme_err_t open_now(struct gpunvme_tiers *t, const char *name, bool wr
     if (err)
         return err;
     f->open.tier = row.tier;
+    if (!write && is_taking_effect(t, name))
+        f->changes--;
     snprintf(path, sizeof(path), "%.500s/%.500s", t->dir[row.tier], name);
     err = gpunvme_open_fd(t->options.engine, f->fd, path, t->file_options,
                           write ? GPUNVME_OPEN_WRITE : 0, &f->open.store);

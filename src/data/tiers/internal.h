@@ -270,6 +270,8 @@ int tiers_policy(struct gpunvme_tiers *t, const struct tiers_row *row);
 gpunvme_err_t tiers_migrator_start(struct gpunvme_tiers *t); /* a thread: flushes; MIGRATE: moves */
 void tiers_migrator_stop(struct gpunvme_tiers *t);           /* cancels a copy */
 
+void tiers_migrator_in_child(struct gpunvme_tiers *t); /* of fork(2) */
+
 /* Whether a process has the job of migration. */
 bool tiers_migrating(struct gpunvme_tiers *t);
 

@@ -90,6 +90,13 @@ static void job_leave(struct tiers_migrator *g)
     g->job_fd = -1;
 }
 
+/* A child must not keep the lock when its parent has died. */
+void tiers_migrator_in_child(struct gpunvme_tiers *t)
+{
+    if (t->migrator)
+        job_leave(t->migrator);
+}
+
 /* One pass of this process at a time. */
 static bool enter(struct tiers_migrator *g, uint64_t deadline_ns)
 {
@@ -120,6 +127,7 @@ static gpunvme_err_t migrate(struct tiers_migrator *g, uint64_t timeout_ns, bool
     struct base_failure first;
     gpunvme_err_t err;
 
+    *moves = m.moves;
     if (!enter(g, deadline_ns))
         return base_fail(GPUNVME_ERR_TIMEOUT, "a pass of this process has not ended");
     err = job_take(g);

@@ -506,6 +506,7 @@ static void in_child(void)
     for (struct gpunvme_tiers *t = open_sets.first; t; t = t->next) {
         close(t->session_fd);
         t->session_fd = -1;
+        tiers_migrator_in_child(t);
     }
     open_sets.first = NULL;
     after_fork();

@@ -810,6 +810,40 @@ static void checksums_are_not_written_when_the_caller_stops(void **state)
     gpunvme_dataset_close(d);
 }
 
+static void an_index_whose_shape_is_not_that_of_its_samples_is_refused(void **state)
+{
+    enum { AT_RANK = 64, AT_SHAPE = 72 };
+    static const struct {
+        unsigned at, value;
+    } changes[] = {{AT_RANK, 0}, {AT_RANK, 2}, {AT_SHAPE, 49}, {AT_SHAPE + 7, 0x20}};
+    struct gpunvme_dataset *d;
+    uint8_t bytes[512], changed[512];
+    size_t n;
+    FILE *f;
+
+    (void)state;
+    write_bytes("records", 480);
+    d = open_good("records", &(struct gpunvme_dataset_options){.record_nbytes = 48});
+    assert_int_equal(gpunvme_dataset_write_index(d, in_dir("records.gnvidx"), NULL), GPUNVME_OK);
+    gpunvme_dataset_close(d);
+    f = fopen(in_dir("records.gnvidx"), "r");
+    assert_non_null(f);
+    n = fread(bytes, 1, sizeof(bytes), f);
+    assert_int_equal(fclose(f), 0);
+    assert_int_equal(bytes[AT_RANK], 1);
+    assert_int_equal(bytes[AT_SHAPE], 48);
+    for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++) {
+        uint64_t sum;
+
+        memcpy(changed, bytes, n);
+        changed[changes[i].at] = (uint8_t)changes[i].value;
+        sum = gpunvme_mem_checksum_host(changed + 16, n - 16);
+        memcpy(changed + 8, &sum, 8);
+        write_file("records.gnvidx", changed, n);
+        refused("records.gnvidx", NULL, GPUNVME_ERR_INVALID, "records.gnvidx", "their shape");
+    }
+}
+
 static void an_index_of_another_version_is_refused(void **state)
 {
     (void)state;
@@ -930,6 +964,7 @@ int main(void)
         cmocka_unit_test(a_data_set_without_checksums_says_so),
         cmocka_unit_test(an_empty_data_set_may_have_checksums),
         cmocka_unit_test(checksums_are_not_written_when_the_caller_stops),
+        cmocka_unit_test(an_index_whose_shape_is_not_that_of_its_samples_is_refused),
         cmocka_unit_test(an_index_of_another_version_is_refused),
         cmocka_unit_test(files_that_are_not_beside_the_index_are_given),
         cmocka_unit_test(a_large_file_that_is_no_index_takes_no_memory),

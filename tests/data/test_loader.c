@@ -17,9 +17,60 @@
 
 #include "gpunvme/loader.h"
 #include "gpunvme/memory.h"
+#include "memory/cuda.h"
 
 #define RECORD   ((size_t)64)
 #define NRECORDS ((uint64_t)1000) /* in three files */
+
+/* ---- What tests let fail -----------------------------------------------------------------------
+ */
+
+static unsigned fills_fail;          /* the next ones */
+static unsigned sums_differ;         /* of the record that begins with: */
+static uint64_t differs;             /* … this word */
+static gpunvme_err_t gpu_sums_error; /* that checksums of GPU memory end with */
+
+gpunvme_err_t __real_gpunvme_mem_fill(void *ptr, enum gpunvme_mem mem, uint8_t byte, size_t nbytes);
+gpunvme_err_t __wrap_gpunvme_mem_fill(void *ptr, enum gpunvme_mem mem, uint8_t byte, size_t nbytes);
+gpunvme_err_t __wrap_gpunvme_mem_fill(void *ptr, enum gpunvme_mem mem, uint8_t byte, size_t nbytes)
+{
+    if (!fills_fail)
+        return __real_gpunvme_mem_fill(ptr, mem, byte, nbytes);
+    fills_fail--;
+    return GPUNVME_ERR_TIMEOUT;
+}
+
+uint64_t __real_gpunvme_mem_checksum_host(const void *ptr, size_t nbytes);
+uint64_t __wrap_gpunvme_mem_checksum_host(const void *ptr, size_t nbytes);
+uint64_t __wrap_gpunvme_mem_checksum_host(const void *ptr, size_t nbytes)
+{
+    const uint64_t sum = __real_gpunvme_mem_checksum_host(ptr, nbytes);
+
+    if (!sums_differ || nbytes < 8 || memcmp(ptr, &differs, 8) != 0)
+        return sum;
+    sums_differ--;
+    return ~sum;
+}
+
+bool __real_gpunvme_mem_gpu_is_host(void);
+bool __wrap_gpunvme_mem_gpu_is_host(void);
+bool __wrap_gpunvme_mem_gpu_is_host(void)
+{
+    return !gpu_sums_error && __real_gpunvme_mem_gpu_is_host();
+}
+
+gpunvme_err_t __real_mem_cuda_checksums(const struct mem_checksum_range *ranges, size_t n,
+                                        uint64_t *sums);
+gpunvme_err_t __wrap_mem_cuda_checksums(const struct mem_checksum_range *ranges, size_t n,
+                                        uint64_t *sums);
+gpunvme_err_t __wrap_mem_cuda_checksums(const struct mem_checksum_range *ranges, size_t n,
+                                        uint64_t *sums)
+{
+    return gpu_sums_error ? gpu_sums_error : __real_mem_cuda_checksums(ranges, n, sums);
+}
+
+/* ---- Files and loaders -------------------------------------------------------------------------
+ */
 
 static char dir[64];
 static const uint64_t in_file[] = {300, 1, 699};
@@ -566,6 +617,36 @@ static void padded_samples_have_rows_of_one_size(void **state)
     close_ragged(l, d);
 }
 
+static void a_batch_whose_padding_cannot_be_filled_is_an_error(void **state)
+{
+    struct gpunvme_dataset *d[2];
+    struct gpunvme_loader *l =
+        open_ragged(d, &(struct gpunvme_loader_options){.order = {.batch = 10},
+                                                        .layout = GPUNVME_LAYOUT_PADDED,
+                                                        .row_nbytes = 80,
+                                                        .pad = 0xa5,
+                                                        .depth = 1});
+    const struct gpunvme_loader_batch *b;
+
+    (void)state;
+    give_back(l, next(l));
+    fills_fail = 1; /* of a batch whose lists have been used before */
+    give_back(l, next(l));
+    assert_int_equal(fills_fail, 0);
+    assert_int_equal(gpunvme_loader_next(l, &b, 0), GPUNVME_ERR_TIMEOUT);
+    b = next(l);
+    assert_int_equal(b->index, 2);
+    for (uint64_t i = 0; i < b->n; i++) {
+        const uint8_t *row = (const uint8_t *)b->ptr + b->offsets[i];
+
+        check_sample(&b->samples[i], row, b->lengths[i]);
+        for (int64_t k = b->lengths[i]; k < 80; k++)
+            assert_int_equal(row[k], 0xa5);
+    }
+    give_back(l, b);
+    close_ragged(l, d);
+}
+
 static void packed_samples_fill_whole_rows(void **state)
 {
     struct gpunvme_dataset *d[2];
@@ -846,13 +927,22 @@ static void shards_that_are_removed_or_replaced_are_read_as_they_were(void **sta
 /* ---- Checksums ---------------------------------------------------------------------------------
  */
 
+static void change_summed(unsigned sample)
+{
+    FILE *f = fopen(in_dir("summed"), "r+");
+
+    assert_non_null(f);
+    assert_int_equal(fseek(f, (long)(4 * RECORD * sample + 100), SEEK_SET), 0);
+    fputc(0xff, f);
+    assert_int_equal(fclose(f), 0);
+}
+
 /* Records of "summed", 100 of them, by an index with checksums, two of which changed afterwards. */
 static struct gpunvme_dataset *open_changed(void)
 {
     const struct gpunvme_dataset_index_options checksums = {.checksums = true};
     const struct gpunvme_dataset_options records = {.record_nbytes = 4 * RECORD};
     struct gpunvme_dataset *d;
-    FILE *f;
 
     write_records("summed", 0, 400);
     d = open_set((const char *const[]){"summed"}, 1, &records);
@@ -860,13 +950,8 @@ static struct gpunvme_dataset *open_changed(void)
         fail_msg("%s", gpunvme_err_detail());
     assert_int_equal(gpunvme_dataset_close(d), GPUNVME_OK);
     d = open_set((const char *const[]){"summed.gnvidx"}, 1, NULL);
-    f = fopen(in_dir("summed"), "r+");
-    assert_non_null(f);
-    for (unsigned i = 0; i < 2; i++) { /* a byte in each of samples 33 and 60 */
-        assert_int_equal(fseek(f, (long)(4 * RECORD * (i ? 60 : 33) + 100), SEEK_SET), 0);
-        fputc(0xff, f);
-    }
-    assert_int_equal(fclose(f), 0);
+    change_summed(33);
+    change_summed(60);
     return d;
 }
 
@@ -942,6 +1027,82 @@ static void others_take_the_places_of_samples_with_another_checksum(void **state
             assert_int_equal(seen[i], i == 33 || i == 60 ? 0 : i == 34 || i == 61 ? 2 : 1);
         gpunvme_loader_get_stats(l, &stats);
         assert_int_equal(stats.nsubstituted, 2);
+        close_all(l, d);
+    }
+}
+
+static void the_first_sample_takes_the_place_of_a_last_one_with_another_checksum(void **state)
+{
+    struct gpunvme_dataset *d = open_changed();
+    struct gpunvme_loader *l;
+    const struct gpunvme_loader_batch *b;
+
+    (void)state;
+    change_summed(99);
+    l = open_loader(
+        d, &(struct gpunvme_loader_options){.order = {.batch = 30, .shuffle = GPUNVME_SHUFFLE_NONE},
+                                            .on_error = GPUNVME_ON_ERROR_SUBSTITUTE,
+                                            .verify = true});
+    for (unsigned epoch = 0; epoch < 2; epoch++) {
+        for (unsigned i = 0; i < 4; i++) {
+            b = next(l);
+            assert_int_equal(b->nsubstituted, i > 0); /* 33, 60 and 99 */
+            if (i < 3)
+                give_back(l, b);
+        }
+        assert_int_equal(b->n, 10);
+        assert_int_equal(b->samples[9].index, 0);
+        assert_int_equal(*(const uint64_t *)((const uint8_t *)b->ptr + b->offsets[9]), 0);
+        give_back(l, b);
+        assert_null(next(l));
+    }
+    close_all(l, d);
+}
+
+static void a_substitute_whose_checksum_differs_once_is_read_again(void **state)
+{
+    struct gpunvme_dataset *d = open_changed();
+    struct gpunvme_loader *l = open_loader(
+        d, &(struct gpunvme_loader_options){.order = {.batch = 34, .shuffle = GPUNVME_SHUFFLE_NONE},
+                                            .on_error = GPUNVME_ON_ERROR_SUBSTITUTE,
+                                            .depth = 1,
+                                            .verify = true});
+    const struct gpunvme_loader_batch *b;
+
+    (void)state;
+    differs = 34 * 4; /* the first word of sample 34, which takes the place of 33 */
+    sums_differ = 1;
+    b = next(l);
+    assert_int_equal(sums_differ, 0);
+    assert_int_equal(b->samples[33].index, 34);
+    assert_int_equal(b->nsubstituted, 1);
+    give_back(l, b);
+    close_all(l, d);
+}
+
+static void a_batch_whose_checksums_cannot_be_computed_is_an_error(void **state)
+{
+    for (unsigned policy = 0; policy <= GPUNVME_ON_ERROR_SUBSTITUTE; policy++) {
+        struct gpunvme_dataset *d = open_changed();
+        struct gpunvme_loader *l =
+            open_loader(d, &(struct gpunvme_loader_options){
+                               .order = {.batch = 20, .shuffle = GPUNVME_SHUFFLE_NONE},
+                               .on_error = policy,
+                               .mem = GPUNVME_MEM_GPU,
+                               .depth = 1,
+                               .verify = true});
+        const struct gpunvme_loader_batch *b;
+
+        (void)state;
+        gpu_sums_error = GPUNVME_ERR_TIMEOUT;
+        assert_int_equal(gpunvme_loader_next(l, &b, 0), GPUNVME_ERR_TIMEOUT);
+        assert_null(b);
+        gpu_sums_error = GPUNVME_OK;
+        while (gpunvme_loader_next(l, &b, 0)) /* what was read for it may have been compared */
+            continue;
+        assert_int_equal(b->n, 20);
+        assert_int_equal(b->samples[0].index, 0);
+        give_back(l, b);
         close_all(l, d);
     }
 }
@@ -1083,6 +1244,7 @@ int main(void)
         cmocka_unit_test(waits_of_batches_are_those_of_the_loader),
         cmocka_unit_test(ragged_samples_lie_one_behind_the_other),
         cmocka_unit_test(padded_samples_have_rows_of_one_size),
+        cmocka_unit_test(a_batch_whose_padding_cannot_be_filled_is_an_error),
         cmocka_unit_test(packed_samples_fill_whole_rows),
         cmocka_unit_test(boundaries_are_the_ends_of_documents_and_of_padding),
         cmocka_unit_test(boundaries_are_also_those_of_rows_if_they_are_asked_for),
@@ -1097,6 +1259,9 @@ int main(void)
         cmocka_unit_test(a_sample_with_another_checksum_is_named),
         cmocka_unit_test(samples_with_another_checksum_are_skipped_and_counted),
         cmocka_unit_test(others_take_the_places_of_samples_with_another_checksum),
+        cmocka_unit_test(the_first_sample_takes_the_place_of_a_last_one_with_another_checksum),
+        cmocka_unit_test(a_substitute_whose_checksum_differs_once_is_read_again),
+        cmocka_unit_test(a_batch_whose_checksums_cannot_be_computed_is_an_error),
         cmocka_unit_test(a_changed_sample_is_given_where_nobody_verifies),
         cmocka_unit_test(samples_that_are_cut_off_are_not_compared),
         cmocka_unit_test(a_sample_that_was_mended_is_given_by_the_next_call),

@@ -92,6 +92,13 @@ static void try_index(const uint8_t *bytes, size_t n)
     }
     if (index.nfiles <= 8)
         check_table(&index.table, sizes, index.nfiles);
+    if (index.shape.known && index.table.n) {
+        uint64_t bits = gpunvme_dtype_bits((enum gpunvme_dtype)index.shape.dtype);
+
+        for (size_t d = 0; d < index.shape.rank; d++)
+            bits *= index.shape.shape[d];
+        require(index.table.min_nbytes == bits / 8 && index.table.max_nbytes == bits / 8);
+    }
     if (index.table.sums) { /* all of them can be read */
         require(index.table.n <= n / sizeof(uint64_t));
         (void)gpunvme_mem_checksum_host(index.table.sums, (size_t)index.table.n * sizeof(uint64_t));
@@ -116,6 +123,11 @@ static void make_index(struct feed *f)
         index.table.sums = calloc((size_t)index.table.n + 1, sizeof(index.table.sums[0]));
         require(index.table.sums != NULL);
     }
+    if (feed_u8(f) % 4 == 0)
+        index.shape = (struct data_shape){.known = true,
+                                          .dtype = GPUNVME_DTYPE_U16,
+                                          .rank = feed_u8(f) % (GPUNVME_DATASET_MAX_RANK + 1),
+                                          .shape = {feed_u8(f), 1, 1, 1, 1, 1, 1, 1}};
     require(!data_index_make(&index, &bytes, &n));
     data_table_free(&index.table);
     for (unsigned i = feed_u8(f) % 8; i; i--)

@@ -97,14 +97,21 @@ def test_states_of_others_are_refused(rows: data.Dataset, state: Any) -> None:
     assert loader.state_dict()["taken"] == 0
 
 
-SCRIPT = """
-import json, sys, time
+EPOCHS = 12  # more than a pipe holds: a job does not end while nobody reads what it prints
+JOB = """
+import json, sys
 from gpunvme import data
-with data.Dataset(sys.argv[1]) as rows:
-    loader = data.Loader(rows, 7, seed=5, framework="np")
-    for batch in loader.batches():
-        print(json.dumps([loader.state_dict(), batch.indices.tolist()]), flush=True)
-        time.sleep(0.005)
+path, world, state, epochs = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]), int(sys.argv[4])
+with data.Dataset(path) as rows:
+    ranks = [data.Loader(rows, 24, seed=5, rank=rank, world=world, framework="np")
+             for rank in range(world)]
+    for loader in ranks if state else []:
+        loader.load_state_dict(state)
+    while ranks[0].state_dict()["epoch"] < epochs:
+        batches = [batch for batch in [loader.next_batch() for loader in ranks] if batch is not None]
+        samples = [[batch.epoch, int(i), row.tolist()] for batch in batches
+                   for i, row in zip(batch.indices, batch.data)]
+        print(json.dumps([ranks[0].state_dict(), samples]), flush=True)
 """
 
 
@@ -115,19 +122,35 @@ def in_shared_memory(pid: int) -> list[str]:
     return [one for one in held if "/dev/shm" in one]
 
 
-def test_a_job_that_was_killed_goes_on_where_it_was(rows: data.Dataset) -> None:
+def killed_job(rows: data.Dataset, world: int, state: Any, after: int) -> list[Any]:
+    """The steps that a job printed, each with the state after it. It is killed after so many or
+    some more, and may have printed a part of the last one."""
     path = rows.files[0].removeprefix("file:")
-    with subprocess.Popen([sys.executable, "-c", SCRIPT, path], stdout=subprocess.PIPE,
-                          text=True) as job:
+    args = [sys.executable, "-c", JOB, path, str(world), json.dumps(state), str(EPOCHS)]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None
-        lines = [json.loads(job.stdout.readline()) for _ in range(9)]
+        lines = [job.stdout.readline() for _ in range(after)]
         assert not in_shared_memory(job.pid), "it would stay there"
         job.send_signal(signal.SIGKILL)
-    loader = loader_of(rows, 7, seed=5)
-    whole = [batch.indices.tolist() for batch in loader_of(rows, 7, seed=5).batches()]
-    loader.load_state_dict(lines[-1][0])
-    assert [line[1] for line in lines] == whole[:9]
-    assert [batch.indices.tolist() for batch in loader.batches()] == whole[9:]
+        lines += job.stdout.readlines()
+    assert job.returncode == -signal.SIGKILL
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def test_jobs_that_are_killed_go_on_with_any_number_of_ranks(rows: data.Dataset) -> None:
+    def rest(state: Any) -> list[Any]:
+        loader = loader_of(rows, 24, seed=5)
+        if state:
+            loader.load_state_dict(state)
+        epochs = range(loader.state_dict()["epoch"], EPOCHS)
+        return [[batch.epoch, int(i), row.tolist()] for _ in epochs for batch in loader.batches()
+                for i, row in zip(batch.indices, batch.data)]
+
+    first = killed_job(rows, 8, None, 9)
+    second = killed_job(rows, 3, first[-1][0], 1)
+    found = [sample for _, samples in first + second for sample in samples]
+    assert len(found) < EPOCHS * N
+    assert found + rest(second[-1][0]) == rest(None)
 
 
 # ---- Memory -------------------------------------------------------------------------------------

@@ -311,13 +311,14 @@ static gpunvme_err_t begin(struct gpunvme_loader *l, struct batch *b)
                                            .epoch = s->epoch,
                                            .index = s->batch,
                                            .npadded = s->npadded};
-    b->apart = false;
+    b->apart = b->compared_again = false;
     for (uint64_t i = 0; i < s->n; i++)
         b->items[i].tries = 0;
     err = place(l, b);
-    if (!err)
-        err = submit(l, b);
-    if (!err || !b->nios || !is_of_sample(err))
+    if (err)
+        return err;
+    err = submit(l, b);
+    if (!err || !is_of_sample(err))
         return err;
     b->apart = true; /* which samples are refused? */
     return submit(l, b);
@@ -416,14 +417,16 @@ static bool replace(struct gpunvme_loader *l, struct batch *b)
 /* All transfers have ended, and something failed. True: the batch has ended. */
 static bool end_badly(struct gpunvme_loader *l, struct batch *b)
 {
+    const bool again = b->failure.err == GPUNVME_ERR_VERIFY && !b->compared_again;
     gpunvme_err_t err;
 
     if (!is_of_sample(b->failure.err))
         return true;
-    if (!b->apart) /* which samples is it? */
+    if (again || !b->apart) /* is it the transfer's fault? which samples is it? */
         b->apart = true;
     else if (l->options.on_error == GPUNVME_ON_ERROR_RAISE || !replace(l, b))
         return true;
+    b->compared_again = again;
     err = place(l, b);
     if (!err)
         err = submit(l, b);
@@ -435,9 +438,13 @@ static bool end_badly(struct gpunvme_loader *l, struct batch *b)
 /* All transfers have ended. True: so has the batch. */
 static bool finish(struct gpunvme_loader *l, struct batch *b)
 {
+    gpunvme_err_t err = GPUNVME_OK;
+
     if (!b->failure.err && l->options.verify)
-        batch_verify(l, b);
-    return !b->failure.err || end_badly(l, b);
+        err = batch_verify(l, b);
+    if (err)
+        base_keep(&b->failure, err); /* of no sample: to read it again would not help */
+    return !b->failure.err || err || end_badly(l, b);
 }
 
 bool batch_poll(struct gpunvme_loader *l, struct batch *b, uint64_t wait_ns)

@@ -48,7 +48,8 @@ struct batch {
     struct mem_cuda_word *word;
     uint32_t mark;
     bool is_marked;
-    bool apart; /* each sample is read by itself, since transfers of several failed */
+    bool apart;          /* each sample is read by itself, since transfers of several failed */
+    bool compared_again; /* samples differed from their checksums, and were read once more */
     struct base_failure failure;
     uint32_t failed_row; /* that `failure` names */
     struct batch *next;  /* of all that there are */
@@ -99,8 +100,11 @@ bool batch_poll(struct gpunvme_loader *l, struct batch *b, uint64_t wait_ns);
 void batch_name_failure(const struct gpunvme_loader *l, struct batch *b,
                         const struct batch_item *item, const char *text, gpunvme_err_t err);
 
-/* Compares the samples of a batch that has been read with their checksums: failures as of reads. */
-void batch_verify(const struct gpunvme_loader *l, struct batch *b);
+/*
+ * Compares the samples of a batch that has been read with their checksums. A sample that differs is
+ * b->failure, as one that could not be read. Returns an error if checksums can't be computed.
+ */
+gpunvme_err_t batch_verify(const struct gpunvme_loader *l, struct batch *b);
 
 /* Has the batch left only when the work that `after` says is done. */
 gpunvme_err_t batch_put_gate(struct gpunvme_loader *l, struct batch *b,

@@ -112,15 +112,14 @@ static void compare(const struct gpunvme_loader *l, struct batch *b, struct batc
     batch_name_failure(l, b, item, text, GPUNVME_ERR_VERIFY);
 }
 
-void batch_verify(const struct gpunvme_loader *l, struct batch *b)
+gpunvme_err_t batch_verify(const struct gpunvme_loader *l, struct batch *b)
 {
     uint64_t *sums = calloc((size_t)b->out.n + 1, sizeof(*sums));
     gpunvme_err_t err =
         sums ? sum_batch(l, b, sums) : base_fail(GPUNVME_ERR_NOMEM, "checksums of a batch");
 
-    if (err)
-        base_keep(&b->failure, err);
     for (uint64_t i = 0; i < b->out.n && !err; i++)
         compare(l, b, &b->items[i], sums[b->items[i].row]);
     free(sums);
+    return err;
 }

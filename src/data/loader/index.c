@@ -155,6 +155,25 @@ static gpunvme_err_t take_sums(const struct parts *p, const char *name, struct d
     return GPUNVME_OK;
 }
 
+/* After the runs. Callers rely on it that samples have as many bytes as their shape. */
+static gpunvme_err_t take_shape(const struct head *h, const char *name, struct data_index *out)
+{
+    const struct data_table *t = &out->table;
+    uint64_t bits = gpunvme_dtype_bits((enum gpunvme_dtype)h->dtype);
+    bool fits = true;
+
+    if (!h->has_shape)
+        return GPUNVME_OK;
+    for (uint32_t d = 0; d < h->rank && fits; d++)
+        fits = !__builtin_mul_overflow(bits, h->shape[d], &bits);
+    fits = fits && bits % 8 == 0 && t->min_nbytes == bits / 8 && t->max_nbytes == bits / 8;
+    if (!fits && t->n)
+        return BAD(name, "its samples do not have the bytes of their shape");
+    out->shape = (struct data_shape){.known = true, .dtype = h->dtype, .rank = h->rank};
+    memcpy(out->shape.shape, h->shape, h->rank * sizeof(h->shape[0]));
+    return GPUNVME_OK;
+}
+
 gpunvme_err_t data_index_check_head(const void *head, uint64_t nbytes, const char *name)
 {
     struct head h = {0};
@@ -195,11 +214,11 @@ gpunvme_err_t data_index_parse(const void *bytes, size_t nbytes, const char *nam
         h.rank > GPUNVME_DATASET_MAX_RANK)
         return BAD(name, "an unknown format or dtype");
     out->format = h.format;
-    out->shape = (struct data_shape){.known = h.has_shape, .dtype = h.dtype, .rank = h.rank};
-    memcpy(out->shape.shape, h.shape, sizeof(h.shape));
     err = take_files(&h, &p, name, out);
     if (!err)
         err = take_runs(&h, &p, name, out);
+    if (!err)
+        err = take_shape(&h, name, out);
     if (!err && has_version(&h, VERSION_SUMMED))
         err = take_sums(&p, name, out);
     if (err)

@@ -104,6 +104,34 @@ static void an_image_is_opened_once(void **state)
     sim_store_close(open_ok(0, false));
 }
 
+/* Real calls of flock(2) are refused as often as this says. */
+static unsigned nrefused;
+
+int __real_flock(int fd, int operation);
+int __wrap_flock(int fd, int operation);
+
+int __wrap_flock(int fd, int operation)
+{
+    if (!nrefused)
+        return __real_flock(fd, operation);
+    nrefused--;
+    errno = EWOULDBLOCK;
+    return -1;
+}
+
+/* As after a process that was killed, whose io_uring the kernel has not ended yet. */
+static void an_image_whose_lock_is_about_to_end_opens(void **state)
+{
+    (void)state;
+    sim_store_close(open_ok(1 << 20, false));
+    nrefused = 20;
+    sim_store_close(open_ok(0, false));
+    assert_int_equal(nrefused, 0);
+    nrefused = 20;
+    sim_store_close(open_ok(0, true));
+    assert_int_equal(nrefused, 0);
+}
+
 static void readers_share_an_image(void **state)
 {
     struct sim_store *first, *second;
@@ -497,6 +525,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(an_image_keeps_its_data_over_restarts),
         TEST(an_image_is_opened_once),
+        TEST(an_image_whose_lock_is_about_to_end_opens),
         TEST(readers_share_an_image),
         TEST(a_size_that_differs_is_refused),
         TEST(a_missing_image_needs_a_size),

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/fail.h"
@@ -18,6 +19,9 @@
 
 #define BLANK_NBYTES (1u << 20) /* zero in all of these: nobody's data */
 #define PIECE_NBYTES (64u << 10)
+
+#define LOCK_NAPS   100u     /* before an image is BUSY */
+#define LOCK_NAP_NS 1000000u /* each */
 
 struct mark {
     char magic[16];
@@ -133,13 +137,28 @@ static gpunvme_err_t make(const char *path, uint64_t nbytes, int *out)
 }
 
 /*
+ * flock(2) without waiting for a process that uses the image. It does wait a moment for one that
+ * was killed: the kernel ends its io_uring, and with it the lock, some milliseconds after the
+ * process.
+ */
+static int lock(int fd, int operation)
+{
+    for (unsigned i = 0; flock(fd, operation | LOCK_NB); i++) {
+        if (errno != EWOULDBLOCK || i == LOCK_NAPS)
+            return errno;
+        nanosleep(&(struct timespec){.tv_nsec = LOCK_NAP_NS}, NULL);
+    }
+    return 0;
+}
+
+/*
  * Opens what exists. The kind is looked at first: opening some devices does things. Write
  * permission is looked at because root would be granted it regardless of what the owner wants.
  */
 static gpunvme_err_t open_existing(const char *path, const struct stat *st, bool readonly, int *out)
 {
     gpunvme_err_t err = check_kind(path, st->st_mode);
-    int fd;
+    int fd, error_number;
 
     if (err)
         return err;
@@ -149,9 +168,8 @@ static gpunvme_err_t open_existing(const char *path, const struct stat *st, bool
     fd = open(path, (readonly ? O_RDONLY : O_RDWR) | O_CLOEXEC);
     if (fd < 0)
         return fail_to_open(path, readonly, errno);
-    if (flock(fd, (readonly ? LOCK_SH : LOCK_EX) | LOCK_NB)) {
-        int error_number = errno;
-
+    error_number = lock(fd, readonly ? LOCK_SH : LOCK_EX);
+    if (error_number) {
         close(fd);
         return base_fail_errno(error_number, "image %s is open elsewhere", path);
     }

@@ -108,7 +108,7 @@ static void format_settings(const struct gpunvme_tiers_settings *s, char *text, 
 static gpunvme_err_t parse_text(const char *text, const char *what, struct description *d)
 {
     *d = (struct description){.version = VERSION};
-    if (base_params_set(keys, d, text, '\n'))
+    if (base_params_set(keys, d, text, '\n', NULL))
         return base_fail(d->version > VERSION ? GPUNVME_ERR_UNSUPPORTED : GPUNVME_ERR_VERIFY,
                          "%.120s: %.100s", what, gpunvme_err_detail());
     if (d->version > VERSION)

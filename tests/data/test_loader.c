@@ -25,10 +25,10 @@
 /* ---- What tests let fail -----------------------------------------------------------------------
  */
 
-static unsigned fills_fail;          /* the next ones */
-static unsigned sums_differ;         /* of the record that begins with: */
-static uint64_t differs;             /* … this word */
-static gpunvme_err_t gpu_sums_error; /* that checksums of GPU memory end with */
+static unsigned fills_fail;                  /* the next ones */
+static unsigned sums_differ;                 /* of the record that begins with: */
+static uint64_t differs;                     /* … this word */
+static _Atomic gpunvme_err_t gpu_sums_error; /* that checksums of GPU memory end with */
 
 gpunvme_err_t __real_gpunvme_mem_fill(void *ptr, enum gpunvme_mem mem, uint8_t byte, size_t nbytes);
 gpunvme_err_t __wrap_gpunvme_mem_fill(void *ptr, enum gpunvme_mem mem, uint8_t byte, size_t nbytes);
@@ -66,7 +66,9 @@ gpunvme_err_t __wrap_mem_cuda_checksums(const struct mem_checksum_range *ranges,
 gpunvme_err_t __wrap_mem_cuda_checksums(const struct mem_checksum_range *ranges, size_t n,
                                         uint64_t *sums)
 {
-    return gpu_sums_error ? gpu_sums_error : __real_mem_cuda_checksums(ranges, n, sums);
+    const gpunvme_err_t err = gpu_sums_error;
+
+    return err ? err : __real_mem_cuda_checksums(ranges, n, sums);
 }
 
 /* ---- Files and loaders -------------------------------------------------------------------------

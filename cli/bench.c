@@ -373,7 +373,7 @@ static gpunvme_err_t run_workers(struct bench *bench)
         err = err ? err : ended;
     }
     bench->elapsed_ns = cli_now_ns() - start;
-    return err;
+    return err ? err : cli_stop_check(); /* threads that saw `finish` first know of no signal */
 }
 
 static void gather(struct bench *bench)

@@ -33,6 +33,13 @@
 #define TEST_DEVICE GPUNVME_OPS_CPU
 #endif
 
+/* Where each access to memory is checked a reference takes long: fewer cases then. */
+#ifdef __SANITIZE_ADDRESS__
+#define FEWER_CASES 1
+#else
+#define FEWER_CASES 0
+#endif
+
 #define F32_EPS  0x1p-24 /* half an ulp of 1 */
 #define TF32_EPS 0x1p-10 /* two factors, each of which the GPU rounds to the nearest tf32 */
 

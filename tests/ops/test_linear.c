@@ -199,13 +199,16 @@ static void forward_is_right_with_aligned_rows(void **state)
     (void)state;
     for (int activation = 0; activation < GPUNVME_OPS_NACTS; activation++)
         for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
-            for (int ragged = 0; ragged < 2; ragged++)
+            for (int ragged = 0; ragged < 2; ragged++) {
+                if (FEWER_CASES && (activation + dtype + ragged) % 3)
+                    continue;
                 forward((struct request){.shape = {136, 72, ragged ? 263 : 264},
                                          .activation = activation,
                                          .dtype = dtype,
                                          .bias = true,
                                          .preact = (activation + dtype) % 2,
                                          .aligned = true});
+            }
 }
 
 static void bias_and_preactivation_are_optional(void **state)

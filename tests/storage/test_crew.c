@@ -552,8 +552,8 @@ static void a_store_with_thousands_of_transfers_does_not_hold_up_anothers(void *
     ended(&one);
     for (unsigned i = 0; i < NQUEUED; i++)
         ended(&many[i]);
-    for (unsigned i = 0; i < 6; i++)
-        assert_ptr_equal(seen[i].io->store, i % 2 ? &other : &store);
+    for (unsigned i = 1; i < 6; i++) /* whose turn is first depends on when the worker looked */
+        assert_ptr_not_equal(seen[i].io->store, seen[i - 1].io->store);
     assert_int_equal(nseen, NQUEUED + 3);
     assert_int_equal(crew_waiting(crew), 0);
 }

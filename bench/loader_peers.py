@@ -6,13 +6,14 @@
     bench/loader_peers.py --device cpu --size 64M --runs 2 --seconds 1      # without a GPU
 
 Makes --size bytes of random samples of 4 KiB and of 110 KiB in 100 files in --folder, and brings
-batches of 512 to the device in shuffled order, for --seconds a run; the first run is not counted.
+batches of 512 to the device in shuffled order, for --seconds a run. Each run starts its loader, and
+takes batches for --warm seconds that are not counted.
 torch's DataLoader has 16 worker processes, pin_memory, and a data set that reads with os.preadv()
 what a batch needs. WebDataset reads tar shards in order and shuffles in a buffer of 5,000 samples,
 as its manual advises. MosaicML Streaming reads local MDS shards of 64 MiB in its default shuffle.
 DALI's numpy reader takes one .npy file a sample, and gets the first 20,000 samples: by 16 threads
-of the CPU and, on a GPU, also by cuFile. What a loader needs to start does not count. Each batch is
-summed on the device. A loader that is not installed, or fails, is skipped with the reason.
+of the CPU and, on a GPU, also by cuFile. Each batch is summed on the device. A loader that is not
+installed, or fails, is skipped with the reason.
 
 Reported are medians: samples a second, and CPU seconds of the process and its workers a GB.
 """
@@ -20,6 +21,7 @@ Reported are medians: samples a second, and CPU seconds of the process and its w
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.metadata
 import itertools
 import json
@@ -264,22 +266,29 @@ def take(batches: Iterator[Any], seconds: float, device: str) -> tuple[float, fl
 
 
 def measure(files: list[str], nbytes: int, options: argparse.Namespace) -> dict[str, Any]:
-    running: dict[str, Iterator[Any]] = {}
+    """In turn. Each starts anew for each run, so that none has workers beside another's run."""
     found: dict[str, Any] = {}
-    for name, (packages, make) in LOADERS.items():
+    for name, (packages, _) in LOADERS.items():
         try:
             version = version_of(packages) if packages != ("gpunvme",) else "this"
-            running[name] = make(files, nbytes, options.device)
-            take(running[name], min(options.seconds, 1), options.device)
             found[name] = {"version": version, "samples_per_s": [], "cpu_s_per_gb": []}
-        except Exception as why:  # noqa: BLE001  (the others go on)
-            running.pop(name, None)
+        except importlib.metadata.PackageNotFoundError as why:
             found[name] = {"skipped": f"{type(why).__name__}: {why}"}
     for _ in range(options.runs):
-        for name, batches in running.items():
-            rate, cpu = take(batches, options.seconds, options.device)
-            found[name]["samples_per_s"].append(rate)
-            found[name]["cpu_s_per_gb"].append(cpu)
+        for name, one in found.items():
+            if "skipped" in one:
+                continue
+            try:
+                batches = LOADERS[name][1](files, nbytes, options.device)
+                take(batches, options.warm, options.device)
+                rate, cpu = take(batches, options.seconds, options.device)
+            except Exception as why:  # noqa: BLE001  (the others go on)
+                found[name] = {"skipped": f"{type(why).__name__}: {why}"}
+                continue
+            one["samples_per_s"].append(rate)
+            one["cpu_s_per_gb"].append(cpu)
+            del batches
+            gc.collect()
     return found
 
 
@@ -304,6 +313,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("--size", type=nbytes_of, default=4 << 30, help="bytes of each kind (4G)")
     parser.add_argument("--runs", type=int, default=5, help="that are counted (5)")
     parser.add_argument("--seconds", type=float, default=2, help="of a run (2)")
+    parser.add_argument("--warm", type=float, default=1, help="seconds before it (1)")
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--folder", default="/dev/shm")
     parser.add_argument("--only", choices=SIZES, help="samples of this size alone")

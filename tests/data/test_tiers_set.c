@@ -8,17 +8,10 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include "children.h"
 #include "tiers_fixture.h"
 
 #define KIB 1024u
-
-static void skip_where_children_have_no_threads(void)
-{
-#ifdef __SANITIZE_THREAD__
-    print_message("SKIP: ThreadSanitizer starts no threads after fork(2)\n");
-    skip();
-#endif
-}
 
 static void skip_unless_root(void)
 {
@@ -196,7 +189,7 @@ static void the_session_of_a_process_that_died_is_cleaned_up(void **state)
     pid_t pid;
 
     (void)state;
-    skip_where_children_have_no_threads();
+    skip_where_children_can_not_work();
     pid = fork();
     if (!pid) {
         struct gpunvme_tiers *own;
@@ -216,7 +209,7 @@ static void a_child_after_fork_is_refused_and_opens_the_set_again(void **state)
     pid_t pid;
 
     (void)state;
-    skip_where_children_have_no_threads();
+    skip_where_children_can_not_work();
     put("a", HOT, 100, 1);
     pid = fork();
     if (!pid) {
@@ -244,7 +237,7 @@ static void a_session_ends_with_its_process_though_a_child_lives_on(void **state
     pid_t pid, child = 0;
 
     (void)state;
-    skip_where_children_have_no_threads();
+    skip_where_children_can_not_work();
     assert_int_equal(pipe(out), 0);
     pid = fork();
     if (!pid) {
@@ -280,7 +273,7 @@ static void as_nobody(int (*call)(void))
     pid_t pid;
 
     skip_unless_root();
-    skip_where_children_have_no_threads();
+    skip_where_children_can_not_work();
     pid = fork();
     if (!pid) {
         if (setgid(65534) || setuid(65534))
@@ -330,7 +323,7 @@ static void a_tier_that_may_not_be_written_leaves_the_file_where_it_was(void **s
     (void)state;
     put("a", HOT, 100, 1);
     skip_unless_root();
-    skip_where_children_have_no_threads();
+    skip_where_children_can_not_work();
     assert_int_equal(nftw(rig_root, give_away, 16, FTW_PHYS), 0);
     assert_int_equal(nftw(rig_dir[COLD], take_back, 16, FTW_PHYS), 0);
     as_nobody(put_where_it_may_not);

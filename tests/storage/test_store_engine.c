@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <sys/wait.h>
 
+#include "children.h"
 #include "storage/internal.h"
 #include "store_files.h"
 
@@ -319,21 +320,13 @@ static void run_child(struct gpunvme_engine *engine, struct gpunvme_store *store
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-static void skip_where_children_have_no_threads(void)
-{
-#ifdef __SANITIZE_THREAD__
-    print_message("SKIP: ThreadSanitizer starts no threads after fork(2)\n");
-    skip();
-#endif
-}
-
 static void a_child_is_told_to_make_engines_of_its_own(void **state)
 {
     struct gpunvme_engine *engine;
     struct gpunvme_store *store;
 
     (void)state;
-    skip_where_children_have_no_threads();
+    skip_where_children_can_not_work();
     engine = new_engine(2);
     store = opened_on(engine, file_of(true, "engine", bytes, NBYTES));
     is_stored(store, bytes);
@@ -379,7 +372,7 @@ static void a_child_of_a_busy_process_can_use_its_own(void **state)
     pthread_t threads[2];
 
     (void)state;
-    skip_where_children_have_no_threads();
+    skip_where_children_can_not_work();
     store = opened("sim:size=1M,fault=status=2/81:read", 0);
     stop_failing = false;
     for (unsigned i = 0; i < 2; i++)

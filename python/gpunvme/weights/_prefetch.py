@@ -57,7 +57,7 @@ class Job:
         #: Those that are not taken whole.
         self.picks: dict[int, Pick] = {}
         if isinstance(plan, Mapping):
-            self.picks = picks(files, self.names, self.targets, plan)
+            self.picks = picks(files, self.names, self.rows, self.targets, plan)
         self._nbytes = files.nbytes[self.rows]
         for i, pick in self.picks.items():
             self._nbytes[i] = pick.nbytes

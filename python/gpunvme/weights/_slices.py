@@ -12,6 +12,9 @@ from ._files import SliceError, Tensor, refuse
 from ._target import Target
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ._files import Files
 
 
@@ -72,7 +75,7 @@ class Pick:
         return box if self._shape == self.box_shape else box.reshape(self._shape)
 
 
-def picks(files: Files, names: Sequence[str], targets: Sequence[Target],
+def picks(files: Files, names: Sequence[str], rows: NDArray[np.int64], targets: Sequence[Target],
           plan: Mapping[str, Any]) -> dict[int, Pick]:
     """The pick of each name that is not taken whole, by its place in ``names``.
 
@@ -80,21 +83,23 @@ def picks(files: Files, names: Sequence[str], targets: Sequence[Target],
     """
     known: dict[Hashable, Pick] = {}
     found = {}
-    for i, (name, target) in enumerate(zip(names, targets)):
+    alike = zip(files.shapes(rows), files.codes(rows), targets)
+    for i, (name, like) in enumerate(zip(names, alike)):
         index = plan[name]
         if index is None:
             continue
-        tensor = files[name]
         key = _key(index)
         if key is None:
-            found[i] = Pick(tensor, target, index)
+            found[i] = Pick(files[name], targets[i], index)
             continue
-        alike = (key, tensor.shape, tensor.dtype, target)
-        pick = known.get(alike)
+        pick = known.get((key, like))
         if pick is None:
-            pick = known[alike] = Pick(tensor, target, index)
+            pick = known[key, like] = Pick(files[name], targets[i], index)
         found[i] = pick
     return found
+
+
+_BOUNDS = {int, type(None)}
 
 
 def _key(index: Any) -> Hashable:
@@ -103,9 +108,9 @@ def _key(index: Any) -> Hashable:
     for item in index if isinstance(index, tuple) else (index,):
         if isinstance(item, slice):
             bounds = item.start, item.stop, item.step
-            if not all(bound is None or type(bound) is int for bound in bounds):
+            if not _BOUNDS.issuperset(map(type, bounds)):
                 return None
-            found.append((slice, *bounds))
+            found.append((slice, bounds))
         elif item is None or item is ... or type(item) is int:
             found.append(item)
         else:

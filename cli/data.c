@@ -82,7 +82,7 @@ static const struct argp_option bench_options[] = {
     OPTIONS_FORMAT,
     {"memory", KEY_MEMORY, "host|pinned|gpu", 0, "Where to load them (gpu)", 0},
     {"batch", KEY_BATCH, "N", 0, "Samples of a batch (512)", 0},
-    {"depth", KEY_DEPTH, "N", 0, "Batches that are read ahead (4)", 0},
+    {"depth", KEY_DEPTH, "N", 0, "Batches that are read ahead (8)", 0},
     {"shuffle", KEY_SHUFFLE, "epoch|blocks|none", 0, "The order (epoch)", 0},
     {"time", KEY_TIME, "TIME", 0, "For how long (5s)", 0},
     {"verify", KEY_VERIFY, NULL, 0, "Compare samples with the checksums of the index", 0},
@@ -571,7 +571,7 @@ static int run(const struct argp *argp, int argc, char **argv,
                gpunvme_err_t (*verb)(const struct data_args *))
 {
     struct data_args args = {
-        .mem = GPUNVME_MEM_GPU, .batch = 512, .depth = 4, .time_ns = 5000000000u};
+        .mem = GPUNVME_MEM_GPU, .batch = 512, .depth = 8, .time_ns = 5000000000u};
     int code = CLI_USAGE;
 
     args.uris = calloc((size_t)argc + 1, sizeof(*args.uris));

@@ -68,7 +68,7 @@ struct gpunvme_loader_options {
     uint32_t pad;                         /* PADDED and PACKED: the byte of padding; 0 to 255 */
     uint32_t mem;                         /* enum gpunvme_mem of the batches */
     uint32_t gpu;                         /* GPU: its number; PINNED: the GPU that pins it */
-    uint32_t depth;                       /* batches to read ahead, 1 to 64; 0: 4 */
+    uint32_t depth;                       /* batches to read ahead, 1 to 64; 0: 8 */
     uint64_t depth_nbytes; /* no more batches are begun while those ahead have so many bytes; at
                               least one is; 0: no limit */
     uint64_t timeout_ns;   /* of close, and of next where it gets 0; 0: 30 s */

@@ -195,7 +195,7 @@ class Loader:
         layout: Literal["auto", "rows", "ragged", "padded", "packed"] = "auto",
         row_nbytes: int = 0, pad: int = 0, dtype: Any = None, shape: Sequence[int] | None = None,
         framework: Literal["pt", "np"] | None = None,
-        on_error: Literal["raise", "skip", "substitute"] = "raise", depth: int = 4,
+        on_error: Literal["raise", "skip", "substitute"] = "raise", depth: int = 8,
         depth_nbytes: int = 0, collate: Callable[[Batch], Any] | None = None,
         stream: Any = None, timeout: float | None = None, verify: bool = False,
     ) -> None:

@@ -9,7 +9,7 @@
 #include "data/loader/batch.h"
 #include "data/loader/permute.h"
 
-#define DEPTH      4u
+#define DEPTH      8u
 #define TIMEOUT_NS ((uint64_t)30000000000)
 #define POLL_NS    ((uint64_t)50000000) /* between looks at whether anything moves */
 #define LOOK_NS    ((uint64_t)100000)   /* … and at whether another buffer is free */

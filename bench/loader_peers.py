@@ -7,13 +7,14 @@
 
 Makes --size bytes of random samples of 4 KiB and of 110 KiB in 100 files in --folder, and brings
 batches of 512 to the device in shuffled order, for --seconds a run. Each run starts its loader, and
-takes batches for --warm seconds that are not counted.
-torch's DataLoader has 16 worker processes, pin_memory, and a data set that reads with os.preadv()
-what a batch needs. WebDataset reads tar shards in order and shuffles in a buffer of 5,000 samples,
-as its manual advises. MosaicML Streaming reads local MDS shards of 64 MiB in its default shuffle.
-DALI's numpy reader takes one .npy file a sample, and gets the first 20,000 samples: by 16 threads
-of the CPU and, on a GPU, also by cuFile. Each batch is summed on the device. A loader that is not
-installed, or fails, is skipped with the reason.
+takes batches for --warm seconds that are not counted. torch's DataLoader has 16 worker processes,
+pin_memory, and a data set that reads a sample with os.pread(), which the DataLoader collates, as
+most programs have it; and once more a data set that reads what a batch needs into the batch's
+tensor with os.preadv(). WebDataset reads tar shards in order and shuffles in a buffer of 5,000
+samples, as its manual advises. MosaicML Streaming reads local MDS shards of 64 MiB in its default
+shuffle. DALI's numpy reader takes one .npy file a sample, and gets the first 20,000 samples: by 16
+threads of the CPU and, on a GPU, also by cuFile. Each batch is summed on the device. A loader that
+is not installed, or fails, is skipped with the reason.
 
 Reported are medians: samples a second, and CPU seconds of the process and its workers a GB.
 """
@@ -74,6 +75,18 @@ class Samples(torch.utils.data.Dataset[Any]):
         return batch
 
 
+class SamplesByOne(Samples):
+    """The same, a sample at a time."""
+
+    __getitems__ = None  # type: ignore[assignment]
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        if not self.fds:
+            self.fds = [os.open(file, os.O_RDONLY) for file in self.files]
+        content = os.pread(self.fds[i // self.each], self.nbytes, i % self.each * self.nbytes)
+        return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
 def same(batch: Any) -> Any:
     return batch
 
@@ -88,9 +101,18 @@ def gpunvme_loader(files: list[str], nbytes: int, device: str) -> Iterator[Any]:
 
 
 def torch_loader(files: list[str], nbytes: int, device: str) -> Iterator[Any]:
+    return torch_batches(SamplesByOne(files, nbytes), None, device)
+
+
+def torch_batch_loader(files: list[str], nbytes: int, device: str) -> Iterator[Any]:
+    return torch_batches(Samples(files, nbytes), same, device)
+
+
+def torch_batches(samples: Samples, collate: Callable[[Any], Any] | None,
+                  device: str) -> Iterator[Any]:
     loader = torch.utils.data.DataLoader(
-        Samples(files, nbytes), BATCH, shuffle=True, num_workers=WORKERS, drop_last=True,
-        pin_memory=device.startswith("cuda"), collate_fn=same, prefetch_factor=4,
+        samples, BATCH, shuffle=True, num_workers=WORKERS, drop_last=True,
+        pin_memory=device.startswith("cuda"), collate_fn=collate, prefetch_factor=4,
         persistent_workers=True)
     while True:
         for batch in loader:
@@ -159,6 +181,7 @@ DALI = ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
 LOADERS: dict[str, tuple[tuple[str, ...], Callable[[list[str], int, str], Iterator[Any]]]] = {
     "gpunvme.data.Loader": (("gpunvme",), gpunvme_loader),
     f"torch DataLoader, {WORKERS} workers": (("torch",), torch_loader),
+    f"torch DataLoader, {WORKERS} workers, a batch at a time": (("torch",), torch_batch_loader),
     f"WebDataset, {WORKERS} workers": (("webdataset",), webdataset_loader),
     f"Mosaic Streaming, {WORKERS} workers": (("mosaicml-streaming",), mosaic_loader),
     "DALI's numpy reader, on the CPU": (DALI, dali_loader),

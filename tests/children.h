@@ -5,6 +5,13 @@
 #ifndef TESTS_CHILDREN_H
 #define TESTS_CHILDREN_H
 
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
 static inline void skip_where_children_can_not_work(void)
 {
 #ifdef __SANITIZE_THREAD__

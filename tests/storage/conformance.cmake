@@ -36,3 +36,10 @@ foreach(row file file_direct shm sim vfio_user stripe_mixed)
     conformance_environment(test_store_full_gpu_${row} ${row})
     set_tests_properties(test_store_full_gpu_${row} PROPERTIES RUN_SERIAL TRUE)
 endforeach()
+
+# All rows in one program, on one engine.
+gpunvme_test(NAME test_store_many SOURCES test_store_many.c store_rig.c store_rig_walk.c LABEL sim
+             TIMEOUT 240)
+foreach(row vfio_user cufile) # all that any row needs
+    conformance_environment(test_store_many ${row})
+endforeach()

@@ -102,6 +102,22 @@ def packed(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(strides)
 
 
+def check_storage(obj: Any) -> None:
+    """Refuses a tensor of torch that reaches beyond its storage, which has been made smaller."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(obj, torch.Tensor) or obj.layout is not torch.strided:
+        return
+    try:
+        room = obj.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):  # a subclass without memory of its own
+        return
+    last = sum((n - 1) * step for n, step in zip(obj.shape, obj.stride()))
+    end = (obj.storage_offset() + last + 1) * obj.itemsize
+    if obj.numel() and end > room:
+        raise argument(f"a {type(obj).__name__} that ends at byte {end} of its storage, which has "
+                       f"{room} bytes: it was resized")
+
+
 def checksum(view: View) -> int:
     """gpunvme_mem_checksum(); a kernel does it on a GPU. Does not wait for work on streams."""
     if view.mem != _lib.MEM_GPU:
@@ -129,6 +145,7 @@ def _from_interface(obj: object, interface: dict[str, Any], mem: int) -> Array:
 
 def describe(obj: Any) -> Array | None:
     """What array ``obj`` is; None where it has none of the three interfaces of arrays."""
+    check_storage(obj)
     try:
         interface = getattr(obj, "__cuda_array_interface__", None)
     except RuntimeError as why:  # torch, of tensors that require gradients
@@ -240,7 +257,10 @@ def _of_tensor(obj: Any) -> View | None:
             return None
         mem = (_lib.MEM_GPU if obj.is_cuda
                else _lib.MEM_PINNED if obj.is_pinned() else _lib.MEM_HOST)
-        return View(obj.data_ptr(), obj.nbytes, mem, obj.untyped_storage())
+        nbytes, storage = obj.nbytes, obj.untyped_storage()
+        if obj.storage_offset() * obj.itemsize + nbytes > storage.nbytes():
+            check_storage(obj)
+        return View(obj.data_ptr(), nbytes, mem, storage)
     except RuntimeError:  # it has no memory of its own, as within vmap()
         return None
 

@@ -132,6 +132,18 @@ def test_the_bytes_of_a_tensor_that_is_replaced_in_flight_are_kept() -> None:
         future.result(10)
 
 
+def test_a_tensor_beyond_its_storage_is_refused(file: str) -> None:
+    t = torch.zeros(3, 1000)[1:]
+    t.untyped_storage().resize_(4000)
+    for use in (ops.read_into_tensor, ops.write_tensor):
+        with pytest.raises(ValueError, match="ends at byte 12000 of its storage, which has 4000"):
+            use(t, file, 0)
+    weight = torch.zeros(4, 4).t()
+    weight.untyped_storage().resize_(60)
+    with pytest.raises(ValueError, match="optimized::linear: .* byte 64"):
+        torch.ops.optimized.linear(torch.zeros(2, 4), weight)
+
+
 @pytest.mark.parametrize("t", [torch.zeros(4, 4).t(), torch.zeros(8)[::2],
                                torch.zeros(1).expand(4)], ids=["transposed", "steps", "expanded"])
 def test_a_tensor_that_is_not_contiguous_is_a_value_error(file: str, t: torch.Tensor) -> None:

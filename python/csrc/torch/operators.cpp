@@ -68,7 +68,8 @@ int32_t device_type(const Tensor &t)
     return type;
 }
 
-/* The type of all operands; they have the same, and are on the same device. */
+/* The type of all operands; they have the same, are on the same device and have all their memory.
+ */
 int32_t common_dtype(const char *op, std::initializer_list<const Tensor *> operands)
 {
     /* In the order of enum gpunvme_ops_dtype. */
@@ -85,6 +86,8 @@ int32_t common_dtype(const char *op, std::initializer_list<const Tensor *> opera
         if (device_type(*t) != device_type(first) ||
             t->get_device_index() != first.get_device_index())
             refuse(std::string(op) + ": operands on different devices");
+        if (std::string why = gpunvme_torch::beyond_storage(*t); !why.empty())
+            refuse(std::string(op) + ": " + why);
     }
     for (int32_t i = 0; i < GPUNVME_OPS_NDTYPES; i++)
         if (known[i] == dtype)

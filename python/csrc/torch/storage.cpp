@@ -88,6 +88,8 @@ Memory memory_of(const Tensor &t)
     if (!t.is_contiguous())
         throw std::invalid_argument(
             "nvme_ops: the tensor is not contiguous: use one that is, .contiguous() makes one");
+    if (std::string why = gpunvme_torch::beyond_storage(t); !why.empty())
+        throw std::invalid_argument("nvme_ops: " + why);
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &dtype));
     return {static_cast<size_t>(t.numel()) * aoti_torch_dtype_element_size(dtype),
             t.is_cuda() ? GPUNVME_MEM_GPU : GPUNVME_MEM_HOST};

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from .._safetensors import ITEMSIZE
+from ..buffers import check_storage
 from ..errors import argument
 
 # The types of safetensors by numpy's and torch's names; numpy lacks the last ones.
@@ -114,6 +115,7 @@ def leaf_of(name: str, value: Any, path: tuple[Any, ...]) -> Leaf:
                 or local.device.type not in ("cpu", "cuda"):
             raise argument(f"{_show(path)}: a {local.layout} tensor on {local.device}: only "
                            "plain tensors on the CPU and on CUDA GPUs can be stored")
+        check_storage(local)
         dtype = _TORCH.get(str(local.dtype).removeprefix("torch."))
         local = local.detach().resolve_conj().resolve_neg()
         kind = "torch"

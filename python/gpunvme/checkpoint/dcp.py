@@ -38,6 +38,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
 from torch.futures import Future
 
 from .. import _lib
+from ..buffers import check_storage
 from ..errors import error
 from ._files import Draft, folder_of, joined, read_manifest, retain
 from ._load import Reader, find
@@ -203,6 +204,7 @@ class StorageReader(storage.StorageReader):
                              if at is None or tuple(p["offsets"]) == tuple(at))
                 begins = tuple(map(sum, zip(piece["offsets"], item.storage_offsets)))
                 target = planner.resolve_tensor(item)
+                check_storage(target)
                 reader.want(piece, saved["dtype"], (begins, tuple(item.lengths)), target.detach())
                 targets.append((item, target))
             reader.run()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from ..buffers import check_storage
 from ._files import Files, Tensor, refuse
 from ._group import Group
 from ._load import Parts, load
@@ -126,6 +127,7 @@ def _direct(slots: Sequence[_Slot]) -> tuple[list[_Slot], list[_Slot]]:
                        key=lambda s: (str(s.memory.device), s.memory.data_ptr())):
         memory, source = slot.memory, slot.source
         assert source is not None
+        check_storage(memory)
         plain = (type(memory.data) is torch.Tensor and memory.is_contiguous()
                  and memory.device.type in _DIRECT)
         apart = last[0] != memory.device or memory.data_ptr() >= last[1]

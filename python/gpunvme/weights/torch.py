@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..buffers import check_storage
 from ._files import Files, refuse
 from ._memory_file import memory_file
 from ._model import load_model
@@ -59,6 +60,7 @@ def _check(tensors: Mapping[str, Any]) -> None:
             raise ValueError(f'"{name}" is a {type(t).__name__}, not a tensor')
         if t.layout != torch.strided:
             raise ValueError(f'tensor "{name}" is sparse: give its to_dense()')
+        check_storage(t)
     if shared := _shared(tensors):
         raise RuntimeError(f"tensors share memory, and a file would have it twice: {shared}. "
                            "Save one of each, or a module by save_model()")

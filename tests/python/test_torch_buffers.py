@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Tensors of torch as memory; no operator of gpunvme.torch is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpunvme
+from gpunvme import checkpoint, ops
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+class Subclass(torch.Tensor):
+    """A tensor that has no short way to its memory."""
+
+
+def shrunk(t: Any, nbytes: int) -> Any:
+    t.untyped_storage().resize_(nbytes)
+    return t
+
+
+@pytest.mark.parametrize("make", [
+    lambda: shrunk(torch.zeros(4096), 0), lambda: shrunk(torch.zeros(4096), 4 * 4095),
+    lambda: shrunk(torch.zeros(8192)[4096:], 4 * 8191),
+    lambda: shrunk(torch.zeros(4096).as_subclass(Subclass), 0),
+    lambda: shrunk(torch.zeros(4096).view(torch.bfloat16), 100),
+], ids=["emptied", "by one", "a view", "a subclass", "of bfloat16"])
+def test_a_tensor_beyond_its_storage_is_no_buffer(store: gpunvme.Store,
+                                                  make: Callable[[], Any]) -> None:
+    t = make()
+    uses: list[Callable[[Any], object]] = [
+        store.pread, store.pwrite, store.pread_async, gpunvme.register,
+        lambda t: store.readv([bytearray(4), t]), lambda t: gpunvme.Batch(store, t, [0], 4),
+    ]
+    for use in uses:
+        with pytest.raises(gpunvme.ArgumentError, match="of its storage, which has"):
+            use(t)
+
+
+def test_a_tensor_that_ends_with_its_storage_is_read_into(store: gpunvme.Store,
+                                                          data: bytes) -> None:
+    t = shrunk(torch.zeros(8192, dtype=torch.uint8)[4096:6000], 6000)
+    assert store.pread(t) == 1904
+    assert bytes(t.numpy()) == data[:1904]
+
+
+def test_operators_refuse_a_tensor_beyond_its_storage() -> None:
+    a = shrunk(torch.zeros(4, 4).t(), 60)
+    with pytest.raises(gpunvme.ArgumentError, match="ends at byte 64 of its storage"):
+        ops.matmul(a, a)
+
+
+def test_a_checkpoint_refuses_a_tensor_beyond_its_storage(tmp_path: Path) -> None:
+    checkpoint.save({"w": torch.zeros(100)}, tmp_path / "run")
+    t = shrunk(torch.zeros(100), 0)
+    with pytest.raises(gpunvme.ArgumentError, match="of its storage"):
+        checkpoint.save({"w": t}, tmp_path / "other")
+    with pytest.raises(gpunvme.ArgumentError, match="of its storage"):
+        checkpoint.load(tmp_path / "run", into={"w": t})
+
+
+@pytest.mark.usefixtures("parser")
+def test_weights_refuse_a_tensor_beyond_its_storage(tmp_path: Path) -> None:
+    weights = pytest.importorskip("gpunvme.weights.torch")
+    file = tmp_path / "w.safetensors"
+    model = torch.nn.Linear(10, 10)
+    weights.save_file(dict(model.state_dict()), file)
+    shrunk(model.weight.detach(), 100)
+    with pytest.raises(ValueError, match="of its storage"):
+        weights.save_file({"w": model.weight}, file)
+    with pytest.raises(ValueError, match="of its storage"):
+        weights.load_model(model, file)
+
+
+def test_numpy_s_view_of_a_tensor_keeps_its_storage() -> None:
+    """Why arrays of numpy need no such check: torch itself refuses."""
+    t = torch.zeros(100)
+    array: np.ndarray[Any, Any] = t.numpy()
+    with pytest.raises(RuntimeError, match="not resizable"):
+        shrunk(t, 0)
+    assert array.sum() == 0

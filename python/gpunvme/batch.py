@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import _lib
 from ._lib import lib
-from .buffers import View, kind_of, view
-from .errors import Error, argument, error
+from .buffers import View, check_mapped, kind_of, view
+from .errors import ArgumentError, Error, argument, error
 from .future import Future, Source, io_error
 from .store import Store, finished, order_of
 
@@ -82,6 +82,8 @@ class Batch:
         """Says where in memory each goes."""
         if buf is None:
             found = View(0, 0, kind_of(int(at[0])), None)
+            if found.mem != _lib.MEM_GPU:
+                _check_mapped(at, lengths, not write)
         else:
             found = view(buf, not write)
             beyond = (at > found.nbytes) | (lengths > found.nbytes - at)
@@ -145,6 +147,16 @@ def _enter(stores: Sequence[Store]) -> None:
 def _leave(stores: Sequence[Store]) -> None:
     for store in stores:
         store._leave()
+
+
+def _check_mapped(at: NDArray[np.uint64], lengths: NDArray[np.uint64], writable: bool) -> None:
+    """Refuses addresses where no memory of the host is; most are in one range."""
+    begin, end = int(at.min()), int(at.max()) + int(lengths.max())
+    try:
+        check_mapped(begin, end - begin, writable)
+    except ArgumentError:
+        for address, nbytes in zip(at.tolist(), lengths.tolist()):
+            check_mapped(address, nbytes, writable)
 
 
 def _numbers(what: str, values: ArrayLike) -> NDArray[np.uint64]:

@@ -4,12 +4,15 @@
 A buffer is anything with the buffer protocol (numpy, bytearray, mmap, ctypes arrays),
 ``__cuda_array_interface__`` (torch, CuPy and Numba on a GPU) or ``__dlpack__`` (torch on the CPU,
 JAX); or an address: an int, a ctypes pointer, or what has ``__int__``, such as pycuda's
-DeviceAllocation. An address comes with a size.
+DeviceAllocation. An address comes with a size. Whether memory of the host is mapped there is
+checked; whether it is the memory that was meant can't be.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import mmap
 import operator
 import re
 import sys
@@ -190,6 +193,26 @@ def kind_of(ptr: int) -> int:
     return mem.value
 
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_msync, _madvise = _libc.msync, _libc.madvise
+_msync.argtypes = _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_MS_ASYNC, _POPULATE_READ, _POPULATE_WRITE = 1, 22, 23
+
+
+def check_mapped(address: int, nbytes: int, writable: bool) -> None:
+    """Refuses a range of host memory that is not mapped whole, or begins in read-only memory."""
+    page = address & -mmap.PAGESIZE
+    # MS_ASYNC does nothing but look whether all of the range is mapped.
+    if nbytes > 0 and (address + nbytes > 1 << 64
+                       or (_msync(page, address + nbytes - page, _MS_ASYNC)
+                           and ctypes.get_errno() == errno.ENOMEM)):
+        raise argument(f"address {address:#x}: no memory of {nbytes} bytes is there")
+    # Pages of devices, and kernels before 5.14, know neither.
+    if writable and _madvise(page, 1, _POPULATE_WRITE) and ctypes.get_errno() == errno.EINVAL \
+            and not _madvise(page, 1, _POPULATE_READ):
+        raise argument(f"address {address:#x}: the memory there is read-only")
+
+
 def address_of(obj: Any) -> int | None:
     """The address that an int, a ctypes pointer or what has ``__int__`` stands for."""
     if isinstance(obj, _POINTERS):
@@ -294,9 +317,12 @@ def _of_arrays(
             raise argument(f"a {name} is no buffer: give an array, bytes or an address") from None
         if nbytes is None:
             raise argument(f"address {address:#x}: an address comes with a size")
-        if address < 4096:
+        if not 4096 <= address < 1 << 64:
             raise argument(f"address {address:#x}: no memory is there")
-        return View(address, nbytes, kind_of(address), obj), nbytes
+        mem = kind_of(address)
+        if mem != _lib.MEM_GPU:
+            check_mapped(address, nbytes, writable)
+        return View(address, nbytes, mem, obj), nbytes
     if writable and array.readonly:
         raise argument(f"a {name} that is read-only can't be read into")
     if not array.contiguous:

@@ -86,6 +86,44 @@ def test_an_address_is_read_into(store: gpunvme.Store, data: bytes, address: Any
         store.pread(address)
 
 
+@pytest.mark.parametrize("address", [0, 1, 0xdead0000000, 2**63, 2**64 - 5, 2**64, 2**70, -1])
+def test_an_address_without_memory_is_refused(store: gpunvme.Store, address: int) -> None:
+    buf: Any
+    for buf in (address, Allocation(address), ctypes.c_void_p(address)):
+        for use in (store.pread, store.pwrite, store.pread_async, gpunvme.register):
+            with pytest.raises(gpunvme.ArgumentError, match="no memory"):
+                use(buf, 10)
+
+
+def test_memory_that_ends_before_the_size_does_is_refused(store: gpunvme.Store) -> None:
+    with mmap.mmap(-1, 1 << 16) as memory:
+        begin = ctypes.c_char.from_buffer(memory)
+        address = ctypes.addressof(begin)
+        assert store.pread(address + 4096, (1 << 16) - 4096) == (1 << 16) - 4096
+        for size in (1 << 40, 1 << 63):
+            with pytest.raises(gpunvme.ArgumentError, match=f"no memory of {size} bytes"):
+                store.pread(address, size)
+        del begin
+
+
+def test_the_address_of_read_only_memory_is_not_read_into(store: gpunvme.Store) -> None:
+    memory = mmap.mmap(-1, 4096, prot=mmap.PROT_READ)
+    address = np.frombuffer(memory, np.uint8).ctypes.data
+    assert store.pwrite(address, 4096) == 4096
+    with pytest.raises(gpunvme.ArgumentError, match="read-only"):
+        store.pread(address, 4096)
+
+
+def test_a_batch_refuses_addresses_without_memory(store: gpunvme.Store) -> None:
+    apart = [np.zeros(64, np.uint8), mmap.mmap(-1, 1 << 16)]
+    at = [np.frombuffer(memory, np.uint8).ctypes.data for memory in apart]
+    assert gpunvme.Batch(store, None, [0, 8], 8, at).run() == 16
+    with pytest.raises(gpunvme.ArgumentError, match="0xdead0000000"):
+        gpunvme.Batch(store, None, [0, 8, 16], 8, [*at, 0xdead0000000])
+    with pytest.raises(gpunvme.ArgumentError, match="no memory of 8 bytes"):
+        gpunvme.Batch(store, None, [0, 8, 16], 8, np.array([*at, 2**64 - 4], np.uint64))
+
+
 def test_read_only_memory_is_written_but_not_read_into(store: gpunvme.Store) -> None:
     frozen = np.arange(10, dtype=np.uint8)
     frozen.flags.writeable = False

@@ -38,7 +38,7 @@ struct gpunvme_engine_config {
     /*
      * The GPU (CUDA's index) that most transfers are for. Threads and pinned memory are placed on
      * its NUMA node, and CUDA contexts are created on it. ANY_GPU: the first GPU whose memory is
-     * used. Transfers can use memory of other GPUs too.
+     * used. Transfers can use memory of other GPUs too. Without a GPU, 0 is accepted.
      */
     int gpu;
     unsigned threads;     /* 0: one for each CPU that the process may use, from 2 to 12 */

@@ -46,7 +46,8 @@ class Engine:
     A process has one that serves all other stores: most programs need none of their own. ``gpu`` is
     the GPU near which threads and memory are placed (None: the first that is used), ``threads`` how
     many there are (0: as many as CPUs, 2 to 12), ``pinned`` how many bytes of host memory it pins
-    at most (0: 128 MiB), ``cpus`` which CPUs threads may run on ("0-7,16"). A context manager that
+    at most (0: 128 MiB), ``cpus`` which CPUs threads may run on ("0-7,16"). ArgumentError: there is
+    no such GPU, or the process may use none of the CPUs. A context manager that
     closes it.
     """
 

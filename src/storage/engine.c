@@ -106,9 +106,11 @@ static gpunvme_err_t check_config(const struct gpunvme_engine_config *config)
 {
     unsigned ngpus = gpunvme_mem_gpu_count();
 
+    /* Without a GPU the host stands in for the first. */
     if (config->gpu != GPUNVME_ANY_GPU &&
-        (config->gpu < 0 || (ngpus && (unsigned)config->gpu >= ngpus)))
-        return base_fail(GPUNVME_ERR_INVALID, "GPU %d, of %u", config->gpu, ngpus);
+        (config->gpu < 0 || (unsigned)config->gpu >= (ngpus ? ngpus : 1)))
+        return base_fail(GPUNVME_ERR_INVALID, "GPU %d: there are %u%s%s", config->gpu, ngpus,
+                         ngpus ? "" : ", ", ngpus ? "" : gpunvme_mem_gpu_why_not());
     if (config->threads > ENGINE_MAX_THREADS)
         return base_fail(GPUNVME_ERR_LIMIT, "%u threads; at most %u", config->threads,
                          ENGINE_MAX_THREADS);

@@ -37,6 +37,13 @@ def test_an_engine_that_makes_no_sense_is_refused(bad: dict[str, object]) -> Non
         gpunvme.Engine(**bad)  # type: ignore[arg-type]
 
 
+def test_an_engine_near_a_gpu_that_is_not_there_is_refused() -> None:
+    gpus = len(gpunvme.info().gpus)
+    with pytest.raises(ValueError, match=f"GPU {max(gpus, 1)}: there are {gpus}"):
+        gpunvme.Engine(gpu=max(gpus, 1))
+    gpunvme.Engine(gpu=0).close()  # without a GPU the host stands in for it
+
+
 def test_registered_memory_is_counted_and_let_go_of() -> None:
     buf = gpunvme.empty(1 << 16)
     with gpunvme.Engine() as engine:

@@ -47,6 +47,8 @@ static void a_config_that_makes_no_sense_is_refused(void **state)
 
     (void)state;
     is_err(gpunvme_engine_create(&config, &engine), GPUNVME_ERR_INVALID, "-7");
+    config.gpu = 4096;
+    is_err(gpunvme_engine_create(&config, &engine), GPUNVME_ERR_INVALID, "GPU 4096: there are");
     assert_null(engine);
     config = (struct gpunvme_engine_config){.gpu = GPUNVME_ANY_GPU, .threads = 257};
     is_err(gpunvme_engine_create(&config, &engine), GPUNVME_ERR_LIMIT, "257");

@@ -105,6 +105,21 @@ def packed(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(strides)
 
 
+def not_plain(obj: Any) -> str | None:
+    """Why a tensor of torch has no plain bytes; None if it has, and for anything else."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(obj, torch.Tensor):
+        return None
+    if obj.is_nested:
+        return "a nested tensor has no plain bytes: use the tensors of its unbind()"
+    if obj.layout is not torch.strided:
+        return f"a tensor of layout {obj.layout} has no plain bytes: use its to_dense()"
+    if obj.is_quantized:
+        return (f"the bytes of a {obj.dtype} tensor mean nothing without its scale: use its "
+                "int_repr() or dequantize()")
+    return None
+
+
 def check_storage(obj: Any) -> None:
     """Refuses a tensor of torch that reaches beyond its storage, which has been made smaller."""
     torch = sys.modules.get("torch")
@@ -148,6 +163,8 @@ def _from_interface(obj: object, interface: dict[str, Any], mem: int) -> Array:
 
 def describe(obj: Any) -> Array | None:
     """What array ``obj`` is; None where it has none of the three interfaces of arrays."""
+    if (why := not_plain(obj)) is not None:
+        raise argument(why)
     check_storage(obj)
     try:
         interface = getattr(obj, "__cuda_array_interface__", None)
@@ -276,7 +293,8 @@ def _of_tensor(obj: Any) -> View | None:
         return None
     try:
         if (obj.layout is not torch.strided or obj.requires_grad or obj.is_conj() or obj.is_neg()
-                or not obj.is_contiguous() or not (obj.is_cuda or obj.is_cpu)):
+                or obj.is_quantized or obj.is_nested or not obj.is_contiguous()
+                or not (obj.is_cuda or obj.is_cpu)):
             return None
         mem = (_lib.MEM_GPU if obj.is_cuda
                else _lib.MEM_PINNED if obj.is_pinned() else _lib.MEM_HOST)

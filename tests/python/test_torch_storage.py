@@ -7,6 +7,7 @@ import gc
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,11 +106,46 @@ def test_a_tensor_is_the_memory_that_dlpack_tells_of(t: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("t", [
     torch.zeros(4, 4)[:, :2], torch.zeros(3, requires_grad=True), torch.zeros(0),
-    torch.zeros(3, device="meta"), torch.eye(3).to_sparse(),
-    torch.zeros(2, dtype=torch.cfloat).conj()])
+    torch.zeros(3, device="meta"), torch.zeros(2, dtype=torch.cfloat).conj()])
 def test_a_tensor_without_plain_bytes_is_an_argument_error(path: str, t: torch.Tensor) -> None:
     with gpunvme.open(path) as store, pytest.raises(gpunvme.ArgumentError):
         store.pread(t)
+
+
+NOT_PLAIN = {
+    "a sparse one": (lambda: torch.eye(3).to_sparse(), "torch.sparse_coo .* to_dense"),
+    "compressed rows": (lambda: torch.eye(3).to_sparse_csr(), "torch.sparse_csr .* to_dense"),
+    "quint8": (lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8),
+               "torch.quint8 .* int_repr"),
+    "a nested one": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested"),
+    "a jagged one": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)],
+                                                        layout=torch.jagged), "nested"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(prototype|beta|deprecated)")
+@pytest.mark.parametrize(("make", "text"), NOT_PLAIN.values(), ids=NOT_PLAIN.keys())
+def test_a_tensor_that_is_more_than_its_bytes_is_refused(path: str, make: Any, text: str) -> None:
+    t = make()
+    with gpunvme.open(path, "r+") as store:
+        for use in (store.pread, store.pwrite):
+            with pytest.raises(gpunvme.ArgumentError, match=text):
+                use(t)
+    for op in (ops.read_into_tensor, ops.write_tensor):
+        with pytest.raises(ValueError, match=f"nvme_ops: .*{text}"):
+            op(t, path, 0)
+
+
+def test_a_tensor_that_requires_gradients_is_read_into_without_grad_alone(file: str) -> None:
+    leaf = torch.zeros(4, requires_grad=True)
+    for t in (leaf, leaf * 2):
+        with pytest.raises(ValueError, match="requires gradients"):
+            ops.read_into_tensor(t, file, 0)
+        ops.write_tensor(t, file, 0)  # which changes nothing
+    with torch.no_grad():
+        ops.read_into_tensor(leaf, file, 16)
+    ops.read_into_tensor(leaf.detach(), file, 16)
+    assert leaf.detach().view(torch.int32).tolist() == [4, 5, 6, 7]
 
 
 def test_a_tensor_within_vmap_is_an_argument_error(path: str) -> None:

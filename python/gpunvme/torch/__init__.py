@@ -12,7 +12,8 @@ Importing this registers two groups of operators. They have fake implementations
     write_tensor(t, uri, offset)
 
 They return when all bytes are there. A tensor on a GPU is used behind the work on the current
-stream. Tensors are contiguous; what they hold are the store's bytes, in the machine's order. A read
+stream. Tensors are contiguous; one that requires gradients is read into under torch.no_grad() alone,
+as PyTorch's own operators in place have it. What tensors hold are the store's bytes, in the machine's order. A read
 beyond the end, a bad URI and a bad tensor raise ValueError; all else that goes wrong RuntimeError,
 with the library's detail. To go on while bytes move, use ``gpunvme.Store.pread_async(tensor,
 stream=torch.cuda.current_stream())``, whose Future has the error. In a compiled graph writes and

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch._library.effects import EffectType
 from torch.library import Library, register_autograd, register_fake
 
+from ..buffers import not_plain
+
 _optimized = Library("optimized", "FRAGMENT")
 _nvme_ops = Library("nvme_ops", "FRAGMENT")
 
@@ -46,12 +48,25 @@ def _(t: Tensor, uri: str, offset: int) -> None:
 
 def _read_into_tensor(keyset: Any, t: Tensor, uri: str, offset: int) -> None:
     """Tells autograd that the tensor has changed, as it knows of PyTorch's own operators."""
+    if torch.is_grad_enabled() and t.requires_grad:
+        raise ValueError("nvme_ops: reading into a tensor that requires gradients would make them "
+                         "wrong: use torch.no_grad(), or the tensor's detach()")
     torch.ops.nvme_ops.read_into_tensor.default.redispatch(
         keyset & torch._C._after_ADInplaceOrView_keyset, t, uri, offset)
     torch.autograd.graph.increment_version(t)
 
 
 _nvme_ops.impl("read_into_tensor", _read_into_tensor, "ADInplaceOrView", with_keyset=True)
+
+
+def _refuse(_: Any, t: Tensor, uri: str, offset: int) -> None:
+    raise ValueError(f"nvme_ops: {not_plain(t) or 'a tensor without plain bytes'}")
+
+
+for _name in ("read_into_tensor", "write_tensor"):
+    for _key in ("AutogradNestedTensor", "MkldnnCPU", "QuantizedCPU", "QuantizedCUDA", "SparseCPU",
+                 "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA"):
+        _nvme_ops.impl(_name, _refuse, _key, with_keyset=True)
 
 # A compiler may neither leave out a write nor exchange it with a read.
 for _name in ("read_tensor", "write_tensor"):

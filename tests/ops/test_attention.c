@@ -20,7 +20,7 @@ static void test_variant(const char *variant, void *arg)
     expect_padding(p, &p->lse, true);
 }
 
-static void forward(struct request r)
+static void forward_in_type(struct request r)
 {
     struct problem p;
 
@@ -29,6 +29,17 @@ static void forward(struct request r)
     make_references(&p);
     for_each_variant(GPUNVME_OPS_ATTENTION, test_variant, &p);
     problem_free(&p);
+}
+
+/* Kernels for 16-bit types are others than those for f32. */
+static void forward(struct request r)
+{
+    int last = TEST_DEVICE == GPUNVME_OPS_CPU ? GPUNVME_OPS_F32 : GPUNVME_OPS_BF16;
+
+    for (; r.dtype <= last; r.dtype++) {
+        r.out_dtype = r.dtype == GPUNVME_OPS_BF16 ? GPUNVME_OPS_BF16 : GPUNVME_OPS_F32;
+        forward_in_type(r);
+    }
 }
 
 static const int64_t lengths[][2] = {{1, 1},   {1, 7},     {7, 1},    {13, 13},
@@ -84,12 +95,12 @@ static void every_type_and_head_size_is_right(void **state)
     for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
         for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++)
             for (int f32 = 0; f32 < 2; f32++)
-                forward((struct request){.dim = dims[i][0],
-                                         .dim_v = dims[i][1],
-                                         .q_len = 37,
-                                         .k_len = 211,
-                                         .dtype = dtype,
-                                         .out_dtype = f32 ? GPUNVME_OPS_F32 : dtype});
+                forward_in_type((struct request){.dim = dims[i][0],
+                                                 .dim_v = dims[i][1],
+                                                 .q_len = 37,
+                                                 .k_len = 211,
+                                                 .dtype = dtype,
+                                                 .out_dtype = f32 ? GPUNVME_OPS_F32 : dtype});
 }
 
 static void heads_share_keys_and_values(void **state)
@@ -144,12 +155,12 @@ static void large_scores_do_not_overflow(void **state)
 {
     (void)state;
     for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
-        forward((struct request){.dim = 64,
-                                 .q_len = 20,
-                                 .k_len = 300,
-                                 .scale = 1000,
-                                 .dtype = dtype,
-                                 .out_dtype = dtype});
+        forward_in_type((struct request){.dim = 64,
+                                         .q_len = 20,
+                                         .k_len = 300,
+                                         .scale = 1000,
+                                         .dtype = dtype,
+                                         .out_dtype = dtype});
 }
 
 static void sequences_may_lie_behind_each_other(void **state)

@@ -301,17 +301,22 @@ static void caches_without_v_or_with_both_in_one_tensor_are_filled(void **state)
     memset(pages, 0, sizeof(pages));
 }
 
-/* There is no kernel yet: a call for a GPU says so, and not that a type is wrong. */
-static void a_gpu_is_refused(void **state)
+/* Kernels count rows in 32 bits. */
+static void a_gpu_takes_sizes_below_2_to_30(void **state)
 {
-    const struct gpunvme_ops_exec gpu = {.device = GPUNVME_OPS_CUDA};
+    const struct gpunvme_ops_exec gpu = {.device = GPUNVME_OPS_CUDA, .variant = "naive"};
     struct gpunvme_ops_capability capability;
     struct gpunvme_attention p = good();
     gpunvme_ops_status_t missing = gpunvme_ops_capability(GPUNVME_OPS_CUDA, 0, &capability);
+    const char *name;
 
     (void)state;
-    expect_status(gpunvme_attention(&p, &gpu), missing ? missing : GPUNVME_OPS_ERR_UNSUPPORTED,
-                  missing ? "" : "attention has no variant for GPUs");
+    p.k_len = INT64_C(1) << 30;
+    expect_status(gpunvme_attention_choose(&p, &gpu, &name),
+                  missing ? missing : GPUNVME_OPS_ERR_UNSUPPORTED, missing ? "" : "below 2^30");
+    p.k_len--;
+    if (!missing)
+        expect_ok(gpunvme_attention_choose(&p, &gpu, &name));
 }
 
 int main(void)
@@ -328,7 +333,7 @@ int main(void)
         cmocka_unit_test(pages_are_checked),
         cmocka_unit_test(appends_are_checked),
         cmocka_unit_test(caches_without_v_or_with_both_in_one_tensor_are_filled),
-        cmocka_unit_test(a_gpu_is_refused),
+        cmocka_unit_test(a_gpu_takes_sizes_below_2_to_30),
     };
 
     return cmocka_run_group_tests(tests, setup, NULL);

@@ -260,7 +260,8 @@ static gpunvme_ops_status_t check(struct ops_call *call)
     return GPUNVME_OPS_OK;
 }
 
-const struct ops_operator ops_attention = {"attention", check, {&attention_cpu, NULL}};
+const struct ops_operator ops_attention = {
+    "attention", check, {&attention_cpu, OPS_CUDA(&attention_cuda)}};
 
 OPS_FUNCTIONS(ops_attention, gpunvme_attention, struct gpunvme_attention)
 

@@ -8,6 +8,10 @@
 
 #include "ops/core/fail.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /*
  * A matrix, or `batch` of them, as it lies in memory. A tensor has a fourth dimension, between the
  * rows and the columns: `depth` of it, `pitch` elements apart. Its strides may be in any order.
@@ -53,4 +57,7 @@ size_t ops_workspace_part(int64_t matrices, int64_t rows, int64_t cols, size_t s
 
 gpunvme_ops_status_t ops_check_exec(const struct gpunvme_ops_exec *exec);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

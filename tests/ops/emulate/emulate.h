@@ -107,6 +107,15 @@ static inline float __shfl_down_sync(unsigned, float x, int offset, int width)
     return y;
 }
 
+static inline float __shfl_xor_sync(unsigned, float x, int mask)
+{
+    const unsigned char *all = emulate_exchange(&x, sizeof(x));
+    float y;
+
+    memcpy(&y, all + (threadIdx.x % 32 ^ mask) * sizeof(y), sizeof(y));
+    return y;
+}
+
 static inline int __shfl_sync(unsigned, int x, int lane)
 {
     const unsigned char *all = emulate_exchange(&x, sizeof(x));

@@ -223,7 +223,7 @@ static gpunvme_err_t write_file(const struct weights_args *args, struct convert 
                                 const char *path)
 {
     struct base_newfile file;
-    gpunvme_err_t err = base_newfile_begin(&file, path);
+    gpunvme_err_t err = base_newfile_begin(&file, path, "");
 
     return err ? err : base_newfile_end(&file, write_mapped(args, c, file.fd, path));
 }

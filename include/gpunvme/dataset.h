@@ -166,7 +166,8 @@ struct gpunvme_dataset_index_options {
  * it are found; if some are elsewhere, pass the URIs of all files after it, in their order. A file
  * whose size or fingerprint differs is refused. Checksums do not change the data set's fingerprint.
  *
- * Errors: those of creating and writing the file; NOMEM; with checksums, a sample that can't be
+ * Errors: those of creating and writing the file; INVALID: there is a file already that is neither
+ * empty nor an index; NOMEM; with checksums, a sample that can't be
  * read (the detail names it), and CANCELED.
  */
 gpunvme_err_t gpunvme_dataset_write_index(const struct gpunvme_dataset *dataset, const char *path,

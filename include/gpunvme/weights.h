@@ -279,7 +279,8 @@ gpunvme_err_t gpunvme_weights_load_end(struct gpunvme_weights_load *load);
 
 /*
  * Writes the checksums of `n` loaded parts to the file `path`, under a temporary name first.
- * INVALID: a part is a slice, was converted, or has no checksum. UNSUPPORTED: no libjansson. IO and
+ * INVALID: a part is a slice, was converted, or has no checksum; or there is a file already that is
+ * neither empty nor such a manifest. UNSUPPORTED: no libjansson. IO and
  * its like.
  */
 gpunvme_err_t gpunvme_weights_manifest_write(const char *path,

@@ -36,7 +36,30 @@ static int open_new(struct base_newfile *file)
     return fd;
 }
 
-gpunvme_err_t base_newfile_begin(struct base_newfile *file, const char *path)
+/* May what is at `path` be replaced by a file of this kind? */
+static gpunvme_err_t check_kind(const char *path, const char *kind)
+{
+    size_t length = strlen(kind);
+    char found[32];
+    ssize_t n;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+    if (fd < 0)
+        return base_fail_errno(errno, "%.150s", path);
+    do
+        n = read(fd, found, length);
+    while (n < 0 && errno == EINTR);
+    close(fd);
+    if (n < 0)
+        return base_fail_errno(errno, "%.150s", path);
+    if (n && ((size_t)n < length || memcmp(found, kind, length)))
+        return base_fail(GPUNVME_ERR_INVALID,
+                         "%.150s: is there already, and a file of another kind: it is not replaced",
+                         path);
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t base_newfile_begin(struct base_newfile *file, const char *path, const char *kind)
 {
     struct stat st;
     gpunvme_err_t err;
@@ -44,9 +67,15 @@ gpunvme_err_t base_newfile_begin(struct base_newfile *file, const char *path)
     *file = (struct base_newfile){.fd = -1, .path = realpath(path, NULL)};
     if (!file->path && !lstat(path, &st) && S_ISLNK(st.st_mode))
         return base_fail(GPUNVME_ERR_INVALID, "%.150s: a link to nothing", path);
-    if (file->path && !stat(file->path, &st) && !S_ISREG(st.st_mode)) {
-        free(file->path);
-        return base_fail(GPUNVME_ERR_INVALID, "%.150s: not a regular file", path);
+    if (file->path) {
+        if (!stat(file->path, &st) && !S_ISREG(st.st_mode))
+            err = base_fail(GPUNVME_ERR_INVALID, "%.150s: not a regular file", path);
+        else
+            err = check_kind(path, kind);
+        if (err) {
+            free(file->path);
+            return err;
+        }
     }
     if (!file->path) /* it is not there yet */
         file->path = strdup(path);

@@ -25,6 +25,12 @@ gpunvme data stat ab.gnvidx
 expect 0
 expect_out 'samples +1500'
 
+promise "a shard is not replaced by its index"
+cp a.bin a.before
+gpunvme data index a.bin --record 100 -o a.bin
+expect 1 'it is not replaced'
+check cmp a.bin a.before
+
 promise "verify reads all samples, and tells the same checksum each time"
 gpunvme data verify ab.gnvidx
 expect 0

@@ -43,6 +43,15 @@ static void write_file(const char *name, const void *bytes, size_t nbytes)
 }
 
 /* Bytes that say where they are. */
+static void read_file(const char *name, void *into, size_t nbytes)
+{
+    FILE *f = fopen(in_dir(name), "r");
+
+    assert_non_null(f);
+    assert_int_equal(fread(into, 1, nbytes, f), nbytes);
+    assert_int_equal(fclose(f), 0);
+}
+
 static void write_bytes(const char *name, size_t nbytes)
 {
     uint8_t *bytes = malloc(nbytes + 1);
@@ -902,6 +911,49 @@ static void only_a_regular_file_is_replaced_by_an_index(void **state)
     gpunvme_dataset_close(d);
 }
 
+/* A shard, a part of one, a file that holds less than an index begins with; by a link, too. */
+static void no_file_of_another_kind_is_replaced_by_an_index(void **state)
+{
+    static const char *const names[] = {"shard", "shard-link", "text", "short"};
+    uint8_t before[480], after[480];
+    struct gpunvme_dataset *d;
+
+    (void)state;
+    write_bytes("shard", sizeof(before));
+    write_file("text", "GNVIDx01", 8);
+    write_file("short", "GNV", 3);
+    assert_int_equal(symlink("shard", in_dir("shard-link")), 0);
+    read_file("shard", before, sizeof(before));
+    d = open_good("shard", &(struct gpunvme_dataset_options){.record_nbytes = 48});
+    for (unsigned i = 0; i < 4; i++) {
+        assert_int_equal(gpunvme_dataset_write_index(d, in_dir(names[i]), NULL),
+                         GPUNVME_ERR_INVALID);
+        assert_non_null(strstr(gpunvme_err_detail(), names[i]));
+        assert_non_null(strstr(gpunvme_err_detail(), "not replaced"));
+    }
+    read_file("shard", after, sizeof(after));
+    assert_memory_equal(after, before, sizeof(before));
+    read_file("short", after, 3);
+    assert_memory_equal(after, "GNV", 3);
+    gpunvme_dataset_close(d);
+}
+
+static void an_index_replaces_an_index_or_an_empty_file(void **state)
+{
+    struct gpunvme_dataset *d;
+
+    (void)state;
+    make_indexed_tar();
+    write_file("empty", "", 0);
+    d = open_good("w.gnvidx", NULL);
+    assert_int_equal(gpunvme_dataset_write_index(d, in_dir("empty"), NULL), GPUNVME_OK);
+    assert_int_equal(gpunvme_dataset_write_index(d, in_dir("w.gnvidx"), NULL), GPUNVME_OK);
+    gpunvme_dataset_close(d);
+    d = open_good("w.gnvidx", NULL);
+    assert_int_equal(count(d), 40);
+    gpunvme_dataset_close(d);
+}
+
 static void what_can_not_be_opened_is_told(void **state)
 {
     const char *uris[] = {in_dir("x.npy"), in_dir("x.tar")};
@@ -969,6 +1021,8 @@ int main(void)
         cmocka_unit_test(files_that_are_not_beside_the_index_are_given),
         cmocka_unit_test(a_large_file_that_is_no_index_takes_no_memory),
         cmocka_unit_test(only_a_regular_file_is_replaced_by_an_index),
+        cmocka_unit_test(no_file_of_another_kind_is_replaced_by_an_index),
+        cmocka_unit_test(an_index_replaces_an_index_or_an_empty_file),
         cmocka_unit_test(what_can_not_be_opened_is_told),
     };
 

@@ -1519,6 +1519,30 @@ static void weights_are_loaded_from_the_beginning_of_a_drive(void **state)
     assert_int_equal(gpunvme_weights_close(w), GPUNVME_OK);
 }
 
+static void no_file_of_another_kind_is_replaced_by_a_manifest(void **state)
+{
+    static uint8_t y[77];
+    struct gpunvme_weights_part part = {.ptr = y};
+    const struct gpunvme_weights_options options = {.checksum = true};
+    struct gpunvme_weights *w;
+
+    (void)state;
+    make("xyz.safetensors", XYZ, XYZ_NBYTES);
+    write_file("config.json", "{\"a\": 1}", 8);
+    w = open_good("xyz.safetensors");
+    part.tensor = gpunvme_weights_find(w, "y");
+    assert_int_equal(gpunvme_weights_load(w, &part, 1, &options), GPUNVME_OK);
+    assert_int_equal(gpunvme_weights_manifest_write(in_dir("xyz.safetensors"), &part, 1),
+                     GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_weights_manifest_write(in_dir("config.json"), &part, 1),
+                     GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_weights_manifest_write(in_dir("m.json"), &part, 1), GPUNVME_OK);
+    assert_int_equal(gpunvme_weights_manifest_write(in_dir("m.json"), &part, 1), GPUNVME_OK);
+    gpunvme_weights_close(w);
+    w = open_good("xyz.safetensors"); /* as it was */
+    gpunvme_weights_close(w);
+}
+
 static void a_manifest_finds_the_tensor_that_differs(void **state)
 {
     static uint8_t y[77], z[2520000];
@@ -1697,6 +1721,7 @@ int main(void)
         cmocka_unit_test(an_order_that_a_conversion_can_not_keep_is_unsupported),
         cmocka_unit_test(a_load_that_does_not_end_is_kept_until_its_weights_are_closed),
         cmocka_unit_test(weights_are_loaded_from_the_beginning_of_a_drive),
+        cmocka_unit_test(no_file_of_another_kind_is_replaced_by_a_manifest),
         cmocka_unit_test(a_manifest_finds_the_tensor_that_differs),
         cmocka_unit_test(a_manifest_that_can_not_be_written_leaves_the_old_one),
         cmocka_unit_test(manifests_have_names_of_any_length_and_may_be_links_but_no_fifos),

@@ -77,6 +77,15 @@ def test_an_index_has_the_samples_of_its_data_set(tmp_path: Path) -> None:
             assert [row.item() for row in indexed] == list(range(10))
 
 
+def test_a_shard_is_not_replaced_by_its_index(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(10))
+    before = (tmp_path / "x.npy").read_bytes()
+    with data.Dataset(tmp_path / "x.npy") as rows:
+        with pytest.raises(gpunvme.ArgumentError, match="not replaced"):
+            rows.write_index(tmp_path / "x.npy")
+    assert (tmp_path / "x.npy").read_bytes() == before
+
+
 def test_an_index_has_checksums_if_they_are_asked_for(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(60, dtype=np.uint16).reshape(20, 3))
     with data.Dataset(tmp_path / "x.npy") as rows:

@@ -602,7 +602,7 @@ static gpunvme_err_t write_table(const struct gpunvme_dataset *d, const struct d
     err = data_index_make(&index, &bytes, &nbytes);
     free(index.files);
     if (!err)
-        err = base_newfile_begin(&file, path);
+        err = base_newfile_begin(&file, path, DATA_INDEX_MAGIC);
     if (!err)
         err = base_newfile_end(&file, write_bytes(&file, bytes, nbytes));
     free(bytes);

@@ -169,6 +169,9 @@ gpunvme_err_t data_index_parse(const void *bytes, size_t nbytes, const char *nam
                                struct data_index *out);
 void data_index_free(struct data_index *index);
 
+/* Every index begins with it, and two digits of the version follow: 01, or 02 with checksums. */
+#define DATA_INDEX_MAGIC "GNVIDX"
+
 /* The bytes of an index, with the table's checksums if it has any; to be freed. */
 gpunvme_err_t data_index_make(const struct data_index *index, void **bytes, size_t *nbytes);
 

@@ -10,12 +10,10 @@
 #include "data/loader/dataset.h"
 #include "gpunvme/memory.h"
 
-#define MAGIC_NBYTES   6u /* and two digits of the version: 01, or 02 if it has checksums */
+#define MAGIC_NBYTES   (sizeof(DATA_INDEX_MAGIC) - 1)
 #define VERSION_PLAIN  "01"
 #define VERSION_SUMMED "02"
 #define SUMMED         16u /* the checksum is of what begins here */
-
-static const char magic[MAGIC_NBYTES] = {'G', 'N', 'V', 'I', 'D', 'X'};
 
 struct head {
     char magic[MAGIC_NBYTES], version[2];
@@ -179,7 +177,7 @@ gpunvme_err_t data_index_check_head(const void *head, uint64_t nbytes, const cha
     struct head h = {0};
 
     memcpy(&h, head, DATA_INDEX_HEAD);
-    if (memcmp(h.magic, magic, sizeof(magic)))
+    if (memcmp(h.magic, DATA_INDEX_MAGIC, MAGIC_NBYTES))
         return BAD(name, "no index of samples");
     if (!has_version(&h, VERSION_PLAIN) && !has_version(&h, VERSION_SUMMED))
         return base_fail(
@@ -249,7 +247,7 @@ gpunvme_err_t data_index_make(const struct data_index *index, void **bytes, size
 
     for (size_t i = 0; i < index->nfiles; i++)
         h.names_nbytes += strlen(index->files[i].name) + 1;
-    memcpy(h.magic, magic, sizeof(magic));
+    memcpy(h.magic, DATA_INDEX_MAGIC, MAGIC_NBYTES);
     memcpy(h.version, t->sums ? VERSION_SUMMED : VERSION_PLAIN, sizeof(h.version));
     memcpy(h.shape, index->shape.shape, sizeof(h.shape));
     h.nbytes = sizeof(h) + h.nfiles * sizeof(struct file) + h.nruns * sizeof(struct run) +

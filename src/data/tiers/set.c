@@ -150,7 +150,7 @@ static gpunvme_err_t write_description(const struct description *d, const char *
         encode(d->dir[i], dirs[i], sizeof(dirs[i]));
     n = snprintf(text, sizeof(text), "version=%d\nuuid=%s\ntier=%d\nhot=%s\nwarm=%s\ncold=%s\n%s",
                  VERSION, d->uuid, tier, dirs[0], dirs[1], dirs[2], settings);
-    err = base_newfile_begin(&file, path);
+    err = base_newfile_begin(&file, path, "version=");
     if (err)
         return err;
     if (write(file.fd, text, (size_t)n) != n)

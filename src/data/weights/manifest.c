@@ -70,10 +70,13 @@ static gpunvme_err_t write_all(const struct base_newfile *file, const char *text
     return GPUNVME_OK;
 }
 
+/* Of every manifest, as jansson indents what describe() makes. */
+#define BEGINNING "{\n  \"checksum\": "
+
 static gpunvme_err_t write_new(const char *path, const char *text)
 {
     struct base_newfile file;
-    gpunvme_err_t err = base_newfile_begin(&file, path);
+    gpunvme_err_t err = base_newfile_begin(&file, path, BEGINNING);
 
     if (err)
         return err;

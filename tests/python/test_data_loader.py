@@ -388,6 +388,22 @@ def test_batches_by_number_are_those_of_the_epoch(rows: data.Dataset) -> None:
             loader.load_batch_to_gpu(i)
 
 
+def test_batches_by_number_follow_the_loader_wherever_it_was_moved(rows: data.Dataset) -> None:
+    wanted = [np.array(batch) for batch in loader_of(rows)]
+    other = loader_of(rows)
+    other.set_epoch(1)
+    second = [np.array(batch) for batch in other]
+    loader = data.BatchLoader(rows, 32, device="cpu", framework="np")
+    state = loader.loader.state_dict()
+    assert (loader.load_batch_to_gpu(0) == wanted[0]).all()
+    loader.loader.next_batch()
+    assert (loader.load_batch_to_gpu(1) == wanted[1]).all()
+    loader.loader.load_state_dict(state)
+    assert (loader.load_batch_to_gpu(2) == wanted[2]).all()
+    loader.loader.set_epoch(1)
+    assert (loader.load_batch_to_gpu(3) == second[3]).all()
+
+
 # ---- torch --------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,6 @@ class BatchLoader:
         self.loader = Loader(dataset, batch_size, device=device, **options)
         self._batch_size = batch_size
         self._nbytes = batch_size * dataset.max_nbytes
-        self._next = 0
 
     def load_batch_to_gpu(self, batch_idx: int) -> Any:
         """Batch ``batch_idx`` of the epoch, on the device.
@@ -36,10 +35,9 @@ class BatchLoader:
         """
         if count("batch_idx", batch_idx) >= len(self.loader):
             raise argument(f"batch_idx: {batch_idx}: an epoch has {len(self.loader)} batches")
-        if batch_idx != self._next:
-            state = self.loader.state_dict()
-            self.loader.load_state_dict({**state, "taken": batch_idx * self._batch_size})
-        self._next = batch_idx + 1
+        state, taken = self.loader.state_dict(), batch_idx * self._batch_size
+        if state["taken"] != taken:
+            self.loader.load_state_dict({**state, "taken": taken})
         found = self.loader.next_batch()
         if found is None:  # the end of the epoch before
             found = self.loader.next_batch()

@@ -50,7 +50,7 @@ typedef int gpunvme_err_t;
     X(PROTOCOL, -25, "the controller broke the NVMe specification: see the detail")                \
     X(PERMISSION, -26, "permission denied: check the file's owner and mode")                       \
     X(VERIFY, -27, "the bytes read differ from the bytes written: do not trust this path")         \
-    X(CLOSED, -28, "the queue or controller is closed: reopen it, or wait for the reset to end")   \
+    X(CLOSED, -28, "no longer open: open it again, or wait until its controller has been reset")   \
     X(LIMIT, -29, "a limit of the controller or of this build is exceeded: see the detail")        \
     X(CANCELED, -30, "canceled before all of it was done")                                         \
     X(EXISTS, -31, "the file is there already: name another, or open it without EXCL")

@@ -245,6 +245,16 @@ def test_replace_exchanges_it(tmp_path: Path) -> None:
     assert checkpoint.load(tmp_path) == {"a": 2} and leftovers(tmp_path) == []
 
 
+def test_a_step_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
+    for use in (checkpoint.load, checkpoint.verify):
+        with pytest.raises(gpunvme.NotFoundError, match="no checkpoint of step 2, but none at all"):
+            use(tmp_path, step=2)
+    for step in range(1, 24, 2):
+        checkpoint.save({"a": step}, tmp_path, step=step)
+    with pytest.raises(FileNotFoundError, match="step 2, but of 1, 3, 5, 7, …, 17, 19, 21, 23: "):
+        checkpoint.load(tmp_path, step=2)
+
+
 def test_what_is_left_of_dead_programs_is_cleared(tmp_path: Path) -> None:
     (tmp_path / ".saving-step-0000000001-x").mkdir(parents=True)
     (tmp_path / ".deleting-y").mkdir()

@@ -28,7 +28,7 @@ from ..errors import argument, error
 from ..memory import empty as memory
 from ..store import Store
 from ..store import open as open_store
-from ._files import MANIFEST, folder_of, latest, read_manifest
+from ._files import MANIFEST, folder_of, latest, read_manifest, steps
 from ._jobs import WORKERS, run_all
 from ._memory import BLOCK, part, view_of
 from ._state import Box, Slice, decode, empty, filled, is_torch, leaf_of, merged
@@ -278,11 +278,23 @@ def _ranges(shape: tuple[int, ...], offsets: tuple[int, ...], shared: Box,
 # ---- Calls ------------------------------------------------------------------------------------
 
 
+def _listed(found: list[int]) -> str:
+    """Steps as text: some of them if they are many."""
+    text = [str(step) for step in found]
+    if len(text) > 10:
+        text[4:-4] = ["…"]
+    return f"of {', '.join(text)}" if text else "none at all"
+
+
 def find(path: str | os.PathLike[str], step: int | None) -> Path:
     """The folder of a checkpoint: ``path`` itself, or the one of ``step`` (or the last) in it."""
     root = Path(path)
     if step is not None:
-        return folder_of(root, step)
+        folder = folder_of(root, step)
+        if not (folder / MANIFEST).exists():
+            raise error(_lib.ERR_NOT_FOUND, f"{root}: there is no checkpoint of step {step}, but "
+                                            f"{_listed(steps(root))}")
+        return folder
     if (root / MANIFEST).exists():
         return root
     found = latest(root)

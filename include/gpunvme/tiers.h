@@ -82,9 +82,11 @@ struct gpunvme_tiers_settings {
 
 /*
  * Makes a set of three directories, which must exist, and may lie on one file system. Files that
- * are in them become files of the set. EXISTS: one of them belongs to a set. INVALID: directories
- * that lie in one another, thresholds that are not 0 < warm_at <= hot_at. NOT_FOUND, PERMISSION,
- * READONLY, NOSPC and IO, with nothing made.
+ * are in them become files of the set. If the process is killed meanwhile, opening the set fails
+ * (NOT_FOUND), and the next call with these directories makes it. EXISTS: one of them belongs to a
+ * set. BUSY: another process makes a set in one of them. INVALID: directories that lie in one
+ * another, thresholds that are not 0 < warm_at <= hot_at. NOT_FOUND, PERMISSION, READONLY, NOSPC
+ * and IO, with nothing made.
  */
 gpunvme_err_t gpunvme_tiers_create(const struct gpunvme_tiers_settings *settings);
 

@@ -76,9 +76,16 @@ void tiers_file_of_row(const struct tiers_row *row, double t_s, double half_life
 /* Whether the process that opened the set as `session` lives and has it open. */
 bool tiers_session_lives(struct gpunvme_tiers *t, const char *session);
 
-/* Opens a set but for its catalogue: directories and a session. */
+/*
+ * Opens a set but for its catalogue: directories and a session. NOT_FOUND: it has not been made to
+ * its end, unless the caller is `making` it.
+ */
 gpunvme_err_t tiers_set_open(const char *dir, const struct gpunvme_tiers_options *options,
-                             struct gpunvme_tiers **out);
+                             bool making, struct gpunvme_tiers **out);
+/* gpunvme_tiers_open(), likewise. */
+gpunvme_err_t tiers_open(const char *dir, const struct gpunvme_tiers_options *options, bool making,
+                         struct gpunvme_tiers **out);
+
 void tiers_set_release(struct gpunvme_tiers *t); /* closes the catalogue as well, if there is one */
 
 /* BUSY: there is another session. */
@@ -138,7 +145,8 @@ enum tiers_step {
     TIERS_STEP_UNLINK,  /* the catalogue has it; or the change goes back, and its copy is there */
     TIERS_STEP_END,     /* the old version, or that copy, is gone; the row is there */
     TIERS_STEP_ENDED,
-    TIERS_NSTEPS
+    TIERS_NSTEPS,
+    TIERS_STEP_MAKE = TIERS_NSTEPS /* not of a change: before each part of a set that is made */
 };
 void tiers_step(enum tiers_step step, const char *name);
 

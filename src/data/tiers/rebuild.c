@@ -115,7 +115,7 @@ gpunvme_err_t gpunvme_tiers_rebuild(const char *dir)
 {
     struct gpunvme_tiers *t;
     struct base_failure why;
-    gpunvme_err_t err = tiers_set_open(dir, NULL, &t);
+    gpunvme_err_t err = tiers_set_open(dir, NULL, false, &t);
 
     if (err)
         return err;

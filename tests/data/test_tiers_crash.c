@@ -443,8 +443,8 @@ static int setup(void **state)
 {
     (void)state;
     rig_make_folders();
-    rig_create((struct gpunvme_tiers_settings){0});
     use_root(rig_root);
+    rig_create((struct gpunvme_tiers_settings){0});
     return 0;
 }
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import gpunvme
 from gpunvme import _lib, ops
+from gpunvme.ops import _call
 
 from test_buffers import CudaArray, DLPackOnly
 
@@ -264,15 +265,15 @@ def test_each_gpu_has_a_workspace_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
             self.ptr = 4096 * len(made)
 
     made: list[int] = []
-    monkeypatch.setattr(ops, "DeviceMemory", Memory)
-    monkeypatch.setattr(ops, "_current", lambda: gpu, raising=False)
-    call = object.__new__(ops._Call)
+    monkeypatch.setattr(_call, "DeviceMemory", Memory)
+    monkeypatch.setattr(_call, "_current", lambda: gpu, raising=False)
+    call = object.__new__(_call.Call)
     call.exec = _lib.OpsExec(device=_lib.OPS_CUDA)
     found = []
     for gpu in (0, 1, 0):
         found.append(call._workspace(100))
     assert made == [0, 1] and found[0] == found[2] != found[1]
-    vars(ops._scratch).clear()
+    vars(_call._scratch).clear()
 
 
 def test_the_library_has_the_short_names_of_operators() -> None:

@@ -85,3 +85,30 @@ def test_numpy_s_view_of_a_tensor_keeps_its_storage() -> None:
     with pytest.raises(RuntimeError, match="not resizable"):
         shrunk(t, 0)
     assert array.sum() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_operators_make_tensors_of_tensors(dtype: Any) -> None:
+    generator = torch.Generator().manual_seed(17)
+    a, b = (torch.randn(6, 6, generator=generator).to(dtype) for _ in range(2))
+    q = torch.randn(1, 3, 2, 8, generator=generator).to(dtype)
+    lse = torch.empty(1, 3, 2)
+    found = ops.attention(q, q, q, causal=True, lse=lse)
+    want = torch.nn.functional.scaled_dot_product_attention(
+        *[q.transpose(1, 2)] * 3, is_causal=True).transpose(1, 2)
+    made = [(ops.matmul(a, b), a @ b), (ops.linear(a, b), torch.nn.functional.linear(a, b)),
+            (found, want)]
+    for got, expected in made:
+        assert type(got) is torch.Tensor and got.dtype == dtype
+        torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
+    gradients = (*ops.linear_backward(a, a, b), *ops.attention_backward(q, q, q, q, found, lse))
+    assert [type(t) for t in gradients] == [torch.Tensor] * 6
+    assert {t.dtype for t in gradients} == {dtype}
+    assert type(ops.matmul(torch.nn.Parameter(a, requires_grad=False), b)) is torch.Tensor
+
+
+def test_lengths_and_tables_may_be_tensors() -> None:
+    q, cache = torch.ones(1, 1, 1, 4), torch.zeros(2, 4, 1, 4)
+    table, lengths = torch.tensor([[1]], dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
+    ops.kv_append(torch.ones(1, 3, 1, 4), None, cache, None, table, lengths)
+    assert torch.equal(ops.attention_paged(q, cache, cache, table, lengths), q)

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Operands of operators, and how one is called: device, stream, variant, workspace."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from typing import Any, Literal, NamedTuple, Sequence
+
+import numpy as np
+
+from .. import _lib
+from ..buffers import Array, describe, stream_handle
+from ..errors import ops_error
+from ..memory import DeviceMemory, _current
+
+DTYPES = {"<f4": _lib.OPS_F32, "<f2": _lib.OPS_F16, "<V2": _lib.OPS_BF16, "|V2": _lib.OPS_BF16}
+DTYPE_NAMES = {"f32": _lib.OPS_F32, "f16": _lib.OPS_F16, "bf16": _lib.OPS_BF16}
+COMPUTES = {"f32": _lib.OPS_COMPUTE_F32, "tf32": _lib.OPS_COMPUTE_TF32}
+DEVICES = {"cpu": _lib.OPS_CPU, "cuda": _lib.OPS_CUDA}
+
+Compute = Literal["f32", "tf32"]
+Device = Literal["cpu", "cuda"]
+
+
+def look_up(what: str, table: dict[Any, int], key: Any) -> int:
+    if key not in table:
+        known = ", ".join(str(name) for name in table)
+        raise ops_error(_lib.OPS_ERR_INVALID, f"{what} {key!r}: there are {known}")
+    return table[key]
+
+
+# ---- Operands ---------------------------------------------------------------------------------
+
+
+class Matrix(NamedTuple):
+    """A matrix, or a batch of them, as the library wants it: with contiguous rows."""
+
+    ptr: int
+    batch: int  # 0: a single one
+    rows: int  # as the caller sees them
+    columns: int
+    ld: int
+    stride: int
+    transposed: bool  # what is stored is its transpose
+    array: Array
+
+
+def array_of(name: str, obj: Any) -> Array:
+    found = describe(obj)
+    if found is None:
+        raise ops_error(_lib.OPS_ERR_INVALID, f"{name}: a {type(obj).__name__} is no array")
+    if found.typestr not in DTYPES:
+        raise ops_error(_lib.OPS_ERR_DTYPE, f"{name} has elements of {found.typestr}: "
+                        "float32, float16 and bfloat16 are known")
+    return found
+
+
+def matrix_of(name: str, obj: Any, ranks: Sequence[int] = (2,)) -> Matrix:
+    array = array_of(name, obj)
+    if len(array.shape) not in ranks:
+        raise ops_error(_lib.OPS_ERR_SHAPE, f"{name} has {len(array.shape)} dimensions")
+    *batch, rows, columns = array.shape
+    row_step, column_step = array.strides[-2:]
+    stride = array.strides[0] if batch else 0
+    transposed = columns > 1 and column_step != 1
+    if transposed and (rows > 1 and row_step != 1):
+        raise ops_error(_lib.OPS_ERR_SHAPE, f"{name}: neither its rows nor its columns are "
+                        "contiguous: give a contiguous copy")
+    ld = column_step if transposed else row_step
+    width = rows if transposed else columns
+    if (columns if transposed else rows) < 2:
+        ld = max(width, 1)
+    n = batch[0] if batch else 0
+    return Matrix(array.ptr, n, rows, columns, ld, stride, transposed, array)
+
+
+def rows_of(name: str, obj: Any) -> Matrix:
+    """A matrix of rows: the last dimension, contiguous, and all others as one."""
+    array = array_of(name, obj)
+    if not array.shape:
+        raise ops_error(_lib.OPS_ERR_SHAPE, f"{name} has no dimension")
+    if len(array.shape) == 2:
+        matrix = matrix_of(name, obj)
+        if matrix.transposed:
+            raise ops_error(_lib.OPS_ERR_SHAPE, f"{name}: its rows are not contiguous")
+        return matrix
+    if not array.contiguous:
+        raise ops_error(_lib.OPS_ERR_SHAPE, f"{name} is not contiguous")
+    columns = array.shape[-1]
+    rows = 1
+    for size in array.shape[:-1]:
+        rows *= size
+    return Matrix(array.ptr, 0, rows, columns, max(columns, 1), 0, False, array)
+
+
+def check(condition: bool, detail: str) -> None:
+    if not condition:
+        raise ops_error(_lib.OPS_ERR_SHAPE, detail)
+
+
+def vector_of(name: str, obj: Any, size: int) -> Array:
+    array = array_of(name, obj)
+    check(array.shape == (size,) and array.contiguous, f"{name} is not {size} contiguous elements")
+    return array
+
+
+def result_of(given: Any, like: Any, shape: tuple[int, ...], typestr: str, stream: Any) -> Any:
+    """``given``, or an array like an operand, for work on ``stream``."""
+    if given is not None:
+        return given
+    if _is_torch(like):
+        return _tensor_like(like, shape, typestr, stream)
+    array = describe(like)
+    if array is not None and array.mem == _lib.MEM_GPU:
+        return DeviceMemory(shape, typestr)
+    if isinstance(like, np.ndarray):
+        return np.empty(shape, like.dtype if typestr != "<f4" else np.float32)
+    if typestr.endswith("V2"):
+        raise ops_error(_lib.OPS_ERR_DTYPE, "numpy has no bfloat16 to make a result of: give out=")
+    return np.empty(shape, typestr)
+
+
+def same_dtype(**arrays: Array | None) -> None:
+    kinds = {name: array.typestr for name, array in arrays.items() if array is not None}
+    if len(set(kinds.values())) > 1:
+        text = ", ".join(f"{name} {typestr}" for name, typestr in kinds.items())
+        raise ops_error(_lib.OPS_ERR_DTYPE, f"operands of different types: {text}")
+
+
+def _is_torch(obj: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(obj, torch.Tensor)
+
+
+def _tensor_like(like: Any, shape: tuple[int, ...], typestr: str, stream: Any) -> Any:
+    """A tensor of torch, whose memory is used on ``stream`` first."""
+    torch = sys.modules["torch"]
+    dtype = torch.float32 if typestr == "<f4" else like.dtype
+    if stream is None or not like.is_cuda:
+        return like.new_empty(shape, dtype=dtype)
+    handle = stream_handle(stream)
+    with torch.cuda.stream(torch.cuda.ExternalStream(handle, like.device) if handle
+                           else torch.cuda.default_stream(like.device)):
+        return like.new_empty(shape, dtype=dtype)
+
+
+# ---- Calls ------------------------------------------------------------------------------------
+
+_scratch = threading.local()  # workspaces of this thread, by device, GPU and stream
+
+
+class Call:
+    """Where and how a call runs, and the arrays that it uses."""
+
+    def __init__(self, arrays: Sequence[Array], written: Sequence[Array], variant: str | None,
+                 threads: int, stream: Any, deterministic: bool) -> None:
+        mems = {array.mem == _lib.MEM_GPU for array in (*arrays, *written)}
+        if len(mems) > 1:
+            raise ops_error(_lib.OPS_ERR_DEVICE, "arrays on the host and on a GPU in one call")
+        if any(array.readonly for array in written):
+            raise ops_error(_lib.OPS_ERR_INVALID, "a result that is read-only")
+        on_gpu = mems.pop()
+        self.exec = _lib.OpsExec(
+            device=_lib.OPS_CUDA if on_gpu else _lib.OPS_CPU,
+            threads=threads,
+            stream=_current_stream(arrays) if stream is None else stream_handle(stream),
+            variant=None if variant is None else variant.encode(),
+            flags=_lib.OPS_DETERMINISTIC if deterministic else 0,
+        )
+
+    def run(self, name: str, problem: ctypes.Structure) -> None:
+        ops = _lib.ops()
+        exec_ = ctypes.byref(self.exec)
+        nbytes = ctypes.c_size_t()
+        workspace = getattr(ops, f"{name}_workspace")
+        ok(workspace(ctypes.byref(problem), exec_, ctypes.byref(nbytes)))
+        if nbytes.value:
+            self.exec.workspace = self._workspace(nbytes.value)
+            self.exec.workspace_nbytes = nbytes.value
+        ok(getattr(ops, name)(ctypes.byref(problem), exec_))
+
+    def _workspace(self, nbytes: int) -> int:
+        """Memory that the next call on the same stream may use again: it comes behind this one."""
+        on_gpu = self.exec.device == _lib.OPS_CUDA
+        # The default stream has the same handle on all GPUs.
+        key = str((self.exec.device, _current() if on_gpu else 0, self.exec.stream))
+        memory = getattr(_scratch, key, None)
+        align = _lib.OPS_WORKSPACE_ALIGN
+        if memory is None or memory.nbytes < nbytes + align:
+            size = nbytes + align
+            memory = DeviceMemory((size,)) if on_gpu else np.empty(size, np.uint8)
+            setattr(_scratch, key, memory)
+        ptr = memory.ptr if isinstance(memory, DeviceMemory) else memory.ctypes.data
+        return int(-(-ptr // align) * align)
+
+
+def _current_stream(arrays: Sequence[Array]) -> int:
+    """The stream that the owners of operands use: CuPy names it; torch's is its current one."""
+    for array in arrays:
+        if array.stream is not None:
+            return array.stream
+        if array.mem == _lib.MEM_GPU and _is_torch(array.keep):
+            torch: Any = sys.modules["torch"]
+            return int(torch.cuda.current_stream(array.keep.device).cuda_stream)  # type: ignore[attr-defined]
+    return 0
+
+
+def ok(status: int) -> None:
+    if status:
+        raise ops_error(status)

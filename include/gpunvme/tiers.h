@@ -189,6 +189,20 @@ gpunvme_err_t gpunvme_tiers_write(struct gpunvme_tiers *tiers, const char *name,
 gpunvme_err_t gpunvme_tiers_flush(struct gpunvme_tiers *tiers, const char *name);
 
 /*
+ * The same for transfers of all kinds (transfer.h): opens a file for writing in place up to byte
+ * `end`, and takes its tier's room for as much. *store is valid, and the file stays where it is,
+ * until gpunvme_tiers_end_write(), before which all transfers must have ended. Bytes behind `end`
+ * are not to be written: no capacity is kept for them. Errors as gpunvme_tiers_write().
+ */
+struct gpunvme_tiers_writer;
+gpunvme_err_t gpunvme_tiers_begin_write(struct gpunvme_tiers *tiers, const char *name, uint64_t end,
+                                        struct gpunvme_tiers_writer **out,
+                                        struct gpunvme_store **store);
+/* NULL is fine. */
+gpunvme_err_t gpunvme_tiers_end_write(struct gpunvme_tiers *tiers,
+                                      struct gpunvme_tiers_writer *writer);
+
+/*
  * Replaces a file as a whole, or makes it: at every instant, a crash included, the name has the old
  * bytes or all of the new ones, and those are on the medium when the call returns. `tier` is where
  * it goes, or AUTO: then another one where that has no room. BUSY: the file is being replaced or
@@ -239,7 +253,7 @@ struct gpunvme_tiers_io {
     /* What came of it. */
     gpunvme_err_t err;
     size_t done;     /* length of the valid prefix */
-    int tier;        /* where the bytes came from */
+    int tier;        /* where the bytes came from, or went to */
     uint32_t routes; /* as gpunvme_io.routes */
 };
 
@@ -249,6 +263,10 @@ struct gpunvme_tiers_io {
  */
 gpunvme_err_t gpunvme_tiers_read_many(struct gpunvme_tiers *tiers, struct gpunvme_tiers_io *ios,
                                       size_t n);
+
+/* Writes them, in place as gpunvme_tiers_write() does. Ranges of one file may not overlap. */
+gpunvme_err_t gpunvme_tiers_write_many(struct gpunvme_tiers *tiers, struct gpunvme_tiers_io *ios,
+                                       size_t n);
 
 /* Which way a file's bytes take: its tier, and the path report of its store (storage.h). */
 gpunvme_err_t gpunvme_tiers_path(struct gpunvme_tiers *tiers, const char *name, int *tier,

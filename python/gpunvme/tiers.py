@@ -64,10 +64,10 @@ _open: weakref.WeakSet[Tiers] = weakref.WeakSet()
 
 
 class Many(NamedTuple):
-    """What came of one read of read_many()."""
+    """What came of one transfer of read_many() or write_many()."""
 
-    nbytes: int  #: read: fewer than asked for only at the end of the file
-    tier: str  #: where the bytes came from
+    nbytes: int  #: moved: of a read, fewer than asked for only at the end of the file
+    tier: str  #: where the bytes came from, or went to
 
 
 def create(hot: Name | None = None, warm: Name | None = None, cold: Name | None = None, *,
@@ -255,15 +255,20 @@ class Tiers:
 
         Raises the first error when all have ended.
         """
-        wanted = [(_name(name), _checked(offset), view(buf, True)) for name, offset, buf in reads]
+        return self._many(lib.gpunvme_tiers_read_many, reads, True)
+
+    def _many(self, call: Any, ranges: Iterable[tuple[str, int, Any]],
+              into: bool) -> list[Many]:
+        wanted = [(_name(name), _checked(offset), view(buf, into)) for name, offset, buf in ranges]
         if not wanted:
             return []
         if any(found.stream is not None for _, _, found in wanted):
-            raise argument("memory in use on a stream: read it by open_store()")
+            raise argument("memory in use on a stream: " + ("read it by open_store()" if into
+                                                            else "wait for it first"))
         ios = (_lib.TiersIo * len(wanted))(*[
             _lib.TiersIo(name=name, offset=offset, ptr=found.ptr, nbytes=found.nbytes,
                          mem=found.mem) for name, offset, found in wanted])
-        self._call(lib.gpunvme_tiers_read_many, ios, len(ios), keep=(wanted, ios))
+        self._call(call, ios, len(ios), keep=(wanted, ios))
         return [Many(io.done, _NAMES[io.tier]) for io in ios]
 
     def open_store(self, name: str, accesses: int = 1) -> Store:
@@ -298,6 +303,13 @@ class Tiers:
                        ctypes.byref(done), keep=found)
             moved += done.value
         return moved
+
+    def write_many(self, writes: Iterable[tuple[str, int, Any]]) -> list[Many]:
+        """Writes (name, offset, buf) each from its ``buf``, all at once, as write_direct() does.
+
+        Ranges of one file may not overlap. Raises the first error when all have ended.
+        """
+        return self._many(lib.gpunvme_tiers_write_many, writes, False)
 
     def flush(self, name: str) -> None:
         """What was written in place before this call is on the medium when it returns."""

@@ -665,6 +665,91 @@ static void a_batch_tells_each_range_what_came_of_it(void **state)
     ok(gpunvme_tiers_read_many(t, NULL, 0));
 }
 
+static void a_batch_writes_files_that_are_there_and_new_ones(void **state)
+{
+    enum { N = 300 };
+    static struct gpunvme_tiers_io ios[2 * N];
+    static uint64_t words[2 * N];
+    static char names[N][16];
+
+    (void)state;
+    for (unsigned i = 0; i < 2 * N; i++) { /* two ranges of each */
+        snprintf(names[i % N], sizeof(names[0]), "f%u", i % N);
+        if (i < N / 2)
+            put(names[i], (int)(i % 3), 64, i);
+        words[i] = 1000 + i;
+        ios[i] = (struct gpunvme_tiers_io){
+            .name = names[i % N], .offset = i < N ? 8 : 80, .ptr = &words[i], .nbytes = 8};
+    }
+    ok(gpunvme_tiers_write_many(t, ios, 2 * N));
+    for (unsigned i = 0; i < 2 * N; i++) {
+        ok(ios[i].err);
+        assert_int_equal(ios[i].done, 8);
+        assert_int_equal(word_at(names[i % N], i < N ? 8 : 80), 1000 + i);
+        assert_int_equal(facts(names[i % N]).nbytes, 88);
+        assert_false(facts(names[i % N]).has_checksum);
+        if (i < N / 2)
+            assert_int_equal(ios[i].tier, i % 3);
+    }
+    move_to("f0", COLD); /* nobody holds it any more */
+    move_to("f0", HOT);
+}
+
+static void a_batch_of_writes_tells_each_range_what_came_of_it(void **state)
+{
+    uint64_t word = 7;
+    struct gpunvme_tiers_io ios[] = {
+        {.name = "../a", .ptr = &word, .nbytes = 8},
+        {.name = "a", .offset = UINT64_MAX, .ptr = &word, .nbytes = 8},
+        {.name = "a", .ptr = &word, .nbytes = 8},
+        {.ptr = &word, .nbytes = 8},
+    };
+
+    (void)state;
+    fails(INVALID, gpunvme_tiers_write_many(t, ios, 4));
+    assert_int_equal(ios[0].err, GPUNVME_ERR_INVALID);
+    assert_int_equal(ios[1].err, GPUNVME_ERR_RANGE);
+    ok(ios[2].err);
+    assert_int_equal(ios[3].err, GPUNVME_ERR_INVALID);
+    assert_int_equal(word_at("a", 0), 7);
+}
+
+static void a_file_opened_for_writing_takes_asynchronous_writes_and_stays_in_its_tier(void **state)
+{
+    uint64_t word = 9;
+    struct gpunvme_io io = {.op = GPUNVME_OP_WRITE, .offset = 96, .ptr = &word, .nbytes = 8};
+    struct gpunvme_tiers_writer *writer;
+    struct gpunvme_tiers *other;
+
+    (void)state;
+    put("a", HOT, 64, 1);
+    ok(gpunvme_tiers_open(rig_dir[HOT], NULL, &other));
+    ok(gpunvme_tiers_begin_write(t, "a", 104, &writer, &io.store));
+    ok(gpunvme_io_submit(&io, 1, NULL));
+    ok(gpunvme_io_wait(&io, PATIENCE_NS));
+    fails(BUSY, gpunvme_tiers_move(other, "a", COLD, false, NULL));
+    ok(gpunvme_tiers_end_write(t, writer));
+    ok(gpunvme_tiers_end_write(t, NULL));
+    ok(gpunvme_tiers_move(other, "a", COLD, false, NULL));
+    ok(gpunvme_tiers_close(other));
+    assert_int_equal(word_at("a", 96), 9);
+    fails(INVALID, gpunvme_tiers_begin_write(t, "/a", 8, &writer, &io.store));
+    assert_null(writer);
+}
+
+static void room_is_taken_when_a_file_is_opened_for_writing(void **state)
+{
+    struct gpunvme_tiers_writer *writer;
+    struct gpunvme_store *store;
+
+    (void)state;
+    ok(gpunvme_tiers_configure(
+        t, &(struct gpunvme_tiers_settings){.capacity_nbytes = {1000, 1000, 1000}}));
+    fails(NOSPC, gpunvme_tiers_begin_write(t, "a", 1001, &writer, &store));
+    ok(gpunvme_tiers_begin_write(t, "a", 1000, &writer, &store));
+    ok(gpunvme_tiers_end_write(t, writer));
+}
+
 static void the_path_report_says_tier_and_way(void **state)
 {
     struct gpunvme_path path;
@@ -897,6 +982,10 @@ int main(void)
         TEST(transfers_of_an_opened_store_may_be_asynchronous),
         TEST(a_batch_reads_more_files_than_the_table_holds),
         TEST(a_batch_tells_each_range_what_came_of_it),
+        TEST(a_batch_writes_files_that_are_there_and_new_ones),
+        TEST(a_batch_of_writes_tells_each_range_what_came_of_it),
+        TEST(a_file_opened_for_writing_takes_asynchronous_writes_and_stays_in_its_tier),
+        TEST(room_is_taken_when_a_file_is_opened_for_writing),
         TEST(the_path_report_says_tier_and_way),
         TEST(every_call_counts_as_one_access_and_they_are_written_at_close),
         TEST(accesses_of_files_that_left_the_table_are_not_lost),

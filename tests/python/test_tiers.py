@@ -100,6 +100,17 @@ def test_writes_in_place_make_files_longer(files: tiers.Tiers) -> None:
     assert files.stat("w").checksum is None
 
 
+def test_many_ranges_are_written_at_once(files: tiers.Tiers) -> None:
+    files.put("old", b"0123456789", "warm")
+    done = files.write_many([("old", 2, b"ab"), ("new", 0, b"xyz"), ("old", 8, b"cdef")])
+    assert [one.nbytes for one in done] == [2, 3, 4] and done[0].tier == "warm"
+    assert bytes(files.read_direct("old")) == b"01ab4567cdef"
+    assert bytes(files.read_direct("new")) == b"xyz"
+    assert files.write_many([]) == []
+    with pytest.raises(gpunvme.ArgumentError):
+        files.write_many([("../old", 0, b"x")])
+
+
 def test_put_file_takes_paths_uris_and_stores(files: tiers.Tiers, path: str, data: bytes) -> None:
     files.put_file("of-path", path)
     files.put_file("of-uri", f"file:{path}", "cold")

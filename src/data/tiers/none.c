@@ -114,6 +114,28 @@ gpunvme_err_t gpunvme_tiers_read_many(struct gpunvme_tiers *tiers, struct gpunvm
     return not_in_this_build();
 }
 
+gpunvme_err_t gpunvme_tiers_write_many(struct gpunvme_tiers *tiers, struct gpunvme_tiers_io *ios,
+                                       size_t n)
+{
+    (void)tiers, (void)ios, (void)n;
+    return not_in_this_build();
+}
+
+gpunvme_err_t gpunvme_tiers_begin_write(struct gpunvme_tiers *tiers, const char *name, uint64_t end,
+                                        struct gpunvme_tiers_writer **out,
+                                        struct gpunvme_store **store)
+{
+    (void)tiers, (void)name, (void)end, (void)out, (void)store;
+    return not_in_this_build();
+}
+
+gpunvme_err_t gpunvme_tiers_end_write(struct gpunvme_tiers *tiers,
+                                      struct gpunvme_tiers_writer *writer)
+{
+    (void)tiers, (void)writer;
+    return not_in_this_build();
+}
+
 gpunvme_err_t gpunvme_tiers_path(struct gpunvme_tiers *tiers, const char *name, int *tier,
                                  struct gpunvme_path *path)
 {

@@ -17,7 +17,7 @@
 #include "storage/futex.h"
 
 #define PAGE     1000u                /* rows of a list that are read at once */
-#define AT_ONCE  1024u                /* transfers of read_many */
+#define AT_ONCE  1024u                /* transfers of read_many, write_many */
 #define LOOSE    128u                 /* … files of which at most: each has descriptors */
 #define PAUSE_NS 1000000              /* between tries */
 #define AHEAD    (UINT64_C(16) << 20) /* bytes that a growing file takes of a tier, at most */
@@ -55,96 +55,6 @@ gpunvme_err_t gpunvme_tiers_read(struct gpunvme_tiers *t, const char *name, uint
     err = gpunvme_store_read(open->store, offset, ptr, mem, nbytes, done);
     tiers_files_put(t, open, 1);
     return err;
-}
-
-/* Ranges ios[0 … n), whose files are in `files`. */
-static gpunvme_err_t run_some(struct gpunvme_tiers_io *ios, struct tiers_open **files,
-                              struct gpunvme_io *transfers, size_t n)
-{
-    size_t running = 0;
-    gpunvme_err_t err;
-
-    for (size_t i = 0; i < n; i++)
-        if (files[i])
-            transfers[running++] = (struct gpunvme_io){.store = files[i]->store,
-                                                       .op = GPUNVME_OP_READ,
-                                                       .mem = ios[i].mem,
-                                                       .offset = ios[i].offset,
-                                                       .ptr = ios[i].ptr,
-                                                       .nbytes = ios[i].nbytes};
-    err = gpunvme_io_run(transfers, running);
-    for (size_t i = 0, k = 0; i < n; i++)
-        if (files[i]) {
-            ios[i].err = transfers[k].err;
-            ios[i].done = transfers[k].done;
-            ios[i].routes = transfers[k++].routes;
-        }
-    return err;
-}
-
-/* Begins at ios[0], and does as many as there are files to be had at once; *n says how many. */
-static gpunvme_err_t read_some(struct gpunvme_tiers *t, struct gpunvme_tiers_io *ios, size_t *n,
-                               struct tiers_open **files, struct gpunvme_io *transfers)
-{
-    struct base_failure first = {0};
-    const size_t room = *n < AT_ONCE ? *n : AT_ONCE;
-    size_t nloose = 0;
-    gpunvme_err_t err;
-
-    for (*n = 0; *n < room && nloose < LOOSE; ++*n) {
-        struct gpunvme_tiers_io *io = &ios[*n];
-
-        io->done = 0;
-        io->routes = 0;
-        files[*n] = NULL;
-        io->err = io->name ? GPUNVME_OK : tiers_name_check(NULL);
-        if (!io->err)
-            io->err = tiers_files_get(t, io->name, false, &files[*n]);
-        if (io->err) {
-            if (!first.err)
-                base_keep(&first, io->err);
-            continue;
-        }
-        io->tier = files[*n]->tier;
-        nloose += tiers_files_is_loose(files[*n]);
-    }
-    err = run_some(ios, files, transfers, *n);
-    if (err && !first.err)
-        base_keep(&first, err);
-    for (size_t i = 0; i < *n; i++)
-        if (files[i])
-            tiers_files_put(t, files[i], 1);
-    return base_restore(&first);
-}
-
-gpunvme_err_t gpunvme_tiers_read_many(struct gpunvme_tiers *t, struct gpunvme_tiers_io *ios,
-                                      size_t n)
-{
-    const size_t room = n < AT_ONCE ? n : AT_ONCE;
-    gpunvme_err_t err = tiers_check_process(t);
-    struct base_failure first = {0};
-    struct gpunvme_io *transfers;
-    struct tiers_open **files;
-
-    if (!err && n && !ios)
-        err = base_fail(GPUNVME_ERR_INVALID, "ios is NULL");
-    if (err || !n)
-        return err;
-    transfers = calloc(room, sizeof(*transfers));
-    files = calloc(room, sizeof(*files));
-    if (!transfers || !files)
-        base_keep(&first, base_fail(GPUNVME_ERR_NOMEM, "%zu transfers", n));
-    for (size_t at = 0; at < n && transfers && files;) {
-        size_t some = n - at;
-
-        err = read_some(t, &ios[at], &some, files, transfers);
-        if (err && !first.err)
-            base_keep(&first, err);
-        at += some;
-    }
-    free(files);
-    free(transfers);
-    return first.err ? base_restore(&first) : GPUNVME_OK;
 }
 
 gpunvme_err_t gpunvme_tiers_open_store(struct gpunvme_tiers *t, const char *name, unsigned accesses,
@@ -370,26 +280,64 @@ static gpunvme_err_t open_to_write(struct gpunvme_tiers *t, const char *name, ui
     }
 }
 
+/* The same for `nbytes` bytes at `offset`. */
+static gpunvme_err_t get_to_write(struct gpunvme_tiers *t, const char *name, uint64_t offset,
+                                  size_t nbytes, struct tiers_open **open)
+{
+    gpunvme_err_t err = check(t, name);
+
+    if (!err && (offset > INT64_MAX || nbytes > INT64_MAX - offset))
+        err = base_fail(GPUNVME_ERR_RANGE, "%zu bytes at offset %llu", nbytes,
+                        (unsigned long long)offset);
+    return err ? err : open_to_write(t, name, offset + nbytes, futex_deadline(t->timeout_ns), open);
+}
+
 gpunvme_err_t gpunvme_tiers_write(struct gpunvme_tiers *t, const char *name, uint64_t offset,
                                   const void *ptr, enum gpunvme_mem mem, size_t nbytes,
                                   size_t *done)
 {
     struct tiers_open *open;
-    gpunvme_err_t err = check(t, name);
+    gpunvme_err_t err = get_to_write(t, name, offset, nbytes, &open);
 
     if (done)
         *done = 0;
-    if (!err && (offset > INT64_MAX || nbytes > INT64_MAX - offset))
-        err = base_fail(GPUNVME_ERR_RANGE, "%zu bytes at offset %llu", nbytes,
-                        (unsigned long long)offset);
-    if (!err)
-        err = open_to_write(t, name, offset + nbytes, futex_deadline(t->timeout_ns), &open);
     if (err)
         return err;
     err = gpunvme_store_write(open->store, offset, ptr, mem, nbytes, done);
     tiers_files_end_write(open);
     tiers_files_put(t, open, 1);
     return err;
+}
+
+gpunvme_err_t gpunvme_tiers_begin_write(struct gpunvme_tiers *t, const char *name, uint64_t end,
+                                        struct gpunvme_tiers_writer **out,
+                                        struct gpunvme_store **store)
+{
+    struct tiers_open *open;
+    gpunvme_err_t err;
+
+    if (!out || !store)
+        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", out ? "store" : "out");
+    *out = NULL;
+    *store = NULL;
+    err = get_to_write(t, name, 0, end, &open);
+    if (err)
+        return err;
+    *out = (struct gpunvme_tiers_writer *)open;
+    *store = open->store;
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t gpunvme_tiers_end_write(struct gpunvme_tiers *t, struct gpunvme_tiers_writer *writer)
+{
+    struct tiers_open *open = (struct tiers_open *)writer;
+    gpunvme_err_t err = tiers_check_process(t);
+
+    if (err || !open)
+        return err;
+    tiers_files_end_write(open);
+    tiers_files_put(t, open, 1);
+    return GPUNVME_OK;
 }
 
 gpunvme_err_t gpunvme_tiers_flush(struct gpunvme_tiers *t, const char *name)
@@ -404,6 +352,122 @@ gpunvme_err_t gpunvme_tiers_flush(struct gpunvme_tiers *t, const char *name)
     err = gpunvme_store_flush(open->store);
     tiers_files_put(t, open, 0);
     return err;
+}
+
+/* ---- Many at once ---------------------------------------------------------------------------- */
+
+/* Ranges ios[0 … n), whose files are in `files`. */
+static gpunvme_err_t run_some(struct gpunvme_tiers_io *ios, enum gpunvme_op op,
+                              struct tiers_open **files, struct gpunvme_io *transfers, size_t n)
+{
+    size_t running = 0;
+    gpunvme_err_t err;
+
+    for (size_t i = 0; i < n; i++)
+        if (files[i])
+            transfers[running++] = (struct gpunvme_io){.store = files[i]->store,
+                                                       .op = op,
+                                                       .mem = ios[i].mem,
+                                                       .offset = ios[i].offset,
+                                                       .ptr = ios[i].ptr,
+                                                       .nbytes = ios[i].nbytes};
+    err = gpunvme_io_run(transfers, running);
+    for (size_t i = 0, k = 0; i < n; i++)
+        if (files[i]) {
+            ios[i].err = transfers[k].err;
+            ios[i].done = transfers[k].done;
+            ios[i].routes = transfers[k++].routes;
+        }
+    return err;
+}
+
+static gpunvme_err_t get_file(struct gpunvme_tiers *t, const struct gpunvme_tiers_io *io,
+                              enum gpunvme_op op, struct tiers_open **file)
+{
+    if (!io->name)
+        return tiers_name_check(NULL);
+    return op == GPUNVME_OP_READ ? tiers_files_get(t, io->name, false, file)
+                                 : get_to_write(t, io->name, io->offset, io->nbytes, file);
+}
+
+/* Begins at ios[0], and does as many as there are files to be had at once; *n says how many. */
+static gpunvme_err_t do_some(struct gpunvme_tiers *t, struct gpunvme_tiers_io *ios,
+                             enum gpunvme_op op, size_t *n, struct tiers_open **files,
+                             struct gpunvme_io *transfers)
+{
+    struct base_failure first = {0};
+    const size_t room = *n < AT_ONCE ? *n : AT_ONCE;
+    size_t nloose = 0;
+    gpunvme_err_t err;
+
+    for (*n = 0; *n < room && nloose < LOOSE; ++*n) {
+        struct gpunvme_tiers_io *io = &ios[*n];
+
+        io->done = 0;
+        io->routes = 0;
+        files[*n] = NULL;
+        io->err = get_file(t, io, op, &files[*n]);
+        if (io->err) {
+            files[*n] = NULL;
+            if (!first.err)
+                base_keep(&first, io->err);
+            continue;
+        }
+        io->tier = files[*n]->tier;
+        nloose += tiers_files_is_loose(files[*n]);
+    }
+    err = run_some(ios, op, files, transfers, *n);
+    if (err && !first.err)
+        base_keep(&first, err);
+    for (size_t i = 0; i < *n; i++) {
+        if (files[i] && op == GPUNVME_OP_WRITE)
+            tiers_files_end_write(files[i]);
+        if (files[i])
+            tiers_files_put(t, files[i], 1);
+    }
+    return base_restore(&first);
+}
+
+static gpunvme_err_t do_many(struct gpunvme_tiers *t, struct gpunvme_tiers_io *ios,
+                             enum gpunvme_op op, size_t n)
+{
+    const size_t room = n < AT_ONCE ? n : AT_ONCE;
+    gpunvme_err_t err = tiers_check_process(t);
+    struct base_failure first = {0};
+    struct gpunvme_io *transfers;
+    struct tiers_open **files;
+
+    if (!err && n && !ios)
+        err = base_fail(GPUNVME_ERR_INVALID, "ios is NULL");
+    if (err || !n)
+        return err;
+    transfers = calloc(room, sizeof(*transfers));
+    files = calloc(room, sizeof(*files));
+    if (!transfers || !files)
+        base_keep(&first, base_fail(GPUNVME_ERR_NOMEM, "%zu transfers", n));
+    for (size_t at = 0; at < n && transfers && files;) {
+        size_t some = n - at;
+
+        err = do_some(t, &ios[at], op, &some, files, transfers);
+        if (err && !first.err)
+            base_keep(&first, err);
+        at += some;
+    }
+    free(files);
+    free(transfers);
+    return first.err ? base_restore(&first) : GPUNVME_OK;
+}
+
+gpunvme_err_t gpunvme_tiers_read_many(struct gpunvme_tiers *t, struct gpunvme_tiers_io *ios,
+                                      size_t n)
+{
+    return do_many(t, ios, GPUNVME_OP_READ, n);
+}
+
+gpunvme_err_t gpunvme_tiers_write_many(struct gpunvme_tiers *t, struct gpunvme_tiers_io *ios,
+                                       size_t n)
+{
+    return do_many(t, ios, GPUNVME_OP_WRITE, n);
 }
 
 /* ---- Facts ----------------------------------------------------------------------------------- */

@@ -46,7 +46,8 @@ def test_all_is_measured_or_skipped_with_a_reason(tmp_path: Path) -> None:
         assert len(drawn) > 3 and all("<svg" in picture.read_text() for picture in drawn)
 
 
-@pytest.mark.parametrize(("name", "least"), [("PYTHON.md", 6), ("CHECKPOINT.md", 2)])
+@pytest.mark.parametrize(("name", "least"), [("PYTHON.md", 6), ("CHECKPOINT.md", 2),
+                                           ("../README.md", 1)])
 def test_the_page_s_code_runs(name: str, least: int, tmp_path: Path,
                               monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

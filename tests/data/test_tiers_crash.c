@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Processes that are killed while they put, move, remove and write files of a set, at every step of
- * a change and at random instants. Whoever opens the set next finds each name once, with all of its
- * old or its new bytes and their checksum, no leftovers, and sums that are those of the rows.
+ * Processes that are killed while they put, move, remove and write files of a set, configure, scrub
+ * and rebuild it, at every step and at random instants. Whoever opens the set next finds each name
+ * once, with all of its old or its new bytes and their checksum, no leftovers, and sums that are
+ * those of the rows.
  *
  *     test_tiers_crash [--kills N] [--seed S]
  *
@@ -25,11 +26,28 @@
 #define NFILES   10u
 #define NINPLACE 2u /* of them, written in place: a version is 8 bytes */
 
-enum op { PUT_SAME, PUT_OTHER, PUT_NEW, MOVE_UP, MOVE_DOWN, REMOVE, OPEN, RANDOM, NOPS };
+enum op {
+    PUT_SAME,
+    PUT_OTHER,
+    PUT_NEW,
+    MOVE_UP,
+    MOVE_DOWN,
+    REMOVE,
+    OPEN,
+    RANDOM,
+    WRITE, /* from here on, steps are TIERS_STEP_PART, and counted */
+    CONFIGURE,
+    SCRUB,
+    REBUILD,
+    NOPS
+};
 
-static const char *const op_names[NOPS] = {
-    "put in its tier", "put in another tier", "put a new file", "move up", "move down",
-    "remove",          "open the set",        "at random"};
+static const char *const op_names[NOPS] = {"put in its tier", "put in another tier",
+                                           "put a new file",  "move up",
+                                           "move down",       "remove",
+                                           "open the set",    "at random",
+                                           "write in place",  "configure",
+                                           "scrub",           "rebuild"};
 
 struct version {
     _Atomic uint64_t begun, ended;
@@ -46,7 +64,8 @@ static char *self;
 
 /* ---- The child ------------------------------------------------------------------------------- */
 
-static int kill_at = -1; /* a step */
+static int kill_at = -1;   /* a step */
+static int kill_part = -1; /* a number of TIERS_STEP_PART */
 
 void __wrap_tiers_step(enum tiers_step step, const char *name);
 
@@ -54,7 +73,7 @@ void __wrap_tiers_step(enum tiers_step step, const char *name)
 {
     (void)name;
     atomic_fetch_add(&shared->calls, 1);
-    if ((int)step == kill_at)
+    if ((int)step == kill_at || (step == TIERS_STEP_PART && kill_part-- == 0))
         kill(getpid(), SIGKILL);
 }
 
@@ -110,9 +129,11 @@ static gpunvme_err_t at_random(struct gpunvme_tiers *t, struct base_random *r)
         name_of(file, name);
         if (base_random_below(r, 2))
             err = next_version(t, file, tier);
-        else
+        else if (base_random_below(r, 4))
             err = gpunvme_tiers_move(t, name, tier, false, NULL);
-        if (err && err != GPUNVME_ERR_NOT_FOUND)
+        else
+            err = gpunvme_tiers_migrate(t, 0, NULL);
+        if (err && err != GPUNVME_ERR_NOT_FOUND && err != GPUNVME_ERR_NOSPC)
             return err;
     }
 }
@@ -135,6 +156,12 @@ static gpunvme_err_t run_op(struct gpunvme_tiers *t, enum op op, struct base_ran
         return gpunvme_tiers_remove(t, "file-0");
     case RANDOM:
         return at_random(t, r);
+    case WRITE:
+        return next_version(t, NFILES - 1, WARM);
+    case CONFIGURE:
+        return gpunvme_tiers_configure(t, &(struct gpunvme_tiers_settings){.warm_at = 20});
+    case SCRUB:
+        return gpunvme_tiers_scrub(t, GPUNVME_TIERS_READ_ALL, NULL, NULL, NULL);
     default:
         return GPUNVME_OK;
     }
@@ -176,8 +203,16 @@ static int child(char **args)
     use_root(args[0]);
     if (op == OPEN)
         kill_at = atoi(args[2]);
+    if (op == REBUILD) {
+        kill_part = atoi(args[2]);
+        err = gpunvme_tiers_rebuild(rig_dir[COLD]);
+        return err ? 1 : 0;
+    }
     err = gpunvme_tiers_open(rig_dir[COLD], NULL, &t);
-    kill_at = atoi(args[2]);
+    if (op > RANDOM)
+        kill_part = atoi(args[2]);
+    else
+        kill_at = atoi(args[2]);
     if (!err)
         err = run_op(t, op, &r);
     if (!err)
@@ -400,6 +435,84 @@ static void one_that_is_killed_while_it_mends_leaves_the_rest_to_the_next(void *
             }
 }
 
+/* The threshold is the old or the new one, whichever directory the set is opened by. */
+static void check_settings(void)
+{
+    struct gpunvme_tiers_info info;
+    struct gpunvme_tiers *t;
+
+    for (int tier = 0; tier < GPUNVME_NTIERS; tier++) {
+        ok(gpunvme_tiers_open(rig_dir[tier], NULL, &t));
+        ok(gpunvme_tiers_get_info(t, &info));
+        if (info.settings.warm_at != 10 && info.settings.warm_at != 20)
+            fail_msg("warm_at is %g", info.settings.warm_at);
+        ok(gpunvme_tiers_configure(t, &(struct gpunvme_tiers_settings){.warm_at = 10}));
+        ok(gpunvme_tiers_close(t));
+    }
+}
+
+/* Work for a scrub: a file that something else moved, one of which there are two, and a new one. */
+static void confuse(void)
+{
+    char from[128], to[128];
+
+    snprintf(from, sizeof(from), "%s/file-0", rig_dir[WARM]);
+    snprintf(to, sizeof(to), "%s/file-0", rig_dir[COLD]);
+    assert_int_equal(rename(from, to), 0);
+    rig_write_file(rig_dir[HOT], "twice", 100, 1);
+    rig_write_file(rig_dir[COLD], "twice", 100, 1);
+    rig_write_file(rig_dir[WARM], "file-2", nbytes_of(1), 1);
+    atomic_store(&shared->versions[2].begun, 1);
+    atomic_store(&shared->versions[2].ended, 1);
+}
+
+/* All that scrub had to do is done, by whoever came to it; no other file than "twice" is new. */
+static void check_scrubbed(void)
+{
+    struct gpunvme_tiers *t;
+    uint64_t bytes[100 / 8];
+
+    ok(gpunvme_tiers_open(rig_dir[HOT], NULL, &t));
+    ok(gpunvme_tiers_scrub(t, 0, NULL, NULL, NULL));
+    ok(gpunvme_tiers_read(t, "twice", 0, bytes, GPUNVME_MEM_HOST, sizeof(bytes), NULL));
+    assert_int_equal(rig_is_file(HOT, "twice") + rig_is_file(COLD, "twice"), 1);
+    ok(gpunvme_tiers_scrub(t, GPUNVME_TIERS_READ_ALL, NULL, NULL, NULL)); /* all have checksums */
+    ok(gpunvme_tiers_remove(t, "twice"));
+    ok(gpunvme_tiers_close(t));
+}
+
+static void prepare(enum op op)
+{
+    begin_again();
+    if (op == SCRUB || op == REBUILD)
+        confuse();
+}
+
+static void one_that_is_killed_before_any_part_leaves_a_whole_set(void **state)
+{
+    static const int least[NOPS] = {[WRITE] = 2, [CONFIGURE] = 4, [SCRUB] = 4, [REBUILD] = 8};
+
+    (void)state;
+    for (enum op op = WRITE; op < NOPS; op++) {
+        int part = 0;
+
+        for (prepare(op); was_killed(start(op, part, 0)); prepare(op), part++) {
+            if (op == REBUILD) /* the next one goes on, or makes it once more */
+                ok(gpunvme_tiers_rebuild(rig_dir[HOT]));
+            if (op == CONFIGURE)
+                check_settings();
+            if (op >= SCRUB)
+                check_scrubbed();
+            check_all();
+        }
+        if (part < least[op])
+            fail_msg("%s has %d parts", op_names[op], part);
+        if (op >= SCRUB)
+            check_scrubbed();
+        check_all();
+    }
+}
+
 static void what_was_put_when_the_call_had_ended_is_there(void **state)
 {
     (void)state;
@@ -407,6 +520,17 @@ static void what_was_put_when_the_call_had_ended_is_there(void **state)
     assert_false(was_killed(start(PUT_OTHER, -1, 0)));
     assert_int_equal(shared->versions[0].ended, 2);
     check_all();
+}
+
+/* Capacities of the hot and the warm tier: files are moved away for others. */
+static void limit(uint64_t hot, uint64_t warm)
+{
+    struct gpunvme_tiers *t;
+
+    ok(gpunvme_tiers_open(rig_dir[HOT], NULL, &t));
+    ok(gpunvme_tiers_configure(t,
+                               &(struct gpunvme_tiers_settings){.capacity_nbytes = {hot, warm}}));
+    ok(gpunvme_tiers_close(t));
 }
 
 /* At the beginning of its n-th step, or some time after it. */
@@ -431,12 +555,14 @@ static void one_that_is_killed_at_any_instant_leaves_a_whole_set(void **state)
 
     (void)state;
     begin_again();
+    limit(600 << 10, 800 << 10);
     for (uint64_t i = 0; i < nkills; i++) {
         const pid_t pid = start(RANDOM, -1, base_random_u64(&r));
 
         kill_after(pid, base_random_below(&r, 60), (useconds_t)base_random_below(&r, 3000));
         check_all();
     }
+    limit(GPUNVME_TIERS_NO_LIMIT, GPUNVME_TIERS_NO_LIMIT);
 }
 
 static int setup(void **state)
@@ -462,6 +588,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_that_is_killed_at_any_step_leaves_a_whole_set),
         cmocka_unit_test(one_that_is_killed_while_it_mends_leaves_the_rest_to_the_next),
+        cmocka_unit_test(one_that_is_killed_before_any_part_leaves_a_whole_set),
         cmocka_unit_test(what_was_put_when_the_call_had_ended_is_there),
         cmocka_unit_test(one_that_is_killed_at_any_instant_leaves_a_whole_set),
     };

@@ -202,7 +202,7 @@ static inline void rig_write_file(const char *dir, const char *name, size_t nbyt
 
 static inline bool rig_is_file(int tier, const char *name)
 {
-    char path[200];
+    char path[256];
     struct stat st;
 
     snprintf(path, sizeof(path), "%s/%s", rig_dir[tier], name);

@@ -125,7 +125,7 @@ static gpunvme_err_t describe(const struct tiers_description *d)
     gpunvme_err_t err = GPUNVME_OK;
 
     for (int i = GPUNVME_NTIERS - 1; i >= 0 && !err; i--) {
-        tiers_step(TIERS_STEP_MAKE, "");
+        tiers_step(TIERS_STEP_PART, "");
         err = tiers_description_write(d, d->dir[i], i);
     }
     return err;
@@ -136,7 +136,7 @@ static gpunvme_err_t make_folders(const struct tiers_description *d)
     gpunvme_err_t err = GPUNVME_OK;
 
     for (int i = 0; i < GPUNVME_NTIERS && !err; i++) {
-        tiers_step(TIERS_STEP_MAKE, "");
+        tiers_step(TIERS_STEP_PART, "");
         err = make_folder(d->dir[i], "");
         if (!err)
             err = make_folder(d->dir[i], "/tmp");
@@ -168,11 +168,11 @@ static gpunvme_err_t make_set(struct tiers_description *d)
     d->making = 1;
     if (!err)
         err = describe(d);
-    tiers_step(TIERS_STEP_MAKE, "");
+    tiers_step(TIERS_STEP_PART, "");
     if (!err)
         err = tiers_catalogue_make(d, "catalogue", &c);
     tiers_catalogue_close(c);
-    tiers_step(TIERS_STEP_MAKE, "");
+    tiers_step(TIERS_STEP_PART, "");
     if (!err)
         err = take_in(d);
     d->making = 0;

@@ -146,7 +146,9 @@ enum tiers_step {
     TIERS_STEP_END,     /* the old version, or that copy, is gone; the row is there */
     TIERS_STEP_ENDED,
     TIERS_NSTEPS,
-    TIERS_STEP_MAKE = TIERS_NSTEPS /* not of a change: before each part of a set that is made */
+    /* Not of a change: before each part of making a set, of configuring, scrubbing and rebuilding
+     * it, and of a write in place. */
+    TIERS_STEP_PART = TIERS_NSTEPS
 };
 void tiers_step(enum tiers_step step, const char *name);
 

@@ -33,6 +33,7 @@ static gpunvme_err_t rename_catalogue(struct gpunvme_tiers *t, const char *from,
         snprintf(a, sizeof(a), "%s%s", from, suffixes[i]);
         snprintf(b, sizeof(b), "%s%s", to, suffixes[i]);
         unlinkat(fd, b, 0);
+        tiers_step(TIERS_STEP_PART, "");
         if (renameat(fd, a, fd, b) && errno != ENOENT)
             return base_fail_errno(errno, "%.150s/%s/%s", t->dir[0], TIERS_FOLDER, a);
     }
@@ -101,6 +102,7 @@ static gpunvme_err_t rebuild(struct gpunvme_tiers *t)
 
     if (err)
         return err;
+    tiers_step(TIERS_STEP_PART, "");
     remove_catalogue(t, MAKING);
     if (open_catalogue(t, DAMAGED, &old))
         old = NULL;
@@ -108,6 +110,7 @@ static gpunvme_err_t rebuild(struct gpunvme_tiers *t)
     tiers_catalogue_close(old);
     tiers_catalogue_close(t->catalogue); /* all of it is in its file then */
     t->catalogue = NULL;
+    tiers_step(TIERS_STEP_PART, "");
     return err ? err : rename_catalogue(t, MAKING, PLACE);
 }
 

@@ -99,8 +99,10 @@ static gpunvme_err_t let_go(struct scrub *s, gpunvme_err_t err)
 {
     if (!s->holding)
         return err;
+    tiers_step(TIERS_STEP_PART, "");
     err = tiers_catalogue_end(s->t->catalogue, err);
     s->holding = false;
+    tiers_step(TIERS_STEP_PART, "");
     for (size_t i = 0; i < s->ntold; i++) {
         if (!err)
             tiers_changed(s->t, s->told[i].name); /* who has it open looks the name up again */
@@ -371,6 +373,7 @@ static gpunvme_err_t judge_now(struct scrub *s, const char *name, struct tiers_r
     for (int other = 0; other < GPUNVME_NTIERS && !err; other++)
         if (p.is[other] && other != tier)
             err = keep(s, other, name);
+    tiers_step(TIERS_STEP_PART, name);
     if (!err)
         err = is_new ? take_in(s, row, tier, &p.st[tier])
                      : correct(s, row, tier, &p.st[tier], changed);
@@ -454,8 +457,11 @@ static gpunvme_err_t clean(struct scrub *s, const char *name, int tier)
             err = base_fail_errno(errno, "%.150s: to flush it", name);
         if (!err)
             err = tiers_catalogue_begin(s->t->catalogue);
-        if (!err)
-            err = tiers_catalogue_end(s->t->catalogue, clean_now(s, name, tier, fd));
+        if (!err) {
+            err = clean_now(s, name, tier, fd);
+            tiers_step(TIERS_STEP_PART, name);
+            err = tiers_catalogue_end(s->t->catalogue, err);
+        }
     }
     close(fd);
     return err;

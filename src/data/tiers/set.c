@@ -606,9 +606,13 @@ gpunvme_err_t gpunvme_tiers_configure(struct gpunvme_tiers *t,
         err = tiers_catalogue_begin(t->catalogue);
     if (err)
         return err;
-    err = tiers_catalogue_end(t->catalogue, change_settings(t, settings, &d.settings));
-    for (int i = 0; i < GPUNVME_NTIERS && !err; i++)
+    err = change_settings(t, settings, &d.settings);
+    tiers_step(TIERS_STEP_PART, "");
+    err = tiers_catalogue_end(t->catalogue, err);
+    for (int i = 0; i < GPUNVME_NTIERS && !err; i++) {
+        tiers_step(TIERS_STEP_PART, "");
         err = tiers_description_write(&d, d.dir[i], i);
+    }
     return err;
 }
 

@@ -303,7 +303,9 @@ gpunvme_err_t gpunvme_tiers_write(struct gpunvme_tiers *t, const char *name, uin
         *done = 0;
     if (err)
         return err;
+    tiers_step(TIERS_STEP_PART, name);
     err = gpunvme_store_write(open->store, offset, ptr, mem, nbytes, done);
+    tiers_step(TIERS_STEP_PART, name);
     tiers_files_end_write(open);
     tiers_files_put(t, open, 1);
     return err;

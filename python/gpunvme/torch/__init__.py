@@ -26,6 +26,9 @@ backward, with autocast.
     linear(x, weight, bias=None)             as torch.nn.functional.linear
     linear_gelu(x, weight, bias=None, tanh=False)
                                              gelu of that, exact or by its approximation with tanh
+    flash_attention(q, k, v, causal=False, scale=None, window_left=-1, window_right=-1, softcap=0.0)
+                                             attention of (batch, rows, heads, channels), as the
+                                             function flash_attention() here describes it
 
 Of these only matmul has gradients of gradients. float32 is multiplied as float32, never as TF32.
 ``gpunvme.torch.nn`` has modules made of them.
@@ -55,6 +58,7 @@ if not os.path.exists(_library):
     )
 torch.ops.load_library(str(_library))
 
-from . import _registration, nn  # noqa: E402  (they need the library)
+from . import nn  # noqa: E402  (they need the library)
+from ._attention import flash_attention  # noqa: E402
 
-__all__ = ["nn"]
+__all__ = ["flash_attention", "nn"]

@@ -109,7 +109,7 @@ def _(grad_y: Tensor, x: Tensor, weight: Tensor, preact: Tensor | None, tanh: bo
 # ---- Gradients --------------------------------------------------------------------------------
 
 
-def _differentiate(name: str, recorded: Callable[..., Tensor]) -> None:
+def differentiate(name: str, recorded: Callable[..., Tensor]) -> None:
     """Calls ``recorded`` where a gradient will be needed, else the kernel.
 
     torch.library.register_autograd() does the same, for 3 µs more a call.
@@ -144,7 +144,7 @@ class _Matmul(torch.autograd.Function):
         return grad_a, grad_b
 
 
-_differentiate("matmul", _Matmul.apply)
+differentiate("matmul", _Matmul.apply)
 
 
 def _gradients(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor, preact: Tensor | None,
@@ -154,12 +154,16 @@ def _gradients(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor, preact: Tensor
     return tuple(tensor if is_needed else None for tensor, is_needed in zip(found, needed))
 
 
-def _no_second_gradient(ctx: Any, *_: Tensor | None) -> None:
-    raise NotImplementedError("optimized::linear and linear_gelu have no gradients of gradients")
+def refuse_second_gradient(name: str) -> None:
+    """Gradients of gradients are an error. PyTorch would warn, and go on with zeroes."""
+    def refuse(ctx: Any, *_: Tensor | None) -> None:
+        raise NotImplementedError(f"optimized::{name} has no gradients: there are no gradients of "
+                                  "gradients")
+
+    register_autograd(f"optimized::{name}", refuse)
 
 
-# Without it PyTorch would warn, and go on with zeroes.
-register_autograd("optimized::linear_backward", _no_second_gradient)
+refuse_second_gradient("linear_backward")
 
 
 class _Linear(torch.autograd.Function):
@@ -175,7 +179,7 @@ class _Linear(torch.autograd.Function):
         return _gradients(ctx, grad, x, weight, None, False)
 
 
-_differentiate("linear", lambda x, weight, bias=None: _Linear.apply(x, weight, bias))
+differentiate("linear", lambda x, weight, bias=None: _Linear.apply(x, weight, bias))
 
 
 def _save_gelu(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -202,7 +206,7 @@ def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None,
     return y
 
 
-_differentiate("linear_gelu", _linear_gelu)
+differentiate("linear_gelu", _linear_gelu)
 
 # ---- Autocast: operands in the type of the region, as of PyTorch's own matrix products ----------
 
@@ -210,7 +214,7 @@ _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C
     torch._C.DispatchKey.AutocastCUDA)
 
 
-def _autocast(name: str, device: str) -> Callable[..., Any]:
+def _cast(name: str, device: str) -> Callable[..., Any]:
     op = getattr(torch.ops.optimized, name).default
 
     def call(_: Any, *args: Any) -> Any:
@@ -227,6 +231,10 @@ def _autocast(name: str, device: str) -> Callable[..., Any]:
     return call
 
 
+def autocast(name: str) -> None:
+    _optimized.impl(name, _cast(name, "cpu"), "AutocastCPU", with_keyset=True)
+    _optimized.impl(name, _cast(name, "cuda"), "AutocastCUDA", with_keyset=True)
+
+
 for _name in ("matmul", "linear", "linear_gelu"):
-    _optimized.impl(_name, _autocast(_name, "cpu"), "AutocastCPU", with_keyset=True)
-    _optimized.impl(_name, _autocast(_name, "cuda"), "AutocastCUDA", with_keyset=True)
+    autocast(_name)

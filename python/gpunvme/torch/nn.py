@@ -32,8 +32,8 @@ class OptimizedTransformer(torch.nn.Module):
 
     Takes and returns (batch, sequence, d_model). ``d_ff`` is 4 d_model unless given;
     ``forward(x, is_causal=True)`` lets each place see only those before it. Its linear layers are
-    ours; attention is torch.nn.functional.scaled_dot_product_attention until gpunvme has its own,
-    and the norms are torch.nn.LayerNorm.
+    ours; attention is torch.nn.functional.scaled_dot_product_attention, and the norms are
+    torch.nn.LayerNorm.
     """
 
     def __init__(self, d_model: int = 768, n_heads: int = 12, d_ff: int | None = None,

@@ -1,121 +1,23 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * torch.ops.optimized: the operators of libgpunvme_ops for tensors. The variant is "auto", the
- * stream PyTorch's current one, the workspace a tensor, the CPU's threads torch.get_num_threads().
+ * torch.ops.optimized: matrix multiplication and the linear layer.
  *
  * Only what has to be C++ is here: gradients, fake implementations and autocast are in Python
- * (gpunvme/torch). Errors are as in storage.cpp.
+ * (gpunvme/torch).
  */
-#include "device.h"
+#include "call.h"
 
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-
-#include "gpunvme/ops.h"
 
 namespace
 {
 
-using torch::stable::Tensor;
-
-[[noreturn]] void refuse(const std::string &text)
-{
-    throw std::invalid_argument("optimized::" + text);
-}
-
-void check(gpunvme_ops_status_t status)
-{
-    if (!status)
-        return;
-    std::string detail = gpunvme_ops_detail();
-    std::string text = detail + (detail.empty() ? "" : ": ") + gpunvme_ops_status_text(status) +
-                       " (" + gpunvme_ops_status_name(status) + ")";
-
-    if (status == GPUNVME_OPS_ERR_DEVICE || status == GPUNVME_OPS_ERR_CUDA ||
-        status == GPUNVME_OPS_ERR_UNSUPPORTED)
-        throw std::runtime_error(text);
-    throw std::invalid_argument(text);
-}
-
-std::string shape_of(const Tensor &t)
-{
-    std::string text = "(";
-
-    for (int64_t i = 0; i < t.dim(); i++)
-        text += (i ? ", " : "") + std::to_string(t.size(i));
-    return text + ")";
-}
-
-int32_t torch_dtype(const Tensor &t)
-{
-    int32_t dtype;
-
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &dtype));
-    return dtype;
-}
-
-int32_t device_type(const Tensor &t)
-{
-    int32_t type;
-
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t.get(), &type));
-    return type;
-}
-
-/* The type of all operands; they have the same, are on the same device and have all their memory.
- */
-int32_t common_dtype(const char *op, std::initializer_list<const Tensor *> operands)
-{
-    /* In the order of enum gpunvme_ops_dtype. */
-    static const int32_t known[] = {aoti_torch_dtype_float32(), aoti_torch_dtype_float16(),
-                                    aoti_torch_dtype_bfloat16()};
-    const Tensor &first = **operands.begin();
-    int32_t dtype = torch_dtype(first);
-
-    for (const Tensor *t : operands) {
-        if (!t)
-            continue;
-        if (torch_dtype(*t) != dtype)
-            refuse(std::string(op) + ": operands of different types");
-        if (device_type(*t) != device_type(first) ||
-            t->get_device_index() != first.get_device_index())
-            refuse(std::string(op) + ": operands on different devices");
-        if (std::string why = gpunvme_torch::beyond_storage(*t); !why.empty())
-            refuse(std::string(op) + ": " + why);
-    }
-    for (int32_t i = 0; i < GPUNVME_OPS_NDTYPES; i++)
-        if (known[i] == dtype)
-            return i;
-    refuse(std::string(op) + ": takes float32, float16 and bfloat16");
-}
-
-/* An uninitialised tensor on the device of another. */
-Tensor make(const Tensor &like, const std::vector<int64_t> &shape, int32_t dtype)
-{
-    std::vector<int64_t> strides(shape.size());
-    AtenTensorHandle made;
-    int64_t stride = 1;
-
-    for (size_t i = shape.size(); i-- > 0;) {
-        strides[i] = stride;
-        stride *= shape[i] > 1 ? shape[i] : 1;
-    }
-    if (aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(),
-                                 dtype, device_type(like), like.get_device_index(), &made))
-        throw std::runtime_error("optimized: no memory for a tensor: PyTorch printed why");
-    return Tensor(made);
-}
-
-Tensor make(const Tensor &like, const std::vector<int64_t> &shape)
-{
-    return make(like, shape, torch_dtype(like));
-}
+using namespace gpunvme_torch;
 
 /* The last two dimensions of a tensor, which it holds. */
 struct Matrix {
@@ -152,38 +54,6 @@ Matrix rows_of(const Tensor &t, bool may_be_transposed = false)
     for (int64_t i = 0; i + 1 < dim; i++)
         rows *= t.size(i);
     return matrix(torch::stable::reshape(t, {rows, t.size(dim - 1)}), may_be_transposed);
-}
-
-/* Runs an operator on the device of `like`. */
-template <class Problem>
-void run(const Tensor &like, const Problem &problem,
-         gpunvme_ops_status_t (*workspace_of)(const Problem *, const struct gpunvme_ops_exec *,
-                                              size_t *),
-         gpunvme_ops_status_t (*op)(const Problem *, const struct gpunvme_ops_exec *))
-{
-    struct gpunvme_ops_exec exec = {};
-    std::optional<torch::stable::accelerator::DeviceGuard> guard;
-    std::optional<Tensor> workspace;
-    size_t nbytes = 0;
-
-    if (like.is_cuda()) {
-        guard.emplace(like.get_device_index());
-        exec.device = GPUNVME_OPS_CUDA;
-        exec.stream = gpunvme_torch::current_stream(like.get_device_index());
-    } else {
-        exec.threads = static_cast<int32_t>(torch::stable::get_num_threads());
-    }
-    check(workspace_of(&problem, &exec, &nbytes));
-    if (nbytes) {
-        const uintptr_t align = GPUNVME_OPS_WORKSPACE_ALIGN;
-
-        workspace = make(like, {static_cast<int64_t>(nbytes + align)}, aoti_torch_dtype_uint8());
-        exec.workspace = reinterpret_cast<void *>(
-            (reinterpret_cast<uintptr_t>(workspace->mutable_data_ptr()) + align - 1) / align *
-            align);
-        exec.workspace_nbytes = nbytes;
-    }
-    check(op(&problem, &exec));
 }
 
 /* a (…, m, k) times b (k, n), or a (batch, m, k) times b (batch, k, n). */

@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * torch.ops.optimized: attention, forward and backward. Gradients, fake implementations and
+ * autocast are in Python (gpunvme/torch/_attention.py).
+ */
+#include "call.h"
+
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include <torch/csrc/stable/library.h>
+
+namespace
+{
+
+using namespace gpunvme_torch;
+
+/* How attention is computed, as the schemas have it. */
+struct Options {
+    bool causal;
+    std::optional<double> scale;
+    int64_t window_left, window_right; /* negative: no limit */
+    double softcap;
+};
+
+/* In place if channels are contiguous, else a copy. */
+Tensor with_channels(const Tensor &t)
+{
+    return t.size(3) <= 1 || t.stride(3) == 1 ? t : torch::stable::contiguous(t);
+}
+
+struct gpunvme_attention_strides strides_of(const Tensor &t)
+{
+    return {t.stride(0), t.stride(1), t.stride(2)};
+}
+
+/* The descriptor without results; q, k and v must outlive it. */
+struct gpunvme_attention describe(const Tensor &q, const Tensor &k, const Tensor &v, int32_t dtype,
+                                  const Options &options)
+{
+    struct gpunvme_attention a = {};
+
+    a.batch = q.size(0);
+    a.q_len = q.size(1);
+    a.heads = q.size(2);
+    a.dim = q.size(3);
+    a.k_len = k.size(1);
+    a.kv_heads = k.size(2);
+    a.dim_v = v.size(3);
+    a.q = q.const_data_ptr();
+    a.k = k.const_data_ptr();
+    a.v = v.const_data_ptr();
+    a.q_strides = strides_of(q);
+    a.k_strides = strides_of(k);
+    a.v_strides = strides_of(v);
+    a.scale = static_cast<float>(options.scale.value_or(0));
+    a.softcap = static_cast<float>(options.softcap);
+    a.causal = options.causal;
+    a.window = options.window_left >= 0 || options.window_right >= 0;
+    a.window_left = options.window_left < 0 ? INT64_MAX : options.window_left;
+    a.window_right = options.window_right < 0 ? INT64_MAX : options.window_right;
+    a.dtype = a.out_dtype = dtype;
+    return a;
+}
+
+void check_shapes(const char *op, const Tensor &q, const Tensor &k, const Tensor &v)
+{
+    if (q.dim() != 4 || k.dim() != 4 || v.dim() != 4 || k.size(0) != q.size(0) ||
+        v.size(0) != q.size(0) || v.size(1) != k.size(1) || v.size(2) != k.size(2) ||
+        k.size(3) != q.size(3) || !k.size(2) || q.size(2) % k.size(2))
+        refuse(std::string(op) + ": q " + shape_of(q) + ", k " + shape_of(k) + ", v " +
+               shape_of(v) +
+               ": it takes (batch, rows, heads, channels), where the heads of k and "
+               "v divide those of q");
+}
+
+/* Attention, and the logarithms of its sums if `lse` is not NULL. */
+Tensor forward(const Tensor &q, const Tensor &k, const Tensor &v, const Options &options,
+               Tensor *lse)
+{
+    int32_t dtype = common_dtype("flash_attention", {&q, &k, &v});
+
+    check_shapes("flash_attention", q, k, v);
+    Tensor queries = with_channels(q), keys = with_channels(k), values = with_channels(v);
+    Tensor out = make(q, {q.size(0), q.size(1), q.size(2), v.size(3)});
+    struct gpunvme_attention a = describe(queries, keys, values, dtype, options);
+
+    a.out = out.mutable_data_ptr();
+    a.out_strides = strides_of(out);
+    if (lse) {
+        *lse = make(q, {q.size(0), q.size(1), q.size(2)}, aoti_torch_dtype_float32());
+        a.lse = static_cast<float *>(lse->mutable_data_ptr());
+        a.lse_strides = strides_of(*lse);
+    }
+    run(q, a, gpunvme_attention_workspace, gpunvme_attention);
+    return out;
+}
+
+Tensor flash_attention(Tensor q, Tensor k, Tensor v, bool causal, std::optional<double> scale,
+                       int64_t window_left, int64_t window_right, double softcap)
+{
+    return forward(q, k, v, {causal, scale, window_left, window_right, softcap}, nullptr);
+}
+
+std::tuple<Tensor, Tensor> flash_attention_lse(Tensor q, Tensor k, Tensor v, bool causal,
+                                               std::optional<double> scale, int64_t window_left,
+                                               int64_t window_right, double softcap)
+{
+    Tensor lse;
+    Tensor out = forward(q, k, v, {causal, scale, window_left, window_right, softcap}, &lse);
+
+    return {out, lse};
+}
+
+/* The gradients of flash_attention(); those not needed have no elements. */
+std::tuple<Tensor, Tensor, Tensor>
+flash_attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,
+                         bool causal, std::optional<double> scale, int64_t window_left,
+                         int64_t window_right, double softcap, bool need_q, bool need_k,
+                         bool need_v)
+{
+    const char *op = "flash_attention_backward";
+    int32_t dtype = common_dtype(op, {&q, &k, &v, &out, &grad_out});
+
+    check_shapes(op, q, k, v);
+    if (out.dim() != 4 || shape_of(out) != shape_of(grad_out) || out.size(0) != q.size(0) ||
+        out.size(1) != q.size(1) || out.size(2) != q.size(2) || out.size(3) != v.size(3) ||
+        lse.dim() != 3 || lse.numel() != q.size(0) * q.size(1) * q.size(2) ||
+        torch_dtype(lse) != aoti_torch_dtype_float32() ||
+        lse.get_device_index() != q.get_device_index() || device_type(lse) != device_type(q))
+        refuse(std::string(op) + ": grad_out " + shape_of(grad_out) + ", out " + shape_of(out) +
+               " and lse " + shape_of(lse) + " of float32 are not those of q " + shape_of(q));
+
+    Tensor queries = with_channels(q), keys = with_channels(k), values = with_channels(v);
+    Tensor grad = with_channels(grad_out), result = with_channels(out);
+    Tensor sums = torch::stable::contiguous(lse);
+    auto like = [&q](const Tensor &t, bool is_needed) {
+        return make(q, is_needed ? std::vector<int64_t>(t.sizes().begin(), t.sizes().end())
+                                 : std::vector<int64_t>{0});
+    };
+    Tensor dq = like(q, need_q), dk = like(k, need_k), dv = like(v, need_v);
+    struct gpunvme_attention_grad problem = {};
+
+    problem.forward =
+        describe(queries, keys, values, dtype, {causal, scale, window_left, window_right, softcap});
+    problem.forward.out = const_cast<void *>(result.const_data_ptr());
+    problem.forward.out_strides = strides_of(result);
+    problem.forward.lse = static_cast<float *>(const_cast<void *>(sums.const_data_ptr()));
+    problem.forward.lse_strides = strides_of(sums);
+    problem.grad_out = grad.const_data_ptr();
+    problem.grad_out_strides = strides_of(grad);
+    if (need_q) {
+        problem.grad_q = dq.mutable_data_ptr();
+        problem.grad_q_strides = strides_of(dq);
+    }
+    if (need_k) {
+        problem.grad_k = dk.mutable_data_ptr();
+        problem.grad_k_strides = strides_of(dk);
+    }
+    if (need_v) {
+        problem.grad_v = dv.mutable_data_ptr();
+        problem.grad_v_strides = strides_of(dv);
+    }
+    run(q, problem, gpunvme_attention_backward_workspace, gpunvme_attention_backward);
+    return {dq, dk, dv};
+}
+
+void implement(torch::stable::detail::StableLibrary &m)
+{
+    m.impl("flash_attention", TORCH_BOX(&flash_attention));
+    m.impl("flash_attention_lse", TORCH_BOX(&flash_attention_lse));
+    m.impl("flash_attention_backward", TORCH_BOX(&flash_attention_backward));
+}
+
+} // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(optimized, m)
+{
+    m.def("flash_attention(Tensor q, Tensor k, Tensor v, bool causal=False, float? scale=None, "
+          "int window_left=-1, int window_right=-1, float softcap=0.0) -> Tensor");
+    /* What gradients are made of: (out, lse), and attention's own. */
+    m.def("flash_attention_lse(Tensor q, Tensor k, Tensor v, bool causal, float? scale, "
+          "int window_left, int window_right, float softcap) -> (Tensor, Tensor)");
+    m.def("flash_attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, "
+          "Tensor lse, bool causal, float? scale, int window_left, int window_right, "
+          "float softcap, bool need_q, bool need_k, bool need_v) -> (Tensor, Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(optimized, CPU, m)
+{
+    implement(m);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(optimized, CUDA, m)
+{
+    implement(m);
+}

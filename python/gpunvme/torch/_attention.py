@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# mypy: allow-untyped-calls, allow-untyped-decorators
+# mypy: disable-error-code="import-not-found"
+"""What attention has of Python: a function, fake implementations, gradients, autocast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import register_autograd, register_fake
+
+from ._registration import autocast, differentiate, refuse_second_gradient
+
+
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False,
+                    scale: float | None = None, window: tuple[int, int] = (-1, -1),
+                    softcap: float = 0.0) -> Tensor:
+    """``softmax(scale * q @ k.T) @ v`` of each sequence and head, with gradients and autocast.
+
+    ``q`` is (batch, rows, heads, channels); ``k`` and ``v`` have rows of their own, as many heads
+    or a divisor of them, and ``v`` may have other channels. float32, float16 or bfloat16, all
+    alike. Tensors are used as they lie if their channels are contiguous: so a transposed (batch,
+    heads, rows, channels) costs nothing. The last query is aligned to the last key: ``causal``
+    hides the keys behind a query, ``window`` those that are more than (left, right) rows away (-1:
+    no limit). ``scale`` is 1 / sqrt(channels) if None; with ``softcap`` scores are at most so
+    large, by tanh. Returns (batch, rows, heads, channels of v), contiguous. ValueError: operands
+    that don't fit each other. It has no gradients of gradients.
+    """
+    out: Tensor = torch.ops.optimized.flash_attention(q, k, v, causal, scale, *window, softcap)
+    return out
+
+
+@register_fake("optimized::flash_attention")
+def _(q: Tensor, k: Tensor, v: Tensor, *_options: Any) -> Tensor:
+    return q.new_empty((*q.shape[:3], v.shape[3]))
+
+
+@register_fake("optimized::flash_attention_lse")
+def _(q: Tensor, k: Tensor, v: Tensor, *_options: Any) -> tuple[Tensor, Tensor]:
+    return (q.new_empty((*q.shape[:3], v.shape[3])),
+            q.new_empty(q.shape[:3], dtype=torch.float32))
+
+
+@register_fake("optimized::flash_attention_backward")
+def _(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+      *options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = (q.new_empty(t.shape if is_needed else (0,))
+                  for t, is_needed in zip((q, k, v), options[-3:]))
+    return dq, dk, dv
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, *ctx.options = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    others = (None,) * len(ctx.options)
+    if grad is None:
+        return None, None, None, *others
+    needed = ctx.needs_input_grad[:3]
+    found = torch.ops.optimized.flash_attention_backward(
+        grad, *ctx.saved_tensors, *ctx.options, *needed)
+    return *(t if is_needed else None for t, is_needed in zip(found, needed)), *others
+
+
+register_autograd("optimized::flash_attention_lse", _gradients, setup_context=_save)
+refuse_second_gradient("flash_attention_backward")
+
+
+def _recorded(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None,
+              window_left: int = -1, window_right: int = -1, softcap: float = 0.0) -> Tensor:
+    """Keeps what the gradients need."""
+    out: Tensor = torch.ops.optimized.flash_attention_lse(
+        q, k, v, causal, scale, window_left, window_right, softcap)[0]
+    return out
+
+
+differentiate("flash_attention", _recorded)
+autocast("flash_attention")

@@ -341,7 +341,8 @@ static void add_gpu_peaks(struct ops_table *t)
         if (row)
             row->gpu_peak = arithmetic, row->work = arithmetic.work;
     }
-    if (ops_gpu_peak_memory(&memory)) {
+    /* Of a cache in pages almost all is read, and almost nothing written. */
+    if (ops_gpu_peak_memory(&memory, t->data.op == GPUNVME_OPS_ATTENTION_PAGED)) {
         row = add_row(t, OPS_ROW_MEMORY, memory.by, 1);
         if (row)
             row->gpu_peak = memory, row->work = memory.work;

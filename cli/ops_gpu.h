@@ -43,9 +43,12 @@ struct ops_gpu_peak {
     size_t nbytes;
 };
 
-/* False: it can't be measured here. Of the unit that multiplies this type fastest; of memory. */
+/*
+ * False: it can't be measured here. Of the unit that multiplies this type fastest; of memory,
+ * copied or only read.
+ */
 bool ops_gpu_peak_arithmetic(struct ops_gpu_peak *peak, int dtype, int compute);
-bool ops_gpu_peak_memory(struct ops_gpu_peak *peak);
+bool ops_gpu_peak_memory(struct ops_gpu_peak *peak, bool read_only);
 bool ops_gpu_peak_run(const struct ops_gpu_peak *peak); /* enqueues it */
 void ops_gpu_peak_drop(struct ops_gpu_peak *peak);
 

@@ -76,8 +76,9 @@ bool ops_gpu_peak_arithmetic(struct ops_gpu_peak *peak, int dtype, int compute)
     return false;
 }
 
-bool ops_gpu_peak_memory(struct ops_gpu_peak *peak)
+bool ops_gpu_peak_memory(struct ops_gpu_peak *peak, bool read_only)
 {
+    (void)read_only;
     (void)peak;
     return false;
 }

@@ -2,8 +2,8 @@
  *
  * What the GPU can do at most, by kernels that do nothing else: multiply-adds in registers,
  * products by tensor cores of operands that stay in registers (mma) or in shared memory (wgmma),
- * and a copy of memory that no cache holds. All on random numbers: with zeros a GPU runs faster,
- * for it draws less power. A launch takes about a millisecond.
+ * and a copy of memory that no cache holds, or reading it alone. All on random numbers: with zeros
+ * a GPU runs faster, for it draws less power. A launch takes about a millisecond.
  */
 #include <cuda_runtime.h>
 #include <stdio.h>
@@ -236,6 +236,32 @@ static __global__ __launch_bounds__(COPY_THREADS) void copy_kernel(uint4 *to, co
         to[at + i * COPY_THREADS] = x[i];
 }
 
+/* Each block reads its share of all, 8 pieces of 16 bytes a thread under way. */
+#define READ_THREADS 512
+#define READ_BLOCKS  4 /* on a multiprocessor */
+#define READ_PIECES  8
+
+static __global__ __launch_bounds__(READ_THREADS) void read_kernel(uint32_t *out, const uint4 *from,
+                                                                   size_t n)
+{
+    size_t step = (size_t)gridDim.x * READ_THREADS;
+    size_t at = (size_t)blockIdx.x * READ_THREADS + threadIdx.x;
+    uint32_t bits = 0;
+
+    for (; at + (READ_PIECES - 1) * step < n; at += READ_PIECES * step) {
+        uint4 x[READ_PIECES];
+
+#pragma unroll
+        for (int i = 0; i < READ_PIECES; i++)
+            x[i] = __ldcs(from + at + i * step);
+#pragma unroll
+        for (int i = 0; i < READ_PIECES; i++)
+            bits |= x[i].x & x[i].y & x[i].z & x[i].w;
+    }
+    if (bits == 1) /* never, of so many: but the compiler can't know */
+        *out = bits;
+}
+
 /* Waits by the GPU's own clock, of which a run of the program is not worth more than 10 ms. */
 static __global__ void hold_kernel(unsigned long long nanoseconds)
 {
@@ -258,6 +284,7 @@ enum {
     UNIT_MMA,
     UNIT_WGMMA = UNIT_MMA + GPUNVME_OPS_NDTYPES,
     UNIT_COPY = UNIT_WGMMA + GPUNVME_OPS_NDTYPES,
+    UNIT_READ,
     NUNITS
 };
 
@@ -292,6 +319,7 @@ static const struct unit units[NUNITS] = {
     WGMMA_UNIT(GPUNVME_OPS_F16, 2, "f16 wgmma in shared memory"),
     WGMMA_UNIT(GPUNVME_OPS_BF16, 2, "bf16 wgmma in shared memory"),
     {(const void *)copy_kernel, COPY_THREADS, 0, 0, 0, "a copy by a kernel, read and written"},
+    {(const void *)read_kernel, READ_THREADS, READ_BLOCKS, 0, 0, "reads by a kernel"},
 };
 
 static int unit_of(int dtype, int compute, int sm)
@@ -328,7 +356,7 @@ extern "C" bool ops_gpu_peak_arithmetic(struct ops_gpu_peak *peak, int dtype, in
 }
 
 /* Half a gibibyte, or what there is, to another: but at least eight times the cache in all. */
-extern "C" bool ops_gpu_peak_memory(struct ops_gpu_peak *peak)
+extern "C" bool ops_gpu_peak_memory(struct ops_gpu_peak *peak, bool read_only)
 {
     const size_t piece = (size_t)COPY_THREADS * COPY_PIECES * sizeof(uint4);
     struct gpunvme_ops_capability gpu;
@@ -336,7 +364,7 @@ extern "C" bool ops_gpu_peak_memory(struct ops_gpu_peak *peak)
     memset(peak, 0, sizeof(*peak));
     if (gpunvme_ops_capability(GPUNVME_OPS_CUDA, 0, &gpu))
         return false;
-    peak->unit = UNIT_COPY;
+    peak->unit = read_only ? UNIT_READ : UNIT_COPY;
     for (peak->nbytes = (size_t)512 << 20; !peak->memory; peak->nbytes /= 2) {
         if (peak->nbytes < 4 * (size_t)gpu.cache_nbytes || peak->nbytes < piece)
             return false;
@@ -345,9 +373,9 @@ extern "C" bool ops_gpu_peak_memory(struct ops_gpu_peak *peak)
             break;
     }
     peak->nbytes = peak->nbytes / piece * piece;
-    peak->blocks = (int)(peak->nbytes / piece);
+    peak->blocks = read_only ? gpu.units * READ_BLOCKS : (int)(peak->nbytes / piece);
     peak->work = 2.0 * (double)peak->nbytes;
-    snprintf(peak->by, sizeof(peak->by), "%s", units[UNIT_COPY].by);
+    snprintf(peak->by, sizeof(peak->by), "%s", units[peak->unit].by);
     noise_kernel<<<1024, 256>>>((uint32_t *)peak->memory, peak->nbytes / 2);
     return cudaGetLastError() == cudaSuccess;
 }
@@ -358,11 +386,12 @@ extern "C" bool ops_gpu_peak_run(const struct ops_gpu_peak *peak)
     char *to = peak->memory + peak->nbytes;
     const char *from = peak->memory;
     float *out = NULL; /* nothing is written there */
-    void *copy[] = {&to, &from}, *multiply[] = {&out};
+    size_t n = 2 * peak->nbytes / sizeof(uint4);
+    void *copy[] = {&to, &from}, *read[] = {&out, &from, &n}, *multiply[] = {&out};
+    void **args = peak->unit == UNIT_COPY ? copy : peak->unit == UNIT_READ ? read : multiply;
 
     return !cudaLaunchKernel(unit->kernel, dim3((unsigned)peak->blocks),
-                             dim3((unsigned)unit->threads),
-                             peak->unit == UNIT_COPY ? copy : multiply, unit->shared_nbytes, NULL);
+                             dim3((unsigned)unit->threads), args, unit->shared_nbytes, NULL);
 }
 
 extern "C" void ops_gpu_peak_drop(struct ops_gpu_peak *peak)

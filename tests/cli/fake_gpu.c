@@ -146,8 +146,9 @@ bool ops_gpu_peak_arithmetic(struct ops_gpu_peak *peak, int dtype, int compute)
     return !getenv("FAKE_NO_PEAKS");
 }
 
-bool ops_gpu_peak_memory(struct ops_gpu_peak *peak)
+bool ops_gpu_peak_memory(struct ops_gpu_peak *peak, bool read_only)
 {
+    (void)read_only;
     *peak = (struct ops_gpu_peak){.by = "a small copy", .work = 8192, .nbytes = 4096};
     peak->memory = getenv("FAKE_NO_PEAKS") ? NULL : calloc(2, peak->nbytes);
     return peak->memory;

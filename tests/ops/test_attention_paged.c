@@ -14,15 +14,16 @@ struct cache {
     int64_t cols, page_size;
 };
 
-static struct cache cache_new(const struct problem *p, int64_t page_size, enum layout layout)
+static struct cache padded_cache(const struct problem *p, int64_t page_size, enum layout layout,
+                                 int64_t k_pad, int64_t v_pad)
 {
     const struct request *r = p->r;
     struct cache c = {.cols = (r->k_len + page_size - 1) / page_size, .page_size = page_size};
     int64_t pages = r->batch * c.cols + 3, next = 0;
     int32_t *order = integers_new(pages + 1);
 
-    c.k = tensor_new(pages, page_size, r->kv_heads, r->dim, layout, 3, r->dtype);
-    c.v = tensor_new(pages, page_size, r->kv_heads, r->dim_v, layout, 1, r->dtype);
+    c.k = tensor_new(pages, page_size, r->kv_heads, r->dim, layout, k_pad, r->dtype);
+    c.v = tensor_new(pages, page_size, r->kv_heads, r->dim_v, layout, v_pad, r->dtype);
     c.table = integers_new(r->batch * c.cols + 1);
     c.lengths = integers_new(r->batch + 1);
     for (int64_t i = 0; i < pages; i++)
@@ -41,6 +42,11 @@ static struct cache cache_new(const struct problem *p, int64_t page_size, enum l
     }
     free(order);
     return c;
+}
+
+static struct cache cache_new(const struct problem *p, int64_t page_size, enum layout layout)
+{
+    return padded_cache(p, page_size, layout, 3, 1);
 }
 
 static void cache_free(struct cache *c)
@@ -128,6 +134,17 @@ static void run(const char *variant, const struct problem *p, const struct cache
     workspace_free(&w);
 }
 
+/* A variant need not take all sizes, nor rows that are not aligned. */
+static bool refused(const char *variant, const struct problem *p, const struct cache *c)
+{
+    struct gpunvme_ops_exec exec = {.device = TEST_DEVICE, .variant = variant};
+    struct gpunvme_attention_paged x = paged_of(p, c);
+    const char *name;
+    gpunvme_ops_status_t status = gpunvme_attention_paged_choose(&x, &exec, &name);
+
+    return status == GPUNVME_OPS_ERR_ALIGN || status == GPUNVME_OPS_ERR_UNSUPPORTED;
+}
+
 struct paged {
     struct problem *p;
     struct cache *c;
@@ -137,7 +154,8 @@ static void test_variant(const char *variant, void *arg)
 {
     struct paged *x = arg;
 
-    if (!variant_takes(GPUNVME_OPS_ATTENTION_PAGED, variant, x->p->r->dtype, 0))
+    if (!variant_takes(GPUNVME_OPS_ATTENTION_PAGED, variant, x->p->r->dtype, 0) ||
+        (strcmp(variant, "auto") != 0 && refused(variant, x->p, x->c)))
         return;
     tensor_poison(&x->p->out);
     tensor_poison(&x->p->lse);
@@ -147,19 +165,40 @@ static void test_variant(const char *variant, void *arg)
     expect_padding(x->p, &x->p->lse, true);
 }
 
+static void in_cache(struct problem *p, struct cache c)
+{
+    make_references(p);
+    fill(p, &c);
+    for_each_variant(GPUNVME_OPS_ATTENTION_PAGED, test_variant, &(struct paged){p, &c});
+    cache_free(&c);
+    problem_free(p);
+}
+
 static void paged(struct request r, int64_t page_size, enum layout layout)
+{
+    struct problem p;
+
+    r = with_defaults(r);
+    p = problem_new(&r, &rng);
+    in_cache(&p, cache_new(&p, page_size, layout));
+}
+
+/* Rows of the cache are at multiples of 16 bytes, as kernels want them that copy so many at once.
+ */
+static void aligned(struct request r, int64_t page_size, enum layout layout)
 {
     struct problem p;
     struct cache c;
 
     r = with_defaults(r);
-    p = problem_new(&r, &rng);
-    c = cache_new(&p, page_size, layout);
-    make_references(&p);
-    fill(&p, &c);
-    for_each_variant(GPUNVME_OPS_ATTENTION_PAGED, test_variant, &(struct paged){&p, &c});
-    cache_free(&c);
-    problem_free(&p);
+    for (r.dtype = GPUNVME_OPS_F16; r.dtype <= GPUNVME_OPS_BF16; r.dtype++) {
+        r.out_dtype = r.dtype;
+        p = problem_new(&r, &rng);
+        c = padded_cache(&p, page_size, layout, 8, 16);
+        if (TEST_DEVICE == GPUNVME_OPS_CUDA && r.dim <= 256)
+            assert_false(refused("decode", &p, &c));
+        in_cache(&p, c);
+    }
 }
 
 static void pages_may_have_any_size_and_layout(void **state)
@@ -222,6 +261,86 @@ static void sequences_without_keys_have_no_page(void **state)
     paged((struct request){.batch = 2, .q_len = 3, .k_len = 0}, 16, BSHD);
 }
 
+static void few_queries_decode_with_every_head_size(void **state)
+{
+    static const int64_t dims[][2] = {{64, 64}, {128, 128}, {256, 256}, {40, 24}, {96, 136}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++)
+        for (int64_t q_len = 1; q_len <= 5; q_len += 4) /* 4 and 20 rows of a head of K */
+            aligned((struct request){.batch = 3,
+                                     .heads = 8,
+                                     .kv_heads = 2,
+                                     .dim = dims[i][0],
+                                     .dim_v = dims[i][1],
+                                     .q_len = q_len,
+                                     .k_len = 211,
+                                     .causal = true,
+                                     .lengths = q_len > 1},
+                    16, i % 2 ? BSHD : BHSD);
+}
+
+static void decoding_pages_may_have_any_size(void **state)
+{
+    static const int64_t sizes[] = {1, 3, 16, 100, 256};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
+        aligned((struct request){.batch = 2,
+                                 .heads = 3,
+                                 .kv_heads = 1,
+                                 .dim = 64,
+                                 .q_len = 1,
+                                 .k_len = 523,
+                                 .causal = true},
+                sizes[i], i % 2 ? BSHD : BHSD);
+}
+
+/* One key, none, and more sequences than a warp has lanes: some of them have no query. */
+static void lengths_may_differ_in_a_batch(void **state)
+{
+    static const int64_t lengths[] = {0, 1, 13, 64, 65};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++)
+        aligned((struct request){.q_len = 1, .dim = 64, .k_len = lengths[i], .sinks = i % 2}, 16,
+                BSHD);
+    aligned((struct request){.batch = 37,
+                             .heads = 4,
+                             .kv_heads = 1,
+                             .dim = 64,
+                             .q_len = 3,
+                             .k_len = 331,
+                             .ragged = true,
+                             .causal = true},
+            16, BSHD);
+}
+
+/* Keys of each head are shared by several blocks: their parts are put together. */
+static void decoding_has_the_features_of_attention(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 16; i++)
+        aligned((struct request){.batch = 1 + i % 3,
+                                 .heads = i & 1 ? 10 : 4,
+                                 .kv_heads = 2,
+                                 .dim = 64,
+                                 .q_len = i & 8 ? 7 : 2,
+                                 .k_len = 811,
+                                 .sinks = i & 1,
+                                 .softcap = i & 2 ? 2 : 0,
+                                 .window = i & 4,
+                                 .left = 301,
+                                 .right = 4,
+                                 .rope = i & 2 ? 48 : 0,
+                                 .rope_first = 8,
+                                 .tables = i & 4,
+                                 .interleaved = i & 1,
+                                 .queries_only = true,
+                                 .causal = !(i & 4)},
+                i & 1 ? 7 : 32, i & 4 ? BSHD : BHSD);
+}
+
 /* Pages only say where rows are: the bits are those of the same variant without them. */
 static void pages_change_no_bit(void **state)
 {
@@ -271,19 +390,26 @@ static int64_t count_tokens(const struct request *r, const int32_t *before, cons
     return most;
 }
 
+/* By which variant tokens are appended, and the elements behind each of their rows. */
+struct how {
+    const char *variant;
+    int64_t pad;
+};
+
 /* Appends the tokens that make sequences `after` long, of which there were `before`. */
-static void append(const struct problem *p, const struct cache *c, const int32_t *before,
-                   const int32_t *after, bool rope)
+static void append(struct how how, const struct problem *p, const struct cache *c,
+                   const int32_t *before, const int32_t *after, bool rope)
 {
     const struct request *r = p->r;
     int32_t *offsets = integers_new(r->batch + 1), *counts = integers_new(r->batch + 1);
     int64_t new_len = count_tokens(r, before, after, offsets, counts), rows = offsets[r->batch];
-    struct tensor k = tensor_new(1, rows, r->kv_heads, r->dim, r->layout, 2, r->dtype);
-    struct tensor v = tensor_new(1, rows, r->kv_heads, r->dim_v, r->layout, 3, r->dtype);
+    struct tensor k = tensor_new(1, rows, r->kv_heads, r->dim, r->layout, how.pad, r->dtype);
+    struct tensor v = tensor_new(1, rows, r->kv_heads, r->dim_v, r->layout, how.pad, r->dtype);
     const void *k_pages = c->k.block, *v_pages = c->v.block;
     const int32_t *table = c->table, *lengths = after;
     size_t numbers = (size_t)r->batch * sizeof(int32_t);
-    struct gpunvme_ops_exec exec = {.device = TEST_DEVICE};
+    size_t table_nbytes = (size_t)(r->k_len * r->rope / 2) * sizeof(float);
+    struct gpunvme_ops_exec exec = {.device = TEST_DEVICE, .variant = how.variant};
     struct on_device d = {.count = 0};
     struct gpunvme_kv_append x;
     struct workspace w;
@@ -319,7 +445,14 @@ static void append(const struct problem *p, const struct cache *c, const int32_t
         .ld_table = c->cols,
         .pages = c->k.batch,
         .page_size = c->page_size,
-        .rope = {.dim = rope ? r->rope : 0, .base = r->base, .interleaved = r->interleaved},
+        .rope = {.dim = rope ? r->rope : 0,
+                 .first = r->rope_first,
+                 .base = r->base,
+                 .interleaved = r->interleaved,
+                 .cos = rope ? put(&d, p->cos, table_nbytes, false) : NULL,
+                 .sin = rope ? put(&d, p->sin, table_nbytes, false) : NULL,
+                 .rows = r->k_len,
+                 .ld = r->rope / 2},
         .dtype = r->dtype,
         .cache_dtype = r->dtype,
     };
@@ -335,77 +468,106 @@ static void append(const struct problem *p, const struct cache *c, const int32_t
     free(counts);
 }
 
+/* A cache that has been filled otherwise, and the same one by two appends. */
+static void append_twice(struct how how, struct request r)
+{
+    struct problem p = problem_new(&r, &rng);
+    struct cache appended = padded_cache(&p, 16, r.layout, how.pad, how.pad), filled = appended;
+    int32_t middle[3], none[3] = {0, 0, 0};
+
+    filled.k.block = malloc(filled.k.nbytes);
+    filled.v.block = malloc(filled.v.nbytes);
+    assert_true(filled.k.block && filled.v.block);
+    memset(filled.k.block, 0xff, filled.k.nbytes);
+    memset(filled.v.block, 0xff, filled.v.nbytes);
+    fill(&p, &filled);
+    for (int64_t b = 0; b < 3; b++)
+        middle[b] = appended.lengths[b] / (int32_t)(b + 1);
+    append(how, &p, &appended, none, middle, false);
+    append(how, &p, &appended, middle, appended.lengths, false);
+    assert_memory_equal(appended.k.block, filled.k.block, filled.k.nbytes);
+    assert_memory_equal(appended.v.block, filled.v.block, filled.v.nbytes);
+    free(filled.k.block);
+    free(filled.v.block);
+    cache_free(&appended);
+    problem_free(&p);
+}
+
+static void append_by_variant(const char *variant, void *arg)
+{
+    (void)arg;
+    for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+        for (int layout = BSHD; layout <= BHSD; layout++)
+            for (int whole = !strcmp(variant, "vectorized"); whole < 2; whole++)
+                append_twice((struct how){variant, whole ? 8 : 3},
+                             with_defaults((struct request){.batch = 3,
+                                                            .k_len = 70,
+                                                            .dim = whole ? 32 : 17,
+                                                            .dim_v = whole ? 16 : 9,
+                                                            .lengths = true,
+                                                            .dtype = dtype,
+                                                            .layout = (enum layout)layout}));
+}
+
 static void new_tokens_get_their_rows_and_nothing_else_is_written(void **state)
 {
     (void)state;
-    for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
-        for (int layout = BSHD; layout <= BHSD; layout++) {
-            struct request r = with_defaults((struct request){.batch = 3,
-                                                              .k_len = 70,
-                                                              .dim_v = 9,
-                                                              .lengths = true,
-                                                              .dtype = dtype,
-                                                              .layout = (enum layout)layout});
-            struct problem p = problem_new(&r, &rng);
-            struct cache appended = cache_new(&p, 16, (enum layout)layout), filled = appended;
-            int32_t middle[3], none[3] = {0, 0, 0};
-
-            filled.k.block = malloc(filled.k.nbytes);
-            filled.v.block = malloc(filled.v.nbytes);
-            assert_true(filled.k.block && filled.v.block);
-            memset(filled.k.block, 0xff, filled.k.nbytes);
-            memset(filled.v.block, 0xff, filled.v.nbytes);
-            fill(&p, &filled);
-            for (int64_t b = 0; b < 3; b++)
-                middle[b] = appended.lengths[b] / (int32_t)(b + 1);
-            append(&p, &appended, none, middle, false);
-            append(&p, &appended, middle, appended.lengths, false);
-            assert_memory_equal(appended.k.block, filled.k.block, filled.k.nbytes);
-            assert_memory_equal(appended.v.block, filled.v.block, filled.v.nbytes);
-            free(filled.k.block);
-            free(filled.v.block);
-            cache_free(&appended);
-            problem_free(&p);
-        }
+    for_each_variant(GPUNVME_OPS_KV_APPEND, append_by_variant, NULL);
 }
 
 /* Token after token: each query sees what the same row of the whole call sees. */
+static void append_and_decode(struct how how, struct request r)
+{
+    struct request one = r;
+    struct problem p = problem_new(&r, &rng);
+    struct cache c = cache_new(&p, 5, BSHD);
+    int32_t none = 0, last = 0;
+
+    if (how.pad % 8 == 0) {
+        cache_free(&c);
+        c = padded_cache(&p, 5, BSHD, how.pad, how.pad);
+    }
+    one.q_len = 1;
+    one.queries_only = true;
+    make_references(&p);
+    for (int32_t t = 1; t <= r.k_len; t++) {
+        struct problem step = p;
+
+        c.lengths[0] = t;
+        append(how, &p, &c, t > 1 ? &last : &none, c.lengths, r.rope);
+        last = t;
+        step.r = &one;
+        step.q = tensor_row(&p.q, t - 1);
+        step.out = tensor_row(&p.out, t - 1);
+        step.lse = tensor_row(&p.lse, t - 1);
+        run("auto", &step, &c);
+    }
+    compare_out("append and decode", &p);
+    cache_free(&c);
+    problem_free(&p);
+}
+
+static void rotate_by_variant(const char *variant, void *arg)
+{
+    (void)arg;
+    for (int i = 0; i < 5; i++)
+        append_and_decode((struct how){variant, strcmp(variant, "vectorized") != 0 ? 3 : 8},
+                          with_defaults((struct request){.heads = 4,
+                                                         .kv_heads = 2,
+                                                         .dim = 32,
+                                                         .q_len = 23,
+                                                         .k_len = 23,
+                                                         .rope = i ? 16 : 0,
+                                                         .rope_first = i & 1 ? 8 : 0,
+                                                         .tables = i & 1,
+                                                         .interleaved = i & 2,
+                                                         .causal = true}));
+}
+
 static void appending_and_decoding_is_attention_of_the_whole(void **state)
 {
     (void)state;
-    for (int rope = 0; rope < 2; rope++) {
-        struct request r = with_defaults((struct request){.heads = 4,
-                                                          .kv_heads = 2,
-                                                          .dim = 32,
-                                                          .q_len = 37,
-                                                          .k_len = 37,
-                                                          .rope = rope ? 32 : 0,
-                                                          .interleaved = true,
-                                                          .causal = true});
-        struct request one = r;
-        struct problem p = problem_new(&r, &rng);
-        struct cache c = cache_new(&p, 5, BSHD);
-        int32_t none = 0, last = 0;
-
-        one.q_len = 1;
-        one.queries_only = true;
-        make_references(&p);
-        for (int32_t t = 1; t <= 37; t++) {
-            struct problem step = p;
-
-            c.lengths[0] = t;
-            append(&p, &c, t > 1 ? &last : &none, c.lengths, rope);
-            last = t;
-            step.r = &one;
-            step.q = tensor_row(&p.q, t - 1);
-            step.out = tensor_row(&p.out, t - 1);
-            step.lse = tensor_row(&p.lse, t - 1);
-            run("auto", &step, &c);
-        }
-        compare_out("append and decode", &p);
-        cache_free(&c);
-        problem_free(&p);
-    }
+    for_each_variant(GPUNVME_OPS_KV_APPEND, rotate_by_variant, NULL);
 }
 
 static void pages_that_are_not_there_are_refused(void **state)
@@ -434,17 +596,93 @@ static void pages_that_are_not_there_are_refused(void **state)
     problem_free(&p);
 }
 
+#if defined(OPS_TEST_CUDA) && !defined(OPS_TEST_EMULATED)
+/* A step of decoding that is captured once is replayed as the lengths grow. */
+static void a_captured_step_follows_the_lengths(void **state)
+{
+    struct request r = with_defaults((struct request){.batch = 5,
+                                                      .heads = 8,
+                                                      .kv_heads = 2,
+                                                      .dim = 64,
+                                                      .q_len = 1,
+                                                      .k_len = 3001,
+                                                      .dtype = GPUNVME_OPS_BF16,
+                                                      .out_dtype = GPUNVME_OPS_BF16,
+                                                      .causal = true});
+    struct problem p = problem_new(&r, &rng);
+    struct cache c = padded_cache(&p, 16, BSHD, 0, 0);
+    struct gpunvme_ops_exec exec = {.device = GPUNVME_OPS_CUDA, .variant = "decode"};
+    struct gpunvme_attention_paged x = paged_of(&p, &c);
+    struct on_device d = {.count = 0};
+    const void *k = x.attention.k, *v = x.attention.v;
+    const int32_t *lengths = x.attention.k_lengths;
+    int32_t all[3][5] = {{3001, 0, 1, 64, 2000}, {1, 1, 1, 1, 1}, {7, 3001, 3001, 65, 127}};
+    struct workspace w;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t step;
+
+    (void)state;
+    fill(&p, &c);
+    put_cache(&d, &c, r.batch, &k, &v, &x.block_table, &lengths, false);
+    x.attention.k = x.attention.v = NULL;
+    x.attention.k_lengths = NULL;
+    put_attention(&d, &p, &x.attention, true);
+    x.attention.k = k;
+    x.attention.v = v;
+    x.attention.k_lengths = lengths;
+    expect_ok(gpunvme_attention_paged_workspace(&x, &exec, &exec.workspace_nbytes));
+    w = workspace_new(exec.workspace_nbytes);
+    exec.workspace = w.data;
+    assert_int_equal(cudaStreamCreate(&stream), 0);
+    exec.stream = stream;
+    assert_int_equal(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), 0);
+    expect_ok(gpunvme_attention_paged(&x, &exec));
+    assert_int_equal(cudaStreamEndCapture(stream, &graph), 0);
+    assert_int_equal(cudaGraphInstantiate(&step, graph, 0), 0);
+    for (int i = 0; i < 3; i++) {
+        p.k_lengths = all[i];
+        make_references(&p);
+        assert_int_equal(
+            cudaMemcpy((void *)(uintptr_t)lengths, all[i], sizeof(all[i]), cudaMemcpyHostToDevice),
+            0);
+        assert_int_equal(cudaGraphLaunch(step, stream), 0);
+        assert_int_equal(cudaStreamSynchronize(stream), 0);
+        assert_int_equal(
+            cudaMemcpy(p.out.block, x.attention.out, p.out.nbytes, cudaMemcpyDeviceToHost), 0);
+        assert_int_equal(
+            cudaMemcpy(p.lse.block, x.attention.lse, p.lse.nbytes, cudaMemcpyDeviceToHost), 0);
+        compare_out("decode in a graph", &p);
+    }
+    p.k_lengths = NULL;
+    assert_int_equal(cudaGraphExecDestroy(step), 0);
+    assert_int_equal(cudaGraphDestroy(graph), 0);
+    assert_int_equal(cudaStreamDestroy(stream), 0);
+    take_back(&d);
+    workspace_free(&w);
+    cache_free(&c);
+    problem_free(&p);
+}
+#endif
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pages_may_have_any_size_and_layout),
         cmocka_unit_test(one_query_decodes_with_every_type),
         cmocka_unit_test(features_are_those_of_attention),
+        cmocka_unit_test(few_queries_decode_with_every_head_size),
+        cmocka_unit_test(decoding_pages_may_have_any_size),
+        cmocka_unit_test(lengths_may_differ_in_a_batch),
+        cmocka_unit_test(decoding_has_the_features_of_attention),
         cmocka_unit_test(sequences_without_keys_have_no_page),
         cmocka_unit_test(pages_change_no_bit),
         cmocka_unit_test(new_tokens_get_their_rows_and_nothing_else_is_written),
         cmocka_unit_test(appending_and_decoding_is_attention_of_the_whole),
         cmocka_unit_test(pages_that_are_not_there_are_refused),
+#if defined(OPS_TEST_CUDA) && !defined(OPS_TEST_EMULATED)
+        cmocka_unit_test(a_captured_step_follows_the_lengths),
+#endif
     };
 
     return no_gpu() ? 77 : cmocka_run_group_tests(tests, NULL, NULL);

@@ -93,7 +93,7 @@ static gpunvme_ops_status_t check_paged(struct ops_call *call)
 }
 
 const struct ops_operator ops_attention_paged = {
-    "attention_paged", check_paged, {&attention_paged_cpu, NULL}};
+    "attention_paged", check_paged, {&attention_paged_cpu, OPS_CUDA(&attention_paged_cuda)}};
 
 OPS_FUNCTIONS(ops_attention_paged, gpunvme_attention_paged, struct gpunvme_attention_paged)
 
@@ -160,6 +160,7 @@ static gpunvme_ops_status_t check_append(struct ops_call *call)
     return GPUNVME_OPS_OK;
 }
 
-const struct ops_operator ops_kv_append = {"kv_append", check_append, {&kv_append_cpu, NULL}};
+const struct ops_operator ops_kv_append = {
+    "kv_append", check_append, {&kv_append_cpu, OPS_CUDA(&kv_append_cuda)}};
 
 OPS_FUNCTIONS(ops_kv_append, gpunvme_kv_append, struct gpunvme_kv_append)

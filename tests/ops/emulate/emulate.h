@@ -116,6 +116,30 @@ static inline float __shfl_xor_sync(unsigned, float x, int mask)
     return y;
 }
 
+static inline int __shfl_up_sync(unsigned, int x, int offset)
+{
+    const unsigned char *all = emulate_exchange(&x, sizeof(x));
+    int lane = threadIdx.x % 32, y;
+
+    memcpy(&y, all + (lane >= offset ? lane - offset : lane) * sizeof(y), sizeof(y));
+    return y;
+}
+
+static inline unsigned __ballot_sync(unsigned, bool x)
+{
+    const unsigned char *all = emulate_exchange(&x, sizeof(x));
+    unsigned y = 0;
+
+    for (int lane = 0; lane < 32; lane++)
+        y |= (unsigned)all[lane] << lane;
+    return y;
+}
+
+static inline int __popc(unsigned x)
+{
+    return __builtin_popcount(x);
+}
+
 static inline int __shfl_sync(unsigned, int x, int lane)
 {
     const unsigned char *all = emulate_exchange(&x, sizeof(x));

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Appending K and V of new tokens to a cache in pages. "naive" has a thread for each element. In
+ * "vectorized" a block takes a token, and a thread 16 bytes of it at a time; where RoPE turns
+ * those, it also loads the 16 bytes of their partners, and computes one power for all pairs.
+ */
+#include "ops/attention/cuda/append.h"
+#include "ops/attention/cuda/problem.cuh"
+
+#define THREADS 128
+
+static __global__ void __launch_bounds__(THREADS) append_elements(const cuda_append p)
+{
+    const cuda_attention &x = p.x;
+    int width = x.dim + x.dim_v;
+    int64_t count = (int64_t)x.batch * x.q_len * x.heads * width;
+
+    wait_for_kernels_before();
+    for (int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x; at < count;
+         at += (int64_t)gridDim.x * THREADS) {
+        int64_t row = at / width, token = row / x.heads;
+        int c = (int)(at % width), head = (int)(row % x.heads), i = (int)(token % x.q_len);
+        cuda_sequence s = sequence_of(x, (int)(token / x.q_len));
+        int j = position_of(s, i);
+
+        if (i >= s.q_len)
+            continue;
+        if (c < x.dim)
+            store_element(x.k.data, key_at(x, x.k, s, j, head) + c, x.dtype,
+                          load_q(x, s, i, query_at(x.q, s, i, head), c));
+        else
+            store_element(x.v.data, key_at(x, x.v, s, j, head) + c - x.dim, x.dtype,
+                          load_element(p.v.data, query_at(p.v, s, i, head) + c - x.dim, x.dtype));
+    }
+}
+
+/* As many elements as 16 bytes have. */
+template <int COUNT> struct vector {
+    float z[COUNT];
+};
+
+template <int COUNT>
+static __device__ __forceinline__ vector<COUNT> load_vector(const void *data, int64_t at, int dtype)
+{
+    vector<COUNT> v;
+
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 4)
+        load4(data, at + i, dtype, v.z + i);
+    return v;
+}
+
+/* 2 pi, and 1 / 2 pi */
+#define TURN     6.283185307179586477
+#define PER_TURN 0.159154943091895336
+
+/* As turn_of(), where pair p turns by `frequency`: of the angle less whole turns, in f32. */
+static __device__ __forceinline__ cuda_turn turn_by(const cuda_rope &rope, int position, int p,
+                                                    double frequency)
+{
+    double angle = position * frequency;
+    float rest = (float)(angle - rint(angle * PER_TURN) * TURN);
+
+    if (rope.cos)
+        return turn_of(rope, position, p);
+    return {cosf(rest), sinf(rest)};
+}
+
+/* COUNT channels of the row at `at` from c on, all of which are turned. */
+template <int COUNT>
+static __device__ __forceinline__ vector<COUNT> load_turned_vector(const cuda_attention &x,
+                                                                   int64_t at, int c, int position)
+{
+    const cuda_rope &rope = x.rope;
+    cuda_pair pair = pair_of(rope, c);
+    vector<COUNT> v = load_vector<COUNT>(x.q.data, at + c, x.dtype), w = v;
+    double frequency = rope.cos ? 0 : exp2(rope.rate * pair.pair);
+    double ratio = rope.cos ? 0 : exp2(rope.rate);
+
+    if (!rope.interleaved)
+        w = load_vector<COUNT>(x.q.data, at + pair.partner, x.dtype);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        bool first = rope.interleaved ? i % 2 == 0 : !pair.second;
+        int p = pair.pair + (rope.interleaved ? i / 2 : i);
+        cuda_turn turn = turn_by(rope, position, p, frequency);
+
+        if (rope.interleaved) {
+            if (first)
+                turn_pair(turn, v.z[i], v.z[i + 1]);
+        } else if (first) {
+            turn_pair(turn, v.z[i], w.z[i]);
+        } else {
+            turn_pair(turn, w.z[i], v.z[i]);
+        }
+        if (!rope.interleaved || !first)
+            frequency *= ratio;
+    }
+    return v;
+}
+
+template <int COUNT>
+static __device__ __forceinline__ void copy_vector(void *to, int64_t to_at, const void *from,
+                                                   int64_t from_at)
+{
+    const int size = 16 / COUNT;
+
+    *(uint4 *)((char *)to + to_at * size) = *(const uint4 *)((const char *)from + from_at * size);
+}
+
+template <int COUNT>
+static __device__ __forceinline__ void append_k(const cuda_append &p, const cuda_sequence &s, int i,
+                                                int head, int c)
+{
+    const cuda_attention &x = p.x;
+    int j = position_of(s, i);
+    int64_t from = query_at(x.q, s, i, head), to = key_at(x, x.k, s, j, head) + c;
+    vector<COUNT> v;
+
+    if (c < x.rope.first || c >= x.rope.first + x.rope.dim) {
+        copy_vector<COUNT>(x.k.data, to, x.q.data, from + c);
+        return;
+    }
+    v = load_turned_vector<COUNT>(x, from, c, j);
+#pragma unroll
+    for (int e = 0; e < COUNT; e += 4)
+        store4(x.k.data, to + e, x.dtype, v.z + e);
+}
+
+template <int COUNT>
+static __global__ void __launch_bounds__(THREADS) append_vectors(const cuda_append p)
+{
+    const cuda_attention &x = p.x;
+    int vectors_k = x.dim / COUNT, vectors = vectors_k + x.dim_v / COUNT;
+    int64_t tokens = (int64_t)x.batch * x.q_len;
+
+    wait_for_kernels_before();
+    for (int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
+        cuda_sequence s = sequence_of(x, (int)(token / x.q_len));
+        int i = (int)(token % x.q_len);
+
+        if (i >= s.q_len)
+            continue;
+        for (int at = threadIdx.x; at < x.heads * vectors; at += THREADS) {
+            int head = at / vectors, c = at % vectors * COUNT;
+
+            if (c < x.dim)
+                append_k<COUNT>(p, s, i, head, c);
+            else
+                copy_vector<COUNT>(x.v.data, key_at(x, x.v, s, position_of(s, i), head) + c - x.dim,
+                                   p.v.data, query_at(p.v, s, i, head) + c - x.dim);
+        }
+    }
+}
+
+gpunvme_ops_status_t cuda_append_naive(const struct cuda_append *p, void *stream)
+{
+    int64_t count =
+        (int64_t)p->x.batch * p->x.q_len * p->x.heads * (p->x.dim + (int64_t)p->x.dim_v);
+
+    LAUNCH_CLUSTERS(append_elements, cuda_attention_blocks(count, THREADS), 1, THREADS, 0, stream,
+                    *p);
+    return cuda_attention_launched();
+}
+
+gpunvme_ops_status_t cuda_append_vectorized(const struct cuda_append *p, void *stream)
+{
+    unsigned blocks = cuda_attention_blocks((int64_t)p->x.batch * p->x.q_len, 1);
+
+    if (p->x.dtype == GPUNVME_OPS_F32)
+        LAUNCH_CLUSTERS(append_vectors<4>, blocks, 1, THREADS, 0, stream, *p);
+    else
+        LAUNCH_CLUSTERS(append_vectors<8>, blocks, 1, THREADS, 0, stream, *p);
+    return cuda_attention_launched();
+}

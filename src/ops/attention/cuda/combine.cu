@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Decoding from pages: combines the parts of heads whose keys several blocks share. The block of
+ * the same number as that which began a split head does it. Its warps share the rows, and where
+ * there are few rows, the parts of each.
+ */
+#include "ops/attention/cuda/decode.cuh"
+#include "ops/cuda/warp.cuh"
+
+#define WARPS   16
+#define THREADS (WARPS * 32)
+
+/* A split head, and the blocks that have its parts: the first has the one that begins. */
+struct split {
+    extent e;
+    int kv_head, first, last;
+};
+
+/* False if this block began none. */
+static __device__ __forceinline__ bool find_split(const decode_work &w, split &h)
+{
+    shares all = shares_of(w);
+    int64_t begin, end, head;
+    place p;
+
+    if (blockIdx.x >= all.blocks)
+        return false;
+    begin = share_begin(all, blockIdx.x);
+    end = share_begin(all, (int64_t)blockIdx.x + 1);
+    p = place_of(w.x, end - 1);
+    h.e = extent_of(w.x, p.b);
+    h.kv_head = (int)((end - 1 - p.first) / h.e.tiles);
+    head = p.first + (int64_t)h.kv_head * h.e.tiles;
+    h.first = (int)blockIdx.x;
+    h.last = share_of(all, head + h.e.tiles - 1);
+    return head >= begin && head + h.e.tiles > end;
+}
+
+/* The largest score of a row in all parts. */
+static __device__ __forceinline__ float most_of(const decode_work &w, const split &h, int r)
+{
+    float most = -INFINITY;
+
+    for (int b = h.first + (int)threadIdx.x % 32; b <= h.last; b += 32)
+        most = max_or_nan(most, part_of(w, b, b == h.first).most[r]);
+    return warp_max(most);
+}
+
+/* Sums of every `step`th part, from `b` on: of the four channels at c, and the weights'. */
+static __device__ __forceinline__ float add_parts(const decode_work &w, const split &h, int r,
+                                                  int c, float most, int b, int step, float (&z)[4])
+{
+    float total = 0;
+
+#pragma unroll 4
+    for (; b <= h.last; b += step) {
+        part p = part_of(w, b, b == h.first);
+        float weight = fast_exp2(p.most[r] - shift_of(most)), y[4];
+
+        load4(p.sums, (int64_t)r * w.x.dim_v + c, GPUNVME_OPS_F32, y);
+        total += p.total[r] * weight;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            z[i] += y[i] * weight;
+    }
+    return total;
+}
+
+/* `warps` of them have the row r; sums are 5 floats for each lane of each warp. */
+static __device__ __forceinline__ void combine_channels(const decode_work &w, const split &h, int r,
+                                                        int c, int warps, bool mine, float *sums)
+{
+    int warp = threadIdx.x / 32;
+    float z[4] = {0, 0, 0, 0}, total = 0, most = 0;
+
+    if (mine) {
+        most = most_of(w, h, r);
+        if (c < w.x.dim_v)
+            total = add_parts(w, h, r, c, most, h.first + warp % warps, warps, z);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            sums[threadIdx.x * 5 + i] = z[i];
+        sums[threadIdx.x * 5 + 4] = total;
+    }
+    __syncthreads();
+    if (mine && warp % warps == 0 && c < w.x.dim_v) {
+        row_end end;
+
+        for (int other = 1; other < warps; other++) {
+            const float *from = sums + (threadIdx.x + other * 32) * 5;
+
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                z[i] += from[i];
+            total += from[4];
+        }
+        end = end_row(w.x, head_of(w.x, h.kv_head, r), most, total);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            z[i] *= end.factor;
+        store_out(w.x, h.e.s, h.kv_head, r, c, z);
+        if (!c)
+            store_lse(w.x, h.e.s, h.kv_head, r, end.lse);
+    }
+    __syncthreads();
+}
+
+static __global__ void __launch_bounds__(THREADS) combine(const decode_work w)
+{
+    float *sums = (float *)dynamic_shared();
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    split h;
+
+    let_next_kernel_start();
+    wait_for_kernels_before();
+    if (!find_split(w, h))
+        return;
+    int warps = h.e.rows < WARPS ? WARPS / h.e.rows : 1, at_once = WARPS / warps;
+    for (int first = 0; first < h.e.rows; first += at_once) {
+        int r = first + warp / warps;
+        bool mine = r < h.e.rows && warp / warps < at_once;
+
+        for (int c = 0; c < w.x.dim_v; c += 128)
+            combine_channels(w, h, r, c + lane * 4, warps, mine, sums);
+    }
+}
+
+gpunvme_ops_status_t decode_combine(const decode_work *w, void *stream)
+{
+    LAUNCH_CLUSTERS(combine, (unsigned)w->blocks, 1, THREADS, THREADS * 5 * sizeof(float), stream,
+                    *w);
+    return cuda_attention_launched();
+}

@@ -1,0 +1,563 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The rung "decode": few queries over many keys in pages, at the speed of memory. The queries and
+ * heads of Q that share a head of K are the rows of one product (mma), so K and V are read once.
+ *
+ * A warp, or all four where there are more than 16 rows, has a ring of stages in shared memory, to
+ * which it copies 16 (64) keys and values at a time, asynchronously and beyond the end of one
+ * sequence into the next. Warps wait for each other only when a head ends. Then they add up what
+ * they have. combine.cu does that for the parts of a head that several blocks share.
+ */
+#include "ops/attention/cuda/decode.cuh"
+#include "ops/cuda/warp.cuh"
+
+#define WARPS   4
+#define THREADS (WARPS * 32)
+#define PITCH   40 /* floats of a row of 32 in shared memory: lanes write to all its banks */
+
+/* For heads of up to D channels and 16 * MT rows. Numbers of bytes, unless said otherwise. */
+template <int D, int MT> struct shape {
+    static const int groups = WARPS / MT; /* of warps that share a ring */
+    static const int keys = 16 * MT;      /* of a group's stage */
+    static const int chunks = D / 8;      /* of 16 bytes in a row */
+    static const int row = 2 * D;
+    static const int stage = 2 * keys * row;                             /* K, then V */
+    static const int stages = D == 64 ? 6 : D == 256 && MT == 4 ? 2 : 3; /* a number */
+    static const int ring = stages * stage;
+    static const int q = groups * ring; /* where Q begins, and what follows it */
+    static const int sums = q + MT * 16 * row;
+    static const int most = sums + WARPS * 16 * PITCH * 4, total = most + WARPS * 16 * 4;
+    static const int nbytes = total + WARPS * 16 * 4;
+    static const int blocks = D == 256 ? 1 : 2; /* of a multiprocessor */
+};
+
+template <int MT> static __device__ __forceinline__ void wait_for_group(void)
+{
+    if (MT == WARPS)
+        __syncthreads();
+    else
+        __syncwarp();
+}
+
+/* Where 16 bytes of a row are: rows one below the other have them in different banks. */
+template <int D> static __device__ __forceinline__ uint32_t chunk_at(int r, int chunk)
+{
+    return (uint32_t)(r * 2 * D + (chunk ^ r % 8) * 16);
+}
+
+/* A tile that a block walks to, of its head and sequence. */
+struct cursor {
+    extent e;
+    int b, head, tile;
+};
+
+static __device__ __forceinline__ cursor cursor_at(const cuda_attention &x, int64_t tile)
+{
+    place p = place_of(x, tile);
+    cursor c = {extent_of(x, p.b), p.b, 0, 0};
+
+    c.head = (int)((tile - p.first) / c.e.tiles);
+    c.tile = (int)((tile - p.first) % c.e.tiles);
+    return c;
+}
+
+/* By no more tiles than the head has; to the batch's end if there is nothing more. */
+static __device__ __forceinline__ void advance(const cuda_attention &x, cursor &c, int tiles)
+{
+    c.tile += tiles;
+    if (c.tile < c.e.tiles)
+        return;
+    c.tile = 0;
+    if (++c.head < x.kv_heads)
+        return;
+    c.head = 0;
+    do {
+        if (++c.b >= x.batch)
+            return;
+        c.e = extent_of(x, c.b);
+    } while (!c.e.tiles);
+}
+
+/* Copies a warp's keys of tiles to its group's ring. Lane l knows where key l % 16 of a tile is. */
+template <int D, int MT> struct loader {
+    typedef shape<D, MT> s;
+    cursor at;
+    int64_t left; /* tiles */
+    int stage;
+    int page, row; /* page -1: nobody sees the key */
+
+    __device__ __forceinline__ void find(const cuda_attention &x)
+    {
+        int j = (at.e.tile + at.tile) * DECODE_TILE + threadIdx.x / 32 * 16 + threadIdx.x % 16;
+
+        page = -1;
+        row = 0;
+        if (left && sees(at.e.keys, j)) {
+            page = at.e.s.pages[(unsigned)j / (unsigned)x.page_size];
+            row = (int)((unsigned)j % (unsigned)x.page_size);
+        }
+    }
+
+    static __device__ __forceinline__ void copy(uint32_t to, const cuda_rows &rows, int page,
+                                                int row, int head, int c, int dim)
+    {
+        const uint16_t *from = (const uint16_t *)rows.data;
+        bool any = page >= 0 && c < dim;
+
+        if (any)
+            from += page * rows.batch + row * rows.row + head * rows.head + c;
+        cp_async16(to, from, any ? 16 : 0);
+    }
+
+    /* The next tile, if there is one; the group counts as a copy of its own in any case. */
+    __device__ __forceinline__ void next(const cuda_attention &x, uint32_t ring)
+    {
+        const int per = 32 / s::chunks; /* rows at a time */
+        int lane = threadIdx.x % 32, first = threadIdx.x / 32 % MT * 16;
+        int chunk = lane % s::chunks;
+        uint32_t k = ring + (uint32_t)(stage * s::stage), v = k + s::stage / 2;
+
+        if (left) {
+#pragma unroll
+            for (int i = 0; i < 16; i += per) {
+                int r = i + lane / s::chunks;
+                int r_page = __shfl_sync(ALL_LANES, page, r),
+                    r_row = __shfl_sync(ALL_LANES, row, r);
+                uint32_t to = chunk_at<D>(first + r, chunk);
+
+                copy(k + to, x.k, r_page, r_row, at.head, chunk * 8, x.dim);
+                copy(v + to, x.v, r_page, r_row, at.head, chunk * 8, x.dim_v);
+            }
+            left--;
+            advance(x, at, 1);
+            find(x);
+            stage = stage + 1 < s::stages ? stage + 1 : 0;
+        }
+        cp_async_commit();
+    }
+};
+
+template <int DTYPE>
+static __device__ __forceinline__ void mma(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0,
+                                           uint32_t b1)
+{
+    if (DTYPE == GPUNVME_OPS_F16)
+        mma_f16(sums, a, b0, b1);
+    else
+        mma_bf16(sums, a, b0, b1);
+}
+
+/* Q of a sequence and head, turned; rows and channels that there are not are 0. */
+template <int DTYPE, int D, int MT>
+static __device__ __forceinline__ void load_rows(const cuda_attention &x, const cursor &c,
+                                                 unsigned char *to)
+{
+    for (int at = threadIdx.x; at < MT * 16 * D; at += THREADS) {
+        int r = at / D, channel = at % D, i = query_of(x, r);
+        float value = 0;
+
+        if (r < c.e.rows && channel < x.dim)
+            value = load_q(x, c.e.s, i, query_at(x.q, c.e.s, i, head_of(x, c.head, r)), channel);
+        *(uint16_t *)(to + chunk_at<D>(r, channel / 8) + channel % 8 * 2) = to_bits(value, DTYPE);
+    }
+}
+
+/* What a lane has of its warp's 16 rows: of rows l / 4 and 8 below. */
+template <int DTYPE, int D, int MT> struct rows {
+    typedef shape<D, MT> s;
+    static const bool q_in_registers = D <= 128;
+    cuda_range keys[2], inner; /* that each row sees, and that all do */
+    uint32_t q_at;
+    uint32_t q[q_in_registers ? D / 16 : 1][4];
+    float sums[D / 8][4], most[2], total[2];
+
+    __device__ __forceinline__ void begin(const cuda_attention &x, const cursor &c,
+                                          uint32_t q_of_block)
+    {
+        int lane = threadIdx.x % 32, first = threadIdx.x / 32 % MT * 16;
+
+        q_at = q_of_block + (uint32_t)(first * s::row);
+        inner = {keys_of(x, c.e.s, c.e.s.q_len - 1).first, keys_of(x, c.e.s, 0).end};
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int r = first + lane / 4 + h * 8;
+
+            keys[h] = r < c.e.rows ? keys_of(x, c.e.s, query_of(x, r)) : c.e.keys;
+            most[h] = -INFINITY;
+            total[h] = 0;
+        }
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                sums[n][i] = 0;
+        if (q_in_registers)
+#pragma unroll
+            for (int k = 0; k < D / 16; k++)
+                load_q_fragment(q[q_in_registers ? k : 0], k);
+    }
+
+    __device__ __forceinline__ void load_q_fragment(uint32_t (&a)[4], int k)
+    {
+        int lane = threadIdx.x % 32;
+
+        load_matrices(a, q_at + chunk_at<D>(lane % 16, k * 2 + lane / 16));
+    }
+
+    /* Scores of a stage's keys, in powers of 2. */
+    __device__ __forceinline__ void multiply_k(const decode_work &w, float (&p)[s::keys / 8][4],
+                                               uint32_t k_rows)
+    {
+        int lane = threadIdx.x % 32, key = lane / 16 * 8 + lane % 8;
+
+#pragma unroll
+        for (int n = 0; n < s::keys / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                p[n][i] = 0;
+#pragma unroll
+        for (int k = 0; k < D / 16; k++) {
+            uint32_t(&a)[4] = q[q_in_registers ? k : 0];
+
+            if (!q_in_registers)
+                load_q_fragment(a, k);
+#pragma unroll
+            for (int n = 0; n < s::keys / 16; n++) {
+                uint32_t b[4];
+
+                load_matrices(b, k_rows + chunk_at<D>(n * 16 + key, k * 2 + lane / 8 % 2));
+                mma<DTYPE>(p[n * 2], a, b[0], b[1]);
+                mma<DTYPE>(p[n * 2 + 1], a, b[2], b[3]);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < s::keys / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                p[n][i] = w.x.softcap > 0 ? score_of(w.x, p[n][i]) * LOG2_E : p[n][i] * w.scale2;
+    }
+
+    /* Of keys from j on. */
+    __device__ __forceinline__ void mask(float (&p)[s::keys / 8][4], int j)
+    {
+        int lane = threadIdx.x % 32;
+
+#pragma unroll
+        for (int n = 0; n < s::keys / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (!sees(keys[i / 2], j + n * 8 + lane % 4 * 2 + i % 2))
+                    p[n][i] = -INFINITY;
+    }
+
+    /* Scores become weights; sums are scaled down where a larger score has come. */
+    __device__ __forceinline__ void weigh(float (&p)[s::keys / 8][4])
+    {
+        float now[2] = {most[0], most[1]};
+
+#pragma unroll
+        for (int n = 0; n < s::keys / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                now[i / 2] = max_or_nan(now[i / 2], p[n][i]);
+        now[0] = warp_max<4>(now[0]);
+        now[1] = warp_max<4>(now[1]);
+        if (now[0] != most[0] || now[1] != most[1]) {
+            float scale[2];
+
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                scale[h] = fast_exp2(most[h] - shift_of(now[h]));
+                total[h] *= scale[h];
+                most[h] = now[h];
+            }
+#pragma unroll
+            for (int n = 0; n < D / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    sums[n][i] *= scale[i / 2];
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float shift = shift_of(most[h]);
+
+#pragma unroll
+            for (int n = 0; n < s::keys / 8; n++)
+#pragma unroll
+                for (int i = 2 * h; i < 2 * h + 2; i++) {
+                    p[n][i] = fast_exp2(p[n][i] - shift);
+                    total[h] += p[n][i];
+                }
+        }
+    }
+
+    __device__ __forceinline__ void multiply_v(const float (&p)[s::keys / 8][4], uint32_t v_rows)
+    {
+        int lane = threadIdx.x % 32;
+
+#pragma unroll
+        for (int k = 0; k < s::keys / 16; k++) {
+            const float(&left)[4] = p[k * 2], (&right)[4] = p[k * 2 + 1];
+            const uint32_t a[4] = {
+                to_pair(left[0], left[1], DTYPE), to_pair(left[2], left[3], DTYPE),
+                to_pair(right[0], right[1], DTYPE), to_pair(right[2], right[3], DTYPE)};
+
+#pragma unroll
+            for (int n = 0; n < D / 16; n++) {
+                uint32_t b[4];
+
+                load_matrices_transposed(b, v_rows +
+                                                chunk_at<D>(k * 16 + lane % 16, n * 2 + lane / 16));
+                mma<DTYPE>(sums[n * 2], a, b[0], b[1]);
+                mma<DTYPE>(sums[n * 2 + 1], a, b[2], b[3]);
+            }
+        }
+    }
+
+    /* A stage, whose keys begin with number j. */
+    __device__ __forceinline__ void add(const decode_work &w, const cursor &c, int j,
+                                        uint32_t stage)
+    {
+        float p[s::keys / 8][4];
+
+        if (j >= c.e.keys.end || j + s::keys <= c.e.keys.first)
+            return;
+        multiply_k(w, p, stage);
+        if (j < inner.first || j + s::keys > inner.end)
+            mask(p, j);
+        weigh(p);
+        multiply_v(p, stage + s::stage / 2);
+    }
+};
+
+/* Softmax of row r of a block, whose keys its groups of warps share. */
+template <int D, int MT>
+static __device__ __forceinline__ void row_of_block(const unsigned char *shared, int r, float &most,
+                                                    float &total)
+{
+    typedef shape<D, MT> s;
+    const float *all_most = (const float *)(shared + s::most) + r;
+    const float *all_total = (const float *)(shared + s::total) + r;
+
+    most = -INFINITY;
+    total = 0;
+#pragma unroll
+    for (int g = 0; g < s::groups; g++)
+        most = max_or_nan(most, all_most[g * MT * 16]);
+#pragma unroll
+    for (int g = 0; g < s::groups; g++)
+        total += all_total[g * MT * 16] * fast_exp2(all_most[g * MT * 16] - shift_of(most));
+}
+
+/* Where a head's results go: to `out` if `whole`, else to a part. */
+struct target {
+    bool whole;
+    part to;
+};
+
+/* 4 channels from c on of a row's sums. */
+template <int D, int MT>
+static __device__ __forceinline__ void finish_four(const cuda_attention &x, const cursor &c,
+                                                   const target &t, const unsigned char *shared,
+                                                   int r, int channel)
+{
+    typedef shape<D, MT> s;
+    const float *from = (const float *)(shared + s::sums) + r * PITCH + channel % 32;
+    float z[4] = {0, 0, 0, 0};
+
+#pragma unroll
+    for (int g = 0; g < s::groups; g++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            z[i] += from[g * MT * 16 * PITCH + i];
+    if (t.whole) {
+        float most, total, factor;
+
+        row_of_block<D, MT>(shared, r, most, total);
+        factor = end_row(x, head_of(x, c.head, r), most, total).factor;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            z[i] *= factor;
+        store_out(x, c.e.s, c.head, r, channel, z);
+    } else {
+        store4(t.to.sums, (int64_t)r * x.dim_v + channel, GPUNVME_OPS_F32, z);
+    }
+}
+
+template <int D, int MT>
+static __device__ __forceinline__ void finish_softmax(const cuda_attention &x, const cursor &c,
+                                                      const target &t, const unsigned char *shared)
+{
+    int r = threadIdx.x;
+    float most, total;
+
+    if (r >= c.e.rows)
+        return;
+    row_of_block<D, MT>(shared, r, most, total);
+    if (t.whole) {
+        store_lse(x, c.e.s, c.head, r, end_row(x, head_of(x, c.head, r), most, total).lse);
+        return;
+    }
+    t.to.most[r] = most;
+    t.to.total[r] = total;
+}
+
+/* The warps' sums become the block's, 32 channels at a time. */
+template <int DTYPE, int D, int MT>
+static __device__ __forceinline__ void finish(const cuda_attention &x, const cursor &c,
+                                              const target &t, rows<DTYPE, D, MT> &mine,
+                                              unsigned char *shared)
+{
+    typedef shape<D, MT> s;
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
+    float *all_most = (float *)(shared + s::most), *all_total = (float *)(shared + s::total);
+    float *sums = (float *)(shared + s::sums) + row * PITCH + lane % 4 * 2, scale[2];
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        mine.total[h] = warp_sum<4>(mine.total[h]);
+        if (lane % 4 == 0) {
+            all_most[row + h * 8] = mine.most[h];
+            all_total[row + h * 8] = mine.total[h];
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float most, total;
+
+        row_of_block<D, MT>(shared, (row + h * 8) % (MT * 16), most, total);
+        scale[h] = fast_exp2(mine.most[h] - shift_of(most));
+    }
+    finish_softmax<D, MT>(x, c, t, shared);
+#pragma unroll
+    for (int first = 0; first < D; first += 32) {
+        if (first >= x.dim_v)
+            break;
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                sums[i / 2 * 8 * PITCH + n * 8 + i % 2] =
+                    mine.sums[first / 8 + n][i] * scale[i / 2];
+        __syncthreads();
+        for (int at = threadIdx.x; at < c.e.rows * 8; at += THREADS)
+            if (first + at % 8 * 4 < x.dim_v)
+                finish_four<D, MT>(x, c, t, shared, at / 8, first + at % 8 * 4);
+        __syncthreads();
+    }
+}
+
+template <int DTYPE, int D, int MT>
+static __global__ void __launch_bounds__(THREADS, (shape<D, MT>::blocks))
+    decode(const decode_work w)
+{
+    typedef shape<D, MT> s;
+    const cuda_attention &x = w.x;
+    unsigned char *shared = dynamic_shared();
+    int group = threadIdx.x / 32 / MT, stage = 0;
+    uint32_t ring = shared_address(shared) + (uint32_t)(group * s::ring);
+    loader<D, MT> load;
+    rows<DTYPE, D, MT> mine;
+
+    let_next_kernel_start();
+    wait_for_kernels_before();
+    shares all = shares_of(w);
+    if (blockIdx.x >= all.blocks)
+        return;
+    int64_t at = share_begin(all, blockIdx.x), end = share_begin(all, (int64_t)blockIdx.x + 1);
+    cursor c = cursor_at(x, at);
+
+    load.at = c;
+    load.left = end - at;
+    load.stage = 0;
+    load.find(x);
+#pragma unroll 1
+    for (int i = 0; i < s::stages - 1; i++)
+        load.next(x, ring);
+#pragma unroll 1
+    while (at < end) {
+        int count = (int)(end - at < c.e.tiles - c.tile ? end - at : c.e.tiles - c.tile);
+        bool begins = !c.tile;
+        target t = {begins && count == c.e.tiles, part_of(w, blockIdx.x, begins)};
+        int j = (c.e.tile + c.tile) * DECODE_TILE + group * s::keys;
+
+        load_rows<DTYPE, D, MT>(x, c, shared + s::q);
+        __syncthreads();
+        mine.begin(x, c, shared_address(shared) + s::q);
+#pragma unroll 1
+        for (int i = 0; i < count; i++, j += DECODE_TILE) {
+            cp_async_wait<s::stages - 2>();
+            wait_for_group<MT>();
+            load.next(x, ring);
+            mine.add(w, c, j, ring + (uint32_t)(stage * s::stage));
+            stage = stage + 1 < s::stages ? stage + 1 : 0;
+        }
+        finish<DTYPE, D, MT>(x, c, t, mine, shared);
+        at += count;
+        advance(x, c, count);
+    }
+}
+
+template <int DTYPE, int D, int MT>
+static gpunvme_ops_status_t launch(const decode_work &w, void *stream)
+{
+    const int nbytes = shape<D, MT>::nbytes;
+    gpunvme_ops_status_t status =
+        cuda_allow_shared((const void *)decode<DTYPE, D, MT>, (size_t)nbytes);
+
+    if (status)
+        return status;
+    LAUNCH_CLUSTERS((decode<DTYPE, D, MT>), (unsigned)w.blocks, 1, THREADS, nbytes, stream, w);
+    return cuda_attention_launched();
+}
+
+static int dim_of(const cuda_attention &x)
+{
+    return x.dim > x.dim_v ? x.dim : x.dim_v;
+}
+
+template <int DTYPE> static gpunvme_ops_status_t launch_of(const decode_work &w, void *stream)
+{
+    bool few = decode_rows(&w.x) <= 16;
+    int dim = dim_of(w.x);
+
+    if (dim <= 64)
+        return few ? launch<DTYPE, 64, 1>(w, stream) : launch<DTYPE, 64, 4>(w, stream);
+    if (dim <= 128)
+        return few ? launch<DTYPE, 128, 1>(w, stream) : launch<DTYPE, 128, 4>(w, stream);
+    return few ? launch<DTYPE, 256, 1>(w, stream) : launch<DTYPE, 256, 4>(w, stream);
+}
+
+size_t decode_shared_nbytes(const struct cuda_attention *x)
+{
+    bool few = decode_rows(x) <= 16;
+
+    if (dim_of(*x) <= 64)
+        return few ? shape<64, 1>::nbytes : shape<64, 4>::nbytes;
+    if (dim_of(*x) <= 128)
+        return few ? shape<128, 1>::nbytes : shape<128, 4>::nbytes;
+    return few ? shape<256, 1>::nbytes : shape<256, 4>::nbytes;
+}
+
+static int blocks_of(const cuda_attention &x)
+{
+    return cuda_units() * (dim_of(x) <= 128 ? 2 : 1);
+}
+
+size_t decode_nbytes(const struct cuda_attention *x)
+{
+    return ops_workspace_part(2 * (int64_t)blocks_of(*x), 1, decode_part(decode_rows(x), x->dim_v),
+                              sizeof(float));
+}
+
+gpunvme_ops_status_t decode_run(const struct cuda_attention *x, void *workspace, void *stream)
+{
+    const decode_work w = {*x, (float *)workspace, decode_part(decode_rows(x), x->dim_v),
+                           blocks_of(*x), x->scale * LOG2_E};
+    gpunvme_ops_status_t status = x->dtype == GPUNVME_OPS_F16
+                                      ? launch_of<GPUNVME_OPS_F16>(w, stream)
+                                      : launch_of<GPUNVME_OPS_BF16>(w, stream);
+
+    return status ? status : decode_combine(&w, stream);
+}

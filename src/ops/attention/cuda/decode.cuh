@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Decoding from pages: how tiles of keys are shared among blocks, and what softmax leaves to be
+ * combined.
+ *
+ * The tiles of all sequences and heads of K have numbers: sequence after sequence, in those head
+ * after head, in those along the keys. Each block takes as many tiles that follow each other, so no
+ * length makes one block work longer than others. A head's tiles that several blocks share are a
+ * *split* one: each of these leaves a part, and a second kernel combines them. A block has at most
+ * two parts: of the head that the block before began, and of the one that it leaves to the next.
+ * Lengths are read by the kernels alone.
+ */
+#ifndef OPS_ATTENTION_CUDA_DECODE_CUH
+#define OPS_ATTENTION_CUDA_DECODE_CUH
+
+#include "ops/attention/cuda/decode.h"
+#include "ops/attention/cuda/problem.cuh"
+
+#define LN_2      0.693147180559945309417f
+#define ALL_LANES 0xffffffffu
+
+struct decode_work {
+    cuda_attention x;
+    float *parts;
+    int64_t part; /* floats of one */
+    int blocks;
+    float scale2; /* scores times log2(e): all that follows is in powers of 2 */
+};
+
+/* Combines split heads, after the kernel that leaves their parts. */
+gpunvme_ops_status_t decode_combine(const decode_work *w, void *stream);
+
+/* What of a sequence its queries see. */
+struct extent {
+    cuda_sequence s;
+    int rows;        /* queries times heads that share one of K */
+    cuda_range keys; /* that any query sees */
+    int tile, tiles; /* the first, and how many: at least one, to write results without keys */
+};
+
+static __device__ __forceinline__ extent extent_of(const cuda_attention &x, int b)
+{
+    extent e = {sequence_of(x, b), 0, {0, 0}, 0, 0};
+    int end;
+
+    e.rows = e.s.q_len * x.group;
+    if (!e.rows)
+        return e;
+    e.keys = {keys_of(x, e.s, 0).first, keys_of(x, e.s, e.s.q_len - 1).end};
+    e.tile = e.keys.first / DECODE_TILE;
+    end = e.keys.end > 0 ? (e.keys.end + DECODE_TILE - 1) / DECODE_TILE : 0;
+    e.tiles = end > e.tile ? end - e.tile : 1;
+    return e;
+}
+
+/* A sequence, and the number of its first tile. */
+struct place {
+    int b;
+    int64_t first;
+};
+
+/* The one that has a tile. If none has, b is the batch, and `first` how many tiles there are. */
+static __device__ __forceinline__ place place_of(const cuda_attention &x, int64_t tile)
+{
+    int lane = threadIdx.x % 32;
+    int64_t before = 0;
+
+    for (int base = 0; base < x.batch; base += 32) {
+        int n = base + lane < x.batch ? extent_of(x, base + lane).tiles * x.kv_heads : 0, sum = n;
+
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            int other = __shfl_up_sync(ALL_LANES, sum, step);
+
+            sum += lane >= step ? other : 0;
+        }
+        int all = __shfl_sync(ALL_LANES, sum, 31);
+        if (tile < before + all) {
+            int found = __popc(__ballot_sync(ALL_LANES, before + sum <= tile));
+
+            return {base + found, before + __shfl_sync(ALL_LANES, sum - n, found)};
+        }
+        before += all;
+    }
+    return {x.batch, before};
+}
+
+/* How tiles are shared among at most as many blocks as there are tiles. */
+struct shares {
+    int64_t tiles, blocks;
+};
+
+static __device__ __forceinline__ shares shares_of(const decode_work &w)
+{
+    int64_t tiles = place_of(w.x, INT64_MAX).first;
+
+    return {tiles, tiles < w.blocks ? tiles : w.blocks};
+}
+
+/* The first tile of a block, and the block of a tile. */
+static __device__ __forceinline__ int64_t share_begin(const shares &s, int64_t block)
+{
+    return s.tiles * block / s.blocks;
+}
+
+static __device__ __forceinline__ int share_of(const shares &s, int64_t tile)
+{
+    return (int)(((tile + 1) * s.blocks + s.tiles - 1) / s.tiles - 1);
+}
+
+/* A part: the sums of rows, relative to each row's largest score, which follow; and their weight.
+ */
+struct part {
+    float *sums, *most, *total;
+};
+
+static __device__ __forceinline__ part part_of(const decode_work &w, int block, bool begins)
+{
+    int64_t rows = (int64_t)w.x.q_len * w.x.group;
+    float *sums = w.parts + ((int64_t)block * 2 + begins) * w.part;
+
+    return {sums, sums + rows * w.x.dim_v, sums + rows * (w.x.dim_v + 1)};
+}
+
+/* Row r of a head of K: which query and head of Q that is. */
+static __device__ __forceinline__ int query_of(const cuda_attention &x, int r)
+{
+    return r / x.group;
+}
+
+static __device__ __forceinline__ int head_of(const cuda_attention &x, int kv_head, int r)
+{
+    return kv_head * x.group + r % x.group;
+}
+
+/* Largest scores may be -infinity; of two of those there is no difference. */
+static __device__ __forceinline__ float shift_of(float most)
+{
+    return most == -INFINITY ? 0 : most;
+}
+
+/* What a row's sums are multiplied by in the end, and its lse. */
+struct row_end {
+    float factor, lse;
+};
+
+static __device__ __forceinline__ row_end end_row(const cuda_attention &x, int head, float most,
+                                                  float total)
+{
+    float sink = sink_of(x, head) * LOG2_E, top = max_or_nan(most, sink), shift = shift_of(top);
+    float sum = total * fast_exp2(most - shift) + fast_exp2(sink - shift);
+
+    if (top == -INFINITY)
+        return {0, -INFINITY};
+    return {fast_exp2(most - shift) / sum, shift * LN_2 + logf(sum)};
+}
+
+/* Four channels of a row of the result. */
+static __device__ __forceinline__ void store_out(const cuda_attention &x, const cuda_sequence &s,
+                                                 int kv_head, int r, int c, const float *z)
+{
+    int64_t at = query_at(x.out, s, query_of(x, r), head_of(x, kv_head, r)) + c;
+
+    if (x.out.vectors) {
+        store4(x.out.data, at, x.out_dtype, z);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        store_element(x.out.data, at + i, x.out_dtype, z[i]);
+}
+
+static __device__ __forceinline__ void store_lse(const cuda_attention &x, const cuda_sequence &s,
+                                                 int kv_head, int r, float lse)
+{
+    if (x.lse.data)
+        ((float *)x.lse.data)[query_at(x.lse, s, query_of(x, r), head_of(x, kv_head, r))] = lse;
+}
+
+#endif

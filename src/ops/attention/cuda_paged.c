@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Attention over pages of a cache on the GPU: the ladder.
+ */
+#include <limits.h>
+
+#include "ops/attention/attention.h"
+#include "ops/attention/cuda/decode.h"
+#include "ops/attention/cuda/online.h"
+
+static struct cuda_attention paged_of(const struct gpunvme_attention_paged *p)
+{
+    const struct gpunvme_attention *a = &p->attention;
+    struct cuda_attention x = cuda_attention_of(a);
+
+    x.k = cuda_rows_of(a->k, &a->k_strides, p->pages, p->page_size, a->kv_heads, p->cache_dtype);
+    x.v = cuda_rows_of(a->v, &a->v_strides, p->pages, p->page_size, a->kv_heads, p->cache_dtype);
+    x.table = p->block_table;
+    x.ld_table = p->ld_table;
+    x.page_size = (int)p->page_size;
+    return x;
+}
+
+static gpunvme_ops_status_t suits(const struct ops_variant *variant, const struct ops_call *call)
+{
+    const struct gpunvme_attention_paged *p = call->descriptor;
+
+    return cuda_attention_check(variant, &p->attention);
+}
+
+static size_t naive_workspace(const struct ops_variant *variant, const struct ops_call *call)
+{
+    struct cuda_attention x = paged_of(call->descriptor);
+
+    (void)variant;
+    return cuda_attention_turns_nbytes(&x) + cuda_attention_naive_nbytes(&x);
+}
+
+static gpunvme_ops_status_t naive_run(const struct ops_variant *variant,
+                                      const struct ops_call *call)
+{
+    struct cuda_attention x = paged_of(call->descriptor);
+    size_t turns = cuda_attention_turns_nbytes(&x);
+    char *rest = turns ? (char *)call->exec->workspace + turns : call->exec->workspace;
+    gpunvme_ops_status_t status =
+        cuda_attention_turns(&x, call->exec->workspace, call->exec->stream);
+
+    (void)variant;
+    return status ? status : cuda_attention_naive(&x, rest, call->exec->stream);
+}
+
+static gpunvme_ops_status_t check_shared(const char *variant, size_t nbytes)
+{
+    struct gpunvme_ops_capability device = {.shared_nbytes = 0};
+    gpunvme_ops_status_t status = ops_cuda_capability(OPS_CURRENT_DEVICE, &device);
+
+    if (!status && (size_t)device.shared_nbytes < nbytes)
+        status = ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                          "variant '%s' needs %zu bytes of shared memory a block for so many "
+                          "channels, and this GPU has %lld",
+                          variant, nbytes, (long long)device.shared_nbytes);
+    return status;
+}
+
+static gpunvme_ops_status_t online_suits(const struct ops_variant *variant,
+                                         const struct ops_call *call)
+{
+    gpunvme_ops_status_t status = suits(variant, call);
+    struct cuda_attention x;
+
+    if (status)
+        return status;
+    x = paged_of(call->descriptor);
+    return check_shared(variant->name, online_shared_nbytes(&x));
+}
+
+static gpunvme_ops_status_t online(const struct ops_variant *variant, const struct ops_call *call)
+{
+    struct cuda_attention x = paged_of(call->descriptor);
+
+    (void)variant;
+    return online_run(&x, NULL, call->exec->stream);
+}
+
+static gpunvme_ops_status_t decode_check_sizes(const char *variant, const struct cuda_attention *x)
+{
+    int64_t tiles = x->k_len / DECODE_TILE + 1;
+
+    if (decode_rows(x) > DECODE_ROWS)
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                        "variant '%s' takes up to %d queries times heads that share one of K: "
+                        "here they are %d times %d",
+                        variant, DECODE_ROWS, x->q_len, x->group);
+    if (x->dim > DECODE_DIM || x->dim_v > DECODE_DIM || x->dim % 8 || x->dim_v % 8)
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                        "variant '%s' takes multiples of 8 channels, up to %d: dim is %d, dim_v %d",
+                        variant, DECODE_DIM, x->dim, x->dim_v);
+    if (tiles > INT_MAX / x->kv_heads / 32) /* sums of 32 sequences' tiles are of 32 bits */
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                        "variant '%s' takes fewer keys: k_len is %d, kv_heads %d", variant,
+                        x->k_len, x->kv_heads);
+    return GPUNVME_OPS_OK;
+}
+
+static gpunvme_ops_status_t decode_suits(const struct ops_variant *variant,
+                                         const struct ops_call *call)
+{
+    gpunvme_ops_status_t status = suits(variant, call);
+    struct cuda_attention x;
+
+    if (status)
+        return status;
+    x = paged_of(call->descriptor);
+    status = decode_check_sizes(variant->name, &x);
+    if (!status && x.rope.dim && !x.rope.queries_only)
+        status = ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                          "variant '%s' does not rotate K: let gpunvme_kv_append() do it, and set "
+                          "rope.queries_only",
+                          variant->name);
+    if (!status)
+        status = check_shared(variant->name, decode_shared_nbytes(&x));
+    if (!status && !call->any_pointers && !(x.k.vectors && x.v.vectors))
+        status = ops_fail(GPUNVME_OPS_ERR_ALIGN,
+                          "variant '%s' needs all rows of K and V at multiples of 16 bytes",
+                          variant->name);
+    return status;
+}
+
+static size_t decode_workspace(const struct ops_variant *variant, const struct ops_call *call)
+{
+    struct cuda_attention x = paged_of(call->descriptor);
+
+    (void)variant;
+    return decode_nbytes(&x);
+}
+
+static gpunvme_ops_status_t decode(const struct ops_variant *variant, const struct ops_call *call)
+{
+    struct cuda_attention x = paged_of(call->descriptor);
+
+    (void)variant;
+    return decode_run(&x, call->exec->workspace, call->exec->stream);
+}
+
+static int rank(const struct ops_variant *variant, const struct ops_call *call)
+{
+    (void)call;
+    return variant->run == decode ? 3 : variant->run == online ? 2 : 1;
+}
+
+#define BITS_16 (1u << GPUNVME_OPS_F16 | 1u << GPUNVME_OPS_BF16)
+#define VARIANT(name_, dtypes_, suits_, workspace_, run_, changes_)                                \
+    {                                                                                              \
+        .name = name_, .needs = CUDA_SM80, .changes = changes_, .dtypes = dtypes_,                 \
+        .computes = OPS_ALL_COMPUTES, .min_sm = 80, .deterministic = 1, .suits = suits_,           \
+        .rank = rank, .workspace = workspace_, .run = run_                                         \
+    }
+
+static const struct ops_variant variants[] = {
+    VARIANT("naive", OPS_ALL_DTYPES, suits, naive_workspace, naive_run,
+            "attention's rung of that name, whose rows of K and V are found by the block table"),
+    VARIANT("online", OPS_ALL_DTYPES, online_suits, NULL, online,
+            "a block for each query and head, one pass over the keys, and no scores in memory"),
+    VARIANT("decode", BITS_16, decode_suits, decode_workspace, decode,
+            "few queries at the speed of memory: those that share a head of K are one product "
+            "(mma), keys of all sequences are split evenly among blocks by lengths on the device"),
+};
+
+const struct ops_ladder attention_paged_cuda = OPS_LADDER(variants);

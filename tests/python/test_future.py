@@ -83,6 +83,23 @@ def test_the_transfer_s_error_is_raised_each_time() -> None:
         assert fine.result() == 4096 and fine.exception() is None
 
 
+def test_a_future_at_the_address_of_one_that_ended_has_its_own_result(data: bytes) -> None:
+    """Transfers are known by their address, which the next one may get."""
+    addresses = []
+    with gpunvme.open("sim:size=1M,fault=status=2/81:read:lba=8-15") as store:
+        for i in range(2000):
+            fails = i % 3 == 0
+            transfer = store.pread_async(bytearray(512), offset=4096 if fails else 8192)
+            addresses.append(transfer.address)
+            if i % 5 == 0:
+                continue  # dropped in flight
+            assert isinstance(transfer.exception(), gpunvme.StatusError) == fails
+            if not fails:
+                assert transfer.result() == 512
+        assert len(set(addresses)) < len(addresses)
+    assert not set(addresses) & set(future._flying)
+
+
 def test_two_threads_wait_for_transfers_that_end_in_any_order(slow: gpunvme.Store) -> None:
     got = []
     futures = [slow.pread_async(bytearray(512), offset=512 * i) for i in range(8)]

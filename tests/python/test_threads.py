@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
+import subprocess
+import sys
+import sysconfig
 import threading
 from collections.abc import Callable
 
@@ -39,6 +44,33 @@ def at_once(work: Callable[[random.Random], None]) -> None:
         assert not thread.is_alive()
     if failures:
         raise failures[0]
+
+
+def free_threaded() -> str:
+    """A Python without a GIL that can run these tests: $FREE_THREADED_PYTHON, or one of PATH's."""
+    names = (os.environ.get("FREE_THREADED_PYTHON"), "python3.14t", "python3.13t")
+    for python in filter(None, (shutil.which(name) for name in names if name)):
+        asks = "import hypothesis, numpy, pytest, sys; sys.exit(sys._is_gil_enabled())"
+        if not subprocess.run([python, "-c", asks], capture_output=True).returncode:
+            return python
+    pytest.skip("there is no free-threaded Python with numpy, pytest and hypothesis")
+
+
+@pytest.mark.skipif(bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+                    reason="this Python is free-threaded itself")
+def test_threads_run_without_a_gil() -> None:
+    python = free_threaded()
+    package = os.path.dirname(os.path.dirname(gpunvme.__file__))
+    done = subprocess.run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k",
+                           "not without_a_gil", __file__], capture_output=True, text=True,
+                          timeout=600, env={**os.environ, "PYTHONPATH": package})
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"),
+                    reason="this Python has a GIL: see test_threads_run_without_a_gil")
+def test_the_package_does_not_bring_the_gil_back() -> None:
+    assert not sys._is_gil_enabled()  # type: ignore[attr-defined]
 
 
 def test_a_store_serves_threads_in_any_way_at_once(store: gpunvme.Store, data: bytes) -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The licence texts that scripts/wheel-licenses.py adds to a wheel; these here are made up."""
+"""Wheels: what pip has installed, and the licence texts that scripts/wheel-licenses.py adds.
+
+The wheels to which texts are added here are made up.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ import base64
 import csv
 import hashlib
 import io
+import re
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -39,6 +44,25 @@ def packaged() -> str:
         if path.name.startswith("libc.so.6"):
             return path.name
     pytest.skip("libc is no libc.so.6")
+
+
+def test_what_is_installed_has_all_that_is_needed_and_no_more() -> None:
+    try:
+        installed = metadata.distribution("gpunvme")
+    except metadata.PackageNotFoundError:
+        pytest.skip("the package is not installed by pip here")
+    names = {str(name) for name in installed.files or () if name.suffix != ".pyc"}
+    needed = {"gpunvme/py.typed", "gpunvme/lib/libgpunvme.so", "gpunvme/lib/libgpunvme_ops.so",
+              "gpunvme/bin/gpunvme", "pycuda_nvme.py", "torch_nvme.py", "optimized_ops.py"}
+    needed |= {f"gpunvme/{module.relative_to(SOURCE / 'python/gpunvme')}"
+               for module in SOURCE.glob("python/gpunvme/**/*.py")}
+    assert needed <= names
+    more = [name for name in names - needed
+            if not re.match(r"gpunvme-.*\.dist-info/|pycuda_cpu_ops.py|"
+                            r"gpunvme/lib/libgpunvme_torch|(\.\./)*bin/gpunvme$", name)]
+    assert more == []
+    assert installed.metadata["Requires-Python"] == ">=3.10"
+    assert [r for r in installed.requires or () if "extra" not in r] == ["numpy"]
 
 
 def test_a_library_s_text_is_that_of_its_package(tmp_path: Path) -> None:

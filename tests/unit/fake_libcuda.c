@@ -3,8 +3,6 @@
  * A driver, libcuda.so.1, that is too old for this build: it has the functions that gpunvme looks
  * for, and says that it is of CUDA 8; with FAKE_PARTIAL it has one of them alone.
  */
-typedef int CUresult;
-
 int cuPointerGetAttributes(void);
 int cuPointerGetAttributes(void)
 {

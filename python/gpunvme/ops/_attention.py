@@ -152,8 +152,9 @@ def _with_result(x: _Attention, q: Any, out: Any, lse: Any, variant: str | None,
 def attention(q: Any, k: Any, v: Any, *, causal: bool = False,
               window: tuple[int | None, int | None] | None = None, scale: float | None = None,
               softcap: float = 0.0, sinks: Any = None, q_lengths: Any = None, k_lengths: Any = None,
-              rope: Rope | None = None, out: Any = None, lse: Any = None, variant: str | None = None, threads: int = 0,
-              stream: Any = None, deterministic: bool = False) -> Any:
+              rope: Rope | None = None, out: Any = None, lse: Any = None,
+              variant: str | None = None, threads: int = 0, stream: Any = None,
+              deterministic: bool = False) -> Any:
     """``softmax(scale * q @ k.T) @ v`` of each sequence and head.
 
     ``q`` is (sequences, rows, heads, channels), ``k`` and ``v`` have rows and, where queries share
@@ -176,8 +177,9 @@ def attention_backward(
     grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, causal: bool = False,
     window: tuple[int | None, int | None] | None = None, scale: float | None = None,
     softcap: float = 0.0, sinks: Any = None, q_lengths: Any = None, k_lengths: Any = None,
-    rope: Rope | None = None, grad_q: Any = None, grad_k: Any = None, grad_v: Any = None, grad_sinks: Any = None,
-    variant: str | None = None, threads: int = 0, stream: Any = None, deterministic: bool = False,
+    rope: Rope | None = None, grad_q: Any = None, grad_k: Any = None, grad_v: Any = None,
+    grad_sinks: Any = None, variant: str | None = None, threads: int = 0, stream: Any = None,
+    deterministic: bool = False,
 ) -> tuple[Any, Any, Any]:
     """The gradients of attention(): (grad_q, grad_k, grad_v), into arrays of yours if given.
 

@@ -202,8 +202,8 @@ def _current_stream(arrays: Sequence[Array]) -> int:
         if array.stream is not None:
             return array.stream
         if array.mem == _lib.MEM_GPU and _is_torch(array.keep):
-            torch: Any = sys.modules["torch"]
-            return int(torch.cuda.current_stream(array.keep.device).cuda_stream)  # type: ignore[attr-defined]
+            tensor: Any = array.keep
+            return int(sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream)
     return 0
 
 

@@ -12,10 +12,10 @@ Importing this registers two groups of operators. They have fake implementations
     write_tensor(t, uri, offset)
 
 They return when all bytes are there. A tensor on a GPU is used behind the work on the current
-stream. Tensors are contiguous; one that requires gradients is read into under torch.no_grad() alone,
-as PyTorch's own operators in place have it. What tensors hold are the store's bytes, in the machine's order. A read
-beyond the end, a bad URI and a bad tensor raise ValueError; all else that goes wrong RuntimeError,
-with the library's detail. To go on while bytes move, use ``gpunvme.Store.pread_async(tensor,
+stream. Tensors are contiguous; they hold the store's bytes, in the machine's order. As with
+PyTorch's own operators in place, one that requires gradients is only read into under
+torch.no_grad(). A read beyond the end, a bad URI and a bad tensor raise ValueError; all else that
+goes wrong RuntimeError, with the library's detail. To go on while bytes move, use ``gpunvme.Store.pread_async(tensor,
 stream=torch.cuda.current_stream())``, whose Future has the error. In a compiled graph writes and
 read_tensor() keep their order; read_into_tensor() is only ordered with what uses its tensor.
 

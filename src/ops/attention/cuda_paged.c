@@ -102,6 +102,16 @@ static gpunvme_ops_status_t decode_check_sizes(const char *variant, const struct
     return GPUNVME_OPS_OK;
 }
 
+/* Rows of a cache are found by 32 bits that count 16 bytes: some must not be beyond 64 GiB. */
+static bool far_apart(const struct cuda_rows *rows, const struct gpunvme_attention_paged *p)
+{
+    const double most = 8.0 * (UINT32_MAX - 1);
+
+    return (double)rows->batch * (double)p->pages + (double)rows->row * (double)p->page_size +
+               (double)rows->head * (double)p->attention.kv_heads >
+           most;
+}
+
 static gpunvme_ops_status_t decode_suits(const struct ops_variant *variant,
                                          const struct ops_call *call)
 {
@@ -112,6 +122,9 @@ static gpunvme_ops_status_t decode_suits(const struct ops_variant *variant,
         return status;
     x = paged_of(call->descriptor);
     status = decode_check_sizes(variant->name, &x);
+    if (!status && (far_apart(&x.k, call->descriptor) || far_apart(&x.v, call->descriptor)))
+        status = ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "variant '%s' takes caches of up to 64 GiB",
+                          variant->name);
     if (!status && x.rope.dim && !x.rope.queries_only)
         status = ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
                           "variant '%s' does not rotate K: let gpunvme_kv_append() do it, and set "

@@ -11,33 +11,13 @@
 #define THREADS (WARPS * 32)
 
 /* A split head, and the blocks that have its parts: the first has the one that begins. */
-struct split {
+struct parts {
     extent e;
     int kv_head, first, last;
 };
 
-/* False if this block began none. */
-static __device__ __forceinline__ bool find_split(const decode_work &w, split &h)
-{
-    shares all = shares_of(w);
-    int64_t begin, end, head;
-    place p;
-
-    if (blockIdx.x >= all.blocks)
-        return false;
-    begin = share_begin(all, blockIdx.x);
-    end = share_begin(all, (int64_t)blockIdx.x + 1);
-    p = place_of(w.x, end - 1);
-    h.e = extent_of(w.x, p.b);
-    h.kv_head = (int)((end - 1 - p.first) / h.e.tiles);
-    head = p.first + (int64_t)h.kv_head * h.e.tiles;
-    h.first = (int)blockIdx.x;
-    h.last = share_of(all, head + h.e.tiles - 1);
-    return head >= begin && head + h.e.tiles > end;
-}
-
 /* The largest score of a row in all parts. */
-static __device__ __forceinline__ float most_of(const decode_work &w, const split &h, int r)
+static __device__ __forceinline__ float most_of(const decode_work &w, const parts &h, int r)
 {
     float most = -INFINITY;
 
@@ -47,12 +27,12 @@ static __device__ __forceinline__ float most_of(const decode_work &w, const spli
 }
 
 /* Sums of every `step`th part, from `b` on: of the four channels at c, and the weights'. */
-static __device__ __forceinline__ float add_parts(const decode_work &w, const split &h, int r,
+static __device__ __forceinline__ float add_parts(const decode_work &w, const parts &h, int r,
                                                   int c, float most, int b, int step, float (&z)[4])
 {
     float total = 0;
 
-#pragma unroll 4
+#pragma unroll 8
     for (; b <= h.last; b += step) {
         part p = part_of(w, b, b == h.first);
         float weight = fast_exp2(p.most[r] - shift_of(most)), y[4];
@@ -67,7 +47,7 @@ static __device__ __forceinline__ float add_parts(const decode_work &w, const sp
 }
 
 /* `warps` of them have the row r; sums are 5 floats for each lane of each warp. */
-static __device__ __forceinline__ void combine_channels(const decode_work &w, const split &h, int r,
+static __device__ __forceinline__ void combine_channels(const decode_work &w, const parts &h, int r,
                                                         int c, int warps, bool mine, float *sums)
 {
     int warp = threadIdx.x / 32;
@@ -97,24 +77,25 @@ static __device__ __forceinline__ void combine_channels(const decode_work &w, co
         end = end_row(w.x, head_of(w.x, h.kv_head, r), most, total);
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            z[i] *= end.factor;
-        store_out(w.x, h.e.s, h.kv_head, r, c, z);
+            store_element(w.x.out.data, out_at(w.x, h.e.s, h.kv_head, r) + c + i, w.x.out_dtype,
+                          z[i] * end.factor);
         if (!c)
             store_lse(w.x, h.e.s, h.kv_head, r, end.lse);
     }
     __syncthreads();
 }
 
-static __global__ void __launch_bounds__(THREADS) combine(const decode_work w)
+static __global__ void __launch_bounds__(THREADS) combine(const __grid_constant__ decode_work w)
 {
     float *sums = (float *)dynamic_shared();
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    split h;
 
     let_next_kernel_start();
     wait_for_kernels_before();
-    if (!find_split(w, h))
+    split left = w.splits[blockIdx.x];
+    if (left.b < 0)
         return;
+    parts h = {extent_of(w.x, left.b), left.kv_head, (int)blockIdx.x, left.last};
     int warps = h.e.rows < WARPS ? WARPS / h.e.rows : 1, at_once = WARPS / warps;
     for (int first = 0; first < h.e.rows; first += at_once) {
         int r = first + warp / warps;
@@ -125,8 +106,15 @@ static __global__ void __launch_bounds__(THREADS) combine(const decode_work w)
     }
 }
 
+/* Its shared memory is as large as the other kernel's: a multiprocessor would stop to change it. */
 gpunvme_ops_status_t decode_combine(const decode_work *w, void *stream)
 {
+    int error =
+        cudaFuncSetAttribute((const void *)combine, cudaFuncAttributePreferredSharedMemoryCarveout,
+                             cudaSharedmemCarveoutMaxShared);
+
+    if (error)
+        return cuda_status(error, "asking for shared memory");
     LAUNCH_CLUSTERS(combine, (unsigned)w->blocks, 1, THREADS, THREADS * 5 * sizeof(float), stream,
                     *w);
     return cuda_attention_launched();

@@ -27,7 +27,8 @@ template <int D, int MT> struct shape {
     static const int q = groups * ring; /* where Q begins, and what follows it */
     static const int sums = q + MT * 16 * row;
     static const int most = sums + WARPS * 16 * PITCH * 4, total = most + WARPS * 16 * 4;
-    static const int nbytes = total + WARPS * 16 * 4;
+    static const int factor = total + WARPS * 16 * 4;
+    static const int nbytes = factor + MT * 16 * 4;
     static const int blocks = D == 256 ? 1 : 2; /* of a multiprocessor */
 };
 
@@ -78,7 +79,27 @@ static __device__ __forceinline__ void advance(const cuda_attention &x, cursor &
     } while (!c.e.tiles);
 }
 
-/* Copies a warp's keys of tiles to its group's ring. Lane l knows where key l % 16 of a tile is. */
+/* Of a row of K or V, in units of 16 bytes. */
+#define NOWHERE 0xffffffffu
+
+static __device__ __forceinline__ uint32_t place_in(const cuda_rows &rows, int page, int row,
+                                                    int head)
+{
+    return (uint32_t)((page * rows.batch + row * rows.row + head * rows.head) / 8);
+}
+
+/* Copies 16 bytes of a row; `from` is those of the first. Zeros if nobody sees the row. */
+static __device__ __forceinline__ void copy_chunk(uint32_t to, const char *from, uint32_t place,
+                                                  bool valid)
+{
+    valid = valid && place != NOWHERE;
+    cp_async16(to, from + (valid ? (uint64_t)place * 16 : 0), valid ? 16 : 0);
+}
+
+/*
+ * Copies a warp's keys of tiles to its group's ring. Lane l has looked up where key l % 16 of the
+ * next tile is.
+ */
 template <int D, int MT> struct loader {
     typedef shape<D, MT> s;
     cursor at;
@@ -86,7 +107,7 @@ template <int D, int MT> struct loader {
     int stage;
     int page, row; /* page -1: nobody sees the key */
 
-    __device__ __forceinline__ void find(const cuda_attention &x)
+    __device__ __forceinline__ void look_up(const cuda_attention &x)
     {
         int j = (at.e.tile + at.tile) * DECODE_TILE + threadIdx.x / 32 * 16 + threadIdx.x % 16;
 
@@ -98,39 +119,37 @@ template <int D, int MT> struct loader {
         }
     }
 
-    static __device__ __forceinline__ void copy(uint32_t to, const cuda_rows &rows, int page,
-                                                int row, int head, int c, int dim)
+    __device__ __forceinline__ void copy(const cuda_attention &x, uint32_t to)
     {
-        const uint16_t *from = (const uint16_t *)rows.data;
-        bool any = page >= 0 && c < dim;
+        const int per = 32 / s::chunks; /* rows at a time */
+        int lane = threadIdx.x % 32, first = threadIdx.x / 32 % MT * 16;
+        int chunk = lane % s::chunks;
+        uint32_t my_k = page < 0 ? NOWHERE : place_in(x.k, page, row, at.head);
+        uint32_t my_v = page < 0 ? NOWHERE : place_in(x.v, page, row, at.head);
+        const char *k = (const char *)x.k.data + chunk * 16;
+        const char *v = (const char *)x.v.data + chunk * 16;
+        bool in_k = chunk * 8 < x.dim, in_v = chunk * 8 < x.dim_v;
 
-        if (any)
-            from += page * rows.batch + row * rows.row + head * rows.head + c;
-        cp_async16(to, from, any ? 16 : 0);
+#pragma unroll
+        for (int i = 0; i < 16; i += per) {
+            int r = i + lane / s::chunks;
+            uint32_t at_k = (uint32_t)__shfl_sync(ALL_LANES, (int)my_k, r);
+            uint32_t at_v = (uint32_t)__shfl_sync(ALL_LANES, (int)my_v, r);
+            uint32_t to_row = to + chunk_at<D>(first + r, chunk);
+
+            copy_chunk(to_row, k, at_k, in_k);
+            copy_chunk(to_row + s::stage / 2, v, at_v, in_v);
+        }
     }
 
     /* The next tile, if there is one; the group counts as a copy of its own in any case. */
     __device__ __forceinline__ void next(const cuda_attention &x, uint32_t ring)
     {
-        const int per = 32 / s::chunks; /* rows at a time */
-        int lane = threadIdx.x % 32, first = threadIdx.x / 32 % MT * 16;
-        int chunk = lane % s::chunks;
-        uint32_t k = ring + (uint32_t)(stage * s::stage), v = k + s::stage / 2;
-
         if (left) {
-#pragma unroll
-            for (int i = 0; i < 16; i += per) {
-                int r = i + lane / s::chunks;
-                int r_page = __shfl_sync(ALL_LANES, page, r),
-                    r_row = __shfl_sync(ALL_LANES, row, r);
-                uint32_t to = chunk_at<D>(first + r, chunk);
-
-                copy(k + to, x.k, r_page, r_row, at.head, chunk * 8, x.dim);
-                copy(v + to, x.v, r_page, r_row, at.head, chunk * 8, x.dim_v);
-            }
+            copy(x, ring + (uint32_t)(stage * s::stage));
             left--;
             advance(x, at, 1);
-            find(x);
+            look_up(x);
             stage = stage + 1 < s::stages ? stage + 1 : 0;
         }
         cp_async_commit();
@@ -147,18 +166,46 @@ static __device__ __forceinline__ void mma(float (&sums)[4], const uint32_t (&a)
         mma_bf16(sums, a, b0, b1);
 }
 
-/* Q of a sequence and head, turned; rows and channels that there are not are 0. */
-template <int DTYPE, int D, int MT>
+/* Rows and channels of Q that no sequence has are 0. */
+template <int D, int MT> static __device__ __forceinline__ void clear_rows(uint32_t to)
+{
+    const uint32_t zeros[4] = {0, 0, 0, 0};
+
+    for (int at = threadIdx.x; at < MT * 16 * D / 8; at += THREADS)
+        store_shared16(to + (uint32_t)at * 16, zeros);
+}
+
+/* Where element `at` of Q's rows is in shared memory. */
+template <int D> static __device__ __forceinline__ uint16_t *element_of(unsigned char *rows, int at)
+{
+    return (uint16_t *)(rows + chunk_at<D>(at / D, at % D / 8) + at % 8 * 2);
+}
+
+/* Q of a sequence and head, turned. */
+template <int DTYPE, int D>
 static __device__ __forceinline__ void load_rows(const cuda_attention &x, const cursor &c,
                                                  unsigned char *to)
 {
-    for (int at = threadIdx.x; at < MT * 16 * D; at += THREADS) {
-        int r = at / D, channel = at % D, i = query_of(x, r);
-        float value = 0;
+    const uint16_t *q = (const uint16_t *)x.q.data;
+    int count = c.e.rows * D;
 
-        if (r < c.e.rows && channel < x.dim)
-            value = load_q(x, c.e.s, i, query_at(x.q, c.e.s, i, head_of(x, c.head, r)), channel);
-        *(uint16_t *)(to + chunk_at<D>(r, channel / 8) + channel % 8 * 2) = to_bits(value, DTYPE);
+    if (!x.rope.dim) {
+#pragma unroll 4
+        for (int at = threadIdx.x; at < count; at += THREADS) {
+            int r = at / D, i = query_of(x, r), head = head_of(x, c.head, r);
+
+            if (at % D < x.dim)
+                *element_of<D>(to, at) = q[query_at(x.q, c.e.s, i, head) + at % D];
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int at = threadIdx.x; at < count; at += THREADS) {
+        int r = at / D, i = query_of(x, r), head = head_of(x, c.head, r);
+
+        if (at % D < x.dim)
+            *element_of<D>(to, at) =
+                to_bits(load_q(x, c.e.s, i, query_at(x.q, c.e.s, i, head), at % D), DTYPE);
     }
 }
 
@@ -230,11 +277,26 @@ template <int DTYPE, int D, int MT> struct rows {
                 mma<DTYPE>(p[n * 2 + 1], a, b[2], b[3]);
             }
         }
+        if (w.x.softcap > 0)
+            cap(w.x, p);
+        else
+#pragma unroll
+            for (int n = 0; n < s::keys / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    p[n][i] *= w.scale2;
+    }
+
+    /* tanh y is 1 - 2 / (1 + exp(2 y)): that errs by 2^-23, of which 16 bits show nothing. */
+    static __device__ __forceinline__ void cap(const cuda_attention &x, float (&p)[s::keys / 8][4])
+    {
+        float by = 2 * LOG2_E * x.scale / x.softcap, most = x.softcap * LOG2_E;
+
 #pragma unroll
         for (int n = 0; n < s::keys / 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                p[n][i] = w.x.softcap > 0 ? score_of(w.x, p[n][i]) * LOG2_E : p[n][i] * w.scale2;
+                p[n][i] = most - 2 * most * fast_reciprocal(1 + fast_exp2(p[n][i] * by));
     }
 
     /* Of keys from j on. */
@@ -355,51 +417,54 @@ struct target {
     part to;
 };
 
-/* 4 channels from c on of a row's sums. */
-template <int D, int MT>
-static __device__ __forceinline__ void finish_four(const cuda_attention &x, const cursor &c,
-                                                   const target &t, const unsigned char *shared,
-                                                   int r, int channel)
-{
-    typedef shape<D, MT> s;
-    const float *from = (const float *)(shared + s::sums) + r * PITCH + channel % 32;
-    float z[4] = {0, 0, 0, 0};
-
-#pragma unroll
-    for (int g = 0; g < s::groups; g++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            z[i] += from[g * MT * 16 * PITCH + i];
-    if (t.whole) {
-        float most, total, factor;
-
-        row_of_block<D, MT>(shared, r, most, total);
-        factor = end_row(x, head_of(x, c.head, r), most, total).factor;
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            z[i] *= factor;
-        store_out(x, c.e.s, c.head, r, channel, z);
-    } else {
-        store4(t.to.sums, (int64_t)r * x.dim_v + channel, GPUNVME_OPS_F32, z);
-    }
-}
-
+/* A row's softmax: by what its sums are to be multiplied, or what the part has beside them. */
 template <int D, int MT>
 static __device__ __forceinline__ void finish_softmax(const cuda_attention &x, const cursor &c,
-                                                      const target &t, const unsigned char *shared)
+                                                      const target &t, unsigned char *shared)
 {
     int r = threadIdx.x;
-    float most, total;
+    float most, total, factor = 1;
 
     if (r >= c.e.rows)
         return;
     row_of_block<D, MT>(shared, r, most, total);
     if (t.whole) {
-        store_lse(x, c.e.s, c.head, r, end_row(x, head_of(x, c.head, r), most, total).lse);
-        return;
+        row_end end = end_row(x, head_of(x, c.head, r), most, total);
+
+        store_lse(x, c.e.s, c.head, r, end.lse);
+        factor = end.factor;
+    } else {
+        t.to.most[r] = most;
+        t.to.total[r] = total;
     }
-    t.to.most[r] = most;
-    t.to.total[r] = total;
+    ((float *)(shared + shape<D, MT>::factor))[r] = factor;
+}
+
+/* 32 channels of all rows, from `first` on: the groups' sums become the block's. */
+template <int D, int MT>
+static __device__ __forceinline__ void finish_channels(const cuda_attention &x, const cursor &c,
+                                                       const target &t, const unsigned char *shared,
+                                                       int first)
+{
+    typedef shape<D, MT> s;
+    int channel = first + threadIdx.x % 32;
+
+    if (channel >= x.dim_v)
+        return;
+#pragma unroll 1
+    for (int r = threadIdx.x / 32; r < c.e.rows; r += WARPS) {
+        const float *from = (const float *)(shared + s::sums) + r * PITCH + threadIdx.x % 32;
+        float sum = 0;
+
+#pragma unroll
+        for (int g = 0; g < s::groups; g++)
+            sum += from[g * MT * 16 * PITCH];
+        if (t.whole)
+            store_element(x.out.data, out_at(x, c.e.s, c.head, r) + channel, x.out_dtype,
+                          sum * ((const float *)(shared + s::factor))[r]);
+        else
+            t.to.sums[r * x.dim_v + channel] = sum;
+    }
 }
 
 /* The warps' sums become the block's, 32 channels at a time. */
@@ -441,40 +506,44 @@ static __device__ __forceinline__ void finish(const cuda_attention &x, const cur
                 sums[i / 2 * 8 * PITCH + n * 8 + i % 2] =
                     mine.sums[first / 8 + n][i] * scale[i / 2];
         __syncthreads();
-        for (int at = threadIdx.x; at < c.e.rows * 8; at += THREADS)
-            if (first + at % 8 * 4 < x.dim_v)
-                finish_four<D, MT>(x, c, t, shared, at / 8, first + at % 8 * 4);
+        finish_channels<D, MT>(x, c, t, shared, first);
         __syncthreads();
     }
 }
 
 template <int DTYPE, int D, int MT>
 static __global__ void __launch_bounds__(THREADS, (shape<D, MT>::blocks))
-    decode(const decode_work w)
+    decode(const __grid_constant__ decode_work w)
 {
     typedef shape<D, MT> s;
     const cuda_attention &x = w.x;
     unsigned char *shared = dynamic_shared();
+    uint32_t base = shared_address(shared);
     int group = threadIdx.x / 32 / MT, stage = 0;
-    uint32_t ring = shared_address(shared) + (uint32_t)(group * s::ring);
+    uint32_t ring = base + (uint32_t)(group * s::ring);
+    split left = {-1, 0, 0};
     loader<D, MT> load;
     rows<DTYPE, D, MT> mine;
 
     let_next_kernel_start();
+    clear_rows<D, MT>(base + s::q);
     wait_for_kernels_before();
     shares all = shares_of(w);
-    if (blockIdx.x >= all.blocks)
-        return;
-    int64_t at = share_begin(all, blockIdx.x), end = share_begin(all, (int64_t)blockIdx.x + 1);
-    cursor c = cursor_at(x, at);
+    int64_t at = 0, end = 0;
+    cursor c;
 
-    load.at = c;
-    load.left = end - at;
-    load.stage = 0;
-    load.find(x);
+    if (blockIdx.x < all.blocks) {
+        at = share_begin(all, blockIdx.x);
+        end = share_begin(all, (int64_t)blockIdx.x + 1);
+        c = cursor_at(x, at);
+        load.at = c;
+        load.left = end - at;
+        load.stage = 0;
+        load.look_up(x);
 #pragma unroll 1
-    for (int i = 0; i < s::stages - 1; i++)
-        load.next(x, ring);
+        for (int i = 0; i < s::stages - 1; i++)
+            load.next(x, ring);
+    }
 #pragma unroll 1
     while (at < end) {
         int count = (int)(end - at < c.e.tiles - c.tile ? end - at : c.e.tiles - c.tile);
@@ -482,9 +551,11 @@ static __global__ void __launch_bounds__(THREADS, (shape<D, MT>::blocks))
         target t = {begins && count == c.e.tiles, part_of(w, blockIdx.x, begins)};
         int j = (c.e.tile + c.tile) * DECODE_TILE + group * s::keys;
 
-        load_rows<DTYPE, D, MT>(x, c, shared + s::q);
+        if (begins && !t.whole)
+            left = {c.b, c.head, share_of(all, at + c.e.tiles - 1)};
+        load_rows<DTYPE, D>(x, c, shared + s::q);
         __syncthreads();
-        mine.begin(x, c, shared_address(shared) + s::q);
+        mine.begin(x, c, base + s::q);
 #pragma unroll 1
         for (int i = 0; i < count; i++, j += DECODE_TILE) {
             cp_async_wait<s::stages - 2>();
@@ -497,6 +568,8 @@ static __global__ void __launch_bounds__(THREADS, (shape<D, MT>::blocks))
         at += count;
         advance(x, c, count);
     }
+    if (!threadIdx.x)
+        w.splits[blockIdx.x] = left;
 }
 
 template <int DTYPE, int D, int MT>
@@ -545,16 +618,25 @@ static int blocks_of(const cuda_attention &x)
     return cuda_units() * (dim_of(x) <= 128 ? 2 : 1);
 }
 
+static size_t parts_nbytes(const cuda_attention &x)
+{
+    return ops_workspace_part(2 * (int64_t)blocks_of(x), 1, decode_part(decode_rows(&x), x.dim_v),
+                              sizeof(float));
+}
+
 size_t decode_nbytes(const struct cuda_attention *x)
 {
-    return ops_workspace_part(2 * (int64_t)blocks_of(*x), 1, decode_part(decode_rows(x), x->dim_v),
-                              sizeof(float));
+    return parts_nbytes(*x) + ops_workspace_part(1, 1, blocks_of(*x), sizeof(split));
 }
 
 gpunvme_ops_status_t decode_run(const struct cuda_attention *x, void *workspace, void *stream)
 {
-    const decode_work w = {*x, (float *)workspace, decode_part(decode_rows(x), x->dim_v),
-                           blocks_of(*x), x->scale * LOG2_E};
+    const decode_work w = {*x,
+                           (float *)workspace,
+                           (split *)((char *)workspace + parts_nbytes(*x)),
+                           decode_part(decode_rows(x), x->dim_v),
+                           blocks_of(*x),
+                           x->scale * LOG2_E};
     gpunvme_ops_status_t status = x->dtype == GPUNVME_OPS_F16
                                       ? launch_of<GPUNVME_OPS_F16>(w, stream)
                                       : launch_of<GPUNVME_OPS_BF16>(w, stream);

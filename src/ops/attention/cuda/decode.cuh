@@ -19,10 +19,16 @@
 #define LN_2      0.693147180559945309417f
 #define ALL_LANES 0xffffffffu
 
+/* The head that a block began and left to others, up to block `last`. */
+struct split {
+    int b, kv_head, last; /* b -1: there is none */
+};
+
 struct decode_work {
     cuda_attention x;
     float *parts;
-    int64_t part; /* floats of one */
+    split *splits; /* of each block */
+    int64_t part;  /* floats of one */
     int blocks;
     float scale2; /* scores times log2(e): all that follows is in powers of 2 */
 };
@@ -60,7 +66,7 @@ struct place {
 };
 
 /* The one that has a tile. If none has, b is the batch, and `first` how many tiles there are. */
-static __device__ __forceinline__ place place_of(const cuda_attention &x, int64_t tile)
+static __device__ __noinline__ place place_of(const cuda_attention &x, int64_t tile)
 {
     int lane = threadIdx.x % 32;
     int64_t before = 0;
@@ -155,19 +161,11 @@ static __device__ __forceinline__ row_end end_row(const cuda_attention &x, int h
     return {fast_exp2(most - shift) / sum, shift * LN_2 + logf(sum)};
 }
 
-/* Four channels of a row of the result. */
-static __device__ __forceinline__ void store_out(const cuda_attention &x, const cuda_sequence &s,
-                                                 int kv_head, int r, int c, const float *z)
+/* Where a row of the result begins. */
+static __device__ __forceinline__ int64_t out_at(const cuda_attention &x, const cuda_sequence &s,
+                                                 int kv_head, int r)
 {
-    int64_t at = query_at(x.out, s, query_of(x, r), head_of(x, kv_head, r)) + c;
-
-    if (x.out.vectors) {
-        store4(x.out.data, at, x.out_dtype, z);
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        store_element(x.out.data, at + i, x.out_dtype, z[i]);
+    return query_at(x.out, s, query_of(x, r), head_of(x, kv_head, r));
 }
 
 static __device__ __forceinline__ void store_lse(const cuda_attention &x, const cuda_sequence &s,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -209,6 +210,19 @@ def test_a_compiled_graph_serves_any_number_of_rows() -> None:
         for rows in (6, 7, 10):  # sizes that are alike at first would be taken for the same
             q, k = operands([(2, rows, 4, 8), (2, rows + 3, 2, 8)])
             torch.testing.assert_close(compiled(q, k), masked(q, k, k, True) + 1)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="PyTorch's compiler needs g++ on the CPU")
+def test_pytorchs_own_compiler_makes_code_around_it() -> None:
+    torch._dynamo.reset()
+
+    def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flash_attention(q.sin(), k, v, causal=True).flatten(2) * 2
+
+    shapes = [(1, 5, 2, 8)] * 3
+    for a, b in zip(with_gradients(torch.compile(f, fullgraph=True), operands(shapes), ()),
+                    with_gradients(f, operands(shapes), ())):
+        torch.testing.assert_close(a, b)
 
 
 def test_inference_mode_and_no_grad_give_the_same() -> None:

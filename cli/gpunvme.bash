@@ -45,7 +45,7 @@ _gpunvme_options() {
             ;;
         ops)
             echo "--variant --without --shape --shapes --device --dtype --activation --no-preact --batch" \
-                "--heads --page --causal --threads --rounds --time --no-peaks --cpu-time --seed --json --help --usage"
+                "--heads --page --causal --kind --threads --rounds --time --no-peaks --cpu-time --seed --json --help --usage"
             ;;
     esac
 }
@@ -98,7 +98,7 @@ _gpunvme() {
     elif [[ $command == ops && COMP_CWORD -eq 2 ]]; then
         words="list bench check"
     elif [[ $command == ops && ${COMP_WORDS[2]} == bench && $before != --* ]]; then
-        words="matmul linear linear-forward linear-backward attention attention-backward attention-paged kv-append"
+        words="matmul linear linear-forward linear-backward attention attention-backward attention-paged kv-append norm-forward norm-backward cross-entropy adamw grad-norm"
     else
         words=$(_gpunvme_values "$before")
     fi

@@ -12,8 +12,9 @@
 #include "verbs.h"
 
 static const char *const op_names[GPUNVME_OPS_NOPS] = {
-    "matmul",          "linear-forward", "linear-backward", "attention", "attention-backward",
-    "attention-paged", "kv-append"};
+    "matmul",          "linear-forward", "linear-backward", "attention",     "attention-backward",
+    "attention-paged", "kv-append",      "norm-forward",    "norm-backward", "cross-entropy",
+    "adamw",           "grad-norm"};
 
 const char *cli_ops_name(int op)
 {
@@ -189,8 +190,9 @@ static const struct cli_verbs verbs = {
     .nverbs = sizeof(commands) / sizeof(commands[0]),
     .names = "list, bench or check",
     .head = "Usage: gpunvme ops VERB [OPTION...] [ARGUMENT...]\n"
-            "Compute operators: matrix multiplication, the linear layer and attention, each\n"
-            "as a ladder of variants from the plainest to the fastest.\n\n",
+            "Compute operators: matrix multiplication, the linear layer, attention and what a\n"
+            "training step has beside them, each as a ladder of variants from the plainest to\n"
+            "the fastest.\n\n",
     .tail = "\nExamples:\n"
             "  gpunvme ops list\n"
             "  gpunvme ops bench matmul --shape 2048x2048x2048\n"

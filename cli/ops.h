@@ -76,11 +76,13 @@ struct ops_case {
     struct ops_heads heads;
     int threads; /* of variants that have threads; 0: all */
     uint64_t seed;
+    int kind;            /* of a normalization: enum gpunvme_norm_kind */
     bool no_preact;      /* a linear layer forward does not keep the pre-activation */
     size_t cache_nbytes; /* GPU: as many sets of the matrices as fill the cache some times over */
 
     void *host[OPS_NMATRICES];
-    void *gpu[OPS_NMATRICES]; /* of a case on the GPU: of all sets, `pitch` bytes apart */
+    void *before[OPS_NMATRICES]; /* of what is updated in place: what it was */
+    void *gpu[OPS_NMATRICES];    /* of a case on the GPU: of all sets, `pitch` bytes apart */
     size_t nbytes[OPS_NMATRICES], pitch[OPS_NMATRICES];
     unsigned nsets, set; /* all have the same data; `set` is the one that is used */
     void *workspace;
@@ -137,7 +139,66 @@ double ops_case_error(const struct ops_case *c, const struct ops_done *done, int
 /* Attention's share of a case. How many elements each matrix has, -1 for none: */
 static inline bool ops_is_attention(int op)
 {
-    return op >= GPUNVME_OPS_ATTENTION;
+    return op >= GPUNVME_OPS_ATTENTION && op <= GPUNVME_OPS_KV_APPEND;
+}
+
+/* Is it made of products, as a BLAS has them? */
+static inline bool ops_is_product(int op)
+{
+    return op < GPUNVME_OPS_ATTENTION;
+}
+
+/*
+ * Operators that pass over memory: a table of functions each, in a file of its own. A part is a
+ * matrix of the case by that operator's own meaning of the numbers.
+ */
+struct ops_part {
+    int64_t count; /* of elements; 0: there is no such matrix */
+    int dtype;
+    bool result, updated; /* written; read as well */
+    bool integers;
+};
+
+struct ops_memory_op {
+    struct ops_shape shape; /* that bench takes by itself */
+    void (*parts)(const struct ops_case *c, struct ops_part parts[OPS_NMATRICES]);
+
+    /* Contents that are not random in [-1, 1). NULL, or false: those. */
+    bool (*fill)(const struct ops_case *c, int matrix, void *data, struct base_random *r);
+
+    /* Runs it, or with `nbytes` or `name` asks for the workspace or the variant. */
+    gpunvme_ops_status_t (*call)(const struct ops_case *c, const struct gpunvme_ops_exec *exec,
+                                 size_t *nbytes, const char **name);
+    double (*error)(const struct ops_case *c, int64_t lines);
+
+    /* Bytes that must be moved, if that is not each part once, and twice what is updated. */
+    double (*traffic)(const struct ops_case *c);
+};
+
+/* NULL: it is another operator. */
+const struct ops_memory_op *ops_memory_op(int op);
+
+/* A call of an operator's three functions, for struct ops_memory_op's call(). */
+#define OPS_CALL(function, p)                                                                      \
+    (name     ? function##_choose(&(p), exec, name)                                                \
+     : nbytes ? function##_workspace(&(p), exec, nbytes)                                           \
+              : function(&(p), exec))
+
+/* Lines of a result that are looked at: all, or `count` from the first to the last of `n`. */
+struct ops_lines {
+    int64_t n, count;
+};
+
+static inline struct ops_lines ops_lines_of(int64_t n, int64_t most)
+{
+    return (struct ops_lines){n, most && most < n ? most : n};
+}
+
+static inline int64_t ops_line(const struct ops_lines *x, int64_t i)
+{
+    return x->count < 2 || x->count == x->n
+               ? i
+               : (int64_t)((double)i * (double)(x->n - 1) / (double)(x->count - 1));
 }
 
 void ops_attention_count(const struct ops_case *c, int64_t counts[OPS_NMATRICES]);

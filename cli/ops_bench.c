@@ -30,6 +30,7 @@ enum {
     KEY_HEADS,
     KEY_CAUSAL,
     KEY_PAGE,
+    KEY_KIND,
 };
 
 static const struct argp_option options[] = {
@@ -38,9 +39,10 @@ static const struct argp_option options[] = {
     {"without", KEY_WITHOUT, "NAME,...", 0, "All variants but these", 1},
     {"shape", KEY_SHAPE, "MxNxK", 0,
      "Rows and columns of the result, and the sum's length; for linear layers rows, outputs and "
-     "inputs; for attention queries (or new rows), keys and channels of a head. One number is a "
-     "cube. May be "
-     "given several times (1024; attention 1024x1024x64)",
+     "inputs; for attention queries (or new rows), keys and channels of a head; for normalization "
+     "rows, columns and 1, or 2 with a residual; for cross entropy rows and vocabulary; for adamw "
+     "and grad-norm tensors, and two factors of their elements. One number is a cube. May be given "
+     "several times (1024; attention 1024x1024x64; others are large enough for a GPU)",
      1},
     {"shapes", KEY_SHAPES, "FILE", 0,
      "A line for each case: operator, type, MxNxK. Measures auto beside its peer, then the "
@@ -57,6 +59,7 @@ static const struct argp_option options[] = {
      "Attention: heads of the queries, and of keys and values where they are fewer (8)", 2},
     {"causal", KEY_CAUSAL, NULL, 0, "Attention: no query sees the keys behind it", 2},
     {"page", KEY_PAGE, "N", 0, "Attention over a cache: rows of its pages (16)", 2},
+    {"kind", KEY_KIND, "rms|layer", 0, "Normalization: RMSNorm or LayerNorm (rms)", 2},
     {"threads", KEY_THREADS, "N", 0, "Of variants that have threads (all processors)", 2},
     {"rounds", KEY_ROUNDS, "N", 0, "Runs of each variant, at most (9)", 3},
     {"time", KEY_TIME, "TIME", 0, "A variant that has run so long is not run again (3s)", 3},
@@ -74,8 +77,8 @@ static const char doc[] =
     "second and which share that is of what the machine was measured to do at most, the ratio to "
     "the variant before and to OpenBLAS (on the GPU cuBLASLt) where that can be loaded. OPERATOR "
     "is matmul, linear-forward, linear-backward, linear, which is both, attention, "
-    "attention-backward, attention-paged (over a cache in pages) or kv-append (of new rows to it); "
-    "without one it is matmul."
+    "attention-backward, attention-paged (over a cache in pages), kv-append (of new rows to it), "
+    "norm-forward, norm-backward, cross-entropy, adamw or grad-norm; without one it is matmul."
     "\vOpenBLAS is given the product alone, without bias and activation, in f32, and as many "
     "threads as the variant has. OPENBLAS_CORETYPE chooses its code. cuBLASLt is given as much of "
     "a linear layer as it can do at once; GPUNVME_CUBLASLT names another library file. On the GPU "
@@ -112,10 +115,10 @@ static void parse_operator(struct argp_state *state, const char *arg, struct ops
     else if (!strcmp(arg, "linear"))
         args->ops[GPUNVME_OPS_LINEAR_FORWARD] = args->ops[GPUNVME_OPS_LINEAR_BACKWARD] = true;
     else
-        argp_error(state,
-                   "there is no operator '%s': matmul, linear, linear-forward, linear-backward, "
-                   "attention, attention-backward, attention-paged or kv-append",
-                   arg);
+        argp_error(
+            state,
+            "there is no operator '%s': matmul, linear, or another that 'gpunvme ops list' has",
+            arg);
 }
 
 /* "32" or "32/8". */
@@ -155,6 +158,13 @@ static error_t parse_attention(int key, char *arg, struct argp_state *state)
     default:
         return ARGP_ERR_UNKNOWN;
     }
+}
+
+static int kind_by_name(const char *name)
+{
+    return !strcmp(name, "rms")     ? GPUNVME_NORM_RMS
+           : !strcmp(name, "layer") ? GPUNVME_NORM_LAYER
+                                    : -1;
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -212,6 +222,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case ARGP_KEY_ARG:
         parse_operator(state, arg, args);
+        return 0;
+    case KEY_KIND:
+        args->kind = parse_name(state, "kind", arg, kind_by_name, "rms or layer");
         return 0;
     default:
         return parse_attention(key, arg, state);
@@ -341,8 +354,11 @@ static void add_gpu_peaks(struct ops_table *t)
         if (row)
             row->gpu_peak = arithmetic, row->work = arithmetic.work;
     }
-    /* Of a cache in pages almost all is read, and almost nothing written. */
-    if (ops_gpu_peak_memory(&memory, t->data.op == GPUNVME_OPS_ATTENTION_PAGED)) {
+    /* Of a cache in pages and of gradients all is read, and almost nothing written. */
+    if (ops_gpu_peak_memory(&memory,
+                            t->data.op == GPUNVME_OPS_ATTENTION_PAGED ||
+                                t->data.op == GPUNVME_OPS_GRAD_NORM,
+                            ops_memory_op(t->data.op) ? ops_case_traffic(&t->data) / 2 : 0)) {
         row = add_row(t, OPS_ROW_MEMORY, memory.by, 1);
         if (row)
             row->gpu_peak = memory, row->work = memory.work;
@@ -392,7 +408,7 @@ static void make_rows(struct ops_table *t)
 /* A run on the GPU is enqueued, each on the next set of matrices. */
 struct enqueued {
     struct ops_table *table;
-    const struct ops_row *row;
+    struct ops_row *row;
     gpunvme_ops_status_t status;
 };
 
@@ -654,14 +670,14 @@ static int measure_case(struct ops_table *t, const struct peers *peers)
         return CLI_FAILED;
     }
     t->no_peer = peers->none;
-    if (peers->cublas && !ops_is_attention(t->data.op) &&
-        ops_cublas_prepare(peers->cublas, &t->data))
+    if (peers->cublas && ops_is_product(t->data.op) && ops_cublas_prepare(peers->cublas, &t->data))
         t->cublas = peers->cublas;
     else if (peers->cublas)
         t->no_peer = "cuBLASLt has no way to do this";
     if (peers->blas && !t->blas)
-        t->no_peer = ops_is_attention(t->data.op) ? "OpenBLAS has no attention"
-                                                  : "OpenBLAS is only compared with in f32";
+        t->no_peer = ops_is_attention(t->data.op)  ? "OpenBLAS has no attention"
+                     : !ops_is_product(t->data.op) ? "OpenBLAS does not do this"
+                                                   : "OpenBLAS is only compared with in f32";
     if (t->cublas)
         ops_cublas_choose(t->cublas, &t->data);
     make_rows(t);
@@ -676,7 +692,7 @@ static int bench(const struct ops_bench_args *args, const struct peers *peers, i
 {
     struct ops_table t = {
         .args = args,
-        .blas = args->dtype == GPUNVME_OPS_F32 && !ops_is_attention(op) ? peers->blas : NULL,
+        .blas = args->dtype == GPUNVME_OPS_F32 && ops_is_product(op) ? peers->blas : NULL,
         .machine = peers->machine,
         .memory = peers->memory.from ? &peers->memory : NULL,
         .data = {.op = op,
@@ -686,6 +702,7 @@ static int bench(const struct ops_bench_args *args, const struct peers *peers, i
                  .activation = args->activation,
                  .shape = *shape,
                  .heads = args->heads,
+                 .kind = args->kind,
                  .threads = args->threads,
                  .seed = 1,
                  .no_preact = args->no_preact,
@@ -715,8 +732,10 @@ static int bench_shapes(const struct ops_bench_args *args, const struct peers *p
 
     for (int op = 0; op < GPUNVME_OPS_NOPS; op++)
         for (unsigned i = 0; args->ops[op] && i < count; i++) {
+            const struct ops_memory_op *memory = ops_memory_op(op);
             const struct ops_shape *shape = args->nshapes          ? &args->shapes[i]
                                             : ops_is_attention(op) ? &attention
+                                            : memory               ? &memory->shape
                                                                    : &product;
             double ratio;
             int code;

@@ -23,7 +23,7 @@ struct ops_bench_args {
     struct ops_shape shapes[OPS_MAX_SHAPES];
     unsigned nshapes; /* 0: the operator's default */
     struct ops_heads heads;
-    int device, dtype, compute, activation, threads;
+    int device, dtype, compute, activation, kind, threads;
     unsigned rounds;
     uint64_t time_ns;
 };

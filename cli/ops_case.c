@@ -29,8 +29,23 @@ double ops_cpu_now(void)
     return seconds_of(CLOCK_PROCESS_CPUTIME_ID);
 }
 
+static struct ops_part part_of(const struct ops_case *c, int matrix)
+{
+    struct ops_part parts[OPS_NMATRICES] = {0};
+
+    ops_memory_op(c->op)->parts(c, parts);
+    return parts[matrix];
+}
+
+static bool is_updated(const struct ops_case *c, int matrix)
+{
+    return ops_memory_op(c->op) && part_of(c, matrix).updated;
+}
+
 static bool is_result(const struct ops_case *c, int matrix)
 {
+    if (ops_memory_op(c->op))
+        return part_of(c, matrix).result;
     return matrix == OPS_C || matrix == OPS_GRAD_WEIGHT || matrix == OPS_GRAD_BIAS ||
            (matrix == OPS_PREACT && c->op == GPUNVME_OPS_LINEAR_FORWARD) ||
            ops_attention_is_result(c, matrix);
@@ -41,6 +56,8 @@ static int dtype_of(const struct ops_case *c, int matrix)
 {
     bool four_bytes = matrix == OPS_LSE || matrix == OPS_TABLE || matrix == OPS_LENGTHS;
 
+    if (ops_memory_op(c->op))
+        return part_of(c, matrix).dtype;
     return four_bytes ? GPUNVME_OPS_F32 : c->dtype;
 }
 
@@ -70,6 +87,24 @@ static bool make_on_gpu(struct ops_case *c, int matrix)
            fill_sets(c, matrix);
 }
 
+static bool fill(const struct ops_case *c, int matrix, void *data, struct base_random *r)
+{
+    const struct ops_memory_op *op = ops_memory_op(c->op);
+
+    return op ? op->fill && op->fill(c, matrix, data, r) : ops_attention_fill(c, matrix, data, r);
+}
+
+/* What an update in place starts from is kept, so that its result can be looked at. */
+static bool keep(struct ops_case *c, int matrix)
+{
+    if (!is_updated(c, matrix))
+        return true;
+    c->before[matrix] = malloc(c->nbytes[matrix]);
+    if (c->before[matrix])
+        memcpy(c->before[matrix], c->host[matrix], c->nbytes[matrix]);
+    return c->before[matrix] != NULL;
+}
+
 /* `n` elements: random in [-1, 1), results poisoned. */
 static bool make_matrix(struct ops_case *c, int matrix, int64_t n, struct base_random *r)
 {
@@ -81,12 +116,12 @@ static bool make_matrix(struct ops_case *c, int matrix, int64_t n, struct base_r
     c->pitch[matrix] = pages_of(nbytes);
     if (!data)
         return false;
-    if (is_result(c, matrix))
+    if (is_result(c, matrix) && !is_updated(c, matrix))
         memset(data, 0xff, nbytes);
-    else if (!ops_attention_fill(c, matrix, data, r))
+    else if (!fill(c, matrix, data, r))
         for (int64_t i = 0; i < n; i++)
-            cpu_store(data, i, c->dtype, (float)(2 * base_random_real(r) - 1));
-    return c->device == GPUNVME_OPS_CPU || make_on_gpu(c, matrix);
+            cpu_store(data, i, dtype_of(c, matrix), (float)(2 * base_random_real(r) - 1));
+    return keep(c, matrix) && (c->device == GPUNVME_OPS_CPU || make_on_gpu(c, matrix));
 }
 
 void *ops_case_at(const struct ops_case *c, int matrix)
@@ -115,6 +150,16 @@ static void count_products(const struct ops_case *c, int64_t counts[OPS_NMATRICE
             counts[i] = all[i];
 }
 
+static void count_parts(const struct ops_case *c, int64_t counts[OPS_NMATRICES])
+{
+    struct ops_part parts[OPS_NMATRICES] = {0};
+
+    ops_memory_op(c->op)->parts(c, parts);
+    for (int i = 0; i < OPS_NMATRICES; i++)
+        if (parts[i].count)
+            counts[i] = parts[i].count;
+}
+
 /* How many elements each matrix has that the operator knows, else -1; returns the bytes of all. */
 static double count(const struct ops_case *c, int64_t counts[OPS_NMATRICES])
 {
@@ -122,7 +167,9 @@ static double count(const struct ops_case *c, int64_t counts[OPS_NMATRICES])
 
     for (int i = 0; i < OPS_NMATRICES; i++)
         counts[i] = -1;
-    if (ops_is_attention(c->op))
+    if (ops_memory_op(c->op))
+        count_parts(c, counts);
+    else if (ops_is_attention(c->op))
         ops_attention_count(c, counts);
     else
         count_products(c, counts);
@@ -137,6 +184,11 @@ double ops_case_traffic(const struct ops_case *c)
     int64_t counts[OPS_NMATRICES];
     double nbytes = count(c, counts);
 
+    if (ops_memory_op(c->op) && ops_memory_op(c->op)->traffic)
+        return ops_memory_op(c->op)->traffic(c);
+    for (int i = 0; i < OPS_NMATRICES; i++)
+        if (counts[i] > 0 && is_updated(c, i))
+            nbytes += (double)counts[i] * (double)gpunvme_ops_dtype_nbytes(dtype_of(c, i));
     /* Of a cache only what is appended is moved. */
     if (c->op == GPUNVME_OPS_KV_APPEND)
         nbytes = 2 * (double)(counts[OPS_B] + counts[OPS_V]) *
@@ -184,8 +236,9 @@ void ops_case_drop(struct ops_case *c)
 {
     for (int i = 0; i < OPS_NMATRICES; i++) {
         free(c->host[i]);
+        free(c->before[i]);
         ops_gpu_drop(c->gpu[i]);
-        c->host[i] = c->gpu[i] = NULL;
+        c->host[i] = c->before[i] = c->gpu[i] = NULL;
     }
     drop_workspace(c);
 }
@@ -196,7 +249,10 @@ bool ops_case_poison(struct ops_case *c)
 
     for (int i = 0; i < OPS_NMATRICES; i++)
         if (c->host[i] && is_result(c, i)) {
-            memset(c->host[i], 0xff, c->nbytes[i]);
+            if (c->before[i])
+                memcpy(c->host[i], c->before[i], c->nbytes[i]);
+            else
+                memset(c->host[i], 0xff, c->nbytes[i]);
             if (c->device != GPUNVME_OPS_CPU)
                 ok = ok && ops_gpu_put(ops_case_at(c, i), c->host[i], c->nbytes[i]);
         }
@@ -215,6 +271,8 @@ bool ops_case_fetch(struct ops_case *c)
 
 double ops_case_flops(const struct ops_case *c)
 {
+    if (ops_memory_op(c->op))
+        return 0;
     if (ops_is_attention(c->op))
         return ops_attention_flops(c);
     return (c->op == GPUNVME_OPS_LINEAR_BACKWARD ? 4.0 : 2.0) * (double)c->shape.m *
@@ -282,50 +340,47 @@ static struct gpunvme_linear_grad backward_of(const struct ops_case *c)
                                         .grad_dtype = c->dtype};
 }
 
-#define CALL(function, p)                                                                          \
-    (name     ? function##_choose(&(p), exec, name)                                                \
-     : nbytes ? function##_workspace(&(p), exec, nbytes)                                           \
-              : function(&(p), exec))
-
 /* Runs the case, or only asks for the name of its variant, or for its workspace. */
 static gpunvme_ops_status_t call(const struct ops_case *c, const struct gpunvme_ops_exec *exec,
                                  size_t *nbytes, const char **name)
 {
+    if (ops_memory_op(c->op))
+        return ops_memory_op(c->op)->call(c, exec, nbytes, name);
     switch (c->op) {
     case GPUNVME_OPS_MATMUL: {
         struct gpunvme_matmul p = matmul_of(c);
 
-        return CALL(gpunvme_matmul, p);
+        return OPS_CALL(gpunvme_matmul, p);
     }
     case GPUNVME_OPS_LINEAR_FORWARD: {
         struct gpunvme_linear p = forward_of(c);
 
-        return CALL(gpunvme_linear_forward, p);
+        return OPS_CALL(gpunvme_linear_forward, p);
     }
     case GPUNVME_OPS_LINEAR_BACKWARD: {
         struct gpunvme_linear_grad p = backward_of(c);
 
-        return CALL(gpunvme_linear_backward, p);
+        return OPS_CALL(gpunvme_linear_backward, p);
     }
     case GPUNVME_OPS_ATTENTION: {
         struct gpunvme_attention p = ops_attention_of(c);
 
-        return CALL(gpunvme_attention, p);
+        return OPS_CALL(gpunvme_attention, p);
     }
     case GPUNVME_OPS_ATTENTION_BACKWARD: {
         struct gpunvme_attention_grad p = ops_attention_backward_of(c);
 
-        return CALL(gpunvme_attention_backward, p);
+        return OPS_CALL(gpunvme_attention_backward, p);
     }
     case GPUNVME_OPS_ATTENTION_PAGED: {
         struct gpunvme_attention_paged p = ops_attention_paged_of(c);
 
-        return CALL(gpunvme_attention_paged, p);
+        return OPS_CALL(gpunvme_attention_paged, p);
     }
     default: {
         struct gpunvme_kv_append p = ops_kv_append_of(c);
 
-        return CALL(gpunvme_kv_append, p);
+        return OPS_CALL(gpunvme_kv_append, p);
     }
     }
 }

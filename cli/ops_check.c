@@ -82,6 +82,9 @@ static const struct ops_shape shapes[] = {
 #define NSHAPES     (sizeof(shapes) / sizeof(shapes[0]))
 #define NCPU_SHAPES (NSHAPES - 3)
 
+/* Shapes with three large factors are for products. */
+#define MOST_TRAFFIC 1e9
+
 struct result {
     int op, device, dtype, compute;
     const char *variant;
@@ -99,7 +102,7 @@ static gpunvme_ops_status_t fetch_failed(const struct result *r)
 /* So many lines of a result are compared; 0: all. Attention's sums in f64 take the longest. */
 static int64_t lines_of(const struct ops_case *c)
 {
-    if (ops_is_attention(c->op))
+    if (ops_is_attention(c->op) || ops_memory_op(c->op))
         return 32;
     return c->shape.m * c->shape.n > 1 << 20 ? 64 : 0;
 }
@@ -120,10 +123,13 @@ static gpunvme_ops_status_t check(const struct args *args, struct result *r)
                              .activation = (int)(i % GPUNVME_OPS_NACTS),
                              .shape = shapes[i],
                              .heads = {2, 4, 2, 16, i % 2},
+                             .kind = (int)(i / 2 % 2),
                              .seed = args->seed + i};
         gpunvme_ops_status_t status = GPUNVME_OPS_OK;
         double error = NAN; /* out of memory is told as wrong */
 
+        if (ops_memory_op(c.op) && ops_case_traffic(&c) > MOST_TRAFFIC)
+            continue;
         if (ops_case_make(&c) && ops_case_poison(&c)) {
             struct ops_done done = ops_case_does(&c);
 

@@ -93,23 +93,6 @@ double ops_worst(double so_far, double got, double expected, double allowed)
     return share <= so_far || !(so_far <= 1) ? so_far : share;
 }
 
-/* Lines of a result that are looked at: all, or `count` from the first to the last of `n`. */
-struct lines {
-    int64_t n, count;
-};
-
-static struct lines lines_of(int64_t n, int64_t most)
-{
-    return (struct lines){n, most && most < n ? most : n};
-}
-
-static int64_t line(const struct lines *x, int64_t i)
-{
-    return x->count < 2 || x->count == x->n
-               ? i
-               : (int64_t)((double)i * (double)(x->n - 1) / (double)(x->count - 1));
-}
-
 /* Element (i, j) of a product before activation. */
 static struct sum sum_product(const struct ops_case *c, bool bias, int64_t i, int64_t j)
 {
@@ -132,14 +115,14 @@ static struct sum sum_product(const struct ops_case *c, bool bias, int64_t i, in
 static double error_of_product(const struct ops_case *c, const struct ops_done *done,
                                int64_t most_lines)
 {
-    const struct lines rows = lines_of(c->shape.m, most_lines);
-    const struct lines cols = lines_of(c->shape.n, most_lines);
+    const struct ops_lines rows = ops_lines_of(c->shape.m, most_lines);
+    const struct ops_lines cols = ops_lines_of(c->shape.n, most_lines);
     bool linear = c->op == GPUNVME_OPS_LINEAR_FORWARD;
     double most = 0;
 
     for (int64_t r = 0; r < rows.count && most <= 1; r++)
         for (int64_t s = 0; s < cols.count; s++) {
-            int64_t i = line(&rows, r), j = line(&cols, s), at = i * c->shape.n + j;
+            int64_t i = ops_line(&rows, r), j = ops_line(&cols, s), at = i * c->shape.n + j;
             struct sum z = sum_product(c, done->bias, i, j);
             double error = ((double)(c->shape.k + 3) * EPS + tf32_error(c)) * z.size;
             double y = linear ? activate(done->activation, z.value) : z.value;
@@ -195,15 +178,16 @@ static double error_of_grad_x(const struct ops_case *c, const struct ops_done *d
                               int64_t most_lines, double *dz)
 {
     const int64_t n = c->shape.n, k = c->shape.k;
-    const struct lines rows = lines_of(c->shape.m, most_lines), cols = lines_of(k, most_lines);
+    const struct ops_lines rows = ops_lines_of(c->shape.m, most_lines),
+                           cols = ops_lines_of(k, most_lines);
     double most = 0;
 
     for (int64_t r = 0; r < rows.count; r++) {
-        int64_t i = line(&rows, r);
+        int64_t i = ops_line(&rows, r);
 
         make_dz(c, done->activation, dz, n, i * n, 1);
         for (int64_t s = 0; s < cols.count; s++) {
-            int64_t j = line(&cols, s);
+            int64_t j = ops_line(&cols, s);
 
             most = worst_sum(c, done, most, load(c, c->host[OPS_C], i * k + j),
                              sum_dz(c, dz, n, i * n, 1, c->host[OPS_B], j, k), n);
@@ -217,15 +201,15 @@ static double error_of_grad_weight(const struct ops_case *c, const struct ops_do
                                    int64_t most_lines, double *dz)
 {
     const int64_t m = c->shape.m, n = c->shape.n, k = c->shape.k;
-    const struct lines rows = lines_of(n, most_lines), cols = lines_of(k, most_lines);
+    const struct ops_lines rows = ops_lines_of(n, most_lines), cols = ops_lines_of(k, most_lines);
     double most = 0;
 
     for (int64_t r = 0; r < rows.count; r++) {
-        int64_t i = line(&rows, r);
+        int64_t i = ops_line(&rows, r);
 
         make_dz(c, done->activation, dz, m, i, n);
         for (int64_t s = 0; s < cols.count; s++) {
-            int64_t j = line(&cols, s);
+            int64_t j = ops_line(&cols, s);
 
             most = worst_sum(c, done, most, load(c, c->host[OPS_GRAD_WEIGHT], i * k + j),
                              sum_dz(c, dz, m, i, n, c->host[OPS_A], j, k), m);
@@ -258,6 +242,8 @@ struct ops_done ops_case_does(const struct ops_case *c)
 
 double ops_case_error(const struct ops_case *c, const struct ops_done *done, int64_t lines)
 {
+    if (ops_memory_op(c->op))
+        return ops_memory_op(c->op)->error(c, lines);
     if (ops_is_attention(c->op))
         return ops_attention_error(c, lines);
     return c->op == GPUNVME_OPS_LINEAR_BACKWARD ? error_of_gradients(c, done, lines)

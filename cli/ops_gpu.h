@@ -39,17 +39,17 @@ struct ops_gpu_peak {
     char by[64];
     double work; /* floating-point operations, or bytes read and written, of a run */
     int unit, blocks;
-    char *memory; /* what is copied, and where to */
-    size_t nbytes;
+    char *memory;             /* what is copied, and where to */
+    size_t nbytes, piece, at; /* of each; of a run, and where the next one begins */
 };
 
 /*
- * False: it can't be measured here. Of the unit that multiplies this type fastest; of memory,
- * copied or only read.
+ * False: it can't be measured here. Of the unit that multiplies this type fastest; of memory, by
+ * copies of about `copied` bytes each, or if that is 0 of much; or by only reading much.
  */
 bool ops_gpu_peak_arithmetic(struct ops_gpu_peak *peak, int dtype, int compute);
-bool ops_gpu_peak_memory(struct ops_gpu_peak *peak, bool read_only);
-bool ops_gpu_peak_run(const struct ops_gpu_peak *peak); /* enqueues it */
+bool ops_gpu_peak_memory(struct ops_gpu_peak *peak, bool read_only, double copied);
+bool ops_gpu_peak_run(struct ops_gpu_peak *peak); /* enqueues it */
 void ops_gpu_peak_drop(struct ops_gpu_peak *peak);
 
 #define OPS_CUBLAS_PROPOSALS 10

@@ -76,14 +76,15 @@ bool ops_gpu_peak_arithmetic(struct ops_gpu_peak *peak, int dtype, int compute)
     return false;
 }
 
-bool ops_gpu_peak_memory(struct ops_gpu_peak *peak, bool read_only)
+bool ops_gpu_peak_memory(struct ops_gpu_peak *peak, bool read_only, double copied)
 {
     (void)read_only;
+    (void)copied;
     (void)peak;
     return false;
 }
 
-bool ops_gpu_peak_run(const struct ops_gpu_peak *peak)
+bool ops_gpu_peak_run(struct ops_gpu_peak *peak)
 {
     (void)peak;
     return false;

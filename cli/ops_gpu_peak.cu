@@ -355,8 +355,11 @@ extern "C" bool ops_gpu_peak_arithmetic(struct ops_gpu_peak *peak, int dtype, in
     return false;
 }
 
-/* Half a gibibyte, or what there is, to another: but at least eight times the cache in all. */
-extern "C" bool ops_gpu_peak_memory(struct ops_gpu_peak *peak, bool read_only)
+/*
+ * Half a gibibyte, or what there is, to another: but at least eight times the cache in all. A run
+ * copies all of it, or a piece, each time another: no piece is in the cache when its turn comes.
+ */
+extern "C" bool ops_gpu_peak_memory(struct ops_gpu_peak *peak, bool read_only, double copied)
 {
     const size_t piece = (size_t)COPY_THREADS * COPY_PIECES * sizeof(uint4);
     struct gpunvme_ops_capability gpu;
@@ -373,23 +376,29 @@ extern "C" bool ops_gpu_peak_memory(struct ops_gpu_peak *peak, bool read_only)
             break;
     }
     peak->nbytes = peak->nbytes / piece * piece;
-    peak->blocks = read_only ? gpu.units * READ_BLOCKS : (int)(peak->nbytes / piece);
-    peak->work = 2.0 * (double)peak->nbytes;
+    peak->piece = peak->nbytes;
+    if (!read_only && copied > 0 && copied < (double)peak->nbytes)
+        peak->piece = ((size_t)copied + piece - 1) / piece * piece;
+    peak->blocks = read_only ? gpu.units * READ_BLOCKS : (int)(peak->piece / piece);
+    peak->work = 2.0 * (double)peak->piece;
     snprintf(peak->by, sizeof(peak->by), "%s", units[peak->unit].by);
     noise_kernel<<<1024, 256>>>((uint32_t *)peak->memory, peak->nbytes / 2);
     return cudaGetLastError() == cudaSuccess;
 }
 
-extern "C" bool ops_gpu_peak_run(const struct ops_gpu_peak *peak)
+extern "C" bool ops_gpu_peak_run(struct ops_gpu_peak *peak)
 {
     const struct unit *unit = &units[peak->unit];
-    char *to = peak->memory + peak->nbytes;
-    const char *from = peak->memory;
+    char *to = peak->memory + peak->nbytes + peak->at;
+    const char *from = peak->memory + peak->at;
     float *out = NULL; /* nothing is written there */
     size_t n = 2 * peak->nbytes / sizeof(uint4);
     void *copy[] = {&to, &from}, *read[] = {&out, &from, &n}, *multiply[] = {&out};
     void **args = peak->unit == UNIT_COPY ? copy : peak->unit == UNIT_READ ? read : multiply;
 
+    peak->at += peak->piece;
+    if (peak->at + peak->piece > peak->nbytes)
+        peak->at = 0;
     return !cudaLaunchKernel(unit->kernel, dim3((unsigned)peak->blocks),
                              dim3((unsigned)unit->threads), args, unit->shared_nbytes, NULL);
 }

@@ -184,7 +184,9 @@ static void print_head(const struct ops_table *t)
            (long long)s->k);
     if (ops_is_attention(t->data.op))
         print_heads(t);
-    else if (t->data.op != GPUNVME_OPS_MATMUL)
+    else if (t->data.op == GPUNVME_OPS_NORM_FORWARD || t->data.op == GPUNVME_OPS_NORM_BACKWARD)
+        printf(", %s", t->data.kind == GPUNVME_NORM_LAYER ? "LayerNorm" : "RMSNorm");
+    else if (ops_is_product(t->data.op) && t->data.op != GPUNVME_OPS_MATMUL)
         printf(", activation %s", gpunvme_ops_activation_name(t->data.activation));
     if (t->data.op == GPUNVME_OPS_LINEAR_FORWARD && t->data.no_preact)
         printf(", pre-activation not kept");
@@ -328,7 +330,9 @@ static void json_head(const struct ops_table *t, struct cli_json *json)
         cli_json_bool(json, "causal", t->data.heads.causal);
         if (has_pages(t))
             cli_json_u64(json, "page", (uint64_t)t->data.heads.page);
-    } else if (t->data.op != GPUNVME_OPS_MATMUL)
+    } else if (t->data.op == GPUNVME_OPS_NORM_FORWARD || t->data.op == GPUNVME_OPS_NORM_BACKWARD)
+        cli_json_text(json, "kind", t->data.kind == GPUNVME_NORM_LAYER ? "layer" : "rms");
+    else if (ops_is_product(t->data.op) && t->data.op != GPUNVME_OPS_MATMUL)
         cli_json_text(json, "activation", gpunvme_ops_activation_name(t->data.activation));
     if (t->data.op == GPUNVME_OPS_LINEAR_FORWARD)
         cli_json_bool(json, "preact", !t->data.no_preact);

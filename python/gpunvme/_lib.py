@@ -165,6 +165,11 @@ OPS_ATTENTION = 3
 OPS_ATTENTION_BACKWARD = 4
 OPS_ATTENTION_PAGED = 5
 OPS_KV_APPEND = 6
+OPS_NORM_FORWARD = 7
+OPS_NORM_BACKWARD = 8
+OPS_CROSS_ENTROPY = 9
+OPS_ADAMW = 10
+OPS_GRAD_NORM = 11
 OPS_F32 = 0
 OPS_F16 = 1
 OPS_BF16 = 2
@@ -1022,6 +1027,125 @@ class KvAppend(Structure):
     ]
 
 
+class Norm(Structure):
+    _fields_ = [
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("x", c_void_p),
+        ("residual", c_void_p),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("y", c_void_p),
+        ("sum", c_void_p),
+        ("mean", c_void_p),
+        ("rstd", c_void_p),
+        ("ldx", c_int64),
+        ("ld_residual", c_int64),
+        ("ldy", c_int64),
+        ("ld_sum", c_int64),
+        ("eps", c_float),
+        ("kind", c_int32),
+        ("dtype", c_int32),
+        ("weight_dtype", c_int32),
+        ("reserved", c_int32 * 2),
+    ]
+
+
+class NormGrad(Structure):
+    _fields_ = [
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("grad_y", c_void_p),
+        ("x", c_void_p),
+        ("weight", c_void_p),
+        ("mean", c_void_p),
+        ("rstd", c_void_p),
+        ("grad_sum", c_void_p),
+        ("grad_x", c_void_p),
+        ("grad_weight", c_void_p),
+        ("grad_bias", c_void_p),
+        ("ld_grad_y", c_int64),
+        ("ldx", c_int64),
+        ("ld_grad_sum", c_int64),
+        ("ld_grad_x", c_int64),
+        ("kind", c_int32),
+        ("dtype", c_int32),
+        ("weight_dtype", c_int32),
+        ("grad_dtype", c_int32),
+        ("accumulate", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class CrossEntropy(Structure):
+    _fields_ = [
+        ("rows", c_int64),
+        ("vocab", c_int64),
+        ("logits", c_void_p),
+        ("targets", c_void_p),
+        ("grad_loss", c_void_p),
+        ("loss", c_void_p),
+        ("lse", c_void_p),
+        ("grad", c_void_p),
+        ("ld_logits", c_int64),
+        ("ld_grad", c_int64),
+        ("reduction", c_int32),
+        ("dtype", c_int32),
+        ("ignore", c_int32),
+        ("ignore_index", c_int32),
+        ("reserved", c_int32 * 2),
+    ]
+
+
+class AdamwTensor(Structure):
+    _fields_ = [
+        ("count", c_int64),
+        ("grad", c_void_p),
+        ("master", c_void_p),
+        ("weight", c_void_p),
+        ("m", c_void_p),
+        ("v", c_void_p),
+    ]
+
+
+class Adamw(Structure):
+    _fields_ = [
+        ("tensors", c_void_p),
+        ("ntensors", c_int64),
+        ("grad_scale", c_void_p),
+        ("step", c_int64),
+        ("seed", c_uint64),
+        ("lr", c_float),
+        ("beta1", c_float),
+        ("beta2", c_float),
+        ("eps", c_float),
+        ("weight_decay", c_float),
+        ("dtype", c_int32),
+        ("grad_dtype", c_int32),
+        ("stochastic", c_int32),
+        ("reserved", c_int32 * 2),
+    ]
+
+
+class GradTensor(Structure):
+    _fields_ = [
+        ("count", c_int64),
+        ("grad", c_void_p),
+    ]
+
+
+class GradNorm(Structure):
+    _fields_ = [
+        ("tensors", c_void_p),
+        ("ntensors", c_int64),
+        ("norm", c_void_p),
+        ("scale", c_void_p),
+        ("max_norm", c_float),
+        ("dtype", c_int32),
+        ("reserved", c_int32 * 2),
+    ]
+
+
 # By C name. Those in PREFIXES have the first fields of their structure alone.
 STRUCTS: dict[str, type[Structure]] = {
     "gpunvme_buf": Buf,
@@ -1084,6 +1208,13 @@ STRUCTS: dict[str, type[Structure]] = {
     "gpunvme_attention_grad": AttentionGrad,
     "gpunvme_attention_paged": AttentionPaged,
     "gpunvme_kv_append": KvAppend,
+    "gpunvme_norm": Norm,
+    "gpunvme_norm_grad": NormGrad,
+    "gpunvme_cross_entropy": CrossEntropy,
+    "gpunvme_adamw_tensor": AdamwTensor,
+    "gpunvme_adamw": Adamw,
+    "gpunvme_grad_tensor": GradTensor,
+    "gpunvme_grad_norm": GradNorm,
 }
 PREFIXES = {"gpunvme_id_ctrl", "gpunvme_smart_log"}
 
@@ -1305,6 +1436,21 @@ _OPS_FUNCTIONS: dict[str, tuple[type | None, ...]] = {
     "gpunvme_kv_append": (c_int, c_void_p, c_void_p),
     "gpunvme_kv_append_workspace": (c_int, c_void_p, c_void_p, c_void_p),
     "gpunvme_kv_append_choose": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_norm_forward": (c_int, c_void_p, c_void_p),
+    "gpunvme_norm_forward_workspace": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_norm_forward_choose": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_norm_backward": (c_int, c_void_p, c_void_p),
+    "gpunvme_norm_backward_workspace": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_norm_backward_choose": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_cross_entropy": (c_int, c_void_p, c_void_p),
+    "gpunvme_cross_entropy_workspace": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_cross_entropy_choose": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_adamw": (c_int, c_void_p, c_void_p),
+    "gpunvme_adamw_workspace": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_adamw_choose": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_grad_norm": (c_int, c_void_p, c_void_p),
+    "gpunvme_grad_norm_workspace": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_grad_norm_choose": (c_int, c_void_p, c_void_p, c_void_p),
 }
 
 # ---- Loading ----------------------------------------------------------------------------------

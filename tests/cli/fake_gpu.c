@@ -104,6 +104,11 @@ WRAP(gpunvme_attention, gpunvme_attention, out)
 WRAP(gpunvme_attention_backward, gpunvme_attention_grad, grad_q)
 WRAP(gpunvme_attention_paged, gpunvme_attention_paged, attention.out)
 WRAP(gpunvme_kv_append, gpunvme_kv_append, k_pages)
+WRAP(gpunvme_norm_forward, gpunvme_norm, y)
+WRAP(gpunvme_norm_backward, gpunvme_norm_grad, grad_x)
+WRAP(gpunvme_cross_entropy, gpunvme_cross_entropy, grad)
+WRAP(gpunvme_adamw, gpunvme_adamw, tensors[0].m)
+WRAP(gpunvme_grad_norm, gpunvme_grad_norm, norm)
 
 bool ops_gpu_present(void)
 {
@@ -146,15 +151,16 @@ bool ops_gpu_peak_arithmetic(struct ops_gpu_peak *peak, int dtype, int compute)
     return !getenv("FAKE_NO_PEAKS");
 }
 
-bool ops_gpu_peak_memory(struct ops_gpu_peak *peak, bool read_only)
+bool ops_gpu_peak_memory(struct ops_gpu_peak *peak, bool read_only, double copied)
 {
     (void)read_only;
+    (void)copied;
     *peak = (struct ops_gpu_peak){.by = "a small copy", .work = 8192, .nbytes = 4096};
     peak->memory = getenv("FAKE_NO_PEAKS") ? NULL : calloc(2, peak->nbytes);
     return peak->memory;
 }
 
-bool ops_gpu_peak_run(const struct ops_gpu_peak *peak)
+bool ops_gpu_peak_run(struct ops_gpu_peak *peak)
 {
     if (peak->memory)
         memcpy(peak->memory + peak->nbytes, peak->memory, peak->nbytes);

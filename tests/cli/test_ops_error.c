@@ -19,6 +19,7 @@ static struct ops_case the_case(int op)
                          .activation = GPUNVME_OPS_ACT_GELU,
                          .shape = {19, 23, 17},
                          .heads = {2, 4, 2, 5, true},
+                         .kind = GPUNVME_NORM_LAYER,
                          .threads = 1,
                          .seed = 3};
 
@@ -76,6 +77,9 @@ static void spoil_all(float value)
     const int append[] = {OPS_PAGES_K, OPS_PAGES_V};
     const int attention_backward[] = {OPS_C, OPS_GRAD_K, OPS_GRAD_V};
     const int backward[] = {OPS_C, OPS_GRAD_WEIGHT, OPS_GRAD_BIAS};
+    const int norm[] = {OPS_C, OPS_PREACT, OPS_LSE};
+    const int entropy[] = {OPS_C, OPS_BIAS, OPS_LSE};
+    const int adamw[] = {OPS_B, OPS_V, OPS_OUT}, grad_norm[] = {OPS_C, OPS_BIAS};
 
     spoil(GPUNVME_OPS_MATMUL, product, 1, value);
     spoil(GPUNVME_OPS_LINEAR_FORWARD, forward, 2, value);
@@ -84,6 +88,11 @@ static void spoil_all(float value)
     spoil(GPUNVME_OPS_ATTENTION_BACKWARD, attention_backward, 3, value);
     spoil(GPUNVME_OPS_ATTENTION_PAGED, attention, 2, value);
     spoil(GPUNVME_OPS_KV_APPEND, append, 2, value);
+    spoil(GPUNVME_OPS_NORM_FORWARD, norm, 3, value);
+    spoil(GPUNVME_OPS_NORM_BACKWARD, backward, 3, value);
+    spoil(GPUNVME_OPS_CROSS_ENTROPY, entropy, 3, value);
+    spoil(GPUNVME_OPS_ADAMW, adamw, 3, value);
+    spoil(GPUNVME_OPS_GRAD_NORM, grad_norm, 2, value);
 }
 
 static void one_nan_is_wrong_wherever_it_is(void **state)

@@ -17,6 +17,7 @@ INCLUDE = Path(__file__).parents[2] / "include"
 HEADERS = ["binding", "buf", "memory", "error", "engine", "storage", "transfer", "weights",
            "dataset", "sampler", "loader", "convert", "tiers", "request", "controller", "io", "sim",
            "transport", "ops/core", "ops/matmul", "ops/linear", "ops/attention",
+           "ops/norm", "ops/cross_entropy", "ops/optimizer",
            "version"]
 # What has another prefix than its constant here.
 CONSTANTS = {

@@ -11,9 +11,9 @@
  *    flag. Leading dimensions and strides count elements, not bytes.
  *  - Operands are aligned to their element. A variant that needs more returns GPUNVME_OPS_ERR_ALIGN
  *    or is not chosen by "auto". Padding (columns from the width to ld) is never read or written.
- *  - A result may not overlap an operand or another result: GPUNVME_OPS_ERR_ALIAS. Operands may
- *    overlap each other. Disjoint column ranges of one wide matrix (with the same ld) do not
- *    overlap.
+ *  - A result may not overlap an operand or another result: GPUNVME_OPS_ERR_ALIAS. An operator's
+ *    header says which operands a result may replace. Operands may overlap each other. Disjoint
+ *    column ranges of one wide matrix (with the same ld) do not overlap.
  *  - A pointer may be NULL if no element of it is read or written.
  *  - Arguments are checked before anything is computed: a call that fails for its arguments writes
  *    nothing. On the CPU a call returns when the result is complete. With CUDA it is enqueued to
@@ -84,6 +84,11 @@ enum gpunvme_ops_op {
     GPUNVME_OPS_ATTENTION_BACKWARD = 4,
     GPUNVME_OPS_ATTENTION_PAGED = 5,
     GPUNVME_OPS_KV_APPEND = 6,
+    GPUNVME_OPS_NORM_FORWARD = 7,
+    GPUNVME_OPS_NORM_BACKWARD = 8,
+    GPUNVME_OPS_CROSS_ENTROPY = 9,
+    GPUNVME_OPS_ADAMW = 10,
+    GPUNVME_OPS_GRAD_NORM = 11,
     GPUNVME_OPS_NOPS /* their number */
 };
 

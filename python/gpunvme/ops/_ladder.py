@@ -19,11 +19,17 @@ _OPS = {
     "attention_backward": _lib.OPS_ATTENTION_BACKWARD,
     "attention_paged": _lib.OPS_ATTENTION_PAGED,
     "kv_append": _lib.OPS_KV_APPEND,
+    "norm_forward": _lib.OPS_NORM_FORWARD,
+    "norm_backward": _lib.OPS_NORM_BACKWARD,
+    "cross_entropy": _lib.OPS_CROSS_ENTROPY,
+    "adamw": _lib.OPS_ADAMW,
+    "grad_norm": _lib.OPS_GRAD_NORM,
 }
 
 
 def variants(op: Literal["matmul", "linear_forward", "linear_backward", "attention",
-                         "attention_backward", "attention_paged", "kv_append"] = "matmul",
+                         "attention_backward", "attention_paged", "kv_append", "norm_forward",
+                         "norm_backward", "cross_entropy", "adamw", "grad_norm"] = "matmul",
              device: Device = "cpu") -> list[Variant]:
     """The ladder of an operator on a device, from the plainest to the fastest."""
     found: list[Variant] = []

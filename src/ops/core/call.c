@@ -56,6 +56,8 @@ gpunvme_ops_status_t ops_run(const struct ops_operator *op, const void *descript
 
     if (!status)
         status = ops_check_memory(&call.spans);
+    if (!status && call.check_memory)
+        status = call.check_memory(&call);
     if (!status)
         status = ops_variant_for(&call, &variant);
     if (status || call.empty)

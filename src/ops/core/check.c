@@ -23,6 +23,26 @@ gpunvme_ops_status_t ops_check_size(const char *name, int64_t value)
     return GPUNVME_OPS_OK;
 }
 
+void ops_add_matrix(struct ops_spans *spans, const char *name, const void *data, int64_t rows,
+                    int64_t cols, int64_t ld, int dtype, int result)
+{
+    spans->matrix[spans->count++] = (struct ops_matrix){.name = name,
+                                                        .data = data,
+                                                        .rows = rows,
+                                                        .cols = cols,
+                                                        .ld = ld,
+                                                        .batch = 1,
+                                                        .dtype = dtype,
+                                                        .result = result,
+                                                        .unused = !rows || !cols};
+}
+
+void ops_add_integers(struct ops_spans *spans, const char *name, const int32_t *data, int64_t count)
+{
+    ops_add_matrix(spans, name, data, 1, count, count, GPUNVME_OPS_F32, 0);
+    spans->matrix[spans->count - 1].integers = 1;
+}
+
 gpunvme_ops_status_t ops_check_exec(const struct gpunvme_ops_exec *exec)
 {
     gpunvme_ops_status_t status =

@@ -34,6 +34,14 @@ struct ops_spans {
     unsigned count;
 };
 
+/* Adds a matrix of `dtype`; one without elements may be NULL. */
+void ops_add_matrix(struct ops_spans *spans, const char *name, const void *data, int64_t rows,
+                    int64_t cols, int64_t ld, int dtype, int result);
+
+/* Adds an array of int32_t that is read. */
+void ops_add_integers(struct ops_spans *spans, const char *name, const int32_t *data,
+                      int64_t count);
+
 /* Leading dimensions, strides and that sizes in bytes fit 63 bits; pointers are not looked at. */
 gpunvme_ops_status_t ops_check_shapes(const struct ops_spans *spans);
 

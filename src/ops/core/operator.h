@@ -28,6 +28,9 @@ struct ops_call {
     int dtype, compute; /* of the operands */
     int empty;          /* the result has no elements */
     double flops;
+
+    /* Checks pointers that are not among the spans, as those of a list. NULL: there are none. */
+    gpunvme_ops_status_t (*check_memory)(const struct ops_call *call);
 };
 
 #define OPS_ALL_DTYPES   (1u << GPUNVME_OPS_F32 | 1u << GPUNVME_OPS_F16 | 1u << GPUNVME_OPS_BF16)

@@ -15,7 +15,12 @@
     X(GPUNVME_OPS_ATTENTION, ops_attention)                                                        \
     X(GPUNVME_OPS_ATTENTION_BACKWARD, ops_attention_backward)                                      \
     X(GPUNVME_OPS_ATTENTION_PAGED, ops_attention_paged)                                            \
-    X(GPUNVME_OPS_KV_APPEND, ops_kv_append)
+    X(GPUNVME_OPS_KV_APPEND, ops_kv_append)                                                        \
+    X(GPUNVME_OPS_NORM_FORWARD, ops_norm_forward)                                                  \
+    X(GPUNVME_OPS_NORM_BACKWARD, ops_norm_backward)                                                \
+    X(GPUNVME_OPS_CROSS_ENTROPY, ops_cross_entropy)                                                \
+    X(GPUNVME_OPS_ADAMW, ops_adamw)                                                                \
+    X(GPUNVME_OPS_GRAD_NORM, ops_grad_norm)
 
 #define X(number, op) extern const struct ops_operator op;
 OPERATORS(X)

@@ -160,36 +160,6 @@ static __global__ void __launch_bounds__(THREADS, 3) dz_rows_by_eight(const line
     }
 }
 
-/* A block has 32 columns, each of its warps an eighth of the parts. */
-static __global__ void __launch_bounds__(THREADS)
-    finish_bias(const float *sums, int64_t parts, int64_t out, void *grad_bias, int dtype,
-                int accumulate)
-{
-    __shared__ float all[WARPS][32];
-    int64_t share = (parts + WARPS - 1) / WARPS;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-
-    for (int64_t col = (int64_t)blockIdx.x * 32; col < out; col += (int64_t)gridDim.x * 32) {
-        int64_t j = col + lane, last = (warp + 1) * share;
-        float sum = 0;
-
-        last = last < parts ? last : parts;
-        if (j < out)
-#pragma unroll 8
-            for (int64_t part = warp * share; part < last; part++)
-                sum += sums[part * out + j];
-        all[warp][lane] = sum;
-        __syncthreads();
-        if (!warp && j < out) {
-            sum = accumulate ? load_element(grad_bias, j, dtype) : 0;
-            for (int w = 0; w < WARPS; w++)
-                sum += all[w][lane];
-            store_element(grad_bias, j, dtype, sum);
-        }
-        __syncthreads();
-    }
-}
-
 static unsigned blocks_for(int64_t blocks)
 {
     return (unsigned)(blocks < 1 << 20 ? blocks : 1 << 20);
@@ -246,12 +216,4 @@ gpunvme_ops_status_t linear_sum_columns(const struct linear_dz *x, void *stream)
 {
     LAUNCH(sum_columns, blocks_for((x->out + THREADS - 1) / THREADS), THREADS, stream, *x);
     return cuda_status(cudaGetLastError(), "launching sums of columns");
-}
-
-gpunvme_ops_status_t linear_finish_bias(const float *sums, int64_t parts, int64_t out,
-                                        void *grad_bias, int dtype, int accumulate, void *stream)
-{
-    LAUNCH(finish_bias, blocks_for((out + 31) / 32), THREADS, stream, sums, parts, out, grad_bias,
-           dtype, accumulate);
-    return cuda_status(cudaGetLastError(), "launching the bias's gradient");
 }

@@ -5,6 +5,7 @@
  */
 #include <cuda_runtime_api.h>
 
+#include "ops/cuda/sums.h"
 #include "ops/linear/cuda.h"
 #include "ops/linear/dz_product.h"
 
@@ -255,8 +256,8 @@ static gpunvme_ops_status_t make_all_but_grad_weight(const struct backward *x, v
     if (p->rows && p->out)
         status = make_dz(x, stream);
     if (!status && p->grad_bias && p->out)
-        status = linear_finish_bias(x->sums, p->rows ? x->parts : 0, p->out, p->grad_bias,
-                                    p->grad_dtype, p->accumulate, stream);
+        status = cuda_finish_sums(x->sums, p->rows ? x->parts : 0, p->out, p->grad_bias,
+                                  p->grad_dtype, p->accumulate, stream);
     if (!status && linear_wants_x(p))
         status =
             cuda_run_product(engine_of(x->rung->products, &product), &product, x->rest, stream);

@@ -8,25 +8,6 @@
 OPS_ABI_SIZE(gpunvme_linear, 112);
 OPS_ABI_SIZE(gpunvme_linear_grad, 152);
 
-static struct ops_matrix matrix(const char *name, const void *data, int64_t rows, int64_t cols,
-                                int64_t ld, int dtype, int result)
-{
-    return (struct ops_matrix){.name = name,
-                               .data = data,
-                               .rows = rows,
-                               .cols = cols,
-                               .ld = ld,
-                               .batch = 1,
-                               .dtype = dtype,
-                               .result = result,
-                               .unused = !rows || !cols};
-}
-
-static void add(struct ops_spans *spans, struct ops_matrix x)
-{
-    spans->matrix[spans->count++] = x;
-}
-
 static gpunvme_ops_status_t check_common(const int64_t size[3], int activation, int dtype,
                                          int compute, int reserved)
 {
@@ -46,13 +27,13 @@ static gpunvme_ops_status_t check_common(const int64_t size[3], int activation, 
 
 static void describe_forward(const struct gpunvme_linear *p, struct ops_spans *spans)
 {
-    add(spans, matrix("x", p->x, p->out ? p->rows : 0, p->in, p->ldx, p->dtype, 0));
-    add(spans, matrix("weight", p->weight, p->rows ? p->out : 0, p->in, p->ldw, p->dtype, 0));
-    add(spans, matrix("y", p->y, p->rows, p->out, p->ldy, p->dtype, 1));
+    ops_add_matrix(spans, "x", p->x, p->out ? p->rows : 0, p->in, p->ldx, p->dtype, 0);
+    ops_add_matrix(spans, "weight", p->weight, p->rows ? p->out : 0, p->in, p->ldw, p->dtype, 0);
+    ops_add_matrix(spans, "y", p->y, p->rows, p->out, p->ldy, p->dtype, 1);
     if (p->bias)
-        add(spans, matrix("bias", p->bias, p->rows ? 1 : 0, p->out, p->out, p->dtype, 0));
+        ops_add_matrix(spans, "bias", p->bias, p->rows ? 1 : 0, p->out, p->out, p->dtype, 0);
     if (p->preact)
-        add(spans, matrix("preact", p->preact, p->rows, p->out, p->ld_preact, p->dtype, 1));
+        ops_add_matrix(spans, "preact", p->preact, p->rows, p->out, p->ld_preact, p->dtype, 1);
 }
 
 static double flops(int64_t rows, int64_t in, int64_t out)
@@ -91,20 +72,20 @@ static void describe_backward(const struct gpunvme_linear_grad *p, struct ops_sp
 {
     int64_t rows = nothing_to_do(p) ? 0 : p->rows;
 
-    add(spans, matrix("grad_y", p->grad_y, rows, p->out, p->ld_grad_y, p->dtype, 0));
+    ops_add_matrix(spans, "grad_y", p->grad_y, rows, p->out, p->ld_grad_y, p->dtype, 0);
     if (p->activation != GPUNVME_OPS_ACT_NONE)
-        add(spans, matrix("preact", p->preact, rows, p->out, p->ld_preact, p->dtype, 0));
+        ops_add_matrix(spans, "preact", p->preact, rows, p->out, p->ld_preact, p->dtype, 0);
     if (p->grad_x) {
-        add(spans, matrix("weight", p->weight, rows ? p->out : 0, p->in, p->ldw, p->dtype, 0));
-        add(spans, matrix("grad_x", p->grad_x, p->rows, p->in, p->ld_grad_x, p->dtype, 1));
+        ops_add_matrix(spans, "weight", p->weight, rows ? p->out : 0, p->in, p->ldw, p->dtype, 0);
+        ops_add_matrix(spans, "grad_x", p->grad_x, p->rows, p->in, p->ld_grad_x, p->dtype, 1);
     }
     if (p->grad_weight) {
-        add(spans, matrix("x", p->x, p->out ? rows : 0, p->in, p->ldx, p->dtype, 0));
-        add(spans, matrix("grad_weight", p->grad_weight, p->out, p->in, p->ld_grad_weight,
-                          p->grad_dtype, 1));
+        ops_add_matrix(spans, "x", p->x, p->out ? rows : 0, p->in, p->ldx, p->dtype, 0);
+        ops_add_matrix(spans, "grad_weight", p->grad_weight, p->out, p->in, p->ld_grad_weight,
+                       p->grad_dtype, 1);
     }
     if (p->grad_bias)
-        add(spans, matrix("grad_bias", p->grad_bias, 1, p->out, p->out, p->grad_dtype, 1));
+        ops_add_matrix(spans, "grad_bias", p->grad_bias, 1, p->out, p->out, p->grad_dtype, 1);
 }
 
 static gpunvme_ops_status_t check_backward(struct ops_call *call)

@@ -33,10 +33,6 @@ gpunvme_ops_status_t linear_dz_rows(const struct linear_dz *dz, void *stream);
 /* Sums of columns of grad_y, a thread for each column, to sums[j]. */
 gpunvme_ops_status_t linear_sum_columns(const struct linear_dz *dz, void *stream);
 
-/* grad_bias = the sum of `parts` sums of each column, or with `accumulate` added to. */
-gpunvme_ops_status_t linear_finish_bias(const float *sums, int64_t parts, int64_t out,
-                                        void *grad_bias, int dtype, int accumulate, void *stream);
-
 #ifdef __cplusplus
 }
 #endif

@@ -6,7 +6,7 @@
 #include <math.h>
 
 #include "ops/attention/cpu/cpu.h"
-#include "ops/cpu/dtype.h"
+#include "ops/cpu/rows.h"
 
 double attention_rope_ratio(const struct gpunvme_rope *rope)
 {
@@ -131,23 +131,12 @@ struct attention_range attention_range_of(const struct gpunvme_attention *p,
 
 void attention_load(const void *data, int64_t at, int dtype, int64_t n, float *row)
 {
-    const void *from = cpu_at(data, at, dtype);
-
-    /* A loop for each type: the compiler vectorises those. */
-    if (dtype == GPUNVME_OPS_F32)
-        memcpy(row, from, (size_t)n * sizeof(float));
-    else if (dtype == GPUNVME_OPS_F16)
-        for (int64_t c = 0; c < n; c++)
-            row[c] = cpu_from_f16(((const uint16_t *)from)[c]);
-    else
-        for (int64_t c = 0; c < n; c++)
-            row[c] = cpu_from_bf16(((const uint16_t *)from)[c]);
+    cpu_load_row(data, at, dtype, n, row);
 }
 
 void attention_store(void *data, int64_t at, int dtype, int64_t n, const float *row)
 {
-    for (int64_t c = 0; c < n; c++)
-        cpu_store(data, at + c, dtype, row[c]);
+    cpu_store_row(data, at, dtype, n, row);
 }
 
 /* Of pair number p at a position, in f64; `frequency` is base^(-2 p / dim). */

@@ -31,21 +31,25 @@ static inline void tensor_poison(struct tensor *x)
         memset(x->block, 0xff, x->nbytes);
 }
 
+/* Instead of a pad: rows of 16-bit types begin at multiples of 16 bytes. */
+#define ALIGNED (-1)
+
 /* With `pad` elements behind each head, and more behind each row and sequence. */
 static inline struct tensor tensor_new(int64_t batch, int64_t rows, int64_t heads, int64_t dim,
                                        enum layout layout, int64_t pad, int dtype)
 {
     struct tensor x = {batch, rows, heads, dim, {0, 0, 0}, dtype, 0, NULL};
     bool any = batch && rows && heads && dim;
+    int64_t width = dim + (pad == ALIGNED ? 16 - dim % 8 : pad), more = pad == ALIGNED ? 8 : pad;
 
     if (layout == BSHD) {
-        x.strides.head = dim + pad;
-        x.strides.row = heads * x.strides.head + pad;
-        x.strides.batch = rows * x.strides.row + 3 * pad;
+        x.strides.head = width;
+        x.strides.row = heads * x.strides.head + more;
+        x.strides.batch = rows * x.strides.row + 3 * more;
     } else {
-        x.strides.row = dim + pad;
-        x.strides.head = rows * x.strides.row + pad;
-        x.strides.batch = heads * x.strides.head + 3 * pad;
+        x.strides.row = width;
+        x.strides.head = rows * x.strides.row + more;
+        x.strides.batch = heads * x.strides.head + 3 * more;
     }
     x.nbytes = any ? (size_t)(tensor_at(&x, batch - 1, rows - 1, heads - 1, dim)) *
                          gpunvme_ops_dtype_nbytes(dtype)
@@ -88,6 +92,7 @@ struct request {
     enum layout layout;
     int dtype, out_dtype, threads;
     bool causal, window, sinks, no_lse;
+    bool aligned; /* rows begin at multiples of 16 bytes */
     bool ragged;  /* sequences behind each other, by offsets */
     bool lengths; /* of each sequence, shorter than its room */
     int rope;     /* channels */
@@ -231,6 +236,11 @@ static inline double *doubles_new(int64_t n)
     return x;
 }
 
+static inline int64_t pad_of(const struct request *r, int64_t pad)
+{
+    return r->aligned ? ALIGNED : pad;
+}
+
 static inline struct problem problem_new(const struct request *r, struct base_random *rng)
 {
     struct problem p = {.r = r};
@@ -240,10 +250,10 @@ static inline struct problem problem_new(const struct request *r, struct base_ra
     make_tables(&p);
     q_rows = r->ragged ? p.q_offsets[r->batch] : r->q_len;
     k_rows = r->ragged ? p.k_offsets[r->batch] : r->k_len;
-    p.q = tensor_new(batch, q_rows, r->heads, r->dim, r->layout, 3, r->dtype);
-    p.k = tensor_new(batch, k_rows, r->kv_heads, r->dim, r->layout, 5, r->dtype);
-    p.v = tensor_new(batch, k_rows, r->kv_heads, r->dim_v, r->layout, 2, r->dtype);
-    p.out = tensor_new(batch, q_rows, r->heads, r->dim_v, r->layout, 1, r->out_dtype);
+    p.q = tensor_new(batch, q_rows, r->heads, r->dim, r->layout, pad_of(r, 3), r->dtype);
+    p.k = tensor_new(batch, k_rows, r->kv_heads, r->dim, r->layout, pad_of(r, 5), r->dtype);
+    p.v = tensor_new(batch, k_rows, r->kv_heads, r->dim_v, r->layout, pad_of(r, 2), r->dtype);
+    p.out = tensor_new(batch, q_rows, r->heads, r->dim_v, r->layout, pad_of(r, 1), r->out_dtype);
     p.lse = tensor_new(batch, q_rows, r->heads, 1, r->layout, r->layout == BSHD ? 0 : 2,
                        GPUNVME_OPS_F32);
     for (int64_t b = 0; b < r->batch; b++) {

@@ -65,25 +65,32 @@ static void without_keys_the_result_is_0(void **state)
 }
 
 /* Every query but the last ones is masked: none of them may be NaN. */
+static void expect_masked(const char *variant, void *arg)
+{
+    const struct problem *p = arg;
+
+    if (!variant_takes(GPUNVME_OPS_ATTENTION, variant, p->r->dtype, 0))
+        return;
+    run_attention(variant, p);
+    for (int64_t q = 0; q < 7; q++) {
+        assert_true(tensor_get(&p->lse, 0, q, 0, 0) == -INFINITY);
+        for (int64_t c = 0; c < p->r->dim_v; c++)
+            assert_true(tensor_get(&p->out, 0, q, 1, c) == 0);
+    }
+    assert_true(isfinite(tensor_get(&p->lse, 0, 7, 0, 0)));
+}
+
 static void queries_that_see_no_key_are_0_and_minus_infinity(void **state)
 {
-    struct request r = with_defaults((struct request){.q_len = 9, .k_len = 2, .causal = true});
-    struct problem p = problem_new(&r, &rng);
-    struct gpunvme_ops_variant v;
-
     (void)state;
-    for (unsigned i = 0; !gpunvme_ops_variant(GPUNVME_OPS_ATTENTION, TEST_DEVICE, i, &v); i++) {
-        if (!v.available)
-            continue;
-        run_attention(v.name, &p);
-        for (int64_t q = 0; q < 7; q++) {
-            assert_true(tensor_get(&p.lse, 0, q, 0, 0) == -INFINITY);
-            for (int64_t c = 0; c < r.dim_v; c++)
-                assert_true(tensor_get(&p.out, 0, q, 1, c) == 0);
-        }
-        assert_true(isfinite(tensor_get(&p.lse, 0, 7, 0, 0)));
+    for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++) {
+        struct request r =
+            with_defaults((struct request){.q_len = 9, .k_len = 2, .causal = true, .dtype = dtype});
+        struct problem p = problem_new(&r, &rng);
+
+        for_each_variant(GPUNVME_OPS_ATTENTION, expect_masked, &p);
+        problem_free(&p);
     }
-    problem_free(&p);
 }
 
 static void every_type_and_head_size_is_right(void **state)
@@ -148,6 +155,48 @@ static void scale_softcap_and_sinks_are_applied(void **state)
                                  .sinks = i & 4,
                                  .causal = true});
     forward((struct request){.q_len = 29, .k_len = 47, .scale = -2, .no_lse = true});
+}
+
+/* Kernels copy rows that begin at multiples of 16 bytes in another way; tiles have edges. */
+static void aligned_rows_are_read_as_any(void **state)
+{
+    static const int64_t dims[][2] = {{64, 64}, {40, 61}, {128, 128}, {192, 128}, {256, 256}};
+
+    (void)state;
+    for (int dtype = GPUNVME_OPS_F16; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+        for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++)
+            forward_in_type((struct request){.batch = 2,
+                                             .heads = 2,
+                                             .kv_heads = 1,
+                                             .dim = dims[i][0],
+                                             .dim_v = dims[i][1],
+                                             .q_len = 150,
+                                             .k_len = 211,
+                                             .aligned = true,
+                                             .ragged = dtype == GPUNVME_OPS_BF16,
+                                             .lengths = i & 1,
+                                             .causal = i != 3,
+                                             .rope = i & 2 ? 32 : 0,
+                                             .dtype = dtype,
+                                             .out_dtype = dtype});
+}
+
+/* Sums are scaled again and again, those of some rows; the last keys have all the weight there. */
+static void scores_may_grow_with_the_keys(void **state)
+{
+    (void)state;
+    for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++) {
+        struct request r = with_defaults((struct request){
+            .dim = 64, .q_len = 33, .k_len = 700, .scale = 3, .aligned = true, .dtype = dtype});
+        struct problem p = problem_new(&r, &rng);
+
+        for (int64_t j = 0; j < r.k_len; j++)
+            for (int64_t h = 0; h < r.kv_heads; h++)
+                cpu_store(p.k.block, tensor_at(&p.k, 0, j, h, 0), dtype, (float)j * 0.03f);
+        make_references(&p);
+        for_each_variant(GPUNVME_OPS_ATTENTION, test_variant, &p);
+        problem_free(&p);
+    }
 }
 
 /* Scores of some thousands: exponentials must be taken of differences. */
@@ -274,31 +323,46 @@ static void operands_and_result_may_be_packed(void **state)
 }
 
 /* Any number of threads, and any run: the same bits. */
+static void expect_same_bits(const char *variant, void *arg)
+{
+    struct problem *p = arg;
+    const struct request *const given = p->r;
+    struct request r = *given;
+    void *first = malloc(p->out.nbytes);
+    struct gpunvme_ops_variant v;
+
+    assert_non_null(first);
+    p->r = &r;
+    if (variant_takes(GPUNVME_OPS_ATTENTION, variant, r.dtype, 0) &&
+        (!variant_find(GPUNVME_OPS_ATTENTION, variant, &v) || v.deterministic))
+        for (r.threads = 0; r.threads < 4; r.threads++) {
+            run_attention(variant, p);
+            if (r.threads)
+                assert_memory_equal(p->out.block, first, p->out.nbytes);
+            else
+                memcpy(first, p->out.block, p->out.nbytes);
+        }
+    p->r = given;
+    free(first);
+}
+
 static void results_are_the_same_bits_in_every_run(void **state)
 {
-    struct request r = with_defaults((struct request){.batch = 2,
-                                                      .heads = 6,
-                                                      .kv_heads = 2,
-                                                      .dim = 40,
-                                                      .q_len = 150,
-                                                      .k_len = 333,
-                                                      .causal = true});
-    struct problem p = problem_new(&r, &rng);
-    struct gpunvme_ops_variant v;
-    void *first = malloc(p.out.nbytes);
-
     (void)state;
-    assert_non_null(first);
-    for (unsigned i = 0; !gpunvme_ops_variant(GPUNVME_OPS_ATTENTION, TEST_DEVICE, i, &v); i++)
-        for (r.threads = 0; v.available && v.deterministic && r.threads < 4; r.threads++) {
-            run_attention(v.name, &p);
-            if (r.threads)
-                assert_memory_equal(p.out.block, first, p.out.nbytes);
-            else
-                memcpy(first, p.out.block, p.out.nbytes);
-        }
-    free(first);
-    problem_free(&p);
+    for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++) {
+        struct request r = with_defaults((struct request){.batch = 2,
+                                                          .heads = 6,
+                                                          .kv_heads = 2,
+                                                          .dim = 40,
+                                                          .q_len = 150,
+                                                          .k_len = 333,
+                                                          .causal = true,
+                                                          .dtype = dtype});
+        struct problem p = problem_new(&r, &rng);
+
+        for_each_variant(GPUNVME_OPS_ATTENTION, expect_same_bits, &p);
+        problem_free(&p);
+    }
 }
 
 int main(void)
@@ -311,6 +375,8 @@ int main(void)
         cmocka_unit_test(heads_share_keys_and_values),
         cmocka_unit_test(a_window_is_what_it_says),
         cmocka_unit_test(scale_softcap_and_sinks_are_applied),
+        cmocka_unit_test(aligned_rows_are_read_as_any),
+        cmocka_unit_test(scores_may_grow_with_the_keys),
         cmocka_unit_test(large_scores_do_not_overflow),
         cmocka_unit_test(sequences_may_lie_behind_each_other),
         cmocka_unit_test(sequences_may_be_shorter_than_their_room),

@@ -9,6 +9,7 @@ struct rung {
     cuda_attention_run *run;
     cuda_attention_workspace *nbytes; /* beside RoPE's tables; NULL: none */
     int rank;
+    cuda_attention_workspace *shared; /* of a block, in bytes; NULL: what any GPU has */
 };
 
 static size_t workspace(const struct ops_variant *variant, const struct ops_call *call)
@@ -31,9 +32,35 @@ static gpunvme_ops_status_t run(const struct ops_variant *variant, const struct 
     return status ? status : rung->run(&x, rest, call->exec->stream);
 }
 
+/* Rungs for tensor cores have all channels of a tile in shared memory. */
+#define TENSOR_CHANNELS 256
+
+static gpunvme_ops_status_t suits_shared(const struct ops_variant *variant,
+                                         const struct gpunvme_attention *p)
+{
+    const struct rung *rung = variant->data;
+    struct cuda_attention x = cuda_attention_of(p);
+    struct gpunvme_ops_capability gpu;
+    gpunvme_ops_status_t status;
+
+    if (p->dim > TENSOR_CHANNELS || p->dim_v > TENSOR_CHANNELS)
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "variant '%s' takes up to %d channels",
+                        variant->name, TENSOR_CHANNELS);
+    status = ops_cuda_capability(OPS_CURRENT_DEVICE, &gpu);
+    if (!status && gpu.shared_nbytes < (int64_t)rung->shared(&x))
+        status = ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                          "variant '%s' needs %zu bytes of shared memory a block: this GPU has "
+                          "%lld",
+                          variant->name, rung->shared(&x), (long long)gpu.shared_nbytes);
+    return status;
+}
+
 static gpunvme_ops_status_t suits(const struct ops_variant *variant, const struct ops_call *call)
 {
-    return cuda_attention_check(variant, call->descriptor);
+    const struct rung *rung = variant->data;
+    gpunvme_ops_status_t status = cuda_attention_check(variant, call->descriptor);
+
+    return status || !rung->shared ? status : suits_shared(variant, call->descriptor);
 }
 
 static int rank(const struct ops_variant *variant, const struct ops_call *call)
@@ -55,11 +82,26 @@ static int rank(const struct ops_variant *variant, const struct ops_call *call)
         }                                                                                          \
     }
 
+#define BY_16_BITS (1u << GPUNVME_OPS_F16 | 1u << GPUNVME_OPS_BF16)
+
 static const struct ops_variant variants[] = {
     VARIANT("naive", CUDA_SM80, 80, 0, OPS_ALL_DTYPES, OPS_ALL_COMPUTES,
             "scores of all queries and keys in memory, by a thread for each; their softmax by a "
             "warp for each row; a thread for each element of the result",
-            cuda_attention_naive, cuda_attention_naive_nbytes, 1),
+            cuda_attention_naive, cuda_attention_naive_nbytes, 1, NULL),
+    VARIANT(
+        "tiled", CUDA_SM80, 80, 0, OPS_ALL_DTYPES, OPS_ALL_COMPUTES,
+        "64 queries a block, which has 64 keys and their scores in shared memory at a time: one "
+        "pass, sums in registers, scaled when a larger score comes",
+        cuda_attention_tiled, NULL, 2, NULL),
+    VARIANT("flash", CUDA_SM80, 80, 0, BY_16_BITS, OPS_ALL_COMPUTES,
+            "tensor cores multiply (mma); scores stay in registers, and four warps share a tile's "
+            "keys, then the result's channels",
+            cuda_attention_flash, NULL, 3, cuda_attention_flash_shared),
+    VARIANT("flash2", CUDA_SM80, 80, 0, BY_16_BITS, OPS_ALL_COMPUTES,
+            "warps have queries of their own, tiles of K and V come while others are multiplied, "
+            "sums are seldom scaled, K is turned once",
+            cuda_attention_flash2, cuda_attention_flash2_nbytes, 4, cuda_attention_flash2_shared),
 };
 
 const struct ops_ladder attention_cuda = OPS_LADDER(variants);

@@ -15,7 +15,11 @@
 /* (tests/ops/emulate runs kernels on the CPU, and has its own.) */
 #ifndef LAUNCH
 #define LAUNCH(kernel, blocks, threads, stream, ...)                                               \
-    kernel<<<blocks, threads, 0, (cudaStream_t)(stream)>>>(__VA_ARGS__)
+    LAUNCH_SHARED(kernel, blocks, threads, 0, stream, __VA_ARGS__)
+
+/* With so many bytes of shared memory; before more than 48 KiB cuda_allow_shared() is called. */
+#define LAUNCH_SHARED(kernel, blocks, threads, nbytes, stream, ...)                                \
+    kernel<<<blocks, threads, nbytes, (cudaStream_t)(stream)>>>(__VA_ARGS__)
 
 /*
  * In clusters, and before the kernel before has ended. All threads call wait_for_kernels_before()
@@ -292,6 +296,24 @@ static __device__ __forceinline__ float activate_grad(int activation, int dtype,
     default:
         return 1;
     }
+}
+
+/*
+ * 8 elements of 16 bits to shared memory, zeros for those from `valid` on, one at a time: where
+ * rows are not aligned for cp_async16().
+ */
+static __device__ __forceinline__ void gather16(uint32_t to, const void *from, int valid)
+{
+    uint32_t pairs[4];
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint16_t *x = (const uint16_t *)from + 2 * i;
+        uint32_t low = 2 * i < valid ? x[0] : 0, high = 2 * i + 1 < valid ? x[1] : 0;
+
+        pairs[i] = high << 16 | low;
+    }
+    store_shared16(to, pairs);
 }
 
 /*

@@ -22,26 +22,12 @@ template <int DTYPE> struct traits {
     static const int chunk = 16 / size;
 };
 
-/* 16 bytes of which some may be missing, one element at a time: where rows are not aligned. */
+/* As gather16(), of f32. */
 static __device__ __forceinline__ void gather32(uint32_t to, const unsigned char *from, int valid)
 {
 #pragma unroll
     for (int i = 0; i < 4; i++)
         cp_async4(to + i * 4, i < valid ? from + i * 4 : from, i < valid ? 4 : 0);
-}
-
-static __device__ __forceinline__ void gather16(uint32_t to, const unsigned char *from, int valid)
-{
-    uint32_t pairs[4];
-
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint16_t *x = (const uint16_t *)from + 2 * i;
-        uint32_t low = 2 * i < valid ? x[0] : 0, high = 2 * i + 1 < valid ? x[1] : 0;
-
-        pairs[i] = high << 16 | low;
-    }
-    store_shared16(to, pairs);
 }
 
 /* Vectors of 16 bytes that a thread copies of each operand for a stage. */

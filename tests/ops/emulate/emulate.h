@@ -67,6 +67,9 @@ extern emulated_thread emulated;
 #define LAUNCH(kernel, blocks, threads, stream, ...)                                               \
     emulate_launch(blocks, 1, threads, [=] { kernel(__VA_ARGS__); })
 
+#define LAUNCH_SHARED(kernel, blocks, threads, nbytes, stream, ...)                                \
+    LAUNCH(kernel, blocks, threads, stream, __VA_ARGS__)
+
 #define LAUNCH_CLUSTERS(kernel, blocks, cluster, threads, nbytes, stream, ...)                     \
     emulate_launch(                                                                                \
         blocks, cluster, threads, [=] { kernel(__VA_ARGS__); }, true)
@@ -138,6 +141,11 @@ static inline unsigned __ballot_sync(unsigned, bool x)
 static inline int __popc(unsigned x)
 {
     return __builtin_popcount(x);
+}
+
+static inline int __any_sync(unsigned lanes, bool x)
+{
+    return __ballot_sync(lanes, x) != 0;
 }
 
 static inline int __shfl_sync(unsigned, int x, int lane)

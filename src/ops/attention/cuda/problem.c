@@ -18,9 +18,9 @@ gpunvme_ops_status_t cuda_attention_check(const struct ops_variant *variant,
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
         if (sizes[i] > CUDA_ATTENTION_MOST)
             return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
-                            "variant '%s' takes lengths, heads, channels and batches below 2^30: "
+                            "variant '%s' takes lengths, heads, channels and batches up to %d: "
                             "one is %" PRId64,
-                            variant->name, sizes[i]);
+                            variant->name, CUDA_ATTENTION_MOST, sizes[i]);
     return GPUNVME_OPS_OK;
 }
 
@@ -78,6 +78,7 @@ struct cuda_attention cuda_attention_of(const struct gpunvme_attention *p)
         .dim_v = (int)p->dim_v,
         .q_len = (int)p->q_len,
         .k_len = (int)p->k_len,
+        .k_rows = k_rows,
         .q = cuda_rows_of(p->q, &p->q_strides, q_batch, q_rows, p->heads, p->dtype),
         .k = cuda_rows_of(p->k, &p->k_strides, k_batch, k_rows, p->kv_heads, p->dtype),
         .v = cuda_rows_of(p->v, &p->v_strides, k_batch, k_rows, p->kv_heads, p->dtype),
@@ -96,6 +97,13 @@ struct cuda_attention cuda_attention_of(const struct gpunvme_attention *p)
         .dtype = p->dtype,
         .out_dtype = p->out_dtype,
     };
+}
+
+int cuda_attention_width(const struct cuda_attention *x)
+{
+    int dim = x->dim > x->dim_v ? x->dim : x->dim_v;
+
+    return dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
 }
 
 unsigned cuda_attention_blocks(int64_t items, int each)

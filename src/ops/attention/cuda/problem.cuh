@@ -114,12 +114,14 @@ struct cuda_turn {
     float cosine, sine;
 };
 
+/* TABLES: there are some. What computes angles in f64 takes many registers. */
+template <bool TABLES = false>
 static __device__ __forceinline__ cuda_turn turn_of(const cuda_rope &rope, int position, int p)
 {
     int t = position < 0 ? -position : position;
     cuda_turn turn;
 
-    if (rope.cos) {
+    if (TABLES || rope.cos) {
         turn.cosine = rope.cos[t * rope.ld + p];
         turn.sine = rope.sin[t * rope.ld + p];
     } else {
@@ -165,6 +167,7 @@ static __device__ __forceinline__ cuda_pair pair_of(const cuda_rope &rope, int c
 }
 
 /* Channel c of the row at `at`, turned as at that position. */
+template <bool TABLES = false>
 static __device__ __forceinline__ float load_turned(const void *data, int64_t at, int c, int dtype,
                                                     const cuda_rope &rope, int position)
 {
@@ -175,7 +178,7 @@ static __device__ __forceinline__ float load_turned(const void *data, int64_t at
     if (pair.pair < 0)
         return x;
     y = load_element(data, at + pair.partner, dtype);
-    turn = turn_of(rope, position, pair.pair);
+    turn = turn_of<TABLES>(rope, position, pair.pair);
     return pair.second ? y * turn.sine + x * turn.cosine : x * turn.cosine - y * turn.sine;
 }
 

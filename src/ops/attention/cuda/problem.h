@@ -15,9 +15,10 @@ extern "C" {
 
 /*
  * Lengths, heads, channels and the batch are at most this, and so is a window: sums and differences
- * of two positions fit 32 bits. What has no limit has this one.
+ * of two positions, in tiles that reach beyond the last, fit 32 bits. What has no limit has this
+ * one.
  */
-#define CUDA_ATTENTION_MOST ((1 << 30) - 1)
+#define CUDA_ATTENTION_MOST ((1 << 30) - 1024)
 
 /*
  * Rows of channels: channel c of head h in row i of sequence (or page) b is element
@@ -42,6 +43,7 @@ struct cuda_attention {
     int batch, heads, kv_heads, group; /* group: heads of Q for each of K */
     int dim, dim_v;
     int q_len, k_len; /* at most */
+    int64_t k_rows;   /* of each sequence; with offsets, of all together */
     struct cuda_rows q, k, v, out;
     struct cuda_rows lse; /* of f32, one channel; data NULL: not wanted */
     const int32_t *q_offsets, *k_offsets, *q_lengths, *k_lengths;
@@ -76,19 +78,33 @@ struct cuda_rows cuda_rows_of(const void *data, const struct gpunvme_attention_s
 size_t cuda_attention_turns_nbytes(const struct cuda_attention *x);
 gpunvme_ops_status_t cuda_attention_turns(struct cuda_attention *x, void *workspace, void *stream);
 
+/*
+ * Likewise K itself, turned, for kernels that copy rows as they are. Bytes are 0 if K is not
+ * turned. It comes after cuda_attention_turns(), and leaves only Q to be turned.
+ */
+size_t cuda_attention_turned_nbytes(const struct cuda_attention *x);
+gpunvme_ops_status_t cuda_attention_turn_keys(struct cuda_attention *x, void *workspace,
+                                              void *stream);
+
 /* Blocks for so many threads' work, at most what a grid may have: kernels go on by themselves. */
 unsigned cuda_attention_blocks(int64_t items, int each);
 
 /* After a launch by LAUNCH(). */
 gpunvme_ops_status_t cuda_attention_launched(void);
 
+/* Channels of the tiles that Q, K and V are padded to, for tensor cores: 64, 128 or 256. */
+int cuda_attention_width(const struct cuda_attention *x);
+
 /* The forward rungs: memory, and what enqueues them. */
 typedef size_t cuda_attention_workspace(const struct cuda_attention *x);
 typedef gpunvme_ops_status_t cuda_attention_run(const struct cuda_attention *x, void *workspace,
                                                 void *stream);
 
-cuda_attention_workspace cuda_attention_naive_nbytes;
-cuda_attention_run cuda_attention_naive;
+cuda_attention_workspace cuda_attention_naive_nbytes, cuda_attention_flash2_nbytes;
+/* Bytes of shared memory. */
+cuda_attention_workspace cuda_attention_flash_shared, cuda_attention_flash2_shared;
+cuda_attention_run cuda_attention_naive, cuda_attention_tiled, cuda_attention_flash,
+    cuda_attention_flash2;
 
 #ifdef __cplusplus
 }

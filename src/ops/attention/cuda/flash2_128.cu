@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The rung flash2 for tiles of 128 channels.
+ */
+#include "ops/attention/cuda/flash2.cuh"
+
+gpunvme_ops_status_t cuda_attention_flash2_128(const struct cuda_attention *x, int section,
+                                               void *stream)
+{
+    return flash2_launch<128>(x, section, stream);
+}

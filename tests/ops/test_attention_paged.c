@@ -375,6 +375,40 @@ static void pages_change_no_bit(void **state)
     problem_free(&p);
 }
 
+static size_t workspace_for(const struct gpunvme_attention_paged *x)
+{
+    struct gpunvme_ops_exec exec = {.device = TEST_DEVICE};
+    size_t nbytes = 0;
+
+    expect_ok(gpunvme_attention_paged_workspace(x, &exec, &nbytes));
+    return nbytes;
+}
+
+/* Of calls that differ in the longest that a sequence may become, by the variant that "auto" is. */
+static void workspace_does_not_grow_with_lengths(void **state)
+{
+    struct request r = with_defaults((struct request){
+        .batch = 2, .heads = 4, .kv_heads = 2, .dim = 64, .q_len = 1, .k_len = 4096});
+    struct problem p;
+    struct cache c;
+
+    (void)state;
+    for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++) {
+        struct gpunvme_attention_paged x;
+        size_t nbytes;
+
+        r.dtype = r.out_dtype = dtype;
+        p = problem_new(&r, &rng);
+        c = padded_cache(&p, 16, BSHD, 0, 0);
+        x = paged_of(&p, &c);
+        nbytes = workspace_for(&x);
+        x.attention.k_len = 512;
+        assert_int_equal(workspace_for(&x), nbytes);
+        cache_free(&c);
+        problem_free(&p);
+    }
+}
+
 /* Where the new tokens of each sequence begin, and how many they are; returns the most. */
 static int64_t count_tokens(const struct request *r, const int32_t *before, const int32_t *after,
                             int32_t *offsets, int32_t *counts)
@@ -677,6 +711,7 @@ int main(void)
         cmocka_unit_test(decoding_has_the_features_of_attention),
         cmocka_unit_test(sequences_without_keys_have_no_page),
         cmocka_unit_test(pages_change_no_bit),
+        cmocka_unit_test(workspace_does_not_grow_with_lengths),
         cmocka_unit_test(new_tokens_get_their_rows_and_nothing_else_is_written),
         cmocka_unit_test(appending_and_decoding_is_attention_of_the_whole),
         cmocka_unit_test(pages_that_are_not_there_are_refused),

@@ -106,20 +106,46 @@ template <int D, int MT> struct loader {
     int64_t left; /* tiles */
     int stage;
     int page, row; /* page -1: nobody sees the key */
+    bool one_page; /* all 16 keys are seen, and in one */
 
     __device__ __forceinline__ void look_up(const cuda_attention &x)
     {
-        int j = (at.e.tile + at.tile) * DECODE_TILE + threadIdx.x / 32 * 16 + threadIdx.x % 16;
+        int j = (at.e.tile + at.tile) * DECODE_TILE + threadIdx.x / 32 * 16,
+            lane = threadIdx.x % 16;
+        unsigned size = (unsigned)x.page_size, key = (unsigned)(j + lane), number;
 
+        number = size & (size - 1) ? key / size : key >> __popc(size - 1);
         page = -1;
-        row = 0;
-        if (left && sees(at.e.keys, j)) {
-            page = at.e.s.pages[(unsigned)j / (unsigned)x.page_size];
-            row = (int)((unsigned)j % (unsigned)x.page_size);
+        row = (int)(key - number * size);
+        if (left && sees(at.e.keys, (int)key))
+            page = at.e.s.pages[number];
+        one_page = size % 16 == 0 && j >= at.e.keys.first && j + 16 <= at.e.keys.end;
+    }
+
+    /* 16 rows below each other. */
+    __device__ __forceinline__ void copy_page(const cuda_attention &x, uint32_t to)
+    {
+        const int per = 32 / s::chunks; /* rows at a time */
+        int lane = threadIdx.x % 32, first = threadIdx.x / 32 % MT * 16;
+        int chunk = lane % s::chunks, r = row - lane % 16 + lane / s::chunks;
+        const char *k = (const char *)x.k.data + chunk * 16;
+        const char *v = (const char *)x.v.data + chunk * 16;
+        uint32_t valid_k = chunk * 8 < x.dim ? 16 : 0, valid_v = chunk * 8 < x.dim_v ? 16 : 0;
+
+        k += valid_k ? (uint64_t)place_in(x.k, page, r, at.head) * 16 : 0;
+        v += valid_v ? (uint64_t)place_in(x.v, page, r, at.head) * 16 : 0;
+#pragma unroll
+        for (int i = 0; i < 16; i += per) {
+            uint32_t to_row = to + chunk_at<D>(first + i + lane / s::chunks, chunk);
+
+            cp_async16(to_row, k, valid_k);
+            cp_async16(to_row + s::stage / 2, v, valid_v);
+            k += valid_k ? x.k.row * per * 2 : 0;
+            v += valid_v ? x.v.row * per * 2 : 0;
         }
     }
 
-    __device__ __forceinline__ void copy(const cuda_attention &x, uint32_t to)
+    __device__ __forceinline__ void copy_rows(const cuda_attention &x, uint32_t to)
     {
         const int per = 32 / s::chunks; /* rows at a time */
         int lane = threadIdx.x % 32, first = threadIdx.x / 32 % MT * 16;
@@ -146,7 +172,12 @@ template <int D, int MT> struct loader {
     __device__ __forceinline__ void next(const cuda_attention &x, uint32_t ring)
     {
         if (left) {
-            copy(x, ring + (uint32_t)(stage * s::stage));
+            uint32_t to = ring + (uint32_t)(stage * s::stage);
+
+            if (one_page)
+                copy_page(x, to);
+            else
+                copy_rows(x, to);
             left--;
             advance(x, at, 1);
             look_up(x);

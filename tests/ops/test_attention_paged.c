@@ -377,7 +377,8 @@ static void pages_change_no_bit(void **state)
 
 static size_t workspace_for(const struct gpunvme_attention_paged *x)
 {
-    struct gpunvme_ops_exec exec = {.device = TEST_DEVICE};
+    /* (More threads, which more work may get, have more.) */
+    struct gpunvme_ops_exec exec = {.device = TEST_DEVICE, .threads = 1};
     size_t nbytes = 0;
 
     expect_ok(gpunvme_attention_paged_workspace(x, &exec, &nbytes));

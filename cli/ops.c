@@ -11,10 +11,22 @@
 #include "ops.h"
 #include "verbs.h"
 
-static const char *const op_names[GPUNVME_OPS_NOPS] = {
-    "matmul",          "linear-forward", "linear-backward", "attention",     "attention-backward",
-    "attention-paged", "kv-append",      "norm-forward",    "norm-backward", "cross-entropy",
-    "adamw",           "grad-norm"};
+static const char *const op_names[GPUNVME_OPS_NOPS] = {"matmul",
+                                                       "linear-forward",
+                                                       "linear-backward",
+                                                       "attention",
+                                                       "attention-backward",
+                                                       "attention-paged",
+                                                       "kv-append",
+                                                       "norm-forward",
+                                                       "norm-backward",
+                                                       "cross-entropy",
+                                                       "adamw",
+                                                       "grad-norm",
+                                                       "embedding-forward",
+                                                       "embedding-backward",
+                                                       "swiglu-forward",
+                                                       "swiglu-backward"};
 
 const char *cli_ops_name(int op)
 {

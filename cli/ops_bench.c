@@ -41,7 +41,8 @@ static const struct argp_option options[] = {
      "Rows and columns of the result, and the sum's length; for linear layers rows, outputs and "
      "inputs; for attention queries (or new rows), keys and channels of a head; for normalization "
      "rows, columns and 1, or 2 with a residual; for cross entropy rows and vocabulary; for adamw "
-     "and grad-norm tensors, and two factors of their elements. One number is a cube. May be given "
+     "and grad-norm tensors, and two factors of their elements; for embedding rows, vocabulary and "
+     "columns; for SwiGLU rows and columns. One number is a cube. May be given "
      "several times (1024; attention 1024x1024x64; others are large enough for a GPU)",
      1},
     {"shapes", KEY_SHAPES, "FILE", 0,
@@ -78,7 +79,8 @@ static const char doc[] =
     "the variant before and to OpenBLAS (on the GPU cuBLASLt) where that can be loaded. OPERATOR "
     "is matmul, linear-forward, linear-backward, linear, which is both, attention, "
     "attention-backward, attention-paged (over a cache in pages), kv-append (of new rows to it), "
-    "norm-forward, norm-backward, cross-entropy, adamw or grad-norm; without one it is matmul."
+    "norm-forward, norm-backward, cross-entropy, adamw, grad-norm, embedding-forward, "
+    "embedding-backward, swiglu-forward or swiglu-backward; without one it is matmul."
     "\vOpenBLAS is given the product alone, without bias and activation, in f32, and as many "
     "threads as the variant has. OPENBLAS_CORETYPE chooses its code. cuBLASLt is given as much of "
     "a linear layer as it can do at once; GPUNVME_CUBLASLT names another library file. On the GPU "

@@ -12,6 +12,10 @@ const struct ops_memory_op *ops_memory_op(int op)
         [GPUNVME_OPS_CROSS_ENTROPY] = &ops_cross_entropy_case,
         [GPUNVME_OPS_ADAMW] = &ops_adamw_case,
         [GPUNVME_OPS_GRAD_NORM] = &ops_grad_norm_case,
+        [GPUNVME_OPS_EMBEDDING_FORWARD] = &ops_embedding_forward_case,
+        [GPUNVME_OPS_EMBEDDING_BACKWARD] = &ops_embedding_backward_case,
+        [GPUNVME_OPS_SWIGLU_FORWARD] = &ops_swiglu_forward_case,
+        [GPUNVME_OPS_SWIGLU_BACKWARD] = &ops_swiglu_backward_case,
     };
 
     return all[op];

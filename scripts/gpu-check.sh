@@ -568,6 +568,20 @@ part_ops() {
         more=(--no-preact)
         ladder linear-forward bf16 8192x16384x4096 4096
     fi
+    # What memory limits, beside a copy of as many bytes.
+    more=()
+    ladder norm-forward bf16 16384x4096x1 16384x4096x2
+    ladder norm-backward bf16 16384x4096x1 16384x4096x2
+    ladder cross-entropy bf16 2048x50304x1 4096x128256x1
+    ladder adamw bf16 64x1024x1024
+    ladder grad-norm bf16 64x1024x1024
+    ladder embedding-forward bf16 16384x50304x4096
+    ladder embedding-backward bf16 16384x50304x4096
+    ladder swiglu-forward bf16 8192x14336x1
+    ladder swiglu-backward bf16 8192x14336x1
+    more=(--kind layer)
+    ladder norm-forward bf16 16384x4096x1
+    ladder norm-backward bf16 16384x4096x1
 }
 
 # --- Python ---------------------------------------------------------------------------------------

@@ -14,9 +14,11 @@
 #include "gpunvme/ops/attention.h"
 #include "gpunvme/ops/core.h"
 #include "gpunvme/ops/cross_entropy.h"
+#include "gpunvme/ops/embedding.h"
 #include "gpunvme/ops/linear.h"
 #include "gpunvme/ops/matmul.h"
 #include "gpunvme/ops/norm.h"
 #include "gpunvme/ops/optimizer.h"
+#include "gpunvme/ops/swiglu.h"
 
 #endif

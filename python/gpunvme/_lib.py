@@ -170,6 +170,10 @@ OPS_NORM_BACKWARD = 8
 OPS_CROSS_ENTROPY = 9
 OPS_ADAMW = 10
 OPS_GRAD_NORM = 11
+OPS_EMBEDDING_FORWARD = 12
+OPS_EMBEDDING_BACKWARD = 13
+OPS_SWIGLU_FORWARD = 14
+OPS_SWIGLU_BACKWARD = 15
 OPS_F32 = 0
 OPS_F16 = 1
 OPS_BF16 = 2
@@ -1146,6 +1150,72 @@ class GradNorm(Structure):
     ]
 
 
+class Embedding(Structure):
+    _fields_ = [
+        ("rows", c_int64),
+        ("vocab", c_int64),
+        ("dim", c_int64),
+        ("weight", c_void_p),
+        ("ids", c_void_p),
+        ("y", c_void_p),
+        ("ld_weight", c_int64),
+        ("ldy", c_int64),
+        ("dtype", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class EmbeddingGrad(Structure):
+    _fields_ = [
+        ("rows", c_int64),
+        ("vocab", c_int64),
+        ("dim", c_int64),
+        ("grad_y", c_void_p),
+        ("ids", c_void_p),
+        ("grad_weight", c_void_p),
+        ("ld_grad_y", c_int64),
+        ("ld_grad_weight", c_int64),
+        ("dtype", c_int32),
+        ("grad_dtype", c_int32),
+        ("accumulate", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class Swiglu(Structure):
+    _fields_ = [
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("gate", c_void_p),
+        ("up", c_void_p),
+        ("y", c_void_p),
+        ("ld_gate", c_int64),
+        ("ld_up", c_int64),
+        ("ldy", c_int64),
+        ("dtype", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class SwigluGrad(Structure):
+    _fields_ = [
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("grad_y", c_void_p),
+        ("gate", c_void_p),
+        ("up", c_void_p),
+        ("grad_gate", c_void_p),
+        ("grad_up", c_void_p),
+        ("ld_grad_y", c_int64),
+        ("ld_gate", c_int64),
+        ("ld_up", c_int64),
+        ("ld_grad_gate", c_int64),
+        ("ld_grad_up", c_int64),
+        ("dtype", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
 # By C name. Those in PREFIXES have the first fields of their structure alone.
 STRUCTS: dict[str, type[Structure]] = {
     "gpunvme_buf": Buf,
@@ -1215,6 +1285,10 @@ STRUCTS: dict[str, type[Structure]] = {
     "gpunvme_adamw": Adamw,
     "gpunvme_grad_tensor": GradTensor,
     "gpunvme_grad_norm": GradNorm,
+    "gpunvme_embedding": Embedding,
+    "gpunvme_embedding_grad": EmbeddingGrad,
+    "gpunvme_swiglu": Swiglu,
+    "gpunvme_swiglu_grad": SwigluGrad,
 }
 PREFIXES = {"gpunvme_id_ctrl", "gpunvme_smart_log"}
 
@@ -1451,6 +1525,18 @@ _OPS_FUNCTIONS: dict[str, tuple[type | None, ...]] = {
     "gpunvme_grad_norm": (c_int, c_void_p, c_void_p),
     "gpunvme_grad_norm_workspace": (c_int, c_void_p, c_void_p, c_void_p),
     "gpunvme_grad_norm_choose": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_embedding_forward": (c_int, c_void_p, c_void_p),
+    "gpunvme_embedding_forward_workspace": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_embedding_forward_choose": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_embedding_backward": (c_int, c_void_p, c_void_p),
+    "gpunvme_embedding_backward_workspace": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_embedding_backward_choose": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_swiglu_forward": (c_int, c_void_p, c_void_p),
+    "gpunvme_swiglu_forward_workspace": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_swiglu_forward_choose": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_swiglu_backward": (c_int, c_void_p, c_void_p),
+    "gpunvme_swiglu_backward_workspace": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_swiglu_backward_choose": (c_int, c_void_p, c_void_p, c_void_p),
 }
 
 # ---- Loading ----------------------------------------------------------------------------------

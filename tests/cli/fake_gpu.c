@@ -109,6 +109,10 @@ WRAP(gpunvme_norm_backward, gpunvme_norm_grad, grad_x)
 WRAP(gpunvme_cross_entropy, gpunvme_cross_entropy, grad)
 WRAP(gpunvme_adamw, gpunvme_adamw, tensors[0].m)
 WRAP(gpunvme_grad_norm, gpunvme_grad_norm, norm)
+WRAP(gpunvme_embedding_forward, gpunvme_embedding, y)
+WRAP(gpunvme_embedding_backward, gpunvme_embedding_grad, grad_weight)
+WRAP(gpunvme_swiglu_forward, gpunvme_swiglu, y)
+WRAP(gpunvme_swiglu_backward, gpunvme_swiglu_grad, grad_gate)
 
 bool ops_gpu_present(void)
 {

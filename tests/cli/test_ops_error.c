@@ -79,6 +79,7 @@ static void spoil_all(float value)
     const int backward[] = {OPS_C, OPS_GRAD_WEIGHT, OPS_GRAD_BIAS};
     const int norm[] = {OPS_C, OPS_PREACT, OPS_LSE};
     const int entropy[] = {OPS_C, OPS_BIAS, OPS_LSE};
+    const int of_weight[] = {OPS_GRAD_WEIGHT}, swiglu[] = {OPS_C, OPS_GRAD_K};
     const int adamw[] = {OPS_B, OPS_V, OPS_OUT}, grad_norm[] = {OPS_C, OPS_BIAS};
 
     spoil(GPUNVME_OPS_MATMUL, product, 1, value);
@@ -93,6 +94,10 @@ static void spoil_all(float value)
     spoil(GPUNVME_OPS_CROSS_ENTROPY, entropy, 3, value);
     spoil(GPUNVME_OPS_ADAMW, adamw, 3, value);
     spoil(GPUNVME_OPS_GRAD_NORM, grad_norm, 2, value);
+    spoil(GPUNVME_OPS_EMBEDDING_FORWARD, product, 1, value);
+    spoil(GPUNVME_OPS_EMBEDDING_BACKWARD, of_weight, 1, value);
+    spoil(GPUNVME_OPS_SWIGLU_FORWARD, product, 1, value);
+    spoil(GPUNVME_OPS_SWIGLU_BACKWARD, swiglu, 2, value);
 }
 
 static void one_nan_is_wrong_wherever_it_is(void **state)

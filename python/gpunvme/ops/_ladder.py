@@ -24,12 +24,18 @@ _OPS = {
     "cross_entropy": _lib.OPS_CROSS_ENTROPY,
     "adamw": _lib.OPS_ADAMW,
     "grad_norm": _lib.OPS_GRAD_NORM,
+    "embedding_forward": _lib.OPS_EMBEDDING_FORWARD,
+    "embedding_backward": _lib.OPS_EMBEDDING_BACKWARD,
+    "swiglu_forward": _lib.OPS_SWIGLU_FORWARD,
+    "swiglu_backward": _lib.OPS_SWIGLU_BACKWARD,
 }
 
 
 def variants(op: Literal["matmul", "linear_forward", "linear_backward", "attention",
                          "attention_backward", "attention_paged", "kv_append", "norm_forward",
-                         "norm_backward", "cross_entropy", "adamw", "grad_norm"] = "matmul",
+                         "norm_backward", "cross_entropy", "adamw", "grad_norm",
+                         "embedding_forward", "embedding_backward", "swiglu_forward",
+                         "swiglu_backward"] = "matmul",
              device: Device = "cpu") -> list[Variant]:
     """The ladder of an operator on a device, from the plainest to the fastest."""
     found: list[Variant] = []

@@ -20,7 +20,11 @@
     X(GPUNVME_OPS_NORM_BACKWARD, ops_norm_backward)                                                \
     X(GPUNVME_OPS_CROSS_ENTROPY, ops_cross_entropy)                                                \
     X(GPUNVME_OPS_ADAMW, ops_adamw)                                                                \
-    X(GPUNVME_OPS_GRAD_NORM, ops_grad_norm)
+    X(GPUNVME_OPS_GRAD_NORM, ops_grad_norm)                                                        \
+    X(GPUNVME_OPS_EMBEDDING_FORWARD, ops_embedding_forward)                                        \
+    X(GPUNVME_OPS_EMBEDDING_BACKWARD, ops_embedding_backward)                                      \
+    X(GPUNVME_OPS_SWIGLU_FORWARD, ops_swiglu_forward)                                              \
+    X(GPUNVME_OPS_SWIGLU_BACKWARD, ops_swiglu_backward)
 
 #define X(number, op) extern const struct ops_operator op;
 OPERATORS(X)

@@ -157,6 +157,17 @@ static inline int __shfl_sync(unsigned, int x, int lane)
     return y;
 }
 
+/* The lanes that show the same number. */
+static inline unsigned __match_any_sync(unsigned, unsigned x)
+{
+    const unsigned char *all = emulate_exchange(&x, sizeof(x));
+    unsigned same = 0;
+
+    for (unsigned lane = 0; lane < 32; lane++)
+        same |= (unsigned)!memcmp(all + lane * sizeof(x), &x, sizeof(x)) << lane;
+    return same;
+}
+
 template <typename VECTOR> static inline void __stwb(VECTOR *to, VECTOR x)
 {
     *to = x;

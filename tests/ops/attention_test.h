@@ -92,6 +92,7 @@ struct request {
     enum layout layout;
     int dtype, out_dtype, threads;
     bool causal, window, sinks, no_lse;
+    bool same_bits; /* GPUNVME_OPS_DETERMINISTIC */
     bool aligned; /* rows begin at multiples of 16 bytes */
     bool ragged;  /* sequences behind each other, by offsets */
     bool lengths; /* of each sequence, shorter than its room */

@@ -107,7 +107,7 @@ static void add_query(const struct backward *x, const struct arithmetic *a, int6
     rotated(p, a, &p->q, at, h, i + k_len - q_len, r->rope, q);
     rotated(p, a, &x->grad_out, at, h, 0, false, grad_out);
     for (int64_t j = 0; j < k_len; j++) {
-        double weight = stored(a, a->dtype, exp(scores[j] - lse));
+        double weight = stored(a, a->dtype, exp(in_f32(a, scores[j] - lse)));
 
         if (scores[j] == -INFINITY)
             continue;
@@ -117,14 +117,16 @@ static void add_query(const struct backward *x, const struct arithmetic *a, int6
         add_row(a, g->v + packed_at(&p->v, k_place(p, b, j), kh), weight, grad_out, r->dim_v);
     }
     for (int64_t j = 0; j < k_len; j++) {
-        double slope = cap > 0 ? 1 - scores[j] / cap * (scores[j] / cap) : 1, grad;
+        double slope = cap > 0 ? 1 - scores[j] / cap * (scores[j] / cap) : 1, grad, weight;
 
         if (scores[j] == -INFINITY)
             continue;
-        grad = stored(a, a->dtype, exp(scores[j] - lse) * (grads[j] - delta) * slope);
+        weight = in_f32(a, exp(in_f32(a, scores[j] - lse)));
+        grad = stored(a, a->dtype, in_f32(a, weight * in_f32(a, grads[j] - delta)) * slope);
         rotated(p, a, &p->k, k_place(p, b, j), kh, j, r->rope && !r->queries_only, k);
-        add_row(a, g->q + packed_at(&p->q, at, h), scale * grad, k, r->dim);
-        add_row(a, g->k + packed_at(&p->k, k_place(p, b, j), kh), scale * grad, q, r->dim);
+        grad = in_f32(a, scale * grad);
+        add_row(a, g->q + packed_at(&p->q, at, h), grad, k, r->dim);
+        add_row(a, g->k + packed_at(&p->k, k_place(p, b, j), kh), grad, q, r->dim);
     }
     if (p->sinks)
         g->sinks[h] -= exp((double)p->sinks[h] - lse) * delta;
@@ -205,8 +207,10 @@ static void run_forward(const struct backward *x)
 
 static void run(const char *variant, const struct backward *x, struct gpunvme_attention_grad p)
 {
-    struct gpunvme_ops_exec exec = {
-        .device = TEST_DEVICE, .variant = variant, .threads = x->f.r->threads};
+    struct gpunvme_ops_exec exec = {.device = TEST_DEVICE,
+                                    .variant = variant,
+                                    .threads = x->f.r->threads,
+                                    .flags = x->f.r->same_bits ? GPUNVME_OPS_DETERMINISTIC : 0};
     size_t sinks = (size_t)x->f.r->heads * sizeof(float), nbytes = 77;
     struct on_device d = {.count = 0};
     struct workspace w;
@@ -281,7 +285,7 @@ static void test_variant(const char *variant, void *arg)
     expect_padding(&x->f, &x->grad_v, false);
 }
 
-static void backward(struct request r)
+static void backward_in_type(struct request r)
 {
     const struct arithmetic exact = {true, r.dtype}, plain = {false, r.dtype};
     struct backward x;
@@ -293,6 +297,18 @@ static void backward(struct request r)
     run_forward(&x);
     for_each_variant(GPUNVME_OPS_ATTENTION_BACKWARD, test_variant, &x);
     backward_free(&x);
+}
+
+/* Kernels for 16-bit types are others than those for f32. */
+static void backward(struct request r)
+{
+    int last = TEST_DEVICE == GPUNVME_OPS_CPU ? GPUNVME_OPS_F32 : GPUNVME_OPS_BF16;
+
+    for (; r.dtype <= last; r.dtype++) {
+        r.out_dtype = r.dtype == GPUNVME_OPS_BF16 ? GPUNVME_OPS_BF16 : GPUNVME_OPS_F32;
+        r.same_bits = r.dtype == GPUNVME_OPS_F16;
+        backward_in_type(r);
+    }
 }
 
 static const int64_t lengths[][2] = {{1, 1}, {1, 7}, {7, 1}, {13, 13}, {31, 211}, {131, 47}};
@@ -322,13 +338,13 @@ static void every_type_and_head_size_is_right(void **state)
     for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
         for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++)
             for (int f32 = 0; f32 < 2; f32++)
-                backward((struct request){.heads = 1,
-                                          .dim = dims[i][0],
-                                          .dim_v = dims[i][1],
-                                          .q_len = 37,
-                                          .k_len = 67,
-                                          .dtype = dtype,
-                                          .out_dtype = f32 ? GPUNVME_OPS_F32 : dtype});
+                backward_in_type((struct request){.heads = 1,
+                                                  .dim = dims[i][0],
+                                                  .dim_v = dims[i][1],
+                                                  .q_len = 37,
+                                                  .k_len = 67,
+                                                  .dtype = dtype,
+                                                  .out_dtype = f32 ? GPUNVME_OPS_F32 : dtype});
 }
 
 static void heads_share_keys_and_values(void **state)
@@ -498,7 +514,18 @@ static void gradients_that_are_not_wanted_are_left_out(void **state)
     backward_free(&x);
 }
 
-static void gradients_are_the_same_bits_in_every_run(void **state)
+/* All gradients, one behind the other. */
+static void copy_gradients(const struct backward *x, char *to)
+{
+    const struct tensor *grads[] = {&x->grad_q, &x->grad_k, &x->grad_v};
+
+    for (int i = 0; i < 3; i++) {
+        memcpy(to, grads[i]->block, grads[i]->nbytes);
+        to += grads[i]->nbytes;
+    }
+}
+
+static void expect_same_bits(int dtype)
 {
     struct request r = with_defaults((struct request){.batch = 2,
                                                       .heads = 6,
@@ -506,26 +533,37 @@ static void gradients_are_the_same_bits_in_every_run(void **state)
                                                       .dim = 40,
                                                       .q_len = 150,
                                                       .k_len = 233,
+                                                      .dtype = dtype,
+                                                      .out_dtype = dtype,
+                                                      .same_bits = true,
                                                       .causal = true});
     struct backward x = backward_new(&r);
-    size_t nbytes = x.grad_k.nbytes;
+    size_t nbytes = x.grad_q.nbytes + x.grad_k.nbytes + x.grad_v.nbytes;
+    char *first = malloc(nbytes), *again = malloc(nbytes);
     struct gpunvme_ops_variant v;
-    void *first = malloc(nbytes);
 
-    (void)state;
-    assert_non_null(first);
+    assert_true(first && again);
     run_forward(&x);
     for (unsigned i = 1; !gpunvme_ops_variant(GPUNVME_OPS_ATTENTION_BACKWARD, TEST_DEVICE, i, &v);
          i++)
-        for (r.threads = 0; v.available && v.deterministic && r.threads < 4; r.threads++) {
+        for (r.threads = 0;
+             v.available && v.deterministic && v.dtypes & 1u << dtype && r.threads < 4;
+             r.threads++) {
             run(v.name, &x, descriptor_of(&x));
+            copy_gradients(&x, r.threads ? again : first);
             if (r.threads)
-                assert_memory_equal(x.grad_k.block, first, nbytes);
-            else
-                memcpy(first, x.grad_k.block, nbytes);
+                assert_memory_equal(again, first, nbytes);
         }
     free(first);
+    free(again);
     backward_free(&x);
+}
+
+static void gradients_are_the_same_bits_in_every_run(void **state)
+{
+    (void)state;
+    expect_same_bits(GPUNVME_OPS_F32);
+    expect_same_bits(GPUNVME_OPS_BF16);
 }
 
 int main(void)

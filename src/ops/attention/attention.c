@@ -317,6 +317,8 @@ static gpunvme_ops_status_t check_backward(struct ops_call *call)
 }
 
 const struct ops_operator ops_attention_backward = {
-    "attention_backward", check_backward, {&attention_backward_cpu, NULL}};
+    "attention_backward",
+    check_backward,
+    {&attention_backward_cpu, OPS_CUDA(&attention_backward_cuda)}};
 
 OPS_FUNCTIONS(ops_attention_backward, gpunvme_attention_backward, struct gpunvme_attention_grad)

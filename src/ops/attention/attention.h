@@ -15,7 +15,8 @@ extern const struct ops_operator ops_attention, ops_attention_backward, ops_atte
 extern const struct ops_ladder attention_cpu, attention_backward_cpu, attention_paged_cpu,
     kv_append_cpu;
 /* Where there is CUDA. */
-extern const struct ops_ladder attention_cuda, attention_paged_cuda, kv_append_cuda;
+extern const struct ops_ladder attention_cuda, attention_backward_cuda, attention_paged_cuda,
+    kv_append_cuda;
 
 /* The batch of a tensor whose sequences begin at offsets is one long sequence. */
 static inline int64_t attention_batch(const struct gpunvme_attention *p, const int32_t *offsets)

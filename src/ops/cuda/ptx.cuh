@@ -77,6 +77,11 @@ static __device__ __forceinline__ void store_shared16(uint32_t to, const uint32_
                  : "memory");
 }
 
+static __device__ __forceinline__ void store_shared4(uint32_t to, uint32_t x)
+{
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+
 /* A word, and two aligned to 8 bytes. */
 static __device__ __forceinline__ uint32_t load_shared4(uint32_t from)
 {
@@ -169,6 +174,12 @@ static __device__ __forceinline__ void barrier_128(int id)
     asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
 
+/* Likewise 256 threads. */
+static __device__ __forceinline__ void barrier_256(int id)
+{
+    asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory");
+}
+
 /* stmatrix: four matrices of 8 x 8 elements of 16 bits; a lane names one row. */
 static __device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t (&x)[4])
 {
@@ -191,6 +202,19 @@ static __device__ __forceinline__ void fence_async_proxy(void)
 static __device__ __forceinline__ void fence_async_proxy_global(void)
 {
     asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+/* To four floats in global memory, 16 bytes aligned, in no order with others that add there. */
+static __device__ __forceinline__ void add_four(float *to, float4 x)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    atomicAdd((float4 *)to, x);
+#else
+    atomicAdd(to, x.x);
+    atomicAdd(to + 1, x.y);
+    atomicAdd(to + 2, x.z);
+    atomicAdd(to + 3, x.w);
+#endif
 }
 
 /* A count in global memory: one more, after all that this thread did or knows of. */
@@ -233,6 +257,12 @@ static __device__ __forceinline__ void mbarrier_arrive_at(uint32_t barrier, uint
                  "}" ::"r"(barrier),
                  "r"(rank)
                  : "memory");
+}
+
+/* At a barrier of this block. */
+static __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 /*
@@ -392,6 +422,26 @@ static __device__ __forceinline__ void tensor_store(const void *map, uint32_t fr
         : "memory");
 }
 
+/* cp.async.bulk: so many bytes, a multiple of 16, to shared memory; the barrier hears of them. */
+static __device__ __forceinline__ void bulk_load(uint32_t to, const void *from, uint32_t nbytes,
+                                                 uint32_t barrier)
+{
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(to),
+        "l"(from), "r"(nbytes), "r"(barrier)
+        : "memory");
+}
+
+/* cp.reduce.async.bulk: floats from shared memory are added to those in global memory. */
+static __device__ __forceinline__ void bulk_add(float *to, uint32_t from, uint32_t nbytes)
+{
+    asm volatile(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+        "r"(from), "r"(nbytes)
+        : "memory");
+}
+
 static __device__ __forceinline__ void tensor_store_commit(void)
 {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
@@ -401,6 +451,12 @@ static __device__ __forceinline__ void tensor_store_commit(void)
 template <int PENDING> static __device__ __forceinline__ void tensor_store_wait_read(void)
 {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Until at most PENDING of them have not ended. */
+template <int PENDING> static __device__ __forceinline__ void tensor_store_wait(void)
+{
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 /* setmaxnreg: a warp group gives registers back, or takes those given back. */

@@ -67,6 +67,23 @@ static __device__ __forceinline__ void wgmma_wait_for(float (&sums)[32])
     asm volatile("wgmma.wait_group.sync.aligned 0;" : WGMMA_32(sums, 0)::"memory");
 }
 
+/* Until at most PENDING groups are under way, where the sums are those of one that has ended. */
+template <int PENDING> static __device__ __forceinline__ void wgmma_wait_leaving(float (&sums)[64])
+{
+    asm volatile("wgmma.wait_group.sync.aligned %64;"
+                 : WGMMA_64(sums, 0)
+                 : "n"(PENDING)
+                 : "memory");
+}
+
+template <int PENDING> static __device__ __forceinline__ void wgmma_wait_leaving(float (&sums)[32])
+{
+    asm volatile("wgmma.wait_group.sync.aligned %32;"
+                 : WGMMA_32(sums, 0)
+                 : "n"(PENDING)
+                 : "memory");
+}
+
 /*
  * sums = A B + (accumulate ? sums : 0) for 64 x 256, 128 or 64 elements, A and B by their
  * descriptors. The sum of row 16 w + l / 4 + 8 h, column 8 j + 2 (l % 4) + i is sums[4 j + 2 h + i]
@@ -92,6 +109,57 @@ static __device__ __forceinline__ void wgmma_wait_for(float (&sums)[32])
 WGMMA_BOTH("256", 128, WGMMA_SUMS, "%128, %129", "%130", "%131, %132")
 WGMMA_BOTH("128", 64, WGMMA_SUMS_64, "%64, %65", "%66", "%67, %68")
 WGMMA_BOTH("64", 32, WGMMA_SUMS_32, "%32, %33", "%34", "%35, %36")
+
+/*
+ * Likewise sums = A B, whatever the sums were. While others are under way only this begins sums
+ * without the assembler's waiting for those: it finds no other instruction that wrote to them.
+ */
+#define WGMMA_NEW_8(d, i)                                                                          \
+    "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]),    \
+        "=f"(d[i + 6]), "=f"(d[i + 7])
+#define WGMMA_NEW_32(d) WGMMA_NEW_8(d, 0), WGMMA_NEW_8(d, 8), WGMMA_NEW_8(d, 16), WGMMA_NEW_8(d, 24)
+#define WGMMA_NEW_64(d)                                                                            \
+    WGMMA_NEW_32(d), WGMMA_NEW_8(d, 32), WGMMA_NEW_8(d, 40), WGMMA_NEW_8(d, 48), WGMMA_NEW_8(d, 56)
+#define WGMMA_NEW(name, type, cols, count, sums_named, operands, directions)                       \
+    template <int MN_A, int MN_B>                                                                  \
+    static __device__ __forceinline__ void name##_new(float(&sums)[count], uint64_t a, uint64_t b) \
+    {                                                                                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                    \
+                     "wgmma.mma_async.sync.aligned.m64n" cols "k16.f32." type "." type             \
+                     " " sums_named ", " operands ", p, 1, 1, " directions ";\n}"                  \
+                     : WGMMA_NEW_##count(sums)                                                     \
+                     : "l"(a), "l"(b), "n"(MN_A), "n"(MN_B));                                      \
+    }
+#define WGMMA_BOTH_NEW(...)                                                                        \
+    WGMMA_NEW(wgmma_f16, "f16", __VA_ARGS__) WGMMA_NEW(wgmma_bf16, "bf16", __VA_ARGS__)
+
+WGMMA_BOTH_NEW("128", 64, WGMMA_SUMS_64, "%64, %65", "%66, %67")
+WGMMA_BOTH_NEW("64", 32, WGMMA_SUMS_32, "%32, %33", "%34, %35")
+
+/*
+ * Likewise with 16 columns of A from registers: a[2 g + h] of lane l of warp w is row 16 w + l / 4
+ * + 8 h, k = 2 (l % 4) + 8 g and one on, so that two eights of columns of earlier sums, rounded,
+ * are such a fragment ("Register Fragments for wgmma.mma_async.m64nNk16"). The registers belong to
+ * the instruction until it has ended.
+ */
+#define WGMMA_BY_REGISTERS(name, type, cols, count, sums_named, operands, predicate, direction)    \
+    template <int MN_B>                                                                            \
+    static __device__ __forceinline__ void name##_by_registers(                                    \
+        float(&sums)[count], const uint32_t(&a)[4], uint64_t b, int accumulate)                    \
+    {                                                                                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " predicate ", 0;\n"                        \
+                     "wgmma.mma_async.sync.aligned.m64n" cols "k16.f32." type "." type             \
+                     " " sums_named ", " operands ", p, 1, 1, " direction ";\n}"                   \
+                     : WGMMA_ALL_##count(sums)                                                     \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),        \
+                       "n"(MN_B));                                                                 \
+    }
+#define WGMMA_BOTH_BY_REGISTERS(...)                                                               \
+    WGMMA_BY_REGISTERS(wgmma_f16, "f16", __VA_ARGS__)                                              \
+    WGMMA_BY_REGISTERS(wgmma_bf16, "bf16", __VA_ARGS__)
+
+WGMMA_BOTH_BY_REGISTERS("128", 64, WGMMA_SUMS_64, "{%64, %65, %66, %67}, %68", "%69", "%70")
+WGMMA_BOTH_BY_REGISTERS("64", 32, WGMMA_SUMS_32, "{%32, %33, %34, %35}, %36", "%37", "%38")
 
 static __device__ __forceinline__ void wgmma_tf32(float (&sums)[128], uint64_t a, uint64_t b,
                                                   int accumulate)

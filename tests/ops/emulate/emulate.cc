@@ -340,6 +340,12 @@ void store_shared16(uint32_t to, const uint32_t (&x)[4])
     memcpy(emulate_shared(to), x, 16);
 }
 
+void store_shared4(uint32_t to, uint32_t x)
+{
+    check_aligned(to, 4);
+    memcpy(emulate_shared(to), &x, 4);
+}
+
 uint32_t load_shared4(uint32_t from)
 {
     uint32_t x;
@@ -534,6 +540,29 @@ void tensor_load_multicast(uint32_t to, const void *map, int x, int y, int z, ui
     }
 }
 
+void bulk_load(uint32_t to, const void *from, uint32_t nbytes, uint32_t barrier)
+{
+    mbarrier &b = barrier_at(barrier, current->of);
+
+    emulate_check_waited();
+    check_aligned(to, 16);
+    check_aligned((uintptr_t)from, 16);
+    check_aligned(nbytes, 16);
+    memcpy(emulate_shared(to), from, nbytes);
+    b.bytes -= nbytes;
+    end_phase(b);
+}
+
+void bulk_add(float *to, uint32_t from, uint32_t nbytes)
+{
+    emulate_check_waited();
+    check_aligned(from, 16);
+    check_aligned((uintptr_t)to, 16);
+    check_aligned(nbytes, 16);
+    for (uint32_t i = 0; i < nbytes / 4; i++)
+        to[i] += load_shared_at(from + 4 * i, cluster_rank());
+}
+
 /* As an H200 was seen to do it: a row is clipped at 16 bytes, not at its last element. */
 void tensor_store(const void *map, uint32_t from, int x, int y, int z)
 {
@@ -615,4 +644,19 @@ void wgmma_tf32_by_registers(float (&sums)[128], const wgmma_fragments &a, int i
             x[h][k] =
                 real32(all[(threadIdx.x % 32 / 4 * 4 + k % 4) * 4 + k / 4 * 2 + h] & ~0x1fffu);
     add_up(EMULATE_TF32, 0, sums, 128, x, 8, b, accumulate);
+}
+
+/* Rows l / 4 + 8 h of the warp's: lane l has elements 2 (l % 4) + 8 g and one on of them. */
+void emulate_wgmma_by_registers(int type, int mn_b, float *sums, uint32_t count,
+                                const uint32_t (&a)[4], uint64_t b, int accumulate)
+{
+    const uint32_t *all = (const uint32_t *)emulate_exchange(&a, sizeof(a));
+    float x[2][16];
+
+    for (uint32_t k = 0; k < 16; k++)
+        for (uint32_t h = 0; h < 2; h++)
+            x[h][k] = real16(type, (uint16_t)(all[(threadIdx.x % 32 / 4 * 4 + k % 8 / 2) * 4 +
+                                                  k / 8 * 2 + h] >>
+                                              k % 2 * 16));
+    add_up(type, mn_b, sums, count, x, 16, b, accumulate);
 }

@@ -201,6 +201,18 @@ static inline void atomicAdd(float *to, float x)
     *to += x;
 }
 
+static inline void add_four(float *to, float4 x)
+{
+    to[0] += x.x;
+    to[1] += x.y;
+    to[2] += x.z;
+    to[3] += x.w;
+}
+
+static inline void __threadfence(void)
+{
+}
+
 static inline unsigned atomicAdd(unsigned *to, unsigned x)
 {
     unsigned before = *to;
@@ -257,6 +269,7 @@ void load_matrices(uint32_t (&x)[4], uint32_t from);
 void load_matrices_transposed(uint32_t (&x)[4], uint32_t from);
 void store_matrices(uint32_t to, const uint32_t (&x)[4]);
 void store_shared16(uint32_t to, const uint32_t (&x)[4]);
+void store_shared4(uint32_t to, uint32_t x);
 uint32_t load_shared4(uint32_t from);
 void load_shared8(uint32_t &x, uint32_t &y, uint32_t from);
 void store_shared8(uint32_t to, float x, float y);
@@ -264,6 +277,8 @@ void emulate_mma(int type, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, u
 void mbarrier_init(uint32_t barrier, int arrivals);
 void mbarrier_arrive_expecting(uint32_t barrier, uint32_t nbytes);
 void mbarrier_arrive_at(uint32_t barrier, uint32_t rank);
+void bulk_load(uint32_t to, const void *from, uint32_t nbytes, uint32_t barrier);
+void bulk_add(float *to, uint32_t from, uint32_t nbytes);
 void mbarrier_wait(uint32_t barrier, uint32_t parity);
 void wait_for_count(const uint32_t *count, uint32_t least);
 uint32_t cluster_rank(void);
@@ -274,6 +289,9 @@ void tensor_store(const void *map, uint32_t from, int x, int y, int z);
 /* `count` sums a thread: of 64 x 2 * count. */
 void emulate_wgmma(int type, int mn_a, int mn_b, float *sums, uint32_t count, uint64_t a,
                    uint64_t b, int accumulate);
+
+void emulate_wgmma_by_registers(int type, int mn_b, float *sums, uint32_t count,
+                                const uint32_t (&a)[4], uint64_t b, int accumulate);
 
 struct wgmma_fragments {
     uint32_t x[16];
@@ -330,6 +348,16 @@ static inline void barrier_128(int id)
     emulate_wait_block(id, 128);
 }
 
+static inline void barrier_256(int id)
+{
+    emulate_wait_block(id, 256);
+}
+
+static inline void mbarrier_arrive(uint32_t barrier)
+{
+    mbarrier_arrive_at(barrier, cluster_rank());
+}
+
 static inline void tensor_load(uint32_t to, const void *map, int x, int y, int z, uint32_t barrier)
 {
     tensor_load_multicast(to, map, x, y, z, barrier, (uint16_t)(1 << cluster_rank()));
@@ -350,6 +378,32 @@ template <int MN_A, int MN_B, int COUNT>
 static inline void wgmma_bf16(float (&sums)[COUNT], uint64_t a, uint64_t b, int accumulate)
 {
     emulate_wgmma(EMULATE_BF16, MN_A, MN_B, sums, COUNT, a, b, accumulate);
+}
+
+template <int MN_A, int MN_B, int COUNT>
+static inline void wgmma_f16_new(float (&sums)[COUNT], uint64_t a, uint64_t b)
+{
+    emulate_wgmma(EMULATE_F16, MN_A, MN_B, sums, COUNT, a, b, 0);
+}
+
+template <int MN_A, int MN_B, int COUNT>
+static inline void wgmma_bf16_new(float (&sums)[COUNT], uint64_t a, uint64_t b)
+{
+    emulate_wgmma(EMULATE_BF16, MN_A, MN_B, sums, COUNT, a, b, 0);
+}
+
+template <int MN_B, int COUNT>
+static inline void wgmma_f16_by_registers(float (&sums)[COUNT], const uint32_t (&a)[4], uint64_t b,
+                                          int accumulate)
+{
+    emulate_wgmma_by_registers(EMULATE_F16, MN_B, sums, COUNT, a, b, accumulate);
+}
+
+template <int MN_B, int COUNT>
+static inline void wgmma_bf16_by_registers(float (&sums)[COUNT], const uint32_t (&a)[4], uint64_t b,
+                                           int accumulate)
+{
+    emulate_wgmma_by_registers(EMULATE_BF16, MN_B, sums, COUNT, a, b, accumulate);
 }
 
 static inline void wgmma_tf32(float (&sums)[128], uint64_t a, uint64_t b, int accumulate)
@@ -382,6 +436,9 @@ static inline void wgmma_commit(void)
 template <int> static inline void tensor_store_wait_read(void)
 {
 }
+template <int> static inline void tensor_store_wait(void)
+{
+}
 template <int> static inline void registers_give_back(void)
 {
 }
@@ -389,6 +446,9 @@ template <int> static inline void registers_take(void)
 {
 }
 template <int> static inline void wgmma_wait(void)
+{
+}
+template <int PENDING, int COUNT> static inline void wgmma_wait_leaving(float (&)[COUNT])
 {
 }
 template <int COUNT> static inline void wgmma_wait_for(float (&)[COUNT])

@@ -90,6 +90,26 @@ static void add_row(const struct arithmetic *a, double *sums, double weight, con
         sums[c] = in_f32(a, sums[c] + in_f32(a, weight * row[c]));
 }
 
+/*
+ * The lse that a call is given. For f32 it is that of exact scores, rounded: its error and those of
+ * the scores that kernels make are not the same.
+ */
+static double given_lse(const struct problem *p, const struct arithmetic *a, int64_t b, int64_t h,
+                        int64_t i, const double *scores)
+{
+    const struct arithmetic exact = {true, a->dtype};
+    int64_t k_len = k_len_of(p, b);
+    double *again, lse;
+
+    if (a->exact || a->dtype != GPUNVME_OPS_F32)
+        return lse_of(p, a, h, scores, k_len);
+    again = doubles_new(k_len);
+    scores_of(p, &exact, b, h, i, again);
+    lse = in_f32(a, lse_of(p, &exact, h, again, k_len));
+    free(again);
+    return lse;
+}
+
 /* One query of a head: its share of all gradients of rotated rows. */
 static void add_query(const struct backward *x, const struct arithmetic *a, int64_t b, int64_t h,
                       int64_t i, struct gradients *g)
@@ -103,7 +123,7 @@ static void add_query(const struct backward *x, const struct arithmetic *a, int6
     struct place at = q_place(p, b, i);
 
     scores_of(p, a, b, h, i, scores);
-    lse = lse_of(p, a, h, scores, k_len);
+    lse = given_lse(p, a, b, h, i, scores);
     rotated(p, a, &p->q, at, h, i + k_len - q_len, r->rope, q);
     rotated(p, a, &x->grad_out, at, h, 0, false, grad_out);
     for (int64_t j = 0; j < k_len; j++) {

@@ -13,6 +13,8 @@
 #define MOST_ROWS  (1 << 28)
 #define MOST_WIDTH 256
 
+#define CACHE_NBYTES (32 << 20) /* that blocks at work may count on */
+
 /* A rung: its kernels, and which operands they can load from where the caller has them. */
 struct rung {
     gpunvme_ops_status_t (*run)(const struct cuda_backward *x, void *stream);
@@ -80,6 +82,20 @@ static void choose_operands(struct cuda_backward *x, const struct rung *rung)
     }
 }
 
+/*
+ * Where tiles of keys differ in what they have to do, several heads are made at once, so that the
+ * longest tiles come first: as many as have Q, grad_out and sums for grad_q in the cache.
+ */
+static int section_of(const struct cuda_backward *x)
+{
+    int64_t nbytes = (int64_t)(x->f.q_len + 1) * x->width * (2 + 2 + 4);
+    int64_t heads = (int64_t)x->f.batch * x->f.kv_heads, most = CACHE_NBYTES / nbytes;
+
+    if (x->f.right == CUDA_ATTENTION_MOST || most < 1)
+        return 1;
+    return (int)(most < heads ? most : heads > 1 ? heads : 1);
+}
+
 static struct cuda_backward backward_of(const struct gpunvme_attention_grad *p,
                                         const struct rung *rung)
 {
@@ -103,6 +119,7 @@ static struct cuda_backward backward_of(const struct gpunvme_attention_grad *p,
         .width = width_of(f),
     };
 
+    x.section = section_of(&x);
     if (rung->tiles)
         choose_operands(&x, rung);
     return x;

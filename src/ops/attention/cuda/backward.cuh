@@ -90,6 +90,73 @@ static __device__ __forceinline__ uint32_t turn_of_tile(const cuda_backward &x,
     return (uint32_t)(key / keys - keys_of(x.f, s, query).first / keys);
 }
 
+/* Do later tiles of keys have less to do? Then their queries are taken from the last one on. */
+static __device__ __forceinline__ bool later_is_shorter(const cuda_backward &x)
+{
+    return x.f.right < CUDA_ATTENTION_MOST;
+}
+
+/* The tile of keys that a block has. */
+struct key_tile {
+    int b, kv_head, key;
+};
+
+/*
+ * Tile after tile of the heads of a section, the longest first: as many heads as have their sums
+ * and operands in the second-level cache. The tiles of a head come in order.
+ */
+static __device__ __forceinline__ key_tile tile_of_block(const cuda_backward &x, int keys)
+{
+    int tiles = (x.f.k_len + keys - 1) / keys, heads = x.f.batch * x.f.kv_heads;
+    int first = (int)(blockIdx.x / (tiles * x.section)) * x.section;
+    int at = (int)(blockIdx.x % (tiles * x.section));
+    int count = heads - first < x.section ? heads - first : x.section;
+    int head = first + at % count;
+
+    return {head / x.f.kv_heads, head % x.f.kv_heads, at / count * keys};
+}
+
+/*
+ * What a block has, and the tile of queries of a head that it is at: number `step` of `steps`. The
+ * heads that share its keys take turns at each tile, so that all blocks' order is the same.
+ */
+struct walk {
+    int b, kv_head, key;
+    cuda_sequence s;
+    int first, end; /* heads */
+    bool down;      /* from the last tile to the first */
+    int head, tile, step, steps;
+};
+
+static __device__ __forceinline__ walk walk_of(const cuda_backward &x, int keys, int queries)
+{
+    key_tile tile = tile_of_block(x, keys);
+    cuda_range range;
+    walk w;
+
+    w.key = tile.key;
+    w.kv_head = tile.kv_head;
+    w.b = tile.b;
+    w.s = sequence_of(x.f, w.b);
+    w.first = w.head = w.kv_head * x.f.group;
+    w.end = w.first + x.f.group;
+    w.down = later_is_shorter(x);
+    range = tiles_of(x, w.s, w.key, keys, queries);
+    w.tile = w.down ? range.end - 1 : range.first;
+    w.step = 0;
+    w.steps = w.key < w.s.k_len ? x.f.group * (range.end - range.first) : 0;
+    return w;
+}
+
+static __device__ __forceinline__ void next(walk &w)
+{
+    w.step++;
+    if (++w.head == w.end) {
+        w.head = w.first;
+        w.tile += w.down ? -1 : 1;
+    }
+}
+
 /*
  * A thread's scores of a tile, as mma and wgmma give them: sum 4 j + 2 h + i is of key + 8 h and
  * query + 8 j + i. What is not seen has no weight.

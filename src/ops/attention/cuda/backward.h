@@ -40,6 +40,7 @@ struct cuda_backward {
 
     /* The rest is for rungs that take tiles. Channels of a tile: 64, 128 or 256. */
     int width;
+    int section; /* heads of K whose tiles are made at the same time: see tile_of_block() */
     struct cuda_backward_rows operands[BACKWARD_OPERANDS];
 
     /* heads x q_room x width, as sum_place() has them: what grad_q is made of. NULL: not wanted. */

@@ -161,26 +161,21 @@ static __device__ __forceinline__ void add_queries(const tiles &t, float *to)
     }
 }
 
-/* What a block has: its keys, and the queries that it is at. */
-struct at_block {
-    int b, kv_head, key;
-    cuda_sequence s;
-};
-
 template <int DTYPE, int WIDTH> struct block_sums {
     float k[shape<WIDTH>::own / 2], v[shape<WIDTH>::own / 2];
 };
 
 template <int WIDTH>
 static __device__ __forceinline__ void bring_queries(const cuda_backward &x, const tiles &t,
-                                                     const at_block &at, int head, int query)
+                                                     const walk &w)
 {
-    int64_t row = head * x.q_room + query_room(x, at.b) + query;
+    int query = w.tile * QUERIES;
+    int64_t row = w.head * x.q_room + query_room(x, w.b) + query;
 
-    bring<WIDTH>(t.q, tile_rows(x, BACKWARD_Q, at.s, at.b, head), x.operands[BACKWARD_Q].rows.row,
-                 query, at.s.q_len, tile_channels(x, BACKWARD_Q));
-    bring<WIDTH>(t.grad_out, tile_rows(x, BACKWARD_GRAD_OUT, at.s, at.b, head),
-                 x.operands[BACKWARD_GRAD_OUT].rows.row, query, at.s.q_len,
+    bring<WIDTH>(t.q, tile_rows(x, BACKWARD_Q, w.s, w.b, w.head), x.operands[BACKWARD_Q].rows.row,
+                 query, w.s.q_len, tile_channels(x, BACKWARD_Q));
+    bring<WIDTH>(t.grad_out, tile_rows(x, BACKWARD_GRAD_OUT, w.s, w.b, w.head),
+                 x.operands[BACKWARD_GRAD_OUT].rows.row, query, w.s.q_len,
                  tile_channels(x, BACKWARD_GRAD_OUT));
     if (threadIdx.x < 32) {
         int four = threadIdx.x % 16 * 4;
@@ -193,23 +188,23 @@ static __device__ __forceinline__ void bring_queries(const cuda_backward &x, con
 
 template <int WIDTH>
 static __device__ __forceinline__ void bring_keys(const cuda_backward &x, const tiles &t,
-                                                  const at_block &at)
+                                                  const walk &w)
 {
-    bring<WIDTH>(t.k, tile_rows(x, BACKWARD_K, at.s, at.b, at.kv_head),
-                 x.operands[BACKWARD_K].rows.row, at.key, at.s.k_len, tile_channels(x, BACKWARD_K));
-    bring<WIDTH>(t.v, tile_rows(x, BACKWARD_V, at.s, at.b, at.kv_head),
-                 x.operands[BACKWARD_V].rows.row, at.key, at.s.k_len, tile_channels(x, BACKWARD_V));
+    bring<WIDTH>(t.k, tile_rows(x, BACKWARD_K, w.s, w.b, w.kv_head),
+                 x.operands[BACKWARD_K].rows.row, w.key, w.s.k_len, tile_channels(x, BACKWARD_K));
+    bring<WIDTH>(t.v, tile_rows(x, BACKWARD_V, w.s, w.b, w.kv_head),
+                 x.operands[BACKWARD_V].rows.row, w.key, w.s.k_len, tile_channels(x, BACKWARD_V));
 }
 
 /* P^T and dS^T of a tile of queries, and what they add to the block's sums. */
 template <int DTYPE, int WIDTH>
 static __device__ __forceinline__ void do_queries(const cuda_backward &x, const tiles &t,
-                                                  const at_block &at, int query,
-                                                  block_sums<DTYPE, WIDTH> &sums)
+                                                  const walk &w, block_sums<DTYPE, WIDTH> &sums)
 {
     int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16, group = threadIdx.x / 128;
-    tile_place place = {at.key + row + lane / 4, query + lane % 4 * 2,
-                        tile_masked(x, at.s, at.key, KEYS, query, QUERIES)};
+    int query = w.tile * QUERIES;
+    tile_place place = {w.key + row + lane / 4, query + lane % 4 * 2,
+                        tile_masked(x, w.s, w.key, KEYS, query, QUERIES)};
     float p[32], ds[32];
     uint32_t fragments[4][4];
 
@@ -218,7 +213,7 @@ static __device__ __forceinline__ void do_queries(const cuda_backward &x, const 
     subtract_deltas(ds, t.delta + lane % 4 * 8);
     if (x.f.softcap > 0)
         cap(x, p, ds);
-    weigh(x, at.s, p, place, t.lse2 + lane % 4 * 8);
+    weigh(x, w.s, p, place, t.lse2 + lane % 4 * 8);
     to_fragments<DTYPE>(p, fragments);
 #pragma unroll
     for (int k = 0; k < QUERIES / 16; k++)
@@ -234,32 +229,26 @@ static __device__ __forceinline__ void do_queries(const cuda_backward &x, const 
         multiply_columns<DTYPE>(sums.k, fragments[k], t.q, k, group * 16);
 }
 
-/* All tiles of queries of one head of Q. The first one has been asked for. */
+/* All tiles of queries. */
 template <int DTYPE, int WIDTH>
-static __device__ __forceinline__ void
-do_head(const cuda_backward &x, const tiles &t, const at_block &at, int head,
-        const cuda_range &range, bool last, block_sums<DTYPE, WIDTH> &sums)
+static __device__ __forceinline__ void do_all(const cuda_backward &x, const tiles &t, walk w,
+                                              block_sums<DTYPE, WIDTH> &sums)
 {
-    /* Where fewer queries see later keys, blocks of these begin at the end: see docs/OPERATORS.md.
-     */
-    bool down = x.f.right < CUDA_ATTENTION_MOST;
-    int count = range.end - range.first;
-
-    for (int n = 0; n < count; n++) {
-        int tile = down ? range.end - 1 - n : range.first + n, query = tile * QUERIES;
-        int64_t number = (head * x.q_room + query_room(x, at.b)) / QUERIES + tile;
+    bring_keys<WIDTH>(x, t, w);
+    bring_queries<WIDTH>(x, t, w);
+    while (w.step < w.steps) {
+        int query = w.tile * QUERIES;
+        int64_t number = (w.head * x.q_room + query_room(x, w.b) + query) / QUERIES;
 
         cp_async_wait<0>();
         __syncthreads();
-        do_queries<DTYPE, WIDTH>(x, t, at, query, sums);
+        do_queries<DTYPE, WIDTH>(x, t, w, sums);
         if (x.turns && x.sums && !threadIdx.x)
-            wait_for_count(x.turns + number, turn_of_tile(x, at.s, query, at.key, KEYS));
+            wait_for_count(x.turns + number, turn_of_tile(x, w.s, query, w.key, KEYS));
         __syncthreads();
-        if (n + 1 < count)
-            bring_queries<WIDTH>(x, t, at, head, down ? query - QUERIES : query + QUERIES);
-        else if (!last)
-            bring_queries<WIDTH>(x, t, at, head + 1,
-                                 (down ? range.end - 1 : range.first) * QUERIES);
+        next(w);
+        if (w.step < w.steps)
+            bring_queries<WIDTH>(x, t, w);
         if (!x.sums)
             continue;
         add_queries<DTYPE, WIDTH>(t, x.sums + number * QUERIES * WIDTH);
@@ -276,36 +265,18 @@ template <int DTYPE, int WIDTH>
 static __global__ void __launch_bounds__(shape<WIDTH>::threads, WIDTH == 256 ? 1 : 2)
     differentiate(const cuda_backward x)
 {
-    int tiles_of_keys = (x.f.k_len + KEYS - 1) / KEYS;
-    int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16;
-    int c = threadIdx.x / 128 * shape<WIDTH>::own + lane % 4 * 2;
+    int c = threadIdx.x / 128 * shape<WIDTH>::own + threadIdx.x % 4 * 2, key;
     tiles t = lay_out<WIDTH>();
     block_sums<DTYPE, WIDTH> sums = {};
-    at_block at;
-    cuda_range range;
+    walk w;
 
     wait_for_kernels_before();
-    at.key = (int)(blockIdx.x % tiles_of_keys) * KEYS;
-    at.kv_head = (int)(blockIdx.x / tiles_of_keys % x.f.kv_heads);
-    at.b = (int)(blockIdx.x / tiles_of_keys / x.f.kv_heads);
-    at.s = sequence_of(x.f, at.b);
-    if (at.key >= at.s.k_len)
-        return;
-    range = tiles_of(x, at.s, at.key, KEYS, QUERIES);
-    if (range.first < range.end) {
-        bool down = x.f.right < CUDA_ATTENTION_MOST;
-
-        bring_keys<WIDTH>(x, t, at);
-        bring_queries<WIDTH>(x, t, at, at.kv_head * x.f.group,
-                             (down ? range.end - 1 : range.first) * QUERIES);
-        for (int i = 0; i < x.f.group; i++)
-            do_head<DTYPE, WIDTH>(x, t, at, at.kv_head * x.f.group + i, range, i + 1 == x.f.group,
-                                  sums);
-    }
-    store_keys(x, at.s, at.b, at.kv_head, at.key + row + lane / 4, c, x.grad_k, x.f.dim, x.f.scale,
-               x.grad_turned, sums.k);
-    store_keys(x, at.s, at.b, at.kv_head, at.key + row + lane / 4, c, x.grad_v, x.f.dim_v, 1, NULL,
-               sums.v);
+    w = walk_of(x, KEYS, QUERIES);
+    if (w.steps)
+        do_all(x, t, w, sums);
+    key = w.key + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    store_keys(x, w.s, w.b, w.kv_head, key, c, x.grad_k, x.f.dim, x.f.scale, x.grad_turned, sums.k);
+    store_keys(x, w.s, w.b, w.kv_head, key, c, x.grad_v, x.f.dim_v, 1, NULL, sums.v);
 }
 
 template <int DTYPE, int WIDTH>

@@ -88,43 +88,6 @@ static __device__ __forceinline__ void make_barriers(const tiles &t)
     mbarrier_init_fence();
 }
 
-/* What a block has, and the tile of queries that it is at: number `step` of all. */
-struct walk {
-    int b, kv_head, key;
-    cuda_sequence s;
-    cuda_range range; /* of tiles, for each head of the group */
-    bool down;        /* the last one first: see docs/OPERATORS.md */
-    int head, tile, step, steps;
-};
-
-template <int WIDTH> static __device__ __forceinline__ walk walk_of(const cuda_backward &x)
-{
-    int tiles_of_keys = (x.f.k_len + KEYS - 1) / KEYS;
-    walk w;
-
-    w.key = (int)(blockIdx.x % tiles_of_keys) * KEYS;
-    w.kv_head = (int)(blockIdx.x / tiles_of_keys % x.f.kv_heads);
-    w.b = (int)(blockIdx.x / tiles_of_keys / x.f.kv_heads);
-    w.s = sequence_of(x.f, w.b);
-    w.range = tiles_of(x, w.s, w.key, KEYS, shape<WIDTH>::queries);
-    w.down = x.f.right < CUDA_ATTENTION_MOST;
-    w.head = w.kv_head * x.f.group;
-    w.tile = w.down ? w.range.end - 1 : w.range.first;
-    w.step = 0;
-    w.steps = w.key < w.s.k_len ? x.f.group * (w.range.end - w.range.first) : 0;
-    return w;
-}
-
-static __device__ __forceinline__ void next(walk &w)
-{
-    w.step++;
-    w.tile += w.down ? -1 : 1;
-    if (w.tile < w.range.first || w.tile == w.range.end) {
-        w.head++;
-        w.tile = w.down ? w.range.end - 1 : w.range.first;
-    }
-}
-
 /* A tile of an operand's rows from `row` on, in columns of 64 channels. */
 template <int WIDTH>
 static __device__ __forceinline__ void bring(const hopper_backward &work, int which, const walk &w,
@@ -418,7 +381,7 @@ static __device__ __forceinline__ void consume(const cuda_backward &x, const til
         wgmma_wait_for(sums.v);
         end_gradients<WIDTH>(x, t, w, group, piece);
     }
-    w = walk_of<WIDTH>(x); /* which took registers meanwhile */
+    w = walk_of(x, KEYS, shape<WIDTH>::queries); /* which took registers meanwhile */
     key = w.key + group * 64 + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
     store_keys(x, w.s, w.b, w.kv_head, key, lane % 4 * 2, x.grad_k, x.f.dim, x.f.scale,
                x.grad_turned, sums.k);
@@ -438,7 +401,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         make_barriers(t);
     wait_for_kernels_before();
     __syncthreads();
-    w = walk_of<WIDTH>(work.x);
+    w = walk_of(work.x, KEYS, shape<WIDTH>::queries);
     if (threadIdx.x < 128) {
         registers_give_back<24>();
         if (threadIdx.x == 0 && w.steps)

@@ -6,6 +6,7 @@
 
 #define THREADS 256
 #define WARPS   (THREADS / 32)
+#define TILE    CUDA_BACKWARD_PIECE
 
 /* The sum of a warp's values, in its first lane. */
 static __device__ __forceinline__ float warp_sum(float x)
@@ -16,47 +17,81 @@ static __device__ __forceinline__ float warp_sum(float x)
     return x;
 }
 
-/* Of grad_out as products have it, so that dP - D is 0 where it should be. */
-static __device__ __forceinline__ float delta_of(const cuda_backward &x, const cuda_sequence &s,
-                                                 int i, int head)
+/* 64 rows of a head in the workspace, which a block takes. */
+struct row_tile {
+    int b, head, first;
+    cuda_sequence s;
+    int64_t row; /* of `first` */
+};
+
+static __device__ __forceinline__ row_tile row_tile_of(const cuda_backward &x, int64_t item)
 {
-    int64_t out = query_at(x.f.out, s, i, head), grad = query_at(x.grad_out, s, i, head);
+    int tiles = padded(x.f.q_len) / TILE;
+    int64_t head = item / tiles;
+    row_tile t;
+
+    t.first = (int)(item % tiles) * TILE;
+    t.b = (int)(head / x.f.heads);
+    t.head = (int)(head % x.f.heads);
+    t.s = sequence_of(x.f, t.b);
+    t.row = t.head * x.q_room + query_room(x, t.b) + t.first;
+    return t;
+}
+
+/* Of grad_out as products have it, so that dP - D is 0 where it should be. */
+static __device__ __forceinline__ float grad_out_of(const cuda_backward &x, float y)
+{
+    return x.operands[BACKWARD_GRAD_OUT].copied ? from_bits(to_bits(y, x.f.dtype), x.f.dtype) : y;
+}
+
+static __device__ __forceinline__ float delta_of(const cuda_backward &x, int64_t out, int64_t grad,
+                                                 bool vectors)
+{
     float sum = 0;
 
-    for (int c = (int)threadIdx.x % 32; c < x.f.dim_v; c += 32) {
-        float y = load_element(x.grad_out.data, grad + c, x.f.out_dtype);
+    if (vectors)
+        for (int c = (int)threadIdx.x % 32 * 4; c < x.f.dim_v; c += 128) {
+            float y[4], z[4];
 
-        if (x.operands[BACKWARD_GRAD_OUT].copied)
-            y = from_bits(to_bits(y, x.f.dtype), x.f.dtype);
-        sum += load_element(x.f.out.data, out + c, x.f.out_dtype) * y;
-    }
+            load4(x.f.out.data, out + c, x.f.out_dtype, y);
+            load4(x.grad_out.data, grad + c, x.f.out_dtype, z);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                sum += y[i] * grad_out_of(x, z[i]);
+        }
+    else
+        for (int c = (int)threadIdx.x % 32; c < x.f.dim_v; c += 32)
+            sum += load_element(x.f.out.data, out + c, x.f.out_dtype) *
+                   grad_out_of(x, load_element(x.grad_out.data, grad + c, x.f.out_dtype));
     return warp_sum(sum);
 }
 
-/* A warp takes a row of the workspace, padding too: there D and the weights are 0. */
+/* A warp takes every eighth row of a tile, padding too: there D and the weights are 0. */
 static __global__ void __launch_bounds__(THREADS) deltas(const cuda_backward x)
 {
-    int rows = padded(x.f.q_len);
-    int64_t items = (int64_t)x.f.batch * x.f.heads * rows, step = (int64_t)gridDim.x * WARPS;
+    int64_t items = (int64_t)x.f.batch * x.f.heads * (padded(x.f.q_len) / TILE);
+    bool vectors = x.f.out.vectors && x.grad_out.vectors && x.f.dim_v % 4 == 0;
 
-    for (int64_t item = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; item < items;
-         item += step) {
-        int i = (int)(item % rows), head = (int)(item / rows % x.f.heads);
-        int b = (int)(item / rows / x.f.heads);
-        cuda_sequence s = sequence_of(x.f, b);
-        int64_t to = head * x.q_room + query_room(x, b) + i;
-        float delta = 0, lse = INFINITY;
+    for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+        row_tile t = row_tile_of(x, item);
 
-        if (i >= padded(s.q_len))
+        if (t.first >= padded(t.s.q_len))
             continue;
-        if (i < s.q_len) {
-            delta = delta_of(x, s, i, head);
-            lse = ((const float *)x.f.lse.data)[query_at(x.f.lse, s, i, head)];
-            lse = lse == -INFINITY ? INFINITY : lse * LOG2_E;
-        }
-        if (threadIdx.x % 32 == 0) {
-            x.delta[to] = delta;
-            x.lse2[to] = lse;
+#pragma unroll 4
+        for (int r = (int)threadIdx.x / 32; r < TILE; r += WARPS) {
+            int i = t.first + r;
+            float delta = 0, lse = INFINITY;
+
+            if (i < t.s.q_len) {
+                delta = delta_of(x, query_at(x.f.out, t.s, i, t.head),
+                                 query_at(x.grad_out, t.s, i, t.head), vectors);
+                lse = ((const float *)x.f.lse.data)[query_at(x.f.lse, t.s, i, t.head)];
+                lse = lse == -INFINITY ? INFINITY : lse * LOG2_E;
+            }
+            if (threadIdx.x % 32 == 0) {
+                x.delta[t.row + r] = delta;
+                x.lse2[t.row + r] = lse;
+            }
         }
     }
 }
@@ -151,39 +186,48 @@ static __device__ __forceinline__ float finished(const cuda_backward &x, const c
                        x.sums[sum_place(x.width, row, pair.partner)]);
 }
 
-/* A thread takes two channels of rows i and i + 8, which are beside each other. */
+/* Channels c and c + 1 of rows r and r + 8 of a tile, which lie beside each other. */
+static __device__ __forceinline__ float4 finished_four(const cuda_backward &x, const row_tile &t,
+                                                       int r, int c)
+{
+    int64_t row = t.row + r;
+    int i = t.first + r;
+    float4 sums = *(const float4 *)(x.sums + sum_place(x.width, row, c));
+
+    if (!x.f.rope.dim)
+        return sums;
+    sums.x = finished(x, t.s, row, i, c);
+    sums.y = finished(x, t.s, row, i, c + 1);
+    if (i + 8 < t.s.q_len) {
+        sums.z = finished(x, t.s, row + 8, i + 8, c);
+        sums.w = finished(x, t.s, row + 8, i + 8, c + 1);
+    }
+    return sums;
+}
+
 static __global__ void __launch_bounds__(THREADS) finish_queries(const cuda_backward x)
 {
-    int rows = padded(x.f.q_len) / 2, pairs = (x.f.dim + 1) / 2;
-    int64_t items = (int64_t)x.f.batch * x.f.heads * rows * pairs;
+    int64_t items = (int64_t)x.f.batch * x.f.heads * (padded(x.f.q_len) / TILE);
+    int pairs = x.width / 2;
 
-    for (int64_t item = (int64_t)blockIdx.x * THREADS + threadIdx.x; item < items;
-         item += (int64_t)gridDim.x * THREADS) {
-        int c = (int)(item % pairs) * 2;
-        int64_t rest = item / pairs;
-        int r = (int)(rest % rows), head = (int)(rest / rows % x.f.heads);
-        int b = (int)(rest / rows / x.f.heads), i = r / 8 * 16 + r % 8;
-        cuda_sequence s = sequence_of(x.f, b);
-        int64_t row = head * x.q_room + query_room(x, b) + i;
-        float4 sums;
+    for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+        row_tile t = row_tile_of(x, item);
 
-        if (i >= s.q_len)
+        if (t.first >= t.s.q_len)
             continue;
-        if (x.f.rope.dim) {
-            bool next = i + 8 < s.q_len, both = c + 1 < x.f.dim;
+        for (int n = (int)threadIdx.x; n < TILE / 2 * pairs; n += THREADS) {
+            int c = n % pairs * 2, r = n / pairs / 8 * 16 + n / pairs % 8, i = t.first + r;
+            float4 sums;
 
-            sums.x = finished(x, s, row, i, c);
-            sums.y = both ? finished(x, s, row, i, c + 1) : 0;
-            sums.z = next ? finished(x, s, row + 8, i + 8, c) : 0;
-            sums.w = next && both ? finished(x, s, row + 8, i + 8, c + 1) : 0;
-        } else {
-            sums = *(const float4 *)(x.sums + sum_place(x.width, row, c));
+            if (i >= t.s.q_len || c >= x.f.dim)
+                continue;
+            sums = finished_four(x, t, r, c);
+            store_two(x.grad_q, query_at(x.grad_q, t.s, i, t.head), c, x.f.dim, x.f.dtype,
+                      x.f.scale * sums.x, x.f.scale * sums.y);
+            if (i + 8 < t.s.q_len)
+                store_two(x.grad_q, query_at(x.grad_q, t.s, i + 8, t.head), c, x.f.dim, x.f.dtype,
+                          x.f.scale * sums.z, x.f.scale * sums.w);
         }
-        store_two(x.grad_q, query_at(x.grad_q, s, i, head), c, x.f.dim, x.f.dtype,
-                  x.f.scale * sums.x, x.f.scale * sums.y);
-        if (i + 8 < s.q_len)
-            store_two(x.grad_q, query_at(x.grad_q, s, i + 8, head), c, x.f.dim, x.f.dtype,
-                      x.f.scale * sums.z, x.f.scale * sums.w);
     }
 }
 
@@ -213,11 +257,14 @@ static int64_t most_rows(int64_t rows)
     return rows + CUDA_BACKWARD_ALIGN - 1;
 }
 
+static unsigned row_tiles(const struct cuda_backward *x)
+{
+    return cuda_attention_blocks(most_rows(x->f.q_len) * x->f.heads * x->f.batch, TILE);
+}
+
 gpunvme_ops_status_t cuda_backward_deltas(const struct cuda_backward *x, void *stream)
 {
-    int64_t rows = most_rows(x->f.q_len) * x->f.heads * x->f.batch;
-
-    LAUNCH(deltas, cuda_attention_blocks(rows, WARPS), THREADS, stream, *x);
+    LAUNCH(deltas, row_tiles(x), THREADS, stream, *x);
     return cuda_attention_launched();
 }
 
@@ -243,11 +290,10 @@ gpunvme_ops_status_t cuda_backward_copy(const struct cuda_backward *x, void *str
 
 gpunvme_ops_status_t cuda_backward_finish(const struct cuda_backward *x, void *stream)
 {
-    int64_t q = most_rows(x->f.q_len) * x->f.heads * x->f.batch * (x->f.dim + 1) / 4;
     int64_t k = (int64_t)x->f.batch * x->f.kv_heads * x->f.k_len * x->f.dim;
 
     if (x->sums)
-        LAUNCH(finish_queries, cuda_attention_blocks(q, THREADS), THREADS, stream, *x);
+        LAUNCH(finish_queries, row_tiles(x), THREADS, stream, *x);
     if (x->grad_turned)
         LAUNCH(finish_keys, cuda_attention_blocks(k, THREADS), THREADS, stream, *x);
     return cuda_attention_launched();

@@ -93,10 +93,10 @@ struct request {
     int dtype, out_dtype, threads;
     bool causal, window, sinks, no_lse;
     bool same_bits; /* GPUNVME_OPS_DETERMINISTIC */
-    bool aligned; /* rows begin at multiples of 16 bytes */
-    bool ragged;  /* sequences behind each other, by offsets */
-    bool lengths; /* of each sequence, shorter than its room */
-    int rope;     /* channels */
+    bool aligned;   /* rows begin at multiples of 16 bytes */
+    bool ragged;    /* sequences behind each other, by offsets */
+    bool lengths;   /* of each sequence, shorter than its room */
+    int rope;       /* channels */
     int rope_first;
     bool interleaved, tables, queries_only;
     float base;

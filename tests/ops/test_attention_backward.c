@@ -53,10 +53,10 @@ static struct backward backward_new(const struct request *r)
     struct backward x = {.f = problem_new(r, &rng)};
     const struct problem *p = &x.f;
 
-    x.grad_out = like(&p->out, 4, r->out_dtype, r->layout);
-    x.grad_q = like(&p->q, 1, r->dtype, BHSD);
-    x.grad_k = like(&p->k, 2, r->dtype, BSHD);
-    x.grad_v = like(&p->v, 3, r->dtype, r->layout);
+    x.grad_out = like(&p->out, pad_of(r, 4), r->out_dtype, r->layout);
+    x.grad_q = like(&p->q, pad_of(r, 1), r->dtype, BHSD);
+    x.grad_k = like(&p->k, pad_of(r, 2), r->dtype, BSHD);
+    x.grad_v = like(&p->v, pad_of(r, 3), r->dtype, r->layout);
     for (int64_t b = 0; b < r->batch; b++)
         for (int64_t i = 0; i < q_len_of(p, b); i++)
             tensor_random_row(&x.grad_out, q_place(p, b, i).b, q_place(p, b, i).i, &rng);
@@ -327,6 +327,7 @@ static void backward(struct request r)
     for (; r.dtype <= last; r.dtype++) {
         r.out_dtype = r.dtype == GPUNVME_OPS_BF16 ? GPUNVME_OPS_BF16 : GPUNVME_OPS_F32;
         r.same_bits = r.dtype == GPUNVME_OPS_F16;
+        r.aligned = r.dtype == GPUNVME_OPS_BF16;
         backward_in_type(r);
     }
 }

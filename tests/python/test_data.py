@@ -77,6 +77,20 @@ def test_an_index_has_the_samples_of_its_data_set(tmp_path: Path) -> None:
             assert [row.item() for row in indexed] == list(range(10))
 
 
+def test_a_path_report_says_how_the_bytes_of_a_file_went(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(10, dtype=np.uint64))
+    with data.Dataset(tmp_path / "x.npy") as rows:
+        before = sum(rows.path().bytes_read.values())
+        rows[3]
+        path = rows.path()
+        assert path.backend == "posix"
+        assert sum(path.bytes_read.values()) == before + 8
+        with pytest.raises(IndexError, match="file 1 of 1"):
+            rows.path(1)
+    with pytest.raises(gpunvme.ClosedError):
+        rows.path()
+
+
 def test_a_shard_is_not_replaced_by_its_index(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(10))
     before = (tmp_path / "x.npy").read_bytes()

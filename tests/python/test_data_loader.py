@@ -359,6 +359,10 @@ def test_statistics_count_what_was_given(rows: data.Dataset) -> None:
     ({"framework": "tf"}, "tf"),
     ({"dtype": "float33"}, "float33"),
     ({"timeout": 0}, "timeout"),
+    ({"timeout": float("nan")}, "timeout: nan"),
+    ({"timeout": float("inf")}, "timeout: inf"),
+    ({"timeout": 1e300}, "timeout"),
+    ({"collate": 5}, "collate: 5"),
     ({"weights": [1, 2]}, "weights"),
 ])
 def test_bad_arguments_are_refused(rows: data.Dataset, options: Any, match: str) -> None:

@@ -90,6 +90,15 @@ def count(name: str, value: int, bits: int = 64) -> int:
     return value
 
 
+def timeout_of(seconds: float | None) -> int:
+    """Nanoseconds."""
+    if seconds is None:
+        return 30_000_000_000
+    if not 1e-9 <= seconds <= 1e9:  # NaN fails it, too
+        raise argument(f"timeout: {seconds} seconds: 1e-9 to 1e9")
+    return int(seconds * 1e9)
+
+
 def depth_of(depth: int) -> int:
     if not 1 <= operator.index(depth) <= _lib.LOADER_MAX_DEPTH:
         raise argument(f"depth: {depth}: 1 to {_lib.LOADER_MAX_DEPTH}")

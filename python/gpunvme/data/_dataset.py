@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ..engine import Engine
+    from ..reports import Path
 
     Name = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
@@ -213,6 +214,18 @@ class Dataset:
         options = _lib.DatasetIndexOptions(checksums=checksums)
         check(lib.gpunvme_dataset_write_index(opened.handle, os.fsencode(path),
                                               ctypes.byref(options)))
+
+    def path(self, file: int = 0) -> Path:
+        """How the bytes of a file go, as Store.path(). IndexError: there is no such file."""
+        from ..store import path_of
+
+        found = _lib.Path()
+        opened = self.opened()
+        if not 0 <= operator.index(file) < len(self.files):
+            raise IndexError(f"file {file} of {len(self.files)}")
+        lib.gpunvme_store_path(lib.gpunvme_dataset_store(opened.handle, file),
+                               ctypes.byref(found))
+        return path_of(found)
 
     def close(self) -> None:
         """Closes the files, when no Loader reads from them any more."""

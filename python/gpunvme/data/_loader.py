@@ -22,7 +22,7 @@ from .._lib import lib
 from ..buffers import stream_handle
 from ..errors import argument, check, error
 from ..memory import DeviceMemory
-from ._arguments import choice, count, depth_of, elements_of, framework_of, place_of, rank_of
+from ._arguments import choice, count, depth_of, elements_of, framework_of, place_of, rank_of, timeout_of
 from ._dataset import Dataset, Opened
 
 if TYPE_CHECKING:
@@ -207,11 +207,11 @@ class Loader:
         self._torch = framework_of(framework)
         self._mem, self._gpu = place_of(str(device))
         self._dtype, self._itemsize, self._shape = elements_of(datasets, dtype, shape)
+        if collate is not None and not callable(collate):
+            raise argument(f"collate: {collate!r} can't be called")
         self._collate = collate
         self._stream = stream
-        self._timeout_ns = 30_000_000_000 if timeout is None else int(timeout * 1e9)
-        if self._timeout_ns <= 0:
-            raise argument(f"timeout: {timeout} seconds")
+        self._timeout_ns = timeout_of(timeout)
         rank, world = rank_of(rank, world)
         order = _lib.SamplerOptions(
             seed=count("seed", seed), batch=count("batch_size", batch_size),

@@ -32,6 +32,7 @@ enum {
     KEY_BATCH,
     KEY_DEPTH,
     KEY_SHUFFLE,
+    KEY_SEED,
     KEY_TIME,
     KEY_CHECKSUMS,
     KEY_VERIFY,
@@ -43,7 +44,7 @@ struct data_args {
     struct gpunvme_dataset_options options;
     const char *output;
     enum gpunvme_mem mem;
-    uint64_t batch, depth, time_ns;
+    uint64_t batch, depth, seed, time_ns;
     uint32_t shuffle;
     bool checksums, verify, json, quiet;
 };
@@ -84,6 +85,7 @@ static const struct argp_option bench_options[] = {
     {"batch", KEY_BATCH, "N", 0, "Samples of a batch (512)", 0},
     {"depth", KEY_DEPTH, "N", 0, "Batches that are read ahead (8)", 0},
     {"shuffle", KEY_SHUFFLE, "epoch|blocks|none", 0, "The order (epoch)", 0},
+    {"seed", KEY_SEED, "N", 0, "What the order depends on (1)", 0},
     {"time", KEY_TIME, "TIME", 0, "For how long (5s)", 0},
     {"verify", KEY_VERIFY, NULL, 0, "Compare samples with the checksums of the index", 0},
     CLI_OPTION_JSON,
@@ -157,6 +159,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_SHUFFLE:
         args->shuffle = parse_name(state, "shuffle", arg, shuffle_name, 3);
+        return 0;
+    case KEY_SEED:
+        args->seed = cli_parse_count(state, "seed", arg, 0, UINT64_MAX);
         return 0;
     case KEY_TIME:
         args->time_ns = cli_parse_time(state, "time", arg);
@@ -485,8 +490,10 @@ static gpunvme_err_t take_for(struct data_work *work, uint64_t time_ns)
 static void json_bench(const struct data_args *args, const struct data_work *work,
                        const struct gpunvme_loader_stats *s, double seconds)
 {
+    struct gpunvme_path path;
     struct cli_json json;
 
+    gpunvme_store_path(gpunvme_dataset_store(work->dataset, 0), &path);
     cli_json_begin(&json, stdout);
     cli_json_u64(&json, "files", work->info.nfiles);
     cli_json_text(&json, "memory",
@@ -496,6 +503,7 @@ static void json_bench(const struct data_args *args, const struct data_work *wor
     cli_json_bool(&json, "memory_is_host",
                   args->mem == GPUNVME_MEM_GPU && gpunvme_mem_gpu_is_host());
     cli_json_text(&json, "shuffle", shuffle_name(args->shuffle));
+    cli_json_u64(&json, "seed", args->seed);
     cli_json_u64(&json, "batch", args->batch);
     cli_json_u64(&json, "depth", args->depth);
     cli_json_bool(&json, "verify", args->verify);
@@ -510,6 +518,8 @@ static void json_bench(const struct data_args *args, const struct data_work *wor
     for (unsigned i = 0; i < GPUNVME_NROUTES; i++)
         cli_json_u64(&json, gpunvme_route_name((enum gpunvme_route)i), s->routes[i]);
     cli_json_close(&json);
+    cli_json_text(&json, "how", path.how);
+    cli_json_text(&json, "not_faster", path.why_not);
     cli_json_end(&json);
 }
 
@@ -537,7 +547,7 @@ static void print_bench(const struct data_args *args, const struct data_work *wo
 static gpunvme_err_t bench(const struct data_args *args)
 {
     const struct gpunvme_loader_options options = {
-        .order = {.seed = 1, .batch = args->batch, .shuffle = args->shuffle},
+        .order = {.seed = args->seed, .batch = args->batch, .shuffle = args->shuffle},
         .mem = args->mem,
         .depth = (uint32_t)args->depth,
         .verify = args->verify};
@@ -571,7 +581,7 @@ static int run(const struct argp *argp, int argc, char **argv,
                gpunvme_err_t (*verb)(const struct data_args *))
 {
     struct data_args args = {
-        .mem = GPUNVME_MEM_GPU, .batch = 512, .depth = 8, .time_ns = 5000000000u};
+        .mem = GPUNVME_MEM_GPU, .batch = 512, .depth = 8, .seed = 1, .time_ns = 5000000000u};
     int code = CLI_USAGE;
 
     args.uris = calloc((size_t)argc + 1, sizeof(*args.uris));

@@ -37,7 +37,7 @@ _gpunvme_options() {
             ;;
         data)
             echo "--format --record --header --sequence --overlap --token --member --output --checksums --memory" \
-                "--batch --depth --shuffle --time --verify --json --quiet --help --usage"
+                "--batch --depth --shuffle --seed --time --verify --json --quiet --help --usage"
             ;;
         tier)
             echo "--set --hot --warm --cold --hot-at --warm-at --half-life --rate --watch --interval" \

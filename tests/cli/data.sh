@@ -78,6 +78,13 @@ promise "bench tells how fast batches are loaded"
 gpunvme data bench a.bin --record 100 --batch 64 --time 100ms --memory host
 expect 0
 expect_out 'samples/s'
+gpunvme data bench a.bin --record 100 --batch 64 --time 50ms --memory host --seed 7 --json
+expect 0
+expect_out '"seed": 7'
+expect_out '"how": "'
+expect_out '"not_faster": "'
+gpunvme data bench a.bin --record 100 --seed -1
+expect 2
 
 promise "what is wrong with the command line is told"
 gpunvme data stat

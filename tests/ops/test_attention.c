@@ -6,11 +6,19 @@
 
 static struct base_random rng = {11};
 
+/* A rung may refuse a call; where this says that it takes it, a refusal fails the test. */
+static bool takes(const char *variant, const struct request *r)
+{
+    if (!strcmp(variant, "hopper") && (!r->aligned || r->rope || r->scale < 0))
+        return false;
+    return variant_takes(GPUNVME_OPS_ATTENTION, variant, r->dtype, 0);
+}
+
 static void test_variant(const char *variant, void *arg)
 {
     struct problem *p = arg;
 
-    if (!variant_takes(GPUNVME_OPS_ATTENTION, variant, p->r->dtype, 0))
+    if (!takes(variant, p->r))
         return;
     tensor_poison(&p->out);
     tensor_poison(&p->lse);
@@ -69,7 +77,7 @@ static void expect_masked(const char *variant, void *arg)
 {
     const struct problem *p = arg;
 
-    if (!variant_takes(GPUNVME_OPS_ATTENTION, variant, p->r->dtype, 0))
+    if (!takes(variant, p->r))
         return;
     run_attention(variant, p);
     for (int64_t q = 0; q < 7; q++) {
@@ -322,6 +330,62 @@ static void operands_and_result_may_be_packed(void **state)
     problem_free(&p);
 }
 
+/* What the rung for sm_90a takes; where it is there, it is not refused. */
+static void aligned(struct request r)
+{
+    r.aligned = true;
+    for (int dtype = GPUNVME_OPS_F16; dtype <= GPUNVME_OPS_BF16; dtype++) {
+        r.dtype = dtype;
+        r.out_dtype = dtype == GPUNVME_OPS_F16 ? GPUNVME_OPS_F32 : dtype;
+        r.out_dtype = r.sinks ? dtype : r.out_dtype;
+        forward_in_type(r);
+    }
+}
+
+/* Tiles of each width; masked at both ends, and not at all; several for a block of a small GPU. */
+static void rows_at_multiples_of_16_bytes_may_be_copied_by_tiles(void **state)
+{
+    static const int64_t dims[] = {64, 128, 256};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++) {
+        aligned((struct request){.dim = dims[i], .q_len = 5, .k_len = 400});
+        aligned((struct request){.heads = 4,
+                                 .kv_heads = 2,
+                                 .dim = dims[i],
+                                 .q_len = 200,
+                                 .k_len = 290,
+                                 .causal = true,
+                                 .sinks = i == 0});
+    }
+    aligned((struct request){.dim = 64, .q_len = 20, .k_len = 300, .scale = 1000});
+    aligned((struct request){.dim = 72, .dim_v = 37, .q_len = 33, .k_len = 50, .softcap = 2});
+    aligned((struct request){.heads = 1,
+                             .dim = 64,
+                             .q_len = 300,
+                             .k_len = 500,
+                             .window = true,
+                             .left = 90,
+                             .right = 20,
+                             .layout = BHSD});
+}
+
+static void tiles_end_where_sequences_do(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++)
+        aligned((struct request){.batch = 3,
+                                 .dim = 64,
+                                 .q_len = 70,
+                                 .k_len = 190,
+                                 .ragged = i & 1,
+                                 .lengths = !(i & 1) || i & 2,
+                                 .sinks = true,
+                                 .causal = i & 2});
+    aligned((struct request){.dim = 64, .q_len = 5, .k_len = 0, .sinks = true});
+    aligned((struct request){.dim = 64, .q_len = 250, .k_len = 3, .causal = true});
+}
+
 /* Any number of threads, and any run: the same bits. */
 static void expect_same_bits(const char *variant, void *arg)
 {
@@ -333,7 +397,7 @@ static void expect_same_bits(const char *variant, void *arg)
 
     assert_non_null(first);
     p->r = &r;
-    if (variant_takes(GPUNVME_OPS_ATTENTION, variant, r.dtype, 0) &&
+    if (takes(variant, &r) &&
         (!variant_find(GPUNVME_OPS_ATTENTION, variant, &v) || v.deterministic))
         for (r.threads = 0; r.threads < 4; r.threads++) {
             run_attention(variant, p);
@@ -383,6 +447,8 @@ int main(void)
         cmocka_unit_test(rope_rotates_as_the_tables_or_the_base_say),
         cmocka_unit_test(v_may_be_the_first_channels_of_k),
         cmocka_unit_test(operands_and_result_may_be_packed),
+        cmocka_unit_test(rows_at_multiples_of_16_bytes_may_be_copied_by_tiles),
+        cmocka_unit_test(tiles_end_where_sequences_do),
         cmocka_unit_test(results_are_the_same_bits_in_every_run),
     };
 

@@ -10,6 +10,8 @@ struct rung {
     cuda_attention_workspace *nbytes; /* beside RoPE's tables; NULL: none */
     int rank;
     cuda_attention_workspace *shared; /* of a block, in bytes; NULL: what any GPU has */
+    gpunvme_ops_status_t (*suits)(const struct ops_variant *variant, const struct cuda_attention *x,
+                                  bool any_pointers); /* NULL: all */
 };
 
 static size_t workspace(const struct ops_variant *variant, const struct ops_call *call)
@@ -59,8 +61,14 @@ static gpunvme_ops_status_t suits(const struct ops_variant *variant, const struc
 {
     const struct rung *rung = variant->data;
     gpunvme_ops_status_t status = cuda_attention_check(variant, call->descriptor);
+    struct cuda_attention x;
 
-    return status || !rung->shared ? status : suits_shared(variant, call->descriptor);
+    if (!status && rung->shared)
+        status = suits_shared(variant, call->descriptor);
+    if (status || !rung->suits)
+        return status;
+    x = cuda_attention_of(call->descriptor);
+    return rung->suits(variant, &x, call->any_pointers);
 }
 
 static int rank(const struct ops_variant *variant, const struct ops_call *call)
@@ -88,20 +96,26 @@ static const struct ops_variant variants[] = {
     VARIANT("naive", CUDA_SM80, 80, 0, OPS_ALL_DTYPES, OPS_ALL_COMPUTES,
             "scores of all queries and keys in memory, by a thread for each; their softmax by a "
             "warp for each row; a thread for each element of the result",
-            cuda_attention_naive, cuda_attention_naive_nbytes, 1, NULL),
+            cuda_attention_naive, cuda_attention_naive_nbytes, 1, NULL, NULL),
     VARIANT(
         "tiled", CUDA_SM80, 80, 0, OPS_ALL_DTYPES, OPS_ALL_COMPUTES,
         "64 queries a block, which has 64 keys and their scores in shared memory at a time: one "
         "pass, sums in registers, scaled when a larger score comes",
-        cuda_attention_tiled, NULL, 2, NULL),
+        cuda_attention_tiled, NULL, 2, NULL, NULL),
     VARIANT("flash", CUDA_SM80, 80, 0, BY_16_BITS, OPS_ALL_COMPUTES,
             "tensor cores multiply (mma); scores stay in registers, and four warps share a tile's "
             "keys, then the result's channels",
-            cuda_attention_flash, NULL, 3, cuda_attention_flash_shared),
+            cuda_attention_flash, NULL, 3, cuda_attention_flash_shared, NULL),
     VARIANT("flash2", CUDA_SM80, 80, 0, BY_16_BITS, OPS_ALL_COMPUTES,
             "warps have queries of their own, tiles of K and V come while others are multiplied, "
             "sums are seldom scaled, K is turned once",
-            cuda_attention_flash2, cuda_attention_flash2_nbytes, 4, cuda_attention_flash2_shared),
+            cuda_attention_flash2, cuda_attention_flash2_nbytes, 4, cuda_attention_flash2_shared,
+            NULL),
+    VARIANT("hopper", CUDA_SM90A, CUDA_ONLY_90A, CUDA_ONLY_90A, BY_16_BITS, OPS_ALL_COMPUTES,
+            "tiles by the copy engine, wgmma with P from registers, warp groups that take turns at "
+            "products and softmax, blocks that stay",
+            cuda_attention_hopper, cuda_attention_hopper_nbytes, 5, NULL,
+            cuda_attention_hopper_suits),
 };
 
 const struct ops_ladder attention_cuda = OPS_LADDER(variants);

@@ -180,6 +180,17 @@ static __device__ __forceinline__ void barrier_256(int id)
     asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory");
 }
 
+/* Likewise `threads` of a block, of which some only say that they have come, and go on. */
+static __device__ __forceinline__ void barrier_wait(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /* stmatrix: four matrices of 8 x 8 elements of 16 bits; a lane names one row. */
 static __device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t (&x)[4])
 {
@@ -397,6 +408,16 @@ static __device__ __forceinline__ void tensor_load(uint32_t to, const void *map,
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
                  "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+                 : "memory");
+}
+
+/* Likewise of a map of four dimensions. */
+static __device__ __forceinline__ void tensor_load4(uint32_t to, const void *map,
+                                                    const int (&at)[4], uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+                 "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(barrier)
                  : "memory");
 }
 

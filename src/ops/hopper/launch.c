@@ -41,19 +41,24 @@ static encode_fn find_encode(void)
     return found;
 }
 
-gpunvme_ops_status_t hopper_encode(CUtensorMap *map, const void *data, CUtensorMapDataType type,
-                                   const struct hopper_tensor *x)
+/* `rank` dimensions, the contiguous one first; strides in bytes, from the second on. */
+static gpunvme_ops_status_t encode(CUtensorMap *map, const void *data, CUtensorMapDataType type,
+                                   unsigned rank, const uint64_t *size, const uint64_t *stride,
+                                   const uint32_t *box)
 {
-    const cuuint32_t steps[3] = {1, 1, 1};
-    cuuint64_t size[3] = {x->size[0], x->size[1], x->size[2]};
-    cuuint64_t stride[2] = {x->stride[0], x->stride[1]};
+    const cuuint32_t steps[4] = {1, 1, 1, 1};
+    cuuint64_t sizes[4], strides[3];
     encode_fn function = find_encode();
     CUresult result;
 
     if (!function)
         return ops_fail(GPUNVME_OPS_ERR_CUDA, "the driver has no cuTensorMapEncodeTiled: it must "
                                               "be one for CUDA 12.0 or later");
-    result = function(map, type, 3, (void *)(uintptr_t)data, size, stride, x->box, steps,
+    for (unsigned i = 0; i < rank; i++) {
+        sizes[i] = size[i];
+        strides[i ? i - 1 : 0] = stride[i ? i - 1 : 0];
+    }
+    result = function(map, type, rank, (void *)(uintptr_t)data, sizes, strides, box, steps,
                       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result)
@@ -63,6 +68,18 @@ gpunvme_ops_status_t hopper_encode(CUtensorMap *map, const void *data, CUtensorM
                         (int)result, (unsigned long long)size[1], (unsigned long long)size[0],
                         (unsigned long long)stride[0]);
     return GPUNVME_OPS_OK;
+}
+
+gpunvme_ops_status_t hopper_encode(CUtensorMap *map, const void *data, CUtensorMapDataType type,
+                                   const struct hopper_tensor *x)
+{
+    return encode(map, data, type, 3, x->size, x->stride, x->box);
+}
+
+gpunvme_ops_status_t hopper_encode4(CUtensorMap *map, const void *data, CUtensorMapDataType type,
+                                    const struct hopper_tensor4 *x)
+{
+    return encode(map, data, type, 4, x->size, x->stride, x->box);
 }
 
 /* `attributes` has room for what the configuration says. */
@@ -117,4 +134,23 @@ gpunvme_ops_status_t hopper_launch(const void *kernel, const struct hopper_grid 
     void *args[] = {work};
 
     return cuda_status(cudaLaunchKernelExC(&config, kernel, args), "launching clusters");
+}
+
+gpunvme_ops_status_t hopper_launch_blocks(const void *kernel, unsigned blocks, unsigned threads,
+                                          size_t nbytes, void *work, void *stream)
+{
+    cudaLaunchAttribute early = {.id = cudaLaunchAttributeProgrammaticStreamSerialization,
+                                 .val.programmaticStreamSerializationAllowed = 1};
+    cudaLaunchConfig_t config = {.gridDim = {blocks, 1, 1},
+                                 .blockDim = {threads, 1, 1},
+                                 .dynamicSmemBytes = nbytes,
+                                 .stream = stream,
+                                 .attrs = &early,
+                                 .numAttrs = 1};
+    void *args[] = {work};
+    gpunvme_ops_status_t status = cuda_allow_shared(kernel, nbytes);
+
+    if (status)
+        return status;
+    return cuda_status(cudaLaunchKernelExC(&config, kernel, args), "launching a kernel");
 }

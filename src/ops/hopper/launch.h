@@ -22,6 +22,8 @@ struct hopper_operands {
 
 gpunvme_ops_status_t hopper_encode(CUtensorMap *map, const void *data, CUtensorMapDataType type,
                                    const struct hopper_tensor *x);
+gpunvme_ops_status_t hopper_encode4(CUtensorMap *map, const void *data, CUtensorMapDataType type,
+                                    const struct hopper_tensor4 *x);
 
 /* How many clusters a launch has: one for each pair of tiles, but at most as many as fit at once.
  */
@@ -31,6 +33,10 @@ gpunvme_ops_status_t hopper_clusters(const void *kernel, const struct hopper_gri
 /* kernel(work), by so many clusters of grid->rows blocks. */
 gpunvme_ops_status_t hopper_launch(const void *kernel, const struct hopper_grid *grid,
                                    uint32_t clusters, void *work, void *stream);
+
+/* kernel(work), by single blocks with so much shared memory. */
+gpunvme_ops_status_t hopper_launch_blocks(const void *kernel, unsigned blocks, unsigned threads,
+                                          size_t nbytes, void *work, void *stream);
 
 #ifdef __cplusplus
 }

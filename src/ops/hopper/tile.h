@@ -150,6 +150,12 @@ struct hopper_tensor {
     uint32_t box[3];
 };
 
+/* The same of four. */
+struct hopper_tensor4 {
+    uint64_t size[4], stride[3];
+    uint32_t box[4];
+};
+
 /*
  * An operand of `lines` x `width` elements of `size` bytes, `pitch` elements apart, which is read
  * in boxes 128 bytes wide. A single matrix for the whole batch has stride 0, which maps have not.

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * wgmma of sm_90a, one function each instruction: 64 rows by 64, 128 or 256 columns of sums.
+ * wgmma of sm_90a, one function each instruction: 64 rows by 64, 80, 128, 176 or 256 columns of
+ * sums.
  */
 #ifndef OPS_HOPPER_WGMMA_CUH
 #define OPS_HOPPER_WGMMA_CUH
@@ -37,6 +38,11 @@ template <int PENDING> static __device__ __forceinline__ void wgmma_wait(void)
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "   \
     "%127"
 #define WGMMA_SUMS_32 "{" WGMMA_FROM_0 "}"
+#define WGMMA_SUMS_40 "{" WGMMA_FROM_0 ", %32, %33, %34, %35, %36, %37, %38, %39}"
+#define WGMMA_SUMS_88                                                                              \
+    "{" WGMMA_FROM_0 ", " WGMMA_FROM_32                                                            \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
+    "%80, %81, %82, %83, %84, %85, %86, %87}"
 #define WGMMA_SUMS_64 "{" WGMMA_FROM_0 ", " WGMMA_FROM_32 "}"
 #define WGMMA_SUMS    "{" WGMMA_FROM_0 ", " WGMMA_FROM_32 ", " WGMMA_FROM_64 ", " WGMMA_FROM_96 "}"
 #define WGMMA_8(d, i)                                                                              \
@@ -47,25 +53,31 @@ template <int PENDING> static __device__ __forceinline__ void wgmma_wait(void)
     WGMMA_8(d, i), WGMMA_8(d, i + 8), WGMMA_8(d, i + 16), WGMMA_8(d, i + 24), WGMMA_8(d, i + 32),  \
         WGMMA_8(d, i + 40), WGMMA_8(d, i + 48), WGMMA_8(d, i + 56)
 
+#define WGMMA_ALL_128(d) WGMMA_64(d, 0), WGMMA_64(d, 64)
+#define WGMMA_ALL_88(d)  WGMMA_64(d, 0), WGMMA_8(d, 64), WGMMA_8(d, 72), WGMMA_8(d, 80)
+#define WGMMA_ALL_64(d)  WGMMA_64(d, 0)
+#define WGMMA_ALL_40(d)  WGMMA_32(d, 0), WGMMA_8(d, 32)
+#define WGMMA_ALL_32(d)  WGMMA_32(d, 0)
+
 /*
- * Until all groups have ended. The sums are named so that the compiler, which takes them for
- * finished since they were asked for, uses them only from here on.
+ * Until all groups have ended, or all but the last. The sums are named so that the compiler, which
+ * takes them for finished since they were asked for, uses them only from here on.
  */
-static __device__ __forceinline__ void wgmma_wait_for(float (&sums)[128])
-{
-    asm volatile("wgmma.wait_group.sync.aligned 0;"
-                 : WGMMA_64(sums, 0), WGMMA_64(sums, 64)::"memory");
-}
+#define WGMMA_WAIT(count)                                                                          \
+    static __device__ __forceinline__ void wgmma_wait_for(float(&sums)[count])                     \
+    {                                                                                              \
+        asm volatile("wgmma.wait_group.sync.aligned 0;" : WGMMA_ALL_##count(sums)::"memory");      \
+    }                                                                                              \
+    static __device__ __forceinline__ void wgmma_wait_for_all_but_last(float(&sums)[count])        \
+    {                                                                                              \
+        asm volatile("wgmma.wait_group.sync.aligned 1;" : WGMMA_ALL_##count(sums)::"memory");      \
+    }
 
-static __device__ __forceinline__ void wgmma_wait_for(float (&sums)[64])
-{
-    asm volatile("wgmma.wait_group.sync.aligned 0;" : WGMMA_64(sums, 0)::"memory");
-}
-
-static __device__ __forceinline__ void wgmma_wait_for(float (&sums)[32])
-{
-    asm volatile("wgmma.wait_group.sync.aligned 0;" : WGMMA_32(sums, 0)::"memory");
-}
+WGMMA_WAIT(128)
+WGMMA_WAIT(88)
+WGMMA_WAIT(64)
+WGMMA_WAIT(40)
+WGMMA_WAIT(32)
 
 /* Until at most PENDING groups are under way, where the sums are those of one that has ended. */
 template <int PENDING> static __device__ __forceinline__ void wgmma_wait_leaving(float (&sums)[64])
@@ -85,14 +97,11 @@ template <int PENDING> static __device__ __forceinline__ void wgmma_wait_leaving
 }
 
 /*
- * sums = A B + (accumulate ? sums : 0) for 64 x 256, 128 or 64 elements, A and B by their
+ * sums = A B + (accumulate ? sums : 0) for 64 x 256, 176, 128, 80 or 64 elements, A and B by their
  * descriptors. The sum of row 16 w + l / 4 + 8 h, column 8 j + 2 (l % 4) + i is sums[4 j + 2 h + i]
  * of lane l of warp w ("Accumulator D" there). MN_A and MN_B say that m or n, not k, is contiguous;
  * tf32 has no such.
  */
-#define WGMMA_ALL_128(d) WGMMA_64(d, 0), WGMMA_64(d, 64)
-#define WGMMA_ALL_64(d)  WGMMA_64(d, 0)
-#define WGMMA_ALL_32(d)  WGMMA_32(d, 0)
 #define WGMMA(name, type, cols, count, sums_named, operands, predicate, directions)                \
     template <int MN_A, int MN_B>                                                                  \
     static __device__ __forceinline__ void name(float(&sums)[count], uint64_t a, uint64_t b,       \
@@ -107,7 +116,9 @@ template <int PENDING> static __device__ __forceinline__ void wgmma_wait_leaving
 #define WGMMA_BOTH(...) WGMMA(wgmma_f16, "f16", __VA_ARGS__) WGMMA(wgmma_bf16, "bf16", __VA_ARGS__)
 
 WGMMA_BOTH("256", 128, WGMMA_SUMS, "%128, %129", "%130", "%131, %132")
+WGMMA_BOTH("176", 88, WGMMA_SUMS_88, "%88, %89", "%90", "%91, %92")
 WGMMA_BOTH("128", 64, WGMMA_SUMS_64, "%64, %65", "%66", "%67, %68")
+WGMMA_BOTH("80", 40, WGMMA_SUMS_40, "%40, %41", "%42", "%43, %44")
 WGMMA_BOTH("64", 32, WGMMA_SUMS_32, "%32, %33", "%34", "%35, %36")
 
 /*
@@ -137,15 +148,14 @@ WGMMA_BOTH_NEW("128", 64, WGMMA_SUMS_64, "%64, %65", "%66, %67")
 WGMMA_BOTH_NEW("64", 32, WGMMA_SUMS_32, "%32, %33", "%34, %35")
 
 /*
- * Likewise with 16 columns of A from registers: a[2 g + h] of lane l of warp w is row 16 w + l / 4
- * + 8 h, k = 2 (l % 4) + 8 g and one on, so that two eights of columns of earlier sums, rounded,
- * are such a fragment ("Register Fragments for wgmma.mma_async.m64nNk16"). The registers belong to
- * the instruction until it has ended.
+ * Likewise with A from registers: a[2 g + h] of lane l of warp w has k = 8 g + 2 (l % 4) and the
+ * next one of row 16 w + l / 4 + 8 h. So sums of one product, two neighbours packed, are the first
+ * operand of the next. The registers belong to the instruction until it has ended.
  */
 #define WGMMA_BY_REGISTERS(name, type, cols, count, sums_named, operands, predicate, direction)    \
     template <int MN_B>                                                                            \
-    static __device__ __forceinline__ void name##_by_registers(                                    \
-        float(&sums)[count], const uint32_t(&a)[4], uint64_t b, int accumulate)                    \
+    static __device__ __forceinline__ void name(float(&sums)[count], const uint32_t *a,            \
+                                                uint64_t b, int accumulate)                        \
     {                                                                                              \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " predicate ", 0;\n"                        \
                      "wgmma.mma_async.sync.aligned.m64n" cols "k16.f32." type "." type             \
@@ -155,9 +165,10 @@ WGMMA_BOTH_NEW("64", 32, WGMMA_SUMS_32, "%32, %33", "%34, %35")
                        "n"(MN_B));                                                                 \
     }
 #define WGMMA_BOTH_BY_REGISTERS(...)                                                               \
-    WGMMA_BY_REGISTERS(wgmma_f16, "f16", __VA_ARGS__)                                              \
-    WGMMA_BY_REGISTERS(wgmma_bf16, "bf16", __VA_ARGS__)
+    WGMMA_BY_REGISTERS(wgmma_f16_by_registers, "f16", __VA_ARGS__)                                 \
+    WGMMA_BY_REGISTERS(wgmma_bf16_by_registers, "bf16", __VA_ARGS__)
 
+WGMMA_BOTH_BY_REGISTERS("256", 128, WGMMA_SUMS, "{%128, %129, %130, %131}, %132", "%133", "%134")
 WGMMA_BOTH_BY_REGISTERS("128", 64, WGMMA_SUMS_64, "{%64, %65, %66, %67}, %68", "%69", "%70")
 WGMMA_BOTH_BY_REGISTERS("64", 32, WGMMA_SUMS_32, "{%32, %33, %34, %35}, %36", "%37", "%38")
 

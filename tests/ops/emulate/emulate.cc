@@ -115,6 +115,16 @@ void emulate_wait_block(int id, unsigned count)
     meet(current->of->barriers[id], count ? count : threads_of_block);
 }
 
+void emulate_arrive_block(int id, unsigned count)
+{
+    rendezvous &r = current->of->barriers[id];
+
+    if (++r.arrived == count) {
+        r.arrived = 0;
+        r.turn++;
+    }
+}
+
 void emulate_wait_cluster(void)
 {
     meet(cluster_barrier, nfibers);
@@ -482,13 +492,14 @@ static uint32_t swizzled(uint32_t address)
     return address ^ (address >> 7 & 7) << 4;
 }
 
-/* The element of a box at (i, j), or NULL if it is outside the tensor. */
-static unsigned char *element(const emulated_map *m, int64_t x, int64_t y, int64_t z)
+/* The element of a tensor at x, y, z and w, or NULL if it is outside. */
+static unsigned char *element(const emulated_map *m, int64_t x, int64_t y, int64_t z, int64_t w = 0)
 {
-    if (x < 0 || y < 0 || z < 0 || x >= (int64_t)m->size[0] || y >= (int64_t)m->size[1] ||
-        z >= (int64_t)m->size[2])
+    if (x < 0 || y < 0 || z < 0 || w < 0 || x >= (int64_t)m->size[0] || y >= (int64_t)m->size[1] ||
+        z >= (int64_t)m->size[2] || w >= (int64_t)m->size[3])
         return NULL;
-    return m->data + z * (int64_t)m->stride[1] + y * (int64_t)m->stride[0] + x * m->element;
+    return m->data + w * (int64_t)m->stride[2] + z * (int64_t)m->stride[1] +
+           y * (int64_t)m->stride[0] + x * m->element;
 }
 
 /* f32 to tf32, to nearest even, as the copy engine does it. */
@@ -502,42 +513,56 @@ static void round_to_tf32(unsigned char *at)
     memcpy(at, &x, sizeof(x));
 }
 
-static const emulated_map *map_at(const void *map)
+static const emulated_map *map_at(const void *map, uint32_t rank)
 {
     const emulated_map *m = (const emulated_map *)map;
 
     if (m->magic != EMULATED_MAP)
         emulate_fail("a tensor map was not encoded");
+    if (m->rank != rank)
+        emulate_fail("a tensor map has other dimensions than its load");
     return m;
+}
+
+/* A box of two dimensions to a block of the cluster, whose barrier hears of it. */
+static void load_box(uint32_t to, const emulated_map *m, const int (&at)[4], uint32_t barrier,
+                     uint32_t rank)
+{
+    for (uint32_t j = 0; j < m->box[1]; j++)
+        for (uint32_t i = 0; i < m->box[0]; i++) {
+            unsigned char *there =
+                emulate_shared(swizzled(to + (j * m->box[0] + i) * m->element), rank);
+            unsigned char *from =
+                element(m, (int64_t)at[0] + i, (int64_t)at[1] + j, at[2], at[3]);
+
+            if (from)
+                memcpy(there, from, m->element);
+            else
+                memset(there, 0, m->element);
+            if (m->rounded)
+                round_to_tf32(there);
+        }
+    mbarrier &b = barrier_at(barrier, blocks[rank]);
+
+    b.bytes -= (long)(m->box[0] * m->box[1] * m->element);
+    end_phase(b);
 }
 
 void tensor_load_multicast(uint32_t to, const void *map, int x, int y, int z, uint32_t barrier,
                            uint16_t ranks)
 {
-    const emulated_map *m = map_at(map);
-
     emulate_check_waited();
     check_aligned(to, 128);
-    for (uint32_t rank = 0; rank < 16; rank++) {
-        if (!(ranks >> rank & 1))
-            continue;
-        for (uint32_t j = 0; j < m->box[1]; j++)
-            for (uint32_t i = 0; i < m->box[0]; i++) {
-                uint32_t at = to + j * m->box[0] * m->element + i * m->element;
-                unsigned char *from = element(m, (int64_t)x + i, (int64_t)y + j, z);
+    for (uint32_t rank = 0; rank < 16; rank++)
+        if (ranks >> rank & 1)
+            load_box(to, map_at(map, 3), {x, y, z, 0}, barrier, rank);
+}
 
-                if (from)
-                    memcpy(emulate_shared(swizzled(at), rank), from, m->element);
-                else
-                    memset(emulate_shared(swizzled(at), rank), 0, m->element);
-                if (m->rounded)
-                    round_to_tf32(emulate_shared(swizzled(at), rank));
-            }
-        mbarrier &b = barrier_at(barrier, blocks[rank]);
-
-        b.bytes -= (long)(m->box[0] * m->box[1] * m->element);
-        end_phase(b);
-    }
+void tensor_load4(uint32_t to, const void *map, const int (&at)[4], uint32_t barrier)
+{
+    emulate_check_waited();
+    check_aligned(to, 128);
+    load_box(to, map_at(map, 4), at, barrier, cluster_rank());
 }
 
 void bulk_load(uint32_t to, const void *from, uint32_t nbytes, uint32_t barrier)
@@ -566,7 +591,7 @@ void bulk_add(float *to, uint32_t from, uint32_t nbytes)
 /* As an H200 was seen to do it: a row is clipped at 16 bytes, not at its last element. */
 void tensor_store(const void *map, uint32_t from, int x, int y, int z)
 {
-    const emulated_map *m = map_at(map);
+    const emulated_map *m = map_at(map, 3);
     emulated_map written = *m;
 
     emulate_check_waited();
@@ -646,17 +671,18 @@ void wgmma_tf32_by_registers(float (&sums)[128], const wgmma_fragments &a, int i
     add_up(EMULATE_TF32, 0, sums, 128, x, 8, b, accumulate);
 }
 
-/* Rows l / 4 + 8 h of the warp's: lane l has elements 2 (l % 4) + 8 g and one on of them. */
-void emulate_wgmma_by_registers(int type, int mn_b, float *sums, uint32_t count,
-                                const uint32_t (&a)[4], uint64_t b, int accumulate)
+/* A row's elements are in four lanes, two neighbours of the first and two of the second half. */
+void emulate_wgmma_by_registers(int type, int mn_b, float *sums, uint32_t count, const uint32_t *a,
+                                uint64_t b, int accumulate)
 {
-    const uint32_t *all = (const uint32_t *)emulate_exchange(&a, sizeof(a));
+    const uint32_t *all = (const uint32_t *)emulate_exchange(a, 16);
     float x[2][16];
 
     for (uint32_t k = 0; k < 16; k++)
-        for (uint32_t h = 0; h < 2; h++)
-            x[h][k] = real16(type, (uint16_t)(all[(threadIdx.x % 32 / 4 * 4 + k % 8 / 2) * 4 +
-                                                  k / 8 * 2 + h] >>
-                                              k % 2 * 16));
+        for (uint32_t h = 0; h < 2; h++) {
+            uint32_t lane = threadIdx.x % 32 / 4 * 4 + k % 8 / 2;
+
+            x[h][k] = real16(type, (uint16_t)(all[lane * 4 + k / 8 * 2 + h] >> k % 2 * 16));
+        }
     add_up(type, mn_b, sums, count, x, 16, b, accumulate);
 }

@@ -81,7 +81,8 @@ void emulate_launch(unsigned blocks, unsigned cluster, unsigned threads,
 /* What threads of a warp show each other: `nbytes` of each, which all of them get. */
 const unsigned char *emulate_exchange(const void *mine, size_t nbytes);
 
-void emulate_wait_block(int id, unsigned count); /* bar.sync */
+void emulate_wait_block(int id, unsigned count);   /* bar.sync */
+void emulate_arrive_block(int id, unsigned count); /* bar.arrive */
 void emulate_wait_cluster(void);
 [[noreturn]] void emulate_fail(const char *what);
 void emulate_check_waited(void); /* fails in a kernel launched early that has not waited yet */
@@ -166,6 +167,15 @@ static inline unsigned __match_any_sync(unsigned, unsigned x)
     for (unsigned lane = 0; lane < 32; lane++)
         same |= (unsigned)!memcmp(all + lane * sizeof(x), &x, sizeof(x)) << lane;
     return same;
+}
+
+static inline uint32_t __shfl_xor_sync(unsigned, uint32_t x, int mask)
+{
+    const unsigned char *all = emulate_exchange(&x, sizeof(x));
+    uint32_t y;
+
+    memcpy(&y, all + (threadIdx.x % 32 ^ mask) * sizeof(y), sizeof(y));
+    return y;
 }
 
 template <typename VECTOR> static inline void __stwb(VECTOR *to, VECTOR x)
@@ -285,13 +295,15 @@ uint32_t cluster_rank(void);
 uint32_t cluster_size(void);
 void tensor_load_multicast(uint32_t to, const void *map, int x, int y, int z, uint32_t barrier,
                            uint16_t ranks);
+void tensor_load4(uint32_t to, const void *map, const int (&at)[4], uint32_t barrier);
 void tensor_store(const void *map, uint32_t from, int x, int y, int z);
 /* `count` sums a thread: of 64 x 2 * count. */
 void emulate_wgmma(int type, int mn_a, int mn_b, float *sums, uint32_t count, uint64_t a,
                    uint64_t b, int accumulate);
 
-void emulate_wgmma_by_registers(int type, int mn_b, float *sums, uint32_t count,
-                                const uint32_t (&a)[4], uint64_t b, int accumulate);
+/* With A from registers, of 16 bits. */
+void emulate_wgmma_by_registers(int type, int mn_b, float *sums, uint32_t count, const uint32_t *a,
+                                uint64_t b, int accumulate);
 
 struct wgmma_fragments {
     uint32_t x[16];
@@ -358,6 +370,16 @@ static inline void mbarrier_arrive(uint32_t barrier)
     mbarrier_arrive_at(barrier, cluster_rank());
 }
 
+static inline void barrier_wait(int id, int threads)
+{
+    emulate_wait_block(id, (unsigned)threads);
+}
+
+static inline void barrier_arrive(int id, int threads)
+{
+    emulate_arrive_block(id, (unsigned)threads);
+}
+
 static inline void tensor_load(uint32_t to, const void *map, int x, int y, int z, uint32_t barrier)
 {
     tensor_load_multicast(to, map, x, y, z, barrier, (uint16_t)(1 << cluster_rank()));
@@ -393,14 +415,14 @@ static inline void wgmma_bf16_new(float (&sums)[COUNT], uint64_t a, uint64_t b)
 }
 
 template <int MN_B, int COUNT>
-static inline void wgmma_f16_by_registers(float (&sums)[COUNT], const uint32_t (&a)[4], uint64_t b,
+static inline void wgmma_f16_by_registers(float (&sums)[COUNT], const uint32_t *a, uint64_t b,
                                           int accumulate)
 {
     emulate_wgmma_by_registers(EMULATE_F16, MN_B, sums, COUNT, a, b, accumulate);
 }
 
 template <int MN_B, int COUNT>
-static inline void wgmma_bf16_by_registers(float (&sums)[COUNT], const uint32_t (&a)[4], uint64_t b,
+static inline void wgmma_bf16_by_registers(float (&sums)[COUNT], const uint32_t *a, uint64_t b,
                                            int accumulate)
 {
     emulate_wgmma_by_registers(EMULATE_BF16, MN_B, sums, COUNT, a, b, accumulate);
@@ -452,6 +474,9 @@ template <int PENDING, int COUNT> static inline void wgmma_wait_leaving(float (&
 {
 }
 template <int COUNT> static inline void wgmma_wait_for(float (&)[COUNT])
+{
+}
+template <int COUNT> static inline void wgmma_wait_for_all_but_last(float (&)[COUNT])
 {
 }
 template <int> static inline void wgmma_wait_keeping(wgmma_fragments &)

@@ -10,11 +10,11 @@
 #define EMULATED_MAP 0x70614d54u
 
 struct emulated_map {
-    uint32_t magic, element; /* its size in bytes */
-    uint32_t rounded;        /* f32 to tf32 */
+    uint32_t magic, rank, element; /* its size in bytes */
+    uint32_t rounded;              /* f32 to tf32 */
     unsigned char *data;
-    uint64_t size[3], stride[2];
-    uint32_t box[3];
+    uint64_t size[4], stride[3]; /* those that there are not: 1, 0 */
+    uint32_t box[2];
 };
 
 #endif

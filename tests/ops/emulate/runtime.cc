@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "emulate_map.h"
+#include "ops/attention/cuda/hopper.h"
 #include "ops/linear/dz_product.h"
 
 #undef gridDim /* which is a member here */
@@ -182,6 +183,17 @@ cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **a
     return cudaSuccess;
 }
 
+static bool is_attention(const void *kernel)
+{
+    static const hopper_shape shapes[] = {{64, 128, 3}, {128, 176, 2}, {256, 80, 2}};
+
+    for (const hopper_shape &shape : shapes)
+        if (kernel == hopper_attention_kernel(GPUNVME_OPS_F16, shape) ||
+            kernel == hopper_attention_kernel(GPUNVME_OPS_BF16, shape))
+            return true;
+    return false;
+}
+
 /* And these are Hopper's, which take a reference where nvcc lets them take the parameter itself. */
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **args)
 {
@@ -204,6 +216,8 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *ke
     } else if (kernel == dz_product_kernel(GPUNVME_OPS_F16) ||
                kernel == dz_product_kernel(GPUNVME_OPS_BF16)) {
         launch<dz_work>(config, kernel, args, cluster, early);
+    } else if (is_attention(kernel)) {
+        launch<hopper_attention>(config, kernel, args, cluster, early);
     } else {
         launch<hopper_work>(config, kernel, args, cluster, early);
     }
@@ -219,18 +233,19 @@ static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t ra
     emulated_map *m = (emulated_map *)map;
     uint32_t rounded = type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
     uint32_t element = rounded || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
-    bool good = (uintptr_t)map % 64 == 0 && rank == 3 && (uintptr_t)data % 16 == 0 &&
+    bool good = (uintptr_t)map % 64 == 0 && (rank == 3 || rank == 4) && (uintptr_t)data % 16 == 0 &&
                 swizzle == CU_TENSOR_MAP_SWIZZLE_128B && box[0] * element <= 128;
 
-    for (int i = 0; i < 3; i++)
+    for (unsigned i = 0; i < rank; i++)
         good = good && size[i] > 0 && size[i] <= UINT64_C(1) << 32 && box[i] > 0 &&
-               box[i] <= 256 && steps[i] == 1;
-    for (int i = 0; i < 2; i++)
+               box[i] <= 256 && steps[i] == 1 && (i < 2 || box[i] == 1);
+    for (unsigned i = 0; i + 1 < rank; i++)
         good = good && stride[i] % 16 == 0 && stride[i] < UINT64_C(1) << 40;
     if (!good)
         return CUDA_ERROR_INVALID_VALUE;
-    *m = {EMULATED_MAP, element, rounded, (unsigned char *)data, {size[0], size[1], size[2]},
-          {stride[0], stride[1]}, {box[0], box[1], box[2]}};
+    *m = {EMULATED_MAP, rank, element, rounded, (unsigned char *)data,
+          {size[0], size[1], size[2], rank > 3 ? size[3] : 1},
+          {stride[0], stride[1], rank > 3 ? stride[2] : 0}, {box[0], box[1]}};
     return CUDA_SUCCESS;
 }
 

@@ -78,6 +78,7 @@ struct cuda_attention cuda_attention_of(const struct gpunvme_attention *p)
         .dim_v = (int)p->dim_v,
         .q_len = (int)p->q_len,
         .k_len = (int)p->k_len,
+        .q_rows = q_rows,
         .k_rows = k_rows,
         .q = cuda_rows_of(p->q, &p->q_strides, q_batch, q_rows, p->heads, p->dtype),
         .k = cuda_rows_of(p->k, &p->k_strides, k_batch, k_rows, p->kv_heads, p->dtype),

@@ -5,6 +5,8 @@
 #ifndef OPS_ATTENTION_CUDA_PROBLEM_H
 #define OPS_ATTENTION_CUDA_PROBLEM_H
 
+#include <stdbool.h>
+
 #include "gpunvme/ops/attention.h"
 #include "ops/core/operator.h"
 #include "ops/cuda/launch.h"
@@ -42,8 +44,8 @@ struct cuda_rope {
 struct cuda_attention {
     int batch, heads, kv_heads, group; /* group: heads of Q for each of K */
     int dim, dim_v;
-    int q_len, k_len; /* at most */
-    int64_t k_rows;   /* of each sequence; with offsets, of all together */
+    int q_len, k_len;       /* at most */
+    int64_t q_rows, k_rows; /* of each sequence; with offsets, of all together */
     struct cuda_rows q, k, v, out;
     struct cuda_rows lse; /* of f32, one channel; data NULL: not wanted */
     const int32_t *q_offsets, *k_offsets, *q_lengths, *k_lengths;
@@ -100,11 +102,16 @@ typedef size_t cuda_attention_workspace(const struct cuda_attention *x);
 typedef gpunvme_ops_status_t cuda_attention_run(const struct cuda_attention *x, void *workspace,
                                                 void *stream);
 
-cuda_attention_workspace cuda_attention_naive_nbytes, cuda_attention_flash2_nbytes;
+cuda_attention_workspace cuda_attention_naive_nbytes, cuda_attention_flash2_nbytes,
+    cuda_attention_hopper_nbytes;
 /* Bytes of shared memory. */
 cuda_attention_workspace cuda_attention_flash_shared, cuda_attention_flash2_shared;
 cuda_attention_run cuda_attention_naive, cuda_attention_tiled, cuda_attention_flash,
-    cuda_attention_flash2;
+    cuda_attention_flash2, cuda_attention_hopper;
+
+/* What the rung "hopper" takes. */
+gpunvme_ops_status_t cuda_attention_hopper_suits(const struct ops_variant *variant,
+                                                 const struct cuda_attention *x, bool any_pointers);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Between the host's half of the rung "hopper" and its kernels: how work is divided, and how memory
+ * is laid out.
+ */
+#ifndef OPS_ATTENTION_CUDA_HOPPER_H
+#define OPS_ATTENTION_CUDA_HOPPER_H
+
+#include "ops/attention/cuda/problem.h"
+#include "ops/hopper/launch.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    HOPPER_ROWS = 64,          /* of Q, for each warp group that multiplies */
+    HOPPER_MOST_SLOTS = 8,     /* for tiles of K and V: so many, or half of that */
+    HOPPER_SHARED = 227 * 1024 /* what a block can have */
+};
+
+/*
+ * A tile has 64 queries for each of `groups` warp groups and `keys` keys; rows of Q, K and V are
+ * padded to `channels`, which is 64, 128 or 256.
+ */
+struct hopper_shape {
+    int channels, keys, groups;
+};
+
+GPUNVME_FN int hopper_q_nbytes(struct hopper_shape s)
+{
+    return s.groups * HOPPER_ROWS * s.channels * 2;
+}
+
+GPUNVME_FN int hopper_slot_nbytes(struct hopper_shape s)
+{
+    return s.keys * s.channels * 2;
+}
+
+GPUNVME_FN int hopper_barriers_nbytes(struct hopper_shape s)
+{
+    return 8 * (2 * (HOPPER_MOST_SLOTS + s.groups) + 1 + 2 * 2) + 2 * 16;
+}
+
+/* As many as there is room for: a power of two, so that one number counts slots and turns. */
+GPUNVME_FN int hopper_slots(struct hopper_shape s)
+{
+    int room = HOPPER_SHARED - HOPPER_ALIGN - hopper_q_nbytes(s) - hopper_barriers_nbytes(s);
+
+    return room < HOPPER_MOST_SLOTS * hopper_slot_nbytes(s) ? HOPPER_MOST_SLOTS / 2
+                                                            : HOPPER_MOST_SLOTS;
+}
+
+GPUNVME_FN int hopper_attention_nbytes(struct hopper_shape s)
+{
+    return HOPPER_ALIGN + hopper_q_nbytes(s) + hopper_slots(s) * hopper_slot_nbytes(s) +
+           hopper_barriers_nbytes(s);
+}
+
+/*
+ * What there is to do: tiles of queries of all heads of all sequences, in an order in which blocks
+ * that work at the same time share K and V: `span` heads together, whose K and V the cache can
+ * hold. Of these come the last queries first, which see the most keys. So little ones remain for
+ * blocks that are done early.
+ */
+struct hopper_queue {
+    unsigned items, heads; /* heads: of all sequences */
+    unsigned tiles, span;
+};
+
+struct hopper_item {
+    unsigned head, tile; /* head: of all sequences */
+};
+
+GPUNVME_FN struct hopper_item hopper_item_of(const struct hopper_queue *q, unsigned i)
+{
+    unsigned first = i / (q->span * q->tiles) * q->span, left = q->heads - first, turn;
+    unsigned span = left < q->span ? left : q->span;
+    struct hopper_item x;
+
+    i -= first * q->tiles;
+    turn = i / span;
+    x.head = first + i - turn * span;
+    x.tile = q->tiles - 1 - turn;
+    return x;
+}
+
+struct hopper_attention {
+    CUtensorMap q, k, v;
+    struct cuda_attention problem;
+    struct hopper_queue queue;
+    uint32_t *taken; /* items beyond the first of each block; NULL: blocks take every so many */
+    /* What coordinates are multiplied by: 0 where all heads or sequences share one. */
+    int q_head, q_batch, k_head, k_batch, v_head, v_batch;
+    float rate, cap_rate; /* see soften() and limit() */
+    int padded;           /* rows behind a sequence's last key may be anything */
+    int vectors;          /* results are written 16 bytes at a time */
+};
+
+/* NULL: there is none. */
+const void *hopper_attention_kernel(int dtype, struct hopper_shape shape);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

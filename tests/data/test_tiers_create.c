@@ -109,7 +109,7 @@ static void has_all(struct gpunvme_tiers *t)
         nfiles += info.tier[tier].nfiles;
     assert_int_equal(nfiles, NFILES);
     for (int i = 0; i < NFILES; i++) {
-        char name[16], bytes[10];
+        char name[24], bytes[10];
 
         snprintf(name, sizeof(name), "file-%d", i);
         ok(gpunvme_tiers_read(t, name, 0, bytes, GPUNVME_MEM_HOST, sizeof(bytes), NULL));

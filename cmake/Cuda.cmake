@@ -5,7 +5,7 @@
 # first called, so the same program starts on a machine without a GPU.
 set(GPUNVME_CUDA AUTO CACHE STRING "CUDA code: AUTO (if nvcc works), ON (or fail), OFF")
 set_property(CACHE GPUNVME_CUDA PROPERTY STRINGS AUTO ON OFF)
-set(GPUNVME_CUDA_ARCHITECTURES "80;86;90a" CACHE STRING "GPU architectures to build for")
+set(GPUNVME_CUDA_ARCHITECTURES "80;90a" CACHE STRING "GPU architectures to build for")
 
 set(GPUNVME_HAVE_CUDA OFF)
 set(GPUNVME_CUDA_LIBRARIES "")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# mypy: disable-error-code="import-not-found"
 """A Loader as torch.utils.data.IterableDataset, for trainers that take nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..errors import argument
@@ -30,7 +30,8 @@ def iterable_dataset(loader: Loader) -> Any:
 
 @cache
 def _class() -> Any:
-    from torch.utils import data as torch_data  # not needed otherwise
+    # Not needed otherwise. Any, so that types are the same with torch and without it.
+    torch_data: Any = import_module("torch.utils.data")
 
     class LoaderDataset(torch_data.IterableDataset):  # type: ignore[misc]
         """See iterable_dataset()."""

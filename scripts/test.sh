@@ -4,7 +4,8 @@
 # On a fresh machine: installs what is missing, builds, runs every test that this machine can run,
 # and says at the end what was skipped and why. Fails if any test failed.
 #
-#   scripts/test.sh [PRESET]         a preset of CMakePresets.json; default: release
+#   scripts/test.sh [PRESET [OPTION…]]   a preset of CMakePresets.json, release if none is named, and
+#                                        options for cmake
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -14,7 +15,7 @@ jobs=$(nproc)
 
 scripts/install-deps.sh test
 mkdir -p "$build"
-cmake --preset "$preset" | tee "$build/configure.log"
+cmake --preset "$preset" "${@:2}" | tee "$build/configure.log"
 cmake --build --preset "$preset" -j "$jobs"
 
 # ThreadSanitizer can't live with as much address randomisation as newer kernels do. Where it

@@ -104,13 +104,23 @@ void cli_json_note_failure(const char *name, int code, const char *text)
     snprintf(failure.text, sizeof(failure.text), "%s", text);
 }
 
-void cli_json_begin(struct cli_json *json, FILE *out)
+static void begin(struct cli_json *json, FILE *out, bool compact)
 {
-    *json = (struct cli_json){.out = out};
+    *json = (struct cli_json){.out = out, .compact = compact};
     begun = true;
     open_with(json, NULL, '{', '}');
     if (command)
         cli_json_text(json, "command", command);
+}
+
+void cli_json_begin(struct cli_json *json, FILE *out)
+{
+    begin(json, out, false);
+}
+
+void cli_json_begin_line(struct cli_json *json, FILE *out)
+{
+    begin(json, out, true);
 }
 
 void cli_json_object(struct cli_json *json, const char *key)

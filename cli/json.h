@@ -22,6 +22,9 @@ struct cli_json {
 /* Opens the outermost object, whose "command" is the one that was set, if one was. */
 void cli_json_begin(struct cli_json *json, FILE *out);
 
+/* The same, all in one line: for a command that prints one document after another. */
+void cli_json_begin_line(struct cli_json *json, FILE *out);
+
 /* Closes whatever is open; the outermost object gets "error" if a failure was noted. */
 void cli_json_end(struct cli_json *json);
 

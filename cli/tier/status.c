@@ -114,54 +114,85 @@ static void json_tier(struct cli_json *json, int i, const struct gpunvme_tier_in
     cli_json_close(json);
 }
 
-static void print_json(const struct gpunvme_tiers_info *info)
+static void json_info(struct cli_json *json, const struct gpunvme_tiers_info *info)
 {
     const struct gpunvme_tiers_settings *s = &info->settings;
     struct activity activity[GPUNVME_NTIERS];
-    struct cli_json json;
 
     count(info, NULL, activity);
-    cli_json_begin(&json, stdout);
-    cli_json_array(&json, "tiers");
+    cli_json_array(json, "tiers");
     for (int i = 0; i < GPUNVME_NTIERS; i++)
-        json_tier(&json, i, &info->tier[i], &activity[i]);
-    cli_json_close(&json);
-    cli_json_real(&json, "hot_at", s->hot_at);
-    cli_json_real(&json, "warm_at", s->warm_at);
-    cli_json_real(&json, "half_life_seconds", s->half_life_s);
+        json_tier(json, i, &info->tier[i], &activity[i]);
+    cli_json_close(json);
+    cli_json_real(json, "hot_at", s->hot_at);
+    cli_json_real(json, "warm_at", s->warm_at);
+    cli_json_real(json, "half_life_seconds", s->half_life_s);
     if (s->migrate_bytes_per_s)
-        cli_json_u64(&json, "migrate_bytes_per_second", s->migrate_bytes_per_s);
+        cli_json_u64(json, "migrate_bytes_per_second", s->migrate_bytes_per_s);
     else
-        cli_json_text(&json, "migrate_bytes_per_second", NULL);
-    cli_json_u64(&json, "moving", info->moving);
-    cli_json_bool(&json, "migrating", info->migrating);
-    cli_json_end(&json);
+        cli_json_text(json, "migrate_bytes_per_second", NULL);
+    cli_json_u64(json, "moving", info->moving);
+    cli_json_bool(json, "migrating", info->migrating);
 }
 
 gpunvme_err_t cli_tier_show(const struct tier_args *args, struct gpunvme_tiers *tiers)
 {
     struct gpunvme_tiers_info info;
     gpunvme_err_t err = gpunvme_tiers_get_info(tiers, &info);
+    struct cli_json json;
 
-    if (!err && args->json)
-        print_json(&info);
-    else if (!err)
+    if (!err && args->json) {
+        cli_json_begin(&json, stdout);
+        json_info(&json, &info);
+        cli_json_end(&json);
+    } else if (!err) {
         print_table(&info, NULL, 0);
+    }
     return err;
 }
 
-/* Until a signal comes, which is how this ends and no error. */
+/* Until a signal comes or the interval is over. */
+static void sleep_until_next_look(const struct tier_args *args)
+{
+    const uint64_t ms = (args->interval_ns ? args->interval_ns : 1000000000) / 1000000;
+    struct pollfd stop = {.fd = cli_stop_fd(), .events = POLLIN};
+
+    poll(&stop, 1, (int)(ms < 3600000 ? ms : 3600000));
+}
+
+/* A document a line until a signal comes or nobody reads; a failure is the last line's. */
+static gpunvme_err_t watch_json(const struct tier_args *args, struct gpunvme_tiers *tiers)
+{
+    const uint64_t begin_ns = cli_now_ns();
+    struct gpunvme_tiers_info info;
+    struct cli_json json;
+    gpunvme_err_t err = GPUNVME_OK;
+
+    while (!err && !cli_stopped() && !ferror(stdout)) {
+        err = gpunvme_tiers_get_info(tiers, &info);
+        cli_json_begin_line(&json, stdout);
+        if (!err) {
+            cli_json_real(&json, "seconds", (double)(cli_now_ns() - begin_ns) / 1e9);
+            json_info(&json, &info);
+        }
+        cli_tier_json_end(&json, err);
+        fflush(stdout);
+        if (!err)
+            sleep_until_next_look(args);
+    }
+    return err;
+}
+
+/* Until a signal comes, which is how this ends and no error, or nobody reads. */
 static gpunvme_err_t watch(const struct tier_args *args, struct gpunvme_tiers *tiers)
 {
-    const uint64_t interval_ns = args->interval_ns ? args->interval_ns : 1000000000;
     const bool is_terminal = isatty(STDOUT_FILENO);
-    struct pollfd stop = {.fd = cli_stop_fd(), .events = POLLIN};
     struct gpunvme_tiers_info before, now;
     uint64_t before_ns = cli_now_ns(), now_ns;
     gpunvme_err_t err = gpunvme_tiers_get_info(tiers, &before);
 
-    while (!err && !cli_stopped()) {
-        poll(&stop, 1, (int)(interval_ns / 1000000 < 3600000 ? interval_ns / 1000000 : 3600000));
+    while (!err && !cli_stopped() && !ferror(stdout)) {
+        sleep_until_next_look(args);
         now_ns = cli_now_ns();
         err = gpunvme_tiers_get_info(tiers, &now);
         if (err || cli_stopped())
@@ -183,7 +214,10 @@ gpunvme_err_t cli_tier_status(const struct tier_args *args)
 
     if (err)
         return err;
-    err = args->watch ? watch(args, tiers) : cli_tier_show(args, tiers);
+    if (!args->watch)
+        err = cli_tier_show(args, tiers);
+    else
+        err = args->json ? watch_json(args, tiers) : watch(args, tiers);
     return cli_tier_close(tiers, err);
 }
 

@@ -255,11 +255,14 @@ static const struct argp status_argp =
     ARGP(status_options, NULL,
          "Shows the tiers: what is in them, how full they are, their share of all accesses (the "
          "hit rate), and what migration moved in."
-         "\vWith --watch, accesses, hit rates and moves are those since the last look.\n\n"
+         "\vWith --watch, accesses, hit rates and moves are those since the last look. With --json "
+         "as well, each look is a document in a line, with the sums since the set was made and the "
+         "seconds since the watch began.\n\n"
          "Examples:\n"
          "  gpunvme tier status\n"
          "  gpunvme tier status --set /mnt/fast --watch --interval 5s\n"
-         "  gpunvme tier status --json | jq .tiers[0].hit_rate");
+         "  gpunvme tier status --json | jq .tiers[0].hit_rate\n"
+         "  gpunvme tier status --watch --json | jq .tiers[0].accesses");
 static const struct argp ls_argp =
     ARGP(plain_options, "[PREFIX]",
          "Lists the files whose names begin with PREFIX, by name."
@@ -366,8 +369,6 @@ static const char *complaint(const struct verb *verb, const struct tier_args *ar
         return "--to moves files that are named";
     if (args->pin && args->tier == GPUNVME_TIER_AUTO)
         return "--pin wants a tier: --to";
-    if (args->watch && args->json)
-        return "--watch is for people: call it with --json as often as needed";
     return NULL;
 }
 

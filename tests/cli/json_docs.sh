@@ -105,6 +105,10 @@ if [ "${CLI_TEST_SQLITE:-1}" = 1 ]; then
     kill -TERM $server
     wait $server
     cp out documents/serve.json
+
+    promise "a set that is watched has a document a line"
+    "$program" tier status --set hot --watch --json --interval 50ms 2>err | head -n 1 \
+        >documents/watch.json
 fi
 
 promise "a failure is a document with an error, beside what there is to tell"

@@ -268,6 +268,21 @@ wait $watcher
 check test $? -eq 0
 check test "$(grep -c access/s out)" -ge 2
 
+promise "a watch ends when nobody reads it"
+timeout 60 "$program" tier status --set hot --watch --interval 50ms 2>err | head -n 1 >line
+check test "${PIPESTATUS[0]}" -eq 1
+
+promise "--watch --json prints a document a line, and ends likewise"
+timeout 60 "$program" tier status --set hot --watch --json --interval 50ms 2>err |
+    head -n 3 >lines
+check test "${PIPESTATUS[0]}" -eq 1
+check test "$(wc -l <lines)" -eq 3
+while IFS= read -r line; do
+    printf '%s\n' "$line" >out
+    expect_json
+    expect_out '^{"command": "tier status","seconds": [0-9].*"migrating": (true|false)}$'
+done <lines
+
 promise "the commands of docs/TIERS.md do what the page shows"
 sed -n '/^## Ten minutes/,/^## In C/p' "$source_dir/docs/TIERS.md" |
     sed -n '/^```sh/,/^```$/p' | grep -v '^```' | sed "s|/tmp/t|$work/page|g" >page.sh

@@ -167,8 +167,8 @@ struct gpunvme_dataset_index_options {
  * whose size or fingerprint differs is refused. Checksums do not change the data set's fingerprint.
  *
  * Errors: those of creating and writing the file; INVALID: there is a file already that is neither
- * empty nor an index; NOMEM; with checksums, a sample that can't be
- * read (the detail names it), and CANCELED.
+ * empty nor an index, or that is one of the data set's; NOMEM; with checksums, a sample that can't
+ * be read (the detail names it), and CANCELED.
  */
 gpunvme_err_t gpunvme_dataset_write_index(const struct gpunvme_dataset *dataset, const char *path,
                                           const struct gpunvme_dataset_index_options *options);

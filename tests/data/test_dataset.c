@@ -954,6 +954,46 @@ static void an_index_replaces_an_index_or_an_empty_file(void **state)
     gpunvme_dataset_close(d);
 }
 
+/* An empty file, and an index whose bytes are the samples; by a link of either kind, too. */
+static void no_file_of_the_data_set_is_replaced_by_its_index(void **state)
+{
+    static const char *const names[] = {"void", "void-link", "own.gnvidx", "own-link"};
+    const struct gpunvme_dataset_options records = {.format = GPUNVME_DATASET_RECORDS,
+                                                    .record_nbytes = 8};
+    const char *uris[] = {in_dir("void"), in_dir("own.gnvidx")};
+    struct gpunvme_dataset *d;
+    uint8_t *before, *after;
+    struct stat st;
+
+    (void)state;
+    make_indexed_tar();
+    assert_int_equal(rename(in_dir("w.gnvidx"), in_dir("own.gnvidx")), 0);
+    assert_int_equal(stat(in_dir("own.gnvidx"), &st), 0);
+    assert_int_equal(truncate(in_dir("own.gnvidx"), st.st_size / 8 * 8), 0);
+    write_file("void", "", 0);
+    assert_int_equal(symlink("void", in_dir("void-link")), 0);
+    assert_int_equal(link(in_dir("own.gnvidx"), in_dir("own-link")), 0);
+    before = malloc((size_t)st.st_size);
+    after = malloc((size_t)st.st_size);
+    assert_true(before && after);
+    read_file("own.gnvidx", before, (size_t)st.st_size / 8 * 8);
+
+    assert_int_equal(gpunvme_dataset_open(NULL, uris, 2, &records, &d), GPUNVME_OK);
+    for (unsigned i = 0; i < 4; i++) {
+        assert_int_equal(gpunvme_dataset_write_index(d, in_dir(names[i]), NULL),
+                         GPUNVME_ERR_INVALID);
+        assert_non_null(strstr(gpunvme_err_detail(), names[i]));
+        assert_non_null(strstr(gpunvme_err_detail(), "of the data set itself"));
+    }
+    gpunvme_dataset_close(d);
+    read_file("own.gnvidx", after, (size_t)st.st_size / 8 * 8);
+    assert_memory_equal(after, before, (size_t)st.st_size / 8 * 8);
+    assert_int_equal(stat(in_dir("void"), &st), 0);
+    assert_int_equal(st.st_size, 0);
+    free(before);
+    free(after);
+}
+
 static void what_can_not_be_opened_is_told(void **state)
 {
     const char *uris[] = {in_dir("x.npy"), in_dir("x.tar")};
@@ -1023,6 +1063,7 @@ int main(void)
         cmocka_unit_test(only_a_regular_file_is_replaced_by_an_index),
         cmocka_unit_test(no_file_of_another_kind_is_replaced_by_an_index),
         cmocka_unit_test(an_index_replaces_an_index_or_an_empty_file),
+        cmocka_unit_test(no_file_of_the_data_set_is_replaced_by_its_index),
         cmocka_unit_test(what_can_not_be_opened_is_told),
     };
 

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/newfile.h"
@@ -13,6 +14,7 @@
 #include "data/loader/permute.h"
 #include "data/weights/internal.h"
 #include "gpunvme/memory.h"
+#include "storage/internal.h"
 
 #define END_NBYTES ((size_t)4096) /* of a file, at both ends, for its fingerprint */
 #define NPRINTS    256u           /* files whose ends are read at once */
@@ -609,6 +611,20 @@ static gpunvme_err_t write_table(const struct gpunvme_dataset *d, const struct d
     return err;
 }
 
+/* Samples may look like an index, and an empty file holds none: neither may be replaced. */
+static gpunvme_err_t check_not_own(const struct gpunvme_dataset *d, const char *path)
+{
+    struct stat st;
+
+    if (stat(path, &st))
+        return GPUNVME_OK; /* base_newfile_begin() tells what is wrong, if anything is */
+    for (size_t i = 0; i < d->nfiles; i++)
+        if (d->files[i].store->dev == st.st_dev && d->files[i].store->ino == st.st_ino)
+            return base_fail(GPUNVME_ERR_INVALID,
+                             "%.150s: a file of the data set itself: it is not replaced", path);
+    return GPUNVME_OK;
+}
+
 gpunvme_err_t gpunvme_dataset_write_index(const struct gpunvme_dataset *d, const char *path,
                                           const struct gpunvme_dataset_index_options *options)
 {
@@ -617,6 +633,9 @@ gpunvme_err_t gpunvme_dataset_write_index(const struct gpunvme_dataset *d, const
 
     if (!d || !path)
         return base_fail(GPUNVME_ERR_INVALID, "%s is NULL", d ? "path" : "dataset");
+    err = check_not_own(d, path);
+    if (err)
+        return err;
     table = d->table;
     if (!options || !options->checksums)
         return write_table(d, &table, path);

@@ -381,6 +381,84 @@ static void a_tier_that_is_full_leaves_the_file_where_it_was(void **state)
     rig_has(t, "b", 3);
 }
 
+/* Writes a file until nothing more goes into its file system. */
+static void fill(const char *path)
+{
+    static const char bytes[KIB];
+    int fd = open(path, O_WRONLY | O_CREAT, 0666);
+
+    assert_true(fd >= 0);
+    while (write(fd, bytes, sizeof(bytes)) > 0)
+        ;
+    assert_int_equal(errno, ENOSPC);
+    close(fd);
+}
+
+static void start_with_small_hot_tier(void)
+{
+    ok(gpunvme_tiers_close(t));
+    t = NULL;
+    assert_int_equal(rig_remove(), 0);
+    rig_make_folders();
+    if (!mount_small(HOT, 64 * KIB)) {
+        print_message("SKIP: no file system can be mounted: %s\n", strerror(errno));
+        skip();
+    }
+    rig_create((struct gpunvme_tiers_settings){0});
+    ok(gpunvme_tiers_open(rig_dir[HOT], NULL, &t));
+}
+
+/* The catalogue is on the same file system: it has what it needs to move files away. */
+static void a_hot_tier_that_is_full_opens_and_files_move_away(void **state)
+{
+    char path[200];
+
+    (void)state;
+    start_with_small_hot_tier();
+    put("a", HOT, 200 * KIB, 1);
+    put("b", HOT, 200 * KIB, 2);
+    put("c", COLD, 100 * KIB, 3);
+    snprintf(path, sizeof(path), "%s/" TIERS_FOLDER "/filler", rig_dir[HOT]);
+    ok(gpunvme_tiers_close(t));
+    t = NULL;
+    fill(path);
+    ok(gpunvme_tiers_open(rig_dir[HOT], NULL, &t));
+    rig_has(t, "a", 1);
+    rig_has(t, "c", 3);
+    fails(NOSPC, rig_put(t, "d", HOT, 100, 4));
+    fails(NOSPC, gpunvme_tiers_move(t, "c", HOT, false, NULL));
+    fails(NOSPC, gpunvme_tiers_write(t, "a", 200 * KIB, path, GPUNVME_MEM_HOST, 100, NULL));
+    open_again();
+    move_to("a", COLD);
+    ok(gpunvme_tiers_remove(t, "b"));
+    put("d", HOT, 100, 4); /* there is room again, for the catalogue as well */
+    rig_has(t, "a", 1);
+    rig_has(t, "d", 4);
+    unlink(path);
+}
+
+/* Files alone do not take what the catalogue needs. */
+static void files_leave_the_catalogue_its_space(void **state)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+    char name[16];
+    unsigned n = 0;
+
+    (void)state;
+    start_with_small_hot_tier();
+    while (!err && n < 4096) {
+        snprintf(name, sizeof(name), "f%u", n++);
+        err = rig_put(t, name, HOT, 64 * KIB, 1);
+    }
+    assert_int_equal(err, GPUNVME_ERR_NOSPC);
+    open_again();
+    for (unsigned i = 0; i + 1 < n; i++) {
+        snprintf(name, sizeof(name), "f%u", i);
+        move_to(name, COLD);
+    }
+    ok(rig_put(t, name, HOT, 64 * KIB, 2));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -398,6 +476,8 @@ int main(void)
         TEST(a_tier_that_may_not_be_written_leaves_the_file_where_it_was),
         TEST(a_set_that_may_not_be_written_is_not_opened),
         TEST(a_tier_that_is_full_leaves_the_file_where_it_was),
+        TEST(a_hot_tier_that_is_full_opens_and_files_move_away),
+        TEST(files_leave_the_catalogue_its_space),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -80,6 +80,7 @@ static inline int teardown(void **state)
     (void)state;
     ok(gpunvme_tiers_close(t));
     t = NULL;
+    umount2(rig_dir[HOT], MNT_DETACH);
     umount2(rig_dir[COLD], MNT_DETACH);
     return rig_remove();
 }

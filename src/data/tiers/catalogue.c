@@ -145,7 +145,12 @@ static gpunvme_err_t error_of(sqlite3 *db, int code)
 
 static gpunvme_err_t fail(sqlite3 *db, int code)
 {
-    return base_fail(error_of(db, code), "the catalogue: %.150s", sqlite3_errmsg(db));
+    const gpunvme_err_t err = error_of(db, code);
+    const char *path = err == GPUNVME_ERR_NOSPC ? sqlite3_db_filename(db, "main") : NULL;
+
+    if (path && *path)
+        tiers_reserve_use(path);
+    return base_fail(err, "the catalogue: %.150s", sqlite3_errmsg(db));
 }
 
 static gpunvme_err_t damaged(const char *what)

@@ -21,6 +21,13 @@
 
 #define TIERS_SESSION_ROOM 33 /* 32 hexadecimal digits and the 0 */
 
+/* Behind the catalogue's path: a file that keeps space for it. A call that finds the file system
+ * full removes it, so the next one succeeds. */
+#define TIERS_RESERVE_SUFFIX ".reserve"
+
+/* Removes that file, where `path` is the catalogue's. Whether there was one. (reserve.c) */
+bool tiers_reserve_use(const char *path);
+
 struct tiers_catalogue;
 
 /* A row of `file`. `rank` is its score in a form that time does not change: score.h. */

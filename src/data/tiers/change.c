@@ -110,7 +110,10 @@ static gpunvme_err_t add_row(struct job *j)
     gpunvme_err_t err;
 
     tiers_step(TIERS_STEP_PREPARE, j->change.name);
-    err = tiers_catalogue_begin(c);
+    j->no_room = false;
+    err = j->change.to >= 0 ? tiers_reserve_keep(j->t, j->change.to) : GPUNVME_OK;
+    if (!err)
+        err = tiers_catalogue_begin(c);
     if (err)
         return err;
     err = look(j);

@@ -72,9 +72,10 @@ static gpunvme_err_t make_uuid(char uuid[37])
 }
 
 /* What a set has in TIERS_FOLDER when it has just been made; folders end with '/'. */
-static const char *const parts[] = {"set",      "catalogue", "catalogue-wal", "catalogue-shm",
-                                    "migrator", "changes",   "sessions/",     "tmp/",
-                                    "kept/",    ""};
+static const char *const parts[] = {
+    "set",     "catalogue", "catalogue-wal", "catalogue-shm", "migrator",
+    "changes", "sessions/", "tmp/",          "kept/",         "catalogue" TIERS_RESERVE_SUFFIX,
+    ""};
 #define NPARTS (sizeof(parts) / sizeof(parts[0]))
 
 static void remove_set(const struct tiers_description *d)

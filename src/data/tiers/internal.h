@@ -192,6 +192,14 @@ gpunvme_err_t tiers_change_recover(struct gpunvme_tiers *t, const char *name);
 /* The same for all; *n counts them. */
 gpunvme_err_t tiers_change_recover_all(struct gpunvme_tiers *t, uint64_t *n);
 
+/* ---- reserve.c ---- */
+
+/*
+ * Keeps some space for the catalogue before a tier gets more bytes. NOSPC: the tier is on the
+ * catalogue's file system, which has no more than that left.
+ */
+gpunvme_err_t tiers_reserve_keep(struct gpunvme_tiers *t, int tier);
+
 /* ---- copy.c ---- */
 
 /* At most so many bytes a second, over all copies that share it. */

@@ -339,6 +339,8 @@ static gpunvme_err_t open_catalogue(struct gpunvme_tiers *t)
 
     snprintf(path, sizeof(path), "%s/" TIERS_FOLDER "/catalogue", t->dir[0]);
     err = tiers_catalogue_open(path, false, t->timeout_ns, &t->catalogue);
+    if (err == GPUNVME_ERR_NOSPC) /* it may have its reserve now */
+        err = tiers_catalogue_open(path, false, t->timeout_ns, &t->catalogue);
     if (!err)
         err = tiers_catalogue_get(t->catalogue, "uuid", uuid, sizeof(uuid));
     if (!err && strcmp(uuid, t->uuid) != 0)
@@ -351,14 +353,27 @@ static gpunvme_err_t open_catalogue(struct gpunvme_tiers *t)
     return base_fail(err, "%s: gpunvme tier rebuild makes it anew", why);
 }
 
+/* Memory that is mapped must not lack space on the file system when it is written. */
+static bool has_space(int fd)
+{
+    struct stat st;
+
+    if (fstat(fd, &st))
+        return false;
+    if ((size_t)st.st_size >= CHANGES_BYTES && (size_t)st.st_blocks * 512 >= CHANGES_BYTES)
+        return true;
+    if (!fallocate(fd, 0, 0, CHANGES_BYTES))
+        return true;
+    return (errno == EOPNOTSUPP || errno == ENOSYS) &&
+           ((size_t)st.st_size >= CHANGES_BYTES || !ftruncate(fd, CHANGES_BYTES));
+}
+
 static gpunvme_err_t map_changes(struct gpunvme_tiers *t)
 {
     int fd = openat(t->folder_fd[0], "changes", O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    struct stat st;
     void *map = MAP_FAILED;
 
-    if (fd >= 0 && !fstat(fd, &st) &&
-        ((size_t)st.st_size >= CHANGES_BYTES || !ftruncate(fd, CHANGES_BYTES)))
+    if (fd >= 0 && has_space(fd))
         map = mmap(NULL, CHANGES_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (map == MAP_FAILED) {
         const int error = errno;
@@ -419,12 +434,20 @@ void tiers_set_release(struct gpunvme_tiers *t)
     free(t);
 }
 
+static gpunvme_err_t begin_use(struct gpunvme_tiers *t)
+{
+    gpunvme_err_t err = map_changes(t);
+
+    return err ? err : begin_session(t);
+}
+
 /*
  * The session is there before the catalogue is opened: who makes that anew takes it away and then
  * looks for sessions, so one of both sees the other.
  */
 static gpunvme_err_t open_places(struct gpunvme_tiers *t, const char *dir, bool making)
 {
+    char catalogue[TIERS_DIR_ROOM + 48];
     struct tiers_description d;
     gpunvme_err_t err = find_set(dir ? dir : tiers_default_dirs[0], &d);
 
@@ -433,9 +456,10 @@ static gpunvme_err_t open_places(struct gpunvme_tiers *t, const char *dir, bool 
     if (err)
         return err;
     memcpy(t->uuid, d.uuid, sizeof(t->uuid));
-    err = map_changes(t);
-    if (!err)
-        err = begin_session(t);
+    err = begin_use(t);
+    snprintf(catalogue, sizeof(catalogue), "%s/" TIERS_FOLDER "/catalogue", t->dir[0]);
+    if (err == GPUNVME_ERR_NOSPC && tiers_reserve_use(catalogue))
+        err = begin_use(t);
     if (!err)
         enlist(t);
     return err;
@@ -490,6 +514,7 @@ static gpunvme_err_t open_rest(struct gpunvme_tiers *t)
     if (tiers_change_recover_all(t, &n)) /* who needs such a file is told then */
         base_log(BASE_LOG_WARN, "%s: %s", t->dir[0], gpunvme_err_detail());
     clean_sessions(t);
+    tiers_reserve_keep(t, GPUNVME_TIER_HOT); /* who needs more of a full tier is told then */
     err = tiers_files_create(&t->files);
     return err ? err : tiers_migrator_start(t);
 }

@@ -240,6 +240,10 @@ static gpunvme_err_t begin_write(struct gpunvme_tiers *t, struct tiers_open *ope
         err = tiers_catalogue_find(t->catalogue, name, &row);
     else if (!err)
         err = GPUNVME_ERR_BUSY;
+    if (!err && end > row.nbytes && tiers_reserve_keep(t, row.tier)) {
+        tiers_files_end_write(open);
+        return GPUNVME_ERR_NOSPC;
+    }
     if (!err && (!row.dirty || end > row.nbytes))
         err = make_dirty(t, name, end);
     if (!err)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Operators: matrix multiplication, the linear layer and attention, on the CPU and on CUDA GPUs.
+"""Operators of neural networks, on the CPU and on CUDA GPUs.
 
     from gpunvme import ops
 
@@ -7,6 +7,7 @@
     ops.matmul(a, b, out=c, variant="openmp")    # into one of yours, by a rung of the ladder
     y = ops.linear(x, weight, bias, activation="gelu")
     y = ops.attention(q, k, v, causal=True)      # sequences, rows, heads, channels
+    y = ops.norm(x, weight, kind="rms")          # of rows
 
 Arrays are numpy's, or anything with ``__cuda_array_interface__`` or ``__dlpack__`` (torch, CuPy,
 JAX), of float32, float16 or bfloat16; all of a call on one device. Rows or columns must be
@@ -27,6 +28,8 @@ from ._attention import Rope, attention, attention_backward, attention_paged, kv
 from ._call import Compute as Compute
 from ._call import Device as Device
 from ._ladder import capability, timing, variants
+from ._norm import NormKind as NormKind
+from ._norm import norm, norm_backward
 from ._products import Activation as Activation
 from ._products import linear, linear_backward, matmul, matmul_metrics, matmul_variant
 
@@ -43,6 +46,8 @@ __all__ = [
     "matmul",
     "matmul_metrics",
     "matmul_variant",
+    "norm",
+    "norm_backward",
     "timing",
     "variants",
 ]

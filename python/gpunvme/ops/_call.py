@@ -106,6 +106,51 @@ def vector_of(name: str, obj: Any, size: int) -> Array:
     return array
 
 
+def floats_of(name: str, obj: Any, shape: tuple[int, ...]) -> Array:
+    """Contiguous float32 of a shape."""
+    array = array_of(name, obj)
+    if array.typestr != "<f4":
+        raise ops_error(_lib.OPS_ERR_DTYPE, f"{name} has elements of {array.typestr}, not float32")
+    check(array.shape == shape and array.contiguous, f"{name} is not {shape} contiguous float32")
+    return array
+
+
+def alike(shape: tuple[int, ...], **objects: Any) -> list[Matrix | None]:
+    """Matrices of rows, all of a shape; None stays None."""
+    found = [None if obj is None else rows_of(name, obj) for name, obj in objects.items()]
+    for name, matrix in zip(objects, found):
+        check(matrix is None or matrix.array.shape == shape,
+              f"{name} is {matrix.array.shape if matrix else ()}, not {shape}")
+    return found
+
+
+def arrays_of(**matrices: Matrix | None) -> dict[str, Array]:
+    """The arrays of those that are there, for same_dtype()."""
+    return {name: matrix.array for name, matrix in matrices.items() if matrix is not None}
+
+
+def ptr_of(operand: Matrix | Array | None) -> int | None:
+    return None if operand is None else operand.ptr
+
+
+def parameter_dtype(like: Array, **parameters: Array | None) -> int:
+    """The type of parameters, which have one together; that of ``like`` if there are none."""
+    same_dtype(**parameters)
+    return DTYPES[next((p for p in parameters.values() if p is not None), like).typestr]
+
+
+def made_like(given: Any, like: Any, shape: tuple[int, ...], typestr: str, stream: Any) -> Any:
+    """A result that the caller gives, has made (True) or leaves out (False: None)."""
+    return None if given is False else result_of(
+        None if given is True else given, like, shape, typestr, stream)
+
+
+def refuse_made(accumulate: bool, **results: Any) -> None:
+    if accumulate and any(given is True for given in results.values()):
+        raise ops_error(_lib.OPS_ERR_INVALID, f"accumulate adds to {' and '.join(results)}: "
+                        "give them, or leave them out")
+
+
 def result_of(given: Any, like: Any, shape: tuple[int, ...], typestr: str, stream: Any) -> Any:
     """``given``, or an array like an operand, for work on ``stream``."""
     if given is not None:
@@ -154,8 +199,10 @@ _scratch = threading.local()  # workspaces of this thread, by device, GPU and st
 class Call:
     """Where and how a call runs, and the arrays that it uses."""
 
-    def __init__(self, arrays: Sequence[Array], written: Sequence[Array], variant: str | None,
-                 threads: int, stream: Any, deterministic: bool) -> None:
+    def __init__(self, operands: Sequence[Array | None], results: Sequence[Array | None],
+                 variant: str | None, threads: int, stream: Any, deterministic: bool) -> None:
+        arrays = [array for array in operands if array is not None]
+        written = [array for array in results if array is not None]
         mems = {array.mem == _lib.MEM_GPU for array in (*arrays, *written)}
         if len(mems) > 1:
             raise ops_error(_lib.OPS_ERR_DEVICE, "arrays on the host and on a GPU in one call")

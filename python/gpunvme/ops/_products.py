@@ -21,8 +21,10 @@ from ._call import (
     Matrix,
     check,
     look_up,
+    made_like,
     matrix_of,
     ok,
+    refuse_made,
     result_of,
     rows_of,
     same_dtype,
@@ -144,9 +146,7 @@ def linear_backward(
     check(grad_x is False or matrix is not None, "grad_x needs weight")
     check(grad_weight is False or inputs is not None, "grad_weight needs x")
     check(activation is None or z is not None, f"{activation} backwards needs preact")
-    if accumulate and (grad_weight is True or grad_bias is True):
-        raise ops_error(_lib.OPS_ERR_INVALID, "accumulate adds to grad_weight and grad_bias: "
-                        "give them, or leave them out")
+    refuse_made(accumulate, grad_weight=grad_weight, grad_bias=grad_bias)
     width = inputs.columns if inputs else matrix.columns if matrix else 0
     lead = grad.array.shape[:-1]
     for name, found, shape in (
@@ -159,12 +159,9 @@ def linear_backward(
     same_dtype(grad_y=grad.array, x=inputs.array if inputs else None,
                 weight=matrix.array if matrix else None, preact=z.array if z else None)
 
-    def made(given: Any, shape: tuple[int, ...]) -> Any:
-        return None if given is False else result_of(
-            None if given is True else given, grad_y, shape, typestr, stream)
-
-    results = (made(grad_x, (*lead, width)), made(grad_weight, (grad.columns, width)),
-               made(grad_bias, (grad.columns,)))
+    results = tuple(made_like(given, grad_y, shape, typestr, stream) for given, shape in
+                    ((grad_x, (*lead, width)), (grad_weight, (grad.columns, width)),
+                     (grad_bias, (grad.columns,))))
     gx = None if results[0] is None else rows_of("grad_x", results[0])
     gw = None if results[1] is None else rows_of("grad_weight", results[1])
     gb = None if results[2] is None else vector_of("grad_bias", results[2], grad.columns)

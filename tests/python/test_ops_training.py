@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Operators that training has beside products and attention, against numpy in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpunvme import ops
+
+from test_buffers import DLPackOnly
+from test_ops import close, normal, wide
+
+EPS = 1e-5
+
+
+def available(op: Any) -> list[str]:
+    return [v.name for v in ops.variants(op) if v.available]
+
+
+def numeric(f: Any, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The gradient of a number by differences, in float64."""
+    found = np.empty_like(x)
+    for i in np.ndindex(x.shape):
+        step = np.zeros_like(x)
+        step[i] = 1e-5
+        found[i] = (f(x + step) - f(x - step)) / 2e-5
+    return found
+
+
+def normed(kind: str, h: Any, weight: Any, bias: Any) -> Any:
+    if kind == "layer":
+        h = h - h.mean(-1, keepdims=True)
+    return h / np.sqrt((h * h).mean(-1, keepdims=True) + EPS) * weight + bias
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("variant", available("norm_forward"))
+def test_norm_is_its_formula(kind: Any, dtype: Any, variant: str) -> None:
+    x, weight, bias = normal(1, 2, 3, 40, dtype=dtype), normal(2, 40), normal(3, 40)
+    y = ops.norm(x, weight, bias, kind=kind, variant=variant)
+    assert y.dtype == dtype and close(y, normed(kind, *wide(x, weight, bias)), 20)
+
+
+def test_norm_adds_a_residual_and_keeps_the_sum() -> None:
+    x, residual = normal(1, 5, 16), normal(2, 5, 16)
+    want = x + residual
+    y = ops.norm(x, residual=residual, sum=residual, out=np.empty_like(x))
+    assert (residual == want).all()
+    assert close(y, normed("rms", want.astype(np.float64), 1, 0), 20)
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("variant", available("norm_backward"))
+def test_norm_backward_is_the_gradient(kind: Any, variant: str) -> None:
+    x, weight, bias, grad, other = (normal(1, 2, 3, 8), normal(2, 8), normal(3, 8),
+                                    normal(4, 2, 3, 8), normal(5, 2, 3, 8))
+    mean, rstd = np.empty((2, 2, 3), np.float32)
+    ops.norm(x, weight, bias, kind=kind, eps=EPS, mean=mean if kind == "layer" else None, rstd=rstd)
+    found = ops.norm_backward(grad, x, weight, mean=mean if kind == "layer" else None, rstd=rstd,
+                              kind=kind, grad_sum=other, variant=variant)
+    given = wide(x, weight, bias)
+    g, o = wide(grad, other)
+    for i, got in enumerate(found):
+        def loss(t: Any, i: int = i) -> Any:
+            return (g * normed(kind, *given[:i], t, *given[i + 1:])).sum() + (
+                (o * t).sum() if i == 0 else 0)
+        np.testing.assert_allclose(got, numeric(loss, given[i]), rtol=1e-3, atol=1e-3)
+
+
+def test_norm_s_gradients_are_added_to_those_given() -> None:
+    x, grad = normal(1, 4, 8), normal(2, 4, 8)
+    rstd, weight, bias = np.empty(4, np.float32), np.ones(8, np.float32), np.ones(8, np.float32)
+    ops.norm(x, rstd=rstd)
+    _, want, _ = ops.norm_backward(grad, x, rstd=rstd)
+    none, gw, gb = ops.norm_backward(grad, x, rstd=rstd, grad_x=False, grad_weight=weight,
+                                     grad_bias=bias, accumulate=True)
+    assert none is None and gw is weight and gb is bias
+    np.testing.assert_allclose(gw, want + 1, rtol=1e-6)
+    with pytest.raises(ValueError, match="accumulate"):
+        ops.norm_backward(grad, x, rstd=rstd, accumulate=True)
+
+
+def test_norm_takes_arrays_of_other_libraries() -> None:
+    x = normal(1, 4, 8)
+    assert (ops.norm(DLPackOnly(x)) == ops.norm(x)).all()
+
+
+def test_norm_refuses_what_does_not_fit() -> None:
+    x = normal(1, 4, 8)
+    for options, message in (
+        ({"weight": np.ones(7, np.float32)}, "weight"), ({"residual": normal(1, 4, 7)}, "residual"),
+        ({"kind": "batch"}, "kind"), ({"rstd": np.ones(3, np.float32)}, "rstd"),
+        ({"rstd": np.ones(4, np.float16)}, "float32"), ({"out": np.ones((4, 8), np.float16)},
+                                                        "types"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ops.norm(x, **options)

@@ -99,3 +99,37 @@ def test_norm_refuses_what_does_not_fit() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             ops.norm(x, **options)
+
+
+def gated(gate: Any, up: Any) -> Any:
+    return gate / (1 + np.exp(-gate)) * up
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("variant", available("swiglu_forward"))
+def test_swiglu_is_its_formula_of_columns_of_one_matrix(dtype: Any, variant: str) -> None:
+    both = normal(1, 7, 20, dtype=dtype)
+    gate, up = both[:, :10], both[:, 10:]
+    y = ops.swiglu(gate, up, variant=variant)
+    assert y.dtype == dtype and close(y, gated(*wide(gate, up)), 4)
+
+
+@pytest.mark.parametrize("variant", available("swiglu_backward"))
+def test_swiglu_backward_is_the_gradient_and_may_replace_its_operands(variant: str) -> None:
+    grad, gate, up = normal(1, 2, 3, 5), normal(2, 2, 3, 5), normal(3, 2, 3, 5)
+    g, wide_gate, wide_up = wide(grad, gate, up)
+    of_gate, of_up = ops.swiglu_backward(grad, gate, up, grad_gate=gate, grad_up=up,
+                                         variant=variant)
+    assert of_gate is gate and of_up is up
+    np.testing.assert_allclose(gate, numeric(lambda t: (g * gated(t, wide_up)).sum(), wide_gate),
+                               rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(up, numeric(lambda t: (g * gated(wide_gate, t)).sum(), wide_up),
+                               rtol=1e-3, atol=1e-4)
+
+
+def test_swiglu_refuses_what_does_not_fit() -> None:
+    x = normal(1, 4, 8)
+    with pytest.raises(ValueError, match="up"):
+        ops.swiglu(x, x[:, :7])
+    with pytest.raises(ValueError, match="types"):
+        ops.swiglu(x, x.astype(np.float16))

@@ -32,6 +32,7 @@ from ._norm import NormKind as NormKind
 from ._norm import norm, norm_backward
 from ._products import Activation as Activation
 from ._products import linear, linear_backward, matmul, matmul_metrics, matmul_variant
+from ._swiglu import swiglu, swiglu_backward
 
 __all__ = [
     "OpsError",
@@ -48,6 +49,8 @@ __all__ = [
     "matmul_variant",
     "norm",
     "norm_backward",
+    "swiglu",
+    "swiglu_backward",
     "timing",
     "variants",
 ]

@@ -133,3 +133,53 @@ def test_swiglu_refuses_what_does_not_fit() -> None:
         ops.swiglu(x, x[:, :7])
     with pytest.raises(ValueError, match="types"):
         ops.swiglu(x, x.astype(np.float16))
+
+
+def losses(logits: Any, targets: Any) -> Any:
+    rows = np.arange(len(targets))
+    return np.log(np.exp(logits).sum(-1)) - logits[rows, targets]
+
+
+@pytest.mark.parametrize("variant", available("cross_entropy"))
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy_and_its_gradient_leave_out_ignored_rows(reduction: Any,
+                                                               variant: str) -> None:
+    logits, targets = normal(1, 5, 9), np.array([3, 0, -100, 8, 2], np.int32)
+    counted = targets >= 0
+    (wide_logits,) = wide(logits)
+    weights = np.float64([1, 2, 3, 4, 5]) if reduction == "none" else np.full(5, 2.0)
+    of_loss = np.asarray(weights if reduction == "none" else 2, np.float32)
+
+    def each(t: Any) -> Any:
+        return np.where(counted, losses(t, np.where(counted, targets, 0)), 0)
+
+    divisor = 4 if reduction == "mean" else 1
+    grad, lse = np.empty_like(logits), np.empty(5, np.float32)
+    loss = ops.cross_entropy(logits, targets, reduction=reduction, ignore_index=-100,
+                             grad_loss=of_loss, grad=grad, lse=lse, variant=variant)
+    want = each(wide_logits) if reduction == "none" else each(wide_logits).sum() / divisor
+    assert loss.shape == np.shape(want)
+    np.testing.assert_allclose(loss, want, rtol=1e-5)
+    np.testing.assert_allclose(lse, np.log(np.exp(wide_logits).sum(-1)), rtol=1e-5)
+    wanted = numeric(lambda t: (weights * each(t)).sum() / divisor, wide_logits)
+    np.testing.assert_allclose(grad, wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_cross_entropy_s_gradient_may_replace_the_logits() -> None:
+    logits, targets = normal(1, 2, 3, 7), np.array([[1, 2, 3], [4, 5, 6]], np.int32)
+    grad = np.empty_like(logits)
+    want = ops.cross_entropy(logits, targets, grad=grad)
+    assert ops.cross_entropy(logits, targets, grad=logits) == want
+    assert (logits == grad).all()
+
+
+def test_cross_entropy_refuses_what_does_not_fit() -> None:
+    logits, targets = normal(1, 4, 8), np.zeros(4, np.int32)
+    for arguments, options, message in (
+        ((logits, np.full(4, 8, np.int32)), {}, "target"), ((logits, targets[:3]), {}, "targets"),
+        ((logits, targets.astype(np.int64)), {}, "int32"),
+        ((logits, targets), {"reduction": "max"}, "reduction"),
+        ((logits, targets), {"grad": normal(1, 4, 7)}, "grad"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ops.cross_entropy(*arguments, **options)

@@ -27,6 +27,8 @@ from ..errors import OpsError
 from ._attention import Rope, attention, attention_backward, attention_paged, kv_append
 from ._call import Compute as Compute
 from ._call import Device as Device
+from ._cross_entropy import Reduction as Reduction
+from ._cross_entropy import cross_entropy
 from ._ladder import capability, timing, variants
 from ._norm import NormKind as NormKind
 from ._norm import norm, norm_backward
@@ -41,6 +43,7 @@ __all__ = [
     "attention_backward",
     "attention_paged",
     "capability",
+    "cross_entropy",
     "kv_append",
     "linear",
     "linear_backward",

@@ -115,6 +115,17 @@ def floats_of(name: str, obj: Any, shape: tuple[int, ...]) -> Array:
     return array
 
 
+def integers_of(name: str, obj: Any, shape: tuple[int, ...] | None = None) -> Array:
+    """Contiguous int32, of a shape or of any."""
+    array = describe(obj)
+    if array is None or array.typestr != "<i4":
+        what = type(obj).__name__ if array is None else array.typestr
+        raise ops_error(_lib.OPS_ERR_DTYPE, f"{name} has elements of {what}, not int32")
+    check(array.contiguous and shape in (None, array.shape),
+          f"{name} is {array.shape}, not {shape} contiguous int32")
+    return array
+
+
 def alike(shape: tuple[int, ...], **objects: Any) -> list[Matrix | None]:
     """Matrices of rows, all of a shape; None stays None."""
     found = [None if obj is None else rows_of(name, obj) for name, obj in objects.items()]

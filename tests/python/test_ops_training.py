@@ -183,3 +183,34 @@ def test_cross_entropy_refuses_what_does_not_fit() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             ops.cross_entropy(*arguments, **options)
+
+
+@pytest.mark.parametrize("variant", available("embedding_forward"))
+def test_embedding_has_the_rows_of_the_table(variant: str) -> None:
+    weight, ids = normal(1, 10, 12)[:, :7], np.array([[3, 0, 9], [3, 3, 1]], np.int32)
+    assert (ops.embedding(ids, weight, variant=variant) == weight[ids]).all()
+
+
+@pytest.mark.parametrize("variant", available("embedding_backward"))
+def test_embedding_backward_sums_rows_by_their_ids(variant: str) -> None:
+    grad, ids = normal(1, 2, 3, 7), np.array([[3, 0, 9], [3, 3, 1]], np.int32)
+    want = np.zeros((10, 7))
+    np.add.at(want, ids, grad)
+    np.testing.assert_allclose(ops.embedding_backward(grad, ids, 10, variant=variant), want,
+                               rtol=1e-5, atol=1e-6)
+    table = np.ones((10, 7), np.float32)
+    assert ops.embedding_backward(grad, ids, grad_weight=table, accumulate=True,
+                                  variant=variant) is table
+    np.testing.assert_allclose(table, want + 1, rtol=1e-5, atol=1e-5)
+
+
+def test_embedding_refuses_what_does_not_fit() -> None:
+    weight, ids = normal(1, 10, 7), np.array([3, 10], np.int32)
+    with pytest.raises(ValueError, match="10"):
+        ops.embedding(ids, weight)
+    with pytest.raises(ValueError, match="int32"):
+        ops.embedding(ids.astype(np.int64), weight)
+    with pytest.raises(ValueError, match="rows"):
+        ops.embedding_backward(normal(1, 2, 7), ids)
+    with pytest.raises(ValueError, match="grad_weight"):
+        ops.embedding_backward(normal(1, 2, 7), ids, grad_weight=normal(1, 10, 6))

@@ -29,6 +29,7 @@ from ._call import Compute as Compute
 from ._call import Device as Device
 from ._cross_entropy import Reduction as Reduction
 from ._cross_entropy import cross_entropy
+from ._embedding import embedding, embedding_backward
 from ._ladder import capability, timing, variants
 from ._norm import NormKind as NormKind
 from ._norm import norm, norm_backward
@@ -44,6 +45,8 @@ __all__ = [
     "attention_paged",
     "capability",
     "cross_entropy",
+    "embedding",
+    "embedding_backward",
     "kv_append",
     "linear",
     "linear_backward",

@@ -196,7 +196,7 @@ static void json_scrub(struct cli_json *json, const struct gpunvme_tiers_scrub *
     cli_json_close(json);
 }
 
-static void print_scrub(const struct gpunvme_tiers_scrub *scrub)
+static void print_scrub(const struct gpunvme_tiers_scrub *scrub, bool whole)
 {
     char size[BASE_UNITS_TEXT];
     bool any = false;
@@ -210,7 +210,10 @@ static void print_scrub(const struct gpunvme_tiers_scrub *scrub)
                gpunvme_tiers_finding_name((enum gpunvme_tiers_finding)i));
         any = true;
     }
-    puts(any ? "" : " as the catalogue has them");
+    if (!whole)
+        puts(any ? "; not all was done" : " not all was done");
+    else
+        puts(any ? "" : " as the catalogue has them");
 }
 
 gpunvme_err_t cli_tier_scrub(const struct tier_args *args)
@@ -219,6 +222,7 @@ gpunvme_err_t cli_tier_scrub(const struct tier_args *args)
     struct gpunvme_tiers_scrub scrub = {0};
     struct gpunvme_tiers *tiers;
     gpunvme_err_t err = cli_tier_open(args, &tiers);
+    bool whole;
 
     if (err)
         return err;
@@ -228,6 +232,7 @@ gpunvme_err_t cli_tier_scrub(const struct tier_args *args)
     }
     err = gpunvme_tiers_scrub(tiers, args->read_all ? GPUNVME_TIERS_READ_ALL : 0, tell_finding,
                               &findings, &scrub);
+    whole = !err;
     if (!err && scrub.findings[GPUNVME_TIERS_BAD])
         err = base_fail(GPUNVME_ERR_VERIFY, "%" PRIu64 " files do not have their checksum",
                         scrub.findings[GPUNVME_TIERS_BAD]);
@@ -237,7 +242,7 @@ gpunvme_err_t cli_tier_scrub(const struct tier_args *args)
         json_scrub(&findings.json, &scrub);
         cli_tier_json_end(&findings.json, err);
     } else {
-        print_scrub(&scrub);
+        print_scrub(&scrub, whole);
     }
     return err;
 }

@@ -613,6 +613,32 @@ static void a_tier_that_is_read_only_is_scrubbed_and_read(void **state)
     assert_int_equal(umount(rig_dir[COLD]), 0);
 }
 
+static void a_change_that_can_not_be_ended_is_told_and_the_rest_is_scrubbed(void **state)
+{
+    struct gpunvme_tiers_scrub sums;
+
+    (void)state;
+    ok(rig_put(t, "a", COLD, KIB, 1));
+    close_set();
+    if (!mount_cold("size=1M")) {
+        print_message("SKIP: mounting a tmpfs: %s\n", strerror(errno));
+        open_set();
+        return;
+    }
+    assert_int_equal(mount(NULL, rig_dir[COLD], NULL, MS_REMOUNT | MS_RDONLY, NULL), 0);
+    open_set();
+    fails(READONLY, gpunvme_tiers_remove(t, "a"));
+    rig_write_file(rig_dir[HOT], "b", KIB, 1);
+    fails(READONLY, gpunvme_tiers_scrub(t, 0, NULL, NULL, &sums));
+    assert_int_equal(sums.findings[GPUNVME_TIERS_NEW], 1);
+    rig_has(t, "b", 1);
+    assert_int_equal(mount(NULL, rig_dir[COLD], NULL, MS_REMOUNT, NULL), 0);
+    scrub(0, "leftover a");
+    fails(NOT_FOUND, gpunvme_tiers_stat(t, "a", &(struct gpunvme_tiers_file){0}));
+    close_set();
+    assert_int_equal(umount(rig_dir[COLD]), 0);
+}
+
 /* ---- The catalogue made anew ----------------------------------------------------------------- */
 
 static char catalogue[200];
@@ -861,6 +887,7 @@ int main(int argc, char **argv)
         TEST(a_rebuild_can_be_begun_again),
         TEST(a_full_tier_loses_nothing),
         TEST(a_tier_that_is_read_only_is_scrubbed_and_read),
+        TEST(a_change_that_can_not_be_ended_is_told_and_the_rest_is_scrubbed),
     };
 
     return argc == 2 ? be_killed_in_a_put(argv[1]) : cmocka_run_group_tests(tests, NULL, NULL);

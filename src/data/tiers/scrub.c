@@ -45,6 +45,7 @@ struct scrub {
     uint64_t hold_until_ns;
     struct told *told; /* when it has ended */
     size_t ntold;
+    struct base_failure unended; /* why a change could not be ended: the first */
 };
 
 const char *gpunvme_tiers_finding_name(enum gpunvme_tiers_finding finding)
@@ -380,23 +381,28 @@ static gpunvme_err_t judge_now(struct scrub *s, const char *name, struct tiers_r
     return err ? err : tiers_catalogue_put(c, row);
 }
 
-/* Ends the change of a process that died. *alive: its process lives. */
-static gpunvme_err_t recover(struct scrub *s, const char *name, bool *alive)
+/* Ends the change of a process that died. *stays: its process lives, or it can't be ended, which is
+ * an error of the scrub as a whole. */
+static gpunvme_err_t recover(struct scrub *s, const char *name, bool *stays)
 {
     gpunvme_err_t err = let_go(s, GPUNVME_OK);
 
+    *stays = false;
+    if (err)
+        return err;
+    err = tiers_change_recover(s->t, name);
     if (!err)
-        err = tiers_change_recover(s->t, name);
-    *alive = err == GPUNVME_ERR_BUSY;
-    if (!err)
-        err = tell(s, GPUNVME_TIERS_LEFTOVER, name, "a change of a process that died");
-    return *alive || err == GPUNVME_ERR_NOT_FOUND ? GPUNVME_OK : err;
+        return tell(s, GPUNVME_TIERS_LEFTOVER, name, "a change of a process that died");
+    *stays = err != GPUNVME_ERR_NOT_FOUND;
+    if (*stays && err != GPUNVME_ERR_BUSY && !s->unended.err)
+        base_keep(&s->unended, err);
+    return GPUNVME_OK;
 }
 
 static gpunvme_err_t judge(struct scrub *s, const char *name)
 {
     struct tiers_row row;
-    bool changed, alive = false;
+    bool changed, stays = false;
     gpunvme_err_t err;
 
     do {
@@ -407,8 +413,8 @@ static gpunvme_err_t judge(struct scrub *s, const char *name)
         if (err == GPUNVME_ERR_PERMISSION)
             return tell(s, GPUNVME_TIERS_SKIPPED, name, gpunvme_err_detail());
         if (err == GPUNVME_ERR_BUSY) {
-            err = recover(s, name, &alive);
-            if (err || alive)
+            err = recover(s, name, &stays);
+            if (err || stays)
                 return err;
             err = GPUNVME_ERR_BUSY;
         }
@@ -590,10 +596,10 @@ static gpunvme_err_t all_changes(struct scrub *s)
 {
     struct tiers_change change = {.name = ""};
     gpunvme_err_t err;
-    bool alive;
+    bool stays;
 
     while (!(err = tiers_catalogue_change_next(s->t->catalogue, change.name, &change)))
-        if ((err = recover(s, change.name, &alive)))
+        if ((err = recover(s, change.name, &stays)))
             break;
     return err == GPUNVME_ERR_NOT_FOUND ? GPUNVME_OK : err;
 }
@@ -670,7 +676,7 @@ gpunvme_err_t gpunvme_tiers_scrub(struct gpunvme_tiers *t, unsigned flags,
         err = all(&s);
     if (scrub)
         *scrub = sums;
-    return err;
+    return !err && s.unended.err ? base_restore(&s.unended) : err;
 }
 
 gpunvme_err_t tiers_take_in(struct gpunvme_tiers *t, struct tiers_catalogue *old)

@@ -214,3 +214,53 @@ def test_embedding_refuses_what_does_not_fit() -> None:
         ops.embedding_backward(normal(1, 2, 7), ids)
     with pytest.raises(ValueError, match="grad_weight"):
         ops.embedding_backward(normal(1, 2, 7), ids, grad_weight=normal(1, 10, 6))
+
+
+@pytest.mark.parametrize("variant", available("adamw"))
+def test_adamw_is_its_formula(variant: str) -> None:
+    shapes: list[tuple[int, ...]] = [(3, 5), (70,), ()]
+    weights = [normal(i, *shape) for i, shape in enumerate(shapes)]
+    moments = [np.zeros((2, *shape), np.float32) for shape in shapes]
+    wants = wide(*weights)
+    first, second = ([np.zeros(shape) for shape in shapes] for _ in range(2))
+    for step in (1, 2, 3):
+        grads = [np.asarray(normal(10 * step + i, *shape)) for i, shape in enumerate(shapes)]
+        ops.adamw([ops.AdamWTensor(g, w, m[0, ...], m[1, ...])
+                   for g, w, m in zip(grads, weights, moments)], step, lr=0.1, weight_decay=0.5,
+                  grad_scale=np.asarray(2, np.float32), variant=variant)
+        for i, g in enumerate(wide(*grads)):
+            first[i] = 0.9 * first[i] + 0.1 * 2 * g
+            second[i] = 0.999 * second[i] + 0.001 * 4 * g * g
+            wants[i] = wants[i] * (1 - 0.1 * 0.5) - 0.1 * (first[i] / (1 - 0.9**step)) / (
+                np.sqrt(second[i] / (1 - 0.999**step)) + 1e-8)
+    for got, want in zip(weights, wants):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_adamw_s_weight_is_its_master_rounded() -> None:
+    master, grad = normal(1, 50), normal(2, 50, dtype=np.float16)
+    weight, moments = np.empty(50, np.float16), np.zeros((2, 50), np.float32)
+    before = master.copy()
+    ops.adamw([ops.AdamWTensor(grad, weight, *moments, master)], 1)
+    assert (weight == master.astype(np.float16)).all() and (master != before).all()
+
+
+def test_the_norm_of_gradients_is_that_of_all_and_limits_them() -> None:
+    grads = [normal(1, 3, 5), normal(2, 1000)]
+    want = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in grads))
+    norm, scale = ops.grad_norm(grads, 1.0)
+    np.testing.assert_allclose(norm, want, rtol=1e-5)
+    np.testing.assert_allclose(scale, 1 / want, rtol=1e-5)
+    assert ops.grad_norm(grads)[1] is None
+
+
+def test_optimizers_refuse_what_does_not_fit() -> None:
+    x, moments = normal(1, 8), np.zeros((2, 8), np.float32)
+    with pytest.raises(ValueError, match="empty"):
+        ops.adamw([], 1)
+    with pytest.raises(ValueError, match="grad"):
+        ops.adamw([ops.AdamWTensor(x[:7], x, *moments)], 1)
+    with pytest.raises(ValueError, match="step"):
+        ops.adamw([ops.AdamWTensor(x, x.copy(), *moments)], 0)
+    with pytest.raises(ValueError, match="types"):
+        ops.grad_norm([x, x.astype(np.float16)])

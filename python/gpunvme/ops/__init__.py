@@ -33,13 +33,16 @@ from ._embedding import embedding, embedding_backward
 from ._ladder import capability, timing, variants
 from ._norm import NormKind as NormKind
 from ._norm import norm, norm_backward
+from ._optimizer import AdamWTensor, adamw, grad_norm
 from ._products import Activation as Activation
 from ._products import linear, linear_backward, matmul, matmul_metrics, matmul_variant
 from ._swiglu import swiglu, swiglu_backward
 
 __all__ = [
+    "AdamWTensor",
     "OpsError",
     "Rope",
+    "adamw",
     "attention",
     "attention_backward",
     "attention_paged",
@@ -47,6 +50,7 @@ __all__ = [
     "cross_entropy",
     "embedding",
     "embedding_backward",
+    "grad_norm",
     "kv_append",
     "linear",
     "linear_backward",

@@ -79,6 +79,12 @@ static const char *unit(const struct ops_table *t)
     return on_gpu(t) ? "TFLOP/s" : "GFLOP/s";
 }
 
+/* Memory limits it: its rates are GB/s alone. */
+static bool passes_over_memory(const struct ops_table *t)
+{
+    return ops_memory_op(t->data.op) || t->data.op == GPUNVME_OPS_KV_APPEND;
+}
+
 /* A column that has nothing to say has "-". */
 static void print_share(double share, int width)
 {
@@ -96,6 +102,13 @@ static void print_ratio(double ratio, int width)
         printf("%*.2f x", width - 2, ratio);
 }
 
+/* A rate of the median run, of the best, how far runs lie apart, and the share of a peak. */
+static void print_rate(const struct ops_row *row, double rate, double share)
+{
+    printf("%11.2f%11.2f%7.1f%%", rate, rate * row->median / row->seconds[0], row->spread * 100);
+    print_share(share, 9);
+}
+
 static void print_figures(const struct ops_table *t, const struct ops_row *row)
 {
     struct figures x = figures_of(t, row);
@@ -105,11 +118,13 @@ static void print_figures(const struct ops_table *t, const struct ops_row *row)
     printf("  %-12s", row->runs[0] ? row->runs : row->name);
     if (!on_gpu(t))
         printf("%8d", row->threads);
-    printf("%11.2f%11.2f%7.1f%%", in_unit(t, x.gflops),
-           in_unit(t, x.gflops * row->median / row->seconds[0]), row->spread * 100);
-    print_share(x.of_peak, 9);
-    printf("%10.2f", x.gb_per_s);
-    print_share(x.of_bandwidth, 9);
+    if (passes_over_memory(t)) {
+        print_rate(row, x.gb_per_s, x.of_bandwidth);
+    } else {
+        print_rate(row, in_unit(t, x.gflops), x.of_peak);
+        printf("%10.2f", x.gb_per_s);
+        print_share(x.of_bandwidth, 9);
+    }
     print_ratio(x.to_before, 11);
     print_ratio(x.to_peer, 12);
     printf("%10s%5u\n", time, row->nruns);
@@ -130,7 +145,8 @@ static void print_row(const struct ops_table *t, const struct ops_row *row)
 
 static void print_peaks(const struct ops_table *t, int threads)
 {
-    const struct ops_row *arithmetic = row_of(t, OPS_ROW_ARITHMETIC, threads);
+    const struct ops_row *arithmetic =
+        passes_over_memory(t) ? NULL : row_of(t, OPS_ROW_ARITHMETIC, threads);
     const struct ops_row *memory = row_of(t, OPS_ROW_MEMORY, threads);
 
     if (!arithmetic && !memory)
@@ -214,11 +230,16 @@ double ops_table_ratio(const struct ops_table *t)
 
 void ops_table_print(const struct ops_table *t)
 {
+    bool memory = passes_over_memory(t);
+
     print_head(t);
     print_all_peaks(t);
-    printf("\n  %-12s%s%11s%11s%8s%9s%10s%9s%11s%12s%10s%5s\n", "variant",
-           on_gpu(t) ? "" : " threads", unit(t), "best", "spread", "of peak", "GB/s", "of peak",
-           "x before", on_gpu(t) ? "x cuBLASLt" : "x OpenBLAS", "time", "runs");
+    printf("\n  %-12s%s%11s%11s%8s%9s", "variant", on_gpu(t) ? "" : " threads",
+           memory ? "GB/s" : unit(t), "best", "spread", "of peak");
+    if (!memory)
+        printf("%10s%9s", "GB/s", "of peak");
+    printf("%11s%12s%10s%5s\n", "x before", on_gpu(t) ? "x cuBLASLt" : "x OpenBLAS", "time",
+           "runs");
     for (unsigned i = 0; i < t->nrows; i++)
         print_row(t, &t->rows[i]);
 }

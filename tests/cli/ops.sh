@@ -89,6 +89,16 @@ for heads in 6/4 6/ 0 6/2x; do
     expect 2 "8 divides 32"
 done
 
+promise "bench of operators that memory limits has GB/s, and no operations"
+for op in norm-forward kv-append; do
+    gpunvme ops bench $op --variant naive --rounds 2 --time 100ms --shape 64x64x16
+    expect 0
+    expect_out '^  variant .* GB/s +best +spread +of peak +x before '
+    expect_out '^  naive +[0-9]+ +[0-9.]+ +[0-9.]+ +[0-9.]+% '
+    expect_out '^peaks of 1 thread: [0-9.]+ GB/s \('
+    check test "$(grep -c 'FLOP/s' out)" -eq 0
+done
+
 promise "--json has the same"
 gpunvme ops bench linear-forward --shape 32 --rounds 2 --json
 expect 0

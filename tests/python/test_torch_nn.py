@@ -51,8 +51,11 @@ def test_linear_gelu_is_a_linear_layer_and_gelu() -> None:
     torch.testing.assert_close(ours(x), theirs)
 
 
+@pytest.mark.parametrize("flash", [False, True])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_the_transformer_computes_what_pytorchs_does(is_causal: bool) -> None:
+def test_the_transformer_computes_what_pytorchs_does(is_causal: bool, flash: bool,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn, "_suits_flash_attention", lambda q: flash)
     theirs, ours = reference(24, 3), nn.OptimizedTransformer(24, 3)
     take_over(ours, theirs)
     x, same = (torch.linspace(-2, 2, 240).sin().view(2, 5, 24).requires_grad_() for _ in range(2))
@@ -75,6 +78,24 @@ def test_the_transformer_has_the_sizes_of_bert_unless_told() -> None:
 def test_heads_that_do_not_divide_the_model_are_refused() -> None:
     with pytest.raises(ValueError, match="multiple of n_heads"):
         nn.OptimizedTransformer(10, 3)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_transformer_on_a_gpu_is_the_one_with_pytorchs_attention(
+        is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = nn.OptimizedTransformer(256, 4, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(2, 70, 256, device="cuda", dtype=torch.bfloat16)
+    found = ours(x, is_causal=is_causal)
+    torch.testing.assert_close(torch.compile(ours, fullgraph=True)(x, is_causal=is_causal), found,
+                               rtol=2e-2, atol=2e-2)
+    monkeypatch.setattr(nn, "_suits_flash_attention", lambda q: False)
+    torch.testing.assert_close(found, ours(x, is_causal=is_causal), rtol=2e-2, atol=2e-2)
+
+
+def test_attention_of_float32_or_on_the_cpu_is_left_to_pytorch() -> None:
+    assert not nn._suits_flash_attention(torch.empty(2, 5, 3, 64, dtype=torch.bfloat16))
+    assert not nn._suits_flash_attention(torch.empty(2, 5, 3, 64, device="meta"))
 
 
 def test_the_transformer_is_compiled_as_one_graph() -> None:

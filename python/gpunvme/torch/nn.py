@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# mypy: allow-subclassing-any, disable-error-code="import-not-found"
+# mypy: allow-subclassing-any, allow-untyped-decorators, disable-error-code="import-not-found"
 """Modules made of ``torch.ops.optimized``; parameters and state_dict are those of torch.nn."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from ..ops import variants
+from ._attention import flash_attention
 
 __all__ = ["Linear", "LinearGELU", "OptimizedTransformer"]
 
@@ -32,8 +37,9 @@ class OptimizedTransformer(torch.nn.Module):
 
     Takes and returns (batch, sequence, d_model). ``d_ff`` is 4 d_model unless given;
     ``forward(x, is_causal=True)`` lets each place see only those before it. Its linear layers are
-    ours; attention is torch.nn.functional.scaled_dot_product_attention, and the norms are
-    torch.nn.LayerNorm.
+    ours, and so is attention on a GPU: of float16 or bfloat16, with heads of up to 128 channels in
+    eights, where the build has kernels for that GPU. Otherwise attention is
+    torch.nn.functional.scaled_dot_product_attention. The norms are torch.nn.LayerNorm.
     """
 
     def __init__(self, d_model: int = 768, n_heads: int = 12, d_ff: int | None = None,
@@ -57,7 +63,26 @@ class OptimizedTransformer(torch.nn.Module):
         return y
 
     def _attention(self, x: Tensor, is_causal: bool) -> Tensor:
-        heads = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
-        q, k, v = heads.unbind(0)
-        found = functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).unbind(2)
+        if _suits_flash_attention(q):
+            return flash_attention(q, k, v, causal=is_causal).flatten(2)
+        found = functional.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=is_causal)
         return found.transpose(1, 2).flatten(2)
+
+
+def _suits_flash_attention(q: Tensor) -> bool:
+    channels = q.shape[3]
+    return (q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and channels <= 128
+            and channels % 8 == 0 and _gpu_has_attention())
+
+
+@torch.compiler.assume_constant_result
+def _gpu_has_attention() -> bool:
+    """Whether the fast rungs run here, forward and backward."""
+    return all(any(v.available and v.name in ("flash2", "hopper") for v in variants(op, "cuda"))
+               for op in _ATTENTION)
+
+
+_ATTENTION: tuple[Literal["attention", "attention_backward"], ...] = ("attention",
+                                                                      "attention_backward")

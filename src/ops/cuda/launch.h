@@ -5,6 +5,8 @@
 #ifndef OPS_CUDA_LAUNCH_H
 #define OPS_CUDA_LAUNCH_H
 
+#include <limits.h>
+
 #include "ops/core/fail.h"
 
 #ifdef __cplusplus

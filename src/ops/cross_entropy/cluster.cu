@@ -107,7 +107,7 @@ template <int DTYPE> static __device__ __forceinline__ void do_row(const entropy
 #endif
 
 template <int DTYPE>
-static __global__ void __launch_bounds__(THREADS) rows_of_clusters(const entropy_work x)
+static __global__ void __launch_bounds__(THREADS, 8) rows_of_clusters(const entropy_work x)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     wait_for_kernels_before();

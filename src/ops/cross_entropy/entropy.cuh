@@ -191,7 +191,13 @@ static __device__ __forceinline__ void store_grad_word(const entropy_work &x,
     unpack_word<DTYPE>(logits, values);
 #pragma unroll
     for (int e = 0; e < word<DTYPE>::count; e++)
-        values[e] = grad_of(row, j + e, values[e], log2_sum);
+        values[e] = row.target < 0 ? 0 : fast_exp2(values[e] * LOG2_E - log2_sum) * row.scale;
+    /* The target's word is one of thousands: the others compare no column with it. */
+    if ((uint64_t)(row.target - j) < word<DTYPE>::count)
+#pragma unroll
+        for (int e = 0; e < word<DTYPE>::count; e++)
+            if (j + e == row.target)
+                values[e] -= row.scale;
 #pragma unroll
     for (int e = 0; e < word<DTYPE>::count; e += 8)
         if (DTYPE == GPUNVME_OPS_F32)

@@ -79,25 +79,58 @@ static __device__ __forceinline__ void scan(unsigned (&counts)[IDS])
     __syncthreads();
 }
 
-/* Rows 32 at a time, warp after warp: each puts its rows behind those that came before. */
+/* A list of rows of this block's ids, in order; warp after warp puts its behind those before. */
+static __device__ __forceinline__ void place_list(const embedding_sort &x, int64_t first,
+                                                  const int32_t *list, unsigned count,
+                                                  unsigned (&next)[IDS])
+{
+    unsigned lane = threadIdx.x % 32, mine = threadIdx.x < count;
+    int32_t i = mine ? list[threadIdx.x] : 0;
+    unsigned id = mine ? (unsigned)(x.p.ids[i] - first) : IDS + lane;
+    unsigned same = __match_any_sync(0xffffffffu, id);
+
+    for (unsigned warp = 0; warp * 32 < count; warp++) {
+        if (threadIdx.x / 32 == warp && mine)
+            x.order[next[id] + __popc(same & ((1u << lane) - 1))] = i;
+        __syncthreads();
+        if (threadIdx.x / 32 == warp && mine && same >> lane == 1)
+            next[id] += __popc(same);
+        __syncthreads();
+    }
+}
+
+/* Of IDS rows at a time few are this block's: those are gathered first. */
 static __device__ __forceinline__ void place_rows(const embedding_sort &x, int64_t first,
                                                   unsigned (&next)[IDS])
 {
+    __shared__ int32_t list[2 * IDS];
+    __shared__ unsigned of_warp[IDS / 32];
+    unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = 0;
+
     for (int64_t i0 = 0; i0 < x.p.rows; i0 += IDS) {
         int64_t i = i0 + threadIdx.x, id = i < x.p.rows ? x.p.ids[i] - first : -1;
         bool mine = id >= 0 && id < IDS && id + first < x.p.vocab;
-        unsigned lane = threadIdx.x % 32;
-        unsigned same = __match_any_sync(0xffffffffu, mine ? (unsigned)id : IDS + lane);
+        unsigned found = __ballot_sync(0xffffffffu, mine), at = count;
 
-        for (unsigned warp = 0; warp < IDS / 32; warp++) {
-            if (threadIdx.x / 32 == warp && mine)
-                x.order[next[id] + __popc(same & ((1u << lane) - 1))] = (int32_t)i;
-            __syncthreads();
-            if (threadIdx.x / 32 == warp && mine && same >> lane == 1)
-                next[id] += __popc(same);
-            __syncthreads();
+        if (!lane)
+            of_warp[warp] = __popc(found);
+        __syncthreads();
+        for (unsigned w = 0; w < IDS / 32; w++) {
+            at += w < warp ? of_warp[w] : 0;
+            count += of_warp[w];
         }
+        if (mine)
+            list[at + __popc(found & ((1u << lane) - 1))] = (int32_t)i;
+        __syncthreads();
+        if (count < IDS)
+            continue;
+        place_list(x, first, list, IDS, next);
+        count -= IDS;
+        if (threadIdx.x < count)
+            list[threadIdx.x] = list[IDS + threadIdx.x];
+        __syncthreads();
     }
+    place_list(x, first, list, count, next);
 }
 
 static __global__ void __launch_bounds__(IDS) order_rows(const embedding_sort x)
@@ -132,6 +165,11 @@ static __global__ void __launch_bounds__(IDS) order_rows(const embedding_sort x)
     place_rows(x, first, counts);
 }
 
+static __device__ __forceinline__ int left_of(int64_t dim, int64_t col)
+{
+    return dim - col < 8 ? (int)(dim - col) : 8;
+}
+
 /* A lane's eight columns of a row. */
 static __device__ __forceinline__ void load_some(const embedding_sort &x, const void *p, int64_t at,
                                                  int dtype, int left, float (&values)[8])
@@ -145,18 +183,33 @@ static __device__ __forceinline__ void load_some(const embedding_sort &x, const 
         values[e] = e < left ? load_element(p, at + e, dtype) : 0;
 }
 
-/* The rows of an id from `from` on, every `step`'th, added to the sums. */
+/* The rows of an id from `from` on, every `step`'th, added to the sums of COUNT times COLS. */
+template <int DTYPE, int COUNT>
 static __device__ __forceinline__ void add_rows(const embedding_sort &x, int from, int end,
-                                                int step, int64_t col, int left, float (&sums)[8])
+                                                int step, int64_t col, float (&sums)[COUNT][8])
 {
-#pragma unroll 4
+    bool whole = x.by_eight && x.p.dim % 8 == 0;
+#pragma unroll 2
     for (int k = from; k < end; k += step) {
+        int64_t at = x.order[k] * x.p.ld_grad_y + col;
+        eight<DTYPE> raw[COUNT] = {};
         float values[8];
 
-        load_some(x, x.p.grad_y, x.order[k] * x.p.ld_grad_y + col, x.p.dtype, left, values);
 #pragma unroll
-        for (int e = 0; e < 8; e++)
-            sums[e] += values[e];
+        for (int c = 0; c < COUNT; c++)
+            if (whole && col + c * COLS < x.p.dim)
+                load_eight<DTYPE>(x.p.grad_y, at + c * COLS, raw[c]);
+#pragma unroll
+        for (int c = 0; c < COUNT; c++) {
+            if (whole)
+                unpack_eight<DTYPE>(raw[c], values);
+            else
+                load_some(x, x.p.grad_y, at + c * COLS, DTYPE, left_of(x.p.dim, col + c * COLS),
+                          values);
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                sums[c][e] += values[e];
+        }
     }
 }
 
@@ -172,8 +225,12 @@ static __device__ __forceinline__ void store_some(const embedding_sort &x, int64
             sums[e] += values[e];
     }
     if (x.by_eight && left >= 8) {
-        store4(x.p.grad_weight, at, x.p.grad_dtype, sums);
-        store4(x.p.grad_weight, at + 4, x.p.grad_dtype, sums + 4);
+        if (x.p.grad_dtype == GPUNVME_OPS_F32)
+            store_values<GPUNVME_OPS_F32>(x.p.grad_weight, at, sums);
+        else if (x.p.grad_dtype == GPUNVME_OPS_F16)
+            store_values<GPUNVME_OPS_F16>(x.p.grad_weight, at, sums);
+        else
+            store_values<GPUNVME_OPS_BF16>(x.p.grad_weight, at, sums);
         return;
     }
 #pragma unroll
@@ -182,29 +239,32 @@ static __device__ __forceinline__ void store_some(const embedding_sort &x, int64
             store_element(x.p.grad_weight, at + e, x.p.grad_dtype, sums[e]);
 }
 
-static __device__ __forceinline__ int left_of(int64_t dim, int64_t col)
-{
-    return dim - col < 8 ? (int)(dim - col) : 8;
-}
+#define CHUNKS 2 /* of COLS: of a warp, so that as many loads and stores are under way */
 
-static __global__ void __launch_bounds__(ROWS_THREADS) sum_ids(const embedding_sort x)
+template <int DTYPE>
+static __global__ void __launch_bounds__(ROWS_THREADS, 4) sum_ids(const embedding_sort x)
 {
-    int64_t across = (x.p.dim + COLS - 1) / COLS, all = x.p.vocab * across;
+    int64_t across = (x.p.dim + CHUNKS * COLS - 1) / (CHUNKS * COLS), all = x.p.vocab * across;
     int64_t step = (int64_t)gridDim.x * WARPS;
 
     for (int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; at < all; at += step) {
-        int64_t id = at / across, col = at % across * COLS + threadIdx.x % 32 * 8;
-        int start = x.starts[id], end = x.starts[id + 1], left = left_of(x.p.dim, col);
-        float sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        int64_t id = at / across, col = at % across * CHUNKS * COLS + threadIdx.x % 32 * 8;
+        int start = x.starts[id], end = x.starts[id + 1];
+        float sums[CHUNKS][8] = {};
 
-        if (end - start > EMBEDDING_HOT || left <= 0 || (x.p.accumulate && start == end))
+        if (end - start > EMBEDDING_HOT || (x.p.accumulate && start == end))
             continue;
-        add_rows(x, start, end, 1, col, left, sums);
-        store_some(x, id * x.p.ld_grad_weight + col, left, sums);
+        add_rows<DTYPE, CHUNKS>(x, start, end, 1, col, sums);
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++)
+            if (col + c * COLS < x.p.dim)
+                store_some(x, id * x.p.ld_grad_weight + col + c * COLS,
+                           left_of(x.p.dim, col + c * COLS), sums[c]);
     }
 }
 
 /* The warps share an id's rows; the first one adds up their sums. */
+template <int DTYPE>
 static __global__ void __launch_bounds__(ROWS_THREADS) sum_hot(const embedding_sort x)
 {
     __shared__ float shared[WARPS][COLS];
@@ -214,20 +274,20 @@ static __global__ void __launch_bounds__(ROWS_THREADS) sum_hot(const embedding_s
     for (int64_t at = blockIdx.x; at < all; at += gridDim.x) {
         int64_t id = x.hot[at / across], col = at % across * COLS + lane * 8;
         int end = x.starts[id + 1], left = left_of(x.p.dim, col);
-        float sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        float sums[1][8] = {};
 
         if (left > 0)
-            add_rows(x, x.starts[id] + warp, end, WARPS, col, left, sums);
+            add_rows<DTYPE, 1>(x, x.starts[id] + warp, end, WARPS, col, sums);
 #pragma unroll
         for (int e = 0; e < 8; e++)
-            shared[warp][lane * 8 + e] = sums[e];
+            shared[warp][lane * 8 + e] = sums[0][e];
         __syncthreads();
         for (int w = 1; w < WARPS && !warp; w++)
 #pragma unroll
             for (int e = 0; e < 8; e++)
-                sums[e] += shared[w][lane * 8 + e];
+                sums[0][e] += shared[w][lane * 8 + e];
         if (!warp && left > 0)
-            store_some(x, id * x.p.ld_grad_weight + col, left, sums);
+            store_some(x, id * x.p.ld_grad_weight + col, left, sums[0]);
         __syncthreads();
     }
 }
@@ -265,14 +325,25 @@ gpunvme_ops_status_t embedding_order(const struct embedding_sort *x, void *strea
 
 gpunvme_ops_status_t embedding_sum(const struct embedding_sort *x, void *stream)
 {
-    int64_t warps = x->p.vocab * ((x->p.dim + COLS - 1) / COLS);
+    int64_t warps = x->p.vocab * ((x->p.dim + CHUNKS * COLS - 1) / (CHUNKS * COLS));
+    unsigned blocks = rows_blocks((warps + WARPS - 1) / WARPS);
 
-    LAUNCH(sum_ids, rows_blocks((warps + WARPS - 1) / WARPS), ROWS_THREADS, stream, *x);
+    if (x->p.dtype == GPUNVME_OPS_F32)
+        LAUNCH(sum_ids<GPUNVME_OPS_F32>, blocks, ROWS_THREADS, stream, *x);
+    else if (x->p.dtype == GPUNVME_OPS_F16)
+        LAUNCH(sum_ids<GPUNVME_OPS_F16>, blocks, ROWS_THREADS, stream, *x);
+    else
+        LAUNCH(sum_ids<GPUNVME_OPS_BF16>, blocks, ROWS_THREADS, stream, *x);
     return cuda_status(cudaGetLastError(), "launching sums of rows");
 }
 
 gpunvme_ops_status_t embedding_sum_hot(const struct embedding_sort *x, int blocks, void *stream)
 {
-    LAUNCH(sum_hot, (unsigned)blocks, ROWS_THREADS, stream, *x);
+    if (x->p.dtype == GPUNVME_OPS_F32)
+        LAUNCH(sum_hot<GPUNVME_OPS_F32>, (unsigned)blocks, ROWS_THREADS, stream, *x);
+    else if (x->p.dtype == GPUNVME_OPS_F16)
+        LAUNCH(sum_hot<GPUNVME_OPS_F16>, (unsigned)blocks, ROWS_THREADS, stream, *x);
+    else
+        LAUNCH(sum_hot<GPUNVME_OPS_BF16>, (unsigned)blocks, ROWS_THREADS, stream, *x);
     return cuda_status(cudaGetLastError(), "launching sums of many rows");
 }

@@ -160,8 +160,10 @@ static struct plan plan_of(struct cuda_backward *x, const struct rung *rung,
     plan.zeros_nbytes = room.nbytes;
     if (rung->tiles && attention_wants_q(p)) {
         x->sums = part(&room, x->f.heads, x->q_room, x->width, sizeof(float));
-        if (call->exec->flags & GPUNVME_OPS_DETERMINISTIC)
+        if (call->exec->flags & GPUNVME_OPS_DETERMINISTIC) {
             x->turns = part(&room, 1, x->f.heads, pieces, sizeof(uint32_t));
+            x->begun = part(&room, 1, 1, 1, sizeof(uint32_t));
+        }
     }
     plan.zeros_nbytes = room.nbytes - plan.zeros_nbytes;
     if (rung->tiles && attention_wants_kv(p) && p->grad_k && x->f.rope.dim &&

@@ -102,14 +102,24 @@ struct key_tile {
 };
 
 /*
+ * One thread's: the number of its block. Where blocks wait for others they are numbered as they
+ * begin, for CUDA does not promise to begin them by their index.
+ */
+static __device__ __forceinline__ unsigned number_block(const cuda_backward &x)
+{
+    return x.begun ? atomicAdd(x.begun, 1u) : blockIdx.x;
+}
+
+/*
  * Tile after tile of the heads of a section, the longest first: as many heads as have their sums
  * and operands in the second-level cache. The tiles of a head come in order.
  */
-static __device__ __forceinline__ key_tile tile_of_block(const cuda_backward &x, int keys)
+static __device__ __forceinline__ key_tile tile_of_block(const cuda_backward &x, unsigned number,
+                                                         int keys)
 {
     int tiles = (x.f.k_len + keys - 1) / keys, heads = x.f.batch * x.f.kv_heads;
-    int first = (int)(blockIdx.x / (tiles * x.section)) * x.section;
-    int at = (int)(blockIdx.x % (tiles * x.section));
+    int first = (int)(number / (tiles * x.section)) * x.section;
+    int at = (int)(number % (tiles * x.section));
     int count = heads - first < x.section ? heads - first : x.section;
     int head = first + at % count;
 
@@ -128,9 +138,10 @@ struct walk {
     int head, tile, step, steps;
 };
 
-static __device__ __forceinline__ walk walk_of(const cuda_backward &x, int keys, int queries)
+static __device__ __forceinline__ walk walk_of(const cuda_backward &x, unsigned number, int keys,
+                                               int queries)
 {
-    key_tile tile = tile_of_block(x, keys);
+    key_tile tile = tile_of_block(x, number, keys);
     cuda_range range;
     walk w;
 

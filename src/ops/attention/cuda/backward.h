@@ -48,6 +48,7 @@ struct cuda_backward {
 
     /* heads x q_room / 64 x width / 64: how many have added to sums. NULL: in no known order. */
     uint32_t *turns;
+    uint32_t *begun; /* with turns: how many blocks have begun */
 
     /* kv_heads x k_room x width, if K is turned by RoPE: grad_k before it is turned back. */
     float *grad_turned;

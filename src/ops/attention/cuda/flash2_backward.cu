@@ -265,13 +265,17 @@ template <int DTYPE, int WIDTH>
 static __global__ void __launch_bounds__(shape<WIDTH>::threads, WIDTH == 256 ? 1 : 2)
     differentiate(const cuda_backward x)
 {
+    __shared__ unsigned number;
     int c = threadIdx.x / 128 * shape<WIDTH>::own + threadIdx.x % 4 * 2, key;
     tiles t = lay_out<WIDTH>();
     block_sums<DTYPE, WIDTH> sums = {};
     walk w;
 
     wait_for_kernels_before();
-    w = walk_of(x, KEYS, QUERIES);
+    if (!threadIdx.x)
+        number = number_block(x);
+    __syncthreads();
+    w = walk_of(x, number, KEYS, QUERIES);
     if (w.steps)
         do_all(x, t, w, sums);
     key = w.key + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;

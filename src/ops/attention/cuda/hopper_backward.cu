@@ -351,7 +351,7 @@ static __device__ __forceinline__ void end_gradients(const cuda_backward &x, con
 
 template <int DTYPE, int WIDTH, int CAP>
 static __device__ __forceinline__ void consume(const cuda_backward &x, const tiles &t, walk w,
-                                               int group)
+                                               int group, const unsigned &number)
 {
     int lane = threadIdx.x % 32, key;
     group_sums<WIDTH> sums;
@@ -381,7 +381,7 @@ static __device__ __forceinline__ void consume(const cuda_backward &x, const til
         wgmma_wait_for(sums.v);
         end_gradients<WIDTH>(x, t, w, group, piece);
     }
-    w = walk_of(x, KEYS, shape<WIDTH>::queries); /* which took registers meanwhile */
+    w = walk_of(x, number, KEYS, shape<WIDTH>::queries); /* it took registers meanwhile */
     key = w.key + group * 64 + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
     store_keys(x, w.s, w.b, w.kv_head, key, lane % 4 * 2, x.grad_k, x.f.dim, x.f.scale,
                x.grad_turned, sums.k);
@@ -394,14 +394,17 @@ static __global__ void __launch_bounds__(THREADS, 1)
     differentiate(const __grid_constant__ hopper_backward work)
 {
 #ifdef HAVE_HOPPER
+    __shared__ unsigned number;
     tiles t = lay_out<WIDTH>();
     walk w;
 
     if (!threadIdx.x)
         make_barriers(t);
     wait_for_kernels_before();
+    if (!threadIdx.x)
+        number = number_block(work.x);
     __syncthreads();
-    w = walk_of(work.x, KEYS, shape<WIDTH>::queries);
+    w = walk_of(work.x, number, KEYS, shape<WIDTH>::queries);
     if (threadIdx.x < 128) {
         registers_give_back<24>();
         if (threadIdx.x == 0 && w.steps)
@@ -411,7 +414,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             add_all<WIDTH>(work.x, t, w, threadIdx.x / 32 - 1);
     } else {
         registers_take<240>();
-        consume<DTYPE, WIDTH, CAP>(work.x, t, w, threadIdx.x / 128 - 1);
+        consume<DTYPE, WIDTH, CAP>(work.x, t, w, threadIdx.x / 128 - 1, number);
     }
 #endif
 }

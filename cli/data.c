@@ -36,6 +36,7 @@ enum {
     KEY_TIME,
     KEY_CHECKSUMS,
     KEY_VERIFY,
+    KEY_LIST,
 };
 
 struct data_args {
@@ -72,6 +73,7 @@ static const struct argp_option stat_options[] = {OPTIONS_FORMAT, CLI_OPTION_JSO
 static const struct argp_option index_options[] = {
     OPTIONS_FORMAT,
     {"output", 'o', "FILE", 0, "The index; its name should end with .gnvidx", 0},
+    {"list", KEY_LIST, "FILE", 0, "Samples by a text file's lines: URI, offset, length", 0},
     {"checksums", KEY_CHECKSUMS, NULL, 0, "Read all samples, and store their checksums", 0},
     CLI_OPTION_QUIET,
     CLI_OPTION_JSON,
@@ -172,6 +174,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_VERIFY:
         args->verify = true;
         return 0;
+    case KEY_LIST:
+        args->options.format = GPUNVME_DATASET_LIST;
+        args->uris[args->n++] = arg;
+        return 0;
     case CLI_KEY_JSON:
         args->json = true;
         return 0;
@@ -200,7 +206,8 @@ static const struct argp index_argp = ARGP(
     index_options, "Writes an index of where the samples are, so that opening reads no headers."
                    "\vExamples:\n"
                    "  gpunvme data index shard-*.tar --member jpg -o train.gnvidx\n"
-                   "  gpunvme data index train-*.bin --sequence 1024 --checksums -o train.gnvidx");
+                   "  gpunvme data index train-*.bin --sequence 1024 --checksums -o train.gnvidx\n"
+                   "  gpunvme data index --list samples.tsv -o train.gnvidx");
 static const struct argp verify_argp = ARGP(
     verify_options, "Reads all samples once, and compares them with the checksums that an index "
                     "has. Prints a checksum of all samples, and names the bad ones."
@@ -634,7 +641,8 @@ static const struct cli_verbs verbs = {
     .nverbs = sizeof(commands) / sizeof(commands[0]),
     .names = "stat, index, verify or bench",
     .head = "Usage: gpunvme data VERB [OPTION...] URI...\n"
-            "Samples for training: records, tokens, .npy, .safetensors, tar, MDS or an index.\n\n",
+            "Samples for training: records, tokens, .npy, .safetensors, tar, MDS, a list or\n"
+            "an index.\n\n",
     .tail = "\nExamples:\n"
             "  gpunvme data stat train-*.bin --sequence 1024\n"
             "  gpunvme data index shard-*.tar --member jpg -o train.gnvidx\n"

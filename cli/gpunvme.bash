@@ -36,7 +36,7 @@ _gpunvme_options() {
                 "--help --usage"
             ;;
         data)
-            echo "--format --record --header --sequence --overlap --token --member --output --checksums --memory" \
+            echo "--format --record --header --sequence --overlap --token --member --output --list --checksums --memory" \
                 "--batch --depth --shuffle --seed --time --verify --json --quiet --help --usage"
             ;;
         tier)
@@ -55,7 +55,7 @@ _gpunvme_values() {
     case $1 in
         --pattern | -p) echo "random sequential" ;;
         --memory) echo "host pinned gpu" ;;
-        --format) echo "records tokens npy safetensors tar mds index" ;;
+        --format) echo "records tokens npy safetensors tar mds index list" ;;
         --shuffle) echo "epoch blocks none" ;;
         --tier | --to) echo "hot warm cold" ;;
         --device) echo "cpu cuda" ;;

@@ -34,7 +34,8 @@ struct gpunvme_dataset;
     X(SAFETENSORS, "safetensors")                                                                  \
     X(TAR, "tar")                                                                                  \
     X(MDS, "mds")                                                                                  \
-    X(INDEX, "index")
+    X(INDEX, "index")                                                                              \
+    X(LIST, "list")
 
 /*
  * AUTO: RECORDS if record_nbytes is set; otherwise by the files' names: .npy, .safetensors, .tar,
@@ -61,6 +62,11 @@ struct gpunvme_dataset;
  * fixed size.
  *
  * INDEX: a file that gpunvme_dataset_write_index() wrote.
+ *
+ * LIST: the samples that a text names: each line has a URI, an offset and a length in bytes, with
+ * tabs or spaces between them. Empty lines, and lines that begin with '#', are skipped. A relative
+ * path is relative to the working directory. A list opens whatever it names.
+ * gpunvme_dataset_from_ranges() makes a data set of this format from arrays.
  */
 enum gpunvme_dataset_format {
 #define X(name, text) GPUNVME_DATASET_##name,
@@ -90,17 +96,36 @@ struct gpunvme_dataset_options {
  *
  * It reads all headers of tar archives, the tables of offsets of MDS, and the beginning of other
  * files; and 4 KiB at both ends of each file for the fingerprint. Records, tokens and rows take no
- * memory for each sample, the others 8 bytes.
+ * memory for each sample, the others 8 bytes; in a LIST 56 bytes more where the next sample is of
+ * another file, before the previous ones, or 4 GiB further.
  *
  * Errors: INVALID: something is malformed, truncated, or reaches outside its file; the detail names
- * the file and the byte. UNSUPPORTED: compressed MDS shards, sparse files in tar archives, arrays
- * in Fortran order, numbers that are not little-endian; JSON without libjansson. LIMIT: a sample of
- * 4 GiB or more in TAR, MDS or INDEX; more than 2^48 samples or 2^24 files. NOT_FOUND: there is no
- * `member`. NOMEM, and the errors of gpunvme_open_on() and gpunvme_store_read().
+ * the file and the byte, or the line of a LIST. UNSUPPORTED: compressed MDS shards, sparse files in
+ * tar archives, arrays in Fortran order, numbers that are not little-endian; JSON without
+ * libjansson. LIMIT: a sample of 4 GiB or more in TAR, MDS, INDEX or LIST; more than 2^48 samples
+ * or 2^24 files. NOT_FOUND: there is no `member`. NOMEM, and the errors of gpunvme_open_on() and
+ * gpunvme_store_read().
  */
 gpunvme_err_t gpunvme_dataset_open(struct gpunvme_engine *engine, const char *const *uris, size_t n,
                                    const struct gpunvme_dataset_options *options,
                                    struct gpunvme_dataset **out);
+
+/* Samples by their places: sample i is nbytes[i] bytes of file files[i], from byte offsets[i] on.
+ */
+struct gpunvme_dataset_ranges {
+    const uint64_t *files; /* from 0: which URI; NULL: all are of the first */
+    const uint64_t *offsets, *nbytes;
+    uint64_t n;
+};
+
+/*
+ * Opens files as a data set whose samples the caller tells, in any order; they may overlap. The
+ * arrays are not used after the call. Memory, `engine` and errors are as for gpunvme_dataset_open()
+ * with LIST; INVALID: the detail names the range.
+ */
+gpunvme_err_t gpunvme_dataset_from_ranges(struct gpunvme_engine *engine, const char *const *uris,
+                                          size_t n, const struct gpunvme_dataset_ranges *ranges,
+                                          struct gpunvme_dataset **out);
 
 /* Closes the files. TIMEOUT as gpunvme_close(): call it again later. NULL is fine. */
 gpunvme_err_t gpunvme_dataset_close(struct gpunvme_dataset *dataset);

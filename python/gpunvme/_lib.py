@@ -103,7 +103,7 @@ DTYPE_BF16 = 7
 DTYPE_F32 = 10
 DTYPE_F8_E4M3 = 15
 
-DATASET_NFORMATS = 8
+DATASET_NFORMATS = 9
 DATASET_MAX_RANK = 8
 
 SHUFFLE_EPOCH = 0
@@ -371,6 +371,10 @@ class DatasetOptions(Structure):
         ("overlap_tokens", c_uint64),
         ("member", c_char_p),
     ]
+
+
+class DatasetRanges(Structure):
+    _fields_ = [("files", c_void_p), ("offsets", c_void_p), ("nbytes", c_void_p), ("n", c_uint64)]
 
 
 class DatasetInfo(Structure):
@@ -1242,6 +1246,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "gpunvme_weights_options": WeightsOptions,
     "gpunvme_python": Python,
     "gpunvme_dataset_options": DatasetOptions,
+    "gpunvme_dataset_ranges": DatasetRanges,
     "gpunvme_dataset_info": DatasetInfo,
     "gpunvme_dataset_index_options": DatasetIndexOptions,
     "gpunvme_data_range": DataRange,
@@ -1385,6 +1390,7 @@ _FUNCTIONS: dict[str, tuple[type | None, ...]] = {
     # dataset.h
     "gpunvme_dataset_format_name": (c_char_p, c_uint),
     "gpunvme_dataset_open": (c_int, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p),
+    "gpunvme_dataset_from_ranges": (c_int, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p),
     "gpunvme_dataset_close": (c_int, c_void_p),
     "gpunvme_dataset_get_info": (None, c_void_p, c_void_p),
     "gpunvme_dataset_at": (c_int, c_void_p, c_uint64, c_void_p),

@@ -31,6 +31,25 @@ gpunvme data index a.bin --record 100 -o a.bin
 expect 1 'it is not replaced'
 check cmp a.bin a.before
 
+promise "a list of places is indexed, and a line that is wrong is told by its number"
+printf '# the first two\na.bin\t300\t100\n./b.bin 0 7\n\na.bin\t0\t100\n' >samples.tsv
+gpunvme data index --list samples.tsv -o list.gnvidx --json
+expect 0
+expect_json
+expect_out '"format": "list"'
+expect_out '"files": 2,'
+gpunvme data verify list.gnvidx
+expect 0
+expect_out 'all 3 samples can be read: 207 B'
+sum=$(grep checksum out)
+gpunvme data verify --format list samples.tsv
+check grep -qF -- "$sum" out
+echo 'a.bin 99999 2' >>samples.tsv
+gpunvme data index --list samples.tsv -o list.gnvidx
+expect 1 'samples.tsv: line 6: a.bin: byte 99999'
+gpunvme data index --list samples.tsv a.bin -o list.gnvidx
+expect 1 'a list is opened alone'
+
 promise "verify reads all samples, and tells the same checksum each time"
 gpunvme data verify ab.gnvidx
 expect 0

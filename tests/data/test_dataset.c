@@ -994,6 +994,186 @@ static void no_file_of_the_data_set_is_replaced_by_its_index(void **state)
     free(after);
 }
 
+/* ---- Places that the caller tells --------------------------------------------------------------
+ */
+
+static void samples_are_the_ranges_that_the_caller_tells(void **state)
+{
+    const uint64_t files[] = {1, 0, 0, 1}, offsets[] = {90, 50, 0, 100}, sizes[] = {10, 20, 60, 0};
+    const char *uris[] = {in_dir("a"), in_dir("b")};
+    struct gpunvme_dataset_ranges ranges = {files, offsets, sizes, 4};
+    struct gpunvme_dataset_info info;
+    struct gpunvme_dataset *d;
+
+    (void)state;
+    write_bytes("a", 100);
+    write_bytes("b", 100);
+    assert_int_equal(gpunvme_dataset_from_ranges(NULL, uris, 2, &ranges, &d), GPUNVME_OK);
+    gpunvme_dataset_get_info(d, &info);
+    assert_int_equal(info.format, GPUNVME_DATASET_LIST);
+    assert_int_equal(info.nsamples, 4);
+    assert_int_equal(info.nbytes, 90);
+    for (unsigned i = 0; i < 4; i++)
+        sample_is(d, i, files[i], offsets[i], sizes[i]);
+    gpunvme_dataset_close(d);
+    ranges = (struct gpunvme_dataset_ranges){NULL, offsets, sizes, 3};
+    assert_int_equal(gpunvme_dataset_from_ranges(NULL, uris, 1, &ranges, &d), GPUNVME_OK);
+    sample_is(d, 2, 0, 0, 60);
+    gpunvme_dataset_close(d);
+}
+
+static void an_index_of_ranges_is_the_same_data_set(void **state)
+{
+    const uint64_t files[] = {1, 0}, offsets[] = {90, 50}, sizes[] = {10, 20};
+    const char *uris[] = {in_dir("a"), in_dir("b")};
+    const struct gpunvme_dataset_ranges ranges = {files, offsets, sizes, 2};
+    struct gpunvme_dataset_info info, indexed;
+    struct gpunvme_dataset *d;
+
+    (void)state;
+    write_bytes("a", 100);
+    write_bytes("b", 100);
+    assert_int_equal(gpunvme_dataset_from_ranges(NULL, uris, 2, &ranges, &d), GPUNVME_OK);
+    gpunvme_dataset_get_info(d, &info);
+    assert_int_equal(gpunvme_dataset_write_index(d, in_dir("ab.gnvidx"), NULL), GPUNVME_OK);
+    gpunvme_dataset_close(d);
+    d = open_good("ab.gnvidx", NULL);
+    gpunvme_dataset_get_info(d, &indexed);
+    assert_int_equal(indexed.fingerprint, info.fingerprint);
+    assert_int_equal(indexed.format, GPUNVME_DATASET_LIST);
+    gpunvme_dataset_close(d);
+}
+
+static void ranges_that_are_not_there_are_refused(void **state)
+{
+    static const struct {
+        uint64_t file, offset, nbytes;
+        gpunvme_err_t err;
+        const char *why;
+    } bad[] = {
+        {1, 0, 1, GPUNVME_ERR_INVALID, "file 1 of 1"},
+        {0, 99, 2, GPUNVME_ERR_INVALID, "byte 99"},
+        {0, UINT64_MAX, 1, GPUNVME_ERR_INVALID, "do not end within"},
+        {0, 0, UINT64_MAX, GPUNVME_ERR_INVALID, "do not end within"},
+        {0, 0, (uint64_t)1 << 32, GPUNVME_ERR_LIMIT, "4 GiB"},
+    };
+    const char *uri = in_dir("a"), *gone = in_dir("gone");
+    struct gpunvme_dataset *d;
+
+    (void)state;
+    write_bytes("a", 100);
+    for (unsigned i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        const uint64_t files[] = {0, bad[i].file}, offsets[] = {0, bad[i].offset};
+        const uint64_t sizes[] = {1, bad[i].nbytes};
+        const struct gpunvme_dataset_ranges ranges = {files, offsets, sizes, 2};
+
+        if (bad[i].err == GPUNVME_ERR_LIMIT)
+            assert_int_equal(truncate(uri, (off_t)1 << 33), 0);
+        assert_int_equal(gpunvme_dataset_from_ranges(NULL, &uri, 1, &ranges, &d), bad[i].err);
+        assert_null(d);
+        assert_non_null(strstr(gpunvme_err_detail(), "range 1: "));
+        assert_non_null(strstr(gpunvme_err_detail(), bad[i].why));
+    }
+    assert_int_equal(
+        gpunvme_dataset_from_ranges(NULL, &uri, 1, &(struct gpunvme_dataset_ranges){.n = 1}, &d),
+        GPUNVME_ERR_INVALID);
+    assert_int_equal(gpunvme_dataset_from_ranges(NULL, &uri, 1, NULL, &d), GPUNVME_ERR_INVALID);
+    assert_int_equal(
+        gpunvme_dataset_from_ranges(NULL, &gone, 1, &(struct gpunvme_dataset_ranges){0}, &d),
+        GPUNVME_ERR_NOT_FOUND);
+}
+
+static const struct gpunvme_dataset_options list_format = {.format = GPUNVME_DATASET_LIST};
+
+static void a_list_names_samples_by_lines(void **state)
+{
+    char text[1024];
+    struct gpunvme_dataset *d;
+    int n;
+
+    (void)state;
+    write_bytes("a", 100);
+    write_bytes("b c", 100);
+    n = snprintf(text, sizeof(text),
+                 "# URI\toffset\tlength\n%s\t10\t5\r\n\n%s 0 100 \n%s \t 00 \t7", in_dir("b c"),
+                 in_dir("a"), in_dir("b c"));
+    write_file("list", text, (size_t)n);
+    d = open_good("list", &list_format);
+    assert_int_equal(count(d), 3);
+    sample_is(d, 0, 0, 10, 5);
+    sample_is(d, 1, 1, 0, 100);
+    sample_is(d, 2, 0, 0, 7);
+    assert_string_equal(gpunvme_dataset_uri(d, 0), in_dir("b c"));
+    gpunvme_dataset_close(d);
+    write_file("list", "\n#\n", 3);
+    d = open_good("list", &list_format);
+    assert_int_equal(count(d), 0);
+    gpunvme_dataset_close(d);
+}
+
+/* More than is read at once, so lines lie across the pieces. */
+static void a_long_list_takes_8_bytes_a_sample(void **state)
+{
+    enum { N = 100000 };
+    FILE *f = fopen(in_dir("list"), "w");
+    struct gpunvme_dataset_info info;
+    struct gpunvme_dataset *d;
+
+    (void)state;
+    write_bytes("a", N + 100);
+    assert_non_null(f);
+    for (unsigned i = 0; i < N; i++)
+        fprintf(f, "%s\t%u\t%u\n", in_dir("a"), i, i % 100);
+    assert_int_equal(fclose(f), 0);
+    d = open_good("list", &list_format);
+    gpunvme_dataset_get_info(d, &info);
+    assert_int_equal(info.nsamples, N);
+    assert_int_equal(info.nfiles, 1);
+    assert_in_range(info.index_nbytes, 8 * N, 8 * N + 1024);
+    for (unsigned i = 0; i < N; i++)
+        sample_is(d, i, 0, i, i % 100);
+    gpunvme_dataset_close(d);
+}
+
+static void a_line_that_is_wrong_is_told_by_its_number(void **state)
+{
+    static const struct {
+        const char *line, *why;
+        gpunvme_err_t err;
+    } bad[] = {
+        {"%s 5", "no URI, offset and length", GPUNVME_ERR_INVALID},
+        {"%s", "no URI, offset and length", GPUNVME_ERR_INVALID},
+        {"1 2", "no URI, offset and length", GPUNVME_ERR_INVALID},
+        {"%s 0x1 2", "no URI, offset and length", GPUNVME_ERR_INVALID},
+        {"%s 0 -2", "no URI, offset and length", GPUNVME_ERR_INVALID},
+        {"%s 0 1.5", "no URI, offset and length", GPUNVME_ERR_INVALID},
+        {"%s 18446744073709551616 1", "no URI, offset and length", GPUNVME_ERR_INVALID},
+        {"%s 18446744073709551615 1", "do not end within", GPUNVME_ERR_INVALID},
+        {"%s 99 2", "byte 99", GPUNVME_ERR_INVALID},
+        {"%s.gone 0 1", "gone", GPUNVME_ERR_NOT_FOUND},
+        {"nmve:0 0 1", "nmve", GPUNVME_ERR_NOT_FOUND},
+    };
+    char *text = malloc(600000);
+
+    (void)state;
+    assert_non_null(text);
+    write_bytes("a", 100);
+    for (unsigned i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        int n = sprintf(text, "\n%s 0 1\n", in_dir("a"));
+
+        n += sprintf(text + n, bad[i].line, in_dir("a"));
+        write_file("list", text, (size_t)n);
+        refused("list", &list_format, bad[i].err, "list: line 3: ", bad[i].why);
+    }
+    memset(text, 'x', 600000);
+    text[0] = '\n';
+    write_file("list", text, 600000);
+    refused("list", &list_format, GPUNVME_ERR_INVALID, "list: line 2: ", "longer than 256 KiB");
+    write_file("list", "x\0y 1 2", 8);
+    refused("list", &list_format, GPUNVME_ERR_INVALID, "list: line 1: ", "a byte 0");
+    free(text);
+}
+
 static void what_can_not_be_opened_is_told(void **state)
 {
     const char *uris[] = {in_dir("x.npy"), in_dir("x.tar")};
@@ -1064,6 +1244,12 @@ int main(void)
         cmocka_unit_test(no_file_of_another_kind_is_replaced_by_an_index),
         cmocka_unit_test(an_index_replaces_an_index_or_an_empty_file),
         cmocka_unit_test(no_file_of_the_data_set_is_replaced_by_its_index),
+        cmocka_unit_test(samples_are_the_ranges_that_the_caller_tells),
+        cmocka_unit_test(an_index_of_ranges_is_the_same_data_set),
+        cmocka_unit_test(ranges_that_are_not_there_are_refused),
+        cmocka_unit_test(a_list_names_samples_by_lines),
+        cmocka_unit_test(a_long_list_takes_8_bytes_a_sample),
+        cmocka_unit_test(a_line_that_is_wrong_is_told_by_its_number),
         cmocka_unit_test(what_can_not_be_opened_is_told),
     };
 

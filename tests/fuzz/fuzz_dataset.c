@@ -179,10 +179,29 @@ static void try_mds_index(const char *json, size_t n, const char *member)
     data_mds_free(&mds);
 }
 
+/* A list's lines; the URI must end within the line. */
+static gpunvme_err_t add_listed(void *lines, const char *uri, uint64_t offset, uint64_t nbytes)
+{
+    (void)nbytes;
+    require(*uri && !strchr(uri, '\n'));
+    ++*(uint64_t *)lines;
+    return offset == 1000 ? GPUNVME_ERR_NOT_FOUND : GPUNVME_OK;
+}
+
+static void try_list(const uint8_t *bytes, size_t n)
+{
+    const struct data_reader r = {
+        .name = "list", .nbytes = n, .exact = true, .read = read_memory, .user = (void *)bytes};
+    uint64_t lines = 0;
+
+    (void)data_parse_list(&r, add_listed, &lines);
+    require(lines <= n / 5 + 1); /* "a 0 1" */
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct feed f = {.data = data, .size = size}, options;
-    unsigned which = feed_u8(&f) % 10;
+    unsigned which = feed_u8(&f) % 11;
 
     options = f;
     if (which < 6) {
@@ -194,8 +213,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         make_index(&f);
     } else if (which == 8) {
         make_tar(&f);
-    } else {
+    } else if (which == 9) {
         try_mds_index((const char *)f.data, f.size, size % 2 ? "x" : NULL);
+    } else {
+        try_list(f.data, f.size);
     }
     return 0;
 }

@@ -159,3 +159,47 @@ def test_a_file_that_has_become_shorter_is_told(tmp_path: Path) -> None:
             file.truncate(1000)
         with pytest.raises(gpunvme.RangeError, match="shorter"):
             rows[999]
+
+
+# ---- Samples by their places ------------------------------------------------------------------
+
+
+def two_files(folder: Path) -> list[Path]:
+    paths = [folder / "first", folder / "second"]
+    paths[0].write_bytes(bytes(range(100)))
+    paths[1].write_bytes(bytes(range(100, 200)))
+    return paths
+
+
+def test_samples_are_where_the_arrays_say(tmp_path: Path) -> None:
+    with data.Dataset.from_ranges(two_files(tmp_path), np.array([1, 0, 0]), [5, 90, 0],
+                             np.array([3, 10, 1], np.int32)) as dataset:
+        assert [bytes(dataset[i]) for i in range(len(dataset))] == [
+            bytes([105, 106, 107]), bytes(range(90, 100)), bytes([0])]
+        assert dataset.format == "list"
+
+
+def test_one_file_needs_no_numbers_of_files(tmp_path: Path) -> None:
+    with data.Dataset.from_ranges(two_files(tmp_path)[0], None, [1], [2]) as dataset:
+        assert bytes(dataset[0]) == bytes([1, 2])
+
+
+@pytest.mark.parametrize(("file", "offset", "nbytes"), [
+    ([0], [95], [6]),
+    ([2], [0], [1]),
+    ([0], [-1], [1]),
+    ([0, 0], [0], [1]),
+    ([0], [0.5], [1]),
+    ([[0]], [[0]], [[1]]),
+])
+def test_places_that_make_no_sense_are_refused(tmp_path: Path, file: list[Any],
+                                               offset: list[Any], nbytes: list[Any]) -> None:
+    with pytest.raises(gpunvme.ArgumentError):
+        data.Dataset.from_ranges(two_files(tmp_path), file, offset, nbytes)
+
+
+def test_a_text_lists_samples(tmp_path: Path) -> None:
+    first, second = two_files(tmp_path)
+    (tmp_path / "list").write_text(f"# what\n{second}\t5\t3\n\n{first} 0 2\n")
+    with data.Dataset(tmp_path / "list", format="list") as dataset:
+        assert [bytes(dataset[i]) for i in (0, 1)] == [bytes([105, 106, 107]), bytes([0, 1])]

@@ -52,6 +52,26 @@ def _close(handle: int, pid: int) -> None:
         lib.gpunvme_dataset_close(handle)
 
 
+def _uris_of(files: Name | Sequence[Name], require: str | None) -> list[bytes]:
+    from ..weights._files import uri_of
+
+    if isinstance(files, (str, bytes, os.PathLike)):
+        files = [files]
+    uris = [uri_of(name, require) for name in files]
+    if any(b"\0" in uri for uri in uris):
+        raise argument("a name with a byte 0")
+    return uris
+
+
+def _numbers(name: str, values: Any) -> NDArray[np.uint64]:
+    array = np.atleast_1d(np.asarray(values))
+    if array.ndim != 1 or array.dtype.kind not in "iu" and array.size:
+        raise argument(f"{name} is not a row of integers")
+    if array.size and int(array.min()) < 0:
+        raise argument(f"{name} has a number below 0")
+    return np.ascontiguousarray(array, dtype=np.uint64)
+
+
 class Opened:
     """An open data set of the library's; closed when nothing refers to it any more."""
 
@@ -70,7 +90,8 @@ class Dataset:
     ``seq_tokens``; files of llm.c, or without a header and of ``token_nbytes`` a token), "npy" (rows
     of an array), "safetensors" (rows of the tensor ``member``), "tar" (WebDataset; with ``member``,
     a suffix as "jpg", that file of each sample), "mds" (MosaicML's, by the index.json; with
-    ``member`` that column), "index" (what write_index() wrote), or "auto": by the files' names.
+    ``member`` that column), "index" (what write_index() wrote), "list" (a text whose lines have a
+    URI, an offset and a length), or "auto": by the files' names.
     docs/DATA.md describes the formats. ``require`` is a route of the bytes ("p2p"), without which
     reads into GPU memory fail.
 
@@ -86,14 +107,10 @@ class Dataset:
                  record_nbytes: int = 0, header_nbytes: int = 0, seq_tokens: int = 0,
                  overlap_tokens: int = 0, token_nbytes: int = 0, member: str | None = None,
                  engine: Engine | None = None, require: str | None = None) -> None:
-        from ..weights._files import uri_of
-
-        if isinstance(files, (str, bytes, os.PathLike)):
-            files = [files]
-        uris = [uri_of(name, require) for name in files]
+        uris = _uris_of(files, require)
         if format not in _FORMATS:
             raise argument(f'format "{format}": there are {", ".join(_FORMATS)}')
-        if any(b"\0" in uri for uri in uris) or "\0" in (member or ""):
+        if "\0" in (member or ""):
             raise argument("a name with a byte 0")
         numbers = {"record_nbytes": record_nbytes, "header_nbytes": header_nbytes,
                    "seq_tokens": seq_tokens, "overlap_tokens": overlap_tokens,
@@ -108,6 +125,38 @@ class Dataset:
             None if engine is None else engine._handle_now(),
             (ctypes.c_char_p * len(uris))(*uris), len(uris), ctypes.byref(options),
             ctypes.byref(handle)))
+        self._adopt(handle, engine)
+
+    @classmethod
+    def from_ranges(cls, files: Name | Sequence[Name], file: Any, offset: Any, nbytes: Any, *,
+                    engine: Engine | None = None, require: str | None = None) -> Self:
+        """The samples that the caller tells: sample i is ``nbytes[i]`` bytes of ``files[file[i]]``,
+        from byte ``offset[i]`` on.
+
+        ``file``, ``offset`` and ``nbytes`` are arrays of integers of one length; ``file`` may be
+        None where there is one file. Samples may be in any order and overlap. The arrays are not
+        used afterwards. ArgumentError names the range that reaches outside its file.
+        """
+        uris = _uris_of(files, require)
+        given = {"offset": offset, "nbytes": nbytes} | ({} if file is None else {"file": file})
+        arrays = {name: _numbers(name, values) for name, values in given.items()}
+        sizes = {name: len(array) for name, array in arrays.items()}
+        if len(set(sizes.values())) > 1:
+            raise argument(f"arrays of different lengths: {sizes}")
+        ranges = _lib.DatasetRanges(
+            files=None if file is None else arrays["file"].ctypes.data,
+            offsets=arrays["offset"].ctypes.data, nbytes=arrays["nbytes"].ctypes.data,
+            n=sizes["offset"])
+        handle = ctypes.c_void_p()
+        check(lib.gpunvme_dataset_from_ranges(
+            None if engine is None else engine._handle_now(),
+            (ctypes.c_char_p * len(uris))(*uris), len(uris), ctypes.byref(ranges),
+            ctypes.byref(handle)))
+        made = cls.__new__(cls)
+        made._adopt(handle, engine)
+        return made
+
+    def _adopt(self, handle: ctypes.c_void_p, engine: Engine | None) -> None:
         self._opened: Opened | None = Opened(handle.value or 0, engine)
         self._describe(self._opened.handle)
 

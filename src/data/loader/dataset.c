@@ -3,6 +3,7 @@
  * Opening data sets: which files there are, their formats, and what they are known by.
  */
 #include <errno.h>
+#include <search.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -105,23 +106,38 @@ static gpunvme_err_t add_file(struct gpunvme_dataset *d, char *uri)
     return GPUNVME_OK;
 }
 
+static gpunvme_err_t open_file(struct gpunvme_dataset *d, size_t i)
+{
+    struct file *f = &d->files[i];
+    struct gpunvme_store_info info;
+    gpunvme_err_t err = gpunvme_open_on(d->engine, f->uri, 0, &f->store);
+
+    if (!err)
+        err = gpunvme_store_size(f->store, &f->nbytes);
+    if (!err) {
+        gpunvme_store_get_info(f->store, &info);
+        f->exact = info.resizable;
+    }
+    return err;
+}
+
 static gpunvme_err_t open_files(struct gpunvme_dataset *d)
 {
     gpunvme_err_t err = GPUNVME_OK;
 
-    for (size_t i = 0; i < d->nfiles && !err; i++) {
-        struct file *f = &d->files[i];
-        struct gpunvme_store_info info;
-
-        err = gpunvme_open_on(d->engine, f->uri, 0, &f->store);
-        if (!err)
-            err = gpunvme_store_size(f->store, &f->nbytes);
-        if (!err) {
-            gpunvme_store_get_info(f->store, &info);
-            f->exact = info.resizable;
-        }
-    }
+    for (size_t i = 0; i < d->nfiles && !err; i++)
+        err = open_file(d, i);
     return err;
+}
+
+static gpunvme_err_t open_uris(struct gpunvme_dataset *d, const char *const *uris, size_t n)
+{
+    gpunvme_err_t err = GPUNVME_OK;
+
+    for (size_t i = 0; i < n && !err; i++)
+        err = uris[i] ? add_file(d, strdup(uris[i]))
+                      : base_fail(GPUNVME_ERR_INVALID, "uris[%zu] is NULL", i);
+    return err ? err : open_files(d);
 }
 
 /*
@@ -261,12 +277,8 @@ static const parse_fn parsers[GPUNVME_DATASET_NFORMATS] = {
 static gpunvme_err_t open_plain(struct gpunvme_dataset *d, const char *const *uris, size_t n,
                                 const struct gpunvme_dataset_options *o)
 {
-    gpunvme_err_t err = GPUNVME_OK;
+    gpunvme_err_t err = open_uris(d, uris, n);
 
-    for (size_t i = 0; i < n && !err; i++)
-        err = add_file(d, strdup(uris[i]));
-    if (!err)
-        err = open_files(d);
     for (size_t i = 0; i < d->nfiles && !err; i++) {
         struct data_reader r = reader_of(d, i);
 
@@ -388,6 +400,89 @@ static gpunvme_err_t open_index(struct gpunvme_dataset *d, const char *const *ur
     return err;
 }
 
+/* A list's URIs, by their text: which file each is. */
+struct named {
+    const char *uri;
+    size_t file;
+};
+
+struct list_work {
+    struct gpunvme_dataset *d;
+    void *names; /* a tree of struct named */
+    struct named *last;
+};
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(((const struct named *)a)->uri, ((const struct named *)b)->uri);
+}
+
+/* Opens the file if no line before has named it. */
+static gpunvme_err_t find_file(struct list_work *work, const char *uri)
+{
+    struct gpunvme_dataset *d = work->d;
+    struct named **found, *fresh;
+    gpunvme_err_t err;
+
+    if (work->last && !strcmp(work->last->uri, uri))
+        return GPUNVME_OK;
+    found = tfind(&(struct named){.uri = uri}, &work->names, compare_names);
+    if (found) {
+        work->last = *found;
+        return GPUNVME_OK;
+    }
+    err = add_file(d, strdup(uri));
+    if (!err)
+        err = open_file(d, d->nfiles - 1);
+    if (err)
+        return err;
+    fresh = malloc(sizeof(*fresh));
+    if (fresh) {
+        *fresh = (struct named){d->files[d->nfiles - 1].uri, d->nfiles - 1};
+        if (tsearch(fresh, &work->names, compare_names)) {
+            work->last = fresh;
+            return GPUNVME_OK;
+        }
+    }
+    free(fresh);
+    return base_fail(GPUNVME_ERR_NOMEM, "%zu files", d->nfiles);
+}
+
+static gpunvme_err_t add_listed(void *user, const char *uri, uint64_t offset, uint64_t nbytes)
+{
+    struct list_work *work = user;
+    gpunvme_err_t err = find_file(work, uri);
+    struct data_reader r;
+
+    if (err)
+        return err;
+    r = reader_of(work->d, work->last->file);
+    return data_table_add(&work->d->table, &r, offset, nbytes);
+}
+
+static gpunvme_err_t open_list(struct gpunvme_dataset *d, const char *const *uris, size_t n)
+{
+    struct data_reader r = {.name = data_tail(uris[0]), .read = read_store};
+    struct list_work work = {.d = d};
+    struct base_failure failure;
+    struct gpunvme_store *store;
+    gpunvme_err_t err;
+
+    if (n > 1)
+        return base_fail(GPUNVME_ERR_INVALID, "%.80s: a list is opened alone", r.name);
+    err = gpunvme_open_on(d->engine, uris[0], 0, &store);
+    if (err)
+        return err;
+    r.user = store;
+    err = gpunvme_store_size(store, &r.nbytes);
+    if (!err)
+        err = data_parse_list(&r, add_listed, &work);
+    base_keep(&failure, err);
+    tdestroy(work.names, free);
+    (void)gpunvme_close(store);
+    return failure.err ? base_restore(&failure) : print_files(d);
+}
+
 /* ---- Opening and closing -----------------------------------------------------------------------
  */
 
@@ -427,28 +522,32 @@ static gpunvme_err_t open_all(struct gpunvme_dataset *d, const char *const *uris
         return err;
     if (d->format == GPUNVME_DATASET_INDEX)
         return open_index(d, uris, n);
+    if (d->format == GPUNVME_DATASET_LIST)
+        return open_list(d, uris, n);
     err =
         d->format == GPUNVME_DATASET_MDS ? open_mds_all(d, uris, n, o) : open_plain(d, uris, n, o);
     return err ? err : print_files(d);
 }
 
-gpunvme_err_t gpunvme_dataset_open(struct gpunvme_engine *engine, const char *const *uris, size_t n,
-                                   const struct gpunvme_dataset_options *options,
-                                   struct gpunvme_dataset **out)
+/* An empty one, for the functions that open data sets; they end with finish(). */
+static gpunvme_err_t begin(struct gpunvme_engine *engine, const char *const *uris, size_t n,
+                           struct gpunvme_dataset **out, struct gpunvme_dataset **d)
 {
-    static const struct gpunvme_dataset_options none = {0};
-    struct gpunvme_dataset *d;
-    struct base_failure failure;
-    gpunvme_err_t err;
-
     if (!out || !uris || !n)
         return base_fail(GPUNVME_ERR_INVALID, !out ? "out is NULL" : "no URIs");
     *out = NULL;
-    d = calloc(1, sizeof(*d));
-    if (!d)
+    *d = calloc(1, sizeof(**d));
+    if (!*d)
         return base_fail(GPUNVME_ERR_NOMEM, "a data set");
-    d->engine = engine;
-    err = open_all(d, uris, n, options ? options : &none);
+    (*d)->engine = engine;
+    return GPUNVME_OK;
+}
+
+static gpunvme_err_t finish(struct gpunvme_dataset *d, gpunvme_err_t err,
+                            struct gpunvme_dataset **out)
+{
+    struct base_failure failure;
+
     if (!err) {
         trim(&d->table);
         print_all(d);
@@ -458,6 +557,60 @@ gpunvme_err_t gpunvme_dataset_open(struct gpunvme_engine *engine, const char *co
     base_keep(&failure, err);
     (void)gpunvme_dataset_close(d);
     return base_restore(&failure);
+}
+
+gpunvme_err_t gpunvme_dataset_open(struct gpunvme_engine *engine, const char *const *uris, size_t n,
+                                   const struct gpunvme_dataset_options *options,
+                                   struct gpunvme_dataset **out)
+{
+    static const struct gpunvme_dataset_options none = {0};
+    struct gpunvme_dataset *d;
+    gpunvme_err_t err = begin(engine, uris, n, out, &d);
+
+    return err ? err : finish(d, open_all(d, uris, n, options ? options : &none), out);
+}
+
+static gpunvme_err_t add_range(struct gpunvme_dataset *d,
+                               const struct gpunvme_dataset_ranges *ranges, uint64_t i)
+{
+    const uint64_t file = ranges->files ? ranges->files[i] : 0;
+    struct base_failure failure;
+    struct data_reader r;
+    gpunvme_err_t err;
+
+    if (file >= d->nfiles) {
+        err =
+            base_fail(GPUNVME_ERR_INVALID, "file %llu of %zu", (unsigned long long)file, d->nfiles);
+    } else {
+        r = reader_of(d, (size_t)file);
+        err = data_table_add(&d->table, &r, ranges->offsets[i], ranges->nbytes[i]);
+    }
+    if (!err)
+        return GPUNVME_OK;
+    base_keep(&failure, err);
+    return base_fail(err, "range %llu: %s", (unsigned long long)i, failure.detail);
+}
+
+gpunvme_err_t gpunvme_dataset_from_ranges(struct gpunvme_engine *engine, const char *const *uris,
+                                          size_t n, const struct gpunvme_dataset_ranges *ranges,
+                                          struct gpunvme_dataset **out)
+{
+    struct gpunvme_dataset *d;
+    gpunvme_err_t err = begin(engine, uris, n, out, &d);
+
+    if (err)
+        return err;
+    d->format = GPUNVME_DATASET_LIST;
+    if (!ranges || (ranges->n && (!ranges->offsets || !ranges->nbytes)))
+        err = base_fail(GPUNVME_ERR_INVALID, "%s NULL",
+                        ranges ? "offsets or nbytes is" : "ranges is");
+    if (!err)
+        err = open_uris(d, uris, n);
+    for (uint64_t i = 0; !err && i < ranges->n; i++)
+        err = add_range(d, ranges, i);
+    if (!err)
+        err = print_files(d);
+    return finish(d, err, out);
 }
 
 gpunvme_err_t gpunvme_dataset_close(struct gpunvme_dataset *d)

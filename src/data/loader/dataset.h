@@ -138,6 +138,14 @@ void data_mds_free(struct data_mds *mds);
 gpunvme_err_t data_mds_parse_shard(const struct data_reader *r, const struct data_mds_shard *shard,
                                    struct data_table *t);
 
+/*
+ * The lines of a list, in their order: `add` gets each sample's URI, which is valid during the
+ * call, and its place. Errors: INVALID, and those of `add`; the detail names the line.
+ */
+typedef gpunvme_err_t (*data_list_add_fn)(void *user, const char *uri, uint64_t offset,
+                                          uint64_t nbytes);
+gpunvme_err_t data_parse_list(const struct data_reader *r, data_list_add_fn add, void *user);
+
 /* A file as an index of our own has it. */
 struct data_index_file {
     uint64_t nbytes, print;

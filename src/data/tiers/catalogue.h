@@ -24,6 +24,7 @@
 /* Behind the catalogue's path: a file that keeps space for it. A call that finds the file system
  * full removes it, so the next one succeeds. */
 #define TIERS_RESERVE_SUFFIX ".reserve"
+#define TIERS_RESERVE        "catalogue" TIERS_RESERVE_SUFFIX
 
 /* Removes that file, where `path` is the catalogue's. Whether there was one. (reserve.c) */
 bool tiers_reserve_use(const char *path);

@@ -73,9 +73,8 @@ static gpunvme_err_t make_uuid(char uuid[37])
 
 /* What a set has in TIERS_FOLDER when it has just been made; folders end with '/'. */
 static const char *const parts[] = {
-    "set",     "catalogue", "catalogue-wal", "catalogue-shm", "migrator",
-    "changes", "sessions/", "tmp/",          "kept/",         "catalogue" TIERS_RESERVE_SUFFIX,
-    ""};
+    "set",       "catalogue", "catalogue-wal", "catalogue-shm", "migrator", "changes",
+    "sessions/", "tmp/",      "kept/",         TIERS_RESERVE,   ""};
 #define NPARTS (sizeof(parts) / sizeof(parts[0]))
 
 static void remove_set(const struct tiers_description *d)

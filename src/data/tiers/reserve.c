@@ -14,9 +14,8 @@
 #include "base/fail.h"
 #include "data/tiers/internal.h"
 
-#define RESERVE "catalogue" TIERS_RESERVE_SUFFIX
-#define NBYTES  ((uint64_t)8 << 20) /* twice what SQLite's log has before it is used again */
-#define SHARE   8u                  /* of a small file system: this part */
+#define NBYTES ((uint64_t)8 << 20) /* twice what SQLite's log has before it is used again */
+#define SHARE  8u                  /* of a small file system: this part */
 
 static bool is_on_catalogue_disk(const struct gpunvme_tiers *t, int tier)
 {
@@ -36,9 +35,9 @@ gpunvme_err_t tiers_reserve_keep(struct gpunvme_tiers *t, int tier)
     int fd, error = 0;
 
     if (!is_on_catalogue_disk(t, tier) ||
-        (!fstatat(folder, RESERVE, &st, AT_SYMLINK_NOFOLLOW) && st.st_size))
+        (!fstatat(folder, TIERS_RESERVE, &st, AT_SYMLINK_NOFOLLOW) && st.st_size))
         return GPUNVME_OK;
-    fd = openat(folder, RESERVE, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+    fd = openat(folder, TIERS_RESERVE, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd < 0)
         return errno == ENOSPC ? base_fail_errno(errno, "%.150s", t->dir[0]) : GPUNVME_OK;
     if (!fstatvfs(fd, &fs) && (uint64_t)fs.f_blocks * fs.f_frsize / SHARE < nbytes)
@@ -48,7 +47,7 @@ gpunvme_err_t tiers_reserve_keep(struct gpunvme_tiers *t, int tier)
     close(fd);
     if (error != ENOSPC && error != EDQUOT)
         return GPUNVME_OK; /* a file system that can't reserve any has none */
-    unlinkat(folder, RESERVE, 0);
+    unlinkat(folder, TIERS_RESERVE, 0);
     return base_fail_errno(error,
                            "%.150s: the file system of the catalogue is full, and the catalogue "
                            "needs what is left",

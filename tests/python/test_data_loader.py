@@ -255,6 +255,12 @@ def test_boundaries_of_documents_are_those_that_attention_takes(rows: data.Datas
         whole.cu_seqlens()
 
 
+def test_without_torch_a_batchs_arrays_stay_what_they_are(rows: data.Dataset) -> None:
+    batch = loader_of(rows, layout="ragged").next_batch()
+    assert batch is not None
+    assert batch.tensor(batch.offsets) is batch.offsets
+
+
 def test_bytes_get_a_type_and_a_shape(tmp_path: Path) -> None:
     images = np.random.default_rng(1).random((20, 3, 4, 4)).astype(np.float32)
     images.tofile(tmp_path / "images")
@@ -447,6 +453,36 @@ def test_memory_waits_for_the_work_on_it(rows: data.Dataset, device: str) -> Non
             del batch
     expected = [6 * sum(range(i, i + 10)) for i in range(0, N, 10)] * 20
     assert torch.stack(sums).tolist() == expected
+
+
+def test_offsets_are_tensors_on_the_device_of_the_values(rows: data.Dataset, device: str) -> None:
+    import torch
+
+    loader = data.Loader(rows, 40, layout="ragged", device=device, framework="pt", shuffle=False)
+    values, offsets = next(iter(loader))
+    assert offsets.dtype == torch.int64 and offsets.device == values.device
+    assert offsets.tolist() == list(range(0, 241, 6))
+
+
+def test_boundaries_get_to_the_device_without_a_wait(rows: data.Dataset, device: str) -> None:
+    import torch
+
+    loader = data.Loader(rows, 40, layout="packed", row_nbytes=400, device=device, framework="pt")
+    for batch in loader.batches():
+        if device == "cuda":
+            torch.cuda._sleep(20_000_000)
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = [batch.tensor(one) for one in (batch.cu_seqlens(), batch.offsets, batch.lengths)]
+        finally:
+            if device == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+        assert device != "cuda" or not torch.cuda.current_stream().query(), "it has waited"
+        assert [one.device for one in found] == [batch.data.device] * 3
+        assert [one.dtype for one in found] == [torch.int32, torch.int64, torch.int64]
+        assert found[0].tolist() == batch.cu_seqlens().tolist()
+        assert found[1].tolist() == batch.offsets.tolist()
+        assert found[2].tolist() == batch.lengths.tolist()
 
 
 def test_bfloat16_has_its_type_in_torch(tmp_path: Path, device: str) -> None:

@@ -110,7 +110,8 @@ class Batch:
 
     ``data``: for "rows" [samples, *shape]; for "padded" [samples, row]; for "packed" [rows, row];
     for "ragged" all elements, one sample behind the other. Its memory is read into again when
-    nothing refers to ``data`` any more.
+    nothing refers to ``data`` any more. The arrays are in host memory; tensor() takes one to the
+    device of ``data``.
     """
 
     data: Any
@@ -147,6 +148,22 @@ class Batch:
             marks.append(np.arange(0, end, self.data.shape[1]))
         return np.unique(np.concatenate(marks)).astype(np.int32)
 
+    def tensor(self, array: NDArray[Any]) -> Any:
+        """A host array as a torch tensor on the device of ``data``: offsets, cu_seqlens() and so on.
+
+        On a GPU it is copied from pinned memory on torch's current stream, and the call returns at
+        once. On the CPU it shares the array's memory. Without torch it is the array itself, in host
+        memory.
+        """
+        if isinstance(self.data, (np.ndarray, DeviceMemory)):
+            return array
+        import torch
+
+        tensor = torch.from_numpy(array)
+        if not self.data.is_cuda:
+            return tensor
+        return tensor.pin_memory().to(self.data.device, non_blocking=True)
+
 
 class Loader:
     """Batches of samples, read ahead into host or GPU memory in a reproducible order.
@@ -172,7 +189,7 @@ class Loader:
     what happens to a sample that can't be read: "raise", "skip", or "substitute" the next one.
     ``depth``: batches that are read ahead, up to ``depth_nbytes`` bytes of them. ``collate`` makes
     what is iterated from a Batch; without it "rows" and "padded" give ``data``, the other layouts
-    (data, offsets). ``timeout``: seconds in which something of a batch must move. ``verify``
+    (data, offsets), with torch both on the device. ``timeout``: seconds in which something of a batch must move. ``verify``
     compares each sample with its checksum, on the GPU if the batch is there; the data sets must
     have been opened by an index that was written with checksums. A sample that differs is read once
     more, and then treated by ``on_error``; the error's name is "GPUNVME_ERR_VERIFY".
@@ -254,7 +271,7 @@ class Loader:
             elif batch.layout in ("rows", "padded"):
                 yield batch.data
             else:
-                yield batch.data, batch.offsets
+                yield batch.data, batch.tensor(batch.offsets)
             del batch  # its memory is free while the next one is waited for
 
     def batches(self) -> Iterator[Batch]:

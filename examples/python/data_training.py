@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""Training fed by gpunvme.data: tokens of two corpora mixed, and images, on a GPU or on the CPU.
+"""Training fed by gpunvme.data: mixed tokens, packed documents and images, on a GPU or on the CPU.
 
-    data_training.py [tokens|images|all] [--steps N]
+    data_training.py [tokens|documents|images|all] [--steps N]
 
 Makes small files of its own. `train_on_tokens` is the part to copy for a language model: windows
 of token files in a random order, inputs and targets by one kernel each, and the loader's place
 saved with the model, so that a run that was stopped goes on with the batch it would have had.
+`train_on_documents` packs documents of any lengths into rows; attention and targets stay within
+each.
 """
 
 from __future__ import annotations
@@ -63,6 +65,39 @@ def train_on_tokens(folder: Path, steps: int) -> None:
     loader.close()
 
 
+def attend(x: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+    """Causal attention within documents; a kernel for different lengths takes cu_seqlens itself."""
+    at = torch.arange(len(x), device=x.device)
+    document = torch.bucketize(at, cu_seqlens[1:], right=True)
+    seen = (document[:, None] == document) & (at[:, None] >= at)
+    x = x[None, None]
+    return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=seen)[0, 0]
+
+
+def train_on_documents(folder: Path, steps: int) -> None:
+    make_tokens(folder / "documents.bin", 100_000, 0)
+    ends = np.sort(np.random.default_rng(1).choice(100_000, 2_000, replace=False))
+    documents = data.Dataset.from_ranges(folder / "documents.bin", None, 2 * ends[:-1],
+                                         2 * np.diff(ends))
+    loader = data.Loader(documents, 8, seed=7, device=device, layout="packed",
+                         row_nbytes=2 * SEQUENCE, dtype="uint16",
+                         collate=data.Tokens(cu_seqlens=True))
+    torch.manual_seed(1)
+    embedding = torch.nn.Embedding(VOCABULARY, 64).to(device)
+    head = torch.nn.Linear(64, VOCABULARY).to(device)
+    optimizer = torch.optim.AdamW([*embedding.parameters(), *head.parameters()], lr=1e-2)
+    for _, (inputs, targets, cu_seqlens, longest) in zip(range(steps), loader):
+        x = embedding(inputs.flatten())
+        logits = head(x + attend(x, cu_seqlens))
+        loss = torch.nn.functional.cross_entropy(logits, targets.flatten())  # ignores -100
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(f"documents: loss {loss.item():.3f} after {steps} steps, rows {tuple(inputs.shape)}, "
+          f"the longest of {longest} tokens")
+    loader.close()
+
+
 def train_on_images(folder: Path, steps: int) -> None:
     height, width = 32, 32
     raw = np.random.default_rng(1).integers(0, 256, (2_000, height, width, 3), np.uint8)
@@ -81,12 +116,14 @@ def train_on_images(folder: Path, steps: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="?", default="all", choices=("tokens", "images", "all"))
+    parser.add_argument("what", nargs="?", default="all", choices=("tokens", "documents", "images", "all"))
     parser.add_argument("--steps", type=int, default=30)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if arguments.what in ("tokens", "all"):
             train_on_tokens(Path(folder), arguments.steps)
+        if arguments.what in ("documents", "all"):
+            train_on_documents(Path(folder), arguments.steps)
         if arguments.what in ("images", "all"):
             train_on_images(Path(folder), arguments.steps)
 

@@ -473,7 +473,8 @@ def test_boundaries_get_to_the_device_without_a_wait(rows: data.Dataset, device:
             torch.cuda._sleep(20_000_000)
             torch.cuda.set_sync_debug_mode("error")
         try:
-            found = [batch.tensor(one) for one in (batch.cu_seqlens(), batch.offsets, batch.lengths)]
+            found = [batch.tensor(one)
+                     for one in (batch.cu_seqlens(), batch.offsets, batch.lengths)]
         finally:
             if device == "cuda":
                 torch.cuda.set_sync_debug_mode("default")

@@ -68,6 +68,132 @@ def test_targets_are_one_token_further(tokens: data.Dataset) -> None:
     assert inputs.ravel().tolist() == list(range(65536 - 81, 65536 - 81 + inputs.size))
 
 
+# ---- Documents: samples of different lengths ----------------------------------------------------
+
+LENGTHS = (5, 1, 0, 8, 3, 2, 8, 4)
+ROW = 7  # tokens of a row of "packed"
+
+
+def document(i: int) -> list[int]:
+    return [100 * (i + 1) + at for at in range(LENGTHS[i])]
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Iterator[data.Dataset]:
+    np.array(sum(map(document, range(len(LENGTHS))), []), np.uint16).tofile(tmp_path / "d")
+    ends = 2 * np.cumsum(LENGTHS)
+    with data.Dataset.from_ranges(tmp_path / "d", None, ends - 2 * np.array(LENGTHS),
+                                  2 * np.array(LENGTHS)) as found:
+        yield found
+
+
+def batches_of(documents: data.Dataset, layout: Any, collate: Any, framework: Any = "np",
+               **options: Any) -> list[Any]:
+    row_nbytes = {"packed": 2 * ROW, "padded": 16}.get(layout, 0)
+    loader = data.Loader(documents, 5, layout=layout, row_nbytes=row_nbytes, dtype="uint16",
+                         framework=framework, collate=collate, seed=4, **options)
+    return list(loader)
+
+
+def expected_of(order: list[int], size: int, ignore: int) -> tuple[list[int], list[int]]:
+    """Documents one behind the other, and padding up to ``size``."""
+    inputs = sum((document(i) for i in order), [])
+    targets = sum((document(i)[1:] + [ignore] * bool(LENGTHS[i]) for i in order), [])
+    padding = size - len(inputs)
+    return inputs + [0] * padding, targets + [ignore] * padding
+
+
+@pytest.fixture(params=["np", "pt"])
+def framework(request: pytest.FixtureRequest) -> str:
+    if request.param == "pt":
+        pytest.importorskip("torch")
+    return str(request.param)
+
+
+@pytest.mark.parametrize("layout", ["ragged", "packed"])
+def test_targets_stay_within_documents(documents: data.Dataset, layout: str,
+                                       framework: str) -> None:
+    collate = data.Tokens(ignore=-7)
+    found = batches_of(documents, layout,
+                       lambda batch: (batch.indices.tolist(), *collate(batch)), framework)
+    assert len(found) == 2
+    for order, inputs, targets in found:
+        assert inputs.shape == targets.shape
+        assert layout == "ragged" or inputs.shape[1] == ROW
+        flat = inputs.reshape(-1).tolist()
+        assert (flat, targets.reshape(-1).tolist()) == expected_of(order, len(flat), -7)
+
+
+def test_padding_has_no_targets(documents: data.Dataset, framework: str) -> None:
+    collate = data.Tokens(dtype="int32")
+    found = batches_of(documents, "padded",
+                       lambda batch: (batch.indices.tolist(), *collate(batch)), framework)
+    for order, inputs, targets in found:
+        for i, *pair in zip(order, inputs.tolist(), targets.tolist()):
+            assert tuple(pair) == expected_of([i], 8, -100)
+
+
+def test_a_document_that_is_cut_off_ends_where_it_is_cut(documents: data.Dataset) -> None:
+    loader = data.Loader(documents, 8, layout="padded", row_nbytes=8, dtype="uint16",
+                         shuffle=False, framework="np", collate=data.Tokens())
+    inputs, targets = next(iter(loader))
+    assert inputs[3].tolist() == document(3)[:4]
+    assert targets[3].tolist() == [*document(3)[1:4], -100]
+
+
+def test_tokens_come_with_the_boundaries_of_documents(documents: data.Dataset,
+                                                      framework: str) -> None:
+    for within in (True, "rows"):
+        collate = data.Tokens(cu_seqlens=within)  # type: ignore[arg-type]
+        for batch, made in batches_of(documents, "packed",
+                                      lambda batch: (batch, collate(batch)), framework):
+            _, _, cu_seqlens, longest = made
+            wanted = batch.cu_seqlens(rows=within == "rows")
+            assert cu_seqlens.tolist() == wanted.tolist()
+            assert longest == max(np.diff(wanted)) and type(longest) is int
+            assert type(cu_seqlens) is type(made[0])
+
+
+def test_a_rank_without_documents_gets_empty_tensors(documents: data.Dataset,
+                                                     framework: str) -> None:
+    for layout in ("ragged", "packed", "padded"):
+        inputs, targets = batches_of(documents, layout, data.Tokens(), framework, rank=0,
+                                     world=5)[1]
+        assert inputs.shape == targets.shape and 0 in inputs.shape
+
+
+def test_documents_reach_a_gpu_without_a_wait(documents: data.Dataset, gpu: str) -> None:
+    import torch
+
+    def collate(batch: data.Batch) -> Any:
+        make = data.Tokens(cu_seqlens=batch.layout != "padded")
+        torch.cuda._sleep(20_000_000)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = make(batch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert not torch.cuda.current_stream().query(), "it has waited"
+        return found[:2]
+
+    for layout in ("ragged", "packed", "padded"):
+        for on_gpu, on_cpu in zip(batches_of(documents, layout, collate, "pt", device=gpu),
+                                  batches_of(documents, layout, data.Tokens(), "np")):
+            for one, other in zip(on_gpu, on_cpu):
+                assert one.is_cuda and one.tolist() == other.tolist()
+
+
+def test_documents_go_on_the_stream_that_is_named(documents: data.Dataset, gpu: str) -> None:
+    import torch
+
+    stream = torch.cuda.Stream()
+    found = batches_of(documents, "packed", data.Tokens(stream=stream), "pt", device=gpu,
+                       stream=stream)
+    stream.synchronize()
+    for on_gpu, on_cpu in zip(found, batches_of(documents, "packed", data.Tokens(), "np")):
+        assert [one.tolist() for one in on_gpu] == [one.tolist() for one in on_cpu]
+
+
 def test_torch_gets_tensors_of_torch(images: data.Dataset, tokens: data.Dataset,
                                      raw: Any) -> None:
     torch = pytest.importorskip("torch")
@@ -120,6 +246,15 @@ def test_batches_that_are_something_else_are_refused(images: data.Dataset, colla
         made(images, collate)
 
 
-def test_tokens_have_a_type_that_counts() -> None:
+@pytest.mark.parametrize("options", [
+    {"dtype": "float32"}, {"ignore": 1 << 31}, {"cu_seqlens": "columns"}])
+def test_bad_options_of_tokens_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(gpunvme.ArgumentError):
-        data.Tokens(dtype="float32")
+        data.Tokens(**options)
+
+
+@pytest.mark.parametrize("layout", ["rows", "padded"])
+def test_boundaries_of_rows_are_refused(tokens: data.Dataset, layout: Any) -> None:
+    with pytest.raises(gpunvme.ArgumentError, match=f'layout "{layout}"'):
+        made(tokens, data.Tokens(cu_seqlens=True), layout=layout,
+             row_nbytes=18 if layout == "padded" else 0)

@@ -149,7 +149,7 @@ class Batch:
         return np.unique(np.concatenate(marks)).astype(np.int32)
 
     def tensor(self, array: NDArray[Any]) -> Any:
-        """A host array as a torch tensor on the device of ``data``: offsets, cu_seqlens() and so on.
+        """An array of the batch, or of one's own, as a torch tensor on the device of ``data``.
 
         On a GPU it is copied from pinned memory on torch's current stream, and the call returns at
         once. On the CPU it shares the array's memory. Without torch it is the array itself, in host
@@ -189,10 +189,11 @@ class Loader:
     what happens to a sample that can't be read: "raise", "skip", or "substitute" the next one.
     ``depth``: batches that are read ahead, up to ``depth_nbytes`` bytes of them. ``collate`` makes
     what is iterated from a Batch; without it "rows" and "padded" give ``data``, the other layouts
-    (data, offsets), with torch both on the device. ``timeout``: seconds in which something of a batch must move. ``verify``
-    compares each sample with its checksum, on the GPU if the batch is there; the data sets must
-    have been opened by an index that was written with checksums. A sample that differs is read once
-    more, and then treated by ``on_error``; the error's name is "GPUNVME_ERR_VERIFY".
+    (data, offsets), with torch both on the device. ``timeout``: seconds in which something of a
+    batch must move. ``verify`` compares each sample with its checksum, on the GPU if the batch is
+    there; the data sets must have been opened by an index that was written with checksums. A sample
+    that differs is read once more, and then treated by ``on_error``; the error's name is
+    "GPUNVME_ERR_VERIFY".
 
     An iterator ends with the epoch. It begins where the loader is: at an epoch's beginning, or
     after load_state_dict(), or where a loop was left. There are no worker processes: the engine's

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy as np
 from .. import _lib
 from .._lib import lib
 from ..buffers import stream_handle
-from ..errors import argument, check
+from ..errors import argument, check, error
 from ..memory import DeviceMemory
 
 if TYPE_CHECKING:
@@ -72,6 +74,15 @@ class _Source:
             return array, array.ctypes.data
         memory = DeviceMemory(shape, typestr, self.gpu)
         return memory, memory.ptr
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Puts what torch does on the stream of the kernels."""
+        if stream is None or self.gpu is None or self.torch is None:
+            return nullcontext()
+        cuda = self.torch.cuda
+        found: AbstractContextManager[Any] = cuda.stream(
+            cuda.ExternalStream(stream_handle(stream), device=self.gpu))
+        return found
 
     def how(self, to: str, **members: Any) -> _lib.Convert:
         return _lib.Convert(**{"from": _NUMBERS[self.dtype]}, to=_NUMBERS[to], **members)
@@ -153,37 +164,100 @@ class Images:
 
 
 class Tokens:
-    """Makes inputs and targets of a batch of token sequences: the targets are one token further.
+    """Makes inputs and targets of a batch of tokens: the targets are one token further.
 
         tokens = data.Dataset("train.bin", seq_tokens=1024, overlap_tokens=1)
         loader = data.Loader(tokens, 512, device="cuda:0", collate=data.Tokens())
         for inputs, targets in loader:     # int64, [512, 1024] each
 
-    ``dtype``: "int64" or "int32", or torch's. ``stream``: as for Images. Called with a Batch of the
-    layout "rows", it returns two tensors of their own memory, of the framework of the batch's.
+        loader = data.Loader(documents, 64, layout="packed", row_nbytes=8192 * 2, dtype="uint16",
+                             device="cuda:0", collate=data.Tokens(cu_seqlens=True))
+        for inputs, targets, cu_seqlens, longest in loader:    # inputs: int64, [rows, 8192]
+
+    In the layout "rows", a sample of n + 1 tokens gives n inputs and n targets. In the others a
+    sample is a document. Inputs and targets have the shape of the batch's data, and a target is
+    ``ignore`` at the last token of each document, where the target would be of another one, and in
+    the padding. A document that spans rows of "packed" has targets across them.
+
+    ``dtype``: "int64" or "int32", or torch's. ``cu_seqlens`` adds the boundaries that
+    Batch.cu_seqlens() gives, as Batch.tensor() makes them, and the tokens of the longest sequence;
+    with "rows", the rows of "packed" are boundaries too. ``stream``: as for Images.
+
+    Called with a Batch, it returns tensors of their own memory, of the framework of the batch's.
+    It does not wait for a GPU. ArgumentError: the data are no tokens; boundaries of "rows" or
+    "padded". UnsupportedError: documents on a GPU without torch.
     """
 
-    def __init__(self, *, dtype: Any = "int64", stream: Any = None) -> None:
+    def __init__(self, *, dtype: Any = "int64", ignore: int = -100,
+                 cu_seqlens: bool | Literal["rows"] = False, stream: Any = None) -> None:
         self._dtype, self._stream = _name_of(dtype), stream
         if self._dtype not in _TO_TOKENS:
             raise argument(f"dtype {dtype!r}: there are {', '.join(_TO_TOKENS)}")
+        self._ignore = operator.index(ignore)
+        if not -1 << 31 <= self._ignore < 1 << 31:
+            raise argument(f"ignore: {ignore}")
+        if cu_seqlens not in (False, True, "rows"):
+            raise argument(f'cu_seqlens: {cu_seqlens!r}: there are False, True and "rows"')
+        self._cu_seqlens = cu_seqlens
 
-    def __call__(self, batch: Batch) -> tuple[Any, Any]:
+    def __call__(self, batch: Batch) -> tuple[Any, ...]:
         source = _Source(batch.data)
-        if batch.layout != "rows" or len(source.shape) != 2 or source.shape[1] < 2:
-            raise argument(f'tokens of a batch of layout "{batch.layout}" and shape '
-                           f"{source.shape}: rows of two tokens or more")
         if source.dtype not in ("uint8", "uint16", "uint32", "int32"):
             raise argument(f"tokens of {source.dtype}")
-        n, tokens = source.shape
+        if not self._cu_seqlens:
+            return self._pair(source, batch)
+        boundaries = batch.cu_seqlens(rows=self._cu_seqlens == "rows")
+        pair = self._pair(source, batch)
+        with source.on(self._stream):
+            return *pair, batch.tensor(boundaries), int(np.diff(boundaries).max(initial=0))
+
+    def _pair(self, source: _Source, batch: Batch) -> tuple[Any, Any]:
+        """Inputs and targets."""
+        if batch.layout == "rows":
+            if len(source.shape) != 2 or source.shape[1] < 2:
+                raise argument(f"tokens of samples of shape {source.shape[1:]}: two or more")
+            n, tokens = source.shape
+            shape = (n, tokens - 1)
+            return (self._made(source, shape, 0, n, tokens - 1, tokens),
+                    self._made(source, shape, 1, n, tokens - 1, tokens))
+        if source.gpu is not None and source.torch is None:
+            raise error(_lib.ERR_UNSUPPORTED, "targets of documents on a GPU without torch")
+        n = math.prod(source.shape)
+        inputs = self._made(source, source.shape, 0, 1, n, n)
+        targets = self._made(source, source.shape, 1, 1, max(n - 1, 0), n)
+        with source.on(self._stream):
+            _ignore_ends(targets, batch, self._ignore)
+        return inputs, targets
+
+    def _made(self, source: _Source, shape: tuple[int, ...], first: int, nrows: int, row: int,
+              stride: int) -> Any:
+        """``nrows`` rows of ``row`` tokens, which begin ``stride`` tokens apart."""
         size = _size_of(source.dtype)
-        made = []
-        for at in range(2):
-            tensor, ptr = source.make((n, tokens - 1), self._dtype)
-            source.convert(source.how(self._dtype, src=source.ptr + at * size, dst=ptr, nrows=n,
-                                      row=tokens - 1, stride=tokens * size), self._stream)
-            made.append(tensor)
-        return made[0], made[1]
+        tensor, ptr = source.make(shape, self._dtype)
+        if nrows * row:
+            source.convert(source.how(self._dtype, src=source.ptr + first * size, dst=ptr,
+                                      nrows=nrows, row=row, stride=stride * size), self._stream)
+        return tensor
+
+
+def _ignore_ends(targets: Any, batch: Batch, ignore: int) -> None:
+    """Writes ``ignore`` to the last token of each document and to the padding."""
+    on_host = isinstance(targets, np.ndarray)
+    if batch.layout == "padded":
+        columns, last = np.arange(targets.shape[1]), batch.lengths[:, None] - 1
+        if on_host:
+            targets[columns >= last] = ignore
+        else:
+            targets.masked_fill_(batch.tensor(columns) >= batch.tensor(last), ignore)
+        return
+    flat = targets.reshape(-1)
+    last = (batch.offsets[:-1] + batch.lengths)[batch.lengths > 0] - 1
+    if on_host:
+        flat[last] = ignore
+        flat[batch.offsets[-1]:] = ignore
+    else:
+        flat.index_fill_(0, batch.tensor(last), ignore)
+        flat[int(batch.offsets[-1]):].fill_(ignore)  # assigning a number would copy it to the GPU
 
 
 def _size_of(dtype: str) -> int:

@@ -19,6 +19,13 @@ class Path:
 
 
 @dataclass(frozen=True)
+class FilesPath(Path):
+    """How the bytes of some files of a loader go (``Loader.path()``), all of them the same way."""
+
+    files: tuple[str, ...]  #: their URIs
+
+
+@dataclass(frozen=True)
 class StoreInfo:
     """What a store is (``Store.info()``)."""
 

@@ -348,6 +348,34 @@ def test_statistics_count_what_was_given(rows: data.Dataset) -> None:
     assert loader.depth == 1
 
 
+def test_a_path_report_sums_the_files_whose_bytes_go_one_way(rows: data.Dataset,
+                                                             tmp_path: Path) -> None:
+    for name in "yz":
+        np.save(tmp_path / f"{name}.npy", np.zeros((100, 6), np.int32))
+    with data.Dataset([tmp_path / "y.npy", tmp_path / "z.npy"]) as others:
+        loader = loader_of([rows, others], 50, weights=[1, 1])  # type: ignore[arg-type]
+        before = sum(sum(way.bytes_read.values()) for way in loader.path())
+        list(loader)
+        ways = loader.path()
+    assert len(ways) == 1
+    assert ways[0].files == tuple(rows.files + others.files)
+    assert ways[0].backend == "posix" and ways[0].how == rows.path().how
+    read = sum(ways[0].bytes_read.values())
+    assert read - before >= loader.stats().nbytes > 0
+    assert sum(ways[0].bytes_written.values()) == 0
+
+
+def test_files_whose_bytes_go_other_ways_have_reports_of_their_own(
+        rows: data.Dataset) -> None:
+    with data.Dataset("sim:size=1M", format="records", record_nbytes=32) as records:
+        loader = data.Loader([rows, records], 50, weights=[1, 20], framework="np", dtype="int32")
+        list(loader)
+        assert [way.backend for way in loader.path()] == ["nvme", "posix"]
+        loader.close()
+        with pytest.raises(gpunvme.ClosedError):
+            loader.path()
+
+
 @pytest.mark.parametrize("options, match", [
     ({"batch_size": 0}, "batch"),
     ({"batch_size": -1}, "batch_size"),
@@ -467,18 +495,21 @@ def test_offsets_are_tensors_on_the_device_of_the_values(rows: data.Dataset, dev
 def test_boundaries_get_to_the_device_without_a_wait(rows: data.Dataset, device: str) -> None:
     import torch
 
+    def tensors(batch: data.Batch) -> list[Any]:
+        return [batch.tensor(one) for one in (batch.cu_seqlens(), batch.offsets, batch.lengths)]
+
     loader = data.Loader(rows, 40, layout="packed", row_nbytes=400, device=device, framework="pt")
     for batch in loader.batches():
+        found = tensors(batch)
         if device == "cuda":
-            torch.cuda._sleep(20_000_000)
+            torch.cuda.synchronize()  # what the first call allocates is there
+            torch.cuda._sleep(200_000_000)
             torch.cuda.set_sync_debug_mode("error")
-        try:
-            found = [batch.tensor(one)
-                     for one in (batch.cu_seqlens(), batch.offsets, batch.lengths)]
-        finally:
-            if device == "cuda":
+            try:
+                found = tensors(batch)
+            finally:
                 torch.cuda.set_sync_debug_mode("default")
-        assert device != "cuda" or not torch.cuda.current_stream().query(), "it has waited"
+            assert not torch.cuda.current_stream().query(), "it has waited"
         assert [one.device for one in found] == [batch.data.device] * 3
         assert [one.dtype for one in found] == [torch.int32, torch.int64, torch.int64]
         assert found[0].tolist() == batch.cu_seqlens().tolist()

@@ -167,7 +167,9 @@ def test_documents_reach_a_gpu_without_a_wait(documents: data.Dataset, gpu: str)
 
     def collate(batch: data.Batch) -> Any:
         make = data.Tokens(cu_seqlens=batch.layout != "padded")
-        torch.cuda._sleep(20_000_000)
+        make(batch)  # loads kernels and allocates
+        torch.cuda.synchronize()
+        torch.cuda._sleep(200_000_000)
         torch.cuda.set_sync_debug_mode("error")
         try:
             found = make(batch)

@@ -81,6 +81,26 @@ class Opened:
         weakref.finalize(self, _close, handle, os.getpid())
 
 
+    def info(self) -> _lib.DatasetInfo:
+        found = _lib.DatasetInfo()
+        lib.gpunvme_dataset_get_info(self.handle, ctypes.byref(found))
+        return found
+
+    def uri(self, file: int) -> str:
+        return os.fsdecode(lib.gpunvme_dataset_uri(self.handle, file))
+
+    def path(self, file: int) -> Path:
+        from ..store import path_of
+
+        found = _lib.Path()
+        lib.gpunvme_store_path(lib.gpunvme_dataset_store(self.handle, file), ctypes.byref(found))
+        return path_of(found)
+
+    def paths(self) -> Iterator[tuple[str, Path]]:
+        """The URI and the path report of each file."""
+        return ((self.uri(i), self.path(i)) for i in range(self.info().nfiles))
+
+
 class Dataset:
     """Files as one sequence of samples; ``dataset[i]`` reads sample ``i`` as a numpy array.
 
@@ -158,11 +178,10 @@ class Dataset:
 
     def _adopt(self, handle: ctypes.c_void_p, engine: Engine | None) -> None:
         self._opened: Opened | None = Opened(handle.value or 0, engine)
-        self._describe(self._opened.handle)
+        self._describe(self._opened)
 
-    def _describe(self, handle: int) -> None:
-        info = _lib.DatasetInfo()
-        lib.gpunvme_dataset_get_info(handle, ctypes.byref(info))
+    def _describe(self, opened: Opened) -> None:
+        info = opened.info()
         self._length: int = info.nsamples
         self.format: str = lib.gpunvme_dataset_format_name(info.format).decode()
         #: The type of a sample's elements as safetensors names it ("U16"); None: bytes.
@@ -180,8 +199,7 @@ class Dataset:
         #: Whether it was opened by an index with a checksum of each sample.
         self.has_checksums: bool = info.has_checksums
         #: The URIs of the files; Place.file counts them.
-        self.files: list[str] = [
-            os.fsdecode(lib.gpunvme_dataset_uri(handle, i)) for i in range(info.nfiles)]
+        self.files: list[str] = [opened.uri(i) for i in range(info.nfiles)]
 
     def opened(self) -> Opened:
         """What keeps its files open; ClosedError if it has been closed."""
@@ -266,15 +284,10 @@ class Dataset:
 
     def path(self, file: int = 0) -> Path:
         """How the bytes of a file go, as Store.path(). IndexError: there is no such file."""
-        from ..store import path_of
-
-        found = _lib.Path()
         opened = self.opened()
         if not 0 <= operator.index(file) < len(self.files):
             raise IndexError(f"file {file} of {len(self.files)}")
-        lib.gpunvme_store_path(lib.gpunvme_dataset_store(opened.handle, file),
-                               ctypes.byref(found))
-        return path_of(found)
+        return opened.path(file)
 
     def close(self) -> None:
         """Closes the files, when no Loader reads from them any more."""

@@ -22,6 +22,7 @@ from .._lib import lib
 from ..buffers import stream_handle
 from ..errors import argument, check, error
 from ..memory import DeviceMemory
+from ..reports import FilesPath, Path
 from ._arguments import choice, count, depth_of, elements_of, framework_of, place_of, rank_of, timeout_of
 from ._dataset import Dataset, Opened
 
@@ -460,6 +461,20 @@ class Loader:
                            found.transfers, dict(zip(_ROUTES, found.routes)), found.ahead,
                            found.ready)
 
+    def path(self) -> tuple[FilesPath, ...]:
+        """How the bytes of its files go, as Store.path(): a report for each way that files have.
+
+        Bytes are summed over the files of a report, and are all that were read since the data set
+        was opened, by other loaders too. The way of the most bytes is the first.
+        """
+        ways: dict[tuple[str, ...], list[tuple[str, Path]]] = {}
+        for opened in self._now().opened:
+            for uri, path in opened.paths():
+                way = (path.backend, path.gpu_route, path.how, path.why_not)
+                ways.setdefault(way, []).append((uri, path))
+        found = [_joined(files) for files in ways.values()]
+        return tuple(sorted(found, key=lambda one: -sum(one.bytes_read.values())))
+
     def close(self) -> None:
         """Ends reading ahead; memory of batches stays until nothing refers to it."""
         self._core = None
@@ -473,6 +488,17 @@ class Loader:
     def __repr__(self) -> str:
         return (f"<gpunvme.data.Loader of {self._length} batches an epoch"
                 f"{', closed' if self._core is None else ''}>")
+
+
+def _joined(files: Sequence[tuple[str, Path]]) -> FilesPath:
+    """The report of files whose bytes go one way."""
+    def total(of: Sequence[dict[str, int]]) -> dict[str, int]:
+        return {route: sum(one[route] for one in of) for route in of[0]}
+
+    paths = [path for _, path in files]
+    return FilesPath(**{**vars(paths[0]), "bytes_read": total([one.bytes_read for one in paths]),
+                        "bytes_written": total([one.bytes_written for one in paths])},
+                     files=tuple(uri for uri, _ in files))
 
 
 def _copied(address: int | None, n: int) -> NDArray[np.int64]:

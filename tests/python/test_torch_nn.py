@@ -15,6 +15,7 @@ pytest.importorskip("gpunvme.torch", exc_type=ImportError,
                     reason="this build has no operators for PyTorch")
 
 from gpunvme.torch import nn
+from test_torch_operators import DEVICES
 
 
 def reference(d_model: int, n_heads: int) -> torch.nn.Module:
@@ -49,6 +50,20 @@ def test_linear_gelu_is_a_linear_layer_and_gelu() -> None:
     x = torch.randn(5, 8)
     theirs = torch.nn.functional.gelu(torch.nn.functional.linear(x, ours.weight, ours.bias))
     torch.testing.assert_close(ours(x), theirs)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+@pytest.mark.parametrize("affine", [True, False])
+def test_norms_take_the_state_of_pytorchs(name: str, affine: bool, device: str) -> None:
+    theirs, ours = (getattr(of, name)((3, 8), eps=1e-3, elementwise_affine=affine, device=device)
+                    for of in (torch.nn, nn))
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 3, 8, device=device)
+    torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(ours(x, 2 * x), (theirs(3 * x), 3 * x))
 
 
 @pytest.mark.parametrize("flash", [False, True])

@@ -26,6 +26,21 @@ def gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None, tanh: bool = Fal
                            approximate="tanh" if tanh else "none")
 
 
+def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    # float32's, which PyTorch takes for narrower types; float64 would have its own.
+    eps = torch.finfo(torch.float32).eps if eps is None else eps
+    return functional.rms_norm(x, x.shape[-1:], weight, eps)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None,
+               eps: float = 1e-5) -> Tensor:
+    return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return functional.silu(gate) * up
+
+
 # Ours, PyTorch's, the shapes of the tensors, arguments behind them.
 CASES: dict[str, tuple[Any, Callable[..., Tensor], list[tuple[int, ...]], tuple[Any, ...]]] = {
     "matmul": (ops.matmul, torch.matmul, [(33, 65), (65, 17)], ()),
@@ -38,6 +53,15 @@ CASES: dict[str, tuple[Any, Callable[..., Tensor], list[tuple[int, ...]], tuple[
     "linear_gelu": (ops.linear_gelu, gelu, [(33, 65), (17, 65), (17,)], ()),
     "linear_gelu without bias": (ops.linear_gelu, gelu, [(2, 3, 65), (17, 65)], ()),
     "linear_gelu by tanh": (ops.linear_gelu, gelu, [(33, 65), (17, 65), (17,)], (True,)),
+    "rms_norm": (ops.rms_norm, rms_norm, [(33, 65), (65,)], ()),
+    "rms_norm without weight": (ops.rms_norm, rms_norm, [(2, 3, 65)], ()),
+    "rms_norm with an eps": (ops.rms_norm, rms_norm, [(65,), (65,)], (0.5,)),
+    "layer_norm": (ops.layer_norm, layer_norm, [(33, 65), (65,), (65,)], ()),
+    "layer_norm without parameters": (ops.layer_norm, layer_norm, [(2, 3, 65)], ()),
+    "layer_norm without rows": (ops.layer_norm, layer_norm, [(0, 65), (65,), (65,)], (0.5,)),
+    "swiglu": (ops.swiglu, swiglu, [(33, 65), (33, 65)], ()),
+    "swiglu of more dimensions": (ops.swiglu, swiglu, [(2, 3, 65), (2, 3, 65)], ()),
+    "swiglu of vectors": (ops.swiglu, swiglu, [(65,), (65,)], ()),
 }
 cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 

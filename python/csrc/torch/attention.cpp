@@ -9,8 +9,6 @@
 #include <string>
 #include <tuple>
 
-#include <torch/csrc/stable/library.h>
-
 namespace
 {
 
@@ -135,11 +133,7 @@ flash_attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor o
     Tensor queries = with_channels(q), keys = with_channels(k), values = with_channels(v);
     Tensor grad = with_channels(grad_out), result = with_channels(out);
     Tensor sums = torch::stable::contiguous(lse);
-    auto like = [&q](const Tensor &t, bool is_needed) {
-        return make(q, is_needed ? std::vector<int64_t>(t.sizes().begin(), t.sizes().end())
-                                 : std::vector<int64_t>{0});
-    };
-    Tensor dq = like(q, need_q), dk = like(k, need_k), dv = like(v, need_v);
+    Tensor dq = make_if(need_q, q), dk = make_if(need_k, k), dv = make_if(need_v, v);
     struct gpunvme_attention_grad problem = {};
 
     problem.forward =
@@ -187,12 +181,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(optimized, m)
           "float softcap, bool need_q, bool need_k, bool need_v) -> (Tensor, Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(optimized, CPU, m)
-{
-    implement(m);
-}
-
-STABLE_TORCH_LIBRARY_IMPL(optimized, CUDA, m)
-{
-    implement(m);
-}
+GPUNVME_TORCH_KERNELS(implement)

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include "device.h"
@@ -66,31 +67,104 @@ inline int32_t device_type(const Tensor &t)
     return type;
 }
 
-/* The type of all operands; they have the same, are on the same device and have all their memory.
- */
-inline int32_t common_dtype(const char *op, std::initializer_list<const Tensor *> operands)
+/* NULL if there is no tensor. */
+inline const Tensor *pointer(const std::optional<Tensor> &t)
 {
-    /* In the order of enum gpunvme_ops_dtype. */
+    return t ? &*t : nullptr;
+}
+
+inline const void *data_of(const std::optional<Tensor> &t)
+{
+    return t ? t->const_data_ptr() : nullptr;
+}
+
+/* In place if it is contiguous, else a copy. */
+inline std::optional<Tensor> contiguous(const std::optional<Tensor> &t)
+{
+    return !t || t->is_contiguous() ? t : torch::stable::contiguous(*t);
+}
+
+inline std::vector<int64_t> sizes_of(const Tensor &t)
+{
+    return {t.sizes().begin(), t.sizes().end()};
+}
+
+/* A tensor's type: enum gpunvme_ops_dtype. */
+inline int32_t dtype_of(const char *op, const Tensor &t)
+{
     static const int32_t known[] = {aoti_torch_dtype_float32(), aoti_torch_dtype_float16(),
                                     aoti_torch_dtype_bfloat16()};
+    int32_t dtype = torch_dtype(t);
+
+    for (int32_t i = 0; i < GPUNVME_OPS_NDTYPES; i++)
+        if (known[i] == dtype)
+            return i;
+    refuse(std::string(op) + ": takes float32, float16 and bfloat16");
+}
+
+/* Refuses operands that are on different devices, or that lack some of their memory. */
+inline void check_memory(const char *op, std::initializer_list<const Tensor *> operands)
+{
     const Tensor &first = **operands.begin();
-    int32_t dtype = torch_dtype(first);
 
     for (const Tensor *t : operands) {
         if (!t)
             continue;
-        if (torch_dtype(*t) != dtype)
-            refuse(std::string(op) + ": operands of different types");
         if (device_type(*t) != device_type(first) ||
             t->get_device_index() != first.get_device_index())
             refuse(std::string(op) + ": operands on different devices");
         if (std::string why = beyond_storage(*t); !why.empty())
             refuse(std::string(op) + ": " + why);
     }
-    for (int32_t i = 0; i < GPUNVME_OPS_NDTYPES; i++)
-        if (known[i] == dtype)
-            return i;
-    refuse(std::string(op) + ": takes float32, float16 and bfloat16");
+}
+
+/* The type of all operands, which have the same and pass check_memory(). */
+inline int32_t common_dtype(const char *op, std::initializer_list<const Tensor *> operands)
+{
+    int32_t dtype = torch_dtype(**operands.begin());
+
+    for (const Tensor *t : operands)
+        if (t && torch_dtype(*t) != dtype)
+            refuse(std::string(op) + ": operands of different types");
+    check_memory(op, operands);
+    return dtype_of(op, **operands.begin());
+}
+
+/* The last two dimensions of a tensor, which it holds. */
+struct Matrix {
+    Tensor tensor;
+    int64_t rows, columns, ld;
+    bool transposed; /* stored as columns x rows */
+
+    const void *data() const
+    {
+        return tensor.const_data_ptr();
+    }
+};
+
+/* In place if the library can read it so, else a copy. */
+inline Matrix matrix(const Tensor &t, bool may_be_transposed)
+{
+    int64_t dim = t.dim(), rows = t.size(dim - 2), columns = t.size(dim - 1);
+    int64_t down = t.stride(dim - 2), across = t.stride(dim - 1);
+
+    if ((across == 1 || columns <= 1) && (down >= columns || rows <= 1))
+        return {t, rows, columns, rows <= 1 ? columns : down, false};
+    if (may_be_transposed && (down == 1 || rows <= 1) && (across >= rows || columns <= 1))
+        return {t, rows, columns, columns <= 1 ? rows : across, true};
+    return {torch::stable::contiguous(t), rows, columns, columns, false};
+}
+
+/* All dimensions but the last as one: rows. */
+inline Matrix rows_of(const Tensor &t, bool may_be_transposed = false)
+{
+    int64_t dim = t.dim(), rows = 1;
+
+    if (dim == 2)
+        return matrix(t, may_be_transposed);
+    for (int64_t i = 0; i + 1 < dim; i++)
+        rows *= t.size(i);
+    return matrix(torch::stable::reshape(t, {rows, t.size(dim - 1)}), may_be_transposed);
 }
 
 /* An uninitialised tensor on the device of another. */
@@ -113,6 +187,12 @@ inline Tensor make(const Tensor &like, const std::vector<int64_t> &shape, int32_
 inline Tensor make(const Tensor &like, const std::vector<int64_t> &shape)
 {
     return make(like, shape, torch_dtype(like));
+}
+
+/* A result like another tensor, or one without elements if nobody needs it. */
+inline Tensor make_if(bool is_needed, const Tensor &like)
+{
+    return make(like, is_needed ? sizes_of(like) : std::vector<int64_t>{0});
 }
 
 /* Runs an operator on the device of `like`. */
@@ -148,5 +228,16 @@ void run(const Tensor &like, const Problem &problem,
 }
 
 } // namespace gpunvme_torch
+
+/* Registers kernels for both devices by a function of a library. */
+#define GPUNVME_TORCH_KERNELS(implement)                                                           \
+    STABLE_TORCH_LIBRARY_IMPL(optimized, CPU, m)                                                   \
+    {                                                                                              \
+        implement(m);                                                                              \
+    }                                                                                              \
+    STABLE_TORCH_LIBRARY_IMPL(optimized, CUDA, m)                                                  \
+    {                                                                                              \
+        implement(m);                                                                              \
+    }
 
 #endif

@@ -12,49 +12,10 @@
 #include <tuple>
 #include <vector>
 
-#include <torch/csrc/stable/library.h>
-
 namespace
 {
 
 using namespace gpunvme_torch;
-
-/* The last two dimensions of a tensor, which it holds. */
-struct Matrix {
-    Tensor tensor;
-    int64_t rows, columns, ld;
-    bool transposed; /* stored as columns x rows */
-
-    const void *data() const
-    {
-        return tensor.const_data_ptr();
-    }
-};
-
-/* In place if the library can read it so, else a copy. */
-Matrix matrix(const Tensor &t, bool may_be_transposed)
-{
-    int64_t dim = t.dim(), rows = t.size(dim - 2), columns = t.size(dim - 1);
-    int64_t down = t.stride(dim - 2), across = t.stride(dim - 1);
-
-    if ((across == 1 || columns <= 1) && (down >= columns || rows <= 1))
-        return {t, rows, columns, rows <= 1 ? columns : down, false};
-    if (may_be_transposed && (down == 1 || rows <= 1) && (across >= rows || columns <= 1))
-        return {t, rows, columns, columns <= 1 ? rows : across, true};
-    return {torch::stable::contiguous(t), rows, columns, columns, false};
-}
-
-/* All dimensions but the last as one: rows. */
-Matrix rows_of(const Tensor &t, bool may_be_transposed = false)
-{
-    int64_t dim = t.dim(), rows = 1;
-
-    if (dim == 2)
-        return matrix(t, may_be_transposed);
-    for (int64_t i = 0; i + 1 < dim; i++)
-        rows *= t.size(i);
-    return matrix(torch::stable::reshape(t, {rows, t.size(dim - 1)}), may_be_transposed);
-}
 
 /* a (…, m, k) times b (k, n), or a (batch, m, k) times b (batch, k, n). */
 Tensor matmul(Tensor a, Tensor b)
@@ -70,7 +31,7 @@ Tensor matmul(Tensor a, Tensor b)
 
     Matrix left = batched ? matrix(a, true) : rows_of(a, true);
     Matrix right = matrix(b, true);
-    std::vector<int64_t> shape(a.sizes().begin(), a.sizes().end());
+    std::vector<int64_t> shape = sizes_of(a);
     shape.back() = right.columns;
     Tensor c = make(a, shape);
     struct gpunvme_matmul problem = {};
@@ -102,7 +63,7 @@ Tensor matmul(Tensor a, Tensor b)
 Tensor forward(const char *op, const Tensor &x, const Tensor &weight,
                const std::optional<Tensor> &bias, int64_t activation, Tensor *preact)
 {
-    int32_t dtype = common_dtype(op, {&x, &weight, bias ? &*bias : nullptr});
+    int32_t dtype = common_dtype(op, {&x, &weight, pointer(bias)});
 
     if (x.dim() < 1 || weight.dim() != 2 || x.size(x.dim() - 1) != weight.size(1) ||
         (bias && (bias->dim() != 1 || bias->size(0) != weight.size(0))))
@@ -111,10 +72,8 @@ Tensor forward(const char *op, const Tensor &x, const Tensor &weight,
                ": it takes x (…, in), weight (out, in) and bias (out)");
 
     Matrix rows = rows_of(x), matrix_w = matrix(weight, false);
-    std::optional<Tensor> added;
-    if (bias)
-        added = bias->is_contiguous() ? *bias : torch::stable::contiguous(*bias);
-    std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+    std::optional<Tensor> added = contiguous(bias);
+    std::vector<int64_t> shape = sizes_of(x);
     shape.back() = matrix_w.rows;
     Tensor y = make(x, shape);
     struct gpunvme_linear problem = {};
@@ -124,7 +83,7 @@ Tensor forward(const char *op, const Tensor &x, const Tensor &weight,
     problem.out = matrix_w.rows;
     problem.x = rows.data();
     problem.weight = matrix_w.data();
-    problem.bias = added ? added->const_data_ptr() : nullptr;
+    problem.bias = data_of(added);
     problem.y = y.mutable_data_ptr();
     problem.ldx = rows.ld;
     problem.ldw = matrix_w.ld;
@@ -166,8 +125,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(Tensor grad_y, Tensor x, Tens
                                                    std::optional<Tensor> preact, bool tanh,
                                                    bool need_x, bool need_weight, bool need_bias)
 {
-    int32_t dtype =
-        common_dtype("linear_backward", {&grad_y, &x, &weight, preact ? &*preact : nullptr});
+    int32_t dtype = common_dtype("linear_backward", {&grad_y, &x, &weight, pointer(preact)});
 
     if (grad_y.dim() < 1 || x.dim() != grad_y.dim() || weight.dim() != 2 ||
         x.size(x.dim() - 1) != weight.size(1) || grad_y.size(grad_y.dim() - 1) != weight.size(0) ||
@@ -181,10 +139,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(Tensor grad_y, Tensor x, Tens
         z = rows_of(*preact);
     if (dy.rows != rows.rows)
         refuse("linear_backward: grad_y " + shape_of(grad_y) + ", x " + shape_of(x));
-    std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
-    Tensor dx = make(x, need_x ? shape : std::vector<int64_t>{0});
-    Tensor dw = make(x, need_weight ? std::vector<int64_t>{dy.columns, rows.columns}
-                                    : std::vector<int64_t>{0});
+    Tensor dx = make_if(need_x, x), dw = make_if(need_weight, weight);
     Tensor db = make(x, {need_bias ? dy.columns : 0});
     struct gpunvme_linear_grad problem = {};
 
@@ -234,12 +189,4 @@ STABLE_TORCH_LIBRARY(optimized, m)
           "bool need_x, bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(optimized, CPU, m)
-{
-    implement(m);
-}
-
-STABLE_TORCH_LIBRARY_IMPL(optimized, CUDA, m)
-{
-    implement(m);
-}
+GPUNVME_TORCH_KERNELS(implement)

@@ -29,9 +29,17 @@ backward, with autocast.
     flash_attention(q, k, v, causal=False, scale=None, window_left=-1, window_right=-1, softcap=0.0)
                                              attention of (batch, rows, heads, channels), as the
                                              function flash_attention() here describes it
+    rms_norm(x, weight=None, eps=None)       norms of the last dimension; eps=None is float32's
+    layer_norm(x, weight=None, bias=None, eps=1e-5)
+    add_rms_norm(x, residual, weight=None, eps=None)
+    add_layer_norm(x, residual, weight=None, bias=None, eps=1e-5)
+                                             (the norm of x + residual, the sum)
+    swiglu(gate, up)                         silu(gate) * up
 
-Of these only matmul has gradients of gradients. float32 is multiplied as float32, never as TF32.
-``gpunvme.torch.nn`` has modules made of them.
+The functions here that have these names take the arguments of torch.nn.functional's, where it has
+them; so rms_norm() and layer_norm() get ``normalized_shape``. Of the operators only matmul has
+gradients of gradients. float32 is multiplied as float32, never as TF32. ``gpunvme.torch.nn`` has
+modules made of them.
 """
 
 from __future__ import annotations
@@ -60,5 +68,8 @@ torch.ops.load_library(str(_library))
 
 from . import nn  # noqa: E402  (they need the library)
 from ._attention import flash_attention  # noqa: E402
+from ._norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm  # noqa: E402
+from ._swiglu import swiglu  # noqa: E402
 
-__all__ = ["flash_attention", "nn"]
+__all__ = ["add_layer_norm", "add_rms_norm", "flash_attention", "layer_norm", "nn", "rms_norm",
+           "swiglu"]

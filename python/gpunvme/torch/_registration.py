@@ -18,7 +18,7 @@ from torch.library import Library, register_autograd, register_fake
 
 from ..buffers import not_plain
 
-_optimized = Library("optimized", "FRAGMENT")
+optimized = Library("optimized", "FRAGMENT")
 _nvme_ops = Library("nvme_ops", "FRAGMENT")
 
 # ---- nvme_ops ---------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def _(grad_y: Tensor, x: Tensor, weight: Tensor, preact: Tensor | None, tanh: bo
 # ---- Gradients --------------------------------------------------------------------------------
 
 
-def differentiate(name: str, recorded: Callable[..., Tensor]) -> None:
+def differentiate(name: str, recorded: Callable[..., Any]) -> None:
     """Calls ``recorded`` where a gradient will be needed, else the kernel.
 
     torch.library.register_autograd() does the same, for 3 µs more a call.
@@ -121,7 +121,7 @@ def differentiate(name: str, recorded: Callable[..., Tensor]) -> None:
             return recorded(*args)
         return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
-    _optimized.impl(name, call, "Autograd", with_keyset=True)
+    optimized.impl(name, call, "Autograd", with_keyset=True)
 
 
 class _Matmul(torch.autograd.Function):
@@ -214,11 +214,12 @@ _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C
     torch._C.DispatchKey.AutocastCUDA)
 
 
-def _cast(name: str, device: str) -> Callable[..., Any]:
+def cast_operands(name: str, device: str, fixed: torch.dtype | None) -> Callable[..., Any]:
+    """A kernel for autocast on a device."""
     op = getattr(torch.ops.optimized, name).default
 
     def call(_: Any, *args: Any) -> Any:
-        dtype = torch.get_autocast_dtype(device)
+        dtype = fixed or torch.get_autocast_dtype(device)
         cast = [
             arg.to(dtype)
             if isinstance(arg, Tensor) and arg.is_floating_point() and arg.device.type == device
@@ -231,9 +232,12 @@ def _cast(name: str, device: str) -> Callable[..., Any]:
     return call
 
 
-def autocast(name: str) -> None:
-    _optimized.impl(name, _cast(name, "cpu"), "AutocastCPU", with_keyset=True)
-    _optimized.impl(name, _cast(name, "cuda"), "AutocastCUDA", with_keyset=True)
+def autocast(name: str, dtype: torch.dtype | None = None,
+             devices: Sequence[str] = ("cpu", "cuda")) -> None:
+    """Computes in ``dtype`` where autocast is on (None: in autocast's own)."""
+    for device in devices:
+        optimized.impl(name, cast_operands(name, device, dtype), f"Autocast{device.upper()}",
+                       with_keyset=True)
 
 
 for _name in ("matmul", "linear", "linear_gelu"):

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from ..ops import variants
 from ._attention import flash_attention
+from ._norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 
-__all__ = ["Linear", "LinearGELU", "OptimizedTransformer"]
+__all__ = ["LayerNorm", "Linear", "LinearGELU", "OptimizedTransformer", "RMSNorm"]
 
 
 class Linear(torch.nn.Linear):
@@ -32,6 +33,35 @@ class LinearGELU(torch.nn.Linear):
         return y
 
 
+class RMSNorm(torch.nn.RMSNorm):
+    """``torch.nn.RMSNorm``, computed by ``gpunvme.torch.rms_norm``.
+
+    ``forward(x, residual)`` is add_rms_norm(): (the norm of ``x + residual``, the sum).
+    """
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        if residual is None:
+            return rms_norm(x, self.normalized_shape, self.weight, self.eps)
+        return add_rms_norm(x, residual, self.normalized_shape, self.weight, self.eps)
+
+
+class LayerNorm(torch.nn.LayerNorm):
+    """``torch.nn.LayerNorm``, on a GPU computed by ``gpunvme.torch.layer_norm``.
+
+    ``forward(input, residual)`` is add_layer_norm(): (the norm of ``input + residual``, the sum).
+    On the CPU both are computed by PyTorch's own kernels, which are faster there.
+    """
+
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Any:
+        if not input.is_cuda:
+            total = input if residual is None else input + residual
+            y = super().forward(total)
+            return y if residual is None else (y, total)
+        norm = self.normalized_shape, self.weight, self.bias, self.eps
+        return (layer_norm(input, *norm) if residual is None
+                else add_layer_norm(input, residual, *norm))
+
+
 class OptimizedTransformer(torch.nn.Module):
     """A layer of a transformer, norms first: attention, then two linear layers with GELU.
 
@@ -39,7 +69,8 @@ class OptimizedTransformer(torch.nn.Module):
     ``forward(x, is_causal=True)`` lets each place see only those before it. Its linear layers are
     ours, and so is attention on a GPU: of float16 or bfloat16, with heads of up to 128 channels in
     eights, where the build has kernels for that GPU. Otherwise attention is
-    torch.nn.functional.scaled_dot_product_attention. The norms are torch.nn.LayerNorm.
+    torch.nn.functional.scaled_dot_product_attention. On a GPU the norms are ours as well, and the
+    second adds what attention returns.
     """
 
     def __init__(self, d_model: int = 768, n_heads: int = 12, d_ff: int | None = None,
@@ -50,16 +81,16 @@ class OptimizedTransformer(torch.nn.Module):
             raise ValueError(f"d_model {d_model} is not a multiple of n_heads {n_heads}")
         d_ff = 4 * d_model if d_ff is None else d_ff
         self.n_heads = n_heads
-        self.norm1 = torch.nn.LayerNorm(d_model, device=device, dtype=dtype)
+        self.norm1 = LayerNorm(d_model, device=device, dtype=dtype)
         self.qkv = Linear(d_model, 3 * d_model, device=device, dtype=dtype)
         self.out = Linear(d_model, d_model, device=device, dtype=dtype)
-        self.norm2 = torch.nn.LayerNorm(d_model, device=device, dtype=dtype)
+        self.norm2 = LayerNorm(d_model, device=device, dtype=dtype)
         self.up = LinearGELU(d_model, d_ff, device=device, dtype=dtype)
         self.down = Linear(d_ff, d_model, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, is_causal: bool = False) -> Tensor:
-        x = x + self.out(self._attention(self.norm1(x), is_causal))
-        y: Tensor = x + self.down(self.up(self.norm2(x)))
+        normed, x = self.norm2(self.out(self._attention(self.norm1(x), is_causal)), x)
+        y: Tensor = x + self.down(self.up(normed))
         return y
 
     def _attention(self, x: Tensor, is_causal: bool) -> Tensor:

@@ -4,7 +4,7 @@
 # Help, version, spelling, and that manual and completion know every command and option.
 . "$(dirname "$0")/lib.sh"
 
-commands="quickstart info identify dump-bar0 read write bench sim stripe weights data tier ops"
+commands="quickstart info identify dump-bar0 read write bench store topology check-p2p sim stripe weights data tier ops"
 verbs="profiles image check"
 manual=$source_dir/cli/gpunvme.1
 completion=$source_dir/cli/gpunvme.bash
@@ -24,7 +24,9 @@ for command in $commands; do
     gpunvme --help
     expect 0
     expect_out "^  $command  "
-    check grep -qF -- "gpunvme ${command/-/\\-}" "$manual"
+    for heading in .B .SS; do # the synopsis, and the description
+        check grep -qE -- "^\\$heading gpunvme ${command/-/\\\\-}( |\$)" "$manual"
+    done
     check grep -qw -- "$command" "$completion"
 
     promise "every option of $command is in the manual and the completion"

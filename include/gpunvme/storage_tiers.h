@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Short names over tiers.h, for programs that read and write files by name and leave their place to
- * the policy. All are inline, so the library does not contain these names.
+ * Short names for tiers.h, for programs that read and write files by name and let the policy place
+ * them. All are inline, so the library does not contain these names.
  *
  *     struct storage_tiers s = {.mem = GPUNVME_MEM_GPU};
  *
@@ -23,8 +23,8 @@ struct storage_tiers {
 };
 
 /*
- * Reads `length` bytes of the file `name` from byte `offset` on to `ptr`; *done of them are there.
- * Errors as gpunvme_tiers_read() has them.
+ * Reads `length` bytes of the file `name` from byte `offset` on to `ptr`. *done is the length of
+ * the valid prefix. Errors as gpunvme_tiers_read().
  */
 static inline gpunvme_err_t read_direct(const struct storage_tiers *s, const char *name,
                                         uint64_t offset, size_t length, void *ptr, size_t *done)
@@ -33,8 +33,8 @@ static inline gpunvme_err_t read_direct(const struct storage_tiers *s, const cha
 }
 
 /*
- * Writes `length` bytes of `ptr` in place, and makes the file where there is none. They are on the
- * medium after gpunvme_tiers_flush(). Errors as gpunvme_tiers_write() has them.
+ * Writes `length` bytes of `ptr` in place, and creates the file if there is none. They are on the
+ * medium after gpunvme_tiers_flush(). Errors as gpunvme_tiers_write().
  */
 static inline gpunvme_err_t write_direct(const struct storage_tiers *s, const char *name,
                                          uint64_t offset, size_t length, const void *ptr,
@@ -44,8 +44,8 @@ static inline gpunvme_err_t write_direct(const struct storage_tiers *s, const ch
 }
 
 /*
- * Moves the file to the tier that the policy chooses; *tier, which may be NULL, is the one that it
- * is in then. A pin ends. Errors as gpunvme_tiers_move() has them.
+ * Moves the file to the tier that the policy chooses, and ends a pin. *tier, which may be NULL,
+ * gets the tier that it is in afterwards. Errors as gpunvme_tiers_move().
  */
 static inline gpunvme_err_t auto_tier(const struct storage_tiers *s, const char *name, int *tier)
 {

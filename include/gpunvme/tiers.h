@@ -10,15 +10,15 @@
  *     gpunvme_tiers_close(tiers);
  *
  * A *set* is three directories, one for each tier. A file named "a/b" lies at "a/b" of one of them,
- * as an ordinary file. What belongs to the set itself is in the folder ".gpunvme-tiers" of each
- * directory; in that of the hot tier there is the catalogue, an SQLite database. It has each file's
- * tier, size, time, checksum and score.
+ * as an ordinary file. The set's own files are in the folder ".gpunvme-tiers" of each directory.
+ * The hot tier's has the catalogue, an SQLite database of each file's tier, size, time, checksum
+ * and score.
  *
- * Scores. Each call that reads or writes a file counts as one access. A score is the number of
- * accesses, each of which counts half after every half-life. A file belongs into the hot tier from
- * a score of `hot_at` on, into the warm tier from `warm_at` on, else into the cold one; half a
- * percent below counts as reached, so that 100 accesses within an hour count as 100. Scores that
- * are due are written every few seconds, so a process that is killed loses those.
+ * Scores. Each call that reads or writes a file counts as one access. A file's score is the number
+ * of its accesses, and an access counts half as much after each half-life. A file belongs in the
+ * hot tier from a score of `hot_at` on, in the warm tier from `warm_at` on, else in the cold one.
+ * Half a percent below counts as reached, so that 100 accesses within an hour count as 100. Scores
+ * are written every few seconds, so a process that is killed loses the last accesses.
  *
  * Names are relative paths in UTF-8 without control characters, at most GPUNVME_TIERS_NAME_MAX
  * bytes. INVALID: an empty name, one that begins with '/' or ".gpunvme-tiers", or that has "." or
@@ -28,10 +28,11 @@
  * need no daemon. One of them migrates at a time.
  *
  * Crashes. gpunvme_tiers_put() and migration replace files as a whole: at every instant a name
- * has one whole version, the old one or the new one. Who opens a set next cleans up what a
- * process that died left behind. gpunvme_tiers_write() changes bytes in place, as pwrite(2) does.
+ * has one whole version, the old one or the new one. The next process that opens the set removes
+ * what a process that died left behind. gpunvme_tiers_write() changes bytes in place, as pwrite(2)
+ * does.
  *
- * The set is in the build if libsqlite3 was there; UNSUPPORTED else.
+ * Built without libsqlite3, all calls return UNSUPPORTED.
  *
  * Threads: all functions may be called from several threads at once, except close. After fork(2)
  * the child's calls return UNSUPPORTED; it opens the set again.
@@ -62,7 +63,7 @@ enum gpunvme_tier {
 #define GPUNVME_TIER_AUTO (-1) /* the tier that the policy chooses */
 
 #define GPUNVME_TIERS_NAME_MAX 1024u
-#define GPUNVME_TIERS_NO_LIMIT UINT64_MAX /* of capacities and rates: takes a limit away again */
+#define GPUNVME_TIERS_NO_LIMIT UINT64_MAX /* a capacity or rate: removes the limit */
 
 /* "hot", "warm", "cold"; static. */
 const char *gpunvme_tier_name(int tier);
@@ -70,11 +71,11 @@ const char *gpunvme_tier_name(int tier);
 /* ---- Sets -------------------------------------------------------------------------------------
  */
 
-/* What a set is; it is kept in the set. 0 or NULL: the default. */
+/* A set's settings, which are stored in it. 0 or NULL: the default. */
 struct gpunvme_tiers_settings {
     const char *dir[GPUNVME_NTIERS];          /* "/nvme", "/ssd", "/hdd" */
-    uint64_t capacity_nbytes[GPUNVME_NTIERS]; /* of all files of a tier, copies in the making
-                                                 among them; default: no limit */
+    uint64_t capacity_nbytes[GPUNVME_NTIERS]; /* of all files of a tier, unfinished copies
+                                                 included; default: no limit */
     double hot_at, warm_at;                   /* scores; 100 and 10 */
     double half_life_s;                       /* 604,800 (a week); INFINITY: scores stay */
     uint64_t migrate_bytes_per_s;             /* at most; default: no limit */
@@ -83,14 +84,14 @@ struct gpunvme_tiers_settings {
 /*
  * Makes a set of three directories, which must exist, and may lie on one file system. Files that
  * are in them become files of the set. If the process is killed meanwhile, opening the set fails
- * (NOT_FOUND), and the next call with these directories makes it. EXISTS: one of them belongs to a
- * set. BUSY: another process makes a set in one of them. INVALID: directories that lie in one
- * another, thresholds that are not 0 < warm_at <= hot_at. NOT_FOUND, PERMISSION, READONLY, NOSPC
- * and IO, with nothing made.
+ * (NOT_FOUND), and the next call with these directories makes it. After an error nothing was made.
+ * EXISTS: one of them belongs to a set. BUSY: another process is making a set in one of them.
+ * INVALID: one directory lies in another, or the thresholds are not 0 < warm_at <= hot_at. Also
+ * NOT_FOUND, PERMISSION, READONLY, NOSPC and IO.
  */
 gpunvme_err_t gpunvme_tiers_create(const struct gpunvme_tiers_settings *settings);
 
-/* A file as the catalogue has it. */
+/* A file's entry in the catalogue. */
 struct gpunvme_tiers_file {
     const char *name;
     int tier;
@@ -102,13 +103,13 @@ struct gpunvme_tiers_file {
     uint64_t checksum; /* as gpunvme_mem_checksum() has it */
 };
 
-/* A policy of the caller's: the tier that a file should be in, by its facts. */
+/* A policy of the caller's: returns the tier that a file should be in. */
 typedef int gpunvme_tiers_policy(void *user, const struct gpunvme_tiers_file *file);
 
 /*
- * Told of each file that migration of this process moved, or could not move: `err` says why, and
- * the calling thread's detail. Not of files that are in use or find no room. Another value than 0
- * ends the pass. `name` is valid until it returns.
+ * Called for each file that this process's migration moved, or failed to move: `err` is the error,
+ * and gpunvme_err_detail() has its detail. It is not called for files that are in use or find no
+ * room. Returning another value than 0 ends the pass. `name` is valid until it returns.
  */
 typedef int gpunvme_tiers_moved(void *user, const char *name, int from, int to, uint64_t nbytes,
                                 gpunvme_err_t err);
@@ -119,8 +120,8 @@ typedef int gpunvme_tiers_moved(void *user, const char *name, int from, int to, 
 struct gpunvme_tiers_options {
     unsigned flags;
     struct gpunvme_engine *engine; /* NULL: the process's */
-    const char *store_options;     /* of the stores that files are opened by, as a URI has them:
-                                      "require=p2p"; may be NULL */
+    const char *store_options;     /* of the files' stores, as in a URI: "require=p2p"; may be
+                                      NULL */
     uint64_t interval_ns;          /* between passes of migration; 0: 10 s */
     uint64_t timeout_ns;           /* of calls; 0: 30 s */
     gpunvme_tiers_policy *policy;  /* instead of the thresholds; NULL: those */
@@ -146,8 +147,8 @@ gpunvme_err_t gpunvme_tiers_open(const char *dir, const struct gpunvme_tiers_opt
  */
 gpunvme_err_t gpunvme_tiers_close(struct gpunvme_tiers *tiers);
 
-/* Changes what is not 0 or NULL of the settings, for all processes. A directory may have moved:
- * its new place is for those who open the set from then on. */
+/* Changes the settings that are not 0 or NULL, for all processes. If a directory has moved, pass
+ * its new place: processes that open the set later use it. */
 gpunvme_err_t gpunvme_tiers_configure(struct gpunvme_tiers *tiers,
                                       const struct gpunvme_tiers_settings *settings);
 
@@ -156,7 +157,7 @@ struct gpunvme_tier_info {
     uint64_t capacity_nbytes; /* 0: no limit */
     uint64_t nbytes, nfiles;  /* of files */
     uint64_t free_nbytes;     /* of the file system */
-    uint64_t accesses; /* of files while they were here, of all processes, since it was made */
+    uint64_t accesses;        /* to files in this tier, by all processes, since the set was made */
     uint64_t moved_in_nbytes, moved_in; /* by migration, likewise */
 };
 
@@ -173,13 +174,13 @@ gpunvme_err_t gpunvme_tiers_get_info(struct gpunvme_tiers *tiers, struct gpunvme
  */
 
 /*
- * Reads and writes of a file by name, as gpunvme_store_read() and gpunvme_store_write() do them:
- * `ptr` is the address that goes with `mem`, *done is the length of the valid prefix. A read is of
- * one version of the file. A write goes to the file in place, makes it longer where it must, and
- * creates it where there is none; its bytes are on the medium after gpunvme_tiers_flush(). Errors
- * beside those of stores: INVALID and PERMISSION (names), NOT_FOUND, NOSPC (the tier's capacity, if
- * nothing can be moved away from it), VERIFY (something else changed the file:
- * gpunvme_tiers_scrub() takes it as it is), TIMEOUT.
+ * gpunvme_store_read() and gpunvme_store_write() on a file by name: `ptr` is the address that goes
+ * with `mem`, *done is the length of the valid prefix. A read returns bytes of one version of the
+ * file. A write changes the file in place, extends it if necessary, and creates it if there is
+ * none. Its bytes are on the medium after gpunvme_tiers_flush(). Errors beside those of stores:
+ * INVALID and PERMISSION (names), NOT_FOUND, NOSPC (the tier's capacity, if nothing can be moved
+ * away from it), VERIFY (something else changed the file: gpunvme_tiers_scrub() accepts it as it
+ * is), TIMEOUT.
  */
 gpunvme_err_t gpunvme_tiers_read(struct gpunvme_tiers *tiers, const char *name, uint64_t offset,
                                  void *ptr, enum gpunvme_mem mem, size_t nbytes, size_t *done);
@@ -189,10 +190,10 @@ gpunvme_err_t gpunvme_tiers_write(struct gpunvme_tiers *tiers, const char *name,
 gpunvme_err_t gpunvme_tiers_flush(struct gpunvme_tiers *tiers, const char *name);
 
 /*
- * The same for transfers of all kinds (transfer.h): opens a file for writing in place up to byte
- * `end`, and takes its tier's room for as much. *store is valid, and the file stays where it is,
- * until gpunvme_tiers_end_write(), before which all transfers must have ended. Bytes behind `end`
- * are not to be written: no capacity is kept for them. Errors as gpunvme_tiers_write().
+ * Opens a file for transfers of all kinds (transfer.h) that write in place, up to byte `end`, and
+ * reserves room for them in its tier. *store is valid, and the file stays where it is, until
+ * gpunvme_tiers_end_write(). All transfers must have ended before that call. Do not write behind
+ * `end`: no capacity is reserved there. Errors as gpunvme_tiers_write().
  */
 struct gpunvme_tiers_writer;
 gpunvme_err_t gpunvme_tiers_begin_write(struct gpunvme_tiers *tiers, const char *name, uint64_t end,
@@ -203,23 +204,23 @@ gpunvme_err_t gpunvme_tiers_end_write(struct gpunvme_tiers *tiers,
                                       struct gpunvme_tiers_writer *writer);
 
 /*
- * Replaces a file as a whole, or makes it: at every instant, a crash included, the name has the old
- * bytes or all of the new ones, and those are on the medium when the call returns. `tier` is where
- * it goes, or AUTO: then another one where that has no room. BUSY: the file is being replaced or
- * moved by another call, for `timeout_ns`. EXISTS: a file that the set does not know is there:
- * gpunvme_tiers_scrub() takes it in.
+ * Replaces a file as a whole, or creates it. At every instant, also after a crash, the name has all
+ * of the old bytes or all of the new ones. The new ones are on the medium when the call returns.
+ * The file goes to `tier`; with AUTO to the tier that the policy chooses, or to another one if that
+ * has no room. BUSY: another call was replacing or moving the file for all of `timeout_ns`. EXISTS:
+ * a file that the set does not know is there; gpunvme_tiers_scrub() adds it.
  */
 gpunvme_err_t gpunvme_tiers_put(struct gpunvme_tiers *tiers, const char *name, int tier,
                                 const void *ptr, enum gpunvme_mem mem, size_t nbytes);
 
-/* The same with the bytes of a store, from its beginning to its end: any URI. */
+/* The same with all bytes of a store. */
 gpunvme_err_t gpunvme_tiers_put_store(struct gpunvme_tiers *tiers, const char *name, int tier,
                                       struct gpunvme_store *from);
 
-/* Removes a file. Those that have it open read on. BUSY as put. */
+/* Removes a file. Processes that have it open can still read it. BUSY as put. */
 gpunvme_err_t gpunvme_tiers_remove(struct gpunvme_tiers *tiers, const char *name);
 
-/* A file's facts; file->name is `name`. */
+/* A file's entry; file->name is `name`. */
 gpunvme_err_t gpunvme_tiers_stat(struct gpunvme_tiers *tiers, const char *name,
                                  struct gpunvme_tiers_file *file);
 
@@ -227,18 +228,18 @@ gpunvme_err_t gpunvme_tiers_stat(struct gpunvme_tiers *tiers, const char *name,
 typedef int gpunvme_tiers_each(void *user, const struct gpunvme_tiers_file *file);
 
 /*
- * Calls `each` for every file whose name begins with `prefix` (NULL: all), by name, until it
- * returns something else than 0, which is returned. It may call functions of the set. The list is
- * of one moment for every 1,000 names.
+ * Calls `each` for every file whose name begins with `prefix` (NULL: all), sorted by name, until it
+ * returns another value than 0, and returns that value. `each` may call functions of the set. Each
+ * 1,000 names are read at one moment.
  */
 int gpunvme_tiers_list(struct gpunvme_tiers *tiers, const char *prefix, gpunvme_tiers_each *each,
                        void *user);
 
 /*
  * Opens a file as a store, for transfers of all kinds (transfer.h): asynchronous, in batches, in
- * CUDA's order. The store is of the version that the name has now, and stays so when the file is
- * moved, replaced or removed; it is for reading only. `accesses` are counted. It is the caller's,
- * to be given to gpunvme_close().
+ * CUDA's order. The store has the version that the name has now, also after the file is moved,
+ * replaced or removed. It is read-only. `accesses` accesses are counted. The caller closes it with
+ * gpunvme_close().
  */
 gpunvme_err_t gpunvme_tiers_open_store(struct gpunvme_tiers *tiers, const char *name,
                                        unsigned accesses, struct gpunvme_store **out);
@@ -250,7 +251,7 @@ struct gpunvme_tiers_io {
     void *ptr;
     size_t nbytes;
     enum gpunvme_mem mem;
-    /* What came of it. */
+    /* The result. */
     gpunvme_err_t err;
     size_t done;     /* length of the valid prefix */
     int tier;        /* where the bytes came from, or went to */
@@ -258,8 +259,8 @@ struct gpunvme_tiers_io {
 };
 
 /*
- * Reads `n` ranges of files at once, and returns when all have ended: the first error of theirs, or
- * that none was begun.
+ * Reads `n` ranges of files at once, and waits until all have ended. Returns the first error of a
+ * range, or the reason why none was begun.
  */
 gpunvme_err_t gpunvme_tiers_read_many(struct gpunvme_tiers *tiers, struct gpunvme_tiers_io *ios,
                                       size_t n);
@@ -268,7 +269,7 @@ gpunvme_err_t gpunvme_tiers_read_many(struct gpunvme_tiers *tiers, struct gpunvm
 gpunvme_err_t gpunvme_tiers_write_many(struct gpunvme_tiers *tiers, struct gpunvme_tiers_io *ios,
                                        size_t n);
 
-/* Which way a file's bytes take: its tier, and the path report of its store (storage.h). */
+/* The route of a file's bytes: its tier, and the path report of its store (storage.h). */
 gpunvme_err_t gpunvme_tiers_path(struct gpunvme_tiers *tiers, const char *name, int *tier,
                                  struct gpunvme_path *path);
 
@@ -276,26 +277,26 @@ gpunvme_err_t gpunvme_tiers_path(struct gpunvme_tiers *tiers, const char *name, 
  */
 
 /*
- * Moves a file to a tier, whatever its score. With `pin` it stays there. AUTO: to the tier that the
- * policy chooses, and a pin ends. *to gets the tier that it is in then; may be NULL. Readers do not
- * notice. NOSPC: the tier is full, and nothing in it has a lower score. BUSY: it is being replaced,
- * moved or written. VERIFY: the bytes do not have their checksum; the file stays where it is, and
- * the detail names the copy, which stays as well.
+ * Moves a file to a tier, whatever its score. With `pin` it stays there. AUTO moves it to the tier
+ * that the policy chooses, and ends a pin. *to, which may be NULL, gets the tier that it is in
+ * afterwards. Reads go on meanwhile. NOSPC: the tier is full, and nothing in it has a lower score.
+ * BUSY: the file is being replaced, moved or written. VERIFY: the bytes do not match the checksum.
+ * The file then stays where it is, and the detail names the copy, which is kept.
  */
 gpunvme_err_t gpunvme_tiers_move(struct gpunvme_tiers *tiers, const char *name, int tier, bool pin,
                                  int *to);
 
 struct gpunvme_tiers_moves {
     uint64_t up, down;      /* files moved to a faster, a slower tier */
-    uint64_t nbytes;        /* of them */
-    uint64_t busy, no_room; /* files that should have moved and did not */
-    uint64_t failed;        /* likewise; the detail of the first is this thread's */
+    uint64_t nbytes;        /* of these files */
+    uint64_t busy, no_room; /* files that should have moved, but were in use or found no room */
+    uint64_t failed;        /* … or failed; gpunvme_err_detail() has the first one's detail */
 };
 
 /*
- * Moves all files that are not where they belong: one pass of what MIGRATE does in the background.
- * TIMEOUT: there were more than timeout_ns allows (0: no limit). CANCELED: options.moved ended it.
- * What was moved is moved, and *moves has it. BUSY: another process migrates.
+ * Moves all files that are in the wrong tier: one pass of what MIGRATE does in the background.
+ * TIMEOUT: the pass reached timeout_ns (0: no limit). CANCELED: options.moved ended it. In both
+ * cases *moves counts what was moved. BUSY: another process migrates.
  */
 gpunvme_err_t gpunvme_tiers_migrate(struct gpunvme_tiers *tiers, uint64_t timeout_ns,
                                     struct gpunvme_tiers_moves *moves);
@@ -304,14 +305,14 @@ gpunvme_err_t gpunvme_tiers_migrate(struct gpunvme_tiers *tiers, uint64_t timeou
  */
 
 enum gpunvme_tiers_finding {
-    GPUNVME_TIERS_NEW,       /* a file that was not in the catalogue: it is now */
-    GPUNVME_TIERS_CHANGED,   /* something else changed it: its facts and checksum are taken anew */
-    GPUNVME_TIERS_MISSING,   /* it is in no tier: it is no longer in the catalogue */
+    GPUNVME_TIERS_NEW,       /* it was not in the catalogue: added */
+    GPUNVME_TIERS_CHANGED,   /* something else changed it: its entry was updated */
+    GPUNVME_TIERS_MISSING,   /* it is in no tier: removed from the catalogue */
     GPUNVME_TIERS_ELSEWHERE, /* it is in another tier than the catalogue said: corrected */
-    GPUNVME_TIERS_TWICE,     /* it is in two tiers: the older or slower one is in `kept` now */
-    GPUNVME_TIERS_BAD,       /* its bytes do not have their checksum: nothing was changed */
+    GPUNVME_TIERS_TWICE,     /* it is in two tiers: the older or slower one was moved to `kept` */
+    GPUNVME_TIERS_BAD,       /* its bytes do not match its checksum: nothing was changed */
     GPUNVME_TIERS_LEFTOVER,  /* of a process that died: removed */
-    GPUNVME_TIERS_SKIPPED, /* no regular file, a link, or a name that is not allowed: left alone */
+    GPUNVME_TIERS_SKIPPED,   /* not a regular file, or a name that is not allowed: not changed */
 };
 #define GPUNVME_TIERS_NFINDINGS 8
 
@@ -327,8 +328,8 @@ typedef void gpunvme_tiers_found(void *user, enum gpunvme_tiers_finding finding,
                                  const char *detail);
 
 /*
- * Compares the catalogue with the directories and mends it. `each` is told every finding; may be
- * NULL. `detail` says where a file lies that was kept. Others may use the set meanwhile.
+ * Compares the catalogue with the directories and repairs it. Calls `each`, which may be NULL, for
+ * every finding; `detail` says where a kept file is. Other processes may use the set meanwhile.
  */
 gpunvme_err_t gpunvme_tiers_scrub(struct gpunvme_tiers *tiers, unsigned flags,
                                   gpunvme_tiers_found *each, void *user,
@@ -338,9 +339,9 @@ gpunvme_err_t gpunvme_tiers_scrub(struct gpunvme_tiers *tiers, unsigned flags,
 const char *gpunvme_tiers_finding_name(enum gpunvme_tiers_finding finding);
 
 /*
- * Makes the catalogue anew from the directories, where it is damaged or gone: `dir` is that of any
- * tier. What there was of it is kept beside it, with ".damaged" behind its name. Scores and pins
- * are read from it as far as that is possible. BUSY: a process has the set open.
+ * Rebuilds a catalogue that is damaged or gone from the directories; `dir` is that of any tier. The
+ * old catalogue is kept beside the new one, with ".damaged" added to its name. Scores and pins are
+ * recovered from it as far as possible. BUSY: a process has the set open.
  */
 gpunvme_err_t gpunvme_tiers_rebuild(const char *dir);
 

@@ -11,8 +11,8 @@
  *     gpunvme_weights_place(parts, n, 256, arena.gpu, GPUNVME_MEM_GPU, NULL);
  *     gpunvme_weights_load(weights, parts, n, NULL);
  *
- * Bytes go from the store to their place without a copy in between, except those of slices whose
- * rows are short, which pass through at most GPUNVME_WEIGHTS_STAGING bytes of host memory.
+ * Bytes go from the store directly to their destination, except those of slices with short rows and
+ * of converted parts. These pass through at most GPUNVME_WEIGHTS_STAGING bytes of host memory.
  *
  * Threads: what gpunvme_weights_open() returns does not change, so all functions that take it may
  * be called from several threads at once, except close. A load is used by one thread at a time;
@@ -73,31 +73,32 @@ unsigned gpunvme_dtype_bits(enum gpunvme_dtype dtype);
 
 struct gpunvme_weights;
 
-/* A tensor. It belongs to its weights and lives as long as they are open. */
+/* A tensor, owned by its weights and valid while they are open. */
 struct gpunvme_tensor {
     const char *name;         /* UTF-8 */
-    enum gpunvme_dtype dtype; /* */
+    enum gpunvme_dtype dtype; /* of its elements */
     const char *dtype_name;   /* as the file has it */
     size_t rank;              /* dimensions; 0: a scalar */
     const uint64_t *shape;    /* `rank` numbers, in elements, the last one contiguous */
-    uint64_t nbytes;          /* */
+    uint64_t nbytes;          /* in the file */
     size_t file;              /* which file, see gpunvme_weights_uri() */
     uint64_t offset;          /* of its first byte in the file */
 };
 
 /*
- * Opens `n` files by the URIs of stores (storage.h). One that is an index
- * (model.safetensors.index.json) stands for the files that it names, beside it, and for those of
- * their tensors that it lists; it must be a path or a "file:" URI.
+ * Opens `n` files by the URIs of stores (storage.h). An index (model.safetensors.index.json) opens
+ * the files that it names, which are beside it, and only the tensors that it lists. It must be a
+ * path or a "file:" URI.
  *
- * `engine` must outlive *out; NULL: the process's. *out is the caller's, to be given to close.
- * A file must be as long as its header says; a drive or a stripe set may be longer.
+ * `engine` must outlive *out; NULL: the process's. The caller closes *out with
+ * gpunvme_weights_close(). A file must be as long as its header says; a drive or a stripe set may
+ * be longer.
  *
  * Long headers are parsed by threads of its own, which end before it returns.
  *
  * Errors: INVALID, with a detail that names the file and the tensor: a header or an index that is
- * malformed, in the ways that the safetensors package refuses; a key that is there twice, in one
- * object or in two files; a name with a NUL; a shape, dtype and offsets that do not fit together.
+ * malformed by the rules of the safetensors package; a duplicate key in one object, or a duplicate
+ * name in two files; a name with a NUL; a shape, dtype and offsets that are inconsistent.
  * LIMIT: a header or an index above 100 MB, or of more values than a million tensors have; more
  * than 65,536 files. UNSUPPORTED: no libjansson in this build. NOMEM, and those of
  * gpunvme_open_on() and gpunvme_store_read().
@@ -106,14 +107,14 @@ gpunvme_err_t gpunvme_weights_open(struct gpunvme_engine *engine, const char *co
                                    struct gpunvme_weights **out);
 
 /*
- * Closes the files and frees it all. End its loads first. TIMEOUT as gpunvme_close(): call it
- * again later. NULL is fine.
+ * Closes the files and frees the weights. End their loads first. TIMEOUT as gpunvme_close(): call
+ * it again later. NULL is allowed.
  */
 gpunvme_err_t gpunvme_weights_close(struct gpunvme_weights *weights);
 
 /*
- * How many tensors there are, and the one at `i`, in the order of file and offset. NULL: none. They
- * are one array, in this order.
+ * The number of tensors, and tensor `i` in the order of file and offset; NULL: there is none. The
+ * tensors are one array in this order.
  */
 size_t gpunvme_weights_count(const struct gpunvme_weights *weights);
 const struct gpunvme_tensor *gpunvme_weights_at(const struct gpunvme_weights *weights, size_t i);
@@ -124,17 +125,17 @@ const struct gpunvme_tensor *gpunvme_weights_find(const struct gpunvme_weights *
 
 /*
  * The tensors whose names match a pattern of fnmatch(3) without flags; NULL: all. Writes up to
- * `room` of them to `tensors`, in the order of gpunvme_weights_at(); *n says how many there are.
+ * `room` of them to `tensors`, in the order of gpunvme_weights_at(); *n is the number of all.
  */
 gpunvme_err_t gpunvme_weights_match(const struct gpunvme_weights *weights, const char *pattern,
                                     const struct gpunvme_tensor **tensors, size_t room, size_t *n);
 
-/* The files: how many, the URI and the store of each (NULL behind the last); they stay weights'. */
+/* The number of files, and the URI and store of each (NULL behind the last), owned by `weights`. */
 size_t gpunvme_weights_nfiles(const struct gpunvme_weights *weights);
 const char *gpunvme_weights_uri(const struct gpunvme_weights *weights, size_t file);
 struct gpunvme_store *gpunvme_weights_store(const struct gpunvme_weights *weights, size_t file);
 
-/* Entry `i` of a file's __metadata__; false behind the last. The texts stay weights'. */
+/* Entry `i` of a file's __metadata__; false behind the last. `weights` owns the texts. */
 bool gpunvme_weights_metadata(const struct gpunvme_weights *weights, size_t file, size_t i,
                               const char **key, const char **value);
 
@@ -150,22 +151,22 @@ struct gpunvme_range {
 };
 
 /*
- * What is to be loaded: a tensor, or a slice of it. The caller sets the first group, and what
- * follows to zeroes, and keeps the part and its ranges until the load has ended.
+ * A tensor, or a slice of one, to load. The caller sets the first group of fields, sets the others
+ * to zero, and keeps the part and its ranges until the load has ended.
  *
- * F32, F16 and BF16 can become each other and F8_E4M3. Numbers are rounded to the nearest, ties to
- * even. In F16 and BF16 what is too large becomes infinite; in F8_E4M3, which has no infinities, it
- * becomes 448 with its sign, as infinities do. A NaN stays one and keeps its sign; in F32 it keeps
- * all bits.
+ * F32, F16 and BF16 can be converted to each other and to F8_E4M3. Numbers are rounded to nearest,
+ * ties to even. Overflow gives infinity in F16 and BF16. F8_E4M3 has no infinities: overflow and
+ * infinities give 448 with their sign. A NaN stays a NaN and keeps its sign; in F32 it keeps all
+ * bits.
  */
 struct gpunvme_weights_part {
     const struct gpunvme_tensor *tensor;
     const struct gpunvme_range *ranges; /* tensor->rank of them; NULL: the whole tensor */
-    void *ptr;                          /* where to: the slice, row-major and without gaps; if it
-                                         * is converted, a multiple of the new element's size */
+    void *ptr;                          /* destination: the slice, row-major and without gaps; if
+                                         * it is converted, a multiple of the new element's size */
     enum gpunvme_mem mem;               /* the kind of memory that `ptr` is the address of */
-    enum gpunvme_dtype dtype;           /* what it becomes; UNKNOWN or the tensor's: as it is */
-    void *user;                         /* the caller's own */
+    enum gpunvme_dtype dtype;           /* to convert to; UNKNOWN or the tensor's: as it is */
+    void *user;                         /* for the caller */
 
     gpunvme_err_t err;     /* the part's result; AGAIN until it has landed */
     uint32_t has_checksum; /* 1: `checksum` is set */
@@ -173,8 +174,9 @@ struct gpunvme_weights_part {
 };
 
 /*
- * The bytes that a part needs at `ptr`. Errors: INVALID (ranges outside the shape; of a tensor of
- * unknown dtype, or whose rows do not begin at whole bytes), UNSUPPORTED (no such conversion).
+ * The bytes that a part needs at `ptr`. Errors: INVALID (ranges outside the shape; a slice of a
+ * tensor of unknown dtype, or with rows that do not begin at whole bytes), UNSUPPORTED (no such
+ * conversion).
  */
 gpunvme_err_t gpunvme_weights_part_nbytes(const struct gpunvme_weights_part *part,
                                           uint64_t *nbytes);
@@ -182,48 +184,46 @@ gpunvme_err_t gpunvme_weights_part_nbytes(const struct gpunvme_weights_part *par
 /*
  * Lays parts out in one arena, in the order of file and offset, each at a multiple of `align`
  * bytes, a power of two; sets `ptr` and `mem` of each. *nbytes (may be NULL) gets the size of the
- * arena. With `base` NULL it computes the size alone. Whose memory it is, is the caller's matter.
- * Errors: INVALID, NOMEM.
+ * arena. With `base` NULL it only computes the size. The caller owns the memory. Errors: INVALID,
+ * NOMEM.
  */
 gpunvme_err_t gpunvme_weights_place(struct gpunvme_weights_part *parts, size_t n, size_t align,
                                     void *base, enum gpunvme_mem mem, size_t *nbytes);
 
 struct gpunvme_weights_options {
     bool checksum; /* computes the checksum of each part when it has landed */
-    /*
-     * Deadline: TIMEOUT when no byte has moved for so long. 0: the first store's timeout.
-     */
+    /* Deadline: TIMEOUT when no byte has moved for this long. 0: the first store's timeout. */
     uint64_t timeout_ns;
     /*
-     * Where the load stands in CUDA's order; NULL: it begins at once. Slices with short rows are
-     * read row by row then, which is slow, since no thread may wait in between.
+     * The load's position in CUDA's order; NULL: it begins at once. With an order, slices with
+     * short rows are read row by row, which is slow, because no thread may wait in between.
      *
-     * Parts that are converted are behind AFTER_STREAM and `after`, as all others. BEFORE_STREAM is
-     * for gpunvme_weights_load() alone then: when it returns, all parts have been converted, so
-     * that work put on the stream afterwards is behind them. `done` is UNSUPPORTED: record the
-     * event when the load has ended.
+     * Converted parts also wait for AFTER_STREAM and `after`. With them BEFORE_STREAM is only for
+     * gpunvme_weights_load(), which returns when all parts have been converted: work put on the
+     * stream afterwards is behind them. `done` is UNSUPPORTED with them: record the event when the
+     * load has ended.
      */
     const struct gpunvme_order *order;
     /*
-     * For gpunvme_weights_load() alone, by its thread: called now and then, and once at the end.
-     * False cancels the load.
+     * Only for gpunvme_weights_load(), whose thread calls it now and then, and once at the end.
+     * Returning false cancels the load.
      */
     bool (*progress)(void *user, uint64_t done, uint64_t total);
     void *user;
     /*
-     * Needed if a part becomes F8_E4M3: scales[i] is part i's. What is stored is the number divided
-     * by it, so it times the scale is the number. 0: chosen when the part is loaded, which reads
-     * the part twice, so that its greatest finite absolute value becomes 448, and stored here.
+     * Required if a part is converted to F8_E4M3: scales[i] is the scale of part i. The stored
+     * value is the number divided by the scale. If scales[i] is 0, the load chooses it and stores
+     * it here: the greatest finite absolute value becomes 448. The part is then read twice.
      */
     float *scales;
 };
 
 /*
- * Loads `n` parts and returns when all have landed: the first error in the order of the parts, each
- * of which has its own `err`. Parts may overlap in the files, not in memory. Errors before anything
- * begins: INVALID, UNSUPPORTED (a conversion that there is not, or not in this `order`), NOMEM, and
- * those of gpunvme_io_submit() and gpunvme_io_submit_ordered(). CANCELED: by `progress`. TIMEOUT:
- * as gpunvme_weights_load_end().
+ * Loads `n` parts and waits until all have landed. Returns the first error in the order of the
+ * parts; each part also has its own `err`. Parts may overlap in the files, but not in memory.
+ * Errors before anything begins: INVALID, UNSUPPORTED (no such conversion, or not in this `order`),
+ * NOMEM, and those of gpunvme_io_submit() and gpunvme_io_submit_ordered(). CANCELED: by `progress`.
+ * TIMEOUT: as gpunvme_weights_load_end().
  */
 gpunvme_err_t gpunvme_weights_load(struct gpunvme_weights *weights,
                                    struct gpunvme_weights_part *parts, size_t n,
@@ -240,9 +240,9 @@ gpunvme_err_t gpunvme_weights_load(struct gpunvme_weights *weights,
 struct gpunvme_weights_load;
 
 /*
- * Starts a load. What reads directly goes on by itself; slices with short rows, and checksums, are
- * worked on by calls of next and end. *out is the caller's, to be given to end. Errors as
- * gpunvme_weights_load() has them before anything begins.
+ * Starts a load. Direct reads go on in the background. Calls of next and end do the rest: slices
+ * with short rows, conversions and checksums. The caller ends *out with gpunvme_weights_load_end().
+ * Errors: those of gpunvme_weights_load() before anything begins.
  */
 gpunvme_err_t gpunvme_weights_load_start(struct gpunvme_weights *weights,
                                          struct gpunvme_weights_part *parts, size_t n,
@@ -250,15 +250,15 @@ gpunvme_err_t gpunvme_weights_load_start(struct gpunvme_weights *weights,
                                          struct gpunvme_weights_load **out);
 
 /*
- * Waits for parts to land and gives up to `room` of them, each once, in any order, with `err` set;
- * *n is 0 when all have been given. timeout_ns 0 is the load's own deadline. TIMEOUT: nothing has
- * moved for so long; the load goes on.
+ * Waits for parts to land and returns up to `room` of them, each once, in any order, with `err`
+ * set. *n is 0 when all have been returned. timeout_ns 0 is the load's own deadline. TIMEOUT:
+ * nothing has moved for that long; the load goes on.
  */
 gpunvme_err_t gpunvme_weights_load_next(struct gpunvme_weights_load *load,
                                         struct gpunvme_weights_part **landed, size_t room,
                                         size_t *n, uint64_t timeout_ns);
 
-/* Cancels what has not begun: parts that have not landed end with CANCELED. Waits for nothing. */
+/* Cancels what has not begun: parts that have not landed end with CANCELED. Does not wait. */
 void gpunvme_weights_load_cancel(struct gpunvme_weights_load *load);
 
 /* Bytes of all parts, and how many have arrived by now; either pointer may be NULL. */
@@ -266,9 +266,10 @@ void gpunvme_weights_load_progress(const struct gpunvme_weights_load *load, uint
                                    uint64_t *total);
 
 /*
- * Waits until the load has ended, and frees it: the first error in the order of the parts. TIMEOUT:
- * nothing moved within the deadline. What had not begun is canceled; what had may still go on, so
- * parts and memory must stay until the weights are closed. NULL is fine.
+ * Waits until the load has ended, frees it, and returns the first error in the order of the parts.
+ * TIMEOUT: nothing moved within the deadline. Transfers that had not begun are canceled. Those that
+ * had may still go on, so parts and memory must stay valid until the weights are closed. NULL is
+ * allowed.
  */
 gpunvme_err_t gpunvme_weights_load_end(struct gpunvme_weights_load *load);
 
@@ -279,9 +280,8 @@ gpunvme_err_t gpunvme_weights_load_end(struct gpunvme_weights_load *load);
 
 /*
  * Writes the checksums of `n` loaded parts to the file `path`, under a temporary name first.
- * INVALID: a part is a slice, was converted, or has no checksum; or there is a file already that is
- * neither empty nor such a manifest. UNSUPPORTED: no libjansson. IO and
- * its like.
+ * INVALID: a part is a slice, was converted, or has no checksum; or the file exists and is neither
+ * empty nor a manifest. UNSUPPORTED: no libjansson. Also errors of creating and writing a file.
  */
 gpunvme_err_t gpunvme_weights_manifest_write(const char *path,
                                              const struct gpunvme_weights_part *parts, size_t n);

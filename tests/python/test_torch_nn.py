@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,17 @@ def test_norms_take_the_state_of_pytorchs(name: str, affine: bool, device: str) 
     x = torch.randn(2, 3, 8, device=device)
     torch.testing.assert_close(ours(x), theirs(x))
     torch.testing.assert_close(ours(x, 2 * x), (theirs(3 * x), 3 * x))
+
+
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 1}, {"sparse": True}, {"max_norm": 1.0}])
+def test_embedding_takes_the_state_of_pytorchs(options: dict[str, Any]) -> None:
+    theirs, ours = (of.Embedding(5, 3, **options) for of in (torch.nn, nn))
+    ours.load_state_dict(theirs.state_dict())
+    numbers = torch.tensor([[0, 1], [4, 1]])
+    for module in (ours, theirs):
+        module(numbers).square().sum().backward()
+    torch.testing.assert_close(ours(numbers), theirs(numbers))
+    torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
 
 
 @pytest.mark.parametrize("flash", [False, True])

@@ -223,3 +223,193 @@ def test_swiglu_reads_both_halves_of_one_tensor_as_they_lie() -> None:
         y.square().sum().backward()
         found.append([y, x.grad])
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+# ---- Cross entropy ----------------------------------------------------------------------------
+
+REDUCTIONS = ["none", "mean", "sum"]
+
+
+def targets_of(shape: tuple[int, ...], classes: int, device: str = "cpu") -> Tensor:
+    """Some are ignored, by PyTorch's default."""
+    generator = torch.Generator().manual_seed(18)
+    found = torch.randint(classes, shape, generator=generator)
+    return found.masked_fill_(torch.rand(shape, generator=generator) < 0.3, -100).to(device)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_cross_entropy_is_pytorchs_of_float32_logits(reduction: Any, dtype: torch.dtype,
+                                                     device: str) -> None:
+    logits, = operands([(33, 130)], dtype, device)
+    target = targets_of((33,), 130, device)
+
+    def run(f: Callable[..., Tensor], x: Tensor) -> list[Tensor]:
+        loss, grad = with_gradients(lambda t: f(t, target, reduction=reduction), [x], ())
+        return [loss, grad.to(dtype)]
+
+    found = run(ours.cross_entropy, logits)
+    expected = run(functional.cross_entropy, logits.float())
+    exact = run(functional.cross_entropy, logits.double())
+    assert_no_worse(found[0], expected[0], exact[0], torch.float32)
+    assert_no_worse(found[1], expected[1], exact[1].double(), dtype)
+
+
+@pytest.mark.parametrize("shape", [(7,), (2, 7, 3), (2, 7, 3, 4)])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_cross_entropy_finds_the_classes_where_pytorch_does(shape: tuple[int, ...],
+                                                            reduction: Any) -> None:
+    found = []
+    target = targets_of(() if len(shape) == 1 else (shape[0], *shape[2:]), 7)
+    for f in (ours.cross_entropy, functional.cross_entropy):
+        logits, = operands([shape], grad=True)
+        loss = f(logits, target.clamp(min=0), reduction=reduction)
+        loss.square().sum().backward()
+        found.append([loss, logits.grad])
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_cross_entropy_ignores_the_target_it_is_told_to() -> None:
+    logits, = operands([(9, 5)])
+    target = torch.arange(9) % 5
+    for index in (3, -1):
+        torch.testing.assert_close(
+            ours.cross_entropy(logits, target, ignore_index=index),
+            functional.cross_entropy(logits, target, ignore_index=index))
+    assert ours.cross_entropy(logits, torch.full((9,), -100)).isnan()
+
+
+def test_the_gradient_of_a_loss_is_scaled() -> None:
+    found = []
+    for f in (ours.cross_entropy, functional.cross_entropy):
+        logits, = operands([(9, 5)], grad=True)
+        (f(logits, torch.arange(9) % 5) * 3).backward()
+        found.append(logits.grad)
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_cross_entropy_gradients_are_those_of_finite_differences() -> None:
+    """gradcheck, with steps and bounds for float32."""
+    logits, = operands([(4, 5)], grad=True)
+    with pytest.warns(UserWarning, match="double precision"):
+        assert torch.autograd.gradcheck(
+            lambda x: ours.cross_entropy(x, torch.arange(4), reduction="none"), [logits], eps=1e-2,
+            atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("call, text", [
+    (lambda x: ours.cross_entropy(x, torch.tensor([0, 5])), r"targets\[1\] is 5"),
+    (lambda x: ours.cross_entropy(x, torch.tensor([0, 1 << 32])), r"targets\[1\]"),
+    (lambda x: ours.cross_entropy(x, torch.tensor([0, 1 << 32]), ignore_index=1 << 32), "32 bits"),
+    (lambda x: ours.cross_entropy(x, torch.tensor([0.0, 1.0])), "int64"),
+    (lambda x: ours.cross_entropy(x, torch.tensor([0])), r"targets \(1\)"),
+    (lambda x: ours.cross_entropy(x, torch.tensor([0, 1]), reduction="max"), "reduction"),
+    (lambda x: ops.cross_entropy(x, torch.tensor([0, 1])), "not int32"),
+    (lambda x: ops.cross_entropy(x, torch.tensor([0, 1]).int(), 3), "reduction 3"),
+    (lambda x: ours.cross_entropy(x.double(), torch.tensor([0, 1])), "takes float32"),
+    (lambda x: ours.embedding(torch.tensor([0, 2]), x), r"ids\[1\] is 2"),
+    (lambda x: ours.embedding(torch.tensor([0, -1]), x), r"ids\[1\] is -1"),
+    (lambda x: ours.embedding(torch.tensor([0]), x, padding_idx=2), "padding_idx"),
+    (lambda x: ours.embedding(torch.tensor([0.0]), x), "int64"),
+    (lambda x: ops.embedding(torch.tensor([0]), x), "not int32"),
+    (lambda x: ours.embedding(torch.tensor([0]), x[0]), "matrix"),
+    (lambda x: ours.embedding(torch.tensor([0]), x.double()), "takes float32"),
+])
+def test_bad_numbers_are_value_errors(call: Callable[[Tensor], Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        call(torch.zeros(2, 5))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here")
+def test_on_a_gpu_a_number_beyond_the_last_makes_nan() -> None:
+    x = torch.zeros(2, 5, device="cuda")
+    numbers = torch.tensor([1, 1 << 32], device="cuda")
+    assert ours.cross_entropy(x, numbers, reduction="none").isnan().tolist() == [False, True]
+    assert ours.embedding(numbers, x).isnan().all(1).tolist() == [False, True]
+
+
+# ---- Embedding --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padding_idx", [None, 3, -1])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_embedding_is_pytorchs(padding_idx: int | None, dtype: torch.dtype,
+                                  device: str) -> None:
+    weight, = operands([(50, 24)], dtype, device)
+    numbers = torch.randint(50, (3, 40), generator=torch.Generator().manual_seed(19)).to(device)
+    numbers[0, :9] = 3  # a row that is named often
+    found = [with_gradients(lambda t, f=f: f(numbers, t, padding_idx), [w], ())
+             for f, w in ((ours.embedding, weight), (functional.embedding, weight),
+                          (functional.embedding, weight.double()))]
+    assert torch.equal(found[0][0], found[1][0])
+    assert_no_worse(found[0][1], found[1][1], found[2][1], dtype)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3, 4)])
+def test_an_embedding_takes_numbers_of_any_shape(shape: tuple[int, ...]) -> None:
+    found = []
+    for f in (ours.embedding, functional.embedding):
+        weight, = operands([(5, 6)], grad=True)
+        y = f(torch.full(shape, 2), weight)
+        y.square().sum().backward()
+        found.append([y, weight.grad])
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_the_table_may_change_before_its_gradient_is_computed() -> None:
+    weight, = operands([(5, 6)], grad=True)
+    y = ours.embedding(torch.tensor([1, 2]), weight)
+    with torch.no_grad():
+        weight.zero_()
+    y.sum().backward()
+    assert weight.grad.sum().item() == 12
+
+
+# ---- Both -------------------------------------------------------------------------------------
+
+NUMBERED: dict[str, Callable[..., Tensor]] = {
+    "cross_entropy": lambda x, numbers: ours.cross_entropy(x, numbers),
+    "cross_entropy of each row": lambda x, numbers: ours.cross_entropy(x, numbers,
+                                                                       reduction="none"),
+    "embedding": lambda x, numbers: ours.embedding(numbers, x, padding_idx=1),
+}
+numbered = pytest.mark.parametrize("f", NUMBERED.values(), ids=NUMBERED.keys())
+
+
+@numbered
+def test_functions_of_numbers_are_compiled_with_their_gradients(f: Callable[..., Tensor]) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows in (4, 6, 9):
+        x, numbers = operands([(rows, 10)]), torch.arange(rows) % 3
+        torch.testing.assert_close(with_gradients(compiled, x, (numbers,)),
+                                   with_gradients(f, x, (numbers,)))
+
+
+@numbered
+def test_a_gradient_of_a_gradient_by_numbers_is_refused(f: Callable[..., Tensor]) -> None:
+    x, = operands([(4, 8)], grad=True)
+    grad, = torch.autograd.grad(f(x, torch.arange(4)).square().sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no gradients of gradients"):
+        grad.square().sum().backward()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_autocast_leaves_the_loss_and_embeddings_in_float32(device: str) -> None:
+    x, = operands([(4, 8)], device=device)
+    numbers = torch.arange(4, device=device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert ours.cross_entropy(x.bfloat16(), numbers).dtype == torch.float32
+        assert ours.embedding(numbers, x).dtype == torch.float32
+
+
+def test_opcheck_passes_for_functions_of_numbers() -> None:
+    x, = operands([(4, 8)], grad=True)
+    numbers, grad = torch.arange(4).int(), torch.ones(())
+    for reduction in (0, 1):
+        torch.library.opcheck(ops.cross_entropy.default, (x, numbers, reduction))
+    torch.library.opcheck(ops.embedding.default, (numbers, x, 2))
+    torch.library.opcheck(ops.cross_entropy_backward.default, (grad, x.detach(), numbers, 1, -100))
+    torch.library.opcheck(ops.embedding_backward.default, (x.detach(), numbers, 9, 2))

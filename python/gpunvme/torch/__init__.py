@@ -35,9 +35,14 @@ backward, with autocast.
     add_layer_norm(x, residual, weight=None, bias=None, eps=1e-5)
                                              (the norm of x + residual, the sum)
     swiglu(gate, up)                         silu(gate) * up
+    cross_entropy(logits, targets, reduction=1, ignore_index=-100)
+                                             of (…, classes); targets are int32, the loss is
+                                             float32; reductions: 0 none, 1 mean, 2 sum
+    embedding(ids, weight, padding_idx=-1)   weight[ids]; ids are int32
 
 The functions here that have these names take the arguments of torch.nn.functional's, where it has
-them; so rms_norm() and layer_norm() get ``normalized_shape``. Of the operators only matmul has
+them: rms_norm() and layer_norm() get ``normalized_shape``, cross_entropy() and embedding() take
+int64. Of the operators only matmul has
 gradients of gradients. float32 is multiplied as float32, never as TF32. ``gpunvme.torch.nn`` has
 modules made of them.
 """
@@ -68,8 +73,10 @@ torch.ops.load_library(str(_library))
 
 from . import nn  # noqa: E402  (they need the library)
 from ._attention import flash_attention  # noqa: E402
+from ._cross_entropy import cross_entropy  # noqa: E402
+from ._embedding import embedding  # noqa: E402
 from ._norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm  # noqa: E402
 from ._swiglu import swiglu  # noqa: E402
 
-__all__ = ["add_layer_norm", "add_rms_norm", "flash_attention", "layer_norm", "nn", "rms_norm",
-           "swiglu"]
+__all__ = ["add_layer_norm", "add_rms_norm", "cross_entropy", "embedding", "flash_attention",
+           "layer_norm", "nn", "rms_norm", "swiglu"]

@@ -21,6 +21,20 @@ from ..buffers import not_plain
 optimized = Library("optimized", "FRAGMENT")
 _nvme_ops = Library("nvme_ops", "FRAGMENT")
 
+
+def int32_of(name: str, t: Tensor) -> Tensor:
+    """Numbers of classes or rows as the operators take them: int64 as int32.
+
+    Those beyond 32 bits become the outermost, which are refused as well.
+    """
+    if t.dtype == torch.int32:
+        return t
+    if t.dtype != torch.int64:
+        raise ValueError(f"{name} is {t.dtype}: int64 and int32 are taken")
+    limits = torch.iinfo(torch.int32)
+    return t.clamp(limits.min, limits.max).to(torch.int32)
+
+
 # ---- nvme_ops ---------------------------------------------------------------------------------
 
 

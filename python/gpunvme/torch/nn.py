@@ -12,9 +12,10 @@ from torch.nn import functional
 
 from ..ops import variants
 from ._attention import flash_attention
+from ._embedding import embedding
 from ._norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 
-__all__ = ["LayerNorm", "Linear", "LinearGELU", "OptimizedTransformer", "RMSNorm"]
+__all__ = ["Embedding", "LayerNorm", "Linear", "LinearGELU", "OptimizedTransformer", "RMSNorm"]
 
 
 class Linear(torch.nn.Linear):
@@ -31,6 +32,19 @@ class LinearGELU(torch.nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         y: Tensor = torch.ops.optimized.linear_gelu(input, self.weight, self.bias)
         return y
+
+
+class Embedding(torch.nn.Embedding):
+    """``torch.nn.Embedding``, computed by ``gpunvme.torch.embedding``.
+
+    With ``max_norm``, ``scale_grad_by_freq`` or ``sparse`` it is computed by PyTorch.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.max_norm is not None or self.scale_grad_by_freq or self.sparse:
+            y: Tensor = super().forward(input)
+            return y
+        return embedding(input, self.weight, self.padding_idx)
 
 
 class RMSNorm(torch.nn.RMSNorm):

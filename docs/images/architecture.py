@@ -27,10 +27,10 @@ ROWS = [
     ("", [
         (4, 6, 1, "ours", "package", "checkpoints, …"),
         (6, 9, 3, "ours", "I/O by the GPU", "src/device"),
-        (9, 12, 3, "ours", "operators", "matmul, linear: src/ops"),
+        (9, 12, 3, "ours", "operators", "matmul, …: src/ops"),
     ]),
     ("data", [
-        (0, 6, 1, "ours", "model weights, samples, batched requests", "src/data"),
+        (0, 6, 1, "ours", "weights, samples, tiers, requests", "src/data"),
     ]),
     ("storage", [
         (0, 6, 1, "ours", "one storage API", "posix, cufile, spdk, nvme, stripe: src/storage"),

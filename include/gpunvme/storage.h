@@ -56,7 +56,7 @@ struct gpunvme_store;
 /*
  * Opens a store. The caller owns *out and closes it with gpunvme_close(). With WRITE, a block
  * device that is mounted or otherwise in use is BUSY, and an image file with data that gpunvme did
- * not write is READONLY without FORCE. Errors: URI, URI_PARAM (the detail lists what is allowed),
+ * not write is READONLY without FORCE. Errors: URI, URI_PARAM (the detail suggests a similar one),
  * NOT_FOUND, EXISTS, PERMISSION, READONLY, BUSY, NO_NAMESPACE, UNSUPPORTED (the backend is not in
  * this build, or the route that `require=` asks for is not available: the detail says why), and
  * those of bringing up a controller.

@@ -10,6 +10,7 @@
 #include "base/fail.h"
 #include "base/units.h"
 #include "cli.h"
+#include "data_cast.h"
 #include "gpunvme/loader.h"
 #include "gpunvme/memory.h"
 #include "json.h"
@@ -37,6 +38,7 @@ enum {
     KEY_CHECKSUMS,
     KEY_VERIFY,
     KEY_LIST,
+    KEY_CAST,
 };
 
 struct data_args {
@@ -47,7 +49,8 @@ struct data_args {
     enum gpunvme_mem mem;
     uint64_t batch, depth, seed, time_ns;
     uint32_t shuffle;
-    bool checksums, verify, json, quiet;
+    bool checksums, verify, cast, json, quiet;
+    uint32_t cast_to; /* enum gpunvme_number, where `cast` is set */
 };
 
 /* What a verb works with. */
@@ -55,6 +58,7 @@ struct data_work {
     struct gpunvme_dataset *dataset;
     struct gpunvme_loader *loader;
     struct gpunvme_dataset_info info;
+    struct data_cast cast;
     uint64_t open_ns;
 };
 
@@ -90,6 +94,7 @@ static const struct argp_option bench_options[] = {
     {"seed", KEY_SEED, "N", 0, "What the order depends on (1)", 0},
     {"time", KEY_TIME, "TIME", 0, "For how long (5s)", 0},
     {"verify", KEY_VERIFY, NULL, 0, "Compare samples with the checksums of the index", 0},
+    {"cast", KEY_CAST, "i32|i64|f16|bf16|f32", 0, "Cast each batch to this type, there", 0},
     CLI_OPTION_JSON,
     {0},
 };
@@ -174,6 +179,15 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_VERIFY:
         args->verify = true;
         return 0;
+    case KEY_CAST: {
+        const int number = data_cast_number(arg);
+
+        if (number < 0)
+            argp_error(state, "--cast=%s: there are i32, i64, f16, bf16 and f32", arg);
+        args->cast = true;
+        args->cast_to = (uint32_t)number;
+        return 0;
+    }
     case KEY_LIST:
         args->options.format = GPUNVME_DATASET_LIST;
         args->uris[args->n++] = arg;
@@ -219,7 +233,7 @@ static const struct argp bench_argp =
     ARGP(bench_options, "Measures how fast batches of samples are loaded."
                         "\vWithout a GPU, host memory stands in its place, and this says so.\n\n"
                         "Example:\n"
-                        "  gpunvme data bench train-*.bin --sequence 2048 --batch 512");
+                        "  gpunvme data bench train-*.bin --sequence 2048 --batch 512 --cast i64");
 
 /* ---- Opening -----------------------------------------------------------------------------------
  */
@@ -478,10 +492,25 @@ static gpunvme_err_t verify(const struct data_args *args)
 /* ---- bench -------------------------------------------------------------------------------------
  */
 
-static gpunvme_err_t take_for(struct data_work *work, uint64_t time_ns)
+/* Casts a batch, if that was asked for, and gives it back. */
+static gpunvme_err_t use(const struct data_args *args, struct data_work *work,
+                         const struct gpunvme_loader_batch *batch)
 {
-    const uint64_t end = cli_now_ns() + time_ns;
+    static const struct gpunvme_order behind = {.flags = GPUNVME_AFTER_STREAM};
+    const bool on_gpu = args->mem == GPUNVME_MEM_GPU && !gpunvme_mem_gpu_is_host();
+    gpunvme_err_t err = GPUNVME_OK;
+
+    if (args->cast && batch->nbytes)
+        err = data_cast_batch(&work->cast, batch);
+    return err ? err
+               : gpunvme_loader_release(work->loader, batch, args->cast && on_gpu ? &behind : NULL);
+}
+
+static gpunvme_err_t take_for(const struct data_args *args, struct data_work *work)
+{
+    const uint64_t end = cli_now_ns() + args->time_ns;
     const struct gpunvme_loader_batch *batch;
+    struct base_failure failure;
     gpunvme_err_t err = GPUNVME_OK;
 
     while (!err && cli_now_ns() < end) {
@@ -489,9 +518,11 @@ static gpunvme_err_t take_for(struct data_work *work, uint64_t time_ns)
         if (!err)
             err = gpunvme_loader_next(work->loader, &batch, 0);
         if (!err && batch)
-            err = gpunvme_loader_release(work->loader, batch, NULL);
+            err = use(args, work, batch);
     }
-    return err;
+    base_keep(&failure, err);
+    err = data_cast_end(&work->cast);
+    return failure.err ? base_restore(&failure) : err;
 }
 
 static void json_bench(const struct data_args *args, const struct data_work *work,
@@ -514,6 +545,8 @@ static void json_bench(const struct data_args *args, const struct data_work *wor
     cli_json_u64(&json, "batch", args->batch);
     cli_json_u64(&json, "depth", args->depth);
     cli_json_bool(&json, "verify", args->verify);
+    cli_json_text(&json, "cast", args->cast ? data_cast_name(args->cast_to) : NULL);
+    cli_json_u64(&json, "cast_bytes", work->cast.nbytes);
     cli_json_u64(&json, "samples", s->samples);
     cli_json_u64(&json, "bytes", s->nbytes);
     cli_json_real(&json, "seconds", seconds);
@@ -541,6 +574,10 @@ static void print_bench(const struct data_args *args, const struct data_work *wo
            base_format_size(s->nbytes, size, sizeof(size)), seconds);
     printf("  %-12s%.0f samples/s, %.2f GB/s\n", "rate", (double)s->samples / seconds,
            (double)s->nbytes / seconds / 1e9);
+    if (args->cast)
+        printf("  %-12s%s to %s: %s made\n", "cast", data_cast_name(work->cast.from),
+               data_cast_name(work->cast.to),
+               base_format_size(work->cast.nbytes, size, sizeof(size)));
     cli_print_wrapped(stdout, 14, "how", path.how);
     if (args->mem == GPUNVME_MEM_GPU && gpunvme_mem_gpu_is_host())
         printf("  %-12ssimulated: host memory stands in for the GPU's\n", "to the GPU");
@@ -564,11 +601,13 @@ static gpunvme_err_t bench(const struct data_args *args)
     uint64_t begin = 0;
     double seconds;
 
+    if (!err && args->cast)
+        err = data_cast_begin(&work.cast, &work.info, args->cast_to);
     if (!err)
         err = open_loader(&work, &options);
     if (!err) {
         begin = cli_now_ns();
-        err = take_for(&work, args->time_ns);
+        err = take_for(args, &work);
     }
     if (err)
         return close_data(&work, err);

@@ -37,7 +37,7 @@ _gpunvme_options() {
             ;;
         data)
             echo "--format --record --header --sequence --overlap --token --member --output --list --checksums --memory" \
-                "--batch --depth --shuffle --seed --time --verify --json --quiet --help --usage"
+                "--batch --depth --shuffle --seed --time --verify --cast --json --quiet --help --usage"
             ;;
         tier)
             echo "--set --hot --warm --cold --hot-at --warm-at --half-life --rate --watch --interval" \
@@ -57,6 +57,7 @@ _gpunvme_values() {
         --memory) echo "host pinned gpu" ;;
         --format) echo "records tokens npy safetensors tar mds index list" ;;
         --shuffle) echo "epoch blocks none" ;;
+        --cast) echo "i32 i64 f16 bf16 f32" ;;
         --tier | --to) echo "hot warm cold" ;;
         --device) echo "cpu cuda" ;;
         --dtype) echo "f32 tf32 f16 bf16 f8_e4m3" ;;

@@ -105,6 +105,23 @@ expect_out '"not_faster": "'
 gpunvme data bench a.bin --record 100 --seed -1
 expect 2
 
+promise "bench casts batches to the type that is asked for"
+gpunvme data bench a.bin --record 100 --batch 64 --time 50ms --memory gpu --cast bf16
+expect 0
+expect_out 'cast +U8 to BF16: [0-9.]+ .*B made'
+gpunvme data bench a.bin --sequence 100 --batch 10 --time 50ms --memory host --cast i64 --json
+expect 0
+expect_json
+expect_out '"cast": "I64"'
+made=$(sed -n 's/.*"cast_bytes": \([0-9]*\).*/\1/p' out)
+loaded=$(sed -n 's/.*"bytes": \([0-9]*\).*/\1/p' out)
+check test "$made" -gt 0 -a "$made" -eq $((4 * loaded))
+gpunvme data bench c.gnvidx --time 50ms --cast f64
+expect 2 'there are i32, i64, f16, bf16 and f32'
+printf 'a.bin 0 3\na.bin 5 8\n' >two.tsv
+gpunvme data bench two.tsv --format list --batch 2 --time 50ms --memory host --cast f32
+expect 0
+
 promise "what is wrong with the command line is told"
 gpunvme data stat
 expect 2

@@ -59,6 +59,7 @@ document 0 data stat in.bin --record 100
 document 0 data index in.bin --record 100 -o in.gnvidx
 document 0 data verify in.gnvidx
 document 0 data bench in.gnvidx --memory host --time 100ms
+document 0 data bench in.gnvidx --memory host --time 100ms --cast f32
 if [ "${CLI_TEST_SQLITE:-1}" = 1 ]; then
     mkdir hot warm cold
     document 0 tier create --hot hot:1M --warm warm --cold cold

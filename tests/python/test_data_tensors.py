@@ -188,12 +188,15 @@ def test_documents_reach_a_gpu_without_a_wait(documents: data.Dataset, gpu: str)
 def test_documents_go_on_the_stream_that_is_named(documents: data.Dataset, gpu: str) -> None:
     import torch
 
-    stream = torch.cuda.Stream()
-    found = batches_of(documents, "packed", data.Tokens(stream=stream), "pt", device=gpu,
-                       stream=stream)
-    stream.synchronize()
-    for on_gpu, on_cpu in zip(found, batches_of(documents, "packed", data.Tokens(), "np")):
-        assert [one.tolist() for one in on_gpu] == [one.tolist() for one in on_cpu]
+    expected = batches_of(documents, "packed", data.Tokens(), "np")
+    for stream in (torch.cuda.Stream(), torch.cuda.default_stream()):
+        with torch.cuda.stream(torch.cuda.Stream()):  # busy: what is put there is done too late
+            torch.cuda._sleep(200_000_000)
+            found = batches_of(documents, "packed", data.Tokens(stream=stream), "pt", device=gpu,
+                               stream=stream)
+        with torch.cuda.stream(stream):
+            for on_gpu, on_cpu in zip(found, expected):
+                assert [one.tolist() for one in on_gpu] == [one.tolist() for one in on_cpu]
 
 
 def test_torch_gets_tensors_of_torch(images: data.Dataset, tokens: data.Dataset,

@@ -29,6 +29,7 @@ def test_every_public_name_has_a_docstring() -> None:
     names += [(f"checkpoint.{name}", getattr(gpunvme.checkpoint, name))
               for name in gpunvme.checkpoint.__all__]
     names += [(f"tiers.{name}", getattr(gpunvme.tiers, name)) for name in gpunvme.tiers.__all__]
+    names += [(f"data.{name}", getattr(gpunvme.data, name)) for name in gpunvme.data.__all__]
     for name, value in list(names):
         if inspect.isclass(value) and value.__module__.startswith("gpunvme"):
             names += [(f"{name}.{method}", function) for method, function in vars(value).items()

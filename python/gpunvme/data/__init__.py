@@ -11,9 +11,9 @@
 
 Dataset: where samples are, in records, token files, .npy, safetensors, tar and MDS shards. Loader:
 batches of them, read ahead in an order that a seed and a position say, for any number of ranks.
-BatchLoader: the same by a batch's number. Tokens and Images make a
-model's tensors of raw batches. iterable_dataset(): a Loader for torch's DataLoader.
-docs/DATA.md describes formats and order.
+BatchLoader: the same by a batch's number. Tokens and Images make a model's tensors of raw batches:
+windows of tokens, documents of any lengths, images. iterable_dataset(): a Loader for torch's
+DataLoader. docs/DATA.md describes formats and order.
 """
 
 from ._by_index import BatchLoader

@@ -79,9 +79,10 @@ class _Source:
         """Puts what torch does on the stream of the kernels."""
         if stream is None or self.gpu is None or self.torch is None:
             return nullcontext()
-        cuda = self.torch.cuda
+        cuda, handle = self.torch.cuda, stream_handle(stream)
         found: AbstractContextManager[Any] = cuda.stream(
-            cuda.ExternalStream(stream_handle(stream), device=self.gpu))
+            cuda.ExternalStream(handle, device=self.gpu) if handle  # of 0 it makes a new stream
+            else cuda.default_stream(self.gpu))
         return found
 
     def how(self, to: str, **members: Any) -> _lib.Convert:

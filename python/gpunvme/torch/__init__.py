@@ -39,12 +39,13 @@ backward, with autocast.
                                              of (…, classes); targets are int32, the loss is
                                              float32; reductions: 0 none, 1 mean, 2 sum
     embedding(ids, weight, padding_idx=-1)   weight[ids]; ids are int32
+    grad_norm(grads)                         of all tensors of a list together; it has no gradients
 
 The functions here that have these names take the arguments of torch.nn.functional's, where it has
 them: rms_norm() and layer_norm() get ``normalized_shape``, cross_entropy() and embedding() take
 int64. Of the operators only matmul has
 gradients of gradients. float32 is multiplied as float32, never as TF32. ``gpunvme.torch.nn`` has
-modules made of them.
+modules made of them, ``gpunvme.torch.optim`` the optimizer AdamW.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ if not os.path.exists(_library):
     )
 torch.ops.load_library(str(_library))
 
-from . import nn  # noqa: E402  (they need the library)
+from . import nn, optim  # noqa: E402  (they need the library)
 from ._attention import flash_attention  # noqa: E402
 from ._cross_entropy import cross_entropy  # noqa: E402
 from ._embedding import embedding  # noqa: E402
@@ -79,4 +80,4 @@ from ._norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm  # noqa: E
 from ._swiglu import swiglu  # noqa: E402
 
 __all__ = ["add_layer_norm", "add_rms_norm", "cross_entropy", "embedding", "flash_attention",
-           "layer_norm", "nn", "rms_norm", "swiglu"]
+           "layer_norm", "nn", "optim", "rms_norm", "swiglu"]

@@ -36,7 +36,8 @@ write_basic_package_version_file(gpunvmeConfigVersion.cmake COMPATIBILITY SameMi
 install(FILES ${PROJECT_BINARY_DIR}/gpunvmeConfig.cmake
               ${PROJECT_BINARY_DIR}/gpunvmeConfigVersion.cmake DESTINATION ${config_dir})
 
-# pkg-config: a static library needs what it uses named, a shared one knows.
+# pkg-config: a static library needs what it uses named, a shared one knows. Not -pthread, which nvcc
+# refuses.
 file(RELATIVE_PATH pc_to_prefix
      ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 set(pc_requires "")
@@ -53,7 +54,7 @@ if(NOT BUILD_SHARED_LIBS)
         string(APPEND pc_requires ", sqlite3")
     endif()
     string(JOIN " " spdk_libs ${GPUNVME_SPDK_LIBRARIES})
-    string(APPEND pc_libs " ${spdk_libs} -pthread -lm")
+    string(APPEND pc_libs " ${spdk_libs} -lpthread -lm")
     if(GPUNVME_HAVE_CUDA)
         string(APPEND pc_libs " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")
     endif()
@@ -71,7 +72,7 @@ if(NOT BUILD_SHARED_LIBS)
     endif()
     if(GPUNVME_HAVE_CUDA)
         string(APPEND pc_ops_libs
-               " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt -pthread")
+               " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt -lpthread")
     endif()
 endif()
 configure_file(cmake/gpunvme_ops.pc.in gpunvme_ops.pc @ONLY)

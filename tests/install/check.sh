@@ -35,6 +35,22 @@ read -ra ops_flags <<<"$(pkg-config --cflags --libs gpunvme_ops)"
 "$CC" -Wall -Werror "$consumer/ops.c" -o "$dir/ops-with-pkg-config" "${ops_flags[@]}"
 "$dir/ops-with-pkg-config"
 
+echo "pkg-config's flags are those that nvcc takes, too"
+nvcc_links=yes
+for flag in "${flags[@]}" "${ops_flags[@]}"; do
+    case $flag in
+        -I* | -L* | -l*) ;;
+        *spdk*) nvcc_links=no ;; # SPDK must be linked as a whole, and nvcc refuses -Wl
+        *) echo "nvcc does not take $flag"; exit 1 ;;
+    esac
+done
+if [ -n "$CUDACXX" ] && [ "$nvcc_links" = yes ]; then
+    "$CUDACXX" -x cu -std=c++20 "$consumer/main.c" -o "$dir/with-nvcc" "${flags[@]}"
+    "$dir/with-nvcc"
+    "$CUDACXX" -x cu -std=c++20 "$consumer/ops.c" -o "$dir/ops-with-nvcc" "${ops_flags[@]}"
+    "$dir/ops-with-nvcc"
+fi
+
 echo "the example of README.md"
 awk '/^```c$/ { code = 1; text = ""; next }
      /^```$/ { if (code && text ~ /int main/) printf "%s", text; code = 0 }

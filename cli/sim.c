@@ -219,8 +219,20 @@ static int image(int argc, char **argv)
     return CLI_OK;
 }
 
+static void print_engine(const struct gpunvme_sim_config *c)
+{
+    printf("  %-18s", "engine");
+    if (c->engine == GPUNVME_SIM_ENGINE_CPU)
+        puts("cpu: threads of this process");
+    else if (c->gpu < 0)
+        puts("gpu: a kernel on the current GPU");
+    else
+        printf("gpu: a kernel on GPU %d\n", c->gpu);
+}
+
 static void print_config(const struct gpunvme_sim_config *c)
 {
+    const char *memory = c->engine == GPUNVME_SIM_ENGINE_GPU ? "GPU memory" : "memory";
     char text[BASE_UNITS_TEXT];
 
     for (uint32_t i = 0; i < c->nnamespaces; i++) {
@@ -232,7 +244,7 @@ static void print_config(const struct gpunvme_sim_config *c)
         printf("  %-18s%u bytes", "block size", ns->block_size);
         if (ns->metadata_size)
             printf(", with %u bytes of metadata (which the driver refuses)", ns->metadata_size);
-        printf("\n  %-18s%s\n", "bytes kept in", ns->image[0] ? ns->image : "memory");
+        printf("\n  %-18s%s\n", "bytes kept in", ns->image[0] ? ns->image : memory);
         if (ns->readonly)
             printf("  %-18syes\n", "write protected");
     }
@@ -240,6 +252,7 @@ static void print_config(const struct gpunvme_sim_config *c)
     if (has_model(&c->model))
         print_model(&c->model);
     puts("Controller");
+    print_engine(c);
     printf("  %-18s%u of up to %u entries\n", "I/O queues", c->max_queues, c->mqes + 1);
     printf("  %-18s%s\n", "largest command",
            c->mdts ? base_format_size(UINT64_C(4096) << c->mdts, text, sizeof(text)) : "no limit");
@@ -274,6 +287,11 @@ static void json_config(const char *uri, const struct gpunvme_sim_config *c)
     cli_json_close(&json);
     cli_json_text(&json, "profile", c->profile);
     json_model(&c->model, &json);
+    cli_json_text(&json, "engine", c->engine == GPUNVME_SIM_ENGINE_GPU ? "gpu" : "cpu");
+    if (c->gpu >= 0)
+        cli_json_u64(&json, "gpu", (uint64_t)c->gpu);
+    else
+        cli_json_text(&json, "gpu", NULL);
     cli_json_u64(&json, "max_queues", c->max_queues);
     cli_json_u64(&json, "queue_entries", (uint64_t)c->mqes + 1);
     cli_json_u64(&json, "max_transfer", c->mdts ? UINT64_C(4096) << c->mdts : 0);

@@ -44,6 +44,7 @@ document 0 sim profiles
 document 0 sim image new.img --size 1M
 document 0 sim image new.img --size 1M
 document 0 sim check sim:image=a.img,ns=2,size=1M,fault=cfs
+document 0 sim check sim:engine=gpu,gpu=1
 document 0 stripe create a.img b.img
 document 0 stripe show b.img a.img
 document 0 quickstart in.bin -q

@@ -58,6 +58,24 @@ gpunvme sim check sim:size=1G,ns,size=2G --json
 expect 0
 expect_json
 
+promise "check tells which engine serves the queues, and that its namespaces are in GPU memory"
+gpunvme sim check sim:engine=gpu
+expect 0
+expect_out '^  engine +gpu: a kernel on the current GPU$'
+expect_out '^  bytes kept in +GPU memory$'
+gpunvme sim check sim:engine=gpu,gpu=1
+expect 0
+expect_out '^  engine +gpu: a kernel on GPU 1$'
+gpunvme sim check sim:engine=gpu,gpu=1 --json
+expect 0
+expect_json
+expect_out '"engine": "gpu"'
+expect_out '"gpu": 1'
+gpunvme sim check sim:
+expect 0
+expect_out '^  engine +cpu: threads of this process$'
+expect_out '^  bytes kept in +memory$'
+
 promise "check does not make or open an image"
 gpunvme sim check sim:image=other.img,size=1M
 expect 0

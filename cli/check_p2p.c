@@ -30,6 +30,7 @@ enum result { STEP_NO, STEP_OK, STEP_SKIPPED };
 struct step {
     const char *name;
     enum result result;
+    gpunvme_err_t err; /* of a step that failed */
     char why[400];
 };
 
@@ -66,8 +67,8 @@ static const struct argp_option options[] = {
 
 static const char doc[] =
     "Tries, step by step, what the GPU and the drive can do together, and says of each step "
-    "whether "
-    "it works, why not, and what would help. Reads from the drive, writes nothing to it. BDF is "
+    "whether it works, why not, and what would help. Reads from the drive, writes nothing to it. "
+    "BDF is "
     "the drive's PCI address; a URI will do as well."
     "\vTier 1: queues and data in host memory. Tier 2: the drive moves data into GPU memory by "
     "itself. Tier 3: the GPU rings the drive's doorbells too. docs/HARDWARE.md explains them.\n\n"
@@ -97,27 +98,48 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 static const struct argp argp = {options, parse, "BDF|URI", doc, NULL, NULL, NULL};
 
-/* Notes how a step went; true if it went well. */
-__attribute__((format(printf, 4, 5))) static bool note(struct check *c, const char *name,
-                                                       enum result result, const char *format, ...)
+static void add_step(struct check *c, const char *name, enum result result, gpunvme_err_t err,
+                     const char *format, va_list args)
 {
     struct step *step = &c->steps[c->nsteps++];
-    va_list args;
 
     step->name = name;
     step->result = result;
-    va_start(args, format);
+    step->err = err;
     vsnprintf(step->why, sizeof(step->why), format, args);
+}
+
+/* Notes a step that worked or was skipped; true if it worked. */
+__attribute__((format(printf, 4, 5))) static bool note(struct check *c, const char *name,
+                                                       enum result result, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    add_step(c, name, result, GPUNVME_OK, format, args);
     va_end(args);
     return result == STEP_OK;
 }
 
+/* Notes a step that did not work; false. */
+__attribute__((format(printf, 4, 5))) static bool refuse(struct check *c, const char *name,
+                                                         gpunvme_err_t err, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    add_step(c, name, STEP_NO, err, format, args);
+    va_end(args);
+    return false;
+}
+
+/* The same, where a call failed. */
 static bool failed(struct check *c, const char *name, gpunvme_err_t err, const char *help)
 {
     char text[1024];
 
     cli_describe(err, text, sizeof(text));
-    return note(c, name, STEP_NO, "%s. %s", text, help);
+    return refuse(c, name, err, "%s. %s", text, help);
 }
 
 static bool is_virtual(const struct check *c)
@@ -172,16 +194,16 @@ static bool check_machine(struct check *c)
     if (c->force_unsafe)
         return note(c, name, STEP_OK, "not looked at: --force-unsafe");
     if (by)
-        return note(c, name, STEP_NO,
-                    "the drive is emulated by %s, and a GPU's access to its registers may take the "
-                    "machine down. --force-unsafe goes on",
-                    by);
+        return refuse(c, name, GPUNVME_ERR_UNSUPPORTED,
+                      "the drive is emulated by %s, and a GPU's access to its registers may take "
+                      "the machine down. --force-unsafe goes on",
+                      by);
     if (is_virtual(c))
-        return note(c, name, STEP_NO,
-                    "this is a virtual machine (the processor's flag 'hypervisor'): even where the "
-                    "drive is a real one, its registers may not be within the GPU's reach, which "
-                    "may take the machine down. Try on the host; --force-unsafe goes on here");
-    return note(c, name, STEP_OK, "no hypervisor, and the drive is no emulated one");
+        return refuse(c, name, GPUNVME_ERR_UNSUPPORTED,
+                      "this is a virtual machine (the processor's flag 'hypervisor'): even if the "
+                      "drive is a real one, the GPU may not reach its registers, and trying may "
+                      "take the machine down. Try on the host; --force-unsafe goes on here");
+    return note(c, name, STEP_OK, "no hypervisor, and the drive is not emulated");
 }
 
 static bool check_transport(struct check *c)
@@ -247,6 +269,9 @@ static int shared_ports(const char *a, const char *b)
 static bool check_place(struct check *c, const char *gpu)
 {
     static const char name[] = "place";
+    static const char far_apart[] =
+        "drive and GPU are at different host bridges: what one sends to the other may get lost on "
+        "the way. Move one of them to a slot of the same socket (gpunvme topology shows which)";
     char path[300], *a, *b;
     int shared;
 
@@ -258,12 +283,10 @@ static bool check_place(struct check *c, const char *gpu)
     shared = a && b ? shared_ports(a, b) : -1;
     free(a);
     free(b);
+    if (shared < 0 && !c->force_unsafe)
+        return refuse(c, name, GPUNVME_ERR_UNSUPPORTED, "%s; --force-unsafe goes on", far_apart);
     if (shared < 0)
-        return note(c, name, c->force_unsafe ? STEP_OK : STEP_NO,
-                    "drive and GPU are at different host bridges: what one sends to the other may "
-                    "get lost on the way. Move one of them to a slot of the same socket (gpunvme "
-                    "topology shows which)%s",
-                    c->force_unsafe ? "; going on: --force-unsafe" : "; --force-unsafe goes on");
+        return note(c, name, STEP_OK, "%s; going on: --force-unsafe", far_apart);
     return note(c, name, STEP_OK, "%s",
                 shared > 1    ? "below one switch: the best place"
                 : shared == 1 ? "below one root port"
@@ -285,9 +308,9 @@ static bool check_registers(struct check *c)
                     "a software controller has no BAR that a GPU could map; tier 3 is tried on a "
                     "real drive");
     if (!t->ops->map_bar || !t->doorbells)
-        return note(c, name, STEP_NO,
-                    "this transport does not map BARs and doorbells: bind the drive to vfio-pci or "
-                    "to the module gpunvme");
+        return refuse(c, name, GPUNVME_ERR_UNSUPPORTED,
+                      "this transport does not map BARs and doorbells: bind the drive to vfio-pci "
+                      "or to the module gpunvme");
     err = t->ops->map_bar(t, 0, 0, PAGE_NBYTES, &c->bar);
     if (!err && !c->bar.cpu)
         err = base_fail(GPUNVME_ERR_UNSUPPORTED, "BAR0 has no CPU address");
@@ -302,10 +325,11 @@ static bool check_registers(struct check *c)
     if (err)
         return failed(c, name, err, "PCIe access control (ACS) may keep the GPU from the drive");
     if (vs != info.vs)
-        return note(c, name, STEP_NO,
-                    "the GPU reads VS as %08" PRIx32 ", the CPU as %08" PRIx32 ": its loads do not "
-                    "reach the drive. ACS or the host bridge may be in the way; try another slot",
-                    vs, info.vs);
+        return refuse(c, name, GPUNVME_ERR_UNSUPPORTED,
+                      "the GPU reads VS as %08" PRIx32 ", the CPU as %08" PRIx32
+                      ": the GPU's loads do not reach the drive. ACS or the host bridge may be in "
+                      "the way; try another slot",
+                      vs, info.vs);
     return note(c, name, STEP_OK, "the GPU reads VS as %08" PRIx32 ", as the CPU does", vs);
 }
 
@@ -444,10 +468,29 @@ static void json_result(const struct check *c)
     cli_json_end(&json);
 }
 
+/* The first step that failed is the document's error; returns the exit code. */
+static int tell_failure(const struct check *c)
+{
+    char text[500];
+
+    for (unsigned i = 0; i < c->nsteps; i++) {
+        const struct step *step = &c->steps[i];
+
+        if (step->result != STEP_NO)
+            continue;
+        snprintf(text, sizeof(text), "%s: %s", step->name, step->why);
+        cli_json_note_failure(gpunvme_err_name(step->err), step->err, text);
+        if (c->common.json)
+            cli_say("%s (%s)", text, gpunvme_err_name(step->err));
+        return step->err == GPUNVME_ERR_INTERRUPTED ? CLI_INTERRUPTED : CLI_FAILED;
+    }
+    return CLI_OK;
+}
+
 static int run(struct check *c)
 {
     static char devices[300];
-    int code = CLI_OK;
+    int code;
 
     snprintf(devices, sizeof(devices), "%.250s/sys/bus/pci/devices", c->root);
     pci_sysfs = devices;
@@ -457,10 +500,7 @@ static int run(struct check *c)
              strncmp(c->common.uri, "nvme:", 5) && !c->is_sim ? "nvme:" : "", c->common.uri);
     try_all(c);
     release(c);
-    for (unsigned i = 0; i < c->nsteps; i++)
-        if (c->steps[i].result == STEP_NO)
-            code = CLI_FAILED;
-    code = cli_device_finish(&c->device, code);
+    code = cli_device_finish(&c->device, tell_failure(c));
     if (c->common.json)
         json_result(c);
     else

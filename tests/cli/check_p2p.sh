@@ -45,6 +45,21 @@ expect 1
 expect_out '^  no  data'
 expect_out 'Reached: tier 1'
 
+promise "the first step that fails is the error of the document and of standard error"
+gpunvme check-p2p sim:size=64M,fault=status=2/81:lba=1:read --json
+expect 1 'data: '
+expect_json
+expect_out '"name": "GPUNVME_SC_UNRECOVERED_READ"'
+expect_out '"text": "data: '
+machine 0x1b36 none
+gpunvme check-p2p --root . $bdf --json
+expect 1 'machine: the drive is emulated'
+expect_json
+expect_out '"name": "GPUNVME_ERR_UNSUPPORTED"'
+gpunvme check-p2p sim:size=64M --json
+expect 0
+check test "$(grep -c '"error"' out)" -eq 0
+
 promise "an emulated drive is refused before it is opened"
 for vendor in 0x1b36 0x1af4 0x15ad; do
     machine $vendor none
@@ -60,7 +75,7 @@ gpunvme check-p2p --root . $bdf --json
 expect 1
 expect_json
 expect_out 'virtual machine'
-check test "$(grep -c '"name"' out)" -eq 1
+check test "$(grep -c '"result"' out)" -eq 1
 
 promise "--force-unsafe goes on to the next step"
 gpunvme check-p2p --root . $bdf --force-unsafe

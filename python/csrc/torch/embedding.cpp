@@ -30,8 +30,9 @@ Tensor embedding(Tensor ids, Tensor weight, int64_t)
     struct gpunvme_embedding problem = {};
     problem.ids = numbers("embedding", weight, ids);
     Matrix table = matrix(weight, false);
-    std::vector<int64_t> shape = sizes_of(ids);
-    shape.push_back(table.columns);
+    std::vector<int64_t> shape(ids.dim() + 1, table.columns);
+    for (int64_t i = 0; i < ids.dim(); i++)
+        shape[i] = ids.size(i);
     Tensor y = make(weight, shape);
 
     problem.rows = ids.numel();

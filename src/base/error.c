@@ -111,6 +111,7 @@ gpunvme_err_t base_err_from_errno(int error_number)
     case EWOULDBLOCK:
         return GPUNVME_ERR_BUSY;
     case EINVAL:
+    case EFAULT:
         return GPUNVME_ERR_INVALID;
     case EINTR:
         return GPUNVME_ERR_INTERRUPTED;

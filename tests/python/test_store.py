@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import mmap
 import os
 import threading
 from pathlib import Path
@@ -179,6 +181,16 @@ def test_an_offset_that_is_none_is_refused(store: gpunvme.Store, offset: int) ->
 def test_a_size_that_does_not_fit_is_refused(store: gpunvme.Store, size: int) -> None:
     with pytest.raises(gpunvme.ArgumentError, match="of a buffer that has 10"):
         store.pread(bytearray(10), size)
+
+
+def test_memory_that_can_not_be_read_is_an_argument_error(store: gpunvme.Store) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    address = libc.mmap(None, 8192, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    with pytest.raises(ValueError, match="Bad address"):
+        store.pwrite(address, 4096)
+    assert store.pread(bytearray(10)) == 10  # it is still of use
 
 
 def test_gather_refuses_what_does_not_fit(store: gpunvme.Store) -> None:

@@ -172,6 +172,7 @@ static void an_errno_becomes_its_error_and_says_so(void **state)
                  {EBUSY, GPUNVME_ERR_BUSY},
                  {EWOULDBLOCK, GPUNVME_ERR_BUSY},
                  {EINVAL, GPUNVME_ERR_INVALID},
+                 {EFAULT, GPUNVME_ERR_INVALID},
                  {EINTR, GPUNVME_ERR_INTERRUPTED},
                  {EIO, GPUNVME_ERR_IO},
                  {EPIPE, GPUNVME_ERR_IO},

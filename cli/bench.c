@@ -94,7 +94,7 @@ static const char doc[] =
     "  gpunvme bench sim:profile=p5800x --block-size 512 --depth 128\n"
     "  gpunvme bench sim:size=4G -p sequential -b 1M -d 8 --memory gpu\n"
     "  gpunvme bench sim:size=1G --read-share 70 --queues 4 --time 10s\n"
-    "  gpunvme bench sim:size=64M,fault=status=2/81:p=0.001 --count 100k --verify\n"
+    "  gpunvme bench sim:size=64M,fault=status=2/81:p=0.001:read -c 100k --verify\n"
     "  gpunvme bench sim:size=1G --json --quiet | jq .read.iops\n\n"
     "A command that fails is counted, and the measurement goes on; the exit code is 1 then.\n\n"
     "Exit codes: 0 done, 1 failed, 2 usage, 3 wrong bytes, 130 interrupted.";

@@ -62,23 +62,33 @@ struct data_work {
     uint64_t open_ns;
 };
 
+/* Each in a group of its own: options of a group are sorted by name. */
 #define OPTIONS_FORMAT                                                                             \
-    {"format", KEY_FORMAT, "FORMAT", 0, "records, tokens, npy, ... (by the files' names)", 1},     \
-        {"record", KEY_RECORD, "SIZE", 0, "Size of a record", 1},                                  \
-        {"header", KEY_HEADER, "SIZE", 0, "Bytes before the first record of a file (0)", 1},       \
-        {"sequence", KEY_SEQUENCE, "N", 0, "Tokens of a sample", 1},                               \
-        {"overlap", KEY_OVERLAP, "N", 0, "... and how many of the next it also has (0)", 1},       \
-        {"token", KEY_TOKEN, "2|4", 0, "Bytes of a token, in files without a header (2)", 1},      \
+    {"format",                                                                                     \
+     KEY_FORMAT,                                                                                   \
+     "FORMAT",                                                                                     \
+     0,                                                                                            \
+     "records, tokens, npy, safetensors, tar, mds, index or list (by the files' names)",           \
+     1},                                                                                           \
+        {"record", KEY_RECORD, "SIZE", 0, "Size of a record", 2},                                  \
+        {"header", KEY_HEADER, "SIZE", 0, "Bytes before the first record of a file (0)", 3},       \
+        {"sequence", KEY_SEQUENCE, "N", 0, "Tokens of a sample", 4},                               \
+        {"overlap", KEY_OVERLAP, "N", 0, "Tokens that a sample shares with the next one (0)", 5},  \
+        {"token", KEY_TOKEN, "2|4", 0, "Bytes of a token, in files without a header (2)", 6},      \
     {                                                                                              \
-        "member", KEY_MEMBER, "NAME", 0, "A tensor, a suffix in tar archives, a column of MDS", 1  \
+        "member", KEY_MEMBER, "NAME", 0,                                                           \
+            "A tensor of safetensors files, a suffix of files in tar archives, or a column of "    \
+            "MDS",                                                                                 \
+            7                                                                                      \
     }
 
 static const struct argp_option stat_options[] = {OPTIONS_FORMAT, CLI_OPTION_JSON, {0}};
 static const struct argp_option index_options[] = {
     OPTIONS_FORMAT,
-    {"output", 'o', "FILE", 0, "The index; its name should end with .gnvidx", 0},
-    {"list", KEY_LIST, "FILE", 0, "Samples by a text file's lines: URI, offset, length", 0},
-    {"checksums", KEY_CHECKSUMS, NULL, 0, "Read all samples, and store their checksums", 0},
+    {"output", 'o', "FILE", 0, "The index; its name should end with .gnvidx", 8},
+    {"list", KEY_LIST, "FILE", 0,
+     "In place of URIs: a text file with a sample's URI, offset and length on each line", 8},
+    {"checksums", KEY_CHECKSUMS, NULL, 0, "Read all samples, and store their checksums", 8},
     CLI_OPTION_QUIET,
     CLI_OPTION_JSON,
     {0},
@@ -87,14 +97,15 @@ static const struct argp_option verify_options[] = {
     OPTIONS_FORMAT, CLI_OPTION_QUIET, CLI_OPTION_JSON, {0}};
 static const struct argp_option bench_options[] = {
     OPTIONS_FORMAT,
-    {"memory", KEY_MEMORY, "host|pinned|gpu", 0, "Where to load them (gpu)", 0},
-    {"batch", KEY_BATCH, "N", 0, "Samples of a batch (512)", 0},
-    {"depth", KEY_DEPTH, "N", 0, "Batches that are read ahead (8)", 0},
-    {"shuffle", KEY_SHUFFLE, "epoch|blocks|none", 0, "The order (epoch)", 0},
-    {"seed", KEY_SEED, "N", 0, "What the order depends on (1)", 0},
-    {"time", KEY_TIME, "TIME", 0, "For how long (5s)", 0},
-    {"verify", KEY_VERIFY, NULL, 0, "Compare samples with the checksums of the index", 0},
-    {"cast", KEY_CAST, "i32|i64|f16|bf16|f32", 0, "Cast each batch to this type, there", 0},
+    {"memory", KEY_MEMORY, "host|pinned|gpu", 0, "The memory to load into (gpu)", 8},
+    {"batch", KEY_BATCH, "N", 0, "Samples of a batch (512)", 8},
+    {"depth", KEY_DEPTH, "N", 0, "Batches that are read ahead (8)", 8},
+    {"shuffle", KEY_SHUFFLE, "epoch|blocks|none", 0, "Order of the samples (epoch)", 8},
+    {"seed", KEY_SEED, "N", 0, "Seed of the order (1)", 8},
+    {"time", KEY_TIME, "TIME", 0, "How long to run (5s)", 8},
+    {"verify", KEY_VERIFY, NULL, 0, "Compare samples with the checksums of the index", 8},
+    {"cast", KEY_CAST, "i32|i64|f16|bf16|f32", 0,
+     "Cast each batch to this type, in the memory that it was loaded into", 8},
     CLI_OPTION_JSON,
     {0},
 };

@@ -266,7 +266,7 @@ static const char doc[] =
     "\vExamples:\n"
     "  gpunvme dump-bar0 sim:\n"
     "  gpunvme dump-bar0 --up sim:mqes=63,dstrd=2\n"
-    "  gpunvme dump-bar0 --json sim: | jq .CAP.MQES\n\n"
+    "  gpunvme dump-bar0 --json sim: | jq .registers.CAP.MQES\n\n"
     "Exit codes: 0 done, 1 failed, 2 usage.";
 
 struct args {

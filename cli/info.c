@@ -72,7 +72,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-static const struct argp argp = {options, parse, "", doc, NULL, NULL, NULL};
+static const struct argp argp = {options, parse, NULL, doc, NULL, NULL, NULL};
 
 static void set_way(struct way *way, const char *name, const char *what, bool works,
                     const char *why)

@@ -162,7 +162,7 @@ static const struct argp_option list_options[] = {CLI_OPTION_JSON, {0}};
 static const struct argp list_argp = {
     list_options,
     parse_list,
-    "",
+    NULL,
     "Lists the variants of each operator, the plainest first, and what each changes."
     "\vExample:\n"
     "  gpunvme ops list",

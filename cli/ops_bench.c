@@ -233,7 +233,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-static const struct argp argp = {options, parse, "[OPERATOR]", doc, NULL, NULL, NULL};
+static const struct argp argp = {options, parse, "[OPERATOR...]", doc, NULL, NULL, NULL};
 
 static struct ops_row *add_row(struct ops_table *t, enum ops_row_kind kind, const char *name,
                                int threads)

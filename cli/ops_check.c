@@ -64,7 +64,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-static const struct argp argp = {options, parse, "", doc, NULL, NULL, NULL};
+static const struct argp argp = {options, parse, NULL, doc, NULL, NULL, NULL};
 
 static const struct ops_shape shapes[] = {
     {1, 1, 1},

@@ -108,9 +108,11 @@ static const struct argp_option image_options[] = {
 static const struct argp profiles_argp = {
     json_option,
     parse,
-    "",
+    NULL,
     "Shows the speeds that the software controller can model."
-    "\vA profile is a URI parameter, and others may stand beside it:\n"
+    "\vA profile is a parameter of the URI. Parameters after it change single values.\n\n"
+    "Examples:\n"
+    "  gpunvme sim profiles\n"
     "  gpunvme bench sim:profile=p5800x\n"
     "  gpunvme bench sim:profile=consumer-pcie4,read_latency=90us",
     NULL,

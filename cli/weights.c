@@ -189,7 +189,8 @@ static const struct argp load_argp = {
     "Loads tensors into memory, and tells how fast and which way the bytes went."
     "\vWithout a GPU, host memory stands in its place, and this says so.\n\nExamples:\n"
     "  gpunvme weights load model.safetensors.index.json\n"
-    "  gpunvme weights load model.safetensors --memory host --glob 'model.layers.0.*'\n"
+    "  gpunvme weights load model.safetensors --memory host \\\n"
+    "      --glob 'model.layers.0.*'\n"
     "  gpunvme weights load model.safetensors --slice 0:0:1024",
     NULL,
     NULL,

@@ -26,6 +26,14 @@ expect_out 'Verified'
 gpunvme bench sim:size=16M,noiob=64 --verify -c 500 -b 4K
 expect 0
 
+promise "the example of a fault counts the commands that fail, and goes on"
+gpunvme bench --help
+example=$(sed -n 's/^  gpunvme bench \(.*fault=.*\)/\1/p' out)
+# shellcheck disable=SC2086
+gpunvme bench $example --count 10k -q
+expect 1 'commands failed; the first:'
+expect_out '^  read  '
+
 promise "a run by time ends by time and tells reads and writes apart"
 gpunvme bench sim:size=16M -t 2s --read-share 50
 expect 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -165,72 +164,74 @@ def test_packed_batches_of_any_number_of_rows_compile_a_step_once(text: Path) ->
 # ---- Several processes --------------------------------------------------------------------------
 
 
-RANK = """
-import json, sys
+# Trains in one job after the other, each with processes of its own that load the checkpoint. They
+# are forked, since importing torch takes longer than all that they do.
+JOBS = """
+import json, os, sys
+from datetime import timedelta
 import torch
 import torch.distributed as dist
+import torch._dynamo  # each rank would import it
 from gpunvme import data
 
-path, checkpoint, rendezvous, rank, world, steps = sys.argv[1:]
-rank, world, steps = int(rank), int(world), int(steps)
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method="file://" + rendezvous, rank=rank, world_size=world)
-torch.manual_seed(1)
-model = torch.nn.Linear(4, 1, dtype=torch.float64)
-ddp = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
-loader = data.Loader(data.Dataset(path), 24, seed=5)  # its part is that of torch.distributed's rank
-try:
-    saved = torch.load(checkpoint)
-except FileNotFoundError:
-    pass
-else:
-    model.load_state_dict(saved["model"])
-    loader.load_state_dict(saved["loader"])
+def train(path, checkpoint, world, steps, rank):
+    dist.init_process_group("gloo", init_method=f"file://{checkpoint}.{world}", rank=rank,
+                            world_size=world, timeout=timedelta(seconds=60))
+    torch.manual_seed(1)
+    model = torch.nn.Linear(4, 1, dtype=torch.float64)
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    loader = data.Loader(data.Dataset(path), 24, seed=5)  # its part is torch.distributed's rank's
+    if os.path.exists(checkpoint):
+        saved = torch.load(checkpoint)
+        model.load_state_dict(saved["model"])
+        loader.load_state_dict(saved["loader"])
+    seen = []
+    while len(seen) < steps:
+        for batch in loader.batches():
+            x = batch.data
+            loss = (ddp(x[:, :4]) - x[:, 4:]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            seen.append([batch.epoch, *batch.indices.tolist()])
+            if len(seen) == steps:
+                break
+    dist.barrier()  # all have loaded the checkpoint
+    if rank == 0:
+        torch.save({"model": model.state_dict(), "loader": loader.state_dict()}, checkpoint)
+    weights = torch.cat([one.detach().flatten() for one in model.parameters()])
+    with open(f"{checkpoint}.{world}.{rank}.json", "w") as file:
+        json.dump([seen, loader.state_dict(), weights.tolist()], file)
+    dist.destroy_process_group()
 
-seen = []
-while len(seen) < steps:
-    for batch in loader.batches():
-        x = batch.data
-        loss = (ddp(x[:, :4]) - x[:, 4:]).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        seen.append([batch.epoch, *batch.indices.tolist()])
-        if len(seen) == steps:
-            break
-dist.barrier()
-if rank == 0:
-    torch.save({"model": model.state_dict(), "loader": loader.state_dict()}, checkpoint)
-weights = torch.cat([one.detach().flatten() for one in model.parameters()])
-print(json.dumps([seen, loader.state_dict(), weights.tolist()]))
-dist.destroy_process_group()
+torch.set_num_threads(1)
+for job in json.loads(sys.argv[1]):
+    ranks = []
+    for rank in range(job["world"]):
+        pid = os.fork()
+        if not pid:
+            train(**job, rank=rank)
+            sys.exit()
+        ranks.append(pid)
+    if any([os.waitpid(pid, 0)[1] for pid in ranks]):
+        sys.exit("a rank has failed")
 """
 
 SAMPLES, EPOCH_STEPS = 240, 10
 
 
-def trained(path: Path, checkpoint: Path, world: int, steps: int) -> tuple[Any, Any, Any]:
-    """Trains with so many ranks from the checkpoint on: the steps' samples, state and weights."""
-    rendezvous = checkpoint.with_suffix(f".{world}")
-    ranks = [subprocess.Popen(
-        [sys.executable, "-c", RANK, path, checkpoint, rendezvous, str(rank), str(world),
-         str(steps)], stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        for rank in range(world)]
-    try:
-        printed = [rank.communicate(timeout=240)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * world
-    found = [json.loads(text) for text in printed]
+def told_by(checkpoint: Path, world: int) -> tuple[Any, Any, Any]:
+    """The samples of each step of a job, and the state and weights that it has ended with."""
+    found = [json.loads(checkpoint.with_name(f"{checkpoint.name}.{world}.{rank}.json").read_text())
+             for rank in range(world)]
     assert all(one[1:] == found[0][1:] for one in found), "ranks have one state and one model"
-    steps_of_all = []
+    steps = []
     for parts in zip(*(one[0] for one in found)):
         assert len({part[0] for part in parts}) == 1, "ranks are in one epoch"
         assert len({len(part) for part in parts}) == 1, "parts have one size"
-        steps_of_all.append([parts[0][0], *(i for part in parts for i in part[1:])])
-    return steps_of_all, found[0][1], found[0][2]
+        steps.append([parts[0][0], *(i for part in parts for i in part[1:])])
+    return steps, found[0][1], found[0][2]
 
 
 def test_a_training_of_two_ranks_goes_on_with_three(tmp_path: Path) -> None:
@@ -238,13 +239,17 @@ def test_a_training_of_two_ranks_goes_on_with_three(tmp_path: Path) -> None:
         pytest.skip("this PyTorch has no gloo")
     x = np.random.default_rng(3).random((SAMPLES, 4))
     np.save(tmp_path / "x.npy", np.concatenate([x, x @ [[1.0], [2], [3], [4]]], 1))
-    first, _, _ = trained(tmp_path / "x.npy", tmp_path / "elastic", 2, 7)
-    second, state, weights = trained(tmp_path / "x.npy", tmp_path / "elastic", 3, 8)
-    alone = trained(tmp_path / "x.npy", tmp_path / "alone", 1, 15)
-    assert first + second == alone[0] and state == alone[1]
+    jobs = [{"path": str(tmp_path / "x.npy"), "checkpoint": str(tmp_path / name), "world": world,
+             "steps": steps} for name, world, steps in (("elastic", 2, 7), ("elastic", 3, 8),
+                                                        ("alone", 1, 15))]
+    subprocess.run([sys.executable, "-c", JOBS, json.dumps(jobs)], check=True, timeout=240)
+    first, _, _ = told_by(tmp_path / "elastic", 2)
+    second, state, weights = told_by(tmp_path / "elastic", 3)
+    undisturbed = told_by(tmp_path / "alone", 1)
+    assert first + second == undisturbed[0] and state == undisturbed[1]
     epoch = [i for step in (first + second)[:EPOCH_STEPS] for i in step[1:]]
     assert sorted(epoch) == list(range(SAMPLES))
-    np.testing.assert_allclose(weights, alone[2], rtol=1e-12)
+    np.testing.assert_allclose(weights, undisturbed[2], rtol=1e-12)
 
 
 # ---- tqdm ---------------------------------------------------------------------------------------

@@ -426,6 +426,15 @@ def test_batches_by_number_are_those_of_the_epoch(rows: data.Dataset) -> None:
             loader.load_batch_to_gpu(i)
 
 
+def test_batches_by_number_are_collated(rows: data.Dataset) -> None:
+    loader = data.BatchLoader(rows, 32, device="cpu", framework="np", shuffle=False,
+                              collate=lambda batch: batch.data[:, 0] + 1)
+    assert loader.load_batch_to_gpu(1).tolist() == list(range(33, 65))
+    ragged = data.BatchLoader(rows, 32, device="cpu", framework="np", layout="ragged")
+    values, offsets = ragged.load_batch_to_gpu(0)
+    assert len(values) == offsets[-1] == 6 * 32
+
+
 def test_batches_by_number_follow_the_loader_wherever_it_was_moved(rows: data.Dataset) -> None:
     wanted = [np.array(batch) for batch in loader_of(rows)]
     other = loader_of(rows)

@@ -28,7 +28,7 @@ class BatchLoader:
         self._nbytes = batch_size * dataset.max_nbytes
 
     def load_batch_to_gpu(self, batch_idx: int) -> Any:
-        """Batch ``batch_idx`` of the epoch, on the device.
+        """Batch ``batch_idx`` of the epoch, as the Loader yields it.
 
         One after the other is fast, since the next ones are read ahead; any other number drops
         those. ArgumentError: an epoch has fewer.
@@ -42,7 +42,7 @@ class BatchLoader:
         if found is None:  # the end of the epoch before
             found = self.loader.next_batch()
         assert found is not None
-        return found.data
+        return self.loader.collated(found)
 
     def prefetch_next_batch(self) -> None:
         """Begins to read the next batch, if that has not begun."""

@@ -268,13 +268,16 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self.batches():
-            if self._collate is not None:
-                yield self._collate(batch)
-            elif batch.layout in ("rows", "padded"):
-                yield batch.data
-            else:
-                yield batch.data, batch.tensor(batch.offsets)
+            yield self.collated(batch)
             del batch  # its memory is free while the next one is waited for
+
+    def collated(self, batch: Batch) -> Any:
+        """What is iterated for a batch: what ``collate`` makes of it, or its data."""
+        if self._collate is not None:
+            return self._collate(batch)
+        if batch.layout in ("rows", "padded"):
+            return batch.data
+        return batch.data, batch.tensor(batch.offsets)
 
     def batches(self) -> Iterator[Batch]:
         """The batches to the end of the epoch, with what they are of."""

@@ -63,32 +63,34 @@ enum {
 
 static const struct argp_option options[] = {
     {"pattern", 'p', "random|sequential", 0, "Order of the blocks (random)", 1},
-    {"block-size", 'b', "SIZE", 0, "Bytes of a command (4K)", 1},
-    {"read-share", KEY_READ_SHARE, "PERCENT", 0, "Reads among the commands (100)", 1},
+    {"block-size", 'b', "SIZE", 0, "Bytes of one command (4K)", 1},
+    {"read-share", KEY_READ_SHARE, "PERCENT", 0, "Share of reads among the commands (100)", 1},
     {"depth", 'd', "N", 0, "Commands in flight on a queue (32)", 2},
-    {"queues", 'Q', "N", 0, "Queues, with a thread each (1)", 2},
+    {"queues", 'Q', "N", 0, "Queues, each with a thread (1)", 2},
     {"memory", KEY_MEMORY, "host|pinned|gpu", 0, "Where the data is (host)", 2},
     {"time", 't', "TIME", 0, "How long to run (5s)", 3},
-    {"count", 'c', "N", 0, "Commands to run instead", 3},
+    {"count", 'c', "N", 0, "Commands to run, instead of a time", 3},
     {"offset", KEY_OFFSET, "BYTES", 0, "First byte of the region (0)", 4},
-    {"length", KEY_LENGTH, "BYTES", 0, "Bytes of it (to the end; with --verify at most 256M)", 4},
+    {"length", KEY_LENGTH, "BYTES", 0,
+     "Bytes of the region (to the end; with --verify 256M at most)", 4},
     CLI_OPTION_NSID,
     CLI_OPTION_INTERRUPTS,
     {"verify", KEY_VERIFY, NULL, 0, "Fill the region first, then check every block that is read",
      5},
-    {"seed", KEY_SEED, "N", 0, "Of all that is random (1)", 5},
+    {"seed", KEY_SEED, "N", 0, "Seed of all random choices (1)", 5},
     {"timeout", KEY_TIMEOUT, "TIME", 0, "Deadline of a command (30s)", 5},
-    {"force", CLI_KEY_FORCE, NULL, 0, "Write to a drive or to an image: its data is lost", 6},
+    {"force", CLI_KEY_FORCE, NULL, 0, "Write to a drive or to an image: the region's data is lost",
+     6},
     CLI_OPTION_JSON,
     CLI_OPTION_QUIET,
     {0},
 };
 
 static const char doc[] =
-    "Measures a device: commands a second, bytes a second, and how long each command took."
-    "\vEach block that --verify writes carries its address and the seed, so that a read that "
-    "returns another block is found. Writes destroy what is in the region; on a drive, or on an "
-    "image file, they need --force.\n\n"
+    "Measures a device: commands a second, bytes a second, and the latency of each command."
+    "\vEach block that --verify writes holds its address and the seed, so that a block from "
+    "another place is detected. Writes destroy what is in the region; on a drive, or on an image "
+    "file, they take --force.\n\n"
     "Examples:\n"
     "  gpunvme bench sim:size=1G\n"
     "  gpunvme bench sim:profile=p5800x --block-size 512 --depth 128\n"
@@ -96,7 +98,7 @@ static const char doc[] =
     "  gpunvme bench sim:size=1G --read-share 70 --queues 4 --time 10s\n"
     "  gpunvme bench sim:size=64M,fault=status=2/81:p=0.001:read -c 100k --verify\n"
     "  gpunvme bench sim:size=1G --json --quiet | jq .read.iops\n\n"
-    "A command that fails is counted, and the measurement goes on; the exit code is 1 then.\n\n"
+    "Commands that fail are counted, and the measurement goes on. The exit code is then 1.\n\n"
     "Exit codes: 0 done, 1 failed, 2 usage, 3 wrong bytes, 130 interrupted.";
 
 static void parse_pattern(struct argp_state *state, const char *arg, struct bench_plan *plan)

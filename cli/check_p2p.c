@@ -59,26 +59,25 @@ enum { KEY_FORCE_UNSAFE = CLI_KEY_OWN, KEY_ROOT };
 static const struct argp_option options[] = {
     CLI_OPTION_NSID,
     {"force-unsafe", KEY_FORCE_UNSAFE, NULL, 0,
-     "Go on where a GPU's access to the drive may take the machine down", 1},
+     "Go on even if a GPU's access to the drive may crash the machine", 1},
     {"root", KEY_ROOT, "DIR", OPTION_HIDDEN, "Put before /sys and /proc: for tests", 1},
     CLI_OPTION_JSON,
     {0},
 };
 
 static const char doc[] =
-    "Tries, step by step, what the GPU and the drive can do together, and says of each step "
-    "whether it works, why not, and what would help. Reads from the drive, writes nothing to it. "
-    "BDF is "
-    "the drive's PCI address; a URI will do as well."
+    "Tests, step by step, what the GPU and the drive can do together. It says of each step whether "
+    "it works, and if not, why, and what would help. Reads from the drive and writes nothing to "
+    "it. BDF is the drive's PCI address; a URI works, too."
     "\vTier 1: queues and data in host memory. Tier 2: the drive moves data into GPU memory by "
-    "itself. Tier 3: the GPU rings the drive's doorbells too. docs/HARDWARE.md explains them.\n\n"
-    "In a virtual machine, and with an emulated drive, it stops before the GPU touches anything, "
-    "since a GPU's access to what answers it not can take the machine down; --force-unsafe goes "
+    "itself. Tier 3: the GPU also rings the drive's doorbells. docs/HARDWARE.md explains them.\n\n"
+    "In a virtual machine, and with an emulated drive, it stops before the GPU touches anything: a "
+    "GPU's access to registers that do not answer can crash the machine. --force-unsafe goes "
     "on.\n\n"
     "Examples:\n"
     "  gpunvme check-p2p 0000:01:00.0\n"
     "  gpunvme check-p2p sim:size=64M\n\n"
-    "Exit codes: 0 every step that applies works, 1 some step does not, 2 usage.";
+    "Exit codes: 0 every step that applies works, 1 a step does not, 2 usage.";
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {

@@ -96,7 +96,7 @@ enum {
 #define CLI_OPTION_INTERRUPTS                                                                      \
     {                                                                                              \
         "interrupts", CLI_KEY_INTERRUPTS, NULL, 0,                                                 \
-            "Sleep until the controller interrupts instead of polling", 5                          \
+            "Sleep until the controller interrupts, instead of polling", 5                         \
     }
 
 struct cli_common {

@@ -222,29 +222,30 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         options, parse, "URI...", text, NULL, NULL, NULL                                           \
     }
 
-static const struct argp stat_argp =
-    ARGP(stat_options, "Shows what a data set has: samples, their sizes and shape, files."
-                       "\vExamples:\n"
-                       "  gpunvme data stat train-*.bin --sequence 1024 --overlap 1\n"
-                       "  gpunvme data stat shard-*.tar --member jpg --json");
+static const struct argp stat_argp = ARGP(
+    stat_options, "Shows a data set: how many samples it has, their sizes and shape, and its files."
+                  "\vExamples:\n"
+                  "  gpunvme data stat train-*.bin --sequence 1024 --overlap 1\n"
+                  "  gpunvme data stat shard-*.tar --member jpg --json");
 static const struct argp index_argp = ARGP(
-    index_options, "Writes an index of where the samples are, so that opening reads no headers."
+    index_options, "Writes an index of where the samples are, so that opening it reads no headers."
                    "\vExamples:\n"
                    "  gpunvme data index shard-*.tar --member jpg -o train.gnvidx\n"
                    "  gpunvme data index train-*.bin --sequence 1024 --checksums -o train.gnvidx\n"
                    "  gpunvme data index --list samples.tsv -o train.gnvidx");
 static const struct argp verify_argp = ARGP(
-    verify_options, "Reads all samples once, and compares them with the checksums that an index "
-                    "has. Prints a checksum of all samples, and names the bad ones."
+    verify_options, "Reads all samples once, and compares them with the checksums of an index that "
+                    "has them. Prints a checksum of all samples, and names the first bad ones."
                     "\vExample:\n"
                     "  gpunvme data verify train.gnvidx\n\n"
                     "Exit codes: 0 done, 1 failed, 2 usage, 3 samples that can't be read or have "
                     "another checksum, or a file that is not the one indexed, 130 interrupted.");
 static const struct argp bench_argp =
-    ARGP(bench_options, "Measures how fast batches of samples are loaded."
-                        "\vWithout a GPU, host memory stands in its place, and this says so.\n\n"
-                        "Example:\n"
-                        "  gpunvme data bench train-*.bin --sequence 2048 --batch 512 --cast i64");
+    ARGP(bench_options,
+         "Measures how fast batches of samples are loaded."
+         "\vWithout a GPU, host memory stands in for GPU memory, and the output says so.\n\n"
+         "Example:\n"
+         "  gpunvme data bench train-*.bin --sequence 2048 --batch 512 --cast i64");
 
 /* ---- Opening -----------------------------------------------------------------------------------
  */
@@ -680,10 +681,10 @@ static int run_bench(int argc, char **argv)
 }
 
 static const struct cli_command commands[] = {
-    {"stat", "shows what a data set has", run_stat},
-    {"index", "writes an index of where its samples are", run_index},
-    {"verify", "reads all samples once", run_verify},
-    {"bench", "measures how fast batches are loaded", run_bench},
+    {"stat", "shows the samples and files of a data set", run_stat},
+    {"index", "writes an index of where the samples are", run_index},
+    {"verify", "reads all samples, and compares their checksums", run_verify},
+    {"bench", "measures how fast batches of samples are loaded", run_bench},
 };
 
 static const struct cli_verbs verbs = {

@@ -262,7 +262,7 @@ static const struct argp_option options[] = {
 };
 
 static const char doc[] =
-    "Shows a controller's registers (BAR0), field by field, as they are found."
+    "Shows a controller's registers (BAR0), field by field. Changes nothing without --up."
     "\vExamples:\n"
     "  gpunvme dump-bar0 sim:\n"
     "  gpunvme dump-bar0 --up sim:mqes=63,dstrd=2\n"

@@ -18,7 +18,7 @@ static const struct argp_option options[] = {
 };
 
 static const char doc[] =
-    "Brings a controller up and shows what it and its namespaces say of themselves."
+    "Brings a controller up and shows its identify data and that of its namespaces."
     "\vExamples:\n"
     "  gpunvme identify sim:size=1G\n"
     "  gpunvme identify sim:size=1G,ns,block=4096,size=2G\n"

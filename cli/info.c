@@ -35,15 +35,17 @@ enum { KEY_ROOT = CLI_KEY_OWN, KEY_KERNELS };
 
 static const struct argp_option options[] = {
     {"kernels", KEY_KERNELS, "URI", 0,
-     "Open this controller, and tell where queues and data of kernels would be", 0},
+     "Open this controller, and show where kernels that do their own I/O would keep queues and "
+     "data",
+     0},
     CLI_OPTION_JSON,
     {"root", KEY_ROOT, "DIR", OPTION_HIDDEN, "Look at the machine whose files are in DIR", 0},
     {0},
 };
 
 static const char doc[] =
-    "Tells what this machine has, which paths from storage to memory work on it, and why the "
-    "others do not. Opens no device and changes nothing, but for --kernels."
+    "Shows what this machine has, which paths from storage to memory work, and why the others do "
+    "not. Changes nothing, and without --kernels opens no device."
     "\vExamples:\n"
     "  gpunvme info\n"
     "  gpunvme info --kernels nvme:0000:01:00.0\n"

@@ -16,21 +16,22 @@
 #include "temp.h"
 
 static const struct cli_command commands[] = {
-    {"quickstart", "a file to NVMe and into GPU memory, verified: try this first", cli_quickstart},
-    {"info", "what this machine has, which paths work and why others do not", cli_info},
-    {"identify", "a controller and its namespaces", cli_identify},
-    {"dump-bar0", "a controller's registers, field by field", cli_dump_bar0},
-    {"read", "bytes of a namespace to a file or pipe", cli_read},
-    {"write", "a file or pipe to a namespace", cli_write},
-    {"bench", "IOPS, GB/s and latencies of a device", cli_bench},
-    {"store", "a file or drive into GPU memory, and which way the bytes went", cli_store},
-    {"topology", "which drives and GPUs are near each other", cli_topology},
-    {"check-p2p", "what a GPU and a drive can reach together", cli_check_p2p},
+    {"quickstart", "moves a file to NVMe and into GPU memory, verified: try it first",
+     cli_quickstart},
+    {"info", "shows what this machine has, and which paths work", cli_info},
+    {"identify", "shows a controller and its namespaces", cli_identify},
+    {"dump-bar0", "shows a controller's registers, field by field", cli_dump_bar0},
+    {"read", "copies bytes of a namespace to a file or pipe", cli_read},
+    {"write", "copies a file or pipe to a namespace", cli_write},
+    {"bench", "measures IOPS, GB/s and latencies of a device", cli_bench},
+    {"store", "reads a file or drive into GPU memory, and shows the route", cli_store},
+    {"topology", "shows which drives and GPUs are near each other", cli_topology},
+    {"check-p2p", "tests what a GPU and a drive can do together", cli_check_p2p},
     {"sim", "the software controller: profiles, images, URIs", cli_sim},
-    {"stripe", "several drives as one: makes a set, shows its members", cli_stripe},
-    {"weights", "tensors of model files: listed, loaded, verified, converted", cli_weights},
-    {"data", "samples for training: indexed, verified, loaded", cli_data},
-    {"tier", "files over fast and slow directories, moved by use", cli_tier},
+    {"stripe", "makes and shows stripe sets: several drives used as one", cli_stripe},
+    {"weights", "lists, loads, verifies and converts tensors of model files", cli_weights},
+    {"data", "indexes, verifies and loads samples for training", cli_data},
+    {"tier", "moves files between fast and slow directories by use", cli_tier},
     {"ops", "compute operators: their variants, speed and correctness", cli_ops},
 };
 #define NCOMMANDS (sizeof(commands) / sizeof(commands[0]))
@@ -43,21 +44,21 @@ static void print_help(FILE *out)
           out);
     for (size_t i = 0; i < NCOMMANDS; i++)
         fprintf(out, "  %-12s%s\n", commands[i].name, commands[i].text);
-    fputs("  help        this text, or `gpunvme help COMMAND` for one command\n"
-          "  version     the version (also --version)\n\n"
-          "A device is named by a URI; \"sim:\" is the software NVMe controller, which needs no\n"
-          "hardware: sim:size=1G  sim:image=disk.img  sim:profile=p5800x,size=4G\n"
-          "Without one, commands use the environment variable GPUNVME_URI.\n\n"
+    fputs("  help        shows this text; gpunvme help COMMAND shows a command's\n"
+          "  version     shows the version (also --version)\n\n"
+          "A device is named by a URI. \"sim:\" is the software NVMe controller, which needs\n"
+          "no hardware: sim:size=1G  sim:image=disk.img  sim:profile=p5800x,size=4G\n"
+          "If none is named, commands use the environment variable GPUNVME_URI.\n\n"
           "Examples:\n"
-          "  gpunvme quickstart                     does the main job, on any machine\n"
-          "  gpunvme quickstart model.safetensors   the same with a file of yours\n"
+          "  gpunvme quickstart                     does the whole job, on any machine\n"
+          "  gpunvme quickstart model.safetensors   the same with your own file\n"
           "  gpunvme sim image disk.img --size 1G\n"
           "  gpunvme write sim:image=disk.img -i model.safetensors --offset 1M\n"
           "  gpunvme read sim:image=disk.img --offset 1M --length 64 | xxd\n"
           "  gpunvme bench sim:profile=p5800x --block-size 512 --depth 128\n\n"
-          "Every command has --help, with examples, and --json. Sizes take units: 4K, 1MiB, 2GB.\n"
-          "Exit codes: 0 done, 1 failed, 2 usage, 3 wrong bytes or a violated specification,\n"
-          "130 interrupted. The manual: man gpunvme\n",
+          "Every command has --help, with examples, and --json. Sizes take units: 4K,\n"
+          "1MiB, 2GB. Exit codes: 0 done, 1 failed, 2 usage, 3 wrong bytes or a violated\n"
+          "specification, 130 interrupted. The manual: man gpunvme\n",
           out);
 }
 

@@ -163,7 +163,7 @@ static const struct argp list_argp = {
     list_options,
     parse_list,
     NULL,
-    "Lists the variants of each operator, the plainest first, and what each changes."
+    "Lists the variants of each operator, from the plainest to the fastest, and what each changes."
     "\vExample:\n"
     "  gpunvme ops list",
     NULL,
@@ -192,9 +192,9 @@ static int list(int argc, char **argv)
 }
 
 static const struct cli_command commands[] = {
-    {"list", "the variants of each operator, and what each changes", list},
-    {"bench", "how fast each variant is, beside OpenBLAS or cuBLASLt", cli_ops_bench},
-    {"check", "whether each variant computes what it should", cli_ops_check},
+    {"list", "lists the variants of each operator, and what each changes", list},
+    {"bench", "measures each variant, beside OpenBLAS or cuBLASLt", cli_ops_bench},
+    {"check", "compares the results of each variant with sums in f64", cli_ops_check},
 };
 
 static const struct cli_verbs verbs = {
@@ -202,9 +202,8 @@ static const struct cli_verbs verbs = {
     .nverbs = sizeof(commands) / sizeof(commands[0]),
     .names = "list, bench or check",
     .head = "Usage: gpunvme ops VERB [OPTION...] [ARGUMENT...]\n"
-            "Compute operators: matrix multiplication, the linear layer, attention and what a\n"
-            "training step has beside them, each as a ladder of variants from the plainest to\n"
-            "the fastest.\n\n",
+            "Compute operators: matrix multiplication, the linear layer, attention and the\n"
+            "rest of a training step. Each has variants, from the plainest to the fastest.\n\n",
     .tail = "\nExamples:\n"
             "  gpunvme ops list\n"
             "  gpunvme ops bench matmul --shape 2048x2048x2048\n"

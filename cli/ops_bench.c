@@ -35,38 +35,39 @@ enum {
 
 static const struct argp_option options[] = {
     {"variant", KEY_VARIANT, "all|NAME", 0,
-     "Which variant (all that this machine has); auto is the one that a program gets", 1},
+     "Which variant (all that this machine has); auto is the one that programs get", 1},
     {"without", KEY_WITHOUT, "NAME,...", 0, "All variants but these", 1},
     {"shape", KEY_SHAPE, "MxNxK", 0,
-     "Rows and columns of the result, and the sum's length; for linear layers rows, outputs and "
-     "inputs; for attention queries (or new rows), keys and channels of a head; for normalization "
-     "rows, columns and 1, or 2 with a residual; for cross entropy rows and vocabulary; for adamw "
-     "and grad-norm tensors, and two factors of their elements; for embedding rows, vocabulary and "
-     "columns; for SwiGLU rows and columns. One number is a cube. May be given "
-     "several times (1024; attention 1024x1024x64; others are large enough for a GPU)",
+     "Rows and columns of the result, and the length of the sums; for linear layers rows, outputs "
+     "and inputs; for attention queries (or new rows), keys and channels of a head; for "
+     "normalization rows, columns and 1, or 2 with a residual; for cross entropy rows and "
+     "vocabulary; for adamw and grad-norm tensors, and two factors of their elements; for "
+     "embedding rows, vocabulary and columns; for SwiGLU rows and columns. One number is a cube. "
+     "May be given several times (1024; attention 1024x1024x64; others are large enough for a GPU)",
      1},
     {"shapes", KEY_SHAPES, "FILE", 0,
-     "A line for each case: operator, type, MxNxK. Measures auto beside its peer, then the "
-     "geometric mean of the ratios and the worst ten; all from # on is a comment",
+     "A line for each case: operator, type, MxNxK; text after # is ignored. Compares auto with "
+     "OpenBLAS or cuBLASLt, and shows the geometric mean of the ratios and the worst ten",
      1},
-    {"device", KEY_DEVICE, "cpu|cuda", 0, "Where (cpu)", 1},
+    {"device", KEY_DEVICE, "cpu|cuda", 0, "Where to run (cpu)", 1},
     {"dtype", KEY_DTYPE, "f32|tf32|f16|bf16", 0,
      "Type of the matrices; tf32 is f32 of which tensor cores use the upper bits (f32)", 2},
-    {"activation", KEY_ACTIVATION, "NAME", 0, "none, relu, gelu, gelu_tanh or silu (gelu)", 2},
+    {"activation", KEY_ACTIVATION, "NAME", 0,
+     "Linear layers: none, relu, gelu, gelu_tanh or silu (gelu)", 2},
     {"no-preact", KEY_NO_PREACT, NULL, 0,
-     "Linear layers forward: do not keep the pre-activation, as who only infers", 2},
+     "Linear layers forward: do not keep the pre-activation, as for inference", 2},
     {"batch", KEY_BATCH, "N", 0, "Attention: sequences (1)", 2},
     {"heads", KEY_HEADS, "N[/M]", 0,
-     "Attention: heads of the queries, and of keys and values where they are fewer (8)", 2},
-    {"causal", KEY_CAUSAL, NULL, 0, "Attention: no query sees the keys behind it", 2},
+     "Attention: heads of the queries, and of keys and values if they are fewer (8)", 2},
+    {"causal", KEY_CAUSAL, NULL, 0, "Attention: a query does not see later keys", 2},
     {"page", KEY_PAGE, "N", 0, "Attention over a cache: rows of its pages (16)", 2},
     {"kind", KEY_KIND, "rms|layer", 0, "Normalization: RMSNorm or LayerNorm (rms)", 2},
-    {"threads", KEY_THREADS, "N", 0, "Of variants that have threads (all processors)", 2},
+    {"threads", KEY_THREADS, "N", 0, "Threads of variants that have them (all processors)", 2},
     {"rounds", KEY_ROUNDS, "N", 0, "Runs of each variant, at most (9)", 3},
-    {"time", KEY_TIME, "TIME", 0, "A variant that has run so long is not run again (3s)", 3},
-    {"no-peaks", KEY_NO_PEAKS, NULL, 0, "Do not measure what the machine can do at most", 3},
+    {"time", KEY_TIME, "TIME", 0, "A variant that has run for this long is not run again (3s)", 3},
+    {"no-peaks", KEY_NO_PEAKS, NULL, 0, "Do not measure the machine's peaks", 3},
     {"cpu-time", KEY_CPU_TIME, NULL, 0,
-     "Count the processors' time instead of the clock's: for a machine shared with others. Threads "
+     "Count CPU time instead of wall-clock time, for a machine that is shared with others. Threads "
      "that wait by spinning count, too",
      3},
     CLI_OPTION_JSON,
@@ -74,29 +75,29 @@ static const struct argp_option options[] = {
 };
 
 static const char doc[] =
-    "Times each variant of an operator on random data: median and spread, operations and bytes a "
-    "second and which share that is of what the machine was measured to do at most, the ratio to "
-    "the variant before and to OpenBLAS (on the GPU cuBLASLt) where that can be loaded. OPERATOR "
-    "is matmul, linear-forward, linear-backward, linear, which is both, attention, "
-    "attention-backward, attention-paged (over a cache in pages), kv-append (of new rows to it), "
-    "norm-forward, norm-backward, cross-entropy, adamw, grad-norm, embedding-forward, "
-    "embedding-backward, swiglu-forward or swiglu-backward; without one it is matmul."
-    "\vOpenBLAS is given the product alone, without bias and activation, in f32, and as many "
-    "threads as the variant has. OPENBLAS_CORETYPE chooses its code. cuBLASLt is given as much of "
-    "a linear layer as it can do at once; GPUNVME_CUBLASLT names another library file. On the GPU "
+    "Times each variant of operators on random data. It shows the median and the spread, "
+    "operations and bytes a second, both also as shares of the machine's measured peaks, and the "
+    "ratios to the previous variant and to OpenBLAS (on the GPU cuBLASLt) if that can be loaded. "
+    "OPERATOR is matmul (the default), linear-forward, linear-backward, linear (both of them), "
+    "attention, attention-backward, attention-paged (over a cache in pages), kv-append (of new "
+    "rows to it), norm-forward, norm-backward, cross-entropy, adamw, grad-norm, embedding-forward, "
+    "embedding-backward, swiglu-forward or swiglu-backward."
+    "\vOpenBLAS computes the product alone, without bias and activation, in f32, with as many "
+    "threads as the variant has; OPENBLAS_CORETYPE chooses its code. cuBLASLt computes as much of "
+    "a linear layer as it can in one call; GPUNVME_CUBLASLT names another library. On the GPU, "
     "time is the GPU's own, of as many runs in a row as fill 2 ms, on matrices that are not in its "
     "cache.\n\n"
     "Peaks are measured in the same rounds: multiply-adds in registers (on the GPU's tensor cores "
     "products of the type, from registers or shared memory), and a copy of memory. GB/s count each "
-    "matrix once. Each result is compared with sums in f64 at some places before it is timed; "
-    "'gpunvme ops check' does so everywhere.\n\n"
+    "matrix once. Before it is timed, each result is compared with sums in f64 in some rows and "
+    "columns; 'gpunvme ops check' compares more.\n\n"
     "Examples:\n"
     "  gpunvme ops bench\n"
     "  gpunvme ops bench matmul --shape 2048x2048x2048 --variant avx512\n"
     "  gpunvme ops bench --device cuda --dtype bf16 --shape 4096\n"
     "  gpunvme ops bench linear --shape 512x4096x1024 --activation gelu --json\n"
     "  gpunvme ops bench attention --shape 2048x2048x128 --heads 32/8 --causal\n\n"
-    "Exit codes: 0 all was measured, 1 something failed, 2 usage, 3 a result is wrong.";
+    "Exit codes: 0 all variants were measured, 1 something failed, 2 usage, 3 a result is wrong.";
 
 static int parse_name(struct argp_state *state, const char *option, const char *arg,
                       int (*by_name)(const char *), const char *names)

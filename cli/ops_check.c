@@ -23,17 +23,17 @@ enum { KEY_VARIANT = CLI_KEY_OWN, KEY_DEVICE, KEY_SEED };
 
 static const struct argp_option options[] = {
     {"variant", KEY_VARIANT, "all|NAME", 0, "Which variant (all that this machine has)", 1},
-    {"device", KEY_DEVICE, "all|cpu|cuda", 0, "Where (everywhere that there is)", 1},
-    {"seed", KEY_SEED, "N", 0, "Of the random data (1)", 1},
+    {"device", KEY_DEVICE, "all|cpu|cuda", 0, "Where to run (all)", 1},
+    {"seed", KEY_SEED, "N", 0, "Seed of the random data (1)", 1},
     CLI_OPTION_JSON,
     {0},
 };
 
 static const char doc[] =
-    "Runs each variant of each operator that this machine has, with each type, on several shapes, "
-    "and compares with sums in f64, of attention in 32 queries and keys of four heads. The error "
-    "is told as a share of what sums in f32 may lose: up "
-    "to 1 is right. With a GPU, the GPU's are checked, too."
+    "Compares each variant of each operator that this machine has with sums in f64, with each type "
+    "and on several shapes; attention in 32 queries and keys of four heads. The error is shown as "
+    "a share of what sums in f32 may lose: up to 1 is right. With a GPU, its variants are checked, "
+    "too."
     "\vExamples:\n"
     "  gpunvme ops check\n"
     "  gpunvme ops check --device cuda --variant hopper\n"

@@ -79,15 +79,17 @@ struct job {
 enum { KEY_SIZE = CLI_KEY_OWN, KEY_IMAGE, KEY_KEEP, KEY_URI, KEY_PROFILE };
 
 static const struct argp_option options[] = {
-    {"size", KEY_SIZE, "SIZE", 0, "Size of the file that is made where none is given (64M)", 1},
-    {"image", KEY_IMAGE, "PATH", 0, "Where the namespace's image is made (a temporary file)", 2},
+    {"size", KEY_SIZE, "SIZE", 0, "Size of the file that is made without FILE (64M)", 1},
+    {"image", KEY_IMAGE, "PATH", 0, "The namespace's image, which is created (a temporary file)",
+     2},
     {"keep", KEY_KEEP, NULL, 0, "Keep the image", 2},
-    {"uri", KEY_URI, "URI", 0, "Controller to use (sim:), with any of its parameters", 3},
-    {"profile", KEY_PROFILE, "NAME", 0, "Speed to model: see `gpunvme sim profiles`", 3},
+    {"uri", KEY_URI, "URI", 0, "The controller to use, with any of its parameters (sim:)", 3},
+    {"profile", KEY_PROFILE, "NAME", 0, "Speed to model: see 'gpunvme sim profiles'", 3},
     {"depth", 'd', "N", 0, "Commands in flight (32)", 4},
-    {"block-size", 'b', "SIZE", 0, "Bytes of a command (256K)", 4},
+    {"block-size", 'b', "SIZE", 0, "Bytes of one command (256K)", 4},
     CLI_OPTION_NSID,
-    {"force", CLI_KEY_FORCE, NULL, 0, "Overwrite the device or image that --uri names", 5},
+    {"force", CLI_KEY_FORCE, NULL, 0, "Overwrite the device or the existing image that --uri names",
+     5},
     CLI_OPTION_JSON,
     CLI_OPTION_QUIET,
     {0},
@@ -95,9 +97,9 @@ static const struct argp_option options[] = {
 
 static const char doc[] =
     "Writes FILE to a namespace of the software NVMe controller, reads it back into GPU memory "
-    "(host memory without a GPU), verifies every byte there, and tells what path the bytes took, "
-    "how fast, and the latencies. Without FILE it makes one that is shaped like model weights "
-    "(safetensors). Needs no hardware and no root, and leaves nothing behind."
+    "(host memory without a GPU) and verifies every byte there. It prints the path of the bytes, "
+    "rates and latencies. Without FILE it makes one shaped like model weights (safetensors). Needs "
+    "no hardware and no root, and leaves nothing behind."
     "\vExamples:\n"
     "  gpunvme quickstart\n"
     "  gpunvme quickstart model.safetensors\n"

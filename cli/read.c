@@ -31,8 +31,8 @@ static const char doc[] =
     "  gpunvme read sim:image=disk.img --offset 1M --length 10G -o out.bin\n"
     "  export GPUNVME_URI=sim:image=disk.img\n"
     "  gpunvme read -n 2 -o whole-namespace.bin\n\n"
-    "Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted. After a failure "
-    "FILE has the bytes from before it.";
+    "Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted. After a failure FILE holds the bytes "
+    "that were read before it.";
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {

@@ -100,7 +100,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option json_option[] = {CLI_OPTION_JSON, {0}};
 static const struct argp_option image_options[] = {
-    {"size", KEY_SIZE, "SIZE", 0, "Size of the image; needed where it does not exist yet", 0},
+    {"size", KEY_SIZE, "SIZE", 0, "Size of the image; needed if it does not exist yet", 0},
     CLI_OPTION_JSON,
     {0},
 };
@@ -122,7 +122,7 @@ static const struct argp image_argp = {
     image_options,
     parse,
     "PATH",
-    "Makes an image file for a namespace, sparse. One that exists is checked and left alone."
+    "Makes a sparse image file for a namespace. One that exists is checked and not changed."
     "\vExamples:\n"
     "  gpunvme sim image disk.img --size 100G\n"
     "  gpunvme write sim:image=disk.img -i model.safetensors",
@@ -132,7 +132,7 @@ static const struct argp image_argp = {
 static const struct argp check_argp = {json_option,
                                        parse,
                                        "URI",
-                                       "Tells what a sim: URI means, or what is wrong with it. "
+                                       "Explains a sim: URI, or says what is wrong with it. "
                                        "Starts nothing and opens no image."
                                        "\vExamples:\n"
                                        "  gpunvme sim check sim:size=1G,block=4096\n"
@@ -332,9 +332,9 @@ static int check(int argc, char **argv)
 }
 
 static const struct cli_command commands[] = {
-    {"profiles", "the speeds that can be modelled", profiles},
+    {"profiles", "shows the speeds that can be modelled", profiles},
     {"image", "makes an image file for a namespace", image},
-    {"check", "tells what a sim: URI means", check},
+    {"check", "explains a sim: URI", check},
 };
 
 static const struct cli_verbs verbs = {
@@ -343,7 +343,7 @@ static const struct cli_verbs verbs = {
     .names = "profiles, image or check",
     .head = "Usage: gpunvme sim VERB [OPTION...] [ARGUMENT...]\n"
             "       gpunvme sim --listen PATH... [--trust] [--json] [URI...]\n"
-            "The software NVMe controller, which is named by URIs that begin with sim:\n\n",
+            "The software NVMe controller. Its URIs begin with sim:\n\n",
     .tail = "  --listen    serves a controller to other processes, by vfio-user\n"
             "\nExamples:\n"
             "  gpunvme sim profiles\n"

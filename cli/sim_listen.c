@@ -68,9 +68,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option options[] = {
-    {"listen", KEY_LISTEN, "PATH", 0, "The socket of a controller; once for each of them", 0},
+    {"listen", KEY_LISTEN, "PATH", 0, "Socket of a controller; once for each", 0},
     {"trust", KEY_TRUST, NULL, 0,
-     "Map memory that a client can take away again: for clients that are trusted, such as SPDK", 0},
+     "Map memory that a client can take away again: for trusted clients, such as SPDK", 0},
     CLI_OPTION_JSON,
     {0},
 };
@@ -79,9 +79,9 @@ static const struct argp argp = {
     options,
     parse,
     "[URI...]",
-    "Serves software controllers to other processes by vfio-user, until it is stopped by a signal; "
-    "then tells what their drivers did, and did wrong."
-    "\vThe first URI goes with the first socket, and so on; sockets without one get sim: as it is."
+    "Serves software controllers to other processes by vfio-user until a signal stops it. Then it "
+    "reports what their drivers did, and did wrong."
+    "\vThe first URI goes with the first socket, and so on; sockets without a URI get sim:."
     "\n\nExamples:\n"
     "  gpunvme sim --listen /run/nvme0 sim:size=1G\n"
     "  gpunvme sim --listen /run/a/cntrl --listen /run/b/cntrl sim:size=1G sim:image=b.img",

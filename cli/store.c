@@ -35,18 +35,20 @@ struct look {
 enum { KEY_MEMORY = CLI_KEY_OWN, KEY_LENGTH, KEY_OFFSET, KEY_UNREGISTERED };
 
 static const struct argp_option options[] = {
-    {"memory", KEY_MEMORY, "host|pinned|gpu", 0, "Where to bring it (gpu)", 0},
-    {"length", KEY_LENGTH, "SIZE", 0, "How much to read (256M, or all of it); 0: only open it", 0},
-    {"offset", KEY_OFFSET, "SIZE", 0, "Where to begin (0)", 0},
-    {"unregistered", KEY_UNREGISTERED, NULL, 0, "Read into memory that is not registered", 0},
+    {"memory", KEY_MEMORY, "host|pinned|gpu", 0, "The memory to read into (gpu)", 0},
+    {"length", KEY_LENGTH, "SIZE", 0,
+     "How much to read (256M, or all of it if that is less); 0 only opens it", 0},
+    {"offset", KEY_OFFSET, "SIZE", 0, "First byte (0)", 0},
+    {"unregistered", KEY_UNREGISTERED, NULL, 0, "Read into memory that was not registered", 0},
     CLI_OPTION_JSON,
     {0},
 };
 
 static const char doc[] =
-    "Opens a file, a drive or whatever a URI names as a store, reads the first of its bytes into "
-    "GPU memory, and tells which way they went, how fast, and why not a faster way. Writes nothing."
-    "\vWithout a GPU, host memory stands in its place, and this says so.\n\n"
+    "Opens a file, a drive or another URI as a store, reads its first bytes into GPU memory, and "
+    "shows the route that they took, how fast it was, and why no faster route was taken. Writes "
+    "nothing."
+    "\vWithout a GPU, host memory stands in for GPU memory, and the output says so.\n\n"
     "Examples:\n"
     "  gpunvme store /data/weights.bin\n"
     "  gpunvme store 'file:/data/weights.bin?direct=on,threads=8'\n"

@@ -52,7 +52,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option create_options[] = {
-    {"unit", KEY_UNIT, "SIZE", 0, "Bytes on one member before the next one's turn (128K)", 0},
+    {"unit", KEY_UNIT, "SIZE", 0, "Contiguous bytes on a member, a power of two (128K)", 0},
     {"force", CLI_KEY_FORCE, NULL, 0, "Overwrite what the members hold", 0},
     CLI_OPTION_JSON,
     {0},
@@ -63,11 +63,12 @@ static const struct argp create_argp = {
     create_options,
     parse,
     "URI URI...",
-    "Makes a stripe set (RAID 0) of several drives, namespaces or files: all that they hold is "
-    "lost. The first MiB of each gets a header that says which member of which set it is; all "
-    "members give as much as the smallest."
-    "\vNothing is redundant: when one member is lost, so is the set. Members that hold a file "
-    "system, a partition table or a set are refused without --force.\n\nExamples:\n"
+    "Makes a stripe set (RAID 0) of several drives, namespaces or files. Their data is lost. The "
+    "first MiB of each gets a header, which names the set and the member's place in it. Each "
+    "member contributes as much as the smallest one has."
+    "\vThere is no redundancy: if a member is lost, so is the set. Members whose first MiB is not "
+    "zero, or that hold a file system, a partition table or another set, are refused without "
+    "--force.\n\nExamples:\n"
     "  gpunvme stripe create nvme:0000:3b:00.0/1 nvme:0000:5e:00.0/1\n"
     "  gpunvme stripe create --unit 512K sim:image=a.img sim:image=b.img",
     NULL,
@@ -77,8 +78,7 @@ static const struct argp show_argp = {
     show_options,
     parse,
     "URI...",
-    "Shows what the headers of stores say: of which set they are members, and whether the set is "
-    "whole."
+    "Shows the headers of members, and whether they are a whole set."
     "\vExamples:\n"
     "  gpunvme stripe show nvme:0000:3b:00.0/1 nvme:0000:5e:00.0/1\n"
     "  gpunvme stripe show a.img b.img --json",
@@ -240,8 +240,8 @@ static int create(int argc, char **argv)
 }
 
 static const struct cli_command commands[] = {
-    {"create", "makes a set, and loses what its members hold", create},
-    {"show", "what members say of their set", show},
+    {"create", "makes a set; its members' data is lost", create},
+    {"show", "shows the headers of members", show},
 };
 
 static const struct cli_verbs verbs = {
@@ -249,7 +249,7 @@ static const struct cli_verbs verbs = {
     .nverbs = sizeof(commands) / sizeof(commands[0]),
     .names = "create or show",
     .head = "Usage: gpunvme stripe VERB [OPTION...] URI...\n"
-            "Stripe sets: several drives, namespaces or files that are used as one.\n\n",
+            "Stripe sets: several drives, namespaces or files used as one.\n\n",
     .tail = "\nExamples:\n"
             "  gpunvme stripe create sim:image=a.img sim:image=b.img --unit 256K\n"
             "  gpunvme stripe show sim:image=a.img sim:image=b.img\n\n"

@@ -22,7 +22,7 @@ enum { KEY_SVG = CLI_KEY_OWN, KEY_XML, KEY_ROOT };
 
 static const struct argp_option options[] = {
     {"svg", KEY_SVG, "FILE", 0, "Draw a picture as well", 0},
-    {"xml", KEY_XML, "FILE", 0, "A machine that lstopo has written down (lstopo --of xml)", 0},
+    {"xml", KEY_XML, "FILE", 0, "Show the machine that lstopo --of xml described in FILE", 0},
     {"root", KEY_ROOT, "DIR", OPTION_HIDDEN, "Put before /sys: for tests", 0},
     CLI_OPTION_JSON,
     {0},
@@ -31,10 +31,10 @@ static const struct argp_option options[] = {
 static const char doc[] =
     "Shows which NVMe drives and GPUs share a switch, a root port or a socket, with their NUMA "
     "nodes, links, drivers and IOMMU groups. Opens no device."
-    "\vA drive and a GPU below one switch move bytes without the processor seeing them; in "
-    "one root complex most server processors and newer desktop ones pass them on; across sockets "
-    "it is slow or does not work. 'gpunvme check-p2p' tries it. A GPU that idles shows a slower "
-    "link than it has under load.\n\n"
+    "\vA drive and a GPU below one switch exchange data without the processor. Below one root "
+    "complex, most server processors and newer desktop ones forward it. Across sockets it is slow "
+    "or does not work. 'gpunvme check-p2p' tests it. An idle GPU shows a slower link than under "
+    "load.\n\n"
     "Examples:\n"
     "  gpunvme topology\n"
     "  gpunvme topology --svg topology.svg\n"

@@ -21,7 +21,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 static const struct argp argp = {
     options, parse,
-    NULL,    "Shows how drives and GPUs hang together. This build can't: it has no hwloc.",
+    NULL,    "Shows which drives and GPUs are near each other. This build can't: it has no hwloc.",
     NULL,    NULL,
     NULL};
 

@@ -42,9 +42,9 @@ enum { CLI_KEY_OFFSET = CLI_KEY_OWN + 0x100, CLI_KEY_TIMEOUT };
 /* Rows of the option table. */
 #define CLI_TRANSFER_OPTIONS                                                                       \
     {"offset", CLI_KEY_OFFSET, "BYTES", 0, "First byte of the namespace (0)", 1},                  \
-        {"length", 'l', "BYTES", 0, "How many (default: to the end)", 1}, CLI_OPTION_NSID,         \
+        {"length", 'l', "BYTES", 0, "How many bytes (default: to the end)", 1}, CLI_OPTION_NSID,   \
         {"depth", 'd', "N", 0, "Commands in flight (32)", 3},                                      \
-        {"block-size", 'b', "SIZE", 0, "Most bytes of a command (256K)", 3},                       \
+        {"block-size", 'b', "SIZE", 0, "Most bytes of one command (256K)", 3},                     \
         {"timeout", CLI_KEY_TIMEOUT, "TIME", 0, "Deadline of a command (30s)", 3},                 \
         CLI_OPTION_INTERRUPTS, CLI_OPTION_JSON, CLI_OPTION_QUIET
 

@@ -30,15 +30,16 @@ enum {
 
 #define OPTION_GLOB                                                                                \
     {                                                                                              \
-        "glob", KEY_GLOB, "PATTERN", 0, "Tensors whose names match, as 'model.layers.*' (all)", 0  \
+        "glob", KEY_GLOB, "PATTERN", 0,                                                            \
+            "Tensors whose names match, such as 'model.layers.*' (all)", 0                         \
     }
 #define OPTION_DTYPE                                                                               \
     {                                                                                              \
-        "dtype", KEY_DTYPE, "DTYPE", 0, "What numbers become: f32, f16, bf16 or f8_e4m3", 0        \
+        "dtype", KEY_DTYPE, "DTYPE", 0, "Convert numbers to f32, f16, bf16 or f8_e4m3", 0          \
     }
 #define OPTION_MEMORY                                                                              \
     {                                                                                              \
-        "memory", KEY_MEMORY, "host|pinned|gpu", 0, "Where to load them (gpu)", 0                  \
+        "memory", KEY_MEMORY, "host|pinned|gpu", 0, "The memory to load into (gpu)", 0             \
     }
 
 static const struct argp_option ls_options[] = {OPTION_GLOB, CLI_OPTION_JSON, {0}};
@@ -46,7 +47,9 @@ static const struct argp_option load_options[] = {
     OPTION_GLOB,
     OPTION_MEMORY,
     {"slice", KEY_SLICE, "DIM:BEGIN:END", 0,
-     "Of each tensor with that dimension, its elements BEGIN to END - 1", 0},
+     "Load only elements BEGIN to END - 1 of dimension DIM (0 is the first) of each tensor that "
+     "has it",
+     0},
     {"checksum", KEY_CHECKSUM, NULL, 0, "Compute the checksum of each tensor", 0},
     OPTION_DTYPE,
     CLI_OPTION_QUIET,
@@ -54,7 +57,7 @@ static const struct argp_option load_options[] = {
     {0},
 };
 static const struct argp_option verify_options[] = {
-    {"manifest", KEY_MANIFEST, "FILE", 0, "The checksums, a JSON file", 0},
+    {"manifest", KEY_MANIFEST, "FILE", 0, "The manifest of checksums, a JSON file", 0},
     {"write", KEY_WRITE, NULL, 0, "Write the manifest instead of comparing with it", 0},
     OPTION_GLOB,
     OPTION_MEMORY,
@@ -65,8 +68,8 @@ static const struct argp_option verify_options[] = {
 
 static const struct argp_option bench_options[] = {
     OPTION_GLOB,
-    {"memory", KEY_MEMORY, "host|pinned|gpu|all", 0, "Where to load them (all)", 0},
-    {"rounds", KEY_ROUNDS, "N", 0, "Loads of each, of which the median is told (5)", 0},
+    {"memory", KEY_MEMORY, "host|pinned|gpu|all", 0, "The memory to load into (all)", 0},
+    {"rounds", KEY_ROUNDS, "N", 0, "Loads of each URI into each kind of memory (5)", 0},
     {"checksum", KEY_CHECKSUM, NULL, 0, "Compute the checksum of each tensor", 0},
     OPTION_DTYPE,
     CLI_OPTION_JSON,
@@ -74,7 +77,7 @@ static const struct argp_option bench_options[] = {
 };
 static const struct argp_option convert_options[] = {
     OPTION_DTYPE,
-    {"glob", KEY_GLOB, "PATTERN", 0, "Only tensors whose names match; others stay as they are", 0},
+    {"glob", KEY_GLOB, "PATTERN", 0, "Convert only tensors whose names match", 0},
     CLI_OPTION_QUIET,
     CLI_OPTION_JSON,
     {0},
@@ -186,8 +189,8 @@ static const struct argp load_argp = {
     load_options,
     parse,
     "URI...",
-    "Loads tensors into memory, and tells how fast and which way the bytes went."
-    "\vWithout a GPU, host memory stands in its place, and this says so.\n\nExamples:\n"
+    "Loads tensors into memory, and shows the rate and the route of the bytes."
+    "\vWithout a GPU, host memory stands in for GPU memory, and the output says so.\n\nExamples:\n"
     "  gpunvme weights load model.safetensors.index.json\n"
     "  gpunvme weights load model.safetensors --memory host \\\n"
     "      --glob 'model.layers.0.*'\n"
@@ -199,7 +202,7 @@ static const struct argp verify_argp = {
     verify_options,
     parse,
     "URI...",
-    "Loads tensors and compares their checksums with a manifest, or writes it."
+    "Loads tensors and compares their checksums with a manifest, or writes the manifest."
     "\vExamples:\n"
     "  gpunvme weights verify model.safetensors --manifest model.sums --write\n"
     "  gpunvme weights verify model.safetensors --manifest model.sums\n\n"
@@ -213,10 +216,10 @@ static const struct argp bench_argp = {
     parse,
     "URI...",
     "Measures how fast tensors are loaded, from each URI into each kind of memory. Loads take "
-    "turns; the medians are told."
-    "\vA model of several files is measured by its index. Host memory has its pages before. "
-    "Without "
-    "a GPU, host memory stands in its place, and this says so.\n\nExamples:\n"
+    "turns, and medians are shown."
+    "\vName a model of several files by its index. Pages of host memory are allocated before a "
+    "load is timed. Without a GPU, host memory stands in for GPU memory, and the output says "
+    "so.\n\nExamples:\n"
     "  gpunvme weights bench model.safetensors\n"
     "  gpunvme weights bench model.safetensors 'file:model.safetensors?direct=on'\n"
     "  gpunvme weights bench --json --memory gpu model.safetensors.index.json",
@@ -227,11 +230,10 @@ static const struct argp convert_argp = {
     convert_options,
     parse,
     "IN... OUT",
-    "Writes a .safetensors file OUT with the tensors of others, as numbers of another type."
-    "\vFloating-point numbers of 16 and 32 bits become others; other tensors stay as they are. For "
-    "f8_e4m3 a tensor NAME gets a second one, NAME_scale: numbers times that are its values. OUT "
-    "is "
-    "there when it is whole, and replaces what was there.\n\nExamples:\n"
+    "Writes the tensors of .safetensors files to a new one, OUT, as another type."
+    "\vFloating-point tensors of 16 and 32 bits are converted; others stay as they are. With "
+    "f8_e4m3, each tensor NAME gets a tensor NAME_scale: a number times this scale is the value. "
+    "OUT appears when it is complete, and replaces an existing file.\n\nExamples:\n"
     "  gpunvme weights convert model.safetensors small.safetensors --dtype bf16\n"
     "  gpunvme weights convert model.safetensors.index.json one.safetensors \\\n"
     "      --dtype f8_e4m3 --glob '*_proj.weight'",
@@ -678,10 +680,10 @@ static int run_convert(int argc, char **argv)
 
 static const struct cli_command commands[] = {
     {"ls", "lists the tensors", run_ls},
-    {"load", "loads them, and tells how fast", run_load},
-    {"verify", "compares their checksums with a manifest, or writes it", run_verify},
-    {"bench", "measures how fast they are loaded", run_bench},
-    {"convert", "writes them to a file as numbers of another type", run_convert},
+    {"load", "loads tensors, and shows how fast", run_load},
+    {"verify", "compares checksums with a manifest, or writes one", run_verify},
+    {"bench", "measures how fast tensors are loaded", run_bench},
+    {"convert", "writes tensors to a file as another type", run_convert},
 };
 
 static const struct cli_verbs verbs = {

@@ -18,21 +18,21 @@ enum { KEY_FUA = CLI_KEY_OWN };
 static const struct argp_option options[] = {
     {"input", 'i', "FILE", 0, "Where the bytes come from; - is standard input, the default", 0},
     {"file", 'f', "FILE", OPTION_ALIAS | OPTION_HIDDEN, NULL, 0},
-    {"fua", KEY_FUA, NULL, 0, "Force unit access: each command reaches the medium by itself", 2},
+    {"fua", KEY_FUA, NULL, 0,
+     "Force unit access: each command is on the medium before it completes", 2},
     {"force", CLI_KEY_FORCE, NULL, 0, "Overwrite a file system or a partition table", 4},
     CLI_TRANSFER_OPTIONS,
     {0},
 };
 
 static const char doc[] =
-    "Writes bytes to a namespace, at any offset and of any length, and flushes. What is there is "
-    "overwritten without asking, unless the namespace holds a file system, a partition table or "
-    "the like: that needs --force."
+    "Writes bytes to a namespace, at any offset and of any length, and flushes. It overwrites what "
+    "is there without asking, unless the namespace holds a file system, a partition table or "
+    "another known signature: that takes --force."
     "\vThe URI names a controller or any store: a file, a block device, a stripe set. A file or "
-    "block device that is not zero in its first MiB needs --force; a file that does not exist is "
-    "made. Sizes take units: 4K, 1MiB, 1.5GB, 0x1000. A pipe is written until it ends; with "
-    "--length, "
-    "an input that ends early is an error.\n\n"
+    "block device that is not zero in its first MiB takes --force; a file that does not exist is "
+    "created. Sizes take units: 4K, 1MiB, 1.5GB, 0x1000. A pipe is written until it ends; with "
+    "--length, an input that ends early is an error.\n\n"
     "Examples:\n"
     "  gpunvme write sim:image=disk.img -i model.safetensors\n"
     "  printf hello | gpunvme write sim:image=disk.img --offset 1000\n"

@@ -31,23 +31,22 @@ enum {
 
 #define OPTION_SET                                                                                 \
     {                                                                                              \
-        "set", KEY_SET, "DIR", 0, "The set, by the directory of any of its tiers (/nvme)", 80      \
+        "set", KEY_SET, "DIR", 0, "Directory of any tier of the set (/nvme)", 80                   \
     }
 /* Each in a group of its own: options of a group are sorted by name. */
 #define OPTIONS_SETTINGS                                                                           \
     {"hot", KEY_HOT, "DIR[:CAPACITY]", 0, "Directory and capacity of the hot tier", 1},            \
-        {"warm", KEY_WARM, "DIR[:CAPACITY]", 0, "The same of the warm tier", 2},                   \
-        {"cold", KEY_COLD, "DIR[:CAPACITY]", 0, "The same of the cold tier", 3},                   \
+        {"warm", KEY_WARM, "DIR[:CAPACITY]", 0, "The same for the warm tier", 2},                  \
+        {"cold", KEY_COLD, "DIR[:CAPACITY]", 0, "The same for the cold tier", 3},                  \
         {"hot-at", KEY_HOT_AT, "SCORE", 0, "Files are hot from this score on", 4},                 \
         {"warm-at", KEY_WARM_AT, "SCORE", 0, "Files are warm from this score on", 5},              \
-        {"half-life", KEY_HALF_LIFE, "TIME", 0, "Accesses count half after it, or none", 6},       \
+        {"half-life", KEY_HALF_LIFE, "TIME", 0, "Half-life of scores; none: no decay", 6},         \
     {                                                                                              \
-        "rate", KEY_RATE, "SIZE", 0,                                                               \
-            "Bytes a second that migration moves at most; none: no limit", 7                       \
+        "rate", KEY_RATE, "SIZE", 0, "Most bytes a second that migration moves; none: no limit", 7 \
     }
 #define OPTION_VERBOSE                                                                             \
     {                                                                                              \
-        "verbose", 'v', NULL, 0, "Say each move", 0                                                \
+        "verbose", 'v', NULL, 0, "Print each move", 0                                              \
     }
 #define OPTION_INTERVAL(what)                                                                      \
     {                                                                                              \
@@ -58,7 +57,7 @@ static const struct argp_option create_options[] = {OPTIONS_SETTINGS, CLI_OPTION
 static const struct argp_option configure_options[] = {
     OPTIONS_SETTINGS, OPTION_SET, CLI_OPTION_JSON, {0}};
 static const struct argp_option status_options[] = {
-    {"watch", KEY_WATCH, NULL, 0, "Show it again and again, with rates, until interrupted", 0},
+    {"watch", KEY_WATCH, NULL, 0, "Show it again and again until interrupted, with rates", 0},
     OPTION_INTERVAL("How often, with --watch (1s)"),
     OPTION_SET,
     CLI_OPTION_JSON,
@@ -73,27 +72,30 @@ static const struct argp_option get_options[] = {
     {0},
 };
 static const struct argp_option put_options[] = {
-    {"tier", KEY_TIER, "hot|warm|cold", 0, "Where it goes (where the policy puts it)", 0},
+    {"tier", KEY_TIER, "hot|warm|cold", 0, "The tier to put it in (default: the policy decides)",
+     0},
     OPTION_SET,
     CLI_OPTION_JSON,
     {0},
 };
 static const struct argp_option migrate_options[] = {
-    {"to", KEY_TIER, "hot|warm|cold", 0, "Move the named files there, whatever their scores", 1},
-    {"pin", KEY_PIN, NULL, 0, "Keep them in the tier of --to", 2},
+    {"to", KEY_TIER, "hot|warm|cold", 0,
+     "The tier to move the named files to, whatever their scores", 1},
+    {"pin", KEY_PIN, NULL, 0, "Keep them there", 2},
     OPTION_VERBOSE,
     OPTION_SET,
     CLI_OPTION_JSON,
     {0},
 };
 static const struct argp_option scrub_options[] = {
-    {"read-all", KEY_READ_ALL, NULL, 0, "Read every file, and compare or set its checksum", 0},
+    {"read-all", KEY_READ_ALL, NULL, 0,
+     "Read every file, and compare its checksum, or set it if there is none", 0},
     OPTION_SET,
     CLI_OPTION_JSON,
     {0},
 };
 static const struct argp_option serve_options[] = {
-    OPTION_INTERVAL("Between passes (10s)"), OPTION_VERBOSE, OPTION_SET, CLI_OPTION_JSON, {0},
+    OPTION_INTERVAL("Time between passes (10s)"), OPTION_VERBOSE, OPTION_SET, CLI_OPTION_JSON, {0},
 };
 
 /* ---- Values ------------------------------------------------------------------------------------
@@ -237,27 +239,27 @@ static const struct argp create_argp =
     ARGP(create_options, NULL,
          "Makes a set of three directories, which must exist. Files that are in them become files "
          "of the set."
-         "\vWithout options the directories are /nvme, /ssd and /hdd without limits. Files are hot "
-         "from a score of 100 on, warm from 10 on, and accesses count half after a week.\n\n"
+         "\vThe defaults are /nvme, /ssd and /hdd without limits. Files are hot from a score of "
+         "100 on and warm from 10 on, and an access counts half as much after a week.\n\n"
          "Examples:\n"
          "  gpunvme tier create --hot /nvme:2T --warm /ssd:8T --cold /hdd\n"
          "  gpunvme tier create --hot a:1G --warm b --cold c --half-life 1d --rate 200M");
 static const struct argp configure_argp =
     ARGP(configure_options, NULL,
-         "Changes the settings that are given, for all processes that use the set."
-         "\v:CAPACITY without a directory changes the capacity alone; none is no limit. DIR is "
-         "where a tier's directory has moved to.\n\n"
+         "Changes the given settings, for all processes that use the set."
+         "\vDIR is the new place of a tier's directory. :CAPACITY without a directory changes the "
+         "capacity alone; :none takes the limit away.\n\n"
          "Examples:\n"
          "  gpunvme tier configure --hot :1500G --rate 200M\n"
          "  gpunvme tier configure --half-life 1d --hot-at 50\n"
          "  gpunvme tier configure --warm /mnt/ssd2");
 static const struct argp status_argp =
     ARGP(status_options, NULL,
-         "Shows the tiers: what is in them, how full they are, their share of all accesses (the "
-         "hit rate), and what migration moved in."
+         "Shows each tier: its files, how full it is, its share of all accesses (the hit rate), "
+         "and the bytes that migration moved in."
          "\vWith --watch, accesses, hit rates and moves are those since the last look. With --json "
-         "as well, each look is a document in a line, with the sums since the set was made and the "
-         "seconds since the watch began.\n\n"
+         "as well, each look is one line of JSON, with sums since the set was made and the seconds "
+         "since the watch began.\n\n"
          "Examples:\n"
          "  gpunvme tier status\n"
          "  gpunvme tier status --set /mnt/fast --watch --interval 5s\n"
@@ -265,63 +267,62 @@ static const struct argp status_argp =
          "  gpunvme tier status --watch --json | jq .tiers[0].accesses");
 static const struct argp ls_argp =
     ARGP(plain_options, "[PREFIX]",
-         "Lists the files whose names begin with PREFIX, by name."
+         "Lists the files whose names begin with PREFIX, sorted by name."
          "\vExamples:\n"
          "  gpunvme tier ls\n"
          "  gpunvme tier ls train/shard- --json | jq '.files[] | select(.tier == \"hot\")'");
 static const struct argp stat_argp =
     ARGP(plain_options, "NAME...",
-         "Shows a file's tier, size, score and checksum, and which way its bytes take."
+         "Shows a file's tier, size, score and checksum, and the route of its bytes."
          "\vExample:\n"
          "  gpunvme tier stat train/shard-000.tar");
-static const struct argp get_argp =
-    ARGP(get_options, "NAME",
-         "Copies a file out of the set, wherever it lies. Counts as one access."
-         "\vExamples:\n"
-         "  gpunvme tier get train/shard-000.tar -o shard.tar\n"
-         "  gpunvme tier get notes.txt | less");
+static const struct argp get_argp = ARGP(get_options, "NAME",
+                                         "Copies a file out of the set. Counts as one access."
+                                         "\vExamples:\n"
+                                         "  gpunvme tier get train/shard-000.tar -o shard.tar\n"
+                                         "  gpunvme tier get notes.txt | less");
 static const struct argp put_argp =
     ARGP(put_options, "SOURCE NAME",
-         "Puts a file into the set, or replaces it as a whole: whoever reads NAME gets the old "
-         "bytes or the new ones."
+         "Puts a file into the set, or replaces it as a whole: readers of NAME get the old bytes "
+         "or the new ones."
          "\vSOURCE is a path, the URI of any store, or - for standard input.\n\n"
          "Examples:\n"
          "  gpunvme tier put shard-000.tar train/shard-000.tar\n"
          "  gpunvme tier put --tier cold nvme:0000:01:00.0/1 backup/drive.img\n"
          "  tar c folder | gpunvme tier put - folder.tar");
-static const struct argp rm_argp = ARGP(plain_options, "NAME...",
-                                        "Removes files. Those that have them open read on."
-                                        "\vExample:\n"
-                                        "  gpunvme tier rm train/shard-000.tar");
+static const struct argp rm_argp =
+    ARGP(plain_options, "NAME...",
+         "Removes files. Processes that have them open can still read them."
+         "\vExample:\n"
+         "  gpunvme tier rm train/shard-000.tar");
 static const struct argp migrate_argp =
     ARGP(migrate_options, "[NAME...]",
-         "Moves all files that are not in the tier where they belong. With names, moves these: to "
-         "the tier of --to, else to where the policy puts them, which ends a pin."
+         "Moves all files that are in the wrong tier by their scores. With names, it moves these "
+         "files to the tier of --to, or to the one that the policy chooses, which ends a pin."
          "\vExamples:\n"
          "  gpunvme tier migrate\n"
          "  gpunvme tier migrate --to hot --pin model.safetensors\n"
          "  gpunvme tier migrate model.safetensors");
 static const struct argp scrub_argp =
     ARGP(scrub_options, NULL,
-         "Compares the catalogue with the directories and mends it: files that are new, changed, "
-         "missing or elsewhere."
+         "Compares the catalogue with the directories and repairs it: files that are new, changed, "
+         "missing or in another tier."
          "\vExamples:\n"
          "  gpunvme tier scrub\n"
          "  gpunvme tier scrub --read-all --json\n\n"
-         "Exit codes: 0 done, 1 failed, 2 usage, 3 files whose bytes do not have their checksum, "
-         "130 interrupted.");
-static const struct argp rebuild_argp =
-    ARGP(plain_options, NULL,
-         "Makes the catalogue anew from the directories, where it is damaged or gone. No process "
-         "may have the set open."
-         "\vExample:\n"
-         "  gpunvme tier rebuild --set /nvme");
-static const struct argp serve_argp =
-    ARGP(serve_options, NULL,
-         "Migrates, pass after pass, until SIGINT or SIGTERM. Programs that use the set need no "
-         "such process: it does the work for those that do not migrate themselves."
-         "\vExample:\n"
-         "  gpunvme tier serve -v --interval 30s");
+         "Exit codes: 0 done, 1 failed, 2 usage, 3 a file's bytes do not match its checksum, 130 "
+         "interrupted.");
+static const struct argp rebuild_argp = ARGP(
+    plain_options, NULL,
+    "Makes a damaged or lost catalogue anew from the directories. No process may have the set open."
+    "\vExample:\n"
+    "  gpunvme tier rebuild --set /nvme");
+static const struct argp serve_argp = ARGP(
+    serve_options, NULL,
+    "Migrates, pass after pass, until SIGINT or SIGTERM, and then prints what was moved. Only sets "
+    "whose programs do not migrate themselves need it. While another process migrates, it waits."
+    "\vExample:\n"
+    "  gpunvme tier serve -v --interval 30s");
 
 /* ---- Opening -----------------------------------------------------------------------------------
  */
@@ -425,11 +426,11 @@ static const struct cli_command commands[] = {
     {"get", "copies a file out of the set", run_get},
     {"put", "puts a file into the set, or replaces it", run_put},
     {"rm", "removes files", run_rm},
-    {"migrate", "moves files to where they belong", run_migrate},
-    {"scrub", "compares the catalogue with the directories, and mends it", run_scrub},
-    {"rebuild", "makes a catalogue that is damaged or gone anew", run_rebuild},
+    {"migrate", "moves files to the tiers where they belong", run_migrate},
+    {"scrub", "compares the catalogue with the directories, and repairs it", run_scrub},
+    {"rebuild", "makes a damaged or lost catalogue anew", run_rebuild},
     {"configure", "changes capacities, thresholds, rates, directories", run_configure},
-    {"serve", "migrates until a signal comes", run_serve},
+    {"serve", "migrates until SIGINT or SIGTERM", run_serve},
 };
 
 static const struct cli_verbs verbs = {
@@ -437,15 +438,15 @@ static const struct cli_verbs verbs = {
     .nverbs = sizeof(commands) / sizeof(commands[0]),
     .names = "create, status, ls, stat, get, put, rm, migrate, scrub, rebuild, configure or serve",
     .head = "Usage: gpunvme tier VERB [OPTION...] [ARGUMENT...]\n"
-            "Storage tiers: files by name over a fast, a warm and a cold directory. They move\n"
-            "between these by how much they are used.\n\n",
+            "Storage tiers: a fast (hot), a warm and a cold directory. Files move between\n"
+            "them by how often they are used.\n\n",
     .tail = "\nExamples:\n"
             "  gpunvme tier create --hot /nvme:2T --warm /ssd:8T --cold /hdd\n"
             "  gpunvme tier put shard-000.tar train/shard-000.tar\n"
             "  gpunvme tier status --watch\n"
             "  gpunvme tier serve -v\n\n"
-            "--set DIR names a set by the directory of any of its tiers (/nvme). Each verb\n"
-            "has --help and --json.\n",
+            "--set DIR names a set by the directory of any of its tiers (default: /nvme).\n"
+            "Each verb has --help and --json.\n",
 };
 
 int cli_tier(int argc, char **argv)

@@ -84,6 +84,10 @@ else
     skip "no jq(1) to pick with"
 fi
 
+promise "the overview fits into 80 columns"
+gpunvme --help
+check test "$(awk '{ if (length > n) n = length } END { print n }' out)" -le 80
+
 promise "the version is told"
 gpunvme --version
 expect 0

@@ -26,7 +26,8 @@ skip() {
 get_headers() {
     local temp common kbuild arch=${release##*-}
     common=linux-headers-${release%-"$arch"}-common
-    temp=$(mktemp -d "$folder/getting.XXXXXX")
+    rm -rf "$folder"/headers.getting.* # of one that was killed
+    temp=$(mktemp -d "$folder/headers.getting.XXXXXX")
     # shellcheck disable=SC2064  # the folder of now
     trap "rm -rf '$temp'" EXIT
     kbuild=$(apt-cache depends "linux-headers-$release" 2>/dev/null |

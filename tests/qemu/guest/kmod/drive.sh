@@ -49,7 +49,7 @@ cmp sent got
 bind_to gpunvme
 kmod_check "$device" hold >held 2>&1 &
 holder=$!
-wait_for 10 grep -q held held
+wait_for grep -q held held
 unbind
 wait $holder || { cat held; fail "the holder"; }
 [ ! -e "$device" ]

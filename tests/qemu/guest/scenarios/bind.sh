@@ -63,9 +63,9 @@ bash /scripts/check-prereqs.sh >prereqs || { cat prereqs; fail "check-prereqs.sh
 gpunvme identify "nvme:$BDF" | grep GUEST0001
 
 # Driven by a process: neither taken nor given back.
-gpunvme bench "nvme:$BDF" --time 100s --quiet >/dev/null &
+gpunvme bench "nvme:$BDF" --time 600s --quiet >/dev/null &
 holders=$!
-wait_for 20 masters_bus
+wait_for masters_bus
 for script in vfio-bind.sh\ --driver\ none vfio-unbind.sh; do
     expect_fail "is open in process $holders (gpunvme): end that first" bash /scripts/$script "$BDF"
     [ "$(driver_of)" = vfio-pci ]
@@ -73,21 +73,21 @@ done
 end_holders
 give_back "$BDF"
 [ "$(driver_of)" = nvme ]
-wait_for 20 [ -b "$drive" ]
+wait_for [ -b "$drive" ]
 
 # Mounted where only another process sees it; and nowhere any more, but not let go of either.
 /bin/mke2fs -q -t ext4 "$drive"
 mount "$drive" /mnt
 unshare -m sleep 1000 &
 holders=$!
-wait_for 10 eval '[ "$(readlink /proc/$holders/ns/mnt)" != "$(readlink /proc/self/ns/mnt)" ]'
+wait_for eval '[ "$(readlink /proc/$holders/ns/mnt)" != "$(readlink /proc/self/ns/mnt)" ]'
 umount /mnt
 refused "$disk is mounted on /mnt: umount /mnt"
 end_holders
 mount "$drive" /mnt
 (cd /mnt && exec sleep 1000) &
 holders=$!
-wait_for 10 eval '[ "$(readlink /proc/$holders/cwd)" = /mnt ]'
+wait_for eval '[ "$(readlink /proc/$holders/cwd)" = /mnt ]'
 umount -l /mnt
 refused "$drive: Device or resource busy (this must be opened exclusively"
 end_holders
@@ -102,7 +102,7 @@ size=8M
 size=8M
 size=8M
 END
-wait_for 20 [ -b "${drive}p5" ]
+wait_for [ -b "${drive}p5" ]
 /bin/mke2fs -q -t ext4 "${drive}p2"
 mount "${drive}p2" /mnt
 mkswap "${drive}p3"
@@ -143,13 +143,13 @@ expect_fail "${disk}p1 is an EFI system partition" bash /scripts/vfio-bind.sh "$
 grep -q "${disk}p2 holds ext4, and nothing uses it" /tmp/expect.out
 perl /scripts/holders.pl /proc claim "$drive" >claim &
 holders=$!
-wait_for 20 grep -q end claim
+wait_for grep -q end claim
 mount "${drive}p2" /mnt && fail "it was mounted while the script had claimed it"
 end_holders
 bind --force "$BDF"
 [ "$(driver_of)" = vfio-pci ]
 give_back "$BDF"
-wait_for 20 [ -b "${drive}p2" ]
+wait_for [ -b "${drive}p2" ]
 printf 'label: dos\nsize=16M, type=ef\n' | sfdisk -q "$drive"
 expect_fail "${disk}p1 is an EFI system partition" bash /scripts/vfio-bind.sh "$BDF"
 

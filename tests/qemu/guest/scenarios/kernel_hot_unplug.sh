@@ -10,5 +10,5 @@ drive=$(kernel_drive)
 [ -b "$drive" ]
 sleep 1 # the slot is not looked after before
 tell_host "take the drive out"
-wait_for 30 eval "[ ! -e /sys/bus/pci/devices/$BDF ]"
+wait_for eval "[ ! -e /sys/bus/pci/devices/$BDF ]"
 [ ! -b "$drive" ]

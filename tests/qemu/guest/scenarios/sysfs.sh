@@ -12,5 +12,5 @@ gpunvme read --quiet "$uri" --offset 12345 --length 5000001 --output got
 cmp sent got
 gpunvme bench --quiet "$uri" --block-size 64K --force --read-share 50 --time 1s
 masters_bus && fail "the controller may still reach memory"
-wait_for 5 no_guard
-wait_for 5 all_huge_pages_free
+wait_for no_guard
+wait_for all_huge_pages_free

@@ -6,17 +6,17 @@
 # MODULES: nvme
 
 hugepages 40
-gpunvme bench --quiet --force --read-share 50 "nvme:$BDF" --time 60s >bench.out 2>&1 &
+gpunvme bench --quiet --force --read-share 50 "nvme:$BDF" --time 600s >bench.out 2>&1 &
 bench=$!
-wait_for 10 masters_bus
+wait_for masters_bus
 sleep 1
 expect_fail "is in use" gpunvme identify "nvme:$BDF"
 masters_bus
 kill -0 $bench
 kill -9 $bench
-wait_for 5 eval '! masters_bus'
-wait_for 5 no_guard
-wait_for 5 all_huge_pages_free
+wait_for eval '! masters_bus'
+wait_for no_guard
+wait_for all_huge_pages_free
 
 drive=$(kernel_drive)
 random_bytes 1048576 >sent

@@ -8,7 +8,7 @@
 uri="nvme:$BDF"
 expect_fail "vm.nr_hugepages" gpunvme identify "$uri"
 masters_bus && fail "the controller may still reach memory"
-wait_for 5 no_guard
+wait_for no_guard
 
 # Files by which everybody could reach the function, and a user with no rights but that.
 hugepages 40
@@ -18,8 +18,8 @@ chmod 666 config resource0 enable
 cd /
 expect_fail "the kernel hides physical addresses" as_user gpunvme identify "$uri"
 masters_bus && fail "the controller may still reach memory"
-wait_for 5 no_guard
-wait_for 5 all_huge_pages_free
+wait_for no_guard
+wait_for all_huge_pages_free
 
 kernel_drive
 expect_fail "via=sysfs is for a function without" gpunvme identify "$uri,via=sysfs"

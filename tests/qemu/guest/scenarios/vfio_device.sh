@@ -16,10 +16,10 @@ vfio_guest bar "nvme:$BDF" 2
 
 group=$(basename "$(readlink "/sys/bus/pci/devices/$BDF/iommu_group")")
 vfio_guest hold "nvme:$BDF" >held &
-wait_for 20 grep -q holding held
+wait_for grep -q holding held
 expect_fail "another process has it open" gpunvme identify "nvme:$BDF"
 kill $!
-wait_for 20 eval "gpunvme identify nvme:$BDF"
+wait_for eval "gpunvme identify nvme:$BDF"
 
 mkdir -p /etc
 chmod 755 /

@@ -10,7 +10,7 @@ bind_to vfio-pci
 random_bytes 1048576 >sent
 gpunvme write "nvme:$BDF" --quiet -i sent --offset 128M
 for turn in 1 2 3; do
-    gpunvme bench "nvme:$BDF" --quiet --force --read-share 0 --length 64M --time 60s >bench.out 2>&1 &
+    gpunvme bench "nvme:$BDF" --quiet --force --read-share 0 --length 64M --time 600s >bench.out 2>&1 &
     pid=$!
     sleep 0.$((turn * 3))
     [ "$(head -c 7 "/proc/$pid/comm")" = gpunvme ]
@@ -19,7 +19,7 @@ for turn in 1 2 3; do
     gpunvme read "nvme:$BDF" --quiet -o got --offset 128M --length 1M
     cmp sent got
 done
-gpunvme bench "nvme:$BDF" --quiet --force --read-share 0 --length 64M --time 60s >bench.out 2>&1 &
+gpunvme bench "nvme:$BDF" --quiet --force --read-share 0 --length 64M --time 600s >bench.out 2>&1 &
 sleep 0.5
 kill -9 $!
 wait $! || true

@@ -16,13 +16,13 @@ for turn in hold hold hold hold store; do
     bind_to vfio-pci
     rm -f held
     vfio_guest $turn "nvme:$BDF" >held 2>&1 &
-    wait_for 20 grep -q holding held
+    wait_for grep -q holding held
     unbind
     wait $! || { cat held; fail "$turn"; }
 done
 bind_to vfio-pci
-gpunvme bench "nvme:$BDF" --depth 4 --time 100s --quiet >held 2>&1 &
-wait_for 20 masters_bus
+gpunvme bench "nvme:$BDF" --depth 4 --time 600s --quiet >held 2>&1 &
+wait_for masters_bus
 sleep 2 # it is busy by now
 unbind
 if wait $!; then fail "the measurement did not notice"; fi
@@ -33,9 +33,9 @@ dd if="$drive" of=got bs=1M count=1
 bind_to vfio-pci
 rm held
 vfio_guest hold "nvme:$BDF" >held 2>&1 &
-wait_for 20 grep -q holding held
+wait_for grep -q holding held
 tell_host pull it out
 wait $! || { cat held; fail "pulled out"; }
 grep -q "let go" held
-wait_for 20 [ ! -e "/sys/bus/pci/devices/$BDF" ]
+wait_for [ ! -e "/sys/bus/pci/devices/$BDF" ]
 expect_fail "there is no PCI function" gpunvme identify "nvme:$BDF"

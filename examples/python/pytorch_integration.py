@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from gpunvme.torch.nn import OptimizedTransformer
+from gpunvme.torch.optim import AdamW
 
 store = torch.ops.nvme_ops
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -56,7 +57,7 @@ def main(file: str) -> None:
     print(f"read {nbytes / 1e6:.1f} MB into parameters on {device} in {took * 1e3:.1f} ms")
 
     # Learns to give back what it gets. torch.compile(model, fullgraph=True) works as well.
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = AdamW(model.parameters(), lr=3e-4, max_grad_norm=1.0)
     x = torch.randn(4, 64, 768, device=device)
     for step in range(3):
         with torch.autocast(device, dtype=torch.bfloat16):

@@ -6,6 +6,7 @@ test_torch_operators.py has what all operators promise.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -413,3 +414,47 @@ def test_opcheck_passes_for_functions_of_numbers() -> None:
     torch.library.opcheck(ops.embedding.default, (numbers, x, 2))
     torch.library.opcheck(ops.cross_entropy_backward.default, (grad, x.detach(), numbers, 1, -100))
     torch.library.opcheck(ops.embedding_backward.default, (x.detach(), numbers, 9, 2))
+
+
+# ---- All together -----------------------------------------------------------------------------
+
+
+def chain(numbers: Tensor, table: Tensor, residual: Tensor, scale: Tensor, up: Tensor) -> Tensor:
+    x, total = ours.add_rms_norm(ours.embedding(numbers, table), residual.sin(), (24,), scale)
+    y = ours.swiglu(*ops.linear(2 * x, up).chunk(2, -1)) + total
+    return ours.cross_entropy(ours.layer_norm(y, (24,)), numbers)
+
+
+CHAIN = [(24, 24), (6, 24), (24,), (48, 24)]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="PyTorch's compiler needs g++ on the CPU")
+def test_pytorchs_own_compiler_makes_code_around_them() -> None:
+    torch._dynamo.reset()
+    numbers = torch.arange(6)
+    compiled = torch.compile(chain, fullgraph=True)
+    for a, b in zip(with_gradients(lambda *args: compiled(numbers, *args), operands(CHAIN), ()),
+                    with_gradients(lambda *args: chain(numbers, *args), operands(CHAIN), ())):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here")
+def test_training_is_captured_into_a_cuda_graph() -> None:
+    numbers = torch.arange(6, device="cuda")
+    tensors = operands(CHAIN, torch.bfloat16, "cuda", grad=True)
+
+    def gradients() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(chain(numbers, *tensors), tensors)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        gradients()  # what is loaded at the first launch
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = gradients()
+    with torch.no_grad():
+        tensors[0].mul_(0.5)
+    graph.replay()
+    torch.testing.assert_close(captured, gradients(), rtol=2e-2, atol=2e-2)

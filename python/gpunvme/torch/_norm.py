@@ -33,7 +33,7 @@ def rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | No
     """
     x, parameters = _flat(input, normalized_shape, weight)
     y: Tensor = torch.ops.optimized.rms_norm(x, *parameters, eps)
-    return y.view(input.shape)
+    return _shaped(y, input)
 
 
 def layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
@@ -45,7 +45,7 @@ def layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | 
     """
     x, parameters = _flat(input, normalized_shape, weight, bias)
     y: Tensor = torch.ops.optimized.layer_norm(x, *parameters, eps)
-    return y.view(input.shape)
+    return _shaped(y, input)
 
 
 def add_rms_norm(input: Tensor, residual: Tensor, normalized_shape: Sequence[int],
@@ -58,7 +58,7 @@ def add_rms_norm(input: Tensor, residual: Tensor, normalized_shape: Sequence[int
     """
     x, other, parameters = _flat_sum(input, residual, normalized_shape, weight)
     y, total = torch.ops.optimized.add_rms_norm(x, other, *parameters, eps)
-    return y.view(input.shape), total.view(input.shape)
+    return _shaped(y, input), _shaped(total, input)
 
 
 def add_layer_norm(input: Tensor, residual: Tensor, normalized_shape: Sequence[int],
@@ -70,7 +70,7 @@ def add_layer_norm(input: Tensor, residual: Tensor, normalized_shape: Sequence[i
     """
     x, other, parameters = _flat_sum(input, residual, normalized_shape, weight, bias)
     y, total = torch.ops.optimized.add_layer_norm(x, other, *parameters, eps)
-    return y.view(input.shape), total.view(input.shape)
+    return _shaped(y, input), _shaped(total, input)
 
 
 def _flat(x: Tensor, normalized_shape: Sequence[int],
@@ -84,6 +84,10 @@ def _flat(x: Tensor, normalized_shape: Sequence[int],
     if len(sizes) == 1:
         return x, list(parameters)
     return x.flatten(-len(sizes)), [None if p is None else p.flatten() for p in parameters]
+
+
+def _shaped(y: Tensor, like: Tensor) -> Tensor:
+    return y if y.dim() == like.dim() else y.view(like.shape)
 
 
 def _flat_sum(x: Tensor, residual: Tensor, normalized_shape: Sequence[int],

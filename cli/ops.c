@@ -26,7 +26,8 @@ static const char *const op_names[GPUNVME_OPS_NOPS] = {"matmul",
                                                        "embedding-forward",
                                                        "embedding-backward",
                                                        "swiglu-forward",
-                                                       "swiglu-backward"};
+                                                       "swiglu-backward",
+                                                       "rope"};
 
 const char *cli_ops_name(int op)
 {

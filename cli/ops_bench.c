@@ -42,8 +42,10 @@ static const struct argp_option options[] = {
      "and inputs; for attention queries (or new rows), keys and channels of a head; for "
      "normalization rows, columns and 1, or 2 with a residual; for cross entropy rows and "
      "vocabulary; for adamw and grad-norm tensors, and two factors of their elements; for "
-     "embedding rows, vocabulary and columns; for SwiGLU rows and columns. One number is a cube. "
-     "May be given several times (1024; attention 1024x1024x64; others are large enough for a GPU)",
+     "embedding rows, vocabulary and columns; for SwiGLU rows and columns; for rope rows, heads "
+     "and "
+     "channels. One number is a cube. May be given several times (1024; attention 1024x1024x64; "
+     "others are large enough for a GPU)",
      1},
     {"shapes", KEY_SHAPES, "FILE", 0,
      "A line for each case: operator, type, MxNxK; text after # is ignored. Compares auto with "
@@ -81,7 +83,7 @@ static const char doc[] =
     "OPERATOR is matmul (the default), linear-forward, linear-backward, linear (both of them), "
     "attention, attention-backward, attention-paged (over a cache in pages), kv-append (of new "
     "rows to it), norm-forward, norm-backward, cross-entropy, adamw, grad-norm, embedding-forward, "
-    "embedding-backward, swiglu-forward or swiglu-backward."
+    "embedding-backward, swiglu-forward, swiglu-backward or rope."
     "\vOpenBLAS computes the product alone, without bias and activation, in f32, with as many "
     "threads as the variant has; OPENBLAS_CORETYPE chooses its code. cuBLASLt computes as much of "
     "a linear layer as it can in one call; GPUNVME_CUBLASLT names another library. On the GPU, "

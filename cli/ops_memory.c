@@ -16,6 +16,7 @@ const struct ops_memory_op *ops_memory_op(int op)
         [GPUNVME_OPS_EMBEDDING_BACKWARD] = &ops_embedding_backward_case,
         [GPUNVME_OPS_SWIGLU_FORWARD] = &ops_swiglu_forward_case,
         [GPUNVME_OPS_SWIGLU_BACKWARD] = &ops_swiglu_backward_case,
+        [GPUNVME_OPS_ROPE] = &ops_rope_case,
     };
 
     return all[op];

@@ -12,6 +12,7 @@ extern const struct ops_memory_op ops_norm_forward_case, ops_norm_backward_case;
 extern const struct ops_memory_op ops_cross_entropy_case, ops_adamw_case, ops_grad_norm_case;
 extern const struct ops_memory_op ops_embedding_forward_case, ops_embedding_backward_case;
 extern const struct ops_memory_op ops_swiglu_forward_case, ops_swiglu_backward_case;
+extern const struct ops_memory_op ops_rope_case;
 
 #define OPS_EPS 0x1p-24 /* half an ulp of f32 */
 

@@ -579,6 +579,7 @@ part_ops() {
     ladder embedding-backward bf16 16384x50304x4096
     ladder swiglu-forward bf16 8192x14336x1
     ladder swiglu-backward bf16 8192x14336x1
+    ladder rope bf16 16384x32x128
     more=(--kind layer)
     ladder norm-forward bf16 16384x4096x1
     ladder norm-backward bf16 16384x4096x1

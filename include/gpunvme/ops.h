@@ -19,6 +19,7 @@
 #include "gpunvme/ops/matmul.h"
 #include "gpunvme/ops/norm.h"
 #include "gpunvme/ops/optimizer.h"
+#include "gpunvme/ops/rope.h"
 #include "gpunvme/ops/swiglu.h"
 
 #endif

@@ -174,6 +174,7 @@ OPS_EMBEDDING_FORWARD = 12
 OPS_EMBEDDING_BACKWARD = 13
 OPS_SWIGLU_FORWARD = 14
 OPS_SWIGLU_BACKWARD = 15
+OPS_ROPE = 16
 
 NORM_RMS = 0
 NORM_LAYER = 1
@@ -1227,6 +1228,23 @@ class SwigluGrad(Structure):
     ]
 
 
+class Rotate(Structure):
+    _fields_ = [
+        ("rows", c_int64),
+        ("heads", c_int64),
+        ("dim", c_int64),
+        ("x", c_void_p),
+        ("y", c_void_p),
+        ("ldx", c_int64),
+        ("ldy", c_int64),
+        ("positions", c_void_p),
+        ("rope", Rope),
+        ("dtype", c_int32),
+        ("backward", c_int32),
+        ("reserved", c_int64 * 2),
+    ]
+
+
 # By C name. Those in PREFIXES have the first fields of their structure alone.
 STRUCTS: dict[str, type[Structure]] = {
     "gpunvme_buf": Buf,
@@ -1301,6 +1319,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "gpunvme_embedding_grad": EmbeddingGrad,
     "gpunvme_swiglu": Swiglu,
     "gpunvme_swiglu_grad": SwigluGrad,
+    "gpunvme_rotate": Rotate,
 }
 PREFIXES = {"gpunvme_id_ctrl", "gpunvme_smart_log"}
 
@@ -1550,6 +1569,9 @@ _OPS_FUNCTIONS: dict[str, tuple[type | None, ...]] = {
     "gpunvme_swiglu_backward": (c_int, c_void_p, c_void_p),
     "gpunvme_swiglu_backward_workspace": (c_int, c_void_p, c_void_p, c_void_p),
     "gpunvme_swiglu_backward_choose": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_rotate": (c_int, c_void_p, c_void_p),
+    "gpunvme_rotate_workspace": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_rotate_choose": (c_int, c_void_p, c_void_p, c_void_p),
 }
 
 # ---- Loading ----------------------------------------------------------------------------------

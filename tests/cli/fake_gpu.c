@@ -113,6 +113,7 @@ WRAP(gpunvme_embedding_forward, gpunvme_embedding, y)
 WRAP(gpunvme_embedding_backward, gpunvme_embedding_grad, grad_weight)
 WRAP(gpunvme_swiglu_forward, gpunvme_swiglu, y)
 WRAP(gpunvme_swiglu_backward, gpunvme_swiglu_grad, grad_gate)
+WRAP(gpunvme_rotate, gpunvme_rotate, y)
 
 bool ops_gpu_present(void)
 {

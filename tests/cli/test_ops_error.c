@@ -98,6 +98,7 @@ static void spoil_all(float value)
     spoil(GPUNVME_OPS_EMBEDDING_BACKWARD, of_weight, 1, value);
     spoil(GPUNVME_OPS_SWIGLU_FORWARD, product, 1, value);
     spoil(GPUNVME_OPS_SWIGLU_BACKWARD, swiglu, 2, value);
+    spoil(GPUNVME_OPS_ROPE, product, 1, value);
 }
 
 static void one_nan_is_wrong_wherever_it_is(void **state)

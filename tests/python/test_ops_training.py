@@ -135,6 +135,39 @@ def test_swiglu_refuses_what_does_not_fit() -> None:
         ops.swiglu(x, x.astype(np.float16))
 
 
+def rotated(x: Any, positions: Any, dim: int, sign: float) -> Any:
+    """The first ``dim`` channels, halves as pairs."""
+    half = dim // 2
+    angle = sign * positions[..., None, None] * 10000.0 ** (-np.arange(half) / half)
+    a, b = x[..., :half], x[..., half:dim]
+    turned = np.concatenate([a * np.cos(angle) - b * np.sin(angle),
+                             a * np.sin(angle) + b * np.cos(angle)], -1)
+    return np.concatenate([turned, x[..., dim:]], -1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("variant", available("rope"))
+def test_rotate_is_its_formula_and_backward_undoes_it(dtype: Any, variant: str) -> None:
+    x, positions = normal(1, 2, 3, 4, 24, dtype=dtype), np.array([[0, 5, 900], [1, 2, 3]], np.int32)
+    rope = ops.Rope(16)
+    y = ops.rotate(x, rope, positions=positions, variant=variant)
+    assert y.dtype == dtype and close(y, rotated(*wide(x), positions, 16, 1), 8)
+    back = ops.rotate(y, rope, positions=positions, backward=True, out=y, variant=variant)
+    assert back is y and close(back, wide(x)[0], 8)
+
+
+def test_rotate_takes_heads_that_lie_beside_others() -> None:
+    both = normal(1, 5, 12, 8)
+    before, x = both.copy(), both[:, 3:9]
+    ops.rotate(x, ops.Rope(8), out=x)
+    assert close(x, rotated(before[:, 3:9].astype(np.float64), np.arange(5), 8, 1), 8)
+    assert (both[:, :3] == before[:, :3]).all() and (both[:, 9:] == before[:, 9:]).all()
+    with pytest.raises(ValueError, match="positions"):
+        ops.rotate(x, ops.Rope(8), positions=np.arange(4, dtype=np.int32))
+    with pytest.raises(ValueError, match=r"positions\[2\]"):
+        ops.rotate(x, ops.Rope(8), positions=np.array([0, 1, -1, 2, 3], np.int32))
+
+
 def losses(logits: Any, targets: Any) -> Any:
     rows = np.arange(len(targets))
     return np.log(np.exp(logits).sum(-1)) - logits[rows, targets]

@@ -13,6 +13,7 @@
 #define GPUNVME_OPS_ATTENTION_H
 
 #include "gpunvme/ops/core.h"
+#include "gpunvme/ops/rope.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -33,27 +34,6 @@ extern "C" {
  */
 struct gpunvme_attention_strides {
     int64_t batch, row, head;
-};
-
-/*
- * Rotary position embedding (Su et al., "RoFormer", 2021), applied as Q and K are loaded. Channels
- * first … first + dim - 1 of each head are rotated in pairs (x, y): pair p at position t becomes
- *
- *   (x cos - y sin, x sin + y cos)   by the angle t * base^(-2 p / dim), or by cos[t][p], sin[t][p]
- *
- * Key j of a sequence is at position j, query i at position i + k_len - q_len. At a negative
- * position -t the tables' row t is used, with its sines negated. Q and K in memory stay as they
- * are, and the gradients are those of Q and K before the rotation.
- */
-struct gpunvme_rope {
-    const float *cos, *sin; /* rows x dim / 2, a row is `ld` elements long; both NULL: by `base` */
-    int64_t rows, ld;       /* rows: at least the larger of q_len and k_len */
-    float base;             /* 0: 10000 */
-    int32_t dim;            /* even; 0: there is no rotation, and the other fields are ignored */
-    int32_t first;
-    int32_t interleaved; /* 0: x is channel first + p, y is dim / 2 behind it; 1: 2 p and 2 p + 1 */
-    int32_t queries_only; /* 1: K is rotated already, as by gpunvme_kv_append() */
-    int32_t reserved;     /* 0 */
 };
 
 /*

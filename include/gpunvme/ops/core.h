@@ -93,6 +93,7 @@ enum gpunvme_ops_op {
     GPUNVME_OPS_EMBEDDING_BACKWARD = 13,
     GPUNVME_OPS_SWIGLU_FORWARD = 14,
     GPUNVME_OPS_SWIGLU_BACKWARD = 15,
+    GPUNVME_OPS_ROPE = 16,
     GPUNVME_OPS_NOPS /* their number */
 };
 

@@ -36,6 +36,7 @@ from ._norm import norm, norm_backward
 from ._optimizer import AdamWTensor, adamw, grad_norm
 from ._products import Activation as Activation
 from ._products import linear, linear_backward, matmul, matmul_metrics, matmul_variant
+from ._rope import rotate
 from ._swiglu import swiglu, swiglu_backward
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "matmul_variant",
     "norm",
     "norm_backward",
+    "rotate",
     "swiglu",
     "swiglu_backward",
     "timing",

@@ -24,7 +24,8 @@
     X(GPUNVME_OPS_EMBEDDING_FORWARD, ops_embedding_forward)                                        \
     X(GPUNVME_OPS_EMBEDDING_BACKWARD, ops_embedding_backward)                                      \
     X(GPUNVME_OPS_SWIGLU_FORWARD, ops_swiglu_forward)                                              \
-    X(GPUNVME_OPS_SWIGLU_BACKWARD, ops_swiglu_backward)
+    X(GPUNVME_OPS_SWIGLU_BACKWARD, ops_swiglu_backward)                                            \
+    X(GPUNVME_OPS_ROPE, ops_rope)
 
 #define X(number, op) extern const struct ops_operator op;
 OPERATORS(X)

@@ -139,6 +139,16 @@ static inline unsigned __ballot_sync(unsigned, bool x)
     return y;
 }
 
+static inline float sinpif(float x)
+{
+    return (float)sin(M_PI * (double)x);
+}
+
+static inline float cospif(float x)
+{
+    return (float)cos(M_PI * (double)x);
+}
+
 static inline int __popc(unsigned x)
 {
     return __builtin_popcount(x);

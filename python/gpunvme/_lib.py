@@ -1124,6 +1124,14 @@ class AdamwTensor(Structure):
     ]
 
 
+class AdamwNow(Structure):
+    _fields_ = [
+        ("step", c_int64),
+        ("lr", c_float),
+        ("reserved", c_int32),
+    ]
+
+
 class Adamw(Structure):
     _fields_ = [
         ("tensors", c_void_p),
@@ -1139,7 +1147,7 @@ class Adamw(Structure):
         ("dtype", c_int32),
         ("grad_dtype", c_int32),
         ("stochastic", c_int32),
-        ("reserved", c_int32 * 2),
+        ("now", c_void_p),
     ]
 
 
@@ -1312,6 +1320,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "gpunvme_norm_grad": NormGrad,
     "gpunvme_cross_entropy": CrossEntropy,
     "gpunvme_adamw_tensor": AdamwTensor,
+    "gpunvme_adamw_now": AdamwNow,
     "gpunvme_adamw": Adamw,
     "gpunvme_grad_tensor": GradTensor,
     "gpunvme_grad_norm": GradNorm,

@@ -15,6 +15,7 @@ struct request {
     int dtype, grad_dtype;
     bool master, weight, stochastic, grad_scale;
     int64_t step;
+    bool now; /* lr and step are in memory, and nonsense in the descriptor */
 };
 
 /* One tensor of a list; the f32 arrays of all of it are in one block each. */
@@ -78,7 +79,13 @@ static void run(const char *variant, const struct request *q, struct tensor *ten
     struct gpunvme_adamw_tensor list[MANY];
     struct device_set set = {0};
     struct gpunvme_adamw p = describe(q);
+    const struct gpunvme_adamw_now now = {.step = p.step, .lr = p.lr};
 
+    if (q->now) {
+        p.now = set_in(&set, &now, sizeof(now), false);
+        p.step = 0;
+        p.lr = NAN;
+    }
     p.tensors = list;
     p.ntensors = n;
     if (q->grad_scale)
@@ -184,6 +191,58 @@ static void master_or_weight_may_be_alone(void **state)
     check((struct request){.master = true, .step = 3});
     for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
         check((struct request){.dtype = dtype, .grad_dtype = dtype, .weight = true, .step = 3});
+}
+
+static void lr_and_step_may_be_in_memory(void **state)
+{
+    (void)state;
+    for (int step = 1; step < 2000000; step = step * 37 + 1)
+        check((struct request){.dtype = GPUNVME_OPS_BF16,
+                               .grad_dtype = GPUNVME_OPS_BF16,
+                               .master = true,
+                               .weight = true,
+                               .stochastic = step % 2,
+                               .grad_scale = true,
+                               .step = step,
+                               .now = true});
+}
+
+/* The CPU looks at them, a GPU can't say so. */
+static void test_bad_now(const char *variant, void *arg)
+{
+    struct request q = {.master = true, .step = 1};
+    struct tensor t = make_tensor(&q, 9);
+    struct device_set set = {0};
+    struct gpunvme_ops_exec exec = {.device = TEST_DEVICE, .variant = variant};
+    struct gpunvme_adamw_tensor list = {.count = 9,
+                                        .grad = set_in_mat(&set, &t.grad, false),
+                                        .master = set_in_mat(&set, &t.master, true),
+                                        .m = set_in_mat(&set, &t.m, true),
+                                        .v = set_in_mat(&set, &t.v, true)};
+    struct gpunvme_adamw p = describe(&q);
+
+    p.tensors = &list;
+    p.ntensors = 1;
+    p.now = set_in(&set, arg, sizeof(struct gpunvme_adamw_now), false);
+    if (TEST_DEVICE == GPUNVME_OPS_CPU) {
+        expect_status(gpunvme_adamw(&p, &exec), GPUNVME_OPS_ERR_INVALID, "now has step");
+        set_out(&set);
+    } else {
+        expect_ok(gpunvme_adamw(&p, &exec));
+        set_out(&set);
+        for (int i = 0; i < 9; i++)
+            assert_true(isnan(mat_get(&t.master, 0, 0, i)));
+    }
+    drop_tensor(&t);
+}
+
+static void nonsense_in_memory_is_refused_or_nan(void **state)
+{
+    struct gpunvme_adamw_now no_step = {.step = 0, .lr = 0.1f}, no_lr = {.step = 3, .lr = -1};
+
+    (void)state;
+    for_each_variant(GPUNVME_OPS_ADAMW, test_bad_now, &no_step);
+    for_each_variant(GPUNVME_OPS_ADAMW, test_bad_now, &no_lr);
 }
 
 static void stochastic_rounding_gives_a_neighbour(void **state)
@@ -416,6 +475,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_is_right),
         cmocka_unit_test(master_or_weight_may_be_alone),
+        cmocka_unit_test(lr_and_step_may_be_in_memory),
+        cmocka_unit_test(nonsense_in_memory_is_refused_or_nan),
         cmocka_unit_test(stochastic_rounding_gives_a_neighbour),
         cmocka_unit_test(stochastic_rounding_is_right_on_the_average),
         cmocka_unit_test(philox_has_the_bits_of_its_authors),

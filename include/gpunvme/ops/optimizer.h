@@ -25,6 +25,16 @@ struct gpunvme_adamw_tensor {
 };
 
 /*
+ * What changes from step to step, where the tensors are, so that a captured graph can be replayed:
+ * then lr and step of gpunvme_adamw are ignored. Aligned to 8 bytes.
+ */
+struct gpunvme_adamw_now {
+    int64_t step; /* from 1 on */
+    float lr;     /* not negative */
+    int32_t reserved;
+};
+
+/*
  * With g = grad * grad_scale, in f32:
  *
  *   w = w - lr * weight_decay * w
@@ -39,7 +49,9 @@ struct gpunvme_adamw_tensor {
  * step. So they are the same on each device, by each variant and in each run.
  *
  * `tensors` is an array in host memory, which is read during the call alone; grad_scale (one
- * float, NULL: 1) is where the tensors are.
+ * float, NULL: 1) and `now` are where the tensors are, and read as they are when it is their turn
+ * on the stream. A step below 1 or an lr that is negative or not finite in `now` is refused by the
+ * CPU; on a GPU it makes the weights NaN.
  */
 struct gpunvme_adamw {
     const struct gpunvme_adamw_tensor *tensors;
@@ -50,8 +62,8 @@ struct gpunvme_adamw {
     float lr, beta1, beta2, eps, weight_decay;
     int32_t dtype;
     int32_t grad_dtype;
-    int32_t stochastic; /* 0 or 1 */
-    int32_t reserved[2];
+    int32_t stochastic;                  /* 0 or 1 */
+    const struct gpunvme_adamw_now *now; /* NULL: lr and step are those above */
 };
 
 /* The functions of both are matmul's: see gpunvme_matmul(), …_workspace() and …_choose(). */

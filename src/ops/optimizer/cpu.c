@@ -2,6 +2,8 @@
  *
  * AdamW and the norm of gradients on the CPU.
  */
+#include <inttypes.h>
+
 #include "ops/core/philox.h"
 #include "ops/cpu/rows.h"
 #include "ops/optimizer/optimizer.h"
@@ -105,9 +107,20 @@ static void update_pieces(void *arg, int index, int count)
 static gpunvme_ops_status_t adamw_run(const struct ops_variant *variant,
                                       const struct ops_call *call)
 {
-    const struct gpunvme_adamw *p = call->descriptor;
-    struct update x = {p, adamw_step_of(p), p->grad_scale ? *p->grad_scale : 1};
+    struct gpunvme_adamw own = *(const struct gpunvme_adamw *)call->descriptor, *p = &own;
+    struct update x = {.p = p, .grad_scale = p->grad_scale ? *p->grad_scale : 1};
 
+    if (p->now) {
+        own.step = p->now->step;
+        own.lr = p->now->lr;
+    }
+    if (own.step < 1 || !(own.lr >= 0 && isfinite(own.lr)))
+        return ops_fail(GPUNVME_OPS_ERR_INVALID,
+                        "now has step %" PRId64
+                        " and lr %g: steps begin at 1, and lr is finite and "
+                        "not negative",
+                        own.step, (double)own.lr);
+    x.step = adamw_step_of(p);
     if (!cpu_rows_naive(variant)) {
         cpu_parallel(cpu_rows_threads(variant, call), update_pieces, &x);
         return GPUNVME_OPS_OK;

@@ -2,6 +2,8 @@
  *
  * AdamW and the norm of gradients on the GPU: the ladders, and lists of tensors cut into launches.
  */
+#include <math.h>
+
 #include "ops/optimizer/kernels.h"
 
 static int rank(const struct ops_variant *variant, const struct ops_call *call)
@@ -28,6 +30,10 @@ static void clear(struct adamw_work *x, const struct gpunvme_adamw *p)
     x->step = adamw_step_of(p);
     x->grad_scale = p->grad_scale;
     x->steps = p->step;
+    x->now = p->now;
+    x->weight_decay = p->weight_decay;
+    x->log_beta1 = (float)log((double)p->beta1);
+    x->log_beta2 = (float)log((double)p->beta2);
     x->seed = p->seed;
     x->dtype = p->dtype;
     x->grad_dtype = p->grad_dtype;

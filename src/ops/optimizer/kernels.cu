@@ -25,6 +25,33 @@ static __device__ __forceinline__ int tensor_of(const int64_t *first, int count,
     return low;
 }
 
+/* What all elements share, of the launch's parameters or (NOW) of memory. */
+struct adamw_numbers {
+    struct adamw_step step;
+    int64_t steps;
+    float grad_scale;
+};
+
+/* 1 / (1 - beta^step), without the cancellation. */
+static __device__ __forceinline__ float correction(float log_beta, int64_t step)
+{
+    return -1 / expm1f((float)step * log_beta);
+}
+
+template <int NOW> static __device__ __forceinline__ adamw_numbers numbers_of(const adamw_work &x)
+{
+    adamw_numbers n = {x.step, x.steps, x.grad_scale ? *x.grad_scale : 1};
+
+    if (NOW) {
+        n.steps = x.now->step;
+        n.step.lr = n.steps >= 1 && x.now->lr >= 0 && x.now->lr < INFINITY ? x.now->lr : NAN;
+        n.step.keep = 1 - n.step.lr * x.weight_decay;
+        n.step.to_m = correction(x.log_beta1, n.steps);
+        n.step.to_v = correction(x.log_beta2, n.steps);
+    }
+    return n;
+}
+
 /* One element: moments and weight become the next ones. */
 static __device__ __forceinline__ void update(const adamw_step &s, float grad, float &w, float &m,
                                               float &v)
@@ -34,24 +61,25 @@ static __device__ __forceinline__ void update(const adamw_step &s, float grad, f
     w = w * s.keep - s.lr * (m * s.to_m) / (sqrtf(v * s.to_v) + s.eps);
 }
 
-static __device__ __forceinline__ struct philox random_of(const adamw_work &x, int k, int64_t i)
+static __device__ __forceinline__ struct philox random_of(const adamw_work &x, int64_t steps, int k,
+                                                          int64_t i)
 {
-    return philox_of((uint64_t)i / 8, (uint64_t)x.steps << 32 | (uint32_t)(x.number + k), x.seed);
+    return philox_of((uint64_t)i / 8, (uint64_t)steps << 32 | (uint32_t)(x.number + k), x.seed);
 }
 
-static __device__ __forceinline__ void update_element(const adamw_work &x, int k, int64_t i,
-                                                      float scale)
+static __device__ __forceinline__ void update_element(const adamw_work &x, const adamw_numbers &n,
+                                                      int k, int64_t i)
 {
     const gpunvme_adamw_tensor &t = x.tensors[k];
     float w = t.master ? t.master[i] : load_element(t.weight, i, x.dtype);
 
-    update(x.step, load_element(t.grad, i, x.grad_dtype) * scale, w, t.m[i], t.v[i]);
+    update(n.step, load_element(t.grad, i, x.grad_dtype) * n.grad_scale, w, t.m[i], t.v[i]);
     if (t.master)
         t.master[i] = w;
     if (!t.weight)
         return;
     if (x.stochastic) {
-        struct philox random = random_of(x, k, i);
+        struct philox random = random_of(x, n.steps, k, i);
 
         ((uint16_t *)t.weight)[i] = philox_round_bf16(w, philox_half(&random, (int)(i % 8)));
     } else {
@@ -60,13 +88,14 @@ static __device__ __forceinline__ void update_element(const adamw_work &x, int k
 }
 
 /* The only tensor of the launch is number 0. */
+template <int NOW>
 static __global__ void __launch_bounds__(THREADS) elements(const __grid_constant__ adamw_work x)
 {
     int64_t step = (int64_t)gridDim.x * THREADS;
-    float scale = x.grad_scale ? *x.grad_scale : 1;
+    adamw_numbers n = numbers_of<NOW>(x);
 
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < x.tensors[0].count; i += step)
-        update_element(x, 0, i, scale);
+        update_element(x, n, 0, i);
 }
 
 static __device__ __forceinline__ void store_any(void *p, int64_t i, int dtype,
@@ -76,10 +105,10 @@ static __device__ __forceinline__ void store_any(void *p, int64_t i, int dtype,
     store4(p, i + 4, dtype, values + 4);
 }
 
-static __device__ __forceinline__ void store_stochastic(const adamw_work &x, int k, int64_t i,
-                                                        const float (&w)[8])
+static __device__ __forceinline__ void store_stochastic(const adamw_work &x, int64_t steps, int k,
+                                                        int64_t i, const float (&w)[8])
 {
-    struct philox random = random_of(x, k, i);
+    struct philox random = random_of(x, steps, k, i);
     uint32_t words[4];
 
 #pragma unroll
@@ -91,8 +120,8 @@ static __device__ __forceinline__ void store_stochastic(const adamw_work &x, int
 }
 
 template <int GRAD>
-static __device__ __forceinline__ void update_eight(const adamw_work &x, int k, int64_t i,
-                                                    float scale)
+static __device__ __forceinline__ void update_eight(const adamw_work &x, const adamw_numbers &n,
+                                                    int k, int64_t i)
 {
     const gpunvme_adamw_tensor &t = x.tensors[k];
     float grad[8], w[8], m[8], v[8];
@@ -106,56 +135,67 @@ static __device__ __forceinline__ void update_eight(const adamw_work &x, int k, 
     load_values<GPUNVME_OPS_F32>(t.v, i, v);
 #pragma unroll
     for (int e = 0; e < 8; e++)
-        update(x.step, grad[e] * scale, w[e], m[e], v[e]);
+        update(n.step, grad[e] * n.grad_scale, w[e], m[e], v[e]);
     if (t.master)
         store_values<GPUNVME_OPS_F32>(t.master, i, w);
     store_values<GPUNVME_OPS_F32>(t.m, i, m);
     store_values<GPUNVME_OPS_F32>(t.v, i, v);
     if (t.weight && x.stochastic)
-        store_stochastic(x, k, i, w);
+        store_stochastic(x, n.steps, k, i, w);
     else if (t.weight)
         store_any(t.weight, i, x.dtype, w);
 }
 
-template <int GRAD>
+template <int GRAD, int NOW>
 static __global__ void __launch_bounds__(THREADS) vectors(const __grid_constant__ adamw_work x)
 {
     int k = tensor_of(x.first, x.count, blockIdx.x);
     int64_t first = (blockIdx.x - x.first[k]) * ADAMW_CHUNK, end = first + ADAMW_CHUNK;
-    float scale = x.grad_scale ? *x.grad_scale : 1;
+    adamw_numbers n = numbers_of<NOW>(x);
 
     end = end < x.tensors[k].count ? end : x.tensors[k].count;
     if (!x.by_eight) {
         for (int64_t i = first + threadIdx.x; i < end; i += THREADS)
-            update_element(x, k, i, scale);
+            update_element(x, n, k, i);
         return;
     }
     for (int64_t i = first + threadIdx.x * 8; i < end; i += THREADS * 8)
         if (i + 8 <= end)
-            update_eight<GRAD>(x, k, i, scale);
+            update_eight<GRAD>(x, n, k, i);
         else
             for (int64_t e = i; e < end; e++)
-                update_element(x, k, e, scale);
+                update_element(x, n, k, e);
 }
 
 gpunvme_ops_status_t adamw_elements(const struct adamw_work *x, void *stream)
 {
-    int64_t blocks = (x->tensors[0].count + THREADS - 1) / THREADS;
+    unsigned blocks = rows_blocks((x->tensors[0].count + THREADS - 1) / THREADS);
 
-    LAUNCH(elements, rows_blocks(blocks), THREADS, stream, *x);
+    if (x->now)
+        LAUNCH((elements<1>), blocks, THREADS, stream, *x);
+    else
+        LAUNCH((elements<0>), blocks, THREADS, stream, *x);
     return cuda_status(cudaGetLastError(), "launching AdamW");
+}
+
+template <int GRAD> static void launch_vectors(const struct adamw_work *x, void *stream)
+{
+    unsigned blocks = (unsigned)x->first[x->count];
+
+    if (x->now)
+        LAUNCH((vectors<GRAD, 1>), blocks, THREADS, stream, *x);
+    else
+        LAUNCH((vectors<GRAD, 0>), blocks, THREADS, stream, *x);
 }
 
 gpunvme_ops_status_t adamw_vectors(const struct adamw_work *x, void *stream)
 {
-    unsigned blocks = (unsigned)x->first[x->count];
-
     if (x->grad_dtype == GPUNVME_OPS_F32)
-        LAUNCH((vectors<GPUNVME_OPS_F32>), blocks, THREADS, stream, *x);
+        launch_vectors<GPUNVME_OPS_F32>(x, stream);
     else if (x->grad_dtype == GPUNVME_OPS_F16)
-        LAUNCH((vectors<GPUNVME_OPS_F16>), blocks, THREADS, stream, *x);
+        launch_vectors<GPUNVME_OPS_F16>(x, stream);
     else
-        LAUNCH((vectors<GPUNVME_OPS_BF16>), blocks, THREADS, stream, *x);
+        launch_vectors<GPUNVME_OPS_BF16>(x, stream);
     return cuda_status(cudaGetLastError(), "launching AdamW");
 }
 

@@ -31,6 +31,8 @@ struct adamw_work {
     int count;
     struct adamw_step step;
     const float *grad_scale;
+    const struct gpunvme_adamw_now *now; /* if not NULL, the kernel makes `step` and `steps` */
+    float weight_decay, log_beta1, log_beta2;
     int64_t steps;
     uint64_t seed;
     int dtype, grad_dtype, stochastic;

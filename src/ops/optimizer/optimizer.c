@@ -9,6 +9,7 @@
 #include "ops/optimizer/optimizer.h"
 
 OPS_ABI_SIZE(gpunvme_adamw_tensor, 48);
+OPS_ABI_SIZE(gpunvme_adamw_now, 16);
 OPS_ABI_SIZE(gpunvme_adamw, 80);
 OPS_ABI_SIZE(gpunvme_grad_tensor, 16);
 OPS_ABI_SIZE(gpunvme_grad_norm, 48);
@@ -58,7 +59,7 @@ static gpunvme_ops_status_t check_numbers(const struct gpunvme_adamw *p)
         const char *name;
         float value;
         float below; /* 0: anything finite that is not negative */
-    } numbers[] = {{"lr", p->lr, 0},
+    } numbers[] = {{"lr", p->now ? 0 : p->lr, 0},
                    {"beta1", p->beta1, 1},
                    {"beta2", p->beta2, 1},
                    {"eps", p->eps, 0},
@@ -70,10 +71,8 @@ static gpunvme_ops_status_t check_numbers(const struct gpunvme_adamw *p)
             return ops_fail(GPUNVME_OPS_ERR_INVALID, "%s is %g: it must not be negative%s",
                             numbers[i].name, (double)numbers[i].value,
                             numbers[i].below > 0 ? ", and below 1" : ", and finite");
-    if (p->step < 1)
+    if (p->step < 1 && !p->now)
         return ops_fail(GPUNVME_OPS_ERR_INVALID, "step is %" PRId64 ": the first is 1", p->step);
-    if (p->reserved[0] || p->reserved[1])
-        return ops_fail(GPUNVME_OPS_ERR_INVALID, "reserved is not 0: set it to 0");
     return GPUNVME_OPS_OK;
 }
 
@@ -126,6 +125,8 @@ static gpunvme_ops_status_t check_adamw(struct ops_call *call)
     }
     if (!status && p->grad_scale && !call->empty)
         ops_add_matrix(&call->spans, "grad_scale", p->grad_scale, 1, 1, 1, GPUNVME_OPS_F32, 0);
+    if (!status && (uintptr_t)p->now % sizeof(int64_t))
+        status = ops_fail(GPUNVME_OPS_ERR_ALIGN, "now is not aligned to 8 bytes");
     return status;
 }
 

@@ -27,7 +27,7 @@ struct Norm {
 
 /* Results for the next layer and for the gradients; NULL: not wanted. */
 struct Kept {
-    Tensor *sum, *mean, *rstd;
+    Tensor *sum = nullptr, *mean = nullptr, *rstd = nullptr;
 };
 
 /* The type of weight and bias, which is that of x or float32. */

@@ -444,7 +444,7 @@ static void expect_same_bits(const char *variant, void *arg)
         return;
     call(variant, &r->q, &p);
     first = mat_copy(&r->x.c);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < (EMULATED ? 1 : 3); i++) {
         mat_poison(&r->x.c);
         call(variant, &r->q, &p);
         if (memcmp(first.block, r->x.c.block, first.nbytes) != 0)

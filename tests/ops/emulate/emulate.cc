@@ -77,6 +77,7 @@ static unsigned nfibers, threads_of_block, blocks_of_cluster;
 static rendezvous cluster_barrier;
 static const std::function<void()> *running;
 static bool running_early;
+static float halves[1 << 16]; /* by their bits: the CUDA header converts slowly on a CPU */
 
 static void yield(void)
 {
@@ -154,19 +155,23 @@ void emulate_check_waited(void)
         emulate_fail("a kernel launched early has not waited for the one before");
 }
 
+/* A fiber lives on, and begins again when it is started for another thread. */
 static void enter(void)
 {
-    (*running)();
-    emulate_check_waited();
-    current->done = true;
-    for (;;)
+    for (;;) {
+        (*running)();
+        emulate_check_waited();
+        current->done = true;
         yield();
+    }
 }
 
-static void prepare_fibers(void)
+static void prepare(void)
 {
     if (fibers)
         return;
+    for (uint32_t bits = 0; bits < 1 << 16; bits++)
+        halves[bits] = __half2float(__ushort_as_half((uint16_t)bits));
     fibers = new fiber[MAX_FIBERS]();
     for (int i = 0; i < MAX_FIBERS; i++)
         fibers[i].stack = (unsigned char *)malloc(STACK_NBYTES);
@@ -181,13 +186,15 @@ static void start_fiber(unsigned i, unsigned first, unsigned grid)
     fiber &f = fibers[i];
 
     f.of = blocks[i / threads_of_block];
-    f.done = f.started = false;
+    f.done = false;
     f.copies.clear();
     f.group = 0;
     f.waited = false;
     f.self.thread = {i % threads_of_block, 0, 0};
     f.self.block = {first + i / threads_of_block, 0, 0};
     f.self.grid = dim3(grid, 1, 1);
+    if (f.started)
+        return;
     getcontext(&f.context);
     f.context.uc_stack.ss_sp = f.stack;
     f.context.uc_stack.ss_size = STACK_NBYTES;
@@ -226,7 +233,7 @@ static void run_cluster(unsigned first, unsigned grid)
 void emulate_launch(unsigned grid, unsigned cluster, unsigned threads,
                     const std::function<void()> &kernel, bool early)
 {
-    prepare_fibers();
+    prepare();
     running = &kernel;
     running_early = early;
     threads_of_block = threads;
@@ -387,41 +394,55 @@ static float real32(uint32_t bits)
     return x;
 }
 
-static float real16(int type, uint16_t bits)
+static inline float real16(int type, uint16_t bits)
 {
-    return type == EMULATE_BF16 ? real32((uint32_t)bits << 16)
-                                : __half2float(__ushort_as_half(bits));
+    return type == EMULATE_BF16 ? real32((uint32_t)bits << 16) : halves[bits];
 }
 
+/* What a lane has of A and B: registers, and the elements in each: one of tf32, two of 16 bits. */
 struct operands {
-    uint32_t a[4], b[2];
+    float a[4][2], b[2][2];
 };
 
-/* Element (i, k) of A, and (k, j) of B, from where lanes have them. */
-static float mma_a(int type, const operands *all, int i, int k)
+static void take_apart(int type, uint32_t bits, float (&x)[2])
 {
-    if (type == EMULATE_TF32)
-        return real32(all[i % 8 * 4 + k % 4].a[i / 8 + k / 4 * 2]);
-    return real16(type, (uint16_t)(all[i % 8 * 4 + k % 8 / 2].a[i / 8 + k / 8 * 2] >> k % 2 * 16));
+    if (type == EMULATE_TF32) {
+        x[0] = real32(bits);
+        return;
+    }
+    x[0] = real16(type, (uint16_t)bits);
+    x[1] = real16(type, (uint16_t)(bits >> 16));
 }
 
-static float mma_b(int type, const operands *all, int k, int j)
+/* Element (i, k) of A, and (k, j) of B, from where lanes have them. */
+static float mma_a(bool wide, const operands *all, int i, int k)
 {
-    if (type == EMULATE_TF32)
-        return real32(all[j * 4 + k % 4].b[k / 4]);
-    return real16(type, (uint16_t)(all[j * 4 + k % 8 / 2].b[k / 8] >> k % 2 * 16));
+    return wide ? all[i % 8 * 4 + k % 4].a[i / 8 + k / 4 * 2][0]
+                : all[i % 8 * 4 + k % 8 / 2].a[i / 8 + k / 8 * 2][k % 2];
+}
+
+static float mma_b(bool wide, const operands *all, int k, int j)
+{
+    return wide ? all[j * 4 + k % 4].b[k / 4][0] : all[j * 4 + k % 8 / 2].b[k / 8][k % 2];
 }
 
 void emulate_mma(int type, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-    operands mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+    operands mine;
+
+    for (int i = 0; i < 4; i++)
+        take_apart(type, a[i], mine.a[i]);
+    take_apart(type, b0, mine.b[0]);
+    take_apart(type, b1, mine.b[1]);
+
     const operands *all = (const operands *)emulate_exchange(&mine, sizeof(mine));
-    int lane = threadIdx.x % 32, depth = type == EMULATE_TF32 ? 8 : 16;
+    bool wide = type == EMULATE_TF32;
+    int lane = threadIdx.x % 32, depth = wide ? 8 : 16;
 
     for (int x = 0; x < 4; x++)
         for (int k = 0; k < depth; k++)
-            d[x] += mma_a(type, all, lane / 4 + x / 2 * 8, k) *
-                    mma_b(type, all, k, lane % 4 * 2 + x % 2);
+            d[x] += mma_a(wide, all, lane / 4 + x / 2 * 8, k) *
+                    mma_b(wide, all, k, lane % 4 * 2 + x % 2);
 }
 
 static mbarrier &barrier_at(uint32_t address, block *of)
@@ -607,21 +628,38 @@ void tensor_store(const void *map, uint32_t from, int x, int y, int z)
         }
 }
 
-/* Element (line, k) of the matrix that a descriptor names. */
-static float described(int type, int mn, uint64_t descriptor, uint32_t line, uint32_t k)
+/* The `depth` elements of a line of the matrix that a descriptor names: 16 bytes lie together. */
+static void described(int type, int mn, uint64_t descriptor, uint32_t line, uint32_t depth,
+                      float (&x)[16])
 {
     uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4;
     uint32_t leading = (uint32_t)(descriptor >> 16 & 0x3fff) << 4;
-    uint32_t stride = (uint32_t)(descriptor >> 32 & 0x3fff) << 4, size = type ? 2 : 4, at, bits;
+    uint32_t stride = (uint32_t)(descriptor >> 32 & 0x3fff) << 4;
 
     if (descriptor >> 62 != 1)
         emulate_fail("a descriptor has not the swizzle of 128 bytes");
-    at = mn ? start + line % 64 * 2 + line / 64 * leading + k % 8 * 128 + k / 8 * stride
-            : start + line % 8 * 128 + line / 8 * stride + k * size;
-    if (type)
-        return real16(type, shared16(swizzled(at)));
-    memcpy(&bits, emulate_shared(swizzled(at)), sizeof(bits));
-    return real32(bits & ~0x1fffu); /* tf32 is what is left */
+    if (mn) {
+        uint32_t at = start + line % 64 * 2 + line / 64 * leading;
+
+        for (uint32_t k = 0; k < depth; k++)
+            x[k] = real16(type, shared16(swizzled(at + k % 8 * 128 + k / 8 * stride)));
+        return;
+    }
+    for (uint32_t byte = 0; byte < 32; byte += 16) {
+        uint32_t at = start + line % 8 * 128 + line / 8 * stride + byte;
+        const unsigned char *from = emulate_shared(swizzled(at));
+        uint16_t narrow[8];
+        uint32_t wide[4];
+
+        memcpy(narrow, from, 16);
+        memcpy(wide, from, 16);
+        if (type)
+            for (uint32_t k = 0; k < 8; k++)
+                x[byte / 2 + k] = real16(type, narrow[k]);
+        else
+            for (uint32_t k = 0; k < 4; k++)
+                x[byte / 4 + k] = real32(wide[k] & ~0x1fffu); /* tf32 is what is left */
+    }
 }
 
 /* The sums of two rows of A, of `depth` elements of k, which this thread has. */
@@ -632,8 +670,7 @@ static void add_up(int type, int mn_b, float *sums, uint32_t count, const float 
         uint32_t col = j / 2 * 8 + threadIdx.x % 4 * 2 + j % 2;
         float y[16];
 
-        for (uint32_t k = 0; k < depth; k++)
-            y[k] = described(type, mn_b, b, col, k);
+        described(type, mn_b, b, col, depth, y);
         for (uint32_t h = 0; h < 2; h++) {
             float &sum = sums[j / 2 * 4 + h * 2 + j % 2];
 
@@ -651,9 +688,8 @@ void emulate_wgmma(int type, int mn_a, int mn_b, float *sums, uint32_t count, ui
     uint32_t depth = type == EMULATE_TF32 ? 8 : 16;
     float x[2][16];
 
-    for (uint32_t k = 0; k < depth; k++)
-        for (uint32_t h = 0; h < 2; h++)
-            x[h][k] = described(type, mn_a, a, row + 8 * h, k);
+    for (uint32_t h = 0; h < 2; h++)
+        described(type, mn_a, a, row + 8 * h, depth, x[h]);
     add_up(type, mn_b, sums, count, x, depth, b, accumulate);
 }
 

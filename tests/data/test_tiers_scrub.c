@@ -692,6 +692,22 @@ static void a_catalogue_that_is_gone_is_made_from_the_files(void **state)
     scrub(GPUNVME_TIERS_READ_ALL, "");
 }
 
+static void a_rebuilt_catalogue_has_its_space_in_reserve(void **state)
+{
+    struct stat st;
+    char path[250];
+
+    (void)state;
+    make_files();
+    snprintf(path, sizeof(path), "%s" TIERS_RESERVE_SUFFIX, catalogue);
+    assert_int_equal(unlink(catalogue), 0);
+    assert_int_equal(unlink(path), 0);
+    ok(gpunvme_tiers_rebuild(rig_dir[HOT]));
+    assert_int_equal(stat(path, &st), 0);
+    assert_true(st.st_size > 0);
+    open_set();
+}
+
 static void scores_pins_and_checksums_come_from_the_old_one(void **state)
 {
     struct stat st;
@@ -877,6 +893,7 @@ int main(int argc, char **argv)
         TEST(a_tier_that_goes_while_the_set_is_open_is_no_missing_files),
         TEST(a_tier_that_goes_amid_a_scrub_is_no_missing_files),
         TEST(a_catalogue_that_is_gone_is_made_from_the_files),
+        TEST(a_rebuilt_catalogue_has_its_space_in_reserve),
         TEST(scores_pins_and_checksums_come_from_the_old_one),
         TEST(what_makes_no_sense_in_the_old_one_is_not_taken),
         TEST(an_open_set_is_not_rebuilt),

@@ -111,7 +111,11 @@ static gpunvme_err_t rebuild(struct gpunvme_tiers *t)
     tiers_catalogue_close(t->catalogue); /* all of it is in its file then */
     t->catalogue = NULL;
     tiers_step(TIERS_STEP_PART, "");
-    return err ? err : rename_catalogue(t, MAKING, PLACE);
+    if (!err)
+        err = rename_catalogue(t, MAKING, PLACE);
+    if (!err)
+        tiers_reserve_keep(t, GPUNVME_TIER_HOT); /* who needs more of a full tier is told then */
+    return err;
 }
 
 gpunvme_err_t gpunvme_tiers_rebuild(const char *dir)

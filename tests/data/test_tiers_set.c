@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <math.h>
 #include <signal.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 
 #include "children.h"
@@ -348,19 +349,24 @@ static bool mount_small(int tier, unsigned kib)
     return !mount("tmpfs", rig_dir[tier], "tmpfs", 0, options);
 }
 
-static void a_tier_that_is_full_leaves_the_file_where_it_was(void **state)
+static void start_with_small_tier(int tier, unsigned kib)
 {
-    (void)state;
     ok(gpunvme_tiers_close(t));
     t = NULL;
     assert_int_equal(rig_remove(), 0);
     rig_make_folders();
-    if (!mount_small(COLD, 64)) {
+    if (!mount_small(tier, kib)) {
         print_message("SKIP: no file system can be mounted: %s\n", strerror(errno));
         skip();
     }
     rig_create((struct gpunvme_tiers_settings){0});
     ok(gpunvme_tiers_open(rig_dir[HOT], NULL, &t));
+}
+
+static void a_tier_that_is_full_leaves_the_file_where_it_was(void **state)
+{
+    (void)state;
+    start_with_small_tier(COLD, 64);
     put("a", HOT, 200 * KIB, 1);
     fails(NOSPC, gpunvme_tiers_move(t, "a", COLD, false, NULL));
     fails(NOSPC, rig_put(t, "a", COLD, 100 * KIB, 2));
@@ -381,6 +387,62 @@ static void a_tier_that_is_full_leaves_the_file_where_it_was(void **state)
     rig_has(t, "b", 3);
 }
 
+/* The detail says that a tier has no room, where it is, and how much is needed. Returns what is
+ * free. */
+static unsigned long long told_full(int tier, unsigned long long nbytes)
+{
+    unsigned long long left = 0;
+    char place[160];
+    const char *at;
+
+    snprintf(place, sizeof(place), "the %s tier (%s) has no room for %llu bytes, ",
+             gpunvme_tier_name(tier), rig_dir[tier], nbytes);
+    at = strstr(gpunvme_err_detail(), place);
+    if (!at || sscanf(at + strlen(place), "%llu are free: ", &left) != 1)
+        fail_msg("%s", gpunvme_err_detail());
+    return left;
+}
+
+static void a_capacity_that_is_reached_is_told_with_its_tier_and_what_is_free(void **state)
+{
+    (void)state;
+    ok(gpunvme_tiers_configure(
+        t, &(struct gpunvme_tiers_settings){.capacity_nbytes = {1000, 0, 1000}}));
+    put("a", COLD, 600, 1);
+    fails(NOSPC, rig_put(t, "b", COLD, 500, 1));
+    assert_int_equal(told_full(COLD, 500), 400);
+    fails(NOSPC, rig_put(t, "b", COLD, 1001, 1));
+    assert_int_equal(told_full(COLD, 1001), 400);
+    put("c", HOT, 500, 1);
+    fails(NOSPC, gpunvme_tiers_move(t, "c", COLD, false, NULL));
+    assert_int_equal(told_full(COLD, 500), 400);
+    fails(NOSPC, gpunvme_tiers_write(t, "a", 900, "12345678", GPUNVME_MEM_HOST, 200, NULL));
+    assert_int_equal(told_full(COLD, 500), 400); /* bytes 600 to 1100 */
+}
+
+static void a_file_system_that_is_full_is_told_with_its_tier_and_what_is_free(void **state)
+{
+    static const char bytes[100 * KIB];
+    struct gpunvme_tiers_io io = {.name = "b", .ptr = (char *)(uintptr_t)bytes, .nbytes = 90 * KIB};
+    unsigned long long left;
+    struct statvfs fs;
+
+    (void)state;
+    start_with_small_tier(COLD, 64);
+    put("a", HOT, 200 * KIB, 1);
+    put("b", COLD, 20 * KIB, 1);
+    assert_int_equal(statvfs(rig_dir[COLD], &fs), 0);
+    left = fs.f_bavail * fs.f_frsize;
+    fails(NOSPC, gpunvme_tiers_move(t, "a", COLD, false, NULL));
+    assert_int_equal(told_full(COLD, 200 * KIB), left);
+    fails(NOSPC, rig_put(t, "c", COLD, 100 * KIB, 2));
+    assert_int_equal(told_full(COLD, 100 * KIB), left);
+    fails(NOSPC, gpunvme_tiers_write(t, "b", 0, bytes, GPUNVME_MEM_HOST, sizeof(bytes), NULL));
+    assert_true(told_full(COLD, sizeof(bytes)) <= left);
+    fails(NOSPC, gpunvme_tiers_write_many(t, &io, 1));
+    assert_true(told_full(COLD, io.nbytes - io.done) <= left);
+}
+
 /* Writes a file until nothing more goes into its file system. */
 static void fill(const char *path)
 {
@@ -394,27 +456,13 @@ static void fill(const char *path)
     close(fd);
 }
 
-static void start_with_small_hot_tier(void)
-{
-    ok(gpunvme_tiers_close(t));
-    t = NULL;
-    assert_int_equal(rig_remove(), 0);
-    rig_make_folders();
-    if (!mount_small(HOT, 64 * KIB)) {
-        print_message("SKIP: no file system can be mounted: %s\n", strerror(errno));
-        skip();
-    }
-    rig_create((struct gpunvme_tiers_settings){0});
-    ok(gpunvme_tiers_open(rig_dir[HOT], NULL, &t));
-}
-
 /* The catalogue is on the same file system: it has what it needs to move files away. */
 static void a_hot_tier_that_is_full_opens_and_files_move_away(void **state)
 {
     char path[200];
 
     (void)state;
-    start_with_small_hot_tier();
+    start_with_small_tier(HOT, 64 * KIB);
     put("a", HOT, 200 * KIB, 1);
     put("b", HOT, 200 * KIB, 2);
     put("c", COLD, 100 * KIB, 3);
@@ -426,6 +474,7 @@ static void a_hot_tier_that_is_full_opens_and_files_move_away(void **state)
     rig_has(t, "a", 1);
     rig_has(t, "c", 3);
     fails(NOSPC, rig_put(t, "d", HOT, 100, 4));
+    told_full(HOT, 8 * KIB * KIB); /* what the catalogue needs */
     fails(NOSPC, gpunvme_tiers_move(t, "c", HOT, false, NULL));
     fails(NOSPC, gpunvme_tiers_write(t, "a", 200 * KIB, path, GPUNVME_MEM_HOST, 100, NULL));
     open_again();
@@ -445,7 +494,7 @@ static void files_leave_the_catalogue_its_space(void **state)
     unsigned n = 0;
 
     (void)state;
-    start_with_small_hot_tier();
+    start_with_small_tier(HOT, 64 * KIB);
     while (!err && n < 4096) {
         snprintf(name, sizeof(name), "f%u", n++);
         err = rig_put(t, name, HOT, 64 * KIB, 1);
@@ -476,6 +525,8 @@ int main(void)
         TEST(a_tier_that_may_not_be_written_leaves_the_file_where_it_was),
         TEST(a_set_that_may_not_be_written_is_not_opened),
         TEST(a_tier_that_is_full_leaves_the_file_where_it_was),
+        TEST(a_capacity_that_is_reached_is_told_with_its_tier_and_what_is_free),
+        TEST(a_file_system_that_is_full_is_told_with_its_tier_and_what_is_free),
         TEST(a_hot_tier_that_is_full_opens_and_files_move_away),
         TEST(files_leave_the_catalogue_its_space),
     };

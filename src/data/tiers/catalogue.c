@@ -148,8 +148,10 @@ static gpunvme_err_t fail(sqlite3 *db, int code)
     const gpunvme_err_t err = error_of(db, code);
     const char *path = err == GPUNVME_ERR_NOSPC ? sqlite3_db_filename(db, "main") : NULL;
 
-    if (path && *path)
+    if (path && *path) {
         tiers_reserve_use(path);
+        return base_fail(err, "the catalogue %.120s: %.100s", path, sqlite3_errmsg(db));
+    }
     return base_fail(err, "the catalogue: %.150s", sqlite3_errmsg(db));
 }
 

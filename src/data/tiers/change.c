@@ -57,25 +57,6 @@ static gpunvme_err_t sync_file(int fd, const char *name)
 
 /* ---- The rows -------------------------------------------------------------------------------- */
 
-gpunvme_err_t tiers_fits(struct gpunvme_tiers *t, int tier, uint64_t nbytes)
-{
-    struct gpunvme_tiers_settings s;
-    struct tiers_sums sums;
-    gpunvme_err_t err = tiers_settings(t, &s);
-    uint64_t capacity;
-
-    if (err || !s.capacity_nbytes[tier])
-        return err;
-    err = tiers_catalogue_sums(t->catalogue, tier, &sums);
-    capacity = s.capacity_nbytes[tier];
-    if (!err && (nbytes > capacity || sums.nbytes + sums.reserved > capacity - nbytes))
-        err = base_fail(GPUNVME_ERR_NOSPC,
-                        "the %s tier has a capacity of %llu bytes: there is no room for %llu more",
-                        gpunvme_tier_name(tier), (unsigned long long)capacity,
-                        (unsigned long long)nbytes);
-    return err;
-}
-
 /* Of the row of a change that there is. */
 static gpunvme_err_t set_stage(struct job *j, enum tiers_stage stage)
 {
@@ -293,6 +274,13 @@ static gpunvme_err_t give_up(struct job *j, gpunvme_err_t err)
 
 /* ---- The new version ------------------------------------------------------------------------- */
 
+/* An error of the new version's file system: NOSPC says which tier is full. */
+static gpunvme_err_t tell_full(const struct job *j, gpunvme_err_t err)
+{
+    return err == GPUNVME_ERR_NOSPC ? tiers_disk_full(j->t, j->change.to, j->change.nbytes, j->fd)
+                                    : err;
+}
+
 static gpunvme_err_t make_temporary(struct job *j)
 {
     const char *name = j->change.name;
@@ -313,7 +301,7 @@ static gpunvme_err_t publish(struct job *j)
     gpunvme_err_t err;
 
     tiers_step(TIERS_STEP_FLUSH, name);
-    err = sync_file(j->fd, name);
+    err = tell_full(j, sync_file(j->fd, name));
     if (!err && fstat(j->fd, &st))
         err = base_fail_errno(errno, "%.150s", name);
     if (err)
@@ -323,8 +311,9 @@ static gpunvme_err_t publish(struct job *j)
     if (err)
         return err;
     tiers_step(TIERS_STEP_PUBLISH, name);
-    return tiers_name_publish(j->t->folder_fd[j->change.to], j->temporary,
-                              j->t->dir_fd[j->change.to], name, j->change.from == j->change.to);
+    return tell_full(j, tiers_name_publish(j->t->folder_fd[j->change.to], j->temporary,
+                                           j->t->dir_fd[j->change.to], name,
+                                           j->change.from == j->change.to));
 }
 
 /* From the temporary file on: `fill` writes it. */
@@ -335,6 +324,7 @@ static gpunvme_err_t replace(struct job *j, gpunvme_err_t (*fill)(struct job *j,
 
     if (!err)
         err = fill(j, with);
+    err = tell_full(j, err);
     if (!err)
         err = publish(j);
     if (j->fd >= 0)

@@ -180,9 +180,6 @@ gpunvme_err_t tiers_change_remove(struct gpunvme_tiers *t, const char *name, uin
  */
 gpunvme_err_t tiers_change_wait(struct gpunvme_tiers *t, const char *name, uint64_t deadline_ns);
 
-/* Whether a tier has room for so many bytes more: NOSPC. In the transaction that takes the room. */
-gpunvme_err_t tiers_fits(struct gpunvme_tiers *t, int tier, uint64_t nbytes);
-
 /*
  * Ends the change of a process that died, by its stage. BUSY: its process lives. NOT_FOUND: there
  * is none.
@@ -274,6 +271,21 @@ uint64_t tiers_files_unwritten(struct gpunvme_tiers *t, const char *name);
 gpunvme_err_t tiers_files_flush(struct gpunvme_tiers *t);
 
 /* ---- room.c, migrate.c, migrator.c ---- */
+
+/* NOSPC, with a detail that says which tier, its directory, what was needed, what is free, and
+ * why. */
+gpunvme_err_t tiers_no_room(struct gpunvme_tiers *t, int tier, uint64_t nbytes, uint64_t left,
+                            const char *why);
+
+/*
+ * The same for the file system of a tier; `why` is the detail that there is. The space of an
+ * unfinished copy (or -1), which its caller gives up, counts as free.
+ */
+gpunvme_err_t tiers_disk_full(struct gpunvme_tiers *t, int tier, uint64_t nbytes, int copy_fd);
+
+/* Whether the capacity of a tier has room for so many bytes more: NOSPC. In the transaction that
+ * takes the room. */
+gpunvme_err_t tiers_fits(struct gpunvme_tiers *t, int tier, uint64_t nbytes);
 
 /*
  * Makes room: while `tier` has not got `nbytes` left under its capacity, moves files whose rank is

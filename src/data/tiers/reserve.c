@@ -26,6 +26,12 @@ static bool is_on_catalogue_disk(const struct gpunvme_tiers *t, int tier)
             a.st_dev == b.st_dev);
 }
 
+static gpunvme_err_t is_full(struct gpunvme_tiers *t, uint64_t nbytes)
+{
+    base_fail(GPUNVME_ERR_NOSPC, "the catalogue needs what is left");
+    return tiers_disk_full(t, GPUNVME_TIER_HOT, nbytes, -1);
+}
+
 gpunvme_err_t tiers_reserve_keep(struct gpunvme_tiers *t, int tier)
 {
     const int folder = t->folder_fd[GPUNVME_TIER_HOT];
@@ -39,7 +45,7 @@ gpunvme_err_t tiers_reserve_keep(struct gpunvme_tiers *t, int tier)
         return GPUNVME_OK;
     fd = openat(folder, TIERS_RESERVE, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd < 0)
-        return errno == ENOSPC ? base_fail_errno(errno, "%.150s", t->dir[0]) : GPUNVME_OK;
+        return errno == ENOSPC ? is_full(t, nbytes) : GPUNVME_OK;
     if (!fstatvfs(fd, &fs) && (uint64_t)fs.f_blocks * fs.f_frsize / SHARE < nbytes)
         nbytes = (uint64_t)fs.f_blocks * fs.f_frsize / SHARE;
     if (nbytes && fallocate(fd, 0, 0, (off_t)nbytes))
@@ -48,10 +54,7 @@ gpunvme_err_t tiers_reserve_keep(struct gpunvme_tiers *t, int tier)
     if (error != ENOSPC && error != EDQUOT)
         return GPUNVME_OK; /* a file system that can't reserve any has none */
     unlinkat(folder, TIERS_RESERVE, 0);
-    return base_fail_errno(error,
-                           "%.150s: the file system of the catalogue is full, and the catalogue "
-                           "needs what is left",
-                           t->dir[0]);
+    return is_full(t, nbytes);
 }
 
 bool tiers_reserve_use(const char *path)

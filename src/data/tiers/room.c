@@ -9,6 +9,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <time.h>
 
 #include "data/tiers/mover.h"
@@ -75,27 +77,66 @@ gpunvme_err_t cursor_row(struct cursor *c, const struct tiers_row **row)
 
 /* ---- What must go ---------------------------------------------------------------------------- */
 
-/* How many bytes more than its capacity a tier would have with `nbytes` more. */
+gpunvme_err_t tiers_no_room(struct gpunvme_tiers *t, int tier, uint64_t nbytes, uint64_t left,
+                            const char *why)
+{
+    return base_fail(GPUNVME_ERR_NOSPC,
+                     "the %s tier (%.100s) has no room for %llu bytes, %llu are free: %s",
+                     gpunvme_tier_name(tier), t->dir[tier], (unsigned long long)nbytes,
+                     (unsigned long long)left, why);
+}
+
+/* What the file system of a tier has left. */
+static uint64_t disk_free(const struct gpunvme_tiers *t, int tier)
+{
+    struct statvfs fs;
+
+    return fstatvfs(t->dir_fd[tier], &fs) ? 0 : (uint64_t)fs.f_bavail * fs.f_frsize;
+}
+
+gpunvme_err_t tiers_disk_full(struct gpunvme_tiers *t, int tier, uint64_t nbytes, int copy_fd)
+{
+    uint64_t left = disk_free(t, tier);
+    struct stat st;
+
+    if (copy_fd >= 0 && !fstat(copy_fd, &st))
+        left += (uint64_t)st.st_blocks * 512;
+    return tiers_no_room(t, tier, nbytes, left, gpunvme_err_detail());
+}
+
+/* How many bytes more than its capacity a tier would have with `nbytes` more. NOSPC: it can't have
+ * them at all. */
 static gpunvme_err_t excess(struct gpunvme_tiers *t, int tier, uint64_t nbytes, uint64_t *over)
 {
     struct gpunvme_tiers_settings s;
     struct tiers_sums sums = {0};
     gpunvme_err_t err = tiers_settings(t, &s);
-    uint64_t capacity;
+    uint64_t capacity, used;
 
     *over = 0;
     if (err || !s.capacity_nbytes[tier])
         return err;
     capacity = s.capacity_nbytes[tier];
-    if (nbytes > capacity)
-        return base_fail(GPUNVME_ERR_NOSPC, "%llu bytes; the capacity of the %s tier is %llu",
-                         (unsigned long long)nbytes, gpunvme_tier_name(tier),
-                         (unsigned long long)capacity);
     err = tiers_catalogue_sums(t->catalogue, tier, &sums);
-    nbytes += sums.nbytes + sums.reserved;
+    if (err)
+        return err;
+    used = sums.nbytes + sums.reserved;
     if (nbytes > capacity)
-        *over = nbytes - capacity;
-    return err;
+        return tiers_no_room(t, tier, nbytes, capacity > used ? capacity - used : 0,
+                             "its capacity is smaller");
+    if (nbytes + used > capacity)
+        *over = nbytes + used - capacity;
+    return GPUNVME_OK;
+}
+
+gpunvme_err_t tiers_fits(struct gpunvme_tiers *t, int tier, uint64_t nbytes)
+{
+    uint64_t over;
+    const gpunvme_err_t err = excess(t, tier, nbytes, &over);
+
+    return err || !over ? err
+                        : tiers_no_room(t, tier, nbytes, nbytes > over ? nbytes - over : 0,
+                                        "its capacity is reached");
 }
 
 /* How many bytes fit into the tiers below one. */
@@ -284,10 +325,8 @@ gpunvme_err_t mover_make_room(struct mover *m, int tier, uint64_t nbytes, double
             if (futex_now() < m->wait_until_ns && others_leave(m->t, tier))
                 nanosleep(&(struct timespec){.tv_nsec = RETRY_NS}, NULL);
             else
-                err = base_fail(GPUNVME_ERR_NOSPC,
-                                "the %s tier has no room for %llu bytes, and nothing with a lower "
-                                "score that can be moved away",
-                                gpunvme_tier_name(tier), (unsigned long long)nbytes);
+                err = tiers_no_room(m->t, tier, nbytes, nbytes > over ? nbytes - over : 0,
+                                    "nothing with a lower score can be moved away");
         }
         drop_victims(&v);
         if (!err)

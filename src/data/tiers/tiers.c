@@ -309,6 +309,8 @@ gpunvme_err_t gpunvme_tiers_write(struct gpunvme_tiers *t, const char *name, uin
         return err;
     tiers_step(TIERS_STEP_PART, name);
     err = gpunvme_store_write(open->store, offset, ptr, mem, nbytes, done);
+    if (err == GPUNVME_ERR_NOSPC)
+        err = tiers_disk_full(t, open->tier, nbytes, -1);
     tiers_step(TIERS_STEP_PART, name);
     tiers_files_end_write(open);
     tiers_files_put(t, open, 1);
@@ -423,6 +425,11 @@ static gpunvme_err_t do_some(struct gpunvme_tiers *t, struct gpunvme_tiers_io *i
         nloose += tiers_files_is_loose(files[*n]);
     }
     err = run_some(ios, op, files, transfers, *n);
+    for (size_t i = 0; i < *n && err == GPUNVME_ERR_NOSPC; i++)
+        if (files[i] && ios[i].err == err) {
+            tiers_disk_full(t, files[i]->tier, ios[i].nbytes - ios[i].done, -1);
+            break;
+        }
     if (err && !first.err)
         base_keep(&first, err);
     for (size_t i = 0; i < *n; i++) {

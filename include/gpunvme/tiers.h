@@ -178,9 +178,9 @@ gpunvme_err_t gpunvme_tiers_get_info(struct gpunvme_tiers *tiers, struct gpunvme
  * with `mem`, *done is the length of the valid prefix. A read returns bytes of one version of the
  * file. A write changes the file in place, extends it if necessary, and creates it if there is
  * none. Its bytes are on the medium after gpunvme_tiers_flush(). Errors beside those of stores:
- * INVALID and PERMISSION (names), NOT_FOUND, NOSPC (the tier's capacity, if nothing can be moved
- * away from it), VERIFY (something else changed the file: gpunvme_tiers_scrub() accepts it as it
- * is), TIMEOUT.
+ * INVALID and PERMISSION (names), NOT_FOUND, NOSPC (the tier's capacity or file system, if nothing
+ * can be moved away from it), VERIFY (something else changed the file: gpunvme_tiers_scrub()
+ * accepts it as it is), TIMEOUT.
  */
 gpunvme_err_t gpunvme_tiers_read(struct gpunvme_tiers *tiers, const char *name, uint64_t offset,
                                  void *ptr, enum gpunvme_mem mem, size_t nbytes, size_t *done);
@@ -265,7 +265,10 @@ struct gpunvme_tiers_io {
 gpunvme_err_t gpunvme_tiers_read_many(struct gpunvme_tiers *tiers, struct gpunvme_tiers_io *ios,
                                       size_t n);
 
-/* Writes them, in place as gpunvme_tiers_write() does. Ranges of one file may not overlap. */
+/*
+ * Writes them, in place as gpunvme_tiers_write() does. Ranges of one file may not overlap. NOSPC:
+ * also if a file system is full, from which files could be moved away.
+ */
 gpunvme_err_t gpunvme_tiers_write_many(struct gpunvme_tiers *tiers, struct gpunvme_tiers_io *ios,
                                        size_t n);
 

@@ -426,6 +426,7 @@ static void a_file_system_that_is_full_is_told_with_its_tier_and_what_is_free(vo
     struct gpunvme_tiers_io io = {.name = "b", .ptr = (char *)(uintptr_t)bytes, .nbytes = 90 * KIB};
     unsigned long long left;
     struct statvfs fs;
+    size_t done;
 
     (void)state;
     start_with_small_tier(COLD, 64);
@@ -437,8 +438,8 @@ static void a_file_system_that_is_full_is_told_with_its_tier_and_what_is_free(vo
     assert_int_equal(told_full(COLD, 200 * KIB), left);
     fails(NOSPC, rig_put(t, "c", COLD, 100 * KIB, 2));
     assert_int_equal(told_full(COLD, 100 * KIB), left);
-    fails(NOSPC, gpunvme_tiers_write(t, "b", 0, bytes, GPUNVME_MEM_HOST, sizeof(bytes), NULL));
-    assert_true(told_full(COLD, sizeof(bytes)) <= left);
+    fails(NOSPC, gpunvme_tiers_write(t, "b", 0, bytes, GPUNVME_MEM_HOST, sizeof(bytes), &done));
+    assert_true(told_full(COLD, sizeof(bytes) - done) <= left);
     fails(NOSPC, gpunvme_tiers_write_many(t, &io, 1));
     assert_true(told_full(COLD, io.nbytes - io.done) <= left);
 }
@@ -465,6 +466,8 @@ static void a_hot_tier_that_is_full_opens_and_files_move_away(void **state)
     start_with_small_tier(HOT, 64 * KIB);
     put("a", HOT, 200 * KIB, 1);
     put("b", HOT, 200 * KIB, 2);
+    ok(gpunvme_tiers_move(t, "a", HOT, true, NULL));
+    ok(gpunvme_tiers_move(t, "b", HOT, true, NULL));
     put("c", COLD, 100 * KIB, 3);
     snprintf(path, sizeof(path), "%s/" TIERS_FOLDER "/filler", rig_dir[HOT]);
     ok(gpunvme_tiers_close(t));
@@ -474,7 +477,7 @@ static void a_hot_tier_that_is_full_opens_and_files_move_away(void **state)
     rig_has(t, "a", 1);
     rig_has(t, "c", 3);
     fails(NOSPC, rig_put(t, "d", HOT, 100, 4));
-    told_full(HOT, 8 * KIB * KIB); /* what the catalogue needs */
+    told_full(HOT, 100);
     fails(NOSPC, gpunvme_tiers_move(t, "c", HOT, false, NULL));
     fails(NOSPC, gpunvme_tiers_write(t, "a", 200 * KIB, path, GPUNVME_MEM_HOST, 100, NULL));
     open_again();
@@ -498,6 +501,8 @@ static void files_leave_the_catalogue_its_space(void **state)
     while (!err && n < 4096) {
         snprintf(name, sizeof(name), "f%u", n++);
         err = rig_put(t, name, HOT, 64 * KIB, 1);
+        if (!err)
+            err = gpunvme_tiers_move(t, name, HOT, true, NULL);
     }
     assert_int_equal(err, GPUNVME_ERR_NOSPC);
     open_again();
@@ -506,6 +511,142 @@ static void files_leave_the_catalogue_its_space(void **state)
         move_to(name, COLD);
     }
     ok(rig_put(t, name, HOT, 64 * KIB, 2));
+}
+
+/* ---- File systems that are full make room by scores ------------------------------------------ */
+
+static void use(const char *name, unsigned naccesses)
+{
+    struct gpunvme_store *store;
+
+    ok(gpunvme_tiers_open_store(t, name, naccesses, &store));
+    ok(gpunvme_close(store));
+    ok(tiers_files_flush(t));
+}
+
+/* The warm tier, without a capacity, has four files in a file system that has no room for a fifth
+ * one of that size: "w0" has the lowest score. "c" in the cold tier has a score between them. */
+static void fill_warm_tier(void)
+{
+    char name[8];
+
+    start_with_small_tier(WARM, 1000);
+    for (unsigned i = 0; i < 4; i++) {
+        snprintf(name, sizeof(name), "w%u", i);
+        put(name, WARM, 200 * KIB, i);
+        use(name, 10 * (i + 1));
+    }
+    put("c", COLD, 200 * KIB, 9);
+    use("c", 15);
+}
+
+static void has_warm_files(unsigned tier0, unsigned tier1)
+{
+    assert_int_equal(rig_tier(t, "w0"), tier0);
+    assert_int_equal(rig_tier(t, "w1"), tier1);
+    assert_int_equal(rig_tier(t, "w2"), WARM);
+    assert_int_equal(rig_tier(t, "w3"), WARM);
+    rig_has(t, "w0", 0);
+    rig_has(t, "w1", 1);
+}
+
+static void a_move_into_a_full_file_system_moves_the_lowest_score_away(void **state)
+{
+    (void)state;
+    fill_warm_tier();
+    move_to("c", WARM);
+    rig_has(t, "c", 9);
+    has_warm_files(COLD, WARM);
+}
+
+static void a_put_into_a_full_file_system_moves_the_lowest_score_away(void **state)
+{
+    (void)state;
+    fill_warm_tier();
+    put("d", WARM, 200 * KIB, 3);
+    rig_has(t, "d", 3);
+    has_warm_files(COLD, WARM);
+}
+
+static void a_write_into_a_full_file_system_moves_the_lowest_score_away(void **state)
+{
+    static const char bytes[200 * KIB];
+    size_t done;
+
+    (void)state;
+    fill_warm_tier();
+    ok(gpunvme_tiers_write(t, "w3", 200 * KIB, bytes, GPUNVME_MEM_HOST, sizeof(bytes), &done));
+    assert_int_equal(done, sizeof(bytes));
+    assert_int_equal(facts("w3").nbytes, 400 * KIB);
+    has_warm_files(COLD, WARM);
+}
+
+static void a_pass_makes_room_in_a_full_file_system(void **state)
+{
+    struct gpunvme_tiers_moves moves;
+
+    (void)state;
+    fill_warm_tier();
+    ok(gpunvme_tiers_migrate(t, 0, &moves));
+    assert_int_equal(moves.up, 1);
+    assert_int_equal(moves.down, 1);
+    assert_int_equal(rig_tier(t, "c"), WARM);
+    has_warm_files(COLD, WARM);
+}
+
+static void files_with_higher_scores_stay_in_a_full_file_system(void **state)
+{
+    (void)state;
+    fill_warm_tier();
+    put("d", COLD, 200 * KIB, 3);
+    fails(NOSPC, gpunvme_tiers_move(t, "d", WARM, false, NULL));
+    told_full(WARM, 200 * KIB);
+    has_warm_files(WARM, WARM);
+    put("d", COLD, 190 * KIB, 3);
+    use("d", 12);
+    fails(NOSPC, rig_put(t, "d", WARM, 2000 * KIB, 4)); /* all of them would not suffice */
+    has_warm_files(WARM, WARM);
+    rig_has(t, "d", 3);
+}
+
+/* A reader keeps the space of what was moved away: no more is moved for that. */
+static void space_that_does_not_become_free_does_not_empty_the_tier(void **state)
+{
+    char path[256];
+    int fd;
+
+    (void)state;
+    fill_warm_tier();
+    path_of(WARM, "w0", path);
+    fd = open(path, O_RDONLY);
+    assert_true(fd >= 0);
+    fails(NOSPC, gpunvme_tiers_move(t, "c", WARM, false, NULL));
+    has_warm_files(COLD, WARM);
+    close(fd);
+    move_to("c", WARM);
+    has_warm_files(COLD, WARM);
+}
+
+static void tiers_on_one_full_file_system_do_not_move_files_for_nothing(void **state)
+{
+    (void)state;
+    ok(gpunvme_tiers_close(t));
+    t = NULL;
+    assert_int_equal(rig_remove(), 0);
+    rig_make_folders();
+    if (mount("tmpfs", rig_root, "tmpfs", 0, "size=1200k")) {
+        print_message("SKIP: no file system can be mounted: %s\n", strerror(errno));
+        skip();
+    }
+    for (int tier = 0; tier < GPUNVME_NTIERS; tier++)
+        assert_int_equal(mkdir(rig_dir[tier], 0777), 0);
+    rig_create((struct gpunvme_tiers_settings){0});
+    ok(gpunvme_tiers_open(rig_dir[HOT], NULL, &t));
+    put("a", HOT, 40 * KIB, 1);
+    put("b", HOT, 40 * KIB, 2);
+    fails(NOSPC, rig_put(t, "c", HOT, 2000 * KIB, 3));
+    assert_int_equal(rig_tier(t, "a"), HOT);
+    assert_int_equal(rig_tier(t, "b"), HOT);
 }
 
 int main(void)
@@ -529,6 +670,13 @@ int main(void)
         TEST(a_file_system_that_is_full_is_told_with_its_tier_and_what_is_free),
         TEST(a_hot_tier_that_is_full_opens_and_files_move_away),
         TEST(files_leave_the_catalogue_its_space),
+        TEST(a_move_into_a_full_file_system_moves_the_lowest_score_away),
+        TEST(a_put_into_a_full_file_system_moves_the_lowest_score_away),
+        TEST(a_write_into_a_full_file_system_moves_the_lowest_score_away),
+        TEST(a_pass_makes_room_in_a_full_file_system),
+        TEST(files_with_higher_scores_stay_in_a_full_file_system),
+        TEST(space_that_does_not_become_free_does_not_empty_the_tier),
+        TEST(tiers_on_one_full_file_system_do_not_move_files_for_nothing),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -80,8 +80,9 @@ static inline int teardown(void **state)
     (void)state;
     ok(gpunvme_tiers_close(t));
     t = NULL;
-    umount2(rig_dir[HOT], MNT_DETACH);
-    umount2(rig_dir[COLD], MNT_DETACH);
+    for (int tier = 0; tier < GPUNVME_NTIERS; tier++)
+        umount2(rig_dir[tier], MNT_DETACH);
+    umount2(rig_root, MNT_DETACH);
     return rig_remove();
 }
 

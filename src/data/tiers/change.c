@@ -124,7 +124,7 @@ static gpunvme_err_t begin(struct job *j, uint64_t deadline_ns)
         if (err == GPUNVME_ERR_BUSY)
             err = tiers_change_wait(j->t, j->change.name, deadline_ns);
         else if (in_time)
-            err = tiers_make_room(j->t, j->change.to, j->change.nbytes, j->rank);
+            err = tiers_make_room(j->t, j->change.to, j->change.nbytes, j->rank, false);
         if (err && err != GPUNVME_ERR_NOT_FOUND)
             return err;
         err = add_row(j);
@@ -396,13 +396,22 @@ gpunvme_err_t tiers_change_put(struct gpunvme_tiers *t, const char *name, int ti
                                const struct tiers_source *source, uint64_t deadline_ns)
 {
     struct job j;
-    gpunvme_err_t err = job_init(&j, t, name, TIERS_PUT, -1, tier, source->nbytes);
+    bool again = false; /* once: the file system was full */
+    gpunvme_err_t err;
 
-    j.rank = rank;
-    j.only_new = source->only_new;
-    if (!err)
-        err = begin(&j, deadline_ns);
-    return err ? err : replace(&j, fill_from, (void *)(uintptr_t)source);
+    do {
+        err = job_init(&j, t, name, TIERS_PUT, -1, tier, source->nbytes);
+        j.rank = rank;
+        j.only_new = source->only_new;
+        if (!err)
+            err = begin(&j, deadline_ns);
+        if (!err)
+            err = replace(&j, fill_from, (void *)(uintptr_t)source);
+        again = err == GPUNVME_ERR_NOSPC && !j.no_room && !again;
+        if (again)
+            err = tiers_make_room(t, tier, source->nbytes, rank, true);
+    } while (again && !err);
+    return err;
 }
 
 /* ---- Remove ---------------------------------------------------------------------------------- */

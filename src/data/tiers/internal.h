@@ -197,6 +197,9 @@ gpunvme_err_t tiers_change_recover_all(struct gpunvme_tiers *t, uint64_t *n);
  */
 gpunvme_err_t tiers_reserve_keep(struct gpunvme_tiers *t, int tier);
 
+/* How much space that would take. */
+uint64_t tiers_reserve_lacks(const struct gpunvme_tiers *t, int tier);
+
 /* ---- copy.c ---- */
 
 /* At most so many bytes a second, over all copies that share it. */
@@ -290,9 +293,13 @@ gpunvme_err_t tiers_fits(struct gpunvme_tiers *t, int tier, uint64_t nbytes);
 /*
  * Makes room: while `tier` has not got `nbytes` left under its capacity, moves files whose rank is
  * lower than `rank` to slower tiers, lowest first. NOSPC. The caller adds its change at once in the
- * same transaction as a check of the sums, and calls again if others were faster.
+ * same transaction as a check of the sums, and calls again if others were faster. `disk_is_full`:
+ * the tier's file system refused the bytes, so files move to other file systems until it has space.
  */
-gpunvme_err_t tiers_make_room(struct gpunvme_tiers *t, int tier, uint64_t nbytes, double rank);
+gpunvme_err_t tiers_make_room(struct gpunvme_tiers *t, int tier, uint64_t nbytes, double rank,
+                              bool disk_is_full);
+
+bool tiers_on_one_disk(const struct gpunvme_tiers *t, int a, int b);
 
 /* The tier that a file belongs into, by the policy. */
 int tiers_policy(struct gpunvme_tiers *t, const struct tiers_row *row);

@@ -12,7 +12,7 @@
 #include "data/tiers/score.h"
 #include "storage/futex.h"
 
-#define NTRIES 3u /* of a move whose room others took */
+#define NTRIES 3u /* of a move whose room others took, or whose tier's file system is full */
 
 /* ---- Policy ---------------------------------------------------------------------------------- */
 
@@ -70,7 +70,7 @@ static gpunvme_err_t move(struct mover *m, const struct tiers_row *row, int to)
     gpunvme_err_t err;
 
     for (unsigned i = 0; i < NTRIES; i++) {
-        err = mover_make_room(m, to, row->nbytes, row->rank);
+        err = mover_make_room(m, to, row->nbytes, row->rank, i == 1);
         if (err)
             break;
         err = mover_move(m, row->name, to);
@@ -291,7 +291,7 @@ static gpunvme_err_t pass(struct pass *p)
         err = look(m->t, &p->view);
     /* A capacity may have become smaller. */
     for (int tier = 0; tier < GPUNVME_TIER_COLD && !err; tier++) {
-        err = mover_make_room(m, tier, 0, INFINITY);
+        err = mover_make_room(m, tier, 0, INFINITY, false);
         if (err == GPUNVME_ERR_NOSPC)
             err = GPUNVME_OK;
     }

@@ -41,7 +41,8 @@ void mover_tell(struct mover *m, const char *name, int from, int to, uint64_t nb
 gpunvme_err_t mover_move(struct mover *m, const char *name, int to);
 
 /* tiers_make_room() by this mover. */
-gpunvme_err_t mover_make_room(struct mover *m, int tier, uint64_t nbytes, double rank);
+gpunvme_err_t mover_make_room(struct mover *m, int tier, uint64_t nbytes, double rank,
+                              bool disk_is_full);
 
 /* Files in the order of their ranks, as tiers_catalogue_by_rank() has them. */
 #define CURSOR_NROWS 64u /* that are read at once */

@@ -17,13 +17,19 @@
 #define NBYTES ((uint64_t)8 << 20) /* twice what SQLite's log has before it is used again */
 #define SHARE  8u                  /* of a small file system: this part */
 
-static bool is_on_catalogue_disk(const struct gpunvme_tiers *t, int tier)
+uint64_t tiers_reserve_lacks(const struct gpunvme_tiers *t, int tier)
 {
-    struct stat a, b;
+    const int folder = t->folder_fd[GPUNVME_TIER_HOT];
+    struct statvfs fs;
+    struct stat st;
+    uint64_t share = NBYTES;
 
-    return tier == GPUNVME_TIER_HOT ||
-           (!fstat(t->dir_fd[tier], &a) && !fstat(t->folder_fd[GPUNVME_TIER_HOT], &b) &&
-            a.st_dev == b.st_dev);
+    if (!tiers_on_one_disk(t, tier, GPUNVME_TIER_HOT) ||
+        (!fstatat(folder, TIERS_RESERVE, &st, AT_SYMLINK_NOFOLLOW) && st.st_size))
+        return 0;
+    if (!fstatvfs(folder, &fs))
+        share = (uint64_t)fs.f_blocks * fs.f_frsize / SHARE;
+    return share < NBYTES ? share : NBYTES;
 }
 
 static gpunvme_err_t is_full(struct gpunvme_tiers *t, uint64_t nbytes)
@@ -35,20 +41,15 @@ static gpunvme_err_t is_full(struct gpunvme_tiers *t, uint64_t nbytes)
 gpunvme_err_t tiers_reserve_keep(struct gpunvme_tiers *t, int tier)
 {
     const int folder = t->folder_fd[GPUNVME_TIER_HOT];
-    uint64_t nbytes = NBYTES;
-    struct statvfs fs;
-    struct stat st;
+    const uint64_t nbytes = tiers_reserve_lacks(t, tier);
     int fd, error = 0;
 
-    if (!is_on_catalogue_disk(t, tier) ||
-        (!fstatat(folder, TIERS_RESERVE, &st, AT_SYMLINK_NOFOLLOW) && st.st_size))
+    if (!nbytes)
         return GPUNVME_OK;
     fd = openat(folder, TIERS_RESERVE, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd < 0)
         return errno == ENOSPC ? is_full(t, nbytes) : GPUNVME_OK;
-    if (!fstatvfs(fd, &fs) && (uint64_t)fs.f_blocks * fs.f_frsize / SHARE < nbytes)
-        nbytes = (uint64_t)fs.f_blocks * fs.f_frsize / SHARE;
-    if (nbytes && fallocate(fd, 0, 0, (off_t)nbytes))
+    if (fallocate(fd, 0, 0, (off_t)nbytes))
         error = errno;
     close(fd);
     if (error != ENOSPC && error != EDQUOT)

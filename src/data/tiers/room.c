@@ -18,6 +18,7 @@
 
 #define RETRY_NS 5000000 /* while others move files away */
 #define NSTUCK   64u     /* files that could not be moved */
+#define SLACK    65536u  /* that a file system may need beside a file's bytes */
 
 /* ---- Lists ----------------------------------------------------------------------------------- */
 
@@ -139,17 +140,34 @@ gpunvme_err_t tiers_fits(struct gpunvme_tiers *t, int tier, uint64_t nbytes)
                                         "its capacity is reached");
 }
 
-/* How many bytes fit into the tiers below one. */
-static gpunvme_err_t free_below(struct gpunvme_tiers *t, int tier, uint64_t *nbytes)
+/* How many bytes the file system of a tier, which was found full, lacks for `nbytes` more. */
+static uint64_t disk_lacks(struct gpunvme_tiers *t, int tier, uint64_t nbytes)
+{
+    const uint64_t need = nbytes + SLACK + tiers_reserve_lacks(t, tier), left = disk_free(t, tier);
+
+    return need > left ? need - left : 0;
+}
+
+bool tiers_on_one_disk(const struct gpunvme_tiers *t, int a, int b)
+{
+    struct stat x, y;
+
+    return !fstat(t->dir_fd[a], &x) && !fstat(t->dir_fd[b], &y) && x.st_dev == y.st_dev;
+}
+
+/* How many bytes fit into the tiers below one; `elsewhere`: into those on other file systems. */
+static gpunvme_err_t free_below(struct gpunvme_tiers *t, int from, bool elsewhere, uint64_t *nbytes)
 {
     struct gpunvme_tiers_settings s;
     struct tiers_sums sums;
     gpunvme_err_t err = tiers_settings(t, &s);
 
     *nbytes = 0;
-    while (!err && ++tier < GPUNVME_NTIERS) {
+    for (int tier = from + 1; tier < GPUNVME_NTIERS && !err; tier++) {
         const uint64_t capacity = s.capacity_nbytes[tier];
 
+        if (elsewhere && tiers_on_one_disk(t, from, tier))
+            continue;
         if (!capacity) {
             *nbytes = UINT64_MAX;
             break;
@@ -210,8 +228,8 @@ static gpunvme_err_t add_victim(struct victims *v, const struct tiers_row *row)
  * The files of a tier that must go so that `over` bytes less are there: those with the lowest ranks
  * below `rank` without `except`, and of them only those that are needed. None: they do not suffice.
  */
-static gpunvme_err_t find_victims(const struct mover *m, int tier, uint64_t over, double rank,
-                                  const struct names *except, struct victims *v)
+static gpunvme_err_t find_victims(const struct mover *m, int tier, uint64_t over, bool elsewhere,
+                                  double rank, const struct names *except, struct victims *v)
 {
     struct cursor *c = cursor_open(m->t->catalogue, tier, rank, true);
     const struct tiers_row *row;
@@ -228,7 +246,7 @@ static gpunvme_err_t find_victims(const struct mover *m, int tier, uint64_t over
         if (v->nbytes - v->all[i].nbytes >= over)
             drop_victim(v, i);
     if (!err)
-        err = free_below(m->t, tier, &below);
+        err = free_below(m->t, tier, elsewhere, &below);
     while (!err && v->n && (v->nbytes < over || v->nbytes > below))
         drop_victim(v, v->n - 1);
     return err;
@@ -278,8 +296,8 @@ gpunvme_err_t mover_move(struct mover *m, const char *name, int to)
     return err ? err : tiers_change_move(m->t, name, to, m->limit, m->stop);
 }
 
-/* Moves one to the next slower tier that has room or can make it. */
-static gpunvme_err_t evict(struct mover *m, const struct victim *v, int from)
+/* Moves one to the next slower tier that has room or can make it, and is `elsewhere`. */
+static gpunvme_err_t evict(struct mover *m, const struct victim *v, int from, bool elsewhere)
 {
     struct tiers_row row;
     gpunvme_err_t err = tiers_catalogue_find(m->t->catalogue, v->name, &row);
@@ -287,7 +305,9 @@ static gpunvme_err_t evict(struct mover *m, const struct victim *v, int from)
     if (!err)
         err = row.tier == from ? GPUNVME_ERR_NOSPC : GPUNVME_ERR_BUSY; /* others moved it */
     for (int to = from + 1; to < GPUNVME_NTIERS && err == GPUNVME_ERR_NOSPC; to++) {
-        err = mover_make_room(m, to, v->nbytes, v->rank);
+        if (elsewhere && tiers_on_one_disk(m->t, from, to))
+            continue;
+        err = mover_make_room(m, to, v->nbytes, v->rank, false);
         if (!err)
             err = mover_move(m, v->name, to);
         if (!err) {
@@ -304,42 +324,56 @@ static bool is_final(gpunvme_err_t err)
     return err == GPUNVME_ERR_CANCELED || err == GPUNVME_ERR_TIMEOUT || err == GPUNVME_ERR_NOMEM;
 }
 
-gpunvme_err_t mover_make_room(struct mover *m, int tier, uint64_t nbytes, double rank)
+/*
+ * What the file system lacks is reckoned once, and no more is moved away than that: space that does
+ * not become free, because others still read the files or fill it, must not empty the tier.
+ */
+gpunvme_err_t mover_make_room(struct mover *m, int tier, uint64_t nbytes, double rank,
+                              bool disk_is_full)
 {
     struct names stuck = {0};
-    uint64_t over;
+    uint64_t over, lacks = disk_is_full ? disk_lacks(m->t, tier, nbytes) : 0;
     gpunvme_err_t err = excess(m->t, tier, nbytes, &over);
 
-    while (!err && over) {
+    while (!err && (over || lacks)) {
+        const bool elsewhere = lacks > 0;
         struct victims v = {0};
 
-        err = find_victims(m, tier, over, rank, &stuck, &v);
+        over = over > lacks ? over : lacks;
+        err = find_victims(m, tier, over, elsewhere, rank, &stuck, &v);
         for (size_t i = 0; i < v.n && !err; i++) {
-            err = evict(m, &v.all[i], tier);
+            err = evict(m, &v.all[i], tier, elsewhere);
+            if (!err)
+                lacks -= lacks < v.all[i].nbytes ? lacks : v.all[i].nbytes;
             if (err && !is_final(err) && stuck.n < NSTUCK) { /* look for another one */
                 err = names_add(&stuck, v.all[i].name);
                 break;
             }
         }
         if (!err && !v.n) {
-            if (futex_now() < m->wait_until_ns && others_leave(m->t, tier))
+            if (futex_now() < m->wait_until_ns && others_leave(m->t, tier)) {
                 nanosleep(&(struct timespec){.tv_nsec = RETRY_NS}, NULL);
-            else
-                err = tiers_no_room(m->t, tier, nbytes, nbytes > over ? nbytes - over : 0,
+                lacks = lacks ? disk_lacks(m->t, tier, nbytes) : 0;
+            } else {
+                err = tiers_no_room(m->t, tier, nbytes,
+                                    lacks ? disk_free(m->t, tier)
+                                          : nbytes - (over < nbytes ? over : nbytes),
                                     "nothing with a lower score can be moved away");
+            }
         }
         drop_victims(&v);
         if (!err)
             err = excess(m->t, tier, nbytes, &over);
     }
     free(stuck.hashes);
-    return err;
+    return err || !disk_is_full ? err : tiers_files_flush(m->t); /* closes what was moved away */
 }
 
-gpunvme_err_t tiers_make_room(struct gpunvme_tiers *t, int tier, uint64_t nbytes, double rank)
+gpunvme_err_t tiers_make_room(struct gpunvme_tiers *t, int tier, uint64_t nbytes, double rank,
+                              bool disk_is_full)
 {
     struct mover m = {.t = t, .wait_until_ns = futex_deadline(t->timeout_ns)};
-    const gpunvme_err_t err = mover_make_room(&m, tier, nbytes, rank);
+    const gpunvme_err_t err = mover_make_room(&m, tier, nbytes, rank, disk_is_full);
 
     free(m.evicted.hashes);
     return err;

@@ -252,7 +252,7 @@ static gpunvme_err_t begin_write(struct gpunvme_tiers *t, struct tiers_open *ope
     if (err == GPUNVME_ERR_BUSY)
         err = tiers_change_wait(t, name, deadline_ns);
     else if (err == GPUNVME_ERR_NOSPC)
-        err = tiers_make_room(t, row.tier, end - row.nbytes, INFINITY);
+        err = tiers_make_room(t, row.tier, end - row.nbytes, INFINITY, false);
     return err && err != GPUNVME_ERR_NOT_FOUND ? err : GPUNVME_ERR_AGAIN;
 }
 
@@ -301,19 +301,31 @@ gpunvme_err_t gpunvme_tiers_write(struct gpunvme_tiers *t, const char *name, uin
                                   size_t *done)
 {
     struct tiers_open *open;
-    gpunvme_err_t err = get_to_write(t, name, offset, nbytes, &open);
+    bool again = false; /* once: the file system was full */
+    size_t unused;
+    gpunvme_err_t err;
 
-    if (done)
+    if (!done)
+        done = &unused;
+    do {
+        int tier;
+
         *done = 0;
-    if (err)
-        return err;
-    tiers_step(TIERS_STEP_PART, name);
-    err = gpunvme_store_write(open->store, offset, ptr, mem, nbytes, done);
-    if (err == GPUNVME_ERR_NOSPC)
-        err = tiers_disk_full(t, open->tier, nbytes, -1);
-    tiers_step(TIERS_STEP_PART, name);
-    tiers_files_end_write(open);
-    tiers_files_put(t, open, 1);
+        err = get_to_write(t, name, offset, nbytes, &open);
+        if (err)
+            return err;
+        tier = open->tier;
+        tiers_step(TIERS_STEP_PART, name);
+        err = gpunvme_store_write(open->store, offset, ptr, mem, nbytes, done);
+        if (err == GPUNVME_ERR_NOSPC)
+            err = tiers_disk_full(t, tier, nbytes - *done, -1);
+        tiers_step(TIERS_STEP_PART, name);
+        tiers_files_end_write(open);
+        again = err == GPUNVME_ERR_NOSPC && !again;
+        tiers_files_put(t, open, !again);
+        if (again)
+            err = tiers_make_room(t, tier, nbytes - *done, INFINITY, true);
+    } while (again && !err);
     return err;
 }
 

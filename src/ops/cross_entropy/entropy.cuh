@@ -174,8 +174,8 @@ static __device__ __forceinline__ void unpack_word(const uint4 &x,
         if (DTYPE == GPUNVME_OPS_F32) {
             values[j] = __uint_as_float(words[j]);
         } else {
-            values[2 * j % word<DTYPE>::count] = from_bits((uint16_t)words[j], DTYPE);
-            values[(2 * j + 1) % word<DTYPE>::count] = from_bits((uint16_t)(words[j] >> 16), DTYPE);
+            from_pair(words[j], DTYPE, values[2 * j % word<DTYPE>::count],
+                      values[(2 * j + 1) % word<DTYPE>::count]);
         }
 }
 

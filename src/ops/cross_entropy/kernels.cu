@@ -9,7 +9,7 @@
 
 static __global__ void __launch_bounds__(1024) count_rows(const entropy_work x)
 {
-    __shared__ float shared[32];
+    __shared__ __align__(16) float shared[32];
     int count = 0;
     float sum[1];
 
@@ -23,7 +23,7 @@ static __global__ void __launch_bounds__(1024) count_rows(const entropy_work x)
 
 static __global__ void __launch_bounds__(1024) total(const entropy_work x)
 {
-    __shared__ float shared[32];
+    __shared__ __align__(16) float shared[32];
     float sum[1] = {0};
 
     for (int64_t i = threadIdx.x; i < x.p.rows; i += 1024)

@@ -47,7 +47,7 @@ static void launch_clusters(void (*kernel)(ARGS...), unsigned blocks, unsigned c
     config.dynamicSmemBytes = nbytes;
     config.stream = stream;
     config.attrs = attributes;
-    config.numAttrs = major >= 9 ? 2 : 0;
+    config.numAttrs = major >= 9 ? 1 + (cluster > 1) : 0;
     cudaLaunchKernelEx(&config, kernel, args...); /* its error is also the last one */
 }
 #endif
@@ -69,6 +69,13 @@ static __device__ __forceinline__ uint16_t to_bits(float value, int dtype)
 static __device__ __forceinline__ uint32_t to_pair(float low, float high, int dtype)
 {
     return dtype == GPUNVME_OPS_F16 ? pack_f16(low, high) : pack_bf16(low, high);
+}
+
+static __device__ __forceinline__ void from_pair(uint32_t pair, int dtype, float &low, float &high)
+{
+    low = from_bits((uint16_t)pair, dtype);
+    high = dtype == GPUNVME_OPS_BF16 ? __uint_as_float(pair & 0xffff0000)
+                                     : from_bits((uint16_t)(pair >> 16), dtype);
 }
 
 static __device__ __forceinline__ float load_element(const void *data, int64_t i, int dtype)
@@ -341,10 +348,8 @@ static __device__ __forceinline__ void load4(const void *data, int64_t at, int d
     } else {
         uint2 v = *(const uint2 *)((const uint16_t *)data + at);
 
-        z[0] = from_bits((uint16_t)v.x, dtype);
-        z[1] = from_bits((uint16_t)(v.x >> 16), dtype);
-        z[2] = from_bits((uint16_t)v.y, dtype);
-        z[3] = from_bits((uint16_t)(v.y >> 16), dtype);
+        from_pair(v.x, dtype, z[0], z[1]);
+        from_pair(v.y, dtype, z[2], z[3]);
     }
 }
 

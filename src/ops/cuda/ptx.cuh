@@ -77,6 +77,17 @@ static __device__ __forceinline__ void store_shared16(uint32_t to, const uint32_
                  : "memory");
 }
 
+static __device__ __forceinline__ uint4 load_shared16(uint32_t from)
+{
+    uint4 x;
+
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(from)
+                 : "memory");
+    return x;
+}
+
 static __device__ __forceinline__ void store_shared4(uint32_t to, uint32_t x)
 {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");

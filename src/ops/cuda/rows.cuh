@@ -43,8 +43,7 @@ static __device__ __forceinline__ void unpack_eight(const eight<DTYPE> &x, float
             if (DTYPE == GPUNVME_OPS_F32) {
                 values[4 * i + j] = __uint_as_float(words[j]);
             } else {
-                values[2 * j] = from_bits((uint16_t)words[j], DTYPE);
-                values[2 * j + 1] = from_bits((uint16_t)(words[j] >> 16), DTYPE);
+                from_pair(words[j], DTYPE, values[2 * j], values[2 * j + 1]);
             }
     }
 }
@@ -87,34 +86,72 @@ static __device__ __forceinline__ void load_any(const void *p, int64_t i, int dt
     load4(p, i + 4, dtype, values + 4);
 }
 
+/* Eight parameters, of type DTYPE or f32, which all rows read again. */
+template <int DTYPE>
+static __device__ __forceinline__ void load_parameters(const void *p, int64_t i, int dtype,
+                                                       float (&values)[8])
+{
+    eight<DTYPE> x;
+
+    if (dtype != DTYPE) {
+        load_any(p, i, GPUNVME_OPS_F32, values);
+        return;
+    }
+    x.words[0] = eight_at<DTYPE>(p, i)[0];
+    if (DTYPE == GPUNVME_OPS_F32)
+        x.words[DTYPE == GPUNVME_OPS_F32] = eight_at<DTYPE>(p, i)[1];
+    unpack_eight<DTYPE>(x, values);
+}
+
 /*
  * COUNT sums over a row's threads, of which there are `threads`: a power of two below 32, which
  * share a warp, or a multiple of 32. All of the block's threads come here, and all of a row get its
- * sums. `shared` has COUNT * 32 floats, which the call after the next may use again.
+ * sums. `shared` has COUNT * 32 floats, aligned to 16 bytes, which the call after the next may use
+ * again; the row's own begin with the number of its first warp.
  */
 template <int COUNT>
-static __device__ __forceinline__ void sum_over_row(float (&x)[COUNT], int threads, float *shared)
+static __device__ __forceinline__ void sum_over_row(float (&x)[COUNT], int threads, float *shared,
+                                                    int first_warp = 0)
 {
-    int warps = threads / 32, warp = threadIdx.x / 32;
+    int warps = threads / 32;
 
+    if (threads < 32) {
+        for (int offset = threads / 2; offset; offset /= 2)
 #pragma unroll
-    for (int c = 0; c < COUNT; c++)
-        for (int offset = (threads < 32 ? threads : 32) / 2; offset; offset /= 2)
+            for (int c = 0; c < COUNT; c++)
+                x[c] += __shfl_xor_sync(0xffffffffu, x[c], offset);
+        return;
+    }
+#pragma unroll
+    for (int offset = 16; offset; offset /= 2)
+#pragma unroll
+        for (int c = 0; c < COUNT; c++)
             x[c] += __shfl_xor_sync(0xffffffffu, x[c], offset);
-    if (warps < 2)
+    if (warps == 1)
         return;
 #pragma unroll
-    for (int c = 0; c < COUNT; c++)
-        if (threadIdx.x % 32 == 0)
-            shared[c * 32 + warp] = x[c];
-    __syncthreads();
-    warp = warp / warps * warps;
-#pragma unroll
     for (int c = 0; c < COUNT; c++) {
+        if (threadIdx.x % 32 == 0)
+            shared[c * 32 + threadIdx.x / 32] = x[c];
         x[c] = 0;
-        for (int w = 0; w < warps; w++)
-            x[c] += shared[c * 32 + warp + w];
     }
+    __syncthreads();
+    shared += first_warp;
+    if (warps % 4) {
+        for (int w = 0; w < warps; w++)
+#pragma unroll
+            for (int c = 0; c < COUNT; c++)
+                x[c] += shared[c * 32 + w];
+        return;
+    }
+#pragma unroll 2
+    for (int w = 0; w < warps; w += 4)
+#pragma unroll
+        for (int c = 0; c < COUNT; c++) {
+            float4 parts = *(const float4 *)&shared[c * 32 + w];
+
+            x[c] += (parts.x + parts.y) + (parts.z + parts.w);
+        }
 }
 
 #endif

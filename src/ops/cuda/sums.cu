@@ -5,45 +5,46 @@
 #include "ops/cuda/element.cuh"
 #include "ops/cuda/sums.h"
 
-#define THREADS 256
+#define THREADS 512
 #define WARPS   (THREADS / 32)
 
-/* A block has 32 columns, each of its warps an eighth of the parts. */
-static __global__ void __launch_bounds__(THREADS)
-    finish_sums(const float *sums, int64_t parts, int64_t out, void *total, int dtype,
-                int accumulate)
+/* A block has 32 columns, each of its warps a share of the parts. */
+static __global__ void __launch_bounds__(THREADS) finish_sums(const cuda_sums x)
 {
     __shared__ float all[WARPS][32];
-    int64_t share = (parts + WARPS - 1) / WARPS;
+    int64_t share = (x.parts + WARPS - 1) / WARPS;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-    for (int64_t col = (int64_t)blockIdx.x * 32; col < out; col += (int64_t)gridDim.x * 32) {
+    wait_for_kernels_before();
+    for (int64_t col = (int64_t)blockIdx.x * 32; col < x.out; col += (int64_t)gridDim.x * 32) {
         int64_t j = col + lane, last = (warp + 1) * share;
         float sum = 0;
 
-        last = last < parts ? last : parts;
-        if (j < out)
-#pragma unroll 8
+        last = last < x.parts ? last : x.parts;
+        if (j < x.out)
+#pragma unroll 16
             for (int64_t part = warp * share; part < last; part++)
-                sum += sums[part * out + j];
+                sum += x.sums[part * x.out + j];
         all[warp][lane] = sum;
         __syncthreads();
-        if (!warp && j < out) {
-            sum = accumulate ? load_element(total, j, dtype) : 0;
+        if (!warp && j < x.out) {
+            void *total = j < x.first ? x.total[0] : x.total[1];
+
+            j -= j >= x.first ? x.first : 0;
+            sum = x.accumulate ? load_element(total, j, x.dtype) : 0;
             for (int w = 0; w < WARPS; w++)
                 sum += all[w][lane];
-            store_element(total, j, dtype, sum);
+            store_element(total, j, x.dtype, sum);
         }
         __syncthreads();
     }
 }
 
-gpunvme_ops_status_t cuda_finish_sums(const float *sums, int64_t parts, int64_t out, void *total,
-                                      int dtype, int accumulate, void *stream)
+gpunvme_ops_status_t cuda_finish_sums(const struct cuda_sums *x, void *stream)
 {
-    int64_t blocks = (out + 31) / 32;
+    int64_t blocks = (x->out + 31) / 32;
 
-    LAUNCH(finish_sums, (unsigned)(blocks < 1 << 20 ? blocks : 1 << 20), THREADS, stream, sums,
-           parts, out, total, dtype, accumulate);
+    LAUNCH_CLUSTERS(finish_sums, (unsigned)(blocks < 1 << 20 ? blocks : 1 << 20), 1u,
+                    (unsigned)THREADS, 0, stream, *x);
     return cuda_status(cudaGetLastError(), "launching sums of columns");
 }

@@ -12,11 +12,18 @@ extern "C" {
 #endif
 
 /*
- * total[j] of `dtype` = the sum of sums[part * out + j] over the parts, or with `accumulate` added
- * to. No parts are zeros.
+ * Column j of `out`: the sum of sums[part * out + j] over the parts, or with `accumulate` added to.
+ * The first columns belong to total[0], those from `first` on to total[1]; both are of `dtype`. No
+ * parts are zeros.
  */
-gpunvme_ops_status_t cuda_finish_sums(const float *sums, int64_t parts, int64_t out, void *total,
-                                      int dtype, int accumulate, void *stream);
+struct cuda_sums {
+    const float *sums;
+    int64_t parts, out, first;
+    void *total[2];
+    int dtype, accumulate;
+};
+
+gpunvme_ops_status_t cuda_finish_sums(const struct cuda_sums *x, void *stream);
 
 #ifdef __cplusplus
 }

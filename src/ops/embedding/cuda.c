@@ -84,15 +84,15 @@ static gpunvme_ops_status_t backward_run(const struct ops_variant *variant,
     x.order = (int32_t *)(void *)(at + integers(p->vocab + 1));
     x.hot = (int32_t *)(void *)((char *)x.order + integers(p->rows));
     x.nhot = (uint32_t *)(void *)((char *)x.hot + integers(p->rows / EMBEDDING_HOT + 1));
-    x.by_eight = rows_by_eight(p->grad_y, rows_ld(p->rows, p->ld_grad_y), p->dtype) &&
+    x.by_eight = p->dim % 8 == 0 &&
+                 rows_by_eight(p->grad_y, rows_ld(p->rows, p->ld_grad_y), p->dtype) &&
                  rows_by_eight(p->grad_weight, rows_ld(p->vocab, p->ld_grad_weight), p->grad_dtype);
     status = cuda_status(cudaMemsetAsync(x.nhot, 0, sizeof(*x.nhot), stream), "clearing a count");
     if (!status)
         status = embedding_order(&x, stream);
     if (!status)
-        status = embedding_sum(&x, stream);
-    if (!status && p->rows > EMBEDDING_HOT)
-        status = embedding_sum_hot(&x, 4 * cuda_units(), stream);
+        status =
+            embedding_sum(&x, p->rows > EMBEDDING_HOT ? 4 * (unsigned)cuda_units() : 0, stream);
     return status;
 }
 

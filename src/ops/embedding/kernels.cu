@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * Embedding, forward and backward. Backwards, rows are sorted by id first: each block of the sort
- * owns 1024 ids, looks at all of the rows' ids twice, and so knows without asking another block how
+ * owns 512 ids, looks at all of the rows' ids twice, and so knows without asking another block how
  * many rows have smaller ids, and puts its own in order. Then each row of the gradient has one
  * warp, or one block, which adds up its rows in an order that depends on the ids alone.
  */
 #include "ops/cuda/rows.cuh"
 #include "ops/embedding/kernels.h"
 
-#define IDS   1024 /* of a block, and its threads */
-#define COLS  256  /* of a warp: eight a lane */
+#define IDS   512 /* of a block of the sort, and its threads */
+#define BATCH 8
+#define COLS  256 /* of a warp: eight a lane */
 #define WARPS (ROWS_THREADS / 32)
 
 static __global__ void __launch_bounds__(ROWS_THREADS) copy_elements(const gpunvme_embedding p)
@@ -62,107 +63,92 @@ static __global__ void __launch_bounds__(ROWS_THREADS) add_atomic(const gpunvme_
     }
 }
 
-/* Sums of all counts before each, in place: of IDS of them, by as many threads. */
-static __device__ __forceinline__ void scan(unsigned (&counts)[IDS])
+/* The ids of BATCH times 32 rows of a warp, all under way at once; -1 beyond the last. */
+template <typename VISIT>
+static __device__ __forceinline__ void visit_ids(const embedding_sort &x, int64_t begin,
+                                                 int64_t end, VISIT visit)
 {
-    for (int step = 1; step < IDS; step *= 2) {
-        unsigned more = (int)threadIdx.x >= step ? counts[threadIdx.x - step] : 0;
+    int lane = threadIdx.x % 32;
 
-        __syncthreads();
-        counts[threadIdx.x] += more;
-        __syncthreads();
-    }
-    unsigned before = threadIdx.x ? counts[threadIdx.x - 1] : 0;
+    for (int64_t i0 = begin + lane; i0 - lane < end; i0 += BATCH * 32) {
+        int32_t ids[BATCH];
 
-    __syncthreads();
-    counts[threadIdx.x] = before;
-    __syncthreads();
-}
-
-/* A list of rows of this block's ids, in order; warp after warp puts its behind those before. */
-static __device__ __forceinline__ void place_list(const embedding_sort &x, int64_t first,
-                                                  const int32_t *list, unsigned count,
-                                                  unsigned (&next)[IDS])
-{
-    unsigned lane = threadIdx.x % 32, mine = threadIdx.x < count;
-    int32_t i = mine ? list[threadIdx.x] : 0;
-    unsigned id = mine ? (unsigned)(x.p.ids[i] - first) : IDS + lane;
-    unsigned same = __match_any_sync(0xffffffffu, id);
-
-    for (unsigned warp = 0; warp * 32 < count; warp++) {
-        if (threadIdx.x / 32 == warp && mine)
-            x.order[next[id] + __popc(same & ((1u << lane) - 1))] = i;
-        __syncthreads();
-        if (threadIdx.x / 32 == warp && mine && same >> lane == 1)
-            next[id] += __popc(same);
-        __syncthreads();
+#pragma unroll
+        for (int b = 0; b < BATCH; b++)
+            ids[b] = i0 + b * 32 < end ? x.p.ids[i0 + b * 32] : -1;
+#pragma unroll
+        for (int b = 0; b < BATCH; b++)
+            visit(i0 + b * 32, ids[b]);
     }
 }
 
-/* Of IDS rows at a time few are this block's: those are gathered first. */
-static __device__ __forceinline__ void place_rows(const embedding_sort &x, int64_t first,
-                                                  unsigned (&next)[IDS])
-{
-    __shared__ int32_t list[2 * IDS];
-    __shared__ unsigned of_warp[IDS / 32];
-    unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = 0;
-
-    for (int64_t i0 = 0; i0 < x.p.rows; i0 += IDS) {
-        int64_t i = i0 + threadIdx.x, id = i < x.p.rows ? x.p.ids[i] - first : -1;
-        bool mine = id >= 0 && id < IDS && id + first < x.p.vocab;
-        unsigned found = __ballot_sync(0xffffffffu, mine), at = count;
-
-        if (!lane)
-            of_warp[warp] = __popc(found);
-        __syncthreads();
-        for (unsigned w = 0; w < IDS / 32; w++) {
-            at += w < warp ? of_warp[w] : 0;
-            count += of_warp[w];
-        }
-        if (mine)
-            list[at + __popc(found & ((1u << lane) - 1))] = (int32_t)i;
-        __syncthreads();
-        if (count < IDS)
-            continue;
-        place_list(x, first, list, IDS, next);
-        count -= IDS;
-        if (threadIdx.x < count)
-            list[threadIdx.x] = list[IDS + threadIdx.x];
-        __syncthreads();
-    }
-    place_list(x, first, list, count, next);
-}
-
+/*
+ * Each warp has a share of the rows. It counts those of the block's ids, and those of smaller ids;
+ * the sums over the ids and warps before say where its own go, which it then puts there.
+ */
 static __global__ void __launch_bounds__(IDS) order_rows(const embedding_sort x)
 {
-    __shared__ unsigned counts[IDS], before;
+    __shared__ unsigned counts[IDS / 32][IDS], sums[IDS / 32], before;
     int64_t first = (int64_t)blockIdx.x * IDS, id = first + threadIdx.x;
-    unsigned mine, below = 0;
+    int64_t share = (x.p.rows + IDS - 1) / IDS * 32, begin = threadIdx.x / 32 * share;
+    int64_t end = begin + share < x.p.rows ? begin + share : x.p.rows;
+    unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, below = 0, mine = 0, at;
+    int64_t last = first + IDS < x.p.vocab ? first + IDS : x.p.vocab;
 
-    counts[threadIdx.x] = 0;
+    let_next_kernel_start();
+    for (unsigned w = 0; w < IDS / 32; w++)
+        counts[w][threadIdx.x] = 0;
     if (!threadIdx.x)
         before = 0;
     __syncthreads();
-    for (int64_t i = threadIdx.x; i < x.p.rows; i += IDS) {
-        int64_t its = x.p.ids[i];
-
+    visit_ids(x, begin, end, [&](int64_t, int32_t its) {
         below += its >= 0 && its < first;
-        if (its >= first && its < first + IDS && its < x.p.vocab)
-            atomicAdd(&counts[its - first], 1u);
-    }
+        if (its >= first && its < last)
+            atomicAdd(&counts[warp][its - first], 1u);
+    });
     atomicAdd(&before, below);
     __syncthreads();
-    mine = counts[threadIdx.x];
-    scan(counts);
-    counts[threadIdx.x] += before;
+    for (unsigned w = 0; w < IDS / 32; w++)
+        mine += counts[w][threadIdx.x];
+    at = mine;
+    for (unsigned step = 1; step < 32; step *= 2) {
+        unsigned more = (unsigned)__shfl_up_sync(0xffffffffu, (int)at, (int)step);
+
+        at += lane >= step ? more : 0;
+    }
+    if (lane == 31)
+        sums[warp] = at;
+    __syncthreads();
+    at += before - mine;
+    for (unsigned w = 0; w < warp; w++)
+        at += sums[w];
     if (id < x.p.vocab)
-        x.starts[id] = (int32_t)counts[threadIdx.x];
+        x.starts[id] = (int32_t)at;
     if (id == x.p.vocab - 1)
-        x.starts[id + 1] = (int32_t)(counts[threadIdx.x] + mine);
+        x.starts[id + 1] = (int32_t)(at + mine);
     if (mine > EMBEDDING_HOT)
         x.hot[atomicAdd(x.nhot, 1u)] = (int32_t)id;
+    for (unsigned w = 0; w < IDS / 32; w++) {
+        unsigned count = counts[w][threadIdx.x];
+
+        counts[w][threadIdx.x] = at;
+        at += count;
+    }
     __syncthreads();
-    place_rows(x, first, counts);
+    visit_ids(x, begin, end, [&](int64_t i, int32_t its) {
+        bool found = its >= first && its < last;
+        unsigned same, *next = &counts[warp][found ? its - first : 0];
+
+        if (!__any_sync(0xffffffffu, found))
+            return;
+        same = __match_any_sync(0xffffffffu, found ? (unsigned)(its - first) : IDS + lane);
+        if (found)
+            x.order[*next + __popc(same & ((1u << lane) - 1))] = (int32_t)i;
+        __syncwarp();
+        if (found && same >> lane == 1)
+            *next += __popc(same);
+        __syncwarp();
+    });
 }
 
 static __device__ __forceinline__ int left_of(int64_t dim, int64_t col)
@@ -170,17 +156,17 @@ static __device__ __forceinline__ int left_of(int64_t dim, int64_t col)
     return dim - col < 8 ? (int)(dim - col) : 8;
 }
 
-/* A lane's eight columns of a row. */
-static __device__ __forceinline__ void load_some(const embedding_sort &x, const void *p, int64_t at,
-                                                 int dtype, int left, float (&values)[8])
+/* A lane's eight columns of a row of the gradient, as they are before. */
+static __device__ __forceinline__ void load_some(const embedding_sort &x, int64_t at, int left,
+                                                 float (&values)[8])
 {
-    if (x.by_eight && left >= 8) {
-        load_any(p, at, dtype, values);
+    if (x.by_eight) {
+        load_any(x.p.grad_weight, at, x.p.grad_dtype, values);
         return;
     }
 #pragma unroll
     for (int e = 0; e < 8; e++)
-        values[e] = e < left ? load_element(p, at + e, dtype) : 0;
+        values[e] = e < left ? load_element(x.p.grad_weight, at + e, x.p.grad_dtype) : 0;
 }
 
 /* The rows of an id from `from` on, every `step`'th, added to the sums of COUNT times COLS. */
@@ -188,8 +174,17 @@ template <int DTYPE, int COUNT>
 static __device__ __forceinline__ void add_rows(const embedding_sort &x, int from, int end,
                                                 int step, int64_t col, float (&sums)[COUNT][8])
 {
-    bool whole = x.by_eight && x.p.dim % 8 == 0;
-#pragma unroll 2
+    for (int k = from; k < end && !x.by_eight; k += step)
+#pragma unroll
+        for (int c = 0; c < COUNT; c++)
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                if (col + c * COLS + e < x.p.dim)
+                    sums[c][e] += load_element(
+                        x.p.grad_y, x.order[k] * x.p.ld_grad_y + col + c * COLS + e, DTYPE);
+    if (!x.by_eight)
+        return;
+#pragma unroll 4 / COUNT
     for (int k = from; k < end; k += step) {
         int64_t at = x.order[k] * x.p.ld_grad_y + col;
         eight<DTYPE> raw[COUNT] = {};
@@ -197,15 +192,11 @@ static __device__ __forceinline__ void add_rows(const embedding_sort &x, int fro
 
 #pragma unroll
         for (int c = 0; c < COUNT; c++)
-            if (whole && col + c * COLS < x.p.dim)
+            if (col + c * COLS < x.p.dim)
                 load_eight<DTYPE>(x.p.grad_y, at + c * COLS, raw[c]);
 #pragma unroll
         for (int c = 0; c < COUNT; c++) {
-            if (whole)
-                unpack_eight<DTYPE>(raw[c], values);
-            else
-                load_some(x, x.p.grad_y, at + c * COLS, DTYPE, left_of(x.p.dim, col + c * COLS),
-                          values);
+            unpack_eight<DTYPE>(raw[c], values);
 #pragma unroll
             for (int e = 0; e < 8; e++)
                 sums[c][e] += values[e];
@@ -219,12 +210,12 @@ static __device__ __forceinline__ void store_some(const embedding_sort &x, int64
     if (x.p.accumulate) {
         float values[8];
 
-        load_some(x, x.p.grad_weight, at, x.p.grad_dtype, left, values);
+        load_some(x, at, left, values);
 #pragma unroll
         for (int e = 0; e < 8; e++)
             sums[e] += values[e];
     }
-    if (x.by_eight && left >= 8) {
+    if (x.by_eight) {
         if (x.p.grad_dtype == GPUNVME_OPS_F32)
             store_values<GPUNVME_OPS_F32>(x.p.grad_weight, at, sums);
         else if (x.p.grad_dtype == GPUNVME_OPS_F16)
@@ -240,21 +231,26 @@ static __device__ __forceinline__ void store_some(const embedding_sort &x, int64
 }
 
 #define CHUNKS 2 /* of COLS: of a warp, so that as many loads and stores are under way */
+#define GROUP  4 /* ids of a warp, whose rows' places it asks for at once */
 
+/* A warp's ids, and CHUNKS times COLS columns of them. */
 template <int DTYPE>
-static __global__ void __launch_bounds__(ROWS_THREADS, 4) sum_ids(const embedding_sort x)
+static __device__ __forceinline__ void sum_ids(const embedding_sort &x, int64_t at, int64_t across)
 {
-    int64_t across = (x.p.dim + CHUNKS * COLS - 1) / (CHUNKS * COLS), all = x.p.vocab * across;
-    int64_t step = (int64_t)gridDim.x * WARPS;
+    int lane = threadIdx.x % 32;
+    int64_t first = at / across * GROUP, col = at % across * CHUNKS * COLS + lane * 8;
+    int start = 0;
 
-    for (int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; at < all; at += step) {
-        int64_t id = at / across, col = at % across * CHUNKS * COLS + threadIdx.x % 32 * 8;
-        int start = x.starts[id], end = x.starts[id + 1];
+    if (lane <= GROUP && first + lane <= x.p.vocab)
+        start = x.starts[first + lane];
+    for (int64_t id = first; id < first + GROUP && id < x.p.vocab; id++) {
+        int from = __shfl_sync(0xffffffffu, start, (int)(id - first));
+        int end = __shfl_sync(0xffffffffu, start, (int)(id - first) + 1);
         float sums[CHUNKS][8] = {};
 
-        if (end - start > EMBEDDING_HOT || (x.p.accumulate && start == end))
+        if (end - from > EMBEDDING_HOT || (x.p.accumulate && from == end))
             continue;
-        add_rows<DTYPE, CHUNKS>(x, start, end, 1, col, sums);
+        add_rows<DTYPE, CHUNKS>(x, from, end, 1, col, sums);
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++)
             if (col + c * COLS < x.p.dim)
@@ -263,33 +259,49 @@ static __global__ void __launch_bounds__(ROWS_THREADS, 4) sum_ids(const embeddin
     }
 }
 
-/* The warps share an id's rows; the first one adds up their sums. */
+/* The block's warps share the rows of a hot id; the first one adds up their sums. */
 template <int DTYPE>
-static __global__ void __launch_bounds__(ROWS_THREADS) sum_hot(const embedding_sort x)
+static __device__ __forceinline__ void sum_hot(const embedding_sort &x, int64_t id, int64_t col,
+                                               float (&shared)[WARPS][COLS])
 {
-    __shared__ float shared[WARPS][COLS];
-    int64_t across = (x.p.dim + COLS - 1) / COLS, all = *x.nhot * across;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int end = x.starts[id + 1], left = left_of(x.p.dim, col);
+    float sums[1][8] = {};
 
-    for (int64_t at = blockIdx.x; at < all; at += gridDim.x) {
-        int64_t id = x.hot[at / across], col = at % across * COLS + lane * 8;
-        int end = x.starts[id + 1], left = left_of(x.p.dim, col);
-        float sums[1][8] = {};
-
-        if (left > 0)
-            add_rows<DTYPE, 1>(x, x.starts[id] + warp, end, WARPS, col, sums);
+    if (left > 0)
+        add_rows<DTYPE, 1>(x, x.starts[id] + warp, end, WARPS, col, sums);
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+        shared[warp][lane * 8 + e] = sums[0][e];
+    __syncthreads();
+    for (int w = 1; w < WARPS && !warp; w++)
 #pragma unroll
         for (int e = 0; e < 8; e++)
-            shared[warp][lane * 8 + e] = sums[0][e];
-        __syncthreads();
-        for (int w = 1; w < WARPS && !warp; w++)
-#pragma unroll
-            for (int e = 0; e < 8; e++)
-                sums[0][e] += shared[w][lane * 8 + e];
-        if (!warp && left > 0)
-            store_some(x, id * x.p.ld_grad_weight + col, left, sums[0]);
-        __syncthreads();
+            sums[0][e] += shared[w][lane * 8 + e];
+    if (!warp && left > 0)
+        store_some(x, id * x.p.ld_grad_weight + col, left, sums[0]);
+    __syncthreads();
+}
+
+/* The first blocks have the hot ids, which take longest; each warp of the others has its own. */
+template <int DTYPE>
+static __global__ void __launch_bounds__(ROWS_THREADS, 4)
+    sum_rows(const embedding_sort x, unsigned hot_blocks)
+{
+    __shared__ float shared[WARPS][COLS];
+    int64_t lane = threadIdx.x % 32, step = (int64_t)(gridDim.x - hot_blocks) * WARPS;
+    int64_t across = (x.p.dim + COLS - 1) / COLS;
+
+    wait_for_kernels_before();
+    if (blockIdx.x < hot_blocks) {
+        for (int64_t at = blockIdx.x; at < *x.nhot * across; at += hot_blocks)
+            sum_hot<DTYPE>(x, x.hot[at / across], at % across * COLS + lane * 8, shared);
+        return;
     }
+    across = (across + CHUNKS - 1) / CHUNKS;
+    for (int64_t at = (int64_t)(blockIdx.x - hot_blocks) * WARPS + threadIdx.x / 32;
+         at < (x.p.vocab + GROUP - 1) / GROUP * across; at += step)
+        sum_ids<DTYPE>(x, at, across);
 }
 
 gpunvme_ops_status_t embedding_copy(const struct gpunvme_embedding *p, int by_words, void *stream)
@@ -323,27 +335,21 @@ gpunvme_ops_status_t embedding_order(const struct embedding_sort *x, void *strea
     return cuda_status(cudaGetLastError(), "launching a sort of rows");
 }
 
-gpunvme_ops_status_t embedding_sum(const struct embedding_sort *x, void *stream)
+gpunvme_ops_status_t embedding_sum(const struct embedding_sort *x, unsigned hot_blocks,
+                                   void *stream)
 {
-    int64_t warps = x->p.vocab * ((x->p.dim + CHUNKS * COLS - 1) / (CHUNKS * COLS));
-    unsigned blocks = rows_blocks((warps + WARPS - 1) / WARPS);
+    int64_t across = (x->p.dim + CHUNKS * COLS - 1) / (CHUNKS * COLS);
+    int64_t warps = (x->p.vocab + GROUP - 1) / GROUP * across;
+    unsigned blocks = hot_blocks + rows_blocks((warps + WARPS - 1) / WARPS);
 
     if (x->p.dtype == GPUNVME_OPS_F32)
-        LAUNCH(sum_ids<GPUNVME_OPS_F32>, blocks, ROWS_THREADS, stream, *x);
+        LAUNCH_CLUSTERS((sum_rows<GPUNVME_OPS_F32>), blocks, 1u, (unsigned)ROWS_THREADS, 0, stream,
+                        *x, hot_blocks);
     else if (x->p.dtype == GPUNVME_OPS_F16)
-        LAUNCH(sum_ids<GPUNVME_OPS_F16>, blocks, ROWS_THREADS, stream, *x);
+        LAUNCH_CLUSTERS((sum_rows<GPUNVME_OPS_F16>), blocks, 1u, (unsigned)ROWS_THREADS, 0, stream,
+                        *x, hot_blocks);
     else
-        LAUNCH(sum_ids<GPUNVME_OPS_BF16>, blocks, ROWS_THREADS, stream, *x);
+        LAUNCH_CLUSTERS((sum_rows<GPUNVME_OPS_BF16>), blocks, 1u, (unsigned)ROWS_THREADS, 0, stream,
+                        *x, hot_blocks);
     return cuda_status(cudaGetLastError(), "launching sums of rows");
-}
-
-gpunvme_ops_status_t embedding_sum_hot(const struct embedding_sort *x, int blocks, void *stream)
-{
-    if (x->p.dtype == GPUNVME_OPS_F32)
-        LAUNCH(sum_hot<GPUNVME_OPS_F32>, (unsigned)blocks, ROWS_THREADS, stream, *x);
-    else if (x->p.dtype == GPUNVME_OPS_F16)
-        LAUNCH(sum_hot<GPUNVME_OPS_F16>, (unsigned)blocks, ROWS_THREADS, stream, *x);
-    else
-        LAUNCH(sum_hot<GPUNVME_OPS_BF16>, (unsigned)blocks, ROWS_THREADS, stream, *x);
-    return cuda_status(cudaGetLastError(), "launching sums of many rows");
 }

@@ -27,14 +27,14 @@ struct embedding_sort {
     int32_t *order;  /* rows by id, and among those in their own order */
     int32_t *hot;    /* ids, in any order */
     uint32_t *nhot;  /* 0 before */
-    int by_eight;
+    int by_eight;    /* rows are whole vectors of eight columns, and aligned to 16 bytes */
 };
 
 gpunvme_ops_status_t embedding_order(const struct embedding_sort *x, void *stream);
 
-/* All ids but the hot ones, a warp for each and 256 columns; then those, by `blocks`. */
-gpunvme_ops_status_t embedding_sum(const struct embedding_sort *x, void *stream);
-gpunvme_ops_status_t embedding_sum_hot(const struct embedding_sort *x, int blocks, void *stream);
+/* The hot ids, by so many blocks; and a warp for each four others and 512 columns. */
+gpunvme_ops_status_t embedding_sum(const struct embedding_sort *x, unsigned hot_blocks,
+                                   void *stream);
 
 #ifdef __cplusplus
 }

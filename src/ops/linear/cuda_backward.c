@@ -239,6 +239,20 @@ static gpunvme_ops_status_t make_dz(const struct backward *x, void *stream)
                                            : linear_dz_rows(&sums, stream);
 }
 
+static gpunvme_ops_status_t finish_bias(const struct backward *x, void *stream)
+{
+    const struct gpunvme_linear_grad *p = x->p;
+    struct cuda_sums sums = {.sums = x->sums,
+                             .parts = p->rows ? x->parts : 0,
+                             .out = p->out,
+                             .first = p->out,
+                             .total = {p->grad_bias},
+                             .dtype = p->grad_dtype,
+                             .accumulate = p->accumulate};
+
+    return cuda_finish_sums(&sums, stream);
+}
+
 /* grad_x and grad_bias, and dZ before them or with them. */
 static gpunvme_ops_status_t make_all_but_grad_weight(const struct backward *x, void *stream)
 {
@@ -256,8 +270,7 @@ static gpunvme_ops_status_t make_all_but_grad_weight(const struct backward *x, v
     if (p->rows && p->out)
         status = make_dz(x, stream);
     if (!status && p->grad_bias && p->out)
-        status = cuda_finish_sums(x->sums, p->rows ? x->parts : 0, p->out, p->grad_bias,
-                                  p->grad_dtype, p->accumulate, stream);
+        status = finish_bias(x, stream);
     if (!status && linear_wants_x(p))
         status =
             cuda_run_product(engine_of(x->rung->products, &product), &product, x->rest, stream);

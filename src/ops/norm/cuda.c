@@ -116,17 +116,33 @@ static int64_t blocks_of(const struct gpunvme_norm_grad *p)
     return p->rows < blocks ? p->rows : blocks;
 }
 
-static size_t sums_nbytes(const struct gpunvme_norm_grad *p)
+/* A block's sums: those of the weight's gradient, then those of the bias's. */
+static int64_t sums_of_block(const struct gpunvme_norm_grad *p)
 {
-    return ops_workspace_part(1, blocks_of(p), p->cols, sizeof(float));
+    return ((p->grad_weight != NULL) + (p->grad_bias != NULL)) * p->cols;
 }
 
 static size_t backward_workspace(const struct ops_variant *variant, const struct ops_call *call)
 {
     const struct gpunvme_norm_grad *p = call->descriptor;
-    size_t count = (size_t)(p->grad_weight != NULL) + (size_t)(p->grad_bias != NULL);
 
-    return ((const struct rung *)variant->data)->naive ? 0 : count * sums_nbytes(p);
+    return ((const struct rung *)variant->data)->naive
+               ? 0
+               : ops_workspace_part(1, blocks_of(p), sums_of_block(p), sizeof(float));
+}
+
+static gpunvme_ops_status_t finish_sums(const struct norm_backward *x, void *stream)
+{
+    const struct gpunvme_norm_grad *p = &x->p;
+    struct cuda_sums sums = {.sums = p->grad_weight ? x->weight_sums : x->bias_sums,
+                             .parts = x->blocks,
+                             .out = x->ld_sums,
+                             .first = p->grad_weight ? p->cols : 0,
+                             .total = {p->grad_weight, p->grad_bias},
+                             .dtype = p->grad_dtype,
+                             .accumulate = p->accumulate};
+
+    return cuda_finish_sums(&sums, stream);
 }
 
 static gpunvme_ops_status_t backward_run(const struct ops_variant *variant,
@@ -134,28 +150,19 @@ static gpunvme_ops_status_t backward_run(const struct ops_variant *variant,
 {
     const struct gpunvme_norm_grad *p = call->descriptor;
     const struct rung *rung = variant->data;
-    struct norm_backward x = {.p = *p, .blocks = blocks_of(p)};
-    char *at = call->exec->workspace;
+    struct norm_backward x = {.p = *p, .blocks = blocks_of(p), .ld_sums = sums_of_block(p)};
     void *stream = call->exec->stream;
     gpunvme_ops_status_t status = GPUNVME_OPS_OK;
 
     if (rung->naive)
         return rung->backward(&x, stream);
-    if (p->grad_weight) {
-        x.weight_sums = (float *)(void *)at;
-        at += sums_nbytes(p);
-    }
+    if (p->grad_weight)
+        x.weight_sums = call->exec->workspace;
     if (p->grad_bias)
-        x.bias_sums = (float *)(void *)at;
+        x.bias_sums = (float *)call->exec->workspace + (p->grad_weight ? p->cols : 0);
     if (p->rows)
         status = rung->backward(&x, stream);
-    if (!status && p->grad_weight)
-        status = cuda_finish_sums(x.weight_sums, x.blocks, p->cols, p->grad_weight, p->grad_dtype,
-                                  p->accumulate, stream);
-    if (!status && p->grad_bias)
-        status = cuda_finish_sums(x.bias_sums, x.blocks, p->cols, p->grad_bias, p->grad_dtype,
-                                  p->accumulate, stream);
-    return status;
+    return status || !x.ld_sums ? status : finish_sums(&x, stream);
 }
 
 #define VARIANT(index, name_, changes_, suits_, workspace_, run_)                                  \
@@ -183,8 +190,8 @@ static const struct ops_variant backward[] = {
             "second kernel those of all blocks",
             backward_suits, backward_workspace, backward_run),
     VARIANT(2, "registers",
-            "16 bytes a load, rows are read once, sums of columns stay in registers; the next row "
-            "is on its way",
+            "16 bytes a load, rows are read once, sums of columns stay in registers; the next rows "
+            "are on their way",
             backward_suits, backward_workspace, backward_run),
 };
 

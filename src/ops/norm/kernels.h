@@ -23,12 +23,12 @@ gpunvme_ops_status_t norm_forward_registers(const struct gpunvme_norm *p, void *
 
 /*
  * Backwards: blocks, each of which adds up the parameters' gradients of its rows in a row of
- * weight_sums and of bias_sums (cols floats each; NULL: not wanted).
+ * weight_sums and of bias_sums (cols floats each, ld_sums apart; NULL: not wanted).
  */
 struct norm_backward {
     struct gpunvme_norm_grad p;
     float *weight_sums, *bias_sums;
-    int64_t blocks;
+    int64_t ld_sums, blocks;
 };
 
 /* The naive one finishes the sums itself, and needs none of them. */

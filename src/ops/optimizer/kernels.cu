@@ -238,12 +238,15 @@ template <int DTYPE, int BY_EIGHT>
 static __global__ void __launch_bounds__(THREADS)
     square_chunks(const __grid_constant__ grad_norm_work x)
 {
-    __shared__ float shared[32];
+    __shared__ __align__(16) float shared[32];
     int64_t chunk = x.first[0] + blockIdx.x;
     int k = tensor_of(x.first, x.count, chunk);
     int64_t first = (chunk - x.first[k]) * GRAD_NORM_CHUNK, end = first + GRAD_NORM_CHUNK;
     float sum[1] = {0};
 
+    /* What adds up the sums may wait for them where it will run. */
+    let_next_kernel_start();
+    wait_for_kernels_before();
     end = end < x.tensors[k].count ? end : x.tensors[k].count;
     if (BY_EIGHT)
         sum[0] = squares_by_eight<DTYPE>(x.tensors[k].grad, first, end);
@@ -261,9 +264,12 @@ static __global__ void __launch_bounds__(THREADS)
 static __global__ void __launch_bounds__(1024)
     finish(const float *sums, int64_t chunks, float max_norm, float *norm, float *scale)
 {
-    __shared__ float shared[32];
+    __shared__ __align__(16) float shared[32];
     float sum[1] = {0}, most;
 
+    let_next_kernel_start();
+    wait_for_kernels_before();
+#pragma unroll 8
     for (int64_t i = threadIdx.x; i < chunks; i += 1024)
         sum[0] += sums[i];
     sum_over_row(sum, 1024, shared);
@@ -280,9 +286,9 @@ static void launch_squares(const struct grad_norm_work *x, int by_eight, void *s
     unsigned blocks = (unsigned)(x->first[x->count] - x->first[0]);
 
     if (by_eight)
-        LAUNCH((square_chunks<DTYPE, 1>), blocks, THREADS, stream, *x);
+        LAUNCH_CLUSTERS((square_chunks<DTYPE, 1>), blocks, 1u, (unsigned)THREADS, 0, stream, *x);
     else
-        LAUNCH((square_chunks<DTYPE, 0>), blocks, THREADS, stream, *x);
+        LAUNCH_CLUSTERS((square_chunks<DTYPE, 0>), blocks, 1u, (unsigned)THREADS, 0, stream, *x);
 }
 
 gpunvme_ops_status_t grad_norm_sums(const struct grad_norm_work *x, int by_eight, void *stream)
@@ -299,6 +305,6 @@ gpunvme_ops_status_t grad_norm_sums(const struct grad_norm_work *x, int by_eight
 gpunvme_ops_status_t grad_norm_finish(const float *sums, int64_t chunks, float max_norm,
                                       float *norm, float *scale, void *stream)
 {
-    LAUNCH(finish, 1, 1024, stream, sums, chunks, max_norm, norm, scale);
+    LAUNCH_CLUSTERS(finish, 1u, 1u, 1024u, 0, stream, sums, chunks, max_norm, norm, scale);
     return cuda_status(cudaGetLastError(), "launching a norm");
 }

@@ -357,6 +357,15 @@ void store_shared16(uint32_t to, const uint32_t (&x)[4])
     memcpy(emulate_shared(to), x, 16);
 }
 
+uint4 load_shared16(uint32_t from)
+{
+    uint4 x;
+
+    check_aligned(from, 16);
+    memcpy(&x, emulate_shared(from), sizeof(x));
+    return x;
+}
+
 void store_shared4(uint32_t to, uint32_t x)
 {
     check_aligned(to, 4);

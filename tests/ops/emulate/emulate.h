@@ -188,6 +188,11 @@ static inline uint32_t __shfl_xor_sync(unsigned, uint32_t x, int mask)
     return y;
 }
 
+static inline float rsqrtf(float x)
+{
+    return 1 / sqrtf(x);
+}
+
 template <typename VECTOR> static inline void __stwb(VECTOR *to, VECTOR x)
 {
     *to = x;
@@ -289,6 +294,7 @@ void load_matrices(uint32_t (&x)[4], uint32_t from);
 void load_matrices_transposed(uint32_t (&x)[4], uint32_t from);
 void store_matrices(uint32_t to, const uint32_t (&x)[4]);
 void store_shared16(uint32_t to, const uint32_t (&x)[4]);
+uint4 load_shared16(uint32_t from);
 void store_shared4(uint32_t to, uint32_t x);
 uint32_t load_shared4(uint32_t from);
 void load_shared8(uint32_t &x, uint32_t &y, uint32_t from);

@@ -353,7 +353,8 @@ static void without_queries_or_keys_gradients_are_0(void **state)
 
 static void every_type_and_head_size_is_right(void **state)
 {
-    static const int64_t dims[][2] = {{1, 1}, {64, 64}, {128, 128}, {72, 40}};
+    static const int64_t dims[][2] = {{1, 1},   {64, 64},   {128, 128},
+                                      {72, 40}, {256, 256}, {136, 200}};
 
     (void)state;
     for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
@@ -404,6 +405,36 @@ static void every_feature_has_its_slope(void **state)
                                   .interleaved = i & 8,
                                   .tables = i & 4 && i & 2,
                                   .queries_only = i & 1});
+}
+
+/* Tiles of 256 channels are smaller than others, and divided in another way. Here are several. */
+static void every_feature_takes_wide_heads(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        int dtype = (i + i / 2) % 2 ? GPUNVME_OPS_F16 : GPUNVME_OPS_BF16;
+
+        backward_in_type((struct request){.batch = 2,
+                                          .heads = 2,
+                                          .kv_heads = i & 1 ? 1 : 2,
+                                          .dim = 256,
+                                          .dim_v = i & 2 ? 256 : 192,
+                                          .q_len = i & 4 ? 70 : 130,
+                                          .k_len = i & 2 ? 140 : 100,
+                                          .dtype = dtype,
+                                          .out_dtype = dtype,
+                                          .softcap = i & 1 ? 1.5f : 0,
+                                          .sinks = i & 2,
+                                          .window = i & 4,
+                                          .left = 50,
+                                          .right = 9,
+                                          .causal = i & 1,
+                                          .ragged = (i & 6) == 2,
+                                          .lengths = (i & 6) == 6,
+                                          .rope = (i & 3) == 3 ? 64 : 0,
+                                          .aligned = !(i & 2),
+                                          .same_bits = i & 4});
+    }
 }
 
 static void sequences_may_have_lengths_of_their_own(void **state)
@@ -546,12 +577,12 @@ static void copy_gradients(const struct backward *x, char *to)
     }
 }
 
-static void expect_same_bits(int dtype)
+static void expect_same_bits(int dtype, int64_t dim)
 {
     struct request r = with_defaults((struct request){.batch = 2,
                                                       .heads = 6,
                                                       .kv_heads = 3,
-                                                      .dim = 40,
+                                                      .dim = dim,
                                                       .q_len = 150,
                                                       .k_len = 233,
                                                       .dtype = dtype,
@@ -583,8 +614,9 @@ static void expect_same_bits(int dtype)
 static void gradients_are_the_same_bits_in_every_run(void **state)
 {
     (void)state;
-    expect_same_bits(GPUNVME_OPS_F32);
-    expect_same_bits(GPUNVME_OPS_BF16);
+    expect_same_bits(GPUNVME_OPS_F32, 40);
+    expect_same_bits(GPUNVME_OPS_BF16, 40);
+    expect_same_bits(GPUNVME_OPS_BF16, 256);
 }
 
 int main(void)
@@ -595,6 +627,7 @@ int main(void)
         cmocka_unit_test(every_type_and_head_size_is_right),
         cmocka_unit_test(heads_share_keys_and_values),
         cmocka_unit_test(every_feature_has_its_slope),
+        cmocka_unit_test(every_feature_takes_wide_heads),
         cmocka_unit_test(sequences_may_have_lengths_of_their_own),
         cmocka_unit_test(gradients_are_the_slopes_of_the_result),
         cmocka_unit_test(gradients_that_are_not_wanted_are_left_out),

@@ -22,9 +22,6 @@ struct rung {
     bool by_tma; /* only sequences that all have the length that is said */
 };
 
-/* Up to so many channels a head. */
-#define MOST_HOPPER 128
-
 enum { NAIVE, FLASH2, HOPPER };
 
 static const struct rung rungs[] = {
@@ -242,16 +239,14 @@ static gpunvme_ops_status_t suits(const struct ops_variant *variant, const struc
     const struct rung *rung = variant->data;
     gpunvme_ops_status_t status = cuda_attention_check(variant, f);
     struct cuda_backward x;
-    int most;
 
     if (status || !rung->tiles)
         return status;
-    most = rung->by_tma ? MOST_HOPPER : MOST_WIDTH;
-    if (f->dim > most || f->dim_v > most)
+    if (f->dim > MOST_WIDTH || f->dim_v > MOST_WIDTH)
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
                         "variant '%s' takes up to %d channels a head: there are %" PRId64
                         " and %" PRId64,
-                        variant->name, most, f->dim, f->dim_v);
+                        variant->name, MOST_WIDTH, f->dim, f->dim_v);
     if (f->q_len > MOST_ROWS || f->k_len > MOST_ROWS ||
         (f->k_len / 64 + 1) * f->kv_heads > INT_MAX / (f->batch + 1))
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
@@ -282,10 +277,10 @@ static const struct ops_variant variants[] = {
             "one pass over the queries for each 64 keys, whose gradients stay in registers, by "
             "tensor cores (mma); grad_q is added up in f32 in the workspace, in order if it must "
             "be the same bits in every run"),
-    VARIANT(
-        HOPPER, "hopper", CUDA_SM90A, CUDA_ONLY_90A, CUDA_ONLY_90A, BY_16_BITS,
-        "128 keys by two warp groups (wgmma), whose P and dS are operands in registers; a third "
-        "group loads and adds to grad_q's sums by the copy engine (TMA); up to 128 channels"),
+    VARIANT(HOPPER, "hopper", CUDA_SM90A, CUDA_ONLY_90A, CUDA_ONLY_90A, BY_16_BITS,
+            "128 keys by two warp groups (wgmma), whose P and dS are operands in registers; a "
+            "third group loads and adds to grad_q's sums by the copy engine (TMA). With more than "
+            "128 channels 64 keys, and one group makes grad_v, the other one grad_k"),
 };
 
 const struct ops_ladder attention_backward_cuda = OPS_LADDER(variants);

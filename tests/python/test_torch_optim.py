@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -172,6 +174,12 @@ def test_the_norm_of_gradients_is_pytorchs(dtype: torch.dtype, device: str) -> N
     torch.testing.assert_close(ops.grad_norm(grads).double(), expected, rtol=1e-5, atol=0)
 
 
+def test_a_gradient_of_the_norm_is_refused() -> None:
+    grad = torch.ones(3, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="grad_norm has no gradients"):
+        ops.grad_norm([grad]).backward()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("stochastic", [True, False])
 def test_a_state_that_was_saved_goes_on_with_the_same_bits(dtype: torch.dtype,
@@ -220,6 +228,95 @@ def test_a_state_of_amsgrad_is_refused() -> None:
     theirs = torch.optim.AdamW(parameters(), amsgrad=True)
     with pytest.raises(ValueError, match="amsgrad"):
         AdamW(parameters()).load_state_dict(theirs.state_dict())
+
+
+def test_a_state_is_loaded_for_parameters_that_lie_in_another_order() -> None:
+    contiguous = torch.linspace(-1, 1, 120).view(2, 3, 4, 5).requires_grad_()
+    first = AdamW([contiguous], **OPTIONS)
+    contiguous.grad = torch.linspace(2, 3, 120).view(2, 3, 4, 5)
+    first.step()
+    moved = contiguous.detach().clone(memory_format=torch.channels_last).requires_grad_()
+    second = AdamW([moved], **OPTIONS)
+    second.load_state_dict(first.state_dict())
+    moved.grad = contiguous.grad
+    first.step()
+    second.step()
+    assert torch.equal(moved, contiguous)
+
+
+def test_a_state_of_another_shape_is_a_value_error() -> None:
+    row, matrix = torch.zeros(4, requires_grad=True), torch.zeros(3, 4, requires_grad=True)
+    first, second = AdamW([row]), AdamW([matrix])
+    row.grad, matrix.grad = torch.ones(4), torch.ones(3, 4)
+    first.step()
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(ValueError, match="shape and strides"):
+        second.step()
+
+
+def test_a_state_of_pytorchs_keeps_what_only_our_groups_have() -> None:
+    model = parameters(torch.bfloat16)
+    theirs = torch.optim.AdamW(model)
+    run(theirs, model, range(1))
+    mine = AdamW([{"params": model, "master_weights": False, "seed": 3}])
+    mine.load_state_dict(theirs.state_dict())
+    run(mine, model, range(1, 2))
+    assert mine.param_groups[0]["seed"] == 3
+    assert "master" not in mine.state[model[0]]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))],
+                         ids=["deepcopy", "pickle"])
+def test_a_copy_goes_on_with_the_same_bits(copied: Callable[[AdamW], AdamW]) -> None:
+    model = parameters()
+    optimizer = AdamW(model, **OPTIONS, max_grad_norm=0.5)
+    run(optimizer, model, range(3))
+    second = copied(optimizer)
+    again = second.param_groups[0]["params"]
+    assert torch.equal(second.grad_norm, optimizer.grad_norm)
+    run(optimizer, model, range(3, 6))
+    run(second, again, range(3, 6))
+    assert all(torch.equal(p, q) for p, q in zip(model, again))
+
+
+def test_a_group_that_was_refused_is_not_there() -> None:
+    model = parameters()
+    optimizer = AdamW(model)
+    with pytest.raises(ValueError, match="float64"):
+        optimizer.add_param_group({"params": torch.zeros(2, dtype=torch.float64)})
+    assert len(optimizer.param_groups) == 1
+    run(optimizer, model, range(1))
+
+
+def test_a_step_that_was_refused_does_not_count() -> None:
+    p = torch.ones(3, requires_grad=True)
+    table = torch.nn.Embedding(5, 3, sparse=True)
+    optimizer = AdamW([p, *table.parameters()])
+    p.grad = torch.ones(3)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="sparse"):
+        optimizer.step()
+    table.weight.grad = None
+    optimizer.step()
+    assert optimizer.state[p]["step"] == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_norm_over_a_gpu_and_the_cpu_is_there_before_the_cpu_takes_it() -> None:
+    """Work is queued on the GPU before the norm, so that a copy without a wait would be late."""
+    on_gpu = torch.ones(3, device="cuda", requires_grad=True)
+    on_cpu = torch.ones(3, requires_grad=True)
+    optimizer = AdamW([on_gpu, on_cpu], lr=1.0, betas=(0.0, 0.0), eps=1.0, weight_decay=0.0,
+                      max_grad_norm=1.0)
+    busy = torch.ones(8192, 8192, device="cuda")
+    for _ in range(10):
+        busy @ busy
+    on_gpu.grad, on_cpu.grad = torch.full_like(on_gpu, 4.0), torch.full_like(on_cpu, 4.0)
+    optimizer.step()
+    clipped = 1 / 6 ** 0.5
+    expected = torch.full((3,), 1 - clipped / (clipped + 1))
+    torch.testing.assert_close(on_cpu.detach(), expected)
+    torch.testing.assert_close(on_gpu.detach().cpu(), expected)
 
 
 def test_parameters_and_gradients_may_lie_in_any_order() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.library import register_fake
 
-from ._registration import optimized
+from ._registration import optimized, refuse_second_gradient
 
 __all__ = ["AdamW"]
 
@@ -63,6 +63,7 @@ class AdamW(torch.optim.Optimizer):
         super().add_param_group(param_group)
         for p in self.param_groups[-1]["params"]:
             if p.dtype not in _DTYPES:
+                self.param_groups.pop()
                 raise ValueError(f"a parameter of {p.dtype}: float32, float16 and bfloat16 are "
                                  "known")
 
@@ -73,21 +74,23 @@ class AdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        calls = [(group, key, list(zip(*tensors))) for group in self.param_groups
-                 for key, tensors in self._together(group).items()]
-        scale = self._scale([tensors[0] for _, _, tensors in calls])
-        for i, (group, key, (grads, weights, m, v, *masters)) in enumerate(calls):
+        calls = [(group, key, list(zip(*found))) for group in self.param_groups
+                 for key, found in self._together(group).items()]
+        scale = self._scale([found[1] for _, _, found in calls])
+        for i, (group, key, (states, grads, weights, m, v, *masters)) in enumerate(calls):
             torch.ops.optimized.adamw_(
                 grads, weights, masters[0] if masters else [], m, v,
-                None if scale is None else scale.to(key.device, non_blocking=True), key.step,
+                None if scale is None else _moved(scale, key.device), key.step,
                 float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"],
                 group["stochastic_rounding"] and key.dtype == torch.bfloat16,
                 (group["seed"] + i) & _MOST)  # tensors are counted from 0 in each call
+            for state in states:
+                state["step"] = key.step
         return loss
 
-    def _together(self, group: dict[str, Any]) -> dict[_Key, list[tuple[Tensor, ...]]]:
-        """(gradient, parameter, moments and perhaps master) of what one call can update."""
-        found: dict[_Key, list[tuple[Tensor, ...]]] = defaultdict(list)
+    def _together(self, group: dict[str, Any]) -> dict[_Key, list[tuple[Any, ...]]]:
+        """(state, gradient, parameter, moments and perhaps master) of what one call can update."""
+        found: dict[_Key, list[tuple[Any, ...]]] = defaultdict(list)
         for p in group["params"]:
             if p.grad is None:
                 continue
@@ -95,11 +98,10 @@ class AdamW(torch.optim.Optimizer):
                 raise ValueError("AdamW takes no sparse gradients")
             has_master = group["master_weights"] and p.dtype != torch.float32
             state = self._state_of(p, has_master)
-            state["step"] += 1
-            tensors = [_like(p, p.grad), p, state["exp_avg"], state["exp_avg_sq"]]
+            of_p = [state, _like(p, p.grad), p, state["exp_avg"], state["exp_avg_sq"]]
             if has_master:
-                tensors.append(state["master"])
-            found[_Key(p.device, p.dtype, p.grad.dtype, state["step"])].append(tuple(tensors))
+                of_p.append(state["master"])
+            found[_Key(p.device, p.dtype, p.grad.dtype, state["step"] + 1)].append(tuple(of_p))
         return found
 
     def _state_of(self, p: Tensor, has_master: bool) -> dict[str, Any]:
@@ -136,13 +138,19 @@ class AdamW(torch.optim.Optimizer):
                 self.state[p]["step"] = int(found["step"])
             for name in _FLOATS:
                 if name in found:  # PyTorch has made them of the parameter's type
-                    self.state[p][name] = found[name].to(p.device, torch.float32)
+                    self.state[p][name] = _like(p, found[name].to(p.device, torch.float32))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles have."""
+        return {**super().__getstate__(), "max_grad_norm": self.max_grad_norm,
+                "grad_norm": self.grad_norm}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        before = self.__dict__.get("param_groups", state["param_groups"])
         super().__setstate__(state)
-        for group in self.param_groups:  # PyTorch's lack ours
+        for group, own in zip(self.param_groups, before):  # PyTorch's lack ours
             for name, value in self.defaults.items():
-                group.setdefault(name, value)
+                group.setdefault(name, own.get(name, value))
 
 
 class _Key(NamedTuple):
@@ -154,9 +162,16 @@ class _Key(NamedTuple):
     step: int
 
 
-def _like(p: Tensor, grad: Tensor) -> Tensor:
-    """The gradient, with the order of elements that its parameter has."""
-    return grad if grad.stride() == p.stride() else torch.empty_like(p, dtype=grad.dtype).copy_(grad)
+def _like(p: Tensor, t: Tensor) -> Tensor:
+    """A tensor of the parameter's shape, with the order of elements that the parameter has."""
+    if t.stride() == p.stride() or t.shape != p.shape:  # another shape is refused by the operator
+        return t
+    return torch.empty_like(p, dtype=t.dtype).copy_(t)
+
+
+def _moved(t: Tensor, device: torch.device) -> Tensor:
+    """A copy to a GPU is in the order of streams; one to the CPU must be there on return."""
+    return t.to(device, non_blocking=device.type != "cpu")
 
 
 @register_fake("optimized::adamw_")
@@ -167,6 +182,9 @@ def _(*_: Any) -> None:
 @register_fake("optimized::grad_norm")
 def _(grads: list[Tensor]) -> Tensor:
     return grads[0].new_empty((), dtype=torch.float32)
+
+
+refuse_second_gradient("grad_norm")
 
 
 def _adamw_in_place(keyset: Any, grads: list[Tensor], weights: list[Tensor], masters: list[Tensor],

@@ -137,6 +137,15 @@ def test_a_gradient_of_a_gradient_is_refused(op: Any) -> None:
         grad.square().sum().backward()
 
 
+@cases
+def test_derivatives_of_forward_mode_are_refused(case: Any) -> None:
+    ours, _, shapes, extra = case
+    tensors = tuple(operands(shapes))
+    with pytest.raises(NotImplementedError, match="forward mode"):
+        torch.func.jvp(lambda *args: ours(*args, *extra), tensors, tensors)
+    ours(*tensors, *extra)  # as before
+
+
 def test_matmul_has_gradients_of_gradients() -> None:
     found = []
     for f in (ops.matmul, torch.matmul):

@@ -43,9 +43,9 @@ backward, with autocast.
 
 The functions here that have these names take the arguments of torch.nn.functional's, where it has
 them: rms_norm() and layer_norm() get ``normalized_shape``, cross_entropy() and embedding() take
-int64. Of the operators only matmul has gradients of gradients. float32 is multiplied as float32,
-never as TF32. ``gpunvme.torch.nn`` has modules made of them, ``gpunvme.torch.optim`` the optimizer
-AdamW.
+int64. Of the operators only matmul has gradients of gradients; none has derivatives of forward
+mode, which are a NotImplementedError. float32 is multiplied as float32, never as TF32.
+``gpunvme.torch.nn`` has modules made of them, ``gpunvme.torch.optim`` the optimizer AdamW.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._library.effects import EffectType
+from torch.autograd import forward_ad
 from torch.library import Library, register_autograd, register_fake
 
 from ..buffers import not_plain
@@ -123,14 +124,21 @@ def _(grad_y: Tensor, x: Tensor, weight: Tensor, preact: Tensor | None, tanh: bo
 # ---- Gradients --------------------------------------------------------------------------------
 
 
+def _has_tangent(arg: Any) -> bool:
+    return isinstance(arg, Tensor) and forward_ad.unpack_dual(arg).tangent is not None
+
+
 def differentiate(name: str, recorded: Callable[..., Any]) -> None:
     """Calls ``recorded`` where a gradient will be needed, else the kernel.
 
-    torch.library.register_autograd() does the same, for 3 µs more a call.
+    torch.library.register_autograd() does the same, for 3 µs more a call. Derivatives of forward
+    mode are an error: without it they would be zero.
     """
     op = getattr(torch.ops.optimized, name).default
 
     def call(keyset: Any, *args: Any) -> Any:
+        if forward_ad._current_level >= 0 and any(map(_has_tangent, args)):
+            raise NotImplementedError(f"optimized::{name} has no derivatives of forward mode")
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
             return recorded(*args)
         return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)

@@ -41,7 +41,8 @@ struct ops_variant {
     uint32_t dtypes, computes;
     int deterministic;
 
-    /* What the device must have: bits of cpu_features, and sm from min_sm to max_sm (0: any). */
+    /* What the device must have: bits of cpu_features, and sm from min_sm to max_sm (0: any); from
+     * sm_90 on also ops_cuda_has_clusters(). */
     uint64_t cpu_features;
     int min_sm, max_sm;
 
@@ -139,6 +140,12 @@ gpunvme_ops_status_t ops_variant_for(const struct ops_call *call,
 gpunvme_ops_status_t ops_cpu_capability(int index, struct gpunvme_ops_capability *capability);
 void ops_cpu_describe(struct gpunvme_ops_capability *capability);
 gpunvme_ops_status_t ops_cuda_capability(int index, struct gpunvme_ops_capability *capability);
+
+/*
+ * Whether this build's code for a GPU of that sm is code of sm_90 or later, which has clusters and
+ * launches that overlap. A GPU later than all that a build is for may run PTX of sm_80.
+ */
+int ops_cuda_has_clusters(int sm);
 
 /* The number that stands for "the current device" in ops_cuda_capability(). */
 #define OPS_CURRENT_DEVICE (-1)

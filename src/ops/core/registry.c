@@ -66,6 +66,12 @@ gpunvme_ops_status_t ops_cuda_capability(int index, struct gpunvme_ops_capabilit
     (void)capability;
     return ops_fail(GPUNVME_OPS_ERR_DEVICE, "this build has no GPU operators");
 }
+
+int ops_cuda_has_clusters(int sm)
+{
+    (void)sm;
+    return 0;
+}
 #endif
 
 static gpunvme_ops_status_t capability_of(int device, int index,
@@ -102,7 +108,8 @@ static gpunvme_ops_status_t available(const struct ops_variant *variant,
                         variant->name, variant->needs,
                         variant->cpu_features & GPUNVME_OPS_CPU_OPENMP ? "this build"
                                                                        : "this processor");
-    if (capability->sm < variant->min_sm || (variant->max_sm && capability->sm > variant->max_sm))
+    if (capability->sm < variant->min_sm || (variant->max_sm && capability->sm > variant->max_sm) ||
+        (variant->min_sm >= 90 && !ops_cuda_has_clusters(capability->sm)))
         return ops_fail(GPUNVME_OPS_ERR_DEVICE, "variant '%s' needs %s, and this GPU is sm_%d",
                         variant->name, variant->needs, capability->sm);
     return GPUNVME_OPS_OK;

@@ -23,7 +23,8 @@
 
 /*
  * In clusters, and before the kernel before has ended. All threads call wait_for_kernels_before()
- * before they touch memory. Before sm_90 there is neither: then the cluster must be 1.
+ * before they touch memory. Without cuda_has_clusters() there is neither: then the cluster must be
+ * 1.
  */
 #define LAUNCH_CLUSTERS(kernel, blocks, cluster, threads, nbytes, stream, ...)                     \
     launch_clusters(kernel, blocks, cluster, threads, nbytes, (cudaStream_t)(stream), __VA_ARGS__)
@@ -34,10 +35,7 @@ static void launch_clusters(void (*kernel)(ARGS...), unsigned blocks, unsigned c
 {
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
-    int device = 0, major = 0;
 
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
     attributes[1].id = cudaLaunchAttributeClusterDimension;
@@ -47,7 +45,7 @@ static void launch_clusters(void (*kernel)(ARGS...), unsigned blocks, unsigned c
     config.dynamicSmemBytes = nbytes;
     config.stream = stream;
     config.attrs = attributes;
-    config.numAttrs = major >= 9 ? 1 + (cluster > 1) : 0;
+    config.numAttrs = cuda_has_clusters() ? 1 + (cluster > 1) : 0;
     cudaLaunchKernelEx(&config, kernel, args...); /* its error is also the last one */
 }
 #endif

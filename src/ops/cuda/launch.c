@@ -8,6 +8,12 @@
 #include "ops/core/operator.h"
 #include "ops/cuda/launch.h"
 
+/* What this build has code of sm_90 and later for: these GPUs, and (PTX) all from one on. */
+#ifndef OPS_CLUSTERS_OF
+#define OPS_CLUSTERS_OF   90
+#define OPS_CLUSTERS_FROM INT_MAX
+#endif
+
 gpunvme_ops_status_t cuda_status(int error, const char *doing)
 {
     if (error == cudaSuccess)
@@ -24,6 +30,26 @@ int cuda_units(void)
         cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device))
         return 1;
     return units;
+}
+
+int ops_cuda_has_clusters(int sm)
+{
+    static const int of[] = {OPS_CLUSTERS_OF};
+
+    for (size_t i = 0; i < sizeof(of) / sizeof(of[0]); i++)
+        if (of[i] == sm)
+            return 1;
+    return sm >= OPS_CLUSTERS_FROM;
+}
+
+int cuda_has_clusters(void)
+{
+    int device, major, minor;
+
+    return !cudaGetDevice(&device) &&
+           !cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) &&
+           !cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) &&
+           ops_cuda_has_clusters(10 * major + minor);
 }
 
 gpunvme_ops_status_t cuda_allow_shared(const void *kernel, size_t nbytes)

@@ -15,7 +15,7 @@ extern "C" {
 
 /* For the tables of variants: what one needs, and the sm that must be there. */
 #define CUDA_SM80  "a GPU of sm_80 or later"
-#define CUDA_SM90  "a GPU of sm_90 or later"
+#define CUDA_SM90  "a GPU of sm_90 or later, and a build for it"
 #define CUDA_SM90A "a GPU of sm_90a, and a build for it"
 #ifdef OPS_HAVE_SM90A
 #define CUDA_ONLY_90A 90
@@ -52,6 +52,9 @@ gpunvme_ops_status_t cuda_allow_shared(const void *kernel, size_t nbytes);
 
 /* Multiprocessors of the current device; 1 if it cannot tell. */
 int cuda_units(void);
+
+/* ops_cuda_has_clusters() of the current device. */
+int cuda_has_clusters(void);
 
 #ifdef __cplusplus
 }

@@ -45,7 +45,7 @@ enum cuda_level cuda_level(void)
     if (major == 9 && minor == 0)
         return CUDA_ANY_HOPPER;
 #endif
-    return major >= 9 ? CUDA_ANY : CUDA_PLAIN;
+    return ops_cuda_has_clusters(10 * major + minor) ? CUDA_ANY : CUDA_PLAIN;
 }
 
 static double above(double x, double y)

@@ -45,6 +45,8 @@ static void launch(const cudaLaunchConfig_t *config, const void *kernel, void **
 }
 
 extern "C" {
+int emulated_sm = 90; /* what the device says that it is */
+
 cudaError_t cudaMalloc(void **memory, size_t nbytes)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), rounded = (nbytes + 15) / 16 * 16;
@@ -131,7 +133,10 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
 {
     switch (attribute) {
     case cudaDevAttrComputeCapabilityMajor:
-        *value = 9;
+        *value = emulated_sm / 10;
+        break;
+    case cudaDevAttrComputeCapabilityMinor:
+        *value = emulated_sm % 10;
         break;
     case cudaDevAttrMultiProcessorCount:
         *value = UNITS;

@@ -581,6 +581,33 @@ static void a_write_into_a_full_file_system_moves_the_lowest_score_away(void **s
     has_warm_files(COLD, WARM);
 }
 
+/* The reserve was used, and what is not a file of the set has taken its space. */
+static void a_write_that_finds_the_reserve_used_moves_the_lowest_score_away(void **state)
+{
+    struct statvfs fs;
+    char path[256];
+    int fd;
+
+    (void)state;
+    start_with_small_tier(HOT, 16 * KIB);
+    put("h0", HOT, 4096 * KIB, 0);
+    put("h1", HOT, 4096 * KIB, 1);
+    use("h0", 10);
+    use("h1", 20);
+    path_of(HOT, TIERS_FOLDER "/" TIERS_RESERVE, path);
+    assert_int_equal(unlink(path), 0);
+    path_of(HOT, TIERS_FOLDER "/other", path);
+    fd = open(path, O_RDWR | O_CREAT, 0666);
+    assert_true(fd >= 0);
+    assert_int_equal(statvfs(rig_dir[HOT], &fs), 0);
+    assert_int_equal(fallocate(fd, 0, 0, (off_t)(fs.f_bavail * fs.f_frsize) - 1024 * KIB), 0);
+    close(fd);
+    ok(gpunvme_tiers_write(t, "h1", 4096 * KIB, "1234", GPUNVME_MEM_HOST, 4, NULL));
+    assert_int_equal(facts("h1").nbytes, 4096 * KIB + 4);
+    assert_int_equal(rig_tier(t, "h0"), WARM);
+    assert_int_equal(rig_tier(t, "h1"), HOT);
+}
+
 static void a_pass_makes_room_in_a_full_file_system(void **state)
 {
     struct gpunvme_tiers_moves moves;
@@ -673,6 +700,7 @@ int main(void)
         TEST(a_move_into_a_full_file_system_moves_the_lowest_score_away),
         TEST(a_put_into_a_full_file_system_moves_the_lowest_score_away),
         TEST(a_write_into_a_full_file_system_moves_the_lowest_score_away),
+        TEST(a_write_that_finds_the_reserve_used_moves_the_lowest_score_away),
         TEST(a_pass_makes_room_in_a_full_file_system),
         TEST(files_with_higher_scores_stay_in_a_full_file_system),
         TEST(space_that_does_not_become_free_does_not_empty_the_tier),

@@ -223,10 +223,11 @@ static gpunvme_err_t make_dirty(struct gpunvme_tiers *t, const char *name, uint6
 
 /*
  * The file stays where it is until end_write(). AGAIN: others have changed the name, or the tier
- * had no room and has some now.
+ * had no room and has some now. `was_full`: its file system had none for the catalogue's reserve,
+ * for which files are moved away once.
  */
 static gpunvme_err_t begin_write(struct gpunvme_tiers *t, struct tiers_open *open, const char *name,
-                                 uint64_t end, uint64_t deadline_ns)
+                                 uint64_t end, uint64_t deadline_ns, bool *was_full)
 {
     struct tiers_change change;
     struct tiers_row row;
@@ -242,7 +243,11 @@ static gpunvme_err_t begin_write(struct gpunvme_tiers *t, struct tiers_open *ope
         err = GPUNVME_ERR_BUSY;
     if (!err && end > row.nbytes && tiers_reserve_keep(t, row.tier)) {
         tiers_files_end_write(open);
-        return GPUNVME_ERR_NOSPC;
+        if (*was_full)
+            return GPUNVME_ERR_NOSPC;
+        *was_full = true;
+        err = tiers_make_room(t, row.tier, end - row.nbytes, INFINITY, true);
+        return err ? err : GPUNVME_ERR_AGAIN;
     }
     if (!err && (!row.dirty || end > row.nbytes))
         err = make_dirty(t, name, end);
@@ -261,13 +266,14 @@ static gpunvme_err_t open_to_write(struct gpunvme_tiers *t, const char *name, ui
                                    uint64_t deadline_ns, struct tiers_open **open)
 {
     const struct tiers_source nothing = {.only_new = true};
+    bool was_full = false;
 
     for (;;) {
         gpunvme_err_t err = tiers_files_get(t, name, true, open);
         int tier;
 
         if (!err) {
-            err = begin_write(t, *open, name, end, deadline_ns);
+            err = begin_write(t, *open, name, end, deadline_ns, &was_full);
             if (!err)
                 return err;
             tiers_files_put(t, *open, 0);

@@ -199,6 +199,23 @@ def test_documents_go_on_the_stream_that_is_named(documents: data.Dataset, gpu: 
                 assert [one.tolist() for one in on_gpu] == [one.tolist() for one in on_cpu]
 
 
+@pytest.mark.parametrize("kind", ["images", "tokens"])
+def test_tensors_are_allocated_on_the_stream_that_is_named(images: data.Dataset,
+                                                           tokens: data.Dataset, gpu: str,
+                                                           kind: str) -> None:
+    """Otherwise a kernel could write to memory that work on the current stream still reads."""
+    torch = pytest.importorskip("torch")
+    stream = torch.cuda.Stream()
+    found = (made(images, data.Images(stream=stream), "pt", device=gpu, stream=stream)
+             if kind == "images" else
+             made(tokens, data.Tokens(stream=stream), "pt", device=gpu, stream=stream)[0])
+    segments = torch.cuda.memory_snapshot()
+    for tensor in found:
+        assert [segment["stream"] for segment in segments if segment["address"]
+                <= tensor.data_ptr() < segment["address"] + segment["total_size"]] == [
+                    stream.cuda_stream]
+
+
 def test_torch_gets_tensors_of_torch(images: data.Dataset, tokens: data.Dataset,
                                      raw: Any) -> None:
     torch = pytest.importorskip("torch")

@@ -62,11 +62,12 @@ class _Source:
         if not whole:
             raise argument("the batch's data are no tensor without gaps")
 
-    def make(self, shape: tuple[int, ...], dtype: str) -> tuple[Any, int]:
-        """A tensor of the same framework in the same memory, and its address."""
+    def make(self, shape: tuple[int, ...], dtype: str, stream: Any) -> tuple[Any, int]:
+        """A tensor of the same framework in the same memory, for the stream, and its address."""
         if self.torch is not None:
             where = "cpu" if self.gpu is None else f"cuda:{self.gpu}"
-            made = self.torch.empty(shape, dtype=getattr(self.torch, dtype), device=where)
+            with self.on(stream):
+                made = self.torch.empty(shape, dtype=getattr(self.torch, dtype), device=where)
             return made, made.data_ptr()
         typestr = "<V2" if dtype == "bfloat16" else np.dtype(dtype).str
         if self.gpu is None:
@@ -110,7 +111,9 @@ class Images:
     ``shape``: height, width and channels of a sample, as its bytes lie; without it the batch's own.
     ``dtype``: "float32", "float16" or "bfloat16", or torch's. What becomes of x in channel c is
     ``(x * scale - mean[c]) / std[c]``. ``layout``: "chw" or "hwc". ``stream``: what the kernel goes
-    on; without it torch's current stream, or the default one.
+    on; without it torch's current stream, or the default one. Name the Loader the same one, as it
+    orders the use of the raw memory. The tensor is allocated on it: other streams that use it wait
+    for that one, and are told to the tensor's ``record_stream()``.
 
     Called with a Batch of the layout "rows", it returns a tensor of its own memory, of the
     framework of the batch's.
@@ -153,7 +156,7 @@ class Images:
         n = source.shape[0]
         made, ptr = source.make(
             (n, channels, height, width) if self._first else (n, height, width, channels),
-            self._dtype)
+            self._dtype, self._stream)
         how = source.how(self._dtype, channels=channels, channels_first=self._first,
                          src=source.ptr, dst=ptr, nrows=n, row=math.prod(shape),
                          stride=math.prod(shape) * _size_of(source.dtype), scale=self._scale)
@@ -234,7 +237,7 @@ class Tokens:
               stride: int) -> Any:
         """``nrows`` rows of ``row`` tokens, which begin ``stride`` tokens apart."""
         size = _size_of(source.dtype)
-        tensor, ptr = source.make(shape, self._dtype)
+        tensor, ptr = source.make(shape, self._dtype, self._stream)
         if nrows * row:
             source.convert(source.how(self._dtype, src=source.ptr + first * size, dst=ptr,
                                       nrows=nrows, row=row, stride=stride * size), self._stream)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# mypy: allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-calls, allow-untyped-decorators, allow-subclassing-any
 # mypy: disable-error-code="import-not-found"
 """What cross entropy has of Python: a function, fake implementations, gradients."""
 

@@ -368,10 +368,11 @@ class Draft:
         try:
             for name in self.folder.glob(f"{self.rank:05d}-*"):
                 name.unlink()
-            (self.folder / f"failed-{self.rank}").write_text(str(why))
+            written = self.folder / f"{self.rank:05d}-why"  # no other rank reads half of it
+            written.write_text(str(why))
+            written.rename(self.folder / f"failed-{self.rank}")
         except OSError:
             pass  # others run into their deadline
-
 
     def end(self) -> None:
         """Deletes leftovers of programs that died, if no other is writing, and unlocks."""

@@ -244,6 +244,22 @@ def test_a_state_is_loaded_for_parameters_that_lie_in_another_order() -> None:
     assert torch.equal(moved, contiguous)
 
 
+def test_hooks_before_loading_decide_what_is_loaded() -> None:
+    first, second = AdamW(parameters()), AdamW(parameters())
+    run(first, first.param_groups[0]["params"], range(1))
+
+    def doubled(_: Any, state: dict[str, Any]) -> dict[str, Any]:
+        found = {i: {"step": 7, **{name: 2 * of[name] for name in ("exp_avg", "exp_avg_sq")}}
+                 for i, of in state["state"].items()}
+        return {**state, "state": found}
+
+    second.register_load_state_dict_pre_hook(doubled)
+    second.load_state_dict(first.state_dict())
+    for found, saved in zip(second.state.values(), first.state.values()):
+        assert found["step"] == 7
+        assert torch.equal(found["exp_avg"], 2 * saved["exp_avg"])
+
+
 def test_a_state_of_another_shape_is_a_value_error() -> None:
     row, matrix = torch.zeros(4, requires_grad=True), torch.zeros(3, 4, requires_grad=True)
     first, second = AdamW([row]), AdamW([matrix])

@@ -129,7 +129,13 @@ class AdamW(torch.optim.Optimizer):
         for group in state_dict["param_groups"]:
             if group.get("amsgrad") or group.get("maximize"):
                 raise ValueError("AdamW has neither amsgrad nor maximize")
-        super().load_state_dict(state_dict)
+        loaded: list[dict[str, Any]] = []  # what hooks before this one have made of it
+        hook = self.register_load_state_dict_pre_hook(lambda _, found: loaded.append(found))
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            hook.remove()
+        state_dict = loaded[0]
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         mine = chain.from_iterable(group["params"] for group in self.param_groups)
         for key, p in zip(saved, mine):

@@ -49,10 +49,17 @@ static struct cache cache_new(const struct problem *p, int64_t page_size, enum l
     return padded_cache(p, page_size, layout, 3, 1);
 }
 
+/* V is the first channels of K, in the same memory. */
+static bool shared(const struct cache *c)
+{
+    return c->k.block && c->v.block == c->k.block;
+}
+
 static void cache_free(struct cache *c)
 {
     free(c->k.block);
-    free(c->v.block);
+    if (!shared(c))
+        free(c->v.block);
     free(c->table);
     free(c->lengths);
 }
@@ -103,7 +110,7 @@ static void put_cache(struct on_device *d, const struct cache *c, int64_t batch,
                       const void **v, const int32_t **table, const int32_t **lengths, bool results)
 {
     *k = put(d, *k, c->k.nbytes, results);
-    *v = put(d, *v, c->v.nbytes, results);
+    *v = shared(c) ? *k : put(d, *v, c->v.nbytes, results);
     *table = put(d, *table, (size_t)(batch * c->cols) * sizeof(int32_t), false);
     *lengths = put(d, *lengths, (size_t)batch * sizeof(int32_t), false);
 }
@@ -199,6 +206,31 @@ static void aligned(struct request r, int64_t page_size, enum layout layout)
             assert_false(refused("decode", &p, &c));
         in_cache(&p, c);
     }
+}
+
+/*
+ * A cache of latent vectors (MLA): V is the first dim_v channels of K. The first of several
+ * sequences is empty, and the last has k_len keys.
+ */
+static void latent(struct request r, int64_t page_size, int64_t pad)
+{
+    struct problem p;
+    struct cache c;
+
+    r.kv_heads = r.kv_heads ? r.kv_heads : 1;
+    r = with_defaults(r);
+    p = problem_new(&r, &rng);
+    p.k_lengths = integers_new(r.batch);
+    for (int64_t b = 0; b < r.batch; b++) {
+        p.k_lengths[b] = (int32_t)length_of(r.k_len, b, r.batch);
+        for (int64_t j = 0; j < r.k_len; j++)
+            copy_row(&p.v, (struct place){b, j}, &p.k, (struct place){b, j});
+    }
+    c = padded_cache(&p, page_size, BSHD, pad, pad);
+    free(c.v.block);
+    c.v = c.k;
+    c.v.dim = r.dim_v;
+    in_cache(&p, c);
 }
 
 static void pages_may_have_any_size_and_layout(void **state)
@@ -314,6 +346,39 @@ static void lengths_may_differ_in_a_batch(void **state)
                              .ragged = true,
                              .causal = true},
             16, BSHD);
+}
+
+static void values_may_be_the_first_channels_of_keys(void **state)
+{
+    (void)state;
+    for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+        for (int64_t page_size = 3; page_size <= 16; page_size += 13)
+            latent((struct request){.batch = 2,
+                                    .heads = 6,
+                                    .dim = 36,
+                                    .dim_v = 32,
+                                    .q_len = 3,
+                                    .k_len = 75,
+                                    .causal = true,
+                                    .dtype = dtype,
+                                    .out_dtype = dtype},
+                   page_size, 5);
+}
+
+/* 512 latent channels, and 64 with the position. */
+static void latent_vectors_decode_with_every_type(void **state)
+{
+    (void)state;
+    for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+        latent((struct request){.batch = 3,
+                                .heads = 16,
+                                .dim = 576,
+                                .dim_v = 512,
+                                .q_len = 1,
+                                .k_len = 131,
+                                .dtype = dtype,
+                                .out_dtype = dtype},
+               64, 0);
 }
 
 /* Keys of each head are shared by several blocks: their parts are put together. */
@@ -709,6 +774,8 @@ int main(void)
         cmocka_unit_test(few_queries_decode_with_every_head_size),
         cmocka_unit_test(decoding_pages_may_have_any_size),
         cmocka_unit_test(lengths_may_differ_in_a_batch),
+        cmocka_unit_test(values_may_be_the_first_channels_of_keys),
+        cmocka_unit_test(latent_vectors_decode_with_every_type),
         cmocka_unit_test(decoding_has_the_features_of_attention),
         cmocka_unit_test(sequences_without_keys_have_no_page),
         cmocka_unit_test(pages_change_no_bit),

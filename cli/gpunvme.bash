@@ -99,7 +99,7 @@ _gpunvme() {
     elif [[ $command == ops && COMP_CWORD -eq 2 ]]; then
         words="list bench check"
     elif [[ $command == ops && ${COMP_WORDS[2]} == bench && $before != --* ]]; then
-        words="matmul linear linear-forward linear-backward attention attention-backward attention-paged kv-append norm-forward norm-backward cross-entropy adamw grad-norm embedding-forward embedding-backward swiglu-forward swiglu-backward rope"
+        words="matmul linear linear-forward linear-backward attention attention-backward attention-paged kv-append norm-forward norm-backward cross-entropy adamw grad-norm embedding-forward embedding-backward swiglu-forward swiglu-backward rope moe-forward moe-backward"
     else
         words=$(_gpunvme_values "$before")
     fi

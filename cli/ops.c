@@ -27,7 +27,9 @@ static const char *const op_names[GPUNVME_OPS_NOPS] = {"matmul",
                                                        "embedding-backward",
                                                        "swiglu-forward",
                                                        "swiglu-backward",
-                                                       "rope"};
+                                                       "rope",
+                                                       "moe-forward",
+                                                       "moe-backward"};
 
 const char *cli_ops_name(int op)
 {

@@ -171,6 +171,9 @@ struct ops_memory_op {
                                  size_t *nbytes, const char **name);
     double (*error)(const struct ops_case *c, int64_t lines);
 
+    /* Floating-point operations of one that arithmetic limits; NULL: memory limits it. */
+    double (*flops)(const struct ops_case *c);
+
     /* Bytes that must be moved, if that is not each part once, and twice what is updated. */
     double (*traffic)(const struct ops_case *c);
 };

@@ -43,8 +43,8 @@ static const struct argp_option options[] = {
      "normalization rows, columns and 1, or 2 with a residual; for cross entropy rows and "
      "vocabulary; for adamw and grad-norm tensors, and two factors of their elements; for "
      "embedding rows, vocabulary and columns; for SwiGLU rows and columns; for rope rows, heads "
-     "and "
-     "channels. One number is a cube. May be given several times (1024; attention 1024x1024x64; "
+     "and channels; for a mixture of experts tokens, hidden size and size of a token. One number "
+     "is a cube. May be given several times (1024; attention 1024x1024x64; "
      "others are large enough for a GPU)",
      1},
     {"shapes", KEY_SHAPES, "FILE", 0,
@@ -83,7 +83,8 @@ static const char doc[] =
     "OPERATOR is matmul (the default), linear-forward, linear-backward, linear (both of them), "
     "attention, attention-backward, attention-paged (over a cache in pages), kv-append (of new "
     "rows to it), norm-forward, norm-backward, cross-entropy, adamw, grad-norm, embedding-forward, "
-    "embedding-backward, swiglu-forward, swiglu-backward or rope."
+    "embedding-backward, swiglu-forward, swiglu-backward, rope, moe-forward or moe-backward (eight "
+    "experts, two for each token)."
     "\vOpenBLAS computes the product alone, without bias and activation, in f32, with as many "
     "threads as the variant has; OPENBLAS_CORETYPE chooses its code. cuBLASLt computes as much of "
     "a linear layer as it can in one call; GPUNVME_CUBLASLT names another library. On the GPU, "

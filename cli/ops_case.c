@@ -271,8 +271,10 @@ bool ops_case_fetch(struct ops_case *c)
 
 double ops_case_flops(const struct ops_case *c)
 {
-    if (ops_memory_op(c->op))
-        return 0;
+    const struct ops_memory_op *op = ops_memory_op(c->op);
+
+    if (op)
+        return op->flops ? op->flops(c) : 0;
     if (ops_is_attention(c->op))
         return ops_attention_flops(c);
     return (c->op == GPUNVME_OPS_LINEAR_BACKWARD ? 4.0 : 2.0) * (double)c->shape.m *

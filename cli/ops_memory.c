@@ -17,6 +17,8 @@ const struct ops_memory_op *ops_memory_op(int op)
         [GPUNVME_OPS_SWIGLU_FORWARD] = &ops_swiglu_forward_case,
         [GPUNVME_OPS_SWIGLU_BACKWARD] = &ops_swiglu_backward_case,
         [GPUNVME_OPS_ROPE] = &ops_rope_case,
+        [GPUNVME_OPS_MOE_FORWARD] = &ops_moe_forward_case,
+        [GPUNVME_OPS_MOE_BACKWARD] = &ops_moe_backward_case,
     };
 
     return all[op];

@@ -82,7 +82,9 @@ static const char *unit(const struct ops_table *t)
 /* Memory limits it: its rates are GB/s alone. */
 static bool passes_over_memory(const struct ops_table *t)
 {
-    return ops_memory_op(t->data.op) || t->data.op == GPUNVME_OPS_KV_APPEND;
+    const struct ops_memory_op *op = ops_memory_op(t->data.op);
+
+    return (op && !op->flops) || t->data.op == GPUNVME_OPS_KV_APPEND;
 }
 
 /* A column that has nothing to say has "-". */

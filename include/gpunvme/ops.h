@@ -17,6 +17,7 @@
 #include "gpunvme/ops/embedding.h"
 #include "gpunvme/ops/linear.h"
 #include "gpunvme/ops/matmul.h"
+#include "gpunvme/ops/moe.h"
 #include "gpunvme/ops/norm.h"
 #include "gpunvme/ops/optimizer.h"
 #include "gpunvme/ops/rope.h"

@@ -114,6 +114,8 @@ WRAP(gpunvme_embedding_backward, gpunvme_embedding_grad, grad_weight)
 WRAP(gpunvme_swiglu_forward, gpunvme_swiglu, y)
 WRAP(gpunvme_swiglu_backward, gpunvme_swiglu_grad, grad_gate)
 WRAP(gpunvme_rotate, gpunvme_rotate, y)
+WRAP(gpunvme_moe_forward, gpunvme_moe, y)
+WRAP(gpunvme_moe_backward, gpunvme_moe_grad, grad_x)
 
 bool ops_gpu_present(void)
 {

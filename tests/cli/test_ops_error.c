@@ -80,6 +80,7 @@ static void spoil_all(float value)
     const int norm[] = {OPS_C, OPS_PREACT, OPS_LSE};
     const int entropy[] = {OPS_C, OPS_BIAS, OPS_LSE};
     const int of_weight[] = {OPS_GRAD_WEIGHT}, swiglu[] = {OPS_C, OPS_GRAD_K};
+    const int moe_backward[] = {OPS_C, OPS_GRAD_BIAS, OPS_GRAD_WEIGHT, OPS_GRAD_K, OPS_GRAD_V};
     const int adamw[] = {OPS_B, OPS_V, OPS_OUT}, grad_norm[] = {OPS_C, OPS_BIAS};
 
     spoil(GPUNVME_OPS_MATMUL, product, 1, value);
@@ -99,6 +100,8 @@ static void spoil_all(float value)
     spoil(GPUNVME_OPS_SWIGLU_FORWARD, product, 1, value);
     spoil(GPUNVME_OPS_SWIGLU_BACKWARD, swiglu, 2, value);
     spoil(GPUNVME_OPS_ROPE, product, 1, value);
+    spoil(GPUNVME_OPS_MOE_FORWARD, product, 1, value);
+    spoil(GPUNVME_OPS_MOE_BACKWARD, moe_backward, 5, value);
 }
 
 static void one_nan_is_wrong_wherever_it_is(void **state)

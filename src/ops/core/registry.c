@@ -25,7 +25,9 @@
     X(GPUNVME_OPS_EMBEDDING_BACKWARD, ops_embedding_backward)                                      \
     X(GPUNVME_OPS_SWIGLU_FORWARD, ops_swiglu_forward)                                              \
     X(GPUNVME_OPS_SWIGLU_BACKWARD, ops_swiglu_backward)                                            \
-    X(GPUNVME_OPS_ROPE, ops_rope)
+    X(GPUNVME_OPS_ROPE, ops_rope)                                                                  \
+    X(GPUNVME_OPS_MOE_FORWARD, ops_moe_forward)                                                    \
+    X(GPUNVME_OPS_MOE_BACKWARD, ops_moe_backward)
 
 #define X(number, op) extern const struct ops_operator op;
 OPERATORS(X)

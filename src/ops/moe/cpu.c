@@ -72,7 +72,7 @@ static void route_token(const struct forward *x, int64_t t)
         uint64_t best = 0;
 
         for (int64_t e = 0; e < p->experts; e++) {
-            uint64_t key = moe_key(cpu_bits_of_float(logit(p, t, e)), (uint32_t)e);
+            uint64_t key = moe_key(logit(p, t, e), (uint32_t)e);
 
             if (key < last && key > best)
                 best = key;

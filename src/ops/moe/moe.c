@@ -124,7 +124,7 @@ static gpunvme_ops_status_t check_forward(struct ops_call *call)
 }
 
 const struct ops_operator ops_moe_forward = {
-    "moe_forward", check_forward, {&moe_forward_cpu, NULL}};
+    "moe_forward", check_forward, {&moe_forward_cpu, OPS_CUDA(&moe_forward_cuda)}};
 
 OPS_FUNCTIONS(ops_moe_forward, gpunvme_moe_forward, struct gpunvme_moe)
 
@@ -186,6 +186,6 @@ static gpunvme_ops_status_t check_backward(struct ops_call *call)
 }
 
 const struct ops_operator ops_moe_backward = {
-    "moe_backward", check_backward, {&moe_backward_cpu, NULL}};
+    "moe_backward", check_backward, {&moe_backward_cpu, OPS_CUDA(&moe_backward_cuda)}};
 
 OPS_FUNCTIONS(ops_moe_backward, gpunvme_moe_backward, struct gpunvme_moe_grad)

@@ -6,6 +6,7 @@
 #define OPS_MOE_ROUTE_H
 
 #include <stdint.h>
+#include <string.h>
 
 #include "gpunvme/fn.h"
 
@@ -14,10 +15,11 @@
  * logit as f32, then by the lower index. A NaN comes first, and both zeros are equal. No two are
  * the same, and none is 0 or UINT64_MAX.
  */
-GPUNVME_FN uint64_t moe_key(uint32_t bits, uint32_t expert)
+GPUNVME_FN uint64_t moe_key(float logit, uint32_t expert)
 {
-    uint32_t order;
+    uint32_t bits, order;
 
+    memcpy(&bits, &logit, sizeof(bits));
     if (bits == 0x80000000)
         bits = 0;
     if ((bits & 0x7fffffff) > 0x7f800000)

@@ -283,7 +283,7 @@ static double error_of_token(const struct ops_case *c, double most, int64_t t)
 /* Tokens cost much: of a large layer few are looked at. */
 static struct ops_lines tokens_of(const struct ops_case *c, int64_t lines)
 {
-    return ops_lines_of(c->shape.m, lines * c->shape.n * c->shape.k > 1 << 24 ? 3 : lines);
+    return ops_lines_of(c->shape.m, lines * c->shape.n * c->shape.k > 1 << 22 ? 3 : lines);
 }
 
 static double forward_error(const struct ops_case *c, int64_t lines)

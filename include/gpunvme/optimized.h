@@ -6,11 +6,12 @@
  * Matrices are packed and row-major, all of type `dtype` (enum gpunvme_ops_dtype). `exec` says
  * where a call runs; NULL is the CPU with its best variant. On the CPU a call allocates the
  * workspace that it needs, unless `exec` has one. With CUDA, `exec` must have a workspace of the
- * size that gpunvme_matmul_workspace(), gpunvme_linear_forward_workspace() or
- * gpunvme_attention_workspace() gives.
+ * size that gpunvme_matmul_workspace(), gpunvme_linear_forward_workspace(),
+ * gpunvme_attention_workspace() or gpunvme_moe_forward_workspace() gives.
  *
- * Thread safe, as ops.h says. Errors: those of gpunvme_matmul(), gpunvme_linear_forward() and
- * gpunvme_attention(); GPUNVME_OPS_ERR_WORKSPACE if the workspace is missing or can't be allocated.
+ * Thread safe, as ops.h says. Errors: those of gpunvme_matmul(), gpunvme_linear_forward(),
+ * gpunvme_attention() and gpunvme_moe_forward(); GPUNVME_OPS_ERR_WORKSPACE if the workspace is
+ * missing or can't be allocated.
  */
 #ifndef GPUNVME_OPTIMIZED_H
 #define GPUNVME_OPTIMIZED_H
@@ -44,6 +45,17 @@ gpunvme_ops_status_t optimized_attention(const void *q, const void *k, const voi
                                          int64_t batch, int64_t q_len, int64_t k_len, int64_t heads,
                                          int64_t kv_heads, int64_t dim, int causal, int dtype,
                                          const struct gpunvme_ops_exec *exec);
+
+/*
+ * A mixture of experts: x and y are tokens x dim, logits is tokens x experts. Each token goes to
+ * the experts of its top_k highest logits, weighted by the softmax over those. An expert is w_down
+ * (silu(w_gate x) * (w_up x)); w_gate and w_up are experts x hidden x dim, w_down is experts x dim
+ * x hidden. ops/moe.h has the details.
+ */
+gpunvme_ops_status_t optimized_moe(const void *x, const void *logits, const void *w_gate,
+                                   const void *w_up, const void *w_down, void *y, int64_t tokens,
+                                   int64_t experts, int64_t top_k, int64_t dim, int64_t hidden,
+                                   int dtype, const struct gpunvme_ops_exec *exec);
 
 #ifdef __cplusplus
 }

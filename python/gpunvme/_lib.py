@@ -175,10 +175,14 @@ OPS_EMBEDDING_BACKWARD = 13
 OPS_SWIGLU_FORWARD = 14
 OPS_SWIGLU_BACKWARD = 15
 OPS_ROPE = 16
+OPS_MOE_FORWARD = 17
+OPS_MOE_BACKWARD = 18
 
 NORM_RMS = 0
 NORM_LAYER = 1
 
+MOE_CHOSEN = 0
+MOE_ALL = 1
 REDUCTION_MEAN = 0
 REDUCTION_SUM = 1
 REDUCTION_NONE = 2
@@ -1236,6 +1240,87 @@ class SwigluGrad(Structure):
     ]
 
 
+class Moe(Structure):
+    _fields_ = [
+        ("tokens", c_int64),
+        ("experts", c_int64),
+        ("top_k", c_int64),
+        ("dim", c_int64),
+        ("hidden", c_int64),
+        ("x", c_void_p),
+        ("logits", c_void_p),
+        ("w_gate", c_void_p),
+        ("w_up", c_void_p),
+        ("w_down", c_void_p),
+        ("y", c_void_p),
+        ("chosen", c_void_p),
+        ("weights", c_void_p),
+        ("gate", c_void_p),
+        ("up", c_void_p),
+        ("ldx", c_int64),
+        ("ld_logits", c_int64),
+        ("ldy", c_int64),
+        ("ld_w_gate", c_int64),
+        ("ld_w_up", c_int64),
+        ("ld_w_down", c_int64),
+        ("stride_w_gate", c_int64),
+        ("stride_w_up", c_int64),
+        ("stride_w_down", c_int64),
+        ("dtype", c_int32),
+        ("logits_dtype", c_int32),
+        ("compute", c_int32),
+        ("weighting", c_int32),
+    ]
+
+
+class MoeGrad(Structure):
+    _fields_ = [
+        ("tokens", c_int64),
+        ("experts", c_int64),
+        ("top_k", c_int64),
+        ("dim", c_int64),
+        ("hidden", c_int64),
+        ("grad_y", c_void_p),
+        ("x", c_void_p),
+        ("logits", c_void_p),
+        ("w_gate", c_void_p),
+        ("w_up", c_void_p),
+        ("w_down", c_void_p),
+        ("chosen", c_void_p),
+        ("weights", c_void_p),
+        ("gate", c_void_p),
+        ("up", c_void_p),
+        ("grad_x", c_void_p),
+        ("grad_logits", c_void_p),
+        ("grad_w_gate", c_void_p),
+        ("grad_w_up", c_void_p),
+        ("grad_w_down", c_void_p),
+        ("ld_grad_y", c_int64),
+        ("ldx", c_int64),
+        ("ld_logits", c_int64),
+        ("ld_w_gate", c_int64),
+        ("ld_w_up", c_int64),
+        ("ld_w_down", c_int64),
+        ("stride_w_gate", c_int64),
+        ("stride_w_up", c_int64),
+        ("stride_w_down", c_int64),
+        ("ld_grad_x", c_int64),
+        ("ld_grad_logits", c_int64),
+        ("ld_grad_w_gate", c_int64),
+        ("ld_grad_w_up", c_int64),
+        ("ld_grad_w_down", c_int64),
+        ("stride_grad_w_gate", c_int64),
+        ("stride_grad_w_up", c_int64),
+        ("stride_grad_w_down", c_int64),
+        ("dtype", c_int32),
+        ("logits_dtype", c_int32),
+        ("grad_dtype", c_int32),
+        ("accumulate", c_int32),
+        ("compute", c_int32),
+        ("weighting", c_int32),
+    ]
+
+
 class Rotate(Structure):
     _fields_ = [
         ("rows", c_int64),
@@ -1329,6 +1414,8 @@ STRUCTS: dict[str, type[Structure]] = {
     "gpunvme_swiglu": Swiglu,
     "gpunvme_swiglu_grad": SwigluGrad,
     "gpunvme_rotate": Rotate,
+    "gpunvme_moe": Moe,
+    "gpunvme_moe_grad": MoeGrad,
 }
 PREFIXES = {"gpunvme_id_ctrl", "gpunvme_smart_log"}
 
@@ -1578,6 +1665,12 @@ _OPS_FUNCTIONS: dict[str, tuple[type | None, ...]] = {
     "gpunvme_swiglu_backward": (c_int, c_void_p, c_void_p),
     "gpunvme_swiglu_backward_workspace": (c_int, c_void_p, c_void_p, c_void_p),
     "gpunvme_swiglu_backward_choose": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_moe_forward": (c_int, c_void_p, c_void_p),
+    "gpunvme_moe_forward_workspace": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_moe_forward_choose": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_moe_backward": (c_int, c_void_p, c_void_p),
+    "gpunvme_moe_backward_workspace": (c_int, c_void_p, c_void_p, c_void_p),
+    "gpunvme_moe_backward_choose": (c_int, c_void_p, c_void_p, c_void_p),
     "gpunvme_rotate": (c_int, c_void_p, c_void_p),
     "gpunvme_rotate_workspace": (c_int, c_void_p, c_void_p, c_void_p),
     "gpunvme_rotate_choose": (c_int, c_void_p, c_void_p, c_void_p),

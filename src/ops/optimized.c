@@ -132,3 +132,44 @@ gpunvme_ops_status_t optimized_attention(const void *q, const void *k, const voi
     free(room);
     return status;
 }
+
+gpunvme_ops_status_t optimized_moe(const void *x, const void *logits, const void *w_gate,
+                                   const void *w_up, const void *w_down, void *y, int64_t tokens,
+                                   int64_t experts, int64_t top_k, int64_t dim, int64_t hidden,
+                                   int dtype, const struct gpunvme_ops_exec *exec)
+{
+    struct gpunvme_moe p = {.tokens = tokens,
+                            .experts = experts,
+                            .top_k = top_k,
+                            .dim = dim,
+                            .hidden = hidden,
+                            .x = x,
+                            .logits = logits,
+                            .w_gate = w_gate,
+                            .w_up = w_up,
+                            .w_down = w_down,
+                            .y = y,
+                            .ldx = dim,
+                            .ld_logits = experts,
+                            .ldy = dim,
+                            .ld_w_gate = dim,
+                            .ld_w_up = dim,
+                            .ld_w_down = hidden,
+                            .dtype = dtype,
+                            .logits_dtype = dtype};
+    struct gpunvme_ops_exec own = exec ? *exec : (struct gpunvme_ops_exec){0};
+    gpunvme_ops_status_t status;
+    size_t needed = 0;
+    void *room = NULL;
+
+    if (__builtin_mul_overflow(dim, hidden, &p.stride_w_gate))
+        return ops_fail(GPUNVME_OPS_ERR_SHAPE, "a matrix is larger than 2^63 bytes");
+    p.stride_w_up = p.stride_w_down = p.stride_w_gate;
+    status = gpunvme_moe_forward_workspace(&p, &own, &needed);
+    if (!status)
+        status = equip(&own, needed, &room);
+    if (!status)
+        status = gpunvme_moe_forward(&p, &own);
+    free(room);
+    return status;
+}

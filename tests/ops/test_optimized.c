@@ -112,6 +112,42 @@ static void attention_is_that_of_its_descriptor(void **state)
         GPUNVME_OPS_ERR_SHAPE, "larger than 2^63");
 }
 
+static void moe_is_that_of_its_descriptor(void **state)
+{
+    enum { T = 9, E = 4, TOP = 2, D = 16, F = 24 };
+    const struct gpunvme_moe p = {.tokens = T,
+                                  .experts = E,
+                                  .top_k = TOP,
+                                  .dim = D,
+                                  .hidden = F,
+                                  .x = a,
+                                  .logits = b,
+                                  .w_gate = w,
+                                  .w_up = w + E * F * D,
+                                  .w_down = w + 2 * E * F * D,
+                                  .y = want,
+                                  .ldx = D,
+                                  .ld_logits = E,
+                                  .ldy = D,
+                                  .ld_w_gate = D,
+                                  .ld_w_up = D,
+                                  .ld_w_down = F,
+                                  .stride_w_gate = F * D,
+                                  .stride_w_up = F * D,
+                                  .stride_w_down = F * D};
+    const struct gpunvme_ops_exec alone = {.threads = 1};
+
+    (void)state;
+    expect_ok(gpunvme_moe_forward(&p, &one_thread));
+    expect_ok(optimized_moe(a, b, p.w_gate, p.w_up, p.w_down, got, T, E, TOP, D, F, GPUNVME_OPS_F32,
+                            &alone));
+    assert_memory_equal(got, want, T * D * sizeof(float));
+    expect_status(optimized_moe(a, b, w, w, w, got, T, E, E + 1, D, F, GPUNVME_OPS_F32, NULL),
+                  GPUNVME_OPS_ERR_SHAPE, "top_k");
+    expect_status(optimized_moe(a, b, w, w, w, got, T, E, TOP, INT64_MAX, F, GPUNVME_OPS_F32, NULL),
+                  GPUNVME_OPS_ERR_SHAPE, "larger than 2^63");
+}
+
 static void each_variant_can_be_named(void **state)
 {
     struct gpunvme_ops_variant variant;
@@ -151,6 +187,7 @@ int main(void)
         cmocka_unit_test(matmul_is_that_of_its_descriptor),
         cmocka_unit_test(linear_is_that_of_its_descriptor),
         cmocka_unit_test(attention_is_that_of_its_descriptor),
+        cmocka_unit_test(moe_is_that_of_its_descriptor),
         cmocka_unit_test(each_variant_can_be_named),
         cmocka_unit_test(bad_arguments_are_refused),
     };

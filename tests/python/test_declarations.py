@@ -18,7 +18,7 @@ HEADERS = ["binding", "buf", "memory", "error", "engine", "storage", "transfer",
            "dataset", "sampler", "loader", "convert", "tiers", "request", "controller", "io", "sim",
            "transport", "ops/core", "ops/matmul", "ops/linear", "ops/attention",
            "ops/norm", "ops/cross_entropy", "ops/optimizer",
-           "ops/embedding", "ops/rope", "ops/swiglu",
+           "ops/embedding", "ops/rope", "ops/swiglu", "ops/moe",
            "version"]
 # What has another prefix than its constant here.
 CONSTANTS = {

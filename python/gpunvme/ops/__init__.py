@@ -31,6 +31,7 @@ from ._cross_entropy import Reduction as Reduction
 from ._cross_entropy import cross_entropy
 from ._embedding import embedding, embedding_backward
 from ._ladder import capability, timing, variants
+from ._moe import moe, moe_backward
 from ._norm import NormKind as NormKind
 from ._norm import norm, norm_backward
 from ._optimizer import AdamWTensor, adamw, grad_norm
@@ -58,6 +59,8 @@ __all__ = [
     "matmul",
     "matmul_metrics",
     "matmul_variant",
+    "moe",
+    "moe_backward",
     "norm",
     "norm_backward",
     "rotate",

@@ -29,6 +29,8 @@ _OPS = {
     "swiglu_forward": _lib.OPS_SWIGLU_FORWARD,
     "swiglu_backward": _lib.OPS_SWIGLU_BACKWARD,
     "rope": _lib.OPS_ROPE,
+    "moe_forward": _lib.OPS_MOE_FORWARD,
+    "moe_backward": _lib.OPS_MOE_BACKWARD,
 }
 
 
@@ -36,7 +38,7 @@ def variants(op: Literal["matmul", "linear_forward", "linear_backward", "attenti
                          "attention_backward", "attention_paged", "kv_append", "norm_forward",
                          "norm_backward", "cross_entropy", "adamw", "grad_norm",
                          "embedding_forward", "embedding_backward", "swiglu_forward",
-                         "swiglu_backward", "rope"] = "matmul",
+                         "swiglu_backward", "rope", "moe_forward", "moe_backward"] = "matmul",
              device: Device = "cpu") -> list[Variant]:
     """The ladder of an operator on a device, from the plainest to the fastest."""
     found: list[Variant] = []

@@ -39,6 +39,9 @@ backward, with autocast.
                                              of (…, classes); targets are int32, the loss is
                                              float32; reductions: 0 none, 1 mean, 2 sum
     embedding(ids, weight, padding_idx=-1)   weight[ids]; ids are int32
+    moe(x, logits, w_gate, w_up, w_down, top_k, renormalize=True)
+                                             a mixture of experts, as the function moe() here
+                                             describes it
     grad_norm(grads)                         of all tensors of a list together; it has no gradients
 
 The functions here that have these names take the arguments of torch.nn.functional's, where it has
@@ -76,8 +79,9 @@ from . import nn, optim  # noqa: E402  (they need the library)
 from ._attention import flash_attention  # noqa: E402
 from ._cross_entropy import cross_entropy  # noqa: E402
 from ._embedding import embedding  # noqa: E402
+from ._moe import moe  # noqa: E402
 from ._norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm  # noqa: E402
 from ._swiglu import swiglu  # noqa: E402
 
 __all__ = ["add_layer_norm", "add_rms_norm", "cross_entropy", "embedding", "flash_attention",
-           "layer_norm", "nn", "optim", "rms_norm", "swiglu"]
+           "layer_norm", "moe", "nn", "optim", "rms_norm", "swiglu"]

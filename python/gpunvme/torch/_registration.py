@@ -232,7 +232,7 @@ differentiate("linear_gelu", _linear_gelu)
 
 # ---- Autocast: operands in the type of the region, as of PyTorch's own matrix products ----------
 
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
     torch._C.DispatchKey.AutocastCUDA)
 
 
@@ -248,7 +248,7 @@ def cast_operands(name: str, device: str, fixed: torch.dtype | None) -> Callable
             else arg
             for arg in args
         ]
-        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
             return op(*cast)
 
     return call

@@ -13,9 +13,11 @@ from torch.nn import functional
 from ..ops import variants
 from ._attention import flash_attention
 from ._embedding import embedding
+from ._moe import moe
 from ._norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 
-__all__ = ["Embedding", "LayerNorm", "Linear", "LinearGELU", "OptimizedTransformer", "RMSNorm"]
+__all__ = ["Embedding", "LayerNorm", "Linear", "LinearGELU", "MoE", "OptimizedTransformer",
+           "RMSNorm"]
 
 
 class Linear(torch.nn.Linear):
@@ -74,6 +76,43 @@ class LayerNorm(torch.nn.LayerNorm):
         norm = self.normalized_shape, self.weight, self.bias, self.eps
         return (layer_norm(input, *norm) if residual is None
                 else add_layer_norm(input, residual, *norm))
+
+
+class MoE(torch.nn.Module):
+    """A mixture of experts with its router, computed by ``gpunvme.torch.moe``.
+
+    Takes and returns (…, d_model). ``router`` is a linear layer without bias; ``w_gate`` and
+    ``w_up`` are (n_experts, d_ff, d_model), ``w_down`` is (n_experts, d_model, d_ff), all
+    initialized as torch.nn.Linear's weight is. Each token goes to ``top_k`` experts.
+    """
+
+    w_gate: torch.nn.Parameter
+    w_up: torch.nn.Parameter
+    w_down: torch.nn.Parameter
+
+    def __init__(self, d_model: int, d_ff: int, n_experts: int, top_k: int = 2,
+                 renormalize: bool = True, device: torch.device | str | None = None,
+                 dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        if not 1 <= top_k <= n_experts:
+            raise ValueError(f"top_k {top_k} of {n_experts} experts")
+        self.top_k, self.renormalize = top_k, renormalize
+        self.router = Linear(d_model, n_experts, bias=False, device=device, dtype=dtype)
+        for name, rows, columns in (("w_gate", d_ff, d_model), ("w_up", d_ff, d_model),
+                                    ("w_down", d_model, d_ff)):
+            weight = torch.empty(n_experts, rows, columns, device=device, dtype=dtype)
+            setattr(self, name, torch.nn.Parameter(weight))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.router.reset_parameters()
+        for weight in (self.w_gate, self.w_up, self.w_down):
+            bound = weight.shape[2] ** -0.5
+            torch.nn.init.uniform_(weight, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return moe(x, self.router(x), self.w_gate, self.w_up, self.w_down, self.top_k,
+                   self.renormalize)
 
 
 class OptimizedTransformer(torch.nn.Module):

@@ -568,6 +568,9 @@ part_ops() {
         more=(--no-preact)
         ladder linear-forward bf16 8192x16384x4096 4096
     fi
+    more=()
+    ladder moe-forward bf16 4096x4096x2048
+    ladder moe-backward bf16 4096x4096x2048
     # What memory limits, beside a copy of as many bytes.
     more=()
     ladder norm-forward bf16 16384x4096x1 16384x4096x2

@@ -6,32 +6,13 @@
  * Operands lie there as they do in memory, k or m and n contiguous; ldmatrix transposes where it
  * must, and tf32 is read element by element.
  */
-#include "ops/cuda/ptx.cuh"
 #include "ops/matmul/finish.cuh"
-#include "ops/matmul/tensorcore.h"
+#include "ops/matmul/tensorcore.cuh"
 
 #define TILE    TENSORCORE_TILE
-#define STAGES  4
-#define THREADS 256
-#define OUT_LD  (TILE + 4)
-
-template <int DTYPE> struct traits {
-    static const int f32 = DTYPE == GPUNVME_OPS_F32;
-    static const int size = f32 ? 4 : 2;
-    static const int depth = TENSORCORE_ROW_NBYTES / size; /* of a stage */
-    static const int chunk = 16 / size;
-};
-
-/* As gather16(), of f32. */
-static __device__ __forceinline__ void gather32(uint32_t to, const unsigned char *from, int valid)
-{
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        cp_async4(to + i * 4, i < valid ? from + i * 4 : from, i < valid ? 4 : 0);
-}
-
-/* Vectors of 16 bytes that a thread copies of each operand for a stage. */
-#define COPIES (TILE * TENSORCORE_ROW_NBYTES / 16 / THREADS)
+#define STAGES  TENSORCORE_STAGES
+#define THREADS TENSORCORE_THREADS
+#define OUT_LD  TENSORCORE_OUT_LD
 
 /* One thread's share of an operand's tile: what doesn't change from stage to stage. */
 struct share {
@@ -42,18 +23,6 @@ struct share {
     bool whole;                    /* all of the tile can be copied in vectors */
     uint32_t to;                   /* where it goes in a stage */
 };
-
-/* How many rows of a stage all threads copy at once: a thread's next vector is so many below. */
-template <int DTYPE, int MN> static __device__ __forceinline__ constexpr int rows_of_copy(void)
-{
-    return THREADS / ((MN ? TILE : traits<DTYPE>::depth) / traits<DTYPE>::chunk);
-}
-
-template <int DTYPE, int MN> static __device__ __forceinline__ uint32_t place(int row, int chunk)
-{
-    return traits<DTYPE>::f32 ? tensorcore_place32(MN, row, chunk * traits<DTYPE>::chunk)
-                              : tensorcore_place16(MN, row, chunk);
-}
 
 /* `line` is the distance of lines (of m or n), step_k that of k; one of them is 1. */
 template <int DTYPE, int MN>
@@ -125,116 +94,14 @@ static __device__ __forceinline__ void bring(uint32_t stage, share &s, const cud
     s.from += s.next_stage;
 }
 
-/* A's 16 x 16 elements at line `row` and 16 bytes number `chunk` of k, for mma's 16-bit types. */
-template <int MN>
-static __device__ __forceinline__ void take_a(uint32_t (&x)[4], uint32_t tile, int row, int chunk)
-{
-    int lane = threadIdx.x % 32;
-
-    if (MN)
-        load_matrices_transposed(x,
-                                 tile + tensorcore_place16(1, chunk * 8 + lane % 8 + lane / 16 * 8,
-                                                           row / 8 + lane / 8 % 2));
-    else
-        load_matrices(x, tile + tensorcore_place16(0, row + lane % 16, chunk + lane / 16));
-}
-
-/* B's 16 x 16 at column `col`: two times 16 x 8. */
-template <int MN>
-static __device__ __forceinline__ void take_b(uint32_t (&x)[4], uint32_t tile, int col, int chunk)
-{
-    int lane = threadIdx.x % 32;
-
-    if (MN)
-        load_matrices_transposed(
-            x, tile + tensorcore_place16(1, chunk * 8 + lane % 8 + lane / 8 % 2 * 8,
-                                         col / 8 + lane / 16));
-    else
-        load_matrices(
-            x, tile + tensorcore_place16(0, col + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2));
-}
-
-template <int DTYPE, int MN_A, int MN_B>
-static __device__ __forceinline__ void multiply_stage16(float (&sums)[4][4][4], uint32_t a,
-                                                        uint32_t b, int row, int col)
-{
-#pragma unroll
-    for (int chunk = 0; chunk < 4; chunk += 2) {
-        uint32_t x[4][4], y[2][4];
-
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            take_a<MN_A>(x[i], a, row + i * 16, chunk);
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-            take_b<MN_B>(y[j], b, col + j * 16, chunk);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                if (DTYPE == GPUNVME_OPS_F16)
-                    mma_f16(sums[i][j], x[i], y[j / 2][j % 2 * 2], y[j / 2][j % 2 * 2 + 1]);
-                else
-                    mma_bf16(sums[i][j], x[i], y[j / 2][j % 2 * 2], y[j / 2][j % 2 * 2 + 1]);
-    }
-}
-
-/* Element (line, k) of a tile of f32, as tf32. */
-template <int MN>
-static __device__ __forceinline__ uint32_t take32(const unsigned char *tile, int line, int k)
-{
-    return to_tf32(*(const float *)(tile + (MN ? tensorcore_place32(1, k, line)
-                                               : tensorcore_place32(0, line, k))));
-}
-
-template <int MN_A, int MN_B>
-static __device__ __forceinline__ void multiply_stage32(float (&sums)[4][4][4],
-                                                        const unsigned char *a,
-                                                        const unsigned char *b, int row, int col)
-{
-    int lane = threadIdx.x % 32, line = lane / 4;
-
-#pragma unroll
-    for (int k = lane % 4; k < 16; k += 8) {
-        uint32_t x[4][4], y[4][2];
-
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                x[i][j] = take32<MN_A>(a, row + i * 16 + line + j % 2 * 8, k + j / 2 * 4);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-#pragma unroll
-            for (int j = 0; j < 2; j++)
-                y[i][j] = take32<MN_B>(b, col + i * 8 + line, k + j * 4);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                mma_tf32(sums[i][j], x[i], y[j][0], y[j][1]);
-    }
-}
-
 /* 64 rows at a time, those of four of the warps, go through shared memory to C. */
 static __device__ __forceinline__ void finish_sums(const cuda_product &p, float *out,
                                                    const tile_place &at,
                                                    const float (&sums)[4][4][4], int row, int col)
 {
-    int lane = threadIdx.x % 32;
-
 #pragma unroll 1
     for (int part = 0; part < TILE; part += 64) {
-        __syncthreads();
-        if (row == part)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-#pragma unroll
-                for (int j = 0; j < 8; j++)
-                    *(float2 *)(out + (i * 16 + lane / 4 + j / 4 * 8) * OUT_LD + col + j % 4 * 8 +
-                                lane % 4 * 2) =
-                        make_float2(sums[i][j % 4][j / 4 * 2], sums[i][j % 4][j / 4 * 2 + 1]);
-        __syncthreads();
+        share_sums(out, sums, part, row, col);
         finish_tile<64, TILE, OUT_LD, THREADS>(p, out, at.batch, at.row + part, at.col);
     }
 }
@@ -272,12 +139,8 @@ static __device__ __forceinline__ void multiply_tile(const cuda_product &p, unsi
         if (step >= 0) {
             uint32_t from = (uint32_t)(step % STAGES) * nbytes;
 
-            if (DTYPE == GPUNVME_OPS_F32)
-                multiply_stage32<MN_A, MN_B>(sums, memory + from, memory + from + a_nbytes, row,
-                                             col);
-            else
-                multiply_stage16<DTYPE, MN_A, MN_B>(sums, base + from, base + from + a_nbytes, row,
-                                                    col);
+            multiply_stage<DTYPE, MN_A, MN_B>(sums, memory + from, memory + from + a_nbytes, row,
+                                              col);
         }
     }
     finish_sums(p, (float *)memory, at, sums, row, col);
@@ -310,6 +173,5 @@ gpunvme_ops_status_t cuda_multiply_tensorcore(const struct cuda_product *p, void
     cuda_tiling tiling = {TILE, TILE, 64, 32, THREADS, nbytes};
 
     (void)workspace;
-    static_assert(64 * OUT_LD * 4 <= STAGES * 2 * 128 * 64, "results do not fit");
     return cuda_launch_tiles(kernels[p->dtype][mn_a][mn_b], p, &tiling, stream, launch);
 }

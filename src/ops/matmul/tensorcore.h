@@ -10,8 +10,11 @@
 #include "gpunvme/fn.h"
 
 enum {
-    TENSORCORE_TILE = 128,     /* of m and of n */
-    TENSORCORE_ROW_NBYTES = 64 /* of k in a stage: 32 elements of 16 bits, 16 of f32 */
+    TENSORCORE_TILE = 128,      /* of m and of n */
+    TENSORCORE_ROW_NBYTES = 64, /* of k in a stage: 32 elements of 16 bits, 16 of f32 */
+    TENSORCORE_STAGES = 4,
+    TENSORCORE_THREADS = 256,
+    TENSORCORE_OUT_LD = TENSORCORE_TILE + 4, /* of sums on their way out, in floats */
 };
 
 /*

@@ -380,18 +380,22 @@ static int rank(const struct ops_variant *variant, const struct ops_call *call)
 }
 
 static const struct rung naive = {0, moe_multiply_naive, moe_differentiate_naive};
+static const struct rung grouped = {1, moe_multiply_grouped, moe_differentiate_grouped};
 
-#define VARIANT(name_, data_, changes_, workspace_, run_)                                          \
+#define VARIANT(name_, data_, computes_, changes_, workspace_, run_)                               \
     {                                                                                              \
         .name = name_, .needs = CUDA_SM80, .changes = changes_, .dtypes = OPS_ALL_DTYPES,          \
-        .computes = OPS_ALL_COMPUTES, .deterministic = 1, .min_sm = 80, .rank = rank,              \
+        .computes = computes_, .deterministic = 1, .min_sm = 80, .rank = rank,                     \
         .workspace = workspace_, .run = run_, .data = data_                                        \
     }
 
 #define LADDER(workspace, run)                                                                     \
     {                                                                                              \
-        VARIANT("naive", &naive, "a thread for each element of the experts' products", workspace,  \
-                run)                                                                               \
+        VARIANT("naive", &naive, OPS_ALL_COMPUTES,                                                 \
+                "a thread for each element of the experts' products", workspace, run),             \
+            VARIANT("grouped", &grouped, 1u << GPUNVME_OPS_COMPUTE_TF32,                           \
+                    "the tiles of all experts in one launch, on tensor cores by mma", workspace,   \
+                    run)                                                                           \
     }
 
 static const struct ops_variant forward[] = LADDER(forward_workspace, forward_run);

@@ -82,8 +82,8 @@ memcheck_tests=(test_gpu_memory test_gpu_queue test_gpu_api test_gpu_device)
 # racecheck sees shared memory only, which of these have the checksum and the kernel that freezes
 # queues.
 read -ra racecheck_tests <<<"${GPUNVME_CHECK_RACECHECK-test_gpu_memory test_gpu_device}"
-read -ra ops_variants <<<"${GPUNVME_CHECK_OPS-coarsened tensorcore hopper skinny shaped fused persistent}"
-read -ra ops_racecheck <<<"${GPUNVME_CHECK_OPS_RACES-tiled coarsened tensorcore hopper skinny shaped fused persistent}"
+read -ra ops_variants <<<"${GPUNVME_CHECK_OPS-coarsened tensorcore grouped hopper skinny shaped fused persistent}"
+read -ra ops_racecheck <<<"${GPUNVME_CHECK_OPS_RACES-tiled coarsened tensorcore grouped hopper skinny shaped fused persistent}"
 
 die() {
     echo "gpu-check.sh: $*" >&2

@@ -312,8 +312,9 @@ static void test_forward(const char *variant, void *arg)
 
 /* tokens, experts, top_k, dim, hidden: nothing a multiple of anything, and tiles that are full. */
 static const int64_t shapes[][5] = {
-    {1, 1, 1, 1, 1}, {7, 5, 2, 33, 19}, {13, 3, 3, 16, 40},   {40, 9, 4, 24, 17},  {2, 40, 3, 8, 8},
-    {0, 4, 2, 8, 8}, {5, 4, 1, 40, 72}, {150, 3, 2, 72, 136}, {280, 2, 1, 40, 24},
+    {1, 1, 1, 1, 1},     {7, 5, 2, 33, 19}, {13, 3, 3, 16, 40},  {40, 9, 4, 24, 17},
+    {2, 40, 3, 8, 8},    {0, 4, 2, 8, 8},   {5, 4, 1, 40, 72},   {150, 3, 2, 72, 136},
+    {280, 2, 1, 40, 24}, {3, 3, 3, 5, 7},   {24, 3, 2, 272, 40},
 };
 #define NSHAPES (sizeof(shapes) / sizeof(shapes[0]))
 
@@ -415,8 +416,8 @@ static void of_equal_logits_the_lower_index_is_chosen(void **state)
                         .top_k = 3,
                         .dim = 8,
                         .hidden = 8,
-                        .compute = GPUNVME_OPS_COMPUTE_TF32,
-                        .pad = 1};
+                        .dtype = GPUNVME_OPS_BF16,
+                        .pad = 8};
 
     (void)state;
     for_each_variant(GPUNVME_OPS_MOE_FORWARD, test_equal_logits, &q);
@@ -452,8 +453,8 @@ static void a_logit_that_is_nan_reaches_only_its_token(void **state)
                         .top_k = 2,
                         .dim = 16,
                         .hidden = 8,
-                        .compute = GPUNVME_OPS_COMPUTE_TF32,
-                        .pad = 1};
+                        .dtype = GPUNVME_OPS_BF16,
+                        .pad = 8};
 
     (void)state;
     for_each_variant(GPUNVME_OPS_MOE_FORWARD, test_nan, &q);

@@ -15,7 +15,7 @@ trap 'rm -rf "$work"' EXIT
 
 failed=0
 (($#)) || set -- "$root"/src/ops/matmul/hopper*.cu "$root"/src/ops/attention/cuda/hopper.cu \
-    "$root"/src/ops/linear/dz_product.cu
+    "$root"/src/ops/linear/dz_product.cu "$root"/src/ops/moe/hopper.cu
 for file; do
     said=$("$nvcc" -std=c++17 -O3 -DOPS_HAVE_SM90A=1 -gencode arch=compute_90a,code=sm_90a \
         -Xptxas -v -cubin -I "$root/include" -I "$root/src" -o "$work/kernel.cubin" "$file" 2>&1) ||

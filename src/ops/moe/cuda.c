@@ -12,14 +12,15 @@
 
 /* A rung: how it makes products. */
 struct rung {
-    int number;
+    int rank; /* 0: by name alone */
     moe_multiply *multiply;
     moe_differentiate *differentiate;
+    int copies; /* of rows by expert */
 };
 
 /* Slots by expert, sorted as embedding's gradient sorts rows by id. */
 struct sorted {
-    int32_t *starts, *order, *hot;
+    int32_t *starts, *order, *hot, *padded;
     uint32_t *nhot;
 };
 
@@ -31,27 +32,31 @@ static struct sorted lay_out_sorted(struct moe_workspace *w, int64_t slots, int6
     x.order = moe_part(w, 1, slots, sizeof(int32_t));
     x.hot = moe_part(w, 1, slots / EMBEDDING_HOT + 1, sizeof(int32_t));
     x.nhot = moe_part(w, 1, 1, sizeof(uint32_t));
+    x.padded = moe_part(w, 1, experts + 1, sizeof(int32_t));
     return x;
 }
 
-static gpunvme_ops_status_t sort(const struct sorted *x, const int32_t *chosen, int64_t slots,
-                                 int64_t experts, void *stream)
+static gpunvme_ops_status_t sort(const struct sorted *x, const struct moe_slots *slots,
+                                 const struct rung *rung, void *stream)
 {
-    struct embedding_sort sort = {.p = {.rows = slots, .vocab = experts, .ids = chosen},
-                                  .starts = x->starts,
-                                  .order = x->order,
-                                  .hot = x->hot,
-                                  .nhot = x->nhot};
+    struct embedding_sort sort = {
+        .p = {.rows = slots->slots, .vocab = slots->experts, .ids = slots->chosen},
+        .starts = x->starts,
+        .order = x->order,
+        .hot = x->hot,
+        .nhot = x->nhot};
     gpunvme_ops_status_t status =
         cuda_status(cudaMemsetAsync(x->nhot, 0, sizeof(*x->nhot), stream), "clearing a count");
 
-    return status ? status : embedding_order(&sort, stream);
+    if (!status)
+        status = embedding_order(&sort, stream);
+    return status || !rung->copies ? status : moe_pad(slots, x->padded, stream);
 }
 
 static struct moe_slots slots_of(const struct sorted *x, const int32_t *chosen, int64_t slots,
                                  int64_t experts)
 {
-    return (struct moe_slots){slots, experts, chosen, x->starts, x->order};
+    return (struct moe_slots){slots, experts, chosen, x->starts, x->order, x->padded};
 }
 
 /* ---- Forward ---- */
@@ -63,9 +68,11 @@ struct forward {
     struct sorted sorted;
     void *gate, *up, *hidden; /* slots x hidden */
     float *out;               /* slots x dim */
+    void *copies;
 };
 
-static size_t lay_out_forward(struct forward *x, const struct gpunvme_moe *p, void *base)
+static size_t lay_out_forward(struct forward *x, const struct gpunvme_moe *p,
+                              const struct rung *rung, void *base)
 {
     int64_t slots = p->tokens * p->top_k;
     size_t size = gpunvme_ops_dtype_nbytes(p->dtype);
@@ -79,6 +86,8 @@ static size_t lay_out_forward(struct forward *x, const struct gpunvme_moe *p, vo
     x->up = p->up ? p->up : moe_part(&w, slots, p->hidden, size);
     x->hidden = moe_part(&w, slots, p->hidden, size);
     x->out = moe_part(&w, slots, p->dim, sizeof(float));
+    x->copies = moe_part(&w, rung->copies ? slots + p->experts * MOE_STEP : 0,
+                         moe_pitch(p->dim > p->hidden ? p->dim : p->hidden), size);
     return w.nbytes;
 }
 
@@ -86,8 +95,7 @@ static size_t forward_workspace(const struct ops_variant *variant, const struct 
 {
     struct forward x;
 
-    (void)variant;
-    return lay_out_forward(&x, call->descriptor, NULL);
+    return lay_out_forward(&x, call->descriptor, variant->data, NULL);
 }
 
 static int by_eight(const void *first, const void *second, int64_t cols, int dtype)
@@ -148,13 +156,13 @@ static gpunvme_ops_status_t run_experts(const struct forward *x, const struct ru
                                      .c = x->out,
                                      .dtype = p->dtype,
                                      .c_dtype = GPUNVME_OPS_F32};
-    gpunvme_ops_status_t status = rung->multiply(&gate, stream);
+    gpunvme_ops_status_t status = rung->multiply(&gate, x->copies, stream);
 
     if (!status)
-        status = rung->multiply(&up, stream);
+        status = rung->multiply(&up, x->copies, stream);
     if (!status)
         status = activate(x, stream);
-    return status ? status : rung->multiply(&down, stream);
+    return status ? status : rung->multiply(&down, x->copies, stream);
 }
 
 static gpunvme_ops_status_t forward_run(const struct ops_variant *variant,
@@ -168,7 +176,7 @@ static gpunvme_ops_status_t forward_run(const struct ops_variant *variant,
     struct moe_sum sum;
     struct forward x;
 
-    lay_out_forward(&x, p, call->exec->workspace);
+    lay_out_forward(&x, p, variant->data, call->exec->workspace);
     sorted = slots_of(&x.sorted, x.chosen, slots, p->experts);
     sum = (struct moe_sum){.slots = sorted,
                            .tokens = p->tokens,
@@ -181,7 +189,7 @@ static gpunvme_ops_status_t forward_run(const struct ops_variant *variant,
                            .dtype = p->dtype};
     status = moe_route(p, x.chosen, x.weights, stream);
     if (!status)
-        status = sort(&x.sorted, x.chosen, slots, p->experts, stream);
+        status = sort(&x.sorted, &sorted, variant->data, stream);
     if (!status)
         status = run_experts(&x, variant->data, &sorted, stream);
     return status ? status : moe_add_up(&sum, stream);
@@ -197,9 +205,11 @@ struct backward {
     void *grad_gate, *grad_up, *weighted; /* likewise */
     float *grad_weights;
     float *out; /* slots x dim */
+    void *copies;
 };
 
-static size_t lay_out_backward(struct backward *x, const struct gpunvme_moe_grad *p, void *base)
+static size_t lay_out_backward(struct backward *x, const struct gpunvme_moe_grad *p,
+                               const struct rung *rung, void *base)
 {
     int64_t slots = p->tokens * p->top_k;
     size_t size = gpunvme_ops_dtype_nbytes(p->dtype);
@@ -214,6 +224,8 @@ static size_t lay_out_backward(struct backward *x, const struct gpunvme_moe_grad
     x->weighted = moe_part(&w, slots, p->hidden, size);
     x->grad_weights = moe_part(&w, 1, slots, sizeof(float));
     x->out = moe_part(&w, p->grad_x ? slots : 0, p->dim, sizeof(float));
+    x->copies = moe_part(&w, rung->copies ? slots + p->experts * MOE_STEP : 0,
+                         moe_pitch(p->dim) + moe_pitch(p->hidden), size);
     return w.nbytes;
 }
 
@@ -221,8 +233,7 @@ static size_t backward_workspace(const struct ops_variant *variant, const struct
 {
     struct backward x;
 
-    (void)variant;
-    return lay_out_backward(&x, call->descriptor, NULL);
+    return lay_out_backward(&x, call->descriptor, variant->data, NULL);
 }
 
 static gpunvme_ops_status_t find_slopes(const struct backward *x, const struct rung *rung,
@@ -250,7 +261,7 @@ static gpunvme_ops_status_t find_slopes(const struct backward *x, const struct r
                                       .weighted = x->weighted,
                                       .grad_weights = x->grad_weights,
                                       .dtype = p->dtype};
-    gpunvme_ops_status_t status = rung->multiply(&q, stream);
+    gpunvme_ops_status_t status = rung->multiply(&q, x->copies, stream);
 
     return status ? status : moe_find_slopes(&slopes, stream);
 }
@@ -288,10 +299,10 @@ static gpunvme_ops_status_t find_grad_x(const struct backward *x, const struct r
                                 .y = p->grad_x,
                                 .ldy = p->ld_grad_x,
                                 .dtype = p->dtype};
-    gpunvme_ops_status_t status = rung->multiply(&gate, stream);
+    gpunvme_ops_status_t status = rung->multiply(&gate, x->copies, stream);
 
     if (!status)
-        status = rung->multiply(&up, stream);
+        status = rung->multiply(&up, x->copies, stream);
     return status ? status : moe_add_up(&sum, stream);
 }
 
@@ -346,7 +357,7 @@ static gpunvme_ops_status_t find_grad_w(const struct backward *x, const struct r
                                               .accumulate = p->accumulate};
 
         if (gradient.c)
-            status = rung->differentiate(&gradient, stream);
+            status = rung->differentiate(&gradient, x->copies, stream);
     }
     return status;
 }
@@ -360,8 +371,8 @@ static gpunvme_ops_status_t backward_run(const struct ops_variant *variant,
     gpunvme_ops_status_t status;
     struct backward x;
 
-    lay_out_backward(&x, p, call->exec->workspace);
-    status = sort(&x.sorted, p->chosen, x.slots.slots, p->experts, stream);
+    lay_out_backward(&x, p, rung, call->exec->workspace);
+    status = sort(&x.sorted, &x.slots, rung, stream);
     if (!status && p->tokens)
         status = find_slopes(&x, rung, stream);
     if (!status && p->tokens && p->grad_x)
@@ -376,26 +387,59 @@ static gpunvme_ops_status_t backward_run(const struct ops_variant *variant,
 static int rank(const struct ops_variant *variant, const struct ops_call *call)
 {
     (void)call;
-    return 1 + ((const struct rung *)variant->data)->number;
+    return ((const struct rung *)variant->data)->rank;
 }
 
-static const struct rung naive = {0, moe_multiply_naive, moe_differentiate_naive};
-static const struct rung grouped = {1, moe_multiply_grouped, moe_differentiate_grouped};
+/* The matrices of all experts, as the copy engine must find them. */
+static gpunvme_ops_status_t suits(const struct ops_variant *variant, const struct ops_call *call)
+{
+    const struct rung *rung = variant->data;
 
-#define VARIANT(name_, data_, computes_, changes_, workspace_, run_)                               \
+    for (unsigned i = 0; i < call->spans.count && rung->copies; i++) {
+        const struct ops_matrix *x = &call->spans.matrix[i];
+
+        if (x->rows > 1 << 30 || x->cols > 1 << 30)
+            return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "variant '%s' takes sizes up to 2^30",
+                            variant->name);
+        if (x->name[0] != 'w' || x->name[1] != '_')
+            continue;
+        if ((x->rows > 1 && x->ld % 8) || (x->batch > 1 && x->stride % 8))
+            return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                            "variant '%s' takes rows of %s at multiples of 16 bytes", variant->name,
+                            x->name);
+        if (!call->any_pointers && (uintptr_t)x->data % 16)
+            return ops_fail(GPUNVME_OPS_ERR_ALIGN,
+                            "variant '%s' needs %s at a multiple of 16 bytes", variant->name,
+                            x->name);
+    }
+    return GPUNVME_OPS_OK;
+}
+
+static const struct rung naive = {1, moe_multiply_naive, moe_differentiate_naive, 0};
+static const struct rung grouped = {2, moe_multiply_grouped, moe_differentiate_grouped, 0};
+static const struct rung hopper = {3, moe_multiply_hopper, moe_differentiate_hopper, 1};
+
+#define BITS16 (1u << GPUNVME_OPS_F16 | 1u << GPUNVME_OPS_BF16)
+
+#define VARIANT(name_, data_, needs_, sm_, max_sm_, dtypes_, computes_, changes_, workspace_,      \
+                run_)                                                                              \
     {                                                                                              \
-        .name = name_, .needs = CUDA_SM80, .changes = changes_, .dtypes = OPS_ALL_DTYPES,          \
-        .computes = computes_, .deterministic = 1, .min_sm = 80, .rank = rank,                     \
-        .workspace = workspace_, .run = run_, .data = data_                                        \
+        .name = name_, .needs = needs_, .changes = changes_, .dtypes = dtypes_,                    \
+        .computes = computes_, .deterministic = 1, .min_sm = sm_, .max_sm = max_sm_,               \
+        .suits = suits, .rank = rank, .workspace = workspace_, .run = run_, .data = data_          \
     }
 
 #define LADDER(workspace, run)                                                                     \
     {                                                                                              \
-        VARIANT("naive", &naive, OPS_ALL_COMPUTES,                                                 \
+        VARIANT("naive", &naive, CUDA_SM80, 80, 0, OPS_ALL_DTYPES, OPS_ALL_COMPUTES,               \
                 "a thread for each element of the experts' products", workspace, run),             \
-            VARIANT("grouped", &grouped, 1u << GPUNVME_OPS_COMPUTE_TF32,                           \
+            VARIANT("grouped", &grouped, CUDA_SM80, 80, 0, OPS_ALL_DTYPES,                         \
+                    1u << GPUNVME_OPS_COMPUTE_TF32,                                                \
                     "the tiles of all experts in one launch, on tensor cores by mma", workspace,   \
-                    run)                                                                           \
+                    run),                                                                          \
+            VARIANT("hopper", &hopper, CUDA_SM90A, CUDA_ONLY_90A, CUDA_ONLY_90A, BITS16, 0,        \
+                    "rows are copied by expert, so that the copy engine brings tiles for wgmma",   \
+                    workspace, run)                                                                \
     }
 
 static const struct ops_variant forward[] = LADDER(forward_workspace, forward_run);

@@ -6,7 +6,7 @@
  * where they lie, by the list of slots, and written there.
  */
 #include "ops/matmul/tensorcore.cuh"
-#include "ops/moe/kernels.h"
+#include "ops/moe/tile.cuh"
 
 #define TILE    TENSORCORE_TILE
 #define STAGES  TENSORCORE_STAGES
@@ -168,27 +168,6 @@ static __device__ __forceinline__ void sum_tile(float (&sums)[4][4][4], unsigned
     }
 }
 
-/* Four elements of C, or as many as there are; `vectors` if they are aligned. */
-static __device__ __forceinline__ void store_sums(void *c, int64_t at, int dtype, int accumulate,
-                                                  bool vectors, int count, const float *sums)
-{
-    if (vectors && count >= 4) {
-        float z[4] = {0, 0, 0, 0};
-
-        if (accumulate)
-            load4(c, at, dtype, z);
-#pragma unroll
-        for (int x = 0; x < 4; x++)
-            z[x] += sums[x];
-        store4(c, at, dtype, z);
-        return;
-    }
-#pragma unroll 1
-    for (int x = 0; x < 4 && x < count; x++)
-        store_element(c, at + x, dtype,
-                      accumulate ? load_element(c, at + x, dtype) + sums[x] : sums[x]);
-}
-
 /*
  * A tile of `rows` x `cols` sums goes through shared memory, 64 rows at a time. begin(i) is where
  * row i of C begins.
@@ -213,32 +192,6 @@ store_tile(float *out, const float (&sums)[4][4][4], int row, int col, int64_t r
     __syncthreads(); /* nobody reads this tile's memory any more */
 }
 
-/* Where tile number `index` lies; false: there are fewer. */
-struct tile {
-    int64_t expert, row, col;
-    int64_t first, slots; /* of the expert, in the list */
-};
-
-static __device__ __forceinline__ bool find_tile(const moe_slots &x, int64_t index, int64_t across,
-                                                 tile &t)
-{
-    for (t.expert = 0; t.expert < x.experts; t.expert++) {
-        int64_t down;
-
-        t.first = x.starts[t.expert];
-        t.slots = x.starts[t.expert + 1] - t.first;
-        down = (t.slots + TILE - 1) / TILE;
-        if (index < down * across) {
-            /* An expert's matrix is larger than its rows: those below each other share columns. */
-            t.col = index / down * TILE;
-            t.row = index % down * TILE;
-            return true;
-        }
-        index -= down * across;
-    }
-    return false;
-}
-
 /* The vectors of a kernel's operands and results, which the host has looked at. */
 struct aligned {
     bool a, b, c;
@@ -251,9 +204,10 @@ static __global__ void __launch_bounds__(THREADS, 2)
     unsigned char *memory = dynamic_shared();
     int warp = threadIdx.x / 32, row = warp / 4 * 64, col = warp % 4 * 32;
     int64_t across = (x.n + TILE - 1) / TILE;
-    tile at;
+    moe_tile at;
 
-    for (int64_t i = blockIdx.x; find_tile(x.slots, i, across, at); i += gridDim.x) {
+    for (int64_t i = blockIdx.x; moe_find_tile(x.slots, i, TILE, TILE, across, at);
+         i += gridDim.x) {
         const int32_t *order = x.slots.order + at.first;
         const source a = {(const unsigned char *)x.a.data, x.a.ld, order, (uint32_t)x.a.per_token,
                           vectors.a};
@@ -329,7 +283,7 @@ static size_t shared_nbytes(int dtype, int mn_a, int mn_b)
 
 /* A choice fills so many tiles at most: each expert that is chosen may have one that is not full.
  */
-gpunvme_ops_status_t moe_multiply_grouped(const struct moe_product *x, void *stream)
+gpunvme_ops_status_t moe_multiply_grouped(const struct moe_product *x, void *copies, void *stream)
 {
     int64_t slots = x->slots.slots, experts = x->slots.experts;
     int64_t down = slots / TILE + (experts < slots ? experts : slots);
@@ -357,7 +311,8 @@ gpunvme_ops_status_t moe_multiply_grouped(const struct moe_product *x, void *str
     return cuda_status(cudaGetLastError(), "launching experts' products");
 }
 
-gpunvme_ops_status_t moe_differentiate_grouped(const struct moe_gradient *x, void *stream)
+gpunvme_ops_status_t moe_differentiate_grouped(const struct moe_gradient *x, void *copies,
+                                               void *stream)
 {
     int64_t tiles = ((x->n + TILE - 1) / TILE) * ((x->m + TILE - 1) / TILE) * x->slots.experts;
     unsigned blocks = rows_blocks(tiles);
@@ -367,6 +322,7 @@ gpunvme_ops_status_t moe_differentiate_grouped(const struct moe_gradient *x, voi
                              by_vectors(x->c, x->ldc, x->stride_c, x->c_dtype,
                                         4 * (int)gpunvme_ops_dtype_nbytes(x->c_dtype))};
 
+    (void)copies;
     if (x->dtype == GPUNVME_OPS_F32)
         LAUNCH_ALLOWED((differentiate_experts<GPUNVME_OPS_F32>), blocks, nbytes, stream, *x,
                        vectors);

@@ -210,6 +210,65 @@ static __global__ void __launch_bounds__(ROWS_THREADS)
     }
 }
 
+/* A warp: a lane has the number of an expert's rows, of 32 experts at a time. */
+static __global__ void pad_experts(const moe_slots x, int32_t *padded)
+{
+    int lane = threadIdx.x, before = 0;
+
+    for (int64_t first = 0; first < x.experts; first += 32) {
+        int64_t e = first + lane;
+        int count = e < x.experts ? x.starts[e + 1] - x.starts[e] : 0, rows, at;
+
+        rows = count ? (count + MOE_STEP - 1) / MOE_STEP * MOE_STEP : MOE_STEP;
+        at = rows;
+        for (int step = 1; step < 32; step *= 2) {
+            int more = __shfl_up_sync(0xffffffffu, at, step);
+
+            at += lane >= step ? more : 0;
+        }
+        if (e < x.experts)
+            padded[e] = before + at - rows;
+        if (e == x.experts - 1)
+            padded[e + 1] = before + at;
+        before += __shfl_sync(0xffffffffu, at, 31);
+    }
+}
+
+/* The expert that has a copied row. */
+static __device__ __forceinline__ int64_t expert_of_row(const moe_slots &x, int64_t row)
+{
+    int64_t low = 0, high = x.experts - 1;
+
+    while (low < high) {
+        int64_t middle = (low + high + 1) / 2;
+
+        if (x.padded[middle] <= row)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+/* A warp a row, 16 bytes a lane if they are aligned. */
+static __global__ void __launch_bounds__(ROWS_THREADS) copy_rows(const moe_rows x, int vectors)
+{
+    int64_t pitch = moe_pitch(x.cols);
+
+    for (int64_t row = first_of_warp(); row < x.slots.padded[x.slots.experts]; row += all_warps()) {
+        int64_t e = expert_of_row(x.slots, row), at = x.slots.starts[e] + row - x.slots.padded[e];
+        bool there = at < x.slots.starts[e + 1];
+        int64_t from = there ? x.slots.order[at] / x.from.per_token * x.from.ld : 0;
+        const uint16_t *elements = (const uint16_t *)x.from.data + from;
+        uint16_t *to = (uint16_t *)x.to + row * pitch;
+
+        for (int64_t j = threadIdx.x % 32; vectors && j < x.cols / 8; j += 32)
+            ((uint4 *)to)[j] = there ? ((const uint4 *)elements)[j] : make_uint4(0, 0, 0, 0);
+        for (int64_t j = threadIdx.x % 32; !vectors && j < x.cols; j += 32)
+            to[j] = there ? elements[j] : 0;
+    }
+}
+
 static unsigned blocks_for(int64_t threads)
 {
     return rows_blocks((threads + ROWS_THREADS - 1) / ROWS_THREADS);
@@ -222,14 +281,17 @@ gpunvme_ops_status_t moe_route(const struct gpunvme_moe *p, int32_t *chosen, flo
     return cuda_status(cudaGetLastError(), "launching a choice of experts");
 }
 
-gpunvme_ops_status_t moe_multiply_naive(const struct moe_product *x, void *stream)
+gpunvme_ops_status_t moe_multiply_naive(const struct moe_product *x, void *copies, void *stream)
 {
+    (void)copies;
     LAUNCH(multiply_elements, blocks_for(x->slots.slots * x->n), ROWS_THREADS, stream, *x);
     return cuda_status(cudaGetLastError(), "launching experts' products");
 }
 
-gpunvme_ops_status_t moe_differentiate_naive(const struct moe_gradient *x, void *stream)
+gpunvme_ops_status_t moe_differentiate_naive(const struct moe_gradient *x, void *copies,
+                                             void *stream)
 {
+    (void)copies;
     LAUNCH(differentiate_elements, blocks_for(x->slots.experts * x->m * x->n), ROWS_THREADS, stream,
            *x);
     return cuda_status(cudaGetLastError(), "launching experts' gradients");
@@ -252,4 +314,19 @@ gpunvme_ops_status_t moe_logits(const struct gpunvme_moe_grad *p, const float *g
 {
     LAUNCH(differentiate_logits, blocks_for(p->tokens), ROWS_THREADS, stream, *p, grad_weights);
     return cuda_status(cudaGetLastError(), "launching gradients of logits");
+}
+
+gpunvme_ops_status_t moe_pad(const struct moe_slots *x, int32_t *padded, void *stream)
+{
+    LAUNCH(pad_experts, 1, 32, stream, *x, padded);
+    return cuda_status(cudaGetLastError(), "launching starts of experts");
+}
+
+gpunvme_ops_status_t moe_copy(const struct moe_rows *x, void *stream)
+{
+    int vectors = x->cols % 8 == 0 && rows_by_eight(x->from.data, x->from.ld, GPUNVME_OPS_BF16);
+
+    LAUNCH(copy_rows, blocks_for(moe_padded_rows(&x->slots) * 32), ROWS_THREADS, stream, *x,
+           vectors);
+    return cuda_status(cudaGetLastError(), "launching a copy of rows");
 }

@@ -6,6 +6,7 @@
 #ifndef OPS_MOE_KERNELS_H
 #define OPS_MOE_KERNELS_H
 
+#include "gpunvme/fn.h"
 #include "gpunvme/ops/moe.h"
 #include "ops/cuda/rows.h"
 
@@ -18,7 +19,19 @@ struct moe_slots {
     int64_t slots, experts;
     const int32_t *chosen; /* the expert of each slot; a number that is none's is in no list */
     const int32_t *starts, *order;
+
+    /* For products of rows that have been copied: where each expert's begin, at multiples of
+     * MOE_STEP, behind which zeros fill the last one. An expert without slots has one of zeros. */
+    const int32_t *padded;
 };
+
+#define MOE_STEP 64
+
+/* As many rows as copies may have. */
+GPUNVME_FN int64_t moe_padded_rows(const struct moe_slots *x)
+{
+    return x->slots + x->experts * MOE_STEP;
+}
 
 /* A matrix with a row for each slot, or for each token, which has `per_token` slots. */
 struct moe_operand {
@@ -52,12 +65,32 @@ struct moe_gradient {
     int dtype, c_dtype, accumulate;
 };
 
-typedef gpunvme_ops_status_t moe_multiply(const struct moe_product *x, void *stream);
-typedef gpunvme_ops_status_t moe_differentiate(const struct moe_gradient *x, void *stream);
+/* `copies` has room for what moe_copy() makes of the operands with rows of slots. */
+typedef gpunvme_ops_status_t moe_multiply(const struct moe_product *x, void *copies, void *stream);
+typedef gpunvme_ops_status_t moe_differentiate(const struct moe_gradient *x, void *copies,
+                                               void *stream);
 
-/* A thread for each element of C; or tiles on tensor cores. */
-moe_multiply moe_multiply_naive, moe_multiply_grouped;
-moe_differentiate moe_differentiate_naive, moe_differentiate_grouped;
+/* A thread for each element of C; tiles on tensor cores by mma; and by wgmma, of copies. */
+moe_multiply moe_multiply_naive, moe_multiply_grouped, moe_multiply_hopper;
+moe_differentiate moe_differentiate_naive, moe_differentiate_grouped, moe_differentiate_hopper;
+
+/* Rows by expert, of 16-bit types: `cols` elements each, moe_pitch() apart. */
+struct moe_rows {
+    struct moe_slots slots;
+    struct moe_operand from;
+    int64_t cols;
+    void *to;
+};
+
+GPUNVME_FN int64_t moe_pitch(int64_t cols)
+{
+    return (cols + 7) / 8 * 8;
+}
+
+gpunvme_ops_status_t moe_copy(const struct moe_rows *x, void *stream);
+
+/* From the starts. */
+gpunvme_ops_status_t moe_pad(const struct moe_slots *x, int32_t *padded, void *stream);
 
 /* The choice and the weights, to arrays of the caller. */
 gpunvme_ops_status_t moe_route(const struct gpunvme_moe *p, int32_t *chosen, float *weights,

@@ -33,7 +33,7 @@ __all__ = ["lib", "ops"]
 # ---- Constants: without their prefix GPUNVME_ -------------------------------------------------
 
 ABI = 2
-OPS_ABI = 1
+OPS_ABI = 2
 
 ERR_INVALID = -1
 ERR_NOMEM = -2
@@ -189,6 +189,11 @@ REDUCTION_NONE = 2
 OPS_F32 = 0
 OPS_F16 = 1
 OPS_BF16 = 2
+OPS_E4M3 = 3
+OPS_E5M2 = 4
+MATMUL_SCALE_TENSOR = 0
+MATMUL_SCALE_ROW = 1
+MATMUL_SCALE_BLOCK = 2
 OPS_COMPUTE_F32 = 0
 OPS_COMPUTE_TF32 = 1
 OPS_CPU = 0
@@ -854,6 +859,10 @@ class Matmul(Structure):
         ("dtype", c_int32),
         ("out_dtype", c_int32),
         ("compute", c_int32),
+        ("scale_a", c_void_p),
+        ("scale_b", c_void_p),
+        ("scaling", c_int32),
+        ("fast_sums", c_int32),
     ]
 
 

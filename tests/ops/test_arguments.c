@@ -76,11 +76,36 @@ static void sizes_beyond_63_bits_are_refused(void **state)
 static void enumerations_are_checked(void **state)
 {
     (void)state;
-    expect_refused(p.dtype = 3, GPUNVME_OPS_ERR_INVALID, "dtype is 3");
+    expect_refused(p.dtype = 5, GPUNVME_OPS_ERR_INVALID, "dtype is 5");
     expect_refused(p.out_dtype = -1, GPUNVME_OPS_ERR_INVALID, "out_dtype is -1");
     expect_refused(p.out_dtype = GPUNVME_OPS_BF16, GPUNVME_OPS_ERR_DTYPE, "C is bf16");
     expect_refused(p.compute = 2, GPUNVME_OPS_ERR_INVALID, "compute is 2");
     expect_refused(p.transpose_b = 2, GPUNVME_OPS_ERR_INVALID, "transpose_b is 2");
+}
+
+static void scales_are_checked(void **state)
+{
+    (void)state;
+    expect_refused(p.scale_a = a, GPUNVME_OPS_ERR_INVALID, "for e4m3 and e5m2, not f32");
+    expect_refused(p.fast_sums = 1, GPUNVME_OPS_ERR_INVALID, "for e4m3 and e5m2, not f32");
+    expect_refused((p.dtype = GPUNVME_OPS_E4M3, p.scaling = 3), GPUNVME_OPS_ERR_INVALID,
+                   "scaling is 3");
+    expect_refused((p.dtype = GPUNVME_OPS_E4M3, p.out_dtype = GPUNVME_OPS_E4M3),
+                   GPUNVME_OPS_ERR_INVALID, "out_dtype is 3");
+    expect_refused((p.dtype = GPUNVME_OPS_E4M3, p.scaling = GPUNVME_MATMUL_SCALE_BLOCK,
+                    p.transpose_c = 1, p.ldc = 8),
+                   GPUNVME_OPS_ERR_UNSUPPORTED, "transpose_c");
+    expect_refused(
+        (p.dtype = GPUNVME_OPS_E5M2, p.scaling = GPUNVME_MATMUL_SCALE_BLOCK, p.fast_sums = 1),
+        GPUNVME_OPS_ERR_UNSUPPORTED, "fast_sums");
+    expect_refused((p.dtype = GPUNVME_OPS_E5M2, p.scale_b = (const float *)((const char *)b + 2)),
+                   GPUNVME_OPS_ERR_ALIGN, "the scales of B");
+    expect_refused(
+        (p.dtype = GPUNVME_OPS_E4M3, p.scaling = GPUNVME_MATMUL_SCALE_ROW, p.scale_a = c + 18),
+        GPUNVME_OPS_ERR_ALIAS, "C and the scales of A");
+    expect_refused((p.dtype = GPUNVME_OPS_E4M3, p.scaling = GPUNVME_MATMUL_SCALE_BLOCK,
+                    p.m = p.k = INT64_MAX, p.lda = INT64_MAX, p.scale_a = a),
+                   GPUNVME_OPS_ERR_SHAPE, "is larger");
 }
 
 static void misaligned_pointers_are_refused(void **state)
@@ -254,6 +279,7 @@ int main(void)
         cmocka_unit_test(sizes_and_leading_dimensions_are_checked),
         cmocka_unit_test(sizes_beyond_63_bits_are_refused),
         cmocka_unit_test(enumerations_are_checked),
+        cmocka_unit_test(scales_are_checked),
         cmocka_unit_test(misaligned_pointers_are_refused),
         cmocka_unit_test(results_over_operands_are_refused),
         cmocka_unit_test(operands_may_overlap_each_other),

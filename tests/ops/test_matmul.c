@@ -16,10 +16,12 @@ struct request {
     float alpha, beta;
     int64_t pad;
     int threads;
+    int scaling, fast_sums; /* of fp8, which has scales */
 };
 
 struct operands {
     struct mat a, b, c;
+    struct mat scale_a, scale_b; /* of fp8: a row for each line or block of lines */
 };
 
 #ifdef OPS_TEST_EMULATED
@@ -30,15 +32,41 @@ struct operands {
 
 static struct base_random rng;
 
+static bool is_fp8(int dtype)
+{
+    return dtype == GPUNVME_OPS_E4M3 || dtype == GPUNVME_OPS_E5M2;
+}
+
+/* Scales of either sign, sizes from 1/8 to 8, of `lines` lines of which `block` share one. */
+static struct mat make_scales(const struct request *q, int64_t lines, int64_t block)
+{
+    bool by_block = q->scaling == GPUNVME_MATMUL_SCALE_BLOCK;
+    bool one = q->scaling == GPUNVME_MATMUL_SCALE_TENSOR;
+    struct mat x = mat_new(one        ? 1
+                           : by_block ? (lines + block - 1) / block
+                                      : lines,
+                           by_block ? (q->shape.k + 127) / 128 : 1, 0, one ? 1 : q->shape.batch,
+                           GPUNVME_OPS_F32);
+
+    for (size_t i = 0; i < x.nbytes / sizeof(float); i++)
+        ((float *)x.block)[i] =
+            (float)(exp2(6 * base_random_real(&rng) - 3) * (base_random_real(&rng) < 0.5 ? -1 : 1));
+    return x;
+}
+
 static struct operands make(const struct request *q)
 {
     const struct shape *s = &q->shape;
     struct operands x = {
-        mat_new(q->ta ? s->k : s->m, q->ta ? s->m : s->k, q->pad, s->batch, q->dtype),
-        mat_new(q->tb ? s->n : s->k, q->tb ? s->k : s->n, q->pad, s->batch, q->dtype),
-        mat_new(q->tc ? s->n : s->m, q->tc ? s->m : s->n, q->pad, s->batch, q->out_dtype),
+        .a = mat_new(q->ta ? s->k : s->m, q->ta ? s->m : s->k, q->pad, s->batch, q->dtype),
+        .b = mat_new(q->tb ? s->n : s->k, q->tb ? s->k : s->n, q->pad, s->batch, q->dtype),
+        .c = mat_new(q->tc ? s->n : s->m, q->tc ? s->m : s->n, q->pad, s->batch, q->out_dtype),
     };
 
+    if (is_fp8(q->dtype)) {
+        x.scale_a = make_scales(q, s->m, 1);
+        x.scale_b = make_scales(q, s->n, 128);
+    }
     mat_random(&x.a, &rng);
     mat_random(&x.b, &rng);
     /* With beta = 0, C is not read: NaNs stay NaNs if it is. */
@@ -54,6 +82,8 @@ static void drop(struct operands *x)
     mat_free(&x->a);
     mat_free(&x->b);
     mat_free(&x->c);
+    mat_free(&x->scale_a);
+    mat_free(&x->scale_b);
 }
 
 static struct gpunvme_matmul describe(const struct request *q, const struct operands *x)
@@ -80,6 +110,10 @@ static struct gpunvme_matmul describe(const struct request *q, const struct oper
         .dtype = q->dtype,
         .out_dtype = q->out_dtype,
         .compute = q->compute,
+        .scale_a = x->scale_a.block,
+        .scale_b = x->scale_b.block,
+        .scaling = q->scaling,
+        .fast_sums = q->fast_sums,
     };
 }
 
@@ -101,6 +135,18 @@ static size_t c_nbytes(const struct gpunvme_matmul *p)
                          p->batch, p->stride_c, p->out_dtype);
 }
 
+/* Of the scales of so many lines. */
+static size_t scales_nbytes(const struct gpunvme_matmul *p, const float *scales, int64_t lines,
+                            int64_t block)
+{
+    int64_t count = p->scaling == GPUNVME_MATMUL_SCALE_TENSOR ? 1
+                    : p->scaling == GPUNVME_MATMUL_SCALE_ROW
+                        ? lines * p->batch
+                        : (lines + block - 1) / block * ((p->k + 127) / 128) * p->batch;
+
+    return scales ? (size_t)count * sizeof(float) : 0;
+}
+
 static void call(const char *variant, const struct request *q, const struct gpunvme_matmul *p)
 {
     struct gpunvme_ops_exec exec = {
@@ -112,6 +158,8 @@ static void call(const char *variant, const struct request *q, const struct gpun
     x.a = device_in(p->a, a_nbytes(p));
     x.b = device_in(p->b, b_nbytes(p));
     x.c = device_in(p->c, c_nbytes(p));
+    x.scale_a = device_in(p->scale_a, scales_nbytes(p, p->scale_a, p->m, 1));
+    x.scale_b = device_in(p->scale_b, scales_nbytes(p, p->scale_b, p->n, 128));
     expect_ok(gpunvme_matmul_workspace(&x, &exec, &nbytes));
     w = workspace_new(nbytes);
     exec.workspace = w.data;
@@ -120,12 +168,38 @@ static void call(const char *variant, const struct request *q, const struct gpun
     device_out(p->c, x.c, c_nbytes(p));
     device_out(NULL, (void *)(uintptr_t)x.a, 0);
     device_out(NULL, (void *)(uintptr_t)x.b, 0);
+    device_out(NULL, (void *)(uintptr_t)x.scale_a, 0);
+    device_out(NULL, (void *)(uintptr_t)x.scale_b, 0);
     workspace_free(&w);
+}
+
+/*
+ * What a tensor core loses of sums of fp8: it cuts them off behind 14 bits for each 32 of k, and
+ * what it adds up, too. Unless sums are fast they are added in f32 after 128 of k.
+ */
+static double fp8_error(const char *variant, const struct request *q)
+{
+    if (TEST_DEVICE == GPUNVME_OPS_CPU || !strcmp(variant, "naive"))
+        return 0;
+    return 0x1p-13 * (q->fast_sums ? (double)q->shape.k / 32 + 4 : 8);
 }
 
 static double at(const struct mat *x, int transposed, int64_t b, int64_t i, int64_t j)
 {
     return transposed ? mat_get(x, b, j, i) : mat_get(x, b, i, j);
+}
+
+/* The scale of element `k` of a line. */
+static double scale_at(const struct request *q, const struct mat *x, int64_t b, int64_t line,
+                       int64_t k, int64_t block)
+{
+    if (!x->block)
+        return 1;
+    if (q->scaling == GPUNVME_MATMUL_SCALE_TENSOR)
+        return mat_get(x, 0, 0, 0);
+    if (q->scaling == GPUNVME_MATMUL_SCALE_ROW)
+        return mat_get(x, b, line, 0);
+    return mat_get(x, b, line / block, k / 128);
 }
 
 static void expect_element(const char *variant, const struct request *q, const struct operands *x,
@@ -136,7 +210,9 @@ static void expect_element(const char *variant, const struct request *q, const s
 
     if (q->alpha != 0)
         for (int64_t p = 0; p < q->shape.k; p++) {
-            double product = at(&x->a, q->ta, b, i, p) * at(&x->b, q->tb, b, p, j);
+            double product = at(&x->a, q->ta, b, i, p) * at(&x->b, q->tb, b, p, j) *
+                             scale_at(q, &x->scale_a, b, i, p, 1) *
+                             scale_at(q, &x->scale_b, b, j, p, 128);
 
             sum += product;
             size += fabs(product);
@@ -144,10 +220,12 @@ static void expect_element(const char *variant, const struct request *q, const s
     if (q->beta != 0)
         added = (double)q->beta * at(before, q->tc, b, i, j);
     result = (double)q->alpha * sum + added;
-    error = ((double)q->shape.k + 3) * F32_EPS * fabs((double)q->alpha) * size +
+    error = ((double)q->shape.k + 5) * F32_EPS * fabs((double)q->alpha) * size +
             3 * F32_EPS * fabs(added) + rounding(q->out_dtype, result);
     if (q->dtype == GPUNVME_OPS_F32 && q->compute == GPUNVME_OPS_COMPUTE_TF32)
         error += TF32_EPS * fabs((double)q->alpha) * size;
+    if (is_fp8(q->dtype))
+        error += fp8_error(variant, q) * fabs((double)q->alpha) * size;
     if (!(fabs(got - result) <= error))
         fail_msg("%s, %s -> %s, %lldx%lldx%lld, transposed %d%d%d, alpha %g beta %g: element %lld, "
                  "(%lld, %lld) is %.9g, not %.9g +- %g",
@@ -608,6 +686,114 @@ static void tf32_is_rounded_and_not_cut_off(void **state)
     }
 }
 
+/* Every way to scale, both types. */
+static void every_fp8(struct request q)
+{
+    for (int i = 0; i < 4; i++)
+        for (int dtype = GPUNVME_OPS_E4M3; dtype < GPUNVME_OPS_NALLDTYPES; dtype++) {
+            if (q.tc && i == GPUNVME_MATMUL_SCALE_BLOCK)
+                continue;
+            q.dtype = dtype;
+            q.scaling = i % 3;
+            q.fast_sums = i == 3;
+            every_variant(q);
+        }
+}
+
+static void fp8_is_right_by_every_scaling(void **state)
+{
+    static const struct shape shapes[] = {
+        {1, 1, 1, 1},       {13, 33, 65, 1},   {33, 131, 300, 1},
+        {130, 257, 130, 1}, {67, 300, 528, 1}, {970, 5, 390, 1},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
+        for (int t = 0; t < 8; t++) {
+            struct request q = plain(0, 0, 0);
+
+            if (i > 2 && ((EMULATED || FEWER_CASES) ? t != 2 : t % 3 != 2))
+                continue;
+            q.shape = shapes[i];
+            q.ta = t & 1;
+            q.tb = t >> 1 & 1;
+            q.tc = t >> 2;
+            q.pad = t == 2 ? 0 : t;
+            q.alpha = t % 2 ? -0.75f : 1;
+            q.beta = i % 3 ? 0 : 0.5f;
+            every_fp8(q);
+        }
+}
+
+static void fp8_results_have_any_wider_type(void **state)
+{
+    (void)state;
+    for (int out = 0; out < GPUNVME_OPS_NDTYPES; out++)
+        for (int64_t pad = 0; pad < 4; pad += 3) {
+            struct request q = plain(70, 136, 272);
+
+            q.tb = 1;
+            q.pad = pad;
+            q.out_dtype = out;
+            every_fp8(q);
+        }
+}
+
+static void batches_of_fp8_have_scales_of_their_own(void **state)
+{
+    struct request q = plain(21, 140, 150);
+
+    (void)state;
+    q.shape.batch = 3;
+    for (q.tb = 0; q.tb < 2; q.tb++)
+        every_fp8(q);
+}
+
+static void fp8_without_scales_is_multiplied_as_it_is(void **state)
+{
+    struct request q = plain(9, 40, 200);
+
+    (void)state;
+    for (q.dtype = GPUNVME_OPS_E4M3; q.dtype < GPUNVME_OPS_NALLDTYPES; q.dtype++)
+        for (q.scaling = 0; q.scaling < GPUNVME_MATMUL_NSCALINGS; q.scaling++) {
+            struct operands x = make(&q);
+            struct gpunvme_matmul p = describe(&q, &x);
+            struct mat kept[2] = {x.scale_a, x.scale_b};
+
+            p.scale_a = p.scale_b = NULL;
+            x.scale_a.block = x.scale_b.block = NULL;
+            call("auto", &q, &p);
+            for (int64_t i = 0; i < q.shape.m; i++)
+                for (int64_t j = 0; j < q.shape.n; j++)
+                    expect_element("auto", &q, &x, &x.c, 0, i, j);
+            x.scale_a = kept[0];
+            x.scale_b = kept[1];
+            drop(&x);
+        }
+}
+
+static void nan_and_infinity_of_fp8_spread(void **state)
+{
+    (void)state;
+    for (int dtype = GPUNVME_OPS_E4M3; dtype < GPUNVME_OPS_NALLDTYPES; dtype++) {
+        struct request q = plain(70, 130, 200);
+        struct operands x;
+        struct gpunvme_matmul p;
+
+        q.dtype = dtype;
+        q.tb = 1;
+        x = make(&q);
+        p = describe(&q, &x);
+        ((uint8_t *)x.a.block)[mat_index(&x.a, 0, 3, 5)] = dtype == GPUNVME_OPS_E4M3 ? 0x7f : 0x7c;
+        call("auto", &q, &p);
+        for (int64_t j = 0; j < q.shape.n; j++) {
+            assert_true(!isfinite(mat_get(&x.c, 0, 3, j)));
+            assert_true(isfinite(mat_get(&x.c, 0, 2, j)) && isfinite(mat_get(&x.c, 0, 4, j)));
+        }
+        drop(&x);
+    }
+}
+
 #ifndef OPS_TEST_CUDA
 static void metrics_count_what_the_definition_reads(void **state)
 {
@@ -959,6 +1145,11 @@ int main(void)
         cmocka_unit_test(auto_takes_a_variant_that_is_available),
         cmocka_unit_test(f32_can_be_multiplied_as_tf32),
         cmocka_unit_test(tf32_is_rounded_and_not_cut_off),
+        cmocka_unit_test(fp8_is_right_by_every_scaling),
+        cmocka_unit_test(fp8_results_have_any_wider_type),
+        cmocka_unit_test(batches_of_fp8_have_scales_of_their_own),
+        cmocka_unit_test(fp8_without_scales_is_multiplied_as_it_is),
+        cmocka_unit_test(nan_and_infinity_of_fp8_spread),
 #ifndef OPS_TEST_CUDA
         cmocka_unit_test(metrics_count_what_the_definition_reads),
 #else

@@ -107,6 +107,45 @@ def test_operators_make_tensors_of_tensors(dtype: Any) -> None:
     assert type(ops.matmul(torch.nn.Parameter(a, requires_grad=False), b)) is torch.Tensor
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("scaling", ["tensor", "row", "block"])
+def test_float8_is_multiplied_with_scales(dtype: Any, scaling: Any) -> None:
+    generator = torch.Generator().manual_seed(18)
+    m, n, k = 5, 140, 200
+    a, b = (torch.randn(lines, k, generator=generator).to(dtype) for lines in (m, n))
+    shapes = {"tensor": ((), ()), "row": ((m, 1), (n,)), "block": ((m, 2), (2, 2))}[scaling]
+    scale_a, scale_b = (torch.rand(shape, generator=generator) + 0.5 for shape in shapes)
+    wide_a, wide_b = a.float(), b.float()
+    if scaling == "block":
+        wide_a = wide_a * scale_a.repeat_interleave(128, 1)[:, :k]
+        wide_b = wide_b * scale_b.repeat_interleave(128, 0).repeat_interleave(128, 1)[:n, :k]
+    else:
+        wide_a, wide_b = wide_a * scale_a, wide_b * scale_b.reshape(-1, 1)
+    got = ops.matmul(a, b.t(), scale_a=scale_a, scale_b=scale_b, scaling=scaling)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, wide_a @ wide_b.t(), rtol=1e-4, atol=1e-4)
+    out = torch.empty(m, n, dtype=torch.bfloat16)
+    ops.matmul(a, b.t(), scale_a=scale_a, scale_b=scale_b, scaling=scaling, out=out)
+    torch.testing.assert_close(out, got.to(torch.bfloat16))
+
+
+def test_scales_that_do_not_fit_are_refused() -> None:
+    a = torch.zeros(4, 256).to(torch.float8_e4m3fn)
+    for use in (
+        lambda: ops.matmul(a, a.t(), scale_a=torch.ones(4)),
+        lambda: ops.matmul(a, a.t(), scale_a=torch.ones(4, 1), scaling="block"),
+        lambda: ops.matmul(a, a.t(), scale_a=torch.ones(1, dtype=torch.float16)),
+        lambda: ops.matmul(a, a.t(), scaling="column"),  # type: ignore[arg-type]
+        lambda: ops.matmul(a, a.t(), scaling="block", fast_sums=True),
+        lambda: ops.matmul(a, torch.zeros(256, 4), scale_a=torch.ones(1)),
+        lambda: ops.matmul(a.float(), a.float().t(), scale_a=torch.ones(1)),
+        lambda: ops.linear(a, a),
+    ):
+        with pytest.raises(ops.OpsError) as raised:
+            use()
+        assert raised.value.detail
+
+
 def test_lengths_and_tables_may_be_tensors() -> None:
     q, cache = torch.ones(1, 1, 1, 4), torch.zeros(2, 4, 1, 4)
     table, lengths = torch.tensor([[1]], dtype=torch.int32), torch.tensor([3], dtype=torch.int32)

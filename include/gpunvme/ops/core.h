@@ -20,7 +20,7 @@
  *    the stream, and errors of execution are reported as for any kernel.
  *  - Thread safe: any function may be called by several threads at once, if no result or workspace
  *    is shared between them.
- *  - Arithmetic: f16 and bf16 elements are multiplied and summed in f32 and rounded once, to
+ *  - Arithmetic: elements of 16 and 8 bits are multiplied and summed in f32 and rounded once, to
  *    nearest even, when the result is stored. NaN and infinity propagate as in IEEE 754.
  *
  * Descriptors are plain structures: set them to 0, then fill in what is wanted. 0 is the default of
@@ -41,7 +41,7 @@ extern "C" {
  * function its arguments. New ones leave it as it is. The function returns the number that the
  * library was built with, for programs that load it at run time.
  */
-#define GPUNVME_OPS_ABI 1
+#define GPUNVME_OPS_ABI 2
 unsigned gpunvme_ops_abi(void);
 
 /* 0 is success, negative numbers are failures. */
@@ -99,12 +99,19 @@ enum gpunvme_ops_op {
     GPUNVME_OPS_NOPS /* their number */
 };
 
-/* Types of elements. bf16 is the upper half of an f32. */
+/*
+ * Types of elements. bf16 is the upper half of an f32. The two of 8 bits (OCP 8-bit Floating Point
+ * Specification) are operands of gpunvme_matmul() and of nothing else.
+ */
 enum gpunvme_ops_dtype {
     GPUNVME_OPS_F32 = 0,
     GPUNVME_OPS_F16 = 1,
     GPUNVME_OPS_BF16 = 2,
-    GPUNVME_OPS_NDTYPES
+    GPUNVME_OPS_NDTYPES, /* of those that every operator takes */
+
+    GPUNVME_OPS_E4M3 = 3, /* 4 bits of exponent, 3 of mantissa: up to 448, no infinity */
+    GPUNVME_OPS_E5M2 = 4, /* the upper half of an f16: up to 57344, and infinity */
+    GPUNVME_OPS_NALLDTYPES
 };
 
 /* How f32 operands are multiplied. 16-bit operands allow only F32, which is exact for them. */

@@ -12,6 +12,26 @@ extern "C" {
 #endif
 
 /*
+ * What shares a scale of fp8 operands. Scales are f32, and an element means its number times its
+ * scale. They lie row by row without gaps, those of a matrix of the batch behind those of the one
+ * before (of one that serves the whole batch they are there once):
+ *
+ *             of op(A)               of op(B)
+ *     TENSOR  1, for the batch       1, for the batch
+ *     ROW     m, one a row           n, one a column
+ *     BLOCK   m x ceil(k / 128)      ceil(n / 128) x ceil(k / 128)
+ *
+ * BLOCK: each 128 elements of a row of op(A) along k, and each 128 x 128 of op(B), have one. It
+ * wants transpose_c = 0.
+ */
+enum gpunvme_matmul_scaling {
+    GPUNVME_MATMUL_SCALE_TENSOR = 0,
+    GPUNVME_MATMUL_SCALE_ROW = 1,
+    GPUNVME_MATMUL_SCALE_BLOCK = 2,
+    GPUNVME_MATMUL_NSCALINGS
+};
+
+/*
  * C = alpha op(A) op(B) + beta C, `batch` times; op(A) is m x k, op(B) k x n, C m x n.
  *
  *   a   m x k, lda >= k; transpose_a: stored k x m, lda >= m
@@ -33,8 +53,18 @@ struct gpunvme_matmul {
     float alpha, beta;
     int32_t transpose_a, transpose_b, transpose_c; /* 0 or 1 */
     int32_t dtype;                                 /* of A and B */
-    int32_t out_dtype;                             /* of C: dtype, or F32 */
+    int32_t out_dtype;                             /* of C: dtype, or F32; of fp8 any but fp8 */
     int32_t compute;
+
+    /* fp8 (E4M3, E5M2); of other types all are 0. */
+    const float *scale_a, *scale_b; /* NULL: all are 1 */
+    int32_t scaling;                /* enum gpunvme_matmul_scaling */
+
+    /*
+     * 1: sums may stay in a tensor core, which keeps some 14 bits of them, for all of k; 0: for 128
+     * of k at most, then they are added in f32. Not with BLOCK. The CPU always sums in f32.
+     */
+    int32_t fast_sums;
 };
 
 gpunvme_ops_status_t gpunvme_matmul(const struct gpunvme_matmul *matmul,

@@ -17,6 +17,9 @@ from ..memory import DeviceMemory, _current
 
 DTYPES = {"<f4": _lib.OPS_F32, "<f2": _lib.OPS_F16, "<V2": _lib.OPS_BF16, "|V2": _lib.OPS_BF16}
 DTYPE_NAMES = {"f32": _lib.OPS_F32, "f16": _lib.OPS_F16, "bf16": _lib.OPS_BF16}
+# numpy has no letters for these: in an Array's typestr they are told apart by its first character.
+FP8 = {"float8_e4m3fn": "4V1", "float8_e5m2": "5V1"}
+FP8_DTYPES = {"4V1": _lib.OPS_E4M3, "5V1": _lib.OPS_E5M2}
 COMPUTES = {"f32": _lib.OPS_COMPUTE_F32, "tf32": _lib.OPS_COMPUTE_TF32}
 DEVICES = {"cpu": _lib.OPS_CPU, "cuda": _lib.OPS_CUDA}
 
@@ -47,18 +50,22 @@ class Matrix(NamedTuple):
     array: Array
 
 
-def array_of(name: str, obj: Any) -> Array:
+def array_of(name: str, obj: Any, fp8: bool = False) -> Array:
     found = describe(obj)
     if found is None:
         raise ops_error(_lib.OPS_ERR_INVALID, f"{name}: a {type(obj).__name__} is no array")
+    if fp8 and found.itemsize == 1:
+        dtype = str(getattr(obj, "dtype", "")).rpartition(".")[2]  # "torch." comes before it
+        if dtype in FP8:
+            return found._replace(typestr=FP8[dtype])
     if found.typestr not in DTYPES:
         raise ops_error(_lib.OPS_ERR_DTYPE, f"{name} has elements of {found.typestr}: "
                         "float32, float16 and bfloat16 are known")
     return found
 
 
-def matrix_of(name: str, obj: Any, ranks: Sequence[int] = (2,)) -> Matrix:
-    array = array_of(name, obj)
+def matrix_of(name: str, obj: Any, ranks: Sequence[int] = (2,), fp8: bool = False) -> Matrix:
+    array = array_of(name, obj, fp8)
     if len(array.shape) not in ranks:
         raise ops_error(_lib.OPS_ERR_SHAPE, f"{name} has {len(array.shape)} dimensions")
     *batch, rows, columns = array.shape

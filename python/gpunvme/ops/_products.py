@@ -15,15 +15,18 @@ from ._call import (
     DEVICES,
     DTYPE_NAMES,
     DTYPES,
+    FP8_DTYPES,
     Call,
     Compute,
     Device,
     Matrix,
+    array_of,
     check,
     look_up,
     made_like,
     matrix_of,
     ok,
+    ptr_of,
     refuse_made,
     result_of,
     rows_of,
@@ -41,46 +44,87 @@ _ACTIVATIONS = {
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
+_SCALINGS = {
+    "tensor": _lib.MATMUL_SCALE_TENSOR,
+    "row": _lib.MATMUL_SCALE_ROW,
+    "block": _lib.MATMUL_SCALE_BLOCK,
+}
+_BLOCK = 128  # elements of k, and rows or columns, that share a scale by block
+
+Scaling = Literal["tensor", "row", "block"]
+
 
 def _problem(a: Matrix, b: Matrix, c: Matrix, alpha: float, beta: float,
-             compute: str) -> _lib.Matmul:
+             compute: str, scales: dict[str, Any]) -> _lib.Matmul:
     return _lib.Matmul(
         m=c.rows, n=c.columns, k=a.columns, batch=max(c.batch, 1),
         a=a.ptr, b=b.ptr, c=c.ptr, lda=a.ld, ldb=b.ld, ldc=c.ld,
         stride_a=a.stride, stride_b=b.stride, stride_c=c.stride,
         alpha=alpha, beta=beta,
         transpose_a=a.transposed, transpose_b=b.transposed, transpose_c=c.transposed,
-        dtype=DTYPES[a.array.typestr], out_dtype=DTYPES[c.array.typestr],
-        compute=look_up("compute", COMPUTES, compute),
+        dtype=(DTYPES | FP8_DTYPES)[a.array.typestr], out_dtype=DTYPES[c.array.typestr],
+        compute=look_up("compute", COMPUTES, compute), **scales,
     )
 
 
+def _scales_of(name: str, obj: Any, scaling: str, operand: Matrix, lines: int, k: int,
+               block: int) -> Array | None:
+    """Contiguous float32: as many as an operand with so many rows of A or columns of B wants."""
+    if obj is None:
+        return None
+    array = array_of(name, obj)
+    if array.typestr != "<f4":
+        raise ops_error(_lib.OPS_ERR_DTYPE, f"{name} has elements of {array.typestr}, not float32")
+    count, batch = array.nbytes // 4, max(operand.batch, 1)
+    want = 1 if scaling == "tensor" else batch * lines if scaling == "row" else \
+        batch * -(-lines // block) * -(-k // _BLOCK)
+    check(count == want and array.contiguous,
+          f"{name} is {array.shape}: by {scaling} there are {want} contiguous scales")
+    return array
+
+
 def matmul(a: Any, b: Any, *, out: Any = None, alpha: float = 1.0, beta: float = 0.0,
-           compute: Compute = "f32", variant: str | None = None, threads: int = 0,
-           stream: Any = None, deterministic: bool = False) -> Any:
+           compute: Compute = "f32", scale_a: Any = None, scale_b: Any = None,
+           scaling: Scaling = "tensor", fast_sums: bool = False, variant: str | None = None,
+           threads: int = 0, stream: Any = None, deterministic: bool = False) -> Any:
     """``alpha * a @ b + beta * out``: of two matrices, or of a batch of them (three dimensions).
 
     ``out`` has the type of the operands, or float32; with ``beta`` it must be given. One matrix
     may be multiplied with each of a batch. ``compute="tf32"`` multiplies float32 with 10 bits of
     mantissa where the GPU is faster by it.
+
+    float8_e4m3fn and float8_e5m2 (of torch, or any array whose dtype has that name) give float32, or what ``out``
+    has of the three types. Elements of ``a`` and ``b`` are multiplied by ``scale_a`` and
+    ``scale_b``: float32, where the operands are, one for a tensor (``scaling="tensor"``), one for
+    each row of a and column of b (``"row"``), or (m, ceil(k / 128)) of a and (ceil(n / 128),
+    ceil(k / 128)) of b (``"block"``). A GPU is fast if a is row-major and b the transpose of such.
+    ``fast_sums`` leaves sums in its tensor cores, which keep some 14 bits.
     """
-    left, right = matrix_of("a", a, (2, 3)), matrix_of("b", b, (2, 3))
+    left, right = matrix_of("a", a, (2, 3), fp8=True), matrix_of("b", b, (2, 3), fp8=True)
+    fp8 = left.array.typestr in FP8_DTYPES
     check(left.columns == right.rows,
            f"a has {left.columns} columns and b has {right.rows} rows")
     same_dtype(a=left.array, b=right.array)
     batch = max(left.batch, right.batch)
     check({left.batch, right.batch} <= {0, 1, batch},
            f"a is a batch of {left.batch} and b one of {right.batch}")
+    scales = [
+        _scales_of("scale_a", scale_a, scaling, left, left.rows, left.columns, 1),
+        _scales_of("scale_b", scale_b, scaling, right, right.columns, left.columns, _BLOCK),
+    ]
     left, right = _spread(left, batch), _spread(right, batch)
     if out is None and beta:
         raise ops_error(_lib.OPS_ERR_INVALID, "beta adds to out: give it")
     shape = (left.rows, right.columns)
     shape_out = (batch, *shape) if batch else shape
-    result = result_of(out, a, shape_out, left.array.typestr, stream)
+    result = result_of(out, a, shape_out, "<f4" if fp8 else left.array.typestr, stream)
     made = matrix_of("out", result, (2, 3))
     check(made.array.shape == shape_out, f"out is {made.array.shape}: {shape_out} is made")
-    call = Call((left.array, right.array), (made.array,), variant, threads, stream, deterministic)
-    call.run("gpunvme_matmul", _problem(left, right, made, alpha, beta, compute))
+    fields = {"scale_a": ptr_of(scales[0]), "scale_b": ptr_of(scales[1]), "fast_sums": fast_sums,
+              "scaling": look_up("scaling", _SCALINGS, scaling)}
+    call = Call((left.array, right.array, *scales), (made.array,), variant, threads, stream,
+                deterministic)
+    call.run("gpunvme_matmul", _problem(left, right, made, alpha, beta, compute, fields))
     return result
 
 

@@ -34,6 +34,7 @@ struct ops_call {
 };
 
 #define OPS_ALL_DTYPES   (1u << GPUNVME_OPS_F32 | 1u << GPUNVME_OPS_F16 | 1u << GPUNVME_OPS_BF16)
+#define OPS_FP8          (1u << GPUNVME_OPS_E4M3 | 1u << GPUNVME_OPS_E5M2)
 #define OPS_ALL_COMPUTES (1u << GPUNVME_OPS_COMPUTE_F32 | 1u << GPUNVME_OPS_COMPUTE_TF32)
 
 struct ops_variant {

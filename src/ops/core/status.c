@@ -65,9 +65,9 @@ static const char *name_of(int number, const char *const *names, int count)
 
 const char *gpunvme_ops_dtype_name(int dtype)
 {
-    static const char *const names[] = {"f32", "f16", "bf16"};
+    static const char *const names[] = {"f32", "f16", "bf16", "e4m3", "e5m2"};
 
-    return name_of(dtype, names, GPUNVME_OPS_NDTYPES);
+    return name_of(dtype, names, GPUNVME_OPS_NALLDTYPES);
 }
 
 const char *gpunvme_ops_activation_name(int activation)
@@ -79,7 +79,7 @@ const char *gpunvme_ops_activation_name(int activation)
 
 size_t gpunvme_ops_dtype_nbytes(int dtype)
 {
-    if (dtype < 0 || dtype >= GPUNVME_OPS_NDTYPES)
-        return 0;
-    return dtype == GPUNVME_OPS_F32 ? 4 : 2;
+    static const unsigned char sizes[GPUNVME_OPS_NALLDTYPES] = {4, 2, 2, 1, 1};
+
+    return dtype >= 0 && dtype < GPUNVME_OPS_NALLDTYPES ? sizes[dtype] : 0;
 }

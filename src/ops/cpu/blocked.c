@@ -20,8 +20,9 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-static void copy(const struct cpu_operand *x, int64_t i0, int64_t rows, int64_t j0, int64_t cols,
-                 float tile[T][T])
+/* `along`: k runs along rows, as in A. */
+static void copy(const struct cpu_operand *x, const struct ops_scales *scales, int64_t i0,
+                 int64_t rows, int64_t j0, int64_t cols, bool along, float tile[T][T])
 {
     for (int64_t i = 0; i < rows; i++) {
         int64_t at = (i0 + i) * x->rs + j0 * x->cs;
@@ -32,6 +33,10 @@ static void copy(const struct cpu_operand *x, int64_t i0, int64_t rows, int64_t 
         else
             for (int64_t j = 0; j < cols; j++)
                 tile[i][j] = cpu_load(x->data, at + j * x->cs, x->dtype);
+        if (scales->data)
+            for (int64_t j = 0; j < cols; j++)
+                tile[i][j] *= along ? ops_scale_at(scales, i0 + i, j0 + j)
+                                    : ops_scale_at(scales, j0 + j, i0 + i);
     }
 }
 
@@ -63,8 +68,8 @@ void cpu_multiply_blocked(const struct cpu_engine *engine, const struct cpu_prod
             for (int64_t q = 0; q < p->k; q += T) {
                 int64_t depth = least(T, p->k - q);
 
-                copy(&p->a, i, rows, q, depth, t.a);
-                copy(&p->b, q, depth, j, cols, t.b);
+                copy(&p->a, &p->scale_a, i, rows, q, depth, true, t.a);
+                copy(&p->b, &p->scale_b, q, depth, j, cols, false, t.b);
                 multiply(&t, rows, depth);
             }
             cpu_finish(p, t.c[0], T, i, rows, j, cols);

@@ -22,8 +22,10 @@ static float sum_any(const struct cpu_product *p, int64_t i, int64_t j)
     float sum = 0;
 
     for (int64_t q = 0; q < p->k; q++)
-        sum += cpu_load(p->a.data, i * p->a.rs + q * p->a.cs, p->a.dtype) *
-               cpu_load(p->b.data, q * p->b.rs + j * p->b.cs, p->b.dtype);
+        sum += ops_scale_at(&p->scale_a, i, q) *
+               cpu_load(p->a.data, i * p->a.rs + q * p->a.cs, p->a.dtype) *
+               (ops_scale_at(&p->scale_b, j, q) *
+                cpu_load(p->b.data, q * p->b.rs + j * p->b.cs, p->b.dtype));
     return sum;
 }
 

@@ -82,10 +82,23 @@ static void pack_across_k(const float *in, int64_t cs, int64_t count, int64_t k,
 PACK_16(pack_f16, cpu_from_f16)
 PACK_16(pack_bf16, cpu_from_bf16)
 
-static void pack_panel(const struct cpu_operand *x, const void *in, int64_t count, int64_t k,
-                       int width, float *out)
+/* Elements of 8 bits, `first` and k0 among their scales. */
+static void pack_scaled(const struct cpu_operand *x, const struct ops_scales *scales,
+                        const void *in, int64_t first, int64_t count, int64_t k0, int64_t k,
+                        int width, float *out)
 {
-    if (x->dtype == GPUNVME_OPS_F16)
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t p = 0; p < k; p++)
+            out[p * width + i] = cpu_load(in, i * x->rs + p * x->cs, x->dtype) *
+                                 ops_scale_at(scales, first + i, k0 + p);
+}
+
+static void pack_panel(const struct cpu_operand *x, const struct ops_scales *scales, const void *in,
+                       int64_t first, int64_t count, int64_t k0, int64_t k, int width, float *out)
+{
+    if (cpu_is_fp8(x->dtype))
+        pack_scaled(x, scales, in, first, count, k0, k, width, out);
+    else if (x->dtype == GPUNVME_OPS_F16)
         pack_f16(in, x->rs, x->cs, count, k, width, out);
     else if (x->dtype == GPUNVME_OPS_BF16)
         pack_bf16(in, x->rs, x->cs, count, k, width, out);
@@ -100,13 +113,13 @@ static void pack_panel(const struct cpu_operand *x, const void *in, int64_t coun
 }
 
 /* `first` is a line, `k0` the first k. One of rs and cs is 1. */
-void cpu_pack(const struct cpu_operand *x, int64_t first, int64_t count, int64_t k0, int64_t k,
-              int width, float *out)
+void cpu_pack(const struct cpu_operand *x, const struct ops_scales *scales, int64_t first,
+              int64_t count, int64_t k0, int64_t k, int width, float *out)
 {
     for (int64_t line = 0; line < count; line += width, out += width * k) {
         int64_t left = count - line;
 
-        pack_panel(x, cpu_at(x->data, (first + line) * x->rs + k0 * x->cs, x->dtype),
-                   left < width ? left : width, k, width, out);
+        pack_panel(x, scales, cpu_at(x->data, (first + line) * x->rs + k0 * x->cs, x->dtype),
+                   first + line, left < width ? left : width, k0, k, width, out);
     }
 }

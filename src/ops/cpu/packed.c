@@ -96,7 +96,7 @@ static void rows_of(const struct packed *x, int64_t i0, int64_t rows, int64_t j0
     for (int64_t i = 0; i < rows; i += x->kernel->mc) {
         int64_t mc = least(x->kernel->mc, rows - i);
 
-        cpu_pack(&p->a, i0 + i, mc, k0, kc, x->kernel->mr, x->a);
+        cpu_pack(&p->a, &p->scale_a, i0 + i, mc, k0, kc, x->kernel->mr, x->a);
         if (x->sums) {
             float *sums = x->sums + i * x->nc;
 
@@ -144,7 +144,7 @@ void cpu_multiply_packed(const struct cpu_engine *engine, const struct cpu_produ
             for (int64_t k0 = 0; k0 < p->k; k0 += kernel->kc) {
                 int64_t nc = least(kernel->nc, p->n - j), kc = least(kernel->kc, p->k - k0);
 
-                cpu_pack(&columns, j, nc, k0, kc, kernel->nr, x.b);
+                cpu_pack(&columns, &p->scale_b, j, nc, k0, kc, kernel->nr, x.b);
                 rows_of(&x, i, least(chunk, p->m - i), j, nc, k0, kc);
             }
 }

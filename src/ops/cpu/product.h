@@ -9,6 +9,7 @@
 #include <stdbool.h>
 
 #include "ops/core/operator.h"
+#include "ops/core/scales.h"
 
 /* Element (i, j) is at data[i * rs + j * cs]. */
 struct cpu_operand {
@@ -35,6 +36,7 @@ struct cpu_product {
     int dtype; /* of C */
     float alpha, beta;
     const struct cpu_epilogue *epilogue;
+    struct ops_scales scale_a, scale_b; /* of 8-bit types */
 };
 
 /*
@@ -94,8 +96,8 @@ void cpu_parallel(int count, void (*work)(void *arg, int index, int count), void
 int cpu_max_threads(void);
 
 /* Packs `width` rows or columns of an operand at a time into panels, as f32: see pack.c. */
-void cpu_pack(const struct cpu_operand *x, int64_t first, int64_t count, int64_t k0, int64_t k,
-              int width, float *out);
+void cpu_pack(const struct cpu_operand *x, const struct ops_scales *scales, int64_t first,
+              int64_t count, int64_t k0, int64_t k, int width, float *out);
 
 /* Rounds rows of f32 to C's type with scale and epilogue: see finish.c. */
 void cpu_finish(const struct cpu_product *product, const float *sums, int64_t ld, int64_t row,
@@ -121,33 +123,38 @@ extern const struct cpu_engine cpu_engines[6]; /* as the ladder has them */
 #endif
 
 /* The ladder of an operator that is made of products: each variant runs them by an engine. */
-#define CPU_VARIANT(index, name_, features_, needs_, changes_, workspace_, run_, analyze_)         \
+#define CPU_VARIANT(...) CPU_VARIANT_OF(OPS_ALL_DTYPES, __VA_ARGS__)
+#define CPU_VARIANT_OF(dtypes_, index, name_, features_, needs_, changes_, workspace_, run_,       \
+                       analyze_)                                                                   \
     {                                                                                              \
-        .name = name_, .needs = needs_, .changes = changes_, .dtypes = OPS_ALL_DTYPES,             \
+        .name = name_, .needs = needs_, .changes = changes_, .dtypes = dtypes_,                    \
         .computes = OPS_ALL_COMPUTES, .deterministic = 1, .cpu_features = features_,               \
         .rank = cpu_rank, .workspace = workspace_, .run = run_, .analyze = analyze_,               \
         .data = &cpu_engines[index]                                                                \
     }
 
-#define CPU_LADDER(workspace, run, analyze)                                                        \
+#define CPU_LADDER(...) CPU_LADDER_OF(OPS_ALL_DTYPES, __VA_ARGS__)
+#define CPU_LADDER_OF(dtypes, workspace, run, analyze)                                             \
     {                                                                                              \
-        CPU_VARIANT(0, "naive", 0, "nothing",                                                      \
-                    "three loops as the definition has them, one sum at a time", workspace, run,   \
-                    analyze),                                                                      \
-            CPU_VARIANT(1, "blocked", 0, "nothing",                                                \
-                        "tiles of 64 x 64 that stay in the first cache, loops i k j along rows",   \
-                        workspace, run, analyze),                                                  \
-            CPU_VARIANT(2, "packed", 0, "nothing",                                                 \
-                        "operands packed into panels for three caches, a tile of C in registers, " \
-                        "vectors of 4",                                                            \
-                        workspace, run, analyze),                                                  \
-            CPU_VARIANT(3, "avx2", CPU_X86(GPUNVME_OPS_CPU_AVX2), "AVX2 and FMA",                  \
-                        "a tile of 6 x 16 in vectors of 8, multiplied and added at once",          \
-                        workspace, run, analyze),                                                  \
-            CPU_VARIANT(4, "avx512", CPU_X86(GPUNVME_OPS_CPU_AVX512), "AVX-512F",                  \
-                        "a tile of 12 x 32 in vectors of 16", workspace, run, analyze),            \
-            CPU_VARIANT(5, "openmp", GPUNVME_OPS_CPU_OPENMP, "a build with OpenMP",                \
-                        "the best of the above, split among threads", workspace, run, analyze)     \
+        CPU_VARIANT_OF(dtypes, 0, "naive", 0, "nothing",                                           \
+                       "three loops as the definition has them, one sum at a time", workspace,     \
+                       run, analyze),                                                              \
+            CPU_VARIANT_OF(                                                                        \
+                dtypes, 1, "blocked", 0, "nothing",                                                \
+                "tiles of 64 x 64 that stay in the first cache, loops i k j along rows",           \
+                workspace, run, analyze),                                                          \
+            CPU_VARIANT_OF(                                                                        \
+                dtypes, 2, "packed", 0, "nothing",                                                 \
+                "operands packed into panels for three caches, a tile of C in registers, "         \
+                "vectors of 4",                                                                    \
+                workspace, run, analyze),                                                          \
+            CPU_VARIANT_OF(dtypes, 3, "avx2", CPU_X86(GPUNVME_OPS_CPU_AVX2), "AVX2 and FMA",       \
+                           "a tile of 6 x 16 in vectors of 8, multiplied and added at once",       \
+                           workspace, run, analyze),                                               \
+            CPU_VARIANT_OF(dtypes, 4, "avx512", CPU_X86(GPUNVME_OPS_CPU_AVX512), "AVX-512F",       \
+                           "a tile of 12 x 32 in vectors of 16", workspace, run, analyze),         \
+            CPU_VARIANT_OF(dtypes, 5, "openmp", GPUNVME_OPS_CPU_OPENMP, "a build with OpenMP",     \
+                           "the best of the above, split among threads", workspace, run, analyze)  \
     }
 
 #endif

@@ -145,6 +145,8 @@ static bool part(const struct cpu_product *whole, int64_t i, int64_t j, int64_t 
     if (p->k) {
         p->a.data = cpu_at(p->a.data, i * p->a.rs, p->a.dtype);
         p->b.data = cpu_at(p->b.data, j * p->b.cs, p->b.dtype);
+        p->scale_a.first += i;
+        p->scale_b.first += j;
     }
     p->c = (void *)cpu_at(p->c, i * p->ldc + j, p->dtype);
     if (p->epilogue) {

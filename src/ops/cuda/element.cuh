@@ -63,6 +63,18 @@ static __device__ __forceinline__ uint16_t to_bits(float value, int dtype)
                                     : __bfloat16_as_ushort(__float2bfloat16_rn(value));
 }
 
+/* e4m3 is put in f32's place, and 2^120 makes up for the biases; e5m2 is the upper half of an f16.
+ */
+static __device__ __forceinline__ float from_fp8(uint8_t bits, int dtype)
+{
+    uint32_t magnitude = bits & 0x7f;
+    float size = __uint_as_float(magnitude == 0x7f ? 0x7fc00000 : magnitude << 20) * 0x1p120f;
+
+    if (dtype == GPUNVME_OPS_E5M2)
+        return from_bits((uint16_t)(bits << 8), GPUNVME_OPS_F16);
+    return bits & 0x80 ? -size : size;
+}
+
 /* Two elements of a 16-bit type in one register, the first in the lower half. */
 static __device__ __forceinline__ uint32_t to_pair(float low, float high, int dtype)
 {

@@ -25,6 +25,8 @@ static struct cpu_product product_of(const struct gpunvme_matmul *p, int64_t ind
         .dtype = p->out_dtype,
         .alpha = p->alpha,
         .beta = p->beta,
+        .scale_a = matmul_scales_a(p),
+        .scale_b = matmul_scales_b(p),
     };
 
     if (!index)
@@ -32,6 +34,10 @@ static struct cpu_product product_of(const struct gpunvme_matmul *p, int64_t ind
     if (x.k) {
         x.a.data = cpu_at(p->a, index * p->stride_a, p->dtype);
         x.b.data = cpu_at(p->b, index * p->stride_b, p->dtype);
+        if (x.scale_a.data)
+            x.scale_a.data += index * x.scale_a.stride;
+        if (x.scale_b.data)
+            x.scale_b.data += index * x.scale_b.stride;
     }
     x.c = (void *)cpu_at(p->c, index * p->stride_c, p->out_dtype);
     return x;
@@ -150,6 +156,7 @@ static void analyze(const struct ops_variant *variant, const struct ops_call *ca
             : (int64_t)engine->tile * engine->tile * 3 * 4;
 }
 
-static const struct ops_variant variants[] = CPU_LADDER(workspace, run, analyze);
+static const struct ops_variant variants[] =
+    CPU_LADDER_OF(OPS_ALL_DTYPES | OPS_FP8, workspace, run, analyze);
 
 const struct ops_ladder matmul_cpu = OPS_LADDER(variants);

@@ -41,6 +41,9 @@ static struct cuda_product product_of(const struct ops_call *call)
         .dtype = p->dtype,
         .compute = p->compute,
         .out_dtype = p->out_dtype,
+        .scale_a = matmul_scales_a(p),
+        .scale_b = matmul_scales_b(p),
+        .fast_sums = p->fast_sums,
     };
 
     cuda_set_vectors(&x);
@@ -138,6 +141,7 @@ static gpunvme_ops_status_t suits(const struct ops_variant *variant, const struc
                               : cuda_check_aligned(variant->name, engine, &product);
 }
 
+#define ALL     (OPS_ALL_DTYPES | OPS_FP8)
 #define F32     (1u << GPUNVME_OPS_F32)
 #define BY_TF32 (1u << GPUNVME_OPS_COMPUTE_TF32)
 #define VARIANT(index, name_, needs_, min_sm_, max_sm_, dtypes_, computes_, changes_)              \
@@ -149,7 +153,7 @@ static gpunvme_ops_status_t suits(const struct ops_variant *variant, const struc
     }
 
 static const struct ops_variant variants[] = {
-    VARIANT(CUDA_NAIVE, "naive", CUDA_SM80, 80, 0, OPS_ALL_DTYPES, OPS_ALL_COMPUTES,
+    VARIANT(CUDA_NAIVE, "naive", CUDA_SM80, 80, 0, ALL, OPS_ALL_COMPUTES,
             "a thread for each element of C, which reads its row and column from global memory"),
     VARIANT(CUDA_TILED, "tiled", CUDA_SM80, 80, 0, OPS_ALL_DTYPES, OPS_ALL_COMPUTES,
             "tiles of 32 x 32 in shared memory, each element read from there 32 times"),

@@ -7,11 +7,16 @@
 
 #include "gpunvme/ops/matmul.h"
 #include "ops/core/operator.h"
+#include "ops/core/scales.h"
 
 extern const struct ops_operator ops_matmul;
 extern const struct ops_ladder matmul_cpu, matmul_cuda;
 
 /* The same product with transpose_c = 0. */
 struct gpunvme_matmul matmul_normal_form(const struct gpunvme_matmul *matmul);
+
+/* The scales of its operands, for transpose_c = 0. */
+struct ops_scales matmul_scales_a(const struct gpunvme_matmul *matmul);
+struct ops_scales matmul_scales_b(const struct gpunvme_matmul *matmul);
 
 #endif

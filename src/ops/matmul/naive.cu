@@ -9,6 +9,30 @@
 #define ROWS 8
 #define COLS 32
 
+/* Number k of line `line` of an operand, times its scale. */
+static __device__ __forceinline__ float scaled(const cuda_operand &x, const ops_scales &scales,
+                                               int64_t batch, int64_t i, int64_t j, int64_t line,
+                                               int64_t k, int dtype)
+{
+    const uint8_t *data = (const uint8_t *)x.data + batch * x.stride + i * x.rs + j * x.cs;
+    ops_scales of = scales;
+
+    if (of.data)
+        of.data += batch * of.stride;
+    return ops_scale_at(&of, line, k) * from_fp8(*data, dtype);
+}
+
+static __device__ __forceinline__ float multiply_fp8(const cuda_product &p, int64_t batch,
+                                                     int64_t i, int64_t j)
+{
+    float sum = 0;
+
+    for (int64_t k = 0; k < p.k; k++)
+        sum += scaled(p.a, p.scale_a, batch, i, k, i, k, p.dtype) *
+               scaled(p.b, p.scale_b, batch, k, j, j, k, p.dtype);
+    return sum;
+}
+
 static __global__ void __launch_bounds__(ROWS *COLS) multiply(const cuda_product p)
 {
     int64_t tiles = (p.n + COLS - 1) / COLS * ((p.m + ROWS - 1) / ROWS) * p.batch;
@@ -20,7 +44,9 @@ static __global__ void __launch_bounds__(ROWS *COLS) multiply(const cuda_product
 
         if (i >= p.m || j >= p.n)
             continue;
-        for (int64_t k = 0; k < p.k; k++)
+        if (cuda_is_fp8(p.dtype))
+            sum = multiply_fp8(p, at.batch, i, j);
+        for (int64_t k = 0; k < p.k && !cuda_is_fp8(p.dtype); k++)
             sum += load_operand(p.a, at.batch, i, k, p.dtype) *
                    load_operand(p.b, at.batch, k, j, p.dtype);
         finish(p, at.batch, i, j, sum);

@@ -8,6 +8,7 @@
 
 #include "gpunvme/fn.h"
 #include "ops/core/operator.h"
+#include "ops/core/scales.h"
 #include "ops/cuda/launch.h"
 
 #ifdef __cplusplus
@@ -48,6 +49,9 @@ struct cuda_product {
     int pieces;
     int64_t chunk;
     int width; /* of Hopper's tiles; 0: HOPPER_TILE_N */
+
+    struct ops_scales scale_a, scale_b; /* of fp8 */
+    int fast_sums;
 };
 
 /* Which matrices of A and B, and which k of them, matrix `batch` of C is the product of. */
@@ -65,6 +69,11 @@ GPUNVME_FN struct cuda_piece cuda_piece_of(const struct cuda_product *p, int64_t
         x.k = p->k - x.first < p->chunk ? p->k - x.first : p->chunk;
     }
     return x;
+}
+
+GPUNVME_FN int cuda_is_fp8(int dtype)
+{
+    return dtype == GPUNVME_OPS_E4M3 || dtype == GPUNVME_OPS_E5M2;
 }
 
 /* How many matrices A and B are. */

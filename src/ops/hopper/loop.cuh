@@ -6,7 +6,7 @@
  *   SCHEDULE  which tiles the block's cluster makes, and the steps of each
  *   SOURCE    what fills a stage, and what warps do that neither load nor multiply
  *   MULTIPLY  what a warp group does with the stages of a tile: see multiply.cuh
- *   EPILOGUE  what sums begin with, and what becomes of them
+ *   EPILOGUE  what sums begin with, what MULTIPLY asks of a step, and what becomes of sums
  *
  * hopper_raster and tensor_source are the plain ones.
  */
@@ -145,7 +145,7 @@ static __device__ __forceinline__ void consume(const hopper_schedule &schedule,
         float sums[MULTIPLY::COLS / 2];
 
         epilogue.begin(sums);
-        MULTIPLY::tile(steps, mem, t, sums, EPILOGUE::BEGINS, group, size);
+        MULTIPLY::tile(steps, mem, t, sums, epilogue, group, size);
         tiles.advance();
         if (tiles.more()) {
             at = tiles.place();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * What a warp group does with the stages of a tile: products of 64 rows, both operands from shared
- * memory (16-bit types), or the first one from registers (tf32).
+ * memory (types of 16 and 8 bits), or the first one from registers (tf32).
  */
 #ifndef OPS_HOPPER_MULTIPLY_CUH
 #define OPS_HOPPER_MULTIPLY_CUH
@@ -24,7 +24,11 @@ static __device__ __forceinline__ void multiply_stage(float (&sums)[COUNT], uint
         uint64_t yi = y + i * hopper_descriptor_step(MN_B);
         int accumulate = i > 0 || !first;
 
-        if (DTYPE == GPUNVME_OPS_F16)
+        if constexpr (DTYPE == GPUNVME_OPS_E4M3)
+            wgmma_e4m3(sums, xi, yi, accumulate);
+        else if constexpr (DTYPE == GPUNVME_OPS_E5M2)
+            wgmma_e5m2(sums, xi, yi, accumulate);
+        else if (DTYPE == GPUNVME_OPS_F16)
             wgmma_f16<MN_A, MN_B>(sums, xi, yi, accumulate);
         else
             wgmma_bf16<MN_A, MN_B>(sums, xi, yi, accumulate);
@@ -36,9 +40,10 @@ static __device__ __forceinline__ void multiply_stage(float (&sums)[COUNT], uint
 template <int DTYPE, int MN_A, int MN_B, int TILE_N> struct multiply_from_shared {
     enum { COLS = TILE_N };
 
+    template <typename EPILOGUE>
     static __device__ __forceinline__ void tile(int steps, const ring &mem, turn &t,
-                                                float (&sums)[TILE_N / 2], bool begun, int group,
-                                                uint32_t size)
+                                                float (&sums)[TILE_N / 2], const EPILOGUE &,
+                                                int group, uint32_t size)
     {
         int before = 0;
 
@@ -47,7 +52,7 @@ template <int DTYPE, int MN_A, int MN_B, int TILE_N> struct multiply_from_shared
 
             mbarrier_wait(mem.full + t.stage * 8, t.parity);
             multiply_stage<DTYPE, MN_A, MN_B>(sums, a + group * HOPPER_BLOCK, a + HOPPER_A_NBYTES,
-                                              step == 0 && !begun);
+                                              step == 0 && !EPILOGUE::BEGINS);
             if (step) {
                 wgmma_wait<1>();
                 release(mem, before, size);
@@ -57,6 +62,76 @@ template <int DTYPE, int MN_A, int MN_B, int TILE_N> struct multiply_from_shared
         }
         wgmma_wait_for(sums);
         release(mem, before, size);
+    }
+};
+
+/*
+ * fp8, 128 columns at a time: the products of a stage, which is 128 of k, are summed by the tensor
+ * core and then added, times the stage's factors, to sums in f32. While one warp group adds, the
+ * other multiplies. The epilogue has the factors of a step, one for each 128 columns and each of a
+ * thread's two rows.
+ */
+template <int TILE_N> struct hopper_factors {
+    float x[TILE_N / 128][2];
+};
+
+/*
+ * `never` is false, which the compiler must not know: it would take other registers for each part,
+ * and there are not as many.
+ */
+template <int DTYPE>
+static __device__ __forceinline__ void multiply_part(float (&part)[64], uint32_t a, uint32_t b,
+                                                     int never)
+{
+    uint64_t x = hopper_tile_descriptor(a, 0), y = hopper_tile_descriptor(b, 0);
+
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint64_t further = i * hopper_descriptor_step(0);
+
+        if (DTYPE == GPUNVME_OPS_E4M3)
+            wgmma_e4m3(part, x + further, y + further, i ? 1 : never);
+        else
+            wgmma_e5m2(part, x + further, y + further, i ? 1 : never);
+    }
+    wgmma_commit();
+}
+
+template <int DTYPE, int TILE_N> struct multiply_in_parts {
+    enum { COLS = TILE_N, PARTS = TILE_N / 128 };
+
+    template <typename EPILOGUE>
+    static __device__ __forceinline__ void tile(int steps, const ring &mem, turn &t,
+                                                float (&sums)[TILE_N / 2], const EPILOGUE &epilogue,
+                                                int group, uint32_t size)
+    {
+        float part[64] = {};
+
+#pragma unroll
+        for (int i = 0; i < TILE_N / 2; i++)
+            sums[i] = 0;
+#pragma unroll 1
+        for (int step = 0; step < steps; step++) {
+            uint32_t a = mem.stages + t.stage * hopper_stage_nbytes(TILE_N);
+            hopper_factors<TILE_N> factors;
+
+            mbarrier_wait(mem.full + t.stage * 8, t.parity);
+#pragma unroll
+            for (int p = 0; p < PARTS; p++) {
+                multiply_part<DTYPE>(part, a + group * HOPPER_BLOCK,
+                                     a + HOPPER_A_NBYTES + p * 2 * HOPPER_BLOCK, steps < 0);
+                if (!p)
+                    factors = epilogue.factors(step);
+                wgmma_wait_for(part);
+                if (p == PARTS - 1)
+                    release(mem, t.stage, size);
+#pragma unroll
+                for (int i = 0; i < 64; i++)
+                    sums[p * 64 + i] += factors.x[p][i / 2 % 2] * part[i];
+            }
+            advance(t, TILE_N);
+        }
     }
 };
 
@@ -116,8 +191,10 @@ static __device__ __forceinline__ void multiply_stage(const ring &mem, turn &t, 
 template <int MN> struct multiply_from_registers {
     enum { COLS = HOPPER_TILE_N };
 
+    template <typename EPILOGUE>
     static __device__ __forceinline__ void tile(int steps, const ring &mem, turn &t,
-                                                float (&sums)[128], bool, int group, uint32_t size)
+                                                float (&sums)[128], const EPILOGUE &, int group,
+                                                uint32_t size)
     {
         wgmma_fragments x = {}, y = {};
         int before = -1;

@@ -172,6 +172,26 @@ WGMMA_BOTH_BY_REGISTERS("256", 128, WGMMA_SUMS, "{%128, %129, %130, %131}, %132"
 WGMMA_BOTH_BY_REGISTERS("128", 64, WGMMA_SUMS_64, "{%64, %65, %66, %67}, %68", "%69", "%70")
 WGMMA_BOTH_BY_REGISTERS("64", 32, WGMMA_SUMS_32, "{%32, %33, %34, %35}, %36", "%37", "%38")
 
+/*
+ * Elements of 8 bits, 32 of k, both operands contiguous along k. The sums keep some 14 bits: what
+ * is below is cut off.
+ */
+#define WGMMA_FP8(name, type, cols, count, sums_named, operands, predicate)                        \
+    static __device__ __forceinline__ void name(float(&sums)[count], uint64_t a, uint64_t b,       \
+                                                int accumulate)                                    \
+    {                                                                                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " predicate ", 0;\n"                        \
+                     "wgmma.mma_async.sync.aligned.m64n" cols "k32.f32." type "." type             \
+                     " " sums_named ", " operands ", p, 1, 1;\n}"                                  \
+                     : WGMMA_ALL_##count(sums)                                                     \
+                     : "l"(a), "l"(b), "r"(accumulate));                                           \
+    }
+#define WGMMA_BOTH_FP8(...)                                                                        \
+    WGMMA_FP8(wgmma_e4m3, "e4m3", __VA_ARGS__) WGMMA_FP8(wgmma_e5m2, "e5m2", __VA_ARGS__)
+
+WGMMA_BOTH_FP8("256", 128, WGMMA_SUMS, "%128, %129", "%130")
+WGMMA_BOTH_FP8("128", 64, WGMMA_SUMS_64, "%64, %65", "%66")
+
 static __device__ __forceinline__ void wgmma_tf32(float (&sums)[128], uint64_t a, uint64_t b,
                                                   int accumulate)
 {

@@ -165,7 +165,7 @@ static const struct ops_variant variants[] = {
     VARIANT(CUDA_TENSORCORE, "tensorcore", CUDA_SM80, 80, 0, OPS_ALL_DTYPES, BY_TF32,
             "matrices of 16 x 8 multiplied by a warp in one instruction (mma), four stages deep"),
     VARIANT(
-        CUDA_HOPPER, "hopper", CUDA_SM90A, CUDA_ONLY_90A, CUDA_ONLY_90A, OPS_ALL_DTYPES, BY_TF32,
+        CUDA_HOPPER, "hopper", CUDA_SM90A, CUDA_ONLY_90A, CUDA_ONLY_90A, ALL, BY_TF32,
         "64 x 256 multiplied by four warps from shared memory (wgmma), loads by the copy engine "
         "(TMA) and a warp group of their own, clusters of two, blocks that stay"),
     VARIANT(CUDA_SKINNY, "skinny", CUDA_SM90, 90, 0, OPS_ALL_DTYPES, OPS_ALL_COMPUTES,

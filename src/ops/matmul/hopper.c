@@ -4,8 +4,8 @@
  * engine can't read.
  *
  * The copy engine reads rows that begin at multiples of 16 bytes, and of two operands for tf32 one
- * must be contiguous along k. What is not so is copied to the workspace first, which costs one read
- * and one write of it.
+ * must be contiguous along k, of two of fp8 both. What is not so is copied to the workspace first,
+ * which costs one read and one write of it.
  */
 #include <cuda.h>
 #include <limits.h>
@@ -28,14 +28,19 @@ static struct side side_of(const struct cuda_operand *x, int64_t step_line, int6
     int64_t size = (int64_t)gpunvme_ops_dtype_nbytes(dtype);
     struct side s = {x->data, lines, k, step_line, step_k, x->stride, step_k != 1, 0, 0};
 
-    s.copy = !x->pitched;
+    s.copy = !x->pitched || (cuda_is_fp8(dtype) && s.mn);
     s.pitch = (k + 16 / size - 1) / (16 / size) * (16 / size);
     return s;
 }
 
+/* Tiles of fp8, which no plan is made for, are narrow if wide ones leave multiprocessors idle. */
 static int width_of(const struct cuda_product *p)
 {
-    return p->width ? p->width : HOPPER_TILE_N;
+    if (p->width)
+        return p->width;
+    return cuda_is_fp8(p->dtype) && cuda_tiles(p, HOPPER_TILE_M, HOPPER_TILE_N) < cuda_units()
+               ? HOPPER_TILE_N / 2
+               : HOPPER_TILE_N;
 }
 
 static int64_t copies_of(const struct side *s, int64_t batch)
@@ -126,9 +131,9 @@ static gpunvme_ops_status_t make_copy(const struct cuda_product *p, const struct
 }
 
 /* f32 is rounded to the nearest tf32 on its way in; wgmma would cut it off. */
-static const CUtensorMapDataType types_in[GPUNVME_OPS_NDTYPES] = {CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
-                                                                  CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                                                                  CU_TENSOR_MAP_DATA_TYPE_BFLOAT16};
+static const CUtensorMapDataType types_in[GPUNVME_OPS_NALLDTYPES] = {
+    CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+    CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_DATA_TYPE_UINT8, CU_TENSOR_MAP_DATA_TYPE_UINT8};
 static const CUtensorMapDataType types_out[GPUNVME_OPS_NDTYPES] = {
     CU_TENSOR_MAP_DATA_TYPE_FLOAT32, CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
     CU_TENSOR_MAP_DATA_TYPE_BFLOAT16};
@@ -156,14 +161,17 @@ static int can_copy_to(const struct cuda_product *p, const void *to, int64_t ld,
 }
 
 /*
- * Results of the type that the kernel is for can leave so if C is only written. What a linear layer
+ * Results of the type that the kernel is for (of fp8 any of 16 bits) can leave so if C is only
+ * written. What a linear layer
  * adds is done on the way if operands lie as they do there and have 16 bits.
  */
 static int copies_out(const struct cuda_product *p, const struct sides *s)
 {
+    int own_type =
+        cuda_is_fp8(p->dtype) ? p->out_dtype != GPUNVME_OPS_F32 : p->out_dtype == p->dtype;
     int plain = !p->bias && !p->preact && p->activation == GPUNVME_OPS_ACT_NONE;
 
-    if (p->out_dtype != p->dtype || p->beta != 0 || !can_copy_to(p, p->c, p->ldc, p->stride_c))
+    if (!own_type || p->beta != 0 || !can_copy_to(p, p->c, p->ldc, p->stride_c))
         return 0;
     return plain || (p->dtype != GPUNVME_OPS_F32 && !s->a.mn && !s->b.mn && p->alpha == 1 &&
                      p->batch == 1 && (uintptr_t)p->bias % 4 == 0 &&
@@ -235,7 +243,10 @@ gpunvme_ops_status_t cuda_multiply_hopper(const struct cuda_product *p, void *wo
                                           void *stream, struct cuda_launch *launch)
 {
     struct sides s = sides_of(p);
-    const void *kernel = hopper_kernel(p->dtype, lies_across(&s.a), lies_across(&s.b), width_of(p));
+    const void *kernel =
+        cuda_is_fp8(p->dtype)
+            ? hopper_fp8_kernel(p->dtype, p->fast_sums, width_of(p))
+            : hopper_kernel(p->dtype, lies_across(&s.a), lies_across(&s.b), width_of(p));
     struct hopper_grid grid = grid_of(p, &s);
     char *to_a = workspace, *to_b = workspace ? to_a + copy_nbytes(p, &s.a) : NULL;
     struct hopper_work work;

@@ -33,6 +33,9 @@ gpunvme_ops_status_t hopper_prepare(struct hopper_work *work, const struct cuda_
 const void *hopper_kernel(int dtype, int mn_a, int mn_b, int width);
 const void *hopper_tf32_kernel(int mn_a, int mn_b);
 
+/* For fp8, both operands contiguous along k, tiles 128 or 256 wide. */
+const void *hopper_fp8_kernel(int dtype, int fast_sums, int width);
+
 /*
  * Copies an operand of `lines` x k elements, wherever they lie, to rows of `pitch` elements that
  * are contiguous along k.

@@ -199,7 +199,7 @@ const struct cuda_engine *cuda_best_engine(const struct cuda_product *p, enum cu
     struct cuda_plan plan;
 
     if (cuda_is_fp8(p->dtype))
-        return &cuda_engines[CUDA_NAIVE];
+        return &cuda_engines[level == CUDA_ANY_HOPPER ? CUDA_HOPPER : CUDA_NAIVE];
     if (level == CUDA_PLAIN)
         return &cuda_engines[p->dtype == GPUNVME_OPS_F32 && p->compute == GPUNVME_OPS_COMPUTE_F32
                                  ? CUDA_COARSENED

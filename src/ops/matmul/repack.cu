@@ -44,6 +44,9 @@ gpunvme_ops_status_t hopper_repack(const struct cuda_operand *x, int64_t step_li
     if (size == 4)
         LAUNCH(repack<float>, blocks, TILE * 8, stream, (const float *)x->data, x->stride,
                step_line, step_k, lines, k, batch, pitch, (float *)to);
+    else if (size == 1)
+        LAUNCH(repack<uint8_t>, blocks, TILE * 8, stream, (const uint8_t *)x->data, x->stride,
+               step_line, step_k, lines, k, batch, pitch, (uint8_t *)to);
     else
         LAUNCH(repack<uint16_t>, blocks, TILE * 8, stream, (const uint16_t *)x->data, x->stride,
                step_line, step_k, lines, k, batch, pitch, (uint16_t *)to);

@@ -408,6 +408,18 @@ static inline float real16(int type, uint16_t bits)
     return type == EMULATE_BF16 ? real32((uint32_t)bits << 16) : halves[bits];
 }
 
+static inline float real8(int type, unsigned char bits)
+{
+    int exponent = bits >> 3 & 15, mantissa = bits & 7;
+    float size = exponent ? ldexpf((float)(8 + mantissa), exponent - 10)
+                          : ldexpf((float)mantissa, -9);
+
+    if (type == EMULATE_E5M2)
+        return halves[bits << 8];
+    size = (bits & 0x7f) == 0x7f ? NAN : size;
+    return bits & 0x80 ? -size : size;
+}
+
 /* What a lane has of A and B: registers, and the elements in each: one of tf32, two of 16 bits. */
 struct operands {
     float a[4][2], b[2][2];
@@ -639,7 +651,7 @@ void tensor_store(const void *map, uint32_t from, int x, int y, int z)
 
 /* The `depth` elements of a line of the matrix that a descriptor names: 16 bytes lie together. */
 static void described(int type, int mn, uint64_t descriptor, uint32_t line, uint32_t depth,
-                      float (&x)[16])
+                      float (&x)[32])
 {
     uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4;
     uint32_t leading = (uint32_t)(descriptor >> 16 & 0x3fff) << 4;
@@ -662,7 +674,10 @@ static void described(int type, int mn, uint64_t descriptor, uint32_t line, uint
 
         memcpy(narrow, from, 16);
         memcpy(wide, from, 16);
-        if (type)
+        if (type >= EMULATE_E4M3)
+            for (uint32_t k = 0; k < 16; k++)
+                x[byte + k] = real8(type, from[k]);
+        else if (type)
             for (uint32_t k = 0; k < 8; k++)
                 x[byte / 2 + k] = real16(type, narrow[k]);
         else
@@ -671,13 +686,22 @@ static void described(int type, int mn, uint64_t descriptor, uint32_t line, uint
     }
 }
 
+/* What a tensor core keeps of a sum of fp8: 14 bits. */
+static float cut_off(float sum)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &sum, sizeof(bits));
+    return isfinite(sum) ? real32(bits & ~0x3ffu) : sum;
+}
+
 /* The sums of two rows of A, of `depth` elements of k, which this thread has. */
-static void add_up(int type, int mn_b, float *sums, uint32_t count, const float (&x)[2][16],
+static void add_up(int type, int mn_b, float *sums, uint32_t count, const float (&x)[2][32],
                    uint32_t depth, uint64_t b, int accumulate)
 {
     for (uint32_t j = 0; j < count / 2; j++) {
         uint32_t col = j / 2 * 8 + threadIdx.x % 4 * 2 + j % 2;
-        float y[16];
+        float y[32];
 
         described(type, mn_b, b, col, depth, y);
         for (uint32_t h = 0; h < 2; h++) {
@@ -686,6 +710,8 @@ static void add_up(int type, int mn_b, float *sums, uint32_t count, const float 
             sum = accumulate ? sum : 0;
             for (uint32_t k = 0; k < depth; k++)
                 sum += x[h][k] * y[k];
+            if (type >= EMULATE_E4M3)
+                sum = cut_off(sum);
         }
     }
 }
@@ -694,8 +720,8 @@ void emulate_wgmma(int type, int mn_a, int mn_b, float *sums, uint32_t count, ui
                    uint64_t b, int accumulate)
 {
     uint32_t row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    uint32_t depth = type == EMULATE_TF32 ? 8 : 16;
-    float x[2][16];
+    uint32_t depth = type == EMULATE_TF32 ? 8 : type >= EMULATE_E4M3 ? 32 : 16;
+    float x[2][32];
 
     for (uint32_t h = 0; h < 2; h++)
         described(type, mn_a, a, row + 8 * h, depth, x[h]);
@@ -707,7 +733,7 @@ void wgmma_tf32_by_registers(float (&sums)[128], const wgmma_fragments &a, int i
                              int accumulate)
 {
     const uint32_t *all = (const uint32_t *)emulate_exchange(&a.x[4 * i], 16);
-    float x[2][16];
+    float x[2][32];
 
     for (uint32_t k = 0; k < 8; k++)
         for (uint32_t h = 0; h < 2; h++)
@@ -721,7 +747,7 @@ void emulate_wgmma_by_registers(int type, int mn_b, float *sums, uint32_t count,
                                 uint64_t b, int accumulate)
 {
     const uint32_t *all = (const uint32_t *)emulate_exchange(a, 16);
-    float x[2][16];
+    float x[2][32];
 
     for (uint32_t k = 0; k < 16; k++)
         for (uint32_t h = 0; h < 2; h++) {

@@ -10,6 +10,7 @@
  *    its descriptors; the copy engine swizzles, and writes zeros for what is outside;
  *  - what f32 has beyond tf32 is rounded by the copy engine if its map says so, and cut off by
  * wgmma;
+ *  - sums of fp8 are cut off behind 14 bits after each wgmma;
  *  - barriers count what arrives and what bytes come, also from another block of the cluster;
  *  - addresses that are not aligned as an instruction needs them end the program, and so does a
  * kernel that may be launched before the one before has ended, if a thread counts, waits for a
@@ -328,7 +329,7 @@ struct wgmma_fragments {
 void wgmma_tf32_by_registers(float (&sums)[128], const wgmma_fragments &a, int i, uint64_t b,
                              int accumulate);
 
-enum { EMULATE_TF32, EMULATE_F16, EMULATE_BF16 };
+enum { EMULATE_TF32, EMULATE_F16, EMULATE_BF16, EMULATE_E4M3, EMULATE_E5M2 };
 
 template <int PENDING> static inline void cp_async_wait(void)
 {
@@ -442,6 +443,18 @@ static inline void wgmma_bf16_by_registers(float (&sums)[COUNT], const uint32_t 
                                            int accumulate)
 {
     emulate_wgmma_by_registers(EMULATE_BF16, MN_B, sums, COUNT, a, b, accumulate);
+}
+
+template <int COUNT>
+static inline void wgmma_e4m3(float (&sums)[COUNT], uint64_t a, uint64_t b, int accumulate)
+{
+    emulate_wgmma(EMULATE_E4M3, 0, 0, sums, COUNT, a, b, accumulate);
+}
+
+template <int COUNT>
+static inline void wgmma_e5m2(float (&sums)[COUNT], uint64_t a, uint64_t b, int accumulate)
+{
+    emulate_wgmma(EMULATE_E5M2, 0, 0, sums, COUNT, a, b, accumulate);
 }
 
 static inline void wgmma_tf32(float (&sums)[128], uint64_t a, uint64_t b, int accumulate)

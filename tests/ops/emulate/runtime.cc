@@ -237,7 +237,9 @@ static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t ra
 {
     emulated_map *m = (emulated_map *)map;
     uint32_t rounded = type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
-    uint32_t element = rounded || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
+    uint32_t element = rounded || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4
+                       : type == CU_TENSOR_MAP_DATA_TYPE_UINT8            ? 1
+                                                                          : 2;
     bool good = (uintptr_t)map % 64 == 0 && (rank == 3 || rank == 4) && (uintptr_t)data % 16 == 0 &&
                 swizzle == CU_TENSOR_MAP_SWIZZLE_128B && box[0] * element <= 128;
 

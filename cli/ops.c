@@ -44,22 +44,30 @@ int cli_ops_by_name(const char *name)
     return -1;
 }
 
+/* By type, and how it is multiplied: enum gpunvme_ops_compute, or of fp8 enum ops_fp8. */
+static const char *const dtype_names[GPUNVME_OPS_NALLDTYPES][OPS_FP8_WAYS] = {
+    [GPUNVME_OPS_F32] = {"f32", "tf32"},
+    [GPUNVME_OPS_F16] = {"f16"},
+    [GPUNVME_OPS_BF16] = {"bf16"},
+    [GPUNVME_OPS_E4M3] = {"e4m3", "e4m3-row", "e4m3-block", "e4m3-fast"},
+    [GPUNVME_OPS_E5M2] = {"e5m2", "e5m2-row", "e5m2-block", "e5m2-fast"},
+};
+
 int cli_ops_dtype_by_name(const char *name, int *compute)
 {
-    *compute = !strcmp(name, "tf32") ? GPUNVME_OPS_COMPUTE_TF32 : GPUNVME_OPS_COMPUTE_F32;
-    if (*compute)
-        return GPUNVME_OPS_F32;
-    for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
-        if (!strcmp(gpunvme_ops_dtype_name(dtype), name))
-            return dtype;
+    for (int dtype = 0; dtype < GPUNVME_OPS_NALLDTYPES; dtype++)
+        for (*compute = 0; *compute < OPS_FP8_WAYS; ++*compute)
+            if (dtype_names[dtype][*compute] && !strcmp(dtype_names[dtype][*compute], name))
+                return dtype;
+    *compute = 0;
     return -1;
 }
 
 const char *cli_ops_dtype_name(int dtype, int compute)
 {
-    return dtype == GPUNVME_OPS_F32 && compute == GPUNVME_OPS_COMPUTE_TF32
-               ? "tf32"
-               : gpunvme_ops_dtype_name(dtype);
+    const char *name = dtype_names[dtype][compute];
+
+    return name ? name : gpunvme_ops_dtype_name(dtype);
 }
 
 static const char *const device_names[GPUNVME_OPS_NDEVICES] = {"cpu", "cuda"};

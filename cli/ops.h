@@ -22,7 +22,21 @@ int cli_ops_fail(gpunvme_ops_status_t status);
 int cli_ops_by_name(const char *name);
 const char *cli_ops_name(int op);
 
-/* "tf32" is f32 that is multiplied as tf32: the type, and `compute`. -1 if there is none. */
+/*
+ * How fp8 is multiplied, a case's `compute`: by the scales of tensors, rows or blocks, or of
+ * tensors with sums that stay in tensor cores. Weights lie n x k, results are bf16.
+ */
+enum ops_fp8 { OPS_FP8_TENSOR, OPS_FP8_ROW, OPS_FP8_BLOCK, OPS_FP8_FAST, OPS_FP8_WAYS };
+
+static inline bool ops_is_fp8(int dtype)
+{
+    return dtype == GPUNVME_OPS_E4M3 || dtype == GPUNVME_OPS_E5M2;
+}
+
+/*
+ * "tf32" is f32 that is multiplied as tf32, "e4m3-row" one of enum ops_fp8: the type, and
+ * `compute`. -1 if there is none.
+ */
 int cli_ops_dtype_by_name(const char *name, int *compute);
 const char *cli_ops_dtype_name(int dtype, int compute);
 
@@ -60,6 +74,8 @@ enum ops_matrix_name {
     OPS_PAGES_V,
     OPS_TABLE, /* int32_t */
     OPS_LENGTHS,
+    OPS_SCALE_A, /* matmul of fp8: f32 */
+    OPS_SCALE_B,
     OPS_NMATRICES
 };
 
@@ -88,6 +104,8 @@ struct ops_case {
     void *workspace;
     size_t workspace_nbytes;
 };
+
+int ops_case_out_dtype(const struct ops_case *c); /* of a product's result */
 
 /* Where the operator sees a matrix. */
 void *ops_case_at(const struct ops_case *c, int matrix);

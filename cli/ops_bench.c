@@ -52,7 +52,7 @@ static const struct argp_option options[] = {
      "OpenBLAS or cuBLASLt, and shows the geometric mean of the ratios and the worst ten",
      1},
     {"device", KEY_DEVICE, "cpu|cuda", 0, "Where to run (cpu)", 1},
-    {"dtype", KEY_DTYPE, "f32|tf32|f16|bf16", 0,
+    {"dtype", KEY_DTYPE, "f32|tf32|f16|bf16|e4m3|…", 0,
      "Type of the matrices; tf32 is f32 of which tensor cores use the upper bits (f32)", 2},
     {"activation", KEY_ACTIVATION, "NAME", 0,
      "Linear layers: none, relu, gelu, gelu_tanh or silu (gelu)", 2},
@@ -199,7 +199,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_DTYPE:
         args->dtype = cli_ops_dtype_by_name(arg, &args->compute);
         if (args->dtype < 0)
-            argp_error(state, "--dtype=%s: must be f32, tf32, f16 or bf16", arg);
+            argp_error(state,
+                       "--dtype=%s: must be f32, tf32, f16, bf16 or, for matmul, e4m3 or e5m2, "
+                       "also with -row, -block "
+                       "or -fast",
+                       arg);
         return 0;
     case KEY_ACTIVATION:
         args->activation = parse_name(state, "activation", arg, cli_ops_activation_by_name,

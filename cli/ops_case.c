@@ -54,11 +54,17 @@ static bool is_result(const struct ops_case *c, int matrix)
 /* Integers have the size of f32. */
 static int dtype_of(const struct ops_case *c, int matrix)
 {
-    bool four_bytes = matrix == OPS_LSE || matrix == OPS_TABLE || matrix == OPS_LENGTHS;
+    bool four_bytes = matrix == OPS_LSE || matrix == OPS_TABLE || matrix == OPS_LENGTHS ||
+                      matrix == OPS_SCALE_A || matrix == OPS_SCALE_B;
 
     if (ops_memory_op(c->op))
         return part_of(c, matrix).dtype;
-    return four_bytes ? GPUNVME_OPS_F32 : c->dtype;
+    return four_bytes ? GPUNVME_OPS_F32 : matrix == OPS_C ? ops_case_out_dtype(c) : c->dtype;
+}
+
+int ops_case_out_dtype(const struct ops_case *c)
+{
+    return ops_is_fp8(c->dtype) ? GPUNVME_OPS_BF16 : c->dtype;
 }
 
 static size_t pages_of(size_t nbytes)
@@ -145,6 +151,16 @@ static void count_products(const struct ops_case *c, int64_t counts[OPS_NMATRICE
     int64_t all[] = {mk, kn, backward ? mk : mn, n, mn, mn, kn, n};
     int nmatrices = backward ? OPS_GRAD_BIAS + 1 : linear ? OPS_GRAD_Y : OPS_BIAS;
 
+    if (ops_is_fp8(c->dtype)) {
+        int64_t blocks = (c->shape.k + 127) / 128;
+
+        counts[OPS_SCALE_A] = c->compute == OPS_FP8_ROW     ? c->shape.m
+                              : c->compute == OPS_FP8_BLOCK ? c->shape.m * blocks
+                                                            : 1;
+        counts[OPS_SCALE_B] = c->compute == OPS_FP8_ROW     ? n
+                              : c->compute == OPS_FP8_BLOCK ? (n + 127) / 128 * blocks
+                                                            : 1;
+    }
     for (int i = 0; i < nmatrices; i++)
         if (!(i == OPS_PREACT && !backward && c->no_preact) && !(i == OPS_BIAS && backward))
             counts[i] = all[i];
@@ -281,8 +297,17 @@ double ops_case_flops(const struct ops_case *c)
            (double)c->shape.n * (double)c->shape.k;
 }
 
+static int scaling_of(const struct ops_case *c)
+{
+    return c->compute == OPS_FP8_ROW     ? GPUNVME_MATMUL_SCALE_ROW
+           : c->compute == OPS_FP8_BLOCK ? GPUNVME_MATMUL_SCALE_BLOCK
+                                         : GPUNVME_MATMUL_SCALE_TENSOR;
+}
+
 static struct gpunvme_matmul matmul_of(const struct ops_case *c)
 {
+    bool fp8 = ops_is_fp8(c->dtype);
+
     return (struct gpunvme_matmul){.m = c->shape.m,
                                    .n = c->shape.n,
                                    .k = c->shape.k,
@@ -291,12 +316,17 @@ static struct gpunvme_matmul matmul_of(const struct ops_case *c)
                                    .b = ops_case_at(c, OPS_B),
                                    .c = ops_case_at(c, OPS_C),
                                    .lda = c->shape.k,
-                                   .ldb = c->shape.n,
+                                   .ldb = fp8 ? c->shape.k : c->shape.n,
                                    .ldc = c->shape.n,
                                    .alpha = 1,
+                                   .transpose_b = fp8,
                                    .dtype = c->dtype,
-                                   .compute = c->compute,
-                                   .out_dtype = c->dtype};
+                                   .compute = fp8 ? GPUNVME_OPS_COMPUTE_F32 : c->compute,
+                                   .out_dtype = ops_case_out_dtype(c),
+                                   .scale_a = fp8 ? ops_case_at(c, OPS_SCALE_A) : NULL,
+                                   .scale_b = fp8 ? ops_case_at(c, OPS_SCALE_B) : NULL,
+                                   .scaling = fp8 ? scaling_of(c) : 0,
+                                   .fast_sums = fp8 && c->compute == OPS_FP8_FAST};
 }
 
 static struct gpunvme_linear forward_of(const struct ops_case *c)

@@ -156,7 +156,7 @@ static void tell(const struct result *r, struct cli_json *json)
     bool right = r->error <= 1;
 
     if (!json) {
-        printf("  %-20s%-13s%-6s%6u cases%10.3f  %s\n", cli_ops_name(r->op), r->variant,
+        printf("  %-20s%-13s%-10s%6u cases%10.3f  %s\n", cli_ops_name(r->op), r->variant,
                cli_ops_dtype_name(r->dtype, r->compute), r->ncases, r->error,
                right ? "right" : "WRONG");
         return;
@@ -213,7 +213,10 @@ static void check_type(const struct args *args, const struct gpunvme_ops_variant
     count->wrong += !(r.error <= 1);
 }
 
-/* Every type; tf32 is one of its own on the GPU, while the CPU computes it as f32. */
+/*
+ * Every type; tf32 and fast sums of fp8 are some of their own on the GPU, while the CPU computes in
+ * f32.
+ */
 static void check_variant(const struct args *args, const struct gpunvme_ops_variant *v,
                           struct cli_json *json, struct count *count)
 {
@@ -228,6 +231,10 @@ static void check_variant(const struct args *args, const struct gpunvme_ops_vari
         if (by_tf32 && !count->code)
             check_type(args, v, dtype, GPUNVME_OPS_COMPUTE_TF32, json, count);
     }
+    for (int dtype = GPUNVME_OPS_E4M3; dtype < GPUNVME_OPS_NALLDTYPES; dtype++)
+        for (int way = 0; way < OPS_FP8_WAYS && v->dtypes & 1u << dtype && !count->code; way++)
+            if (way != OPS_FP8_FAST || v->device == GPUNVME_OPS_CUDA)
+                check_type(args, v, dtype, way, json, count);
 }
 
 static void check_ladder(const struct args *args, int op, int device, struct cli_json *json,
@@ -274,7 +281,7 @@ int cli_ops_check(int argc, char **argv)
         cli_json_begin(&json, stdout);
         cli_json_array(&json, "checks");
     } else {
-        puts("  operator            variant      type               error");
+        puts("  operator            variant      type                   error");
     }
     check_all(&args, args.json ? &json : NULL, &count);
     if (args.json)

@@ -36,6 +36,31 @@ static double tf32_error(const struct ops_case *c)
                : 0;
 }
 
+/*
+ * What tensor cores lose of sums of fp8, which they cut off behind 14 bits at each 32 of k: all of
+ * them, or what 128 of k add.
+ */
+static double fp8_error(const struct ops_case *c)
+{
+    if (c->device == GPUNVME_OPS_CPU || !ops_is_fp8(c->dtype))
+        return 0;
+    return 0x1p-13 * (c->compute == OPS_FP8_FAST ? (double)c->shape.k / 32 + 4 : 8);
+}
+
+/* The scale of element k of row (or column) `line`, of which `block` share one by block. */
+static double scale_of(const struct ops_case *c, int matrix, int64_t line, int64_t k, int64_t block)
+{
+    const float *scales = c->host[matrix];
+
+    if (!ops_is_fp8(c->dtype))
+        return 1;
+    if (c->compute == OPS_FP8_ROW)
+        return (double)scales[line];
+    return (double)
+        scales[c->compute == OPS_FP8_BLOCK ? line / block * ((c->shape.k + 127) / 128) + k / 128
+                                           : 0];
+}
+
 /* What dZ loses: on the GPU it is rounded to the type of the matrices. */
 static double dz_error(const struct ops_case *c, int activation)
 {
@@ -96,7 +121,7 @@ double ops_worst(double so_far, double got, double expected, double allowed)
 /* Element (i, j) of a product before activation. */
 static struct sum sum_product(const struct ops_case *c, bool bias, int64_t i, int64_t j)
 {
-    bool linear = c->op == GPUNVME_OPS_LINEAR_FORWARD;
+    bool linear = c->op == GPUNVME_OPS_LINEAR_FORWARD, along = linear || ops_is_fp8(c->dtype);
     const int64_t n = c->shape.n, k = c->shape.k;
     struct sum z = {0};
 
@@ -104,7 +129,8 @@ static struct sum sum_product(const struct ops_case *c, bool bias, int64_t i, in
         z.value = load(c, c->host[OPS_BIAS], j), z.size = fabs(z.value);
     for (int64_t p = 0; p < k; p++) {
         double product = load(c, c->host[OPS_A], i * k + p) *
-                         load(c, c->host[OPS_B], linear ? j * k + p : p * n + j);
+                         load(c, c->host[OPS_B], along ? j * k + p : p * n + j) *
+                         scale_of(c, OPS_SCALE_A, i, p, 1) * scale_of(c, OPS_SCALE_B, j, p, 128);
 
         z.value += product;
         z.size += fabs(product);
@@ -124,16 +150,16 @@ static double error_of_product(const struct ops_case *c, const struct ops_done *
         for (int64_t s = 0; s < cols.count; s++) {
             int64_t i = ops_line(&rows, r), j = ops_line(&cols, s), at = i * c->shape.n + j;
             struct sum z = sum_product(c, done->bias, i, j);
-            double error = ((double)(c->shape.k + 3) * EPS + tf32_error(c)) * z.size;
+            double error = ((double)(c->shape.k + 5) * EPS + tf32_error(c) + fp8_error(c)) * z.size;
             double y = linear ? activate(done->activation, z.value) : z.value;
 
             if (linear && done->preact)
                 most = ops_worst(most, load(c, c->host[OPS_PREACT], at), z.value,
                                  error + ops_rounding(c->dtype, z.value));
             /* No activation is steeper than 1.13. */
-            most = ops_worst(most, load(c, c->host[OPS_C], at), y,
+            most = ops_worst(most, (double)cpu_load(c->host[OPS_C], at, ops_case_out_dtype(c)), y,
                              1.2 * error + (ACT_EPS + done->slack) * fabs(z.value) +
-                                 ops_rounding(c->dtype, y));
+                                 ops_rounding(ops_case_out_dtype(c), y));
         }
     return most;
 }

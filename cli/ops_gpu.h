@@ -68,7 +68,8 @@ struct ops_cublas {
         unsigned nproposals;
     } plans[2];
     unsigned nplans;
-    char does[64]; /* what of a linear layer it is given */
+    void *scales[2]; /* of fp8 by block, as cuBLASLt wants them */
+    char does[64];   /* what of a linear layer it is given */
     struct ops_done done;
 };
 

@@ -153,14 +153,15 @@ static __global__ __launch_bounds__(MMA_THREADS, MMA_BLOCKS) void mma_kernel(flo
 #endif
 
 #ifdef WGMMA_HERE
-/* Random elements: their places do not matter. */
+/* Random elements: their places do not matter. (Those of fp8 are less than 2, and so no NaNs.) */
 static __device__ __forceinline__ void fill(uint32_t to, int nbytes, int dtype)
 {
     for (int i = (int)threadIdx.x * 16; i < nbytes; i += WGMMA_THREADS * 16) {
         uint32_t x[4];
 
         for (int j = 0; j < 4; j++)
-            x[j] = fragment(blockIdx.x, (uint32_t)(i + 128 * j), dtype);
+            x[j] = fragment(blockIdx.x, (uint32_t)(i + 128 * j), dtype) &
+                   (dtype >= GPUNVME_OPS_E4M3 ? 0xbfbfbfbf : 0xffffffff);
         store_shared16(to + (uint32_t)i, x);
     }
     fence_async_proxy();
@@ -170,7 +171,11 @@ static __device__ __forceinline__ void fill(uint32_t to, int nbytes, int dtype)
 template <int DTYPE>
 static __device__ __forceinline__ void multiply_64x256(float (&sums)[128], uint64_t a, uint64_t b)
 {
-    if (DTYPE == GPUNVME_OPS_F32)
+    if (DTYPE == GPUNVME_OPS_E4M3)
+        wgmma_e4m3(sums, a, b, 1);
+    else if (DTYPE == GPUNVME_OPS_E5M2)
+        wgmma_e5m2(sums, a, b, 1);
+    else if (DTYPE == GPUNVME_OPS_F32)
         wgmma_tf32(sums, a, b, 1);
     else if (DTYPE == GPUNVME_OPS_F16)
         wgmma_f16<0, 0>(sums, a, b, 1);
@@ -283,7 +288,7 @@ enum {
     UNIT_FMA,
     UNIT_MMA,
     UNIT_WGMMA = UNIT_MMA + GPUNVME_OPS_NDTYPES,
-    UNIT_COPY = UNIT_WGMMA + GPUNVME_OPS_NDTYPES,
+    UNIT_COPY = UNIT_WGMMA + GPUNVME_OPS_NALLDTYPES,
     UNIT_READ,
     NUNITS
 };
@@ -318,10 +323,13 @@ static const struct unit units[NUNITS] = {
     WGMMA_UNIT(GPUNVME_OPS_F32, 4, "tf32 wgmma in shared memory"),
     WGMMA_UNIT(GPUNVME_OPS_F16, 2, "f16 wgmma in shared memory"),
     WGMMA_UNIT(GPUNVME_OPS_BF16, 2, "bf16 wgmma in shared memory"),
+    WGMMA_UNIT(GPUNVME_OPS_E4M3, 1, "e4m3 wgmma in shared memory"),
+    WGMMA_UNIT(GPUNVME_OPS_E5M2, 1, "e5m2 wgmma in shared memory"),
     {(const void *)copy_kernel, COPY_THREADS, 0, 0, 0, "a copy by a kernel, read and written"},
     {(const void *)read_kernel, READ_THREADS, READ_BLOCKS, 0, 0, "reads by a kernel"},
 };
 
+/* NUNITS: this GPU, or this build, has none. */
 static int unit_of(int dtype, int compute, int sm)
 {
     if (dtype == GPUNVME_OPS_F32 && compute == GPUNVME_OPS_COMPUTE_F32)
@@ -332,7 +340,7 @@ static int unit_of(int dtype, int compute, int sm)
 #else
     (void)sm;
 #endif
-    return UNIT_MMA + dtype;
+    return dtype < GPUNVME_OPS_NDTYPES ? UNIT_MMA + dtype : NUNITS;
 }
 
 extern "C" bool ops_gpu_peak_arithmetic(struct ops_gpu_peak *peak, int dtype, int compute)
@@ -344,6 +352,8 @@ extern "C" bool ops_gpu_peak_arithmetic(struct ops_gpu_peak *peak, int dtype, in
     if (gpunvme_ops_capability(GPUNVME_OPS_CUDA, 0, &gpu) || gpu.sm < 80)
         return false;
     peak->unit = unit_of(dtype, compute, gpu.sm);
+    if (peak->unit == NUNITS)
+        return false;
     unit = &units[peak->unit];
     peak->blocks = gpu.units * unit->blocks;
     peak->work = unit->work * unit->threads * peak->blocks;

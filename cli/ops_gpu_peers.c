@@ -11,8 +11,8 @@
 
 #include "ops_gpu.h"
 
-enum { R_32F = 0, R_16F = 2, R_16BF = 14 };            /* cudaDataType */
-enum { COMPUTE_32F = 68, COMPUTE_32F_FAST_TF32 = 77 }; /* cublasComputeType_t */
+enum { R_32F = 0, R_16F = 2, R_16BF = 14, R_8F_E4M3 = 28, R_8F_E5M2 }; /* cudaDataType */
+enum { COMPUTE_32F = 68, COMPUTE_32F_FAST_TF32 = 77 };                 /* cublasComputeType_t */
 enum {
     DESC_TRANSA = 3,
     DESC_TRANSB,
@@ -20,9 +20,15 @@ enum {
     DESC_BIAS_POINTER,
     DESC_AUX_POINTER = 11,
     DESC_AUX_LD,
-    DESC_BIAS_TYPE = 26
+    DESC_A_SCALE_POINTER = 17,
+    DESC_B_SCALE_POINTER,
+    DESC_FAST_ACCUM = 25,
+    DESC_BIAS_TYPE,
+    DESC_A_SCALE_MODE = 31,
+    DESC_B_SCALE_MODE
 }; /* cublasLtMatmulDescAttributes_t */
 enum { EPILOGUE_RELU = 2, EPILOGUE_BIAS = 4, EPILOGUE_GELU = 32, EPILOGUE_AUX = 128 };
+enum { SCALE_SCALAR, SCALE_OUTER_VEC = 3, SCALE_VEC128, SCALE_BLK128x128 }; /* …MatrixScale_t */
 enum { PREFERENCE_WORKSPACE = 1 }; /* cublasLtMatmulPreferenceAttributes_t */
 
 #define WORKSPACE ((size_t)32 << 20)
@@ -152,6 +158,10 @@ void ops_cublas_forget(struct ops_cublas *cublas)
         if (plan->layout_c)
             lt.layout_destroy(plan->layout_c);
     }
+    for (int i = 0; i < 2; i++) {
+        ops_gpu_drop(cublas->scales[i]);
+        cublas->scales[i] = NULL;
+    }
     memset(cublas->plans, 0, sizeof(cublas->plans));
     cublas->nplans = 0;
 }
@@ -165,7 +175,8 @@ struct product {
     int epilogue; /* 0: none */
 };
 
-static bool make_layouts(struct ops_cublas_plan *plan, const struct product *p, int type)
+static bool make_layouts(struct ops_cublas_plan *plan, const struct product *p, int type,
+                         int out_type)
 {
     uint64_t m = (uint64_t)p->m, n = (uint64_t)p->n, k = (uint64_t)p->k;
 
@@ -173,7 +184,7 @@ static bool make_layouts(struct ops_cublas_plan *plan, const struct product *p, 
                              p->lda) &&
            !lt.layout_create(&plan->layout_b, type, p->transpose_b ? n : k, p->transpose_b ? k : n,
                              p->ldb) &&
-           !lt.layout_create(&plan->layout_c, type, m, n, p->m);
+           !lt.layout_create(&plan->layout_c, out_type, m, n, p->m);
 }
 
 static bool set(void *desc, int attribute, const void *value, size_t nbytes)
@@ -195,6 +206,64 @@ static bool make_desc(struct ops_cublas_plan *plan, const struct product *p, int
     if (good && p->aux >= 0)
         good = set(desc, DESC_AUX_LD, &p->m, sizeof(p->m));
     return good;
+}
+
+/*
+ * Its scales by block of A (ours of B) are columns of as many as k has blocks, rounded up to a
+ * multiple of four; those of B (ours of A), 128 of a column each, lie with columns' side by side.
+ */
+static bool make_block_scales(struct ops_cublas *cublas, const struct ops_case *c)
+{
+    int64_t m = c->shape.m, down = (c->shape.n + 127) / 128, blocks = (c->shape.k + 127) / 128;
+    int64_t pitch = (blocks + 3) / 4 * 4;
+    const float *a = c->host[OPS_SCALE_A], *b = c->host[OPS_SCALE_B];
+    size_t nbytes[2] = {(size_t)(down * pitch) * sizeof(float),
+                        (size_t)(m * blocks) * sizeof(float)};
+    float *scales[2] = {calloc(1, nbytes[0]), calloc(1, nbytes[1])};
+    bool good = scales[0] && scales[1];
+
+    for (int64_t i = 0; i < down * blocks && good; i++)
+        scales[0][i / blocks * pitch + i % blocks] = b[i];
+    for (int64_t i = 0; i < m * blocks && good; i++)
+        scales[1][i % blocks * m + i / blocks] = a[i];
+    for (int i = 0; i < 2 && good; i++) {
+        cublas->scales[i] = ops_gpu_new(nbytes[i]);
+        good = cublas->scales[i] && ops_gpu_put(cublas->scales[i], scales[i], nbytes[i]);
+    }
+    free(scales[0]);
+    free(scales[1]);
+    return good;
+}
+
+/* How fp8 is scaled; where scales are that every run reads is said by point(). */
+static bool set_fp8(struct ops_cublas *cublas, const struct ops_case *c,
+                    const struct ops_cublas_plan *plan)
+{
+    static const int modes[OPS_FP8_WAYS][2] = {{SCALE_SCALAR, SCALE_SCALAR},
+                                               {SCALE_OUTER_VEC, SCALE_OUTER_VEC},
+                                               {SCALE_BLK128x128, SCALE_VEC128},
+                                               {SCALE_SCALAR, SCALE_SCALAR}};
+    const int *mode = modes[c->compute];
+    int8_t fast = c->compute == OPS_FP8_FAST;
+
+    if (!ops_is_fp8(c->dtype))
+        return true;
+    /* (What is older than 12.9 does not know the modes, of which the first is its own.) */
+    return set(plan->desc, DESC_FAST_ACCUM, &fast, sizeof(fast)) &&
+           (mode[0] == SCALE_SCALAR ||
+            (set(plan->desc, DESC_A_SCALE_MODE, &mode[0], sizeof(mode[0])) &&
+             set(plan->desc, DESC_B_SCALE_MODE, &mode[1], sizeof(mode[1])))) &&
+           (c->compute != OPS_FP8_BLOCK || make_block_scales(cublas, c));
+}
+
+static bool point_to_scales(const struct ops_cublas *cublas, const struct ops_case *c,
+                            const struct ops_cublas_plan *plan)
+{
+    const void *a = cublas->scales[0] ? cublas->scales[0] : ops_case_at(c, OPS_SCALE_B);
+    const void *b = cublas->scales[1] ? cublas->scales[1] : ops_case_at(c, OPS_SCALE_A);
+
+    return !ops_is_fp8(c->dtype) || (set(plan->desc, DESC_A_SCALE_POINTER, &a, sizeof(a)) &&
+                                     set(plan->desc, DESC_B_SCALE_POINTER, &b, sizeof(b)));
 }
 
 /* Where the matrices are that an epilogue reads and writes: in the case's set of them. */
@@ -232,7 +301,7 @@ static bool propose(struct ops_cublas *cublas, struct ops_cublas_plan *plan)
 
 static bool add_plan(struct ops_cublas *cublas, const struct ops_case *c, const struct product *p)
 {
-    static const int types[GPUNVME_OPS_NDTYPES] = {R_32F, R_16F, R_16BF};
+    static const int types[GPUNVME_OPS_NALLDTYPES] = {R_32F, R_16F, R_16BF, R_8F_E4M3, R_8F_E5M2};
     struct ops_cublas_plan *plan = &cublas->plans[cublas->nplans++];
     int compute = c->dtype == GPUNVME_OPS_F32 && c->compute == GPUNVME_OPS_COMPUTE_TF32
                       ? COMPUTE_32F_FAST_TF32
@@ -243,8 +312,10 @@ static bool add_plan(struct ops_cublas *cublas, const struct ops_case *c, const 
     plan->c = p->c;
     plan->bias = p->bias;
     plan->aux = p->aux;
-    return make_desc(plan, p, compute, types[c->dtype]) && point(c, plan) &&
-           make_layouts(plan, p, types[c->dtype]) && propose(cublas, plan);
+    return make_desc(plan, p, compute, types[c->dtype]) && set_fp8(cublas, c, plan) &&
+           point(c, plan) && point_to_scales(cublas, c, plan) &&
+           make_layouts(plan, p, types[c->dtype], types[ops_case_out_dtype(c)]) &&
+           propose(cublas, plan);
 }
 
 /* What cuBLASLt can add to a product: bias, and of the activations relu and gelu by tanh. */
@@ -294,6 +365,7 @@ bool ops_cublas_prepare(struct ops_cublas *cublas, const struct ops_case *c)
 {
     int64_t m = c->shape.m, n = c->shape.n, k = c->shape.k;
     const struct product matmul = {n, m, k, n, k, 0, 0, OPS_B, OPS_A, OPS_C, -1, -1, 0};
+    const struct product fp8 = {n, m, k, k, k, 1, 0, OPS_B, OPS_A, OPS_C, -1, -1, 0};
     const struct product grad_x = {k, m, n, k, n, 0, 0, OPS_B, OPS_GRAD_Y, OPS_C, -1, -1, 0};
     const struct product grad_weight = {k,  n,  m, k, n, 0, 1, OPS_A, OPS_GRAD_Y, OPS_GRAD_WEIGHT,
                                         -1, -1, 0};
@@ -303,7 +375,7 @@ bool ops_cublas_prepare(struct ops_cublas *cublas, const struct ops_case *c)
     cublas->does[0] = 0;
     cublas->done = (struct ops_done){.activation = GPUNVME_OPS_ACT_NONE};
     if (c->op == GPUNVME_OPS_MATMUL)
-        return add_plan(cublas, c, &matmul);
+        return add_plan(cublas, c, ops_is_fp8(c->dtype) ? &fp8 : &matmul);
     if (c->op == GPUNVME_OPS_LINEAR_FORWARD)
         return prepare_forward(cublas, c);
     snprintf(cublas->does, sizeof(cublas->does), "the two products alone");
@@ -316,7 +388,7 @@ static bool run_plan(struct ops_cublas *cublas, struct ops_cublas_plan *p)
     const float alpha = 1, beta = 0;
     void *out = ops_case_at(c, p->c);
 
-    return point(c, p) &&
+    return point(c, p) && point_to_scales(cublas, c, p) &&
            !lt.matmul(cublas->handle, p->desc, &alpha, ops_case_at(c, p->a), p->layout_a,
                       ops_case_at(c, p->b), p->layout_b, &beta, out, p->layout_c, out, p->layout_c,
                       p->algo, cublas->workspace, WORKSPACE, NULL);

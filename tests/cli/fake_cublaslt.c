@@ -20,6 +20,9 @@ struct fake_desc {
     void *bias, *aux;
     int64_t aux_ld;
     int32_t bias_type;
+    const float *scales[2]; /* of fp8: A, B */
+    int32_t modes[2];
+    int8_t fast;
 };
 
 struct fake_layout {
@@ -106,6 +109,16 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
         return TAKE(d->aux);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
         return TAKE(d->aux_ld);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
+        return TAKE(d->scales[0]);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
+        return TAKE(d->scales[1]);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_MODE:
+        return TAKE(d->modes[0]);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_MODE:
+        return TAKE(d->modes[1]);
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
+        return TAKE(d->fast);
     default:
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
@@ -156,6 +169,21 @@ static int has(const struct fake_desc *d, uint32_t bit)
     return d->epilogue != CUBLASLT_EPILOGUE_DEFAULT && d->epilogue & bit;
 }
 
+static int is_fp8(cudaDataType type)
+{
+    return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2;
+}
+
+/* fp8 is A's transpose by B, not both e5m2, with results of 16 bits. */
+static int valid_types(const struct fake_desc *d, const struct fake_layout *a,
+                       const struct fake_layout *b, const struct fake_layout *c)
+{
+    if (!is_fp8(a->type))
+        return a->type == c->type && b->type == c->type;
+    return is_fp8(b->type) && (a->type != CUDA_R_8F_E5M2 || b->type != CUDA_R_8F_E5M2) &&
+           c->type == CUDA_R_16BF && d->transa && !d->transb;
+}
+
 /* Sizes fit each other, and the epilogue has all that it needs. */
 static int valid(const struct fake_desc *d, const struct fake_layout *a,
                  const struct fake_layout *b, const struct fake_layout *c)
@@ -164,7 +192,7 @@ static int valid(const struct fake_desc *d, const struct fake_layout *a,
     uint64_t m = d->transa ? a->cols : a->rows, k = d->transa ? a->rows : a->cols;
     uint64_t k2 = d->transb ? b->cols : b->rows, n = d->transb ? b->rows : b->cols;
 
-    if (m != c->rows || n != c->cols || k != k2 || a->type != c->type || b->type != c->type)
+    if (m != c->rows || n != c->cols || k != k2 || !valid_types(d, a, b, c))
         return 0;
     if (d->compute != CUBLAS_COMPUTE_32F &&
         (d->compute != CUBLAS_COMPUTE_32F_FAST_TF32 || a->type != CUDA_R_32F))
@@ -199,9 +227,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
 
 static int dtype_of(cudaDataType type)
 {
-    return type == CUDA_R_32F   ? GPUNVME_OPS_F32
-           : type == CUDA_R_16F ? GPUNVME_OPS_F16
-                                : GPUNVME_OPS_BF16;
+    return type == CUDA_R_32F       ? GPUNVME_OPS_F32
+           : type == CUDA_R_16F     ? GPUNVME_OPS_F16
+           : type == CUDA_R_8F_E4M3 ? GPUNVME_OPS_E4M3
+           : type == CUDA_R_8F_E5M2 ? GPUNVME_OPS_E5M2
+                                    : GPUNVME_OPS_BF16;
 }
 
 static float at(const void *data, const struct fake_layout *x, int transposed, uint64_t i,
@@ -210,6 +240,29 @@ static float at(const void *data, const struct fake_layout *x, int transposed, u
     uint64_t row = transposed ? j : i, col = transposed ? i : j;
 
     return cpu_load(data, (int64_t)row + (int64_t)col * x->ld, dtype_of(x->type));
+}
+
+/*
+ * The scale of element p of a row of A (or column of B), of which there are `lines`: "FP8 Data
+ * Types Scaling" of cuBLAS's documentation has the layouts.
+ */
+static float scale(const struct fake_desc *d, int of, uint64_t line, uint64_t lines, uint64_t p,
+                   uint64_t k)
+{
+    uint64_t pitch = ((k + 127) / 128 + 3) / 4 * 4;
+
+    if (!d->scales[of])
+        return 1;
+    switch (d->modes[of]) {
+    case CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F:
+        return d->scales[of][line];
+    case CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F:
+        return d->scales[of][p / 128 * lines + line];
+    case CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F:
+        return d->scales[of][line / 128 * pitch + p / 128];
+    default:
+        return d->scales[of][0];
+    }
 }
 
 static float finish(const struct fake_desc *d, int dtype, float z, int64_t i, int64_t j)
@@ -253,7 +306,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
             float sum = 0;
 
             for (uint64_t p = 0; p < k; p++)
-                sum += at(a, la, d->transa, i, p) * at(b, lb, d->transb, p, j);
+                sum += at(a, la, d->transa, i, p) * at(b, lb, d->transb, p, j) *
+                       scale(d, 0, i, lc->rows, p, k) * scale(d, 1, j, lc->cols, p, k);
             cpu_store(out, (int64_t)i + (int64_t)j * lc->ld, dtype,
                       finish(d, dtype, sum, (int64_t)i, (int64_t)j));
         }

@@ -38,7 +38,7 @@ fi
 gpunvme ops check --device cpu --variant blocked --seed 5 --json
 expect 0
 expect_json
-check test "$(grep -c '"right": true' out)" -eq 9
+check test "$(grep -c '"right": true' out)" -eq 21
 
 promise "bench has a row for each variant, with figures"
 gpunvme ops bench --shape 64 --rounds 2
@@ -193,7 +193,7 @@ expect 2 "4096x4096x1024"
 gpunvme ops bench --shape 0x1x1
 expect 2 "--shape"
 gpunvme ops bench --dtype f64
-expect 2 "f32, f16 or bf16"
+expect 2 "f32, tf32, f16, bf16 or, for matmul, e4m3"
 gpunvme ops bench --device tpu
 expect 2 "cpu or cuda"
 gpunvme ops bench --activation tanh

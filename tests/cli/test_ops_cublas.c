@@ -83,6 +83,31 @@ static void every_product_activation_and_type_is_right(void **state)
                                                          .shape = shapes[i % 3]});
 }
 
+static void fp8_is_right_by_every_scaling(void **state)
+{
+    const struct ops_shape shapes[] = {{24, 16, 48}, {5, 300, 640}, {1, 1, 16}};
+
+    (void)state;
+    for (int way = 0; way < OPS_FP8_WAYS; way++)
+        for (int i = 0; i < 3; i++)
+            products_are_right((struct ops_case){.op = GPUNVME_OPS_MATMUL,
+                                                 .dtype = GPUNVME_OPS_E4M3,
+                                                 .compute = way,
+                                                 .shape = shapes[i]});
+}
+
+static void what_it_cannot_multiply_is_told(void **state)
+{
+    struct ops_case c = made((struct ops_case){
+        .op = GPUNVME_OPS_MATMUL, .dtype = GPUNVME_OPS_E5M2, .shape = {16, 16, 16}});
+    struct ops_cublas cublas = open_it();
+
+    (void)state;
+    assert_false(ops_cublas_prepare(&cublas, &c));
+    ops_cublas_close(&cublas);
+    ops_case_drop(&c);
+}
+
 static void each_run_takes_the_matrices_of_its_set(void **state)
 {
     struct ops_case c = made((struct ops_case){.op = GPUNVME_OPS_LINEAR_FORWARD,
@@ -150,6 +175,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_product_activation_and_type_is_right),
+        cmocka_unit_test(fp8_is_right_by_every_scaling),
+        cmocka_unit_test(what_it_cannot_multiply_is_told),
         cmocka_unit_test(each_run_takes_the_matrices_of_its_set),
         cmocka_unit_test(what_it_does_of_a_layer_is_told),
         cmocka_unit_test(the_library_that_is_named_is_taken_and_no_other),

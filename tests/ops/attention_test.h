@@ -329,13 +329,30 @@ static inline void rotated(const struct problem *p, const struct arithmetic *a,
     }
 }
 
-static inline double dot(const struct arithmetic *a, const double *x, const double *y, int64_t n)
+/* Ordinary arithmetic adds in order, and rounds each product and sum. */
+UNCHECKED static inline double dot(const struct arithmetic *a, const double *x, const double *y,
+                                   int64_t n)
 {
-    double sum = 0;
+    float sum = 0;
+    double unused;
 
+    if (a->exact)
+        return sum_of_products(x, y, n, &unused);
     for (int64_t c = 0; c < n; c++)
-        sum = in_f32(a, sum + in_f32(a, x[c] * y[c]));
-    return sum;
+        sum += (float)(x[c] * y[c]);
+    return (double)sum;
+}
+
+/* sums += weight * row. */
+UNCHECKED static inline void add_row(const struct arithmetic *a, double *sums, double weight,
+                                     const double *row, int64_t n)
+{
+    if (a->exact)
+        for (int64_t c = 0; c < n; c++)
+            sums[c] += weight * row[c];
+    else
+        for (int64_t c = 0; c < n; c++)
+            sums[c] = (double)(float)(sums[c] + (double)(float)(weight * row[c]));
 }
 
 static inline double scale_of(const struct request *r)
@@ -355,27 +372,52 @@ static inline bool sees(const struct request *r, int64_t i, int64_t j, int64_t q
            (r->right == INT64_MAX || j <= t + r->right);
 }
 
-/* S of all keys of a query; those that it does not see are -infinity. */
-static inline void scores_of(const struct problem *p, const struct arithmetic *a, int64_t b,
-                             int64_t h, int64_t i, double *scores)
+/* The rows of one head of a sequence's K, rotated, and of its V. */
+struct keys {
+    double *k, *v;
+};
+
+static inline struct keys keys_new(const struct problem *p, const struct arithmetic *a, int64_t b,
+                                   int64_t kh)
 {
     const struct request *r = p->r;
-    int64_t q_len = q_len_of(p, b), k_len = k_len_of(p, b), kh = h / (r->heads / r->kv_heads);
-    double *q = doubles_new(r->dim), *k = doubles_new(r->dim);
+    int64_t k_len = k_len_of(p, b);
+    struct keys x = {doubles_new(k_len * r->dim), doubles_new(k_len * r->dim_v)};
+
+    for (int64_t j = 0; j < k_len; j++) {
+        struct place at = k_place(p, b, j);
+
+        rotated(p, a, &p->k, at, kh, j, r->rope && !r->queries_only, x.k + j * r->dim);
+        rotated(p, a, &p->v, at, kh, 0, false, x.v + j * r->dim_v);
+    }
+    return x;
+}
+
+static inline void keys_free(struct keys *x)
+{
+    free(x->k);
+    free(x->v);
+}
+
+/* S of all keys of a query; those that it does not see are -infinity. */
+static inline void scores_of(const struct problem *p, const struct arithmetic *a,
+                             const struct keys *keys, int64_t b, int64_t h, int64_t i,
+                             double *scores)
+{
+    const struct request *r = p->r;
+    int64_t q_len = q_len_of(p, b), k_len = k_len_of(p, b);
+    double *q = doubles_new(r->dim), cap = (double)r->softcap;
 
     rotated(p, a, &p->q, q_place(p, b, i), h, i + k_len - q_len, r->rope, q);
     for (int64_t j = 0; j < k_len; j++) {
         scores[j] = -INFINITY;
         if (!sees(r, i, j, q_len, k_len))
             continue;
-        rotated(p, a, &p->k, k_place(p, b, j), kh, j, r->rope && !r->queries_only, k);
-        scores[j] = stored(a, a->dtype, scale_of(r) * dot(a, q, k, r->dim));
-        if (r->softcap > 0)
-            scores[j] =
-                stored(a, a->dtype, (double)r->softcap * tanh(scores[j] / (double)r->softcap));
+        scores[j] = stored(a, a->dtype, scale_of(r) * dot(a, q, keys->k + j * r->dim, r->dim));
+        if (cap > 0)
+            scores[j] = stored(a, a->dtype, cap * tanh(scores[j] / cap));
     }
     free(q);
-    free(k);
 }
 
 /* The logarithm of the sum of exponentials, with the head's sink. */
@@ -400,43 +442,54 @@ static inline int64_t exact_at(const struct request *r, int64_t b, int64_t i, in
     return (b * r->q_len + i) * r->heads + h;
 }
 
-static inline void reference_row(const struct problem *p, const struct arithmetic *a, int64_t b,
-                                 int64_t h, int64_t i, double *out, double *lse)
+static inline void reference_row(const struct problem *p, const struct arithmetic *a,
+                                 const struct keys *keys, int64_t b, int64_t h, int64_t i,
+                                 double *out, double *lse)
 {
     const struct request *r = p->r;
-    int64_t k_len = k_len_of(p, b), kh = h / (r->heads / r->kv_heads);
+    int64_t k_len = k_len_of(p, b);
     double *scores = doubles_new(k_len);
 
-    scores_of(p, a, b, h, i, scores);
+    scores_of(p, a, keys, b, h, i, scores);
     *lse = lse_of(p, a, h, scores, k_len);
     for (int64_t c = 0; c < r->dim_v; c++)
         out[c] = 0;
-    for (int64_t j = 0; j < k_len; j++) {
-        double weight = stored(a, a->dtype, exp(scores[j] - *lse));
-        struct place at = k_place(p, b, j);
-
-        for (int64_t c = 0; scores[j] != -INFINITY && c < r->dim_v; c++)
-            out[c] = in_f32(a, out[c] + in_f32(a, weight * tensor_get(&p->v, at.b, at.i, kh, c)));
-    }
+    for (int64_t j = 0; j < k_len; j++)
+        if (scores[j] != -INFINITY)
+            add_row(a, out, stored(a, a->dtype, exp(scores[j] - *lse)), keys->v + j * r->dim_v,
+                    r->dim_v);
     for (int64_t c = 0; c < r->dim_v; c++)
         out[c] = stored(a, r->out_dtype, out[c]);
     free(scores);
 }
 
+static inline void make_reference(const struct problem *p, const struct arithmetic *a, double *out,
+                                  double *lse)
+{
+    const struct request *r = p->r;
+    int64_t group = r->heads / r->kv_heads;
+
+    for (int64_t b = 0; b < r->batch; b++)
+        for (int64_t kh = 0; kh < r->kv_heads; kh++) {
+            struct keys keys = keys_new(p, a, b, kh);
+
+            for (int64_t i = 0; i < q_len_of(p, b); i++)
+                for (int64_t h = kh * group; h < (kh + 1) * group; h++) {
+                    int64_t at = exact_at(r, b, i, h);
+
+                    reference_row(p, a, &keys, b, h, i, out + at * r->dim_v, lse + at);
+                }
+            keys_free(&keys);
+        }
+}
+
 /* Both references of all rows. */
 static inline void make_references(struct problem *p)
 {
-    const struct request *r = p->r;
-    const struct arithmetic exact = {true, r->dtype}, plain = {false, r->dtype};
+    const struct arithmetic exact = {true, p->r->dtype}, plain = {false, p->r->dtype};
 
-    for (int64_t b = 0; b < r->batch; b++)
-        for (int64_t i = 0; i < q_len_of(p, b); i++)
-            for (int64_t h = 0; h < r->heads; h++) {
-                int64_t at = exact_at(r, b, i, h);
-
-                reference_row(p, &exact, b, h, i, p->exact + at * r->dim_v, p->exact_lse + at);
-                reference_row(p, &plain, b, h, i, p->plain + at * r->dim_v, p->plain_lse + at);
-            }
+    make_reference(p, &exact, p->exact, p->exact_lse);
+    make_reference(p, &plain, p->plain, p->plain_lse);
 }
 
 /* The largest error of a result so far, of ordinary arithmetic, and the largest value. */

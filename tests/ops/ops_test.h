@@ -140,6 +140,44 @@ static inline double mat_get(const struct mat *x, int64_t b, int64_t i, int64_t 
     return (double)cpu_load(x->block, mat_index(x, b, i, j), x->dtype);
 }
 
+/* All elements in f64, without padding: batch x rows x cols, or turned, batch x cols x rows. */
+static inline double *mat_values(const struct mat *x, bool turned)
+{
+    int64_t n = x->rows * x->cols;
+    double *values = malloc((size_t)(x->batch * n + 1) * sizeof(*values));
+
+    assert_non_null(values);
+    for (int64_t b = 0; b < x->batch; b++)
+        for (int64_t i = 0; i < x->rows; i++)
+            for (int64_t j = 0; j < x->cols; j++)
+                values[b * n + (turned ? j * x->rows + i : i * x->cols + j)] = mat_get(x, b, i, j);
+    return values;
+}
+
+/* The inner loops of references, in which tests spend their time: no access is checked. */
+#define UNCHECKED __attribute__((no_sanitize("address")))
+
+/* Of n products, and of their sizes. In eight parts, so that no addition waits for another. */
+UNCHECKED static inline double sum_of_products(const double *x, const double *y, int64_t n,
+                                               double *sizes)
+{
+    double sums[8] = {0}, parts[8] = {0}, sum = 0;
+
+    for (int64_t i = 0; i < n; i += 8)
+        for (int64_t c = 0; c < 8 && i + c < n; c++) {
+            double product = x[i + c] * y[i + c];
+
+            sums[c] += product;
+            parts[c] += fabs(product);
+        }
+    *sizes = 0;
+    for (int c = 0; c < 8; c++) {
+        sum += sums[c];
+        *sizes += parts[c];
+    }
+    return sum;
+}
+
 /* Every byte, padding too, is NaN in each type. */
 static inline void mat_poison(struct mat *x)
 {

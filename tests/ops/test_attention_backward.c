@@ -82,20 +82,13 @@ static void backward_free(struct backward *x)
     gradients_free(&x->plain);
 }
 
-/* sums += weight * row. */
-static void add_row(const struct arithmetic *a, double *sums, double weight, const double *row,
-                    int64_t n)
-{
-    for (int64_t c = 0; c < n; c++)
-        sums[c] = in_f32(a, sums[c] + in_f32(a, weight * row[c]));
-}
-
 /*
  * The lse that a call is given. For f32 it is that of exact scores, rounded: its error and those of
  * the scores that kernels make are not the same.
  */
-static double given_lse(const struct problem *p, const struct arithmetic *a, int64_t b, int64_t h,
-                        int64_t i, const double *scores)
+static double given_lse(const struct problem *p, const struct arithmetic *a,
+                        const struct keys *unrounded, int64_t b, int64_t h, int64_t i,
+                        const double *scores)
 {
     const struct arithmetic exact = {true, a->dtype};
     int64_t k_len = k_len_of(p, b);
@@ -104,26 +97,30 @@ static double given_lse(const struct problem *p, const struct arithmetic *a, int
     if (a->exact || a->dtype != GPUNVME_OPS_F32)
         return lse_of(p, a, h, scores, k_len);
     again = doubles_new(k_len);
-    scores_of(p, &exact, b, h, i, again);
+    scores_of(p, &exact, unrounded, b, h, i, again);
     lse = in_f32(a, lse_of(p, &exact, h, again, k_len));
     free(again);
     return lse;
 }
 
-/* One query of a head: its share of all gradients of rotated rows. */
-static void add_query(const struct backward *x, const struct arithmetic *a, int64_t b, int64_t h,
-                      int64_t i, struct gradients *g)
+/*
+ * One query of a head: its share of all gradients of rotated rows. `unrounded` are the keys of
+ * exact arithmetic.
+ */
+static void add_query(const struct backward *x, const struct arithmetic *a, const struct keys *keys,
+                      const struct keys *unrounded, int64_t b, int64_t h, int64_t i,
+                      struct gradients *g)
 {
     const struct problem *p = &x->f;
     const struct request *r = p->r;
     int64_t q_len = q_len_of(p, b), k_len = k_len_of(p, b), kh = h / (r->heads / r->kv_heads);
     double *scores = doubles_new(k_len), *grads = doubles_new(k_len), *q = doubles_new(r->dim);
-    double *grad_out = doubles_new(r->dim_v), *k = doubles_new(r->dim), *v = doubles_new(r->dim_v);
-    double lse, delta = 0, scale = scale_of(r), cap = (double)r->softcap;
+    double *grad_out = doubles_new(r->dim_v), lse, delta = 0, scale = scale_of(r),
+           cap = (double)r->softcap;
     struct place at = q_place(p, b, i);
 
-    scores_of(p, a, b, h, i, scores);
-    lse = given_lse(p, a, b, h, i, scores);
+    scores_of(p, a, keys, b, h, i, scores);
+    lse = given_lse(p, a, unrounded, b, h, i, scores);
     rotated(p, a, &p->q, at, h, i + k_len - q_len, r->rope, q);
     rotated(p, a, &x->grad_out, at, h, 0, false, grad_out);
     for (int64_t j = 0; j < k_len; j++) {
@@ -131,8 +128,7 @@ static void add_query(const struct backward *x, const struct arithmetic *a, int6
 
         if (scores[j] == -INFINITY)
             continue;
-        rotated(p, a, &p->v, k_place(p, b, j), kh, 0, false, v);
-        grads[j] = stored(a, a->dtype, dot(a, grad_out, v, r->dim_v));
+        grads[j] = stored(a, a->dtype, dot(a, grad_out, keys->v + j * r->dim_v, r->dim_v));
         delta = in_f32(a, delta + in_f32(a, weight * grads[j]));
         add_row(a, g->v + packed_at(&p->v, k_place(p, b, j), kh), weight, grad_out, r->dim_v);
     }
@@ -143,9 +139,8 @@ static void add_query(const struct backward *x, const struct arithmetic *a, int6
             continue;
         weight = in_f32(a, exp(in_f32(a, scores[j] - lse)));
         grad = stored(a, a->dtype, in_f32(a, weight * in_f32(a, grads[j] - delta)) * slope);
-        rotated(p, a, &p->k, k_place(p, b, j), kh, j, r->rope && !r->queries_only, k);
         grad = in_f32(a, scale * grad);
-        add_row(a, g->q + packed_at(&p->q, at, h), grad, k, r->dim);
+        add_row(a, g->q + packed_at(&p->q, at, h), grad, keys->k + j * r->dim, r->dim);
         add_row(a, g->k + packed_at(&p->k, k_place(p, b, j), kh), grad, q, r->dim);
     }
     if (p->sinks)
@@ -154,8 +149,6 @@ static void add_query(const struct backward *x, const struct arithmetic *a, int6
     free(grads);
     free(q);
     free(grad_out);
-    free(k);
-    free(v);
 }
 
 /* A row's gradient from that of the rotated row. */
@@ -177,23 +170,28 @@ static void turn_back(const struct problem *p, const struct arithmetic *a, int64
 static void make_gradients(const struct backward *x, const struct arithmetic *a,
                            struct gradients *g)
 {
+    const struct arithmetic exact = {true, a->dtype};
     const struct problem *p = &x->f;
     const struct request *r = p->r;
+    int64_t group = r->heads / r->kv_heads;
 
-    for (int64_t b = 0; b < r->batch; b++) {
-        int64_t q_len = q_len_of(p, b), k_len = k_len_of(p, b);
+    for (int64_t b = 0; b < r->batch; b++)
+        for (int64_t kh = 0; kh < r->kv_heads; kh++) {
+            struct keys keys = keys_new(p, a, b, kh), unrounded = keys_new(p, &exact, b, kh);
+            int64_t q_len = q_len_of(p, b), k_len = k_len_of(p, b);
 
-        for (int64_t i = 0; i < q_len; i++)
-            for (int64_t h = 0; h < r->heads; h++) {
-                add_query(x, a, b, h, i, g);
-                turn_back(p, a, i + k_len - q_len, r->rope,
-                          g->q + packed_at(&p->q, q_place(p, b, i), h));
-            }
-        for (int64_t j = 0; j < k_len; j++)
-            for (int64_t h = 0; h < r->kv_heads; h++)
+            for (int64_t i = 0; i < q_len; i++)
+                for (int64_t h = kh * group; h < (kh + 1) * group; h++) {
+                    add_query(x, a, &keys, &unrounded, b, h, i, g);
+                    turn_back(p, a, i + k_len - q_len, r->rope,
+                              g->q + packed_at(&p->q, q_place(p, b, i), h));
+                }
+            for (int64_t j = 0; j < k_len; j++)
                 turn_back(p, a, j, r->rope && !r->queries_only,
-                          g->k + packed_at(&p->k, k_place(p, b, j), h));
-    }
+                          g->k + packed_at(&p->k, k_place(p, b, j), kh));
+            keys_free(&keys);
+            keys_free(&unrounded);
+        }
 }
 
 static struct gpunvme_attention_grad descriptor_of(const struct backward *x)
@@ -457,15 +455,14 @@ static double loss_of(const struct backward *x)
 {
     const struct arithmetic exact = {true, GPUNVME_OPS_F32};
     const struct request *r = x->f.r;
-    double *out = doubles_new(r->dim_v), lse, sum = 0;
+    double sum = 0;
 
+    make_reference(&x->f, &exact, x->f.exact, x->f.exact_lse);
     for (int64_t i = 0; i < r->q_len; i++)
-        for (int64_t h = 0; h < r->heads; h++) {
-            reference_row(&x->f, &exact, 0, h, i, out, &lse);
+        for (int64_t h = 0; h < r->heads; h++)
             for (int64_t c = 0; c < r->dim_v; c++)
-                sum += out[c] * tensor_get(&x->grad_out, 0, i, h, c);
-        }
-    free(out);
+                sum += x->f.exact[exact_at(r, 0, i, h) * r->dim_v + c] *
+                       tensor_get(&x->grad_out, 0, i, h, c);
     return sum;
 }
 

@@ -6,6 +6,8 @@
 
 /* Activations in f32 may be wrong by a few ulps of what they are made of. */
 #define ACT_EPS (16 * F32_EPS)
+/* No activation is steeper than 1.13. */
+#define STEEPEST 1.2
 
 static struct base_random rng;
 
@@ -130,30 +132,32 @@ static void test_forward(const char *variant, void *arg)
                                .ld_preact = preact.ld,
                                .activation = q->activation,
                                .dtype = q->dtype};
+    double *x_rows, *w_rows;
 
     mat_random(&x, &rng);
     mat_random(&w, &rng);
     mat_random(&bias, &rng);
     mat_poison(&y);
     mat_poison(&preact);
+    x_rows = mat_values(&x, false);
+    w_rows = mat_values(&w, false);
     run_forward(variant, q, &p);
     for (int64_t i = 0; i < s->rows; i++)
         for (int64_t j = 0; j < s->out; j++) {
-            double z = q->bias ? mat_get(&bias, 0, 0, j) : 0, size = fabs(z), error, result;
+            double b = q->bias ? mat_get(&bias, 0, 0, j) : 0, z, size, error, result;
 
-            for (int64_t k = 0; k < s->in; k++) {
-                z += mat_get(&x, 0, i, k) * mat_get(&w, 0, j, k);
-                size += fabs(mat_get(&x, 0, i, k) * mat_get(&w, 0, j, k));
-            }
-            error = (double)(s->in + 3) * F32_EPS * size;
+            z = b + sum_of_products(x_rows + i * s->in, w_rows + j * s->in, s->in, &size);
+            error = (double)(s->in + 3) * F32_EPS * (size + fabs(b));
             if (q->preact)
                 expect_near(variant, q, "preact", i, j, mat_get(&preact, 0, i, j), z,
                             error + rounding(q->dtype, z));
             result = activate(q->activation, z);
-            /* No activation is steeper than 1.13. */
             expect_near(variant, q, "y", i, j, mat_get(&y, 0, i, j), result,
-                        1.2 * error + activation_error(q, z, result) + rounding(q->dtype, result));
+                        STEEPEST * error + activation_error(q, z, result) +
+                            rounding(q->dtype, result));
         }
+    free(x_rows);
+    free(w_rows);
     mat_expect_padding(&y);
     mat_expect_padding(&preact);
     mat_free(&x);
@@ -252,6 +256,17 @@ struct gradients {
     struct mat x, w, grad_y, preact, grad_x, grad_w, grad_b;
     double *dz; /* what it should be */
 };
+
+static double *turned(const double *x, int64_t rows, int64_t cols)
+{
+    double *y = malloc((size_t)(rows * cols + 1) * sizeof(*y));
+
+    assert_non_null(y);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < cols; j++)
+            y[j * rows + i] = x[i * cols + j];
+    return y;
+}
 
 static struct gradients make(const struct request *q)
 {
@@ -388,11 +403,6 @@ static void run_backward(const char *variant, const struct request *q,
     workspace_free(&w);
 }
 
-static double dz_of(const struct request *q, const struct gradients *g, int64_t i, int64_t j)
-{
-    return g->dz[i * q->shape.out + j];
-}
-
 /* dZ is off by a few ulps of grad_y, for slopes are at most 1.13; f64's difference by 1e-9. */
 #define DZ_ERROR (2 * ACT_EPS)
 
@@ -412,35 +422,44 @@ static int64_t first_seen(const struct request *q, int64_t row)
 
 static void expect_grad_x(const char *variant, const struct request *q, const struct gradients *g)
 {
-    for (int64_t i = 0; i < q->shape.rows; i++)
-        for (int64_t k = first_seen(q, i); k < q->shape.in; k += q->every ? q->every : 1) {
-            double sum = 0, size = 0;
+    const struct shape *s = &q->shape;
+    double *grad_y = mat_values(&g->grad_y, false), *w = mat_values(&g->w, true);
 
-            for (int64_t j = 0; j < q->shape.out; j++) {
-                sum += dz_of(q, g, i, j) * mat_get(&g->w, 0, j, k);
-                size += fabs(1.2 * mat_get(&g->grad_y, 0, i, j) * mat_get(&g->w, 0, j, k));
-            }
+    for (int64_t i = 0; i < s->rows; i++)
+        for (int64_t k = first_seen(q, i); k < s->in; k += q->every ? q->every : 1) {
+            double sum, size, unused;
+
+            sum = sum_of_products(g->dz + i * s->out, w + k * s->out, s->out, &unused);
+            sum_of_products(grad_y + i * s->out, w + k * s->out, s->out, &size);
             expect_near(variant, q, "grad_x", i, k, mat_get(&g->grad_x, 0, i, k), sum,
-                        ((double)(q->shape.out + 3) * F32_EPS + dz_error(q)) * size +
+                        ((double)(s->out + 3) * F32_EPS + dz_error(q)) * STEEPEST * size +
                             rounding(q->dtype, sum));
         }
+    free(grad_y);
+    free(w);
 }
 
 static void expect_grad_weight(const char *variant, const struct request *q,
                                const struct gradients *g, const struct mat *before)
 {
-    for (int64_t j = 0; j < q->shape.out; j++)
-        for (int64_t k = first_seen(q, j); k < q->shape.in; k += q->every ? q->every : 1) {
-            double sum = q->accumulate ? mat_get(before, 0, j, k) : 0, size = fabs(sum);
+    const struct shape *s = &q->shape;
+    double *dz = turned(g->dz, s->rows, s->out), *grad_y = mat_values(&g->grad_y, true);
+    double *x = mat_values(&g->x, true);
 
-            for (int64_t i = 0; i < q->shape.rows; i++) {
-                sum += dz_of(q, g, i, j) * mat_get(&g->x, 0, i, k);
-                size += fabs(1.2 * mat_get(&g->grad_y, 0, i, j) * mat_get(&g->x, 0, i, k));
-            }
+    for (int64_t j = 0; j < s->out; j++)
+        for (int64_t k = first_seen(q, j); k < s->in; k += q->every ? q->every : 1) {
+            double old = q->accumulate ? mat_get(before, 0, j, k) : 0, sum, size, unused;
+
+            sum = old + sum_of_products(dz + j * s->rows, x + k * s->rows, s->rows, &unused);
+            sum_of_products(grad_y + j * s->rows, x + k * s->rows, s->rows, &size);
+            size = STEEPEST * size + fabs(old);
             expect_near(variant, q, "grad_weight", j, k, mat_get(&g->grad_w, 0, j, k), sum,
-                        ((double)(q->shape.rows + 3) * F32_EPS + dz_error(q)) * size +
+                        ((double)(s->rows + 3) * F32_EPS + dz_error(q)) * size +
                             rounding(q->grad_dtype, sum));
         }
+    free(dz);
+    free(grad_y);
+    free(x);
 }
 
 static void expect_grad_bias(const char *variant, const struct request *q,
@@ -450,8 +469,8 @@ static void expect_grad_bias(const char *variant, const struct request *q,
         double sum = q->accumulate ? mat_get(before, 0, 0, j) : 0, size = fabs(sum);
 
         for (int64_t i = 0; i < q->shape.rows; i++) {
-            sum += dz_of(q, g, i, j);
-            size += fabs(1.2 * mat_get(&g->grad_y, 0, i, j));
+            sum += g->dz[i * q->shape.out + j];
+            size += fabs(STEEPEST * mat_get(&g->grad_y, 0, i, j));
         }
         expect_near(variant, q, "grad_bias", 0, j, mat_get(&g->grad_b, 0, 0, j), sum,
                     ((double)(q->shape.rows + 3) * F32_EPS + dz_error(q)) * size +

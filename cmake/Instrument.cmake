@@ -24,18 +24,26 @@ if(GPUNVME_COVERAGE)
     add_link_options(--coverage)
 endif()
 
-# gpunvme_spare_loops(target…): loops over whole matrices, where a check of each addition and a counter
-# in each turn take minutes. AddressSanitizer looks at their memory all the same.
+# gpunvme_uncounted(target…): what is not of the library, of which coverage tells.
+function(gpunvme_uncounted)
+    if(GPUNVME_COVERAGE)
+        foreach(target IN LISTS ARGN)
+            target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C>:-fno-profile-arcs>
+                                   $<$<COMPILE_LANGUAGE:C>:-fno-test-coverage>)
+        endforeach()
+    endif()
+endfunction()
+
+# gpunvme_spare_loops(target…): loops over whole matrices and over all bytes of a file, where a check of
+# each addition and a counter in each turn take minutes. AddressSanitizer and ThreadSanitizer look at
+# their memory all the same.
 function(gpunvme_spare_loops)
     foreach(target IN LISTS ARGN)
         if(GPUNVME_SANITIZE)
             target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C>:-O2>
                                    $<$<COMPILE_LANGUAGE:C>:-fno-sanitize=undefined>)
         endif()
-        if(GPUNVME_COVERAGE)
-            target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C>:-fno-profile-arcs>
-                                   $<$<COMPILE_LANGUAGE:C>:-fno-test-coverage>)
-        endif()
+        gpunvme_uncounted(${target})
     endforeach()
 endfunction()
 

@@ -5,6 +5,7 @@ target_include_directories(test_store_conformance PRIVATE ${PROJECT_SOURCE_DIR}/
                            ${PROJECT_SOURCE_DIR}/tests)
 target_compile_definitions(test_store_conformance PRIVATE _GNU_SOURCE)
 target_link_libraries(test_store_conformance PRIVATE gpunvme PkgConfig::CMOCKA PkgConfig::LIBURING)
+gpunvme_spare_loops(test_store_conformance)
 # conformance_environment(test row): what a row needs, wherever its test runs.
 function(conformance_environment test row)
     if(TARGET gpunvme_cli)

@@ -1114,7 +1114,7 @@ struct mock *mock_open(void)
                                             .close = op_close};
     m->base.ops = &m->ops;
     strcpy(m->base.address, "mock:");
-    m->tick_ns = 1000;
+    m->tick_ns = 10000;
     m->now_ns = 1000000;
     m->change_at_ns = MOCK_NEVER;
     m->remove_at_read = m->unreachable_at_read = m->fail_at_write = m->fail_at_alloc = -1;

@@ -84,6 +84,7 @@ struct ops_heads {
     int64_t batch, heads, kv_heads;
     int64_t page; /* rows of a page */
     bool causal;
+    int64_t values; /* channels of a value over a cache, the first ones of its key (MLA); 0: own */
 };
 
 struct ops_case {
@@ -228,6 +229,10 @@ struct gpunvme_attention ops_attention_of(const struct ops_case *c);
 struct gpunvme_attention_grad ops_attention_backward_of(const struct ops_case *c);
 struct gpunvme_attention_paged ops_attention_paged_of(const struct ops_case *c);
 struct gpunvme_kv_append ops_kv_append_of(const struct ops_case *c);
+
+/* Is a value the first channels of its key? And how many channels it has. */
+bool ops_attention_is_latent(const struct ops_case *c);
+int64_t ops_attention_values(const struct ops_case *c);
 
 /* The keys of a sequence, and of them those that query i sees. */
 int64_t ops_attention_keys(const struct ops_case *c);

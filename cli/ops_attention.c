@@ -1,11 +1,21 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * gpunvme ops: attention's cases. Tensors have the layout sequence, row, head, channel, without
- * padding; values have as many channels as keys.
+ * padding; values have as many channels as keys, or are the first ones of those.
  */
 #include <math.h>
 
 #include "ops.h"
+
+bool ops_attention_is_latent(const struct ops_case *c)
+{
+    return c->op == GPUNVME_OPS_ATTENTION_PAGED && c->heads.values;
+}
+
+int64_t ops_attention_values(const struct ops_case *c)
+{
+    return ops_attention_is_latent(c) ? c->heads.values : c->shape.k;
+}
 
 int64_t ops_attention_keys(const struct ops_case *c)
 {
@@ -27,7 +37,7 @@ static void count_pages(const struct ops_case *c, int64_t counts[OPS_NMATRICES])
     bool append = c->op == GPUNVME_OPS_KV_APPEND;
 
     counts[append ? OPS_PAGES_K : OPS_B] = rows * c->shape.k;
-    counts[append ? OPS_PAGES_V : OPS_V] = rows * c->shape.k;
+    counts[append ? OPS_PAGES_V : OPS_V] = ops_attention_is_latent(c) ? -1 : rows * c->shape.k;
     counts[OPS_TABLE] = h->batch * pages_of(c);
     counts[OPS_LENGTHS] = h->batch;
 }
@@ -43,7 +53,8 @@ void ops_attention_count(const struct ops_case *c, int64_t counts[OPS_NMATRICES]
         count_pages(c, counts);
         return;
     }
-    counts[OPS_A] = counts[OPS_C] = queries;
+    counts[OPS_A] = queries;
+    counts[OPS_C] = queries / c->shape.k * ops_attention_values(c);
     counts[OPS_B] = counts[OPS_V] = keys;
     counts[OPS_LSE] = queries / c->shape.k;
     if (c->op == GPUNVME_OPS_ATTENTION_PAGED)
@@ -70,14 +81,15 @@ int64_t ops_attention_seen(const struct ops_case *c, int64_t i)
 /* Two products, or backwards five; masked scores do not count. Appending multiplies nothing. */
 double ops_attention_flops(const struct ops_case *c)
 {
-    double products = c->op == GPUNVME_OPS_ATTENTION_BACKWARD ? 5 : 2, pairs = 0;
+    double channels = (double)(c->shape.k + ops_attention_values(c)), pairs = 0;
 
     if (c->op == GPUNVME_OPS_KV_APPEND)
         return 0;
     for (int64_t i = 0; i < c->shape.m; i++)
         pairs += (double)ops_attention_seen(c, i);
-    return 2 * products * pairs * (double)c->shape.k * (double)c->heads.heads *
-           (double)c->heads.batch;
+    if (c->op == GPUNVME_OPS_ATTENTION_BACKWARD)
+        channels = 5 * (double)c->shape.k;
+    return 2 * channels * pairs * (double)c->heads.heads * (double)c->heads.batch;
 }
 
 /* As if all keys that a query sees had about the same score: weights are about 1 / their number. */
@@ -137,29 +149,32 @@ struct gpunvme_attention ops_attention_of(const struct ops_case *c)
     const struct ops_heads *h = &c->heads;
     struct gpunvme_attention_strides q = strides_of(c->shape.m, h->heads, c->shape.k);
     struct gpunvme_attention_strides k = strides_of(c->shape.n, h->kv_heads, c->shape.k);
+    struct gpunvme_attention_strides out =
+        strides_of(c->shape.m, h->heads, ops_attention_values(c));
     bool backward = c->op == GPUNVME_OPS_ATTENTION_BACKWARD;
 
-    return (struct gpunvme_attention){.batch = h->batch,
-                                      .heads = h->heads,
-                                      .kv_heads = h->kv_heads,
-                                      .dim = c->shape.k,
-                                      .dim_v = c->shape.k,
-                                      .q_len = c->shape.m,
-                                      .k_len = c->shape.n,
-                                      .q = ops_case_at(c, OPS_A),
-                                      .k = ops_case_at(c, OPS_B),
-                                      .v = ops_case_at(c, OPS_V),
-                                      .out = ops_case_at(c, backward ? OPS_OUT : OPS_C),
-                                      .lse = ops_case_at(c, OPS_LSE),
-                                      .q_strides = q,
-                                      .k_strides = k,
-                                      .v_strides = k,
-                                      .out_strides = q,
-                                      .lse_strides = strides_of(c->shape.m, h->heads, 1),
-                                      .causal = h->causal,
-                                      .dtype = c->dtype,
-                                      .out_dtype = c->dtype,
-                                      .compute = c->compute};
+    return (struct gpunvme_attention){
+        .batch = h->batch,
+        .heads = h->heads,
+        .kv_heads = h->kv_heads,
+        .dim = c->shape.k,
+        .dim_v = ops_attention_values(c),
+        .q_len = c->shape.m,
+        .k_len = c->shape.n,
+        .q = ops_case_at(c, OPS_A),
+        .k = ops_case_at(c, OPS_B),
+        .v = ops_case_at(c, ops_attention_is_latent(c) ? OPS_B : OPS_V),
+        .out = ops_case_at(c, backward ? OPS_OUT : OPS_C),
+        .lse = ops_case_at(c, OPS_LSE),
+        .q_strides = q,
+        .k_strides = k,
+        .v_strides = k,
+        .out_strides = out,
+        .lse_strides = strides_of(c->shape.m, h->heads, 1),
+        .causal = h->causal,
+        .dtype = c->dtype,
+        .out_dtype = c->dtype,
+        .compute = c->compute};
 }
 
 struct gpunvme_attention_grad ops_attention_backward_of(const struct ops_case *c)

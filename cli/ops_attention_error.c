@@ -80,21 +80,23 @@ static double share_of(const struct ops_case *c, int64_t seen, double error)
 static double error_of_query(const struct ops_case *c, const struct query *q, double *weights,
                              double most)
 {
-    int64_t seen = ops_attention_seen(c, q->i), dim = c->shape.k;
+    int64_t seen = ops_attention_seen(c, q->i), row = q->row / c->shape.k;
+    int64_t values = ops_attention_values(c);
+    int v = ops_attention_is_latent(c) ? OPS_B : OPS_V;
     double error, lse = weights_of(c, q, weights, &error), share = share_of(c, seen, error);
 
-    most = ops_worst(most, (double)((const float *)c->host[OPS_LSE])[q->row / dim], lse,
+    most = ops_worst(most, (double)((const float *)c->host[OPS_LSE])[row], lse,
                      error + (double)(seen + 8) * EPS + 4 * EPS * fabs(lse));
-    for (int64_t x = 0; x < dim; x++) {
+    for (int64_t x = 0; x < values; x++) {
         double sum = 0, size = 0;
 
         for (int64_t j = 0; j < seen; j++) {
-            double one = weights[j] * load(c, OPS_V, key_at(c, q, j) + x);
+            double one = weights[j] * load(c, v, key_at(c, q, j) + x);
 
             sum += one;
             size += fabs(one);
         }
-        most = ops_worst(most, load(c, OPS_C, q->row + x), sum,
+        most = ops_worst(most, load(c, OPS_C, row * values + x), sum,
                          share * size + ops_rounding(c->dtype, sum));
     }
     return most;

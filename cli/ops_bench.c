@@ -30,6 +30,7 @@ enum {
     KEY_HEADS,
     KEY_CAUSAL,
     KEY_PAGE,
+    KEY_VALUES,
     KEY_KIND,
 };
 
@@ -63,6 +64,8 @@ static const struct argp_option options[] = {
      "Attention: heads of the queries, and of keys and values if they are fewer (8)", 2},
     {"causal", KEY_CAUSAL, NULL, 0, "Attention: a query does not see later keys", 2},
     {"page", KEY_PAGE, "N", 0, "Attention over a cache: rows of its pages (16)", 2},
+    {"values", KEY_VALUES, "N", 0,
+     "Attention over a cache: a value is the first N channels of its key (MLA)", 2},
     {"kind", KEY_KIND, "rms|layer", 0, "Normalization: RMSNorm or LayerNorm (rms)", 2},
     {"threads", KEY_THREADS, "N", 0, "Threads of variants that have them (all processors)", 2},
     {"rounds", KEY_ROUNDS, "N", 0, "Runs of each variant, at most (9)", 3},
@@ -157,6 +160,9 @@ static error_t parse_attention(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_PAGE:
         args->heads.page = (int64_t)cli_parse_count(state, "page", arg, 1, 256);
+        return 0;
+    case KEY_VALUES:
+        args->heads.values = (int64_t)cli_parse_count(state, "values", arg, 1, 65536);
         return 0;
     case KEY_CAUSAL:
         args->heads.causal = true;
@@ -674,6 +680,9 @@ static int measure_case(struct ops_table *t, const struct peers *peers)
                 cli_ops_name(t->data.op));
         return CLI_FAILED;
     }
+    if (ops_attention_values(&t->data) > s->k)
+        return cli_usage("--values=%lld: keys have %lld channels", (long long)t->data.heads.values,
+                         (long long)s->k);
     if (!ops_case_make(&t->data)) {
         cli_say("out of memory: matrices of %lld x %lld x %lld are too large for this machine",
                 (long long)s->m, (long long)s->n, (long long)s->k);

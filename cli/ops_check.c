@@ -74,6 +74,7 @@ static const struct ops_shape shapes[] = {
     {485, 9, 31},
     {3, 257, 389},
     {136, 264, 200},
+    {2, 333, 576}, /* attention over a cache: of latent vectors */
     /* For GPUs alone: few rows; a long sum of few results; several tiles for each block. */
     {5, 264, 4104},
     {72, 136, 6152},
@@ -122,7 +123,7 @@ static gpunvme_ops_status_t check(const struct args *args, struct result *r)
                              .compute = r->compute,
                              .activation = (int)(i % GPUNVME_OPS_NACTS),
                              .shape = shapes[i],
-                             .heads = {2, 4, 2, 16, i % 2},
+                             .heads = {2, 4, 2, 16, i % 2, shapes[i].k == 576 ? 512 : 0},
                              .kind = (int)(i / 2 % 2),
                              .seed = args->seed + i};
         gpunvme_ops_status_t status = GPUNVME_OPS_OK;

@@ -191,6 +191,8 @@ static void print_heads(const struct ops_table *t)
         printf(", causal");
     if (has_pages(t))
         printf(", pages of %lld", (long long)h->page);
+    if (ops_attention_is_latent(&t->data))
+        printf(", values of %lld channels of the keys", (long long)h->values);
 }
 
 static void print_head(const struct ops_table *t)
@@ -353,6 +355,8 @@ static void json_head(const struct ops_table *t, struct cli_json *json)
         cli_json_bool(json, "causal", t->data.heads.causal);
         if (has_pages(t))
             cli_json_u64(json, "page", (uint64_t)t->data.heads.page);
+        if (ops_attention_is_latent(&t->data))
+            cli_json_u64(json, "values", (uint64_t)t->data.heads.values);
     } else if (t->data.op == GPUNVME_OPS_NORM_FORWARD || t->data.op == GPUNVME_OPS_NORM_BACKWARD)
         cli_json_text(json, "kind", t->data.kind == GPUNVME_NORM_LAYER ? "layer" : "rms");
     else if (ops_is_product(t->data.op) && t->data.op != GPUNVME_OPS_MATMUL)

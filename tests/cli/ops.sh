@@ -31,8 +31,8 @@ if [ "${CLI_TEST_INSTRUMENTED:-0}" = 1 ]; then # it takes ten minutes; tests/ops
 else
     gpunvme ops check
     expect 0
-    expect_out '^  matmul +naive +f32 +7 cases .* right$'
-    expect_out '^  attention +naive +f32 +7 cases .* right$'
+    expect_out '^  matmul +naive +f32 +8 cases .* right$'
+    expect_out '^  attention +naive +f32 +8 cases .* right$'
     expect_out '^[0-9]+ checked, 0 wrong$'
 fi
 gpunvme ops check --device cpu --variant blocked --seed 5 --json
@@ -80,6 +80,11 @@ gpunvme ops bench attention-paged kv-append --shape 3x65x16 --variant naive --pa
 expect 0
 expect_out '^attention-paged f32, 3 x 65 x 16, batch 1, heads 8, pages of 8$'
 expect_out '^kv-append f32, 3 x 65 x 16, batch 1, heads 8, pages of 8$'
+gpunvme ops bench attention-paged --shape 1x65x24 --values 16 --variant naive --rounds 1 --no-peaks
+expect 0
+expect_out '^attention-paged f32, 1 x 65 x 24, batch 1, heads 8, pages of 16, values of 16 channels of the keys$'
+gpunvme ops bench attention-paged --shape 1x65x24 --values 25
+expect 2 "--values=25: keys have 24 channels"
 gpunvme ops bench attention-paged --page 300
 expect 2 "--page"
 gpunvme ops bench kv-append --without naive

@@ -62,6 +62,17 @@ def test_attention_over_pages_is_attention(variant: str, dtype: Any) -> None:
         assert close(got[b:b + 1], want, 32) and close(lse[b:b + 1], sums, 32)
 
 
+@pytest.mark.parametrize("variant", [v.name for v in ops.variants("attention_paged")
+                                     if v.available])
+def test_values_may_be_a_view_of_keys(variant: str) -> None:
+    q, k = normal(1, 2, 1, 4, 24), pages(2, 1, 24)
+    got = ops.attention_paged(q, k, k[..., :16], TABLE, LENGTHS, variant=variant)
+    for b in range(2):
+        rows = rows_of(k, b)
+        want, _ = attention_in_f64(q[b:b + 1], rows, rows[..., :16], False)
+        assert close(got[b:b + 1], want, 32)
+
+
 def test_padding_of_queries_is_left_as_it_is() -> None:
     q, k = normal(1, 2, 3, 2, 8), pages(2, 2, 8)
     out = np.full((2, 3, 2, 8), 7, np.float32)

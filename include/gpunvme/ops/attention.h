@@ -154,7 +154,8 @@ gpunvme_ops_status_t gpunvme_attention_backward_choose(const struct gpunvme_atte
  * decoding, and prefilling behind what is cached. Key j of sequence b is row j % page_size of page
  * block_table[b * ld_table + j / page_size]. All of `attention` is as above, but for this:
  *
- *   k, v       pages x page_size x kv_heads x dim, x dim_v; batch strides go from page to page
+ *   k, v       pages x page_size x kv_heads x dim, x dim_v; batch strides go from page to page;
+ *              v may be k, with the same strides (MLA)
  *   k_lengths  must be given: the keys of each sequence, those of its queries among them
  *   k_len      the longest that k_lengths may become; k_offsets must be NULL, k_rows is ignored
  *   rope       with queries_only for a cache that gpunvme_kv_append() has rotated

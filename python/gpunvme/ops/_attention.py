@@ -228,7 +228,8 @@ def attention_paged(
 ) -> Any:
     """attention() over a cache whose keys and values are in pages, as kv_append() fills it.
 
-    ``k_pages`` and ``v_pages`` are (pages, rows of a page, heads, channels), of up to 256 rows.
+    ``k_pages`` and ``v_pages`` are (pages, rows of a page, heads, channels), of up to 256 rows. A
+    cache of latent vectors (MLA) is both: ``v_pages = k_pages[..., :512]``.
     Key j of sequence b is row j % rows of page ``block_table[b, j // rows]``. ``block_table`` is
     int32 of (sequences, at least as many as the pages of the longest), ``k_lengths`` int32: the
     keys of each sequence, those of its queries among them. ``k_len`` is the longest that these

@@ -230,6 +230,9 @@ static void latent(struct request r, int64_t page_size, int64_t pad)
     free(c.v.block);
     c.v = c.k;
     c.v.dim = r.dim_v;
+    if (r.aligned && page_size % 16 == 0 &&
+        variant_takes(GPUNVME_OPS_ATTENTION_PAGED, "mla", r.dtype, 0))
+        assert_false(refused("mla", &p, &c));
     in_cache(&p, c);
 }
 
@@ -366,19 +369,77 @@ static void values_may_be_the_first_channels_of_keys(void **state)
 }
 
 /* 512 latent channels, and 64 with the position. */
+static struct request mla(struct request r)
+{
+    r.dim = 576;
+    r.dim_v = 512;
+    r.aligned = true;
+    return r;
+}
+
 static void latent_vectors_decode_with_every_type(void **state)
 {
     (void)state;
     for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
-        latent((struct request){.batch = 3,
-                                .heads = 16,
-                                .dim = 576,
-                                .dim_v = 512,
-                                .q_len = 1,
-                                .k_len = 131,
-                                .dtype = dtype,
-                                .out_dtype = dtype},
+        latent(mla((struct request){.batch = 3,
+                                    .heads = 16,
+                                    .q_len = 1,
+                                    .k_len = 131,
+                                    .dtype = dtype,
+                                    .out_dtype = dtype}),
                64, 0);
+}
+
+/* One block's rows and less, those of two blocks, and more: in several products, or too many. */
+static void latent_vectors_decode_with_any_number_of_heads(void **state)
+{
+    static const int64_t heads[] = {1, 64, 72, 128, 192, 131};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(heads) / sizeof(heads[0]); i++)
+        latent(mla((struct request){.batch = 2,
+                                    .heads = heads[i],
+                                    .q_len = 1,
+                                    .k_len = 70,
+                                    .dtype = GPUNVME_OPS_BF16,
+                                    .out_dtype = i % 2 ? GPUNVME_OPS_F32 : GPUNVME_OPS_BF16}),
+               16, 8);
+}
+
+static void latent_vectors_have_pages_of_any_size(void **state)
+{
+    static const int64_t sizes[] = {3, 16, 48, 64, 256};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
+        for (int64_t heads = 2; heads <= 66; heads += 64)
+            latent(mla((struct request){.batch = 5,
+                                        .heads = heads,
+                                        .q_len = 1,
+                                        .k_len = 397,
+                                        .dtype = GPUNVME_OPS_BF16,
+                                        .out_dtype = GPUNVME_OPS_BF16}),
+                   sizes[i], 0);
+}
+
+static void decoding_latent_vectors_has_the_features_of_attention(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 8; i++)
+        latent(mla((struct request){.batch = 2,
+                                    .heads = i & 1 ? 36 : 4,
+                                    .kv_heads = i & 2 ? 2 : 1,
+                                    .q_len = 3,
+                                    .k_len = 391,
+                                    .sinks = i & 1,
+                                    .softcap = i & 2 ? 2 : 0,
+                                    .window = i & 4,
+                                    .left = 201,
+                                    .right = 1,
+                                    .causal = !(i & 4),
+                                    .dtype = GPUNVME_OPS_F16,
+                                    .out_dtype = GPUNVME_OPS_F16}),
+               32, 0);
 }
 
 /* Keys of each head are shared by several blocks: their parts are put together. */
@@ -776,6 +837,9 @@ int main(void)
         cmocka_unit_test(lengths_may_differ_in_a_batch),
         cmocka_unit_test(values_may_be_the_first_channels_of_keys),
         cmocka_unit_test(latent_vectors_decode_with_every_type),
+        cmocka_unit_test(latent_vectors_decode_with_any_number_of_heads),
+        cmocka_unit_test(latent_vectors_have_pages_of_any_size),
+        cmocka_unit_test(decoding_latent_vectors_has_the_features_of_attention),
         cmocka_unit_test(decoding_has_the_features_of_attention),
         cmocka_unit_test(sequences_without_keys_have_no_page),
         cmocka_unit_test(pages_change_no_bit),

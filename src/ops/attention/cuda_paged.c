@@ -6,6 +6,8 @@
 
 #include "ops/attention/attention.h"
 #include "ops/attention/cuda/decode.h"
+#include "ops/attention/cuda/hopper.h"
+#include "ops/attention/cuda/mla.h"
 #include "ops/attention/cuda/online.h"
 
 static struct cuda_attention paged_of(const struct gpunvme_attention_paged *p)
@@ -82,10 +84,21 @@ static gpunvme_ops_status_t online(const struct ops_variant *variant, const stru
     return online_run(&x, NULL, call->exec->stream);
 }
 
-static gpunvme_ops_status_t decode_check_sizes(const char *variant, const struct cuda_attention *x)
+/* Sums of 32 sequences' tiles are of 32 bits. */
+static gpunvme_ops_status_t check_tiles(const char *variant, const struct cuda_attention *x,
+                                        int heads)
 {
     int64_t tiles = x->k_len / DECODE_TILE + 1;
 
+    if (tiles > INT_MAX / heads / 32)
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                        "variant '%s' takes fewer keys: k_len is %d, kv_heads %d", variant,
+                        x->k_len, x->kv_heads);
+    return GPUNVME_OPS_OK;
+}
+
+static gpunvme_ops_status_t decode_check_sizes(const char *variant, const struct cuda_attention *x)
+{
     if (decode_rows(x) > DECODE_ROWS)
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
                         "variant '%s' takes up to %d queries times heads that share one of K: "
@@ -95,11 +108,7 @@ static gpunvme_ops_status_t decode_check_sizes(const char *variant, const struct
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
                         "variant '%s' takes multiples of 8 channels, up to %d: dim is %d, dim_v %d",
                         variant, DECODE_DIM, x->dim, x->dim_v);
-    if (tiles > INT_MAX / x->kv_heads / 32) /* sums of 32 sequences' tiles are of 32 bits */
-        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
-                        "variant '%s' takes fewer keys: k_len is %d, kv_heads %d", variant,
-                        x->k_len, x->kv_heads);
-    return GPUNVME_OPS_OK;
+    return check_tiles(variant, x, x->kv_heads);
 }
 
 /* Rows of a cache are found by 32 bits that count 16 bytes: some must not be beyond 64 GiB. */
@@ -155,10 +164,76 @@ static gpunvme_ops_status_t decode(const struct ops_variant *variant, const stru
     return decode_run(&x, call->exec->workspace, call->exec->stream);
 }
 
+static bool same_rows(const struct cuda_rows *a, const struct cuda_rows *b)
+{
+    return a->data == b->data && a->batch == b->batch && a->row == b->row && a->head == b->head;
+}
+
+static gpunvme_ops_status_t mla_check_sizes(const char *variant, const struct cuda_attention *x)
+{
+    if (x->dim != MLA_DIM || x->dim_v != MLA_DIM_V)
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                        "variant '%s' takes keys of %d channels, whose first %d are the value: dim "
+                        "is %d, dim_v %d",
+                        variant, MLA_DIM, MLA_DIM_V, x->dim, x->dim_v);
+    if (!mla_group(x))
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                        "variant '%s' takes up to %d queries of a sequence: here they are %d",
+                        variant, 2 * MLA_ROWS, x->q_len);
+    if (x->page_size % MLA_PIECE)
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                        "variant '%s' takes pages of a multiple of %d rows: here they are %d",
+                        variant, MLA_PIECE, x->page_size);
+    return check_tiles(variant, x, x->heads / mla_group(x));
+}
+
+static gpunvme_ops_status_t mla_suits(const struct ops_variant *variant,
+                                      const struct ops_call *call)
+{
+    const struct gpunvme_attention_paged *p = call->descriptor;
+    gpunvme_ops_status_t status = suits(variant, call);
+    struct cuda_attention x;
+
+    if (status)
+        return status;
+    x = paged_of(p);
+    status = mla_check_sizes(variant->name, &x);
+    if (!status && (x.rope.dim || x.scale < 0))
+        status = ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                          "variant '%s' takes a positive scale and no rope", variant->name);
+    if (status || call->any_pointers)
+        return status;
+    if (!same_rows(&x.k, &x.v))
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                        "variant '%s' takes V that is K, in the same memory", variant->name);
+    if (!x.q.vectors || (p->pages && !hopper_reads(&x.k, x.page_size)))
+        return ops_fail(GPUNVME_OPS_ERR_ALIGN,
+                        "variant '%s' needs all rows of Q and K at multiples of 16 bytes",
+                        variant->name);
+    return GPUNVME_OPS_OK;
+}
+
+static size_t mla_workspace(const struct ops_variant *variant, const struct ops_call *call)
+{
+    struct cuda_attention x = paged_of(call->descriptor);
+
+    (void)variant;
+    return mla_nbytes(&x);
+}
+
+static gpunvme_ops_status_t mla(const struct ops_variant *variant, const struct ops_call *call)
+{
+    const struct gpunvme_attention_paged *p = call->descriptor;
+    struct cuda_attention x = paged_of(p);
+
+    (void)variant;
+    return mla_run(&x, p->pages, call->exec->workspace, call->exec->stream);
+}
+
 static int rank(const struct ops_variant *variant, const struct ops_call *call)
 {
     (void)call;
-    return variant->run == decode ? 3 : variant->run == online ? 2 : 1;
+    return variant->run == mla ? 4 : variant->run == decode ? 3 : variant->run == online ? 2 : 1;
 }
 
 #define BITS_16 (1u << GPUNVME_OPS_F16 | 1u << GPUNVME_OPS_BF16)
@@ -177,6 +252,19 @@ static const struct ops_variant variants[] = {
     VARIANT("decode", BITS_16, decode_suits, decode_workspace, decode,
             "few queries at the speed of memory: those that share a head of K are one product "
             "(mma), keys of all sequences are split evenly among blocks by lengths on the device"),
+    {.name = "mla",
+     .needs = CUDA_SM90A,
+     .changes = "latent vectors (MLA) by wgmma: a tile in shared memory is both K and V, for two "
+                "blocks; one warp group makes scores, two add up half of the channels each",
+     .dtypes = BITS_16,
+     .computes = OPS_ALL_COMPUTES,
+     .min_sm = CUDA_ONLY_90A,
+     .max_sm = CUDA_ONLY_90A,
+     .deterministic = 1,
+     .suits = mla_suits,
+     .rank = rank,
+     .workspace = mla_workspace,
+     .run = mla},
 };
 
 const struct ops_ladder attention_paged_cuda = OPS_LADDER(variants);

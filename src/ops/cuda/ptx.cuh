@@ -443,6 +443,16 @@ static __device__ __forceinline__ void tensor_load_multicast(uint32_t to, const 
                  : "memory");
 }
 
+static __device__ __forceinline__ void tensor_load4_multicast(uint32_t to, const void *map,
+                                                              const int (&at)[4], uint32_t barrier,
+                                                              uint16_t ranks)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+                 "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(barrier), "h"(ranks)
+                 : "memory");
+}
+
 /* From shared memory; what of the box is outside the tensor is not written. */
 static __device__ __forceinline__ void tensor_store(const void *map, uint32_t from, int x, int y,
                                                     int z)

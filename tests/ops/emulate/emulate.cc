@@ -607,6 +607,16 @@ void tensor_load4(uint32_t to, const void *map, const int (&at)[4], uint32_t bar
     load_box(to, map_at(map, 4), at, barrier, cluster_rank());
 }
 
+void tensor_load4_multicast(uint32_t to, const void *map, const int (&at)[4], uint32_t barrier,
+                            uint16_t ranks)
+{
+    emulate_check_waited();
+    check_aligned(to, 128);
+    for (uint32_t rank = 0; rank < 16; rank++)
+        if (ranks >> rank & 1)
+            load_box(to, map_at(map, 4), at, barrier, rank);
+}
+
 void bulk_load(uint32_t to, const void *from, uint32_t nbytes, uint32_t barrier)
 {
     mbarrier &b = barrier_at(barrier, current->of);

@@ -222,6 +222,14 @@ static inline float __uint_as_float(uint32_t bits)
     return x;
 }
 
+static inline uint32_t __float_as_uint(float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
 static inline void atomicAdd(float *to, float x)
 {
     *to += x;
@@ -313,6 +321,8 @@ uint32_t cluster_size(void);
 void tensor_load_multicast(uint32_t to, const void *map, int x, int y, int z, uint32_t barrier,
                            uint16_t ranks);
 void tensor_load4(uint32_t to, const void *map, const int (&at)[4], uint32_t barrier);
+void tensor_load4_multicast(uint32_t to, const void *map, const int (&at)[4], uint32_t barrier,
+                            uint16_t ranks);
 void tensor_store(const void *map, uint32_t from, int x, int y, int z);
 /* `count` sums a thread: of 64 x 2 * count. */
 void emulate_wgmma(int type, int mn_a, int mn_b, float *sums, uint32_t count, uint64_t a,

@@ -46,39 +46,6 @@ template <int D> static __device__ __forceinline__ uint32_t chunk_at(int r, int 
     return (uint32_t)(r * 2 * D + (chunk ^ r % 8) * 16);
 }
 
-/* A tile that a block walks to, of its head and sequence. */
-struct cursor {
-    extent e;
-    int b, head, tile;
-};
-
-static __device__ __forceinline__ cursor cursor_at(const cuda_attention &x, int64_t tile)
-{
-    place p = place_of(x, tile);
-    cursor c = {extent_of(x, p.b), p.b, 0, 0};
-
-    c.head = (int)((tile - p.first) / c.e.tiles);
-    c.tile = (int)((tile - p.first) % c.e.tiles);
-    return c;
-}
-
-/* By no more tiles than the head has; to the batch's end if there is nothing more. */
-static __device__ __forceinline__ void advance(const cuda_attention &x, cursor &c, int tiles)
-{
-    c.tile += tiles;
-    if (c.tile < c.e.tiles)
-        return;
-    c.tile = 0;
-    if (++c.head < x.kv_heads)
-        return;
-    c.head = 0;
-    do {
-        if (++c.b >= x.batch)
-            return;
-        c.e = extent_of(x, c.b);
-    } while (!c.e.tiles);
-}
-
 /* Of a row of K or V, in units of 16 bytes. */
 #define NOWHERE 0xffffffffu
 
@@ -667,7 +634,8 @@ gpunvme_ops_status_t decode_run(const struct cuda_attention *x, void *workspace,
                            (split *)((char *)workspace + parts_nbytes(*x)),
                            decode_part(decode_rows(x), x->dim_v),
                            blocks_of(*x),
-                           x->scale * LOG2_E};
+                           x->scale * LOG2_E,
+                           1};
     gpunvme_ops_status_t status = x->dtype == GPUNVME_OPS_F16
                                       ? launch_of<GPUNVME_OPS_F16>(w, stream)
                                       : launch_of<GPUNVME_OPS_BF16>(w, stream);

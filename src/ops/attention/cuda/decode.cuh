@@ -31,6 +31,7 @@ struct decode_work {
     int64_t part;  /* floats of one */
     int blocks;
     float scale2; /* scores times log2(e): all that follows is in powers of 2 */
+    int slices;   /* so many blocks combine a head */
 };
 
 /* Combines split heads, after the kernel that leaves their parts. */
@@ -112,6 +113,39 @@ static __device__ __forceinline__ int64_t share_begin(const shares &s, int64_t b
 static __device__ __forceinline__ int share_of(const shares &s, int64_t tile)
 {
     return (int)(((tile + 1) * s.blocks + s.tiles - 1) / s.tiles - 1);
+}
+
+/* A tile that a block walks to, of its head and sequence. */
+struct cursor {
+    extent e;
+    int b, head, tile;
+};
+
+static __device__ __forceinline__ cursor cursor_at(const cuda_attention &x, int64_t tile)
+{
+    place p = place_of(x, tile);
+    cursor c = {extent_of(x, p.b), p.b, 0, 0};
+
+    c.head = (int)((tile - p.first) / c.e.tiles);
+    c.tile = (int)((tile - p.first) % c.e.tiles);
+    return c;
+}
+
+/* By no more tiles than the head has; to the batch's end if there is nothing more. */
+static __device__ __forceinline__ void advance(const cuda_attention &x, cursor &c, int tiles)
+{
+    c.tile += tiles;
+    if (c.tile < c.e.tiles)
+        return;
+    c.tile = 0;
+    if (++c.head < x.kv_heads)
+        return;
+    c.head = 0;
+    do {
+        if (++c.b >= x.batch)
+            return;
+        c.e = extent_of(x, c.b);
+    } while (!c.e.tiles);
 }
 
 /* A part: the sums of rows, relative to each row's largest score, which follow; and their weight.

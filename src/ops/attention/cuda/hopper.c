@@ -64,8 +64,8 @@ size_t cuda_attention_hopper_nbytes(const struct cuda_attention *x)
     return counted(x, &queue) ? GPUNVME_OPS_WORKSPACE_ALIGN : 0;
 }
 
-/* Can the copy engine read these rows? Strides are in bytes there, below 2^40. */
-static bool readable(const struct cuda_rows *x, int64_t rows)
+/* Strides are in bytes there, below 2^40. */
+bool hopper_reads(const struct cuda_rows *x, int64_t rows)
 {
     const int64_t most = INT64_C(1) << 38;
 
@@ -85,8 +85,9 @@ gpunvme_ops_status_t cuda_attention_hopper_suits(const struct ops_variant *varia
                         "variant '%s' takes less than 2^31 tiles of queries", variant->name);
     if (any_pointers)
         return GPUNVME_OPS_OK;
-    if (!readable(&x->q, x->q_rows) ||
-        (x->k_len && x->k_rows && (!readable(&x->k, x->k_rows) || !readable(&x->v, x->k_rows))))
+    if (!hopper_reads(&x->q, x->q_rows) ||
+        (x->k_len && x->k_rows &&
+         (!hopper_reads(&x->k, x->k_rows) || !hopper_reads(&x->v, x->k_rows))))
         return ops_fail(
             GPUNVME_OPS_ERR_ALIGN,
             "variant '%s' needs Q, K and V, and their strides, at multiples of 16 bytes",
@@ -94,9 +95,8 @@ gpunvme_ops_status_t cuda_attention_hopper_suits(const struct ops_variant *varia
     return GPUNVME_OPS_OK;
 }
 
-/* The map of rows that are read `box` at a time. */
-static gpunvme_ops_status_t encode(CUtensorMap *map, const struct cuda_rows *x, int channels,
-                                   int64_t rows, int heads, int batch, int box, int dtype)
+gpunvme_ops_status_t hopper_encode_rows(CUtensorMap *map, const struct cuda_rows *x, int channels,
+                                        int64_t rows, int heads, int64_t batch, int box, int dtype)
 {
     uint64_t row = x->row ? (uint64_t)x->row * 2 : 16;
     struct hopper_tensor4 t = {
@@ -134,16 +134,16 @@ gpunvme_ops_status_t cuda_attention_hopper(const struct cuda_attention *x, void 
     const void *kernel = hopper_attention_kernel(x->dtype, shape);
     unsigned units = (unsigned)cuda_units();
     unsigned blocks = work.queue.items < units ? work.queue.items : units;
-    gpunvme_ops_status_t status =
-        encode(&work.q, &x->q, x->dim, x->q_rows, x->heads, x->batch, HOPPER_ROWS, x->dtype);
+    gpunvme_ops_status_t status = hopper_encode_rows(&work.q, &x->q, x->dim, x->q_rows, x->heads,
+                                                     x->batch, HOPPER_ROWS, x->dtype);
 
     work.k = work.v = work.q; /* they are not used without keys */
     if (!status && x->k_len && x->k_rows)
-        status =
-            encode(&work.k, &x->k, x->dim, x->k_rows, x->kv_heads, x->batch, shape.keys, x->dtype);
+        status = hopper_encode_rows(&work.k, &x->k, x->dim, x->k_rows, x->kv_heads, x->batch,
+                                    shape.keys, x->dtype);
     if (!status && x->k_len && x->k_rows)
-        status = encode(&work.v, &x->v, x->dim_v, x->k_rows, x->kv_heads, x->batch, shape.keys,
-                        x->dtype);
+        status = hopper_encode_rows(&work.v, &x->v, x->dim_v, x->k_rows, x->kv_heads, x->batch,
+                                    shape.keys, x->dtype);
     if (!status && counted(x, &work.queue)) {
         work.taken = workspace;
         status = cuda_status(cudaMemsetAsync(workspace, 0, sizeof(uint32_t), stream),

@@ -97,6 +97,13 @@ struct hopper_attention {
     int vectors;          /* results are written 16 bytes at a time */
 };
 
+/* Can the copy engine read rows, of which a sequence or page has so many? */
+bool hopper_reads(const struct cuda_rows *x, int64_t rows);
+
+/* Their map: they are read `box` at a time, and 64 channels. */
+gpunvme_ops_status_t hopper_encode_rows(CUtensorMap *map, const struct cuda_rows *x, int channels,
+                                        int64_t rows, int heads, int64_t batch, int box, int dtype);
+
 /* NULL: there is none. */
 const void *hopper_attention_kernel(int dtype, struct hopper_shape shape);
 

@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The rung "mla": how shared memory is laid out, which tiles a cluster has, and how they are
+ * loaded. mla.cu has the rest.
+ */
+#ifndef OPS_ATTENTION_CUDA_MLA_CUH
+#define OPS_ATTENTION_CUDA_MLA_CUH
+
+#include "ops/attention/cuda/decode.cuh"
+#include "ops/attention/cuda/hopper.h"
+#include "ops/attention/cuda/mla.h"
+#include "ops/hopper/ring.cuh"
+
+static_assert((int)MLA_KEYS == (int)DECODE_TILE, "tiles have one size");
+
+enum {
+    LEFT = MLA_DIM_V / 2 / 64,   /* boxes of 64 keys by 64 channels: of the first half, */
+    RIGHT = MLA_DIM / 64 - LEFT, /* and of the second with what is no value, where P goes */
+    LEFT_SLOTS = 2,
+    RIGHT_SLOTS = 3,
+    CHANNELS = MLA_DIM - LEFT * 64, /* of Q in registers: those of the second half */
+    THREADS = 4 * 128,
+
+    /* Where things are in shared memory, from a multiple of HOPPER_ALIGN on. */
+    Q_AT = 0,
+    LEFT_AT = Q_AT + LEFT * HOPPER_BLOCK,
+    RIGHT_AT = LEFT_AT + LEFT_SLOTS * LEFT * HOPPER_BLOCK,
+    LEFT_FULL = RIGHT_AT + RIGHT_SLOTS * RIGHT * HOPPER_BLOCK, /* barriers of each slot: loaded, */
+    LEFT_EMPTY = LEFT_FULL + LEFT_SLOTS * 8,                   /* and added up */
+    RIGHT_FULL = LEFT_EMPTY + LEFT_SLOTS * 8,
+    RIGHT_EMPTY = RIGHT_FULL + RIGHT_SLOTS * 8,
+    SCORED = RIGHT_EMPTY + RIGHT_SLOTS * 8, /* likewise: scores are done, */
+    READY = SCORED + RIGHT_SLOTS * 8,       /* P is there */
+    PLANNED = READY + RIGHT_SLOTS * 8,      /* of runs, in turn */
+    ENDS_EMPTY = PLANNED + 2 * 8,
+    BARRIERS_END = ENDS_EMPTY + 8,
+    TILES_AT = (BARRIERS_END + 15) / 16 * 16,
+    RUNS_AT = TILES_AT + RIGHT_SLOTS * 16,
+    NEXT_AT = RUNS_AT + 2 * 32,
+    FACTORS_AT = NEXT_AT + 16, /* by which sums before a tile are multiplied */
+    ENDS_AT = FACTORS_AT + RIGHT_SLOTS * MLA_ROWS * 4, /* by which all are in the end */
+    SHARED_NBYTES = ENDS_AT + MLA_ROWS * 4 + HOPPER_ALIGN,
+};
+
+static_assert((int)SHARED_NBYTES <= (int)HOPPER_SHARED, "shared memory is too small");
+
+/* What a tile is to its cluster's run of tiles of a head. */
+enum { FIRST = 1, LAST = 2, WHOLE = 4, BEGINS = 8, EDGE = 16, STOP = 32 };
+
+struct mla_work {
+    CUtensorMap k;
+    decode_work decode;   /* of heads as mla_group() divides them; its blocks are clusters */
+    int size;             /* blocks of a cluster */
+    int piece;            /* keys that are loaded at once */
+    int share;            /* so many heads in a row share one of K */
+    int k_head, k_page;   /* what coordinates are multiplied by: 0 where there is only one */
+    float rate, cap_rate; /* as those of struct hopper_attention */
+    int vectors;
+};
+
+#ifdef HAVE_HOPPER
+/* A slot of a ring in turn, and how often all have been used, as barriers count it. */
+template <uint32_t SLOTS> struct mla_turn {
+    uint32_t slot, parity;
+
+    __device__ __forceinline__ void advance(void)
+    {
+        if (++slot == SLOTS) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+typedef mla_turn<LEFT_SLOTS> left_turn;
+typedef mla_turn<RIGHT_SLOTS> right_turn;
+
+static __device__ __forceinline__ uint32_t left_at(uint32_t base, const left_turn &t)
+{
+    return base + LEFT_AT + t.slot * LEFT * HOPPER_BLOCK;
+}
+
+static __device__ __forceinline__ uint32_t right_at(uint32_t base, const right_turn &t)
+{
+    return base + RIGHT_AT + t.slot * RIGHT * HOPPER_BLOCK;
+}
+
+/* Where P of a tile is. */
+static __device__ __forceinline__ uint32_t p_at(uint32_t base, const right_turn &t)
+{
+    return right_at(base, t) + (RIGHT - 1) * HOPPER_BLOCK;
+}
+
+/* What the groups know of a tile. */
+struct mla_tile {
+    int key, flags, b, head;
+};
+
+static __device__ __forceinline__ mla_tile hear_tile(uint32_t base, const right_turn &t)
+{
+    uint4 x = load_shared16(base + TILES_AT + t.slot * 16);
+
+    return {(int)x.x, (int)x.y, (int)x.z, (int)x.w};
+}
+
+static __device__ __forceinline__ void tell_four(uint32_t to, int x, int y, int z, int w)
+{
+    const uint32_t words[4] = {(uint32_t)x, (uint32_t)y, (uint32_t)z, (uint32_t)w};
+
+    store_shared16(to, words);
+}
+
+static __device__ __forceinline__ void make_barriers(uint32_t base, int size)
+{
+    for (int i = 0; i < LEFT_SLOTS; i++) {
+        mbarrier_init(base + LEFT_FULL + i * 8, 1);
+        mbarrier_init(base + LEFT_EMPTY + i * 8, 4 * size); /* warps */
+    }
+    for (int i = 0; i < RIGHT_SLOTS; i++) {
+        mbarrier_init(base + RIGHT_FULL + i * 8, 1);
+        mbarrier_init(base + RIGHT_EMPTY + i * 8, 4 * size);
+        mbarrier_init(base + SCORED + i * 8, 4);
+        mbarrier_init(base + READY + i * 8, 4);
+    }
+    mbarrier_init(base + PLANNED, 1);
+    mbarrier_init(base + PLANNED + 8, 1);
+    mbarrier_init(base + ENDS_EMPTY, 8);
+    mbarrier_init_fence();
+}
+
+/*
+ * By a warp: the tiles of its cluster, of which plan_run() takes the first ones. The head that the
+ * cluster leaves to others is noted.
+ */
+static __device__ __forceinline__ void begin_plan(const mla_work &work, uint32_t base)
+{
+    const decode_work &w = work.decode;
+    int cluster = (int)(blockIdx.x / work.size);
+    shares all = shares_of(w);
+    split left = {-1, 0, 0};
+    cursor c = {};
+    int tiles = 0;
+
+    if (cluster < all.blocks) {
+        int64_t begin = share_begin(all, cluster), end = share_begin(all, cluster + 1);
+
+        c = cursor_at(w.x, end - 1);
+        int64_t first = end - 1 - c.tile, after = first + c.e.tiles;
+        if (first >= begin && after > end)
+            left = {c.b, c.head, share_of(all, after - 1)};
+        c = cursor_at(w.x, begin);
+        tiles = (int)(end - begin);
+    }
+    if (threadIdx.x % 32 == 0) {
+        if (blockIdx.x % work.size == 0)
+            w.splits[cluster] = left;
+        tell_four(base + NEXT_AT, c.b, c.head, c.tile, tiles);
+    }
+    __syncwarp();
+}
+
+/*
+ * By that warp, which does it for the one that loads: that has few registers, while this one has no
+ * Q between runs. A run is the tiles of one head, or there are none.
+ */
+static __device__ __forceinline__ void plan_run(const mla_work &work, uint32_t base, int number)
+{
+    const cuda_attention &x = work.decode.x;
+    uint4 next = load_shared16(base + NEXT_AT);
+    uint32_t to = base + RUNS_AT + number % 2 * 32;
+    int left = (int)next.w;
+
+    __syncwarp();
+    if (left) {
+        cursor c = {extent_of(x, (int)next.x), (int)next.x, (int)next.y, (int)next.z};
+        int rest = c.e.tiles - c.tile, run = rest < left ? rest : left;
+        int part = c.tile ? 0 : run < c.e.tiles ? BEGINS : BEGINS | WHOLE;
+
+        if (threadIdx.x % 32 == 0) {
+            tell_four(to, (c.e.tile + c.tile) * MLA_KEYS, run, c.e.keys.end, part);
+            tell_four(to + 16, c.b, c.head, keys_of(x, c.e.s, c.e.s.q_len - 1).first,
+                      keys_of(x, c.e.s, 0).end);
+        }
+        advance(x, c, run);
+        if (threadIdx.x % 32 == 0)
+            tell_four(base + NEXT_AT, c.b, c.head, c.tile, left - run);
+    } else if (threadIdx.x % 32 == 0) {
+        tell_four(to, 0, 0, 0, 0);
+    }
+    if (threadIdx.x % 32 == 0)
+        mbarrier_arrive(base + PLANNED + number % 2 * 8);
+    __syncwarp();
+}
+
+/* By a warp, whose lane l knows page and row of piece l: `count` boxes of a tile. */
+static __device__ __forceinline__ void load_boxes(const mla_work &work, uint32_t to, uint32_t full,
+                                                  int from, int count, int pieces, int head,
+                                                  int page, int row)
+{
+    int box = (int)(threadIdx.x % 32) - from;
+
+    if (threadIdx.x % 32 == 0)
+        mbarrier_arrive_expecting(full, (uint32_t)(pieces * work.piece * count * HOPPER_WIDTH));
+    __syncwarp();
+#pragma unroll 1
+    for (int i = (int)(blockIdx.x % work.size); i < pieces; i += work.size) {
+        const int at[4] = {(from + box) * 64, __shfl_sync(ALL_LANES, row, i), head,
+                           __shfl_sync(ALL_LANES, page, i)};
+        uint32_t there = to + (uint32_t)(box * HOPPER_BLOCK + i * work.piece * HOPPER_WIDTH);
+
+        if (box < 0 || box >= count)
+            continue;
+        if (work.size > 1)
+            tensor_load4_multicast(there, &work.k, at, full, 3);
+        else
+            tensor_load4(there, &work.k, at, full);
+    }
+    __syncwarp();
+}
+
+/*
+ * By a warp: the tile of a run that begins with a key; of what it has, the block loads every so
+ * many pieces for its whole cluster.
+ */
+static __device__ __forceinline__ void load_tile(const mla_work &work, uint32_t base,
+                                                 const left_turn &l, const right_turn &r, int key,
+                                                 int flags, uint32_t run)
+{
+    const cuda_attention &x = work.decode.x;
+    int left = (int)load_shared4(run + 8) - key, pieces, page = 0, row = 0;
+    int b = (int)load_shared4(run + 16), head = (int)load_shared4(run + 20);
+
+    left = left < 0 ? 0 : left < MLA_KEYS ? left : MLA_KEYS;
+    pieces = (left + work.piece - 1) / work.piece;
+    if ((int)(threadIdx.x % 32) < pieces) {
+        unsigned number = (unsigned)(key + (int)(threadIdx.x % 32) * work.piece);
+
+        page = x.table[b * x.ld_table + number / (unsigned)x.page_size] * work.k_page;
+        row = (int)(number % (unsigned)x.page_size);
+    }
+    mbarrier_wait(base + RIGHT_EMPTY + r.slot * 8, r.parity ^ 1);
+    if (threadIdx.x % 32 == 0)
+        tell_four(base + TILES_AT + r.slot * 16, key, flags, b, head);
+    head = head / work.share * work.k_head;
+    load_boxes(work, right_at(base, r), base + RIGHT_FULL + r.slot * 8, LEFT, RIGHT, pieces, head,
+               page, row);
+    mbarrier_wait(base + LEFT_EMPTY + l.slot * 8, l.parity ^ 1);
+    load_boxes(work, left_at(base, l), base + LEFT_FULL + l.slot * 8, 0, LEFT, pieces, head, page,
+               row);
+}
+
+/* One warp: all tiles, and what they are. */
+static __device__ __forceinline__ void produce(const mla_work &work, uint32_t base)
+{
+    left_turn l = {0, 0};
+    right_turn r = {0, 0};
+
+#pragma unroll 1
+    for (int number = 0;; number++) {
+        uint32_t run = base + RUNS_AT + number % 2 * 32;
+        int tiles, key;
+
+        mbarrier_wait(base + PLANNED + number % 2 * 8, number / 2 % 2);
+        key = (int)load_shared4(run);
+        tiles = (int)load_shared4(run + 4);
+        if (!tiles)
+            break;
+#pragma unroll 1
+        for (int flags = FIRST; tiles; key += MLA_KEYS, flags = 0) {
+            flags |= (int)load_shared4(run + 12);
+            if (key < (int)load_shared4(run + 24) || key + MLA_KEYS > (int)load_shared4(run + 28))
+                flags |= EDGE;
+            if (!--tiles)
+                flags |= LAST;
+            load_tile(work, base, l, r, key, flags, run);
+            l.advance();
+            r.advance();
+        }
+    }
+    mbarrier_wait(base + RIGHT_EMPTY + r.slot * 8, r.parity ^ 1);
+    if (threadIdx.x == 0) {
+        tell_four(base + TILES_AT + r.slot * 16, 0, STOP, 0, 0);
+        mbarrier_arrive(base + RIGHT_FULL + r.slot * 8);
+    }
+}
+#endif
+
+#endif

@@ -122,6 +122,12 @@ static void *at(enum gpunvme_mem mem, size_t offset)
     return (uint8_t *)(mem == GPUNVME_MEM_GPU ? gpu.gpu : host.cpu) + offset;
 }
 
+/* Each byte is as its neighbour: faster under sanitizers than a loop. */
+static bool are_all(const uint8_t *x, size_t n, uint8_t value)
+{
+    return !n || (x[0] == value && !memcmp(x, x + 1, n - 1));
+}
+
 /* Reads to byte `place` of the memory, and finds the bytes there, and no others. */
 static void reads(enum gpunvme_mem mem, uint64_t offset, size_t nbytes, size_t place,
                   size_t expected)
@@ -135,9 +141,9 @@ static void reads(enum gpunvme_mem mem, uint64_t offset, size_t nbytes, size_t p
     assert_int_equal(done, expected);
     assert_int_equal(gpunvme_mem_copy(got, GPUNVME_MEM_HOST, at(mem, 0), mem, ROOM), GPUNVME_OK);
     assert_memory_equal(got + place, bytes + offset, expected);
-    for (size_t i = 0; i < ROOM; i++)
-        if ((i < place || i >= place + expected) && got[i] != 0xee)
-            fail_msg("byte %zu was touched, of %zu from %zu on", i, expected, place);
+    if (!are_all(got, place, 0xee) ||
+        !are_all(got + place + expected, ROOM - place - expected, 0xee))
+        fail_msg("bytes beside %zu from %zu on were touched", expected, place);
     free(got);
 }
 

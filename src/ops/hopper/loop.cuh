@@ -170,6 +170,9 @@ static __device__ __forceinline__ void hopper_block(const hopper_schedule &sched
     unsigned char *dynamic = dynamic_shared();
     ring mem = lay_out(dynamic);
 
+    /* What is given back must be enough: who takes registers waits until there are as many. */
+    static_assert(128 * SOURCE::FEW + 256 * SOURCE::MANY <= HOPPER_THREADS * HOPPER_REGISTERS,
+                  "a thread begins with fewer registers");
     if (threadIdx.x == 0) {
         tensor_prefetch(&operands.a);
         tensor_prefetch(&operands.b);

@@ -29,6 +29,7 @@ enum {
     HOPPER_MOST_STAGES = 8,               /* of narrower tiles: as many as there is room for */
     HOPPER_OUT_NBYTES = 2 * HOPPER_BLOCK, /* of results on their way out, by warp group */
     HOPPER_THREADS = 3 * 128,             /* one warp group loads, two multiply */
+    HOPPER_REGISTERS = 168,               /* a thread of so many begins with */
     HOPPER_ALIGN = 1024,                  /* of tiles: eight rows, the swizzle's period */
     HOPPER_SHARED_NBYTES = HOPPER_STAGES * HOPPER_STAGE_NBYTES + 2 * HOPPER_OUT_NBYTES +
                            2 * HOPPER_MOST_STAGES * 8 + HOPPER_ALIGN,

@@ -143,7 +143,7 @@ template <int TILE_N, int FAST> struct fp8_epilogue {
 #ifdef HAVE_HOPPER
 /* Sums and products of a stage need more registers. */
 template <int TILE_N> struct fp8_source : tensor_source<1, 0, 0, TILE_N> {
-    enum { FEW = 32, MANY = 240 };
+    enum { FEW = 24, MANY = 240 };
 };
 #endif
 

@@ -704,7 +704,7 @@ static void every_fp8(struct request q)
 {
     for (int i = 0; i < 4; i++)
         for (int dtype = GPUNVME_OPS_E4M3; dtype < GPUNVME_OPS_NALLDTYPES; dtype++) {
-            if (q.tc && i == GPUNVME_MATMUL_SCALE_BLOCK)
+            if ((q.tc && i == GPUNVME_MATMUL_SCALE_BLOCK) || (FEWER_CASES && (i + dtype) % 2))
                 continue;
             q.dtype = dtype;
             q.scaling = i % 3;
@@ -727,6 +727,8 @@ static void fp8_is_right_by_every_scaling(void **state)
 
             if (i > 2 && ((EMULATED || FEWER_CASES) ? t != 2 : t % 3 != 2))
                 continue;
+            if (FEWER_CASES && i == 4)
+                continue;
             q.shape = shapes[i];
             q.ta = t & 1;
             q.tb = t >> 1 & 1;
@@ -742,7 +744,7 @@ static void fp8_results_have_any_wider_type(void **state)
 {
     (void)state;
     for (int out = 0; out < GPUNVME_OPS_NDTYPES; out++)
-        for (int64_t pad = 0; pad < 4; pad += 3) {
+        for (int64_t pad = FEWER_CASES ? 3 : 0; pad < 4; pad += 3) {
             struct request q = plain(70, 136, 272);
 
             q.tb = 1;

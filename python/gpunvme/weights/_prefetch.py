@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +62,6 @@ class Job:
         self._nbytes = files.nbytes[self.rows]
         for i, pick in self.picks.items():
             self._nbytes[i] = pick.nbytes
-        self.shapes, self.codes = self._in_framework()
         #: The types that they are converted to, as the library counts them; 0: none.
         self.dtypes = np.zeros(len(self.names), np.int32)
         if dtype is not None:
@@ -117,16 +117,21 @@ class Job:
         empty.set_checksums(_nothing())
         return Parts.joined([parts, empty])
 
-    def _in_framework(self) -> tuple[list[tuple[int, ...]], list[str]]:
-        """The shape and type of each array."""
-        codes = self._files.codes(self.rows)
+    @cached_property
+    def codes(self) -> list[str]:
+        """The type of each array. An arena is loaded without; thousands of them take a while."""
+        return self._files.codes(self.rows)
+
+    @cached_property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shape of each array; likewise."""
         shapes = self._files.shapes(self.rows)
-        if "F4" in codes:
+        if "F4" in self.codes:
             shapes = [to.shape(self._files[name])
                       for to, name in zip(self.targets, self.names)]
         for i, pick in self.picks.items():
             shapes[i] = pick.box_shape
-        return shapes, codes
+        return shapes
 
     def _each_its_own(self) -> NDArray[np.uint64]:
         self.arrays = [to.empty(shape, code)

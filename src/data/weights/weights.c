@@ -17,7 +17,7 @@
 
 /* Threads that parse headers, beside the caller's: one more for so many bytes. */
 #define MAX_PARSERS   15u
-#define PARSER_NBYTES ((size_t)512 << 10)
+#define PARSER_NBYTES ((size_t)64 << 10)
 
 struct weights_shown weights_show(const char *text)
 {

@@ -93,8 +93,8 @@ def matmul(a: Any, b: Any, *, out: Any = None, alpha: float = 1.0, beta: float =
     may be multiplied with each of a batch. ``compute="tf32"`` multiplies float32 with 10 bits of
     mantissa where the GPU is faster by it.
 
-    float8_e4m3fn and float8_e5m2 (of torch, or any array whose dtype has that name) give float32, or what ``out``
-    has of the three types. Elements of ``a`` and ``b`` are multiplied by ``scale_a`` and
+    Operands may be float8_e4m3fn or float8_e5m2 (of torch, or arrays whose dtype has that name).
+    The result is then float32, or has the type of ``out``: float32, float16 or bfloat16. Elements of ``a`` and ``b`` are multiplied by ``scale_a`` and
     ``scale_b``: float32, where the operands are, one for a tensor (``scaling="tensor"``), one for
     each row of a and column of b (``"row"``), or (m, ceil(k / 128)) of a and (ceil(n / 128),
     ceil(k / 128)) of b (``"block"``). A GPU is fast if a is row-major and b the transpose of such.

@@ -162,8 +162,8 @@ static int can_copy_to(const struct cuda_product *p, const void *to, int64_t ld,
 
 /*
  * Results of the type that the kernel is for (of fp8 any of 16 bits) can leave so if C is only
- * written. What a linear layer
- * adds is done on the way if operands lie as they do there and have 16 bits.
+ * written. What a linear layer adds is done on the way if operands lie as they do there and have 16
+ * bits.
  */
 static int copies_out(const struct cuda_product *p, const struct sides *s)
 {

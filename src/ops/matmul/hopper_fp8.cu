@@ -140,24 +140,19 @@ template <int TILE_N, int FAST> struct fp8_epilogue {
 };
 #endif
 
-#ifdef HAVE_HOPPER
-/* Sums and products of a stage need more registers. */
-template <int TILE_N> struct fp8_source : tensor_source<1, 0, 0, TILE_N> {
-    enum { FEW = 24, MANY = 240 };
-};
-#endif
-
 template <int DTYPE, int TILE_N, int FAST>
 static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     multiply_fp8(const __grid_constant__ hopper_work work)
 {
 #ifdef HAVE_HOPPER
     if constexpr (FAST)
-        hopper_block<hopper_raster, fp8_source<TILE_N>, multiply_from_shared<DTYPE, 0, 0, TILE_N>,
-                     fp8_epilogue<TILE_N, FAST>>(work.schedule, work.operands, 0, work);
+        hopper_block<hopper_raster, tensor_source<1, 0, 0, TILE_N>,
+                     multiply_from_shared<DTYPE, 0, 0, TILE_N>, fp8_epilogue<TILE_N, FAST>>(
+            work.schedule, work.operands, 0, work);
     else
-        hopper_block<hopper_raster, fp8_source<TILE_N>, multiply_in_parts<DTYPE, TILE_N>,
-                     fp8_epilogue<TILE_N, FAST>>(work.schedule, work.operands, 0, work);
+        hopper_block<hopper_raster, tensor_source<1, 0, 0, TILE_N>,
+                     multiply_in_parts<DTYPE, TILE_N>, fp8_epilogue<TILE_N, FAST>>(
+            work.schedule, work.operands, 0, work);
 #endif
 }
 

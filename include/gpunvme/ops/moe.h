@@ -33,7 +33,7 @@ enum gpunvme_moe_weighting {
  * keeps them in f32. All variants are deterministic. On a GPU nothing waits for the host: sizes
  * that follow from the choice stay on the device, and a call may be captured in a graph.
  *
- * Sizes: 1 <= top_k <= experts; dim and hidden are at least 1; tokens may be 0; experts, tokens and
+ * Sizes: 1 <= top_k <= experts; dim and hidden are at least 1; tokens may be 0; all sizes and
  * tokens * top_k are below 2^31.
  */
 struct gpunvme_moe {

@@ -201,12 +201,15 @@ static gpunvme_ops_status_t mla_suits(const struct ops_variant *variant,
     if (!status && (x.rope.dim || x.scale < 0))
         status = ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
                           "variant '%s' takes a positive scale and no rope", variant->name);
+    if (!status && !p->pages)
+        status = ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "variant '%s' takes a cache with pages",
+                          variant->name);
     if (status || call->any_pointers)
         return status;
     if (!same_rows(&x.k, &x.v))
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
                         "variant '%s' takes V that is K, in the same memory", variant->name);
-    if (!x.q.vectors || (p->pages && !hopper_reads(&x.k, x.page_size)))
+    if (!x.q.vectors || !hopper_reads(&x.k, x.page_size))
         return ops_fail(GPUNVME_OPS_ERR_ALIGN,
                         "variant '%s' needs all rows of Q and K at multiples of 16 bytes",
                         variant->name);

@@ -439,9 +439,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 int mla_group(const struct cuda_attention *x)
 {
-    int group = x->q_len > 2 * MLA_ROWS ? 0 : x->group;
+    int most = x->q_len ? (int)(2 * MLA_ROWS / x->q_len) : x->group;
+    int group = x->group < most ? x->group : most;
 
-    while (group && (x->group % group || x->q_len * group > 2 * MLA_ROWS))
+    while (group && x->group % group)
         group--;
     return group;
 }

@@ -282,6 +282,25 @@ static struct crew_piece rest_of(struct gpunvme_io *io)
     return rest;
 }
 
+/* Adds to a piece, which is a range of a gather, those behind it that may share it. */
+static void add_ranges(struct crew_piece *piece, size_t max_nbytes)
+{
+    const struct gpunvme_io *io = piece->io;
+    size_t group = atomic_load_explicit(&piece->store->queue.group_nbytes, memory_order_relaxed);
+    size_t left = io->n - io->priv.at, n;
+
+    if (!io->offsets || io->op != GPUNVME_OP_READ || io->stride != io->nbytes || io->priv.in)
+        return;
+    n = (group < max_nbytes ? group : max_nbytes) / io->nbytes;
+    if (n > left)
+        n = left;
+    if (n < 2)
+        return;
+    piece->offsets = io->offsets + io->priv.at;
+    piece->each = io->nbytes;
+    piece->nbytes = n * io->nbytes;
+}
+
 /* The next piece of a store's first transfer; *rest gets the bytes of its range. */
 static struct crew_piece next_piece(const struct crew *crew, const struct gpunvme_store *store,
                                     size_t *rest)
@@ -294,6 +313,7 @@ static struct crew_piece next_piece(const struct crew *crew, const struct gpunvm
     piece.nbytes = max_nbytes - (size_t)(piece.offset & (max_nbytes - 1));
     if (piece.nbytes > *rest)
         piece.nbytes = *rest;
+    add_ranges(&piece, max_nbytes);
     return piece;
 }
 
@@ -306,10 +326,13 @@ static void take_off(struct crew *crew, const struct crew_piece *piece, size_t r
     unlink_io(io);
     atomic_fetch_add(&queue->in_hand, 1);
     io->priv.taken += piece->nbytes;
-    io->priv.in += piece->nbytes;
-    if (piece->nbytes == rest) {
+    if (piece->offsets) {
+        io->priv.at += piece->nbytes / piece->each;
+    } else if (piece->nbytes == rest) {
         io->priv.in = 0;
         io->priv.at++;
+    } else {
+        io->priv.in += piece->nbytes;
     }
     if (io->priv.taken < io->priv.total) {
         *queue->last = io;

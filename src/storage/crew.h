@@ -20,7 +20,10 @@ struct crew;
 struct lane;
 struct worker;
 
-/* A piece of a transfer: one range of the store, and of memory. One of 0 bytes is a flush. */
+/*
+ * A piece of a transfer: one range of memory, and one of the store, or several ranges of equal
+ * length if the backend has set queue.group_nbytes. One of 0 bytes is a flush.
+ */
 struct crew_piece {
     struct gpunvme_io *io;
     struct gpunvme_store *store;
@@ -28,6 +31,8 @@ struct crew_piece {
     uint64_t offset; /* byte of the store */
     uint8_t *ptr;
     size_t nbytes;
+    const uint64_t *offsets; /* of its ranges in the store, `each` bytes long; NULL: it is one */
+    size_t each;
     enum gpunvme_op op;
     enum gpunvme_mem mem;
     struct store_region *region; /* registered memory that it lies in; NULL: none */
@@ -165,5 +170,20 @@ size_t crew_take(struct lane *lane, struct crew_piece *pieces, size_t room);
 
 /* Ends a piece: store_io_piece(), or for a flush store_io_end(). */
 void crew_end(const struct crew_piece *piece, gpunvme_err_t err, size_t done);
+
+/* The byte of the store that byte `at` of a piece is; *nbytes: how many of the piece follow it in
+ * the same range, itself included. */
+static inline uint64_t crew_offset(const struct crew_piece *piece, size_t at, size_t *nbytes)
+{
+    size_t in;
+
+    if (!piece->offsets) {
+        *nbytes = piece->nbytes - at;
+        return piece->offset + at;
+    }
+    in = at % piece->each;
+    *nbytes = piece->each - in;
+    return piece->offsets[at / piece->each] + in;
+}
 
 #endif

@@ -179,7 +179,12 @@ struct crew_queue {
     size_t least_nbytes; /* if there would be fewer pieces than lanes, they are made smaller, down
                             to this power of two; 0: never */
     size_t max_in_hand;  /* 0: no limit */
-    unsigned nlanes;     /* lanes that may serve it, from first_lane on; 0: all */
+    /*
+     * Ranges of a gather that lie one behind the other in memory may share a piece of up to so many
+     * bytes; 0: each is a piece of its own. The backend may change it at any time.
+     */
+    _Atomic size_t group_nbytes;
+    unsigned nlanes; /* lanes that may serve it, from first_lane on; 0: all */
     unsigned first_lane;
 };
 

@@ -286,6 +286,47 @@ static void pieces_end_at_multiples_of_the_piece_size(void **state)
     }
 }
 
+static void small_ranges_of_a_gather_share_pieces(void **state)
+{
+    /* Of 10 ranges of 1,000 bytes a piece has four, and the last one two. */
+    const uint64_t offsets[] = {5, 9000, 3000, 77777, 0, 1000, 2000, 50000, 40000, 30000};
+    struct gpunvme_io io = {.ptr = file, .nbytes = 1000, .stride = 1000, .offsets = offsets};
+    size_t left;
+
+    (void)state;
+    io.n = 10;
+    store.queue.group_nbytes = PIECE;
+    started(&by_one, 1);
+    submitted(&io, 1);
+    assert_int_equal(gpunvme_io_wait(&io, LONG_NS), GPUNVME_OK);
+    assert_int_equal(io.done, 10000);
+    assert_int_equal(nseen, 3);
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(seen[i].at, i * 4000);
+        assert_ptr_equal(seen[i].ptr, file + i * 4000);
+        assert_int_equal(seen[i].nbytes, i < 2 ? 4000 : 2000);
+    }
+    assert_int_equal(crew_offset(&seen[1], 3100, &left), 50100);
+    assert_int_equal(left, 900);
+}
+
+static void ranges_with_gaps_between_them_are_pieces_of_their_own(void **state)
+{
+    const uint64_t offsets[] = {5, 9000, 3000};
+    struct gpunvme_io io = {.ptr = file, .nbytes = 1000, .stride = 1001, .offsets = offsets};
+
+    (void)state;
+    io.n = 3;
+    store.queue.group_nbytes = PIECE;
+    started(&by_one, 1);
+    submitted(&io, 1);
+    assert_int_equal(gpunvme_io_wait(&io, LONG_NS), GPUNVME_OK);
+    assert_int_equal(io.done, 3000);
+    assert_int_equal(nseen, 3);
+    assert_int_equal(seen[1].offset, 9000);
+    assert_null(seen[1].offsets);
+}
+
 static void a_small_transfer_does_not_wait_for_a_huge_one(void **state)
 {
     struct gpunvme_io ios[3] = {io_of(0, 1000 * PIECE), io_of(1 << 30, 100), io_of(1 << 29, 9000)};
@@ -712,6 +753,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(pieces_end_at_multiples_of_the_piece_size),
+        TEST(small_ranges_of_a_gather_share_pieces),
+        TEST(ranges_with_gaps_between_them_are_pieces_of_their_own),
         TEST(a_small_transfer_does_not_wait_for_a_huge_one),
         TEST(one_lane_that_takes_many_takes_them_in_turn),
         TEST(what_is_left_is_shared_by_the_lanes),

@@ -236,6 +236,69 @@ static void thousands_of_small_reads_land_each_in_its_place(void **state)
     free(ios);
 }
 
+/* Reads `n` ranges of `nbytes` bytes from memory's byte 5 on; *done gets the valid prefix. */
+static void gathers(enum gpunvme_mem mem, const uint64_t *offsets, size_t n, size_t nbytes,
+                    size_t expected)
+{
+    uint8_t *got = malloc(ROOM);
+    size_t done = 0, whole = expected / nbytes;
+
+    assert_int_equal(gpunvme_mem_fill(at(mem, 0), mem, 0xee, ROOM), GPUNVME_OK);
+    if (gpunvme_store_gather(store, offsets, n, nbytes, at(mem, 5), nbytes, mem, &done))
+        fail_msg("%s", gpunvme_err_detail());
+    assert_int_equal(done, expected);
+    assert_int_equal(gpunvme_mem_copy(got, GPUNVME_MEM_HOST, at(mem, 0), mem, ROOM), GPUNVME_OK);
+    for (size_t i = 0; i < whole; i++)
+        assert_memory_equal(got + 5 + i * nbytes, bytes + offsets[i], nbytes);
+    assert_memory_equal(got + 5 + whole * nbytes, bytes + offsets[whole], expected % nbytes);
+    assert_true(are_all(got, 5, 0xee));
+    assert_true(are_all(got + 5 + n * nbytes, ROOM - 5 - n * nbytes, 0xee));
+    free(got);
+}
+
+/* Cached or not, or half of each: then ranges that share a piece come from both. */
+static void ranges_of_a_gather_land_each_in_its_place(void **state)
+{
+    enum { N = 3000, SIZE = 1111 };
+    static const char *const options[] = {"", "direct=on", "direct=off,uring=off"};
+    uint64_t *offsets = calloc(N + 1, sizeof(*offsets));
+
+    (void)state;
+    for (size_t i = 0; i < N; i++)
+        offsets[i] = (i * 7919 * 131) % (4 * MIB - SIZE);
+    for (size_t k = 0; k < sizeof(options) / sizeof(options[0]); k++)
+        for (int gpu_too = 0; gpu_too < 2; gpu_too++) {
+            enum gpunvme_mem mem = gpu_too ? GPUNVME_MEM_GPU : GPUNVME_MEM_HOST;
+
+            contains(4 * MIB);
+            open_as(options[k], 0);
+            gathers(mem, offsets, N, SIZE, N * SIZE);
+            reads(GPUNVME_MEM_HOST, 0, 4 * MIB, 0, 4 * MIB);
+            gathers(mem, offsets, N, SIZE, N * SIZE);
+            posix_fadvise(fd, 2 * MIB, 2 * MIB, POSIX_FADV_DONTNEED);
+            gathers(mem, offsets, N, SIZE, N * SIZE);
+            assert_int_equal(gpunvme_close(store), GPUNVME_OK);
+            store = NULL;
+        }
+    free(offsets);
+}
+
+static void a_gather_ends_where_its_first_short_range_does(void **state)
+{
+    uint64_t offsets[101];
+
+    (void)state;
+    for (size_t i = 0; i < 101; i++)
+        offsets[i] = i * 3000;
+    offsets[60] = MIB - 77;
+    contains(MIB);
+    open_as("", 0);
+    for (int again = 0; again < 2; again++) { /* then it is cached */
+        gathers(GPUNVME_MEM_HOST, offsets, 100, 500, 60 * 500 + 77);
+        gathers(GPUNVME_MEM_GPU, offsets, 100, 500, 60 * 500 + 77);
+    }
+}
+
 /* ---- Writes ------------------------------------------------------------------------------------
  */
 
@@ -951,6 +1014,8 @@ int main(int argc, char **argv)
         TEST(crooked_places_are_filled_exactly),
         BOTH(holes_are_zeroes),
         BOTH(thousands_of_small_reads_land_each_in_its_place),
+        BOTH(ranges_of_a_gather_land_each_in_its_place),
+        BOTH(a_gather_ends_where_its_first_short_range_does),
         BOTH(reads_and_writes_of_a_batch_do_not_mix),
         BOTH(writes_change_what_they_should_and_nothing_else),
         TEST(a_full_file_system_in_memory_is_nospc_and_the_store_goes_on),

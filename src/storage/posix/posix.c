@@ -68,6 +68,8 @@ static gpunvme_err_t set_limits(struct gpunvme_store *store, struct posix *posix
         chunk = o->chunk_nbytes < POSIX_MEMORY_CHUNK ? o->chunk_nbytes : POSIX_MEMORY_CHUNK;
     store->queue.piece_nbytes = chunk;
     store->queue.least_nbytes = LEAST_SHARE;
+    if (posix->file.in_memory)
+        atomic_store(&store->queue.group_nbytes, chunk);
     return GPUNVME_OK;
 }
 

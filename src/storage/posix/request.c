@@ -72,9 +72,8 @@ static void plan(struct posix_op *op)
     const struct gpunvme_io *io = op->piece.io;
     size_t mask = file->align - 1, straight;
 
-    op->at = op->piece.offset + op->done;
+    op->at = crew_offset(&op->piece, op->done, &op->asked);
     op->memory = op->cpu + op->done;
-    op->asked = op->piece.nbytes - op->done;
     op->before = 0;
     op->direct = posix_is_served(op); /* it may write past the page cache */
     if (op->direct)

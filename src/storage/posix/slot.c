@@ -2,6 +2,8 @@
  *
  * Pieces in slots: where they lie, when their copies begin, and their end.
  */
+#include <stdlib.h>
+
 #include "base/fail.h"
 #include "gpunvme/memory.h"
 #include "storage/futex.h"
@@ -16,14 +18,19 @@ void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err
     enum gpunvme_route route = posix_is_gpu(op) ? op->piece.store->gpu_route : GPUNVME_ROUTE_HOST;
     size_t done = err ? 0 : op->done;
 
-    if (!err && op->error)
-        err = base_fail_errno(
-            op->error, "%s%zu bytes at offset %llu", kind == GPUNVME_OP_FLUSH ? "flush of " : "",
-            op->piece.nbytes - op->done, (unsigned long long)(op->piece.offset + op->done));
+    if (!err && op->error) {
+        size_t nbytes = 0;
+        uint64_t offset = crew_offset(&op->piece, op->done, &nbytes);
+
+        err = base_fail_errno(op->error, "%s%zu bytes at offset %llu",
+                              kind == GPUNVME_OP_FLUSH ? "flush of " : "", nbytes,
+                              (unsigned long long)offset);
+    }
     if (done)
         store_moved(op->piece.io, route, done);
     lane_share_give(&w->shares, op->piece.store->dev, posix_cost_of(&op->piece));
     crew_end(&op->piece, err, done);
+    free(op->offsets);
     op->next = w->free;
     w->free = op;
 }
@@ -131,6 +138,11 @@ void posix_seal(struct posix_worker *w)
         copy_slot(w, slot);
 }
 
+static bool may_be_direct(const struct posix_op *op)
+{
+    return posix_of(op)->file.direct_fd >= 0 && !op->buffered;
+}
+
 /*
  * Where a piece of `nbytes` begins in a slot that is used up to `used`. With O_DIRECT it lies in
  * its page as in the file's; else as its memory lies within 16 bytes, which copies fastest, and
@@ -138,7 +150,7 @@ void posix_seal(struct posix_worker *w)
  */
 static size_t place_of(const struct posix_op *op, size_t used)
 {
-    if (posix_of(op)->file.direct_fd < 0)
+    if (!may_be_direct(op))
         return used + (((uintptr_t)op->piece.ptr - used) & 15);
     used = (used + POSIX_PAGE - 1) & ~(size_t)(POSIX_PAGE - 1);
     return used + (size_t)(op->piece.offset & (POSIX_PAGE - 1));
@@ -149,7 +161,7 @@ static size_t used_behind(const struct posix_op *op, size_t place)
 {
     size_t used = place + op->piece.nbytes;
 
-    if (posix_of(op)->file.direct_fd < 0)
+    if (!may_be_direct(op))
         return used;
     return (used + POSIX_PAGE - 1) & ~(size_t)(POSIX_PAGE - 1);
 }

@@ -2,6 +2,7 @@
  *
  * What a lane does: takes pieces, has many under way, and ends each. posix.h has the plan of it.
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -17,6 +18,7 @@
     (16u << 20)                 /* bytes in hand that drives are asked for; more would keep none   \
                                    busier, and others from it. One device has half of it */
 #define ENOUGH_QUICK (8u << 20) /* of a device, that are copied at once */
+#define CACHED_GROUP (1u << 20) /* bytes of a gather's ranges in a piece, of what is cached */
 #define LOOK_TURNS   64u        /* of a lane that always finds work, between looks at copies */
 #define NAP_GATED_NS 20000u
 #define NAP_SLOT_NS  100000u
@@ -26,13 +28,56 @@
 
 /* ---- Starting pieces ------------------------------------------------------------------------- */
 
+/*
+ * Ranges of a gather share pieces as long as they are copied from memory: a drive has more of them
+ * to do at once if each is a piece of its own.
+ */
+static void set_group(struct gpunvme_store *store, bool is_cached)
+{
+    const struct posix *posix = store->priv;
+    size_t group = is_cached && !posix->serve_gpu ? CACHED_GROUP : 0;
+
+    if (!posix->file.in_memory &&
+        atomic_load_explicit(&store->queue.group_nbytes, memory_order_relaxed) != group)
+        atomic_store_explicit(&store->queue.group_nbytes, group, memory_order_relaxed);
+}
+
+/*
+ * Before a piece has to wait: a transfer whose time is up meanwhile is the caller's again, and so
+ * are its offsets. False: no memory.
+ */
+static bool keep_offsets(struct posix_op *op)
+{
+    size_t nbytes;
+
+    if (!op->piece.offsets || op->offsets)
+        return true;
+    nbytes = op->piece.nbytes / op->piece.each * sizeof(op->offsets[0]);
+    op->offsets = malloc(nbytes);
+    if (!op->offsets)
+        return false;
+    op->piece.offsets = memcpy(op->offsets, op->piece.offsets, nbytes);
+    return true;
+}
+
 /* Takes from the page cache what is there. */
 static void look(struct posix_op *op)
 {
     struct posix_file *file = &posix_of(op)->file;
+    enum posix_look found = POSIX_LOOK_PART;
 
-    if (posix_file_is_warm(file, op->piece.offset))
-        posix_file_look(file, op->cpu, op->piece.nbytes, op->piece.offset, &op->done, &op->end);
+    if (posix_file_is_warm(file, op->piece.offset)) {
+        do {
+            size_t nbytes, got;
+            uint64_t offset = crew_offset(&op->piece, op->done, &nbytes);
+
+            found = posix_file_look(file, op->cpu + op->done, nbytes, offset, &got, &op->end);
+            op->done += got;
+        } while (found == POSIX_LOOK_ALL && !op->end && op->done < op->piece.nbytes);
+    }
+    set_group(op->piece.store, found == POSIX_LOOK_ALL);
+    if (found != POSIX_LOOK_ALL && !keep_offsets(op))
+        op->error = ENOMEM;
 }
 
 /* A read into the caller's memory that O_DIRECT does not take goes through a slot. */
@@ -40,7 +85,8 @@ static bool is_crooked(const struct posix_op *op)
 {
     const struct posix_file *file = &posix_of(op)->file;
 
-    return !op->done && !op->end && posix_file_direct(file, GPUNVME_OP_READ, op->piece.nbytes) &&
+    return !op->done && !op->end && !op->buffered &&
+           posix_file_direct(file, GPUNVME_OP_READ, op->piece.nbytes) &&
            ((op->piece.offset | op->piece.nbytes) & (file->align - 1) ||
             (uintptr_t)op->piece.ptr & (file->memory_align - 1));
 }
@@ -85,6 +131,10 @@ static void start_gpu(struct posix_worker *w, struct posix_op *op)
         return;
     }
     if (!posix_put_in_slot(w, op)) {
+        if (!keep_offsets(op)) {
+            posix_end_op(w, op, base_fail(GPUNVME_ERR_NOMEM, "offsets of a gather"));
+            return;
+        }
         op->next = NULL;
         *w->last_waiting = op;
         w->last_waiting = &op->next;
@@ -142,6 +192,7 @@ static void begin(struct lane *lane, const struct crew_piece *piece)
     w->free = op->next;
     memset(op, 0, sizeof(*op));
     op->piece = *piece;
+    op->buffered = piece->offsets; /* O_DIRECT would read whole blocks, into neighbours' memory */
     w->nbegun++;
     start(w, op);
 }

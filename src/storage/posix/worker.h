@@ -21,6 +21,7 @@ struct posix_op {
     struct pool_job job; /* its request, where a thread of the pool makes it … */
     ssize_t result;      /* … and what came of that: bytes or -errno */
     struct crew_piece piece;
+    uint64_t *offsets;       /* a copy of the piece's; NULL: they are the transfer's */
     struct posix_slot *slot; /* that its bytes go through; NULL: none */
     uint8_t *cpu;            /* its first byte in host memory */
     size_t done;             /* bytes that the file has moved */

@@ -18,10 +18,19 @@ if [ ! -e "$root/CMakeLists.txt" ]; then # share/gpunvme
 fi
 "$root/scripts/install-deps.sh" build
 
+# CUDA code for this machine's GPUs only, since it takes most of the time; none without a GPU.
+architectures=$(timeout 30 nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null |
+    awk '$1 >= 8 { print $1 == 9.0 ? "90a" : "80" }' | sort -u | paste -sd ';') || true
+cuda=(-DGPUNVME_CUDA=AUTO "-DGPUNVME_CUDA_ARCHITECTURES=$architectures")
+if [ -z "$architectures" ]; then
+    cuda=(-DGPUNVME_CUDA=OFF)
+    echo "no GPU of compute capability 8.0 or later was found: CUDA code is not built"
+fi
+
 echo "building (log: $log)"
 mkdir -p "$build"
 if ! (cd "$root" &&
-    cmake --preset install -B "$build" -DGPUNVME_USE_SIM=ON &&
+    cmake --preset install -B "$build" -DGPUNVME_USE_SIM=ON "${cuda[@]}" &&
     cmake --build "$build" --target gpunvme_cli) >"$log" 2>&1; then
     tail -n 40 "$log" >&2
     echo "quickstart.sh: the build failed; all of its output is in $log" >&2

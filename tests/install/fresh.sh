@@ -54,7 +54,16 @@ printf '#!/bin/sh\necho "$0 $*"\n' >"$2/cli/gpunvme"
 chmod +x "$2/cli/gpunvme"
 END
 chmod +x bin/cmake
+printf '#!/bin/sh\nexit 9\n' >bin/nvidia-smi
+chmod +x bin/nvidia-smi
 NOTES=$folder/notes PATH=$folder/bin:$PATH tree/scripts/quickstart.sh some.file >out
 grep -q "tree/build/quickstart/cli/gpunvme quickstart some.file" out || fail "ran $(cat out)"
 grep -q -- "-DGPUNVME_USE_SIM=ON" notes || fail "did not ask for the software controller: $(cat notes)"
+grep -q -- "-DGPUNVME_CUDA=OFF" notes || fail "built CUDA code without a GPU: $(cat notes)"
 [ -z "$(ls -A tree/build/release)" ] || fail "wrote to build/release: $(ls -A tree/build/release)"
+
+echo "quickstart.sh builds CUDA code for the machine's GPUs only"
+printf '#!/bin/sh\nprintf "9.0\\n8.6\\n12.0\\n7.5\\n"\n' >bin/nvidia-smi
+: >notes
+NOTES=$folder/notes PATH=$folder/bin:$PATH tree/scripts/quickstart.sh >out
+grep -q -- "-DGPUNVME_CUDA=AUTO -DGPUNVME_CUDA_ARCHITECTURES=80;90a\$" notes || fail "asked for $(cat notes)"

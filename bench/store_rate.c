@@ -17,6 +17,7 @@
  *       --make BYTES         first makes the file, so large
  *       --cold               drops the file from the page cache before each run
  *       --whole              opening and closing the store count
+ *       --flush              so does a flush at the end of each run
  *       --vary "a=1;b=2,c=3" the same with each of these options of the store, in turn
  *
  * GB are 10^9 bytes. CPU seconds are the process's, system calls included, but not the kernel's own
@@ -44,7 +45,7 @@ struct job {
     enum gpunvme_mem mem;
     size_t total, block, batch, make;
     unsigned runs;
-    bool random, cold, whole;
+    bool random, cold, whole, flush;
 
     char opened[4096]; /* the URI with its options */
     struct gpunvme_store *store;
@@ -292,6 +293,8 @@ static void run_once(struct job *j, unsigned i, double *wall, double *cpu)
         move_in_batches(j);
     else
         move_one_by_one(j);
+    if (j->flush)
+        check("flush", gpunvme_store_flush(j->store));
     closed = bench_now_s();
     if (j->whole)
         check("close", gpunvme_close(j->store));
@@ -343,9 +346,9 @@ static void tell(struct job *j, struct bench_stat gb, struct bench_stat cpu,
     printf("%s\n {\"op\": \"%s\", \"mem\": \"%s\"", another ? "," : "",
            j->op == GPUNVME_OP_READ ? "read" : "write", mem_names[j->mem]);
     another = true;
-    printf(", \"order\": \"%s\", \"cache\": \"%s\", \"whole\": %s",
+    printf(", \"order\": \"%s\", \"cache\": \"%s\", \"whole\": %s, \"flush\": %s",
            j->random ? "random" : "sequence", j->cold ? "cold" : "as it is",
-           j->whole ? "true" : "false");
+           j->whole ? "true" : "false", j->flush ? "true" : "false");
     printf(", \"bytes\": %zu, \"block\": %zu, \"batch\": %zu, \"runs\": %u", j->total, j->block,
            j->batch, j->runs);
     print_stat("gb_per_s", gb);
@@ -460,7 +463,7 @@ static void parse(struct job *j, int argc, char **argv)
         {"total", 1, NULL, 't'},  {"block", 1, NULL, 'b'}, {"batch", 1, NULL, 'n'},
         {"random", 0, NULL, 'r'}, {"runs", 1, NULL, 'R'},  {"make", 1, NULL, 'M'},
         {"cold", 0, NULL, 'c'},   {"whole", 0, NULL, 'w'}, {"vary", 1, NULL, 'v'},
-        {NULL, 0, NULL, 0}};
+        {"flush", 0, NULL, 'f'},  {NULL, 0, NULL, 0}};
     int c;
 
     while ((c = getopt_long(argc, argv, "", options, NULL)) != -1) {
@@ -497,6 +500,9 @@ static void parse(struct job *j, int argc, char **argv)
             break;
         case 'w':
             j->whole = true;
+            break;
+        case 'f':
+            j->flush = true;
             break;
         case 'v':
             j->vary = optarg;

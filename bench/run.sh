@@ -50,7 +50,11 @@ measure footprint "$build/bench/footprint"
 without image_vs_fio fio jq || measure image_vs_fio bench/image_vs_fio.sh "$build"
 measure store_ways bench/store_ways.sh "$build"
 bench/store_rate.sh "$build" "$out/store_rate" || failed=1
-without disk_vs_fio fio || measure disk_vs_fio bench/disk_vs_fio.py "$build"
+without disk_vs_fio fio || {
+    measure disk_vs_fio bench/disk_vs_fio.py "$build"
+    measure disk_vs_fio_write bench/disk_vs_fio.py --op write "$build"
+}
+measure many_files "$build/bench/many_files"
 if [[ -x $build/bench/gpu_io ]]; then
     bench/gpu_sweep.sh --out "$out/gpu_sweep.json" "$build"
     rc=$?

@@ -130,6 +130,13 @@ const struct gpunvme_tensor *gpunvme_weights_find(const struct gpunvme_weights *
 gpunvme_err_t gpunvme_weights_match(const struct gpunvme_weights *weights, const char *pattern,
                                     const struct gpunvme_tensor **tensors, size_t room, size_t *n);
 
+/*
+ * Writes the names of all tensors to `text`, in the order of gpunvme_weights_at(), each with its
+ * NUL, if all of them fit into `room` bytes. *nbytes is how many bytes they take.
+ */
+gpunvme_err_t gpunvme_weights_names(const struct gpunvme_weights *weights, char *text, size_t room,
+                                    size_t *nbytes);
+
 /* The number of files, and the URI and store of each (NULL behind the last), owned by `weights`. */
 size_t gpunvme_weights_nfiles(const struct gpunvme_weights *weights);
 const char *gpunvme_weights_uri(const struct gpunvme_weights *weights, size_t file);

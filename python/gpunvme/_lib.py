@@ -1490,6 +1490,7 @@ _FUNCTIONS: dict[str, tuple[type | None, ...]] = {
     "gpunvme_weights_close": (c_int, c_void_p),
     "gpunvme_weights_count": (c_size_t, c_void_p),
     "gpunvme_weights_at": (c_void_p, c_void_p, c_size_t),
+    "gpunvme_weights_names": (c_int, c_void_p, c_void_p, c_size_t, c_void_p),
     "gpunvme_weights_nfiles": (c_size_t, c_void_p),
     "gpunvme_weights_store": (c_void_p, c_void_p, c_size_t),
     "gpunvme_weights_metadata": (

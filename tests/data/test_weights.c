@@ -300,6 +300,25 @@ static void a_header_of_more_values_than_tensors_have_takes_little_memory(void *
     refused_in_little_memory("{\"w\":{\"x\":[1", ",1", GPUNVME_ERR_LIMIT, "8000000 values");
 }
 
+static void all_names_are_given_at_once_where_there_is_room(void **state)
+{
+    struct gpunvme_weights *w;
+    char text[8] = "unset";
+    size_t nbytes;
+
+    (void)state;
+    make("two.safetensors", TWO, 34);
+    w = open_good("two.safetensors");
+    assert_int_equal(gpunvme_weights_names(w, NULL, 0, &nbytes), GPUNVME_OK);
+    assert_int_equal(nbytes, 4);
+    assert_int_equal(gpunvme_weights_names(w, text, 3, &nbytes), GPUNVME_OK);
+    assert_string_equal(text, "unset");
+    assert_int_equal(gpunvme_weights_names(w, text, 4, &nbytes), GPUNVME_OK);
+    assert_memory_equal(text, "a\0b\0t", 6);
+    assert_int_equal(gpunvme_weights_names(w, NULL, 4, &nbytes), GPUNVME_ERR_INVALID);
+    gpunvme_weights_close(w);
+}
+
 /* 51 bytes each and a name. */
 static void the_shortest_tensors_are_accepted(void **state)
 {
@@ -1685,6 +1704,7 @@ int main(void)
         cmocka_unit_test(a_key_that_is_there_twice_is_refused),
         cmocka_unit_test(deep_nesting_is_refused),
         cmocka_unit_test(a_header_of_more_values_than_tensors_have_takes_little_memory),
+        cmocka_unit_test(all_names_are_given_at_once_where_there_is_room),
         cmocka_unit_test(the_shortest_tensors_are_accepted),
         cmocka_unit_test(brackets_in_a_string_are_no_arrays),
         cmocka_unit_test(a_header_that_does_not_fit_into_its_file_is_refused),

@@ -235,6 +235,23 @@ def test_views_of_an_arena_outlive_it_and_are_no_views_for_autograd(file: Path) 
     assert b._version == version
 
 
+@pytest.mark.parametrize("torch_has", [True, False])
+def test_neighbours_that_are_alike_are_tensors_of_their_own(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_has: bool) -> None:
+    if not torch_has:  # it is no part of torch's interface
+        monkeypatch.delattr(torch._C, "_AutoDispatchBelowADInplaceOrView")
+    shapes = [(3, 5), (3, 5), (3, 5), (5, 3), (), (), (0, 5), (0, 5), (3, 5), (700,), (3, 5)]
+    kept = {f"{i:02}": raw("bfloat16", shape, i) for i, shape in enumerate(shapes)}
+    wt.save_file(kept, tmp_path / "x.safetensors")
+    with weights.prefetch(tmp_path / "x.safetensors", arena=True) as loader:
+        found = dict(loader)
+    assert all(same(found[name], t) for name, t in kept.items())
+    versions = {name: t._version for name, t in found.items()}
+    found["01"].zero_()
+    assert all(t._base is None for t in found.values())
+    assert {name for name, t in found.items() if t._version != versions[name]} == {"01"}
+
+
 def test_prefetch_puts_tensors_where_the_map_says(file: Path) -> None:
     devices = {"": "cpu", "float32": "meta"}
     with weights.prefetch(file, device_map=devices, arena=True) as loader:

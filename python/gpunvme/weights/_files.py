@@ -81,6 +81,18 @@ def _array(rank: int) -> type[ctypes.Array[ctypes.c_uint64]]:
     return ctypes.c_uint64 * rank
 
 
+def _numbers_at(addresses: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
+    """The ``n`` numbers of 64 bits at each of these addresses, one row each."""
+    if not n or not len(addresses):
+        return np.empty((len(addresses), n), np.uint64)
+    first, last = int(addresses.min()), int(addresses.max())
+    # A view of all memory from the first to the last; only these numbers of it are read.
+    between = (ctypes.c_uint64 * ((last - first) // 8 + n)).from_address(first)
+    at = (addresses - np.uint64(first)) // np.uint64(8)
+    memory: NDArray[np.uint64] = np.frombuffer(between, np.uint64)
+    return memory[at[:, None] + np.arange(n, dtype=np.uint64)]
+
+
 def uri_of(name: Name, require: str | None) -> bytes:
     """The URI of a file, with an option that requires a route to GPU memory."""
     text = os.fsdecode(name)
@@ -145,9 +157,15 @@ class Files:
             self.addresses = first + np.arange(n, dtype=np.uint64) * np.uint64(_TENSOR.itemsize)
             self._columns = np.frombuffer((_lib.Tensor * n).from_address(first), _TENSOR)
         self.nbytes = self._columns["nbytes"]  #: of each
-        names = [string_at(address).decode() for address in self._columns["name"].tolist()]
         #: The row of each name, in the order of the rows.
-        self.index = dict(zip(names, range(n)))
+        self.index = dict(zip(self._names(), range(n)))
+
+    def _names(self) -> list[str]:
+        need = ctypes.c_size_t()
+        lib.gpunvme_weights_names(self.handle, None, 0, ctypes.byref(need))
+        text = ctypes.create_string_buffer(need.value)
+        lib.gpunvme_weights_names(self.handle, text, need.value, ctypes.byref(need))
+        return text.raw.decode().split("\0")[:-1]
 
     def codes(self, rows: NDArray[np.int64]) -> list[str]:
         """The types of these rows."""
@@ -157,15 +175,14 @@ class Files:
 
     def shapes(self, rows: NDArray[np.int64]) -> list[tuple[int, ...]]:
         """The shapes of these rows. Equal ones are one object, since there are thousands."""
-        known: dict[bytes, tuple[int, ...]] = {b"": ()}
-        found = []
-        for rank, dims in zip(self._columns["rank"][rows].tolist(),
-                              self._columns["shape"][rows].tolist()):
-            key = string_at(dims, 8 * rank) if rank else b""
-            shape = known.get(key)
-            if shape is None:
-                shape = known[key] = tuple(np.frombuffer(key, np.uint64).tolist())
-            found.append(shape)
+        known: dict[tuple[int, ...], tuple[int, ...]] = {}
+        found: list[tuple[int, ...]] = [()] * len(rows)
+        columns = self._columns[rows]
+        for rank in set(columns["rank"].tolist()):
+            where = np.flatnonzero(columns["rank"] == rank)
+            dims = _numbers_at(columns["shape"][where], rank)
+            for i, shape in zip(where.tolist(), map(tuple, dims.tolist())):
+                found[i] = known.setdefault(shape, shape)
         return found
 
     def row(self, name: str) -> int:

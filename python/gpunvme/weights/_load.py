@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
-_ROOM = 256  # parts taken by one call
+_ROOM = 1024  # parts taken by one call
 _ONE_CALL = 1 << 20  # bytes that are loaded by one call, without a thread
 
 _running: set[Load] = set()
@@ -125,11 +125,11 @@ class Parts:
             self._keep.append(ranges)
         self._rows["ranges"][i] = address
 
-    def landed(self, addresses: Sequence[int | None]) -> list[int]:
+    def landed(self, addresses: NDArray[np.uint64]) -> list[int]:
         """The indexes of the parts at these addresses that have no error."""
-        indexes = (np.array(addresses, np.uint64) - np.uint64(self.base)) // np.uint64(
-            _PART.itemsize)
-        return [int(i) for i in indexes[self._rows["err"][indexes] == 0]]
+        indexes = (addresses - np.uint64(self.base)) // np.uint64(_PART.itemsize)
+        good: list[int] = indexes[self._rows["err"][indexes] == 0].tolist()
+        return good
 
 
 class Load:
@@ -174,10 +174,11 @@ class Load:
     def _take(self) -> None:
         """Passes on parts as they land, and ends the load."""
         try:
-            landed, n = (ctypes.c_void_p * _ROOM)(), ctypes.c_size_t()
+            landed, n = np.zeros(_ROOM, np.uint64), ctypes.c_size_t()
+            room = landed.ctypes.data
             err = 0
             while not err:
-                err = lib.gpunvme_weights_load_next(self._handle, landed, _ROOM, ctypes.byref(n), 0)
+                err = lib.gpunvme_weights_load_next(self._handle, room, _ROOM, ctypes.byref(n), 0)
                 if not n.value:
                     break
                 self.landed.put(self._parts.landed(landed[: n.value]))

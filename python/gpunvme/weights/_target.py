@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +153,21 @@ class _Numpy(Target):
         return tuple(shaped.shape)
 
 
+def _alike(offsets: Sequence[int], shapes: Sequence[tuple[int, ...]],
+           codes: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Begin and end of neighbours of one shape and type that lie equally far apart."""
+    begin, step = 0, -1
+    for i in range(1, len(offsets)):
+        distance = offsets[i] - offsets[i - 1]
+        if shapes[i] == shapes[begin] and codes[i] == codes[begin] and step in (-1, distance):
+            step = distance
+        else:
+            yield begin, i
+            begin, step = i, -1
+    if offsets:
+        yield begin, len(offsets)
+
+
 class _Torch(Target):
     def __init__(self, device: Any) -> None:
         import torch
@@ -188,12 +204,22 @@ class _Torch(Target):
 
     def views(self, arena: Any, offsets: Sequence[int], shapes: Sequence[tuple[int, ...]],
               codes: Sequence[str]) -> list[Any]:
+        # Tensors of their own, which autograd does not know as views of the arena.
+        untracked = getattr(self._torch._C, "_AutoDispatchBelowADInplaceOrView", None)
         typed = {code: arena.view(self.dtype(code)) for code in set(codes)}
-        sizes = {code: self.dtype(code).itemsize for code in typed}
-        with self._torch.no_grad():
-            # .data: a tensor of its own, which autograd does not know as a view of the arena.
-            return [typed[code].as_strided(shape, _packed(shape), offset // sizes[code]).data
-                    for offset, shape, code in zip(offsets, shapes, codes)]
+        made: list[Any] = []
+        with self._torch.no_grad(), nullcontext() if untracked is None else untracked():
+            for begin, end in _alike(offsets, shapes, codes):
+                shape, source = shapes[begin], typed[codes[begin]]
+                strides, size = _packed(shape), source.itemsize
+                at = offsets[begin] // size
+                if end - begin == 1:
+                    made.append(source.as_strided(shape, strides, at))
+                    continue
+                # One call for all that are alike: thousands of calls take a while.
+                step = (offsets[begin + 1] - offsets[begin]) // size
+                made += source.as_strided((end - begin, *shape), (step, *strides), at).unbind(0)
+        return [t.data for t in made] if untracked is None else made
 
     def ready(self) -> None:
         if self.mem == _lib.MEM_GPU:

@@ -82,6 +82,22 @@ gpunvme_err_t gpunvme_weights_match(const struct gpunvme_weights *weights, const
     return GPUNVME_OK;
 }
 
+gpunvme_err_t gpunvme_weights_names(const struct gpunvme_weights *weights, char *text, size_t room,
+                                    size_t *nbytes)
+{
+    if (!weights || !nbytes || (room && !text))
+        return base_fail(GPUNVME_ERR_INVALID, "%s is NULL",
+                         !weights ? "weights"
+                         : nbytes ? "text"
+                                  : "nbytes");
+    *nbytes = 0;
+    for (size_t i = 0; i < weights->n; i++)
+        *nbytes += strlen(weights->tensors[i].name) + 1;
+    for (size_t i = 0; i < weights->n && *nbytes <= room; i++)
+        text = stpcpy(text, weights->tensors[i].name) + 1;
+    return GPUNVME_OK;
+}
+
 size_t gpunvme_weights_nfiles(const struct gpunvme_weights *weights)
 {
     return weights ? weights->nfiles : 0;

@@ -2,7 +2,8 @@
  *
  * What the tests of attention share: tensors of any layout among poisoned memory, and attention by
  * its formulas, one element after the other. That is computed twice: in f64, and with the roundings
- * of ordinary arithmetic in the operands' type, which loses what a result may lose twice.
+ * of ordinary arithmetic in the operands' type, which loses what a result may lose twice. (E4M3 has
+ * two of these: f32, and what tensor cores do.)
  */
 #ifndef TESTS_OPS_ATTENTION_TEST_H
 #define TESTS_OPS_ATTENTION_TEST_H
@@ -31,7 +32,7 @@ static inline void tensor_poison(struct tensor *x)
         memset(x->block, 0xff, x->nbytes);
 }
 
-/* Instead of a pad: rows of 16-bit types begin at multiples of 16 bytes. */
+/* Instead of a pad: rows of types of 16 and 8 bits begin at multiples of 16 bytes. */
 #define ALIGNED (-1)
 
 /* With `pad` elements behind each head, and more behind each row and sequence. */
@@ -40,7 +41,9 @@ static inline struct tensor tensor_new(int64_t batch, int64_t rows, int64_t head
 {
     struct tensor x = {batch, rows, heads, dim, {0, 0, 0}, dtype, 0, NULL};
     bool any = batch && rows && heads && dim;
-    int64_t width = dim + (pad == ALIGNED ? 16 - dim % 8 : pad), more = pad == ALIGNED ? 8 : pad;
+    int64_t unit = dtype == GPUNVME_OPS_E4M3 ? 16 : 8;
+    int64_t width = dim + (pad == ALIGNED ? 2 * unit - dim % unit : pad);
+    int64_t more = pad == ALIGNED ? unit : pad;
 
     if (layout == BSHD) {
         x.strides.head = width;
@@ -92,11 +95,12 @@ struct request {
     enum layout layout;
     int dtype, out_dtype, threads;
     bool causal, window, sinks, no_lse;
-    bool same_bits; /* GPUNVME_OPS_DETERMINISTIC */
-    bool aligned;   /* rows begin at multiples of 16 bytes */
-    bool ragged;    /* sequences behind each other, by offsets */
-    bool lengths;   /* of each sequence, shorter than its room */
-    int rope;       /* channels */
+    bool same_bits;                    /* GPUNVME_OPS_DETERMINISTIC */
+    bool aligned;                      /* rows begin at multiples of 16 bytes */
+    bool ragged;                       /* sequences behind each other, by offsets */
+    bool no_descales, shared_descales; /* E4M3: factors are 1; all sequences have the same */
+    bool lengths;                      /* of each sequence, shorter than its room */
+    int rope;                          /* channels */
     int rope_first;
     bool interleaved, tables, queries_only;
     float base;
@@ -132,9 +136,12 @@ struct problem {
     const struct request *r;
     struct tensor q, k, v, out, lse;
     float *sinks, *cos, *sin;
+    float *descales[3]; /* of Q, K and V */
+    int64_t descale_stride;
     int32_t *q_offsets, *k_offsets, *q_lengths, *k_lengths;
-    double *exact, *exact_lse; /* batch x q_len x heads x dim_v, and x 1 */
-    double *plain, *plain_lse; /* likewise, by ordinary arithmetic in the type */
+    double *exact, *exact_lse;   /* batch x q_len x heads x dim_v, and x 1 */
+    double *plain, *plain_lse;   /* likewise, by ordinary arithmetic in the type */
+    double *coarse, *coarse_lse; /* E4M3: likewise, as tensor cores compute */
 };
 
 /* Lengths of sequence b: the last is the longest, and the first may be empty. */
@@ -242,6 +249,30 @@ static inline int64_t pad_of(const struct request *r, int64_t pad)
     return r->aligned ? ALIGNED : pad;
 }
 
+/* Of Q (0), K or V, in that sequence and head of K. */
+static inline double descale_of(const struct problem *p, int of, int64_t b, int64_t kv_head)
+{
+    return p->descales[of] ? (double)p->descales[of][b * p->descale_stride + kv_head] : 1;
+}
+
+/* With a gap behind each sequence's, and no two alike. */
+static inline void make_descales(struct problem *p, struct base_random *rng)
+{
+    const struct request *r = p->r;
+    int64_t n;
+
+    if (r->dtype != GPUNVME_OPS_E4M3 || r->no_descales)
+        return;
+    p->descale_stride = r->shared_descales ? 0 : r->kv_heads + 1;
+    n = (r->batch - 1) * p->descale_stride + r->kv_heads;
+    for (int of = 0; of < 3; of++) {
+        p->descales[of] = malloc((size_t)n * sizeof(float));
+        assert_non_null(p->descales[of]);
+        for (int64_t i = 0; i < n; i++)
+            p->descales[of][i] = (float)(0.5 + base_random_real(rng));
+    }
+}
+
 static inline struct problem problem_new(const struct request *r, struct base_random *rng)
 {
     struct problem p = {.r = r};
@@ -276,24 +307,41 @@ static inline struct problem problem_new(const struct request *r, struct base_ra
     p.plain = doubles_new(n * r->dim_v);
     p.exact_lse = doubles_new(n);
     p.plain_lse = doubles_new(n);
+    if (r->dtype == GPUNVME_OPS_E4M3) {
+        p.coarse = doubles_new(n * r->dim_v);
+        p.coarse_lse = doubles_new(n);
+    }
+    make_descales(&p, rng);
     return p;
 }
 
 static inline void problem_free(struct problem *p)
 {
-    void *all[] = {p->q.block, p->k.block,   p->v.block,   p->out.block, p->lse.block, p->sinks,
-                   p->cos,     p->sin,       p->q_offsets, p->k_offsets, p->q_lengths, p->k_lengths,
-                   p->exact,   p->exact_lse, p->plain,     p->plain_lse};
+    void *all[] = {p->q.block,    p->k.block,   p->v.block,    p->out.block,   p->lse.block,
+                   p->sinks,      p->cos,       p->sin,        p->q_offsets,   p->k_offsets,
+                   p->q_lengths,  p->k_lengths, p->exact,      p->exact_lse,   p->plain,
+                   p->plain_lse,  p->coarse,    p->coarse_lse, p->descales[0], p->descales[1],
+                   p->descales[2]};
 
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         free(all[i]);
 }
 
-/* What arithmetic loses: nothing, or f32's and, where a tensor is stored, the type's rounding. */
+/*
+ * What arithmetic loses: nothing, or f32's and, where a tensor is stored, the type's rounding. Or
+ * that of tensor cores, of E4M3: sums have 14 bits, which each 32 products are cut off to, and
+ * weights are rounded to the type, times 2^6 of the largest.
+ */
 struct arithmetic {
     bool exact;
     int dtype;
+    bool tensor_cores;
 };
+
+static inline float cut_off(float sum)
+{
+    return isfinite(sum) ? cpu_float_of_bits(cpu_bits_of_float(sum) & ~0x3ffu) : sum;
+}
 
 static inline double in_f32(const struct arithmetic *a, double x)
 {
@@ -338,8 +386,11 @@ UNCHECKED static inline double dot(const struct arithmetic *a, const double *x, 
 
     if (a->exact)
         return sum_of_products(x, y, n, &unused);
-    for (int64_t c = 0; c < n; c++)
+    for (int64_t c = 0; c < n; c++) {
         sum += (float)(x[c] * y[c]);
+        if (a->tensor_cores && (c % 32 == 31 || c == n - 1))
+            sum = cut_off(sum);
+    }
     return (double)sum;
 }
 
@@ -390,6 +441,10 @@ static inline struct keys keys_new(const struct problem *p, const struct arithme
         rotated(p, a, &p->k, at, kh, j, r->rope && !r->queries_only, x.k + j * r->dim);
         rotated(p, a, &p->v, at, kh, 0, false, x.v + j * r->dim_v);
     }
+    for (int64_t i = 0; i < k_len * r->dim; i++)
+        x.k[i] = in_f32(a, x.k[i] * descale_of(p, 1, b, kh));
+    for (int64_t i = 0; i < k_len * r->dim_v; i++)
+        x.v[i] = in_f32(a, x.v[i] * descale_of(p, 2, b, kh));
     return x;
 }
 
@@ -409,6 +464,8 @@ static inline void scores_of(const struct problem *p, const struct arithmetic *a
     double *q = doubles_new(r->dim), cap = (double)r->softcap;
 
     rotated(p, a, &p->q, q_place(p, b, i), h, i + k_len - q_len, r->rope, q);
+    for (int64_t c = 0; c < r->dim; c++)
+        q[c] = in_f32(a, q[c] * descale_of(p, 0, b, h / (r->heads / r->kv_heads)));
     for (int64_t j = 0; j < k_len; j++) {
         scores[j] = -INFINITY;
         if (!sees(r, i, j, q_len, k_len))
@@ -442,22 +499,37 @@ static inline int64_t exact_at(const struct request *r, int64_t b, int64_t i, in
     return (b * r->q_len + i) * r->heads + h;
 }
 
+/* A weight as it is multiplied with V; `largest` is the row's. */
+static inline double stored_weight(const struct arithmetic *a, double weight, double largest)
+{
+    const struct arithmetic fp8 = {false, GPUNVME_OPS_E4M3, true};
+
+    if (!a->tensor_cores)
+        return stored(a, a->dtype, weight);
+    return stored(&fp8, fp8.dtype, weight / largest * 64) * largest / 64;
+}
+
 static inline void reference_row(const struct problem *p, const struct arithmetic *a,
                                  const struct keys *keys, int64_t b, int64_t h, int64_t i,
                                  double *out, double *lse)
 {
     const struct request *r = p->r;
     int64_t k_len = k_len_of(p, b);
-    double *scores = doubles_new(k_len);
+    double *scores = doubles_new(k_len), most = -INFINITY;
 
     scores_of(p, a, keys, b, h, i, scores);
     *lse = lse_of(p, a, h, scores, k_len);
+    for (int64_t j = 0; j < k_len; j++)
+        most = fmax(most, scores[j]);
     for (int64_t c = 0; c < r->dim_v; c++)
         out[c] = 0;
-    for (int64_t j = 0; j < k_len; j++)
+    for (int64_t j = 0; j < k_len; j++) {
         if (scores[j] != -INFINITY)
-            add_row(a, out, stored(a, a->dtype, exp(scores[j] - *lse)), keys->v + j * r->dim_v,
-                    r->dim_v);
+            add_row(a, out, stored_weight(a, exp(scores[j] - *lse), exp(most - *lse)),
+                    keys->v + j * r->dim_v, r->dim_v);
+        for (int64_t c = 0; a->tensor_cores && j % 32 == 31 && c < r->dim_v; c++)
+            out[c] = (double)cut_off((float)out[c]);
+    }
     for (int64_t c = 0; c < r->dim_v; c++)
         out[c] = stored(a, r->out_dtype, out[c]);
     free(scores);
@@ -483,13 +555,17 @@ static inline void make_reference(const struct problem *p, const struct arithmet
         }
 }
 
-/* Both references of all rows. */
+/* All references of all rows. */
 static inline void make_references(struct problem *p)
 {
-    const struct arithmetic exact = {true, p->r->dtype}, plain = {false, p->r->dtype};
+    int dtype = p->coarse ? GPUNVME_OPS_F32 : p->r->dtype;
+    const struct arithmetic exact = {true, dtype, false}, plain = {false, dtype, false};
+    const struct arithmetic coarse = {false, dtype, true};
 
     make_reference(p, &exact, p->exact, p->exact_lse);
     make_reference(p, &plain, p->plain, p->plain_lse);
+    if (p->coarse)
+        make_reference(p, &coarse, p->coarse, p->coarse_lse);
 }
 
 /* The largest error of a result so far, of ordinary arithmetic, and the largest value. */
@@ -585,6 +661,10 @@ static inline struct gpunvme_attention attention_of(const struct problem *p)
         .window = r->window,
         .dtype = r->dtype,
         .out_dtype = r->out_dtype,
+        .q_descale = p->descales[0],
+        .k_descale = p->descales[1],
+        .v_descale = p->descales[2],
+        .descale_stride = p->descale_stride,
     };
 }
 
@@ -621,6 +701,7 @@ static inline void put_attention(struct on_device *d, const struct problem *p,
     const struct request *r = p->r;
     size_t table = (size_t)(x->rope.rows * x->rope.ld) * sizeof(float);
     size_t numbers = (size_t)r->batch * sizeof(int32_t);
+    size_t factors = (size_t)((r->batch - 1) * p->descale_stride + r->kv_heads) * sizeof(float);
 
     x->q = put(d, x->q, p->q.nbytes, false);
     x->k = put(d, x->k, p->k.nbytes, false);
@@ -634,6 +715,9 @@ static inline void put_attention(struct on_device *d, const struct problem *p,
     x->sinks = put(d, x->sinks, (size_t)r->heads * sizeof(float), false);
     x->rope.cos = put(d, x->rope.cos, table, false);
     x->rope.sin = put(d, x->rope.sin, table, false);
+    x->q_descale = put(d, x->q_descale, factors, false);
+    x->k_descale = put(d, x->k_descale, factors, false);
+    x->v_descale = put(d, x->v_descale, factors, false);
 }
 
 static inline void run_attention(const char *variant, const struct problem *p)
@@ -659,6 +743,9 @@ static inline void run_attention(const char *variant, const struct problem *p)
 static inline void compare_out(const char *variant, const struct problem *p)
 {
     const struct request *r = p->r;
+    bool coarse = p->coarse && TEST_DEVICE == GPUNVME_OPS_CUDA && strcmp(variant, "naive") != 0;
+    const double *plain = coarse ? p->coarse : p->plain;
+    const double *plain_lse = coarse ? p->coarse_lse : p->plain_lse;
     struct errors out = {0}, lse = {0};
 
     for (int64_t b = 0; b < r->batch; b++)
@@ -668,10 +755,10 @@ static inline void compare_out(const char *variant, const struct problem *p)
                 int64_t n = exact_at(r, b, i, h);
 
                 for (int64_t c = 0; c < r->dim_v; c++)
-                    errors_add(&out, tensor_get(&p->out, at.b, at.i, h, c),
-                               p->plain[n * r->dim_v + c], p->exact[n * r->dim_v + c]);
+                    errors_add(&out, tensor_get(&p->out, at.b, at.i, h, c), plain[n * r->dim_v + c],
+                               p->exact[n * r->dim_v + c]);
                 if (!r->no_lse)
-                    errors_add(&lse, tensor_get(&p->lse, at.b, at.i, h, 0), p->plain_lse[n],
+                    errors_add(&lse, tensor_get(&p->lse, at.b, at.i, h, 0), plain_lse[n],
                                p->exact_lse[n]);
             }
     if (!(out.got <= allowed(&out, r->out_dtype)))

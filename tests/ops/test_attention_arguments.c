@@ -89,9 +89,22 @@ static void numbers_are_checked(void **state)
     expect_refused(p.softcap = -1, GPUNVME_OPS_ERR_INVALID, "softcap is -1");
     expect_refused(p.causal = 2, GPUNVME_OPS_ERR_INVALID, "causal is 2: it must be 0 or 1");
     expect_refused(p.reserved = 1, GPUNVME_OPS_ERR_INVALID, "reserved is 1: set it to 0");
-    expect_refused(p.reserved_more[3] = 1, GPUNVME_OPS_ERR_INVALID, "reserved_more[3] is 1");
-    expect_refused(p.dtype = 3, GPUNVME_OPS_ERR_INVALID, "dtype is 3");
+    expect_refused(p.dtype = 5, GPUNVME_OPS_ERR_INVALID, "dtype is 5");
     expect_refused(p.out_dtype = GPUNVME_OPS_BF16, GPUNVME_OPS_ERR_DTYPE, "out is bf16");
+}
+
+static void fp8_is_checked(void **state)
+{
+    (void)state;
+    expect_refused(p.q_descale = sinks, GPUNVME_OPS_ERR_INVALID, "for operands of e4m3");
+    expect_refused(p.descale_stride = 2, GPUNVME_OPS_ERR_INVALID, "these are f32");
+    expect_refused(p.dtype = GPUNVME_OPS_E5M2, GPUNVME_OPS_ERR_DTYPE, "does not take e5m2");
+    expect_refused((p.dtype = GPUNVME_OPS_E4M3, p.out_dtype = GPUNVME_OPS_E4M3),
+                   GPUNVME_OPS_ERR_INVALID, "out_dtype is 3");
+    expect_refused((p.dtype = GPUNVME_OPS_E4M3, p.k_descale = sinks, p.descale_stride = 1),
+                   GPUNVME_OPS_ERR_SHAPE, "k_descale has rows of 2");
+    expect_refused((p.dtype = GPUNVME_OPS_E4M3, p.v_descale = out), GPUNVME_OPS_ERR_ALIAS,
+                   "out and v_descale");
 }
 
 static void rope_is_checked(void **state)
@@ -186,6 +199,8 @@ static void backward_needs_what_forward_gave(void **state)
     expect_backward_refused(p.grad_v_strides.head = 0, GPUNVME_OPS_ERR_ALIAS, "grad_v overlap");
     expect_backward_refused(p.reserved[1] = 1, GPUNVME_OPS_ERR_INVALID, "reserved is 1");
     expect_backward_refused(p.forward.dim = 0, GPUNVME_OPS_ERR_SHAPE, "dim is 0");
+    expect_backward_refused(p.forward.dtype = GPUNVME_OPS_E4M3, GPUNVME_OPS_ERR_DTYPE,
+                            "does not take e4m3");
 }
 
 static struct gpunvme_attention_paged good_paged(void)
@@ -222,6 +237,8 @@ static void pages_are_checked(void **state)
                          "k_offsets is given");
     expect_paged_refused(p.cache_dtype = GPUNVME_OPS_F16, GPUNVME_OPS_ERR_DTYPE,
                          "the cache is f16");
+    expect_paged_refused(p.attention.dtype = GPUNVME_OPS_E4M3, GPUNVME_OPS_ERR_DTYPE,
+                         "the cache is f32, and the operands are e4m3");
     expect_paged_refused(p.pages = 2, GPUNVME_OPS_ERR_INVALID, "page 0 of sequence 1 is number 4");
     expect_paged_refused(p.reserved = 1, GPUNVME_OPS_ERR_INVALID, "reserved is 1");
 }
@@ -326,6 +343,7 @@ int main(void)
         cmocka_unit_test(sizes_are_checked),
         cmocka_unit_test(strides_are_checked),
         cmocka_unit_test(numbers_are_checked),
+        cmocka_unit_test(fp8_is_checked),
         cmocka_unit_test(rope_is_checked),
         cmocka_unit_test(pointers_are_checked),
         cmocka_unit_test(offsets_and_lengths_are_checked_on_the_cpu),

@@ -90,7 +90,7 @@ static double given_lse(const struct problem *p, const struct arithmetic *a,
                         const struct keys *unrounded, int64_t b, int64_t h, int64_t i,
                         const double *scores)
 {
-    const struct arithmetic exact = {true, a->dtype};
+    const struct arithmetic exact = {.exact = true, .dtype = a->dtype};
     int64_t k_len = k_len_of(p, b);
     double *again, lse;
 
@@ -170,7 +170,7 @@ static void turn_back(const struct problem *p, const struct arithmetic *a, int64
 static void make_gradients(const struct backward *x, const struct arithmetic *a,
                            struct gradients *g)
 {
-    const struct arithmetic exact = {true, a->dtype};
+    const struct arithmetic exact = {.exact = true, .dtype = a->dtype};
     const struct problem *p = &x->f;
     const struct request *r = p->r;
     int64_t group = r->heads / r->kv_heads;
@@ -252,7 +252,7 @@ static void run(const char *variant, const struct backward *x, struct gpunvme_at
 static void compare(const char *variant, const char *what, const struct problem *p,
                     const struct tensor *x, bool queries, const double *exact, const double *plain)
 {
-    const struct arithmetic a = {false, x->dtype};
+    const struct arithmetic a = {.dtype = x->dtype};
     struct errors e = {0};
 
     for (int64_t b = 0; b < p->r->batch; b++)
@@ -305,7 +305,7 @@ static void test_variant(const char *variant, void *arg)
 
 static void backward_in_type(struct request r)
 {
-    const struct arithmetic exact = {true, r.dtype}, plain = {false, r.dtype};
+    const struct arithmetic exact = {.exact = true, .dtype = r.dtype}, plain = {.dtype = r.dtype};
     struct backward x;
 
     r = with_defaults(r);
@@ -453,7 +453,7 @@ static void sequences_may_have_lengths_of_their_own(void **state)
 /* The sum of out * grad_out, whose gradients are those of the call. */
 static double loss_of(const struct backward *x)
 {
-    const struct arithmetic exact = {true, GPUNVME_OPS_F32};
+    const struct arithmetic exact = {.exact = true, .dtype = GPUNVME_OPS_F32};
     const struct request *r = x->f.r;
     double sum = 0;
 

@@ -68,6 +68,15 @@ struct gpunvme_attention_strides {
  *
  * Any length may be 0; dim, dim_v and heads are at least 1. Q, K and V have the type `dtype`; out
  * has `out_dtype`, which is dtype or F32.
+ *
+ * Q, K and V may be E4M3, forward and without pages; out is then F32, F16 or BF16. An element is
+ * its number times a factor, which the sequence and the head of K have, for Q, K and V each:
+ *
+ *   q_descale, k_descale, v_descale  batch x kv_heads, f32, positive, where the operands are; NULL:
+ * 1 descale_stride                   from a sequence's factors to the next one's; 0: all share
+ *                                    kv_heads factors
+ *
+ * All heads of Q that read one of K share a factor.
  */
 struct gpunvme_attention {
     int64_t batch; /* sequences */
@@ -87,8 +96,11 @@ struct gpunvme_attention {
     float softcap;          /* 0: none */
     int32_t causal, window; /* 0 or 1 */
     int32_t dtype, out_dtype, compute;
-    int32_t reserved;
-    int64_t reserved_more[4]; /* 0, as `reserved` */
+    int32_t reserved; /* 0 */
+
+    /* E4M3; of other types all are 0. */
+    const float *q_descale, *k_descale, *v_descale;
+    int64_t descale_stride;
 };
 
 /*

@@ -102,7 +102,8 @@ enum gpunvme_ops_op {
 
 /*
  * Types of elements. bf16 is the upper half of an f32. The two of 8 bits (OCP 8-bit Floating Point
- * Specification) are operands of gpunvme_matmul() and of nothing else.
+ * Specification) are operands of gpunvme_matmul(), and E4M3 of gpunvme_attention(), and of nothing
+ * else.
  */
 enum gpunvme_ops_dtype {
     GPUNVME_OPS_F32 = 0,

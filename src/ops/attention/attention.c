@@ -99,10 +99,6 @@ static gpunvme_ops_status_t check_features(const struct gpunvme_attention *p)
         {"causal", p->causal, 1},
         {"window", p->window, 1},
         {"reserved", p->reserved, 0},
-        {"reserved_more[0]", p->reserved_more[0], 0},
-        {"reserved_more[1]", p->reserved_more[1], 0},
-        {"reserved_more[2]", p->reserved_more[2], 0},
-        {"reserved_more[3]", p->reserved_more[3], 0},
     };
 
     for (size_t i = 0; i < COUNT(flags); i++) {
@@ -121,18 +117,31 @@ static gpunvme_ops_status_t check_features(const struct gpunvme_attention *p)
     return GPUNVME_OPS_OK;
 }
 
+static gpunvme_ops_status_t check_descales(const struct gpunvme_attention *p)
+{
+    bool some = p->q_descale || p->k_descale || p->v_descale || p->descale_stride;
+
+    if (p->dtype == GPUNVME_OPS_E4M3 || !some)
+        return GPUNVME_OPS_OK;
+    return ops_fail(GPUNVME_OPS_ERR_INVALID,
+                    "q_descale, k_descale, v_descale and descale_stride are for operands of e4m3: "
+                    "these are %s",
+                    gpunvme_ops_dtype_name(p->dtype));
+}
+
 static gpunvme_ops_status_t check_types(const struct gpunvme_attention *p)
 {
-    gpunvme_ops_status_t status = ops_check_enum("dtype", p->dtype, GPUNVME_OPS_NDTYPES);
+    gpunvme_ops_status_t status = ops_check_enum("dtype", p->dtype, GPUNVME_OPS_NALLDTYPES);
 
     if (!status)
         status = ops_check_enum("out_dtype", p->out_dtype, GPUNVME_OPS_NDTYPES);
     if (!status)
         status = ops_check_enum("compute", p->compute, GPUNVME_OPS_NCOMPUTES);
-    if (!status && p->out_dtype != GPUNVME_OPS_F32 && p->out_dtype != p->dtype)
+    if (!status && p->out_dtype != GPUNVME_OPS_F32 && p->out_dtype != p->dtype &&
+        p->dtype < GPUNVME_OPS_NDTYPES)
         status = ops_fail(GPUNVME_OPS_ERR_DTYPE, "out is %s: from %s it can be that, or f32",
                           gpunvme_ops_dtype_name(p->out_dtype), gpunvme_ops_dtype_name(p->dtype));
-    return status;
+    return status ? status : check_descales(p);
 }
 
 gpunvme_ops_status_t attention_check(struct ops_call *call, const struct gpunvme_attention *p)
@@ -236,6 +245,22 @@ void attention_describe_k(struct ops_spans *spans, const struct gpunvme_attentio
     add_sequences(spans, "k_offsets", p->k_offsets, "k_lengths", p->k_lengths, p->batch);
 }
 
+/* With stride 0 there is one row of them. */
+static void describe_descales(struct ops_spans *spans, const struct gpunvme_attention *p,
+                              bool unused)
+{
+    const struct {
+        const char *name;
+        const float *data;
+    } all[] = {
+        {"q_descale", p->q_descale}, {"k_descale", p->k_descale}, {"v_descale", p->v_descale}};
+    int64_t rows = unused ? 0 : p->descale_stride ? p->batch : 1;
+
+    for (size_t i = 0; i < COUNT(all); i++)
+        if (all[i].data)
+            add_floats(spans, all[i].name, all[i].data, rows, p->kv_heads, p->descale_stride);
+}
+
 void attention_describe_rope(struct ops_spans *spans, const struct gpunvme_rope *r, bool unused)
 {
     int64_t rows = r->dim && !unused ? r->rows : 0;
@@ -257,6 +282,7 @@ static gpunvme_ops_status_t check(struct ops_call *call)
     attention_describe_q(&call->spans, p, true);
     attention_describe_k(&call->spans, p);
     attention_describe_rope(&call->spans, &p->rope, call->empty);
+    describe_descales(&call->spans, p, call->empty);
     return GPUNVME_OPS_OK;
 }
 

@@ -139,48 +139,53 @@ static gpunvme_ops_status_t backward_run(const struct ops_variant *variant,
     return GPUNVME_OPS_OK;
 }
 
-#define VARIANT(index, name, features, needs, changes, workspace, run)                             \
-    CPU_VARIANT(index, name, features, needs, changes, workspace, run, NULL)
+#define VARIANT(dtypes, index, name, features, needs, changes, workspace, run)                     \
+    CPU_VARIANT_OF(dtypes, index, name, features, needs, changes, workspace, run, NULL)
 
 /* The rungs by tiles are the engines for products that are called so, too. */
-#define TILE_VARIANTS(workspace, run)                                                              \
-    VARIANT(2, "packed", 0, "nothing",                                                             \
+#define TILE_VARIANTS(dtypes, workspace, run)                                                      \
+    VARIANT(dtypes, 2, "packed", 0, "nothing",                                                     \
             "tiles of queries and keys: one tile of scores at a time, products by the engine "     \
             "'packed', exponentials in vectors of 4",                                              \
             workspace, run),                                                                       \
-        VARIANT(3, "avx2", CPU_X86(GPUNVME_OPS_CPU_AVX2), "AVX2 and FMA",                          \
+        VARIANT(dtypes, 3, "avx2", CPU_X86(GPUNVME_OPS_CPU_AVX2), "AVX2 and FMA",                  \
                 "vectors of 8, multiplied and added at once", workspace, run),                     \
-        VARIANT(4, "avx512", CPU_X86(GPUNVME_OPS_CPU_AVX512), "AVX-512F", "vectors of 16",         \
+        VARIANT(dtypes, 4, "avx512", CPU_X86(GPUNVME_OPS_CPU_AVX512), "AVX-512F", "vectors of 16", \
                 workspace, run),                                                                   \
-        VARIANT(5, "openmp", GPUNVME_OPS_CPU_OPENMP, "a build with OpenMP",                        \
+        VARIANT(dtypes, 5, "openmp", GPUNVME_OPS_CPU_OPENMP, "a build with OpenMP",                \
                 "the best of the above, tiles split among threads", workspace, run)
 
-#define FORWARD_LADDER(workspace, run)                                                             \
+#define FORWARD_LADDER(dtypes, workspace, run)                                                     \
     {                                                                                              \
-        VARIANT(NAIVE, "naive", 0, "nothing",                                                      \
+        VARIANT(dtypes, NAIVE, "naive", 0, "nothing",                                              \
                 "one query at a time: its scores, their softmax and the sums in f64, as the "      \
                 "definition has them",                                                             \
                 workspace, run),                                                                   \
-            VARIANT(ONLINE, "online", 0, "nothing",                                                \
+            VARIANT(dtypes, ONLINE, "online", 0, "nothing",                                        \
                     "one pass over the keys: sums in f32, scaled when a larger score comes, and "  \
                     "no row of scores in memory",                                                  \
                     workspace, run),                                                               \
-            TILE_VARIANTS(workspace, run)                                                          \
+            TILE_VARIANTS(dtypes, workspace, run)                                                  \
     }
 
-static const struct ops_variant forward[] = FORWARD_LADDER(forward_workspace, forward_run);
+#define WITH_E4M3 (OPS_ALL_DTYPES | 1u << GPUNVME_OPS_E4M3)
+
+static const struct ops_variant forward[] =
+    FORWARD_LADDER(WITH_E4M3, forward_workspace, forward_run);
 
 static const struct ops_variant backward[] = {
-    VARIANT(NAIVE, "naive", 0, "nothing",
+    VARIANT(OPS_ALL_DTYPES, NAIVE, "naive", 0, "nothing",
             "each row of a gradient is a sum in f64, and scores are made again for each",
             backward_workspace, backward_run),
-    TILE_VARIANTS(backward_workspace, backward_run),
+    TILE_VARIANTS(OPS_ALL_DTYPES, backward_workspace, backward_run),
 };
 
-static const struct ops_variant paged[] = FORWARD_LADDER(paged_workspace, paged_run);
+static const struct ops_variant paged[] =
+    FORWARD_LADDER(OPS_ALL_DTYPES, paged_workspace, paged_run);
 
 static const struct ops_variant append[] = {
-    VARIANT(NAIVE, "naive", 0, "nothing", "row after row", append_workspace, append_run),
+    VARIANT(OPS_ALL_DTYPES, NAIVE, "naive", 0, "nothing", "row after row", append_workspace,
+            append_run),
 };
 
 const struct ops_ladder attention_cpu = OPS_LADDER(forward);

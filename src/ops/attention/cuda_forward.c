@@ -91,9 +91,10 @@ static int rank(const struct ops_variant *variant, const struct ops_call *call)
     }
 
 #define BY_16_BITS (1u << GPUNVME_OPS_F16 | 1u << GPUNVME_OPS_BF16)
+#define E4M3       (1u << GPUNVME_OPS_E4M3)
 
 static const struct ops_variant variants[] = {
-    VARIANT("naive", CUDA_SM80, 80, 0, OPS_ALL_DTYPES, OPS_ALL_COMPUTES,
+    VARIANT("naive", CUDA_SM80, 80, 0, OPS_ALL_DTYPES | E4M3, OPS_ALL_COMPUTES,
             "scores of all queries and keys in memory, by a thread for each; their softmax by a "
             "warp for each row; a thread for each element of the result",
             cuda_attention_naive, cuda_attention_naive_nbytes, 1, NULL, NULL),

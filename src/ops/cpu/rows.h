@@ -21,9 +21,12 @@ static inline void cpu_load_row(const void *data, int64_t at, int dtype, int64_t
     else if (dtype == GPUNVME_OPS_F16)
         for (int64_t c = 0; c < n; c++)
             row[c] = cpu_from_f16(((const uint16_t *)from)[c]);
-    else
+    else if (dtype == GPUNVME_OPS_BF16)
         for (int64_t c = 0; c < n; c++)
             row[c] = cpu_from_bf16(((const uint16_t *)from)[c]);
+    else
+        for (int64_t c = 0; c < n; c++)
+            row[c] = cpu_load(from, c, dtype);
 }
 
 static inline void cpu_store_row(void *data, int64_t at, int dtype, int64_t n, const float *row)

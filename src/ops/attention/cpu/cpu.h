@@ -31,6 +31,7 @@ struct attention_start {
 };
 
 struct attention_sequence {
+    int64_t number;
     struct attention_start q, k;
     int64_t q_len, k_len;
     const int32_t *pages; /* NULL: rows of K and V follow each other */

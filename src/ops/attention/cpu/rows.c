@@ -39,7 +39,7 @@ static struct attention_start rows_of(const int32_t *offsets, const int32_t *len
 struct attention_sequence attention_sequence_of(const struct attention_cpu *x, int64_t b)
 {
     const struct gpunvme_attention *p = x->p;
-    struct attention_sequence s = {0};
+    struct attention_sequence s = {.number = b};
 
     s.q = rows_of(p->q_offsets, p->q_lengths, b, p->q_len, &s.q_len);
     s.k = rows_of(p->k_offsets, p->k_lengths, b, p->k_len, &s.k_len);
@@ -175,12 +175,24 @@ void attention_rotate(const struct gpunvme_rope *rope, double ratio, int64_t pos
     }
 }
 
+/* A row of E4M3: numbers become elements by the factor of their sequence and head of K. */
+static void descale(const struct attention_cpu *x, const struct attention_sequence *s,
+                    const float *factors, int64_t kv_head, int64_t n, float *row)
+{
+    if (!factors)
+        return;
+    factors += s->number * x->p->descale_stride + kv_head;
+    for (int64_t c = 0; c < n; c++)
+        row[c] *= *factors;
+}
+
 void attention_load_q(const struct attention_cpu *x, const struct attention_sequence *s, int64_t i,
                       int64_t head, float *row)
 {
     const struct gpunvme_attention *p = x->p;
 
     attention_load(p->q, attention_at(&p->q_strides, &s->q, i, head), p->dtype, p->dim, row);
+    descale(x, s, p->q_descale, head / x->group, p->dim, row);
     if (p->rope.dim)
         attention_rotate(&p->rope, x->rope_ratio, i + s->k_len - s->q_len, false, row);
 }
@@ -191,6 +203,7 @@ void attention_load_k(const struct attention_cpu *x, const struct attention_sequ
     const struct gpunvme_attention *p = x->p;
 
     attention_load(p->k, attention_key_at(x, s, &p->k_strides, j, head), p->dtype, p->dim, row);
+    descale(x, s, p->k_descale, head, p->dim, row);
     if (p->rope.dim && !p->rope.queries_only)
         attention_rotate(&p->rope, x->rope_ratio, j, false, row);
 }
@@ -201,6 +214,7 @@ void attention_load_v(const struct attention_cpu *x, const struct attention_sequ
     const struct gpunvme_attention *p = x->p;
 
     attention_load(p->v, attention_key_at(x, s, &p->v_strides, j, head), p->dtype, p->dim_v, row);
+    descale(x, s, p->v_descale, head, p->dim_v, row);
 }
 
 void attention_load_grad_out(const struct gpunvme_attention_grad *p,

@@ -12,7 +12,7 @@
 /* A row of S: row i of `head` in a sequence. Rows there are for the longest sequence. */
 struct score_row {
     cuda_sequence s;
-    int head, i;
+    int b, head, i;
 };
 
 static __device__ __forceinline__ int64_t rows_of(const cuda_attention &x)
@@ -23,8 +23,8 @@ static __device__ __forceinline__ int64_t rows_of(const cuda_attention &x)
 static __device__ __forceinline__ score_row row_of(const cuda_attention &x, int64_t row)
 {
     int64_t head = row / x.q_len;
-    score_row r = {sequence_of(x, (int)(head / x.heads)), (int)(head % x.heads),
-                   (int)(row % x.q_len)};
+    int b = (int)(head / x.heads);
+    score_row r = {sequence_of(x, b), b, (int)(head % x.heads), (int)(row % x.q_len)};
 
     return r;
 }
@@ -36,16 +36,17 @@ static __global__ void __launch_bounds__(THREADS) multiply_k(const cuda_attentio
     for (int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x; at < count;
          at += (int64_t)gridDim.x * THREADS) {
         score_row r = row_of(x, at / x.k_len);
-        int j = (int)(at % x.k_len);
+        int j = (int)(at % x.k_len), kv_head = r.head / x.group;
         int64_t q, k;
         float sum = 0;
 
         if (r.i >= r.s.q_len || !sees(keys_of(x, r.s, r.i), j))
             continue;
         q = query_at(x.q, r.s, r.i, r.head);
-        k = key_at(x, x.k, r.s, j, r.head / x.group);
+        k = key_at(x, x.k, r.s, j, kv_head);
         for (int c = 0; c < x.dim; c++)
-            sum += load_q(x, r.s, r.i, q, c) * load_k(x, j, k, c);
+            sum += load_q<true>(x, r.s, r.i, q, c) * load_k<true>(x, j, k, c);
+        sum *= descale_of(x, x.q_descale, r.b, kv_head) * descale_of(x, x.k_descale, r.b, kv_head);
         scores[at] = score_of(x, sum);
     }
 }
@@ -95,7 +96,7 @@ static __global__ void __launch_bounds__(THREADS)
          at += (int64_t)gridDim.x * THREADS) {
         int64_t row = at / x.dim_v;
         score_row r = row_of(x, row);
-        int c = (int)(at % x.dim_v);
+        int c = (int)(at % x.dim_v), kv_head = r.head / x.group;
         cuda_range keys = keys_of(x, r.s, r.i);
         float sum = 0;
 
@@ -103,8 +104,9 @@ static __global__ void __launch_bounds__(THREADS)
             continue;
         for (int j = keys.first; j < keys.end; j++)
             sum += weights[row * x.k_len + j] *
-                   load_element(x.v.data, key_at(x, x.v, r.s, j, r.head / x.group) + c, x.dtype);
-        store_element(x.out.data, query_at(x.out, r.s, r.i, r.head) + c, x.out_dtype, sum);
+                   load_number<true>(x.v.data, key_at(x, x.v, r.s, j, kv_head) + c, x.dtype);
+        store_element(x.out.data, query_at(x.out, r.s, r.i, r.head) + c, x.out_dtype,
+                      sum * descale_of(x, x.v_descale, r.b, kv_head));
     }
 }
 

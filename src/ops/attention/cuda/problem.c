@@ -97,6 +97,10 @@ struct cuda_attention cuda_attention_of(const struct gpunvme_attention *p)
         .softcap = p->softcap,
         .dtype = p->dtype,
         .out_dtype = p->out_dtype,
+        .q_descale = p->q_descale,
+        .k_descale = p->k_descale,
+        .v_descale = p->v_descale,
+        .descale_stride = p->descale_stride,
     };
 }
 

@@ -101,6 +101,13 @@ static __device__ __forceinline__ float sink_of(const cuda_attention &x, int hea
     return x.sinks ? x.sinks[head] : -INFINITY;
 }
 
+/* What a number of E4M3 is multiplied by, in sequence b and that head of K. */
+static __device__ __forceinline__ float descale_of(const cuda_attention &x, const float *factors,
+                                                   int b, int kv_head)
+{
+    return factors ? factors[b * x.descale_stride + kv_head] : 1;
+}
+
 /* S of the product of two rows, exactly. */
 static __device__ __forceinline__ float score_of(const cuda_attention &x, float product)
 {
@@ -166,36 +173,47 @@ static __device__ __forceinline__ cuda_pair pair_of(const cuda_rope &rope, int c
     return {i % half, i < half ? c + half : c - half, i >= half};
 }
 
+/* FP8: it may be E4M3, whose number it is then. */
+template <bool FP8>
+static __device__ __forceinline__ float load_number(const void *data, int64_t i, int dtype)
+{
+    if (FP8 && dtype == GPUNVME_OPS_E4M3)
+        return from_fp8(((const uint8_t *)data)[i], dtype);
+    return load_element(data, i, dtype);
+}
+
 /* Channel c of the row at `at`, turned as at that position. */
-template <bool TABLES = false>
+template <bool TABLES = false, bool FP8 = false>
 static __device__ __forceinline__ float load_turned(const void *data, int64_t at, int c, int dtype,
                                                     const cuda_rope &rope, int position)
 {
-    float x = load_element(data, at + c, dtype), y;
+    float x = load_number<FP8>(data, at + c, dtype), y;
     cuda_pair pair = pair_of(rope, c);
     cuda_turn turn;
 
     if (pair.pair < 0)
         return x;
-    y = load_element(data, at + pair.partner, dtype);
+    y = load_number<FP8>(data, at + pair.partner, dtype);
     turn = turn_of<TABLES>(rope, position, pair.pair);
     return pair.second ? y * turn.sine + x * turn.cosine : x * turn.cosine - y * turn.sine;
 }
 
 /* Channel c of row i of Q and row j of K, as the products see them; `at` is where the row is. */
+template <bool FP8 = false>
 static __device__ __forceinline__ float load_q(const cuda_attention &x, const cuda_sequence &s,
                                                int i, int64_t at, int c)
 {
     if (!x.rope.dim)
-        return load_element(x.q.data, at + c, x.dtype);
-    return load_turned(x.q.data, at, c, x.dtype, x.rope, position_of(s, i));
+        return load_number<FP8>(x.q.data, at + c, x.dtype);
+    return load_turned<false, FP8>(x.q.data, at, c, x.dtype, x.rope, position_of(s, i));
 }
 
+template <bool FP8 = false>
 static __device__ __forceinline__ float load_k(const cuda_attention &x, int j, int64_t at, int c)
 {
     if (!x.rope.dim || x.rope.queries_only)
-        return load_element(x.k.data, at + c, x.dtype);
-    return load_turned(x.k.data, at, c, x.dtype, x.rope, j);
+        return load_number<FP8>(x.k.data, at + c, x.dtype);
+    return load_turned<false, FP8>(x.k.data, at, c, x.dtype, x.rope, j);
 }
 
 #endif

@@ -54,6 +54,8 @@ struct cuda_attention {
     struct cuda_rope rope;
     float scale, softcap;
     int dtype, out_dtype;
+    const float *q_descale, *k_descale, *v_descale; /* of E4M3; NULL: 1 */
+    int64_t descale_stride;
 
     /* K and V in pages (batch strides go from page to page); page_size 0: they are not. */
     const int32_t *table;

@@ -203,6 +203,33 @@ static void equal_values_are_the_result(void **state)
     problem_free(&p);
 }
 
+/* "auto" is the rung for sm_90a where that is there and takes the call. */
+static void what_the_fastest_rung_takes_is_its(void **state)
+{
+    struct gpunvme_ops_exec exec = {.device = TEST_DEVICE};
+    struct request r = with_defaults((struct request){
+        .dim = 128, .q_len = 5, .k_len = 33, .aligned = true, .dtype = GPUNVME_OPS_E4M3});
+    struct problem p = problem_new(&r, &rng);
+    struct gpunvme_attention x = attention_of(&p);
+    struct gpunvme_ops_variant v;
+    const char *name = NULL;
+
+    (void)state;
+    if (variant_find(GPUNVME_OPS_ATTENTION, "hopper", &v)) {
+        expect_ok(gpunvme_attention_choose(&x, &exec, &name));
+        assert_string_equal(name, v.available ? "hopper" : "naive");
+        x.dim = 129;
+        exec.variant = "hopper";
+        if (v.available)
+            expect_status(gpunvme_attention_choose(&x, &exec, &name), GPUNVME_OPS_ERR_UNSUPPORTED,
+                          "up to 128 channels of e4m3");
+        exec.variant = "flash2";
+        expect_status(gpunvme_attention_choose(&x, &exec, &name), GPUNVME_OPS_ERR_DTYPE,
+                      "does not take e4m3");
+    }
+    problem_free(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -217,6 +244,7 @@ int main(void)
         cmocka_unit_test(scores_may_grow_or_fall_with_the_keys),
         cmocka_unit_test(rope_rotates_numbers_before_their_factor),
         cmocka_unit_test(equal_values_are_the_result),
+        cmocka_unit_test(what_the_fastest_rung_takes_is_its),
     };
 
     return no_gpu() ? 77 : cmocka_run_group_tests(tests, NULL, NULL);

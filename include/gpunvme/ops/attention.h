@@ -76,7 +76,8 @@ struct gpunvme_attention_strides {
  * 1 descale_stride                   from a sequence's factors to the next one's; 0: all share
  *                                    kv_heads factors
  *
- * All heads of Q that read one of K share a factor.
+ * All heads of Q that read one of K share a factor. Variant "hopper" rounds weights to E4M3, too: a
+ * row's largest becomes 2^6 to 2^8. Its sums have some 14 bits, as matmul's with fast_sums.
  */
 struct gpunvme_attention {
     int64_t batch; /* sequences */

@@ -112,7 +112,7 @@ static const struct ops_variant variants[] = {
             "sums are seldom scaled, K is turned once",
             cuda_attention_flash2, cuda_attention_flash2_nbytes, 4, cuda_attention_flash2_shared,
             NULL),
-    VARIANT("hopper", CUDA_SM90A, CUDA_ONLY_90A, CUDA_ONLY_90A, BY_16_BITS, OPS_ALL_COMPUTES,
+    VARIANT("hopper", CUDA_SM90A, CUDA_ONLY_90A, CUDA_ONLY_90A, BY_16_BITS | E4M3, OPS_ALL_COMPUTES,
             "tiles by the copy engine, wgmma with P from registers, warp groups that take turns at "
             "products and softmax, blocks that stay",
             cuda_attention_hopper, cuda_attention_hopper_nbytes, 5, NULL,

@@ -170,6 +170,22 @@ static __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
     return pair;
 }
 
+/* Four of e4m3, the first in the lowest byte; what is larger becomes its largest number, 448. */
+static __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d)
+{
+    uint32_t four;
+
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+        "mov.b32 %0, {low, high};\n"
+        "}"
+        : "=r"(four)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+    return four;
+}
+
 /* f32 to the nearest tf32, ties away from zero. */
 static __device__ __forceinline__ uint32_t to_tf32(float x)
 {

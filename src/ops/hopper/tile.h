@@ -71,6 +71,15 @@ GPUNVME_FN uint64_t hopper_descriptor_step(int mn_contiguous)
     return (mn_contiguous ? 16 * HOPPER_WIDTH : 32) >> 4;
 }
 
+/*
+ * Likewise without a swizzle: rows of 16 bytes of k lie behind each other, the next eight rows are
+ * `stride` bytes further, and the next 16 bytes of k `leading`.
+ */
+GPUNVME_FN uint64_t hopper_plain_descriptor(uint32_t address, uint32_t leading, uint32_t stride)
+{
+    return hopper_descriptor(address, leading, stride) & ~(UINT64_C(1) << 62);
+}
+
 /* Where byte `x` of row `row` is in a block whose rows are 128 bytes. */
 GPUNVME_FN uint32_t hopper_swizzle(uint32_t row, uint32_t x)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * wgmma of sm_90a, one function each instruction: 64 rows by 64, 80, 128, 176 or 256 columns of
- * sums.
+ * wgmma of sm_90a, one function each instruction: 64 rows by 64, 80, 96, 128, 176 or 256 columns
+ * of sums.
  */
 #ifndef OPS_HOPPER_WGMMA_CUH
 #define OPS_HOPPER_WGMMA_CUH
@@ -39,6 +39,9 @@ template <int PENDING> static __device__ __forceinline__ void wgmma_wait(void)
     "%127"
 #define WGMMA_SUMS_32 "{" WGMMA_FROM_0 "}"
 #define WGMMA_SUMS_40 "{" WGMMA_FROM_0 ", %32, %33, %34, %35, %36, %37, %38, %39}"
+#define WGMMA_SUMS_48                                                                              \
+    "{" WGMMA_FROM_0                                                                               \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}"
 #define WGMMA_SUMS_88                                                                              \
     "{" WGMMA_FROM_0 ", " WGMMA_FROM_32                                                            \
     ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
@@ -56,6 +59,7 @@ template <int PENDING> static __device__ __forceinline__ void wgmma_wait(void)
 #define WGMMA_ALL_128(d) WGMMA_64(d, 0), WGMMA_64(d, 64)
 #define WGMMA_ALL_88(d)  WGMMA_64(d, 0), WGMMA_8(d, 64), WGMMA_8(d, 72), WGMMA_8(d, 80)
 #define WGMMA_ALL_64(d)  WGMMA_64(d, 0)
+#define WGMMA_ALL_48(d)  WGMMA_32(d, 0), WGMMA_8(d, 32), WGMMA_8(d, 40)
 #define WGMMA_ALL_40(d)  WGMMA_32(d, 0), WGMMA_8(d, 32)
 #define WGMMA_ALL_32(d)  WGMMA_32(d, 0)
 
@@ -76,6 +80,7 @@ template <int PENDING> static __device__ __forceinline__ void wgmma_wait(void)
 WGMMA_WAIT(128)
 WGMMA_WAIT(88)
 WGMMA_WAIT(64)
+WGMMA_WAIT(48)
 WGMMA_WAIT(40)
 WGMMA_WAIT(32)
 
@@ -191,6 +196,21 @@ WGMMA_BOTH_BY_REGISTERS("64", 32, WGMMA_SUMS_32, "{%32, %33, %34, %35}, %36", "%
 
 WGMMA_BOTH_FP8("256", 128, WGMMA_SUMS, "%128, %129", "%130")
 WGMMA_BOTH_FP8("128", 64, WGMMA_SUMS_64, "%64, %65", "%66")
+WGMMA_FP8(wgmma_e4m3, "e4m3", "96", 48, WGMMA_SUMS_48, "%48, %49", "%50")
+
+/*
+ * Likewise with A from registers: byte i of a[2 g + h] of lane l of warp w has k = 16 g + 4 (l % 4)
+ * + i of row 16 w + l / 4 + 8 h ("Register Fragments for wgmma.mma_async.m64nNk32").
+ */
+static __device__ __forceinline__ void wgmma_e4m3_by_registers(float (&sums)[64], const uint32_t *a,
+                                                               uint64_t b, int accumulate)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 " WGMMA_SUMS_64
+                 ", {%64, %65, %66, %67}, %68, p, 1, 1;\n}"
+                 : WGMMA_ALL_64(sums)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
 
 static __device__ __forceinline__ void wgmma_tf32(float (&sums)[128], uint64_t a, uint64_t b,
                                                   int accumulate)

@@ -659,6 +659,18 @@ void tensor_store(const void *map, uint32_t from, int x, int y, int z)
         }
 }
 
+/* 16 bytes of k of a line of a matrix that is contiguous along k. */
+static const unsigned char *described_bytes(uint64_t descriptor, uint32_t line, uint32_t byte)
+{
+    uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4;
+    uint32_t leading = (uint32_t)(descriptor >> 16 & 0x3fff) << 4;
+    uint32_t stride = (uint32_t)(descriptor >> 32 & 0x3fff) << 4;
+
+    if (descriptor >> 62)
+        return emulate_shared(swizzled(start + line % 8 * 128 + line / 8 * stride + byte));
+    return emulate_shared(start + line % 8 * 16 + line / 8 * stride + byte / 16 * leading);
+}
+
 /* The `depth` elements of a line of the matrix that a descriptor names: 16 bytes lie together. */
 static void described(int type, int mn, uint64_t descriptor, uint32_t line, uint32_t depth,
                       float (&x)[32])
@@ -667,8 +679,8 @@ static void described(int type, int mn, uint64_t descriptor, uint32_t line, uint
     uint32_t leading = (uint32_t)(descriptor >> 16 & 0x3fff) << 4;
     uint32_t stride = (uint32_t)(descriptor >> 32 & 0x3fff) << 4;
 
-    if (descriptor >> 62 != 1)
-        emulate_fail("a descriptor has not the swizzle of 128 bytes");
+    if (descriptor >> 62 > 1 || (mn && !(descriptor >> 62)))
+        emulate_fail("a descriptor has neither the swizzle of 128 bytes nor none");
     if (mn) {
         uint32_t at = start + line % 64 * 2 + line / 64 * leading;
 
@@ -677,8 +689,7 @@ static void described(int type, int mn, uint64_t descriptor, uint32_t line, uint
         return;
     }
     for (uint32_t byte = 0; byte < 32; byte += 16) {
-        uint32_t at = start + line % 8 * 128 + line / 8 * stride + byte;
-        const unsigned char *from = emulate_shared(swizzled(at));
+        const unsigned char *from = described_bytes(descriptor, line, byte);
         uint16_t narrow[8];
         uint32_t wide[4];
 
@@ -752,18 +763,24 @@ void wgmma_tf32_by_registers(float (&sums)[128], const wgmma_fragments &a, int i
     add_up(EMULATE_TF32, 0, sums, 128, x, 8, b, accumulate);
 }
 
-/* A row's elements are in four lanes, two neighbours of the first and two of the second half. */
+/*
+ * A row's elements are in four lanes, two neighbours (four of 8 bits) of the first and as many of
+ * the second half.
+ */
 void emulate_wgmma_by_registers(int type, int mn_b, float *sums, uint32_t count, const uint32_t *a,
                                 uint64_t b, int accumulate)
 {
     const uint32_t *all = (const uint32_t *)emulate_exchange(a, 16);
+    uint32_t width = type >= EMULATE_E4M3 ? 4 : 2;
     float x[2][32];
 
-    for (uint32_t k = 0; k < 16; k++)
+    for (uint32_t k = 0; k < 8 * width; k++)
         for (uint32_t h = 0; h < 2; h++) {
-            uint32_t lane = threadIdx.x % 32 / 4 * 4 + k % 8 / 2;
+            uint32_t lane = threadIdx.x % 32 / 4 * 4 + k % (4 * width) / width;
+            uint32_t bits = all[lane * 4 + k / (4 * width) * 2 + h] >> k % width * (32 / width);
 
-            x[h][k] = real16(type, (uint16_t)(all[lane * 4 + k / 8 * 2 + h] >> k % 2 * 16));
+            x[h][k] =
+                width == 4 ? real8(type, (unsigned char)bits) : real16(type, (uint16_t)bits);
         }
-    add_up(type, mn_b, sums, count, x, 16, b, accumulate);
+    add_up(type, mn_b, sums, count, x, 8 * width, b, accumulate);
 }

@@ -34,6 +34,8 @@
 #include <cuda_runtime_api.h>
 #include <vector_functions.h>
 
+#include "ops/cpu/dtype.h"
+
 #undef __global__
 #undef __device__
 #undef __host__
@@ -287,6 +289,12 @@ static inline uint32_t pack_bf16(float low, float high)
            __bfloat16_as_ushort(__float2bfloat16_rn(low));
 }
 
+static inline uint32_t pack_e4m3(float a, float b, float c, float d)
+{
+    return (uint32_t)cpu_to_e4m3(d) << 24 | (uint32_t)cpu_to_e4m3(c) << 16 |
+           (uint32_t)cpu_to_e4m3(b) << 8 | cpu_to_e4m3(a);
+}
+
 static inline void let_next_kernel_start(void)
 {
 }
@@ -328,7 +336,7 @@ void tensor_store(const void *map, uint32_t from, int x, int y, int z);
 void emulate_wgmma(int type, int mn_a, int mn_b, float *sums, uint32_t count, uint64_t a,
                    uint64_t b, int accumulate);
 
-/* With A from registers, of 16 bits. */
+/* With A from registers, of 16 or 8 bits. */
 void emulate_wgmma_by_registers(int type, int mn_b, float *sums, uint32_t count, const uint32_t *a,
                                 uint64_t b, int accumulate);
 
@@ -459,6 +467,13 @@ template <int COUNT>
 static inline void wgmma_e4m3(float (&sums)[COUNT], uint64_t a, uint64_t b, int accumulate)
 {
     emulate_wgmma(EMULATE_E4M3, 0, 0, sums, COUNT, a, b, accumulate);
+}
+
+template <int COUNT>
+static inline void wgmma_e4m3_by_registers(float (&sums)[COUNT], const uint32_t *a, uint64_t b,
+                                           int accumulate)
+{
+    emulate_wgmma_by_registers(EMULATE_E4M3, 0, sums, COUNT, a, b, accumulate);
 }
 
 template <int COUNT>

@@ -196,7 +196,7 @@ static bool is_attention(const void *kernel)
         if (kernel == hopper_attention_kernel(GPUNVME_OPS_F16, shape) ||
             kernel == hopper_attention_kernel(GPUNVME_OPS_BF16, shape))
             return true;
-    return false;
+    return kernel == hopper_attention_fp8_kernel();
 }
 
 /* And these are Hopper's, which take a reference where nvcc lets them take the parameter itself. */

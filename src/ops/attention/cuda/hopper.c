@@ -10,11 +10,18 @@
 /* Of the L2 cache, for K and V that several blocks read. */
 #define CACHE_NBYTES (24 << 20)
 
+static bool is_fp8(const struct cuda_attention *x)
+{
+    return x->dtype == GPUNVME_OPS_E4M3;
+}
+
 /* Tiles for padded rows of so many channels: as large as registers and shared memory allow. */
 static struct hopper_shape shape_of(const struct cuda_attention *x)
 {
     int channels = x->dim > x->dim_v ? x->dim : x->dim_v;
 
+    if (is_fp8(x))
+        return (struct hopper_shape){HOPPER_FP8_CHANNELS, HOPPER_FP8_KEYS, HOPPER_FP8_GROUPS, 1};
     return (struct hopper_shape){
         .channels = channels <= 64    ? 64
                     : channels <= 128 ? 128
@@ -23,6 +30,7 @@ static struct hopper_shape shape_of(const struct cuda_attention *x)
                 : channels <= 128 ? 176
                                   : 80,
         .groups = channels <= 64 ? 3 : 2,
+        .size = 2,
     };
 }
 
@@ -37,7 +45,7 @@ static struct hopper_queue queue_of(const struct cuda_attention *x, struct hoppe
 {
     int rows = shape.groups * HOPPER_ROWS, tiles = x->q_len ? (x->q_len + rows - 1) / rows : 1;
     double items = (double)tiles * x->batch * x->heads;
-    double span = CACHE_NBYTES / ((double)x->k_len * (x->dim + x->dim_v) * 2 + 1);
+    double span = CACHE_NBYTES / ((double)x->k_len * (x->dim + x->dim_v) * shape.size + 1);
     struct hopper_queue q = {.tiles = (unsigned)tiles, .span = 1};
 
     if (items >= INT_MAX)
@@ -57,11 +65,33 @@ static bool counted(const struct cuda_attention *x, const struct hopper_queue *q
     return !even(x) && queue->items > 2 * (unsigned)cuda_units();
 }
 
-size_t cuda_attention_hopper_nbytes(const struct cuda_attention *x)
+static size_t count_nbytes(const struct cuda_attention *x)
 {
     struct hopper_queue queue = queue_of(x, shape_of(x));
 
     return counted(x, &queue) ? GPUNVME_OPS_WORKSPACE_ALIGN : 0;
+}
+
+/* Tiles of keys of a sequence; of all sequences, as hopper_first_values() counts them. */
+static int tiles_of(const struct cuda_attention *x, struct hopper_shape shape)
+{
+    return (x->k_len + shape.keys - 1) / shape.keys;
+}
+
+static size_t values_nbytes(const struct cuda_attention *x)
+{
+    struct hopper_shape shape = shape_of(x);
+    int64_t tiles =
+        x->k_offsets ? x->k_rows / shape.keys + x->batch : (int64_t)tiles_of(x, shape) * x->batch;
+
+    return is_fp8(x)
+               ? ops_workspace_part(tiles, x->kv_heads, hopper_slot_nbytes(shape), sizeof(uint8_t))
+               : 0;
+}
+
+size_t cuda_attention_hopper_nbytes(const struct cuda_attention *x)
+{
+    return count_nbytes(x) + values_nbytes(x);
 }
 
 /* Strides are in bytes there, below 2^40. */
@@ -76,10 +106,12 @@ bool hopper_reads(const struct cuda_rows *x, int64_t rows)
 gpunvme_ops_status_t cuda_attention_hopper_suits(const struct ops_variant *variant,
                                                  const struct cuda_attention *x, bool any_pointers)
 {
-    if (x->rope.dim || x->scale < 0 || x->dim > 256 || x->dim_v > 256)
+    int most = is_fp8(x) ? 128 : 256;
+
+    if (x->rope.dim || x->scale < 0 || x->dim > most || x->dim_v > most)
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
-                        "variant '%s' takes up to 256 channels, a positive scale and no rope",
-                        variant->name);
+                        "variant '%s' takes up to %d channels of %s, a positive scale and no rope",
+                        variant->name, most, gpunvme_ops_dtype_name(x->dtype));
     if (!queue_of(x, shape_of(x)).items)
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
                         "variant '%s' takes less than 2^31 tiles of queries", variant->name);
@@ -98,18 +130,20 @@ gpunvme_ops_status_t cuda_attention_hopper_suits(const struct ops_variant *varia
 gpunvme_ops_status_t hopper_encode_rows(CUtensorMap *map, const struct cuda_rows *x, int channels,
                                         int64_t rows, int heads, int64_t batch, int box, int dtype)
 {
-    uint64_t row = x->row ? (uint64_t)x->row * 2 : 16;
+    uint64_t nbytes = gpunvme_ops_dtype_nbytes(dtype);
+    uint64_t row = x->row ? (uint64_t)x->row * nbytes : 16;
     struct hopper_tensor4 t = {
         .size = {(uint64_t)channels, (uint64_t)rows, x->head ? (uint64_t)heads : 1,
                  x->batch ? (uint64_t)batch : 1},
-        .stride = {row, x->head ? (uint64_t)x->head * 2 : row,
-                   x->batch ? (uint64_t)x->batch * 2 : row},
-        .box = {HOPPER_WIDTH / 2, (uint32_t)box, 1, 1},
+        .stride = {row, x->head ? (uint64_t)x->head * nbytes : row,
+                   x->batch ? (uint64_t)x->batch * nbytes : row},
+        .box = {HOPPER_WIDTH / (uint32_t)nbytes, (uint32_t)box, 1, 1},
     };
 
     return hopper_encode4(map, x->data,
-                          dtype == GPUNVME_OPS_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                   : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                          dtype == GPUNVME_OPS_E4M3  ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                          : dtype == GPUNVME_OPS_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                     : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                           &t);
 }
 
@@ -129,9 +163,12 @@ gpunvme_ops_status_t cuda_attention_hopper(const struct cuda_attention *x, void 
         .rate = (x->softcap > 0 ? x->softcap : x->scale) * 1.44269504088896340736f,
         .cap_rate = x->softcap > 0 ? 2 * 1.44269504088896340736f * x->scale / x->softcap : 0,
         .padded = x->k_offsets || x->k_lengths,
-        .vectors = x->out.vectors && x->dim_v % 8 == 0 && x->out_dtype == x->dtype,
+        .vectors = x->out.vectors && x->dim_v % 8 == 0 && x->out_dtype != GPUNVME_OPS_F32,
+        .values = (uint8_t *)workspace + count_nbytes(x),
+        .tiles = tiles_of(x, shape),
     };
-    const void *kernel = hopper_attention_kernel(x->dtype, shape);
+    const void *kernel =
+        is_fp8(x) ? hopper_attention_fp8_kernel() : hopper_attention_kernel(x->dtype, shape);
     unsigned units = (unsigned)cuda_units();
     unsigned blocks = work.queue.items < units ? work.queue.items : units;
     gpunvme_ops_status_t status = hopper_encode_rows(&work.q, &x->q, x->dim, x->q_rows, x->heads,
@@ -141,7 +178,9 @@ gpunvme_ops_status_t cuda_attention_hopper(const struct cuda_attention *x, void 
     if (!status && x->k_len && x->k_rows)
         status = hopper_encode_rows(&work.k, &x->k, x->dim, x->k_rows, x->kv_heads, x->batch,
                                     shape.keys, x->dtype);
-    if (!status && x->k_len && x->k_rows)
+    if (!status && x->k_len && x->k_rows && is_fp8(x))
+        status = hopper_transpose_values(&work, stream);
+    else if (!status && x->k_len && x->k_rows)
         status = hopper_encode_rows(&work.v, &x->v, x->dim_v, x->k_rows, x->kv_heads, x->batch,
                                     shape.keys, x->dtype);
     if (!status && counted(x, &work.queue)) {

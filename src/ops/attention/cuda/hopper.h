@@ -14,27 +14,33 @@ extern "C" {
 #endif
 
 enum {
-    HOPPER_ROWS = 64,          /* of Q, for each warp group that multiplies */
-    HOPPER_MOST_SLOTS = 8,     /* for tiles of K and V: so many, or half of that */
-    HOPPER_SHARED = 227 * 1024 /* what a block can have */
+    HOPPER_ROWS = 64,           /* of Q, for each warp group that multiplies */
+    HOPPER_MOST_SLOTS = 8,      /* for tiles of K and V: so many, or half of that */
+    HOPPER_SHARED = 227 * 1024, /* what a block can have */
+
+    /* Of elements of 8 bits: the shape, and keys of V that lie together where it is transposed. */
+    HOPPER_FP8_CHANNELS = 128,
+    HOPPER_FP8_KEYS = 96,
+    HOPPER_FP8_GROUPS = 3,
+    HOPPER_VALUES = 16
 };
 
 /*
  * A tile has 64 queries for each of `groups` warp groups and `keys` keys; rows of Q, K and V are
- * padded to `channels`, which is 64, 128 or 256.
+ * padded to `channels`, which is 64, 128 or 256, of `size` bytes.
  */
 struct hopper_shape {
-    int channels, keys, groups;
+    int channels, keys, groups, size;
 };
 
 GPUNVME_FN int hopper_q_nbytes(struct hopper_shape s)
 {
-    return s.groups * HOPPER_ROWS * s.channels * 2;
+    return s.groups * HOPPER_ROWS * s.channels * s.size;
 }
 
 GPUNVME_FN int hopper_slot_nbytes(struct hopper_shape s)
 {
-    return s.keys * s.channels * 2;
+    return s.keys * s.channels * s.size;
 }
 
 GPUNVME_FN int hopper_barriers_nbytes(struct hopper_shape s)
@@ -85,8 +91,28 @@ GPUNVME_FN struct hopper_item hopper_item_of(const struct hopper_queue *q, unsig
     return x;
 }
 
+/*
+ * With elements of 8 bits wgmma takes V only if keys are contiguous, so a kernel before transposes
+ * it: tiles of `keys` keys of all channels lie behind each other in the workspace, as they are in
+ * shared memory. Tiles of a sequence follow each other, each with all heads of K. What is behind a
+ * sequence's end is zeros.
+ *
+ * A tile has groups of 16 keys, of 16 bytes for each channel. Bytes 4 l to 4 l + 3 are keys 2 l,
+ * 2 l + 1, 2 l + 8 and 2 l + 9: those whose scores lane l of four has. So scores become the second
+ * product's operand where they are.
+ *
+ * The number of a sequence's first tile: by its first row, or with room for `tiles` of each.
+ */
+GPUNVME_FN int64_t hopper_first_values(const int32_t *offsets, int b, int64_t row, int tiles,
+                                       int keys)
+{
+    return offsets ? row / keys + b : (int64_t)b * tiles;
+}
+
 struct hopper_attention {
     CUtensorMap q, k, v;
+    uint8_t *values; /* V transposed, of elements of 8 bits */
+    int tiles;       /* of keys, of a sequence */
     struct cuda_attention problem;
     struct hopper_queue queue;
     uint32_t *taken; /* items beyond the first of each block; NULL: blocks take every so many */
@@ -106,6 +132,10 @@ gpunvme_ops_status_t hopper_encode_rows(CUtensorMap *map, const struct cuda_rows
 
 /* NULL: there is none. */
 const void *hopper_attention_kernel(int dtype, struct hopper_shape shape);
+const void *hopper_attention_fp8_kernel(void);
+
+/* Enqueues the kernel that transposes V. */
+gpunvme_ops_status_t hopper_transpose_values(const struct hopper_attention *work, void *stream);
 
 #ifdef __cplusplus
 }

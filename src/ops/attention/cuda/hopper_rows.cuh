@@ -30,12 +30,14 @@ static __device__ __forceinline__ float quad_sum(float x)
 }
 
 /*
- * S becomes P: 2^(rate (S - most)), and its part of the sums is added to them. False: no row's
- * `most` has changed. Otherwise sums so far are to be multiplied by `factor`.
+ * S becomes P: 2^(rate (S - most) + offset), and its part of the sums is added to them. False: no
+ * row's `most` has changed. Otherwise sums so far are to be multiplied by `factor`. P is at most
+ * 2^(growth + offset).
  */
 template <int COUNT>
 static __device__ __forceinline__ bool soften(float (&s)[COUNT], attention_rows &rows,
-                                              float (&factor)[2], float rate)
+                                              float (&factor)[2], float rate, float growth = GROWTH,
+                                              float offset = 0)
 {
     bool grew = false;
 
@@ -50,7 +52,7 @@ static __device__ __forceinline__ bool soften(float (&s)[COUNT], attention_rows 
         }
         a = quad_max(fmaxf(a, b));
         factor[h] = 1;
-        if ((a - rows.most[h]) * rate > GROWTH) { /* from -infinity, too */
+        if ((a - rows.most[h]) * rate > growth) { /* from -infinity, too */
             factor[h] = fast_exp2((rows.most[h] - a) * rate);
             rows.most[h] = a;
             grew = true;
@@ -58,7 +60,7 @@ static __device__ __forceinline__ bool soften(float (&s)[COUNT], attention_rows 
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float least = rows.most[h] == -INFINITY ? 0 : rows.most[h] * rate, a = 0, b = 0;
+        float least = rows.most[h] == -INFINITY ? 0 : rows.most[h] * rate - offset, a = 0, b = 0;
 
 #pragma unroll
         for (int j = 0; j < COUNT / 4; j++) {
@@ -88,6 +90,21 @@ static __device__ __forceinline__ void pack(uint32_t (&p)[COUNT / 2], const floa
 #pragma unroll
     for (int i = 0; i < COUNT / 2; i++)
         p[i] = to_pair(s[2 * i], s[2 * i + 1], DTYPE);
+}
+
+/*
+ * E4M3: four keys a register, as wgmma_e4m3_by_registers() takes them. A lane has keys 2 l and one
+ * on of each eight; in 16 keys its four stand behind each other: see hopper_value_place().
+ */
+template <int COUNT>
+static __device__ __forceinline__ void pack_fp8(uint32_t (&p)[COUNT / 4], const float (&s)[COUNT])
+{
+#pragma unroll
+    for (int i = 0; i < COUNT / 4; i++) {
+        const float *from = &s[i / 2 * 8 + i % 2 * 2];
+
+        p[i] = pack_e4m3(from[0], from[1], from[4], from[5]);
+    }
 }
 
 /*

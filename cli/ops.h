@@ -23,8 +23,9 @@ int cli_ops_by_name(const char *name);
 const char *cli_ops_name(int op);
 
 /*
- * How fp8 is multiplied, a case's `compute`: by the scales of tensors, rows or blocks, or of
- * tensors with sums that stay in tensor cores. Weights lie n x k, results are bf16.
+ * How matmul multiplies fp8, a case's `compute`: by the scales of tensors, rows or blocks, or of
+ * tensors with sums that stay in tensor cores. Weights lie n x k, results are bf16. Attention has
+ * scales by sequence and head; its `compute` is OPS_FP8_TENSOR.
  */
 enum ops_fp8 { OPS_FP8_TENSOR, OPS_FP8_ROW, OPS_FP8_BLOCK, OPS_FP8_FAST, OPS_FP8_WAYS };
 
@@ -74,8 +75,9 @@ enum ops_matrix_name {
     OPS_PAGES_V,
     OPS_TABLE, /* int32_t */
     OPS_LENGTHS,
-    OPS_SCALE_A, /* matmul of fp8: f32 */
+    OPS_SCALE_A, /* matmul and attention of fp8: f32 */
     OPS_SCALE_B,
+    OPS_SCALE_V,
     OPS_NMATRICES
 };
 

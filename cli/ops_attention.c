@@ -57,6 +57,8 @@ void ops_attention_count(const struct ops_case *c, int64_t counts[OPS_NMATRICES]
     counts[OPS_C] = queries / c->shape.k * ops_attention_values(c);
     counts[OPS_B] = counts[OPS_V] = keys;
     counts[OPS_LSE] = queries / c->shape.k;
+    if (ops_is_fp8(c->dtype))
+        counts[OPS_SCALE_A] = counts[OPS_SCALE_B] = counts[OPS_SCALE_V] = h->batch * h->kv_heads;
     if (c->op == GPUNVME_OPS_ATTENTION_PAGED)
         count_pages(c, counts);
     if (c->op != GPUNVME_OPS_ATTENTION_BACKWARD)
@@ -117,6 +119,11 @@ static void fill_table(const struct ops_case *c, int32_t *table, struct base_ran
     }
 }
 
+static bool is_scale(int matrix)
+{
+    return matrix == OPS_SCALE_A || matrix == OPS_SCALE_B || matrix == OPS_SCALE_V;
+}
+
 bool ops_attention_fill(const struct ops_case *c, int matrix, void *data, struct base_random *r)
 {
     if (matrix == OPS_LSE)
@@ -125,7 +132,11 @@ bool ops_attention_fill(const struct ops_case *c, int matrix, void *data, struct
         fill_table(c, data, r);
     for (int64_t b = 0; matrix == OPS_LENGTHS && b < c->heads.batch; b++)
         ((int32_t *)data)[b] = (int32_t)ops_attention_keys(c);
-    return matrix == OPS_LSE || matrix == OPS_TABLE || matrix == OPS_LENGTHS;
+    if (!ops_is_attention(c->op))
+        return false;
+    for (int64_t i = 0; is_scale(matrix) && i < c->heads.batch * c->heads.kv_heads; i++)
+        ((float *)data)[i] = (float)(0.5 + base_random_real(r));
+    return matrix == OPS_LSE || matrix == OPS_TABLE || matrix == OPS_LENGTHS || is_scale(matrix);
 }
 
 int64_t ops_attention_key_at(const struct ops_case *c, int64_t b, int64_t j, int64_t kv_head)
@@ -151,7 +162,7 @@ struct gpunvme_attention ops_attention_of(const struct ops_case *c)
     struct gpunvme_attention_strides k = strides_of(c->shape.n, h->kv_heads, c->shape.k);
     struct gpunvme_attention_strides out =
         strides_of(c->shape.m, h->heads, ops_attention_values(c));
-    bool backward = c->op == GPUNVME_OPS_ATTENTION_BACKWARD;
+    bool backward = c->op == GPUNVME_OPS_ATTENTION_BACKWARD, fp8 = ops_is_fp8(c->dtype);
 
     return (struct gpunvme_attention){
         .batch = h->batch,
@@ -173,8 +184,12 @@ struct gpunvme_attention ops_attention_of(const struct ops_case *c)
         .lse_strides = strides_of(c->shape.m, h->heads, 1),
         .causal = h->causal,
         .dtype = c->dtype,
-        .out_dtype = c->dtype,
-        .compute = c->compute};
+        .out_dtype = ops_case_out_dtype(c),
+        .compute = c->compute,
+        .q_descale = fp8 ? ops_case_at(c, OPS_SCALE_A) : NULL,
+        .k_descale = fp8 ? ops_case_at(c, OPS_SCALE_B) : NULL,
+        .v_descale = fp8 ? ops_case_at(c, OPS_SCALE_V) : NULL,
+        .descale_stride = fp8 ? h->kv_heads : 0};
 }
 
 struct gpunvme_attention_grad ops_attention_backward_of(const struct ops_case *c)

@@ -41,12 +41,33 @@ static double load(const struct ops_case *c, int matrix, int64_t i)
     return (double)cpu_load(c->host[matrix], i, c->dtype);
 }
 
+/* Of fp8: what the numbers that the query reads are multiplied by. */
+static double scale_of(const struct ops_case *c, int matrix, const struct query *q)
+{
+    const float *scales = c->host[matrix];
+
+    return scales ? (double)scales[q->b * c->heads.kv_heads + q->kv_head] : 1;
+}
+
+/*
+ * What tensor cores lose of sums of fp8, which they cut off behind 14 bits at each 32 of k; as a
+ * share of the sizes of `k` products (tests/ops looks closer).
+ */
+static double fp8_share(const struct ops_case *c, int64_t k)
+{
+    return c->device == GPUNVME_OPS_CUDA && ops_is_fp8(c->dtype) ? (double)(k / 32 + 4) * 0x1p-13
+                                                                 : 0;
+}
+
 /* Weights of the keys that the query sees; `error` is what a score in f32 may lose. */
 static double weights_of(const struct ops_case *c, const struct query *q, double *weights,
                          double *error)
 {
-    double scale = 1 / sqrt((double)c->shape.k), most = -INFINITY, sum = 0, size = 0;
+    double scale = scale_of(c, OPS_SCALE_A, q) * scale_of(c, OPS_SCALE_B, q);
+    double most = -INFINITY, sum = 0, size = 0;
     int64_t seen = ops_attention_seen(c, q->i), dim = c->shape.k;
+
+    scale /= sqrt((double)dim);
 
     for (int64_t j = 0; j < seen; j++) {
         double product = 0, sizes = 0;
@@ -65,16 +86,20 @@ static double weights_of(const struct ops_case *c, const struct query *q, double
         sum += weights[j] = exp(weights[j] - most);
     for (int64_t j = 0; j < seen; j++)
         weights[j] /= sum;
-    *error = (double)(dim + 4) * EPS * size + EXP_EPS;
+    *error = ((double)(dim + 4) * EPS + fp8_share(c, dim)) * size + EXP_EPS;
     return most + log(sum);
 }
 
-/* What sums of `seen` weights may lose, as a share: on the GPU weights have the operands' type. */
+/*
+ * What sums of `seen` weights may lose, as a share: on the GPU weights have the operands' type, with
+ * 2^-4 of fp8. (Those of random operands do not differ by so much that some would be subnormal.)
+ */
 static double share_of(const struct ops_case *c, int64_t seen, double error)
 {
     bool rounded = c->device == GPUNVME_OPS_CUDA && c->dtype != GPUNVME_OPS_F32;
+    double one = ops_is_fp8(c->dtype) ? 0x1p-4 : ops_rounding(c->dtype, 1);
 
-    return 2 * error + (double)(seen + 8) * EPS + (rounded ? ops_rounding(c->dtype, 1) : 0);
+    return 2 * error + (double)(seen + 8) * EPS + fp8_share(c, seen) + (rounded ? one : 0);
 }
 
 static double error_of_query(const struct ops_case *c, const struct query *q, double *weights,
@@ -82,7 +107,8 @@ static double error_of_query(const struct ops_case *c, const struct query *q, do
 {
     int64_t seen = ops_attention_seen(c, q->i), row = q->row / c->shape.k;
     int64_t values = ops_attention_values(c);
-    int v = ops_attention_is_latent(c) ? OPS_B : OPS_V;
+    int v = ops_attention_is_latent(c) ? OPS_B : OPS_V, out = ops_case_out_dtype(c);
+    double factor = scale_of(c, OPS_SCALE_V, q);
     double error, lse = weights_of(c, q, weights, &error), share = share_of(c, seen, error);
 
     most = ops_worst(most, (double)((const float *)c->host[OPS_LSE])[row], lse,
@@ -91,13 +117,13 @@ static double error_of_query(const struct ops_case *c, const struct query *q, do
         double sum = 0, size = 0;
 
         for (int64_t j = 0; j < seen; j++) {
-            double one = weights[j] * load(c, v, key_at(c, q, j) + x);
+            double one = weights[j] * factor * load(c, v, key_at(c, q, j) + x);
 
             sum += one;
             size += fabs(one);
         }
-        most = ops_worst(most, load(c, OPS_C, row * values + x), sum,
-                         share * size + ops_rounding(c->dtype, sum));
+        most = ops_worst(most, (double)cpu_load(c->host[OPS_C], row * values + x, out), sum,
+                         share * size + ops_rounding(out, sum));
     }
     return most;
 }

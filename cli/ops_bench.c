@@ -206,7 +206,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         args->dtype = cli_ops_dtype_by_name(arg, &args->compute);
         if (args->dtype < 0)
             argp_error(state,
-                       "--dtype=%s: must be f32, tf32, f16, bf16 or, for matmul, e4m3 or e5m2, "
+                       "--dtype=%s: must be f32, tf32, f16, bf16, for attention e4m3 or, for "
+                       "matmul, e4m3 or e5m2, "
                        "also with -row, -block "
                        "or -fast",
                        arg);
@@ -274,7 +275,8 @@ static int threads_of(const struct ops_table *t, const char *variant)
 static bool takes(const struct ops_table *t, const struct gpunvme_ops_variant *v)
 {
     return v->available && v->dtypes & 1u << t->data.dtype &&
-           (t->data.dtype != GPUNVME_OPS_F32 || v->computes & 1u << t->data.compute);
+           (t->data.dtype != GPUNVME_OPS_F32 || v->computes & 1u << t->data.compute) &&
+           !(ops_is_attention(t->data.op) && ops_is_fp8(t->data.dtype) && t->data.compute);
 }
 
 /* Is the name in "one,another"? */

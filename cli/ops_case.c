@@ -55,7 +55,7 @@ static bool is_result(const struct ops_case *c, int matrix)
 static int dtype_of(const struct ops_case *c, int matrix)
 {
     bool four_bytes = matrix == OPS_LSE || matrix == OPS_TABLE || matrix == OPS_LENGTHS ||
-                      matrix == OPS_SCALE_A || matrix == OPS_SCALE_B;
+                      matrix == OPS_SCALE_A || matrix == OPS_SCALE_B || matrix == OPS_SCALE_V;
 
     if (ops_memory_op(c->op))
         return part_of(c, matrix).dtype;

@@ -233,7 +233,9 @@ static void check_variant(const struct args *args, const struct gpunvme_ops_vari
             check_type(args, v, dtype, GPUNVME_OPS_COMPUTE_TF32, json, count);
     }
     for (int dtype = GPUNVME_OPS_E4M3; dtype < GPUNVME_OPS_NALLDTYPES; dtype++)
-        for (int way = 0; way < OPS_FP8_WAYS && v->dtypes & 1u << dtype && !count->code; way++)
+        for (int way = 0; way < (ops_is_attention(v->op) ? 1 : OPS_FP8_WAYS) &&
+                          v->dtypes & 1u << dtype && !count->code;
+             way++)
             if (way != OPS_FP8_FAST || v->device == GPUNVME_OPS_CUDA)
                 check_type(args, v, dtype, way, json, count);
 }

@@ -91,8 +91,8 @@ static double weights_of(const struct ops_case *c, const struct query *q, double
 }
 
 /*
- * What sums of `seen` weights may lose, as a share: on the GPU weights have the operands' type, with
- * 2^-4 of fp8. (Those of random operands do not differ by so much that some would be subnormal.)
+ * What sums of `seen` weights may lose, as a share: on the GPU weights have the operands' type,
+ * with 2^-4 of fp8. (Random operands have no weights so small that they would be subnormal.)
  */
 static double share_of(const struct ops_case *c, int64_t seen, double error)
 {

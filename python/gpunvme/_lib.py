@@ -992,7 +992,10 @@ class Attention(Structure):
         ("out_dtype", c_int32),
         ("compute", c_int32),
         ("reserved", c_int32),
-        ("reserved_more", c_int64 * 4),
+        ("q_descale", c_void_p),
+        ("k_descale", c_void_p),
+        ("v_descale", c_void_p),
+        ("descale_stride", c_int64),
     ]
 
 

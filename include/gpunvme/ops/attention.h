@@ -72,8 +72,9 @@ struct gpunvme_attention_strides {
  * Q, K and V may be E4M3, forward and without pages; out is then F32, F16 or BF16. An element is
  * its number times a factor, which the sequence and the head of K have, for Q, K and V each:
  *
- *   q_descale, k_descale, v_descale  batch x kv_heads, f32, positive, where the operands are; NULL:
- * 1 descale_stride                   from a sequence's factors to the next one's; 0: all share
+ *   q_descale, k_descale, v_descale  batch x kv_heads, f32, positive, where the operands are; NULL
+ *                                    is 1
+ *   descale_stride                   from a sequence's factors to the next one's; 0: all share
  *                                    kv_heads factors
  *
  * All heads of Q that read one of K share a factor. Variant "hopper" rounds weights to E4M3, too: a

@@ -5,8 +5,8 @@
     bench/weights_peers.py --json weights.json
     bench/weights_peers.py --size 64M --device cpu --runs 5      # without a GPU
 
-Makes files of random bytes: --size in 4 files, in 400, and in 30,000 tensors (each a "work" below),
-in each folder of --tmpfs and --disk. Then each loader brings all tensors to the device, from
+Makes files of random bytes: --size in 4 files, in 400, in 30,000 tensors, and in tensors with long
+rows, as layers of models have them (each a "work" below), in each folder of --tmpfs and --disk. Then each loader brings all tensors to the device, from
 opening the files until the last tensor is there and the device has nothing to do. A quarter is one
 of four tensor-parallel slices of each tensor, by rows or by columns; its bytes alone count. Runs
 take turns; one that is not counted comes first, so files are in the page cache. The bytes of the
@@ -46,7 +46,9 @@ except ImportError as error:
 Tensors = dict[str, Any]
 Index = tuple[slice, slice]
 Loader = Callable[[list[str], str], Tensors]
-WORKS = {"4 files": (4, 64), "400 files": (400, 6400), "30000 tensors": (4, 30000)}
+# Files, tensors, and columns of each tensor, of 2 bytes.
+WORKS = {"4 files": (4, 64, 1024), "400 files": (400, 6400, 1024), "30000 tensors": (4, 30000, 1024),
+         "rows of 8 KiB": (4, 256, 4096), "rows of 28 KiB": (4, 72, 14336)}
 
 
 # ---- Loaders: files and a device in, all tensors out -------------------------------------------
@@ -56,6 +58,13 @@ def gpunvme_arena(files: list[str], device: str) -> Tensors:
     from gpunvme import weights
 
     with weights.prefetch(files, device=device, arena=True) as loader:
+        return dict(loader)
+
+
+def gpunvme_checksums(files: list[str], device: str) -> Tensors:
+    from gpunvme import weights
+
+    with weights.prefetch(files, device=device, arena=True, checksum=True) as loader:
         return dict(loader)
 
 
@@ -179,6 +188,7 @@ def kvikio(files: list[str], device: str) -> Tensors:
 
 LOADERS: list[tuple[str, str, Loader]] = [
     ("gpunvme prefetch, arena", "gpunvme", gpunvme_arena),
+    ("gpunvme prefetch, checksums", "gpunvme", gpunvme_checksums),
     ("gpunvme get_tensors", "gpunvme", gpunvme_own),
     ("gpunvme quarter of rows", "gpunvme", gpunvme_rows),
     ("gpunvme quarter of columns", "gpunvme", gpunvme_columns),
@@ -196,11 +206,11 @@ PARTS = {gpunvme_rows: quarter_of_rows, gpunvme_columns: quarter_of_columns}
 # ---- Files ------------------------------------------------------------------------------------
 
 
-def make_files(folder: Path, size: int, nfiles: int, ntensors: int) -> list[str]:
-    """About `size` bytes of bfloat16, in matrices of 1,024 columns, or of 4 where small."""
+def make_files(folder: Path, size: int, nfiles: int, ntensors: int, columns: int) -> list[str]:
+    """About `size` bytes of bfloat16, in matrices of so many columns, or of 4 where small."""
     folder.mkdir(parents=True)
     elements = max(size // ntensors // 2, 4)
-    columns = 1024 if elements >= 1024 else 4
+    columns = columns if elements >= columns else 4
     elements -= elements % columns
     shape = (elements // columns, columns)
     files, tensors = [], {}
@@ -342,10 +352,10 @@ def main() -> None:
         if not base:
             continue
         for work in options.work or WORKS:
-            nfiles, ntensors = WORKS[work]
+            nfiles, ntensors, columns = WORKS[work]
             folder = Path(tempfile.mkdtemp(prefix="weights_peers-", dir=base))
             try:
-                files = make_files(folder / "files", options.size, nfiles, ntensors)
+                files = make_files(folder / "files", options.size, nfiles, ntensors, columns)
                 rows = measure(files, options.device, options.runs, options.only)
             finally:
                 shutil.rmtree(folder)

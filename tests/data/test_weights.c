@@ -336,6 +336,68 @@ static void the_shortest_tensors_are_accepted(void **state)
     gpunvme_weights_close(w);
 }
 
+/* Of 4,000 tensors of a byte each, so long that several threads share it. `more` is before the
+ * last one. The caller frees it. */
+static char *make_long_header(const char *more)
+{
+    char *header = malloc(800000), *at = header;
+
+    assert_non_null(header);
+    at = stpcpy(at, "{\"__metadata__\":{\"a,{\":\"}]\"}");
+    for (unsigned i = 0; i < 4000; i++)
+        at += sprintf(
+            at,
+            "%s, \"model.layers.%u.a \\\"quoted, name\\\"\" :{\"dtype\":\"U8\",\"shape\":[1],"
+            "\"data_offsets\":[%u,%u]}",
+            i == 3999 ? more : "", i, i, i + 1);
+    strcpy(at, "} ");
+    return header;
+}
+
+static void a_long_header_is_parsed_as_a_short_one(void **state)
+{
+    char *header = make_long_header("");
+    struct gpunvme_weights *w;
+    const char *key, *value;
+    char name[64];
+
+    (void)state;
+    make("long.safetensors", header, 4000);
+    w = open_good("long.safetensors");
+    assert_int_equal(gpunvme_weights_count(w), 4000);
+    for (unsigned i = 0; i < 4000; i++) {
+        snprintf(name, sizeof(name), "model.layers.%u.a \"quoted, name\"", i);
+        assert_string_equal(gpunvme_weights_at(w, i)->name, name);
+        assert_int_equal(gpunvme_weights_at(w, i)->offset, 8 + strlen(header) + i);
+        assert_int_equal(gpunvme_weights_at(w, i)->shape[0], 1);
+    }
+    assert_true(gpunvme_weights_metadata(w, 0, 0, &key, &value));
+    assert_string_equal(value, "}]");
+    gpunvme_weights_close(w);
+    free(header);
+}
+
+static void a_long_header_is_refused_as_a_short_one(void **state)
+{
+    static const char *const more[][2] = {
+        {",", "JSON"},
+        {"},{\"a\":[", "JSON"},
+        {",\"model.layers.0.a \\\"quoted, name\\\"\":{\"dtype\":\"U8\",\"shape\":[0],"
+         "\"data_offsets\":[9,9]}",
+         "duplicate"},
+        {",\"__metadata__\":{}", "duplicate"},
+        {",\"w\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[9,10]}", "2 bytes"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(more) / sizeof(more[0]); i++) {
+        char *header = make_long_header(more[i][0]);
+
+        header_refused(header, 4000, more[i][1], "");
+        free(header);
+    }
+}
+
 static void brackets_in_a_string_are_no_arrays(void **state)
 {
     const size_t n = 100000;
@@ -1705,6 +1767,8 @@ int main(void)
         cmocka_unit_test(deep_nesting_is_refused),
         cmocka_unit_test(a_header_of_more_values_than_tensors_have_takes_little_memory),
         cmocka_unit_test(all_names_are_given_at_once_where_there_is_room),
+        cmocka_unit_test(a_long_header_is_parsed_as_a_short_one),
+        cmocka_unit_test(a_long_header_is_refused_as_a_short_one),
         cmocka_unit_test(the_shortest_tensors_are_accepted),
         cmocka_unit_test(brackets_in_a_string_are_no_arrays),
         cmocka_unit_test(a_header_that_does_not_fit_into_its_file_is_refused),

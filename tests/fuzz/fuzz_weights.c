@@ -93,17 +93,40 @@ static size_t make_header(struct feed *f, char *text, size_t room)
     return used;
 }
 
+/* However many threads parse it, it is the same header, or refused (NULL). */
+static void is_the_same_by(unsigned nthreads, const char *text, size_t n, uint64_t nbytes,
+                           bool exact, const struct weights_header *expected)
+{
+    struct weights_header header;
+    gpunvme_err_t err = weights_header_parse(text, n, nbytes, exact, nthreads, "f", &header);
+
+    require(!err == (expected != NULL));
+    if (expected)
+        require(header.n == expected->n && header.nmeta == expected->nmeta);
+    for (size_t i = 0; i < header.n; i++) {
+        const struct gpunvme_tensor *a = &header.tensors[i], *b = &expected->tensors[i];
+
+        require(!strcmp(a->name, b->name) && !strcmp(a->dtype_name, b->dtype_name));
+        require(a->rank == b->rank && a->nbytes == b->nbytes && a->offset == b->offset);
+        require(!memcmp(a->shape, b->shape, a->rank * sizeof(a->shape[0])));
+    }
+    weights_header_free(&header);
+}
+
 static void try_header(struct feed *f, const char *text, size_t n)
 {
     uint64_t nbytes = feed_between(f, 0, 4000);
     bool exact = feed_u8(f) & 1;
     struct weights_header header;
+    gpunvme_err_t err;
     char *copy = malloc(n + !n); /* exactly its size, so that a sanitizer sees a read behind it */
 
     require(copy != NULL);
     memcpy(copy, text, n);
-    if (!weights_header_parse(copy, n, nbytes, exact, "f", &header))
+    err = weights_header_parse(copy, n, nbytes, exact, 1, "f", &header);
+    if (!err)
         check_header(f, &header, nbytes, exact);
+    is_the_same_by(1 + feed_u8(f) % 20, copy, n, nbytes, exact, err ? NULL : &header);
     weights_header_free(&header);
     free(copy);
 }

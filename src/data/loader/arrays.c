@@ -355,8 +355,8 @@ gpunvme_err_t data_parse_safetensors(const struct data_reader *r,
         return base_fail(GPUNVME_ERR_NOMEM, "%.80s", r->name);
     err = data_read(r, 8, json, (size_t)nbytes, "a header");
     if (!err)
-        err = weights_header_parse(json, (size_t)nbytes, r->nbytes - 8 - nbytes, r->exact, r->name,
-                                   &header);
+        err = weights_header_parse(json, (size_t)nbytes, r->nbytes - 8 - nbytes, r->exact, 1,
+                                   r->name, &header);
     free(json);
     for (size_t i = 0; i < header.n && !tensor; i++)
         if (!strcmp(header.tensors[i].name, o->member))

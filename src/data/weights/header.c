@@ -19,6 +19,7 @@ struct parse {
     struct weights_header *header;
     uint64_t *dims; /* where the next shape goes */
     char *text;     /* where the next text goes */
+    bool has_meta;
 };
 
 #define BAD(p, name, format, ...)                                                                  \
@@ -39,6 +40,7 @@ static gpunvme_err_t parse_metadata(struct parse *p, json_t *object)
     const char *key;
     json_t *value;
 
+    p->has_meta = true;
     if (json_is_null(object))
         return GPUNVME_OK;
     if (!json_is_object(object))
@@ -209,9 +211,9 @@ static gpunvme_err_t make_room(struct parse *p, json_t *root)
     count_room(root, &n, &nmeta, &ndims, &text);
     h->tensors = calloc(n + 1, sizeof(h->tensors[0]));
     h->meta = calloc(nmeta + 1, sizeof(h->meta[0]));
-    h->dims = p->dims = malloc((ndims + 1) * sizeof(h->dims[0]));
-    h->text = p->text = malloc(text + 1);
-    if (!h->tensors || !h->meta || !h->dims || !h->text)
+    h->blocks[0] = p->dims = malloc((ndims + 1) * sizeof(p->dims[0]));
+    h->blocks[1] = p->text = malloc(text + 1);
+    if (!h->tensors || !h->meta || !h->blocks[0] || !h->blocks[1])
         return base_fail(GPUNVME_ERR_NOMEM, "%.80s: %zu tensors", p->uri, n);
     return GPUNVME_OK;
 }
@@ -236,18 +238,149 @@ static gpunvme_err_t parse_root(struct parse *p, json_t *root)
     return GPUNVME_OK;
 }
 
+/* ---- Sections ----------------------------------------------------------------------------------
+ */
+
+/* What is parsed by one thread. */
+struct section {
+    const char *json;
+    size_t nbytes;
+    const struct weights_cuts *cuts;
+    size_t i;
+    struct parse parse;
+    struct weights_header header;
+    struct base_failure failure;
+};
+
+static void *parse_section(void *section_)
+{
+    struct section *s = section_;
+    json_t *root;
+    gpunvme_err_t err =
+        weights_json_parse_section(s->json, s->nbytes, s->cuts, s->i, s->parse.uri, &root);
+
+    if (!err)
+        err = parse_root(&s->parse, root);
+    json_decref(root);
+    if (err)
+        base_keep(&s->failure, err);
+    return NULL;
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Keys that are in two sections; those within one were seen when it was parsed. */
+static gpunvme_err_t check_keys(const struct parse *p, const struct section *sections, size_t n)
+{
+    const struct weights_header *h = p->header;
+    const char **names, *twice = NULL;
+    size_t nmeta = 0;
+
+    for (size_t i = 0; i < n; i++)
+        nmeta += sections[i].parse.has_meta;
+    names = calloc(h->n + 1, sizeof(names[0]));
+    if (!names)
+        return base_fail(GPUNVME_ERR_NOMEM, "%.80s: %zu tensors", p->uri, h->n);
+    for (size_t i = 0; i < h->n; i++)
+        names[i] = h->tensors[i].name;
+    qsort(names, h->n, sizeof(names[0]), by_text);
+    for (size_t i = 1; i < h->n && !twice; i++)
+        if (!strcmp(names[i - 1], names[i]))
+            twice = names[i];
+    free(names);
+    if (nmeta > 1)
+        twice = METADATA;
+    return twice ? base_fail(GPUNVME_ERR_INVALID, "%.80s: no valid JSON: duplicate key \"%s\"",
+                             p->uri, SHOW(twice))
+                 : GPUNVME_OK;
+}
+
+/* Moves what sections have to p->header. */
+static gpunvme_err_t join(struct parse *p, struct section *sections, size_t n)
+{
+    struct weights_header *h = p->header;
+    size_t ntensors = 0, nmeta = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        ntensors += sections[i].header.n;
+        nmeta += sections[i].header.nmeta;
+    }
+    h->tensors = calloc(ntensors + 1, sizeof(h->tensors[0]));
+    h->meta = calloc(nmeta + 1, sizeof(h->meta[0]));
+    if (!h->tensors || !h->meta)
+        return base_fail(GPUNVME_ERR_NOMEM, "%.80s: %zu tensors", p->uri, ntensors);
+    for (size_t i = 0; i < n; i++) {
+        struct weights_header *s = &sections[i].header;
+
+        memcpy(h->tensors + h->n, s->tensors, s->n * sizeof(h->tensors[0]));
+        memcpy(h->meta + h->nmeta, s->meta, s->nmeta * sizeof(h->meta[0]));
+        h->n += s->n;
+        h->nmeta += s->nmeta;
+        for (size_t k = 0; k < 2; k++) {
+            h->blocks[2 * i + k] = s->blocks[k];
+            s->blocks[k] = NULL;
+        }
+    }
+    return check_keys(p, sections, n);
+}
+
+/* Each section by a thread; the caller's does those for which none can be made. */
+static void parse_all(struct section *sections, size_t n)
+{
+    pthread_t threads[WEIGHTS_MAX_SECTIONS];
+    bool is_made[WEIGHTS_MAX_SECTIONS] = {false};
+
+    for (size_t i = 1; i < n; i++)
+        is_made[i] = !pthread_create(&threads[i], NULL, parse_section, &sections[i]);
+    for (size_t i = 0; i < n; i++)
+        if (!is_made[i])
+            parse_section(&sections[i]);
+    for (size_t i = 1; i < n; i++)
+        if (is_made[i])
+            pthread_join(threads[i], NULL);
+}
+
+static gpunvme_err_t parse_sections(struct parse *p, const char *json, size_t nbytes,
+                                    const struct weights_cuts *cuts)
+{
+    struct section sections[WEIGHTS_MAX_SECTIONS];
+    gpunvme_err_t err = GPUNVME_OK;
+
+    for (size_t i = 0; i < cuts->n; i++) {
+        struct section *s = &sections[i];
+
+        *s = (struct section){.json = json, .nbytes = nbytes, .cuts = cuts, .i = i};
+        s->parse = (struct parse){.uri = p->uri, .header = &s->header};
+    }
+    parse_all(sections, cuts->n);
+    for (size_t i = 0; i < cuts->n && !err; i++)
+        if (sections[i].failure.err)
+            err = base_restore(&sections[i].failure);
+    if (!err && cuts->n == 1) {
+        *p->header = sections[0].header;
+        return GPUNVME_OK;
+    }
+    if (!err)
+        err = join(p, sections, cuts->n);
+    for (size_t i = 0; i < cuts->n; i++)
+        weights_header_free(&sections[i].header);
+    return err;
+}
+
 gpunvme_err_t weights_header_parse(const char *json, size_t nbytes, uint64_t data_nbytes,
-                                   bool exact, const char *uri, struct weights_header *out)
+                                   bool exact, unsigned nthreads, const char *uri,
+                                   struct weights_header *out)
 {
     struct parse p = {.uri = data_tail(uri), .header = out};
-    json_t *root;
-    gpunvme_err_t err;
+    struct weights_cuts cuts;
+    gpunvme_err_t err = weights_json_check(json, nbytes, p.uri, nthreads, &cuts);
 
     memset(out, 0, sizeof(*out));
-    err = weights_json_parse(json, nbytes, p.uri, &root);
     if (!err)
-        err = parse_root(&p, root);
-    json_decref(root);
+        err = parse_sections(&p, json, nbytes, &cuts);
     if (!err)
         err = check_order(&p, data_nbytes, exact);
     if (err)
@@ -259,7 +392,7 @@ void weights_header_free(struct weights_header *header)
 {
     free(header->tensors);
     free(header->meta);
-    free(header->dims);
-    free(header->text);
+    for (size_t i = 0; i < 2 * WEIGHTS_MAX_SECTIONS; i++)
+        free(header->blocks[i]);
     memset(header, 0, sizeof(*header));
 }

@@ -34,6 +34,28 @@ struct json_t;
 gpunvme_err_t weights_json_parse(const char *text, size_t nbytes, const char *uri,
                                  struct json_t **root);
 
+#define WEIGHTS_MAX_SECTIONS 16u
+
+/* Where a text is cut: section k is from at[k] to at[k + 1], between which whole members of the
+ * object are. */
+struct weights_cuts {
+    size_t at[WEIGHTS_MAX_SECTIONS + 1]; /* its '{', commas, and its '}' */
+    size_t n;                            /* sections; 1: the text is not cut */
+};
+
+/* The checks of weights_json_parse() that come before any memory is allocated. Cuts the text into
+ * about `n` sections of equal length. */
+gpunvme_err_t weights_json_check(const char *text, size_t nbytes, const char *uri, size_t n,
+                                 struct weights_cuts *cuts);
+
+/*
+ * After the check: parses a section, as an object. If all sections are valid, so is the text, but
+ * for keys that are in several of them.
+ */
+gpunvme_err_t weights_json_parse_section(const char *text, size_t nbytes,
+                                         const struct weights_cuts *cuts, size_t section,
+                                         const char *uri, struct json_t **root);
+
 struct weights_meta {
     const char *key, *value;
 };
@@ -44,17 +66,18 @@ struct weights_header {
     size_t n;
     struct weights_meta *meta;
     size_t nmeta;
-    uint64_t *dims; /* of all shapes */
-    char *text;     /* all names */
+    void *blocks[2 * WEIGHTS_MAX_SECTIONS]; /* of shapes and texts */
 };
 
 /*
  * Parses the JSON of a header, of `nbytes` bytes, for a file with `data_nbytes` bytes behind it,
- * all of which tensors must cover if `exact`. Errors as gpunvme_weights_open(); on failure *out is
- * all zeroes. `uri` is for the detail.
+ * all of which tensors must cover if `exact`. Up to `nthreads` threads (1: the caller's alone)
+ * share the work. Errors as gpunvme_weights_open(); on failure *out is all zeroes. `uri` is for the
+ * detail.
  */
 gpunvme_err_t weights_header_parse(const char *json, size_t nbytes, uint64_t data_nbytes,
-                                   bool exact, const char *uri, struct weights_header *out);
+                                   bool exact, unsigned nthreads, const char *uri,
+                                   struct weights_header *out);
 void weights_header_free(struct weights_header *header);
 
 /* An index: which tensor is in which member, a file beside it. */

@@ -14,9 +14,10 @@ static gpunvme_err_t not_in_this_build(void)
 }
 
 gpunvme_err_t weights_header_parse(const char *json, size_t nbytes, uint64_t data_nbytes,
-                                   bool exact, const char *uri, struct weights_header *out)
+                                   bool exact, unsigned nthreads, const char *uri,
+                                   struct weights_header *out)
 {
-    (void)json, (void)nbytes, (void)data_nbytes, (void)exact, (void)uri;
+    (void)json, (void)nbytes, (void)data_nbytes, (void)exact, (void)nthreads, (void)uri;
     memset(out, 0, sizeof(*out));
     return not_in_this_build();
 }

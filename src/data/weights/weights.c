@@ -15,7 +15,8 @@
 #define HEAD_NBYTES                                                                                \
     ((size_t)64 << 10) /* what is read of each file before its header's length is known */
 
-/* Threads that parse headers, beside the caller's: one more for so many bytes. */
+/* Threads that parse headers, beside the caller's: one more for so many bytes, also of one header.
+ */
 #define MAX_PARSERS   15u
 #define PARSER_NBYTES ((size_t)64 << 10)
 
@@ -261,14 +262,17 @@ static gpunvme_err_t find_data(struct weights_file *file)
     return GPUNVME_OK;
 }
 
-static gpunvme_err_t parse_file(struct weights_file *file)
+/* `nthreads`: may share the work. */
+static gpunvme_err_t parse_file(struct weights_file *file, size_t nthreads)
 {
+    size_t nbytes = (size_t)file->data - 8, most = nbytes / PARSER_NBYTES + 1;
     struct gpunvme_store_info info;
     gpunvme_err_t err;
 
     gpunvme_store_get_info(file->store, &info);
-    err = weights_header_parse(file->head + 8, (size_t)file->data - 8, file->nbytes - file->data,
-                               info.resizable, file->uri, &file->header);
+    err = weights_header_parse(file->head + 8, nbytes, file->nbytes - file->data, info.resizable,
+                               (unsigned)(nthreads < most ? nthreads : most), file->uri,
+                               &file->header);
     free(file->head);
     file->head = NULL;
     return err;
@@ -277,6 +281,7 @@ static gpunvme_err_t parse_file(struct weights_file *file)
 /* Headers that are parsed by several threads. */
 struct parsers {
     struct gpunvme_weights *weights;
+    size_t nthreads;      /* for each file */
     atomic_size_t next;   /* file */
     pthread_mutex_t lock; /* of what follows */
     size_t failed;        /* the first file, in their order, that was refused */
@@ -289,7 +294,7 @@ static void *parse_some(void *parsers_)
     size_t i;
 
     while ((i = atomic_fetch_add(&p->next, 1)) < p->weights->nfiles) {
-        gpunvme_err_t err = parse_file(&p->weights->files[i]);
+        gpunvme_err_t err = parse_file(&p->weights->files[i], p->nthreads);
 
         if (!err)
             continue;
@@ -314,6 +319,7 @@ static gpunvme_err_t parse_files(struct gpunvme_weights *w)
     for (size_t i = 0; i < w->nfiles; i++)
         nbytes += (size_t)w->files[i].data;
     wanted = nbytes / PARSER_NBYTES < w->nfiles - 1 ? nbytes / PARSER_NBYTES : w->nfiles - 1;
+    p.nthreads = ncpus > (long)w->nfiles ? (size_t)ncpus / w->nfiles : 1;
     pthread_mutex_init(&p.lock, NULL);
     while (nthreads < wanted && nthreads < MAX_PARSERS && (long)nthreads + 1 < ncpus &&
            !pthread_create(&threads[nthreads], NULL, parse_some, &p))

@@ -100,7 +100,6 @@ void posix_uring_keep(struct posix_uring *uring, void *cpu, size_t nbytes);
 /* Queues a request; false: no room until some are reaped. `user` comes back with its end. */
 bool posix_uring_move(struct posix_uring *uring, int fd, enum gpunvme_op op, uint8_t *cpu,
                       size_t nbytes, uint64_t offset, void *user);
-bool posix_uring_flush(struct posix_uring *uring, int fd, void *user);
 
 /*
  * Hands over what was queued and gives what has ended: *user and *result (bytes or -errno), false

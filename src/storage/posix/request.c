@@ -284,14 +284,12 @@ void posix_advance(struct posix_worker *w, struct posix_op *op)
 
 void posix_start_flush(struct posix_worker *w, struct posix_op *op)
 {
-    const struct posix *posix = posix_of(op);
+    const struct posix_file *file = &posix_of(op)->file;
 
-    if (posix->file.in_memory) {
-        op->error = store_fd_flush(posix->file.fd);
-        posix_end_op(w, op, GPUNVME_OK);
-    } else if (!posix->uring || !has_uring(w) || !posix_uring_flush(w->uring, posix->file.fd, op)) {
+    if (file->in_memory)
+        posix_request_ended(w, op, -store_fd_flush(file->fd));
+    else
         ask_pool(w, op);
-    }
 }
 
 void posix_request_ended(struct posix_worker *w, struct posix_op *op, ssize_t result)

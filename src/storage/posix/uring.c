@@ -85,12 +85,6 @@ static bool is_kept(const struct posix_uring *uring, const uint8_t *cpu, size_t 
     return uring->kept && cpu >= uring->kept && cpu + nbytes <= uring->kept + uring->kept_nbytes;
 }
 
-static void queued(struct posix_uring *uring, struct io_uring_sqe *sqe, void *user)
-{
-    io_uring_sqe_set_data(sqe, user);
-    uring->in_flight++;
-}
-
 bool posix_uring_move(struct posix_uring *uring, int fd, enum gpunvme_op op, uint8_t *cpu,
                       size_t nbytes, uint64_t offset, void *user)
 {
@@ -108,18 +102,8 @@ bool posix_uring_move(struct posix_uring *uring, int fd, enum gpunvme_op op, uin
         io_uring_prep_write_fixed(sqe, fd, cpu, n, offset, 0);
     else
         io_uring_prep_write(sqe, fd, cpu, n, offset);
-    queued(uring, sqe, user);
-    return true;
-}
-
-bool posix_uring_flush(struct posix_uring *uring, int fd, void *user)
-{
-    struct io_uring_sqe *sqe = io_uring_get_sqe(&uring->ring);
-
-    if (!sqe)
-        return false;
-    io_uring_prep_fsync(sqe, fd, IORING_FSYNC_DATASYNC);
-    queued(uring, sqe, user);
+    io_uring_sqe_set_data(sqe, user);
+    uring->in_flight++;
     return true;
 }
 

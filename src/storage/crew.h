@@ -89,16 +89,23 @@ static inline void lane_share_add(struct lane_shares *shares, dev_t dev, size_t 
     shares->total += cost;
 }
 
-/* Adds it, if there is room. */
-static inline bool lane_share_take(struct lane_shares *shares, dev_t dev, size_t cost, size_t limit)
+/* Whether there is room for it. */
+static inline bool lane_share_may(struct lane_shares *shares, dev_t dev, size_t cost, size_t limit)
 {
-    size_t *own = lane_share_of(shares, dev), others = shares->total - *own;
+    size_t own = *lane_share_of(shares, dev), others = shares->total - own;
     size_t left = others < limit ? limit - others : 0;
 
-    if (shares->total && *own + cost > left / 2 && (*own || cost > left))
-        return false;
-    lane_share_add(shares, dev, cost);
-    return true;
+    return !shares->total || own + cost <= left / 2 || (!own && cost <= left);
+}
+
+/* Adds it, if there is. */
+static inline bool lane_share_take(struct lane_shares *shares, dev_t dev, size_t cost, size_t limit)
+{
+    bool may = lane_share_may(shares, dev, cost, limit);
+
+    if (may)
+        lane_share_add(shares, dev, cost);
+    return may;
 }
 
 static inline void lane_share_give(struct lane_shares *shares, dev_t dev, size_t cost)

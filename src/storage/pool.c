@@ -19,31 +19,20 @@ struct pool {
     pthread_cond_t wake; /* there is a job that may run, or the end has come */
     pthread_cond_t left; /* a thread has */
     struct pool_job *first, **last;
-    dev_t devs[POOL_THREADS]; /* of the jobs that run: the first nbusy */
-    unsigned nthreads, nbusy;
+    struct lane_shares shares; /* threads that have a job, by its device */
+    unsigned nthreads;
     unsigned nidle, nwoken; /* that sleep, and those of them that were told to wake */
     bool stop;
 };
 
 /* ---- Which job may run ----------------------------------------------------------------------- */
 
-/* Under the lock. */
-static bool may_run(const struct pool *pool, dev_t dev)
-{
-    unsigned own = 0, left;
-
-    for (unsigned i = 0; i < pool->nbusy; i++)
-        own += pool->devs[i] == dev;
-    left = POOL_THREADS - (pool->nbusy - own);
-    return own < (left > 1 ? left / 2 : left);
-}
-
 /* Under the lock: takes the first job that may run; NULL: there is none. */
 static struct pool_job *take(struct pool *pool)
 {
     struct pool_job **link = &pool->first, *job;
 
-    while (*link && !may_run(pool, (*link)->dev))
+    while (*link && !lane_share_take(&pool->shares, (*link)->dev, 1, POOL_THREADS))
         link = &(*link)->next;
     job = *link;
     if (!job)
@@ -51,18 +40,7 @@ static struct pool_job *take(struct pool *pool)
     *link = job->next;
     if (!*link)
         pool->last = link;
-    pool->devs[pool->nbusy++] = job->dev;
     return job;
-}
-
-/* Under the lock. */
-static void has_run(struct pool *pool, dev_t dev)
-{
-    unsigned i = 0;
-
-    while (pool->devs[i] != dev)
-        i++;
-    pool->devs[i] = pool->devs[--pool->nbusy];
 }
 
 /* ---- The threads ----------------------------------------------------------------------------- */
@@ -108,7 +86,7 @@ static void *thread_main(void *pool_)
             job->run(job);
             put_into_box(job);
             pthread_mutex_lock(&pool->lock);
-            has_run(pool, dev);
+            lane_share_give(&pool->shares, dev, 1);
             in_time = true;
             continue;
         }
@@ -146,7 +124,7 @@ void pool_submit(struct pool *pool, struct pool_job *job)
         pool->nidle--;
         pool->nwoken++;
         pthread_cond_signal(&pool->wake);
-    } else if (may_run(pool, job->dev)) {
+    } else if (lane_share_may(&pool->shares, job->dev, 1, POOL_THREADS)) {
         alone = !add_thread(pool) && !pool->nthreads;
     }
     if (alone)
@@ -157,7 +135,7 @@ void pool_submit(struct pool *pool, struct pool_job *job)
     store_io_tell(); /* it may block for long */
     job->run(job);   /* no thread can be made: here, late, but done */
     pthread_mutex_lock(&pool->lock);
-    has_run(pool, job->dev);
+    lane_share_give(&pool->shares, job->dev, 1);
     pthread_mutex_unlock(&pool->lock);
     put_into_box(job);
 }
@@ -174,7 +152,7 @@ unsigned pool_busy(struct pool *pool)
     unsigned n;
 
     pthread_mutex_lock(&pool->lock);
-    n = pool->nbusy;
+    n = (unsigned)pool->shares.total;
     pthread_mutex_unlock(&pool->lock);
     return n;
 }

@@ -94,9 +94,6 @@ void posix_uring_destroy(struct posix_uring *uring);
 /* That errno tells of a shortage of descriptors, which may be over soon. */
 bool posix_uring_may_come(int error);
 
-/* Lets the kernel keep this memory, if it will: requests within it cost less. */
-void posix_uring_keep(struct posix_uring *uring, void *cpu, size_t nbytes);
-
 /* Queues a request; false: no room until some are reaped. `user` comes back with its end. */
 bool posix_uring_move(struct posix_uring *uring, int fd, enum gpunvme_op op, uint8_t *cpu,
                       size_t nbytes, uint64_t offset, void *user);

@@ -172,17 +172,6 @@ static void took(struct posix_op *op, ssize_t result)
     }
 }
 
-/* The kernel keeps the slots of the lane's home, if it will: io_uring's requests cost less. */
-static void keep_slots(struct posix_worker *w)
-{
-    const struct posix_set *set = &w->sets[POSIX_SLOTS];
-
-    if (w->asked_to_keep)
-        return;
-    w->asked_to_keep = true;
-    posix_uring_keep(w->uring, set->home->base, set->ring->part_nbytes);
-}
-
 /* A lane's ring is made when its first request wants one. */
 static bool has_uring(struct posix_worker *w)
 {
@@ -204,8 +193,6 @@ static bool ask_uring(struct posix_worker *w, struct posix_op *op)
 
     if (op->blocks || posix_is_served(op) || !posix_of(op)->uring || !has_uring(w))
         return false;
-    if (op->slot && op->slot->part == w->sets[POSIX_SLOTS].home)
-        keep_slots(w);
     return posix_uring_move(w->uring, op->direct ? file->direct_fd : file->fd, op->piece.op,
                             op->memory, op->asked, op->at, op);
 }

@@ -1,20 +1,16 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * A ring of io_uring: requests for any files, if the kernel will with the memory of the slots
- * registered. Used by one thread. Knows nothing of transfers.
+ * A ring of io_uring: requests for any files. Used by one thread. Knows nothing of transfers.
  */
 #include <errno.h>
 #include <liburing.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/uio.h>
 
 #include "storage/posix/posix.h"
 
 struct posix_uring {
     struct io_uring ring;
-    uint8_t *kept; /* registered memory: buffer 0 */
-    size_t kept_nbytes;
     unsigned in_flight; /* queued, and not yet given back */
 };
 
@@ -70,36 +66,16 @@ bool posix_uring_may_come(int error)
     return error == EMFILE || error == ENFILE;
 }
 
-void posix_uring_keep(struct posix_uring *uring, void *cpu, size_t nbytes)
-{
-    const struct iovec iov = {.iov_base = cpu, .iov_len = nbytes};
-
-    if (io_uring_register_buffers(&uring->ring, &iov, 1))
-        return; /* RLIMIT_MEMLOCK, mostly */
-    uring->kept = cpu;
-    uring->kept_nbytes = nbytes;
-}
-
-static bool is_kept(const struct posix_uring *uring, const uint8_t *cpu, size_t nbytes)
-{
-    return uring->kept && cpu >= uring->kept && cpu + nbytes <= uring->kept + uring->kept_nbytes;
-}
-
 bool posix_uring_move(struct posix_uring *uring, int fd, enum gpunvme_op op, uint8_t *cpu,
                       size_t nbytes, uint64_t offset, void *user)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(&uring->ring);
     unsigned n = nbytes > INT32_MAX ? INT32_MAX & ~(POSIX_PAGE - 1) : (unsigned)nbytes;
-    bool kept = is_kept(uring, cpu, n);
 
     if (!sqe)
         return false;
-    if (op == GPUNVME_OP_READ && kept)
-        io_uring_prep_read_fixed(sqe, fd, cpu, n, offset, 0);
-    else if (op == GPUNVME_OP_READ)
+    if (op == GPUNVME_OP_READ)
         io_uring_prep_read(sqe, fd, cpu, n, offset);
-    else if (kept)
-        io_uring_prep_write_fixed(sqe, fd, cpu, n, offset, 0);
     else
         io_uring_prep_write(sqe, fd, cpu, n, offset);
     io_uring_sqe_set_data(sqe, user);

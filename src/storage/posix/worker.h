@@ -76,7 +76,6 @@ struct posix_worker {
     bool has_ranges;
     struct posix_uring *uring; /* NULL: none yet, or requests block */
     bool blind;                /* it is refused */
-    bool asked_to_keep;        /* the kernel, our slots */
     struct pool_box box;       /* requests that a thread of the pool has made */
     struct posix_op *ops, *free;
     unsigned nbegun;                          /* since the last turn */

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpunvme.ops import variants
-from gpunvme.torch import flash_attention
+from gpunvme.torch import flash_attention, flash_attention_fp8
 
 from test_torch_operators import DTYPES, assert_no_worse, operands, with_gradients
 
@@ -246,3 +246,56 @@ def test_attention_is_captured_into_a_cuda_graph() -> None:
     q.copy_(torch.randn_like(q))
     graph.replay()
     torch.testing.assert_close(y, masked(q, k, v, True), rtol=2e-2, atol=2e-2)
+
+
+FP8 = torch.ops.optimized.flash_attention_fp8
+
+
+def float8(device: str = "cpu") -> tuple[list[Tensor], list[Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    tensors = [torch.randn(2, rows, heads, 128, generator=generator).to(torch.float8_e4m3fn)
+               for rows, heads in ((21, 4), (130, 2), (130, 2))]
+    factors = [torch.rand(2, 2, generator=generator) + 0.5 for _ in range(3)]
+    return [t.to(device) for t in tensors], [f.to(device) for f in factors]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
+def test_float8_is_multiplied_by_its_descales(causal: bool, device: str) -> None:
+    tensors, factors = float8(device)
+    got = flash_attention_fp8(*tensors, q_descale=factors[0], k_descale=factors[1],
+                              v_descale=factors[2], causal=causal)
+    wide = [t.double() * f.double().repeat_interleave(t.shape[2] // 2, 1)[:, None, :, None]
+            for t, f in zip(tensors, factors)]
+    want = masked(*wide, causal)
+    assert got.dtype == torch.bfloat16
+    # On a GPU weights are float8, too, which is off by 2^-4 at most.
+    share = 2 ** -4 if device == "cuda" else 2 ** -8
+    sizes = masked(wide[0], wide[1], wide[2].abs(), causal)
+    assert ((got.double() - want).abs() <= share * sizes + 2 ** -8 * want.abs()).all()
+
+
+def test_float8_without_descales_is_as_it_is() -> None:
+    tensors, _ = float8()
+    ones = torch.ones(2, 2)
+    assert torch.equal(flash_attention_fp8(*tensors), FP8(*tensors, ones, ones, ones))
+
+
+def test_float8_passes_opcheck() -> None:
+    tensors, factors = float8()
+    # Not test_schema, which multiplies operands by numbers: PyTorch has no such product of float8.
+    torch.library.opcheck(FP8.default, (*tensors, *factors, True), test_utils=(
+        "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static"))
+
+
+def test_float8_that_does_not_fit_is_refused() -> None:
+    (q, k, v), (f, _, _) = float8()
+    for use in (
+        lambda: flash_attention_fp8(q.float(), k, v),
+        lambda: flash_attention_fp8(q, k, v, q_descale=f[0]),
+        lambda: flash_attention_fp8(q, k, v, k_descale=f.half()),
+        lambda: flash_attention_fp8(q, k[:, :, :, :64], v),
+        lambda: flash_attention(q, k, v),
+    ):
+        with pytest.raises(ValueError):
+            use()

@@ -129,6 +129,42 @@ def test_float8_is_multiplied_with_scales(dtype: Any, scaling: Any) -> None:
     torch.testing.assert_close(out, got.to(torch.bfloat16))
 
 
+@pytest.mark.parametrize("shape", [(2, 2), (2,), None], ids=str)
+def test_attention_of_float8_multiplies_by_descales(shape: Any) -> None:
+    generator = torch.Generator().manual_seed(19)
+    q, k, v = (torch.randn(2, rows, heads, 16, generator=generator).to(torch.float8_e4m3fn)
+               for rows, heads in ((5, 4), (9, 2), (9, 2)))
+    factors: list[Any] = [None if shape is None else torch.rand(shape, generator=generator) + 0.5
+                          for _ in range(3)]
+    out = ops.attention(q, k, v, causal=True, q_descale=factors[0], k_descale=factors[1],
+                        v_descale=factors[2])
+    assert out.dtype == torch.float32
+    ones = torch.ones(2, 2)
+    wide_q, wide_k, wide_v = (
+        t.float() * (ones if f is None else f * ones).repeat_interleave(n, 1)[:, None, :, None]
+        for t, f, n in zip((q, k, v), factors, (2, 1, 1)))
+    want = ops.attention(wide_q, wide_k, wide_v, causal=True)
+    torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
+    half = torch.empty(2, 5, 4, 16, dtype=torch.bfloat16)
+    ops.attention(q, k, v, causal=True, q_descale=factors[0], k_descale=factors[1],
+                  v_descale=factors[2], out=half)
+    torch.testing.assert_close(half, out.to(torch.bfloat16))
+
+
+def test_descales_that_do_not_fit_are_refused() -> None:
+    q = torch.zeros(2, 3, 4, 16).to(torch.float8_e4m3fn)
+    for use in (
+        lambda: ops.attention(q, q, q, q_descale=torch.ones(2)),
+        lambda: ops.attention(q, q, q, k_descale=torch.ones(4, dtype=torch.float16)),
+        lambda: ops.attention(q, q, q, q_descale=torch.ones(4), k_descale=torch.ones(2, 4)),
+        lambda: ops.attention(q.float(), q.float(), q.float(), v_descale=torch.ones(4)),
+        lambda: ops.attention(q, q.float(), q),
+        lambda: ops.attention(*[torch.zeros(2, 3, 4, 16).to(torch.float8_e5m2)] * 3),
+    ):
+        with pytest.raises(ops.OpsError):
+            use()
+
+
 def test_scales_that_do_not_fit_are_refused() -> None:
     a = torch.zeros(4, 256).to(torch.float8_e4m3fn)
     for use in (

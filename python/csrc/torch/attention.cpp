@@ -111,6 +111,49 @@ std::tuple<Tensor, Tensor> flash_attention_lse(Tensor q, Tensor k, Tensor v, boo
     return {out, lse};
 }
 
+/* The factors of a tensor of float8, packed: by sequence and head of k. */
+std::optional<Tensor> factors(const std::optional<Tensor> &t, const Tensor &q, const Tensor &k)
+{
+    if (!t)
+        return t;
+    if (t->dim() != 2 || t->size(0) != q.size(0) || t->size(1) != k.size(2) ||
+        torch_dtype(*t) != aoti_torch_dtype_float32())
+        refuse("flash_attention_fp8: descales are not float32 of (" + std::to_string(q.size(0)) +
+               ", " + std::to_string(k.size(2)) + "): one is " + shape_of(*t));
+    return contiguous(t);
+}
+
+/* Of float8_e4m3fn, with a result of bfloat16. */
+Tensor flash_attention_fp8(Tensor q, Tensor k, Tensor v, std::optional<Tensor> q_descale,
+                           std::optional<Tensor> k_descale, std::optional<Tensor> v_descale,
+                           bool causal, std::optional<double> scale, int64_t window_left,
+                           int64_t window_right, double softcap)
+{
+    const char *op = "flash_attention_fp8";
+
+    for (const Tensor *t : {&q, &k, &v})
+        if (torch_dtype(*t) != aoti_torch_dtype_float8_e4m3fn())
+            refuse(std::string(op) + ": takes float8_e4m3fn");
+    check_memory(op, {&q, &k, &v, pointer(q_descale), pointer(k_descale), pointer(v_descale)});
+    check_shapes(op, q, k, v);
+    Tensor queries = with_channels(q), keys = with_channels(k), values = with_channels(v);
+    std::optional<Tensor> of_q = factors(q_descale, q, k), of_k = factors(k_descale, q, k),
+                          of_v = factors(v_descale, q, k);
+    Tensor out = make(q, {q.size(0), q.size(1), q.size(2), v.size(3)}, aoti_torch_dtype_bfloat16());
+    struct gpunvme_attention a = describe(queries, keys, values, GPUNVME_OPS_E4M3,
+                                          {causal, scale, window_left, window_right, softcap});
+
+    a.out = out.mutable_data_ptr();
+    a.out_strides = strides_of(out);
+    a.out_dtype = GPUNVME_OPS_BF16;
+    a.q_descale = static_cast<const float *>(data_of(of_q));
+    a.k_descale = static_cast<const float *>(data_of(of_k));
+    a.v_descale = static_cast<const float *>(data_of(of_v));
+    a.descale_stride = k.size(2);
+    run(q, a, gpunvme_attention_workspace, gpunvme_attention);
+    return out;
+}
+
 /* The gradients of flash_attention(); those not needed have no elements. */
 std::tuple<Tensor, Tensor, Tensor>
 flash_attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,
@@ -165,6 +208,7 @@ void implement(torch::stable::detail::StableLibrary &m)
     m.impl("flash_attention", TORCH_BOX(&flash_attention));
     m.impl("flash_attention_lse", TORCH_BOX(&flash_attention_lse));
     m.impl("flash_attention_backward", TORCH_BOX(&flash_attention_backward));
+    m.impl("flash_attention_fp8", TORCH_BOX(&flash_attention_fp8));
 }
 
 } // namespace
@@ -172,6 +216,9 @@ void implement(torch::stable::detail::StableLibrary &m)
 STABLE_TORCH_LIBRARY_FRAGMENT(optimized, m)
 {
     m.def("flash_attention(Tensor q, Tensor k, Tensor v, bool causal=False, float? scale=None, "
+          "int window_left=-1, int window_right=-1, float softcap=0.0) -> Tensor");
+    m.def("flash_attention_fp8(Tensor q, Tensor k, Tensor v, Tensor? q_descale=None, "
+          "Tensor? k_descale=None, Tensor? v_descale=None, bool causal=False, float? scale=None, "
           "int window_left=-1, int window_right=-1, float softcap=0.0) -> Tensor");
     /* What gradients are made of: (out, lse), and attention's own. */
     m.def("flash_attention_lse(Tensor q, Tensor k, Tensor v, bool causal, float? scale, "

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from .. import _lib
 from ..buffers import Array, describe
 from ..errors import ops_error
-from ._call import DTYPES, Call, array_of, check, result_of, same_dtype, vector_of
+from ._call import DTYPES, FP8_DTYPES, Call, array_of, check, result_of, same_dtype, vector_of
 
 
-def _tensor(name: str, obj: Any) -> Array:
+def _tensor(name: str, obj: Any, fp8: bool = False) -> Array:
     """sequences x rows x heads x channels; channels are contiguous."""
-    array = array_of(name, obj)
+    array = array_of(name, obj, fp8)
     check(len(array.shape) == 4, f"{name} has {len(array.shape)} dimensions: sequence, row, head "
            "and channel are wanted")
     check(array.shape[3] < 2 or array.strides[3] == 1, f"{name}: its channels are not contiguous")
@@ -36,6 +36,23 @@ def _sinks(name: str, obj: Any, heads: int) -> Array | None:
     if array is not None and array.typestr != "<f4":
         raise ops_error(_lib.OPS_ERR_DTYPE, f"{name} has elements of {array.typestr}, not float32")
     return array
+
+
+def _descales(problem: _lib.Attention, **factors: Any) -> list[Array]:
+    """Of float8: (sequences, heads of K), or heads of K that all sequences share."""
+    found = {name: array_of(name, obj) for name, obj in factors.items() if obj is not None}
+    steps = set()
+    for name, array in found.items():
+        check(array.shape in ((problem.batch, problem.kv_heads), (problem.kv_heads,))
+              and array.typestr == "<f4" and (problem.kv_heads < 2 or array.strides[-1] == 1),
+              f"{name} is not float32 of ({problem.batch}, {problem.kv_heads}) or "
+              f"({problem.kv_heads},)")
+        setattr(problem, name, array.ptr)
+        shared = len(array.shape) == 1 or problem.batch < 2
+        steps.add(0 if shared else array.strides[0])
+    check(len(steps) < 2, f"{', '.join(found)} have different strides")
+    problem.descale_stride = steps.pop() if steps else 0
+    return list(found.values())
 
 
 def _integers(name: str, obj: Any, rows: int) -> Array:
@@ -96,8 +113,9 @@ class _Attention(NamedTuple):
 
 def _attention(q: Any, k: Any, v: Any, causal: bool, window: tuple[int | None, int | None] | None,
                scale: float | None, softcap: float, sinks: Any, q_lengths: Any, k_lengths: Any,
-               rope: Rope | None, queries_only: bool = False, in_pages: bool = False) -> _Attention:
-    queries, keys, values = _tensor("q", q), _tensor("k", k), _tensor("v", v)
+               rope: Rope | None, queries_only: bool = False, in_pages: bool = False,
+               fp8: bool = False) -> _Attention:
+    queries, keys, values = _tensor("q", q, fp8), _tensor("k", k, fp8), _tensor("v", v, fp8)
     same_dtype(q=queries, k=keys, v=values)
     batch, q_len, heads, dim = queries.shape
     pages, k_len, kv_heads, dim_v = values.shape
@@ -106,7 +124,7 @@ def _attention(q: Any, k: Any, v: Any, causal: bool, window: tuple[int | None, i
     extra = [_sinks("sinks", sinks, heads), _lengths("q_lengths", q_lengths, batch),
              _lengths("k_lengths", k_lengths, batch)]
     left, right = (_FAR if side is None else side for side in window or (None, None))
-    number = DTYPES[queries.typestr]
+    number = {**DTYPES, **FP8_DTYPES}[queries.typestr]
     problem = _lib.Attention(
         batch=batch, heads=heads, kv_heads=kv_heads, dim=dim, dim_v=dim_v, q_len=q_len,
         k_len=k_len, q=queries.ptr, k=keys.ptr, v=values.ptr, q_strides=_strides(queries),
@@ -136,7 +154,8 @@ def _with_result(x: _Attention, q: Any, out: Any, lse: Any, variant: str | None,
                  stream: Any, deterministic: bool) -> tuple[Call, Any]:
     """The call, whose descriptor gets its result, and that."""
     shape = (*x.q.shape[:3], x.v.shape[3])
-    result = result_of(out, q, shape, x.q.typestr, stream)
+    typestr = "<f4" if x.q.typestr in FP8_DTYPES else x.q.typestr
+    result = result_of(out, q, shape, typestr, stream)
     made = _tensor("out", result)
     check(made.shape == shape, f"out is {made.shape}: {shape} is made")
     sums = None if lse is None else _lse("lse", lse, x.q)
@@ -152,7 +171,8 @@ def _with_result(x: _Attention, q: Any, out: Any, lse: Any, variant: str | None,
 def attention(q: Any, k: Any, v: Any, *, causal: bool = False,
               window: tuple[int | None, int | None] | None = None, scale: float | None = None,
               softcap: float = 0.0, sinks: Any = None, q_lengths: Any = None, k_lengths: Any = None,
-              rope: Rope | None = None, out: Any = None, lse: Any = None,
+              rope: Rope | None = None, q_descale: Any = None, k_descale: Any = None,
+              v_descale: Any = None, out: Any = None, lse: Any = None,
               variant: str | None = None, threads: int = 0, stream: Any = None,
               deterministic: bool = False) -> Any:
     """``softmax(scale * q @ k.T) @ v`` of each sequence and head.
@@ -166,8 +186,16 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False,
     the others are left as they are. ``rope`` rotates Q and K as they are loaded. ``lse`` is a
     float32 array of (sequences, rows, heads) that gets the logarithms of the sums, as
     attention_backward() wants them.
+
+    Operands may be float8_e4m3fn (of torch, or arrays whose dtype has that name). The result is
+    then float32, or has the type of ``out``: float32, float16 or bfloat16. ``q_descale``,
+    ``k_descale`` and ``v_descale`` are what elements are multiplied by: positive float32 of
+    (sequences, heads of k) or (heads of k,), where the operands are. There is no gradient.
     """
-    x = _attention(q, k, v, causal, window, scale, softcap, sinks, q_lengths, k_lengths, rope)
+    x = _attention(q, k, v, causal, window, scale, softcap, sinks, q_lengths, k_lengths, rope,
+                   fp8=True)
+    x.arrays.extend(_descales(x.problem, q_descale=q_descale, k_descale=k_descale,
+                              v_descale=v_descale))
     call, result = _with_result(x, q, out, lse, variant, threads, stream, deterministic)
     call.run("gpunvme_attention", x.problem)
     return result

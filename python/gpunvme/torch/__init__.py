@@ -29,6 +29,9 @@ backward, with autocast.
     flash_attention(q, k, v, causal=False, scale=None, window_left=-1, window_right=-1, softcap=0.0)
                                              attention of (batch, rows, heads, channels), as the
                                              function flash_attention() here describes it
+    flash_attention_fp8(q, k, v, q_descale=None, k_descale=None, v_descale=None, …)
+                                             the same of float8_e4m3fn, without gradients, as the
+                                             function of that name here describes it
     rms_norm(x, weight=None, eps=None)       norms of the last dimension; eps=None is float32's
     layer_norm(x, weight=None, bias=None, eps=1e-5)
     add_rms_norm(x, residual, weight=None, eps=None)
@@ -76,7 +79,7 @@ if not os.path.exists(_library):
 torch.ops.load_library(str(_library))
 
 from . import nn, optim  # noqa: E402  (they need the library)
-from ._attention import flash_attention  # noqa: E402
+from ._attention import flash_attention, flash_attention_fp8  # noqa: E402
 from ._cross_entropy import cross_entropy  # noqa: E402
 from ._embedding import embedding  # noqa: E402
 from ._moe import moe  # noqa: E402
@@ -84,4 +87,4 @@ from ._norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm  # noqa: E
 from ._swiglu import swiglu  # noqa: E402
 
 __all__ = ["add_layer_norm", "add_rms_norm", "cross_entropy", "embedding", "flash_attention",
-           "layer_norm", "moe", "nn", "optim", "rms_norm", "swiglu"]
+           "flash_attention_fp8", "layer_norm", "moe", "nn", "optim", "rms_norm", "swiglu"]

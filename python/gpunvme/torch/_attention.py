@@ -32,6 +32,26 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False,
     return out
 
 
+def flash_attention_fp8(q: Tensor, k: Tensor, v: Tensor, *, q_descale: Tensor | None = None,
+                        k_descale: Tensor | None = None, v_descale: Tensor | None = None,
+                        causal: bool = False, scale: float | None = None,
+                        window: tuple[int, int] = (-1, -1), softcap: float = 0.0) -> Tensor:
+    """flash_attention() of float8_e4m3fn, with a result of bfloat16 and without gradients.
+
+    Elements are multiplied by ``q_descale``, ``k_descale`` and ``v_descale``, which are positive
+    float32 of (batch, heads of k); None is 1. All else is as there. On GPUs of sm_90a tensor cores
+    compute it for up to 128 channels, if rows of q, k and v begin at multiples of 16 bytes.
+    """
+    out: Tensor = torch.ops.optimized.flash_attention_fp8(
+        q, k, v, q_descale, k_descale, v_descale, causal, scale, *window, softcap)
+    return out
+
+
+@register_fake("optimized::flash_attention_fp8")
+def _(q: Tensor, k: Tensor, v: Tensor, *_options: Any) -> Tensor:
+    return q.new_empty((*q.shape[:3], v.shape[3]), dtype=torch.bfloat16)
+
+
 @register_fake("optimized::flash_attention")
 def _(q: Tensor, k: Tensor, v: Tensor, *_options: Any) -> Tensor:
     return q.new_empty((*q.shape[:3], v.shape[3]))

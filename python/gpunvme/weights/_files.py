@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import weakref
 from collections.abc import Sequence
 from ctypes import string_at
-from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
@@ -73,12 +73,6 @@ class Tensor(NamedTuple):
     file: int
     offset: int  # bytes
     address: int  # of its struct gpunvme_tensor
-
-
-@cache
-def _array(rank: int) -> type[ctypes.Array[ctypes.c_uint64]]:
-    """The type of a shape."""
-    return ctypes.c_uint64 * rank
 
 
 def _numbers_at(addresses: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
@@ -158,6 +152,7 @@ class Files:
             self.addresses = first + np.arange(n, dtype=np.uint64) * np.uint64(_TENSOR.itemsize)
             self._columns = np.frombuffer((_lib.Tensor * n).from_address(first), _TENSOR)
         self.nbytes = self._columns["nbytes"]  #: of each
+        self._codes: dict[int, str] = {}  # by the library's address
         #: The row of each name, in the order of the rows.
         self.index = dict(zip(self._names(), range(n)))
 
@@ -170,9 +165,13 @@ class Files:
 
     def codes(self, rows: NDArray[np.int64]) -> list[str]:
         """The types of these rows."""
-        pointers = self._columns["dtype_name"][rows].tolist()
-        texts = {pointer: string_at(pointer).decode() for pointer in set(pointers)}
-        return [texts[pointer] for pointer in pointers]
+        return list(map(self._code, self._columns["dtype_name"][rows].tolist()))
+
+    def _code(self, pointer: int) -> str:
+        text = self._codes.get(pointer)
+        if text is None:
+            text = self._codes[pointer] = string_at(pointer).decode()
+        return text
 
     def shapes(self, rows: NDArray[np.int64]) -> list[tuple[int, ...]]:
         """The shapes of these rows. Equal ones are one object, since there are thousands."""
@@ -195,10 +194,9 @@ class Files:
 
     def __getitem__(self, name: str) -> Tensor:
         i = self.row(name)
-        _, _, dtype, rank, dims, nbytes, file, offset = self._columns[i].tolist()
-        shape = tuple(_array(rank).from_address(dims)) if rank else ()
-        return Tensor(name, string_at(dtype).decode(), shape, nbytes, file, offset,
-                      int(self.addresses[i]))
+        _, _, dtype, rank, dims, nbytes, file, offset = self._columns.item(i)
+        shape = struct.unpack(f"={rank}Q", string_at(dims, 8 * rank)) if rank else ()
+        return Tensor(name, self._code(dtype), shape, nbytes, file, offset, self.addresses.item(i))
 
     def close(self) -> None:
         """Closes them now, at the interpreter's end; they must not be used afterwards."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
+Box = tuple[tuple[int, int], ...]  # begin and end in each dimension
+
 _ROOM = 1024  # parts taken by one call
 _ONE_CALL = 1 << 20  # bytes that are loaded by one call, without a thread
 
@@ -50,7 +52,7 @@ class Parts:
         self._rows["ptr"] = ptrs
         self._rows["mem"] = mem
         self._keep: list[object] = []
-        self._boxes: dict[tuple[tuple[int, int], ...], int] = {}  # the address of each one's ranges
+        self._boxes: dict[Box, int] = {}  # the address of each one's ranges
         self.scales: NDArray[np.float32] | None = None
         self.nbytes = nbytes
         self.base: int = self._rows.ctypes.data
@@ -116,14 +118,17 @@ class Parts:
         if err := function(os.fsencode(path), self.base, len(self), *rest):
             raise failure(err)
 
-    def set_box(self, i: int, box: tuple[tuple[int, int], ...]) -> None:
-        """Restricts part ``i`` to the elements from begin to end - 1 in each dimension."""
+    def set_boxes(self, boxes: Sequence[Box | None]) -> None:
+        """Restricts each part to the elements from begin to end - 1 in each dimension."""
+        self._rows["ranges"] = [0 if box is None else self._address_of(box) for box in boxes]
+
+    def _address_of(self, box: Box) -> int:
         address = self._boxes.get(box)
         if address is None:
             ranges = (_lib.Range * len(box))(*(_lib.Range(begin, end) for begin, end in box))
             address = self._boxes[box] = ctypes.addressof(ranges)
             self._keep.append(ranges)
-        self._rows["ranges"][i] = address
+        return address
 
     def landed(self, addresses: NDArray[np.uint64]) -> list[int]:
         """The indexes of the parts at these addresses that have no error."""

@@ -31,7 +31,7 @@ def _get(files: Files, tensor: Tensor, to: Target, pick: Pick | None = None) -> 
         to.ready()
         parts = Parts([tensor.address], [to.address(array)], to.mem, nbytes)
         if pick is not None and pick.box is not None:
-            parts.set_box(0, pick.box)
+            parts.set_boxes([pick.box])
         load(files, parts, array)
     return to.result(array if pick is None else pick.of(array))
 

@@ -60,8 +60,8 @@ class Job:
         if isinstance(plan, Mapping):
             self.picks = picks(files, self.names, self.rows, self.targets, plan)
         self._nbytes = files.nbytes[self.rows]
-        for i, pick in self.picks.items():
-            self._nbytes[i] = pick.nbytes
+        if self.picks:
+            self._nbytes[list(self.picks)] = [pick.nbytes for pick in self.picks.values()]
         #: The types that they are converted to, as the library counts them; 0: none.
         self.dtypes = np.zeros(len(self.names), np.int32)
         if dtype is not None:
@@ -88,9 +88,9 @@ class Job:
         parts = Parts(self._files.addresses[self.rows[which]], self._ptrs[which], mems,
                       int(self._nbytes[which].sum()))
         parts.convert(self.dtypes[which])
-        for part, i in enumerate(which.tolist() if self.picks else ()):
-            if i in self.picks and (box := self.picks[i].box) is not None:
-                parts.set_box(part, box)
+        if self.picks:
+            picks = map(self.picks.get, which.tolist())
+            parts.set_boxes([None if pick is None else pick.box for pick in picks])
         return parts
 
     def _convert(self, dtype: str) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from .. import _lib
-from ._load import Load, Parts
+from ._load import Box, Load, Parts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -145,11 +145,12 @@ class Spread:
         ptrs = places[tensor] + self._begin[mine].astype(np.uint64)
         parts = Parts(shared.addresses[tensor], ptrs, mem, int(pieces.nbytes[mine].sum()))
         parts.convert(shared.dtypes[tensor])
+        boxes: list[Box | None] = [None] * len(mine)
         for part in np.flatnonzero(~self._whole[mine]).tolist():
             i = mine[part]
             rest = shared.shapes[pieces.tensor[i]][1:]
-            parts.set_box(part, ((int(pieces.begin[i]), int(pieces.end[i])),
-                                 *((0, n) for n in rest)))
+            boxes[part] = ((int(pieces.begin[i]), int(pieces.end[i])), *((0, n) for n in rest))
+        parts.set_boxes(boxes)
         self._of += pieces.bucket[mine].tolist()
         self._tensors += tensor.tolist()
         return parts

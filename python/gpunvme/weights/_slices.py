@@ -107,10 +107,10 @@ def _key(index: Any) -> Hashable:
     found: list[Hashable] = []
     for item in index if isinstance(index, tuple) else (index,):
         if isinstance(item, slice):
-            bounds = item.start, item.stop, item.step
-            if not _BOUNDS.issuperset(map(type, bounds)):
+            begin, end, step = item.start, item.stop, item.step
+            if not (type(begin) in _BOUNDS and type(end) in _BOUNDS and type(step) in _BOUNDS):
                 return None
-            found.append((slice, bounds))
+            found.append((begin, end, step))
         elif item is None or item is ... or type(item) is int:
             found.append(item)
         else:

@@ -11,10 +11,8 @@
 #include "base/fail.h"
 #include "gpunvme/memory.h"
 #include "memory/cuda.h"
-#include "storage/nvme/share.h"
 #include "storage/pool.h"
 #include "storage/posix/engine.h"
-#include "storage/stream.h"
 #include "storage/worker.h"
 
 /* Of an engine. 10 read and copy to a GPU 5 % slower; 16 need a sixth more of the processors for
@@ -32,20 +30,21 @@ static unsigned nforks; /* that lie between this process and the first that used
 
 /* ---- fork(2) --------------------------------------------------------------------------------- */
 
+/* In the order in which they may be taken. */
+static pthread_mutex_t *const held[] = {&nvme_share_lock, &lock, &store_order_lock,
+                                        &store_stop_lock, &store_details_lock};
+#define NHELD (sizeof(held) / sizeof(held[0]))
+
 static void before_fork(void)
 {
-    nvme_share_before_fork();
-    pthread_mutex_lock(&lock);
-    store_order_before_fork();
-    store_io_before_fork();
+    for (size_t i = 0; i < NHELD; i++)
+        pthread_mutex_lock(held[i]);
 }
 
 static void in_parent(void)
 {
-    store_io_after_fork();
-    store_order_after_fork();
-    pthread_mutex_unlock(&lock);
-    nvme_share_after_fork();
+    for (size_t i = NHELD; i-- > 0;)
+        pthread_mutex_unlock(held[i]);
 }
 
 static void in_child(void)

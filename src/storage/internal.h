@@ -341,10 +341,6 @@ void store_io_begin(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batc
 /* A count that grows while the stores of these transfers move anything. */
 uint64_t store_io_progress(const struct gpunvme_io *ios, size_t n);
 
-/* Around fork(2): hold the locks that all transfers share. */
-void store_io_before_fork(void);
-void store_io_after_fork(void);
-
 /*
  * Sleeps while the futex *word is `value`. False: it still is, and the stores of these transfers
  * have moved nothing for timeout_ns.
@@ -422,6 +418,9 @@ struct store_regions *store_engine_regions(struct gpunvme_engine *engine);
  * context: also for the one that waits for the worker.
  */
 gpunvme_err_t store_engine_prepare(struct gpunvme_engine *engine, unsigned gpu);
+
+/* Locks that fork(2) takes, so that a child finds whole what they guard (engine.c). */
+extern pthread_mutex_t store_stop_lock, store_details_lock, store_order_lock, nvme_share_lock;
 
 /* How many times fork(2) lies between this process and the first one that used the library. */
 unsigned store_nforks(void);

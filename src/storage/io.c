@@ -21,7 +21,7 @@
 enum { IDLE = 0, PENDING = 1, WAITED = 2, ENDED = 3, COLLECTED = 4 };
 
 /* Parts that stop short are rare; one lock serves all transfers. */
-static pthread_mutex_t stop_lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t store_stop_lock = PTHREAD_MUTEX_INITIALIZER;
 
 bool store_io_is_in_flight(const struct gpunvme_io *io)
 {
@@ -276,32 +276,21 @@ gpunvme_err_t gpunvme_io_submit(struct gpunvme_io *ios, size_t n, struct gpunvme
 #define NDETAILS    256u
 #define DETAIL_ROOM 256u
 
+pthread_mutex_t store_details_lock = PTHREAD_MUTEX_INITIALIZER;
+
 /* Of the transfers that failed last; a transfer knows the number of its text. */
 static struct {
-    pthread_mutex_t lock;
     uint64_t last; /* numbers from 1 on */
     char texts[NDETAILS][DETAIL_ROOM];
-} details = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} details;
 
 void store_io_blame(struct gpunvme_io *io, gpunvme_err_t err)
 {
     io->err = err;
-    pthread_mutex_lock(&details.lock);
+    pthread_mutex_lock(&store_details_lock);
     io->priv.detail = ++details.last;
     snprintf(details.texts[details.last % NDETAILS], DETAIL_ROOM, "%s", gpunvme_err_detail());
-    pthread_mutex_unlock(&details.lock);
-}
-
-void store_io_before_fork(void)
-{
-    pthread_mutex_lock(&stop_lock);
-    pthread_mutex_lock(&details.lock);
-}
-
-void store_io_after_fork(void)
-{
-    pthread_mutex_unlock(&details.lock);
-    pthread_mutex_unlock(&stop_lock);
+    pthread_mutex_unlock(&store_details_lock);
 }
 
 const char *gpunvme_io_detail(const struct gpunvme_io *io, char *text, size_t room)
@@ -311,10 +300,10 @@ const char *gpunvme_io_detail(const struct gpunvme_io *io, char *text, size_t ro
     text[0] = 0;
     if (!io || !io->err || !io->priv.detail)
         return text;
-    pthread_mutex_lock(&details.lock);
+    pthread_mutex_lock(&store_details_lock);
     if (details.last - io->priv.detail < NDETAILS)
         snprintf(text, room, "%s", details.texts[io->priv.detail % NDETAILS]);
-    pthread_mutex_unlock(&details.lock);
+    pthread_mutex_unlock(&store_details_lock);
     return text;
 }
 
@@ -421,14 +410,14 @@ void store_io_end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
 /* The lowest place where a part stopped short decides; an error there, if it was one. */
 void store_io_stop(struct gpunvme_io *io, size_t at, gpunvme_err_t err)
 {
-    pthread_mutex_lock(&stop_lock);
+    pthread_mutex_lock(&store_stop_lock);
     if (at < io->priv.stop) {
         __atomic_store_n(&io->priv.stop, at, __ATOMIC_RELAXED); /* the crew looks at it */
         io->priv.why = err;
         if (err)
             store_io_blame(io, err);
     }
-    pthread_mutex_unlock(&stop_lock);
+    pthread_mutex_unlock(&store_stop_lock);
 }
 
 void store_io_ended(struct gpunvme_io *io, size_t nbytes)

@@ -45,7 +45,6 @@ struct group {
  * when the transfer has long ended. A word is one group's at a time, and only grows.
  */
 static struct order {
-    pthread_mutex_t lock;
     pthread_cond_t wake;
     bool is_made;
     unsigned nforks; /* when it was made */
@@ -56,7 +55,9 @@ static struct order {
     unsigned free_words[NWORDS], nfree;
     void *streams[NWORDS]; /* that nobody uses now */
     unsigned nstreams;
-} order = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} order;
+
+pthread_mutex_t store_order_lock = PTHREAD_MUTEX_INITIALIZER; /* of `order` */
 
 /* ---- The end --------------------------------------------------------------------------------- */
 
@@ -109,7 +110,7 @@ static void ended(struct gpunvme_io *io)
     size_t i = (size_t)(io - group->ios);
     char text[256];
 
-    pthread_mutex_lock(&order.lock);
+    pthread_mutex_lock(&store_order_lock);
     if (!group->is_told[i]) {
         if (io->err)
             base_fail(io->err, "%s", gpunvme_io_detail(io, text, sizeof(text)));
@@ -118,7 +119,7 @@ static void ended(struct gpunvme_io *io)
     }
     io->user = NULL;
     let_go(group);
-    pthread_mutex_unlock(&order.lock);
+    pthread_mutex_unlock(&store_order_lock);
 }
 
 /*
@@ -180,9 +181,9 @@ static void begin(void *group_)
     struct group *group = group_;
     size_t nstarted = 0;
 
-    pthread_mutex_lock(&order.lock);
+    pthread_mutex_lock(&store_order_lock);
     group->phase = BEGINS;
-    pthread_mutex_unlock(&order.lock);
+    pthread_mutex_unlock(&store_order_lock);
     for (size_t i = 0, n; i < group->n; i += n ? n : 1) {
         for (n = 0; i + n < group->n && !group->is_told[i + n];)
             n++;
@@ -192,14 +193,14 @@ static void begin(void *group_)
             group->ios[i].user = NULL;
         nstarted += n;
     }
-    pthread_mutex_lock(&order.lock);
+    pthread_mutex_lock(&store_order_lock);
     group->running -= group->n - nstarted;
     group->phase = HAS_BEGUN;
     set_deadline(group);
     enlist(group, &order.begun);
     pthread_cond_signal(&order.wake);
     let_go(group);
-    pthread_mutex_unlock(&order.lock);
+    pthread_mutex_unlock(&store_order_lock);
 }
 
 /* ---- Cancel, and how far one is -------------------------------------------------------------- */
@@ -215,9 +216,9 @@ static void cancel_ours(struct group *group, size_t i)
     if (!group->ios[i].user) /* it has ended, and its store may be closed */
         return;
     atomic_fetch_add(&store->in_flight, 1);
-    pthread_mutex_unlock(&order.lock);
+    pthread_mutex_unlock(&store_order_lock);
     gpunvme_io_cancel(&group->ios[i]);
-    pthread_mutex_lock(&order.lock);
+    pthread_mutex_lock(&store_order_lock);
     atomic_fetch_sub(&store->in_flight, 1);
 }
 
@@ -243,7 +244,7 @@ void store_order_cancel(struct gpunvme_io *io)
     struct group *group;
     size_t i;
 
-    pthread_mutex_lock(&order.lock);
+    pthread_mutex_lock(&store_order_lock);
     group = find(io, &i);
     if (group && group->phase == WAITS) {
         base_fail(GPUNVME_ERR_CANCELED, "before its stream came to it");
@@ -253,7 +254,7 @@ void store_order_cancel(struct gpunvme_io *io)
         cancel_ours(group, i);
         let_go(group);
     }
-    pthread_mutex_unlock(&order.lock);
+    pthread_mutex_unlock(&store_order_lock);
 }
 
 size_t store_order_moved(const struct gpunvme_io *io)
@@ -261,13 +262,13 @@ size_t store_order_moved(const struct gpunvme_io *io)
     const struct group *group;
     size_t i, moved;
 
-    pthread_mutex_lock(&order.lock);
+    pthread_mutex_lock(&store_order_lock);
     group = find(io, &i);
     if (!group)
         moved = io->done; /* it has ended meanwhile */
     else
         moved = group->phase == HAS_BEGUN ? gpunvme_io_moved(&group->ios[i]) : 0;
-    pthread_mutex_unlock(&order.lock);
+    pthread_mutex_unlock(&store_order_lock);
     return moved;
 }
 
@@ -315,7 +316,7 @@ static struct group *find_late(uint64_t *next)
 static void *keep(void *unused)
 {
     (void)unused;
-    pthread_mutex_lock(&order.lock);
+    pthread_mutex_lock(&store_order_lock);
     for (;;) {
         uint64_t next;
         struct group *late = find_late(&next);
@@ -325,9 +326,9 @@ static void *keep(void *unused)
             tell_late(late);
             cancel_rest(late);
         } else if (order.begun) {
-            base_cond_wait(&order.wake, &order.lock, next);
+            base_cond_wait(&order.wake, &store_order_lock, next);
         } else {
-            pthread_cond_wait(&order.wake, &order.lock);
+            pthread_cond_wait(&order.wake, &store_order_lock);
         }
     }
     return NULL;
@@ -361,16 +362,6 @@ static gpunvme_err_t make_order(void)
     return GPUNVME_OK;
 }
 
-void store_order_before_fork(void)
-{
-    pthread_mutex_lock(&order.lock);
-}
-
-void store_order_after_fork(void)
-{
-    pthread_mutex_unlock(&order.lock);
-}
-
 /* ---- Submission ------------------------------------------------------------------------------ */
 
 static struct group *new_group(struct gpunvme_io *ios, size_t n)
@@ -400,7 +391,7 @@ static gpunvme_err_t equip(struct group *group, const struct gpunvme_order *o)
                (o->done && !(o->flags & GPUNVME_BEFORE_STREAM));
     gpunvme_err_t err;
 
-    pthread_mutex_lock(&order.lock);
+    pthread_mutex_lock(&store_order_lock);
     err = make_order();
     if (!err && is_waited && !order.nfree)
         err = base_fail(GPUNVME_ERR_AGAIN, "%u submissions are in CUDA's order", NWORDS);
@@ -412,17 +403,17 @@ static gpunvme_err_t equip(struct group *group, const struct gpunvme_order *o)
         group->word = (int)order.free_words[--order.nfree];
         group->value = ++order.values[group->word];
     }
-    pthread_mutex_unlock(&order.lock);
+    pthread_mutex_unlock(&store_order_lock);
     return err;
 }
 
 /* The streams did not take it, and nobody was told. */
 static void give_up(struct group *group)
 {
-    pthread_mutex_lock(&order.lock);
+    pthread_mutex_lock(&store_order_lock);
     leave(group);
     release(group);
-    pthread_mutex_unlock(&order.lock);
+    pthread_mutex_unlock(&store_order_lock);
     free(group);
 }
 
@@ -467,9 +458,9 @@ static gpunvme_err_t enqueue(struct group *group, struct gpunvme_batch *batch,
     store_io_begin(group->told, group->n, batch);
     for (size_t i = 0; i < group->n; i++)
         group->told[i].priv.is_ordered = true;
-    pthread_mutex_lock(&order.lock);
+    pthread_mutex_lock(&store_order_lock);
     enlist(group, &order.waiting);
-    pthread_mutex_unlock(&order.lock);
+    pthread_mutex_unlock(&store_order_lock);
     if (is_ordered)
         err = mem_cuda_user_stream_call(first, begin, group);
     if (err) {

@@ -11,8 +11,4 @@
 void store_order_cancel(struct gpunvme_io *io);
 size_t store_order_moved(const struct gpunvme_io *io);
 
-/* Around fork(2). */
-void store_order_before_fork(void);
-void store_order_after_fork(void);
-
 #endif

@@ -11,19 +11,9 @@
 #define IO_QUEUES 128u /* asked for; a controller grants as many as it has */
 
 /* Guards the list, and `users` and `state` of all in it. */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t nvme_share_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; /* a state, or who is in the list */
 static struct nvme_share *shares;
-
-void nvme_share_before_fork(void)
-{
-    pthread_mutex_lock(&lock);
-}
-
-void nvme_share_after_fork(void)
-{
-    pthread_mutex_unlock(&lock);
-}
 
 /* A parent's controller is not the child's to drive. */
 static struct nvme_share *look_for(const char *target)
@@ -46,12 +36,12 @@ static struct nvme_share *find(const char *target)
     struct nvme_share *share;
 
     while ((share = look_for(target)) && share->state == SHARE_CLOSING)
-        pthread_cond_wait(&changed, &lock);
+        pthread_cond_wait(&changed, &nvme_share_lock);
     if (!share)
         return NULL;
     share->users++;
     while (share->state == SHARE_OPENING)
-        pthread_cond_wait(&changed, &lock);
+        pthread_cond_wait(&changed, &nvme_share_lock);
     return share;
 }
 
@@ -86,12 +76,12 @@ static void take_off_list(struct nvme_share *share)
 {
     struct nvme_share **link = &shares;
 
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&nvme_share_lock);
     while (*link != share)
         link = &(*link)->next;
     *link = share->next;
     pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&nvme_share_lock);
 }
 
 static gpunvme_err_t end(struct nvme_share *share)
@@ -123,12 +113,12 @@ static void open_ctrl(struct nvme_share *share, uint64_t timeout_ns)
                             ? share->driver->attach(share->target, timeout_ns, &share->other)
                             : open_ours(share);
 
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&nvme_share_lock);
     share->state = err ? SHARE_FAILED : SHARE_OPEN;
     if (err)
         base_keep(&share->failure, err);
     pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&nvme_share_lock);
 }
 
 /* One that others have may be dead: the drive can be had again when they have left it. */
@@ -145,12 +135,12 @@ gpunvme_err_t nvme_share_open(const struct nvme_driver *driver, const char *targ
     bool is_new;
 
     *out = NULL;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&nvme_share_lock);
     share = find(target);
     is_new = !share;
     if (is_new)
         share = add(driver, target);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&nvme_share_lock);
     if (!share)
         return base_fail(GPUNVME_ERR_NOMEM, "a controller");
     if (is_new)
@@ -173,8 +163,8 @@ gpunvme_err_t nvme_share_close(struct nvme_share *share)
 
     if (!share)
         return GPUNVME_OK;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&nvme_share_lock);
     is_last = leave(share);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&nvme_share_lock);
     return is_last ? end(share) : GPUNVME_OK;
 }

@@ -41,8 +41,4 @@ gpunvme_err_t nvme_share_open(const struct nvme_driver *driver, const char *targ
 /* The last to leave closes the controller; the error is of that. NULL is fine. */
 gpunvme_err_t nvme_share_close(struct nvme_share *share);
 
-/* Around fork(2). */
-void nvme_share_before_fork(void);
-void nvme_share_after_fork(void);
-
 #endif

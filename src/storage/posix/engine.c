@@ -11,10 +11,9 @@
 #include "storage/posix/worker.h"
 
 /* What an H200 machine of 16 cores and smaller ones were happy with; see bench/store_rate.c. */
-#define MAX_SLOTS     8u          /* of a worker */
-#define MIN_SLOTS     2u          /* one is filled while the other is copied */
-#define ENOUGH_NBYTES (64u << 20) /* of all slots: to pin them takes time, at first use */
-#define ENOUGH_PART   (16u << 20) /* of a worker's */
+#define ENOUGH_SLOTS 16u /* of all workers: to pin them takes time, at first use */
+#define MAX_SLOTS    4u  /* of a worker */
+#define MIN_SLOTS    2u  /* one is filled while the other is copied */
 
 #define DEFAULT_PINNED ((size_t)128 << 20)
 
@@ -33,11 +32,9 @@ static int ask_for_uring(void)
 
 static gpunvme_err_t make_slots(struct posix_engine *engine, unsigned nworkers)
 {
-    unsigned nslots = (unsigned)(ENOUGH_NBYTES / POSIX_MEMORY_CHUNK / nworkers);
+    unsigned nslots = ENOUGH_SLOTS / nworkers;
     gpunvme_err_t err = GPUNVME_OK;
 
-    if (nslots > ENOUGH_PART / POSIX_MEMORY_CHUNK)
-        nslots = (unsigned)(ENOUGH_PART / POSIX_MEMORY_CHUNK);
     if (nslots > MAX_SLOTS)
         nslots = MAX_SLOTS;
     if (nslots < MIN_SLOTS)

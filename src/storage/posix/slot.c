@@ -11,7 +11,6 @@
 
 #define LEAST_COPY_NS 20000000u /* for the GPU, whatever a store's timeout is */
 
-/* Gives it back. An error of its own, of the file, is told by its errno. */
 void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err)
 {
     enum gpunvme_op kind = op->piece.op;
@@ -83,7 +82,6 @@ static void end_slot(struct posix_worker *w, struct posix_slot *slot, gpunvme_er
         posix_ring_give(slot);
 }
 
-/* Its copies are done, or have failed. */
 void posix_slot_is_copied(struct posix_worker *w, struct posix_slot *slot, gpunvme_err_t err)
 {
     struct posix_op *next;
@@ -125,7 +123,6 @@ static void copy_slot(struct posix_worker *w, struct posix_slot *slot)
     w->last_moving = &slot->next;
 }
 
-/* The open slot takes no more: what lies in it goes on. */
 void posix_seal(struct posix_worker *w)
 {
     struct posix_slot *slot = w->open;
@@ -200,7 +197,6 @@ static bool fits(const struct posix_slot *slot, const struct posix_op *op)
     return place_of(op, slot->used) + op->piece.nbytes <= (room < most ? room : most);
 }
 
-/* Finds it a place in a slot; false: there is none now. */
 bool posix_put_in_slot(struct posix_worker *w, struct posix_op *op)
 {
     struct posix_set *set = posix_set_for(w, op);

@@ -820,7 +820,36 @@ static void bad_arguments_are_refused(void **state)
     expect_status(gpunvme_moe_forward(&p, &exec), GPUNVME_OPS_ERR_WORKSPACE, "needs");
 }
 
-#ifndef OPS_TEST_CUDA
+#ifdef OPS_TEST_CUDA
+static void more_copied_rows_than_31_bits_number_are_refused(void **state)
+{
+    const struct gpunvme_ops_exec exec = {.device = TEST_DEVICE, .variant = "hopper"};
+    struct gpunvme_moe p = {.tokens = 4,
+                            .experts = 1 << 25,
+                            .top_k = 2,
+                            .dim = 8,
+                            .hidden = 8,
+                            .dtype = GPUNVME_OPS_BF16,
+                            .ldx = 8,
+                            .ld_logits = 1 << 25,
+                            .ldy = 8,
+                            .ld_w_gate = 8,
+                            .ld_w_up = 8,
+                            .ld_w_down = 8,
+                            .stride_w_gate = 64,
+                            .stride_w_up = 64,
+                            .stride_w_down = 64};
+    size_t nbytes;
+
+    (void)state;
+    if (!variant_takes(GPUNVME_OPS_MOE_FORWARD, "hopper", p.dtype, p.compute))
+        skip();
+    expect_status(gpunvme_moe_forward_workspace(&p, &exec, &nbytes), GPUNVME_OPS_ERR_UNSUPPORTED,
+                  "64 for each expert");
+    p.experts = p.ld_logits = (1 << 25) - 1;
+    assert_int_equal(gpunvme_moe_forward_workspace(&p, &exec, &nbytes), GPUNVME_OPS_OK);
+}
+#else
 static void a_choice_that_is_no_expert_is_refused(void **state)
 {
     struct request q = {.tokens = 3, .experts = 4, .top_k = 2, .dim = 8, .hidden = 8, .pad = 1};
@@ -848,6 +877,9 @@ int main(void)
         cmocka_unit_test(backward_is_right),
         cmocka_unit_test(a_gradient_alone_is_the_same_bits),
         cmocka_unit_test(bad_arguments_are_refused),
+#ifdef OPS_TEST_CUDA
+        cmocka_unit_test(more_copied_rows_than_31_bits_number_are_refused),
+#endif
 #ifndef OPS_TEST_CUDA
         cmocka_unit_test(a_choice_that_is_no_expert_is_refused),
 #endif

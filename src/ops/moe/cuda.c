@@ -390,11 +390,19 @@ static int rank(const struct ops_variant *variant, const struct ops_call *call)
     return ((const struct rung *)variant->data)->rank;
 }
 
-/* The matrices of all experts, as the copy engine must find them. */
-static gpunvme_ops_status_t suits(const struct ops_variant *variant, const struct ops_call *call)
+/* The matrices of all experts, as the copy engine must find them, and copies numbered by 31 bits.
+ */
+static gpunvme_ops_status_t suits(const struct ops_variant *variant, const struct ops_call *call,
+                                  int64_t slots, int64_t experts)
 {
     const struct rung *rung = variant->data;
+    const struct moe_slots copied = {.slots = slots, .experts = experts};
 
+    if (rung->copies && moe_padded_rows(&copied) > INT32_MAX)
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                        "variant '%s' copies a row for each token and each of its experts, and %d "
+                        "for each expert: at most 2^31 - 1 together",
+                        variant->name, MOE_STEP);
     for (unsigned i = 0; i < call->spans.count && rung->copies; i++) {
         const struct ops_matrix *x = &call->spans.matrix[i];
 
@@ -415,35 +423,50 @@ static gpunvme_ops_status_t suits(const struct ops_variant *variant, const struc
     return GPUNVME_OPS_OK;
 }
 
+static gpunvme_ops_status_t forward_suits(const struct ops_variant *variant,
+                                          const struct ops_call *call)
+{
+    const struct gpunvme_moe *p = call->descriptor;
+
+    return suits(variant, call, p->tokens * p->top_k, p->experts);
+}
+
+static gpunvme_ops_status_t backward_suits(const struct ops_variant *variant,
+                                           const struct ops_call *call)
+{
+    const struct gpunvme_moe_grad *p = call->descriptor;
+
+    return suits(variant, call, p->tokens * p->top_k, p->experts);
+}
+
 static const struct rung naive = {1, moe_multiply_naive, moe_differentiate_naive, 0};
 static const struct rung grouped = {2, moe_multiply_grouped, moe_differentiate_grouped, 0};
 static const struct rung hopper = {3, moe_multiply_hopper, moe_differentiate_hopper, 1};
 
 #define BITS16 (1u << GPUNVME_OPS_F16 | 1u << GPUNVME_OPS_BF16)
 
-#define VARIANT(name_, data_, needs_, sm_, max_sm_, dtypes_, computes_, changes_, workspace_,      \
-                run_)                                                                              \
+#define VARIANT(name_, data_, needs_, sm_, max_sm_, dtypes_, computes_, changes_, pass)            \
     {                                                                                              \
         .name = name_, .needs = needs_, .changes = changes_, .dtypes = dtypes_,                    \
         .computes = computes_, .deterministic = 1, .min_sm = sm_, .max_sm = max_sm_,               \
-        .suits = suits, .rank = rank, .workspace = workspace_, .run = run_, .data = data_          \
+        .suits = pass##_suits, .rank = rank, .workspace = pass##_workspace, .run = pass##_run,     \
+        .data = data_                                                                              \
     }
 
-#define LADDER(workspace, run)                                                                     \
+#define LADDER(pass)                                                                               \
     {                                                                                              \
         VARIANT("naive", &naive, CUDA_SM80, 80, 0, OPS_ALL_DTYPES, OPS_ALL_COMPUTES,               \
-                "a thread for each element of the experts' products", workspace, run),             \
+                "a thread for each element of the experts' products", pass),                       \
             VARIANT("grouped", &grouped, CUDA_SM80, 80, 0, OPS_ALL_DTYPES,                         \
                     1u << GPUNVME_OPS_COMPUTE_TF32,                                                \
-                    "the tiles of all experts in one launch, on tensor cores by mma", workspace,   \
-                    run),                                                                          \
+                    "the tiles of all experts in one launch, on tensor cores by mma", pass),       \
             VARIANT("hopper", &hopper, CUDA_SM90A, CUDA_ONLY_90A, CUDA_ONLY_90A, BITS16, 0,        \
                     "rows are copied by expert, so that the copy engine brings tiles for wgmma",   \
-                    workspace, run)                                                                \
+                    pass)                                                                          \
     }
 
-static const struct ops_variant forward[] = LADDER(forward_workspace, forward_run);
-static const struct ops_variant backward[] = LADDER(backward_workspace, backward_run);
+static const struct ops_variant forward[] = LADDER(forward);
+static const struct ops_variant backward[] = LADDER(backward);
 
 const struct ops_ladder moe_forward_cuda = OPS_LADDER(forward);
 const struct ops_ladder moe_backward_cuda = OPS_LADDER(backward);

@@ -182,6 +182,12 @@ def test_scales_that_do_not_fit_are_refused() -> None:
         assert raised.value.detail
 
 
+def test_types_that_differ_are_named() -> None:
+    a = torch.zeros(4, 256).to(torch.float8_e4m3fn)
+    with pytest.raises(ops.OpsError, match="a float8_e4m3fn, b float32"):
+        ops.matmul(a, torch.zeros(256, 4))
+
+
 def test_lengths_and_tables_may_be_tensors() -> None:
     q, cache = torch.ones(1, 1, 1, 4), torch.zeros(2, 4, 1, 4)
     table, lengths = torch.tensor([[1]], dtype=torch.int32), torch.tensor([3], dtype=torch.int32)

@@ -20,6 +20,8 @@ DTYPE_NAMES = {"f32": _lib.OPS_F32, "f16": _lib.OPS_F16, "bf16": _lib.OPS_BF16}
 # numpy has no letters for these: in an Array's typestr they are told apart by its first character.
 FP8 = {"float8_e4m3fn": "4V1", "float8_e5m2": "5V1"}
 FP8_DTYPES = {"4V1": _lib.OPS_E4M3, "5V1": _lib.OPS_E5M2}
+NAMES = {"<f4": "float32", "<f2": "float16", "<V2": "bfloat16", "|V2": "bfloat16",
+         **{typestr: name for name, typestr in FP8.items()}}
 COMPUTES = {"f32": _lib.OPS_COMPUTE_F32, "tf32": _lib.OPS_COMPUTE_TF32}
 DEVICES = {"cpu": _lib.OPS_CPU, "cuda": _lib.OPS_CUDA}
 
@@ -188,7 +190,7 @@ def result_of(given: Any, like: Any, shape: tuple[int, ...], typestr: str, strea
 def same_dtype(**arrays: Array | None) -> None:
     kinds = {name: array.typestr for name, array in arrays.items() if array is not None}
     if len(set(kinds.values())) > 1:
-        text = ", ".join(f"{name} {typestr}" for name, typestr in kinds.items())
+        text = ", ".join(f"{name} {NAMES.get(typestr, typestr)}" for name, typestr in kinds.items())
         raise ops_error(_lib.OPS_ERR_DTYPE, f"operands of different types: {text}")
 
 

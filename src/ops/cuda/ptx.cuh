@@ -195,6 +195,15 @@ static __device__ __forceinline__ uint32_t to_tf32(float x)
     return y;
 }
 
+/* Two elements of e4m3 as f16, which holds them all (sm_89 and later). */
+static __device__ __forceinline__ uint32_t unpack_e4m3(uint16_t pair)
+{
+    uint32_t y;
+
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(pair));
+    return y;
+}
+
 /* 128 threads of a block wait for each other; id is 1 … 15, for 0 is __syncthreads()'s. */
 static __device__ __forceinline__ void barrier_128(int id)
 {

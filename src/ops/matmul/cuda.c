@@ -168,7 +168,7 @@ static const struct ops_variant variants[] = {
         CUDA_HOPPER, "hopper", CUDA_SM90A, CUDA_ONLY_90A, CUDA_ONLY_90A, ALL, BY_TF32,
         "64 x 256 multiplied by four warps from shared memory (wgmma), loads by the copy engine "
         "(TMA) and a warp group of their own, clusters of two, blocks that stay"),
-    VARIANT(CUDA_SKINNY, "skinny", CUDA_SM90, 90, 0, OPS_ALL_DTYPES, OPS_ALL_COMPUTES,
+    VARIANT(CUDA_SKINNY, "skinny", CUDA_SM90, 90, 0, ALL, OPS_ALL_COMPUTES,
             "up to 16 rows or columns at the speed of memory: the large operand is read once, 16 "
             "bytes a lane, and k is shared by warps and the blocks of a cluster"),
     VARIANT(CUDA_SHAPED, "shaped", CUDA_SM90, 90, 0, OPS_ALL_DTYPES, OPS_ALL_COMPUTES,

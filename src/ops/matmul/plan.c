@@ -198,8 +198,13 @@ const struct cuda_engine *cuda_best_engine(const struct cuda_product *p, enum cu
 {
     struct cuda_plan plan;
 
-    if (cuda_is_fp8(p->dtype))
-        return &cuda_engines[level == CUDA_ANY_HOPPER ? CUDA_HOPPER : CUDA_NAIVE];
+    if (cuda_is_fp8(p->dtype)) {
+        int few = level != CUDA_PLAIN && cuda_suits_skinny(p);
+
+        if (level == CUDA_ANY_HOPPER && !(few && cuda_skinny_reads_vectors(p)))
+            return &cuda_engines[CUDA_HOPPER];
+        return &cuda_engines[few ? CUDA_SKINNY : CUDA_NAIVE];
+    }
     if (level == CUDA_PLAIN)
         return &cuda_engines[p->dtype == GPUNVME_OPS_F32 && p->compute == GPUNVME_OPS_COMPUTE_F32
                                  ? CUDA_COARSENED

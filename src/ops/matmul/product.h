@@ -101,6 +101,7 @@ cuda_multiply cuda_multiply_naive, cuda_multiply_tiled, cuda_multiply_vectorized
     cuda_multiply_coarsened, cuda_multiply_tensorcore, cuda_multiply_hopper, cuda_multiply_skinny,
     cuda_multiply_shaped;
 int cuda_suits_skinny(const struct cuda_product *);
+int cuda_skinny_reads_vectors(const struct cuda_product *); /* of the large operand, along k */
 size_t cuda_workspace_shaped(const struct cuda_product *);
 int cuda_suits_shaped(const struct cuda_product *);
 int cuda_misaligned_shaped(const struct cuda_product *);

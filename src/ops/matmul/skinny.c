@@ -39,7 +39,8 @@ static int64_t tiles_of(const struct skinny_work *work)
 static int cluster_of(const struct skinny_work *work)
 {
     int cluster = 1;
-    int64_t pass = SKINNY_WARPS * skinny_depth(work->w.step_k != 1);
+    int size = (int)gpunvme_ops_dtype_nbytes(work->product.dtype);
+    int64_t pass = SKINNY_WARPS * skinny_depth(work->w.step_k != 1, size);
     int64_t tiles = tiles_of(work), room = 2 * (int64_t)cuda_units();
 
     while (cluster < SKINNY_CLUSTER && tiles * cluster * 2 <= room + room / 4 &&
@@ -48,15 +49,30 @@ static int cluster_of(const struct skinny_work *work)
     return cluster;
 }
 
+/* Kernels number scales by block with 31 bits. */
+static int has_too_many(const struct ops_scales *x, int64_t lines)
+{
+    return x->step_k && lines > INT_MAX / x->step_line;
+}
+
 int cuda_suits_skinny(const struct cuda_product *p)
 {
     struct skinny_work work = work_of(p);
 
     if (p->m > SKINNY_COLS && p->n > SKINNY_COLS)
         return 0;
+    if (has_too_many(&p->scale_a, p->m) || has_too_many(&p->scale_b, p->n))
+        return 0;
     if (p->m > INT64_MAX / 64 || p->n > INT64_MAX / 64 || p->batch > INT_MAX)
         return 0;
     return work.w.lines / 16 < INT_MAX / SKINNY_CLUSTER / (p->batch > 0 ? p->batch : 1);
+}
+
+int cuda_skinny_reads_vectors(const struct cuda_product *p)
+{
+    struct skinny_work work = work_of(p);
+
+    return work.w.step_k == 1 && work.w.vectors;
 }
 
 gpunvme_ops_status_t cuda_multiply_skinny(const struct cuda_product *p, void *workspace,

@@ -12,6 +12,8 @@
  *    lane's 16 contiguous bytes serve as whatever k its fragments stand for, if both operands
  * agree. Where lines, not k, are contiguous, two rows of k are merged into pairs by one instruction
  * a register; which lines a fragment stands for is free as well.
+ *  - fp8 becomes f16, which holds it all, on its way to mma: sums are in f32. Scales by block are
+ *    applied to those of 128 of k.
  *  - f32 is multiplied in f32 by FFMA: 16 columns take two thirds of the time that memory does.
  *
  * The warps of a block and up to eight blocks of a cluster share the k of the same lines. Their
@@ -28,9 +30,9 @@
  * sums at out[col * LINES + line].
  */
 template <int DTYPE, int MN, int COLS> struct shape {
-    static const int f32 = DTYPE == GPUNVME_OPS_F32;
-    static const int size = f32 ? 4 : 2;
-    static const int lines = (int)skinny_lines(MN, size), depth = (int)skinny_depth(MN);
+    static const int fp8 = DTYPE == GPUNVME_OPS_E4M3 || DTYPE == GPUNVME_OPS_E5M2;
+    static const int size = DTYPE == GPUNVME_OPS_F32 ? 4 : fp8 ? 1 : 2;
+    static const int lines = (int)skinny_lines(MN, size), depth = (int)skinny_depth(MN, size);
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -49,10 +51,11 @@ static __device__ __noinline__ uint4 gather(const unsigned char *from, int64_t s
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
         if (i < valid) {
-            uint32_t x = SIZE == 4 ? *(const uint32_t *)(from + i * step)
-                                   : *(const uint16_t *)(from + i * step);
+            uint32_t x = SIZE == 4   ? *(const uint32_t *)(from + i * step)
+                         : SIZE == 2 ? *(const uint16_t *)(from + i * step)
+                                     : from[i * step];
 
-            words[i * SIZE / 4] |= SIZE == 4 ? x : x << i % 2 * 16;
+            words[i * SIZE / 4] |= x << i * SIZE % 4 * 8;
         }
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
@@ -277,6 +280,145 @@ static __device__ __forceinline__ void sum_merged(float *out, const source &w, c
                 out[(c * 8 + col + i % 2) * 64 + line + 2 * j + i / 2] = sums[j][c][i];
 }
 
+/* 16 elements of 8 bits as f16. */
+struct unpacked {
+    uint32_t x[8];
+};
+
+static __device__ __forceinline__ unpacked unpack(const uint4 &bytes, int dtype)
+{
+    const uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
+    unpacked f16;
+
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        uint32_t pair = words[i / 2] >> i % 2 * 16;
+
+        f16.x[i] =
+            dtype == GPUNVME_OPS_E5M2 ? __byte_perm(pair, 0, 0x1404) : unpack_e4m3((uint16_t)pair);
+    }
+    return f16;
+}
+
+/* fp8 with k contiguous: a quarter of 64 bytes of lines l / 4, and each eighth from there. */
+static __device__ __forceinline__ void load_bytes(loaded &a, const source &w, int64_t first,
+                                                  int64_t k, int64_t end)
+{
+    int line = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4 * 16;
+    bool whole = w.vectors && w.k == 1 && k + OPS_SCALE_K <= end;
+
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int64_t at = first + line + i % 4 * 8, from = k + i / 4 * 64 + quarter;
+
+        if (whole)
+            a.x[i] = load_once(w.data + (at < w.last_line ? at : w.last_line) * w.line + from);
+        else
+            a.x[i] = along_k<1, 16>(w, at, from, end, false);
+    }
+}
+
+template <int DTYPE, int COLS>
+static __device__ __forceinline__ void add_bytes(float (&sums)[2][COLS / 8][4], const loaded &a,
+                                                 const source &x, int64_t k, int64_t end)
+{
+    int line = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4 * 16;
+    bool whole = x.vectors && x.k == 1 && k + OPS_SCALE_K <= end;
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        unpacked upper = unpack(a.x[i * 2], DTYPE), lower = unpack(a.x[i * 2 + 1], DTYPE);
+
+#pragma unroll
+        for (int c = 0; c < COLS / 8; c++) {
+            unpacked b = unpack(
+                along_k<1, 16>(x, c * 8 + line, k + i / 2 * 64 + quarter, end, whole), DTYPE);
+
+#pragma unroll
+            for (int j = 0; j < 8; j += 2) {
+                const uint32_t pairs[4] = {upper.x[j], lower.x[j], upper.x[j + 1], lower.x[j + 1]};
+
+                mma_f16(sums[i % 2][c], pairs, b.x[j], b.x[j + 1]);
+            }
+        }
+    }
+}
+
+/* Where scales by block of one operand are: those of a lane's lines or columns, at k = 0. */
+template <int COUNT> struct lane_scales {
+    const float *data; /* NULL: they are 1 */
+    int at[COUNT];
+};
+
+template <int COUNT>
+static __device__ __forceinline__ float scale_of(const lane_scales<COUNT> &x, int i, int64_t k)
+{
+    return x.data ? x.data[x.at[i] + k / OPS_SCALE_K] : 1;
+}
+
+/* A lane has pairs of columns, 8 apart (`pairs`), or lines 8 apart. */
+template <int COUNT>
+static __device__ __forceinline__ lane_scales<COUNT>
+find_scales(const ops_scales &all, int64_t batch, int64_t first, int pairs, int64_t last)
+{
+    lane_scales<COUNT> x = {all.step_k ? all.data : NULL};
+
+    if (x.data)
+        x.data += batch * all.stride;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        int64_t line = pairs ? first + i % 2 + i / 2 * 8 : first + i * 8;
+
+        line = line < last ? line : last;
+        x.at[i] = (int)((all.by_block ? line / OPS_SCALE_K : line) * all.step_line);
+    }
+    return x;
+}
+
+/* Scales by tensor and row; those by block are 1 here. */
+static __device__ __forceinline__ float scale_of_line(const ops_scales &x, int64_t batch,
+                                                      int64_t line)
+{
+    return x.data && !x.step_k ? x.data[batch * x.stride + line * x.step_line] : 1;
+}
+
+template <int DTYPE, int COLS>
+static __device__ __forceinline__ void
+sum_bytes(float *out, const source &w, const source &x, const lane_scales<4> &of_w,
+          const lane_scales<COLS / 4> &of_x, int64_t first, int64_t k, int64_t step, int64_t end)
+{
+    int line = threadIdx.x % 32 / 4, col = threadIdx.x % 4 * 2;
+    float sums[2][COLS / 8][4] = {};
+    loaded now = {}, next = {};
+
+    if (k < end)
+        load_bytes(now, w, first, k, end);
+#pragma unroll 1
+    for (; k < end; k += step) {
+        float part[2][COLS / 8][4] = {};
+
+        if (k + step < end)
+            load_bytes(next, w, first, k + step, end);
+        add_bytes<DTYPE, COLS>(part, now, x, k, end);
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int c = 0; c < COLS / 8; c++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    sums[h][c][i] += scale_of(of_w, h * 2 + i / 2, k) *
+                                     scale_of(of_x, c * 2 + i % 2, k) * part[h][c][i];
+        now = next;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int c = 0; c < COLS / 8; c++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                out[(c * 8 + col + i % 2) * 32 + h * 16 + line + i / 2 * 8] = sums[h][c][i];
+}
+
 /* Adds up what four neighbouring lanes have; the first has the sum. */
 static __device__ __forceinline__ float of_quad(float x)
 {
@@ -429,11 +571,21 @@ static __global__ void __launch_bounds__(THREADS, 2) multiply(const skinny_work 
     int64_t batch = tile / across, first = tile % across * s::lines;
     int64_t warp = rank * WARPS + threadIdx.x / 32;
 
+    source w = source_of<s::size>(work.w, batch), x = source_of<s::size>(work.x, batch);
+    const ops_scales &of_w = work.w_is_b ? p.scale_b : p.scale_a;
+    const ops_scales &of_x = work.w_is_b ? p.scale_a : p.scale_b;
+    float *own = sums + threadIdx.x / 32 * count;
+    int64_t step = (int64_t)size * WARPS * s::depth;
+
     let_next_kernel_start();
     wait_for_kernels_before();
-    sum_lines<DTYPE, MN, COLS>(sums + threadIdx.x / 32 * count, source_of<s::size>(work.w, batch),
-                               source_of<s::size>(work.x, batch), first, warp * s::depth,
-                               (int64_t)size * WARPS * s::depth, p.k);
+    if constexpr (s::fp8)
+        sum_bytes<DTYPE, COLS>(
+            own, w, x, find_scales<4>(of_w, batch, first + threadIdx.x % 32 / 4, 0, w.last_line),
+            find_scales<COLS / 4>(of_x, batch, threadIdx.x % 4 * 2, 1, x.last_line), first,
+            warp * s::depth, step, p.k);
+    else
+        sum_lines<DTYPE, MN, COLS>(own, w, x, first, warp * s::depth, step, p.k);
     __syncthreads();
     add_warps(sums, count);
     cluster_sync();
@@ -443,8 +595,11 @@ static __global__ void __launch_bounds__(THREADS, 2) multiply(const skinny_work 
 
         for (uint32_t r = 0; r < size; r++)
             sum += load_shared_at(shared_address(sums + i), r);
-        if (line <= work.w.lines - 1 && col <= work.x.lines - 1)
-            finish(p, batch, work.w_is_b ? col : line, work.w_is_b ? line : col, sum);
+        if (line > work.w.lines - 1 || col > work.x.lines - 1)
+            continue;
+        if (s::fp8)
+            sum *= scale_of_line(of_w, batch, line) * scale_of_line(of_x, batch, col);
+        finish(p, batch, work.w_is_b ? col : line, work.w_is_b ? line : col, sum);
     }
     cluster_sync(); /* a block's sums are read by the others */
 #endif
@@ -488,6 +643,10 @@ static gpunvme_ops_status_t launch_cols(const skinny_work &work, int cluster, vo
 gpunvme_ops_status_t skinny_launch(const struct skinny_work *work, int cluster, void *stream,
                                    struct cuda_launch *out)
 {
+    if (work->product.dtype == GPUNVME_OPS_E4M3)
+        return launch_cols<GPUNVME_OPS_E4M3, 0>(*work, cluster, stream, out);
+    if (work->product.dtype == GPUNVME_OPS_E5M2)
+        return launch_cols<GPUNVME_OPS_E5M2, 0>(*work, cluster, stream, out);
     switch (work->product.dtype * 2 + (work->w.step_k != 1)) {
     case GPUNVME_OPS_F32 * 2:
         return launch_cols<GPUNVME_OPS_F32, 0>(*work, cluster, stream, out);

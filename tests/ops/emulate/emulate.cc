@@ -420,6 +420,13 @@ static inline float real8(int type, unsigned char bits)
     return bits & 0x80 ? -size : size;
 }
 
+uint32_t unpack_e4m3(uint16_t pair)
+{
+    uint32_t low = __half_as_ushort(__float2half_rn(real8(EMULATE_E4M3, pair & 0xff)));
+
+    return low | (uint32_t)__half_as_ushort(__float2half_rn(real8(EMULATE_E4M3, pair >> 8))) << 16;
+}
+
 /* What a lane has of A and B: registers, and the elements in each: one of tf32, two of 16 bits. */
 struct operands {
     float a[4][2], b[2][2];

@@ -390,6 +390,8 @@ static inline void count_up(uint32_t *count)
     ++*count;
 }
 
+uint32_t unpack_e4m3(uint16_t pair);
+
 static inline void barrier_128(int id)
 {
     emulate_wait_block(id, 128);

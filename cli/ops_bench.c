@@ -206,10 +206,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         args->dtype = cli_ops_dtype_by_name(arg, &args->compute);
         if (args->dtype < 0)
             argp_error(state,
-                       "--dtype=%s: must be f32, tf32, f16, bf16, for attention e4m3 or, for "
-                       "matmul, e4m3 or e5m2, "
-                       "also with -row, -block "
-                       "or -fast",
+                       "--dtype=%s: must be f32, tf32, f16, bf16 or e4m3; for matmul also e5m2, "
+                       "and either with -row, -block or -fast",
                        arg);
         return 0;
     case KEY_ACTIVATION:

@@ -73,6 +73,11 @@ expect 0
 expect_json
 expect_out '"kv_heads": 8'
 expect_out '"flops": 2304$|"flops": 2304,'
+gpunvme ops bench attention --shape 24x40x16 --dtype e4m3 --heads 4/2 --variant packed --rounds 1 --no-peaks
+expect 0
+expect_out '^attention e4m3, 24 x 40 x 16, batch 1, heads 4/2$'
+gpunvme ops bench attention --shape 24x40x16 --dtype e4m3-row
+expect 1 "attention has no variant for this device and type"
 gpunvme ops bench attention-backward --shape 33x65x16 --variant packed --heads 4/2 --causal --rounds 1 --no-peaks
 expect 0
 expect_out '^attention-backward f32, 33 x 65 x 16, batch 1, heads 4/2, causal$'
@@ -198,7 +203,7 @@ expect 2 "4096x4096x1024"
 gpunvme ops bench --shape 0x1x1
 expect 2 "--shape"
 gpunvme ops bench --dtype f64
-expect 2 "f32, tf32, f16, bf16 or, for matmul, e4m3"
+expect 2 "f32, tf32, f16, bf16 or e4m3; for matmul also e5m2"
 gpunvme ops bench --device tpu
 expect 2 "cpu or cuda"
 gpunvme ops bench --activation tanh

@@ -94,7 +94,7 @@ struct gpunvme_tensor {
  * gpunvme_weights_close(). A file must be as long as its header says; a drive or a stripe set may
  * be longer.
  *
- * Long headers are parsed by threads of its own, which end before it returns.
+ * Threads of its own open the files and parse long headers. They end before it returns.
  *
  * Errors: INVALID, with a detail that names the file and the tensor: a header or an index that is
  * malformed by the rules of the safetensors package; a duplicate key in one object, or a duplicate

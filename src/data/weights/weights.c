@@ -15,10 +15,8 @@
 #define HEAD_NBYTES                                                                                \
     ((size_t)64 << 10) /* what is read of each file before its header's length is known */
 
-/* Threads that parse headers, beside the caller's: one more for so many bytes, also of one header.
- */
-#define MAX_PARSERS   15u
-#define PARSER_NBYTES ((size_t)64 << 10)
+#define MAX_OPENERS   15u                /* threads that open files, beside the caller's */
+#define PARSER_NBYTES ((size_t)64 << 10) /* of a header, for each thread that parses it */
 
 struct weights_shown weights_show(const char *text)
 {
@@ -209,34 +207,24 @@ static gpunvme_err_t open_file(struct gpunvme_weights *w, struct weights_file *f
     return err;
 }
 
-/* Room for the first `nbytes` of a file, and the transfer that brings what is not there yet. */
-static gpunvme_err_t want_head(struct weights_file *file, size_t nbytes, struct gpunvme_io *io)
+/* Reads the first `nbytes` of a file, as far as they are not there yet. */
+static gpunvme_err_t read_head(struct weights_file *file, size_t nbytes)
 {
+    size_t there = file->nhead;
     char *head;
 
     if (nbytes > file->nbytes)
         nbytes = (size_t)file->nbytes;
+    if (nbytes <= there)
+        return GPUNVME_OK;
     head = realloc(file->head, nbytes);
     if (!head)
         return base_fail(GPUNVME_ERR_NOMEM, "%.80s: a header of %zu bytes", data_tail(file->uri),
                          nbytes);
     file->head = head;
-    *io = (struct gpunvme_io){.store = file->store,
-                              .offset = file->nhead,
-                              .ptr = head + file->nhead,
-                              .nbytes = nbytes - file->nhead};
     file->nhead = nbytes;
-    return GPUNVME_OK;
-}
-
-static gpunvme_err_t run(struct gpunvme_io *ios, size_t n)
-{
-    gpunvme_err_t err = n ? gpunvme_io_run(ios, n) : GPUNVME_OK;
-
-    for (size_t i = 0; i < n && !err; i++)
-        if (ios[i].done < ios[i].nbytes)
-            err = base_fail(GPUNVME_ERR_RANGE, "a file became shorter while it was opened");
-    return err;
+    return gpunvme_store_read(file->store, there, head + there, GPUNVME_MEM_HOST, nbytes - there,
+                              NULL);
 }
 
 /* The header's length, with the eight bytes in front of it. */
@@ -278,83 +266,71 @@ static gpunvme_err_t parse_file(struct weights_file *file, size_t nthreads)
     return err;
 }
 
-/* Headers that are parsed by several threads. */
-struct parsers {
+/* A little of each file, then the rest of a long header. */
+static gpunvme_err_t open_and_parse(struct gpunvme_weights *w, struct weights_file *file,
+                                    size_t nthreads)
+{
+    gpunvme_err_t err = open_file(w, file);
+
+    if (!err)
+        err = read_head(file, HEAD_NBYTES);
+    if (!err)
+        err = find_data(file);
+    if (!err)
+        err = read_head(file, (size_t)file->data);
+    return err ? err : parse_file(file, nthreads);
+}
+
+/* Files that are opened by several threads. */
+struct openers {
     struct gpunvme_weights *weights;
-    size_t nthreads;      /* for each file */
+    size_t nthreads;      /* for each header */
     atomic_size_t next;   /* file */
+    atomic_bool stop;     /* one was refused. Those before it have been begun */
     pthread_mutex_t lock; /* of what follows */
     size_t failed;        /* the first file, in their order, that was refused */
     struct base_failure failure;
 };
 
-static void *parse_some(void *parsers_)
+static void *open_some(void *openers_)
 {
-    struct parsers *p = parsers_;
+    struct openers *o = openers_;
     size_t i;
 
-    while ((i = atomic_fetch_add(&p->next, 1)) < p->weights->nfiles) {
-        gpunvme_err_t err = parse_file(&p->weights->files[i], p->nthreads);
+    while (!atomic_load(&o->stop) && (i = atomic_fetch_add(&o->next, 1)) < o->weights->nfiles) {
+        gpunvme_err_t err = open_and_parse(o->weights, &o->weights->files[i], o->nthreads);
 
         if (!err)
             continue;
-        pthread_mutex_lock(&p->lock);
-        if (!p->failure.err || i < p->failed) {
-            p->failed = i;
-            base_keep(&p->failure, err);
+        atomic_store(&o->stop, true);
+        pthread_mutex_lock(&o->lock);
+        if (!o->failure.err || i < o->failed) {
+            o->failed = i;
+            base_keep(&o->failure, err);
         }
-        pthread_mutex_unlock(&p->lock);
+        pthread_mutex_unlock(&o->lock);
     }
     return NULL;
 }
 
-/* Other threads help where there is much to parse; the caller's does all if none can be made. */
-static gpunvme_err_t parse_files(struct gpunvme_weights *w)
+/* Other threads help; the caller's does all if none can be made. */
+static gpunvme_err_t open_files(struct gpunvme_weights *w)
 {
-    struct parsers p = {.weights = w};
-    pthread_t threads[MAX_PARSERS];
-    size_t nbytes = 0, nthreads = 0, wanted;
+    struct openers o = {.weights = w};
+    pthread_t threads[MAX_OPENERS];
+    size_t nthreads = 0;
     long ncpus = sysconf(_SC_NPROCESSORS_ONLN);
 
-    for (size_t i = 0; i < w->nfiles; i++)
-        nbytes += (size_t)w->files[i].data;
-    wanted = nbytes / PARSER_NBYTES < w->nfiles - 1 ? nbytes / PARSER_NBYTES : w->nfiles - 1;
-    p.nthreads = ncpus > (long)w->nfiles ? (size_t)ncpus / w->nfiles : 1;
-    pthread_mutex_init(&p.lock, NULL);
-    while (nthreads < wanted && nthreads < MAX_PARSERS && (long)nthreads + 1 < ncpus &&
-           !pthread_create(&threads[nthreads], NULL, parse_some, &p))
+    o.nthreads = ncpus > (long)w->nfiles && w->nfiles ? (size_t)ncpus / w->nfiles : 1;
+    pthread_mutex_init(&o.lock, NULL);
+    while (nthreads + 1 < w->nfiles && nthreads < MAX_OPENERS && (long)nthreads + 1 < ncpus &&
+           !pthread_create(&threads[nthreads], NULL, open_some, &o))
         nthreads++;
-    parse_some(&p);
+    open_some(&o);
     for (size_t i = 0; i < nthreads; i++)
         pthread_join(threads[i], NULL);
-    pthread_mutex_destroy(&p.lock);
-    return p.failure.err ? base_restore(&p.failure) : GPUNVME_OK;
-}
-
-/* All at once: a little of each file, then the rest of long headers. */
-static gpunvme_err_t read_headers(struct gpunvme_weights *w)
-{
-    struct gpunvme_io *ios = calloc(w->nfiles + 1, sizeof(*ios));
-    gpunvme_err_t err = GPUNVME_OK;
-    size_t n = 0;
-
-    if (!ios)
-        return base_fail(GPUNVME_ERR_NOMEM, "%zu files", w->nfiles);
-    for (size_t i = 0; i < w->nfiles && !err; i++)
-        err = open_file(w, &w->files[i]);
-    for (size_t i = 0; i < w->nfiles && !err; i++)
-        err = want_head(&w->files[i], HEAD_NBYTES, &ios[i]);
-    if (!err)
-        err = run(ios, w->nfiles);
-    for (size_t i = 0; i < w->nfiles && !err; i++) {
-        err = find_data(&w->files[i]);
-        if (!err && w->files[i].data > w->files[i].nhead)
-            err = want_head(&w->files[i], (size_t)w->files[i].data, &ios[n++]);
-    }
-    if (!err)
-        err = run(ios, n);
-    free(ios);
-    return err || !w->nfiles ? err : parse_files(w);
+    pthread_mutex_destroy(&o.lock);
+    return o.failure.err ? base_restore(&o.failure) : GPUNVME_OK;
 }
 
 /* ---- The list of all tensors -------------------------------------------------------------------
@@ -430,7 +406,7 @@ static gpunvme_err_t open_all(struct gpunvme_weights *w, struct indexes *indexes
     gpunvme_err_t err = list_files(w, indexes, uris, n);
 
     if (!err)
-        err = read_headers(w);
+        err = open_files(w);
     if (!err)
         err = list_tensors(w, indexes);
     if (!err)

@@ -12,8 +12,12 @@
 #include "data/weights/internal.h"
 #include "memory/convert.h"
 
-#define LOAD_TRANSFER ((uint64_t)16 << 20) /* bytes of a transfer, at most */
-#define LOAD_RANGES   ((uint64_t)4096)     /* ranges of a transfer, at most */
+/*
+ * Transfers end at multiples of so many bytes in a file, as the largest pieces of stores do.
+ * Transfers of a store take turns, so those of several pieces would all land towards the end.
+ */
+#define LOAD_TRANSFER ((uint64_t)4 << 20)
+#define LOAD_RANGES   ((uint64_t)4096) /* ranges of a transfer, at most */
 #define LOAD_NSLOTS   8u
 #define LOAD_SLOT     (GPUNVME_WEIGHTS_STAGING / LOAD_NSLOTS)
 

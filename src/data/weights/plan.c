@@ -151,20 +151,21 @@ static void add_vec(struct gpunvme_io *io, struct cursor *c, void *ptr, uint64_t
     io->n++;
 }
 
-/* One transfer from the cursor on: up to a gap in the file, or LOAD_TRANSFER. */
+/* One transfer from the cursor on: up to a gap in the file, or a multiple of LOAD_TRANSFER. */
 static void take(struct gpunvme_weights_load *load, struct cursor *c, struct gpunvme_io *io,
                  struct load_transfer *transfer)
 {
     const struct load_segment *s = &load->segments[c->segment];
     size_t file = load->parts[s->part].tensor->file;
+    uint64_t most = LOAD_TRANSFER - (s->offset + c->in) % LOAD_TRANSFER;
 
     *transfer = (struct load_transfer){.segment = c->segment};
     io->store = load->weights->files[file].store;
     io->offset = s->offset + c->in;
     io->vecs = c->vecs;
-    while (transfer->nbytes < LOAD_TRANSFER && c->segment < load->nsegments) {
+    while (transfer->nbytes < most && c->segment < load->nsegments) {
         const struct gpunvme_weights_part *part = &load->parts[s->part];
-        uint64_t left = s->nbytes - c->in, room = LOAD_TRANSFER - transfer->nbytes;
+        uint64_t left = s->nbytes - c->in, room = most - transfer->nbytes;
         uint64_t nbytes = left < room ? left : room;
 
         if (part->tensor->file != file || s->offset + c->in != io->offset + transfer->nbytes)
@@ -238,7 +239,7 @@ static gpunvme_err_t gather_all(struct gpunvme_weights_load *load)
 
 static gpunvme_err_t make_transfers(struct gpunvme_weights_load *load, const struct counts *c)
 {
-    size_t ndirect = load->nsegments + (size_t)(c->nbytes / LOAD_TRANSFER);
+    size_t ndirect = 2 * load->nsegments + (size_t)(c->nbytes / LOAD_TRANSFER);
     struct cursor cursor = {.segment = 0};
 
     load->ios = calloc(ndirect + c->ngathers + 1, sizeof(load->ios[0]));

@@ -39,7 +39,7 @@ check() {
 # Runs the program: its output is in $work/out and $work/err, its exit code in $code. Nothing that
 # is tested here takes as long as the limit; it is there so that a hang is a failure.
 gpunvme() {
-    timeout -k 5 300 "$program" "$@" >"$work/out" 2>"$work/err" </dev/null
+    timeout -k 5 900 "$program" "$@" >"$work/out" 2>"$work/err" </dev/null
     code=$?
 }
 

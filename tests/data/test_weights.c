@@ -22,7 +22,7 @@
 #include <cmocka.h>
 
 #include "convert_util.h"
-#include "data/weights/internal.h"
+#include "data/weights/load.h"
 #include "gpunvme/memory.h"
 #include "gpunvme/weights.h"
 #include "storage/thread_stream.h"
@@ -298,6 +298,41 @@ static void a_header_of_more_values_than_tensors_have_takes_little_memory(void *
     refused_in_little_memory("{\"w\":{\"x\":[[]", ",[]", GPUNVME_ERR_INVALID, "are no tensors");
     refused_in_little_memory("{\"w\":{}", ",\"%x\":{}", GPUNVME_ERR_INVALID, "are no tensors");
     refused_in_little_memory("{\"w\":{\"x\":[1", ",1", GPUNVME_ERR_LIMIT, "8000000 values");
+}
+
+/* So each is one piece, and tensors land one after the other, not all at the end. */
+static void transfers_end_at_multiples_of_their_greatest_length(void **state)
+{
+    static uint8_t memory[9 << 20];
+    struct gpunvme_weights_part part = {.ptr = memory};
+    struct gpunvme_weights_load load = {.parts = &part, .n = 1};
+    uint64_t at;
+
+    (void)state;
+    make("nine.safetensors",
+         "{\"w\":{\"dtype\":\"U8\",\"shape\":[9437184],\"data_offsets\":[0,9437184]}}",
+         sizeof(memory));
+    load.weights = open_good("nine.safetensors");
+    part.tensor = gpunvme_weights_at(load.weights, 0);
+    assert_int_equal(load_plan(&load), GPUNVME_OK);
+    assert_int_equal(load.nios, 3);
+    at = part.tensor->offset;
+    for (size_t i = 0; i < load.nios; i++) {
+        assert_int_equal(load.ios[i].offset, at);
+        at += load.ios[i].nbytes;
+        assert_true(at % LOAD_TRANSFER == 0 || i == load.nios - 1);
+    }
+    assert_int_equal(at, part.tensor->offset + sizeof(memory));
+    free(load.items);
+    free(load.landed);
+    free(load.segments);
+    free(load.staging.parts);
+    free(load.staging.steps);
+    free(load.ios);
+    free(load.transfers);
+    free(load.vecs);
+    free(load.offsets);
+    gpunvme_weights_close(load.weights);
 }
 
 static void all_names_are_given_at_once_where_there_is_room(void **state)
@@ -1766,6 +1801,7 @@ int main(void)
         cmocka_unit_test(a_key_that_is_there_twice_is_refused),
         cmocka_unit_test(deep_nesting_is_refused),
         cmocka_unit_test(a_header_of_more_values_than_tensors_have_takes_little_memory),
+        cmocka_unit_test(transfers_end_at_multiples_of_their_greatest_length),
         cmocka_unit_test(all_names_are_given_at_once_where_there_is_room),
         cmocka_unit_test(a_long_header_is_parsed_as_a_short_one),
         cmocka_unit_test(a_long_header_is_refused_as_a_short_one),

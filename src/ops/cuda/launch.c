@@ -22,14 +22,52 @@ gpunvme_ops_status_t cuda_status(int error, const char *doing)
                     cudaGetErrorString((cudaError_t)error), cudaGetErrorName((cudaError_t)error));
 }
 
+/* All but a device's name. */
+static gpunvme_ops_status_t ask_device(int index, struct gpunvme_ops_capability *known)
+{
+    int major = 0, minor = 0, units = 0, shared = 0, cache = 0;
+    int error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
+
+    if (!error)
+        error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
+    if (!error)
+        error = cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, index);
+    if (!error)
+        error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
+    if (!error)
+        error = cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, index);
+    if (error)
+        return cuda_status(error, "asking for a GPU's attributes");
+    known->index = index;
+    known->sm = 10 * major + minor;
+    known->units = units;
+    known->shared_nbytes = shared;
+    known->cache_nbytes = cache;
+    snprintf(known->features, sizeof(known->features), "sm_%d%s", known->sm,
+             known->sm == 90 ? "a" : "");
+    return GPUNVME_OPS_OK;
+}
+
+/* The current device. Each call asks several times, so a thread remembers the last one. */
+static gpunvme_ops_status_t current_device(const struct gpunvme_ops_capability **device)
+{
+    static _Thread_local struct gpunvme_ops_capability last; /* units 0: there is none yet */
+    int index, error = cudaGetDevice(&index);
+
+    *device = &last;
+    if (error)
+        return cuda_status(error, "asking for the current GPU");
+    if (last.units && last.index == index)
+        return GPUNVME_OPS_OK;
+    last.units = 0;
+    return ask_device(index, &last);
+}
+
 int cuda_units(void)
 {
-    int device, units;
+    const struct gpunvme_ops_capability *device;
 
-    if (cudaGetDevice(&device) ||
-        cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device))
-        return 1;
-    return units;
+    return current_device(&device) ? 1 : device->units;
 }
 
 int ops_cuda_has_clusters(int sm)
@@ -44,12 +82,9 @@ int ops_cuda_has_clusters(int sm)
 
 int cuda_has_clusters(void)
 {
-    int device, major, minor;
+    const struct gpunvme_ops_capability *device;
 
-    return !cudaGetDevice(&device) &&
-           !cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) &&
-           !cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) &&
-           ops_cuda_has_clusters(10 * major + minor);
+    return !current_device(&device) && ops_cuda_has_clusters(device->sm);
 }
 
 gpunvme_ops_status_t cuda_allow_shared(const void *kernel, size_t nbytes)
@@ -85,11 +120,9 @@ gpunvme_ops_status_t cuda_describe(const void *kernel, const struct cuda_tiling 
     return GPUNVME_OPS_OK;
 }
 
-gpunvme_ops_status_t ops_cuda_capability(int index, struct gpunvme_ops_capability *out)
+static gpunvme_ops_status_t check_count(int index)
 {
-    struct cudaDeviceProp properties;
-    int count = 0, major = 0, minor = 0, units = 0, shared = 0, cache = 0;
-    int error = cudaGetDeviceCount(&count);
+    int count = 0, error = cudaGetDeviceCount(&count);
 
     if (error || !count)
         return ops_fail(GPUNVME_OPS_ERR_DEVICE, "there is no GPU that CUDA can use: %s",
@@ -97,31 +130,34 @@ gpunvme_ops_status_t ops_cuda_capability(int index, struct gpunvme_ops_capabilit
     if (index >= count)
         return ops_fail(GPUNVME_OPS_ERR_DEVICE, "there is no GPU number %d: there are %d", index,
                         count);
-    if (index != OPS_CURRENT_DEVICE) {
-        error = cudaGetDeviceProperties(&properties, index);
-        if (error)
-            return cuda_status(error, "asking for a GPU's properties");
-        snprintf(out->name, sizeof(out->name), "%.95s", properties.name);
-    } else {
-        error = cudaGetDevice(&index);
-    }
-    if (!error)
-        error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
-    if (!error)
-        error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
-    if (!error)
-        error = cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, index);
-    if (!error)
-        error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
-    if (!error)
-        error = cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, index);
-    if (error)
-        return cuda_status(error, "asking for a GPU's attributes");
-    out->index = index;
-    out->sm = 10 * major + minor;
-    out->units = units;
-    out->shared_nbytes = shared;
-    out->cache_nbytes = cache;
-    snprintf(out->features, sizeof(out->features), "sm_%d%s", out->sm, out->sm == 90 ? "a" : "");
     return GPUNVME_OPS_OK;
+}
+
+gpunvme_ops_status_t ops_cuda_capability(int index, struct gpunvme_ops_capability *out)
+{
+    const struct gpunvme_ops_capability *device;
+    struct cudaDeviceProp properties;
+    gpunvme_ops_status_t status;
+
+    if (index == OPS_CURRENT_DEVICE) {
+        gpunvme_ops_status_t absent;
+
+        status = current_device(&device);
+        if (!status) {
+            *out = *device;
+            out->device = GPUNVME_OPS_CUDA;
+            return GPUNVME_OPS_OK;
+        }
+        absent = check_count(index);
+        return absent ? absent : status;
+    }
+    status = check_count(index);
+    if (status)
+        return status;
+    status =
+        cuda_status(cudaGetDeviceProperties(&properties, index), "asking for a GPU's properties");
+    if (status)
+        return status;
+    snprintf(out->name, sizeof(out->name), "%.95s", properties.name);
+    return ask_device(index, out);
 }

@@ -110,9 +110,10 @@ const char *cudaGetErrorName(cudaError_t)
     return "cudaErrorUnknown";
 }
 
+/* Another sm is another device: what one is may be remembered. */
 cudaError_t cudaGetDevice(int *device)
 {
-    *device = 0;
+    *device = emulated_sm;
     return cudaSuccess;
 }
 

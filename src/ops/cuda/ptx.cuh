@@ -428,6 +428,12 @@ static __device__ __forceinline__ void wait_for_kernels_before(void)
 #endif
 }
 
+/* The line of 128 bytes at an address of global memory to the L2 cache. */
+static __device__ __forceinline__ void prefetch_line(const void *at)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
+}
+
 /* A tensor map will be needed soon. */
 static __device__ __forceinline__ void tensor_prefetch(const void *map)
 {

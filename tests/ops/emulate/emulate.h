@@ -499,6 +499,11 @@ static inline void fence_async_proxy_global(void)
 static inline void mbarrier_init_fence(void)
 {
 }
+static inline void prefetch_line(const void *at)
+{
+    (void)*(const volatile char *)at;
+}
+
 static inline void tensor_prefetch(const void *)
 {
 }

@@ -524,6 +524,7 @@ static __global__ void __launch_bounds__(THREADS, (shape<D, MT>::blocks))
     rows<DTYPE, D, MT> mine;
 
     let_next_kernel_start();
+    prefetch_lookups(x);
     clear_rows<D, MT>(base + s::q);
     wait_for_kernels_before();
     shares all = shares_of(w);

@@ -37,6 +37,25 @@ struct decode_work {
 /* Combines split heads, after the kernel that leaves their parts. */
 gpunvme_ops_status_t decode_combine(const decode_work *w, void *stream);
 
+/*
+ * Before the kernels before have ended: lengths and the block table, a line a thread, to the L2
+ * cache. Looking up the first key takes one trip to memory less then. A kernel that is about to
+ * write them does so in that cache.
+ */
+static __device__ __forceinline__ void prefetch_lookups(const cuda_attention &x)
+{
+    int64_t line = (int64_t)threadIdx.x * gridDim.x + blockIdx.x;
+    int64_t pages = ((int64_t)x.k_len + x.page_size - 1) / x.page_size;
+    int64_t tables = ((x.batch - 1) * x.ld_table + pages + 31) / 32, lengths = (x.batch + 31) / 32;
+
+    if (!pages)
+        return;
+    if (line < lengths)
+        prefetch_line(x.k_lengths + line * 32);
+    else if (line < lengths + tables)
+        prefetch_line(x.table + (line - lengths) * 32);
+}
+
 /* What of a sequence its queries see. */
 struct extent {
     cuda_sequence s;

@@ -4,7 +4,6 @@
  */
 #include "emulate.h"
 
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <ucontext.h>
@@ -34,9 +33,10 @@ struct copy {
 };
 
 struct mbarrier {
+    long cluster; /* in which it was used last: another finds it as zeros */
     int arrivals, pending;
     long bytes;
-    uint32_t phase;
+    long phase;
 };
 
 struct rendezvous {
@@ -50,51 +50,85 @@ struct warp {
     long exchanges[32];
 };
 
+/* Matrix B of a wgmma: columns c, c + 1, c + 8, c + 9, … of lanes that have c = 2 * (lane % 4). */
+struct warpgroup {
+    rendezvous meeting;
+    float columns[4][32][64];
+};
+
 struct block {
     unsigned char *shared;
     mbarrier mbarriers[SHARED_NBYTES / 8];
     rendezvous barriers[16];
     warp warps[MAX_FIBERS / 32];
+    warpgroup groups[MAX_FIBERS / 128];
 };
 
 struct fiber {
-    ucontext_t context; /* for its start; from then on jumps are faster, without system calls */
-    jmp_buf place;
-    bool started;
+    bool started, done;
+    const long *awaited; /* changes from `was` before it goes on, unless NULL */
+    long was;
+    void *place[5]; /* __builtin_setjmp()'s, which makes no system calls and keeps fewer registers */
     unsigned char *stack;
     emulated_thread self;
     block *of;
-    bool done;
     std::vector<copy> copies;
     long group;
     bool waited; /* for kernels before */
 };
 
-static jmp_buf scheduler;
+static void *scheduler[5];
 static fiber *fibers, *current;
 static block *blocks[MAX_CLUSTER];
 static unsigned nfibers, threads_of_block, blocks_of_cluster;
+static long cluster; /* counts those that run */
 static rendezvous cluster_barrier;
 static const std::function<void()> *running;
 static bool running_early;
-static float halves[1 << 16]; /* by their bits: the CUDA header converts slowly on a CPU */
+/* By their bits: conversions are slow on a CPU. */
+static float halves[1 << 16], e4m3[1 << 8];
 
-static void yield(void)
+static void enter(void);
+
+/* Others run in between, which the compiler must not look through: it would keep values in registers. */
+#define SWITCHES __attribute__((noinline, noipa))
+
+[[noreturn]] SWITCHES static void jump(void **place)
 {
-    if (!_setjmp(current->place))
-        _longjmp(scheduler, 1);
+    __builtin_longjmp(place, 1);
 }
 
-static void go_on(fiber *f)
+SWITCHES static void yield(void)
 {
+    if (!__builtin_setjmp(current->place))
+        jump(scheduler);
+}
+
+static void wait_for_change(const long &of, long was)
+{
+    current->awaited = &of;
+    current->was = was;
+    yield();
+    current->awaited = NULL;
+}
+
+SWITCHES static void go_on(fiber *f)
+{
+    static ucontext_t start;
+
     current = f;
     emulated = f->self;
-    if (_setjmp(scheduler))
+    if (__builtin_setjmp(scheduler))
         return;
     if (f->started)
-        _longjmp(f->place, 1);
+        jump(f->place);
     f->started = true;
-    setcontext(&f->context);
+    getcontext(&start);
+    start.uc_stack.ss_sp = f->stack;
+    start.uc_stack.ss_size = STACK_NBYTES;
+    start.uc_link = NULL;
+    makecontext(&start, enter, 0);
+    setcontext(&start);
 }
 
 /* Whoever comes last lets all go on. */
@@ -107,8 +141,7 @@ static void meet(rendezvous &r, unsigned count)
         r.turn++;
         return;
     }
-    while (r.turn == turn)
-        yield();
+    wait_for_change(r.turn, turn);
 }
 
 void emulate_wait_block(int id, unsigned count)
@@ -166,12 +199,24 @@ static void enter(void)
     }
 }
 
+static float e4m3_to_float(unsigned char bits)
+{
+    int exponent = bits >> 3 & 15, mantissa = bits & 7;
+    float size = exponent ? ldexpf((float)(8 + mantissa), exponent - 10)
+                          : ldexpf((float)mantissa, -9);
+
+    size = (bits & 0x7f) == 0x7f ? NAN : size;
+    return bits & 0x80 ? -size : size;
+}
+
 static void prepare(void)
 {
     if (fibers)
         return;
     for (uint32_t bits = 0; bits < 1 << 16; bits++)
         halves[bits] = __half2float(__ushort_as_half((uint16_t)bits));
+    for (uint32_t bits = 0; bits < 1 << 8; bits++)
+        e4m3[bits] = e4m3_to_float((unsigned char)bits);
     fibers = new fiber[MAX_FIBERS]();
     for (int i = 0; i < MAX_FIBERS; i++)
         fibers[i].stack = (unsigned char *)malloc(STACK_NBYTES);
@@ -187,19 +232,13 @@ static void start_fiber(unsigned i, unsigned first, unsigned grid)
 
     f.of = blocks[i / threads_of_block];
     f.done = false;
+    f.awaited = NULL;
     f.copies.clear();
     f.group = 0;
     f.waited = false;
     f.self.thread = {i % threads_of_block, 0, 0};
     f.self.block = {first + i / threads_of_block, 0, 0};
     f.self.grid = dim3(grid, 1, 1);
-    if (f.started)
-        return;
-    getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack;
-    f.context.uc_stack.ss_size = STACK_NBYTES;
-    f.context.uc_link = NULL;
-    makecontext(&f.context, enter, 0);
 }
 
 /* Until all are done; rounds in which nobody gets on are counted, for that is a deadlock. */
@@ -208,13 +247,18 @@ static void run_cluster(unsigned first, unsigned grid)
     unsigned left = nfibers;
     long rounds = 0;
 
+    cluster++;
     cluster_barrier = {0, 0};
     for (unsigned b = 0; b < blocks_of_cluster; b++) {
-        unsigned char *shared = blocks[b]->shared;
+        block &x = *blocks[b];
 
-        memset(blocks[b], 0, sizeof(block));
-        blocks[b]->shared = shared;
-        memset(shared, 0xff, SHARED_NBYTES + 4096); /* NaNs */
+        memset(x.shared, 0xff, SHARED_NBYTES + 4096); /* NaNs */
+        memset(x.barriers, 0, sizeof(x.barriers));
+        for (unsigned i = 0; i < threads_of_block; i += 32) {
+            x.warps[i / 32].meeting = {0, 0};
+            memset(x.warps[i / 32].exchanges, 0, sizeof(x.warps[i / 32].exchanges));
+            x.groups[i / 128].meeting = {0, 0};
+        }
     }
     for (unsigned i = 0; i < nfibers; i++)
         start_fiber(i, first, grid);
@@ -222,10 +266,12 @@ static void run_cluster(unsigned first, unsigned grid)
         if (++rounds > 200000)
             emulate_fail("threads wait for each other forever");
         for (unsigned i = 0; i < nfibers; i++) {
-            if (fibers[i].done)
+            fiber &f = fibers[i];
+
+            if (f.done || (f.awaited && *f.awaited == f.was))
                 continue;
-            go_on(&fibers[i]);
-            left -= fibers[i].done;
+            go_on(&f);
+            left -= f.done;
         }
     }
 }
@@ -410,14 +456,7 @@ static inline float real16(int type, uint16_t bits)
 
 static inline float real8(int type, unsigned char bits)
 {
-    int exponent = bits >> 3 & 15, mantissa = bits & 7;
-    float size = exponent ? ldexpf((float)(8 + mantissa), exponent - 10)
-                          : ldexpf((float)mantissa, -9);
-
-    if (type == EMULATE_E5M2)
-        return halves[bits << 8];
-    size = (bits & 0x7f) == 0x7f ? NAN : size;
-    return bits & 0x80 ? -size : size;
+    return type == EMULATE_E5M2 ? halves[bits << 8] : e4m3[bits];
 }
 
 uint32_t unpack_e4m3(uint16_t pair)
@@ -467,16 +506,25 @@ void emulate_mma(int type, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, u
     bool wide = type == EMULATE_TF32;
     int lane = threadIdx.x % 32, depth = wide ? 8 : 16;
 
-    for (int x = 0; x < 4; x++)
-        for (int k = 0; k < depth; k++)
-            d[x] += mma_a(wide, all, lane / 4 + x / 2 * 8, k) *
-                    mma_b(wide, all, k, lane % 4 * 2 + x % 2);
+    for (int k = 0; k < depth; k++) {
+        float above = mma_a(wide, all, lane / 4, k), below = mma_a(wide, all, lane / 4 + 8, k);
+        float left = mma_b(wide, all, k, lane % 4 * 2), right = mma_b(wide, all, k, lane % 4 * 2 + 1);
+
+        d[0] += above * left;
+        d[1] += above * right;
+        d[2] += below * left;
+        d[3] += below * right;
+    }
 }
 
 static mbarrier &barrier_at(uint32_t address, block *of)
 {
+    mbarrier &b = of->mbarriers[address / 8];
+
     check_aligned(address, 8);
-    return of->mbarriers[address / 8];
+    if (b.cluster != cluster)
+        b = {cluster, 0, 0, 0, 0};
+    return b;
 }
 
 static void end_phase(mbarrier &b)
@@ -489,7 +537,7 @@ static void end_phase(mbarrier &b)
 
 void mbarrier_init(uint32_t barrier, int arrivals)
 {
-    barrier_at(barrier, current->of) = {arrivals, arrivals, 0, 0};
+    barrier_at(barrier, current->of) = {cluster, arrivals, arrivals, 0, 0};
 }
 
 static void arrive(mbarrier &b)
@@ -514,8 +562,10 @@ void mbarrier_arrive_at(uint32_t barrier, uint32_t rank)
 
 void mbarrier_wait(uint32_t barrier, uint32_t parity)
 {
-    while (barrier_at(barrier, current->of).phase == parity)
-        yield();
+    mbarrier &b = barrier_at(barrier, current->of);
+
+    if (b.phase == (long)parity)
+        wait_for_change(b.phase, parity);
 }
 
 void wait_for_count(const uint32_t *count, uint32_t least)
@@ -723,24 +773,39 @@ static float cut_off(float sum)
     return isfinite(sum) ? real32(bits & ~0x3ffu) : sum;
 }
 
+/* The columns of B for lanes like this one: who comes last of the warpgroup reads them for all. */
+static const float (*columns_of(int type, int mn_b, uint32_t count, uint32_t depth, uint64_t b))[64]
+{
+    warpgroup &g = current->of->groups[threadIdx.x / 128];
+
+    if (g.meeting.arrived == 127)
+        for (uint32_t col = 0; col < 2 * count; col++) {
+            float y[32];
+
+            described(type, mn_b, b, col, depth, y);
+            for (uint32_t k = 0; k < depth; k++)
+                g.columns[col % 8 / 2][k][col / 8 * 2 + col % 2] = y[k];
+        }
+    meet(g.meeting, 128);
+    return g.columns[threadIdx.x % 4];
+}
+
 /* The sums of two rows of A, of `depth` elements of k, which this thread has. */
 static void add_up(int type, int mn_b, float *sums, uint32_t count, const float (&x)[2][32],
                    uint32_t depth, uint64_t b, int accumulate)
 {
-    for (uint32_t j = 0; j < count / 2; j++) {
-        uint32_t col = j / 2 * 8 + threadIdx.x % 4 * 2 + j % 2;
-        float y[32];
+    const float(*y)[64] = columns_of(type, mn_b, count, depth, b);
 
-        described(type, mn_b, b, col, depth, y);
-        for (uint32_t h = 0; h < 2; h++) {
-            float &sum = sums[j / 2 * 4 + h * 2 + j % 2];
+    for (uint32_t h = 0; h < 2; h++) {
+        float row[64];
 
-            sum = accumulate ? sum : 0;
-            for (uint32_t k = 0; k < depth; k++)
-                sum += x[h][k] * y[k];
-            if (type >= EMULATE_E4M3)
-                sum = cut_off(sum);
-        }
+        for (uint32_t j = 0; j < count / 2; j++)
+            row[j] = accumulate ? sums[j / 2 * 4 + h * 2 + j % 2] : 0;
+        for (uint32_t k = 0; k < depth; k++)
+            for (uint32_t j = 0; j < count / 2; j++)
+                row[j] += x[h][k] * y[k][j];
+        for (uint32_t j = 0; j < count / 2; j++)
+            sums[j / 2 * 4 + h * 2 + j % 2] = type >= EMULATE_E4M3 ? cut_off(row[j]) : row[j];
     }
 }
 

@@ -412,6 +412,9 @@ static void every_feature_takes_wide_heads(void **state)
     for (int i = 0; i < 8; i++) {
         int dtype = (i + i / 2) % 2 ? GPUNVME_OPS_F16 : GPUNVME_OPS_BF16;
 
+        /* 1, 2, 4 and 7 have every feature and type between them. */
+        if (FEWER_CASES && __builtin_parity((unsigned)i) == 0)
+            continue;
         backward_in_type((struct request){.batch = 2,
                                           .heads = 2,
                                           .kv_heads = i & 1 ? 1 : 2,
@@ -595,8 +598,8 @@ static void expect_same_bits(int dtype, int64_t dim)
     run_forward(&x);
     for (unsigned i = 1; !gpunvme_ops_variant(GPUNVME_OPS_ATTENTION_BACKWARD, TEST_DEVICE, i, &v);
          i++)
-        for (r.threads = 0;
-             v.available && v.deterministic && v.dtypes & 1u << dtype && r.threads < 4;
+        for (r.threads = 0; v.available && v.deterministic && v.dtypes & 1u << dtype &&
+                            r.threads < (FEWER_CASES ? 2 : 4);
              r.threads++) {
             run(v.name, &x, descriptor_of(&x));
             copy_gradients(&x, r.threads ? again : first);

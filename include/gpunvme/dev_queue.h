@@ -13,9 +13,8 @@
  *            try-lock) rings for its own entries and for all that are marked ready behind them. A
  *            warp that does not get it marks its entries and leaves: the holder looks again after
  *            unlocking.
- *   reap     The warp that gets the completion queue (a try-lock) takes as many entries at a time
- *            as it has lanes (a lone lane: up to 4), and writes their statuses to the slots that
- *            they name.
+ *   reap     The warp that gets the completion queue (a try-lock) takes up to four entries a lane
+ *            at a time, and writes their statuses to the slots that they name.
  *   wait     Each lane polls one word of its own: its slot's.
  *
  * No thread waits for a lock, or for another thread's command. The functions with a `mask` are
@@ -68,8 +67,8 @@ enum gpunvme_reaper {
 /* How often a warp that waits looks at the completion queue while it has it. */
 #define GPUNVME_DEV_LOOKS 16u
 
-/* How many completions a lone lane loads at once: a load from host memory takes more than 1 us, and
- * the fence after it 0.5 us. */
+/* How many completions a lane takes with one fence, which costs 0.5 us; in host memory a load of
+ * one takes more than 1 us. */
 #define GPUNVME_DEV_DEEP 4u
 
 /* How often a warp rings for others, one after the other, before it goes on with its own. */
@@ -776,16 +775,25 @@ GPUNVME_FN void gpunvme_dev_queue_end(struct gpunvme_dev_queue *q, uint64_t tick
 }
 
 /*
- * Takes the new entries from `head` on, as many as the lanes look at together. The warp holds the
- * lock.
+ * Takes the new entries from `head` on. The warp holds the lock. Each lane looks at one entry. If
+ * `most`, the commands in flight, are more than that, and all of these are new, it looks at
+ * GPUNVME_DEV_DEEP; a lone lane does so at once. One fence orders all of them.
  */
 GPUNVME_FN uint32_t gpunvme_dev_queue_take(struct gpunvme_dev_queue *q, uint32_t mask,
-                                           uint32_t head)
+                                           uint32_t head, uint32_t most)
 {
-    uint32_t pos = head + gpunvme_warp_rank(mask);
-    uint32_t dw3 = gpunvme_dev_cqe_load(gpunvme_dev_cqe(q, pos));
-    uint32_t n = gpunvme_dev_prefix(mask, (uint32_t)gpunvme_dev_is_new(q, pos, dw3), 1);
+    uint32_t lanes = gpunvme_popcount(mask), rank = gpunvme_warp_rank(mask), pos = head + rank;
+    uint32_t dw3[GPUNVME_DEV_DEEP], mine = 0, n;
+    int several = most > lanes;
 
+    dw3[0] = gpunvme_dev_cqe_load(gpunvme_dev_cqe(q, pos));
+    if (lanes > 1)
+        several = several && !gpunvme_warp_ballot(mask, !gpunvme_dev_is_new(q, pos, dw3[0]));
+    for (uint32_t i = 1; i < GPUNVME_DEV_DEEP; i++)
+        dw3[i] = several ? gpunvme_dev_cqe_load(gpunvme_dev_cqe(q, pos + i * lanes)) : 0;
+    for (uint32_t i = 0; i < GPUNVME_DEV_DEEP; i++)
+        mine += mine == i && (!i || several) && gpunvme_dev_is_new(q, pos + i * lanes, dw3[i]);
+    n = gpunvme_warp_min32(mask, mine * lanes + rank); /* the first that is missing */
     if (!n)
         return 0;
     /* All have read their entries before the leader's fence, and so before its doorbell gives them
@@ -794,33 +802,10 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_take(struct gpunvme_dev_queue *q, uint32_t
     /* Acquire of the entries, and with that of the data that the controller wrote before them, and
      * of the slots as they were claimed; release of the slots: who sees one done sees its data. */
     gpunvme_fence_sys();
-    if (gpunvme_warp_rank(mask) < n)
-        gpunvme_dev_slot_complete(q, dw3);
-    return n;
-}
-
-/*
- * The same by a lone lane, which loads `most` entries at once, up to GPUNVME_DEV_DEEP: as many as
- * are in flight.
- */
-GPUNVME_FN uint32_t gpunvme_dev_queue_take_alone(struct gpunvme_dev_queue *q, uint32_t head,
-                                                 uint32_t most)
-{
-    uint32_t dw3[GPUNVME_DEV_DEEP], n = 0;
-    int several = most > 1;
-
-    dw3[0] = gpunvme_dev_cqe_load(gpunvme_dev_cqe(q, head));
-    for (uint32_t i = 1; i < GPUNVME_DEV_DEEP; i++)
-        dw3[i] = several ? gpunvme_dev_cqe_load(gpunvme_dev_cqe(q, head + i)) : 0;
-    for (uint32_t i = 0; i < GPUNVME_DEV_DEEP; i++)
-        n += n == i && (!i || several) && gpunvme_dev_is_new(q, head + i, dw3[i]);
-    if (!n)
-        return 0;
-    gpunvme_fence_sys(); /* as in take() */
 #if defined(__CUDA_ARCH__)
 #pragma unroll 1
 #endif
-    for (uint32_t left = n; left; left--) {
+    for (uint32_t at = rank; at < n; at += lanes) {
         gpunvme_dev_slot_complete(q, dw3[0]);
         for (uint32_t k = 1; k < GPUNVME_DEV_DEEP; k++) /* an index would cost local memory */
             dw3[k - 1] = dw3[k];
@@ -829,8 +814,8 @@ GPUNVME_FN uint32_t gpunvme_dev_queue_take_alone(struct gpunvme_dev_queue *q, ui
 }
 
 /*
- * Gets the completion queue, unless another warp has it: 1, its head, and for a lone lane how many
- * commands are in flight. That is too large a number if others have just taken completions.
+ * Gets the completion queue, unless another warp has it: 1, its head, and how many commands are in
+ * flight. That is too large a number if others have just taken completions.
  */
 GPUNVME_FN int gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t mask, uint32_t *head,
                                       uint32_t *in_flight)
@@ -844,8 +829,7 @@ GPUNVME_FN int gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t mask
         word = gpunvme_load_relaxed32(&gpunvme_dev_home(q)->cq_head);
         if (!(word & GPUNVME_DEV_QUEUE_LOCKED)) {
             /* Ahead of the atomic, so that nothing waits for it alone. */
-            if (gpunvme_popcount(mask) == 1)
-                reserved = (uint32_t)gpunvme_load_relaxed64(&gpunvme_dev_home(q)->reserved);
+            reserved = (uint32_t)gpunvme_load_relaxed64(&gpunvme_dev_home(q)->reserved);
             word = gpunvme_fetch_or32_acquire_gpu(&gpunvme_dev_home(q)->cq_head,
                                                   GPUNVME_DEV_QUEUE_LOCKED);
         }
@@ -853,15 +837,19 @@ GPUNVME_FN int gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t mask
     word = gpunvme_warp_shfl32(mask, word, gpunvme_warp_leader(mask));
     gpunvme_warp_sync(mask); /* the lanes look at entries after the leader has got the lock */
     *head = word >> 1;
+    if (word & GPUNVME_DEV_QUEUE_LOCKED)
+        return 0;
+    reserved = gpunvme_warp_shfl32(mask, reserved, gpunvme_warp_leader(mask));
     *in_flight = (reserved - *head) & q->mask; /* both counters begin at entry 0 */
-    return !(word & GPUNVME_DEV_QUEUE_LOCKED);
+    return 1;
 }
 
 /*
  * Takes new completions, unless another warp is doing so: looks up to `looks` times, at least once,
- * until there are any, and takes all. (A lone lane may leave those of commands reserved since it
- * began.) Returns how many. So one warp at a time reads the queue's memory, which may be the
- * host's, however many wait.
+ * until there are any, and takes all. (It may leave those of commands reserved since it began.)
+ * After a part of as many as it has lanes it looks on: the rest are most likely its own. Returns
+ * how many it took. So one warp at a time reads the queue's memory, which may be the host's,
+ * however many wait.
  *
  * The lock must be taken and released in here: lanes that left a loop with it could be kept
  * waiting, where branches reconverge, for lanes of their own warp that wait for completions.
@@ -869,32 +857,34 @@ GPUNVME_FN int gpunvme_dev_queue_hold(struct gpunvme_dev_queue *q, uint32_t mask
 GPUNVME_FN uint32_t gpunvme_dev_queue_reap(struct gpunvme_dev_queue *q, uint32_t mask,
                                            uint32_t looks)
 {
-    uint32_t lanes = gpunvme_popcount(mask), head, most, n, total = 0;
+    uint32_t lanes = gpunvme_popcount(mask), head, most, n;
+    int32_t total = -(int32_t)looks; /* below 0: looks that are left */
     struct gpunvme_dev_queue copy;
 
     q = gpunvme_dev_queue_copy_constants(q, &copy);
     if (!gpunvme_dev_queue_hold(q, mask, &head, &most))
         return 0;
-    if (lanes > 1)
-        most = q->mask + 1;
 #if defined(__CUDA_ARCH__)
 #pragma unroll 1
 #endif
     do {
-        n = lanes > 1 ? gpunvme_dev_queue_take(q, mask, head + total)
-                      : gpunvme_dev_queue_take_alone(q, head + total, most);
-        total += n;
-    } while (total ? n == (lanes > 1 ? lanes : GPUNVME_DEV_DEEP) && total < most
-                   : looks > 1 && looks--);
+        n = gpunvme_dev_queue_take(q, mask, head, most);
+        head += n;
+        if (n)
+            total = (total < 0 ? 0 : total) + (int32_t)n;
+        else if (total < 0)
+            total++;
+    } while (total < 0 || (n && (n == lanes * GPUNVME_DEV_DEEP || total < (int32_t)lanes) &&
+                           (uint32_t)total < most));
     gpunvme_warp_sync(mask); /* all have stored to their slots before a reset may end them */
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask)) {
         if (total)
-            gpunvme_dev_queue_ring(q, &q->cq_doorbell, head + total);
+            gpunvme_dev_queue_ring(q, &q->cq_doorbell, head);
         /* Relaxed: it follows the fence of what was taken. An exchange, because it passes on the
          * previous holder's release if nothing was taken. */
-        gpunvme_exchange32_relaxed_gpu(&gpunvme_dev_home(q)->cq_head, (head + total) << 1);
+        gpunvme_exchange32_relaxed_gpu(&gpunvme_dev_home(q)->cq_head, head << 1);
     }
-    return total;
+    return (uint32_t)total;
 }
 
 /* --- tickets ---------------------------------------------------------------------------------- */

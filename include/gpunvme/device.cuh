@@ -393,12 +393,14 @@ GPUNVME_FN int gpunvme_dev_is_completion(int err)
 struct gpunvme_dev_spin {
     uint64_t deadline; /* of this lane's command; 0 until the clock is first read */
     uint32_t turn;
+    int took; /* completions, in the last turn */
 };
 
 GPUNVME_FN void gpunvme_dev_spin_init(struct gpunvme_dev_spin *s)
 {
     s->deadline = 0;
     s->turn = 0;
+    s->took = 0;
 }
 
 /* Takes completions, or rests a moment. Returns whether this lane's deadline has passed. */
@@ -407,7 +409,9 @@ GPUNVME_FN int gpunvme_dev_turn(struct gpunvme_dev_spin *s, const struct gpunvme
 {
     uint64_t now;
 
-    if (q->reaper != GPUNVME_REAPER_WAITERS || !gpunvme_dev_queue_reap(q, mask, GPUNVME_DEV_LOOKS))
+    s->took = q->reaper == GPUNVME_REAPER_WAITERS &&
+              gpunvme_dev_queue_reap(q, mask, GPUNVME_DEV_LOOKS) != 0;
+    if (!s->took)
         gpunvme_relax();
     if (++s->turn % 32)
         return 0;
@@ -446,18 +450,25 @@ GPUNVME_FN int gpunvme_dev_give_up(const struct gpunvme_dev_ns *ns, struct gpunv
     return GPUNVME_ERR_TIMEOUT;
 }
 
-/* The result of one lane's command, or AGAIN while it is in flight. Ends the ticket unless `keep`.
+/*
+ * The result of one lane's command, or AGAIN while it is in flight. Ends the ticket unless `keep`.
+ * `likely`: it is done, most likely, and there is no mirror. One round trip to memory, not two.
  */
-GPUNVME_FN int gpunvme_dev_finish(struct gpunvme_dev_queue *q, uint64_t ticket, int keep)
+GPUNVME_FN int gpunvme_dev_finish(struct gpunvme_dev_queue *q, uint64_t ticket, int keep,
+                                  int likely)
 {
     struct gpunvme_dev_queue copy;
     uint16_t status;
     int err;
 
     q = gpunvme_dev_queue_copy_constants(q, &copy);
-    err = keep ? gpunvme_dev_queue_peek(q, ticket, &status)
-               : gpunvme_dev_queue_test(q, ticket, &status);
-    return err ? err : gpunvme_dev_result(status);
+    err = likely ? gpunvme_dev_slot_peek(gpunvme_dev_slot(q, ticket), ticket, &status)
+                 : gpunvme_dev_queue_peek(q, ticket, &status);
+    if (err)
+        return err;
+    if (!keep)
+        gpunvme_dev_queue_end(q, ticket);
+    return gpunvme_dev_result(status);
 }
 
 /* The same for a token whose command is most likely done: one round trip to memory. */
@@ -467,7 +478,7 @@ GPUNVME_FN int gpunvme_dev_finish_late(const struct gpunvme_dev_token *token)
     int err;
 
     if (!token->slot)
-        return gpunvme_dev_finish(token->queue, token->ticket, 0);
+        return gpunvme_dev_finish(token->queue, token->ticket, 0, 0);
     err = gpunvme_dev_slot_peek(token->slot, token->ticket, &status);
     if (err)
         return err;
@@ -490,7 +501,7 @@ GPUNVME_FN int gpunvme_dev_await(const struct gpunvme_dev_ns *ns, struct gpunvme
     int late = gpunvme_dev_turn(spin, ns, q, mask, timeout_ns), err = GPUNVME_ERR_AGAIN;
 
     if (state == GPUNVME_DEV_IN_FLIGHT)
-        err = gpunvme_dev_finish(q, ticket, keep);
+        err = gpunvme_dev_finish(q, ticket, keep, spin->took);
     /* At once: the alarm ends the other lanes' waits, whatever their deadlines are. */
     if (late && state != GPUNVME_DEV_IDLE && err == GPUNVME_ERR_AGAIN)
         err = gpunvme_dev_give_up(ns, q, state == GPUNVME_DEV_IN_FLIGHT, ticket);
@@ -1224,14 +1235,14 @@ GPUNVME_FN int gpunvme_dev_test(struct gpunvme_dev_token *token)
 {
     struct gpunvme_dev_queue *q = token->queue;
     uint32_t mask = gpunvme_dev_companions(q);
-    int err = gpunvme_dev_finish(q, token->ticket, 0);
+    int err = gpunvme_dev_finish(q, token->ticket, 0, 0);
 
     if (!gpunvme_warp_ballot(mask, err == GPUNVME_ERR_AGAIN))
         return err;
     if (q->reaper == GPUNVME_REAPER_WAITERS) {
         gpunvme_dev_queue_reap(q, mask, 1);
         if (err == GPUNVME_ERR_AGAIN)
-            err = gpunvme_dev_finish(q, token->ticket, 0);
+            err = gpunvme_dev_finish(q, token->ticket, 0, 0);
     }
     /* A loop of tests is a wait. Like a wait, it sometimes rings for entries left behind. */
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask) &&

@@ -50,6 +50,12 @@ GPUNVME_FN uint64_t gpunvme_warp_shfl64(uint32_t mask, uint64_t value, uint32_t 
     return __shfl_sync(mask, (unsigned long long)value, (int)from);
 }
 
+/* The least of the lanes' values. */
+GPUNVME_FN uint32_t gpunvme_warp_min32(uint32_t mask, uint32_t value)
+{
+    return __reduce_min_sync(mask, value);
+}
+
 /* The lanes of the mask that have the same value as this one. */
 GPUNVME_FN uint32_t gpunvme_warp_match64(uint32_t mask, uint64_t value)
 {
@@ -95,6 +101,12 @@ GPUNVME_FN uint32_t gpunvme_warp_ballot(uint32_t mask, int condition)
 GPUNVME_FN uint32_t gpunvme_warp_shfl32(uint32_t mask, uint32_t value, uint32_t from)
 {
     (void)mask, (void)from;
+    return value;
+}
+
+GPUNVME_FN uint32_t gpunvme_warp_min32(uint32_t mask, uint32_t value)
+{
+    (void)mask;
     return value;
 }
 

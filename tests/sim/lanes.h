@@ -114,6 +114,16 @@ GPUNVME_FN uint32_t gpunvme_warp_shfl32(uint32_t mask, uint32_t value, uint32_t 
     return (uint32_t)gpunvme_warp_shfl64(mask, value, from);
 }
 
+GPUNVME_FN uint32_t gpunvme_warp_min32(uint32_t mask, uint32_t value)
+{
+    uint64_t values[GPUNVME_WARP_LANES];
+
+    lanes_meet(mask, value, values);
+    for (unsigned i = 0; i < GPUNVME_WARP_LANES; i++)
+        value = mask >> i & 1 && values[i] < value ? (uint32_t)values[i] : value;
+    return value;
+}
+
 GPUNVME_FN uint32_t gpunvme_warp_match64(uint32_t mask, uint64_t value)
 {
     uint64_t values[GPUNVME_WARP_LANES];

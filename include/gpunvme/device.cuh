@@ -403,6 +403,18 @@ GPUNVME_FN void gpunvme_dev_spin_init(struct gpunvme_dev_spin *s)
     s->took = 0;
 }
 
+/* Rests for 32 ns, and for twice as long after each 16 turns, up to 512: warps that wait take issue
+ * slots and memory bandwidth from all others. */
+GPUNVME_FN void gpunvme_dev_rest(uint32_t turn)
+{
+#if defined(__CUDA_ARCH__)
+    gpunvme_relax_for(UINT32_C(32) << (turn < 64 ? turn / 16 : 4));
+#else
+    (void)turn;
+    gpunvme_relax();
+#endif
+}
+
 /* Takes completions, or rests a moment. Returns whether this lane's deadline has passed. */
 GPUNVME_FN int gpunvme_dev_turn(struct gpunvme_dev_spin *s, const struct gpunvme_dev_ns *ns,
                                 struct gpunvme_dev_queue *q, uint32_t mask, uint64_t timeout_ns)
@@ -412,7 +424,7 @@ GPUNVME_FN int gpunvme_dev_turn(struct gpunvme_dev_spin *s, const struct gpunvme
     s->took = q->reaper == GPUNVME_REAPER_WAITERS &&
               gpunvme_dev_queue_reap(q, mask, GPUNVME_DEV_LOOKS) != 0;
     if (!s->took)
-        gpunvme_relax();
+        gpunvme_dev_rest(s->turn);
     if (++s->turn % 32)
         return 0;
     if (gpunvme_warp_lane() == gpunvme_warp_leader(mask))

@@ -64,6 +64,19 @@ gpunvme_err_t mem_ranges_check(struct mem_ranges *ranges, const void *ptr, size_
     return GPUNVME_OK;
 }
 
+bool mem_ranges_is_one(struct mem_ranges *ranges, const void *ptr, size_t nbytes)
+{
+    uintptr_t at = (uintptr_t)ptr;
+    const struct mem_range *range;
+
+    if (!ranges->query)
+        return true;
+    range = find_known(ranges, at);
+    if (!range)
+        range = ask(ranges, at);
+    return range && nbytes <= range->nbytes - (size_t)(at - range->begin);
+}
+
 gpunvme_err_t mem_ranges_check_pieces(struct mem_ranges *ranges,
                                       const struct gpunvme_mem_piece *pieces, size_t n)
 {

@@ -48,6 +48,9 @@ static inline void mem_ranges_forget(struct mem_ranges *ranges)
  */
 gpunvme_err_t mem_ranges_check(struct mem_ranges *ranges, const void *ptr, size_t nbytes, int *gpu);
 
+/* Whether one allocation has all of it: CUDA refuses copies that go on into the next. */
+bool mem_ranges_is_one(struct mem_ranges *ranges, const void *ptr, size_t nbytes);
+
 /* Both sides of all pieces; the detail names the first bad one. */
 gpunvme_err_t mem_ranges_check_pieces(struct mem_ranges *ranges,
                                       const struct gpunvme_mem_piece *pieces, size_t n);

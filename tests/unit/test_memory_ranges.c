@@ -107,6 +107,18 @@ static void memory_may_be_several_pieces_side_by_side(void **state)
     assert_int_equal(check(&ranges, 7 * MIB, 2 * MIB + 1), GPUNVME_ERR_INVALID);
 }
 
+static void neighbours_are_not_one_allocation(void **state)
+{
+    struct mem_ranges ranges = ranges_of(answer);
+
+    (void)state;
+    assert_true(mem_ranges_is_one(&ranges, (void *)(7 * MIB + 5), MIB - 5));
+    assert_false(mem_ranges_is_one(&ranges, (void *)(7 * MIB + 5), MIB - 4));
+    assert_false(mem_ranges_is_one(&ranges, (void *)(2 * MIB), 1));
+    ranges = ranges_of(NULL);
+    assert_true(mem_ranges_is_one(&ranges, (void *)(2 * MIB), 9 * MIB));
+}
+
 static void more_ranges_than_are_remembered_are_fine(void **state)
 {
     struct mem_ranges ranges = ranges_of(answer_pages);
@@ -152,6 +164,7 @@ int main(void)
         cmocka_unit_test(an_address_that_no_gpu_has_is_refused),
         cmocka_unit_test(memory_that_ends_too_early_is_refused),
         cmocka_unit_test(memory_may_be_several_pieces_side_by_side),
+        cmocka_unit_test(neighbours_are_not_one_allocation),
         cmocka_unit_test(more_ranges_than_are_remembered_are_fine),
         cmocka_unit_test(without_a_gpu_nothing_is_asked),
         cmocka_unit_test(the_bad_piece_of_a_batch_is_named),

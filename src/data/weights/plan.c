@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "data/weights/load.h"
+#include "memory/ranges.h"
 
 /*
  * A range of a gather costs about as much as reading so many bytes more in one piece; measured on
@@ -136,6 +137,7 @@ struct cursor {
     size_t segment;
     uint64_t in;
     struct gpunvme_vec *vecs; /* the next that is free */
+    struct mem_ranges ranges; /* allocations on GPUs */
 };
 
 static void add_vec(struct gpunvme_io *io, struct cursor *c, void *ptr, uint64_t nbytes,
@@ -143,7 +145,9 @@ static void add_vec(struct gpunvme_io *io, struct cursor *c, void *ptr, uint64_t
 {
     struct gpunvme_vec *last = io->n ? c->vecs - 1 : NULL;
 
-    if (last && last->mem == mem && (uint8_t *)last->ptr + last->nbytes == ptr) {
+    if (last && last->mem == mem && (uint8_t *)last->ptr + last->nbytes == ptr &&
+        (mem != GPUNVME_MEM_GPU ||
+         mem_ranges_is_one(&c->ranges, last->ptr, last->nbytes + (size_t)nbytes))) {
         last->nbytes += (size_t)nbytes;
         return;
     }
@@ -250,6 +254,12 @@ static gpunvme_err_t make_transfers(struct gpunvme_weights_load *load, const str
         return base_fail(GPUNVME_ERR_NOMEM, "transfers for %zu parts", load->n);
     qsort_r(load->segments, load->nsegments, sizeof(load->segments[0]), by_offset, load);
     cursor.vecs = load->vecs;
+    for (size_t i = 0; i < load->n; i++) {
+        if (load->parts[i].mem != GPUNVME_MEM_GPU)
+            continue;
+        mem_ranges_init(&cursor.ranges);
+        break;
+    }
     for (; cursor.segment < load->nsegments; load->nios++)
         take(load, &cursor, &load->ios[load->nios], &load->transfers[load->nios]);
     return c->ngathers ? gather_all(load) : GPUNVME_OK;

@@ -66,20 +66,30 @@ template <int DTYPE, int MN_A, int MN_B, int TILE_N> struct multiply_from_shared
 };
 
 /*
- * fp8, 128 columns at a time: the products of a stage, which is 128 of k, are summed by the tensor
- * core and then added, times the stage's factors, to sums in f32. While one warp group adds, the
- * other multiplies. The epilogue has the factors of a step, one for each 128 columns and each of a
- * thread's two rows.
+ * fp8, 128 columns at a time: the products of a stage, which is 128 of k, are a part that the
+ * tensor core sums. It is then added, times the stage's scales by block if there are such, to sums
+ * in f32. The epilogue has the scales of a step: of a thread's two rows, and of each 128 columns.
  */
-template <int TILE_N> struct hopper_factors {
-    float x[TILE_N / 128][2];
+template <int TILE_N> struct hopper_scales {
+    float row[2], col[TILE_N / 128];
 };
 
-/*
- * `never` is false, which the compiler must not know: it would take other registers for each part,
- * and there are not as many.
- */
-template <int DTYPE>
+template <int BY_BLOCK, int TILE_N>
+static __device__ __forceinline__ void add_part(float (&sums)[TILE_N / 2], const float (&part)[64],
+                                                int p, const hopper_scales<TILE_N> &scales)
+{
+    float factors[2] = {scales.row[0] * scales.col[p], scales.row[1] * scales.col[p]};
+
+#pragma unroll
+    for (int i = 0; i < 64; i++)
+        if (BY_BLOCK)
+            sums[p * 64 + i] += factors[i / 2 % 2] * part[i];
+        else
+            sums[p * 64 + i] += part[i];
+}
+
+/* NEW: the part begins by wgmma_*_new(). Otherwise `never` is as below. */
+template <int DTYPE, int NEW>
 static __device__ __forceinline__ void multiply_part(float (&part)[64], uint32_t a, uint32_t b,
                                                      int never)
 {
@@ -88,17 +98,26 @@ static __device__ __forceinline__ void multiply_part(float (&part)[64], uint32_t
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        uint64_t further = i * hopper_descriptor_step(0);
+        uint64_t xi = x + i * hopper_descriptor_step(0), yi = y + i * hopper_descriptor_step(0);
 
-        if (DTYPE == GPUNVME_OPS_E4M3)
-            wgmma_e4m3(part, x + further, y + further, i ? 1 : never);
+        if (NEW && !i && DTYPE == GPUNVME_OPS_E4M3)
+            wgmma_e4m3_new(part, xi, yi);
+        else if (NEW && !i)
+            wgmma_e5m2_new(part, xi, yi);
+        else if (DTYPE == GPUNVME_OPS_E4M3)
+            wgmma_e4m3(part, xi, yi, i ? 1 : never);
         else
-            wgmma_e5m2(part, x + further, y + further, i ? 1 : never);
+            wgmma_e5m2(part, xi, yi, i ? 1 : never);
     }
     wgmma_commit();
 }
 
-template <int DTYPE, int TILE_N> struct multiply_in_parts {
+/*
+ * 256 columns: registers are there for one part. While one warp group adds, the other multiplies.
+ * `steps < 0` is false, which the compiler must not know: it would take other registers for each
+ * part, and there are not as many.
+ */
+template <int DTYPE, int TILE_N, int BY_BLOCK> struct multiply_in_parts {
     enum { COLS = TILE_N, PARTS = TILE_N / 128 };
 
     template <typename EPILOGUE>
@@ -114,23 +133,79 @@ template <int DTYPE, int TILE_N> struct multiply_in_parts {
 #pragma unroll 1
         for (int step = 0; step < steps; step++) {
             uint32_t a = mem.stages + t.stage * hopper_stage_nbytes(TILE_N);
-            hopper_factors<TILE_N> factors;
+            hopper_scales<TILE_N> scales = epilogue.scales(step);
 
             mbarrier_wait(mem.full + t.stage * 8, t.parity);
 #pragma unroll
             for (int p = 0; p < PARTS; p++) {
-                multiply_part<DTYPE>(part, a + group * HOPPER_BLOCK,
-                                     a + HOPPER_A_NBYTES + p * 2 * HOPPER_BLOCK, steps < 0);
-                if (!p)
-                    factors = epilogue.factors(step);
+                multiply_part<DTYPE, 0>(part, a + group * HOPPER_BLOCK,
+                                        a + HOPPER_A_NBYTES + p * 2 * HOPPER_BLOCK, steps < 0);
                 wgmma_wait_for(part);
                 if (p == PARTS - 1)
                     release(mem, t.stage, size);
-#pragma unroll
-                for (int i = 0; i < 64; i++)
-                    sums[p * 64 + i] += factors.x[p][i / 2 % 2] * part[i];
+                add_part<BY_BLOCK>(sums, part, p, scales);
             }
             advance(t, TILE_N);
+        }
+    }
+};
+
+/* 128 columns: registers are there for two parts. One is multiplied while the other is added. */
+template <int DTYPE, int BY_BLOCK> struct multiply_in_two_parts {
+    enum { COLS = 128 };
+    typedef hopper_scales<128> scales;
+
+    template <typename EPILOGUE>
+    static __device__ __forceinline__ void start(float (&part)[64], scales &of_part,
+                                                 const ring &mem, turn &t, const EPILOGUE &epilogue,
+                                                 int step, int group)
+    {
+        uint32_t a = mem.stages + t.stage * hopper_stage_nbytes(COLS);
+
+        of_part = epilogue.scales(step);
+        mbarrier_wait(mem.full + t.stage * 8, t.parity);
+        multiply_part<DTYPE, 1>(part, a + group * HOPPER_BLOCK, a + HOPPER_A_NBYTES, 0);
+        advance(t, COLS);
+    }
+    /* The part of stage `stage`, when at most LEFT are under way. */
+    template <int LEFT>
+    static __device__ __forceinline__ void add(float (&sums)[64], float (&part)[64],
+                                               const scales &of_part, const ring &mem, int stage,
+                                               uint32_t size)
+    {
+        wgmma_wait_leaving<LEFT>(part);
+        release(mem, stage, size);
+        add_part<BY_BLOCK>(sums, part, 0, of_part);
+    }
+    template <typename EPILOGUE>
+    static __device__ __forceinline__ void tile(int steps, const ring &mem, turn &t,
+                                                float (&sums)[64], const EPILOGUE &epilogue,
+                                                int group, uint32_t size)
+    {
+        float x[64], y[64];
+        scales of_x, of_y;
+        int step = 1, stage_x = t.stage, stage_y = 0;
+
+#pragma unroll
+        for (int i = 0; i < 64; i++)
+            sums[i] = 0;
+        start(x, of_x, mem, t, epilogue, 0, group);
+#pragma unroll 1
+        for (; step + 1 < steps; step += 2) {
+            stage_y = t.stage;
+            start(y, of_y, mem, t, epilogue, step, group);
+            add<1>(sums, x, of_x, mem, stage_x, size);
+            stage_x = t.stage;
+            start(x, of_x, mem, t, epilogue, step + 1, group);
+            add<1>(sums, y, of_y, mem, stage_y, size);
+        }
+        if (step < steps) {
+            stage_y = t.stage;
+            start(y, of_y, mem, t, epilogue, step, group);
+            add<1>(sums, x, of_x, mem, stage_x, size);
+            add<0>(sums, y, of_y, mem, stage_y, size);
+        } else {
+            add<0>(sums, x, of_x, mem, stage_x, size);
         }
     }
 };

@@ -212,6 +212,19 @@ static __device__ __forceinline__ void wgmma_e4m3_by_registers(float (&sums)[64]
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
+#define WGMMA_FP8_NEW(name, type, cols, count, sums_named, operands)                               \
+    static __device__ __forceinline__ void name##_new(float(&sums)[count], uint64_t a, uint64_t b) \
+    {                                                                                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                    \
+                     "wgmma.mma_async.sync.aligned.m64n" cols "k32.f32." type "." type             \
+                     " " sums_named ", " operands ", p, 1, 1;\n}"                                  \
+                     : WGMMA_NEW_##count(sums)                                                     \
+                     : "l"(a), "l"(b));                                                            \
+    }
+
+WGMMA_FP8_NEW(wgmma_e4m3, "e4m3", "128", 64, WGMMA_SUMS_64, "%64, %65")
+WGMMA_FP8_NEW(wgmma_e5m2, "e5m2", "128", 64, WGMMA_SUMS_64, "%64, %65")
+
 static __device__ __forceinline__ void wgmma_tf32(float (&sums)[128], uint64_t a, uint64_t b,
                                                   int accumulate)
 {

@@ -43,6 +43,13 @@ static int width_of(const struct cuda_product *p)
                : HOPPER_TILE_N;
 }
 
+static enum hopper_sums sums_of(const struct cuda_product *p)
+{
+    if (p->fast_sums)
+        return HOPPER_SUMS_FAST;
+    return p->scale_a.step_k || p->scale_b.step_k ? HOPPER_SUMS_BY_BLOCK : HOPPER_SUMS_F32;
+}
+
 static int64_t copies_of(const struct side *s, int64_t batch)
 {
     return s->stride ? batch : 1;
@@ -245,7 +252,7 @@ gpunvme_ops_status_t cuda_multiply_hopper(const struct cuda_product *p, void *wo
     struct sides s = sides_of(p);
     const void *kernel =
         cuda_is_fp8(p->dtype)
-            ? hopper_fp8_kernel(p->dtype, p->fast_sums, width_of(p))
+            ? hopper_fp8_kernel(p->dtype, sums_of(p), width_of(p))
             : hopper_kernel(p->dtype, lies_across(&s.a), lies_across(&s.b), width_of(p));
     struct hopper_grid grid = grid_of(p, &s);
     char *to_a = workspace, *to_b = workspace ? to_a + copy_nbytes(p, &s.a) : NULL;

@@ -22,8 +22,7 @@ template <int TILE_N> struct block_scales {
     const float *row[2], *col[TILE_N / 128];
 };
 
-/* FAST: sums are fast, and have no scales by block. */
-template <int TILE_N, int FAST> struct fp8_epilogue {
+template <int TILE_N, int BY_BLOCK> struct fp8_epilogue {
     enum { BEGINS = 0 };
     const hopper_work &work;
     uint32_t out;
@@ -37,10 +36,6 @@ template <int TILE_N, int FAST> struct fp8_epilogue {
           floats((float *)(dynamic + (out - shared_address(dynamic)))), group(of_group)
     {
     }
-    __device__ __forceinline__ bool by_block() const
-    {
-        return !FAST && (work.product.scale_a.step_k || work.product.scale_b.step_k);
-    }
     /* A thread's first row; the second is 8 further. */
     static __device__ __forceinline__ int64_t line_of(int64_t row)
     {
@@ -48,11 +43,14 @@ template <int TILE_N, int FAST> struct fp8_epilogue {
     }
     __device__ __forceinline__ void expect(const hopper_place &at)
     {
+        if constexpr (BY_BLOCK)
+            find_scales(at);
+    }
+    __device__ __forceinline__ void find_scales(const hopper_place &at)
+    {
         const cuda_product &p = work.product;
         int64_t line = line_of(at.row + cluster_rank() * HOPPER_TILE_M + group * 64);
 
-        if (!by_block())
-            return;
         for (int i = 0; i < 2; i++) {
             int64_t row = line + 8 * i < p.m ? line + 8 * i : p.m - 1;
 
@@ -69,21 +67,15 @@ template <int TILE_N, int FAST> struct fp8_epilogue {
     __device__ __forceinline__ void begin(float (&)[TILE_N / 2])
     {
     }
-    __device__ __forceinline__ hopper_factors<TILE_N> factors(int step) const
+    __device__ __forceinline__ hopper_scales<TILE_N> scales(int step) const
     {
-        hopper_factors<TILE_N> f;
-        bool scaled = by_block();
-        float a[2];
+        hopper_scales<TILE_N> x;
 
         for (int i = 0; i < 2; i++)
-            a[i] = scaled && work.product.scale_a.data ? blocks.row[i][step] : 1;
-        for (int j = 0; j < TILE_N / 128; j++) {
-            float b = scaled && work.product.scale_b.data ? blocks.col[j][step] : 1;
-
-            f.x[j][0] = a[0] * b;
-            f.x[j][1] = a[1] * b;
-        }
-        return f;
+            x.row[i] = BY_BLOCK && work.product.scale_a.data ? blocks.row[i][step] : 1;
+        for (int j = 0; j < TILE_N / 128; j++)
+            x.col[j] = BY_BLOCK && work.product.scale_b.data ? blocks.col[j][step] : 1;
+        return x;
     }
     /* Scales of tensors and rows. (Of a tensor, all lines have the first one's.) */
     __device__ __forceinline__ void scale(float (&sums)[TILE_N / 2], const hopper_place &at,
@@ -121,7 +113,7 @@ template <int TILE_N, int FAST> struct fp8_epilogue {
     __device__ __forceinline__ void end(float (&sums)[TILE_N / 2], const hopper_place &at,
                                         int64_t row)
     {
-        if (!by_block())
+        if (!BY_BLOCK)
             scale(sums, at, row);
         if (!work.copies_out)
             write_out(work, floats, sums, at.batch, row, at.col, group);
@@ -140,31 +132,40 @@ template <int TILE_N, int FAST> struct fp8_epilogue {
 };
 #endif
 
-template <int DTYPE, int TILE_N, int FAST>
+template <int DTYPE, int TILE_N, int SUMS>
 static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     multiply_fp8(const __grid_constant__ hopper_work work)
 {
 #ifdef HAVE_HOPPER
-    if constexpr (FAST)
-        hopper_block<hopper_raster, tensor_source<1, 0, 0, TILE_N>,
-                     multiply_from_shared<DTYPE, 0, 0, TILE_N>, fp8_epilogue<TILE_N, FAST>>(
+    typedef tensor_source<1, 0, 0, TILE_N> source;
+    typedef fp8_epilogue<TILE_N, SUMS == HOPPER_SUMS_BY_BLOCK> epilogue;
+
+    if constexpr (SUMS == HOPPER_SUMS_FAST)
+        hopper_block<hopper_raster, source, multiply_from_shared<DTYPE, 0, 0, TILE_N>, epilogue>(
+            work.schedule, work.operands, 0, work);
+    else if constexpr (TILE_N == 128)
+        hopper_block<hopper_raster, source,
+                     multiply_in_two_parts<DTYPE, SUMS == HOPPER_SUMS_BY_BLOCK>, epilogue>(
             work.schedule, work.operands, 0, work);
     else
-        hopper_block<hopper_raster, tensor_source<1, 0, 0, TILE_N>,
-                     multiply_in_parts<DTYPE, TILE_N>, fp8_epilogue<TILE_N, FAST>>(
+        hopper_block<hopper_raster, source,
+                     multiply_in_parts<DTYPE, TILE_N, SUMS == HOPPER_SUMS_BY_BLOCK>, epilogue>(
             work.schedule, work.operands, 0, work);
 #endif
 }
 
-const void *hopper_fp8_kernel(int dtype, int fast_sums, int width)
+const void *hopper_fp8_kernel(int dtype, enum hopper_sums sums, int width)
 {
-#define WIDTHS(dtype, fast)                                                                        \
+#define WIDTHS(dtype, sums)                                                                        \
     {                                                                                              \
-        (const void *)multiply_fp8<dtype, 128, fast>, (const void *)multiply_fp8<dtype, 256, fast> \
+        (const void *)multiply_fp8<dtype, 128, sums>, (const void *)multiply_fp8<dtype, 256, sums> \
     }
-    static const void *const kernels[2][2][2] = {
-        {WIDTHS(GPUNVME_OPS_E4M3, 0), WIDTHS(GPUNVME_OPS_E4M3, 1)},
-        {WIDTHS(GPUNVME_OPS_E5M2, 0), WIDTHS(GPUNVME_OPS_E5M2, 1)}};
+#define SUMS(dtype)                                                                                \
+    {                                                                                              \
+        WIDTHS(dtype, HOPPER_SUMS_F32), WIDTHS(dtype, HOPPER_SUMS_BY_BLOCK),                       \
+            WIDTHS(dtype, HOPPER_SUMS_FAST)                                                        \
+    }
+    static const void *const kernels[2][3][2] = {SUMS(GPUNVME_OPS_E4M3), SUMS(GPUNVME_OPS_E5M2)};
 
-    return kernels[dtype == GPUNVME_OPS_E5M2][fast_sums][width == HOPPER_TILE_N];
+    return kernels[dtype == GPUNVME_OPS_E5M2][sums][width == HOPPER_TILE_N];
 }

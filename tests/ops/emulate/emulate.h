@@ -484,6 +484,16 @@ static inline void wgmma_e5m2(float (&sums)[COUNT], uint64_t a, uint64_t b, int 
     emulate_wgmma(EMULATE_E5M2, 0, 0, sums, COUNT, a, b, accumulate);
 }
 
+template <int COUNT> static inline void wgmma_e4m3_new(float (&sums)[COUNT], uint64_t a, uint64_t b)
+{
+    emulate_wgmma(EMULATE_E4M3, 0, 0, sums, COUNT, a, b, 0);
+}
+
+template <int COUNT> static inline void wgmma_e5m2_new(float (&sums)[COUNT], uint64_t a, uint64_t b)
+{
+    emulate_wgmma(EMULATE_E5M2, 0, 0, sums, COUNT, a, b, 0);
+}
+
 static inline void wgmma_tf32(float (&sums)[128], uint64_t a, uint64_t b, int accumulate)
 {
     emulate_wgmma(EMULATE_TF32, 0, 0, sums, 128, a, b, accumulate);

@@ -53,7 +53,18 @@ GPUNVME_FN uint64_t gpunvme_warp_shfl64(uint32_t mask, uint64_t value, uint32_t 
 /* The least of the lanes' values. */
 GPUNVME_FN uint32_t gpunvme_warp_min32(uint32_t mask, uint32_t value)
 {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+    uint32_t least = value;
+
+    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+        uint32_t other = __shfl_sync(mask, value, __ffs((int)rest) - 1);
+
+        least = other < least ? other : least;
+    }
+    return least;
+#else
     return __reduce_min_sync(mask, value);
+#endif
 }
 
 /* The lanes of the mask that have the same value as this one. */

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -117,7 +118,10 @@ with data.Dataset(path) as rows:
 
 def in_shared_memory(pid: int) -> list[str]:
     """What a process has open or mapped there."""
-    held = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+    held = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            held.append(os.readlink(fd))
     held += Path(f"/proc/{pid}/maps").read_text().splitlines()
     return [one for one in held if "/dev/shm" in one]
 

@@ -83,7 +83,7 @@ def _numbers_at(addresses: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
     # A view of all memory from the first to the last; only these numbers of it are read.
     between = (ctypes.c_uint64 * ((last - first) // 8 + n)).from_address(first)
     at = (addresses - np.uint64(first)) // np.uint64(8)
-    memory: NDArray[np.uint64] = np.frombuffer(between, np.uint64)
+    memory: NDArray[np.uint64] = np.frombuffer(memoryview(between), np.uint64)
     found: NDArray[np.uint64] = memory[at[:, None] + np.arange(n, dtype=np.uint64)]
     return found
 

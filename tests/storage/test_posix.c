@@ -9,6 +9,7 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/loop.h>
+#include <linux/magic.h>
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -24,6 +25,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -612,6 +614,26 @@ static void what_was_switched_off_is_told(void **state)
     says(p.why_not, "io_uring: uring=off");
 }
 
+static void pieces_of_a_cached_file_are_larger(void **state)
+{
+    struct statfs fs;
+
+    (void)state;
+    contains(4 * MIB);
+    assert_int_equal(fstatfs(fd, &fs), 0);
+    if (fs.f_type == TMPFS_MAGIC || fs.f_type == OVERLAYFS_SUPER_MAGIC) {
+        puts("SKIP: /tmp is in memory, or its file system does not tell what is cached");
+        skip();
+    }
+    open_as("", 0);
+    says(path_of_store().how, "pieces of 2048 KiB");
+    reads(GPUNVME_MEM_HOST, 0, 4 * MIB, 0, 4 * MIB);
+    assert_int_equal(gpunvme_close(store), GPUNVME_OK);
+    assert_int_equal(pread(fd, bytes, 4 * MIB, 0), 4 * MIB);
+    open_as("", 0);
+    says(path_of_store().how, "pieces of 4096 KiB");
+}
+
 static void a_file_in_memory_is_said_to_be_one(void **state)
 {
     struct gpunvme_path p;
@@ -1025,6 +1047,7 @@ int main(int argc, char **argv)
         BOTH(a_limit_of_file_sizes_is_an_error_and_no_signal),
         BOTH(routes_are_counted_to_the_byte),
         TEST(what_was_switched_off_is_told),
+        TEST(pieces_of_a_cached_file_are_larger),
         {"a_file_in_memory_is_said_to_be_one", a_file_in_memory_is_said_to_be_one, setup_in_memory,
          teardown, NULL},
         TEST(what_is_no_file_is_refused_at_once),

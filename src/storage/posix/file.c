@@ -404,6 +404,14 @@ static bool page_is_cached(int fd, uint64_t offset)
     return page_is_mapped_in(fd, offset);
 }
 
+bool posix_file_seems_cached(const struct posix_file *file)
+{
+    uint64_t middle = atomic_load(&file->seen_nbytes) / 2;
+
+    return file->in_memory || (!file->is_served && !file->wanted && page_is_cached(file->fd, 0) &&
+                               page_is_cached(file->fd, middle));
+}
+
 bool posix_file_is_warm(struct posix_file *file, uint64_t offset)
 {
     uint32_t lies;

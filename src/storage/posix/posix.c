@@ -13,7 +13,7 @@
 #include "gpunvme/memory.h"
 #include "storage/posix/engine.h"
 
-#define CHUNK       (2u << 20)   /* each copy costs the copy engine 3 us beside its bytes */
+#define CHUNK       (2u << 20)   /* of a drive's */
 #define LEAST_SHARE (256u << 10) /* smaller pieces are not made to have one for each worker */
 
 gpunvme_err_t posix_leave(struct posix *posix)
@@ -51,7 +51,7 @@ static gpunvme_err_t set_limits(struct gpunvme_store *store, struct posix *posix
 {
     static _Atomic unsigned turn;
     const struct store_options *o = &store->uri.options;
-    size_t chunk = posix->file.in_memory ? POSIX_MEMORY_CHUNK : CHUNK;
+    size_t chunk = posix_file_seems_cached(&posix->file) ? POSIX_MEMORY_CHUNK : CHUNK;
     unsigned nlanes = crew_lanes(posix->engine->crew);
 
     if (o->uring == STORE_ON && posix->engine->uring_errno)

@@ -37,7 +37,7 @@
 
 #define POSIX_PAGE         4096u
 #define POSIX_MAX_GPUS     64u         /* a slot has a stream on each that it met */
-#define POSIX_MEMORY_CHUNK (4u << 20)  /* no drive has to be kept busy by many at a time */
+#define POSIX_MEMORY_CHUNK (4u << 20)  /* a copy costs the copy engine 3 us beside its bytes */
 #define POSIX_LEAST_SLOT   (64u << 10) /* bytes: many small pieces fit */
 
 struct posix_engine;
@@ -76,6 +76,9 @@ enum posix_look {
 /* Reads what is in the page cache, without waiting for a drive. *end: the file ends there. */
 enum posix_look posix_file_look(struct posix_file *file, uint8_t *cpu, size_t nbytes,
                                 uint64_t offset, size_t *done, bool *end);
+
+/* Its first page and the one in its middle are in memory. */
+bool posix_file_seems_cached(const struct posix_file *file);
 
 /* Whether that is worth a call: what came of the last ones decides, and a look at the page. */
 bool posix_file_is_warm(struct posix_file *file, uint64_t offset);

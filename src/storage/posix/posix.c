@@ -13,7 +13,7 @@
 #include "gpunvme/memory.h"
 #include "storage/posix/engine.h"
 
-#define CHUNK       (2u << 20)   /* of a drive's */
+#define CHUNK       (2u << 20)   /* not cached: more of them keep a drive busy */
 #define LEAST_SHARE (256u << 10) /* smaller pieces are not made to have one for each worker */
 
 gpunvme_err_t posix_leave(struct posix *posix)

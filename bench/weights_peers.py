@@ -157,7 +157,9 @@ def runai_model_streamer(files: list[str], device: str) -> Tensors:
 def instanttensor(files: list[str], device: str) -> Tensors:
     from instanttensor import safe_open
 
-    with safe_open(files, framework="pt", device=torch.device(device)) as f:
+    index = torch.device(device).index  # it takes no device without one
+    index = torch.cuda.current_device() if index is None else index
+    with safe_open(files, framework="pt", device=index) as f:
         return dict(f.tensors())
 
 

@@ -3,14 +3,21 @@
 """What checkpoints cost a training: the steps of a GPT with and without saves, in turn.
 
     bench/checkpoint_stall.py FOLDER [--gib 16] [--every 30] [--rounds 4]
-                              [--snapshot pinned|device] [--no-defer] [--peers]      prints JSON
+                              [--snapshot pinned|device] [--no-defer]                 prints JSON
+    bench/checkpoint_stall.py FOLDER --gib 4 --rounds 0 --peers          # only beside torch.save
 
 A round is --every seconds of steps without a save, and as many with one save at their begin. The
 stall of a round is how much longer its steps with the save took than as many at the mean of those
 without. The state (fp32 parameters and AdamW's moments) has about --gib GiB. A first save, which
-makes what later ones use again, is told apart. --peers then saves to FOLDER without a training, by
-save(), by save_async().result() and by torch.save() with fsync, three times each in turn. Without
-a GPU it runs on the CPU: say --gib 0.1 --every 5 then.
+makes what later ones use again, is told apart.
+
+--peers saves the same state to FOLDER without a training, by save(), by save_async().result() and
+by torch.save() with fsync: once each, not counted, and --peers times in turn. Rates are medians,
+with the least and the most; "times_torch_save" is the quotient of two medians. A way that fails
+says why in NAME_failed, and in full on stderr. torch.save takes seconds for each 4 GiB, so leave
+the state small.
+
+Without a GPU it runs on the CPU: say --gib 0.1 --every 5 then.
 """
 
 from __future__ import annotations
@@ -21,6 +28,7 @@ import os
 import shutil
 import statistics
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,7 +118,8 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def peers(state: dict[str, Any], folder: Path, nbytes: int, snapshot: Any) -> dict[str, Any]:
+def peers(state: dict[str, Any], folder: Path, nbytes: int, snapshot: Any,
+          runs: int) -> dict[str, Any]:
     """GB/s of saves that are waited for."""
     def save() -> None:
         checkpoint.save(state, folder / "peer")
@@ -124,34 +133,39 @@ def peers(state: dict[str, Any], folder: Path, nbytes: int, snapshot: Any) -> di
             file.flush()
             os.fsync(file.fileno())
 
-    ways = (save, save_async, torch_save)
-    rates: dict[str, list[float]] = {f"{way.__name__}_gb_s": [] for way in ways}
-    for _ in range(3):
+    ways = [save, save_async, torch_save]
+    rates: dict[str, list[float]] = {way.__name__: [] for way in ways}
+    failed: dict[str, str] = {}
+    for _ in range(runs + 1):
         for way in ways:
-            synchronize()
-            begin = time.perf_counter()
-            way()
-            rates[f"{way.__name__}_gb_s"].append(nbytes / (time.perf_counter() - begin) / 1e9)
+            name = way.__name__
+            if name in failed:
+                continue
+            try:
+                synchronize()
+                begin = time.perf_counter()
+                way()
+                rates[name].append(nbytes / (time.perf_counter() - begin) / 1e9)
+            except Exception as why:  # noqa: BLE001  (the others go on)
+                traceback.print_exc()
+                failed[name] = f"{type(why).__name__}: {why}"
             shutil.rmtree(folder / "peer", ignore_errors=True)
             (folder / "peer.pt").unlink(missing_ok=True)
-    return {name: statistics.median(rate) for name, rate in rates.items()}
+    found: dict[str, Any] = {f"{name}_failed": why for name, why in failed.items()}
+    medians = {name: statistics.median(rate[1:]) for name, rate in rates.items()
+               if name not in failed}
+    for name, median in medians.items():
+        counted = rates[name][1:]
+        found[f"{name}_gb_s"] = median
+        found[f"{name}_gb_s_range"] = [min(counted), max(counted)]
+    if "torch_save" in medians:
+        found["times_torch_save"] = {name: median / medians["torch_save"]
+                                     for name, median in medians.items() if name != "torch_save"}
+    return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--gib", type=float, default=16)
-    parser.add_argument("--every", type=float, default=30)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--width", type=int, default=2048 if on_gpu else 128)
-    parser.add_argument("--tokens", type=int, default=16384 if on_gpu else 64)
-    parser.add_argument("--snapshot", choices=["pinned", "device"], default="pinned")
-    parser.add_argument("--no-defer", action="store_true")
-    parser.add_argument("--peers", action="store_true")
-    options = parser.parse_args()
-
-    training = Training(options.gib * 2**30, options.width, options.tokens)
-    training.run(3)
+def stall(training: Training, options: argparse.Namespace) -> dict[str, Any]:
+    """What saves cost the steps of the training."""
     calls: list[float] = []
 
     def save() -> None:
@@ -168,7 +182,6 @@ def main() -> None:
     begin = time.perf_counter()
     training.run(1, save)
     end()
-    nbytes = training.saving.progress().total if training.saving else 0
     first = time.perf_counter() - begin
     plain: list[float] = []
     stalls: list[float] = []
@@ -178,17 +191,49 @@ def main() -> None:
         with_save = training.run(options.every, save)
         stalls.append(sum(with_save) - len(with_save) * statistics.mean(without))
         end()
-    stall = statistics.median(stalls)
-    print(json.dumps({
-        "device": torch.cuda.get_device_name() if on_gpu else "cpu", "torch": torch.__version__,
-        "snapshot": options.snapshot, "defer": not options.no_defer, "every_s": options.every,
-        "nbytes": nbytes, "step_s": statistics.median(plain),
-        "steps_a_round": len(plain) / options.rounds, "first_save_s": first,
-        "call_s": statistics.median(calls[1:]), "stall_s": stall, "stalls_s": stalls,
-        "stall_percent": 100 * stall / options.every,
+    median = statistics.median(stalls)
+    return {
+        "defer": not options.no_defer, "every_s": options.every,
+        "step_s": statistics.median(plain), "steps_a_round": len(plain) / options.rounds,
+        "first_save_s": first, "call_s": statistics.median(calls[1:]), "stall_s": median,
+        "stalls_s": stalls, "stall_percent": 100 * median / options.every,
         "spread_of_steps_percent": 100 * statistics.pstdev(plain) / statistics.median(plain),
-    } | (peers(training.state(), options.folder, nbytes, options.snapshot)
-         if options.peers else {}), indent=2))
+    }
+
+
+def nbytes_in(state: Any) -> int:
+    """Bytes of all tensors in nested dicts and lists."""
+    if isinstance(state, torch.Tensor):
+        return state.nbytes
+    if isinstance(state, dict):
+        state = list(state.values())
+    return sum(map(nbytes_in, state)) if isinstance(state, list) else 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--gib", type=float, default=16)
+    parser.add_argument("--every", type=float, default=30)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--width", type=int, default=2048 if on_gpu else 128)
+    parser.add_argument("--tokens", type=int, default=16384 if on_gpu else 64)
+    parser.add_argument("--snapshot", choices=["pinned", "device"], default="pinned")
+    parser.add_argument("--no-defer", action="store_true")
+    parser.add_argument("--peers", type=int, nargs="?", const=3, default=0, metavar="RUNS")
+    options = parser.parse_args()
+
+    training = Training(options.gib * 2**30, options.width, options.tokens)
+    training.run(3 if options.rounds else 0.001)  # the optimizer's state comes with the first step
+    state = training.state()
+    nbytes = nbytes_in(state)
+    report = {"device": torch.cuda.get_device_name() if on_gpu else "cpu",
+              "torch": torch.__version__, "snapshot": options.snapshot, "nbytes": nbytes}
+    if options.rounds:
+        report |= stall(training, options)
+    if options.peers:
+        report |= peers(state, options.folder, nbytes, options.snapshot, options.peers)
+    print(json.dumps(report, indent=2))
 
 
 if __name__ == "__main__":

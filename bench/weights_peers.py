@@ -32,6 +32,7 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,12 @@ PARTS = {gpunvme_rows: quarter_of_rows, gpunvme_columns: quarter_of_columns}
 # ---- Files ------------------------------------------------------------------------------------
 
 
+def random_numbers(n: int) -> Any:
+    """Of 64 bits, on the CPU; made by a GPU if there is one, which takes less time."""
+    return torch.randint(-(1 << 63), (1 << 63) - 1, (n,), dtype=torch.int64,
+                         device="cuda" if torch.cuda.is_available() else "cpu").cpu()
+
+
 def make_files(folder: Path, size: int, nfiles: int, ntensors: int, columns: int) -> list[str]:
     """About `size` bytes of bfloat16, in matrices of so many columns, or of 4 where small."""
     folder.mkdir(parents=True)
@@ -217,7 +224,7 @@ def make_files(folder: Path, size: int, nfiles: int, ntensors: int, columns: int
     shape = (elements // columns, columns)
     files, tensors = [], {}
     for i in range(ntensors):
-        random = torch.randint(-(1 << 63), (1 << 63) - 1, (elements // 4 + 1,), dtype=torch.int64)
+        random = random_numbers(elements // 4 + 1)
         tensors[f"model.layers.{i // 9}.block.{i % 9}.weight"] = random.view(torch.bfloat16)[
             : shape[0] * columns].view(shape)
         if (i + 1) * nfiles // ntensors > len(files):
@@ -281,6 +288,13 @@ def version(package: str) -> str:
         return getattr(module, "__version__", "unknown")
 
 
+def reason(why: Exception) -> str:
+    """Why a loader failed; in full on stderr, unless it is not installed."""
+    if not isinstance(why, ImportError):
+        traceback.print_exception(why)
+    return f"{type(why).__name__}: {str(why).strip()[:1000]}"
+
+
 def measure(files: list[str], device: str, runs: int, only: str) -> list[dict[str, Any]]:
     rows = []
     wanted = by_safetensors(files, device)
@@ -297,7 +311,7 @@ def measure(files: list[str], device: str, runs: int, only: str) -> list[dict[st
                 row["skipped"] = "its bytes differ from safetensors' own"
             del tensors
         except Exception as why:  # noqa: BLE001  (others' errors are of any kind)
-            row["skipped"] = f"{type(why).__name__}: {str(why).strip()[:200]}"
+            row["skipped"] = reason(why)
         rows.append(row)
         row["load"], row["runs"] = load, []
     del wanted
@@ -309,7 +323,7 @@ def measure(files: list[str], device: str, runs: int, only: str) -> list[dict[st
                     del tensors
                     row["runs"].append(result)
                 except Exception as why:  # noqa: BLE001
-                    row["skipped"] = f"{type(why).__name__}: {str(why).strip()[:200]}"
+                    row["skipped"] = reason(why)
     for row in rows:
         del row["load"]
         if row["runs"] and "skipped" not in row:
@@ -322,7 +336,7 @@ def report(title: str, rows: list[dict[str, Any]]) -> None:
     print(f"\n{title}")
     for row in rows:
         if "skipped" in row:
-            print(f"  {row['loader']:28} SKIP: {row['skipped']}")
+            print(f"  {row['loader']:28} SKIP: {row['skipped'].splitlines()[0]}")
         else:
             lowest, highest = (f(run["GB/s"] for run in row["runs"]) for f in (min, max))
             memory = row.get("GPU memory above, MiB")

@@ -93,7 +93,7 @@ static size_t make_header(struct feed *f, char *text, size_t room)
     return used;
 }
 
-/* However many threads parse it, it is the same header, or refused (NULL). */
+/* However many threads parse it, and by which parser, it is the same header, or refused (NULL). */
 static void is_the_same_by(unsigned nthreads, const char *text, size_t n, uint64_t nbytes,
                            bool exact, const struct weights_header *expected)
 {
@@ -110,6 +110,9 @@ static void is_the_same_by(unsigned nthreads, const char *text, size_t n, uint64
         require(a->rank == b->rank && a->nbytes == b->nbytes && a->offset == b->offset);
         require(!memcmp(a->shape, b->shape, a->rank * sizeof(a->shape[0])));
     }
+    for (size_t i = 0; i < header.nmeta; i++)
+        require(!strcmp(header.meta[i].key, expected->meta[i].key) &&
+                !strcmp(header.meta[i].value, expected->meta[i].value));
     weights_header_free(&header);
 }
 
@@ -126,7 +129,9 @@ static void try_header(struct feed *f, const char *text, size_t n)
     err = weights_header_parse(copy, n, nbytes, exact, 1, "f", &header);
     if (!err)
         check_header(f, &header, nbytes, exact);
+    weights_plain_never = true; /* the usual form, too, is as jansson understands it */
     is_the_same_by(1 + feed_u8(f) % 20, copy, n, nbytes, exact, err ? NULL : &header);
+    weights_plain_never = false;
     weights_header_free(&header);
     free(copy);
 }

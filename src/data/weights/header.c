@@ -370,17 +370,35 @@ static gpunvme_err_t parse_sections(struct parse *p, const char *json, size_t nb
     return err;
 }
 
+/* What weights_plain_parse() leaves open. */
+static gpunvme_err_t check_plain(struct parse *p)
+{
+    gpunvme_err_t err = check_keys(p, NULL, 0);
+
+    for (size_t i = 0; i < p->header->n && !err; i++)
+        err = check_nbytes(p, &p->header->tensors[i]);
+    return err;
+}
+
+static gpunvme_err_t parse_json(struct parse *p, const char *json, size_t nbytes, unsigned nthreads)
+{
+    struct weights_cuts cuts;
+    gpunvme_err_t err;
+
+    memset(p->header, 0, sizeof(*p->header));
+    if (weights_plain_parse(json, nbytes, p->header))
+        return check_plain(p);
+    err = weights_json_check(json, nbytes, p->uri, nthreads, &cuts);
+    return err ? err : parse_sections(p, json, nbytes, &cuts);
+}
+
 gpunvme_err_t weights_header_parse(const char *json, size_t nbytes, uint64_t data_nbytes,
                                    bool exact, unsigned nthreads, const char *uri,
                                    struct weights_header *out)
 {
     struct parse p = {.uri = data_tail(uri), .header = out};
-    struct weights_cuts cuts;
-    gpunvme_err_t err = weights_json_check(json, nbytes, p.uri, nthreads, &cuts);
+    gpunvme_err_t err = parse_json(&p, json, nbytes, nthreads);
 
-    memset(out, 0, sizeof(*out));
-    if (!err)
-        err = parse_sections(&p, json, nbytes, &cuts);
     if (!err)
         err = check_order(&p, data_nbytes, exact);
     if (err)

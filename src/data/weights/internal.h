@@ -34,6 +34,14 @@ struct json_t;
 gpunvme_err_t weights_json_parse(const char *text, size_t nbytes, const char *uri,
                                  struct json_t **root);
 
+/* Whether that many objects and arrays, and values, are within its limits for so many bytes. */
+bool weights_json_may(size_t containers, size_t values, size_t nbytes);
+
+static inline bool weights_json_is_space(char c)
+{
+    return c == ' ' || c == '\t' || c == '\n' || c == '\r';
+}
+
 #define WEIGHTS_MAX_SECTIONS 16u
 
 /* Where a text is cut: section k is from at[k] to at[k + 1], between which whole members of the
@@ -79,6 +87,16 @@ gpunvme_err_t weights_header_parse(const char *json, size_t nbytes, uint64_t dat
                                    bool exact, unsigned nthreads, const char *uri,
                                    struct weights_header *out);
 void weights_header_free(struct weights_header *header);
+
+/*
+ * Parses JSON of the usual form without a tree (plain.c). False: it is of another, or malformed, or
+ * there is no memory; *out is all zeroes then. The tensors are in the order of the text. Their names
+ * may not differ, and shapes may not suit offsets.
+ */
+bool weights_plain_parse(const char *json, size_t nbytes, struct weights_header *out);
+
+/* For tests: headers of the usual form are parsed as all others. */
+extern bool weights_plain_never;
 
 /* An index: which tensor is in which member, a file beside it. */
 struct weights_index;

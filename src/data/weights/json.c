@@ -70,24 +70,24 @@ static struct census count(const char *text, size_t nbytes, size_t nsections)
     return c;
 }
 
-static bool is_space(char c)
-{
-    return c == ' ' || c == '\t' || c == '\n' || c == '\r';
-}
-
 /* Text that is not between braces is not cut. */
 static void find_braces(const char *text, size_t nbytes, struct weights_cuts *cuts)
 {
     size_t first = 0, last = nbytes;
 
-    while (first < nbytes && is_space(text[first]))
+    while (first < nbytes && weights_json_is_space(text[first]))
         first++;
-    while (last > first && is_space(text[last - 1]))
+    while (last > first && weights_json_is_space(text[last - 1]))
         last--;
     if (last - first < 2 || text[first] != '{' || text[last - 1] != '}')
         cuts->n = 1;
     cuts->at[0] = first;
     cuts->at[cuts->n] = last - 1;
+}
+
+bool weights_json_may(size_t containers, size_t values, size_t nbytes)
+{
+    return containers <= nbytes / BYTES_PER_CONTAINER + MORE_CONTAINERS && values <= MAX_VALUES;
 }
 
 gpunvme_err_t weights_json_check(const char *text, size_t nbytes, const char *uri, size_t n,

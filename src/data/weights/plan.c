@@ -132,6 +132,19 @@ static int by_offset(const void *a_, const void *b_, void *load)
     return a->offset < b->offset ? -1 : a->offset > b->offset;
 }
 
+/* Most callers list them in this order already. */
+static void sort_segments(struct gpunvme_weights_load *load)
+{
+    struct load_segment *s = load->segments;
+
+    for (size_t i = 1; i < load->nsegments; i++) {
+        if (by_offset(&s[i - 1], &s[i], load) <= 0)
+            continue;
+        qsort_r(s, load->nsegments, sizeof(s[0]), by_offset, load);
+        return;
+    }
+}
+
 /* Where a transfer stands: a segment, and the byte in it. */
 struct cursor {
     size_t segment;
@@ -252,7 +265,7 @@ static gpunvme_err_t make_transfers(struct gpunvme_weights_load *load, const str
     load->offsets = calloc((size_t)c->nranges + 1, sizeof(load->offsets[0]));
     if (!load->ios || !load->transfers || !load->vecs || !load->offsets)
         return base_fail(GPUNVME_ERR_NOMEM, "transfers for %zu parts", load->n);
-    qsort_r(load->segments, load->nsegments, sizeof(load->segments[0]), by_offset, load);
+    sort_segments(load);
     cursor.vecs = load->vecs;
     for (size_t i = 0; i < load->n; i++) {
         if (load->parts[i].mem != GPUNVME_MEM_GPU)

@@ -29,6 +29,7 @@
 #include <unistd.h>
 
 #include "base/fail.h"
+#include "base/relax.h"
 #include "memory/checksum.h"
 #include "memory/checksum_cuda.h"
 #include "memory/convert_cuda.h"
@@ -52,6 +53,7 @@ struct worker {
     struct worker *next;
     int device;
     cudaStream_t stream;
+    struct mem_cuda_word *word; /* of marks behind kernels, made when needed */
     struct checksums *sums_cpu; /* in pinned memory, made when needed */
     struct checksums *sums_gpu; /* the same for the GPU */
 };
@@ -463,6 +465,30 @@ static gpunvme_err_t wait_for(cudaStream_t stream, uint64_t timeout_ns)
         if (waited > 50000)
             nanosleep(&nap, NULL);
     }
+}
+
+#define MARKED_NS 1000000u /* then the driver is asked, also for errors */
+
+/* The same for kernels beside copies: to ask the driver would take a lock that copies need. */
+static gpunvme_err_t wait_for_kernel(struct worker *worker, uint64_t timeout_ns)
+{
+    const struct timespec nap = {.tv_nsec = 20000};
+    uint64_t start = mem_cuda_now_ns(), waited = 0;
+    uint32_t mark = 0;
+    gpunvme_err_t err = worker->word ? GPUNVME_OK : mem_cuda_word_take(&worker->word);
+
+    if (!err)
+        err = mem_cuda_word_mark(worker->word, worker->stream, &mark);
+    while (!err && waited < MARKED_NS) {
+        if (mem_cuda_word_passed(worker->word, mark))
+            return GPUNVME_OK;
+        waited = mem_cuda_now_ns() - start;
+        if (waited > 50000)
+            nanosleep(&nap, NULL);
+        else
+            base_relax();
+    }
+    return wait_for(worker->stream, timeout_ns);
 }
 
 /*
@@ -1017,7 +1043,7 @@ static gpunvme_err_t sum_pieces(struct worker *worker, struct checksum_cursor *a
                                           worker->sums_gpu->partial, worker->stream);
     if (cuda_err != cudaSuccess)
         return mem_cuda_fail(cuda_err, "the checksum kernel");
-    err = wait_for(worker->stream, WORK_TIMEOUT_NS(npieces * MEM_CHECKSUM_PIECE));
+    err = wait_for_kernel(worker, WORK_TIMEOUT_NS(npieces * MEM_CHECKSUM_PIECE));
     for (size_t i = 0; !err && i < npieces; i++)
         sums[worker->sums_cpu->pieces[i].range] += worker->sums_cpu->partial[i];
     return err;
@@ -1064,7 +1090,8 @@ gpunvme_err_t mem_cuda_convert(struct mem_convert *pieces, size_t n, size_t nbyt
     cuda_err = mem_convert_launch(pieces, n, worker->stream);
     if (cuda_err != cudaSuccess)
         err = mem_cuda_fail(cuda_err, "the kernel that converts");
-    err = finish(worker, err, nbytes);
+    else
+        err = wait_for_kernel(worker, WORK_TIMEOUT_NS(nbytes));
     stop(worker, err);
     return err;
 }

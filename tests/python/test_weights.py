@@ -489,6 +489,11 @@ def test_prefetch_of_an_opened_file_goes_on_when_that_is_closed(large: Path) -> 
     assert (loader.take("t7") == 7).all()
 
 
+def test_arguments_of_safetensors_that_mean_nothing_here_are_ignored(large: Path) -> None:
+    with weights.safe_open(large, "np", backend="pread") as f:
+        assert (f.prefetch({"t7": None}, device="cpu", threads=4).take("t7") == 7).all()
+
+
 def test_tensors_outlive_their_prefetch(large: Path) -> None:
     loader = weights.prefetch(large, framework="np", arena=True)
     tensor = loader.take("t9")

@@ -129,8 +129,12 @@ class safe_open:
         files = self._now()
         return Slice(files, files[name], self._to)
 
-    def prefetch(self, plan: Plan = None, *, device: Any = None) -> Prefetch:
-        """Starts to load tensors in the background: see gpunvme.weights.prefetch()."""
+    def prefetch(self, plan: Plan = None, *, device: Any = None,
+                 threads: int | None = None) -> Prefetch:
+        """Starts to load tensors in the background: see gpunvme.weights.prefetch().
+
+        ``threads`` is ignored, for programs that pass it to safetensors: the engine has them.
+        """
         where = self._device if device is None else device
         return Prefetch(self._now(), plan, Devices(self._framework, where, None), arena=False)
 

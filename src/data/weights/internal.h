@@ -90,8 +90,8 @@ void weights_header_free(struct weights_header *header);
 
 /*
  * Parses JSON of the usual form without a tree (plain.c). False: it is of another, or malformed, or
- * there is no memory; *out is all zeroes then. The tensors are in the order of the text. Their names
- * may not differ, and shapes may not suit offsets.
+ * there is no memory; *out is all zeroes then. The tensors are in the order of the text. Their
+ * names may not differ, and shapes may not suit offsets.
  */
 bool weights_plain_parse(const char *json, size_t nbytes, struct weights_header *out);
 

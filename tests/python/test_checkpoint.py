@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as hnp
 
 import gpunvme
 from gpunvme import _safetensors, checkpoint
-from gpunvme.checkpoint import Ranks, Slice, _files, _load, _memory, _save
+from gpunvme.checkpoint import Ranks, Slice, _files, _load, _memory, _save, _state
 
 QUICK = settings(max_examples=40, deadline=None,
                  suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -165,6 +165,18 @@ def test_others_read_the_files(tmp_path: Path) -> None:
     assert same(dict(sorted(found.items())), {
         "__metadata__#2": state["__metadata__"], "empty": state["empty"],
         "model.odd": state["model"]["odd"], "model.w": state["model"]["w"]})
+
+
+def test_a_large_state_is_spread_over_files_that_are_written_at_once(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_save, "_LEAST", 1000)
+    monkeypatch.setattr(_memory, "BLOCK", 500)
+    state = {f"w{i}": np.full(1000, i, np.uint8) for i in range(32)}
+    encoder = _state.Encoder()
+    encoder.tree(state)
+    chunks = _save.Files(tmp_path, 0, encoder.leaves, 1, 1 << 30).chunks
+    assert [chunk.file for chunk in chunks] == [*range(16)] * 4
+    assert [chunk.blocks[0].start for chunk in chunks[::16]] == [0, 500, 0, 500]
 
 
 @QUICK

@@ -352,6 +352,25 @@ static void writes_change_what_they_should_and_nothing_else(void **state)
     }
 }
 
+/* Each piece is of one granule, or of more, so all or nothing of it is mapped. */
+static void holes_of_a_file_in_memory_are_not_mapped(void **state)
+{
+    struct posix *posix;
+
+    (void)state;
+    assert_int_equal(ftruncate(fd, (off_t)2 * MIB), 0);
+    open_as("threads=1,chunk=1M", GPUNVME_OPEN_WRITE);
+    posix = store->priv;
+    assert_true(posix->file.in_memory);
+    writes(GPUNVME_MEM_GPU, MIB + 5, 600 * KIB, 0);
+    assert_non_null(posix->fill.there);
+    assert_false(posix->fill.there[4] || posix->fill.there[5]);
+    writes(GPUNVME_MEM_GPU, 600 * KIB, MIB, 0); /* partly a hole */
+    assert_false(posix->fill.there[2] || posix->fill.there[3]);
+    writes(GPUNVME_MEM_GPU, MIB + 5, 600 * KIB, 0);
+    assert_true(posix->fill.there[4] && posix->fill.there[5]);
+}
+
 static void reads_and_writes_of_a_batch_do_not_mix(void **state)
 {
     enum { N = 2000, SIZE = 704, STEP = 720 }; /* neighbours in a slot, but not in memory */
@@ -1038,6 +1057,8 @@ int main(int argc, char **argv)
         BOTH(thousands_of_small_reads_land_each_in_its_place),
         BOTH(ranges_of_a_gather_land_each_in_its_place),
         BOTH(a_gather_ends_where_its_first_short_range_does),
+        {"holes_of_a_file_in_memory_are_not_mapped", holes_of_a_file_in_memory_are_not_mapped,
+         setup_in_memory, teardown, NULL},
         BOTH(reads_and_writes_of_a_batch_do_not_mix),
         BOTH(writes_change_what_they_should_and_nothing_else),
         TEST(a_full_file_system_in_memory_is_nospc_and_the_store_goes_on),

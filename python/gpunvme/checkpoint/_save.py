@@ -14,7 +14,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -40,13 +40,17 @@ class Progress(NamedTuple):
     total: int
 
 
+# Files of a large state: the kernel lets one thread at a time write new pages of a file.
+_FILES, _LEAST = 16, BLOCK  # at least, and bytes of each
+
+
 class Files:
     """The safetensors files of one rank in a folder, and how to write them.
 
     All ``leaves`` have data. write() may be called by several threads.
     """
 
-    def __init__(self, folder: Path, rank: int, leaves: Iterable[Leaf], step: int | None,
+    def __init__(self, folder: Path, rank: int, leaves: Sequence[Leaf], step: int | None,
                  shard_nbytes: int) -> None:
         self.folder = folder
         self.chunks: list[Chunk] = []
@@ -57,17 +61,23 @@ class Files:
         self._stores: list[Store] = []
         self._sums: dict[tuple[str, tuple[int, ...]], list[str]] = {}
         metadata = {"format": "pt"} | ({} if step is None else {"step": str(step)})
-        for number, shard in enumerate(_shards(leaves, shard_nbytes)):
+        share = max(_LEAST, sum(leaf.nbytes for leaf in leaves) // _FILES)
+        places: list[float] = []
+        for number, shard in enumerate(_shards(leaves, min(share, shard_nbytes))):
             name = f"{rank:05d}-{number:05d}.safetensors"
             rows = [(key, leaf.dtype, leaf.shape, leaf.nbytes) for key, leaf in _named(shard)]
             head = header(rows, metadata)
-            self.chunks += cut(number, len(head), shard)
+            chunks = cut(number, len(head), shard)
+            self.chunks += chunks
+            places += [i / len(chunks) for i in range(len(chunks))]
             self._headers.append(head)
             at = len(head)
             for leaf in shard:
                 self._describe(leaf, rank, name, at)
                 at += leaf.nbytes
             self.sizes[name] = at
+        # All files are written at once, each from its beginning to its end.
+        self.chunks = [self.chunks[i] for i in sorted(range(len(places)), key=places.__getitem__)]
         self.nbytes = sum(chunk.nbytes for chunk in self.chunks)
 
     def _describe(self, leaf: Leaf, rank: int, file: str, at: int) -> None:
@@ -435,7 +445,8 @@ def save_async(state: dict[Any, Any], path: str | os.PathLike[str], *, step: int
     the last). ``keep``: once the checkpoint is complete, all others are deleted but the ``keep``
     with the highest steps. ``ranks``: the processes that save it together. ExistsError: there is a
     checkpoint of this step; with ``replace`` the new one replaces it atomically, if the file system
-    supports that. Files have up to ``shard_nbytes`` bytes of tensors, or one larger tensor.
+    supports that. A large state is spread over 16 files or more, each of up to ``shard_nbytes``
+    bytes of tensors, or one larger tensor.
 
     A previous save into the same folder is waited for first. Errors of the folder are raised here,
     errors of writing by result().

@@ -49,13 +49,31 @@ static void map(struct posix_fill *fill, uint64_t nbytes)
     fill->nbytes = nbytes;
 }
 
+/* Whether the first page of each granule is in the file, which may have holes. */
+static bool has_pages(const struct posix_fill *fill, size_t at, size_t nbytes)
+{
+    size_t first = at >> GRANULE_SHIFT, last = (at + nbytes - 1) >> GRANULE_SHIFT;
+
+    for (size_t i = first; i <= last; i++) {
+        size_t begin = i << GRANULE_SHIFT;
+        unsigned char in = 0;
+
+        begin = begin > at ? begin : at & ~(size_t)(POSIX_PAGE - 1);
+        if (!atomic_load_explicit(&fill->there[i], memory_order_relaxed) &&
+            (mincore(fill->cpu + begin, POSIX_PAGE, &in) || !(in & 1)))
+            return false;
+    }
+    return true;
+}
+
 /*
  * Whether the file has the range, and had it before the first of these writes. New pages are left
  * to pwrite(2): to map them costs more than it saves, and where there is no room for all of them
  * the file would end with zeroes that nobody has written.
  */
-static bool is_old(struct posix_fill *fill, uint64_t end)
+static bool is_old(struct posix_fill *fill, size_t at, size_t nbytes)
 {
+    uint64_t end = (uint64_t)at + nbytes;
     struct stat st;
 
     if (fstat(fill->fd, &st))
@@ -64,7 +82,7 @@ static bool is_old(struct posix_fill *fill, uint64_t end)
     if (!fill->is_tried)
         map(fill, (uint64_t)st.st_size);
     pthread_mutex_unlock(&fill->lock);
-    return end <= fill->nbytes && end <= (uint64_t)st.st_size;
+    return end <= fill->nbytes && end <= (uint64_t)st.st_size && has_pages(fill, at, nbytes);
 }
 
 /* Many pages at once cost less than a fault for each. That it fails is found out again. */
@@ -90,8 +108,7 @@ size_t posix_fill_write(struct posix_fill *fill, int from, uint64_t from_offset,
     size_t at = (size_t)offset, done = 0;
 
     /* The last byte makes the file's times right. */
-    if (!is_old(fill, offset + nbytes) ||
-        pwrite(fill->fd, last, 1, (off_t)(offset + nbytes - 1)) != 1)
+    if (!is_old(fill, at, nbytes) || pwrite(fill->fd, last, 1, (off_t)(offset + nbytes - 1)) != 1)
         return 0;
     have_pages(fill, at, nbytes);
     while (done < nbytes) {

@@ -55,6 +55,11 @@ class Job:
         self._files = files
         self.names, self.rows = _planned(files, plan)
         self.targets = devices.of_all(self.names)
+        #: Which go to each of them.
+        self._of: dict[Target, NDArray[np.int64]] = _by_target(self.targets)
+        self._mems = np.zeros(len(self.names), np.int32)
+        for to, mine in self._of.items():
+            self._mems[mine] = to.mem
         #: Those that are not taken whole.
         self.picks: dict[int, Pick] = {}
         if isinstance(plan, Mapping):
@@ -70,7 +75,7 @@ class Job:
         self._arenas: dict[Target, Any] = {}
         self._offsets = np.zeros_like(self._nbytes)
         self._ptrs = self._in_arenas() if arena else self._each_its_own()
-        for to in set(self.targets):  # after allocation: torch may fill memory, on a stream
+        for to in self._of:  # after allocation: torch may fill memory, on a stream
             to.ready()
         #: Those that have bytes, each of which is a part; and the others.
         self.loading = np.flatnonzero(self._nbytes)
@@ -78,15 +83,13 @@ class Job:
 
     def places(self) -> list[tuple[int, int, int]]:
         """Address, bytes and kind of memory of all that has bytes."""
-        return [(ptr, nbytes, self.targets[i].mem)
-                for i, ptr, nbytes in zip(self.loading.tolist(), self._ptrs[self.loading].tolist(),
-                                          self._nbytes[self.loading].tolist())]
+        return list(zip(*(column[self.loading].tolist()
+                          for column in (self._ptrs, self._nbytes, self._mems))))
 
     def parts_of(self, which: NDArray[np.int64]) -> Parts:
         """The parts to load for these tensors."""
-        mems = np.array([self.targets[i].mem for i in which.tolist()], np.int32)
-        parts = Parts(self._files.addresses[self.rows[which]], self._ptrs[which], mems,
-                      int(self._nbytes[which].sum()))
+        parts = Parts(self._files.addresses[self.rows[which]], self._ptrs[which],
+                      self._mems[which], int(self._nbytes[which].sum()))
         parts.convert(self.dtypes[which])
         if self.picks:
             picks = map(self.picks.get, which.tolist())
@@ -142,8 +145,7 @@ class Job:
         align = np.uint64(ALIGN)
         padded = (self._nbytes + align - np.uint64(1)) // align * align
         ptrs = np.zeros_like(padded)
-        for to in set(self.targets):
-            mine = np.fromiter((each is to for each in self.targets), bool, len(padded))
+        for to, mine in self._of.items():
             ends = np.cumsum(padded[mine])
             self._arenas[to] = arena = to.arena(int(ends[-1]))
             self._offsets[mine] = ends - padded[mine]
@@ -161,7 +163,7 @@ class Job:
             return
         self.arrays = [None] * len(self.names)
         for to, arena in self._arenas.items():
-            mine = [i for i, each in enumerate(self.targets) if each is to]
+            mine = self._of[to].tolist()
             made = to.views(arena, self._offsets[mine].tolist(), [self.shapes[i] for i in mine],
                             [self.codes[i] for i in mine])
             for i, view in zip(mine, made):
@@ -182,6 +184,16 @@ class Job:
     def results(self) -> dict[str, Any]:
         """All arrays for the caller."""
         return {name: self.result(i) for i, name in enumerate(self.names)}
+
+
+def _by_target(targets: Sequence[Target]) -> dict[Target, NDArray[np.int64]]:
+    """The indexes of each."""
+    if targets and targets.count(targets[0]) == len(targets):  # as most are
+        return {targets[0]: np.arange(len(targets))}
+    lists: dict[Target, list[int]] = {}
+    for i, to in enumerate(targets):
+        lists.setdefault(to, []).append(i)
+    return {to: np.array(mine, np.int64) for to, mine in lists.items()}
 
 
 class Prefetch:

@@ -171,6 +171,22 @@ static gpunvme_err_t set_latency(void *config_, const struct base_param *item)
     return GPUNVME_OK;
 }
 
+static gpunvme_err_t set_timeout(void *config_, const struct base_param *item)
+{
+    const uint64_t unit = UINT64_C(500000000);
+    struct gpunvme_sim_config *config = config_;
+    uint64_t ns;
+    gpunvme_err_t err = base_parse_time(item->value, &ns);
+
+    if (err)
+        return base_fail(GPUNVME_ERR_URI, "%s: %s", item->key, gpunvme_err_detail());
+    if (ns % unit || ns / unit > UINT8_MAX)
+        return base_fail(GPUNVME_ERR_URI, "%s: write a multiple of 500ms up to 127500ms, not '%s'",
+                         item->key, item->value);
+    config->timeout = (uint8_t)(ns / unit);
+    return GPUNVME_OK;
+}
+
 static gpunvme_err_t set_iops(void *config_, const struct base_param *item)
 {
     struct gpunvme_sim_config *config = config_;
@@ -336,7 +352,7 @@ static const struct base_param_spec keys[] = {
     {"max_queues", BASE_PARAM_U16, CONFIG(max_queues), .min = 1},
     {"mdts", BASE_PARAM_U8, CONFIG(mdts), .max = 20},
     {"dstrd", BASE_PARAM_U8, CONFIG(dstrd), .max = 15},
-    {"timeout", BASE_PARAM_U8, CONFIG(timeout)},
+    {"timeout", CALL(set_timeout)},
     {"mpsmax", BASE_PARAM_U8, CONFIG(mpsmax), .max = 15},
     {"noiob", BASE_PARAM_U16, CONFIG(noiob)},
     {"sgl", BASE_PARAM_BOOL, CONFIG(sgl)},

@@ -13,7 +13,7 @@ for state in initial_cc=1,initial_csts=1 initial_cc=0x460001,initial_csts=1 init
 done
 
 promise "a controller that never becomes ready is told, with the step"
-gpunvme identify sim:ready=30s,timeout=1
+gpunvme identify sim:ready=30s,timeout=500ms
 expect 1 GPUNVME_ERR_TIMEOUT
 expect 1 "CSTS"
 

@@ -86,7 +86,7 @@ expect 130 "interrupted"
 kill $reader 2>/dev/null
 
 promise "a bring-up that takes minutes ends"
-interrupt 0.4 INT identify sim:ready=100s,timeout=255
+interrupt 0.4 INT identify sim:ready=100s,timeout=127500ms
 expect 130 "interrupted"
 interrupt 0.4 INT identify sim:fault=lose:identify
 expect 130 "interrupted"
@@ -101,7 +101,7 @@ for delay in 0 0.01 0.03 0.06 0.1 0.2 0.4 0.8; do
 done
 
 promise "a second signal does not wait, and removes the files all the same"
-start quickstart in.bin --uri sim:shutdown=100s,timeout=255 --image made.img
+start quickstart in.bin --uri sim:shutdown=100s,timeout=127500ms --image made.img
 sleep 0.5
 kill -INT $pid
 sleep 0.5
@@ -130,7 +130,7 @@ for _ in 1 2 3 4; do
 done
 
 promise "a bring-up that is interrupted is no violation of the specification"
-interrupt 0.3 INT identify sim:ready=100s,timeout=255
+interrupt 0.3 INT identify sim:ready=100s,timeout=127500ms
 expect 130 "interrupted"
 check test "$(grep -c 'broke the specification' err)" -eq 0
 

@@ -111,7 +111,7 @@ static void every_key_of_the_model_is_set(void **state)
 static void every_key_of_the_controller_is_set(void **state)
 {
     (void)state;
-    parse("sim:mqes=63,queues=4,mdts=5,dstrd=2,timeout=20,mpsmax=0,noiob=256,sgl=off,shadow=no,"
+    parse("sim:mqes=63,queues=4,mdts=5,dstrd=2,timeout=10s,mpsmax=0,noiob=256,sgl=off,shadow=no,"
           "deac=0,"
           "vwc,threads=3,spin=on,seed=99,ready=10ms,shutdown=20ms,initial_cc=0x460001,"
           "initial_csts=1");
@@ -252,6 +252,8 @@ static void malformed_uris_are_refused(void **state)
     expect_refused("sim:size=1G,", GPUNVME_ERR_URI, "nothing behind");
     expect_refused("sim:size", GPUNVME_ERR_URI, "needs a value");
     expect_refused("sim:latency", GPUNVME_ERR_URI, "latency");
+    expect_refused("sim:timeout=1200ms", GPUNVME_ERR_URI, "multiple of 500ms");
+    expect_refused("sim:timeout=128s", GPUNVME_ERR_URI, "up to 127500ms");
     expect_refused("sim:iops=x", GPUNVME_ERR_URI, "iops: 'x'");
     expect_refused("sim:bandwidth=x", GPUNVME_ERR_URI, "bandwidth: 'x'");
     expect_refused("sim:ns=x", GPUNVME_ERR_URI, "ns: 'x'");

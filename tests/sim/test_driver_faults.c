@@ -466,7 +466,7 @@ static void a_controller_that_never_gets_ready_is_told(void **state)
     struct gpunvme_ctrl *ctrl;
 
     (void)state;
-    assert_err(gpunvme_ctrl_open_uri("sim:size=1M,timeout=1,ready=1h", NULL, &ctrl),
+    assert_err(gpunvme_ctrl_open_uri("sim:size=1M,timeout=500ms,ready=1h", NULL, &ctrl),
                GPUNVME_ERR_TIMEOUT);
     assert_non_null(strstr(gpunvme_err_detail(), "CSTS.RDY = 1"));
 }

@@ -10,7 +10,7 @@ static void capabilities_are_as_configured(void **state)
     uint64_t cap;
 
     (void)state;
-    raw_create(&r, "sim:size=1M,mqes=1023,dstrd=2,timeout=7,mpsmax=3");
+    raw_create(&r, "sim:size=1M,mqes=1023,dstrd=2,timeout=3500ms,mpsmax=3");
     cap = raw_read64(&r, GPUNVME_REG_CAP);
     assert_int_equal(GPUNVME_GET(cap, CAP_MQES), 1023);
     assert_int_equal(GPUNVME_GET(cap, CAP_CQR), 1);

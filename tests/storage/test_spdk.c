@@ -339,7 +339,7 @@ static void a_lost_command_ends_in_time_and_the_drive_goes_on(void **state)
     uint8_t bytes[512];
 
     (void)state;
-    serve("sim:size=4M,timeout=1,fault=lose:read:nth=3");
+    serve("sim:size=4M,timeout=500ms,fault=lose:read:nth=3");
     open_with("?timeout=2s,threads=1");
     for (unsigned i = 1; i <= 2; i++)
         assert_done(gpunvme_store_read(store, 0, bytes, GPUNVME_MEM_HOST, 512, NULL));
@@ -361,7 +361,7 @@ static void a_reset_fails_no_other_command(void **state)
     size_t n;
 
     (void)state;
-    serve("sim:size=4M,timeout=1,fault=lose:read:lba=0,fault=delay=800ms:read:lba=8");
+    serve("sim:size=4M,timeout=500ms,fault=lose:read:lba=0,fault=delay=800ms:read:lba=8");
     open_with("?timeout=3s,threads=1");
     assert_done(gpunvme_batch_create(&batch));
     assert_done(submit_to(store, &lost, 1, batch));

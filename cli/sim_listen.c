@@ -44,7 +44,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_LISTEN:
         if (args->n == MOST)
             argp_error(state, "--listen: %d controllers at most", MOST);
-        if (!strncmp(arg, "--", 2))
+        if (arg[0] == '-')
             argp_error(state,
                        "--listen wants the socket's path, not the option %s (a file of that "
                        "name is ./%s)",

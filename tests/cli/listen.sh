@@ -84,9 +84,11 @@ gpunvme sim --listen "$work/a" sim: sim:
 expect 2 "2 URIs for 1 sockets"
 
 promise "an option is not taken for the socket's path"
-gpunvme sim --listen --help
-expect 2 "not the option --help"
-check [ ! -e ./--help ]
+for option in --help -x; do
+    gpunvme sim --listen "$option"
+    expect 2 "not the option $option"
+    check [ ! -e "./$option" ]
+done
 
 promise "the URI may stand before the socket"
 gpunvme sim sim:size=1M --listen "$work/none/b"

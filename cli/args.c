@@ -160,6 +160,7 @@ error_t cli_parse_common(int key, char *arg, struct argp_state *state, struct cl
         if (common->uri)
             argp_error(state, "more than one URI: '%s' and '%s'", common->uri, arg);
         common->uri = arg;
+        cli_json_set_uri(arg);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;

@@ -82,7 +82,7 @@ static void open_with(struct cli_json *json, const char *key, char opener, char 
     json->filled = false;
 }
 
-static const char *command;
+static const char *command, *uri;
 static bool begun;
 static struct {
     const char *name; /* NULL: none */
@@ -93,6 +93,11 @@ static struct {
 void cli_json_set_command(const char *command_)
 {
     command = command_;
+}
+
+void cli_json_set_uri(const char *uri_)
+{
+    uri = uri_;
 }
 
 void cli_json_note_failure(const char *name, int code, const char *text)
@@ -167,6 +172,8 @@ void cli_json_failure(FILE *out)
     if (begun || !failure.name)
         return;
     cli_json_begin(&json, out);
+    if (uri)
+        cli_json_text(&json, "uri", uri);
     cli_json_end(&json);
 }
 

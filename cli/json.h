@@ -31,10 +31,13 @@ void cli_json_end(struct cli_json *json);
 /* The subcommand, "sim image"; static. */
 void cli_json_set_command(const char *command);
 
+/* The device or store that the command line names; static. */
+void cli_json_set_uri(const char *uri);
+
 /* Notes what went wrong, the first time it is called: "error" of the document. `name` is static. */
 void cli_json_note_failure(const char *name, int code, const char *text);
 
-/* A document of nothing but the failure, if one was noted and no document was begun. */
+/* A document of the URI and the failure alone, if one was noted and no document was begun. */
 void cli_json_failure(FILE *out);
 
 void cli_json_object(struct cli_json *json, const char *key);

@@ -127,6 +127,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_URI:
         args->common.uri = arg;
+        cli_json_set_uri(arg);
         return 0;
     case KEY_PROFILE:
         args->profile = arg;

@@ -115,11 +115,13 @@ fi
 
 promise "a failure is a document with an error, beside what there is to tell"
 document 1 identify sim:image=nowhere.img
+check grep -q '"uri": "sim:image=nowhere.img"' out
 document 1 stripe show a.img
 document 1 bench sim:size=1M,fault=status=2/81:read:nth=10 -c 100 -q
 document 1 read sim:size=1M,fault=status=2/81:read:nth=1 -o back.bin -q
 document 1 write sim:image=in.bin -i in.bin -q
 document 1 store nowhere.bin
+check grep -q '"uri": "nowhere.bin"' out
 document 1 check-p2p sim:size=1M,fault=status=2/81:read
 document 1 weights ls nowhere.safetensors
 document 1 data stat nowhere.bin

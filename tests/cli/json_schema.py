@@ -13,7 +13,7 @@ import jsonschema
 
 
 def commands_of(schema):
-    """The entry of each command; the last entry is of failures alone."""
+    """The entry of each command; the last entry is of failures that have nothing else to tell."""
     return {s["properties"]["command"]["const"]: s for s in schema["oneOf"][:-1]}
 
 
@@ -27,7 +27,7 @@ def main():
             document = json.load(file)
         command = document.get("command")
         seen.add(command)
-        if set(document) == {"command", "error"}:
+        if set(document) <= {"command", "uri", "error"}:
             entry = schema["oneOf"][-1]
         else:
             entry = commands.get(command, False)

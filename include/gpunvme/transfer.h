@@ -93,15 +93,20 @@ struct gpunvme_io {
     struct {
         struct gpunvme_io *next;
         struct gpunvme_batch *batch;
-        void *region;      /* registered memory that all of it lies in */
-        size_t total;      /* bytes of it */
-        size_t taken;      /* bytes that workers have taken */
-        size_t left;       /* bytes that have not ended */
-        size_t stop;       /* where the first piece stopped short */
-        size_t at, in;     /* which vec or range is next, and the byte in it */
+        void *region; /* registered memory that all of it lies in */
+        size_t total; /* bytes of it */
+        size_t taken; /* bytes that workers have taken */
+        size_t left;  /* bytes that have not ended */
+        size_t stop;  /* where the first piece stopped short */
+        size_t at;    /* which vec or range is next … */
+        union {
+            size_t in;                 /* … and the byte in it */
+            struct gpunvme_io *in_run; /* the next one that may be taken with it */
+        };
         gpunvme_err_t why; /* … it stopped: 0 is the end of the store */
         uint32_t state;    /* futex word */
         uint32_t slot;     /* of the batch's, while it is in flight */
+        uint16_t run;      /* how many may be taken with it, itself included */
         bool is_ordered;   /* another one does its work, behind a stream */
         uint64_t detail;   /* which text belongs to it */
     } priv;                /* private */

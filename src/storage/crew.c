@@ -11,8 +11,9 @@
 #include "storage/futex.h"
 #include "storage/worker.h"
 
-#define WAKE_NBYTES (1u << 20) /* of a transfer, for each lane that is woken */
-#define REFUSALS    64u        /* in a row, before a lane that is busy looks no further */
+#define WAKE_NBYTES (1u << 20)  /* of a transfer, for each lane that is woken */
+#define SMALL       (64u << 10) /* bytes of a transfer that may lie in a run */
+#define REFUSALS    64u         /* in a row, before a lane that is busy looks no further */
 
 struct crew {
     struct workers *workers;
@@ -149,20 +150,42 @@ static void append_store(struct crew *crew, struct gpunvme_store *store)
     crew->nready++;
 }
 
+/* One piece is all of it. */
+static bool is_small(const struct gpunvme_io *io)
+{
+    return io->priv.total <= SMALL && io->priv.total <= io->store->queue.piece_nbytes &&
+           !io->vecs && !io->offsets && io->op != GPUNVME_OP_FLUSH && !io->priv.taken;
+}
+
+static bool is_alike(const struct gpunvme_io *a, const struct gpunvme_io *b)
+{
+    return a->op == b->op && a->mem == b->mem && is_small(a) && is_small(b);
+}
+
+/* Under the lock: a small transfer lies in the run of those before it. */
+static void enqueue(struct crew_queue *queue, struct gpunvme_io *io)
+{
+    struct gpunvme_io *run = queue->last;
+
+    io->priv.next = NULL;
+    io->priv.run = 1;
+    if (queue->first && run->priv.run < queue->most_run && queue->last_in_run &&
+        is_alike(run, io)) {
+        run->priv.run++;
+        queue->last_in_run->priv.in_run = io;
+    } else {
+        *(queue->first ? &run->priv.next : &queue->first) = io;
+        queue->last = io;
+    }
+    queue->last_in_run = io;
+}
+
 /* Under the lock. */
 static void append(struct crew *crew, struct gpunvme_io *io)
 {
-    struct gpunvme_store *store = io->store;
-    struct crew_queue *queue = &store->queue;
-
-    io->priv.next = NULL;
-    if (queue->first) {
-        *queue->last = io;
-    } else {
-        queue->first = io;
-        append_store(crew, store);
-    }
-    queue->last = &io->priv.next;
+    if (!io->store->queue.first)
+        append_store(crew, io->store);
+    enqueue(&io->store->queue, io);
 }
 
 void crew_submit(struct crew *crew, struct gpunvme_io *first, size_t n)
@@ -171,6 +194,8 @@ void crew_submit(struct crew *crew, struct gpunvme_io *first, size_t n)
     bool all_awake = false;
     struct wakes wakes = {.n = 0};
 
+    for (const struct gpunvme_io *io = first; io; io = io->priv.next)
+        __builtin_prefetch(&io->store->queue, 1); /* another processor had it */
     pthread_mutex_lock(&crew->lock);
     atomic_fetch_add(&crew->waiting, n);
     for (struct gpunvme_io *io = first, *next; io; io = next) {
@@ -198,11 +223,13 @@ size_t crew_waiting(struct crew *crew)
  */
 static size_t share_of(const struct crew *crew, const struct gpunvme_store *store, size_t left)
 {
-    size_t like_it = atomic_load(&store->in_flight) + crew->nready - 1;
-    size_t max_nbytes = store->queue.piece_nbytes, least = store->queue.least_nbytes;
+    size_t max_nbytes = store->queue.piece_nbytes, least = store->queue.least_nbytes, like_it;
     unsigned nlanes = lanes_of(crew, store);
 
-    while (least && max_nbytes > least && ((left - 1) / max_nbytes + 1) * like_it < nlanes)
+    if (!least || left <= least)
+        return max_nbytes;
+    like_it = atomic_load(&store->in_flight) + crew->nready - 1;
+    while (max_nbytes > least && ((left - 1) / max_nbytes + 1) * like_it < nlanes)
         max_nbytes /= 2;
     return max_nbytes;
 }
@@ -220,21 +247,51 @@ static void unlink_store(struct crew *crew, struct gpunvme_store *store)
     crew->nready--;
 }
 
+/* Under the lock: takes the first `n` transfers out of a run; `before` it is another, or NULL. */
+static void cut_run(struct crew_queue *queue, struct gpunvme_io *before, struct gpunvme_io *run,
+                    size_t n)
+{
+    bool is_all = n == run->priv.run;
+    struct gpunvme_io *rest = is_all ? run->priv.next : run;
+
+    for (size_t i = 0; i < n && !is_all; i++)
+        rest = rest->priv.in_run;
+    if (!is_all) {
+        rest->priv.run = (uint16_t)(run->priv.run - n);
+        rest->priv.next = run->priv.next;
+    }
+    *(before ? &before->priv.next : &queue->first) = rest;
+    if (queue->last != run)
+        return;
+    queue->last = is_all ? before : rest;
+    if (is_all)
+        queue->last_in_run = NULL; /* nobody knows it; the next one begins a run */
+}
+
 /* Takes a transfer out of its store's queue; false: it is not there. */
 static bool unlink_io(struct gpunvme_io *io)
 {
     struct crew_queue *queue = &io->store->queue;
-    struct gpunvme_io **link = &queue->first;
+    struct gpunvme_io *before = NULL;
 
-    while (*link && *link != io)
-        link = &(*link)->priv.next;
-    if (!*link)
-        return false;
-    *link = io->priv.next;
-    if (!*link)
-        queue->last = link;
-    io->priv.next = NULL;
-    return true;
+    for (struct gpunvme_io *run = queue->first; run; before = run, run = run->priv.next) {
+        struct gpunvme_io *at = run;
+
+        if (io == run) {
+            cut_run(queue, before, run, 1);
+            return true;
+        }
+        for (unsigned left = run->priv.run - 1u; left; left--, at = at->priv.in_run) {
+            if (at->priv.in_run != io)
+                continue;
+            at->priv.in_run = io->priv.in_run;
+            run->priv.run--;
+            if (queue->last_in_run == io)
+                queue->last_in_run = at;
+            return true;
+        }
+    }
+    return false;
 }
 
 /*
@@ -282,6 +339,19 @@ static struct crew_piece rest_of(struct gpunvme_io *io)
     return rest;
 }
 
+/* All of one that lies in a run. */
+static struct crew_piece whole_of(struct gpunvme_io *io)
+{
+    return (struct crew_piece){.io = io,
+                               .store = io->store,
+                               .offset = io->offset,
+                               .ptr = io->ptr,
+                               .nbytes = io->nbytes,
+                               .op = io->op,
+                               .mem = io->mem,
+                               .region = io->priv.region};
+}
+
 /* Adds to a piece, which is a range of a gather, those behind it that may share it. */
 static void add_ranges(struct crew_piece *piece, size_t max_nbytes)
 {
@@ -318,13 +388,14 @@ static struct crew_piece next_piece(const struct crew *crew, const struct gpunvm
 }
 
 /* A lane has it: if there is more of its transfer, that goes to the end of the queue. */
-static void take_off(struct crew *crew, const struct crew_piece *piece, size_t rest)
+static void take_off(const struct crew_piece *piece, size_t rest)
 {
     struct crew_queue *queue = &piece->store->queue;
     struct gpunvme_io *io = piece->io;
 
-    unlink_io(io);
-    atomic_fetch_add(&queue->in_hand, 1);
+    cut_run(queue, NULL, queue->first, 1);
+    if (queue->max_in_hand)
+        atomic_fetch_add(&queue->in_hand, 1);
     io->priv.taken += piece->nbytes;
     if (piece->offsets) {
         io->priv.at += piece->nbytes / piece->each;
@@ -334,15 +405,11 @@ static void take_off(struct crew *crew, const struct crew_piece *piece, size_t r
     } else {
         io->priv.in += piece->nbytes;
     }
-    if (io->priv.taken < io->priv.total) {
-        *queue->last = io;
-        queue->last = &io->priv.next;
-    } else {
-        atomic_fetch_sub(&crew->waiting, 1);
-    }
+    if (io->priv.taken < io->priv.total)
+        enqueue(queue, io);
 }
 
-/* Under the lock: notes that a lane has a piece. */
+/* Notes that a lane has a piece. */
 static void take_in_hand(struct lane *lane, struct crew_piece *piece)
 {
     struct crew_hand *hand = &lane->hands[lane->free_hand];
@@ -385,7 +452,7 @@ size_t crew_prefix(struct crew *crew, const struct gpunvme_io *io)
     size_t prefix;
 
     pthread_mutex_lock(&crew->lock);
-    prefix = io->priv.taken;
+    prefix = __atomic_load_n(&io->priv.taken, __ATOMIC_ACQUIRE); /* small ones: without the lock */
     for (unsigned i = 0; i < atomic_load(&crew->nlanes); i++) {
         const struct lane *lane = crew->lanes[i];
 
@@ -422,46 +489,64 @@ void crew_cancel(struct crew *crew, struct gpunvme_io *io)
 
 /* ---- What workers and lanes call ------------------------------------------------------------- */
 
-/* Under the lock: takes a piece of the store whose turn it is, if the lane may and will have it. */
-static bool take_piece(struct lane *lane, struct crew_piece *piece)
+/* What a lane takes at a time. */
+struct taken {
+    struct crew_piece *pieces; /* those without a lane get it without the lock */
+    size_t n, room;
+    struct gpunvme_io *moot, **last_moot; /* transfers of which nothing is needed any more */
+};
+
+/*
+ * Under the lock: pieces of the first run of the store whose turn it is, as many as the lane may
+ * and will have. Those behind its first one are not looked at yet: they are in no cache. False:
+ * there are none.
+ */
+static bool take_some(struct lane *lane, struct gpunvme_store *store, struct taken *t)
 {
     struct crew *crew = lane->crew;
-    struct gpunvme_store *store = crew->first;
-    size_t rest;
+    struct crew_queue *queue = &store->queue;
+    struct crew_piece *piece = &t->pieces[t->n];
+    size_t run = queue->first->priv.run, n = 0, rest;
 
     if (!may_serve(crew, lane->index, store) ||
-        (store->queue.max_in_hand &&
-         atomic_load(&store->queue.in_hand) >= store->queue.max_in_hand))
+        (queue->max_in_hand && atomic_load(&queue->in_hand) >= queue->max_in_hand))
         return false;
-    *piece = next_piece(crew, store, &rest);
-    if (lane->ops->admit && !lane->ops->admit(lane, piece))
+    *piece = run > 1 ? whole_of(queue->first) : next_piece(crew, store, &rest);
+    while (n < run && t->n + n < t->room && (!lane->ops->admit || lane->ops->admit(lane, piece)))
+        n++;
+    if (!n)
         return false;
-    take_off(crew, piece, rest);
-    take_in_hand(lane, piece);
+    if (run > 1) {
+        cut_run(queue, NULL, queue->first, n);
+        for (size_t i = 1; i < n; i++)
+            piece[i] = (struct crew_piece){.io = NULL};
+    } else {
+        take_off(piece, rest);
+        take_in_hand(lane, piece);
+    }
+    t->n += n;
+    if (run > 1 || piece->io->priv.taken == piece->io->priv.total)
+        atomic_fetch_sub(&crew->waiting, n);
     return true;
 }
 
-/*
- * Under the lock: up to `room` pieces, one of each store in turn; *moot gets the transfers of which
- * none is needed any more.
- */
-static size_t take_pieces(struct lane *lane, struct crew_piece *pieces, size_t room,
-                          struct gpunvme_io **moot)
+/* Under the lock: each store has its turn. */
+static void take_pieces(struct lane *lane, struct taken *t)
 {
     struct crew *crew = lane->crew;
-    size_t n = 0, nrefused = 0;
+    size_t nrefused = 0;
 
-    while (n < room && lane->in_hand < lane->nhands && crew->first && nrefused < crew->nready &&
-           (nrefused < REFUSALS || !lane->in_hand)) {
+    while (t->n < t->room && crew->first && nrefused < crew->nready &&
+           (nrefused < REFUSALS || !(lane->in_hand + t->n))) {
         struct gpunvme_store *store = crew->first;
 
         if (is_moot(store->queue.first)) {
-            *moot = store->queue.first;
-            unlink_io(*moot);
-            moot = &(*moot)->priv.next;
+            *t->last_moot = store->queue.first;
+            cut_run(&store->queue, NULL, *t->last_moot, 1);
+            (*t->last_moot)->priv.next = NULL;
+            t->last_moot = &(*t->last_moot)->priv.next;
             atomic_fetch_sub(&crew->waiting, 1);
-        } else if (take_piece(lane, &pieces[n])) {
-            n++;
+        } else if (take_some(lane, store, t)) {
             nrefused = 0;
         } else {
             nrefused++;
@@ -470,32 +555,52 @@ static size_t take_pieces(struct lane *lane, struct crew_piece *pieces, size_t r
         if (store->queue.first)
             append_store(crew, store);
     }
-    return n;
+}
+
+/* Without the lock: the pieces of runs. Their transfers are found in no queue any more. */
+static void take_runs_in_hand(struct lane *lane, struct crew_piece *pieces, size_t n)
+{
+    struct gpunvme_io *next = NULL;
+
+    for (size_t i = 0; i < n; i++) {
+        struct crew_piece *piece = &pieces[i];
+
+        if (piece->lane)
+            continue;
+        if (!piece->io)
+            *piece = whole_of(next);
+        next = piece->io->priv.in_run;
+        take_in_hand(lane, piece);
+        __atomic_store_n(&piece->io->priv.taken, piece->nbytes, __ATOMIC_RELEASE);
+    }
 }
 
 size_t crew_take(struct lane *lane, struct crew_piece *pieces, size_t room)
 {
     struct crew *crew = lane->crew;
+    size_t free_hands = lane->nhands - lane->in_hand;
+    struct taken t = {.pieces = pieces, .room = room < free_hands ? room : free_hands};
     struct wakes wakes = {.n = 0};
-    struct gpunvme_io *moot = NULL;
-    size_t n;
 
+    t.last_moot = &t.moot;
     pthread_mutex_lock(&crew->lock);
-    n = take_pieces(lane, pieces, room, &moot);
-    if (n && crew->first) /* who submitted can't know what a piece is */
+    take_pieces(lane, &t);
+    if (t.n && crew->first) /* who submitted can't know what a piece is */
         rouse(crew, crew->first, 1, lane->worker, &wakes);
     pthread_mutex_unlock(&crew->lock);
     wake(&wakes);
-    find_regions(pieces, n);
-    end_moot(moot);
-    return n;
+    take_runs_in_hand(lane, pieces, t.n);
+    find_regions(pieces, t.n);
+    end_moot(t.moot);
+    return t.n;
 }
 
 void crew_end(const struct crew_piece *piece, gpunvme_err_t err, size_t done)
 {
     struct gpunvme_io *io = piece->io;
 
-    atomic_fetch_sub(&piece->store->queue.in_hand, 1);
+    if (piece->store->queue.max_in_hand)
+        atomic_fetch_sub(&piece->store->queue.in_hand, 1);
     if (piece->holds_region)
         store_region_release(piece->region);
     if (piece->op == GPUNVME_OP_FLUSH) {

@@ -5,8 +5,9 @@
  * takes pieces of transfers, has several in flight, and ends each. A crew does not know how bytes
  * are moved.
  *
- * Stores take turns, and so do the transfers of a store: one piece each. So a small transfer does
- * not wait for a large one, nor a store with one transfer for a store with thousands. Pieces end at
+ * Stores take turns, and so do the transfers of a store: one piece each, or a run of small
+ * transfers. So a small transfer does not wait for a large one, nor a store with one transfer for a
+ * store with thousands. Pieces end at
  * multiples of the piece size in the store, wherever a transfer begins. If less than a piece for
  * each lane is left, pieces become smaller, so that all lanes end together. After a piece has
  * stopped short, pieces of its transfer that no lane has taken are not tried.
@@ -48,7 +49,8 @@ struct crew_piece {
 struct lane_ops {
     /*
      * Whether the lane, which has room, takes this piece; begin() follows if so. It is called
-     * under the crew's lock and must be quick. An idle lane has to take it. NULL: always.
+     * under the crew's lock and must be quick: for a run of small transfers once for each of them,
+     * with the first one's piece. An idle lane has to take it. NULL: always.
      */
     bool (*admit)(struct lane *lane, const struct crew_piece *piece);
     void (*begin)(struct lane *lane, const struct crew_piece *piece);

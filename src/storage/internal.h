@@ -108,7 +108,8 @@ struct store_regions {
     pthread_mutex_t changes;
     pthread_rwlock_t lock;
     struct store_region **list; /* by address */
-    size_t n, room;
+    _Atomic size_t n;           /* 0 is looked for without a lock */
+    size_t room;
     struct store_domain domains[STORE_DOMAINS];
 };
 
@@ -171,14 +172,20 @@ struct store_backend {
 
 /* Transfers of a store that wait for a crew (crew.h). The crew's lock protects it. */
 struct crew_queue {
-    struct gpunvme_io *first, **last; /* with bytes that no lane has taken, by priv.next */
-    struct gpunvme_store *next;       /* the store whose turn is next */
-    _Atomic size_t in_hand;           /* pieces that lanes have taken and not ended */
+    /*
+     * With bytes that no lane has taken, by priv.next. Small ones lie in runs, of which a lane
+     * takes many without a look at each: the first one has the number of them, the others hang on
+     * it by priv.in_run. last_in_run, the last of the last run, is NULL if that takes no more.
+     */
+    struct gpunvme_io *first, *last, *last_in_run;
+    struct gpunvme_store *next; /* the store whose turn is next */
+    _Atomic size_t in_hand;     /* pieces that lanes have taken and not ended */
     /* Set by the backend: */
     size_t piece_nbytes; /* largest piece, a power of two */
     size_t least_nbytes; /* if there would be fewer pieces than lanes, they are made smaller, down
                             to this power of two; 0: never */
     size_t max_in_hand;  /* 0: no limit */
+    unsigned most_run;   /* small transfers in a run, if there is no limit; 0: one */
     /*
      * Ranges of a gather that lie one behind the other in memory may share a piece of up to so many
      * bytes; 0: each is a piece of its own. The backend may change it at any time.
@@ -206,7 +213,8 @@ struct gpunvme_store {
     enum gpunvme_route gpu_route;
     struct crew_queue queue;
     _Atomic size_t in_flight;
-    _Atomic uint64_t progress; /* counts pieces that have ended */
+    _Atomic uint64_t
+        progress; /* counts what has ended: transfers, and pieces of those that go on */
     _Atomic bool closing;
     _Atomic uint64_t moved[2][GPUNVME_NROUTES]; /* bytes by route: read, written */
 };

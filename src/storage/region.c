@@ -55,6 +55,8 @@ struct store_region *store_regions_hold(struct store_regions *regions, const voi
     struct store_region *found = NULL;
     size_t i;
 
+    if (!atomic_load_explicit(&regions->n, memory_order_relaxed))
+        return NULL;
     pthread_rwlock_rdlock(&regions->lock);
     i = find(regions, ptr);
     if (i < regions->n) {

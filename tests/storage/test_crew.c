@@ -545,6 +545,74 @@ static void no_more_pieces_are_in_hand_than_a_store_may_have(void **state)
     free(lane.hands);
 }
 
+/* What a lane of nobody's takes, in this order; then it ends. */
+static void are_taken(size_t room, struct gpunvme_io *const *ios, size_t n)
+{
+    struct lane lane = lane_of_nobody();
+    struct crew_piece pieces[16];
+
+    assert_int_equal(crew_take(&lane, pieces, room), n);
+    for (size_t i = 0; i < n; i++) {
+        assert_ptr_equal(pieces[i].io, ios[i]);
+        assert_int_equal(pieces[i].nbytes, ios[i]->nbytes);
+        assert_int_equal(pieces[i].offset, ios[i]->offset);
+        crew_end(&pieces[i], GPUNVME_OK, pieces[i].nbytes);
+        ended(ios[i]);
+    }
+    free(lane.hands);
+}
+
+static void stores_take_turns_by_runs_of_small_transfers(void **state)
+{
+    struct gpunvme_io a[5], b[2];
+
+    (void)state;
+    store.queue.most_run = other.queue.most_run = 3;
+    for (unsigned i = 0; i < 5; i++)
+        a[i] = io_of(i * 100, 50);
+    b[0] = b[1] = io_of(7, PIECE);
+    submitted(a, 5);
+    assert_int_equal(submit_to(&other, b, 2, NULL), GPUNVME_OK);
+    are_taken(2, (struct gpunvme_io *[]){&a[0], &a[1]}, 2);
+    are_taken(16, (struct gpunvme_io *[]){&b[0], &b[1], &a[2], &a[3], &a[4]}, 5);
+    assert_int_equal(crew_waiting(crew), 0);
+}
+
+static void a_run_is_of_small_transfers_that_are_alike(void **state)
+{
+    struct gpunvme_vec vec = {file, 10, GPUNVME_MEM_HOST};
+    struct gpunvme_io a[4] = {io_of(0, 10), io_of(0, 10), io_of(0, 10), io_of(0, 10)};
+    struct gpunvme_io b = io_of(0, 10);
+
+    (void)state;
+    store.queue.most_run = 16;
+    a[1].op = GPUNVME_OP_WRITE;
+    a[2].vecs = &vec;
+    a[2].n = 1;
+    submitted(a, 4);
+    assert_int_equal(submit_to(&other, &b, 1, NULL), GPUNVME_OK);
+    are_taken(16, (struct gpunvme_io *[]){&a[0], &b, &a[1], &a[2], &a[3]}, 5);
+}
+
+static void a_canceled_transfer_leaves_its_run(void **state)
+{
+    static const unsigned canceled[] = {0, 4, 3, 6, 8};
+    struct gpunvme_io ios[10];
+
+    (void)state;
+    store.queue.most_run = 3; /* 0 to 2, 3 to 5, 6 to 8 */
+    for (unsigned i = 0; i < 10; i++)
+        ios[i] = io_of(i, 10);
+    submitted(ios, 9);
+    for (unsigned i = 0; i < 5; i++) {
+        gpunvme_io_cancel(&ios[canceled[i]]);
+        assert_int_equal(gpunvme_io_wait(&ios[canceled[i]], LONG_NS), GPUNVME_ERR_CANCELED);
+    }
+    submitted(&ios[9], 1);
+    are_taken(16, (struct gpunvme_io *[]){&ios[1], &ios[2], &ios[5], &ios[7], &ios[9]}, 5);
+    assert_int_equal(crew_waiting(crew), 0);
+}
+
 static void all_workers_share_the_pieces_of_one_transfer(void **state)
 {
     struct gpunvme_io io = io_of(0, 16 * PIECE);
@@ -765,6 +833,9 @@ int main(void)
         TEST(lanes_are_added_and_taken_away_while_others_work),
         TEST(a_store_is_served_by_as_many_lanes_as_it_may_have),
         TEST(no_more_pieces_are_in_hand_than_a_store_may_have),
+        TEST(stores_take_turns_by_runs_of_small_transfers),
+        TEST(a_run_is_of_small_transfers_that_are_alike),
+        TEST(a_canceled_transfer_leaves_its_run),
         TEST(all_workers_share_the_pieces_of_one_transfer),
         TEST(signals_are_for_the_callers_threads),
         TEST(many_submitters_get_their_own_bytes),

@@ -13,7 +13,8 @@
 #include "gpunvme/memory.h"
 #include "storage/posix/engine.h"
 
-#define CHUNK       (2u << 20)   /* not cached: more of them keep a drive busy */
+#define CHUNK       (2u << 20) /* not cached: more of them keep a drive busy */
+#define RUN         16u
 #define LEAST_SHARE (256u << 10) /* smaller pieces are not made to have one for each worker */
 
 gpunvme_err_t posix_leave(struct posix *posix)
@@ -68,6 +69,7 @@ static gpunvme_err_t set_limits(struct gpunvme_store *store, struct posix *posix
         chunk = o->chunk_nbytes < POSIX_MEMORY_CHUNK ? o->chunk_nbytes : POSIX_MEMORY_CHUNK;
     store->queue.piece_nbytes = chunk;
     store->queue.least_nbytes = LEAST_SHARE;
+    store->queue.most_run = o->depth ? 0 : RUN;
     if (posix->file.in_memory)
         atomic_store(&store->queue.group_nbytes, chunk);
     return GPUNVME_OK;

@@ -127,6 +127,8 @@ static gpunvme_err_t check(const struct gpunvme_io *io)
         return base_fail(GPUNVME_ERR_INVALID, "op %d", (int)io->op);
     if (store_io_is_in_flight(io))
         return base_fail(GPUNVME_ERR_INVALID, "it has not ended, or its end was not polled");
+    if (atomic_load(&store->closing))
+        return base_fail(GPUNVME_ERR_CLOSED, "%s is being closed", store->uri.text);
     if (io->op == GPUNVME_OP_FLUSH)
         return GPUNVME_OK;
     if (io->op == GPUNVME_OP_WRITE && !(store->flags & GPUNVME_OPEN_WRITE))
@@ -147,9 +149,6 @@ gpunvme_err_t store_io_check(const struct gpunvme_io *ios, size_t n)
         base_keep(&why, err);
         return base_fail(err, "transfer %zu: %s", i, why.detail);
     }
-    for (size_t i = 0; i < n; i++)
-        if (atomic_load(&ios[i].store->closing))
-            return base_fail(GPUNVME_ERR_CLOSED, "%s is being closed", ios[i].store->uri.text);
     return GPUNVME_OK;
 }
 
@@ -340,6 +339,13 @@ struct untold {
 static _Thread_local struct untold untold;
 static _Thread_local bool tells_late;
 
+/* The last touch of a store: now it may be closed. */
+static void have_ended(struct gpunvme_store *store, size_t n)
+{
+    atomic_fetch_add_explicit(&store->progress, n, memory_order_relaxed);
+    atomic_fetch_sub(&store->in_flight, n);
+}
+
 void store_io_tell(void)
 {
     struct untold *u = &untold;
@@ -349,8 +355,11 @@ void store_io_tell(void)
         return;
     u->n = 0;
     store_batch_push(u->batch, u->ios, n);
-    for (size_t i = 0; i < n; i++)
-        atomic_fetch_sub(&u->stores[i]->in_flight, 1); /* the last touch: now it may be closed */
+    for (size_t i = 0, same; i < n; i += same) {
+        for (same = 1; i + same < n && u->stores[i + same] == u->stores[i];)
+            same++;
+        have_ended(u->stores[i], same);
+    }
 }
 
 void store_io_tell_late(void)
@@ -392,7 +401,7 @@ static void end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
     } else if (__atomic_exchange_n(&io->priv.state, ENDED, __ATOMIC_ACQ_REL) == WAITED) {
         futex_wake(&io->priv.state, INT_MAX);
     }
-    atomic_fetch_sub(&store->in_flight, 1); /* the last touch, likewise */
+    have_ended(store, 1);
 }
 
 void store_io_polled(struct gpunvme_io *io)
@@ -422,7 +431,8 @@ void store_io_stop(struct gpunvme_io *io, size_t at, gpunvme_err_t err)
 
 void store_io_ended(struct gpunvme_io *io, size_t nbytes)
 {
-    atomic_fetch_add_explicit(&io->store->progress, 1, memory_order_relaxed);
+    if (nbytes < __atomic_load_n(&io->priv.left, __ATOMIC_RELAXED)) /* else its end counts */
+        atomic_fetch_add_explicit(&io->store->progress, 1, memory_order_relaxed);
     if (__atomic_sub_fetch(&io->priv.left, nbytes, __ATOMIC_ACQ_REL))
         return;
     if (io->priv.stop == SIZE_MAX)
@@ -476,6 +486,8 @@ uint64_t store_io_progress(const struct gpunvme_io *ios, size_t n)
     return progress;
 }
 
+#define LOOKS 8u /* at progress while a timeout passes */
+
 uint64_t store_io_timeout(const struct gpunvme_io *ios, size_t n)
 {
     uint64_t longest = 0;
@@ -489,15 +501,17 @@ uint64_t store_io_timeout(const struct gpunvme_io *ios, size_t n)
 bool store_io_sleep(uint32_t *word, uint32_t value, const struct gpunvme_io *ios, size_t n,
                     uint64_t timeout_ns)
 {
-    uint64_t progress = store_io_progress(ios, n);
+    uint64_t progress = 0;
 
-    while (__atomic_load_n(word, __ATOMIC_ACQUIRE) == value) {
+    for (unsigned still = 0; __atomic_load_n(word, __ATOMIC_ACQUIRE) == value;) {
         uint64_t now;
 
-        if (futex_wait(word, value, futex_deadline(timeout_ns)))
+        if (futex_wait(word, value, futex_deadline(timeout_ns / LOOKS)))
             continue;
-        now = store_io_progress(ios, n);
-        if (now == progress)
+        now = store_io_progress(ios, n); /* not before: most need not wait so long */
+        if (now != progress)
+            still = 0;
+        else if (++still == LOOKS)
             return false;
         progress = now;
     }

@@ -9,30 +9,46 @@
 #include "storage/futex.h"
 #include "storage/internal.h"
 
+#define GROUP  1024u /* transfers that the sleeper learns of together */
+#define GROUPS 8u    /* in flight at most: more would keep nobody busier */
+
 /*
- * A transfer of a thread that sleeps. One whose time is up may still go on, so it is nobody's local
- * variable: of the two, the thread and the end, the last to leave frees it.
+ * Transfers of a thread that sleeps, some of them at a time. Those whose time is up may still go
+ * on, so they are copies, and nobody's local variables: the last to leave, the thread or the end of
+ * a group, frees them.
  */
 struct waited {
-    size_t n, running;
-    uint32_t word;
-    struct gpunvme_io ios[]; /* copies of the caller's */
+    uint32_t word;             /* a futex: how many groups have ended */
+    uint32_t users;            /* groups in flight, and the thread */
+    uint64_t timeout_ns;       /* the longest one of their stores */
+    struct gpunvme_io *failed; /* the caller's first one of those that did; NULL: none */
+    size_t n;                  /* of all `ios`, which are set from the first on */
+    struct group {
+        struct waited *of;
+        size_t running; /* 0: it has ended */
+        size_t first;   /* of the caller's, and how many */
+        size_t n;       /* 0: none */
+        struct gpunvme_io *ios;
+    } groups[GROUPS];
+    struct gpunvme_io ios[];
 };
 
-enum { WAITING, ALL_ENDED, LEFT };
+static void leave(struct waited *w)
+{
+    if (!__atomic_sub_fetch(&w->users, 1, __ATOMIC_ACQ_REL))
+        free(w);
+}
 
 static void one_ended(struct gpunvme_io *io)
 {
-    struct waited *w = io->user;
-    uint32_t was;
+    struct group *group = io->user;
+    struct waited *w = group->of;
 
-    if (__atomic_sub_fetch(&w->running, 1, __ATOMIC_ACQ_REL))
+    if (__atomic_sub_fetch(&group->running, 1, __ATOMIC_ACQ_REL))
         return;
-    was = __atomic_exchange_n(&w->word, ALL_ENDED, __ATOMIC_ACQ_REL);
-    if (was == LEFT)
-        free(w);
-    else
-        futex_wake(&w->word, 1);
+    __atomic_fetch_add(&w->word, 1, __ATOMIC_RELEASE);
+    futex_wake(&w->word, 1);
+    leave(w);
 }
 
 static gpunvme_err_t too_late(const struct gpunvme_io *io, uint64_t timeout_ns)
@@ -42,93 +58,132 @@ static gpunvme_err_t too_late(const struct gpunvme_io *io, uint64_t timeout_ns)
                      io->store->uri.text, (unsigned long long)(timeout_ns / 1000000u));
 }
 
-/* What came of one that has ended. Only those whose time was up were canceled. */
-static gpunvme_err_t tell_end(struct gpunvme_io *io, const struct gpunvme_io *its,
-                              uint64_t timeout_ns)
+static struct waited *make(size_t n)
 {
-    gpunvme_err_t err = GPUNVME_OK;
+    size_t room = n < GROUP * GROUPS ? n : GROUP * GROUPS;
+    struct waited *w = calloc(1, sizeof(*w) + room * sizeof(w->ios[0]));
 
+    if (!w)
+        return NULL;
+    w->users = 1;
+    return w;
+}
+
+/* Starts the caller's next transfers, which were checked, in a group that has none. */
+static void start(struct waited *w, struct group *group, const struct gpunvme_io *ios, size_t first,
+                  size_t n)
+{
+    size_t at = (size_t)(group - w->groups) * GROUP;
+
+    *group = (struct group){.of = w, .running = n, .first = first, .n = n, .ios = &w->ios[at]};
+    for (size_t i = 0; i < n; i++) {
+        group->ios[i] = ios[first + i];
+        group->ios[i].callback = one_ended;
+        group->ios[i].user = group;
+        if (w->timeout_ns < ios[first + i].store->uri.options.timeout_ns)
+            w->timeout_ns = ios[first + i].store->uri.options.timeout_ns;
+    }
+    if (w->n < at + n)
+        w->n = at + n;
+    __atomic_add_fetch(&w->users, 1, __ATOMIC_RELAXED);
+    store_io_start(group->ios, n, NULL);
+}
+
+/* What came of a transfer, to the caller's. False: its time was up, else nobody cancels it. */
+static bool tell_end(struct waited *w, struct gpunvme_io *io, const struct gpunvme_io *its)
+{
+    if (its->err && (!w->failed || io < w->failed))
+        w->failed = io;
     io->done = its->done;
     io->routes = its->routes;
     io->err = its->err;
     io->priv.detail = its->priv.detail;
     if (its->err != GPUNVME_ERR_CANCELED)
-        return GPUNVME_OK;
-    err = too_late(io, timeout_ns);
-    store_io_blame(io, err);
-    return err;
+        return true;
+    store_io_blame(io, too_late(io, w->timeout_ns));
+    return false;
 }
 
-/*
- * Their time is up: cancels what has not begun. TIMEOUT: some are in flight still, and `w` is not
- * the caller's any more.
- */
-static gpunvme_err_t give_up(struct waited *w, struct gpunvme_io *ios, uint64_t timeout_ns)
+/* Tells what came of groups, and starts others in their place. False: all has ended. */
+static bool go_on(struct waited *w, struct gpunvme_io *ios, size_t n, size_t *next)
 {
-    gpunvme_err_t err = GPUNVME_OK;
-    uint32_t word = WAITING;
+    bool any = false;
+
+    for (unsigned k = 0; k < GROUPS; k++) {
+        struct group *group = &w->groups[k];
+        size_t left = n - *next;
+
+        if (!__atomic_load_n(&group->running, __ATOMIC_ACQUIRE)) {
+            for (size_t i = 0; i < group->n; i++)
+                tell_end(w, &ios[group->first + i], &group->ios[i]);
+            group->n = 0;
+            if (left)
+                start(w, group, ios, *next, left < GROUP ? left : GROUP);
+            *next += group->n;
+        }
+        any |= group->n > 0;
+    }
+    return any;
+}
+
+/* Their time is up: cancels what has not begun. OK: all had ended just then. */
+static gpunvme_err_t give_up(struct waited *w, struct gpunvme_io *ios, size_t n, size_t next)
+{
+    bool in_time = next == n;
 
     for (size_t i = 0; i < w->n; i++)
         gpunvme_io_cancel(&w->ios[i]);
-    for (size_t i = 0; i < w->n; i++) {
-        if (!store_io_is_in_flight(&w->ios[i])) {
-            tell_end(&ios[i], &w->ios[i], timeout_ns);
-            continue;
+    for (unsigned k = 0; k < GROUPS; k++) {
+        const struct group *group = &w->groups[k];
+
+        for (size_t i = 0; i < group->n; i++) {
+            struct gpunvme_io *io = &ios[group->first + i];
+
+            if (!store_io_is_in_flight(&group->ios[i])) {
+                in_time &= tell_end(w, io, &group->ios[i]);
+                continue;
+            }
+            in_time = false;
+            io->done = gpunvme_io_moved(&group->ios[i]);
+            store_io_blame(io, too_late(io, w->timeout_ns));
         }
-        ios[i].done = gpunvme_io_moved(&w->ios[i]);
-        err = too_late(&ios[i], timeout_ns);
-        store_io_blame(&ios[i], err);
     }
-    return __atomic_compare_exchange_n(&w->word, &word, LEFT, false, __ATOMIC_ACQ_REL,
-                                       __ATOMIC_ACQUIRE)
-               ? GPUNVME_ERR_TIMEOUT
-               : GPUNVME_OK;
-}
-
-static struct waited *make(const struct gpunvme_io *ios, size_t n)
-{
-    struct waited *w = NULL;
-
-    if (n <= (SIZE_MAX - sizeof(*w)) / sizeof(w->ios[0]))
-        w = calloc(1, sizeof(*w) + n * sizeof(w->ios[0]));
-    if (!w)
-        return NULL;
-    w->n = w->running = n;
-    for (size_t i = 0; i < n; i++) {
-        w->ios[i] = ios[i];
-        w->ios[i].callback = one_ended;
-        w->ios[i].user = w;
+    for (; next < n; next++) {
+        ios[next].done = 0;
+        store_io_blame(&ios[next], too_late(&ios[next], w->timeout_ns));
     }
-    return w;
+    return in_time ? GPUNVME_OK : GPUNVME_ERR_TIMEOUT;
 }
 
 /*
- * Does them, and tells each what came of it. The error is that of the submission, or TIMEOUT, which
- * those have that did not end.
+ * Does them, and tells each what came of it; *failed is the first one that failed, or NULL. The
+ * error is that of the submission, or TIMEOUT, which those have that did not end.
  */
-static gpunvme_err_t run(struct gpunvme_io *ios, size_t n)
+static gpunvme_err_t run(struct gpunvme_io *ios, size_t n, struct gpunvme_io **failed)
 {
-    struct waited *w = make(ios, n);
-    uint64_t timeout_ns;
+    struct waited *w = n <= SIZE_MAX / sizeof(ios[0]) ? make(n) : NULL;
     gpunvme_err_t err;
+    size_t next = 0;
 
     if (!w)
         return base_fail(GPUNVME_ERR_NOMEM, "%zu transfers", n);
-    err = gpunvme_io_submit(w->ios, n, NULL);
+    err = store_io_check(ios, n);
     if (err) {
         free(w);
         return err;
     }
-    timeout_ns = store_io_timeout(ios, n);
-    if (!store_io_sleep(&w->word, WAITING, w->ios, n, timeout_ns) && give_up(w, ios, timeout_ns))
-        return GPUNVME_ERR_TIMEOUT;
-    for (size_t i = 0; i < n; i++) {
-        gpunvme_err_t late = tell_end(&ios[i], &w->ios[i], timeout_ns);
+    for (;;) {
+        uint32_t word = __atomic_load_n(&w->word, __ATOMIC_ACQUIRE);
 
-        if (late)
-            err = late;
+        if (!go_on(w, ios, n, &next))
+            break;
+        if (!store_io_sleep(&w->word, word, w->ios, w->n, w->timeout_ns)) {
+            err = give_up(w, ios, n, next);
+            break;
+        }
     }
-    free(w);
+    *failed = w->failed;
+    leave(w);
     return err;
 }
 
@@ -169,6 +224,7 @@ bool store_io_run_here(struct gpunvme_io *io)
 
 static gpunvme_err_t transfer(struct gpunvme_io *io, size_t *done)
 {
+    struct gpunvme_io *failed;
     gpunvme_err_t err;
 
     if (done)
@@ -177,7 +233,7 @@ static gpunvme_err_t transfer(struct gpunvme_io *io, size_t *done)
         return base_fail(GPUNVME_ERR_INVALID, "store is NULL");
     if (store_io_run_here(io))
         return finish(io, done);
-    err = run(io, 1);
+    err = run(io, 1, &failed);
     if (err && done)
         *done = io->done;
     if (err == GPUNVME_ERR_TIMEOUT)
@@ -270,15 +326,14 @@ gpunvme_err_t gpunvme_store_scatter(struct gpunvme_store *store, const uint64_t 
 
 gpunvme_err_t gpunvme_io_run(struct gpunvme_io *ios, size_t n)
 {
-    gpunvme_err_t err;
+    struct gpunvme_io *failed = NULL;
+    gpunvme_err_t err = GPUNVME_OK;
 
     if (n && !ios)
         return base_fail(GPUNVME_ERR_INVALID, "ios is NULL");
-    if (!n)
-        return GPUNVME_OK;
-    err = n == 1 && store_io_run_here(ios) ? GPUNVME_OK : run(ios, n);
-    for (size_t i = 0; i < n && !err; i++)
-        if (ios[i].err)
-            err = store_tell_of(&ios[i]);
-    return err;
+    if (n == 1 && store_io_run_here(ios))
+        failed = ios->err ? ios : NULL;
+    else if (n)
+        err = run(ios, n, &failed);
+    return err || !failed ? err : store_tell_of(failed);
 }
